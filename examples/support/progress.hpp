@@ -1,0 +1,88 @@
+// A progress bar on stderr: how much is done, the time it took, and the time the rest may take if
+// it goes on at the same rate. On a terminal it is one line redrawn at most ten times a second;
+// elsewhere (a file, a pipe, a build log) it is one line per quarter done, so four at most.
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <utility>
+
+namespace quoka_examples {
+
+// Made, updated and destroyed by one thread. Work that costs more later (a dense prefill) should
+// count its cost in `total`, not its steps, or the estimate is too short.
+class Progress {
+ public:
+  Progress(std::string label, std::int64_t total)
+      : label_(std::move(label)),
+        total_(std::max<std::int64_t>(total, 1)),
+        terminal_(::isatty(STDERR_FILENO) == 1) {}
+  Progress(const Progress&) = delete;
+  Progress& operator=(const Progress&) = delete;
+  ~Progress() {
+    if (terminal_ && drawn_)
+      std::fputc('\n', stderr);  // after an exception too: the message gets its own line
+  }
+
+  // done of total, counted from 0.
+  void update(std::int64_t done) {
+    done = std::clamp<std::int64_t>(done, 0, total_);
+    const Clock::time_point now = Clock::now();
+    const int quarter =
+        static_cast<int>(static_cast<double>(done) / static_cast<double>(total_) * 4.0);
+    const bool due =
+        terminal_ ? !drawn_ || done == total_ || now - last_ >= std::chrono::milliseconds(100)
+                  : quarter > quarter_;
+    if (!due) return;
+    drawn_ = true;
+    last_ = now;
+    quarter_ = quarter;
+    draw(done, std::chrono::duration<double>(now - start_).count());
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  static std::string time(double seconds) {
+    char text[48];
+    const auto whole = static_cast<long long>(seconds);
+    if (whole < 60) {
+      std::snprintf(text, sizeof text, "%.1f s", seconds);
+    } else {
+      std::snprintf(text, sizeof text, "%lld min %02lld s", whole / 60, whole % 60);
+    }
+    return text;
+  }
+
+  void draw(std::int64_t done, double elapsed_s) const {
+    constexpr int width = 30;
+    const double share = static_cast<double>(done) / static_cast<double>(total_);
+    std::string line = label_ + ' ';
+    if (terminal_) {
+      const auto full = static_cast<std::size_t>(share * width);
+      line = '\r' + line + '[' + std::string(full, '#') + std::string(width - full, '.') + "] ";
+    }
+    char percent[16];
+    std::snprintf(percent, sizeof percent, "%3.0f %%", share * 100.0);
+    line += percent + (", " + time(elapsed_s));
+    if (done > 0 && done < total_) line += ", " + time(elapsed_s / share - elapsed_s) + " left";
+    line += terminal_ ? "\x1b[K" : "\n";  // ESC [ K clears what a longer line left behind
+    std::fputs(line.c_str(), stderr);
+    std::fflush(stderr);
+  }
+
+  std::string label_;
+  std::int64_t total_;
+  bool terminal_;
+  bool drawn_ = false;
+  int quarter_ = 0;
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point last_ = start_;
+};
+
+}  // namespace quoka_examples

@@ -1,0 +1,337 @@
+// Reads and writes .safetensors files, the format in which the captured queries, keys and values of
+// the examples are stored.
+//
+// Format, after the description in github.com/huggingface/safetensors (README, "Format"):
+//     8 bytes     N, unsigned, little-endian
+//     N bytes     JSON, padded with spaces: {"__metadata__": {"KEY": "TEXT"},
+//                 "NAME": {"dtype": "F16", "shape": [2, 3], "data_offsets": [BEGIN, END]}, ...}
+//     the rest    raw row-major little-endian data; offsets count from its first byte
+//
+// Cost: opening maps the file and parses the header; data is touched when it is read.
+// A file is not trusted: every number of the header is checked before it is used, and a bad one
+// throws std::runtime_error naming the file, the byte offset and both numbers. Ranges that overlap
+// or leave gaps are accepted, for they are safe to read. The file must not shrink while it is open.
+// Deviations: F16, BF16 and F32 only; tensors of rank 3 or 4 only are read as Eigen tensors.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <limits>
+#include <map>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+#include <unsupported/Eigen/CXX11/Tensor>
+
+#include "support/mapped_file.hpp"
+
+namespace quoka_examples {
+
+static_assert(std::endian::native == std::endian::little, "safetensors data is little-endian");
+
+using Index = Eigen::Index;
+template <class T>
+using Tensor = Eigen::Tensor<T, 4, Eigen::RowMajor>;  // [batch, heads, len, dim]
+using Metadata = std::map<std::string, std::string>;
+
+enum class DType { F16, BF16, F32 };
+
+constexpr std::size_t size_of(DType dtype) { return dtype == DType::F32 ? 4 : 2; }
+
+constexpr const char* name_of(DType dtype) {
+  return dtype == DType::F16 ? "F16" : dtype == DType::BF16 ? "BF16" : "F32";
+}
+
+template <class T>
+constexpr DType dtype_of() {
+  static_assert(std::is_same_v<T, Eigen::half> || std::is_same_v<T, Eigen::bfloat16> ||
+                    std::is_same_v<T, float>,
+                "tensors hold Eigen::half, Eigen::bfloat16 or float");
+  if constexpr (std::is_same_v<T, Eigen::half>)
+    return DType::F16;
+  else if constexpr (std::is_same_v<T, Eigen::bfloat16>)
+    return DType::BF16;
+  else
+    return DType::F32;
+}
+
+struct TensorInfo {
+  DType dtype = DType::F32;
+  std::vector<Index> shape;         // as in the file, row-major; the last axis is contiguous
+  const std::byte* data = nullptr;  // first element; any alignment; valid while the file is open
+  std::size_t bytes = 0;            // always the product of shape times size_of(dtype)
+  std::size_t offset = 0;           // of data, in bytes from the start of the file
+};
+
+namespace detail {
+
+// Throws std::runtime_error: "PATH: at byte OFFSET: " and the parts, printed one after the other.
+template <class... Parts>
+[[noreturn]] void fail(const std::string& path, std::uint64_t offset, const Parts&... parts) {
+  std::ostringstream text;
+  text << path << ": at byte " << offset << ": ";
+  (text << ... << parts);
+  throw std::runtime_error(text.str());
+}
+
+// A value for an error message. Arrays and objects are not printed: they may be huge.
+inline std::string describe(const nlohmann::json& value) {
+  return value.is_primitive() ? value.dump().substr(0, 60) : std::string("an ") + value.type_name();
+}
+
+}  // namespace detail
+
+// An open file: move-only; threads may share it, since nothing changes after the constructor.
+class SafetensorsFile {
+ public:
+  // Throws std::runtime_error if the file cannot be mapped or its header is not sound.
+  explicit SafetensorsFile(const std::filesystem::path& path) : path_(path.string()), file_(path_) {
+    constexpr std::uint64_t max_header = 100'000'000;  // the limit of the reference implementation
+    const std::uint64_t size = file_.size();
+    if (size < 8) fail(0, "the file has ", size, " bytes; the header length alone takes 8");
+    std::uint64_t header = 0;
+    std::memcpy(&header, file_.data(), 8);
+    if (header > size - 8) {
+      fail(0, "the header length is ", header, " but only ", size - 8, " bytes follow it");
+    }
+    if (header > max_header)
+      fail(0, "the header length is ", header, "; the limit is ", max_header);
+    data_start_ = 8 + header;
+    const nlohmann::json root = parse(reinterpret_cast<const char*>(file_.data()) + 8, header);
+    if (!root.is_object()) fail(8, "the header is ", detail::describe(root), ", not an object");
+    for (const auto& [name, entry] : root.items()) {
+      if (name == "__metadata__") {
+        read_metadata(entry);
+      } else {
+        tensors_.emplace(name, read_entry("tensor '" + name + "': ", entry));
+      }
+    }
+  }
+
+  const std::string& path() const { return path_; }
+  const Metadata& metadata() const { return metadata_; }
+  bool contains(const std::string& name) const { return tensors_.count(name) != 0; }
+
+  // All tensors' names, in alphabetical order.
+  std::vector<std::string> names() const {
+    std::vector<std::string> result;
+    for (const auto& item : tensors_) result.push_back(item.first);
+    return result;
+  }
+
+  // Throws std::runtime_error if there is no such tensor.
+  const TensorInfo& info(const std::string& name) const {
+    const auto found = tensors_.find(name);
+    if (found == tensors_.end()) {
+      fail(8, "there is no tensor '", name, "' among the ", tensors_.size(), " in the header");
+    }
+    return found->second;
+  }
+
+  // A copy as T: Eigen::half, Eigen::bfloat16 or float; rank 3 is read as batch 1. The same dtype
+  // is copied bit for bit; another is converted through float, to nearest even, overflowing to
+  // infinity. Throws std::runtime_error if there is no such tensor or its rank is not 3 or 4.
+  template <class T>
+  Tensor<T> read(const std::string& name) const {
+    const TensorInfo& from = info(name);
+    const std::size_t rank = from.shape.size();
+    if (rank != 3 && rank != 4) {
+      fail(from.offset, "tensor '", name, "' has rank ", rank, "; 3 or 4 is needed");
+    }
+    const Index* last = from.shape.data() + rank;
+    Tensor<T> result(rank == 4 ? last[-4] : 1, last[-3], last[-2], last[-1]);
+    if (from.dtype == dtype_of<T>()) {
+      if (from.bytes != 0) std::memcpy(result.data(), from.data, from.bytes);
+    } else if (from.dtype == DType::F16) {
+      convert<Eigen::half>(from.data, result);
+    } else if (from.dtype == DType::BF16) {
+      convert<Eigen::bfloat16>(from.data, result);
+    } else {
+      convert<float>(from.data, result);
+    }
+    return result;
+  }
+
+  Tensor<float> read_float(const std::string& name) const { return read<float>(name); }
+
+ private:
+  template <class... Parts>
+  [[noreturn]] void fail(std::uint64_t offset, const Parts&... parts) const {
+    detail::fail(path_, offset, parts...);
+  }
+
+  template <class From, class To>
+  static void convert(const std::byte* from, Tensor<To>& to) {
+    for (Index i = 0; i < to.size(); ++i, from += sizeof(From)) {
+      From value;
+      std::memcpy(&value, from, sizeof(From));  // a file may leave data unaligned
+      to.data()[i] = static_cast<To>(static_cast<float>(value));
+    }
+  }
+
+  nlohmann::json parse(const char* text, std::uint64_t length) const {
+    // The parser would take a zero byte for the end, and not look at what follows.
+    if (const void* zero = std::memchr(text, 0, length)) {
+      fail(static_cast<std::size_t>(static_cast<const char*>(zero) - text) + 8,
+           "the header has a zero byte; only spaces may pad it");
+    }
+    // A sound header nests three deep. Deeper is refused on the way in, before it takes memory.
+    const auto shallow = [this](int depth, nlohmann::json::parse_event_t, const nlohmann::json&) {
+      if (depth > 3) fail(8, "the header nests ", depth, " deep; the limit is 3");
+      return true;
+    };
+    try {
+      return nlohmann::json::parse(text, text + length, shallow);
+    } catch (const nlohmann::json::parse_error& error) {
+      fail(error.byte + 7, "the header is not JSON: ", std::string(error.what()).substr(0, 200));
+    } catch (const nlohmann::json::exception& error) {  // a number beyond double
+      fail(8, "the header is not JSON: ", std::string(error.what()).substr(0, 200));
+    }
+  }
+
+  void read_metadata(const nlohmann::json& entry) {
+    if (!entry.is_object()) fail(8, "__metadata__ is ", detail::describe(entry), ", not an object");
+    for (const auto& [key, value] : entry.items()) {
+      if (!value.is_string()) {
+        fail(8, "__metadata__ '", key, "' is ", detail::describe(value), ", not a string");
+      }
+      metadata_.emplace(key, value.template get<std::string>());
+    }
+  }
+
+  TensorInfo read_entry(const std::string& who, const nlohmann::json& entry) const {
+    if (!entry.is_object()) fail(8, who, "it is ", detail::describe(entry), ", not an object");
+    for (const char* key : {"dtype", "shape", "data_offsets"}) {
+      if (!entry.contains(key)) fail(8, who, "it has no \"", key, '"');
+    }
+    TensorInfo result;
+    result.dtype = read_dtype(who, entry["dtype"]);
+    result.bytes = read_shape(who, entry["shape"], result);
+
+    const auto [begin, end] = read_offsets(who, entry["data_offsets"]);
+    const std::size_t available = file_.size() - data_start_;
+    if (end > available) {
+      fail(data_start_, who, "its data ends at ", end, " of ", available, " bytes of data");
+    }
+    if (end - begin != result.bytes) {
+      fail(data_start_ + begin, who, "data_offsets span ", end - begin,
+           " bytes; shape and dtype need ", result.bytes);
+    }
+    result.offset = data_start_ + begin;
+    result.data = file_.data() + result.offset;
+    return result;
+  }
+
+  DType read_dtype(const std::string& who, const nlohmann::json& value) const {
+    for (const DType dtype : {DType::F16, DType::BF16, DType::F32}) {
+      if (value == name_of(dtype)) return dtype;
+    }
+    fail(8, who, "dtype is ", detail::describe(value), "; F16, BF16 and F32 are read");
+  }
+
+  // Fills result.shape and returns the size in bytes. The product checked is that of the non-zero
+  // extents, so that nobody's partial product can overflow later, whatever the order.
+  std::size_t read_shape(const std::string& who, const nlohmann::json& shape,
+                         TensorInfo& result) const {
+    if (!shape.is_array()) fail(8, who, "shape is ", detail::describe(shape), ", not an array");
+    constexpr std::size_t limit = std::numeric_limits<Index>::max();
+    std::size_t bytes = size_of(result.dtype);
+    bool empty = false;
+    for (const nlohmann::json& item : shape) {
+      const std::size_t axis = result.shape.size();
+      if (!item.is_number_unsigned()) {
+        fail(8, who, "shape[", axis, "] is ", detail::describe(item), ", not an integer 0 to ",
+             limit);
+      }
+      const auto extent = item.get<std::size_t>();
+      if (extent > limit / bytes) {
+        fail(8, who, bytes, " bytes times shape[", axis, "] = ", extent, " overflow ", limit);
+      }
+      empty = empty || extent == 0;
+      bytes *= std::max<std::size_t>(extent, 1);
+      result.shape.push_back(static_cast<Index>(extent));
+    }
+    return empty ? 0 : bytes;
+  }
+
+  std::pair<std::size_t, std::size_t> read_offsets(const std::string& who,
+                                                   const nlohmann::json& offsets) const {
+    if (!offsets.is_array() || offsets.size() != 2 || !offsets[0].is_number_unsigned() ||
+        !offsets[1].is_number_unsigned()) {
+      fail(8, who, "data_offsets are not two non-negative integers");
+    }
+    const auto begin = offsets[0].get<std::size_t>();
+    const auto end = offsets[1].get<std::size_t>();
+    if (begin > end) fail(8, who, "data_offsets are reversed: begin ", begin, ", end ", end);
+    return {begin, end};
+  }
+
+  std::string path_;
+  MappedFile file_;
+  std::size_t data_start_ = 0;
+  std::map<std::string, TensorInfo> tensors_;
+  Metadata metadata_;
+};
+
+// Writes tensors of one storage type, in the map's order, without gaps; data starts on 8 bytes.
+// Batch 1 is written as rank 3, [heads, len, dim]. The file appears whole or not at all: it is
+// written as PATH.tmp and renamed. Throws std::runtime_error if a name is "__metadata__" or not
+// UTF-8, or if the system refuses the file.
+template <class T>
+void write_safetensors(const std::filesystem::path& path,
+                       const std::map<std::string, Tensor<T>>& tensors,
+                       const Metadata& metadata = {}) {
+  nlohmann::json root = nlohmann::json::object();
+  if (!metadata.empty()) root["__metadata__"] = metadata;
+  std::size_t begin = 0;
+  for (const auto& [name, tensor] : tensors) {
+    if (name == "__metadata__") detail::fail(path.string(), 8, "no tensor can be named ", name);
+    std::vector<Index> shape(tensor.dimensions().begin(), tensor.dimensions().end());
+    if (shape[0] == 1) shape.erase(shape.begin());
+    const std::size_t end = begin + static_cast<std::size_t>(tensor.size()) * sizeof(T);
+    root[name] = {
+        {"dtype", name_of(dtype_of<T>())}, {"shape", shape}, {"data_offsets", {begin, end}}};
+    begin = end;
+  }
+  std::string header;
+  try {
+    header = root.dump();
+  } catch (const nlohmann::json::exception& error) {
+    detail::fail(path.string(), 8, "a name or metadata is not UTF-8: ", error.what());
+  }
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+  const std::uint64_t length = header.size();
+
+  const std::filesystem::path partial = path.string() + ".tmp";
+  std::ofstream out(partial, std::ios::binary | std::ios::trunc);
+  const auto put = [&out](const void* bytes, std::size_t count) {
+    out.write(static_cast<const char*>(bytes), static_cast<std::streamsize>(count));
+  };
+  put(&length, 8);
+  put(header.data(), header.size());
+  for (const auto& item : tensors) {
+    put(item.second.data(), static_cast<std::size_t>(item.second.size()) * sizeof(T));
+  }
+  out.close();
+  std::error_code error = std::make_error_code(std::errc::io_error);
+  if (out) std::filesystem::rename(partial, path, error);
+  if (error) {
+    std::error_code ignored;
+    std::filesystem::remove(partial, ignored);
+    throw std::runtime_error(path.string() + ": cannot write " +
+                             std::to_string(8 + length + begin) + " bytes: " + error.message());
+  }
+}
+
+}  // namespace quoka_examples

@@ -1,0 +1,251 @@
+// Attention of one KV head: some panels of its query rows over all the keys they see.
+//
+// The rows of a KV head are the group x q_len queries that share its keys, ordered query by query so
+// that a panel's rows see nearly the same keys. The keys are one sequence: the kept past in ascending
+// order, then the chunk; it is walked in blocks of tuning::block_keys, counted from its beginning, and
+// each block is packed once for all panels of the task. A row's arithmetic is therefore the same
+// whatever the chunk size, the number of tasks and the number of threads.
+#pragma once
+
+#include <quoka/attention/panel_kernels.hpp>
+#include <quoka/core/buffer.hpp>
+#include <quoka/core/view.hpp>
+
+#include <algorithm>
+#include <limits>
+#include <span>
+
+namespace quoka::inline QUOKA_ABI {
+namespace detail {
+
+// One attention call, checked and resolved; shared by its tasks.
+template <class T>
+struct AttentionCall {
+  TensorView<const T> q;            // [batch, q_heads, q_len, head_dim]
+  TensorView<const T> past_k;       // [batch, kv_heads, kv_len, head_dim]
+  TensorView<const T> past_v;       // [batch, kv_heads, kv_len, v_dim]
+  TensorView<const T> chunk_k;      // [batch, kv_heads, q_len or 0, head_dim]
+  TensorView<const T> chunk_v;      // [batch, kv_heads, q_len or 0, v_dim]
+  TensorView<T> out;                // [batch, q_heads, q_len, v_dim]
+  TensorView<float, 3> lse;         // [batch, q_heads, q_len], or empty
+  Index kv_heads, group, v_dim;
+  float query_scale;                // logit in log2 units, or the argument of tanh
+  float cap_log2;                   // 0: no soft-cap
+  std::span<const float> sink_logits;
+  Index window;                     // no window: the largest Index
+
+  Index rows() const { return group * q.len(); }
+};
+
+// The keys of one KV head as one sequence: kept past, then chunk.
+template <class T>
+struct KeySequence {
+  const AttentionCall<T>& call;
+  Index b, kv_head;
+  std::span<const Position> keep;  // empty: all of the past
+  Index past_count;                // kept past keys
+
+  Index size() const { return past_count + call.chunk_k.len(); }
+  Index position(Index i) const {
+    if (i >= past_count) return call.past_k.len() + i - past_count;
+    return keep.empty() ? i : keep[static_cast<std::size_t>(i)];
+  }
+  // Keys [first, first + count) as row pointers.
+  void rows(Index first, Index count, const T** k, const T** v) const {
+    for (Index i = 0; i < count; ++i) {
+      const Index at = first + i;
+      const bool past = at < past_count;
+      const Index row = past ? position(at) : at - past_count;
+      k[i] = (past ? call.past_k : call.chunk_k).row(b, kv_head, row);
+      v[i] = (past ? call.past_v : call.chunk_v).row(b, kv_head, row);
+    }
+  }
+  // One past the last key that query i sees.
+  Index end_for(Index query) const {
+    return past_count + std::min(query + 1, call.chunk_k.len());
+  }
+  // The first key that query i sees through the window.
+  Index begin_for(Index query) const {
+    const Index hidden = call.past_k.len() + query - call.window;  // the last position out of sight
+    if (call.window == std::numeric_limits<Index>::max() || hidden < 0) return 0;
+    if (hidden >= call.past_k.len()) return past_count + hidden - call.past_k.len() + 1;
+    if (keep.empty()) return std::min(hidden + 1, past_count);
+    return std::upper_bound(keep.begin(), keep.end(), hidden) - keep.begin();
+  }
+};
+
+// Scratch of one worker.
+template <class T>
+struct AttentionScratch {
+  Buffer<float> keys, values, weights, queries, out, lane_out;
+  Buffer<PacketState> states;
+  struct Rows {
+    const T* k[tuning::block_keys];
+    const T* v[tuning::block_keys];
+  } rows[2];  // of this block and the next
+
+  void reserve(Index panels, Index dim, Index v_dim) {
+    keys.reserve(ceil_div(tuning::block_keys, tuning::tile_rows) * key_tile_size(dim));
+    values.reserve(tuning::block_keys * value_stride(v_dim));
+    weights.reserve(round_up(tuning::block_keys, tuning::tile_rows) * tuning::panel_rows);
+    queries.reserve(panels * dim * tuning::panel_rows);
+    out.reserve(panels * v_dim * tuning::panel_rows);
+    lane_out.reserve(v_dim * tuning::panel_rows);
+    states.reserve(panels * tuning::tile_packets);
+  }
+  Index bytes() const {
+    return keys.bytes() + values.bytes() + weights.bytes() + queries.bytes() + out.bytes() + lane_out.bytes() + states.bytes();
+  }
+};
+
+// Panels [first_panel, first_panel + panels) of one KV head.
+template <class T>
+class HeadAttention {
+ public:
+  HeadAttention(const KeySequence<T>& sequence, Index first_panel, Index panels, AttentionScratch<T>& scratch)
+      : call_(sequence.call), keys_(sequence), first_row_(first_panel * tuning::panel_rows), panels_(panels), s_(scratch) {}
+
+  void run() {
+    for (Index p = 0; p < panels_; ++p) begin_panel(p);
+    const Index last_query = query_of(std::min(first_row_ + panels_ * tuning::panel_rows, call_.rows()) - 1);
+    const Index end = keys_.end_for(last_query);
+    const Index first = keys_.begin_for(query_of(first_row_));
+    constexpr Index step = tuning::block_keys;
+    const auto count_at = [&](Index block) { return std::clamp<Index>(end - block, 0, step); };
+    Index block = first / step * step;
+    auto *rows = &s_.rows[0], *next_rows = &s_.rows[1];
+    keys_.rows(block, count_at(block), rows->k, rows->v);
+    for (; block < end; block += step, std::swap(rows, next_rows)) {
+      const Index count = count_at(block), next_count = count_at(block + step);
+      pack_keys(rows->k, count, dim(), s_.keys.data());
+      const bool finite = pack_values(rows->v, count, call_.v_dim, s_.values.data());
+      keys_.rows(block + step, next_count, next_rows->k, next_rows->v);
+      RowPrefetch<T> next_k(next_rows->k, next_count, dim()), next_v(next_rows->v, next_count, call_.v_dim);
+      for (Index p = 0; p < panels_; ++p) {
+        next_k.next(ceil_div(next_k.lines(), panels_));
+        next_v.next(ceil_div(next_v.lines(), panels_));
+        attend(p, block, count, finite);
+      }
+    }
+    for (Index p = 0; p < panels_; ++p) finish_panel(p);
+  }
+
+ private:
+  Index dim() const { return call_.q.dim(); }
+  Index query_of(Index row) const { return row / call_.group; }
+  Index head_of(Index row) const { return keys_.kv_head * call_.group + row % call_.group; }
+  Index panel_row(Index p) const { return first_row_ + p * tuning::panel_rows; }
+  Index panel_count(Index p) const { return std::min<Index>(tuning::panel_rows, call_.rows() - panel_row(p)); }
+  float* queries(Index p) const { return s_.queries.data() + p * dim() * tuning::panel_rows; }
+  float* out(Index p) const { return s_.out.data() + p * call_.v_dim * tuning::panel_rows; }
+  PanelState& state(Index p) const {
+    return *reinterpret_cast<PanelState*>(s_.states.data() + p * tuning::tile_packets);
+  }
+
+  void begin_panel(Index p) {
+    const T* rows[tuning::panel_rows];
+    alignas(64) float sink[tuning::panel_rows];
+    for (Index i = 0; i < panel_count(p); ++i) {
+      const Index row = panel_row(p) + i;
+      rows[i] = call_.q.row(keys_.b, head_of(row), query_of(row));
+    }
+    pack_queries<T, tuning::tile_packets>(rows, panel_count(p), dim(), call_.query_scale, queries(p));
+    std::fill_n(out(p), call_.v_dim * tuning::panel_rows, 0.0f);
+    for (Index i = 0; i < tuning::panel_rows; ++i) {
+      const bool none = call_.sink_logits.empty() || i >= panel_count(p);
+      sink[i] = none ? -simd::infinity : call_.sink_logits[static_cast<std::size_t>(head_of(panel_row(p) + i))] * log2_e;
+    }
+    // A sink is a logit of weight 1 at the maximum, without a value.
+    for (int j = 0; j < tuning::tile_packets; ++j) {
+      PacketState& lane = state(p)[j];
+      lane = PacketState::identity();
+      const simd::Packet logit = simd::load(sink + j * simd::lanes);
+      lane.raise(logit);
+      lane.sum = lane.weight(logit);
+    }
+  }
+
+  void attend(Index p, Index block, Index count, bool finite_values) {
+    const Index first_query = query_of(panel_row(p));
+    const Index last_query = query_of(panel_row(p) + panel_count(p) - 1);
+    const Index keys = std::min(count, keys_.end_for(last_query) - block);
+    if (keys <= 0 || keys_.begin_for(first_query) >= block + keys) return;
+    const bool masked = keys_.end_for(first_query) < block + keys || keys_.begin_for(last_query) > block;
+
+    float* x = s_.weights.data();
+    PanelPackets top;
+    for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
+    block_logits(s_.keys.data(), queries(p), dim(), keys, x, top);
+    PanelMask mask;
+    if (call_.cap_log2 != 0.0f) cap_logits(x, keys, call_.cap_log2);
+    if (masked) {
+      fill_mask(p, block, keys, mask);
+      mask_logits(x, keys, mask);
+    }
+    if (masked || call_.cap_log2 != 0.0f || keys % tuning::tile_rows != 0) block_maximum(x, keys, top);
+
+    PanelPackets factor;
+    for (int j = 0; j < tuning::tile_packets; ++j) factor[j] = state(p)[j].raise(top[j]);
+    block_weights(x, keys, state(p));
+    if (finite_values || !masked)
+      block_values(s_.values.data(), call_.v_dim, x, keys, factor, out(p));
+    else
+      values_lane_by_lane(mask, panel_count(p), x, factor, out(p));
+  }
+
+  void fill_mask(Index p, Index block, Index keys, PanelMask& mask) const {
+    for (Index i = 0; i < tuning::panel_rows; ++i) {
+      const Index query = query_of(panel_row(p) + std::min(i, panel_count(p) - 1));
+      mask.first[i] = static_cast<float>(std::clamp<Index>(keys_.begin_for(query) - block, 0, keys));
+      mask.end[i] = static_cast<float>(std::clamp<Index>(keys_.end_for(query) - block, 0, keys));
+    }
+  }
+
+  // A masked weight is an exact zero, but zero times NaN is not: where a block holds a NaN or infinite
+  // value, each lane takes the keys it sees and no other. Same tiles, same order, same bits.
+  void values_lane_by_lane(const PanelMask& mask, Index count, const float* weights, const PanelPackets& factor, float* panel) {
+    const Index size = call_.v_dim * tuning::panel_rows;
+    float* result = s_.lane_out.data();
+    Buffer<float> trial;
+    trial.reserve(size);
+    for (Index lane = 0; lane < count; ++lane) {
+      const Index first = static_cast<Index>(mask.first[lane]);
+      const Index end = std::max(first, static_cast<Index>(mask.end[lane]));
+      std::copy_n(panel, size, trial.data());
+      block_values(s_.values.data() + first * value_stride(call_.v_dim), call_.v_dim,
+                   weights + first * tuning::panel_rows, end - first, factor, trial.data());
+      for (Index c = 0; c < call_.v_dim; ++c) result[c * tuning::panel_rows + lane] = trial.data()[c * tuning::panel_rows + lane];
+    }
+    for (Index c = 0; c < call_.v_dim; ++c)
+      std::copy_n(result + c * tuning::panel_rows, count, panel + c * tuning::panel_rows);
+  }
+
+  void finish_panel(Index p) {
+    T* rows[tuning::panel_rows];
+    PanelPackets inverse;
+    for (Index i = 0; i < panel_count(p); ++i) {
+      const Index row = panel_row(p) + i;
+      rows[i] = call_.out.row(keys_.b, head_of(row), query_of(row));
+    }
+    for (int j = 0; j < tuning::tile_packets; ++j) inverse[j] = state(p)[j].inverse_sum();
+    unpack_outputs(out(p), inverse, call_.v_dim, rows, panel_count(p));
+    if (call_.lse.empty()) return;
+    alignas(64) float max[tuning::panel_rows], sum[tuning::panel_rows];
+    for (int j = 0; j < tuning::tile_packets; ++j) {
+      simd::store(max + j * simd::lanes, state(p)[j].max);
+      simd::store(sum + j * simd::lanes, state(p)[j].sum);
+    }
+    for (Index i = 0; i < panel_count(p); ++i) {
+      const Index row = panel_row(p) + i;
+      call_.lse.at(keys_.b, head_of(row), query_of(row)) = lse_nat(max[i], sum[i]);
+    }
+  }
+
+  const AttentionCall<T>& call_;
+  const KeySequence<T>& keys_;
+  Index first_row_, panels_;
+  AttentionScratch<T>& s_;
+};
+
+}  // namespace detail
+}  // namespace quoka::inline QUOKA_ABI

@@ -1,0 +1,49 @@
+// Merging partial attention: results over disjoint key sets become the result over their union.
+//
+//   lse = log(exp(lse_a) + exp(lse_b));   out = exp(lse_a - lse) * out_a + exp(lse_b - lse) * out_b
+//
+// For caches in shards, or a prefix shared by many sequences: call attention() on each part with a
+// log-sum-exp output, then merge. Associative up to rounding; a part that saw nothing (lse -inf) changes
+// nothing. A sink logit belongs to one of the parts only.
+#pragma once
+
+#include <quoka/attention/softmax_state.hpp>
+#include <quoka/core/view.hpp>
+
+namespace quoka::inline QUOKA_ABI {
+
+// a and lse_a take the merged result. out [batch, q_heads, q_len, v_dim], lse_nat [batch, q_heads,
+// q_len]. Throws std::invalid_argument when shapes differ.
+template <TensorLike A>
+void merge(A& out_a, TensorView<float, 3> lse_a, TensorView<const storage_t<A>> out_b, TensorView<const float, 3> lse_b) {
+  using T = storage_t<A>;
+  const TensorView<T> a = out_a;
+  static constexpr const char* axes_a[] = {"a's batch", "a's heads", "a's len", "a's dim"};
+  static constexpr const char* axes_b[] = {"b's batch", "b's heads", "b's len", "b's dim"};
+  for (std::size_t axis = 0; axis < 4; ++axis)
+    detail::require_equal(axes_b[axis], out_b.sizes()[axis], axes_a[axis], a.sizes()[axis]);
+  for (std::size_t axis = 0; axis < 3; ++axis) {
+    detail::require_equal("lse_a's size", lse_a.sizes()[axis], axes_a[axis], a.sizes()[axis]);
+    detail::require_equal("lse_b's size", lse_b.sizes()[axis], axes_a[axis], a.sizes()[axis]);
+  }
+  for (Index b = 0; b < a.batch(); ++b) {
+    for (Index head = 0; head < a.heads(); ++head) {
+      for (Index i = 0; i < a.len(); ++i) {
+        // A finished part is a state whose sum is 1 at the maximum lse.
+        const auto state_of = [](float lse) {
+          return SoftmaxState<float>{lse * log2_e, lse == -simd::infinity ? 0.0f : 1.0f};
+        };
+        SoftmaxState<float> state = state_of(lse_a.at(b, head, i));
+        const auto [factor_a, factor_b] = state.merge(state_of(lse_b.at(b, head, i)));
+        const float inverse = state.inverse_sum();
+        T* to = a.row(b, head, i);
+        const T* from = out_b.row(b, head, i);
+        for (Index c = 0; c < a.dim(); ++c)
+          to[c] = static_cast<T>((static_cast<float>(to[c]) * factor_a + static_cast<float>(from[c]) * factor_b) * inverse);
+        lse_a.at(b, head, i) = lse_nat(state.max, state.sum);
+      }
+    }
+  }
+}
+
+}  // namespace quoka::inline QUOKA_ABI

@@ -1,0 +1,145 @@
+// One block of keys against one panel of query rows: logits, softmax, values.
+//
+//   logits    x[key][row]   = sum over channels of k[key][c] * q[c][row]
+//   softmax   state.raise(max over keys of x); w = 2^(x - max); state.sum += w
+//   values    out[c][row]   = factor[row] * out[c][row] + sum over keys of v[key][c] * w[key][row]
+//
+// Query rows lie across the lanes, so the softmax runs down the keys without a horizontal step, a
+// head's channels are broadcast one by one (any head_dim, no padding), and nothing is transposed but
+// the queries. Per block and panel: 2 * keys * panel_rows * (dim + v_dim) FLOPs, and about 17 vector
+// operations for each packet of weights; reads keys * (dim + v_dim) packed floats from L2 and reads
+// and writes panel_rows * v_dim accumulators.
+#pragma once
+
+#include <quoka/core/packing.hpp>
+#include <quoka/core/register_tile.hpp>
+#include <quoka/attention/softmax_state.hpp>
+
+namespace quoka::inline QUOKA_ABI {
+namespace detail {
+
+using PanelState = PacketState[tuning::tile_packets];
+using PanelPackets = simd::Packet[tuning::tile_packets];
+
+// Which keys [first, end) of the block each lane sees, as small exact floats.
+struct PanelMask {
+  alignas(64) float first[tuning::panel_rows];
+  alignas(64) float end[tuning::panel_rows];
+};
+
+// x for `keys` keys; returns in `top` the maximum over whole tiles. A last, partial tile is left out
+// of it: its zero keys must not raise a maximum, and the caller looks again in that case.
+inline void block_logits(const float* tiles, const float* queries, Index dim, Index keys, float* x,
+                         PanelPackets& top) {
+  constexpr int rows = tuning::tile_rows, packets = tuning::tile_packets;
+  for (Index key = 0; key < keys; key += rows) {
+    simd::Packet acc[rows][packets];
+    simd::unroll<rows>([&](auto i) QUOKA_INLINE_LAMBDA {
+      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
+    });
+    const float* q = queries;
+    Index c = 0;
+    for (; c + slab <= dim; c += slab) {
+      rank1_updates<rows, packets, slab>(acc, tiles, 1, q, slab);
+      tiles += slab * rows;
+      q += slab * tuning::panel_rows;
+    }
+    if (c < dim) {
+      rank1_updates<rows, packets, slab>(acc, tiles, 1, q, dim - c);
+      tiles += slab * rows;
+    }
+    const bool whole = key + rows <= keys;
+    simd::unroll<rows>([&](auto i) QUOKA_INLINE_LAMBDA {
+      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+        simd::store(x + (key + i) * tuning::panel_rows + j * simd::lanes, acc[i][j]);
+        if (whole) top[j] = simd::max(top[j], acc[i][j]);
+      });
+    });
+  }
+}
+
+// x = cap * tanh(x / cap) in log2 units: the queries were scaled by 1 / cap, `cap_log2` brings it back.
+inline void cap_logits(float* x, Index keys, float cap_log2) {
+  for (Index i = 0; i < keys * tuning::panel_rows; i += simd::lanes)
+    simd::store(x + i, simd::mul(simd::tanh(simd::load(x + i)), simd::broadcast(cap_log2)));
+}
+
+// Logits outside a lane's keys become -inf.
+inline void mask_logits(float* x, Index keys, const PanelMask& mask) {
+  const simd::Packet hidden = simd::broadcast(-simd::infinity);
+  for (Index key = 0; key < keys; ++key) {
+    const simd::Packet here = simd::broadcast(static_cast<float>(key));
+    for (Index lane = 0; lane < tuning::panel_rows; lane += simd::lanes) {
+      float* at = x + key * tuning::panel_rows + lane;
+      const simd::Packet before_end = simd::select_less(here, simd::load(mask.end + lane), simd::load(at), hidden);
+      simd::store(at, simd::select_less(here, simd::load(mask.first + lane), hidden, before_end));
+    }
+  }
+}
+
+inline void block_maximum(const float* x, Index keys, PanelPackets& top) {
+  simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+    top[j] = simd::broadcast(-simd::infinity);
+    for (Index key = 0; key < keys; ++key)
+      top[j] = simd::max(top[j], simd::load(x + key * tuning::panel_rows + j * simd::lanes));
+  });
+}
+
+// Logits to weights, in place; state.sum takes them in the order of the keys.
+inline void block_weights(float* x, Index keys, PanelState& state) {
+  simd::Packet reference[tuning::tile_packets], sum[tuning::tile_packets];
+  simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+    reference[j] = state[j].reference();
+    sum[j] = state[j].sum;
+  });
+  for (Index key = 0; key < keys; ++key, x += tuning::panel_rows) {
+    simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+      const simd::Packet w = simd::exp2(simd::sub(simd::load(x + j * simd::lanes), reference[j]));
+      sum[j] = simd::add(sum[j], w);
+      simd::store(x + j * simd::lanes, w);
+    });
+  }
+  simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA { state[j].sum = sum[j]; });
+}
+
+// `Channels` rows of the accumulator panel.
+template <int Channels>
+void value_tile(const float* values, Index stride, const float* weights, Index keys,
+                const PanelPackets& factor, float* out) {
+  constexpr int packets = tuning::tile_packets;
+  simd::Packet acc[Channels][packets];
+  simd::unroll<Channels>([&](auto i) QUOKA_INLINE_LAMBDA {
+    simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+      acc[i][j] = simd::mul(factor[j], simd::load(out + i * tuning::panel_rows + j * simd::lanes));
+    });
+  });
+  rank1_updates<Channels, packets, 1>(acc, values, stride, weights, keys);
+  simd::unroll<Channels>([&](auto i) QUOKA_INLINE_LAMBDA {
+    simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+      simd::store(out + i * tuning::panel_rows + j * simd::lanes, acc[i][j]);
+    });
+  });
+}
+
+// Calls value_tile<channels> for a count known at run time, 1 <= channels <= tile_rows.
+template <int Channels = tuning::tile_rows, class... Args>
+QUOKA_INLINE void value_tile_of(Index channels, Args&&... args) {
+  if (channels == Channels) return value_tile<Channels>(args...);
+  if constexpr (Channels > 1) value_tile_of<Channels - 1>(channels, args...);
+}
+
+// All channels, in tiles of nearly equal height: 128 = 8 x 13 + 2 x 12 rather than 9 x 14 + 2.
+inline void block_values(const float* values, Index dim, const float* weights, Index keys,
+                         const PanelPackets& factor, float* out) {
+  const Index tiles = ceil_div(dim, tuning::tile_rows);
+  const Index height = dim / tiles, taller = dim % tiles;
+  const Index stride = value_stride(dim);
+  for (Index tile = 0, c = 0; tile < tiles; ++tile) {
+    const Index channels = height + (tile < taller ? 1 : 0);
+    value_tile_of(channels, values + c, stride, weights, keys, factor, out + c * tuning::panel_rows);
+    c += channels;
+  }
+}
+
+}  // namespace detail
+}  // namespace quoka::inline QUOKA_ABI

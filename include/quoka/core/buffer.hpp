@@ -1,0 +1,67 @@
+// Owning, uninitialised, cache-line aligned scratch memory that only grows.
+//
+// Large buffers ask Linux for huge pages: a walk over 4 KiB pages costs a scan of the keys a fifth of its
+// time, and a gather of scattered keys more. Kernels reuse a Buffer from call to call; growing throws the old contents away. Nothing is zeroed:
+// who reads an element has written it.
+#pragma once
+
+#include <quoka/core/types.hpp>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+#include <new>
+#include <type_traits>
+
+namespace quoka::inline QUOKA_ABI {
+
+template <class T>
+class Buffer {
+  static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
+
+ public:
+  // At least `count` elements; the pointer is good until the next call with a larger count.
+  T* reserve(Index count) {
+    if (count > capacity_) {
+      data_.reset();
+      capacity_ = 0;
+      data_.reset(static_cast<T*>(allocate(static_cast<std::size_t>(count) * sizeof(T))));
+      capacity_ = count;
+    }
+    return data_.get();
+  }
+  // As reserve, but a buffer that must grow doubles: for sizes that follow the cache's length.
+  T* reserve_amortised(Index count) {
+    return reserve(count > capacity_ ? std::max(count, 2 * capacity_) : count);
+  }
+  T* data() const { return data_.get(); }
+  Index capacity() const { return capacity_; }
+  Index bytes() const { return capacity_ * static_cast<Index>(sizeof(T)); }
+
+ private:
+  static constexpr std::size_t huge_page = std::size_t{1} << 21;
+
+  // Whole huge pages for large sizes, cache lines for small ones.
+  static void* allocate(std::size_t bytes) {
+    const std::size_t alignment = bytes < 2 * huge_page ? 64 : huge_page;
+    void* const p = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
+    if (p == nullptr) throw std::bad_alloc();
+#if defined(__linux__)
+    if (alignment == huge_page) ::madvise(p, bytes, MADV_HUGEPAGE);  // a wish: failure is no error
+#endif
+    return p;
+  }
+
+  struct Free {
+    void operator()(T* p) const { std::free(p); }
+  };
+  std::unique_ptr<T, Free> data_;
+  Index capacity_ = 0;
+};
+
+}  // namespace quoka::inline QUOKA_ABI

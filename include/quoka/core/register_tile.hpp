@@ -1,0 +1,35 @@
+// The register tile: the one inner loop of the library.
+//
+// acc[i][j] += sum over s of a[i, s] * b[s, j], for i < Rows broadcast elements and j < Packets
+// packets: a chain of rank-1 updates held in registers. Both products of attention and the scoring of
+// keys are this loop; they differ only in where `a` lies:
+//   logits  [keys x query rows]:      a = packed keys,   s = channels, b = transposed queries
+//   outputs [channels x query rows]:  a = value rows,    s = keys,     b = softmax weights
+// Per step: Rows + Packets loads, Rows * Packets multiply-adds. Each acc element is one chain in the
+// order of s, so its bits do not depend on Rows, Packets or how work was cut.
+#pragma once
+
+#include <quoka/core/simd.hpp>
+
+namespace quoka::inline QUOKA_ABI {
+namespace detail {
+
+// `a_row` elements lie between a[i] and a[i + 1], `a_step` between steps; b advances by
+// Packets * lanes. b is packet-aligned.
+template <int Rows, int Packets, int a_row>
+QUOKA_INLINE void rank1_updates(simd::Packet (&acc)[Rows][Packets], const float* a, Index a_step,
+                                const float* b, Index steps) {
+  for (Index s = 0; s < steps; ++s) {
+    simd::Packet column[Packets];
+    simd::unroll<Packets>([&](auto j) QUOKA_INLINE_LAMBDA { column[j] = simd::load(b + j * simd::lanes); });
+    simd::unroll<Rows>([&](auto i) QUOKA_INLINE_LAMBDA {
+      const simd::Packet x = simd::broadcast(a[i * a_row]);
+      simd::unroll<Packets>([&](auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = simd::fma(x, column[j], acc[i][j]); });
+    });
+    a += a_step;
+    b += Packets * simd::lanes;
+  }
+}
+
+}  // namespace detail
+}  // namespace quoka::inline QUOKA_ABI

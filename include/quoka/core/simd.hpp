@@ -1,0 +1,176 @@
+// The vector unit, seen through Eigen's packets: the only file that names Eigen's packet functions.
+//
+// A Packet holds `lanes` floats: 16 with AVX-512, 8 with AVX, 4 with SSE and NEON, and it is plain
+// float (lanes == 1) where Eigen does not vectorize; every kernel is written once against this file.
+// exp2 is ours: for the range softmax uses, exactly 1 at 0, exactly 0 where the result would be
+// denormal.
+#pragma once
+
+#include <quoka/core/types.hpp>
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+#include <utility>
+
+// GCC remarks that a packet loses its alignment attribute as a template argument; it keeps its size and
+// alignment all the same. Eigen silences this inside its own headers.
+#define QUOKA_PACKET_ARGUMENTS_BEGIN \
+  _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wignored-attributes\"")
+#define QUOKA_PACKET_ARGUMENTS_END _Pragma("GCC diagnostic pop")
+
+#define QUOKA_INLINE EIGEN_ALWAYS_INLINE
+#define QUOKA_INLINE_LAMBDA __attribute__((always_inline))
+
+QUOKA_PACKET_ARGUMENTS_BEGIN
+namespace quoka::inline QUOKA_ABI {
+namespace simd {
+
+namespace ei = Eigen::internal;
+
+using Packet = ei::packet_traits<float>::type;
+inline constexpr int lanes = ei::unpacket_traits<Packet>::size;
+inline constexpr int registers = EIGEN_ARCH_DEFAULT_NUMBER_OF_REGISTERS;
+inline constexpr float infinity = std::numeric_limits<float>::infinity();
+
+// f(0), f(1), ..., f(Count - 1) with constant arguments: unrolled at every optimisation level, so
+// that arrays of packets indexed by it live in registers.
+template <int Count, class F>
+QUOKA_INLINE void unroll(F&& f) {
+  [&]<int... i>(std::integer_sequence<int, i...>) QUOKA_INLINE_LAMBDA {
+    (f(std::integral_constant<int, i>{}), ...);
+  }(std::make_integer_sequence<int, Count>{});
+}
+
+// The arithmetic below works on packets and on plain float alike.
+template <class P = Packet>
+QUOKA_INLINE P broadcast(float x) { return ei::pset1<P>(x); }
+template <class P = Packet>
+QUOKA_INLINE P zero() { return broadcast<P>(0.0f); }
+template <class P>
+QUOKA_INLINE P add(const P& a, const P& b) { return ei::padd(a, b); }
+template <class P>
+QUOKA_INLINE P sub(const P& a, const P& b) { return ei::psub(a, b); }
+template <class P>
+QUOKA_INLINE P mul(const P& a, const P& b) { return ei::pmul(a, b); }
+template <class P>
+QUOKA_INLINE P div(const P& a, const P& b) { return ei::pdiv(a, b); }
+// a * b + c, rounded once where the ISA can.
+template <class P>
+QUOKA_INLINE P fma(const P& a, const P& b, const P& c) { return ei::pmadd(a, b, c); }
+// As std::max: a where either is NaN, except on ISAs whose maximum propagates NaN.
+template <class P>
+QUOKA_INLINE P max(const P& a, const P& b) { return ei::pmax(a, b); }
+// Lane by lane: a < b ? yes : no. A NaN compares false.
+template <class P>
+QUOKA_INLINE P select_less(const P& a, const P& b, const P& yes, const P& no) {
+  return ei::pselect(ei::pcmp_lt(a, b), yes, no);
+}
+// NaN stays NaN: Eigen's rational approximation clamps it away where it vectorizes.
+template <class P>
+QUOKA_INLINE P tanh(const P& x) {
+  return ei::pselect(ei::pcmp_eq(x, x), ei::ptanh(x), x);
+}
+
+QUOKA_INLINE Packet load(const float* p) { return ei::pload<Packet>(p); }  // packet-aligned
+QUOKA_INLINE Packet load_unaligned(const float* p) { return ei::ploadu<Packet>(p); }
+QUOKA_INLINE void store(float* p, const Packet& x) { ei::pstore(p, x); }
+QUOKA_INLINE void store_unaligned(float* p, const Packet& x) { ei::pstoreu(p, x); }
+QUOKA_INLINE float reduce_max(const Packet& x) { return ei::predux_max(x); }
+QUOKA_INLINE float reduce_add(const Packet& x) { return ei::predux(x); }
+// Asks for a cache line, into L2. Not Eigen's: GCC takes that function for one without effect and drops
+// the calls.
+QUOKA_INLINE void prefetch(const void* p) {
+#if defined(__GNUC__)
+  __builtin_prefetch(p, 0, 2);
+#else
+  ei::prefetch(static_cast<const float*>(p));
+#endif
+}
+
+// --- exp2 -------------------------------------------------------------------------------------
+
+// exp2(x) for x <= 0: relative error below exp2_max_error for x in [exp2_least, 0], exactly 1 at 0,
+// exactly 0 for x < exp2_least (minus infinity too), NaN for NaN. 2^round(x) goes straight into the
+// exponent; 2^f, f in [-1/2, 1/2], is the minimax polynomial of degree 6 with its constant held at 1,
+// so that an unchanged maximum rescales by exactly 1 however often it is applied.
+inline constexpr float exp2_least = -125.0f;
+inline constexpr float exp2_max_error = 1.5e-7f;
+
+// `shifted` is x + 1.5 * 2^23, whose low mantissa bits are round(x); y * 2^round(x) by integer adds.
+template <class P>
+QUOKA_INLINE P scale_by_rounded_bits(const P& y, const P& shifted) {
+  if constexpr (std::is_same_v<P, float>) {
+    const std::uint32_t exponent = std::bit_cast<std::uint32_t>(shifted) << 23;
+    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(y) + exponent);
+  } else {
+    using Integers = typename ei::unpacket_traits<P>::integer_packet;
+    const Integers exponent = ei::plogical_shift_left<23>(ei::preinterpret<Integers>(shifted));
+    return ei::preinterpret<P>(ei::padd(ei::preinterpret<Integers>(y), exponent));
+  }
+}
+
+template <class P>
+QUOKA_INLINE P exp2(const P& x) {
+  const P magic = broadcast<P>(12582912.0f);
+  const P clamped = max(x, broadcast<P>(exp2_least));
+  const P shifted = add(clamped, magic);
+  const P f = sub(clamped, sub(shifted, magic));
+  P y = broadcast<P>(1.55946747e-4f);
+  y = fma(y, f, broadcast<P>(1.34066438e-3f));
+  y = fma(y, f, broadcast<P>(9.61769298e-3f));
+  y = fma(y, f, broadcast<P>(5.55031031e-2f));
+  y = fma(y, f, broadcast<P>(2.40226528e-1f));
+  y = fma(y, f, broadcast<P>(6.93147215e-1f));
+  y = fma(y, f, broadcast<P>(1.0f));
+  return select_less(x, broadcast<P>(exp2_least), zero<P>(), scale_by_rounded_bits(y, shifted));
+}
+
+// --- storage to float and back ----------------------------------------------------------------
+
+// `lanes` stored elements from unaligned memory, widened to float.
+QUOKA_INLINE Packet load_as_float(const float* p) { return load_unaligned(p); }
+
+template <class T>
+QUOKA_INLINE Packet load_as_float(const T* p) {
+  if constexpr (lanes == 1) {
+    return Packet(static_cast<float>(*p));
+#if defined(EIGEN_VECTORIZE_AVX512)
+  } else if constexpr (std::is_same_v<T, Eigen::half>) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  } else if constexpr (std::is_same_v<T, Eigen::bfloat16>) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+#elif defined(EIGEN_VECTORIZE_AVX2) && defined(__F16C__)
+  } else if constexpr (std::is_same_v<T, Eigen::half>) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  } else if constexpr (std::is_same_v<T, Eigen::bfloat16>) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+#endif
+  } else {
+    alignas(64) float widened[lanes];
+    for (int i = 0; i < lanes; ++i) widened[i] = static_cast<float>(p[i]);
+    return load(widened);
+  }
+}
+
+// `lanes` floats rounded to nearest even into unaligned storage.
+QUOKA_INLINE void store_from_float(float* p, const Packet& x) { store_unaligned(p, x); }
+
+template <class T>
+QUOKA_INLINE void store_from_float(T* p, const Packet& x) {
+  alignas(64) float wide[lanes];
+  store(wide, x);
+  for (int i = 0; i < lanes; ++i) p[i] = static_cast<T>(wide[i]);
+}
+
+// A square of `lanes` packets, transposed in place.
+using Square = ei::PacketBlock<Packet, lanes>;
+QUOKA_INLINE void transpose(Square& square) { ei::ptranspose(square); }
+
+}  // namespace simd
+}  // namespace quoka::inline QUOKA_ABI
+QUOKA_PACKET_ARGUMENTS_END

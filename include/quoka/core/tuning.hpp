@@ -1,0 +1,43 @@
+// Every block size and threshold, each with its reason. Change one, run bench/quoka_bench.
+#pragma once
+
+#include <quoka/core/simd.hpp>
+
+namespace quoka::inline QUOKA_ABI {
+namespace tuning {
+
+// Register tile: tile_rows broadcast elements times tile_packets packets of query rows. With 32
+// registers 14 x 2 leaves room for the two operands and one broadcast (28 + 2 + 1 of 32); with 16
+// registers 6 x 2 does (12 + 2 + 1). Both keep enough independent multiply-adds in flight to hide
+// their latency (4 cycles times 2 units).
+inline constexpr int tile_rows = simd::registers >= 32 ? 14 : 6;
+inline constexpr int tile_packets = 2;
+
+// Query rows per panel: the width of the register tile.
+inline constexpr int panel_rows = tile_packets * simd::lanes;
+
+// Channels per slab of a packed key tile: one cache line of each key, so that a tile is read as one
+// forward stream and the distance between its keys is a constant in the instruction.
+inline constexpr int slab_channels = 16;
+
+// Keys per block: a multiple of tile_rows. One block of weights (block_keys x panel_rows floats,
+// 14 KiB with AVX-512) stays in L1 between softmax and the value product; packed K and V of a block
+// (112 KiB at head_dim 128) stay in L2 for all panels.
+inline constexpr int block_keys = tile_rows * (simd::registers >= 32 ? 8 : 16);
+
+// Panels of one task: queries and accumulators of 16 panels are 512 KiB at head_dim 128, and packing
+// a block of keys costs about 0.5 % of its use by 16 panels. Below 4 panels it would cost over 2 %.
+inline constexpr Index max_panels_per_task = 16;
+inline constexpr Index min_panels_per_task = 4;
+
+// Tasks per worker that a call aims for, so that uneven ones (and an uneven machine) balance.
+inline constexpr Index tasks_per_worker = 4;
+
+// Keys per scoring task: 2 MiB of float keys at head_dim 128.
+inline constexpr Index score_task_keys = 4096;
+
+// Key tiles between the one that is scored and the one whose rows are asked for.
+inline constexpr Index score_prefetch_tiles = 2;
+
+}  // namespace tuning
+}  // namespace quoka::inline QUOKA_ABI

@@ -1,0 +1,105 @@
+// Chunked prefill of one layer (QuoKA, Algorithm 2): select, attend, append.
+//
+//   keep = selector(q, cached keys)
+//   out  = attention(q, cache[keep], {k, v})        the chunk itself always in full, causally
+//   cache += {k, v}
+//
+// The same call with one query is a decode step. Every selector enters by the same concept; QuoKA has no
+// private path. Buffers are kept from call to call: with reserve() a steady state does not allocate.
+#pragma once
+
+#include <quoka/attention/attention.hpp>
+#include <quoka/cache/kv_cache.hpp>
+#include <quoka/select/concepts.hpp>
+
+#include <utility>
+
+namespace quoka::inline QUOKA_ABI {
+
+struct LayerShape {
+  Index q_heads = 0;
+  Index kv_heads = 0;
+  Index head_dim = 0;
+  Index v_dim = 0;  // channels of a value; 0: head_dim
+  Index batch = 1;  // sequences of equal length
+};
+
+template <Selector S, Storage T = float>
+class ChunkedPrefill {
+ public:
+  // Throws std::invalid_argument for sizes below 1 and q_heads not a multiple of kv_heads.
+  explicit ChunkedPrefill(const LayerShape& shape, const typename S::Options& options = {}, const AttentionOptions& attention = {},
+                          typename S::State state = {})
+      : shape_(checked(shape)), selector_(options), attention_(attention), sink_logits_(attention.sink_logits.begin(), attention.sink_logits.end()), state_(std::move(state)), cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim) {}
+
+  // One chunk, or one decode step. q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, q_len,
+  // head_dim], v [batch, kv_heads, q_len, v_dim], out [batch, q_heads, q_len, v_dim], optionally {out,
+  // lse}. After a throw (std::invalid_argument where shapes do not fit) the cache is as it was.
+  template <class E = SerialExecutor>
+    requires Executor<E>
+  void forward(TensorView<const T> q, TensorView<const T> k, TensorView<const T> v, const AttentionOutput<T>& out, E&& executor = E{}) {
+    check_query(q, k);
+    cache_.check(k, v);
+    AttentionOptions options = attention_;
+    options.sink_logits = sink_logits_;
+    if (cache_.len() + q.len() > cache_.capacity()) cache_.reserve(std::max(cache_.len() + q.len(), 2 * cache_.capacity()));
+    selector_.select(input(q), state_, selection_, executor);
+    attention(q, Past<T>(cache_.k(), cache_.v(), selection_), {k, v}, out, options, executor, workspace_);
+    cache_.append(k, v);
+    selector_.appended(input(q), state_, executor);
+  }
+
+  // A whole prompt, chunk by chunk: shapes as in forward, any length.
+  template <class E = SerialExecutor>
+    requires Executor<E>
+  void prefill(TensorView<const T> q, TensorView<const T> k, TensorView<const T> v, TensorView<T> out, Index chunk_len, E&& executor = E{}) {
+    detail::require_at_least("chunk_len", chunk_len, 1);
+    check_query(q, k);
+    for (Index begin = 0; begin < q.len(); begin += chunk_len) {
+      const Index n = std::min(chunk_len, q.len() - begin);
+      forward(q.slice(begin, n), k.slice(begin, n), v.slice(begin, n), out.slice(begin, n), executor);
+    }
+  }
+
+  // Back to the first `len` tokens: the next turn, another branch. Throws std::invalid_argument beyond
+  // the present length.
+  void truncate(Index len) {
+    cache_.truncate(len);
+    state_.truncate(len);
+  }
+  // Room for `len` tokens without another allocation of the cache.
+  void reserve(Index len) { cache_.reserve(len); }
+
+  Index kv_len() const { return cache_.len(); }
+  const KvCache<T>& cache() const { return cache_; }
+  // What the last forward() attended to of its past.
+  const Selection& selection() const { return selection_; }
+  const S& selector() const { return selector_; }
+  typename S::State& state() { return state_; }
+  const AttentionWorkspace<T>& workspace() const { return workspace_; }
+
+ private:
+  static LayerShape checked(LayerShape shape) {
+    detail::require_multiple("q_heads", shape.q_heads, "kv_heads", shape.kv_heads);
+    if (shape.v_dim == 0) shape.v_dim = shape.head_dim;
+    return shape;
+  }
+  void check_query(const TensorView<const T>& q, const TensorView<const T>& k) const {
+    detail::require_equal("q's batch", q.batch(), "the layer's batch", shape_.batch);
+    detail::require_equal("q's heads", q.heads(), "the layer's q_heads", shape_.q_heads);
+    detail::require_equal("q's head_dim", q.dim(), "the layer's head_dim", shape_.head_dim);
+    detail::require_equal("k's len", k.len(), "q_len", q.len());
+  }
+  SelectorInput<T> input(const TensorView<const T>& q) const { return {q, cache_.k(), cache_.inverse_norms()}; }
+
+  LayerShape shape_;
+  S selector_;
+  AttentionOptions attention_;
+  std::vector<float> sink_logits_;
+  typename S::State state_;
+  KvCache<T> cache_;
+  Selection selection_;
+  AttentionWorkspace<T> workspace_;
+};
+
+}  // namespace quoka::inline QUOKA_ABI

@@ -1,0 +1,46 @@
+// QuoKA: query-oriented KV selection for LLM prefill, header-only C++20 on Eigen.
+//
+// For each chunk of a prompt: keep the few queries least like the chunk's mean query, score the cached
+// keys against them by cosine similarity, attend only to the `budget` best keys and the chunk itself.
+//
+//     views ─▶ select ─────────────────────────────────▶ attention ─▶ chunked prefill
+//              subselect_queries ▶ pre_aggregate ▶          past[Selection], then the chunk, causal
+//              score_keys ▶ top_k ▶ (gather)
+//
+// Each header includes only headers above it here. Start at prefill/chunked_prefill.hpp, or, with a
+// cache of your own, at select/quoka.hpp and attention/attention.hpp.
+#pragma once
+
+#include <quoka/version.hpp>
+
+#include <quoka/core/types.hpp>
+#include <quoka/core/check.hpp>
+#include <quoka/core/view.hpp>
+#include <quoka/core/buffer.hpp>
+#include <quoka/core/executor.hpp>
+#include <quoka/core/simd.hpp>
+#include <quoka/core/tuning.hpp>
+#include <quoka/core/inverse_norm.hpp>
+#include <quoka/core/packing.hpp>
+#include <quoka/core/register_tile.hpp>
+
+#include <quoka/cache/kv_cache.hpp>
+
+#include <quoka/select/selection.hpp>
+#include <quoka/select/options.hpp>
+#include <quoka/select/concepts.hpp>
+#include <quoka/select/subselect_queries.hpp>
+#include <quoka/select/pre_aggregate.hpp>
+#include <quoka/select/score_keys.hpp>
+#include <quoka/select/top_k.hpp>
+#include <quoka/select/gather.hpp>
+#include <quoka/select/dense.hpp>
+#include <quoka/select/quoka.hpp>
+
+#include <quoka/attention/softmax_state.hpp>
+#include <quoka/attention/panel_kernels.hpp>
+#include <quoka/attention/head_attention.hpp>
+#include <quoka/attention/attention.hpp>
+#include <quoka/attention/merge.hpp>
+
+#include <quoka/prefill/chunked_prefill.hpp>

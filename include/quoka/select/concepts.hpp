@@ -1,0 +1,62 @@
+// What a selector is: something that looks at a chunk's queries and the cached keys and says which keys
+// the chunk attends to.
+//
+//   struct MySelector {
+//     struct Options { ... };
+//     struct State { void truncate(quoka::Index kv_len); };   // carried from chunk to chunk of one layer
+//     explicit MySelector(const Options&);
+//     template <class T, class E>
+//     void select(const SelectorInput<T>&, State&, Selection&, E& executor) const;   // before attention
+//     template <class T, class E>
+//     void appended(const SelectorInput<T>&, State&, E& executor) const;             // after the append
+//   };
+//
+// A selector is const and shareable; all that changes lives in the State its caller holds: reused
+// buffers, and for some methods something kept per key (projected keys, page bounds), a retained set, or
+// a choice shared with other layers. appended() sees the cache with the chunk's keys at its end, so such
+// state grows with it; truncate() takes it back to a shorter prefix.
+#pragma once
+
+#include <quoka/core/executor.hpp>
+#include <quoka/core/view.hpp>
+#include <quoka/select/selection.hpp>
+
+namespace quoka::inline QUOKA_ABI {
+
+// One layer, one chunk.
+template <class T>
+struct SelectorInput {
+  TensorView<const T> q;                         // [batch, q_heads, q_len, head_dim]
+  TensorView<const T> k;                         // [batch, kv_heads, kv_len, head_dim], cached keys
+  TensorView<const float, 3> inverse_norms = {}; // [batch, kv_heads, kv_len] of k; optional
+};
+
+template <class S>
+concept Selector = requires(const S& selector, const SelectorInput<float>& input, typename S::State& state,
+                            Selection& selection, SerialExecutor& executor, Index kv_len) {
+  typename S::Options;
+  S(typename S::Options{});
+  selector.select(input, state, selection, executor);
+  selector.appended(input, state, executor);
+  state.truncate(kv_len);
+};
+
+namespace detail {
+
+// Every selector's contract on its input.
+template <class T>
+void check_selector_input(const SelectorInput<T>& input) {
+  require_at_least("q's batch", input.q.batch(), 1);
+  require_at_least("q_len", input.q.len(), 1);
+  require_at_least("head_dim", input.q.dim(), 1);
+  require_equal("k's batch", input.k.batch(), "q's batch", input.q.batch());
+  require_multiple("q_heads", input.q.heads(), "kv_heads", input.k.heads());
+  require_equal("k's head_dim", input.k.dim(), "q's head_dim", input.q.dim());
+  if (input.inverse_norms.data() == nullptr) return;
+  require_equal("inverse_norms' batch", input.inverse_norms.batch(), "k's batch", input.k.batch());
+  require_equal("inverse_norms' heads", input.inverse_norms.heads(), "kv_heads", input.k.heads());
+  require_equal("inverse_norms' len", input.inverse_norms.len(), "kv_len", input.k.len());
+}
+
+}  // namespace detail
+}  // namespace quoka::inline QUOKA_ABI

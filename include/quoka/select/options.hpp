@@ -1,0 +1,65 @@
+// The choices QuoKA leaves open, by name, and the budget. Defaults everywhere are the paper's.
+#pragma once
+
+#include <quoka/core/check.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+
+namespace quoka::inline QUOKA_ABI {
+
+// How a kept query and a key meet.
+enum class Scoring {
+  cosine,  // paper: both normalised
+  dot,     // ablation: neither
+};
+
+// How one key's scores over the kept queries become one.
+enum class Aggregation {
+  max,   // paper
+  mean,  // ablation
+};
+
+// How the query heads that share a KV head speak for it.
+enum class GroupMode {
+  rank,      // paper: each head keeps its own queries; slot m of every head is averaged
+  shared,    // one set of tokens for the group, ranked by the sum of the heads' cosines; averaged
+  per_head,  // no average: group * n_queries rows score; group times the cost
+};
+
+// Which queries of the chunk score.
+enum class QueryChoice {
+  dissimilar,           // paper: the lowest cosines with the chunk's mean query
+  uniform,              // evenly spaced, the chunk's last token among them
+  last,                 // the end of the chunk
+  dissimilar_and_last,  // the last n / 2 tokens, and of the others the most dissimilar
+};
+
+// Past keys attended per KV head (B_SA): a count, or a fraction of the past.
+//
+//   Budget(1024)    1024 keys; all of a shorter past
+//   Budget(0.25)    a quarter of the past, rounded down, at least one key
+class Budget {
+ public:
+  // Throws std::invalid_argument for a negative count.
+  constexpr Budget(std::integral auto count) : count_(static_cast<Index>(count)) {  // NOLINT
+    detail::require_at_least("budget", count_, 0);
+  }
+  // Throws std::invalid_argument for a fraction outside (0, 1].
+  constexpr Budget(std::floating_point auto fraction) : fraction_(static_cast<double>(fraction)) {  // NOLINT
+    if (!(fraction_ > 0.0 && fraction_ <= 1.0)) detail::fail_range("budget, as a fraction of the past,", fraction_, "(0, 1]");
+  }
+
+  Index keys(Index kv_len) const {
+    if (fraction_ == 0.0) return std::min(count_, kv_len);
+    const auto part = static_cast<Index>(std::floor(fraction_ * static_cast<double>(kv_len)));
+    return std::min(std::max<Index>(part, 1), kv_len);
+  }
+
+ private:
+  Index count_ = 0;
+  double fraction_ = 0.0;
+};
+
+}  // namespace quoka::inline QUOKA_ABI

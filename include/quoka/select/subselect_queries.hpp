@@ -1,0 +1,163 @@
+// Query sub-selection (QuoKA, Algorithm 1, first stage): the few queries least like the mean query.
+//
+//   mean[h]   = 1/q_len * sum over i of q[h][i]                     raw queries, per query head
+//   cos[h][i] = q[h][i] . mean[h] / (|q[h][i]| |mean[h]|)
+//   keep the n_queries lowest, ordered by (cosine, position)
+//
+// q_len <= n_queries keeps every query in order: decode drops nothing. About 5 * q_heads * q_len *
+// head_dim FLOPs and two reads of the chunk's queries. Beyond the paper: the other choices of
+// QueryChoice; one set of tokens for several heads, ranked by the sum of their cosines; and a query with
+// a NaN or an infinity is left out of the mean and ranks last, so that it spoils its own row only.
+#pragma once
+
+#include <quoka/core/buffer.hpp>
+#include <quoka/core/executor.hpp>
+#include <quoka/core/inverse_norm.hpp>
+#include <quoka/core/view.hpp>
+#include <quoka/select/options.hpp>
+
+#include <numeric>
+#include <span>
+#include <vector>
+
+namespace quoka::inline QUOKA_ABI {
+
+struct SubselectOptions {
+  QueryChoice query_choice = QueryChoice::dissimilar;
+  Index heads_per_set = 1;  // neighbouring query heads that keep the same tokens: 1 (paper), or the group
+};
+
+namespace detail {
+
+// Scratch of one worker.
+struct SubselectScratch {
+  Buffer<float> mean;      // [head_dim]
+  Buffer<float> inverse;   // [q_len]
+  Buffer<float> cosines;   // [q_len], summed over the heads of a set
+  Buffer<Position> order;  // [q_len]
+
+  void reserve(Index q_len, Index dim) {
+    mean.reserve(dim);
+    inverse.reserve(q_len);
+    cosines.reserve(q_len);
+    order.reserve(q_len);
+  }
+  Index bytes() const { return mean.bytes() + inverse.bytes() + cosines.bytes() + order.bytes(); }
+};
+
+template <class T>
+QUOKA_INLINE void add_row(const T* row, Index dim, float* sum) {
+  Index c = 0;
+  for (; c + simd::lanes <= dim; c += simd::lanes)
+    simd::store_unaligned(sum + c, simd::add(simd::load_unaligned(sum + c), simd::load_as_float(row + c)));
+  for (; c < dim; ++c) sum[c] += static_cast<float>(row[c]);
+}
+
+// s.cosines[i] += cosine of query i with the head's mean query; infinity for a query that is not finite.
+template <class T>
+void add_cosines(const TensorView<const T>& q, Index b, Index head, SubselectScratch& s) {
+  const Index dim = q.dim();
+  float *mean = s.mean.data(), *inverse = s.inverse.data(), *cosines = s.cosines.data();
+  std::fill_n(mean, dim, 0.0f);
+  for (Index i = 0; i < q.len(); ++i) {
+    const T* row = q.row(b, head, i);
+    inverse[i] = inverse_norm(row, dim);
+    if (is_finite_row(row, dim, inverse[i]))
+      add_row(row, dim, mean);
+    else
+      cosines[i] = simd::infinity;
+  }
+  const float unit = inverse_norm(mean, dim);
+  for (Index c = 0; c < dim; ++c) mean[c] *= unit;
+  for (Index i = 0; i < q.len(); ++i)
+    if (cosines[i] != simd::infinity) cosines[i] += sum_of_products(q.row(b, head, i), mean, dim) * inverse[i];
+}
+
+// kept[m] for one set of heads: positions in the chunk, in slot order.
+template <class T>
+void subselect_set(const TensorView<const T>& q, Index b, Index first_head, Index heads, QueryChoice choice,
+                   std::span<Position> kept, SubselectScratch& s) {
+  const Index len = q.len(), n = static_cast<Index>(kept.size());
+  const auto ascending_from = [&](Index slot, Index position) {
+    for (Index m = slot; m < n; ++m) kept[static_cast<std::size_t>(m)] = static_cast<Position>(position + m - slot);
+  };
+  if (n == len || choice == QueryChoice::last) return ascending_from(0, len - n);
+  if (choice == QueryChoice::uniform) {
+    for (Index m = 0; m < n; ++m) kept[static_cast<std::size_t>(m)] = static_cast<Position>((m + 1) * len / n - 1);
+    return;
+  }
+  const Index last = choice == QueryChoice::dissimilar_and_last ? n / 2 : 0;
+  float* cosines = s.cosines.data();
+  std::fill_n(cosines, len, 0.0f);
+  for (Index head = first_head; head < first_head + heads; ++head) add_cosines(q, b, head, s);
+  Position* order = s.order.data();
+  std::iota(order, order + (len - last), Position{0});
+  std::partial_sort(order, order + (n - last), order + (len - last), [&](Position x, Position y) {
+    return cosines[x] < cosines[y] || (cosines[x] == cosines[y] && x < y);
+  });
+  std::copy_n(order, n - last, kept.begin());
+  ascending_from(n - last, len - last);
+}
+
+template <class T>
+void check_subselect(const TensorView<const T>& q, Index n_queries, const SubselectOptions& options) {
+  require_at_least("q_len", q.len(), 1);
+  require_at_least("head_dim", q.dim(), 1);
+  require_at_least("n_queries", n_queries, 1);
+  require_multiple("q_heads", q.heads(), "heads_per_set", options.heads_per_set);
+}
+
+// positions [batch, q_heads, min(n_queries, q_len)].
+template <class T, class E>
+void subselect_positions(const TensorView<const T>& q, Index n_queries, const SubselectOptions& options,
+                         Position* positions, std::vector<SubselectScratch>& scratch, E&& executor) {
+  const Index n = std::min(n_queries, q.len()), heads = options.heads_per_set;
+  const Index sets = q.heads() / heads;
+  scratch.resize(std::max(scratch.size(), static_cast<std::size_t>(executor.workers())));
+  for (auto& part : scratch) part.reserve(q.len(), q.dim());
+  executor.run(q.batch() * sets, [&](Index task, int worker) {
+    const Index b = task / sets, head = task % sets * heads;
+    Position* first = positions + (b * q.heads() + head) * n;
+    subselect_set(q, b, head, heads, options.query_choice, {first, static_cast<std::size_t>(n)},
+                  scratch[static_cast<std::size_t>(worker)]);
+    for (Index other = 1; other < heads; ++other) std::copy_n(first, n, first + other * n);
+  });
+}
+
+}  // namespace detail
+
+// Positions in the chunk of the queries kept: [batch, q_heads, min(n_queries, q_len)], most dissimilar
+// first. Throws std::invalid_argument for n_queries < 1, an empty chunk, or q_heads not a multiple of
+// options.heads_per_set.
+template <TensorLike Q, class E = SerialExecutor>
+  requires Executor<E>
+Eigen::Tensor<Position, 3, Eigen::RowMajor> subselect_query_positions(const Q& q, Index n_queries,
+                                                                      const SubselectOptions& options = {},
+                                                                      E&& executor = E{}) {
+  const auto view = view_of(q);  // [batch, q_heads, q_len, head_dim]
+  detail::check_subselect(view, n_queries, options);
+  Eigen::Tensor<Position, 3, Eigen::RowMajor> positions(view.batch(), view.heads(), std::min(n_queries, view.len()));
+  std::vector<detail::SubselectScratch> scratch;
+  detail::subselect_positions(view, n_queries, options, positions.data(), scratch, executor);
+  return positions;
+}
+
+// The queries kept, as they are: [batch, q_heads, min(n_queries, q_len), head_dim], most dissimilar
+// first. Throws as subselect_query_positions.
+template <TensorLike Q, class E = SerialExecutor>
+  requires Executor<E>
+Eigen::Tensor<storage_t<Q>, 4, Eigen::RowMajor> subselect_queries(const Q& q, Index n_queries,
+                                                                  const SubselectOptions& options = {},
+                                                                  E&& executor = E{}) {
+  const auto positions = subselect_query_positions(q, n_queries, options, executor);
+  const auto view = view_of(q);
+  const Index n = positions.dimension(2);
+  Eigen::Tensor<storage_t<Q>, 4, Eigen::RowMajor> kept(view.batch(), view.heads(), n, view.dim());
+  for (Index b = 0; b < view.batch(); ++b)
+    for (Index head = 0; head < view.heads(); ++head)
+      for (Index m = 0; m < n; ++m)
+        std::copy_n(view.row(b, head, positions(b, head, m)), view.dim(), &kept(b, head, m, 0));
+  return kept;
+}
+
+}  // namespace quoka::inline QUOKA_ABI

@@ -1,0 +1,16 @@
+// expect: no matching (function|constructor)
+// Eigen's default order is column-major; read as [batch, heads, len, head_dim] it would be silently wrong.
+#include <quoka/core/view.hpp>
+
+#include <unsupported/Eigen/CXX11/Tensor>
+
+#ifdef QUOKA_VALID
+using Tensor = Eigen::Tensor<float, 4, Eigen::RowMajor>;
+#else
+using Tensor = Eigen::Tensor<float, 4>;
+#endif
+
+void view_of(const Tensor& tensor) {
+  const quoka::TensorView<const float> view(tensor);
+  static_cast<void>(view);
+}

@@ -1,0 +1,8 @@
+#!/usr/bin/env bash
+# Builds the tests for this machine and runs them; every argument goes to ctest.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../.ci/setup.sh"
+
+install_missing "${quoka_packages[@]}"
+build_native quoka_tests
+exec ctest --test-dir "$quoka_root/build" --output-on-failure -j "$quoka_jobs" "$@"

@@ -1,0 +1,441 @@
+// The oracle: QuoKA and causal attention in naive double precision, for the tests to compare against.
+//
+// Written from the QuoKA paper, Algorithm 1 (selection: `select` and its stages) and Algorithm 2
+// (chunked prefill of one layer: `Prefill`), and from the definition of softmax attention. It shares
+// nothing with the library on purpose, not even a type: an error can then hardly be in both.
+// Everything is a plain loop over doubles; nothing is blocked, fused, streamed or reordered.
+//
+// Tensors are row-major [batch, heads, len, dim]. Query head h reads KV head h / group, where
+// group = q_heads / kv_heads. Sizes are trusted: the library's contract checks have their own tests.
+#pragma once
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <limits>
+#include <span>
+#include <stdexcept>
+#include <vector>
+
+namespace oracle {
+
+using Index = std::int64_t;
+using Row = std::span<const double>;
+using Positions = std::vector<std::vector<std::vector<Index>>>;  // [batch][head] -> list of positions
+using Scores = std::vector<std::vector<std::vector<double>>>;    // [batch][head][position]
+
+inline constexpr double infinity = std::numeric_limits<double>::infinity();
+inline constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
+
+enum class Choice { dissimilar, uniform, last, dissimilar_and_last };
+enum class Group { rank, shared, per_head };
+enum class Scoring { cosine, dot };
+enum class Aggregation { max, mean };
+
+// The unsigned subscript that std::vector wants.
+inline std::size_t uz(Index i) {
+  assert(i >= 0);
+  return static_cast<std::size_t>(i);
+}
+
+// Row-major [batch, heads, len, dim], zero-filled; a default one is empty and can be appended to.
+struct Tensor {
+  Index batch = 0, heads = 0, len = 0, dim = 0;
+  std::vector<double> data;
+
+  Tensor() = default;
+  Tensor(Index b, Index h, Index n, Index d) : batch(b), heads(h), len(n), dim(d), data(uz(b * h * n * d), 0.0) {}
+
+  // ((b heads + h) len + i) dim + c
+  std::size_t offset(Index b, Index h, Index i, Index c) const {
+    assert(b < batch && h < heads && i < len && c < dim);
+    return uz(((b * heads + h) * len + i) * dim + c);
+  }
+  double& at(Index b, Index h, Index i, Index c) { return data[offset(b, h, i, c)]; }
+  const double& at(Index b, Index h, Index i, Index c) const { return data[offset(b, h, i, c)]; }
+  Row row(Index b, Index h, Index i) const { return Row(data).subspan(offset(b, h, i, 0), uz(dim)); }
+};
+
+// sum_c x[c] y[c]
+inline double dot(Row x, Row y) {
+  assert(x.size() == y.size());
+  double sum = 0;
+  for (std::size_t c = 0; c < x.size(); ++c) sum += x[c] * y[c];
+  return sum;
+}
+
+// sqrt(sum_c x[c]^2)
+inline double norm(Row x) { return std::sqrt(dot(x, x)); }
+
+// x.y / (|x| |y|), and 0 when either is the zero vector
+inline double cosine(Row x, Row y) {
+  const double norms = norm(x) * norm(y);
+  return norms > 0 ? dot(x, y) / norms : 0.0;
+}
+
+// Neither a NaN nor an infinity in the row.
+inline bool is_finite(Row x) {
+  for (double value : x)
+    if (!std::isfinite(value)) return false;
+  return true;
+}
+
+// first, first + 1, ..., end - 1
+inline std::vector<Index> range(Index first, Index end) {
+  std::vector<Index> list;
+  for (Index i = first; i < end; ++i) list.push_back(i);
+  return list;
+}
+
+// Every position 0..len-1 for every batch and head.
+inline Positions all_positions(Index batch, Index heads, Index len) {
+  return Positions(uz(batch), std::vector<std::vector<Index>>(uz(heads), range(0, len)));
+}
+
+// `candidates`, smallest value first, ties by position; positions whose value is not finite come last, by position.
+inline std::vector<Index> ranked(std::vector<Index> candidates, const std::vector<double>& value) {
+  std::sort(candidates.begin(), candidates.end(), [&](Index i, Index j) {
+    const double x = value[uz(i)], y = value[uz(j)];
+    if (std::isfinite(x) != std::isfinite(y)) return std::isfinite(x);
+    if (std::isfinite(x) && x != y) return x < y;
+    return i < j;
+  });
+  return candidates;
+}
+
+// ---- Algorithm 1: selection ----
+
+// cos(q[i], M) with M = mean of the finite raw rows of that head; NaN for a row that is not finite. [b][q_head][i]
+inline Scores query_cosines(const Tensor& q) {
+  const std::vector<double> unknown(uz(q.len), not_a_number);
+  Scores cosines(uz(q.batch), std::vector<std::vector<double>>(uz(q.heads), unknown));
+  for (Index b = 0; b < q.batch; ++b)
+    for (Index h = 0; h < q.heads; ++h) {
+      std::vector<double> mean(uz(q.dim), 0.0);
+      Index rows = 0;
+      for (Index i = 0; i < q.len; ++i) {
+        if (!is_finite(q.row(b, h, i))) continue;
+        for (Index c = 0; c < q.dim; ++c) mean[uz(c)] += q.at(b, h, i, c);
+        ++rows;
+      }
+      for (double& value : mean) value /= static_cast<double>(std::max<Index>(rows, 1));
+      for (Index i = 0; i < q.len; ++i)
+        if (is_finite(q.row(b, h, i))) cosines[uz(b)][uz(h)][uz(i)] = cosine(q.row(b, h, i), mean);
+    }
+  return cosines;
+}
+
+// Adds the cosines up over each group: every head gets s[i] = sum_{r < group} cos[kv_head group + r][i]; NaN stays NaN.
+inline Scores sum_over_group(const Scores& cosines, Index kv_heads) {
+  Scores sums = cosines;
+  for (std::size_t b = 0; b < cosines.size(); ++b) {
+    const std::size_t q_heads = cosines[b].size(), group = q_heads / uz(kv_heads);
+    for (std::size_t h = 0; h < q_heads; ++h)
+      for (std::size_t i = 0; i < cosines[b][h].size(); ++i) {
+        sums[b][h][i] = 0;
+        for (std::size_t r = 0; r < group; ++r) sums[b][h][i] += cosines[b][h / group * group + r][i];
+      }
+  }
+  return sums;
+}
+
+// Chunk positions of the kept queries, in slot order. [b][q_head]
+//   len <= n             0..len-1, whatever the choice
+//   dissimilar           the n lowest cosines with the head's mean query, by (cosine, position) ascending
+//   uniform              floor((m + 1) len / n) - 1 for m < n
+//   last                 len-n..len-1
+//   dissimilar_and_last  n - n/2 dissimilar ones among 0..len-n/2-1, then the last n/2
+inline Positions subselect_queries(const Tensor& q, Index n_queries, Choice choice, Index kv_heads, Group group) {
+  if (q.len <= n_queries) return all_positions(q.batch, q.heads, q.len);
+  Scores value = query_cosines(q);
+  if (group == Group::shared) value = sum_over_group(value, kv_heads);
+
+  Index n_last = 0;
+  if (choice == Choice::last) n_last = n_queries;
+  if (choice == Choice::dissimilar_and_last) n_last = n_queries / 2;
+
+  Positions kept = all_positions(q.batch, q.heads, 0);
+  for (Index b = 0; b < q.batch; ++b)
+    for (Index h = 0; h < q.heads; ++h) {
+      std::vector<Index>& list = kept[uz(b)][uz(h)];
+      if (choice == Choice::uniform) {
+        for (Index m = 0; m < n_queries; ++m) list.push_back((m + 1) * q.len / n_queries - 1);
+        continue;
+      }
+      const std::vector<Index> order = ranked(range(0, q.len - n_last), value[uz(b)][uz(h)]);
+      for (Index m = 0; m < n_queries - n_last; ++m) list.push_back(order[uz(m)]);
+      for (Index i = q.len - n_last; i < q.len; ++i) list.push_back(i);
+    }
+  return kept;
+}
+
+// kept[b, h, m] = q[b, h, positions[b][h][m]]. [b, q_heads, n, dim]
+inline Tensor gather_queries(const Tensor& q, const Positions& positions) {
+  const Index n = q.batch * q.heads > 0 ? std::ssize(positions[0][0]) : 0;
+  Tensor kept(q.batch, q.heads, n, q.dim);
+  for (Index b = 0; b < q.batch; ++b)
+    for (Index h = 0; h < q.heads; ++h)
+      for (Index m = 0; m < n; ++m)
+        for (Index c = 0; c < q.dim; ++c) kept.at(b, h, m, c) = q.at(b, h, positions[uz(b)][uz(h)][uz(m)], c);
+  return kept;
+}
+
+// qhat = q / |q| with cosine, q with dot; the zero vector for a zero row or one that is not finite.
+//   rank, shared  q_bar[g][m] = 1/group sum_{r < group} qhat[g group + r][m]    [b, kv_heads, n, dim]
+//   per_head      q_bar[g][r n + m] = qhat[g group + r][m]                      [b, kv_heads, group n, dim]
+inline Tensor pre_aggregate(const Tensor& kept, Index kv_heads, Group mode, Scoring scoring) {
+  const Index group = kept.heads / kv_heads, n = kept.len;
+  Tensor q_bar(kept.batch, kv_heads, mode == Group::per_head ? group * n : n, kept.dim);
+  for (Index b = 0; b < kept.batch; ++b)
+    for (Index h = 0; h < kept.heads; ++h)
+      for (Index m = 0; m < n; ++m) {
+        const Row row = kept.row(b, h, m);
+        if (!is_finite(row) || norm(row) == 0) continue;
+        const double divisor = scoring == Scoring::cosine ? norm(row) : 1.0;
+        const Index kv_head = h / group, r = h % group;
+        for (Index c = 0; c < kept.dim; ++c) {
+          const double qhat = kept.at(b, h, m, c) / divisor;
+          if (mode == Group::per_head)
+            q_bar.at(b, kv_head, r * n + m, c) = qhat;
+          else
+            q_bar.at(b, kv_head, m, c) += qhat / static_cast<double>(group);
+        }
+      }
+  return q_bar;
+}
+
+// S[t] = max_m or 1/n sum_m of q_bar[m].k[t] (1/|k[t]| with cosine, where a zero key scores 0); NaN for a key that is
+// not finite. q_bar has at least one row and is finite, as pre_aggregate returns it. [b][kv_head][kv]
+inline Scores score_keys(const Tensor& q_bar, const Tensor& keys, Scoring scoring, Aggregation aggregation) {
+  Scores scores(uz(keys.batch), std::vector<std::vector<double>>(uz(keys.heads)));
+  for (Index b = 0; b < keys.batch; ++b)
+    for (Index g = 0; g < keys.heads; ++g)
+      for (Index t = 0; t < keys.len; ++t) {
+        const Row key = keys.row(b, g, t);
+        double largest = -infinity, sum = 0;
+        for (Index m = 0; m < q_bar.len; ++m) {
+          double score = dot(q_bar.row(b, g, m), key);
+          if (scoring == Scoring::cosine) score = norm(key) > 0 ? score / norm(key) : 0.0;
+          largest = std::max(largest, score);
+          sum += score;
+        }
+        double score = aggregation == Aggregation::max ? largest : sum / static_cast<double>(q_bar.len);
+        if (!is_finite(key)) score = not_a_number;
+        scores[uz(b)][uz(g)].push_back(score);
+      }
+  return scores;
+}
+
+// score'[t] = max of the finite score[u] with t - (w-1)/2 <= u <= t + w/2 and u in range; NaN where score[t] itself is
+// not finite (no comparison with a NaN is true, so it stays).
+inline Scores window_max(const Scores& scores, Index w) {
+  Scores widened = scores;
+  for (std::size_t b = 0; b < scores.size(); ++b)
+    for (std::size_t g = 0; g < scores[b].size(); ++g) {
+      const std::vector<double>& score = scores[b][g];
+      const Index len = std::ssize(score);
+      for (Index t = 0; t < len; ++t) {
+        double largest = std::isfinite(score[uz(t)]) ? score[uz(t)] : not_a_number;
+        for (Index u = std::max<Index>(0, t - (w - 1) / 2); u <= std::min(len - 1, t + w / 2); ++u)
+          if (std::isfinite(score[uz(u)]) && score[uz(u)] > largest) largest = score[uz(u)];
+        widened[b][g][uz(t)] = largest;
+      }
+    }
+  return widened;
+}
+
+// The first min(keep_first, k) positions, the last min(keep_last, what is left of k), then the best of the others by
+// (score descending, position ascending), scores that are not finite last by position. Ascending, unique, min(k, len).
+inline Positions top_k(const Scores& scores, Index k, Index keep_first, Index keep_last) {
+  Positions keep(scores.size());
+  for (std::size_t b = 0; b < scores.size(); ++b)
+    for (const std::vector<double>& score : scores[b]) {
+      const Index len = std::ssize(score);
+      if (k >= len) {
+        keep[b].push_back(range(0, len));
+        continue;
+      }
+      const Index first = std::min(keep_first, k);
+      const Index last = std::min(keep_last, k - first);
+      std::vector<double> negated = score;  // `ranked` wants the smallest first
+      for (double& value : negated) value = -value;
+      const std::vector<Index> order = ranked(range(first, len - last), negated);
+
+      std::vector<Index> list = range(0, first);
+      for (Index m = 0; m < k - first - last; ++m) list.push_back(order[uz(m)]);
+      for (Index t = len - last; t < len; ++t) list.push_back(t);
+      std::sort(list.begin(), list.end());
+      keep[b].push_back(list);
+    }
+  return keep;
+}
+
+// A budget given as a fraction of the cache: max(1, floor(fraction kv_len)), and 0 for an empty cache.
+inline Index resolve_budget(double fraction, Index kv_len) {
+  if (kv_len <= 0) return 0;
+  return std::max<Index>(1, static_cast<Index>(std::floor(fraction * static_cast<double>(kv_len))));
+}
+
+struct QuokaOptions {
+  Index budget = 1024;   // B_SA
+  Index n_queries = 16;  // N_Q
+  Scoring scoring = Scoring::cosine;
+  Aggregation aggregation = Aggregation::max;
+  Group group = Group::rank;
+  Choice choice = Choice::dissimilar;
+  Index window = 1;
+  Index keep_first = 0, keep_last = 0;
+};
+
+// Algorithm 1: top_k(window_max(score_keys(pre_aggregate(q[subselect_queries]), past_k))). [b][kv_head]
+inline Positions select(const Tensor& q, const Tensor& past_k, const QuokaOptions& options) {
+  if (past_k.len <= options.budget) return all_positions(past_k.batch, past_k.heads, past_k.len);
+  if (options.budget == 0) return all_positions(past_k.batch, past_k.heads, 0);
+  const Index kv_heads = past_k.heads;
+  const Positions kept = subselect_queries(q, options.n_queries, options.choice, kv_heads, options.group);
+  const Tensor q_bar = pre_aggregate(gather_queries(q, kept), kv_heads, options.group, options.scoring);
+  const Scores scores = score_keys(q_bar, past_k, options.scoring, options.aggregation);
+  return top_k(window_max(scores, options.window), options.budget, options.keep_first, options.keep_last);
+}
+
+// ---- attention ----
+
+struct AttentionOptions {
+  double scale = 0;                      // 0: 1/sqrt(dim)
+  double softcap = 0;                    // 0: none; else logit = cap tanh(logit / cap), after scaling
+  std::vector<double> sink_logits = {};  // [q_heads] or empty: a logit without a value, neither scaled nor capped
+  Index window = 0;                      // 0: none; else a query at position p sees positions t with p - t < window
+};
+
+struct AttentionResult {
+  Tensor out;               // [b, q_heads, q_len, value dim]
+  std::vector<double> lse;  // [b, q_heads, q_len] flattened: natural log of sum_t exp(logit[t]), the sink's included
+};
+
+// scale q.k, then softcap
+inline double logit(Row query, Row key, const AttentionOptions& options) {
+  const double scale = options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(query.size()));
+  const double scaled = scale * dot(query, key);
+  return options.softcap != 0 ? options.softcap * std::tanh(scaled / options.softcap) : scaled;
+}
+
+// t <= p, and p - t < window if there is one
+inline bool sees(Index query_position, Index key_position, const AttentionOptions& options) {
+  if (key_position > query_position) return false;
+  return options.window == 0 || query_position - key_position < options.window;
+}
+
+// out = sum_t softmax(logit)[t] v[t] over the keys that query row i, at position past_len + i, sees: past keys t in
+// `keep` ([b][kv_head]; nullptr: all) and chunk keys j <= i, at past_len + j. Either part may be empty or a Tensor{}.
+// Keys it does not see are never read. Nothing to see: zeros, and lse -infinity.
+inline AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& past_v, const Positions* keep,
+                                 const Tensor& k, const Tensor& v, const AttentionOptions& options = {}) {
+  const Index kv_heads = std::max(past_k.heads, k.heads), group = q.heads / kv_heads;
+  const Positions all = all_positions(q.batch, kv_heads, past_k.len);
+  const Positions& past = keep != nullptr ? *keep : all;
+  AttentionResult result{Tensor(q.batch, q.heads, q.len, std::max(past_v.dim, v.dim)), {}};
+  for (Index b = 0; b < q.batch; ++b)
+    for (Index h = 0; h < q.heads; ++h)
+      for (Index i = 0; i < q.len; ++i) {
+        const Index g = h / group, position = past_k.len + i;
+        std::vector<double> logits;
+        std::vector<Row> values;
+        for (Index t : past[uz(b)][uz(g)])
+          if (sees(position, t, options)) {
+            logits.push_back(logit(q.row(b, h, i), past_k.row(b, g, t), options));
+            values.push_back(past_v.row(b, g, t));
+          }
+        for (Index j = 0; j < k.len; ++j)
+          if (sees(position, past_k.len + j, options)) {
+            logits.push_back(logit(q.row(b, h, i), k.row(b, g, j), options));
+            values.push_back(v.row(b, g, j));
+          }
+        if (!options.sink_logits.empty()) logits.push_back(options.sink_logits[uz(h)]);  // has no value: comes last
+
+        bool empty = true;  // nothing above -infinity; a NaN is no reason to be empty
+        double largest = -infinity, sum = 0;
+        for (double x : logits) {
+          if (x != -infinity) empty = false;
+          if (x > largest) largest = x;
+        }
+        if (empty) {
+          result.lse.push_back(-infinity);
+          continue;
+        }
+        for (double x : logits) sum += std::exp(x - largest);
+        for (std::size_t n = 0; n < values.size(); ++n)
+          for (Index c = 0; c < result.out.dim; ++c)
+            result.out.at(b, h, i, c) += std::exp(logits[n] - largest) / sum * values[n][uz(c)];
+        result.lse.push_back(largest + std::log(sum));
+      }
+  return result;
+}
+
+// ---- Algorithm 2: chunked prefill of one layer ----
+
+// [past, chunk] along the length
+inline Tensor append(const Tensor& past, const Tensor& chunk) {
+  Tensor joined(chunk.batch, chunk.heads, past.len + chunk.len, chunk.dim);
+  for (Index b = 0; b < chunk.batch; ++b)
+    for (Index h = 0; h < chunk.heads; ++h)
+      for (Index i = 0; i < joined.len; ++i)
+        for (Index c = 0; c < chunk.dim; ++c)
+          joined.at(b, h, i, c) = i < past.len ? past.at(b, h, i, c) : chunk.at(b, h, i - past.len, c);
+  return joined;
+}
+
+struct Dense {};  // the flag for a Prefill without selection
+
+struct Prefill {
+  explicit Prefill(const QuokaOptions& quoka, const AttentionOptions& attend = {})
+      : dense(false), quoka_options(quoka), attention_options(attend) {}
+  explicit Prefill(Dense, const AttentionOptions& attend = {}) : dense(true), attention_options(attend) {}
+
+  // out = attention(q, past[select(q, past_k)], chunk), and then past = [past, chunk]. [b, q_heads, q_len, value dim]
+  Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v) {
+    if (past_k.len == 0) past_k = Tensor(k.batch, k.heads, 0, k.dim);
+    kept = dense ? all_positions(k.batch, k.heads, past_k.len) : select(q, past_k, quoka_options);
+    const AttentionResult result = attention(q, past_k, past_v, &kept, k, v, attention_options);
+    past_k = append(past_k, k);
+    past_v = append(past_v, v);
+    return result.out;
+  }
+
+  bool dense;
+  QuokaOptions quoka_options;
+  AttentionOptions attention_options;
+  Tensor past_k, past_v;  // [b, kv_heads, kv_len, dim]
+  Positions kept;         // [b][kv_head], what the last forward attended of the past
+};
+
+// ---- measures ----
+
+// Mean over b, q_head and row of  sum_{t in keep} exp(logit[t]) / sum_t exp(logit[t]) = exp(lse of keep - lse of all),
+// past keys only: no chunk, no sink logit. Rows that see no past key do not count; 1 if none sees any.
+inline double mass_kept(const Tensor& q, const Tensor& past_k, const Positions& keep, AttentionOptions options = {}) {
+  options.sink_logits = {};
+  const std::vector<double> kept = attention(q, past_k, past_k, &keep, Tensor{}, Tensor{}, options).lse;
+  const std::vector<double> all = attention(q, past_k, past_k, nullptr, Tensor{}, Tensor{}, options).lse;
+  double share = 0, rows = 0;
+  for (std::size_t n = 0; n < all.size(); ++n) {
+    if (all[n] == -infinity) continue;
+    share += std::exp(kept[n] - all[n]);
+    rows += 1;
+  }
+  return rows > 0 ? share / rows : 1.0;
+}
+
+// |a - reference| / |reference| in the Frobenius norm; 0 for two zero tensors, infinity if only the reference is zero.
+inline double relative_error(const Tensor& a, const Tensor& reference) {
+  if (a.batch != reference.batch || a.heads != reference.heads || a.len != reference.len || a.dim != reference.dim)
+    throw std::invalid_argument("oracle::relative_error: the shapes differ");
+  std::vector<double> difference;
+  for (std::size_t n = 0; n < a.data.size(); ++n) difference.push_back(a.data[n] - reference.data[n]);
+  if (norm(difference) == 0) return 0;
+  return norm(difference) / norm(reference.data);
+}
+
+}  // namespace oracle
