@@ -79,56 +79,44 @@ class AttentionWorkspace {
 
 namespace detail {
 
+// Throws unless keys and values [batch, kv_heads, len, head_dim | v_dim] fit q and each other.
 template <class T>
-AttentionCall<T> checked_call(TensorView<const T> q, const Past<T>& past, const Chunk<T>& chunk,
-                              const AttentionOutput<T>& output, const AttentionOptions& options) {
-  const bool has_past = past.k.len() > 0, has_chunk = chunk.k.len() > 0;
-  require_at_least("q's batch", q.batch(), 1);
-  require_at_least("q_len", q.len(), 1);
-  require_at_least("head_dim", q.dim(), 1);
-  const Index kv_heads = has_past || !has_chunk ? past.k.heads() : chunk.k.heads();
-  require_multiple("q_heads", q.heads(), "kv_heads", kv_heads);
-  const Index v_dim = has_past || !has_chunk ? past.v.dim() : chunk.v.dim();
-  require_at_least("v's dim", v_dim, 1);
-  require_equal("past v's len", past.v.len(), "past k's len", past.k.len());
-  require_equal("chunk v's len", chunk.v.len(), "chunk k's len", chunk.k.len());
-  const auto require_shape = [&](const TensorView<const T>& x, Index dim, std::string_view heads_name,
-                                 std::string_view batch_name, std::string_view dim_name) {
-    require_equal(batch_name, x.batch(), "q's batch", q.batch());
-    require_equal(heads_name, x.heads(), "kv_heads", kv_heads);
-    require_equal(dim_name, x.dim(), &dim == &v_dim ? "v's dim" : "q's head_dim", dim);
-  };
-  if (has_past) {
-    require_shape(past.k, q.dim(), "past k's heads", "past k's batch", "past k's head_dim");
-    require_shape(past.v, v_dim, "past v's heads", "past v's batch", "past v's dim");
-  }
-  if (has_chunk) {
-    require_equal("chunk k's len", chunk.k.len(), "q_len", q.len());
-    require_shape(chunk.k, q.dim(), "chunk k's heads", "chunk k's batch", "chunk k's head_dim");
-    require_shape(chunk.v, v_dim, "chunk v's heads", "chunk v's batch", "chunk v's dim");
-  }
-  require_equal("out's batch", output.out.batch(), "q's batch", q.batch());
-  require_equal("out's heads", output.out.heads(), "q_heads", q.heads());
-  require_equal("out's len", output.out.len(), "q_len", q.len());
-  require_equal("out's dim", output.out.dim(), "v's dim", v_dim);
-  if (output.lse_nat.data() != nullptr) {
-    require_equal("lse_nat's batch", output.lse_nat.batch(), "q's batch", q.batch());
-    require_equal("lse_nat's heads", output.lse_nat.heads(), "q_heads", q.heads());
-    require_equal("lse_nat's len", output.lse_nat.len(), "q_len", q.len());
-  }
-  if (past.keep != nullptr) {
-    require_equal("the selection's kv_len", past.keep->kv_len(), "past k's len", past.k.len());
-    if (has_past) {
-      require_equal("the selection's batch", past.keep->batch(), "q's batch", q.batch());
-      require_equal("the selection's kv_heads", past.keep->kv_heads(), "kv_heads", kv_heads);
-    }
-  }
+void check_keys_and_values(const TensorView<const T>& q, const TensorView<const T>& k, const TensorView<const T>& v,
+                           Index kv_heads, Index v_dim, std::string_view k_name, std::string_view v_name) {
+  if (k.len() == 0 && v.len() == 0) return;
+  require_sizes(k_name, k.sizes(), {q.batch(), kv_heads, k.len(), q.dim()});
+  require_sizes(v_name, v.sizes(), {q.batch(), kv_heads, k.len(), v_dim});
+}
+
+template <class T>
+void check_options(const TensorView<const T>& q, const AttentionOptions& options, float scale) {
   if (!options.sink_logits.empty())
     require_equal("the number of sink_logits", static_cast<Index>(options.sink_logits.size()), "q_heads", q.heads());
   require_at_least("sliding_window", options.sliding_window, 0);
+  if (!std::isfinite(scale)) fail_range("scale", static_cast<double>(scale), "(-inf, inf)");
+  if (!(options.softcap >= 0.0f) || std::isinf(options.softcap))
+    fail_range("softcap", static_cast<double>(options.softcap), "[0, inf)");
+}
+
+template <class T>
+AttentionCall<T> checked_call(const TensorView<const T>& q, const Past<T>& past, const Chunk<T>& chunk,
+                              const AttentionOutput<T>& output, const AttentionOptions& options) {
+  require_at_least("q's batch", q.batch(), 1);
+  require_at_least("q_len", q.len(), 1);
+  require_at_least("head_dim", q.dim(), 1);
+  const bool by_past = past.k.len() > 0 || chunk.k.len() == 0;  // an empty part may leave its shape open
+  const Index kv_heads = by_past ? past.k.heads() : chunk.k.heads();
+  const Index v_dim = by_past ? past.v.dim() : chunk.v.dim();
+  require_multiple("q_heads", q.heads(), "kv_heads", kv_heads);
+  require_at_least("v's dim", v_dim, 1);
+  check_keys_and_values(q, past.k, past.v, kv_heads, v_dim, "past k", "past v");
+  check_keys_and_values(q, chunk.k, chunk.v, kv_heads, v_dim, "chunk k", "chunk v");
+  if (chunk.k.len() > 0) require_equal("chunk k's len", chunk.k.len(), "q_len", q.len());
+  require_sizes("out", output.out.sizes(), {q.batch(), q.heads(), q.len(), v_dim});
+  if (output.lse_nat.data() != nullptr) require_sizes("lse_nat", output.lse_nat.sizes(), {q.batch(), q.heads(), q.len()});
+  if (past.keep != nullptr && past.k.len() > 0) past.keep->require_shape(q.batch(), kv_heads, past.k.len());
   const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(q.dim())));
-  if (!std::isfinite(scale)) fail_range("scale", scale, "(-inf, inf)");
-  if (!(options.softcap >= 0.0f) || std::isinf(options.softcap)) fail_range("softcap", options.softcap, "[0, inf)");
+  check_options(q, options, scale);
 
   return {.q = q, .past_k = past.k, .past_v = past.v, .chunk_k = chunk.k, .chunk_v = chunk.v,
           .out = output.out, .lse = output.lse_nat, .kv_heads = kv_heads,

@@ -90,7 +90,7 @@ struct AttentionScratch {
     weights.reserve(round_up(tuning::block_keys, tuning::tile_rows) * tuning::panel_rows);
     queries.reserve(panels * dim * tuning::panel_rows);
     out.reserve(panels * v_dim * tuning::panel_rows);
-    lane_out.reserve(v_dim * tuning::panel_rows);
+    lane_out.reserve(2 * v_dim * tuning::panel_rows);
     states.reserve(panels * tuning::tile_packets);
   }
   Index bytes() const {
@@ -205,16 +205,14 @@ class HeadAttention {
   // value, each lane takes the keys it sees and no other. Same tiles, same order, same bits.
   void values_lane_by_lane(const PanelMask& mask, Index count, const float* weights, const PanelPackets& factor, float* panel) {
     const Index size = call_.v_dim * tuning::panel_rows;
-    float* result = s_.lane_out.data();
-    Buffer<float> trial;
-    trial.reserve(size);
+    float *result = s_.lane_out.data(), *trial = result + size;
     for (Index lane = 0; lane < count; ++lane) {
       const Index first = static_cast<Index>(mask.first[lane]);
       const Index end = std::max(first, static_cast<Index>(mask.end[lane]));
-      std::copy_n(panel, size, trial.data());
+      std::copy_n(panel, size, trial);
       block_values(s_.values.data() + first * value_stride(call_.v_dim), call_.v_dim,
-                   weights + first * tuning::panel_rows, end - first, factor, trial.data());
-      for (Index c = 0; c < call_.v_dim; ++c) result[c * tuning::panel_rows + lane] = trial.data()[c * tuning::panel_rows + lane];
+                   weights + first * tuning::panel_rows, end - first, factor, trial);
+      for (Index c = 0; c < call_.v_dim; ++c) result[c * tuning::panel_rows + lane] = trial[c * tuning::panel_rows + lane];
     }
     for (Index c = 0; c < call_.v_dim; ++c)
       std::copy_n(result + c * tuning::panel_rows, count, panel + c * tuning::panel_rows);

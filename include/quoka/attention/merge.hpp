@@ -18,14 +18,9 @@ template <TensorLike A>
 void merge(A& out_a, TensorView<float, 3> lse_a, TensorView<const storage_t<A>> out_b, TensorView<const float, 3> lse_b) {
   using T = storage_t<A>;
   const TensorView<T> a = out_a;
-  static constexpr const char* axes_a[] = {"a's batch", "a's heads", "a's len", "a's dim"};
-  static constexpr const char* axes_b[] = {"b's batch", "b's heads", "b's len", "b's dim"};
-  for (std::size_t axis = 0; axis < 4; ++axis)
-    detail::require_equal(axes_b[axis], out_b.sizes()[axis], axes_a[axis], a.sizes()[axis]);
-  for (std::size_t axis = 0; axis < 3; ++axis) {
-    detail::require_equal("lse_a's size", lse_a.sizes()[axis], axes_a[axis], a.sizes()[axis]);
-    detail::require_equal("lse_b's size", lse_b.sizes()[axis], axes_a[axis], a.sizes()[axis]);
-  }
+  detail::require_sizes("b", out_b.sizes(), a.sizes());
+  detail::require_sizes("lse_a", lse_a.sizes(), {a.batch(), a.heads(), a.len()});
+  detail::require_sizes("lse_b", lse_b.sizes(), {a.batch(), a.heads(), a.len()});
   for (Index b = 0; b < a.batch(); ++b) {
     for (Index head = 0; head < a.heads(); ++head) {
       for (Index i = 0; i < a.len(); ++i) {

@@ -85,14 +85,8 @@ class KvCache {
 
   // Throws std::invalid_argument if append(k, v) would.
   void check(const TensorView<const T>& k, const TensorView<const T>& v) const {
-    const auto check_rows = [this](const TensorView<const T>& x, Index dim, const char* x_batch, const char* x_heads, const char* x_dim) {
-      detail::require_equal(x_batch, x.batch(), "the cache's batch", batch_);
-      detail::require_equal(x_heads, x.heads(), "kv_heads", kv_heads_);
-      detail::require_equal(x_dim, x.dim(), "the cache's", dim);
-    };
-    check_rows(k, key_dim_, "k's batch", "k's heads", "k's head_dim");
-    check_rows(v, value_dim_, "v's batch", "v's heads", "v's dim");
-    detail::require_equal("v's len", v.len(), "k's len", k.len());
+    detail::require_sizes("k", k.sizes(), {batch_, kv_heads_, k.len(), key_dim_});
+    detail::require_sizes("v", v.sizes(), {batch_, kv_heads_, k.len(), value_dim_});
   }
 
  private:

@@ -6,6 +6,7 @@
 
 #include <quoka/core/types.hpp>
 
+#include <array>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -17,9 +18,8 @@ namespace detail {
                                                         std::string_view relation,
                                                         std::string_view b, Index b_value) {
   std::string message = "quoka: ";
-  message.append(a).append(" is ").append(std::to_string(a_value)).append(", ").append(relation);
-  message.append(" ").append(b);
-  if (!b.empty()) message.append(", which is ");
+  message.append(a).append(" is ").append(std::to_string(a_value)).append(", ").append(relation).append(" ");
+  if (!b.empty()) message.append(b).append(", which is ");
   message.append(std::to_string(b_value));
   throw std::invalid_argument(message);
 }
@@ -49,6 +49,15 @@ inline void require_at_most(std::string_view a, Index a_value, std::string_view 
 inline void require_multiple(std::string_view a, Index a_value, std::string_view b, Index b_value) {
   if (b_value < 1 || a_value < 1 || a_value % b_value != 0) [[unlikely]]
     fail(a, a_value, "but must be a positive multiple of", b, b_value);
+}
+
+// Sizes of a tensor, axis by axis: [batch, heads, len] or [batch, heads, len, dim].
+template <std::size_t Rank>
+void require_sizes(std::string_view tensor, const std::array<Index, Rank>& sizes, const std::array<Index, Rank>& expected) {
+  static constexpr std::string_view axes[] = {"'s batch", "'s heads", "'s len", "'s dim"};
+  for (std::size_t axis = 0; axis < Rank; ++axis)
+    if (sizes[axis] != expected[axis]) [[unlikely]]
+      fail(std::string(tensor).append(axes[axis]), sizes[axis], "but must be", "", expected[axis]);
 }
 
 }  // namespace detail

@@ -61,6 +61,15 @@ class ChunkedPrefill {
     }
   }
 
+  // Takes over keys and values that were computed before (a saved prefix), without attention: k [batch,
+  // kv_heads, n, head_dim], v [batch, kv_heads, n, v_dim]. Throws as KvCache::append.
+  template <class E = SerialExecutor>
+    requires Executor<E>
+  void append(TensorView<const T> k, TensorView<const T> v, E&& executor = E{}) {
+    cache_.append(k, v);
+    selector_.appended(input({}), state_, executor);
+  }
+
   // Back to the first `len` tokens: the next turn, another branch. Throws std::invalid_argument beyond
   // the present length.
   void truncate(Index len) {
@@ -85,9 +94,7 @@ class ChunkedPrefill {
     return shape;
   }
   void check_query(const TensorView<const T>& q, const TensorView<const T>& k) const {
-    detail::require_equal("q's batch", q.batch(), "the layer's batch", shape_.batch);
-    detail::require_equal("q's heads", q.heads(), "the layer's q_heads", shape_.q_heads);
-    detail::require_equal("q's head_dim", q.dim(), "the layer's head_dim", shape_.head_dim);
+    detail::require_sizes("q", q.sizes(), {shape_.batch, shape_.q_heads, q.len(), shape_.head_dim});
     detail::require_equal("k's len", k.len(), "q_len", q.len());
   }
   SelectorInput<T> input(const TensorView<const T>& q) const { return {q, cache_.k(), cache_.inverse_norms()}; }

@@ -14,7 +14,7 @@
 // A selector is const and shareable; all that changes lives in the State its caller holds: reused
 // buffers, and for some methods something kept per key (projected keys, page bounds), a retained set, or
 // a choice shared with other layers. appended() sees the cache with the chunk's keys at its end, so such
-// state grows with it; truncate() takes it back to a shorter prefix.
+// state grows with it (q is empty where keys came without queries, from a saved prefix); truncate() takes it back to a shorter prefix.
 #pragma once
 
 #include <quoka/core/executor.hpp>
@@ -49,13 +49,10 @@ void check_selector_input(const SelectorInput<T>& input) {
   require_at_least("q's batch", input.q.batch(), 1);
   require_at_least("q_len", input.q.len(), 1);
   require_at_least("head_dim", input.q.dim(), 1);
-  require_equal("k's batch", input.k.batch(), "q's batch", input.q.batch());
   require_multiple("q_heads", input.q.heads(), "kv_heads", input.k.heads());
-  require_equal("k's head_dim", input.k.dim(), "q's head_dim", input.q.dim());
-  if (input.inverse_norms.data() == nullptr) return;
-  require_equal("inverse_norms' batch", input.inverse_norms.batch(), "k's batch", input.k.batch());
-  require_equal("inverse_norms' heads", input.inverse_norms.heads(), "kv_heads", input.k.heads());
-  require_equal("inverse_norms' len", input.inverse_norms.len(), "kv_len", input.k.len());
+  require_sizes("k", input.k.sizes(), {input.q.batch(), input.k.heads(), input.k.len(), input.q.dim()});
+  if (input.inverse_norms.data() != nullptr)
+    require_sizes("inverse_norms", input.inverse_norms.sizes(), {input.k.batch(), input.k.heads(), input.k.len()});
 }
 
 }  // namespace detail

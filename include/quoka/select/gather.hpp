@@ -16,9 +16,7 @@ template <TensorLike K, class E = SerialExecutor>
   requires Executor<E>
 Eigen::Tensor<storage_t<K>, 4, Eigen::RowMajor> gather(const K& past, const Selection& keep, E&& executor = E{}) {
   const auto view = view_of(past);
-  detail::require_equal("the selection's batch", keep.batch(), "past's batch", view.batch());
-  detail::require_equal("the selection's kv_heads", keep.kv_heads(), "past's heads", view.heads());
-  detail::require_equal("the selection's kv_len", keep.kv_len(), "past's len", view.len());
+  keep.require_shape(view.batch(), view.heads(), view.len());
   Eigen::Tensor<storage_t<K>, 4, Eigen::RowMajor> rows(view.batch(), view.heads(), keep.count(), view.dim());
   executor.run(view.batch() * view.heads(), [&](Index task, int) {
     const Index b = task / view.heads(), kv_head = task % view.heads();

@@ -143,13 +143,6 @@ void score_all_keys(const float* q_bar, Index rows, const TensorView<const T>& k
   });
 }
 
-inline void check_inverse_norms(const TensorView<const float, 3>& inverse_norms, Index batch, Index kv_heads, Index kv_len) {
-  if (inverse_norms.data() == nullptr) return;
-  require_equal("inverse_norms' batch", inverse_norms.batch(), "k's batch", batch);
-  require_equal("inverse_norms' heads", inverse_norms.heads(), "k's heads", kv_heads);
-  require_equal("inverse_norms' len", inverse_norms.len(), "k's len", kv_len);
-}
-
 }  // namespace detail
 
 // q_bar [batch, kv_heads, rows, head_dim] (float), keys [batch, kv_heads, kv_len, head_dim],
@@ -161,11 +154,10 @@ Eigen::Tensor<float, 3, Eigen::RowMajor> score_keys(const Eigen::Tensor<float, 4
                                                     const ScoreOptions& options = {},
                                                     TensorView<const float, 3> inverse_norms = {}, E&& executor = E{}) {
   const auto k = view_of(keys);
-  detail::require_equal("k's batch", k.batch(), "q_bar's batch", q_bar.dimension(0));
-  detail::require_equal("k's heads", k.heads(), "q_bar's heads", q_bar.dimension(1));
-  detail::require_equal("k's head_dim", k.dim(), "q_bar's head_dim", q_bar.dimension(3));
   detail::require_at_least("q_bar's rows", q_bar.dimension(2), 1);
-  detail::check_inverse_norms(inverse_norms, k.batch(), k.heads(), k.len());
+  detail::require_sizes("k", k.sizes(), {q_bar.dimension(0), q_bar.dimension(1), k.len(), q_bar.dimension(3)});
+  if (inverse_norms.data() != nullptr)
+    detail::require_sizes("inverse_norms", inverse_norms.sizes(), {k.batch(), k.heads(), k.len()});
   Eigen::Tensor<float, 3, Eigen::RowMajor> scores(k.batch(), k.heads(), k.len());
   std::vector<detail::ScoreScratch> scratch;
   detail::score_all_keys(q_bar.data(), q_bar.dimension(2), k, inverse_norms, options, scores.data(), scratch, executor);

@@ -7,6 +7,8 @@
 
 #include <quoka/core/view.hpp>
 
+#include <algorithm>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -62,12 +64,20 @@ class Selection {
     return list;
   }
 
+  // Throws std::invalid_argument, both numbers named, unless made for this shape.
+  void require_shape(Index batch, Index kv_heads, Index kv_len) const {
+    detail::require_equal("the selection's batch", batch_, "the keys' batch", batch);
+    detail::require_equal("the selection's kv_heads", kv_heads_, "the keys' kv_heads", kv_heads);
+    detail::require_equal("the selection's kv_len", kv_len_, "the keys' kv_len", kv_len);
+  }
+
   // For selectors. The memory is kept from call to call; resize leaves the positions to be written.
   void select_all(Index batch, Index kv_heads, Index kv_len) {
     batch_ = batch, kv_heads_ = kv_heads, kv_len_ = count_ = kv_len;
   }
   void resize(Index batch, Index kv_heads, Index kv_len, Index count) {
     detail::require_at_most("count", count, "kv_len", kv_len);
+    detail::require_at_most("kv_len", kv_len, "the largest Position", std::numeric_limits<Position>::max());
     positions_.resize(static_cast<std::size_t>(batch * kv_heads * count));
     batch_ = batch, kv_heads_ = kv_heads, kv_len_ = kv_len, count_ = count;
   }

@@ -68,7 +68,8 @@ void add_cosines(const TensorView<const T>& q, Index b, Index head, SubselectScr
       cosines[i] = simd::infinity;
   }
   const float unit = inverse_norm(mean, dim);
-  for (Index c = 0; c < dim; ++c) mean[c] *= unit;
+  const float factor = is_finite_row(mean, dim, unit) ? unit : 0.0f;  // the sum may have overflowed
+  for (Index c = 0; c < dim; ++c) mean[c] = factor == 0.0f ? 0.0f : mean[c] * factor;
   for (Index i = 0; i < q.len(); ++i)
     if (cosines[i] != simd::infinity) cosines[i] += sum_of_products(q.row(b, head, i), mean, dim) * inverse[i];
 }

@@ -51,6 +51,7 @@ QUOKA_INLINE std::uint32_t rank_of(float score) {
 
 // pooled[kv] = max over the window; doubling spans, so log2(window) passes.
 inline const float* pool_window(const float* scores, Index kv_len, Index window, Buffer<float>& buffer) {
+  window = std::min(window, 2 * kv_len + 1);  // beyond that every key sees every other
   const Index before = (window - 1) / 2, size = kv_len + window - 1;
   float* x = buffer.reserve_amortised(size);
   std::fill_n(x, before, -simd::infinity);

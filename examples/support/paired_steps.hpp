@@ -1,0 +1,143 @@
+// Times chunk steps of several layers against each other, and adds them up to a whole prefill.
+//
+// A prefill of 32,768 tokens takes dense attention minutes; its cost per chunk is a smooth function of
+// the cache's length, so it is measured at a few positions and integrated. All layers are timed at one
+// position in turn before the next position, and the whole round is repeated: a machine that slows down
+// slows all of them, and ratios are taken within a round.
+#pragma once
+
+#include <quoka/quoka.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+namespace quoka_examples {
+
+using quoka::Index;
+
+// The middle one; of an even number the upper middle one.
+inline double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+template <class F>
+double seconds_of(F&& f) {
+  const auto start = std::chrono::steady_clock::now();
+  f();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+// Queries, keys and values of one chunk, and a cache to attend to; generated, normal, the same each run.
+struct GeneratedPrompt {
+  using Tensor = Eigen::Tensor<float, 4, Eigen::RowMajor>;
+
+  GeneratedPrompt(const quoka::LayerShape& shape, Index chunk_len)
+      : q(shape.batch, shape.q_heads, chunk_len, shape.head_dim), k(shape.batch, shape.kv_heads, chunk_len, shape.head_dim), v(shape.batch, shape.kv_heads, chunk_len, shape.v_dim == 0 ? shape.head_dim : shape.v_dim), out(shape.batch, shape.q_heads, chunk_len, v.dimension(3)) {
+    std::mt19937 random(1);
+    std::normal_distribution<float> normal;
+    for (Tensor* tensor : {&q, &k, &v}) std::generate_n(tensor->data(), tensor->size(), [&] { return normal(random); });
+  }
+
+  // Caches `len` generated keys and values in the layer.
+  template <class Layer>
+  void fill(Layer& layer, Index len) {
+    std::mt19937 random(2);
+    std::normal_distribution<float> normal;
+    Tensor more_k = k, more_v = v;
+    layer.reserve(len + k.dimension(2));
+    while (layer.kv_len() < len) {
+      for (Tensor* tensor : {&more_k, &more_v}) std::generate_n(tensor->data(), tensor->size(), [&] { return normal(random); });
+      const quoka::TensorView<const float> keys = more_k, values = more_v;
+      const Index n = std::min(len - layer.kv_len(), keys.len());
+      layer.append(keys.slice(0, n), values.slice(0, n));
+    }
+  }
+
+  Tensor q, k, v, out;
+};
+
+// Sets the layer's cache to its first kv_len keys, runs one chunk step and returns its seconds.
+using TimedStep = std::function<double(Index kv_len)>;
+
+template <class Layer, class E>
+TimedStep timed_step(Layer& layer, GeneratedPrompt& prompt, E& executor) {
+  return [&layer, &prompt, &executor](Index kv_len) {
+    layer.truncate(kv_len);
+    const double seconds = seconds_of([&] { layer.forward(prompt.q, prompt.k, prompt.v, prompt.out, executor); });
+    layer.truncate(kv_len);
+    return seconds;
+  };
+}
+
+// Cache lengths to measure for a prompt of `length` tokens, descending: the first chunk, the one where
+// selection sets in (`budget` keys cached), and `steps` more up to the last chunk.
+inline std::vector<Index> measured_positions(Index length, Index chunk_len, Index budget, Index steps) {
+  const Index last = std::max<Index>(0, length - chunk_len);
+  std::vector<Index> positions{0, last};
+  if (budget < last) positions.insert(positions.end(), {budget, std::min(budget + 1, last)});
+  const Index from = std::min(budget, last);
+  for (Index i = 1; i < steps; ++i) positions.push_back(from + (last - from) * i / steps);
+  std::sort(positions.begin(), positions.end(), std::greater<>());
+  positions.erase(std::unique(positions.begin(), positions.end()), positions.end());
+  return positions;
+}
+
+// seconds[step][position][round].
+using StepSeconds = std::vector<std::vector<std::vector<double>>>;
+
+// Each position in turn, the steps interleaved there. positions descend: a step keeps the cache's first
+// keys only. The first round of a position warms up and is not counted.
+inline StepSeconds time_steps(const std::vector<TimedStep>& steps, const std::vector<Index>& positions, int rounds,
+                              const std::function<void(std::size_t position, int round)>& progress = {}) {
+  StepSeconds seconds(steps.size(), std::vector<std::vector<double>>(positions.size()));
+  for (std::size_t p = 0; p < positions.size(); ++p) {
+    for (int round = -1; round < rounds; ++round) {
+      for (std::size_t s = 0; s < steps.size(); ++s) {
+        const double taken = steps[s](positions[p]);
+        if (round >= 0) seconds[s][p].push_back(taken);
+      }
+      if (progress) progress(p, round + 1);
+    }
+  }
+  return seconds;
+}
+
+// The whole prefill of `length` tokens: the chunks' costs, linear between the measured positions.
+inline double integrate(const std::vector<Index>& positions, const std::vector<double>& seconds, Index length, Index chunk_len) {
+  double total = 0.0;
+  for (Index kv_len = 0; kv_len < length; kv_len += chunk_len) {
+    std::size_t right = positions.size() - 1;  // positions descend
+    while (right > 0 && positions[right] < kv_len) --right;
+    const std::size_t left = std::min(right + 1, positions.size() - 1);
+    const double span = static_cast<double>(positions[right] - positions[left]);
+    const double share = span > 0.0 ? static_cast<double>(kv_len - positions[left]) / span : 1.0;
+    total += seconds[left] + (seconds[right] - seconds[left]) * std::min(share, 1.0);
+  }
+  return total;
+}
+
+// One step's seconds over a whole prefill, a number per round.
+inline std::vector<double> prefill_seconds(const std::vector<Index>& positions, const std::vector<std::vector<double>>& of_step,
+                                           Index length, Index chunk_len) {
+  std::vector<double> totals;
+  for (std::size_t round = 0; round < of_step.front().size(); ++round) {
+    std::vector<double> seconds;
+    for (const auto& at_position : of_step) seconds.push_back(at_position[round]);
+    totals.push_back(integrate(positions, seconds, length, chunk_len));
+  }
+  return totals;
+}
+
+inline double median_ratio(const std::vector<double>& above, const std::vector<double>& below) {
+  std::vector<double> ratios;
+  for (std::size_t i = 0; i < above.size(); ++i) ratios.push_back(above[i] / below[i]);
+  return median(ratios);
+}
+
+}  // namespace quoka_examples
