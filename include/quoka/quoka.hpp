@@ -1,13 +1,14 @@
 // QuoKA: query-oriented KV selection for LLM prefill, header-only C++20 on Eigen.
 //
-// For each chunk of a prompt: keep the few queries least like the chunk's mean query, score the cached
-// keys against them by cosine similarity, attend only to the `budget` best keys and the chunk itself.
+// For each chunk of a prompt: keep the few queries least like the chunk's mean query, score the
+// cached keys against them by cosine similarity, attend only to the `budget` best keys and the
+// chunk itself.
 //
 //     views ─▶ select ─────────────────────────────────▶ attention ─▶ chunked prefill
 //              subselect_queries ▶ pre_aggregate ▶          past[Selection], then the chunk, causal
 //              score_keys ▶ top_k ▶ (gather)
 //
-// Each header includes only headers above it here. Start at prefill/chunked_prefill.hpp, or, with a
+// Jones et al., ICLR 2026, arXiv 2602.08722. Each header includes only headers above it here. Start at prefill/chunked_prefill.hpp, or, with a
 // cache of your own, at select/quoka.hpp and attention/attention.hpp.
 #pragma once
 

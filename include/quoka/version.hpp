@@ -46,6 +46,6 @@
 #define QUOKA_ABI_JOIN(major, minor, simd, fma, half) QUOKA_ABI_JOIN_(major, minor, simd, fma, half)
 
 // Opened as `namespace quoka::inline QUOKA_ABI {`; for example quoka::v0_1_avx512_fma_f16c.
-#define QUOKA_ABI                                                                               \
+#define QUOKA_ABI                                                                         \
   QUOKA_ABI_JOIN(QUOKA_VERSION_MAJOR, QUOKA_VERSION_MINOR, QUOKA_ABI_SIMD, QUOKA_ABI_FMA, \
                  QUOKA_ABI_HALF)

@@ -3,12 +3,12 @@
 //   logit[q][t] = scale * q . k_t,  capped if asked: cap * tanh(logit / cap)
 //   out[q]      = sum over visible t of softmax(logit)[t] * v_t
 //
-// Query i of the chunk stands at absolute position kv_len + i. It sees the past keys that are kept and
-// chunk keys 0..i; with a sliding window w only those at a distance below w. Query head h reads KV head
-// h / group. Exact, FlashAttention style: one pass over the keys with an online softmax, no score
-// matrix. 2 * q_heads * q_len * keys * (head_dim + v_dim) FLOPs; each KV head's keys and values are
-// read once per 16 panels of query rows. Scratch per worker: one packed block of keys and values, and
-// the queries and accumulators of a task, about 1.2 MiB at head_dim 128.
+// Query i of the chunk stands at absolute position kv_len + i. It sees the past keys that are kept
+// and chunk keys 0..i; with a sliding window w only those at a distance below w. Query head h reads
+// KV head h / group. Exact, FlashAttention style: one pass over the keys with an online softmax, no
+// score matrix. 2 * q_heads * q_len * keys * (head_dim + v_dim) FLOPs; each KV head's keys and
+// values are read once per 16 panels of query rows. Scratch per worker: one packed block of keys
+// and values, and the queries and accumulators of a task, 0.7 MiB at head_dim 128.
 #pragma once
 
 #include <quoka/attention/head_attention.hpp>
@@ -22,11 +22,11 @@
 namespace quoka::inline QUOKA_ABI {
 
 struct AttentionOptions {
-  std::optional<float> scale = {};           // of the logits; absent: 1 / sqrt(head_dim)
-  float softcap = 0.0f;                      // cap on |logit| (Gemma 2); 0: none
-  std::span<const float> sink_logits = {};   // [q_heads] learned sink logit per head (GPT-OSS): joins
-                                             // the softmax sum and has no value; empty: none
-  Index sliding_window = 0;                  // a query sees keys at a distance below this; 0: no window
+  std::optional<float> scale = {};          // of the logits; absent: 1 / sqrt(head_dim)
+  float softcap = 0.0f;                     // cap on |logit| (Gemma 2); 0: none
+  std::span<const float> sink_logits = {};  // [q_heads] learned sink logit per head (GPT-OSS):
+                                            // joins the softmax sum and has no value; empty: none
+  Index sliding_window = 0;  // a query sees keys at a distance below this; 0: no window
 };
 
 // The cached keys and values before the chunk. Any strides.
@@ -38,7 +38,8 @@ struct Past {
 
   Past() = default;
   Past(TensorView<const T> k_in, TensorView<const T> v_in) : k(k_in), v(v_in) {}
-  Past(TensorView<const T> k_in, TensorView<const T> v_in, const Selection& keep_in) : k(k_in), v(v_in), keep(&keep_in) {}
+  Past(TensorView<const T> k_in, TensorView<const T> v_in, const Selection& keep_in)
+      : k(k_in), v(v_in), keep(&keep_in) {}
 };
 
 // The keys and values of the chunk's own tokens; without any, attention covers the past alone.
@@ -52,17 +53,17 @@ struct Chunk {
 template <class T>
 struct AttentionOutput {
   TensorView<T> out;             // [batch, q_heads, q_len, v_dim]
-  TensorView<float, 3> lse_nat;  // [batch, q_heads, q_len] natural log of the sum of exp(logit), sink
-                                 // included; -inf for a row that sees nothing. Optional
+  TensorView<float, 3> lse_nat;  // [batch, q_heads, q_len] natural log of the sum of exp(logit),
+                                 // sink included; -inf for a row that sees nothing. Optional
 
-  template <class Out>
-    requires std::is_convertible_v<Out&, TensorView<T>>
-  AttentionOutput(Out& out_in, TensorView<float, 3> lse_in = {}) : out(out_in), lse_nat(lse_in) {}  // NOLINT
-  AttentionOutput(TensorView<T> out_in, TensorView<float, 3> lse_in = {}) : out(out_in), lse_nat(lse_in) {}  // NOLINT
+  template <detail::ViewableAs<T> Out>
+  AttentionOutput(Out& out_in, TensorView<float, 3> lse_in = {}) : out(out_in), lse_nat(lse_in) {}
+  AttentionOutput(TensorView<T> out_in, TensorView<float, 3> lse_in = {})
+      : out(out_in), lse_nat(lse_in) {}
 };
 
-// Scratch memory of attention(), one part per worker. Kept by the caller, it makes repeated calls free
-// of allocation; not to be shared by concurrent calls.
+// Scratch memory of attention(), one part per worker. Kept by the caller, it makes repeated calls
+// free of allocation; not to be shared by concurrent calls.
 template <class T>
 class AttentionWorkspace {
  public:
@@ -81,8 +82,9 @@ namespace detail {
 
 // Throws unless keys and values [batch, kv_heads, len, head_dim | v_dim] fit q and each other.
 template <class T>
-void check_keys_and_values(const TensorView<const T>& q, const TensorView<const T>& k, const TensorView<const T>& v,
-                           Index kv_heads, Index v_dim, std::string_view k_name, std::string_view v_name) {
+void check_keys_and_values(const TensorView<const T>& q, const TensorView<const T>& k,
+                           const TensorView<const T>& v, Index kv_heads, Index v_dim,
+                           std::string_view k_name, std::string_view v_name) {
   if (k.len() == 0 && v.len() == 0) return;
   require_sizes(k_name, k.sizes(), {q.batch(), kv_heads, k.len(), q.dim()});
   require_sizes(v_name, v.sizes(), {q.batch(), kv_heads, k.len(), v_dim});
@@ -91,7 +93,8 @@ void check_keys_and_values(const TensorView<const T>& q, const TensorView<const 
 template <class T>
 void check_options(const TensorView<const T>& q, const AttentionOptions& options, float scale) {
   if (!options.sink_logits.empty())
-    require_equal("the number of sink_logits", static_cast<Index>(options.sink_logits.size()), "q_heads", q.heads());
+    require_equal("the number of sink_logits", static_cast<Index>(options.sink_logits.size()),
+                  "q_heads", q.heads());
   require_at_least("sliding_window", options.sliding_window, 0);
   if (!std::isfinite(scale)) fail_range("scale", static_cast<double>(scale), "(-inf, inf)");
   if (!(options.softcap >= 0.0f) || std::isinf(options.softcap))
@@ -99,12 +102,14 @@ void check_options(const TensorView<const T>& q, const AttentionOptions& options
 }
 
 template <class T>
-AttentionCall<T> checked_call(const TensorView<const T>& q, const Past<T>& past, const Chunk<T>& chunk,
-                              const AttentionOutput<T>& output, const AttentionOptions& options) {
+AttentionCall<T> checked_call(const TensorView<const T>& q, const Past<T>& past,
+                              const Chunk<T>& chunk, const AttentionOutput<T>& output,
+                              const AttentionOptions& options) {
   require_at_least("q's batch", q.batch(), 1);
   require_at_least("q_len", q.len(), 1);
   require_at_least("head_dim", q.dim(), 1);
-  const bool by_past = past.k.len() > 0 || chunk.k.len() == 0;  // an empty part may leave its shape open
+  const bool by_past =
+      past.k.len() > 0 || chunk.k.len() == 0;  // an empty part may leave its shape open
   const Index kv_heads = by_past ? past.k.heads() : chunk.k.heads();
   const Index v_dim = by_past ? past.v.dim() : chunk.v.dim();
   require_multiple("q_heads", q.heads(), "kv_heads", kv_heads);
@@ -113,17 +118,28 @@ AttentionCall<T> checked_call(const TensorView<const T>& q, const Past<T>& past,
   check_keys_and_values(q, chunk.k, chunk.v, kv_heads, v_dim, "chunk k", "chunk v");
   if (chunk.k.len() > 0) require_equal("chunk k's len", chunk.k.len(), "q_len", q.len());
   require_sizes("out", output.out.sizes(), {q.batch(), q.heads(), q.len(), v_dim});
-  if (output.lse_nat.data() != nullptr) require_sizes("lse_nat", output.lse_nat.sizes(), {q.batch(), q.heads(), q.len()});
-  if (past.keep != nullptr && past.k.len() > 0) past.keep->require_shape(q.batch(), kv_heads, past.k.len());
+  if (output.lse_nat.data() != nullptr)
+    require_sizes("lse_nat", output.lse_nat.sizes(), {q.batch(), q.heads(), q.len()});
+  if (past.keep != nullptr && past.k.len() > 0)
+    past.keep->require_shape(q.batch(), kv_heads, past.k.len());
   const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(q.dim())));
   check_options(q, options, scale);
 
-  return {.q = q, .past_k = past.k, .past_v = past.v, .chunk_k = chunk.k, .chunk_v = chunk.v,
-          .out = output.out, .lse = output.lse_nat, .kv_heads = kv_heads,
-          .group = q.heads() / kv_heads, .v_dim = v_dim,
+  return {.q = q,
+          .past_k = past.k,
+          .past_v = past.v,
+          .chunk_k = chunk.k,
+          .chunk_v = chunk.v,
+          .out = output.out,
+          .lse = output.lse_nat,
+          .kv_heads = kv_heads,
+          .group = q.heads() / kv_heads,
+          .v_dim = v_dim,
           .query_scale = options.softcap > 0.0f ? scale / options.softcap : scale * log2_e,
-          .cap_log2 = options.softcap * log2_e, .sink_logits = options.sink_logits,
-          .window = options.sliding_window > 0 ? options.sliding_window : std::numeric_limits<Index>::max()};
+          .cap_log2 = options.softcap * log2_e,
+          .sink_logits = options.sink_logits,
+          .window = options.sliding_window > 0 ? options.sliding_window
+                                               : std::numeric_limits<Index>::max()};
 }
 
 // Tasks per KV head: enough of them for the workers, none too small to pay for its packing.
@@ -139,11 +155,10 @@ inline Index tasks_per_head(Index panels, Index heads, int workers) {
 // q [batch, q_heads, q_len, head_dim]; writes output. Results do not depend on the executor.
 // NaN in a query row, or in a key or value that a row sees, makes that row NaN and no other.
 // Throws std::invalid_argument, before anything is written, when shapes do not fit together.
-template <TensorLike Q, class E = SerialExecutor>
-  requires Executor<E>
+template <TensorLike Q, Executor E = SerialExecutor>
 void attention(const Q& q, const Past<storage_t<Q>>& past, const Chunk<storage_t<Q>>& chunk,
-               const AttentionOutput<storage_t<Q>>& output, const AttentionOptions& options, E&& executor,
-               AttentionWorkspace<storage_t<Q>>& workspace) {
+               const AttentionOutput<storage_t<Q>>& output, const AttentionOptions& options,
+               E&& executor, AttentionWorkspace<storage_t<Q>>& workspace) {
   using T = storage_t<Q>;
   const auto call = detail::checked_call<T>(q, past, chunk, output, options);
   const Index panels = ceil_div(call.rows(), tuning::panel_rows);
@@ -151,26 +166,32 @@ void attention(const Q& q, const Past<storage_t<Q>>& past, const Chunk<storage_t
   const Index parts = detail::tasks_per_head(panels, heads, executor.workers());
   const Index panels_per_part = ceil_div(panels, parts);
   auto& scratch = workspace.parts();
-  if (scratch.size() < static_cast<std::size_t>(executor.workers())) scratch.resize(static_cast<std::size_t>(executor.workers()));
+  if (scratch.size() < static_cast<std::size_t>(executor.workers()))
+    scratch.resize(static_cast<std::size_t>(executor.workers()));
   for (auto& part : scratch) part.reserve(panels_per_part, call.q.dim(), call.v_dim);
 
   executor.run(heads * parts, [&](Index task, int worker) {
     const Index head = task / parts, first_panel = task % parts * panels_per_part;
     const Index b = head / call.kv_heads, kv_head = head % call.kv_heads;
     const bool all = past.keep == nullptr || past.keep->is_all();
-    const detail::KeySequence<T> keys{.call = call, .b = b, .kv_head = kv_head,
-                                      .keep = all ? std::span<const Position>{} : past.keep->row(b, kv_head),
-                                      .past_count = all ? past.k.len() : past.keep->count()};
+    const detail::KeySequence<T> keys{
+        .call = call,
+        .b = b,
+        .kv_head = kv_head,
+        .keep = all ? std::span<const Position>{} : past.keep->row(b, kv_head),
+        .past_count = all ? past.k.len() : past.keep->count()};
     const Index count = std::min(panels_per_part, panels - first_panel);
-    if (count > 0) detail::HeadAttention<T>(keys, first_panel, count, scratch[static_cast<std::size_t>(worker)]).run();
+    if (count > 0)
+      detail::HeadAttention<T>(keys, first_panel, count, scratch[static_cast<std::size_t>(worker)])
+          .run();
   });
 }
 
 // As above with scratch memory of its own, allocated in each call.
-template <TensorLike Q, class E = SerialExecutor>
-  requires Executor<E>
+template <TensorLike Q, Executor E = SerialExecutor>
 void attention(const Q& q, const Past<storage_t<Q>>& past, const Chunk<storage_t<Q>>& chunk,
-               const AttentionOutput<storage_t<Q>>& output, const AttentionOptions& options = {}, E&& executor = E{}) {
+               const AttentionOutput<storage_t<Q>>& output, const AttentionOptions& options = {},
+               E&& executor = E{}) {
   AttentionWorkspace<storage_t<Q>> workspace;
   attention(q, past, chunk, output, options, executor, workspace);
 }

@@ -1,10 +1,10 @@
 // Attention of one KV head: some panels of its query rows over all the keys they see.
 //
-// The rows of a KV head are the group x q_len queries that share its keys, ordered query by query so
-// that a panel's rows see nearly the same keys. The keys are one sequence: the kept past in ascending
-// order, then the chunk; it is walked in blocks of tuning::block_keys, counted from its beginning, and
-// each block is packed once for all panels of the task. A row's arithmetic is therefore the same
-// whatever the chunk size, the number of tasks and the number of threads.
+// The rows of a KV head are the group x q_len queries that share its keys, ordered query by query
+// so that a panel's rows see nearly the same keys. The keys are one sequence: the kept past in
+// ascending order, then the chunk; it is walked in blocks of tuning::block_keys, counted from its
+// beginning, and each block is packed once for all panels of the task. A row's arithmetic is
+// therefore the same whatever the chunk size, the number of tasks and the number of threads.
 #pragma once
 
 #include <quoka/attention/panel_kernels.hpp>
@@ -21,18 +21,18 @@ namespace detail {
 // One attention call, checked and resolved; shared by its tasks.
 template <class T>
 struct AttentionCall {
-  TensorView<const T> q;            // [batch, q_heads, q_len, head_dim]
-  TensorView<const T> past_k;       // [batch, kv_heads, kv_len, head_dim]
-  TensorView<const T> past_v;       // [batch, kv_heads, kv_len, v_dim]
-  TensorView<const T> chunk_k;      // [batch, kv_heads, q_len or 0, head_dim]
-  TensorView<const T> chunk_v;      // [batch, kv_heads, q_len or 0, v_dim]
-  TensorView<T> out;                // [batch, q_heads, q_len, v_dim]
-  TensorView<float, 3> lse;         // [batch, q_heads, q_len], or empty
+  TensorView<const T> q;        // [batch, q_heads, q_len, head_dim]
+  TensorView<const T> past_k;   // [batch, kv_heads, kv_len, head_dim]
+  TensorView<const T> past_v;   // [batch, kv_heads, kv_len, v_dim]
+  TensorView<const T> chunk_k;  // [batch, kv_heads, q_len or 0, head_dim]
+  TensorView<const T> chunk_v;  // [batch, kv_heads, q_len or 0, v_dim]
+  TensorView<T> out;            // [batch, q_heads, q_len, v_dim]
+  TensorView<float, 3> lse;     // [batch, q_heads, q_len], or empty
   Index kv_heads, group, v_dim;
-  float query_scale;                // logit in log2 units, or the argument of tanh
-  float cap_log2;                   // 0: no soft-cap
+  float query_scale;  // logit in log2 units, or the argument of tanh
+  float cap_log2;     // 0: no soft-cap
   std::span<const float> sink_logits;
-  Index window;                     // no window: the largest Index
+  Index window;  // no window: the largest Index
 
   Index rows() const { return group * q.len(); }
 };
@@ -61,9 +61,7 @@ struct KeySequence {
     }
   }
   // One past the last key that query i sees.
-  Index end_for(Index query) const {
-    return past_count + std::min(query + 1, call.chunk_k.len());
-  }
+  Index end_for(Index query) const { return past_count + std::min(query + 1, call.chunk_k.len()); }
   // The first key that query i sees through the window.
   Index begin_for(Index query) const {
     const Index hidden = call.past_k.len() + query - call.window;  // the last position out of sight
@@ -94,7 +92,8 @@ struct AttentionScratch {
     states.reserve(panels * tuning::tile_packets);
   }
   Index bytes() const {
-    return keys.bytes() + values.bytes() + weights.bytes() + queries.bytes() + out.bytes() + lane_out.bytes() + states.bytes();
+    return keys.bytes() + values.bytes() + weights.bytes() + queries.bytes() + out.bytes() +
+           lane_out.bytes() + states.bytes();
   }
 };
 
@@ -102,12 +101,18 @@ struct AttentionScratch {
 template <class T>
 class HeadAttention {
  public:
-  HeadAttention(const KeySequence<T>& sequence, Index first_panel, Index panels, AttentionScratch<T>& scratch)
-      : call_(sequence.call), keys_(sequence), first_row_(first_panel * tuning::panel_rows), panels_(panels), s_(scratch) {}
+  HeadAttention(const KeySequence<T>& sequence, Index first_panel, Index panels,
+                AttentionScratch<T>& scratch)
+      : call_(sequence.call),
+        keys_(sequence),
+        first_row_(first_panel * tuning::panel_rows),
+        panels_(panels),
+        s_(scratch) {}
 
   void run() {
     for (Index p = 0; p < panels_; ++p) begin_panel(p);
-    const Index last_query = query_of(std::min(first_row_ + panels_ * tuning::panel_rows, call_.rows()) - 1);
+    const Index last_query =
+        query_of(std::min(first_row_ + panels_ * tuning::panel_rows, call_.rows()) - 1);
     const Index end = keys_.end_for(last_query);
     const Index first = keys_.begin_for(query_of(first_row_));
     constexpr Index step = tuning::block_keys;
@@ -120,7 +125,8 @@ class HeadAttention {
       pack_keys(rows->k, count, dim(), s_.keys.data());
       const bool finite = pack_values(rows->v, count, call_.v_dim, s_.values.data());
       keys_.rows(block + step, next_count, next_rows->k, next_rows->v);
-      RowPrefetch<T> next_k(next_rows->k, next_count, dim()), next_v(next_rows->v, next_count, call_.v_dim);
+      RowPrefetch<T> next_k(next_rows->k, next_count, dim()),
+          next_v(next_rows->v, next_count, call_.v_dim);
       for (Index p = 0; p < panels_; ++p) {
         next_k.next(ceil_div(next_k.lines(), panels_));
         next_v.next(ceil_div(next_v.lines(), panels_));
@@ -135,7 +141,9 @@ class HeadAttention {
   Index query_of(Index row) const { return row / call_.group; }
   Index head_of(Index row) const { return keys_.kv_head * call_.group + row % call_.group; }
   Index panel_row(Index p) const { return first_row_ + p * tuning::panel_rows; }
-  Index panel_count(Index p) const { return std::min<Index>(tuning::panel_rows, call_.rows() - panel_row(p)); }
+  Index panel_count(Index p) const {
+    return std::min<Index>(tuning::panel_rows, call_.rows() - panel_row(p));
+  }
   float* queries(Index p) const { return s_.queries.data() + p * dim() * tuning::panel_rows; }
   float* out(Index p) const { return s_.out.data() + p * call_.v_dim * tuning::panel_rows; }
   PanelState& state(Index p) const {
@@ -149,11 +157,14 @@ class HeadAttention {
       const Index row = panel_row(p) + i;
       rows[i] = call_.q.row(keys_.b, head_of(row), query_of(row));
     }
-    pack_queries<T, tuning::tile_packets>(rows, panel_count(p), dim(), call_.query_scale, queries(p));
+    pack_queries<T, tuning::tile_packets>(rows, panel_count(p), dim(), call_.query_scale,
+                                          queries(p));
     std::fill_n(out(p), call_.v_dim * tuning::panel_rows, 0.0f);
     for (Index i = 0; i < tuning::panel_rows; ++i) {
       const bool none = call_.sink_logits.empty() || i >= panel_count(p);
-      sink[i] = none ? -simd::infinity : call_.sink_logits[static_cast<std::size_t>(head_of(panel_row(p) + i))] * log2_e;
+      sink[i] =
+          none ? -simd::infinity
+               : call_.sink_logits[static_cast<std::size_t>(head_of(panel_row(p) + i))] * log2_e;
     }
     // A sink is a logit of weight 1 at the maximum, without a value.
     for (int j = 0; j < tuning::tile_packets; ++j) {
@@ -170,7 +181,8 @@ class HeadAttention {
     const Index last_query = query_of(panel_row(p) + panel_count(p) - 1);
     const Index keys = std::min(count, keys_.end_for(last_query) - block);
     if (keys <= 0 || keys_.begin_for(first_query) >= block + keys) return;
-    const bool masked = keys_.end_for(first_query) < block + keys || keys_.begin_for(last_query) > block;
+    const bool masked =
+        keys_.end_for(first_query) < block + keys || keys_.begin_for(last_query) > block;
 
     float* x = s_.weights.data();
     PanelPackets top;
@@ -182,7 +194,8 @@ class HeadAttention {
       fill_mask(p, block, keys, mask);
       mask_logits(x, keys, mask);
     }
-    if (masked || call_.cap_log2 != 0.0f || keys % tuning::tile_rows != 0) block_maximum(x, keys, top);
+    if (masked || call_.cap_log2 != 0.0f || keys % tuning::tile_rows != 0)
+      block_maximum(x, keys, top);
 
     PanelPackets factor;
     for (int j = 0; j < tuning::tile_packets; ++j) factor[j] = state(p)[j].raise(top[j]);
@@ -196,14 +209,17 @@ class HeadAttention {
   void fill_mask(Index p, Index block, Index keys, PanelMask& mask) const {
     for (Index i = 0; i < tuning::panel_rows; ++i) {
       const Index query = query_of(panel_row(p) + std::min(i, panel_count(p) - 1));
-      mask.first[i] = static_cast<float>(std::clamp<Index>(keys_.begin_for(query) - block, 0, keys));
+      mask.first[i] =
+          static_cast<float>(std::clamp<Index>(keys_.begin_for(query) - block, 0, keys));
       mask.end[i] = static_cast<float>(std::clamp<Index>(keys_.end_for(query) - block, 0, keys));
     }
   }
 
-  // A masked weight is an exact zero, but zero times NaN is not: where a block holds a NaN or infinite
-  // value, each lane takes the keys it sees and no other. Same tiles, same order, same bits.
-  void values_lane_by_lane(const PanelMask& mask, Index count, const float* weights, const PanelPackets& factor, float* panel) {
+  // A masked weight is an exact zero, but zero times NaN is not: where a block holds a NaN or
+  // infinite value, each lane takes the keys it sees and no other. Same tiles, same order, same
+  // bits.
+  void values_lane_by_lane(const PanelMask& mask, Index count, const float* weights,
+                           const PanelPackets& factor, float* panel) {
     const Index size = call_.v_dim * tuning::panel_rows;
     float *result = s_.lane_out.data(), *trial = result + size;
     for (Index lane = 0; lane < count; ++lane) {
@@ -212,7 +228,8 @@ class HeadAttention {
       std::copy_n(panel, size, trial);
       block_values(s_.values.data() + first * value_stride(call_.v_dim), call_.v_dim,
                    weights + first * tuning::panel_rows, end - first, factor, trial);
-      for (Index c = 0; c < call_.v_dim; ++c) result[c * tuning::panel_rows + lane] = trial[c * tuning::panel_rows + lane];
+      for (Index c = 0; c < call_.v_dim; ++c)
+        result[c * tuning::panel_rows + lane] = trial[c * tuning::panel_rows + lane];
     }
     for (Index c = 0; c < call_.v_dim; ++c)
       std::copy_n(result + c * tuning::panel_rows, count, panel + c * tuning::panel_rows);

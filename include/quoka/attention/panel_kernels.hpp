@@ -5,10 +5,10 @@
 //   values    out[c][row]   = factor[row] * out[c][row] + sum over keys of v[key][c] * w[key][row]
 //
 // Query rows lie across the lanes, so the softmax runs down the keys without a horizontal step, a
-// head's channels are broadcast one by one (any head_dim, no padding), and nothing is transposed but
-// the queries. Per block and panel: 2 * keys * panel_rows * (dim + v_dim) FLOPs, and about 17 vector
-// operations for each packet of weights; reads keys * (dim + v_dim) packed floats from L2 and reads
-// and writes panel_rows * v_dim accumulators.
+// head's channels are broadcast one by one (any head_dim, no padding), and nothing is transposed
+// but the queries. Per block and panel: 2 * keys * panel_rows * (dim + v_dim) FLOPs, and about 17
+// vector operations for each packet of weights; reads keys * (dim + v_dim) packed floats from L2
+// and reads and writes panel_rows * v_dim accumulators.
 #pragma once
 
 #include <quoka/core/packing.hpp>
@@ -27,38 +27,25 @@ struct PanelMask {
   alignas(64) float end[tuning::panel_rows];
 };
 
-// x for `keys` keys; returns in `top` the maximum over whole tiles. A last, partial tile is left out
-// of it: its zero keys must not raise a maximum, and the caller looks again in that case.
+// x for `keys` keys; returns in `top` the maximum over whole tiles. A last, partial tile is left
+// out of it: its zero keys must not raise a maximum, and the caller looks again in that case.
 inline void block_logits(const float* tiles, const float* queries, Index dim, Index keys, float* x,
                          PanelPackets& top) {
   constexpr int rows = tuning::tile_rows, packets = tuning::tile_packets;
   for (Index key = 0; key < keys; key += rows) {
     simd::Packet acc[rows][packets];
-    simd::unroll<rows>([&](auto i) QUOKA_INLINE_LAMBDA {
-      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
-    });
-    const float* q = queries;
-    Index c = 0;
-    for (; c + slab <= dim; c += slab) {
-      rank1_updates<rows, packets, slab>(acc, tiles, 1, q, slab);
-      tiles += slab * rows;
-      q += slab * tuning::panel_rows;
-    }
-    if (c < dim) {
-      rank1_updates<rows, packets, slab>(acc, tiles, 1, q, dim - c);
-      tiles += slab * rows;
-    }
+    multiply_key_tile(acc, tiles, queries, dim, [] {});
+    tiles += key_tile_size(dim);
     const bool whole = key + rows <= keys;
-    simd::unroll<rows>([&](auto i) QUOKA_INLINE_LAMBDA {
-      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-        simd::store(x + (key + i) * tuning::panel_rows + j * simd::lanes, acc[i][j]);
-        if (whole) top[j] = simd::max(top[j], acc[i][j]);
-      });
+    simd::unroll<rows, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
+      simd::store(x + (key + i) * tuning::panel_rows + j * simd::lanes, acc[i][j]);
+      if (whole) top[j] = simd::max(top[j], acc[i][j]);
     });
   }
 }
 
-// x = cap * tanh(x / cap) in log2 units: the queries were scaled by 1 / cap, `cap_log2` brings it back.
+// x = cap * tanh(x / cap) in log2 units: the queries were scaled by 1 / cap, `cap_log2` brings it
+// back.
 inline void cap_logits(float* x, Index keys, float cap_log2) {
   for (Index i = 0; i < keys * tuning::panel_rows; i += simd::lanes)
     simd::store(x + i, simd::mul(simd::tanh(simd::load(x + i)), simd::broadcast(cap_log2)));
@@ -71,7 +58,8 @@ inline void mask_logits(float* x, Index keys, const PanelMask& mask) {
     const simd::Packet here = simd::broadcast(static_cast<float>(key));
     for (Index lane = 0; lane < tuning::panel_rows; lane += simd::lanes) {
       float* at = x + key * tuning::panel_rows + lane;
-      const simd::Packet before_end = simd::select_less(here, simd::load(mask.end + lane), simd::load(at), hidden);
+      const simd::Packet before_end =
+          simd::select_less(here, simd::load(mask.end + lane), simd::load(at), hidden);
       simd::store(at, simd::select_less(here, simd::load(mask.first + lane), hidden, before_end));
     }
   }
@@ -108,16 +96,12 @@ void value_tile(const float* values, Index stride, const float* weights, Index k
                 const PanelPackets& factor, float* out) {
   constexpr int packets = tuning::tile_packets;
   simd::Packet acc[Channels][packets];
-  simd::unroll<Channels>([&](auto i) QUOKA_INLINE_LAMBDA {
-    simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-      acc[i][j] = simd::mul(factor[j], simd::load(out + i * tuning::panel_rows + j * simd::lanes));
-    });
+  simd::unroll<Channels, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
+    acc[i][j] = simd::mul(factor[j], simd::load(out + i * tuning::panel_rows + j * simd::lanes));
   });
   rank1_updates<Channels, packets, 1>(acc, values, stride, weights, keys);
-  simd::unroll<Channels>([&](auto i) QUOKA_INLINE_LAMBDA {
-    simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-      simd::store(out + i * tuning::panel_rows + j * simd::lanes, acc[i][j]);
-    });
+  simd::unroll<Channels, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
+    simd::store(out + i * tuning::panel_rows + j * simd::lanes, acc[i][j]);
   });
 }
 
@@ -136,7 +120,8 @@ inline void block_values(const float* values, Index dim, const float* weights, I
   const Index stride = value_stride(dim);
   for (Index tile = 0, c = 0; tile < tiles; ++tile) {
     const Index channels = height + (tile < taller ? 1 : 0);
-    value_tile_of(channels, values + c, stride, weights, keys, factor, out + c * tuning::panel_rows);
+    value_tile_of(channels, values + c, stride, weights, keys, factor,
+                  out + c * tuning::panel_rows);
     c += channels;
   }
 }

@@ -1,16 +1,16 @@
 // Online softmax as a value: the running {max, sum} of one row of logits, or of one row per lane.
 //
-//   identity        max = -inf, sum = 0
-//   raise(m)        admit logits up to m; returns the factor for everything accumulated so far
-//   weight(x)       2^(x - max): what a logit x <= max contributes to sum and, times its value, to out
-//   merge(other)    the state of both key sets; returns the factors for the two outs
-//   finish          out / sum, and the log-sum-exp
+//   identity       max = -inf, sum = 0
+//   raise(m)       admits logits up to m; returns the factor for all that was accumulated so far
+//   weight(x)      2^(x - max): what a logit x <= max adds to sum and, times its value, to out
+//   merge(other)   the state of both key sets; returns the factors for the two outs
+//   inverse_sum    finishes: out / sum; lse_nat gives the log-sum-exp
 //
 // Logits are in units of log2 (log2(e) is folded into the attention scale). A masked logit is -inf
-// and nothing stands in for it: while max is -inf every difference is taken against 0, so weights and
-// factors are exact zeros and an empty row ends as zeros with log-sum-exp -inf. The accumulated output
-// stays with its owner, who applies the factors. Source: Milakov and Gimelshein, 2018; the merge is
-// that of FlashAttention's split keys.
+// and nothing stands in for it: while max is -inf every difference is taken against 0, so weights
+// and factors are exact zeros and an empty row ends as zeros with log-sum-exp -inf. The accumulated
+// output stays with its owner, who applies the factors. Source: Milakov and Gimelshein, 2018; the
+// merge is that of FlashAttention's split keys.
 #pragma once
 
 #include <quoka/core/simd.hpp>
@@ -58,7 +58,8 @@ struct SoftmaxState {
   // 1 / sum; 0 for an empty row, NaN for a row that met one.
   QUOKA_INLINE P inverse_sum() const {
     const P nothing = simd::mul(sum, simd::zero<P>());
-    return simd::select_less(simd::zero<P>(), sum, simd::div(simd::broadcast<P>(1.0f), sum), nothing);
+    return simd::select_less(simd::zero<P>(), sum, simd::div(simd::broadcast<P>(1.0f), sum),
+                             nothing);
   }
 };
 
@@ -70,7 +71,8 @@ QUOKA_PACKET_ARGUMENTS_END
 // Natural logarithm of the sum of exp(logit) of one finished row.
 inline float lse_nat(float max, float sum) {
   return sum == 0.0f ? -simd::infinity
-                     : static_cast<float>((static_cast<double>(max) + std::log2(static_cast<double>(sum))) * ln_2);
+                     : static_cast<float>(
+                           (static_cast<double>(max) + std::log2(static_cast<double>(sum))) * ln_2);
 }
 
 }  // namespace quoka::inline QUOKA_ABI

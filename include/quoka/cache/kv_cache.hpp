@@ -1,8 +1,9 @@
 // A KV cache for those who have none: one layer's keys and values, and each key's inverse norm.
 //
-// Append-only with truncate, for multi-turn use and prefix reuse: what is kept is what was appended.
-// Growth doubles, so n appends copy O(n) rows; reserve() ahead and nothing is copied or allocated. Views
-// are good until the next append that grows. Storage is [batch, kv_heads, capacity, dim].
+// Append-only with truncate, for multi-turn use and prefix reuse: what is kept is what was
+// appended. Growth doubles, so n appends copy O(n) rows; reserve() ahead and nothing is copied or
+// allocated. Views are good until the next append that grows. Storage is [batch, kv_heads,
+// capacity, dim].
 #pragma once
 
 #include <quoka/core/buffer.hpp>
@@ -16,8 +17,8 @@ namespace quoka::inline QUOKA_ABI {
 template <Storage T>
 class KvCache {
  public:
-  // Empty cache for keys of key_dim and values of value_dim channels. Throws std::invalid_argument for
-  // a size below 1.
+  // Empty cache for keys of key_dim and values of value_dim channels. Throws std::invalid_argument
+  // for a size below 1.
   KvCache(Index batch, Index kv_heads, Index key_dim, Index value_dim)
       : batch_(batch), kv_heads_(kv_heads), key_dim_(key_dim), value_dim_(value_dim) {
     detail::require_at_least("batch", batch, 1);
@@ -31,11 +32,14 @@ class KvCache {
   Index capacity() const { return capacity_; }
   Index bytes() const { return k_.bytes() + v_.bytes() + inverse_norms_.bytes(); }
 
-  TensorView<const T> k() const { return view(k_.data(), key_dim_); }    // [batch, kv_heads, len, key_dim]
-  TensorView<const T> v() const { return view(v_.data(), value_dim_); }  // [batch, kv_heads, len, value_dim]
-  // 1 / |k|, and 0 for a zero key: [batch, kv_heads, len].
+  // [batch, kv_heads, len, key_dim]
+  TensorView<const T> k() const { return view(k_.data(), key_dim_); }
+  // [batch, kv_heads, len, value_dim]
+  TensorView<const T> v() const { return view(v_.data(), value_dim_); }
+  // 1 / |k| of each key, 0 for a zero key: [batch, kv_heads, len]
   TensorView<const float, 3> inverse_norms() const {
-    return {inverse_norms_.data(), {batch_, kv_heads_, len_}, {kv_heads_ * capacity_, capacity_, 1}};
+    return {
+        inverse_norms_.data(), {batch_, kv_heads_, len_}, {kv_heads_ * capacity_, capacity_, 1}};
   }
 
   // Room for `capacity` keys. On failure to allocate nothing has changed.
@@ -48,12 +52,20 @@ class KvCache {
     v.reserve(heads * capacity * value_dim_);
     inverse_norms.reserve(heads * capacity);
     for (Index head = 0; head < heads; ++head) {
-      std::copy_n(k_.data() + head * capacity_ * key_dim_, len_ * key_dim_, k.data() + head * capacity * key_dim_);
-      std::copy_n(v_.data() + head * capacity_ * value_dim_, len_ * value_dim_, v.data() + head * capacity * value_dim_);
-      std::copy_n(inverse_norms_.data() + head * capacity_, len_, inverse_norms.data() + head * capacity);
+      std::copy_n(k_.data() + head * capacity_ * key_dim_, len_ * key_dim_,
+                  k.data() + head * capacity * key_dim_);
+      std::copy_n(v_.data() + head * capacity_ * value_dim_, len_ * value_dim_,
+                  v.data() + head * capacity * value_dim_);
+      std::copy_n(inverse_norms_.data() + head * capacity_, len_,
+                  inverse_norms.data() + head * capacity);
     }
     k_ = std::move(k), v_ = std::move(v), inverse_norms_ = std::move(inverse_norms);
     capacity_ = capacity;
+  }
+
+  // Room for `len` keys, by doubling at least.
+  void grow(Index len) {
+    if (len > capacity_) reserve(std::max(len, 2 * capacity_));
   }
 
   // Appends k [batch, kv_heads, n, key_dim] and v [batch, kv_heads, n, value_dim]. Throws
@@ -61,7 +73,7 @@ class KvCache {
   void append(TensorView<const T> k, TensorView<const T> v) {
     check(k, v);
     const Index n = k.len();
-    if (len_ + n > capacity_) reserve(std::max(len_ + n, 2 * capacity_));
+    grow(len_ + n);
     for (Index b = 0; b < batch_; ++b) {
       for (Index head = 0; head < kv_heads_; ++head) {
         const Index to = (b * kv_heads_ + head) * capacity_ + len_;
@@ -91,7 +103,9 @@ class KvCache {
 
  private:
   TensorView<const T> view(const T* data, Index dim) const {
-    return {data, {batch_, kv_heads_, len_, dim}, {kv_heads_ * capacity_ * dim, capacity_ * dim, dim, 1}};
+    return {data,
+            {batch_, kv_heads_, len_, dim},
+            {kv_heads_ * capacity_ * dim, capacity_ * dim, dim, 1}};
   }
 
   Index batch_, kv_heads_, key_dim_, value_dim_;

@@ -18,7 +18,12 @@ namespace detail {
                                                         std::string_view relation,
                                                         std::string_view b, Index b_value) {
   std::string message = "quoka: ";
-  message.append(a).append(" is ").append(std::to_string(a_value)).append(", ").append(relation).append(" ");
+  message.append(a)
+      .append(" is ")
+      .append(std::to_string(a_value))
+      .append(", ")
+      .append(relation)
+      .append(" ");
   if (!b.empty()) message.append(b).append(", which is ");
   message.append(std::to_string(b_value));
   throw std::invalid_argument(message);
@@ -53,7 +58,8 @@ inline void require_multiple(std::string_view a, Index a_value, std::string_view
 
 // Sizes of a tensor, axis by axis: [batch, heads, len] or [batch, heads, len, dim].
 template <std::size_t Rank>
-void require_sizes(std::string_view tensor, const std::array<Index, Rank>& sizes, const std::array<Index, Rank>& expected) {
+void require_sizes(std::string_view tensor, const std::array<Index, Rank>& sizes,
+                   const std::array<Index, Rank>& expected) {
   static constexpr std::string_view axes[] = {"'s batch", "'s heads", "'s len", "'s dim"};
   for (std::size_t axis = 0; axis < Rank; ++axis)
     if (sizes[axis] != expected[axis]) [[unlikely]]

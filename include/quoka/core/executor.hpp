@@ -2,8 +2,8 @@
 //
 // An executor runs f(task, worker) for every task in [0, tasks) and returns when all are done;
 // `worker` is in [0, workers()) and no two tasks run under the same worker at the same time, so it
-// indexes scratch memory. Tasks may run in any order: no result depends on it. The library starts no
-// thread of its own. A caller's pool plugs in by these two members:
+// indexes scratch memory. Tasks may run in any order: no result depends on it. The library starts
+// no thread of its own. A caller's pool plugs in by these two members:
 //
 //   struct MyPool {
 //     int workers() const;
@@ -24,7 +24,8 @@
 namespace quoka::inline QUOKA_ABI {
 
 template <class E>
-concept Executor = requires(std::remove_reference_t<E>& executor, Index tasks, void (*f)(Index, int)) {
+concept Executor = requires(std::remove_reference_t<E>& executor, Index tasks,
+                            void (*f)(Index, int)) {
   { executor.workers() } -> std::convertible_to<int>;
   executor.run(tasks, f);
 };
@@ -38,14 +39,15 @@ struct SerialExecutor {
   }
 };
 
-// `workers` threads, the calling one included, on Eigen's non-blocking pool. Tasks are handed out one
-// by one, so uneven tasks balance. The first exception a task throws is rethrown by run() after all
-// workers have stopped; tasks not begun by then are not run. A steady-state run() does not allocate.
-// Several threads may share a pool; a task must not call run() on the pool that runs it.
+// `workers` threads, the calling one included, on Eigen's non-blocking pool. Tasks are handed out
+// one by one, so uneven tasks balance. The first exception a task throws is rethrown by run() after
+// all workers have stopped; tasks not begun by then are not run. A steady-state run() does not
+// allocate. Several threads may share a pool; a task must not call run() on the pool that runs it.
 class ThreadPool {
  public:
   // Throws std::invalid_argument for fewer than one worker.
-  explicit ThreadPool(int workers) : pool_((detail::require_at_least("ThreadPool's workers", workers, 1), workers - 1)) {}
+  explicit ThreadPool(int workers)
+      : pool_((detail::require_at_least("ThreadPool's workers", workers, 1), workers - 1)) {}
 
   int workers() const { return pool_.NumThreads() + 1; }
 
@@ -68,7 +70,8 @@ class ThreadPool {
  private:
   template <class F>
   struct Job {
-    Job(Index tasks_in, F& f_in, unsigned helpers) : tasks(tasks_in), f(f_in), helpers_left(helpers) {}
+    Job(Index tasks_in, F& f_in, unsigned helpers)
+        : tasks(tasks_in), f(f_in), helpers_left(helpers) {}
 
     void work(int worker) {
       for (;;) {

@@ -4,10 +4,10 @@
 //   infinite element                                      0     (0 * infinity makes its scores NaN)
 //   NaN element                                           NaN
 //
-// The sum of squares is taken in float, and again in double where float could overflow or underflow, so
-// every finite vector of ordinary length has a cosine. Dividing by max(|x|, 1e-6)
-// instead, as some implementations do, would shrink the cosines of short vectors; this is invariant to
-// scaling. dim multiply-adds.
+// The sum of squares is taken in float, and again in double where float could overflow or
+// underflow, so every finite vector of ordinary length has a cosine. Dividing by max(|x|, 1e-6)
+// instead, as some implementations do, would shrink the cosines of short vectors; this is invariant
+// to scaling. dim multiply-adds.
 #pragma once
 
 #include <quoka/core/simd.hpp>
@@ -61,8 +61,8 @@ QUOKA_INLINE float inverse_norm(const T* x, Index dim) {
   return detail::inverse_norm_in_double(x, dim);
 }
 
-// Whether no element of x [dim] is NaN or infinite; `inverse` is its inverse_norm, which answers at once
-// for all but zero and non-finite rows.
+// Whether no element of x [dim] is NaN or infinite; `inverse` is its inverse_norm, which answers at
+// once for all but zero and non-finite rows.
 template <Storage T>
 QUOKA_INLINE bool is_finite_row(const T* x, Index dim, float inverse) {
   if (inverse > 0.0f) [[likely]]

@@ -5,9 +5,9 @@
 //   queries   panels of panel_rows rows, transposed, [channel][panel_rows], scaled
 //   outputs   panels [channel][panel_rows], transposed back, normalised and rounded to storage
 //
-// Rows are given by pointer, so a gathered, strided or paged row costs what a contiguous one does: the
-// gather is the packing. Storage is widened to float here, once per block of keys. Cost: one read and
-// one write per element, against 2 * rows multiply-adds of its use.
+// Rows are given by pointer, so a gathered, strided or paged row costs what a contiguous one does:
+// the gather is the packing. Storage is widened to float here, once per block of keys. Cost: one
+// read and one write per element, against 2 * rows multiply-adds of its use.
 #pragma once
 
 #include <quoka/core/tuning.hpp>
@@ -26,7 +26,8 @@ constexpr Index value_stride(Index dim) { return round_up(dim, slab); }
 template <class T>
 QUOKA_INLINE void widen(const T* from, Index dim, float* to) {
   Index c = 0;
-  for (; c + simd::lanes <= dim; c += simd::lanes) simd::store(to + c, simd::load_as_float(from + c));
+  for (; c + simd::lanes <= dim; c += simd::lanes)
+    simd::store(to + c, simd::load_as_float(from + c));
   for (; c < dim; ++c) to[c] = static_cast<float>(from[c]);
 }
 
@@ -54,14 +55,15 @@ void pack_keys(const T* const* rows, Index count, Index dim, float* tiles) {
     pack_key_tile(rows + i, std::min<Index>(tuning::tile_rows, count - i), dim, tiles);
 }
 
-// Asks for rows that will be packed later, a few cache lines at a time between arithmetic: row after row,
-// which the hardware's own prefetcher then follows. Asking for one line of each row in turn instead lost
-// half of the bandwidth, and asking for all at once stalls.
+// Asks for rows that will be packed later, a few cache lines at a time between arithmetic: row
+// after row, which the hardware's own prefetcher then follows. Asking for one line of each row in
+// turn instead lost half of the bandwidth, and asking for all at once stalls.
 template <class T>
 class RowPrefetch {
  public:
   RowPrefetch() = default;
-  RowPrefetch(const T* const* rows, Index count, Index dim) : rows_(rows), count_(count), dim_(dim) {}
+  RowPrefetch(const T* const* rows, Index count, Index dim)
+      : rows_(rows), count_(count), dim_(dim) {}
 
   static constexpr Index line = 64 / static_cast<Index>(sizeof(T));  // elements
   Index lines() const { return count_ * ceil_div(dim_, line); }
@@ -112,20 +114,24 @@ void pack_queries(const T* const* rows, Index count, Index dim, float scale, flo
     for (; c + simd::lanes <= dim; c += simd::lanes) {
       simd::Square square;
       for (int i = 0; i < simd::lanes; ++i)
-        square.packet[i] = first + i < count ? simd::mul(simd::load_as_float(rows[first + i] + c), factor) : simd::zero();
+        square.packet[i] = first + i < count
+                               ? simd::mul(simd::load_as_float(rows[first + i] + c), factor)
+                               : simd::zero();
       simd::transpose(square);
-      for (int i = 0; i < simd::lanes; ++i) simd::store(panel + (c + i) * width + first, square.packet[i]);
+      for (int i = 0; i < simd::lanes; ++i)
+        simd::store(panel + (c + i) * width + first, square.packet[i]);
     }
     for (; c < dim; ++c)
       for (Index i = 0; i < simd::lanes; ++i)
-        panel[c * width + first + i] = first + i < count ? static_cast<float>(rows[first + i][c]) * scale : 0.0f;
+        panel[c * width + first + i] =
+            first + i < count ? static_cast<float>(rows[first + i][c]) * scale : 0.0f;
   }
 }
 
 // The inverse: lane `first + i` of the panel times factor[...] becomes rows[first + i].
 template <class T>
-void unpack_outputs(const float* panel, const simd::Packet (&factor)[tuning::tile_packets], Index dim,
-                    T* const* rows, Index count) {
+void unpack_outputs(const float* panel, const simd::Packet (&factor)[tuning::tile_packets],
+                    Index dim, T* const* rows, Index count) {
   constexpr Index width = tuning::panel_rows;
   for (int j = 0; j < tuning::tile_packets; ++j) {
     const Index first = j * simd::lanes;
@@ -142,7 +148,8 @@ void unpack_outputs(const float* panel, const simd::Packet (&factor)[tuning::til
       for (int i = 0; i < valid; ++i) simd::store_from_float(rows[first + i] + c, square.packet[i]);
     }
     for (; c < dim; ++c)
-      for (int i = 0; i < valid; ++i) rows[first + i][c] = static_cast<T>(panel[c * width + first + i] * factors[i]);
+      for (int i = 0; i < valid; ++i)
+        rows[first + i][c] = static_cast<T>(panel[c * width + first + i] * factors[i]);
   }
 }
 

@@ -1,15 +1,15 @@
 // The register tile: the one inner loop of the library.
 //
 // acc[i][j] += sum over s of a[i, s] * b[s, j], for i < Rows broadcast elements and j < Packets
-// packets: a chain of rank-1 updates held in registers. Both products of attention and the scoring of
-// keys are this loop; they differ only in where `a` lies:
+// packets: a chain of rank-1 updates held in registers. Both products of attention and the scoring
+// of keys are this loop; they differ only in where `a` lies:
 //   logits  [keys x query rows]:      a = packed keys,   s = channels, b = transposed queries
 //   outputs [channels x query rows]:  a = value rows,    s = keys,     b = softmax weights
-// Per step: Rows + Packets loads, Rows * Packets multiply-adds. Each acc element is one chain in the
-// order of s, so its bits do not depend on Rows, Packets or how work was cut.
+// Per step: Rows + Packets loads, Rows * Packets multiply-adds. Each acc element is one chain in
+// the order of s, so its bits do not depend on Rows, Packets or how work was cut.
 #pragma once
 
-#include <quoka/core/simd.hpp>
+#include <quoka/core/tuning.hpp>
 
 namespace quoka::inline QUOKA_ABI {
 namespace detail {
@@ -21,14 +21,35 @@ QUOKA_INLINE void rank1_updates(simd::Packet (&acc)[Rows][Packets], const float*
                                 const float* b, Index steps) {
   for (Index s = 0; s < steps; ++s) {
     simd::Packet column[Packets];
-    simd::unroll<Packets>([&](auto j) QUOKA_INLINE_LAMBDA { column[j] = simd::load(b + j * simd::lanes); });
+    simd::unroll<Packets>([&](auto j)
+                              QUOKA_INLINE_LAMBDA { column[j] = simd::load(b + j * simd::lanes); });
     simd::unroll<Rows>([&](auto i) QUOKA_INLINE_LAMBDA {
       const simd::Packet x = simd::broadcast(a[i * a_row]);
-      simd::unroll<Packets>([&](auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = simd::fma(x, column[j], acc[i][j]); });
+      simd::unroll<Packets>(
+          [&](auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = simd::fma(x, column[j], acc[i][j]); });
     });
     a += a_step;
     b += Packets * simd::lanes;
   }
+}
+
+// One packed tile of keys, [slab][tile_rows][slab_channels], times a panel of transposed queries,
+// [channel][Packets * lanes]: acc[key][packet of rows]. between() is called once per slab.
+template <int Packets, class Between>
+QUOKA_INLINE void multiply_key_tile(simd::Packet (&acc)[tuning::tile_rows][Packets],
+                                    const float* tile, const float* panel, Index dim,
+                                    Between&& between) {
+  constexpr int rows = tuning::tile_rows, channels = tuning::slab_channels;
+  simd::unroll<rows, Packets>([&](auto i, auto j)
+                                  QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
+  Index left = dim;
+  for (; left >= channels; left -= channels) {
+    between();
+    rank1_updates<rows, Packets, channels>(acc, tile, 1, panel, channels);
+    tile += channels * rows;
+    panel += channels * Packets * simd::lanes;
+  }
+  if (left > 0) rank1_updates<rows, Packets, channels>(acc, tile, 1, panel, left);
 }
 
 }  // namespace detail

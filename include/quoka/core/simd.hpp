@@ -1,9 +1,9 @@
 // The vector unit, seen through Eigen's packets: the only file that names Eigen's packet functions.
 //
 // A Packet holds `lanes` floats: 16 with AVX-512, 8 with AVX, 4 with SSE and NEON, and it is plain
-// float (lanes == 1) where Eigen does not vectorize; every kernel is written once against this file.
-// exp2 is ours: for the range softmax uses, exactly 1 at 0, exactly 0 where the result would be
-// denormal.
+// float (lanes == 1) where Eigen does not vectorize; every kernel is written once against this
+// file. exp2 is ours: for the range softmax uses, exactly 1 at 0, exactly 0 where the result would
+// be denormal.
 #pragma once
 
 #include <quoka/core/types.hpp>
@@ -15,8 +15,8 @@
 #include <type_traits>
 #include <utility>
 
-// GCC remarks that a packet loses its alignment attribute as a template argument; it keeps its size and
-// alignment all the same. Eigen silences this inside its own headers.
+// GCC remarks that a packet loses its alignment attribute as a template argument; it keeps its size
+// and alignment all the same. Eigen silences this inside its own headers.
 #define QUOKA_PACKET_ARGUMENTS_BEGIN \
   _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wignored-attributes\"")
 #define QUOKA_PACKET_ARGUMENTS_END _Pragma("GCC diagnostic pop")
@@ -41,28 +41,53 @@ template <int Count, class F>
 QUOKA_INLINE void unroll(F&& f) {
   [&]<int... i>(std::integer_sequence<int, i...>) QUOKA_INLINE_LAMBDA {
     (f(std::integral_constant<int, i>{}), ...);
-  }(std::make_integer_sequence<int, Count>{});
+  }
+  (std::make_integer_sequence<int, Count>{});
+}
+
+// f(i, j) for all i < Rows, j < Columns.
+template <int Rows, int Columns, class F>
+QUOKA_INLINE void unroll(F&& f) {
+  unroll<Rows>([&](auto i) QUOKA_INLINE_LAMBDA {
+    unroll<Columns>([&](auto j) QUOKA_INLINE_LAMBDA { f(i, j); });
+  });
 }
 
 // The arithmetic below works on packets and on plain float alike.
 template <class P = Packet>
-QUOKA_INLINE P broadcast(float x) { return ei::pset1<P>(x); }
+QUOKA_INLINE P broadcast(float x) {
+  return ei::pset1<P>(x);
+}
 template <class P = Packet>
-QUOKA_INLINE P zero() { return broadcast<P>(0.0f); }
+QUOKA_INLINE P zero() {
+  return broadcast<P>(0.0f);
+}
 template <class P>
-QUOKA_INLINE P add(const P& a, const P& b) { return ei::padd(a, b); }
+QUOKA_INLINE P add(const P& a, const P& b) {
+  return ei::padd(a, b);
+}
 template <class P>
-QUOKA_INLINE P sub(const P& a, const P& b) { return ei::psub(a, b); }
+QUOKA_INLINE P sub(const P& a, const P& b) {
+  return ei::psub(a, b);
+}
 template <class P>
-QUOKA_INLINE P mul(const P& a, const P& b) { return ei::pmul(a, b); }
+QUOKA_INLINE P mul(const P& a, const P& b) {
+  return ei::pmul(a, b);
+}
 template <class P>
-QUOKA_INLINE P div(const P& a, const P& b) { return ei::pdiv(a, b); }
+QUOKA_INLINE P div(const P& a, const P& b) {
+  return ei::pdiv(a, b);
+}
 // a * b + c, rounded once where the ISA can.
 template <class P>
-QUOKA_INLINE P fma(const P& a, const P& b, const P& c) { return ei::pmadd(a, b, c); }
+QUOKA_INLINE P fma(const P& a, const P& b, const P& c) {
+  return ei::pmadd(a, b, c);
+}
 // As std::max: a where either is NaN, except on ISAs whose maximum propagates NaN.
 template <class P>
-QUOKA_INLINE P max(const P& a, const P& b) { return ei::pmax(a, b); }
+QUOKA_INLINE P max(const P& a, const P& b) {
+  return ei::pmax(a, b);
+}
 // Lane by lane: a < b ? yes : no. A NaN compares false.
 template <class P>
 QUOKA_INLINE P select_less(const P& a, const P& b, const P& yes, const P& no) {
@@ -80,8 +105,8 @@ QUOKA_INLINE void store(float* p, const Packet& x) { ei::pstore(p, x); }
 QUOKA_INLINE void store_unaligned(float* p, const Packet& x) { ei::pstoreu(p, x); }
 QUOKA_INLINE float reduce_max(const Packet& x) { return ei::predux_max(x); }
 QUOKA_INLINE float reduce_add(const Packet& x) { return ei::predux(x); }
-// Asks for a cache line, into L2. Not Eigen's: GCC takes that function for one without effect and drops
-// the calls.
+// Asks for a cache line, into L2. Not Eigen's: GCC takes that function for one without effect and
+// drops the calls.
 QUOKA_INLINE void prefetch(const void* p) {
 #if defined(__GNUC__)
   __builtin_prefetch(p, 0, 2);
@@ -94,12 +119,13 @@ QUOKA_INLINE void prefetch(const void* p) {
 
 // exp2(x) for x <= 0: relative error below exp2_max_error for x in [exp2_least, 0], exactly 1 at 0,
 // exactly 0 for x < exp2_least (minus infinity too), NaN for NaN. 2^round(x) goes straight into the
-// exponent; 2^f, f in [-1/2, 1/2], is the minimax polynomial of degree 6 with its constant held at 1,
-// so that an unchanged maximum rescales by exactly 1 however often it is applied.
+// exponent; 2^f, f in [-1/2, 1/2], is the minimax polynomial of degree 6 with its constant held at
+// 1, so that an unchanged maximum rescales by exactly 1 however often it is applied.
 inline constexpr float exp2_least = -125.0f;
 inline constexpr float exp2_max_error = 1.5e-7f;
 
-// `shifted` is x + 1.5 * 2^23, whose low mantissa bits are round(x); y * 2^round(x) by integer adds.
+// `shifted` is x + 1.5 * 2^23, whose low mantissa bits are round(x); y * 2^round(x) by integer
+// adds.
 template <class P>
 QUOKA_INLINE P scale_by_rounded_bits(const P& y, const P& shifted) {
   if constexpr (std::is_same_v<P, float>) {

@@ -25,8 +25,9 @@ inline constexpr int slab_channels = 16;
 // (112 KiB at head_dim 128) stay in L2 for all panels.
 inline constexpr int block_keys = tile_rows * (simd::registers >= 32 ? 8 : 16);
 
-// Panels of one task: queries and accumulators of 16 panels are 512 KiB at head_dim 128, and packing
-// a block of keys costs about 0.5 % of its use by 16 panels. Below 4 panels it would cost over 2 %.
+// Panels of one task: queries and accumulators of 16 panels are 512 KiB at head_dim 128, and
+// packing a block of keys costs about 0.5 % of its use by 16 panels. Below 4 panels it would cost
+// over 2 %.
 inline constexpr Index max_panels_per_task = 16;
 inline constexpr Index min_panels_per_task = 4;
 

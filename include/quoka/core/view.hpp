@@ -2,8 +2,8 @@
 //
 // A view is a pointer, sizes and strides; it is trivially copyable and never owns. It is made
 // implicitly from row-major Eigen tensors and maps, and explicitly from a pointer. The last axis of
-// a rank-4 view (the channels of a head) is contiguous; every other axis has a stride of its own, so
-// a cache in [batch, len, heads, dim] order is the same view with other strides and nothing is
+// a rank-4 view (the channels of a head) is contiguous; every other axis has a stride of its own,
+// so a cache in [batch, len, heads, dim] order is the same view with other strides and nothing is
 // copied or branched on.
 //
 //   TensorView<T>      [batch, heads, len, dim]   q, k, v, out
@@ -39,24 +39,32 @@ inline constexpr bool is_view<TensorView<T, Rank>> = true;
 
 // Row-major Eigen tensor or map of the rank wanted; rank 3 also serves rank 4, as batch 1.
 template <class E, class T, int Rank>
-concept EigenTensorOf =
-    is_tensor<std::remove_cv_t<E>> && int{E::Layout} == int{Eigen::RowMajor} &&
-    (E::NumIndices == Rank || (Rank == 4 && E::NumIndices == 3)) &&
-    std::is_convertible_v<decltype(std::declval<E&>().data()), T*>;
+concept EigenTensorOf = is_tensor<std::remove_cv_t<E>> && int{E::Layout} == int{Eigen::RowMajor} &&
+                        (E::NumIndices == Rank || (Rank == 4 && E::NumIndices == 3)) &&
+                        std::is_convertible_v<decltype(std::declval<E&>().data()), T*>;
+
+}  // namespace detail
+
+namespace detail {
+
+template <class E, class T>
+concept ViewableAs = std::is_convertible_v<E&, TensorView<T>>;
 
 }  // namespace detail
 
 // Anything a public function takes where it must find the storage type out: a view or an Eigen
 // tensor of float, half or bfloat16.
 template <class E>
-concept TensorLike = detail::is_view<std::remove_cvref_t<E>> || detail::is_tensor<std::remove_cvref_t<E>>;
+concept TensorLike =
+    detail::is_view<std::remove_cvref_t<E>> || detail::is_tensor<std::remove_cvref_t<E>>;
 
 template <TensorLike E>
 using storage_t = std::remove_const_t<typename std::remove_cvref_t<E>::Scalar>;
 
 template <class T, int Rank>
 class TensorView {
-  static_assert(Rank == 3 || Rank == 4, "a view has the axes [batch, heads, len] or [batch, heads, len, dim]");
+  static_assert(Rank == 3 || Rank == 4,
+                "a view has the axes [batch, heads, len] or [batch, heads, len, dim]");
 
  public:
   using Scalar = T;
@@ -67,12 +75,13 @@ class TensorView {
 
   // From an Eigen tensor or map that outlives the view.
   template <detail::EigenTensorOf<T, Rank> E>
-  TensorView(E& tensor) : data_(tensor.data()) {  // NOLINT(google-explicit-constructor)
+  TensorView(E& tensor) : data_(tensor.data()) {
     set_dense_sizes(tensor);
   }
   template <class P, int O, template <class> class M>
-    requires detail::EigenTensorOf<const Eigen::TensorMap<P, O, M>, T, Rank>
-  TensorView(const Eigen::TensorMap<P, O, M>&& map) : data_(map.data()) {  // NOLINT
+  requires detail::EigenTensorOf<const Eigen::TensorMap<P, O, M>, T, Rank> TensorView(
+      const Eigen::TensorMap<P, O, M>&& map)
+      : data_(map.data()) {
     set_dense_sizes(map);
   }
   // A temporary tensor would be gone before the view is used.
@@ -86,14 +95,14 @@ class TensorView {
     for (const Index size : sizes) detail::require_at_least("a view's size", size, 0);
     if constexpr (Rank == 4) {
       if (strides[3] != 1)
-        detail::fail("a view's inner stride", strides[3], "but the channels of a head must be contiguous: stride", "", 1);
+        detail::fail("a view's inner stride", strides[3],
+                     "but the channels of a head must be contiguous: stride", "", 1);
     }
   }
 
   // From a view of mutable elements.
   template <class U>
-    requires(std::is_same_v<const U, T>)
-  TensorView(const TensorView<U, Rank>& other)  // NOLINT(google-explicit-constructor)
+  requires(std::is_same_v<const U, T>) TensorView(const TensorView<U, Rank>& other)
       : data_(other.data()), sizes_(other.sizes()), strides_(other.strides()) {}
 
   T* data() const { return data_; }
@@ -102,11 +111,7 @@ class TensorView {
   Index batch() const { return sizes_[0]; }
   Index heads() const { return sizes_[1]; }
   Index len() const { return sizes_[2]; }
-  Index dim() const
-    requires(Rank == 4)
-  {
-    return sizes_[3];
-  }
+  Index dim() const requires(Rank == 4) { return sizes_[3]; }
   // No elements at all.
   bool empty() const {
     for (const Index size : sizes_)
@@ -118,11 +123,7 @@ class TensorView {
   T* row(Index b, Index head, Index i) const {
     return data_ + b * strides_[0] + head * strides_[1] + i * strides_[2];
   }
-  T& at(Index b, Index head, Index i) const
-    requires(Rank == 3)
-  {
-    return *row(b, head, i);
-  }
+  T& at(Index b, Index head, Index i) const requires(Rank == 3) { return *row(b, head, i); }
 
   // The rows [begin, begin + count) of the len axis. Throws std::invalid_argument beyond the end.
   TensorView slice(Index begin, Index count) const {
@@ -140,9 +141,11 @@ class TensorView {
   void set_dense_sizes(const E& tensor) {
     constexpr std::size_t missing = Rank - E::NumIndices;
     sizes_[0] = 1;
-    for (std::size_t axis = missing; axis < Rank; ++axis) sizes_[axis] = tensor.dimension(axis - missing);
+    for (std::size_t axis = missing; axis < Rank; ++axis)
+      sizes_[axis] = tensor.dimension(axis - missing);
     strides_[Rank - 1] = 1;
-    for (std::size_t axis = Rank - 1; axis > 0; --axis) strides_[axis - 1] = strides_[axis] * sizes_[axis];
+    for (std::size_t axis = Rank - 1; axis > 0; --axis)
+      strides_[axis - 1] = strides_[axis] * sizes_[axis];
   }
 
   T* data_ = nullptr;

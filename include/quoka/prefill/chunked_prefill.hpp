@@ -4,8 +4,9 @@
 //   out  = attention(q, cache[keep], {k, v})        the chunk itself always in full, causally
 //   cache += {k, v}
 //
-// The same call with one query is a decode step. Every selector enters by the same concept; QuoKA has no
-// private path. Buffers are kept from call to call: with reserve() a steady state does not allocate.
+// The same call with one query is a decode step. Every selector enters by the same concept; QuoKA
+// has no private path. Buffers are kept from call to call: with reserve() a steady state does not
+// allocate.
 #pragma once
 
 #include <quoka/attention/attention.hpp>
@@ -28,50 +29,60 @@ template <Selector S, Storage T = float>
 class ChunkedPrefill {
  public:
   // Throws std::invalid_argument for sizes below 1 and q_heads not a multiple of kv_heads.
-  explicit ChunkedPrefill(const LayerShape& shape, const typename S::Options& options = {}, const AttentionOptions& attention = {},
-                          typename S::State state = {})
-      : shape_(checked(shape)), selector_(options), attention_(attention), sink_logits_(attention.sink_logits.begin(), attention.sink_logits.end()), state_(std::move(state)), cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim) {}
+  explicit ChunkedPrefill(const LayerShape& shape, const typename S::Options& options = {},
+                          const AttentionOptions& attention = {}, typename S::State state = {})
+      : shape_(checked(shape)),
+        selector_(options),
+        attention_(attention),
+        sink_logits_(attention.sink_logits.begin(), attention.sink_logits.end()),
+        state_(std::move(state)),
+        cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim) {}
 
   // One chunk, or one decode step. q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, q_len,
-  // head_dim], v [batch, kv_heads, q_len, v_dim], out [batch, q_heads, q_len, v_dim], optionally {out,
-  // lse}. After a throw (std::invalid_argument where shapes do not fit) the cache is as it was.
-  template <class E = SerialExecutor>
-    requires Executor<E>
-  void forward(TensorView<const T> q, TensorView<const T> k, TensorView<const T> v, const AttentionOutput<T>& out, E&& executor = E{}) {
+  // head_dim], v [batch, kv_heads, q_len, v_dim], out [batch, q_heads, q_len, v_dim], optionally
+  // {out, lse}. After a throw (std::invalid_argument where shapes do not fit) the cache is as it
+  // was.
+  template <Executor E = SerialExecutor>
+  void forward(TensorView<const T> q, TensorView<const T> k, TensorView<const T> v,
+               const AttentionOutput<T>& out, E&& executor = E{}) {
     check_query(q, k);
     cache_.check(k, v);
     AttentionOptions options = attention_;
     options.sink_logits = sink_logits_;
-    if (cache_.len() + q.len() > cache_.capacity()) cache_.reserve(std::max(cache_.len() + q.len(), 2 * cache_.capacity()));
+    cache_.grow(cache_.len() + q.len());
     selector_.select(input(q), state_, selection_, executor);
-    attention(q, Past<T>(cache_.k(), cache_.v(), selection_), {k, v}, out, options, executor, workspace_);
+    attention(q, Past<T>(cache_.k(), cache_.v(), selection_), {k, v}, out, options, executor,
+              workspace_);
     cache_.append(k, v);
     selector_.appended(input(q), state_, executor);
   }
 
   // A whole prompt, chunk by chunk: shapes as in forward, any length.
-  template <class E = SerialExecutor>
-    requires Executor<E>
-  void prefill(TensorView<const T> q, TensorView<const T> k, TensorView<const T> v, TensorView<T> out, Index chunk_len, E&& executor = E{}) {
+  template <Executor E = SerialExecutor>
+  void prefill(TensorView<const T> q, TensorView<const T> k, TensorView<const T> v,
+               TensorView<T> out, Index chunk_len, E&& executor = E{}) {
     detail::require_at_least("chunk_len", chunk_len, 1);
     check_query(q, k);
+    cache_.check(k, v);
+    detail::require_sizes("out", out.sizes(), {q.batch(), q.heads(), q.len(), v.dim()});
+    cache_.grow(cache_.len() + q.len());
     for (Index begin = 0; begin < q.len(); begin += chunk_len) {
       const Index n = std::min(chunk_len, q.len() - begin);
-      forward(q.slice(begin, n), k.slice(begin, n), v.slice(begin, n), out.slice(begin, n), executor);
+      forward(q.slice(begin, n), k.slice(begin, n), v.slice(begin, n), out.slice(begin, n),
+              executor);
     }
   }
 
-  // Takes over keys and values that were computed before (a saved prefix), without attention: k [batch,
-  // kv_heads, n, head_dim], v [batch, kv_heads, n, v_dim]. Throws as KvCache::append.
-  template <class E = SerialExecutor>
-    requires Executor<E>
+  // Takes over keys and values that were computed before (a saved prefix), without attention: k
+  // [batch, kv_heads, n, head_dim], v [batch, kv_heads, n, v_dim]. Throws as KvCache::append.
+  template <Executor E = SerialExecutor>
   void append(TensorView<const T> k, TensorView<const T> v, E&& executor = E{}) {
     cache_.append(k, v);
     selector_.appended(input({}), state_, executor);
   }
 
-  // Back to the first `len` tokens: the next turn, another branch. Throws std::invalid_argument beyond
-  // the present length.
+  // Back to the first `len` tokens: the next turn, another branch. Throws std::invalid_argument
+  // beyond the present length.
   void truncate(Index len) {
     cache_.truncate(len);
     state_.truncate(len);
@@ -97,7 +108,9 @@ class ChunkedPrefill {
     detail::require_sizes("q", q.sizes(), {shape_.batch, shape_.q_heads, q.len(), shape_.head_dim});
     detail::require_equal("k's len", k.len(), "q_len", q.len());
   }
-  SelectorInput<T> input(const TensorView<const T>& q) const { return {q, cache_.k(), cache_.inverse_norms()}; }
+  SelectorInput<T> input(const TensorView<const T>& q) const {
+    return {q, cache_.k(), cache_.inverse_norms()};
+  }
 
   LayerShape shape_;
   S selector_;

@@ -43,12 +43,13 @@ enum class QueryChoice {
 class Budget {
  public:
   // Throws std::invalid_argument for a negative count.
-  constexpr Budget(std::integral auto count) : count_(static_cast<Index>(count)) {  // NOLINT
+  constexpr Budget(std::integral auto count) : count_(static_cast<Index>(count)) {
     detail::require_at_least("budget", count_, 0);
   }
   // Throws std::invalid_argument for a fraction outside (0, 1].
-  constexpr Budget(std::floating_point auto fraction) : fraction_(static_cast<double>(fraction)) {  // NOLINT
-    if (!(fraction_ > 0.0 && fraction_ <= 1.0)) detail::fail_range("budget, as a fraction of the past,", fraction_, "(0, 1]");
+  constexpr Budget(std::floating_point auto fraction) : fraction_(static_cast<double>(fraction)) {
+    if (!(fraction_ > 0.0 && fraction_ <= 1.0))
+      detail::fail_range("budget, as a fraction of the past,", fraction_, "(0, 1]");
   }
 
   Index keys(Index kv_len) const {

@@ -1,13 +1,14 @@
-// Pre-aggregation (QuoKA, Algorithm 1, second stage): the kept queries of a group become those of its
-// KV head.
+// Pre-aggregation (QuoKA, Algorithm 1, second stage): the kept queries of a group become those of
+// its KV head.
 //
 //   q_bar[kv_head][m] = 1/group * sum over the group's heads h of q[h][m] / |q[h][m]|
 //
-// Slot m of every head is averaged whatever token it holds (GroupMode::rank), and the average is not
-// normalised again: heads that disagree shrink the vector and so its vote. By linearity a key's cosine
-// with q_bar is the mean of its cosines with the heads, at 1/group of the scoring cost. Beyond the paper:
-// GroupMode::per_head keeps the group's rows side by side; dot scoring leaves them unnormalised; a query
-// with a NaN or an infinity counts as zero. 4 * q_heads * n_queries * head_dim FLOPs.
+// Slot m of every head is averaged whatever token it holds (GroupMode::rank), and the average is
+// not normalised again: heads that disagree shrink the vector and so its vote. By linearity a key's
+// cosine with q_bar is the mean of its cosines with the heads, at 1/group of the scoring cost.
+// Beyond the paper: GroupMode::per_head keeps the group's rows side by side; dot scoring leaves
+// them unnormalised; a query with a NaN or an infinity counts as zero. 4 * q_heads * n_queries *
+// head_dim FLOPs.
 #pragma once
 
 #include <quoka/core/executor.hpp>
@@ -29,7 +30,8 @@ void add_scaled(const T* row, Index dim, float factor, float* sum) {
 
 // q_bar [aggregated_rows, head_dim] of one KV head; row_of(r, m) is slot m of the group's head r.
 template <class RowOf>
-void pre_aggregate_head(RowOf&& row_of, Index n_queries, Index group, Index dim, GroupMode mode, Scoring scoring, float* q_bar) {
+void pre_aggregate_head(RowOf&& row_of, Index n_queries, Index group, Index dim, GroupMode mode,
+                        Scoring scoring, float* q_bar) {
   const bool apart = mode == GroupMode::per_head;
   std::fill_n(q_bar, aggregated_rows(n_queries, group, mode) * dim, 0.0f);
   for (Index r = 0; r < group; ++r) {
@@ -47,12 +49,12 @@ void pre_aggregate_head(RowOf&& row_of, Index n_queries, Index group, Index dim,
 }  // namespace detail
 
 // kept [batch, q_heads, n, head_dim] to [batch, kv_heads, n, head_dim]; per_head: [batch, kv_heads,
-// group * n, head_dim], row r * n + m being slot m of the group's head r. Throws std::invalid_argument
-// when q_heads is not a multiple of kv_heads.
+// group * n, head_dim], row r * n + m being slot m of the group's head r. Throws
+// std::invalid_argument when q_heads is not a multiple of kv_heads.
 template <TensorLike Q, class E = SerialExecutor>
-  requires Executor<E>
-Eigen::Tensor<float, 4, Eigen::RowMajor> pre_aggregate(const Q& kept, Index kv_heads, GroupMode mode = GroupMode::rank,
-                                                       Scoring scoring = Scoring::cosine, E&& executor = E{}) {
+requires Executor<E> Eigen::Tensor<float, 4, Eigen::RowMajor> pre_aggregate(
+    const Q& kept, Index kv_heads, GroupMode mode = GroupMode::rank,
+    Scoring scoring = Scoring::cosine, E&& executor = E{}) {
   const auto view = view_of(kept);
   detail::require_multiple("q_heads", view.heads(), "kv_heads", kv_heads);
   const Index group = view.heads() / kv_heads, n = view.len();
@@ -61,7 +63,8 @@ Eigen::Tensor<float, 4, Eigen::RowMajor> pre_aggregate(const Q& kept, Index kv_h
   executor.run(view.batch() * kv_heads, [&](Index task, int) {
     const Index b = task / kv_heads, kv_head = task % kv_heads;
     const auto row_of = [&](Index r, Index m) { return view.row(b, kv_head * group + r, m); };
-    detail::pre_aggregate_head(row_of, n, group, view.dim(), mode, scoring, q_bar.data() + task * rows * view.dim());
+    detail::pre_aggregate_head(row_of, n, group, view.dim(), mode, scoring,
+                               q_bar.data() + task * rows * view.dim());
   });
   return q_bar;
 }

@@ -2,11 +2,11 @@
 //
 //   score[kv] = max over m of q_bar[m] . k[kv] / |k[kv]|
 //
-// Switches: dot scoring drops 1 / |k|; mean aggregation takes the mean over m. The inverse norms come
-// from the cache that computed them at append, or are taken from the keys on the way; the bits are the
-// same. Scores are what the formula gives: a key with a NaN or an infinity has a score that is not finite.
-// 2 * kv_heads * rows * kv_len * head_dim FLOPs over one read of the keys; nothing of the size
-// rows x kv_len is kept.
+// Switches: dot scoring drops 1 / |k|; mean aggregation takes the mean over m. The inverse norms
+// come from the cache that computed them at append, or are taken from the keys on the way; the bits
+// are the same. Scores are what the formula gives: a key with a NaN or an infinity has a score that
+// is not finite. 2 * kv_heads * rows * kv_len * head_dim FLOPs over one read of the keys; nothing
+// of the size rows x kv_len is kept.
 #pragma once
 
 #include <quoka/core/packing.hpp>
@@ -42,15 +42,23 @@ struct ScoreScratch {
 class TileScorer {
  public:
   // q_bar [rows, dim], contiguous.
-  TileScorer(const float* q_bar, Index rows, Index dim, Aggregation aggregation, ScoreScratch& scratch)
-      : rows_(rows), dim_(dim), packets_(ceil_div(rows, simd::lanes)), aggregation_(aggregation), tile_(scratch.tile.reserve(key_tile_size(dim))), panels_(scratch.panels.reserve(packets_ * simd::lanes * dim)) {
+  TileScorer(const float* q_bar, Index rows, Index dim, Aggregation aggregation,
+             ScoreScratch& scratch)
+      : rows_(rows),
+        dim_(dim),
+        packets_(ceil_div(rows, simd::lanes)),
+        aggregation_(aggregation),
+        tile_(scratch.tile.reserve(key_tile_size(dim))),
+        panels_(scratch.panels.reserve(packets_ * simd::lanes * dim)) {
     Index first = 0;
-    for (Index left = packets_; left > 0; left -= tuning::tile_packets, first += tuning::panel_rows) {
+    for (Index left = packets_; left > 0;
+         left -= tuning::tile_packets, first += tuning::panel_rows) {
       float* panel = panels_ + first * dim;
       if (left >= tuning::tile_packets)
         pack<tuning::tile_packets>(q_bar, first, panel);
       else
-        for (Index one = 0; one < left; ++one) pack<1>(q_bar, first + one * simd::lanes, panel + one * simd::lanes * dim);
+        for (Index one = 0; one < left; ++one)
+          pack<1>(q_bar, first + one * simd::lanes, panel + one * simd::lanes * dim);
     }
   }
 
@@ -64,20 +72,24 @@ class TileScorer {
     for (auto& lane : best) lane = simd::broadcast(mean ? 0.0f : -simd::infinity);
     const float* panel = panels_;
     Index left = packets_;
-    for (; left >= tuning::tile_packets; left -= tuning::tile_packets, panel += tuning::panel_rows * dim_)
+    for (; left >= tuning::tile_packets;
+         left -= tuning::tile_packets, panel += tuning::panel_rows * dim_)
       score_panel<tuning::tile_packets>(panel, mean, best, later);
     for (; left > 0; --left, panel += simd::lanes * dim_) score_panel<1>(panel, mean, best, later);
     const float share = 1.0f / static_cast<float>(rows_);
-    for (Index i = 0; i < count; ++i) scores[i] = mean ? simd::reduce_add(best[i]) * share : simd::reduce_max(best[i]);
+    for (Index i = 0; i < count; ++i)
+      scores[i] = mean ? simd::reduce_add(best[i]) * share : simd::reduce_max(best[i]);
   }
 
  private:
-  // Lanes beyond the last query repeat the first one: a maximum does not notice. For a mean they are 0.
+  // Lanes beyond the last query repeat the first one: a maximum does not notice. For a mean they
+  // are 0.
   template <int Packets>
   void pack(const float* q_bar, Index first, float* panel) {
     const float* rows[Packets * simd::lanes];
     Index count = Packets * simd::lanes;
-    for (Index i = 0; i < Packets * simd::lanes; ++i) rows[i] = q_bar + (first + i < rows_ ? first + i : 0) * dim_;
+    for (Index i = 0; i < Packets * simd::lanes; ++i)
+      rows[i] = q_bar + (first + i < rows_ ? first + i : 0) * dim_;
     if (aggregation_ == Aggregation::mean) count = std::min(count, rows_ - first);
     pack_queries<float, Packets>(rows, count, dim_, 1.0f, panel);
   }
@@ -86,21 +98,10 @@ class TileScorer {
   void score_panel(const float* panel, bool mean, TileScores& best, RowPrefetch<T>& later) const {
     constexpr int rows = tuning::tile_rows;
     simd::Packet acc[rows][Packets];
-    simd::unroll<rows>([&](auto i) QUOKA_INLINE_LAMBDA {
-      simd::unroll<Packets>([&](auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
-    });
-    const float* keys = tile_;
     const Index lines = ceil_div(later.lines(), ceil_div(dim_, slab));
-    Index c = 0;
-    for (; c + slab <= dim_; c += slab, keys += slab * rows, panel += slab * Packets * simd::lanes) {
-      later.next(lines);
-      rank1_updates<rows, Packets, slab>(acc, keys, 1, panel, slab);
-    }
-    if (c < dim_) rank1_updates<rows, Packets, slab>(acc, keys, 1, panel, dim_ - c);
-    simd::unroll<rows>([&](auto i) QUOKA_INLINE_LAMBDA {
-      simd::unroll<Packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-        best[i] = mean ? simd::add(best[i], acc[i][j]) : simd::max(best[i], acc[i][j]);
-      });
+    multiply_key_tile(acc, tile_, panel, dim_, [&] { later.next(lines); });
+    simd::unroll<rows, Packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
+      best[i] = mean ? simd::add(best[i], acc[i][j]) : simd::max(best[i], acc[i][j]);
     });
   }
 
@@ -112,8 +113,9 @@ class TileScorer {
 
 // scores[begin, end) of one KV head.
 template <class T>
-void score_range(const TensorView<const T>& keys, const TensorView<const float, 3>& inverse_norms, Index b, Index kv_head,
-                 Index begin, Index end, TileScorer& scorer, Scoring scoring, float* scores) {
+void score_range(const TensorView<const T>& keys, const TensorView<const float, 3>& inverse_norms,
+                 Index b, Index kv_head, Index begin, Index end, TileScorer& scorer,
+                 Scoring scoring, float* scores) {
   constexpr Index rows = tuning::tile_rows, ahead = tuning::score_prefetch_tiles * rows;
   const T *row[rows], *later[rows];
   for (Index kv = begin; kv < end; kv += rows) {
@@ -124,22 +126,26 @@ void score_range(const TensorView<const T>& keys, const TensorView<const float, 
     scorer.score(row, count, scores + kv, RowPrefetch<T>(later, later_count, keys.dim()));
     if (scoring == Scoring::dot) continue;
     for (Index i = 0; i < count; ++i)
-      scores[kv + i] *= inverse_norms.empty() ? inverse_norm(row[i], keys.dim()) : inverse_norms.at(b, kv_head, kv + i);
+      scores[kv + i] *= inverse_norms.empty() ? inverse_norm(row[i], keys.dim())
+                                              : inverse_norms.at(b, kv_head, kv + i);
   }
 }
 
-// scores [batch, kv_heads, kv_len], contiguous; q_bar [batch, kv_heads, rows, head_dim], contiguous.
+// scores [batch, kv_heads, kv_len], contiguous; q_bar [batch, kv_heads, rows, head_dim],
+// contiguous.
 template <class T, class E>
 void score_all_keys(const float* q_bar, Index rows, const TensorView<const T>& keys,
-                    const TensorView<const float, 3>& inverse_norms, const ScoreOptions& options, float* scores,
-                    std::vector<ScoreScratch>& scratch, E&& executor) {
+                    const TensorView<const float, 3>& inverse_norms, const ScoreOptions& options,
+                    float* scores, std::vector<ScoreScratch>& scratch, E&& executor) {
   const Index parts = std::max<Index>(1, ceil_div(keys.len(), tuning::score_task_keys));
   scratch.resize(std::max(scratch.size(), static_cast<std::size_t>(executor.workers())));
   executor.run(keys.batch() * keys.heads() * parts, [&](Index task, int worker) {
     const Index head = task / parts, begin = task % parts * tuning::score_task_keys;
-    TileScorer scorer(q_bar + head * rows * keys.dim(), rows, keys.dim(), options.aggregation, scratch[static_cast<std::size_t>(worker)]);
+    TileScorer scorer(q_bar + head * rows * keys.dim(), rows, keys.dim(), options.aggregation,
+                      scratch[static_cast<std::size_t>(worker)]);
     score_range(keys, inverse_norms, head / keys.heads(), head % keys.heads(), begin,
-                std::min(begin + tuning::score_task_keys, keys.len()), scorer, options.scoring, scores + head * keys.len());
+                std::min(begin + tuning::score_task_keys, keys.len()), scorer, options.scoring,
+                scores + head * keys.len());
   });
 }
 
@@ -149,18 +155,20 @@ void score_all_keys(const float* q_bar, Index rows, const TensorView<const T>& k
 // inverse_norms [batch, kv_heads, kv_len] or absent: scores [batch, kv_heads, kv_len]. Throws
 // std::invalid_argument when shapes do not fit together.
 template <TensorLike K, class E = SerialExecutor>
-  requires Executor<E>
-Eigen::Tensor<float, 3, Eigen::RowMajor> score_keys(const Eigen::Tensor<float, 4, Eigen::RowMajor>& q_bar, const K& keys,
-                                                    const ScoreOptions& options = {},
-                                                    TensorView<const float, 3> inverse_norms = {}, E&& executor = E{}) {
+requires Executor<E> Eigen::Tensor<float, 3, Eigen::RowMajor> score_keys(
+    const Eigen::Tensor<float, 4, Eigen::RowMajor>& q_bar, const K& keys,
+    const ScoreOptions& options = {}, TensorView<const float, 3> inverse_norms = {},
+    E&& executor = E{}) {
   const auto k = view_of(keys);
   detail::require_at_least("q_bar's rows", q_bar.dimension(2), 1);
-  detail::require_sizes("k", k.sizes(), {q_bar.dimension(0), q_bar.dimension(1), k.len(), q_bar.dimension(3)});
+  detail::require_sizes("k", k.sizes(),
+                        {q_bar.dimension(0), q_bar.dimension(1), k.len(), q_bar.dimension(3)});
   if (inverse_norms.data() != nullptr)
     detail::require_sizes("inverse_norms", inverse_norms.sizes(), {k.batch(), k.heads(), k.len()});
   Eigen::Tensor<float, 3, Eigen::RowMajor> scores(k.batch(), k.heads(), k.len());
   std::vector<detail::ScoreScratch> scratch;
-  detail::score_all_keys(q_bar.data(), q_bar.dimension(2), k, inverse_norms, options, scores.data(), scratch, executor);
+  detail::score_all_keys(q_bar.data(), q_bar.dimension(2), k, inverse_norms, options, scores.data(),
+                         scratch, executor);
   return scores;
 }
 

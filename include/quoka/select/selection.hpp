@@ -1,8 +1,8 @@
 // Selection: which past keys each KV head of each sequence attends to.
 //
-// Per (batch, KV head): ascending, unique positions in [0, kv_len), the same count for all. "All" and
-// "none" hold no positions. It is what every selector emits and what attention takes; a caller's own
-// index lists enter by the checked constructor.
+// Per (batch, KV head): ascending, unique positions in [0, kv_len), the same count for all. "All"
+// and "none" hold no positions. It is what every selector emits and what attention takes; a
+// caller's own index lists enter by the checked constructor.
 #pragma once
 
 #include <quoka/core/view.hpp>
@@ -19,8 +19,8 @@ class Selection {
   // Nothing of nothing.
   Selection() = default;
 
-  // From the caller's positions [batch, kv_heads, count]. Throws std::invalid_argument on a position
-  // outside [0, kv_len) and on a list that does not ascend strictly.
+  // From the caller's positions [batch, kv_heads, count]. Throws std::invalid_argument on a
+  // position outside [0, kv_len) and on a list that does not ascend strictly.
   Selection(const Eigen::Tensor<Position, 3, Eigen::RowMajor>& positions, Index kv_len) {
     detail::require_at_least("kv_len", kv_len, 0);
     resize(positions.dimension(0), positions.dimension(1), kv_len, positions.dimension(2));
@@ -29,7 +29,8 @@ class Selection {
       Index before = -1;
       for (Index i = 0; i < count_; ++i) {
         const Index position = positions_[static_cast<std::size_t>(row * count_ + i)];
-        detail::require_at_most("a selected position", position, "the last past position", kv_len - 1);
+        detail::require_at_most("a selected position", position, "the last past position",
+                                kv_len - 1);
         detail::require_at_least("a selected position", position, before + 1);
         before = position;
       }
@@ -53,7 +54,8 @@ class Selection {
   // The count() positions of one head; empty where is_all().
   std::span<const Position> row(Index b, Index kv_head) const {
     if (is_all()) return {};
-    return {positions_.data() + (b * kv_heads_ + kv_head) * count_, static_cast<std::size_t>(count_)};
+    return {positions_.data() + (b * kv_heads_ + kv_head) * count_,
+            static_cast<std::size_t>(count_)};
   }
   // As row(), "all" spelled out.
   std::vector<Position> positions(Index b, Index kv_head) const {
@@ -77,16 +79,19 @@ class Selection {
   }
   void resize(Index batch, Index kv_heads, Index kv_len, Index count) {
     detail::require_at_most("count", count, "kv_len", kv_len);
-    detail::require_at_most("kv_len", kv_len, "the largest Position", std::numeric_limits<Position>::max());
+    detail::require_at_most("kv_len", kv_len, "the largest Position",
+                            std::numeric_limits<Position>::max());
     positions_.resize(static_cast<std::size_t>(batch * kv_heads * count));
     batch_ = batch, kv_heads_ = kv_heads, kv_len_ = kv_len, count_ = count;
   }
   std::span<Position> mutable_row(Index b, Index kv_head) {
-    return {positions_.data() + (b * kv_heads_ + kv_head) * count_, static_cast<std::size_t>(count_)};
+    return {positions_.data() + (b * kv_heads_ + kv_head) * count_,
+            static_cast<std::size_t>(count_)};
   }
 
   friend bool operator==(const Selection& a, const Selection& b) {
-    if (a.batch_ != b.batch_ || a.kv_heads_ != b.kv_heads_ || a.kv_len_ != b.kv_len_ || a.count_ != b.count_)
+    if (a.batch_ != b.batch_ || a.kv_heads_ != b.kv_heads_ || a.kv_len_ != b.kv_len_ ||
+        a.count_ != b.count_)
       return false;
     return a.is_all() || a.positions_ == b.positions_;
   }

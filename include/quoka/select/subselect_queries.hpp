@@ -6,8 +6,9 @@
 //
 // q_len <= n_queries keeps every query in order: decode drops nothing. About 5 * q_heads * q_len *
 // head_dim FLOPs and two reads of the chunk's queries. Beyond the paper: the other choices of
-// QueryChoice; one set of tokens for several heads, ranked by the sum of their cosines; and a query with
-// a NaN or an infinity is left out of the mean and ranks last, so that it spoils its own row only.
+// QueryChoice; one set of tokens for several heads, ranked by the sum of their cosines; and a query
+// with a NaN or an infinity is left out of the mean and ranks last, so that it spoils its own row
+// only.
 #pragma once
 
 #include <quoka/core/buffer.hpp>
@@ -24,7 +25,8 @@ namespace quoka::inline QUOKA_ABI {
 
 struct SubselectOptions {
   QueryChoice query_choice = QueryChoice::dissimilar;
-  Index heads_per_set = 1;  // neighbouring query heads that keep the same tokens: 1 (paper), or the group
+  Index heads_per_set =
+      1;  // neighbouring query heads that keep the same tokens: 1 (paper), or the group
 };
 
 namespace detail {
@@ -49,11 +51,13 @@ template <class T>
 QUOKA_INLINE void add_row(const T* row, Index dim, float* sum) {
   Index c = 0;
   for (; c + simd::lanes <= dim; c += simd::lanes)
-    simd::store_unaligned(sum + c, simd::add(simd::load_unaligned(sum + c), simd::load_as_float(row + c)));
+    simd::store_unaligned(sum + c,
+                          simd::add(simd::load_unaligned(sum + c), simd::load_as_float(row + c)));
   for (; c < dim; ++c) sum[c] += static_cast<float>(row[c]);
 }
 
-// s.cosines[i] += cosine of query i with the head's mean query; infinity for a query that is not finite.
+// s.cosines[i] += cosine of query i with the head's mean query; infinity for a query that is not
+// finite.
 template <class T>
 void add_cosines(const TensorView<const T>& q, Index b, Index head, SubselectScratch& s) {
   const Index dim = q.dim();
@@ -71,20 +75,23 @@ void add_cosines(const TensorView<const T>& q, Index b, Index head, SubselectScr
   const float factor = is_finite_row(mean, dim, unit) ? unit : 0.0f;  // the sum may have overflowed
   for (Index c = 0; c < dim; ++c) mean[c] = factor == 0.0f ? 0.0f : mean[c] * factor;
   for (Index i = 0; i < q.len(); ++i)
-    if (cosines[i] != simd::infinity) cosines[i] += sum_of_products(q.row(b, head, i), mean, dim) * inverse[i];
+    if (cosines[i] != simd::infinity)
+      cosines[i] += sum_of_products(q.row(b, head, i), mean, dim) * inverse[i];
 }
 
 // kept[m] for one set of heads: positions in the chunk, in slot order.
 template <class T>
-void subselect_set(const TensorView<const T>& q, Index b, Index first_head, Index heads, QueryChoice choice,
-                   std::span<Position> kept, SubselectScratch& s) {
+void subselect_set(const TensorView<const T>& q, Index b, Index first_head, Index heads,
+                   QueryChoice choice, std::span<Position> kept, SubselectScratch& s) {
   const Index len = q.len(), n = static_cast<Index>(kept.size());
   const auto ascending_from = [&](Index slot, Index position) {
-    for (Index m = slot; m < n; ++m) kept[static_cast<std::size_t>(m)] = static_cast<Position>(position + m - slot);
+    for (Index m = slot; m < n; ++m)
+      kept[static_cast<std::size_t>(m)] = static_cast<Position>(position + m - slot);
   };
   if (n == len || choice == QueryChoice::last) return ascending_from(0, len - n);
   if (choice == QueryChoice::uniform) {
-    for (Index m = 0; m < n; ++m) kept[static_cast<std::size_t>(m)] = static_cast<Position>((m + 1) * len / n - 1);
+    for (Index m = 0; m < n; ++m)
+      kept[static_cast<std::size_t>(m)] = static_cast<Position>((m + 1) * len / n - 1);
     return;
   }
   const Index last = choice == QueryChoice::dissimilar_and_last ? n / 2 : 0;
@@ -101,7 +108,8 @@ void subselect_set(const TensorView<const T>& q, Index b, Index first_head, Inde
 }
 
 template <class T>
-void check_subselect(const TensorView<const T>& q, Index n_queries, const SubselectOptions& options) {
+void check_subselect(const TensorView<const T>& q, Index n_queries,
+                     const SubselectOptions& options) {
   require_at_least("q_len", q.len(), 1);
   require_at_least("head_dim", q.dim(), 1);
   require_at_least("n_queries", n_queries, 1);
@@ -110,8 +118,9 @@ void check_subselect(const TensorView<const T>& q, Index n_queries, const Subsel
 
 // positions [batch, q_heads, min(n_queries, q_len)].
 template <class T, class E>
-void subselect_positions(const TensorView<const T>& q, Index n_queries, const SubselectOptions& options,
-                         Position* positions, std::vector<SubselectScratch>& scratch, E&& executor) {
+void subselect_positions(const TensorView<const T>& q, Index n_queries,
+                         const SubselectOptions& options, Position* positions,
+                         std::vector<SubselectScratch>& scratch, E&& executor) {
   const Index n = std::min(n_queries, q.len()), heads = options.heads_per_set;
   const Index sets = q.heads() / heads;
   scratch.resize(std::max(scratch.size(), static_cast<std::size_t>(executor.workers())));
@@ -127,17 +136,16 @@ void subselect_positions(const TensorView<const T>& q, Index n_queries, const Su
 
 }  // namespace detail
 
-// Positions in the chunk of the queries kept: [batch, q_heads, min(n_queries, q_len)], most dissimilar
-// first. Throws std::invalid_argument for n_queries < 1, an empty chunk, or q_heads not a multiple of
-// options.heads_per_set.
+// Positions in the chunk of the queries kept: [batch, q_heads, min(n_queries, q_len)], most
+// dissimilar first. Throws std::invalid_argument for n_queries < 1, an empty chunk, or q_heads not
+// a multiple of options.heads_per_set.
 template <TensorLike Q, class E = SerialExecutor>
-  requires Executor<E>
-Eigen::Tensor<Position, 3, Eigen::RowMajor> subselect_query_positions(const Q& q, Index n_queries,
-                                                                      const SubselectOptions& options = {},
-                                                                      E&& executor = E{}) {
+requires Executor<E> Eigen::Tensor<Position, 3, Eigen::RowMajor> subselect_query_positions(
+    const Q& q, Index n_queries, const SubselectOptions& options = {}, E&& executor = E{}) {
   const auto view = view_of(q);  // [batch, q_heads, q_len, head_dim]
   detail::check_subselect(view, n_queries, options);
-  Eigen::Tensor<Position, 3, Eigen::RowMajor> positions(view.batch(), view.heads(), std::min(n_queries, view.len()));
+  Eigen::Tensor<Position, 3, Eigen::RowMajor> positions(view.batch(), view.heads(),
+                                                        std::min(n_queries, view.len()));
   std::vector<detail::SubselectScratch> scratch;
   detail::subselect_positions(view, n_queries, options, positions.data(), scratch, executor);
   return positions;
@@ -146,10 +154,9 @@ Eigen::Tensor<Position, 3, Eigen::RowMajor> subselect_query_positions(const Q& q
 // The queries kept, as they are: [batch, q_heads, min(n_queries, q_len), head_dim], most dissimilar
 // first. Throws as subselect_query_positions.
 template <TensorLike Q, class E = SerialExecutor>
-  requires Executor<E>
-Eigen::Tensor<storage_t<Q>, 4, Eigen::RowMajor> subselect_queries(const Q& q, Index n_queries,
-                                                                  const SubselectOptions& options = {},
-                                                                  E&& executor = E{}) {
+requires Executor<E> Eigen::Tensor < storage_t<Q>,
+4, Eigen::RowMajor > subselect_queries(const Q& q, Index n_queries,
+                                       const SubselectOptions& options = {}, E&& executor = E{}) {
   const auto positions = subselect_query_positions(q, n_queries, options, executor);
   const auto view = view_of(q);
   const Index n = positions.dimension(2);

@@ -1,14 +1,15 @@
 // Top-k (QuoKA, Algorithm 1, last stage): the best keys of each KV head, in ascending position.
 //
-// Order is (score descending, position ascending): equal scores go to the earlier key, -0 equals +0, and
-// scores that are not finite (NaN, either infinity) rank last, earlier first. Forced keys count inside k:
-// the first keep_first positions (attention sinks), then the last keep_last; where both do not fit, the
-// first ones stay. A window w > 1 replaces each finite score by the maximum of the finite scores at
-// positions kv - (w-1)/2 ... kv + w/2 first, so that neighbours of a good key come with it.
+// Order is (score descending, position ascending): equal scores go to the earlier key, -0 equals
+// +0, and scores that are not finite (NaN, either infinity) rank last, earlier first. Forced keys
+// count inside k: the first keep_first positions (attention sinks), then the last keep_last; where
+// both do not fit, the first ones stay. A window w > 1 replaces each finite score by the maximum of
+// the finite scores at positions kv - (w-1)/2 ... kv + w/2 first, so that neighbours of a good key
+// come with it.
 //
-// No sort: scores become integers of the same order, one histogram over their leading bits finds the
-// bucket of the k-th, nth_element on that bucket alone finds its exact value, one pass emits. Three reads
-// of kv_len scores, O(kv_len + bucket) per KV head.
+// No sort: scores become integers of the same order, one histogram over their leading bits finds
+// the bucket of the k-th, nth_element on that bucket alone finds its exact value, one pass emits.
+// Three reads of kv_len scores, O(kv_len + bucket) per KV head.
 #pragma once
 
 #include <quoka/core/buffer.hpp>
@@ -50,12 +51,14 @@ QUOKA_INLINE std::uint32_t rank_of(float score) {
 }
 
 // pooled[kv] = max over the window; doubling spans, so log2(window) passes.
-inline const float* pool_window(const float* scores, Index kv_len, Index window, Buffer<float>& buffer) {
+inline const float* pool_window(const float* scores, Index kv_len, Index window,
+                                Buffer<float>& buffer) {
   window = std::min(window, 2 * kv_len + 1);  // beyond that every key sees every other
   const Index before = (window - 1) / 2, size = kv_len + window - 1;
   float* x = buffer.reserve_amortised(size);
   std::fill_n(x, before, -simd::infinity);
-  for (Index i = 0; i < kv_len; ++i) x[before + i] = std::isfinite(scores[i]) ? scores[i] : -simd::infinity;
+  for (Index i = 0; i < kv_len; ++i)
+    x[before + i] = std::isfinite(scores[i]) ? scores[i] : -simd::infinity;
   std::fill_n(x + before + kv_len, size - before - kv_len, -simd::infinity);
   Index span = 1;
   while (span < window) {
@@ -69,7 +72,8 @@ inline const float* pool_window(const float* scores, Index kv_len, Index window,
 }
 
 // The k best of ranks[0, n), 0 < k < n, as ascending positions counted from `offset`.
-inline Position* emit_best(const std::uint32_t* ranks, Index n, Index k, Index offset, std::uint32_t* bucket, Position* out) {
+inline Position* emit_best(const std::uint32_t* ranks, Index n, Index k, Index offset,
+                           std::uint32_t* bucket, Position* out) {
   constexpr int shift = 20;
   std::array<Position, (1u << (32 - shift))> histogram{};
   for (Index i = 0; i < n; ++i) ++histogram[ranks[i] >> shift];
@@ -85,7 +89,8 @@ inline Position* emit_best(const std::uint32_t* ranks, Index n, Index k, Index o
   std::uint32_t* const kth = bucket + (k - above - 1);
   std::nth_element(bucket, kth, bucket + members, std::greater<>());
   const std::uint32_t threshold = *kth;
-  Index ties = k - above - std::count_if(bucket, kth, [&](std::uint32_t rank) { return rank > threshold; });
+  Index ties =
+      k - above - std::count_if(bucket, kth, [&](std::uint32_t rank) { return rank > threshold; });
 
   Position* const end = out + k;
   for (Index i = 0; out != end; ++i) {
@@ -97,9 +102,11 @@ inline Position* emit_best(const std::uint32_t* ranks, Index n, Index k, Index o
 }
 
 // scores [kv_len] of one head to its k = kept.size() positions.
-inline void top_k_head(const float* scores, Index kv_len, const TopKOptions& options, std::span<Position> kept, TopKScratch& s) {
+inline void top_k_head(const float* scores, Index kv_len, const TopKOptions& options,
+                       std::span<Position> kept, TopKScratch& s) {
   const Index k = static_cast<Index>(kept.size());
-  const Index first = std::min(options.keep_first, k), last = std::min(options.keep_last, k - first);
+  const Index first = std::min(options.keep_first, k),
+              last = std::min(options.keep_last, k - first);
   const Index free = k - first - last, candidates = kv_len - first - last;
   Position* out = kept.data();
   for (Index i = 0; i < first; ++i) *out++ = static_cast<Position>(i);
@@ -107,7 +114,8 @@ inline void top_k_head(const float* scores, Index kv_len, const TopKOptions& opt
     if (options.window > 1) scores = pool_window(scores, kv_len, options.window, s.pooled);
     std::uint32_t* ranks = s.ranks.reserve_amortised(candidates);
     for (Index i = 0; i < candidates; ++i) ranks[i] = rank_of(scores[first + i]);
-    out = emit_best(ranks, candidates, free, first, s.bucket.reserve_amortised(candidates + 1), out);
+    out =
+        emit_best(ranks, candidates, free, first, s.bucket.reserve_amortised(candidates + 1), out);
   }
   for (Index i = kv_len - last; i < kv_len; ++i) *out++ = static_cast<Position>(i);
 }
@@ -120,13 +128,15 @@ inline void check_top_k(Index k, const TopKOptions& options) {
 }
 
 template <class E>
-void select_top_k(const float* scores, Index batch, Index kv_heads, Index kv_len, Index k, const TopKOptions& options,
-                  Selection& selection, std::vector<TopKScratch>& scratch, E&& executor) {
+void select_top_k(const float* scores, Index batch, Index kv_heads, Index kv_len, Index k,
+                  const TopKOptions& options, Selection& selection,
+                  std::vector<TopKScratch>& scratch, E&& executor) {
   if (k >= kv_len) return selection.select_all(batch, kv_heads, kv_len);
   selection.resize(batch, kv_heads, kv_len, k);
   scratch.resize(std::max(scratch.size(), static_cast<std::size_t>(executor.workers())));
   executor.run(batch * kv_heads, [&](Index head, int worker) {
-    top_k_head(scores + head * kv_len, kv_len, options, selection.mutable_row(head / kv_heads, head % kv_heads),
+    top_k_head(scores + head * kv_len, kv_len, options,
+               selection.mutable_row(head / kv_heads, head % kv_heads),
                scratch[static_cast<std::size_t>(worker)]);
   });
 }
@@ -135,13 +145,14 @@ void select_top_k(const float* scores, Index batch, Index kv_heads, Index kv_len
 
 // scores [batch, kv_heads, kv_len] to the k best of each head; all where k >= kv_len. Throws
 // std::invalid_argument for a negative k, keep_first or keep_last and for window < 1.
-template <class E = SerialExecutor>
-  requires Executor<E>
-Selection top_k(const Eigen::Tensor<float, 3, Eigen::RowMajor>& scores, Index k, const TopKOptions& options = {}, E&& executor = E{}) {
+template <Executor E = SerialExecutor>
+Selection top_k(const Eigen::Tensor<float, 3, Eigen::RowMajor>& scores, Index k,
+                const TopKOptions& options = {}, E&& executor = E{}) {
   detail::check_top_k(k, options);
   Selection selection;
   std::vector<detail::TopKScratch> scratch;
-  detail::select_top_k(scores.data(), scores.dimension(0), scores.dimension(1), scores.dimension(2), k, options, selection, scratch, executor);
+  detail::select_top_k(scores.data(), scores.dimension(0), scores.dimension(1), scores.dimension(2),
+                       k, options, selection, scratch, executor);
   return selection;
 }
 
