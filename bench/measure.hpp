@@ -1,0 +1,200 @@
+// Registration, counters and checks that all benchmarks share.
+//
+// measure() times a body and sets the counters; every benchmark then says what its output must be with
+// verify(), and a run that computed nothing or the wrong thing is reported as an error and makes the
+// program fail. Formulas: README.md.
+#pragma once
+
+#include "data.hpp"
+#include "machine.hpp"
+#include "plain.hpp"
+
+#include <benchmark/benchmark.h>
+
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <utility>
+
+namespace quoka_bench {
+
+// ---- names --------------------------------------------------------------------------------------
+
+// "score_keys" and {{"kv_len", 32768}} to "score_keys/kv_len:32768".
+inline std::string named(std::string name, std::initializer_list<std::pair<const char*, Index>> shape) {
+  for (const auto& [key, value] : shape) name.append("/").append(key).append(":").append(std::to_string(value));
+  return name;
+}
+
+inline benchmark::internal::Benchmark* add(const std::string& name, std::function<void(benchmark::State&)> body,
+                                           benchmark::TimeUnit unit = benchmark::kMillisecond) {
+  return benchmark::RegisterBenchmark(name.c_str(), std::move(body))->Unit(unit);
+}
+
+// With more than one thread, work is timed by the wall clock: the calling thread's time is not the work's.
+inline void timed_for(benchmark::internal::Benchmark* registered, int threads) {
+  if (threads > 1) registered->UseRealTime();
+}
+
+// ---- counters -----------------------------------------------------------------------------------
+
+// What one iteration needs, by the formulas of README.md; 0: does not apply.
+struct Cost {
+  double flops = 0.0;
+  double bytes = 0.0;   // read and written, each once
+  int threads = 1;
+  bool from_memory = false;  // larger than the caches: also report the share of the read bandwidth
+};
+
+// Seconds as Google Benchmark counts them: this thread's CPU time, or the wall clock for several threads.
+inline double now_seconds(int threads) {
+  if (threads == 1) return thread_seconds();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// One for the whole program.
+inline const ReadProbe& read_probe() {
+  static const ReadProbe probe;
+  return probe;
+}
+
+// The limits of this moment, on one core.
+struct Limits {
+  double gflops = 0.0, gbs = 0.0;
+
+  void probe(const Cost& cost) {
+    if (cost.flops > 0.0) gflops = std::max(gflops, fma_peak_gflops(20));
+    if (cost.from_memory) gbs = std::max(gbs, read_probe().gbs(2));
+  }
+};
+
+// Times body() and sets GFLOP/s, peak, GB/s and bandwidth. The limits are probed before and after, and
+// the larger counts. Shares are of `threads` times one core's limit, which for memory no machine reaches.
+template <class Body>
+void measure(benchmark::State& state, const Cost& cost, Body&& body) {
+  Limits limits;
+  limits.probe(cost);
+  const double start = now_seconds(cost.threads);
+  for (auto _ : state) {
+    body();
+    benchmark::ClobberMemory();
+  }
+  const double seconds = (now_seconds(cost.threads) - start) / static_cast<double>(state.iterations());
+  limits.probe(cost);
+  const double gflops = cost.flops / seconds / 1e9, gbs = cost.bytes / seconds / 1e9;
+  if (cost.flops > 0.0) state.counters["GFLOP/s"] = gflops;
+  if (cost.flops > 0.0) state.counters["peak"] = gflops / (limits.gflops * cost.threads);
+  if (cost.bytes > 0.0) state.counters["GB/s"] = gbs;
+  if (cost.from_memory) state.counters["bandwidth"] = gbs / (limits.gbs * cost.threads);
+}
+
+// f(executor) on one thread or on a pool of its own.
+template <class F>
+void with_executor(int threads, F&& f) {
+  if (threads == 1) {
+    quoka::SerialExecutor serial;
+    return f(serial);
+  }
+  quoka::ThreadPool pool(threads);
+  f(pool);
+}
+
+// Query-key pairs of a causal chunk over `past` kept keys, per query head.
+inline double visible_pairs(Index q_len, Index past) {
+  return static_cast<double>(q_len) * static_cast<double>(past) + 0.5 * static_cast<double>(q_len * (q_len + 1));
+}
+inline double attention_flops(const LayerShape& shape, Index q_len, Index past) {
+  return 4.0 * static_cast<double>(shape.q_heads * shape.head_dim) * visible_pairs(q_len, past);
+}
+inline double score_flops(const LayerShape& shape, Index rows, Index kv_len) {
+  return 2.0 * static_cast<double>(shape.kv_heads * rows * shape.head_dim) * static_cast<double>(kv_len);
+}
+inline double subselect_flops(const LayerShape& shape, Index q_len) {
+  return 5.0 * static_cast<double>(shape.q_heads * q_len * shape.head_dim);
+}
+inline double pre_aggregate_flops(const LayerShape& shape, Index rows) {
+  return 4.0 * static_cast<double>(shape.q_heads * rows * shape.head_dim);
+}
+// `n` rows of every KV head.
+template <class T>
+double row_bytes(const LayerShape& shape, Index n) {
+  return static_cast<double>(shape.kv_heads * n * shape.head_dim) * static_cast<double>(sizeof(T));
+}
+
+// ---- checks -------------------------------------------------------------------------------------
+
+// Failed checks of the whole program; main() returns 1 if there are any.
+inline int failures = 0;
+
+inline bool verify(benchmark::State& state, bool right, const char* wrong) {
+  if (right) return true;
+  ++failures;
+  state.SkipWithError(wrong);
+  return false;
+}
+
+// Largest relative error of an output stored as T, against one computed in float in another order.
+template <class T>
+inline constexpr float tolerance = std::is_same_v<T, float> ? 1e-4f : std::is_same_v<T, Eigen::half> ? 2e-3f : 1e-2f;
+
+// |a - b| within `relative` of the largest |b|, element by element; false for NaN.
+template <class A, class B>
+bool near(const A* a, const B* b, Index count, float relative) {
+  float largest = 0.0f, difference = 0.0f;
+  for (Index i = 0; i < count; ++i) {
+    const float x = static_cast<float>(a[i]), y = static_cast<float>(b[i]);
+    if (!(std::isfinite(x) && std::isfinite(y))) return false;
+    largest = std::max(largest, std::abs(y)), difference = std::max(difference, std::abs(x - y));
+  }
+  return largest > 0.0f && difference <= relative * largest;
+}
+
+// Makes a run that leaves an element unwritten fail.
+template <class T>
+void poison(Tensor<T>& out) {
+  std::fill_n(out.data(), out.size(), static_cast<T>(std::numeric_limits<float>::quiet_NaN()));
+}
+
+template <class T>
+bool all_finite(Tensor<T>& out) {
+  return std::all_of(out.data(), out.data() + out.size(), [](T x) { return std::isfinite(static_cast<float>(x)); });
+}
+
+// Every element of `out` was written, and eight of its rows are what the plain twin gives.
+template <class T>
+bool attention_is_right(const plain::Attention<T>& in, Tensor<T>& out) {
+  if (!all_finite(out)) return false;
+  const Index heads = in.q.heads(), len = in.q.len(), dim = in.q.dim();
+  std::vector<float> expected(static_cast<std::size_t>(dim));
+  constexpr Index samples = 8;
+  for (Index s = 0; s < samples; ++s) {
+    const Index head = s * (heads - 1) / (samples - 1), q = (s * 37 + len - 1) % len;
+    plain::attend_row(in, head, q, expected.data());
+    if (!near(out.view().row(0, head, q), expected.data(), dim, tolerance<T>)) return false;
+  }
+  return true;
+}
+
+inline plain::Positions positions_of(const quoka::Selection& selection) {
+  plain::Positions lists;
+  for (Index head = 0; head < selection.kv_heads(); ++head) {
+    const auto list = selection.positions(0, head);
+    lists.emplace_back(list.begin(), list.end());
+  }
+  return lists;
+}
+
+// Share of `expected` that `kept` holds; both ascend.
+inline double overlap(const plain::Positions& kept, const plain::Positions& expected) {
+  std::size_t common = 0, all = 0;
+  for (std::size_t head = 0; head < expected.size(); ++head) {
+    std::vector<Index> both;
+    std::set_intersection(kept[head].begin(), kept[head].end(), expected[head].begin(), expected[head].end(), std::back_inserter(both));
+    common += both.size(), all += expected[head].size();
+  }
+  return static_cast<double>(common) / static_cast<double>(all);
+}
+
+}  // namespace quoka_bench

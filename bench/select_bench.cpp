@@ -1,0 +1,196 @@
+// The stages of the selection, each alone, and their plain twins.
+
+#include "measure.hpp"
+
+namespace quoka_bench {
+namespace {
+
+using Scores = Eigen::Tensor<float, 3, Eigen::RowMajor>;
+using QBar = Eigen::Tensor<float, 4, Eigen::RowMajor>;
+
+plain::Rows to_rows(const QBar& x) {
+  plain::Rows rows(x.dimension(1), x.dimension(2), x.dimension(3));
+  std::copy_n(x.data(), x.size(), rows.data.data());
+  return rows;
+}
+
+// The chunk's kept queries, aggregated.
+template <class T>
+QBar q_bar_of(const LayerShape& shape) {
+  const ChunkData<T> chunk(shape, chunk_len);
+  return quoka::pre_aggregate(quoka::subselect_queries(chunk.q.view(), n_queries), shape.kv_heads);
+}
+
+// ---- subselect_queries, pre_aggregate -------------------------------------------------------------
+
+void subselect(benchmark::State& state, Index q_len, bool plainly) {
+  const LayerShape shape = qwen3_4b;
+  const ChunkData<float> chunk(shape, q_len);
+  const auto q = chunk.q.view();
+  const auto expected = plain::subselect_queries(q, n_queries);
+  QBar kept;
+  plain::Rows plain_kept(1, 1, 1);
+  measure(state, {.flops = subselect_flops(shape, q_len)}, [&] {
+    if (plainly)
+      plain_kept = plain::subselect_queries(q, n_queries);
+    else
+      kept = quoka::subselect_queries(q, n_queries);
+  });
+  const Index size = static_cast<Index>(expected.data.size());
+  verify(state, near(plainly ? plain_kept.data.data() : kept.data(), expected.data.data(), size, 0.0f), "other queries were kept");
+}
+
+void aggregate(benchmark::State& state, const LayerShape& shape, bool plainly) {
+  const ChunkData<float> chunk(shape, chunk_len);
+  const QBar kept = quoka::subselect_queries(chunk.q.view(), n_queries);
+  const plain::Rows plain_kept = to_rows(kept);
+  const auto expected = plain::pre_aggregate(plain_kept, shape.kv_heads);
+  QBar q_bar;
+  plain::Rows plain_q_bar(1, 1, 1);
+  measure(state, {.flops = pre_aggregate_flops(shape, n_queries)}, [&] {
+    if (plainly)
+      plain_q_bar = plain::pre_aggregate(plain_kept, shape.kv_heads);
+    else
+      q_bar = quoka::pre_aggregate(kept, shape.kv_heads);
+  });
+  const Index size = static_cast<Index>(expected.data.size());
+  verify(state, near(plainly ? plain_q_bar.data.data() : q_bar.data(), expected.data.data(), size, tolerance<float>), "q_bar is wrong");
+}
+
+// ---- score_keys ---------------------------------------------------------------------------------
+
+template <class T>
+Cost score_cost(const LayerShape& shape, Index kv_len, int threads) {
+  const double keys = static_cast<double>(shape.kv_heads * kv_len);
+  return {.flops = score_flops(shape, n_queries, kv_len), .bytes = row_bytes<T>(shape, kv_len) + 2.0 * keys * sizeof(float),
+          .threads = threads, .from_memory = kv_len >= longest_kv_len};
+}
+
+// 64 scores of every head are what the plain twin gives.
+template <class T>
+bool scores_are_right(const plain::Rows& q_bar, const PastData<T>& past, const float* scores) {
+  const Index kv_len = past.k.len();
+  std::vector<float> sample, expected;
+  for (Index head = 0; head < past.k.heads(); ++head)
+    for (Index s = 0; s < 64; ++s) {
+      const Index kv = s * (kv_len - 1) / 63;
+      sample.push_back(scores[head * kv_len + kv]);
+      expected.push_back(plain::score_key(q_bar, head, past.k.row(0, head, kv), past.inverse_norms.at(0, head, kv)));
+    }
+  const Index size = past.k.heads() * kv_len;
+  return std::all_of(scores, scores + size, [](float x) { return std::abs(x) <= 1.0f; }) &&
+         near(sample.data(), expected.data(), static_cast<Index>(sample.size()), tolerance<float>);
+}
+
+template <class T>
+void score(benchmark::State& state, const LayerShape& shape, Index kv_len, int threads) {
+  const auto past = past_of<T>(shape, kv_len);
+  const QBar q_bar = q_bar_of<T>(shape);
+  Scores scores;
+  with_executor(threads, [&](auto& executor) {
+    measure(state, score_cost<T>(shape, kv_len, threads), [&] { scores = quoka::score_keys(q_bar, past.k, {}, past.inverse_norms, executor); });
+  });
+  verify(state, scores_are_right(to_rows(q_bar), past, scores.data()), "scores are wrong");
+}
+
+void score_plainly(benchmark::State& state, Index kv_len) {
+  const LayerShape shape = qwen3_4b;
+  const auto past = past_of<float>(shape, kv_len);
+  const plain::Rows q_bar = to_rows(q_bar_of<float>(shape));
+  plain::Rows scores(1, 1, 1);
+  measure(state, score_cost<float>(shape, kv_len, 1), [&] { scores = plain::score_keys(q_bar, past.k, past.inverse_norms); });
+  verify(state, scores_are_right(q_bar, past, scores.data.data()), "scores are wrong");
+}
+
+// ---- top_k --------------------------------------------------------------------------------------
+
+void top_k(benchmark::State& state, Index kv_len, Index k, bool plainly) {
+  const LayerShape shape = qwen3_4b;
+  const auto past = past_of<float>(shape, kv_len);
+  const Scores scores = quoka::score_keys(q_bar_of<float>(shape), past.k, {}, past.inverse_norms);
+  plain::Rows plain_scores(shape.kv_heads, kv_len, 1);
+  std::copy_n(scores.data(), scores.size(), plain_scores.data.data());
+  const plain::Positions expected = plain::top_k(plain_scores, k);
+  quoka::Selection selection;
+  plain::Positions plain_selection;
+  const double bytes = static_cast<double>(scores.size()) * sizeof(float) + static_cast<double>(shape.kv_heads * k) * sizeof(quoka::Position);
+  measure(state, {.bytes = bytes}, [&] {
+    if (plainly)
+      plain_selection = plain::top_k(plain_scores, k);
+    else
+      selection = quoka::top_k(scores, k);
+  });
+  verify(state, (plainly ? plain_selection : positions_of(selection)) == expected, "other keys were selected");
+}
+
+// ---- gather -------------------------------------------------------------------------------------
+
+template <class T>
+void gather(benchmark::State& state, Index kv_len, Index budget, bool plainly) {
+  const LayerShape shape = qwen3_4b;
+  const auto past = past_of<T>(shape, kv_len);
+  const auto selections = scattered_selections(shape, kv_len, budget);
+  std::vector<plain::Positions> lists;
+  for (const auto& selection : selections) lists.push_back(positions_of(selection));
+  Eigen::Tensor<T, 4, Eigen::RowMajor> rows;
+  std::vector<T> plain_rows;
+  std::size_t turn = 0;
+  measure(state, {.bytes = 2.0 * row_bytes<T>(shape, budget), .from_memory = true}, [&] {
+    turn = (turn + 1) % selections.size();
+    if (plainly)
+      plain_rows = plain::gather(past.k, lists[turn]);
+    else
+      rows = quoka::gather(past.k, selections[turn]);
+  });
+  const auto expected = plain::gather(past.k, lists[turn]);
+  verify(state, near(plainly ? plain_rows.data() : rows.data(), expected.data(), static_cast<Index>(expected.size()), 0.0f), "other rows were gathered");
+}
+
+// ---- names --------------------------------------------------------------------------------------
+
+template <class T>
+void add_score(const char* name, const LayerShape& shape, Index kv_len, int threads = 1) {
+  const bool usual = shape.head_dim == qwen3_4b.head_dim;
+  auto full = usual ? named(name, {{"kv_len", kv_len}}) : named(name, {{"kv_len", kv_len}, {"head_dim", shape.head_dim}});
+  if (threads > 1) full = named(full, {{"threads", threads}});
+  timed_for(add(full, [=](benchmark::State& state) { score<T>(state, shape, kv_len, threads); }), threads);
+}
+
+void add_queries() {
+  for (const Index q_len : {Index{128}, Index{512}}) {
+    add(named("subselect_queries", {{"q_len", q_len}}), [=](auto& state) { subselect(state, q_len, false); }, benchmark::kMicrosecond);
+    add(named("subselect_queries/plain", {{"q_len", q_len}}), [=](auto& state) { subselect(state, q_len, true); }, benchmark::kMicrosecond);
+  }
+  for (const LayerShape& shape : {qwen3_4b, group_7}) {
+    const Index group = shape.q_heads / shape.kv_heads;
+    add(named("pre_aggregate", {{"n_queries", n_queries}, {"group", group}}), [=](auto& state) { aggregate(state, shape, false); }, benchmark::kMicrosecond);
+    add(named("pre_aggregate/plain", {{"n_queries", n_queries}, {"group", group}}), [=](auto& state) { aggregate(state, shape, true); }, benchmark::kMicrosecond);
+  }
+}
+
+void add_keys() {
+  for (const Index kv_len : {Index{8192}, longest_kv_len}) add_score<float>("score_keys", qwen3_4b, kv_len);
+  add_score<float>("score_keys", qwen3_4b, longest_kv_len, 2);
+  add_score<Eigen::half>("score_keys/half", qwen3_4b, longest_kv_len);
+  add_score<Eigen::bfloat16>("score_keys/bfloat16", qwen3_4b, longest_kv_len);
+  for (const LayerShape& shape : {head_dim_64, head_dim_80}) add_score<float>("score_keys", shape, 8192);
+  add(named("score_keys/plain", {{"kv_len", longest_kv_len}}), [](auto& state) { score_plainly(state, longest_kv_len); });
+
+  for (const Index kv_len : {Index{8192}, longest_kv_len}) {
+    add(named("top_k", {{"kv_len", kv_len}, {"k", 1024}}), [=](auto& state) { top_k(state, kv_len, 1024, false); }, benchmark::kMicrosecond);
+    add(named("top_k/nth_element", {{"kv_len", kv_len}, {"k", 1024}}), [=](auto& state) { top_k(state, kv_len, 1024, true); }, benchmark::kMicrosecond);
+  }
+  const std::string shape = named("", {{"kv_len", longest_kv_len}, {"budget", 1024}});
+  add("gather" + shape, [](auto& state) { gather<float>(state, longest_kv_len, 1024, false); }, benchmark::kMicrosecond);
+  add("gather/plain" + shape, [](auto& state) { gather<float>(state, longest_kv_len, 1024, true); }, benchmark::kMicrosecond);
+  add("gather/bfloat16" + shape, [](auto& state) { gather<Eigen::bfloat16>(state, longest_kv_len, 1024, false); }, benchmark::kMicrosecond);
+}
+
+[[maybe_unused]] const bool registered = [] {
+  add_queries();
+  add_keys();
+  return true;
+}();
+
+}  // namespace
+}  // namespace quoka_bench
