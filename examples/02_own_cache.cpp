@@ -1,5 +1,6 @@
-// An engine that owns its cache: [tokens, kv_heads, head_dim] in half precision, keys and values side
-// by side in one allocation. Two calls stand where its attention call stood; nothing is copied.
+// An engine that owns its cache: [tokens, kv_heads, head_dim] in half precision, keys and values
+// side by side in one allocation. Two calls stand where its attention call stood; nothing is
+// copied.
 
 #include <quoka/quoka.hpp>
 
@@ -13,19 +14,24 @@ constexpr quoka::Index q_heads = 32, kv_heads = 8, head_dim = 128, chunk = 128, 
 
 // The engine's cache: for each token all keys of its heads, then all values.
 struct EngineCache {
-  std::vector<Eigen::half> memory = std::vector<Eigen::half>(2 * (cached + chunk) * kv_heads * head_dim);
+  std::vector<Eigen::half> memory =
+      std::vector<Eigen::half>(2 * (cached + chunk) * kv_heads * head_dim);
 
-  quoka::TensorView<const Eigen::half> view(quoka::Index offset, quoka::Index first, quoka::Index tokens) const {
+  quoka::TensorView<const Eigen::half> view(quoka::Index offset, quoka::Index first,
+                                            quoka::Index tokens) const {
     constexpr quoka::Index token = 2 * kv_heads * head_dim;
     return {memory.data() + first * token + offset,
             {1, kv_heads, tokens, head_dim},  // sizes: batch, heads, tokens, channels
             {0, head_dim, token, 1}};         // strides, in elements
   }
   auto keys(quoka::Index first, quoka::Index tokens) const { return view(0, first, tokens); }
-  auto values(quoka::Index first, quoka::Index tokens) const { return view(kv_heads * head_dim, first, tokens); }
+  auto values(quoka::Index first, quoka::Index tokens) const {
+    return view(kv_heads * head_dim, first, tokens);
+  }
 };
 
-double relative_error(const std::vector<Eigen::half>& a, const std::vector<Eigen::half>& reference) {
+double relative_error(const std::vector<Eigen::half>& a,
+                      const std::vector<Eigen::half>& reference) {
   double error = 0.0, norm = 0.0;
   for (std::size_t i = 0; i < a.size(); ++i) {
     const double x = static_cast<double>(a[i]), y = static_cast<double>(reference[i]);
@@ -42,13 +48,16 @@ int main() {
   std::normal_distribution<float> normal;
   EngineCache cache;
   for (auto& x : cache.memory) x = static_cast<Eigen::half>(normal(random));
-  std::vector<Eigen::half> queries(q_heads * chunk * head_dim), dense(queries.size()), sparse(queries.size());
+  std::vector<Eigen::half> queries(q_heads * chunk * head_dim), dense(queries.size()),
+      sparse(queries.size());
   for (auto& x : queries) x = static_cast<Eigen::half>(normal(random) * 3.0f);
 
   // Queries and outputs in the engine's order too: [tokens, q_heads, head_dim].
-  const quoka::TensorView<const Eigen::half>::Sizes sizes{1, q_heads, chunk, head_dim}, strides{0, head_dim, q_heads * head_dim, 1};
+  const quoka::TensorView<const Eigen::half>::Sizes sizes{1, q_heads, chunk, head_dim},
+      strides{0, head_dim, q_heads * head_dim, 1};
   const quoka::TensorView<const Eigen::half> q(queries.data(), sizes, strides);
-  const quoka::TensorView<Eigen::half> out_dense(dense.data(), sizes, strides), out(sparse.data(), sizes, strides);
+  const quoka::TensorView<Eigen::half> out_dense(dense.data(), sizes, strides),
+      out(sparse.data(), sizes, strides);
   const auto past_k = cache.keys(0, cached), past_v = cache.values(0, cached);
   const auto k = cache.keys(cached, chunk), v = cache.values(cached, chunk);
   quoka::ThreadPool threads(2);
@@ -57,6 +66,7 @@ int main() {
   quoka::attention(q, {past_k, past_v, keep}, {k, v}, out, {.scale = 0.088f}, threads);
 
   quoka::attention(q, {past_k, past_v}, {k, v}, out_dense, {.scale = 0.088f}, threads);
-  std::cout << "attended to " << keep.count() << " of " << keep.kv_len() << " cached keys; output differs from dense by "
-            << relative_error(sparse, dense) << " (random keys: the worst case, all of them matter)\n";
+  std::cout << "attended to " << keep.count() << " of " << keep.kv_len()
+            << " cached keys; output differs from dense by " << relative_error(sparse, dense)
+            << " (random keys: the worst case, all of them matter)\n";
 }

@@ -1,9 +1,9 @@
 // Times chunk steps of several layers against each other, and adds them up to a whole prefill.
 //
-// A prefill of 32,768 tokens takes dense attention minutes; its cost per chunk is a smooth function of
-// the cache's length, so it is measured at a few positions and integrated. All layers are timed at one
-// position in turn before the next position, and the whole round is repeated: a machine that slows down
-// slows all of them, and ratios are taken within a round.
+// A prefill of 32,768 tokens takes dense attention minutes; its cost per chunk is a smooth function
+// of the cache's length, so it is measured at a few positions and integrated. All layers are timed
+// at one position in turn before the next position, and the whole round is repeated: a machine that
+// slows down slows all of them, and ratios are taken within a round.
 #pragma once
 
 #include <quoka/quoka.hpp>
@@ -33,15 +33,20 @@ double seconds_of(F&& f) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-// Queries, keys and values of one chunk, and a cache to attend to; generated, normal, the same each run.
+// Queries, keys and values of one chunk, and a cache to attend to; generated, normal, the same each
+// run.
 struct GeneratedPrompt {
   using Tensor = Eigen::Tensor<float, 4, Eigen::RowMajor>;
 
   GeneratedPrompt(const quoka::LayerShape& shape, Index chunk_len)
-      : q(shape.batch, shape.q_heads, chunk_len, shape.head_dim), k(shape.batch, shape.kv_heads, chunk_len, shape.head_dim), v(shape.batch, shape.kv_heads, chunk_len, shape.v_dim == 0 ? shape.head_dim : shape.v_dim), out(shape.batch, shape.q_heads, chunk_len, v.dimension(3)) {
+      : q(shape.batch, shape.q_heads, chunk_len, shape.head_dim),
+        k(shape.batch, shape.kv_heads, chunk_len, shape.head_dim),
+        v(shape.batch, shape.kv_heads, chunk_len, shape.v_dim == 0 ? shape.head_dim : shape.v_dim),
+        out(shape.batch, shape.q_heads, chunk_len, v.dimension(3)) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal;
-    for (Tensor* tensor : {&q, &k, &v}) std::generate_n(tensor->data(), tensor->size(), [&] { return normal(random); });
+    for (Tensor* tensor : {&q, &k, &v})
+      std::generate_n(tensor->data(), tensor->size(), [&] { return normal(random); });
   }
 
   // Caches `len` generated keys and values in the layer.
@@ -52,7 +57,8 @@ struct GeneratedPrompt {
     Tensor more_k = k, more_v = v;
     layer.reserve(len + k.dimension(2));
     while (layer.kv_len() < len) {
-      for (Tensor* tensor : {&more_k, &more_v}) std::generate_n(tensor->data(), tensor->size(), [&] { return normal(random); });
+      for (Tensor* tensor : {&more_k, &more_v})
+        std::generate_n(tensor->data(), tensor->size(), [&] { return normal(random); });
       const quoka::TensorView<const float> keys = more_k, values = more_v;
       const Index n = std::min(len - layer.kv_len(), keys.len());
       layer.append(keys.slice(0, n), values.slice(0, n));
@@ -69,15 +75,17 @@ template <class Layer, class E>
 TimedStep timed_step(Layer& layer, GeneratedPrompt& prompt, E& executor) {
   return [&layer, &prompt, &executor](Index kv_len) {
     layer.truncate(kv_len);
-    const double seconds = seconds_of([&] { layer.forward(prompt.q, prompt.k, prompt.v, prompt.out, executor); });
+    const double seconds =
+        seconds_of([&] { layer.forward(prompt.q, prompt.k, prompt.v, prompt.out, executor); });
     layer.truncate(kv_len);
     return seconds;
   };
 }
 
-// Cache lengths to measure for a prompt of `length` tokens, descending: the first chunk, the one where
-// selection sets in (`budget` keys cached), and `steps` more up to the last chunk.
-inline std::vector<Index> measured_positions(Index length, Index chunk_len, Index budget, Index steps) {
+// Cache lengths to measure for a prompt of `length` tokens, descending: the first chunk, the one
+// where selection sets in (`budget` keys cached), and `steps` more up to the last chunk.
+inline std::vector<Index> measured_positions(Index length, Index chunk_len, Index budget,
+                                             Index steps) {
   const Index last = std::max<Index>(0, length - chunk_len);
   std::vector<Index> positions{0, last};
   if (budget < last) positions.insert(positions.end(), {budget, std::min(budget + 1, last)});
@@ -91,10 +99,11 @@ inline std::vector<Index> measured_positions(Index length, Index chunk_len, Inde
 // seconds[step][position][round].
 using StepSeconds = std::vector<std::vector<std::vector<double>>>;
 
-// Each position in turn, the steps interleaved there. positions descend: a step keeps the cache's first
-// keys only. The first round of a position warms up and is not counted.
-inline StepSeconds time_steps(const std::vector<TimedStep>& steps, const std::vector<Index>& positions, int rounds,
-                              const std::function<void(std::size_t position, int round)>& progress = {}) {
+// Each position in turn, the steps interleaved there. positions descend: a step keeps the cache's
+// first keys only. The first round of a position warms up and is not counted.
+inline StepSeconds time_steps(
+    const std::vector<TimedStep>& steps, const std::vector<Index>& positions, int rounds,
+    const std::function<void(std::size_t position, int round)>& progress = {}) {
   StepSeconds seconds(steps.size(), std::vector<std::vector<double>>(positions.size()));
   for (std::size_t p = 0; p < positions.size(); ++p) {
     for (int round = -1; round < rounds; ++round) {
@@ -109,7 +118,8 @@ inline StepSeconds time_steps(const std::vector<TimedStep>& steps, const std::ve
 }
 
 // The whole prefill of `length` tokens: the chunks' costs, linear between the measured positions.
-inline double integrate(const std::vector<Index>& positions, const std::vector<double>& seconds, Index length, Index chunk_len) {
+inline double integrate(const std::vector<Index>& positions, const std::vector<double>& seconds,
+                        Index length, Index chunk_len) {
   double total = 0.0;
   for (Index kv_len = 0; kv_len < length; kv_len += chunk_len) {
     std::size_t right = positions.size() - 1;  // positions descend
@@ -123,7 +133,8 @@ inline double integrate(const std::vector<Index>& positions, const std::vector<d
 }
 
 // One step's seconds over a whole prefill, a number per round.
-inline std::vector<double> prefill_seconds(const std::vector<Index>& positions, const std::vector<std::vector<double>>& of_step,
+inline std::vector<double> prefill_seconds(const std::vector<Index>& positions,
+                                           const std::vector<std::vector<double>>& of_step,
                                            Index length, Index chunk_len) {
   std::vector<double> totals;
   for (std::size_t round = 0; round < of_step.front().size(); ++round) {

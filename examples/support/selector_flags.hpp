@@ -30,17 +30,32 @@ inline quoka::Budget parse_budget(const std::string& text) {
 inline void add_quoka_flags(CLI::App& app, quoka::QuokaOptions& options) {
   using namespace quoka;
   const std::map<std::string, Scoring> scoring{{"cosine", Scoring::cosine}, {"dot", Scoring::dot}};
-  const std::map<std::string, Aggregation> aggregation{{"max", Aggregation::max}, {"mean", Aggregation::mean}};
-  const std::map<std::string, GroupMode> group_mode{{"rank", GroupMode::rank}, {"shared", GroupMode::shared}, {"per_head", GroupMode::per_head}};
-  const std::map<std::string, QueryChoice> query_choice{{"dissimilar", QueryChoice::dissimilar}, {"uniform", QueryChoice::uniform}, {"last", QueryChoice::last}, {"dissimilar_and_last", QueryChoice::dissimilar_and_last}};
-  app.add_option("--n-queries", options.n_queries, "queries kept for scoring")->capture_default_str();
-  app.add_option("--scoring", options.scoring, "cosine | dot")->transform(CLI::CheckedTransformer(scoring));
-  app.add_option("--aggregation", options.aggregation, "max | mean")->transform(CLI::CheckedTransformer(aggregation));
-  app.add_option("--group-mode", options.group_mode, "rank | shared | per_head")->transform(CLI::CheckedTransformer(group_mode));
-  app.add_option("--query-choice", options.query_choice, "dissimilar | uniform | last | dissimilar_and_last")->transform(CLI::CheckedTransformer(query_choice));
-  app.add_option("--window", options.window, "neighbouring keys kept together")->capture_default_str();
-  app.add_option("--keep-first", options.keep_first, "attention sinks inside the budget")->capture_default_str();
-  app.add_option("--keep-last", options.keep_last, "recent keys inside the budget")->capture_default_str();
+  const std::map<std::string, Aggregation> aggregation{{"max", Aggregation::max},
+                                                       {"mean", Aggregation::mean}};
+  const std::map<std::string, GroupMode> group_mode{
+      {"rank", GroupMode::rank}, {"shared", GroupMode::shared}, {"per_head", GroupMode::per_head}};
+  const std::map<std::string, QueryChoice> query_choice{
+      {"dissimilar", QueryChoice::dissimilar},
+      {"uniform", QueryChoice::uniform},
+      {"last", QueryChoice::last},
+      {"dissimilar_and_last", QueryChoice::dissimilar_and_last}};
+  app.add_option("--n-queries", options.n_queries, "queries kept for scoring")
+      ->capture_default_str();
+  app.add_option("--scoring", options.scoring, "cosine | dot")
+      ->transform(CLI::CheckedTransformer(scoring));
+  app.add_option("--aggregation", options.aggregation, "max | mean")
+      ->transform(CLI::CheckedTransformer(aggregation));
+  app.add_option("--group-mode", options.group_mode, "rank | shared | per_head")
+      ->transform(CLI::CheckedTransformer(group_mode));
+  app.add_option("--query-choice", options.query_choice,
+                 "dissimilar | uniform | last | dissimilar_and_last")
+      ->transform(CLI::CheckedTransformer(query_choice));
+  app.add_option("--window", options.window, "neighbouring keys kept together")
+      ->capture_default_str();
+  app.add_option("--keep-first", options.keep_first, "attention sinks inside the budget")
+      ->capture_default_str();
+  app.add_option("--keep-last", options.keep_last, "recent keys inside the budget")
+      ->capture_default_str();
 }
 
 }  // namespace quoka_examples

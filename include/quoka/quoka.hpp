@@ -8,8 +8,9 @@
 //              subselect_queries ▶ pre_aggregate ▶          past[Selection], then the chunk, causal
 //              score_keys ▶ top_k ▶ (gather)
 //
-// Jones et al., ICLR 2026, arXiv 2602.08722. Each header includes only headers above it here. Start at prefill/chunked_prefill.hpp, or, with a
-// cache of your own, at select/quoka.hpp and attention/attention.hpp.
+// Jones et al., ICLR 2026, arXiv 2602.08722. Each header includes only headers above it here. Start
+// at prefill/chunked_prefill.hpp, or, with a cache of your own, at select/quoka.hpp and
+// attention/attention.hpp.
 #pragma once
 
 #include <quoka/version.hpp>

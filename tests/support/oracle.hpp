@@ -1,12 +1,14 @@
-// The oracle: QuoKA and causal attention in naive double precision, for the tests to compare against.
+// The oracle: QuoKA and causal attention in naive double precision, for the tests to compare
+// against.
 //
 // Written from the QuoKA paper, Algorithm 1 (selection: `select` and its stages) and Algorithm 2
-// (chunked prefill of one layer: `Prefill`), and from the definition of softmax attention. It shares
-// nothing with the library on purpose, not even a type: an error can then hardly be in both.
+// (chunked prefill of one layer: `Prefill`), and from the definition of softmax attention. It
+// shares nothing with the library on purpose, not even a type: an error can then hardly be in both.
 // Everything is a plain loop over doubles; nothing is blocked, fused, streamed or reordered.
 //
 // Tensors are row-major [batch, heads, len, dim]. Query head h reads KV head h / group, where
-// group = q_heads / kv_heads. Sizes are trusted: the library's contract checks have their own tests.
+// group = q_heads / kv_heads. Sizes are trusted: the library's contract checks have their own
+// tests.
 #pragma once
 
 #include <algorithm>
@@ -24,8 +26,9 @@ namespace oracle {
 
 using Index = std::int64_t;
 using Row = std::span<const double>;
-using Positions = std::vector<std::vector<std::vector<Index>>>;  // [batch][head] -> list of positions
-using Scores = std::vector<std::vector<std::vector<double>>>;    // [batch][head][position]
+using Positions =
+    std::vector<std::vector<std::vector<Index>>>;              // [batch][head] -> list of positions
+using Scores = std::vector<std::vector<std::vector<double>>>;  // [batch][head][position]
 
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
 inline constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
@@ -47,7 +50,8 @@ struct Tensor {
   std::vector<double> data;
 
   Tensor() = default;
-  Tensor(Index b, Index h, Index n, Index d) : batch(b), heads(h), len(n), dim(d), data(uz(b * h * n * d), 0.0) {}
+  Tensor(Index b, Index h, Index n, Index d)
+      : batch(b), heads(h), len(n), dim(d), data(uz(b * h * n * d), 0.0) {}
 
   // ((b heads + h) len + i) dim + c
   std::size_t offset(Index b, Index h, Index i, Index c) const {
@@ -56,7 +60,9 @@ struct Tensor {
   }
   double& at(Index b, Index h, Index i, Index c) { return data[offset(b, h, i, c)]; }
   const double& at(Index b, Index h, Index i, Index c) const { return data[offset(b, h, i, c)]; }
-  Row row(Index b, Index h, Index i) const { return Row(data).subspan(offset(b, h, i, 0), uz(dim)); }
+  Row row(Index b, Index h, Index i) const {
+    return Row(data).subspan(offset(b, h, i, 0), uz(dim));
+  }
 };
 
 // sum_c x[c] y[c]
@@ -95,7 +101,8 @@ inline Positions all_positions(Index batch, Index heads, Index len) {
   return Positions(uz(batch), std::vector<std::vector<Index>>(uz(heads), range(0, len)));
 }
 
-// `candidates`, smallest value first, ties by position; positions whose value is not finite come last, by position.
+// `candidates`, smallest value first, ties by position; positions whose value is not finite come
+// last, by position.
 inline std::vector<Index> ranked(std::vector<Index> candidates, const std::vector<double>& value) {
   std::sort(candidates.begin(), candidates.end(), [&](Index i, Index j) {
     const double x = value[uz(i)], y = value[uz(j)];
@@ -108,7 +115,8 @@ inline std::vector<Index> ranked(std::vector<Index> candidates, const std::vecto
 
 // ---- Algorithm 1: selection ----
 
-// cos(q[i], M) with M = mean of the finite raw rows of that head; NaN for a row that is not finite. [b][q_head][i]
+// cos(q[i], M) with M = mean of the finite raw rows of that head; NaN for a row that is not finite.
+// [b][q_head][i]
 inline Scores query_cosines(const Tensor& q) {
   const std::vector<double> unknown(uz(q.len), not_a_number);
   Scores cosines(uz(q.batch), std::vector<std::vector<double>>(uz(q.heads), unknown));
@@ -128,7 +136,8 @@ inline Scores query_cosines(const Tensor& q) {
   return cosines;
 }
 
-// Adds the cosines up over each group: every head gets s[i] = sum_{r < group} cos[kv_head group + r][i]; NaN stays NaN.
+// Adds the cosines up over each group: every head gets s[i] = sum_{r < group} cos[kv_head group +
+// r][i]; NaN stays NaN.
 inline Scores sum_over_group(const Scores& cosines, Index kv_heads) {
   Scores sums = cosines;
   for (std::size_t b = 0; b < cosines.size(); ++b) {
@@ -136,7 +145,8 @@ inline Scores sum_over_group(const Scores& cosines, Index kv_heads) {
     for (std::size_t h = 0; h < q_heads; ++h)
       for (std::size_t i = 0; i < cosines[b][h].size(); ++i) {
         sums[b][h][i] = 0;
-        for (std::size_t r = 0; r < group; ++r) sums[b][h][i] += cosines[b][h / group * group + r][i];
+        for (std::size_t r = 0; r < group; ++r)
+          sums[b][h][i] += cosines[b][h / group * group + r][i];
       }
   }
   return sums;
@@ -144,11 +154,11 @@ inline Scores sum_over_group(const Scores& cosines, Index kv_heads) {
 
 // Chunk positions of the kept queries, in slot order. [b][q_head]
 //   len <= n             0..len-1, whatever the choice
-//   dissimilar           the n lowest cosines with the head's mean query, by (cosine, position) ascending
-//   uniform              floor((m + 1) len / n) - 1 for m < n
-//   last                 len-n..len-1
+//   dissimilar           the n lowest cosines with the head's mean query, by (cosine, position)
+//   ascending uniform              floor((m + 1) len / n) - 1 for m < n last len-n..len-1
 //   dissimilar_and_last  n - n/2 dissimilar ones among 0..len-n/2-1, then the last n/2
-inline Positions subselect_queries(const Tensor& q, Index n_queries, Choice choice, Index kv_heads, Group group) {
+inline Positions subselect_queries(const Tensor& q, Index n_queries, Choice choice, Index kv_heads,
+                                   Group group) {
   if (q.len <= n_queries) return all_positions(q.batch, q.heads, q.len);
   Scores value = query_cosines(q);
   if (group == Group::shared) value = sum_over_group(value, kv_heads);
@@ -179,13 +189,15 @@ inline Tensor gather_queries(const Tensor& q, const Positions& positions) {
   for (Index b = 0; b < q.batch; ++b)
     for (Index h = 0; h < q.heads; ++h)
       for (Index m = 0; m < n; ++m)
-        for (Index c = 0; c < q.dim; ++c) kept.at(b, h, m, c) = q.at(b, h, positions[uz(b)][uz(h)][uz(m)], c);
+        for (Index c = 0; c < q.dim; ++c)
+          kept.at(b, h, m, c) = q.at(b, h, positions[uz(b)][uz(h)][uz(m)], c);
   return kept;
 }
 
 // qhat = q / |q| with cosine, q with dot; the zero vector for a zero row or one that is not finite.
-//   rank, shared  q_bar[g][m] = 1/group sum_{r < group} qhat[g group + r][m]    [b, kv_heads, n, dim]
-//   per_head      q_bar[g][r n + m] = qhat[g group + r][m]                      [b, kv_heads, group n, dim]
+//   rank, shared  q_bar[g][m] = 1/group sum_{r < group} qhat[g group + r][m]    [b, kv_heads, n,
+//   dim] per_head      q_bar[g][r n + m] = qhat[g group + r][m]                      [b, kv_heads,
+//   group n, dim]
 inline Tensor pre_aggregate(const Tensor& kept, Index kv_heads, Group mode, Scoring scoring) {
   const Index group = kept.heads / kv_heads, n = kept.len;
   Tensor q_bar(kept.batch, kv_heads, mode == Group::per_head ? group * n : n, kept.dim);
@@ -207,9 +219,11 @@ inline Tensor pre_aggregate(const Tensor& kept, Index kv_heads, Group mode, Scor
   return q_bar;
 }
 
-// S[t] = max_m or 1/n sum_m of q_bar[m].k[t] (1/|k[t]| with cosine, where a zero key scores 0); NaN for a key that is
-// not finite. q_bar has at least one row and is finite, as pre_aggregate returns it. [b][kv_head][kv]
-inline Scores score_keys(const Tensor& q_bar, const Tensor& keys, Scoring scoring, Aggregation aggregation) {
+// S[t] = max_m or 1/n sum_m of q_bar[m].k[t] (1/|k[t]| with cosine, where a zero key scores 0); NaN
+// for a key that is not finite. q_bar has at least one row and is finite, as pre_aggregate returns
+// it. [b][kv_head][kv]
+inline Scores score_keys(const Tensor& q_bar, const Tensor& keys, Scoring scoring,
+                         Aggregation aggregation) {
   Scores scores(uz(keys.batch), std::vector<std::vector<double>>(uz(keys.heads)));
   for (Index b = 0; b < keys.batch; ++b)
     for (Index g = 0; g < keys.heads; ++g)
@@ -222,15 +236,16 @@ inline Scores score_keys(const Tensor& q_bar, const Tensor& keys, Scoring scorin
           largest = std::max(largest, score);
           sum += score;
         }
-        double score = aggregation == Aggregation::max ? largest : sum / static_cast<double>(q_bar.len);
+        double score =
+            aggregation == Aggregation::max ? largest : sum / static_cast<double>(q_bar.len);
         if (!is_finite(key)) score = not_a_number;
         scores[uz(b)][uz(g)].push_back(score);
       }
   return scores;
 }
 
-// score'[t] = max of the finite score[u] with t - (w-1)/2 <= u <= t + w/2 and u in range; NaN where score[t] itself is
-// not finite (no comparison with a NaN is true, so it stays).
+// score'[t] = max of the finite score[u] with t - (w-1)/2 <= u <= t + w/2 and u in range; NaN where
+// score[t] itself is not finite (no comparison with a NaN is true, so it stays).
 inline Scores window_max(const Scores& scores, Index w) {
   Scores widened = scores;
   for (std::size_t b = 0; b < scores.size(); ++b)
@@ -247,8 +262,9 @@ inline Scores window_max(const Scores& scores, Index w) {
   return widened;
 }
 
-// The first min(keep_first, k) positions, the last min(keep_last, what is left of k), then the best of the others by
-// (score descending, position ascending), scores that are not finite last by position. Ascending, unique, min(k, len).
+// The first min(keep_first, k) positions, the last min(keep_last, what is left of k), then the best
+// of the others by (score descending, position ascending), scores that are not finite last by
+// position. Ascending, unique, min(k, len).
 inline Positions top_k(const Scores& scores, Index k, Index keep_first, Index keep_last) {
   Positions keep(scores.size());
   for (std::size_t b = 0; b < scores.size(); ++b)
@@ -273,7 +289,8 @@ inline Positions top_k(const Scores& scores, Index k, Index keep_first, Index ke
   return keep;
 }
 
-// A budget given as a fraction of the cache: max(1, floor(fraction kv_len)), and 0 for an empty cache.
+// A budget given as a fraction of the cache: max(1, floor(fraction kv_len)), and 0 for an empty
+// cache.
 inline Index resolve_budget(double fraction, Index kv_len) {
   if (kv_len <= 0) return 0;
   return std::max<Index>(1, static_cast<Index>(std::floor(fraction * static_cast<double>(kv_len))));
@@ -290,34 +307,41 @@ struct QuokaOptions {
   Index keep_first = 0, keep_last = 0;
 };
 
-// Algorithm 1: top_k(window_max(score_keys(pre_aggregate(q[subselect_queries]), past_k))). [b][kv_head]
+// Algorithm 1: top_k(window_max(score_keys(pre_aggregate(q[subselect_queries]), past_k))).
+// [b][kv_head]
 inline Positions select(const Tensor& q, const Tensor& past_k, const QuokaOptions& options) {
   if (past_k.len <= options.budget) return all_positions(past_k.batch, past_k.heads, past_k.len);
   if (options.budget == 0) return all_positions(past_k.batch, past_k.heads, 0);
   const Index kv_heads = past_k.heads;
-  const Positions kept = subselect_queries(q, options.n_queries, options.choice, kv_heads, options.group);
-  const Tensor q_bar = pre_aggregate(gather_queries(q, kept), kv_heads, options.group, options.scoring);
+  const Positions kept =
+      subselect_queries(q, options.n_queries, options.choice, kv_heads, options.group);
+  const Tensor q_bar =
+      pre_aggregate(gather_queries(q, kept), kv_heads, options.group, options.scoring);
   const Scores scores = score_keys(q_bar, past_k, options.scoring, options.aggregation);
-  return top_k(window_max(scores, options.window), options.budget, options.keep_first, options.keep_last);
+  return top_k(window_max(scores, options.window), options.budget, options.keep_first,
+               options.keep_last);
 }
 
 // ---- attention ----
 
 struct AttentionOptions {
-  double scale = 0;                      // 0: 1/sqrt(dim)
-  double softcap = 0;                    // 0: none; else logit = cap tanh(logit / cap), after scaling
-  std::vector<double> sink_logits = {};  // [q_heads] or empty: a logit without a value, neither scaled nor capped
-  Index window = 0;                      // 0: none; else a query at position p sees positions t with p - t < window
+  double scale = 0;    // 0: 1/sqrt(dim)
+  double softcap = 0;  // 0: none; else logit = cap tanh(logit / cap), after scaling
+  std::vector<double> sink_logits =
+      {};            // [q_heads] or empty: a logit without a value, neither scaled nor capped
+  Index window = 0;  // 0: none; else a query at position p sees positions t with p - t < window
 };
 
 struct AttentionResult {
   Tensor out;               // [b, q_heads, q_len, value dim]
-  std::vector<double> lse;  // [b, q_heads, q_len] flattened: natural log of sum_t exp(logit[t]), the sink's included
+  std::vector<double> lse;  // [b, q_heads, q_len] flattened: natural log of sum_t exp(logit[t]),
+                            // the sink's included
 };
 
 // scale q.k, then softcap
 inline double logit(Row query, Row key, const AttentionOptions& options) {
-  const double scale = options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(query.size()));
+  const double scale =
+      options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(query.size()));
   const double scaled = scale * dot(query, key);
   return options.softcap != 0 ? options.softcap * std::tanh(scaled / options.softcap) : scaled;
 }
@@ -328,11 +352,13 @@ inline bool sees(Index query_position, Index key_position, const AttentionOption
   return options.window == 0 || query_position - key_position < options.window;
 }
 
-// out = sum_t softmax(logit)[t] v[t] over the keys that query row i, at position past_len + i, sees: past keys t in
-// `keep` ([b][kv_head]; nullptr: all) and chunk keys j <= i, at past_len + j. Either part may be empty or a Tensor{}.
-// Keys it does not see are never read. Nothing to see: zeros, and lse -infinity.
-inline AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& past_v, const Positions* keep,
-                                 const Tensor& k, const Tensor& v, const AttentionOptions& options = {}) {
+// out = sum_t softmax(logit)[t] v[t] over the keys that query row i, at position past_len + i,
+// sees: past keys t in `keep` ([b][kv_head]; nullptr: all) and chunk keys j <= i, at past_len + j.
+// Either part may be empty or a Tensor{}. Keys it does not see are never read. Nothing to see:
+// zeros, and lse -infinity.
+inline AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& past_v,
+                                 const Positions* keep, const Tensor& k, const Tensor& v,
+                                 const AttentionOptions& options = {}) {
   const Index kv_heads = std::max(past_k.heads, k.heads), group = q.heads / kv_heads;
   const Positions all = all_positions(q.batch, kv_heads, past_k.len);
   const Positions& past = keep != nullptr ? *keep : all;
@@ -353,7 +379,8 @@ inline AttentionResult attention(const Tensor& q, const Tensor& past_k, const Te
             logits.push_back(logit(q.row(b, h, i), k.row(b, g, j), options));
             values.push_back(v.row(b, g, j));
           }
-        if (!options.sink_logits.empty()) logits.push_back(options.sink_logits[uz(h)]);  // has no value: comes last
+        if (!options.sink_logits.empty())
+          logits.push_back(options.sink_logits[uz(h)]);  // has no value: comes last
 
         bool empty = true;  // nothing above -infinity; a NaN is no reason to be empty
         double largest = -infinity, sum = 0;
@@ -383,7 +410,8 @@ inline Tensor append(const Tensor& past, const Tensor& chunk) {
     for (Index h = 0; h < chunk.heads; ++h)
       for (Index i = 0; i < joined.len; ++i)
         for (Index c = 0; c < chunk.dim; ++c)
-          joined.at(b, h, i, c) = i < past.len ? past.at(b, h, i, c) : chunk.at(b, h, i - past.len, c);
+          joined.at(b, h, i, c) =
+              i < past.len ? past.at(b, h, i, c) : chunk.at(b, h, i - past.len, c);
   return joined;
 }
 
@@ -392,9 +420,11 @@ struct Dense {};  // the flag for a Prefill without selection
 struct Prefill {
   explicit Prefill(const QuokaOptions& quoka, const AttentionOptions& attend = {})
       : dense(false), quoka_options(quoka), attention_options(attend) {}
-  explicit Prefill(Dense, const AttentionOptions& attend = {}) : dense(true), attention_options(attend) {}
+  explicit Prefill(Dense, const AttentionOptions& attend = {})
+      : dense(true), attention_options(attend) {}
 
-  // out = attention(q, past[select(q, past_k)], chunk), and then past = [past, chunk]. [b, q_heads, q_len, value dim]
+  // out = attention(q, past[select(q, past_k)], chunk), and then past = [past, chunk]. [b, q_heads,
+  // q_len, value dim]
   Tensor forward(const Tensor& q, const Tensor& k, const Tensor& v) {
     if (past_k.len == 0) past_k = Tensor(k.batch, k.heads, 0, k.dim);
     kept = dense ? all_positions(k.batch, k.heads, past_k.len) : select(q, past_k, quoka_options);
@@ -413,12 +443,16 @@ struct Prefill {
 
 // ---- measures ----
 
-// Mean over b, q_head and row of  sum_{t in keep} exp(logit[t]) / sum_t exp(logit[t]) = exp(lse of keep - lse of all),
-// past keys only: no chunk, no sink logit. Rows that see no past key do not count; 1 if none sees any.
-inline double mass_kept(const Tensor& q, const Tensor& past_k, const Positions& keep, AttentionOptions options = {}) {
+// Mean over b, q_head and row of  sum_{t in keep} exp(logit[t]) / sum_t exp(logit[t]) = exp(lse of
+// keep - lse of all), past keys only: no chunk, no sink logit. Rows that see no past key do not
+// count; 1 if none sees any.
+inline double mass_kept(const Tensor& q, const Tensor& past_k, const Positions& keep,
+                        AttentionOptions options = {}) {
   options.sink_logits = {};
-  const std::vector<double> kept = attention(q, past_k, past_k, &keep, Tensor{}, Tensor{}, options).lse;
-  const std::vector<double> all = attention(q, past_k, past_k, nullptr, Tensor{}, Tensor{}, options).lse;
+  const std::vector<double> kept =
+      attention(q, past_k, past_k, &keep, Tensor{}, Tensor{}, options).lse;
+  const std::vector<double> all =
+      attention(q, past_k, past_k, nullptr, Tensor{}, Tensor{}, options).lse;
   double share = 0, rows = 0;
   for (std::size_t n = 0; n < all.size(); ++n) {
     if (all[n] == -infinity) continue;
@@ -428,12 +462,15 @@ inline double mass_kept(const Tensor& q, const Tensor& past_k, const Positions& 
   return rows > 0 ? share / rows : 1.0;
 }
 
-// |a - reference| / |reference| in the Frobenius norm; 0 for two zero tensors, infinity if only the reference is zero.
+// |a - reference| / |reference| in the Frobenius norm; 0 for two zero tensors, infinity if only the
+// reference is zero.
 inline double relative_error(const Tensor& a, const Tensor& reference) {
-  if (a.batch != reference.batch || a.heads != reference.heads || a.len != reference.len || a.dim != reference.dim)
+  if (a.batch != reference.batch || a.heads != reference.heads || a.len != reference.len ||
+      a.dim != reference.dim)
     throw std::invalid_argument("oracle::relative_error: the shapes differ");
   std::vector<double> difference;
-  for (std::size_t n = 0; n < a.data.size(); ++n) difference.push_back(a.data[n] - reference.data[n]);
+  for (std::size_t n = 0; n < a.data.size(); ++n)
+    difference.push_back(a.data[n] - reference.data[n]);
   if (norm(difference) == 0) return 0;
   return norm(difference) / norm(reference.data);
 }

@@ -13,11 +13,11 @@
 
 #include <quoka/attention/head_attention.hpp>
 #include <quoka/core/executor.hpp>
+#include <quoka/core/worker_scratch.hpp>
 #include <quoka/select/selection.hpp>
 
 #include <cmath>
 #include <optional>
-#include <vector>
 
 namespace quoka::inline QUOKA_ABI {
 
@@ -62,21 +62,9 @@ struct AttentionOutput {
       : out(out_in), lse_nat(lse_in) {}
 };
 
-// Scratch memory of attention(), one part per worker. Kept by the caller, it makes repeated calls
-// free of allocation; not to be shared by concurrent calls.
+// Scratch memory of attention(). Kept by the caller, it makes repeated calls free of allocation.
 template <class T>
-class AttentionWorkspace {
- public:
-  Index bytes() const {
-    Index sum = 0;
-    for (const auto& part : parts_) sum += part.bytes();
-    return sum;
-  }
-  std::vector<detail::AttentionScratch<T>>& parts() { return parts_; }
-
- private:
-  std::vector<detail::AttentionScratch<T>> parts_;
-};
+using AttentionWorkspace = WorkerScratch<detail::AttentionScratch<T>>;
 
 namespace detail {
 
@@ -122,6 +110,8 @@ AttentionCall<T> checked_call(const TensorView<const T>& q, const Past<T>& past,
     require_sizes("lse_nat", output.lse_nat.sizes(), {q.batch(), q.heads(), q.len()});
   if (past.keep != nullptr && past.k.len() > 0)
     past.keep->require_shape(q.batch(), kv_heads, past.k.len());
+  else if (past.keep != nullptr)
+    require_equal("the selection's kv_len", past.keep->kv_len(), "the keys' kv_len", 0);
   const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(q.dim())));
   check_options(q, options, scale);
 
@@ -165,10 +155,7 @@ void attention(const Q& q, const Past<storage_t<Q>>& past, const Chunk<storage_t
   const Index heads = call.q.batch() * call.kv_heads;
   const Index parts = detail::tasks_per_head(panels, heads, executor.workers());
   const Index panels_per_part = ceil_div(panels, parts);
-  auto& scratch = workspace.parts();
-  if (scratch.size() < static_cast<std::size_t>(executor.workers()))
-    scratch.resize(static_cast<std::size_t>(executor.workers()));
-  for (auto& part : scratch) part.reserve(panels_per_part, call.q.dim(), call.v_dim);
+  workspace.reserve(executor.workers(), panels_per_part, call.q.dim(), call.v_dim);
 
   executor.run(heads * parts, [&](Index task, int worker) {
     const Index head = task / parts, first_panel = task % parts * panels_per_part;
@@ -181,9 +168,7 @@ void attention(const Q& q, const Past<storage_t<Q>>& past, const Chunk<storage_t
         .keep = all ? std::span<const Position>{} : past.keep->row(b, kv_head),
         .past_count = all ? past.k.len() : past.keep->count()};
     const Index count = std::min(panels_per_part, panels - first_panel);
-    if (count > 0)
-      detail::HeadAttention<T>(keys, first_panel, count, scratch[static_cast<std::size_t>(worker)])
-          .run();
+    if (count > 0) detail::HeadAttention<T>(keys, first_panel, count, workspace[worker]).run();
   });
 }
 

@@ -26,7 +26,8 @@ void merge(A& out_a, TensorView<float, 3> lse_a, TensorView<const storage_t<A>> 
     for (Index head = 0; head < a.heads(); ++head) {
       for (Index i = 0; i < a.len(); ++i) {
         const float lse = lse_a.at(b, head, i), other = lse_b.at(b, head, i);
-        const float top = std::max(lse, other);  // differences first: a large lse costs no accuracy
+        // Differences first: a large lse costs no accuracy. A NaN on either side stays.
+        const float top = lse < other || std::isnan(other) ? other : lse;
         if (top == -simd::infinity) continue;
         // A finished part is a state whose sum is 1 at the maximum lse.
         const auto state_of = [top](float part) {

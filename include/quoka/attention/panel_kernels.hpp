@@ -6,9 +6,10 @@
 //
 // Query rows lie across the lanes, so the softmax runs down the keys without a horizontal step, a
 // head's channels are broadcast one by one (any head_dim, no padding), and nothing is transposed
-// but the queries. Per block and panel: 2 * keys * panel_rows * (dim + v_dim) FLOPs, and about 17
-// vector operations for each packet of weights; reads keys * (dim + v_dim) packed floats from L2
-// and reads and writes panel_rows * v_dim accumulators.
+// but the queries. Sums run over a block, then over the blocks: their rounding error grows with the
+// number of blocks, not of keys. Per block and panel: 2 * keys * panel_rows * (dim + v_dim) FLOPs,
+// and about 17 vector operations for each packet of weights; reads keys * (dim + v_dim) packed
+// floats from L2 and reads and writes panel_rows * v_dim accumulators.
 #pragma once
 
 #include <quoka/core/packing.hpp>
@@ -73,12 +74,12 @@ inline void block_maximum(const float* x, Index keys, PanelPackets& top) {
   });
 }
 
-// Logits to weights, in place; state.sum takes them in the order of the keys.
+// Logits to weights, in place; their sum over the block, in the order of the keys, goes to state.
 inline void block_weights(float* x, Index keys, PanelState& state) {
   simd::Packet reference[tuning::tile_packets], sum[tuning::tile_packets];
   simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
     reference[j] = state[j].reference();
-    sum[j] = state[j].sum;
+    sum[j] = simd::zero();
   });
   for (Index key = 0; key < keys; ++key, x += tuning::panel_rows) {
     simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
@@ -87,7 +88,8 @@ inline void block_weights(float* x, Index keys, PanelState& state) {
       simd::store(x + j * simd::lanes, w);
     });
   }
-  simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA { state[j].sum = sum[j]; });
+  simd::unroll<tuning::tile_packets>(
+      [&](auto j) QUOKA_INLINE_LAMBDA { state[j].sum = simd::add(state[j].sum, sum[j]); });
 }
 
 // `Channels` rows of the accumulator panel.
@@ -96,12 +98,12 @@ void value_tile(const float* values, Index stride, const float* weights, Index k
                 const PanelPackets& factor, float* out) {
   constexpr int packets = tuning::tile_packets;
   simd::Packet acc[Channels][packets];
-  simd::unroll<Channels, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
-    acc[i][j] = simd::mul(factor[j], simd::load(out + i * tuning::panel_rows + j * simd::lanes));
-  });
+  simd::unroll<Channels, packets>([&](auto i, auto j)
+                                      QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
   rank1_updates<Channels, packets, 1>(acc, values, stride, weights, keys);
   simd::unroll<Channels, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
-    simd::store(out + i * tuning::panel_rows + j * simd::lanes, acc[i][j]);
+    float* at = out + i * tuning::panel_rows + j * simd::lanes;
+    simd::store(at, simd::fma(factor[j], simd::load(at), acc[i][j]));
   });
 }
 

@@ -16,7 +16,6 @@
 #include <quoka/core/simd.hpp>
 
 #include <cmath>
-#include <utility>
 
 namespace quoka::inline QUOKA_ABI {
 
@@ -47,10 +46,12 @@ struct SoftmaxState {
     return factor;
   }
 
-  // Factors for {this out, other out}.
-  QUOKA_INLINE std::pair<P, P> merge(SoftmaxState other) {
+  struct Factors {
+    P self, other;
+  };
+  QUOKA_INLINE Factors merge(SoftmaxState other) {
     const P top = simd::max(max, other.max);
-    const std::pair<P, P> factors{raise(top), other.raise(top)};
+    const Factors factors{raise(top), other.raise(top)};
     sum = simd::add(sum, other.sum);
     return factors;
   }

@@ -24,7 +24,7 @@ QUOKA_INLINE float sum_of_products(const T* a, const float* b, Index dim) {
   for (; c + simd::lanes <= dim; c += simd::lanes)
     acc = simd::fma(simd::load_as_float(a + c), simd::load_unaligned(b + c), acc);
   float sum = simd::reduce_add(acc);
-  for (; c < dim; ++c) sum += static_cast<float>(a[c]) * b[c];
+  for (; c < dim; ++c) sum = simd::fma(static_cast<float>(a[c]), b[c], sum);
   return sum;
 }
 
@@ -37,7 +37,7 @@ QUOKA_INLINE float sum_of_squares(const T* x, Index dim) {
     acc = simd::fma(v, v, acc);
   }
   float sum = simd::reduce_add(acc);
-  for (; c < dim; ++c) sum += static_cast<float>(x[c]) * static_cast<float>(x[c]);
+  for (; c < dim; ++c) sum = simd::fma(static_cast<float>(x[c]), static_cast<float>(x[c]), sum);
   return sum;
 }
 

@@ -78,9 +78,12 @@ template <class P>
 QUOKA_INLINE P div(const P& a, const P& b) {
   return ei::pdiv(a, b);
 }
-// a * b + c, rounded once where the ISA can.
+// a * b + c, rounded once where the ISA can: said so, lest a compiler decide it place by place.
 template <class P>
 QUOKA_INLINE P fma(const P& a, const P& b, const P& c) {
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__FP_FAST_FMAF)
+  if constexpr (std::is_same_v<P, float>) return std::fma(a, b, c);
+#endif
   return ei::pmadd(a, b, c);
 }
 // As std::max: a where either is NaN, except on ISAs whose maximum propagates NaN.
@@ -124,17 +127,15 @@ QUOKA_INLINE void prefetch(const void* p) {
 inline constexpr float exp2_least = -125.0f;
 inline constexpr float exp2_max_error = 1.5e-7f;
 
-// `shifted` is x + 1.5 * 2^23, whose low mantissa bits are round(x); y * 2^round(x) by integer
-// adds.
+// 2^round(x), from `shifted` = x + 1.5 * 2^23, whose low mantissa bits are round(x).
 template <class P>
-QUOKA_INLINE P scale_by_rounded_bits(const P& y, const P& shifted) {
+QUOKA_INLINE P power_of_rounded_bits(const P& shifted) {
   if constexpr (std::is_same_v<P, float>) {
-    const std::uint32_t exponent = std::bit_cast<std::uint32_t>(shifted) << 23;
-    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(y) + exponent);
+    return std::bit_cast<float>((std::bit_cast<std::uint32_t>(shifted) << 23) + 0x3f800000u);
   } else {
     using Integers = typename ei::unpacket_traits<P>::integer_packet;
     const Integers exponent = ei::plogical_shift_left<23>(ei::preinterpret<Integers>(shifted));
-    return ei::preinterpret<P>(ei::padd(ei::preinterpret<Integers>(y), exponent));
+    return ei::preinterpret<P>(ei::padd(exponent, ei::pset1<Integers>(0x3f800000)));
   }
 }
 
@@ -150,8 +151,8 @@ QUOKA_INLINE P exp2(const P& x) {
   y = fma(y, f, broadcast<P>(5.55031031e-2f));
   y = fma(y, f, broadcast<P>(2.40226528e-1f));
   y = fma(y, f, broadcast<P>(6.93147215e-1f));
-  y = fma(y, f, broadcast<P>(1.0f));
-  return select_less(x, broadcast<P>(exp2_least), zero<P>(), scale_by_rounded_bits(y, shifted));
+  const P scale = power_of_rounded_bits(shifted);
+  return select_less(x, broadcast<P>(exp2_least), zero<P>(), fma(mul(y, f), scale, scale));
 }
 
 // --- storage to float and back ----------------------------------------------------------------

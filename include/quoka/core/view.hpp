@@ -56,7 +56,8 @@ concept ViewableAs = std::is_convertible_v<E&, TensorView<T>>;
 // tensor of float, half or bfloat16.
 template <class E>
 concept TensorLike =
-    detail::is_view<std::remove_cvref_t<E>> || detail::is_tensor<std::remove_cvref_t<E>>;
+    (detail::is_view<std::remove_cvref_t<E>> || detail::is_tensor<std::remove_cvref_t<E>>)&&Storage<
+        std::remove_const_t<typename std::remove_cvref_t<E>::Scalar>>;
 
 template <TensorLike E>
 using storage_t = std::remove_const_t<typename std::remove_cvref_t<E>::Scalar>;
@@ -129,7 +130,8 @@ class TensorView {
   TensorView slice(Index begin, Index count) const {
     detail::require_at_least("slice's begin", begin, 0);
     detail::require_at_least("slice's count", count, 0);
-    detail::require_at_most("slice's end", begin + count, "the view's len", len());
+    detail::require_at_most("slice's begin", begin, "the view's len", len());
+    detail::require_at_most("slice's count", count, "the rows from there on", len() - begin);
     TensorView part = *this;
     part.data_ += begin * strides_[2];
     part.sizes_[2] = count;

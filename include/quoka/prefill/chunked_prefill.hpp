@@ -109,7 +109,7 @@ class ChunkedPrefill {
     detail::require_equal("k's len", k.len(), "q_len", q.len());
   }
   SelectorInput<T> input(const TensorView<const T>& q) const {
-    return {q, cache_.k(), cache_.inverse_norms()};
+    return {q, cache_.k(), cache_.inverse_norms(), cache_.capacity()};
   }
 
   LayerShape shape_;

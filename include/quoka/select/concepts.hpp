@@ -30,6 +30,8 @@ struct SelectorInput {
   TensorView<const T> q;  // [batch, q_heads, q_len, head_dim]
   TensorView<const T> k;  // [batch, kv_heads, kv_len, head_dim], cached keys
   TensorView<const float, 3> inverse_norms = {};  // [batch, kv_heads, kv_len] of k; optional
+  Index capacity = 0;  // keys the cache has room for; what follows kv_len is allocated for that
+                       // many at once
 };
 
 template <class S>

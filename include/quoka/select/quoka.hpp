@@ -42,17 +42,14 @@ class QuokaSelector {
     Buffer<Position> positions;  // [batch, q_heads, n_queries]
     Buffer<float> q_bar;         // [batch, kv_heads, rows, head_dim]
     Buffer<float> scores;        // [batch, kv_heads, kv_len]
-    std::vector<detail::SubselectScratch> subselect;
-    std::vector<detail::ScoreScratch> score;
-    std::vector<detail::TopKScratch> top_k;
+    WorkerScratch<detail::SubselectScratch> subselect;
+    WorkerScratch<detail::ScoreScratch> score;
+    WorkerScratch<detail::TopKScratch> top_k;
 
     void truncate(Index) {}
     Index bytes() const {
-      Index sum = positions.bytes() + q_bar.bytes() + scores.bytes();
-      for (const auto& part : subselect) sum += part.bytes();
-      for (const auto& part : score) sum += part.bytes();
-      for (const auto& part : top_k) sum += part.bytes();
-      return sum;
+      return positions.bytes() + q_bar.bytes() + scores.bytes() + subselect.bytes() +
+             score.bytes() + top_k.bytes();
     }
   };
 
@@ -92,9 +89,13 @@ class QuokaSelector {
                                  q_bar + task * rows * k.dim());
     });
 
-    float* scores = state.scores.reserve_amortised(k.batch() * k.heads() * k.len());
+    const Index capacity = std::max(k.len(), input.capacity);
+    const Index heads = k.batch() * k.heads();
+    float* scores = state.scores.reserve_amortised(heads * capacity);
     detail::score_all_keys(q_bar, rows, k, input.inverse_norms,
                            {options_.scoring, options_.aggregation}, scores, state.score, executor);
+    state.top_k.reserve(executor.workers(), capacity, options_.window);
+    selection.reserve(heads * options_.budget.keys(capacity));
     detail::select_top_k(scores, k.batch(), k.heads(), k.len(), budget, top_k_options(), selection,
                          state.top_k, executor);
   }
@@ -111,8 +112,8 @@ class QuokaSelector {
   const {
     State state;
     Selection selection;
-    select(SelectorInput<storage_t<Q>>{view_of(q), past_k, inverse_norms}, state, selection,
-           executor);
+    select(SelectorInput<storage_t<Q>>{view_of(q), past_k, inverse_norms, past_k.len()}, state,
+           selection, executor);
     return selection;
   }
 

@@ -5,7 +5,8 @@
 // Switches: dot scoring drops 1 / |k|; mean aggregation takes the mean over m. The inverse norms
 // come from the cache that computed them at append, or are taken from the keys on the way; the bits
 // are the same. Scores are what the formula gives: a key with a NaN or an infinity has a score that
-// is not finite. 2 * kv_heads * rows * kv_len * head_dim FLOPs over one read of the keys; nothing
+// is not finite. 2 * kv_heads * rows * kv_len * head_dim FLOPs over one read of the keys: 8 FLOPs
+// per byte with 16 float rows, near the balance of arithmetic and memory on CPUs of today. Nothing
 // of the size rows x kv_len is kept.
 #pragma once
 
@@ -15,9 +16,8 @@
 #include <quoka/core/executor.hpp>
 #include <quoka/core/inverse_norm.hpp>
 #include <quoka/core/view.hpp>
+#include <quoka/core/worker_scratch.hpp>
 #include <quoka/select/options.hpp>
-
-#include <vector>
 
 namespace quoka::inline QUOKA_ABI {
 
@@ -35,21 +35,25 @@ struct ScoreScratch {
   Buffer<float> tile;    // one packed tile of keys
   Buffer<float> panels;  // q_bar, transposed, in panels of one or two packets
 
+  void reserve(Index rows, Index dim) {
+    tile.reserve(key_tile_size(dim));
+    panels.reserve(round_up(rows, simd::lanes) * dim);
+  }
   Index bytes() const { return tile.bytes() + panels.bytes(); }
 };
 
 // The kept queries of one KV head against one tile of keys at a time, all in L1.
 class TileScorer {
  public:
-  // q_bar [rows, dim], contiguous.
+  // q_bar [rows, dim], contiguous; scratch reserved for it.
   TileScorer(const float* q_bar, Index rows, Index dim, Aggregation aggregation,
              ScoreScratch& scratch)
       : rows_(rows),
         dim_(dim),
         packets_(ceil_div(rows, simd::lanes)),
         aggregation_(aggregation),
-        tile_(scratch.tile.reserve(key_tile_size(dim))),
-        panels_(scratch.panels.reserve(packets_ * simd::lanes * dim)) {
+        tile_(scratch.tile.data()),
+        panels_(scratch.panels.data()) {
     Index first = 0;
     for (Index left = packets_; left > 0;
          left -= tuning::tile_packets, first += tuning::panel_rows) {
@@ -136,13 +140,13 @@ void score_range(const TensorView<const T>& keys, const TensorView<const float, 
 template <class T, class E>
 void score_all_keys(const float* q_bar, Index rows, const TensorView<const T>& keys,
                     const TensorView<const float, 3>& inverse_norms, const ScoreOptions& options,
-                    float* scores, std::vector<ScoreScratch>& scratch, E&& executor) {
+                    float* scores, WorkerScratch<ScoreScratch>& scratch, E&& executor) {
   const Index parts = std::max<Index>(1, ceil_div(keys.len(), tuning::score_task_keys));
-  scratch.resize(std::max(scratch.size(), static_cast<std::size_t>(executor.workers())));
+  scratch.reserve(executor.workers(), rows, keys.dim());
   executor.run(keys.batch() * keys.heads() * parts, [&](Index task, int worker) {
     const Index head = task / parts, begin = task % parts * tuning::score_task_keys;
     TileScorer scorer(q_bar + head * rows * keys.dim(), rows, keys.dim(), options.aggregation,
-                      scratch[static_cast<std::size_t>(worker)]);
+                      scratch[worker]);
     score_range(keys, inverse_norms, head / keys.heads(), head % keys.heads(), begin,
                 std::min(begin + tuning::score_task_keys, keys.len()), scorer, options.scoring,
                 scores + head * keys.len());
@@ -166,7 +170,7 @@ requires Executor<E> Eigen::Tensor<float, 3, Eigen::RowMajor> score_keys(
   if (inverse_norms.data() != nullptr)
     detail::require_sizes("inverse_norms", inverse_norms.sizes(), {k.batch(), k.heads(), k.len()});
   Eigen::Tensor<float, 3, Eigen::RowMajor> scores(k.batch(), k.heads(), k.len());
-  std::vector<detail::ScoreScratch> scratch;
+  WorkerScratch<detail::ScoreScratch> scratch;
   detail::score_all_keys(q_bar.data(), q_bar.dimension(2), k, inverse_norms, options, scores.data(),
                          scratch, executor);
   return scores;

@@ -74,6 +74,7 @@ class Selection {
   }
 
   // For selectors. The memory is kept from call to call; resize leaves the positions to be written.
+  void reserve(Index positions) { positions_.reserve(static_cast<std::size_t>(positions)); }
   void select_all(Index batch, Index kv_heads, Index kv_len) {
     batch_ = batch, kv_heads_ = kv_heads, kv_len_ = count_ = kv_len;
   }

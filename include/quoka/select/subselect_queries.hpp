@@ -15,11 +15,11 @@
 #include <quoka/core/executor.hpp>
 #include <quoka/core/inverse_norm.hpp>
 #include <quoka/core/view.hpp>
+#include <quoka/core/worker_scratch.hpp>
 #include <quoka/select/options.hpp>
 
 #include <numeric>
 #include <span>
-#include <vector>
 
 namespace quoka::inline QUOKA_ABI {
 
@@ -120,16 +120,15 @@ void check_subselect(const TensorView<const T>& q, Index n_queries,
 template <class T, class E>
 void subselect_positions(const TensorView<const T>& q, Index n_queries,
                          const SubselectOptions& options, Position* positions,
-                         std::vector<SubselectScratch>& scratch, E&& executor) {
+                         WorkerScratch<SubselectScratch>& scratch, E&& executor) {
   const Index n = std::min(n_queries, q.len()), heads = options.heads_per_set;
   const Index sets = q.heads() / heads;
-  scratch.resize(std::max(scratch.size(), static_cast<std::size_t>(executor.workers())));
-  for (auto& part : scratch) part.reserve(q.len(), q.dim());
+  scratch.reserve(executor.workers(), q.len(), q.dim());
   executor.run(q.batch() * sets, [&](Index task, int worker) {
     const Index b = task / sets, head = task % sets * heads;
     Position* first = positions + (b * q.heads() + head) * n;
     subselect_set(q, b, head, heads, options.query_choice, {first, static_cast<std::size_t>(n)},
-                  scratch[static_cast<std::size_t>(worker)]);
+                  scratch[worker]);
     for (Index other = 1; other < heads; ++other) std::copy_n(first, n, first + other * n);
   });
 }
@@ -146,7 +145,7 @@ requires Executor<E> Eigen::Tensor<Position, 3, Eigen::RowMajor> subselect_query
   detail::check_subselect(view, n_queries, options);
   Eigen::Tensor<Position, 3, Eigen::RowMajor> positions(view.batch(), view.heads(),
                                                         std::min(n_queries, view.len()));
-  std::vector<detail::SubselectScratch> scratch;
+  WorkerScratch<detail::SubselectScratch> scratch;
   detail::subselect_positions(view, n_queries, options, positions.data(), scratch, executor);
   return positions;
 }

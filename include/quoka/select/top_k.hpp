@@ -16,13 +16,13 @@
 #include <quoka/core/executor.hpp>
 #include <quoka/core/simd.hpp>
 #include <quoka/core/view.hpp>
+#include <quoka/core/worker_scratch.hpp>
 #include <quoka/select/selection.hpp>
 
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cmath>
-#include <vector>
 
 namespace quoka::inline QUOKA_ABI {
 
@@ -38,8 +38,15 @@ namespace detail {
 struct TopKScratch {
   Buffer<std::uint32_t> ranks;   // [kv_len]
   Buffer<std::uint32_t> bucket;  // [kv_len] at most
-  Buffer<float> pooled;          // [kv_len + window]
+  Buffer<float> pooled;          // [kv_len + window], where a window is asked for
 
+  void reserve(Index kv_len, Index window) {
+    ranks.reserve_amortised(kv_len);
+    bucket.reserve_amortised(kv_len + 1);
+    if (window > 1) pooled.reserve_amortised(kv_len + window_span(kv_len, window) - 1);
+  }
+  // Beyond this span every key sees every other.
+  static Index window_span(Index kv_len, Index window) { return std::min(window, 2 * kv_len + 1); }
   Index bytes() const { return ranks.bytes() + bucket.bytes() + pooled.bytes(); }
 };
 
@@ -51,11 +58,9 @@ QUOKA_INLINE std::uint32_t rank_of(float score) {
 }
 
 // pooled[kv] = max over the window; doubling spans, so log2(window) passes.
-inline const float* pool_window(const float* scores, Index kv_len, Index window,
-                                Buffer<float>& buffer) {
-  window = std::min(window, 2 * kv_len + 1);  // beyond that every key sees every other
+inline const float* pool_window(const float* scores, Index kv_len, Index window, float* x) {
+  window = TopKScratch::window_span(kv_len, window);
   const Index before = (window - 1) / 2, size = kv_len + window - 1;
-  float* x = buffer.reserve_amortised(size);
   std::fill_n(x, before, -simd::infinity);
   for (Index i = 0; i < kv_len; ++i)
     x[before + i] = std::isfinite(scores[i]) ? scores[i] : -simd::infinity;
@@ -111,11 +116,10 @@ inline void top_k_head(const float* scores, Index kv_len, const TopKOptions& opt
   Position* out = kept.data();
   for (Index i = 0; i < first; ++i) *out++ = static_cast<Position>(i);
   if (free > 0) {
-    if (options.window > 1) scores = pool_window(scores, kv_len, options.window, s.pooled);
-    std::uint32_t* ranks = s.ranks.reserve_amortised(candidates);
+    if (options.window > 1) scores = pool_window(scores, kv_len, options.window, s.pooled.data());
+    std::uint32_t* ranks = s.ranks.data();
     for (Index i = 0; i < candidates; ++i) ranks[i] = rank_of(scores[first + i]);
-    out =
-        emit_best(ranks, candidates, free, first, s.bucket.reserve_amortised(candidates + 1), out);
+    out = emit_best(ranks, candidates, free, first, s.bucket.data(), out);
   }
   for (Index i = kv_len - last; i < kv_len; ++i) *out++ = static_cast<Position>(i);
 }
@@ -127,17 +131,16 @@ inline void check_top_k(Index k, const TopKOptions& options) {
   require_at_least("keep_last", options.keep_last, 0);
 }
 
+// `scratch` is reserved for kv_len and options.window.
 template <class E>
 void select_top_k(const float* scores, Index batch, Index kv_heads, Index kv_len, Index k,
                   const TopKOptions& options, Selection& selection,
-                  std::vector<TopKScratch>& scratch, E&& executor) {
+                  WorkerScratch<TopKScratch>& scratch, E&& executor) {
   if (k >= kv_len) return selection.select_all(batch, kv_heads, kv_len);
   selection.resize(batch, kv_heads, kv_len, k);
-  scratch.resize(std::max(scratch.size(), static_cast<std::size_t>(executor.workers())));
   executor.run(batch * kv_heads, [&](Index head, int worker) {
     top_k_head(scores + head * kv_len, kv_len, options,
-               selection.mutable_row(head / kv_heads, head % kv_heads),
-               scratch[static_cast<std::size_t>(worker)]);
+               selection.mutable_row(head / kv_heads, head % kv_heads), scratch[worker]);
   });
 }
 
@@ -150,7 +153,8 @@ Selection top_k(const Eigen::Tensor<float, 3, Eigen::RowMajor>& scores, Index k,
                 const TopKOptions& options = {}, E&& executor = E{}) {
   detail::check_top_k(k, options);
   Selection selection;
-  std::vector<detail::TopKScratch> scratch;
+  WorkerScratch<detail::TopKScratch> scratch;
+  scratch.reserve(executor.workers(), scores.dimension(2), options.window);
   detail::select_top_k(scores.data(), scores.dimension(0), scores.dimension(1), scores.dimension(2),
                        k, options, selection, scratch, executor);
   return selection;

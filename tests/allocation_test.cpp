@@ -1,0 +1,336 @@
+// What is allocated, and when: nothing in the steady state of a decode loop, and little beyond the
+// cache at 32,768 keys. Every allocation of the program is counted, operator new's and the
+// library's own.
+
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/select/dense.hpp>
+#include <quoka/select/quoka.hpp>
+
+#include "support/attention_fixtures.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstddef>
+#include <cstdlib>
+#include <memory>
+
+// A sanitizer brings an allocator of its own, and other C libraries have other entry points: there
+// the counting tests are skipped.
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
+    __has_feature(memory_sanitizer)
+#define QUOKA_TEST_SANITIZED
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define QUOKA_TEST_SANITIZED
+#endif
+#if defined(__GLIBC__) && !defined(QUOKA_TEST_SANITIZED)
+#define QUOKA_TEST_COUNTS
+#endif
+
+namespace {
+
+std::atomic<bool> counting{false};
+std::atomic<long> allocations{0};
+std::atomic<std::size_t> allocated_bytes{0};
+
+}  // namespace
+
+#if defined(QUOKA_TEST_COUNTS)
+
+namespace {
+void count(std::size_t bytes) noexcept {
+  if (!counting.load(std::memory_order_relaxed)) return;
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  allocated_bytes.fetch_add(bytes, std::memory_order_relaxed);
+}
+}  // namespace
+
+// The program's own definitions come before the C library's, also for operator new, which calls
+// malloc.
+extern "C" {
+void* __libc_malloc(std::size_t bytes);
+void* __libc_calloc(std::size_t n, std::size_t bytes);
+void* __libc_realloc(void* p, std::size_t bytes);
+void* __libc_memalign(std::size_t alignment, std::size_t bytes);
+
+void* malloc(std::size_t bytes) noexcept {
+  count(bytes);
+  return __libc_malloc(bytes);
+}
+void* calloc(std::size_t n, std::size_t bytes) noexcept {
+  count(n * bytes);
+  return __libc_calloc(n, bytes);
+}
+void* realloc(void* p, std::size_t bytes) noexcept {
+  count(bytes);
+  return __libc_realloc(p, bytes);
+}
+void* aligned_alloc(std::size_t alignment, std::size_t bytes) noexcept {
+  count(bytes);
+  return __libc_memalign(alignment, bytes);
+}
+int posix_memalign(void** p, std::size_t alignment, std::size_t bytes) noexcept {
+  count(bytes);
+  *p = __libc_memalign(alignment, bytes);
+  return *p == nullptr ? ENOMEM : 0;
+}
+}
+
+#endif
+
+namespace {
+
+using namespace quoka_test;
+using quoka::ChunkedPrefill;
+using quoka::DenseSelector;
+using quoka::QuokaSelector;
+
+class Allocation : public ::testing::Test {
+ protected:
+  void SetUp() override {
+#if !defined(QUOKA_TEST_COUNTS)
+    GTEST_SKIP() << "allocations are not counted under this sanitizer or C library";
+#endif
+  }
+
+  // Allocations of f(), by any thread.
+  template <class F>
+  static long allocations_of(F&& f) {
+    allocations = 0;
+    allocated_bytes = 0;
+    counting = true;
+    f();
+    counting = false;
+    return allocations;
+  }
+};
+
+// Looked at by nobody, an allocation may be dropped by the compiler.
+void* volatile looked_at;
+
+TEST_F(Allocation, IsCountedWhoeverAllocates) {
+  EXPECT_EQ(allocations_of([] {
+              const auto p = std::make_unique<int>(7);
+              looked_at = p.get();
+            }),
+            1);
+  EXPECT_EQ(allocations_of([] {
+              quoka::Buffer<float> buffer;
+              looked_at = buffer.reserve(100);
+            }),
+            1);
+  EXPECT_GE(allocated_bytes.load(), 400u);
+  EXPECT_EQ(allocations_of([] {
+              Tensor4<float> x(1, 2, 3, 4);
+              looked_at = x.data();
+            }),
+            1);
+  EXPECT_EQ(allocations_of([] {}), 0);
+}
+
+// ---- decode -------------------------------------------------------------------------------------
+
+constexpr quoka::LayerShape layer_shape{.q_heads = 8, .kv_heads = 2, .head_dim = 24, .v_dim = 20};
+
+// Runs every task as one worker of two: who runs what is up to a pool, and must not matter.
+struct AsWorker {
+  int worker;
+  static int workers() { return 2; }
+  template <class F>
+  void run(Index tasks, F&& f) const {
+    for (Index task = 0; task < tasks; ++task) f(task, worker);
+  }
+};
+
+template <class S>
+class Decoder {
+ public:
+  Decoder(Index reserved, const typename S::Options& options) : layer(layer_shape, options) {
+    layer.reserve(reserved);
+  }
+
+  template <class E>
+  void prefill(Index len, E&& executor) {
+    const auto q = random_.tensor<float>(1, 8, len, 24), k = random_.tensor<float>(1, 2, len, 24),
+               v = random_.tensor<float>(1, 2, len, 20);
+    Tensor4<float> out(1, 8, len, 20);
+    layer.prefill(q, k, v, out, 120, executor);
+  }
+  template <class E>
+  void decode(Index steps, E&& executor) {
+    for (Index i = 0; i < steps; ++i) layer.forward(q_, k_, v_, out_, executor);
+  }
+
+  ChunkedPrefill<S> layer;
+
+ private:
+  Random random_{1};
+  const Tensor4<float> q_ = random_.tensor<float>(1, 8, 1, 24),
+                       k_ = random_.tensor<float>(1, 2, 1, 24),
+                       v_ = random_.tensor<float>(1, 2, 1, 20);
+  Tensor4<float> out_{1, 8, 1, 20};
+};
+
+TEST_F(Allocation, NoneInAQuokaDecodeLoop) {
+  quoka::SerialExecutor serial;
+  Decoder<QuokaSelector> decoder(1024, {.budget = 100});
+  decoder.prefill(600, serial);
+  decoder.decode(3, serial);
+  EXPECT_EQ(allocations_of([&] { decoder.decode(100, serial); }), 0);
+}
+
+TEST_F(Allocation, NoneInADenseDecodeLoop) {
+  quoka::SerialExecutor serial;
+  Decoder<DenseSelector> decoder(1024, {});
+  decoder.prefill(600, serial);
+  decoder.decode(3, serial);
+  EXPECT_EQ(allocations_of([&] { decoder.decode(100, serial); }), 0);
+}
+
+TEST_F(Allocation, NoneInAQuokaDecodeLoopOnThreads) {
+  quoka::ThreadPool pool(2);
+  Decoder<QuokaSelector> decoder(1024, {.budget = 100});
+  decoder.prefill(600, pool);
+  for (const int worker : {0, 1}) decoder.decode(3, AsWorker{worker});
+  decoder.decode(3, pool);
+  EXPECT_EQ(allocations_of([&] { decoder.decode(100, pool); }), 0);
+}
+
+TEST_F(Allocation, NoneInADenseDecodeLoopOnThreads) {
+  quoka::ThreadPool pool(2);
+  Decoder<DenseSelector> decoder(1024, {});
+  decoder.prefill(600, pool);
+  decoder.decode(3, pool);
+  EXPECT_EQ(allocations_of([&] { decoder.decode(100, pool); }), 0);
+}
+
+// The cache has room for 1,024 keys, so what follows its length has it too.
+TEST_F(Allocation, NoneUpToTheReservedLength) {
+  quoka::SerialExecutor serial;
+  Decoder<QuokaSelector> quoka_decoder(1024, {.budget = 37});
+  quoka_decoder.prefill(120, serial);
+  quoka_decoder.decode(3, serial);
+  EXPECT_EQ(allocations_of([&] { quoka_decoder.decode(900, serial); }), 0);
+  Decoder<DenseSelector> dense_decoder(1024, {});
+  dense_decoder.prefill(120, serial);
+  dense_decoder.decode(3, serial);
+  EXPECT_EQ(allocations_of([&] { dense_decoder.decode(900, serial); }), 0);
+}
+
+TEST_F(Allocation, NoneWhicheverWorkerRunsATask) {
+  Decoder<QuokaSelector> decoder(1024, {.budget = 100, .window = 7});
+  decoder.prefill(600, AsWorker{0});
+  decoder.decode(3, AsWorker{0});
+  EXPECT_EQ(allocations_of([&] { decoder.decode(10, AsWorker{1}); }), 0);
+}
+
+TEST_F(Allocation, NoneInLaterChunksOfADensePrefill) {
+  quoka::SerialExecutor serial;
+  Random random(2);
+  const auto q = random.tensor<float>(1, 8, 37, 24), k = random.tensor<float>(1, 2, 37, 24),
+             v = random.tensor<float>(1, 2, 37, 20);
+  Tensor4<float> out(1, 8, 37, 20);
+  ChunkedPrefill<DenseSelector> layer(layer_shape);
+  layer.reserve(501);
+  layer.forward(q, k, v, out, serial);
+  EXPECT_EQ(allocations_of([&] {
+              for (int i = 0; i < 10; ++i) layer.forward(q, k, v, out, serial);
+            }),
+            0);
+}
+
+TEST_F(Allocation, NoneAfterTruncate) {
+  quoka::SerialExecutor serial;
+  Decoder<QuokaSelector> decoder(1024, {.budget = 100});
+  decoder.prefill(600, serial);
+  decoder.decode(50, serial);
+  EXPECT_EQ(allocations_of([&] {
+              decoder.layer.truncate(600);
+              decoder.decode(50, serial);
+            }),
+            0);
+}
+
+// A NaN takes another path through attention: a bad input is no reason to allocate either.
+TEST_F(Allocation, NoneInAttentionWithAWorkspace) {
+  Random random(3);
+  auto in = random_inputs<float>(random, {.q_heads = 8, .kv_heads = 2, .q_len = 37, .kv_len = 501});
+  const Selection keep = random_selection(random, 1, 2, 501, 127);
+  auto output = unwritten<float>(in.q, 16);
+  quoka::AttentionWorkspace<float> workspace;
+  quoka::SerialExecutor serial;
+  const auto call = [&] {
+    quoka::attention(in.q, {in.past_k, in.past_v, keep}, {in.k, in.v}, {output.out, output.lse},
+                     {.sliding_window = 300}, serial, workspace);
+  };
+  call();
+  EXPECT_EQ(allocations_of(call), 0);
+  in.v(0, 0, 20, 3) = not_a_number;
+  EXPECT_EQ(allocations_of(call), 0);
+}
+
+// ---- memory -------------------------------------------------------------------------------------
+
+// Beyond the cache: scores and their ranks for 8 KV heads, and each worker's packed block of keys,
+// its queries and accumulators.
+TEST(Scratch, AtMost32MiBFor32768Keys) {
+  constexpr Index kv_len = 32768, block = 512, limit = Index{32} << 20;
+  Random random(4);
+  const auto block_k = random.tensor<float>(1, 8, block, 128),
+             block_v = random.tensor<float>(1, 8, block, 128);
+  const auto q = random.tensor<float>(1, 32, 128, 128), k = random.tensor<float>(1, 8, 128, 128),
+             v = random.tensor<float>(1, 8, 128, 128);
+  Tensor4<float> out(1, 32, 128, 128);
+  quoka::ThreadPool pool(2);
+  ChunkedPrefill<QuokaSelector> layer({.q_heads = 32, .kv_heads = 8, .head_dim = 128},
+                                      {.budget = 1024});
+  layer.reserve(kv_len + 128);
+  for (Index i = 0; i < kv_len; i += block) layer.append(block_k, block_v);
+  ASSERT_EQ(layer.kv_len(), kv_len);
+
+  allocated_bytes = 0;
+  counting = true;
+  layer.forward(q, k, v, out, pool);
+  counting = false;
+  const Index bytes = layer.workspace().bytes() + layer.state().bytes();
+  RecordProperty("scratch_bytes", std::to_string(bytes));
+  RecordProperty("allocated_bytes", std::to_string(allocated_bytes.load()));
+  EXPECT_LE(bytes, limit);
+  EXPECT_GE(bytes, 8 * kv_len * 4) << "one score per key and KV head at least";
+  EXPECT_LE(allocated_bytes.load(),
+            static_cast<std::size_t>(limit));  // the selection and all else included
+  EXPECT_EQ(layer.selection().count(), 1024);
+}
+
+TEST(Scratch, DoesNotGrowWithAnotherChunk) {
+  Random random(5);
+  const auto q = random.tensor<float>(1, 8, 37, 24), k = random.tensor<float>(1, 2, 37, 24),
+             v = random.tensor<float>(1, 2, 37, 20);
+  Tensor4<float> out(1, 8, 37, 20);
+  ChunkedPrefill<DenseSelector> layer(layer_shape);
+  layer.forward(q, k, v, out);
+  const Index bytes = layer.workspace().bytes();
+  for (int i = 0; i < 10; ++i) layer.forward(q, k, v, out);
+  EXPECT_EQ(layer.workspace().bytes(), bytes);
+}
+
+// A cache of n keys takes its keys, values and inverse norms, and no more than twice that while it
+// grows.
+TEST(Scratch, TheCacheTakesWhatItsFormulaSays) {
+  Random random(6);
+  const auto k = random.tensor<Eigen::half>(2, 3, 37, 24),
+             v = random.tensor<Eigen::half>(2, 3, 37, 20);
+  constexpr Index per_key = 2 * 3 * (24 * 2 + 20 * 2 + 4);
+  quoka::KvCache<Eigen::half> reserved(2, 3, 24, 20), growing(2, 3, 24, 20);
+  reserved.reserve(501);
+  EXPECT_EQ(reserved.bytes(), 501 * per_key);
+  for (int i = 0; i < 13; ++i) reserved.append(k, v), growing.append(k, v);
+  EXPECT_EQ(reserved.bytes(), 501 * per_key);
+  EXPECT_LE(growing.bytes(), 2 * 13 * 37 * per_key);
+}
+
+}  // namespace

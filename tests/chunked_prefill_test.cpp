@@ -1,0 +1,712 @@
+// prefill/chunked_prefill.hpp: a prompt in chunks through one layer, against the oracle's Algorithm
+// 2 and against itself: chunk sizes, batches, threads, turns; and that what is refused leaves the
+// cache as it was.
+
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/select/dense.hpp>
+#include <quoka/select/quoka.hpp>
+
+#include "support/attention_fixtures.hpp"
+
+#include <gtest/gtest.h>
+
+#include <iterator>
+#include <memory>
+#include <stdexcept>
+#include <utility>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::ChunkedPrefill;
+using quoka::DenseSelector;
+using quoka::LayerShape;
+using quoka::QuokaOptions;
+using quoka::QuokaSelector;
+
+template <class T>
+using Dense = ChunkedPrefill<DenseSelector, T>;
+template <class T>
+using Quoka = ChunkedPrefill<QuokaSelector, T>;
+
+constexpr Index q_heads = 6, kv_heads = 2, head_dim = 16, v_dim = 20;
+constexpr LayerShape layer_shape{
+    .q_heads = q_heads, .kv_heads = kv_heads, .head_dim = head_dim, .v_dim = v_dim};
+
+template <class T>
+struct Prompt {
+  Tensor4<T> q, k, v;  // [batch, heads, len, dim]
+
+  Prompt(Random& random, Index len, Index batch = 1)
+      : q(random.tensor<T>(batch, q_heads, len, head_dim)),
+        k(random.tensor<T>(batch, kv_heads, len, head_dim)),
+        v(random.tensor<T>(batch, kv_heads, len, v_dim)) {}
+  Index len() const { return q.dimension(2); }
+  TensorView<const T> q_rows(Index begin, Index n) const {
+    return TensorView<const T>(q).slice(begin, n);
+  }
+  TensorView<const T> k_rows(Index begin, Index n) const {
+    return TensorView<const T>(k).slice(begin, n);
+  }
+  TensorView<const T> v_rows(Index begin, Index n) const {
+    return TensorView<const T>(v).slice(begin, n);
+  }
+};
+
+template <class T>
+Tensor4<T> output_of(const Prompt<T>& prompt) {
+  Tensor4<T> out(prompt.q.dimension(0), q_heads, prompt.len(), v_dim);
+  out.setConstant(stored<T>(-12345.0));
+  return out;
+}
+
+// The rows [begin, end) of a prompt in chunks; the rows of `out` before and after stay.
+template <class Layer, class T, class E = quoka::SerialExecutor>
+void run(Layer& layer, const Prompt<T>& prompt, Index begin, Index end, Index chunk_len,
+         Tensor4<T>& out, E&& executor = E{}) {
+  for (; begin < end; begin += chunk_len) {
+    const Index n = std::min(chunk_len, end - begin);
+    layer.forward(prompt.q_rows(begin, n), prompt.k_rows(begin, n), prompt.v_rows(begin, n),
+                  TensorView<T>(out).slice(begin, n), executor);
+  }
+}
+template <class Layer, class T, class E = quoka::SerialExecutor>
+Tensor4<T> run(Layer& layer, const Prompt<T>& prompt, Index chunk_len, E&& executor = E{}) {
+  Tensor4<T> out = output_of(prompt);
+  run(layer, prompt, 0, prompt.len(), chunk_len, out, executor);
+  return out;
+}
+
+template <class T>
+class ChunkedPrefillTest : public ::testing::Test {};
+TYPED_TEST_SUITE(ChunkedPrefillTest, StorageTypes, StorageNames);
+
+// ---- dense --------------------------------------------------------------------------------------
+
+TYPED_TEST(ChunkedPrefillTest, DenseOutputIsTheOracles) {
+  Random random(1);
+  const Prompt<TypeParam> prompt(random, 301);
+  Dense<TypeParam> layer(layer_shape);
+  const auto out = run(layer, prompt, 37);
+  oracle::Prefill reference{oracle::Dense{}};
+  const auto expected =
+      reference.forward(to_oracle(prompt.q), to_oracle(prompt.k), to_oracle(prompt.v));
+  EXPECT_TRUE(elements_close(out, expected, noise * 3.5));
+  if constexpr (std::is_same_v<TypeParam, float>) {
+    EXPECT_LE(oracle::relative_error(to_oracle(out), expected), float_error);
+  }
+}
+
+TYPED_TEST(ChunkedPrefillTest, ChunkSizeChangesNoBitOfDenseOutput) {
+  Random random(2);
+  const Prompt<TypeParam> prompt(random, 301, 2);
+  const LayerShape shape{
+      .q_heads = q_heads, .kv_heads = kv_heads, .head_dim = head_dim, .v_dim = v_dim, .batch = 2};
+  Dense<TypeParam> whole_layer(shape);
+  const auto whole = run(whole_layer, prompt, 301);
+  for (const Index chunk_len : {1, 7, 37, 128, 300}) {
+    Dense<TypeParam> layer(shape);
+    EXPECT_TRUE(same_bits(run(layer, prompt, chunk_len), whole)) << "chunk " << chunk_len;
+  }
+}
+
+TYPED_TEST(ChunkedPrefillTest, ChunkSizeChangesNoBitWithAWindowAndSinks) {
+  Random random(3);
+  const Prompt<TypeParam> prompt(random, 301);
+  const std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f, 1.0f, 2.0f};
+  const AttentionOptions options{.softcap = 10.0f, .sink_logits = sinks, .sliding_window = 130};
+  Dense<TypeParam> whole_layer(layer_shape, {}, options);
+  const auto whole = run(whole_layer, prompt, 301);
+  for (const Index chunk_len : {1, 37, 128}) {
+    Dense<TypeParam> layer(layer_shape, {}, options);
+    EXPECT_TRUE(same_bits(run(layer, prompt, chunk_len), whole)) << "chunk " << chunk_len;
+  }
+}
+
+TYPED_TEST(ChunkedPrefillTest, DenseDecodeStepsContinueThePrefill) {
+  Random random(4);
+  const Prompt<TypeParam> prompt(random, 150);
+  Dense<TypeParam> whole_layer(layer_shape), layer(layer_shape);
+  const auto whole = run(whole_layer, prompt, 150);
+  auto out = output_of(prompt);
+  run(layer, prompt, 0, 127, 37, out);
+  run(layer, prompt, 127, 150, 1, out);
+  EXPECT_TRUE(same_bits(out, whole));
+}
+
+// ---- QuoKA against the oracle -------------------------------------------------------------------
+
+// Keys that one of two selections has and the other has not are near ties: their exact scores lie
+// within `tolerance` of the worst kept one. float scores are off by about 1e-7.
+void expect_same_up_to_ties(const Selection& keep, const oracle::Positions& expected,
+                            const oracle::Scores& scores, double tolerance = 1e-5) {
+  const oracle::Positions got = to_positions(keep);
+  for (std::size_t b = 0; b < expected.size(); ++b)
+    for (std::size_t head = 0; head < expected[b].size(); ++head) {
+      ASSERT_EQ(got[b][head].size(), expected[b][head].size());
+      std::vector<Index> different;
+      std::set_symmetric_difference(got[b][head].begin(), got[b][head].end(),
+                                    expected[b][head].begin(), expected[b][head].end(),
+                                    std::back_inserter(different));
+      double threshold = oracle::infinity;
+      for (const Index t : expected[b][head])
+        threshold = std::min(threshold, scores[b][head][uz(t)]);
+      for (const Index t : different)
+        EXPECT_NEAR(scores[b][head][uz(t)], threshold, tolerance)
+            << "head " << head << ", key " << t;
+    }
+}
+
+// Every chunk: its selection is the oracle's up to near ties, its output that of the oracle's
+// attention over the library's selection.
+template <class T>
+void expect_as_algorithm_2(const Prompt<T>& prompt, Quoka<T>& layer,
+                           const oracle::QuokaOptions& options, Index prefill_chunk,
+                           Index decode_from) {
+  oracle::Tensor past_k(prompt.q.dimension(0), kv_heads, 0, head_dim),
+      past_v(prompt.q.dimension(0), kv_heads, 0, v_dim);
+  for (Index begin = 0; begin < prompt.len();) {
+    SCOPED_TRACE("chunk at " + std::to_string(begin));
+    const Index n = begin < decode_from ? std::min(prefill_chunk, decode_from - begin) : 1;
+    Tensor4<T> out(prompt.q.dimension(0), q_heads, n, v_dim);
+    layer.forward(prompt.q_rows(begin, n), prompt.k_rows(begin, n), prompt.v_rows(begin, n), out);
+    const oracle::Tensor q = to_oracle(prompt.q_rows(begin, n)),
+                         k = to_oracle(prompt.k_rows(begin, n)),
+                         v = to_oracle(prompt.v_rows(begin, n));
+
+    const oracle::Positions kept =
+        oracle::subselect_queries(q, options.n_queries, options.choice, kv_heads, options.group);
+    const oracle::Tensor q_bar = oracle::pre_aggregate(oracle::gather_queries(q, kept), kv_heads,
+                                                       options.group, options.scoring);
+    const oracle::Scores scores =
+        oracle::score_keys(q_bar, past_k, options.scoring, options.aggregation);
+    expect_same_up_to_ties(layer.selection(), oracle::select(q, past_k, options), scores);
+
+    const oracle::Positions keep = to_positions(layer.selection());
+    const auto expected = oracle::attention(q, past_k, past_v, &keep, k, v);
+    EXPECT_TRUE(elements_close(out, expected.out, noise * 3.5));
+    if constexpr (std::is_same_v<T, float>) {
+      EXPECT_LE(oracle::relative_error(to_oracle(out), expected.out), float_error);
+    }
+    past_k = oracle::append(past_k, k);
+    past_v = oracle::append(past_v, v);
+    begin += n;
+    EXPECT_EQ(layer.kv_len(), begin);
+  }
+}
+
+TYPED_TEST(ChunkedPrefillTest, QuokaIsAlgorithm2) {
+  Random random(10);
+  const Prompt<TypeParam> prompt(random, 310);
+  Quoka<TypeParam> layer(layer_shape, {.budget = 37, .n_queries = 7});
+  expect_as_algorithm_2<TypeParam>(prompt, layer, {.budget = 37, .n_queries = 7}, 37, 301);
+}
+
+TYPED_TEST(ChunkedPrefillTest, QuokaIsAlgorithm2InABatchAndWithLongChunks) {
+  Random random(11);
+  const Prompt<TypeParam> prompt(random, 260, 2);
+  Quoka<TypeParam> layer(
+      {.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = head_dim, .v_dim = v_dim, .batch = 2},
+      {.budget = 100});
+  expect_as_algorithm_2<TypeParam>(prompt, layer, {.budget = 100}, 128, 257);
+}
+
+TEST(ChunkedPrefillQuoka, BudgetMayBeAFractionOfThePast) {
+  Random random(12);
+  const Prompt<float> prompt(random, 301);
+  Quoka<float> layer(layer_shape, {.budget = 0.25});
+  auto out = output_of(prompt);
+  for (Index begin = 0; begin < 301; begin += 37) {
+    run(layer, prompt, begin, std::min<Index>(begin + 37, 301), 37, out);
+    EXPECT_EQ(layer.selection().count(), begin == 0 ? 0 : std::max<Index>(1, begin / 4));
+    EXPECT_EQ(layer.selection().kv_len(), begin);
+  }
+}
+
+TYPED_TEST(ChunkedPrefillTest, WithinTheBudgetQuokaIsDenseBitForBit) {
+  Random random(13);
+  const Prompt<TypeParam> prompt(random, 200);
+  Dense<TypeParam> dense(layer_shape);
+  const auto expected = run(dense, prompt, 37);
+  // The last chunk begins at 185: a budget of 185 still keeps every past key of every chunk.
+  for (const quoka::Budget budget : {quoka::Budget(185), quoka::Budget(1024), quoka::Budget(1.0)}) {
+    Quoka<TypeParam> layer(layer_shape, {.budget = budget});
+    EXPECT_TRUE(same_bits(run(layer, prompt, 37), expected));
+    EXPECT_TRUE(layer.selection().is_all());
+  }
+}
+
+TYPED_TEST(ChunkedPrefillTest, BudgetZeroIsEachChunkAlone) {
+  Random random(14);
+  const Prompt<TypeParam> prompt(random, 200);
+  Quoka<TypeParam> layer(layer_shape, {.budget = 0});
+  const auto out = run(layer, prompt, 37);
+  auto alone = output_of(prompt);
+  for (Index begin = 0; begin < 200; begin += 37) {
+    const Index n = std::min<Index>(37, 200 - begin);
+    quoka::attention(prompt.q_rows(begin, n), {},
+                     {prompt.k_rows(begin, n), prompt.v_rows(begin, n)},
+                     TensorView<TypeParam>(alone).slice(begin, n));
+  }
+  EXPECT_TRUE(same_bits(out, alone));
+  EXPECT_EQ(layer.kv_len(), 200);
+}
+
+// ---- the driver ---------------------------------------------------------------------------------
+
+TYPED_TEST(ChunkedPrefillTest, PrefillIsTheLoopOverForward) {
+  Random random(20);
+  const Prompt<TypeParam> prompt(random, 201);
+  Quoka<TypeParam> loop(layer_shape, {.budget = 37}), whole(layer_shape, {.budget = 37});
+  const auto expected = run(loop, prompt, 37);
+  auto out = output_of(prompt);
+  whole.prefill(prompt.q, prompt.k, prompt.v, out, 37);
+  EXPECT_TRUE(same_bits(out, expected));
+  EXPECT_EQ(whole.kv_len(), 201);
+}
+
+TEST(ChunkedPrefillDriver, ForwardIsSelectAttendAppend) {
+  Random random(21);
+  const Prompt<float> prompt(random, 164);
+  Quoka<float> layer(layer_shape, {.budget = 37});
+  auto out = output_of(prompt);
+  run(layer, prompt, 0, 127, 127, out);
+  run(layer, prompt, 127, 164, 37, out);
+  const auto past_k = prompt.k_rows(0, 127), past_v = prompt.v_rows(0, 127);
+  const auto q = prompt.q_rows(127, 37);
+  const Selection keep = QuokaSelector({.budget = 37}).select(q, past_k);
+  EXPECT_EQ(layer.selection(), keep);
+  Tensor4<float> expected(1, q_heads, 37, v_dim);
+  quoka::attention(q, {past_k, past_v, keep}, {prompt.k_rows(127, 37), prompt.v_rows(127, 37)},
+                   expected);
+  EXPECT_TRUE(
+      same_bits(TensorView<const float>(out).slice(127, 37), TensorView<const float>(expected)));
+}
+
+TYPED_TEST(ChunkedPrefillTest, TheCacheHoldsWhatWasGiven) {
+  Random random(22);
+  const Prompt<TypeParam> prompt(random, 127, 2);
+  Dense<TypeParam> layer(
+      {.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = head_dim, .v_dim = v_dim, .batch = 2});
+  run(layer, prompt, 37);
+  EXPECT_TRUE(same_bits(layer.cache().k(), prompt.k));
+  EXPECT_TRUE(same_bits(layer.cache().v(), prompt.v));
+}
+
+TEST(ChunkedPrefillDriver, LseIsOptional) {
+  Random random(23);
+  const Prompt<float> prompt(random, 64);
+  Dense<float> layer(layer_shape), other(layer_shape);
+  auto out = output_of(prompt);
+  Tensor3<float> lse(1, q_heads, 64);
+  layer.forward(prompt.q, prompt.k, prompt.v, {out, lse});
+  EXPECT_TRUE(same_bits(run(other, prompt, 64), out));
+  const auto expected = oracle::attention(to_oracle(prompt.q), {}, {}, nullptr, to_oracle(prompt.k),
+                                          to_oracle(prompt.v));
+  EXPECT_TRUE(lse_close(lse, expected.lse, noise));
+}
+
+TEST(ChunkedPrefillDriver, VDimZeroIsHeadDim) {
+  Random random(24);
+  const auto q = random.tensor<float>(1, 4, 37, 24), k = random.tensor<float>(1, 2, 37, 24),
+             v = random.tensor<float>(1, 2, 37, 24);
+  Dense<float> layer({.q_heads = 4, .kv_heads = 2, .head_dim = 24});
+  Tensor4<float> out(1, 4, 37, 24);
+  layer.forward(q, k, v, out);
+  EXPECT_EQ(layer.cache().v().dim(), 24);
+}
+
+TYPED_TEST(ChunkedPrefillTest, ABatchIsItsSequencesOneByOne) {
+  Random random(25);
+  const Prompt<TypeParam> both(random, 201, 2);
+  Quoka<TypeParam> layer(
+      {.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = head_dim, .v_dim = v_dim, .batch = 2},
+      {.budget = 37});
+  const auto out = run(layer, both, 37);
+  for (const Index b : {0, 1}) {
+    const auto of = [b](const Tensor4<TypeParam>& x) {
+      Tensor4<TypeParam> one(1, x.dimension(1), x.dimension(2), x.dimension(3));
+      std::copy_n(x.data() + b * one.size(), one.size(), one.data());
+      return one;
+    };
+    Prompt<TypeParam> single(random, 1);
+    single.q = of(both.q), single.k = of(both.k), single.v = of(both.v);
+    Quoka<TypeParam> alone(layer_shape, {.budget = 37});
+    EXPECT_TRUE(same_bits(run(alone, single, 37), of(out))) << "sequence " << b;
+  }
+}
+
+TYPED_TEST(ChunkedPrefillTest, StridedInputsAndOutputGiveTheSameBits) {
+  Random random(26);
+  const Prompt<TypeParam> prompt(random, 127);
+  Quoka<TypeParam> dense(layer_shape, {.budget = 37}), strided(layer_shape, {.budget = 37});
+  const auto expected = run(dense, prompt, 37);
+  const Strided<TypeParam> q(prompt.q), k(prompt.k), v(prompt.v);
+  Strided<TypeParam> out(1, q_heads, 127, v_dim);
+  strided.prefill(q.view(), k.view(), v.view(), out.view(), 37);
+  EXPECT_TRUE(same_bits(out.view(), expected));
+  EXPECT_TRUE(out.padding_intact());
+}
+
+TYPED_TEST(ChunkedPrefillTest, ThreadsChangeNoBit) {
+  Random random(27);
+  const Prompt<TypeParam> prompt(random, 201);
+  Quoka<TypeParam> layer(layer_shape, {.budget = 37});
+  const auto expected = run(layer, prompt, 37);
+  const Selection keep = layer.selection();
+  for_each_executor([&](auto& executor) {
+    Quoka<TypeParam> other(layer_shape, {.budget = 37});
+    EXPECT_TRUE(same_bits(run(other, prompt, 37, executor), expected));
+    EXPECT_EQ(other.selection(), keep);
+  });
+}
+
+// ---- turns --------------------------------------------------------------------------------------
+
+TYPED_TEST(ChunkedPrefillTest, TruncateAndRunAgainGivesTheSameBits) {
+  Random random(30);
+  const Prompt<TypeParam> prompt(random, 201), other(random, 90);
+  Quoka<TypeParam> layer(layer_shape, {.budget = 37});
+  const auto expected = run(layer, prompt, 37);
+  auto out = expected;
+  for (const Index len : {185, 111, 37, 0}) {  // borders of chunks
+    layer.truncate(len);
+    EXPECT_EQ(layer.kv_len(), len);
+    run(layer, prompt, len, 201, 37, out);
+    EXPECT_TRUE(same_bits(out, expected)) << "truncated to " << len;
+  }
+  layer.truncate(111);  // another branch in between
+  auto branch = output_of(other);
+  run(layer, other, 0, 90, 37, branch);
+  layer.truncate(111);
+  run(layer, prompt, 111, 201, 37, out);
+  EXPECT_TRUE(same_bits(out, expected));
+}
+
+TYPED_TEST(ChunkedPrefillTest, ASharedPrefixServesTwoTurns) {
+  Random random(31);
+  const Prompt<TypeParam> prefix(random, 127), turns[2] = {{random, 37}, {random, 50}};
+  Quoka<TypeParam> layer(layer_shape, {.budget = 37});
+  run(layer, prefix, 37);
+  for (const auto& turn : turns) {
+    layer.truncate(127);
+    Quoka<TypeParam> fresh(layer_shape, {.budget = 37});
+    run(fresh, prefix, 37);
+    EXPECT_TRUE(same_bits(run(layer, turn, 37), run(fresh, turn, 37)));
+  }
+}
+
+TYPED_TEST(ChunkedPrefillTest, AppendTakesOverASavedPrefix) {
+  Random random(32);
+  const Prompt<TypeParam> prefix(random, 127), turn(random, 37);
+  Quoka<TypeParam> computed(layer_shape, {.budget = 37}), restored(layer_shape, {.budget = 37});
+  run(computed, prefix, 37);
+  restored.append(computed.cache().k(), computed.cache().v());
+  EXPECT_EQ(restored.kv_len(), 127);
+  EXPECT_TRUE(same_bits(run(restored, turn, 37), run(computed, turn, 37)));
+}
+
+TEST(ChunkedPrefillTurns, TruncateBeyondTheLengthIsRefused) {
+  Random random(33);
+  const Prompt<float> prompt(random, 37);
+  Quoka<float> layer(layer_shape);
+  run(layer, prompt, 37);
+  expect_refused([&] { layer.truncate(38); }, {38, 37});
+  expect_refused([&] { layer.truncate(-1); }, {-1, 0});
+  EXPECT_EQ(layer.kv_len(), 37);
+  layer.truncate(37);
+  EXPECT_EQ(layer.kv_len(), 37);
+}
+
+TEST(ChunkedPrefillTurns, ReserveChangesNoBit) {
+  Random random(34);
+  const Prompt<float> prompt(random, 127);
+  Quoka<float> layer(layer_shape, {.budget = 37}), reserved(layer_shape, {.budget = 37});
+  const auto expected = run(layer, prompt, 7);
+  reserved.reserve(64);
+  auto out = output_of(prompt);
+  run(reserved, prompt, 0, 63, 7, out);
+  reserved.reserve(501);
+  EXPECT_GE(reserved.cache().capacity(), 501);
+  run(reserved, prompt, 63, 127, 7, out);
+  EXPECT_TRUE(same_bits(out, expected));
+}
+
+// ---- ownership ----------------------------------------------------------------------------------
+
+TEST(ChunkedPrefillOwnership, SinkLogitsAreTheLayersOwn) {
+  Random random(40);
+  const Prompt<float> prompt(random, 64);
+  const std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f, 1.0f, 2.0f};
+  const auto callers = std::make_unique<std::vector<float>>(sinks);
+  Dense<float> layer(layer_shape, {}, {.sink_logits = *callers});
+  std::fill(callers->begin(), callers->end(), 100.0f);
+  const auto out = run(layer, prompt, 37);
+  oracle::AttentionOptions options;
+  options.sink_logits.assign(sinks.begin(), sinks.end());
+  oracle::Prefill reference(oracle::Dense{}, options);
+  const auto expected =
+      reference.forward(to_oracle(prompt.q), to_oracle(prompt.k), to_oracle(prompt.v));
+  EXPECT_TRUE(elements_close(out, expected, noise * 3.5));
+}
+
+TEST(ChunkedPrefillOwnership, AMovedLayerGoesOn) {
+  static_assert(std::is_move_constructible_v<Quoka<float>> &&
+                std::is_move_assignable_v<Quoka<float>>);
+  Random random(41);
+  const Prompt<float> prompt(random, 127);
+  const std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f, 1.0f, 2.0f};
+  Quoka<float> stays(layer_shape, {.budget = 37}, {.sink_logits = sinks});
+  const auto expected = run(stays, prompt, 37);
+  auto out = output_of(prompt);
+  auto first = std::make_unique<Quoka<float>>(layer_shape, QuokaOptions{.budget = 37},
+                                              AttentionOptions{.sink_logits = sinks});
+  run(*first, prompt, 0, 74, 37, out);
+  Quoka<float> second(std::move(*first));
+  first.reset();
+  run(second, prompt, 74, 111, 37, out);
+  Quoka<float> third(layer_shape);
+  third = std::move(second);
+  run(third, prompt, 111, 127, 37, out);
+  EXPECT_TRUE(same_bits(out, expected));
+}
+
+// ---- a selector of the caller's -----------------------------------------------------------------
+
+struct EveryOtherKey {
+  struct Options {
+    Index fail_at = -1;  // throws when the past is this long
+  };
+  struct State {
+    std::vector<Index> selects, appends, truncates;  // kv_len at each call
+    void truncate(Index kv_len) { truncates.push_back(kv_len); }
+  };
+  explicit EveryOtherKey(const Options& options_in) : options(options_in) {}
+
+  template <class T, class E>
+  void select(const quoka::SelectorInput<T>& input, State& state, Selection& selection, E&&) const {
+    const Index kv_len = input.k.len();
+    if (kv_len == options.fail_at) throw std::runtime_error("fails");
+    state.selects.push_back(kv_len);
+    selection.resize(input.k.batch(), input.k.heads(), kv_len, kv_len / 2);
+    for (Index b = 0; b < input.k.batch(); ++b)
+      for (Index head = 0; head < input.k.heads(); ++head)
+        for (Index i = 0; i < kv_len / 2; ++i)
+          selection.mutable_row(b, head)[uz(i)] = static_cast<Position>(2 * i);
+  }
+  template <class T, class E>
+  void appended(const quoka::SelectorInput<T>& input, State& state, E&&) const {
+    state.appends.push_back(input.k.len());
+  }
+  Options options;
+};
+static_assert(quoka::Selector<EveryOtherKey>);
+
+TEST(ChunkedPrefillSelector, ACallersSelectorEntersByTheConcept) {
+  Random random(50);
+  const Prompt<float> prompt(random, 111);
+  ChunkedPrefill<EveryOtherKey> layer(layer_shape);
+  const auto out = run(layer, prompt, 37);
+  EXPECT_EQ(layer.state().selects, (std::vector<Index>{0, 37, 74}));
+  EXPECT_EQ(layer.state().appends, (std::vector<Index>{37, 74, 111}));
+  layer.truncate(74);
+  EXPECT_EQ(layer.state().truncates, (std::vector<Index>{74}));
+  oracle::Positions keep(1, std::vector<std::vector<Index>>(2));
+  for (auto& list : keep[0])
+    for (Index t = 0; t < 74; t += 2) list.push_back(t);
+  const auto rows = [&](const auto& x, Index begin, Index n) {
+    return to_oracle(TensorView<const float>(x).slice(begin, n));
+  };
+  const auto expected =
+      oracle::attention(rows(prompt.q, 74, 37), rows(prompt.k, 0, 74), rows(prompt.v, 0, 74), &keep,
+                        rows(prompt.k, 74, 37), rows(prompt.v, 74, 37));
+  EXPECT_LE(oracle::relative_error(rows(out, 74, 37), expected.out), float_error);
+}
+
+TEST(ChunkedPrefillSelector, AfterItThrowsTheCacheIsAsItWas) {
+  Random random(51);
+  const Prompt<float> prompt(random, 111);
+  ChunkedPrefill<EveryOtherKey> layer(layer_shape, {.fail_at = 74});
+  auto out = output_of(prompt);
+  EXPECT_THROW(run(layer, prompt, 0, 111, 37, out), std::runtime_error);
+  EXPECT_EQ(layer.kv_len(), 74);
+  EXPECT_TRUE(same_bits(layer.cache().k(), prompt.k_rows(0, 74)));
+  EXPECT_TRUE(same_bits(layer.cache().v(), prompt.v_rows(0, 74)));
+}
+
+// Fails after so many runs, in the middle of a chunk: as a thread that throws.
+struct Failing {
+  int runs_left;
+  static int workers() { return 1; }
+  template <class F>
+  void run(Index tasks, F&& f) {
+    if (runs_left-- == 0) throw std::runtime_error("fails");
+    for (Index task = 0; task < tasks; ++task) f(task, 0);
+  }
+};
+
+TEST(ChunkedPrefillSelector, AfterAnExecutorThrowsTheCacheIsAsItWas) {
+  Random random(52);
+  const Prompt<float> prompt(random, 111);
+  Quoka<float> undisturbed(layer_shape, {.budget = 37});
+  const auto expected = run(undisturbed, prompt, 37);
+  Quoka<float> layer(layer_shape, {.budget = 37});
+  auto out = output_of(prompt);
+  run(layer, prompt, 0, 74, 37, out);
+  int failures = 0;
+  for (int runs = 0; runs < 20; ++runs) {  // fails in each stage once, until none is left
+    try {
+      run(layer, prompt, 74, 111, 37, out, Failing{runs});
+      break;
+    } catch (const std::runtime_error&) {
+      ++failures;
+      ASSERT_EQ(layer.kv_len(), 74);
+    }
+  }
+  EXPECT_GE(failures, 2);  // selection and attention at least
+  EXPECT_EQ(layer.kv_len(), 111);
+  EXPECT_TRUE(same_bits(out, expected));
+}
+
+// ---- what is refused ----------------------------------------------------------------------------
+
+TEST(ChunkedPrefillRefuses, ShapesThatAreNone) {
+  using L = Quoka<float>;
+  expect_refused([] { L({.q_heads = 7, .kv_heads = 3, .head_dim = 16}); },
+                 {"q_heads", 7, "kv_heads", 3});
+  expect_refused([] { L({.q_heads = 2, .kv_heads = 4, .head_dim = 16}); },
+                 {"q_heads", 2, "kv_heads", 4});
+  expect_refused([] { L({.q_heads = 0, .kv_heads = 2, .head_dim = 16}); },
+                 {"q_heads", 0, "kv_heads", 2});
+  expect_refused([] { L({.q_heads = 4, .kv_heads = 0, .head_dim = 16}); },
+                 {"q_heads", 4, "kv_heads", 0});
+  expect_refused([] { L({.q_heads = 4, .kv_heads = -2, .head_dim = 16}); },
+                 {"q_heads", 4, "kv_heads", -2});
+  expect_refused([] { L({.q_heads = 4, .kv_heads = 2, .head_dim = 0}); }, {"dim", 0, 1});
+  expect_refused([] { L({.q_heads = 4, .kv_heads = 2, .head_dim = 16, .v_dim = -1}); },
+                 {"dim", -1, 1});
+  expect_refused([] { L({.q_heads = 4, .kv_heads = 2, .head_dim = 16, .batch = 0}); },
+                 {"batch", 0, 1});
+  expect_refused([] { L(LayerShape{}); }, {"q_heads", 0, "kv_heads", 0});
+}
+
+TEST(ChunkedPrefillRefuses, OptionsThatAreNone) {
+  for (const double fraction : {0.0, -0.25, 1.5, std::nan(""), HUGE_VAL})
+    expect_refused([&] { Quoka<float>(layer_shape, {.budget = fraction}); }, {"budget", "(0, 1]"});
+  expect_refused([] { Quoka<float>(layer_shape, {.budget = -1}); }, {"budget", -1, 0});
+  expect_refused([] { Quoka<float>(layer_shape, {.n_queries = 0}); }, {"n_queries", 0, 1});
+  expect_refused([] { Quoka<float>(layer_shape, {.window = 0}); }, {"window", 0, 1});
+  expect_refused([] { Quoka<float>(layer_shape, {.keep_first = -1}); }, {"keep_first", -1, 0});
+  expect_refused([] { Quoka<float>(layer_shape, {.keep_last = -3}); }, {"keep_last", -3, 0});
+}
+
+// A layer of 127 keys, and a chunk of 37 with something wrong: refused by forward() and by
+// prefill(), the cache as it was, nothing written, and the sound chunk runs as if nothing had been.
+class ChunkedPrefillRefusesAChunk : public ::testing::Test {
+ protected:
+  void refused(std::initializer_list<Fragment> fragments, const AttentionOptions& attention = {}) {
+    Quoka<float> layer(layer_shape, {.budget = 37}, attention);
+    layer.append(prefix_.k, prefix_.v);
+    for (const bool whole : {false, true}) {
+      SCOPED_TRACE(whole ? "prefill" : "forward");
+      out_.setConstant(-12345.0f);
+      expect_refused(
+          [&] {
+            if (whole)
+              layer.prefill(chunk_.q, chunk_.k, chunk_.v, out_, 7);
+            else
+              layer.forward(chunk_.q, chunk_.k, chunk_.v, out_);
+          },
+          fragments);
+      for (Index i = 0; i < out_.size(); ++i) ASSERT_EQ(out_.data()[i], -12345.0f);
+      ASSERT_EQ(layer.kv_len(), 127);
+      EXPECT_TRUE(same_bits(layer.cache().k(), prefix_.k));
+      EXPECT_TRUE(same_bits(layer.cache().v(), prefix_.v));
+    }
+    if (!attention.sink_logits.empty()) return;
+    Quoka<float> undisturbed(layer_shape, {.budget = 37});
+    undisturbed.append(prefix_.k, prefix_.v);
+    EXPECT_TRUE(same_bits(run(layer, sound_, 37), run(undisturbed, sound_, 37)));
+  }
+  auto random(Index batch, Index heads, Index len, Index dim) {
+    return random_.tensor<float>(batch, heads, len, dim);
+  }
+
+  Random random_{60};
+  Prompt<float> prefix_{random_, 127}, chunk_{random_, 37}, sound_{random_, 37};
+  Tensor4<float> out_ = output_of(chunk_);
+};
+
+TEST_F(ChunkedPrefillRefusesAChunk, QueriesOfAnotherBatch) {
+  chunk_.q = random(2, q_heads, 37, head_dim);
+  refused({2, 1});
+}
+TEST_F(ChunkedPrefillRefusesAChunk, QueriesOfOtherHeads) {
+  chunk_.q = random(1, 4, 37, head_dim);
+  refused({4, 6});
+}
+TEST_F(ChunkedPrefillRefusesAChunk, QueriesOfAnotherHeadDim) {
+  chunk_.q = random(1, q_heads, 37, 17);
+  refused({17, 16});
+}
+TEST_F(ChunkedPrefillRefusesAChunk, KeysOfAnotherLength) {
+  chunk_.k = random(1, kv_heads, 36, head_dim);
+  refused({36, 37});
+}
+TEST_F(ChunkedPrefillRefusesAChunk, KeysOfOtherHeads) {
+  chunk_.k = random(1, 3, 37, head_dim);
+  refused({3, 2});
+}
+TEST_F(ChunkedPrefillRefusesAChunk, KeysOfAnotherHeadDim) {
+  chunk_.k = random(1, kv_heads, 37, 15);
+  refused({15, 16});
+}
+TEST_F(ChunkedPrefillRefusesAChunk, ValuesOfAnotherLength) {
+  chunk_.v = random(1, kv_heads, 30, v_dim);
+  refused({30, 37});
+}
+TEST_F(ChunkedPrefillRefusesAChunk, ValuesOfAnotherBatch) {
+  chunk_.v = random(3, kv_heads, 37, v_dim);
+  refused({3, 1});
+}
+TEST_F(ChunkedPrefillRefusesAChunk, ValuesOfAnotherDim) {
+  chunk_.v = random(1, kv_heads, 37, 16);
+  refused({16, 20});
+}
+TEST_F(ChunkedPrefillRefusesAChunk, AnOutputOfAnotherLength) {
+  out_ = random(1, q_heads, 30, v_dim);
+  refused({30, 37});
+}
+TEST_F(ChunkedPrefillRefusesAChunk, AnOutputOfAnotherDim) {
+  out_ = random(1, q_heads, 37, head_dim);
+  refused({16, 20});
+}
+TEST_F(ChunkedPrefillRefusesAChunk, AnOutputOfOtherHeads) {
+  out_ = random(1, kv_heads, 37, v_dim);
+  refused({2, 6});
+}
+TEST_F(ChunkedPrefillRefusesAChunk, SinksOfAnotherNumber) {
+  const std::vector<float> sinks(5);
+  refused({"sink_logits", 5, 6}, {.sink_logits = sinks});
+}
+
+TEST(ChunkedPrefillRefuses, AnEmptyChunk) {
+  Quoka<float> layer(layer_shape);
+  const Tensor4<float> q(1, q_heads, 0, head_dim), k(1, kv_heads, 0, head_dim),
+      v(1, kv_heads, 0, v_dim);
+  Tensor4<float> out(1, q_heads, 0, v_dim);
+  expect_refused([&] { layer.forward(q, k, v, out); }, {"q_len", 0, 1});
+}
+
+TEST(ChunkedPrefillRefuses, AChunkLengthBelowOne) {
+  Random random(61);
+  const Prompt<float> prompt(random, 37);
+  Quoka<float> layer(layer_shape);
+  auto out = output_of(prompt);
+  for (const Index chunk_len : {0, -7})
+    expect_refused([&] { layer.prefill(prompt.q, prompt.k, prompt.v, out, chunk_len); },
+                   {"chunk_len", chunk_len, 1});
+  EXPECT_EQ(layer.kv_len(), 0);
+}
+
+}  // namespace

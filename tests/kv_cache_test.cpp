@@ -1,0 +1,267 @@
+// The cache: what is appended is what is kept, its inverse norms ride along, bad input changes
+// nothing.
+
+#include <quoka/cache/kv_cache.hpp>
+
+#include "support/fixtures.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::KvCache;
+using quoka::view_of;
+
+constexpr Index batch = 2, kv_heads = 3, key_dim = 17, value_dim = 9;
+
+template <class T>
+class Cache : public ::testing::Test {
+ protected:
+  Tensor4<T> keys(Random& random, Index n) { return random.tensor<T>(batch, kv_heads, n, key_dim); }
+  Tensor4<T> values(Random& random, Index n) {
+    return random.tensor<T>(batch, kv_heads, n, value_dim);
+  }
+  KvCache<T> cache{batch, kv_heads, key_dim, value_dim};
+};
+TYPED_TEST_SUITE(Cache, StorageTypes, StorageNames);
+
+// The cache holds the first cache.len() rows of k and v, and the inverse norm of each key, bit for
+// bit.
+template <class T>
+void expect_holds(const KvCache<T>& cache, const Tensor4<T>& k, const Tensor4<T>& v) {
+  EXPECT_TRUE(same_bits(cache.k(), view_of(k).slice(0, cache.len())));
+  EXPECT_TRUE(same_bits(cache.v(), view_of(v).slice(0, cache.len())));
+  const auto norms = cache.inverse_norms();
+  ASSERT_EQ(norms.sizes(), (std::array<Index, 3>{k.dimension(0), k.dimension(1), cache.len()}));
+  for (Index b = 0; b < k.dimension(0); ++b)
+    for (Index head = 0; head < k.dimension(1); ++head)
+      for (Index i = 0; i < cache.len(); ++i) {
+        const float expected = quoka::inverse_norm(&k(b, head, i, 0), k.dimension(3));
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(norms.at(b, head, i)),
+                  std::bit_cast<std::uint32_t>(expected));
+      }
+}
+
+// The first n rows of a, then b.
+template <class T>
+Tensor4<T> joined(const Tensor4<T>& a, Index n, const Tensor4<T>& b) {
+  Tensor4<T> whole(b.dimension(0), b.dimension(1), n + b.dimension(2), b.dimension(3));
+  for (Index i = 0; i < whole.dimension(2); ++i)
+    whole.chip(i, 2) = i < n ? a.chip(i, 2) : b.chip(i - n, 2);
+  return whole;
+}
+
+TYPED_TEST(Cache, BeginsEmpty) {
+  EXPECT_EQ(this->cache.len(), 0);
+  EXPECT_EQ(this->cache.capacity(), 0);
+  EXPECT_EQ(this->cache.bytes(), 0);
+  EXPECT_EQ(this->cache.k().sizes(), (std::array<Index, 4>{batch, kv_heads, 0, key_dim}));
+  EXPECT_EQ(this->cache.v().sizes(), (std::array<Index, 4>{batch, kv_heads, 0, value_dim}));
+  EXPECT_TRUE(this->cache.inverse_norms().empty());
+}
+
+TYPED_TEST(Cache, KeepsOneAppend) {
+  Random random(51);
+  const auto k = this->keys(random, 37);
+  const auto v = this->values(random, 37);
+  this->cache.append(k, v);
+  EXPECT_EQ(this->cache.len(), 37);
+  expect_holds(this->cache, k, v);
+}
+
+TYPED_TEST(Cache, GrowsThroughManyAppends) {
+  Random random(52);
+  const Index sizes[] = {1, 3, 7, 37, 0, 1, 127, 1, 1, 30};
+  const auto k = this->keys(random, 208);
+  const auto v = this->values(random, 208);
+  Index len = 0;
+  for (Index n : sizes) {
+    this->cache.append(view_of(k).slice(len, n), view_of(v).slice(len, n));
+    len += n;
+    ASSERT_EQ(this->cache.len(), len);
+    ASSERT_GE(this->cache.capacity(), len);
+    expect_holds(this->cache, k, v);
+  }
+}
+
+TYPED_TEST(Cache, GrowsRarely) {
+  Random random(53);
+  const auto k = this->keys(random, 501);
+  const auto v = this->values(random, 501);
+  int grown = 0;
+  for (Index i = 0; i < 501; ++i) {
+    const Index before = this->cache.capacity();
+    this->cache.append(view_of(k).slice(i, 1), view_of(v).slice(i, 1));
+    grown += this->cache.capacity() != before ? 1 : 0;
+  }
+  EXPECT_LE(grown, 10);  // doubling: 1, 2, 4, ..., 512
+  EXPECT_LE(this->cache.capacity(), 2 * 501);
+  expect_holds(this->cache, k, v);
+}
+
+TYPED_TEST(Cache, ReservedRoomIsNotMoved) {
+  Random random(54);
+  const auto k = this->keys(random, 127);
+  const auto v = this->values(random, 127);
+  this->cache.reserve(127);
+  EXPECT_EQ(this->cache.capacity(), 127);
+  const auto* at = this->cache.k().data();
+  for (Index i = 0; i < 127; ++i)
+    this->cache.append(view_of(k).slice(i, 1), view_of(v).slice(i, 1));
+  EXPECT_EQ(this->cache.k().data(), at);
+  EXPECT_EQ(this->cache.capacity(), 127);
+  expect_holds(this->cache, k, v);
+}
+
+TYPED_TEST(Cache, ReserveKeepsWhatIsThere) {
+  Random random(55);
+  const auto k = this->keys(random, 7);
+  const auto v = this->values(random, 7);
+  this->cache.append(k, v);
+  this->cache.reserve(501);
+  EXPECT_GE(this->cache.capacity(), 501);
+  EXPECT_EQ(this->cache.len(), 7);
+  expect_holds(this->cache, k, v);
+}
+
+TYPED_TEST(Cache, ReservingLessDoesNothing) {
+  Random random(56);
+  const auto k = this->keys(random, 37);
+  const auto v = this->values(random, 37);
+  this->cache.append(k, v);
+  const auto* at = this->cache.k().data();
+  const Index capacity = this->cache.capacity();
+  for (Index less : {capacity, Index{3}, Index{0}}) this->cache.reserve(less);
+  EXPECT_EQ(this->cache.capacity(), capacity);
+  EXPECT_EQ(this->cache.k().data(), at);
+}
+
+TYPED_TEST(Cache, GrowMakesRoomByDoublingAtLeast) {
+  Random random(64);
+  const auto k = this->keys(random, 7);
+  const auto v = this->values(random, 7);
+  this->cache.append(k, v);
+  const Index before = this->cache.capacity();
+  this->cache.grow(7);
+  EXPECT_EQ(this->cache.capacity(), before);
+  this->cache.grow(before + 1);
+  EXPECT_GE(this->cache.capacity(), 2 * before);
+  this->cache.grow(501);
+  EXPECT_GE(this->cache.capacity(), 501);
+  EXPECT_EQ(this->cache.len(), 7);
+  expect_holds(this->cache, k, v);
+}
+
+TYPED_TEST(Cache, TakesStridedRowsAndReadsNothingBesideThem) {
+  Random random(57);
+  const auto k = this->keys(random, 37);
+  const auto v = this->values(random, 37);
+  const Strided<TypeParam> k_strided(k), v_strided(v);
+  this->cache.append(k_strided.view(), v_strided.view());
+  expect_holds(this->cache, k, v);
+}
+
+TYPED_TEST(Cache, TruncateKeepsThePrefix) {
+  Random random(58);
+  const auto k = this->keys(random, 37);
+  const auto v = this->values(random, 37);
+  this->cache.append(k, v);
+  for (Index len : {37, 36, 7, 0, 0}) {
+    this->cache.truncate(len);
+    EXPECT_EQ(this->cache.len(), len);
+    expect_holds(this->cache, k, v);
+  }
+}
+
+TYPED_TEST(Cache, OtherKeysAfterTruncateReplaceTheOldOnes) {
+  Random random(59);
+  const auto k = this->keys(random, 37);
+  const auto v = this->values(random, 37);
+  this->cache.append(k, v);
+  this->cache.truncate(7);
+  const auto k_other = this->keys(random, 127);
+  const auto v_other = this->values(random, 127);
+  this->cache.append(k_other, v_other);
+  ASSERT_EQ(this->cache.len(), 134);
+
+  const auto k_whole = joined(k, 7, k_other);
+  const auto v_whole = joined(v, 7, v_other);
+  expect_holds(this->cache, k_whole, v_whole);
+}
+
+TYPED_TEST(Cache, HoldsZeroInfiniteAndNanKeys) {
+  Random random(60);
+  auto k = this->keys(random, 3);
+  const auto v = this->values(random, 3);
+  for (Index c = 0; c < key_dim; ++c) k(0, 0, 0, c) = stored<TypeParam>(0.0);
+  k(0, 0, 1, 16) = stored<TypeParam>(infinity);
+  k(1, 2, 2, 0) = stored<TypeParam>(std::nan(""));
+  this->cache.append(k, v);
+  expect_holds(this->cache, k, v);
+  EXPECT_EQ(this->cache.inverse_norms().at(0, 0, 0), 0.0f);
+  EXPECT_EQ(this->cache.inverse_norms().at(0, 0, 1), 0.0f);
+  EXPECT_TRUE(std::isnan(this->cache.inverse_norms().at(1, 2, 2)));
+}
+
+TYPED_TEST(Cache, MovesWithItsContents) {
+  Random random(61);
+  const auto k = this->keys(random, 7);
+  const auto v = this->values(random, 7);
+  this->cache.append(k, v);
+  const KvCache<TypeParam> moved = std::move(this->cache);
+  EXPECT_EQ(moved.len(), 7);
+  expect_holds(moved, k, v);
+}
+
+TYPED_TEST(Cache, CountsItsBytes) {
+  this->cache.reserve(37);
+  const Index per_key = (key_dim + value_dim) * static_cast<Index>(sizeof(TypeParam)) + 4;
+  EXPECT_GE(this->cache.bytes(), batch * kv_heads * 37 * per_key);
+}
+
+// ---- refused ------------------------------------------------------------------------------------
+
+TEST(CacheSizes, BelowOneAreRefused) {
+  expect_refused([] { KvCache<float>(0, 3, 17, 9); }, {"batch", 0, 1});
+  expect_refused([] { KvCache<float>(2, -3, 17, 9); }, {"kv_heads", -3, 1});
+  expect_refused([] { KvCache<float>(2, 3, 0, 9); }, {"head_dim", 0, 1});
+  expect_refused([] { KvCache<float>(2, 3, 17, 0); }, {"dim", 0, 1});
+}
+
+TYPED_TEST(Cache, RefusesOtherShapesAndStaysAsItWas) {
+  Random random(62);
+  const auto k = this->keys(random, 7);
+  const auto v = this->values(random, 7);
+  this->cache.append(k, v);
+  const auto refuses = [&](std::array<Index, 4> k_sizes, std::array<Index, 4> v_sizes,
+                           std::initializer_list<Fragment> both) {
+    const auto tensor = [&](const auto& s) {
+      return random.tensor<TypeParam>(s[0], s[1], s[2], s[3]);
+    };
+    const auto k_bad = tensor(k_sizes);
+    const auto v_bad = tensor(v_sizes);
+    expect_refused([&] { this->cache.append(k_bad, v_bad); }, both);
+    expect_refused([&] { this->cache.check(k_bad, v_bad); }, both);
+    EXPECT_EQ(this->cache.len(), 7);
+    expect_holds(this->cache, k, v);
+  };
+  refuses({5, 3, 1, 17}, {2, 3, 1, 9}, {"batch", 5, 2});
+  refuses({2, 4, 1, 17}, {2, 3, 1, 9}, {"heads", 4, 3});
+  refuses({2, 3, 1, 16}, {2, 3, 1, 9}, {"dim", 16, 17});
+  refuses({2, 3, 1, 17}, {1, 3, 1, 9}, {"batch", 1, 2});
+  refuses({2, 3, 1, 17}, {2, 1, 1, 9}, {"heads", 1, 3});
+  refuses({2, 3, 1, 17}, {2, 3, 1, 17}, {"dim", 17, 9});
+  refuses({2, 3, 4, 17}, {2, 3, 5, 9}, {"len", 5, 4});
+}
+
+TYPED_TEST(Cache, TruncateRefusesBeyondItsLengthAndBelowZero) {
+  Random random(63);
+  const auto k = this->keys(random, 7);
+  const auto v = this->values(random, 7);
+  this->cache.append(k, v);
+  expect_refused([&] { this->cache.truncate(8); }, {"truncate", 8, 7});
+  expect_refused([&] { this->cache.truncate(-3); }, {"truncate", -3, 0});
+  EXPECT_EQ(this->cache.len(), 7);
+  expect_holds(this->cache, k, v);
+}
+
+}  // namespace

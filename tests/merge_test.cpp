@@ -1,0 +1,243 @@
+// attention/merge.hpp: attention over shards of a cache, merged, is attention over the whole.
+
+#include <quoka/attention/merge.hpp>
+
+#include "support/attention_fixtures.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace {
+
+using namespace quoka_test;
+
+template <class T>
+class Merge : public ::testing::Test {
+ protected:
+  static constexpr Shape shape{.batch = 2,
+                               .q_heads = 6,
+                               .kv_heads = 2,
+                               .head_dim = 37,
+                               .v_dim = 19,
+                               .q_len = 7,
+                               .kv_len = 501};
+  using View = TensorView<const T>;
+
+  // Attention to the past keys [begin, end) alone.
+  static Output<T> past_part(const Inputs<T>& in, Index begin, Index end) {
+    Output<T> part = unwritten<T>(in.q, shape.v_dim);
+    const View k(in.past_k), v(in.past_v);
+    quoka::attention(in.q, {k.slice(begin, end - begin), v.slice(begin, end - begin)}, {},
+                     {part.out, part.lse});
+    return part;
+  }
+  // Attention to the past keys [begin, kv_len) and the chunk.
+  static Output<T> last_part(const Inputs<T>& in, Index begin,
+                             const AttentionOptions& options = {}) {
+    Output<T> part = unwritten<T>(in.q, shape.v_dim);
+    const View k(in.past_k), v(in.past_v);
+    const Index count = shape.kv_len - begin;
+    quoka::attention(in.q, {k.slice(begin, count), v.slice(begin, count)}, {in.k, in.v},
+                     {part.out, part.lse}, options);
+    return part;
+  }
+  static Output<T> merged(Output<T> a, const Output<T>& b) {
+    quoka::merge(a.out, a.lse, b.out, b.lse);
+    return a;
+  }
+  // A part that saw nothing.
+  static Output<T> nothing(const Inputs<T>& in) {
+    Output<T> part = unwritten<T>(in.q, shape.v_dim);
+    part.out.setZero();
+    part.lse.setConstant(-infinity);
+    return part;
+  }
+
+  // Every part was rounded to T, and so is the result; a float log-sum-exp of about 7 is off by
+  // 2^-22 and so are the weights of the parts.
+  static void expect_whole(const Output<T>& output, const oracle::AttentionResult& whole,
+                           int parts) {
+    const double rounding = rounding_error<T> * parts * 3.5;
+    EXPECT_TRUE(elements_close(output.out, whole.out,
+                               2 * noise * 3.5 + (std::is_same_v<T, float> ? 0.0 : rounding)));
+    EXPECT_TRUE(lse_close(output.lse, whole.lse, 2 * noise));
+    if constexpr (std::is_same_v<T, float>) {
+      EXPECT_LE(oracle::relative_error(to_oracle(output.out), whole.out), float_error);
+    }
+  }
+};
+TYPED_TEST_SUITE(Merge, StorageTypes, StorageNames);
+
+TYPED_TEST(Merge, TwoShardsAreTheWhole) {
+  Random random(1);
+  const auto in = random_inputs<TypeParam>(random, TestFixture::shape);
+  const auto whole = oracle_attend(in);
+  for (const Index cut : {1, 37, 250, 500, 501}) {
+    SCOPED_TRACE("cut at " + std::to_string(cut));
+    const auto past = TestFixture::past_part(in, 0, cut), last = TestFixture::last_part(in, cut);
+    TestFixture::expect_whole(TestFixture::merged(past, last), whole, 2);
+    TestFixture::expect_whole(TestFixture::merged(last, past), whole, 2);
+  }
+}
+
+TYPED_TEST(Merge, ThreeShardsAreTheWholeInAnyOrder) {
+  Random random(2);
+  const auto in = random_inputs<TypeParam>(random, TestFixture::shape);
+  const auto whole = oracle_attend(in);
+  const auto a = TestFixture::past_part(in, 0, 127), b = TestFixture::past_part(in, 127, 400),
+             c = TestFixture::last_part(in, 400);
+  const auto merged = &TestFixture::merged;
+  TestFixture::expect_whole(merged(merged(a, b), c), whole, 3);
+  TestFixture::expect_whole(merged(a, merged(b, c)), whole, 3);
+  TestFixture::expect_whole(merged(merged(c, a), b), whole, 3);
+}
+
+// Two merges on each side, each with two exponentials and one rounding to T.
+TYPED_TEST(Merge, IsAssociativeUpToRounding) {
+  Random random(3);
+  const auto in = random_inputs<TypeParam>(random, TestFixture::shape);
+  const auto a = TestFixture::past_part(in, 0, 127), b = TestFixture::past_part(in, 127, 400),
+             c = TestFixture::last_part(in, 400);
+  const auto merged = &TestFixture::merged;
+  const auto left = merged(merged(a, b), c), right = merged(a, merged(b, c));
+  for (Index i = 0; i < left.out.size(); ++i) {
+    const double x = static_cast<double>(static_cast<float>(left.out.data()[i])),
+                 y = static_cast<double>(static_cast<float>(right.out.data()[i]));
+    EXPECT_NEAR(x, y, (4 * rounding_error<TypeParam> + 2e-6) * 3.5);
+  }
+  for (Index i = 0; i < left.lse.size(); ++i)
+    EXPECT_NEAR(left.lse.data()[i], right.lse.data()[i], 2e-6f);
+}
+
+TYPED_TEST(Merge, APartThatSawNothingChangesNothing) {
+  Random random(4);
+  const auto in = random_inputs<TypeParam>(random, TestFixture::shape);
+  const auto part = TestFixture::past_part(in, 0, 127), nothing = TestFixture::nothing(in);
+  for (const auto& result :
+       {TestFixture::merged(part, nothing), TestFixture::merged(nothing, part)}) {
+    EXPECT_TRUE(same_bits(result.out, part.out));
+    EXPECT_TRUE(lse_close(result.lse,
+                          std::vector<double>(part.lse.data(), part.lse.data() + part.lse.size()),
+                          0x1p-23 * 8));
+  }
+}
+
+TYPED_TEST(Merge, TwoPartsThatSawNothingAreNothing) {
+  Random random(5);
+  const auto in = random_inputs<TypeParam>(random, TestFixture::shape);
+  const auto nothing = TestFixture::nothing(in);
+  expect_same(TestFixture::merged(nothing, nothing), nothing);
+}
+
+TYPED_TEST(Merge, APartWithItselfIsItselfWithTwiceTheSum) {
+  Random random(6);
+  const auto in = random_inputs<TypeParam>(random, TestFixture::shape);
+  const auto part = TestFixture::past_part(in, 0, 127), twice = TestFixture::merged(part, part);
+  EXPECT_TRUE(same_bits(twice.out, part.out));
+  for (Index i = 0; i < part.lse.size(); ++i)
+    EXPECT_NEAR(twice.lse.data()[i], part.lse.data()[i] + std::log(2.0f), 2e-6f);
+}
+
+TYPED_TEST(Merge, ASinkBelongsToOnePart) {
+  Random random(7);
+  const std::vector<float> sinks{-3.0f, 0.0f, 2.5f, 8.0f, 1.0f, -1.0f};
+  const auto in = random_inputs<TypeParam>(random, TestFixture::shape);
+  const auto whole = oracle_attend(in, {.sink_logits = sinks});
+  const auto past = TestFixture::past_part(in, 0, 127),
+             last = TestFixture::last_part(in, 127, {.sink_logits = sinks});
+  TestFixture::expect_whole(TestFixture::merged(past, last), whole, 2);
+}
+
+TYPED_TEST(Merge, NaNStaysInItsRow) {
+  Random random(8);
+  const auto in = random_inputs<TypeParam>(random, TestFixture::shape);
+  const auto a = TestFixture::past_part(in, 0, 127), b = TestFixture::past_part(in, 127, 400);
+  const auto clean = TestFixture::merged(a, b);
+  for (const bool first : {true, false}) {
+    auto spoilt_a = a, spoilt_b = b;
+    auto& spoilt = first ? spoilt_a : spoilt_b;
+    spoilt.lse(1, 3, 5) = not_a_number;
+    for (Index c = 0; c < TestFixture::shape.v_dim; ++c)
+      spoilt.out(1, 3, 5, c) = stored<TypeParam>(std::nan(""));
+    expect_spoilt(TestFixture::merged(spoilt_a, spoilt_b), clean,
+                  [](Index n, Index head, Index i) { return n == 1 && head == 3 && i == 5; });
+  }
+}
+
+TYPED_TEST(Merge, NaNAndAPartThatSawNothingAreNaN) {
+  Random random(12);
+  const auto in = random_inputs<TypeParam>(random, TestFixture::shape);
+  auto broken = TestFixture::past_part(in, 0, 127);
+  broken.lse.setConstant(not_a_number);
+  broken.out.setConstant(stored<TypeParam>(std::nan("")));
+  const auto everywhere = [](Index, Index, Index) { return true; };
+  expect_spoilt(TestFixture::merged(broken, TestFixture::nothing(in)), broken, everywhere);
+  expect_spoilt(TestFixture::merged(TestFixture::nothing(in), broken), broken, everywhere);
+}
+
+// A difference of 1e4 between two log-sum-exps: the smaller part is an exact zero.
+TYPED_TEST(Merge, AFarLargerPartIsTheAnswer) {
+  Random random(9);
+  const auto in = random_inputs<TypeParam>(random, TestFixture::shape);
+  auto large = TestFixture::past_part(in, 0, 127);
+  for (Index i = 0; i < large.lse.size(); ++i) large.lse.data()[i] += 1e4f;
+  const auto small = TestFixture::past_part(in, 127, 400);
+  EXPECT_TRUE(same_bits(TestFixture::merged(large, small).out, large.out));
+  EXPECT_TRUE(same_bits(TestFixture::merged(small, large).out, large.out));
+}
+
+// Only the difference of two log-sum-exps counts, whatever their size.
+TYPED_TEST(Merge, ALargeLseCostsNoAccuracy) {
+  Random random(13);
+  const auto in = random_inputs<TypeParam>(random, TestFixture::shape);
+  auto a = TestFixture::past_part(in, 0, 127), b = TestFixture::past_part(in, 127, 400);
+  for (auto* part : {&a, &b})
+    for (Index i = 0; i < part->lse.size(); ++i)
+      part->lse.data()[i] = std::round(part->lse.data()[i] * 8.0f) / 8.0f;  // exact below
+  const auto near_zero = TestFixture::merged(a, b);
+  for (auto* part : {&a, &b})
+    for (Index i = 0; i < part->lse.size(); ++i) part->lse.data()[i] += 8192.0f;
+  EXPECT_TRUE(elements_close(TestFixture::merged(a, b).out, to_oracle(near_zero.out), 1e-6));
+}
+
+TYPED_TEST(Merge, StridedPartsGiveTheSameBits) {
+  Random random(10);
+  const auto in = random_inputs<TypeParam>(random, TestFixture::shape);
+  const auto a = TestFixture::past_part(in, 0, 127), b = TestFixture::past_part(in, 127, 501);
+  Strided<TypeParam> out_a(a.out), out_b(b.out);
+  Tensor3<float> lse = a.lse;
+  TensorView<TypeParam> out = out_a.view();
+  quoka::merge(out, lse, out_b.view(), b.lse);
+  const auto dense = TestFixture::merged(a, b);
+  EXPECT_TRUE(same_bits(out, dense.out));
+  EXPECT_TRUE(same_bits(lse, dense.lse));
+  EXPECT_TRUE(out_a.padding_intact());
+}
+
+class MergeRefuses : public ::testing::Test {
+ protected:
+  // a [2, 6, 7, 19]; refused with these fragments, and a is as it was.
+  void refused(Eigen::array<Index, 4> out_b, Eigen::array<Index, 3> lse_b,
+               std::initializer_list<Fragment> fragments,
+               Eigen::array<Index, 3> lse_a = {2, 6, 7}) {
+    Random random(11);
+    Tensor4<float> a = random.tensor<float>(2, 6, 7, 19), b(out_b);
+    Tensor3<float> sums_a(lse_a), sums_b(lse_b);
+    b.setConstant(1.0f), sums_a.setConstant(1.0f), sums_b.setConstant(1.0f);
+    const Tensor4<float> before = a;
+    expect_refused([&] { quoka::merge(a, sums_a, b, sums_b); }, fragments);
+    EXPECT_TRUE(same_bits(a, before));
+  }
+};
+
+TEST_F(MergeRefuses, AnotherBatch) { refused({3, 6, 7, 19}, {3, 6, 7}, {3, 2}); }
+TEST_F(MergeRefuses, OtherHeads) { refused({2, 5, 7, 19}, {2, 5, 7}, {5, 6}); }
+TEST_F(MergeRefuses, AnotherLength) { refused({2, 6, 8, 19}, {2, 6, 8}, {8, 7}); }
+TEST_F(MergeRefuses, AnotherDim) { refused({2, 6, 7, 20}, {2, 6, 7}, {20, 19}); }
+TEST_F(MergeRefuses, LseOfBOfAnotherShape) { refused({2, 6, 7, 19}, {2, 6, 9}, {"lse", 9, 7}); }
+TEST_F(MergeRefuses, LseOfAOfAnotherShape) {
+  refused({2, 6, 7, 19}, {2, 6, 7}, {"lse", 4, 6}, {2, 4, 7});
+}
+
+}  // namespace

@@ -1,0 +1,19 @@
+// expect: (constraint failure|constraints not satisfied)
+// A selector has a State that its caller holds, and select() is const: this one carries its own.
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/select/dense.hpp>
+
+struct NoState {
+  struct Options {};
+  explicit NoState(const Options&) {}
+  template <class T, class E>
+  void select(const quoka::SelectorInput<T>&, quoka::Selection&, E&&) {}
+};
+
+#ifdef QUOKA_VALID
+using Selector = quoka::DenseSelector;
+#else
+using Selector = NoState;
+#endif
+
+quoka::Index len_of(const quoka::ChunkedPrefill<Selector>& layer) { return layer.kv_len(); }

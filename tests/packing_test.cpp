@@ -1,0 +1,254 @@
+// Packing: where each channel lands, that padding is zero where it must be, and that nothing beside
+// a row is read or written.
+
+#include <quoka/core/packing.hpp>
+#include <quoka/core/buffer.hpp>
+
+#include "support/fixtures.hpp"
+
+namespace {
+
+using namespace quoka_test;
+namespace detail = quoka::detail;
+namespace simd = quoka::simd;
+namespace tuning = quoka::tuning;
+using quoka::Buffer;
+
+constexpr Index dims[] = {1, 3, 15, 16, 17, 64, 80, 100, 128};
+constexpr Index width = tuning::panel_rows;
+constexpr Index tile_rows = tuning::tile_rows;
+constexpr Index slab = tuning::slab_channels;
+
+template <class T>
+class Packing : public ::testing::Test {};
+TYPED_TEST_SUITE(Packing, StorageTypes, StorageNames);
+
+// Memory for a kernel, aligned as it wants and full of NaN, so that what was not written shows.
+float* fresh(Buffer<float>& buffer, Index count) {
+  std::fill_n(buffer.reserve(count), count, not_a_number);
+  return buffer.data();
+}
+
+// `count` rows of a tensor whose neighbours are NaN, by pointer.
+template <class T>
+struct Rows {
+  Rows(Random& random, Index count, Index dim)
+      : memory(random.tensor<T>(1, 1, std::max<Index>(count, 1), dim)) {
+    for (Index i = 0; i < count; ++i) pointers.push_back(memory.view().row(0, 0, i));
+  }
+  float at(Index i, Index c) const { return static_cast<float>(pointers[uz(i)][c]); }
+
+  Strided<T> memory;
+  std::vector<T*> pointers;
+  const T* const* data() const { return pointers.data(); }
+};
+
+// ---- keys: [slab][tile_rows][slab_channels] -----------------------------------------------------
+
+TYPED_TEST(Packing, KeyTileHoldsEveryChannelOfEveryKey) {
+  Random random(21);
+  Buffer<float> buffer;
+  for (Index dim : dims) {
+    SCOPED_TRACE(dim);
+    const Rows<TypeParam> keys(random, tile_rows, dim);
+    float* tile = fresh(buffer, detail::key_tile_size(dim));
+    detail::pack_key_tile<TypeParam>(keys.data(), tile_rows, dim, tile);
+    for (Index i = 0; i < tile_rows; ++i)
+      for (Index c = 0; c < dim; ++c)
+        ASSERT_EQ(tile[(c / slab * tile_rows + i) * slab + c % slab], keys.at(i, c))
+            << i << ", " << c;
+  }
+}
+
+TYPED_TEST(Packing, KeyTileHasZeroKeysBeyondTheLast) {
+  Random random(22);
+  Buffer<float> buffer;
+  for (Index dim : dims)
+    for (Index count : {Index{0}, Index{1}, Index{3}, tile_rows - 1}) {
+      const Rows<TypeParam> keys(random, count, dim);
+      float* tile = fresh(buffer, detail::key_tile_size(dim));
+      detail::pack_key_tile<TypeParam>(keys.data(), count, dim, tile);
+      for (Index i = 0; i < tile_rows; ++i)
+        for (Index c = 0; c < dim; ++c)
+          ASSERT_EQ(tile[(c / slab * tile_rows + i) * slab + c % slab],
+                    i < count ? keys.at(i, c) : 0.0f);
+    }
+}
+
+TYPED_TEST(Packing, KeysFillTileAfterTile) {
+  Random random(23);
+  Buffer<float> buffer, single;
+  const Index dim = 17, count = 2 * tile_rows + 1, size = detail::key_tile_size(dim);
+  const Rows<TypeParam> keys(random, count, dim);
+  float* tiles = fresh(buffer, 3 * size);
+  detail::pack_keys<TypeParam>(keys.data(), count, dim, tiles);
+  for (Index i = 0; i < count; ++i)
+    for (Index c = 0; c < dim; ++c)
+      ASSERT_EQ(
+          tiles[i / tile_rows * size + (c / slab * tile_rows + i % tile_rows) * slab + c % slab],
+          keys.at(i, c));
+}
+
+// ---- values: [key][stride] ----------------------------------------------------------------------
+
+TYPED_TEST(Packing, ValuesLieRowByRow) {
+  Random random(24);
+  Buffer<float> buffer;
+  for (Index dim : dims)
+    for (Index count : {1, 3, 7, 37}) {
+      const Rows<TypeParam> values(random, count, dim);
+      const Index stride = detail::value_stride(dim);
+      EXPECT_GE(stride, dim);
+      EXPECT_EQ(stride % slab, 0);
+      float* packed = fresh(buffer, count * stride);
+      EXPECT_TRUE(detail::pack_values<TypeParam>(values.data(), count, dim, packed)) << dim;
+      for (Index i = 0; i < count; ++i)
+        for (Index c = 0; c < dim; ++c) ASSERT_EQ(packed[i * stride + c], values.at(i, c));
+    }
+}
+
+TYPED_TEST(Packing, ValuesTellOfOneElementThatIsNotFinite) {
+  Random random(25);
+  Buffer<float> buffer;
+  const Index count = 7;
+  for (Index dim : dims)
+    for (float odd : {not_a_number, infinity, -infinity})
+      for (Index c = 0; c < dim; ++c) {  // every channel, of a row that changes with it
+        const Rows<TypeParam> values(random, count, dim);
+        values.pointers[uz(c % count)][c] = stored<TypeParam>(odd);
+        float* packed = fresh(buffer, count * detail::value_stride(dim));
+        ASSERT_FALSE(detail::pack_values<TypeParam>(values.data(), count, dim, packed))
+            << dim << ", channel " << c;
+      }
+}
+
+TYPED_TEST(Packing, ValuesAtTheEndOfTheRangeAreFinite) {
+  Random random(26);
+  Buffer<float> buffer;
+  for (Index dim : dims) {
+    const Rows<TypeParam> values(random, 3, dim);
+    for (Index i = 0; i < 3; ++i)
+      for (Index c = 0; c < dim; ++c)
+        values.pointers[uz(i)][c] = std::numeric_limits<TypeParam>::max();
+    EXPECT_TRUE(detail::pack_values<TypeParam>(values.data(), 3, dim,
+                                               fresh(buffer, 3 * detail::value_stride(dim))));
+  }
+}
+
+TYPED_TEST(Packing, NoValuesAreFinite) {
+  float packed[slab];
+  EXPECT_TRUE(detail::pack_values<TypeParam>(nullptr, 0, 3, packed));
+}
+
+// ---- queries: [channel][panel_rows] -------------------------------------------------------------
+
+TYPED_TEST(Packing, QueriesAreTransposedAndScaled) {
+  Random random(27);
+  Buffer<float> buffer;
+  const float scale = 0.37f;
+  for (Index dim : dims) {
+    SCOPED_TRACE(dim);
+    const Rows<TypeParam> queries(random, width, dim);
+    float* panel = fresh(buffer, width * dim);
+    detail::pack_queries<TypeParam, tuning::tile_packets>(queries.data(), width, dim, scale, panel);
+    for (Index i = 0; i < width; ++i)
+      for (Index c = 0; c < dim; ++c)
+        ASSERT_EQ(panel[c * width + i], queries.at(i, c) * scale) << i << ", " << c;
+  }
+}
+
+TYPED_TEST(Packing, QueriesBeyondTheLastAreZero) {
+  Random random(28);
+  Buffer<float> buffer;
+  for (Index dim : dims)
+    for (Index count : {Index{1}, width / 2, width - 1}) {
+      const Rows<TypeParam> queries(random, count, dim);
+      float* panel = fresh(buffer, width * dim);
+      detail::pack_queries<TypeParam, tuning::tile_packets>(queries.data(), count, dim, 1.0f,
+                                                            panel);
+      for (Index i = 0; i < width; ++i)
+        for (Index c = 0; c < dim; ++c)
+          ASSERT_EQ(panel[c * width + i], i < count ? queries.at(i, c) : 0.0f);
+    }
+}
+
+TYPED_TEST(Packing, QueriesOfOnePacketHaveAPanelOfTheirOwnWidth) {
+  Random random(29);
+  Buffer<float> buffer;
+  for (Index dim : dims) {
+    const Rows<TypeParam> queries(random, simd::lanes, dim);
+    float* panel = fresh(buffer, simd::lanes * dim);
+    detail::pack_queries<TypeParam, 1>(queries.data(), simd::lanes, dim, 1.0f, panel);
+    for (Index i = 0; i < simd::lanes; ++i)
+      for (Index c = 0; c < dim; ++c) ASSERT_EQ(panel[c * simd::lanes + i], queries.at(i, c));
+  }
+}
+
+// ---- outputs ------------------------------------------------------------------------------------
+
+// A factor per lane, as the kernels hold it.
+struct Factors {
+  Factors() {
+    for (Index i = 0; i < width; ++i) value[i] = 0.25f * static_cast<float>(i + 1);
+    for (int j = 0; j < tuning::tile_packets; ++j)
+      packet[j] = simd::load_unaligned(value + j * simd::lanes);
+  }
+  float value[width];
+  simd::Packet packet[tuning::tile_packets];
+};
+
+TYPED_TEST(Packing, OutputsAreTransposedBackTimesTheirFactor) {
+  Random random(30);
+  Buffer<float> buffer;
+  const Factors factors;
+  for (Index dim : dims)
+    for (Index count : {Index{1}, std::min<Index>(3, width), width / 2, width - 1, width}) {
+      float* panel = fresh(buffer, width * dim);
+      for (Index i = 0; i < width * dim; ++i) panel[i] = static_cast<float>(random.normal());
+      Rows<TypeParam> outputs(random, count, dim);
+      detail::unpack_outputs<TypeParam>(panel, factors.packet, dim, outputs.pointers.data(), count);
+      for (Index i = 0; i < count; ++i)
+        for (Index c = 0; c < dim; ++c)
+          ASSERT_EQ(
+              outputs.at(i, c),
+              static_cast<float>(static_cast<TypeParam>(panel[c * width + i] * factors.value[i])))
+              << "dim " << dim << ", row " << i << ", channel " << c;
+      ASSERT_TRUE(outputs.memory.padding_intact());
+    }
+}
+
+TYPED_TEST(Packing, QueriesUnpackedAreTheRowsAgain) {
+  Random random(31);
+  Buffer<float> buffer;
+  simd::Packet ones[tuning::tile_packets];
+  for (auto& one : ones) one = simd::broadcast(1.0f);
+  for (Index dim : dims)
+    for (Index count : {Index{1}, width - 1, width}) {
+      const Rows<TypeParam> queries(random, count, dim);
+      Rows<TypeParam> back(random, count, dim);
+      float* panel = fresh(buffer, width * dim);
+      detail::pack_queries<TypeParam, tuning::tile_packets>(queries.data(), count, dim, 1.0f,
+                                                            panel);
+      detail::unpack_outputs<TypeParam>(panel, ones, dim, back.pointers.data(), count);
+      EXPECT_TRUE(same_bits(queries.memory.view(), back.memory.view())) << dim << ", " << count;
+    }
+}
+
+// ---- prefetching --------------------------------------------------------------------------------
+
+TYPED_TEST(Packing, PrefetchCountsTheCacheLinesOfItsRows) {
+  Random random(32);
+  for (Index dim : dims) {
+    const Rows<TypeParam> rows(random, 7, dim);
+    detail::RowPrefetch<TypeParam> prefetch(rows.data(), 7, dim);
+    const Index bytes = dim * static_cast<Index>(sizeof(TypeParam));
+    EXPECT_EQ(prefetch.lines(), 7 * ((bytes + 63) / 64)) << dim;
+    prefetch.next(1);
+    prefetch.next(1000);  // stops at the last row
+  }
+  detail::RowPrefetch<TypeParam> none;
+  EXPECT_EQ(none.lines(), 0);
+  none.next(3);
+}
+
+}  // namespace

@@ -1,0 +1,366 @@
+// What every selector owes its callers, whatever it selects by. A new selector is one line: below.
+
+#include <quoka/select/dense.hpp>
+#include <quoka/select/quoka.hpp>
+#include <quoka/cache/kv_cache.hpp>
+
+#include "support/fixtures.hpp"
+
+#include <concepts>
+#include <thread>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::KvCache;
+using quoka::SelectorInput;
+using quoka::SerialExecutor;
+
+// ---- the selectors ------------------------------------------------------------------------------
+
+using Selectors = ::testing::Types<  //
+    quoka::DenseSelector,            //
+    quoka::QuokaSelector>;
+
+struct SelectorNames {
+  template <class S>
+  static std::string GetName(int) {
+    if constexpr (std::is_same_v<S, quoka::DenseSelector>) return "Dense";
+    if constexpr (std::is_same_v<S, quoka::QuokaSelector>) return "Quoka";
+    return "";  // gtest numbers the others
+  }
+};
+
+template <class S>
+concept HasBudget = requires(typename S::Options options) {
+  options.budget = 7;
+};
+
+template <class S>
+S with_budget([[maybe_unused]] Index budget) {
+  typename S::Options options{};
+  if constexpr (HasBudget<S>) options.budget = budget;
+  return S(options);
+}
+template <class S>
+Index expected_count([[maybe_unused]] Index budget, Index kv_len) {
+  if constexpr (HasBudget<S>) return std::min(budget, kv_len);
+  return kv_len;
+}
+
+// ---- a layer under test -------------------------------------------------------------------------
+
+constexpr Index batch = 2, q_heads = 6, kv_heads = 2, head_dim = 20;
+
+// A cache and the state that a selector carries along, driven as a prefill drives them.
+template <class S, class T>
+struct Layer {
+  explicit Layer(Index budget = 31) : selector(with_budget<S>(budget)) {}
+
+  // Appends a chunk of these keys.
+  template <class E = SerialExecutor>
+  void append(const TensorView<const T>& q, const TensorView<const T>& k, E&& executor = E{}) {
+    cache.append(k, k);
+    selector.appended(input(q), state, executor);
+  }
+  template <class E = SerialExecutor>
+  Selection select(const TensorView<const T>& q, E&& executor = E{}) {
+    Selection selection;
+    selector.select(input(q), state, selection, executor);
+    return selection;
+  }
+  void truncate(Index len) {
+    cache.truncate(len);
+    state.truncate(len);
+  }
+  SelectorInput<T> input(const TensorView<const T>& q) const {
+    return {q, cache.k(), cache.inverse_norms()};
+  }
+
+  S selector;
+  typename S::State state;
+  KvCache<T> cache{batch, kv_heads, head_dim, head_dim};
+};
+
+// Random queries and keys of one layer, fed in chunks.
+template <class T>
+struct Prompt {
+  Prompt(Random& random, Index len)
+      : q(random.tensor<T>(batch, q_heads, len, head_dim)),
+        k(random.tensor<T>(batch, kv_heads, len, head_dim)) {}
+  TensorView<const T> q_chunk(Index begin, Index n) const {
+    return quoka::view_of(q).slice(begin, n);
+  }
+
+  template <class S, class E = SerialExecutor>
+  void feed(Layer<S, T>& layer, Index begin, Index end, Index chunk = 37,
+            E&& executor = E{}) const {
+    for (; begin < end; begin += chunk) {
+      const Index n = std::min(chunk, end - begin);
+      layer.append(q_chunk(begin, n), quoka::view_of(k).slice(begin, n), executor);
+    }
+  }
+
+  Tensor4<T> q, k;
+};
+
+// [batch, kv_heads, count] of kv_len: ascending, unique, in range, as many as the budget says.
+void expect_valid(const Selection& selection, Index kv_len, Index count) {
+  EXPECT_EQ(selection.batch(), batch);
+  EXPECT_EQ(selection.kv_heads(), kv_heads);
+  EXPECT_EQ(selection.kv_len(), kv_len);
+  EXPECT_EQ(selection.count(), count);
+  for (const auto& heads : to_positions(selection))
+    for (const std::vector<Index>& list : heads) {
+      EXPECT_EQ(std::ssize(list), count);
+      for (std::size_t i = 0; i < list.size(); ++i) {
+        EXPECT_GE(list[i], i > 0 ? list[i - 1] + 1 : 0);
+        EXPECT_LT(list[i], kv_len);
+      }
+    }
+}
+
+template <class S>
+class EverySelector : public ::testing::Test {
+ protected:
+  template <class T>
+  void expect_valid_selections() {
+    Random random(201);
+    const Prompt<T> prompt(random, 501);
+    for (Index budget : {1, 7, 126, 127, 128, 1024})
+      for (Index kv_len : {0, 1, 3, 37, 127, 128, 464}) {
+        SCOPED_TRACE("budget " + std::to_string(budget) + ", kv_len " + std::to_string(kv_len));
+        Layer<S, T> layer(budget);
+        prompt.feed(layer, 0, kv_len);
+        for (Index q_len : {1, 16, 37})
+          expect_valid(layer.select(prompt.q_chunk(kv_len, q_len)), kv_len,
+                       expected_count<S>(budget, kv_len));
+      }
+  }
+};
+TYPED_TEST_SUITE(EverySelector, Selectors, SelectorNames);
+
+// ---- what is selected ---------------------------------------------------------------------------
+
+TYPED_TEST(EverySelector, KeepsToItsBudgetAscendingUniqueAndInRange) {
+  this->template expect_valid_selections<float>();
+}
+TYPED_TEST(EverySelector, DoesSoForHalf) { this->template expect_valid_selections<Eigen::half>(); }
+TYPED_TEST(EverySelector, DoesSoForBfloat16) {
+  this->template expect_valid_selections<Eigen::bfloat16>();
+}
+
+TYPED_TEST(EverySelector, KeepsAllOfAPastWithinTheBudget) {
+  Random random(202);
+  const Prompt<float> prompt(random, 128);
+  for (Index kv_len : {0, 1, 36, 37}) {
+    Layer<TypeParam, float> layer(37);
+    prompt.feed(layer, 0, kv_len);
+    EXPECT_EQ(layer.select(prompt.q_chunk(kv_len, 37)), Selection::all(batch, kv_heads, kv_len));
+  }
+}
+
+TYPED_TEST(EverySelector, OfBudgetZeroKeepsNone) {  // unless it has no budget
+  Random random(203);
+  const Prompt<float> prompt(random, 164);
+  Layer<TypeParam, float> layer(0);
+  prompt.feed(layer, 0, 127);
+  expect_valid(layer.select(prompt.q_chunk(127, 37)), 127, expected_count<TypeParam>(0, 127));
+}
+
+TYPED_TEST(EverySelector, TakesAFractionAsItsBudget) {  // unless it has no budget
+  Random random(204);
+  const Prompt<float> prompt(random, 164);
+  Layer<TypeParam, float> layer;
+  if constexpr (HasBudget<TypeParam>) {
+    typename TypeParam::Options options{};
+    options.budget = 0.25;
+    layer.selector = TypeParam(options);
+  }
+  prompt.feed(layer, 0, 127);
+  expect_valid(layer.select(prompt.q_chunk(127, 37)), 127, expected_count<TypeParam>(31, 127));
+}
+
+TYPED_TEST(EverySelector, StaysValidOnNanAndInfinity) {
+  Random random(205);
+  for (float odd : {not_a_number, infinity, -infinity}) {
+    Prompt<float> prompt(random, 164);
+    for (Index i = 0; i < 164; i += 5) prompt.q(0, 3, i, 7) = odd, prompt.k(1, 0, i, 19) = odd;
+    Layer<TypeParam, float> layer(31);
+    prompt.feed(layer, 0, 127);
+    expect_valid(layer.select(prompt.q_chunk(127, 37)), 127, expected_count<TypeParam>(31, 127));
+  }
+}
+
+TYPED_TEST(EverySelector, StaysValidOnNothingButNan) {
+  Random random(206);
+  Prompt<float> prompt(random, 164);
+  prompt.q.setConstant(not_a_number);
+  prompt.k.setConstant(not_a_number);
+  Layer<TypeParam, float> layer(31);
+  prompt.feed(layer, 0, 127);
+  expect_valid(layer.select(prompt.q_chunk(127, 37)), 127, expected_count<TypeParam>(31, 127));
+}
+
+TYPED_TEST(EverySelector, StaysValidOnZeros) {
+  Random random(207);
+  Prompt<float> prompt(random, 164);
+  prompt.q.setZero();
+  prompt.k.setZero();
+  Layer<TypeParam, float> layer(31);
+  prompt.feed(layer, 0, 127);
+  expect_valid(layer.select(prompt.q_chunk(127, 37)), 127, expected_count<TypeParam>(31, 127));
+}
+
+// ---- always the same ----------------------------------------------------------------------------
+
+TYPED_TEST(EverySelector, IsDeterministic) {
+  Random random(208);
+  const Prompt<float> prompt(random, 164);
+  Layer<TypeParam, float> layer(31), another(31);
+  prompt.feed(layer, 0, 127);
+  prompt.feed(another, 0, 127);
+  const Selection first = layer.select(prompt.q_chunk(127, 37));
+  EXPECT_EQ(another.select(prompt.q_chunk(127, 37)), first);
+  EXPECT_EQ(layer.select(prompt.q_chunk(127, 37)), first);
+}
+
+TYPED_TEST(EverySelector, AnyNumberOfThreadsGivesTheSame) {
+  Random random(209);
+  const Prompt<float> prompt(random, 501);
+  Layer<TypeParam, float> alone(31);
+  prompt.feed(alone, 0, 464);
+  const Selection keep = alone.select(prompt.q_chunk(464, 37));
+  for_each_executor([&](auto& executor) {
+    Layer<TypeParam, float> layer(31);
+    prompt.feed(layer, 0, 464, 37, executor);
+    for (int round = 0; round < 3; ++round)
+      EXPECT_EQ(layer.select(prompt.q_chunk(464, 37), executor), keep);
+  });
+}
+
+TYPED_TEST(EverySelector, MayBeSharedByThreads) {  // each with a layer of its own
+  Random random(210);
+  const Prompt<float> prompt(random, 164);
+  const TypeParam shared = with_budget<TypeParam>(31);
+  std::vector<Layer<TypeParam, float>> layers(4);
+  for (auto& layer : layers) prompt.feed(layer, 0, 127);
+  std::vector<Selection> selections(4);
+  std::vector<std::thread> users;
+  for (std::size_t i = 0; i < 4; ++i)
+    users.emplace_back([&, i] {
+      for (int round = 0; round < 7; ++round)
+        shared.select(layers[i].input(prompt.q_chunk(127, 37)), layers[i].state, selections[i],
+                      SerialExecutor{});
+    });
+  for (std::thread& user : users) user.join();
+  for (const Selection& selection : selections)
+    EXPECT_EQ(selection, layers[0].select(prompt.q_chunk(127, 37)));
+}
+
+TYPED_TEST(EverySelector, DoesNotDependOnWhatItsSelectionHeldBefore) {
+  Random random(211);
+  const Prompt<float> prompt(random, 164);
+  Layer<TypeParam, float> layer(31);
+  prompt.feed(layer, 0, 127);
+  const Selection keep = layer.select(prompt.q_chunk(127, 37));
+  for (Selection selection : {Selection::all(3, 5, 999), to_selection({{{1, 3}}}, 7)}) {
+    layer.selector.select(layer.input(prompt.q_chunk(127, 37)), layer.state, selection,
+                          SerialExecutor{});
+    EXPECT_EQ(selection, keep);
+  }
+}
+
+TYPED_TEST(EverySelector, StridedQueriesAndKeysGiveTheSame) {
+  Random random(212);
+  const Prompt<float> prompt(random, 164);
+  Layer<TypeParam, float> layer(31);
+  prompt.feed(layer, 0, 127);
+  const Strided<float> q(prompt.q_chunk(127, 37)), k(layer.cache.k());
+  Selection selection;
+  layer.selector.select(SelectorInput<float>{q.view(), k.view(), layer.cache.inverse_norms()},
+                        layer.state, selection, SerialExecutor{});
+  EXPECT_EQ(selection, layer.select(prompt.q_chunk(127, 37)));
+}
+
+TYPED_TEST(EverySelector,
+           SelectsWhileThePastGrows) {  // a prefill, then decode: one state throughout
+  Random random(213);
+  const Prompt<float> prompt(random, 137);
+  Layer<TypeParam, float> layer(31);
+  for (Index begin = 0; begin < 137;) {
+    const Index n = begin < 127 ? std::min<Index>(37, 127 - begin) : 1;
+    expect_valid(layer.select(prompt.q_chunk(begin, n)), begin,
+                 expected_count<TypeParam>(31, begin));
+    layer.append(prompt.q_chunk(begin, n), quoka::view_of(prompt.k).slice(begin, n));
+    begin += n;
+  }
+}
+
+TYPED_TEST(EverySelector, AfterTruncateIsAsIfTheRestHadNeverBeen) {
+  Random random(214);
+  const Prompt<float> prompt(random, 164), other(random, 127);
+  Layer<TypeParam, float> layer(31), fresh(31);
+  other.feed(layer, 0, 127);
+  layer.truncate(0);
+  prompt.feed(layer, 0, 74);
+  other.feed(layer, 74, 127);
+  layer.truncate(74);
+  prompt.feed(layer, 74, 127);
+  prompt.feed(fresh, 0, 74);
+  prompt.feed(fresh, 74, 127);
+  EXPECT_EQ(layer.select(prompt.q_chunk(127, 37)), fresh.select(prompt.q_chunk(127, 37)));
+}
+
+// ---- refused ------------------------------------------------------------------------------------
+
+TYPED_TEST(EverySelector, RefusesShapesThatDoNotFitAndSelectsNothing) {
+  const TypeParam selector = with_budget<TypeParam>(7);
+  const auto refuses = [&](std::array<Index, 4> q_sizes, std::array<Index, 4> k_sizes,
+                           std::initializer_list<Fragment> both,
+                           std::array<Index, 3> norm_sizes = {0, 0, 0}) {
+    const auto tensor = [](const auto& s) {
+      Tensor4<float> x(s[0], s[1], s[2], s[3]);
+      x.setZero();
+      return x;
+    };
+    const Tensor4<float> q = tensor(q_sizes), k = tensor(k_sizes);
+    Tensor3<float> norms(norm_sizes[0], norm_sizes[1], norm_sizes[2]);
+    SelectorInput<float> input{q, k};
+    if (norm_sizes[0] > 0) input.inverse_norms = norms;
+    typename TypeParam::State state;
+    Selection selection = to_selection({{{1, 3}}}, 7);
+    expect_refused([&] { selector.select(input, state, selection, SerialExecutor{}); }, both);
+    EXPECT_EQ(selection, to_selection({{{1, 3}}}, 7));
+  };
+  refuses({2, 6, 37, 20}, {3, 2, 127, 20}, {"batch", 3, 2});
+  refuses({2, 7, 37, 20}, {2, 2, 127, 20}, {"q_heads", 7, 2});
+  refuses({2, 2, 37, 20}, {2, 6, 127, 20}, {"q_heads", 2, 6});
+  refuses({2, 6, 37, 20}, {2, 0, 127, 20}, {"q_heads", 6, 0});
+  refuses({2, 6, 37, 20}, {2, 2, 127, 24}, {"dim", 24, 20});
+  refuses({2, 6, 0, 20}, {2, 2, 127, 20}, {"q_len", 0, 1});
+  refuses({0, 6, 37, 20}, {0, 2, 127, 20}, {"batch", 0, 1});
+  refuses({2, 6, 37, 0}, {2, 2, 127, 0}, {"dim", 0, 1});
+  refuses({2, 6, 37, 20}, {2, 2, 127, 20}, {"inverse_norms", 3, 2}, {3, 2, 127});
+  refuses({2, 6, 37, 20}, {2, 2, 127, 20}, {"inverse_norms", 6, 2}, {2, 6, 127});
+  refuses({2, 6, 37, 20}, {2, 2, 127, 20}, {"inverse_norms", 126, 127}, {2, 2, 126});
+}
+
+// A caller's own selector, the least there is: the concept asks for no more.
+struct LeastSelector {
+  struct Options {};
+  struct State {
+    void truncate(Index) {}
+  };
+  explicit LeastSelector(const Options&) {}
+  template <class T, class E>
+  void select(const SelectorInput<T>& input, State&, Selection& selection, E&&) const {
+    selection.select_all(input.k.batch(), input.k.heads(), input.k.len());
+  }
+  template <class T, class E>
+  void appended(const SelectorInput<T>&, State&, E&&) const {}
+};
+static_assert(quoka::Selector<LeastSelector>);
+static_assert(!quoka::Selector<int>);
+
+}  // namespace
