@@ -6,21 +6,25 @@ namespace quoka_bench {
 namespace {
 
 template <class T>
-plain::Attention<T> plain_input(const ChunkData<T>& chunk, const PastData<T>& past, const plain::Positions* keep = nullptr) {
+plain::Attention<T> plain_input(const ChunkData<T>& chunk, const PastData<T>& past,
+                                const plain::Positions* keep = nullptr) {
   return {chunk.q.view(), past.k, past.v, chunk.k.view(), chunk.v.view(), keep};
 }
 
 // ---- dense --------------------------------------------------------------------------------------
 
 template <class T>
-void dense_over(benchmark::State& state, const LayerShape& shape, const PastData<T>& past, int threads) {
+void dense_over(benchmark::State& state, const LayerShape& shape, const PastData<T>& past,
+                int threads) {
   ChunkData<T> chunk(shape, chunk_len);
   quoka::AttentionWorkspace<T> workspace;
   poison(chunk.out);
   with_executor(threads, [&](auto& executor) {
-    measure(state, {.flops = attention_flops(shape, chunk_len, past.k.len()), .threads = threads}, [&] {
-      quoka::attention(chunk.q.view(), {past.k, past.v}, {chunk.k.view(), chunk.v.view()}, chunk.out.view(), {}, executor, workspace);
-    });
+    measure(state, {.flops = attention_flops(shape, chunk_len, past.k.len()), .threads = threads},
+            [&] {
+              quoka::attention(chunk.q.view(), {past.k, past.v}, {chunk.k.view(), chunk.v.view()},
+                               chunk.out.view(), {}, executor, workspace);
+            });
   });
   verify(state, attention_is_right(plain_input(chunk, past), chunk.out), "attention is wrong");
 }
@@ -40,7 +44,8 @@ void dense_strided(benchmark::State& state, const LayerShape& shape, Index kv_le
 // ---- selected -----------------------------------------------------------------------------------
 
 template <class T>
-void selected(benchmark::State& state, const LayerShape& shape, Index kv_len, Index budget, int threads) {
+void selected(benchmark::State& state, const LayerShape& shape, Index kv_len, Index budget,
+              int threads) {
   const auto past = past_of<T>(shape, kv_len);
   const auto selections = scattered_selections(shape, kv_len, budget);
   ChunkData<T> chunk(shape, chunk_len);
@@ -50,12 +55,13 @@ void selected(benchmark::State& state, const LayerShape& shape, Index kv_len, In
   with_executor(threads, [&](auto& executor) {
     measure(state, {.flops = attention_flops(shape, chunk_len, budget), .threads = threads}, [&] {
       turn = (turn + 1) % selections.size();
-      quoka::attention(chunk.q.view(), {past.k, past.v, selections[turn]}, {chunk.k.view(), chunk.v.view()}, chunk.out.view(), {}, executor,
-                       workspace);
+      quoka::attention(chunk.q.view(), {past.k, past.v, selections[turn]},
+                       {chunk.k.view(), chunk.v.view()}, chunk.out.view(), {}, executor, workspace);
     });
   });
   const auto keep = positions_of(selections[turn]);
-  verify(state, attention_is_right(plain_input(chunk, past, &keep), chunk.out), "attention is wrong");
+  verify(state, attention_is_right(plain_input(chunk, past, &keep), chunk.out),
+         "attention is wrong");
 }
 
 // ---- plain --------------------------------------------------------------------------------------
@@ -64,46 +70,62 @@ void plainly(benchmark::State& state, const LayerShape& shape, Index kv_len) {
   const auto past = past_of<float>(shape, kv_len);
   ChunkData<float> chunk(shape, chunk_len);
   plain::Rows out(1, 1, 1);
-  measure(state, {.flops = attention_flops(shape, chunk_len, kv_len)}, [&] { out = plain::attention(plain_input(chunk, past)); });
-  quoka::attention(chunk.q.view(), {past.k, past.v}, {chunk.k.view(), chunk.v.view()}, chunk.out.view());
-  verify(state, near(out.data.data(), chunk.out.data(), chunk.out.size(), tolerance<float>), "attention is wrong");
+  measure(state, {.flops = attention_flops(shape, chunk_len, kv_len)},
+          [&] { out = plain::attention(plain_input(chunk, past)); });
+  quoka::attention(chunk.q.view(), {past.k, past.v}, {chunk.k.view(), chunk.v.view()},
+                   chunk.out.view());
+  verify(state, near(out.data.data(), chunk.out.data(), chunk.out.size(), tolerance<float>),
+         "attention is wrong");
 }
 
 // ---- names --------------------------------------------------------------------------------------
 
 std::string dense_name(const char* name, const LayerShape& shape, Index kv_len, int threads) {
-  return named(name, {{"kv_len", kv_len}, {"head_dim", shape.head_dim}, {"group", shape.q_heads / shape.kv_heads}, {"threads", threads}});
+  return named(name, {{"kv_len", kv_len},
+                      {"head_dim", shape.head_dim},
+                      {"group", shape.q_heads / shape.kv_heads},
+                      {"threads", threads}});
 }
 
 template <class T>
 void add_dense(const char* name, const LayerShape& shape, Index kv_len, int threads = 1) {
-  timed_for(add(dense_name(name, shape, kv_len, threads), [=](auto& state) { dense<T>(state, shape, kv_len, threads); }), threads);
+  timed_for(add(dense_name(name, shape, kv_len, threads),
+                [=](auto& state) { dense<T>(state, shape, kv_len, threads); }),
+            threads);
 }
 
 template <class T>
-void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index budget, int threads = 1) {
+void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index budget,
+                  int threads = 1) {
   auto full = named(name, {{"kv_len", kv_len}, {"budget", budget}});
   if (shape.head_dim != qwen3_4b.head_dim) full = named(full, {{"head_dim", shape.head_dim}});
   if (threads > 1) full = named(full, {{"threads", threads}});
-  timed_for(add(full, [=](auto& state) { selected<T>(state, shape, kv_len, budget, threads); }), threads);
+  timed_for(add(full, [=](auto& state) { selected<T>(state, shape, kv_len, budget, threads); }),
+            threads);
 }
 
 [[maybe_unused]] const bool registered = [] {
   constexpr Index usual = 8192;
-  for (const Index kv_len : {Index{1024}, usual, longest_kv_len}) add_dense<float>("attention/dense", qwen3_4b, kv_len);
+  for (const Index kv_len : {Index{1024}, usual, longest_kv_len})
+    add_dense<float>("attention/dense", qwen3_4b, kv_len);
   add_dense<float>("attention/dense", qwen3_4b, usual, 2);
-  for (const LayerShape& shape : {llama32_3b, group_7, head_dim_64, head_dim_80}) add_dense<float>("attention/dense", shape, usual);
+  for (const LayerShape& shape : {llama32_3b, group_7, head_dim_64, head_dim_80})
+    add_dense<float>("attention/dense", shape, usual);
   add_dense<Eigen::half>("attention/dense/half", qwen3_4b, usual);
   add_dense<Eigen::bfloat16>("attention/dense/bfloat16", qwen3_4b, usual);
-  add(dense_name("attention/dense/strided", qwen3_4b, usual, 1), [](auto& state) { dense_strided<float>(state, qwen3_4b, usual); });
+  add(dense_name("attention/dense/strided", qwen3_4b, usual, 1),
+      [](auto& state) { dense_strided<float>(state, qwen3_4b, usual); });
 
-  for (const Index budget : {Index{256}, Index{1024}}) add_selected<float>("attention/selected", qwen3_4b, longest_kv_len, budget);
+  for (const Index budget : {Index{256}, Index{1024}})
+    add_selected<float>("attention/selected", qwen3_4b, longest_kv_len, budget);
   add_selected<float>("attention/selected", qwen3_4b, longest_kv_len, 1024, 2);
   add_selected<Eigen::half>("attention/selected/half", qwen3_4b, longest_kv_len, 1024);
   add_selected<Eigen::bfloat16>("attention/selected/bfloat16", qwen3_4b, longest_kv_len, 1024);
-  for (const LayerShape& shape : {head_dim_64, head_dim_80}) add_selected<float>("attention/selected", shape, usual, 1024);
+  for (const LayerShape& shape : {head_dim_64, head_dim_80})
+    add_selected<float>("attention/selected", shape, usual, 1024);
 
-  add(dense_name("attention/plain", qwen3_4b, 1024, 1), [](auto& state) { plainly(state, qwen3_4b, 1024); });
+  add(dense_name("attention/plain", qwen3_4b, 1024, 1),
+      [](auto& state) { plainly(state, qwen3_4b, 1024); });
   return true;
 }();
 

@@ -49,15 +49,22 @@ void append_plainly(benchmark::State& state, Index n) {
     cache.append(chunk.k.view(), chunk.v.view());
   });
   const float expected = plain::inverse_norm(chunk.k.view().row(0, 0, n - 1), shape.head_dim);
-  verify(state, *cache.inverse_norms.row(0, cache.len - 1) == expected, "the last row is not in the cache");
+  verify(state, *cache.inverse_norms.row(0, cache.len - 1) == expected,
+         "the last row is not in the cache");
 }
 
 [[maybe_unused]] const bool registered = [] {
   for (const Index q_len : {Index{1}, chunk_len}) {
-    add(named("kv_cache_append", {{"q_len", q_len}}), [=](auto& state) { append<float>(state, q_len); }, benchmark::kMicrosecond);
-    add(named("kv_cache_append/plain", {{"q_len", q_len}}), [=](auto& state) { append_plainly(state, q_len); }, benchmark::kMicrosecond);
+    add(
+        named("kv_cache_append", {{"q_len", q_len}}),
+        [=](auto& state) { append<float>(state, q_len); }, benchmark::kMicrosecond);
+    add(
+        named("kv_cache_append/plain", {{"q_len", q_len}}),
+        [=](auto& state) { append_plainly(state, q_len); }, benchmark::kMicrosecond);
   }
-  add(named("kv_cache_append/bfloat16", {{"q_len", chunk_len}}), [](auto& state) { append<Eigen::bfloat16>(state, chunk_len); }, benchmark::kMicrosecond);
+  add(
+      named("kv_cache_append/bfloat16", {{"q_len", chunk_len}}),
+      [](auto& state) { append<Eigen::bfloat16>(state, chunk_len); }, benchmark::kMicrosecond);
   return true;
 }();
 

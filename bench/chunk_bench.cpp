@@ -9,8 +9,8 @@ constexpr Index budget = 1024;
 
 // ---- layers -------------------------------------------------------------------------------------
 
-// Any selector, preceded by a time in which nothing of the past is selected: filling a layer with 32,768
-// tokens then costs their copying, not a dense prefill.
+// Any selector, preceded by a time in which nothing of the past is selected: filling a layer with
+// 32,768 tokens then costs their copying, not a dense prefill.
 template <quoka::Selector S>
 class Warmed {
  public:
@@ -19,12 +19,14 @@ class Warmed {
     bool filling = false;
     typename S::State inner;
     void truncate(Index len) { inner.truncate(len); }
+    Index bytes() const { return inner.bytes(); }
   };
 
   explicit Warmed(const Options& options) : selector_(options) {}
 
   template <class T, class E>
-  void select(const quoka::SelectorInput<T>& input, State& state, quoka::Selection& selection, E&& executor) const {
+  void select(const quoka::SelectorInput<T>& input, State& state, quoka::Selection& selection,
+              E&& executor) const {
     if (state.filling) return selection.resize(input.k.batch(), input.k.heads(), input.k.len(), 0);
     selector_.select(input, state.inner, selection, executor);
   }
@@ -60,7 +62,8 @@ Layer<S>& layer_with(Index kv_len) {
     ChunkData<float> chunk(shape, chunk_len);
     layer.state().filling = true;
     for (Index begin = layer.kv_len(); begin < kv_len; begin += chunk_len)
-      layer.forward(chunk.q.view(), past.k.slice(begin, chunk_len), past.v.slice(begin, chunk_len), chunk.out.view());
+      layer.forward(chunk.q.view(), past.k.slice(begin, chunk_len), past.v.slice(begin, chunk_len),
+                    chunk.out.view());
     layer.state().filling = false;
   }
   return layer;
@@ -68,14 +71,16 @@ Layer<S>& layer_with(Index kv_len) {
 
 // ---- costs --------------------------------------------------------------------------------------
 
-// q_len tokens after kv_len; dense: all keys and values are read, QuoKA: the keys, and `budget` rows of
-// both. A chunk is bound by arithmetic, a decode step by memory.
+// q_len tokens after kv_len; dense: all keys and values are read, QuoKA: the keys, and `budget`
+// rows of both. A chunk is bound by arithmetic, a decode step by memory.
 template <class S>
 Cost step_cost(Index q_len, Index kv_len, int threads) {
   const LayerShape shape = qwen3_4b;
   constexpr bool quoka = std::is_same_v<S, quoka::QuokaSelector>;
   const Index kept = quoka ? budget : kv_len, rows = std::min(n_queries, q_len);
-  Cost cost{.flops = attention_flops(shape, q_len, kept), .bytes = 2.0 * row_bytes<float>(shape, kept), .threads = threads,
+  Cost cost{.flops = attention_flops(shape, q_len, kept),
+            .bytes = 2.0 * row_bytes<float>(shape, kept),
+            .threads = threads,
             .from_memory = q_len == 1};
   if (quoka) {
     cost.flops += pre_aggregate_flops(shape, rows) + score_flops(shape, rows, kv_len);
@@ -112,15 +117,23 @@ void step(benchmark::State& state, Index q_len, Index kv_len, int threads) {
   });
   const auto past = past_of<float>(qwen3_4b, kv_len);
   const auto keep = positions_of(layer.selection());
-  const plain::Attention<float> input{chunk.q.view(), past.k, past.v, chunk.k.view(), chunk.v.view(), &keep};
+  const plain::Attention<float> input{chunk.q.view(), past.k,         past.v,
+                                      chunk.k.view(), chunk.v.view(), &keep};
   // Scores that differ in their last bit may choose another key at the threshold.
-  if (std::is_same_v<S, quoka::QuokaSelector> && !verify(state, overlap(keep, plain_selection(q_len, kv_len)) > 0.99, "other keys were selected"))
+  if (std::is_same_v<S, quoka::QuokaSelector> &&
+      !verify(state, overlap(keep, plain_selection(q_len, kv_len)) > 0.99,
+              "other keys were selected"))
     return;
-  if (!verify(state, layer.selection().count() == (std::is_same_v<S, quoka::QuokaSelector> ? budget : kv_len), "the budget is wrong")) return;
+  if (!verify(
+          state,
+          layer.selection().count() == (std::is_same_v<S, quoka::QuokaSelector> ? budget : kv_len),
+          "the budget is wrong"))
+    return;
   verify(state, attention_is_right(input, chunk.out), "attention is wrong");
 }
 
-// ---- the plain twin -------------------------------------------------------------------------------
+// ---- the plain twin
+// -------------------------------------------------------------------------------
 
 template <class S>
 void plain_step(benchmark::State& state, Index q_len, Index kv_len) {
@@ -132,7 +145,8 @@ void plain_step(benchmark::State& state, Index q_len, Index kv_len) {
   constexpr bool quoka = std::is_same_v<S, quoka::QuokaSelector>;
   plain::Rows out(1, 1, 1);
   measure(state, step_cost<S>(q_len, kv_len, 1), [&] {
-    out = plain::chunk_step(chunk.q.view(), chunk.k.view(), chunk.v.view(), n_queries, quoka ? budget : kv_len, cache);
+    out = plain::chunk_step(chunk.q.view(), chunk.k.view(), chunk.v.view(), n_queries,
+                            quoka ? budget : kv_len, cache);
     cache.len = kv_len;
   });
   auto& layer = layer_with<S>(kv_len);
@@ -140,7 +154,9 @@ void plain_step(benchmark::State& state, Index q_len, Index kv_len) {
   layer.forward(chunk.q.view(), chunk.k.view(), chunk.v.view(), expected.view());
   layer.truncate(kv_len);
   // A key at the threshold may differ, and weighs little.
-  verify(state, near(out.data.data(), expected.data(), expected.size(), quoka ? 0.02f : tolerance<float>), "the step is wrong");
+  verify(state,
+         near(out.data.data(), expected.data(), expected.size(), quoka ? 0.02f : tolerance<float>),
+         "the step is wrong");
 }
 
 // ---- names --------------------------------------------------------------------------------------
@@ -154,7 +170,8 @@ void add_steps(const std::string& selector, Index q_len, Index kv_len, int threa
 
 template <class S>
 void add_plain_step(const std::string& selector, Index q_len, Index kv_len) {
-  const auto name = named((q_len == 1 ? "decode/plain/" : "chunk/plain/") + selector, {{"kv_len", kv_len}});
+  const auto name =
+      named((q_len == 1 ? "decode/plain/" : "chunk/plain/") + selector, {{"kv_len", kv_len}});
   add(name, [=](auto& state) { plain_step<S>(state, q_len, kv_len); });
 }
 

@@ -1,8 +1,8 @@
 // Generated tensors: the same numbers on every machine and with every compiler.
 //
 // Channels are independent normal numbers, as queries and keys roughly are after their norms: dense
-// attention spreads over all keys and no selector finds anything to be proud of. Speed does not depend
-// on that; accuracy is measured elsewhere, on recorded data.
+// attention spreads over all keys and no selector finds anything to be proud of. Speed does not
+// depend on that; accuracy is measured elsewhere, on recorded data.
 #pragma once
 
 #include <quoka/quoka.hpp>
@@ -34,14 +34,15 @@ inline constexpr Index longest_kv_len = 32768;
 
 // ---- numbers ------------------------------------------------------------------------------------
 
-// Nearly normal, mean 0, variance 1: the sum of four uniform 16-bit numbers. std::normal_distribution
-// differs between standard libraries, and takes ten times as long.
+// Nearly normal, mean 0, variance 1: the sum of four uniform 16-bit numbers.
+// std::normal_distribution differs between standard libraries, and takes ten times as long.
 class Normal {
  public:
   explicit Normal(std::uint64_t seed) : bits_(seed) {}
   float operator()() {
     const std::uint64_t x = bits_();
-    const auto sum = static_cast<float>((x & 0xffff) + (x >> 16 & 0xffff) + (x >> 32 & 0xffff) + (x >> 48));
+    const auto sum =
+        static_cast<float>((x & 0xffff) + (x >> 16 & 0xffff) + (x >> 32 & 0xffff) + (x >> 48));
     return (sum - 131070.0f) * (1.7320508f / 65536.0f);
   }
 
@@ -62,14 +63,19 @@ template <class T>
 class Tensor {
  public:
   // Uninitialised.
-  Tensor(Index heads, Index len, Index dim) : heads_(heads), len_(len), dim_(dim), data_(buffer_.reserve(size())) {}
+  Tensor(Index heads, Index len, Index dim)
+      : heads_(heads), len_(len), dim_(dim), data_(buffer_.reserve(size())) {}
   // Normal numbers.
-  Tensor(Index heads, Index len, Index dim, std::uint64_t seed) : Tensor(heads, len, dim) { fill_normal(data_, size(), seed); }
+  Tensor(Index heads, Index len, Index dim, std::uint64_t seed) : Tensor(heads, len, dim) {
+    fill_normal(data_, size(), seed);
+  }
 
   Index size() const { return heads_ * len_ * dim_; }
   T* data() { return data_; }
   TensorView<T> view() { return {data_, {1, heads_, len_, dim_}, {size(), len_ * dim_, dim_, 1}}; }
-  TensorView<const T> view() const { return {data_, {1, heads_, len_, dim_}, {size(), len_ * dim_, dim_, 1}}; }
+  TensorView<const T> view() const {
+    return {data_, {1, heads_, len_, dim_}, {size(), len_ * dim_, dim_, 1}};
+  }
 
  private:
   Index heads_, len_, dim_;
@@ -81,27 +87,33 @@ class Tensor {
 template <class T>
 struct ChunkData {
   ChunkData(const LayerShape& shape, Index q_len)
-      : q(shape.q_heads, q_len, shape.head_dim, 11), k(shape.kv_heads, q_len, shape.head_dim, 12),
-        v(shape.kv_heads, q_len, shape.head_dim, 13), out(shape.q_heads, q_len, shape.head_dim) {}
+      : q(shape.q_heads, q_len, shape.head_dim, 11),
+        k(shape.kv_heads, q_len, shape.head_dim, 12),
+        v(shape.kv_heads, q_len, shape.head_dim, 13),
+        out(shape.q_heads, q_len, shape.head_dim) {}
   Tensor<T> q, k, v, out;
 };
 
 // The cached keys and values of one layer, as views.
 template <class T>
 struct PastData {
-  TensorView<const T> k, v;                 // [1, kv_heads, kv_len, head_dim]
+  TensorView<const T> k, v;                  // [1, kv_heads, kv_len, head_dim]
   TensorView<const float, 3> inverse_norms;  // [1, kv_heads, kv_len]
 
-  PastData first(Index kv_len) const { return {k.slice(0, kv_len), v.slice(0, kv_len), inverse_norms.slice(0, kv_len)}; }
+  PastData first(Index kv_len) const {
+    return {k.slice(0, kv_len), v.slice(0, kv_len), inverse_norms.slice(0, kv_len)};
+  }
 };
 
-// ---- caches, built when first asked for and shared by all benchmarks of the process ---------------
+// ---- caches, built when first asked for and shared by all benchmarks of the process
+// ---------------
 
 // Keys and values [begin, begin + n) of the endless sequence that all caches hold.
 template <class T>
 void append_generated(const LayerShape& shape, Index begin, Index n, quoka::KvCache<T>& cache) {
   const auto seed = static_cast<std::uint64_t>(begin);
-  const Tensor<T> k(shape.kv_heads, n, shape.head_dim, 1000 + 2 * seed), v(shape.kv_heads, n, shape.head_dim, 1001 + 2 * seed);
+  const Tensor<T> k(shape.kv_heads, n, shape.head_dim, 1000 + 2 * seed),
+      v(shape.kv_heads, n, shape.head_dim, 1001 + 2 * seed);
   cache.append(k.view(), v.view());
 }
 
@@ -111,18 +123,20 @@ PastData<T> past_of(const LayerShape& shape, Index kv_len) {
   using Key = std::tuple<Index, Index>;
   static std::map<Key, std::unique_ptr<quoka::KvCache<T>>> caches;
   auto& cache = caches[Key{shape.kv_heads, shape.head_dim}];
-  if (cache == nullptr) cache = std::make_unique<quoka::KvCache<T>>(1, shape.kv_heads, shape.head_dim, shape.head_dim);
+  if (cache == nullptr)
+    cache = std::make_unique<quoka::KvCache<T>>(1, shape.kv_heads, shape.head_dim, shape.head_dim);
   constexpr Index step = 512;
   cache->reserve(quoka::round_up(kv_len, step));
   while (cache->len() < kv_len) append_generated(shape, cache->len(), step, *cache);
   return PastData<T>{cache->k(), cache->v(), cache->inverse_norms()}.first(kv_len);
 }
 
-// Selections of `count` positions per head, one from each of `count` equal stretches of the past and the
-// others elsewhere in theirs: together they visit every key once, so that a benchmark which takes them in
-// turn finds the rows in memory, as a chunk does after the keys were scored, not in a cache. kv_len is a
-// multiple of count.
-inline std::vector<quoka::Selection> scattered_selections(const LayerShape& shape, Index kv_len, Index count) {
+// Selections of `count` positions per head, one from each of `count` equal stretches of the past
+// and the others elsewhere in theirs: together they visit every key once, so that a benchmark which
+// takes them in turn finds the rows in memory, as a chunk does after the keys were scored, not in a
+// cache. kv_len is a multiple of count.
+inline std::vector<quoka::Selection> scattered_selections(const LayerShape& shape, Index kv_len,
+                                                          Index count) {
   const Index stretch = kv_len / count;
   std::vector<quoka::Selection> selections(static_cast<std::size_t>(stretch));
   for (Index s = 0; s < stretch; ++s) {
@@ -130,7 +144,8 @@ inline std::vector<quoka::Selection> scattered_selections(const LayerShape& shap
     selection.resize(1, shape.kv_heads, kv_len, count);
     for (Index head = 0; head < shape.kv_heads; ++head)
       for (Index i = 0; i < count; ++i)
-        selection.mutable_row(0, head)[static_cast<std::size_t>(i)] = static_cast<quoka::Position>(i * stretch + (s + 7 * i + head) % stretch);
+        selection.mutable_row(0, head)[static_cast<std::size_t>(i)] =
+            static_cast<quoka::Position>(i * stretch + (s + 7 * i + head) % stretch);
   }
   return selections;
 }
@@ -140,11 +155,17 @@ template <class T>
 class LenMajor {
  public:
   explicit LenMajor(const TensorView<const T>& rows)
-      : heads_(rows.heads()), len_(rows.len()), dim_(rows.dim()), data_(buffer_.reserve(heads_ * len_ * dim_)) {
+      : heads_(rows.heads()),
+        len_(rows.len()),
+        dim_(rows.dim()),
+        data_(buffer_.reserve(heads_ * len_ * dim_)) {
     for (Index i = 0; i < len_; ++i)
-      for (Index head = 0; head < heads_; ++head) std::copy_n(rows.row(0, head, i), dim_, data_ + (i * heads_ + head) * dim_);
+      for (Index head = 0; head < heads_; ++head)
+        std::copy_n(rows.row(0, head, i), dim_, data_ + (i * heads_ + head) * dim_);
   }
-  TensorView<const T> view() const { return {data_, {1, heads_, len_, dim_}, {heads_ * len_ * dim_, dim_, heads_ * dim_, 1}}; }
+  TensorView<const T> view() const {
+    return {data_, {1, heads_, len_, dim_}, {heads_ * len_ * dim_, dim_, heads_ * dim_, 1}};
+  }
 
  private:
   Index heads_, len_, dim_;

@@ -1,8 +1,10 @@
-// The machine's own limits, measured: multiply-adds per second and bytes read per second of one core.
+// The machine's own limits, measured: multiply-adds per second and bytes read per second of one
+// core.
 //
-// A speed says little by itself on a machine whose clock wanders and whose cores are shared; a share of
-// the limit measured in the same process, at nearly the same moment, says more. Both limits are the
-// best of several short runs: whatever else happens on the machine can only make a run slower.
+// A speed says little by itself on a machine whose clock wanders and whose cores are shared; a
+// share of the limit measured in the same process, at nearly the same moment, says more. Both
+// limits are the best of several short runs: whatever else happens on the machine can only make a
+// run slower.
 #pragma once
 
 #include <quoka/core/buffer.hpp>
@@ -50,14 +52,16 @@ inline volatile float sink;
 // acc[i] = acc[i] * factor + term, `steps` times; each chain starts elsewhere, so none stands for
 // another. The loop holds multiply-adds and its counter, no memory access.
 [[gnu::noinline]] inline float run_fma_chains(Index steps) {
-  const simd::Packet factor = simd::broadcast<simd::Packet>(opaque_factor), term = simd::broadcast<simd::Packet>(opaque_term);
+  const simd::Packet factor = simd::broadcast<simd::Packet>(opaque_factor),
+                     term = simd::broadcast<simd::Packet>(opaque_term);
   const float start = opaque_start;
   simd::Packet acc[fma_chains];
   simd::unroll<fma_chains>([&](auto i) QUOKA_INLINE_LAMBDA {
     acc[i] = simd::broadcast<simd::Packet>(start + 0.01f * static_cast<float>(int{i}));
   });
   for (Index step = 0; step < steps; ++step)
-    simd::unroll<fma_chains>([&](auto i) QUOKA_INLINE_LAMBDA { acc[i] = simd::fma(acc[i], factor, term); });
+    simd::unroll<fma_chains>([&](auto i)
+                                 QUOKA_INLINE_LAMBDA { acc[i] = simd::fma(acc[i], factor, term); });
   simd::Packet sum = simd::zero();
   simd::unroll<fma_chains>([&](auto i) QUOKA_INLINE_LAMBDA { sum = simd::add(sum, acc[i]); });
   return simd::reduce_add(sum);
@@ -66,10 +70,11 @@ inline volatile float sink;
 }  // namespace detail
 
 // FLOPs of one run_fma_chains(fma_steps).
-inline constexpr double fma_run_flops = 2.0 * simd::lanes * detail::fma_chains * static_cast<double>(detail::fma_steps);
+inline constexpr double fma_run_flops =
+    2.0 * simd::lanes * detail::fma_chains * static_cast<double>(detail::fma_steps);
 
-// One core's peak in GFLOP/s, a multiply-add counting 2: the best of `runs` runs of about 0.1 ms each.
-// The default, 6 ms, also gives a sleeping core time to reach its clock.
+// One core's peak in GFLOP/s, a multiply-add counting 2: the best of `runs` runs of about 0.1 ms
+// each. The default, 6 ms, also gives a sleeping core time to reach its clock.
 inline double fma_peak_gflops(int runs = 60) {
   double best = 0.0;
   for (int run = 0; run < runs; ++run) {
@@ -83,7 +88,8 @@ inline double fma_peak_gflops(int runs = 60) {
 // Reads a buffer much larger than the last-level cache, again and again.
 class ReadProbe {
  public:
-  ReadProbe() : count_(bytes() / static_cast<Index>(sizeof(float))), data_(buffer_.reserve(count_)) {
+  ReadProbe()
+      : count_(bytes() / static_cast<Index>(sizeof(float))), data_(buffer_.reserve(count_)) {
     std::fill_n(data_, count_, 1.0f);  // an untouched page is not memory yet
   }
 
@@ -107,7 +113,8 @@ class ReadProbe {
       simd::unroll<packets>([&](auto i) QUOKA_INLINE_LAMBDA {
         acc[i] = simd::add(acc[i], simd::load(data_ + at + i * simd::lanes));
       });
-    simd::unroll<packets - 1>([&](auto i) QUOKA_INLINE_LAMBDA { acc[0] = simd::add(acc[0], acc[i + 1]); });
+    simd::unroll<packets - 1>([&](auto i)
+                                  QUOKA_INLINE_LAMBDA { acc[0] = simd::add(acc[0], acc[i + 1]); });
     return simd::reduce_add(acc[0]);
   }
 

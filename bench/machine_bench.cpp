@@ -18,7 +18,8 @@ void fma_peak(benchmark::State& state) {
 
 void read_bandwidth(benchmark::State& state) {
   float sum = 0.0f;
-  measure(state, {.bytes = static_cast<double>(ReadProbe::bytes()), .from_memory = true}, [&] { sum = read_probe().read(); });
+  measure(state, {.bytes = static_cast<double>(ReadProbe::bytes()), .from_memory = true},
+          [&] { sum = read_probe().read(); });
   const auto expected = static_cast<float>(ReadProbe::bytes() / static_cast<Index>(sizeof(float)));
   verify(state, near(&sum, &expected, 1, 0.01f), "the buffer was not read");
 }

@@ -1,8 +1,8 @@
 // Registration, counters and checks that all benchmarks share.
 //
-// measure() times a body and sets the counters; every benchmark then says what its output must be with
-// verify(), and a run that computed nothing or the wrong thing is reported as an error and makes the
-// program fail. Formulas: README.md.
+// measure() times a body and sets the counters; every benchmark then says what its output must be
+// with verify(), and a run that computed nothing or the wrong thing is reported as an error and
+// makes the program fail. Formulas: README.md.
 #pragma once
 
 #include "data.hpp"
@@ -23,17 +23,21 @@ namespace quoka_bench {
 // ---- names --------------------------------------------------------------------------------------
 
 // "score_keys" and {{"kv_len", 32768}} to "score_keys/kv_len:32768".
-inline std::string named(std::string name, std::initializer_list<std::pair<const char*, Index>> shape) {
-  for (const auto& [key, value] : shape) name.append("/").append(key).append(":").append(std::to_string(value));
+inline std::string named(std::string name,
+                         std::initializer_list<std::pair<const char*, Index>> shape) {
+  for (const auto& [key, value] : shape)
+    name.append("/").append(key).append(":").append(std::to_string(value));
   return name;
 }
 
-inline benchmark::internal::Benchmark* add(const std::string& name, std::function<void(benchmark::State&)> body,
+inline benchmark::internal::Benchmark* add(const std::string& name,
+                                           std::function<void(benchmark::State&)> body,
                                            benchmark::TimeUnit unit = benchmark::kMillisecond) {
   return benchmark::RegisterBenchmark(name.c_str(), std::move(body))->Unit(unit);
 }
 
-// With more than one thread, work is timed by the wall clock: the calling thread's time is not the work's.
+// With more than one thread, work is timed by the wall clock: the calling thread's time is not the
+// work's.
 inline void timed_for(benchmark::internal::Benchmark* registered, int threads) {
   if (threads > 1) registered->UseRealTime();
 }
@@ -43,12 +47,13 @@ inline void timed_for(benchmark::internal::Benchmark* registered, int threads) {
 // What one iteration needs, by the formulas of README.md; 0: does not apply.
 struct Cost {
   double flops = 0.0;
-  double bytes = 0.0;   // read and written, each once
+  double bytes = 0.0;  // read and written, each once
   int threads = 1;
   bool from_memory = false;  // larger than the caches: also report the share of the read bandwidth
 };
 
-// Seconds as Google Benchmark counts them: this thread's CPU time, or the wall clock for several threads.
+// Seconds as Google Benchmark counts them: this thread's CPU time, or the wall clock for several
+// threads.
 inline double now_seconds(int threads) {
   if (threads == 1) return thread_seconds();
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -70,8 +75,9 @@ struct Limits {
   }
 };
 
-// Times body() and sets GFLOP/s, peak, GB/s and bandwidth. The limits are probed before and after, and
-// the larger counts. Shares are of `threads` times one core's limit, which for memory no machine reaches.
+// Times body() and sets GFLOP/s, peak, GB/s and bandwidth. The limits are probed before and after,
+// and the larger counts. Shares are of `threads` times one core's limit, which for memory no
+// machine reaches.
 template <class Body>
 void measure(benchmark::State& state, const Cost& cost, Body&& body) {
   Limits limits;
@@ -81,7 +87,8 @@ void measure(benchmark::State& state, const Cost& cost, Body&& body) {
     body();
     benchmark::ClobberMemory();
   }
-  const double seconds = (now_seconds(cost.threads) - start) / static_cast<double>(state.iterations());
+  const double seconds =
+      (now_seconds(cost.threads) - start) / static_cast<double>(state.iterations());
   limits.probe(cost);
   const double gflops = cost.flops / seconds / 1e9, gbs = cost.bytes / seconds / 1e9;
   if (cost.flops > 0.0) state.counters["GFLOP/s"] = gflops;
@@ -103,13 +110,15 @@ void with_executor(int threads, F&& f) {
 
 // Query-key pairs of a causal chunk over `past` kept keys, per query head.
 inline double visible_pairs(Index q_len, Index past) {
-  return static_cast<double>(q_len) * static_cast<double>(past) + 0.5 * static_cast<double>(q_len * (q_len + 1));
+  return static_cast<double>(q_len) * static_cast<double>(past) +
+         0.5 * static_cast<double>(q_len * (q_len + 1));
 }
 inline double attention_flops(const LayerShape& shape, Index q_len, Index past) {
   return 4.0 * static_cast<double>(shape.q_heads * shape.head_dim) * visible_pairs(q_len, past);
 }
 inline double score_flops(const LayerShape& shape, Index rows, Index kv_len) {
-  return 2.0 * static_cast<double>(shape.kv_heads * rows * shape.head_dim) * static_cast<double>(kv_len);
+  return 2.0 * static_cast<double>(shape.kv_heads * rows * shape.head_dim) *
+         static_cast<double>(kv_len);
 }
 inline double subselect_flops(const LayerShape& shape, Index q_len) {
   return 5.0 * static_cast<double>(shape.q_heads * q_len * shape.head_dim);
@@ -137,7 +146,9 @@ inline bool verify(benchmark::State& state, bool right, const char* wrong) {
 
 // Largest relative error of an output stored as T, against one computed in float in another order.
 template <class T>
-inline constexpr float tolerance = std::is_same_v<T, float> ? 1e-4f : std::is_same_v<T, Eigen::half> ? 2e-3f : 1e-2f;
+inline constexpr float tolerance = std::is_same_v<T, float>         ? 1e-4f
+                                   : std::is_same_v<T, Eigen::half> ? 2e-3f
+                                                                    : 1e-2f;
 
 // |a - b| within `relative` of the largest |b|, element by element; false for NaN.
 template <class A, class B>
@@ -159,7 +170,8 @@ void poison(Tensor<T>& out) {
 
 template <class T>
 bool all_finite(Tensor<T>& out) {
-  return std::all_of(out.data(), out.data() + out.size(), [](T x) { return std::isfinite(static_cast<float>(x)); });
+  return std::all_of(out.data(), out.data() + out.size(),
+                     [](T x) { return std::isfinite(static_cast<float>(x)); });
 }
 
 // Every element of `out` was written, and eight of its rows are what the plain twin gives.
@@ -191,7 +203,8 @@ inline double overlap(const plain::Positions& kept, const plain::Positions& expe
   std::size_t common = 0, all = 0;
   for (std::size_t head = 0; head < expected.size(); ++head) {
     std::vector<Index> both;
-    std::set_intersection(kept[head].begin(), kept[head].end(), expected[head].begin(), expected[head].end(), std::back_inserter(both));
+    std::set_intersection(kept[head].begin(), kept[head].end(), expected[head].begin(),
+                          expected[head].end(), std::back_inserter(both));
     common += both.size(), all += expected[head].size();
   }
   return static_cast<double>(common) / static_cast<double>(all);

@@ -1,8 +1,8 @@
 // The plain twins: each fast path once more, as one would write it first.
 //
-// Naive loops in float on one thread, from the formulas at the head of each header; of the library they
-// use views to read rows and nothing else. They serve twice: what a fast path is compared with, and what
-// its results are checked against.
+// Naive loops in float on one thread, from the formulas at the head of each header; of the library
+// they use views to read rows and nothing else. They serve twice: what a fast path is compared
+// with, and what its results are checked against.
 #pragma once
 
 #include <quoka/core/view.hpp>
@@ -22,7 +22,10 @@ using quoka::TensorView;
 // [heads][len][dim], batch 1.
 struct Rows {
   Rows(Index heads_in, Index len_in, Index dim_in)
-      : heads(heads_in), len(len_in), dim(dim_in), data(static_cast<std::size_t>(heads_in * len_in * dim_in)) {}
+      : heads(heads_in),
+        len(len_in),
+        dim(dim_in),
+        data(static_cast<std::size_t>(heads_in * len_in * dim_in)) {}
   Index heads, len, dim;
   std::vector<float> data;
 
@@ -57,11 +60,13 @@ std::vector<Index> subselect_head(const TensorView<const T>& q, Index head, Inde
   if (len <= n_queries) return order;
   std::vector<float> mean(static_cast<std::size_t>(dim)), cosine(static_cast<std::size_t>(len));
   for (Index i = 0; i < len; ++i)
-    for (Index c = 0; c < dim; ++c) mean[static_cast<std::size_t>(c)] += static_cast<float>(q.row(0, head, i)[c]);
+    for (Index c = 0; c < dim; ++c)
+      mean[static_cast<std::size_t>(c)] += static_cast<float>(q.row(0, head, i)[c]);
   for (auto& x : mean) x /= static_cast<float>(len);
   for (Index i = 0; i < len; ++i) {
     const T* row = q.row(0, head, i);
-    cosine[static_cast<std::size_t>(i)] = dot(row, mean.data(), dim) * inverse_norm(row, dim) * inverse_norm(mean.data(), dim);
+    cosine[static_cast<std::size_t>(i)] =
+        dot(row, mean.data(), dim) * inverse_norm(row, dim) * inverse_norm(mean.data(), dim);
   }
   std::stable_sort(order.begin(), order.end(), [&](Index a, Index b) {
     return cosine[static_cast<std::size_t>(a)] < cosine[static_cast<std::size_t>(b)];
@@ -78,7 +83,8 @@ Rows subselect_queries(const TensorView<const T>& q, Index n_queries) {
     const auto order = subselect_head(q, head, n_queries);
     for (Index m = 0; m < kept.len; ++m)
       for (Index c = 0; c < kept.dim; ++c)
-        kept.row(head, m)[c] = static_cast<float>(q.row(0, head, order[static_cast<std::size_t>(m)])[c]);
+        kept.row(head, m)[c] =
+            static_cast<float>(q.row(0, head, order[static_cast<std::size_t>(m)])[c]);
   }
   return kept;
 }
@@ -100,17 +106,20 @@ inline Rows pre_aggregate(const Rows& kept, Index kv_heads) {
 template <class T>
 float score_key(const Rows& q_bar, Index kv_head, const T* key, float inverse) {
   float best = -std::numeric_limits<float>::infinity();
-  for (Index m = 0; m < q_bar.len; ++m) best = std::max(best, dot(q_bar.row(kv_head, m), key, q_bar.dim) * inverse);
+  for (Index m = 0; m < q_bar.len; ++m)
+    best = std::max(best, dot(q_bar.row(kv_head, m), key, q_bar.dim) * inverse);
   return best;
 }
 
 // [kv_heads, kv_len, 1].
 template <class T>
-Rows score_keys(const Rows& q_bar, const TensorView<const T>& k, const TensorView<const float, 3>& inverse_norms) {
+Rows score_keys(const Rows& q_bar, const TensorView<const T>& k,
+                const TensorView<const float, 3>& inverse_norms) {
   Rows scores(k.heads(), k.len(), 1);
   for (Index kv_head = 0; kv_head < k.heads(); ++kv_head)
     for (Index kv = 0; kv < k.len(); ++kv)
-      *scores.row(kv_head, kv) = score_key(q_bar, kv_head, k.row(0, kv_head, kv), inverse_norms.at(0, kv_head, kv));
+      *scores.row(kv_head, kv) =
+          score_key(q_bar, kv_head, k.row(0, kv_head, kv), inverse_norms.at(0, kv_head, kv));
   return scores;
 }
 
@@ -156,19 +165,22 @@ struct Attention {
 template <class T>
 void attend_row(const Attention<T>& in, Index q_head, Index q, float* out) {
   const Index dim = in.q.dim(), kv_head = q_head / (in.q.heads() / in.chunk_k.heads());
-  const std::vector<Index>* keep = in.keep != nullptr ? &(*in.keep)[static_cast<std::size_t>(kv_head)] : nullptr;
+  const std::vector<Index>* keep =
+      in.keep != nullptr ? &(*in.keep)[static_cast<std::size_t>(kv_head)] : nullptr;
   std::vector<const T*> k, v;
   const Index past = keep != nullptr ? static_cast<Index>(keep->size()) : in.past_k.len();
   for (Index i = 0; i < past; ++i) {
     const Index kv = keep != nullptr ? (*keep)[static_cast<std::size_t>(i)] : i;
     k.push_back(in.past_k.row(0, kv_head, kv)), v.push_back(in.past_v.row(0, kv_head, kv));
   }
-  for (Index i = 0; i <= q; ++i) k.push_back(in.chunk_k.row(0, kv_head, i)), v.push_back(in.chunk_v.row(0, kv_head, i));
+  for (Index i = 0; i <= q; ++i)
+    k.push_back(in.chunk_k.row(0, kv_head, i)), v.push_back(in.chunk_v.row(0, kv_head, i));
 
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
   std::vector<float> weight(k.size());
   float max = -std::numeric_limits<float>::infinity(), sum = 0.0f;
-  for (std::size_t t = 0; t < k.size(); ++t) max = std::max(max, weight[t] = dot(in.q.row(0, q_head, q), k[t], dim) * scale);
+  for (std::size_t t = 0; t < k.size(); ++t)
+    max = std::max(max, weight[t] = dot(in.q.row(0, q_head, q), k[t], dim) * scale);
   for (auto& w : weight) sum += w = std::exp(w - max);
   std::fill_n(out, dim, 0.0f);
   for (std::size_t t = 0; t < v.size(); ++t)
@@ -184,10 +196,14 @@ Rows attention(const Attention<T>& in) {
   return out;
 }
 
-// ---- the cache and the chunk step -----------------------------------------------------------------
+// ---- the cache and the chunk step
+// -----------------------------------------------------------------
 
 struct Cache {
-  Cache(Index kv_heads, Index capacity, Index dim) : k(kv_heads, capacity, dim), v(kv_heads, capacity, dim), inverse_norms(kv_heads, capacity, 1) {}
+  Cache(Index kv_heads, Index capacity, Index dim)
+      : k(kv_heads, capacity, dim),
+        v(kv_heads, capacity, dim),
+        inverse_norms(kv_heads, capacity, 1) {}
   Rows k, v, inverse_norms;
   Index len = 0;
 
@@ -201,7 +217,9 @@ struct Cache {
     len += new_k.len();
   }
   TensorView<const float> view(const Rows& rows) const {
-    return {rows.data.data(), {1, rows.heads, len, rows.dim}, {rows.heads * rows.len * rows.dim, rows.len * rows.dim, rows.dim, 1}};
+    return {rows.data.data(),
+            {1, rows.heads, len, rows.dim},
+            {rows.heads * rows.len * rows.dim, rows.len * rows.dim, rows.dim, 1}};
   }
   TensorView<const float, 3> norms() const {
     const Rows& x = inverse_norms;
@@ -211,18 +229,22 @@ struct Cache {
 
 // QuoKA's choice.
 template <class T>
-Positions select(const TensorView<const T>& q, const TensorView<const T>& past_k, const TensorView<const float, 3>& inverse_norms,
-                 Index n_queries, Index budget) {
-  return top_k(score_keys(pre_aggregate(subselect_queries(q, n_queries), past_k.heads()), past_k, inverse_norms), budget);
+Positions select(const TensorView<const T>& q, const TensorView<const T>& past_k,
+                 const TensorView<const float, 3>& inverse_norms, Index n_queries, Index budget) {
+  return top_k(score_keys(pre_aggregate(subselect_queries(q, n_queries), past_k.heads()), past_k,
+                          inverse_norms),
+               budget);
 }
 
 // Select, attend, append. A budget of all the past is dense attention and selects nothing.
-inline Rows chunk_step(const TensorView<const float>& q, const TensorView<const float>& k, const TensorView<const float>& v,
-                       Index n_queries, Index budget, Cache& cache) {
+inline Rows chunk_step(const TensorView<const float>& q, const TensorView<const float>& k,
+                       const TensorView<const float>& v, Index n_queries, Index budget,
+                       Cache& cache) {
   const auto past_k = cache.view(cache.k), past_v = cache.view(cache.v);
   Positions keep;
   if (budget < cache.len) keep = select(q, past_k, cache.norms(), n_queries, budget);
-  Rows out = attention(Attention<float>{q, past_k, past_v, k, v, budget < cache.len ? &keep : nullptr});
+  Rows out =
+      attention(Attention<float>{q, past_k, past_v, k, v, budget < cache.len ? &keep : nullptr});
   cache.append(k, v);
   return out;
 }

@@ -21,7 +21,8 @@ QBar q_bar_of(const LayerShape& shape) {
   return quoka::pre_aggregate(quoka::subselect_queries(chunk.q.view(), n_queries), shape.kv_heads);
 }
 
-// ---- subselect_queries, pre_aggregate -------------------------------------------------------------
+// ---- subselect_queries, pre_aggregate
+// -------------------------------------------------------------
 
 void subselect(benchmark::State& state, Index q_len, bool plainly) {
   const LayerShape shape = qwen3_4b;
@@ -37,7 +38,9 @@ void subselect(benchmark::State& state, Index q_len, bool plainly) {
       kept = quoka::subselect_queries(q, n_queries);
   });
   const Index size = static_cast<Index>(expected.data.size());
-  verify(state, near(plainly ? plain_kept.data.data() : kept.data(), expected.data.data(), size, 0.0f), "other queries were kept");
+  verify(state,
+         near(plainly ? plain_kept.data.data() : kept.data(), expected.data.data(), size, 0.0f),
+         "other queries were kept");
 }
 
 void aggregate(benchmark::State& state, const LayerShape& shape, bool plainly) {
@@ -54,7 +57,10 @@ void aggregate(benchmark::State& state, const LayerShape& shape, bool plainly) {
       q_bar = quoka::pre_aggregate(kept, shape.kv_heads);
   });
   const Index size = static_cast<Index>(expected.data.size());
-  verify(state, near(plainly ? plain_q_bar.data.data() : q_bar.data(), expected.data.data(), size, tolerance<float>), "q_bar is wrong");
+  verify(state,
+         near(plainly ? plain_q_bar.data.data() : q_bar.data(), expected.data.data(), size,
+              tolerance<float>),
+         "q_bar is wrong");
 }
 
 // ---- score_keys ---------------------------------------------------------------------------------
@@ -62,8 +68,10 @@ void aggregate(benchmark::State& state, const LayerShape& shape, bool plainly) {
 template <class T>
 Cost score_cost(const LayerShape& shape, Index kv_len, int threads) {
   const double keys = static_cast<double>(shape.kv_heads * kv_len);
-  return {.flops = score_flops(shape, n_queries, kv_len), .bytes = row_bytes<T>(shape, kv_len) + 2.0 * keys * sizeof(float),
-          .threads = threads, .from_memory = kv_len >= longest_kv_len};
+  return {.flops = score_flops(shape, n_queries, kv_len),
+          .bytes = row_bytes<T>(shape, kv_len) + 2.0 * keys * sizeof(float),
+          .threads = threads,
+          .from_memory = kv_len >= longest_kv_len};
 }
 
 // 64 scores of every head are what the plain twin gives.
@@ -75,7 +83,8 @@ bool scores_are_right(const plain::Rows& q_bar, const PastData<T>& past, const f
     for (Index s = 0; s < 64; ++s) {
       const Index kv = s * (kv_len - 1) / 63;
       sample.push_back(scores[head * kv_len + kv]);
-      expected.push_back(plain::score_key(q_bar, head, past.k.row(0, head, kv), past.inverse_norms.at(0, head, kv)));
+      expected.push_back(plain::score_key(q_bar, head, past.k.row(0, head, kv),
+                                          past.inverse_norms.at(0, head, kv)));
     }
   const Index size = past.k.heads() * kv_len;
   return std::all_of(scores, scores + size, [](float x) { return std::abs(x) <= 1.0f; }) &&
@@ -88,7 +97,8 @@ void score(benchmark::State& state, const LayerShape& shape, Index kv_len, int t
   const QBar q_bar = q_bar_of<T>(shape);
   Scores scores;
   with_executor(threads, [&](auto& executor) {
-    measure(state, score_cost<T>(shape, kv_len, threads), [&] { scores = quoka::score_keys(q_bar, past.k, {}, past.inverse_norms, executor); });
+    measure(state, score_cost<T>(shape, kv_len, threads),
+            [&] { scores = quoka::score_keys(q_bar, past.k, {}, past.inverse_norms, executor); });
   });
   verify(state, scores_are_right(to_rows(q_bar), past, scores.data()), "scores are wrong");
 }
@@ -98,7 +108,8 @@ void score_plainly(benchmark::State& state, Index kv_len) {
   const auto past = past_of<float>(shape, kv_len);
   const plain::Rows q_bar = to_rows(q_bar_of<float>(shape));
   plain::Rows scores(1, 1, 1);
-  measure(state, score_cost<float>(shape, kv_len, 1), [&] { scores = plain::score_keys(q_bar, past.k, past.inverse_norms); });
+  measure(state, score_cost<float>(shape, kv_len, 1),
+          [&] { scores = plain::score_keys(q_bar, past.k, past.inverse_norms); });
   verify(state, scores_are_right(q_bar, past, scores.data.data()), "scores are wrong");
 }
 
@@ -113,14 +124,16 @@ void top_k(benchmark::State& state, Index kv_len, Index k, bool plainly) {
   const plain::Positions expected = plain::top_k(plain_scores, k);
   quoka::Selection selection;
   plain::Positions plain_selection;
-  const double bytes = static_cast<double>(scores.size()) * sizeof(float) + static_cast<double>(shape.kv_heads * k) * sizeof(quoka::Position);
+  const double bytes = static_cast<double>(scores.size()) * sizeof(float) +
+                       static_cast<double>(shape.kv_heads * k) * sizeof(quoka::Position);
   measure(state, {.bytes = bytes}, [&] {
     if (plainly)
       plain_selection = plain::top_k(plain_scores, k);
     else
       selection = quoka::top_k(scores, k);
   });
-  verify(state, (plainly ? plain_selection : positions_of(selection)) == expected, "other keys were selected");
+  verify(state, (plainly ? plain_selection : positions_of(selection)) == expected,
+         "other keys were selected");
 }
 
 // ---- gather -------------------------------------------------------------------------------------
@@ -143,7 +156,10 @@ void gather(benchmark::State& state, Index kv_len, Index budget, bool plainly) {
       rows = quoka::gather(past.k, selections[turn]);
   });
   const auto expected = plain::gather(past.k, lists[turn]);
-  verify(state, near(plainly ? plain_rows.data() : rows.data(), expected.data(), static_cast<Index>(expected.size()), 0.0f), "other rows were gathered");
+  verify(state,
+         near(plainly ? plain_rows.data() : rows.data(), expected.data(),
+              static_cast<Index>(expected.size()), 0.0f),
+         "other rows were gathered");
 }
 
 // ---- names --------------------------------------------------------------------------------------
@@ -151,39 +167,63 @@ void gather(benchmark::State& state, Index kv_len, Index budget, bool plainly) {
 template <class T>
 void add_score(const char* name, const LayerShape& shape, Index kv_len, int threads = 1) {
   const bool usual = shape.head_dim == qwen3_4b.head_dim;
-  auto full = usual ? named(name, {{"kv_len", kv_len}}) : named(name, {{"kv_len", kv_len}, {"head_dim", shape.head_dim}});
+  auto full = usual ? named(name, {{"kv_len", kv_len}})
+                    : named(name, {{"kv_len", kv_len}, {"head_dim", shape.head_dim}});
   if (threads > 1) full = named(full, {{"threads", threads}});
-  timed_for(add(full, [=](benchmark::State& state) { score<T>(state, shape, kv_len, threads); }), threads);
+  timed_for(add(full, [=](benchmark::State& state) { score<T>(state, shape, kv_len, threads); }),
+            threads);
 }
 
 void add_queries() {
   for (const Index q_len : {Index{128}, Index{512}}) {
-    add(named("subselect_queries", {{"q_len", q_len}}), [=](auto& state) { subselect(state, q_len, false); }, benchmark::kMicrosecond);
-    add(named("subselect_queries/plain", {{"q_len", q_len}}), [=](auto& state) { subselect(state, q_len, true); }, benchmark::kMicrosecond);
+    add(
+        named("subselect_queries", {{"q_len", q_len}}),
+        [=](auto& state) { subselect(state, q_len, false); }, benchmark::kMicrosecond);
+    add(
+        named("subselect_queries/plain", {{"q_len", q_len}}),
+        [=](auto& state) { subselect(state, q_len, true); }, benchmark::kMicrosecond);
   }
   for (const LayerShape& shape : {qwen3_4b, group_7}) {
     const Index group = shape.q_heads / shape.kv_heads;
-    add(named("pre_aggregate", {{"n_queries", n_queries}, {"group", group}}), [=](auto& state) { aggregate(state, shape, false); }, benchmark::kMicrosecond);
-    add(named("pre_aggregate/plain", {{"n_queries", n_queries}, {"group", group}}), [=](auto& state) { aggregate(state, shape, true); }, benchmark::kMicrosecond);
+    add(
+        named("pre_aggregate", {{"n_queries", n_queries}, {"group", group}}),
+        [=](auto& state) { aggregate(state, shape, false); }, benchmark::kMicrosecond);
+    add(
+        named("pre_aggregate/plain", {{"n_queries", n_queries}, {"group", group}}),
+        [=](auto& state) { aggregate(state, shape, true); }, benchmark::kMicrosecond);
   }
 }
 
 void add_keys() {
-  for (const Index kv_len : {Index{8192}, longest_kv_len}) add_score<float>("score_keys", qwen3_4b, kv_len);
+  for (const Index kv_len : {Index{8192}, longest_kv_len})
+    add_score<float>("score_keys", qwen3_4b, kv_len);
   add_score<float>("score_keys", qwen3_4b, longest_kv_len, 2);
   add_score<Eigen::half>("score_keys/half", qwen3_4b, longest_kv_len);
   add_score<Eigen::bfloat16>("score_keys/bfloat16", qwen3_4b, longest_kv_len);
-  for (const LayerShape& shape : {head_dim_64, head_dim_80}) add_score<float>("score_keys", shape, 8192);
-  add(named("score_keys/plain", {{"kv_len", longest_kv_len}}), [](auto& state) { score_plainly(state, longest_kv_len); });
+  for (const LayerShape& shape : {head_dim_64, head_dim_80})
+    add_score<float>("score_keys", shape, 8192);
+  add(named("score_keys/plain", {{"kv_len", longest_kv_len}}),
+      [](auto& state) { score_plainly(state, longest_kv_len); });
 
   for (const Index kv_len : {Index{8192}, longest_kv_len}) {
-    add(named("top_k", {{"kv_len", kv_len}, {"k", 1024}}), [=](auto& state) { top_k(state, kv_len, 1024, false); }, benchmark::kMicrosecond);
-    add(named("top_k/nth_element", {{"kv_len", kv_len}, {"k", 1024}}), [=](auto& state) { top_k(state, kv_len, 1024, true); }, benchmark::kMicrosecond);
+    add(
+        named("top_k", {{"kv_len", kv_len}, {"k", 1024}}),
+        [=](auto& state) { top_k(state, kv_len, 1024, false); }, benchmark::kMicrosecond);
+    add(
+        named("top_k/nth_element", {{"kv_len", kv_len}, {"k", 1024}}),
+        [=](auto& state) { top_k(state, kv_len, 1024, true); }, benchmark::kMicrosecond);
   }
   const std::string shape = named("", {{"kv_len", longest_kv_len}, {"budget", 1024}});
-  add("gather" + shape, [](auto& state) { gather<float>(state, longest_kv_len, 1024, false); }, benchmark::kMicrosecond);
-  add("gather/plain" + shape, [](auto& state) { gather<float>(state, longest_kv_len, 1024, true); }, benchmark::kMicrosecond);
-  add("gather/bfloat16" + shape, [](auto& state) { gather<Eigen::bfloat16>(state, longest_kv_len, 1024, false); }, benchmark::kMicrosecond);
+  add(
+      "gather" + shape, [](auto& state) { gather<float>(state, longest_kv_len, 1024, false); },
+      benchmark::kMicrosecond);
+  add(
+      "gather/plain" + shape, [](auto& state) { gather<float>(state, longest_kv_len, 1024, true); },
+      benchmark::kMicrosecond);
+  add(
+      "gather/bfloat16" + shape,
+      [](auto& state) { gather<Eigen::bfloat16>(state, longest_kv_len, 1024, false); },
+      benchmark::kMicrosecond);
 }
 
 [[maybe_unused]] const bool registered = [] {

@@ -8,6 +8,7 @@
 
 #include "machine.hpp"
 
+#include "support/json_file.hpp"
 #include "support/paired_steps.hpp"
 #include "support/progress.hpp"
 #include "support/selector_flags.hpp"
@@ -16,9 +17,7 @@
 #include <quoka/quoka.hpp>
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 
-#include <fstream>
 #include <iostream>
 
 namespace {
@@ -105,8 +104,7 @@ Result measure(Index length, const Flags& flags, quoka::ThreadPool& threads) {
   result.last_chunk_speedup = median_ratio(result.seconds[0].front(), result.seconds[1].front());
   result.dense_gflops = dense_flops(flags.shape, result.positions.front(), flags.chunk) /
                         median(result.seconds[0].front()) * 1e-9;
-  result.scratch_mib =
-      static_cast<double>(selected.workspace().bytes() + selected.state().bytes()) / 1048576.0;
+  result.scratch_mib = static_cast<double>(selected.scratch_bytes()) / 1048576.0;
   return result;
 }
 
@@ -163,7 +161,7 @@ int run(Flags& flags) {
               {"tokens", "dense", "QuoKA", "prefill speedup", "last chunk", "dense GFLOP/s",
                "of FMA peak", "scratch"},
               rows);
-  if (!flags.json.empty()) std::ofstream(flags.json) << to_json(results, flags).dump(1) << '\n';
+  if (!flags.json.empty()) write_json(flags.json, to_json(results, flags));
   return 0;
 }
 

@@ -4,7 +4,7 @@
 
 #include <iostream>
 
-using Tensor = Eigen::Tensor<float, 4, Eigen::RowMajor>;
+using Tensor = quoka::Tensor<float>;  // a row-major Eigen::Tensor
 
 namespace {
 

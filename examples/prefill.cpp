@@ -6,15 +6,14 @@
 #include <quoka/quoka.hpp>
 
 #include "support/capture.hpp"
+#include "support/json_file.hpp"
 #include "support/paired_steps.hpp"
 #include "support/progress.hpp"
 #include "support/selector_flags.hpp"
 #include "support/table.hpp"
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 
-#include <fstream>
 #include <iostream>
 
 namespace {
@@ -238,7 +237,7 @@ void write_json(const std::vector<BudgetResult>& budgets, const std::vector<Leng
                                  {"dense_seconds", r.dense_seconds},
                                  {"quoka_seconds", r.seconds},
                                  {"speedup", r.speedup}});
-  std::ofstream(flags.json) << json.dump(2) << '\n';
+  write_json(flags.json, json);
 }
 
 int run(const Flags& flags) {

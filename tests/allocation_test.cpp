@@ -296,7 +296,7 @@ TEST(Scratch, AtMost32MiBFor32768Keys) {
   counting = true;
   layer.forward(q, k, v, out, pool);
   counting = false;
-  const Index bytes = layer.workspace().bytes() + layer.state().bytes();
+  const Index bytes = layer.scratch_bytes();
   RecordProperty("scratch_bytes", std::to_string(bytes));
   RecordProperty("allocated_bytes", std::to_string(allocated_bytes.load()));
   EXPECT_LE(bytes, limit);
@@ -313,9 +313,9 @@ TEST(Scratch, DoesNotGrowWithAnotherChunk) {
   Tensor4<float> out(1, 8, 37, 20);
   ChunkedPrefill<DenseSelector> layer(layer_shape);
   layer.forward(q, k, v, out);
-  const Index bytes = layer.workspace().bytes();
+  const Index bytes = layer.scratch_bytes();
   for (int i = 0; i < 10; ++i) layer.forward(q, k, v, out);
-  EXPECT_EQ(layer.workspace().bytes(), bytes);
+  EXPECT_EQ(layer.scratch_bytes(), bytes);
 }
 
 // A cache of n keys takes its keys, values and inverse norms, and no more than twice that while it

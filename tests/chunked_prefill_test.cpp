@@ -480,6 +480,7 @@ struct EveryOtherKey {
   struct State {
     std::vector<Index> selects, appends, truncates;  // kv_len at each call
     void truncate(Index kv_len) { truncates.push_back(kv_len); }
+    static Index bytes() { return 0; }
   };
   explicit EveryOtherKey(const Options& options_in) : options(options_in) {}
 
@@ -604,8 +605,8 @@ TEST(ChunkedPrefillRefuses, OptionsThatAreNone) {
 // prefill(), the cache as it was, nothing written, and the sound chunk runs as if nothing had been.
 class ChunkedPrefillRefusesAChunk : public ::testing::Test {
  protected:
-  void refused(std::initializer_list<Fragment> fragments, const AttentionOptions& attention = {}) {
-    Quoka<float> layer(layer_shape, {.budget = 37}, attention);
+  void refused(std::initializer_list<Fragment> fragments) {
+    Quoka<float> layer(layer_shape, {.budget = 37});
     layer.append(prefix_.k, prefix_.v);
     for (const bool whole : {false, true}) {
       SCOPED_TRACE(whole ? "prefill" : "forward");
@@ -623,7 +624,6 @@ class ChunkedPrefillRefusesAChunk : public ::testing::Test {
       EXPECT_TRUE(same_bits(layer.cache().k(), prefix_.k));
       EXPECT_TRUE(same_bits(layer.cache().v(), prefix_.v));
     }
-    if (!attention.sink_logits.empty()) return;
     Quoka<float> undisturbed(layer_shape, {.budget = 37});
     undisturbed.append(prefix_.k, prefix_.v);
     EXPECT_TRUE(same_bits(run(layer, sound_, 37), run(undisturbed, sound_, 37)));
@@ -685,9 +685,40 @@ TEST_F(ChunkedPrefillRefusesAChunk, AnOutputOfOtherHeads) {
   out_ = random(1, kv_heads, 37, v_dim);
   refused({2, 6});
 }
-TEST_F(ChunkedPrefillRefusesAChunk, SinksOfAnotherNumber) {
+TEST(ChunkedPrefillRefuses, OptionsThatAttentionRefuses) {
   const std::vector<float> sinks(5);
-  refused({"sink_logits", 5, 6}, {.sink_logits = sinks});
+  const auto refused = [](const quoka::AttentionOptions& options,
+                          std::initializer_list<Fragment> fragments) {
+    expect_refused([&] { Quoka<float>(layer_shape, {}, options); }, fragments);
+  };
+  refused({.sink_logits = sinks}, {"sink_logits", 5, 6});
+  refused({.softcap = -1.0f}, {"softcap", "[0, 1e30]"});
+  refused({.sliding_window = -3}, {"sliding_window", -3, 0});
+}
+
+TEST(ChunkedPrefillRefuses, ANegativeReserve) {
+  Quoka<float> layer(layer_shape);
+  expect_refused([&] { layer.reserve(-5); }, {"capacity", -5, 0});
+  EXPECT_EQ(layer.cache().capacity(), 0);
+}
+
+// A refused chunk leaves no trace at all: the selection and the views are those of before.
+TEST(ChunkedPrefillRefuses, AWrongOutputBeforeItSelects) {
+  Random random(61);
+  const Prompt<float> prompt(random, 111);
+  Quoka<float> layer(layer_shape, {.budget = 37});
+  auto out = output_of(prompt);
+  run(layer, prompt, 0, 74, 37, out);
+  const Selection before = layer.selection();
+  const Index capacity = layer.cache().capacity();
+  Tensor4<float> wrong(1, q_heads, 5, v_dim);
+  expect_refused(
+      [&] {
+        layer.forward(prompt.q_rows(74, 37), prompt.k_rows(74, 37), prompt.v_rows(74, 37), wrong);
+      },
+      {"out", 5, 37});
+  EXPECT_EQ(layer.selection(), before);
+  EXPECT_EQ(layer.cache().capacity(), capacity);
 }
 
 TEST(ChunkedPrefillRefuses, AnEmptyChunk) {

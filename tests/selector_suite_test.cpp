@@ -349,9 +349,7 @@ TYPED_TEST(EverySelector, RefusesShapesThatDoNotFitAndSelectsNothing) {
 // A caller's own selector, the least there is: the concept asks for no more.
 struct LeastSelector {
   struct Options {};
-  struct State {
-    void truncate(Index) {}
-  };
+  using State = quoka::NoState;
   explicit LeastSelector(const Options&) {}
   template <class T, class E>
   void select(const SelectorInput<T>& input, State&, Selection& selection, E&&) const {

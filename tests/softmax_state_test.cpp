@@ -1,7 +1,7 @@
-// attention/softmax_state.hpp: the running {max, sum} as a value, for one row and for a packet of
+// core/softmax_state.hpp: the running {max, sum} as a value, for one row and for a packet of
 // rows.
 
-#include <quoka/attention/softmax_state.hpp>
+#include <quoka/core/softmax_state.hpp>
 
 #include <gtest/gtest.h>
 

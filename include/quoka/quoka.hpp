@@ -19,13 +19,17 @@
 #include <quoka/core/check.hpp>
 #include <quoka/core/view.hpp>
 #include <quoka/core/buffer.hpp>
+#include <quoka/core/worker_scratch.hpp>
 #include <quoka/core/executor.hpp>
 #include <quoka/core/simd.hpp>
 #include <quoka/core/tuning.hpp>
 #include <quoka/core/inverse_norm.hpp>
 #include <quoka/core/packing.hpp>
 #include <quoka/core/register_tile.hpp>
+#include <quoka/core/softmax_state.hpp>
+#include <quoka/core/panel_kernels.hpp>
 
+#include <quoka/cache/row_store.hpp>
 #include <quoka/cache/kv_cache.hpp>
 
 #include <quoka/select/selection.hpp>
@@ -36,11 +40,10 @@
 #include <quoka/select/score_keys.hpp>
 #include <quoka/select/top_k.hpp>
 #include <quoka/select/gather.hpp>
+#include <quoka/select/scored_selector.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>
 
-#include <quoka/attention/softmax_state.hpp>
-#include <quoka/attention/panel_kernels.hpp>
 #include <quoka/attention/head_attention.hpp>
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/merge.hpp>

@@ -30,7 +30,7 @@
 #define QUOKA_ABI_SIMD _scalar
 #endif
 
-#if defined(EIGEN_VECTORIZE_FMA)
+#if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__FP_FAST_FMAF)
 #define QUOKA_ABI_FMA _fma
 #else
 #define QUOKA_ABI_FMA
@@ -42,10 +42,12 @@
 #define QUOKA_ABI_HALF
 #endif
 
-#define QUOKA_ABI_JOIN_(major, minor, simd, fma, half) v##major##_##minor##simd##fma##half
-#define QUOKA_ABI_JOIN(major, minor, simd, fma, half) QUOKA_ABI_JOIN_(major, minor, simd, fma, half)
+#define QUOKA_ABI_JOIN_(major, minor, patch, simd, fma, half) \
+  v##major##_##minor##_##patch##simd##fma##half
+#define QUOKA_ABI_JOIN(major, minor, patch, simd, fma, half) \
+  QUOKA_ABI_JOIN_(major, minor, patch, simd, fma, half)
 
-// Opened as `namespace quoka::inline QUOKA_ABI {`; for example quoka::v0_1_avx512_fma_f16c.
-#define QUOKA_ABI                                                                         \
-  QUOKA_ABI_JOIN(QUOKA_VERSION_MAJOR, QUOKA_VERSION_MINOR, QUOKA_ABI_SIMD, QUOKA_ABI_FMA, \
-                 QUOKA_ABI_HALF)
+// Opened as `namespace quoka::inline QUOKA_ABI {`; for example quoka::v0_1_0_avx512_fma_f16c.
+#define QUOKA_ABI                                                                               \
+  QUOKA_ABI_JOIN(QUOKA_VERSION_MAJOR, QUOKA_VERSION_MINOR, QUOKA_VERSION_PATCH, QUOKA_ABI_SIMD, \
+                 QUOKA_ABI_FMA, QUOKA_ABI_HALF)

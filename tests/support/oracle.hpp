@@ -289,11 +289,12 @@ inline Positions top_k(const Scores& scores, Index k, Index keep_first, Index ke
   return keep;
 }
 
-// A budget given as a fraction of the cache: max(1, floor(fraction kv_len)), and 0 for an empty
-// cache.
+// A budget given as a fraction of the cache: max(1, floor(fraction kv_len)), the product taken as
+// the decimal number it stands for, and 0 for an empty cache.
 inline Index resolve_budget(double fraction, Index kv_len) {
   if (kv_len <= 0) return 0;
-  return std::max<Index>(1, static_cast<Index>(std::floor(fraction * static_cast<double>(kv_len))));
+  return std::max<Index>(
+      1, static_cast<Index>(std::floor(fraction * static_cast<double>(kv_len) + 1e-6)));
 }
 
 struct QuokaOptions {

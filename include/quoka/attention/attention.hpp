@@ -34,7 +34,7 @@ template <class T>
 struct Past {
   TensorView<const T> k = {};       // [batch, kv_heads, kv_len, head_dim]
   TensorView<const T> v = {};       // [batch, kv_heads, kv_len, v_dim]
-  const Selection* keep = nullptr;  // null: all
+  const Selection* keep = nullptr;  // null: all; must outlive the call
 
   Past() = default;
   Past(TensorView<const T> k_in, TensorView<const T> v_in) : k(k_in), v(v_in) {}
@@ -78,15 +78,14 @@ void check_keys_and_values(const TensorView<const T>& q, const TensorView<const 
   require_sizes(v_name, v.sizes(), {q.batch(), kv_heads, k.len(), v_dim});
 }
 
-template <class T>
-void check_options(const TensorView<const T>& q, const AttentionOptions& options, float scale) {
+inline void check_options(const AttentionOptions& options, Index q_heads) {
   if (!options.sink_logits.empty())
-    require_equal("the number of sink_logits", static_cast<Index>(options.sink_logits.size()),
-                  "q_heads", q.heads());
+    require_equal("the number of sink_logits", std::ssize(options.sink_logits), "q_heads", q_heads);
   require_at_least("sliding_window", options.sliding_window, 0);
-  if (!std::isfinite(scale)) fail_range("scale", static_cast<double>(scale), "(-inf, inf)");
-  if (!(options.softcap >= 0.0f) || std::isinf(options.softcap))
-    fail_range("softcap", static_cast<double>(options.softcap), "[0, inf)");
+  const float scale = options.scale.value_or(1.0f);
+  if (!(std::abs(scale) <= 1e30f)) fail_range("scale", static_cast<double>(scale), "[-1e30, 1e30]");
+  if (!(options.softcap >= 0.0f && options.softcap <= 1e30f))
+    fail_range("softcap", static_cast<double>(options.softcap), "[0, 1e30]");
 }
 
 template <class T>
@@ -106,14 +105,14 @@ AttentionCall<T> checked_call(const TensorView<const T>& q, const Past<T>& past,
   check_keys_and_values(q, chunk.k, chunk.v, kv_heads, v_dim, "chunk k", "chunk v");
   if (chunk.k.len() > 0) require_equal("chunk k's len", chunk.k.len(), "q_len", q.len());
   require_sizes("out", output.out.sizes(), {q.batch(), q.heads(), q.len(), v_dim});
-  if (output.lse_nat.data() != nullptr)
+  if (!output.lse_nat.absent())
     require_sizes("lse_nat", output.lse_nat.sizes(), {q.batch(), q.heads(), q.len()});
   if (past.keep != nullptr && past.k.len() > 0)
     past.keep->require_shape(q.batch(), kv_heads, past.k.len());
   else if (past.keep != nullptr)
     require_equal("the selection's kv_len", past.keep->kv_len(), "the keys' kv_len", 0);
   const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(q.dim())));
-  check_options(q, options, scale);
+  check_options(options, q.heads());
 
   return {.q = q,
           .past_k = past.k,

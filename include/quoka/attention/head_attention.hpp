@@ -7,7 +7,7 @@
 // therefore the same whatever the chunk size, the number of tasks and the number of threads.
 #pragma once
 
-#include <quoka/attention/panel_kernels.hpp>
+#include <quoka/core/panel_kernels.hpp>
 #include <quoka/core/buffer.hpp>
 #include <quoka/core/view.hpp>
 
@@ -164,7 +164,9 @@ class HeadAttention {
       const bool none = call_.sink_logits.empty() || i >= panel_count(p);
       sink[i] =
           none ? -simd::infinity
-               : call_.sink_logits[static_cast<std::size_t>(head_of(panel_row(p) + i))] * log2_e;
+               : std::min(call_.sink_logits[static_cast<std::size_t>(head_of(panel_row(p) + i))] *
+                              log2_e,
+                          std::numeric_limits<float>::max());  // so large a sink takes all
     }
     // A sink is a logit of weight 1 at the maximum, without a value.
     for (int j = 0; j < tuning::tile_packets; ++j) {
@@ -244,7 +246,7 @@ class HeadAttention {
     }
     for (int j = 0; j < tuning::tile_packets; ++j) inverse[j] = state(p)[j].inverse_sum();
     unpack_outputs(out(p), inverse, call_.v_dim, rows, panel_count(p));
-    if (call_.lse.empty()) return;
+    if (call_.lse.absent()) return;
     alignas(64) float max[tuning::panel_rows], sum[tuning::panel_rows];
     for (int j = 0; j < tuning::tile_packets; ++j) {
       simd::store(max + j * simd::lanes, state(p)[j].max);

@@ -7,13 +7,13 @@
 // changes nothing. A sink logit belongs to one of the parts only.
 #pragma once
 
-#include <quoka/attention/softmax_state.hpp>
+#include <quoka/core/softmax_state.hpp>
 #include <quoka/core/view.hpp>
 
 namespace quoka::inline QUOKA_ABI {
 
-// a and lse_a take the merged result. out [batch, q_heads, q_len, v_dim], lse_nat [batch, q_heads,
-// q_len]. Throws std::invalid_argument when shapes differ.
+// out_a and lse_a take the merged result. out_a, out_b [batch, q_heads, q_len, v_dim], lse_a, lse_b
+// [batch, q_heads, q_len]. Throws std::invalid_argument when shapes differ.
 template <TensorLike A>
 void merge(A& out_a, TensorView<float, 3> lse_a, TensorView<const storage_t<A>> out_b,
            TensorView<const float, 3> lse_b) {

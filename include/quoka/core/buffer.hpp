@@ -14,9 +14,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
+#include <limits>
 #include <memory>
 #include <new>
 #include <type_traits>
+#include <utility>
 
 namespace quoka::inline QUOKA_ABI {
 
@@ -25,9 +27,21 @@ class Buffer {
   static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
 
  public:
-  // At least `count` elements; the pointer is good until the next call with a larger count.
+  Buffer() = default;
+  Buffer(Buffer&& other) noexcept
+      : data_(std::move(other.data_)), capacity_(std::exchange(other.capacity_, 0)) {}
+  Buffer& operator=(Buffer&& other) noexcept {
+    data_ = std::move(other.data_);
+    capacity_ = std::exchange(other.capacity_, 0);
+    return *this;
+  }
+
+  // At least `count` elements; the pointer is good until the next call with a larger count. Throws
+  // std::bad_alloc where there is no such memory.
   T* reserve(Index count) {
     if (count > capacity_) {
+      if (count > std::numeric_limits<Index>::max() / static_cast<Index>(sizeof(T)) / 2)
+        throw std::bad_alloc();
       data_.reset();
       capacity_ = 0;
       data_.reset(static_cast<T*>(allocate(static_cast<std::size_t>(count) * sizeof(T))));

@@ -20,6 +20,10 @@
 
 namespace quoka::inline QUOKA_ABI {
 
+// The row-major Eigen tensor that views are made from and that the stages return.
+template <class T, int Rank = 4>
+using Tensor = Eigen::Tensor<T, Rank, Eigen::RowMajor>;
+
 template <class T, int Rank = 4>
 class TensorView;
 
@@ -113,6 +117,8 @@ class TensorView {
   Index heads() const { return sizes_[1]; }
   Index len() const { return sizes_[2]; }
   Index dim() const requires(Rank == 4) { return sizes_[3]; }
+  // The optional input that was not given.
+  bool absent() const { return data_ == nullptr; }
   // No elements at all.
   bool empty() const {
     for (const Index size : sizes_)

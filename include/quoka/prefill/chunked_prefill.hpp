@@ -4,7 +4,8 @@
 //   out  = attention(q, cache[keep], {k, v})        the chunk itself always in full, causally
 //   cache += {k, v}
 //
-// The same call with one query is a decode step. Every selector enters by the same concept; QuoKA
+// The same call with one query is a decode step. Selectors do not know of a sliding window: a layer
+// that has one is best left dense. Every selector enters by the same concept; QuoKA
 // has no private path. Buffers are kept from call to call: with reserve() a steady state does not
 // allocate.
 #pragma once
@@ -29,6 +30,7 @@ template <Selector S, Storage T = float>
 class ChunkedPrefill {
  public:
   // Throws std::invalid_argument for sizes below 1 and q_heads not a multiple of kv_heads.
+  // Throws for options that attention() refuses, too.
   explicit ChunkedPrefill(const LayerShape& shape, const typename S::Options& options = {},
                           const AttentionOptions& attention = {}, typename S::State state = {})
       : shape_(checked(shape)),
@@ -36,7 +38,10 @@ class ChunkedPrefill {
         attention_(attention),
         sink_logits_(attention.sink_logits.begin(), attention.sink_logits.end()),
         state_(std::move(state)),
-        cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim) {}
+        cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim) {
+    detail::check_options(attention, shape.q_heads);
+    attention_.sink_logits = sink_logits_;
+  }
 
   // One chunk, or one decode step. q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, q_len,
   // head_dim], v [batch, kv_heads, q_len, v_dim], out [batch, q_heads, q_len, v_dim], optionally
@@ -47,17 +52,16 @@ class ChunkedPrefill {
                const AttentionOutput<T>& out, E&& executor = E{}) {
     check_query(q, k);
     cache_.check(k, v);
-    AttentionOptions options = attention_;
-    options.sink_logits = sink_logits_;
+    (void)detail::checked_call<T>(q, {cache_.k(), cache_.v()}, {k, v}, out, attention_);
     cache_.grow(cache_.len() + q.len());
     selector_.select(input(q), state_, selection_, executor);
-    attention(q, Past<T>(cache_.k(), cache_.v(), selection_), {k, v}, out, options, executor,
+    attention(q, Past<T>(cache_.k(), cache_.v(), selection_), {k, v}, out, attention_, executor,
               workspace_);
-    cache_.append(k, v);
-    selector_.appended(input(q), state_, executor);
+    append_keys(q, k, v, executor);
   }
 
-  // A whole prompt, chunk by chunk: shapes as in forward, any length.
+  // A whole prompt, chunk by chunk: shapes as in forward, any length. After a throw the cache is as
+  // it was before the prompt.
   template <Executor E = SerialExecutor>
   void prefill(TensorView<const T> q, TensorView<const T> k, TensorView<const T> v,
                TensorView<T> out, Index chunk_len, E&& executor = E{}) {
@@ -65,20 +69,22 @@ class ChunkedPrefill {
     check_query(q, k);
     cache_.check(k, v);
     detail::require_sizes("out", out.sizes(), {q.batch(), q.heads(), q.len(), v.dim()});
-    cache_.grow(cache_.len() + q.len());
+    const Index before = kv_len();
+    cache_.grow(before + q.len());
+    const Rewind rewind{*this, before};
     for (Index begin = 0; begin < q.len(); begin += chunk_len) {
       const Index n = std::min(chunk_len, q.len() - begin);
       forward(q.slice(begin, n), k.slice(begin, n), v.slice(begin, n), out.slice(begin, n),
               executor);
     }
+    rewind.dismiss();
   }
 
   // Takes over keys and values that were computed before (a saved prefix), without attention: k
   // [batch, kv_heads, n, head_dim], v [batch, kv_heads, n, v_dim]. Throws as KvCache::append.
   template <Executor E = SerialExecutor>
   void append(TensorView<const T> k, TensorView<const T> v, E&& executor = E{}) {
-    cache_.append(k, v);
-    selector_.appended(input({}), state_, executor);
+    append_keys({}, k, v, executor);
   }
 
   // Back to the first `len` tokens: the next turn, another branch. Throws std::invalid_argument
@@ -96,9 +102,31 @@ class ChunkedPrefill {
   const Selection& selection() const { return selection_; }
   const S& selector() const { return selector_; }
   typename S::State& state() { return state_; }
-  const AttentionWorkspace<T>& workspace() const { return workspace_; }
+  // Memory beyond the cache: scratch and the selector's state.
+  Index scratch_bytes() const { return workspace_.bytes() + state_.bytes(); }
 
  private:
+  // Back to `len` tokens unless all went well.
+  struct Rewind {
+    ChunkedPrefill& layer;
+    Index len;
+    mutable bool done = false;
+
+    void dismiss() const { done = true; }
+    ~Rewind() {
+      if (!done) layer.truncate(len);
+    }
+  };
+
+  template <class E>
+  void append_keys(const TensorView<const T>& q, const TensorView<const T>& k,
+                   const TensorView<const T>& v, E& executor) {
+    const Rewind rewind{*this, kv_len()};
+    cache_.append(k, v);
+    selector_.appended(input(q), state_, executor);
+    rewind.dismiss();
+  }
+
   static LayerShape checked(LayerShape shape) {
     detail::require_multiple("q_heads", shape.q_heads, "kv_heads", shape.kv_heads);
     if (shape.v_dim == 0) shape.v_dim = shape.head_dim;
@@ -109,7 +137,7 @@ class ChunkedPrefill {
     detail::require_equal("k's len", k.len(), "q_len", q.len());
   }
   SelectorInput<T> input(const TensorView<const T>& q) const {
-    return {q, cache_.k(), cache_.inverse_norms(), cache_.capacity()};
+    return {q, cache_.k(), cache_.inverse_norms(), cache_.capacity(), attention_.scale};
   }
 
   LayerShape shape_;

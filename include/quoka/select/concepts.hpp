@@ -1,17 +1,25 @@
 // What a selector is: something that looks at a chunk's queries and the cached keys and says which
-// keys the chunk attends to.
+// keys the chunk attends to. Most do it by a score per key; they are written as a Scorer.
+//
+//   struct MyScorer {                       // ScoredSelector<MyScorer> is a Selector
+//     struct Options { Budget budget; Index window, keep_first, keep_last; ... };
+//     using State = NoState;                // or what is carried from chunk to chunk of one layer
+//     explicit MyScorer(const Options&);
+//     template <class T, class E>           // scores [batch, kv_heads, kv_len]; more is better
+//     void score(const SelectorInput<T>&, State&, float* scores, E&& executor) const;
+//   };
 //
 //   struct MySelector {
 //     struct Options { ... };
-//     struct State { void truncate(Index kv_len); };  // carried from chunk to chunk of one layer
+//     struct State { void truncate(Index kv_len); Index bytes() const; };
 //     explicit MySelector(const Options&);
-//     template <class T, class E>                     // before the chunk's attention
+//     template <class T, class E>           // before the chunk's attention
 //     void select(const SelectorInput<T>&, State&, Selection&, E&& executor) const;
-//     template <class T, class E>                     // after its keys were appended
+//     template <class T, class E>           // after its keys were appended; optional in a Scorer
 //     void appended(const SelectorInput<T>&, State&, E&& executor) const;
 //   };
 //
-// A selector is const and shareable; all that changes lives in the State its caller holds: reused
+// Both are const and shareable; all that changes lives in the State its caller holds: reused
 // buffers, and for some methods something kept per key (projected keys, page bounds), a retained
 // set, or a choice shared with other layers. appended() sees the cache with the chunk's keys at its
 // end, so such state grows with it (q is empty where keys came without queries, from a saved
@@ -20,7 +28,11 @@
 
 #include <quoka/core/executor.hpp>
 #include <quoka/core/view.hpp>
+#include <quoka/select/options.hpp>
 #include <quoka/select/selection.hpp>
+
+#include <cmath>
+#include <optional>
 
 namespace quoka::inline QUOKA_ABI {
 
@@ -30,8 +42,19 @@ struct SelectorInput {
   TensorView<const T> q;  // [batch, q_heads, q_len, head_dim]
   TensorView<const T> k;  // [batch, kv_heads, kv_len, head_dim], cached keys
   TensorView<const float, 3> inverse_norms = {};  // [batch, kv_heads, kv_len] of k; optional
-  Index capacity = 0;  // keys the cache has room for; what follows kv_len is allocated for that
-                       // many at once
+  Index capacity = 0;  // keys the cache has room for: what follows kv_len is allocated for so many
+  std::optional<float> scale = {};  // of attention's logits; absent: 1 / sqrt(head_dim)
+
+  Index group() const { return q.heads() / k.heads(); }
+  float logit_scale() const {
+    return scale.value_or(1.0f / std::sqrt(static_cast<float>(k.dim())));
+  }
+};
+
+// The state of a selector that carries nothing.
+struct NoState {
+  static void truncate(Index) {}
+  static constexpr Index bytes() { return 0; }
 };
 
 template <class S>
@@ -43,6 +66,19 @@ concept Selector = requires(const S& selector, const SelectorInput<float>& input
   selector.select(input, state, selection, executor);
   selector.appended(input, state, executor);
   state.truncate(kv_len);
+  { state.bytes() } -> std::convertible_to<Index>;
+};
+
+template <class S>
+concept Scorer = requires(const S& scorer, const SelectorInput<float>& input,
+                          typename S::State& state, float* scores, SerialExecutor& executor,
+                          typename S::Options options) {
+  S(options);
+  scorer.score(input, state, scores, executor);
+  { options.budget } -> std::convertible_to<Budget>;
+  { options.window } -> std::convertible_to<Index>;
+  { options.keep_first } -> std::convertible_to<Index>;
+  { options.keep_last } -> std::convertible_to<Index>;
 };
 
 namespace detail {
@@ -56,7 +92,7 @@ void check_selector_input(const SelectorInput<T>& input) {
   require_multiple("q_heads", input.q.heads(), "kv_heads", input.k.heads());
   require_sizes("k", input.k.sizes(),
                 {input.q.batch(), input.k.heads(), input.k.len(), input.q.dim()});
-  if (input.inverse_norms.data() != nullptr)
+  if (!input.inverse_norms.absent())
     require_sizes("inverse_norms", input.inverse_norms.sizes(),
                   {input.k.batch(), input.k.heads(), input.k.len()});
 }

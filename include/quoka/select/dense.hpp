@@ -8,9 +8,7 @@ namespace quoka::inline QUOKA_ABI {
 class DenseSelector {
  public:
   struct Options {};
-  struct State {
-    void truncate(Index) {}
-  };
+  using State = NoState;
 
   DenseSelector() = default;
   explicit DenseSelector(const Options&) {}

@@ -12,13 +12,11 @@ namespace quoka::inline QUOKA_ABI {
 
 // past [batch, kv_heads, kv_len, dim] (keys or values) to [batch, kv_heads, count, dim], positions
 // ascending. Throws std::invalid_argument when the selection was made for another shape.
-template <TensorLike K, class E = SerialExecutor>
-requires Executor<E> Eigen::Tensor < storage_t<K>,
-4, Eigen::RowMajor > gather(const K& past, const Selection& keep, E&& executor = E{}) {
+template <TensorLike K, Executor E = SerialExecutor>
+Tensor<storage_t<K>> gather(const K& past, const Selection& keep, E&& executor = E{}) {
   const auto view = view_of(past);
   keep.require_shape(view.batch(), view.heads(), view.len());
-  Eigen::Tensor<storage_t<K>, 4, Eigen::RowMajor> rows(view.batch(), view.heads(), keep.count(),
-                                                       view.dim());
+  Tensor<storage_t<K>> rows(view.batch(), view.heads(), keep.count(), view.dim());
   executor.run(view.batch() * view.heads(), [&](Index task, int) {
     const Index b = task / view.heads(), kv_head = task % view.heads();
     const auto positions = keep.row(b, kv_head);

@@ -36,10 +36,17 @@ enum class QueryChoice {
   dissimilar_and_last,  // the last n / 2 tokens, and of the others the most dissimilar
 };
 
+// In which domain the logits of several queries become one score. Logits are linear in the query:
+// their mean is the logit of the mean query, whatever the queries were.
+enum class Domain {
+  softmax,  // each query's softmax over the past, then the mean: its share of attention
+  logit,    // the mean of the logits
+};
+
 // Past keys attended per KV head (B_SA): a count, or a fraction of the past.
 //
 //   Budget(1024)    1024 keys; all of a shorter past
-//   Budget(0.25)    a quarter of the past, rounded down, at least one key
+//   Budget(0.25)    a quarter of the past, rounded down, at least one key; 0.7f of 10 is 7
 class Budget {
  public:
   // Throws std::invalid_argument for a negative count.
@@ -52,9 +59,11 @@ class Budget {
       detail::fail_range("budget, as a fraction of the past,", fraction_, "(0, 1]");
   }
 
+  // How many of kv_len >= 0 past keys.
   Index keys(Index kv_len) const {
     if (fraction_ == 0.0) return std::min(count_, kv_len);
-    const auto part = static_cast<Index>(std::floor(fraction_ * static_cast<double>(kv_len)));
+    const double share = fraction_ * (1.0 + 1e-7);  // decimal fractions, in float even, are rounded
+    const auto part = static_cast<Index>(std::floor(share * static_cast<double>(kv_len)));
     return std::min(std::max<Index>(part, 1), kv_len);
   }
 

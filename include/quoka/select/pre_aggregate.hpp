@@ -51,15 +51,14 @@ void pre_aggregate_head(RowOf&& row_of, Index n_queries, Index group, Index dim,
 // kept [batch, q_heads, n, head_dim] to [batch, kv_heads, n, head_dim]; per_head: [batch, kv_heads,
 // group * n, head_dim], row r * n + m being slot m of the group's head r. Throws
 // std::invalid_argument when q_heads is not a multiple of kv_heads.
-template <TensorLike Q, class E = SerialExecutor>
-requires Executor<E> Eigen::Tensor<float, 4, Eigen::RowMajor> pre_aggregate(
-    const Q& kept, Index kv_heads, GroupMode mode = GroupMode::rank,
-    Scoring scoring = Scoring::cosine, E&& executor = E{}) {
+template <TensorLike Q, Executor E = SerialExecutor>
+Tensor<float> pre_aggregate(const Q& kept, Index kv_heads, GroupMode mode = GroupMode::rank,
+                            Scoring scoring = Scoring::cosine, E&& executor = E{}) {
   const auto view = view_of(kept);
   detail::require_multiple("q_heads", view.heads(), "kv_heads", kv_heads);
   const Index group = view.heads() / kv_heads, n = view.len();
   const Index rows = detail::aggregated_rows(n, group, mode);
-  Eigen::Tensor<float, 4, Eigen::RowMajor> q_bar(view.batch(), kv_heads, rows, view.dim());
+  Tensor<float> q_bar(view.batch(), kv_heads, rows, view.dim());
   executor.run(view.batch() * kv_heads, [&](Index task, int) {
     const Index b = task / kv_heads, kv_head = task % kv_heads;
     const auto row_of = [&](Index r, Index m) { return view.row(b, kv_head * group + r, m); };

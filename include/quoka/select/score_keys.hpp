@@ -4,10 +4,10 @@
 //
 // Switches: dot scoring drops 1 / |k|; mean aggregation takes the mean over m. The inverse norms
 // come from the cache that computed them at append, or are taken from the keys on the way; the bits
-// are the same. Scores are what the formula gives: a key with a NaN or an infinity has a score that
-// is not finite. 2 * kv_heads * rows * kv_len * head_dim FLOPs over one read of the keys: 8 FLOPs
-// per byte with 16 float rows, near the balance of arithmetic and memory on CPUs of today. Nothing
-// of the size rows x kv_len is kept.
+// are the same. Scores are what the formula gives: a key with a NaN or an infinity, or so large
+// that its products overflow, has a score that is not finite. 2 * kv_heads * rows * kv_len *
+// head_dim FLOPs over one read of the keys: 8 FLOPs per byte with 16 float rows, near the balance
+// of arithmetic and memory on CPUs of today. Nothing of the size rows x kv_len is kept.
 #pragma once
 
 #include <quoka/core/packing.hpp>
@@ -130,8 +130,8 @@ void score_range(const TensorView<const T>& keys, const TensorView<const float, 
     scorer.score(row, count, scores + kv, RowPrefetch<T>(later, later_count, keys.dim()));
     if (scoring == Scoring::dot) continue;
     for (Index i = 0; i < count; ++i)
-      scores[kv + i] *= inverse_norms.empty() ? inverse_norm(row[i], keys.dim())
-                                              : inverse_norms.at(b, kv_head, kv + i);
+      scores[kv + i] *= inverse_norms.absent() ? inverse_norm(row[i], keys.dim())
+                                               : inverse_norms.at(b, kv_head, kv + i);
   }
 }
 
@@ -155,21 +155,36 @@ void score_all_keys(const float* q_bar, Index rows, const TensorView<const T>& k
 
 }  // namespace detail
 
+// 1 / |k| of each key, 0 for a zero key: [batch, kv_heads, kv_len] of keys [batch, kv_heads,
+// kv_len, head_dim]. For a caller whose cache is not KvCache: computed once per key and handed to
+// the selector with every chunk, they save it a quarter of the scoring time.
+template <TensorLike K, Executor E = SerialExecutor>
+Tensor<float, 3> inverse_norms(const K& keys, E&& executor = E{}) {
+  const auto k = view_of(keys);
+  Tensor<float, 3> norms(k.batch(), k.heads(), k.len());
+  executor.run(k.batch() * k.heads(), [&](Index task, int) {
+    const Index b = task / k.heads(), head = task % k.heads();
+    for (Index t = 0; t < k.len(); ++t)
+      norms(b, head, t) = inverse_norm(k.row(b, head, t), k.dim());
+  });
+  return norms;
+}
+
 // q_bar [batch, kv_heads, rows, head_dim] (float), keys [batch, kv_heads, kv_len, head_dim],
 // inverse_norms [batch, kv_heads, kv_len] or absent: scores [batch, kv_heads, kv_len]. Throws
 // std::invalid_argument when shapes do not fit together.
-template <TensorLike K, class E = SerialExecutor>
-requires Executor<E> Eigen::Tensor<float, 3, Eigen::RowMajor> score_keys(
-    const Eigen::Tensor<float, 4, Eigen::RowMajor>& q_bar, const K& keys,
-    const ScoreOptions& options = {}, TensorView<const float, 3> inverse_norms = {},
-    E&& executor = E{}) {
+template <TensorLike K, Executor E = SerialExecutor>
+Tensor<float, 3> score_keys(const Tensor<float>& q_bar, const K& keys,
+                            const ScoreOptions& options = {},
+                            TensorView<const float, 3> inverse_norms = {}, E&& executor = E{}) {
   const auto k = view_of(keys);
   detail::require_at_least("q_bar's rows", q_bar.dimension(2), 1);
+  detail::require_at_least("head_dim", k.dim(), 1);
   detail::require_sizes("k", k.sizes(),
                         {q_bar.dimension(0), q_bar.dimension(1), k.len(), q_bar.dimension(3)});
-  if (inverse_norms.data() != nullptr)
+  if (!inverse_norms.absent())
     detail::require_sizes("inverse_norms", inverse_norms.sizes(), {k.batch(), k.heads(), k.len()});
-  Eigen::Tensor<float, 3, Eigen::RowMajor> scores(k.batch(), k.heads(), k.len());
+  Tensor<float, 3> scores(k.batch(), k.heads(), k.len());
   WorkerScratch<detail::ScoreScratch> scratch;
   detail::score_all_keys(q_bar.data(), q_bar.dimension(2), k, inverse_norms, options, scores.data(),
                          scratch, executor);

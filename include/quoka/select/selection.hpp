@@ -21,7 +21,7 @@ class Selection {
 
   // From the caller's positions [batch, kv_heads, count]. Throws std::invalid_argument on a
   // position outside [0, kv_len) and on a list that does not ascend strictly.
-  Selection(const Eigen::Tensor<Position, 3, Eigen::RowMajor>& positions, Index kv_len) {
+  Selection(const Tensor<Position, 3>& positions, Index kv_len) {
     detail::require_at_least("kv_len", kv_len, 0);
     resize(positions.dimension(0), positions.dimension(1), kv_len, positions.dimension(2));
     std::copy_n(positions.data(), positions.size(), positions_.data());

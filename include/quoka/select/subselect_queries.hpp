@@ -138,13 +138,13 @@ void subselect_positions(const TensorView<const T>& q, Index n_queries,
 // Positions in the chunk of the queries kept: [batch, q_heads, min(n_queries, q_len)], most
 // dissimilar first. Throws std::invalid_argument for n_queries < 1, an empty chunk, or q_heads not
 // a multiple of options.heads_per_set.
-template <TensorLike Q, class E = SerialExecutor>
-requires Executor<E> Eigen::Tensor<Position, 3, Eigen::RowMajor> subselect_query_positions(
-    const Q& q, Index n_queries, const SubselectOptions& options = {}, E&& executor = E{}) {
+template <TensorLike Q, Executor E = SerialExecutor>
+Tensor<Position, 3> subselect_query_positions(const Q& q, Index n_queries,
+                                              const SubselectOptions& options = {},
+                                              E&& executor = E{}) {
   const auto view = view_of(q);  // [batch, q_heads, q_len, head_dim]
   detail::check_subselect(view, n_queries, options);
-  Eigen::Tensor<Position, 3, Eigen::RowMajor> positions(view.batch(), view.heads(),
-                                                        std::min(n_queries, view.len()));
+  Tensor<Position, 3> positions(view.batch(), view.heads(), std::min(n_queries, view.len()));
   WorkerScratch<detail::SubselectScratch> scratch;
   detail::subselect_positions(view, n_queries, options, positions.data(), scratch, executor);
   return positions;
@@ -152,14 +152,13 @@ requires Executor<E> Eigen::Tensor<Position, 3, Eigen::RowMajor> subselect_query
 
 // The queries kept, as they are: [batch, q_heads, min(n_queries, q_len), head_dim], most dissimilar
 // first. Throws as subselect_query_positions.
-template <TensorLike Q, class E = SerialExecutor>
-requires Executor<E> Eigen::Tensor < storage_t<Q>,
-4, Eigen::RowMajor > subselect_queries(const Q& q, Index n_queries,
+template <TensorLike Q, Executor E = SerialExecutor>
+Tensor<storage_t<Q>> subselect_queries(const Q& q, Index n_queries,
                                        const SubselectOptions& options = {}, E&& executor = E{}) {
   const auto positions = subselect_query_positions(q, n_queries, options, executor);
   const auto view = view_of(q);
   const Index n = positions.dimension(2);
-  Eigen::Tensor<storage_t<Q>, 4, Eigen::RowMajor> kept(view.batch(), view.heads(), n, view.dim());
+  Tensor<storage_t<Q>> kept(view.batch(), view.heads(), n, view.dim());
   for (Index b = 0; b < view.batch(); ++b)
     for (Index head = 0; head < view.heads(); ++head)
       for (Index m = 0; m < n; ++m)

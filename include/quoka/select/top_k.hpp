@@ -149,8 +149,8 @@ void select_top_k(const float* scores, Index batch, Index kv_heads, Index kv_len
 // scores [batch, kv_heads, kv_len] to the k best of each head; all where k >= kv_len. Throws
 // std::invalid_argument for a negative k, keep_first or keep_last and for window < 1.
 template <Executor E = SerialExecutor>
-Selection top_k(const Eigen::Tensor<float, 3, Eigen::RowMajor>& scores, Index k,
-                const TopKOptions& options = {}, E&& executor = E{}) {
+Selection top_k(const Tensor<float, 3>& scores, Index k, const TopKOptions& options = {},
+                E&& executor = E{}) {
   detail::check_top_k(k, options);
   Selection selection;
   WorkerScratch<detail::TopKScratch> scratch;

@@ -14,7 +14,7 @@
 
 #include <quoka/core/packing.hpp>
 #include <quoka/core/register_tile.hpp>
-#include <quoka/attention/softmax_state.hpp>
+#include <quoka/core/softmax_state.hpp>
 
 namespace quoka::inline QUOKA_ABI {
 namespace detail {
@@ -30,19 +30,27 @@ struct PanelMask {
 
 // x for `keys` keys; returns in `top` the maximum over whole tiles. A last, partial tile is left
 // out of it: its zero keys must not raise a maximum, and the caller looks again in that case.
-inline void block_logits(const float* tiles, const float* queries, Index dim, Index keys, float* x,
-                         PanelPackets& top) {
+// multiply(acc, key) is the product of the tile that begins at `key`.
+template <class Multiply>
+QUOKA_INLINE void block_logits(Index keys, float* x, PanelPackets& top, Multiply&& multiply) {
   constexpr int rows = tuning::tile_rows, packets = tuning::tile_packets;
   for (Index key = 0; key < keys; key += rows) {
     simd::Packet acc[rows][packets];
-    multiply_key_tile(acc, tiles, queries, dim, [] {});
-    tiles += key_tile_size(dim);
+    multiply(acc, key);
     const bool whole = key + rows <= keys;
     simd::unroll<rows, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
       simd::store(x + (key + i) * tuning::panel_rows + j * simd::lanes, acc[i][j]);
       if (whole) top[j] = simd::max(top[j], acc[i][j]);
     });
   }
+}
+
+inline void block_logits(const float* tiles, const float* queries, Index dim, Index keys, float* x,
+                         PanelPackets& top) {
+  block_logits(keys, x, top, [&](auto& acc, Index) QUOKA_INLINE_LAMBDA {
+    multiply_key_tile(acc, tiles, queries, dim, [] {});
+    tiles += key_tile_size(dim);
+  });
 }
 
 // x = cap * tanh(x / cap) in log2 units: the queries were scaled by 1 / cap, `cap_log2` brings it

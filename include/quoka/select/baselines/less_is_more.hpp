@@ -1,0 +1,112 @@
+// LessIsMore: one set for all heads, the union of what each head wants most, at two layers.
+//
+//   s[h][t]   = mean over the chunk's queries of softmax over t of head h's logits
+//   part      = floor(top_share * budget) keys by score; `sinks` first keys; the rest the most
+//   recent list[h]   = the part best keys of head h between sinks and recent ones, best first union
+//   = rank 0 of every head, then rank 1 of every head, ... each key once, until part keys
+//
+// 2 * q_heads * q_len * kv_len * head_dim FLOPs at the choosing layers and none elsewhere. The
+// union is a top-k: a key's score is minus its place (rank * q_heads + head) in that order. Source:
+// Yang et al., "Less Is More: Training-Free Sparse Attention with Global Locality for Efficient
+// Reasoning", arXiv 2508.07101, and its code, which decodes one query at a time. Deviations: one
+// set per chunk; the correction layer by rule (LayerPlan).
+#pragma once
+
+#include <quoka/select/layer_shared.hpp>
+#include <quoka/select/query_scores.hpp>
+#include <quoka/select/top_k.hpp>
+
+namespace quoka::inline QUOKA_ABI {
+
+struct LessIsMoreOptions {
+  Budget budget = 1024;
+  LayerPlan plan = {};
+  double top_share = 0.75;     // of the budget, chosen by score
+  Index sinks = 4;             // first keys, always kept where the budget is larger
+  bool reserve_recent = true;  // the rest of the budget: the most recent; false: by score too
+};
+
+class LessIsMoreChoice {
+ public:
+  using Options = LessIsMoreOptions;
+
+  struct State : NoState {
+    detail::QueryScoreState query_scores;
+    Buffer<float> of_head;   // [batch, q_heads, kv_len]
+    Buffer<float> places;    // [batch, kv_len], minus the place in the union
+    Buffer<Position> lists;  // [batch, q_heads, part]
+    WorkerScratch<detail::TopKScratch> top_k;
+
+    Index bytes() const {
+      return query_scores.bytes() + of_head.bytes() + places.bytes() + lists.bytes() +
+             top_k.bytes();
+    }
+  };
+
+  // Throws std::invalid_argument for a top_share outside (0, 1] and a negative number of sinks.
+  explicit LessIsMoreChoice(const Options& options = {}) : options_(options) {
+    detail::require_at_least("sinks", options.sinks, 0);
+    if (!(options.top_share > 0.0 && options.top_share <= 1.0))
+      detail::fail_range("top_share", options.top_share, "(0, 1]");
+  }
+
+  template <class T, class E>
+  void choose(const SelectorInput<T>& input, Index budget, State& s, Selection& selection,
+              E&& executor) const {
+    const TensorView<const T>&q = input.q, &k = input.k;
+    const Index kv_len = k.len(), q_heads = q.heads(), tasks = q.batch() * q_heads;
+    const Index sinks = budget > options_.sinks ? options_.sinks : 0;
+    const auto share = static_cast<Index>(options_.top_share * static_cast<double>(budget));
+    const Index recent = options_.reserve_recent ? std::max<Index>(0, budget - share - sinks) : 0;
+    const Index part = budget - sinks - recent;
+
+    float* of_head = s.of_head.reserve_amortised(tasks * kv_len);
+    const auto fill = [&](Index task, float factor, detail::RowWriter& rows) {
+      for (Index j = 0; j < q.len(); ++j)
+        rows.add(q.row(task / q_heads, task % q_heads, j), factor * input.logit_scale());
+    };
+    const auto keys_of = [&](Index task) {
+      const Index b = task / q_heads, kv_head = task % q_heads / input.group();
+      return detail::cached_keys(k, b * k.heads() + kv_head);
+    };
+    detail::softmax_scores({tasks, q.len(), k.dim()}, fill, kv_len, input.capacity, keys_of,
+                           detail::MassOver::sum, of_head, s.query_scores, executor);
+
+    s.top_k.reserve(executor.workers(), kv_len, 1);
+    Position* lists = s.lists.reserve_amortised(tasks * part);
+    executor.run(part > 0 ? tasks : 0, [&](Index task, int worker) {
+      const float* middle = of_head + task * kv_len + sinks;
+      const std::span<Position> list(lists + task * part, static_cast<std::size_t>(part));
+      detail::top_k_head(middle, kv_len - sinks - recent, {}, list, s.top_k[worker]);
+      std::sort(list.begin(), list.end(), [&](Position x, Position y) {
+        const auto rank_x = detail::rank_of(middle[x]), rank_y = detail::rank_of(middle[y]);
+        return rank_x > rank_y || (rank_x == rank_y && x < y);
+      });
+    });
+    float* places = s.places.reserve_amortised(q.batch() * kv_len);
+    std::fill_n(places, q.batch() * kv_len, -simd::infinity);
+    selection.resize(q.batch(), k.heads(), kv_len, budget);
+    for (Index b = 0; b < q.batch(); ++b) {
+      float* of_key = places + b * kv_len;
+      for (Index head = 0; head < q_heads; ++head) {
+        for (Index rank = 0; rank < part; ++rank) {
+          float& place = of_key[sinks + lists[(b * q_heads + head) * part + rank]];
+          place = std::max(place, -static_cast<float>(rank * q_heads + head));
+        }
+      }
+      const std::span<Position> first = selection.mutable_row(b, 0);
+      detail::top_k_head(of_key, kv_len, {.keep_first = sinks, .keep_last = recent}, first,
+                         s.top_k[0]);
+      for (Index head = 1; head < k.heads(); ++head)
+        std::copy(first.begin(), first.end(), selection.mutable_row(b, head).begin());
+    }
+  }
+
+ private:
+  Options options_;
+};
+
+using LessIsMoreSelector = LayerSharedSelector<LessIsMoreChoice>;
+static_assert(Selector<LessIsMoreSelector>);
+
+}  // namespace quoka::inline QUOKA_ABI

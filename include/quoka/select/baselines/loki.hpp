@@ -1,0 +1,112 @@
+// Loki: approximate logits in the few principal directions of the keys.
+//
+//   basis     P[g] = the r leading eigenvectors of the covariance of KV head g's keys (post-RoPE)
+//   logits    l[h][j][t] = scale * (q[h][j] P[g]) . (k[t] P[g]), the mean not subtracted
+//   score[t]  = mean over heads and queries of softmax over t of l, or of l itself (Domain)
+//
+// 2 * q_heads * q_len * kv_len * r FLOPs (softmax), 2 * kv_heads * kv_len * r (logit), and 2 *
+// head_dim * r per query and new key for the projections. Keeps r floats per key. The basis comes
+// from a calibration (loki_calibration.hpp: fit, save, load); without one, the first chunk that
+// sees max(2 * head_dim, 512) cached keys fits it to them and keeps it; before that scores are
+// exact. r
+// >= head_dim is the exact scorer, up to rounding. Source: Singhania et al., "Loki: Low-rank Keys
+// for Efficient Sparse Attention", arXiv 2406.02542. Deviations: one key set per KV head and chunk;
+// r is a count, not a share of the variance.
+#pragma once
+
+#include <quoka/cache/row_store.hpp>
+#include <quoka/select/baselines/loki_calibration.hpp>
+#include <quoka/select/query_scores.hpp>
+#include <quoka/select/scored_selector.hpp>
+
+#include <memory>
+
+namespace quoka::inline QUOKA_ABI {
+
+struct LokiOptions {
+  Budget budget = 1024;
+  Index rank = 64;  // r: directions used; head_dim or more: all
+  Domain domain = Domain::softmax;
+  std::shared_ptr<const LokiCalibration> calibration = nullptr;  // of this layer; null: of its keys
+  Index window = 1;      // neighbouring keys kept together; 1: none
+  Index keep_first = 0;  // attention sinks, inside the budget
+  Index keep_last = 0;   // recent keys, inside the budget
+};
+
+class LokiScorer {
+ public:
+  using Options = LokiOptions;
+
+  struct State {
+    std::shared_ptr<const LokiCalibration> own;  // fitted to the first `fitted` keys
+    RowStore<float> projected;                   // [batch, kv_heads, kv_len, r]
+    detail::QueryScoreState scores;
+    Index fitted = 0;
+
+    void truncate(Index kv_len) {
+      projected.truncate(kv_len);
+      if (kv_len < fitted) own = nullptr, fitted = 0, projected.truncate(0);
+    }
+    Index bytes() const { return projected.bytes() + scores.bytes(); }
+  };
+
+  // Throws std::invalid_argument for a rank < 1.
+  explicit LokiScorer(const Options& options = {}) : options_(options) {
+    detail::require_at_least("rank", options.rank, 1);
+  }
+
+  // Throws std::invalid_argument when the calibration is for other heads.
+  template <class T, class E>
+  void score(const SelectorInput<T>& input, State& state, float* scores, E&& executor) const {
+    const TensorView<const T>&q = input.q, &k = input.k;
+    if (options_.calibration == nullptr && state.own == nullptr) {
+      if (k.len() < std::max<Index>(2 * k.dim(), 512))
+        return detail::exact_scores(
+            input, q.len(), [](Index m) { return m; }, options_.domain, detail::MassOver::sum,
+            scores, state.scores, executor);
+      LokiFit fit(k.heads(), k.dim());
+      fit.add(k);
+      state.own = std::make_shared<const LokiCalibration>(fit.finish());
+      state.fitted = k.len();
+    }
+    const LokiCalibration& basis =
+        options_.calibration != nullptr ? *options_.calibration : *state.own;
+    detail::require_equal("the calibration's kv_heads", basis.kv_heads(), "k's heads", k.heads());
+    detail::require_equal("the calibration's head_dim", basis.head_dim(), "k's dim", k.dim());
+    const Index rank = std::min(options_.rank, k.dim()), group = input.group();
+
+    const Index known = state.projected.dim() == rank ? state.projected.len() : 0;
+    state.projected.reshape(k.batch(), k.heads(), rank);
+    state.projected.resize(k.len());
+    executor.run(k.batch() * k.heads(), [&](Index task, int) {
+      const Index b = task / k.heads(), head = task % k.heads();
+      for (Index t = std::min(known, k.len()); t < k.len(); ++t)
+        basis.project(head, k.row(b, head, t), 1.0f, rank, state.projected.row(b, head, t));
+    });
+    const auto fill = [&](Index task, float factor, detail::RowWriter& rows) {
+      for (Index r = 0; r < group; ++r) {
+        for (Index j = 0; j < q.len(); ++j) {
+          const T* row = q.row(task / k.heads(), task % k.heads() * group + r, j);
+          basis.project(task % k.heads(), row, factor * input.logit_scale(), rank, rows.next());
+          rows.keep_if_finite();
+        }
+      }
+    };
+    const detail::QueryRows shape{k.batch() * k.heads(), group * q.len(), rank};
+    const TensorView<const float> keys = state.projected.view();
+    if (options_.domain == Domain::logit)
+      return detail::mean_logit_scores(shape, fill, keys, scores, state.scores, executor);
+    detail::softmax_scores(
+        shape, fill, k.len(), input.capacity,
+        [&](Index task) { return detail::cached_keys(keys, task); }, detail::MassOver::sum, scores,
+        state.scores, executor);
+  }
+
+ private:
+  Options options_;
+};
+
+using LokiSelector = ScoredSelector<LokiScorer>;
+static_assert(Selector<LokiSelector>);
+
+}  // namespace quoka::inline QUOKA_ABI

@@ -1,0 +1,48 @@
+// Oracle: the exact attention of every query of the chunk to every cached key. A control: it costs
+// as much as what it saves.
+//
+//   score[t] = mean over the group's heads and the chunk's queries of softmax over t of logits
+//            = their maximum                                       (Aggregation::max)
+//
+// No selection of `budget` keys per KV head keeps more of the past's attention mass, summed over
+// the chunk, than the mean; the maximum asks instead that no query lose its best key. 2 * q_heads *
+// q_len * kv_len * head_dim FLOPs. The softmax is over the past alone.
+#pragma once
+
+#include <quoka/select/query_scores.hpp>
+#include <quoka/select/scored_selector.hpp>
+
+namespace quoka::inline QUOKA_ABI {
+
+struct OracleOptions {
+  Budget budget = 1024;
+  Aggregation aggregation = Aggregation::mean;
+  Index window = 1;      // neighbouring keys kept together; 1: none
+  Index keep_first = 0;  // attention sinks, inside the budget
+  Index keep_last = 0;   // recent keys, inside the budget
+};
+
+class OracleScorer {
+ public:
+  using Options = OracleOptions;
+  using State = detail::QueryScoreState;
+
+  explicit OracleScorer(const Options& options = {}) : options_(options) {}
+
+  template <class T, class E>
+  void score(const SelectorInput<T>& input, State& state, float* scores, E&& executor) const {
+    const auto over =
+        options_.aggregation == Aggregation::max ? detail::MassOver::max : detail::MassOver::sum;
+    detail::exact_scores(
+        input, input.q.len(), [](Index m) { return m; }, Domain::softmax, over, scores, state,
+        executor);
+  }
+
+ private:
+  Options options_;
+};
+
+using OracleSelector = ScoredSelector<OracleScorer>;
+static_assert(Selector<OracleSelector>);
+
+}  // namespace quoka::inline QUOKA_ABI

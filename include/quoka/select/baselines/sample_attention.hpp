@@ -1,0 +1,54 @@
+// SampleAttention: evenly spaced queries of the chunk, their exact attention to the past.
+//
+//   queries   j_m = floor((m + 1) * q_len / n) - 1, n = min(n_queries, q_len): the last one always
+//   logits    l[h][m][t] = scale * q[h][j_m] . k[t]
+//   score[t]  = mean over the group's heads and m of softmax over t of l[h][m]   (Domain::softmax)
+//             = mean over the group's heads and m of l[h][m][t]                  (Domain::logit)
+//
+// 2 * q_heads * n_queries * kv_len * head_dim FLOPs (softmax), 1/n_queries and 1/group of that
+// (logit). Source: Zhu et al., "SampleAttention: Near-Lossless Acceleration of Long Context LLM
+// Inference with Adaptive Structured Sparse Attention", arXiv 2406.15486, in the form QuoKA's paper
+// compares with. Deviations: a fixed budget in place of the share of mass alpha; no local window
+// (the chunk itself is attended in full); one set per KV head; softmax over the past alone.
+#pragma once
+
+#include <quoka/select/query_scores.hpp>
+#include <quoka/select/scored_selector.hpp>
+
+namespace quoka::inline QUOKA_ABI {
+
+struct SampleAttentionOptions {
+  Budget budget = 1024;
+  Index n_queries = 16;
+  Domain domain = Domain::softmax;
+  Index window = 1;      // neighbouring keys kept together; 1: none
+  Index keep_first = 0;  // attention sinks, inside the budget
+  Index keep_last = 0;   // recent keys, inside the budget
+};
+
+class SampleAttentionScorer {
+ public:
+  using Options = SampleAttentionOptions;
+  using State = detail::QueryScoreState;
+
+  // Throws std::invalid_argument for n_queries < 1.
+  explicit SampleAttentionScorer(const Options& options = {}) : options_(options) {
+    detail::require_at_least("n_queries", options.n_queries, 1);
+  }
+
+  template <class T, class E>
+  void score(const SelectorInput<T>& input, State& state, float* scores, E&& executor) const {
+    const Index len = input.q.len(), n = std::min(options_.n_queries, len);
+    const auto position_of = [&](Index m) { return (m + 1) * len / n - 1; };
+    detail::exact_scores(input, n, position_of, options_.domain, detail::MassOver::sum, scores,
+                         state, executor);
+  }
+
+ private:
+  Options options_;
+};
+
+using SampleAttentionSelector = ScoredSelector<SampleAttentionScorer>;
+static_assert(Selector<SampleAttentionSelector>);
+
+}  // namespace quoka::inline QUOKA_ABI

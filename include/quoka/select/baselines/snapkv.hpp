@@ -1,0 +1,102 @@
+// SnapKV: evicts the keys that the last queries of the chunk do not look at.
+//
+//   window    the chunk's last w = min(observation, q_len) queries, and their keys, which stay
+//   mass[t]   = mean over the group's heads of the sum over the window's queries of their causal
+//               softmax over all candidates, for candidates before the window
+//   score[t]  = mass pooled over `pool` neighbours in retained order: average, zeros beyond the
+//               ends, or maximum
+//
+// 2 * q_heads * w * (budget + chunk) * head_dim FLOPs. Source: Li et al., "SnapKV: LLM Knows What
+// You are Looking for Before Generation", arXiv 2404.14469, and its code, whose prompt comes whole.
+// Deviations: runs at each chunk over what is retained so far; one set per KV head (mean over the
+// group, as NVIDIA's kvpress does), the mean taken before the pooling; keys that came without
+// queries are judged by age.
+#pragma once
+
+#include <quoka/select/evicting_selector.hpp>
+#include <quoka/select/query_scores.hpp>
+
+namespace quoka::inline QUOKA_ABI {
+
+struct SnapKvOptions {
+  Budget budget = 1024;    // keys retained
+  Index observation = 32;  // w: queries at the end of the chunk that judge
+  Index pool = 5;          // neighbours pooled, odd; 1: none
+  Aggregation pooling = Aggregation::mean;
+};
+
+class SnapKvEviction {
+ public:
+  using Options = SnapKvOptions;
+
+  struct Scratch {
+    detail::MassScratch mass;
+    Buffer<float> raw;   // [candidates]
+    Buffer<Index> ends;  // [rows] one past the last candidate that a row sees
+
+    void reserve(Index candidates, Index query_rows, Index dim) {
+      mass.reserve(query_rows, candidates, dim);
+      raw.reserve_amortised(candidates);
+      ends.reserve(query_rows);
+    }
+    Index bytes() const { return mass.bytes() + raw.bytes() + ends.bytes(); }
+  };
+
+  // Throws std::invalid_argument for an observation < 1 and a pool that is not odd and positive.
+  explicit SnapKvEviction(const Options& options = {}) : options_(options) {
+    detail::require_at_least("observation", options.observation, 1);
+    detail::require_at_least("pool", options.pool, 1);
+    detail::require_equal("pool % 2", options.pool % 2, "that of an odd number", 1);
+  }
+
+  template <class T>
+  Index score(const SelectorInput<T>& input, Index b, Index kv_head,
+              std::span<const Position> candidates, float* scores, Scratch& s) const {
+    const TensorView<const T>&q = input.q, &k = input.k;
+    const Index count = std::ssize(candidates);
+    const Index window = std::min({options_.observation, q.len(), count});
+    if (window == 0) {
+      for (Index i = 0; i < count; ++i) scores[i] = static_cast<float>(i);
+      return 0;
+    }
+    const Index before = count - window, group = input.group();
+    detail::RowWriter rows(s.mass.rows.data(), k.dim());
+    Index* ends = s.ends.data();
+    for (Index r = 0; r < group; ++r) {
+      for (Index j = 0; j < window; ++j) {
+        ends[rows.count()] = before + j + 1;
+        rows.add(q.row(b, kv_head * group + r, q.len() - window + j), log2_e * input.logit_scale());
+      }
+    }
+    const auto row_of = [&](Index i) {
+      return k.row(b, kv_head, candidates[static_cast<std::size_t>(i)]);
+    };
+    detail::RowKeys<T, decltype(row_of)> keys(row_of, count, k.dim());
+    float* raw = s.raw.data();
+    std::fill_n(raw, count, 0.0f);
+    detail::MassAccumulator(s.mass.rows.data(), rows.count(), k.dim(), keys, count, s.mass, ends)
+        .add_to(raw, 1.0f / static_cast<float>(group), detail::MassOver::sum);
+    pool(raw, before, scores);
+    std::copy_n(raw + before, window, scores + before);
+    return window;
+  }
+
+ private:
+  void pool(const float* raw, Index count, float* pooled) const {
+    const Index reach = options_.pool / 2;
+    const bool mean = options_.pooling == Aggregation::mean;
+    for (Index i = 0; i < count; ++i) {
+      const Index first = std::max<Index>(0, i - reach), end = std::min(count, i + reach + 1);
+      float value = mean ? 0.0f : raw[i];
+      for (Index j = first; j < end; ++j) value = mean ? value + raw[j] : std::max(value, raw[j]);
+      pooled[i] = mean ? value / static_cast<float>(options_.pool) : value;
+    }
+  }
+
+  Options options_;
+};
+
+using SnapKvSelector = EvictingSelector<SnapKvEviction>;
+static_assert(Selector<SnapKvSelector>);
+
+}  // namespace quoka::inline QUOKA_ABI

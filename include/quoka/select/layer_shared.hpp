@@ -1,0 +1,118 @@
+// Selectors that choose at some layers and let the others reuse the choice.
+//
+//   layer < first_sparse                     dense
+//   layer == first_sparse, or == correction  chooses anew from all queries of the chunk
+//   any other                                reuses the last choice of this chunk
+//
+// The choice is an explicit state that the layers of one sequence share: make one SharedChoice and
+// hand it to each layer's State. It belongs to one chunk; layers are called in ascending order. A
+// layer on its own (first_sparse) chooses for itself. Officially attention at the choosing layers
+// is dense; with dense_on_choosing_layers = false, the default, it keeps to the budget like any
+// other method.
+//
+//   struct MyChoice {
+//     struct Options { Budget budget; LayerPlan plan; ... };
+//     struct State { void truncate(Index); Index bytes() const; };
+//     explicit MyChoice(const Options&);
+//     template <class T, class E>
+//     void choose(const SelectorInput<T>&, Index budget, State&, Selection&, E&& executor) const;
+//   };
+#pragma once
+
+#include <quoka/select/concepts.hpp>
+
+#include <memory>
+
+namespace quoka::inline QUOKA_ABI {
+
+// Which layer this is, and where choices are made.
+struct LayerPlan {
+  Index layer = 2;         // this layer, counted from 0
+  Index layer_count = 32;  // of the model
+  Index first_sparse = 2;  // the first layer that is not dense
+  Index correction = -1;   // the layer that chooses again; -1: 0.4 * layer_count, rounded
+  bool dense_on_choosing_layers = false;
+
+  Index correction_layer() const {
+    return correction >= 0 ? correction : (4 * layer_count + 5) / 10;
+  }
+  bool chooses() const { return layer == first_sparse || layer == correction_layer(); }
+};
+
+// The choice that the layers of one sequence share, for one chunk.
+struct SharedChoice {
+  Selection selection;
+  Index kv_len = -1;      // of the chunk; -1: none
+  Index last_layer = -1;  // called in this chunk
+  bool made = false;
+
+  void forget() { kv_len = last_layer = -1, made = false; }
+};
+
+template <class S>
+class LayerSharedSelector {
+ public:
+  using Options = typename S::Options;
+
+  struct State {
+    std::shared_ptr<SharedChoice> shared = std::make_shared<SharedChoice>();
+    typename S::State method;
+
+    void truncate(Index kv_len) {
+      shared->forget();
+      method.truncate(kv_len);
+    }
+    Index bytes() const { return method.bytes(); }
+  };
+
+  // Throws std::invalid_argument for a layer outside [0, layer_count) and what the method refuses.
+  explicit LayerSharedSelector(const Options& options = {}) : options_(options), method_(options) {
+    const LayerPlan& plan = options.plan;
+    detail::require_at_least("layer", plan.layer, 0);
+    detail::require_at_most("layer", plan.layer, "the last layer", plan.layer_count - 1);
+    detail::require_at_least("first_sparse", plan.first_sparse, 0);
+  }
+
+  const Options& options() const { return options_; }
+
+  // Throws std::invalid_argument when shapes do not fit together, when layers come out of order,
+  // and when there is no choice to reuse.
+  template <class T, class E>
+  void select(const SelectorInput<T>& input, State& state, Selection& selection,
+              E&& executor) const {
+    detail::check_selector_input(input);
+    const TensorView<const T>& k = input.k;
+    const LayerPlan& plan = options_.plan;
+    SharedChoice& shared = *state.shared;
+    if (shared.kv_len != k.len()) shared.forget();
+    detail::require_at_least("layer, called after others of this chunk,", plan.layer,
+                             shared.last_layer);
+    const Index budget = options_.budget.keys(k.len());
+    const bool dense = plan.layer < plan.first_sparse || budget == k.len();
+    if (!dense && plan.chooses()) {
+      if (budget == 0)
+        shared.selection.resize(k.batch(), k.heads(), k.len(), 0);
+      else
+        method_.choose(input, budget, state.method, shared.selection, executor);
+      shared.made = true;
+    } else if (!dense && !shared.made) {
+      detail::fail("layer", plan.layer, "but no layer of this chunk has chosen: first_sparse is",
+                   "", plan.first_sparse);
+    }
+    shared.kv_len = k.len();
+    shared.last_layer = plan.layer;
+    if (dense || (plan.chooses() && plan.dense_on_choosing_layers))
+      return selection.select_all(k.batch(), k.heads(), k.len());
+    shared.selection.require_shape(k.batch(), k.heads(), k.len());
+    selection = shared.selection;
+  }
+
+  template <class T, class E>
+  void appended(const SelectorInput<T>&, State&, E&&) const {}
+
+ private:
+  Options options_;
+  S method_;
+};
+
+}  // namespace quoka::inline QUOKA_ABI
