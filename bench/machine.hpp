@@ -18,8 +18,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <fstream>
-#include <string>
 
 namespace quoka_bench {
 
@@ -136,34 +134,5 @@ class ReadProbe {
 };
 
 inline double read_bandwidth_gbs() { return ReadProbe().gbs(8); }
-
-// "model name" of the first processor in /proc/cpuinfo, or "unknown CPU".
-inline std::string cpu_name() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind("model name", 0) != 0) continue;
-    const auto colon = line.find(':');
-    if (colon != std::string::npos && colon + 2 <= line.size()) return line.substr(colon + 2);
-  }
-  return "unknown CPU";
-}
-
-// For example "g++ 12.2.0, v0_1_avx512_fma_f16c, 16 lanes".
-inline std::string build_description() {
-#define QUOKA_BENCH_TEXT_(x) #x
-#define QUOKA_BENCH_TEXT(x) QUOKA_BENCH_TEXT_(x)
-  const std::string isa = QUOKA_BENCH_TEXT(QUOKA_ABI);
-#undef QUOKA_BENCH_TEXT
-#undef QUOKA_BENCH_TEXT_
-#if defined(__clang__)
-  const std::string compiler = "clang++ " __clang_version__;
-#elif defined(__GNUC__)
-  const std::string compiler = "g++ " __VERSION__;
-#else
-  const std::string compiler = "unknown compiler";
-#endif
-  std::string text = compiler.substr(0, compiler.find_last_not_of(' ') + 1);
-  return text + ", " + isa + ", " + std::to_string(simd::lanes) + " lanes";
-}
 
 }  // namespace quoka_bench

@@ -14,8 +14,8 @@ int main(int argc, char** argv) {
     std::snprintf(line, sizeof line, "%.1f %s", value, unit);
     return std::string(line);
   };
-  benchmark::AddCustomContext("cpu", quoka_bench::cpu_name());
-  benchmark::AddCustomContext("build", quoka_bench::build_description());
+  benchmark::AddCustomContext("cpu", quoka_examples::cpu_name());
+  benchmark::AddCustomContext("build", quoka_examples::build_description());
   benchmark::AddCustomContext("fma_peak", text(quoka_bench::fma_peak_gflops(), "GFLOP/s per core"));
   benchmark::AddCustomContext("read_bandwidth",
                               text(quoka_bench::read_bandwidth_gbs(), "GB/s per core"));

@@ -1,6 +1,6 @@
-// Dense attention against a selector over whole prefills of one layer, paired and interleaved.
+// Dense attention against selectors over whole prefills of one layer, paired and interleaved.
 //
-// For each prompt length, chunk steps (select, attend, append) of both are timed in turn at cache
+// For each prompt length, chunk steps (select, attend, append) of all are timed in turn at cache
 // lengths spread over the prompt, round by round, and integrated to the whole prefill; ratios are
 // taken within a round and their median is printed. The machine's FMA peak is measured between the
 // rounds' positions. Keys, values and queries are generated (normal): selected keys are then
@@ -8,13 +8,12 @@
 
 #include "machine.hpp"
 
+#include "support/build_info.hpp"
 #include "support/json_file.hpp"
 #include "support/paired_steps.hpp"
 #include "support/progress.hpp"
 #include "support/selector_flags.hpp"
 #include "support/table.hpp"
-
-#include <quoka/quoka.hpp>
 
 #include <CLI/CLI.hpp>
 
@@ -29,6 +28,8 @@ struct Flags {
   quoka::LayerShape shape;
   std::vector<Index> lengths{4096, 8192, 32768};
   std::string budget = "1024";
+  std::string selectors = "quoka";
+  Index layer_count = 36;
   Index chunk = 128;
   Index positions = 4;
   int threads = 1;
@@ -63,83 +64,95 @@ double dense_flops(const quoka::LayerShape& shape, Index kv_len, Index q_len) {
   return 2.0 * static_cast<double>(shape.batch * shape.q_heads * (shape.head_dim + v_dim)) * keys;
 }
 
+// One method at one prompt length. The first of a length is dense.
 struct Result {
   Index length = 0;
+  std::string method;
   std::vector<Index> positions;
-  StepSeconds seconds;
-  double dense_seconds = 0.0, selected_seconds = 0.0, speedup = 0.0;
-  double last_chunk_speedup = 0.0, dense_gflops = 0.0, fma_peak_gflops = 0.0;
+  std::vector<std::vector<double>> seconds;  // [position][round]
+  double prefill_seconds = 0.0, speedup = 1.0, last_chunk_seconds = 0.0, last_chunk_speedup = 1.0;
   double scratch_mib = 0.0;
+  double gflops = 0.0, fma_peak_gflops = 0.0;  // of dense
 };
 
-Result measure(Index length, const Flags& flags, quoka::ThreadPool& threads) {
-  quoka::QuokaOptions options = flags.quoka;
-  options.budget = parse_budget(flags.budget);
-  quoka::ChunkedPrefill<quoka::DenseSelector> dense(flags.shape);
-  quoka::ChunkedPrefill<quoka::QuokaSelector> selected(flags.shape, options);
+std::vector<Result> measure(Index length, const Flags& flags, quoka::ThreadPool& threads) {
+  const MethodOptions options{.budget = parse_budget(flags.budget), .quoka = flags.quoka};
+  std::vector<TimedMethod> methods;
+  methods.push_back(timed_method("dense", flags.shape, options, flags.layer_count));
+  for (const std::string& name : parse_methods(flags.selectors))
+    methods.push_back(timed_method(name, flags.shape, options, flags.layer_count));
   GeneratedPrompt prompt(flags.shape, flags.chunk);
-  prompt.fill(dense, length - flags.chunk);
-  prompt.fill(selected, length - flags.chunk);
-
-  Result result;
-  result.length = length;
-  result.positions =
+  std::vector<TimedStep> steps;
+  for (TimedMethod& method : methods) {
+    for (auto& layer : method.layers) prompt.fill(*layer, length - flags.chunk);
+    steps.push_back(timed_step(method.layers, method.weights, prompt, threads));
+  }
+  const auto positions =
       measured_positions(length, flags.chunk, options.budget.keys(length), flags.positions);
   Progress bar(std::to_string(length) + " tokens",
-               static_cast<std::int64_t>(result.positions.size()) * (flags.rounds + 1));
-  result.fma_peak_gflops = quoka_bench::fma_peak_gflops();
-  result.seconds = time_steps(
-      {timed_step(dense, prompt, threads), timed_step(selected, prompt, threads)}, result.positions,
-      flags.rounds, [&](std::size_t p, int round) {
+               static_cast<std::int64_t>(positions.size()) * (flags.rounds + 1));
+  double peak = quoka_bench::fma_peak_gflops();
+  const StepSeconds seconds =
+      time_steps(steps, positions, flags.rounds, [&](std::size_t p, int round) {
         bar.update(static_cast<std::int64_t>(p) * (flags.rounds + 1) + round);
-        if (round == flags.rounds)
-          result.fma_peak_gflops = std::max(result.fma_peak_gflops, quoka_bench::fma_peak_gflops());
+        if (round == flags.rounds) peak = std::max(peak, quoka_bench::fma_peak_gflops());
       });
-  const auto dense_totals =
-      prefill_seconds(result.positions, result.seconds[0], length, flags.chunk);
-  const auto totals = prefill_seconds(result.positions, result.seconds[1], length, flags.chunk);
-  result.dense_seconds = median(dense_totals);
-  result.selected_seconds = median(totals);
-  result.speedup = median_ratio(dense_totals, totals);
-  result.last_chunk_speedup = median_ratio(result.seconds[0].front(), result.seconds[1].front());
-  result.dense_gflops = dense_flops(flags.shape, result.positions.front(), flags.chunk) /
-                        median(result.seconds[0].front()) * 1e-9;
-  result.scratch_mib = static_cast<double>(selected.scratch_bytes()) / 1048576.0;
-  return result;
+
+  std::vector<Result> results;
+  const auto dense = prefill_seconds(positions, seconds[0], length, flags.chunk);
+  for (std::size_t m = 0; m < methods.size(); ++m) {
+    const auto totals = prefill_seconds(positions, seconds[m], length, flags.chunk);
+    Result& r = results.emplace_back(Result{length, methods[m].name, positions, seconds[m]});
+    r.prefill_seconds = median(totals);
+    r.speedup = median_ratio(dense, totals);
+    r.last_chunk_seconds = median(seconds[m].front());
+    r.last_chunk_speedup = median_ratio(seconds[0].front(), seconds[m].front());
+    for (const auto& layer : methods[m].layers)
+      r.scratch_mib =
+          std::max(r.scratch_mib, static_cast<double>(layer->scratch_bytes()) / 1048576.0);
+    r.fma_peak_gflops = peak;
+    if (m == 0)
+      r.gflops =
+          dense_flops(flags.shape, positions.front(), flags.chunk) / r.last_chunk_seconds * 1e-9;
+  }
+  return results;
 }
 
 nlohmann::json to_json(const std::vector<Result>& results, const Flags& flags) {
   nlohmann::json json{{"command", flags.command},
-                      {"cpu", quoka_bench::cpu_name()},
-                      {"build", quoka_bench::build_description()},
+                      {"cpu", cpu_name()},
+                      {"build", build_description()},
                       {"q_heads", flags.shape.q_heads},
                       {"kv_heads", flags.shape.kv_heads},
                       {"head_dim", flags.shape.head_dim},
                       {"batch", flags.shape.batch},
+                      {"layer_count", flags.layer_count},
                       {"chunk", flags.chunk},
                       {"budget", flags.budget},
                       {"n_queries", flags.quoka.n_queries},
                       {"threads", flags.threads},
                       {"rounds", flags.rounds}};
-  for (const Result& r : results)
-    json["lengths"].push_back(
-        {{"tokens", r.length},
-         {"dense_seconds", r.dense_seconds},
-         {"quoka_seconds", r.selected_seconds},
-         {"speedup", r.speedup},
-         {"last_chunk_speedup", r.last_chunk_speedup},
-         {"dense_gflops", r.dense_gflops},
-         {"fma_peak_gflops_1_core", r.fma_peak_gflops},
-         {"scratch_mib", r.scratch_mib},
-         {"positions", r.positions},
-         {"step_seconds", {{"dense", r.seconds[0]}, {"quoka", r.seconds[1]}}}});
+  for (const Result& r : results) {
+    nlohmann::json& entry =
+        json["results"].emplace_back(nlohmann::json{{"tokens", r.length},
+                                                    {"selector", r.method},
+                                                    {"prefill_seconds", r.prefill_seconds},
+                                                    {"speedup", r.speedup},
+                                                    {"last_chunk_seconds", r.last_chunk_seconds},
+                                                    {"last_chunk_speedup", r.last_chunk_speedup},
+                                                    {"scratch_mib", r.scratch_mib},
+                                                    {"fma_peak_gflops_1_core", r.fma_peak_gflops},
+                                                    {"positions", r.positions},
+                                                    {"step_seconds", r.seconds}});
+    if (r.gflops > 0.0) entry["gflops"] = r.gflops;
+  }
   return json;
 }
 
 int run(Flags& flags) {
   flags.shape = resolve_shape(flags);
   quoka::ThreadPool threads(flags.threads);
-  std::cout << quoka_bench::cpu_name() << "; " << quoka_bench::build_description() << "\n"
+  std::cout << cpu_name() << "; " << build_description() << "\n"
             << "one layer, " << flags.shape.q_heads << " query heads, " << flags.shape.kv_heads
             << " KV heads, head_dim " << flags.shape.head_dim << ", batch " << flags.shape.batch
             << "; chunk " << flags.chunk << ", budget " << flags.budget << ", "
@@ -150,16 +163,19 @@ int run(Flags& flags) {
   std::vector<std::vector<std::string>> rows;
   for (const Index length : flags.lengths) {
     quoka::detail::require_at_least("a prompt's length", length, flags.chunk);
-    const Result& r = results.emplace_back(measure(length, flags, threads));
-    rows.push_back({std::to_string(r.length), fixed(r.dense_seconds, 2) + " s",
-                    fixed(r.selected_seconds, 2) + " s", fixed(r.speedup, 2) + "x",
-                    fixed(r.last_chunk_speedup, 2) + "x", fixed(r.dense_gflops, 1),
-                    fixed(100.0 * r.dense_gflops / (r.fma_peak_gflops * flags.threads), 1) + " %",
-                    fixed(r.scratch_mib, 1) + " MiB"});
+    for (const Result& r : measure(length, flags, threads)) {
+      const double peak = r.fma_peak_gflops * flags.threads;
+      rows.push_back({std::to_string(r.length), r.method, fixed(r.prefill_seconds, 2) + " s",
+                      fixed(r.speedup, 2) + "x", fixed(1e3 * r.last_chunk_seconds, 2) + " ms",
+                      fixed(r.last_chunk_speedup, 2) + "x", fixed(r.scratch_mib, 1) + " MiB",
+                      r.gflops > 0.0 ? fixed(r.gflops, 1) : "",
+                      r.gflops > 0.0 ? fixed(100.0 * r.gflops / peak, 1) + " %" : ""});
+      results.push_back(r);
+    }
   }
   print_table(std::cout,
-              {"tokens", "dense", "QuoKA", "prefill speedup", "last chunk", "dense GFLOP/s",
-               "of FMA peak", "scratch"},
+              {"tokens", "selector", "prefill", "speedup", "last chunk", "speedup", "scratch",
+               "GFLOP/s", "of FMA peak"},
               rows);
   if (!flags.json.empty()) write_json(flags.json, to_json(results, flags));
   return 0;
@@ -169,9 +185,9 @@ int run(Flags& flags) {
 
 int main(int argc, char** argv) {
   Flags flags;
-  for (int i = 0; i < argc; ++i) flags.command += (i == 0 ? "" : " ") + std::string(argv[i]);
+  flags.command = command_line(argc, argv);
   CLI::App app(
-      "Whole prefills of one layer: dense attention against QuoKA, paired and interleaved");
+      "Whole prefills of one layer: dense attention against selectors, paired and interleaved");
   app.add_option("--shape", flags.shape_name, "qwen3-4b | llama-3.2-3b | qwen2.5-7b | tinyllama")
       ->check(CLI::IsMember(shapes))
       ->capture_default_str();
@@ -189,13 +205,21 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--budget", flags.budget, "keys per KV head: a count (1024) or a fraction (0.25)")
       ->capture_default_str();
+  app.add_option("--selectors", flags.selectors, "all, or names separated by commas")
+      ->capture_default_str();
+  app.add_option("--layers", flags.layer_count,
+                 "of the model, for methods that choose at some layers for the others")
+      ->check(CLI::Range(5, 1000))
+      ->capture_default_str();
   app.add_option("--chunk", flags.chunk, "tokens per chunk")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--positions", flags.positions, "cache lengths measured beyond the budget")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--threads", flags.threads)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--threads", flags.threads, "workers, the calling thread included")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--rounds", flags.rounds, "timed repetitions")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

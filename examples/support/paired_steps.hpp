@@ -6,7 +6,7 @@
 // slows down slows all of them, and ratios are taken within a round.
 #pragma once
 
-#include <quoka/quoka.hpp>
+#include "support/methods.hpp"
 
 #include <algorithm>
 #include <chrono>
@@ -36,7 +36,7 @@ double seconds_of(F&& f) {
 // Queries, keys and values of one chunk, and a cache to attend to; generated, normal, the same each
 // run.
 struct GeneratedPrompt {
-  using Tensor = Eigen::Tensor<float, 4, Eigen::RowMajor>;
+  using Tensor = quoka::Tensor<float>;
 
   GeneratedPrompt(const quoka::LayerShape& shape, Index chunk_len)
       : q(shape.batch, shape.q_heads, chunk_len, shape.head_dim),
@@ -50,8 +50,7 @@ struct GeneratedPrompt {
   }
 
   // Caches `len` generated keys and values in the layer.
-  template <class Layer>
-  void fill(Layer& layer, Index len) {
+  void fill(AnyLayer& layer, Index len) {
     std::mt19937 random(2);
     std::normal_distribution<float> normal;
     Tensor more_k = k, more_v = v;
@@ -71,15 +70,36 @@ struct GeneratedPrompt {
 // Sets the layer's cache to its first kv_len keys, runs one chunk step and returns its seconds.
 using TimedStep = std::function<double(Index kv_len)>;
 
-template <class Layer, class E>
-TimedStep timed_step(Layer& layer, GeneratedPrompt& prompt, E& executor) {
-  return [&layer, &prompt, &executor](Index kv_len) {
-    layer.truncate(kv_len);
-    const double seconds =
-        seconds_of([&] { layer.forward(prompt.q, prompt.k, prompt.v, prompt.out, executor); });
-    layer.truncate(kv_len);
+// A stack of layers that stand for a model's: each is run in turn, and its time counts `weight`
+// times. One layer of weight 1 is the usual case.
+inline TimedStep timed_step(LayerStack& layers, const std::vector<double>& weights,
+                            GeneratedPrompt& prompt, quoka::ThreadPool& threads) {
+  return [&layers, weights, &prompt, &threads](Index kv_len) {
+    for (auto& layer : layers) layer->truncate(kv_len);
+    double seconds = 0.0;
+    for (std::size_t i = 0; i < layers.size(); ++i)
+      seconds += weights[i] * seconds_of([&] {
+                   layers[i]->forward(prompt.q, prompt.k, prompt.v, prompt.out, threads);
+                 });
+    for (auto& layer : layers) layer->truncate(kv_len);
     return seconds;
   };
+}
+
+// One layer's share of a model of layer_count layers. A method that chooses at some layers for the
+// others is three: dense below first_sparse, two that choose, and all those that reuse.
+struct TimedMethod {
+  std::string name;
+  LayerStack layers;
+  std::vector<double> weights;
+};
+inline TimedMethod timed_method(const std::string& name, const quoka::LayerShape& shape,
+                                const MethodOptions& options, Index layer_count = 36) {
+  if (!shares_layers(name)) return {name, make_layers(name, shape, options), {1.0}};
+  const double all = static_cast<double>(layer_count);
+  return {name,
+          make_layers(name, shape, options, {}, {0, 2, 3}, layer_count, 2),
+          {2.0 / all, 2.0 / all, (all - 4.0) / all}};
 }
 
 // Cache lengths to measure for a prompt of `length` tokens, descending: the first chunk, the one
@@ -90,7 +110,8 @@ inline std::vector<Index> measured_positions(Index length, Index chunk_len, Inde
   std::vector<Index> positions{0, last};
   if (budget < last) positions.insert(positions.end(), {budget, std::min(budget + 1, last)});
   const Index from = std::min(budget, last);
-  for (Index i = 1; i < steps; ++i) positions.push_back(from + (last - from) * i / steps);
+  for (Index i = 1; i < steps; ++i)  // where chunks begin
+    positions.push_back((from + (last - from) * i / steps) / chunk_len * chunk_len);
   std::sort(positions.begin(), positions.end(), std::greater<>());
   positions.erase(std::unique(positions.begin(), positions.end()), positions.end());
   return positions;

@@ -48,4 +48,5 @@
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/merge.hpp>
 
+#include <quoka/prefill/layer_shape.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>

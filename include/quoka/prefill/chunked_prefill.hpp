@@ -12,19 +12,12 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/cache/kv_cache.hpp>
+#include <quoka/prefill/layer_shape.hpp>
 #include <quoka/select/concepts.hpp>
 
 #include <utility>
 
 namespace quoka::inline QUOKA_ABI {
-
-struct LayerShape {
-  Index q_heads = 0;
-  Index kv_heads = 0;
-  Index head_dim = 0;
-  Index v_dim = 0;  // channels of a value; 0: head_dim
-  Index batch = 1;  // sequences of equal length
-};
 
 template <Selector S, Storage T = float>
 class ChunkedPrefill {
@@ -58,6 +51,15 @@ class ChunkedPrefill {
     attention(q, Past<T>(cache_.k(), cache_.v(), selection_), {k, v}, out, attention_, executor,
               workspace_);
     append_keys(q, k, v, executor);
+  }
+
+  // What forward() would attend to of the past, for these queries: selection alone, nothing else
+  // changes. Throws as forward().
+  template <Executor E = SerialExecutor>
+  const Selection& select(TensorView<const T> q, E&& executor = E{}) {
+    detail::require_sizes("q", q.sizes(), {shape_.batch, shape_.q_heads, q.len(), shape_.head_dim});
+    selector_.select(input(q), state_, selection_, executor);
+    return selection_;
   }
 
   // A whole prompt, chunk by chunk: shapes as in forward, any length. After a throw the cache is as

@@ -59,35 +59,17 @@ class LokiScorer {
   template <class T, class E>
   void score(const SelectorInput<T>& input, State& state, float* scores, E&& executor) const {
     const TensorView<const T>&q = input.q, &k = input.k;
-    if (options_.calibration == nullptr && state.own == nullptr) {
-      if (k.len() < std::max<Index>(2 * k.dim(), 512))
-        return detail::exact_scores(
-            input, q.len(), [](Index m) { return m; }, options_.domain, detail::MassOver::sum,
-            scores, state.scores, executor);
-      LokiFit fit(k.heads(), k.dim());
-      fit.add(k);
-      state.own = std::make_shared<const LokiCalibration>(fit.finish());
-      state.fitted = k.len();
-    }
-    const LokiCalibration& basis =
-        options_.calibration != nullptr ? *options_.calibration : *state.own;
-    detail::require_equal("the calibration's kv_heads", basis.kv_heads(), "k's heads", k.heads());
-    detail::require_equal("the calibration's head_dim", basis.head_dim(), "k's dim", k.dim());
+    const LokiCalibration* basis = catch_up(k, state, executor);
+    if (basis == nullptr)
+      return detail::exact_scores(
+          input, q.len(), [](Index m) { return m; }, options_.domain, detail::MassOver::sum, scores,
+          state.scores, executor);
     const Index rank = std::min(options_.rank, k.dim()), group = input.group();
-
-    const Index known = state.projected.dim() == rank ? state.projected.len() : 0;
-    state.projected.reshape(k.batch(), k.heads(), rank);
-    state.projected.resize(k.len());
-    executor.run(k.batch() * k.heads(), [&](Index task, int) {
-      const Index b = task / k.heads(), head = task % k.heads();
-      for (Index t = std::min(known, k.len()); t < k.len(); ++t)
-        basis.project(head, k.row(b, head, t), 1.0f, rank, state.projected.row(b, head, t));
-    });
     const auto fill = [&](Index task, float factor, detail::RowWriter& rows) {
       for (Index r = 0; r < group; ++r) {
         for (Index j = 0; j < q.len(); ++j) {
           const T* row = q.row(task / k.heads(), task % k.heads() * group + r, j);
-          basis.project(task % k.heads(), row, factor * input.logit_scale(), rank, rows.next());
+          basis->project(task % k.heads(), row, factor * input.logit_scale(), rank, rows.next());
           rows.keep_if_finite();
         }
       }
@@ -102,7 +84,38 @@ class LokiScorer {
         state.scores, executor);
   }
 
+  template <class T, class E>
+  void appended(const SelectorInput<T>& input, State& state, E&& executor) const {
+    if (state.own != nullptr || options_.calibration != nullptr) catch_up(input.k, state, executor);
+  }
+
  private:
+  // Projects the keys not yet projected; the basis, or null while there is none.
+  template <class T, class E>
+  const LokiCalibration* catch_up(const TensorView<const T>& k, State& state, E&& executor) const {
+    if (options_.calibration == nullptr && state.own == nullptr) {
+      if (k.len() < std::max<Index>(2 * k.dim(), 512)) return nullptr;
+      LokiFit fit(k.heads(), k.dim());
+      fit.add(k);
+      state.own = std::make_shared<const LokiCalibration>(fit.finish());
+      state.fitted = k.len();
+    }
+    const LokiCalibration* basis =
+        options_.calibration != nullptr ? options_.calibration.get() : state.own.get();
+    detail::require_equal("the calibration's kv_heads", basis->kv_heads(), "k's heads", k.heads());
+    detail::require_equal("the calibration's head_dim", basis->head_dim(), "k's dim", k.dim());
+    const Index rank = std::min(options_.rank, k.dim());
+    state.projected.reshape(k.batch(), k.heads(), rank);
+    const Index known = std::min(state.projected.len(), k.len());
+    state.projected.resize(k.len());
+    executor.run(k.batch() * k.heads(), [&](Index task, int) {
+      const Index b = task / k.heads(), head = task % k.heads();
+      for (Index t = known; t < k.len(); ++t)
+        basis->project(head, k.row(b, head, t), 1.0f, rank, state.projected.row(b, head, t));
+    });
+    return basis;
+  }
+
   Options options_;
 };
 

@@ -90,6 +90,11 @@ class QuestScorer {
     }
   }
 
+  template <class T, class E>
+  void appended(const SelectorInput<T>& input, State& state, E&&) const {
+    catch_up(input.k, state);
+  }
+
  private:
   // Bounds of the pages that hold keys from state.len on. A NaN bounds nothing.
   template <class T>

@@ -1,0 +1,47 @@
+// Which processor and which build produced a number.
+#pragma once
+
+#include <quoka/core/simd.hpp>
+
+#include <fstream>
+#include <string>
+
+namespace quoka_examples {
+
+// "model name" of the first processor in /proc/cpuinfo, or "unknown CPU".
+inline std::string cpu_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("model name", 0) != 0) continue;
+    const auto colon = line.find(':');
+    if (colon != std::string::npos && colon + 2 <= line.size()) return line.substr(colon + 2);
+  }
+  return "unknown CPU";
+}
+
+// For example "g++ 12.2.0, v0_1_0_avx512_fma_f16c, 16 lanes".
+inline std::string build_description() {
+#define QUOKA_TEXT_(x) #x
+#define QUOKA_TEXT(x) QUOKA_TEXT_(x)
+  const std::string isa = QUOKA_TEXT(QUOKA_ABI);
+#undef QUOKA_TEXT
+#undef QUOKA_TEXT_
+#if defined(__clang__)
+  const std::string compiler = "clang++ " __clang_version__;
+#elif defined(__GNUC__)
+  const std::string compiler = "g++ " __VERSION__;
+#else
+  const std::string compiler = "unknown compiler";
+#endif
+  std::string text = compiler.substr(0, compiler.find_last_not_of(' ') + 1);
+  return text + ", " + isa + ", " + std::to_string(quoka::simd::lanes) + " lanes";
+}
+
+// A program's command line, as typed.
+inline std::string command_line(int argc, char** argv) {
+  std::string text;
+  for (int i = 0; i < argc; ++i) text += (i == 0 ? "" : " ") + std::string(argv[i]);
+  return text;
+}
+
+}  // namespace quoka_examples

@@ -1,0 +1,64 @@
+// Selectors by name, for programs that compare them.
+//
+// A method is a selector of quoka/select/all.hpp, in its default form or in a named variant:
+// "sparq", "sparq.logit", "quoka.uniform". Its layers hide which selector they hold; a virtual call
+// per chunk costs nothing beside it.
+#pragma once
+
+#include <quoka/attention/attention.hpp>
+#include <quoka/core/executor.hpp>
+#include <quoka/prefill/layer_shape.hpp>
+#include <quoka/select/quoka.hpp>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace quoka_examples {
+
+using quoka::Index;
+
+// One prefill layer (quoka::ChunkedPrefill) in float, whatever its selector.
+class AnyLayer {
+ public:
+  using View = quoka::TensorView<const float>;
+
+  virtual ~AnyLayer() = default;
+  virtual void forward(View q, View k, View v, quoka::TensorView<float> out,
+                       quoka::ThreadPool& threads) = 0;
+  virtual const quoka::Selection& select(View q, quoka::ThreadPool& threads) = 0;
+  virtual void append(View k, View v) = 0;
+  virtual void truncate(Index len) = 0;
+  virtual void reserve(Index len) = 0;
+  virtual Index kv_len() const = 0;
+  virtual View keys() const = 0;
+  virtual View values() const = 0;
+  virtual const quoka::Selection& selection() const = 0;
+  virtual Index scratch_bytes() const = 0;
+};
+
+using LayerStack = std::vector<std::unique_ptr<AnyLayer>>;
+
+// What methods have in common, and QuoKA's own options (their budget is ignored).
+struct MethodOptions {
+  quoka::Budget budget = 1024;
+  Index rank = 0;  // channels or directions of SparQ and Loki; 0: half of head_dim, at most 64
+  quoka::QuokaOptions quoka;
+};
+
+// Every method and variant; those without a dot are the selectors' default forms.
+std::vector<std::string> all_methods();
+// "all" is every default form but dense and the domain variants; otherwise a comma-separated list.
+// Throws std::invalid_argument for a name that is none.
+std::vector<std::string> parse_methods(const std::string& list);
+// "keys", for a table of what a method looks at: does it share a choice between layers?
+bool shares_layers(const std::string& method);
+
+// The layers `which` (0 <= which[i] < layer_count, ascending) of one sequence; a method that shares
+// a choice between layers shares it among them and chooses first at layer first_sparse.
+LayerStack make_layers(const std::string& method, const quoka::LayerShape& shape,
+                       const MethodOptions& options, const quoka::AttentionOptions& attention = {},
+                       const std::vector<Index>& which = {0}, Index layer_count = 1,
+                       Index first_sparse = 0);
+
+}  // namespace quoka_examples

@@ -1,0 +1,16 @@
+// Sizes of one attention layer.
+#pragma once
+
+#include <quoka/core/types.hpp>
+
+namespace quoka::inline QUOKA_ABI {
+
+struct LayerShape {
+  Index q_heads = 0;
+  Index kv_heads = 0;
+  Index head_dim = 0;
+  Index v_dim = 0;  // channels of a value; 0: head_dim
+  Index batch = 1;  // sequences of equal length
+};
+
+}  // namespace quoka::inline QUOKA_ABI
