@@ -3,6 +3,7 @@
 // Returns 1 if any benchmark computed nothing or the wrong thing.
 
 #include "measure.hpp"
+#include "support/build_info.hpp"
 
 #include <cstdio>
 

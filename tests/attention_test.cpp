@@ -690,6 +690,18 @@ TEST_F(AttentionRefuses, AScaleThatIsNotFinite) {
     refused({"scale", "[-1e30, 1e30]"});
   }
 }
+// A C wrapper's optional output: no memory, but sizes.
+TEST(Attention, AnLseWithoutMemoryIsAnAbsentOne) {
+  Random random(73);
+  const auto in = random_inputs<float>(random, {.kv_len = 37});
+  const auto expected = attend(in);
+  auto output = unwritten<float>(in.q, in.v.dimension(3));
+  const TensorView<float, 3> absent(
+      nullptr, {in.q.dimension(0), in.q.dimension(1), in.q.dimension(2)}, {0, 0, 1});
+  quoka::attention(in.q, {in.past_k, in.past_v}, {in.k, in.v}, {output.out, absent});
+  EXPECT_TRUE(same_bits(output.out, expected.out));
+}
+
 TEST_F(AttentionRefuses, NoKvHeads) {
   Tensor4<float> out(2, 6, 7, 20);
   expect_refused([&] { quoka::attention(in_.q, {}, {}, out); }, {"q_heads", 6, "kv_heads", 0});

@@ -535,6 +535,64 @@ TEST(ChunkedPrefillSelector, AfterItThrowsTheCacheIsAsItWas) {
   EXPECT_TRUE(same_bits(layer.cache().v(), prompt.v_rows(0, 74)));
 }
 
+// Appending is part of the step: what throws there undoes it.
+struct FailsWhenAppended {
+  struct Options {
+    Index fail_at = 0;
+  };
+  struct State {
+    Index seen = 0;
+    void truncate(Index len) { seen = len; }
+    static Index bytes() { return 0; }
+  };
+  explicit FailsWhenAppended(const Options& options_in) : options(options_in) {}
+  template <class T, class E>
+  void select(const quoka::SelectorInput<T>& input, State&, Selection& selection, E&&) const {
+    selection.select_all(input.k.batch(), input.k.heads(), input.k.len());
+  }
+  template <class T, class E>
+  void appended(const quoka::SelectorInput<T>& input, State& state, E&&) const {
+    state.seen = input.k.len();
+    if (input.k.len() == options.fail_at) throw std::runtime_error("fails");
+  }
+  Options options;
+};
+
+TEST(ChunkedPrefillSelector, AfterAppendedThrowsTheLayerIsAsItWas) {
+  Random random(53);
+  const Prompt<float> prompt(random, 111);
+  auto out = output_of(prompt);
+  ChunkedPrefill<FailsWhenAppended> layer(layer_shape, {.fail_at = 111});
+  run(layer, prompt, 0, 74, 37, out);
+  EXPECT_THROW(run(layer, prompt, 74, 111, 37, out), std::runtime_error);
+  EXPECT_EQ(layer.kv_len(), 74);
+  EXPECT_EQ(layer.state().seen, 74);
+  EXPECT_THROW(layer.append(prompt.k_rows(74, 37), prompt.v_rows(74, 37)), std::runtime_error);
+  EXPECT_EQ(layer.kv_len(), 74);
+  EXPECT_EQ(layer.state().seen, 74);
+}
+
+TEST(ChunkedPrefillSelector, AfterAPromptThrowsInTheMiddleTheLayerIsAsItWasBeforeIt) {
+  Random random(54);
+  const Prompt<float> prompt(random, 111);
+  auto out = output_of(prompt);
+  ChunkedPrefill<EveryOtherKey> layer(layer_shape, {.fail_at = 74});
+  EXPECT_THROW(layer.prefill(prompt.q, prompt.k, prompt.v, out, 37), std::runtime_error);
+  EXPECT_EQ(layer.kv_len(), 0);
+}
+
+TEST(ChunkedPrefillOwnership, AMovedFromLayerRefusesAChunk) {
+  Random random(42);
+  const Prompt<float> prompt(random, 37);
+  auto out = output_of(prompt);
+  Quoka<float> from(layer_shape);
+  run(from, prompt, 0, 37, 37, out);
+  const Quoka<float> to(std::move(from));
+  EXPECT_EQ(to.kv_len(), 37);
+  EXPECT_EQ(from.kv_len(), 0);
+  EXPECT_THROW(from.forward(prompt.q, prompt.k, prompt.v, out), std::invalid_argument);
+}
+
 // Fails after so many runs, in the middle of a chunk: as a thread that throws.
 struct Failing {
   int runs_left;

@@ -360,6 +360,63 @@ TEST(Quoka,
   }
 }
 
+// Theorem 1 of the paper, as geometry: alpha the cosine of a key with the mean query, beta its
+// cosine with a query q. Then q's dissimilarity S_q = -cos(q, mean) is at least -alpha beta -
+// sqrt((1 - alpha^2) (1 - beta^2)): a query that wants a key the mean query does not want is
+// dissimilar. So wherever that bound lies above every other query's S, q is kept, whatever the
+// directions.
+TEST(Quoka, KeepsEveryQueryThatTheoremOneSaysItMust) {
+  constexpr Index dim = 32, q_len = 64;
+  Random random(192);
+  const auto unit = [&] { return Planted<float>::direction(random); };
+  const auto mix = [](double a, const std::vector<double>& x, double b,
+                      const std::vector<double>& y) {
+    std::vector<double> sum(x.size());
+    for (std::size_t c = 0; c < x.size(); ++c) sum[c] = a * x[c] + b * y[c];
+    return sum;
+  };
+  // The part of x that is orthogonal to the unit vector y, of length 1.
+  const auto orthogonal = [&](const std::vector<double>& x, const std::vector<double>& y) {
+    const auto rest = mix(1.0, x, -oracle::dot(x, y), y);
+    return mix(1.0 / oracle::norm(rest), rest, 0.0, y);
+  };
+  int bound_decides = 0;
+  for (const double alpha : {-0.9, -0.7, -0.5, -0.3, 0.0, 0.3})
+    for (const double beta : {0.5, 0.7, 0.9, 0.99})
+      for (int round = 0; round < 5; ++round) {
+        auto m = unit(), r = unit(), s = unit();
+        m.resize(dim), r.resize(dim), s.resize(dim);
+        m = mix(1.0 / oracle::norm(m), m, 0.0, m);
+        const auto key = mix(alpha, m, std::sqrt(1.0 - alpha * alpha), orthogonal(r, m));
+        const auto wanting = mix(beta, key, std::sqrt(1.0 - beta * beta), orthogonal(s, key));
+        Tensor4<float> q(1, 1, q_len, dim);
+        const Index at = random.below(q_len);
+        for (Index i = 0; i < q_len; ++i)
+          for (Index c = 0; c < dim; ++c)
+            q(0, 0, i, c) = static_cast<float>(9.0 * (i == at ? wanting : m)[uz(c)] +
+                                               (i == at ? 0.0 : 0.3 * random.normal()));
+
+        const oracle::Tensor exact = to_oracle(q);
+        std::vector<double> mean(dim);
+        for (Index i = 0; i < q_len; ++i)
+          for (Index c = 0; c < dim; ++c) mean[uz(c)] += exact.at(0, 0, i, c) / q_len;
+        const auto dissimilarity = [&](Index i) {
+          return -oracle::cosine(exact.row(0, 0, i), mean);
+        };
+        const double a = oracle::cosine(key, mean), b = oracle::cosine(key, exact.row(0, 0, at));
+        const double bound = -a * b - std::sqrt((1.0 - a * a) * (1.0 - b * b));
+        EXPECT_GE(dissimilarity(at), bound - 1e-12);
+        double others = -1.0;
+        for (Index i = 0; i < q_len; ++i)
+          if (i != at) others = std::max(others, dissimilarity(i));
+        if (bound <= others) continue;
+        ++bound_decides;
+        EXPECT_EQ(quoka::subselect_query_positions(q, 1)(0, 0, 0), at)
+            << "alpha " << a << ", beta " << b;
+      }
+  EXPECT_GE(bound_decides, 40);
+}
+
 // ---- zero, NaN and infinity ---------------------------------------------------------------------
 
 TYPED_TEST(Quoka, KeysThatAreNotFiniteRankLast) {

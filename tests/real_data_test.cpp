@@ -5,6 +5,7 @@
 // it is there, on fewer rows: the oracle takes a second per billion multiply-adds.
 
 #include <quoka/attention/attention.hpp>
+#include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include "support/attention_fixtures.hpp"
@@ -182,6 +183,29 @@ TEST(RealData, AFewOfTheKeysKeepMostOfTheMass) {
   for (const Layer& layer : layers)
     for (const Index begin : {Index{1024}, Index{1536}, len_of(layer) - 128})
       EXPECT_GE(mass_kept(layer, begin, 128), 0.75);  // 0.81, 0.78, 0.76
+}
+
+// The whole prompt through the driver, every chunk's selection the library's own; two chunks
+// against the oracle, row by row of the past they kept.
+TEST(RealData, AWholePrefillIsTheOracles) {
+  const std::vector<Layer> layers = committed();
+  for (const Layer& layer : layers) {
+    const TensorView<const float> q = layer.capture.q, k = layer.capture.k, v = layer.capture.v;
+    quoka::ChunkedPrefill<quoka::QuokaSelector> prefill(
+        {.q_heads = q.heads(), .kv_heads = k.heads(), .head_dim = q.dim(), .v_dim = v.dim()},
+        quoka_options, {.scale = layer.scale});
+    for (Index begin = 0; begin < q.len(); begin += 128) {
+      const Index n = std::min<Index>(128, q.len() - begin);
+      Tensor4<float> out(1, q.heads(), n, v.dim());
+      prefill.forward(q.slice(begin, n), k.slice(begin, n), v.slice(begin, n), out);
+      if (begin != 1024 && begin != 1920) continue;
+      EXPECT_EQ(prefill.selection().count(), budget);
+      const auto in = chunk_at<float>(layer, begin, n);
+      const auto expected = oracle_attend(in, {.scale = layer.scale}, &prefill.selection());
+      EXPECT_LE(oracle::relative_error(to_oracle(out), expected.out), float_error)
+          << "chunk at " << begin;
+    }
+  }
 }
 
 template <class T>

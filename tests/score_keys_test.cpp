@@ -199,6 +199,23 @@ TYPED_TEST(ScoreKeys, TheCachesInverseNormsGiveTheSame) {
         score_keys(q_bar, keys, {Scoring::cosine, aggregation})));
 }
 
+TEST(ScoreKeysRefuses, KeysWithoutChannels) {
+  const Tensor4<float> q_bar(1, 1, 16, 0), keys(1, 1, 100, 0);
+  expect_refused([&] { score_keys(q_bar, keys); }, {"head_dim", 0, 1});
+}
+
+TYPED_TEST(ScoreKeys, TheStagesInverseNormsAreTheCaches) {
+  Random random(118);
+  const auto keys = random.tensor<TypeParam>(2, 3, 127, 37);
+  quoka::KvCache<TypeParam> cache(2, 3, 37, 37);
+  cache.append(keys, keys);
+  const auto norms = quoka::inverse_norms(keys);
+  for (Index b = 0; b < 2; ++b)
+    for (Index head = 0; head < 3; ++head)
+      for (Index t = 0; t < 127; ++t)
+        EXPECT_EQ(norms(b, head, t), cache.inverse_norms().at(b, head, t));
+}
+
 TYPED_TEST(ScoreKeys, DotScoringDoesNotLookAtInverseNorms) {
   Random random(114);
   const auto q_bar = random.tensor<float>(1, 1, 3, 37);

@@ -40,7 +40,7 @@ inline std::string build_description() {
 // A program's command line, as typed.
 inline std::string command_line(int argc, char** argv) {
   std::string text;
-  for (int i = 0; i < argc; ++i) text += (i == 0 ? "" : " ") + std::string(argv[i]);
+  for (int i = 0; i < argc; ++i) text.append(i == 0 ? "" : " ").append(argv[i]);
   return text;
 }
 

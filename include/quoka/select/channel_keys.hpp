@@ -23,12 +23,13 @@ struct ChannelMajorKeys {
   Index len = 0;
 
   template <class T>
-  void catch_up(const TensorView<const T>& k) {
+  void catch_up(const TensorView<const T>& k, Index capacity) {
     constexpr Index width = tuning::block_keys;
     if (blocks.batch() != k.batch() || blocks.heads() != k.heads() ||
         blocks.dim() != k.dim() * width)
       len = 0;
     blocks.reshape(k.batch(), k.heads(), k.dim() * width);
+    blocks.reserve(ceil_div(capacity, width));
     blocks.resize(ceil_div(k.len(), width));
     for (Index b = 0; b < k.batch(); ++b) {
       for (Index head = 0; head < k.heads(); ++head) {

@@ -59,7 +59,7 @@ class LokiScorer {
   template <class T, class E>
   void score(const SelectorInput<T>& input, State& state, float* scores, E&& executor) const {
     const TensorView<const T>&q = input.q, &k = input.k;
-    const LokiCalibration* basis = catch_up(k, state, executor);
+    const LokiCalibration* basis = catch_up(input, state, executor);
     if (basis == nullptr)
       return detail::exact_scores(
           input, q.len(), [](Index m) { return m; }, options_.domain, detail::MassOver::sum, scores,
@@ -86,13 +86,14 @@ class LokiScorer {
 
   template <class T, class E>
   void appended(const SelectorInput<T>& input, State& state, E&& executor) const {
-    if (state.own != nullptr || options_.calibration != nullptr) catch_up(input.k, state, executor);
+    if (state.own != nullptr || options_.calibration != nullptr) catch_up(input, state, executor);
   }
 
  private:
   // Projects the keys not yet projected; the basis, or null while there is none.
   template <class T, class E>
-  const LokiCalibration* catch_up(const TensorView<const T>& k, State& state, E&& executor) const {
+  const LokiCalibration* catch_up(const SelectorInput<T>& input, State& state, E&& executor) const {
+    const TensorView<const T>& k = input.k;
     if (options_.calibration == nullptr && state.own == nullptr) {
       if (k.len() < std::max<Index>(2 * k.dim(), 512)) return nullptr;
       LokiFit fit(k.heads(), k.dim());
@@ -107,6 +108,7 @@ class LokiScorer {
     const Index rank = std::min(options_.rank, k.dim());
     state.projected.reshape(k.batch(), k.heads(), rank);
     const Index known = std::min(state.projected.len(), k.len());
+    state.projected.reserve(input.capacity);
     state.projected.resize(k.len());
     executor.run(k.batch() * k.heads(), [&](Index task, int) {
       const Index b = task / k.heads(), head = task % k.heads();

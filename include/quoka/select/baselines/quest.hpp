@@ -56,7 +56,7 @@ class QuestScorer {
   void score(const SelectorInput<T>& input, State& state, float* scores, E&& executor) const {
     const TensorView<const T>&q = input.q, &k = input.k;
     const Index group = input.group(), tasks = k.batch() * k.heads();
-    catch_up(k, state);
+    catch_up(k, input.capacity, state);
     const Index pages = state.pages.len();
     const detail::QueryRows shape{tasks, group * q.len(), 2 * k.dim()};
     const auto fill = [&](Index task, float factor, detail::RowWriter& rows) {
@@ -92,17 +92,18 @@ class QuestScorer {
 
   template <class T, class E>
   void appended(const SelectorInput<T>& input, State& state, E&&) const {
-    catch_up(input.k, state);
+    catch_up(input.k, input.capacity, state);
   }
 
  private:
   // Bounds of the pages that hold keys from state.len on. A NaN bounds nothing.
   template <class T>
-  void catch_up(const TensorView<const T>& k, State& state) const {
+  void catch_up(const TensorView<const T>& k, Index capacity, State& state) const {
     if (state.pages.batch() != k.batch() || state.pages.heads() != k.heads() ||
         state.pages.dim() != 2 * k.dim())
       state.len = 0;
     state.pages.reshape(k.batch(), k.heads(), 2 * k.dim());
+    state.pages.reserve(ceil_div(capacity, options_.page));
     state.pages.resize(ceil_div(k.len(), options_.page));
     const Index first = std::min(state.len, k.len()) / options_.page * options_.page;
     for (Index b = 0; b < k.batch(); ++b) {

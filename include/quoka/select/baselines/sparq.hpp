@@ -78,7 +78,7 @@ class SparqScorer {
     if (options_.domain == Domain::logit)
       return detail::mean_logit_scores({tasks, group * q.len(), dim}, fill_with(false), k, scores,
                                        state.scores, executor);
-    state.keys.catch_up(k);
+    state.keys.catch_up(k, input.capacity);
     const auto keys_of = [&](Index task) {
       const RowStore<float>& blocks = state.keys.blocks;
       return detail::ChannelKeys(blocks.row(task / k.heads(), task % k.heads(), 0), blocks.dim(),
@@ -91,7 +91,7 @@ class SparqScorer {
   // The copy is made as keys come, so that a chunk pays for its own.
   template <class T, class E>
   void appended(const SelectorInput<T>& input, State& state, E&&) const {
-    if (options_.domain == Domain::softmax) state.keys.catch_up(input.k);
+    if (options_.domain == Domain::softmax) state.keys.catch_up(input.k, input.capacity);
   }
 
  private:

@@ -1,0 +1,34 @@
+// Selection alone, by every method: all stages from the chunk's queries to the Selection, 32 query
+// and 8 KV heads of 128 channels, chunk 128, budget 1024.
+
+#include "measure.hpp"
+
+#include "support/paired_steps.hpp"
+
+namespace {
+
+using namespace quoka_examples;
+
+void select_method(benchmark::State& state, const std::string& method, Index kv_len) {
+  static GeneratedPrompt prompt({.q_heads = 32, .kv_heads = 8, .head_dim = 128}, 128);
+  const LayerStack layers =
+      make_layers(method, {.q_heads = 32, .kv_heads = 8, .head_dim = 128}, {});
+  AnyLayer& layer = *layers.front();
+  quoka::ThreadPool one(1);
+  prompt.fill(layer, kv_len);
+  layer.select(prompt.q, one);
+  for (auto _ : state) benchmark::DoNotOptimize(layer.select(prompt.q, one).count());
+  if (layer.selection().count() != 1024) state.SkipWithError("not 1024 keys were selected");
+  state.counters["scratch_MiB"] = static_cast<double>(layer.scratch_bytes()) / 1048576.0;
+}
+
+const bool registered = [] {
+  for (const std::string& method : all_methods())
+    if (method != "dense" && method != "keydiff" && method != "snapkv")  // chosen before: free here
+      benchmark::RegisterBenchmark(std::string("select/").append(method).append("/kv_len:32768").c_str(), select_method,
+                                   method, 32768)
+          ->Unit(benchmark::kMillisecond);
+  return true;
+}();
+
+}  // namespace

@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""Draws the figures of bench/results/ from its JSON files.
+
+    python3 bench/plot.py [RESULTS_DIRECTORY]
+
+    prefill_speedup.png   whole prefill of one layer, relative to dense, against prompt length   speedup_all.json
+    decode_latency.png    one token against cache length                                         decode_all.json
+    chunk_parts.png       what a QuoKA chunk spends its time on                                  quoka_bench_avx512.json
+    scaling.png           selection time and scratch against kv_len, n_queries, q_heads          scaling.json
+
+Needs matplotlib (Debian: python3-matplotlib). A figure whose file is not there is left out.
+"""
+
+import json
+import pathlib
+import re
+import sys
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+
+# One colour per method, everywhere; variants of a method share it and are dashed.
+COLOURS = {
+    "dense": "#555555",
+    "quoka": "#d1495b",
+    "sample_attention": "#00798c",
+    "sparq": "#edae49",
+    "loki": "#66a182",
+    "tidal_decode": "#8d6a9f",
+    "less_is_more": "#b28dc6",
+    "snapkv": "#2e4057",
+    "keydiff": "#7a8ca3",
+    "quest": "#c97b3d",
+    "oracle": "#9aa0a6",
+    "random": "#cfcfcf",
+    "first_recent": "#b7c4b1",
+}
+
+
+def style(method):
+    base = method.split(".")[0]
+    return {
+        "color": COLOURS.get(base, "black"),
+        "linestyle": "--" if "." in method else "-",
+        "linewidth": 2.6 if method == "quoka" else 1.3,
+        "marker": "o",
+        "markersize": 3.5,
+        "zorder": 3 if method == "quoka" else 2,
+    }
+
+
+def power_of_two_axis(axis, values):
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(values)
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{int(x):,}"))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.tick_params(axis="x", labelsize=8)
+
+
+def plain_log_axis(axis):
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def label_ends(axis, ends):
+    """Names at the right ends of lines, moved apart where they would overlap; ends: (x, y, name)."""
+    low, high = axis.get_ylim()
+    log = axis.get_yscale() == "log"
+    import math
+
+    place = (lambda y: math.log(y / low) / math.log(high / low)) if log else (lambda y: (y - low) / (high - low))
+    gap, last = 0.036, -1.0
+    for x, y, name in sorted(ends, key=lambda end: end[1]):
+        at = max(place(y), last + gap)
+        last = at
+        axis.annotate(
+            name, (1.01, at), xycoords="axes fraction", fontsize=8, va="center", color=style(name)["color"],
+            fontweight="bold" if name == "quoka" else "normal", annotation_clip=False,
+        )
+
+
+def lines(results, x, y):
+    series = {}
+    for entry in results:
+        series.setdefault(entry["selector"], []).append((entry[x], entry[y]))
+    return {name: sorted(points) for name, points in series.items()}
+
+
+def prefill_speedup(data, path):
+    series = lines(data["results"], "tokens", "speedup")
+    figure, axis = plt.subplots(figsize=(8, 4.8))
+    for name, points in series.items():
+        axis.plot(*zip(*points), **style(name))
+    power_of_two_axis(axis, sorted({entry["tokens"] for entry in data["results"]}))
+    plain_log_axis(axis)
+    label_ends(axis, [(points[-1][0], points[-1][1], name) for name, points in series.items()])
+    axis.set_yticks([1, 2, 4, 8, 16])
+    axis.grid(True, which="major", alpha=0.25)
+    axis.set_xlabel("prompt, tokens")
+    axis.set_ylabel("speed of the whole prefill, dense = 1")
+    axis.set_title(
+        f"One layer, {data['q_heads']}/{data['kv_heads']} heads of {data['head_dim']}, chunk {data['chunk']}, "
+        f"budget {data['budget']}, {data['threads']} thread",
+        fontsize=10,
+    )
+    save(figure, path)
+
+
+def decode_latency(data, path):
+    series = lines(data["results"], "tokens", "last_chunk_seconds")
+    figure, axis = plt.subplots(figsize=(8, 4.8))
+    for name, points in series.items():
+        axis.plot([x for x, _ in points], [1e3 * y for _, y in points], **style(name))
+    power_of_two_axis(axis, sorted({entry["tokens"] for entry in data["results"]}))
+    plain_log_axis(axis)
+    label_ends(axis, [(points[-1][0], 1e3 * points[-1][1], name) for name, points in series.items()])
+    axis.grid(True, which="major", alpha=0.25)
+    axis.set_xlabel("cached tokens")
+    axis.set_ylabel("one token, ms")
+    axis.set_title(
+        f"Decode step of one layer, {data['q_heads']}/{data['kv_heads']} heads of {data['head_dim']}, "
+        f"budget {data['budget']}, {data['threads']} thread",
+        fontsize=10,
+    )
+    save(figure, path)
+
+
+PARTS = [  # benchmark of quoka_bench, label, colour
+    ("attention/selected/kv_len:{}/budget:1024", "attention over the selected keys and the chunk", "#d1495b"),
+    ("score_keys/kv_len:{}", "score_keys", "#00798c"),
+    ("top_k/kv_len:{}/k:1024", "top_k", "#edae49"),
+    ("subselect_queries/q_len:128", "subselect_queries, pre_aggregate, append", "#66a182"),
+]
+
+
+def chunk_parts(data, path):
+    times = {}
+    for entry in data["benchmarks"]:
+        if entry.get("aggregate_name", "median") == "median":
+            name = re.sub("_median$", "", entry["name"])
+            times[name] = entry["real_time"] * {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}[entry["time_unit"]]
+    lengths = sorted(
+        int(match[1]) for match in (re.fullmatch(r"score_keys/kv_len:(\d+)", name) for name in times) if match
+    )
+    lengths = [n for n in lengths if all(part.format(n) in times for part, _, _ in PARTS)]
+    figure, axis = plt.subplots(figsize=(8, 3.8))
+    left = [0.0] * len(lengths)
+    for part, label, colour in PARTS:
+        width = [times[part.format(n)] for n in lengths]
+        if label.startswith("subselect"):
+            rest = times["pre_aggregate/n_queries:16/group:4"] + times["kv_cache_append/q_len:128"]
+            width = [w + rest for w in width]
+        axis.barh([f"{n:,}" for n in lengths], width, left=left, label=label, color=colour, height=0.6)
+        left = [a + b for a, b in zip(left, width)]
+    for i, total in enumerate(left):
+        dense = times.get(f"chunk/dense/kv_len:{lengths[i]}")
+        text = f"{total:.1f} ms" + (f"  (dense {dense:.0f} ms)" if dense else "")
+        axis.annotate(text, (total, i), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
+    axis.set_xlim(0, max(left) * 1.3)
+    axis.set_xlabel("ms per chunk of 128 tokens")
+    axis.set_ylabel("cached tokens")
+    axis.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.45, -0.16), ncol=2)
+    axis.set_title("The parts of a QuoKA chunk: 32/8 heads of 128, budget 1024, 16 queries, 1 thread", fontsize=10)
+    save(figure, path)
+
+
+def scaling(data, path):
+    axes_names = ["kv_len", "n_queries", "q_heads"]
+    figure, axes = plt.subplots(2, 3, figsize=(11, 6.4), sharey="row")
+    fits = {(e["selector"], e["axis"]): e for e in data["exponents"]}
+    for column, name in enumerate(axes_names):
+        points = [p for p in data["points"] if p["axis"] == name]
+        for row, (key, factor) in enumerate((("seconds", 1e3), ("scratch_mib", 1.0))):
+            axis = axes[row][column]
+            for method, series in lines(points, "value", key).items():
+                fit = fits[method, name]
+                label = f"{method}: {fit['time']:.2f} ({fit['formula']:.0f})" if row == 0 else method
+                axis.plot([x for x, _ in series], [factor * y for _, y in series], label=label, **style(method))
+            power_of_two_axis(axis, sorted({p["value"] for p in points}))
+            plain_log_axis(axis)
+            axis.grid(True, which="major", alpha=0.25)
+            if row == 0:
+                axis.legend(fontsize=6.5, frameon=False, title="fitted exponent (formula)", title_fontsize=6.5)
+            if row == 1:
+                axis.set_xlabel(name)
+    axes[0][0].set_ylabel("selection, ms")
+    axes[1][0].set_ylabel("scratch and state, MiB")
+    figure.suptitle("Selection alone: 32/8 heads of 128, chunk 128, 8,192 cached keys unless varied, 1 thread", fontsize=10)
+    save(figure, path)
+
+
+def save(figure, path):
+    figure.tight_layout()
+    figure.savefig(path, dpi=130, bbox_inches="tight")
+    plt.close(figure)
+    print(path)
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "results")
+    for source, draw, name in (
+        ("speedup_all.json", prefill_speedup, "prefill_speedup.png"),
+        ("decode_all.json", decode_latency, "decode_latency.png"),
+        ("quoka_bench_avx512.json", chunk_parts, "chunk_parts.png"),
+        ("scaling.json", scaling, "scaling.png"),
+    ):
+        if (folder / source).exists():
+            draw(json.loads((folder / source).read_text()), folder / name)
+
+
+if __name__ == "__main__":
+    main()
