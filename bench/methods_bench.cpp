@@ -20,13 +20,15 @@ void select_method(benchmark::State& state, const std::string& method, Index kv_
   for (auto _ : state) benchmark::DoNotOptimize(layer.select(prompt.q, one).count());
   if (layer.selection().count() != 1024) state.SkipWithError("not 1024 keys were selected");
   state.counters["scratch_MiB"] = static_cast<double>(layer.scratch_bytes()) / 1048576.0;
+  state.counters["kept_MiB"] = static_cast<double>(layer.kept_bytes()) / 1048576.0;
 }
 
 const bool registered = [] {
   for (const std::string& method : all_methods())
     if (method != "dense" && method != "keydiff" && method != "snapkv")  // chosen before: free here
-      benchmark::RegisterBenchmark(std::string("select/").append(method).append("/kv_len:32768").c_str(), select_method,
-                                   method, 32768)
+      benchmark::RegisterBenchmark(
+          std::string("select/").append(method).append("/kv_len:32768").c_str(), select_method,
+          method, 32768)
           ->Unit(benchmark::kMillisecond);
   return true;
 }();

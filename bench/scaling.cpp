@@ -76,8 +76,10 @@ std::vector<Point> measure(const std::string& axis, Index value, const Flags& fl
       seconds[m].push_back(seconds_of([&] { layers[m].front()->select(prompt.q, threads); }));
   std::vector<Point> points;
   for (std::size_t m = 0; m < names.size(); ++m)
-    points.push_back({axis, value, names[m], median(seconds[m]),
-                      static_cast<double>(layers[m].front()->scratch_bytes()) / 1048576.0});
+    points.push_back(
+        {axis, value, names[m], median(seconds[m]),
+         static_cast<double>(layers[m].front()->scratch_bytes() + layers[m].front()->kept_bytes()) /
+             1048576.0});
   return points;
 }
 
@@ -136,11 +138,12 @@ int run(const Flags& flags) {
                               {"seconds", p.seconds},
                               {"scratch_mib", p.scratch_mib}});
   std::cout << cpu_name() << "; " << build_description() << "\n"
-            << "fitted exponents of selection time (and the formula's), and of scratch\n\n";
-  print_table(
-      std::cout,
-      {"selector", "time", "kv_len", "scratch", "n_queries", "scratch", "q_heads", "scratch"},
-      rows);
+            << "fitted exponents of selection time (and the formula's), and of memory: scratch and "
+               "what is "
+               "kept per key\n\n";
+  print_table(std::cout,
+              {"selector", "time", "kv_len", "memory", "n_queries", "memory", "q_heads", "memory"},
+              rows);
   if (!flags.json.empty()) write_json(flags.json, json);
   return 0;
 }

@@ -71,7 +71,7 @@ struct Result {
   std::vector<Index> positions;
   std::vector<std::vector<double>> seconds;  // [position][round]
   double prefill_seconds = 0.0, speedup = 1.0, last_chunk_seconds = 0.0, last_chunk_speedup = 1.0;
-  double scratch_mib = 0.0;
+  double scratch_mib = 0.0, kept_mib = 0.0;
   double gflops = 0.0, fma_peak_gflops = 0.0;  // of dense
 };
 
@@ -107,9 +107,11 @@ std::vector<Result> measure(Index length, const Flags& flags, quoka::ThreadPool&
     r.speedup = median_ratio(dense, totals);
     r.last_chunk_seconds = median(seconds[m].front());
     r.last_chunk_speedup = median_ratio(seconds[0].front(), seconds[m].front());
-    for (const auto& layer : methods[m].layers)
-      r.scratch_mib =
-          std::max(r.scratch_mib, static_cast<double>(layer->scratch_bytes()) / 1048576.0);
+    for (const auto& layer : methods[m].layers) {
+      constexpr double mib = 1048576.0;
+      r.scratch_mib = std::max(r.scratch_mib, static_cast<double>(layer->scratch_bytes()) / mib);
+      r.kept_mib = std::max(r.kept_mib, static_cast<double>(layer->kept_bytes()) / mib);
+    }
     r.fma_peak_gflops = peak;
     if (m == 0)
       r.gflops =
@@ -141,6 +143,7 @@ nlohmann::json to_json(const std::vector<Result>& results, const Flags& flags) {
                                                     {"last_chunk_seconds", r.last_chunk_seconds},
                                                     {"last_chunk_speedup", r.last_chunk_speedup},
                                                     {"scratch_mib", r.scratch_mib},
+                                                    {"kept_mib", r.kept_mib},
                                                     {"fma_peak_gflops_1_core", r.fma_peak_gflops},
                                                     {"positions", r.positions},
                                                     {"step_seconds", r.seconds}});
@@ -168,14 +171,14 @@ int run(Flags& flags) {
       rows.push_back({std::to_string(r.length), r.method, fixed(r.prefill_seconds, 2) + " s",
                       fixed(r.speedup, 2) + "x", fixed(1e3 * r.last_chunk_seconds, 2) + " ms",
                       fixed(r.last_chunk_speedup, 2) + "x", fixed(r.scratch_mib, 1) + " MiB",
-                      r.gflops > 0.0 ? fixed(r.gflops, 1) : "",
+                      fixed(r.kept_mib, 1) + " MiB", r.gflops > 0.0 ? fixed(r.gflops, 1) : "",
                       r.gflops > 0.0 ? fixed(100.0 * r.gflops / peak, 1) + " %" : ""});
       results.push_back(r);
     }
   }
   print_table(std::cout,
               {"tokens", "selector", "prefill", "speedup", "last chunk", "speedup", "scratch",
-               "GFLOP/s", "of FMA peak"},
+               "kept", "GFLOP/s", "of FMA peak"},
               rows);
   if (!flags.json.empty()) write_json(flags.json, to_json(results, flags));
   return 0;

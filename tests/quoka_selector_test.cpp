@@ -19,22 +19,6 @@ T times(T x, double factor) {
   return stored<T>(factor * static_cast<double>(static_cast<float>(x)));
 }
 
-// 48 of them, with n_queries 7 and a budget of 31.
-std::vector<QuokaOptions> every_switch() {
-  std::vector<QuokaOptions> list;
-  for (GroupMode mode : group_modes)
-    for (QueryChoice choice : query_choices)
-      for (Scoring scoring : scorings)
-        for (Aggregation aggregation : aggregations)
-          list.push_back({.budget = 31,
-                          .n_queries = 7,
-                          .scoring = scoring,
-                          .aggregation = aggregation,
-                          .group_mode = mode,
-                          .query_choice = choice});
-  return list;
-}
-
 // ---- against the oracle -------------------------------------------------------------------------
 
 TEST(Quoka, AgreesWithTheOracleUnderEverySwitch) {

@@ -1,12 +1,14 @@
 // What every selector owes its callers, whatever it selects by. A new selector is one line: below.
 
-#include <quoka/select/dense.hpp>
-#include <quoka/select/quoka.hpp>
+#include <quoka/select/all.hpp>
 #include <quoka/cache/kv_cache.hpp>
 
 #include "support/fixtures.hpp"
 
 #include <concepts>
+#include <memory>
+#include <set>
+#include <string>
 #include <thread>
 
 namespace {
@@ -20,28 +22,83 @@ using quoka::SerialExecutor;
 
 using Selectors = ::testing::Types<  //
     quoka::DenseSelector,            //
-    quoka::QuokaSelector>;
+    quoka::QuokaSelector,            //
+    quoka::SampleAttentionSelector,  //
+    quoka::SparqSelector,            //
+    quoka::LokiSelector,             //
+    quoka::TidalDecodeSelector,      //
+    quoka::LessIsMoreSelector,       //
+    quoka::SnapKvSelector,           //
+    quoka::KeyDiffSelector,          //
+    quoka::QuestSelector,            //
+    quoka::OracleSelector,           //
+    quoka::RandomSelector,           //
+    quoka::FirstRecentSelector>;
 
+// Its name in select/all.hpp; gtest numbers those that are not there.
 struct SelectorNames {
   template <class S>
   static std::string GetName(int) {
-    if constexpr (std::is_same_v<S, quoka::DenseSelector>) return "Dense";
-    if constexpr (std::is_same_v<S, quoka::QuokaSelector>) return "Quoka";
-    return "";  // gtest numbers the others
+    std::string found;
+    quoka::for_each_selector([&]<class Listed>(const char* name) {
+      if constexpr (std::is_same_v<S, Listed>) found = name;
+    });
+    return found;
   }
 };
+
+// for_each_selector and the list above are of the same selectors, in the same order.
+template <class List>
+struct IsListed;
+template <class... S>
+struct IsListed<::testing::Types<S...>> {
+  static void check() {
+    std::vector<std::string> listed, wanted = {SelectorNames::GetName<S>(0)...};
+    quoka::for_each_selector([&]<class Listed>(const char* name) {
+      static_assert((std::is_same_v<Listed, S> || ...), "a selector that the suite does not test");
+      static_assert(quoka::Selector<Listed>);
+      listed.push_back(name);
+    });
+    EXPECT_EQ(listed, wanted);
+    EXPECT_EQ(std::set<std::string>(listed.begin(), listed.end()).size(), listed.size());
+  }
+};
+
+TEST(SelectorList, IsThatOfTheLibraryEachByANameOfItsOwn) { IsListed<Selectors>::check(); }
 
 template <class S>
 concept HasBudget = requires(typename S::Options options) {
   options.budget = 7;
 };
 
+constexpr Index batch = 2, q_heads = 6, kv_heads = 2, head_dim = 20;
+
+// Principal directions of some keys, for those that would otherwise be exact for so short a past.
+std::shared_ptr<const quoka::LokiCalibration> calibration() {
+  static const auto fitted = [] {
+    Random random(200);
+    const auto keys = random.tensor<float>(1, kv_heads, 64, head_dim);
+    quoka::LokiFit fit(kv_heads, head_dim);
+    fit.add(quoka::view_of(keys));
+    return std::make_shared<const quoka::LokiCalibration>(fit.finish());
+  }();
+  return fitted;
+}
+
+// All else by default, but for what would make the method exact at these sizes.
 template <class S>
-S with_budget([[maybe_unused]] Index budget) {
+S with_budget([[maybe_unused]] quoka::Budget budget) {
   typename S::Options options{};
   if constexpr (HasBudget<S>) options.budget = budget;
+  if constexpr (requires { options.rank = 7; }) options.rank = 7;  // of head_dim channels
+  if constexpr (requires { options.calibration = calibration(); })
+    options.calibration = calibration();
   return S(options);
 }
+// The same for all that have a budget, whatever else they do: Quest fills the rest of it with a
+// part of a page and forces the partial page inside it, LessIsMore's sinks and recent keys are
+// inside it, those that evict have trimmed to it with every chunk, and a layer that shares its
+// choice is alone here and so chooses for itself.
 template <class S>
 Index expected_count([[maybe_unused]] Index budget, Index kv_len) {
   if constexpr (HasBudget<S>) return std::min(budget, kv_len);
@@ -49,8 +106,6 @@ Index expected_count([[maybe_unused]] Index budget, Index kv_len) {
 }
 
 // ---- a layer under test -------------------------------------------------------------------------
-
-constexpr Index batch = 2, q_heads = 6, kv_heads = 2, head_dim = 20;
 
 // A cache and the state that a selector carries along, driven as a prefill drives them.
 template <class S, class T>
@@ -172,11 +227,7 @@ TYPED_TEST(EverySelector, TakesAFractionAsItsBudget) {  // unless it has no budg
   Random random(204);
   const Prompt<float> prompt(random, 164);
   Layer<TypeParam, float> layer;
-  if constexpr (HasBudget<TypeParam>) {
-    typename TypeParam::Options options{};
-    options.budget = 0.25;
-    layer.selector = TypeParam(options);
-  }
+  layer.selector = with_budget<TypeParam>(0.25);
   prompt.feed(layer, 0, 127);
   expect_valid(layer.select(prompt.q_chunk(127, 37)), 127, expected_count<TypeParam>(31, 127));
 }

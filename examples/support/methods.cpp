@@ -32,6 +32,7 @@ class LayerOf final : public AnyLayer {
   View keys() const override { return layer_.cache().k(); }
   View values() const override { return layer_.cache().v(); }
   const quoka::Selection& selection() const override { return layer_.selection(); }
+  Index kept_bytes() const override { return layer_.kept_bytes(); }
   Index scratch_bytes() const override { return layer_.scratch_bytes(); }
 
  private:
@@ -112,6 +113,7 @@ const std::vector<Method>& methods() {
     add(".max", [](Options& o) { o.aggregation = quoka::Aggregation::max; });
   if constexpr (std::is_same_v<S, quoka::QuokaSelector>) {
     add(".uniform", [](Options& o) { o.query_choice = quoka::QueryChoice::uniform; });
+    add(".float", [](Options& o) { o.sketch = false; });
     add(".dot", [](Options& o) { o.scoring = quoka::Scoring::dot; });
     add(".mean", [](Options& o) { o.aggregation = quoka::Aggregation::mean; });
   }

@@ -34,6 +34,7 @@ class AnyLayer {
   virtual View keys() const = 0;
   virtual View values() const = 0;
   virtual const quoka::Selection& selection() const = 0;
+  virtual Index kept_bytes() const = 0;
   virtual Index scratch_bytes() const = 0;
 };
 

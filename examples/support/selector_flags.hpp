@@ -54,6 +54,8 @@ inline void add_quoka_flags(CLI::App& app, quoka::QuokaOptions& options) {
       ->capture_default_str();
   app.add_option("--keep-first", options.keep_first, "attention sinks inside the budget")
       ->capture_default_str();
+  app.add_flag("--sketch,!--no-sketch", options.sketch,
+               "score by 8-bit codes first (the selection is the same)");
   app.add_option("--keep-last", options.keep_last, "recent keys inside the budget")
       ->capture_default_str();
 }

@@ -24,6 +24,7 @@
 #include <quoka/core/simd.hpp>
 #include <quoka/core/tuning.hpp>
 #include <quoka/core/inverse_norm.hpp>
+#include <quoka/core/int8_dot.hpp>
 #include <quoka/core/packing.hpp>
 #include <quoka/core/register_tile.hpp>
 #include <quoka/core/softmax_state.hpp>
@@ -31,6 +32,7 @@
 
 #include <quoka/cache/row_store.hpp>
 #include <quoka/cache/kv_cache.hpp>
+#include <quoka/cache/key_sketch.hpp>
 
 #include <quoka/select/selection.hpp>
 #include <quoka/select/options.hpp>
@@ -42,6 +44,7 @@
 #include <quoka/select/gather.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/select/dense.hpp>
+#include <quoka/select/sketch_scores.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include <quoka/attention/head_attention.hpp>

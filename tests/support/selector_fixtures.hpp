@@ -55,6 +55,22 @@ inline oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len) {
           x.keep_last};
 }
 
+// 48 of them, with n_queries 7 and a budget of 31.
+inline std::vector<QuokaOptions> every_switch() {
+  std::vector<QuokaOptions> list;
+  for (GroupMode mode : group_modes)
+    for (QueryChoice choice : query_choices)
+      for (Scoring scoring : scorings)
+        for (Aggregation aggregation : aggregations)
+          list.push_back({.budget = 31,
+                          .n_queries = 7,
+                          .scoring = scoring,
+                          .aggregation = aggregation,
+                          .group_mode = mode,
+                          .query_choice = choice});
+  return list;
+}
+
 inline std::string name_of(const QuokaOptions& x) {
   static constexpr const char* modes[] = {"rank", "shared", "per_head"};
   static constexpr const char* choices[] = {"dissimilar", "uniform", "last", "dissimilar_and_last"};

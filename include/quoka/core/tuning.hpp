@@ -38,8 +38,12 @@ inline constexpr Index tasks_per_worker = 4;
 inline constexpr Index score_task_keys = 4096;
 
 // Weights of panels of queries over all keys that one pass of exact softmax scoring may hold per
-// worker: four panels at 32,768 keys, still in a last-level cache. A quarter of it cost a third more.
+// worker: four panels at 32,768 keys, still in a last-level cache. A quarter of it cost a third
+// more.
 inline constexpr Index mass_weight_bytes = Index{16} << 20;
+
+// Keys per task of the sketched scan: 512 KiB of codes at head_dim 128; a multiple of 16.
+inline constexpr Index sketch_task_keys = 4096;
 
 // Key tiles between the one that is scored and the one whose rows are asked for.
 inline constexpr Index score_prefetch_tiles = 2;

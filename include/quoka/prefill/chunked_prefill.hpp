@@ -104,8 +104,9 @@ class ChunkedPrefill {
   const Selection& selection() const { return selection_; }
   const S& selector() const { return selector_; }
   typename S::State& state() { return state_; }
-  // Memory beyond the cache: scratch and the selector's state.
-  Index scratch_bytes() const { return workspace_.bytes() + state_.bytes(); }
+  // Memory beyond the cache: what the selector keeps per key, and scratch.
+  Index kept_bytes() const { return kept_bytes_of(state_); }
+  Index scratch_bytes() const { return workspace_.bytes() + state_.bytes() - kept_bytes(); }
 
  private:
   // Back to `len` tokens unless all went well.

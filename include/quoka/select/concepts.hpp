@@ -11,7 +11,11 @@
 //
 //   struct MySelector {
 //     struct Options { ... };
-//     struct State { void truncate(Index kv_len); Index bytes() const; };
+//     struct State {
+//       void truncate(Index kv_len);
+//       Index bytes() const;       // all of it
+//       Index kept_bytes() const;  // thereof what is kept per key; optional
+//     };
 //     explicit MySelector(const Options&);
 //     template <class T, class E>           // before the chunk's attention
 //     void select(const SelectorInput<T>&, State&, Selection&, E&& executor) const;
@@ -56,6 +60,13 @@ struct NoState {
   static void truncate(Index) {}
   static constexpr Index bytes() { return 0; }
 };
+
+// What a state keeps per key beside the cache, as against scratch.
+template <class State>
+Index kept_bytes_of(const State& state) {
+  if constexpr (requires { state.kept_bytes(); }) return state.kept_bytes();
+  return 0;
+}
 
 template <class S>
 concept Selector = requires(const S& selector, const SelectorInput<float>& input,

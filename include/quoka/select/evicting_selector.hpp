@@ -61,6 +61,7 @@ class EvictingSelector {
         }
       }
     }
+    Index kept_bytes() const { return dropped_at.bytes() + retained.bytes(); }
     Index bytes() const {
       return dropped_at.bytes() + retained.bytes() + scores.bytes() + best.bytes() +
              scratch.bytes() + top_k.bytes();

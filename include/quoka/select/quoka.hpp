@@ -16,6 +16,7 @@
 #include <quoka/select/pre_aggregate.hpp>
 #include <quoka/select/score_keys.hpp>
 #include <quoka/select/scored_selector.hpp>
+#include <quoka/select/sketch_scores.hpp>
 #include <quoka/select/subselect_queries.hpp>
 
 namespace quoka::inline QUOKA_ABI {
@@ -30,6 +31,7 @@ struct QuokaOptions {
   Index window = 1;                                    // neighbouring keys kept together; 1: none
   Index keep_first = 0;                                // attention sinks, inside the budget
   Index keep_last = 0;                                 // recent keys, inside the budget
+  bool sketch = detail::int8_dot_is_fast;              // score by 8-bit codes first: same Selection
 };
 
 class QuokaScorer {
@@ -37,14 +39,17 @@ class QuokaScorer {
   using Options = QuokaOptions;
 
   // Reused memory; nothing is carried from chunk to chunk.
-  struct State : NoState {
+  struct State {
     Buffer<Position> positions;  // [batch, q_heads, n_queries]
     Buffer<float> q_bar;         // [batch, kv_heads, rows, head_dim]
     WorkerScratch<detail::SubselectScratch> subselect;
     WorkerScratch<detail::ScoreScratch> score;
+    detail::SketchState sketch;  // grows with the cache: appended()
 
+    void truncate(Index kv_len) { sketch.keys.truncate(kv_len); }
+    Index kept_bytes() const { return sketch.keys.bytes(); }
     Index bytes() const {
-      return positions.bytes() + q_bar.bytes() + subselect.bytes() + score.bytes();
+      return positions.bytes() + q_bar.bytes() + subselect.bytes() + score.bytes() + sketch.bytes();
     }
   };
 
@@ -73,11 +78,24 @@ class QuokaScorer {
       detail::pre_aggregate_head(row_of, n, group, k.dim(), options_.group_mode, options_.scoring,
                                  q_bar + task * rows * k.dim());
     });
+    if (uses_sketch() && state.sketch.keys.len() == k.len())
+      return detail::sketched_scores(q_bar, rows, k, input.inverse_norms, options_.aggregation,
+                                     options_.budget.keys(k.len()), input.capacity,
+                                     {options_.window, options_.keep_first, options_.keep_last},
+                                     scores, state.sketch, state.score, executor);
     detail::score_all_keys(q_bar, rows, k, input.inverse_norms,
                            {options_.scoring, options_.aggregation}, scores, state.score, executor);
   }
 
+  // Sketches the new keys. A State that was not told of all keys scores in float.
+  template <class T, class E>
+  void appended(const SelectorInput<T>& input, State& state, E&& executor) const {
+    if (uses_sketch()) state.sketch.keys.append(input.k, input.capacity, executor);
+  }
+
  private:
+  bool uses_sketch() const { return options_.sketch && options_.scoring == Scoring::cosine; }
+
   Options options_;
 };
 

@@ -22,6 +22,7 @@ class ScoredSelector {
     WorkerScratch<detail::TopKScratch> top_k;
 
     void truncate(Index kv_len) { scorer.truncate(kv_len); }
+    Index kept_bytes() const { return kept_bytes_of(scorer); }
     Index bytes() const { return scorer.bytes() + scores.bytes() + top_k.bytes(); }
   };
 
@@ -71,7 +72,6 @@ class ScoredSelector {
     detail::check_selector_input(input);
     State state;
     Selection selection;
-    appended(SelectorInput<storage_t<Q>>{{}, past_k, inverse_norms, past_k.len()}, state, executor);
     select(input, state, selection, executor);
     return selection;
   }

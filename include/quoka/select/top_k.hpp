@@ -57,6 +57,11 @@ QUOKA_INLINE std::uint32_t rank_of(float score) {
   return (bits & 0x7f800000u) == 0x7f800000u ? 0u : ordered;
 }
 
+QUOKA_INLINE float score_of(std::uint32_t rank) {
+  if (rank == 0u) return -simd::infinity;
+  return std::bit_cast<float>((rank >> 31) != 0u ? rank ^ 0x80000000u : ~rank);
+}
+
 // pooled[kv] = max over the window; doubling spans, so log2(window) passes.
 inline const float* pool_window(const float* scores, Index kv_len, Index window, float* x) {
   window = TopKScratch::window_span(kv_len, window);
@@ -76,12 +81,19 @@ inline const float* pool_window(const float* scores, Index kv_len, Index window,
   return x;
 }
 
-// The k best of ranks[0, n), 0 < k < n, as ascending positions counted from `offset`.
-inline Position* emit_best(const std::uint32_t* ranks, Index n, Index k, Index offset,
-                           std::uint32_t* bucket, Position* out) {
+// The k-th largest of ranks[0, n), 0 < k <= n, and how many above it are among the k best.
+struct KthRank {
+  std::uint32_t rank;
+  Index above;
+};
+inline KthRank kth_rank(const std::uint32_t* ranks, Index n, Index k, std::uint32_t* bucket) {
   constexpr int shift = 20;
-  std::array<Position, (1u << (32 - shift))> histogram{};
-  for (Index i = 0; i < n; ++i) ++histogram[ranks[i] >> shift];
+  // Four of them: equal scores in a row would wait for each other's count.
+  std::array<std::array<Position, (1u << (32 - shift))>, 4> histograms{};
+  for (Index i = 0; i < n; ++i) ++histograms[i % 4][ranks[i] >> shift];
+  auto& histogram = histograms[0];
+  for (std::size_t digit = 0; digit < histogram.size(); ++digit)
+    histogram[digit] += histograms[1][digit] + histograms[2][digit] + histograms[3][digit];
   std::uint32_t digit = (1u << (32 - shift)) - 1;
   Index above = 0;
   while (above + histogram[digit] < k) above += histogram[digit--];
@@ -93,10 +105,15 @@ inline Position* emit_best(const std::uint32_t* ranks, Index n, Index k, Index o
   }
   std::uint32_t* const kth = bucket + (k - above - 1);
   std::nth_element(bucket, kth, bucket + members, std::greater<>());
-  const std::uint32_t threshold = *kth;
-  Index ties =
-      k - above - std::count_if(bucket, kth, [&](std::uint32_t rank) { return rank > threshold; });
+  return {*kth,
+          above + std::count_if(bucket, kth, [&](std::uint32_t rank) { return rank > *kth; })};
+}
 
+// The k best of ranks[0, n), 0 < k <= n, as ascending positions counted from `offset`.
+inline Position* emit_best(const std::uint32_t* ranks, Index n, Index k, Index offset,
+                           std::uint32_t* bucket, Position* out) {
+  const auto [threshold, above] = kth_rank(ranks, n, k, bucket);
+  Index ties = k - above;
   Position* const end = out + k;
   for (Index i = 0; out != end; ++i) {
     if (ranks[i] < threshold) continue;
@@ -104,6 +121,15 @@ inline Position* emit_best(const std::uint32_t* ranks, Index n, Index k, Index o
     *out++ = static_cast<Position>(offset + i);
   }
   return out;
+}
+
+// The k-th largest of scores[0, n), 0 <= k <= n; minus infinity if that is not finite, and plus
+// infinity for k == 0.
+inline float nth_score(const float* scores, Index n, Index k, std::uint32_t* ranks,
+                       std::uint32_t* bucket) {
+  if (k == 0) return simd::infinity;
+  for (Index i = 0; i < n; ++i) ranks[i] = rank_of(scores[i]);
+  return score_of(kth_rank(ranks, n, k, bucket).rank);
 }
 
 // scores [kv_len] of one head to its k = kept.size() positions.

@@ -47,6 +47,7 @@ class LokiScorer {
       projected.truncate(kv_len);
       if (kv_len < fitted) own = nullptr, fitted = 0, projected.truncate(0);
     }
+    Index kept_bytes() const { return projected.bytes(); }
     Index bytes() const { return projected.bytes() + scores.bytes(); }
   };
 

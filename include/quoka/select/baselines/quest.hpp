@@ -44,6 +44,7 @@ class QuestScorer {
     Index len = 0;  // keys whose pages are up to date
 
     void truncate(Index kv_len) { len = std::min(len, kv_len); }
+    Index kept_bytes() const { return pages.bytes(); }
     Index bytes() const { return pages.bytes() + of_page.bytes() + scores.bytes(); }
   };
 
@@ -112,11 +113,14 @@ class QuestScorer {
           float* most = state.pages.row(b, head, t / options_.page);
           float* least = most + k.dim();
           const T* key = k.row(b, head, t);
-          const bool begins = t % options_.page == 0;
+          if (t % options_.page == 0) {
+            std::fill_n(most, k.dim(), -simd::infinity);
+            std::fill_n(least, k.dim(), simd::infinity);
+          }
           for (Index c = 0; c < k.dim(); ++c) {
             const float x = static_cast<float>(key[c]);
-            most[c] = begins || x > most[c] ? x : most[c];
-            least[c] = begins || x < least[c] ? x : least[c];
+            most[c] = x > most[c] ? x : most[c];
+            least[c] = x < least[c] ? x : least[c];
           }
         }
       }

@@ -82,14 +82,19 @@ class SnapKvEviction {
   }
 
  private:
+  // A key that is not finite has a mass of NaN: it keeps it, and counts as 0 for its neighbours.
   void pool(const float* raw, Index count, float* pooled) const {
     const Index reach = options_.pool / 2;
     const bool mean = options_.pooling == Aggregation::mean;
     for (Index i = 0; i < count; ++i) {
       const Index first = std::max<Index>(0, i - reach), end = std::min(count, i + reach + 1);
       float value = mean ? 0.0f : raw[i];
-      for (Index j = first; j < end; ++j) value = mean ? value + raw[j] : std::max(value, raw[j]);
-      pooled[i] = mean ? value / static_cast<float>(options_.pool) : value;
+      for (Index j = first; j < end; ++j) {
+        const float mass = std::isfinite(raw[j]) ? raw[j] : 0.0f;
+        value = mean ? value + mass : std::max(value, mass);
+      }
+      if (mean) value /= static_cast<float>(options_.pool);
+      pooled[i] = std::isfinite(raw[i]) ? value : raw[i];
     }
   }
 

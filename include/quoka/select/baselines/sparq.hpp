@@ -42,6 +42,7 @@ class SparqScorer {
     detail::QueryScoreState scores;
 
     void truncate(Index kv_len) { keys.len = std::min(keys.len, kv_len); }
+    Index kept_bytes() const { return keys.blocks.bytes(); }
     Index bytes() const {
       return keys.blocks.bytes() + magnitudes.bytes() + channels.bytes() + scores.bytes();
     }

@@ -1,0 +1,263 @@
+// core/int8_dot.hpp, cache/key_sketch.hpp, select/sketch_scores.hpp: whatever the keys, the sketch
+// leads to the Selection of float scores, and its bound holds.
+
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/select/quoka.hpp>
+
+#include "support/selector_fixtures.hpp"
+
+#include <cmath>
+#include <limits>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::KeySketch;
+using quoka::KvCache;
+using quoka::QuokaSelector;
+using quoka::SelectorInput;
+using quoka::SerialExecutor;
+namespace detail = quoka::detail;
+
+// ---- dot products of codes ----------------------------------------------------------------------
+
+template <int Queries, detail::CodeScores Over>
+void expect_exact_dots(Random& random, Index steps) {
+  alignas(64) std::uint8_t keys[64 * 40];
+  std::int32_t queries[40 * 20] = {};
+  for (auto& x : keys) x = static_cast<std::uint8_t>(random.below(256));
+  auto* bytes = reinterpret_cast<std::int8_t*>(queries);
+  for (std::size_t i = 0; i < sizeof queries; ++i)
+    bytes[i] = static_cast<std::int8_t>(random.below(255) - 127);
+  std::int32_t offset[Queries];
+  float scales[Queries];
+  for (int m = 0; m < Queries; ++m) {
+    offset[m] = static_cast<std::int32_t>(random.below(1000)) - 500;
+    scales[m] = static_cast<float>(random.normal());
+  }
+  alignas(64) float best[16];
+  std::fill_n(best, 16, Over == detail::CodeScores::max ? -infinity : 0.5f);
+  const Index stride = 20;
+  detail::int8_scores<Queries, Over>(keys, queries, stride, steps, offset, scales, best);
+  for (Index i = 0; i < 16; ++i) {
+    float expected = Over == detail::CodeScores::max ? -infinity : 0.5f, size = 1.0f;
+    for (int m = 0; m < Queries; ++m) {
+      std::int32_t sum = offset[m];
+      for (Index s = 0; s < steps; ++s)
+        for (Index c = 0; c < 4; ++c)
+          sum += keys[(s * 16 + i) * 4 + c] * bytes[(s * stride + m) * 4 + c];
+      const float x = static_cast<float>(sum) * scales[m];
+      expected = Over == detail::CodeScores::max ? std::max(expected, x) : expected + x;
+      size = std::max(size, std::abs(x));
+    }
+    if (Over == detail::CodeScores::max)
+      EXPECT_EQ(best[i], expected) << "key " << i;
+    else
+      EXPECT_NEAR(best[i], expected, size * Queries * 0x1p-23f) << "key " << i;
+  }
+}
+
+TEST(Int8Scores, AreExactForAnyCodes) {
+  Random random(300);
+  for (Index steps : {0, 1, 7, 32, 40}) {
+    expect_exact_dots<16, detail::CodeScores::max>(random, steps);
+    expect_exact_dots<16, detail::CodeScores::sum>(random, steps);
+    expect_exact_dots<1, detail::CodeScores::max>(random, steps);
+    expect_exact_dots<1, detail::CodeScores::sum>(random, steps);
+  }
+}
+
+// ---- the same Selection -------------------------------------------------------------------------
+
+// Selects with and without the sketch, the caches fed in chunks.
+template <class T>
+void expect_same_selection(const Tensor4<T>& q, const Tensor4<T>& k, QuokaOptions options,
+                           Index chunk = 37) {
+  KvCache<T> cache(k.dimension(0), k.dimension(1), k.dimension(3), 1);
+  options.sketch = true;
+  const QuokaSelector sketched(options);
+  options.sketch = false;
+  const QuokaSelector exact(options);
+  QuokaSelector::State state, exact_state;
+  Tensor4<T> v(k.dimension(0), k.dimension(1), k.dimension(2), 1);
+  v.setZero();
+  for (Index begin = 0; begin < k.dimension(2); begin += chunk) {
+    const Index n = std::min(chunk, k.dimension(2) - begin);
+    cache.append(quoka::view_of(k).slice(begin, n), quoka::view_of(v).slice(begin, n));
+    sketched.appended(SelectorInput<T>{{}, cache.k(), cache.inverse_norms(), cache.capacity()},
+                      state, SerialExecutor{});
+  }
+  const bool used = options.scoring == Scoring::cosine;  // a dot product has no sketch
+  ASSERT_EQ(state.scorer.sketch.keys.len(), used ? k.dimension(2) : 0);
+  const SelectorInput<T> input{q, cache.k(), cache.inverse_norms(), cache.capacity()};
+  Selection a, b;
+  sketched.select(input, state, a, SerialExecutor{});
+  exact.select(input, exact_state, b, SerialExecutor{});
+  EXPECT_EQ(a, b) << name_of(options);
+  sketched.select(SelectorInput<T>{q, cache.k()}, state, a, SerialExecutor{});
+  EXPECT_EQ(a, b) << "without inverse norms";
+}
+
+template <class T>
+class Sketch : public ::testing::Test {};
+TYPED_TEST_SUITE(Sketch, StorageTypes, StorageNames);
+
+TYPED_TEST(Sketch, SelectsWhatFloatScoresSelect) {
+  Random random(301);
+  for (Index dim : {1, 3, 16, 37, 64, 128})
+    for (Index kv_len : {5, 127, 501}) {
+      const auto q = random.tensor<TypeParam>(2, 4, 37, dim);
+      const auto k = random.tensor<TypeParam>(2, 2, kv_len, dim);
+      for (Index budget : {1, 4, 100}) expect_same_selection(q, k, {.budget = budget});
+    }
+}
+
+TYPED_TEST(Sketch, SelectsTheSameWithEverySwitch) {
+  Random random(302);
+  const auto q = random.tensor<TypeParam>(1, 6, 37, 24);
+  const auto k = random.tensor<TypeParam>(1, 2, 401, 24);
+  for (QuokaOptions options : every_switch()) {
+    options.budget = 63;
+    expect_same_selection(q, k, options);
+  }
+}
+
+TYPED_TEST(Sketch, SelectsTheSameOfTiesAndNearTies) {
+  Random random(303);
+  const auto q = random.tensor<TypeParam>(1, 2, 17, 32);
+  auto k = random.tensor<TypeParam>(1, 1, 300, 32);
+  for (Index t = 100; t < 200; ++t)  // one key again and again, some with one channel off by little
+    for (Index c = 0; c < 32; ++c)
+      k(0, 0, t, c) = stored<TypeParam>(static_cast<double>(k(0, 0, 99, c)) *
+                                        (t % 3 == 0 && c == t % 32 ? 1.002 : 1.0));
+  for (Index budget : {1, 50, 120, 250})
+    for (Index window : {1, 5}) expect_same_selection(q, k, {.budget = budget, .window = window});
+}
+
+TYPED_TEST(Sketch, SelectsTheSameWithOneHugeChannel) {
+  Random random(304);
+  auto q = random.tensor<TypeParam>(1, 2, 17, 64);
+  auto k = random.tensor<TypeParam>(1, 1, 300, 64);
+  for (Index t = 0; t < 300; ++t)
+    k(0, 0, t, 5) = stored<TypeParam>(200.0 + 0.5 * static_cast<double>(t % 7));
+  expect_same_selection(q, k, {.budget = 20});
+  for (Index i = 0; i < 17; ++i) q(0, 1, i, 5) = stored<TypeParam>(-500.0);
+  expect_same_selection(q, k, {.budget = 20});
+}
+
+TYPED_TEST(Sketch, SelectsTheSameOfZeroKeysAndZeroQueries) {
+  Random random(305);
+  auto q = random.tensor<TypeParam>(1, 2, 17, 20);
+  auto k = random.tensor<TypeParam>(1, 1, 130, 20);
+  for (Index t = 0; t < 130; t += 2)
+    for (Index c = 0; c < 20; ++c) k(0, 0, t, c) = stored<TypeParam>(0.0);
+  expect_same_selection(q, k, {.budget = 90});
+  q.setZero();
+  expect_same_selection(q, k, {.budget = 90});
+}
+
+TYPED_TEST(Sketch, SelectsTheSameAmongKeysThatAreNotFinite) {
+  Random random(306);
+  for (float odd : {not_a_number, infinity, -infinity}) {
+    const auto q = random.tensor<TypeParam>(1, 2, 17, 20);
+    auto k = random.tensor<TypeParam>(1, 1, 130, 20);
+    for (Index t = 0; t < 130; t += 3) k(0, 0, t, t % 20) = stored<TypeParam>(odd);
+    for (Index budget : {10, 80, 100, 129})  // 86 keys are finite
+      for (Index window : {1, 7}) expect_same_selection(q, k, {.budget = budget, .window = window});
+  }
+}
+
+TEST(SketchExtremes, SelectsTheSameOfKeysNearTheEndsOfFloat) {
+  Random random(307);
+  const auto q = random.tensor<float>(1, 2, 17, 20);
+  auto k = random.tensor<float>(1, 1, 130, 20);
+  const double sizes[] = {1e-45, 1e-38, 1e-31, 1e-20, 1.0, 1e20, 1e31, 1e37};
+  for (Index t = 0; t < 130; ++t)
+    for (Index c = 0; c < 20; ++c)
+      k(0, 0, t, c) = static_cast<float>(static_cast<double>(k(0, 0, t, c)) * sizes[t % 8]);
+  for (Index budget : {1, 10, 64, 120}) expect_same_selection(q, k, {.budget = budget});
+}
+
+TEST(SketchThreads, AnyNumberOfThreadsGivesTheSame) {
+  Random random(308);
+  const Index kv_len = quoka::tuning::sketch_task_keys + 127;
+  const auto q = random.tensor<float>(1, 4, 37, 16), k = random.tensor<float>(1, 2, kv_len, 16);
+  const SelectorInput<float> input{q, k};
+  const QuokaSelector selector({.budget = 501, .sketch = true});
+  QuokaSelector::State alone;
+  Selection expected;
+  selector.appended(input, alone, SerialExecutor{});
+  selector.select(input, alone, expected, SerialExecutor{});
+  for_each_executor([&](auto& executor) {
+    QuokaSelector::State state;
+    Selection selection;
+    selector.appended(input, state, executor);
+    selector.select(input, state, selection, executor);
+    EXPECT_EQ(selection, expected);
+  });
+}
+
+TEST(SketchedCache, FollowsTheCacheThroughTruncateAndAnotherBranch) {
+  Random random(309);
+  const auto q = random.tensor<float>(1, 4, 16, 24), k = random.tensor<float>(1, 2, 300, 24),
+             other = random.tensor<float>(1, 2, 100, 24), v = random.tensor<float>(1, 2, 300, 8);
+  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 24, .v_dim = 8};
+  quoka::ChunkedPrefill<QuokaSelector> layer(shape, {.budget = 31, .sketch = true}),
+      fresh(shape, {.budget = 31, .sketch = false});
+  const TensorView<const float> keys(k), values(v), branch(other);
+  layer.append(keys, values);
+  layer.truncate(203);
+  layer.append(branch, values.slice(0, 100));
+  fresh.append(keys.slice(0, 203), values.slice(0, 203));
+  fresh.append(branch, values.slice(0, 100));
+  EXPECT_EQ(layer.select(q), fresh.select(q));
+}
+
+// ---- the bound ----------------------------------------------------------------------------------
+
+TYPED_TEST(Sketch, MissesACosineByNoMoreThanItsBound) {
+  Random random(310);
+  for (Index dim : {3, 16, 37, 128})
+    for (double spread : {0.0, 2.0}) {  // channels alike, or of very different size
+      auto k = random.tensor<TypeParam>(1, 1, 200, dim);
+      auto q_bar = random.tensor<float>(1, 1, 16, dim, 0.3);
+      for (Index t = 0; t < 200; ++t)
+        for (Index c = 0; c < dim; ++c)
+          k(0, 0, t, c) = stored<TypeParam>(static_cast<double>(k(0, 0, t, c)) *
+                                            std::exp(spread * std::sin(static_cast<double>(c))));
+      detail::SketchState s;
+      s.keys.append(quoka::view_of(k), 200, SerialExecutor{});
+      s.queries.reserve(1, 16, dim);
+      s.queries.encode_head(q_bar.data(), 0, 16, dim);
+      const float e = *s.queries.error.data(), longest = *s.queries.length.data();
+      std::vector<float> scores(200);
+      detail::sketch_range<detail::CodeScores::max>(s.keys, s.queries, 0, 1, 16, dim, 0, 200,
+                                                    scores.data());
+      const oracle::Tensor keys = to_oracle(k), queries = to_oracle(q_bar);
+      double closest = 1.0;
+      for (Index t = 0; t < 200; ++t) {
+        double exact = -std::numeric_limits<double>::infinity();
+        for (Index m = 0; m < 16; ++m)
+          exact = std::max(exact, oracle::dot(queries.row(0, 0, m), keys.row(0, 0, t)) /
+                                      oracle::norm(keys.row(0, 0, t)));
+        const double bound = static_cast<double>(e + (longest + e) * s.keys.errors(0, 0)[t]) +
+                             static_cast<double>(dim + 32) * 0x1p-23 * static_cast<double>(longest);
+        const double missed = std::abs(static_cast<double>(scores[uz(t)]) - exact);
+        ASSERT_LE(missed, bound) << "key " << t << " of " << dim << " channels";
+        closest = std::min(closest, 1.0 - missed / bound);
+      }
+      EXPECT_LT(closest, 0.95) << "the bound is far too wide to be tested";
+      EXPECT_LT(e, 0.02f * longest);
+    }
+}
+
+TEST(KeySketch, TakesAnEighthOfTheBytesOfKeysAndValues) {
+  Random random(311);
+  const auto k = random.tensor<float>(1, 8, 1024, 128);
+  KeySketch sketch;
+  sketch.append(quoka::view_of(k), 1024, SerialExecutor{});
+  EXPECT_EQ(sketch.len(), 1024);
+  EXPECT_EQ(sketch.bytes(), 8 * 1024 * (128 + 8));
+}
+
+}  // namespace
