@@ -12,6 +12,7 @@
 #include <quoka/core/view.hpp>
 
 #include <algorithm>
+#include <cassert>
 #include <limits>
 #include <span>
 
@@ -110,6 +111,8 @@ class HeadAttention {
         s_(scratch) {}
 
   void run() {
+    assert(0 < panels_ && panels_ <= tuning::max_panels_per_task);
+    assert(first_row_ < call_.rows());
     for (Index p = 0; p < panels_; ++p) begin_panel(p);
     const Index last_query =
         query_of(std::min(first_row_ + panels_ * tuning::panel_rows, call_.rows()) - 1);

@@ -12,6 +12,8 @@
 
 #include <quoka/core/tuning.hpp>
 
+#include <cassert>
+
 namespace quoka::inline QUOKA_ABI {
 namespace detail {
 
@@ -34,6 +36,7 @@ QUOKA_INLINE void widen(const T* from, Index dim, float* to) {
 // One tile: rows[0, count) are keys, the other places become zero keys. count <= tile_rows.
 template <class T>
 void pack_key_tile(const T* const* rows, Index count, Index dim, float* tile) {
+  assert(0 < count && count <= tuning::tile_rows && dim > 0);
   constexpr Index slab_size = Index{slab} * tuning::tile_rows;
   for (Index i = 0; i < tuning::tile_rows; ++i) {
     float* to = tile + i * slab;
@@ -108,6 +111,7 @@ bool pack_values(const T* const* rows, Index count, Index dim, float* values) {
 template <class T, int Packets>
 void pack_queries(const T* const* rows, Index count, Index dim, float scale, float* panel) {
   constexpr Index width = Packets * simd::lanes;
+  assert(0 <= count && count <= width);
   const simd::Packet factor = simd::broadcast(scale);
   for (Index first = 0; first < width; first += simd::lanes) {
     Index c = 0;

@@ -16,6 +16,8 @@
 #include <quoka/core/register_tile.hpp>
 #include <quoka/core/softmax_state.hpp>
 
+#include <cassert>
+
 namespace quoka::inline QUOKA_ABI {
 namespace detail {
 
@@ -125,6 +127,7 @@ QUOKA_INLINE void value_tile_of(Index channels, Args&&... args) {
 // All channels, in tiles of nearly equal height: 128 = 8 x 13 + 2 x 12 rather than 9 x 14 + 2.
 inline void block_values(const float* values, Index dim, const float* weights, Index keys,
                          const PanelPackets& factor, float* out) {
+  assert(0 < dim && 0 <= keys && keys <= tuning::block_keys);
   const Index tiles = ceil_div(dim, tuning::tile_rows);
   const Index height = dim / tiles, taller = dim % tiles;
   const Index stride = value_stride(dim);

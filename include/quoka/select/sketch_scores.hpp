@@ -24,6 +24,8 @@
 #include <quoka/select/score_keys.hpp>
 #include <quoka/select/top_k.hpp>
 
+#include <cassert>
+
 namespace quoka::inline QUOKA_ABI {
 namespace detail {
 
@@ -213,6 +215,7 @@ void sketched_scores(const float* q_bar, Index rows, const TensorView<const T>& 
                      Index wanted, Index capacity, const TopKOptions& options, float* scores,
                      SketchState& s, WorkerScratch<ScoreScratch>& score, E&& executor) {
   const Index tasks = k.batch() * k.heads(), dim = k.dim(), kv_len = k.len();
+  assert(s.keys.len() == kv_len && wanted < kv_len);
   const Index parts = ceil_div(kv_len, tuning::sketch_task_keys);
   s.queries.reserve(tasks, rows, dim);
   for (Index task = 0; task < tasks; ++task)

@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <cassert>
 #include <cmath>
 
 namespace quoka::inline QUOKA_ABI {
@@ -87,6 +88,7 @@ struct KthRank {
   Index above;
 };
 inline KthRank kth_rank(const std::uint32_t* ranks, Index n, Index k, std::uint32_t* bucket) {
+  assert(0 < k && k <= n);
   constexpr int shift = 20;
   // Four of them: equal scores in a row would wait for each other's count.
   std::array<std::array<Position, (1u << (32 - shift))>, 4> histograms{};
@@ -136,6 +138,7 @@ inline float nth_score(const float* scores, Index n, Index k, std::uint32_t* ran
 inline void top_k_head(const float* scores, Index kv_len, const TopKOptions& options,
                        std::span<Position> kept, TopKScratch& s) {
   const Index k = static_cast<Index>(kept.size());
+  assert(k <= kv_len);
   const Index first = std::min(options.keep_first, k),
               last = std::min(options.keep_last, k - first);
   const Index free = k - first - last, candidates = kv_len - first - last;
