@@ -24,7 +24,8 @@ namespace {
 using namespace quoka_examples;
 
 struct Flags {
-  std::string selectors = "quoka,sample_attention,sparq,loki,tidal_decode,quest.softmax,quest";
+  std::string selectors =
+      "quoka,quoka.float,sample_attention,sparq,loki,tidal_decode,quest.softmax,quest";
   Index kv_len = 8192;
   int threads = 1;
   int rounds = 5;
@@ -39,6 +40,7 @@ struct Formula {
 };
 const std::vector<Formula> formulas{
     {"quoka", "kv_heads n_queries kv_len d", 1, 1, 0},
+    {"quoka.float", "kv_heads n_queries kv_len d", 1, 1, 0},
     {"sample_attention", "q_heads n_queries kv_len d", 1, 1, 1},
     {"sparq", "q_heads chunk kv_len r", 1, 0, 1},
     {"loki", "q_heads chunk kv_len r", 1, 0, 1},
