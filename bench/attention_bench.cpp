@@ -116,7 +116,7 @@ void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index
   add(dense_name("attention/dense/strided", qwen3_4b, usual, 1),
       [](auto& state) { dense_strided<float>(state, qwen3_4b, usual); });
 
-  for (const Index kv_len : {Index{2048}, Index{8192}})
+  for (const Index kv_len : {Index{2048}, Index{8192}, Index{16384}})
     add_selected<float>("attention/selected", qwen3_4b, kv_len, 1024);
   for (const Index budget : {Index{256}, Index{1024}})
     add_selected<float>("attention/selected", qwen3_4b, longest_kv_len, budget);

@@ -30,6 +30,15 @@ const bool registered = [] {
           std::string("select/").append(method).append("/kv_len:32768").c_str(), select_method,
           method, 32768)
           ->Unit(benchmark::kMillisecond);
+  for (const Index kv_len : {2048, 8192, 16384})
+    for (const std::string method : {"quoka", "quoka.float"})
+      benchmark::RegisterBenchmark(std::string("select/")
+                                       .append(method)
+                                       .append("/kv_len:")
+                                       .append(std::to_string(kv_len))
+                                       .c_str(),
+                                   select_method, method, kv_len)
+          ->Unit(benchmark::kMillisecond);
   return true;
 }();
 

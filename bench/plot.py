@@ -5,7 +5,7 @@
 
     prefill_speedup.png   whole prefill of one layer, relative to dense, against prompt length   speedup_all.json
     decode_latency.png    one token against cache length                                         decode_all.json
-    chunk_parts.png       what a QuoKA chunk spends its time on                                  quoka_bench_avx512.json
+    chunk_parts.png       what a QuoKA chunk spends its time on                                  quoka_parts.json
     scaling.png           selection time and scratch against kv_len, n_queries, q_heads          scaling.json
 
 Needs matplotlib (Debian: python3-matplotlib). A figure whose file is not there is left out.
@@ -73,10 +73,15 @@ def label_ends(axis, ends):
     import math
 
     place = (lambda y: math.log(y / low) / math.log(high / low)) if log else (lambda y: (y - low) / (high - low))
-    gap, last = 0.036, -1.0
-    for x, y, name in sorted(ends, key=lambda end: end[1]):
-        at = max(place(y), last + gap)
-        last = at
+    gap = 0.036
+    ends = sorted(ends, key=lambda end: end[1])
+    places = []
+    for _, y, _ in ends:
+        places.append(max(place(y), places[-1] + gap if places else -1.0))
+    above = 1.0 + gap
+    for i in reversed(range(len(places))):
+        places[i] = above = min(places[i], above - gap)
+    for at, (_, _, name) in zip(places, ends):
         axis.annotate(
             name, (1.01, at), xycoords="axes fraction", fontsize=8, va="center", color=style(name)["color"],
             fontweight="bold" if name == "quoka" else "normal", annotation_clip=False,
@@ -118,6 +123,7 @@ def decode_latency(data, path):
     power_of_two_axis(axis, sorted({entry["tokens"] for entry in data["results"]}))
     plain_log_axis(axis)
     label_ends(axis, [(points[-1][0], 1e3 * points[-1][1], name) for name, points in series.items()])
+    axis.set_yticks([2, 5, 10, 20, 50])
     axis.grid(True, which="major", alpha=0.25)
     axis.set_xlabel("cached tokens")
     axis.set_ylabel("one token, ms")
@@ -131,7 +137,7 @@ def decode_latency(data, path):
 
 PARTS = [  # benchmark of quoka_bench, label, colour
     ("attention/selected/kv_len:{}/budget:1024", "attention over the selected keys and the chunk", "#d1495b"),
-    ("score_keys/kv_len:{}", "score_keys", "#00798c"),
+    ("select/quoka/kv_len:{}", "scoring by the 8-bit sketch, the best keys in float", "#00798c"),
     ("top_k/kv_len:{}/k:1024", "top_k", "#edae49"),
     ("subselect_queries/q_len:128", "subselect_queries, pre_aggregate, append", "#66a182"),
 ]
@@ -144,7 +150,7 @@ def chunk_parts(data, path):
             name = re.sub("_median$", "", entry["name"])
             times[name] = entry["real_time"] * {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}[entry["time_unit"]]
     lengths = sorted(
-        int(match[1]) for match in (re.fullmatch(r"score_keys/kv_len:(\d+)", name) for name in times) if match
+        int(match[1]) for match in (re.fullmatch(r"select/quoka/kv_len:(\d+)", name) for name in times) if match
     )
     lengths = [n for n in lengths if all(part.format(n) in times for part, _, _ in PARTS)]
     figure, axis = plt.subplots(figsize=(8, 3.8))
@@ -154,6 +160,9 @@ def chunk_parts(data, path):
         if label.startswith("subselect"):
             rest = times["pre_aggregate/n_queries:16/group:4"] + times["kv_cache_append/q_len:128"]
             width = [w + rest for w in width]
+        if part.startswith("select/quoka"):  # the whole selection, less its other parts
+            others = times["subselect_queries/q_len:128"] + times["pre_aggregate/n_queries:16/group:4"]
+            width = [w - others - times[f"top_k/kv_len:{n}/k:1024"] for n, w in zip(lengths, width)]
         axis.barh([f"{n:,}" for n in lengths], width, left=left, label=label, color=colour, height=0.6)
         left = [a + b for a, b in zip(left, width)]
     for i, total in enumerate(left):
@@ -170,7 +179,7 @@ def chunk_parts(data, path):
 
 def scaling(data, path):
     axes_names = ["kv_len", "n_queries", "q_heads"]
-    figure, axes = plt.subplots(2, 3, figsize=(11, 6.4), sharey="row")
+    figure, axes = plt.subplots(2, 3, figsize=(11, 7.2), sharey="row")
     fits = {(e["selector"], e["axis"]): e for e in data["exponents"]}
     for column, name in enumerate(axes_names):
         points = [p for p in data["points"] if p["axis"] == name]
@@ -184,7 +193,10 @@ def scaling(data, path):
             plain_log_axis(axis)
             axis.grid(True, which="major", alpha=0.25)
             if row == 0:
-                axis.legend(fontsize=6.5, frameon=False, title="fitted exponent (formula)", title_fontsize=6.5)
+                axis.legend(
+                    fontsize=7, frameon=False, title="fitted exponent (formula)", title_fontsize=7,
+                    loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=2,
+                )
             if row == 1:
                 axis.set_xlabel(name)
     axes[0][0].set_ylabel("selection, ms")
@@ -205,7 +217,7 @@ def main():
     for source, draw, name in (
         ("speedup_all.json", prefill_speedup, "prefill_speedup.png"),
         ("decode_all.json", decode_latency, "decode_latency.png"),
-        ("quoka_bench_avx512.json", chunk_parts, "chunk_parts.png"),
+        ("quoka_parts.json", chunk_parts, "chunk_parts.png"),
         ("scaling.json", scaling, "scaling.png"),
     ):
         if (folder / source).exists():

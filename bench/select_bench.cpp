@@ -205,7 +205,7 @@ void add_keys() {
   add(named("score_keys/plain", {{"kv_len", longest_kv_len}}),
       [](auto& state) { score_plainly(state, longest_kv_len); });
 
-  for (const Index kv_len : {Index{2048}, Index{8192}, longest_kv_len}) {
+  for (const Index kv_len : {Index{2048}, Index{8192}, Index{16384}, longest_kv_len}) {
     add(
         named("top_k", {{"kv_len", kv_len}, {"k", 1024}}),
         [=](auto& state) { top_k(state, kv_len, 1024, false); }, benchmark::kMicrosecond);
