@@ -10,7 +10,8 @@
 //
 // Jones et al., ICLR 2026, arXiv 2602.08722. Each header includes only headers above it here. Start
 // at prefill/chunked_prefill.hpp, or, with a cache of your own, at select/quoka.hpp and
-// attention/attention.hpp.
+// attention/attention.hpp. The methods QuoKA is compared with are not included here:
+// select/all.hpp.
 #pragma once
 
 #include <quoka/version.hpp>
