@@ -66,7 +66,7 @@ class LokiCalibration {
     in >> word >> heads >> dim;
     if (!in || word != magic || in.get() != '\n')
       throw std::runtime_error("quoka: not a Loki calibration");
-    if (heads < 1 || heads > 65536 || dim < 1 || dim > 65536)
+    if (heads < 1 || heads > 65536 || dim < 1 || dim > 4096)  // 64 MiB at a time, no more
       throw std::runtime_error("quoka: a Loki calibration of " + std::to_string(heads) +
                                " KV heads of " + std::to_string(dim) + " channels");
     std::vector<Eigen::MatrixXf> directions;
