@@ -92,7 +92,7 @@ inline KthRank kth_rank(const std::uint32_t* ranks, Index n, Index k, std::uint3
   constexpr int shift = 20;
   // Four of them: equal scores in a row would wait for each other's count.
   std::array<std::array<Position, (1u << (32 - shift))>, 4> histograms{};
-  for (Index i = 0; i < n; ++i) ++histograms[i % 4][ranks[i] >> shift];
+  for (Index i = 0; i < n; ++i) ++histograms[static_cast<std::size_t>(i % 4)][ranks[i] >> shift];
   auto& histogram = histograms[0];
   for (std::size_t digit = 0; digit < histogram.size(); ++digit)
     histogram[digit] += histograms[1][digit] + histograms[2][digit] + histograms[3][digit];
