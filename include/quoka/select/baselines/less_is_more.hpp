@@ -1,9 +1,9 @@
 // LessIsMore: one set for all heads, the union of what each head wants most, at two layers.
 //
 //   s[h][t]   = mean over the chunk's queries of softmax over t of head h's logits
-//   part      = floor(top_share * budget) keys by score; `sinks` first keys; the rest the most
-//   recent list[h]   = the part best keys of head h between sinks and recent ones, best first union
-//   = rank 0 of every head, then rank 1 of every head, ... each key once, until part keys
+//   part      = floor(top_share * budget) keys by score; `sinks` first keys; the rest most recent
+//   list[h]   = the part best keys of head h between sinks and recent ones, best first
+//   union     = rank 0 of every head, then rank 1 of every head, ... each key once, until part keys
 //
 // 2 * q_heads * q_len * kv_len * head_dim FLOPs at the choosing layers and none elsewhere. The
 // union is a top-k: a key's score is minus its place (rank * q_heads + head) in that order. Source:

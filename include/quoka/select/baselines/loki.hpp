@@ -8,10 +8,9 @@
 // head_dim * r per query and new key for the projections. Keeps r floats per key. The basis comes
 // from a calibration (loki_calibration.hpp: fit, save, load); without one, the first chunk that
 // sees max(2 * head_dim, 512) cached keys fits it to them and keeps it; before that scores are
-// exact. r
-// >= head_dim is the exact scorer, up to rounding. Source: Singhania et al., "Loki: Low-rank Keys
-// for Efficient Sparse Attention", arXiv 2406.02542. Deviations: one key set per KV head and chunk;
-// r is a count, not a share of the variance.
+// exact. r >= head_dim is the exact scorer, up to rounding. Source: Singhania et al., "Loki:
+// Low-rank Keys for Efficient Sparse Attention", arXiv 2406.02542. Deviations: one key set per KV
+// head and chunk; r is a count, not a share of the variance.
 #pragma once
 
 #include <quoka/cache/row_store.hpp>

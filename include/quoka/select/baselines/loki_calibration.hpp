@@ -45,10 +45,8 @@ class LokiCalibration {
   // to [rank] = factor * row [head_dim] in the first `rank` directions.
   template <class T>
   void project(Index kv_head, const T* row, float factor, Index rank, float* to) const {
-    const Eigen::Map<const Eigen::Vector<T, Eigen::Dynamic>> x(row, head_dim());
-    Eigen::Map<Eigen::VectorXf> y(to, rank);
-    const Eigen::VectorXf& xf = x.template cast<float>();
-    y.noalias() = directions(kv_head).leftCols(rank).transpose() * xf * factor;
+    for (Index i = 0; i < rank; ++i)
+      to[i] = factor * detail::sum_of_products(row, directions(kv_head).col(i).data(), head_dim());
   }
 
   // Text header, then native floats. Throws std::runtime_error when the stream fails.
