@@ -36,7 +36,7 @@ QUOKA_INLINE void widen(const T* from, Index dim, float* to) {
 // One tile: rows[0, count) are keys, the other places become zero keys. count <= tile_rows.
 template <class T>
 void pack_key_tile(const T* const* rows, Index count, Index dim, float* tile) {
-  assert(0 < count && count <= tuning::tile_rows && dim > 0);
+  assert(0 <= count && count <= tuning::tile_rows && dim > 0);
   constexpr Index slab_size = Index{slab} * tuning::tile_rows;
   for (Index i = 0; i < tuning::tile_rows; ++i) {
     float* to = tile + i * slab;
