@@ -190,10 +190,11 @@ TYPED_TEST(Attention, ARowIsTheDecodeStepAtItsPosition) {
     auto step = unwritten<TypeParam>(random.tensor<TypeParam>(1, 5, 1, 16), 16);
     quoka::attention(row_of(in.q), {past_k, past_v}, {row_of(in.k), row_of(in.v)},
                      {step.out, step.lse});
-    EXPECT_TRUE(same_bits(row_of(chunk.out), TensorView<const TypeParam>(step.out))) << "row " << i;
-    EXPECT_TRUE(same_bits(TensorView<const float, 3>(chunk.lse).slice(i, 1),
-                          TensorView<const float, 3>(step.lse)))
+    EXPECT_TRUE(same_up_to_rounding(row_of(chunk.out), TensorView<const TypeParam>(step.out),
+                                    noise * largest(in.past_v)))
         << "row " << i;
+    for (Index head = 0; head < 5; ++head)
+      EXPECT_NEAR(chunk.lse(0, head, i), step.lse(0, head, 0), noise * 10) << "row " << i;
   }
 }
 

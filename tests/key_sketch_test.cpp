@@ -1,4 +1,4 @@
-// core/int8_dot.hpp, cache/key_sketch.hpp, select/sketch_scores.hpp: whatever the keys, the sketch
+// core/int8_dot.hpp, cache/key_sketch.hpp, select/sketched_top_k.hpp: whatever the keys, the sketch
 // leads to the Selection of float scores, and its bound holds.
 
 #include <quoka/prefill/chunked_prefill.hpp>
@@ -21,50 +21,42 @@ namespace detail = quoka::detail;
 
 // ---- dot products of codes ----------------------------------------------------------------------
 
-template <int Queries, detail::CodeScores Over>
-void expect_exact_dots(Random& random, Index steps) {
-  alignas(64) std::uint8_t keys[64 * 40];
-  std::int32_t queries[40 * 20] = {};
-  for (auto& x : keys) x = static_cast<std::uint8_t>(random.below(256));
-  auto* bytes = reinterpret_cast<std::int8_t*>(queries);
-  for (std::size_t i = 0; i < sizeof queries; ++i)
+template <detail::CodeScores Over>
+void expect_exact_dots(Random& random, Index steps, Index rows) {
+  alignas(64) std::uint8_t keys[2][64 * 40];
+  std::vector<std::int32_t> queries(uz(steps * rows + 1)), offset(uz(rows));
+  for (auto& block : keys)
+    for (auto& x : block) x = static_cast<std::uint8_t>(random.below(256));
+  auto* bytes = reinterpret_cast<std::int8_t*>(queries.data());
+  for (Index i = 0; i < 4 * steps * rows; ++i)
     bytes[i] = static_cast<std::int8_t>(random.below(255) - 127);
-  std::int32_t offset[Queries];
-  float scales[Queries];
-  for (int m = 0; m < Queries; ++m) {
-    offset[m] = static_cast<std::int32_t>(random.below(1000)) - 500;
-    scales[m] = static_cast<float>(random.normal());
-  }
-  alignas(64) float best[16];
-  std::fill_n(best, 16, Over == detail::CodeScores::max ? -infinity : 0.5f);
-  const Index stride = 20;
-  detail::int8_scores<Queries, Over>(keys, queries, stride, steps, offset, scales, best);
-  for (Index i = 0; i < 16; ++i) {
-    float expected = Over == detail::CodeScores::max ? -infinity : 0.5f, size = 1.0f;
-    for (int m = 0; m < Queries; ++m) {
-      std::int32_t sum = offset[m];
+  for (auto& x : offset) x = static_cast<std::int32_t>(random.below(1000)) - 500;
+  const bool sum_of_all = Over == detail::CodeScores::sum;
+  const std::int32_t start = sum_of_all ? 7 : -100;
+  alignas(64) std::int32_t best[32];
+  std::fill_n(best, 32, start);
+  const std::uint8_t* const blocks[2] = {keys[0], keys[1]};
+  detail::int8_dots<Over>(blocks, queries.data(), rows, steps, offset.data(), best);
+  for (Index i = 0; i < 32; ++i) {
+    std::int32_t expected = start;
+    for (Index m = 0; m < rows; ++m) {
+      std::int32_t dot = offset[uz(m)];
       for (Index s = 0; s < steps; ++s)
         for (Index c = 0; c < 4; ++c)
-          sum += keys[(s * 16 + i) * 4 + c] * bytes[(s * stride + m) * 4 + c];
-      const float x = static_cast<float>(sum) * scales[m];
-      expected = Over == detail::CodeScores::max ? std::max(expected, x) : expected + x;
-      size = std::max(size, std::abs(x));
+          dot += keys[i / 16][(s * 16 + i % 16) * 4 + c] * bytes[(s * rows + m) * 4 + c];
+      expected = sum_of_all ? expected + dot : std::max(expected, dot);
     }
-    if (Over == detail::CodeScores::max)
-      EXPECT_EQ(best[i], expected) << "key " << i;
-    else
-      EXPECT_NEAR(best[i], expected, size * Queries * 0x1p-23f) << "key " << i;
+    EXPECT_EQ(best[i], expected) << "key " << i << ", " << rows << " rows, " << steps << " steps";
   }
 }
 
-TEST(Int8Scores, AreExactForAnyCodes) {
+TEST(Int8Dots, AreExactForAnyCodes) {
   Random random(300);
-  for (Index steps : {0, 1, 7, 32, 40}) {
-    expect_exact_dots<16, detail::CodeScores::max>(random, steps);
-    expect_exact_dots<16, detail::CodeScores::sum>(random, steps);
-    expect_exact_dots<1, detail::CodeScores::max>(random, steps);
-    expect_exact_dots<1, detail::CodeScores::sum>(random, steps);
-  }
+  for (Index steps : {0, 1, 7, 32, 40})
+    for (Index rows : {1, 3, 4, 8, 13, 16, 20}) {
+      expect_exact_dots<detail::CodeScores::max>(random, steps, rows);
+      expect_exact_dots<detail::CodeScores::sum>(random, steps, rows);
+    }
 }
 
 // ---- the same Selection -------------------------------------------------------------------------

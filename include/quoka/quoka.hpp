@@ -26,6 +26,7 @@
 #include <quoka/core/tuning.hpp>
 #include <quoka/core/inverse_norm.hpp>
 #include <quoka/core/int8_dot.hpp>
+#include <quoka/core/compact.hpp>
 #include <quoka/core/packing.hpp>
 #include <quoka/core/register_tile.hpp>
 #include <quoka/core/softmax_state.hpp>
@@ -45,10 +46,13 @@
 #include <quoka/select/gather.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/select/dense.hpp>
-#include <quoka/select/sketch_scores.hpp>
+#include <quoka/select/sketched_top_k.hpp>
 #include <quoka/select/quoka.hpp>
 
+#include <quoka/attention/key_sequence.hpp>
+#include <quoka/attention/partial_rows.hpp>
 #include <quoka/attention/head_attention.hpp>
+#include <quoka/attention/token_attention.hpp>
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/merge.hpp>
 

@@ -278,6 +278,27 @@ template <quoka::TensorLike A, quoka::TensorLike B>
   return ::testing::AssertionSuccess();
 }
 
+// Same shape, and elements that float arithmetic in another order can explain: within two roundings
+// to T, and `absolute`.
+template <quoka::TensorLike A, quoka::TensorLike B>
+::testing::AssertionResult same_up_to_rounding(const A& a, const B& b, double absolute) {
+  using T = quoka::storage_t<A>;
+  const auto x = quoka::view_of(a);
+  const auto y = quoka::view_of(b);
+  if (x.sizes() != y.sizes()) return ::testing::AssertionFailure() << "the shapes differ";
+  for (Index i = 0; i < x.batch(); ++i)
+    for (Index head = 0; head < x.heads(); ++head)
+      for (Index n = 0; n < x.len(); ++n)
+        for (Index c = 0; c < x.dim(); ++c) {
+          const auto p = static_cast<double>(static_cast<float>(x.row(i, head, n)[c]));
+          const auto q = static_cast<double>(static_cast<float>(y.row(i, head, n)[c]));
+          if (!(std::abs(p - q) <= 2 * rounding_error<T> * std::abs(q) + absolute))
+            return ::testing::AssertionFailure() << "[" << i << ", " << head << ", " << n << ", "
+                                                 << c << "]: " << p << " and " << q;
+        }
+  return ::testing::AssertionSuccess();
+}
+
 // Rank 3: scores, inverse norms, log-sum-exp.
 inline ::testing::AssertionResult same_bits(TensorView<const float, 3> a,
                                             TensorView<const float, 3> b) {

@@ -4,74 +4,19 @@
 // so that a panel's rows see nearly the same keys. The keys are one sequence: the kept past in
 // ascending order, then the chunk; it is walked in blocks of tuning::block_keys, counted from its
 // beginning, and each block is packed once for all panels of the task. A row's arithmetic is
-// therefore the same whatever the chunk size, the number of tasks and the number of threads.
+// therefore the same whatever the number of tasks and of threads, and whatever the chunk size as
+// long as a head has enough panels not to be cut over its keys (partial_rows.hpp).
 #pragma once
 
+#include <quoka/attention/key_sequence.hpp>
+#include <quoka/attention/partial_rows.hpp>
 #include <quoka/core/panel_kernels.hpp>
-#include <quoka/core/buffer.hpp>
-#include <quoka/core/view.hpp>
 
 #include <algorithm>
 #include <cassert>
-#include <limits>
-#include <span>
 
 namespace quoka::inline QUOKA_ABI {
 namespace detail {
-
-// One attention call, checked and resolved; shared by its tasks.
-template <class T>
-struct AttentionCall {
-  TensorView<const T> q;        // [batch, q_heads, q_len, head_dim]
-  TensorView<const T> past_k;   // [batch, kv_heads, kv_len, head_dim]
-  TensorView<const T> past_v;   // [batch, kv_heads, kv_len, v_dim]
-  TensorView<const T> chunk_k;  // [batch, kv_heads, q_len or 0, head_dim]
-  TensorView<const T> chunk_v;  // [batch, kv_heads, q_len or 0, v_dim]
-  TensorView<T> out;            // [batch, q_heads, q_len, v_dim]
-  TensorView<float, 3> lse;     // [batch, q_heads, q_len], or empty
-  Index kv_heads, group, v_dim;
-  float query_scale;  // logit in log2 units, or the argument of tanh
-  float cap_log2;     // 0: no soft-cap
-  std::span<const float> sink_logits;
-  Index window;  // no window: the largest Index
-
-  Index rows() const { return group * q.len(); }
-};
-
-// The keys of one KV head as one sequence: kept past, then chunk.
-template <class T>
-struct KeySequence {
-  const AttentionCall<T>& call;
-  Index b, kv_head;
-  std::span<const Position> keep;  // empty: all of the past
-  Index past_count;                // kept past keys
-
-  Index size() const { return past_count + call.chunk_k.len(); }
-  Index position(Index i) const {
-    if (i >= past_count) return call.past_k.len() + i - past_count;
-    return keep.empty() ? i : keep[static_cast<std::size_t>(i)];
-  }
-  // Keys [first, first + count) as row pointers.
-  void rows(Index first, Index count, const T** k, const T** v) const {
-    for (Index i = 0; i < count; ++i) {
-      const Index at = first + i;
-      const bool past = at < past_count;
-      const Index row = past ? position(at) : at - past_count;
-      k[i] = (past ? call.past_k : call.chunk_k).row(b, kv_head, row);
-      v[i] = (past ? call.past_v : call.chunk_v).row(b, kv_head, row);
-    }
-  }
-  // One past the last key that query i sees.
-  Index end_for(Index query) const { return past_count + std::min(query + 1, call.chunk_k.len()); }
-  // The first key that query i sees through the window.
-  Index begin_for(Index query) const {
-    const Index hidden = call.past_k.len() + query - call.window;  // the last position out of sight
-    if (call.window == std::numeric_limits<Index>::max() || hidden < 0) return 0;
-    if (hidden >= call.past_k.len()) return past_count + hidden - call.past_k.len() + 1;
-    if (keep.empty()) return std::min(hidden + 1, past_count);
-    return std::upper_bound(keep.begin(), keep.end(), hidden) - keep.begin();
-  }
-};
 
 // Scratch of one worker.
 template <class T>
@@ -110,17 +55,31 @@ class HeadAttention {
         panels_(panels),
         s_(scratch) {}
 
+  // All keys; writes the call's output.
   void run() {
+    const KeyRange keys = keys_in_sight();
+    accumulate(keys.begin, keys.end, true);
+    for (Index p = 0; p < panels_; ++p) finish_panel(p);
+  }
+
+  // Keys [begin, end) of those in sight, begin at a block; leaves them in `to`.
+  void run_part(Index begin, Index end, bool with_sinks, const PartialRows& to) {
+    accumulate(begin, end, with_sinks);
+    for (Index p = 0; p < panels_; ++p) leave_panel(p, to);
+  }
+
+ private:
+  KeyRange keys_in_sight() const {
+    const Index last_row = std::min(first_row_ + panels_ * tuning::panel_rows, call_.rows()) - 1;
+    return keys_.in_sight(query_of(first_row_), query_of(last_row));
+  }
+
+  void accumulate(Index block, Index end, bool with_sinks) {
     assert(0 < panels_ && panels_ <= tuning::max_panels_per_task);
     assert(first_row_ < call_.rows());
-    for (Index p = 0; p < panels_; ++p) begin_panel(p);
-    const Index last_query =
-        query_of(std::min(first_row_ + panels_ * tuning::panel_rows, call_.rows()) - 1);
-    const Index end = keys_.end_for(last_query);
-    const Index first = keys_.begin_for(query_of(first_row_));
+    for (Index p = 0; p < panels_; ++p) begin_panel(p, with_sinks);
     constexpr Index step = tuning::block_keys;
-    const auto count_at = [&](Index block) { return std::clamp<Index>(end - block, 0, step); };
-    Index block = first / step * step;
+    const auto count_at = [&](Index at) { return std::clamp<Index>(end - at, 0, step); };
     auto *rows = &s_.rows[0], *next_rows = &s_.rows[1];
     keys_.rows(block, count_at(block), rows->k, rows->v);
     for (; block < end; block += step, std::swap(rows, next_rows)) {
@@ -136,10 +95,8 @@ class HeadAttention {
         attend(p, block, count, finite);
       }
     }
-    for (Index p = 0; p < panels_; ++p) finish_panel(p);
   }
 
- private:
   Index dim() const { return call_.q.dim(); }
   Index query_of(Index row) const { return row / call_.group; }
   Index head_of(Index row) const { return keys_.kv_head * call_.group + row % call_.group; }
@@ -153,7 +110,7 @@ class HeadAttention {
     return *reinterpret_cast<PanelState*>(s_.states.data() + p * tuning::tile_packets);
   }
 
-  void begin_panel(Index p) {
+  void begin_panel(Index p, bool with_sinks) {
     const T* rows[tuning::panel_rows];
     alignas(64) float sink[tuning::panel_rows];
     for (Index i = 0; i < panel_count(p); ++i) {
@@ -163,21 +120,12 @@ class HeadAttention {
     pack_queries<T, tuning::tile_packets>(rows, panel_count(p), dim(), call_.query_scale,
                                           queries(p));
     std::fill_n(out(p), call_.v_dim * tuning::panel_rows, 0.0f);
-    for (Index i = 0; i < tuning::panel_rows; ++i) {
-      const bool none = call_.sink_logits.empty() || i >= panel_count(p);
-      sink[i] =
-          none ? -simd::infinity
-               : std::min(call_.sink_logits[static_cast<std::size_t>(head_of(panel_row(p) + i))] *
-                              log2_e,
-                          std::numeric_limits<float>::max());  // so large a sink takes all
-    }
-    // A sink is a logit of weight 1 at the maximum, without a value.
+    for (Index i = 0; i < tuning::panel_rows; ++i)
+      sink[i] = with_sinks && i < panel_count(p) ? call_.sink_log2(head_of(panel_row(p) + i))
+                                                 : -simd::infinity;
     for (int j = 0; j < tuning::tile_packets; ++j) {
-      PacketState& lane = state(p)[j];
-      lane = PacketState::identity();
-      const simd::Packet logit = simd::load(sink + j * simd::lanes);
-      lane.raise(logit);
-      lane.sum = lane.weight(logit);
+      state(p)[j] = PacketState::identity();
+      state(p)[j].admit(simd::load(sink + j * simd::lanes));
     }
   }
 
@@ -194,7 +142,7 @@ class HeadAttention {
     for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
     block_logits(s_.keys.data(), queries(p), dim(), keys, x, top);
     PanelMask mask;
-    if (call_.cap_log2 != 0.0f) cap_logits(x, keys, call_.cap_log2);
+    if (call_.cap_log2 != 0.0f) cap_logits(x, keys * tuning::panel_rows, call_.cap_log2);
     if (masked) {
       fill_mask(p, block, keys, mask);
       mask_logits(x, keys, mask);
@@ -250,15 +198,32 @@ class HeadAttention {
     for (int j = 0; j < tuning::tile_packets; ++j) inverse[j] = state(p)[j].inverse_sum();
     unpack_outputs(out(p), inverse, call_.v_dim, rows, panel_count(p));
     if (call_.lse.absent()) return;
+    for_states(p, [&](Index i, const SoftmaxState<float>& state) {
+      const Index row = panel_row(p) + i;
+      call_.lse.at(keys_.b, head_of(row), query_of(row)) = lse_nat(state.max, state.sum);
+    });
+  }
+
+  void leave_panel(Index p, const PartialRows& to) {
+    float* rows[tuning::panel_rows];
+    PanelPackets one;
+    for (Index i = 0; i < panel_count(p); ++i) rows[i] = to.out + (panel_row(p) + i) * call_.v_dim;
+    for (auto& lane : one) lane = simd::broadcast(1.0f);
+    unpack_outputs(out(p), one, call_.v_dim, rows, panel_count(p));
+    for_states(p, [&](Index i, const SoftmaxState<float>& state) {
+      to.state[panel_row(p) + i] = state;
+    });
+  }
+
+  // f(i, state) for each row i of the panel.
+  template <class F>
+  void for_states(Index p, F&& f) const {
     alignas(64) float max[tuning::panel_rows], sum[tuning::panel_rows];
     for (int j = 0; j < tuning::tile_packets; ++j) {
       simd::store(max + j * simd::lanes, state(p)[j].max);
       simd::store(sum + j * simd::lanes, state(p)[j].sum);
     }
-    for (Index i = 0; i < panel_count(p); ++i) {
-      const Index row = panel_row(p) + i;
-      call_.lse.at(keys_.b, head_of(row), query_of(row)) = lse_nat(max[i], sum[i]);
-    }
+    for (Index i = 0; i < panel_count(p); ++i) f(i, SoftmaxState<float>{max[i], sum[i]});
   }
 
   const AttentionCall<T>& call_;

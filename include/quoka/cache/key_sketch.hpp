@@ -6,8 +6,8 @@
 //   error   = |k - s code| / |k|          what they miss of it, rounded up
 //
 // By Cauchy and Schwarz the sketched cosine misses by at most error times the query's length
-// (sketch_scores.hpp). A key that codes cannot stand for (NaN, infinite, or of a magnitude near the
-// ends of float) has scale NaN and error infinity. Codes are blocked for int8_dot.hpp. head_dim + 8
+// (sketched_top_k.hpp). A key that codes cannot stand for (NaN, infinite, or of a magnitude near
+// the ends of float) has scale 0 and error infinity. Codes are blocked for int8_dot.hpp. head_dim + 8
 // bytes per key, rounded up to blocks; about 4 operations per channel when a key comes.
 #pragma once
 
@@ -22,16 +22,22 @@
 namespace quoka::inline QUOKA_ABI {
 namespace detail {
 
-// x [dim] as code * scale: code(c, value) is called with each integer in [-127, 127]. Returns the
-// scale; the length of what is missed goes to `missed`.
-template <class T, class Code>
-float encode(const T* x, Index dim, float& missed, Code&& code) {
+// The scale at which the largest of x [dim] is coded as 127.
+template <class T>
+float code_scale(const T* x, Index dim) {
   float largest = 0.0f;
   for (Index c = 0; c < dim; ++c) {
     const float magnitude = std::abs(static_cast<float>(x[c]));
     largest = magnitude > largest ? magnitude : largest;
   }
-  const float scale = largest / 127.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+  return largest / 127.0f;
+}
+
+// x [dim] as code * scale, for a scale of code_scale() or more: code(c, value) is called with each
+// integer in [-127, 127]. Returns the length of what is missed.
+template <class T, class Code>
+float encode(const T* x, Index dim, float scale, Code&& code) {
+  const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
   float sum = 0.0f;
   for (Index c = 0; c < dim; ++c) {
     const float value = static_cast<float>(x[c]);
@@ -41,8 +47,7 @@ float encode(const T* x, Index dim, float& missed, Code&& code) {
     sum += rest * rest;
     code(c, static_cast<int>(rounded));
   }
-  missed = std::sqrt(sum) * (1.0f + 1e-5f) + static_cast<float>(dim) * 1e-7f * largest;
-  return scale;
+  return std::sqrt(sum) * (1.0f + 1e-5f) + static_cast<float>(dim) * 127e-7f * scale;
 }
 
 }  // namespace detail
@@ -117,13 +122,13 @@ class KeySketch {
     };
     if (!ordinary) {
       for (Index c = 0; c < dim; ++c) put(c, 0);
-      scale = zero ? 0.0f : std::numeric_limits<float>::quiet_NaN();
+      scale = 0.0f;
       error = zero ? 0.0f : simd::infinity;
       return;
     }
-    float missed = 0.0f;
-    scale = detail::encode(key, dim, missed, put) * inverse;
-    error = missed * inverse;
+    const float of_code = detail::code_scale(key, dim);
+    error = detail::encode(key, dim, of_code, put) * inverse;
+    scale = of_code * inverse;
   }
 
   RowStore<std::uint8_t> codes_;     // [batch, kv_heads, blocks, block_bytes]

@@ -55,10 +55,10 @@ inline void block_logits(const float* tiles, const float* queries, Index dim, In
   });
 }
 
-// x = cap * tanh(x / cap) in log2 units: the queries were scaled by 1 / cap, `cap_log2` brings it
-// back.
-inline void cap_logits(float* x, Index keys, float cap_log2) {
-  for (Index i = 0; i < keys * tuning::panel_rows; i += simd::lanes)
+// x = cap * tanh(x / cap) in log2 units, for `count` logits, whole packets: the queries were scaled
+// by 1 / cap, `cap_log2` brings it back.
+inline void cap_logits(float* x, Index count, float cap_log2) {
+  for (Index i = 0; i < count; i += simd::lanes)
     simd::store(x + i, simd::mul(simd::tanh(simd::load(x + i)), simd::broadcast(cap_log2)));
 }
 

@@ -10,6 +10,7 @@
 
 #include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -96,6 +97,39 @@ template <class P>
 QUOKA_INLINE P select_less(const P& a, const P& b, const P& yes, const P& no) {
   return ei::pselect(ei::pcmp_lt(a, b), yes, no);
 }
+// Where lanes fit into a mask register, comparisons also come as bits, and packets can be written
+// without the lanes that a mask lacks; kernels that cannot use this walk float by float.
+#if defined(EIGEN_VECTORIZE_AVX512)
+inline constexpr bool has_lane_masks = true;
+// Bit i: a < b, or its negation, in lane i.
+QUOKA_INLINE unsigned less(const Packet& a, const Packet& b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
+}
+QUOKA_INLINE unsigned not_less(const Packet& a, const Packet& b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ);
+}
+// The lanes of `mask` side by side; writes `lanes` elements, returns how many of them count.
+QUOKA_INLINE int store_compressed(float* p, unsigned mask, const Packet& x) {
+  _mm512_storeu_ps(p, _mm512_maskz_compress_ps(static_cast<__mmask16>(mask), x));
+  return std::popcount(mask);
+}
+// The same of the integers first, first + 1, ...
+QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask, std::int32_t first) {
+  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const __m512i x = _mm512_add_epi32(lane, _mm512_set1_epi32(first));
+  _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), x));
+  return std::popcount(mask);
+}
+#else
+inline constexpr bool has_lane_masks = false;
+#endif
+QUOKA_INLINE unsigned less(float a, float b) { return a < b ? 1u : 0u; }
+QUOKA_INLINE unsigned not_less(float a, float b) { return a < b ? 0u : 1u; }
+QUOKA_INLINE int store_compressed(float* p, unsigned mask, float x) {
+  *p = x;
+  return static_cast<int>(mask);
+}
+
 // NaN stays NaN: Eigen's rational approximation clamps it away where it vectorizes.
 template <class P>
 QUOKA_INLINE P tanh(const P& x) {
@@ -184,6 +218,14 @@ QUOKA_INLINE Packet load_as_float(const T* p) {
   }
 }
 
+// The first count < lanes elements; zeros in the other lanes. Reads nothing beyond them.
+template <class T>
+QUOKA_INLINE Packet load_as_float(const T* p, Index count) {
+  alignas(64) float widened[lanes] = {};
+  for (Index i = 0; i < count; ++i) widened[i] = static_cast<float>(p[i]);
+  return load(widened);
+}
+
 // `lanes` floats rounded to nearest even into unaligned storage.
 QUOKA_INLINE void store_from_float(float* p, const Packet& x) { store_unaligned(p, x); }
 
@@ -197,6 +239,36 @@ QUOKA_INLINE void store_from_float(T* p, const Packet& x) {
 // A square of `lanes` packets, transposed in place.
 using Square = ei::PacketBlock<Packet, lanes>;
 QUOKA_INLINE void transpose(Square& square) { ei::ptranspose(square); }
+
+// Lane i: the sum over the lanes of packet i.
+QUOKA_INLINE Packet sums(const Square& square) {
+#if defined(EIGEN_VECTORIZE_AVX512)
+  // Halves of two packets side by side, quarters of four, then pairs twice: 30 shuffles, where a
+  // transposition takes 64 and more.
+  Packet half[8], quarter[4], pair[2];
+  unroll<8>([&](auto i) QUOKA_INLINE_LAMBDA {
+    const Packet &a = square.packet[i % 4 + i / 4 * 8], &b = square.packet[i % 4 + i / 4 * 8 + 4];
+    half[i] = add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  });
+  unroll<4>([&](auto i) QUOKA_INLINE_LAMBDA {
+    quarter[i] = add(_mm512_shuffle_f32x4(half[i], half[i + 4], 0x88),
+                     _mm512_shuffle_f32x4(half[i], half[i + 4], 0xdd));
+  });
+  const auto add_pairs = [](const Packet& a, const Packet& b) QUOKA_INLINE_LAMBDA {
+    return add(Packet(_mm512_shuffle_ps(a, b, 0x88)), Packet(_mm512_shuffle_ps(a, b, 0xdd)));
+  };
+  unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
+    pair[i] = add_pairs(quarter[2 * i], quarter[2 * i + 1]);
+  });
+  return add_pairs(pair[0], pair[1]);
+#else
+  Square columns = square;
+  transpose(columns);
+  Packet sum = columns.packet[0];
+  for (int i = 1; i < lanes; ++i) sum = add(sum, columns.packet[i]);
+  return sum;
+#endif
+}
 
 }  // namespace simd
 }  // namespace quoka::inline QUOKA_ABI

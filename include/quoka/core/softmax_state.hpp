@@ -3,6 +3,7 @@
 //   identity       max = -inf, sum = 0
 //   raise(m)       admits logits up to m; returns the factor for all that was accumulated so far
 //   weight(x)      2^(x - max): what a logit x <= max adds to sum and, times its value, to out
+//   admit(x)       adds a logit that has no value
 //   merge(other)   the state of both key sets; returns the factors for the two outs
 //   inverse_sum    finishes: out / sum; lse_nat gives the log-sum-exp
 //
@@ -44,6 +45,12 @@ struct SoftmaxState {
     const P factor = simd::exp2(simd::sub(before, reference()));
     sum = simd::mul(sum, factor);
     return factor;
+  }
+
+  // A logit without a value: a sink.
+  QUOKA_INLINE void admit(const P& logit) {
+    raise(logit);
+    sum = simd::add(sum, weight(logit));
   }
 
   struct Factors {

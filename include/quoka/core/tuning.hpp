@@ -31,6 +31,18 @@ inline constexpr int block_keys = tile_rows * (simd::registers >= 32 ? 8 : 16);
 inline constexpr Index max_panels_per_task = 16;
 inline constexpr Index min_panels_per_task = 4;
 
+// A head of fewer panels than min_panels_per_task is cut over its keys: parts of at least
+// part_blocks blocks, at most max_parts of them (their results wait in memory to be merged).
+inline constexpr Index part_blocks = 4;
+inline constexpr Index max_parts = 16;
+
+// One token's attention: keys per block, 32 KiB of float K and as much V at head_dim 128, so that
+// the next block waits in L2 beside this one; accumulators of weighted values, of 32 or 16
+// registers.
+inline constexpr Index token_rows = panel_rows / 2;  // beyond these a panel is faster
+inline constexpr Index token_block_keys = 64;
+inline constexpr int token_value_packets = simd::registers >= 32 ? 16 : 8;
+
 // Tasks per worker that a call aims for, so that uneven ones (and an uneven machine) balance.
 inline constexpr Index tasks_per_worker = 4;
 
@@ -44,6 +56,11 @@ inline constexpr Index mass_weight_bytes = Index{16} << 20;
 
 // Keys per task of the sketched scan: 512 KiB of codes at head_dim 128; a multiple of 16.
 inline constexpr Index sketch_task_keys = 4096;
+
+// Scores that top_k looks at to guess a threshold. With 1,024 of 32,768 it keeps about 1.6 k of
+// them; 512 keep 2 k, and 4,096 cost more than they save. A histogram over the leading bits of all
+// scores took twice the time of all of top_k: its counters wait for each other.
+inline constexpr Index top_k_samples = 1024;
 
 // Key tiles between the one that is scored and the one whose rows are asked for.
 inline constexpr Index score_prefetch_tiles = 2;

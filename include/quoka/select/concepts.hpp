@@ -7,7 +7,9 @@
 //     explicit MyScorer(const Options&);
 //     template <class T, class E>           // scores [batch, kv_heads, kv_len]; more is better
 //     void score(const SelectorInput<T>&, State&, float* scores, E&& executor) const;
-//   };
+//     template <class T, class E>           // optional: the Selection that top_k would make of the
+//     bool choose(const SelectorInput<T>&, Index budget, State&, Selection&, E&& executor) const;
+//   };                                      // scores, by a shorter way; false where there is none
 //
 //   struct MySelector {
 //     struct Options { ... };

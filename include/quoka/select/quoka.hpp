@@ -11,14 +11,14 @@
 // 128 and 16 queries. Scratch: 4 bytes of score per key and KV head, and per worker 8 bytes per
 // key. With `sketch` the State keeps 8-bit codes of the keys it was told of by appended(), head_dim
 // + 8 bytes each, and scoring takes a third of the time; the Selection is the same, bit for bit
-// (sketch_scores.hpp). Source: Jones et al., "QuoKA: Query-Oriented KV Selection for Efficient LLM
+// (sketched_top_k.hpp). Source: Jones et al., "QuoKA: Query-Oriented KV Selection for Efficient LLM
 // Prefill", ICLR 2026, arXiv 2602.08722. Deviations, all off by default: options.hpp, top_k.hpp.
 #pragma once
 
 #include <quoka/select/pre_aggregate.hpp>
 #include <quoka/select/score_keys.hpp>
 #include <quoka/select/scored_selector.hpp>
-#include <quoka/select/sketch_scores.hpp>
+#include <quoka/select/sketched_top_k.hpp>
 #include <quoka/select/subselect_queries.hpp>
 
 namespace quoka::inline QUOKA_ABI {
@@ -62,6 +62,34 @@ class QuokaScorer {
 
   template <class T, class E>
   void score(const SelectorInput<T>& input, State& state, float* scores, E&& executor) const {
+    const Index rows = aggregate_queries(input, state, executor);
+    detail::score_all_keys(state.q_bar.data(), rows, input.k, input.inverse_norms,
+                           {options_.scoring, options_.aggregation}, scores, state.score, executor);
+  }
+
+  // The Selection by way of the sketch; false, and nothing done, where there is none of all keys.
+  template <class T, class E>
+  bool choose(const SelectorInput<T>& input, Index budget, State& state, Selection& selection,
+              E&& executor) const {
+    if (!uses_sketch() || state.sketch.keys.len() != input.k.len()) return false;
+    const Index rows = aggregate_queries(input, state, executor);
+    detail::sketched_top_k(state.q_bar.data(), rows, input.k, input.inverse_norms,
+                           options_.aggregation, budget, input.capacity,
+                           {options_.window, options_.keep_first, options_.keep_last}, selection,
+                           state.sketch, state.score, executor);
+    return true;
+  }
+
+  // Sketches the new keys. A State that was not told of all keys scores in float.
+  template <class T, class E>
+  void appended(const SelectorInput<T>& input, State& state, E&& executor) const {
+    if (uses_sketch()) state.sketch.keys.append(input.k, input.capacity, executor);
+  }
+
+ private:
+  // The kept queries of each KV head to state.q_bar; returns how many.
+  template <class T, class E>
+  Index aggregate_queries(const SelectorInput<T>& input, State& state, E&& executor) const {
     const TensorView<const T>&q = input.q, &k = input.k;
     const Index group = input.group(), n = std::min(options_.n_queries, q.len());
     const Index rows = detail::aggregated_rows(n, group, options_.group_mode);
@@ -80,22 +108,8 @@ class QuokaScorer {
       detail::pre_aggregate_head(row_of, n, group, k.dim(), options_.group_mode, options_.scoring,
                                  q_bar + task * rows * k.dim());
     });
-    if (uses_sketch() && state.sketch.keys.len() == k.len())
-      return detail::sketched_scores(q_bar, rows, k, input.inverse_norms, options_.aggregation,
-                                     options_.budget.keys(k.len()), input.capacity,
-                                     {options_.window, options_.keep_first, options_.keep_last},
-                                     scores, state.sketch, state.score, executor);
-    detail::score_all_keys(q_bar, rows, k, input.inverse_norms,
-                           {options_.scoring, options_.aggregation}, scores, state.score, executor);
+    return rows;
   }
-
-  // Sketches the new keys. A State that was not told of all keys scores in float.
-  template <class T, class E>
-  void appended(const SelectorInput<T>& input, State& state, E&& executor) const {
-    if (uses_sketch()) state.sketch.keys.append(input.k, input.capacity, executor);
-  }
-
- private:
   bool uses_sketch() const { return options_.sketch && options_.scoring == Scoring::cosine; }
 
   Options options_;

@@ -46,9 +46,13 @@ class ScoredSelector {
     if (budget == 0) return selection.resize(k.batch(), k.heads(), k.len(), 0);
 
     const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
+    selection.reserve(heads * options_.budget.keys(capacity));
+    if constexpr (requires {
+                    scorer_.choose(input, budget, state.scorer, selection, executor);
+                  })
+      if (scorer_.choose(input, budget, state.scorer, selection, executor)) return;
     float* scores = state.scores.reserve_amortised(heads * capacity);
     state.top_k.reserve(executor.workers(), capacity, options_.window);
-    selection.reserve(heads * options_.budget.keys(capacity));
     scorer_.score(input, state.scorer, scores, executor);
     detail::select_top_k(scores, k.batch(), k.heads(), k.len(), budget, top_k_options(), selection,
                          state.top_k, executor);

@@ -7,20 +7,20 @@
 // the finite scores at positions kv - (w-1)/2 ... kv + w/2 first, so that neighbours of a good key
 // come with it.
 //
-// No sort: scores become integers of the same order, one histogram over their leading bits finds
-// the bucket of the k-th, nth_element on that bucket alone finds its exact value, one pass emits.
-// Three reads of kv_len scores, O(kv_len + bucket) per KV head.
+// No sort, and no nth_element over all: a sample of the scores gives a pivot a little below the
+// k-th, one pass keeps what reaches it (about 1.5 k), nth_element on those finds the k-th exactly,
+// one pass emits. Three reads of kv_len scores and O(k) per KV head.
 #pragma once
 
 #include <quoka/core/buffer.hpp>
+#include <quoka/core/compact.hpp>
 #include <quoka/core/executor.hpp>
-#include <quoka/core/simd.hpp>
+#include <quoka/core/tuning.hpp>
 #include <quoka/core/view.hpp>
 #include <quoka/core/worker_scratch.hpp>
 #include <quoka/select/selection.hpp>
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cassert>
 #include <cmath>
@@ -37,34 +37,32 @@ namespace detail {
 
 // Scratch of one worker.
 struct TopKScratch {
-  Buffer<std::uint32_t> ranks;   // [kv_len]
-  Buffer<std::uint32_t> bucket;  // [kv_len] at most
-  Buffer<float> pooled;          // [kv_len + window], where a window is asked for
+  Buffer<float> ordered;       // [kv_len]
+  Buffer<float> bucket;        // [kv_len] at most
+  Buffer<Position> positions;  // [kv_len] at most
+  Buffer<float> pooled;        // [kv_len + window], where a window is asked for
 
   void reserve(Index kv_len, Index window) {
-    ranks.reserve_amortised(kv_len);
-    bucket.reserve_amortised(kv_len + 1);
+    ordered.reserve_amortised(kv_len);
+    bucket.reserve_amortised(kv_len + compact_slack);
+    positions.reserve_amortised(kv_len + compact_slack);
     if (window > 1) pooled.reserve_amortised(kv_len + window_span(kv_len, window) - 1);
   }
   // Beyond this span every key sees every other.
   static Index window_span(Index kv_len, Index window) { return std::min(window, 2 * kv_len + 1); }
-  Index bytes() const { return ranks.bytes() + bucket.bytes() + pooled.bytes(); }
+  Index bytes() const {
+    return ordered.bytes() + bucket.bytes() + positions.bytes() + pooled.bytes();
+  }
 };
 
-// Unsigned integers in the order of the scores; 0 for a score that is not finite, below all others.
-QUOKA_INLINE std::uint32_t rank_of(float score) {
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(score + 0.0f);  // -0 becomes +0
-  const std::uint32_t ordered = bits ^ ((0u - (bits >> 31)) | 0x80000000u);
-  return (bits & 0x7f800000u) == 0x7f800000u ? 0u : ordered;
-}
-
-QUOKA_INLINE float score_of(std::uint32_t rank) {
-  if (rank == 0u) return -simd::infinity;
-  return std::bit_cast<float>((rank >> 31) != 0u ? rank ^ 0x80000000u : ~rank);
+// Scores in their order as floats: those that are not finite are minus infinity.
+QUOKA_INLINE float ordered_score(float score) {
+  const bool finite = (std::bit_cast<std::uint32_t>(score) & 0x7f800000u) != 0x7f800000u;
+  return finite ? score : -simd::infinity;
 }
 
 // pooled[kv] = max over the window; doubling spans, so log2(window) passes.
-inline const float* pool_window(const float* scores, Index kv_len, Index window, float* x) {
+inline float* pool_window(const float* scores, Index kv_len, Index window, float* x) {
   window = TopKScratch::window_span(kv_len, window);
   const Index before = (window - 1) / 2, size = kv_len + window - 1;
   std::fill_n(x, before, -simd::infinity);
@@ -82,56 +80,53 @@ inline const float* pool_window(const float* scores, Index kv_len, Index window,
   return x;
 }
 
-// The k-th largest of ranks[0, n), 0 < k <= n, and how many above it are among the k best.
-struct KthRank {
-  std::uint32_t rank;
+// The k-th largest value, and how many are larger.
+struct KthLargest {
+  float value;
   Index above;
 };
-inline KthRank kth_rank(const std::uint32_t* ranks, Index n, Index k, std::uint32_t* bucket) {
+
+// Of x[0, n) without a NaN, 0 < k <= n. bucket [n + compact_slack].
+inline KthLargest kth_largest(const float* x, Index n, Index k, float* bucket) {
   assert(0 < k && k <= n);
-  constexpr int shift = 20;
-  // Four of them: equal scores in a row would wait for each other's count.
-  std::array<std::array<Position, (1u << (32 - shift))>, 4> histograms{};
-  for (Index i = 0; i < n; ++i) ++histograms[static_cast<std::size_t>(i % 4)][ranks[i] >> shift];
-  auto& histogram = histograms[0];
-  for (std::size_t digit = 0; digit < histogram.size(); ++digit)
-    histogram[digit] += histograms[1][digit] + histograms[2][digit] + histograms[3][digit];
-  std::uint32_t digit = (1u << (32 - shift)) - 1;
-  Index above = 0;
-  while (above + histogram[digit] < k) above += histogram[digit--];
-
-  Index members = 0;
-  for (Index i = 0; i < n; ++i) {
-    bucket[members] = ranks[i];
-    members += (ranks[i] >> shift) == digit ? 1 : 0;
+  constexpr Index samples = tuning::top_k_samples;
+  Index count = 0;
+  if (n > 4 * samples) {
+    for (Index i = 0; i < samples; ++i) bucket[i] = x[i * (n / samples)];
+    // In a fair sample as many are among the k best, give or take the root of it.
+    const double share = static_cast<double>(k) * static_cast<double>(samples) /
+                         static_cast<double>(n);
+    const Index at = static_cast<Index>(share + 3.5 * std::sqrt(share)) + 4;
+    if (at < samples) {
+      std::nth_element(bucket, bucket + at, bucket + samples, std::greater<>());
+      count = values_at_least(x, n, bucket[at], bucket);
+    }
   }
-  std::uint32_t* const kth = bucket + (k - above - 1);
-  std::nth_element(bucket, kth, bucket + members, std::greater<>());
-  return {*kth,
-          above + std::count_if(bucket, kth, [&](std::uint32_t rank) { return rank > *kth; })};
+  if (count < k) {  // few keys, or a sample that was not fair
+    std::copy_n(x, n, bucket);
+    count = n;
+  }
+  float* const kth = bucket + (k - 1);
+  std::nth_element(bucket, kth, bucket + count, std::greater<>());
+  const float value = *kth;
+  return {value, std::count_if(bucket, kth, [=](float score) { return score > value; })};
 }
 
-// The k best of ranks[0, n), 0 < k <= n, as ascending positions counted from `offset`.
-inline Position* emit_best(const std::uint32_t* ranks, Index n, Index k, Index offset,
-                           std::uint32_t* bucket, Position* out) {
-  const auto [threshold, above] = kth_rank(ranks, n, k, bucket);
-  Index ties = k - above;
-  Position* const end = out + k;
-  for (Index i = 0; out != end; ++i) {
-    if (ranks[i] < threshold) continue;
-    if (ranks[i] == threshold && ties-- <= 0) continue;
-    *out++ = static_cast<Position>(offset + i);
-  }
-  return out;
-}
-
-// The k-th largest of scores[0, n), 0 <= k <= n; minus infinity if that is not finite, and plus
-// infinity for k == 0.
-inline float nth_score(const float* scores, Index n, Index k, std::uint32_t* ranks,
-                       std::uint32_t* bucket) {
-  if (k == 0) return simd::infinity;
-  for (Index i = 0; i < n; ++i) ranks[i] = rank_of(scores[i]);
-  return score_of(kth_rank(ranks, n, k, bucket).rank);
+// The k best of x[0, n) without a NaN, 0 < k <= n, as ascending positions counted from `first`.
+// Equal ones in their order. positions [n + compact_slack]; returns its first k.
+inline const Position* k_best(const float* x, Index n, Index k, Position first, float* bucket,
+                              Position* positions) {
+  const auto [least, above] = kth_largest(x, n, k, bucket);
+  const Index count =
+      positions_where(n, first, positions, [&, least = least](auto at) QUOKA_INLINE_LAMBDA {
+        return simd::not_less(at.load(x), at.broadcast(least));
+      });
+  if (count == k) return positions;
+  Index ties = k - above;  // more are equal than fit: the later ones go
+  (void)std::remove_if(positions, positions + count, [&, least = least](Position at) {
+    return x[at - first] == least && ties-- <= 0;
+  });
+  return positions;
 }
 
 // scores [kv_len] of one head to its k = kept.size() positions.
@@ -146,9 +141,11 @@ inline void top_k_head(const float* scores, Index kv_len, const TopKOptions& opt
   for (Index i = 0; i < first; ++i) *out++ = static_cast<Position>(i);
   if (free > 0) {
     if (options.window > 1) scores = pool_window(scores, kv_len, options.window, s.pooled.data());
-    std::uint32_t* ranks = s.ranks.data();
-    for (Index i = 0; i < candidates; ++i) ranks[i] = rank_of(scores[first + i]);
-    out = emit_best(ranks, candidates, free, first, s.bucket.data(), out);
+    float* const ordered = s.ordered.data();
+    for (Index i = 0; i < candidates; ++i) ordered[i] = ordered_score(scores[first + i]);
+    const Position* const best = k_best(ordered, candidates, free, static_cast<Position>(first),
+                                        s.bucket.data(), s.positions.data());
+    out = std::copy_n(best, free, out);
   }
   for (Index i = kv_len - last; i < kv_len; ++i) *out++ = static_cast<Position>(i);
 }

@@ -1,0 +1,65 @@
+// Compaction: the elements, or their positions, that pass a test, in order and without a branch.
+#pragma once
+
+#include <quoka/core/simd.hpp>
+
+namespace quoka::inline QUOKA_ABI {
+namespace detail {
+
+// An output of compaction has room for so many elements beyond the last.
+inline constexpr Index compact_slack = simd::lanes;
+
+// A place in arrays of floats: one packet of elements, or a single one.
+template <class P>
+struct Place {
+  static constexpr int lanes = std::is_same_v<P, float> ? 1 : simd::lanes;
+  Index i;
+  QUOKA_INLINE P load(const float* x) const {
+    if constexpr (std::is_same_v<P, float>)
+      return x[i];
+    else
+      return simd::load_unaligned(x + i);
+  }
+  QUOKA_INLINE static P broadcast(float x) { return simd::broadcast<P>(x); }
+};
+
+// step(place) over [0, n): by packets where their comparisons give masks, then one by one.
+QUOKA_PACKET_ARGUMENTS_BEGIN
+template <class Step>
+QUOKA_INLINE void walk(Index n, Step&& step) {
+  Index i = 0;
+  if constexpr (simd::has_lane_masks)
+    for (; i + simd::lanes <= n; i += simd::lanes) step(Place<simd::Packet>{i});
+  for (; i < n; ++i) step(Place<float>{i});
+}
+QUOKA_PACKET_ARGUMENTS_END
+
+// x[i] >= least, i < n, to out, which may be x; returns how many.
+inline Index values_at_least(const float* x, Index n, float least, float* out) {
+  Index count = 0;
+  walk(n, [&](auto place) QUOKA_INLINE_LAMBDA {
+    const auto value = place.load(x);
+    count += simd::store_compressed(out + count, simd::not_less(value, place.broadcast(least)),
+                                    value);
+  });
+  return count;
+}
+
+// first + i for each i < n for which test(place) is set, to out; returns how many.
+template <class Test>
+QUOKA_INLINE Index positions_where(Index n, Position first, Position* out, Test&& test) {
+  Index count = 0;
+  walk(n, [&](auto place) QUOKA_INLINE_LAMBDA {
+    const Position position = first + static_cast<Position>(place.i);
+    if constexpr (place.lanes == 1) {
+      out[count] = position;
+      count += static_cast<Index>(test(place));
+    } else {
+      count += simd::store_compressed(out + count, test(place), position);
+    }
+  });
+  return count;
+}
+
+}  // namespace detail
+}  // namespace quoka::inline QUOKA_ABI
