@@ -36,7 +36,7 @@ void expect_exact_dots(Random& random, Index steps, Index rows) {
   alignas(64) std::int32_t best[32];
   std::fill_n(best, 32, start);
   const std::uint8_t* const blocks[2] = {keys[0], keys[1]};
-  detail::int8_dots<Over>(blocks, queries.data(), rows, steps, offset.data(), best);
+  detail::int8_dots<Over>(blocks, queries.data(), rows, steps, offset.data(), best, keys[0]);
   for (Index i = 0; i < 32; ++i) {
     std::int32_t expected = start;
     for (Index m = 0; m < rows; ++m) {

@@ -31,28 +31,40 @@ enum class CodeScores { max, sum };
 // Two blocks of keys against Queries of the `stride` queries that lie side by side in `queries`:
 // best[0, 16) of keys[0], best[16, 32) of keys[1] take the dot products in. All of keys and best
 // aligned to 64 bytes. Two blocks share each broadcast query: with one, loads and not products were
-// the limit. Not inlined: GCC 12 keeps the accumulators in registers only so.
+// the limit. Asks for the blocks that follow at `later`, if any. Not inlined: GCC 12 keeps the
+// accumulators in registers only so.
 #if defined(__AVX512VNNI__) && defined(__AVX512F__)
 inline constexpr bool int8_dot_is_fast = true;
 
 template <int Queries, CodeScores Over>
 [[gnu::noinline]] void int8_dots(const std::uint8_t* const (&keys)[2], const std::int32_t* queries,
                                  Index stride, Index steps, const std::int32_t* offset,
-                                 std::int32_t* best) {
+                                 std::int32_t* best, const std::uint8_t* later) {
   __m512i dot[Queries][2];
   simd::unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
     dot[m][0] = dot[m][1] = _mm512_set1_epi32(offset[m]);
   });
-  const std::uint8_t *a = keys[0], *b = keys[1];
-  for (Index s = 0; s < steps; ++s, queries += stride) {
-    const __m512i of_a = _mm512_load_si512(a + s * code_block * code_channels);
-    const __m512i of_b = _mm512_load_si512(b + s * code_block * code_channels);
-    simd::unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
-      const __m512i query = _mm512_set1_epi32(queries[m]);
-      dot[m][0] = _mm512_dpbusd_epi32(dot[m][0], of_a, query);
-      dot[m][1] = _mm512_dpbusd_epi32(dot[m][1], of_b, query);
-    });
-  }
+  // With few queries memory is the limit, and its prefetcher follows one block, not two in turns.
+  constexpr int together = Queries < 4 ? 1 : 2;
+  simd::unroll<2 / together>([&](auto turn) QUOKA_INLINE_LAMBDA {
+    const std::int32_t* query = queries;
+    for (Index s = 0; s < steps; ++s, query += stride) {
+      if (together == 2 && later != nullptr) {
+        simd::prefetch(later + 2 * s * code_block * code_channels);
+        simd::prefetch(later + (2 * s + 1) * code_block * code_channels);
+      }
+      __m512i block[together];
+      simd::unroll<together>([&](auto i) QUOKA_INLINE_LAMBDA {
+        block[i] = _mm512_load_si512(keys[turn + i] + s * code_block * code_channels);
+      });
+      simd::unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
+        const __m512i x = _mm512_set1_epi32(query[m]);
+        simd::unroll<together>([&](auto i) QUOKA_INLINE_LAMBDA {
+          dot[m][turn + i] = _mm512_dpbusd_epi32(dot[m][turn + i], block[i], x);
+        });
+      });
+    }
+  });
   simd::unroll<2>([&](auto half) QUOKA_INLINE_LAMBDA {
     __m512i all = _mm512_load_si512(best + half * code_block);
     simd::unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
@@ -67,7 +79,7 @@ inline constexpr bool int8_dot_is_fast = false;
 
 template <int Queries, CodeScores Over>
 void int8_dots(const std::uint8_t* const (&keys)[2], const std::int32_t* queries, Index stride,
-               Index steps, const std::int32_t* offset, std::int32_t* best) {
+               Index steps, const std::int32_t* offset, std::int32_t* best, const std::uint8_t*) {
   for (const std::uint8_t* block : keys) {
     std::int32_t dot[Queries][code_block];
     for (int m = 0; m < Queries; ++m) std::fill_n(dot[m], code_block, offset[m]);
@@ -92,13 +104,17 @@ void int8_dots(const std::uint8_t* const (&keys)[2], const std::int32_t* queries
 // All `rows` queries, in tiles of 8, 4 and 1.
 template <CodeScores Over>
 void int8_dots(const std::uint8_t* const (&keys)[2], const std::int32_t* queries, Index rows,
-               Index steps, const std::int32_t* offset, std::int32_t* best) {
+               Index steps, const std::int32_t* offset, std::int32_t* best,
+               const std::uint8_t* later) {
   Index m = 0;
-  for (; m + 8 <= rows; m += 8)
-    int8_dots<8, Over>(keys, queries + m, rows, steps, offset + m, best);
-  for (; m + 4 <= rows; m += 4)
-    int8_dots<4, Over>(keys, queries + m, rows, steps, offset + m, best);
-  for (; m < rows; ++m) int8_dots<1, Over>(keys, queries + m, rows, steps, offset + m, best);
+  const auto tile = [&](auto height) {
+    int8_dots<height, Over>(keys, queries + m, rows, steps, offset + m, best,
+                            m == 0 ? later : nullptr);
+    m += height;
+  };
+  while (m + 8 <= rows) tile(std::integral_constant<int, 8>{});
+  while (m + 4 <= rows) tile(std::integral_constant<int, 4>{});
+  while (m < rows) tile(std::integral_constant<int, 1>{});
 }
 
 }  // namespace detail

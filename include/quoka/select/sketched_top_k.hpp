@@ -122,6 +122,7 @@ void sketch_range(const KeySketch& keys, const SketchedQueries& queries, Index t
                   Index rows, Index dim, Index begin, Index end, float* scores) {
   constexpr Index pair = 2 * code_block;
   const Index steps = KeySketch::steps(dim), b = task / heads, head = task % heads;
+  const Index later = tuning::sketch_prefetch_pairs * pair * steps * code_channels;
   const std::int32_t* const codes = queries.codes.data() + task * steps * rows;
   const std::int32_t* const offset = queries.offset.data() + task * rows;
   const float* const of_key = keys.scales(b, head);
@@ -134,7 +135,7 @@ void sketch_range(const KeySketch& keys, const SketchedQueries& queries, Index t
     alignas(64) std::int32_t best[pair];
     std::fill_n(best, pair,
                 Over == CodeScores::sum ? 0 : std::numeric_limits<std::int32_t>::min());
-    int8_dots<Over>(of_keys, codes, rows, steps, offset, best);
+    int8_dots<Over>(of_keys, codes, rows, steps, offset, best, of_keys[0] + later);
     for (Index i = 0; i < count; ++i)
       scores[kv + i] = static_cast<float>(best[i]) * (of_key[kv + i] * scale);
   }
