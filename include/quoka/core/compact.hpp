@@ -45,20 +45,30 @@ inline Index values_at_least(const float* x, Index n, float least, float* out) {
   return count;
 }
 
+// Positions that passed a test, in order: out has room for compact_slack more than it will hold.
+struct PositionList {
+  Position* out;
+  Index count = 0;
+
+  // first + the place's elements, those that are set in `mask`.
+  template <class Place>
+  QUOKA_INLINE void add(const Place& place, unsigned mask, Position first) {
+    const Position position = first + static_cast<Position>(place.i);
+    if constexpr (Place::lanes == 1) {
+      out[count] = position;
+      count += static_cast<Index>(mask);
+    } else {
+      count += simd::store_compressed(out + count, mask, position);
+    }
+  }
+};
+
 // first + i for each i < n for which test(place) is set, to out; returns how many.
 template <class Test>
 QUOKA_INLINE Index positions_where(Index n, Position first, Position* out, Test&& test) {
-  Index count = 0;
-  walk(n, [&](auto place) QUOKA_INLINE_LAMBDA {
-    const Position position = first + static_cast<Position>(place.i);
-    if constexpr (place.lanes == 1) {
-      out[count] = position;
-      count += static_cast<Index>(test(place));
-    } else {
-      count += simd::store_compressed(out + count, test(place), position);
-    }
-  });
-  return count;
+  PositionList list{out};
+  walk(n, [&](auto place) QUOKA_INLINE_LAMBDA { list.add(place, test(place), first); });
+  return list.count;
 }
 
 }  // namespace detail

@@ -240,34 +240,42 @@ QUOKA_INLINE void store_from_float(T* p, const Packet& x) {
 using Square = ei::PacketBlock<Packet, lanes>;
 QUOKA_INLINE void transpose(Square& square) { ei::ptranspose(square); }
 
-// Lane i: the sum over the lanes of packet i.
-QUOKA_INLINE Packet sums(const Square& square) {
+// Lane i: the lanes of packet i, combined by op(packet, packet), which may take them in any order.
+template <class Op>
+QUOKA_INLINE Packet reduce_each(const Square& square, Op&& op) {
 #if defined(EIGEN_VECTORIZE_AVX512)
   // Halves of two packets side by side, quarters of four, then pairs twice: 30 shuffles, where a
   // transposition takes 64 and more.
   Packet half[8], quarter[4], pair[2];
   unroll<8>([&](auto i) QUOKA_INLINE_LAMBDA {
     const Packet &a = square.packet[i % 4 + i / 4 * 8], &b = square.packet[i % 4 + i / 4 * 8 + 4];
-    half[i] = add(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    half[i] = op(Packet(_mm512_shuffle_f32x4(a, b, 0x44)), Packet(_mm512_shuffle_f32x4(a, b, 0xee)));
   });
   unroll<4>([&](auto i) QUOKA_INLINE_LAMBDA {
-    quarter[i] = add(_mm512_shuffle_f32x4(half[i], half[i + 4], 0x88),
-                     _mm512_shuffle_f32x4(half[i], half[i + 4], 0xdd));
+    quarter[i] = op(Packet(_mm512_shuffle_f32x4(half[i], half[i + 4], 0x88)),
+                    Packet(_mm512_shuffle_f32x4(half[i], half[i + 4], 0xdd)));
   });
-  const auto add_pairs = [](const Packet& a, const Packet& b) QUOKA_INLINE_LAMBDA {
-    return add(Packet(_mm512_shuffle_ps(a, b, 0x88)), Packet(_mm512_shuffle_ps(a, b, 0xdd)));
+  const auto pairs = [&](const Packet& a, const Packet& b) QUOKA_INLINE_LAMBDA {
+    return op(Packet(_mm512_shuffle_ps(a, b, 0x88)), Packet(_mm512_shuffle_ps(a, b, 0xdd)));
   };
-  unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
-    pair[i] = add_pairs(quarter[2 * i], quarter[2 * i + 1]);
-  });
-  return add_pairs(pair[0], pair[1]);
+  unroll<2>([&](auto i)
+                QUOKA_INLINE_LAMBDA { pair[i] = pairs(quarter[2 * i], quarter[2 * i + 1]); });
+  return pairs(pair[0], pair[1]);
 #else
   Square columns = square;
   transpose(columns);
-  Packet sum = columns.packet[0];
-  for (int i = 1; i < lanes; ++i) sum = add(sum, columns.packet[i]);
-  return sum;
+  Packet all = columns.packet[0];
+  for (int i = 1; i < lanes; ++i) all = op(all, columns.packet[i]);
+  return all;
 #endif
+}
+QUOKA_INLINE Packet sums(const Square& square) {
+  return reduce_each(square, [](const Packet& a, const Packet& b)
+                                 QUOKA_INLINE_LAMBDA { return add(a, b); });
+}
+QUOKA_INLINE Packet maxima(const Square& square) {
+  return reduce_each(square, [](const Packet& a, const Packet& b)
+                                 QUOKA_INLINE_LAMBDA { return max(a, b); });
 }
 
 }  // namespace simd

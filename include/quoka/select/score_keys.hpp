@@ -81,8 +81,16 @@ class TileScorer {
       score_panel<tuning::tile_packets>(panel, mean, best, later);
     for (; left > 0; --left, panel += simd::lanes * dim_) score_panel<1>(panel, mean, best, later);
     const float share = 1.0f / static_cast<float>(rows_);
-    for (Index i = 0; i < count; ++i)
-      scores[i] = mean ? simd::reduce_add(best[i]) * share : simd::reduce_max(best[i]);
+    alignas(64) float of_key[round_up(tuning::tile_rows, simd::lanes)];
+    for (int i = 0; i < tuning::tile_rows; i += simd::lanes) {
+      simd::Square square;
+      simd::unroll<simd::lanes>([&](auto j) QUOKA_INLINE_LAMBDA {
+        square.packet[j] = best[std::min<int>(i + j, tuning::tile_rows - 1)];
+      });
+      simd::store(of_key + i, mean ? simd::mul(simd::sums(square), simd::broadcast(share))
+                                   : simd::maxima(square));
+    }
+    std::copy_n(of_key, count, scores);
   }
 
  private:

@@ -90,16 +90,16 @@ struct SketchedQueries {
 
 // Scratch of one worker.
 struct SketchScratch {
-  Buffer<Position> sure, members, merged;  // [kv_len] at most, as the next ones
+  Buffer<Position> sure, members, ties;  // [kv_len] at most, as the next ones
   Buffer<float> exact, ordered;
 
   void reserve(Index kv_len) {
-    for (auto* positions : {&sure, &members, &merged})
+    for (auto* positions : {&sure, &members, &ties})
       positions->reserve_amortised(kv_len + compact_slack);
     for (auto* scores : {&exact, &ordered}) scores->reserve_amortised(kv_len + compact_slack);
   }
   Index bytes() const {
-    return sure.bytes() + members.bytes() + merged.bytes() + exact.bytes() + ordered.bytes();
+    return sure.bytes() + members.bytes() + ties.bytes() + exact.bytes() + ordered.bytes();
   }
 };
 
@@ -176,7 +176,6 @@ class SketchedHead {
   }
 
  private:
-  float bound(Index kv) const { return constant_ + slope_ * errors_[kv]; }
   // The n-th best sketched score; minus infinity where a query is beyond codes and all keys count.
   float nth_best(const float* sketched, Index n, Index wanted) const {
     if (!std::isfinite(slope_)) return -simd::infinity;
@@ -187,35 +186,42 @@ class SketchedHead {
   Position* select_best(Index first, Index n, Index wanted, Position* out) {
     const float nth = nth_best(sketched_ + first, n, wanted), level = nth + slack_;
     Position *const members = s_.members.data(), *const sure_at = s_.sure.data();
-    const Index proposed = propose(first, n, nth, sure_at);
-    Index sure = 0, near = 0;
-    for (Index i = 0; i < proposed; ++i) {
-      const Position kv = sure_at[i];
-      const bool is_sure = sketched_[kv] - bound(kv) > level;
-      members[near] = sure_at[sure] = kv;
-      near += is_sure ? 0 : 1, sure += is_sure ? 1 : 0;
-    }
+    auto [sure, near] = sort_proposed(first, n, nth, level);
     const float floor = std::min(score(0, near), level);
     Index count = near + add_far(first, n, nth, floor, members + near);
     score(near, count);
-    Position* const merged = s_.merged.data();
-    merge_lists(near, count);
-    const float* const ordered = s_.ordered.data();
-    if (sure > 0 && std::count_if(ordered, ordered + count,
-                                  [&](float x) { return x >= level; }) > wanted - sure) {
-      std::copy_n(merged, count, members);
-      std::copy_n(ordered, count, s_.exact.data());
+    const float* const exact = s_.exact.data();
+    if (sure > 0 && std::count_if(exact, exact + count, [&](float x) {
+          return ordered_score(x) >= level;
+        }) > wanted - sure) {
       std::copy_n(sure_at, sure, members + count);
       score(count, count + sure);
-      merge_lists(count, count + sure);
       count += std::exchange(sure, 0);
     }
-    Position* best = top_k_.positions.data();
-    if (wanted > sure) {
-      k_best(ordered, count, wanted - sure, 0, top_k_.bucket.data(), best);
-      for (Index i = 0; i < wanted - sure; ++i) best[i] = merged[best[i]];
+    keep_best(wanted - sure, count);
+    // What is kept has a sketch above the level now: the sure, and what keep_best took.
+    const float least = sure > 0 ? level : simd::infinity;
+    return std::copy_n(sure_at, propose(first, n, least, sure_at), out);
+  }
+
+  // Sets the sketch of the `wanted` best members by their exact scores to infinity, and that of the
+  // other members to minus infinity.
+  void keep_best(Index wanted, Index count) {
+    const Position* const members = s_.members.data();
+    float *const exact = s_.exact.data(), *const bucket = s_.ordered.data();
+    for (Index i = 0; i < count; ++i) bucket[i] = exact[i] = ordered_score(exact[i]);
+    const auto [least, above] =
+        wanted > 0 ? kth_by_bins(bucket, count, wanted) : KthLargest{simd::infinity, 0};
+    Index equal = 0;
+    for (Index i = 0; i < count; ++i) {
+      sketched_[members[i]] = exact[i] > least ? simd::infinity : -simd::infinity;
+      s_.ties.data()[equal] = members[i];
+      equal += exact[i] == least ? 1 : 0;
     }
-    return std::merge(best, best + (wanted - sure), sure_at, sure_at + sure, out);
+    // Of equal ones the earliest; near and far members are two ascending lists.
+    Position* const ties = s_.ties.data();
+    if (equal > wanted - above) std::sort(ties, ties + equal);
+    for (Index i = 0; i < wanted - above; ++i) sketched_[ties[i]] = simd::infinity;
   }
 
   void select_windows(const TopKOptions& options, Index first, Index candidates,
@@ -234,6 +240,23 @@ class SketchedHead {
     std::fill_n(sketched_, kv_len, std::numeric_limits<float>::lowest());
     for (Index i = 0; i < count; ++i) sketched_[members[i]] = s_.exact.data()[i];
     top_k_head(sketched_, kv_len, options, kept, top_k_);
+  }
+
+  // Keys of [first, first + n) whose sketch reaches nth: the sure ones to s_.sure, the others, near
+  // the threshold, to s_.members; their numbers.
+  std::pair<Index, Index> sort_proposed(Index first, Index n, float nth, float level) const {
+    const float *const x = sketched_ + first, *const errors = errors_ + first;
+    PositionList sure{s_.sure.data()}, near{s_.members.data()};
+    walk(n, [&](auto at) QUOKA_INLINE_LAMBDA {
+      const auto sketched = at.load(x);
+      const auto least = simd::sub(
+          sketched, simd::fma(at.broadcast(slope_), at.load(errors), at.broadcast(constant_)));
+      const unsigned proposed = simd::not_less(sketched, at.broadcast(nth));
+      const unsigned above = proposed & simd::less(at.broadcast(level), least);
+      sure.add(at, above, static_cast<Position>(first));
+      near.add(at, proposed & ~above, static_cast<Position>(first));
+    });
+    return {sure.count, near.count};
   }
 
   // Keys of [first, first + n) whose sketch reaches nth, to out.
@@ -267,7 +290,11 @@ class SketchedHead {
       const Index n = std::min(tile, end - i);
       for (Index j = 0; j < n; ++j) row[j] = k_.row(b_, head_, members[i + j]);
       const Index later_n = std::clamp<Index>(end - i - ahead, 0, tile);
-      for (Index j = 0; j < later_n; ++j) later[j] = k_.row(b_, head_, members[i + ahead + j]);
+      for (Index j = 0; j < later_n; ++j) {
+        later[j] = k_.row(b_, head_, members[i + ahead + j]);
+        if (!inverse_norms_.absent())
+          simd::prefetch(inverse_norms_.row(b_, head_, members[i + ahead + j]));
+      }
       scorer_.score(row, n, exact + i, RowPrefetch<T>(later, later_n, k_.dim()));
       for (Index j = 0; j < n; ++j) {
         exact[i + j] *= inverse_norms_.absent() ? inverse_norm(row[j], k_.dim())
@@ -276,22 +303,6 @@ class SketchedHead {
       }
     }
     return least;
-  }
-
-  // Members [0, middle) and [middle, end), each ascending, with their scores: to `merged` and
-  // `ordered`.
-  void merge_lists(Index middle, Index end) {
-    const Position* const members = s_.members.data();
-    const float* const exact = s_.exact.data();
-    Position* const merged = s_.merged.data();
-    float* const ordered = s_.ordered.data();
-    for (Index a = 0, b = middle, to = 0; to < end; ++to) {
-      const bool from_a = b == end || (a < middle && members[a] < members[b]);
-      const Index from = from_a ? a : b;
-      merged[to] = members[from];
-      ordered[to] = ordered_score(exact[from]);
-      a += from_a ? 1 : 0, b += from_a ? 0 : 1;
-    }
   }
 
   const TensorView<const T>& k_;

@@ -7,9 +7,9 @@
 // the finite scores at positions kv - (w-1)/2 ... kv + w/2 first, so that neighbours of a good key
 // come with it.
 //
-// No sort, and no nth_element over all: a sample of the scores gives a pivot a little below the
-// k-th, one pass keeps what reaches it (about 1.5 k), nth_element on those finds the k-th exactly,
-// one pass emits. Three reads of kv_len scores and O(k) per KV head.
+// No sort: a sample of the scores gives a pivot a little below the k-th, one pass keeps what reaches
+// it (about 1.6 k), histograms over order-preserving integers narrow those down to the k-th, one
+// pass emits. Three reads of kv_len scores and O(k) per KV head.
 #pragma once
 
 #include <quoka/core/buffer.hpp>
@@ -21,6 +21,7 @@
 #include <quoka/select/selection.hpp>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cassert>
 #include <cmath>
@@ -80,36 +81,69 @@ inline float* pool_window(const float* scores, Index kv_len, Index window, float
   return x;
 }
 
+// Unsigned integers in the order of floats without a NaN.
+QUOKA_INLINE std::uint32_t rank_of(float x) {
+  const std::uint32_t bits = std::bit_cast<std::uint32_t>(x + 0.0f);  // -0 becomes +0
+  return bits ^ ((0u - (bits >> 31)) | 0x80000000u);
+}
+
 // The k-th largest value, and how many are larger.
 struct KthLargest {
   float value;
   Index above;
 };
 
+// Of x[0, n) without a NaN, 0 < k <= n, which is overwritten: a histogram between the least and the
+// largest finds the bin of the k-th, whose members are looked at again until they are few.
+inline KthLargest kth_by_bins(float* x, Index n, Index k) {
+  constexpr int bins = 256;
+  Index above = 0;
+  while (n > 32) {
+    std::uint32_t least = rank_of(x[0]), largest = least;
+    for (Index i = 1; i < n; ++i) {
+      least = std::min(least, rank_of(x[i]));
+      largest = std::max(largest, rank_of(x[i]));
+    }
+    if (least == largest) break;
+    const int shift = std::max(0, static_cast<int>(std::bit_width(largest - least)) - 8);
+    const auto bin_of = [=](float value) QUOKA_INLINE_LAMBDA {
+      return (rank_of(value) - least) >> shift;
+    };
+    std::array<Position, bins> count{};
+    for (Index i = 0; i < n; ++i) ++count[bin_of(x[i])];
+    std::uint32_t bin = bins - 1;
+    for (; count[bin] < k; --bin) k -= count[bin], above += count[bin];
+    Index members = 0;
+    for (Index i = 0; i < n; ++i) {
+      const float value = x[i];
+      x[members] = value;
+      members += bin_of(value) == bin ? 1 : 0;
+    }
+    n = members;
+  }
+  std::nth_element(x, x + (k - 1), x + n, std::greater<>());
+  const float value = x[k - 1];
+  return {value, above + std::count_if(x, x + (k - 1), [=](float y) { return y > value; })};
+}
+
 // Of x[0, n) without a NaN, 0 < k <= n. bucket [n + compact_slack].
 inline KthLargest kth_largest(const float* x, Index n, Index k, float* bucket) {
   assert(0 < k && k <= n);
   constexpr Index samples = tuning::top_k_samples;
-  Index count = 0;
   if (n > 4 * samples) {
     for (Index i = 0; i < samples; ++i) bucket[i] = x[i * (n / samples)];
     // In a fair sample as many are among the k best, give or take the root of it.
-    const double share = static_cast<double>(k) * static_cast<double>(samples) /
-                         static_cast<double>(n);
-    const Index at = static_cast<Index>(share + 3.5 * std::sqrt(share)) + 4;
-    if (at < samples) {
-      std::nth_element(bucket, bucket + at, bucket + samples, std::greater<>());
-      count = values_at_least(x, n, bucket[at], bucket);
+    const double share =
+        static_cast<double>(k) * static_cast<double>(samples) / static_cast<double>(n);
+    const Index rank = static_cast<Index>(share + 3.5 * std::sqrt(share)) + 4;
+    if (rank < samples) {
+      const float pivot = kth_by_bins(bucket, samples, rank).value;
+      const Index count = values_at_least(x, n, pivot, bucket);
+      if (count >= k) return kth_by_bins(bucket, count, k);
     }
   }
-  if (count < k) {  // few keys, or a sample that was not fair
-    std::copy_n(x, n, bucket);
-    count = n;
-  }
-  float* const kth = bucket + (k - 1);
-  std::nth_element(bucket, kth, bucket + count, std::greater<>());
-  const float value = *kth;
-  return {value, std::count_if(bucket, kth, [=](float score) { return score > value; })};
+  std::copy_n(x, n, bucket);  // few keys, or a sample that was not fair
+  return kth_by_bins(bucket, n, k);
 }
 
 // The k best of x[0, n) without a NaN, 0 < k <= n, as ascending positions counted from `first`.
