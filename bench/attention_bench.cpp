@@ -41,6 +41,37 @@ void dense_strided(benchmark::State& state, const LayerShape& shape, Index kv_le
   dense_over(state, shape, PastData<T>{k.view(), v.view(), past.inverse_norms}, 1);
 }
 
+// ---- one token ----------------------------------------------------------------------------------
+
+template <class T>
+void token(benchmark::State& state, const LayerShape& shape, Index kv_len, Index budget,
+           int threads) {
+  const auto past = past_of<T>(shape, kv_len);
+  const auto selections = scattered_selections(shape, kv_len, budget > 0 ? budget : kv_len);
+  ChunkData<T> chunk(shape, 1);
+  quoka::AttentionWorkspace<T> workspace;
+  std::size_t turn = 0;
+  const Index kept = budget > 0 ? budget : kv_len;
+  poison(chunk.out);
+  with_executor(threads, [&](auto& executor) {
+    measure(state,
+            {.flops = attention_flops(shape, 1, kept),
+             .bytes = 2.0 * row_bytes<T>(shape, kept),
+             .threads = threads,
+             .from_memory = true},
+            [&] {
+              quoka::Past<T> all(past.k, past.v);
+              turn = (turn + 1) % selections.size();
+              if (budget > 0) all.keep = &selections[turn];
+              quoka::attention(chunk.q.view(), all, {chunk.k.view(), chunk.v.view()},
+                               chunk.out.view(), {}, executor, workspace);
+            });
+  });
+  const auto keep = positions_of(selections[turn]);
+  verify(state, attention_is_right(plain_input(chunk, past, &keep), chunk.out),
+         "attention is wrong");
+}
+
 // ---- selected -----------------------------------------------------------------------------------
 
 template <class T>
@@ -79,6 +110,17 @@ void plainly(benchmark::State& state, const LayerShape& shape, Index kv_len) {
 }
 
 // ---- names --------------------------------------------------------------------------------------
+
+template <class T>
+void add_token(const char* name, const LayerShape& shape, Index kv_len, Index budget = 0,
+               int threads = 1) {
+  auto full =
+      named(name, {{"kv_len", kv_len}, {"q_heads", shape.q_heads}, {"kv_heads", shape.kv_heads}});
+  if (budget > 0) full = named(full, {{"budget", budget}});
+  if (threads > 1) full = named(full, {{"threads", threads}});
+  timed_for(add(full, [=](auto& state) { token<T>(state, shape, kv_len, budget, threads); }),
+            threads);
+}
 
 std::string dense_name(const char* name, const LayerShape& shape, Index kv_len, int threads) {
   return named(name, {{"kv_len", kv_len},
@@ -125,6 +167,16 @@ void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index
   add_selected<Eigen::bfloat16>("attention/selected/bfloat16", qwen3_4b, longest_kv_len, 1024);
   for (const LayerShape& shape : {head_dim_64, head_dim_80})
     add_selected<float>("attention/selected", shape, usual, 1024);
+
+  for (const int threads : {1, 2}) {
+    add_token<float>("attention/token", qwen3_4b, longest_kv_len, 0, threads);
+    add_token<float>("attention/token", one_kv_head, longest_kv_len, 0, threads);
+    add_dense<float>("attention/dense/one_kv_head", one_kv_head, usual, threads);
+  }
+  add_token<float>("attention/token", multi_head, longest_kv_len);
+  add_token<Eigen::half>("attention/token/half", qwen3_4b, longest_kv_len);
+  add_token<Eigen::bfloat16>("attention/token/bfloat16", qwen3_4b, longest_kv_len);
+  add_token<float>("attention/token", qwen3_4b, longest_kv_len, 1024);
 
   add(dense_name("attention/plain", qwen3_4b, 1024, 1),
       [](auto& state) { plainly(state, qwen3_4b, 1024); });

@@ -25,6 +25,8 @@ using quoka::TensorView;
 inline constexpr LayerShape qwen3_4b{.q_heads = 32, .kv_heads = 8, .head_dim = 128};
 inline constexpr LayerShape llama32_3b{.q_heads = 24, .kv_heads = 8, .head_dim = 128};
 inline constexpr LayerShape group_7{.q_heads = 28, .kv_heads = 4, .head_dim = 128};  // Qwen2.5-7B
+inline constexpr LayerShape multi_head{.q_heads = 8, .kv_heads = 8, .head_dim = 128};
+inline constexpr LayerShape one_kv_head{.q_heads = 8, .kv_heads = 1, .head_dim = 128};
 inline constexpr LayerShape head_dim_64{.q_heads = 32, .kv_heads = 8, .head_dim = 64};
 inline constexpr LayerShape head_dim_80{.q_heads = 32, .kv_heads = 8, .head_dim = 80};
 

@@ -31,11 +31,8 @@ TYPED_TEST(TokenAttention, EveryHeadDim) {
   for (const Index dim : {1, 3, 8, 15, 16, 17, 56, 64, 80, 100, 128, 130, 256})
     for (const Index v_dim : {dim, Index{24}}) {
       SCOPED_TRACE("head_dim " + std::to_string(dim) + ", v_dim " + std::to_string(v_dim));
-      expect_as_oracle(random_inputs<TypeParam>(random, {.q_heads = 4,
-                                                         .head_dim = dim,
-                                                         .v_dim = v_dim,
-                                                         .q_len = 1,
-                                                         .kv_len = 77}));
+      expect_as_oracle(random_inputs<TypeParam>(
+          random, {.q_heads = 4, .head_dim = dim, .v_dim = v_dim, .q_len = 1, .kv_len = 77}));
     }
 }
 
@@ -54,11 +51,8 @@ TYPED_TEST(TokenAttention, EveryNumberOfKeys) {
 TYPED_TEST(TokenAttention, OptionsAndSelections) {
   Random random(4);
   const Index kv_len = 2 * part + 33;
-  const auto in = random_inputs<TypeParam>(random, {.batch = 2,
-                                                    .q_heads = 6,
-                                                    .kv_heads = 2,
-                                                    .q_len = 1,
-                                                    .kv_len = kv_len});
+  const auto in = random_inputs<TypeParam>(
+      random, {.batch = 2, .q_heads = 6, .kv_heads = 2, .q_len = 1, .kv_len = kv_len});
   const std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f, 100.0f, 2.0f};
   for (const Index count : {Index{1}, Index{64}, part + 3}) {
     SCOPED_TRACE("selected " + std::to_string(count));
@@ -71,8 +65,8 @@ TYPED_TEST(TokenAttention, OptionsAndSelections) {
     }
     expect_as_oracle(in, {.softcap = 5.0f, .sink_logits = sinks}, &keep, 2.0);
   }
-  expect_as_oracle(random_inputs<TypeParam>(
-      random, {.q_heads = 4, .q_len = 1, .kv_len = part + 9}, false));
+  expect_as_oracle(
+      random_inputs<TypeParam>(random, {.q_heads = 4, .q_len = 1, .kv_len = part + 9}, false));
 }
 
 // Two to a few tokens: panels, cut over the keys.
@@ -92,8 +86,7 @@ TYPED_TEST(TokenAttention, ThreadsAndBatchChangeNoBit) {
   Random random(6);
   for (const Index q_len : {1, 5}) {
     const auto in = random_inputs<TypeParam>(
-        random,
-        {.batch = 3, .q_heads = 4, .kv_heads = 1, .q_len = q_len, .kv_len = 2 * part + 33});
+        random, {.batch = 3, .q_heads = 4, .kv_heads = 1, .q_len = q_len, .kv_len = 2 * part + 33});
     const auto serial = attend(in);
     for (const int workers : {2, 3, 7}) {
       quoka::ThreadPool pool(workers);
@@ -104,7 +97,8 @@ TYPED_TEST(TokenAttention, ThreadsAndBatchChangeNoBit) {
         return x.slice(Eigen::array<Index, 4>{b, 0, 0, 0},
                        Eigen::array<Index, 4>{1, x.dimension(1), x.dimension(2), x.dimension(3)});
       };
-      const Inputs<TypeParam> alone{one(in.q), one(in.past_k), one(in.past_v), one(in.k), one(in.v)};
+      const Inputs<TypeParam> alone{one(in.q), one(in.past_k), one(in.past_v), one(in.k),
+                                    one(in.v)};
       EXPECT_TRUE(same_bits(attend(alone).out, one(serial.out)));
     }
   }
@@ -114,8 +108,8 @@ TYPED_TEST(TokenAttention, ThreadsAndBatchChangeNoBit) {
 TYPED_TEST(TokenAttention, NanStaysInItsHead) {
   Random random(7);
   const Index kv_len = part + 40;
-  auto in = random_inputs<TypeParam>(
-      random, {.q_heads = 4, .kv_heads = 2, .q_len = 1, .kv_len = kv_len});
+  auto in =
+      random_inputs<TypeParam>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 1, .kv_len = kv_len});
   const auto clean = attend(in, {.sliding_window = 50});
   in.past_v(0, 0, kv_len - 60, 3) = stored<TypeParam>(std::nan(""));
   in.past_k(0, 1, 5, 0) = stored<TypeParam>(std::nan(""));

@@ -152,7 +152,8 @@ inline Index tasks_per_head(Index panels, Index heads, int workers) {
 template <class T>
 class AttentionRun {
  public:
-  AttentionRun(const AttentionCall<T>& call, const Selection* keep, AttentionWorkspace<T>& workspace)
+  AttentionRun(const AttentionCall<T>& call, const Selection* keep,
+               AttentionWorkspace<T>& workspace)
       : call_(call), keep_(keep == nullptr || keep->is_all() ? nullptr : keep), s_(workspace) {}
 
   template <class E>
@@ -179,7 +180,8 @@ class AttentionRun {
 
   // The most keys that are in sight of a head's queries, and the parts they are cut into.
   Index most_keys() const {
-    const Index all = (keep_ == nullptr ? call_.past_k.len() : keep_->count()) + call_.chunk_k.len();
+    const Index all =
+        (keep_ == nullptr ? call_.past_k.len() : keep_->count()) + call_.chunk_k.len();
     if (call_.window >= all) return all;
     return std::min(all, call_.window + call_.q.len() + tuning::block_keys);
   }
@@ -233,9 +235,7 @@ class AttentionRun {
       const Index end = part + 1 == parts ? all.end : std::min(begin + size, all.end);
       attend(keys, KeyRange{begin, end}, part == 0, s_.partials.part(task / parts, part), worker);
     });
-    executor.run(heads(), [&](Index head, int) {
-      write(head, s_.partials.merged(head));
-    });
+    executor.run(heads(), [&](Index head, int) { write(head, s_.partials.merged(head)); });
   }
 
   void write(Index head, const PartialRows& rows) const {

@@ -210,9 +210,8 @@ class HeadAttention {
     for (Index i = 0; i < panel_count(p); ++i) rows[i] = to.out + (panel_row(p) + i) * call_.v_dim;
     for (auto& lane : one) lane = simd::broadcast(1.0f);
     unpack_outputs(out(p), one, call_.v_dim, rows, panel_count(p));
-    for_states(p, [&](Index i, const SoftmaxState<float>& state) {
-      to.state[panel_row(p) + i] = state;
-    });
+    for_states(
+        p, [&](Index i, const SoftmaxState<float>& state) { to.state[panel_row(p) + i] = state; });
   }
 
   // f(i, state) for each row i of the panel.

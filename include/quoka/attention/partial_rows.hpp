@@ -11,6 +11,7 @@
 #include <quoka/core/tuning.hpp>
 
 #include <algorithm>
+#include <cassert>
 
 namespace quoka::inline QUOKA_ABI {
 namespace detail {
@@ -29,10 +30,12 @@ inline Index part_keys(Index keys) {
 
 class Partials {
  public:
+  // Room for as many parts as there can be, so that a growing cache does not ask for more.
   void reserve(Index heads, Index parts, Index rows, Index v_dim) {
+    assert(0 < parts && parts <= tuning::max_parts);
     parts_ = parts, rows_ = rows, v_dim_ = v_dim;
-    states_.reserve(heads * parts * rows);
-    out_.reserve(heads * parts * rows * v_dim);
+    states_.reserve(heads * tuning::max_parts * rows);
+    out_.reserve(heads * tuning::max_parts * rows * v_dim);
   }
   PartialRows part(Index head, Index part) const {
     const Index first = (head * parts_ + part) * rows_;
@@ -49,8 +52,7 @@ class Partials {
         const auto [factor, next_factor] = all.state[row].merge(next.state[row]);
         float* const to = all.out + row * v_dim_;
         const float* const from = next.out + row * v_dim_;
-        for (Index c = 0; c < v_dim_; ++c)
-          to[c] = simd::fma(to[c], factor, from[c] * next_factor);
+        for (Index c = 0; c < v_dim_; ++c) to[c] = simd::fma(to[c], factor, from[c] * next_factor);
       }
     }
     return all;

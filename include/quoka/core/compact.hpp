@@ -39,8 +39,8 @@ inline Index values_at_least(const float* x, Index n, float least, float* out) {
   Index count = 0;
   walk(n, [&](auto place) QUOKA_INLINE_LAMBDA {
     const auto value = place.load(x);
-    count += simd::store_compressed(out + count, simd::not_less(value, place.broadcast(least)),
-                                    value);
+    count +=
+        simd::store_compressed(out + count, simd::not_less(value, place.broadcast(least)), value);
   });
   return count;
 }
@@ -53,13 +53,8 @@ struct PositionList {
   // first + the place's elements, those that are set in `mask`.
   template <class Place>
   QUOKA_INLINE void add(const Place& place, unsigned mask, Position first) {
-    const Position position = first + static_cast<Position>(place.i);
-    if constexpr (Place::lanes == 1) {
-      out[count] = position;
-      count += static_cast<Index>(mask);
-    } else {
-      count += simd::store_compressed(out + count, mask, position);
-    }
+    count += simd::store_compressed<Place::lanes>(out + count, mask,
+                                                  first + static_cast<Position>(place.i));
   }
 };
 

@@ -41,9 +41,8 @@ template <int Queries, CodeScores Over>
                                  Index stride, Index steps, const std::int32_t* offset,
                                  std::int32_t* best, const std::uint8_t* later) {
   __m512i dot[Queries][2];
-  simd::unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
-    dot[m][0] = dot[m][1] = _mm512_set1_epi32(offset[m]);
-  });
+  simd::unroll<Queries>(
+      [&](auto m) QUOKA_INLINE_LAMBDA { dot[m][0] = dot[m][1] = _mm512_set1_epi32(offset[m]); });
   // With few queries memory is the limit, and its prefetcher follows one block, not two in turns.
   constexpr int together = Queries < 4 ? 1 : 2;
   simd::unroll<2 / together>([&](auto turn) QUOKA_INLINE_LAMBDA {

@@ -113,13 +113,6 @@ QUOKA_INLINE int store_compressed(float* p, unsigned mask, const Packet& x) {
   _mm512_storeu_ps(p, _mm512_maskz_compress_ps(static_cast<__mmask16>(mask), x));
   return std::popcount(mask);
 }
-// The same of the integers first, first + 1, ...
-QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask, std::int32_t first) {
-  const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const __m512i x = _mm512_add_epi32(lane, _mm512_set1_epi32(first));
-  _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), x));
-  return std::popcount(mask);
-}
 #else
 inline constexpr bool has_lane_masks = false;
 #endif
@@ -127,6 +120,20 @@ QUOKA_INLINE unsigned less(float a, float b) { return a < b ? 1u : 0u; }
 QUOKA_INLINE unsigned not_less(float a, float b) { return a < b ? 0u : 1u; }
 QUOKA_INLINE int store_compressed(float* p, unsigned mask, float x) {
   *p = x;
+  return static_cast<int>(mask);
+}
+// The same of the integers first, first + 1, ..., for a mask of Lanes bits.
+template <int Lanes>
+QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask, std::int32_t first) {
+#if defined(EIGEN_VECTORIZE_AVX512)
+  if constexpr (Lanes == lanes) {
+    const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i x = _mm512_add_epi32(lane, _mm512_set1_epi32(first));
+    _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), x));
+    return std::popcount(mask);
+  }
+#endif
+  *p = first;
   return static_cast<int>(mask);
 }
 
@@ -218,14 +225,6 @@ QUOKA_INLINE Packet load_as_float(const T* p) {
   }
 }
 
-// The first count < lanes elements; zeros in the other lanes. Reads nothing beyond them.
-template <class T>
-QUOKA_INLINE Packet load_as_float(const T* p, Index count) {
-  alignas(64) float widened[lanes] = {};
-  for (Index i = 0; i < count; ++i) widened[i] = static_cast<float>(p[i]);
-  return load(widened);
-}
-
 // `lanes` floats rounded to nearest even into unaligned storage.
 QUOKA_INLINE void store_from_float(float* p, const Packet& x) { store_unaligned(p, x); }
 
@@ -249,7 +248,8 @@ QUOKA_INLINE Packet reduce_each(const Square& square, Op&& op) {
   Packet half[8], quarter[4], pair[2];
   unroll<8>([&](auto i) QUOKA_INLINE_LAMBDA {
     const Packet &a = square.packet[i % 4 + i / 4 * 8], &b = square.packet[i % 4 + i / 4 * 8 + 4];
-    half[i] = op(Packet(_mm512_shuffle_f32x4(a, b, 0x44)), Packet(_mm512_shuffle_f32x4(a, b, 0xee)));
+    half[i] =
+        op(Packet(_mm512_shuffle_f32x4(a, b, 0x44)), Packet(_mm512_shuffle_f32x4(a, b, 0xee)));
   });
   unroll<4>([&](auto i) QUOKA_INLINE_LAMBDA {
     quarter[i] = op(Packet(_mm512_shuffle_f32x4(half[i], half[i + 4], 0x88)),
@@ -270,12 +270,12 @@ QUOKA_INLINE Packet reduce_each(const Square& square, Op&& op) {
 #endif
 }
 QUOKA_INLINE Packet sums(const Square& square) {
-  return reduce_each(square, [](const Packet& a, const Packet& b)
-                                 QUOKA_INLINE_LAMBDA { return add(a, b); });
+  return reduce_each(
+      square, [](const Packet& a, const Packet& b) QUOKA_INLINE_LAMBDA { return add(a, b); });
 }
 QUOKA_INLINE Packet maxima(const Square& square) {
-  return reduce_each(square, [](const Packet& a, const Packet& b)
-                                 QUOKA_INLINE_LAMBDA { return max(a, b); });
+  return reduce_each(
+      square, [](const Packet& a, const Packet& b) QUOKA_INLINE_LAMBDA { return max(a, b); });
 }
 
 }  // namespace simd

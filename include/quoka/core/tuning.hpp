@@ -39,15 +39,16 @@ inline constexpr Index max_parts = 16;
 // One token's attention. Beyond token_rows query rows a panel is faster. Softmax goes block by
 // block, of as many keys as have their weights in L1: every change from keys to values and back
 // leaves memory idle for a while (blocks of 128 keys reached 0.63 of the bandwidth, these 0.85).
-// Values are added in stretches of token_value_keys that stay in L1 while registers take the rows
-// in turn (16 or 8 accumulators, of 32 or 16 registers). Keys against several rows leave the
-// processor too little room to read ahead by itself: rows are asked for token_prefetch_keys ahead.
-// Against one row, asking costs more than it brings.
+// Stretches of keys and values stay in L1 while the query rows take turns at them, values two rows
+// by token_value_packets packets at a time. Keys against several rows leave the processor too
+// little room to read ahead by itself: rows are asked for token_prefetch_keys ahead. Against one
+// row, asking costs more than it brings.
 inline constexpr Index token_rows = panel_rows / 2;
 inline constexpr Index token_block_keys = 1024;
+inline constexpr Index token_stretch_keys = 16;
 inline constexpr Index token_value_keys = 8;
 inline constexpr Index token_prefetch_keys = 48;
-inline constexpr int token_value_registers = simd::registers >= 32 ? 16 : 8;
+inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;
 
 // Tasks per worker that a call aims for, so that uneven ones (and an uneven machine) balance.
 inline constexpr Index tasks_per_worker = 4;

@@ -47,9 +47,7 @@ class ScoredSelector {
 
     const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
     selection.reserve(heads * options_.budget.keys(capacity));
-    if constexpr (requires {
-                    scorer_.choose(input, budget, state.scorer, selection, executor);
-                  })
+    if constexpr (requires { scorer_.choose(input, budget, state.scorer, selection, executor); })
       if (scorer_.choose(input, budget, state.scorer, selection, executor)) return;
     float* scores = state.scores.reserve_amortised(heads * capacity);
     state.top_k.reserve(executor.workers(), capacity, options_.window);

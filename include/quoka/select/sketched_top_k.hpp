@@ -133,8 +133,7 @@ void sketch_range(const KeySketch& keys, const SketchedQueries& queries, Index t
     const std::uint8_t* const of_keys[2] = {
         keys.codes(b, head, block), keys.codes(b, head, block + (count > code_block ? 1 : 0))};
     alignas(64) std::int32_t best[pair];
-    std::fill_n(best, pair,
-                Over == CodeScores::sum ? 0 : std::numeric_limits<std::int32_t>::min());
+    std::fill_n(best, pair, Over == CodeScores::sum ? 0 : std::numeric_limits<std::int32_t>::min());
     int8_dots<Over>(of_keys, codes, rows, steps, offset, best, of_keys[0] + later);
     for (Index i = 0; i < count; ++i)
       scores[kv + i] = static_cast<float>(best[i]) * (of_key[kv + i] * scale);
@@ -192,8 +191,8 @@ class SketchedHead {
     score(near, count);
     const float* const exact = s_.exact.data();
     if (sure > 0 && std::count_if(exact, exact + count, [&](float x) {
-          return ordered_score(x) >= level;
-        }) > wanted - sure) {
+                      return ordered_score(x) >= level;
+                    }) > wanted - sure) {
       std::copy_n(sure_at, sure, members + count);
       score(count, count + sure);
       count += std::exchange(sure, 0);

@@ -7,9 +7,9 @@
 // the finite scores at positions kv - (w-1)/2 ... kv + w/2 first, so that neighbours of a good key
 // come with it.
 //
-// No sort: a sample of the scores gives a pivot a little below the k-th, one pass keeps what reaches
-// it (about 1.6 k), histograms over order-preserving integers narrow those down to the k-th, one
-// pass emits. Three reads of kv_len scores and O(k) per KV head.
+// No sort: a sample of the scores gives a pivot a little below the k-th, one pass keeps what
+// reaches it (about 1.6 k), histograms over order-preserving integers narrow those down to the
+// k-th, one pass emits. Three reads of kv_len scores and O(k) per KV head.
 #pragma once
 
 #include <quoka/core/buffer.hpp>
@@ -106,9 +106,8 @@ inline KthLargest kth_by_bins(float* x, Index n, Index k) {
     }
     if (least == largest) break;
     const int shift = std::max(0, static_cast<int>(std::bit_width(largest - least)) - 8);
-    const auto bin_of = [=](float value) QUOKA_INLINE_LAMBDA {
-      return (rank_of(value) - least) >> shift;
-    };
+    const auto bin_of = [=](float value)
+                            QUOKA_INLINE_LAMBDA { return (rank_of(value) - least) >> shift; };
     std::array<Position, bins> count{};
     for (Index i = 0; i < n; ++i) ++count[bin_of(x[i])];
     std::uint32_t bin = bins - 1;

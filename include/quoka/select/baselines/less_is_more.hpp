@@ -79,7 +79,8 @@ class LessIsMoreChoice {
       const std::span<Position> list(lists + task * part, static_cast<std::size_t>(part));
       detail::top_k_head(middle, kv_len - sinks - recent, {}, list, s.top_k[worker]);
       std::sort(list.begin(), list.end(), [&](Position x, Position y) {
-        const auto score_x = detail::ordered_score(middle[x]), score_y = detail::ordered_score(middle[y]);
+        const auto score_x = detail::ordered_score(middle[x]),
+                   score_y = detail::ordered_score(middle[y]);
         return score_x > score_y || (score_x == score_y && x < y);
       });
     });

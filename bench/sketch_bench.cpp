@@ -1,0 +1,136 @@
+// Scores and top-k of kept queries against all cached keys: in float, and by way of the 8-bit sketch
+// with the same Selection.
+//
+// Names: rows are the queries that score each key: 16 in rank mode, 64 per head of a group of 4, 1 in
+// decode. `normal` keys are independent, and many lie near the threshold; `paper` keys have the
+// geometry of generators.hpp.
+
+#include "generators.hpp"
+#include "measure.hpp"
+
+namespace quoka_bench {
+namespace {
+
+constexpr Index budget = 1024;
+
+// Keys of 8 KV heads and q_bar of `rows` queries for each.
+struct Scored {
+  TensorView<const float> k;
+  TensorView<const float, 3> inverse_norms;
+  quoka::Tensor<float> q_bar;  // [1, kv_heads, rows, head_dim]
+
+  // The last n queries of every head, unit vectors.
+  void take_queries(const TensorView<const float>& q, Index n) {
+    const Index heads = k.heads(), group = q.heads() / heads, dim = k.dim();
+    q_bar = quoka::Tensor<float>(1, heads, n, dim);
+    for (Index head = 0; head < heads; ++head)
+      for (Index m = 0; m < n; ++m) {
+        const float* row = q.row(0, head * group + m % group, q.len() - 1 - m / group);
+        const float inverse = quoka::inverse_norm(row, dim);
+        for (Index c = 0; c < dim; ++c) q_bar(0, head, m, c) = row[c] * inverse;
+      }
+  }
+};
+
+Scored normal_keys(Index kv_len, Index rows) {
+  const auto past = past_of<float>(qwen3_4b, kv_len);
+  Scored scored{past.k, past.inverse_norms, {}};
+  const ChunkData<float> chunk(qwen3_4b, chunk_len);
+  scored.take_queries(chunk.q.view(), rows);
+  return scored;
+}
+
+Scored paper_keys(Index kv_len, Index rows) {
+  using quoka_examples::LayerCapture;
+  static std::map<Index, std::pair<LayerCapture, quoka::Tensor<float, 3>>> known;
+  auto entry = known.find(kv_len);
+  if (entry == known.end()) {
+    LayerCapture layer =
+        Generator(geometries()[0], qwen3_4b.head_dim, 5).layer(qwen3_4b.kv_heads, 1, kv_len);
+    auto norms = quoka::inverse_norms(layer.k);
+    entry = known.emplace(kv_len, std::pair{std::move(layer), std::move(norms)}).first;
+  }
+  const auto& [layer, norms] = entry->second;
+  Scored scored{layer.k, norms, {}};
+  scored.take_queries(layer.q, rows);
+  return scored;
+}
+
+using Keys = Scored (*)(Index kv_len, Index rows);
+
+Cost cost_of(const Scored& scored, bool sketch) {
+  const auto keys = static_cast<double>(scored.k.heads() * scored.k.len());
+  const auto dim = static_cast<double>(scored.k.dim());
+  return {.flops = 2.0 * keys * static_cast<double>(scored.q_bar.dimension(2)) * dim,
+          .bytes = keys * (sketch ? dim + 8.0 : 4.0 * dim + 4.0)};
+}
+
+void select_in_float(const Scored& s, quoka::Buffer<float>& scores,
+                     quoka::WorkerScratch<quoka::detail::ScoreScratch>& scratch,
+                     quoka::WorkerScratch<quoka::detail::TopKScratch>& top_k,
+                     quoka::Selection& selection) {
+  const Index heads = s.k.heads(), kv_len = s.k.len();
+  float* const x = scores.reserve(heads * kv_len);
+  quoka::detail::score_all_keys(s.q_bar.data(), s.q_bar.dimension(2), s.k, s.inverse_norms, {}, x,
+                                scratch, quoka::SerialExecutor{});
+  top_k.reserve(1, kv_len, 1);
+  quoka::detail::select_top_k(x, 1, heads, kv_len, budget, {}, selection, top_k,
+                              quoka::SerialExecutor{});
+}
+
+void in_float(benchmark::State& state, Keys keys, Index kv_len, Index rows) {
+  const Scored s = keys(kv_len, rows);
+  quoka::Buffer<float> scores;
+  quoka::WorkerScratch<quoka::detail::ScoreScratch> scratch;
+  quoka::WorkerScratch<quoka::detail::TopKScratch> top_k;
+  quoka::Selection selection;
+  measure(state, cost_of(s, false), [&] { select_in_float(s, scores, scratch, top_k, selection); });
+}
+
+void by_sketch(benchmark::State& state, Keys keys, Index kv_len, Index rows) {
+  const Scored s = keys(kv_len, rows);
+  quoka::detail::SketchState sketch;
+  sketch.keys.append(s.k, kv_len, quoka::SerialExecutor{});
+  quoka::WorkerScratch<quoka::detail::ScoreScratch> scratch;
+  quoka::Selection selection, expected;
+  measure(state, cost_of(s, true), [&] {
+    quoka::detail::sketched_top_k(s.q_bar.data(), rows, s.k, s.inverse_norms,
+                                  quoka::Aggregation::max, budget, kv_len, {}, selection, sketch,
+                                  scratch, quoka::SerialExecutor{});
+  });
+  quoka::Buffer<float> scores;
+  quoka::WorkerScratch<quoka::detail::TopKScratch> top_k;
+  select_in_float(s, scores, scratch, top_k, expected);
+  verify(state, selection == expected, "the sketch selects other keys");
+}
+
+// The keys of one chunk into the sketch.
+void append(benchmark::State& state, Index kv_len) {
+  const auto past = past_of<float>(qwen3_4b, kv_len);
+  quoka::KeySketch sketch;
+  sketch.append(past.k, kv_len, quoka::SerialExecutor{});
+  measure(state, {.bytes = row_bytes<float>(qwen3_4b, chunk_len)}, [&] {
+    sketch.truncate(kv_len - chunk_len);
+    sketch.append(past.k, kv_len, quoka::SerialExecutor{});
+  });
+  verify(state, sketch.len() == kv_len, "keys are missing");
+}
+
+[[maybe_unused]] const bool registered = [] {
+  const auto pair = [](const char* data, Keys keys, Index kv_len, Index rows) {
+    const auto name = [&](const char* what) {
+      return named(std::string("top_k_of_scores/") + what + "/" + data,
+                   {{"kv_len", kv_len}, {"rows", rows}});
+    };
+    add(name("float"), [=](auto& state) { in_float(state, keys, kv_len, rows); });
+    add(name("sketch"), [=](auto& state) { by_sketch(state, keys, kv_len, rows); });
+  };
+  for (const Index rows : {1, 16, 64}) pair("normal", normal_keys, longest_kv_len, rows);
+  pair("paper", paper_keys, longest_kv_len, 16);
+  add(named("key_sketch_append", {{"q_len", chunk_len}}),
+      [](auto& state) { append(state, longest_kv_len); });
+  return true;
+}();
+
+}  // namespace
+}  // namespace quoka_bench
