@@ -62,7 +62,6 @@ struct CacheRows {
   QUOKA_INLINE const T* operator[](Index i) const {
     return base + (keep != nullptr ? keep[i] : i) * stride;
   }
-  bool scattered() const { return keep != nullptr; }
   CacheRows from(Index first) const {
     return keep != nullptr ? CacheRows{base, stride, keep + first}
                            : CacheRows{base + first * stride, stride};
@@ -202,14 +201,13 @@ class TokenAttention {
 
   void multiply_keys(const CacheRows<T>& k, Index count) {
     constexpr Index stretch = tuning::token_stretch_keys;
-    const bool asking = rows_ > 1 || k.scattered();
     for (Index i = 0; i < count; i += stretch) {
       const Index n = std::min(stretch, count - i);
       const CacheRows<T> keys = whole_packets(k, i, n, call_.q.dim());
       for (Index row = 0; row < rows_; row += tile_rows_) {
         const float* const queries = s_.queries.data() + row * k_width_;
         float* const x = weights(row / tile_rows_) + i * tile_rows_;
-        const Index last = asking && row == 0 ? count - 1 : -1;
+        const Index last = rows_ > 1 && row == 0 ? count - 1 : -1;
         const auto ask = [&](Index j) QUOKA_INLINE_LAMBDA {
           const Index later = i + j + tuning::token_prefetch_keys;
           if (later <= last) k.prefetch(later, k_width_);
@@ -258,13 +256,7 @@ class TokenAttention {
     constexpr Index stretch = tuning::token_value_keys;
     float *const out = s_.out.data(), *const of_block = s_.block_out.data();
     std::fill_n(of_block, rows_ * v_width_, 0.0f);
-    const auto ask = [&](Index begin) {
-      if (!v.scattered()) return;
-      for (Index i = begin; i < std::min(begin + stretch, count); ++i) v.prefetch(i, call_.v_dim);
-    };
-    ask(0);
     for (Index i = 0; i < count; i += stretch) {
-      ask(i + stretch);
       const Index n = std::min(stretch, count - i);
       const CacheRows<T> values = whole_packets(v, i, n, call_.v_dim);
       for (Index row = 0; row < call_.group; row += 2) add_stretch(values, n, i, row);
