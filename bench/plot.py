@@ -137,9 +137,9 @@ def decode_latency(data, path):
 
 PARTS = [  # benchmark of quoka_bench, label, colour
     ("attention/selected/kv_len:{}/budget:1024", "attention over the selected keys and the chunk", "#d1495b"),
-    ("select/quoka/kv_len:{}", "scoring by the 8-bit sketch, the best keys in float", "#00798c"),
-    ("top_k/kv_len:{}/k:1024", "top_k", "#edae49"),
-    ("subselect_queries/q_len:128", "subselect_queries, pre_aggregate, append", "#66a182"),
+    ("select/quoka/kv_len:{}", "scores by the 8-bit sketch, the best keys in float, top-k", "#00798c"),
+    ("subselect_queries/q_len:128", "subselect_queries, pre_aggregate", "#edae49"),
+    ("kv_cache_append/q_len:128", "append to cache and sketch", "#66a182"),
 ]
 
 
@@ -157,12 +157,13 @@ def chunk_parts(data, path):
     left = [0.0] * len(lengths)
     for part, label, colour in PARTS:
         width = [times[part.format(n)] for n in lengths]
-        if label.startswith("subselect"):
-            rest = times["pre_aggregate/n_queries:16/group:4"] + times["kv_cache_append/q_len:128"]
-            width = [w + rest for w in width]
+        of_queries = times["pre_aggregate/n_queries:16/group:4"]
+        if part.startswith("subselect"):
+            width = [w + of_queries for w in width]
+        if part.startswith("kv_cache_append"):
+            width = [w + times["key_sketch_append/q_len:128"] for w in width]
         if part.startswith("select/quoka"):  # the whole selection, less its other parts
-            others = times["subselect_queries/q_len:128"] + times["pre_aggregate/n_queries:16/group:4"]
-            width = [w - others - times[f"top_k/kv_len:{n}/k:1024"] for n, w in zip(lengths, width)]
+            width = [w - times["subselect_queries/q_len:128"] - of_queries for w in width]
         axis.barh([f"{n:,}" for n in lengths], width, left=left, label=label, color=colour, height=0.6)
         left = [a + b for a, b in zip(left, width)]
     for i, total in enumerate(left):
