@@ -12,6 +12,7 @@
 
 #include <quoka/core/packing.hpp>
 #include <quoka/core/register_tile.hpp>
+#include <quoka/core/token_kernels.hpp>
 #include <quoka/core/buffer.hpp>
 #include <quoka/core/executor.hpp>
 #include <quoka/core/inverse_norm.hpp>
@@ -42,7 +43,16 @@ struct ScoreScratch {
   Index bytes() const { return tile.bytes() + panels.bytes(); }
 };
 
-// The kept queries of one KV head against one tile of keys at a time, all in L1.
+// Rows by their pointers.
+template <class T>
+struct RowPointers {
+  const T* const* rows;
+  QUOKA_INLINE const T* operator[](Index i) const { return rows[i]; }
+};
+
+// The kept queries of one KV head against one tile of keys at a time, all in L1. Up to four queries
+// would leave most lanes of a panel empty: they go across the channels instead, where those fill
+// whole packets.
 class TileScorer {
  public:
   // q_bar [rows, dim], contiguous; scratch reserved for it.
@@ -54,22 +64,17 @@ class TileScorer {
         aggregation_(aggregation),
         tile_(scratch.tile.data()),
         panels_(scratch.panels.data()) {
-    Index first = 0;
-    for (Index left = packets_; left > 0;
-         left -= tuning::tile_packets, first += tuning::panel_rows) {
-      float* panel = panels_ + first * dim;
-      if (left >= tuning::tile_packets)
-        pack<tuning::tile_packets>(q_bar, first, panel);
-      else
-        for (Index one = 0; one < left; ++one)
-          pack<1>(q_bar, first + one * simd::lanes, panel + one * simd::lanes * dim);
-    }
+    if (few())
+      keep_few(q_bar);
+    else
+      pack_panels(q_bar);
   }
 
   // scores[0, count) of the keys at rows[0, count), not yet scaled by the inverse norms.
   // Rows that will be scored later are asked for on the way.
   template <class T>
   void score(const T* const* rows, Index count, float* scores, RowPrefetch<T> later) {
+    if (few()) return score_few(rows, count, scores, later);
     pack_key_tile(rows, count, dim_, tile_);
     TileScores best;
     const bool mean = aggregation_ == Aggregation::mean;
@@ -94,6 +99,48 @@ class TileScorer {
   }
 
  private:
+  bool few() const { return rows_ <= 4 && simd::lanes >= 4 && dim_ % simd::lanes == 0; }
+
+  void pack_panels(const float* q_bar) {
+    Index first = 0;
+    for (Index left = packets_; left > 0;
+         left -= tuning::tile_packets, first += tuning::panel_rows) {
+      float* panel = panels_ + first * dim_;
+      if (left >= tuning::tile_packets)
+        pack<tuning::tile_packets>(q_bar, first, panel);
+      else
+        for (Index one = 0; one < left; ++one)
+          pack<1>(q_bar, first + one * simd::lanes, panel + one * simd::lanes * dim_);
+    }
+  }
+
+  void keep_few(const float* q_bar) {
+    const bool mean = aggregation_ == Aggregation::mean;
+    for (Index m = 0; m < token_tile_rows(rows_); ++m) {
+      float* const to = panels_ + m * dim_;
+      if (m < rows_ || !mean)
+        std::copy_n(q_bar + (m < rows_ ? m : 0) * dim_, dim_, to);
+      else
+        std::fill_n(to, dim_, 0.0f);
+    }
+  }
+
+  template <class T>
+  void score_few(const T* const* rows, Index count, float* scores, RowPrefetch<T>& later) const {
+    const Index height = token_tile_rows(rows_), lines = ceil_div(later.lines(), count);
+    alignas(64) float x[round_up(tuning::tile_rows * 4, simd::lanes)];
+    token_logits(height, RowPointers<T>{rows}, count, dim_, panels_, x,
+                 [&](Index) { later.next(lines); });
+    const float share = 1.0f / static_cast<float>(rows_);
+    for (Index i = 0; i < count; ++i) {
+      const float* const of_key = x + i * height;
+      float best = of_key[0];
+      for (Index m = 1; m < height; ++m)
+        best = aggregation_ == Aggregation::mean ? best + of_key[m] : std::max(best, of_key[m]);
+      scores[i] = aggregation_ == Aggregation::mean ? best * share : best;
+    }
+  }
+
   // Lanes beyond the last query repeat the first one: a maximum does not notice. For a mean they
   // are 0.
   template <int Packets>
