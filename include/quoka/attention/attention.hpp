@@ -6,9 +6,15 @@
 // Query i of the chunk stands at absolute position kv_len + i. It sees the past keys that are kept
 // and chunk keys 0..i; with a sliding window w only those at a distance below w. Query head h reads
 // KV head h / group. Exact, FlashAttention style: one pass over the keys with an online softmax, no
-// score matrix. 2 * q_heads * q_len * keys * (head_dim + v_dim) FLOPs; each KV head's keys and
-// values are read once per 16 panels of query rows. Scratch per worker: one packed block of keys
-// and values, and the queries and accumulators of a task, 0.7 MiB at head_dim 128.
+// score matrix. 2 * q_heads * q_len * keys * (head_dim + v_dim) FLOPs. The shape says how:
+//
+//   a chunk      panels of query rows over packed keys, bound by arithmetic: head_attention.hpp
+//   few rows     the same, cut over the keys and merged: partial_rows.hpp
+//   one token    keys and values read once where they lie, bound by memory: token_attention.hpp
+//
+// Each KV head's keys and values are read once per 16 panels of query rows. Scratch per worker: one
+// packed block of keys and values, and the queries and accumulators of a task, 0.7 MiB at head_dim
+// 128; one token needs 0.3 MiB in all with 32/8 heads of 128.
 #pragma once
 
 #include <quoka/attention/head_attention.hpp>
@@ -149,6 +155,7 @@ inline Index tasks_per_head(Index panels, Index heads, int workers) {
   return std::max(for_cache, std::min(for_balance, paying));
 }
 
+// A call's tasks, cut in one of the three ways.
 template <class T>
 class AttentionRun {
  public:
@@ -258,7 +265,8 @@ class AttentionRun {
 
 }  // namespace detail
 
-// q [batch, q_heads, q_len, head_dim]; writes output. Results do not depend on the executor.
+// q [batch, q_heads, q_len, head_dim]; writes output. Results do not depend on the executor, nor a
+// sequence's on the others of its batch.
 // NaN in a query row, or in a key or value that a row sees, makes that row NaN and no other.
 // Throws std::invalid_argument, before anything is written, when shapes do not fit together.
 template <TensorLike Q, Executor E = SerialExecutor>

@@ -7,8 +7,8 @@
 //
 // By Cauchy and Schwarz the sketched cosine misses by at most error times the query's length
 // (sketched_top_k.hpp). A key that codes cannot stand for (NaN, infinite, or of a magnitude near
-// the ends of float) has scale 0 and error infinity. Codes are blocked for int8_dot.hpp.
-// head_dim + 8 bytes per key, rounded up to blocks; about 4 operations per channel when a key comes.
+// the ends of float) has scale 0 and error infinity. Codes are blocked for int8_dot.hpp. A key
+// takes head_dim + 8 bytes, rounded up to blocks, and when it comes about 4 operations per channel.
 #pragma once
 
 #include <quoka/cache/row_store.hpp>

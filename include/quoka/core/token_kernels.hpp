@@ -65,8 +65,8 @@ void token_logits(const Keys& k, Index count, Index width, const float* queries,
   }
 }
 
-// out[r][c...] += sum over keys of weight[r][key * step] * v[key][c...], for Rows rows `width` apart
-// and Packets packets of channels.
+// out[r][c...] += sum over keys of weight[r][key * step] * v[key][c...], for Rows rows of out,
+// `width` apart, and Packets packets of channels.
 template <int Rows, int Packets, class T>
 void token_values(const CacheRows<T>& v, Index c, Index count, const float* const (&weight)[2],
                   Index step, float* out, Index width) {

@@ -8,11 +8,12 @@
 // A past no longer than the budget is kept whole and not scored. FLOPs per chunk: 5 * q_heads *
 // q_len * head_dim for the queries, 2 * kv_heads * n_queries * kv_len * head_dim for the keys,
 // against 4 * q_heads * q_len * kv_len * head_dim of dense attention: 1/64 with 32/8 heads, chunk
-// 128 and 16 queries. Scratch: 4 bytes of score per key and KV head, and per worker 8 bytes per
+// 128 and 16 queries. Scratch: 4 bytes of score per key and KV head, and per worker 12 bytes per
 // key. With `sketch` the State keeps 8-bit codes of the keys it was told of by appended(), head_dim
-// + 8 bytes each, and scoring takes a third of the time; the Selection is the same, bit for bit
-// (sketched_top_k.hpp). Source: Jones et al., "QuoKA: Query-Oriented KV Selection for Efficient LLM
-// Prefill", ICLR 2026, arXiv 2602.08722. Deviations, all off by default: options.hpp, top_k.hpp.
+// + 8 bytes each, and selection takes 0.3 of the time; the Selection is the same, bit for bit
+// (sketched_top_k.hpp); scratch is then 32 bytes per key and worker. Source: Jones et al., "QuoKA:
+// Query-Oriented KV Selection for Efficient LLM Prefill", ICLR 2026, arXiv 2602.08722. Deviations,
+// all off by default: options.hpp, top_k.hpp.
 #pragma once
 
 #include <quoka/select/pre_aggregate.hpp>

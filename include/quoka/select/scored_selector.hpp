@@ -2,7 +2,7 @@
 // selectors that score.
 //
 // A past no longer than the budget is kept whole and not scored; of a budget of 0 nothing is kept.
-// Beyond the scorer's own, scratch is 4 bytes of score per key and KV head and 8 bytes per key and
+// Beyond the scorer's own, scratch is 4 bytes of score per key and KV head and 12 bytes per key and
 // worker.
 #pragma once
 
