@@ -54,6 +54,7 @@
 #include <quoka/attention/partial_rows.hpp>
 #include <quoka/attention/head_attention.hpp>
 #include <quoka/attention/token_attention.hpp>
+#include <quoka/attention/attention_tasks.hpp>
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/merge.hpp>
 

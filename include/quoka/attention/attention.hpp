@@ -17,10 +17,8 @@
 // 128; one token needs 0.3 MiB in all with 32/8 heads of 128.
 #pragma once
 
-#include <quoka/attention/head_attention.hpp>
-#include <quoka/attention/token_attention.hpp>
+#include <quoka/attention/attention_tasks.hpp>
 #include <quoka/core/executor.hpp>
-#include <quoka/core/worker_scratch.hpp>
 #include <quoka/select/selection.hpp>
 
 #include <cmath>
@@ -67,16 +65,6 @@ struct AttentionOutput {
   AttentionOutput(Out& out_in, TensorView<float, 3> lse_in = {}) : out(out_in), lse_nat(lse_in) {}
   AttentionOutput(TensorView<T> out_in, TensorView<float, 3> lse_in = {})
       : out(out_in), lse_nat(lse_in) {}
-};
-
-// Scratch memory of attention(). Kept by the caller, it makes repeated calls free of allocation.
-template <class T>
-struct AttentionWorkspace {
-  WorkerScratch<detail::AttentionScratch<T>> panels;
-  WorkerScratch<detail::TokenScratch<T>> token;
-  detail::Partials partials;
-
-  Index bytes() const { return panels.bytes() + token.bytes() + partials.bytes(); }
 };
 
 namespace detail {
@@ -144,125 +132,6 @@ AttentionCall<T> checked_call(const TensorView<const T>& q, const Past<T>& past,
                                                : std::numeric_limits<Index>::max()};
 }
 
-// Tasks per KV head: enough of them for the workers, none too small to pay for its packing unless
-// workers would stand idle.
-inline Index tasks_per_head(Index panels, Index heads, int workers) {
-  const Index for_cache = ceil_div(panels, tuning::max_panels_per_task);
-  if (workers == 1) return for_cache;
-  const Index for_balance = ceil_div(tuning::tasks_per_worker * workers, heads);
-  const Index paying = std::max(ceil_div(panels, tuning::min_panels_per_task),
-                                std::min(panels, ceil_div(Index{workers}, heads)));
-  return std::max(for_cache, std::min(for_balance, paying));
-}
-
-// A call's tasks, cut in one of the three ways.
-template <class T>
-class AttentionRun {
- public:
-  AttentionRun(const AttentionCall<T>& call, const Selection* keep,
-               AttentionWorkspace<T>& workspace)
-      : call_(call), keep_(keep == nullptr || keep->is_all() ? nullptr : keep), s_(workspace) {}
-
-  template <class E>
-  void operator()(E&& executor) {
-    const Index panels = ceil_div(call_.rows(), tuning::panel_rows);
-    if (call_.q.len() == 1 && call_.group <= tuning::token_rows)
-      run_tokens(executor);
-    else if (panels < tuning::min_panels_per_task && parts() > 1)
-      run_parts(panels, executor);
-    else
-      run_panels(panels, executor);
-  }
-
- private:
-  Index heads() const { return call_.q.batch() * call_.kv_heads; }
-  KeySequence<T> keys_of(Index head) const {
-    const Index b = head / call_.kv_heads, kv_head = head % call_.kv_heads;
-    return {.call = call_,
-            .b = b,
-            .kv_head = kv_head,
-            .keep = keep_ == nullptr ? std::span<const Position>{} : keep_->row(b, kv_head),
-            .past_count = keep_ == nullptr ? call_.past_k.len() : keep_->count()};
-  }
-
-  // The most keys that are in sight of a head's queries, and the parts they are cut into.
-  Index most_keys() const {
-    const Index all =
-        (keep_ == nullptr ? call_.past_k.len() : keep_->count()) + call_.chunk_k.len();
-    if (call_.window >= all) return all;
-    return std::min(all, call_.window + call_.q.len() + tuning::block_keys);
-  }
-  Index parts() const { return std::max<Index>(1, ceil_div(most_keys(), part_keys(most_keys()))); }
-
-  // A task: some panels of a head, over all keys.
-  template <class E>
-  void run_panels(Index panels, E& executor) {
-    const Index tasks = tasks_per_head(panels, heads(), executor.workers());
-    const Index per_task = ceil_div(panels, tasks);
-    s_.panels.reserve(executor.workers(), per_task, call_.q.dim(), call_.v_dim);
-    executor.run(heads() * tasks, [&](Index task, int worker) {
-      const KeySequence<T> keys = keys_of(task / tasks);
-      const Index first = task % tasks * per_task, count = std::min(per_task, panels - first);
-      if (count > 0) HeadAttention<T>(keys, first, count, s_.panels[worker]).run();
-    });
-  }
-
-  // A task: all panels of a head, over a part of its keys.
-  template <class E>
-  void run_parts(Index panels, E& executor) {
-    s_.panels.reserve(executor.workers(), panels, call_.q.dim(), call_.v_dim);
-    merge_parts(executor, [&](const KeySequence<T>& keys, const KeyRange& range, bool first,
-                              const PartialRows& to, int worker) {
-      HeadAttention<T>(keys, 0, panels, s_.panels[worker])
-          .run_part(range.begin, range.end, first, to);
-    });
-  }
-
-  // A task: a token's rows of a head, over a part of its keys.
-  template <class E>
-  void run_tokens(E& executor) {
-    s_.token.reserve(executor.workers(), call_.group, call_.q.dim(), call_.v_dim);
-    merge_parts(executor, [&](const KeySequence<T>& keys, const KeyRange& range, bool first,
-                              const PartialRows& to, int worker) {
-      const Index begin = std::min(std::max(range.begin, keys.begin_for(0)), range.end);
-      TokenAttention<T>(keys, s_.token[worker]).run(begin, range.end, first, to);
-    });
-  }
-
-  // attend(keys, range, first, to, worker) for every part of every head, then their merging.
-  template <class E, class Attend>
-  void merge_parts(E& executor, Attend&& attend) {
-    const Index parts = this->parts(), size = part_keys(most_keys());
-    s_.partials.reserve(heads(), parts, call_.rows(), call_.v_dim);
-    executor.run(heads() * parts, [&](Index task, int worker) {
-      const KeySequence<T> keys = keys_of(task / parts);
-      const Index part = task % parts;
-      const KeyRange all = keys.in_sight(0, call_.q.len() - 1);
-      const Index begin = std::min(all.begin + part * size, all.end);
-      const Index end = part + 1 == parts ? all.end : std::min(begin + size, all.end);
-      attend(keys, KeyRange{begin, end}, part == 0, s_.partials.part(task / parts, part), worker);
-    });
-    executor.run(heads(), [&](Index head, int) { write(head, s_.partials.merged(head)); });
-  }
-
-  void write(Index head, const PartialRows& rows) const {
-    const Index b = head / call_.kv_heads, first = head % call_.kv_heads * call_.group;
-    for (Index row = 0; row < call_.rows(); ++row) {
-      const Index q_head = first + row % call_.group, query = row / call_.group;
-      const float share = rows.state[row].inverse_sum();
-      T* const to = call_.out.row(b, q_head, query);
-      const float* const from = rows.out + row * call_.v_dim;
-      for (Index c = 0; c < call_.v_dim; ++c) to[c] = static_cast<T>(from[c] * share);
-      if (!call_.lse.absent())
-        call_.lse.at(b, q_head, query) = lse_nat(rows.state[row].max, rows.state[row].sum);
-    }
-  }
-
-  const AttentionCall<T>& call_;
-  const Selection* keep_;
-  AttentionWorkspace<T>& s_;
-};
-
 }  // namespace detail
 
 // q [batch, q_heads, q_len, head_dim]; writes output. Results do not depend on the executor, nor a
@@ -275,7 +144,7 @@ void attention(const Q& q, const Past<storage_t<Q>>& past, const Chunk<storage_t
                E&& executor, AttentionWorkspace<storage_t<Q>>& workspace) {
   using T = storage_t<Q>;
   const auto call = detail::checked_call<T>(q, past, chunk, output, options);
-  detail::AttentionRun<T>(call, past.keep, workspace)(executor);
+  detail::AttentionTasks<T>(call, past.keep, workspace).run(executor);
 }
 
 // As above with scratch memory of its own, allocated in each call.
