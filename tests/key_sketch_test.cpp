@@ -170,6 +170,23 @@ TEST(SketchExtremes, SelectsTheSameOfKeysNearTheEndsOfFloat) {
   for (Index budget : {1, 10, 64, 120}) expect_same_selection(q, k, {.budget = budget});
 }
 
+// Sums of so many products of codes do not fit 32 bits.
+TEST(SketchExtremes, SelectsTheSameByTheMeanOfVeryManyQueries) {
+  Random random(312);
+  auto q = random.tensor<float>(1, 16, 128, 128), k = random.tensor<float>(1, 1, 96, 128);
+  for (Index head = 0; head < 16; ++head)  // all alike, every channel at the end of the codes
+    for (Index i = 0; i < 128; ++i)
+      for (Index c = 0; c < 128; ++c) q(0, head, i, c) = c % 2 == 0 ? 1.0f : -1.0f;
+  for (Index t = 0; t < 48; ++t)
+    for (Index c = 0; c < 128; ++c)
+      k(0, 0, t, c) = (c % 2 == 0 ? 1.0f : -1.0f) + 0.001f * k(0, 0, t, c);
+  expect_same_selection(q, k,
+                        {.budget = 20,
+                         .n_queries = 128,
+                         .aggregation = quoka::Aggregation::mean,
+                         .group_mode = quoka::GroupMode::per_head});
+}
+
 TEST(SketchThreads, AnyNumberOfThreadsGivesTheSame) {
   Random random(308);
   const Index kv_len = quoka::tuning::sketch_task_keys + 127;

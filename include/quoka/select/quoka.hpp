@@ -63,8 +63,8 @@ class QuokaScorer {
 
   template <class T, class E>
   void score(const SelectorInput<T>& input, State& state, float* scores, E&& executor) const {
-    const Index rows = aggregate_queries(input, state, executor);
-    detail::score_all_keys(state.q_bar.data(), rows, input.k, input.inverse_norms,
+    aggregate_queries(input, state, executor);
+    detail::score_all_keys(state.q_bar.data(), kept_rows(input), input.k, input.inverse_norms,
                            {options_.scoring, options_.aggregation}, scores, state.score, executor);
   }
 
@@ -73,7 +73,9 @@ class QuokaScorer {
   bool choose(const SelectorInput<T>& input, Index budget, State& state, Selection& selection,
               E&& executor) const {
     if (!uses_sketch() || state.sketch.keys.len() != input.k.len()) return false;
-    const Index rows = aggregate_queries(input, state, executor);
+    const Index rows = kept_rows(input);
+    if (!detail::codes_fit(rows, input.k.dim(), options_.aggregation)) return false;
+    aggregate_queries(input, state, executor);
     detail::sketched_top_k(state.q_bar.data(), rows, input.k, input.inverse_norms,
                            options_.aggregation, budget, input.capacity,
                            {options_.window, options_.keep_first, options_.keep_last}, selection,
@@ -88,12 +90,19 @@ class QuokaScorer {
   }
 
  private:
-  // The kept queries of each KV head to state.q_bar; returns how many.
+  // Queries that score for each KV head.
+  template <class T>
+  Index kept_rows(const SelectorInput<T>& input) const {
+    return detail::aggregated_rows(std::min(options_.n_queries, input.q.len()), input.group(),
+                                   options_.group_mode);
+  }
+
+  // Those queries, to state.q_bar.
   template <class T, class E>
-  Index aggregate_queries(const SelectorInput<T>& input, State& state, E&& executor) const {
+  void aggregate_queries(const SelectorInput<T>& input, State& state, E&& executor) const {
     const TensorView<const T>&q = input.q, &k = input.k;
     const Index group = input.group(), n = std::min(options_.n_queries, q.len());
-    const Index rows = detail::aggregated_rows(n, group, options_.group_mode);
+    const Index rows = kept_rows(input);
     const SubselectOptions subselect{options_.query_choice,
                                      options_.group_mode == GroupMode::shared ? group : 1};
     Position* positions = state.positions.reserve(q.batch() * q.heads() * n);
@@ -109,7 +118,6 @@ class QuokaScorer {
       detail::pre_aggregate_head(row_of, n, group, k.dim(), options_.group_mode, options_.scoring,
                                  q_bar + task * rows * k.dim());
     });
-    return rows;
   }
   bool uses_sketch() const { return options_.sketch && options_.scoring == Scoring::cosine; }
 

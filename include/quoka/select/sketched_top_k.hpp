@@ -315,8 +315,14 @@ class SketchedHead {
   float slope_, constant_, slack_;
 };
 
+// Whether dot products of codes, and their sums over the rows where a mean is wanted, fit 32 bits.
+inline bool codes_fit(Index rows, Index dim, Aggregation aggregation) {
+  const Index most = dim * 255 * 127 * (aggregation == Aggregation::mean ? rows : 1);
+  return most <= std::numeric_limits<std::int32_t>::max();
+}
+
 // The Selection that top_k makes of score_all_keys' scores. s.keys has seen all of k; 0 < wanted <
-// kv_len keys are selected.
+// kv_len keys are selected; codes_fit().
 template <class T, class E>
 void sketched_top_k(const float* q_bar, Index rows, const TensorView<const T>& k,
                     const TensorView<const float, 3>& inverse_norms, Aggregation aggregation,
