@@ -14,8 +14,8 @@ plain::Attention<T> plain_input(const ChunkData<T>& chunk, const PastData<T>& pa
 // ---- dense --------------------------------------------------------------------------------------
 
 template <class T>
-void dense_over(benchmark::State& state, const LayerShape& shape, const PastData<T>& past,
-                int threads) {
+void dense(benchmark::State& state, const LayerShape& shape, Index kv_len, int threads) {
+  const auto past = past_of<T>(shape, kv_len);
   ChunkData<T> chunk(shape, chunk_len);
   quoka::AttentionWorkspace<T> workspace;
   poison(chunk.out);
@@ -27,18 +27,6 @@ void dense_over(benchmark::State& state, const LayerShape& shape, const PastData
             });
   });
   verify(state, attention_is_right(plain_input(chunk, past), chunk.out), "attention is wrong");
-}
-
-template <class T>
-void dense(benchmark::State& state, const LayerShape& shape, Index kv_len, int threads) {
-  dense_over(state, shape, past_of<T>(shape, kv_len), threads);
-}
-
-template <class T>
-void dense_strided(benchmark::State& state, const LayerShape& shape, Index kv_len) {
-  const auto past = past_of<T>(shape, kv_len);
-  const LenMajor<T> k(past.k), v(past.v);
-  dense_over(state, shape, PastData<T>{k.view(), v.view(), past.inverse_norms}, 1);
 }
 
 // ---- one token ----------------------------------------------------------------------------------
@@ -155,8 +143,6 @@ void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index
     add_dense<float>("attention/dense", shape, usual);
   add_dense<Eigen::half>("attention/dense/half", qwen3_4b, usual);
   add_dense<Eigen::bfloat16>("attention/dense/bfloat16", qwen3_4b, usual);
-  add(dense_name("attention/dense/strided", qwen3_4b, usual, 1),
-      [](auto& state) { dense_strided<float>(state, qwen3_4b, usual); });
 
   for (const Index kv_len : {Index{2048}, Index{8192}, Index{16384}})
     add_selected<float>("attention/selected", qwen3_4b, kv_len, 1024);

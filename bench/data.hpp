@@ -152,27 +152,4 @@ inline std::vector<quoka::Selection> scattered_selections(const LayerShape& shap
   return selections;
 }
 
-// A copy of rows in [batch, len, heads, dim] order, as many engines keep their cache.
-template <class T>
-class LenMajor {
- public:
-  explicit LenMajor(const TensorView<const T>& rows)
-      : heads_(rows.heads()),
-        len_(rows.len()),
-        dim_(rows.dim()),
-        data_(buffer_.reserve(heads_ * len_ * dim_)) {
-    for (Index i = 0; i < len_; ++i)
-      for (Index head = 0; head < heads_; ++head)
-        std::copy_n(rows.row(0, head, i), dim_, data_ + (i * heads_ + head) * dim_);
-  }
-  TensorView<const T> view() const {
-    return {data_, {1, heads_, len_, dim_}, {heads_ * len_ * dim_, dim_, heads_ * dim_, 1}};
-  }
-
- private:
-  Index heads_, len_, dim_;
-  quoka::Buffer<T> buffer_;
-  T* data_;
-};
-
 }  // namespace quoka_bench

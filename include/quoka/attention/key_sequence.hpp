@@ -52,7 +52,6 @@ struct KeySequence {
   std::span<const Position> keep;  // empty: all of the past
   Index past_count;                // kept past keys
 
-  Index size() const { return past_count + call.chunk_k.len(); }
   Index position(Index i) const {
     if (i >= past_count) return call.past_k.len() + i - past_count;
     return keep.empty() ? i : keep[static_cast<std::size_t>(i)];

@@ -10,6 +10,8 @@
 namespace quoka::inline QUOKA_ABI {
 namespace detail {
 
+static_assert(simd::lanes == 1 || simd::lanes % 4 == 0, "a tile of 4 rows fills whole packets");
+
 // Query rows side by side in a tile: 1, 2 or 4, so that whole keys fill the lanes.
 inline Index token_tile_rows(Index group) {
   const Index enough = group > 2 ? 4 : group;

@@ -170,23 +170,41 @@ class TileScorer {
   float* panels_;
 };
 
-// scores[begin, end) of one KV head.
-template <class T>
-void score_range(const TensorView<const T>& keys, const TensorView<const float, 3>& inverse_norms,
-                 Index b, Index kv_head, Index begin, Index end, TileScorer& scorer,
-                 Scoring scoring, float* scores) {
+// Which keys are scored: one after the other, or those of a list, whose norms then lie scattered.
+struct ConsecutiveKeys {
+  Index first;
+  static constexpr bool scattered = false;
+  Index operator()(Index i) const { return first + i; }
+};
+struct ListedKeys {
+  const Position* positions;
+  static constexpr bool scattered = true;
+  Index operator()(Index i) const { return positions[i]; }
+};
+
+// scores[0, count) of the keys at position(0) ... position(count - 1) of one KV head.
+template <class T, class Positions>
+void score_positions(const TensorView<const T>& keys,
+                     const TensorView<const float, 3>& inverse_norms, Index b, Index kv_head,
+                     Index count, const Positions& position, TileScorer& scorer, Scoring scoring,
+                     float* scores) {
   constexpr Index rows = tuning::tile_rows, ahead = tuning::score_prefetch_tiles * rows;
+  const bool known = scoring == Scoring::cosine && !inverse_norms.absent();
   const T *row[rows], *later[rows];
-  for (Index kv = begin; kv < end; kv += rows) {
-    const Index count = std::min(rows, end - kv);
-    for (Index i = 0; i < count; ++i) row[i] = keys.row(b, kv_head, kv + i);
-    const Index later_count = std::clamp<Index>(end - kv - ahead, 0, rows);
-    for (Index i = 0; i < later_count; ++i) later[i] = keys.row(b, kv_head, kv + ahead + i);
-    scorer.score(row, count, scores + kv, RowPrefetch<T>(later, later_count, keys.dim()));
+  for (Index i = 0; i < count; i += rows) {
+    const Index n = std::min(rows, count - i),
+                later_n = std::clamp<Index>(count - i - ahead, 0, rows);
+    for (Index j = 0; j < n; ++j) row[j] = keys.row(b, kv_head, position(i + j));
+    for (Index j = 0; j < later_n; ++j) {
+      const Index kv = position(i + ahead + j);
+      later[j] = keys.row(b, kv_head, kv);
+      if (Positions::scattered && known) simd::prefetch(inverse_norms.row(b, kv_head, kv));
+    }
+    scorer.score(row, n, scores + i, RowPrefetch<T>(later, later_n, keys.dim()));
     if (scoring == Scoring::dot) continue;
-    for (Index i = 0; i < count; ++i)
-      scores[kv + i] *= inverse_norms.absent() ? inverse_norm(row[i], keys.dim())
-                                               : inverse_norms.at(b, kv_head, kv + i);
+    for (Index j = 0; j < n; ++j)
+      scores[i + j] *=
+          known ? inverse_norms.at(b, kv_head, position(i + j)) : inverse_norm(row[j], keys.dim());
   }
 }
 
@@ -202,9 +220,9 @@ void score_all_keys(const float* q_bar, Index rows, const TensorView<const T>& k
     const Index head = task / parts, begin = task % parts * tuning::score_task_keys;
     TileScorer scorer(q_bar + head * rows * keys.dim(), rows, keys.dim(), options.aggregation,
                       scratch[worker]);
-    score_range(keys, inverse_norms, head / keys.heads(), head % keys.heads(), begin,
-                std::min(begin + tuning::score_task_keys, keys.len()), scorer, options.scoring,
-                scores + head * keys.len());
+    score_positions(keys, inverse_norms, head / keys.heads(), head % keys.heads(),
+                    std::min(tuning::score_task_keys, keys.len() - begin), ConsecutiveKeys{begin},
+                    scorer, options.scoring, scores + head * keys.len() + begin);
   });
 }
 

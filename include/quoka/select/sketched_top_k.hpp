@@ -280,27 +280,12 @@ class SketchedHead {
   // Scores members [begin, end) in float; returns the least score, minus infinity if one is not
   // finite.
   float score(Index begin, Index end) {
-    const Position* const members = s_.members.data();
-    float* const exact = s_.exact.data();
+    const Position* const members = s_.members.data() + begin;
+    float* const exact = s_.exact.data() + begin;
+    score_positions(k_, inverse_norms_, b_, head_, end - begin, ListedKeys{members}, scorer_,
+                    Scoring::cosine, exact);
     float least = simd::infinity;
-    constexpr Index tile = tuning::tile_rows, ahead = tuning::score_prefetch_tiles * tile;
-    const T *row[tile], *later[tile];
-    for (Index i = begin; i < end; i += tile) {
-      const Index n = std::min(tile, end - i);
-      for (Index j = 0; j < n; ++j) row[j] = k_.row(b_, head_, members[i + j]);
-      const Index later_n = std::clamp<Index>(end - i - ahead, 0, tile);
-      for (Index j = 0; j < later_n; ++j) {
-        later[j] = k_.row(b_, head_, members[i + ahead + j]);
-        if (!inverse_norms_.absent())
-          simd::prefetch(inverse_norms_.row(b_, head_, members[i + ahead + j]));
-      }
-      scorer_.score(row, n, exact + i, RowPrefetch<T>(later, later_n, k_.dim()));
-      for (Index j = 0; j < n; ++j) {
-        exact[i + j] *= inverse_norms_.absent() ? inverse_norm(row[j], k_.dim())
-                                                : inverse_norms_.at(b_, head_, members[i + j]);
-        least = std::min(least, ordered_score(exact[i + j]));
-      }
-    }
+    for (Index i = 0; i < end - begin; ++i) least = std::min(least, ordered_score(exact[i]));
     return least;
   }
 
