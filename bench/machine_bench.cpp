@@ -1,4 +1,4 @@
-// The machine's limits, as benchmarks: see machine.hpp.
+// The machine's limits, as benchmarks: see support/machine.hpp.
 
 #include "measure.hpp"
 

@@ -6,8 +6,9 @@
 #pragma once
 
 #include "data.hpp"
-#include "machine.hpp"
 #include "plain.hpp"
+
+#include "support/machine.hpp"
 
 #include <benchmark/benchmark.h>
 
@@ -19,6 +20,8 @@
 #include <utility>
 
 namespace quoka_bench {
+
+using namespace quoka_examples;
 
 // ---- names --------------------------------------------------------------------------------------
 

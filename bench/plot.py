@@ -7,6 +7,7 @@
     decode_latency.png    one token against cache length                                         decode_all.json
     chunk_parts.png       what a QuoKA chunk spends its time on                                  quoka_parts.json
     scaling.png           selection time and scratch against kv_len, n_queries, q_heads          scaling.json
+    needle_*.png          needle in a haystack: exact match per prompt length and depth          needle_*.json
 
 Needs matplotlib (Debian: python3-matplotlib). A figure whose file is not there is left out.
 """
@@ -206,6 +207,49 @@ def scaling(data, path):
     save(figure, path)
 
 
+def needle(data, path):
+    """A heat map for each selector and budget: prompt length across, depth downwards, share of needles found."""
+    results = data["results"]
+    lengths = sorted({r["length"] for r in results})
+    depths = sorted({r["depth"] for r in results})
+    selectors = list(dict.fromkeys(r["selector"] for r in results if r["selector"] != "dense"))
+    budgets = list(dict.fromkeys(r["budget"] for r in results if r["selector"] != "dense"))
+    columns = len(selectors) + 1  # dense stands before the first budget's row
+    figure, axes = plt.subplots(
+        len(budgets), columns, figsize=(0.8 + 1.6 * columns, 0.6 + 2.3 * len(budgets)), squeeze=False, layout="constrained"
+    )
+    image = None
+    for row, budget in enumerate(budgets):
+        for column, selector in enumerate(["dense"] + selectors):
+            axis = axes[row][column]
+            if selector == "dense" and row > 0:
+                axis.axis("off")
+                continue
+            chosen = [r for r in results if r["selector"] == selector and r["budget"] in (budget, "1.0")]
+            grid = [
+                [share(r["exact"] for r in chosen if (r["length"], r["depth"]) == (length, depth)) for length in lengths]
+                for depth in depths
+            ]
+            image = axis.imshow(grid, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+            name = selector.replace("dissimilar_and_last", "dis. + last").replace(".", "\n.", 1)
+            found = f"{100 * share(r['exact'] for r in chosen):.0f} %"
+            axis.set_title(f"{name}\n{found}" if selector == "dense" else f"{name}\nbudget {budget}: {found}", fontsize=7)
+            axis.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths], fontsize=6, rotation=60)
+            shown = range(0, len(depths), max(1, (len(depths) - 1) // 3))
+            axis.set_yticks(list(shown), [f"{100 * depths[i]:.0f} %" for i in shown], fontsize=6)
+    axes[0][0].set_ylabel("depth of the needle", fontsize=7)
+    figure.colorbar(image, ax=axes, fraction=0.015, pad=0.01).ax.tick_params(labelsize=6)
+    figure.suptitle("Needle in a haystack: exact match per prompt length (tokens) and depth", fontsize=9)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    print(path)
+
+
+def share(hits):
+    hits = list(hits)
+    return sum(hits) / len(hits) if hits else float("nan")
+
+
 def save(figure, path):
     figure.tight_layout()
     figure.savefig(path, dpi=130, bbox_inches="tight")
@@ -223,6 +267,8 @@ def main():
     ):
         if (folder / source).exists():
             draw(json.loads((folder / source).read_text()), folder / name)
+    for source in sorted(folder.glob("needle_*.json")):
+        needle(json.loads(source.read_text()), source.with_suffix(".png"))
 
 
 if __name__ == "__main__":

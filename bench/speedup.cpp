@@ -6,7 +6,7 @@
 // rounds' positions. Keys, values and queries are generated (normal): selected keys are then
 // scattered evenly over the cache, which is the hardest case for the memory system.
 
-#include "machine.hpp"
+#include "support/machine.hpp"
 
 #include "support/build_info.hpp"
 #include "support/json_file.hpp"
@@ -91,11 +91,11 @@ std::vector<Result> measure(Index length, const Flags& flags, quoka::ThreadPool&
       measured_positions(length, flags.chunk, options.budget.keys(length), flags.positions);
   Progress bar(std::to_string(length) + " tokens",
                static_cast<std::int64_t>(positions.size()) * (flags.rounds + 1));
-  double peak = quoka_bench::fma_peak_gflops();
+  double peak = quoka_examples::fma_peak_gflops();
   const StepSeconds seconds =
       time_steps(steps, positions, flags.rounds, [&](std::size_t p, int round) {
         bar.update(static_cast<std::int64_t>(p) * (flags.rounds + 1) + round);
-        if (round == flags.rounds) peak = std::max(peak, quoka_bench::fma_peak_gflops());
+        if (round == flags.rounds) peak = std::max(peak, quoka_examples::fma_peak_gflops());
       });
 
   std::vector<Result> results;

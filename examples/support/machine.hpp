@@ -19,7 +19,7 @@
 #include <algorithm>
 #include <chrono>
 
-namespace quoka_bench {
+namespace quoka_examples {
 
 using quoka::Index;
 namespace simd = quoka::simd;
@@ -135,4 +135,4 @@ class ReadProbe {
 
 inline double read_bandwidth_gbs() { return ReadProbe().gbs(8); }
 
-}  // namespace quoka_bench
+}  // namespace quoka_examples

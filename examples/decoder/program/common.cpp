@@ -1,0 +1,96 @@
+#include "decoder/program/common.hpp"
+
+#include "decoder/file/gguf.hpp"
+
+#include <sys/resource.h>
+
+#include <cstdio>
+#include <fstream>
+#include <iterator>
+#include <map>
+#include <stdexcept>
+#include <thread>
+
+namespace quoka_decoder {
+namespace {
+
+void override_rope(RopeConfig& rope, const ModelFlags& flags, Index context) {
+  static const std::map<std::string, RopeScaling> names{
+      {"none", RopeScaling::none}, {"linear", RopeScaling::linear}, {"yarn", RopeScaling::yarn}};
+  if (flags.rope_scaling.empty()) return;
+  rope.scaling = names.at(flags.rope_scaling);
+  rope.factor = rope.scaling == RopeScaling::none ? 1.0f : flags.rope_factor;
+  if (rope.trained_context == 0) rope.trained_context = context;
+}
+
+}  // namespace
+
+void add_model_flags(CLI::App& app, ModelFlags& flags, bool model_required) {
+  app.add_option("-m,--model", flags.model, "a GGUF file")
+      ->required(model_required)
+      ->check(CLI::ExistingFile);
+  app.add_option("-t,--threads", flags.threads, "0: one for each processor")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--chunk", flags.chunk, "tokens that select together")->capture_default_str();
+  app.add_option("--batch", flags.batch, "tokens that go through a matrix product together")
+      ->capture_default_str();
+  app.add_option("--dense-layers", flags.dense_layers, "the first layers attend to everything")
+      ->capture_default_str();
+  auto* scaling = app.add_option("--rope-scaling", flags.rope_scaling,
+                                 "none | linear | yarn, in place of what the file says")
+                      ->check(CLI::IsMember({"none", "linear", "yarn"}));
+  app.add_option("--rope-factor", flags.rope_factor, "by which the trained context is stretched")
+      ->needs(scaling)
+      ->check(CLI::PositiveNumber);
+}
+
+LoadedModel load(const ModelFlags& flags) {
+  if (!flags.rope_scaling.empty() && flags.rope_scaling != "none" && flags.rope_factor <= 0.0f)
+    throw std::runtime_error("--rope-scaling " + flags.rope_scaling + " needs --rope-factor");
+  const auto file = std::make_shared<const GgufFile>(flags.model);
+  LoadedModel loaded{load_model(file), make_tokenizer(*file)};
+  ModelConfig& c = loaded.model.config;
+  if (loaded.tokenizer->size() > c.vocabulary)
+    throw std::runtime_error(flags.model + ": its tokenizer has " +
+                             std::to_string(loaded.tokenizer->size()) + " tokens, its embedding " +
+                             std::to_string(c.vocabulary));
+  override_rope(c.rope, flags, c.context);
+  std::fprintf(stderr,
+               "%s: %s, %lld layers, d_model %lld, %lld/%lld heads of %lld, %.2f GiB of %s\n",
+               flags.model.c_str(), c.architecture.c_str(), static_cast<long long>(c.layers),
+               static_cast<long long>(c.d_model), static_cast<long long>(c.q_heads),
+               static_cast<long long>(c.kv_heads), static_cast<long long>(c.head_dim),
+               static_cast<double>(loaded.model.bytes()) / (1 << 30),
+               name_of(loaded.model.layers.front().gate.type));
+  return loaded;
+}
+
+int thread_count(const ModelFlags& flags) {
+  if (flags.threads > 0) return flags.threads;
+  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+}
+
+SessionOptions session_options(const ModelFlags& flags, const std::string& method,
+                               const std::string& budget, const quoka::QuokaOptions& quoka) {
+  return {.method = method,
+          .selector = {.budget = quoka_examples::parse_budget(budget), .quoka = quoka},
+          .chunk = flags.chunk,
+          .batch = flags.batch,
+          .dense_layers = flags.dense_layers};
+}
+
+std::string read_file(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  if (!file) throw std::runtime_error(path + ": cannot read it");
+  return text;
+}
+
+double peak_memory_mib() {
+  rusage usage{};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) / 1024.0;
+}
+
+}  // namespace quoka_decoder

@@ -1,0 +1,67 @@
+// What the subcommands of `decoder` share: flags, a loaded model, and a clock.
+#pragma once
+
+#include "decoder/model/session.hpp"
+#include "decoder/text/tokenizer.hpp"
+
+#include "support/selector_flags.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace quoka_decoder {
+
+struct ModelFlags {
+  std::string model;
+  int threads = 0;  // 0: one for each processor
+  Index chunk = 128;
+  Index batch = 512;
+  Index dense_layers = 0;
+  std::string rope_scaling;  // empty: as the file says
+  float rope_factor = 0.0f;
+};
+
+// --model, --threads, --chunk, --batch, --dense-layers, --rope-scaling, --rope-factor.
+void add_model_flags(CLI::App& app, ModelFlags& flags, bool model_required = true);
+
+struct LoadedModel {
+  Model model;
+  std::unique_ptr<Tokenizer> tokenizer;
+};
+
+// Throws as load_model and make_tokenizer do. Says on stderr what it has loaded.
+LoadedModel load(const ModelFlags& flags);
+
+int thread_count(const ModelFlags& flags);
+SessionOptions session_options(const ModelFlags& flags, const std::string& method,
+                               const std::string& budget, const quoka::QuokaOptions& quoka);
+
+// A whole file. Throws std::runtime_error naming it.
+std::string read_file(const std::string& path);
+
+// Largest resident set of this process so far, in MiB; the mapped pages of the model among them.
+double peak_memory_mib();
+
+// Seconds since it was made or restarted.
+class Stopwatch {
+ public:
+  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  Clock::time_point start_ = Clock::now();
+};
+
+// Each adds its subcommand, which runs when the command line is parsed; `command`, the command line
+// as typed, goes into its results file. Errors are thrown.
+void add_generate(CLI::App& app);
+void add_compare(CLI::App& app, const std::string& command);
+void add_ttft(CLI::App& app, const std::string& command);
+void add_needle(CLI::App& app, const std::string& command);
+void add_logits(CLI::App& app);
+
+}  // namespace quoka_decoder

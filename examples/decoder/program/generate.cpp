@@ -1,0 +1,103 @@
+// Text from a prompt.
+#include "decoder/program/common.hpp"
+#include "decoder/sampling/sampler.hpp"
+#include "decoder/text/utf8.hpp"
+
+#include "support/progress.hpp"
+
+#include <cstdio>
+
+namespace quoka_decoder {
+namespace {
+
+struct Flags {
+  ModelFlags model;
+  std::string prompt, file;
+  std::string selector = "quoka", budget = "0.25";
+  quoka::QuokaOptions quoka;
+  SamplingOptions sampling;
+  Index max_tokens = 128;
+  bool special = false;
+};
+
+void print(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  std::fflush(stdout);
+}
+
+void generate(const Flags& flags) {
+  const LoadedModel loaded = load(flags.model);
+  const std::string text = flags.file.empty() ? flags.prompt : read_file(flags.file);
+  const auto prompt = loaded.tokenizer->encode(text, {.parse_special = flags.special});
+  const Index context = loaded.model.config.context;
+  if (std::ssize(prompt) + flags.max_tokens > context && flags.model.rope_scaling.empty())
+    std::fprintf(stderr,
+                 "note: %lld prompt tokens and %lld new ones; the model was trained on %lld\n",
+                 static_cast<long long>(prompt.size()), static_cast<long long>(flags.max_tokens),
+                 static_cast<long long>(context));
+
+  quoka::ThreadPool threads(thread_count(flags.model));
+  Session session(loaded.model,
+                  session_options(flags.model, flags.selector, flags.budget, flags.quoka), threads);
+  session.reserve(std::ssize(prompt) + flags.max_tokens);
+  Sampler sample(flags.sampling);
+
+  const Stopwatch prefill;
+  {
+    quoka_examples::Progress bar("prefill", std::ssize(prompt));
+    session.run(prompt, [&](Index done) { bar.update(done); });
+  }
+  Token token = sample(session.logits());
+  const double first_token_s = prefill.seconds();
+
+  Utf8Stream characters;
+  const Stopwatch decode;
+  Index steps = 0, made = 0;
+  while (made < flags.max_tokens && !loaded.tokenizer->is_end(token)) {
+    ++made;
+    print(characters.feed(loaded.tokenizer->piece(token)));
+    if (made == flags.max_tokens) break;
+    session.run({&token, 1});
+    token = sample(session.logits());
+    ++steps;
+  }
+  print(characters.finish() + '\n');
+  const double decode_s = decode.seconds();
+  std::fprintf(
+      stderr,
+      "%lld prompt tokens: time to first token %.2f s, %.1f tokens/s; %lld tokens after it: "
+      "%.1f tokens/s; peak memory %.0f MiB; %d threads, %s, %s\n",
+      static_cast<long long>(prompt.size()), first_token_s,
+      static_cast<double>(prompt.size()) / first_token_s, static_cast<long long>(steps),
+      steps > 0 ? static_cast<double>(steps) / decode_s : 0.0, peak_memory_mib(), threads.workers(),
+      flags.selector.c_str(), product_backend().c_str());
+}
+
+}  // namespace
+
+void add_generate(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* sub = app.add_subcommand("generate", "text from a prompt");
+  add_model_flags(*sub, flags->model);
+  auto* input = sub->add_option_group("input")->require_option(1);
+  input->add_option("-p,--prompt", flags->prompt, "the prompt");
+  input->add_option("-f,--file", flags->file, "a file with the prompt")->check(CLI::ExistingFile);
+  sub->add_flag("--special", flags->special,
+                "read control tokens such as <|im_start|> in the prompt");
+  sub->add_option("-n,--max-tokens", flags->max_tokens, "tokens to generate at most")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  sub->add_option("--selector", flags->selector, "dense, quoka or another method")
+      ->capture_default_str();
+  sub->add_option("--budget", flags->budget, "past keys attended: 1024, or 0.25 of the past")
+      ->capture_default_str();
+  sub->add_option("--temperature", flags->sampling.temperature, "0: the most probable token")
+      ->capture_default_str();
+  sub->add_option("--top-k", flags->sampling.top_k, "0: all")->capture_default_str();
+  sub->add_option("--top-p", flags->sampling.top_p)->capture_default_str();
+  sub->add_option("--seed", flags->sampling.seed)->capture_default_str();
+  quoka_examples::add_quoka_flags(*sub, flags->quoka);
+  sub->callback([flags] { generate(*flags); });
+}
+
+}  // namespace quoka_decoder

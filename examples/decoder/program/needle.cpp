@@ -1,0 +1,287 @@
+// Needle in a haystack (Kamradt 2023; passkey form of Mohtashami & Jaggi 2023): a sentence with a
+// five-digit pass key stands at a given depth of a long text, and the prompt ends by asking for it.
+//
+//   lengths x depths x needles prompts; each is run densely and with every selector and budget
+//   exact match   every token of the pass key is the most probable one
+//   log-prob      sum over the pass key's tokens of ln p, each after the right ones before it
+//
+// Selection acts in every chunk, question and answer included, and in every layer. Prompts of
+// neighbouring depths begin alike: whole chunks they share are kept in the cache, not run again.
+#include "decoder/program/common.hpp"
+#include "decoder/sampling/sampler.hpp"
+
+#include "support/build_info.hpp"
+#include "support/json_file.hpp"
+#include "support/progress.hpp"
+#include "support/table.hpp"
+
+#include <algorithm>
+#include <iostream>
+#include <random>
+
+namespace quoka_decoder {
+namespace {
+
+using quoka_examples::fixed;
+
+struct Flags {
+  ModelFlags model;
+  std::string haystack = QUOKA_DECODER_DATA "/pride_and_prejudice.txt";
+  std::vector<Index> lengths{512, 1024, 2040};
+  Index depths = 10, needles = 5;
+  std::string selectors = "quoka";
+  std::vector<std::string> budgets{"128", "256"};
+  quoka::QuokaOptions quoka;
+  unsigned seed = 1;
+  bool dense = true;
+  std::string json, command;
+};
+
+struct Prompt {
+  std::vector<Token> tokens;  // as many as the length says
+  std::vector<Token> answer;
+  std::string key;
+};
+
+// Words of the prompt; {key} is the pass key.
+constexpr const char* introduction =
+    "There is an important piece of information hidden inside a long text. Find it and memorize "
+    "it; "
+    "I will ask for it at the end.\n\n";
+constexpr const char* question = "\n\nWhat is the pass key? The pass key is";
+
+// Builds prompts of an exact number of tokens out of one haystack.
+class Haystack {
+ public:
+  Haystack(const Tokenizer& tokenizer, const std::string& text)
+      : tokenizer_(tokenizer), introduction_(tokenizer.encode(introduction)) {
+    // Sentence by sentence, so that a needle never falls into the midst of one.
+    std::size_t begin = 0;
+    while (begin < text.size()) {
+      std::size_t end = text.find_first_of(".?!\n", begin);
+      end = end == std::string::npos ? text.size() : end + 1;
+      while (end < text.size() && (text[end] == '"' || text[end] == '\n')) ++end;
+      const std::string sentence = text.substr(begin, end - begin);
+      begin = end;
+      auto tokens = encode(sentence);
+      if (!tokens.empty()) sentences_.push_back(std::move(tokens));
+    }
+    if (sentences_.empty()) throw std::runtime_error("the haystack is empty");
+  }
+
+  // depth 0: right after the introduction; 1: right before the question. Throws
+  // std::runtime_error if `length` does not hold introduction, needle and question.
+  Prompt prompt(Index length, double depth, const std::string& key) const {
+    const auto needle =
+        encode("The pass key is " + key + ". Remember it. " + key + " is the pass key.\n");
+    const auto asked = encode(question);
+    const Index room = length - std::ssize(introduction_) - std::ssize(needle) - std::ssize(asked);
+    if (room < 1)
+      throw std::runtime_error("a prompt of " + std::to_string(length) +
+                               " tokens has no room for a haystack; it needs " +
+                               std::to_string(length - room + 1));
+    const auto before = static_cast<Index>(depth * static_cast<double>(room));
+    Prompt result{introduction_, encode(key), key};
+    bool placed = false;
+    Index hay = 0;
+    for (std::size_t s = 0; hay < room; ++s) {  // a short text begins again
+      if (!placed && hay >= before) append(result.tokens, needle), placed = true;
+      const auto& sentence = sentences_[s % sentences_.size()];
+      const Index n = std::min(std::ssize(sentence), room - hay);
+      result.tokens.insert(result.tokens.end(), sentence.begin(), sentence.begin() + n);
+      hay += n;
+    }
+    if (!placed) append(result.tokens, needle);
+    append(result.tokens, asked);
+    return result;
+  }
+
+ private:
+  std::vector<Token> encode(const std::string& text) const {
+    return tokenizer_.encode(text, {.add_bos = false});
+  }
+  static void append(std::vector<Token>& tokens, const std::vector<Token>& more) {
+    tokens.insert(tokens.end(), more.begin(), more.end());
+  }
+
+  const Tokenizer& tokenizer_;
+  std::vector<Token> introduction_;
+  std::vector<std::vector<Token>> sentences_;
+};
+
+struct Contender {
+  std::string method, budget;
+  std::unique_ptr<Session> session;
+  std::vector<Token> tokens;  // in its cache
+};
+
+struct Outcome {
+  bool exact = true;
+  double log_prob = 0.0;
+};
+
+// Runs what the cache does not hold yet, whole chunks from the last shared one on.
+void run_prompt(Contender& c, std::span<const Token> prompt, Index chunk) {
+  const auto shared =
+      std::mismatch(prompt.begin(), prompt.end(), c.tokens.begin(), c.tokens.end()).first -
+      prompt.begin();
+  // Its last chunk is run in any case: logits follow it.
+  const Index keep = std::min<Index>(shared, std::ssize(prompt) - 1) / chunk * chunk;
+  c.session->truncate(keep);
+  c.session->run(prompt.subspan(static_cast<std::size_t>(keep)));
+  c.tokens.assign(prompt.begin(), prompt.end());
+}
+
+Outcome ask(Contender& c, const Prompt& prompt, Index chunk) {
+  run_prompt(c, prompt.tokens, chunk);
+  Outcome outcome;
+  for (std::size_t i = 0; i < prompt.answer.size(); ++i) {
+    const Vector logits = c.session->logits();
+    const Token right = prompt.answer[i];
+    outcome.log_prob += log_probabilities(logits)[static_cast<std::size_t>(right)];
+    outcome.exact = outcome.exact && most_probable(logits) == right;
+    if (i + 1 < prompt.answer.size()) c.session->run({&right, 1});
+  }
+  return outcome;
+}
+
+std::vector<Contender> make_contenders(const Flags& flags, const Model& model,
+                                       quoka::ThreadPool& threads) {
+  std::vector<Contender> all;
+  const auto add = [&](const std::string& method, const std::string& budget) {
+    const auto options = session_options(flags.model, method, budget, flags.quoka);
+    all.push_back({method, budget, std::make_unique<Session>(model, options, threads), {}});
+  };
+  if (flags.dense) add("dense", "1.0");
+  for (const std::string& budget : flags.budgets)
+    for (const std::string& method : quoka_examples::parse_methods(flags.selectors))
+      add(method, budget);
+  return all;
+}
+
+// "71432", drawn; the same for a seed.
+std::string draw_key(std::mt19937& random) { return std::to_string(10000 + random() % 90000); }
+
+double depth_of(Index i, Index depths) {
+  return depths > 1 ? static_cast<double>(i) / static_cast<double>(depths - 1) : 0.5;
+}
+
+nlohmann::json run_grid(const Flags& flags, const LoadedModel& loaded,
+                        std::vector<Contender>& contenders) {
+  const Haystack haystack(*loaded.tokenizer, read_file(flags.haystack));
+  const Index points = std::ssize(flags.lengths) * flags.depths * flags.needles;
+  quoka_examples::Progress bar("needle", points * std::ssize(contenders));
+  nlohmann::json results = nlohmann::json::array();
+  std::mt19937 random(flags.seed);
+  Index done = 0;
+  for (const Index length : flags.lengths) {
+    for (Index depth = 0; depth < flags.depths; ++depth) {
+      for (Index needle = 0; needle < flags.needles; ++needle) {
+        const std::string key = draw_key(random);
+        const Prompt prompt = haystack.prompt(length, depth_of(depth, flags.depths), key);
+        for (Contender& c : contenders) {
+          const Outcome outcome = ask(c, prompt, flags.model.chunk);
+          results.push_back({{"selector", c.method},
+                             {"budget", c.budget},
+                             {"length", length},
+                             {"depth", depth_of(depth, flags.depths)},
+                             {"key", key},
+                             {"exact", outcome.exact},
+                             {"log_prob", outcome.log_prob}});
+          bar.update(++done);
+        }
+      }
+    }
+  }
+  return results;
+}
+
+// A row per selector and budget: exact matches in per cent per length, and the mean log-probability.
+void print_results(const Flags& flags, const std::vector<Contender>& contenders,
+                   const nlohmann::json& results) {
+  std::vector<std::string> header{"selector", "budget"};
+  for (const Index length : flags.lengths) header.push_back(std::to_string(length));
+  header.insert(header.end(), {"all", "log-prob"});
+  std::vector<std::vector<std::string>> rows;
+  for (const Contender& c : contenders) {
+    std::vector<std::string> row{c.method, c.method == "dense" ? "-" : c.budget};
+    double sum = 0.0;
+    Index right = 0, count = 0;
+    for (const Index length : flags.lengths) {
+      Index right_here = 0, count_here = 0;
+      for (const auto& r : results) {
+        if (r["selector"] != c.method || r["budget"] != c.budget || r["length"] != length) continue;
+        ++count_here;
+        right_here += r["exact"].get<bool>() ? 1 : 0;
+        sum += r["log_prob"].get<double>();
+      }
+      row.push_back(
+          fixed(100.0 * static_cast<double>(right_here) / static_cast<double>(count_here), 0) +
+          " %");
+      right += right_here, count += count_here;
+    }
+    row.push_back(fixed(100.0 * static_cast<double>(right) / static_cast<double>(count), 1) + " %");
+    row.push_back(fixed(sum / static_cast<double>(count), 2));
+    rows.push_back(std::move(row));
+  }
+  quoka_examples::print_table(std::cout, header, rows);
+}
+
+void needle(const Flags& flags) {
+  const LoadedModel loaded = load(flags.model);
+  const Index longest = *std::max_element(flags.lengths.begin(), flags.lengths.end());
+  if (longest + 8 > loaded.model.config.context && flags.model.rope_scaling.empty())
+    std::cerr << "note: prompts of " << longest << " tokens; the model was trained on "
+              << loaded.model.config.context << '\n';
+  quoka::ThreadPool threads(thread_count(flags.model));
+  auto contenders = make_contenders(flags, loaded.model, threads);
+  const auto results = run_grid(flags, loaded, contenders);
+  std::cout << "exact match over " << flags.depths << " depths x " << flags.needles
+            << " needles; chunk " << flags.model.chunk << ", seed " << flags.seed << '\n';
+  print_results(flags, contenders, results);
+  if (!flags.json.empty())
+    quoka_examples::write_json(flags.json, {{"command", flags.command},
+                                            {"model", flags.model.model},
+                                            {"chunk", flags.model.chunk},
+                                            {"depths", flags.depths},
+                                            {"needles", flags.needles},
+                                            {"seed", flags.seed},
+                                            {"cpu", quoka_examples::cpu_name()},
+                                            {"build", quoka_examples::build_description()},
+                                            {"results", results}});
+}
+
+}  // namespace
+
+void add_needle(CLI::App& app, const std::string& command) {
+  auto flags = std::make_shared<Flags>();
+  flags->command = command;
+  CLI::App* sub =
+      app.add_subcommand("needle", "needle in a haystack: lengths x depths x selectors");
+  add_model_flags(*sub, flags->model);
+  sub->add_option("--haystack", flags->haystack, "a text; it begins again where it is too short")
+      ->check(CLI::ExistingFile)
+      ->capture_default_str();
+  sub->add_option("--lengths", flags->lengths, "prompt lengths in tokens")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  sub->add_option("--depths", flags->depths, "depths from 0 to 1, evenly spaced")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  sub->add_option("--needles", flags->needles, "pass keys at each depth")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  sub->add_option("--selectors", flags->selectors, "a list of methods, or all")
+      ->capture_default_str();
+  sub->add_option("--budgets", flags->budgets, "a list: 256,0.25")
+      ->delimiter(',')
+      ->capture_default_str();
+  sub->add_option("--seed", flags->seed, "of the pass keys")->capture_default_str();
+  sub->add_flag("--dense,!--no-dense", flags->dense, "run dense attention beside them");
+  sub->add_option("--json", flags->json, "write the results there");
+  quoka_examples::add_quoka_flags(*sub, flags->quoka);
+  sub->callback([flags] { needle(*flags); });
+}
+
+}  // namespace quoka_decoder
