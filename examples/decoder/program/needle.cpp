@@ -16,6 +16,8 @@
 #include "support/table.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <filesystem>
 #include <iostream>
 #include <random>
 
@@ -43,56 +45,51 @@ struct Prompt {
   std::string key;
 };
 
-// Words of the prompt; {key} is the pass key.
+// The words of Mohtashami & Jaggi's prompt.
 constexpr const char* introduction =
-    "There is an important piece of information hidden inside a long text. Find it and memorize "
-    "it; "
-    "I will ask for it at the end.\n\n";
-constexpr const char* question = "\n\nWhat is the pass key? The pass key is";
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. I "
+    "will quiz you about the important information there.";
+constexpr const char* question = "What is the pass key? The pass key is";
+std::string needle_with(const std::string& key) {
+  return "The pass key is " + key + ". Remember it. " + key + " is the pass key.";
+}
 
-// Builds prompts of an exact number of tokens out of one haystack.
+// Builds prompts of an exact number of tokens out of one text: introduction, the text up to the end
+// of a paragraph, needle, more of the text, question; each begins a new line.
 class Haystack {
  public:
+  // Throws std::runtime_error for an empty text.
   Haystack(const Tokenizer& tokenizer, const std::string& text)
       : tokenizer_(tokenizer), introduction_(tokenizer.encode(introduction)) {
-    // Sentence by sentence, so that a needle never falls into the midst of one.
-    std::size_t begin = 0;
-    while (begin < text.size()) {
-      std::size_t end = text.find_first_of(".?!\n", begin);
-      end = end == std::string::npos ? text.size() : end + 1;
-      while (end < text.size() && (text[end] == '"' || text[end] == '\n')) ++end;
-      const std::string sentence = text.substr(begin, end - begin);
-      begin = end;
-      auto tokens = encode(sentence);
-      if (!tokens.empty()) sentences_.push_back(std::move(tokens));
-    }
-    if (sentences_.empty()) throw std::runtime_error("the haystack is empty");
+    const auto letter = encode("a");
+    newline_ = encode("a\n");
+    newline_.erase(newline_.begin(), newline_.begin() + std::ssize(letter));
+    text_ = line(text);
+    if (std::ssize(text_) <= std::ssize(newline_))
+      throw std::runtime_error("the haystack is empty");
   }
 
   // depth 0: right after the introduction; 1: right before the question. Throws
   // std::runtime_error if `length` does not hold introduction, needle and question.
   Prompt prompt(Index length, double depth, const std::string& key) const {
-    const auto needle =
-        encode("The pass key is " + key + ". Remember it. " + key + " is the pass key.\n");
-    const auto asked = encode(question);
+    const auto needle = line(needle_with(key)), asked = line(question);
     const Index room = length - std::ssize(introduction_) - std::ssize(needle) - std::ssize(asked);
     if (room < 1)
       throw std::runtime_error("a prompt of " + std::to_string(length) +
                                " tokens has no room for a haystack; it needs " +
                                std::to_string(length - room + 1));
-    const auto before = static_cast<Index>(depth * static_cast<double>(room));
+    std::vector<Token> hay;
+    while (std::ssize(hay) < room)  // a short text begins again
+      hay.insert(hay.end(), text_.begin(),
+                 text_.begin() + std::min(std::ssize(text_), room - std::ssize(hay)));
+    const auto cut =
+        hay.begin() +
+        paragraph_end(hay, static_cast<Index>(std::lround(depth * static_cast<double>(room))));
     Prompt result{introduction_, encode(key), key};
-    bool placed = false;
-    Index hay = 0;
-    for (std::size_t s = 0; hay < room; ++s) {  // a short text begins again
-      if (!placed && hay >= before) append(result.tokens, needle), placed = true;
-      const auto& sentence = sentences_[s % sentences_.size()];
-      const Index n = std::min(std::ssize(sentence), room - hay);
-      result.tokens.insert(result.tokens.end(), sentence.begin(), sentence.begin() + n);
-      hay += n;
-    }
-    if (!placed) append(result.tokens, needle);
-    append(result.tokens, asked);
+    result.tokens.insert(result.tokens.end(), hay.begin(), cut);
+    result.tokens.insert(result.tokens.end(), needle.begin(), needle.end());
+    result.tokens.insert(result.tokens.end(), cut, hay.end());
+    result.tokens.insert(result.tokens.end(), asked.begin(), asked.end());
     return result;
   }
 
@@ -100,13 +97,25 @@ class Haystack {
   std::vector<Token> encode(const std::string& text) const {
     return tokenizer_.encode(text, {.add_bos = false});
   }
-  static void append(std::vector<Token>& tokens, const std::vector<Token>& more) {
-    tokens.insert(tokens.end(), more.begin(), more.end());
+  // A new line with this text, without the space that some tokenizers put before all text.
+  std::vector<Token> line(const std::string& text) const {
+    auto tokens = encode('\n' + text);
+    tokens.erase(tokens.begin(),
+                 std::search(tokens.begin(), tokens.end(), newline_.begin(), newline_.end()));
+    return tokens;
+  }
+  // The last end of a paragraph at or before `at`; `at` itself where none is near.
+  Index paragraph_end(const std::vector<Token>& hay, Index at) const {
+    constexpr Index near = 200;
+    const auto end = hay.begin() + at;
+    if (end == hay.end()) return at;
+    const auto from = hay.begin() + std::max<Index>(0, at - near);
+    const auto found = std::find_end(from, end, newline_.begin(), newline_.end());
+    return found == end ? at : found - hay.begin();
   }
 
   const Tokenizer& tokenizer_;
-  std::vector<Token> introduction_;
-  std::vector<std::vector<Token>> sentences_;
+  std::vector<Token> introduction_, newline_, text_;
 };
 
 struct Contender {
@@ -159,41 +168,93 @@ std::vector<Contender> make_contenders(const Flags& flags, const Model& model,
   return all;
 }
 
-// "71432", drawn; the same for a seed.
-std::string draw_key(std::mt19937& random) { return std::to_string(10000 + random() % 90000); }
+// "71432", drawn; its own for each point, whatever else is run.
+std::string draw_key(unsigned seed, Index length, Index depth, Index needle) {
+  std::seed_seq seeds{static_cast<Index>(seed), length, depth, needle};
+  std::mt19937 random(seeds);
+  return std::to_string(10000 + random() % 90000);
+}
 
 double depth_of(Index i, Index depths) {
   return depths > 1 ? static_cast<double>(i) / static_cast<double>(depths - 1) : 0.5;
 }
 
-nlohmann::json run_grid(const Flags& flags, const LoadedModel& loaded,
-                        std::vector<Contender>& contenders) {
+// Outcomes by what was asked of whom, kept in a file as they come: a run that was cut short, or one
+// with more selectors, goes on where the file ends.
+class Record {
+ public:
+  // Throws std::runtime_error if the file there is of another model, chunk, grid or seed.
+  explicit Record(const Flags& flags) : path_(flags.json) {
+    json_ = {{"command", flags.command},
+             {"model", std::filesystem::path(flags.model.model).filename()},
+             {"haystack", std::filesystem::path(flags.haystack).filename()},
+             {"chunk", flags.model.chunk},
+             {"dense_layers", flags.model.dense_layers},
+             {"rope_scaling", flags.model.rope_scaling},
+             {"rope_factor", flags.model.rope_factor},
+             {"depths", flags.depths},
+             {"seed", flags.seed},
+             {"cpu", quoka_examples::cpu_name()},
+             {"build", quoka_examples::build_description()},
+             {"results", nlohmann::json::array()}};
+    if (path_.empty() || !std::filesystem::exists(path_)) return;
+    const auto before = nlohmann::json::parse(read_file(path_));
+    for (const char* key : {"model", "haystack", "chunk", "dense_layers", "rope_scaling",
+                            "rope_factor", "depths", "seed"})
+      if (before.at(key) != json_.at(key))
+        throw std::runtime_error(path_ + " holds results with " + key + ' ' +
+                                 before.at(key).dump() + ", not " + json_.at(key).dump());
+    json_["results"] = before.at("results");
+  }
+
+  const nlohmann::json& results() const { return json_.at("results"); }
+
+  bool has(const Contender& c, Index length, double depth, const std::string& key) const {
+    return std::ranges::any_of(results(), [&](const nlohmann::json& r) {
+      return r["selector"] == c.method && r["budget"] == c.budget && r["length"] == length &&
+             r["depth"] == depth && r["key"] == key;
+    });
+  }
+  void add(const Contender& c, Index length, double depth, const std::string& key,
+           const Outcome& outcome) {
+    json_["results"].push_back({{"selector", c.method},
+                                {"budget", c.budget},
+                                {"length", length},
+                                {"depth", depth},
+                                {"key", key},
+                                {"exact", outcome.exact},
+                                {"log_prob", outcome.log_prob}});
+  }
+  void write() const {
+    if (!path_.empty()) quoka_examples::write_json(path_, json_);
+  }
+
+ private:
+  std::string path_;
+  nlohmann::json json_;
+};
+
+void run_grid(const Flags& flags, const LoadedModel& loaded, std::vector<Contender>& contenders,
+              Record& record) {
   const Haystack haystack(*loaded.tokenizer, read_file(flags.haystack));
   const Index points = std::ssize(flags.lengths) * flags.depths * flags.needles;
   quoka_examples::Progress bar("needle", points * std::ssize(contenders));
-  nlohmann::json results = nlohmann::json::array();
-  std::mt19937 random(flags.seed);
   Index done = 0;
   for (const Index length : flags.lengths) {
-    for (Index depth = 0; depth < flags.depths; ++depth) {
+    for (Index i = 0; i < flags.depths; ++i) {
+      const double depth = depth_of(i, flags.depths);
       for (Index needle = 0; needle < flags.needles; ++needle) {
-        const std::string key = draw_key(random);
-        const Prompt prompt = haystack.prompt(length, depth_of(depth, flags.depths), key);
+        const std::string key = draw_key(flags.seed, length, i, needle);
+        const Prompt prompt = haystack.prompt(length, depth, key);
         for (Contender& c : contenders) {
-          const Outcome outcome = ask(c, prompt, flags.model.chunk);
-          results.push_back({{"selector", c.method},
-                             {"budget", c.budget},
-                             {"length", length},
-                             {"depth", depth_of(depth, flags.depths)},
-                             {"key", key},
-                             {"exact", outcome.exact},
-                             {"log_prob", outcome.log_prob}});
+          if (!record.has(c, length, depth, key))
+            record.add(c, length, depth, key, ask(c, prompt, flags.model.chunk));
           bar.update(++done);
         }
+        record.write();
       }
     }
   }
-  return results;
 }
 
 // A row per selector and budget: exact matches in per cent per length, and the mean log-probability.
@@ -235,20 +296,11 @@ void needle(const Flags& flags) {
               << loaded.model.config.context << '\n';
   quoka::ThreadPool threads(thread_count(flags.model));
   auto contenders = make_contenders(flags, loaded.model, threads);
-  const auto results = run_grid(flags, loaded, contenders);
+  Record record(flags);
+  run_grid(flags, loaded, contenders, record);
   std::cout << "exact match over " << flags.depths << " depths x " << flags.needles
             << " needles; chunk " << flags.model.chunk << ", seed " << flags.seed << '\n';
-  print_results(flags, contenders, results);
-  if (!flags.json.empty())
-    quoka_examples::write_json(flags.json, {{"command", flags.command},
-                                            {"model", flags.model.model},
-                                            {"chunk", flags.model.chunk},
-                                            {"depths", flags.depths},
-                                            {"needles", flags.needles},
-                                            {"seed", flags.seed},
-                                            {"cpu", quoka_examples::cpu_name()},
-                                            {"build", quoka_examples::build_description()},
-                                            {"results", results}});
+  print_results(flags, contenders, record.results());
 }
 
 }  // namespace
@@ -279,7 +331,8 @@ void add_needle(CLI::App& app, const std::string& command) {
       ->capture_default_str();
   sub->add_option("--seed", flags->seed, "of the pass keys")->capture_default_str();
   sub->add_flag("--dense,!--no-dense", flags->dense, "run dense attention beside them");
-  sub->add_option("--json", flags->json, "write the results there");
+  sub->add_option("--json", flags->json,
+                  "write the results there as they come; those that it holds are not run again");
   quoka_examples::add_quoka_flags(*sub, flags->quoka);
   sub->callback([flags] { needle(*flags); });
 }

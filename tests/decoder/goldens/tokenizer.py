@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Writes tokenizer.json: two small vocabularies and what llama.cpp makes of some texts with them.
 
-    tokenizer.py MODELS/llama.cpp/...  # the folder with libllama.so that examples/decoder/get_tinyllama.sh makes
+    tokenizer.py models/llama.cpp-v0.5.0      which examples/decoder/get_tinyllama.sh makes
 
-The vocabularies are trained here, over
-the texts below and without splitting them into words first: their tokens cross every border, so
-that a text split at a wrong place, or merged in a wrong order, becomes other tokens. Each is
-written as a GGUF file, which llama.cpp reads; tokenizer_test.cpp makes the same file from the JSON.
+The vocabularies are trained here, over the texts below and without splitting them into words first: their tokens cross
+every border, so that a text split at a wrong place, or merged in a wrong order, becomes other tokens. Each is written as
+a GGUF file, which llama.cpp reads; tokenizer_test.cpp makes the same file from the JSON.
 """
 import collections
 import json
@@ -36,11 +35,11 @@ TEXTS = [
     "non\u00a0breaking\u2003em\u3000wide\u2028line\u0085next\u180emongol\u200bzero", "\ufeffbom",
     "▁a ▁ b", "mixed中文and日本語text한국어with123数字", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
     "                                 x", "<s> </s> <unk> <0x0A> <|end|> <|im_start|>user",
-    "a<|end|>b<|end|> c <tool>call</tool><|end|>\n<|end|>", "<|end|><|end|>", "<tool> x<tool>",
+    "a<|end|>b<|end|> c <tool>call</tool><|end|>\n<|end|>", "<|end|><|end|>!", "<tool> x<tool>",
     "\u0000\u0001\u007f control", "Zażółć gęślą jaźń; Příliš žluťoučký kůň; Pchnąć w tę łódź",
     "The quick brown fox jumps over the lazy dog. The dog, being lazy, did not jump back.",
 ]
-SPECIALS = ["<|end|>", "<|im_start|>"]  # control tokens; <tool> is user-defined
+SPECIALS = ["<|end|>", "<|im_start|>", "<|end|>!"]  # control tokens; <tool> is user-defined
 # No merges lead to a special token.
 TRAINING = [text for text in TEXTS if "<s>" not in text and "|>" not in text and "<tool>" not in text]
 
