@@ -5,7 +5,7 @@
 quoka_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 quoka_jobs=$(nproc)
 quoka_packages=(g++ cmake ninja-build pkg-config
-  libeigen3-dev libgtest-dev libbenchmark-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libopenblas-serial-dev)
+  libeigen3-dev libgtest-dev libbenchmark-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libopenblas-pthread-dev)
 
 # install_missing PACKAGE...: installs those that are not there, and does nothing when all are.
 install_missing() {

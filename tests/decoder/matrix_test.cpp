@@ -114,6 +114,21 @@ TEST_P(MatrixProducts, DoNotDependOnThreads) {
   EXPECT_EQ(results[0], results[1]);
 }
 
+// Blocks of rows run at the same time: a BLAS that is not made for that mixes them up now and then.
+TEST(MatrixProduct, GivesTheSameBitsEveryTime) {
+  const Weights w = random_weights(TensorType::q8_0, 768, 256);
+  const Vector x = random_vector(96 * 256, 12);
+  const auto product_on = [&](MatrixProduct& product) {
+    Vector y(96 * 768);
+    product(w.matrix, Rows<const float>(x.data(), 96, 256), Rows<float>(y.data(), 96, 768));
+    return y;
+  };
+  quoka::ThreadPool one(1), four(4);
+  MatrixProduct alone(one), together(four);
+  const Vector expected = product_on(alone);
+  for (int i = 0; i < 100; ++i) ASSERT_EQ(product_on(together), expected) << "time " << i;
+}
+
 TEST(MatrixProduct, RefusesSizesThatDoNotFit) {
   const Weights w = random_weights(TensorType::f32, 5, 7);
   Vector x(14), y(10);

@@ -27,13 +27,7 @@ constexpr Index few_tokens = 4;
 constexpr Index block_floats = 1024 * 1024;
 
 // y [tokens, n] (+)= x [tokens, columns] w^T, w [n, columns] in a row.
-void multiply(Rows<const float> x, const float* w, Rows<float> y, Write write) {
-#ifdef QUOKA_DECODER_OPENBLAS
-  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(x.tokens),
-              static_cast<blasint>(y.size), static_cast<blasint>(x.size), 1.0f, x.data,
-              static_cast<blasint>(x.stride), w, static_cast<blasint>(x.size),
-              write == Write::add ? 1.0f : 0.0f, y.data, static_cast<blasint>(y.stride));
-#else
+void multiply_by_eigen(Rows<const float> x, const float* w, Rows<float> y, Write write) {
   const Strided<const RowMajor> in(x.data, x.tokens, x.size, Eigen::OuterStride<>(x.stride));
   const Eigen::Map<const RowMajor> weights(w, y.size, x.size);
   Strided<RowMajor> out(y.data, y.tokens, y.size, Eigen::OuterStride<>(y.stride));
@@ -41,8 +35,25 @@ void multiply(Rows<const float> x, const float* w, Rows<float> y, Write write) {
     out.noalias() += in * weights.transpose();
   else
     out.noalias() = in * weights.transpose();
-#endif
 }
+
+#ifdef QUOKA_DECODER_OPENBLAS
+// A build of OpenBLAS without threads has no locks either: calls from two of ours at once would
+// write over each other's packed matrices, and do.
+bool blas_is_thread_safe() { return openblas_get_parallel() != OPENBLAS_SEQUENTIAL; }
+
+void multiply(Rows<const float> x, const float* w, Rows<float> y, Write write) {
+  if (!blas_is_thread_safe()) return multiply_by_eigen(x, w, y, write);
+  cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, static_cast<blasint>(x.tokens),
+              static_cast<blasint>(y.size), static_cast<blasint>(x.size), 1.0f, x.data,
+              static_cast<blasint>(x.stride), w, static_cast<blasint>(x.size),
+              write == Write::add ? 1.0f : 0.0f, y.data, static_cast<blasint>(y.stride));
+}
+#else
+void multiply(Rows<const float> x, const float* w, Rows<float> y, Write write) {
+  multiply_by_eigen(x, w, y, write);
+}
+#endif
 
 void multiply_few(Rows<const float> x, const float* w, Rows<float> y, Write write) {
   for (Index r = 0; r < y.size; ++r, w += x.size) {
@@ -106,11 +117,13 @@ void MatrixProduct::operator()(const Matrix& w, Rows<const float> x, Rows<float>
 
 std::string product_backend() {
 #ifdef QUOKA_DECODER_OPENBLAS
-  return openblas_get_config();
-#else
+  if (blas_is_thread_safe()) {
+    const std::string config = openblas_get_config();  // "OpenBLAS 0.3.21 NO_LAPACKE ..."
+    return config.substr(0, config.find(' ', config.find(' ') + 1)) + ' ' + openblas_get_corename();
+  }
+#endif
   return "Eigen " + std::to_string(EIGEN_WORLD_VERSION) + '.' +
          std::to_string(EIGEN_MAJOR_VERSION) + '.' + std::to_string(EIGEN_MINOR_VERSION);
-#endif
 }
 
 }  // namespace quoka_decoder
