@@ -64,6 +64,27 @@ TYPED_TEST(Quoka, AgreesWithTheOracleWithWindowsAndForcedKeys) {
             k);
 }
 
+// Softmax weights of rows that look far along one direction: nearly all mass on a few keys.
+TYPED_TEST(Quoka, AgreesWithTheOracleInTheSoftmaxDomain) {
+  Random random(157);
+  for (Index group : {1, 4, 8})
+    for (double factor : {1.0, 6.0}) {
+      auto q = random.tensor<TypeParam>(2, 3 * group, 37, 64);
+      const auto k = random.tensor<TypeParam>(2, 3, 501, 64);
+      for (Index i = 0; i < q.size(); ++i) q.data()[i] = times(q.data()[i], factor);
+      for (GroupMode mode : group_modes)
+        for (Aggregation aggregation : aggregations)
+          for (Index window : {1, 7})
+            expect_agrees_with_oracle({.budget = 127,
+                                       .aggregation = aggregation,
+                                       .group_mode = mode,
+                                       .query_choice = QueryChoice::dissimilar_and_last,
+                                       .domain = quoka::Domain::softmax,
+                                       .window = window},
+                                      q, k);
+    }
+}
+
 TEST(Quoka, AgreesWithTheOracleForEveryBudget) {
   Random random(155);
   const auto q = random.tensor<float>(1, 4, 37, 17);
@@ -178,7 +199,8 @@ TEST(Quoka, ScalingAHeadsQueriesChangesNothingButRounding) {
     const auto k = random.tensor<float>(1, 2, 127, 17);
     const QuokaOptions options{.budget = 31, .n_queries = 7};
     const auto kept = to_positions(quoka::subselect_query_positions(q, 7));
-    const auto scores = key_scores(to_oracle(q), to_oracle(k), kept, to_oracle(options, 127));
+    const auto scores =
+        oracle::scores_of_kept(to_oracle(q), kept, to_oracle(k), to_oracle(options, 127));
     for (Index i = 0; i < 37; ++i)
       for (Index c = 0; c < 17; ++c) q(0, 1, i, c) = times(q(0, 1, i, c), factor);
     expect_same_keys(to_positions(QuokaSelector(options).select(q, k)), scores,

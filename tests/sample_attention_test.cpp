@@ -125,8 +125,8 @@ TYPED_TEST(SampleAttention, OfAllLogitsIsQuokaByDotProductAndMeanUpToTheScale) {
       const QuokaOptions same{
           .budget = 31, .n_queries = 37, .scoring = Scoring::dot, .aggregation = Aggregation::mean};
       oracle::Scores quokas =
-          key_scores(to_oracle(q), to_oracle(k), oracle::all_positions(1, 2 * group, 37),
-                     to_oracle(same, 127));
+          oracle::scores_of_kept(to_oracle(q), oracle::all_positions(1, 2 * group, 37),
+                                 to_oracle(k), to_oracle(same, 127));
       expect_same_keys(to_positions(SampleAttentionSelector(options).select(q, k)), quokas,
                        {.budget = 31});
       for (auto& head : quokas[0])

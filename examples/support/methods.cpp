@@ -85,6 +85,7 @@ bool vary_quoka(const std::string& part, quoka::QuokaOptions& o) {
       {"mean", [](QuokaOptions& q) { q.aggregation = Aggregation::mean; }},
       {"shared", [](QuokaOptions& q) { q.group_mode = GroupMode::shared; }},
       {"per_head", [](QuokaOptions& q) { q.group_mode = GroupMode::per_head; }},
+      {"softmax", [](QuokaOptions& q) { q.domain = Domain::softmax; }},
       {"float", [](QuokaOptions& q) { q.sketch = false; }},
   };
   static const std::map<std::string, Index QuokaOptions::*> numbers{

@@ -5,7 +5,8 @@
 //
 //   quoka.dissimilar_and_last.per_head.window7
 //   dissimilar | uniform | last | dissimilar_and_last    which queries score
-//   shared | per_head, dot, mean, float                  group mode, scoring, aggregation, no sketch
+//   shared | per_head, mean, float                       group mode, aggregation, no sketch
+//   dot | softmax                                        scoring, domain
 //   window<n>, first<n>, recent<n>, queries<n>           window, keep_first, keep_last, n_queries
 //
 // Its layers hide which selector they hold; a virtual call per chunk costs nothing beside it.

@@ -43,6 +43,10 @@ inline void add_quoka_flags(CLI::App& app, quoka::QuokaOptions& options) {
       ->capture_default_str();
   app.add_option("--scoring", options.scoring, "cosine | dot")
       ->transform(CLI::CheckedTransformer(scoring));
+  const std::map<std::string, Domain> domain{{"logit", Domain::logit},
+                                             {"softmax", Domain::softmax}};
+  app.add_option("--domain", options.domain, "logit | softmax: the kept queries' own attention")
+      ->transform(CLI::CheckedTransformer(domain));
   app.add_option("--aggregation", options.aggregation, "max | mean")
       ->transform(CLI::CheckedTransformer(aggregation));
   app.add_option("--group-mode", options.group_mode, "rank | shared | per_head")

@@ -244,6 +244,45 @@ inline Scores score_keys(const Tensor& q_bar, const Tensor& keys, Scoring scorin
   return scores;
 }
 
+// S[t] of the kept queries' own attention to the past: p[m] = softmax over the finite keys t of
+// scale q_bar[m].k[t]; max or mean over the rows m; with `heads_apart` > 1 the rows are that many
+// runs, a mean is taken of each and the maximum over them. NaN for a key that is not finite.
+inline Scores softmax_scores(const Tensor& q_bar, const Tensor& keys, double scale,
+                             Aggregation aggregation, Index heads_apart) {
+  Scores scores(uz(keys.batch), std::vector<std::vector<double>>(uz(keys.heads)));
+  for (Index b = 0; b < keys.batch; ++b)
+    for (Index g = 0; g < keys.heads; ++g) {
+      std::vector<double>& score = scores[uz(b)][uz(g)];
+      score.assign(uz(keys.len), 0.0);
+      const Index run = q_bar.len / heads_apart;
+      for (Index head = 0; head < heads_apart; ++head) {
+        std::vector<double> vote(uz(keys.len), 0.0);
+        for (Index m = head * run; m < (head + 1) * run; ++m) {
+          std::vector<double> p(uz(keys.len), 0.0);
+          double largest = -infinity, sum = 0;
+          for (Index t = 0; t < keys.len; ++t) {
+            if (!is_finite(keys.row(b, g, t))) continue;
+            p[uz(t)] = scale * dot(q_bar.row(b, g, m), keys.row(b, g, t));
+            largest = std::max(largest, p[uz(t)]);
+          }
+          for (Index t = 0; t < keys.len; ++t)
+            if (is_finite(keys.row(b, g, t))) sum += p[uz(t)] = std::exp(p[uz(t)] - largest);
+          for (Index t = 0; t < keys.len; ++t) {
+            const double share = p[uz(t)] / sum;
+            if (aggregation == Aggregation::max)
+              vote[uz(t)] = std::max(vote[uz(t)], share);
+            else
+              vote[uz(t)] += share / static_cast<double>(run);
+          }
+        }
+        for (Index t = 0; t < keys.len; ++t) score[uz(t)] = std::max(score[uz(t)], vote[uz(t)]);
+      }
+      for (Index t = 0; t < keys.len; ++t)
+        if (!is_finite(keys.row(b, g, t))) score[uz(t)] = not_a_number;
+    }
+  return scores;
+}
+
 // score'[t] = max of the finite score[u] with t - (w-1)/2 <= u <= t + w/2 and u in range; NaN where
 // score[t] itself is not finite (no comparison with a NaN is true, so it stays).
 inline Scores window_max(const Scores& scores, Index w) {
@@ -306,20 +345,30 @@ struct QuokaOptions {
   Choice choice = Choice::dissimilar;
   Index window = 1;
   Index keep_first = 0, keep_last = 0;
+  bool softmax = false;  // in place of `scoring`
 };
 
-// Algorithm 1: top_k(window_max(score_keys(pre_aggregate(q[subselect_queries]), past_k))).
-// [b][kv_head]
+// window_max(score_keys(pre_aggregate(q[kept]), past_k)), or softmax_scores in place of score_keys.
+inline Scores scores_of_kept(const Tensor& q, const Positions& kept, const Tensor& past_k,
+                             const QuokaOptions& options) {
+  const Tensor q_bar = pre_aggregate(gather_queries(q, kept), past_k.heads, options.group,
+                                     options.softmax ? Scoring::dot : options.scoring);
+  if (!options.softmax)
+    return window_max(score_keys(q_bar, past_k, options.scoring, options.aggregation),
+                      options.window);
+  const bool apart = options.group == Group::per_head && options.aggregation == Aggregation::mean;
+  return window_max(softmax_scores(q_bar, past_k, 1.0 / std::sqrt(static_cast<double>(q.dim)),
+                                   options.aggregation, apart ? q.heads / past_k.heads : 1),
+                    options.window);
+}
+
+// Algorithm 1: top_k(scores of the queries that subselect_queries keeps). [b][kv_head]
 inline Positions select(const Tensor& q, const Tensor& past_k, const QuokaOptions& options) {
   if (past_k.len <= options.budget) return all_positions(past_k.batch, past_k.heads, past_k.len);
   if (options.budget == 0) return all_positions(past_k.batch, past_k.heads, 0);
-  const Index kv_heads = past_k.heads;
   const Positions kept =
-      subselect_queries(q, options.n_queries, options.choice, kv_heads, options.group);
-  const Tensor q_bar =
-      pre_aggregate(gather_queries(q, kept), kv_heads, options.group, options.scoring);
-  const Scores scores = score_keys(q_bar, past_k, options.scoring, options.aggregation);
-  return top_k(window_max(scores, options.window), options.budget, options.keep_first,
+      subselect_queries(q, options.n_queries, options.choice, past_k.heads, options.group);
+  return top_k(scores_of_kept(q, kept, past_k, options), options.budget, options.keep_first,
                options.keep_last);
 }
 

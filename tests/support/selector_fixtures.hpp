@@ -52,29 +52,37 @@ inline oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len) {
           to_oracle(x.query_choice),
           x.window,
           x.keep_first,
-          x.keep_last};
+          x.keep_last,
+          x.domain == quoka::Domain::softmax};
 }
 
-// 48 of them, with n_queries 7 and a budget of 31.
+// 72 of them, with n_queries 7 and a budget of 31.
 inline std::vector<QuokaOptions> every_switch() {
   std::vector<QuokaOptions> list;
   for (GroupMode mode : group_modes)
     for (QueryChoice choice : query_choices)
-      for (Scoring scoring : scorings)
-        for (Aggregation aggregation : aggregations)
-          list.push_back({.budget = 31,
-                          .n_queries = 7,
-                          .scoring = scoring,
-                          .aggregation = aggregation,
-                          .group_mode = mode,
-                          .query_choice = choice});
+      for (Aggregation aggregation : aggregations) {
+        QuokaOptions options{.budget = 31,
+                             .n_queries = 7,
+                             .aggregation = aggregation,
+                             .group_mode = mode,
+                             .query_choice = choice};
+        for (Scoring scoring : scorings) {
+          options.scoring = scoring;
+          list.push_back(options);
+        }
+        options.domain = quoka::Domain::softmax;
+        list.push_back(options);
+      }
   return list;
 }
 
 inline std::string name_of(const QuokaOptions& x) {
   static constexpr const char* modes[] = {"rank", "shared", "per_head"};
   static constexpr const char* choices[] = {"dissimilar", "uniform", "last", "dissimilar_and_last"};
-  return std::string(x.scoring == Scoring::cosine ? "cosine" : "dot") +
+  return std::string(x.domain == quoka::Domain::softmax ? "softmax"
+                     : x.scoring == Scoring::cosine     ? "cosine"
+                                                        : "dot") +
          (x.aggregation == Aggregation::max ? ", max, " : ", mean, ") +
          modes[static_cast<int>(x.group_mode)] + ", " + choices[static_cast<int>(x.query_choice)] +
          ", n_queries " + std::to_string(x.n_queries) + ", window " + std::to_string(x.window) +
@@ -114,16 +122,6 @@ inline void expect_same_queries(const oracle::Positions& kept, const oracle::Pos
 }
 
 // ---- keys ---------------------------------------------------------------------------------------
-
-// The oracle's scores after windowing, of the queries `kept`.
-inline oracle::Scores key_scores(const oracle::Tensor& q, const oracle::Tensor& k,
-                                 const oracle::Positions& kept,
-                                 const oracle::QuokaOptions& options) {
-  const oracle::Tensor q_bar = oracle::pre_aggregate(oracle::gather_queries(q, kept), k.heads,
-                                                     options.group, options.scoring);
-  return oracle::window_max(oracle::score_keys(q_bar, k, options.scoring, options.aggregation),
-                            options.window);
-}
 
 // The same keys, but for swaps of keys that score within 1e-5 of the range of the scores from the
 // last one kept.
@@ -184,7 +182,7 @@ void expect_agrees_with_oracle(const QuokaOptions& options, const Tensor4<T>& q,
                       oracle::subselect_queries(q_exact, wanted.n_queries, wanted.choice,
                                                 k_exact.heads, wanted.group),
                       query_values(q_exact, options.group_mode, k_exact.heads));
-  expect_same_keys(keep, key_scores(q_exact, k_exact, kept, wanted), wanted);
+  expect_same_keys(keep, oracle::scores_of_kept(q_exact, kept, k_exact, wanted), wanted);
 }
 
 }  // namespace quoka_test

@@ -13,10 +13,13 @@
 // + 8 bytes each, and selection takes 0.3 of the time; the Selection is the same, bit for bit
 // (sketched_top_k.hpp); scratch is then 32 bytes per key and worker. Source: Jones et al., "QuoKA:
 // Query-Oriented KV Selection for Efficient LLM Prefill", ICLR 2026, arXiv 2602.08722. Deviations,
-// all off by default: options.hpp, top_k.hpp.
+// all off by default: options.hpp, top_k.hpp, and Domain::softmax, where raw queries score by their
+// own attention to the past, softmax over t of scale * q . k[t]: its maximum over the kept rows, or
+// its mean; with per_head the mean of each head, then the maximum over the group's heads.
 #pragma once
 
 #include <quoka/select/pre_aggregate.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/select/score_keys.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/select/sketched_top_k.hpp>
@@ -27,10 +30,11 @@ namespace quoka::inline QUOKA_ABI {
 struct QuokaOptions {
   Budget budget = 1024;                                // B_SA: 512, 1024, 2048, or 0.25
   Index n_queries = 16;                                // N_Q: queries kept for scoring
-  Scoring scoring = Scoring::cosine;                   // S
+  Scoring scoring = Scoring::cosine;                   // S; Domain::softmax has its own
   Aggregation aggregation = Aggregation::max;          // over the kept queries
   GroupMode group_mode = GroupMode::rank;              // over the heads of a group
   QueryChoice query_choice = QueryChoice::dissimilar;  // which queries score
+  Domain domain = Domain::logit;                       // softmax: the kept queries' own attention
   Index window = 1;                                    // neighbouring keys kept together; 1: none
   Index keep_first = 0;                                // attention sinks, inside the budget
   Index keep_last = 0;                                 // recent keys, inside the budget
@@ -47,12 +51,15 @@ class QuokaScorer {
     Buffer<float> q_bar;         // [batch, kv_heads, rows, head_dim]
     WorkerScratch<detail::SubselectScratch> subselect;
     WorkerScratch<detail::ScoreScratch> score;
+    detail::QueryScoreState softmax;
+    Buffer<float> votes;         // [batch, q_heads, kv_len] where heads are kept apart
     detail::SketchState sketch;  // grows with the cache: appended()
 
     void truncate(Index kv_len) { sketch.keys.truncate(kv_len); }
     Index kept_bytes() const { return sketch.keys.bytes(); }
     Index bytes() const {
-      return positions.bytes() + q_bar.bytes() + subselect.bytes() + score.bytes() + sketch.bytes();
+      return positions.bytes() + q_bar.bytes() + subselect.bytes() + score.bytes() +
+             softmax.bytes() + votes.bytes() + sketch.bytes();
     }
   };
 
@@ -64,6 +71,7 @@ class QuokaScorer {
   template <class T, class E>
   void score(const SelectorInput<T>& input, State& state, float* scores, E&& executor) const {
     aggregate_queries(input, state, executor);
+    if (options_.domain == Domain::softmax) return score_by_softmax(input, state, scores, executor);
     detail::score_all_keys(state.q_bar.data(), kept_rows(input), input.k, input.inverse_norms,
                            {options_.scoring, options_.aggregation}, scores, state.score, executor);
   }
@@ -115,11 +123,46 @@ class QuokaScorer {
         const Index head = first_head + r;
         return q.row(b, head, positions[(b * q.heads() + head) * n + m]);
       };
-      detail::pre_aggregate_head(row_of, n, group, k.dim(), options_.group_mode, options_.scoring,
+      detail::pre_aggregate_head(row_of, n, group, k.dim(), options_.group_mode, scoring(),
                                  q_bar + task * rows * k.dim());
     });
   }
-  bool uses_sketch() const { return options_.sketch && options_.scoring == Scoring::cosine; }
+
+  // From state.q_bar. Heads whose means are taken apart are scored as so many KV heads.
+  template <class T, class E>
+  void score_by_softmax(const SelectorInput<T>& input, State& state, float* scores,
+                        E& executor) const {
+    const TensorView<const T>& k = input.k;
+    const bool mean = options_.aggregation == Aggregation::mean;
+    const Index voters = mean && options_.group_mode == GroupMode::per_head ? input.group() : 1;
+    const Index heads = k.batch() * k.heads(), rows = kept_rows(input) / voters;
+    float* const votes =
+        voters == 1
+            ? scores
+            : state.votes.reserve_amortised(heads * voters * std::max(k.len(), input.capacity));
+    const auto fill = [&](Index task, float factor, detail::RowWriter& to) {
+      for (Index m = 0; m < rows; ++m)
+        to.add(state.q_bar.data() + (task * rows + m) * k.dim(), factor * input.logit_scale());
+    };
+    detail::softmax_scores(
+        {heads * voters, rows, k.dim()}, fill, k.len(), input.capacity,
+        [&](Index task) { return detail::cached_keys(k, task / voters); },
+        mean ? detail::MassOver::sum : detail::MassOver::max, votes, state.softmax, executor);
+    if (voters == 1) return;
+    executor.run(heads, [&](Index head, int) {
+      float* const best = scores + head * k.len();
+      const float* vote = votes + head * voters * k.len();
+      std::copy_n(vote, k.len(), best);
+      for (Index voter = 1; voter < voters; ++voter)
+        for (Index kv = 0; kv < k.len(); ++kv)  // NaN, of a key that is not finite, is in the first
+          best[kv] = std::max(best[kv], vote[voter * k.len() + kv]);
+    });
+  }
+
+  Scoring scoring() const {
+    return options_.domain == Domain::softmax ? Scoring::dot : options_.scoring;
+  }
+  bool uses_sketch() const { return options_.sketch && scoring() == Scoring::cosine; }
 
   Options options_;
 };
