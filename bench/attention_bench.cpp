@@ -13,8 +13,24 @@ plain::Attention<T> plain_input(const ChunkData<T>& chunk, const PastData<T>& pa
 
 // ---- dense --------------------------------------------------------------------------------------
 
+// Asked for half arithmetic a benchmark says what it was run in, and may be off by more.
 template <class T>
-void dense(benchmark::State& state, const LayerShape& shape, Index kv_len, int threads) {
+struct InArithmetic {
+  quoka::AttentionOptions options;
+  float tolerance;
+
+  InArithmetic(benchmark::State& state, quoka::Arithmetic asked)
+      : options{.arithmetic = asked}, tolerance(quoka_bench::tolerance<T>) {
+    const bool half = quoka::arithmetic_used(asked) == quoka::Arithmetic::half;
+    if (half) tolerance = 1e-2f;
+    if (asked == quoka::Arithmetic::half) state.SetLabel(half ? "half arithmetic" : "ran in float");
+  }
+};
+
+template <class T>
+void dense(benchmark::State& state, const LayerShape& shape, Index kv_len, int threads,
+           quoka::Arithmetic arithmetic) {
+  const InArithmetic<T> in(state, arithmetic);
   const auto past = past_of<T>(shape, kv_len);
   ChunkData<T> chunk(shape, chunk_len);
   quoka::AttentionWorkspace<T> workspace;
@@ -23,10 +39,11 @@ void dense(benchmark::State& state, const LayerShape& shape, Index kv_len, int t
     measure(state, {.flops = attention_flops(shape, chunk_len, past.k.len()), .threads = threads},
             [&] {
               quoka::attention(chunk.q.view(), {past.k, past.v}, {chunk.k.view(), chunk.v.view()},
-                               chunk.out.view(), {}, executor, workspace);
+                               chunk.out.view(), in.options, executor, workspace);
             });
   });
-  verify(state, attention_is_right(plain_input(chunk, past), chunk.out), "attention is wrong");
+  verify(state, attention_is_right(plain_input(chunk, past), chunk.out, in.tolerance),
+         "attention is wrong");
 }
 
 // ---- one token ----------------------------------------------------------------------------------
@@ -64,7 +81,8 @@ void token(benchmark::State& state, const LayerShape& shape, Index kv_len, Index
 
 template <class T>
 void selected(benchmark::State& state, const LayerShape& shape, Index kv_len, Index budget,
-              int threads) {
+              int threads, quoka::Arithmetic arithmetic) {
+  const InArithmetic<T> in(state, arithmetic);
   const auto past = past_of<T>(shape, kv_len);
   const auto selections = scattered_selections(shape, kv_len, budget);
   ChunkData<T> chunk(shape, chunk_len);
@@ -75,11 +93,12 @@ void selected(benchmark::State& state, const LayerShape& shape, Index kv_len, In
     measure(state, {.flops = attention_flops(shape, chunk_len, budget), .threads = threads}, [&] {
       turn = (turn + 1) % selections.size();
       quoka::attention(chunk.q.view(), {past.k, past.v, selections[turn]},
-                       {chunk.k.view(), chunk.v.view()}, chunk.out.view(), {}, executor, workspace);
+                       {chunk.k.view(), chunk.v.view()}, chunk.out.view(), in.options, executor,
+                       workspace);
     });
   });
   const auto keep = positions_of(selections[turn]);
-  verify(state, attention_is_right(plain_input(chunk, past, &keep), chunk.out),
+  verify(state, attention_is_right(plain_input(chunk, past, &keep), chunk.out, in.tolerance),
          "attention is wrong");
 }
 
@@ -118,20 +137,23 @@ std::string dense_name(const char* name, const LayerShape& shape, Index kv_len, 
 }
 
 template <class T>
-void add_dense(const char* name, const LayerShape& shape, Index kv_len, int threads = 1) {
+void add_dense(const char* name, const LayerShape& shape, Index kv_len, int threads = 1,
+               quoka::Arithmetic arithmetic = quoka::Arithmetic::single) {
   timed_for(add(dense_name(name, shape, kv_len, threads),
-                [=](auto& state) { dense<T>(state, shape, kv_len, threads); }),
+                [=](auto& state) { dense<T>(state, shape, kv_len, threads, arithmetic); }),
             threads);
 }
 
 template <class T>
 void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index budget,
-                  int threads = 1) {
+                  int threads = 1, quoka::Arithmetic arithmetic = quoka::Arithmetic::single) {
   auto full = named(name, {{"kv_len", kv_len}, {"budget", budget}});
   if (shape.head_dim != qwen3_4b.head_dim) full = named(full, {{"head_dim", shape.head_dim}});
   if (threads > 1) full = named(full, {{"threads", threads}});
-  timed_for(add(full, [=](auto& state) { selected<T>(state, shape, kv_len, budget, threads); }),
-            threads);
+  timed_for(
+      add(full,
+          [=](auto& state) { selected<T>(state, shape, kv_len, budget, threads, arithmetic); }),
+      threads);
 }
 
 [[maybe_unused]] const bool registered = [] {
@@ -141,6 +163,12 @@ void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index
   add_dense<float>("attention/dense", qwen3_4b, usual, 2);
   for (const LayerShape& shape : {llama32_3b, group_7, head_dim_64, head_dim_80})
     add_dense<float>("attention/dense", shape, usual);
+  constexpr auto half = quoka::Arithmetic::half;
+  for (const LayerShape& shape : {qwen3_4b, head_dim_64})
+    add_dense<float>("attention/dense/half_arithmetic", shape, usual, 1, half);
+  add_dense<Eigen::half>("attention/dense/half_arithmetic/half", qwen3_4b, usual, 1, half);
+  add_selected<float>("attention/selected/half_arithmetic", qwen3_4b, longest_kv_len, 1024, 1,
+                      half);
   add_dense<Eigen::half>("attention/dense/half", qwen3_4b, usual);
   add_dense<Eigen::bfloat16>("attention/dense/bfloat16", qwen3_4b, usual);
 

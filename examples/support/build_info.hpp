@@ -1,6 +1,7 @@
 // Which processor and which build produced a number.
 #pragma once
 
+#include <quoka/attention/attention.hpp>
 #include <quoka/core/simd.hpp>
 
 #include <fstream>
@@ -35,6 +36,13 @@ inline std::string build_description() {
 #endif
   std::string text = compiler.substr(0, compiler.find_last_not_of(' ') + 1);
   return text + ", " + isa + ", " + std::to_string(quoka::simd::lanes) + " lanes";
+}
+
+// What attention was computed in, if `asked` was.
+inline std::string arithmetic_name(quoka::Arithmetic asked) {
+  const bool half = quoka::arithmetic_used(asked) == quoka::Arithmetic::half;
+  if (half) return "half arithmetic";
+  return asked == quoka::Arithmetic::half ? "float (no half arithmetic here)" : "float";
 }
 
 // A program's command line, as typed.

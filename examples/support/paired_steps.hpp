@@ -94,11 +94,12 @@ struct TimedMethod {
   std::vector<double> weights;
 };
 inline TimedMethod timed_method(const std::string& name, const quoka::LayerShape& shape,
-                                const MethodOptions& options, Index layer_count = 36) {
-  if (!shares_layers(name)) return {name, make_layers(name, shape, options), {1.0}};
+                                const MethodOptions& options, Index layer_count = 36,
+                                const quoka::AttentionOptions& attention = {}) {
+  if (!shares_layers(name)) return {name, make_layers(name, shape, options, attention), {1.0}};
   const double all = static_cast<double>(layer_count);
   return {name,
-          make_layers(name, shape, options, {}, {0, 2, 3}, layer_count, 2),
+          make_layers(name, shape, options, attention, {0, 2, 3}, layer_count, 2),
           {2.0 / all, 2.0 / all, (all - 4.0) / all}};
 }
 

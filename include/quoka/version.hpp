@@ -1,9 +1,10 @@
 // Version of the library and the inline namespace that every name lives in.
 //
 // The namespace carries the version and what the compiler's ISA flags change (packet width, fused
-// multiply-add, half conversion): translation units built with different flags then hold different
-// functions under different names, and the linker cannot merge an AVX-512 body into a program part
-// that was built for baseline x86-64. CMake reads the three numbers from this file.
+// multiply-add, half conversion, half arithmetic): translation units built with different flags
+// then hold different functions under different names, and the linker cannot merge an AVX-512 body
+// into a program part that was built for baseline x86-64. CMake reads the three numbers from this
+// file.
 #pragma once
 
 #include <Eigen/Core>
@@ -36,7 +37,9 @@
 #define QUOKA_ABI_FMA
 #endif
 
-#if defined(__F16C__)
+#if defined(__AVX512FP16__) || defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
+#define QUOKA_ABI_HALF _fp16
+#elif defined(__F16C__)
 #define QUOKA_ABI_HALF _f16c
 #else
 #define QUOKA_ABI_HALF

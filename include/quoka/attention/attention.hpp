@@ -26,12 +26,27 @@
 
 namespace quoka::inline QUOKA_ABI {
 
+// What Q K^T and P V of a chunk are computed in. Softmax is always in single precision, and so is
+// the attention of one token, which is bound by memory.
+enum class Arithmetic {
+  single,  // float
+  half,    // fp16 multiply-adds in short chains, widened to float: up to twice the products per
+           // second, at errors of 1e-3 to 5e-3 of the largest output (bench/README.md)
+};
+
+// What a request comes to on the ISA this is compiled for: half needs AVX512-FP16, or the half
+// arithmetic of ARMv8.2, and is float elsewhere, to the last bit.
+constexpr Arithmetic arithmetic_used(Arithmetic asked) {
+  return simd::has_half_arithmetic ? asked : Arithmetic::single;
+}
+
 struct AttentionOptions {
   std::optional<float> scale = {};          // of the logits; absent: 1 / sqrt(head_dim)
   float softcap = 0.0f;                     // cap on |logit| (Gemma 2); 0: none
   std::span<const float> sink_logits = {};  // [q_heads] learned sink logit per head (GPT-OSS):
                                             // joins the softmax sum and has no value; empty: none
   Index sliding_window = 0;  // a query sees keys at a distance below this; 0: no window
+  Arithmetic arithmetic = Arithmetic::single;  // asked for; arithmetic_used() says what it comes to
 };
 
 // The cached keys and values before the chunk. Any strides.
@@ -132,6 +147,16 @@ AttentionCall<T> checked_call(const TensorView<const T>& q, const Past<T>& past,
                                                : std::numeric_limits<Index>::max()};
 }
 
+// attention() in one arithmetic, SinglePanels or a HalfPanels.
+template <class Panels, TensorLike Q, Executor E>
+void attention_in(const Q& q, const Past<storage_t<Q>>& past, const Chunk<storage_t<Q>>& chunk,
+                  const AttentionOutput<storage_t<Q>>& output, const AttentionOptions& options,
+                  E&& executor, AttentionWorkspace<storage_t<Q>>& workspace) {
+  using T = storage_t<Q>;
+  const auto call = checked_call<T>(q, past, chunk, output, options);
+  AttentionTasks<T, Panels>(call, past.keep, workspace).run(executor);
+}
+
 }  // namespace detail
 
 // q [batch, q_heads, q_len, head_dim]; writes output. Results do not depend on the executor, nor a
@@ -142,9 +167,12 @@ template <TensorLike Q, Executor E = SerialExecutor>
 void attention(const Q& q, const Past<storage_t<Q>>& past, const Chunk<storage_t<Q>>& chunk,
                const AttentionOutput<storage_t<Q>>& output, const AttentionOptions& options,
                E&& executor, AttentionWorkspace<storage_t<Q>>& workspace) {
-  using T = storage_t<Q>;
-  const auto call = detail::checked_call<T>(q, past, chunk, output, options);
-  detail::AttentionTasks<T>(call, past.keep, workspace).run(executor);
+  if constexpr (simd::has_half_arithmetic) {
+    if (options.arithmetic == Arithmetic::half)
+      return detail::attention_in<detail::HalfPanels<simd::HalfPacket>>(
+          q, past, chunk, output, options, executor, workspace);
+  }
+  detail::attention_in<detail::SinglePanels>(q, past, chunk, output, options, executor, workspace);
 }
 
 // As above with scratch memory of its own, allocated in each call.

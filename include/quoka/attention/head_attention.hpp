@@ -10,48 +10,68 @@
 
 #include <quoka/attention/key_sequence.hpp>
 #include <quoka/attention/partial_rows.hpp>
+#include <quoka/core/half_panels.hpp>
 #include <quoka/core/panel_kernels.hpp>
 
 #include <algorithm>
 #include <cassert>
+#include <cstddef>
 
 namespace quoka::inline QUOKA_ABI {
 namespace detail {
 
-// Scratch of one worker.
+// Query rows per panel.
+template <class Panels>
+inline constexpr Index panel_rows_of = Panels::packets* simd::lanes;
+
+// Scratch of one worker, for panels of either arithmetic.
 template <class T>
 struct AttentionScratch {
-  Buffer<float> keys, values, weights, queries, out, lane_out;
+  Buffer<std::byte> keys, values, queries, weights;  // as the arithmetic packs them
+  Buffer<float> logits, out, lane_out, row_factors;
   Buffer<PacketState> states;
   struct Rows {
     const T* k[tuning::block_keys];
     const T* v[tuning::block_keys];
   } rows[2];  // of this block and the next
 
-  void reserve(Index panels, Index dim, Index v_dim) {
-    keys.reserve(ceil_div(tuning::block_keys, tuning::tile_rows) * key_tile_size(dim));
-    values.reserve(tuning::block_keys * value_stride(v_dim));
-    weights.reserve(round_up(tuning::block_keys, tuning::tile_rows) * tuning::panel_rows);
-    queries.reserve(panels * dim * tuning::panel_rows);
-    out.reserve(panels * v_dim * tuning::panel_rows);
-    lane_out.reserve(2 * v_dim * tuning::panel_rows);
-    states.reserve(panels * tuning::tile_packets);
+  template <class Panels>
+  void reserve(Panels, Index panels, Index dim, Index v_dim) {
+    constexpr Index packed = sizeof(typename Panels::Packed), width = panel_rows_of<Panels>,
+                    lane = sizeof(typename Panels::Lane);
+    constexpr Index block = round_up(tuning::block_keys, tuning::tile_rows) * width;
+    keys.reserve(ceil_div(tuning::block_keys, tuning::tile_rows) * key_tile_size(dim) * packed);
+    values.reserve(tuning::block_keys * value_stride(v_dim) * packed);
+    queries.reserve(panels * dim * width * lane);
+    logits.reserve(block);
+    if constexpr (!Panels::weights_in_place) weights.reserve(block * lane);
+    out.reserve(panels * v_dim * width);
+    lane_out.reserve(2 * v_dim * width);
+    if constexpr (Panels::has_row_factors) row_factors.reserve(panels * width);
+    states.reserve(panels * Panels::packets);
   }
   Index bytes() const {
-    return keys.bytes() + values.bytes() + weights.bytes() + queries.bytes() + out.bytes() +
-           lane_out.bytes() + states.bytes();
+    return keys.bytes() + values.bytes() + queries.bytes() + weights.bytes() + logits.bytes() +
+           out.bytes() + lane_out.bytes() + row_factors.bytes() + states.bytes();
   }
 };
 
-// Panels [first_panel, first_panel + panels) of one KV head.
-template <class T>
+// Panels [first_panel, first_panel + panels) of one KV head, in SinglePanels or HalfPanels.
+template <class T, class Panels = SinglePanels>
 class HeadAttention {
+  using Packed = typename Panels::Packed;
+  using Lane = typename Panels::Lane;
+  using Packets = simd::Packet[Panels::packets];
+  using Mask = LaneMask<Panels::packets>;
+  using State = PacketState[Panels::packets];
+  static constexpr Index width = panel_rows_of<Panels>;
+
  public:
   HeadAttention(const KeySequence<T>& sequence, Index first_panel, Index panels,
                 AttentionScratch<T>& scratch)
       : call_(sequence.call),
         keys_(sequence),
-        first_row_(first_panel * tuning::panel_rows),
+        first_row_(first_panel * width),
         panels_(panels),
         s_(scratch) {}
 
@@ -70,7 +90,7 @@ class HeadAttention {
 
  private:
   KeyRange keys_in_sight() const {
-    const Index last_row = std::min(first_row_ + panels_ * tuning::panel_rows, call_.rows()) - 1;
+    const Index last_row = std::min(first_row_ + panels_ * width, call_.rows()) - 1;
     return keys_.in_sight(query_of(first_row_), query_of(last_row));
   }
 
@@ -84,15 +104,15 @@ class HeadAttention {
     keys_.rows(block, count_at(block), rows->k, rows->v);
     for (; block < end; block += step, std::swap(rows, next_rows)) {
       const Index count = count_at(block), next_count = count_at(block + step);
-      pack_keys(rows->k, count, dim(), s_.keys.data());
-      const bool finite = pack_values(rows->v, count, call_.v_dim, s_.values.data());
+      const auto packed =
+          Panels::pack(rows->k, rows->v, count, dim(), call_.v_dim, keys(), values());
       keys_.rows(block + step, next_count, next_rows->k, next_rows->v);
       RowPrefetch<T> next_k(next_rows->k, next_count, dim()),
           next_v(next_rows->v, next_count, call_.v_dim);
       for (Index p = 0; p < panels_; ++p) {
         next_k.next(ceil_div(next_k.lines(), panels_));
         next_v.next(ceil_div(next_v.lines(), panels_));
-        attend(p, block, count, finite);
+        attend(p, block, count, packed);
       }
     }
   }
@@ -100,36 +120,38 @@ class HeadAttention {
   Index dim() const { return call_.q.dim(); }
   Index query_of(Index row) const { return row / call_.group; }
   Index head_of(Index row) const { return keys_.kv_head * call_.group + row % call_.group; }
-  Index panel_row(Index p) const { return first_row_ + p * tuning::panel_rows; }
-  Index panel_count(Index p) const {
-    return std::min<Index>(tuning::panel_rows, call_.rows() - panel_row(p));
+  Index panel_row(Index p) const { return first_row_ + p * width; }
+  Index panel_count(Index p) const { return std::min<Index>(width, call_.rows() - panel_row(p)); }
+  Packed* keys() const { return reinterpret_cast<Packed*>(s_.keys.data()); }
+  Packed* values() const { return reinterpret_cast<Packed*>(s_.values.data()); }
+  Lane* queries(Index p) const {
+    return reinterpret_cast<Lane*>(s_.queries.data()) + p * dim() * width;
   }
-  float* queries(Index p) const { return s_.queries.data() + p * dim() * tuning::panel_rows; }
-  float* out(Index p) const { return s_.out.data() + p * call_.v_dim * tuning::panel_rows; }
-  PanelState& state(Index p) const {
-    return *reinterpret_cast<PanelState*>(s_.states.data() + p * tuning::tile_packets);
+  float* row_factors(Index p) const { return s_.row_factors.data() + p * width; }
+  float* out(Index p) const { return s_.out.data() + p * call_.v_dim * width; }
+  State& state(Index p) const {
+    return *reinterpret_cast<State*>(s_.states.data() + p * Panels::packets);
   }
 
   void begin_panel(Index p, bool with_sinks) {
-    const T* rows[tuning::panel_rows];
-    alignas(64) float sink[tuning::panel_rows];
+    const T* rows[width];
+    alignas(64) float sink[width];
     for (Index i = 0; i < panel_count(p); ++i) {
       const Index row = panel_row(p) + i;
       rows[i] = call_.q.row(keys_.b, head_of(row), query_of(row));
     }
-    pack_queries<T, tuning::tile_packets>(rows, panel_count(p), dim(), call_.query_scale,
-                                          queries(p));
-    std::fill_n(out(p), call_.v_dim * tuning::panel_rows, 0.0f);
-    for (Index i = 0; i < tuning::panel_rows; ++i)
+    Panels::pack_rows(rows, panel_count(p), dim(), call_.query_scale, queries(p), row_factors(p));
+    std::fill_n(out(p), call_.v_dim * width, 0.0f);
+    for (Index i = 0; i < width; ++i)
       sink[i] = with_sinks && i < panel_count(p) ? call_.sink_log2(head_of(panel_row(p) + i))
                                                  : -simd::infinity;
-    for (int j = 0; j < tuning::tile_packets; ++j) {
+    for (int j = 0; j < Panels::packets; ++j) {
       state(p)[j] = PacketState::identity();
       state(p)[j].admit(simd::load(sink + j * simd::lanes));
     }
   }
 
-  void attend(Index p, Index block, Index count, bool finite_values) {
+  void attend(Index p, Index block, Index count, const typename Panels::Block& packed) {
     const Index first_query = query_of(panel_row(p));
     const Index last_query = query_of(panel_row(p) + panel_count(p) - 1);
     const Index keys = std::min(count, keys_.end_for(last_query) - block);
@@ -137,12 +159,12 @@ class HeadAttention {
     const bool masked =
         keys_.end_for(first_query) < block + keys || keys_.begin_for(last_query) > block;
 
-    float* x = s_.weights.data();
-    PanelPackets top;
+    float* const x = s_.logits.data();
+    Packets top;
     for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
-    block_logits(s_.keys.data(), queries(p), dim(), keys, x, top);
-    PanelMask mask;
-    if (call_.cap_log2 != 0.0f) cap_logits(x, keys * tuning::panel_rows, call_.cap_log2);
+    Panels::logits(packed, this->keys(), queries(p), row_factors(p), dim(), keys, x, top);
+    Mask mask;
+    if (call_.cap_log2 != 0.0f) cap_logits(x, keys * width, call_.cap_log2);
     if (masked) {
       fill_mask(p, block, keys, mask);
       mask_logits(x, keys, mask);
@@ -150,17 +172,18 @@ class HeadAttention {
     if (masked || call_.cap_log2 != 0.0f || keys % tuning::tile_rows != 0)
       block_maximum(x, keys, top);
 
-    PanelPackets factor;
-    for (int j = 0; j < tuning::tile_packets; ++j) factor[j] = state(p)[j].raise(top[j]);
-    block_weights(x, keys, state(p));
-    if (finite_values || !masked)
-      block_values(s_.values.data(), call_.v_dim, x, keys, factor, out(p));
+    Packets factor;
+    for (int j = 0; j < Panels::packets; ++j) factor[j] = state(p)[j].raise(top[j]);
+    const Lane* const weights =
+        Panels::weights(x, keys, state(p), reinterpret_cast<Lane*>(s_.weights.data()));
+    if (packed.finite_values || !masked)
+      Panels::values(packed, values(), call_.v_dim, weights, keys, factor, out(p));
     else
-      values_lane_by_lane(mask, panel_count(p), x, factor, out(p));
+      values_lane_by_lane(mask, panel_count(p), packed, weights, factor, out(p));
   }
 
-  void fill_mask(Index p, Index block, Index keys, PanelMask& mask) const {
-    for (Index i = 0; i < tuning::panel_rows; ++i) {
+  void fill_mask(Index p, Index block, Index keys, Mask& mask) const {
+    for (Index i = 0; i < width; ++i) {
       const Index query = query_of(panel_row(p) + std::min(i, panel_count(p) - 1));
       mask.first[i] =
           static_cast<float>(std::clamp<Index>(keys_.begin_for(query) - block, 0, keys));
@@ -171,31 +194,30 @@ class HeadAttention {
   // A masked weight is an exact zero, but zero times NaN is not: where a block holds a NaN or
   // infinite value, each lane takes the keys it sees and no other. Same tiles, same order, same
   // bits.
-  void values_lane_by_lane(const PanelMask& mask, Index count, const float* weights,
-                           const PanelPackets& factor, float* panel) {
-    const Index size = call_.v_dim * tuning::panel_rows;
+  void values_lane_by_lane(const Mask& mask, Index count, const typename Panels::Block& packed,
+                           const Lane* weights, const Packets& factor, float* panel) {
+    const Index size = call_.v_dim * width;
     float *result = s_.lane_out.data(), *trial = result + size;
     for (Index lane = 0; lane < count; ++lane) {
       const Index first = static_cast<Index>(mask.first[lane]);
       const Index end = std::max(first, static_cast<Index>(mask.end[lane]));
       std::copy_n(panel, size, trial);
-      block_values(s_.values.data() + first * value_stride(call_.v_dim), call_.v_dim,
-                   weights + first * tuning::panel_rows, end - first, factor, trial);
-      for (Index c = 0; c < call_.v_dim; ++c)
-        result[c * tuning::panel_rows + lane] = trial[c * tuning::panel_rows + lane];
+      Panels::values(packed, values() + first * value_stride(call_.v_dim), call_.v_dim,
+                     weights + first * width, end - first, factor, trial);
+      for (Index c = 0; c < call_.v_dim; ++c) result[c * width + lane] = trial[c * width + lane];
     }
     for (Index c = 0; c < call_.v_dim; ++c)
-      std::copy_n(result + c * tuning::panel_rows, count, panel + c * tuning::panel_rows);
+      std::copy_n(result + c * width, count, panel + c * width);
   }
 
   void finish_panel(Index p) {
-    T* rows[tuning::panel_rows];
-    PanelPackets inverse;
+    T* rows[width];
+    Packets inverse;
     for (Index i = 0; i < panel_count(p); ++i) {
       const Index row = panel_row(p) + i;
       rows[i] = call_.out.row(keys_.b, head_of(row), query_of(row));
     }
-    for (int j = 0; j < tuning::tile_packets; ++j) inverse[j] = state(p)[j].inverse_sum();
+    for (int j = 0; j < Panels::packets; ++j) inverse[j] = state(p)[j].inverse_sum();
     unpack_outputs(out(p), inverse, call_.v_dim, rows, panel_count(p));
     if (call_.lse.absent()) return;
     for_states(p, [&](Index i, const SoftmaxState<float>& state) {
@@ -205,8 +227,8 @@ class HeadAttention {
   }
 
   void leave_panel(Index p, const PartialRows& to) {
-    float* rows[tuning::panel_rows];
-    PanelPackets one;
+    float* rows[width];
+    Packets one;
     for (Index i = 0; i < panel_count(p); ++i) rows[i] = to.out + (panel_row(p) + i) * call_.v_dim;
     for (auto& lane : one) lane = simd::broadcast(1.0f);
     unpack_outputs(out(p), one, call_.v_dim, rows, panel_count(p));
@@ -217,8 +239,8 @@ class HeadAttention {
   // f(i, state) for each row i of the panel.
   template <class F>
   void for_states(Index p, F&& f) const {
-    alignas(64) float max[tuning::panel_rows], sum[tuning::panel_rows];
-    for (int j = 0; j < tuning::tile_packets; ++j) {
+    alignas(64) float max[width], sum[width];
+    for (int j = 0; j < Panels::packets; ++j) {
       simd::store(max + j * simd::lanes, state(p)[j].max);
       simd::store(sum + j * simd::lanes, state(p)[j].sum);
     }

@@ -24,11 +24,14 @@ namespace detail {
 using PanelState = PacketState[tuning::tile_packets];
 using PanelPackets = simd::Packet[tuning::tile_packets];
 
-// Which keys [first, end) of the block each lane sees, as small exact floats.
-struct PanelMask {
-  alignas(64) float first[tuning::panel_rows];
-  alignas(64) float end[tuning::panel_rows];
+// Which keys [first, end) of the block each lane of a panel sees, as small exact floats. Softmax is
+// in float for panels of any width: `Packets` packets.
+template <int Packets>
+struct LaneMask {
+  alignas(64) float first[Packets * simd::lanes];
+  alignas(64) float end[Packets * simd::lanes];
 };
+using PanelMask = LaneMask<tuning::tile_packets>;
 
 // x for `keys` keys; returns in `top` the maximum over whole tiles. A last, partial tile is left
 // out of it: its zero keys must not raise a maximum, and the caller looks again in that case.
@@ -63,12 +66,14 @@ inline void cap_logits(float* x, Index count, float cap_log2) {
 }
 
 // Logits outside a lane's keys become -inf.
-inline void mask_logits(float* x, Index keys, const PanelMask& mask) {
+template <int Packets>
+void mask_logits(float* x, Index keys, const LaneMask<Packets>& mask) {
+  constexpr Index width = Packets * simd::lanes;
   const simd::Packet hidden = simd::broadcast(-simd::infinity);
   for (Index key = 0; key < keys; ++key) {
     const simd::Packet here = simd::broadcast(static_cast<float>(key));
-    for (Index lane = 0; lane < tuning::panel_rows; lane += simd::lanes) {
-      float* at = x + key * tuning::panel_rows + lane;
+    for (Index lane = 0; lane < width; lane += simd::lanes) {
+      float* at = x + key * width + lane;
       const simd::Packet before_end =
           simd::select_less(here, simd::load(mask.end + lane), simd::load(at), hidden);
       simd::store(at, simd::select_less(here, simd::load(mask.first + lane), hidden, before_end));
@@ -76,30 +81,41 @@ inline void mask_logits(float* x, Index keys, const PanelMask& mask) {
   }
 }
 
-inline void block_maximum(const float* x, Index keys, PanelPackets& top) {
-  simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+template <int Packets>
+void block_maximum(const float* x, Index keys, simd::Packet (&top)[Packets]) {
+  simd::unroll<Packets>([&](auto j) QUOKA_INLINE_LAMBDA {
     top[j] = simd::broadcast(-simd::infinity);
     for (Index key = 0; key < keys; ++key)
-      top[j] = simd::max(top[j], simd::load(x + key * tuning::panel_rows + j * simd::lanes));
+      top[j] = simd::max(top[j], simd::load(x + (key * Packets + j) * simd::lanes));
   });
 }
 
-// Logits to weights, in place; their sum over the block, in the order of the keys, goes to state.
-inline void block_weights(float* x, Index keys, PanelState& state) {
-  simd::Packet reference[tuning::tile_packets], sum[tuning::tile_packets];
-  simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+// Logits x[key][row] to weights; their sum over the block, in the order of the keys, goes to state.
+// leave(at, w) takes the packet of weights for the logits at x + at.
+template <int Packets, class Leave>
+QUOKA_INLINE void block_weights(const float* x, Index keys, PacketState (&state)[Packets],
+                                Leave&& leave) {
+  simd::Packet reference[Packets], sum[Packets];
+  simd::unroll<Packets>([&](auto j) QUOKA_INLINE_LAMBDA {
     reference[j] = state[j].reference();
     sum[j] = simd::zero();
   });
-  for (Index key = 0; key < keys; ++key, x += tuning::panel_rows) {
-    simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-      const simd::Packet w = simd::exp2(simd::sub(simd::load(x + j * simd::lanes), reference[j]));
+  for (Index at = 0; at < keys * Packets * simd::lanes; at += Packets * simd::lanes) {
+    simd::unroll<Packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+      const Index here = at + j * simd::lanes;
+      const simd::Packet w = simd::exp2(simd::sub(simd::load(x + here), reference[j]));
       sum[j] = simd::add(sum[j], w);
-      simd::store(x + j * simd::lanes, w);
+      leave(here, w);
     });
   }
-  simd::unroll<tuning::tile_packets>(
+  simd::unroll<Packets>(
       [&](auto j) QUOKA_INLINE_LAMBDA { state[j].sum = simd::add(state[j].sum, sum[j]); });
+}
+// In place.
+inline void block_weights(float* x, Index keys, PanelState& state) {
+  block_weights(x, keys, state, [x](Index at, const simd::Packet& w) QUOKA_INLINE_LAMBDA {
+    simd::store(x + at, w);
+  });
 }
 
 // `Channels` rows of the accumulator panel.
@@ -117,27 +133,73 @@ void value_tile(const float* values, Index stride, const float* weights, Index k
   });
 }
 
-// Calls value_tile<channels> for a count known at run time, 1 <= channels <= tile_rows.
-template <int Channels = tuning::tile_rows, class... Args>
-QUOKA_INLINE void value_tile_of(Index channels, Args&&... args) {
-  if (channels == Channels) return value_tile<Channels>(args...);
-  if constexpr (Channels > 1) value_tile_of<Channels - 1>(channels, args...);
+// f(std::integral_constant<int, channels>), for a count known at run time, 1 <= channels <=
+// tile_rows.
+template <int Channels = tuning::tile_rows, class F>
+QUOKA_INLINE void with_height(Index channels, F&& f) {
+  if (channels == Channels) return f(std::integral_constant<int, Channels>{});
+  if constexpr (Channels > 1) with_height<Channels - 1>(channels, f);
 }
 
-// All channels, in tiles of nearly equal height: 128 = 8 x 13 + 2 x 12 rather than 9 x 14 + 2.
-inline void block_values(const float* values, Index dim, const float* weights, Index keys,
-                         const PanelPackets& factor, float* out) {
-  assert(0 < dim && 0 <= keys && keys <= tuning::block_keys);
+// tile(height, c) for all channels, in tiles of nearly equal height: 128 = 8 x 13 + 2 x 12 rather
+// than 9 x 14 + 2.
+template <class Tile>
+QUOKA_INLINE void for_value_tiles(Index dim, Tile&& tile) {
   const Index tiles = ceil_div(dim, tuning::tile_rows);
   const Index height = dim / tiles, taller = dim % tiles;
-  const Index stride = value_stride(dim);
-  for (Index tile = 0, c = 0; tile < tiles; ++tile) {
-    const Index channels = height + (tile < taller ? 1 : 0);
-    value_tile_of(channels, values + c, stride, weights, keys, factor,
-                  out + c * tuning::panel_rows);
+  for (Index t = 0, c = 0; t < tiles; ++t) {
+    const Index channels = height + (t < taller ? 1 : 0);
+    with_height(channels, [&](auto rows) QUOKA_INLINE_LAMBDA { tile(rows, c); });
     c += channels;
   }
 }
+
+inline void block_values(const float* values, Index dim, const float* weights, Index keys,
+                         const PanelPackets& factor, float* out) {
+  assert(0 < dim && 0 <= keys && keys <= tuning::block_keys);
+  for_value_tiles(dim, [&](auto rows, Index c) QUOKA_INLINE_LAMBDA {
+    value_tile<rows>(values + c, value_stride(dim), weights, keys, factor,
+                     out + c * tuning::panel_rows);
+  });
+}
+
+// What head_attention.hpp does with a panel and a block, in float throughout. half_panels.hpp has
+// the same in half arithmetic.
+struct SinglePanels {
+  static constexpr int packets = tuning::tile_packets;  // of float, across a panel
+  using Packed = float;                                 // an element of packed keys and values
+  using Lane = float;                                   // an element of queries and weights
+  static constexpr bool weights_in_place = true, has_row_factors = false;
+
+  // What packing a block of keys and values found out.
+  struct Block {
+    bool finite_values;
+  };
+
+  template <class T>
+  static Block pack(const T* const* k, const T* const* v, Index count, Index dim, Index v_dim,
+                    float* keys, float* values) {
+    pack_keys(k, count, dim, keys);
+    return {pack_values(v, count, v_dim, values)};
+  }
+  template <class T>
+  static void pack_rows(const T* const* rows, Index count, Index dim, float scale, float* panel,
+                        float*) {
+    pack_queries<T, packets>(rows, count, dim, scale, panel);
+  }
+  static void logits(const Block&, const float* tiles, const float* panel, const float*, Index dim,
+                     Index keys, float* x, PanelPackets& top) {
+    block_logits(tiles, panel, dim, keys, x, top);
+  }
+  static const float* weights(float* x, Index keys, PanelState& state, float*) {
+    block_weights(x, keys, state);
+    return x;
+  }
+  static void values(const Block&, const float* values, Index dim, const float* weights, Index keys,
+                     const PanelPackets& factor, float* out) {
+    block_values(values, dim, weights, keys, factor, out);
+  }
+};
 
 }  // namespace detail
 }  // namespace quoka::inline QUOKA_ABI

@@ -6,30 +6,33 @@
 //   logits  [keys x query rows]:      a = packed keys,   s = channels, b = transposed queries
 //   outputs [channels x query rows]:  a = value rows,    s = keys,     b = softmax weights
 // Per step: Rows + Packets loads, Rows * Packets multiply-adds. Each acc element is one chain in
-// the order of s, so its bits do not depend on Rows, Packets or how work was cut.
+// the order of s, so its bits do not depend on Rows, Packets or how work was cut. Elements are
+// float, or half with `a` as pairs of equal halves (half_panels.hpp).
 #pragma once
 
 #include <quoka/core/tuning.hpp>
 
+QUOKA_PACKET_ARGUMENTS_BEGIN
 namespace quoka::inline QUOKA_ABI {
 namespace detail {
 
 // `a_row` elements lie between a[i] and a[i + 1], `a_step` between steps; b advances by
 // Packets * lanes. b is packet-aligned.
-template <int Rows, int Packets, int a_row>
-QUOKA_INLINE void rank1_updates(simd::Packet (&acc)[Rows][Packets], const float* a, Index a_step,
-                                const float* b, Index steps) {
+template <int Rows, int Packets, int a_row, class P, class A, class B>
+QUOKA_INLINE void rank1_updates(P (&acc)[Rows][Packets], const A* a, Index a_step, const B* b,
+                                Index steps) {
+  constexpr int lanes = simd::lanes_of<P>;
   for (Index s = 0; s < steps; ++s) {
-    simd::Packet column[Packets];
+    P column[Packets];
     simd::unroll<Packets>([&](auto j)
-                              QUOKA_INLINE_LAMBDA { column[j] = simd::load(b + j * simd::lanes); });
+                              QUOKA_INLINE_LAMBDA { column[j] = simd::load<P>(b + j * lanes); });
     simd::unroll<Rows>([&](auto i) QUOKA_INLINE_LAMBDA {
-      const simd::Packet x = simd::broadcast(a[i * a_row]);
+      const P x = simd::broadcast<P>(a[i * a_row]);
       simd::unroll<Packets>(
           [&](auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = simd::fma(x, column[j], acc[i][j]); });
     });
     a += a_step;
-    b += Packets * simd::lanes;
+    b += Packets * lanes;
   }
 }
 
@@ -54,3 +57,4 @@ QUOKA_INLINE void multiply_key_tile(simd::Packet (&acc)[tuning::tile_rows][Packe
 
 }  // namespace detail
 }  // namespace quoka::inline QUOKA_ABI
+QUOKA_PACKET_ARGUMENTS_END
