@@ -27,7 +27,7 @@
 namespace quoka::inline QUOKA_ABI {
 
 // What Q K^T and P V of a chunk are computed in. Softmax is always in single precision, and so is
-// the attention of one token, which is bound by memory.
+// all of one token's attention (token_attention.hpp), which is bound by memory.
 enum class Arithmetic {
   single,  // float
   half,    // fp16 multiply-adds in short chains, widened to float: up to twice the products per
