@@ -66,6 +66,23 @@ LoadedModel load(const ModelFlags& flags) {
   return loaded;
 }
 
+std::vector<SelectorList::Choice> SelectorList::choices() const {
+  std::vector<Choice> all;
+  if (dense) all.push_back({"dense", "1.0"});
+  for (const std::string& budget : budgets)
+    for (const std::string& method : quoka_examples::parse_methods(methods))
+      all.push_back({method, budget});
+  return all;
+}
+
+void add_selector_list(CLI::App& app, SelectorList& list) {
+  app.add_option("--selectors", list.methods, "a list of methods, or all")->capture_default_str();
+  app.add_option("--budgets", list.budgets, "a list: 256,0.25")
+      ->delimiter(',')
+      ->capture_default_str();
+  quoka_examples::add_quoka_flags(app, list.quoka);
+}
+
 int thread_count(const ModelFlags& flags) {
   if (flags.threads > 0) return flags.threads;
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));

@@ -36,6 +36,22 @@ struct LoadedModel {
 // Throws as load_model and make_tokenizer do. Says on stderr what it has loaded.
 LoadedModel load(const ModelFlags& flags);
 
+// Selectors to be compared, each with each budget.
+struct SelectorList {
+  std::string methods = "quoka";
+  std::vector<std::string> budgets{"0.25"};
+  quoka::QuokaOptions quoka;
+  bool dense = true;  // dense attention first
+
+  struct Choice {
+    std::string method, budget;
+  };
+  std::vector<Choice> choices() const;
+};
+
+// --selectors, --budgets, and QuoKA's own options.
+void add_selector_list(CLI::App& app, SelectorList& list);
+
 int thread_count(const ModelFlags& flags);
 SessionOptions session_options(const ModelFlags& flags, const std::string& method,
                                const std::string& budget, const quoka::QuokaOptions& quoka);

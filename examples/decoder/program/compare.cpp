@@ -30,9 +30,7 @@ using quoka_examples::fixed;
 struct Flags {
   ModelFlags model;
   std::string file;
-  std::string selectors = "quoka";
-  std::vector<std::string> budgets{"0.25"};
-  quoka::QuokaOptions quoka;
+  SelectorList selectors;
   Index max_tokens = 0;
   std::string json, command;
 };
@@ -64,14 +62,10 @@ double relative_error(std::span<const float> exact, std::span<const float> other
 std::vector<Contender> make_contenders(const Flags& flags, const Model& model,
                                        quoka::ThreadPool& threads) {
   std::vector<Contender> all;
-  const auto add = [&](const std::string& method, const std::string& budget) {
-    const auto options = session_options(flags.model, method, budget, flags.quoka);
+  for (const auto& [method, budget] : flags.selectors.choices()) {
+    const auto options = session_options(flags.model, method, budget, flags.selectors.quoka);
     all.push_back({method, budget, std::make_unique<Session>(model, options, threads)});
-  };
-  add("dense", "1.0");
-  for (const std::string& budget : flags.budgets)
-    for (const std::string& method : quoka_examples::parse_methods(flags.selectors))
-      add(method, budget);
+  }
   return all;
 }
 
@@ -173,13 +167,8 @@ void add_compare(CLI::App& app, const std::string& command) {
       ->check(CLI::ExistingFile);
   sub->add_option("--max-tokens", flags->max_tokens, "cut the prompt there; 0: all of it")
       ->capture_default_str();
-  sub->add_option("--selectors", flags->selectors, "a list of methods, or all")
-      ->capture_default_str();
-  sub->add_option("--budgets", flags->budgets, "a list: 256,0.25")
-      ->delimiter(',')
-      ->capture_default_str();
   sub->add_option("--json", flags->json, "write the results there");
-  quoka_examples::add_quoka_flags(*sub, flags->quoka);
+  add_selector_list(*sub, flags->selectors);
   sub->callback([flags] { compare(*flags); });
 }
 

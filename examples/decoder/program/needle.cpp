@@ -31,11 +31,8 @@ struct Flags {
   std::string haystack = QUOKA_DECODER_DATA "/pride_and_prejudice.txt";
   std::vector<Index> lengths{512, 1024, 2040};
   Index depths = 10, needles = 5;
-  std::string selectors = "quoka";
-  std::vector<std::string> budgets{"128", "256"};
-  quoka::QuokaOptions quoka;
+  SelectorList selectors{.budgets = {"128", "256"}};
   unsigned seed = 1;
-  bool dense = true;
   std::string json, command;
 };
 
@@ -157,14 +154,10 @@ Outcome ask(Contender& c, const Prompt& prompt, Index chunk) {
 std::vector<Contender> make_contenders(const Flags& flags, const Model& model,
                                        quoka::ThreadPool& threads) {
   std::vector<Contender> all;
-  const auto add = [&](const std::string& method, const std::string& budget) {
-    const auto options = session_options(flags.model, method, budget, flags.quoka);
+  for (const auto& [method, budget] : flags.selectors.choices()) {
+    const auto options = session_options(flags.model, method, budget, flags.selectors.quoka);
     all.push_back({method, budget, std::make_unique<Session>(model, options, threads), {}});
-  };
-  if (flags.dense) add("dense", "1.0");
-  for (const std::string& budget : flags.budgets)
-    for (const std::string& method : quoka_examples::parse_methods(flags.selectors))
-      add(method, budget);
+  }
   return all;
 }
 
@@ -324,16 +317,11 @@ void add_needle(CLI::App& app, const std::string& command) {
   sub->add_option("--needles", flags->needles, "pass keys at each depth")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  sub->add_option("--selectors", flags->selectors, "a list of methods, or all")
-      ->capture_default_str();
-  sub->add_option("--budgets", flags->budgets, "a list: 256,0.25")
-      ->delimiter(',')
-      ->capture_default_str();
   sub->add_option("--seed", flags->seed, "of the pass keys")->capture_default_str();
-  sub->add_flag("--dense,!--no-dense", flags->dense, "run dense attention beside them");
+  sub->add_flag("--dense,!--no-dense", flags->selectors.dense, "run dense attention beside them");
   sub->add_option("--json", flags->json,
                   "write the results there as they come; those that it holds are not run again");
-  quoka_examples::add_quoka_flags(*sub, flags->quoka);
+  add_selector_list(*sub, flags->selectors);
   sub->callback([flags] { needle(*flags); });
 }
 
