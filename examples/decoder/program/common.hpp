@@ -40,7 +40,7 @@ LoadedModel load(const ModelFlags& flags);
 struct SelectorList {
   std::string methods = "quoka";
   std::vector<std::string> budgets{"0.25"};
-  quoka::QuokaOptions quoka;
+  quoka::QuokaOptions quoka = {};
   bool dense = true;  // dense attention first
 
   struct Choice {
