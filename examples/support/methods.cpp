@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 
@@ -70,6 +72,41 @@ typename S::Options common_options(const Request& r) {
   return o;
 }
 
+// Sets the option that `part` names, as quoka_examples::make_layers documents; false if it names none.
+bool vary_quoka(const std::string& part, quoka::QuokaOptions& o) {
+  using namespace quoka;
+  static const std::map<std::string, std::function<void(QuokaOptions&)>> words{
+      {"dissimilar", [](QuokaOptions& q) { q.query_choice = QueryChoice::dissimilar; }},
+      {"uniform", [](QuokaOptions& q) { q.query_choice = QueryChoice::uniform; }},
+      {"last", [](QuokaOptions& q) { q.query_choice = QueryChoice::last; }},
+      {"dissimilar_and_last",
+       [](QuokaOptions& q) { q.query_choice = QueryChoice::dissimilar_and_last; }},
+      {"dot", [](QuokaOptions& q) { q.scoring = Scoring::dot; }},
+      {"mean", [](QuokaOptions& q) { q.aggregation = Aggregation::mean; }},
+      {"shared", [](QuokaOptions& q) { q.group_mode = GroupMode::shared; }},
+      {"per_head", [](QuokaOptions& q) { q.group_mode = GroupMode::per_head; }},
+      {"float", [](QuokaOptions& q) { q.sketch = false; }},
+  };
+  static const std::map<std::string, Index QuokaOptions::*> numbers{
+      {"window", &QuokaOptions::window},
+      {"first", &QuokaOptions::keep_first},
+      {"recent", &QuokaOptions::keep_last},
+      {"queries", &QuokaOptions::n_queries},
+  };
+  if (const auto word = words.find(part); word != words.end()) {
+    word->second(o);
+    return true;
+  }
+  const std::size_t digits = part.find_first_of("0123456789");
+  if (digits == std::string::npos || part.size() - digits > 9 ||
+      part.find_first_not_of("0123456789", digits) != std::string::npos)
+    return false;
+  const auto number = numbers.find(part.substr(0, digits));
+  if (number == numbers.end()) return false;
+  o.*(number->second) = std::stoll(part.substr(digits));
+  return true;
+}
+
 template <class S>
 LayerStack layers_of(const Request& r, const std::function<void(typename S::Options&)>& vary) {
   LayerStack layers;
@@ -89,18 +126,15 @@ LayerStack layers_of(const Request& r, const std::function<void(typename S::Opti
   return layers;
 }
 
-const std::vector<Method>& methods() {
-  static const std::vector<Method> list = [] {
-    std::vector<Method> all;
-    quoka::for_each_selector([&]<class S>(const char* name) {
-      using Options = typename S::Options;
-      using Vary = std::function<void(Options&)>;
-      const auto add =
-                     [&](const std::string&variant, const Vary&vary) {
-        all.push_back({name + variant, requires(Options o) { o.plan;
-                     },
-                 [vary](const Request&r) { return layers_of<S>(r, vary); }
-    });
+// The default form of S and its named variants, appended to `all`.
+template <class S>
+void add_methods(const std::string& name, std::vector<Method>& all) {
+  using Options = typename S::Options;
+  using Vary = std::function<void(Options&)>;
+  constexpr bool shares = requires(Options o) { o.plan; };
+  const auto add = [&](const std::string& variant, const Vary& vary) {
+    all.push_back(
+        {name + variant, shares, [vary](const Request& r) { return layers_of<S>(r, vary); }});
   };
   add("", nullptr);
   if constexpr (requires(Options o) { o.domain; }) {
@@ -111,25 +145,45 @@ const std::vector<Method>& methods() {
   }
   if constexpr (std::is_same_v<S, quoka::OracleSelector>)
     add(".max", [](Options& o) { o.aggregation = quoka::Aggregation::max; });
-  if constexpr (std::is_same_v<S, quoka::QuokaSelector>) {
-    add(".uniform", [](Options& o) { o.query_choice = quoka::QueryChoice::uniform; });
-    add(".float", [](Options& o) { o.sketch = false; });
-    add(".dot", [](Options& o) { o.scoring = quoka::Scoring::dot; });
-    add(".mean", [](Options& o) { o.aggregation = quoka::Aggregation::mean; });
-  }
-});
-return all;
-}
-();
-return list;
+  if constexpr (std::is_same_v<S, quoka::QuokaSelector>)
+    for (const char* part : {"uniform", "float", "dot", "mean"})
+      add(std::string(".") + part, [part](Options& o) { vary_quoka(part, o); });
 }
 
-const Method& method_named(const std::string& name) {
+const std::vector<Method>& methods() {
+  static const std::vector<Method> list = [] {
+    std::vector<Method> all;
+    quoka::for_each_selector([&]<class S>(const char* name) { add_methods<S>(name, all); });
+    return all;
+  }();
+  return list;
+}
+
+// "quoka.last.window7": any number of parts, each one option; none if one is not known.
+std::optional<Method> composed_quoka(const std::string& name) {
+  std::istringstream in(name);
+  std::string part;
+  std::getline(in, part, '.');
+  if (part != "quoka") return std::nullopt;
+  std::vector<std::string> parts;
+  for (quoka::QuokaOptions tried; std::getline(in, part, '.'); parts.push_back(part))
+    if (!vary_quoka(part, tried)) return std::nullopt;
+  const auto vary = [parts](quoka::QuokaOptions& o) {
+    for (const std::string& p : parts) vary_quoka(p, o);
+  };
+  return Method{name, false,
+                [vary](const Request& r) { return layers_of<quoka::QuokaSelector>(r, vary); }};
+}
+
+Method method_named(const std::string& name) {
   for (const Method& method : methods())
     if (method.name == name) return method;
+  if (const auto composed = composed_quoka(name)) return *composed;
   std::string known;
   for (const Method& method : methods()) known += ' ' + method.name;
-  throw std::invalid_argument("no selector is called \"" + name + "\"; there are" + known);
+  throw std::invalid_argument("no selector is called \"" + name + "\"; there are" + known +
+                              ", and quoka with options joined by dots, such as "
+                              "quoka.dissimilar_and_last.per_head.window7");
 }
 
 }  // namespace

@@ -1,8 +1,14 @@
 // Selectors by name, for programs that compare them.
 //
 // A method is a selector of quoka/select/all.hpp, in its default form or in a named variant:
-// "sparq", "sparq.logit", "quoka.uniform". Its layers hide which selector they hold; a virtual call
-// per chunk costs nothing beside it.
+// "sparq", "sparq.logit". QuoKA's options may be joined by dots, in any number and order:
+//
+//   quoka.dissimilar_and_last.per_head.window7
+//   dissimilar | uniform | last | dissimilar_and_last    which queries score
+//   shared | per_head, dot, mean, float                  group mode, scoring, aggregation, no sketch
+//   window<n>, first<n>, recent<n>, queries<n>           window, keep_first, keep_last, n_queries
+//
+// Its layers hide which selector they hold; a virtual call per chunk costs nothing beside it.
 #pragma once
 
 #include <quoka/attention/attention.hpp>
