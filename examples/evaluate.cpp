@@ -241,12 +241,13 @@ void print(const Data& data, const DenseReference& reference, const std::vector<
 
 constexpr const char* legend =
     "\nfirst: first keys that are kept whatever their score (first_recent and less_is_more always "
-    "keep 4). Mass kept: share of\nthe past's softmax mass on the selected keys, mean over query "
-    "rows; of oracle: against the oracle's without forced keys;\nworst row: the least of a row; "
-    "worst 1 %: mean of the worst hundredth. Output error: |out - dense| / |dense|. Overlap: "
-    "share of\nthe oracle's keys. MFLOP and ms per chunk and layer of choosing and of keeping what "
-    "choosing needs (support/scoring_flops.hpp);\nof dense: against dense attention's FLOPs. "
-    "Targets kept: of the keys that queries were made to retrieve.\n";
+    "keep 4). Mass kept: share of\nthe past's softmax mass on the selected keys, mean over the "
+    "rows "
+    "(query, head); of oracle: against the oracle's, without forced\nkeys; worst row: the least; "
+    "worst 1 %: mean of the worst hundredth. Output error: |out - dense| / |dense|. Overlap: share "
+    "of the\noracle's keys. MFLOP and ms: of choosing and of keeping what it needs, per chunk and "
+    "layer, in CPU time of one thread\n(support/scoring_flops.hpp); of dense: against dense "
+    "attention's FLOPs. Targets kept: of the keys that queries were made to\nretrieve.\n";
 
 int run(Flags& flags) {
   if (flags.files.empty() && flags.generated.empty())
