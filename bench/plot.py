@@ -215,7 +215,7 @@ EVALUATED = [
 OPTION_SETS = {
     "quoka.uniform": "#e58f65",
     "quoka.dissimilar_and_last": "#8c1c3a",
-    "quoka.dissimilar_and_last.per_head.window7": "#5b8e7d",
+    "quoka.dissimilar_and_last.per_head.window7": "#7b2cbf",
 }
 
 
@@ -224,13 +224,15 @@ def evaluated_style(name):
 
 
 def evaluation(data, path):
-    """One row of axes per set of layers: mass kept, worst 1 % of rows, output error."""
+    """One row of axes per set of layers: mass kept, worst 1 % of rows, output error, targets kept where there are any."""
     sets = [entry["name"] for entry in data["data"]]
     measures = [
-        ("mass_kept", "attention mass kept, %", 100.0), ("worst_percent_mass", "... by the worst 1 % of rows, %", 100.0),
-        ("output_error", "relative output error", 1.0),
+        ("mass_kept", "attention mass kept, %", 100.0), ("worst_percent_mass", "mass kept, worst 1 % of rows, %", 100.0),
+        ("output_error", "relative output error", 1.0), ("targets_kept", "retrieved keys that were kept, %", 100.0),
     ]
-    figure, axes = plt.subplots(len(sets), len(measures), figsize=(12.5, 3.3 * len(sets) + 0.9), squeeze=False)
+    if all(entry["targets_kept"] is None for entry in data["results"]):
+        measures.pop()
+    figure, axes = plt.subplots(len(sets), len(measures), figsize=(4.2 * len(measures), 3.3 * len(sets) + 0.9), squeeze=False)
     for row, name in zip(axes, sets):
         results = [
             entry for entry in data["results"]
@@ -238,25 +240,27 @@ def evaluation(data, path):
         ]
         for axis, (measure, label, factor) in zip(row, measures):
             for method in EVALUATED:
-                points = sorted((int(e["budget"]), factor * e[measure]) for e in results if e["selector"] == method)
+                of_method = [e for e in results if e["selector"] == method and e[measure] is not None]
+                points = sorted((int(e["budget"]), factor * e[measure]) for e in of_method)
                 if points:
                     axis.plot(*zip(*points), label=method, **evaluated_style(method))
+            axis.set_visible(bool(axis.lines))
             power_of_two_axis(axis, sorted({int(entry["budget"]) for entry in results}))
             axis.grid(True, which="major", alpha=0.25)
             axis.set_ylabel(label, fontsize=9)
             axis.set_ylim(bottom=0.0) if measure == "output_error" else None
             axis.tick_params(axis="y", labelsize=8)
-        row[1].set_title(name, fontsize=10)
+        row[0].set_title(name, fontsize=10)
     for axis in axes[-1]:
         axis.set_xlabel("budget, keys per KV head", fontsize=9)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="lower center", ncol=4, fontsize=8, frameon=False, bbox_to_anchor=(0.5, 1.0))
-    save(figure, path)
+    save(figure, path, dpi=130 if len(sets) == 1 else 80)
 
 
-def save(figure, path):
+def save(figure, path, dpi=130):
     figure.tight_layout()
-    figure.savefig(path, dpi=130, bbox_inches="tight")
+    figure.savefig(path, dpi=dpi, bbox_inches="tight")
     plt.close(figure)
     print(path)
 

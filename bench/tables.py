@@ -77,14 +77,40 @@ def by_layer(results, layers):
     return table(["mass kept, % / error", *layers], rows)
 
 
+def middle(budgets):
+    return budgets[len(budgets) // 2]
+
+
+def across(data):
+    """Several sets of layers at the middle budget: mass kept without / with forced first keys, and targets kept."""
+    names = [source["name"] for source in data["data"]]
+    budget = middle(list(dict.fromkeys(entry["budget"] for entry in data["results"])))
+    entries = {
+        (entry["selector"], entry["data"], entry["keep_first"]): entry
+        for entry in data["results"]
+        if entry["layer"] == "all" and entry["budget"] == budget
+    }
+    rows = []
+    for selector in dict.fromkeys(name for name, _, _ in entries):
+        row = [f"`{selector}`"]
+        for name in names:
+            of = {(s, first): e for (s, n, first), e in entries.items() if n == name}
+            kept = of[selector, 0]["targets_kept"]
+            cell = with_both(of, selector, lambda e: percent(e["mass_kept"]))
+            row.append(cell + ("" if kept is None else f"; **{100.0 * kept:.0f}**"))
+        rows.append(row)
+    short = [name.removeprefix("generated: ") for name in names]
+    return ["", f"### All of them, budget {budget}", "", *table(["selector", *short], rows)]
+
+
 def document(data):
-    lines = []
+    lines = across(data) if len(data["data"]) > 1 else []
     for source in data["data"]:
         results = [entry for entry in data["results"] if entry["data"] == source["name"]]
         targets = any(entry["targets_kept"] is not None for entry in results)
         generated = source["name"].startswith("generated")
         budgets = list(dict.fromkeys(entry["budget"] for entry in results))
-        for budget in budgets[len(budgets) // 2 :][:1] if generated else budgets:
+        for budget in [middle(budgets)] if generated else budgets:
             here = [entry for entry in results if entry["budget"] == budget]
             together = [entry for entry in here if entry["layer"] == "all"]
             lines += [

@@ -178,7 +178,10 @@ void print_layers(const std::vector<Result>& results, const std::string& budget,
   print_table(std::cout, header, rows);
 }
 
-nlohmann::json number(double x) { return std::isfinite(x) ? nlohmann::json(x) : nlohmann::json(); }
+// To nine decimals: more would be noise. Null where there is no number.
+nlohmann::json number(double x) {
+  return std::isfinite(x) ? nlohmann::json(std::round(1e9 * x) / 1e9) : nlohmann::json();
+}
 
 void save(const Data& data, const DenseReference& reference, const std::vector<Result>& results,
           nlohmann::json& json) {
@@ -191,10 +194,10 @@ void save(const Data& data, const DenseReference& reference, const std::vector<R
                           {"q_heads", shape.q_heads},
                           {"kv_heads", shape.kv_heads},
                           {"head_dim", shape.head_dim},
-                          {"dense_attention_seconds", reference.seconds()}});
+                          {"dense_attention_seconds", number(reference.seconds())}});
   names.push_back("all");
-  for (const Result& r : results)
-    for (std::size_t i = 0; i < r.layers.size(); ++i) {
+  for (const Result& r : results)  // of generated layers, which are samples, all of them together
+    for (std::size_t i = data.one_sequence ? 0 : data.layers.size(); i < r.layers.size(); ++i) {
       const Accuracy& a = r.layers[i];
       json["results"].push_back({{"data", data.name},
                                  {"layer", names[i]},
@@ -203,16 +206,16 @@ void save(const Data& data, const DenseReference& reference, const std::vector<R
                                  {"keep_first", r.keep_first},
                                  {"chunks", a.chunks},
                                  {"rows", a.rows},
-                                 {"mass_kept", a.mass_kept},
-                                 {"mass_of_oracle", r.of_oracle[i]},
-                                 {"worst_mass", a.worst_mass},
-                                 {"worst_percent_mass", a.worst_percent_mass},
-                                 {"output_error", a.output_error},
-                                 {"overlap", a.overlap},
+                                 {"mass_kept", number(a.mass_kept)},
+                                 {"mass_of_oracle", number(r.of_oracle[i])},
+                                 {"worst_mass", number(a.worst_mass)},
+                                 {"worst_percent_mass", number(a.worst_percent_mass)},
+                                 {"output_error", number(a.output_error)},
+                                 {"overlap", number(a.overlap)},
                                  {"targets_kept", number(a.hits)},
-                                 {"scoring_flops", a.flops},
-                                 {"dense_flops", a.dense_flops},
-                                 {"scoring_seconds", a.seconds}});
+                                 {"scoring_flops", number(a.flops)},
+                                 {"dense_flops", number(a.dense_flops)},
+                                 {"scoring_seconds", number(a.seconds)}});
     }
 }
 
