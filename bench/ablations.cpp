@@ -10,6 +10,7 @@
 
 #include "support/accuracy.hpp"
 #include "support/build_info.hpp"
+#include "support/capture_times.hpp"
 #include "support/json_file.hpp"
 #include "support/progress.hpp"
 #include "support/selector_flags.hpp"
@@ -97,20 +98,27 @@ std::vector<Result> run_data(const Data& data, const Flags& flags, quoka::Thread
   const std::vector<Variant> all = variants(parse_budget(flags.budget), len);
   std::vector<Result> results;
   for (const Index chunk : {128, 256, 512}) {
-    std::vector<Contender> contenders;
-    std::vector<Variant> here;
-    for (const Variant& variant : all)
-      if (variant.chunk == chunk) {
-        here.push_back(variant);
-        contenders.push_back({variant.method, variant.options});
-      }
+    std::vector<CaptureMethod> methods;
+    std::vector<Result> here;
+    DenseReference reference(data.layers, chunk, data.attention, threads);
+    const AccuracyRules whole_prompt{.past_per_budget = 0.0, .overlap = false};
+    for (const Variant& variant : all) {
+      if (variant.chunk != chunk) continue;
+      methods.push_back({variant.method, variant.options});
+      here.push_back(
+          {variant,
+           overall(AccuracyRun(variant.method, variant.options, reference, whole_prompt, threads)
+                       .run()),
+           0.0});
+    }
     Progress bar(data.name + ", chunk " + std::to_string(chunk), len * (flags.rounds + 1));
-    const auto dense =
-        run_captures(data.layers, contenders, chunk, flags.rounds, data.attention, threads,
-                     [&](int round, Index at) { bar.update(round * len + at); });
-    for (std::size_t i = 0; i < here.size(); ++i)
-      results.push_back(
-          {here[i], contenders[i].sums.result(), median_ratio(dense, contenders[i].seconds)});
+    const CaptureSeconds seconds =
+        time_captures(data.layers, methods, chunk, flags.rounds, data.attention, threads,
+                      [&](int round, Index at) { bar.update(round * len + at); });
+    for (std::size_t i = 0; i < here.size(); ++i) {
+      here[i].speedup = median_ratio(seconds[0], seconds[i + 1]);
+      results.push_back(here[i]);
+    }
   }
   return results;
 }

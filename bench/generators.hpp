@@ -9,19 +9,22 @@
 //   retrieval   14 (0.8 key / |key| + 0.35 z + 0.25 m_q) for a random earlier key; a few per chunk
 //
 //   paper       8 of 128 queries retrieve; the heads of a group at the same tokens: QuoKA's premise
-//   disagree    each head at tokens of its own
+//   heads       each head at tokens of its own
 //   isotropic   queries 9 z, keys 10 exp(0.25 n) z, nothing retrieves: the negative control
-//   near_mean   retrieval queries hardly differ from the mean: 14 (0.85 m_q + 0.53 key / |key|)
-//   wide_norms  sigma = 0.25 in place of 0.05: cosine scores cannot see which keys are long
-//   crowded     32 of 128 queries retrieve: more than the 16 that score
+//   adverse     retrieval queries are like the mean as any other: 24 (0.85 m_q + 0.53 o), o the key's
+//               direction less its part along m_q; the sink is 2.5 m_q, or it would outshine them
+//   norms       sigma = 0.25 in place of 0.05: cosine scores cannot see which keys are long
+//   outliers    32 of 128 queries retrieve: more than the 16 that score
 #pragma once
 
 #include <quoka/core/view.hpp>
 
 #include "support/capture.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <random>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -34,16 +37,27 @@ struct Geometry {
   std::string name;
   double retrieval_share = 8.0 / 128.0;
   double key_sigma = 0.05;
-  bool heads_agree = true, isotropic = false, near_mean = false;
+  double sink = 8.55;
+  bool heads_agree = true, isotropic = false, adverse = false;
 };
 
 inline std::vector<Geometry> geometries() {
   return {{.name = "paper"},
-          {.name = "disagree", .heads_agree = false},
+          {.name = "heads", .heads_agree = false},
           {.name = "isotropic", .retrieval_share = 0.0, .key_sigma = 0.25, .isotropic = true},
-          {.name = "near_mean", .near_mean = true},
-          {.name = "wide_norms", .key_sigma = 0.25},
-          {.name = "crowded", .retrieval_share = 32.0 / 128.0}};
+          {.name = "adverse", .sink = 2.5, .adverse = true},
+          {.name = "norms", .key_sigma = 0.25},
+          {.name = "outliers", .retrieval_share = 32.0 / 128.0}};
+}
+
+// Throws std::invalid_argument, the names listed, for one that is none.
+inline Geometry geometry_named(const std::string& name) {
+  std::string known;
+  for (const Geometry& geometry : geometries()) {
+    if (geometry.name == name) return geometry;
+    known += ' ' + geometry.name;
+  }
+  throw std::invalid_argument("no geometry is called \"" + name + "\"; there are" + known);
 }
 
 class Generator {
@@ -52,11 +66,13 @@ class Generator {
       : geometry_(geometry), dim_(head_dim), random_(seed) {}
 
   // One layer of `len` tokens: q [1, kv_heads * group, len, head_dim], k, v [1, kv_heads, len,
-  // head_dim].
+  // head_dim], and the targets of the queries that retrieve.
   LayerCapture layer(Index kv_heads, Index group, Index len) {
     using Tensor = quoka::Tensor<float>;
     LayerCapture layer{geometry_.name, Tensor(1, kv_heads * group, len, dim_),
-                       Tensor(1, kv_heads, len, dim_), Tensor(1, kv_heads, len, dim_)};
+                       Tensor(1, kv_heads, len, dim_), Tensor(1, kv_heads, len, dim_),
+                       quoka::Tensor<quoka::Position, 3>(1, kv_heads * group, len)};
+    layer.targets.setConstant(-1);
     for (Index i = 0; i < layer.v.size(); ++i)
       layer.v.data()[i] = static_cast<float>(normal_(random_));
     for (Index g = 0; g < kv_heads; ++g) head(layer, g, group, len);
@@ -76,7 +92,7 @@ class Generator {
       Vector key = spectral();
       if (!geometry_.isotropic) scale(key, 0.8), add(key, m_k, 0.6);
       scale(key, 10.0 * std::exp(geometry_.key_sigma * normal_(random_)));
-      if (t == 0 && !geometry_.isotropic) key = m_q, scale(key, 8.55);
+      if (t == 0 && !geometry_.isotropic) key = m_q, scale(key, geometry_.sink);
       put(layer.k, g, t, key);
     }
     for (Index t = 0; t < len; ++t) {
@@ -88,6 +104,7 @@ class Generator {
           target = static_cast<Index>(uniform_(random_) * static_cast<double>(t));
         }
         put(layer.q, g * group + r, t, query(layer, g, m_q, retrieves, target));
+        if (retrieves) layer.targets(0, g * group + r, t) = static_cast<quoka::Position>(target);
       }
     }
   }
@@ -104,11 +121,12 @@ class Generator {
       Vector key(static_cast<std::size_t>(dim_));
       for (Index c = 0; c < dim_; ++c)
         key[static_cast<std::size_t>(c)] = double{layer.k(0, g, target, c)};
-      const double inverse = 1.0 / std::sqrt(dot(key, key));
-      scale(q, geometry_.near_mean ? 0.0 : 0.35);
-      add(q, key, (geometry_.near_mean ? 0.53 : 0.8) * inverse);
-      add(q, m_q, geometry_.near_mean ? 0.85 : 0.25);
-      scale(q, 14.0);
+      if (geometry_.adverse) add(key, m_q, -dot(key, m_q));
+      const double inverse = 1.0 / std::max(std::sqrt(dot(key, key)), 1e-6);  // the sink's is 0
+      scale(q, geometry_.adverse ? 0.0 : 0.35);
+      add(q, key, (geometry_.adverse ? 0.53 : 0.8) * inverse);
+      add(q, m_q, geometry_.adverse ? 0.85 : 0.25);
+      scale(q, geometry_.adverse ? 24.0 : 14.0);
     }
     return q;
   }

@@ -8,6 +8,7 @@
     chunk_parts.png       what a QuoKA chunk spends its time on                                  quoka_parts.json
     scaling.png           selection time and scratch against kv_len, n_queries, q_heads          scaling.json
     needle_*.png          needle in a haystack: exact match per prompt length and depth          needle_*.json
+    evaluate_*.png        mass kept and output error against budget, by method                   evaluate_*.json
 
 Needs matplotlib (Debian: python3-matplotlib). A figure whose file is not there is left out.
 """
@@ -250,9 +251,60 @@ def share(hits):
     return sum(hits) / len(hits) if hits else float("nan")
 
 
-def save(figure, path):
+# What the evaluation's figures show of its many methods; QuoKA's option sets by colours of their own.
+EVALUATED = [
+    "oracle", "quoka", "quoka.uniform", "quoka.dissimilar_and_last", "quoka.dissimilar_and_last.per_head.window7",
+    "sample_attention", "sample_attention.logit", "sparq", "loki", "quest", "snapkv", "keydiff", "first_recent",
+]
+OPTION_SETS = {
+    "quoka.uniform": "#e58f65",
+    "quoka.dissimilar_and_last": "#8c1c3a",
+    "quoka.dissimilar_and_last.per_head.window7": "#7b2cbf",
+}
+
+
+def evaluated_style(name):
+    return {**style(name), "color": OPTION_SETS.get(name, style(name)["color"]), "linewidth": 2.4 if name == "quoka" else 1.3}
+
+
+def evaluation(data, path):
+    """One row of axes per set of layers: mass kept, worst 1 % of rows, output error, targets kept where there are any."""
+    sets = [entry["name"] for entry in data["data"]]
+    measures = [
+        ("mass_kept", "attention mass kept, %", 100.0), ("worst_percent_mass", "mass kept, worst 1 % of rows, %", 100.0),
+        ("output_error", "relative output error", 1.0), ("targets_kept", "retrieved keys that were kept, %", 100.0),
+    ]
+    if all(entry["targets_kept"] is None for entry in data["results"]):
+        measures.pop()
+    figure, axes = plt.subplots(len(sets), len(measures), figsize=(4.2 * len(measures), 3.3 * len(sets) + 0.9), squeeze=False)
+    for row, name in zip(axes, sets):
+        results = [
+            entry for entry in data["results"]
+            if entry["data"] == name and entry["layer"] == "all" and entry["keep_first"] == 0 and entry["chunks"] > 0
+        ]
+        for axis, (measure, label, factor) in zip(row, measures):
+            for method in EVALUATED:
+                of_method = [e for e in results if e["selector"] == method and e[measure] is not None]
+                points = sorted((int(e["budget"]), factor * e[measure]) for e in of_method)
+                if points:
+                    axis.plot(*zip(*points), label=method, **evaluated_style(method))
+            axis.set_visible(bool(axis.lines))
+            power_of_two_axis(axis, sorted({int(entry["budget"]) for entry in results}))
+            axis.grid(True, which="major", alpha=0.25)
+            axis.set_ylabel(label, fontsize=9)
+            axis.set_ylim(bottom=0.0) if measure == "output_error" else None
+            axis.tick_params(axis="y", labelsize=8)
+        row[0].set_title(name, fontsize=10)
+    for axis in axes[-1]:
+        axis.set_xlabel("budget, keys per KV head", fontsize=9)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncol=4, fontsize=8, frameon=False, bbox_to_anchor=(0.5, 1.0))
+    save(figure, path, dpi=130 if len(sets) == 1 else 80)
+
+
+def save(figure, path, dpi=130):
     figure.tight_layout()
-    figure.savefig(path, dpi=130, bbox_inches="tight")
+    figure.savefig(path, dpi=dpi, bbox_inches="tight")
     plt.close(figure)
     print(path)
 
@@ -264,6 +316,8 @@ def main():
         ("decode_all.json", decode_latency, "decode_latency.png"),
         ("quoka_parts.json", chunk_parts, "chunk_parts.png"),
         ("scaling.json", scaling, "scaling.png"),
+        ("evaluate_tinyllama.json", evaluation, "evaluate_tinyllama.png"),
+        ("evaluate_generated.json", evaluation, "evaluate_generated.png"),
     ):
         if (folder / source).exists():
             draw(json.loads((folder / source).read_text()), folder / name)

@@ -5,7 +5,7 @@
 
 #include "support/accuracy.hpp"
 #include "support/build_info.hpp"
-#include "support/capture.hpp"
+#include "support/capture_times.hpp"
 #include "support/json_file.hpp"
 #include "support/paired_steps.hpp"
 #include "support/progress.hpp"
@@ -47,20 +47,27 @@ MethodOptions method_options(const Flags& flags, const std::string& budget) {
 std::vector<CaptureResult> run_capture(const std::vector<LayerCapture>& layers, const Flags& flags,
                                        const quoka::AttentionOptions& attention,
                                        quoka::ThreadPool& threads) {
-  std::vector<Contender> contenders;
-  for (const std::string& budget : flags.budgets)
-    for (const std::string& method : parse_methods(flags.selectors))
-      contenders.push_back({method, method_options(flags, budget)});
-  const Index len = layers.front().q.dimension(2);
-  Progress bar("prefill", len * (flags.rounds + 1));
-  const auto dense = run_captures(layers, contenders, flags.chunk, flags.rounds, attention, threads,
-                                  [&](int round, Index at) { bar.update(round * len + at); });
+  std::vector<CaptureMethod> methods;
   std::vector<CaptureResult> results;
-  for (std::size_t i = 0; i < contenders.size(); ++i) {
-    const Contender& c = contenders[i];
-    results.push_back({flags.budgets[i / (contenders.size() / flags.budgets.size())], c.method,
-                       c.sums.result(), median(dense), median(c.seconds),
-                       median_ratio(dense, c.seconds)});
+  for (const std::string& budget : flags.budgets)
+    for (const std::string& method : parse_methods(flags.selectors)) {
+      methods.push_back({method, method_options(flags, budget)});
+      results.push_back({budget, method, {}, 0.0, 0.0, 0.0});
+    }
+  const Index len = layers.front().q.dimension(2);
+  DenseReference reference(layers, flags.chunk, attention, threads);
+  const AccuracyRules whole_prompt{.past_per_budget = 0.0, .overlap = false};
+  for (std::size_t i = 0; i < methods.size(); ++i)
+    results[i].accuracy = overall(
+        AccuracyRun(methods[i].method, methods[i].options, reference, whole_prompt, threads).run());
+  Progress bar("prefill", len * (flags.rounds + 1));
+  const CaptureSeconds seconds =
+      time_captures(layers, methods, flags.chunk, flags.rounds, attention, threads,
+                    [&](int round, Index at) { bar.update(round * len + at); });
+  for (std::size_t i = 0; i < methods.size(); ++i) {
+    results[i].dense_seconds = median(seconds[0]);
+    results[i].seconds = median(seconds[i + 1]);
+    results[i].speedup = median_ratio(seconds[0], seconds[i + 1]);
   }
   return results;
 }

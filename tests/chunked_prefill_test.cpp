@@ -3,6 +3,7 @@
 // cache as it was.
 
 #include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/select/baselines/snapkv.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>
 
@@ -412,6 +413,26 @@ TYPED_TEST(ChunkedPrefillTest, AppendTakesOverASavedPrefix) {
   restored.append(computed.cache().k(), computed.cache().v());
   EXPECT_EQ(restored.kv_len(), 127);
   EXPECT_TRUE(same_bits(run(restored, turn, 37), run(computed, turn, 37)));
+}
+
+// SnapKV judges by the queries that came with the keys: by none of them it keeps other keys.
+TEST(ChunkedPrefillDriver, AppendWithQueriesIsTheEndOfForward) {
+  Random random(46);
+  const Prompt<float> prompt(random, 201);
+  using Layer = quoka::ChunkedPrefill<quoka::SnapKvSelector>;
+  Layer forwarded(layer_shape, {.budget = 37}), in_steps(layer_shape, {.budget = 37});
+  for (Index begin = 0; begin < 201; begin += 67) {
+    const auto q = prompt.q_rows(begin, 67), k = prompt.k_rows(begin, 67),
+               v = prompt.v_rows(begin, 67);
+    Tensor4<float> out(1, q_heads, 67, v_dim);
+    forwarded.forward(q, k, v, out);
+    EXPECT_EQ(in_steps.select(q), forwarded.selection());
+    in_steps.append(q, k, v);
+  }
+  EXPECT_EQ(in_steps.kv_len(), 201);
+  const auto q = prompt.q_rows(0, 7), k = prompt.k_rows(0, 8), v = prompt.v_rows(0, 8);
+  expect_refused([&] { in_steps.append(q, k, v); }, {"len", 8, 7});
+  EXPECT_EQ(in_steps.kv_len(), 201);
 }
 
 TEST(ChunkedPrefillTurns, TruncateBeyondTheLengthIsRefused) {

@@ -157,6 +157,27 @@ TEST(KeyDiffRetains, NoKeyThatIsNotFiniteWhileThereAreOthers) {
   for (Index t : kept) EXPECT_NE(t % 9, 0) << t;
 }
 
+TEST(KeyDiffRetains, TheFirstKeysWhereAskedTo) {  // alike, so that they would go first
+  Random random(586);
+  auto k = random.tensor<float>(1, 2, 200, 20);
+  for (Index head = 0; head < 2; ++head)
+    for (Index t = 0; t < 6; ++t)
+      for (Index c = 0; c < 20; ++c) k(0, head, t, c) = 1.0f;
+  for (Index t = 0; t < 200; ++t) k(0, 0, t, 0) = k(0, 1, t, 0) = 3.0f;
+  auto without = layer_of<float>({.budget = 31}, 1),
+       with = layer_of<float>({.budget = 31, .keep_first = 4}, 1);
+  for (Index begin = 0; begin < 200; begin += 40) {
+    append(without, k, begin, begin + 40);
+    append(with, k, begin, begin + 40);
+    const auto retained = with.retained();
+    for (const auto& kept : retained[0]) {
+      ASSERT_EQ(std::ssize(kept), 31);
+      EXPECT_EQ(std::vector<Index>(kept.begin(), kept.begin() + 4), oracle::range(0, 4));
+    }
+  }
+  EXPECT_GT(without.retained()[0][0][0], 3);
+}
+
 TEST(KeyDiffRetains, HeadsAndSequencesOnTheirOwn) {
   Random random(579);
   const auto k = random.tensor<float>(2, 2, 120, 20);
@@ -348,6 +369,10 @@ TEST(KeyDiffPrefill, OfAChunkThatIsTakenBackGoesOnAsIfItHadNotBeen) {
 
 TEST(KeyDiffRefuses, ANegativeBudget) {
   expect_refused([] { KeyDiffSelector({.budget = -5}); }, {"budget", -5, 0});
+}
+
+TEST(KeyDiffRefuses, ANegativeKeepFirst) {
+  expect_refused([] { KeyDiffSelector({.keep_first = -3}); }, {"keep_first", -3, 0});
 }
 
 }  // namespace

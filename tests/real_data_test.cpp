@@ -78,7 +78,7 @@ Tensor4<T> rows(const Tensor4<float>& x, Index begin, Index n) {
 // A chunk of n tokens at `begin`, and its past.
 template <class T>
 Inputs<T> chunk_at(const Layer& layer, Index begin, Index n) {
-  const auto& [name, q, k, v] = layer.capture;
+  const auto& [name, q, k, v, targets] = layer.capture;
   return {rows<T>(q, begin, n), rows<T>(k, 0, begin), rows<T>(v, 0, begin), rows<T>(k, begin, n),
           rows<T>(v, begin, n)};
 }

@@ -174,6 +174,21 @@ TEST(SnapKvRetains, TheWindow) {
   }
 }
 
+TEST(SnapKvRetains, TheFirstKeysWhereAskedToBesideTheWindow) {
+  Random random(606);
+  const auto q = random.tensor<float>(1, 2, 200, 20), k = random.tensor<float>(1, 1, 200, 20);
+  const SnapKvOptions options{.budget = 20, .observation = 8, .keep_first = 4};
+  Layer<float> layer(options, simulated_by(options), 1, 1, 20);
+  for (Index begin = 0; begin < 200; begin += 40) {
+    layer.append(quoka::view_of(q).slice(begin, 40), quoka::view_of(k).slice(begin, 40));
+    const auto kept = layer.retained()[0][0];
+    ASSERT_EQ(std::ssize(kept), 20);
+    EXPECT_EQ(std::vector<Index>(kept.begin(), kept.begin() + 4), oracle::range(0, 4));
+    EXPECT_EQ(std::vector<Index>(kept.end() - 8, kept.end()),
+              oracle::range(begin + 32, begin + 40));
+  }
+}
+
 TEST(SnapKvRetains, WhatTheQueriesLookAt) {  // and its neighbours, by pooling
   Random random(598);
   auto q = random.tensor<float>(1, 2, 128, 20, 0.3), k = random.tensor<float>(1, 1, 128, 20);

@@ -1,132 +1,205 @@
-// What a selection costs in accuracy, at the level of attention: sums over chunks, layers and
-// heads.
+// What methods cost in quality on captured layers, chunk by chunk: how much attention their
+// selections keep, how far the output moves, how far they agree with the oracle, and what choosing
+// takes. The figures are those of quoka/diagnostics.hpp, summed over chunks, heads and layers.
+//
+// Every chunk sees the captured queries, keys and values, whatever was selected before: an error does
+// not grow from layer to layer here as it does in a model.
 #pragma once
 
-#include "support/capture.hpp"
+#include "support/dense_reference.hpp"
 #include "support/methods.hpp"
-#include "support/paired_steps.hpp"
 
-#include <cmath>
+#include <time.h>
+
+#include <limits>
 
 namespace quoka_examples {
 
 struct Accuracy {
-  double output_error = 0.0;  // |out - dense| / |dense|, Frobenius
-  double mass_kept = 1.0;   // of the past's attention mass, mean over rows that could not keep all
-  double worst_mass = 1.0;  // the least of a row
-  double kv_pairs = 1.0;    // (query, key) pairs attended, as a share of dense
+  double mass_kept = 1.0;           // of the past's attention mass, mean over rows
+  double worst_mass = 1.0;          // the least of a row
+  double worst_percent_mass = 1.0;  // mean of the worst 1 % of rows
+  double output_error = 0.0;        // |out - dense| / |dense|
+  double overlap = 1.0;             // with the oracle's selection of as many keys
+  double hits = 1.0;                // of the keys that queries are known to be after; NaN: none is
+  double kv_pairs = 1.0;            // (query, key) pairs attended, as a share of dense
+  double flops = 0.0, seconds = 0.0;  // of selecting, per chunk and layer; CPU time of one thread
+  double dense_flops = 0.0;           // of dense attention to the same chunks, likewise
+  Index chunks = 0, rows = 0;         // chunks measured; rows whose past was selected from
 };
 
-// Add a chunk at a time; all sums are in double.
+// What one method did in one layer, a chunk at a time; several are added up to one.
 class AccuracySums {
  public:
-  // `keep` was attended to, with this output; dense is the layer that keeps all and its output.
-  void add(const Tensor<float>& out, const quoka::Selection& keep, const Tensor<float>& dense_out,
-           const AnyLayer& dense, quoka::TensorView<const float> q,
-           const quoka::AttentionOptions& options, quoka::ThreadPool& threads) {
-    for (Index i = 0; i < out.size(); ++i) {
-      const double x = double{out.data()[i]}, y = double{dense_out.data()[i]};
-      error_ += (x - y) * (x - y);
-      norm_ += y * y;
-    }
-    const double n = static_cast<double>(q.len()), own = n * (n + 1.0) / 2.0;
+  void add(const AccuracySums& other) {
+    error_.add(other.error_);
+    shares_.add(other.shares_);
+    pairs_ += other.pairs_, dense_pairs_ += other.dense_pairs_;
+    overlap_ += other.overlap_, compared_ += other.compared_;
+    hits_ += other.hits_, targets_ += other.targets_;
+    flops_ += other.flops_, dense_flops_ += other.dense_flops_;
+    seconds_ += other.seconds_, chunks_ += other.chunks_;
+  }
+  void add_output(const Tensor<float>& out, quoka::TensorView<const float> dense_out,
+                  const quoka::Selection& keep) {
+    error_.add(out, dense_out);
+    const double n = static_cast<double>(dense_out.len()), own = n * (n + 1.0) / 2.0;
     pairs_ += n * static_cast<double>(keep.count()) + own;
     dense_pairs_ += n * static_cast<double>(keep.kv_len()) + own;
-    if (!keep.is_all()) add_mass(keep, dense, q, options, threads);
+    ++chunks_;
+  }
+  void add_mass(const quoka::Tensor<float, 3>& shares) { shares_.add(shares); }
+  void add_overlap(const quoka::Selection& keep, const quoka::Selection& oracle) {
+    const double keys = static_cast<double>(oracle.count());
+    overlap_ += keys * quoka::overlap(keep, oracle);
+    compared_ += keys;
+  }
+  // targets [batch, q_heads, q_len]: counts those that lie in the past.
+  void add_hits(const quoka::Selection& keep, quoka::TensorView<const quoka::Position, 3> targets) {
+    const Index group = targets.heads() / keep.kv_heads();
+    for (Index b = 0; b < targets.batch(); ++b)
+      for (Index head = 0; head < targets.heads(); ++head) {
+        const auto kept = keep.row(b, head / group);
+        for (Index i = 0; i < targets.len(); ++i) {
+          const quoka::Position target = targets.at(b, head, i);
+          if (target < 0 || target >= keep.kv_len()) continue;
+          targets_ += 1.0;
+          if (keep.is_all() || std::binary_search(kept.begin(), kept.end(), target)) hits_ += 1.0;
+        }
+      }
+  }
+  void add_cost(double flops, double dense_flops, double seconds) {
+    flops_ += flops, dense_flops_ += dense_flops, seconds_ += seconds;
   }
 
   Accuracy result() const {
-    return {.output_error = std::sqrt(error_ / norm_),
-            .mass_kept = rows_ > 0.0 ? mass_ / rows_ : 1.0,
-            .worst_mass = worst_,
-            .kv_pairs = pairs_ / dense_pairs_};
+    const double chunks = static_cast<double>(std::max<Index>(chunks_, 1));
+    return {.mass_kept = shares_.mean(),
+            .worst_mass = shares_.worst(),
+            .worst_percent_mass = shares_.mean_of_worst(0.01),
+            .output_error = error_.value(),
+            .overlap = compared_ > 0.0 ? overlap_ / compared_ : 1.0,
+            .hits = targets_ > 0.0 ? hits_ / targets_ : std::numeric_limits<double>::quiet_NaN(),
+            .kv_pairs = dense_pairs_ > 0.0 ? pairs_ / dense_pairs_ : 1.0,
+            .flops = flops_ / chunks,
+            .seconds = seconds_ / chunks,
+            .dense_flops = dense_flops_ / chunks,
+            .chunks = chunks_,
+            .rows = shares_.rows()};
   }
 
  private:
-  // Share of the past's softmax mass on the kept keys: exp(lse over the kept - lse over all).
-  void add_mass(const quoka::Selection& keep, const AnyLayer& dense,
-                quoka::TensorView<const float> q, const quoka::AttentionOptions& options,
-                quoka::ThreadPool& threads) {
-    const auto past_k = dense.keys().slice(0, keep.kv_len());
-    const auto past_v = dense.values().slice(0, keep.kv_len());
-    Tensor<float> out(q.batch(), q.heads(), q.len(), past_v.dim());
-    quoka::Tensor<float, 3> kept(q.batch(), q.heads(), q.len()), all = kept;
-    quoka::attention(q, {past_k, past_v, keep}, {}, {out, kept}, options, threads);
-    quoka::attention(q, {past_k, past_v}, {}, {out, all}, options, threads);
-    for (Index i = 0; i < kept.size(); ++i) {
-      const double share = std::exp(double{kept.data()[i]} - double{all.data()[i]});
-      mass_ += share;
-      worst_ = std::min(worst_, share);
-    }
-    rows_ += static_cast<double>(kept.size());
-  }
-
-  double error_ = 0.0, norm_ = 0.0, mass_ = 0.0, rows_ = 0.0, worst_ = 1.0;
-  double pairs_ = 0.0, dense_pairs_ = 0.0;
+  quoka::RelativeError error_;
+  quoka::RowShares shares_;
+  double pairs_ = 0.0, dense_pairs_ = 0.0, overlap_ = 0.0, compared_ = 0.0;
+  double hits_ = 0.0, targets_ = 0.0, flops_ = 0.0, dense_flops_ = 0.0, seconds_ = 0.0;
+  Index chunks_ = 0;
 };
 
-inline quoka::LayerShape shape_of(const LayerCapture& layer) {
-  return {.q_heads = layer.q.dimension(1),
-          .kv_heads = layer.k.dimension(1),
-          .head_dim = layer.q.dimension(3),
-          .v_dim = layer.v.dimension(3),
-          .batch = layer.q.dimension(0)};
+// How to measure.
+struct AccuracyRules {
+  // Chunks count whose past is longer than so many times what is kept of it: where most of it is
+  // kept, every policy looks good. 0: all chunks.
+  double past_per_budget = 2.0;
+  bool one_sequence = true;  // layers of one model: choices may be shared; otherwise each is alone
+  bool overlap = true;       // with the oracle, whose selection costs as much as dense attention
+};
+
+// CPU seconds of f() on this thread: what else the machine does counts little.
+template <class F>
+double cpu_seconds_of(F&& f) {
+  const auto now = [] {
+    timespec t{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+  };
+  const double start = now();
+  f();
+  return now() - start;
 }
 
-// One way of running the captured layers as a stack, and what came of it.
-struct Contender {
-  std::string method;
-  MethodOptions options;
-  AccuracySums sums = {};
-  std::vector<double> seconds = {};  // per round, all layers and chunks
+// One method over all chunks of all layers, in steps that can be timed: select, attend, append.
+class AccuracyRun {
+ public:
+  AccuracyRun(const std::string& method, const MethodOptions& options, DenseReference& reference,
+              const AccuracyRules& rules, quoka::ThreadPool& threads)
+      : options_(options),
+        reference_(reference),
+        rules_(rules),
+        threads_(threads),
+        sums_(reference.layers().size()) {
+    const std::vector<LayerCapture>& captures = reference.layers();
+    std::vector<Index> which;
+    for (Index i = 0; i < std::ssize(captures); ++i) which.push_back(i);
+    if (rules.one_sequence)
+      layers_ = make_layers(method, shape_of(captures.front()), options, reference.attention(),
+                            which, std::ssize(captures));
+    else
+      for (const LayerCapture& capture : captures)
+        layers_.push_back(std::move(
+            make_layers(method, shape_of(capture), options, reference.attention()).front()));
+    for (auto& layer : layers_) layer->reserve(reference.len());
+  }
+
+  // A sum per layer.
+  std::vector<AccuracySums> run() {
+    for (Index begin = 0; begin < reference_.len(); begin += reference_.chunk())
+      for (std::size_t layer = 0; layer < layers_.size(); ++layer) chunk(layer, begin);
+    return sums_;
+  }
+
+ private:
+  void chunk(std::size_t index, Index begin) {
+    const LayerCapture& capture = reference_.layers()[index];
+    AnyLayer& layer = *layers_[index];
+    const Index n = reference_.chunk_len(begin);
+    const quoka::TensorView<const float> all_q = capture.q, all_k = capture.k, all_v = capture.v;
+    const auto q = all_q.slice(begin, n), k = all_k.slice(begin, n), v = all_v.slice(begin, n);
+    const double flops = layer.scoring_flops(n);
+    double seconds = cpu_seconds_of([&] { layer.select(q, one_thread_); });
+    const double limit = rules_.past_per_budget * static_cast<double>(options_.budget.keys(begin));
+    const bool counts = rules_.past_per_budget == 0.0 || static_cast<double>(begin) > limit;
+    if (counts) {
+      Tensor<float> out(q.batch(), q.heads(), n, v.dim());
+      quoka::attention(q, {layer.keys(), layer.values(), layer.selection()}, {k, v}, out,
+                       reference_.attention(), threads_);
+      compare(index, begin, q, out);
+    }
+    seconds += cpu_seconds_of([&] { layer.append(q, k, v, one_thread_); });
+    if (counts) sums_[index].add_cost(flops, reference_.flops(index, begin), seconds);
+  }
+
+  void compare(std::size_t index, Index begin, const quoka::TensorView<const float>& q,
+               const Tensor<float>& out) {
+    const quoka::Selection& keep = layers_[index]->selection();
+    AccuracySums& sums = sums_[index];
+    sums.add_output(out, reference_.out(index, begin), keep);
+    if (!keep.is_all()) {
+      sums.add_mass(quoka::mass_kept(q, layers_[index]->keys(), keep,
+                                     reference_.past_lse(index, begin), reference_.attention(),
+                                     threads_));
+      if (rules_.overlap) sums.add_overlap(keep, reference_.oracle(index, begin, keep.count()));
+    }
+    const auto& targets = reference_.layers()[index].targets;
+    if (targets.size() > 0)
+      sums.add_hits(keep,
+                    quoka::TensorView<const quoka::Position, 3>(targets).slice(begin, q.len()));
+  }
+
+  MethodOptions options_;
+  DenseReference& reference_;
+  AccuracyRules rules_;
+  quoka::ThreadPool& threads_;
+  quoka::ThreadPool one_thread_{1};
+  LayerStack layers_;
+  std::vector<AccuracySums> sums_;
 };
 
-// Runs all chunks of all layers by dense and by each contender in turn, `rounds` times after a
-// round that warms up and measures accuracy. A contender's layers are one sequence's: what it
-// shares between layers it shares among these. Returns dense's seconds per round.
-template <class Progress>
-std::vector<double> run_captures(const std::vector<LayerCapture>& captures,
-                                 std::vector<Contender>& contenders, Index chunk, int rounds,
-                                 const quoka::AttentionOptions& attention,
-                                 quoka::ThreadPool& threads, Progress&& progress) {
-  const Index len = captures.front().q.dimension(2), count = std::ssize(captures);
-  std::vector<Index> which;
-  for (Index i = 0; i < count; ++i) which.push_back(i);
-  std::vector<double> dense_seconds;
-  for (int round = -1; round < rounds; ++round) {
-    std::vector<LayerStack> stacks;
-    const auto add_stack = [&](const std::string& method, const MethodOptions& options) {
-      LayerStack& stack = stacks.emplace_back();
-      stack = make_layers(method, shape_of(captures.front()), options, attention, which, count);
-      for (auto& layer : stack) layer->reserve(len);
-    };
-    add_stack("dense", {});
-    for (const Contender& contender : contenders) add_stack(contender.method, contender.options);
-    std::vector<double> seconds(stacks.size());
-    for (Index begin = 0; begin < len; begin += chunk) {
-      const Index n = std::min(chunk, len - begin);
-      for (std::size_t l = 0; l < captures.size(); ++l) {
-        const quoka::TensorView<const float> q = captures[l].q, k = captures[l].k,
-                                             v = captures[l].v;
-        Tensor<float> dense_out(q.batch(), q.heads(), n, v.dim()), out = dense_out;
-        for (std::size_t s = 0; s < stacks.size(); ++s) {
-          Tensor<float>& to = s == 0 ? dense_out : out;
-          AnyLayer& layer = *stacks[s][l];
-          seconds[s] += seconds_of([&] {
-            layer.forward(q.slice(begin, n), k.slice(begin, n), v.slice(begin, n), to, threads);
-          });
-          if (s > 0 && round < 0)
-            contenders[s - 1].sums.add(out, layer.selection(), dense_out, *stacks[0][l],
-                                       q.slice(begin, n), attention, threads);
-        }
-      }
-      progress(round + 1, begin + n);
-    }
-    if (round < 0) continue;
-    dense_seconds.push_back(seconds[0]);
-    for (std::size_t s = 1; s < stacks.size(); ++s) contenders[s - 1].seconds.push_back(seconds[s]);
-  }
-  return dense_seconds;
+// All layers as one.
+inline Accuracy overall(const std::vector<AccuracySums>& layers) {
+  AccuracySums sums;
+  for (const AccuracySums& layer : layers) sums.add(layer);
+  return sums.result();
 }
 
 }  // namespace quoka_examples

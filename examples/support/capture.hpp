@@ -3,6 +3,8 @@
 // how to make such a file.
 #pragma once
 
+#include <quoka/core/view.hpp>
+
 #include <algorithm>
 #include <limits>
 #include <optional>
@@ -20,6 +22,8 @@ struct LayerCapture {
   Tensor<float> q;   // [batch, q_heads, len, head_dim]
   Tensor<float> k;   // [batch, kv_heads, len, head_dim]
   Tensor<float> v;   // [batch, kv_heads, len, v_dim]; v_dim is head_dim in most models
+  // [batch, q_heads, len] the one key that a query is after, -1: none; empty where nobody knows.
+  quoka::Tensor<quoka::Position, 3> targets = {};
 };
 
 // Every NAME for which there is a NAME.q, NAME.k or NAME.v; shorter names first, then in
@@ -40,8 +44,11 @@ inline std::vector<std::string> layer_names(const SafetensorsFile& file) {
 // One layer, as float. Throws std::runtime_error naming the file, the layer and both numbers if a
 // tensor is missing or empty, or if the three do not fit together.
 inline LayerCapture load_layer(const SafetensorsFile& file, const std::string& name) {
-  LayerCapture layer{name, file.read_float(name + ".q"), file.read_float(name + ".k"),
-                     file.read_float(name + ".v")};
+  LayerCapture layer{name,
+                     file.read_float(name + ".q"),
+                     file.read_float(name + ".k"),
+                     file.read_float(name + ".v"),
+                     {}};
   const auto require = [&](bool fits, const char* what, Index left, Index right) {
     if (!fits) {
       throw std::runtime_error(file.path() + ": " + name + ": " + what + ": " +

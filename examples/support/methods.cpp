@@ -3,6 +3,8 @@
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/all.hpp>
 
+#include "support/scoring_flops.hpp"
+
 #include <algorithm>
 #include <functional>
 #include <map>
@@ -18,7 +20,7 @@ class LayerOf final : public AnyLayer {
  public:
   LayerOf(const quoka::LayerShape& shape, const typename S::Options& options,
           const quoka::AttentionOptions& attention, typename S::State state)
-      : layer_(shape, options, attention, std::move(state)) {}
+      : layer_(shape, options, attention, std::move(state)), shape_(shape), options_(options) {}
 
   void forward(View q, View k, View v, quoka::TensorView<float> out,
                quoka::ThreadPool& threads) override {
@@ -28,6 +30,9 @@ class LayerOf final : public AnyLayer {
     return layer_.select(q, threads);
   }
   void append(View k, View v) override { layer_.append(k, v); }
+  void append(View q, View k, View v, quoka::ThreadPool& threads) override {
+    layer_.append(q, k, v, threads);
+  }
   void truncate(Index len) override { layer_.truncate(len); }
   void reserve(Index len) override { layer_.reserve(len); }
   Index kv_len() const override { return layer_.kv_len(); }
@@ -36,9 +41,16 @@ class LayerOf final : public AnyLayer {
   const quoka::Selection& selection() const override { return layer_.selection(); }
   Index kept_bytes() const override { return layer_.kept_bytes(); }
   Index scratch_bytes() const override { return layer_.scratch_bytes(); }
+  double scoring_flops(Index q_len) const override {
+    return static_cast<double>(shape_.batch) *
+           quoka_examples::scoring_flops(
+               options_, {shape_.q_heads, shape_.kv_heads, shape_.head_dim, q_len, kv_len()});
+  }
 
  private:
   quoka::ChunkedPrefill<S> layer_;
+  quoka::LayerShape shape_;
+  typename S::Options options_;
 };
 
 struct Request {
@@ -67,6 +79,7 @@ typename S::Options common_options(const Request& r) {
                                 : std::min<Index>(64, std::max<Index>(1, r.shape.head_dim / 2));
   if constexpr (requires { o.keep_first; })
     o.keep_first = std::max(o.keep_first, r.options.quoka.keep_first);
+  if constexpr (requires { o.sinks; }) o.sinks = std::max(o.sinks, r.options.quoka.keep_first);
   if constexpr (requires { o.keep_last; })
     o.keep_last = std::max(o.keep_last, r.options.quoka.keep_last);
   return o;

@@ -35,6 +35,7 @@ class AnyLayer {
                        quoka::ThreadPool& threads) = 0;
   virtual const quoka::Selection& select(View q, quoka::ThreadPool& threads) = 0;
   virtual void append(View k, View v) = 0;
+  virtual void append(View q, View k, View v, quoka::ThreadPool& threads) = 0;
   virtual void truncate(Index len) = 0;
   virtual void reserve(Index len) = 0;
   virtual Index kv_len() const = 0;
@@ -43,15 +44,19 @@ class AnyLayer {
   virtual const quoka::Selection& selection() const = 0;
   virtual Index kept_bytes() const = 0;
   virtual Index scratch_bytes() const = 0;
+  // FLOPs of select() for q_len queries at the present length: support/scoring_flops.hpp.
+  virtual double scoring_flops(Index q_len) const = 0;
 };
 
 using LayerStack = std::vector<std::unique_ptr<AnyLayer>>;
 
-// What methods have in common, and QuoKA's own options (their budget is ignored).
+// What methods have in common, and QuoKA's own options (their budget is ignored). n_queries,
+// keep_first and keep_last are for every method that has them; a method that keeps first keys anyway
+// (first_recent, less_is_more) keeps at least its own.
 struct MethodOptions {
   quoka::Budget budget = 1024;
   Index rank = 0;  // channels or directions of SparQ and Loki; 0: half of head_dim, at most 64
-  quoka::QuokaOptions quoka;
+  quoka::QuokaOptions quoka = {};
 };
 
 // Every method and variant; those without a dot are the selectors' default forms.

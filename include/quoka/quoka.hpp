@@ -10,8 +10,8 @@
 //
 // Jones et al., ICLR 2026, arXiv 2602.08722. Each header includes only headers above it here. Start
 // at prefill/chunked_prefill.hpp, or, with a cache of your own, at select/quoka.hpp and
-// attention/attention.hpp. The methods QuoKA is compared with are not included here:
-// select/all.hpp.
+// attention/attention.hpp. Not included here: the methods QuoKA is compared with, select/all.hpp,
+// and the measures of what a selection keeps, diagnostics.hpp.
 #pragma once
 
 #include <quoka/version.hpp>

@@ -88,6 +88,14 @@ class ChunkedPrefill {
   void append(TensorView<const T> k, TensorView<const T> v, E&& executor = E{}) {
     append_keys({}, k, v, executor);
   }
+  // The last step of forward() alone, for those who select() and attend by themselves: shapes as
+  // there. Throws std::invalid_argument where shapes do not fit; the cache is then as it was.
+  template <Executor E = SerialExecutor>
+  void append(TensorView<const T> q, TensorView<const T> k, TensorView<const T> v,
+              E&& executor = E{}) {
+    check_query(q, k);
+    append_keys(q, k, v, executor);
+  }
 
   // Back to the first `len` tokens: the next turn, another branch. Throws std::invalid_argument
   // beyond the present length.

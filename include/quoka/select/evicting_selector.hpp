@@ -10,7 +10,7 @@
 // measures what eviction costs in accuracy and gains in time. 8 bytes per key and KV head.
 //
 //   struct MyEviction {
-//     struct Options { Budget budget; ... };
+//     struct Options { Budget budget; Index keep_first; ... };
 //     struct Scratch { void reserve(Index candidates, Index rows, Index dim); Index bytes() const;
 //     }; explicit MyEviction(const Options&);
 //     // Scores of the candidate positions of one KV head; returns how many of the last ones stay
@@ -68,7 +68,10 @@ class EvictingSelector {
     }
   };
 
-  explicit EvictingSelector(const Options& options = {}) : options_(options), method_(options) {}
+  // Throws std::invalid_argument for a negative keep_first and what the method refuses.
+  explicit EvictingSelector(const Options& options = {}) : options_(options), method_(options) {
+    detail::require_at_least("keep_first", options.keep_first, 0);
+  }
 
   const Options& options() const { return options_; }
 
@@ -130,7 +133,9 @@ class EvictingSelector {
       float* const of_task = scores + task * candidates;
       const Index last = method_.score(input, b, head, list, of_task, s.scratch[worker]);
       const std::span<Position> kept_best(best + task * budget, static_cast<std::size_t>(budget));
-      detail::top_k_head(of_task, candidates, {.keep_last = last}, kept_best, s.top_k[worker]);
+      // The first candidates are the first keys, unless a budget below keep_first dropped some.
+      const TopKOptions forced{.keep_first = options_.keep_first, .keep_last = last};
+      detail::top_k_head(of_task, candidates, forced, kept_best, s.top_k[worker]);
       for (const Position position : list)
         *s.dropped_at.row(b, head, position) = static_cast<Position>(kv_len);
       for (Index i = 0; i < budget; ++i) {

@@ -18,6 +18,7 @@ namespace quoka::inline QUOKA_ABI {
 
 struct KeyDiffOptions {
   Budget budget = 1024;  // keys retained
+  Index keep_first = 0;  // attention sinks that are never evicted, inside the budget
 };
 
 class KeyDiffEviction {

@@ -23,6 +23,7 @@ struct SnapKvOptions {
   Index observation = 32;  // w: queries at the end of the chunk that judge
   Index pool = 5;          // neighbours pooled, odd; 1: none
   Aggregation pooling = Aggregation::mean;
+  Index keep_first = 0;  // attention sinks that are never evicted, inside the budget
 };
 
 class SnapKvEviction {

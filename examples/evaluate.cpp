@@ -1,0 +1,335 @@
+// What selections keep of a real model's attention: every selector and option set, at a list of
+// budgets, chunk by chunk, on recorded queries, keys and values, or on generated ones of a known
+// geometry. Per layer and overall: share of attention mass kept (all rows, and the worst), relative
+// output error, overlap with the oracle's selection, and what choosing costs. Takes any dump of
+// yours: README.md says how to make one.
+
+#include "support/accuracy.hpp"
+#include "support/build_info.hpp"
+#include "support/json_file.hpp"
+#include "support/progress.hpp"
+#include "support/selector_flags.hpp"
+#include "support/table.hpp"
+
+#include "bench/generators.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <cmath>
+#include <filesystem>
+#include <iostream>
+
+namespace {
+
+using namespace quoka_examples;
+
+struct Flags {
+  std::vector<std::string> files, layers, generated;
+  std::string methods = "default";
+  std::vector<std::string> budgets{"128", "256", "512"};
+  std::vector<Index> keep_first{0, 4};
+  Index chunk = 128, tokens = 4096, seeds = 2;
+  double past_per_budget = 2.0;
+  int threads = 2;
+  std::string json, command;
+};
+
+// Every selector, and the option sets of QuoKA that are known to matter on a real model.
+std::vector<std::string> method_names(const std::string& list) {
+  if (list != "default") return parse_methods(list);
+  std::vector<std::string> names = parse_methods(
+      "quoka,quoka.uniform,quoka.last,quoka.dissimilar_and_last,quoka.shared,quoka.per_head,"
+      "quoka.dot,quoka.mean,quoka.window7,quoka.dissimilar_and_last.window7,"
+      "quoka.dissimilar_and_last.per_head,quoka.dissimilar_and_last.per_head.window7,oracle,"
+      "oracle.max");
+  for (const std::string& name : parse_methods("all"))
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
+  return names;
+}
+
+// Layers to measure on: of one model, or generated, each on its own.
+struct Data {
+  std::string name;
+  std::vector<LayerCapture> layers;
+  quoka::AttentionOptions attention;
+  bool one_sequence;
+};
+
+// The layers whose names are "6" or "layer6" for a wanted 6; all if none is wanted.
+Data load(const std::string& path, const std::vector<std::string>& wanted) {
+  const SafetensorsFile file(path);
+  Data data{std::filesystem::path(path).stem().string(), {}, {}, true};
+  data.attention.scale = softmax_scale(file);
+  for (const std::string& name : layer_names(file)) {
+    const bool is_wanted = std::any_of(wanted.begin(), wanted.end(), [&](const std::string& layer) {
+      return name == layer || name == "layer" + layer;
+    });
+    if (wanted.empty() || is_wanted) data.layers.push_back(load_layer(file, name));
+  }
+  if (data.layers.empty())
+    throw std::runtime_error(path + ": no layers NAME.q, NAME.k, NAME.v" +
+                             (wanted.empty() ? "" : " of the names asked for"));
+  return data;
+}
+
+// 8 query and 2 KV heads of 64 channels, a layer per seed.
+Data generate(const std::string& name, const Flags& flags) {
+  Data data{"generated: " + name, {}, {}, false};
+  for (Index seed = 1; seed <= flags.seeds; ++seed) {
+    quoka_bench::Generator generator(quoka_bench::geometry_named(name), 64,
+                                     static_cast<unsigned>(seed));
+    data.layers.push_back(generator.layer(2, 4, flags.tokens));
+    data.layers.back().name = "seed" + std::to_string(seed);
+  }
+  return data;
+}
+
+struct Result {
+  std::string budget, method;
+  Index keep_first;
+  std::vector<Accuracy> layers;  // and all of them together, last
+  std::vector<double> of_oracle;
+};
+
+class Evaluation {
+ public:
+  Evaluation(const Data& data, const Flags& flags, quoka::ThreadPool& threads)
+      : flags_(flags),
+        threads_(threads),
+        rules_{.past_per_budget = flags.past_per_budget, .one_sequence = data.one_sequence},
+        reference_(data.layers, flags.chunk, data.attention, threads) {}
+
+  const DenseReference& reference() const { return reference_; }
+
+  std::vector<Result> run(const std::string& name) {
+    const std::vector<std::string> methods = method_names(flags_.methods);
+    const Index runs =
+        std::ssize(flags_.budgets) * (1 + std::ssize(methods) * std::ssize(flags_.keep_first));
+    Progress bar(name, runs);
+    Index done = 0;
+    std::vector<Result> results;
+    for (const std::string& budget : flags_.budgets) {
+      const Result oracle = measure("oracle", budget, 0);
+      bar.update(++done);
+      for (const Index keep_first : flags_.keep_first)
+        for (const std::string& method : methods) {
+          Result& result = results.emplace_back(measure(method, budget, keep_first));
+          for (std::size_t i = 0; i < result.layers.size(); ++i)
+            result.of_oracle.push_back(result.layers[i].mass_kept / oracle.layers[i].mass_kept);
+          bar.update(++done);
+        }
+    }
+    return results;
+  }
+
+ private:
+  Result measure(const std::string& method, const std::string& budget, Index keep_first) {
+    MethodOptions options{.budget = parse_budget(budget)};
+    options.quoka.keep_first = keep_first;
+    const auto sums = AccuracyRun(method, options, reference_, rules_, threads_).run();
+    Result result{budget, method, keep_first, {}, {}};
+    for (const AccuracySums& layer : sums) result.layers.push_back(layer.result());
+    result.layers.push_back(overall(sums));
+    return result;
+  }
+
+  const Flags& flags_;
+  quoka::ThreadPool& threads_;
+  AccuracyRules rules_;
+  DenseReference reference_;
+};
+
+// A share in percent, or "-".
+std::string percent(double share, int decimals = 1) {
+  return std::isnan(share) ? "-" : fixed(100.0 * share, decimals) + " %";
+}
+
+void print_overall(const std::vector<Result>& results, const std::string& budget, bool targets) {
+  std::vector<std::vector<std::string>> rows;
+  for (const Result& r : results) {
+    if (r.budget != budget) continue;
+    const Accuracy& a = r.layers.back();
+    auto& row = rows.emplace_back(std::vector<std::string>{
+        r.method, std::to_string(r.keep_first), percent(a.mass_kept), percent(r.of_oracle.back()),
+        percent(a.worst_mass, 2), percent(a.worst_percent_mass), fixed(a.output_error, 3),
+        percent(a.overlap), fixed(1e-6 * a.flops, 2), percent(a.flops / a.dense_flops, 2),
+        fixed(1e3 * a.seconds, 2)});
+    if (targets) row.push_back(percent(a.hits));
+  }
+  std::vector<std::string> header{
+      "selector",     "first",   "mass kept", "of oracle", "worst row", "worst 1 %",
+      "output error", "overlap", "MFLOP",     "of dense",  "ms"};
+  if (targets) header.push_back("targets kept");
+  print_table(std::cout, header, rows);
+}
+
+void print_layers(const std::vector<Result>& results, const std::string& budget,
+                  const std::vector<LayerCapture>& layers) {
+  std::vector<std::string> header{"mass kept / error", "first"};
+  for (const LayerCapture& layer : layers) header.push_back(layer.name);
+  std::vector<std::vector<std::string>> rows;
+  for (const Result& r : results) {
+    if (r.budget != budget) continue;
+    auto& row = rows.emplace_back(std::vector{r.method, std::to_string(r.keep_first)});
+    for (std::size_t i = 0; i < layers.size(); ++i)
+      row.push_back(percent(r.layers[i].mass_kept) + " / " + fixed(r.layers[i].output_error, 3));
+  }
+  std::cout << '\n';
+  print_table(std::cout, header, rows);
+}
+
+// To nine decimals: more would be noise. Null where there is no number.
+nlohmann::json number(double x) {
+  return std::isfinite(x) ? nlohmann::json(std::round(1e9 * x) / 1e9) : nlohmann::json();
+}
+
+void save(const Data& data, const DenseReference& reference, const std::vector<Result>& results,
+          nlohmann::json& json) {
+  const quoka::LayerShape shape = shape_of(data.layers.front());
+  nlohmann::json names;
+  for (const LayerCapture& layer : data.layers) names.push_back(layer.name);
+  json["data"].push_back({{"name", data.name},
+                          {"layers", names},
+                          {"tokens", reference.len()},
+                          {"q_heads", shape.q_heads},
+                          {"kv_heads", shape.kv_heads},
+                          {"head_dim", shape.head_dim},
+                          {"dense_attention_seconds", number(reference.seconds())}});
+  names.push_back("all");
+  for (const Result& r : results)  // of generated layers, which are samples, all of them together
+    for (std::size_t i = data.one_sequence ? 0 : data.layers.size(); i < r.layers.size(); ++i) {
+      const Accuracy& a = r.layers[i];
+      json["results"].push_back({{"data", data.name},
+                                 {"layer", names[i]},
+                                 {"budget", r.budget},
+                                 {"selector", r.method},
+                                 {"keep_first", r.keep_first},
+                                 {"chunks", a.chunks},
+                                 {"rows", a.rows},
+                                 {"mass_kept", number(a.mass_kept)},
+                                 {"mass_of_oracle", number(r.of_oracle[i])},
+                                 {"worst_mass", number(a.worst_mass)},
+                                 {"worst_percent_mass", number(a.worst_percent_mass)},
+                                 {"output_error", number(a.output_error)},
+                                 {"overlap", number(a.overlap)},
+                                 {"targets_kept", number(a.hits)},
+                                 {"scoring_flops", number(a.flops)},
+                                 {"dense_flops", number(a.dense_flops)},
+                                 {"scoring_seconds", number(a.seconds)}});
+    }
+}
+
+void print(const Data& data, const DenseReference& reference, const std::vector<Result>& results,
+           const Flags& flags) {
+  const quoka::LayerShape shape = shape_of(data.layers.front());
+  const bool targets = data.layers.front().targets.size() > 0;
+  for (const std::string& budget : flags.budgets) {
+    const auto first = std::find_if(results.begin(), results.end(),
+                                    [&](const Result& r) { return r.budget == budget; });
+    std::cout << '\n'
+              << data.name << ": " << data.layers.size()
+              << (data.layers.size() == 1 ? " layer, " : " layers, ") << reference.len()
+              << " tokens, " << shape.q_heads << " query heads, " << shape.kv_heads
+              << " KV heads, head_dim " << shape.head_dim << "; budget " << budget << ", chunk "
+              << flags.chunk << ", " << first->layers.back().chunks << " chunks measured\n\n";
+    if (first->layers.back().chunks == 0) {
+      std::cout << "No chunk has a past longer than " << flags.past_per_budget
+                << " budgets: nothing was measured.\n";
+      continue;
+    }
+    print_overall(results, budget, targets);
+    if (data.layers.size() > 1) print_layers(results, budget, data.layers);
+  }
+}
+
+constexpr const char* legend =
+    "\nfirst: first keys that are kept whatever their score (first_recent and less_is_more always "
+    "keep 4). Mass kept: share of\nthe past's softmax mass on the selected keys, mean over the "
+    "rows "
+    "(query, head); of oracle: against the oracle's, without forced\nkeys; worst row: the least; "
+    "worst 1 %: mean of the worst hundredth. Output error: |out - dense| / |dense|. Overlap: share "
+    "of the\noracle's keys. MFLOP and ms: of choosing and of keeping what it needs, per chunk and "
+    "layer, in CPU time of one thread\n(support/scoring_flops.hpp); of dense: against dense "
+    "attention's FLOPs. Targets kept: of the keys that queries were made to\nretrieve.\n";
+
+int run(Flags& flags) {
+  if (flags.files.empty() && flags.generated.empty())
+    flags.files.push_back(QUOKA_EXAMPLES_DATA "/tinyllama_passkey_2046_layer11.safetensors");
+  if (flags.generated == std::vector<std::string>{"all"}) {
+    flags.generated.clear();
+    for (const auto& geometry : quoka_bench::geometries()) flags.generated.push_back(geometry.name);
+  }
+  quoka::ThreadPool threads(flags.threads);
+  nlohmann::json json{{"command", flags.command},
+                      {"cpu", cpu_name()},
+                      {"build", build_description()},
+                      {"chunk", flags.chunk},
+                      {"n_queries", quoka::QuokaOptions{}.n_queries},
+                      {"past_per_budget", flags.past_per_budget},
+                      {"threads", flags.threads}};
+  const auto evaluate = [&](const Data& data) {
+    Evaluation evaluation(data, flags, threads);
+    const std::vector<Result> results = evaluation.run(data.name);
+    print(data, evaluation.reference(), results, flags);
+    save(data, evaluation.reference(), results, json);
+  };
+  for (const std::string& file : flags.files) evaluate(load(file, flags.layers));
+  for (const std::string& name : flags.generated) evaluate(generate(name, flags));
+  std::cout << legend;
+  if (!flags.json.empty()) write_json(flags.json, json);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Flags flags;
+  flags.command = command_line(argc, argv);
+  CLI::App app(
+      "Attention mass kept, output error, overlap with the oracle and cost of selectors, on "
+      "recorded or generated queries, keys and values");
+  app.add_option("files", flags.files,
+                 "safetensors dumps with NAME.q, NAME.k, NAME.v per layer; without any, and "
+                 "without --generated, the committed capture")
+      ->check(CLI::ExistingFile);
+  app.add_option("--methods", flags.methods,
+                 "default, all, or names separated by commas (support/methods.hpp)")
+      ->capture_default_str();
+  app.add_option("--budgets", flags.budgets, "keys per KV head: counts (256) or fractions (0.125)")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--keep-first", flags.keep_first,
+                 "each method once with each: first keys that are always kept")
+      ->delimiter(',')
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--layers", flags.layers, "layers of the dumps: 6,11; all if absent")
+      ->delimiter(',');
+  app.add_option("--generated", flags.generated,
+                 "all, or geometries: paper, heads, isotropic, adverse, norms, outliers")
+      ->delimiter(',');
+  app.add_option("--tokens", flags.tokens, "of each generated layer")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--seeds", flags.seeds, "generated layers per geometry")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--chunk", flags.chunk, "tokens per chunk")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--past-per-budget", flags.past_per_budget,
+                 "measure chunks whose past is longer than so many budgets; 0: all chunks")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--threads", flags.threads, "workers, the calling thread included")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--json", flags.json, "write the results there too");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    return run(flags);
+  } catch (const std::exception& error) {
+    std::cerr << "evaluate: " << error.what() << '\n';
+    return 1;
+  }
+}

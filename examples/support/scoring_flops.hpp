@@ -1,0 +1,120 @@
+// What selecting costs in arithmetic, by the formulas at the head of each selector: FLOPs of one
+// chunk of one layer, a multiply-add is 2. P = kv_len, B = q_len, d = head_dim, N = n_queries or B
+// if that is less.
+//
+//   quoka             2 kv_heads R P d, R = N, or group N rows with per_head
+//                     + 4 q_heads N d, + 5 q_heads B d where queries are ranked
+//   sample_attention  2 q_heads N P d;   logit  2 kv_heads P d + q_heads N d
+//   sparq             2 q_heads B P r + 2 q_heads B d;   logit  2 kv_heads P d + 3 q_heads B d
+//   loki              2 q_heads B P r + 2 (q_heads + kv_heads) B d r
+//                     logit  2 kv_heads P r + q_heads B r + the projections
+//   oracle            2 q_heads B P d
+//   tidal_decode, less_is_more   the oracle's at the layers that choose, none at the others
+//   quest             4 q_heads B (P / page) d;   logit  4 kv_heads (P / page) d + 2 q_heads B d
+//   snapkv            2 q_heads w (budget + B) d, w = observation or B if that is less
+//   keydiff           4 kv_heads (budget + B) d
+//   dense, random, first_recent   none
+//
+// As in bench/README.md they count what the mathematics needs: no exponentials, comparisons, top-k
+// or copies, and products of 8-bit codes (QuoKA's sketch) as if they were float's.
+#pragma once
+
+#include <quoka/prefill/layer_shape.hpp>
+#include <quoka/select/all.hpp>
+
+#include <algorithm>
+
+namespace quoka_examples {
+
+using quoka::Index;
+
+// A chunk of q_len queries before kv_len cached keys.
+struct ChunkShape {
+  Index q_heads, kv_heads, head_dim, q_len, kv_len;
+};
+
+namespace detail {
+
+inline double product(std::initializer_list<Index> factors) {
+  double x = 1.0;
+  for (const Index factor : factors) x *= static_cast<double>(factor);
+  return x;
+}
+
+inline double flops(const quoka::QuokaOptions& o, const ChunkShape& c) {
+  const Index n = std::min(o.n_queries, c.q_len);
+  const bool per_head = o.group_mode == quoka::GroupMode::per_head;
+  const bool ranked = c.q_len > n && (o.query_choice == quoka::QueryChoice::dissimilar ||
+                                      o.query_choice == quoka::QueryChoice::dissimilar_and_last);
+  return product({2, per_head ? c.q_heads : c.kv_heads, n, c.kv_len, c.head_dim}) +
+         product({4, c.q_heads, n, c.head_dim}) +
+         (ranked ? product({5, c.q_heads, c.q_len, c.head_dim}) : 0.0);
+}
+
+inline double flops(const quoka::SampleAttentionOptions& o, const ChunkShape& c) {
+  const Index n = std::min(o.n_queries, c.q_len);
+  if (o.domain == quoka::Domain::softmax) return product({2, c.q_heads, n, c.kv_len, c.head_dim});
+  return product({2, c.kv_heads, c.kv_len, c.head_dim}) + product({c.q_heads, n, c.head_dim});
+}
+
+inline double flops(const quoka::SparqOptions& o, const ChunkShape& c) {
+  const Index rank = std::min(o.rank, c.head_dim);
+  const double of_queries = product({c.q_heads, c.q_len, c.head_dim});
+  if (o.domain == quoka::Domain::softmax)
+    return product({2, c.q_heads, c.q_len, c.kv_len, rank}) + 2.0 * of_queries;
+  return product({2, c.kv_heads, c.kv_len, c.head_dim}) + 3.0 * of_queries;
+}
+
+inline double flops(const quoka::LokiOptions& o, const ChunkShape& c) {
+  const Index rank = std::min(o.rank, c.head_dim);
+  const double projections = product({2, c.q_heads + c.kv_heads, c.q_len, c.head_dim, rank});
+  if (o.domain == quoka::Domain::softmax)
+    return product({2, c.q_heads, c.q_len, c.kv_len, rank}) + projections;
+  return product({2, c.kv_heads, c.kv_len, rank}) + product({c.q_heads, c.q_len, rank}) +
+         projections;
+}
+
+inline double exact_flops(const ChunkShape& c) {
+  return product({2, c.q_heads, c.q_len, c.kv_len, c.head_dim});
+}
+inline double flops(const quoka::OracleOptions&, const ChunkShape& c) { return exact_flops(c); }
+inline double flops(const quoka::TidalDecodeOptions& o, const ChunkShape& c) {
+  return o.plan.chooses() ? exact_flops(c) : 0.0;
+}
+inline double flops(const quoka::LessIsMoreOptions& o, const ChunkShape& c) {
+  return o.plan.chooses() ? exact_flops(c) : 0.0;
+}
+
+inline double flops(const quoka::QuestOptions& o, const ChunkShape& c) {
+  const Index pages = (c.kv_len + o.page - 1) / o.page;
+  if (o.domain == quoka::Domain::softmax)
+    return product({4, c.q_heads, c.q_len, pages, c.head_dim});
+  return product({4, c.kv_heads, pages, c.head_dim}) + product({2, c.q_heads, c.q_len, c.head_dim});
+}
+
+inline double flops(const quoka::SnapKvOptions& o, const ChunkShape& c) {
+  const Index candidates = o.budget.keys(c.kv_len) + c.q_len;
+  return product({2, c.q_heads, std::min(o.observation, c.q_len), candidates, c.head_dim});
+}
+inline double flops(const quoka::KeyDiffOptions& o, const ChunkShape& c) {
+  return product({4, c.kv_heads, o.budget.keys(c.kv_len) + c.q_len, c.head_dim});
+}
+
+inline double flops(const quoka::RandomOptions&, const ChunkShape&) { return 0.0; }
+inline double flops(const quoka::FirstRecentOptions&, const ChunkShape&) { return 0.0; }
+
+}  // namespace detail
+
+// FLOPs of selecting for this chunk by a selector with these options. 0 where all of the past is
+// kept, or none: nothing is scored then.
+template <class Options>
+double scoring_flops(const Options& options, const ChunkShape& chunk) {
+  if constexpr (requires { options.budget; }) {
+    const Index budget = options.budget.keys(chunk.kv_len);
+    return budget == chunk.kv_len || budget == 0 ? 0.0 : detail::flops(options, chunk);
+  } else {
+    return 0.0;  // dense
+  }
+}
+
+}  // namespace quoka_examples

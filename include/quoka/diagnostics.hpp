@@ -1,0 +1,171 @@
+// What a selection costs in quality, for those who want to watch it inside their engine: how much
+// attention it keeps, how far the output moves, and how far two selections agree.
+//
+//   mass kept      share[row] = sum over kept t of p[row][t], p = softmax over the past of the row's
+//                  logits; by exp(lse over the kept keys - lse over all of them)
+//   output error   |out - reference| / |reference|, Frobenius norms over all that was added
+//   overlap        keys that two selections share, as a share of the second's
+//
+// mass_kept: 2 * q_heads * q_len * keys * head_dim FLOPs for keys = count and keys = kv_len; past_lse
+// is the second part alone, for those who compare several selections. All else is linear in what it
+// reads. The mass is that of the past, whose keys the selection was made from: neither the chunk's
+// own keys nor sink logits take part. Mass predicts the output's error better than it predicts
+// answers: a single key that matters may hold little of it. Not included by quoka.hpp.
+#pragma once
+
+#include <quoka/attention/attention.hpp>
+#include <quoka/select/selection.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace quoka::inline QUOKA_ABI {
+
+// Log-sum-exp over the past's keys (all, or those of `keep`), without values: [batch, q_heads,
+// q_len], -inf for a row that sees none of them. q [batch, q_heads, q_len, head_dim], past_k [batch,
+// kv_heads, kv_len, head_dim]. Scale, soft-cap and sliding window as in attention(); sink logits are
+// left out. Throws std::invalid_argument when shapes do not fit together.
+template <TensorLike Q, Executor E = SerialExecutor>
+Tensor<float, 3> past_lse(const Q& q, TensorView<const storage_t<Q>> past_k,
+                          const AttentionOptions& options = {}, E&& executor = E{},
+                          const Selection* keep = nullptr) {
+  using T = storage_t<Q>;
+  const TensorView<const T> queries = q;
+  // Attention needs values: the keys' first channel is the least there is to read.
+  detail::require_at_least("head_dim", past_k.dim(), 1);
+  auto sizes = past_k.sizes();
+  sizes[3] = 1;
+  Past<T> past(past_k, {past_k.data(), sizes, past_k.strides()});
+  past.keep = keep;
+  AttentionOptions past_alone = options;
+  past_alone.sink_logits = {};
+  Tensor<T> out(queries.batch(), queries.heads(), queries.len(), 1);
+  Tensor<float, 3> lse(queries.batch(), queries.heads(), queries.len());
+  attention(queries, past, {}, {out, lse}, past_alone, executor);
+  return lse;
+}
+
+// Share of each query row's attention to the past that falls on the kept keys: [batch, q_heads,
+// q_len], in [0, 1] up to rounding; 1 for a row that sees no key of the past at all. lse is
+// past_lse() of all keys. Shapes, options and what is thrown: as past_lse.
+template <TensorLike Q, Executor E = SerialExecutor>
+Tensor<float, 3> mass_kept(const Q& q, TensorView<const storage_t<Q>> past_k, const Selection& keep,
+                           TensorView<const float, 3> lse, const AttentionOptions& options = {},
+                           E&& executor = E{}) {
+  Tensor<float, 3> share = past_lse(q, past_k, options, executor, &keep);
+  const TensorView<float, 3> rows = share;
+  detail::require_sizes("lse", lse.sizes(), rows.sizes());
+  for (Index b = 0; b < rows.batch(); ++b)
+    for (Index head = 0; head < rows.heads(); ++head)
+      for (Index i = 0; i < rows.len(); ++i) {
+        const float all = lse.at(b, head, i);
+        float& kept = rows.at(b, head, i);
+        kept = all == -simd::infinity ? 1.0f : std::exp(kept - all);
+      }
+  return share;
+}
+template <TensorLike Q, Executor E = SerialExecutor>
+Tensor<float, 3> mass_kept(const Q& q, TensorView<const storage_t<Q>> past_k, const Selection& keep,
+                           const AttentionOptions& options = {}, E&& executor = E{}) {
+  const Tensor<float, 3> lse = past_lse(q, past_k, options, executor);
+  return mass_kept(q, past_k, keep, lse, options, executor);
+}
+
+// The shares of many rows, over chunks, layers and prompts: 4 bytes each. NaN in one row is NaN in
+// every figure.
+class RowShares {
+ public:
+  void add(TensorView<const float, 3> shares) {  // [batch, q_heads, q_len]
+    for (Index b = 0; b < shares.batch(); ++b)
+      for (Index head = 0; head < shares.heads(); ++head)
+        for (Index i = 0; i < shares.len(); ++i) rows_.push_back(shares.at(b, head, i));
+  }
+  void add(const RowShares& other) {
+    rows_.insert(rows_.end(), other.rows_.begin(), other.rows_.end());
+  }
+
+  Index rows() const { return std::ssize(rows_); }
+  double mean() const { return mean_of_worst(1.0); }
+  double worst() const { return mean_of_worst(0.0); }
+  // Mean of the worst part of the rows: of fraction * rows() of them, rounded up, at least one; 1
+  // where there are no rows. Throws std::invalid_argument for a fraction outside [0, 1].
+  double mean_of_worst(double fraction) const {
+    if (!(fraction >= 0.0 && fraction <= 1.0))
+      detail::fail_range("the fraction of rows", fraction, "[0, 1]");
+    if (rows_.empty()) return 1.0;
+    const auto wanted = static_cast<Index>(std::ceil(fraction * static_cast<double>(rows())));
+    const Index count = std::clamp<Index>(wanted, 1, rows());
+    std::vector<float> ordered = rows_;
+    for (const float share : ordered)
+      if (std::isnan(share)) return static_cast<double>(share);
+    std::nth_element(ordered.begin(), ordered.begin() + (count - 1), ordered.end());
+    double sum = 0.0;
+    for (Index i = 0; i < count; ++i) sum += static_cast<double>(ordered.data()[i]);
+    return sum / static_cast<double>(count);
+  }
+
+ private:
+  std::vector<float> rows_;
+};
+
+// |out - reference| / |reference|, summed in double over every pair that is added.
+class RelativeError {
+ public:
+  // Tensors of one shape and type. Throws std::invalid_argument when shapes differ.
+  template <TensorLike A>
+  void add(const A& out, TensorView<const storage_t<A>> reference) {
+    const TensorView<const storage_t<A>> x = out;
+    detail::require_sizes("out", x.sizes(), reference.sizes());
+    for (Index b = 0; b < x.batch(); ++b)
+      for (Index head = 0; head < x.heads(); ++head)
+        for (Index i = 0; i < x.len(); ++i)
+          for (Index c = 0; c < x.dim(); ++c) {
+            const auto is = static_cast<float>(x.row(b, head, i)[c]),
+                       should = static_cast<float>(reference.row(b, head, i)[c]);
+            const double difference = double{is} - double{should};
+            difference_ += difference * difference;
+            norm_ += double{should} * double{should};
+          }
+  }
+  void add(const RelativeError& other) {
+    difference_ += other.difference_;
+    norm_ += other.norm_;
+  }
+
+  // 0 where nothing differs, infinity where only the reference is zero.
+  double value() const { return difference_ == 0.0 ? 0.0 : std::sqrt(difference_ / norm_); }
+
+ private:
+  double difference_ = 0.0, norm_ = 0.0;
+};
+
+// The same of one pair.
+template <TensorLike A>
+double output_error(const A& out, TensorView<const storage_t<A>> reference) {
+  RelativeError error;
+  error.add(out, reference);
+  return error.value();
+}
+
+// Share of `other`'s keys that `keep` holds too, over all sequences and KV heads; 1 where `other`
+// holds none. Throws std::invalid_argument when the two are for caches of different shape.
+inline double overlap(const Selection& keep, const Selection& other) {
+  keep.require_shape(other.batch(), other.kv_heads(), other.kv_len());
+  const Index heads = other.batch() * other.kv_heads();
+  if (heads * other.count() == 0 || keep.is_all()) return 1.0;
+  if (other.is_all()) return static_cast<double>(keep.count()) / static_cast<double>(other.count());
+  Index common = 0;
+  for (Index b = 0; b < other.batch(); ++b)
+    for (Index head = 0; head < other.kv_heads(); ++head) {
+      const auto kept = keep.row(b, head);
+      auto at = kept.begin();
+      for (const Position wanted : other.row(b, head)) {  // both ascend
+        while (at != kept.end() && *at < wanted) ++at;
+        if (at != kept.end() && *at == wanted) ++common;
+      }
+    }
+  return static_cast<double>(common) / static_cast<double>(heads * other.count());
+}
+
+}  // namespace quoka::inline QUOKA_ABI

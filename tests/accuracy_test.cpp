@@ -1,0 +1,279 @@
+// What `evaluate` reports, against sums in double over every row and key; and the methods by name
+// that it takes.
+
+#include "support/accuracy.hpp"
+#include "support/fixtures.hpp"
+
+#include <numeric>
+
+namespace {
+
+using namespace quoka_test;
+using quoka_examples::Accuracy;
+using quoka_examples::AccuracyRules;
+using quoka_examples::AccuracyRun;
+using quoka_examples::DenseReference;
+using quoka_examples::LayerCapture;
+using quoka_examples::MethodOptions;
+
+constexpr Index q_heads = 4, kv_heads = 2, dim = 20, len = 137, chunk = 20;
+constexpr double scale = 0.25;
+
+std::vector<LayerCapture> random_layers(Random& random, Index count) {
+  std::vector<LayerCapture> layers;
+  for (Index i = 0; i < count; ++i)
+    layers.push_back({"layer" + std::to_string(i), random.tensor<float>(1, q_heads, len, dim, 2.0),
+                      random.tensor<float>(1, kv_heads, len, dim),
+                      random.tensor<float>(1, kv_heads, len, dim)});
+  return layers;
+}
+
+// By the definitions, for lists of kept keys that are the same for every head.
+struct Naive {
+  std::vector<double> shares;
+  double difference = 0.0, norm = 0.0, common = 0.0, compared = 0.0, pairs = 0.0, all_pairs = 0.0;
+  Index chunks = 0;
+
+  void add_chunk(const LayerCapture& layer, Index begin, const std::vector<Index>& kept) {
+    const oracle::Tensor q = to_oracle(layer.q), k = to_oracle(layer.k), v = to_oracle(layer.v);
+    const Index n = std::min(chunk, len - begin), group = q_heads / kv_heads;
+    oracle::Scores mass(
+        1, std::vector<std::vector<double>>(uz(kv_heads), std::vector<double>(uz(begin), 0.0)));
+    for (Index head = 0; head < q_heads; ++head)
+      for (Index i = begin; i < begin + n; ++i) {
+        const Index kv_head = head / group;
+        std::vector<double> weight;
+        for (Index t = 0; t <= i; ++t)
+          weight.push_back(std::exp(scale * oracle::dot(q.row(0, head, i), k.row(0, kv_head, t))));
+        std::vector<bool> seen(uz(i + 1), false);
+        for (Index t : kept) seen[uz(t)] = true;
+        for (Index t = begin; t <= i; ++t) seen[uz(t)] = true;
+        double past = 0.0, of_kept = 0.0, all = 0.0, some = 0.0;
+        for (Index t = 0; t <= i; ++t) {
+          all += weight[uz(t)];
+          if (t < begin) past += weight[uz(t)];
+          if (seen[uz(t)]) some += weight[uz(t)];
+          if (seen[uz(t)] && t < begin) of_kept += weight[uz(t)];
+        }
+        shares.push_back(of_kept / past);
+        for (Index t = 0; t < begin; ++t) mass[0][uz(kv_head)][uz(t)] += weight[uz(t)] / past;
+        for (Index c = 0; c < dim; ++c) {
+          double dense = 0.0, out = 0.0;
+          for (Index t = 0; t <= i; ++t) {
+            dense += weight[uz(t)] / all * v.at(0, kv_head, t, c);
+            if (seen[uz(t)]) out += weight[uz(t)] / some * v.at(0, kv_head, t, c);
+          }
+          difference += (out - dense) * (out - dense);
+          norm += dense * dense;
+        }
+      }
+    const oracle::Positions best = oracle::top_k(mass, std::ssize(kept), 0, 0);
+    for (const auto& list : best[0])
+      for (Index t : list) {
+        common += std::binary_search(kept.begin(), kept.end(), t) ? 1.0 : 0.0;
+        compared += 1.0;
+      }
+    const double own = static_cast<double>(n * (n + 1) / 2);
+    pairs += static_cast<double>(n * std::ssize(kept)) + own;
+    all_pairs += static_cast<double>(n * begin) + own;
+    ++chunks;
+  }
+};
+
+void expect_as(const Accuracy& got, Naive naive) {
+  std::sort(naive.shares.begin(), naive.shares.end());
+  const double rows = static_cast<double>(naive.shares.size());
+  EXPECT_EQ(got.rows, std::ssize(naive.shares));
+  EXPECT_EQ(got.chunks, naive.chunks);
+  EXPECT_NEAR(got.mass_kept, std::accumulate(naive.shares.begin(), naive.shares.end(), 0.0) / rows,
+              1e-6);
+  EXPECT_NEAR(got.worst_mass, naive.shares[0], 1e-6);
+  const auto worst = static_cast<std::ptrdiff_t>(std::ceil(0.01 * rows));
+  EXPECT_NEAR(got.worst_percent_mass,
+              std::accumulate(naive.shares.begin(), naive.shares.begin() + worst, 0.0) /
+                  static_cast<double>(worst),
+              1e-6);
+  EXPECT_NEAR(got.output_error, std::sqrt(naive.difference / naive.norm), 1e-5);
+  EXPECT_NEAR(got.overlap, naive.common / naive.compared, 1e-12);
+  EXPECT_NEAR(got.kv_pairs, naive.pairs / naive.all_pairs, 1e-12);
+}
+
+// first_recent with a budget of 9 keeps 0..3 and the last five, whatever the data.
+std::vector<Index> first_and_recent(Index begin) {
+  std::vector<Index> kept = oracle::range(0, 4);
+  for (Index t = begin - 5; t < begin; ++t) kept.push_back(t);
+  return kept;
+}
+
+TEST(Accuracy, IsWhatItsDefinitionsSayLayerByLayerAndOverall) {
+  Random random(921);
+  quoka::ThreadPool threads(2);
+  const auto layers = random_layers(random, 2);
+  DenseReference reference(layers, chunk, {.scale = static_cast<float>(scale)}, threads);
+  const auto sums = AccuracyRun("first_recent", {.budget = 9}, reference, {}, threads).run();
+  Naive all;
+  ASSERT_EQ(sums.size(), 2u);
+  for (std::size_t i = 0; i < 2; ++i) {
+    SCOPED_TRACE(layers[i].name);
+    Naive naive;
+    for (Index begin = 20; begin < len; begin += chunk)  // 0 is not more than two budgets
+      for (Naive* to : {&naive, &all}) to->add_chunk(layers[i], begin, first_and_recent(begin));
+    expect_as(sums[i].result(), naive);
+  }
+  expect_as(quoka_examples::overall(sums), all);
+}
+
+TEST(Accuracy, CountsChunksWhosePastIsLongerThanTheRuleAsks) {
+  Random random(922);
+  quoka::ThreadPool threads(1);
+  const auto layers = random_layers(random, 1);
+  DenseReference reference(layers, chunk, {}, threads);
+  const auto chunks = [&](double past_per_budget) {
+    const AccuracyRules rules{.past_per_budget = past_per_budget};
+    return AccuracyRun("random", {.budget = 20}, reference, rules, threads)
+        .run()[0]
+        .result()
+        .chunks;
+  };
+  EXPECT_EQ(chunks(0.0), 7);
+  EXPECT_EQ(chunks(1.0), 5);  // 40, 60, ...: more than 20
+  EXPECT_EQ(chunks(2.0), 4);
+  EXPECT_EQ(chunks(7.0), 0);
+}
+
+TEST(Accuracy, OfTheOracleIsFullOverlapAndTheMostMassOfAll) {
+  Random random(923);
+  quoka::ThreadPool threads(1);
+  const auto layers = random_layers(random, 2);
+  DenseReference reference(layers, chunk, {}, threads);
+  const auto accuracy = [&](const std::string& method) {
+    return quoka_examples::overall(
+        AccuracyRun(method, {.budget = 13}, reference, {}, threads).run());
+  };
+  const Accuracy best = accuracy("oracle");
+  EXPECT_EQ(best.overlap, 1.0);
+  for (const std::string& method : quoka_examples::parse_methods("all")) {
+    const Accuracy other = accuracy(method);
+    EXPECT_LE(other.mass_kept, best.mass_kept + 1e-6) << method;
+    EXPECT_LE(other.overlap, 1.0) << method;
+    EXPECT_GE(other.worst_percent_mass, other.worst_mass) << method;
+    EXPECT_GT(other.output_error, 0.0) << method;
+  }
+}
+
+TEST(Accuracy, OfDenseIsPerfect) {
+  Random random(924);
+  quoka::ThreadPool threads(1);
+  const auto layers = random_layers(random, 1);
+  DenseReference reference(layers, chunk, {}, threads);
+  const Accuracy dense =
+      AccuracyRun("dense", {}, reference, {.past_per_budget = 0.0}, threads).run()[0].result();
+  EXPECT_EQ(dense.mass_kept, 1.0);
+  EXPECT_EQ(dense.output_error, 0.0);
+  EXPECT_EQ(dense.kv_pairs, 1.0);
+  EXPECT_EQ(dense.flops, 0.0);
+  EXPECT_EQ(dense.dense_flops, 4.0 * q_heads * dim * (len * (len + 1) / 2) / 7);
+}
+
+TEST(Accuracy, CountsTheTargetsThatAreInThePastAndKept) {
+  Random random(925);
+  quoka::ThreadPool threads(1);
+  auto layers = random_layers(random, 1);
+  layers[0].targets = Tensor3<Position>(1, q_heads, len);
+  layers[0].targets.setConstant(-1);
+  layers[0].targets(0, 0, 130) = 2;    // one of the first
+  layers[0].targets(0, 3, 131) = 116;  // one of the last five of 120
+  layers[0].targets(0, 3, 132) = 50;   // neither
+  layers[0].targets(0, 1, 133) = 125;  // of its own chunk: always attended
+  layers[0].targets(0, 1, 3) = 1;      // of a chunk that is not measured
+  DenseReference reference(layers, chunk, {}, threads);
+  const auto hits = [&] {
+    return AccuracyRun("first_recent", {.budget = 9}, reference, {}, threads)
+        .run()[0]
+        .result()
+        .hits;
+  };
+  EXPECT_NEAR(hits(), 2.0 / 3.0, 1e-12);
+  layers[0].targets.setConstant(-1);
+  EXPECT_TRUE(std::isnan(hits()));
+}
+
+TEST(Accuracy, OfGeneratedLayersIsThatOfEachOnItsOwn) {  // no choice is shared
+  Random random(926);
+  quoka::ThreadPool threads(1);
+  const auto layers = random_layers(random, 2);
+  DenseReference together(layers, chunk, {}, threads);
+  const AccuracyRules alone{.one_sequence = false};
+  const auto sums = AccuracyRun("tidal_decode", {.budget = 9}, together, alone, threads).run();
+  for (std::size_t i = 0; i < 2; ++i) {
+    const std::vector<LayerCapture> one{layers[i]};
+    DenseReference reference(one, chunk, {}, threads);
+    const auto expected = AccuracyRun("tidal_decode", {.budget = 9}, reference, {}, threads).run();
+    EXPECT_EQ(sums[i].result().mass_kept, expected[0].result().mass_kept);
+  }
+}
+
+TEST(Accuracy, RefusesLayersOfDifferentLength) {
+  Random random(927);
+  quoka::ThreadPool threads(1);
+  auto layers = random_layers(random, 2);
+  layers[1].q = random.tensor<float>(1, q_heads, 99, dim);
+  expect_refused([&] { DenseReference(layers, chunk, {}, threads); }, {"layer1", 99, len});
+  expect_refused([&] { DenseReference(layers, 0, {}, threads); }, {0, "tokens"});
+}
+
+// ---- methods by name ----------------------------------------------------------------------------
+
+// The selection of the last of two chunks.
+Selection selection_of(const std::string& method, const MethodOptions& options) {
+  Random random(931);
+  quoka::ThreadPool threads(1);
+  const LayerCapture layer = random_layers(random, 1).front();
+  const auto layers = quoka_examples::make_layers(method, quoka_examples::shape_of(layer), options);
+  const quoka::TensorView<const float> q = layer.q, k = layer.k, v = layer.v;
+  layers[0]->append(q.slice(0, 100), k.slice(0, 100), v.slice(0, 100), threads);
+  return layers[0]->select(q.slice(100, 37), threads);
+}
+
+TEST(Methods, AComposedNameSetsEachOfItsOptions) {
+  using namespace quoka;
+  const QuokaOptions expected{.budget = 11,
+                              .n_queries = 6,
+                              .aggregation = Aggregation::mean,
+                              .group_mode = GroupMode::per_head,
+                              .query_choice = QueryChoice::dissimilar_and_last,
+                              .window = 3,
+                              .keep_first = 2,
+                              .keep_last = 1};
+  Random random(931);
+  const LayerCapture layer = random_layers(random, 1).front();
+  const TensorView<const float> q = layer.q, k = layer.k;
+  const Selection keep = QuokaSelector(expected).select(q.slice(100, 37), k.slice(0, 100));
+  EXPECT_EQ(selection_of("quoka.dissimilar_and_last.per_head.window3.mean.first2.recent1.queries6",
+                         {.budget = 11}),
+            keep);
+  EXPECT_FALSE(selection_of("quoka", {.budget = 11}) == keep);
+}
+
+TEST(Methods, EachKeepsFirstKeysWhereAskedTo) {
+  MethodOptions options{.budget = 17};
+  options.quoka.keep_first = 5;
+  for (const std::string& method : quoka_examples::all_methods()) {
+    const Selection keep = selection_of(method, options);
+    if (method == "dense") continue;
+    for (Index head = 0; head < kv_heads; ++head) {
+      const auto row = keep.row(0, head);
+      ASSERT_EQ(std::ssize(row), 17) << method;
+      EXPECT_EQ(std::vector<Index>(row.begin(), row.begin() + 5), oracle::range(0, 5)) << method;
+    }
+  }
+}
+
+TEST(Methods, ThatAreNoneAreRefusedWithThoseThatAre) {
+  for (const char* name :
+       {"quokka", "quoka.window", "quoka.windowx", "quoka.best", "sparq.window7"})
+    expect_refused([&] { quoka_examples::parse_methods(name); },
+                   {name, "sample_attention", "quoka.dissimilar_and_last.per_head.window7"});
+}
+
+}  // namespace
