@@ -32,12 +32,14 @@ enum class Arithmetic {
   single,  // float
   half,    // fp16 multiply-adds in short chains, widened to float: up to twice the products per
            // second, at errors of 1e-3 to 5e-3 of the largest output (bench/README.md)
+  fixed16,
 };
 
 // What a request comes to on the ISA this is compiled for: half needs AVX512-FP16, or the half
 // arithmetic of ARMv8.2, and is float elsewhere, to the last bit.
 constexpr Arithmetic arithmetic_used(Arithmetic asked) {
-  return simd::has_half_arithmetic ? asked : Arithmetic::single;
+  const bool has = asked == Arithmetic::half ? simd::has_half_arithmetic : simd::has_pair_sums;
+  return has ? asked : Arithmetic::single;
 }
 
 struct AttentionOptions {
@@ -171,6 +173,11 @@ void attention(const Q& q, const Past<storage_t<Q>>& past, const Chunk<storage_t
     if (options.arithmetic == Arithmetic::half)
       return detail::attention_in<detail::HalfPanels<simd::HalfPacket>>(
           q, past, chunk, output, options, executor, workspace);
+  }
+  if constexpr (simd::has_pair_sums) {
+    if (options.arithmetic == Arithmetic::fixed16)
+      return detail::attention_in<detail::FixedPanels<simd::PairSums>>(q, past, chunk, output,
+                                                                       options, executor, workspace);
   }
   detail::attention_in<detail::SinglePanels>(q, past, chunk, output, options, executor, workspace);
 }

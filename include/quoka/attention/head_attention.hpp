@@ -10,6 +10,7 @@
 
 #include <quoka/attention/key_sequence.hpp>
 #include <quoka/attention/partial_rows.hpp>
+#include <quoka/core/fixed_panels.hpp>
 #include <quoka/core/half_panels.hpp>
 #include <quoka/core/panel_kernels.hpp>
 
@@ -42,7 +43,7 @@ struct AttentionScratch {
     constexpr Index block = round_up(tuning::block_keys, tuning::tile_rows) * width;
     keys.reserve(ceil_div(tuning::block_keys, tuning::tile_rows) * key_tile_size(dim) * packed);
     values.reserve(tuning::block_keys * value_stride(v_dim) * packed);
-    queries.reserve(panels * dim * width * lane);
+    queries.reserve(panels * Panels::steps(dim) * width * lane);
     logits.reserve(block);
     if constexpr (!Panels::weights_in_place) weights.reserve(block * lane);
     out.reserve(panels * v_dim * width);
@@ -56,7 +57,7 @@ struct AttentionScratch {
   }
 };
 
-// Panels [first_panel, first_panel + panels) of one KV head, in SinglePanels or HalfPanels.
+// Panels [first_panel, first_panel + panels) of one KV head, in SinglePanels or another arithmetic.
 template <class T, class Panels = SinglePanels>
 class HeadAttention {
   using Packed = typename Panels::Packed;
@@ -99,7 +100,9 @@ class HeadAttention {
     assert(first_row_ < call_.rows());
     for (Index p = 0; p < panels_; ++p) begin_panel(p, with_sinks);
     constexpr Index step = tuning::block_keys;
-    const auto count_at = [&](Index at) { return std::clamp<Index>(end - at, 0, step); };
+    // What a block of values is scaled by must not depend on the task: then all of it is packed.
+    const Index last = Panels::leaves_to_float ? keys_.end_for(call_.q.len() - 1) : end;
+    const auto count_at = [&](Index at) { return std::clamp<Index>(last - at, 0, step); };
     auto *rows = &s_.rows[0], *next_rows = &s_.rows[1];
     keys_.rows(block, count_at(block), rows->k, rows->v);
     for (; block < end; block += step, std::swap(rows, next_rows)) {
@@ -112,7 +115,7 @@ class HeadAttention {
       for (Index p = 0; p < panels_; ++p) {
         next_k.next(ceil_div(next_k.lines(), panels_));
         next_v.next(ceil_div(next_v.lines(), panels_));
-        attend(p, block, count, packed);
+        attend(p, block, count, packed, *rows);
       }
     }
   }
@@ -125,7 +128,7 @@ class HeadAttention {
   Packed* keys() const { return reinterpret_cast<Packed*>(s_.keys.data()); }
   Packed* values() const { return reinterpret_cast<Packed*>(s_.values.data()); }
   Lane* queries(Index p) const {
-    return reinterpret_cast<Lane*>(s_.queries.data()) + p * dim() * width;
+    return reinterpret_cast<Lane*>(s_.queries.data()) + p * Panels::steps(dim()) * width;
   }
   float* row_factors(Index p) const { return s_.row_factors.data() + p * width; }
   float* out(Index p) const { return s_.out.data() + p * call_.v_dim * width; }
@@ -136,10 +139,7 @@ class HeadAttention {
   void begin_panel(Index p, bool with_sinks) {
     const T* rows[width];
     alignas(64) float sink[width];
-    for (Index i = 0; i < panel_count(p); ++i) {
-      const Index row = panel_row(p) + i;
-      rows[i] = call_.q.row(keys_.b, head_of(row), query_of(row));
-    }
+    query_rows(p, rows);
     Panels::pack_rows(rows, panel_count(p), dim(), call_.query_scale, queries(p), row_factors(p));
     std::fill_n(out(p), call_.v_dim * width, 0.0f);
     for (Index i = 0; i < width; ++i)
@@ -151,7 +151,15 @@ class HeadAttention {
     }
   }
 
-  void attend(Index p, Index block, Index count, const typename Panels::Block& packed) {
+  void query_rows(Index p, const T* (&rows)[width]) const {
+    for (Index i = 0; i < panel_count(p); ++i) {
+      const Index row = panel_row(p) + i;
+      rows[i] = call_.q.row(keys_.b, head_of(row), query_of(row));
+    }
+  }
+
+  void attend(Index p, Index block, Index count, const typename Panels::Block& packed,
+              const typename AttentionScratch<T>::Rows& rows) {
     const Index first_query = query_of(panel_row(p));
     const Index last_query = query_of(panel_row(p) + panel_count(p) - 1);
     const Index keys = std::min(count, keys_.end_for(last_query) - block);
@@ -163,23 +171,62 @@ class HeadAttention {
     Packets top;
     for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
     Panels::logits(packed, this->keys(), queries(p), row_factors(p), dim(), keys, x, top);
+    bool finite = true;
+    if constexpr (Panels::leaves_to_float) finite = all_fixed(p, packed);
+    if (!finite) leave_logits(p, packed, rows, keys, x);
     Mask mask;
     if (call_.cap_log2 != 0.0f) cap_logits(x, keys * width, call_.cap_log2);
     if (masked) {
       fill_mask(p, block, keys, mask);
       mask_logits(x, keys, mask);
     }
-    if (masked || call_.cap_log2 != 0.0f || keys % tuning::tile_rows != 0)
+    if (masked || !finite || call_.cap_log2 != 0.0f || keys % tuning::tile_rows != 0)
       block_maximum(x, keys, top);
 
-    Packets factor;
-    for (int j = 0; j < Panels::packets; ++j) factor[j] = state(p)[j].raise(top[j]);
-    const Lane* const weights =
-        Panels::weights(x, keys, state(p), reinterpret_cast<Lane*>(s_.weights.data()));
+    typename Panels::Factors factors;
+    const Lane* const weights = Panels::softmax(x, keys, top, state(p), factors,
+                                                reinterpret_cast<Lane*>(s_.weights.data()));
+    if (!finite) admit_logits(x, keys, state(p));
     if (packed.finite_values || !masked)
-      Panels::values(packed, values(), call_.v_dim, weights, keys, factor, out(p));
+      Panels::values(packed, values(), call_.v_dim, weights, keys, factors, out(p));
     else
-      values_lane_by_lane(mask, panel_count(p), packed, weights, factor, out(p));
+      values_lane_by_lane(mask, panel_count(p), packed, weights, factors, out(p));
+    if constexpr (Panels::leaves_to_float)
+      if (!packed.all_values)
+        values_in_float(
+            rows.v, packed.in_float, keys, call_.v_dim, x, state(p),
+            [&](Index key, Index row) {
+              const float at = static_cast<float>(key);
+              return row < panel_count(p) &&
+                     (!masked || (mask.first[row] <= at && at < mask.end[row]));
+            },
+            out(p));
+  }
+
+  // Whether integers hold all keys of the block and all rows of the panel.
+  bool all_fixed(Index p, const typename Panels::Block& packed) const {
+    bool all = packed.all_keys;
+    for (Index i = 0; i < width; ++i) all &= row_factors(p)[i] == row_factors(p)[i];
+    return all;
+  }
+
+  void leave_logits(Index p, const typename Panels::Block& packed,
+                    const typename AttentionScratch<T>::Rows& rows, Index keys, float* x) const {
+    if constexpr (Panels::leaves_to_float) {
+      const T* queries[width];
+      query_rows(p, queries);
+      logits_in_float(rows.k, packed.key_factors, keys, queries, row_factors(p), panel_count(p),
+                      dim(), call_.query_scale, x, width);
+    }
+  }
+
+  // A logit of NaN, or of plus infinity, makes the sum of weights NaN.
+  static void admit_logits(const float* x, Index keys, State& state) {
+    const simd::Packet least = simd::broadcast(std::numeric_limits<float>::lowest());
+    for (Index at = 0; at < keys * width; at += simd::lanes) {
+      simd::Packet& sum = state[at / simd::lanes % Panels::packets].sum;
+      sum = simd::fma(simd::max(simd::load(x + at), least), simd::zero(), sum);
+    }
   }
 
   void fill_mask(Index p, Index block, Index keys, Mask& mask) const {
@@ -195,7 +242,8 @@ class HeadAttention {
   // infinite value, each lane takes the keys it sees and no other. Same tiles, same order, same
   // bits.
   void values_lane_by_lane(const Mask& mask, Index count, const typename Panels::Block& packed,
-                           const Lane* weights, const Packets& factor, float* panel) {
+                           const Lane* weights, const typename Panels::Factors& factors,
+                           float* panel) {
     const Index size = call_.v_dim * width;
     float *result = s_.lane_out.data(), *trial = result + size;
     for (Index lane = 0; lane < count; ++lane) {
@@ -203,7 +251,7 @@ class HeadAttention {
       const Index end = std::max(first, static_cast<Index>(mask.end[lane]));
       std::copy_n(panel, size, trial);
       Panels::values(packed, values() + first * value_stride(call_.v_dim), call_.v_dim,
-                     weights + first * width, end - first, factor, trial);
+                     weights + first * width, end - first, factors, trial);
       for (Index c = 0; c < call_.v_dim; ++c) result[c * width + lane] = trial[c * width + lane];
     }
     for (Index c = 0; c < call_.v_dim; ++c)

@@ -83,7 +83,9 @@ struct HalfPanels {
   static constexpr int width = packets * simd::lanes;
   using Packed = simd::HalfPair;
   using Lane = Eigen::half;
-  static constexpr bool weights_in_place = false, has_row_factors = true;
+  static constexpr bool weights_in_place = false, has_row_factors = true, leaves_to_float = false;
+  using Factors = simd::Packet[packets];
+  static constexpr Index steps(Index dim) { return dim; }
 
   struct Block {
     float key_factor, value_factor;  // take back the powers of two
@@ -153,8 +155,9 @@ struct HalfPanels {
     block_maximum(x, keys, top);
   }
 
-  static const Lane* weights(const float* x, Index keys, PacketState (&state)[packets],
-                             Lane* weights) {
+  static const Lane* softmax(const float* x, Index keys, const simd::Packet (&top)[packets],
+                             PacketState (&state)[packets], Factors& factors, Lane* weights) {
+    for (int j = 0; j < packets; ++j) factors[j] = state[j].raise(top[j]);
     const simd::Packet scale = simd::broadcast(std::ldexp(1.0f, row_range));
     block_weights(x, keys, state, [&](Index at, const simd::Packet& w) QUOKA_INLINE_LAMBDA {
       simd::store_from_float(weights + at, simd::mul(w, scale));

@@ -169,7 +169,9 @@ struct SinglePanels {
   static constexpr int packets = tuning::tile_packets;  // of float, across a panel
   using Packed = float;                                 // an element of packed keys and values
   using Lane = float;                                   // an element of queries and weights
-  static constexpr bool weights_in_place = true, has_row_factors = false;
+  static constexpr bool weights_in_place = true, has_row_factors = false, leaves_to_float = false;
+  using Factors = PanelPackets;  // take the rows of the panel to their new maximum
+  static constexpr Index steps(Index dim) { return dim; }  // of a product over channels
 
   // What packing a block of keys and values found out.
   struct Block {
@@ -191,12 +193,14 @@ struct SinglePanels {
                      Index keys, float* x, PanelPackets& top) {
     block_logits(tiles, panel, dim, keys, x, top);
   }
-  static const float* weights(float* x, Index keys, PanelState& state, float*) {
+  static const float* softmax(float* x, Index keys, const PanelPackets& top, PanelState& state,
+                              Factors& factors, float*) {
+    for (int j = 0; j < packets; ++j) factors[j] = state[j].raise(top[j]);
     block_weights(x, keys, state);
     return x;
   }
   static void values(const Block&, const float* values, Index dim, const float* weights, Index keys,
-                     const PanelPackets& factor, float* out) {
+                     const Factors& factor, float* out) {
     block_values(values, dim, weights, keys, factor, out);
   }
 };

@@ -32,6 +32,10 @@ inline constexpr int block_keys = tile_rows * (simd::registers >= 32 ? 8 : 16);
 inline constexpr int half_chain = 16;
 inline constexpr int half_chains = 4;
 
+// 16-bit fixed point (fixed_panels.hpp): bits of the weights. One more takes one from the values,
+// and the other way round.
+inline constexpr int fixed_weight_bits = 14;
+
 // Panels of one task: queries and accumulators of 16 panels are 512 KiB at head_dim 128, and
 // packing a block of keys costs about 0.5 % of its use by 16 panels. Below 4 panels it would cost
 // over 2 %.

@@ -1,10 +1,8 @@
-// Half arithmetic: its error and its price against the length of its chains.
+// 16-bit fixed point: its error against float.
 //
-// Dense and selected attention with half multiply-adds in chains of several lengths, against the
-// library's own float kernels, whose error is a thousandth of what is measured here: on generated
-// (normal) keys and values, and on every layer of recorded captures. Where the ISA has no half
-// arithmetic it is emulated, so that the errors can be measured on any machine (core/simd.hpp says
-// how exactly); speed cannot, and the price is a count of vector instructions.
+// Dense and selected attention in fixed point against the library's own float kernels, whose error
+// is a thousandth of what is measured here: on generated (normal) keys and values, and on every
+// layer of recorded captures. The integers are the same on any machine, so these errors are, too.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/select/quoka.hpp>
@@ -42,16 +40,17 @@ struct Input {
   quoka::Selection keep;  // empty: all
 };
 
-struct Error {
-  double largest;   // largest |error| over the largest |output|
-  double relative;  // |error| over |output|, Frobenius
-};
-
 struct Row {
   std::string data;
-  int chain, chains;
-  double instructions;
-  Error error;
+  double largest = 0.0;   // largest |error| over the largest |output|
+  double head = 0.0;      // the same of each head over its own: the worst head
+  double relative = 0.0;  // |error| over |output|, Frobenius
+
+  void admit(const Row& other) {
+    largest = std::max(largest, other.largest);
+    head = std::max(head, other.head);
+    relative = std::max(relative, other.relative);
+  }
 };
 
 template <class Panels>
@@ -65,58 +64,28 @@ Tensor4 attend(const Input& in) {
   return out;
 }
 
-Error error_of(const Tensor4& out, const Tensor4& exact) {
-  double largest = 0.0, largest_error = 0.0, squares = 0.0, squared_errors = 0.0;
-  for (Index i = 0; i < exact.size(); ++i) {
-    const double x = static_cast<double>(exact.data()[i]);
-    const double error = static_cast<double>(out.data()[i]) - x;
-    largest = std::max(largest, std::abs(x));
-    largest_error = std::max(largest_error, std::abs(error));
-    squares += x * x, squared_errors += error * error;
-  }
-  return {largest_error / largest, std::sqrt(squared_errors / squares)};
-}
-
-// Vector instructions per multiply-add of a packet: itself, an addition per chain but the first of
-// Chains, and two conversions and two multiply-adds where their sum is widened; over a block of
-// keys, where the last chains may be shorter. A multiply-add of float counts 2: half the lanes.
-double instructions(int chain, int chains) {
-  const Index block = quoka::tuning::block_keys, per_sum = Index{chain} * chains;
-  const double sums = static_cast<double>(quoka::ceil_div(block, per_sum));
-  const double additions = static_cast<double>(quoka::ceil_div(block, chain)) - sums;
-  return 1.0 + (additions + 4.0 * sums) / static_cast<double>(block);
-}
-
-template <int Chain, int Chains>
-void add_row(const Input& in, const Tensor4& exact, std::vector<Row>& rows) {
-  using Panels = quoka::detail::HalfPanels<quoka::simd::HalfPacket, Chain, Chains>;
-  rows.push_back(
-      {in.data, Chain, Chains, instructions(Chain, Chains), error_of(attend<Panels>(in), exact)});
-}
-
+// Adds what one chunk gives to the last row, or to a new one where the data is new: the worst chunk
+// of a data set.
 void measure(const Input& in, std::vector<Row>& rows) {
   const Tensor4 exact = attend<quoka::detail::SinglePanels>(in);
-  add_row<8, 1>(in, exact, rows);
-  add_row<8, 4>(in, exact, rows);
-  add_row<16, 1>(in, exact, rows);
-  add_row<16, 2>(in, exact, rows);
-  add_row<16, 4>(in, exact, rows);
-  add_row<32, 1>(in, exact, rows);
-  add_row<64, 1>(in, exact, rows);
-  add_row<128, 1>(in, exact, rows);
-}
-
-// The larger of both errors, row by row: the worst chunk of a data set.
-void worst_of(std::vector<Row>& all, const std::vector<Row>& more) {
-  if (all.empty() || all.back().data != more.back().data) {
-    all.insert(all.end(), more.begin(), more.end());
-    return;
+  const Tensor4 out = attend<quoka::detail::FixedPanels<quoka::simd::PairSums>>(in);
+  double largest = 0.0, largest_error = 0.0, squares = 0.0, squared_errors = 0.0, worst = 0.0;
+  for (Index head = 0; head < in.q.heads(); ++head) {
+    double own = 0.0, own_error = 0.0;
+    for (Index i = 0; i < in.q.len(); ++i)
+      for (Index c = 0; c < in.v.dim(); ++c) {
+        const double x = static_cast<double>(exact(0, head, i, c));
+        const double error = static_cast<double>(out(0, head, i, c)) - x;
+        own = std::max(own, std::abs(x));
+        own_error = std::max(own_error, std::abs(error));
+        squares += x * x, squared_errors += error * error;
+      }
+    largest = std::max(largest, own), largest_error = std::max(largest_error, own_error);
+    worst = std::max(worst, own_error / own);
   }
-  Row* const last = &all[all.size() - more.size()];
-  for (std::size_t i = 0; i < more.size(); ++i) {
-    last[i].error.largest = std::max(last[i].error.largest, more[i].error.largest);
-    last[i].error.relative = std::max(last[i].error.relative, more[i].error.relative);
-  }
+  if (rows.empty() || rows.back().data != in.data) rows.push_back({.data = in.data});
+  rows.back().admit(
+      {in.data, largest_error / largest, worst, std::sqrt(squared_errors / squares)});
 }
 
 // Four query heads on a KV head, 32 queries after kv_len keys.
@@ -130,7 +99,6 @@ void measure_normal(Index head_dim, Index kv_len, std::vector<Row>& rows) {
   };
   const Tensor4 q = tensor(4, 32), k = tensor(1, kv_len + 32), v = tensor(1, kv_len + 32);
   const TensorView<const float> keys = k, values = v;
-  std::vector<Row> more;
   measure({.data = "normal, head_dim " + std::to_string(head_dim) + ", " + std::to_string(kv_len) +
                    " keys",
            .q = q,
@@ -140,8 +108,7 @@ void measure_normal(Index head_dim, Index kv_len, std::vector<Row>& rows) {
            .v = values.slice(kv_len, 32),
            .scale = 1.0f / std::sqrt(static_cast<float>(head_dim)),
            .keep = {}},
-          more);
-  worst_of(rows, more);
+          rows);
 }
 
 // Chunks of 128 in the middle and at the end of the recorded prompt, each layer by itself, over all
@@ -165,41 +132,31 @@ void measure_capture(const std::string& path, const Flags& flags, std::vector<Ro
                  .keep = {}};
         if (selected)
           in.keep = quoka::QuokaSelector({.budget = flags.budget}).select(in.q, in.past_k);
-        std::vector<Row> more;
-        measure(in, more);
-        worst_of(rows, more);
+        measure(in, rows);
       }
   }
 }
 
 int run(const Flags& flags) {
-  std::cout << cpu_name() << "; " << build_description() << "; half arithmetic "
-            << (quoka::simd::has_half_arithmetic ? "of the ISA" : "emulated") << "\n\n";
+  std::cout << cpu_name() << "; " << build_description() << "; fixed point "
+            << (quoka::simd::has_pair_sums ? "of the ISA" : "in plain C++") << "\n\n";
   std::vector<Row> rows;
   for (const Index head_dim : {64, 128})
     for (const Index kv_len : flags.lengths) measure_normal(head_dim, kv_len, rows);
   for (const std::string& path : flags.captures) measure_capture(path, flags, rows);
 
-  nlohmann::json json{{"command", flags.command},
-                      {"cpu", cpu_name()},
-                      {"build", build_description()},
-                      {"emulated", !quoka::simd::has_half_arithmetic}};
+  nlohmann::json json{
+      {"command", flags.command}, {"cpu", cpu_name()}, {"build", build_description()}};
   std::vector<std::vector<std::string>> lines;
   for (const Row& r : rows) {
-    lines.push_back({r.data, std::to_string(r.chain), std::to_string(r.chains),
-                     fixed(r.instructions, 3), fixed(1e3 * r.error.largest, 2) + "e-3",
-                     fixed(1e3 * r.error.relative, 2) + "e-3"});
+    const auto thousandths = [](double x) { return fixed(1e3 * x, 2) + "e-3"; };
+    lines.push_back({r.data, thousandths(r.largest), thousandths(r.head), thousandths(r.relative)});
     json["results"].push_back({{"data", r.data},
-                               {"chain", r.chain},
-                               {"chains", r.chains},
-                               {"instructions", r.instructions},
-                               {"largest_error", r.error.largest},
-                               {"relative_error", r.error.relative}});
+                               {"largest_error", r.largest},
+                               {"largest_error_of_a_head", r.head},
+                               {"relative_error", r.relative}});
   }
-  print_table(
-      std::cout,
-      {"data", "chain", "chains in half", "instructions", "largest error", "relative error"},
-      lines);
+  print_table(std::cout, {"data", "largest error", "worst head", "relative error"}, lines);
   if (!flags.json.empty()) write_json(flags.json, json);
   return 0;
 }
@@ -209,7 +166,7 @@ int run(const Flags& flags) {
 int main(int argc, char** argv) {
   Flags flags;
   flags.command = command_line(argc, argv);
-  CLI::App app("Half arithmetic: error and price against the length of its chains");
+  CLI::App app("16-bit fixed point: its error against float");
   app.add_option("captures", flags.captures,
                  "safetensors dumps with NAME.q, NAME.k, NAME.v per layer")
       ->check(CLI::ExistingFile);
@@ -224,7 +181,7 @@ int main(int argc, char** argv) {
   try {
     return run(flags);
   } catch (const std::exception& error) {
-    std::cerr << "half_chain_length: " << error.what() << '\n';
+    std::cerr << "arithmetic_error: " << error.what() << '\n';
     return 1;
   }
 }
