@@ -84,8 +84,7 @@ void measure(const Input& in, std::vector<Row>& rows) {
     worst = std::max(worst, own_error / own);
   }
   if (rows.empty() || rows.back().data != in.data) rows.push_back({.data = in.data});
-  rows.back().admit(
-      {in.data, largest_error / largest, worst, std::sqrt(squared_errors / squares)});
+  rows.back().admit({in.data, largest_error / largest, worst, std::sqrt(squared_errors / squares)});
 }
 
 // Four query heads on a KV head, 32 queries after kv_len keys.

@@ -143,8 +143,8 @@ TEST(FixedArithmetic, APairFillsAPacket) {
 }
 
 TEST(FixedArithmetic, FloatsArePairedUpRounded) {
-  const std::pair<float, int> cases[] = {{0.5f, 0},        {1.5f, 2},      {-2.5f, -2},
-                                         {-0.75f, -1},     {32766.6f, 32767}, {-32767.4f, -32767},
+  const std::pair<float, int> cases[] = {{0.5f, 0},         {1.5f, 2},         {-2.5f, -2},
+                                         {-0.75f, -1},      {32766.6f, 32767}, {-32767.4f, -32767},
                                          {not_a_number, 0}, {0x1p-18f, 0}};
   for (const auto& [a, low] : cases)
     for (const auto& [b, high] : cases) {
@@ -224,8 +224,8 @@ TYPED_TEST(FixedAttention, EveryGroupAndBatch) {
 
 TYPED_TEST(FixedAttention, KeysAroundATileAndABlock) {
   Random random(13);
-  for (const Index border : {Index{tuning::tile_rows}, Index{tuning::block_keys},
-                             Index{2 * tuning::block_keys}})
+  for (const Index border :
+       {Index{tuning::tile_rows}, Index{tuning::block_keys}, Index{2 * tuning::block_keys}})
     for (Index keys = border - 1; keys <= border + 1; ++keys) {
       SCOPED_TRACE(std::to_string(keys) + " keys");
       expect_near_oracle(
@@ -235,7 +235,7 @@ TYPED_TEST(FixedAttention, KeysAroundATileAndABlock) {
 
 TYPED_TEST(FixedAttention, RowsAroundAPanel) {
   Random random(14);
-  constexpr Index panel = quoka::detail::panel_rows_of<Panels>;
+  constexpr Index panel = tuning::panel_rows;
   for (const Index panels : {1, 2})
     for (Index rows = panels * panel - 1; rows <= panels * panel + 1; ++rows) {
       SCOPED_TRACE(std::to_string(rows) + " rows");
@@ -330,8 +330,8 @@ void expect_others_near(const Output<T>& output, const Inputs<T>& clean, F&& spo
       for (Index c = 0; c < output.out.dimension(3); ++c)
         if (spoilt(i)) {
           EXPECT_TRUE(std::isnan(static_cast<float>(output.out(0, head, i, c)))) << i;
-          others.out(0, head, i, c) = static_cast<T>(static_cast<float>(
-              expected.out.at(0, head, i, c)));
+          others.out(0, head, i, c) =
+              static_cast<T>(static_cast<float>(expected.out.at(0, head, i, c)));
         }
   EXPECT_TRUE(elements_close(others.out, expected.out, element_error * value));
 }
@@ -495,8 +495,8 @@ TEST(FixedAttentionRange, TheLargestSumsDoNotOverflow) {
         for (Index i = 0; i < output.out.size(); ++i)
           EXPECT_NEAR(output.out.data()[i], 4.0f, 2e-3f);
         for (Index i = 0; i < 37; ++i)
-          EXPECT_NEAR(output.lse(0, 0, i),
-                      4.0f * sign + std::log(static_cast<float>(301 + i + 1)), 1e-3f);
+          EXPECT_NEAR(output.lse(0, 0, i), 4.0f * sign + std::log(static_cast<float>(301 + i + 1)),
+                      1e-3f);
       }
   }
 }
@@ -578,7 +578,8 @@ TEST(FixedAttentionRange, AKeyFarAboveTheOthersIsTheAnswer) {
   const auto output = attend_in_fixed(in, {.scale = 1.0f});
   for (Index i = 0; i < 37; ++i)
     for (Index c = 0; c < 16; ++c)
-      EXPECT_NEAR(output.out(0, 1, i, c), in.past_v(0, 0, 300, c), element_error * largest(in.past_v));
+      EXPECT_NEAR(output.out(0, 1, i, c), in.past_v(0, 0, 300, c),
+                  element_error * largest(in.past_v));
 }
 
 // A float logit of 1e5 is off by about 1, one in fixed point by 10: rows are means of values still.

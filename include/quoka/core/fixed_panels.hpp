@@ -87,64 +87,75 @@ QUOKA_INLINE simd::Packet norm_or_nan(const simd::Packet& square) {
                            simd::select_less(square, simd::broadcast(1e28f), root, nan), nan);
 }
 
-// Logits of the keys and queries that integers cannot hold, in float. A row's factor of NaN says it
-// is one of them; `rows` rows of queries.
+// A factor of NaN says that integers cannot hold the row.
+inline bool all_held(const float* row_factors) {
+  bool all = true;
+  for (Index i = 0; i < tuning::panel_rows; ++i) all &= row_factors[i] == row_factors[i];
+  return all;
+}
+
+// Logits of the keys, and of `rows` queries, that integers cannot hold.
 template <class T>
 void logits_in_float(const T* const* k, const float* key_factors, Index keys, const T* const* q,
-                     const float* row_factors, Index rows, Index dim, float scale, float* x,
-                     Index width) {
+                     const float* row_factors, Index rows, Index dim, float scale, float* x) {
   for (Index key = 0; key < keys; ++key)
     for (Index row = 0; row < rows; ++row) {
       if (key_factors[key] == key_factors[key] && row_factors[row] == row_factors[row]) continue;
       float dot = 0.0f;
       for (Index c = 0; c < dim; ++c)
         dot = simd::fma(static_cast<float>(k[key][c]), static_cast<float>(q[row][c]) * scale, dot);
-      x[key * width + row] = dot;
+      x[key * tuning::panel_rows + row] = dot;
     }
 }
 
-// Adds the channels of values that integers cannot hold, weighted in float. visible(key, row).
-template <class T, int Packets, class Visible>
+// A logit of NaN, or of plus infinity, makes the sum of weights NaN, as it does in float.
+inline void admit_not_finite(const float* x, Index keys, PanelState& state) {
+  const simd::Packet least = simd::broadcast(std::numeric_limits<float>::lowest());
+  for (Index at = 0; at < keys * tuning::panel_rows; at += simd::lanes) {
+    simd::Packet& sum = state[at / simd::lanes % tuning::tile_packets].sum;
+    sum = simd::fma(simd::max(simd::load(x + at), least), simd::zero(), sum);
+  }
+}
+
+// Adds the channels that integers cannot hold, for the rows that see a key: sees(key, row).
+template <class T, class Sees>
 void values_in_float(const T* const* v, const float* in_float, Index keys, Index dim,
-                     const float* x, const PacketState (&state)[Packets], Visible&& visible,
-                     float* out) {
-  constexpr Index width = Packets * simd::lanes;
-  alignas(64) float max[width];
-  for (int j = 0; j < Packets; ++j) simd::store(max + j * simd::lanes, state[j].reference());
+                     const float* x, const PanelState& state, Sees&& sees, float* out) {
+  constexpr Index width = tuning::panel_rows;
+  alignas(64) float reference[width];
+  for (int j = 0; j < tuning::tile_packets; ++j)
+    simd::store(reference + j * simd::lanes, state[j].reference());
   for (Index key = 0; key < keys; ++key)
     for (Index row = 0; row < width; ++row) {
-      if (!visible(key, row)) continue;
-      const float weight = simd::exp2(x[key * width + row] - max[row]);
-      for (Index c = 0; c < dim; ++c)
-        if (in_float[c] != 0.0f) {
-          float& to = out[c * width + row];
-          to = simd::fma(static_cast<float>(v[key][c]), weight, to);
-        }
+      if (!sees(key, row)) continue;
+      const float weight = simd::exp2(x[key * width + row] - reference[row]);
+      for (Index c = 0; c < dim; ++c) {
+        float& to = out[c * width + row];
+        if (in_float[c] != 0.0f) to = simd::fma(static_cast<float>(v[key][c]), weight, to);
+      }
     }
 }
 
 // As SinglePanels. Sums: simd::PairSums, or simd::PlainPairSums on any machine.
 template <class Sums>
 struct FixedPanels {
-  static constexpr int packets = tuning::tile_packets;
-  static constexpr int width = packets * simd::lanes;
+  static constexpr int packets = tuning::tile_packets, width = tuning::panel_rows;
   static constexpr int weight_bits = tuning::fixed_weight_bits;
   using Packed = simd::Int16Pair;
   using Lane = simd::Int16Pair;
-  static constexpr bool weights_in_place = false, has_row_factors = true, leaves_to_float = true;
+  static constexpr bool in_float = false;
   static constexpr Index steps(Index dim) { return pair_steps(dim); }
 
   struct Block {
-    alignas(64) float key_factors[round_up(tuning::block_keys, tuning::tile_rows * simd::lanes)];
-    const float* units;     // of the values' channels; 0 for those left to float,
-    const float* in_float;  // which are 1 here
+    alignas(64) float key_factors[round_up(tuning::block_keys, tuning::tile_rows* simd::lanes)];
+    const float* units;         // of the values' channels; 0 for those left to float,
+    const float* in_float;      // which are 1 here
     bool all_keys, all_values;  // none left to float
-    static constexpr bool finite_values = true;  // as far as integers go
   };
 
   // What takes the sums of a block to the panel's.
   struct Factors {
-    simd::Packet before[packets], block[packets];
+    PanelPackets before, block;
   };
 
   template <class T>
@@ -169,9 +180,9 @@ struct FixedPanels {
       const Index n = std::clamp<Index>(count - first, 0, simd::lanes);
       const RowNorms norms = norms_of(rows + first, n, dim);
       const simd::Packet norm = norm_or_nan(norms.square);
-      const simd::Packet factor = simd::max(
-          simd::mul(norm, simd::broadcast(1.0f / query_norm(dim))),
-          simd::mul(norms.largest, simd::broadcast(1.0f / key_norm)));
+      const simd::Packet factor =
+          simd::max(simd::mul(norm, simd::broadcast(1.0f / query_norm(dim))),
+                    simd::mul(norms.largest, simd::broadcast(1.0f / key_norm)));
       simd::store(scales + first, simd::div(simd::broadcast(1.0f), factor));
       simd::store(row_factors + first, simd::mul(factor, simd::broadcast(scale)));
       leave_to_float(rows + first, n, dim, scales + first, row_factors + first, 1e18f);
@@ -194,17 +205,15 @@ struct FixedPanels {
   }
 
   static void logits(const Block& block, const Packed* tiles, const Lane* panel,
-                     const float* row_factors, Index dim, Index keys, float* x,
-                     simd::Packet (&top)[packets]) {
+                     const float* row_factors, Index dim, Index keys, float* x, PanelPackets& top) {
     const Index stride = key_tile_size(steps(dim));
     for (Index key = 0; key < keys; key += tuning::tile_rows, tiles += stride)
       logit_tile(tiles, panel, row_factors, steps(dim), block.key_factors + key, x + key * width,
                  top);
-    if (keys % tuning::tile_rows != 0) block_maximum(x, keys, top);
   }
 
-  static const Lane* softmax(float* x, Index keys, const simd::Packet (&top)[packets],
-                             PacketState (&state)[packets], Factors& factors, Lane* weights) {
+  static const Lane* softmax(float* x, Index keys, const PanelPackets& top, PanelState& state,
+                             Factors& factors, Lane* weights) {
     simd::Packet reference[packets];
     Sums sum[packets];
     for (int j = 0; j < packets; ++j) {
@@ -220,23 +229,21 @@ struct FixedPanels {
     };
     const auto leave = [&](Index pair, auto j, const simd::Packet& low, const simd::Packet& high)
                            QUOKA_INLINE_LAMBDA {
-      Lane* const to = weights + pair * width + j * simd::lanes;
-      simd::store_pairs(to, low, high);
-      sum[j] = fma(Sums::load(to), ones, sum[j]);
-    };
+                             Lane* const to = weights + pair * width + j * simd::lanes;
+                             simd::store_pairs(to, low, high);
+                             sum[j] = fma(Sums::load(to), ones, sum[j]);
+                           };
     Index key = 0;
     for (; key + 2 <= keys; key += 2)
       simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
         leave(key / 2, j, weight(key, j), weight(key + 1, j));
       });
     if (key < keys)
-      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-        leave(key / 2, j, weight(key, j), simd::zero());
-      });
+      simd::unroll<packets>(
+          [&](auto j) QUOKA_INLINE_LAMBDA { leave(key / 2, j, weight(key, j), simd::zero()); });
     const simd::Packet one = simd::broadcast(std::ldexp(1.0f, -weight_bits));
     for (int j = 0; j < packets; ++j)
-      state[j].sum =
-          simd::fma(simd::mul(sum[j].to_float(), one), factors.block[j], state[j].sum);
+      state[j].sum = simd::fma(simd::mul(sum[j].to_float(), one), factors.block[j], state[j].sum);
     return weights;
   }
 
@@ -332,8 +339,8 @@ struct FixedPanels {
         sum[i % 2] = simd::fma(x, x, sum[i % 2]);
       }
       const simd::Packet channel = norm_or_nan(simd::add(sum[0], sum[1]));
-      simd::store(units + c, simd::mul(channel, simd::broadcast(std::ldexp(1.0f / norm,
-                                                                           -weight_bits))));
+      simd::store(units + c,
+                  simd::mul(channel, simd::broadcast(std::ldexp(1.0f / norm, -weight_bits))));
       alignas(64) float scales[simd::lanes];
       simd::store(scales, simd::div(simd::broadcast(norm), channel));
       for (Index l = 0; l < simd::lanes; ++l) {
@@ -355,8 +362,7 @@ struct FixedPanels {
 
   // One tile of keys times the panel; the maximum goes to top, of use where the tile is whole.
   static void logit_tile(const Packed* tile, const Lane* panel, const float* row_factors,
-                         Index steps, const float* key_factors, float* x,
-                         simd::Packet (&top)[packets]) {
+                         Index steps, const float* key_factors, float* x, PanelPackets& top) {
     constexpr int rows = tuning::tile_rows;
     Sums acc[rows][packets];
     simd::unroll<rows, packets>([&](auto i, auto j)
@@ -388,8 +394,8 @@ struct FixedPanels {
     simd::unroll<Channels, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
       float* const at = out + i * width + j * simd::lanes;
       const simd::Packet sum = simd::mul(acc[i][j].to_float(), simd::broadcast(units[i]));
-      simd::store(at, simd::fma(sum, factors.block[j],
-                                simd::mul(factors.before[j], simd::load(at))));
+      simd::store(at,
+                  simd::fma(sum, factors.block[j], simd::mul(factors.before[j], simd::load(at))));
     });
   }
 };

@@ -3,15 +3,13 @@
 // A Packet holds `lanes` floats: 16 with AVX-512, 8 with AVX, 4 with SSE and NEON, and it is plain
 // float (lanes == 1) where Eigen does not vectorize; every kernel is written once against this
 // file. exp2 is ours: for the range softmax uses, exactly 1 at 0, exactly 0 where the result would
-// be denormal. A HalfPacket holds 2 * lanes half-precision numbers and computes in them.
+// be denormal. PairSums hold `lanes` 32-bit sums of products of pairs of 16-bit integers.
 #pragma once
 
 #include <quoka/core/types.hpp>
 
-#if defined(__AVX512FP16__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #include <immintrin.h>
-#elif defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
-#include <arm_neon.h>
 #endif
 
 #include <bit>
@@ -67,10 +65,7 @@ QUOKA_INLINE P broadcast(float x) {
 }
 template <class P = Packet>
 QUOKA_INLINE P zero() {
-  if constexpr (requires { P::zero(); })
-    return P::zero();
-  else
-    return broadcast<P>(0.0f);
+  return broadcast<P>(0.0f);
 }
 template <class P>
 QUOKA_INLINE P add(const P& a, const P& b) {
@@ -264,118 +259,6 @@ QUOKA_INLINE void store_from_float(T* p, const Packet& x) {
   for (int i = 0; i < lanes; ++i) p[i] = static_cast<T>(wide[i]);
 }
 
-// --- half arithmetic --------------------------------------------------------------------------
-
-// Two equal halves side by side: 32 bits, because a 32-bit broadcast from memory is free and one of
-// 16 bits takes a shuffle.
-struct HalfPair {
-  std::uint32_t bits;
-};
-inline constexpr int half_lanes = 2 * lanes;
-
-QUOKA_INLINE HalfPair pair_of(Eigen::half x) {
-  return {Eigen::numext::bit_cast<std::uint16_t>(x) * 0x10001u};
-}
-
-// `lanes` floats rounded to nearest even, each twice.
-QUOKA_INLINE void store_pairs(HalfPair* p, const Packet& x) {
-#if defined(EIGEN_VECTORIZE_AVX512)
-  const __m512i bits = _mm512_cvtepu16_epi32(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
-  _mm512_storeu_si512(p, _mm512_or_si512(bits, _mm512_slli_epi32(bits, 16)));
-#else
-  Eigen::half narrow[lanes];
-  store_from_float(narrow, x);
-  for (int i = 0; i < lanes; ++i) p[i] = pair_of(narrow[i]);
-#endif
-}
-
-// x rounded to half, in float.
-QUOKA_INLINE Packet round_to_half(const Packet& x) {
-#if defined(EIGEN_VECTORIZE_AVX512)
-  return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
-#elif defined(EIGEN_VECTORIZE_AVX2) && defined(__F16C__)
-  return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
-#else
-  Eigen::half narrow[lanes];
-  store_from_float(narrow, x);
-  return load_as_float(narrow);
-#endif
-}
-
-// What half arithmetic gives, by way of float, where the ISA has none: for tests and for measuring
-// errors, not for speed. The product of two halves is exact in float; the sum is rounded to float
-// and then to half. That differs from a fused multiply-add, which rounds once, only where the first
-// rounding ends on a tie of the second: by the last bit, in fewer than one sum of 2^13. Calls, not
-// inlined: unrolled tiles of these need four times the registers there are, and compilers would
-// spend minutes on them.
-struct EmulatedHalf {
-  Packet low, high;
-  QUOKA_INLINE static EmulatedHalf zero() { return {simd::zero(), simd::zero()}; }
-  QUOKA_INLINE static EmulatedHalf broadcast(HalfPair x) {
-    const auto bits = static_cast<std::uint16_t>(x.bits);
-    const Packet all =
-        simd::broadcast(static_cast<float>(Eigen::numext::bit_cast<Eigen::half>(bits)));
-    return {all, all};
-  }
-  QUOKA_INLINE static EmulatedHalf load(const Eigen::half* p) {
-    return {load_as_float(p), load_as_float(p + lanes)};
-  }
-  QUOKA_INLINE void store(Eigen::half* p) const {
-    store_from_float(p, low), store_from_float(p + lanes, high);
-  }
-};
-[[gnu::noinline]] inline EmulatedHalf add(const EmulatedHalf& a, const EmulatedHalf& b) {
-  return {round_to_half(add(a.low, b.low)), round_to_half(add(a.high, b.high))};
-}
-[[gnu::noinline]] inline EmulatedHalf fma(const EmulatedHalf& a, const EmulatedHalf& b,
-                                          const EmulatedHalf& c) {
-  return {round_to_half(fma(a.low, b.low, c.low)), round_to_half(fma(a.high, b.high, c.high))};
-}
-
-// The ISA's own. Denormal halves are no slower than others on either, and never flushed.
-#if defined(__AVX512FP16__) && defined(EIGEN_VECTORIZE_AVX512)
-inline constexpr bool has_half_arithmetic = true;
-struct HalfPacket {
-  __m512h x;
-  QUOKA_INLINE static HalfPacket zero() { return {_mm512_setzero_ph()}; }
-  QUOKA_INLINE static HalfPacket broadcast(HalfPair pair) {
-    return {_mm512_castsi512_ph(_mm512_set1_epi32(static_cast<int>(pair.bits)))};
-  }
-  QUOKA_INLINE static HalfPacket load(const Eigen::half* p) {
-    return {_mm512_castsi512_ph(_mm512_load_si512(p))};
-  }
-  QUOKA_INLINE void store(Eigen::half* p) const { _mm512_store_si512(p, _mm512_castph_si512(x)); }
-};
-QUOKA_INLINE HalfPacket add(const HalfPacket& a, const HalfPacket& b) {
-  return {_mm512_add_ph(a.x, b.x)};
-}
-QUOKA_INLINE HalfPacket fma(const HalfPacket& a, const HalfPacket& b, const HalfPacket& c) {
-  return {_mm512_fmadd_ph(a.x, b.x, c.x)};
-}
-#elif defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC) && defined(EIGEN_VECTORIZE_NEON)
-inline constexpr bool has_half_arithmetic = true;
-struct HalfPacket {
-  float16x8_t x;
-  QUOKA_INLINE static HalfPacket zero() { return {vdupq_n_f16(0)}; }
-  QUOKA_INLINE static HalfPacket broadcast(HalfPair pair) {
-    return {vreinterpretq_f16_u32(vdupq_n_u32(pair.bits))};
-  }
-  QUOKA_INLINE static HalfPacket load(const Eigen::half* p) {
-    return {vld1q_f16(reinterpret_cast<const float16_t*>(p))};
-  }
-  QUOKA_INLINE void store(Eigen::half* p) const { vst1q_f16(reinterpret_cast<float16_t*>(p), x); }
-};
-QUOKA_INLINE HalfPacket add(const HalfPacket& a, const HalfPacket& b) {
-  return {vaddq_f16(a.x, b.x)};
-}
-QUOKA_INLINE HalfPacket fma(const HalfPacket& a, const HalfPacket& b, const HalfPacket& c) {
-  return {vfmaq_f16(c.x, a.x, b.x)};
-}
-#else
-inline constexpr bool has_half_arithmetic = false;
-using HalfPacket = EmulatedHalf;
-#endif
-
 // --- 16-bit fixed point -----------------------------------------------------------------------
 
 // Two 16-bit integers side by side: what the dot-product instructions multiply and add at once, and
@@ -515,32 +398,20 @@ QUOKA_INLINE P exp2_scaled(const P& x) {
   return fma(mul(y, f), scale, scale);
 }
 
-// The packets' elements in memory: float for Packet, Eigen::half for the others.
-template <class P>
-inline constexpr int lanes_of =
-    std::is_same_v<P, Packet> || std::is_same_v<P, PairSums> || std::is_same_v<P, PlainPairSums>
-        ? lanes
-        : half_lanes;
-template <class P>
-QUOKA_INLINE P broadcast(HalfPair x) {
-  return P::broadcast(x);
-}
 template <class P>
 QUOKA_INLINE P broadcast(Int16Pair x) {
   return P::broadcast(x);
-}
-template <class P>
-QUOKA_INLINE P load(const Int16Pair* p) {
-  return P::load(p);
 }
 template <class P>
 QUOKA_INLINE P load(const float* p) {
   return ei::pload<P>(p);
 }
 template <class P>
-QUOKA_INLINE P load(const Eigen::half* p) {
+QUOKA_INLINE P load(const Int16Pair* p) {
   return P::load(p);
 }
+
+// --- across lanes -----------------------------------------------------------------------------
 
 // A square of `lanes` packets, transposed in place.
 using Square = ei::PacketBlock<Packet, lanes>;
