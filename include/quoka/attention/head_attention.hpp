@@ -212,8 +212,7 @@ class HeadAttention {
       const float at = static_cast<float>(key);
       return !masked || (mask.first[lane] <= at && at < mask.end[lane]);
     };
-    values_in_float(rows.v, packed.in_float, keys, call_.v_dim, s_.logits.data(), state, sees,
-                    panel);
+    values_in_float(rows.v, packed.apart, keys, call_.v_dim, s_.logits.data(), state, sees, panel);
   }
 
   void fill_mask(Index p, Index block, Index keys, PanelMask& mask) const {

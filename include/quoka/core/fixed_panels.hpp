@@ -119,8 +119,8 @@ inline void admit_not_finite(const float* x, Index keys, PanelState& state) {
 
 // Adds the channels that integers cannot hold, for the rows that see a key: sees(key, row).
 template <class T, class Sees>
-void values_in_float(const T* const* v, const float* in_float, Index keys, Index dim,
-                     const float* x, const PanelState& state, Sees&& sees, float* out) {
+void values_in_float(const T* const* v, const float* apart, Index keys, Index dim, const float* x,
+                     const PanelState& state, Sees&& sees, float* out) {
   constexpr Index width = tuning::panel_rows;
   alignas(64) float reference[width];
   for (int j = 0; j < tuning::tile_packets; ++j)
@@ -131,7 +131,7 @@ void values_in_float(const T* const* v, const float* in_float, Index keys, Index
       const float weight = simd::exp2(x[key * width + row] - reference[row]);
       for (Index c = 0; c < dim; ++c) {
         float& to = out[c * width + row];
-        if (in_float[c] != 0.0f) to = simd::fma(static_cast<float>(v[key][c]), weight, to);
+        if (apart[c] != 0.0f) to = simd::fma(static_cast<float>(v[key][c]), weight, to);
       }
     }
 }
@@ -149,7 +149,7 @@ struct FixedPanels {
   struct Block {
     alignas(64) float key_factors[round_up(tuning::block_keys, tuning::tile_rows* simd::lanes)];
     const float* units;         // of the values' channels; 0 for those left to float,
-    const float* in_float;      // which are 1 here
+    const float* apart;         // which are 1 here
     bool all_keys, all_values;  // none left to float
   };
 
@@ -165,9 +165,9 @@ struct FixedPanels {
     block.all_keys = pack_fixed_keys(k, count, dim, keys, block.key_factors);
     constexpr Index value_rows = ceil_div(tuning::block_keys, 2);
     float* const units = reinterpret_cast<float*>(values + value_rows * value_stride(v_dim));
-    float* const in_float = units + value_stride(v_dim);
-    block.all_values = pack_fixed_values(v, count, v_dim, values, units, in_float);
-    block.units = units, block.in_float = in_float;
+    float* const apart = units + value_stride(v_dim);
+    block.all_values = pack_fixed_values(v, count, v_dim, values, units, apart);
+    block.units = units, block.apart = apart;
     return block;
   }
 
@@ -321,7 +321,7 @@ struct FixedPanels {
   // to float.
   template <class T>
   static bool pack_fixed_values(const T* const* rows, Index count, Index dim, Packed* values,
-                                float* units, float* in_float) {
+                                float* units, float* apart) {
     const Index stride = value_stride(dim);
     const float norm = value_norm();
     bool all = true;
@@ -344,12 +344,12 @@ struct FixedPanels {
       alignas(64) float scales[simd::lanes];
       simd::store(scales, simd::div(simd::broadcast(norm), channel));
       for (Index l = 0; l < simd::lanes; ++l) {
-        in_float[c + l] = 0.0f;
+        apart[c + l] = 0.0f;
         if (units[c + l] == units[c + l]) continue;
         scales[l] = units[c + l] = 0.0f;
         const auto zero = [&](const T* row) { return static_cast<float>(row[c + l]) == 0.0f; };
         if (l >= n || std::all_of(rows, rows + count, zero)) continue;
-        in_float[c + l] = 1.0f;
+        apart[c + l] = 1.0f;
         all = false;
       }
       const simd::Packet scale = simd::load(scales);
