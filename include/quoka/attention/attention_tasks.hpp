@@ -25,20 +25,18 @@ struct AttentionWorkspace {
 namespace detail {
 
 // Tasks per KV head: enough of them for the workers, none too small to pay for its packing unless
-// workers would stand idle. Panels are `widths` times as wide as those of tuning.hpp.
-inline Index tasks_per_head(Index panels, Index widths, Index heads, int workers) {
-  const Index for_cache = ceil_div(panels * widths, tuning::max_panels_per_task);
+// workers would stand idle.
+inline Index tasks_per_head(Index panels, Index heads, int workers) {
+  const Index for_cache = ceil_div(panels, tuning::max_panels_per_task);
   if (workers == 1) return for_cache;
   const Index for_balance = ceil_div(tuning::tasks_per_worker * workers, heads);
-  const Index paying = std::max(ceil_div(panels * widths, tuning::min_panels_per_task),
+  const Index paying = std::max(ceil_div(panels, tuning::min_panels_per_task),
                                 std::min(panels, ceil_div(Index{workers}, heads)));
   return std::max(for_cache, std::min(for_balance, paying));
 }
 
 template <class T, class Panels = SinglePanels>
 class AttentionTasks {
-  static constexpr Index widths = panel_rows_of<Panels> / tuning::panel_rows;
-
  public:
   AttentionTasks(const AttentionCall<T>& call, const Selection* keep,
                  AttentionWorkspace<T>& workspace)
@@ -46,10 +44,10 @@ class AttentionTasks {
 
   template <class E>
   void run(E&& executor) {
-    const Index panels = ceil_div(call_.rows(), panel_rows_of<Panels>);
+    const Index panels = ceil_div(call_.rows(), tuning::panel_rows);
     if (call_.q.len() == 1 && call_.group <= tuning::token_rows)
       run_tokens(executor);
-    else if (call_.rows() <= (tuning::min_panels_per_task - 1) * tuning::panel_rows && parts() > 1)
+    else if (panels < tuning::min_panels_per_task && parts() > 1)
       run_parts(panels, executor);
     else
       run_panels(panels, executor);
@@ -78,7 +76,7 @@ class AttentionTasks {
   // A task: some panels of a head, over all keys.
   template <class E>
   void run_panels(Index panels, E& executor) {
-    const Index tasks = tasks_per_head(panels, widths, heads(), executor.workers());
+    const Index tasks = tasks_per_head(panels, heads(), executor.workers());
     const Index per_task = ceil_div(panels, tasks);
     s_.panels.reserve(executor.workers(), Panels{}, per_task, call_.q.dim(), call_.v_dim);
     executor.run(heads() * tasks, [&](Index task, int worker) {
