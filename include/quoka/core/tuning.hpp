@@ -47,9 +47,12 @@ inline constexpr Index max_parts = 16;
 // Stretches of keys and values stay in L1 while the query rows take turns at them, values two rows
 // by token_value_packets packets at a time. Keys against several rows leave the processor too
 // little room to read ahead by itself: rows are asked for token_prefetch_keys ahead. Against one
-// row, asking costs more than it brings.
+// row, asking costs more than it brings. Heads that lie side by side take turns at blocks of
+// token_together_keys: 8 heads of 128 channels are 0.4 MiB of L2 (16 keys: 5 % slower, 128: 7 %;
+// without asking in the order of memory: 2.4 times as slow).
 inline constexpr Index token_rows = panel_rows / 2;
 inline constexpr Index token_block_keys = 1024;
+inline constexpr Index token_together_keys = 48;
 inline constexpr Index token_stretch_keys = 16;
 inline constexpr Index token_value_keys = 8;
 inline constexpr Index token_prefetch_keys = 48;
