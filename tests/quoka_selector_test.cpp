@@ -78,11 +78,32 @@ TYPED_TEST(Quoka, AgreesWithTheOracleInTheSoftmaxDomain) {
             expect_agrees_with_oracle({.budget = 127,
                                        .aggregation = aggregation,
                                        .group_mode = mode,
-                                       .query_choice = QueryChoice::dissimilar_and_last,
+                                       .query_choice = QueryChoice::mixed,
                                        .domain = quoka::Domain::softmax,
                                        .window = window},
                                       q, k);
     }
+}
+
+TEST(Quoka, PresetsAreWhatTheySay) {
+  using quoka::Domain;
+  const auto paper = QuokaOptions::paper(77), defaults = QuokaOptions{.budget = 77};
+  EXPECT_EQ(name_of(paper), name_of(defaults));
+  EXPECT_EQ(paper.budget.keys(1000), 77);
+  const std::pair<Index, Index> queries_per_head[] = {{1, 32}, {2, 16}, {4, 8},
+                                                      {7, 4},  {8, 4},  {16, 4}};
+  for (const auto& [group, n] : queries_per_head) {
+    const auto robust = QuokaOptions::robust(group, 0.25);
+    EXPECT_EQ(robust.n_queries, n) << "group " << group;
+    EXPECT_EQ(robust.budget.keys(1000), 250);
+    EXPECT_EQ(robust.domain, Domain::softmax);
+  }
+  expect_refused([] { QuokaOptions::robust(0); }, {"group", 0, 1});
+  Random random(158);
+  for (Index group : {1, 4, 7})
+    expect_agrees_with_oracle(QuokaOptions::robust(group, 63),
+                              random.tensor<float>(2, 2 * group, 37, 64),
+                              random.tensor<float>(2, 2, 501, 64));
 }
 
 TEST(Quoka, AgreesWithTheOracleForEveryBudget) {

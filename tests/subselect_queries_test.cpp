@@ -22,7 +22,8 @@ void expect_as_oracle(const Tensor4<T>& q, Index n, QueryChoice choice,
                       GroupMode mode = GroupMode::rank, Index kv_heads = 1) {
   const oracle::Tensor exact = to_oracle(q);
   const Index heads_per_set = mode == GroupMode::shared ? exact.heads / kv_heads : 1;
-  const auto kept = subselect_query_positions(q, n, {choice, heads_per_set});
+  const auto kept =
+      subselect_query_positions(q, n, {choice, heads_per_set, exact.heads / kv_heads});
   SCOPED_TRACE("q_len " + std::to_string(exact.len) + ", dim " + std::to_string(exact.dim) +
                ", n " + std::to_string(n));
   expect_same_queries(
@@ -65,6 +66,32 @@ TYPED_TEST(Subselect, SharedSetsAgreeWithTheOracle) {
     for (Index group : {1, 4, 5, 7, 8})
       expect_as_oracle(random.tensor<TypeParam>(2, 2 * group, 37, 64), 7, choice, GroupMode::shared,
                        2);
+}
+
+TYPED_TEST(Subselect, MixedSetsAgreeWithTheOracleForEveryGroup) {
+  Random random(84);
+  for (Index group : {1, 4, 5, 7, 8, 16})
+    for (Index len : {5, 17, 128})
+      for (Index n : {1, 2, 4, 8})
+        for (GroupMode mode : {GroupMode::rank, GroupMode::shared})
+          expect_as_oracle(random.tensor<TypeParam>(2, 2 * group, len, 17), n, QueryChoice::mixed,
+                           mode, 2);
+}
+
+// The four heads of a group space their tokens as one head would four times as many.
+TYPED_TEST(Subselect, MixedHeadsCoverTheChunkTogether) {
+  Random random(85);
+  const auto kept = to_positions(subselect_query_positions(random.tensor<TypeParam>(1, 4, 130, 3),
+                                                           8, {QueryChoice::mixed, 1, 4}));
+  std::vector<Index> spaced;
+  for (Index head = 0; head < 4; ++head) {
+    const auto& list = kept[0][uz(head)];
+    spaced.insert(spaced.end(), list.begin() + 2, list.begin() + 6);
+    EXPECT_EQ((std::vector<Index>{list[6], list[7]}), (std::vector<Index>{128, 129}));
+    EXPECT_EQ(std::set<Index>(list.begin(), list.end()).size(), 8u);
+  }
+  std::sort(spaced.begin(), spaced.end());
+  for (Index i = 0; i < 16; ++i) EXPECT_EQ(spaced[uz(i)], 8 * i);
 }
 
 TYPED_TEST(Subselect, AllButOneAgreesWithTheOracle) {

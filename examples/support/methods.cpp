@@ -85,15 +85,24 @@ typename S::Options common_options(const Request& r) {
   return o;
 }
 
-// Sets the option that `part` names, as quoka_examples::make_layers documents; false if it names none.
-bool vary_quoka(const std::string& part, quoka::QuokaOptions& o) {
+// Sets the options that `part` names, as methods.hpp documents, for a group of query heads; false if
+// it names none.
+bool vary_quoka(const std::string& part, Index group, quoka::QuokaOptions& o) {
   using namespace quoka;
+  if (part == "robust") {
+    const auto preset = QuokaOptions::robust(group, o.budget);
+    o.n_queries = preset.n_queries, o.aggregation = preset.aggregation;
+    o.group_mode = preset.group_mode, o.query_choice = preset.query_choice;
+    o.domain = preset.domain;
+    return true;
+  }
   static const std::map<std::string, std::function<void(QuokaOptions&)>> words{
       {"dissimilar", [](QuokaOptions& q) { q.query_choice = QueryChoice::dissimilar; }},
       {"uniform", [](QuokaOptions& q) { q.query_choice = QueryChoice::uniform; }},
       {"last", [](QuokaOptions& q) { q.query_choice = QueryChoice::last; }},
       {"dissimilar_and_last",
        [](QuokaOptions& q) { q.query_choice = QueryChoice::dissimilar_and_last; }},
+      {"mixed", [](QuokaOptions& q) { q.query_choice = QueryChoice::mixed; }},
       {"dot", [](QuokaOptions& q) { q.scoring = Scoring::dot; }},
       {"mean", [](QuokaOptions& q) { q.aggregation = Aggregation::mean; }},
       {"shared", [](QuokaOptions& q) { q.group_mode = GroupMode::shared; }},
@@ -140,6 +149,23 @@ LayerStack layers_of(const Request& r, const std::function<void(typename S::Opti
   return layers;
 }
 
+// "quoka.last.window7": any number of parts, each one option; none if one is not known.
+std::optional<Method> composed_quoka(const std::string& name) {
+  std::istringstream in(name);
+  std::string part;
+  std::getline(in, part, '.');
+  if (part != "quoka") return std::nullopt;
+  std::vector<std::string> parts;
+  for (quoka::QuokaOptions tried; std::getline(in, part, '.'); parts.push_back(part))
+    if (!vary_quoka(part, 1, tried)) return std::nullopt;
+  return Method{name, false, [parts](const Request& r) {
+                  return layers_of<quoka::QuokaSelector>(r, [&](quoka::QuokaOptions& o) {
+                    const Index group = r.shape.q_heads / std::max<Index>(1, r.shape.kv_heads);
+                    for (const std::string& p : parts) vary_quoka(p, group, o);
+                  });
+                }};
+}
+
 // The default form of S and its named variants, appended to `all`.
 template <class S>
 void add_methods(const std::string& name, std::vector<Method>& all) {
@@ -160,8 +186,8 @@ void add_methods(const std::string& name, std::vector<Method>& all) {
   if constexpr (std::is_same_v<S, quoka::OracleSelector>)
     add(".max", [](Options& o) { o.aggregation = quoka::Aggregation::max; });
   if constexpr (std::is_same_v<S, quoka::QuokaSelector>)
-    for (const char* part : {"uniform", "float", "dot", "mean"})
-      add(std::string(".") + part, [part](Options& o) { vary_quoka(part, o); });
+    for (const char* part : {".robust", ".uniform", ".float", ".dot", ".mean"})
+      all.push_back(composed_quoka(name + part).value());
 }
 
 const std::vector<Method>& methods() {
@@ -171,22 +197,6 @@ const std::vector<Method>& methods() {
     return all;
   }();
   return list;
-}
-
-// "quoka.last.window7": any number of parts, each one option; none if one is not known.
-std::optional<Method> composed_quoka(const std::string& name) {
-  std::istringstream in(name);
-  std::string part;
-  std::getline(in, part, '.');
-  if (part != "quoka") return std::nullopt;
-  std::vector<std::string> parts;
-  for (quoka::QuokaOptions tried; std::getline(in, part, '.'); parts.push_back(part))
-    if (!vary_quoka(part, tried)) return std::nullopt;
-  const auto vary = [parts](quoka::QuokaOptions& o) {
-    for (const std::string& p : parts) vary_quoka(p, o);
-  };
-  return Method{name, false,
-                [vary](const Request& r) { return layers_of<quoka::QuokaSelector>(r, vary); }};
 }
 
 Method method_named(const std::string& name) {
@@ -213,7 +223,8 @@ std::vector<std::string> parse_methods(const std::string& list) {
   if (list == "all") {
     for (const std::string& name : all_methods()) {
       const bool variant = name.find('.') != std::string::npos;
-      if (name != "dense" && (!variant || name.ends_with(".logit") || name.ends_with(".softmax")))
+      if (name != "dense" && (!variant || name == "quoka.robust" || name.ends_with(".logit") ||
+                              name.ends_with(".softmax")))
         names.push_back(name);
     }
     return names;

@@ -4,7 +4,8 @@
 // "sparq", "sparq.logit". QuoKA's options may be joined by dots, in any number and order:
 //
 //   quoka.dissimilar_and_last.per_head.window7
-//   dissimilar | uniform | last | dissimilar_and_last    which queries score
+//   robust                                               QuokaOptions::robust()
+//   dissimilar | uniform | last | dissimilar_and_last | mixed    which queries score
 //   shared | per_head, mean, float                       group mode, aggregation, no sketch
 //   dot | softmax                                        scoring, domain
 //   window<n>, first<n>, recent<n>, queries<n>           window, keep_first, keep_last, n_queries

@@ -44,8 +44,7 @@ inline double product(std::initializer_list<Index> factors) {
 inline double flops(const quoka::QuokaOptions& o, const ChunkShape& c) {
   const Index n = std::min(o.n_queries, c.q_len);
   const bool per_head = o.group_mode == quoka::GroupMode::per_head;
-  const bool ranked = c.q_len > n && (o.query_choice == quoka::QueryChoice::dissimilar ||
-                                      o.query_choice == quoka::QueryChoice::dissimilar_and_last);
+  const bool ranked = c.q_len > n && quoka::detail::query_shares(o.query_choice, n).dissimilar > 0;
   return product({2, per_head ? c.q_heads : c.kv_heads, n, c.kv_len, c.head_dim}) +
          product({4, c.q_heads, n, c.head_dim}) +
          (ranked ? product({5, c.q_heads, c.q_len, c.head_dim}) : 0.0);

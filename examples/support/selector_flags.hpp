@@ -38,7 +38,8 @@ inline void add_quoka_flags(CLI::App& app, quoka::QuokaOptions& options) {
       {"dissimilar", QueryChoice::dissimilar},
       {"uniform", QueryChoice::uniform},
       {"last", QueryChoice::last},
-      {"dissimilar_and_last", QueryChoice::dissimilar_and_last}};
+      {"dissimilar_and_last", QueryChoice::dissimilar_and_last},
+      {"mixed", QueryChoice::mixed}};
   app.add_option("--n-queries", options.n_queries, "queries kept for scoring")
       ->capture_default_str();
   app.add_option("--scoring", options.scoring, "cosine | dot")
@@ -52,7 +53,7 @@ inline void add_quoka_flags(CLI::App& app, quoka::QuokaOptions& options) {
   app.add_option("--group-mode", options.group_mode, "rank | shared | per_head")
       ->transform(CLI::CheckedTransformer(group_mode));
   app.add_option("--query-choice", options.query_choice,
-                 "dissimilar | uniform | last | dissimilar_and_last")
+                 "dissimilar | uniform | last | dissimilar_and_last | mixed")
       ->transform(CLI::CheckedTransformer(query_choice));
   app.add_option("--window", options.window, "neighbouring keys kept together")
       ->capture_default_str();

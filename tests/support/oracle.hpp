@@ -33,7 +33,7 @@ using Scores = std::vector<std::vector<std::vector<double>>>;  // [batch][head][
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
 inline constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
-enum class Choice { dissimilar, uniform, last, dissimilar_and_last };
+enum class Choice { dissimilar, uniform, last, dissimilar_and_last, mixed };
 enum class Group { rank, shared, per_head };
 enum class Scoring { cosine, dot };
 enum class Aggregation { max, mean };
@@ -157,6 +157,9 @@ inline Scores sum_over_group(const Scores& cosines, Index kv_heads) {
 //   dissimilar           the n lowest cosines with the head's mean query, by (cosine, position)
 //   ascending uniform              floor((m + 1) len / n) - 1 for m < n last len-n..len-1
 //   dissimilar_and_last  n - n/2 dissimilar ones among 0..len-n/2-1, then the last n/2
+//   mixed                n/4 dissimilar ones of what is left; c = n - n/4 - ceil(n/4) spaced ones, for head r of a group
+//                        of g floor((m g + r) rest / (c g)), m < c, rest = len - ceil(n/4) (shared: r = 0, g = 1);
+//                        then the last ceil(n/4)
 inline Positions subselect_queries(const Tensor& q, Index n_queries, Choice choice, Index kv_heads,
                                    Group group) {
   if (q.len <= n_queries) return all_positions(q.batch, q.heads, q.len);
@@ -173,6 +176,20 @@ inline Positions subselect_queries(const Tensor& q, Index n_queries, Choice choi
       std::vector<Index>& list = kept[uz(b)][uz(h)];
       if (choice == Choice::uniform) {
         for (Index m = 0; m < n_queries; ++m) list.push_back((m + 1) * q.len / n_queries - 1);
+        continue;
+      }
+      if (choice == Choice::mixed) {
+        const Index last = (n_queries + 3) / 4, few = n_queries / 4, c = n_queries - few - last;
+        const bool together = group == Group::shared;
+        const Index g = together ? 1 : q.heads / kv_heads, r = together ? 0 : h % g;
+        std::vector<Index> spaced, left;
+        for (Index m = 0; m < c; ++m) spaced.push_back((m * g + r) * (q.len - last) / (c * g));
+        for (Index i = 0; i < q.len - last; ++i)
+          if (std::find(spaced.begin(), spaced.end(), i) == spaced.end()) left.push_back(i);
+        const std::vector<Index> order = ranked(left, value[uz(b)][uz(h)]);
+        list.assign(order.begin(), order.begin() + few);
+        list.insert(list.end(), spaced.begin(), spaced.end());
+        for (Index i = q.len - last; i < q.len; ++i) list.push_back(i);
         continue;
       }
       const std::vector<Index> order = ranked(range(0, q.len - n_last), value[uz(b)][uz(h)]);
@@ -245,37 +262,31 @@ inline Scores score_keys(const Tensor& q_bar, const Tensor& keys, Scoring scorin
 }
 
 // S[t] of the kept queries' own attention to the past: p[m] = softmax over the finite keys t of
-// scale q_bar[m].k[t]; max or mean over the rows m; with `heads_apart` > 1 the rows are that many
-// runs, a mean is taken of each and the maximum over them. NaN for a key that is not finite.
+// scale q_bar[m].k[t]; max or mean over the rows m. NaN for a key that is not finite.
 inline Scores softmax_scores(const Tensor& q_bar, const Tensor& keys, double scale,
-                             Aggregation aggregation, Index heads_apart) {
+                             Aggregation aggregation) {
   Scores scores(uz(keys.batch), std::vector<std::vector<double>>(uz(keys.heads)));
   for (Index b = 0; b < keys.batch; ++b)
     for (Index g = 0; g < keys.heads; ++g) {
       std::vector<double>& score = scores[uz(b)][uz(g)];
       score.assign(uz(keys.len), 0.0);
-      const Index run = q_bar.len / heads_apart;
-      for (Index head = 0; head < heads_apart; ++head) {
-        std::vector<double> vote(uz(keys.len), 0.0);
-        for (Index m = head * run; m < (head + 1) * run; ++m) {
-          std::vector<double> p(uz(keys.len), 0.0);
-          double largest = -infinity, sum = 0;
-          for (Index t = 0; t < keys.len; ++t) {
-            if (!is_finite(keys.row(b, g, t))) continue;
-            p[uz(t)] = scale * dot(q_bar.row(b, g, m), keys.row(b, g, t));
-            largest = std::max(largest, p[uz(t)]);
-          }
-          for (Index t = 0; t < keys.len; ++t)
-            if (is_finite(keys.row(b, g, t))) sum += p[uz(t)] = std::exp(p[uz(t)] - largest);
-          for (Index t = 0; t < keys.len; ++t) {
-            const double share = p[uz(t)] / sum;
-            if (aggregation == Aggregation::max)
-              vote[uz(t)] = std::max(vote[uz(t)], share);
-            else
-              vote[uz(t)] += share / static_cast<double>(run);
-          }
+      for (Index m = 0; m < q_bar.len; ++m) {
+        std::vector<double> p(uz(keys.len), 0.0);
+        double largest = -infinity, sum = 0;
+        for (Index t = 0; t < keys.len; ++t) {
+          if (!is_finite(keys.row(b, g, t))) continue;
+          p[uz(t)] = scale * dot(q_bar.row(b, g, m), keys.row(b, g, t));
+          largest = std::max(largest, p[uz(t)]);
         }
-        for (Index t = 0; t < keys.len; ++t) score[uz(t)] = std::max(score[uz(t)], vote[uz(t)]);
+        for (Index t = 0; t < keys.len; ++t)
+          if (is_finite(keys.row(b, g, t))) sum += p[uz(t)] = std::exp(p[uz(t)] - largest);
+        for (Index t = 0; t < keys.len; ++t) {
+          const double share = p[uz(t)] / sum;
+          if (aggregation == Aggregation::max)
+            score[uz(t)] = std::max(score[uz(t)], share);
+          else
+            score[uz(t)] += share / static_cast<double>(q_bar.len);
+        }
       }
       for (Index t = 0; t < keys.len; ++t)
         if (!is_finite(keys.row(b, g, t))) score[uz(t)] = not_a_number;
@@ -356,9 +367,8 @@ inline Scores scores_of_kept(const Tensor& q, const Positions& kept, const Tenso
   if (!options.softmax)
     return window_max(score_keys(q_bar, past_k, options.scoring, options.aggregation),
                       options.window);
-  const bool apart = options.group == Group::per_head && options.aggregation == Aggregation::mean;
   return window_max(softmax_scores(q_bar, past_k, 1.0 / std::sqrt(static_cast<double>(q.dim)),
-                                   options.aggregation, apart ? q.heads / past_k.heads : 1),
+                                   options.aggregation),
                     options.window);
 }
 

@@ -25,7 +25,8 @@ inline constexpr std::array scorings = {Scoring::cosine, Scoring::dot};
 inline constexpr std::array aggregations = {Aggregation::max, Aggregation::mean};
 inline constexpr std::array group_modes = {GroupMode::rank, GroupMode::shared, GroupMode::per_head};
 inline constexpr std::array query_choices = {QueryChoice::dissimilar, QueryChoice::uniform,
-                                             QueryChoice::last, QueryChoice::dissimilar_and_last};
+                                             QueryChoice::last, QueryChoice::dissimilar_and_last,
+                                             QueryChoice::mixed};
 
 inline oracle::Scoring to_oracle(Scoring x) {
   return x == Scoring::cosine ? oracle::Scoring::cosine : oracle::Scoring::dot;
@@ -40,6 +41,7 @@ inline oracle::Group to_oracle(GroupMode x) {
 inline oracle::Choice to_oracle(QueryChoice x) {
   if (x == QueryChoice::dissimilar) return oracle::Choice::dissimilar;
   if (x == QueryChoice::uniform) return oracle::Choice::uniform;
+  if (x == QueryChoice::mixed) return oracle::Choice::mixed;
   return x == QueryChoice::last ? oracle::Choice::last : oracle::Choice::dissimilar_and_last;
 }
 // Of a budget that is resolved for this kv_len.
@@ -56,7 +58,7 @@ inline oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len) {
           x.domain == quoka::Domain::softmax};
 }
 
-// 72 of them, with n_queries 7 and a budget of 31.
+// 90 of them, with n_queries 7 and a budget of 31.
 inline std::vector<QuokaOptions> every_switch() {
   std::vector<QuokaOptions> list;
   for (GroupMode mode : group_modes)
@@ -79,7 +81,8 @@ inline std::vector<QuokaOptions> every_switch() {
 
 inline std::string name_of(const QuokaOptions& x) {
   static constexpr const char* modes[] = {"rank", "shared", "per_head"};
-  static constexpr const char* choices[] = {"dissimilar", "uniform", "last", "dissimilar_and_last"};
+  static constexpr const char* choices[] = {"dissimilar", "uniform", "last", "dissimilar_and_last",
+                                            "mixed"};
   return std::string(x.domain == quoka::Domain::softmax ? "softmax"
                      : x.scoring == Scoring::cosine     ? "cosine"
                                                         : "dot") +
@@ -177,7 +180,7 @@ void expect_agrees_with_oracle(const QuokaOptions& options, const Tensor4<T>& q,
   const Index group = q_exact.heads / k_exact.heads;
   const oracle::Positions kept = to_positions(quoka::subselect_query_positions(
       q, options.n_queries,
-      {options.query_choice, options.group_mode == GroupMode::shared ? group : 1}));
+      {options.query_choice, options.group_mode == GroupMode::shared ? group : 1, group}));
   expect_same_queries(kept,
                       oracle::subselect_queries(q_exact, wanted.n_queries, wanted.choice,
                                                 k_exact.heads, wanted.group),

@@ -25,7 +25,7 @@ enum class Aggregation {
 enum class GroupMode {
   rank,      // paper: each head keeps its own queries; slot m of every head is averaged
   shared,    // one set of tokens for the group, ranked by the sum of the heads' cosines; averaged
-  per_head,  // no average: group * n_queries rows score; group times the cost
+  per_head,  // no average: group * n_queries rows score, each for itself; group times the cost
 };
 
 // Which queries of the chunk score.
@@ -34,6 +34,8 @@ enum class QueryChoice {
   uniform,              // evenly spaced, the chunk's last token among them
   last,                 // the end of the chunk
   dissimilar_and_last,  // the last n / 2 tokens, and of the others the most dissimilar
+  mixed,  // a quarter is the chunk's end, a quarter the most dissimilar, the others evenly spaced,
+          // each head of a group at positions of its own: subselect_queries.hpp
 };
 
 // In which domain the logits of several queries become one score. Logits are linear in the query:

@@ -9,6 +9,11 @@
 // QueryChoice; one set of tokens for several heads, ranked by the sum of their cosines; and a query
 // with a NaN or an infinity is left out of the mean and ranks last, so that it spoils its own row
 // only.
+//
+// QueryChoice::mixed keeps the last ceil(n / 4) tokens, spaces n - ceil(n / 4) - floor(n / 4) = c
+// over the rest, head r of a group of g at floor((m g + r) rest / (c g)) for m < c, so that the
+// group as a whole looks at every part of the chunk, and adds the floor(n / 4) most dissimilar of
+// what is left.
 #pragma once
 
 #include <quoka/core/buffer.hpp>
@@ -26,7 +31,8 @@ namespace quoka::inline QUOKA_ABI {
 struct SubselectOptions {
   QueryChoice query_choice = QueryChoice::dissimilar;
   Index heads_per_set =
-      1;  // neighbouring query heads that keep the same tokens: 1 (paper), or the group
+      1;            // neighbouring query heads that keep the same tokens: 1 (paper), or the group
+  Index group = 1;  // neighbouring query heads whose evenly spaced tokens differ; mixed alone
 };
 
 namespace detail {
@@ -79,32 +85,51 @@ void add_cosines(const TensorView<const T>& q, Index b, Index head, SubselectScr
       cosines[i] += sum_of_products(q.row(b, head, i), mean, dim) * inverse[i];
 }
 
-// kept[m] for one set of heads: positions in the chunk, in slot order.
+// Which of n queries is what.
+struct QueryShares {
+  Index dissimilar, spaced, last;  // in slot order
+};
+constexpr QueryShares query_shares(QueryChoice choice, Index n) {
+  if (choice == QueryChoice::uniform) return {0, n, 0};
+  if (choice == QueryChoice::last) return {0, 0, n};
+  if (choice == QueryChoice::dissimilar_and_last) return {n - n / 2, 0, n / 2};
+  if (choice == QueryChoice::mixed) return {n / 4, n - n / 4 - ceil_div(n, 4), ceil_div(n, 4)};
+  return {n, 0, 0};
+}
+
+// kept[m] for one set of heads, the member-th of a group of `members`: positions in the chunk, in
+// slot order.
 template <class T>
 void subselect_set(const TensorView<const T>& q, Index b, Index first_head, Index heads,
-                   QueryChoice choice, std::span<Position> kept, SubselectScratch& s) {
-  const Index len = q.len(), n = static_cast<Index>(kept.size());
-  const auto ascending_from = [&](Index slot, Index position) {
-    for (Index m = slot; m < n; ++m)
-      kept[static_cast<std::size_t>(m)] = static_cast<Position>(position + m - slot);
-  };
-  if (n == len || choice == QueryChoice::last) return ascending_from(0, len - n);
-  if (choice == QueryChoice::uniform) {
-    for (Index m = 0; m < n; ++m)
-      kept[static_cast<std::size_t>(m)] = static_cast<Position>((m + 1) * len / n - 1);
-    return;
-  }
-  const Index last = choice == QueryChoice::dissimilar_and_last ? n / 2 : 0;
+                   QueryChoice choice, Index member, Index members, std::span<Position> kept,
+                   SubselectScratch& s) {
+  const Index len = q.len(), n = std::ssize(kept);
+  if (n == len) return std::iota(kept.begin(), kept.end(), Position{0});
+  const auto [dissimilar, spaced, last] = query_shares(choice, n);
+  const auto spaced_ones = kept.begin() + dissimilar, last_ones = spaced_ones + spaced;
+  const Index rest = len - last;
+  for (Index m = 0; m < spaced; ++m)
+    spaced_ones[m] = static_cast<Position>(
+        choice == QueryChoice::uniform ? (m + 1) * len / n - 1
+                                       : (m * members + member) * rest / (spaced * members));
+  std::iota(last_ones, kept.end(), static_cast<Position>(rest));
+  if (dissimilar == 0) return;
+
   float* cosines = s.cosines.data();
   std::fill_n(cosines, len, 0.0f);
   for (Index head = first_head; head < first_head + heads; ++head) add_cosines(q, b, head, s);
-  Position* order = s.order.data();
-  std::iota(order, order + (len - last), Position{0});
-  std::partial_sort(order, order + (n - last), order + (len - last), [&](Position x, Position y) {
+  Position *const order = s.order.data(), *end = order;
+  auto taken = spaced_ones;
+  for (Index i = 0; i < rest; ++i) {
+    if (taken != last_ones && *taken == i)
+      ++taken;
+    else
+      *end++ = static_cast<Position>(i);
+  }
+  std::partial_sort(order, order + dissimilar, end, [&](Position x, Position y) {
     return cosines[x] < cosines[y] || (cosines[x] == cosines[y] && x < y);
   });
-  std::copy_n(order, n - last, kept.begin());
-  ascending_from(n - last, len - last);
+  std::copy_n(order, dissimilar, kept.begin());
 }
 
 template <class T>
@@ -114,6 +139,7 @@ void check_subselect(const TensorView<const T>& q, Index n_queries,
   require_at_least("head_dim", q.dim(), 1);
   require_at_least("n_queries", n_queries, 1);
   require_multiple("q_heads", q.heads(), "heads_per_set", options.heads_per_set);
+  require_multiple("q_heads", q.heads(), "group", options.group);
 }
 
 // positions [batch, q_heads, min(n_queries, q_len)].
@@ -122,13 +148,13 @@ void subselect_positions(const TensorView<const T>& q, Index n_queries,
                          const SubselectOptions& options, Position* positions,
                          WorkerScratch<SubselectScratch>& scratch, E&& executor) {
   const Index n = std::min(n_queries, q.len()), heads = options.heads_per_set;
-  const Index sets = q.heads() / heads;
+  const Index sets = q.heads() / heads, members = std::max<Index>(1, options.group / heads);
   scratch.reserve(executor.workers(), q.len(), q.dim());
   executor.run(q.batch() * sets, [&](Index task, int worker) {
     const Index b = task / sets, head = task % sets * heads;
     Position* first = positions + (b * q.heads() + head) * n;
-    subselect_set(q, b, head, heads, options.query_choice, {first, static_cast<std::size_t>(n)},
-                  scratch[worker]);
+    subselect_set(q, b, head, heads, options.query_choice, task % sets % members, members,
+                  {first, static_cast<std::size_t>(n)}, scratch[worker]);
     for (Index other = 1; other < heads; ++other) std::copy_n(first, n, first + other * n);
   });
 }
@@ -137,7 +163,7 @@ void subselect_positions(const TensorView<const T>& q, Index n_queries,
 
 // Positions in the chunk of the queries kept: [batch, q_heads, min(n_queries, q_len)], most
 // dissimilar first. Throws std::invalid_argument for n_queries < 1, an empty chunk, or q_heads not
-// a multiple of options.heads_per_set.
+// a multiple of options.heads_per_set and options.group.
 template <TensorLike Q, Executor E = SerialExecutor>
 Tensor<Position, 3> subselect_query_positions(const Q& q, Index n_queries,
                                               const SubselectOptions& options = {},
