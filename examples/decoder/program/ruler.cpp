@@ -210,7 +210,7 @@ Vector answer_logits(Session& session, const TaskSample& sample, Index chunk) {
   const std::span<const Token> tokens = sample.tokens;
   const Index vocabulary = session.model().config.vocabulary;
   const Index before = sample.positions.front() / chunk * chunk;  // chunks without an answer
-  if (before > 0) session.run(tokens.first(static_cast<std::size_t>(before)));
+  if (before > 0) session.fill(tokens.first(static_cast<std::size_t>(before)));
   Vector answers;
   for (Index begin = before; begin < std::ssize(tokens); begin += chunk) {
     const Index n = std::min(chunk, std::ssize(tokens) - begin);
