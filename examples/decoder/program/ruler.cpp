@@ -5,10 +5,9 @@
 //   budget   a count, or a share of the prompt: the same number of keys for every chunk
 //
 // Selection acts in every chunk, the question's included, and in every layer. A prompt is the same
-// for every selector, so that differences are paired. Samples run beside each other, each in a
-// session of its own on one thread: heads are too small to divide.
+// for every selector, so that differences are paired.
 #include "decoder/program/record.hpp"
-#include "decoder/tasks/tasks.hpp"
+#include "decoder/tasks/ask.hpp"
 
 #include "support/bootstrap.hpp"
 #include "support/json_file.hpp"
@@ -204,39 +203,6 @@ std::vector<Cell> all_cells(const Flags& flags) {
   return cells;
 }
 
-// The logits of the sample's answers, [answers, vocabulary]. The question may reach from one chunk
-// into the next.
-Vector answer_logits(Session& session, const TaskSample& sample, Index chunk) {
-  const std::span<const Token> tokens = sample.tokens;
-  const Index vocabulary = session.model().config.vocabulary;
-  const Index before = sample.positions.front() / chunk * chunk;  // chunks without an answer
-  if (before > 0) session.fill(tokens.first(static_cast<std::size_t>(before)));
-  Vector answers;
-  for (Index begin = before; begin < std::ssize(tokens); begin += chunk) {
-    const Index n = std::min(chunk, std::ssize(tokens) - begin);
-    session.run(tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(n)));
-    const Index first = std::max(begin, sample.positions.front());
-    const Vector logits = session.logits(begin + n - first);
-    for (const Index position : sample.positions)
-      if (position >= begin && position < begin + n) {
-        const auto row = logits.begin() + (position - first) * vocabulary;
-        answers.insert(answers.end(), row, row + vocabulary);
-      }
-  }
-  return answers;
-}
-
-TaskScore run_sample(const Flags& flags, const Model& model, const Cell& cell, Index i) {
-  const TaskSample sample = evaluation_sample(cell.task, cell.length, i, flags.seed);
-  SessionOptions options =
-      session_options(flags.model, cell.method, cell.budget, flags.selectors.quoka);
-  options.selector.budget = cell.keys();
-  quoka::ThreadPool one_thread(1);
-  Session session(model, options, one_thread);
-  session.reserve(cell.length);
-  return score(sample, answer_logits(session, sample, flags.model.chunk), model.config.vocabulary);
-}
-
 void run_cells(const Flags& flags, const Model& model, const std::vector<Cell>& cells,
                Record& record) {
   quoka::ThreadPool threads(thread_count(flags.model));
@@ -249,11 +215,11 @@ void run_cells(const Flags& flags, const Model& model, const std::vector<Cell>& 
   for (const Cell& cell : cells) {
     const Index first = record.samples(cell), count = missing(cell);
     if (count == 0) continue;
-    std::vector<TaskScore> scores(static_cast<std::size_t>(count));
-    threads.run(count, [&](Index i, int) {
-      scores[static_cast<std::size_t>(i)] = run_sample(flags, model, cell, first + i);
-    });
-    record.add(cell, scores);
+    SessionOptions options =
+        session_options(flags.model, cell.method, cell.budget, flags.selectors.quoka);
+    options.selector.budget = cell.keys();
+    record.add(cell,
+               ask(model, options, {cell.task, cell.length, first, count, flags.seed}, threads));
     record.write();
     bar.update(done += count * cell.length);
   }

@@ -21,6 +21,7 @@
 // without overlap is equally likely, but the asked one (the first of several) may be put at a depth.
 #pragma once
 
+#include "decoder/model/session.hpp"
 #include "decoder/tasks/draws.hpp"
 
 #include <array>
@@ -31,8 +32,6 @@
 #include <vector>
 
 namespace quoka_decoder {
-
-using Token = std::int32_t;
 
 enum class Task { single, multi_key, haystack, multi_value, multi_query, vt, cwe, fwe };
 
