@@ -2,6 +2,8 @@
 
 #include "measure.hpp"
 
+#include "support/build_info.hpp"
+
 namespace quoka_bench {
 namespace {
 
@@ -13,7 +15,7 @@ plain::Attention<T> plain_input(const ChunkData<T>& chunk, const PastData<T>& pa
 
 // ---- dense --------------------------------------------------------------------------------------
 
-// Asked for half arithmetic a benchmark says what it was run in, and may be off by more.
+// Asked for fixed point a benchmark says what it was run in, and may be off by more.
 template <class T>
 struct InArithmetic {
   quoka::AttentionOptions options;
@@ -21,9 +23,9 @@ struct InArithmetic {
 
   InArithmetic(benchmark::State& state, quoka::Arithmetic asked)
       : options{.arithmetic = asked}, tolerance(quoka_bench::tolerance<T>) {
-    const bool half = quoka::arithmetic_used(asked) == quoka::Arithmetic::half;
-    if (half) tolerance = 1e-2f;
-    if (asked == quoka::Arithmetic::half) state.SetLabel(half ? "half arithmetic" : "ran in float");
+    if (asked == quoka::Arithmetic::single) return;
+    state.SetLabel(arithmetic_name(asked));
+    if (quoka::arithmetic_used(asked) == asked) tolerance += 2e-3f;
   }
 };
 
@@ -163,12 +165,15 @@ void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index
   add_dense<float>("attention/dense", qwen3_4b, usual, 2);
   for (const LayerShape& shape : {llama32_3b, group_7, head_dim_64, head_dim_80})
     add_dense<float>("attention/dense", shape, usual);
-  constexpr auto half = quoka::Arithmetic::half;
+  constexpr auto fixed16 = quoka::Arithmetic::fixed16;
   for (const LayerShape& shape : {qwen3_4b, head_dim_64})
-    add_dense<float>("attention/dense/half_arithmetic", shape, usual, 1, half);
-  add_dense<Eigen::half>("attention/dense/half_arithmetic/half", qwen3_4b, usual, 1, half);
-  add_selected<float>("attention/selected/half_arithmetic", qwen3_4b, longest_kv_len, 1024, 1,
-                      half);
+    for (const Index kv_len : {usual, longest_kv_len})
+      add_dense<float>("attention/dense/fixed16", shape, kv_len, 1, fixed16);
+  add_dense<float>("attention/dense", head_dim_64, longest_kv_len);
+  add_dense<Eigen::half>("attention/dense/fixed16/half", qwen3_4b, usual, 1, fixed16);
+  for (const LayerShape& shape : {qwen3_4b, head_dim_64})
+    add_selected<float>("attention/selected/fixed16", shape, longest_kv_len, 1024, 1, fixed16);
+  add_selected<float>("attention/selected", head_dim_64, longest_kv_len, 1024);
   add_dense<Eigen::half>("attention/dense/half", qwen3_4b, usual);
   add_dense<Eigen::bfloat16>("attention/dense/bfloat16", qwen3_4b, usual);
 

@@ -34,14 +34,13 @@ struct Flags {
   Index positions = 4;
   int threads = 1;
   int rounds = 5;
-  bool half = false;
+  quoka::Arithmetic arithmetic = quoka::Arithmetic::single;
   std::string json, command;
   quoka::QuokaOptions quoka;
-
-  quoka::Arithmetic arithmetic() const {
-    return half ? quoka::Arithmetic::half : quoka::Arithmetic::single;
-  }
 };
+
+const std::map<std::string, quoka::Arithmetic> arithmetics{{"single", quoka::Arithmetic::single},
+                                                           {"fixed16", quoka::Arithmetic::fixed16}};
 
 const std::map<std::string, quoka::LayerShape> shapes{
     {"qwen3-4b", {.q_heads = 32, .kv_heads = 8, .head_dim = 128}},
@@ -82,7 +81,7 @@ struct Result {
 
 std::vector<Result> measure(Index length, const Flags& flags, quoka::ThreadPool& threads) {
   const MethodOptions options{.budget = parse_budget(flags.budget), .quoka = flags.quoka};
-  const quoka::AttentionOptions attention{.arithmetic = flags.arithmetic()};
+  const quoka::AttentionOptions attention{.arithmetic = flags.arithmetic};
   std::vector<TimedMethod> methods;
   methods.push_back(timed_method("dense", flags.shape, options, flags.layer_count, attention));
   for (const std::string& name : parse_methods(flags.selectors))
@@ -139,7 +138,7 @@ nlohmann::json to_json(const std::vector<Result>& results, const Flags& flags) {
                       {"budget", flags.budget},
                       {"n_queries", flags.quoka.n_queries},
                       {"threads", flags.threads},
-                      {"arithmetic", arithmetic_name(flags.arithmetic())},
+                      {"arithmetic", arithmetic_name(flags.arithmetic)},
                       {"rounds", flags.rounds}};
   for (const Result& r : results) {
     nlohmann::json& entry =
@@ -168,7 +167,7 @@ int run(Flags& flags) {
             << "; chunk " << flags.chunk << ", budget " << flags.budget << ", "
             << flags.quoka.n_queries << " queries, " << flags.threads
             << (flags.threads == 1 ? " thread" : " threads") << ", attention in "
-            << arithmetic_name(flags.arithmetic()) << "; medians of " << flags.rounds << "\n\n";
+            << arithmetic_name(flags.arithmetic) << "; medians of " << flags.rounds << "\n\n";
   std::vector<Result> results;
   std::vector<std::vector<std::string>> rows;
   for (const Index length : flags.lengths) {
@@ -230,7 +229,8 @@ int main(int argc, char** argv) {
   app.add_option("--threads", flags.threads, "workers, the calling thread included")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_flag("--half-arithmetic", flags.half, "attention in half arithmetic, dense's too");
+  app.add_option("--arithmetic", flags.arithmetic, "of attention, dense's too: single or fixed16")
+      ->transform(CLI::CheckedTransformer(arithmetics));
   app.add_option("--rounds", flags.rounds, "timed repetitions")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -104,6 +104,40 @@ TYPED_TEST(TokenAttention, ThreadsAndBatchChangeNoBit) {
   }
 }
 
+// In [len, heads, dim] order heads take turns at blocks of keys; rows lie between NaNs. As the oracle,
+// with the same bits for any number of threads, which decides how many heads a task takes.
+TYPED_TEST(TokenAttention, HeadsSideBySide) {
+  Random random(8);
+  constexpr Index block = tuning::token_together_keys;
+  const std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f, 100.0f, 2.0f,
+                                 0.0f, 1.0f,  2.0f, 0.5f, -2.0f,  1.0f};
+  for (const Index kv_len : {Index{0}, Index{1}, block - 1, block, block + 1, 2 * part + 33}) {
+    for (const AttentionOptions& options :
+         {AttentionOptions{}, AttentionOptions{.sink_logits = sinks, .sliding_window = part + 50},
+          AttentionOptions{.softcap = 5.0f, .sliding_window = 1}}) {
+      SCOPED_TRACE("kv_len " + std::to_string(kv_len) + ", window " +
+                   std::to_string(options.sliding_window));
+      const auto in = random_inputs<TypeParam>(random, {.batch = 2,
+                                                        .q_heads = 12,
+                                                        .kv_heads = 6,
+                                                        .head_dim = 19,
+                                                        .v_dim = 40,
+                                                        .q_len = 1,
+                                                        .kv_len = kv_len});
+      const Strided<TypeParam> past_k(in.past_k), past_v(in.past_v);
+      const auto on = [&](auto&& executor) {
+        auto output = unwritten<TypeParam>(in.q, 40);
+        quoka::attention(in.q, {past_k.view(), past_v.view()}, {in.k, in.v},
+                         {output.out, output.lse}, options, executor);
+        return output;
+      };
+      const auto serial = on(quoka::SerialExecutor{});
+      expect_close(serial, oracle_attend(in, options), in, 2.0);
+      for (const int workers : {2, 3, 7}) expect_same(on(quoka::ThreadPool(workers)), serial);
+    }
+  }
+}
+
 // A key beyond the window, or in another part, spoils nothing.
 TYPED_TEST(TokenAttention, NanStaysInItsHead) {
   Random random(7);

@@ -40,9 +40,9 @@ inline std::string build_description() {
 
 // What attention was computed in, if `asked` was.
 inline std::string arithmetic_name(quoka::Arithmetic asked) {
-  const bool half = quoka::arithmetic_used(asked) == quoka::Arithmetic::half;
-  if (half) return "half arithmetic";
-  return asked == quoka::Arithmetic::half ? "float (no half arithmetic here)" : "float";
+  if (asked == quoka::Arithmetic::single) return "float";
+  return quoka::arithmetic_used(asked) == asked ? "16-bit fixed point"
+                                                : "float (no 16-bit dot products here)";
 }
 
 // A program's command line, as typed.

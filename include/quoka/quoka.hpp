@@ -31,7 +31,7 @@
 #include <quoka/core/register_tile.hpp>
 #include <quoka/core/softmax_state.hpp>
 #include <quoka/core/panel_kernels.hpp>
-#include <quoka/core/half_panels.hpp>
+#include <quoka/core/fixed_panels.hpp>
 #include <quoka/core/token_kernels.hpp>
 
 #include <quoka/cache/row_store.hpp>

@@ -1,10 +1,10 @@
 // Version of the library and the inline namespace that every name lives in.
 //
 // The namespace carries the version and what the compiler's ISA flags change (packet width, fused
-// multiply-add, half conversion, half arithmetic): translation units built with different flags
-// then hold different functions under different names, and the linker cannot merge an AVX-512 body
-// into a program part that was built for baseline x86-64. CMake reads the three numbers from this
-// file.
+// multiply-add, half conversion, integer dot products): translation units built with different
+// flags then hold different functions under different names, and the linker cannot merge an AVX-512
+// body into a program part that was built for baseline x86-64. CMake reads the three numbers from
+// this file.
 #pragma once
 
 #include <Eigen/Core>
@@ -37,20 +37,24 @@
 #define QUOKA_ABI_FMA
 #endif
 
-#if defined(__AVX512FP16__) || defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
-#define QUOKA_ABI_HALF _fp16
-#elif defined(__F16C__)
+#if defined(__F16C__)
 #define QUOKA_ABI_HALF _f16c
 #else
 #define QUOKA_ABI_HALF
 #endif
 
-#define QUOKA_ABI_JOIN_(major, minor, patch, simd, fma, half) \
-  v##major##_##minor##_##patch##simd##fma##half
-#define QUOKA_ABI_JOIN(major, minor, patch, simd, fma, half) \
-  QUOKA_ABI_JOIN_(major, minor, patch, simd, fma, half)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define QUOKA_ABI_DOT _vnni
+#else
+#define QUOKA_ABI_DOT
+#endif
 
-// Opened as `namespace quoka::inline QUOKA_ABI {`; for example quoka::v0_1_0_avx512_fma_f16c.
+#define QUOKA_ABI_JOIN_(major, minor, patch, simd, fma, half, dot) \
+  v##major##_##minor##_##patch##simd##fma##half##dot
+#define QUOKA_ABI_JOIN(major, minor, patch, simd, fma, half, dot) \
+  QUOKA_ABI_JOIN_(major, minor, patch, simd, fma, half, dot)
+
+// Opened as `namespace quoka::inline QUOKA_ABI {`; for example quoka::v0_1_0_avx512_fma_f16c_vnni.
 #define QUOKA_ABI                                                                               \
   QUOKA_ABI_JOIN(QUOKA_VERSION_MAJOR, QUOKA_VERSION_MINOR, QUOKA_VERSION_PATCH, QUOKA_ABI_SIMD, \
-                 QUOKA_ABI_FMA, QUOKA_ABI_HALF)
+                 QUOKA_ABI_FMA, QUOKA_ABI_HALF, QUOKA_ABI_DOT)

@@ -25,20 +25,18 @@ struct AttentionWorkspace {
 namespace detail {
 
 // Tasks per KV head: enough of them for the workers, none too small to pay for its packing unless
-// workers would stand idle. Panels are `widths` times as wide as those of tuning.hpp.
-inline Index tasks_per_head(Index panels, Index widths, Index heads, int workers) {
-  const Index for_cache = ceil_div(panels * widths, tuning::max_panels_per_task);
+// workers would stand idle.
+inline Index tasks_per_head(Index panels, Index heads, int workers) {
+  const Index for_cache = ceil_div(panels, tuning::max_panels_per_task);
   if (workers == 1) return for_cache;
   const Index for_balance = ceil_div(tuning::tasks_per_worker * workers, heads);
-  const Index paying = std::max(ceil_div(panels * widths, tuning::min_panels_per_task),
+  const Index paying = std::max(ceil_div(panels, tuning::min_panels_per_task),
                                 std::min(panels, ceil_div(Index{workers}, heads)));
   return std::max(for_cache, std::min(for_balance, paying));
 }
 
 template <class T, class Panels = SinglePanels>
 class AttentionTasks {
-  static constexpr Index widths = panel_rows_of<Panels> / tuning::panel_rows;
-
  public:
   AttentionTasks(const AttentionCall<T>& call, const Selection* keep,
                  AttentionWorkspace<T>& workspace)
@@ -46,10 +44,10 @@ class AttentionTasks {
 
   template <class E>
   void run(E&& executor) {
-    const Index panels = ceil_div(call_.rows(), panel_rows_of<Panels>);
+    const Index panels = ceil_div(call_.rows(), tuning::panel_rows);
     if (call_.q.len() == 1 && call_.group <= tuning::token_rows)
       run_tokens(executor);
-    else if (call_.rows() <= (tuning::min_panels_per_task - 1) * tuning::panel_rows && parts() > 1)
+    else if (panels < tuning::min_panels_per_task && parts() > 1)
       run_parts(panels, executor);
     else
       run_panels(panels, executor);
@@ -78,7 +76,7 @@ class AttentionTasks {
   // A task: some panels of a head, over all keys.
   template <class E>
   void run_panels(Index panels, E& executor) {
-    const Index tasks = tasks_per_head(panels, widths, heads(), executor.workers());
+    const Index tasks = tasks_per_head(panels, heads(), executor.workers());
     const Index per_task = ceil_div(panels, tasks);
     s_.panels.reserve(executor.workers(), Panels{}, per_task, call_.q.dim(), call_.v_dim);
     executor.run(heads() * tasks, [&](Index task, int worker) {
@@ -92,36 +90,59 @@ class AttentionTasks {
   template <class E>
   void run_parts(Index panels, E& executor) {
     s_.panels.reserve(executor.workers(), Panels{}, panels, call_.q.dim(), call_.v_dim);
-    merge_parts(executor, [&](const KeySequence<T>& keys, const KeyRange& range, bool first,
-                              const PartialRows& to, int worker) {
-      HeadAttention<T, Panels>(keys, 0, panels, s_.panels[worker])
-          .run_part(range.begin, range.end, first, to);
+    merge_parts(executor, 1, [&](Index head, Index part, const KeyRange& range, int worker) {
+      HeadAttention<T, Panels>(keys_of(head), 0, panels, s_.panels[worker])
+          .run_part(range.begin, range.end, part == 0, s_.partials.part(head, part));
     });
   }
 
-  // A task: a token's rows of a head, over a part of its keys.
+  // A task: a token's rows of a head, or of heads side by side, over a part of their keys.
   template <class E>
   void run_tokens(E& executor) {
-    s_.token.reserve(executor.workers(), call_.group, call_.q.dim(), call_.v_dim);
-    merge_parts(executor, [&](const KeySequence<T>& keys, const KeyRange& range, bool first,
-                              const PartialRows& to, int worker) {
-      const Index begin = std::min(std::max(range.begin, keys.begin_for(0)), range.end);
-      TokenAttention<T>(keys, s_.token[worker]).run(begin, range.end, first, to);
+    const bool together =
+        keep_ == nullptr && side_by_side(call_.past_k) && side_by_side(call_.past_v);
+    const Index heads = together ? heads_together(executor.workers()) : 1;
+    const Index block = together ? tuning::token_together_keys : tuning::token_block_keys;
+    const int per_worker = static_cast<int>(heads);
+    s_.token.reserve(executor.workers() * per_worker, call_.group, call_.q.dim(), call_.v_dim,
+                     block);
+    merge_parts(executor, heads, [&](Index head, Index part, const KeyRange& range, int worker) {
+      const auto attention_of = [&](Index i) {
+        return TokenAttention<T>(keys_of(head + i),
+                                 s_.token[worker * per_worker + static_cast<int>(i)], block);
+      };
+      const Index begin = std::min(std::max(range.begin, keys_of(head).begin_for(0)), range.end);
+      const Index own = std::clamp(call_.past_k.len(), begin, range.end);  // the chunk's begins
+      for (Index i = 0; i < heads; ++i) attention_of(i).start(part == 0);
+      if (together)
+        attend_together(call_, head / call_.kv_heads, head % call_.kv_heads, heads, begin, own,
+                        attention_of);
+      for (Index i = 0; i < heads; ++i) {
+        attention_of(i).attend(together ? own : begin, range.end);
+        attention_of(i).finish(s_.partials.part(head + i, part));
+      }
     });
   }
 
-  // attend(keys, range, first, to, worker) for every part of every head, then their merging.
+  // As many heads as leave enough tasks for the workers; results do not depend on it.
+  Index heads_together(int workers) const {
+    const Index wanted = ceil_div(tuning::tasks_per_worker * workers, call_.q.batch() * parts());
+    Index heads = std::max<Index>(1, call_.kv_heads / wanted);
+    while (call_.kv_heads % heads != 0) --heads;
+    return heads;
+  }
+
+  // attend(head, part, keys, worker) for every part of every `step`-th head, then their merging.
   template <class E, class Attend>
-  void merge_parts(E& executor, Attend&& attend) {
+  void merge_parts(E& executor, Index step, Attend&& attend) {
     const Index parts = this->parts(), size = part_keys(most_keys());
     s_.partials.reserve(heads(), parts, call_.rows(), call_.v_dim);
-    executor.run(heads() * parts, [&](Index task, int worker) {
-      const KeySequence<T> keys = keys_of(task / parts);
-      const Index part = task % parts;
-      const KeyRange all = keys.in_sight(0, call_.q.len() - 1);
+    executor.run(heads() / step * parts, [&](Index task, int worker) {
+      const Index head = task / parts * step, part = task % parts;
+      const KeyRange all = keys_of(head).in_sight(0, call_.q.len() - 1);
       const Index begin = std::min(all.begin + part * size, all.end);
       const Index end = part + 1 == parts ? all.end : std::min(begin + size, all.end);
-      attend(keys, KeyRange{begin, end}, part == 0, s_.partials.part(task / parts, part), worker);
+      attend(head, part, KeyRange{begin, end}, worker);
     });
     executor.run(heads(), [&](Index head, int) { write(head, s_.partials.merged(head)); });
   }

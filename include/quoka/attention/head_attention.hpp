@@ -10,7 +10,7 @@
 
 #include <quoka/attention/key_sequence.hpp>
 #include <quoka/attention/partial_rows.hpp>
-#include <quoka/core/half_panels.hpp>
+#include <quoka/core/fixed_panels.hpp>
 #include <quoka/core/panel_kernels.hpp>
 
 #include <algorithm>
@@ -19,10 +19,6 @@
 
 namespace quoka::inline QUOKA_ABI {
 namespace detail {
-
-// Query rows per panel.
-template <class Panels>
-inline constexpr Index panel_rows_of = Panels::packets* simd::lanes;
 
 // Scratch of one worker, for panels of either arithmetic.
 template <class T>
@@ -37,18 +33,22 @@ struct AttentionScratch {
 
   template <class Panels>
   void reserve(Panels, Index panels, Index dim, Index v_dim) {
-    constexpr Index packed = sizeof(typename Panels::Packed), width = panel_rows_of<Panels>,
-                    lane = sizeof(typename Panels::Lane);
+    constexpr Index packed = sizeof(typename Panels::Packed), lane = sizeof(typename Panels::Lane),
+                    width = tuning::panel_rows;
     constexpr Index block = round_up(tuning::block_keys, tuning::tile_rows) * width;
-    keys.reserve(ceil_div(tuning::block_keys, tuning::tile_rows) * key_tile_size(dim) * packed);
+    keys.reserve(ceil_div(tuning::block_keys, tuning::tile_rows) *
+                 key_tile_size(Panels::steps(dim)) * packed);
     values.reserve(tuning::block_keys * value_stride(v_dim) * packed);
-    queries.reserve(panels * dim * width * lane);
+    queries.reserve(panels * Panels::steps(dim) * width * lane);
     logits.reserve(block);
-    if constexpr (!Panels::weights_in_place) weights.reserve(block * lane);
     out.reserve(panels * v_dim * width);
-    lane_out.reserve(2 * v_dim * width);
-    if constexpr (Panels::has_row_factors) row_factors.reserve(panels * width);
-    states.reserve(panels * Panels::packets);
+    states.reserve(panels * tuning::tile_packets);
+    if constexpr (Panels::in_float) {
+      lane_out.reserve(2 * v_dim * width);
+    } else {
+      weights.reserve(block * lane);
+      row_factors.reserve(panels * width);
+    }
   }
   Index bytes() const {
     return keys.bytes() + values.bytes() + queries.bytes() + weights.bytes() + logits.bytes() +
@@ -56,15 +56,15 @@ struct AttentionScratch {
   }
 };
 
-// Panels [first_panel, first_panel + panels) of one KV head, in SinglePanels or HalfPanels.
+// Panels [first_panel, first_panel + panels) of one KV head, in SinglePanels or FixedPanels.
 template <class T, class Panels = SinglePanels>
 class HeadAttention {
   using Packed = typename Panels::Packed;
   using Lane = typename Panels::Lane;
-  using Packets = simd::Packet[Panels::packets];
-  using Mask = LaneMask<Panels::packets>;
-  using State = PacketState[Panels::packets];
-  static constexpr Index width = panel_rows_of<Panels>;
+  using Block = typename Panels::Block;
+  using Factors = typename Panels::Factors;
+  using Rows = typename AttentionScratch<T>::Rows;
+  static constexpr Index width = tuning::panel_rows;
 
  public:
   HeadAttention(const KeySequence<T>& sequence, Index first_panel, Index panels,
@@ -99,7 +99,9 @@ class HeadAttention {
     assert(first_row_ < call_.rows());
     for (Index p = 0; p < panels_; ++p) begin_panel(p, with_sinks);
     constexpr Index step = tuning::block_keys;
-    const auto count_at = [&](Index at) { return std::clamp<Index>(end - at, 0, step); };
+    // What a block of values is scaled by must not depend on the task: then all of it is packed.
+    const Index last = Panels::in_float ? end : keys_.end_for(call_.q.len() - 1);
+    const auto count_at = [&](Index at) { return std::clamp<Index>(last - at, 0, step); };
     auto *rows = &s_.rows[0], *next_rows = &s_.rows[1];
     keys_.rows(block, count_at(block), rows->k, rows->v);
     for (; block < end; block += step, std::swap(rows, next_rows)) {
@@ -112,7 +114,7 @@ class HeadAttention {
       for (Index p = 0; p < panels_; ++p) {
         next_k.next(ceil_div(next_k.lines(), panels_));
         next_v.next(ceil_div(next_v.lines(), panels_));
-        attend(p, block, count, packed);
+        attend(p, block, count, packed, *rows);
       }
     }
   }
@@ -125,33 +127,37 @@ class HeadAttention {
   Packed* keys() const { return reinterpret_cast<Packed*>(s_.keys.data()); }
   Packed* values() const { return reinterpret_cast<Packed*>(s_.values.data()); }
   Lane* queries(Index p) const {
-    return reinterpret_cast<Lane*>(s_.queries.data()) + p * dim() * width;
+    return reinterpret_cast<Lane*>(s_.queries.data()) + p * Panels::steps(dim()) * width;
   }
   float* row_factors(Index p) const { return s_.row_factors.data() + p * width; }
   float* out(Index p) const { return s_.out.data() + p * call_.v_dim * width; }
-  State& state(Index p) const {
-    return *reinterpret_cast<State*>(s_.states.data() + p * Panels::packets);
+  PanelState& state(Index p) const {
+    return *reinterpret_cast<PanelState*>(s_.states.data() + p * tuning::tile_packets);
   }
 
   void begin_panel(Index p, bool with_sinks) {
     const T* rows[width];
     alignas(64) float sink[width];
-    for (Index i = 0; i < panel_count(p); ++i) {
-      const Index row = panel_row(p) + i;
-      rows[i] = call_.q.row(keys_.b, head_of(row), query_of(row));
-    }
+    query_rows(p, rows);
     Panels::pack_rows(rows, panel_count(p), dim(), call_.query_scale, queries(p), row_factors(p));
     std::fill_n(out(p), call_.v_dim * width, 0.0f);
     for (Index i = 0; i < width; ++i)
       sink[i] = with_sinks && i < panel_count(p) ? call_.sink_log2(head_of(panel_row(p) + i))
                                                  : -simd::infinity;
-    for (int j = 0; j < Panels::packets; ++j) {
+    for (int j = 0; j < tuning::tile_packets; ++j) {
       state(p)[j] = PacketState::identity();
       state(p)[j].admit(simd::load(sink + j * simd::lanes));
     }
   }
 
-  void attend(Index p, Index block, Index count, const typename Panels::Block& packed) {
+  void query_rows(Index p, const T* (&rows)[width]) const {
+    for (Index i = 0; i < panel_count(p); ++i) {
+      const Index row = panel_row(p) + i;
+      rows[i] = call_.q.row(keys_.b, head_of(row), query_of(row));
+    }
+  }
+
+  void attend(Index p, Index block, Index count, const Block& packed, const Rows& rows) {
     const Index first_query = query_of(panel_row(p));
     const Index last_query = query_of(panel_row(p) + panel_count(p) - 1);
     const Index keys = std::min(count, keys_.end_for(last_query) - block);
@@ -160,29 +166,56 @@ class HeadAttention {
         keys_.end_for(first_query) < block + keys || keys_.begin_for(last_query) > block;
 
     float* const x = s_.logits.data();
-    Packets top;
+    PanelPackets top;
     for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
     Panels::logits(packed, this->keys(), queries(p), row_factors(p), dim(), keys, x, top);
-    Mask mask;
+    bool exceptions = false;
+    if constexpr (!Panels::in_float) exceptions = logits_left(p, packed, rows, keys, x);
+    PanelMask mask;
     if (call_.cap_log2 != 0.0f) cap_logits(x, keys * width, call_.cap_log2);
     if (masked) {
       fill_mask(p, block, keys, mask);
       mask_logits(x, keys, mask);
     }
-    if (masked || call_.cap_log2 != 0.0f || keys % tuning::tile_rows != 0)
+    if (masked || exceptions || call_.cap_log2 != 0.0f || keys % tuning::tile_rows != 0)
       block_maximum(x, keys, top);
 
-    Packets factor;
-    for (int j = 0; j < Panels::packets; ++j) factor[j] = state(p)[j].raise(top[j]);
-    const Lane* const weights =
-        Panels::weights(x, keys, state(p), reinterpret_cast<Lane*>(s_.weights.data()));
-    if (packed.finite_values || !masked)
-      Panels::values(packed, values(), call_.v_dim, weights, keys, factor, out(p));
-    else
-      values_lane_by_lane(mask, panel_count(p), packed, weights, factor, out(p));
+    Factors factors;
+    const Lane* const weights = Panels::softmax(x, keys, top, state(p), factors,
+                                                reinterpret_cast<Lane*>(s_.weights.data()));
+    if constexpr (Panels::in_float) {
+      if (!packed.finite_values && masked)
+        return values_lane_by_lane(mask, panel_count(p), packed, weights, factors, out(p));
+    }
+    Panels::values(packed, values(), call_.v_dim, weights, keys, factors, out(p));
+    if constexpr (!Panels::in_float) {
+      if (exceptions) admit_not_finite(x, keys, state(p));
+      if (!packed.all_values) values_left(masked, mask, packed, rows, keys, state(p), out(p));
+    }
   }
 
-  void fill_mask(Index p, Index block, Index keys, Mask& mask) const {
+  // Logits of the keys and queries that integers cannot hold, in float. Returns whether there are
+  // any.
+  bool logits_left(Index p, const Block& packed, const Rows& rows, Index keys, float* x) const {
+    if (packed.all_keys && all_held(row_factors(p))) return false;
+    const T* queries[width];
+    query_rows(p, queries);
+    logits_in_float(rows.k, packed.key_factors, keys, queries, row_factors(p), panel_count(p),
+                    dim(), call_.query_scale, x);
+    return true;
+  }
+
+  // Channels of values likewise: each lane takes the keys it sees.
+  void values_left(bool masked, const PanelMask& mask, const Block& packed, const Rows& rows,
+                   Index keys, const PanelState& state, float* panel) const {
+    const auto sees = [&](Index key, Index lane) {
+      const float at = static_cast<float>(key);
+      return !masked || (mask.first[lane] <= at && at < mask.end[lane]);
+    };
+    values_in_float(rows.v, packed.apart, keys, call_.v_dim, s_.logits.data(), state, sees, panel);
+  }
+
+  void fill_mask(Index p, Index block, Index keys, PanelMask& mask) const {
     for (Index i = 0; i < width; ++i) {
       const Index query = query_of(panel_row(p) + std::min(i, panel_count(p) - 1));
       mask.first[i] =
@@ -194,8 +227,8 @@ class HeadAttention {
   // A masked weight is an exact zero, but zero times NaN is not: where a block holds a NaN or
   // infinite value, each lane takes the keys it sees and no other. Same tiles, same order, same
   // bits.
-  void values_lane_by_lane(const Mask& mask, Index count, const typename Panels::Block& packed,
-                           const Lane* weights, const Packets& factor, float* panel) {
+  void values_lane_by_lane(const PanelMask& mask, Index count, const Block& packed,
+                           const Lane* weights, const Factors& factors, float* panel) {
     const Index size = call_.v_dim * width;
     float *result = s_.lane_out.data(), *trial = result + size;
     for (Index lane = 0; lane < count; ++lane) {
@@ -203,7 +236,7 @@ class HeadAttention {
       const Index end = std::max(first, static_cast<Index>(mask.end[lane]));
       std::copy_n(panel, size, trial);
       Panels::values(packed, values() + first * value_stride(call_.v_dim), call_.v_dim,
-                     weights + first * width, end - first, factor, trial);
+                     weights + first * width, end - first, factors, trial);
       for (Index c = 0; c < call_.v_dim; ++c) result[c * width + lane] = trial[c * width + lane];
     }
     for (Index c = 0; c < call_.v_dim; ++c)
@@ -212,12 +245,12 @@ class HeadAttention {
 
   void finish_panel(Index p) {
     T* rows[width];
-    Packets inverse;
+    PanelPackets inverse;
     for (Index i = 0; i < panel_count(p); ++i) {
       const Index row = panel_row(p) + i;
       rows[i] = call_.out.row(keys_.b, head_of(row), query_of(row));
     }
-    for (int j = 0; j < Panels::packets; ++j) inverse[j] = state(p)[j].inverse_sum();
+    for (int j = 0; j < tuning::tile_packets; ++j) inverse[j] = state(p)[j].inverse_sum();
     unpack_outputs(out(p), inverse, call_.v_dim, rows, panel_count(p));
     if (call_.lse.absent()) return;
     for_states(p, [&](Index i, const SoftmaxState<float>& state) {
@@ -228,7 +261,7 @@ class HeadAttention {
 
   void leave_panel(Index p, const PartialRows& to) {
     float* rows[width];
-    Packets one;
+    PanelPackets one;
     for (Index i = 0; i < panel_count(p); ++i) rows[i] = to.out + (panel_row(p) + i) * call_.v_dim;
     for (auto& lane : one) lane = simd::broadcast(1.0f);
     unpack_outputs(out(p), one, call_.v_dim, rows, panel_count(p));
@@ -240,7 +273,7 @@ class HeadAttention {
   template <class F>
   void for_states(Index p, F&& f) const {
     alignas(64) float max[width], sum[width];
-    for (int j = 0; j < Panels::packets; ++j) {
+    for (int j = 0; j < tuning::tile_packets; ++j) {
       simd::store(max + j * simd::lanes, state(p)[j].max);
       simd::store(sum + j * simd::lanes, state(p)[j].sum);
     }

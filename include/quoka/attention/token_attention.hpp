@@ -7,6 +7,11 @@
 // their order, so that the hardware's prefetcher keeps memory busy under the arithmetic.
 // 2 * group * keys * (head_dim + v_dim) FLOPs, group / 2 per byte of float K and V. Equal to
 // head_attention.hpp up to the order of sums.
+//
+// Where the heads' rows lie side by side, [len, heads, dim], one head alone would read 512 bytes out
+// of 4 KiB, at a third of the bandwidth. There heads take turns at small blocks of keys, and while
+// they are at a block's keys its values are asked for in the order of memory, then the next keys:
+// attend_together().
 #pragma once
 
 #include <quoka/attention/key_sequence.hpp>
@@ -29,11 +34,11 @@ struct TokenScratch {
   Buffer<float> factors;               // [rows]
   Buffer<T> padded;                    // [keys of a stretch][head_dim or v_dim, rounded up]
 
-  void reserve(Index group, Index dim, Index v_dim) {
+  void reserve(Index group, Index dim, Index v_dim, Index block_keys) {
     const Index rows = round_up(group, token_tile_rows(group));
     const Index k_width = round_up(dim, simd::lanes), v_width = round_up(v_dim, simd::lanes);
     queries.reserve(rows * k_width);
-    weights.reserve(rows * tuning::token_block_keys);
+    weights.reserve(rows * block_keys);
     for (auto* sums : {&out, &block_out}) sums->reserve(rows * v_width);
     states.reserve(rows);
     factors.reserve(rows);
@@ -49,39 +54,20 @@ struct TokenScratch {
 template <class T>
 class TokenAttention {
  public:
-  TokenAttention(const KeySequence<T>& keys, TokenScratch<T>& scratch)
+  // block_keys: what the scratch was reserved for.
+  TokenAttention(const KeySequence<T>& keys, TokenScratch<T>& scratch, Index block_keys)
       : call_(keys.call),
         keys_(keys),
         tile_rows_(token_tile_rows(call_.group)),
         rows_(round_up(call_.group, tile_rows_)),
         k_width_(round_up(call_.q.dim(), simd::lanes)),
         v_width_(round_up(call_.v_dim, simd::lanes)),
-        s_(scratch) {}
-
-  // Keys [begin, end) of the sequence, all of them in sight. Writes the group's rows of `to`.
-  void run(Index begin, Index end, bool with_sinks, const PartialRows& to) {
-    assert(call_.q.len() == 1 && begin <= end);
-    start(with_sinks);
-    const Index past = keys_.past_count;
-    const Position* const keep = keys_.keep.empty() ? nullptr : keys_.keep.data();
-    attend(rows_of(call_.past_k, keep), rows_of(call_.past_v, keep), begin, std::min(end, past));
-    attend(rows_of(call_.chunk_k), rows_of(call_.chunk_v), std::max(begin, past) - past,
-           end - past);
-    for (Index r = 0; r < call_.group; ++r) {
-      to.state[r] = s_.states.data()[r];
-      std::copy_n(s_.out.data() + r * v_width_, call_.v_dim, to.out + r * call_.v_dim);
-    }
+        block_keys_(block_keys),
+        s_(scratch) {
+    assert(call_.q.len() == 1);
   }
 
- private:
-  CacheRows<T> rows_of(const TensorView<const T>& x, const Position* keep = nullptr) const {
-    return {x.row(keys_.b, keys_.kv_head, 0), x.strides()[2], keep};
-  }
-  float* weights(Index tile) const {
-    return s_.weights.data() + tile * tile_rows_ * tuning::token_block_keys;
-  }
-
-  // Rows beyond the group are zero queries; their results are left behind.
+  // First. Rows beyond the group are zero queries; their results are left behind.
   void start(bool with_sinks) {
     const Index dim = call_.q.dim();
     std::fill_n(s_.queries.data(), rows_ * k_width_, 0.0f);
@@ -95,14 +81,53 @@ class TokenAttention {
       if (with_sinks) s_.states.data()[r].admit(call_.sink_log2(head));
     }
   }
+  // Keys [begin, end) of the sequence, all of them in sight.
+  void attend(Index begin, Index end) {
+    assert(begin <= end);
+    const Index past = keys_.past_count;
+    const Position* const keep = keys_.keep.empty() ? nullptr : keys_.keep.data();
+    attend(rows_of(call_.past_k, keep), rows_of(call_.past_v, keep), begin, std::min(end, past));
+    attend(rows_of(call_.chunk_k), rows_of(call_.chunk_v), std::max(begin, past) - past,
+           end - past);
+  }
+
+  // The same in two steps, for a block of an unselected past; ask(i) is called once for key i of it.
+  template <class Ask>
+  void attend_keys(Index begin, Index count, Ask&& ask) {
+    multiply_keys(rows_of(call_.past_k).from(begin), count, ask);
+    weigh(count);
+  }
+  template <class Ask>
+  void attend_values(Index begin, Index count, Ask&& ask) {
+    add_values(rows_of(call_.past_v).from(begin), count, ask);
+  }
+
+  // Last: writes the group's rows of `to`.
+  void finish(const PartialRows& to) const {
+    for (Index r = 0; r < call_.group; ++r) {
+      to.state[r] = s_.states.data()[r];
+      std::copy_n(s_.out.data() + r * v_width_, call_.v_dim, to.out + r * call_.v_dim);
+    }
+  }
+
+ private:
+  CacheRows<T> rows_of(const TensorView<const T>& x, const Position* keep = nullptr) const {
+    return {x.row(keys_.b, keys_.kv_head, 0), x.strides()[2], keep};
+  }
+  float* weights(Index tile) const { return s_.weights.data() + tile * tile_rows_ * block_keys_; }
 
   // Keys and values [begin, end) of k and v, block by block.
   void attend(const CacheRows<T>& k, const CacheRows<T>& v, Index begin, Index end) {
-    for (Index at = begin; at < end; at += tuning::token_block_keys) {
-      const Index count = std::min(tuning::token_block_keys, end - at);
-      multiply_keys(k.from(at), count);
+    for (Index at = begin; at < end; at += block_keys_) {
+      const Index count = std::min(block_keys_, end - at);
+      const CacheRows<T> keys = k.from(at);
+      const Index last = rows_ > 1 ? count - 1 : -1;
+      multiply_keys(keys, count, [&](Index i) QUOKA_INLINE_LAMBDA {
+        const Index later = i + tuning::token_prefetch_keys;
+        if (later <= last) keys.prefetch(later, k_width_);
+      });
       weigh(count);
-      add_values(v.from(at), count);
+      add_values(v.from(at), count, [](Index) {});
     }
   }
 
@@ -118,7 +143,8 @@ class TokenAttention {
     return {s_.padded.data(), width};
   }
 
-  void multiply_keys(const CacheRows<T>& k, Index count) {
+  template <class Ask>
+  void multiply_keys(const CacheRows<T>& k, Index count, Ask&& ask) {
     constexpr Index stretch = tuning::token_stretch_keys;
     for (Index i = 0; i < count; i += stretch) {
       const Index n = std::min(stretch, count - i);
@@ -126,12 +152,10 @@ class TokenAttention {
       for (Index row = 0; row < rows_; row += tile_rows_) {
         const float* const queries = s_.queries.data() + row * k_width_;
         float* const x = weights(row / tile_rows_) + i * tile_rows_;
-        const Index last = rows_ > 1 && row == 0 ? count - 1 : -1;
-        const auto ask = [&](Index j) QUOKA_INLINE_LAMBDA {
-          const Index later = i + j + tuning::token_prefetch_keys;
-          if (later <= last) k.prefetch(later, k_width_);
-        };
-        token_logits(tile_rows_, keys, n, k_width_, queries, x, ask);
+        const bool first = row == 0;
+        token_logits(tile_rows_, keys, n, k_width_, queries, x, [&](Index j) QUOKA_INLINE_LAMBDA {
+          if (first) ask(i + j);
+        });
       }
     }
   }
@@ -167,13 +191,15 @@ class TokenAttention {
     }
   }
 
-  void add_values(const CacheRows<T>& v, Index count) {
+  template <class Ask>
+  void add_values(const CacheRows<T>& v, Index count, Ask&& ask) {
     constexpr Index stretch = tuning::token_value_keys;
     float *const out = s_.out.data(), *const of_block = s_.block_out.data();
     std::fill_n(of_block, rows_ * v_width_, 0.0f);
     for (Index i = 0; i < count; i += stretch) {
       const Index n = std::min(stretch, count - i);
       const CacheRows<T> values = whole_packets(v, i, n, call_.v_dim);
+      for (Index j = i; j < i + n; ++j) ask(j);
       for (Index row = 0; row < call_.group; row += 2) add_stretch(values, n, i, row);
     }
     for (Index r = 0; r < call_.group; ++r) {
@@ -207,11 +233,52 @@ class TokenAttention {
   }
 
   const AttentionCall<T>& call_;
-  const KeySequence<T>& keys_;
+  KeySequence<T> keys_;
   Index tile_rows_, rows_;   // of a tile; of all tiles
   Index k_width_, v_width_;  // channels, rounded up to whole packets
+  Index block_keys_;
   TokenScratch<T>& s_;
 };
+
+// Do the rows of one token's heads lie nearer to each other than one head's rows of two tokens?
+template <class T>
+bool side_by_side(const TensorView<const T>& rows) {
+  return rows.heads() > 1 && std::abs(rows.strides()[1]) < std::abs(rows.strides()[2]);
+}
+
+// Asks for rows [begin, end) of some heads in the order of [len, heads, dim], one a call.
+template <class T>
+class AskInOrder {
+ public:
+  AskInOrder(const TensorView<const T>& rows, Index b, Index first_head, Index heads, Index begin,
+             Index end)
+      : rows_(rows), b_(b), first_head_(first_head), heads_(heads), at_(begin), end_(end) {}
+
+  QUOKA_INLINE void operator()(Index) {
+    if (at_ >= end_) return;
+    CacheRows<T>{rows_.row(b_, first_head_ + head_, at_), 0}.prefetch(0, rows_.dim());
+    if (++head_ == heads_) head_ = 0, ++at_;
+  }
+
+ private:
+  const TensorView<const T>& rows_;
+  Index b_, first_head_, heads_, at_, end_, head_ = 0;
+};
+
+// Keys [begin, end) of an unselected past, block by block, by KV heads [first_head, first_head +
+// heads) of sequence b in turn; attention_of(i) is the TokenAttention of head first_head + i.
+template <class T, class AttentionOf>
+void attend_together(const AttentionCall<T>& call, Index b, Index first_head, Index heads,
+                     Index begin, Index end, AttentionOf&& attention_of) {
+  constexpr Index step = tuning::token_together_keys;
+  for (Index at = begin; at < end; at += step) {
+    const Index next = std::min(at + step, end), after = std::min(next + step, end);
+    AskInOrder<T> values(call.past_v, b, first_head, heads, at, next);
+    for (Index i = 0; i < heads; ++i) attention_of(i).attend_keys(at, next - at, values);
+    AskInOrder<T> keys(call.past_k, b, first_head, heads, next, after);
+    for (Index i = 0; i < heads; ++i) attention_of(i).attend_values(at, next - at, keys);
+  }
+}
 
 }  // namespace detail
 }  // namespace quoka::inline QUOKA_ABI

@@ -34,35 +34,28 @@ QUOKA_INLINE void widen(const T* from, Index dim, float* to) {
 }
 
 // One tile: rows[0, count) are keys, the other places become zero keys. count <= tile_rows.
-// convert(from, n, to) writes n channels of a key as they shall lie in the tile.
-template <class T, class Packed, class Convert>
-void pack_key_tile(const T* const* rows, Index count, Index dim, Packed* tile, Convert&& convert) {
+template <class T>
+void pack_key_tile(const T* const* rows, Index count, Index dim, float* tile) {
   assert(0 <= count && count <= tuning::tile_rows && dim > 0);
   constexpr Index slab_size = Index{slab} * tuning::tile_rows;
   for (Index i = 0; i < tuning::tile_rows; ++i) {
-    Packed* to = tile + i * slab;
+    float* to = tile + i * slab;
     if (i >= count) {
-      for (Index c = 0; c < dim; c += slab, to += slab_size) std::fill_n(to, slab, Packed{});
+      for (Index c = 0; c < dim; c += slab, to += slab_size) std::fill_n(to, slab, 0.0f);
       continue;
     }
     const T* from = rows[i];
     Index c = 0;
-    for (; c + slab <= dim; c += slab, to += slab_size) convert(from + c, Index{slab}, to);
-    if (c < dim) convert(from + c, dim - c, to);
+    for (; c + slab <= dim; c += slab, to += slab_size) widen(from + c, slab, to);
+    if (c < dim) widen(from + c, dim - c, to);
   }
-}
-template <class T>
-void pack_key_tile(const T* const* rows, Index count, Index dim, float* tile) {
-  pack_key_tile(rows, count, dim, tile,
-                [](const T* from, Index n, float* to) QUOKA_INLINE_LAMBDA { widen(from, n, to); });
 }
 
 // rows[0, count) into tiles of keys.
-template <class T, class Packed, class... Convert>
-void pack_keys(const T* const* rows, Index count, Index dim, Packed* tiles,
-               const Convert&... convert) {
+template <class T>
+void pack_keys(const T* const* rows, Index count, Index dim, float* tiles) {
   for (Index i = 0; i < count; i += tuning::tile_rows, tiles += key_tile_size(dim))
-    pack_key_tile(rows + i, std::min<Index>(tuning::tile_rows, count - i), dim, tiles, convert...);
+    pack_key_tile(rows + i, std::min<Index>(tuning::tile_rows, count - i), dim, tiles);
 }
 
 // Asks for rows that will be packed later, a few cache lines at a time between arithmetic: row
@@ -114,43 +107,37 @@ bool pack_values(const T* const* rows, Index count, Index dim, float* values) {
   return simd::reduce_add(poison) + poison_tail == 0.0f;
 }
 
-// One panel: rows[0, count) times scale_of(row), transposed; lanes beyond count become zero
-// queries.
-template <class T, int Packets, class Lane, class ScaleOf>
-void pack_panel(const T* const* rows, Index count, Index dim, ScaleOf&& scale_of, Lane* panel) {
+// One panel: rows[0, count) times `scale`, transposed; lanes beyond count become zero queries.
+template <class T, int Packets>
+void pack_queries(const T* const* rows, Index count, Index dim, float scale, float* panel) {
   constexpr Index width = Packets * simd::lanes;
   assert(0 <= count && count <= width);
+  const simd::Packet factor = simd::broadcast(scale);
   for (Index first = 0; first < width; first += simd::lanes) {
     Index c = 0;
     for (; c + simd::lanes <= dim; c += simd::lanes) {
       simd::Square square;
       for (int i = 0; i < simd::lanes; ++i)
-        square.packet[i] = first + i < count ? simd::mul(simd::load_as_float(rows[first + i] + c),
-                                                         simd::broadcast(scale_of(first + i)))
-                                             : simd::zero();
+        square.packet[i] = first + i < count
+                               ? simd::mul(simd::load_as_float(rows[first + i] + c), factor)
+                               : simd::zero();
       simd::transpose(square);
       for (int i = 0; i < simd::lanes; ++i)
-        simd::store_from_float(panel + (c + i) * width + first, square.packet[i]);
+        simd::store(panel + (c + i) * width + first, square.packet[i]);
     }
     for (; c < dim; ++c)
       for (Index i = 0; i < simd::lanes; ++i)
-        panel[c * width + first + i] = static_cast<Lane>(
-            first + i < count ? static_cast<float>(rows[first + i][c]) * scale_of(first + i)
-                              : 0.0f);
+        panel[c * width + first + i] =
+            first + i < count ? static_cast<float>(rows[first + i][c]) * scale : 0.0f;
   }
-}
-template <class T, int Packets>
-void pack_queries(const T* const* rows, Index count, Index dim, float scale, float* panel) {
-  pack_panel<T, Packets>(
-      rows, count, dim, [scale](Index) { return scale; }, panel);
 }
 
 // The inverse: lane `first + i` of the panel times factor[...] becomes rows[first + i].
-template <class T, int Packets>
-void unpack_outputs(const float* panel, const simd::Packet (&factor)[Packets], Index dim,
-                    T* const* rows, Index count) {
-  constexpr Index width = Packets * simd::lanes;
-  for (int j = 0; j < Packets; ++j) {
+template <class T>
+void unpack_outputs(const float* panel, const simd::Packet (&factor)[tuning::tile_packets],
+                    Index dim, T* const* rows, Index count) {
+  constexpr Index width = tuning::panel_rows;
+  for (int j = 0; j < tuning::tile_packets; ++j) {
     const Index first = j * simd::lanes;
     if (first >= count) return;
     const int valid = static_cast<int>(std::min<Index>(simd::lanes, count - first));

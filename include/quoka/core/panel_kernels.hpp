@@ -24,14 +24,11 @@ namespace detail {
 using PanelState = PacketState[tuning::tile_packets];
 using PanelPackets = simd::Packet[tuning::tile_packets];
 
-// Which keys [first, end) of the block each lane of a panel sees, as small exact floats. Softmax is
-// in float for panels of any width: `Packets` packets.
-template <int Packets>
-struct LaneMask {
-  alignas(64) float first[Packets * simd::lanes];
-  alignas(64) float end[Packets * simd::lanes];
+// Which keys [first, end) of the block each lane sees, as small exact floats.
+struct PanelMask {
+  alignas(64) float first[tuning::panel_rows];
+  alignas(64) float end[tuning::panel_rows];
 };
-using PanelMask = LaneMask<tuning::tile_packets>;
 
 // x for `keys` keys; returns in `top` the maximum over whole tiles. A last, partial tile is left
 // out of it: its zero keys must not raise a maximum, and the caller looks again in that case.
@@ -66,14 +63,12 @@ inline void cap_logits(float* x, Index count, float cap_log2) {
 }
 
 // Logits outside a lane's keys become -inf.
-template <int Packets>
-void mask_logits(float* x, Index keys, const LaneMask<Packets>& mask) {
-  constexpr Index width = Packets * simd::lanes;
+inline void mask_logits(float* x, Index keys, const PanelMask& mask) {
   const simd::Packet hidden = simd::broadcast(-simd::infinity);
   for (Index key = 0; key < keys; ++key) {
     const simd::Packet here = simd::broadcast(static_cast<float>(key));
-    for (Index lane = 0; lane < width; lane += simd::lanes) {
-      float* at = x + key * width + lane;
+    for (Index lane = 0; lane < tuning::panel_rows; lane += simd::lanes) {
+      float* at = x + key * tuning::panel_rows + lane;
       const simd::Packet before_end =
           simd::select_less(here, simd::load(mask.end + lane), simd::load(at), hidden);
       simd::store(at, simd::select_less(here, simd::load(mask.first + lane), hidden, before_end));
@@ -81,41 +76,30 @@ void mask_logits(float* x, Index keys, const LaneMask<Packets>& mask) {
   }
 }
 
-template <int Packets>
-void block_maximum(const float* x, Index keys, simd::Packet (&top)[Packets]) {
-  simd::unroll<Packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+inline void block_maximum(const float* x, Index keys, PanelPackets& top) {
+  simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
     top[j] = simd::broadcast(-simd::infinity);
     for (Index key = 0; key < keys; ++key)
-      top[j] = simd::max(top[j], simd::load(x + (key * Packets + j) * simd::lanes));
+      top[j] = simd::max(top[j], simd::load(x + key * tuning::panel_rows + j * simd::lanes));
   });
 }
 
-// Logits x[key][row] to weights; their sum over the block, in the order of the keys, goes to state.
-// leave(at, w) takes the packet of weights for the logits at x + at.
-template <int Packets, class Leave>
-QUOKA_INLINE void block_weights(const float* x, Index keys, PacketState (&state)[Packets],
-                                Leave&& leave) {
-  simd::Packet reference[Packets], sum[Packets];
-  simd::unroll<Packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+// Logits to weights, in place; their sum over the block, in the order of the keys, goes to state.
+inline void block_weights(float* x, Index keys, PanelState& state) {
+  simd::Packet reference[tuning::tile_packets], sum[tuning::tile_packets];
+  simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
     reference[j] = state[j].reference();
     sum[j] = simd::zero();
   });
-  for (Index at = 0; at < keys * Packets * simd::lanes; at += Packets * simd::lanes) {
-    simd::unroll<Packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-      const Index here = at + j * simd::lanes;
-      const simd::Packet w = simd::exp2(simd::sub(simd::load(x + here), reference[j]));
+  for (Index key = 0; key < keys; ++key, x += tuning::panel_rows) {
+    simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+      const simd::Packet w = simd::exp2(simd::sub(simd::load(x + j * simd::lanes), reference[j]));
       sum[j] = simd::add(sum[j], w);
-      leave(here, w);
+      simd::store(x + j * simd::lanes, w);
     });
   }
-  simd::unroll<Packets>(
+  simd::unroll<tuning::tile_packets>(
       [&](auto j) QUOKA_INLINE_LAMBDA { state[j].sum = simd::add(state[j].sum, sum[j]); });
-}
-// In place.
-inline void block_weights(float* x, Index keys, PanelState& state) {
-  block_weights(x, keys, state, [x](Index at, const simd::Packet& w) QUOKA_INLINE_LAMBDA {
-    simd::store(x + at, w);
-  });
 }
 
 // `Channels` rows of the accumulator panel.
@@ -163,13 +147,14 @@ inline void block_values(const float* values, Index dim, const float* weights, I
   });
 }
 
-// What head_attention.hpp does with a panel and a block, in float throughout. half_panels.hpp has
-// the same in half arithmetic.
+// What head_attention.hpp does with a panel and a block, in float throughout. fixed_panels.hpp has
+// the same in 16-bit fixed point.
 struct SinglePanels {
-  static constexpr int packets = tuning::tile_packets;  // of float, across a panel
-  using Packed = float;                                 // an element of packed keys and values
-  using Lane = float;                                   // an element of queries and weights
-  static constexpr bool weights_in_place = true, has_row_factors = false;
+  static constexpr bool in_float = true;
+  using Packed = float;          // an element of packed keys and values
+  using Lane = float;            // an element of queries and weights
+  using Factors = PanelPackets;  // take the rows of the panel to their new maximum
+  static constexpr Index steps(Index dim) { return dim; }  // of a product over channels
 
   // What packing a block of keys and values found out.
   struct Block {
@@ -185,18 +170,20 @@ struct SinglePanels {
   template <class T>
   static void pack_rows(const T* const* rows, Index count, Index dim, float scale, float* panel,
                         float*) {
-    pack_queries<T, packets>(rows, count, dim, scale, panel);
+    pack_queries<T, tuning::tile_packets>(rows, count, dim, scale, panel);
   }
   static void logits(const Block&, const float* tiles, const float* panel, const float*, Index dim,
                      Index keys, float* x, PanelPackets& top) {
     block_logits(tiles, panel, dim, keys, x, top);
   }
-  static const float* weights(float* x, Index keys, PanelState& state, float*) {
+  static const float* softmax(float* x, Index keys, const PanelPackets& top, PanelState& state,
+                              Factors& factors, float*) {
+    for (int j = 0; j < tuning::tile_packets; ++j) factors[j] = state[j].raise(top[j]);
     block_weights(x, keys, state);
     return x;
   }
   static void values(const Block&, const float* values, Index dim, const float* weights, Index keys,
-                     const PanelPackets& factor, float* out) {
+                     const Factors& factor, float* out) {
     block_values(values, dim, weights, keys, factor, out);
   }
 };

@@ -7,7 +7,7 @@
 //   outputs [channels x query rows]:  a = value rows,    s = keys,     b = softmax weights
 // Per step: Rows + Packets loads, Rows * Packets multiply-adds. Each acc element is one chain in
 // the order of s, so its bits do not depend on Rows, Packets or how work was cut. Elements are
-// float, or half with `a` as pairs of equal halves (half_panels.hpp).
+// float, or pairs of 16-bit integers whose products add up in 32 bits (fixed_panels.hpp).
 #pragma once
 
 #include <quoka/core/tuning.hpp>
@@ -21,18 +21,17 @@ namespace detail {
 template <int Rows, int Packets, int a_row, class P, class A, class B>
 QUOKA_INLINE void rank1_updates(P (&acc)[Rows][Packets], const A* a, Index a_step, const B* b,
                                 Index steps) {
-  constexpr int lanes = simd::lanes_of<P>;
   for (Index s = 0; s < steps; ++s) {
     P column[Packets];
-    simd::unroll<Packets>([&](auto j)
-                              QUOKA_INLINE_LAMBDA { column[j] = simd::load<P>(b + j * lanes); });
+    simd::unroll<Packets>(
+        [&](auto j) QUOKA_INLINE_LAMBDA { column[j] = simd::load<P>(b + j * simd::lanes); });
     simd::unroll<Rows>([&](auto i) QUOKA_INLINE_LAMBDA {
       const P x = simd::broadcast<P>(a[i * a_row]);
       simd::unroll<Packets>(
           [&](auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = simd::fma(x, column[j], acc[i][j]); });
     });
     a += a_step;
-    b += Packets * lanes;
+    b += Packets * simd::lanes;
   }
 }
 

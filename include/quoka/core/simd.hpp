@@ -3,15 +3,13 @@
 // A Packet holds `lanes` floats: 16 with AVX-512, 8 with AVX, 4 with SSE and NEON, and it is plain
 // float (lanes == 1) where Eigen does not vectorize; every kernel is written once against this
 // file. exp2 is ours: for the range softmax uses, exactly 1 at 0, exactly 0 where the result would
-// be denormal. A HalfPacket holds 2 * lanes half-precision numbers and computes in them.
+// be denormal. PairSums hold `lanes` 32-bit sums of products of pairs of 16-bit integers.
 #pragma once
 
 #include <quoka/core/types.hpp>
 
-#if defined(__AVX512FP16__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #include <immintrin.h>
-#elif defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
-#include <arm_neon.h>
 #endif
 
 #include <bit>
@@ -67,10 +65,7 @@ QUOKA_INLINE P broadcast(float x) {
 }
 template <class P = Packet>
 QUOKA_INLINE P zero() {
-  if constexpr (requires { P::zero(); })
-    return P::zero();
-  else
-    return broadcast<P>(0.0f);
+  return broadcast<P>(0.0f);
 }
 template <class P>
 QUOKA_INLINE P add(const P& a, const P& b) {
@@ -100,6 +95,14 @@ QUOKA_INLINE P fma(const P& a, const P& b, const P& c) {
 template <class P>
 QUOKA_INLINE P max(const P& a, const P& b) {
   return ei::pmax(a, b);
+}
+template <class P>
+QUOKA_INLINE P min(const P& a, const P& b) {
+  return ei::pmin(a, b);
+}
+template <class P>
+QUOKA_INLINE P sqrt(const P& x) {
+  return ei::psqrt(x);
 }
 // Lane by lane: a < b ? yes : no. A NaN compares false.
 template <class P>
@@ -256,123 +259,147 @@ QUOKA_INLINE void store_from_float(T* p, const Packet& x) {
   for (int i = 0; i < lanes; ++i) p[i] = static_cast<T>(wide[i]);
 }
 
-// --- half arithmetic --------------------------------------------------------------------------
+// --- 16-bit fixed point -----------------------------------------------------------------------
 
-// Two equal halves side by side: 32 bits, because a 32-bit broadcast from memory is free and one of
-// 16 bits takes a shuffle.
-struct HalfPair {
+// Two 16-bit integers side by side: what the dot-product instructions multiply and add at once, and
+// a 32-bit broadcast from memory is free.
+struct Int16Pair {
   std::uint32_t bits;
 };
-inline constexpr int half_lanes = 2 * lanes;
 
-QUOKA_INLINE HalfPair pair_of(Eigen::half x) {
-  return {Eigen::numext::bit_cast<std::uint16_t>(x) * 0x10001u};
+QUOKA_INLINE Int16Pair pair_of(std::int16_t low, std::int16_t high) {
+  return {static_cast<std::uint16_t>(low) |
+          static_cast<std::uint32_t>(static_cast<std::uint16_t>(high)) << 16};
 }
 
-// `lanes` floats rounded to nearest even, each twice.
-QUOKA_INLINE void store_pairs(HalfPair* p, const Packet& x) {
-#if defined(EIGEN_VECTORIZE_AVX512)
-  const __m512i bits = _mm512_cvtepu16_epi32(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
-  _mm512_storeu_si512(p, _mm512_or_si512(bits, _mm512_slli_epi32(bits, 16)));
+// A float in [-32768, 32767.5) to the nearest integer, ties to even; 0 for NaN, as the low half of
+// what x86 makes of it.
+QUOKA_INLINE std::int16_t round_to_int16(float x) {
+  return x == x ? static_cast<std::int16_t>(std::nearbyint(x)) : std::int16_t{0};
+}
+
+// `lanes` pairs (low[i], high[i]), rounded, to packet-aligned memory.
+QUOKA_INLINE void store_pairs(Int16Pair* p, const Packet& low, const Packet& high) {
+#if defined(EIGEN_VECTORIZE_AVX512) && defined(__AVX512BW__)
+  const __m512i upper = _mm512_slli_epi32(_mm512_cvtps_epi32(high), 16);
+  _mm512_store_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_cvtps_epi32(low), upper));
+#elif defined(EIGEN_VECTORIZE_AVX2) && !defined(EIGEN_VECTORIZE_AVX512)
+  const __m256i upper = _mm256_slli_epi32(_mm256_cvtps_epi32(high), 16);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(p),
+                     _mm256_blend_epi16(_mm256_cvtps_epi32(low), upper, 0xaa));
 #else
-  Eigen::half narrow[lanes];
-  store_from_float(narrow, x);
-  for (int i = 0; i < lanes; ++i) p[i] = pair_of(narrow[i]);
+  alignas(64) float a[lanes], b[lanes];
+  store(a, low), store(b, high);
+  for (int i = 0; i < lanes; ++i) p[i] = pair_of(round_to_int16(a[i]), round_to_int16(b[i]));
 #endif
 }
 
-// x rounded to half, in float.
-QUOKA_INLINE Packet round_to_half(const Packet& x) {
-#if defined(EIGEN_VECTORIZE_AVX512)
-  return _mm512_cvtph_ps(_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
-#elif defined(EIGEN_VECTORIZE_AVX2) && defined(__F16C__)
-  return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+// Sums of products of pairs, in 32-bit integers: `lanes` of them, exact as long as the last one
+// fits, because what overflows before wraps around. In plain C++, for tests and for machines
+// without the instructions; calls, not inlined: compilers would spend minutes on unrolled tiles of
+// these.
+struct PlainPairSums {
+  std::uint32_t x[lanes];
+
+  QUOKA_INLINE static PlainPairSums zero() { return {}; }
+  QUOKA_INLINE static PlainPairSums broadcast(Int16Pair pair) {
+    PlainPairSums all;
+    for (std::uint32_t& x : all.x) x = pair.bits;
+    return all;
+  }
+  QUOKA_INLINE static PlainPairSums load(const Int16Pair* p) {
+    PlainPairSums pairs;
+    for (int i = 0; i < lanes; ++i) pairs.x[i] = p[i].bits;
+    return pairs;
+  }
+  QUOKA_INLINE Packet to_float() const {
+    alignas(64) float wide[lanes];
+    for (int i = 0; i < lanes; ++i) wide[i] = static_cast<float>(static_cast<std::int32_t>(x[i]));
+    return simd::load(wide);
+  }
+};
+[[gnu::noinline]] inline PlainPairSums fma(const PlainPairSums& a, const PlainPairSums& b,
+                                           const PlainPairSums& sums) {
+  const auto low = [](std::uint32_t bits) {
+    return std::int32_t{static_cast<std::int16_t>(static_cast<std::uint16_t>(bits))};
+  };
+  PlainPairSums result;
+  for (int i = 0; i < lanes; ++i)
+    result.x[i] = sums.x[i] + static_cast<std::uint32_t>(low(a.x[i]) * low(b.x[i])) +
+                  static_cast<std::uint32_t>(low(a.x[i] >> 16) * low(b.x[i] >> 16));
+  return result;
+}
+
+// The ISA's own: one instruction for 2 * lanes products, where float has `lanes`. Without it, as two
+// instructions, vpmaddwd and vpaddd, it is no faster than float. GCC 12 spills all sums of a tile
+// around the intrinsics, hence the assembler.
+#if defined(EIGEN_VECTORIZE_AVX512) && defined(__AVX512VNNI__)
+inline constexpr bool has_pair_sums = true;
+struct PairSums {
+  __m512i x;
+  QUOKA_INLINE static PairSums zero() { return {_mm512_setzero_si512()}; }
+  QUOKA_INLINE static PairSums broadcast(Int16Pair pair) {
+    return {_mm512_set1_epi32(static_cast<int>(pair.bits))};
+  }
+  QUOKA_INLINE static PairSums load(const Int16Pair* p) { return {_mm512_load_si512(p)}; }
+  QUOKA_INLINE Packet to_float() const { return _mm512_cvtepi32_ps(x); }
+};
+QUOKA_INLINE PairSums fma(const PairSums& a, const PairSums& b, const PairSums& sums) {
+#if defined(__clang__)
+  return {_mm512_dpwssd_epi32(sums.x, a.x, b.x)};
 #else
-  Eigen::half narrow[lanes];
-  store_from_float(narrow, x);
-  return load_as_float(narrow);
+  __m512i x = sums.x;
+  asm("vpdpwssd\t%2, %1, %0" : "+v"(x) : "v"(a.x), "v"(b.x));
+  return {x};
 #endif
 }
-
-// What half arithmetic gives, by way of float, where the ISA has none: for tests and for measuring
-// errors, not for speed. The product of two halves is exact in float; the sum is rounded to float
-// and then to half. That differs from a fused multiply-add, which rounds once, only where the first
-// rounding ends on a tie of the second: by the last bit, in fewer than one sum of 2^13. Calls, not
-// inlined: unrolled tiles of these need four times the registers there are, and compilers would
-// spend minutes on them.
-struct EmulatedHalf {
-  Packet low, high;
-  QUOKA_INLINE static EmulatedHalf zero() { return {simd::zero(), simd::zero()}; }
-  QUOKA_INLINE static EmulatedHalf broadcast(HalfPair x) {
-    const auto bits = static_cast<std::uint16_t>(x.bits);
-    const Packet all =
-        simd::broadcast(static_cast<float>(Eigen::numext::bit_cast<Eigen::half>(bits)));
-    return {all, all};
+#elif defined(EIGEN_VECTORIZE_AVX2) && defined(__AVXVNNI__)
+inline constexpr bool has_pair_sums = true;
+struct PairSums {
+  __m256i x;
+  QUOKA_INLINE static PairSums zero() { return {_mm256_setzero_si256()}; }
+  QUOKA_INLINE static PairSums broadcast(Int16Pair pair) {
+    return {_mm256_set1_epi32(static_cast<int>(pair.bits))};
   }
-  QUOKA_INLINE static EmulatedHalf load(const Eigen::half* p) {
-    return {load_as_float(p), load_as_float(p + lanes)};
+  QUOKA_INLINE static PairSums load(const Int16Pair* p) {
+    return {_mm256_load_si256(reinterpret_cast<const __m256i*>(p))};
   }
-  QUOKA_INLINE void store(Eigen::half* p) const {
-    store_from_float(p, low), store_from_float(p + lanes, high);
-  }
+  QUOKA_INLINE Packet to_float() const { return _mm256_cvtepi32_ps(x); }
 };
-[[gnu::noinline]] inline EmulatedHalf add(const EmulatedHalf& a, const EmulatedHalf& b) {
-  return {round_to_half(add(a.low, b.low)), round_to_half(add(a.high, b.high))};
-}
-[[gnu::noinline]] inline EmulatedHalf fma(const EmulatedHalf& a, const EmulatedHalf& b,
-                                          const EmulatedHalf& c) {
-  return {round_to_half(fma(a.low, b.low, c.low)), round_to_half(fma(a.high, b.high, c.high))};
-}
-
-// The ISA's own. Denormal halves are no slower than others on either, and never flushed.
-#if defined(__AVX512FP16__) && defined(EIGEN_VECTORIZE_AVX512)
-inline constexpr bool has_half_arithmetic = true;
-struct HalfPacket {
-  __m512h x;
-  QUOKA_INLINE static HalfPacket zero() { return {_mm512_setzero_ph()}; }
-  QUOKA_INLINE static HalfPacket broadcast(HalfPair pair) {
-    return {_mm512_castsi512_ph(_mm512_set1_epi32(static_cast<int>(pair.bits)))};
-  }
-  QUOKA_INLINE static HalfPacket load(const Eigen::half* p) {
-    return {_mm512_castsi512_ph(_mm512_load_si512(p))};
-  }
-  QUOKA_INLINE void store(Eigen::half* p) const { _mm512_store_si512(p, _mm512_castph_si512(x)); }
-};
-QUOKA_INLINE HalfPacket add(const HalfPacket& a, const HalfPacket& b) {
-  return {_mm512_add_ph(a.x, b.x)};
-}
-QUOKA_INLINE HalfPacket fma(const HalfPacket& a, const HalfPacket& b, const HalfPacket& c) {
-  return {_mm512_fmadd_ph(a.x, b.x, c.x)};
-}
-#elif defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC) && defined(EIGEN_VECTORIZE_NEON)
-inline constexpr bool has_half_arithmetic = true;
-struct HalfPacket {
-  float16x8_t x;
-  QUOKA_INLINE static HalfPacket zero() { return {vdupq_n_f16(0)}; }
-  QUOKA_INLINE static HalfPacket broadcast(HalfPair pair) {
-    return {vreinterpretq_f16_u32(vdupq_n_u32(pair.bits))};
-  }
-  QUOKA_INLINE static HalfPacket load(const Eigen::half* p) {
-    return {vld1q_f16(reinterpret_cast<const float16_t*>(p))};
-  }
-  QUOKA_INLINE void store(Eigen::half* p) const { vst1q_f16(reinterpret_cast<float16_t*>(p), x); }
-};
-QUOKA_INLINE HalfPacket add(const HalfPacket& a, const HalfPacket& b) {
-  return {vaddq_f16(a.x, b.x)};
-}
-QUOKA_INLINE HalfPacket fma(const HalfPacket& a, const HalfPacket& b, const HalfPacket& c) {
-  return {vfmaq_f16(c.x, a.x, b.x)};
+QUOKA_INLINE PairSums fma(const PairSums& a, const PairSums& b, const PairSums& sums) {
+#if defined(__clang__)
+  return {_mm256_dpwssd_avx_epi32(sums.x, a.x, b.x)};
+#else
+  __m256i x = sums.x;
+  asm("%{vex%} vpdpwssd\t%2, %1, %0" : "+x"(x) : "x"(a.x), "x"(b.x));
+  return {x};
+#endif
 }
 #else
-inline constexpr bool has_half_arithmetic = false;
-using HalfPacket = EmulatedHalf;
+inline constexpr bool has_pair_sums = false;
+using PairSums = PlainPairSums;
 #endif
 
-// The packets' elements in memory: float for Packet, Eigen::half for the others.
+// 2^(x + bits) for x <= 0, to be rounded to an integer: relative error below exp2_scaled_max_error,
+// exactly 2^bits at 0, below 1/4 for x < -bits - 2 (minus infinity too), NaN for NaN. As exp2(),
+// with a polynomial of degree 4 and nothing to select at the end.
+inline constexpr float exp2_scaled_max_error = 3e-6f;
+template <int bits, class P>
+QUOKA_INLINE P exp2_scaled(const P& x) {
+  const P magic = broadcast<P>(12582912.0f + static_cast<float>(bits));
+  const P clamped = max(x, broadcast<P>(-static_cast<float>(bits) - 4.0f));
+  const P shifted = add(clamped, magic);
+  const P f = sub(clamped, sub(shifted, magic));
+  P y = broadcast<P>(9.58538239e-3f);
+  y = fma(y, f, broadcast<P>(5.59066283e-2f));
+  y = fma(y, f, broadcast<P>(2.40240382e-1f));
+  y = fma(y, f, broadcast<P>(6.93124184e-1f));
+  const P scale = power_of_rounded_bits(shifted);
+  return fma(mul(y, f), scale, scale);
+}
+
 template <class P>
-inline constexpr int lanes_of = std::is_same_v<P, Packet> ? lanes : half_lanes;
-template <class P>
-QUOKA_INLINE P broadcast(HalfPair x) {
+QUOKA_INLINE P broadcast(Int16Pair x) {
   return P::broadcast(x);
 }
 template <class P>
@@ -380,9 +407,11 @@ QUOKA_INLINE P load(const float* p) {
   return ei::pload<P>(p);
 }
 template <class P>
-QUOKA_INLINE P load(const Eigen::half* p) {
+QUOKA_INLINE P load(const Int16Pair* p) {
   return P::load(p);
 }
+
+// --- across lanes -----------------------------------------------------------------------------
 
 // A square of `lanes` packets, transposed in place.
 using Square = ei::PacketBlock<Packet, lanes>;

@@ -25,12 +25,10 @@ inline constexpr int slab_channels = 16;
 // (112 KiB at head_dim 128) stay in L2 for all panels.
 inline constexpr int block_keys = tile_rows * (simd::registers >= 32 ? 8 : 16);
 
-// Half arithmetic (half_panels.hpp): multiply-adds per chain, and chains whose sums add up in half
-// before they are widened to float. Shorter chains are more exact and cost more: an addition for
-// each, 4 instructions for each sum that is widened. 16 x 4, 1.12 instructions per multiply-add, is
-// the most exact choice predicted to be 1.6 times as fast as float; bench/README.md has the others.
-inline constexpr int half_chain = 16;
-inline constexpr int half_chains = 4;
+// 16-bit fixed point (fixed_panels.hpp): bits of the weights. The sum of a block's keys fits 32 bits,
+// so that one bit more for the weights is one less for the values: with 13 recorded layers are off
+// by twice as much, with 15 normal data by 1.6 times as much.
+inline constexpr int fixed_weight_bits = 14;
 
 // Panels of one task: queries and accumulators of 16 panels are 512 KiB at head_dim 128, and
 // packing a block of keys costs about 0.5 % of its use by 16 panels. Below 4 panels it would cost
@@ -49,9 +47,12 @@ inline constexpr Index max_parts = 16;
 // Stretches of keys and values stay in L1 while the query rows take turns at them, values two rows
 // by token_value_packets packets at a time. Keys against several rows leave the processor too
 // little room to read ahead by itself: rows are asked for token_prefetch_keys ahead. Against one
-// row, asking costs more than it brings.
+// row, asking costs more than it brings. Heads that lie side by side take turns at blocks of
+// token_together_keys: 8 heads of 128 channels are 0.4 MiB of L2 (16 keys: 5 % slower, 128: 7 %;
+// without asking in the order of memory: 2.4 times as slow).
 inline constexpr Index token_rows = panel_rows / 2;
 inline constexpr Index token_block_keys = 1024;
+inline constexpr Index token_together_keys = 48;
 inline constexpr Index token_stretch_keys = 16;
 inline constexpr Index token_value_keys = 8;
 inline constexpr Index token_prefetch_keys = 48;

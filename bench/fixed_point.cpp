@@ -1,0 +1,260 @@
+// 16-bit fixed point against float: error and speed.
+//
+// Errors: dense and selected attention against the library's own float kernels, whose error is a
+// thousandth of what is measured here: on generated (normal) keys and values, and on every layer of
+// recorded captures. The integers are the same on any machine, so these errors are, too.
+//
+// Speed: a chunk in float and in fixed point by turns, on one thread; medians over the rounds, of
+// times and of the ratios of neighbouring turns.
+
+#include <quoka/attention/attention.hpp>
+#include <quoka/select/quoka.hpp>
+
+#include "support/build_info.hpp"
+#include "support/capture.hpp"
+#include "support/json_file.hpp"
+#include "support/paired_steps.hpp"
+#include "support/table.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include <filesystem>
+#include <iostream>
+#include <random>
+
+namespace {
+
+using namespace quoka_examples;
+using quoka::TensorView;
+using Tensor4 = quoka::Tensor<float>;
+
+struct Flags {
+  std::vector<std::string> captures{QUOKA_EXAMPLES_DATA
+                                    "/tinyllama_passkey_2046_layer11.safetensors"};
+  std::vector<Index> lengths{1024, 4096, 32768};
+  Index budget = 256;
+  int rounds = 9;
+  std::string json, command;
+};
+
+// One chunk, its past, and what of it is kept.
+struct Input {
+  std::string data;
+  TensorView<const float> q, past_k, past_v, k, v;
+  float scale;
+  quoka::Selection keep;  // empty: all
+};
+
+struct Row {
+  std::string data;
+  double largest = 0.0;   // largest |error| over the largest |output|
+  double head = 0.0;      // the same of each head over its own: the worst head
+  double relative = 0.0;  // |error| over |output|, Frobenius
+
+  void admit(const Row& other) {
+    largest = std::max(largest, other.largest);
+    head = std::max(head, other.head);
+    relative = std::max(relative, other.relative);
+  }
+};
+
+template <class Panels>
+Tensor4 attend(const Input& in) {
+  Tensor4 out(in.q.batch(), in.q.heads(), in.q.len(), in.v.dim());
+  quoka::Past<float> past(in.past_k, in.past_v);
+  if (in.keep.count() > 0) past.keep = &in.keep;
+  quoka::AttentionWorkspace<float> workspace;
+  quoka::detail::attention_in<Panels>(in.q, past, quoka::Chunk<float>{in.k, in.v}, out,
+                                      {.scale = in.scale}, quoka::SerialExecutor{}, workspace);
+  return out;
+}
+
+// Adds what one chunk gives to the last row, or to a new one where the data is new: the worst chunk
+// of a data set.
+void measure(const Input& in, std::vector<Row>& rows) {
+  const Tensor4 exact = attend<quoka::detail::SinglePanels>(in);
+  const Tensor4 out = attend<quoka::detail::FixedPanels<quoka::simd::PairSums>>(in);
+  double largest = 0.0, largest_error = 0.0, squares = 0.0, squared_errors = 0.0, worst = 0.0;
+  for (Index head = 0; head < in.q.heads(); ++head) {
+    double own = 0.0, own_error = 0.0;
+    for (Index i = 0; i < in.q.len(); ++i)
+      for (Index c = 0; c < in.v.dim(); ++c) {
+        const double x = static_cast<double>(exact(0, head, i, c));
+        const double error = static_cast<double>(out(0, head, i, c)) - x;
+        own = std::max(own, std::abs(x));
+        own_error = std::max(own_error, std::abs(error));
+        squares += x * x, squared_errors += error * error;
+      }
+    largest = std::max(largest, own), largest_error = std::max(largest_error, own_error);
+    worst = std::max(worst, own_error / own);
+  }
+  if (rows.empty() || rows.back().data != in.data) rows.push_back({.data = in.data});
+  rows.back().admit({in.data, largest_error / largest, worst, std::sqrt(squared_errors / squares)});
+}
+
+// Four query heads on a KV head, 32 queries after kv_len keys.
+void measure_normal(Index head_dim, Index kv_len, std::vector<Row>& rows) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  const auto tensor = [&](Index heads, Index len) {
+    Tensor4 x(1, heads, len, head_dim);
+    std::generate_n(x.data(), x.size(), [&] { return normal(random); });
+    return x;
+  };
+  const Tensor4 q = tensor(4, 32), k = tensor(1, kv_len + 32), v = tensor(1, kv_len + 32);
+  const TensorView<const float> keys = k, values = v;
+  measure({.data = "normal, head_dim " + std::to_string(head_dim) + ", " + std::to_string(kv_len) +
+                   " keys",
+           .q = q,
+           .past_k = keys.slice(0, kv_len),
+           .past_v = values.slice(0, kv_len),
+           .k = keys.slice(kv_len, 32),
+           .v = values.slice(kv_len, 32),
+           .scale = 1.0f / std::sqrt(static_cast<float>(head_dim)),
+           .keep = {}},
+          rows);
+}
+
+// Chunks of 128 in the middle and at the end of the recorded prompt, each layer by itself, over all
+// keys and over those that QuoKA selects.
+void measure_capture(const std::string& path, const Flags& flags, std::vector<Row>& rows) {
+  const SafetensorsFile file(path);
+  for (const LayerCapture& layer : load_layers(file)) {
+    const TensorView<const float> q = layer.q, k = layer.k, v = layer.v;
+    const float scale = softmax_scale(file).value_or(1.0f / std::sqrt(static_cast<float>(q.dim())));
+    constexpr Index chunk = 128;
+    quoka::detail::require_at_least("a capture's tokens", q.len(), 2 * chunk);
+    for (const bool selected : {false, true})
+      for (const Index begin : {(q.len() - chunk) / 2, q.len() - chunk}) {
+        Input in{.data = layer.name + (selected ? ", selected" : ", dense"),
+                 .q = q.slice(begin, chunk),
+                 .past_k = k.slice(0, begin),
+                 .past_v = v.slice(0, begin),
+                 .k = k.slice(begin, chunk),
+                 .v = v.slice(begin, chunk),
+                 .scale = scale,
+                 .keep = {}};
+        if (selected)
+          in.keep = quoka::QuokaSelector({.budget = flags.budget}).select(in.q, in.past_k);
+        measure(in, rows);
+      }
+  }
+}
+
+// ---- speed --------------------------------------------------------------------------------------
+
+struct Speed {
+  Index kv_len, head_dim, budget;  // budget 0: dense
+  double single_ms, fixed_ms, ratio;
+};
+
+// A chunk of 128 of Qwen3-4B's 32 query and 8 KV heads.
+Speed time_chunk(Index kv_len, Index head_dim, Index budget, int rounds) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  const auto tensor = [&](Index heads, Index len) {
+    Tensor4 x(1, heads, len, head_dim);
+    std::generate_n(x.data(), x.size(), [&] { return normal(random); });
+    return x;
+  };
+  const Tensor4 q = tensor(32, 128), k = tensor(8, 128), v = tensor(8, 128);
+  const Tensor4 past_k = tensor(8, kv_len), past_v = tensor(8, kv_len);
+  Tensor4 out(1, 32, 128, head_dim);
+  quoka::Past<float> past(past_k, past_v);
+  quoka::Selection keep;
+  if (budget > 0) {
+    keep = quoka::QuokaSelector({.budget = budget}).select(q, past_k);
+    past.keep = &keep;
+  }
+  quoka::AttentionWorkspace<float> workspace;
+  const auto seconds = [&](quoka::Arithmetic arithmetic) {
+    return seconds_of([&] {
+      quoka::attention(q, past, {k, v}, out, {.arithmetic = arithmetic}, quoka::SerialExecutor{},
+                       workspace);
+    });
+  };
+  std::vector<double> single, fixed16;
+  for (int round = -1; round < rounds; ++round) {  // one to warm up
+    const double a = seconds(quoka::Arithmetic::single), b = seconds(quoka::Arithmetic::fixed16);
+    if (round >= 0) single.push_back(a), fixed16.push_back(b);
+  }
+  return {kv_len,
+          head_dim,
+          budget,
+          1e3 * median(single),
+          1e3 * median(fixed16),
+          median_ratio(single, fixed16)};
+}
+
+void measure_speed(const Flags& flags, nlohmann::json& json) {
+  std::vector<std::vector<std::string>> lines;
+  for (const Index head_dim : {128, 64})
+    for (const auto& [kv_len, budget] :
+         {std::pair<Index, Index>{8192, 0}, {32768, 0}, {32768, 1024}}) {
+      const Speed s = time_chunk(kv_len, head_dim, budget, flags.rounds);
+      lines.push_back({std::to_string(kv_len), std::to_string(head_dim),
+                       budget > 0 ? std::to_string(budget) : "all", fixed(s.single_ms, 1),
+                       fixed(s.fixed_ms, 1), fixed(s.ratio, 2)});
+      json["speed"].push_back({{"kv_len", kv_len},
+                               {"head_dim", head_dim},
+                               {"budget", budget},
+                               {"single_ms", s.single_ms},
+                               {"fixed16_ms", s.fixed_ms},
+                               {"ratio", s.ratio}});
+    }
+  std::cout << '\n';
+  print_table(std::cout, {"keys", "head_dim", "kept", "float, ms", "fixed16, ms", "ratio"}, lines);
+}
+
+int run(const Flags& flags) {
+  std::cout << cpu_name() << "; " << build_description() << "; fixed point "
+            << (quoka::simd::has_pair_sums ? "of the ISA" : "in plain C++") << "\n\n";
+  std::vector<Row> rows;
+  for (const Index head_dim : {64, 128})
+    for (const Index kv_len : flags.lengths) measure_normal(head_dim, kv_len, rows);
+  for (const std::string& path : flags.captures) measure_capture(path, flags, rows);
+
+  nlohmann::json json{
+      {"command", flags.command}, {"cpu", cpu_name()}, {"build", build_description()}};
+  std::vector<std::vector<std::string>> lines;
+  for (const Row& r : rows) {
+    const auto thousandths = [](double x) { return fixed(1e3 * x, 2) + "e-3"; };
+    lines.push_back({r.data, thousandths(r.largest), thousandths(r.head), thousandths(r.relative)});
+    json["errors"].push_back({{"data", r.data},
+                              {"largest_error", r.largest},
+                              {"largest_error_of_a_head", r.head},
+                              {"relative_error", r.relative}});
+  }
+  print_table(std::cout, {"data", "largest error", "worst head", "relative error"}, lines);
+  if (flags.rounds > 0) measure_speed(flags, json);
+  if (!flags.json.empty()) write_json(flags.json, json);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Flags flags;
+  flags.command = command_line(argc, argv);
+  CLI::App app("16-bit fixed point against float: error and speed");
+  app.add_option("captures", flags.captures,
+                 "safetensors dumps with NAME.q, NAME.k, NAME.v per layer")
+      ->check(CLI::ExistingFile);
+  app.add_option("--lengths", flags.lengths, "keys of the generated data")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--budget", flags.budget, "keys per KV head that QuoKA selects of a capture")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--rounds", flags.rounds, "timed turns of each; 0: errors alone")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--json", flags.json, "write the results there too");
+  CLI11_PARSE(app, argc, argv);
+  try {
+    return run(flags);
+  } catch (const std::exception& error) {
+    std::cerr << "fixed_point: " << error.what() << '\n';
+    return 1;
+  }
+}
