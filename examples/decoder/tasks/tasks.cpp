@@ -46,14 +46,20 @@ Index at_depth(double depth, Index last) {
   return static_cast<Index>(depth * static_cast<double>(last) + 0.5);
 }
 
+void require_room(Index context, Index needles) {
+  if (context < 3 * needles)
+    throw std::invalid_argument("its needles take " + std::to_string(3 * needles) +
+                                " tokens, its context has " + std::to_string(context));
+}
+
 struct Places {
   std::vector<Index> starts;  // of triples, ascending
   Index asked = 0;            // which of them is the one at the depth
 };
 
 Places places(Draws& draws, Index context, Index count, std::optional<double> depth) {
-  const Index room = context - 2 * count;  // starts when triples are as short as one token
-  quoka::detail::require_at_least("the tokens of the context", context, 3 * count);
+  require_room(context, count);
+  const Index room = context - 2 * count;  // starts, were triples as short as one token
   const Index asked = depth ? at_depth(*depth, room - 1) : draws.below(room);
   Places result{draws.distinct(room - 1, count - 1), 0};
   for (Index& other : result.starts) other += other >= asked ? 1 : 0;
@@ -105,7 +111,7 @@ TaskSample needles(Draws& draws, Index length, Index keys, Index asks, Index val
 
 TaskSample haystack(Draws& draws, Index length, std::optional<double> depth) {
   const Index context_len = length - 3, count = context_len / 3;
-  quoka::detail::require_at_least("the tokens of the context", context_len, 3);
+  require_room(context_len, 1);
   Tokens shuffled = distinct(draws, id::keys, id::values, id::values - id::keys);
   const Token asked = shuffled.back();
   shuffled.pop_back();
@@ -153,15 +159,14 @@ TaskSample variable_tracking(Draws& draws, Index length) {
 
 // Words w_1, w_2, .. as often as `counts` says, shuffled; the first `asked` are the answer. They must
 // be those that come most often.
-TaskSample counted_words(Draws& draws, Index length, const std::vector<Index>& counts, Index asked,
+TaskSample counted_words(Draws& draws, const std::vector<Index>& counts, Index asked,
                          Token question) {
   const auto first_rare = counts.begin() + asked;
   const Index least = *std::min_element(counts.begin(), first_rare),
               most = *std::max_element(first_rare, counts.end());
   if (least <= most)
-    throw std::invalid_argument("in " + std::to_string(length) + " tokens an asked word comes " +
-                                std::to_string(least) + " times, another one " +
-                                std::to_string(most) + " times");
+    throw std::invalid_argument("an asked word comes " + std::to_string(least) +
+                                " times, another one " + std::to_string(most) + " times");
   const Tokens words =
       distinct(draws, id::noise, id::noise + static_cast<Token>(id::words), std::ssize(counts));
   Tokens context;
@@ -169,7 +174,7 @@ TaskSample counted_words(Draws& draws, Index length, const std::vector<Index>& c
     context.insert(context.end(), at(counts[i]), words[i]);
   draws.shuffle(context);
   TaskSample sample = with_question(context, {question});
-  sample.positions = {length - 1};
+  sample.positions = {std::ssize(sample.tokens) - 1};
   sample.answers = {{words.begin(), words.begin() + asked}};
   return sample;
 }
@@ -181,7 +186,7 @@ TaskSample common_words(Draws& draws, Index length) {
   std::vector<Index> counts(at(asked), often);
   for (Index i = 0; i < rare; ++i)
     counts.push_back(remaining / rare + (i < remaining % rare ? 1 : 0));
-  return counted_words(draws, length, counts, asked, id::common);
+  return counted_words(draws, counts, asked, id::common);
 }
 
 TaskSample frequent_words(Draws& draws, Index length) {
@@ -195,7 +200,7 @@ TaskSample frequent_words(Draws& draws, Index length) {
         static_cast<Index>(static_cast<double>(context) / (static_cast<double>(r * r) * z)));
   const Index missing = context - std::accumulate(counts.begin(), counts.end(), Index{0});
   for (Index i = 0; i < missing; ++i) ++counts[at(count - 1 - i % (count - asked))];
-  return counted_words(draws, length, counts, asked, id::frequent);
+  return counted_words(draws, counts, asked, id::frequent);
 }
 
 // The `count` largest, the first of equal ones.
