@@ -15,6 +15,7 @@
 #include "support/table.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <iostream>
 #include <map>
 #include <tuple>
@@ -126,9 +127,9 @@ class Record {
   // every cell.
   void summarise() {
     for (auto& r : json_["results"]) {
-      r["exact_mean"] = quoka_examples::mean(exact(r));
+      r["exact_mean"] = mean(exact(r));
       r["exact_interval"] = interval(exact(r));
-      r["recall_mean"] = quoka_examples::mean(recall(r));
+      r["recall_mean"] = mean(recall(r));
       r["recall_interval"] = interval(recall(r));
       const std::string method = r["selector"], budget = r["budget"], task = r["task"];
       const Index length = r["length"];
@@ -165,10 +166,13 @@ class Record {
     return values;
   }
 
+  // To six decimals: a file need not hold what a sum rounds.
+  static double rounded(double x) { return std::round(1e6 * x) / 1e6; }
+  static double mean(const Values& values) { return rounded(quoka_examples::mean(values)); }
   nlohmann::json interval(const Values& values) {
     const Index n = std::ssize(values);
     const Interval i = bootstraps_.try_emplace(n, n).first->second.of_mean(values);
-    return {i.low, i.high};
+    return {rounded(i.low), rounded(i.high)};
   }
 
   // Over the samples that both have.
@@ -182,9 +186,9 @@ class Record {
     };
     const Values by_exact = difference(exact(r), exact(*other)),
                  by_recall = difference(recall(r), recall(*other));
-    r[key] = {{"exact_mean", quoka_examples::mean(by_exact)},
+    r[key] = {{"exact_mean", mean(by_exact)},
               {"exact_interval", interval(by_exact)},
-              {"recall_mean", quoka_examples::mean(by_recall)},
+              {"recall_mean", mean(by_recall)},
               {"recall_interval", interval(by_recall)}};
   }
 
@@ -249,10 +253,21 @@ void print_results(const Flags& flags, const Record& record) {
   quoka_examples::print_table(std::cout, header, rows);
 }
 
+// What would stop a run of hours is found before it: a budget out of its range, a length that does
+// not hold its task, a file that cannot be written.
+void check(const Flags& flags, const std::vector<Cell>& cells, const Record& record) {
+  if (cells.empty()) throw std::runtime_error("nothing to run: no task, length or selector");
+  for (const Cell& cell : cells) {
+    (void)cell.keys();
+    (void)evaluation_sample(cell.task, cell.length, 0, flags.seed);
+  }
+  record.write();
+}
+
 void ruler(const Flags& flags) {
   const std::vector<Cell> cells = all_cells(flags);
-  if (cells.empty()) throw std::runtime_error("nothing to run: no task, length or selector");
   Record record(flags);
+  check(flags, cells, record);
   const LoadedModel loaded = load(flags.model);
   const Index longest = *std::max_element(flags.lengths.begin(), flags.lengths.end());
   if (longest > loaded.model.config.context && flags.model.rope_scaling.empty())
@@ -261,7 +276,10 @@ void ruler(const Flags& flags) {
   run_cells(flags, loaded.model, cells, record);
   record.summarise();
   record.write();
-  std::cout << "exact match in per cent, " << flags.samples << " samples at each length (";
+
+  Index samples = record.samples(cells.front());  // a file may hold more than were asked for
+  for (const Cell& cell : cells) samples = std::min(samples, record.samples(cell));
+  std::cout << "exact match in per cent, " << samples << " samples or more at each length (";
   for (std::size_t i = 0; i < flags.lengths.size(); ++i)
     std::cout << (i == 0 ? "" : ", ") << flags.lengths[i];
   std::cout << "); chunk " << flags.model.chunk << ", seed " << flags.seed << '\n';
