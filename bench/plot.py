@@ -9,6 +9,8 @@
     scaling.png           selection time and scratch against kv_len, n_queries, q_heads          scaling.json
     needle_*.png          needle in a haystack: exact match per prompt length and depth          needle_*.json
     evaluate_*.png        mass kept and output error against budget, by method                   evaluate_*.json
+    accuracy_budget.png   RULER's tasks: exact match against budget, by method                   accuracy_*.json
+    accuracy_length.png   the same against prompt length                                         accuracy_*.json
 
 Needs matplotlib (Debian: python3-matplotlib). A figure whose file is not there is left out.
 """
@@ -23,6 +25,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
+
+import ruler_results
 
 # One colour per method, everywhere; variants of a method share it and are dashed.
 COLOURS = {
@@ -258,6 +262,7 @@ EVALUATED = [
 ]
 OPTION_SETS = {
     "quoka.uniform": "#e58f65",
+    "quoka.last": "#f2a7b5",
     "quoka.dissimilar_and_last": "#8c1c3a",
     "quoka.dissimilar_and_last.per_head.window7": "#7b2cbf",
 }
@@ -302,6 +307,54 @@ def evaluation(data, path):
     save(figure, path, dpi=130 if len(sets) == 1 else 80)
 
 
+ANSWERING = ["dense", *EVALUATED, "quoka.last", "less_is_more", "tidal_decode"]  # shown in the figures of answers
+
+
+def accuracy(results, path, against):
+    """A panel for the mean over the tasks and one per task: against the budgets at the longest prompt, or against lengths.
+
+    Behind QuoKA's means their 95 % intervals."""
+    tasks, lengths, budgets = results.tasks(), results.lengths(), results.budgets()
+    if against == "budget":
+        points = [(budget, lengths[-1]) for budget in budgets]
+        x, title = [float(budget) for budget in budgets], f"{lengths[-1]:,} tokens"
+    else:
+        shown = min(budgets, key=lambda budget: abs(float(budget) - 0.125))
+        points, x, title = [(shown, length) for length in lengths], lengths, f"budget {shown} of the prompt"
+    panels = [("mean", tasks)] + [(task, [task]) for task in tasks]
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.2 * rows + 0.9), squeeze=False, sharey=True)
+    for axis in axes.flat[len(panels):]:
+        axis.set_visible(False)
+    for axis, (name, of) in zip(axes.flat, panels):
+        for selector in (name for name in ANSWERING if name in results.selectors()):
+            means = [results.mean(selector, budget, of, length) for budget, length in points]
+            if any(mean is None for mean in means):
+                continue
+            look = evaluated_style(selector)
+            axis.plot(x, [100.0 * mean[0] for mean in means], label=selector, **look)
+            if name == "mean" and selector.startswith("quoka"):
+                low, high = ([100.0 * mean[i] for mean in means] for i in (1, 2))
+                axis.fill_between(x, low, high, color=look["color"], alpha=0.1, linewidth=0)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(x)
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"1/{1 / value:.0f}" if value < 1 else f"{value:,.0f}"))
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.tick_params(labelsize=8)
+        axis.grid(True, which="major", alpha=0.25)
+        axis.set_ylim(-3, 103)
+        axis.set_title(name, fontsize=9, fontweight="bold" if name == "mean" else "normal")
+    for row in axes:
+        row[0].set_ylabel("exact match, %", fontsize=9)
+    for axis in axes.flat[max(0, len(panels) - columns):len(panels)]:
+        axis.set_xlabel("budget, share of the prompt" if against == "budget" else "prompt, tokens", fontsize=9)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.suptitle(f"RULER's tasks on small trained models, {title}", fontsize=10)
+    figure.legend(handles, labels, loc="upper center", ncol=5, fontsize=8, frameon=False, bbox_to_anchor=(0.5, 0.0))
+    save(figure, path)
+
+
 def save(figure, path, dpi=130):
     figure.tight_layout()
     figure.savefig(path, dpi=dpi, bbox_inches="tight")
@@ -323,6 +376,9 @@ def main():
             draw(json.loads((folder / source).read_text()), folder / name)
     for source in sorted(folder.glob("needle_*.json")):
         needle(json.loads(source.read_text()), source.with_suffix(".png"))
+    results = ruler_results.Results(folder)
+    for against in ("budget", "length") if results.files else ():
+        accuracy(results, folder / f"accuracy_{against}.png", against)
 
 
 if __name__ == "__main__":

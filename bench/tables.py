@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Writes the tables of bench/results/evaluate.md from evaluate's JSON files.
+"""Writes the tables of bench/results/ from its JSON files: evaluate.md from evaluate's, accuracy.md from decoder ruler's.
 
     python3 bench/tables.py [RESULTS_DIRECTORY]
 
-What stands in the file between <!-- FILE.json --> and <!-- end --> is replaced; the rest is left as it is. Of generated
-layers one budget, the middle one, is shown.
+In evaluate.md what stands between <!-- FILE.json --> and <!-- end --> is replaced, in accuracy.md what stands between
+<!-- tasks --> (or lengths, or budgets) and <!-- end -->; the rest is left as it is. Of generated layers one budget, the middle
+one, is shown. A page whose files are not there is left as it is.
 Python's standard library is all it needs.
 """
 
@@ -12,6 +13,8 @@ import json
 import pathlib
 import re
 import sys
+
+import ruler_results
 
 
 def percent(share, decimals=1):
@@ -125,16 +128,91 @@ def document(data):
     return "\n".join(lines) + "\n\n"
 
 
+# ---- accuracy.md ------------------------------------------------------------------------------------------------------
+
+SHOWN_BUDGET = "0.125"
+
+
+def interval(low, high):
+    return f"[{100.0 * low:.1f}, {100.0 * high:.1f}]"
+
+
+def mean_cell(mean):
+    return "-" if mean is None else f"{100.0 * mean[0]:.1f} {interval(*mean[1:])}"
+
+
+def task_cell(entries):
+    """One model's figure with its interval, or the mean of several models."""
+    if not entries:
+        return "-"
+    mean = sum(entry["exact_mean"] for entry in entries) / len(entries)
+    return f"{100.0 * mean:.1f}" + (f" {interval(*entries[0]['exact_interval'])}" if len(entries) == 1 else "")
+
+
+def heading(results, text):
+    models = ", ".join(f"`{file['model']}`" for file in results.files)
+    return ["", f"### {text}", "", f"{models}; {results.samples()} samples of each task and length, chunk {results.files[0]['chunk']}.", ""]
+
+
+def by_task(results, length):
+    """Selectors x tasks at one budget and length."""
+    tasks, lines = results.tasks(), heading(results, f"{length:,} tokens, budget {SHOWN_BUDGET} of the prompt")
+    rows = []
+    for selector in results.selectors():
+        mean = lambda minus=None: results.mean(selector, SHOWN_BUDGET, tasks, length, minus)  # noqa: E731
+        row = [f"`{selector}`", *(task_cell(results.cell(selector, SHOWN_BUDGET, task, length)) for task in tasks)]
+        row += [mean_cell(mean()), "" if selector == "dense" else mean_cell(mean("dense"))]
+        rows.append(row + ["" if selector in ("dense", "quoka") else mean_cell(mean("quoka"))])
+    return lines + table(["selector", *tasks, "mean", "mean - dense", "mean - `quoka`"], rows)
+
+
+def by_length(results):
+    """Selectors x lengths, mean over tasks at one budget."""
+    lengths = results.lengths()
+    rows = [
+        [f"`{selector}`", *(mean_cell(results.mean(selector, SHOWN_BUDGET, results.tasks(), length)) for length in lengths)]
+        for selector in results.selectors()
+    ]
+    lines = heading(results, f"Mean over tasks by length, budget {SHOWN_BUDGET} of the prompt")
+    return lines + table(["selector", *(f"{length:,}" for length in lengths)], rows)
+
+
+def by_budget(results, length):
+    """Selectors x budgets, mean over tasks at one length."""
+    budgets, rows = results.budgets(), []
+    for selector in results.selectors():
+        shown = budgets[:1] if selector == "dense" else budgets
+        means = [mean_cell(results.mean(selector, budget, results.tasks(), length)) for budget in shown]
+        rows.append([f"`{selector}`", *means, *[""] * (len(budgets) - len(shown))])
+    lines = heading(results, f"Mean over tasks by budget, {length:,} tokens")
+    return lines + table(["selector", *budgets], rows)
+
+
+ACCURACY_BLOCKS = {
+    "tasks": lambda results: [line for length in results.lengths() for line in by_task(results, length)],
+    "lengths": by_length,
+    "budgets": lambda results: [line for length in results.lengths() for line in by_budget(results, length)],
+}
+
+
+# ---- pages ------------------------------------------------------------------------------------------------------------
+
+
+def fill(path, blocks, document):
+    """Replaces what stands in the page between <!-- BLOCK --> and <!-- end -->, for BLOCKs that match the regex."""
+    pattern = rf"(<!-- ({blocks}) -->\n)(?:.*?)(<!-- end -->)"
+    path.write_text(re.sub(pattern, lambda match: match[1] + document(match[2]) + match[3], path.read_text(), flags=re.DOTALL))
+    print(path)
+
+
 def main():
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "results")
-    path = folder / "evaluate.md"
-
-    def fill(match):
-        return f"{match[1]}{document(json.loads((folder / match[2]).read_text()))}{match[3]}"
-
-    text = re.sub(r"(<!-- (\S+\.json) -->\n)(?:.*?)(<!-- end -->)", fill, path.read_text(), flags=re.DOTALL)
-    path.write_text(text)
-    print(path)
+    if list(folder.glob("evaluate_*.json")):
+        fill(folder / "evaluate.md", r"\S+\.json", lambda name: document(json.loads((folder / name).read_text())))
+    results = ruler_results.Results(folder)
+    if results.files:
+        lines = {name: "\n".join(block(results)) + "\n\n" for name, block in ACCURACY_BLOCKS.items()}
+        fill(folder / "accuracy.md", "|".join(lines), lines.get)
 
 
 if __name__ == "__main__":

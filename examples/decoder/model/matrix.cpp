@@ -84,7 +84,8 @@ Matrix::Matrix(const GgufTensor& tensor, Index rows_in, Index columns_in)
 MatrixProduct::MatrixProduct(quoka::ThreadPool& threads)
     : threads_(threads), scratch_(static_cast<std::size_t>(threads.workers())) {
 #ifdef QUOKA_DECODER_OPENBLAS
-  openblas_set_num_threads(1);  // the threads are ours
+  // The threads are ours. Once: products may be made by several of them.
+  [[maybe_unused]] static const bool done = (openblas_set_num_threads(1), true);
 #endif
 }
 

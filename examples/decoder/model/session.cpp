@@ -78,6 +78,13 @@ Session::Session(const Model& model, const SessionOptions& options, quoka::Threa
 }
 
 void Session::run(std::span<const Token> tokens, const std::function<void(Index)>& progress) {
+  run_batches(tokens, Until::logits, progress);
+}
+
+void Session::fill(std::span<const Token> tokens) { run_batches(tokens, Until::keys, {}); }
+
+void Session::run_batches(std::span<const Token> tokens, Until until,
+                          const std::function<void(Index)>& progress) {
   quoka::detail::require_at_least("the number of tokens", std::ssize(tokens), 1);
   for (const Token token : tokens)
     if (token < 0 || token >= model_.config.vocabulary)
@@ -88,7 +95,8 @@ void Session::run(std::span<const Token> tokens, const std::function<void(Index)
   try {
     for (Index begin = 0; begin < std::ssize(tokens); begin += batch_) {
       const Index count = std::min(batch_, std::ssize(tokens) - begin);
-      run_batch(tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)));
+      run_batch(tokens.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)),
+                until);
       if (progress) progress(begin + count);
     }
   } catch (...) {
@@ -97,7 +105,7 @@ void Session::run(std::span<const Token> tokens, const std::function<void(Index)
   }
 }
 
-void Session::run_batch(std::span<const Token> tokens) {
+void Session::run_batch(std::span<const Token> tokens, Until until) {
   const ModelConfig& c = model_.config;
   batch_tokens_ = std::ssize(tokens);
   const auto room = [&](Vector& rows, Index size) {
@@ -113,12 +121,35 @@ void Session::run_batch(std::span<const Token> tokens) {
     model_.embedding.read_row(tokens[static_cast<std::size_t>(t)], x_.data() + t * c.d_model);
   });
   for (Index layer = 0; layer < c.layers; ++layer) {
-    run_layer(layer, batch_tokens_);
+    run_layer(layer, batch_tokens_, layer + 1 < c.layers ? Until::logits : until);
     std::copy_n(x_.end() - c.d_model, c.d_model, hidden_.begin() + layer * c.d_model);
   }
+  if (until == Until::keys) batch_tokens_ = 0;
 }
 
-void Session::run_layer(Index layer, Index tokens) {
+void Session::run_layer(Index layer, Index tokens, Until until) {
+  const ModelConfig& c = model_.config;
+  const LayerWeights& w = model_.layers[static_cast<std::size_t>(layer)];
+  const auto rows = [&](Vector& data) {
+    return Rows<float>(data.data(), tokens, std::ssize(data) / tokens);
+  };
+
+  queries_keys_values(layer, tokens);
+  attend(layer, tokens, until);
+  if (until == Until::keys) return;
+  product_(w.attention_out, rows(attended_), rows(x_), Write::add);
+
+  norm(w.ffn_norm, tokens);
+  product_(w.gate, rows(h_), rows(gate_));
+  product_(w.up, rows(h_), rows(up_));
+  each_token(tokens, [&](Index t) {
+    Array gate(rows(gate_)[t], c.ffn_dim);
+    gate *= ConstArray(rows(up_)[t], c.ffn_dim) / (1.0f + (-gate).exp());  // silu(gate) * up
+  });
+  product_(w.down, rows(gate_), rows(x_), Write::add);
+}
+
+void Session::queries_keys_values(Index layer, Index tokens) {
   const ModelConfig& c = model_.config;
   const LayerWeights& w = model_.layers[static_cast<std::size_t>(layer)];
   const auto rows = [&](Vector& data) {
@@ -139,29 +170,23 @@ void Session::run_layer(Index layer, Index tokens) {
     rope_.rotate(q, c.q_heads, c.head_dim, t);
     rope_.rotate(k, c.kv_heads, c.head_dim, t);
   });
-  attend(layer, tokens);
-  product_(w.attention_out, rows(attended_), rows(x_), Write::add);
-
-  norm(w.ffn_norm, tokens);
-  product_(w.gate, rows(h_), rows(gate_));
-  product_(w.up, rows(h_), rows(up_));
-  each_token(tokens, [&](Index t) {
-    Array gate(rows(gate_)[t], c.ffn_dim);
-    gate *= ConstArray(rows(up_)[t], c.ffn_dim) / (1.0f + (-gate).exp());  // silu(gate) * up
-  });
-  product_(w.down, rows(gate_), rows(x_), Write::add);
 }
 
-void Session::attend(Index layer, Index tokens) {
+void Session::attend(Index layer, Index tokens, Until until) {
   const ModelConfig& c = model_.config;
   const auto q = by_head<const float>(q_.data(), c.q_heads, tokens, c.head_dim);
   const auto k = by_head<const float>(k_.data(), c.kv_heads, tokens, c.head_dim);
   const auto v = by_head<const float>(v_.data(), c.kv_heads, tokens, c.v_dim);
   const auto out = by_head<float>(attended_.data(), c.q_heads, tokens, c.v_dim);
+  auto& attention = *layers_[static_cast<std::size_t>(layer)];
   for (Index begin = 0; begin < tokens; begin += chunk_) {
     const Index n = std::min(chunk_, tokens - begin);
-    layers_[static_cast<std::size_t>(layer)]->forward(
-        q.slice(begin, n), k.slice(begin, n), v.slice(begin, n), out.slice(begin, n), threads_);
+    const auto q_chunk = q.slice(begin, n), k_chunk = k.slice(begin, n),
+               v_chunk = v.slice(begin, n);
+    if (until == Until::keys)  // the queries for those that keep keys by them
+      attention.append(q_chunk, k_chunk, v_chunk, threads_);
+    else
+      attention.forward(q_chunk, k_chunk, v_chunk, out.slice(begin, n), threads_);
   }
 }
 

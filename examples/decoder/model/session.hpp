@@ -44,11 +44,16 @@ class Session {
   // for one outside of the vocabulary. After any other throw the session is as it was.
   void run(std::span<const Token> tokens, const std::function<void(Index)>& progress = {});
 
+  // As run(), of tokens that are to be attended to and nothing else: the last layer stops at their
+  // keys and values. In a model of two layers that is half of the work. Neither logits nor the last
+  // layer's state follow; what later tokens see is the same. Throws as run().
+  void fill(std::span<const Token> tokens);
+
   // What follows the last `count` tokens of the last batch: [count, vocabulary]. Throws
-  // std::invalid_argument if that batch had fewer.
+  // std::invalid_argument if that batch had fewer, or was filled.
   Vector logits(Index count = 1);
 
-  // The last token's state after a layer, [d_model].
+  // The last token's state after a layer, [d_model]; of the last layer only where it was run.
   std::span<const float> hidden(Index layer) const;
 
   // Back to the first `len` tokens.
@@ -59,9 +64,14 @@ class Session {
   quoka_examples::AnyLayer& layer(Index layer) { return *layers_[static_cast<std::size_t>(layer)]; }
 
  private:
-  void run_batch(std::span<const Token> tokens);
-  void run_layer(Index layer, Index tokens);
-  void attend(Index layer, Index tokens);
+  enum class Until { logits, keys };  // where the last layer stops
+
+  void run_batches(std::span<const Token> tokens, Until until,
+                   const std::function<void(Index)>& progress);
+  void run_batch(std::span<const Token> tokens, Until until);
+  void run_layer(Index layer, Index tokens, Until until);
+  void queries_keys_values(Index layer, Index tokens);
+  void attend(Index layer, Index tokens, Until until);
   void norm(const Vector& weight, Index tokens);
   template <class F>
   void each_token(Index tokens, F&& f);

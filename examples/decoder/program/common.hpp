@@ -78,6 +78,7 @@ void add_generate(CLI::App& app);
 void add_compare(CLI::App& app, const std::string& command);
 void add_ttft(CLI::App& app, const std::string& command);
 void add_needle(CLI::App& app, const std::string& command);
+void add_ruler(CLI::App& app, const std::string& command);
 void add_logits(CLI::App& app);
 
 }  // namespace quoka_decoder

@@ -4,6 +4,7 @@
 //   decoder compare    dense against a selector on one prompt: agreement, divergence, error, speed
 //   decoder ttft       time to first token over prompt lengths, of a file or of a named shape
 //   decoder needle     needle in a haystack: lengths x depths x selectors
+//   decoder ruler      RULER's tasks on token ids: tasks x lengths x selectors x budgets
 //   decoder logits     logits of given tokens, compared with those of another program
 #include "decoder/program/common.hpp"
 
@@ -20,6 +21,7 @@ int main(int argc, char** argv) {
   quoka_decoder::add_compare(app, command);
   quoka_decoder::add_ttft(app, command);
   quoka_decoder::add_needle(app, command);
+  quoka_decoder::add_ruler(app, command);
   quoka_decoder::add_logits(app);
   try {
     CLI11_PARSE(app, argc, argv);

@@ -7,10 +7,9 @@
 //
 // Selection acts in every chunk, question and answer included, and in every layer. Prompts of
 // neighbouring depths begin alike: whole chunks they share are kept in the cache, not run again.
-#include "decoder/program/common.hpp"
+#include "decoder/program/record.hpp"
 #include "decoder/sampling/sampler.hpp"
 
-#include "support/build_info.hpp"
 #include "support/json_file.hpp"
 #include "support/progress.hpp"
 #include "support/table.hpp"
@@ -178,26 +177,11 @@ class Record {
  public:
   // Throws std::runtime_error if the file there is of another model, chunk, grid or seed.
   explicit Record(const Flags& flags) : path_(flags.json) {
-    json_ = {{"command", flags.command},
-             {"model", std::filesystem::path(flags.model.model).filename()},
-             {"haystack", std::filesystem::path(flags.haystack).filename()},
-             {"chunk", flags.model.chunk},
-             {"dense_layers", flags.model.dense_layers},
-             {"rope_scaling", flags.model.rope_scaling},
-             {"rope_factor", flags.model.rope_factor},
-             {"depths", flags.depths},
-             {"seed", flags.seed},
-             {"cpu", quoka_examples::cpu_name()},
-             {"build", quoka_examples::build_description()},
-             {"results", nlohmann::json::array()}};
-    if (path_.empty() || !std::filesystem::exists(path_)) return;
-    const auto before = nlohmann::json::parse(read_file(path_));
-    for (const char* key : {"model", "haystack", "chunk", "dense_layers", "rope_scaling",
-                            "rope_factor", "depths", "seed"})
-      if (before.at(key) != json_.at(key))
-        throw std::runtime_error(path_ + " holds results with " + key + ' ' +
-                                 before.at(key).dump() + ", not " + json_.at(key).dump());
-    json_["results"] = before.at("results");
+    nlohmann::json settings = run_settings(flags.model);
+    settings["haystack"] = std::filesystem::path(flags.haystack).filename();
+    settings["depths"] = flags.depths;
+    settings["seed"] = flags.seed;
+    json_ = open_record(path_, flags.command, settings);
   }
 
   const nlohmann::json& results() const { return json_.at("results"); }

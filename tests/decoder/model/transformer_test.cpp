@@ -135,6 +135,25 @@ TEST(Session, BatchesDoNotMixTheChunksOfMethodsThatShareLayers) {
   }
 }
 
+// Whatever selects: what is filled is there for later tokens as if it had been run.
+TEST(Session, FilledTokensAreSeenAsThoseThatWereRun) {
+  const auto loaded = load_tiny("llama");
+  const auto tokens = tokens_of(golden("llama"));
+  const std::span<const Token> all(tokens), filled = all.first(tokens.size() / 4 * 3),
+                                            rest = all.subspan(filled.size());
+  quoka::ThreadPool threads(1);
+  for (const std::string& method : quoka_examples::all_methods()) {
+    Session whole(loaded->model, cut_into(4, 8, method, 6), threads);
+    Session part(loaded->model, cut_into(4, 8, method, 6), threads);
+    whole.run(filled);
+    whole.run(rest);
+    part.fill(filled);
+    EXPECT_THROW((void)part.logits(), std::invalid_argument);
+    part.run(rest);
+    EXPECT_EQ(part.logits(), whole.logits()) << method;
+  }
+}
+
 TEST(Session, GoesBackToAnEarlierLength) {
   const auto loaded = load_tiny("qwen3");
   const auto tokens = tokens_of(golden("qwen3"));

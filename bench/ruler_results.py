@@ -1,0 +1,97 @@
+"""What `decoder ruler` stored in accuracy_*.json, a file per model: means over tasks, and their bootstrap intervals.
+
+A cell is a selector with a budget on a task at a length: an outcome (0 or 1) per sample. Where several models hold a task it
+counts once, as their mean. Samples are resampled within each cell (a stratified bootstrap), paired for differences; as a sum
+of resampled zeros and ones is binomial and one of -1, 0, 1 is two binomials, the sums are drawn and not the samples.
+Python's standard library is all it needs.
+"""
+
+import bisect
+import collections
+import functools
+import itertools
+import json
+import math
+import random
+
+TASKS = ["single", "multi_key", "haystack", "multi_value", "multi_query", "vt", "cwe", "fwe"]
+RESAMPLES = 10000
+
+
+class Results:
+    def __init__(self, folder):
+        self.files = [json.loads(path.read_text()) for path in sorted(folder.glob("accuracy_*.json"))]
+        self.cells = collections.defaultdict(list)  # (selector, budget, task, length): an entry per model
+        for file in self.files:
+            for entry in file["results"]:
+                key = entry["selector"], entry["budget"], entry["task"], entry["length"]
+                self.cells[key].append({**entry, "model": file["model"]})
+
+    def values(self, place):
+        """The distinct selectors (0), budgets (1), tasks (2) or lengths (3), in the order of the files."""
+        return list(dict.fromkeys(key[place] for key in self.cells))
+
+    def selectors(self):
+        return self.values(0)
+
+    def budgets(self):
+        """The shares of the prompt, ascending; dense has none."""
+        return sorted({key[1] for key in self.cells if key[0] != "dense"}, key=float)
+
+    def tasks(self):
+        return [task for task in TASKS if task in self.values(2)]
+
+    def lengths(self):
+        return sorted(self.values(3))
+
+    def samples(self):
+        counts = {len(entry["exact"]) for entries in self.cells.values() for entry in entries}
+        return f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+
+    def cell(self, selector, budget, task, length):
+        return self.cells.get((selector, "1.0" if selector == "dense" else budget, task, length), [])
+
+    def mean(self, selector, budget, tasks, length, minus=None):
+        """(mean exact match over the tasks, its interval's ends), less that of the selector `minus`; None where a cell is missing."""
+        strata = []
+        for task in tasks:
+            entries = self.cell(selector, budget, task, length)
+            if not entries:
+                return None
+            others = {entry["model"]: entry for entry in self.cell(minus, budget, task, length)} if minus else {}
+            for entry in entries:
+                outcomes = [int(digit) for digit in entry["exact"]]
+                if minus:
+                    if entry["model"] not in others:
+                        return None
+                    outcomes = [a - int(b) for a, b in zip(outcomes, others[entry["model"]]["exact"])]
+                strata.append((1.0 / (len(tasks) * len(entries)), outcomes))
+        return stratified_bootstrap(strata)
+
+
+@functools.cache
+def binomial(count, share):
+    """Cumulative probabilities of 0 .. count."""
+    logs = [math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) for k in range(count + 1)]
+    powers = [log + k * math.log(share) + (count - k) * math.log1p(-share) for k, log in enumerate(logs)]
+    return list(itertools.accumulate(map(math.exp, powers)))
+
+
+def draw(rng, count, share):
+    if count == 0 or share == 0.0 or share == 1.0:
+        return count if share == 1.0 else 0
+    return min(count, bisect.bisect(binomial(count, share), rng.random()))
+
+
+def stratified_bootstrap(strata, resamples=RESAMPLES):
+    """strata: (weight, outcomes of -1, 0 and 1). (weighted mean, 2.5th and 97.5th percentile of its resamples)."""
+    rng = random.Random(1)
+    total, means = 0.0, [0.0] * resamples
+    for weight, outcomes in strata:
+        n, plus, minus = len(outcomes), outcomes.count(1), outcomes.count(-1)
+        total += weight * (plus - minus) / n
+        for i in range(resamples if plus + minus > 0 else 0):
+            moved = draw(rng, n, (plus + minus) / n)
+            means[i] += weight * (2 * draw(rng, moved, plus / (plus + minus)) - moved) / n
+    means.sort()
+    return total, means[round(0.025 * (resamples - 1))], means[round(0.975 * (resamples - 1))]

@@ -1,0 +1,318 @@
+// RULER's tasks on token ids (tasks/tasks.hpp), asked of a small trained model (trained/): tasks x
+// lengths x samples prompts, each run densely and with every selector and budget.
+//
+//   exact    every answer of the sample is right; recall: share of the right tokens
+//   budget   a count, or a share of the prompt: the same number of keys for every chunk
+//
+// Selection acts in every chunk, the question's included, and in every layer. A prompt is the same
+// for every selector, so that differences are paired.
+#include "decoder/program/record.hpp"
+#include "decoder/tasks/ask.hpp"
+
+#include "support/bootstrap.hpp"
+#include "support/json_file.hpp"
+#include "support/progress.hpp"
+#include "support/table.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <iostream>
+#include <map>
+#include <tuple>
+
+namespace quoka_decoder {
+namespace {
+
+using quoka_examples::Bootstrap;
+using quoka_examples::fixed;
+using quoka_examples::Interval;
+
+std::vector<std::string> names_of(std::span<const Task> tasks) {
+  std::vector<std::string> names;
+  for (const Task task : tasks) names.push_back(name_of(task));
+  return names;
+}
+
+struct Flags {
+  ModelFlags model;
+  std::vector<std::string> tasks = names_of(all_tasks);
+  std::vector<Index> lengths{512, 1024, 2048, 4096};
+  Index samples = 200;
+  SelectorList selectors{.budgets = {"0.03125", "0.0625", "0.125", "0.25"}};
+  std::uint32_t seed = 1;
+  std::string json, command;
+};
+
+// What is asked of one selector: a line of the results.
+struct Cell {
+  std::string method, budget;
+  Task task;
+  Index length;
+
+  Index keys() const { return quoka_examples::parse_budget(budget).keys(length); }
+  auto name() const { return std::tuple(method, budget, name_of(task), length); }
+};
+
+// FNV-1a: a model trained anew under an old name is another model.
+std::string checksum(const std::string& bytes) {
+  std::uint64_t hash = 0xcbf29ce484222325u;
+  for (const char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3u;
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
+  return text;
+}
+
+nlohmann::json settings_of(const Flags& flags) {
+  const quoka::QuokaOptions& o = flags.selectors.quoka;
+  nlohmann::json settings = run_settings(flags.model);
+  settings["model_fnv1a"] = checksum(read_file(flags.model.model));
+  settings["seed"] = flags.seed;
+  settings["quoka"] = {{"n_queries", o.n_queries},
+                       {"scoring", static_cast<int>(o.scoring)},
+                       {"domain", static_cast<int>(o.domain)},
+                       {"aggregation", static_cast<int>(o.aggregation)},
+                       {"group_mode", static_cast<int>(o.group_mode)},
+                       {"query_choice", static_cast<int>(o.query_choice)},
+                       {"window", o.window},
+                       {"keep_first", o.keep_first},
+                       {"keep_last", o.keep_last},
+                       {"sketch", o.sketch}};
+  return settings;
+}
+
+// A digit per sample, so that a line of the file holds a cell: "exact" 0 or 1, and "right", how many
+// of the "of" tokens of an answer are right, in hexadecimal.
+constexpr const char* digits = "0123456789abcdef";
+
+// The outcomes, kept in a file as they come: a run that was cut short, or one with more selectors,
+// lengths or samples, goes on where the file ends.
+class Record {
+ public:
+  explicit Record(const Flags& flags)
+      : path_(flags.json), json_(open_record(path_, flags.command, settings_of(flags))) {
+    for (std::size_t i = 0; i < results().size(); ++i) {
+      const auto& r = results()[i];
+      places_[{r.at("selector"), r.at("budget"), r.at("task"), r.at("length")}] = i;
+    }
+  }
+
+  const nlohmann::json& results() const { return json_.at("results"); }
+  const nlohmann::json* find(const Cell& cell) const { return find(cell.name()); }
+
+  Index samples(const Cell& cell) const {
+    const auto* r = find(cell);
+    return r == nullptr ? 0 : std::ssize(r->at("exact").get_ref<const std::string&>());
+  }
+
+  // Further samples of a cell, after those that it has.
+  void add(const Cell& cell, const std::vector<TaskScore>& scores) {
+    const auto [place, is_new] = places_.try_emplace(cell.name(), results().size());
+    if (is_new)
+      json_["results"].push_back({{"selector", cell.method},
+                                  {"budget", cell.budget},
+                                  {"keys", cell.keys()},
+                                  {"task", name_of(cell.task)},
+                                  {"length", cell.length},
+                                  {"of", scores.front().of},
+                                  {"exact", ""},
+                                  {"right", ""}});
+    nlohmann::json& r = json_["results"][place->second];
+    for (const TaskScore& s : scores) {
+      r["exact"].get_ref<std::string&>() += s.exact() ? '1' : '0';
+      r["right"].get_ref<std::string&>() += digits[s.right];
+    }
+  }
+
+  // Means, 95 % intervals and paired differences to dense and to quoka with the same budget, of
+  // every cell.
+  void summarise() {
+    for (auto& r : json_["results"]) {
+      r["exact_mean"] = mean(exact(r));
+      r["exact_interval"] = interval(exact(r));
+      r["recall_mean"] = mean(recall(r));
+      r["recall_interval"] = interval(recall(r));
+      const std::string method = r["selector"], budget = r["budget"], task = r["task"];
+      const Index length = r["length"];
+      if (method != "dense") compare(r, "minus_dense", find({"dense", "1.0", task, length}));
+      if (method != "dense" && method != "quoka")
+        compare(r, "minus_quoka", find({"quoka", budget, task, length}));
+    }
+  }
+
+  void write() const {
+    if (!path_.empty()) quoka_examples::write_json(path_, json_);
+  }
+
+ private:
+  using Name = std::tuple<std::string, std::string, std::string, Index>;
+  using Values = std::vector<double>;
+
+  const nlohmann::json* find(const Name& name) const {
+    const auto place = places_.find(name);
+    return place == places_.end() ? nullptr : &results()[place->second];
+  }
+
+  static Values exact(const nlohmann::json& r) {
+    Values values;
+    for (const char digit : r.at("exact").get_ref<const std::string&>())
+      values.push_back(digit == '1' ? 1.0 : 0.0);
+    return values;
+  }
+  static Values recall(const nlohmann::json& r) {
+    Values values;
+    for (const char digit : r.at("right").get_ref<const std::string&>())
+      values.push_back(static_cast<double>(std::string_view(digits).find(digit)) /
+                       r.at("of").get<double>());
+    return values;
+  }
+
+  // To six decimals: a file need not hold what a sum rounds.
+  static double rounded(double x) { return std::round(1e6 * x) / 1e6; }
+  static double mean(const Values& values) { return rounded(quoka_examples::mean(values)); }
+  nlohmann::json interval(const Values& values) {
+    const Index n = std::ssize(values);
+    const Interval i = bootstraps_.try_emplace(n, n).first->second.of_mean(values);
+    return {rounded(i.low), rounded(i.high)};
+  }
+
+  // Over the samples that both have.
+  void compare(nlohmann::json& r, const char* key, const nlohmann::json* other) {
+    r.erase(key);
+    if (other == nullptr) return;
+    const auto difference = [](Values a, const Values& b) {
+      a.resize(std::min(a.size(), b.size()));
+      std::transform(a.begin(), a.end(), b.begin(), a.begin(), std::minus<>());
+      return a;
+    };
+    const Values by_exact = difference(exact(r), exact(*other)),
+                 by_recall = difference(recall(r), recall(*other));
+    r[key] = {{"exact_mean", mean(by_exact)},
+              {"exact_interval", interval(by_exact)},
+              {"recall_mean", mean(by_recall)},
+              {"recall_interval", interval(by_recall)}};
+  }
+
+  std::string path_;
+  nlohmann::json json_;
+  std::map<Name, std::size_t> places_;
+  std::map<Index, Bootstrap> bootstraps_;  // by the number of samples
+};
+
+std::vector<Cell> all_cells(const Flags& flags) {
+  std::vector<Cell> cells;
+  for (const Index length : flags.lengths)
+    for (const std::string& task : flags.tasks)
+      for (const auto& [method, budget] : flags.selectors.choices())
+        cells.push_back({method, budget, task_named(task), length});
+  return cells;
+}
+
+void run_cells(const Flags& flags, const Model& model, const std::vector<Cell>& cells,
+               Record& record) {
+  quoka::ThreadPool threads(thread_count(flags.model));
+  const auto missing = [&](const Cell& cell) {
+    return std::max<Index>(0, flags.samples - record.samples(cell));
+  };
+  Index tokens = 0, done = 0;
+  for (const Cell& cell : cells) tokens += missing(cell) * cell.length;
+  quoka_examples::Progress bar("ruler", tokens);
+  for (const Cell& cell : cells) {
+    const Index first = record.samples(cell), count = missing(cell);
+    if (count == 0) continue;
+    SessionOptions options =
+        session_options(flags.model, cell.method, cell.budget, flags.selectors.quoka);
+    options.selector.budget = cell.keys();
+    record.add(cell,
+               ask(model, options, {cell.task, cell.length, first, count, flags.seed}, threads));
+    record.write();
+    bar.update(done += count * cell.length);
+  }
+}
+
+// A row per selector and budget, a column per task: exact matches in per cent, mean over the lengths.
+void print_results(const Flags& flags, const Record& record) {
+  std::vector<std::string> header{"selector", "budget"};
+  header.insert(header.end(), flags.tasks.begin(), flags.tasks.end());
+  header.push_back("mean");
+  std::vector<std::vector<std::string>> rows;
+  for (const auto& [method, budget] : flags.selectors.choices()) {
+    std::vector<std::string> row{method, method == "dense" ? "-" : budget};
+    double over_tasks = 0.0;
+    for (const std::string& task : flags.tasks) {
+      double over_lengths = 0.0;
+      for (const Index length : flags.lengths)
+        over_lengths +=
+            record.find({method, budget, task_named(task), length})->at("exact_mean").get<double>();
+      over_lengths /= static_cast<double>(flags.lengths.size());
+      over_tasks += over_lengths;
+      row.push_back(fixed(100.0 * over_lengths, 1));
+    }
+    row.push_back(fixed(100.0 * over_tasks / static_cast<double>(flags.tasks.size()), 1));
+    rows.push_back(std::move(row));
+  }
+  quoka_examples::print_table(std::cout, header, rows);
+}
+
+// What would stop a run of hours is found before it: a budget out of its range, a length that does
+// not hold its task, a file that cannot be written.
+void check(const Flags& flags, const std::vector<Cell>& cells, const Record& record) {
+  if (cells.empty()) throw std::runtime_error("nothing to run: no task, length or selector");
+  for (const Cell& cell : cells) {
+    (void)cell.keys();
+    (void)evaluation_sample(cell.task, cell.length, 0, flags.seed);
+  }
+  record.write();
+}
+
+void ruler(const Flags& flags) {
+  const std::vector<Cell> cells = all_cells(flags);
+  Record record(flags);
+  check(flags, cells, record);
+  const LoadedModel loaded = load(flags.model);
+  const Index longest = *std::max_element(flags.lengths.begin(), flags.lengths.end());
+  if (longest > loaded.model.config.context && flags.model.rope_scaling.empty())
+    std::cerr << "note: prompts of " << longest << " tokens; the model was trained on "
+              << loaded.model.config.context << '\n';
+  run_cells(flags, loaded.model, cells, record);
+  record.summarise();
+  record.write();
+
+  Index samples = record.samples(cells.front());  // a file may hold more than were asked for
+  for (const Cell& cell : cells) samples = std::min(samples, record.samples(cell));
+  std::cout << "exact match in per cent, " << samples << " samples or more at each length (";
+  for (std::size_t i = 0; i < flags.lengths.size(); ++i)
+    std::cout << (i == 0 ? "" : ", ") << flags.lengths[i];
+  std::cout << "); chunk " << flags.model.chunk << ", seed " << flags.seed << '\n';
+  print_results(flags, record);
+}
+
+}  // namespace
+
+void add_ruler(CLI::App& app, const std::string& command) {
+  auto flags = std::make_shared<Flags>();
+  flags->command = command;
+  CLI::App* sub =
+      app.add_subcommand("ruler", "RULER's tasks on token ids: tasks x lengths x selectors");
+  add_model_flags(*sub, flags->model);
+  sub->add_option("--tasks", flags->tasks, "a list of tasks")
+      ->delimiter(',')
+      ->check(CLI::IsMember(names_of(all_tasks)))
+      ->capture_default_str();
+  sub->add_option("--lengths", flags->lengths, "prompt lengths in tokens")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  sub->add_option("--samples", flags->samples, "prompts of each task and length")
+      ->check(CLI::Range(1, 1 << 16))
+      ->capture_default_str();
+  sub->add_option("--seed", flags->seed, "of the prompts")->capture_default_str();
+  sub->add_flag("--dense,!--no-dense", flags->selectors.dense, "run dense attention beside them");
+  sub->add_option("--json", flags->json,
+                  "write the results there as they come; those that it holds are not run again");
+  add_selector_list(*sub, flags->selectors);
+  sub->get_option("--budgets")
+      ->description("a list of counts (256) and shares of the prompt (0.25)");
+  sub->callback([flags] { ruler(*flags); });
+}
+
+}  // namespace quoka_decoder
