@@ -5,7 +5,8 @@
 #   bash bench/accuracy.sh              goes on where the JSON files end; all of it takes hours
 #   SAMPLES=20 RESULTS=/tmp/a bash bench/accuracy.sh    less of it, elsewhere
 #
-# DECODER: the program, built with -DQUOKA_NATIVE=ON. MODELS: where they lie. LENGTHS, BUDGETS, SELECTORS, THREADS: as decoder ruler's flags.
+# DECODER: the program, built with -DQUOKA_NATIVE=ON. MODELS: where they lie. LENGTHS, BUDGETS, SELECTORS, THREADS: as
+# decoder ruler's flags. Lengths are run at budget 1/8, budgets at LENGTH tokens, ablations there and at budget 1/16.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -14,43 +15,52 @@ models=${MODELS:-examples/decoder/trained}
 results=${RESULTS:-bench/results}
 selectors=${SELECTORS:-$(paste -sd, <<'LIST'
 quoka
-quoka.uniform
-quoka.last
-quoka.dissimilar_and_last
-quoka.window7
-quoka.per_head
-quoka.dissimilar_and_last.window7
-quoka.dissimilar_and_last.per_head
-quoka.dissimilar_and_last.per_head.window7
-oracle
-oracle.max
+quoka.robust
 sample_attention
 sample_attention.logit
 sparq
 sparq.logit
 loki
 loki.logit
-quest
-quest.softmax
 less_is_more
-tidal_decode
-snapkv
-keydiff
-first_recent
-random
+oracle
 LIST
 )}
+# The paper's ablations, and what the robust preset is made of; at one length and budget.
+ablations=$(paste -sd, <<'LIST'
+quoka.uniform
+quoka.last
+quoka.dot
+quoka.mean
+quoka.per_head
+quoka.queries4
+quoka.queries64
+quoka.window7
+quoka.dissimilar_and_last.per_head.window7
+quoka.softmax.mean
+quoka.uniform.softmax.mean
+quoka.mixed
+quoka.mixed.softmax.mean
+quoka.mixed.softmax.mean.per_head.queries4
+quoka.robust.window7
+oracle.max
+random
+LIST
+)
 
-# run MODEL TASKS: the tasks that the model was trained on.
+# run MODEL TASKS SELECTORS LENGTHS BUDGETS: tasks that the model answers (words.gguf was trained on fwe, too, and does not).
 run() {
-  "$decoder" ruler --model "$models/$1.gguf" --tasks "$2" --lengths "${LENGTHS:-512,1024,2048,4096}" \
-    --samples "${SAMPLES:-200}" --selectors "$selectors" --budgets "${BUDGETS:-0.03125,0.0625,0.125,0.25}" \
-    --threads "${THREADS:-0}" --json "$results/accuracy_$1.json"
+  "$decoder" ruler --model "$models/$1.gguf" --tasks "$2" --selectors "$3" --lengths "$4" --budgets "$5" \
+    --samples "${SAMPLES:-200}" --threads "${THREADS:-0}" --json "$results/accuracy_$1.json"
 }
 
 mkdir -p "$results"
-run needles single,multi_key,haystack,multi_value,multi_query,vt
-run words cwe,fwe
+needles=single,multi_key,haystack,multi_value,multi_query,vt
+run needles $needles "$selectors" "${LENGTHS:-512,1024,2048,4096}" 0.125
+run needles $needles "$selectors" "${LENGTH:-2048}" "${BUDGETS:-0.03125,0.0625,0.25}"
+run needles $needles "$ablations" "${LENGTH:-2048}" 0.0625
+run words cwe "$selectors" "${LENGTHS:-512,1024,2048,4096}" 0.125
+run words cwe "$selectors" "${LENGTH:-2048}" "${BUDGETS:-0.03125,0.0625,0.25}"
 
 [[ -f $results/accuracy.md ]] || cp bench/results/accuracy.md "$results"
 python3 bench/tables.py "$results"

@@ -36,18 +36,23 @@ struct Quality {
 constexpr Index length = 512, samples = 40, budget = length / 8;
 constexpr double margin = 10.0;
 constexpr Quality qualities[] = {
-    {"interim", Task::single, "dense", 100.0},
-    {"interim", Task::multi_key, "dense", 100.0},
-    {"interim", Task::haystack, "dense", 100.0},
-    {"interim", Task::multi_query, "dense", 100.0},
-    {"interim", Task::vt, "dense", 95.0},
-    {"interim", Task::single, "oracle", 100.0},
-    {"interim", Task::haystack, "oracle", 100.0},
-    {"interim", Task::multi_query, "oracle", 87.5},
-    {"interim", Task::single, "quoka", 45.0},
-    {"interim", Task::single, "quoka.dissimilar_and_last", 100.0},
-    {"interim", Task::haystack, "quoka.dissimilar_and_last", 100.0},
-    {"interim", Task::multi_query, "quoka.dissimilar_and_last", 90.0},
+    {"needles", Task::single, "dense", 100.0},
+    {"needles", Task::haystack, "dense", 100.0},
+    {"needles", Task::multi_value, "dense", 97.5},
+    {"needles", Task::multi_query, "dense", 100.0},
+    {"needles", Task::vt, "dense", 97.5},
+    {"needles", Task::multi_query, "oracle", 100.0},
+    {"needles", Task::vt, "oracle", 97.5},
+    {"needles", Task::single, "quoka", 95.0},
+    {"needles", Task::haystack, "quoka", 70.0},
+    {"needles", Task::multi_key, "quoka.robust", 100.0},
+    {"needles", Task::haystack, "quoka.robust", 100.0},
+    {"needles", Task::multi_value, "quoka.robust", 97.5},
+    {"needles", Task::multi_query, "quoka.robust", 97.5},
+    {"needles", Task::vt, "quoka.robust", 90.0},
+    {"needles", Task::vt, "sample_attention", 72.5},
+    {"words", Task::cwe, "dense", 100.0},
+    {"words", Task::cwe, "quoka.robust", 55.0},
 };
 
 std::string path_of(const std::string& name) { return QUOKA_DECODER_TRAINED "/" + name; }
