@@ -257,10 +257,11 @@ def share(hits):
 
 # What the evaluation's figures show of its many methods; QuoKA's option sets by colours of their own.
 EVALUATED = [
-    "oracle", "quoka", "quoka.uniform", "quoka.dissimilar_and_last", "quoka.dissimilar_and_last.per_head.window7",
+    "oracle", "quoka", "quoka.robust", "quoka.uniform", "quoka.dissimilar_and_last", "quoka.dissimilar_and_last.per_head.window7",
     "sample_attention", "sample_attention.logit", "sparq", "loki", "quest", "snapkv", "keydiff", "first_recent",
 ]
 OPTION_SETS = {
+    "quoka.robust": "#0b6e4f",
     "quoka.uniform": "#e58f65",
     "quoka.last": "#f2a7b5",
     "quoka.dissimilar_and_last": "#8c1c3a",
@@ -307,21 +308,22 @@ def evaluation(data, path):
     save(figure, path, dpi=130 if len(sets) == 1 else 80)
 
 
-ANSWERING = ["dense", *EVALUATED, "quoka.last", "less_is_more", "tidal_decode"]  # shown in the figures of answers
+ANSWERING = ["dense", *EVALUATED, "sparq.logit", "loki.logit", "quoka.last", "less_is_more", "tidal_decode"]  # shown in the figures of answers
 
 
 def accuracy(results, path, against):
-    """A panel for the mean over the tasks and one per task: against the budgets at the longest prompt, or against lengths.
+    """A panel for the mean over the tasks and one per task: against the budgets at one length, or against lengths.
 
     Behind QuoKA's means their 95 % intervals."""
     tasks, lengths, budgets = results.tasks(), results.lengths(), results.budgets()
     if against == "budget":
-        points = [(budget, lengths[-1]) for budget in budgets]
-        x, title = [float(budget) for budget in budgets], f"{lengths[-1]:,} tokens"
+        length = results.length_of_budgets()
+        points = [(budget, length) for budget in budgets]
+        x, title = [float(budget) for budget in budgets], f"{length:,} tokens"
     else:
         shown = min(budgets, key=lambda budget: abs(float(budget) - 0.125))
         points, x, title = [(shown, length) for length in lengths], lengths, f"budget {shown} of the prompt"
-    panels = [("mean", tasks)] + [(task, [task]) for task in tasks]
+    panels = [("mean", results.averaged_tasks())] + [(task, [task]) for task in tasks]
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     figure, axes = plt.subplots(rows, columns, figsize=(4.2 * columns, 3.2 * rows + 0.9), squeeze=False, sharey=True)
@@ -329,7 +331,7 @@ def accuracy(results, path, against):
         axis.set_visible(False)
     for axis, (name, of) in zip(axes.flat, panels):
         for selector in (name for name in ANSWERING if name in results.selectors()):
-            means = [results.mean(selector, budget, of, length) for budget, length in points]
+            means = [results.mean(selector, budget, of, [length]) for budget, length in points]
             if any(mean is None for mean in means):
                 continue
             look = evaluated_style(selector)

@@ -15,6 +15,7 @@ import math
 import random
 
 TASKS = ["single", "multi_key", "haystack", "multi_value", "multi_query", "vt", "cwe", "fwe"]
+RETRIEVAL = TASKS[:6]
 RESAMPLES = 10000
 
 
@@ -44,6 +45,10 @@ class Results:
     def lengths(self):
         return sorted(self.values(3))
 
+    def length_of_budgets(self):
+        """The length at which the most budgets were run."""
+        return max(self.lengths(), key=lambda length: len({key[1] for key in self.cells if key[3] == length}))
+
     def samples(self):
         counts = {len(entry["exact"]) for entries in self.cells.values() for entry in entries}
         return f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
@@ -51,10 +56,17 @@ class Results:
     def cell(self, selector, budget, task, length):
         return self.cells.get((selector, "1.0" if selector == "dense" else budget, task, length), [])
 
-    def mean(self, selector, budget, tasks, length, minus=None):
-        """(mean exact match over the tasks, its interval's ends), less that of the selector `minus`; None where a cell is missing."""
+    def averaged_tasks(self):
+        """The tasks of retrieval that dense attention answers at 95 % or more, all lengths together: what means are over."""
+        def answered(task):
+            mean = self.mean("dense", None, [task], [n for n in self.lengths() if self.cell("dense", None, task, n)])
+            return mean is not None and mean[0] >= 0.95
+        return [task for task in self.tasks() if task in RETRIEVAL and answered(task)]
+
+    def mean(self, selector, budget, tasks, lengths, minus=None):
+        """(mean exact match over tasks and lengths, its interval's ends), less that of the selector `minus`; None where a cell is missing."""
         strata = []
-        for task in tasks:
+        for task, length in itertools.product(tasks, lengths):
             entries = self.cell(selector, budget, task, length)
             if not entries:
                 return None
@@ -65,8 +77,8 @@ class Results:
                     if entry["model"] not in others:
                         return None
                     outcomes = [a - int(b) for a, b in zip(outcomes, others[entry["model"]]["exact"])]
-                strata.append((1.0 / (len(tasks) * len(entries)), outcomes))
-        return stratified_bootstrap(strata)
+                strata.append((1.0 / (len(tasks) * len(lengths) * len(entries)), outcomes))
+        return stratified_bootstrap(strata) if strata else None
 
 
 @functools.cache

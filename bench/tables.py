@@ -9,6 +9,7 @@ one, is shown. A page whose files are not there is left as it is.
 Python's standard library is all it needs.
 """
 
+import itertools
 import json
 import pathlib
 import re
@@ -141,57 +142,103 @@ def mean_cell(mean):
     return "-" if mean is None else f"{100.0 * mean[0]:.1f} {interval(*mean[1:])}"
 
 
-def task_cell(entries):
-    """One model's figure with its interval, or the mean of several models."""
-    if not entries:
-        return "-"
-    mean = sum(entry["exact_mean"] for entry in entries) / len(entries)
-    return f"{100.0 * mean:.1f}" + (f" {interval(*entries[0]['exact_interval'])}" if len(entries) == 1 else "")
-
-
 def heading(results, text):
     models = ", ".join(f"`{file['model']}`" for file in results.files)
     return ["", f"### {text}", "", f"{models}; {results.samples()} samples of each task and length, chunk {results.files[0]['chunk']}.", ""]
 
 
+def table_of_means(results, header, cells):
+    """A row per selector that has any figure; cells(selector) -> means or None."""
+    rows = [(selector, cells(selector)) for selector in results.selectors()]
+    return table(["selector", *header], [[f"`{name}`", *map(mean_cell, row)] for name, row in rows if any(row)])
+
+
+def compared(results, selector, budget, tasks, lengths):
+    """The mean, and less dense's and `quoka`'s."""
+    versus = [None, *(name if name != selector else "" for name in ("dense", "quoka"))]
+    return [None if name == "" else results.mean(selector, budget, tasks, lengths, name) for name in versus]
+
+
+def verdict(difference):
+    return "" if difference is None else "beats" if difference[1] > 0 else "loses" if difference[2] < 0 else "neither"
+
+
+def registered(results):
+    """`quoka` less each of its rivals, and the robust preset less them: all lengths at 1/8, then the other budgets at one length."""
+    tasks, lines = results.averaged_tasks(), []
+    for budget in [SHOWN_BUDGET, *(b for b in results.budgets() if b != SHOWN_BUDGET)]:
+        has = lambda selector, length: all(results.cell(selector, budget, task, length) for task in tasks)  # noqa: E731
+        lengths = [n for n in results.lengths() if has("quoka", n) and has("quoka.robust", n)]
+        rivals = [name for name in RIVALS if lengths and all(has(name, n) for n in lengths)]
+        if not rivals:
+            continue
+        rows = []
+        for rival in rivals:
+            difference = results.mean("quoka", budget, tasks, lengths, rival)
+            robust = results.mean("quoka.robust", budget, tasks, lengths, rival)
+            rows.append([
+                f"`{rival}`", mean_cell(results.mean(rival, budget, tasks, lengths)), mean_cell(difference), verdict(difference),
+                mean_cell(robust), verdict(robust),
+            ])
+        own = [mean_cell(results.mean(name, budget, tasks, lengths)) for name in ("dense", "quoka", "quoka.robust")]
+        shown = ", ".join(f"{n:,}" for n in lengths)
+        lines += heading(results, f"Budget {budget} of the prompt, {shown} tokens, mean over {', '.join(tasks)}")
+        lines += [f"Dense {own[0]}, `quoka` {own[1]}, `quoka.robust` {own[2]}.", ""]
+        lines += table(["rival", "its mean", "`quoka` - it", "`quoka`", "`quoka.robust` - it", "`quoka.robust`"], rows)
+    return lines
+
+
 def by_task(results, length):
-    """Selectors x tasks at one budget and length."""
-    tasks, lines = results.tasks(), heading(results, f"{length:,} tokens, budget {SHOWN_BUDGET} of the prompt")
-    rows = []
-    for selector in results.selectors():
-        mean = lambda minus=None: results.mean(selector, SHOWN_BUDGET, tasks, length, minus)  # noqa: E731
-        row = [f"`{selector}`", *(task_cell(results.cell(selector, SHOWN_BUDGET, task, length)) for task in tasks)]
-        row += [mean_cell(mean()), "" if selector == "dense" else mean_cell(mean("dense"))]
-        rows.append(row + ["" if selector in ("dense", "quoka") else mean_cell(mean("quoka"))])
-    return lines + table(["selector", *tasks, "mean", "mean - dense", "mean - `quoka`"], rows)
+    """Selectors x tasks at one budget and length; the mean is over the retrieval tasks."""
+    tasks, averaged = results.tasks(), results.averaged_tasks()
+    cells = lambda selector: [  # noqa: E731
+        *(results.mean(selector, SHOWN_BUDGET, [task], [length]) for task in tasks),
+        *compared(results, selector, SHOWN_BUDGET, averaged, [length]),
+    ]
+    lines = heading(results, f"{length:,} tokens, budget {SHOWN_BUDGET} of the prompt")
+    return lines + table_of_means(results, [*tasks, "mean", "mean - dense", "mean - `quoka`"], cells)
 
 
 def by_length(results):
     """Selectors x lengths, mean over tasks at one budget."""
-    lengths = results.lengths()
-    rows = [
-        [f"`{selector}`", *(mean_cell(results.mean(selector, SHOWN_BUDGET, results.tasks(), length)) for length in lengths)]
-        for selector in results.selectors()
-    ]
+    lengths, tasks = results.lengths(), results.averaged_tasks()
+    cells = lambda selector: [results.mean(selector, SHOWN_BUDGET, tasks, [length]) for length in lengths]  # noqa: E731
     lines = heading(results, f"Mean over tasks by length, budget {SHOWN_BUDGET} of the prompt")
-    return lines + table(["selector", *(f"{length:,}" for length in lengths)], rows)
+    return lines + table_of_means(results, [f"{length:,}" for length in lengths], cells)
 
 
 def by_budget(results, length):
     """Selectors x budgets, mean over tasks at one length."""
-    budgets, rows = results.budgets(), []
-    for selector in results.selectors():
-        shown = budgets[:1] if selector == "dense" else budgets
-        means = [mean_cell(results.mean(selector, budget, results.tasks(), length)) for budget in shown]
-        rows.append([f"`{selector}`", *means, *[""] * (len(budgets) - len(shown))])
-    lines = heading(results, f"Mean over tasks by budget, {length:,} tokens")
-    return lines + table(["selector", *budgets], rows)
+    budgets, tasks = results.budgets(), results.averaged_tasks()
+    cells = lambda selector: [  # noqa: E731
+        None if selector == "dense" and i > 0 else results.mean(selector, budget, tasks, [length])
+        for i, budget in enumerate(budgets)
+    ]
+    return heading(results, f"Mean over tasks by budget, {length:,} tokens") + table_of_means(results, budgets, cells)
 
 
+def ablations(results):
+    """Every selector at the budget and length where the most of them were run."""
+    tasks = results.averaged_tasks()
+    run = lambda budget, length: sum(  # noqa: E731
+        all(results.cell(name, budget, task, length) for task in tasks) for name in results.selectors())
+    budget, length = max(itertools.product(results.budgets(), results.lengths()), key=lambda at: run(*at))
+    header = [*tasks, "mean", "mean - dense", "mean - `quoka`"]
+    cells = lambda selector: [  # noqa: E731
+        *(results.mean(selector, budget, [task], [length]) for task in tasks), *compared(results, selector, budget, tasks, [length])]
+    return heading(results, f"{length:,} tokens, budget {budget} of the prompt") + table_of_means(results, header, cells)
+
+
+RIVALS = [
+    "sample_attention.logit", "sparq.logit", "loki.logit", "less_is_more", "sample_attention", "sparq", "loki", "snapkv", "keydiff",
+    "oracle",
+]
 ACCURACY_BLOCKS = {
+    "registered": registered,
     "tasks": lambda results: [line for length in results.lengths() for line in by_task(results, length)],
     "lengths": by_length,
-    "budgets": lambda results: [line for length in results.lengths() for line in by_budget(results, length)],
+    "budgets": lambda results: by_budget(results, results.length_of_budgets()),
+    "ablations": ablations,
 }
 
 

@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
 #include <filesystem>
 #include <stdexcept>
 #include <string>
@@ -22,11 +23,11 @@ inline nlohmann::json run_settings(const ModelFlags& flags) {
           {"rope_factor", flags.rope_factor}};
 }
 
-// command, machine, build, the settings, and "results": those that the file holds, none where there
-// is no file or no path. Throws std::runtime_error if the file's results have other settings.
+// commands, machine, build, the settings, and "results": those that the file holds, none where there
+// is no file or no path. A file that several commands wrote names all of them. Throws std::runtime_error if the file's results have other settings.
 inline nlohmann::json open_record(const std::string& path, const std::string& command,
                                   const nlohmann::json& settings) {
-  nlohmann::json json{{"command", command},
+  nlohmann::json json{{"commands", {command}},
                       {"cpu", quoka_examples::cpu_name()},
                       {"build", quoka_examples::build_description()},
                       {"results", nlohmann::json::array()}};
@@ -38,6 +39,10 @@ inline nlohmann::json open_record(const std::string& path, const std::string& co
       throw std::runtime_error(path + " holds results with " + key + ' ' + before.at(key).dump() +
                                ", not " + value.dump());
   json["results"] = before.at("results");
+  nlohmann::json commands = before.value("commands", nlohmann::json::array());
+  if (std::find(commands.begin(), commands.end(), command) == commands.end())
+    commands.push_back(command);
+  json["commands"] = commands;
   return json;
 }
 

@@ -16,8 +16,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
+#include <functional>
 #include <iostream>
 #include <map>
+#include <memory>
 #include <tuple>
 
 namespace quoka_decoder {
@@ -303,7 +306,7 @@ void add_ruler(CLI::App& app, const std::string& command) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   sub->add_option("--samples", flags->samples, "prompts of each task and length")
-      ->check(CLI::Range(1, 1 << 16))
+      ->check(CLI::Range(1, 4096))
       ->capture_default_str();
   sub->add_option("--seed", flags->seed, "of the prompts")->capture_default_str();
   sub->add_flag("--dense,!--no-dense", flags->selectors.dense, "run dense attention beside them");

@@ -31,8 +31,9 @@ namespace quoka::inline QUOKA_ABI {
 enum class Arithmetic {
   single,   // float
   fixed16,  // 16-bit fixed point with exact 32-bit sums, where the ISA has one instruction for it:
-            // 1.6 to 1.7 times as fast, off by at most 1e-3 of the largest output on normal and on
-            // recorded data (bench/README.md)
+            // 1.55 to 1.76 times as fast, off by at most 1e-3 of the call's largest output on
+            // normal and on recorded data (bench/README.md); a huge value costs the others of its
+            // block of keys precision, and bits depend on the chunk size
 };
 
 // What a request comes to on the ISA this is compiled for: fixed16 needs AVX512-VNNI or AVX-VNNI,

@@ -4,8 +4,9 @@
 // so that a panel's rows see nearly the same keys. The keys are one sequence: the kept past in
 // ascending order, then the chunk; it is walked in blocks of tuning::block_keys, counted from its
 // beginning, and each block is packed once for all panels of the task. A row's arithmetic is
-// therefore the same whatever the number of tasks and of threads, and whatever the chunk size as
-// long as a head has enough panels not to be cut over its keys (partial_rows.hpp).
+// therefore the same whatever the number of tasks and of threads; in float, and whatever the chunk
+// size as long as a head has enough panels not to be cut over its keys (partial_rows.hpp). In fixed
+// point the values of a block share their scale, later ones of the chunk included.
 #pragma once
 
 #include <quoka/attention/key_sequence.hpp>

@@ -8,10 +8,10 @@
 // 2 * group * keys * (head_dim + v_dim) FLOPs, group / 2 per byte of float K and V. Equal to
 // head_attention.hpp up to the order of sums.
 //
-// Where the heads' rows lie side by side, [len, heads, dim], one head alone would read 512 bytes out
-// of 4 KiB, at a third of the bandwidth. There heads take turns at small blocks of keys, and while
-// they are at a block's keys its values are asked for in the order of memory, then the next keys:
-// attend_together().
+// Where the heads' rows lie side by side, [len, heads, dim], one head alone would read 512 bytes
+// out of 4 KiB, at a third of the bandwidth. There heads take turns at small blocks of keys, and
+// while they are at a block's keys its values are asked for in the order of memory, then the next
+// keys: attend_together().
 #pragma once
 
 #include <quoka/attention/key_sequence.hpp>
@@ -91,7 +91,7 @@ class TokenAttention {
            end - past);
   }
 
-  // The same in two steps, for a block of an unselected past; ask(i) is called once for key i of it.
+  // The same in two steps, for a block of an unselected past; ask(i) is called once for its key i.
   template <class Ask>
   void attend_keys(Index begin, Index count, Ask&& ask) {
     multiply_keys(rows_of(call_.past_k).from(begin), count, ask);

@@ -6,7 +6,8 @@
 //
 // Keys and queries are integers relative to their own norms, weights to the row's maximum in the
 // block, values to the norm of their channel in the block: one huge channel, key or query costs the
-// others nothing. The sum of weights is that of the integers, so an output stays a mean of values.
+// others nothing, one huge value the precision of its channel in its block. The sum of weights is
+// that of the integers, so an output stays a mean of values.
 //
 // No sum overflows, because |a . b| <= |a| |b|: norms are scaled so that 2^31 is out of reach even
 // when every vector is parallel to every other and every weight is the largest. Sums are exact, so

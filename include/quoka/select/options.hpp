@@ -38,11 +38,12 @@ enum class QueryChoice {
           // each head of a group at positions of its own: subselect_queries.hpp
 };
 
-// In which domain the logits of several queries become one score. Logits are linear in the query:
-// their mean is the logit of the mean query, whatever the queries were.
+// In which domain several queries' logits become one score: by their mean, unless the selector has
+// an Aggregation. Logits are linear in the query: their mean is the logit of the mean query,
+// whatever the queries were.
 enum class Domain {
-  softmax,  // each query's softmax over the past, then the mean: its share of attention
-  logit,    // the mean of the logits
+  softmax,  // each query's softmax over the past: its share of attention
+  logit,    // the logits themselves
 };
 
 // Past keys attended per KV head (B_SA): a count, or a fraction of the past.

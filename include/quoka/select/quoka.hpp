@@ -43,11 +43,12 @@ struct QuokaOptions {
   // The paper's, which are the defaults.
   static QuokaOptions paper(Budget budget = 1024) { return {.budget = budget}; }
 
-  // Kept queries of every kind, each by its own softmax, 32 of them per KV head whatever the group
-  // (at least 4 a head): more of the attention mass and far better retrieval, for 1.4 times the
-  // paper's scoring time in float, which is 4 times its time by the sketch. Evidence:
-  // bench/results/accuracy.md. Throws std::invalid_argument for a group, q_heads / kv_heads,
-  // below 1.
+  // Queries of every kind, each by its own softmax, about 32 per KV head (max(4, 32 / group) of
+  // each head): more of the attention mass, and the needles that the paper's defaults miss, for 1.4
+  // (2,046 tokens of TinyLlama) to 2.7 times (32,768 keys of Qwen3-4B's shape) their scoring time
+  // in float; the 8-bit sketch does not serve it. Evidence, exceptions included:
+  // bench/results/accuracy.md, evaluate.md. Throws std::invalid_argument for a group, q_heads /
+  // kv_heads, below 1.
   static QuokaOptions robust(Index group, Budget budget = 1024) {
     detail::require_at_least("group", group, 1);
     return {.budget = budget,
