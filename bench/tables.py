@@ -219,6 +219,8 @@ def by_budget(results, length):
 
 def ablations(results):
     """Every selector at the budget and length where the most of them were run."""
+    if not any(name.startswith("quoka.") and name != "quoka.robust" for name in results.selectors()):
+        return ["", "Not run yet."]
     tasks = results.averaged_tasks()
     run = lambda budget, length: sum(  # noqa: E731
         all(results.cell(name, budget, task, length) for task in tasks) for name in results.selectors())
