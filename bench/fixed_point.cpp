@@ -92,15 +92,25 @@ void measure(const Input& in, std::vector<Row>& rows) {
   rows.back().admit({in.data, largest_error / largest, worst, std::sqrt(squared_errors / squares)});
 }
 
+// tensor(heads, len): [1, heads, len, head_dim] of normal numbers, the next ones each time.
+class NormalTensors {
+ public:
+  explicit NormalTensors(Index head_dim) : head_dim_(head_dim) {}
+  Tensor4 operator()(Index heads, Index len) {
+    Tensor4 x(1, heads, len, head_dim_);
+    std::generate_n(x.data(), x.size(), [&] { return normal_(random_); });
+    return x;
+  }
+
+ private:
+  Index head_dim_;
+  std::mt19937 random_{1};
+  std::normal_distribution<float> normal_;
+};
+
 // Four query heads on a KV head, 32 queries after kv_len keys.
 void measure_normal(Index head_dim, Index kv_len, std::vector<Row>& rows) {
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal;
-  const auto tensor = [&](Index heads, Index len) {
-    Tensor4 x(1, heads, len, head_dim);
-    std::generate_n(x.data(), x.size(), [&] { return normal(random); });
-    return x;
-  };
+  NormalTensors tensor(head_dim);
   const Tensor4 q = tensor(4, 32), k = tensor(1, kv_len + 32), v = tensor(1, kv_len + 32);
   const TensorView<const float> keys = k, values = v;
   measure({.data = "normal, head_dim " + std::to_string(head_dim) + ", " + std::to_string(kv_len) +
@@ -150,13 +160,7 @@ struct Speed {
 
 // A chunk of 128 of Qwen3-4B's 32 query and 8 KV heads.
 Speed time_chunk(Index kv_len, Index head_dim, Index budget, int rounds) {
-  std::mt19937 random(1);
-  std::normal_distribution<float> normal;
-  const auto tensor = [&](Index heads, Index len) {
-    Tensor4 x(1, heads, len, head_dim);
-    std::generate_n(x.data(), x.size(), [&] { return normal(random); });
-    return x;
-  };
+  NormalTensors tensor(head_dim);
   const Tensor4 q = tensor(32, 128), k = tensor(8, 128), v = tensor(8, 128);
   const Tensor4 past_k = tensor(8, kv_len), past_v = tensor(8, kv_len);
   Tensor4 out(1, 32, 128, head_dim);

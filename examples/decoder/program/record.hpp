@@ -23,8 +23,9 @@ inline nlohmann::json run_settings(const ModelFlags& flags) {
           {"rope_factor", flags.rope_factor}};
 }
 
-// commands, machine, build, the settings, and "results": those that the file holds, none where there
-// is no file or no path. A file that several commands wrote names all of them. Throws std::runtime_error if the file's results have other settings.
+// commands, machine, build, the settings, and "results": those that the file holds, none where
+// there is no file or no path. A file that several commands wrote names all of them. Throws
+// std::runtime_error if the file's results have other settings.
 inline nlohmann::json open_record(const std::string& path, const std::string& command,
                                   const nlohmann::json& settings) {
   nlohmann::json json{{"commands", {command}},
