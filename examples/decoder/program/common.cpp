@@ -49,7 +49,7 @@ LoadedModel load(const ModelFlags& flags) {
   if (!flags.rope_scaling.empty() && flags.rope_scaling != "none" && flags.rope_factor <= 0.0f)
     throw std::runtime_error("--rope-scaling " + flags.rope_scaling + " needs --rope-factor");
   const auto file = std::make_shared<const GgufFile>(flags.model);
-  LoadedModel loaded{load_model(file), make_tokenizer(*file)};
+  LoadedModel loaded{load_model(file), make_tokenizer(*file), chat_turns(*file)};
   ModelConfig& c = loaded.model.config;
   if (loaded.tokenizer->size() > c.vocabulary)
     throw std::runtime_error(flags.model + ": its tokenizer has " +

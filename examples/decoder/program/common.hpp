@@ -2,6 +2,7 @@
 #pragma once
 
 #include "decoder/model/session.hpp"
+#include "decoder/text/chat_turns.hpp"
 #include "decoder/text/tokenizer.hpp"
 
 #include "support/selector_flags.hpp"
@@ -10,6 +11,7 @@
 
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +33,7 @@ void add_model_flags(CLI::App& app, ModelFlags& flags, bool model_required = tru
 struct LoadedModel {
   Model model;
   std::unique_ptr<Tokenizer> tokenizer;
+  std::optional<ChatTurns> chat;
 };
 
 // Throws as load_model and make_tokenizer do. Says on stderr what it has loaded.

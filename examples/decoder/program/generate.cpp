@@ -17,7 +17,7 @@ struct Flags {
   quoka::QuokaOptions quoka;
   SamplingOptions sampling;
   Index max_tokens = 128;
-  bool special = false;
+  bool special = false, chat = false;
 };
 
 void print(const std::string& text) {
@@ -25,10 +25,19 @@ void print(const std::string& text) {
   std::fflush(stdout);
 }
 
+std::vector<Token> encode_prompt(const Flags& flags, const LoadedModel& loaded) {
+  const std::string text = flags.file.empty() ? flags.prompt : read_file(flags.file);
+  if (!flags.chat) return loaded.tokenizer->encode(text, {.parse_special = flags.special});
+  if (!loaded.chat)
+    throw std::runtime_error("--chat: " + flags.model.model +
+                             " has no chat template that is known");
+  return loaded.tokenizer->encode(loaded.chat->user + text + loaded.chat->assistant,
+                                  {.parse_special = true});
+}
+
 void generate(const Flags& flags) {
   const LoadedModel loaded = load(flags.model);
-  const std::string text = flags.file.empty() ? flags.prompt : read_file(flags.file);
-  const auto prompt = loaded.tokenizer->encode(text, {.parse_special = flags.special});
+  const auto prompt = encode_prompt(flags, loaded);
   const Index context = loaded.model.config.context;
   if (std::ssize(prompt) + flags.max_tokens > context && flags.model.rope_scaling.empty())
     std::fprintf(stderr,
@@ -84,6 +93,7 @@ void add_generate(CLI::App& app) {
   input->add_option("-f,--file", flags->file, "a file with the prompt")->check(CLI::ExistingFile);
   sub->add_flag("--special", flags->special,
                 "read control tokens such as <|im_start|> in the prompt");
+  sub->add_flag("--chat", flags->chat, "as a user's turn, marked as the model's template says");
   sub->add_option("-n,--max-tokens", flags->max_tokens, "tokens to generate at most")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

@@ -1,5 +1,6 @@
 // Needle in a haystack (Kamradt 2023; passkey form of Mohtashami & Jaggi 2023): a sentence with a
 // five-digit pass key stands at a given depth of a long text, and the prompt ends by asking for it.
+// A chat model is asked in a user's turn, and its answer begins "The pass key is".
 //
 //   lengths x depths x needles prompts; each is run densely and with every selector and budget
 //   exact match   every token of the pass key is the most probable one
@@ -25,14 +26,12 @@ namespace {
 
 using quoka_examples::fixed;
 
-struct Flags {
-  ModelFlags model;
+struct Flags : GridFlags {
+  Flags() { lengths = {512, 1024, 2040}, selectors.budgets = {"128", "256"}; }
+
   std::string haystack = QUOKA_DECODER_DATA "/pride_and_prejudice.txt";
-  std::vector<Index> lengths{512, 1024, 2040};
   Index depths = 10, needles = 5;
-  SelectorList selectors{.budgets = {"128", "256"}};
-  unsigned seed = 1;
-  std::string json, command;
+  bool chat = true;  // where the model's template is known
 };
 
 struct Prompt {
@@ -45,18 +44,21 @@ struct Prompt {
 constexpr const char* introduction =
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. I "
     "will quiz you about the important information there.";
-constexpr const char* question = "What is the pass key? The pass key is";
+constexpr const char* question = "What is the pass key?";
+constexpr const char* answer = "The pass key is";
 std::string needle_with(const std::string& key) {
   return "The pass key is " + key + ". Remember it. " + key + " is the pass key.";
 }
 
 // Builds prompts of an exact number of tokens out of one text: introduction, the text up to the end
-// of a paragraph, needle, more of the text, question; each begins a new line.
+// of a paragraph, needle, more of the text, question, each on a new line, and the answer's beginning.
 class Haystack {
  public:
   // Throws std::runtime_error for an empty text.
-  Haystack(const Tokenizer& tokenizer, const std::string& text)
-      : tokenizer_(tokenizer), introduction_(tokenizer.encode(introduction)) {
+  Haystack(const Tokenizer& tokenizer, const std::string& text, const ChatTurns& turns)
+      : tokenizer_(tokenizer),
+        introduction_(tokenizer.encode(turns.user + introduction, {.parse_special = true})),
+        question_(question + turns.assistant + answer) {
     const auto letter = encode("a");
     newline_ = encode("a\n");
     newline_.erase(newline_.begin(), newline_.begin() + std::ssize(letter));
@@ -68,7 +70,8 @@ class Haystack {
   // depth 0: right after the introduction; 1: right before the question. Throws
   // std::runtime_error if `length` does not hold introduction, needle and question.
   Prompt prompt(Index length, double depth, const std::string& key) const {
-    const auto needle = line(needle_with(key)), asked = line(question);
+    const auto needle = line(needle_with(key)),
+               asked = line(question_, {.add_bos = false, .parse_special = true});
     const Index room = length - std::ssize(introduction_) - std::ssize(needle) - std::ssize(asked);
     if (room < 1)
       throw std::runtime_error("a prompt of " + std::to_string(length) +
@@ -90,12 +93,13 @@ class Haystack {
   }
 
  private:
-  std::vector<Token> encode(const std::string& text) const {
-    return tokenizer_.encode(text, {.add_bos = false});
+  static constexpr EncodeOptions plain{.add_bos = false};
+  std::vector<Token> encode(const std::string& text, const EncodeOptions& options = plain) const {
+    return tokenizer_.encode(text, options);
   }
   // A new line with this text, without the space that some tokenizers put before all text.
-  std::vector<Token> line(const std::string& text) const {
-    auto tokens = encode('\n' + text);
+  std::vector<Token> line(const std::string& text, const EncodeOptions& options = plain) const {
+    auto tokens = encode('\n' + text, options);
     tokens.erase(tokens.begin(),
                  std::search(tokens.begin(), tokens.end(), newline_.begin(), newline_.end()));
     return tokens;
@@ -112,6 +116,7 @@ class Haystack {
 
   const Tokenizer& tokenizer_;
   std::vector<Token> introduction_, newline_, text_;
+  std::string question_;
 };
 
 struct Contender {
@@ -161,7 +166,7 @@ std::vector<Contender> make_contenders(const Flags& flags, const Model& model,
 }
 
 // "71432", drawn; its own for each point, whatever else is run.
-std::string draw_key(unsigned seed, Index length, Index depth, Index needle) {
+std::string draw_key(std::uint32_t seed, Index length, Index depth, Index needle) {
   std::seed_seq seeds{static_cast<Index>(seed), length, depth, needle};
   std::mt19937 random(seeds);
   return std::to_string(10000 + random() % 90000);
@@ -176,9 +181,10 @@ double depth_of(Index i, Index depths) {
 class Record {
  public:
   // Throws std::runtime_error if the file there is of another model, chunk, grid or seed.
-  explicit Record(const Flags& flags) : path_(flags.json) {
+  Record(const Flags& flags, bool chat) : path_(flags.json) {
     nlohmann::json settings = run_settings(flags.model);
     settings["haystack"] = std::filesystem::path(flags.haystack).filename();
+    settings["chat"] = chat;
     settings["depths"] = flags.depths;
     settings["seed"] = flags.seed;
     json_ = open_record(path_, flags.command, settings);
@@ -211,9 +217,16 @@ class Record {
   nlohmann::json json_;
 };
 
+bool as_chat(const Flags& flags, const LoadedModel& loaded) {
+  return flags.chat && loaded.chat.has_value();
+}
+ChatTurns turns_of(const Flags& flags, const LoadedModel& loaded) {
+  return as_chat(flags, loaded) ? *loaded.chat : ChatTurns{"", " "};
+}
+
 void run_grid(const Flags& flags, const LoadedModel& loaded, std::vector<Contender>& contenders,
               Record& record) {
-  const Haystack haystack(*loaded.tokenizer, read_file(flags.haystack));
+  const Haystack haystack(*loaded.tokenizer, read_file(flags.haystack), turns_of(flags, loaded));
   const Index points = std::ssize(flags.lengths) * flags.depths * flags.needles;
   quoka_examples::Progress bar("needle", points * std::ssize(contenders));
   Index done = 0;
@@ -273,7 +286,7 @@ void needle(const Flags& flags) {
               << loaded.model.config.context << '\n';
   quoka::ThreadPool threads(thread_count(flags.model));
   auto contenders = make_contenders(flags, loaded.model, threads);
-  Record record(flags);
+  Record record(flags, as_chat(flags, loaded));
   run_grid(flags, loaded, contenders, record);
   std::cout << "exact match over " << flags.depths << " depths x " << flags.needles
             << " needles; chunk " << flags.model.chunk << ", seed " << flags.seed << '\n';
@@ -287,13 +300,9 @@ void add_needle(CLI::App& app, const std::string& command) {
   flags->command = command;
   CLI::App* sub =
       app.add_subcommand("needle", "needle in a haystack: lengths x depths x selectors");
-  add_model_flags(*sub, flags->model);
+  add_grid_flags(*sub, *flags);
   sub->add_option("--haystack", flags->haystack, "a text; it begins again where it is too short")
       ->check(CLI::ExistingFile)
-      ->capture_default_str();
-  sub->add_option("--lengths", flags->lengths, "prompt lengths in tokens")
-      ->delimiter(',')
-      ->check(CLI::PositiveNumber)
       ->capture_default_str();
   sub->add_option("--depths", flags->depths, "depths from 0 to 1, evenly spaced")
       ->check(CLI::PositiveNumber)
@@ -301,11 +310,8 @@ void add_needle(CLI::App& app, const std::string& command) {
   sub->add_option("--needles", flags->needles, "pass keys at each depth")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  sub->add_option("--seed", flags->seed, "of the pass keys")->capture_default_str();
-  sub->add_flag("--dense,!--no-dense", flags->selectors.dense, "run dense attention beside them");
-  sub->add_option("--json", flags->json,
-                  "write the results there as they come; those that it holds are not run again");
-  add_selector_list(*sub, flags->selectors);
+  sub->add_flag("--chat,!--no-chat", flags->chat,
+                "ask a chat model in a user's turn; has no effect on others");
   sub->callback([flags] { needle(*flags); });
 }
 

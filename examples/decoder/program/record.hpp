@@ -1,4 +1,4 @@
-// A results file that a later run goes on with.
+// What runs of many prompts share: their flags, and a results file that a later run goes on with.
 #pragma once
 
 #include "decoder/program/common.hpp"
@@ -8,11 +8,36 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace quoka_decoder {
+
+// Prompts of some lengths, drawn from a seed, asked densely and with every selector and budget.
+struct GridFlags {
+  ModelFlags model;
+  std::vector<Index> lengths;
+  SelectorList selectors;
+  std::uint32_t seed = 1;
+  std::string json, command;  // the command line as typed
+};
+
+// --lengths, --seed, --dense, --json; those of the model and of the selectors.
+inline void add_grid_flags(CLI::App& app, GridFlags& flags) {
+  add_model_flags(app, flags.model);
+  app.add_option("--lengths", flags.lengths, "prompt lengths in tokens")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--seed", flags.seed, "of the prompts")->capture_default_str();
+  app.add_flag("--dense,!--no-dense", flags.selectors.dense, "run dense attention beside them");
+  app.add_option("--json", flags.json,
+                 "write the results there as they come; those that it holds are not run again");
+  add_selector_list(app, flags.selectors);
+}
 
 // What the results hang on beside `settings` of a subcommand's own.
 inline nlohmann::json run_settings(const ModelFlags& flags) {

@@ -36,14 +36,13 @@ std::vector<std::string> names_of(std::span<const Task> tasks) {
   return names;
 }
 
-struct Flags {
-  ModelFlags model;
+struct Flags : GridFlags {
+  Flags() {
+    lengths = {512, 1024, 2048, 4096}, selectors.budgets = {"0.03125", "0.0625", "0.125", "0.25"};
+  }
+
   std::vector<std::string> tasks = names_of(all_tasks);
-  std::vector<Index> lengths{512, 1024, 2048, 4096};
   Index samples = 200;
-  SelectorList selectors{.budgets = {"0.03125", "0.0625", "0.125", "0.25"}};
-  std::uint32_t seed = 1;
-  std::string json, command;
 };
 
 // What is asked of one selector: a line of the results.
@@ -296,23 +295,14 @@ void add_ruler(CLI::App& app, const std::string& command) {
   flags->command = command;
   CLI::App* sub =
       app.add_subcommand("ruler", "RULER's tasks on token ids: tasks x lengths x selectors");
-  add_model_flags(*sub, flags->model);
+  add_grid_flags(*sub, *flags);
   sub->add_option("--tasks", flags->tasks, "a list of tasks")
       ->delimiter(',')
       ->check(CLI::IsMember(names_of(all_tasks)))
       ->capture_default_str();
-  sub->add_option("--lengths", flags->lengths, "prompt lengths in tokens")
-      ->delimiter(',')
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
   sub->add_option("--samples", flags->samples, "prompts of each task and length")
       ->check(CLI::Range(1, 4096))
       ->capture_default_str();
-  sub->add_option("--seed", flags->seed, "of the prompts")->capture_default_str();
-  sub->add_flag("--dense,!--no-dense", flags->selectors.dense, "run dense attention beside them");
-  sub->add_option("--json", flags->json,
-                  "write the results there as they come; those that it holds are not run again");
-  add_selector_list(*sub, flags->selectors);
   sub->get_option("--budgets")
       ->description("a list of counts (256) and shares of the prompt (0.25)");
   sub->callback([flags] { ruler(*flags); });
