@@ -13,6 +13,7 @@
 #include "support/capture_times.hpp"
 #include "support/json_file.hpp"
 #include "support/progress.hpp"
+#include "support/run_program.hpp"
 #include "support/selector_flags.hpp"
 #include "support/table.hpp"
 
@@ -191,11 +192,5 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--json", flags.json, "write the results there too");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    return run(flags);
-  } catch (const std::exception& error) {
-    std::cerr << "ablations: " << error.what() << '\n';
-    return 1;
-  }
+  return run_program(app, argc, argv, [&] { return run(flags); });
 }

@@ -14,6 +14,7 @@
 #include "support/capture.hpp"
 #include "support/json_file.hpp"
 #include "support/paired_steps.hpp"
+#include "support/run_program.hpp"
 #include "support/table.hpp"
 
 #include <CLI/CLI.hpp>
@@ -254,11 +255,5 @@ int main(int argc, char** argv) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("--json", flags.json, "write the results there too");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    return run(flags);
-  } catch (const std::exception& error) {
-    std::cerr << "fixed_point: " << error.what() << '\n';
-    return 1;
-  }
+  return run_program(app, argc, argv, [&] { return run(flags); });
 }

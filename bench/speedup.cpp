@@ -12,6 +12,7 @@
 #include "support/json_file.hpp"
 #include "support/paired_steps.hpp"
 #include "support/progress.hpp"
+#include "support/run_program.hpp"
 #include "support/selector_flags.hpp"
 #include "support/table.hpp"
 
@@ -236,11 +237,5 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--json", flags.json, "write every measured time there");
   add_quoka_flags(app, flags.quoka);
-  CLI11_PARSE(app, argc, argv);
-  try {
-    return run(flags);
-  } catch (const std::exception& error) {
-    std::cerr << "speedup: " << error.what() << '\n';
-    return 1;
-  }
+  return run_program(app, argc, argv, [&] { return run(flags); });
 }

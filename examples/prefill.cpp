@@ -9,6 +9,7 @@
 #include "support/json_file.hpp"
 #include "support/paired_steps.hpp"
 #include "support/progress.hpp"
+#include "support/run_program.hpp"
 #include "support/selector_flags.hpp"
 #include "support/table.hpp"
 
@@ -213,12 +214,8 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--json", flags.json, "write the results there too");
   add_quoka_flags(app, flags.quoka);
-  CLI11_PARSE(app, argc, argv);
-  std::erase_if(flags.lengths, [&](Index length) { return length < flags.chunk; });
-  try {
+  return run_program(app, argc, argv, [&] {
+    std::erase_if(flags.lengths, [&](Index length) { return length < flags.chunk; });
     return run(flags);
-  } catch (const std::exception& error) {
-    std::cerr << "prefill: " << error.what() << '\n';
-    return 1;
-  }
+  });
 }

@@ -23,6 +23,7 @@
 #include <quoka/core/worker_scratch.hpp>
 #include <quoka/core/executor.hpp>
 #include <quoka/core/simd.hpp>
+#include <quoka/core/pair_sums.hpp>
 #include <quoka/core/tuning.hpp>
 #include <quoka/core/inverse_norm.hpp>
 #include <quoka/core/int8_dot.hpp>

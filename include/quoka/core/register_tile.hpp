@@ -10,6 +10,7 @@
 // float, or pairs of 16-bit integers whose products add up in 32 bits (fixed_panels.hpp).
 #pragma once
 
+#include <quoka/core/pair_sums.hpp>
 #include <quoka/core/tuning.hpp>
 
 QUOKA_PACKET_ARGUMENTS_BEGIN
