@@ -73,7 +73,7 @@ class GgufWriter {
 
   std::vector<std::byte> bytes() const {
     std::vector<std::byte> result;
-    for (const char letter : {'G', 'G', 'U', 'F'}) result.push_back(std::byte(letter));
+    append(result, std::uint32_t{0x46554747});  // "GGUF"
     append(result, version_);
     append(result, tensor_count_);
     append(result, key_count_);
@@ -131,7 +131,7 @@ class GgufWriter {
       static_assert(std::is_arithmetic_v<V>, "no such GGUF value");
       std::byte raw[sizeof(V)];
       std::memcpy(raw, &value, sizeof(V));
-      to.insert(to.end(), raw, raw + sizeof(V));
+      for (const std::byte byte : raw) to.push_back(byte);
     }
   }
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <optional>
 #include <string>
 
@@ -13,11 +14,16 @@ namespace {
 
 using namespace quoka_decoder;
 
-std::optional<ChatTurns> turns_of(const std::string& chat_template) {
+using Keys = std::map<std::string, std::string>;
+
+std::optional<ChatTurns> turns_of(const Keys& keys) {
   GgufWriter writer;
-  writer.add("tokenizer.chat_template", chat_template);
+  for (const auto& [key, value] : keys) writer.add(key, value);
   const auto bytes = writer.bytes();
-  return chat_turns(GgufFile::parse(bytes, "a template"));
+  return chat_turns(GgufFile::parse(bytes, "a file"));
+}
+std::optional<ChatTurns> turns_of(const std::string& chat_template) {
+  return turns_of(Keys{{"tokenizer.chat_template", chat_template}});
 }
 
 // A user's turn and the beginning of the model's.
@@ -41,10 +47,7 @@ TEST(ChatTurns, AreThoseOfTheTemplate) {
 TEST(ChatTurns, AreNoneForOtherTemplatesAndWithoutOne) {
   EXPECT_FALSE(turns_of("{{ 'Human: ' + m['content'] }}").has_value());
   EXPECT_FALSE(turns_of("").has_value());
-  GgufWriter writer;
-  writer.add("general.architecture", std::string("llama"));
-  const auto bytes = writer.bytes();
-  EXPECT_FALSE(chat_turns(GgufFile::parse(bytes, "a base model")).has_value());
+  EXPECT_FALSE(turns_of(Keys{{"general.architecture", "llama"}}).has_value());
 }
 
 }  // namespace
