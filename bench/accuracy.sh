@@ -42,6 +42,7 @@ quoka.uniform.softmax.mean
 quoka.mixed
 quoka.mixed.softmax.mean
 quoka.mixed.softmax.mean.per_head.queries4
+quoka.robust.window3
 quoka.robust.window7
 oracle.max
 random

@@ -208,12 +208,13 @@ def by_length(results):
 
 
 def by_budget(results, length):
-    """Selectors x budgets, mean over tasks at one length."""
+    """Selectors that were run with every budget, mean over tasks at one length."""
     budgets, tasks = results.budgets(), results.averaged_tasks()
-    cells = lambda selector: [  # noqa: E731
-        None if selector == "dense" and i > 0 else results.mean(selector, budget, tasks, [length])
-        for i, budget in enumerate(budgets)
-    ]
+
+    def cells(selector):
+        means = [results.mean(selector, budget, tasks, [length]) for budget in budgets]
+        return [means[0]] + [None] * (len(budgets) - 1) if selector == "dense" else means if all(means) else []
+
     return heading(results, f"Mean over tasks by budget, {length:,} tokens") + table_of_means(results, budgets, cells)
 
 
