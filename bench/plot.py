@@ -219,13 +219,14 @@ def needle(data, path):
     depths = sorted({r["depth"] for r in results})
     selectors = list(dict.fromkeys(r["selector"] for r in results if r["selector"] != "dense"))
     budgets = list(dict.fromkeys(r["budget"] for r in results if r["selector"] != "dense"))
-    columns = len(selectors) + 1  # dense stands before the first budget's row
+    dense = [name for name in ("dense",) if any(r["selector"] == name for r in results)]
+    columns = len(dense + selectors)  # dense stands before the first budget's row
     figure, axes = plt.subplots(
         len(budgets), columns, figsize=(0.8 + 1.6 * columns, 0.6 + 2.3 * len(budgets)), squeeze=False, layout="constrained"
     )
     image = None
     for row, budget in enumerate(budgets):
-        for column, selector in enumerate(["dense"] + selectors):
+        for column, selector in enumerate(dense + selectors):
             axis = axes[row][column]
             if selector == "dense" and row > 0:
                 axis.axis("off")
@@ -244,7 +245,8 @@ def needle(data, path):
             axis.set_yticks(list(shown), [f"{100 * depths[i]:.0f} %" for i in shown], fontsize=6)
     axes[0][0].set_ylabel("depth of the needle", fontsize=7)
     figure.colorbar(image, ax=axes, fraction=0.015, pad=0.01).ax.tick_params(labelsize=6)
-    figure.suptitle("Needle in a haystack: exact match per prompt length (tokens) and depth", fontsize=9)
+    layers = {0: "", 1: "; first layer dense"}.get(data["dense_layers"], f"; first {data['dense_layers']} layers dense")
+    figure.suptitle("Needle in a haystack: exact match per prompt length (tokens) and depth" + layers, fontsize=9)
     figure.savefig(path, dpi=150)
     plt.close(figure)
     print(path)
