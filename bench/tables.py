@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Writes the tables of bench/results/ from its JSON files: evaluate.md from evaluate's, accuracy.md from decoder ruler's.
+"""Writes the tables of bench/results/ from its JSON files: evaluate.md from evaluate's, accuracy.md from decoder ruler's, needle.md
+from decoder needle's.
 
     python3 bench/tables.py [RESULTS_DIRECTORY]
 
-In evaluate.md what stands between <!-- FILE.json --> and <!-- end --> is replaced, in accuracy.md what stands between
+In evaluate.md and needle.md what stands between <!-- FILE.json --> and <!-- end --> is replaced, in accuracy.md what stands between
 <!-- tasks --> (or lengths, or budgets) and <!-- end -->; the rest is left as it is. Of generated layers one budget, the middle
 one, is shown. A page whose files are not there is left as it is.
 Python's standard library is all it needs.
@@ -245,6 +246,29 @@ ACCURACY_BLOCKS = {
 }
 
 
+# ---- needle.md --------------------------------------------------------------------------------------------------------
+
+
+def found(points):
+    return f"{sum(point['exact'] for point in points)} of {len(points)}" if points else "-"
+
+
+def needle(data):
+    """A row per selector and budget: needles found by prompt length, and the mean log-probability of the answer."""
+    results = data["results"]
+    lengths = sorted({point["length"] for point in results})
+    rows = []
+    for selector, budget in dict.fromkeys((point["selector"], point["budget"]) for point in results):
+        points = [point for point in results if (point["selector"], point["budget"]) == (selector, budget)]
+        by_length = [found([point for point in points if point["length"] == length]) for length in lengths]
+        share = percent(sum(point["exact"] for point in points) / len(points), 0)
+        log_prob = sum(point["log_prob"] for point in points) / len(points)
+        rows.append([f"`{selector}`", "-" if selector == "dense" else budget, *by_length, f"{share} %", f"{log_prob:.2f}"])
+    rows.sort(key=lambda row: (row[0] != "`dense`", row[1]))
+    header = ["selector", "budget", *(f"{length:,} tokens" for length in lengths), "all", "log-probability"]
+    return "\n".join(["", *table(header, rows)]) + "\n\n"
+
+
 # ---- pages ------------------------------------------------------------------------------------------------------------
 
 
@@ -259,6 +283,8 @@ def main():
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "results")
     if list(folder.glob("evaluate_*.json")):
         fill(folder / "evaluate.md", r"\S+\.json", lambda name: document(json.loads((folder / name).read_text())))
+    if list(folder.glob("needle_*.json")):
+        fill(folder / "needle.md", r"\S+\.json", lambda name: needle(json.loads((folder / name).read_text())))
     results = ruler_results.Results(folder)
     if results.files:
         lines = {name: "\n".join(block(results)) + "\n\n" for name, block in ACCURACY_BLOCKS.items()}

@@ -3,7 +3,8 @@
 // A chat model is asked in a user's turn, and its answer begins "The pass key is".
 //
 //   lengths x depths x needles prompts; each is run densely and with every selector and budget
-//   exact match   every token of the pass key is the most probable one
+//   exact match   every token of the pass key is the most probable one; a token before its digits,
+//                 SentencePiece's space, is given
 //   log-prob      sum over the pass key's tokens of ln p, each after the right ones before it
 //
 // Selection acts in every chunk, question and answer included, and in every layer. Prompts of
@@ -45,7 +46,7 @@ constexpr const char* introduction =
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. I "
     "will quiz you about the important information there.";
 constexpr const char* question = "What is the pass key?";
-constexpr const char* answer = "The pass key is";
+constexpr const char* answered = "The pass key is";
 std::string needle_with(const std::string& key) {
   return "The pass key is " + key + ". Remember it. " + key + " is the pass key.";
 }
@@ -58,7 +59,7 @@ class Haystack {
   Haystack(const Tokenizer& tokenizer, const std::string& text, const ChatTurns& turns)
       : tokenizer_(tokenizer),
         introduction_(tokenizer.encode(turns.user + introduction, {.parse_special = true})),
-        question_(question + turns.assistant + answer) {
+        question_(question + turns.assistant + answered) {
     const auto letter = encode("a");
     newline_ = encode("a\n");
     newline_.erase(newline_.begin(), newline_.begin() + std::ssize(letter));
@@ -70,8 +71,12 @@ class Haystack {
   // depth 0: right after the introduction; 1: right before the question. Throws
   // std::runtime_error if `length` does not hold introduction, needle and question.
   Prompt prompt(Index length, double depth, const std::string& key) const {
-    const auto needle = line(needle_with(key)),
-               asked = line(question_, {.add_bos = false, .parse_special = true});
+    const auto needle = line(needle_with(key));
+    auto asked = line(question_, {.add_bos = false, .parse_special = true}), answer = encode(key);
+    const auto first =
+        std::ranges::find_if(answer, [&](Token token) { return tokenizer_.piece(token) != " "; });
+    asked.insert(asked.end(), answer.begin(), first);
+    answer.erase(answer.begin(), first);
     const Index room = length - std::ssize(introduction_) - std::ssize(needle) - std::ssize(asked);
     if (room < 1)
       throw std::runtime_error("a prompt of " + std::to_string(length) +
@@ -84,7 +89,7 @@ class Haystack {
     const auto cut =
         hay.begin() +
         paragraph_end(hay, static_cast<Index>(std::lround(depth * static_cast<double>(room))));
-    Prompt result{introduction_, encode(key), key};
+    Prompt result{introduction_, answer, key};
     result.tokens.insert(result.tokens.end(), hay.begin(), cut);
     result.tokens.insert(result.tokens.end(), needle.begin(), needle.end());
     result.tokens.insert(result.tokens.end(), cut, hay.end());
