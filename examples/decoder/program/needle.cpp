@@ -3,8 +3,7 @@
 // A chat model is asked in a user's turn, and its answer begins "The pass key is".
 //
 //   lengths x depths x needles prompts; each is run densely and with every selector and budget
-//   exact match   every token of the pass key is the most probable one; a token before its digits,
-//                 SentencePiece's space, is given
+//   exact match   every token with a digit of the pass key is the most probable one
 //   log-prob      sum over the pass key's tokens of ln p, each after the right ones before it
 //
 // Selection acts in every chunk, question and answer included, and in every layer. Prompts of
@@ -72,11 +71,13 @@ class Haystack {
   // std::runtime_error if `length` does not hold introduction, needle and question.
   Prompt prompt(Index length, double depth, const std::string& key) const {
     const auto needle = line(needle_with(key));
-    auto asked = line(question_, {.add_bos = false, .parse_special = true}), answer = encode(key);
-    const auto first =
-        std::ranges::find_if(answer, [&](Token token) { return tokenizer_.piece(token) != " "; });
-    asked.insert(asked.end(), answer.begin(), first);
-    answer.erase(answer.begin(), first);
+    auto asked = line(question_ + ' ' + key, {.add_bos = false, .parse_special = true});
+    const auto digits =
+        std::find_if(asked.rbegin(), asked.rend(), [&](Token token) {
+          return tokenizer_.piece(token).find_first_of("0123456789") == std::string::npos;
+        }).base();
+    const std::vector<Token> answer(digits, asked.end());
+    asked.erase(digits, asked.end());
     const Index room = length - std::ssize(introduction_) - std::ssize(needle) - std::ssize(asked);
     if (room < 1)
       throw std::runtime_error("a prompt of " + std::to_string(length) +
