@@ -253,19 +253,23 @@ def found(points):
     return f"{sum(point['exact'] for point in points)} of {len(points)}" if points else "-"
 
 
+def mean_log_prob(points):
+    return f"{sum(point['log_prob'] for point in points) / len(points):.2f}" if points else "-"
+
+
 def needle(data):
-    """A row per selector and budget: needles found by prompt length, and the mean log-probability of the answer."""
+    """A row per selector and budget: needles found and the mean log-probability of the key, by prompt length."""
     results = data["results"]
     lengths = sorted({point["length"] for point in results})
     rows = []
     for selector, budget in dict.fromkeys((point["selector"], point["budget"]) for point in results):
         points = [point for point in results if (point["selector"], point["budget"]) == (selector, budget)]
         by_length = [found([point for point in points if point["length"] == length]) for length in lengths]
-        share = percent(sum(point["exact"] for point in points) / len(points), 0)
-        log_prob = sum(point["log_prob"] for point in points) / len(points)
-        rows.append([f"`{selector}`", "-" if selector == "dense" else budget, *by_length, f"{share} %", f"{log_prob:.2f}"])
+        share = f"{percent(sum(point['exact'] for point in points) / len(points), 0)} %" if "-" not in by_length else "-"
+        log_probs = [mean_log_prob([point for point in points if point["length"] == length]) for length in lengths]
+        rows.append([f"`{selector}`", "-" if selector == "dense" else budget, *by_length, share, *log_probs])
     rows.sort(key=lambda row: (row[0] != "`dense`", row[1]))
-    header = ["selector", "budget", *(f"{length:,} tokens" for length in lengths), "all", "log-probability"]
+    header = ["selector", "budget", *(f"{n:,} tokens" for n in lengths), "all", *(f"log-probability, {n:,}" for n in lengths)]
     return "\n".join(["", *table(header, rows)]) + "\n\n"
 
 
@@ -283,8 +287,9 @@ def main():
     folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "results")
     if list(folder.glob("evaluate_*.json")):
         fill(folder / "evaluate.md", r"\S+\.json", lambda name: document(json.loads((folder / name).read_text())))
-    if list(folder.glob("needle_*.json")):
-        fill(folder / "needle.md", r"\S+\.json", lambda name: needle(json.loads((folder / name).read_text())))
+    needles = {source.name: needle(json.loads(source.read_text())) for source in folder.glob("needle_*.json")}
+    if needles:
+        fill(folder / "needle.md", "|".join(map(re.escape, needles)), needles.get)
     results = ruler_results.Results(folder)
     if results.files:
         lines = {name: "\n".join(block(results)) + "\n\n" for name, block in ACCURACY_BLOCKS.items()}
