@@ -232,6 +232,7 @@ def needle(data, path):
                 axis.axis("off")
                 continue
             chosen = [r for r in results if r["selector"] == selector and r["budget"] in (budget, "1.0")]
+            axis.set_visible(bool(chosen))
             grid = [
                 [share(r["exact"] for r in chosen if (r["length"], r["depth"]) == (length, depth)) for length in lengths]
                 for depth in depths
