@@ -349,6 +349,7 @@ def accuracy(results, path, against):
         axis.tick_params(labelsize=8)
         axis.grid(True, which="major", alpha=0.25)
         axis.set_ylim(-3, 103)
+        axis.set_visible(len(axis.lines) > 1)  # more than dense attention was run
         axis.set_title(name, fontsize=9, fontweight="bold" if name == "mean" else "normal")
     for row in axes:
         row[0].set_ylabel("exact match, %", fontsize=9)
