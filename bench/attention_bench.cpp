@@ -37,7 +37,7 @@ void dense(benchmark::State& state, const LayerShape& shape, Index kv_len, int t
   ChunkData<T> chunk(shape, chunk_len);
   quoka::AttentionWorkspace<T> workspace;
   poison(chunk.out);
-  with_executor(threads, [&](auto& executor) {
+  with_executor(threads, [&](quoka::ExecutorRef executor) {
     measure(state, {.flops = attention_flops(shape, chunk_len, past.k.len()), .threads = threads},
             [&] {
               quoka::attention(chunk.q.view(), {past.k, past.v}, {chunk.k.view(), chunk.v.view()},
@@ -60,7 +60,7 @@ void token(benchmark::State& state, const LayerShape& shape, Index kv_len, Index
   std::size_t turn = 0;
   const Index kept = budget > 0 ? budget : kv_len;
   poison(chunk.out);
-  with_executor(threads, [&](auto& executor) {
+  with_executor(threads, [&](quoka::ExecutorRef executor) {
     measure(state,
             {.flops = attention_flops(shape, 1, kept),
              .bytes = 2.0 * row_bytes<T>(shape, kept),
@@ -91,7 +91,7 @@ void selected(benchmark::State& state, const LayerShape& shape, Index kv_len, In
   quoka::AttentionWorkspace<T> workspace;
   std::size_t turn = 0;
   poison(chunk.out);
-  with_executor(threads, [&](auto& executor) {
+  with_executor(threads, [&](quoka::ExecutorRef executor) {
     measure(state, {.flops = attention_flops(shape, chunk_len, budget), .threads = threads}, [&] {
       turn = (turn + 1) % selections.size();
       quoka::attention(chunk.q.view(), {past.k, past.v, selections[turn]},

@@ -24,14 +24,15 @@ class Warmed {
 
   explicit Warmed(const Options& options) : selector_(options) {}
 
-  template <class T, class E>
+  template <class T>
   void select(const quoka::SelectorInput<T>& input, State& state, quoka::Selection& selection,
-              E&& executor) const {
+              quoka::ExecutorRef executor) const {
     if (state.filling) return selection.resize(input.k.batch(), input.k.heads(), input.k.len(), 0);
     selector_.select(input, state.inner, selection, executor);
   }
-  template <class T, class E>
-  void appended(const quoka::SelectorInput<T>& input, State& state, E&& executor) const {
+  template <class T>
+  void appended(const quoka::SelectorInput<T>& input, State& state,
+                quoka::ExecutorRef executor) const {
     selector_.appended(input, state.inner, executor);
   }
 
@@ -109,7 +110,7 @@ void step(benchmark::State& state, Index q_len, Index kv_len, int threads) {
   auto& layer = layer_with<S>(kv_len);
   ChunkData<float> chunk(qwen3_4b, q_len);
   poison(chunk.out);
-  with_executor(threads, [&](auto& executor) {
+  with_executor(threads, [&](quoka::ExecutorRef executor) {
     measure(state, step_cost<S>(q_len, kv_len, threads), [&] {
       layer.forward(chunk.q.view(), chunk.k.view(), chunk.v.view(), chunk.out.view(), executor);
       layer.truncate(kv_len);

@@ -101,12 +101,8 @@ void measure(benchmark::State& state, const Cost& cost, Body&& body) {
 }
 
 // f(executor) on one thread or on a pool of its own.
-template <class F>
-void with_executor(int threads, F&& f) {
-  if (threads == 1) {
-    quoka::SerialExecutor serial;
-    return f(serial);
-  }
+inline void with_executor(int threads, const std::function<void(quoka::ExecutorRef)>& f) {
+  if (threads == 1) return f(quoka::SerialExecutor{});
   quoka::ThreadPool pool(threads);
   f(pool);
 }

@@ -96,7 +96,7 @@ void score(benchmark::State& state, const LayerShape& shape, Index kv_len, int t
   const auto past = past_of<T>(shape, kv_len);
   const QBar q_bar = q_bar_of<T>(shape);
   Scores scores;
-  with_executor(threads, [&](auto& executor) {
+  with_executor(threads, [&](quoka::ExecutorRef executor) {
     measure(state, score_cost<T>(shape, kv_len, threads),
             [&] { scores = quoka::score_keys(q_bar, past.k, {}, past.inverse_norms, executor); });
   });

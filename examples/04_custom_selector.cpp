@@ -17,8 +17,9 @@ struct MeanQueryScorer {
   explicit MeanQueryScorer(const Options& = {}) {}
 
   // scores [batch, kv_heads, kv_len]; more is better.
-  template <class T, class E>
-  void score(const quoka::SelectorInput<T>& input, State&, float* scores, E&& executor) const {
+  template <class T>
+  void score(const quoka::SelectorInput<T>& input, State&, float* scores,
+             quoka::ExecutorRef executor) const {
     const auto& [q, k, norms, capacity, scale] = input;
     quoka::Tensor<float> mean(k.batch(), k.heads(), 1, k.dim());
     mean.setZero();

@@ -153,15 +153,13 @@ class Decoder {
     layer.reserve(reserved);
   }
 
-  template <class E>
-  void prefill(Index len, E&& executor) {
+  void prefill(Index len, ExecutorRef executor) {
     const auto q = random_.tensor<float>(1, 8, len, 24), k = random_.tensor<float>(1, 2, len, 24),
                v = random_.tensor<float>(1, 2, len, 20);
     Tensor4<float> out(1, 8, len, 20);
     layer.prefill(q, k, v, out, 120, executor);
   }
-  template <class E>
-  void decode(Index steps, E&& executor) {
+  void decode(Index steps, ExecutorRef executor) {
     for (Index i = 0; i < steps; ++i) layer.forward(q_, k_, v_, out_, executor);
   }
 

@@ -62,17 +62,18 @@ Tensor4<T> output_of(const Prompt<T>& prompt) {
 }
 
 // The rows [begin, end) of a prompt in chunks; the rows of `out` before and after stay.
-template <class Layer, class T, class E = quoka::SerialExecutor>
+template <class Layer, class T>
 void run(Layer& layer, const Prompt<T>& prompt, Index begin, Index end, Index chunk_len,
-         Tensor4<T>& out, E&& executor = E{}) {
+         Tensor4<T>& out, ExecutorRef executor = SerialExecutor{}) {
   for (; begin < end; begin += chunk_len) {
     const Index n = std::min(chunk_len, end - begin);
     layer.forward(prompt.q_rows(begin, n), prompt.k_rows(begin, n), prompt.v_rows(begin, n),
                   TensorView<T>(out).slice(begin, n), executor);
   }
 }
-template <class Layer, class T, class E = quoka::SerialExecutor>
-Tensor4<T> run(Layer& layer, const Prompt<T>& prompt, Index chunk_len, E&& executor = E{}) {
+template <class Layer, class T>
+Tensor4<T> run(Layer& layer, const Prompt<T>& prompt, Index chunk_len,
+               ExecutorRef executor = SerialExecutor{}) {
   Tensor4<T> out = output_of(prompt);
   run(layer, prompt, 0, prompt.len(), chunk_len, out, executor);
   return out;
@@ -363,7 +364,7 @@ TYPED_TEST(ChunkedPrefillTest, ThreadsChangeNoBit) {
   Quoka<TypeParam> layer(layer_shape, {.budget = 37});
   const auto expected = run(layer, prompt, 37);
   const Selection keep = layer.selection();
-  for_each_executor([&](auto& executor) {
+  for_each_executor([&](ExecutorRef executor) {
     Quoka<TypeParam> other(layer_shape, {.budget = 37});
     EXPECT_TRUE(same_bits(run(other, prompt, 37, executor), expected));
     EXPECT_EQ(other.selection(), keep);
@@ -513,8 +514,9 @@ struct EveryOtherKey {
   };
   explicit EveryOtherKey(const Options& options_in) : options(options_in) {}
 
-  template <class T, class E>
-  void select(const quoka::SelectorInput<T>& input, State& state, Selection& selection, E&&) const {
+  template <class T>
+  void select(const quoka::SelectorInput<T>& input, State& state, Selection& selection,
+              ExecutorRef) const {
     const Index kv_len = input.k.len();
     if (kv_len == options.fail_at) throw std::runtime_error("fails");
     state.selects.push_back(kv_len);
@@ -524,8 +526,8 @@ struct EveryOtherKey {
         for (Index i = 0; i < kv_len / 2; ++i)
           selection.mutable_row(b, head)[uz(i)] = static_cast<Position>(2 * i);
   }
-  template <class T, class E>
-  void appended(const quoka::SelectorInput<T>& input, State& state, E&&) const {
+  template <class T>
+  void appended(const quoka::SelectorInput<T>& input, State& state, ExecutorRef) const {
     state.appends.push_back(input.k.len());
   }
   Options options;
@@ -575,12 +577,13 @@ struct FailsWhenAppended {
     static Index bytes() { return 0; }
   };
   explicit FailsWhenAppended(const Options& options_in) : options(options_in) {}
-  template <class T, class E>
-  void select(const quoka::SelectorInput<T>& input, State&, Selection& selection, E&&) const {
+  template <class T>
+  void select(const quoka::SelectorInput<T>& input, State&, Selection& selection,
+              ExecutorRef) const {
     selection.select_all(input.k.batch(), input.k.heads(), input.k.len());
   }
-  template <class T, class E>
-  void appended(const quoka::SelectorInput<T>& input, State& state, E&&) const {
+  template <class T>
+  void appended(const quoka::SelectorInput<T>& input, State& state, ExecutorRef) const {
     state.seen = input.k.len();
     if (input.k.len() == options.fail_at) throw std::runtime_error("fails");
   }

@@ -124,7 +124,7 @@ TEST(MassKept, ComesFromALogSumExpOfTheCallersToo) {
   Random random(906);
   const auto q = random.tensor<float>(1, 4, 9, 16), k = random.tensor<float>(1, 2, 101, 16);
   const Selection keep = random_selection(random, 1, 2, 101, 31);
-  for_each_executor([&](auto& executor) {
+  for_each_executor([&](ExecutorRef executor) {
     const auto lse = quoka::past_lse(q, k, {}, executor);
     EXPECT_TRUE(same_bits(mass_kept(q, k, keep, lse, {}, executor), mass_kept(q, k, keep)));
   });

@@ -259,4 +259,46 @@ TEST(OwnPool, PlugsInThroughTheConcept) {
   run_recorded(OwnPool{});
 }
 
+// ---- ExecutorRef --------------------------------------------------------------------------------
+
+// A caller's pool that runs tasks backwards, each under its own worker.
+struct Backwards {
+  int workers() const { return 3; }
+  void run(Index tasks, const std::function<void(Index, int)>& f) {
+    ++runs;
+    for (Index task = tasks; task-- > 0;) f(task, static_cast<int>(task % 3));
+  }
+  int runs = 0;
+};
+
+TEST(ExecutorRef, RunsTasksOnWhatItRefersTo) {
+  Backwards pool;
+  const ExecutorRef executor = pool, copy = executor;
+  EXPECT_EQ(copy.workers(), 3);
+  std::vector<Index> tasks;
+  copy.run(37, [&](Index task, int worker) {
+    EXPECT_EQ(worker, task % 3);
+    tasks.push_back(task);
+  });
+  EXPECT_EQ(pool.runs, 1);
+  std::reverse(tasks.begin(), tasks.end());
+  EXPECT_EQ(tasks, oracle::range(0, 37));
+}
+
+TEST(ExecutorRef, TakesAConstExecutorAndATaskThatOnlyMoves) {
+  const SerialExecutor serial;
+  Index sum = 0;
+  ExecutorRef(serial).run(7, [&, one = std::make_unique<Index>(1)](Index, int) { sum += *one; });
+  EXPECT_EQ(sum, 7);
+}
+
+TEST(ExecutorRef, HandsErrorsToTheCaller) {
+  ThreadPool pool(3);
+  const auto fails = [](Index task, int) {
+    if (task == 17) throw std::out_of_range("task 17");
+  };
+  EXPECT_THROW(ExecutorRef(pool).run(37, fails), std::out_of_range);
+  EXPECT_THROW(ExecutorRef(SerialExecutor{}).run(37, fails), std::out_of_range);
+}
+
 }  // namespace

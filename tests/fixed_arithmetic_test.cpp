@@ -26,15 +26,17 @@ using simd::Int16Pair;
 // simd::PairSums is the ISA's own or, where it has none, PlainPairSums.
 using Panels = quoka::detail::FixedPanels<simd::PairSums>;
 
-template <class T, class P = Panels, class E = quoka::SerialExecutor>
+template <class T, class P = Panels>
 Output<T> attend_in_fixed(const Inputs<T>& in, const AttentionOptions& options = {},
-                          const Selection* keep = nullptr, E&& executor = E{}) {
+                          const Selection* keep = nullptr,
+                          ExecutorRef executor = SerialExecutor{}) {
   Output<T> output = unwritten<T>(in.q, std::max(in.past_v.dimension(3), in.v.dimension(3)));
   quoka::Past<T> past(in.past_k, in.past_v);
   past.keep = keep;
   quoka::AttentionWorkspace<T> workspace;
-  quoka::detail::attention_in<P>(in.q, past, {in.k, in.v}, {output.out, output.lse}, options,
-                                 executor, workspace);
+  const auto call =
+      quoka::detail::checked_call<T>(in.q, past, {in.k, in.v}, {output.out, output.lse}, options);
+  quoka::detail::AttentionTasks<T>(call, keep, workspace).template run<P>(executor);
   return output;
 }
 

@@ -88,7 +88,7 @@ TYPED_TEST(Gather, AnyNumberOfThreadsGivesTheSame) {
   const Selection keep = to_selection(some_positions(random, 2, 3, 127, 37), 127);
   const auto alone = gather(past, keep);
   for_each_executor(
-      [&](auto& executor) { EXPECT_TRUE(same_bits(gather(past, keep, executor), alone)); });
+      [&](ExecutorRef executor) { EXPECT_TRUE(same_bits(gather(past, keep, executor), alone)); });
 }
 
 TEST(GatherRefuses, ASelectionOfAnotherShape) {

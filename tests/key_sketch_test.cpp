@@ -16,7 +16,6 @@ using quoka::KeySketch;
 using quoka::KvCache;
 using quoka::QuokaSelector;
 using quoka::SelectorInput;
-using quoka::SerialExecutor;
 namespace detail = quoka::detail;
 
 // ---- dot products of codes ----------------------------------------------------------------------
@@ -197,7 +196,7 @@ TEST(SketchThreads, AnyNumberOfThreadsGivesTheSame) {
   Selection expected;
   selector.appended(input, alone, SerialExecutor{});
   selector.select(input, alone, expected, SerialExecutor{});
-  for_each_executor([&](auto& executor) {
+  for_each_executor([&](ExecutorRef executor) {
     QuokaSelector::State state;
     Selection selection;
     selector.appended(input, state, executor);

@@ -114,7 +114,7 @@ TYPED_TEST(PreAggregate, AnyNumberOfThreadsGivesTheSame) {
   const auto kept = random.tensor<TypeParam>(2, 12, 7, 64);
   for (GroupMode mode : group_modes) {
     const auto alone = pre_aggregate(kept, 3, mode);
-    for_each_executor([&](auto& executor) {
+    for_each_executor([&](ExecutorRef executor) {
       EXPECT_TRUE(same_bits(pre_aggregate(kept, 3, mode, Scoring::cosine, executor), alone));
     });
   }

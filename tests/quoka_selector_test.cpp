@@ -314,7 +314,8 @@ TYPED_TEST(Quoka, AnyNumberOfThreadsGivesTheSame) {
   for (GroupMode mode : group_modes) {
     const QuokaSelector selector({.budget = 501, .group_mode = mode, .window = 3});
     const Selection alone = selector.select(q, k);
-    for_each_executor([&](auto& executor) { EXPECT_EQ(selector.select(q, k, executor), alone); });
+    for_each_executor(
+        [&](ExecutorRef executor) { EXPECT_EQ(selector.select(q, k, executor), alone); });
   }
 }
 

@@ -231,7 +231,7 @@ TYPED_TEST(ScoreKeys, AnyNumberOfThreadsGivesTheSame) {
   const auto q_bar = random.tensor<float>(2, 3, 16, 17);
   const auto keys = random.tensor<TypeParam>(2, 3, 501, 17);
   const auto alone = score_keys(q_bar, keys);
-  for_each_executor([&](auto& executor) {
+  for_each_executor([&](ExecutorRef executor) {
     EXPECT_TRUE(same_bits(score_keys(q_bar, keys, {}, {}, executor), alone));
   });
 }
@@ -241,7 +241,7 @@ TYPED_TEST(ScoreKeys, AnyNumberOfThreadsGivesTheSameAcrossTasks) {
   const auto q_bar = random.tensor<float>(1, 2, 3, 3);
   const auto keys = random.tensor<TypeParam>(1, 2, 2 * quoka::tuning::score_task_keys + 7, 3);
   const auto alone = score_keys(q_bar, keys);
-  for_each_executor([&](auto& executor) {
+  for_each_executor([&](ExecutorRef executor) {
     EXPECT_TRUE(same_bits(score_keys(q_bar, keys, {}, {}, executor), alone));
   });
 }

@@ -16,7 +16,6 @@ namespace {
 using namespace quoka_test;
 using quoka::KvCache;
 using quoka::SelectorInput;
-using quoka::SerialExecutor;
 
 // ---- the selectors ------------------------------------------------------------------------------
 
@@ -113,13 +112,12 @@ struct Layer {
   explicit Layer(Index budget = 31) : selector(with_budget<S>(budget)) {}
 
   // Appends a chunk of these keys.
-  template <class E = SerialExecutor>
-  void append(const TensorView<const T>& q, const TensorView<const T>& k, E&& executor = E{}) {
+  void append(const TensorView<const T>& q, const TensorView<const T>& k,
+              ExecutorRef executor = SerialExecutor{}) {
     cache.append(k, k);
     selector.appended(input(q), state, executor);
   }
-  template <class E = SerialExecutor>
-  Selection select(const TensorView<const T>& q, E&& executor = E{}) {
+  Selection select(const TensorView<const T>& q, ExecutorRef executor = SerialExecutor{}) {
     Selection selection;
     selector.select(input(q), state, selection, executor);
     return selection;
@@ -147,9 +145,9 @@ struct Prompt {
     return quoka::view_of(q).slice(begin, n);
   }
 
-  template <class S, class E = SerialExecutor>
+  template <class S>
   void feed(Layer<S, T>& layer, Index begin, Index end, Index chunk = 37,
-            E&& executor = E{}) const {
+            ExecutorRef executor = SerialExecutor{}) const {
     for (; begin < end; begin += chunk) {
       const Index n = std::min(chunk, end - begin);
       layer.append(q_chunk(begin, n), quoka::view_of(k).slice(begin, n), executor);
@@ -282,7 +280,7 @@ TYPED_TEST(EverySelector, AnyNumberOfThreadsGivesTheSame) {
   Layer<TypeParam, float> alone(31);
   prompt.feed(alone, 0, 464);
   const Selection keep = alone.select(prompt.q_chunk(464, 37));
-  for_each_executor([&](auto& executor) {
+  for_each_executor([&](ExecutorRef executor) {
     Layer<TypeParam, float> layer(31);
     prompt.feed(layer, 0, 464, 37, executor);
     for (int round = 0; round < 3; ++round)
@@ -402,12 +400,12 @@ struct LeastSelector {
   struct Options {};
   using State = quoka::NoState;
   explicit LeastSelector(const Options&) {}
-  template <class T, class E>
-  void select(const SelectorInput<T>& input, State&, Selection& selection, E&&) const {
+  template <class T>
+  void select(const SelectorInput<T>& input, State&, Selection& selection, ExecutorRef) const {
     selection.select_all(input.k.batch(), input.k.heads(), input.k.len());
   }
-  template <class T, class E>
-  void appended(const SelectorInput<T>&, State&, E&&) const {}
+  template <class T>
+  void appended(const SelectorInput<T>&, State&, ExecutorRef) const {}
 };
 static_assert(quoka::Selector<LeastSelector>);
 static_assert(!quoka::Selector<int>);

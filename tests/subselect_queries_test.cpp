@@ -206,7 +206,7 @@ TYPED_TEST(Subselect, AnyNumberOfThreadsGivesTheSame) {
   for (Index heads_per_set : {1, 3}) {
     const SubselectOptions options{QueryChoice::dissimilar, heads_per_set};
     const auto alone = to_positions(subselect_query_positions(q, 7, options));
-    for_each_executor([&](auto& executor) {
+    for_each_executor([&](ExecutorRef executor) {
       EXPECT_EQ(to_positions(subselect_query_positions(q, 7, options, executor)), alone);
     });
   }

@@ -125,7 +125,7 @@ TYPED_TEST(TokenAttention, HeadsSideBySide) {
                                                         .q_len = 1,
                                                         .kv_len = kv_len});
       const Strided<TypeParam> past_k(in.past_k), past_v(in.past_v);
-      const auto on = [&](auto&& executor) {
+      const auto on = [&](ExecutorRef executor) {
         auto output = unwritten<TypeParam>(in.q, 40);
         quoka::attention(in.q, {past_k.view(), past_v.view()}, {in.k, in.v},
                          {output.out, output.lse}, options, executor);

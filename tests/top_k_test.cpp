@@ -307,8 +307,9 @@ TEST(TopK, AnyNumberOfThreadsGivesTheSame) {
   const auto scores = odd_scores(random, 2, 7, 501);
   for (Index window : {1, 3}) {
     const auto alone = top_k(scores, 37, {.window = window});
-    for_each_executor(
-        [&](auto& executor) { EXPECT_EQ(top_k(scores, 37, {.window = window}, executor), alone); });
+    for_each_executor([&](ExecutorRef executor) {
+      EXPECT_EQ(top_k(scores, 37, {.window = window}, executor), alone);
+    });
   }
 }
 

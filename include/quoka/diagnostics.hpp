@@ -26,9 +26,10 @@ namespace quoka::inline QUOKA_ABI {
 // q_len], -inf for a row that sees none of them. q [batch, q_heads, q_len, head_dim], past_k [batch,
 // kv_heads, kv_len, head_dim]. Scale, soft-cap and sliding window as in attention(); sink logits are
 // left out. Throws std::invalid_argument when shapes do not fit together.
-template <TensorLike Q, Executor E = SerialExecutor>
+template <TensorLike Q>
 Tensor<float, 3> past_lse(const Q& q, TensorView<const storage_t<Q>> past_k,
-                          const AttentionOptions& options = {}, E&& executor = E{},
+                          const AttentionOptions& options = {},
+                          ExecutorRef executor = SerialExecutor{},
                           const Selection* keep = nullptr) {
   using T = storage_t<Q>;
   const TensorView<const T> queries = q;
@@ -49,10 +50,10 @@ Tensor<float, 3> past_lse(const Q& q, TensorView<const storage_t<Q>> past_k,
 // Share of each query row's attention to the past that falls on the kept keys: [batch, q_heads,
 // q_len], in [0, 1] up to rounding; 1 for a row that sees no key of the past at all. lse is
 // past_lse() of all keys. Shapes, options and what is thrown: as past_lse.
-template <TensorLike Q, Executor E = SerialExecutor>
+template <TensorLike Q>
 Tensor<float, 3> mass_kept(const Q& q, TensorView<const storage_t<Q>> past_k, const Selection& keep,
                            TensorView<const float, 3> lse, const AttentionOptions& options = {},
-                           E&& executor = E{}) {
+                           ExecutorRef executor = SerialExecutor{}) {
   Tensor<float, 3> share = past_lse(q, past_k, options, executor, &keep);
   const TensorView<float, 3> rows = share;
   detail::require_sizes("lse", lse.sizes(), rows.sizes());
@@ -65,9 +66,10 @@ Tensor<float, 3> mass_kept(const Q& q, TensorView<const storage_t<Q>> past_k, co
       }
   return share;
 }
-template <TensorLike Q, Executor E = SerialExecutor>
+template <TensorLike Q>
 Tensor<float, 3> mass_kept(const Q& q, TensorView<const storage_t<Q>> past_k, const Selection& keep,
-                           const AttentionOptions& options = {}, E&& executor = E{}) {
+                           const AttentionOptions& options = {},
+                           ExecutorRef executor = SerialExecutor{}) {
   const Tensor<float, 3> lse = past_lse(q, past_k, options, executor);
   return mass_kept(q, past_k, keep, lse, options, executor);
 }

@@ -6,8 +6,8 @@
 struct NoState {
   struct Options {};
   explicit NoState(const Options&) {}
-  template <class T, class E>
-  void select(const quoka::SelectorInput<T>&, quoka::Selection&, E&&) {}
+  template <class T>
+  void select(const quoka::SelectorInput<T>&, quoka::Selection&, quoka::ExecutorRef) {}
 };
 
 #ifdef QUOKA_VALID

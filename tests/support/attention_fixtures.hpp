@@ -65,9 +65,9 @@ Output<T> unwritten(const Tensor4<T>& q, Index v_dim) {
   return output;
 }
 
-template <class T, class E = quoka::SerialExecutor>
+template <class T>
 Output<T> attend(const Inputs<T>& in, const AttentionOptions& options = {},
-                 const Selection* keep = nullptr, E&& executor = E{}) {
+                 const Selection* keep = nullptr, ExecutorRef executor = SerialExecutor{}) {
   Output<T> output = unwritten<T>(in.q, std::max(in.past_v.dimension(3), in.v.dimension(3)));
   quoka::Past<T> past(in.past_k, in.past_v);
   past.keep = keep;

@@ -23,6 +23,7 @@
 #include <concepts>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <initializer_list>
 #include <limits>
 #include <random>
@@ -34,9 +35,11 @@
 
 namespace quoka_test {
 
+using quoka::ExecutorRef;
 using quoka::Index;
 using quoka::Position;
 using quoka::Selection;
+using quoka::SerialExecutor;
 using quoka::TensorView;
 
 template <class T>
@@ -315,18 +318,16 @@ inline ::testing::AssertionResult same_bits(TensorView<const float, 3> a,
 }
 
 // f(executor) on the calling thread and on pools of 1, 2 and 3 workers; failures name the workers.
-template <class F>
-void for_each_executor(F&& f) {
+inline void for_each_executor(const std::function<void(ExecutorRef)>& f) {
   {
     const ::testing::ScopedTrace trace(__FILE__, __LINE__, "SerialExecutor");
-    quoka::SerialExecutor serial;
-    f(serial);
+    f(ExecutorRef(SerialExecutor{}));
   }
   for (int workers : {1, 2, 3}) {
     const ::testing::ScopedTrace trace(__FILE__, __LINE__,
                                        "ThreadPool of " + std::to_string(workers));
     quoka::ThreadPool pool(workers);
-    f(pool);
+    f(ExecutorRef(pool));
   }
 }
 

@@ -149,39 +149,31 @@ AttentionCall<T> checked_call(const TensorView<const T>& q, const Past<T>& past,
                                                : std::numeric_limits<Index>::max()};
 }
 
-// attention() in one arithmetic, SinglePanels or a FixedPanels.
-template <class Panels, TensorLike Q, Executor E>
-void attention_in(const Q& q, const Past<storage_t<Q>>& past, const Chunk<storage_t<Q>>& chunk,
-                  const AttentionOutput<storage_t<Q>>& output, const AttentionOptions& options,
-                  E&& executor, AttentionWorkspace<storage_t<Q>>& workspace) {
-  using T = storage_t<Q>;
-  const auto call = checked_call<T>(q, past, chunk, output, options);
-  AttentionTasks<T, Panels>(call, past.keep, workspace).run(executor);
-}
-
 }  // namespace detail
 
 // q [batch, q_heads, q_len, head_dim]; writes output. Results do not depend on the executor, nor a
 // sequence's on the others of its batch.
 // NaN in a query row, or in a key or value that a row sees, makes that row NaN and no other.
 // Throws std::invalid_argument, before anything is written, when shapes do not fit together.
-template <TensorLike Q, Executor E = SerialExecutor>
+template <TensorLike Q>
 void attention(const Q& q, const Past<storage_t<Q>>& past, const Chunk<storage_t<Q>>& chunk,
                const AttentionOutput<storage_t<Q>>& output, const AttentionOptions& options,
-               E&& executor, AttentionWorkspace<storage_t<Q>>& workspace) {
+               ExecutorRef executor, AttentionWorkspace<storage_t<Q>>& workspace) {
+  using T = storage_t<Q>;
+  const auto call = detail::checked_call<T>(q, past, chunk, output, options);
+  detail::AttentionTasks<T> tasks(call, past.keep, workspace);
   if constexpr (simd::has_pair_sums) {
     if (options.arithmetic == Arithmetic::fixed16)
-      return detail::attention_in<detail::FixedPanels<simd::PairSums>>(
-          q, past, chunk, output, options, executor, workspace);
+      return tasks.template run<detail::FixedPanels<simd::PairSums>>(executor);
   }
-  detail::attention_in<detail::SinglePanels>(q, past, chunk, output, options, executor, workspace);
+  tasks.template run<detail::SinglePanels>(executor);
 }
 
 // As above with scratch memory of its own, allocated in each call.
-template <TensorLike Q, Executor E = SerialExecutor>
+template <TensorLike Q>
 void attention(const Q& q, const Past<storage_t<Q>>& past, const Chunk<storage_t<Q>>& chunk,
                const AttentionOutput<storage_t<Q>>& output, const AttentionOptions& options = {},
-               E&& executor = E{}) {
+               ExecutorRef executor = SerialExecutor{}) {
   AttentionWorkspace<storage_t<Q>> workspace;
   attention(q, past, chunk, output, options, executor, workspace);
 }

@@ -7,6 +7,7 @@
 
 #include <quoka/attention/head_attention.hpp>
 #include <quoka/attention/token_attention.hpp>
+#include <quoka/core/executor.hpp>
 #include <quoka/core/worker_scratch.hpp>
 #include <quoka/select/selection.hpp>
 
@@ -35,22 +36,23 @@ inline Index tasks_per_head(Index panels, Index heads, int workers) {
   return std::max(for_cache, std::min(for_balance, paying));
 }
 
-template <class T, class Panels = SinglePanels>
+template <class T>
 class AttentionTasks {
  public:
   AttentionTasks(const AttentionCall<T>& call, const Selection* keep,
                  AttentionWorkspace<T>& workspace)
       : call_(call), keep_(keep == nullptr || keep->is_all() ? nullptr : keep), s_(workspace) {}
 
-  template <class E>
-  void run(E&& executor) {
+  // Panels: SinglePanels or a FixedPanels.
+  template <class Panels>
+  void run(ExecutorRef executor) {
     const Index panels = ceil_div(call_.rows(), tuning::panel_rows);
     if (call_.q.len() == 1 && call_.group <= tuning::token_rows)
       run_tokens(executor);
     else if (panels < tuning::min_panels_per_task && parts() > 1)
-      run_parts(panels, executor);
+      run_parts<Panels>(panels, executor);
     else
-      run_panels(panels, executor);
+      run_panels<Panels>(panels, executor);
   }
 
  private:
@@ -74,8 +76,8 @@ class AttentionTasks {
   Index parts() const { return std::max<Index>(1, ceil_div(most_keys(), part_keys(most_keys()))); }
 
   // A task: some panels of a head, over all keys.
-  template <class E>
-  void run_panels(Index panels, E& executor) {
+  template <class Panels>
+  void run_panels(Index panels, ExecutorRef executor) {
     const Index tasks = tasks_per_head(panels, heads(), executor.workers());
     const Index per_task = ceil_div(panels, tasks);
     s_.panels.reserve(executor.workers(), Panels{}, per_task, call_.q.dim(), call_.v_dim);
@@ -87,8 +89,8 @@ class AttentionTasks {
   }
 
   // A task: all panels of a head, over a part of its keys.
-  template <class E>
-  void run_parts(Index panels, E& executor) {
+  template <class Panels>
+  void run_parts(Index panels, ExecutorRef executor) {
     s_.panels.reserve(executor.workers(), Panels{}, panels, call_.q.dim(), call_.v_dim);
     merge_parts(executor, 1, [&](Index head, Index part, const KeyRange& range, int worker) {
       HeadAttention<T, Panels>(keys_of(head), 0, panels, s_.panels[worker])
@@ -97,8 +99,7 @@ class AttentionTasks {
   }
 
   // A task: a token's rows of a head, or of heads side by side, over a part of their keys.
-  template <class E>
-  void run_tokens(E& executor) {
+  void run_tokens(ExecutorRef executor) {
     const bool together =
         keep_ == nullptr && side_by_side(call_.past_k) && side_by_side(call_.past_v);
     const Index heads = together ? heads_together(executor.workers()) : 1;
@@ -133,8 +134,8 @@ class AttentionTasks {
   }
 
   // attend(head, part, keys, worker) for every part of every `step`-th head, then their merging.
-  template <class E, class Attend>
-  void merge_parts(E& executor, Index step, Attend&& attend) {
+  template <class Attend>
+  void merge_parts(ExecutorRef executor, Index step, Attend&& attend) {
     const Index parts = this->parts(), size = part_keys(most_keys());
     s_.partials.reserve(heads(), parts, call_.rows(), call_.v_dim);
     executor.run(heads() / step * parts, [&](Index task, int worker) {

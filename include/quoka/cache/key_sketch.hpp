@@ -59,8 +59,8 @@ class KeySketch {
 
   // Sketches the keys [len(), k.len()) of k [batch, kv_heads, kv_len, head_dim], whose first len()
   // keys it has seen; room for `capacity` keys is made at once.
-  template <class T, class E>
-  void append(const TensorView<const T>& k, Index capacity, E&& executor) {
+  template <class T>
+  void append(const TensorView<const T>& k, Index capacity, ExecutorRef executor) {
     const Index width = block_bytes(k.dim());
     if (codes_.batch() != k.batch() || codes_.heads() != k.heads() || codes_.dim() != width)
       len_ = 0;

@@ -9,6 +9,8 @@
 //     int workers() const;
 //     template <class F> void run(quoka::Index tasks, F&& f);   // f(Index task, int worker)
 //   };
+//
+// Functions take it as an ExecutorRef: one compiled copy of them serves every executor.
 #pragma once
 
 #include <quoka/core/check.hpp>
@@ -17,7 +19,9 @@
 #include <unsupported/Eigen/CXX11/ThreadPool>
 
 #include <atomic>
+#include <concepts>
 #include <exception>
+#include <memory>
 #include <mutex>
 #include <utility>
 
@@ -98,6 +102,47 @@ class ThreadPool {
   Eigen::ThreadPool pool_;
 };
 
-static_assert(Executor<SerialExecutor> && Executor<ThreadPool>);
+// An executor of any type, borrowed for a call. An executor itself; it does not allocate.
+class ExecutorRef {
+ public:
+  template <class E>
+  requires(!std::same_as<std::remove_cvref_t<E>, ExecutorRef> && Executor<E>)
+      ExecutorRef(E&& executor)
+      : executor_(address_of(executor)), workers_(executor.workers()), run_(run_on<E>) {}
+
+  int workers() const { return workers_; }
+
+  template <class F>
+  void run(Index tasks, F&& f) const {
+    run_(executor_, tasks, {address_of(f), call<std::remove_reference_t<F>>});
+  }
+
+ private:
+  struct Task {
+    void operator()(Index task, int worker) const { call(f, task, worker); }
+
+    void* f;
+    void (*call)(void* f, Index task, int worker);
+  };
+
+  template <class X>
+  static void* address_of(X& x) {
+    return const_cast<void*>(static_cast<const void*>(std::addressof(x)));
+  }
+  template <class E>
+  static void run_on(void* executor, Index tasks, const Task& task) {
+    static_cast<std::remove_reference_t<E>*>(executor)->run(tasks, task);
+  }
+  template <class F>
+  static void call(void* f, Index task, int worker) {
+    (*static_cast<F*>(f))(task, worker);
+  }
+
+  void* executor_;
+  int workers_;
+  void (*run_)(void* executor, Index tasks, const Task& task);
+};
+
+static_assert(Executor<SerialExecutor> && Executor<ThreadPool> && Executor<ExecutorRef>);
 
 }  // namespace quoka::inline QUOKA_ABI

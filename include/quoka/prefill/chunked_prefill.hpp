@@ -40,9 +40,8 @@ class ChunkedPrefill {
   // head_dim], v [batch, kv_heads, q_len, v_dim], out [batch, q_heads, q_len, v_dim], optionally
   // {out, lse}. After a throw (std::invalid_argument where shapes do not fit) the cache is as it
   // was.
-  template <Executor E = SerialExecutor>
   void forward(TensorView<const T> q, TensorView<const T> k, TensorView<const T> v,
-               const AttentionOutput<T>& out, E&& executor = E{}) {
+               const AttentionOutput<T>& out, ExecutorRef executor = SerialExecutor{}) {
     check_query(q, k);
     cache_.check(k, v);
     (void)detail::checked_call<T>(q, {cache_.k(), cache_.v()}, {k, v}, out, attention_);
@@ -55,8 +54,7 @@ class ChunkedPrefill {
 
   // What forward() would attend to of the past, for these queries: selection alone, nothing else
   // changes. Throws as forward().
-  template <Executor E = SerialExecutor>
-  const Selection& select(TensorView<const T> q, E&& executor = E{}) {
+  const Selection& select(TensorView<const T> q, ExecutorRef executor = SerialExecutor{}) {
     detail::require_sizes("q", q.sizes(), {shape_.batch, shape_.q_heads, q.len(), shape_.head_dim});
     selector_.select(input(q), state_, selection_, executor);
     return selection_;
@@ -64,9 +62,8 @@ class ChunkedPrefill {
 
   // A whole prompt, chunk by chunk: shapes as in forward, any length. After a throw the cache is as
   // it was before the prompt.
-  template <Executor E = SerialExecutor>
   void prefill(TensorView<const T> q, TensorView<const T> k, TensorView<const T> v,
-               TensorView<T> out, Index chunk_len, E&& executor = E{}) {
+               TensorView<T> out, Index chunk_len, ExecutorRef executor = SerialExecutor{}) {
     detail::require_at_least("chunk_len", chunk_len, 1);
     check_query(q, k);
     cache_.check(k, v);
@@ -84,15 +81,14 @@ class ChunkedPrefill {
 
   // Takes over keys and values that were computed before (a saved prefix), without attention: k
   // [batch, kv_heads, n, head_dim], v [batch, kv_heads, n, v_dim]. Throws as KvCache::append.
-  template <Executor E = SerialExecutor>
-  void append(TensorView<const T> k, TensorView<const T> v, E&& executor = E{}) {
+  void append(TensorView<const T> k, TensorView<const T> v,
+              ExecutorRef executor = SerialExecutor{}) {
     append_keys({}, k, v, executor);
   }
   // The last step of forward() alone, for those who select() and attend by themselves: shapes as
   // there. Throws std::invalid_argument where shapes do not fit; the cache is then as it was.
-  template <Executor E = SerialExecutor>
   void append(TensorView<const T> q, TensorView<const T> k, TensorView<const T> v,
-              E&& executor = E{}) {
+              ExecutorRef executor = SerialExecutor{}) {
     check_query(q, k);
     append_keys(q, k, v, executor);
   }
@@ -129,9 +125,8 @@ class ChunkedPrefill {
     }
   };
 
-  template <class E>
   void append_keys(const TensorView<const T>& q, const TensorView<const T>& k,
-                   const TensorView<const T>& v, E& executor) {
+                   const TensorView<const T>& v, ExecutorRef executor) {
     const Rewind rewind{*this, kv_len()};
     cache_.append(k, v);
     selector_.appended(input(q), state_, executor);

@@ -5,10 +5,10 @@
 //     struct Options { Budget budget; Index window, keep_first, keep_last; ... };
 //     using State = NoState;                // or what is carried from chunk to chunk of one layer
 //     explicit MyScorer(const Options&);
-//     template <class T, class E>           // scores [batch, kv_heads, kv_len]; more is better
-//     void score(const SelectorInput<T>&, State&, float* scores, E&& executor) const;
-//     template <class T, class E>           // optional: the Selection that top_k would make of the
-//     bool choose(const SelectorInput<T>&, Index budget, State&, Selection&, E&& executor) const;
+//     template <class T>                    // scores [batch, kv_heads, kv_len]; more is better
+//     void score(const SelectorInput<T>&, State&, float* scores, ExecutorRef) const;
+//     template <class T>                    // optional: the Selection that top_k would make of the
+//     bool choose(const SelectorInput<T>&, Index budget, State&, Selection&, ExecutorRef) const;
 //   };                                      // scores, by a shorter way; false where there is none
 //
 //   struct MySelector {
@@ -19,10 +19,10 @@
 //       Index kept_bytes() const;  // thereof what is kept per key; optional
 //     };
 //     explicit MySelector(const Options&);
-//     template <class T, class E>           // before the chunk's attention
-//     void select(const SelectorInput<T>&, State&, Selection&, E&& executor) const;
-//     template <class T, class E>           // after its keys were appended; optional in a Scorer
-//     void appended(const SelectorInput<T>&, State&, E&& executor) const;
+//     template <class T>                    // before the chunk's attention
+//     void select(const SelectorInput<T>&, State&, Selection&, ExecutorRef) const;
+//     template <class T>                    // after its keys were appended; optional in a Scorer
+//     void appended(const SelectorInput<T>&, State&, ExecutorRef) const;
 //   };
 //
 // Both are const and shareable; all that changes lives in the State its caller holds: reused
@@ -72,8 +72,8 @@ Index kept_bytes_of(const State& state) {
 
 template <class S>
 concept Selector = requires(const S& selector, const SelectorInput<float>& input,
-                            typename S::State& state, Selection& selection,
-                            SerialExecutor& executor, Index kv_len) {
+                            typename S::State& state, Selection& selection, ExecutorRef executor,
+                            Index kv_len) {
   typename S::Options;
   S(typename S::Options{});
   selector.select(input, state, selection, executor);
@@ -84,7 +84,7 @@ concept Selector = requires(const S& selector, const SelectorInput<float>& input
 
 template <class S>
 concept Scorer = requires(const S& scorer, const SelectorInput<float>& input,
-                          typename S::State& state, float* scores, SerialExecutor& executor,
+                          typename S::State& state, float* scores, ExecutorRef executor,
                           typename S::Options options) {
   S(options);
   scorer.score(input, state, scores, executor);

@@ -13,13 +13,13 @@ class DenseSelector {
   DenseSelector() = default;
   explicit DenseSelector(const Options&) {}
 
-  template <class T, class E>
-  void select(const SelectorInput<T>& input, State&, Selection& selection, E&&) const {
+  template <class T>
+  void select(const SelectorInput<T>& input, State&, Selection& selection, ExecutorRef) const {
     detail::check_selector_input(input);
     selection.select_all(input.k.batch(), input.k.heads(), input.k.len());
   }
-  template <class T, class E>
-  void appended(const SelectorInput<T>&, State&, E&&) const {}
+  template <class T>
+  void appended(const SelectorInput<T>&, State&, ExecutorRef) const {}
 };
 
 static_assert(Selector<DenseSelector>);

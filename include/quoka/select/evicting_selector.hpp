@@ -76,9 +76,9 @@ class EvictingSelector {
   const Options& options() const { return options_; }
 
   // Throws std::invalid_argument when shapes do not fit together.
-  template <class T, class E>
+  template <class T>
   void select(const SelectorInput<T>& input, State& state, Selection& selection,
-              E&& executor) const {
+              ExecutorRef executor) const {
     detail::check_selector_input(input);
     const TensorView<const T>& k = input.k;
     if (state.dropped_at.len() < k.len())
@@ -91,16 +91,16 @@ class EvictingSelector {
         std::copy_n(state.retained.row(b, head, 0), count, selection.mutable_row(b, head).data());
   }
 
-  template <class T, class E>
-  void appended(const SelectorInput<T>& input, State& state, E&& executor) const {
+  template <class T>
+  void appended(const SelectorInput<T>& input, State& state, ExecutorRef executor) const {
     update(input, state, executor);
   }
 
  private:
   static constexpr Position never = std::numeric_limits<Position>::max();
 
-  template <class T, class E>
-  void update(const SelectorInput<T>& input, State& s, E&& executor) const {
+  template <class T>
+  void update(const SelectorInput<T>& input, State& s, ExecutorRef executor) const {
     const TensorView<const T>& k = input.k;
     const Index heads = k.heads(), kv_len = k.len();
     s.dropped_at.reshape(k.batch(), heads, 1);

@@ -12,8 +12,9 @@ namespace quoka::inline QUOKA_ABI {
 
 // past [batch, kv_heads, kv_len, dim] (keys or values) to [batch, kv_heads, count, dim], positions
 // ascending. Throws std::invalid_argument when the selection was made for another shape.
-template <TensorLike K, Executor E = SerialExecutor>
-Tensor<storage_t<K>> gather(const K& past, const Selection& keep, E&& executor = E{}) {
+template <TensorLike K>
+Tensor<storage_t<K>> gather(const K& past, const Selection& keep,
+                            ExecutorRef executor = SerialExecutor{}) {
   const auto view = view_of(past);
   keep.require_shape(view.batch(), view.heads(), view.len());
   Tensor<storage_t<K>> rows(view.batch(), view.heads(), keep.count(), view.dim());

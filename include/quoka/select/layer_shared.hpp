@@ -14,8 +14,8 @@
 //     struct Options { Budget budget; LayerPlan plan; ... };
 //     struct State { void truncate(Index); Index bytes() const; };
 //     explicit MyChoice(const Options&);
-//     template <class T, class E>
-//     void choose(const SelectorInput<T>&, Index budget, State&, Selection&, E&& executor) const;
+//     template <class T>
+//     void choose(const SelectorInput<T>&, Index budget, State&, Selection&, ExecutorRef) const;
 //   };
 #pragma once
 
@@ -77,9 +77,9 @@ class LayerSharedSelector {
 
   // Throws std::invalid_argument when shapes do not fit together, when layers come out of order,
   // and when there is no choice to reuse.
-  template <class T, class E>
+  template <class T>
   void select(const SelectorInput<T>& input, State& state, Selection& selection,
-              E&& executor) const {
+              ExecutorRef executor) const {
     detail::check_selector_input(input);
     const TensorView<const T>& k = input.k;
     const LayerPlan& plan = options_.plan;
@@ -107,8 +107,8 @@ class LayerSharedSelector {
     selection = shared.selection;
   }
 
-  template <class T, class E>
-  void appended(const SelectorInput<T>&, State&, E&&) const {}
+  template <class T>
+  void appended(const SelectorInput<T>&, State&, ExecutorRef) const {}
 
  private:
   Options options_;

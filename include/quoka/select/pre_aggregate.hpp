@@ -51,9 +51,10 @@ void pre_aggregate_head(RowOf&& row_of, Index n_queries, Index group, Index dim,
 // kept [batch, q_heads, n, head_dim] to [batch, kv_heads, n, head_dim]; per_head: [batch, kv_heads,
 // group * n, head_dim], row r * n + m being slot m of the group's head r. Throws
 // std::invalid_argument when q_heads is not a multiple of kv_heads.
-template <TensorLike Q, Executor E = SerialExecutor>
+template <TensorLike Q>
 Tensor<float> pre_aggregate(const Q& kept, Index kv_heads, GroupMode mode = GroupMode::rank,
-                            Scoring scoring = Scoring::cosine, E&& executor = E{}) {
+                            Scoring scoring = Scoring::cosine,
+                            ExecutorRef executor = SerialExecutor{}) {
   const auto view = view_of(kept);
   detail::require_multiple("q_heads", view.heads(), "kv_heads", kv_heads);
   const Index group = view.heads() / kv_heads, n = view.len();

@@ -60,10 +60,10 @@ struct QueryRows {
 };
 
 // scores [tasks, keys]; keys_of(task) is the Keys of softmax_mass.hpp.
-template <class Fill, class KeysOf, class E>
+template <class Fill, class KeysOf>
 void softmax_scores(const QueryRows& shape, Fill&& fill, Index keys, Index capacity,
                     KeysOf&& keys_of, MassOver over, float* scores, QueryScoreState& state,
-                    E&& executor) {
+                    ExecutorRef executor) {
   state.mass.reserve(executor.workers(), shape.max_rows, std::max(keys, capacity), shape.dim);
   executor.run(shape.tasks, [&](Index task, int worker) {
     MassScratch& scratch = state.mass[worker];
@@ -80,9 +80,9 @@ void softmax_scores(const QueryRows& shape, Fill&& fill, Index keys, Index capac
 }
 
 // scores [tasks, keys.len()]; keys [batch, kv_heads, keys, dim].
-template <class T, class Fill, class E>
+template <class T, class Fill>
 void mean_logit_scores(const QueryRows& shape, Fill&& fill, const TensorView<const T>& keys,
-                       float* scores, QueryScoreState& state, E&& executor) {
+                       float* scores, QueryScoreState& state, ExecutorRef executor) {
   state.mass.reserve(executor.workers(), shape.max_rows, 0, shape.dim);
   float* means = state.mean.reserve(shape.tasks * shape.dim);
   executor.run(shape.tasks, [&](Index task, int worker) {
@@ -109,9 +109,9 @@ auto cached_keys(const TensorView<const T>& k, Index task) {
 }
 
 // Exact logits of the queries at position_of(m), m < n, of every head of the group.
-template <class T, class PositionOf, class E>
+template <class T, class PositionOf>
 void exact_scores(const SelectorInput<T>& input, Index n, PositionOf&& position_of, Domain domain,
-                  MassOver over, float* scores, QueryScoreState& state, E&& executor) {
+                  MassOver over, float* scores, QueryScoreState& state, ExecutorRef executor) {
   const TensorView<const T>&q = input.q, &k = input.k;
   const Index group = input.group();
   const QueryRows shape{k.batch() * k.heads(), group * n, k.dim()};

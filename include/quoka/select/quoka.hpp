@@ -86,8 +86,9 @@ class QuokaScorer {
     detail::require_at_least("n_queries", options.n_queries, 1);
   }
 
-  template <class T, class E>
-  void score(const SelectorInput<T>& input, State& state, float* scores, E&& executor) const {
+  template <class T>
+  void score(const SelectorInput<T>& input, State& state, float* scores,
+             ExecutorRef executor) const {
     aggregate_queries(input, state, executor);
     if (options_.domain == Domain::softmax) return score_by_softmax(input, state, scores, executor);
     detail::score_all_keys(state.q_bar.data(), kept_rows(input), input.k, input.inverse_norms,
@@ -95,9 +96,9 @@ class QuokaScorer {
   }
 
   // The Selection by way of the sketch; false, and nothing done, where there is none of all keys.
-  template <class T, class E>
+  template <class T>
   bool choose(const SelectorInput<T>& input, Index budget, State& state, Selection& selection,
-              E&& executor) const {
+              ExecutorRef executor) const {
     if (!uses_sketch() || state.sketch.keys.len() != input.k.len()) return false;
     const Index rows = kept_rows(input);
     if (!detail::codes_fit(rows, input.k.dim(), options_.aggregation)) return false;
@@ -110,8 +111,8 @@ class QuokaScorer {
   }
 
   // Sketches the new keys. A State that was not told of all keys scores in float.
-  template <class T, class E>
-  void appended(const SelectorInput<T>& input, State& state, E&& executor) const {
+  template <class T>
+  void appended(const SelectorInput<T>& input, State& state, ExecutorRef executor) const {
     if (uses_sketch()) state.sketch.keys.append(input.k, input.capacity, executor);
   }
 
@@ -124,8 +125,8 @@ class QuokaScorer {
   }
 
   // Those queries, to state.q_bar.
-  template <class T, class E>
-  void aggregate_queries(const SelectorInput<T>& input, State& state, E&& executor) const {
+  template <class T>
+  void aggregate_queries(const SelectorInput<T>& input, State& state, ExecutorRef executor) const {
     const TensorView<const T>&q = input.q, &k = input.k;
     const Index group = input.group(), n = std::min(options_.n_queries, q.len());
     const Index rows = kept_rows(input);
@@ -147,9 +148,9 @@ class QuokaScorer {
   }
 
   // From state.q_bar.
-  template <class T, class E>
+  template <class T>
   void score_by_softmax(const SelectorInput<T>& input, State& state, float* scores,
-                        E& executor) const {
+                        ExecutorRef executor) const {
     const TensorView<const T>& k = input.k;
     const Index rows = kept_rows(input);
     const auto fill = [&](Index task, float factor, detail::RowWriter& to) {

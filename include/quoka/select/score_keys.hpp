@@ -210,10 +210,10 @@ void score_positions(const TensorView<const T>& keys,
 
 // scores [batch, kv_heads, kv_len], contiguous; q_bar [batch, kv_heads, rows, head_dim],
 // contiguous.
-template <class T, class E>
+template <class T>
 void score_all_keys(const float* q_bar, Index rows, const TensorView<const T>& keys,
                     const TensorView<const float, 3>& inverse_norms, const ScoreOptions& options,
-                    float* scores, WorkerScratch<ScoreScratch>& scratch, E&& executor) {
+                    float* scores, WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor) {
   const Index parts = std::max<Index>(1, ceil_div(keys.len(), tuning::score_task_keys));
   scratch.reserve(executor.workers(), rows, keys.dim());
   executor.run(keys.batch() * keys.heads() * parts, [&](Index task, int worker) {
@@ -231,8 +231,8 @@ void score_all_keys(const float* q_bar, Index rows, const TensorView<const T>& k
 // 1 / |k| of each key, 0 for a zero key: [batch, kv_heads, kv_len] of keys [batch, kv_heads,
 // kv_len, head_dim]. For a caller whose cache is not KvCache: computed once per key and handed to
 // the selector with every chunk, they save it a quarter of the scoring time.
-template <TensorLike K, Executor E = SerialExecutor>
-Tensor<float, 3> inverse_norms(const K& keys, E&& executor = E{}) {
+template <TensorLike K>
+Tensor<float, 3> inverse_norms(const K& keys, ExecutorRef executor = SerialExecutor{}) {
   const auto k = view_of(keys);
   Tensor<float, 3> norms(k.batch(), k.heads(), k.len());
   executor.run(k.batch() * k.heads(), [&](Index task, int) {
@@ -246,10 +246,11 @@ Tensor<float, 3> inverse_norms(const K& keys, E&& executor = E{}) {
 // q_bar [batch, kv_heads, rows, head_dim] (float), keys [batch, kv_heads, kv_len, head_dim],
 // inverse_norms [batch, kv_heads, kv_len] or absent: scores [batch, kv_heads, kv_len]. Throws
 // std::invalid_argument when shapes do not fit together.
-template <TensorLike K, Executor E = SerialExecutor>
+template <TensorLike K>
 Tensor<float, 3> score_keys(const Tensor<float>& q_bar, const K& keys,
                             const ScoreOptions& options = {},
-                            TensorView<const float, 3> inverse_norms = {}, E&& executor = E{}) {
+                            TensorView<const float, 3> inverse_norms = {},
+                            ExecutorRef executor = SerialExecutor{}) {
   const auto k = view_of(keys);
   detail::require_at_least("q_bar's rows", q_bar.dimension(2), 1);
   detail::require_at_least("head_dim", k.dim(), 1);

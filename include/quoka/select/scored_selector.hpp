@@ -36,9 +36,9 @@ class ScoredSelector {
   const S& scorer() const { return scorer_; }
 
   // Writes the keys to attend to. Throws std::invalid_argument when shapes do not fit together.
-  template <class T, class E>
+  template <class T>
   void select(const SelectorInput<T>& input, State& state, Selection& selection,
-              E&& executor) const {
+              ExecutorRef executor) const {
     detail::check_selector_input(input);
     const TensorView<const T>& k = input.k;
     const Index budget = options_.budget.keys(k.len());
@@ -56,8 +56,8 @@ class ScoredSelector {
                          state.top_k, executor);
   }
 
-  template <class T, class E>
-  void appended(const SelectorInput<T>& input, State& state, E&& executor) const {
+  template <class T>
+  void appended(const SelectorInput<T>& input, State& state, ExecutorRef executor) const {
     if constexpr (requires { scorer_.appended(input, state.scorer, executor); })
       scorer_.appended(input, state.scorer, executor);
   }
@@ -66,8 +66,9 @@ class ScoredSelector {
   // kv_heads, kv_len, head_dim], inverse_norms of past_k [batch, kv_heads, kv_len] or absent. What
   // the method keeps per key is made anew in each call: a method that keeps much is better served
   // by the call above, with a State. Throws as above.
-  template <TensorLike Q, Executor E = SerialExecutor>
-  Selection select(const Q& q, TensorView<const storage_t<Q>> past_k, E&& executor = E{},
+  template <TensorLike Q>
+  Selection select(const Q& q, TensorView<const storage_t<Q>> past_k,
+                   ExecutorRef executor = SerialExecutor{},
                    TensorView<const float, 3> inverse_norms = {}) const {
     const SelectorInput<storage_t<Q>> input{view_of(q), past_k, inverse_norms, past_k.len()};
     if (past_k.heads() == 0 && past_k.len() == 0) return Selection::all(view_of(q).batch(), 0, 0);

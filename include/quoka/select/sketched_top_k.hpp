@@ -308,11 +308,11 @@ inline bool codes_fit(Index rows, Index dim, Aggregation aggregation) {
 
 // The Selection that top_k makes of score_all_keys' scores. s.keys has seen all of k; 0 < wanted <
 // kv_len keys are selected; codes_fit().
-template <class T, class E>
+template <class T>
 void sketched_top_k(const float* q_bar, Index rows, const TensorView<const T>& k,
                     const TensorView<const float, 3>& inverse_norms, Aggregation aggregation,
                     Index wanted, Index capacity, const TopKOptions& options, Selection& selection,
-                    SketchState& s, WorkerScratch<ScoreScratch>& score, E&& executor) {
+                    SketchState& s, WorkerScratch<ScoreScratch>& score, ExecutorRef executor) {
   const Index tasks = k.batch() * k.heads(), dim = k.dim(), kv_len = k.len();
   assert(s.keys.len() == kv_len && 0 < wanted && wanted < kv_len);
   const Index parts = ceil_div(kv_len, tuning::sketch_task_keys);

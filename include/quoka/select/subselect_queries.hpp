@@ -143,10 +143,10 @@ void check_subselect(const TensorView<const T>& q, Index n_queries,
 }
 
 // positions [batch, q_heads, min(n_queries, q_len)].
-template <class T, class E>
+template <class T>
 void subselect_positions(const TensorView<const T>& q, Index n_queries,
                          const SubselectOptions& options, Position* positions,
-                         WorkerScratch<SubselectScratch>& scratch, E&& executor) {
+                         WorkerScratch<SubselectScratch>& scratch, ExecutorRef executor) {
   const Index n = std::min(n_queries, q.len()), heads = options.heads_per_set;
   const Index sets = q.heads() / heads, members = std::max<Index>(1, options.group / heads);
   scratch.reserve(executor.workers(), q.len(), q.dim());
@@ -164,10 +164,10 @@ void subselect_positions(const TensorView<const T>& q, Index n_queries,
 // Positions in the chunk of the queries kept: [batch, q_heads, min(n_queries, q_len)], most
 // dissimilar first. Throws std::invalid_argument for n_queries < 1, an empty chunk, or q_heads not
 // a multiple of options.heads_per_set and options.group.
-template <TensorLike Q, Executor E = SerialExecutor>
+template <TensorLike Q>
 Tensor<Position, 3> subselect_query_positions(const Q& q, Index n_queries,
                                               const SubselectOptions& options = {},
-                                              E&& executor = E{}) {
+                                              ExecutorRef executor = SerialExecutor{}) {
   const auto view = view_of(q);  // [batch, q_heads, q_len, head_dim]
   detail::check_subselect(view, n_queries, options);
   Tensor<Position, 3> positions(view.batch(), view.heads(), std::min(n_queries, view.len()));
@@ -178,9 +178,10 @@ Tensor<Position, 3> subselect_query_positions(const Q& q, Index n_queries,
 
 // The queries kept, as they are: [batch, q_heads, min(n_queries, q_len), head_dim], most dissimilar
 // first. Throws as subselect_query_positions.
-template <TensorLike Q, Executor E = SerialExecutor>
+template <TensorLike Q>
 Tensor<storage_t<Q>> subselect_queries(const Q& q, Index n_queries,
-                                       const SubselectOptions& options = {}, E&& executor = E{}) {
+                                       const SubselectOptions& options = {},
+                                       ExecutorRef executor = SerialExecutor{}) {
   const auto positions = subselect_query_positions(q, n_queries, options, executor);
   const auto view = view_of(q);
   const Index n = positions.dimension(2);

@@ -191,10 +191,9 @@ inline void check_top_k(Index k, const TopKOptions& options) {
 }
 
 // `scratch` is reserved for kv_len and options.window.
-template <class E>
-void select_top_k(const float* scores, Index batch, Index kv_heads, Index kv_len, Index k,
-                  const TopKOptions& options, Selection& selection,
-                  WorkerScratch<TopKScratch>& scratch, E&& executor) {
+inline void select_top_k(const float* scores, Index batch, Index kv_heads, Index kv_len, Index k,
+                         const TopKOptions& options, Selection& selection,
+                         WorkerScratch<TopKScratch>& scratch, ExecutorRef executor) {
   if (k >= kv_len) return selection.select_all(batch, kv_heads, kv_len);
   selection.resize(batch, kv_heads, kv_len, k);
   executor.run(batch * kv_heads, [&](Index head, int worker) {
@@ -207,9 +206,8 @@ void select_top_k(const float* scores, Index batch, Index kv_heads, Index kv_len
 
 // scores [batch, kv_heads, kv_len] to the k best of each head; all where k >= kv_len. Throws
 // std::invalid_argument for a negative k, keep_first or keep_last and for window < 1.
-template <Executor E = SerialExecutor>
-Selection top_k(const Tensor<float, 3>& scores, Index k, const TopKOptions& options = {},
-                E&& executor = E{}) {
+inline Selection top_k(const Tensor<float, 3>& scores, Index k, const TopKOptions& options = {},
+                       ExecutorRef executor = SerialExecutor{}) {
   detail::check_top_k(k, options);
   Selection selection;
   WorkerScratch<detail::TopKScratch> scratch;

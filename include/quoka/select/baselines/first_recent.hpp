@@ -26,8 +26,8 @@ class FirstRecentScorer {
 
   explicit FirstRecentScorer(const Options& = {}) {}
 
-  template <class T, class E>
-  void score(const SelectorInput<T>& input, State&, float* scores, E&&) const {
+  template <class T>
+  void score(const SelectorInput<T>& input, State&, float* scores, ExecutorRef) const {
     const Index kv_len = input.k.len();
     for (Index head = 0; head < input.k.batch() * input.k.heads(); ++head)
       for (Index t = 0; t < kv_len; ++t) scores[head * kv_len + t] = static_cast<float>(t);

@@ -50,9 +50,9 @@ class LessIsMoreChoice {
       detail::fail_range("top_share", options.top_share, "(0, 1]");
   }
 
-  template <class T, class E>
+  template <class T>
   void choose(const SelectorInput<T>& input, Index budget, State& s, Selection& selection,
-              E&& executor) const {
+              ExecutorRef executor) const {
     const TensorView<const T>&q = input.q, &k = input.k;
     const Index kv_len = k.len(), q_heads = q.heads(), tasks = q.batch() * q_heads;
     const Index sinks = budget > options_.sinks ? options_.sinks : 0;

@@ -56,8 +56,9 @@ class LokiScorer {
   }
 
   // Throws std::invalid_argument when the calibration is for other heads.
-  template <class T, class E>
-  void score(const SelectorInput<T>& input, State& state, float* scores, E&& executor) const {
+  template <class T>
+  void score(const SelectorInput<T>& input, State& state, float* scores,
+             ExecutorRef executor) const {
     const TensorView<const T>&q = input.q, &k = input.k;
     const LokiCalibration* basis = catch_up(input, state, executor);
     if (basis == nullptr)
@@ -84,15 +85,16 @@ class LokiScorer {
         state.scores, executor);
   }
 
-  template <class T, class E>
-  void appended(const SelectorInput<T>& input, State& state, E&& executor) const {
+  template <class T>
+  void appended(const SelectorInput<T>& input, State& state, ExecutorRef executor) const {
     if (state.own != nullptr || options_.calibration != nullptr) catch_up(input, state, executor);
   }
 
  private:
   // Projects the keys not yet projected; the basis, or null while there is none.
-  template <class T, class E>
-  const LokiCalibration* catch_up(const SelectorInput<T>& input, State& state, E&& executor) const {
+  template <class T>
+  const LokiCalibration* catch_up(const SelectorInput<T>& input, State& state,
+                                  ExecutorRef executor) const {
     const TensorView<const T>& k = input.k;
     if (options_.calibration == nullptr && state.own == nullptr) {
       if (k.len() < std::max<Index>(2 * k.dim(), 512)) return nullptr;

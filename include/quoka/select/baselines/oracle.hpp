@@ -29,8 +29,9 @@ class OracleScorer {
 
   explicit OracleScorer(const Options& options = {}) : options_(options) {}
 
-  template <class T, class E>
-  void score(const SelectorInput<T>& input, State& state, float* scores, E&& executor) const {
+  template <class T>
+  void score(const SelectorInput<T>& input, State& state, float* scores,
+             ExecutorRef executor) const {
     const auto over =
         options_.aggregation == Aggregation::max ? detail::MassOver::max : detail::MassOver::sum;
     detail::exact_scores(

@@ -52,8 +52,9 @@ class QuestScorer {
     detail::require_at_least("page", options.page, 1);
   }
 
-  template <class T, class E>
-  void score(const SelectorInput<T>& input, State& state, float* scores, E&& executor) const {
+  template <class T>
+  void score(const SelectorInput<T>& input, State& state, float* scores,
+             ExecutorRef executor) const {
     const TensorView<const T>&q = input.q, &k = input.k;
     const Index group = input.group(), tasks = k.batch() * k.heads();
     catch_up(k, input.capacity, state);
@@ -90,8 +91,8 @@ class QuestScorer {
     }
   }
 
-  template <class T, class E>
-  void appended(const SelectorInput<T>& input, State& state, E&&) const {
+  template <class T>
+  void appended(const SelectorInput<T>& input, State& state, ExecutorRef) const {
     catch_up(input.k, input.capacity, state);
   }
 

@@ -27,8 +27,8 @@ class RandomScorer {
 
   explicit RandomScorer(const Options& options = {}) : options_(options) {}
 
-  template <class T, class E>
-  void score(const SelectorInput<T>& input, State&, float* scores, E&& executor) const {
+  template <class T>
+  void score(const SelectorInput<T>& input, State&, float* scores, ExecutorRef executor) const {
     const Index kv_len = input.k.len();
     executor.run(input.k.batch() * input.k.heads(), [&](Index task, int) {
       std::uint64_t stream = mix(options_.seed);

@@ -36,8 +36,9 @@ class SampleAttentionScorer {
     detail::require_at_least("n_queries", options.n_queries, 1);
   }
 
-  template <class T, class E>
-  void score(const SelectorInput<T>& input, State& state, float* scores, E&& executor) const {
+  template <class T>
+  void score(const SelectorInput<T>& input, State& state, float* scores,
+             ExecutorRef executor) const {
     const Index len = input.q.len(), n = std::min(options_.n_queries, len);
     const auto position_of = [&](Index m) { return (m + 1) * len / n - 1; };
     detail::exact_scores(input, n, position_of, options_.domain, detail::MassOver::sum, scores,

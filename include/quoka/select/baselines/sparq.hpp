@@ -53,8 +53,9 @@ class SparqScorer {
     detail::require_at_least("rank", options.rank, 1);
   }
 
-  template <class T, class E>
-  void score(const SelectorInput<T>& input, State& state, float* scores, E&& executor) const {
+  template <class T>
+  void score(const SelectorInput<T>& input, State& state, float* scores,
+             ExecutorRef executor) const {
     const TensorView<const T>&q = input.q, &k = input.k;
     const Index dim = k.dim(), group = input.group(), tasks = k.batch() * k.heads();
     const Index rank = std::min(options_.rank, dim);
@@ -90,8 +91,8 @@ class SparqScorer {
   }
 
   // The copy is made as keys come, so that a chunk pays for its own.
-  template <class T, class E>
-  void appended(const SelectorInput<T>& input, State& state, E&&) const {
+  template <class T>
+  void appended(const SelectorInput<T>& input, State& state, ExecutorRef) const {
     if (options_.domain == Domain::softmax) state.keys.catch_up(input.k, input.capacity);
   }
 

@@ -39,9 +39,9 @@ class TidalDecodeChoice {
     detail::check_top_k(0, top_k_options());
   }
 
-  template <class T, class E>
+  template <class T>
   void choose(const SelectorInput<T>& input, Index budget, State& s, Selection& selection,
-              E&& executor) const {
+              ExecutorRef executor) const {
     const TensorView<const T>& k = input.k;
     const Index capacity = std::max(k.len(), input.capacity);
     float* scores = s.scores.reserve_amortised(k.batch() * k.heads() * capacity);
