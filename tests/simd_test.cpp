@@ -187,7 +187,7 @@ TEST(Simd, UnrollCallsInOrderWithConstants) {
 
 template <class T>
 class SimdStorage : public ::testing::Test {};
-TYPED_TEST_SUITE(SimdStorage, StorageTypes, StorageNames);
+TYPED_TEST_SUITE(SimdStorage, AllStorageTypes, StorageNames);
 
 // All 2^16 values of the 16-bit types; as many floats of every exponent.
 template <class T>
