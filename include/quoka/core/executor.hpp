@@ -105,9 +105,8 @@ class ThreadPool {
 // An executor of any type, borrowed for a call. An executor itself; it does not allocate.
 class ExecutorRef {
  public:
-  template <class E>
-  requires(!std::same_as<std::remove_cvref_t<E>, ExecutorRef> && Executor<E>)
-      ExecutorRef(E&& executor)
+  template <Executor E>
+  ExecutorRef(E&& executor) requires(!std::same_as<std::remove_cvref_t<E>, ExecutorRef>)
       : executor_(address_of(executor)), workers_(executor.workers()), run_(run_on<E>) {}
 
   int workers() const { return workers_; }
