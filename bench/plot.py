@@ -217,30 +217,30 @@ def needle(data, path):
     results = data["results"]
     lengths = sorted({r["length"] for r in results})
     depths = sorted({r["depth"] for r in results})
-    selectors = list(dict.fromkeys(r["selector"] for r in results if r["selector"] != "dense"))
-    budgets = list(dict.fromkeys(r["budget"] for r in results if r["selector"] != "dense"))
-    dense = [name for name in ("dense",) if any(r["selector"] == name for r in results)]
-    columns = len(dense + selectors)  # dense stands before the first budget's row
+    panels = list(dict.fromkeys((r["selector"] != "dense", r["budget"], r["selector"]) for r in results))
+    budgets = sorted({(sparse, budget) for sparse, budget, _ in panels})  # dense attention's comes first
+    by_budget = [[panel for panel in panels if panel[:2] == budget] for budget in budgets]
+    if not budgets[0][0] and len(by_budget) > 1:
+        by_budget[:2] = [by_budget[0] + by_budget[1]]
+    columns = min(7, max(map(len, by_budget)))
+    rows = [row[i : i + columns] for row in by_budget for i in range(0, len(row), columns)]
     figure, axes = plt.subplots(
-        len(budgets), columns, figsize=(0.8 + 1.6 * columns, 0.6 + 2.3 * len(budgets)), squeeze=False, layout="constrained"
+        len(rows), columns, figsize=(0.8 + 1.6 * columns, 0.6 + 2.3 * len(rows)), squeeze=False, layout="constrained"
     )
     image = None
-    for row, budget in enumerate(budgets):
-        for column, selector in enumerate(dense + selectors):
-            axis = axes[row][column]
-            if selector == "dense" and row > 0:
-                axis.axis("off")
-                continue
-            chosen = [r for r in results if r["selector"] == selector and r["budget"] in (budget, "1.0")]
-            axis.set_visible(bool(chosen))
+    for row, panels_in_row in enumerate(rows):
+        for axis in axes[row][len(panels_in_row) :]:
+            axis.axis("off")
+        for axis, (sparse, budget, selector) in zip(axes[row], panels_in_row):
+            chosen = [r for r in results if (r["selector"], r["budget"]) == (selector, budget)]
             grid = [
                 [share(r["exact"] for r in chosen if (r["length"], r["depth"]) == (length, depth)) for length in lengths]
                 for depth in depths
             ]
             image = axis.imshow(grid, cmap="RdYlGn", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
             name = selector.replace("dissimilar_and_last", "dis. + last").replace(".", "\n.", 1)
-            found = f"{100 * share(r['exact'] for r in chosen):.0f} %"
-            axis.set_title(f"{name}\n{found}" if selector == "dense" else f"{name}\nbudget {budget}: {found}", fontsize=7)
+            found = f"{sum(r['exact'] for r in chosen)} of {len(chosen)}"
+            axis.set_title(f"{name}\nbudget {budget}: {found}" if sparse else f"{name}\n{found}", fontsize=7)
             axis.set_xticks(range(len(lengths)), [f"{n:,}" for n in lengths], fontsize=6, rotation=60)
             shown = range(0, len(depths), max(1, (len(depths) - 1) // 3))
             axis.set_yticks(list(shown), [f"{100 * depths[i]:.0f} %" for i in shown], fontsize=6)

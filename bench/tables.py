@@ -258,14 +258,18 @@ def mean_log_prob(points):
 
 
 def needle(data):
-    """A row per selector and budget: needles found and the mean log-probability of the key, by prompt length."""
+    """A row per selector and budget: needles found and the mean log-probability of the key, by prompt length.
+
+    All: the mean over the lengths, however many needles each has.
+    """
     results = data["results"]
     lengths = sorted({point["length"] for point in results})
     rows = []
     for selector, budget in dict.fromkeys((point["selector"], point["budget"]) for point in results):
         points = [point for point in results if (point["selector"], point["budget"]) == (selector, budget)]
         by_length = [found([point for point in points if point["length"] == length]) for length in lengths]
-        share = f"{percent(sum(point['exact'] for point in points) / len(points), 0)} %" if "-" not in by_length else "-"
+        shares = [[point["exact"] for point in points if point["length"] == length] for length in lengths]
+        share = f"{percent(sum(sum(s) / len(s) for s in shares) / len(shares), 0)} %" if all(shares) else "-"
         log_probs = [mean_log_prob([point for point in points if point["length"] == length]) for length in lengths]
         rows.append([f"`{selector}`", "-" if selector == "dense" else budget, *by_length, share, *log_probs])
     rows.sort(key=lambda row: (row[0] != "`dense`", row[1]))
