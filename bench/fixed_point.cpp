@@ -65,8 +65,10 @@ Tensor4 attend(const Input& in) {
   quoka::Past<float> past(in.past_k, in.past_v);
   if (in.keep.count() > 0) past.keep = &in.keep;
   quoka::AttentionWorkspace<float> workspace;
-  quoka::detail::attention_in<Panels>(in.q, past, quoka::Chunk<float>{in.k, in.v}, out,
-                                      {.scale = in.scale}, quoka::SerialExecutor{}, workspace);
+  const auto call =
+      quoka::detail::checked_call<float>(in.q, past, {in.k, in.v}, out, {.scale = in.scale});
+  quoka::detail::AttentionTasks<float>(call, past.keep, workspace)
+      .template run<Panels>(quoka::SerialExecutor{});
   return out;
 }
 
