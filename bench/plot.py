@@ -381,7 +381,9 @@ def main():
         if (folder / source).exists():
             draw(json.loads((folder / source).read_text()), folder / name)
     for source in sorted(folder.glob("needle_*.json")):
-        needle(json.loads(source.read_text()), source.with_suffix(".png"))
+        data = json.loads(source.read_text())
+        if any(point["selector"] != "dense" for point in data["results"]):
+            needle(data, source.with_suffix(".png"))
     results = ruler_results.Results(folder)
     for against in ("budget", "length") if results.files else ():
         accuracy(results, folder / f"accuracy_{against}.png", against)
