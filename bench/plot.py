@@ -217,7 +217,10 @@ def needle(data, path):
     results = data["results"]
     lengths = sorted({r["length"] for r in results})
     depths = sorted({r["depth"] for r in results})
-    panels = list(dict.fromkeys((r["selector"] != "dense", r["budget"], r["selector"]) for r in results))
+    panels = sorted(
+        {(r["selector"] != "dense", r["budget"], r["selector"]) for r in results},
+        key=lambda panel: (*panel[:2], not panel[2].startswith("quoka"), panel[2]),
+    )
     budgets = sorted({(sparse, budget) for sparse, budget, _ in panels})  # dense attention's comes first
     by_budget = [[panel for panel in panels if panel[:2] == budget] for budget in budgets]
     if not budgets[0][0] and len(by_budget) > 1:
