@@ -272,7 +272,7 @@ def needle(data):
         share = f"{percent(sum(sum(s) / len(s) for s in shares) / len(shares), 0)} %" if all(shares) else "-"
         log_probs = [mean_log_prob([point for point in points if point["length"] == length]) for length in lengths]
         rows.append([f"`{selector}`", "-" if selector == "dense" else budget, *by_length, share, *log_probs])
-    rows.sort(key=lambda row: (row[0] != "`dense`", row[1], not row[0].startswith("`quoka"), row[0]))
+    rows.sort(key=lambda row: (row[0] != "`dense`", row[1], not row[0].startswith("`quoka"), row[0].strip("`")))
     header = ["selector", "budget", *(f"{n:,} tokens" for n in lengths), "all", *(f"log-probability, {n:,}" for n in lengths)]
     return "\n".join(["", *table(header, rows)]) + "\n\n"
 
