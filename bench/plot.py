@@ -221,10 +221,9 @@ def needle(data, path):
         {(r["selector"] != "dense", r["budget"], r["selector"]) for r in results},
         key=lambda panel: (*panel[:2], not panel[2].startswith("quoka"), panel[2]),
     )
-    budgets = sorted({(sparse, budget) for sparse, budget, _ in panels})  # dense attention's comes first
-    by_budget = [[panel for panel in panels if panel[:2] == budget] for budget in budgets]
-    if not budgets[0][0] and len(by_budget) > 1:
-        by_budget[:2] = [by_budget[0] + by_budget[1]]
+    budgets = sorted({budget for sparse, budget, _ in panels if sparse})
+    by_budget = [[panel for panel in panels if panel[:2] == (True, budget)] for budget in budgets]
+    by_budget[0] = [panel for panel in panels if not panel[0]] + by_budget[0]  # dense comes first
     columns = min(7, max(map(len, by_budget)))
     rows = [row[i : i + columns] for row in by_budget for i in range(0, len(row), columns)]
     figure, axes = plt.subplots(

@@ -267,11 +267,12 @@ def needle(data):
     rows = []
     for selector, budget in dict.fromkeys((point["selector"], point["budget"]) for point in results):
         points = [point for point in results if (point["selector"], point["budget"]) == (selector, budget)]
-        by_length = [found([point for point in points if point["length"] == length]) for length in lengths]
-        shares = [[point["exact"] for point in points if point["length"] == length] for length in lengths]
-        share = f"{percent(sum(sum(s) / len(s) for s in shares) / len(shares), 0)} %" if all(shares) else "-"
-        log_probs = [mean_log_prob([point for point in points if point["length"] == length]) for length in lengths]
-        rows.append([f"`{selector}`", "-" if selector == "dense" else budget, *by_length, share, *log_probs])
+        by_length = [[point for point in points if point["length"] == length] for length in lengths]
+        shares = [sum(point["exact"] for point in asked) / len(asked) for asked in by_length if asked]
+        share = f"{percent(sum(shares) / len(shares), 0)} %" if all(by_length) else "-"
+        rows.append(
+            [f"`{selector}`", "-" if selector == "dense" else budget, *map(found, by_length), share, *map(mean_log_prob, by_length)]
+        )
     rows.sort(key=lambda row: (row[0] != "`dense`", row[1], not row[0].startswith("`quoka"), row[0].strip("`")))
     header = ["selector", "budget", *(f"{n:,} tokens" for n in lengths), "all", *(f"log-probability, {n:,}" for n in lengths)]
     return "\n".join(["", *table(header, rows)]) + "\n\n"
