@@ -1,11 +1,12 @@
 # shellcheck shell=bash
-# Sourced by examples/run.sh, tests/run.sh and .ci/run: what a bare Debian lacks, and one build directory, build/.
+# Sourced by examples/run.sh, tests/run.sh and .ci/run: what a bare Debian lacks, and a build for this machine.
 # All that is said here goes to stderr, so that a program's own output stays alone on stdout.
 
 quoka_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 quoka_jobs=$(nproc)
-quoka_packages=(g++ cmake ninja-build pkg-config
-  libeigen3-dev libgtest-dev libbenchmark-dev nlohmann-json3-dev libcli11-dev libpcre2-dev libopenblas-pthread-dev)
+quoka_example_packages=(g++ cmake ninja-build libeigen3-dev nlohmann-json3-dev libcli11-dev)
+quoka_packages=("${quoka_example_packages[@]}" pkg-config  # for everything in the tree
+  libgtest-dev libbenchmark-dev libpcre2-dev libopenblas-pthread-dev)
 
 # install_missing PACKAGE...: installs those that are not there, and does nothing when all are.
 install_missing() {
@@ -33,8 +34,16 @@ install_missing() {
     apt-get install -qq -y --no-install-recommends "${missing[@]}" >&2
 }
 
-# build_native TARGET...: builds them for this machine in build/.
+# New build folders use ccache where it is installed. Without that sloppiness it skips what has a precompiled header.
+if command -v ccache >/dev/null; then
+  export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER-ccache}
+  export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS-pch_defines,time_macros}
+fi
+
+# build_native FOLDER TARGET [CMAKE ARGUMENT...]: builds it for this machine in FOLDER.
 build_native() {
-  cmake -S "$quoka_root" -B "$quoka_root/build" -G Ninja -DQUOKA_NATIVE=ON >&2
-  cmake --build "$quoka_root/build" -j "$quoka_jobs" --target "$@" >&2
+  local folder=$1 target=$2
+  shift 2
+  cmake -S "$quoka_root" -B "$folder" -G Ninja -DQUOKA_NATIVE=ON "$@" >&2
+  cmake --build "$folder" -j "$quoka_jobs" --target "$target" >&2
 }

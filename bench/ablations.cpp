@@ -1,16 +1,15 @@
 // The paper's ablations, and a few more, one switch at a time: what each choice of QuoKA's costs in
 // accuracy and in time, on recorded queries, keys and values and on generated ones
-// (generators.hpp).
+// (support/generators.hpp).
 //
 // Every variant of one ablation runs in the same rounds, chunk by chunk, beside dense attention:
 // share of the past's attention mass kept (mean, and the worst row), relative output error, speedup
 // over dense (median of ratios). Prints tables in Markdown.
 
-#include "generators.hpp"
-
 #include "support/accuracy.hpp"
 #include "support/build_info.hpp"
 #include "support/capture_times.hpp"
+#include "support/generators.hpp"
 #include "support/json_file.hpp"
 #include "support/progress.hpp"
 #include "support/run_program.hpp"
@@ -70,8 +69,8 @@ std::vector<Variant> variants(const quoka::Budget& budget, Index len) {
   add("query_choice", "last", [](Variant& v) { v.options.quoka.query_choice = QueryChoice::last; });
   add("query_choice", "dissimilar_and_last",
       [](Variant& v) { v.options.quoka.query_choice = QueryChoice::dissimilar_and_last; });
-  add("window", "7", [](Variant& v) { v.options.quoka.window = 7; });
-  add("keep_first", "4", [](Variant& v) { v.options.quoka.keep_first = 4; });
+  add("window", "7", [](Variant& v) { v.options.quoka.top_k.window = 7; });
+  add("keep_first", "4", [](Variant& v) { v.options.quoka.top_k.keep_first = 4; });
   for (const Index keys : {128, 256, 512, 1024, 2048, 4096})
     if (keys < len)
       add("budget", std::to_string(keys), [&](Variant& v) { v.options.budget = keys; });
@@ -133,9 +132,9 @@ std::vector<Data> load_data(const Flags& flags) {
     data.attention.scale = softmax_scale(file);
   }
   if (flags.tokens > 0)
-    for (const quoka_bench::Geometry& geometry : quoka_bench::geometries())
+    for (const Geometry& geometry : geometries())
       all.push_back({"generated: " + geometry.name,
-                     {quoka_bench::Generator(geometry, 64, 1).layer(2, 4, flags.tokens)},
+                     {Generator(geometry, 64, 1).layer(2, 4, flags.tokens)},
                      {}});
   return all;
 }

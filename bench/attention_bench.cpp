@@ -1,4 +1,8 @@
 // Attention of one chunk over all of the past and over a selection, and the plain twin.
+//
+// Queries, the chunk's keys and values, and outputs are stored as T, the past as P: the same, unless a
+// name says "float_over_half". Kernels read rows through their formats, so that must cost what half
+// queries over a half cache cost.
 
 #include "measure.hpp"
 
@@ -7,9 +11,9 @@
 namespace quoka_bench {
 namespace {
 
-template <class T>
-plain::Attention<T> plain_input(const ChunkData<T>& chunk, const PastData<T>& past,
-                                const plain::Positions* keep = nullptr) {
+template <class T, class P>
+plain::Attention<T, P> plain_input(const ChunkData<T>& chunk, const PastData<P>& past,
+                                   const plain::Positions* keep = nullptr) {
   return {chunk.q.view(), past.k, past.v, chunk.k.view(), chunk.v.view(), keep};
 }
 
@@ -29,19 +33,19 @@ struct InArithmetic {
   }
 };
 
-template <class T>
+template <class T, class P>
 void dense(benchmark::State& state, const LayerShape& shape, Index kv_len, int threads,
            quoka::Arithmetic arithmetic) {
   const InArithmetic<T> in(state, arithmetic);
-  const auto past = past_of<T>(shape, kv_len);
+  const auto past = past_of<P>(shape, kv_len);
   ChunkData<T> chunk(shape, chunk_len);
-  quoka::AttentionWorkspace<T> workspace;
+  quoka::AttentionWorkspace workspace;
   poison(chunk.out);
   with_executor(threads, [&](quoka::ExecutorRef executor) {
     measure(state, {.flops = attention_flops(shape, chunk_len, past.k.len()), .threads = threads},
             [&] {
               quoka::attention(chunk.q.view(), {past.k, past.v}, {chunk.k.view(), chunk.v.view()},
-                               chunk.out.view(), in.options, executor, workspace);
+                               {chunk.out.view()}, in.options, executor, workspace);
             });
   });
   verify(state, attention_is_right(plain_input(chunk, past), chunk.out, in.tolerance),
@@ -50,28 +54,28 @@ void dense(benchmark::State& state, const LayerShape& shape, Index kv_len, int t
 
 // ---- one token ----------------------------------------------------------------------------------
 
-template <class T>
+template <class T, class P>
 void token(benchmark::State& state, const LayerShape& shape, Index kv_len, Index budget,
            int threads) {
-  const auto past = past_of<T>(shape, kv_len);
+  const auto past = past_of<P>(shape, kv_len);
   const auto selections = scattered_selections(shape, kv_len, budget > 0 ? budget : kv_len);
   ChunkData<T> chunk(shape, 1);
-  quoka::AttentionWorkspace<T> workspace;
+  quoka::AttentionWorkspace workspace;
   std::size_t turn = 0;
   const Index kept = budget > 0 ? budget : kv_len;
   poison(chunk.out);
   with_executor(threads, [&](quoka::ExecutorRef executor) {
     measure(state,
             {.flops = attention_flops(shape, 1, kept),
-             .bytes = 2.0 * row_bytes<T>(shape, kept),
+             .bytes = 2.0 * row_bytes<P>(shape, kept),
              .threads = threads,
              .from_memory = true},
             [&] {
-              quoka::Past<T> all(past.k, past.v);
+              quoka::Past all(past.k, past.v);
               turn = (turn + 1) % selections.size();
               if (budget > 0) all.keep = &selections[turn];
               quoka::attention(chunk.q.view(), all, {chunk.k.view(), chunk.v.view()},
-                               chunk.out.view(), {}, executor, workspace);
+                               {chunk.out.view()}, {}, executor, workspace);
             });
   });
   const auto keep = positions_of(selections[turn]);
@@ -81,21 +85,21 @@ void token(benchmark::State& state, const LayerShape& shape, Index kv_len, Index
 
 // ---- selected -----------------------------------------------------------------------------------
 
-template <class T>
+template <class T, class P>
 void selected(benchmark::State& state, const LayerShape& shape, Index kv_len, Index budget,
               int threads, quoka::Arithmetic arithmetic) {
   const InArithmetic<T> in(state, arithmetic);
-  const auto past = past_of<T>(shape, kv_len);
+  const auto past = past_of<P>(shape, kv_len);
   const auto selections = scattered_selections(shape, kv_len, budget);
   ChunkData<T> chunk(shape, chunk_len);
-  quoka::AttentionWorkspace<T> workspace;
+  quoka::AttentionWorkspace workspace;
   std::size_t turn = 0;
   poison(chunk.out);
   with_executor(threads, [&](quoka::ExecutorRef executor) {
     measure(state, {.flops = attention_flops(shape, chunk_len, budget), .threads = threads}, [&] {
       turn = (turn + 1) % selections.size();
       quoka::attention(chunk.q.view(), {past.k, past.v, selections[turn]},
-                       {chunk.k.view(), chunk.v.view()}, chunk.out.view(), in.options, executor,
+                       {chunk.k.view(), chunk.v.view()}, {chunk.out.view()}, in.options, executor,
                        workspace);
     });
   });
@@ -113,21 +117,21 @@ void plainly(benchmark::State& state, const LayerShape& shape, Index kv_len) {
   measure(state, {.flops = attention_flops(shape, chunk_len, kv_len)},
           [&] { out = plain::attention(plain_input(chunk, past)); });
   quoka::attention(chunk.q.view(), {past.k, past.v}, {chunk.k.view(), chunk.v.view()},
-                   chunk.out.view());
+                   {chunk.out.view()});
   verify(state, near(out.data.data(), chunk.out.data(), chunk.out.size(), tolerance<float>),
          "attention is wrong");
 }
 
 // ---- names --------------------------------------------------------------------------------------
 
-template <class T>
+template <class T, class P = T>
 void add_token(const char* name, const LayerShape& shape, Index kv_len, Index budget = 0,
                int threads = 1) {
   auto full =
       named(name, {{"kv_len", kv_len}, {"q_heads", shape.q_heads}, {"kv_heads", shape.kv_heads}});
   if (budget > 0) full = named(full, {{"budget", budget}});
   if (threads > 1) full = named(full, {{"threads", threads}});
-  timed_for(add(full, [=](auto& state) { token<T>(state, shape, kv_len, budget, threads); }),
+  timed_for(add(full, [=](auto& state) { token<T, P>(state, shape, kv_len, budget, threads); }),
             threads);
 }
 
@@ -138,15 +142,15 @@ std::string dense_name(const char* name, const LayerShape& shape, Index kv_len, 
                       {"threads", threads}});
 }
 
-template <class T>
+template <class T, class P = T>
 void add_dense(const char* name, const LayerShape& shape, Index kv_len, int threads = 1,
                quoka::Arithmetic arithmetic = quoka::Arithmetic::single) {
   timed_for(add(dense_name(name, shape, kv_len, threads),
-                [=](auto& state) { dense<T>(state, shape, kv_len, threads, arithmetic); }),
+                [=](auto& state) { dense<T, P>(state, shape, kv_len, threads, arithmetic); }),
             threads);
 }
 
-template <class T>
+template <class T, class P = T>
 void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index budget,
                   int threads = 1, quoka::Arithmetic arithmetic = quoka::Arithmetic::single) {
   auto full = named(name, {{"kv_len", kv_len}, {"budget", budget}});
@@ -154,7 +158,7 @@ void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index
   if (threads > 1) full = named(full, {{"threads", threads}});
   timed_for(
       add(full,
-          [=](auto& state) { selected<T>(state, shape, kv_len, budget, threads, arithmetic); }),
+          [=](auto& state) { selected<T, P>(state, shape, kv_len, budget, threads, arithmetic); }),
       threads);
 }
 
@@ -175,6 +179,7 @@ void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index
     add_selected<float>("attention/selected/fixed16", shape, longest_kv_len, 1024, 1, fixed16);
   add_selected<float>("attention/selected", head_dim_64, longest_kv_len, 1024);
   add_dense<Eigen::half>("attention/dense/half", qwen3_4b, usual);
+  add_dense<float, Eigen::half>("attention/dense/float_over_half", qwen3_4b, usual);
   add_dense<Eigen::bfloat16>("attention/dense/bfloat16", qwen3_4b, usual);
 
   for (const Index kv_len : {Index{2048}, Index{8192}, Index{16384}})
@@ -183,6 +188,8 @@ void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index
     add_selected<float>("attention/selected", qwen3_4b, longest_kv_len, budget);
   add_selected<float>("attention/selected", qwen3_4b, longest_kv_len, 1024, 2);
   add_selected<Eigen::half>("attention/selected/half", qwen3_4b, longest_kv_len, 1024);
+  add_selected<float, Eigen::half>("attention/selected/float_over_half", qwen3_4b, longest_kv_len,
+                                   1024);
   add_selected<Eigen::bfloat16>("attention/selected/bfloat16", qwen3_4b, longest_kv_len, 1024);
   for (const LayerShape& shape : {head_dim_64, head_dim_80})
     add_selected<float>("attention/selected", shape, usual, 1024);
@@ -194,6 +201,7 @@ void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index
   }
   add_token<float>("attention/token", multi_head, longest_kv_len);
   add_token<Eigen::half>("attention/token/half", qwen3_4b, longest_kv_len);
+  add_token<float, Eigen::half>("attention/token/float_over_half", qwen3_4b, longest_kv_len);
   add_token<Eigen::bfloat16>("attention/token/bfloat16", qwen3_4b, longest_kv_len);
   add_token<float>("attention/token", qwen3_4b, longest_kv_len, 1024);
 

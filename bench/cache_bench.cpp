@@ -19,7 +19,8 @@ template <class T>
 void append(benchmark::State& state, Index n) {
   const LayerShape shape = qwen3_4b;
   const ChunkData<T> chunk(shape, n);
-  quoka::KvCache<T> cache(1, shape.kv_heads, shape.head_dim, shape.head_dim);
+  quoka::KvCache cache(1, shape.kv_heads, shape.head_dim, shape.head_dim, quoka::format_of<T>(),
+                       quoka::format_of<T>());
   cache.reserve(capacity);
   const auto step = [&] {
     if (cache.len() + n > capacity) cache.truncate(0);
@@ -30,11 +31,12 @@ void append(benchmark::State& state, Index n) {
 
   bool right = true;
   const Index last = cache.len() - 1;
+  const auto cached_k = cache.k().template typed<T>(), cached_v = cache.v().template typed<T>();
   for (Index head = 0; head < shape.kv_heads; ++head) {
     const T *k = chunk.k.view().row(0, head, n - 1), *v = chunk.v.view().row(0, head, n - 1);
     const float norm = plain::inverse_norm(k, shape.head_dim);
-    right = right && std::equal(k, k + shape.head_dim, cache.k().row(0, head, last)) &&
-            std::equal(v, v + shape.head_dim, cache.v().row(0, head, last)) &&
+    right = right && std::equal(k, k + shape.head_dim, cached_k.row(0, head, last)) &&
+            std::equal(v, v + shape.head_dim, cached_v.row(0, head, last)) &&
             near(cache.inverse_norms().row(0, head, last), &norm, 1, tolerance<float>);
   }
   verify(state, right, "the last row is not in the cache");

@@ -24,14 +24,13 @@ class Warmed {
 
   explicit Warmed(const Options& options) : selector_(options) {}
 
-  template <class T>
-  void select(const quoka::SelectorInput<T>& input, State& state, quoka::Selection& selection,
+  void select(const quoka::SelectorInput& input, State& state, quoka::Selection& selection,
               quoka::ExecutorRef executor) const {
-    if (state.filling) return selection.resize(input.k.batch(), input.k.heads(), input.k.len(), 0);
+    if (state.filling)
+      return selection.select_none(input.k.batch(), input.k.heads(), input.k.len());
     selector_.select(input, state.inner, selection, executor);
   }
-  template <class T>
-  void appended(const quoka::SelectorInput<T>& input, State& state,
+  void appended(const quoka::SelectorInput& input, State& state,
                 quoka::ExecutorRef executor) const {
     selector_.appended(input, state.inner, executor);
   }
@@ -64,7 +63,7 @@ Layer<S>& layer_with(Index kv_len) {
     layer.state().filling = true;
     for (Index begin = layer.kv_len(); begin < kv_len; begin += chunk_len)
       layer.forward(chunk.q.view(), past.k.slice(begin, chunk_len), past.v.slice(begin, chunk_len),
-                    chunk.out.view());
+                    {chunk.out.view()});
     layer.state().filling = false;
   }
   return layer;
@@ -112,7 +111,7 @@ void step(benchmark::State& state, Index q_len, Index kv_len, int threads) {
   poison(chunk.out);
   with_executor(threads, [&](quoka::ExecutorRef executor) {
     measure(state, step_cost<S>(q_len, kv_len, threads), [&] {
-      layer.forward(chunk.q.view(), chunk.k.view(), chunk.v.view(), chunk.out.view(), executor);
+      layer.forward(chunk.q.view(), chunk.k.view(), chunk.v.view(), {chunk.out.view()}, executor);
       layer.truncate(kv_len);
     });
   });
@@ -125,16 +124,12 @@ void step(benchmark::State& state, Index q_len, Index kv_len, int threads) {
       !verify(state, overlap(keep, plain_selection(q_len, kv_len)) > 0.99,
               "other keys were selected"))
     return;
-  if (!verify(
-          state,
-          layer.selection().count() == (std::is_same_v<S, quoka::QuokaSelector> ? budget : kv_len),
-          "the budget is wrong"))
-    return;
+  const Index kept = std::is_same_v<S, quoka::QuokaSelector> ? budget : kv_len;
+  if (!verify(state, keeps(layer.selection(), kept), "the budget is wrong")) return;
   verify(state, attention_is_right(input, chunk.out), "attention is wrong");
 }
 
-// ---- the plain twin
-// -------------------------------------------------------------------------------
+// ---- the plain twin -----------------------------------------------------------------------------
 
 template <class S>
 void plain_step(benchmark::State& state, Index q_len, Index kv_len) {
@@ -152,7 +147,7 @@ void plain_step(benchmark::State& state, Index q_len, Index kv_len) {
   });
   auto& layer = layer_with<S>(kv_len);
   Tensor<float> expected(shape.q_heads, q_len, shape.head_dim);
-  layer.forward(chunk.q.view(), chunk.k.view(), chunk.v.view(), expected.view());
+  layer.forward(chunk.q.view(), chunk.k.view(), chunk.v.view(), {expected.view()});
   layer.truncate(kv_len);
   // A key at the threshold may differ, and weighs little.
   verify(state,

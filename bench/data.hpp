@@ -6,6 +6,7 @@
 #pragma once
 
 #include <quoka/quoka.hpp>
+#include <quoka/views/tensor.hpp>
 
 #include <cstdint>
 #include <map>
@@ -107,12 +108,11 @@ struct PastData {
   }
 };
 
-// ---- caches, built when first asked for and shared by all benchmarks of the process
-// ---------------
+// ---- caches: built when first asked for, shared by all benchmarks of the process ----------------
 
 // Keys and values [begin, begin + n) of the endless sequence that all caches hold.
 template <class T>
-void append_generated(const LayerShape& shape, Index begin, Index n, quoka::KvCache<T>& cache) {
+void append_generated(const LayerShape& shape, Index begin, Index n, quoka::KvCache& cache) {
   const auto seed = static_cast<std::uint64_t>(begin);
   const Tensor<T> k(shape.kv_heads, n, shape.head_dim, 1000 + 2 * seed),
       v(shape.kv_heads, n, shape.head_dim, 1001 + 2 * seed);
@@ -123,14 +123,16 @@ void append_generated(const LayerShape& shape, Index begin, Index n, quoka::KvCa
 template <class T>
 PastData<T> past_of(const LayerShape& shape, Index kv_len) {
   using Key = std::tuple<Index, Index>;
-  static std::map<Key, std::unique_ptr<quoka::KvCache<T>>> caches;
+  static std::map<Key, std::unique_ptr<quoka::KvCache>> caches;
   auto& cache = caches[Key{shape.kv_heads, shape.head_dim}];
   if (cache == nullptr)
-    cache = std::make_unique<quoka::KvCache<T>>(1, shape.kv_heads, shape.head_dim, shape.head_dim);
+    cache = std::make_unique<quoka::KvCache>(1, shape.kv_heads, shape.head_dim, shape.head_dim,
+                                             quoka::format_of<T>(), quoka::format_of<T>());
   constexpr Index step = 512;
   cache->reserve(quoka::round_up(kv_len, step));
-  while (cache->len() < kv_len) append_generated(shape, cache->len(), step, *cache);
-  return PastData<T>{cache->k(), cache->v(), cache->inverse_norms()}.first(kv_len);
+  while (cache->len() < kv_len) append_generated<T>(shape, cache->len(), step, *cache);
+  const auto k = cache->k().template typed<T>(), v = cache->v().template typed<T>();
+  return PastData<T>{k, v, cache->inverse_norms()}.first(kv_len);
 }
 
 // Selections of `count` positions per head, one from each of `count` equal stretches of the past
@@ -142,12 +144,13 @@ inline std::vector<quoka::Selection> scattered_selections(const LayerShape& shap
   const Index stretch = kv_len / count;
   std::vector<quoka::Selection> selections(static_cast<std::size_t>(stretch));
   for (Index s = 0; s < stretch; ++s) {
-    auto& selection = selections[static_cast<std::size_t>(s)];
-    selection.resize(1, shape.kv_heads, kv_len, count);
+    quoka::SelectionWriter writer(selections[static_cast<std::size_t>(s)], 1, shape.kv_heads,
+                                  kv_len, count);
     for (Index head = 0; head < shape.kv_heads; ++head)
       for (Index i = 0; i < count; ++i)
-        selection.mutable_row(0, head)[static_cast<std::size_t>(i)] =
+        writer.row(0, head)[static_cast<std::size_t>(i)] =
             static_cast<quoka::Position>(i * stretch + (s + 7 * i + head) % stretch);
+    writer.commit();
   }
   return selections;
 }

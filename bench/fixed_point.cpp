@@ -7,13 +7,15 @@
 // Speed: a chunk in float and in fixed point by turns, on one thread; medians over the rounds, of
 // times and of the ratios of neighbouring turns.
 
-#include <quoka/attention/attention.hpp>
+#include <quoka/attention/attention_impl.hpp>
 #include <quoka/select/quoka.hpp>
+#include <quoka/views/tensor.hpp>
 
 #include "support/build_info.hpp"
 #include "support/capture.hpp"
 #include "support/json_file.hpp"
 #include "support/paired_steps.hpp"
+#include "support/require.hpp"
 #include "support/run_program.hpp"
 #include "support/table.hpp"
 
@@ -59,24 +61,29 @@ struct Row {
   }
 };
 
-template <class Panels>
-Tensor4 attend(const Input& in) {
+// The same rows in a format that packs in fixed point on every ISA.
+quoka::Rows with_fixed_point(const TensorView<const float>& x) {
+  static constexpr quoka::Format format = quoka::format_table<quoka::formats::FloatRow, true>();
+  const quoka::Rows rows = x;
+  return {rows.data(), format, rows.sizes(), rows.strides()};
+}
+
+Tensor4 attend(const Input& in, const quoka::detail::PanelArithmetic& panels) {
   Tensor4 out(in.q.batch(), in.q.heads(), in.q.len(), in.v.dim());
-  quoka::Past<float> past(in.past_k, in.past_v);
-  if (in.keep.count() > 0) past.keep = &in.keep;
-  quoka::AttentionWorkspace<float> workspace;
-  const auto call =
-      quoka::detail::checked_call<float>(in.q, past, {in.k, in.v}, out, {.scale = in.scale});
-  quoka::detail::AttentionTasks<float>(call, past.keep, workspace)
-      .template run<Panels>(quoka::SerialExecutor{});
+  quoka::Past past(with_fixed_point(in.past_k), with_fixed_point(in.past_v));
+  if (in.keep.kv_len() > 0) past.keep = &in.keep;
+  quoka::AttentionWorkspace workspace;
+  const auto call = quoka::detail::checked_call(
+      in.q, past, {with_fixed_point(in.k), with_fixed_point(in.v)}, out, {.scale = in.scale});
+  quoka::detail::AttentionTasks(call, panels, workspace.parts()).run(quoka::SerialExecutor{});
   return out;
 }
 
 // Adds what one chunk gives to the last row, or to a new one where the data is new: the worst chunk
 // of a data set.
 void measure(const Input& in, std::vector<Row>& rows) {
-  const Tensor4 exact = attend<quoka::detail::SinglePanels>(in);
-  const Tensor4 out = attend<quoka::detail::FixedPanels<quoka::simd::PairSums>>(in);
+  const Tensor4 exact = attend(in, quoka::detail::float_panels());
+  const Tensor4 out = attend(in, quoka::detail::fixed_panels<quoka::simd::PairSums>());
   double largest = 0.0, largest_error = 0.0, squares = 0.0, squared_errors = 0.0, worst = 0.0;
   for (Index head = 0; head < in.q.heads(); ++head) {
     double own = 0.0, own_error = 0.0;
@@ -136,7 +143,7 @@ void measure_capture(const std::string& path, const Flags& flags, std::vector<Ro
     const TensorView<const float> q = layer.q, k = layer.k, v = layer.v;
     const float scale = softmax_scale(file).value_or(1.0f / std::sqrt(static_cast<float>(q.dim())));
     constexpr Index chunk = 128;
-    quoka::detail::require_at_least("a capture's tokens", q.len(), 2 * chunk);
+    require_at_least("a capture's tokens", q.len(), 2 * chunk);
     for (const bool selected : {false, true})
       for (const Index begin : {(q.len() - chunk) / 2, q.len() - chunk}) {
         Input in{.data = layer.name + (selected ? ", selected" : ", dense"),
@@ -167,13 +174,13 @@ Speed time_chunk(Index kv_len, Index head_dim, Index budget, int rounds) {
   const Tensor4 q = tensor(32, 128), k = tensor(8, 128), v = tensor(8, 128);
   const Tensor4 past_k = tensor(8, kv_len), past_v = tensor(8, kv_len);
   Tensor4 out(1, 32, 128, head_dim);
-  quoka::Past<float> past(past_k, past_v);
+  quoka::Past past(past_k, past_v);
   quoka::Selection keep;
   if (budget > 0) {
     keep = quoka::QuokaSelector({.budget = budget}).select(q, past_k);
     past.keep = &keep;
   }
-  quoka::AttentionWorkspace<float> workspace;
+  quoka::AttentionWorkspace workspace;
   const auto seconds = [&](quoka::Arithmetic arithmetic) {
     return seconds_of([&] {
       quoka::attention(q, past, {k, v}, out, {.arithmetic = arithmetic}, quoka::SerialExecutor{},

@@ -45,7 +45,7 @@ void dense(benchmark::State& state, Layout layout, Index q_len, Index kv_len) {
   const auto past = past_of<float>(qwen3_4b, kv_len);
   const LaidOut<float> k(past.k, layout), v(past.v, layout);
   ChunkData<float> chunk(qwen3_4b, q_len);
-  quoka::AttentionWorkspace<float> workspace;
+  quoka::AttentionWorkspace workspace;
   poison(chunk.out);
   measure(state,
           {.flops = attention_flops(qwen3_4b, q_len, kv_len),
@@ -53,7 +53,7 @@ void dense(benchmark::State& state, Layout layout, Index q_len, Index kv_len) {
            .from_memory = q_len == 1},
           [&] {
             quoka::attention(chunk.q.view(), {k.view(), v.view()}, {chunk.k.view(), chunk.v.view()},
-                             chunk.out.view(), {}, quoka::SerialExecutor{}, workspace);
+                             {chunk.out.view()}, {}, quoka::SerialExecutor{}, workspace);
           });
   const plain::Attention<float> input{chunk.q.view(), past.k,         past.v,
                                       chunk.k.view(), chunk.v.view(), nullptr};
@@ -68,8 +68,8 @@ void quoka_chunk(benchmark::State& state, Layout layout, Index kv_len) {
   const quoka::QuokaSelector selector({.budget = budget});
   quoka::QuokaSelector::State selector_state;
   quoka::Selection keep, expected;
-  quoka::AttentionWorkspace<float> workspace;
-  const quoka::SelectorInput<float> input{chunk.q.view(), k.view(), past.inverse_norms, kv_len};
+  quoka::AttentionWorkspace workspace;
+  const quoka::SelectorInput input{chunk.q.view(), k.view(), past.inverse_norms, kv_len};
   selector.appended(input, selector_state, quoka::SerialExecutor{});
   poison(chunk.out);
   measure(state, {.flops = attention_flops(qwen3_4b, chunk_len, budget)}, [&] {
@@ -77,7 +77,7 @@ void quoka_chunk(benchmark::State& state, Layout layout, Index kv_len) {
     selector.appended(input, selector_state, quoka::SerialExecutor{});
     selector.select(input, selector_state, keep, quoka::SerialExecutor{});
     quoka::attention(chunk.q.view(), {k.view(), v.view(), keep}, {chunk.k.view(), chunk.v.view()},
-                     chunk.out.view(), {}, quoka::SerialExecutor{}, workspace);
+                     {chunk.out.view()}, {}, quoka::SerialExecutor{}, workspace);
   });
   expected = selector.select(chunk.q.view(), past.k, quoka::SerialExecutor{}, past.inverse_norms);
   verify(state, keep == expected && all_finite(chunk.out), "the step is wrong");

@@ -17,7 +17,8 @@ int main(int argc, char** argv) {
   };
   benchmark::AddCustomContext("cpu", quoka_examples::cpu_name());
   benchmark::AddCustomContext("build", quoka_examples::build_description());
-  benchmark::AddCustomContext("fma_peak", text(quoka_examples::fma_peak_gflops(), "GFLOP/s per core"));
+  benchmark::AddCustomContext("fma_peak",
+                              text(quoka_examples::fma_peak_gflops(), "GFLOP/s per core"));
   benchmark::AddCustomContext("read_bandwidth",
                               text(quoka_examples::read_bandwidth_gbs(), "GB/s per core"));
   benchmark::RunSpecifiedBenchmarks();

@@ -174,8 +174,8 @@ bool all_finite(Tensor<T>& out) {
 }
 
 // Every element of `out` was written, and eight of its rows are what the plain twin gives.
-template <class T>
-bool attention_is_right(const plain::Attention<T>& in, Tensor<T>& out,
+template <class T, class P>
+bool attention_is_right(const plain::Attention<T, P>& in, Tensor<T>& out,
                         float relative = tolerance<T>) {
   if (!all_finite(out)) return false;
   const Index heads = in.q.heads(), len = in.q.len(), dim = in.q.dim();
@@ -187,6 +187,12 @@ bool attention_is_right(const plain::Attention<T>& in, Tensor<T>& out,
     if (!near(out.view().row(0, head, q), expected.data(), dim, relative)) return false;
   }
   return true;
+}
+
+// Does every KV head keep `count` keys?
+inline bool keeps(const quoka::Selection& selection, Index count) {
+  return selection.max_count() == count &&
+         selection.total() == selection.batch() * selection.kv_heads() * count;
 }
 
 inline plain::Positions positions_of(const quoka::Selection& selection) {

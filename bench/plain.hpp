@@ -5,7 +5,7 @@
 // with, and what its results are checked against.
 #pragma once
 
-#include <quoka/core/view.hpp>
+#include <quoka/views/tensor.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -154,50 +154,61 @@ std::vector<T> gather(const TensorView<const T>& past, const Positions& keep) {
 
 // ---- attention ----------------------------------------------------------------------------------
 
-// What attention reads; keep == nullptr is all of the past.
-template <class T>
+// What attention reads, the past stored as P; keep == nullptr is all of the past.
+template <class T, class P = T>
 struct Attention {
-  TensorView<const T> q, past_k, past_v, chunk_k, chunk_v;
+  TensorView<const T> q;
+  TensorView<const P> past_k, past_v;
+  TensorView<const T> chunk_k, chunk_v;
   const Positions* keep = nullptr;
 };
 
 // One query's output, out [dim]: logits, softmax, weighted sum.
-template <class T>
-void attend_row(const Attention<T>& in, Index q_head, Index q, float* out) {
+template <class T, class P>
+void attend_row(const Attention<T, P>& in, Index q_head, Index q, float* out) {
   const Index dim = in.q.dim(), kv_head = q_head / (in.q.heads() / in.chunk_k.heads());
   const std::vector<Index>* keep =
       in.keep != nullptr ? &(*in.keep)[static_cast<std::size_t>(kv_head)] : nullptr;
-  std::vector<const T*> k, v;
+  std::vector<const P*> past_k, past_v;
   const Index past = keep != nullptr ? static_cast<Index>(keep->size()) : in.past_k.len();
   for (Index i = 0; i < past; ++i) {
     const Index kv = keep != nullptr ? (*keep)[static_cast<std::size_t>(i)] : i;
-    k.push_back(in.past_k.row(0, kv_head, kv)), v.push_back(in.past_v.row(0, kv_head, kv));
+    past_k.push_back(in.past_k.row(0, kv_head, kv));
+    past_v.push_back(in.past_v.row(0, kv_head, kv));
   }
-  for (Index i = 0; i <= q; ++i)
-    k.push_back(in.chunk_k.row(0, kv_head, i)), v.push_back(in.chunk_v.row(0, kv_head, i));
+  std::vector<const T*> chunk_k, chunk_v;
+  for (Index i = 0; i <= q; ++i) {
+    chunk_k.push_back(in.chunk_k.row(0, kv_head, i));
+    chunk_v.push_back(in.chunk_v.row(0, kv_head, i));
+  }
 
   const float scale = 1.0f / std::sqrt(static_cast<float>(dim));
-  std::vector<float> weight(k.size());
+  std::vector<float> weight(past_k.size() + chunk_k.size());
   float max = -std::numeric_limits<float>::infinity(), sum = 0.0f;
-  for (std::size_t t = 0; t < k.size(); ++t)
-    max = std::max(max, weight[t] = dot(in.q.row(0, q_head, q), k[t], dim) * scale);
+  const auto take_logits = [&](const auto& k, float* to) {
+    for (std::size_t t = 0; t < k.size(); ++t)
+      max = std::max(max, to[t] = dot(in.q.row(0, q_head, q), k[t], dim) * scale);
+  };
+  take_logits(past_k, weight.data()), take_logits(chunk_k, weight.data() + past);
   for (auto& w : weight) sum += w = std::exp(w - max);
   std::fill_n(out, dim, 0.0f);
-  for (std::size_t t = 0; t < v.size(); ++t)
-    for (Index c = 0; c < dim; ++c) out[c] += weight[t] / sum * static_cast<float>(v[t][c]);
+  const auto add_values = [&](const auto& v, const float* w) {
+    for (std::size_t t = 0; t < v.size(); ++t)
+      for (Index c = 0; c < dim; ++c) out[c] += w[t] / sum * static_cast<float>(v[t][c]);
+  };
+  add_values(past_v, weight.data()), add_values(chunk_v, weight.data() + past);
 }
 
 // The chunk, row by row: [q_heads, q_len, dim].
-template <class T>
-Rows attention(const Attention<T>& in) {
+template <class T, class P>
+Rows attention(const Attention<T, P>& in) {
   Rows out(in.q.heads(), in.q.len(), in.q.dim());
   for (Index q_head = 0; q_head < out.heads; ++q_head)
     for (Index q = 0; q < out.len; ++q) attend_row(in, q_head, q, out.row(q_head, q));
   return out;
 }
 
-// ---- the cache and the chunk step
-// -----------------------------------------------------------------
+// ---- the cache and the chunk step ---------------------------------------------------------------
 
 struct Cache {
   Cache(Index kv_heads, Index capacity, Index dim)

@@ -2,11 +2,13 @@
 
 #include "measure.hpp"
 
+#include <quoka/select/stages.hpp>
+
 namespace quoka_bench {
 namespace {
 
-using Scores = Eigen::Tensor<float, 3, Eigen::RowMajor>;
-using QBar = Eigen::Tensor<float, 4, Eigen::RowMajor>;
+using Scores = quoka::Tensor<float, 3>;
+using QBar = quoka::Tensor<float>;
 
 plain::Rows to_rows(const QBar& x) {
   plain::Rows rows(x.dimension(1), x.dimension(2), x.dimension(3));
@@ -21,8 +23,7 @@ QBar q_bar_of(const LayerShape& shape) {
   return quoka::pre_aggregate(quoka::subselect_queries(chunk.q.view(), n_queries), shape.kv_heads);
 }
 
-// ---- subselect_queries, pre_aggregate
-// -------------------------------------------------------------
+// ---- subselect_queries, pre_aggregate -----------------------------------------------------------
 
 void subselect(benchmark::State& state, Index q_len, bool plainly) {
   const LayerShape shape = qwen3_4b;
@@ -145,7 +146,7 @@ void gather(benchmark::State& state, Index kv_len, Index budget, bool plainly) {
   const auto selections = scattered_selections(shape, kv_len, budget);
   std::vector<plain::Positions> lists;
   for (const auto& selection : selections) lists.push_back(positions_of(selection));
-  Eigen::Tensor<T, 4, Eigen::RowMajor> rows;
+  quoka::Tensor<T> rows;
   std::vector<T> plain_rows;
   std::size_t turn = 0;
   measure(state, {.bytes = 2.0 * row_bytes<T>(shape, budget), .from_memory = true}, [&] {

@@ -3,10 +3,15 @@
 //
 // Names: rows are the queries that score each key: 16 in rank mode, 64 per head of a group of 4, 1 in
 // decode. `normal` keys are independent, and many lie near the threshold; `paper` keys have the
-// geometry of generators.hpp.
+// geometry of support/generators.hpp.
 
-#include "generators.hpp"
 #include "measure.hpp"
+
+#include "support/generators.hpp"
+
+#include <quoka/select/sketch/sketched_top_k.hpp>
+#include <quoka/select/stages.hpp>
+#include <quoka/select/steps/score.hpp>
 
 namespace quoka_bench {
 namespace {
@@ -41,7 +46,6 @@ Scored normal_keys(Index kv_len, Index rows) {
 }
 
 Scored paper_keys(Index kv_len, Index rows) {
-  using quoka_examples::LayerCapture;
   static std::map<Index, std::pair<LayerCapture, quoka::Tensor<float, 3>>> known;
   auto entry = known.find(kv_len);
   if (entry == known.end()) {
@@ -67,22 +71,21 @@ Cost cost_of(const Scored& scored, bool sketch) {
 
 void select_in_float(const Scored& s, quoka::Buffer<float>& scores,
                      quoka::WorkerScratch<quoka::detail::ScoreScratch>& scratch,
-                     quoka::WorkerScratch<quoka::detail::TopKScratch>& top_k,
-                     quoka::Selection& selection) {
+                     quoka::WorkerScratch<quoka::TopKScratch>& top_k, quoka::Selection& selection) {
   const Index heads = s.k.heads(), kv_len = s.k.len();
   float* const x = scores.reserve(heads * kv_len);
   quoka::detail::score_all_keys(s.q_bar.data(), s.q_bar.dimension(2), s.k, s.inverse_norms, {}, x,
                                 scratch, quoka::SerialExecutor{});
   top_k.reserve(1, kv_len, 1);
-  quoka::detail::select_top_k(x, 1, heads, kv_len, budget, {}, selection, top_k,
-                              quoka::SerialExecutor{});
+  quoka::best_keys(quoka::score_view(x, 1, heads, kv_len), budget, {}, top_k, selection,
+                   quoka::SerialExecutor{});
 }
 
 void in_float(benchmark::State& state, Keys keys, Index kv_len, Index rows) {
   const Scored s = keys(kv_len, rows);
   quoka::Buffer<float> scores;
   quoka::WorkerScratch<quoka::detail::ScoreScratch> scratch;
-  quoka::WorkerScratch<quoka::detail::TopKScratch> top_k;
+  quoka::WorkerScratch<quoka::TopKScratch> top_k;
   quoka::Selection selection;
   measure(state, cost_of(s, false), [&] { select_in_float(s, scores, scratch, top_k, selection); });
 }
@@ -99,7 +102,7 @@ void by_sketch(benchmark::State& state, Keys keys, Index kv_len, Index rows) {
                                   scratch, quoka::SerialExecutor{});
   });
   quoka::Buffer<float> scores;
-  quoka::WorkerScratch<quoka::detail::TopKScratch> top_k;
+  quoka::WorkerScratch<quoka::TopKScratch> top_k;
   select_in_float(s, scores, scratch, top_k, expected);
   verify(state, selection == expected, "the sketch selects other keys");
 }

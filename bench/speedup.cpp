@@ -12,6 +12,7 @@
 #include "support/json_file.hpp"
 #include "support/paired_steps.hpp"
 #include "support/progress.hpp"
+#include "support/require.hpp"
 #include "support/run_program.hpp"
 #include "support/selector_flags.hpp"
 #include "support/table.hpp"
@@ -172,7 +173,7 @@ int run(Flags& flags) {
   std::vector<Result> results;
   std::vector<std::vector<std::string>> rows;
   for (const Index length : flags.lengths) {
-    quoka::detail::require_at_least("a prompt's length", length, flags.chunk);
+    require_at_least("a prompt's length", length, flags.chunk);
     for (const Result& r : measure(length, flags, threads)) {
       const double peak = r.fma_peak_gflops * flags.threads;
       rows.push_back({std::to_string(r.length), r.method, fixed(r.prefill_seconds, 2) + " s",

@@ -1,5 +1,6 @@
 // The README's first screen: a layer that prefills a prompt chunk by chunk with QuoKA.
 #include <quoka/quoka.hpp>
+#include <quoka/views/tensor.hpp>
 
 #include <iostream>
 
@@ -15,6 +16,6 @@ int main() {
     layer.forward(q, k, v, out, threads);
   }
   std::cout << "prefilled " << layer.kv_len() << " tokens; the last chunk attended to "
-            << layer.selection().count() << " of " << layer.selection().kv_len()
+            << layer.selection().max_count() << " of " << layer.selection().kv_len()
             << " cached keys per KV head, and to itself\n";
 }

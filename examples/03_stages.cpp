@@ -1,6 +1,7 @@
 // The paper's Algorithm 1, stage by stage, on Eigen tensors; then the same by QuokaSelector.
 
 #include <quoka/quoka.hpp>
+#include <quoka/select/stages.hpp>
 
 #include <iostream>
 

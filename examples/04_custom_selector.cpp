@@ -2,34 +2,39 @@
 // the chunk for the keys it likes best, which is what every method comes to that averages logits.
 
 #include <quoka/quoka.hpp>
+#include <quoka/views/tensor.hpp>
 
+#include <algorithm>
+#include <functional>
 #include <iostream>
+#include <vector>
 
-struct MeanQueryOptions {
-  quoka::Budget budget = 1024;
-  quoka::Index window = 1, keep_first = 4, keep_last = 0;  // used by ScoredSelector
-};
+using quoka::Index;
 
 struct MeanQueryScorer {
-  using Options = MeanQueryOptions;
+  struct Options {
+    quoka::Budget budget = 1024;
+    quoka::TopKOptions top_k = {.keep_first = 4};
+  };
   using State = quoka::NoState;  // nothing is carried from chunk to chunk
 
-  explicit MeanQueryScorer(const Options& = {}) {}
+  explicit MeanQueryScorer(const Options&) {}
 
   // scores [batch, kv_heads, kv_len]; more is better.
-  template <class T>
-  void score(const quoka::SelectorInput<T>& input, State&, float* scores,
+  void score(const quoka::SelectorInput& input, State&, quoka::TensorView<float, 3> scores,
              quoka::ExecutorRef executor) const {
-    const auto& [q, k, norms, capacity, scale] = input;
-    quoka::Tensor<float> mean(k.batch(), k.heads(), 1, k.dim());
-    mean.setZero();
-    for (quoka::Index b = 0; b < q.batch(); ++b)
-      for (quoka::Index head = 0; head < q.heads(); ++head)
-        for (quoka::Index i = 0; i < q.len(); ++i)
-          for (quoka::Index c = 0; c < q.dim(); ++c)
-            mean(b, head / input.group(), 0, c) += static_cast<float>(q.row(b, head, i)[c]);
-    const auto likes = quoka::score_keys(mean, k, {quoka::Scoring::dot}, {}, executor);
-    std::copy_n(likes.data(), likes.size(), scores);
+    const quoka::Rows &q = input.q, &k = input.k;
+    quoka::for_each_kv_head(k, executor, [&](Index b, Index kv_head, int) {
+      quoka::RowReader query, key;  // rows of any format, as floats
+      query.reserve(&q.format(), q.dim()), key.reserve(&k.format(), k.dim());
+      std::vector<float> sum(static_cast<std::size_t>(q.dim()));
+      for (Index head = kv_head * input.group(); head < (kv_head + 1) * input.group(); ++head)
+        for (Index i = 0; i < q.len(); ++i)
+          std::transform(sum.begin(), sum.end(), query.read(q.row(b, head, i)), sum.begin(),
+                         std::plus());
+      for (Index t = 0; t < k.len(); ++t)
+        scores.at(b, kv_head, t) = quoka::dot(key.read(k.row(b, kv_head, t)), sum.data(), k.dim());
+    });
   }
 };
 using MeanQuerySelector = quoka::ScoredSelector<MeanQueryScorer>;
@@ -45,7 +50,7 @@ int main() {
     mine.forward(q, k, v, out);
     quoka_layer.forward(q, k, v, out);
   }
-  quoka::Index common = 0;
+  Index common = 0;
   const auto a = mine.selection().row(0, 0), b = quoka_layer.selection().row(0, 0);
   for (const quoka::Position key : a) common += std::binary_search(b.begin(), b.end(), key);
   std::cout << "KV head 0 keeps " << a.size() << " of " << mine.selection().kv_len() << " keys, "

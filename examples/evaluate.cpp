@@ -6,13 +6,12 @@
 
 #include "support/accuracy.hpp"
 #include "support/build_info.hpp"
+#include "support/generators.hpp"
 #include "support/json_file.hpp"
 #include "support/progress.hpp"
 #include "support/run_program.hpp"
 #include "support/selector_flags.hpp"
 #include "support/table.hpp"
-
-#include "bench/generators.hpp"
 
 #include <CLI/CLI.hpp>
 
@@ -39,7 +38,8 @@ struct Flags {
 std::vector<std::string> method_names(const std::string& list) {
   if (list != "default") return parse_methods(list);
   std::vector<std::string> names = parse_methods(
-      "quoka,quoka.robust,quoka.uniform,quoka.last,quoka.dissimilar_and_last,quoka.shared,quoka.per_head,"
+      "quoka,quoka.robust,quoka.uniform,quoka.last,quoka.dissimilar_and_last,quoka.shared,quoka."
+      "per_head,"
       "quoka.dot,quoka.mean,quoka.window7,quoka.dissimilar_and_last.window7,"
       "quoka.dissimilar_and_last.per_head,quoka.dissimilar_and_last.per_head.window7,"
       "quoka.dissimilar_and_last.softmax.mean,quoka.uniform.softmax.mean,oracle,oracle.max");
@@ -61,15 +61,16 @@ Data load(const std::string& path, const std::vector<std::string>& wanted) {
   const SafetensorsFile file(path);
   Data data{std::filesystem::path(path).stem().string(), {}, {}, true};
   data.attention.scale = softmax_scale(file);
+  std::string names;
   for (const std::string& name : layer_names(file)) {
+    names += (names.empty() ? "" : ", ") + (name.empty() ? "one without a name" : name);
     const bool is_wanted = std::any_of(wanted.begin(), wanted.end(), [&](const std::string& layer) {
       return name == layer || name == "layer" + layer;
     });
     if (wanted.empty() || is_wanted) data.layers.push_back(load_layer(file, name));
   }
   if (data.layers.empty())
-    throw std::runtime_error(path + ": no layers NAME.q, NAME.k, NAME.v" +
-                             (wanted.empty() ? "" : " of the names asked for"));
+    throw std::runtime_error(path + ": no layer of the names asked for; there are: " + names);
   return data;
 }
 
@@ -77,8 +78,7 @@ Data load(const std::string& path, const std::vector<std::string>& wanted) {
 Data generate(const std::string& name, const Flags& flags) {
   Data data{"generated: " + name, {}, {}, false};
   for (Index seed = 1; seed <= flags.seeds; ++seed) {
-    quoka_bench::Generator generator(quoka_bench::geometry_named(name), 64,
-                                     static_cast<unsigned>(seed));
+    Generator generator(geometry_named(name), 64, static_cast<unsigned>(seed));
     data.layers.push_back(generator.layer(2, 4, flags.tokens));
     data.layers.back().name = "seed" + std::to_string(seed);
   }
@@ -126,7 +126,7 @@ class Evaluation {
  private:
   Result measure(const std::string& method, const std::string& budget, Index keep_first) {
     MethodOptions options{.budget = parse_budget(budget)};
-    options.quoka.keep_first = keep_first;
+    options.quoka.top_k.keep_first = keep_first;
     const auto sums = AccuracyRun(method, options, reference_, rules_, threads_).run();
     Result result{budget, method, keep_first, {}, {}};
     for (const AccuracySums& layer : sums) result.layers.push_back(layer.result());
@@ -258,7 +258,7 @@ int run(Flags& flags) {
     flags.files.push_back(QUOKA_EXAMPLES_DATA "/tinyllama_passkey_2046_layer11.safetensors");
   if (flags.generated == std::vector<std::string>{"all"}) {
     flags.generated.clear();
-    for (const auto& geometry : quoka_bench::geometries()) flags.generated.push_back(geometry.name);
+    for (const auto& geometry : geometries()) flags.generated.push_back(geometry.name);
   }
   quoka::ThreadPool threads(flags.threads);
   nlohmann::json json{{"command", flags.command},
@@ -289,9 +289,10 @@ int main(int argc, char** argv) {
   CLI::App app(
       "Attention mass kept, output error, overlap with the oracle and cost of selectors, on "
       "recorded or generated queries, keys and values");
-  app.add_option("files", flags.files,
-                 "safetensors dumps with NAME.q, NAME.k, NAME.v per layer; without any, and "
-                 "without --generated, the committed capture")
+  app.add_option(
+         "files", flags.files,
+         "safetensors dumps with NAME.q, NAME.k, NAME.v per layer, or q, k, v; without any, "
+         "and without --generated, the committed capture")
       ->check(CLI::ExistingFile);
   app.add_option("--methods", flags.methods,
                  "default, all, or names separated by commas (support/methods.hpp)")

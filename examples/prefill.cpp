@@ -15,8 +15,12 @@
 
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <iostream>
+#include <sstream>
+#include <stdexcept>
 
 namespace {
 
@@ -24,7 +28,7 @@ using namespace quoka_examples;
 
 struct Flags {
   std::string file = QUOKA_EXAMPLES_DATA "/tinyllama_passkey_2046_layer11.safetensors";
-  std::vector<std::string> budgets{"128", "256", "512"};
+  std::string budgets = "128,256,512";
   std::vector<Index> lengths{8192, 32768};
   std::string long_budget = "1024";
   std::string selectors = "quoka";
@@ -45,12 +49,29 @@ MethodOptions method_options(const Flags& flags, const std::string& budget) {
   return {.budget = parse_budget(budget), .quoka = flags.quoka};
 }
 
+// Finite numbers may still be too large for attention in float: its result is NaN then. Throws
+// std::runtime_error in that case.
+void require_numbers(const Accuracy& accuracy, const std::vector<LayerCapture>& layers) {
+  if (!std::isnan(accuracy.output_error) && !std::isnan(accuracy.mass_kept)) return;
+  const auto largest = [&](Tensor<float> LayerCapture::*part) {
+    float most = 0.0f;
+    for (const LayerCapture& layer : layers)
+      for (Index i = 0; i < (layer.*part).size(); ++i)
+        most = std::max(most, std::abs((layer.*part).data()[i]));
+    return most;
+  };
+  std::ostringstream text;
+  text << "attention overflows float: |q| is up to " << largest(&LayerCapture::q) << ", |k| up to "
+       << largest(&LayerCapture::k) << ", |v| up to " << largest(&LayerCapture::v);
+  throw std::runtime_error(text.str());
+}
+
 std::vector<CaptureResult> run_capture(const std::vector<LayerCapture>& layers, const Flags& flags,
                                        const quoka::AttentionOptions& attention,
                                        quoka::ThreadPool& threads) {
   std::vector<CaptureMethod> methods;
   std::vector<CaptureResult> results;
-  for (const std::string& budget : flags.budgets)
+  for (const std::string& budget : parse_budgets(flags.budgets))
     for (const std::string& method : parse_methods(flags.selectors)) {
       methods.push_back({method, method_options(flags, budget)});
       results.push_back({budget, method, {}, 0.0, 0.0, 0.0});
@@ -58,9 +79,11 @@ std::vector<CaptureResult> run_capture(const std::vector<LayerCapture>& layers, 
   const Index len = layers.front().q.dimension(2);
   DenseReference reference(layers, flags.chunk, attention, threads);
   const AccuracyRules whole_prompt{.past_per_budget = 0.0, .overlap = false};
-  for (std::size_t i = 0; i < methods.size(); ++i)
+  for (std::size_t i = 0; i < methods.size(); ++i) {
     results[i].accuracy = overall(
         AccuracyRun(methods[i].method, methods[i].options, reference, whole_prompt, threads).run());
+    require_numbers(results[i].accuracy, layers);
+  }
   Progress bar("prefill", len * (flags.rounds + 1));
   const CaptureSeconds seconds =
       time_captures(layers, methods, flags.chunk, flags.rounds, attention, threads,
@@ -192,26 +215,23 @@ int main(int argc, char** argv) {
   Flags flags;
   flags.command = command_line(argc, argv);
   CLI::App app("Prefill with QuoKA against dense attention, on recorded queries, keys and values");
-  app.add_option("file", flags.file, "safetensors dump with NAME.q, NAME.k, NAME.v per layer")
+  app.add_option("file", flags.file,
+                 "safetensors dump with NAME.q, NAME.k, NAME.v per layer, or q, k, v")
       ->check(CLI::ExistingFile);
   app.add_option("--budgets", flags.budgets, "keys per KV head: counts (1024) or fractions (0.25)")
-      ->delimiter(',')
+      ->check(accepted_by(parse_budgets))
       ->capture_default_str();
   app.add_option("--lengths", flags.lengths, "longer prompts to time, generated; 0: none")
       ->delimiter(',')
+      ->allow_extra_args(false)  // a file may follow
+      ->check(whole_number(0, 10'000'000))
       ->capture_default_str();
-  app.add_option("--long-budget", flags.long_budget, "budget for those")->capture_default_str();
+  app.add_option("--long-budget", flags.long_budget, "budget for those")
+      ->check(accepted_by(parse_budget))
+      ->capture_default_str();
   app.add_option("--selectors", flags.selectors, "all, or names separated by commas")
       ->capture_default_str();
-  app.add_option("--chunk", flags.chunk, "tokens per chunk")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--threads", flags.threads, "workers, the calling thread included")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--rounds", flags.rounds, "timed repetitions; medians are printed")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
+  add_run_flags(app, flags.chunk, flags.threads, flags.rounds);
   app.add_option("--json", flags.json, "write the results there too");
   add_quoka_flags(app, flags.quoka);
   return run_program(app, argc, argv, [&] {

@@ -242,9 +242,7 @@ TEST(Methods, AComposedNameSetsEachOfItsOptions) {
                               .aggregation = Aggregation::mean,
                               .group_mode = GroupMode::per_head,
                               .query_choice = QueryChoice::dissimilar_and_last,
-                              .window = 3,
-                              .keep_first = 2,
-                              .keep_last = 1};
+                              .top_k = {.window = 3, .keep_first = 2, .keep_last = 1}};
   Random random(931);
   const LayerCapture layer = random_layers(random, 1).front();
   const TensorView<const float> q = layer.q, k = layer.k;
@@ -257,7 +255,7 @@ TEST(Methods, AComposedNameSetsEachOfItsOptions) {
 
 TEST(Methods, EachKeepsFirstKeysWhereAskedTo) {
   MethodOptions options{.budget = 17};
-  options.quoka.keep_first = 5;
+  options.quoka.top_k.keep_first = 5;
   for (const std::string& method : quoka_examples::all_methods()) {
     const Selection keep = selection_of(method, options);
     if (method == "dense") continue;

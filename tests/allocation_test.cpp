@@ -220,7 +220,7 @@ TEST_F(Allocation, NoneUpToTheReservedLength) {
 }
 
 TEST_F(Allocation, NoneWhicheverWorkerRunsATask) {
-  Decoder<QuokaSelector> decoder(1024, {.budget = 100, .window = 7});
+  Decoder<QuokaSelector> decoder(1024, {.budget = 100, .top_k = {.window = 7}});
   decoder.prefill(600, AsWorker{0});
   decoder.decode(3, AsWorker{0});
   EXPECT_EQ(allocations_of([&] { decoder.decode(10, AsWorker{1}); }), 0);
@@ -259,7 +259,7 @@ TEST_F(Allocation, NoneInAttentionWithAWorkspace) {
   auto in = random_inputs<float>(random, {.q_heads = 8, .kv_heads = 2, .q_len = 37, .kv_len = 501});
   const Selection keep = random_selection(random, 1, 2, 501, 127);
   auto output = unwritten<float>(in.q, 16);
-  quoka::AttentionWorkspace<float> workspace;
+  quoka::AttentionWorkspace workspace;
   quoka::SerialExecutor serial;
   const auto call = [&] {
     quoka::attention(in.q, {in.past_k, in.past_v, keep}, {in.k, in.v}, {output.out, output.lse},
@@ -269,6 +269,29 @@ TEST_F(Allocation, NoneInAttentionWithAWorkspace) {
   EXPECT_EQ(allocations_of(call), 0);
   in.v(0, 0, 20, 3) = not_a_number;
   EXPECT_EQ(allocations_of(call), 0);
+}
+
+// Float queries and chunks over a cache in half: a chunk, few rows and one token, and a selection
+// whose counts change from call to call.
+TEST_F(Allocation, NoneInAttentionOverACacheOfAnotherFormat) {
+  Random random(7);
+  const auto past_k = random.tensor<Eigen::half>(1, 2, 1999, 24),
+             past_v = random.tensor<Eigen::half>(1, 2, 1999, 20);
+  const Selection keeps[] = {to_selection({{oracle::range(0, 1999), oracle::range(5, 6)}}, 1999),
+                             to_selection({{{}, oracle::range(0, 1500)}}, 1999)};
+  for (const Index q_len : {137, 3, 1}) {
+    SCOPED_TRACE("q_len " + std::to_string(q_len));
+    const auto q = random.tensor<float>(1, 8, q_len, 24), k = random.tensor<float>(1, 2, q_len, 24),
+               v = random.tensor<float>(1, 2, q_len, 20);
+    Tensor4<Eigen::half> out(1, 8, q_len, 20);
+    quoka::AttentionWorkspace workspace;
+    quoka::SerialExecutor serial;
+    const auto call = [&](const Selection& keep) {
+      quoka::attention(q, {past_k, past_v, keep}, {k, v}, out, {}, serial, workspace);
+    };
+    call(keeps[0]);
+    EXPECT_EQ(allocations_of([&] { call(keeps[1]), call(keeps[0]); }), 0);
+  }
 }
 
 // ---- memory -------------------------------------------------------------------------------------
@@ -301,7 +324,7 @@ TEST(Scratch, AtMost32MiBFor32768Keys) {
   EXPECT_GE(bytes, 8 * kv_len * 4) << "one score per key and KV head at least";
   EXPECT_LE(allocated_bytes.load(),
             static_cast<std::size_t>(limit));  // the selection and all else included
-  EXPECT_EQ(layer.selection().count(), 1024);
+  EXPECT_EQ(layer.selection().total(), 8 * 1024);
 }
 
 TEST(Scratch, DoesNotGrowWithAnotherChunk) {
@@ -323,7 +346,8 @@ TEST(Scratch, TheCacheTakesWhatItsFormulaSays) {
   const auto k = random.tensor<Eigen::half>(2, 3, 37, 24),
              v = random.tensor<Eigen::half>(2, 3, 37, 20);
   constexpr Index per_key = 2 * 3 * (24 * 2 + 20 * 2 + 4);
-  quoka::KvCache<Eigen::half> reserved(2, 3, 24, 20), growing(2, 3, 24, 20);
+  const quoka::Format& half = quoka::format_of<Eigen::half>();
+  quoka::KvCache reserved(2, 3, 24, 20, half, half), growing(2, 3, 24, 20, half, half);
   reserved.reserve(501);
   EXPECT_EQ(reserved.bytes(), 501 * per_key);
   for (int i = 0; i < 13; ++i) reserved.append(k, v), growing.append(k, v);

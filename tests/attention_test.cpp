@@ -7,6 +7,7 @@
 
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <utility>
 
 namespace {
@@ -259,6 +260,72 @@ TYPED_TEST(Attention, NothingSelectedIsTheChunkAloneBitForBit) {
   expect_same(selected, attend(in));
 }
 
+// A count for each KV head, 0 and all among them.
+Selection ragged_selection(Random& random, const std::vector<Index>& counts, Index batch,
+                           Index kv_heads, Index kv_len) {
+  oracle::Positions lists = oracle::all_positions(batch, kv_heads, 0);
+  for (Index b = 0; b < batch; ++b)
+    for (Index head = 0; head < kv_heads; ++head) {
+      auto& list = lists[uz(b)][uz(head)];
+      list = random.permutation(kv_len);
+      list.resize(uz(counts[uz(b * kv_heads + head)]));
+      std::sort(list.begin(), list.end());
+    }
+  return to_selection(lists, kv_len);
+}
+
+// A chunk, few rows that are cut over their keys, one token.
+TYPED_TEST(Attention, EachKvHeadMayKeepACountOfItsOwn) {
+  Random random(35);
+  for (const Index q_len : {71, 3, 1}) {
+    SCOPED_TRACE("q_len " + std::to_string(q_len));
+    const Index kv_len = 2003;
+    const auto in = random_inputs<TypeParam>(
+        random, {.batch = 2, .q_heads = 6, .kv_heads = 3, .q_len = q_len, .kv_len = kv_len});
+    const Selection keep =
+        ragged_selection(random, {0, kv_len, 37, 1, tuning::block_keys, 997}, 2, 3, kv_len);
+    expect_as_oracle(in, {}, &keep);
+    expect_as_oracle(in, {.sliding_window = 1200}, &keep);
+  }
+}
+
+TYPED_TEST(Attention, WithoutAChunkAHeadThatKeepsNothingIsEmptyAndOthersAreNot) {
+  Random random(36);
+  for (const Index q_len : {71, 3, 1}) {
+    SCOPED_TRACE("q_len " + std::to_string(q_len));
+    const auto in = random_inputs<TypeParam>(
+        random, {.q_heads = 6, .kv_heads = 3, .q_len = q_len, .kv_len = 501}, false);
+    const Selection keep = ragged_selection(random, {37, 0, 501}, 1, 3, 501);
+    expect_as_oracle(in, {}, &keep);
+    EXPECT_EQ(attend(in, {}, &keep).lse(0, 2, 0), -infinity);
+  }
+}
+
+// How a head is cut over its keys depends on its own count: 16 parts of 4 blocks are the most, and
+// one key more makes fewer and larger parts.
+TYPED_TEST(Attention, AHeadsBitsDoNotDependOnTheCountsOfOthers) {
+  Random random(37);
+  constexpr Index sixteen_parts = tuning::max_parts * tuning::part_blocks * tuning::block_keys;
+  const Index kv_len = 2 * sixteen_parts;
+  for (const Index q_len : {150, 71, 3, 1}) {
+    const auto in = random_inputs<TypeParam>(
+        random,
+        {.q_heads = 2, .kv_heads = 2, .head_dim = 8, .v_dim = 8, .q_len = q_len, .kv_len = kv_len});
+    for (const Index own : {Index{0}, Index{100}, Index{1000}, sixteen_parts - q_len}) {
+      std::optional<Output<TypeParam>> first;
+      for (const Index others : {own, Index{0}, Index{1000}, sixteen_parts - q_len + 1, kv_len}) {
+        SCOPED_TRACE("q_len " + std::to_string(q_len) + ", count " + std::to_string(own) +
+                     ", the other's " + std::to_string(others));
+        Random same(38);
+        const Selection keep = ragged_selection(same, {own, others}, 1, 2, kv_len);
+        const auto output = attend(in, {}, &keep);
+        if (!first) first = output;
+        for (Index i = 0; i < q_len; ++i) EXPECT_TRUE(same_row(output, *first, 0, 0, i)) << i;
+      }
+    }
+  }
+}
+
 // ---- scale, soft-cap, sinks, log-sum-exp --------------------------------------------------------
 
 TYPED_TEST(Attention, Scale) {
@@ -493,7 +560,7 @@ TYPED_TEST(Attention, ACacheInLenHeadsOrderGivesTheSameBits) {
       Strided<TypeParam> out(2, 6, 37, dim + 1);
       Tensor4<float> lse_memory(2, 37, 6, 2);
       const TensorView<float, 3> lse(lse_memory.data(), {2, 6, 37}, {37 * 6 * 2, 2, 6 * 2});
-      quoka::Past<TypeParam> past(past_k.view(), past_v.view());
+      quoka::Past past(past_k.view(), past_v.view());
       past.keep = selection;
       quoka::attention(q.view(), past, {k.view(), v.view()}, {out.view(), lse});
       EXPECT_TRUE(same_bits(std::as_const(out).view(), dense.out)) << "head_dim " << dim;
@@ -535,6 +602,121 @@ TYPED_TEST(Attention, OneKeyForAllByStrideZero) {
   EXPECT_TRUE(elements_close(out, oracle_attend(in).out, noise * 3.5));
 }
 
+// ---- formats ------------------------------------------------------------------------------------
+
+// x rounded to T, as T and as the floats that T holds.
+template <class T, class From>
+Tensor4<T> as(const Tensor4<From>& x) {
+  Tensor4<T> y(x.dimensions());
+  for (Index i = 0; i < x.size(); ++i)
+    y.data()[i] = static_cast<T>(static_cast<float>(x.data()[i]));
+  return y;
+}
+
+// The shapes of the three ways through attention: a chunk, few rows over parts of the keys, one
+// token. Past lengths that are no multiple of a block: one block holds keys of past and chunk.
+const Shape ways[] = {
+    {.q_heads = 8, .kv_heads = 2, .head_dim = 37, .v_dim = 19, .q_len = 71, .kv_len = 205},
+    {.q_heads = 4, .kv_heads = 2, .head_dim = 37, .v_dim = 19, .q_len = 3, .kv_len = 1999},
+    {.q_heads = 4, .kv_heads = 2, .head_dim = 64, .v_dim = 64, .q_len = 1, .kv_len = 205},
+    {.q_heads = 4, .kv_heads = 2, .head_dim = 37, .v_dim = 19, .q_len = 1, .kv_len = 1999}};
+
+template <class T>
+class AttentionFormats : public ::testing::Test {};
+using ShortTypes = ::testing::Types<Eigen::half, Eigen::bfloat16>;
+TYPED_TEST_SUITE(AttentionFormats, ShortTypes, StorageNames);
+
+// Float queries over a short cache: neither the queries nor the outputs are rounded.
+TYPED_TEST(AttentionFormats, FloatQueriesAndOutputsOverAShortCache) {
+  Random random(80);
+  for (const Shape& shape : ways) {
+    SCOPED_TRACE("q_len " + std::to_string(shape.q_len));
+    const auto in = random_inputs<TypeParam>(random, shape);
+    const auto q = random.tensor<float>(1, shape.q_heads, shape.q_len, shape.head_dim);
+    auto output = unwritten<float>(q, shape.v_dim);
+    quoka::attention(q, {in.past_k, in.past_v}, {in.k, in.v}, {output.out, output.lse});
+    const auto exact = oracle::attention(to_oracle(q), to_oracle(in.past_k), to_oracle(in.past_v),
+                                         nullptr, to_oracle(in.k), to_oracle(in.v), {});
+    EXPECT_TRUE(elements_close(output.out, exact.out, noise * 3.5));
+    EXPECT_TRUE(lse_close(output.lse, exact.lse, noise));
+  }
+}
+
+// Rounding the queries beforehand is the only difference to queries of the cache's type.
+TYPED_TEST(AttentionFormats, FloatQueriesRoundedBeforehandAreQueriesOfTheCachesType) {
+  Random random(81);
+  for (const Shape& shape : ways) {
+    SCOPED_TRACE("q_len " + std::to_string(shape.q_len));
+    const auto in = random_inputs<TypeParam>(random, shape);
+    const auto same_type = attend(in);
+    const auto q = as<float>(in.q);
+    auto output = unwritten<float>(q, shape.v_dim);
+    quoka::attention(q, {in.past_k, in.past_v}, {in.k, in.v}, {output.out, output.lse});
+    EXPECT_TRUE(same_bits(output.lse, same_type.lse));
+    EXPECT_TRUE(same_bits(as<TypeParam>(output.out), same_type.out)) << "one rounding, at the end";
+  }
+}
+
+// A format is how numbers are stored: float copies of everything give the same bits.
+TYPED_TEST(AttentionFormats, KeysAndValuesMayHaveAFormatEach) {
+  Random random(82);
+  for (const Shape& shape : ways) {
+    SCOPED_TRACE("q_len " + std::to_string(shape.q_len));
+    const auto in = random_inputs<TypeParam>(random, shape);
+    const Inputs<float> floats{as<float>(in.q), as<float>(in.past_k), as<float>(in.past_v),
+                               as<float>(in.k), as<float>(in.v)};
+    const auto expected = attend(floats);
+    auto output = unwritten<float>(floats.q, shape.v_dim);
+    quoka::attention(floats.q, {in.past_k, floats.past_v}, {in.k, floats.v},
+                     {output.out, output.lse});
+    expect_same(output, expected);
+    output = unwritten<float>(floats.q, shape.v_dim);
+    quoka::attention(floats.q, {floats.past_k, in.past_v}, {floats.k, in.v},
+                     {output.out, output.lse});
+    expect_same(output, expected);
+  }
+}
+
+TYPED_TEST(AttentionFormats, AShortPastAndAFloatChunkShareABlock) {
+  Random random(83);
+  for (const Shape& shape : ways) {
+    SCOPED_TRACE("q_len " + std::to_string(shape.q_len));
+    ASSERT_NE(shape.kv_len % tuning::block_keys, 0);
+    const auto in = random_inputs<TypeParam>(random, shape);
+    const Inputs<float> floats{as<float>(in.q), as<float>(in.past_k), as<float>(in.past_v),
+                               random.tensor<float>(1, 2, shape.q_len, shape.head_dim),
+                               random.tensor<float>(1, 2, shape.q_len, shape.v_dim)};
+    const Selection keep = random_selection(random, 1, 2, shape.kv_len, 117);
+    for (const Selection* kept : {static_cast<const Selection*>(nullptr), &keep}) {
+      const auto expected = attend(floats, {}, kept);
+      auto output = unwritten<float>(floats.q, shape.v_dim);
+      quoka::Past past(in.past_k, in.past_v);
+      past.keep = kept;
+      quoka::attention(floats.q, past, {floats.k, floats.v}, {output.out, output.lse});
+      expect_same(output, expected);
+      expect_close(output, oracle_attend(floats, {}, kept), floats);
+    }
+  }
+}
+
+// The other way round: the chunk is short, and only the keys differ.
+TYPED_TEST(AttentionFormats, AFloatPastAndAShortChunkShareABlock) {
+  Random random(84);
+  for (const Shape& shape : ways) {
+    SCOPED_TRACE("q_len " + std::to_string(shape.q_len));
+    const auto in = random_inputs<TypeParam>(random, shape);
+    const Inputs<float> floats{
+        as<float>(in.q), random.tensor<float>(1, 2, shape.kv_len, shape.head_dim),
+        random.tensor<float>(1, 2, shape.kv_len, shape.v_dim), as<float>(in.k),
+        random.tensor<float>(1, 2, shape.q_len, shape.v_dim)};
+    const auto expected = attend(floats);
+    auto output = unwritten<float>(floats.q, shape.v_dim);
+    quoka::attention(floats.q, {floats.past_k, floats.past_v}, {in.k, floats.v},
+                     {output.out, output.lse});
+    expect_same(output, expected);
+  }
+}
+
 // ---- what is refused ----------------------------------------------------------------------------
 
 class AttentionRefuses : public ::testing::Test {
@@ -555,7 +737,7 @@ class AttentionRefuses : public ::testing::Test {
     const auto before = output;
     expect_refused(
         [&] {
-          quoka::Past<float> past(in_.past_k, in_.past_v);
+          quoka::Past past(in_.past_k, in_.past_v);
           past.keep = keep_;
           quoka::attention(in_.q, past, {in_.k, in_.v}, {output.out, output.lse}, options_);
         },
@@ -691,21 +873,185 @@ TEST_F(AttentionRefuses, AScaleThatIsNotFinite) {
     refused({"scale", "[-1e30, 1e30]"});
   }
 }
-// A C wrapper's optional output: no memory, but sizes.
-TEST(Attention, AnLseWithoutMemoryIsAnAbsentOne) {
-  Random random(73);
-  const auto in = random_inputs<float>(random, {.kv_len = 37});
-  const auto expected = attend(in);
-  auto output = unwritten<float>(in.q, in.v.dimension(3));
-  const TensorView<float, 3> absent(
-      nullptr, {in.q.dimension(0), in.q.dimension(1), in.q.dimension(2)}, {0, 0, 1});
-  quoka::attention(in.q, {in.past_k, in.past_v}, {in.k, in.v}, {output.out, absent});
-  EXPECT_TRUE(same_bits(output.out, expected.out));
+TEST_F(AttentionRefuses, AnLseWithSizesButWithoutMemory) {
+  Tensor4<float> out(2, 6, 7, 20);
+  out.setConstant(-12345.0f);
+  const Tensor4<float> before = out;
+  expect_refused(
+      [&] {
+        quoka::attention(in_.q, {in_.past_k, in_.past_v}, {in_.k, in_.v},
+                         {out, TensorView<float, 3>(nullptr, {2, 6, 7}, {42, 7, 1})});
+      },
+      {"pointer is null"});
+  EXPECT_TRUE(same_bits(out, before));
 }
-
+TEST_F(AttentionRefuses, AQueryPositionInThePast) {
+  options_.query_position = 36;
+  refused({"query_position", 36, 37});
+}
+TEST_F(AttentionRefuses, ANegativeFirstPosition) {
+  Tensor4<float> out(2, 6, 7, 20);
+  quoka::Past past(in_.past_k, in_.past_v);
+  past.first_position = -1;
+  expect_refused(
+      [&] {
+        quoka::attention(in_.q, past, {in_.k, in_.v}, out);
+      },
+      {"first_position", -1, 0});
+}
 TEST_F(AttentionRefuses, NoKvHeads) {
   Tensor4<float> out(2, 6, 7, 20);
   expect_refused([&] { quoka::attention(in_.q, {}, {}, out); }, {"q_heads", 6, "kv_heads", 0});
+}
+
+// ---- memory that is shared ----------------------------------------------------------------------
+
+// q, k, v, past and out of one head size; `memory` is a copy of everything, to see what was written.
+class AttentionSharedMemory : public ::testing::Test {
+ protected:
+  using View = TensorView<float>;
+  static constexpr Shape shape{.q_heads = 2, .kv_heads = 2, .q_len = 7, .kv_len = 37};
+
+  static View view(Tensor4<float>& x) { return x; }
+
+  // Refused for `reason`, and no input has another bit.
+  void refused(const quoka::Past& past, const quoka::AttentionOutput& output,
+               std::initializer_list<Fragment> reason, const char* file = __builtin_FILE(),
+               int line = __builtin_LINE()) {
+    const Inputs<float> before = in_;
+    expect_refused(
+        [&] {
+          quoka::attention(in_.q, past, {in_.k, in_.v}, output);
+        },
+        reason, file, line);
+    EXPECT_TRUE(same_bits(in_.q, before.q));
+    EXPECT_TRUE(same_bits(in_.k, before.k));
+    EXPECT_TRUE(same_bits(in_.v, before.v));
+    EXPECT_TRUE(same_bits(in_.past_k, before.past_k));
+    EXPECT_TRUE(same_bits(in_.past_v, before.past_v));
+  }
+  quoka::Past past() const { return {in_.past_k, in_.past_v}; }
+
+  Random random_{110};
+  Inputs<float> in_ = random_inputs<float>(random_, shape);
+};
+
+TEST_F(AttentionSharedMemory, OutInTheQueriesIsRefused) {
+  refused(past(), view(in_.q), {"out shares memory with q"});
+}
+TEST_F(AttentionSharedMemory, OutInTheChunkIsRefused) {
+  refused(past(), view(in_.k), {"out shares memory with the chunk's keys"});
+  refused(past(), view(in_.v), {"out shares memory with the chunk's values"});
+}
+TEST_F(AttentionSharedMemory, OutInThePastIsRefused) {
+  refused(past(), view(in_.past_k).slice(30, 7), {"out shares memory with the past's keys"});
+  refused(past(), view(in_.past_v).slice(0, 7), {"out shares memory with the past's values"});
+}
+// One float is enough: the last of one is the first of the other.
+TEST_F(AttentionSharedMemory, OutThatOverlapsByOneElementIsRefused) {
+  std::vector<float> memory(uz(2 * in_.q.size()), -12345.0f);
+  const auto before = memory;
+  std::copy_n(in_.q.data(), in_.q.size(), memory.data());
+  const View q(memory.data(), {1, 2, 7, 16}, {224, 112, 16, 1});
+  for (const Index begin : {in_.q.size() - 1, in_.q.size()}) {
+    const View out(memory.data() + begin, {1, 2, 7, 16}, {224, 112, 16, 1});
+    const auto call = [&] { quoka::attention(q, past(), {in_.k, in_.v}, out); };
+    if (begin < in_.q.size()) {
+      expect_refused(call, {"out shares memory with q"});
+      EXPECT_EQ(memory.back(), before.back());
+    } else {
+      EXPECT_NO_THROW(call());
+    }
+  }
+}
+TEST_F(AttentionSharedMemory, LseInOutIsRefused) {
+  Tensor4<float> out(1, 2, 7, 16);
+  out.setConstant(-12345.0f);
+  const Tensor4<float> before = out;
+  // One float of each row of out.
+  refused(past(), {view(out), TensorView<float, 3>(out.data() + 3, {1, 2, 7}, {224, 112, 16})},
+          {"lse shares memory with out"});
+  EXPECT_TRUE(same_bits(out, before));
+}
+TEST_F(AttentionSharedMemory, LseInAnInputIsRefused) {
+  Tensor4<float> out(1, 2, 7, 16);
+  out.setConstant(-12345.0f);
+  const Tensor4<float> before = out;
+  for (Tensor4<float>* x : {&in_.q, &in_.k, &in_.v, &in_.past_k, &in_.past_v})
+    refused(past(), {view(out), TensorView<float, 3>(x->data(), {1, 2, 7}, {14, 7, 1})},
+            {"lse shares memory with an input"});
+  EXPECT_TRUE(same_bits(out, before));
+}
+TEST_F(AttentionSharedMemory, AChunkInsideThePastIsRefused) {
+  Tensor4<float> out(1, 2, 7, 16);
+  out.setConstant(-12345.0f);
+  const Tensor4<float> before = out;
+  const View k(in_.past_k), v(in_.past_v);
+  expect_refused(
+      [&] {
+        quoka::attention(in_.q, past(), {k.slice(30, 7), in_.v}, out);
+      },
+      {"chunk's keys lie in the past's"});
+  expect_refused(
+      [&] {
+        quoka::attention(in_.q, past(), {in_.k, v.slice(30, 7)}, out);
+      },
+      {"chunk's values lie in the past's"});
+  EXPECT_TRUE(same_bits(out, before));
+}
+// An engine appends first and attends then: the past is sliced.
+TEST_F(AttentionSharedMemory, AChunkBehindThePastInOneCacheIsTheSame) {
+  const View k(in_.past_k), v(in_.past_v);
+  Tensor4<float> chunk_k(1, 2, 7, 16), chunk_v(1, 2, 7, 16), past_k(1, 2, 30, 16),
+      past_v(1, 2, 30, 16);
+  for (Index head = 0; head < 2; ++head)
+    for (Index i = 0; i < 37; ++i)
+      for (Index c = 0; c < 16; ++c) {
+        (i < 30 ? past_k(0, head, i, c) : chunk_k(0, head, i - 30, c)) = in_.past_k(0, head, i, c);
+        (i < 30 ? past_v(0, head, i, c) : chunk_v(0, head, i - 30, c)) = in_.past_v(0, head, i, c);
+      }
+  const auto expected = attend<float>({in_.q, past_k, past_v, chunk_k, chunk_v});
+  auto output = unwritten<float>(in_.q, 16);
+  quoka::attention(in_.q, {k.slice(0, 30), v.slice(0, 30)}, {k.slice(30, 7), v.slice(30, 7)},
+                   {output.out, output.lse});
+  expect_same(output, expected);
+}
+// [len, q | k | v | out, heads, dim]: extents overlap, no byte does.
+TEST_F(AttentionSharedMemory, OneFusedBufferIsAccepted) {
+  const auto expected = attend(in_);
+  constexpr Index heads = 2, dim = 16, token = 4 * heads * dim;
+  std::vector<float> memory(uz(7 * token), -12345.0f);
+  const auto part = [&](Index which) {
+    return View(memory.data() + which * heads * dim, {1, heads, 7, dim},
+                {7 * token, dim, token, 1});
+  };
+  const Tensor4<float>* const from[] = {&in_.q, &in_.k, &in_.v};
+  for (Index which = 0; which < 3; ++which)
+    for (Index head = 0; head < heads; ++head)
+      for (Index i = 0; i < 7; ++i)
+        std::copy_n(&(*from[which])(0, head, i, 0), dim, part(which).row(0, head, i));
+  quoka::attention(part(0), past(), {part(1), part(2)}, part(3));
+  EXPECT_TRUE(same_bits(part(3), expected.out));
+  EXPECT_TRUE(same_bits(part(0), in_.q));
+  // One head further, and out lies in the next token's queries.
+  const View shifted(memory.data() + 3 * heads * dim + dim, {1, heads, 6, dim},
+                     {6 * token, dim, token, 1});
+  expect_refused(
+      [&] {
+        quoka::attention(part(0).slice(1, 6), past(), {part(1).slice(1, 6), part(2).slice(1, 6)},
+                         shifted);
+      },
+      {"out shares memory with q"});
+}
+// Rows in the order of memory backwards are found, too.
+TEST_F(AttentionSharedMemory, ANegativeStrideIsFollowed) {
+  const View backwards(&in_.q(0, 0, 6, 0), {1, 2, 7, 16}, {224, 112, -16, 1});
+  refused(past(), backwards, {"out shares memory with q"});
+}
+// Keys and values may be the same memory (MLA), and so may the keys of all heads.
+TEST_F(AttentionSharedMemory, InputsMayShareMemoryWithEachOther) {
+  Tensor4<float> out(1, 2, 7, 16);
+  EXPECT_NO_THROW(quoka::attention(in_.q, {in_.past_k, in_.past_k}, {in_.k, in_.k}, out));
 }
 
 }  // namespace

@@ -153,7 +153,7 @@ TEST(AttentionThreadsShared, OneSelectorServesThreadsWithStatesOfTheirOwn) {
     Selection keep;
     quoka::SerialExecutor executor;
     for (int round = 0; round < 20; ++round) {
-      selector.select(quoka::SelectorInput<float>{q, k}, state, keep, executor);
+      selector.select(quoka::SelectorInput{q, k}, state, keep, executor);
       if (!(keep == expected)) ++wrong[which];
     }
   };
@@ -166,7 +166,7 @@ TEST(AttentionThreadsShared, OneSelectorServesThreadsWithStatesOfTheirOwn) {
 
 TEST(AttentionThreadsWorkspace, ReuseOverChangingShapesAndThreadsGivesTheSameBits) {
   Random random(13);
-  quoka::AttentionWorkspace<float> workspace;
+  quoka::AttentionWorkspace workspace;
   quoka::ThreadPool pools[] = {quoka::ThreadPool(3), quoka::ThreadPool(1), quoka::ThreadPool(2)};
   int round = 0;
   for (const Shape& shape :

@@ -228,7 +228,7 @@ TEST(ChunkedPrefillQuoka, BudgetMayBeAFractionOfThePast) {
   auto out = output_of(prompt);
   for (Index begin = 0; begin < 301; begin += 37) {
     run(layer, prompt, begin, std::min<Index>(begin + 37, 301), 37, out);
-    EXPECT_EQ(layer.selection().count(), begin == 0 ? 0 : std::max<Index>(1, begin / 4));
+    EXPECT_EQ(layer.selection().max_count(), begin == 0 ? 0 : std::max<Index>(1, begin / 4));
     EXPECT_EQ(layer.selection().kv_len(), begin);
   }
 }
@@ -301,6 +301,63 @@ TYPED_TEST(ChunkedPrefillTest, TheCacheHoldsWhatWasGiven) {
   run(layer, prompt, 37);
   EXPECT_TRUE(same_bits(layer.cache().k(), prompt.k));
   EXPECT_TRUE(same_bits(layer.cache().v(), prompt.v));
+}
+
+TEST(ChunkedPrefillDriver, FloatRowsGoThroughAHalfCache) {
+  Random random(28);
+  const Prompt<float> prompt(random, 301);
+  ChunkedPrefill<QuokaSelector, Eigen::half> layer(layer_shape, {.budget = 37});
+  const Tensor4<Eigen::half> k_half = prompt.k.cast<Eigen::half>(),
+                             v_half = prompt.v.cast<Eigen::half>();
+  for (Index begin = 0; begin < 301; begin += 43) {
+    SCOPED_TRACE("chunk at " + std::to_string(begin));
+    const auto past_k = TensorView<const Eigen::half>(k_half).slice(0, begin),
+               past_v = TensorView<const Eigen::half>(v_half).slice(0, begin);
+    const auto q = prompt.q_rows(begin, 43), k = prompt.k_rows(begin, 43),
+               v = prompt.v_rows(begin, 43);
+    EXPECT_TRUE(same_bits(layer.cache().k(), past_k));
+    EXPECT_TRUE(same_bits(layer.cache().v(), past_v));
+    Tensor4<float> out(1, q_heads, 43, v_dim);
+    layer.forward(q, k, v, out);
+    EXPECT_EQ(layer.selection(), QuokaSelector({.budget = 37}).select(q, past_k));
+    const oracle::Positions keep = to_positions(layer.selection());
+    const auto expected = oracle::attention(to_oracle(q), to_oracle(past_k), to_oracle(past_v),
+                                            &keep, to_oracle(k), to_oracle(v));
+    EXPECT_TRUE(elements_close(out, expected.out, noise * 3.5));
+    EXPECT_LE(oracle::relative_error(to_oracle(out), expected.out), float_error);
+  }
+}
+
+TEST(ChunkedPrefillDriver, ADecodeStepInFloatGoesThroughAHalfCache) {
+  Random random(29);
+  const Prompt<float> prompt(random, 131);
+  ChunkedPrefill<DenseSelector, Eigen::half> layer(layer_shape);
+  Tensor4<float> out = output_of(prompt);
+  run(layer, prompt, 0, 130, 65, out);
+  const auto past_k = to_oracle(layer.cache().k()), past_v = to_oracle(layer.cache().v());
+  run(layer, prompt, 130, 131, 1, out);
+  const auto expected =
+      oracle::attention(to_oracle(prompt.q_rows(130, 1)), past_k, past_v, nullptr,
+                        to_oracle(prompt.k_rows(130, 1)), to_oracle(prompt.v_rows(130, 1)));
+  const auto step = TensorView<const float>(out).slice(130, 1);
+  EXPECT_LE(oracle::relative_error(to_oracle(step), expected.out), float_error);
+}
+
+TEST(ChunkedPrefillDriver, SelectionIsWhatTheLastSelectChose) {
+  Random random(47);
+  const Prompt<float> prompt(random, 200);
+  Quoka<float> layer(layer_shape, {.budget = 37});
+  auto out = output_of(prompt);
+  run(layer, prompt, 0, 126, 63, out);
+  EXPECT_EQ(layer.selection().kv_len(), 63);
+  const auto q = prompt.q_rows(126, 37);
+  const Selection& keep = layer.select(q);
+  EXPECT_EQ(&keep, &layer.selection());
+  EXPECT_EQ(layer.selection(), QuokaSelector({.budget = 37}).select(q, prompt.k_rows(0, 126)));
+  EXPECT_EQ(layer.kv_len(), 126);
+  const Selection chosen = keep;
+  run(layer, prompt, 126, 163, 37, out);
+  EXPECT_EQ(layer.selection(), chosen);
 }
 
 TEST(ChunkedPrefillDriver, LseIsOptional) {
@@ -514,20 +571,19 @@ struct EveryOtherKey {
   };
   explicit EveryOtherKey(const Options& options_in) : options(options_in) {}
 
-  template <class T>
-  void select(const quoka::SelectorInput<T>& input, State& state, Selection& selection,
+  void select(const quoka::SelectorInput& input, State& state, Selection& selection,
               ExecutorRef) const {
     const Index kv_len = input.k.len();
     if (kv_len == options.fail_at) throw std::runtime_error("fails");
     state.selects.push_back(kv_len);
-    selection.resize(input.k.batch(), input.k.heads(), kv_len, kv_len / 2);
+    quoka::SelectionWriter writer(selection, input.k.batch(), input.k.heads(), kv_len, kv_len / 2);
     for (Index b = 0; b < input.k.batch(); ++b)
       for (Index head = 0; head < input.k.heads(); ++head)
         for (Index i = 0; i < kv_len / 2; ++i)
-          selection.mutable_row(b, head)[uz(i)] = static_cast<Position>(2 * i);
+          writer.row(b, head)[uz(i)] = static_cast<Position>(2 * i);
+    writer.commit();
   }
-  template <class T>
-  void appended(const quoka::SelectorInput<T>& input, State& state, ExecutorRef) const {
+  void appended(const quoka::SelectorInput& input, State& state, ExecutorRef) const {
     state.appends.push_back(input.k.len());
   }
   Options options;
@@ -566,6 +622,93 @@ TEST(ChunkedPrefillSelector, AfterItThrowsTheCacheIsAsItWas) {
   EXPECT_TRUE(same_bits(layer.cache().v(), prompt.v_rows(0, 74)));
 }
 
+// KV head h keeps every (h + 2)-th key, but of the last two heads one keeps all and one keeps none.
+struct AnotherCountForEachHead {
+  struct Options {};
+  using State = quoka::NoState;
+  explicit AnotherCountForEachHead(const Options&) {}
+
+  static bool keeps(Index head, Index heads, Index t) {
+    return head == heads - 1 ? false : head == heads - 2 || t % (head + 2) == 0;
+  }
+  void select(const quoka::SelectorInput& input, State&, Selection& selection, ExecutorRef) const {
+    const Index batch = input.k.batch(), heads = input.k.heads(), kv_len = input.k.len();
+    quoka::SelectionWriter writer(selection, batch, heads, kv_len, kv_len);
+    for (Index b = 0; b < batch; ++b)
+      for (Index head = 0; head < heads; ++head) {
+        Index count = 0;
+        for (Index t = 0; t < kv_len; ++t)
+          if (keeps(head, heads, t)) writer.row(b, head)[uz(count++)] = static_cast<Position>(t);
+        writer.set_count(b, head, count);
+      }
+    writer.commit();
+  }
+  void appended(const quoka::SelectorInput&, State&, ExecutorRef) const {}
+};
+
+// Each KV head alone: dense attention of its queries over copies of exactly the keys it keeps.
+template <class T>
+void expect_dense_over_kept(const Prompt<T>& prompt, Index begin, Index n, const Selection& keep,
+                            const Tensor4<T>& out) {
+  const auto of_head = [](const Tensor4<T>& x, Index b, Index head, Index heads,
+                          const std::vector<Index>& rows) {
+    Tensor4<T> part(1, heads, std::ssize(rows), x.dimension(3));
+    for (Index h = 0; h < heads; ++h)
+      for (Index i = 0; i < std::ssize(rows); ++i)
+        std::copy_n(&x(b, head + h, rows[uz(i)], 0), x.dimension(3), &part(0, h, i, 0));
+    return part;
+  };
+  const oracle::Positions kept = to_positions(keep);
+  const auto own = oracle::range(begin, begin + n);
+  const Index heads = prompt.k.dimension(1), group = prompt.q.dimension(1) / heads;
+  for (Index b = 0; b < prompt.q.dimension(0); ++b)
+    for (Index head = 0; head < heads; ++head) {
+      const std::vector<Index>& rows = kept[uz(b)][uz(head)];
+      const auto past_k = of_head(prompt.k, b, head, 1, rows),
+                 past_v = of_head(prompt.v, b, head, 1, rows),
+                 k = of_head(prompt.k, b, head, 1, own), v = of_head(prompt.v, b, head, 1, own),
+                 q = of_head(prompt.q, b, head * group, group, own);
+      Tensor4<T> dense(1, group, n, v_dim);
+      quoka::attention(q, {past_k, past_v}, {k, v}, dense);
+      EXPECT_TRUE(same_up_to_rounding(of_head(out, b, head * group, group, own), dense, noise * 4))
+          << "sequence " << b << ", KV head " << head;
+    }
+}
+
+TYPED_TEST(ChunkedPrefillTest, KvHeadsMayKeepDifferentCounts) {
+  Random random(55);
+  Prompt<TypeParam> prompt(random, 300, 2);
+  prompt.q = random.tensor<TypeParam>(2, 8, 300, head_dim);
+  prompt.k = random.tensor<TypeParam>(2, 4, 300, head_dim);
+  prompt.v = random.tensor<TypeParam>(2, 4, 300, v_dim);
+  ChunkedPrefill<AnotherCountForEachHead, TypeParam> layer(
+      {.q_heads = 8, .kv_heads = 4, .head_dim = head_dim, .v_dim = v_dim, .batch = 2});
+  Tensor4<TypeParam> out(2, 8, 300, v_dim);
+  oracle::Tensor past_k(2, 4, 0, head_dim), past_v(2, 4, 0, v_dim);
+  for (const auto& [begin, n] : {std::pair<Index, Index>{0, 149}, {149, 150}, {299, 1}}) {
+    SCOPED_TRACE("chunk at " + std::to_string(begin));
+    run(layer, prompt, begin, begin + n, n, out);
+    const Selection& keep = layer.selection();
+    EXPECT_EQ(keep.count(1, 0), (begin + 1) / 2);
+    EXPECT_EQ(keep.count(1, 1), (begin + 2) / 3);
+    EXPECT_EQ(keep.count(0, 2), begin);
+    EXPECT_EQ(keep.count(0, 3), 0);
+    const auto q = to_oracle(prompt.q_rows(begin, n)), k = to_oracle(prompt.k_rows(begin, n)),
+               v = to_oracle(prompt.v_rows(begin, n));
+    const oracle::Positions lists = to_positions(keep);
+    const auto expected = oracle::attention(q, past_k, past_v, &lists, k, v);
+    Tensor4<TypeParam> of_chunk(2, 8, n, v_dim);
+    for (Index i = 0; i < n; ++i)
+      for (Index b = 0; b < 2; ++b)
+        for (Index head = 0; head < 8; ++head)
+          std::copy_n(&out(b, head, begin + i, 0), v_dim, &of_chunk(b, head, i, 0));
+    EXPECT_TRUE(elements_close(of_chunk, expected.out, noise * 3.5));
+    expect_dense_over_kept(prompt, begin, n, keep, out);
+    past_k = oracle::append(past_k, k);
+    past_v = oracle::append(past_v, v);
+  }
+}
+
 // Appending is part of the step: what throws there undoes it.
 struct FailsWhenAppended {
   struct Options {
@@ -577,13 +720,10 @@ struct FailsWhenAppended {
     static Index bytes() { return 0; }
   };
   explicit FailsWhenAppended(const Options& options_in) : options(options_in) {}
-  template <class T>
-  void select(const quoka::SelectorInput<T>& input, State&, Selection& selection,
-              ExecutorRef) const {
+  void select(const quoka::SelectorInput& input, State&, Selection& selection, ExecutorRef) const {
     selection.select_all(input.k.batch(), input.k.heads(), input.k.len());
   }
-  template <class T>
-  void appended(const quoka::SelectorInput<T>& input, State& state, ExecutorRef) const {
+  void appended(const quoka::SelectorInput& input, State& state, ExecutorRef) const {
     state.seen = input.k.len();
     if (input.k.len() == options.fail_at) throw std::runtime_error("fails");
   }
@@ -686,9 +826,11 @@ TEST(ChunkedPrefillRefuses, OptionsThatAreNone) {
     expect_refused([&] { Quoka<float>(layer_shape, {.budget = fraction}); }, {"budget", "(0, 1]"});
   expect_refused([] { Quoka<float>(layer_shape, {.budget = -1}); }, {"budget", -1, 0});
   expect_refused([] { Quoka<float>(layer_shape, {.n_queries = 0}); }, {"n_queries", 0, 1});
-  expect_refused([] { Quoka<float>(layer_shape, {.window = 0}); }, {"window", 0, 1});
-  expect_refused([] { Quoka<float>(layer_shape, {.keep_first = -1}); }, {"keep_first", -1, 0});
-  expect_refused([] { Quoka<float>(layer_shape, {.keep_last = -3}); }, {"keep_last", -3, 0});
+  expect_refused([] { Quoka<float>(layer_shape, {.top_k = {.window = 0}}); }, {"window", 0, 1});
+  expect_refused([] { Quoka<float>(layer_shape, {.top_k = {.keep_first = -1}}); },
+                 {"keep_first", -1, 0});
+  expect_refused([] { Quoka<float>(layer_shape, {.top_k = {.keep_last = -3}}); },
+                 {"keep_last", -3, 0});
 }
 
 // A layer of 127 keys, and a chunk of 37 with something wrong: refused by forward() and by
@@ -784,6 +926,24 @@ TEST(ChunkedPrefillRefuses, OptionsThatAttentionRefuses) {
   refused({.sink_logits = sinks}, {"sink_logits", 5, 6});
   refused({.softcap = -1.0f}, {"softcap", "[0, 1e30]"});
   refused({.sliding_window = -3}, {"sliding_window", -3, 0});
+}
+
+// Growth would free it under the call.
+TEST(ChunkedPrefillRefuses, RowsOfItsOwnCache) {
+  Random random(62);
+  const auto q = random.tensor<float>(1, 2, 37, 16), k = random.tensor<float>(1, 2, 37, 16);
+  Tensor4<float> out(1, 2, 37, 16);
+  Quoka<float> layer({.q_heads = 2, .kv_heads = 2, .head_dim = 16});
+  layer.forward(q, k, k, out);
+  const quoka::Rows cached = layer.cache().k();
+  expect_refused([&] { layer.forward(cached, k, k, out); }, {"q lies in the layer's cache"});
+  expect_refused([&] { layer.forward(q, cached, k, out); }, {"cache"});
+  expect_refused([&] { layer.forward(q, k, cached, out); }, {"cache"});
+  auto* const inside = const_cast<float*>(cached.typed<float>().data());
+  const TensorView<float> out_inside(inside, {1, 2, 37, 16}, {2 * 37 * 16, 37 * 16, 16, 1});
+  expect_refused([&] { layer.forward(q, k, k, out_inside); }, {"out lies in the layer's cache"});
+  EXPECT_EQ(layer.kv_len(), 37);
+  EXPECT_TRUE(same_bits(layer.cache().k(), k));
 }
 
 TEST(ChunkedPrefillRefuses, ANegativeReserve) {

@@ -46,8 +46,9 @@ TEST(OracleControls, TakesWindowsAndForcedKeys) {
     for (Index keep_first : {0, 4})
       for (Index keep_last : {0, 7})
         expect_scores_and_keys<OracleScorer>(
-            {.budget = 31, .window = window, .keep_first = keep_first, .keep_last = keep_last}, q,
-            k, exact, Domain::softmax);
+            {.budget = 31,
+             .top_k = {.window = window, .keep_first = keep_first, .keep_last = keep_last}},
+            q, k, exact, Domain::softmax);
 }
 
 TEST(OracleControls, NoOtherKeysKeepMoreOfTheMass) {  // of all 35 sets of 3 of 7
@@ -162,7 +163,7 @@ TEST(RandomControl, TakesForcedKeysAndAll) {
   Random random(526);
   const auto q = random.tensor<float>(1, 2, 7, 17), k = random.tensor<float>(1, 1, 37, 17);
   const auto keep = to_positions(
-      RandomSelector({.budget = 7, .keep_first = 2, .keep_last = 3}).select(q, k))[0][0];
+      RandomSelector({.budget = 7, .top_k = {.keep_first = 2, .keep_last = 3}}).select(q, k))[0][0];
   for (Index t : {0, 1, 34, 35, 36}) EXPECT_TRUE(std::binary_search(keep.begin(), keep.end(), t));
   EXPECT_TRUE(RandomSelector({.budget = 37}).select(q, k).is_all());
 }
@@ -194,11 +195,13 @@ TEST(FirstRecentControl, OfASmallBudgetKeepsSinksAlone) {
 }
 
 TEST(FirstRecentControl, WithoutSinksIsASlidingWindow) {
-  EXPECT_EQ(first_and_recent({.budget = 7, .keep_first = 0}, 37), oracle::range(30, 37));
+  EXPECT_EQ(first_and_recent({.budget = 7, .top_k = {.keep_first = 0}}, 37), oracle::range(30, 37));
 }
 
 TEST(FirstRecentControl, LooksAtNoOtherOption) {
-  EXPECT_EQ(first_and_recent({.budget = 31, .window = 7, .keep_last = 20}, 501), both(4, 27, 501));
+  EXPECT_EQ(first_and_recent(
+                {.budget = 31, .top_k = {.window = 7, .keep_first = 4, .keep_last = 20}}, 501),
+            both(4, 27, 501));
 }
 
 TEST(FirstRecentControl, OfAFractionGrowsWithThePast) {
@@ -209,10 +212,10 @@ TEST(FirstRecentControl, OfAFractionGrowsWithThePast) {
 // ---- refused ------------------------------------------------------------------------------------
 
 TEST(ControlsRefuse, OptionsOutOfRange) {
-  expect_refused([] { OracleSelector({.window = 0}); }, {"window", 0, 1});
-  expect_refused([] { OracleSelector({.keep_last = -4}); }, {"keep_last", -4, 0});
-  expect_refused([] { RandomSelector({.keep_first = -3}); }, {"keep_first", -3, 0});
-  expect_refused([] { FirstRecentSelector({.keep_first = -3}); }, {"keep_first", -3, 0});
+  expect_refused([] { OracleSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
+  expect_refused([] { OracleSelector({.top_k = {.keep_last = -4}}); }, {"keep_last", -4, 0});
+  expect_refused([] { RandomSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
+  expect_refused([] { FirstRecentSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
   expect_refused([] { FirstRecentSelector({.budget = -5}); }, {"budget", -5, 0});
 }
 

@@ -149,6 +149,17 @@ TEST(MassKept, OfAQueryThatIsNotANumberIsNaNAndNoOther) {
       EXPECT_EQ(std::isnan(shares(0, head, i)), head == 1 && i == 2) << head << ", " << i;
 }
 
+// Rows of any formats: float queries over a cache in half have the bits of the cache's floats.
+TEST(MassKept, TakesQueriesAndKeysOfTwoFormats) {
+  Random random(30);
+  const auto k = random.tensor<Eigen::half>(1, 2, 205, 16);
+  const auto q = random.tensor<float>(1, 4, 7, 16);
+  Tensor4<float> floats(k.dimensions());
+  for (Index i = 0; i < k.size(); ++i) floats.data()[i] = static_cast<float>(k.data()[i]);
+  const Selection keep = random_selection(random, 1, 2, 205, 37);
+  EXPECT_TRUE(same_bits(mass_kept(q, k, keep), mass_kept(q, floats, keep)));
+}
+
 TEST(MassKept, RefusesASelectionOfAnotherCache) {
   Random random(908);
   const auto q = random.tensor<float>(1, 2, 3, 16), k = random.tensor<float>(1, 1, 37, 16);

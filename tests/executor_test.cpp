@@ -1,6 +1,7 @@
 // Executors: every task once, the worker index exclusive and in range, errors handed back.
 
-#include <quoka/core/executor.hpp>
+#include <quoka/attention/attention.hpp>
+#include <quoka/runtime/thread_pool.hpp>
 
 #include "support/fixtures.hpp"
 
@@ -299,6 +300,61 @@ TEST(ExecutorRef, HandsErrorsToTheCaller) {
   };
   EXPECT_THROW(ExecutorRef(pool).run(37, fails), std::out_of_range);
   EXPECT_THROW(ExecutorRef(SerialExecutor{}).run(37, fails), std::out_of_range);
+}
+
+// ---- executors that do not keep their contract --------------------------------------------------
+
+struct WithoutWorkers {
+  int count;
+  int workers() const { return count; }
+  template <class F>
+  void run(Index tasks, F&& f) const {
+    for (Index task = 0; task < tasks; ++task) f(task, 0);
+  }
+};
+
+TEST(ExecutorRef, RefusesAnExecutorWithoutWorkers) {
+  for (const int count : {0, -1})
+    expect_refused([&] { (void)ExecutorRef(WithoutWorkers{count}); }, {"workers()", count, 1});
+}
+
+// Runs every task under one worker, which need not be one of its two.
+struct UnderWorker {
+  int worker;
+  static int workers() { return 2; }
+  template <class F>
+  void run(Index tasks, F&& f) const {
+    for (Index task = 0; task < tasks; ++task) f(task, worker);
+  }
+};
+
+TEST(ExecutorRef, RefusesAWorkerThatIsNotThere) {
+  for (const int worker : {-1, 2, 1000}) {
+    int ran = 0;
+    const UnderWorker executor{worker};
+    expect_refused([&] { ExecutorRef(executor).run(3, [&](Index, int) { ++ran; }); },
+                   {"worker", worker, 2});
+    EXPECT_EQ(ran, 0) << "no task runs under worker " << worker;
+  }
+  int ran = 0;
+  for (const int worker : {0, 1}) {
+    const UnderWorker executor{worker};
+    ExecutorRef(executor).run(3, [&](Index, int) { ++ran; });
+  }
+  EXPECT_EQ(ran, 6);
+}
+
+// What attention() would index its scratch memory by.
+TEST(ExecutorRef, RefusesThemInACallOfTheLibrary) {
+  Random random(3);
+  const auto x = random.tensor<float>(1, 2, 37, 16);
+  Tensor4<float> out(1, 2, 37, 16);
+  expect_refused([&] { quoka::attention(x, {}, {x, x}, out, {}, UnderWorker{2}); }, {"worker", 2});
+  expect_refused(
+      [&] {
+        quoka::attention(x, {}, {x, x}, out, {}, WithoutWorkers{0});
+      },
+      {"workers()", 0, 1});
 }
 
 }  // namespace

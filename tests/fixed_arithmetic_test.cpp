@@ -1,10 +1,11 @@
-// core/fixed_panels.hpp: attention in 16-bit fixed point, against the oracle, with the same kernels
-// wherever the tests run: with plain integers, and with the ISA's instructions where there are any.
+// kernels/fixed_panels.hpp: attention in 16-bit fixed point, against the oracle, with the same
+// kernels wherever the tests run: with plain integers, and with the ISA's instructions where there
+// are any.
 //
 // Errors are relative to the largest |value|: an output is a mean of values. bench/README.md has
 // them relative to the largest output.
 
-#include <quoka/attention/attention.hpp>
+#include <quoka/attention/attention_impl.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include "support/attention_fixtures.hpp"
@@ -23,20 +24,32 @@ namespace simd = quoka::simd;
 namespace tuning = quoka::tuning;
 using simd::Int16Pair;
 
-// simd::PairSums is the ISA's own or, where it has none, PlainPairSums.
-using Panels = quoka::detail::FixedPanels<simd::PairSums>;
+// A view of x whose format packs in fixed point on every ISA.
+template <class T>
+quoka::Rows with_fixed_point(const Tensor4<T>& x) {
+  static constexpr quoka::Format format =
+      quoka::format_table<typename quoka::formats::RowOf<T>::type, true>();
+  const Index bytes = static_cast<Index>(sizeof(T)), len = x.dimension(2), dim = x.dimension(3);
+  return {reinterpret_cast<const std::byte*>(x.data()),
+          format,
+          {x.dimension(0), x.dimension(1), len, dim},
+          {x.dimension(1) * len * dim * bytes, len * dim * bytes, dim * bytes}};
+}
 
-template <class T, class P = Panels>
+// simd::PairSums is the ISA's own or, where it has none, PlainPairSums.
+template <class T, class Sums = simd::PairSums>
 Output<T> attend_in_fixed(const Inputs<T>& in, const AttentionOptions& options = {},
                           const Selection* keep = nullptr,
                           ExecutorRef executor = SerialExecutor{}) {
   Output<T> output = unwritten<T>(in.q, std::max(in.past_v.dimension(3), in.v.dimension(3)));
-  quoka::Past<T> past(in.past_k, in.past_v);
+  quoka::Past past(with_fixed_point(in.past_k), with_fixed_point(in.past_v));
   past.keep = keep;
-  quoka::AttentionWorkspace<T> workspace;
+  quoka::AttentionWorkspace workspace;
   const auto call =
-      quoka::detail::checked_call<T>(in.q, past, {in.k, in.v}, {output.out, output.lse}, options);
-  quoka::detail::AttentionTasks<T>(call, keep, workspace).template run<P>(executor);
+      quoka::detail::checked_call(in.q, past, {with_fixed_point(in.k), with_fixed_point(in.v)},
+                                  {output.out, output.lse}, options);
+  quoka::detail::AttentionTasks(call, quoka::detail::fixed_panels<Sums>(), workspace.parts())
+      .run(executor);
   return output;
 }
 
@@ -63,9 +76,9 @@ void expect_near_oracle(const Inputs<T>& in, const AttentionOptions& options = {
 // ---- the option ---------------------------------------------------------------------------------
 
 TEST(FixedArithmetic, SaysWhatItComesTo) {
-  static_assert(quoka::arithmetic_used(Arithmetic::single) == Arithmetic::single);
-  static_assert(quoka::arithmetic_used(Arithmetic::fixed16) ==
-                (simd::has_pair_sums ? Arithmetic::fixed16 : Arithmetic::single));
+  EXPECT_EQ(quoka::arithmetic_used(Arithmetic::single), Arithmetic::single);
+  EXPECT_EQ(quoka::arithmetic_used(Arithmetic::fixed16),
+            simd::has_pair_sums ? Arithmetic::fixed16 : Arithmetic::single);
   EXPECT_EQ(AttentionOptions{}.arithmetic, Arithmetic::single);
 }
 
@@ -186,8 +199,7 @@ TEST(FixedArithmetic, PlainIntegersGiveTheSameBits) {
   for (const Index dim : {64, 100}) {
     const auto in = random_inputs<float>(
         random, {.q_heads = 4, .head_dim = dim, .v_dim = 37, .q_len = 37, .kv_len = 501});
-    using Plain = quoka::detail::FixedPanels<simd::PlainPairSums>;
-    expect_same(attend_in_fixed(in), attend_in_fixed<float, Plain>(in));
+    expect_same(attend_in_fixed(in), attend_in_fixed<float, simd::PlainPairSums>(in));
   }
 }
 
@@ -292,7 +304,7 @@ TYPED_TEST(FixedAttention, ThreadsDoNotChangeABit) {
   const auto serial = attend_in_fixed(in);
   for (const int workers : {1, 2, 3}) {
     quoka::ThreadPool pool(workers);
-    expect_same(attend_in_fixed<TypeParam, Panels>(in, {}, nullptr, pool), serial);
+    expect_same(attend_in_fixed(in, {}, nullptr, pool), serial);
   }
 }
 
@@ -595,6 +607,101 @@ TEST(FixedAttentionRange, HugeLogitsStayFinite) {
     EXPECT_LE(largest(output.out), value * (1 + 1e-4));
     for (Index i = 0; i < output.out.size(); ++i) EXPECT_TRUE(std::isfinite(output.out.data()[i]));
   }
+}
+
+// ---- where the error is larger: the bounds at the declaration of Arithmetic::fixed16 --------------
+
+// The largest |error| over the largest |output|.
+template <class T>
+double output_error(const Output<T>& output, const oracle::AttentionResult& exact) {
+  const oracle::Tensor got = to_oracle(output.out);
+  double most = 0.0, error = 0.0;
+  for (std::size_t i = 0; i < got.data.size(); ++i) {
+    most = std::max(most, std::abs(exact.out.data[i]));
+    error = std::max(error, std::abs(got.data[i] - exact.out.data[i]));
+  }
+  return error / most;
+}
+
+// Channel 0 is 1 in every query and 0 in every key but key 0, whose logit it is; the others' logits
+// are normal.
+Inputs<float> with_a_sink(Random& random, Index kv_len, double logit) {
+  constexpr Index dim = 64;
+  auto in = random_inputs<float>(
+      random, {.q_heads = 4, .head_dim = dim, .v_dim = dim, .q_len = 32, .kv_len = kv_len});
+  for (Index i = 0; i < in.q.size(); i += dim) in.q.data()[i] = 1.0f;
+  for (auto* k : {&in.past_k, &in.k})
+    for (Index i = 0; i < k->size(); i += dim) k->data()[i] = 0.0f;
+  for (Index c = 0; c < dim; ++c) {
+    in.past_k(0, 0, 0, c) = c == 0 ? static_cast<float>(logit * std::sqrt(64.0)) : 0.0f;
+    in.past_v(0, 0, 0, c) *= 0.01f;
+  }
+  return in;
+}
+
+// A weight below 1/2 of 2^-14 of the sink's is lost: the error of what little the others add up to,
+// and in the end all of it.
+TEST(FixedAttentionRange, ASinkWithoutAValueCostsTheOthersTheirWeights) {
+  Random random(52);
+  constexpr std::pair<double, double> bounds[] = {{6, 4e-3}, {8, 2.5e-2}, {10, 0.15}, {12, 1.0}};
+  for (const Index kv_len : {80, 500})
+    for (const auto& [logit, bound] : bounds)
+      for (const float value : {1.0f, 0.0f}) {  // of the sink, times 0.01
+        SCOPED_TRACE(std::to_string(kv_len) + " keys, a sink of " + std::to_string(logit));
+        auto in = with_a_sink(random, kv_len, logit);
+        for (Index c = 0; c < 64; ++c) in.past_v(0, 0, 0, c) *= value;
+        const auto exact = oracle_attend(in);
+        EXPECT_LE(output_error(attend_in_fixed(in), exact), bound);
+        EXPECT_LE(output_error(attend(in), exact), 1e-4) << "float";
+      }
+}
+
+// Steps of a key's integers are relative to its norm, which the offset makes large.
+TEST(FixedAttentionRange, AnOffsetOf300InOneChannelOfTheKeys) {
+  Random random(53);
+  for (const Index dim : {64, 128})
+    for (const Index kv_len : {80, 500}) {
+      SCOPED_TRACE("head_dim " + std::to_string(dim) + ", " + std::to_string(kv_len) + " keys");
+      auto in = random_inputs<float>(
+          random, {.q_heads = 4, .head_dim = dim, .v_dim = dim, .q_len = 32, .kv_len = kv_len});
+      for (auto* k : {&in.past_k, &in.k})
+        for (Index i = 0; i < k->size(); i += dim) k->data()[i] += 300.0f;
+      const auto exact = oracle_attend(in);
+      EXPECT_LE(output_error(attend_in_fixed(in), exact), 8e-3);
+    }
+}
+
+TEST(FixedAttentionRange, NormalDataIsOffByAtMostOneInAThousand) {
+  Random random(54);
+  for (const Index dim : {64, 128}) {
+    const auto in = random_inputs<float>(
+        random, {.q_heads = 4, .head_dim = dim, .v_dim = dim, .q_len = 32, .kv_len = 1000});
+    EXPECT_LE(output_error(attend_in_fixed(in), oracle_attend(in)), 1e-3) << dim;
+  }
+}
+
+// ---- formats ------------------------------------------------------------------------------------
+
+// Integers come from the floats that a format holds: a short past and a float chunk, in one block.
+TEST(FixedAttentionFormats, AShortPastAndAFloatChunkShareABlock) {
+  if (!simd::has_pair_sums) GTEST_SKIP() << "fixed16 is float here: attention_test.cpp";
+  Random random(55);
+  const auto in = random_inputs<Eigen::half>(
+      random,
+      {.q_heads = 4, .kv_heads = 2, .head_dim = 64, .v_dim = 37, .q_len = 71, .kv_len = 205});
+  const auto floats_of = [](const Tensor4<Eigen::half>& x) {
+    Tensor4<float> y(x.dimensions());
+    for (Index i = 0; i < x.size(); ++i) y.data()[i] = static_cast<float>(x.data()[i]);
+    return y;
+  };
+  const Inputs<float> floats{random.tensor<float>(1, 4, 71, 64), floats_of(in.past_k),
+                             floats_of(in.past_v), random.tensor<float>(1, 2, 71, 64),
+                             random.tensor<float>(1, 2, 71, 37)};
+  const AttentionOptions options{.arithmetic = Arithmetic::fixed16};
+  auto output = unwritten<float>(floats.q, 37);
+  quoka::attention(floats.q, {in.past_k, in.past_v}, {floats.k, floats.v}, {output.out, output.lse},
+                   options);
+  expect_same(output, attend(floats, options));
 }
 
 // ---- recorded queries, keys and values ----------------------------------------------------------

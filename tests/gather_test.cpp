@@ -44,6 +44,22 @@ TYPED_TEST(Gather, TakesTheSelectedRows) {
     }
 }
 
+TYPED_TEST(Gather, EndsInZerosWhereAHeadKeepsFewer) {
+  Random random(127);
+  const auto past = random.tensor<TypeParam>(1, 3, 37, 17);
+  const oracle::Positions lists = {{{2, 30}, {}, {0, 1, 35, 36}}};
+  const auto rows = gather(past, to_selection(lists, 37));
+  ASSERT_EQ(rows.dimension(2), 4);
+  for (Index head = 0; head < 3; ++head)
+    for (Index i = 0; i < 4; ++i)
+      for (Index c = 0; c < 17; ++c) {
+        const auto& list = lists[0][uz(head)];
+        const TypeParam expected =
+            i < std::ssize(list) ? past(0, head, list[uz(i)], c) : stored<TypeParam>(0.0);
+        ASSERT_EQ(rows(0, head, i, c), expected);
+      }
+}
+
 TYPED_TEST(Gather, OfAllIsACopy) {
   Random random(122);
   const auto past = random.tensor<TypeParam>(2, 3, 37, 17);
@@ -53,7 +69,7 @@ TYPED_TEST(Gather, OfAllIsACopy) {
 TYPED_TEST(Gather, OfNoneIsEmpty) {
   Random random(123);
   Selection none;
-  none.resize(2, 3, 37, 0);
+  none.select_none(2, 3, 37);
   const auto rows = gather(random.tensor<TypeParam>(2, 3, 37, 17), none);
   EXPECT_EQ(rows.dimension(2), 0);
   EXPECT_EQ(rows.size(), 0);

@@ -1,8 +1,8 @@
 // The generated geometries are what their names say: which queries retrieve, whether they look like
 // the mean, whether the heads of a group agree, how long the keys are.
 
-#include "bench/generators.hpp"
 #include "support/fixtures.hpp"
+#include "support/generators.hpp"
 
 namespace {
 
@@ -12,7 +12,7 @@ using quoka_examples::LayerCapture;
 constexpr Index kv_heads = 2, group = 3, len = 600, dim = 64;
 
 LayerCapture layer_of(const std::string& name, unsigned seed = 7) {
-  return quoka_bench::Generator(quoka_bench::geometry_named(name), dim, seed)
+  return quoka_examples::Generator(quoka_examples::geometry_named(name), dim, seed)
       .layer(kv_heads, group, len);
 }
 
@@ -122,7 +122,7 @@ TEST(Generators, TheSameSeedIsTheSameLayerAndAnotherIsNot) {
 }
 
 TEST(Generators, AnUnknownGeometryIsRefusedWithThoseThatAreKnown) {
-  expect_refused([] { quoka_bench::geometry_named("papper"); },
+  expect_refused([] { quoka_examples::geometry_named("papper"); },
                  {"papper", "paper heads isotropic adverse norms outliers"});
 }
 

@@ -40,12 +40,12 @@ void append_and_compare(Layer<T>& layer, const Tensor4<T>& keys, Index begin, In
 template <class T>
 std::vector<float> scores_of(const Tensor4<T>& k, const std::vector<Index>& positions) {
   const std::vector<Position> candidates(positions.begin(), positions.end());
+  const SelectorInput input{{}, k};
   KeyDiffEviction::Scratch scratch;
-  scratch.reserve(std::ssize(candidates), 0, k.dimension(3));
+  scratch.reserve(input, std::ssize(candidates));
   std::vector<float> scores(positions.size(), -12345.0f);
-  EXPECT_EQ(
-      KeyDiffEviction().score(SelectorInput<T>{{}, k}, 0, 0, candidates, scores.data(), scratch),
-      0);  // none is forced
+  EXPECT_EQ(KeyDiffEviction().score(input, 0, 0, candidates, scores, scratch),
+            0);  // none is forced
   return scores;
 }
 template <class T>
@@ -287,7 +287,7 @@ TEST(KeyDiffTruncate, ToNothingIsAFreshStart) {
   layer.truncate(0);
   const auto any = random.tensor<float>(1, 2, 1, 20);
   Selection keep;
-  layer.selector.select(SelectorInput<float>{any, layer.cache.k()}, layer.state, keep,
+  layer.selector.select(SelectorInput{any, layer.cache.k()}, layer.state, keep,
                         quoka::SerialExecutor{});
   EXPECT_EQ(keep, Selection::all(1, 2, 0));
 }
@@ -309,8 +309,7 @@ TEST(KeyDiffSelects, WhatItWasNotToldOfAsOneChunk) {  // a caller that never cal
   append(told, k, 0, 127);
   KeyDiffSelector::State state;
   Selection keep;
-  KeyDiffSelector({.budget = 31})
-      .select(SelectorInput<float>{k, k}, state, keep, quoka::SerialExecutor{});
+  KeyDiffSelector({.budget = 31}).select(SelectorInput{k, k}, state, keep, quoka::SerialExecutor{});
   EXPECT_EQ(to_positions(keep), told.retained());
 }
 
@@ -320,6 +319,32 @@ TEST(KeyDiffState, CountsTwoPositionsPerKey) {
   auto layer = layer_of<float>({.budget = 1000});
   append(layer, k, 0, 1000);
   EXPECT_GE(layer.state.bytes(), 2 * 2 * 1000 * Index{sizeof(Position)});
+}
+
+// Throws at its first task.
+struct ThrowingExecutor {
+  static int workers() { return 1; }
+  template <class F>
+  void run(Index tasks, F&&) {
+    if (tasks > 0) throw std::runtime_error("fails");
+  }
+};
+
+TEST(KeyDiffState, AfterAnExecutorThrowsIsAsItWas) {
+  Random random(604);
+  const auto k = random.tensor<float>(1, 2, 140, 20);
+  auto layer = layer_of<float>({.budget = 31}, 1), undisturbed = layer_of<float>({.budget = 31}, 1);
+  append(layer, k, 0, 100), append(undisturbed, k, 0, 100);
+  const auto before = layer.retained();
+  const auto chunk = quoka::view_of(k).slice(100, 40);
+  layer.cache.append(chunk, chunk);
+  const quoka::SelectorInput input{chunk, layer.cache.k()};
+  ThrowingExecutor failing;
+  EXPECT_THROW(layer.selector.appended(input, layer.state, failing), std::runtime_error);
+  layer.cache.truncate(100);
+  EXPECT_EQ(layer.retained(), before);
+  append(layer, k, 100, 140), append(undisturbed, k, 100, 140);
+  EXPECT_EQ(layer.retained(), undisturbed.retained());
 }
 
 // ---- through prefill ----------------------------------------------------------------------------
@@ -366,6 +391,20 @@ TEST(KeyDiffPrefill, OfAChunkThatIsTakenBackGoesOnAsIfItHadNotBeen) {
 }
 
 // ---- refused ------------------------------------------------------------------------------------
+
+TEST(KeyDiffRefuses, ACacheThatIsShorterThanItWasTold) {  // the cache alone was truncated
+  Random random(603);
+  const auto k = random.tensor<float>(1, 2, 100, 20);
+  auto layer = layer_of<float>({.budget = 31}, 1);
+  append(layer, k, 0, 100);
+  layer.cache.truncate(60);
+  expect_refused([&] { (void)layer.retained(); }, {100, 60, "truncate()"});
+  const quoka::SelectorInput input{{}, layer.cache.k()};
+  expect_refused([&] { layer.selector.appended(input, layer.state, quoka::SerialExecutor{}); },
+                 {100, 60, "truncate()"});
+  layer.state.truncate(60);
+  EXPECT_EQ(layer.retained()[0][0], oracle::range(0, 60));  // nothing had been evicted then
+}
 
 TEST(KeyDiffRefuses, ANegativeBudget) {
   expect_refused([] { KeyDiffSelector({.budget = -5}); }, {"budget", -5, 0});

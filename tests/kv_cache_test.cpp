@@ -2,6 +2,9 @@
 // nothing.
 
 #include <quoka/cache/kv_cache.hpp>
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/select/dense.hpp>
+#include <quoka/select/kit.hpp>
 
 #include "support/fixtures.hpp"
 
@@ -20,22 +23,25 @@ class Cache : public ::testing::Test {
   Tensor4<T> values(Random& random, Index n) {
     return random.tensor<T>(batch, kv_heads, n, value_dim);
   }
-  KvCache<T> cache{batch, kv_heads, key_dim, value_dim};
+  KvCache cache{batch, kv_heads, key_dim, value_dim, quoka::format_of<T>(), quoka::format_of<T>()};
 };
 TYPED_TEST_SUITE(Cache, StorageTypes, StorageNames);
 
 // The cache holds the first cache.len() rows of k and v, and the inverse norm of each key, bit for
 // bit.
 template <class T>
-void expect_holds(const KvCache<T>& cache, const Tensor4<T>& k, const Tensor4<T>& v) {
-  EXPECT_TRUE(same_bits(cache.k(), view_of(k).slice(0, cache.len())));
-  EXPECT_TRUE(same_bits(cache.v(), view_of(v).slice(0, cache.len())));
+void expect_holds(const KvCache& cache, const Tensor4<T>& k, const Tensor4<T>& v) {
+  EXPECT_TRUE(same_bits(cache.k().typed<T>(), view_of(k).slice(0, cache.len())));
+  EXPECT_TRUE(same_bits(cache.v().typed<T>(), view_of(v).slice(0, cache.len())));
   const auto norms = cache.inverse_norms();
+  quoka::RowReader floats;
+  floats.reserve(&quoka::format_of<T>(), k.dimension(3));
   ASSERT_EQ(norms.sizes(), (std::array<Index, 3>{k.dimension(0), k.dimension(1), cache.len()}));
   for (Index b = 0; b < k.dimension(0); ++b)
     for (Index head = 0; head < k.dimension(1); ++head)
       for (Index i = 0; i < cache.len(); ++i) {
-        const float expected = quoka::inverse_norm(&k(b, head, i, 0), k.dimension(3));
+        const float* const key = floats.read(Rows(k).row(b, head, i));
+        const float expected = quoka::inverse_norm(key, k.dimension(3));
         ASSERT_EQ(std::bit_cast<std::uint32_t>(norms.at(b, head, i)),
                   std::bit_cast<std::uint32_t>(expected));
       }
@@ -207,7 +213,7 @@ TYPED_TEST(Cache, MovesWithItsContents) {
   const auto k = this->keys(random, 7);
   const auto v = this->values(random, 7);
   this->cache.append(k, v);
-  const KvCache<TypeParam> moved = std::move(this->cache);
+  const KvCache moved = std::move(this->cache);
   EXPECT_EQ(moved.len(), 7);
   expect_holds(moved, k, v);
 }
@@ -221,10 +227,10 @@ TYPED_TEST(Cache, CountsItsBytes) {
 // ---- refused ------------------------------------------------------------------------------------
 
 TEST(CacheSizes, BelowOneAreRefused) {
-  expect_refused([] { KvCache<float>(0, 3, 17, 9); }, {"batch", 0, 1});
-  expect_refused([] { KvCache<float>(2, -3, 17, 9); }, {"kv_heads", -3, 1});
-  expect_refused([] { KvCache<float>(2, 3, 0, 9); }, {"head_dim", 0, 1});
-  expect_refused([] { KvCache<float>(2, 3, 17, 0); }, {"dim", 0, 1});
+  expect_refused([] { KvCache(0, 3, 17, 9); }, {"batch", 0, 1});
+  expect_refused([] { KvCache(2, -3, 17, 9); }, {"kv_heads", -3, 1});
+  expect_refused([] { KvCache(2, 3, 0, 9); }, {"head_dim", 0, 1});
+  expect_refused([] { KvCache(2, 3, 17, 0); }, {"dim", 0, 1});
 }
 
 TYPED_TEST(Cache, RefusesOtherShapesAndStaysAsItWas) {
@@ -253,6 +259,83 @@ TYPED_TEST(Cache, RefusesOtherShapesAndStaysAsItWas) {
   refuses({2, 3, 4, 17}, {2, 3, 5, 9}, {"len", 5, 4});
 }
 
+// Views of the cache's own memory, which growth frees: as keys, as values, in part or another way
+// round. Room for them changes nothing.
+TYPED_TEST(Cache, RefusesViewsOfItsOwnMemoryAndStaysAsItWas) {
+  Random random(65);
+  const auto k = this->keys(random, 37);
+  const auto v = this->values(random, 37);
+  const auto k_new = this->keys(random, 3);
+  const auto v_new = this->values(random, 3);
+  const auto refuses = [&](const Rows& own_k, const Rows& own_v, const char* what) {
+    expect_refused([&] { this->cache.check(own_k, own_v); }, {what, "cache"});
+    expect_refused([&] { this->cache.append(own_k, own_v); }, {what, "cache"});
+    EXPECT_EQ(this->cache.len(), 37);
+    expect_holds(this->cache, k, v);
+  };
+  this->cache.append(k, v);
+  for (Index capacity : {37, 100}) {
+    this->cache.reserve(capacity);
+    const Rows own_k = this->cache.k(), own_v = this->cache.v();
+    for (Index begin : {0, 7, 34}) {
+      refuses(own_k.slice(begin, 3), v_new, "k");
+      refuses(k_new, own_v.slice(begin, 3), "v");
+    }
+    const Rows keys_of_values(own_v.data(), own_v.format(), {batch, kv_heads, 3, key_dim},
+                              {0, 0, 0});
+    refuses(keys_of_values, v_new, "k");
+    const Rows values_of_keys(own_k.data(), own_k.format(), {batch, kv_heads, 3, value_dim},
+                              own_k.strides());
+    refuses(k_new, values_of_keys, "v");
+    const auto norms = this->cache.inverse_norms();
+    const Rows keys_of_norms(reinterpret_cast<const std::byte*>(norms.data()),
+                             quoka::float_format(), {batch, kv_heads, 3, key_dim}, {0, 0, 0});
+    refuses(keys_of_norms, v_new, "k");
+  }
+  this->cache.append(k_new, v_new);
+  EXPECT_EQ(this->cache.len(), 40);
+}
+
+TYPED_TEST(Cache, TakesTheRowsOfAnotherCache) {
+  Random random(66);
+  const auto k = this->keys(random, 37);
+  const auto v = this->values(random, 37);
+  this->cache.append(k, v);
+  KvCache copy{batch,
+               kv_heads,
+               key_dim,
+               value_dim,
+               quoka::format_of<TypeParam>(),
+               quoka::format_of<TypeParam>()};
+  copy.append(this->cache.k(), this->cache.v());
+  expect_holds(copy, k, v);
+}
+
+// Float rows become T: to nearest, as Eigen rounds them. The inverse norm is that of the rounded key.
+TYPED_TEST(Cache, RoundsFloatRowsToItsFormats) {
+  Random random(67);
+  const auto k = random.tensor<float>(batch, kv_heads, 37, key_dim);
+  const auto v = random.tensor<float>(batch, kv_heads, 37, value_dim);
+  this->cache.append(k, v);
+  const Tensor4<TypeParam> k_rounded = k.template cast<TypeParam>(),
+                           v_rounded = v.template cast<TypeParam>();
+  expect_holds(this->cache, k_rounded, v_rounded);
+}
+
+TEST(CacheFormats, OfKeysAndValuesMayDiffer) {
+  Random random(68);
+  const auto k = random.tensor<float>(batch, kv_heads, 7, key_dim);
+  const auto v = random.tensor<float>(batch, kv_heads, 7, value_dim);
+  KvCache cache(batch, kv_heads, key_dim, value_dim, quoka::format_of<Eigen::half>(),
+                quoka::format_of<Eigen::bfloat16>());
+  cache.append(k, v);
+  const Tensor4<Eigen::half> k_rounded = k.cast<Eigen::half>();
+  const Tensor4<Eigen::bfloat16> v_rounded = v.cast<Eigen::bfloat16>();
+  EXPECT_TRUE(same_bits(cache.k().typed<Eigen::half>(), view_of(k_rounded)));
+  EXPECT_TRUE(same_bits(cache.v().typed<Eigen::bfloat16>(), view_of(v_rounded)));
+  expect_refused([&] { (void)cache.k().typed<float>(); }, {"type"});
+}
+
 TYPED_TEST(Cache, TruncateRefusesBeyondItsLengthAndBelowZero) {
   Random random(63);
   const auto k = this->keys(random, 7);
@@ -262,6 +345,60 @@ TYPED_TEST(Cache, TruncateRefusesBeyondItsLengthAndBelowZero) {
   expect_refused([&] { this->cache.truncate(-3); }, {"truncate", -3, 0});
   EXPECT_EQ(this->cache.len(), 7);
   expect_holds(this->cache, k, v);
+}
+
+// ---- a layer's own cache ------------------------------------------------------------------------
+
+// A layer with 37 tokens in its cache and a chunk of 3 that fits.
+class OwnCache : public ::testing::Test {
+ protected:
+  OwnCache() {
+    layer.append(k, k);
+    own = layer.cache().k();
+  }
+  void expect_unchanged() {
+    EXPECT_EQ(layer.kv_len(), 37);
+    EXPECT_EQ(layer.cache().k().data(), own.data()) << "the cache has grown";
+    EXPECT_TRUE(same_bits(layer.cache().k(), Rows(k)));
+    EXPECT_TRUE(same_bits(layer.cache().v(), Rows(k)));
+  }
+
+  Random random{69};
+  Tensor4<float> k = random.tensor<float>(1, 2, 37, 16), chunk = random.tensor<float>(1, 2, 3, 16),
+                 out = random.tensor<float>(1, 2, 3, 16);
+  quoka::ChunkedPrefill<quoka::DenseSelector> layer{{.q_heads = 2, .kv_heads = 2, .head_dim = 16}};
+  Rows own;
+};
+
+TEST_F(OwnCache, IsRefusedByForwardAsAnyOfItsTensors) {
+  const Rows part = own.slice(34, 3);
+  expect_refused([&] { layer.forward(part, chunk, chunk, out); }, {"q", "cache"});
+  expect_refused([&] { layer.forward(chunk, part, chunk, out); }, {"k", "cache"});
+  expect_refused([&] { layer.forward(chunk, chunk, part, out); }, {"v", "cache"});
+  const quoka::OutputRows into(const_cast<std::byte*>(part.data()), part.format(), part.sizes(),
+                               part.strides());
+  expect_refused([&] { layer.forward(chunk, chunk, chunk, into); }, {"out", "cache"});
+  expect_unchanged();
+}
+
+TEST_F(OwnCache, IsRefusedByPrefillAsAnyOfItsTensors) {
+  const Rows part = own.slice(34, 3);
+  expect_refused([&] { layer.prefill(part, chunk, chunk, out, 2); }, {"q", "cache"});
+  expect_refused([&] { layer.prefill(chunk, part, chunk, out, 2); }, {"k", "cache"});
+  expect_refused([&] { layer.prefill(chunk, chunk, part, out, 2); }, {"v", "cache"});
+  const quoka::OutputRows into(const_cast<std::byte*>(part.data()), part.format(), part.sizes(),
+                               part.strides());
+  expect_refused([&] { layer.prefill(chunk, chunk, chunk, into, 2); }, {"out", "cache"});
+  expect_unchanged();
+}
+
+TEST_F(OwnCache, IsRefusedByAppendAsAnyOfItsTensors) {
+  const Rows part = own.slice(34, 3);
+  expect_refused([&] { layer.append(part, chunk, chunk); }, {"q", "cache"});
+  expect_refused([&] { layer.append(chunk, part, chunk); }, {"k", "cache"});
+  expect_refused([&] { layer.append(part, chunk); }, {"k", "cache"});
+  expect_refused([&] { layer.append(chunk, part); }, {"v", "cache"});
+  expect_unchanged();
 }
 
 }  // namespace

@@ -109,13 +109,14 @@ TYPED_TEST(LessIsMore, OfOneHeadIsTheSortedTopK) {  // to the bit, as one head n
     const Selection best = quoka::OracleSelector({.budget = budget}).select(q, k);
     EXPECT_EQ(selected({.budget = budget, .top_share = 1.0, .sinks = 0}, q, k), best);
     EXPECT_EQ(selected({.budget = budget, .sinks = 0, .reserve_recent = false}, q, k), best);
-    EXPECT_EQ(
-        selected({.budget = budget, .reserve_recent = false}, q, k),
-        quoka::OracleSelector({.budget = budget, .keep_first = budget > 4 ? 4 : 0}).select(q, k));
+    EXPECT_EQ(selected({.budget = budget, .reserve_recent = false}, q, k),
+              quoka::OracleSelector({.budget = budget, .top_k = {.keep_first = budget > 4 ? 4 : 0}})
+                  .select(q, k));
     if (budget < 31) continue;
     EXPECT_EQ(selected({.budget = budget}, q, k),
               quoka::OracleSelector(
-                  {.budget = budget, .keep_first = 4, .keep_last = budget - budget * 3 / 4 - 4})
+                  {.budget = budget,
+                   .top_k = {.keep_first = 4, .keep_last = budget - budget * 3 / 4 - 4}})
                   .select(q, k));
   }
 }

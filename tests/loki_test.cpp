@@ -317,16 +317,14 @@ TEST(LokiSelects, ByAttentionsScaleWithWindowsAndForcedKeys) {
   const Spectrum spectrum(random, 2, 20);
   const auto text = spectrum.keys<float>(random, 1, 137), k = spectrum.keys<float>(random, 1, 127);
   const auto q = random.tensor<float>(1, 4, 7, 20);
-  SelectorInput<float> input{q, k};
+  SelectorInput input{q, k};
   input.scale = 0.5f;
   for (Domain domain : domains) {
     const LokiOptions options{.budget = 31,
                               .rank = 8,
                               .domain = domain,
                               .calibration = calibrated_by(text),
-                              .window = 3,
-                              .keep_first = 4,
-                              .keep_last = 7};
+                              .top_k = {.window = 3, .keep_first = 4, .keep_last = 7}};
     const auto expected = oracle::loki_scores(to_oracle(q), to_oracle(k),
                                               bases_of(to_oracle(text), 8), to_oracle(domain), 0.5);
     expect_scores(scores_by<LokiScorer>(options, input), expected, domain, tolerance);
@@ -355,8 +353,8 @@ TYPED_TEST(Loki, LeavesQueriesThatAreNotFiniteOut) {  // to the bit
       auto spoilt = q;
       for (Index head = 0; head < 4; ++head) spoilt(0, head, 5, 19) = stored<TypeParam>(odd);
       const LokiOptions options{.rank = 7, .domain = domain, .calibration = calibrated_by(k)};
-      EXPECT_TRUE(same_bits(scores_by<LokiScorer>(options, SelectorInput<TypeParam>{spoilt, k}),
-                            scores_by<LokiScorer>(options, SelectorInput<TypeParam>{rest, k})));
+      EXPECT_TRUE(same_bits(scores_by<LokiScorer>(options, SelectorInput{spoilt, k}),
+                            scores_by<LokiScorer>(options, SelectorInput{rest, k})));
     }
 }
 
@@ -384,8 +382,8 @@ TYPED_TEST(Loki, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {
 template <class T>
 Tensor3<float> scores_of_prefix(const LokiOptions& options, const Tensor4<T>& q,
                                 const Tensor4<T>& k, Index kv_len, LokiScorer::State& state) {
-  return scores_by<LokiScorer>(options,
-                               SelectorInput<T>{q, TensorView<const T>(k).slice(0, kv_len)}, state);
+  return scores_by<LokiScorer>(options, SelectorInput{q, TensorView<const T>(k).slice(0, kv_len)},
+                               state);
 }
 template <class T>
 Tensor3<float> scores_of_prefix(const LokiOptions& options, const Tensor4<T>& q,
@@ -406,8 +404,7 @@ TYPED_TEST(Loki, AStateThatGrewOrWasCutIsAsAFreshOne) {
     state.truncate(cut);
     const auto mixed = joined(other, cut, k);
     for (Index kv_len : {cut + 1, Index{137}}) {
-      const SelectorInput<TypeParam> told{
-          {}, quoka::view_of(mixed).slice(0, kv_len), {}, kv_len + 37};
+      const SelectorInput told{{}, quoka::view_of(mixed).slice(0, kv_len), {}, kv_len + 37};
       if (cut == 37) LokiScorer(options).appended(told, state, quoka::SerialExecutor{});
       EXPECT_TRUE(same_bits(scores_of_prefix(options, q, mixed, kv_len, state),
                             scores_of_prefix(options, q, mixed, kv_len)))
@@ -439,14 +436,14 @@ TYPED_TEST(Loki, WithoutACalibrationIsExactUntilThereAreKeysToFit) {
     const LokiOptions options{.rank = 7, .domain = domain};
     LokiScorer::State state;
     for (Index kv_len : {1, 37, 511}) {
-      const SelectorInput<TypeParam> input{q, quoka::view_of(k).slice(0, kv_len)};
+      const SelectorInput input{q, quoka::view_of(k).slice(0, kv_len)};
       const auto scores = scores_by<LokiScorer>(options, input, state);
       expect_scores(scores,
                     oracle::exact_scores(to_oracle(q), to_oracle(input.k), to_oracle(domain), 0),
                     domain);
       EXPECT_EQ(state.own, nullptr);
     }
-    const auto scores = scores_by<LokiScorer>(options, SelectorInput<TypeParam>{q, k}, state);
+    const auto scores = scores_by<LokiScorer>(options, SelectorInput{q, k}, state);
     ASSERT_NE(state.own, nullptr);
     EXPECT_EQ(state.fitted, 512);
     expect_directions(*state.own, bases_of(to_oracle(k), 20));
@@ -461,9 +458,9 @@ TEST(LokisOwnBasis, WaitsForTwiceAsManyKeysAsChannels) {  // exact before, to th
   Random random(479);
   const auto q = random.tensor<float>(1, 1, 1, 260), k = random.tensor<float>(1, 1, 520, 260);
   LokiScorer::State state;
-  EXPECT_TRUE(same_bits(scores_of_prefix({}, q, k, 519, state),
-                        scores_by<quoka::OracleScorer>(
-                            {}, SelectorInput<float>{q, quoka::view_of(k).slice(0, 519)})));
+  EXPECT_TRUE(same_bits(
+      scores_of_prefix({}, q, k, 519, state),
+      scores_by<quoka::OracleScorer>({}, SelectorInput{q, quoka::view_of(k).slice(0, 519)})));
   EXPECT_EQ(state.own, nullptr);
   (void)scores_of_prefix({}, q, k, 520, state);
   EXPECT_EQ(state.fitted, 520);
@@ -477,8 +474,7 @@ TEST(LokisOwnBasis, IsKeptAsThePastGrows) {
   (void)scores_of_prefix({.rank = 7}, q, k, 600, state);
   const auto basis = state.own;
   LokiScorer({.rank = 7})
-      .appended(SelectorInput<float>{{}, quoka::view_of(k).slice(0, 601)}, state,
-                quoka::SerialExecutor{});
+      .appended(SelectorInput{{}, quoka::view_of(k).slice(0, 601)}, state, quoka::SerialExecutor{});
   const auto bases = bases_of(to_oracle(quoka::view_of(k).slice(0, 600)), 7);
   for (Index kv_len : {601, 701}) {
     const auto scores = scores_of_prefix({.rank = 7}, q, k, kv_len, state);
@@ -553,9 +549,9 @@ TEST(LokisOwnBasis, IsNotMadeWhereACalibrationIsGiven) {
 
 TEST(LokiRefuses, OptionsOutOfRange) {
   expect_refused([] { LokiSelector({.rank = 0}); }, {"rank", 0, 1});
-  expect_refused([] { LokiSelector({.window = 0}); }, {"window", 0, 1});
-  expect_refused([] { LokiSelector({.keep_first = -3}); }, {"keep_first", -3, 0});
-  expect_refused([] { LokiSelector({.keep_last = -4}); }, {"keep_last", -4, 0});
+  expect_refused([] { LokiSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
+  expect_refused([] { LokiSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
+  expect_refused([] { LokiSelector({.top_k = {.keep_last = -4}}); }, {"keep_last", -4, 0});
 }
 
 TEST(LokiRefuses, ACalibrationOfOtherHeads) {

@@ -215,6 +215,121 @@ TYPED_TEST(Merge, StridedPartsGiveTheSameBits) {
   EXPECT_TRUE(out_a.padding_intact());
 }
 
+// ---- a sliding window over shards ---------------------------------------------------------------
+
+// Two shards of a past of kv_len keys, cut at `cut`: each says where it begins, and both where the
+// queries stand. The chunk goes with the second one.
+template <class T>
+Output<T> shards_merged(const Inputs<T>& in, Index cut, const AttentionOptions& options,
+                        const Selection* first_keep = nullptr,
+                        const Selection* second_keep = nullptr) {
+  const Index kv_len = in.past_k.dimension(2), v_dim = in.past_v.dimension(3);
+  const TensorView<const T> k(in.past_k), v(in.past_v);
+  AttentionOptions placed = options;
+  placed.query_position = kv_len;
+  quoka::Past first(k.slice(0, cut), v.slice(0, cut)),
+      second(k.slice(cut, kv_len - cut), v.slice(cut, kv_len - cut));
+  first.keep = first_keep, second.keep = second_keep;
+  second.first_position = cut;
+  Output<T> a = unwritten<T>(in.q, v_dim), b = unwritten<T>(in.q, v_dim);
+  quoka::attention(in.q, first, {}, {a.out, a.lse}, placed);
+  quoka::attention(in.q, second, {in.k, in.v}, {b.out, b.lse}, placed);
+  quoka::merge(a.out, a.lse, b.out, b.lse);
+  return a;
+}
+
+template <class T>
+class MergeWindow : public Merge<T> {};
+TYPED_TEST_SUITE(MergeWindow, StorageTypes, StorageNames);
+
+// A chunk, few rows over parts of the keys, one token; windows that end in each shard, at the cut
+// and beyond both.
+TYPED_TEST(MergeWindow, ShardsThatKnowWhereTheyBeginAreTheWhole) {
+  Random random(20);
+  for (const Index q_len : {71, 3, 1}) {
+    const auto in = random_inputs<TypeParam>(
+        random, {.q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = 1201});
+    for (const Index window : {0, 1, 30, 700, 701, 702, 1201, 2000}) {
+      const AttentionOptions options{.sliding_window = window};
+      const auto whole = oracle_attend(in, options);
+      for (const Index cut : {1, 500, 1200}) {
+        SCOPED_TRACE("q_len " + std::to_string(q_len) + ", cut " + std::to_string(cut) +
+                     ", window " + std::to_string(window));
+        TestFixture::expect_whole(shards_merged(in, cut, options), whole, 2);
+      }
+    }
+  }
+}
+
+TYPED_TEST(MergeWindow, AShardOutOfTheWindowSeesNothing) {
+  Random random(21);
+  const auto in =
+      random_inputs<TypeParam>(random, {.q_heads = 2, .q_len = 7, .kv_len = 500}, false);
+  auto output = unwritten<TypeParam>(in.q, 16);
+  AttentionOptions options{.sliding_window = 101, .query_position = 600};
+  quoka::attention(in.q, {in.past_k, in.past_v}, {}, {output.out, output.lse}, options);
+  for (Index i = 0; i < output.out.size(); ++i)
+    EXPECT_EQ(static_cast<float>(output.out.data()[i]), 0.0f);
+  for (Index i = 0; i < output.lse.size(); ++i) EXPECT_EQ(output.lse.data()[i], -infinity);
+  options.sliding_window = 102;  // the first query sees the last key alone
+  quoka::attention(in.q, {in.past_k, in.past_v}, {}, {output.out, output.lse}, options);
+  EXPECT_NE(output.lse(0, 0, 0), -infinity);
+  EXPECT_EQ(output.lse(0, 0, 1), -infinity);
+  EXPECT_EQ(output.out(0, 0, 0, 3), in.past_v(0, 0, 499, 3));
+}
+
+// A selection of a shard holds positions in the shard.
+TYPED_TEST(MergeWindow, ShardsMayHaveSelections) {
+  Random random(22);
+  const Index cut = 500, kv_len = 1201;
+  for (const Index q_len : {71, 3, 1}) {
+    const auto in = random_inputs<TypeParam>(
+        random, {.q_heads = 6, .kv_heads = 2, .q_len = q_len, .kv_len = kv_len});
+    const Selection first = random_selection(random, 1, 2, cut, 200),
+                    second = random_selection(random, 1, 2, kv_len - cut, 301);
+    oracle::Positions both = to_positions(first);
+    for (Index head = 0; head < 2; ++head)
+      for (const Index t : second.positions(0, head)) both[0][uz(head)].push_back(cut + t);
+    const Selection whole = to_selection(both, kv_len);
+    for (const Index window : {0, 600, 800, 1201}) {
+      SCOPED_TRACE("q_len " + std::to_string(q_len) + ", window " + std::to_string(window));
+      const AttentionOptions options{.sliding_window = window};
+      TestFixture::expect_whole(shards_merged(in, cut, options, &first, &second),
+                                oracle_attend(in, options, &whole), 2);
+    }
+  }
+}
+
+// Where the past begins and the queries stand matters to a window alone.
+TYPED_TEST(MergeWindow, WithoutAWindowPositionsChangeNoBit) {
+  Random random(23);
+  const auto in = random_inputs<TypeParam>(random, {.q_heads = 2, .q_len = 37, .kv_len = 301});
+  const auto plain = attend(in);
+  auto output = unwritten<TypeParam>(in.q, 16);
+  quoka::Past past(in.past_k, in.past_v);
+  past.first_position = 1000000;
+  quoka::attention(in.q, past, {in.k, in.v}, {output.out, output.lse}, {.query_position = 2000000});
+  expect_same(output, plain);
+}
+
+// Parts may come in formats of their own.
+TYPED_TEST(MergeWindow, APartInAnotherFormatIsMergedAsItsFloats) {
+  Random random(24);
+  const auto in = random_inputs<TypeParam>(random, TestFixture::shape);
+  const auto a = TestFixture::past_part(in, 0, 127), b = TestFixture::past_part(in, 127, 400);
+  const auto floats = [](const Output<TypeParam>& part) {
+    Output<float> copy{Tensor4<float>(part.out.dimensions()), part.lse};
+    for (Index i = 0; i < part.out.size(); ++i)
+      copy.out.data()[i] = static_cast<float>(part.out.data()[i]);
+    return copy;
+  };
+  Output<float> expected = floats(a), mixed = floats(a);
+  const Output<float> other = floats(b);
+  quoka::merge(expected.out, expected.lse, other.out, other.lse);
+  quoka::merge(mixed.out, mixed.lse, b.out, b.lse);
+  expect_same(mixed, expected);
+}
+
 class MergeRefuses : public ::testing::Test {
  protected:
   // a [2, 6, 7, 19]; refused with these fragments, and a is as it was.

@@ -79,7 +79,7 @@ TEST(Budget, RefusesACountBeyondIndex) {
 }
 
 TEST(Budget, RefusesAFractionOutsideItsRange) {
-  expect_refused([] { Budget(0.0); }, {"budget", "0.0", "(0, 1]"});
+  expect_refused([] { Budget(0.0); }, {"budget", "is 0,", "(0, 1]"});
   expect_refused([] { Budget(-0.25); }, {"budget", "-0.25", "(0, 1]"});
   expect_refused([] { Budget(1.5); }, {"budget", "1.5", "(0, 1]"});
   expect_refused([] { Budget(1024.0); }, {"budget", "1024", "(0, 1]"});

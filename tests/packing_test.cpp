@@ -1,8 +1,10 @@
 // Packing: where each channel lands, that padding is zero where it must be, and that nothing beside
-// a row is read or written.
+// a row is read or written. Keys and values are packed from every format; queries and outputs are
+// float rows, which a format widens and narrows.
 
-#include <quoka/core/packing.hpp>
-#include <quoka/core/buffer.hpp>
+#include <quoka/formats/format_table.hpp>
+#include <quoka/kernels/packing.hpp>
+#include <quoka/runtime/buffer.hpp>
 
 #include "support/fixtures.hpp"
 
@@ -20,6 +22,9 @@ constexpr Index tile_rows = tuning::tile_rows;
 constexpr Index slab = tuning::slab_channels;
 
 template <class T>
+using RowOf = typename quoka::formats::RowOf<T>::type;
+
+template <class T>
 class Packing : public ::testing::Test {};
 TYPED_TEST_SUITE(Packing, StorageTypes, StorageNames);
 
@@ -31,17 +36,48 @@ float* fresh(Buffer<float>& buffer, Index count) {
 
 // `count` rows of a tensor whose neighbours are NaN, by pointer.
 template <class T>
-struct Rows {
-  Rows(Random& random, Index count, Index dim)
+struct ListedRows {
+  ListedRows(Random& random, Index count, Index dim)
       : memory(random.tensor<T>(1, 1, std::max<Index>(count, 1), dim)) {
-    for (Index i = 0; i < count; ++i) pointers.push_back(memory.view().row(0, 0, i));
+    for (Index i = 0; i < count; ++i) {
+      pointers.push_back(memory.view().row(0, 0, i));
+      addresses.push_back(reinterpret_cast<quoka::ConstRow>(pointers.back()));
+    }
   }
   float at(Index i, Index c) const { return static_cast<float>(pointers[uz(i)][c]); }
 
   Strided<T> memory;
   std::vector<T*> pointers;
-  const T* const* data() const { return pointers.data(); }
+  std::vector<quoka::ConstRow> addresses;
+  const quoka::ConstRow* data() const { return addresses.data(); }
 };
+
+// ---- one row ------------------------------------------------------------------------------------
+
+TYPED_TEST(Packing, ARowIsWidenedToItsFloats) {
+  Random random(19);
+  for (Index dim : dims) {
+    const ListedRows<TypeParam> rows(random, 3, dim);
+    std::vector<float> row(uz(dim + 1), not_a_number);
+    quoka::format_of<TypeParam>().widen(rows.data()[1], dim, row.data());
+    for (Index c = 0; c < dim; ++c) ASSERT_EQ(row[uz(c)], rows.at(1, c)) << dim << ", " << c;
+    EXPECT_TRUE(std::isnan(row.back())) << "one float too many at head_dim " << dim;
+  }
+}
+
+TYPED_TEST(Packing, ARowIsNarrowedToTheNearest) {
+  Random random(20);
+  for (Index dim : dims) {
+    const ListedRows<TypeParam> rows(random, 3, dim);
+    const auto floats = random.tensor<float>(1, 1, 1, dim);
+    quoka::format_of<TypeParam>().narrow(floats.data(), dim,
+                                         reinterpret_cast<std::byte*>(rows.pointers[1]));
+    for (Index c = 0; c < dim; ++c)
+      ASSERT_EQ(rows.at(1, c), static_cast<float>(static_cast<TypeParam>(floats.data()[c])))
+          << dim << ", " << c;
+    EXPECT_TRUE(rows.memory.padding_intact()) << dim;
+  }
+}
 
 // ---- keys: [slab][tile_rows][slab_channels] -----------------------------------------------------
 
@@ -50,9 +86,9 @@ TYPED_TEST(Packing, KeyTileHoldsEveryChannelOfEveryKey) {
   Buffer<float> buffer;
   for (Index dim : dims) {
     SCOPED_TRACE(dim);
-    const Rows<TypeParam> keys(random, tile_rows, dim);
+    const ListedRows<TypeParam> keys(random, tile_rows, dim);
     float* tile = fresh(buffer, detail::key_tile_size(dim));
-    detail::pack_key_tile<TypeParam>(keys.data(), tile_rows, dim, tile);
+    detail::pack_key_tile<RowOf<TypeParam>>(keys.data(), tile_rows, dim, tile);
     for (Index i = 0; i < tile_rows; ++i)
       for (Index c = 0; c < dim; ++c)
         ASSERT_EQ(tile[(c / slab * tile_rows + i) * slab + c % slab], keys.at(i, c))
@@ -65,9 +101,9 @@ TYPED_TEST(Packing, KeyTileHasZeroKeysBeyondTheLast) {
   Buffer<float> buffer;
   for (Index dim : dims)
     for (Index count : {Index{0}, Index{1}, Index{3}, tile_rows - 1}) {
-      const Rows<TypeParam> keys(random, count, dim);
+      const ListedRows<TypeParam> keys(random, count, dim);
       float* tile = fresh(buffer, detail::key_tile_size(dim));
-      detail::pack_key_tile<TypeParam>(keys.data(), count, dim, tile);
+      detail::pack_key_tile<RowOf<TypeParam>>(keys.data(), count, dim, tile);
       for (Index i = 0; i < tile_rows; ++i)
         for (Index c = 0; c < dim; ++c)
           ASSERT_EQ(tile[(c / slab * tile_rows + i) * slab + c % slab],
@@ -79,9 +115,9 @@ TYPED_TEST(Packing, KeysFillTileAfterTile) {
   Random random(23);
   Buffer<float> buffer, single;
   const Index dim = 17, count = 2 * tile_rows + 1, size = detail::key_tile_size(dim);
-  const Rows<TypeParam> keys(random, count, dim);
+  const ListedRows<TypeParam> keys(random, count, dim);
   float* tiles = fresh(buffer, 3 * size);
-  detail::pack_keys<TypeParam>(keys.data(), count, dim, tiles);
+  detail::pack_keys(quoka::format_of<TypeParam>(), keys.data(), count, dim, tiles);
   for (Index i = 0; i < count; ++i)
     for (Index c = 0; c < dim; ++c)
       ASSERT_EQ(
@@ -96,12 +132,12 @@ TYPED_TEST(Packing, ValuesLieRowByRow) {
   Buffer<float> buffer;
   for (Index dim : dims)
     for (Index count : {1, 3, 7, 37}) {
-      const Rows<TypeParam> values(random, count, dim);
+      const ListedRows<TypeParam> values(random, count, dim);
       const Index stride = detail::value_stride(dim);
       EXPECT_GE(stride, dim);
       EXPECT_EQ(stride % slab, 0);
       float* packed = fresh(buffer, count * stride);
-      EXPECT_TRUE(detail::pack_values<TypeParam>(values.data(), count, dim, packed)) << dim;
+      EXPECT_TRUE(detail::pack_values<RowOf<TypeParam>>(values.data(), count, dim, packed)) << dim;
       for (Index i = 0; i < count; ++i)
         for (Index c = 0; c < dim; ++c) ASSERT_EQ(packed[i * stride + c], values.at(i, c));
     }
@@ -114,10 +150,10 @@ TYPED_TEST(Packing, ValuesTellOfOneElementThatIsNotFinite) {
   for (Index dim : dims)
     for (float odd : {not_a_number, infinity, -infinity})
       for (Index c = 0; c < dim; ++c) {  // every channel, of a row that changes with it
-        const Rows<TypeParam> values(random, count, dim);
+        const ListedRows<TypeParam> values(random, count, dim);
         values.pointers[uz(c % count)][c] = stored<TypeParam>(odd);
         float* packed = fresh(buffer, count * detail::value_stride(dim));
-        ASSERT_FALSE(detail::pack_values<TypeParam>(values.data(), count, dim, packed))
+        ASSERT_FALSE(detail::pack_values<RowOf<TypeParam>>(values.data(), count, dim, packed))
             << dim << ", channel " << c;
       }
 }
@@ -126,59 +162,58 @@ TYPED_TEST(Packing, ValuesAtTheEndOfTheRangeAreFinite) {
   Random random(26);
   Buffer<float> buffer;
   for (Index dim : dims) {
-    const Rows<TypeParam> values(random, 3, dim);
+    const ListedRows<TypeParam> values(random, 3, dim);
     for (Index i = 0; i < 3; ++i)
       for (Index c = 0; c < dim; ++c)
         values.pointers[uz(i)][c] = std::numeric_limits<TypeParam>::max();
-    EXPECT_TRUE(detail::pack_values<TypeParam>(values.data(), 3, dim,
-                                               fresh(buffer, 3 * detail::value_stride(dim))));
+    EXPECT_TRUE(detail::pack_values<RowOf<TypeParam>>(
+        values.data(), 3, dim, fresh(buffer, 3 * detail::value_stride(dim))));
   }
 }
 
 TYPED_TEST(Packing, NoValuesAreFinite) {
   float packed[slab];
-  EXPECT_TRUE(detail::pack_values<TypeParam>(nullptr, 0, 3, packed));
+  EXPECT_TRUE(detail::pack_values<RowOf<TypeParam>>(nullptr, 0, 3, packed));
 }
 
 // ---- queries: [channel][panel_rows] -------------------------------------------------------------
 
-TYPED_TEST(Packing, QueriesAreTransposedAndScaled) {
+TEST(PackingOfFloats, QueriesAreTransposedAndScaled) {
   Random random(27);
   Buffer<float> buffer;
   const float scale = 0.37f;
   for (Index dim : dims) {
     SCOPED_TRACE(dim);
-    const Rows<TypeParam> queries(random, width, dim);
+    const ListedRows<float> queries(random, width, dim);
     float* panel = fresh(buffer, width * dim);
-    detail::pack_queries<TypeParam, tuning::tile_packets>(queries.data(), width, dim, scale, panel);
+    detail::pack_queries<tuning::tile_packets>(queries.pointers.data(), width, dim, scale, panel);
     for (Index i = 0; i < width; ++i)
       for (Index c = 0; c < dim; ++c)
         ASSERT_EQ(panel[c * width + i], queries.at(i, c) * scale) << i << ", " << c;
   }
 }
 
-TYPED_TEST(Packing, QueriesBeyondTheLastAreZero) {
+TEST(PackingOfFloats, QueriesBeyondTheLastAreZero) {
   Random random(28);
   Buffer<float> buffer;
   for (Index dim : dims)
     for (Index count : {Index{1}, width / 2, width - 1}) {
-      const Rows<TypeParam> queries(random, count, dim);
+      const ListedRows<float> queries(random, count, dim);
       float* panel = fresh(buffer, width * dim);
-      detail::pack_queries<TypeParam, tuning::tile_packets>(queries.data(), count, dim, 1.0f,
-                                                            panel);
+      detail::pack_queries<tuning::tile_packets>(queries.pointers.data(), count, dim, 1.0f, panel);
       for (Index i = 0; i < width; ++i)
         for (Index c = 0; c < dim; ++c)
           ASSERT_EQ(panel[c * width + i], i < count ? queries.at(i, c) : 0.0f);
     }
 }
 
-TYPED_TEST(Packing, QueriesOfOnePacketHaveAPanelOfTheirOwnWidth) {
+TEST(PackingOfFloats, QueriesOfOnePacketHaveAPanelOfTheirOwnWidth) {
   Random random(29);
   Buffer<float> buffer;
   for (Index dim : dims) {
-    const Rows<TypeParam> queries(random, simd::lanes, dim);
+    const ListedRows<float> queries(random, simd::lanes, dim);
     float* panel = fresh(buffer, simd::lanes * dim);
-    detail::pack_queries<TypeParam, 1>(queries.data(), simd::lanes, dim, 1.0f, panel);
+    detail::pack_queries<1>(queries.pointers.data(), simd::lanes, dim, 1.0f, panel);
     for (Index i = 0; i < simd::lanes; ++i)
       for (Index c = 0; c < dim; ++c) ASSERT_EQ(panel[c * simd::lanes + i], queries.at(i, c));
   }
@@ -197,7 +232,7 @@ struct Factors {
   simd::Packet packet[tuning::tile_packets];
 };
 
-TYPED_TEST(Packing, OutputsAreTransposedBackTimesTheirFactor) {
+TEST(PackingOfFloats, OutputsAreTransposedBackTimesTheirFactor) {
   Random random(30);
   Buffer<float> buffer;
   const Factors factors;
@@ -205,31 +240,28 @@ TYPED_TEST(Packing, OutputsAreTransposedBackTimesTheirFactor) {
     for (Index count : {Index{1}, std::min<Index>(3, width), width / 2, width - 1, width}) {
       float* panel = fresh(buffer, width * dim);
       for (Index i = 0; i < width * dim; ++i) panel[i] = static_cast<float>(random.normal());
-      Rows<TypeParam> outputs(random, count, dim);
-      detail::unpack_outputs<TypeParam>(panel, factors.packet, dim, outputs.pointers.data(), count);
+      ListedRows<float> outputs(random, count, dim);
+      detail::unpack_outputs(panel, factors.packet, dim, outputs.pointers.data(), count);
       for (Index i = 0; i < count; ++i)
         for (Index c = 0; c < dim; ++c)
-          ASSERT_EQ(
-              outputs.at(i, c),
-              static_cast<float>(static_cast<TypeParam>(panel[c * width + i] * factors.value[i])))
+          ASSERT_EQ(outputs.at(i, c), panel[c * width + i] * factors.value[i])
               << "dim " << dim << ", row " << i << ", channel " << c;
       ASSERT_TRUE(outputs.memory.padding_intact());
     }
 }
 
-TYPED_TEST(Packing, QueriesUnpackedAreTheRowsAgain) {
+TEST(PackingOfFloats, QueriesUnpackedAreTheRowsAgain) {
   Random random(31);
   Buffer<float> buffer;
   simd::Packet ones[tuning::tile_packets];
   for (auto& one : ones) one = simd::broadcast(1.0f);
   for (Index dim : dims)
     for (Index count : {Index{1}, width - 1, width}) {
-      const Rows<TypeParam> queries(random, count, dim);
-      Rows<TypeParam> back(random, count, dim);
+      const ListedRows<float> queries(random, count, dim);
+      ListedRows<float> back(random, count, dim);
       float* panel = fresh(buffer, width * dim);
-      detail::pack_queries<TypeParam, tuning::tile_packets>(queries.data(), count, dim, 1.0f,
-                                                            panel);
-      detail::unpack_outputs<TypeParam>(panel, ones, dim, back.pointers.data(), count);
+      detail::pack_queries<tuning::tile_packets>(queries.pointers.data(), count, dim, 1.0f, panel);
+      detail::unpack_outputs(panel, ones, dim, back.pointers.data(), count);
       EXPECT_TRUE(same_bits(queries.memory.view(), back.memory.view())) << dim << ", " << count;
     }
 }
@@ -239,14 +271,14 @@ TYPED_TEST(Packing, QueriesUnpackedAreTheRowsAgain) {
 TYPED_TEST(Packing, PrefetchCountsTheCacheLinesOfItsRows) {
   Random random(32);
   for (Index dim : dims) {
-    const Rows<TypeParam> rows(random, 7, dim);
-    detail::RowPrefetch<TypeParam> prefetch(rows.data(), 7, dim);
+    const ListedRows<TypeParam> rows(random, 7, dim);
     const Index bytes = dim * static_cast<Index>(sizeof(TypeParam));
+    detail::RowPrefetch prefetch(rows.data(), 7, bytes);
     EXPECT_EQ(prefetch.lines(), 7 * ((bytes + 63) / 64)) << dim;
     prefetch.next(1);
     prefetch.next(1000);  // stops at the last row
   }
-  detail::RowPrefetch<TypeParam> none;
+  detail::RowPrefetch none;
   EXPECT_EQ(none.lines(), 0);
   none.next(3);
 }

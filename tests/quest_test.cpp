@@ -43,7 +43,7 @@ void expect_agrees_with_oracle(const QuestOptions& options, const Tensor4<T>& q,
                std::to_string(k.dimension(2)));
   const auto exact =
       oracle::quest_scores(to_oracle(q), to_oracle(k), options.page, to_oracle(options.domain), 0);
-  const auto scores = scores_by<QuestScorer>(options, SelectorInput<T>{q, k});
+  const auto scores = scores_by<QuestScorer>(options, SelectorInput{q, k});
   const Index kv_len = k.dimension(2), whole = kv_len / options.page * options.page;
   // The partial page's own score is never asked for.
   auto expected = exact;
@@ -111,7 +111,7 @@ TEST(QuestSelects, ThePartialPageAndForcedKeys) {
   Random random(495);
   const auto q = random.tensor<float>(1, 2, 7, 20), k = random.tensor<float>(1, 1, 119, 20);
   const auto keep = to_positions(
-      QuestSelector({.budget = 31, .keep_first = 4, .keep_last = 9}).select(q, k))[0][0];
+      QuestSelector({.budget = 31, .top_k = {.keep_first = 4, .keep_last = 9}}).select(q, k))[0][0];
   ASSERT_EQ(std::ssize(keep), 31);
   for (Index t : {0, 1, 2, 3, 110, 111, 112, 118})
     EXPECT_TRUE(std::binary_search(keep.begin(), keep.end(), t)) << t;
@@ -120,7 +120,7 @@ TEST(QuestSelects, ThePartialPageAndForcedKeys) {
 TEST(QuestSelects, ByAttentionsScale) {
   Random random(496);
   const auto q = random.tensor<float>(1, 4, 7, 20), k = random.tensor<float>(1, 2, 128, 20);
-  SelectorInput<float> input{q, k};
+  SelectorInput input{q, k};
   input.scale = 0.5f;
   for (Domain domain : domains)
     expect_scores(scores_by<QuestScorer>({.domain = domain}, input),
@@ -146,7 +146,7 @@ TYPED_TEST(Quest, NoKeysLogitIsAboveItsPages) {
   const auto k = random.tensor<TypeParam>(1, 2, 128, 24);
   const auto logits = oracle::exact_scores(to_oracle(q), to_oracle(k), oracle::Domain::logit, 0);
   for (Index page : {1, 2, 16, 64}) {
-    const auto bounds = scores_by<QuestScorer>({.page = page}, SelectorInput<TypeParam>{q, k});
+    const auto bounds = scores_by<QuestScorer>({.page = page}, SelectorInput{q, k});
     for (Index head = 0; head < 2; ++head)
       for (Index t = 0; t < 128; ++t)
         EXPECT_GE(static_cast<double>(bounds(0, head, t)), logits[0][uz(head)][uz(t)] - 1e-6);
@@ -163,19 +163,18 @@ TYPED_TEST(Quest, TheOrderOfAPagesKeysDoesNotMatter) {  // to the bit
     for (Index i = 0; i < 16; ++i) copy_row(k, first + from[uz(i)], shuffled, first + i);
   }
   for (Domain domain : domains)
-    EXPECT_TRUE(same_bits(
-        scores_by<QuestScorer>({.domain = domain}, SelectorInput<TypeParam>{q, k}),
-        scores_by<QuestScorer>({.domain = domain}, SelectorInput<TypeParam>{q, shuffled})));
+    EXPECT_TRUE(same_bits(scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, k}),
+                          scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, shuffled})));
 }
 
 TYPED_TEST(Quest, ScalingTheQueriesByAPowerOfTwoDoesNotChangeWhatLogitsSelect) {
   Random random(500);
   auto q = random.tensor<TypeParam>(1, 4, 17, 24);
   const auto k = random.tensor<TypeParam>(1, 2, 128, 24);
-  const auto before = scores_by<QuestScorer>({}, SelectorInput<TypeParam>{q, k});
+  const auto before = scores_by<QuestScorer>({}, SelectorInput{q, k});
   for (Index i = 0; i < q.size(); ++i)
     q.data()[i] = stored<TypeParam>(8.0 * static_cast<double>(static_cast<float>(q.data()[i])));
-  const auto scaled = scores_by<QuestScorer>({}, SelectorInput<TypeParam>{q, k});
+  const auto scaled = scores_by<QuestScorer>({}, SelectorInput{q, k});
   for (Index i = 0; i < scaled.size(); ++i) EXPECT_EQ(scaled.data()[i], 8.0f * before.data()[i]);
 }
 
@@ -190,9 +189,8 @@ TYPED_TEST(Quest, LeavesQueriesThatAreNotFiniteOut) {  // to the bit
     for (Domain domain : domains) {
       auto spoilt = q;
       for (Index head = 0; head < 4; ++head) spoilt(0, head, 5, 19) = stored<TypeParam>(odd);
-      EXPECT_TRUE(
-          same_bits(scores_by<QuestScorer>({.domain = domain}, SelectorInput<TypeParam>{spoilt, k}),
-                    scores_by<QuestScorer>({.domain = domain}, SelectorInput<TypeParam>{rest, k})));
+      EXPECT_TRUE(same_bits(scores_by<QuestScorer>({.domain = domain}, SelectorInput{spoilt, k}),
+                            scores_by<QuestScorer>({.domain = domain}, SelectorInput{rest, k})));
     }
 }
 
@@ -206,9 +204,8 @@ TYPED_TEST(Quest,
       auto k = finite, repeated = finite;
       k(0, 0, t, 3) = stored<TypeParam>(std::nan(""));
       repeated(0, 0, t, 3) = repeated(0, 0, t == 40 ? 41 : 40, 3);
-      EXPECT_TRUE(same_bits(
-          scores_by<QuestScorer>({.domain = domain}, SelectorInput<TypeParam>{q, k}),
-          scores_by<QuestScorer>({.domain = domain}, SelectorInput<TypeParam>{q, repeated})))
+      EXPECT_TRUE(same_bits(scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, k}),
+                            scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, repeated})))
           << "key " << t;
     }
 }
@@ -229,8 +226,7 @@ TYPED_TEST(Quest, APageWithoutBoundsOrWithAnInfinityRanksLastAndSpoilsNoOther) {
       auto k = finite;
       for (Index t = 32; t < 48; ++t)
         if (std::isnan(odd) || t == 40) k(0, 0, t, 3) = stored<TypeParam>(odd);
-      const auto scores =
-          scores_by<QuestScorer>({.domain = domain}, SelectorInput<TypeParam>{q, k});
+      const auto scores = scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, k});
       const auto expected = exact(domain);
       for (Index t = 0; t < 112; ++t) {
         if (t / 16 == 2)
@@ -250,7 +246,7 @@ TYPED_TEST(Quest, APageWithoutBoundsOrWithAnInfinityRanksLastAndSpoilsNoOther) {
 template <class T>
 Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len,
                                 QuestScorer::State& state) {
-  return scores_by<QuestScorer>({}, SelectorInput<T>{q, TensorView<const T>(k).slice(0, kv_len)},
+  return scores_by<QuestScorer>({}, SelectorInput{q, TensorView<const T>(k).slice(0, kv_len)},
                                 state);
 }
 template <class T>
@@ -267,9 +263,8 @@ TYPED_TEST(Quest, AStateThatGrewIsAsAFreshOne) {
   for (Index kv_len : {1, 2, 15, 16, 17, 37, 64, 137}) {
     const auto scores = scores_of_prefix(q, k, kv_len);
     EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, state), scores)) << kv_len;
-    QuestScorer().appended(
-        SelectorInput<TypeParam>{{}, quoka::view_of(k).slice(0, kv_len), {}, kv_len + 37}, told,
-        quoka::SerialExecutor{});
+    QuestScorer().appended(SelectorInput{{}, quoka::view_of(k).slice(0, kv_len), {}, kv_len + 37},
+                           told, quoka::SerialExecutor{});
     if (kv_len != 17) continue;  // the others are told only
     EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, told), scores)) << kv_len;
   }
@@ -306,9 +301,9 @@ TEST(QuestsState, ServesAnotherShapeAsAFreshOne) {
 
 TEST(QuestRefuses, OptionsOutOfRange) {
   expect_refused([] { QuestSelector({.page = 0}); }, {"page", 0, 1});
-  expect_refused([] { QuestSelector({.window = 0}); }, {"window", 0, 1});
-  expect_refused([] { QuestSelector({.keep_first = -3}); }, {"keep_first", -3, 0});
-  expect_refused([] { QuestSelector({.keep_last = -4}); }, {"keep_last", -4, 0});
+  expect_refused([] { QuestSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
+  expect_refused([] { QuestSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
+  expect_refused([] { QuestSelector({.top_k = {.keep_last = -4}}); }, {"keep_last", -4, 0});
 }
 
 }  // namespace

@@ -60,8 +60,9 @@ TYPED_TEST(Quoka, AgreesWithTheOracleWithWindowsAndForcedKeys) {
     for (Index keep_first : {0, 4, 40})
       for (Index keep_last : {0, 7, 40})
         expect_agrees_with_oracle(
-            {.budget = 31, .window = window, .keep_first = keep_first, .keep_last = keep_last}, q,
-            k);
+            {.budget = 31,
+             .top_k = {.window = window, .keep_first = keep_first, .keep_last = keep_last}},
+            q, k);
 }
 
 // Softmax weights of rows that look far along one direction: nearly all mass on a few keys.
@@ -80,7 +81,7 @@ TYPED_TEST(Quoka, AgreesWithTheOracleInTheSoftmaxDomain) {
                                        .group_mode = mode,
                                        .query_choice = QueryChoice::mixed,
                                        .domain = quoka::Domain::softmax,
-                                       .window = window},
+                                       .top_k = {.window = window}},
                                       q, k);
     }
 }
@@ -144,7 +145,7 @@ TEST(Quoka, DoesNotScoreAPastWithinTheBudget) {  // NaN everywhere, and no scrat
   QuokaSelector::State state;
   Selection selection;
   QuokaSelector({.budget = 37})
-      .select(quoka::SelectorInput<float>{q, k}, state, selection, quoka::SerialExecutor{});
+      .select(quoka::SelectorInput{q, k}, state, selection, quoka::SerialExecutor{});
   EXPECT_TRUE(selection.is_all());
   EXPECT_EQ(state.bytes(), 0);
 }
@@ -153,8 +154,10 @@ TEST(Quoka, OfBudgetZeroKeepsNone) {
   Random random(158);
   const auto q = random.tensor<float>(2, 4, 7, 17);
   const auto k = random.tensor<float>(2, 2, 37, 17);
-  const Selection none = QuokaSelector({.budget = 0, .keep_first = 4, .keep_last = 4}).select(q, k);
-  EXPECT_EQ(none.count(), 0);
+  const Selection none =
+      QuokaSelector({.budget = 0, .top_k = {.keep_first = 4, .keep_last = 4}}).select(q, k);
+  EXPECT_EQ(none.total(), 0);
+  EXPECT_FALSE(none.is_all());
   EXPECT_EQ(none.kv_len(), 37);
   EXPECT_EQ(none.batch(), 2);
 }
@@ -164,7 +167,8 @@ TEST(Quoka, AFractionGrowsWithThePast) {
   const auto q = random.tensor<float>(1, 4, 7, 17);
   for (auto [kv_len, count] : {std::pair{1, 1}, {3, 1}, {37, 9}, {127, 31}, {501, 125}}) {
     const auto k = random.tensor<float>(1, 2, kv_len, 17);
-    EXPECT_EQ(QuokaSelector({.budget = 0.25}).select(q, k).count(), count);
+    const Selection keep = QuokaSelector({.budget = 0.25}).select(q, k);
+    for (Index head = 0; head < 2; ++head) EXPECT_EQ(keep.count(0, head), count);
   }
 }
 
@@ -298,7 +302,8 @@ TYPED_TEST(Quoka, TheCachesInverseNormsGiveTheSame) {
   for (Index dim : {37, 64, 100}) {
     const auto q = random.tensor<TypeParam>(2, 4, 37, dim);
     const auto k = random.tensor<TypeParam>(2, 2, 127, dim);
-    quoka::KvCache<TypeParam> cache(2, 2, dim, dim);
+    quoka::KvCache cache(2, 2, dim, dim, quoka::format_of<TypeParam>(),
+                         quoka::format_of<TypeParam>());
     cache.append(k, k);
     const QuokaSelector selector({.budget = 31});
     EXPECT_EQ(selector.select(q, cache.k(), quoka::SerialExecutor{}, cache.inverse_norms()),
@@ -312,7 +317,7 @@ TYPED_TEST(Quoka, AnyNumberOfThreadsGivesTheSame) {
   const auto k =
       random.tensor<TypeParam>(1, 2, quoka::tuning::score_task_keys + 127, 16);  // two tasks a head
   for (GroupMode mode : group_modes) {
-    const QuokaSelector selector({.budget = 501, .group_mode = mode, .window = 3});
+    const QuokaSelector selector({.budget = 501, .group_mode = mode, .top_k = {.window = 3}});
     const Selection alone = selector.select(q, k);
     for_each_executor(
         [&](ExecutorRef executor) { EXPECT_EQ(selector.select(q, k, executor), alone); });
@@ -528,13 +533,147 @@ TYPED_TEST(Quoka, NothingButNanIsStillASelection) {
         << name_of(options);
 }
 
+// ---- attention's scale --------------------------------------------------------------------------
+
+// The call with a State, told of attention's scale.
+Selection select_with_scale(const QuokaSelector& selector, const Rows& q, const Rows& k,
+                            float scale) {
+  quoka::SelectorInput input{q, k};
+  input.scale = scale;
+  QuokaSelector::State state;
+  Selection selection;
+  selector.select(input, state, selection, SerialExecutor{});
+  return selection;
+}
+
+TYPED_TEST(Quoka, TakesAttentionsScaleInOneCall) {
+  Random random(196);
+  const auto q = random.tensor<TypeParam>(2, 4, 37, 16);
+  const auto k = random.tensor<TypeParam>(2, 2, 127, 16);
+  const QuokaSelector selector(QuokaOptions::robust(2, 31));
+  for (float scale : {0.01f, 0.25f, 2.0f}) {
+    const Selection keep = selector.select(q, k, SerialExecutor{}, {}, scale);
+    EXPECT_EQ(keep, select_with_scale(selector, q, k, scale)) << scale;
+    const bool is_default = scale == 0.25f;
+    EXPECT_EQ(keep == selector.select(q, k), is_default) << scale;
+  }
+}
+
+TEST(Quoka, CosinesDoNotDependOnAttentionsScale) {
+  Random random(197);
+  const auto q = random.tensor<float>(2, 4, 37, 16), k = random.tensor<float>(2, 2, 127, 16);
+  const QuokaSelector selector({.budget = 31});
+  EXPECT_EQ(selector.select(q, k, SerialExecutor{}, {}, 2.0f), selector.select(q, k));
+}
+
+// ---- whose state --------------------------------------------------------------------------------
+
+// A State that was told of 37 keys of 2 sequences and 3 KV heads, 30 channels each.
+class QuokaState : public ::testing::TestWithParam<quoka::Sketch> {
+ protected:
+  QuokaState() { selector.appended(input(q, k), state, SerialExecutor{}); }
+
+  static quoka::SelectorInput input(const Rows& q, const Rows& k, std::uint64_t sequence = 7) {
+    quoka::SelectorInput x{q, k};
+    x.sequence = sequence;
+    return x;
+  }
+  Selection select(const quoka::SelectorInput& x) {
+    Selection selection;
+    selector.select(x, state, selection, SerialExecutor{});
+    return selection;
+  }
+  // By select() and by appended(), and the state serves its own sequence as before.
+  void expect_refuses(const quoka::SelectorInput& x, std::initializer_list<Fragment> both) {
+    const Selection before = select(input(q, k));
+    expect_refused([&] { (void)select(x); }, both);
+    expect_refused([&] { selector.appended(x, state, SerialExecutor{}); }, both);
+    EXPECT_EQ(select(input(q, k)), before);
+  }
+
+  Random random{198};
+  Tensor4<float> q = random.tensor<float>(2, 6, 5, 30), k = random.tensor<float>(2, 3, 37, 30);
+  QuokaSelector selector{QuokaOptions{.budget = 11, .sketch = GetParam()}};
+  QuokaSelector::State state;
+};
+
+INSTANTIATE_TEST_SUITE_P(WithAndWithoutSketch, QuokaState,
+                         ::testing::Values(quoka::Sketch::on, quoka::Sketch::off),
+                         [](const auto& test) {
+                           return test.param == quoka::Sketch::on ? "sketch" : "float_scores";
+                         });
+
+TEST_P(QuokaState, ServesItsOwnSequence) {
+  const Selection keep = select(input(q, k));
+  EXPECT_EQ(keep, selector.select(q, k));
+  EXPECT_EQ(select(input(q, k)), keep);
+}
+
+TEST_P(QuokaState, RefusesAnotherHeadDimOfTheSamePaddedWidth) {
+  const auto q_wider = random.tensor<float>(2, 6, 5, 32),
+             k_wider = random.tensor<float>(2, 3, 37, 32);
+  expect_refuses(input(q_wider, k_wider), {"head_dim", 32, 30});
+}
+
+TEST_P(QuokaState, RefusesAnotherBatchAndOtherKvHeads) {
+  const auto q_other = random.tensor<float>(3, 6, 5, 30),
+             k_other = random.tensor<float>(3, 2, 37, 30);
+  expect_refuses(input(q_other, k_other), {"batch", 3, 2});
+  const auto k_heads = random.tensor<float>(2, 2, 37, 30);
+  expect_refuses(input(q, k_heads), {"kv_heads", 2, 3});
+}
+
+TEST_P(QuokaState, RefusesAnotherSequenceNumber) {
+  expect_refuses(input(q, k, 8), {"sequence", 8, 7});
+  expect_refuses(input(q, k, 0), {"sequence", 0, 7});
+}
+
+TEST_P(QuokaState, RefusesACacheThatIsShorterUntilTruncate) {
+  expect_refuses(input(q, Rows(k).slice(0, 36)), {"truncate", 37, 36});
+  state.truncate(36);
+  EXPECT_EQ(select(input(q, Rows(k).slice(0, 36))), selector.select(q, Rows(k).slice(0, 36)));
+}
+
+TEST_P(QuokaState, MayBeReusedAfterTruncateToNothing) {
+  (void)select(input(q, k));
+  state.truncate(0);
+  const auto q_other = random.tensor<float>(3, 6, 5, 32),
+             k_other = random.tensor<float>(3, 2, 41, 32);
+  selector.appended(input(q_other, k_other, 8), state, SerialExecutor{});
+  EXPECT_EQ(select(input(q_other, k_other, 8)), selector.select(q_other, k_other));
+  expect_refused([&] { (void)select(input(q, k)); }, {"batch", 2, 3});
+}
+
+TEST_P(QuokaState, RemainsItsSequencesAfterTruncateToSomething) {
+  state.truncate(7);
+  expect_refused([&] { (void)select(input(q, k, 8)); }, {"sequence", 8, 7});
+}
+
+// Same shape, no numbers: the sketch knows its keys; float scores remember none.
+TEST(QuokaStates, WithASketchRefuseOtherKeysOfTheSameShape) {
+  Random random(199);
+  const auto q = random.tensor<float>(1, 4, 5, 30), k = random.tensor<float>(1, 2, 37, 30),
+             other = random.tensor<float>(1, 2, 37, 30);
+  const QuokaSelector selector({.budget = 11, .sketch = quoka::Sketch::on});
+  QuokaSelector::State state;
+  Selection selection;
+  selector.appended({q, k}, state, SerialExecutor{});
+  expect_refused([&] { selector.select({q, other}, state, selection, SerialExecutor{}); }, {"key"});
+  selector.select({q, k}, state, selection, SerialExecutor{});
+  EXPECT_EQ(selection, selector.select(q, k));
+  state.truncate(0);
+  selector.appended({q, other}, state, SerialExecutor{});
+  selector.select({q, other}, state, selection, SerialExecutor{});
+  EXPECT_EQ(selection, selector.select(q, other));
+}
+
 // ---- refused ------------------------------------------------------------------------------------
 
 TEST(QuokaRefuses, OptionsOutOfRange) {
   expect_refused([] { QuokaSelector({.n_queries = 0}); }, {"n_queries", 0, 1});
-  expect_refused([] { QuokaSelector({.window = 0}); }, {"window", 0, 1});
-  expect_refused([] { QuokaSelector({.keep_first = -3}); }, {"keep_first", -3, 0});
-  expect_refused([] { QuokaSelector({.keep_last = -4}); }, {"keep_last", -4, 0});
+  expect_refused([] { QuokaSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
+  expect_refused([] { QuokaSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
+  expect_refused([] { QuokaSelector({.top_k = {.keep_last = -4}}); }, {"keep_last", -4, 0});
   expect_refused([] { QuokaSelector({.budget = -5}); }, {"budget", -5, 0});
 }
 

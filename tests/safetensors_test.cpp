@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <optional>
 #include <stdexcept>
@@ -260,6 +261,41 @@ TEST_F(Safetensors, RankOtherThan3Or4IsRefusedWhenRead) {
   expect_refused([&] { file.read_float("x"); }, {path(), "'x'", "rank 2", "3 or 4"});
 }
 
+TEST_F(Safetensors, OtherDtypeIsRefusedWhenRead) {
+  const SafetensorsFile file(write_entry("\"I64\"", "[1, 1, 1]", "[0, 8]"));
+  EXPECT_FALSE(file.info("x").dtype.has_value());
+  EXPECT_EQ(file.info("x").dtype_name, "I64");
+  EXPECT_EQ(file.info("x").bytes, 8u);
+  expect_refused([&] { file.read_float("x"); },
+                 {path(), "'x'", "dtype is I64", "F16, BF16 and F32 are read"});
+}
+
+TEST_F(Safetensors, DtypeThatNobodyKnowsIsRefusedWhenRead) {
+  const SafetensorsFile file(write_entry("\"Q3_K\"", "[1, 1, 7]", "[0, 3]"));
+  expect_refused([&] { file.read_float("x"); }, {path(), "'x'", "dtype is Q3_K"});
+}
+
+TEST_F(Safetensors, ListingHasNameDtypeAndShape) {
+  EXPECT_EQ(SafetensorsFile(write_file("{}")).listing(), "the file has no tensors");
+  const SafetensorsFile file(write_file(R"({
+      "b": {"dtype": "I64", "shape": [], "data_offsets": [0, 8]},
+      "a": {"dtype": "F16", "shape": [2, 3], "data_offsets": [0, 12]}})"));
+  EXPECT_EQ(file.listing(), "the file has 2 tensors:\n  a  F16 [2, 3]\n  b  I64 []");
+}
+
+TEST_F(Safetensors, ListingEndsAfterADozen) {
+  std::map<std::string, Tensor<float>> tensors;
+  for (char name = 'a'; name < 'a' + 12; ++name) tensors[{name}] = counting<float>(1, 1, 1, 1);
+  write_safetensors(path(), tensors);
+  const std::string dozen = SafetensorsFile(path()).listing();
+  EXPECT_TRUE(dozen.ends_with("\n  l  F32 [1, 1, 1]")) << dozen;
+  tensors["m"] = tensors["n"] = counting<float>(1, 1, 1, 1);
+  write_safetensors(path(), tensors);
+  const std::string more = SafetensorsFile(path()).listing();
+  EXPECT_TRUE(more.starts_with("the file has 14 tensors:\n  a  F32 [1, 1, 1]\n")) << more;
+  EXPECT_TRUE(more.ends_with("\n  l  F32 [1, 1, 1]\n  and 2 more")) << more;
+}
+
 TEST_F(Safetensors, WriterRefusesTheNameOfTheMetadata) {
   expect_refused(
       [&] {
@@ -368,8 +404,16 @@ TEST_F(Hostile, MissingOffsets) {
                       {"'x'", "no \"data_offsets\""});
 }
 
-TEST_F(Hostile, OtherDtype) {
-  expect_file_refused(write_entry("\"I64\"", "[1]", "[0, 8]"), {"'x'", "\"I64\"", "F16, BF16"});
+TEST_F(Hostile, OtherDtypeThatTheOffsetsDoNotMatch) {
+  expect_file_refused(write_entry("\"I64\"", "[1]", "[0, 7]"), {"'x'", "span 7", "need 8"});
+}
+
+TEST_F(Hostile, OtherDtypeBeyondTheEnd) {
+  expect_file_refused(write_entry("\"Q3_K\"", "[1]", "[0, 13]"), {"'x'", "ends at 13", "of 12"});
+}
+
+TEST_F(Hostile, OtherDtypeOfANegativeExtent) {
+  expect_file_refused(write_entry("\"Q3_K\"", "[-1]", "[0, 12]"), {"'x'", "shape[0] is -1"});
 }
 
 TEST_F(Hostile, DtypeThatIsNotText) {
@@ -517,14 +561,70 @@ TEST_F(Capture, LayersComeInTheModelsOrder) {
   EXPECT_EQ(layer_names(file), (std::vector<std::string>{"layer2", "layer10", "layer11"}));
 }
 
-TEST_F(Capture, MissingTensorIsRefused) {
-  const auto file = write_capture(path(), {{"a.q", {1, 1, 1, 1}}, {"a.k", {1, 1, 1, 1}}});
-  expect_refused([&] { load_layers(file); }, {path(), "'a.v'"});
+TEST_F(Capture, OtherTensorsAreSkipped) {
+  const SafetensorsFile file(write_file(R"({
+      "a.q": {"dtype": "F32", "shape": [1, 1, 1], "data_offsets": [0, 4]},
+      "a.k": {"dtype": "F16", "shape": [1, 1, 1], "data_offsets": [4, 6]},
+      "a.v": {"dtype": "BF16", "shape": [1, 1, 1], "data_offsets": [6, 8]},
+      "mask": {"dtype": "BOOL", "shape": [1, 3, 1, 1, 1], "data_offsets": [0, 3]},
+      "position_ids": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]},
+      "q": {"dtype": "U8", "shape": [], "data_offsets": [0, 1]},
+      "quantised": {"dtype": "Q3_K", "shape": [7], "data_offsets": [0, 3]}})"));
+  const std::vector<LayerCapture> layers = load_layers(file);
+  ASSERT_EQ(layers.size(), 1u);
+  EXPECT_EQ(layers[0].name, "a");
 }
 
-TEST_F(Capture, FileWithoutLayersIsRefused) {
-  const auto file = write_capture(path(), {{"x", {1, 1, 1, 1}}});
-  expect_refused([&] { load_layers(file); }, {path(), "NAME.q"});
+TEST_F(Capture, PlainNamesAreOneLayer) {
+  const auto file = write_capture(
+      path(), {{"q", {1, 6, 7, 5}}, {"k", {1, 3, 7, 5}}, {"v", {1, 3, 7, 5}}, {"w", {1, 1, 1, 1}}});
+  const std::vector<LayerCapture> layers = load_layers(file);
+  ASSERT_EQ(layers.size(), 1u);
+  EXPECT_EQ(layers[0].name, "unnamed");
+  expect_same_bits(layers[0].q, counting<float>(1, 6, 7, 5));
+  expect_same_bits(layers[0].k, counting<float>(1, 3, 7, 5));
+  expect_same_bits(layers[0].v, counting<float>(1, 3, 7, 5));
+}
+
+TEST_F(Capture, MissingTensorIsRefused) {
+  const auto file = write_capture(path(), {{"a.q", {1, 1, 1, 1}}, {"a.k", {1, 1, 1, 1}}});
+  expect_refused([&] { load_layers(file); }, {path(), "'a.v'", "2 tensors", "a.q  F32 [1, 1, 1]"});
+}
+
+TEST_F(Capture, FileWithoutLayersIsRefusedWithWhatItHas) {
+  const auto file = write_capture(path(), {{"q", {1, 2, 3, 4}}, {"k", {2, 1, 1, 1}}});
+  expect_refused([&] { load_layers(file); },
+                 {path(), "NAME.q, NAME.k and NAME.v", "plain q, k and v", "2 tensors",
+                  "k  F32 [2, 1, 1, 1]", "q  F32 [2, 3, 4]"});
+}
+
+// A number that is not finite, at [1, 2, 3, 4] of a tensor of sizes [2, 4, 7, 5], and a later one.
+void expect_place(const std::string& path, const std::string& tensor, float number,
+                  std::vector<std::string> parts) {
+  std::map<std::string, Tensor<float>> tensors;
+  for (const char* name : {"a.q", "a.k", "a.v"}) tensors[name] = counting<float>(2, 4, 7, 5);
+  tensors[tensor](1, 2, 3, 4) = number;
+  tensors[tensor](1, 3, 0, 0) = std::numeric_limits<float>::quiet_NaN();
+  write_safetensors(path, tensors);
+  parts.push_back(path + ": " + tensor + " is ");
+  expect_refused([&] { load_layers(SafetensorsFile(path)); }, parts);
+}
+
+TEST_F(Capture, NumbersThatAreNotFiniteAreRefused) {
+  const std::string where = "at batch 1, head 2, position 3, channel 4 ";
+  constexpr float infinity = std::numeric_limits<float>::infinity();
+  expect_place(path(), "a.q", std::numeric_limits<float>::quiet_NaN(), {"is NaN " + where});
+  expect_place(path(), "a.k", infinity, {"is infinite " + where});
+  expect_place(path(), "a.v", -infinity, {"is -infinite " + where});
+}
+
+TEST_F(Capture, NumberThatIsNotFiniteInAnUnnamedLayerOfHalves) {
+  std::map<std::string, Tensor<Eigen::half>> tensors;
+  for (const char* name : {"q", "k", "v"}) tensors[name] = counting<Eigen::half>(1, 2, 7, 5);
+  tensors["v"](0, 0, 6, 1) = static_cast<Eigen::half>(1e6f);
+  write_safetensors(path(), tensors);
+  expect_refused([&] { load_layers(SafetensorsFile(path())); },
+                 {path() + ": v is infinite at head 0, position 6, channel 1 "});
 }
 
 // A layer with these shapes, one of which does not fit, is refused; the message has the parts.

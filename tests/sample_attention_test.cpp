@@ -56,12 +56,11 @@ TEST(SampleAttentionSelects, AsTheOracleWithWindowsAndForcedKeys) {
     for (Index keep_first : {0, 4, 40})
       for (Index keep_last : {0, 7})
         for (Domain domain : domains)
-          expect_agrees_with_oracle({.budget = 31,
-                                     .domain = domain,
-                                     .window = window,
-                                     .keep_first = keep_first,
-                                     .keep_last = keep_last},
-                                    q, k);
+          expect_agrees_with_oracle(
+              {.budget = 31,
+               .domain = domain,
+               .top_k = {.window = window, .keep_first = keep_first, .keep_last = keep_last}},
+              q, k);
 }
 
 TEST(SampleAttentionSelects, AllOfAPastWithinTheBudget) {
@@ -80,21 +79,18 @@ TYPED_TEST(SampleAttention, LooksAtTheSampledQueriesAlone) {  // to the bit
   for (Domain domain : domains)
     for (Index n_queries : {1, 5, 16, 36}) {
       const SampleAttentionOptions options{.n_queries = n_queries, .domain = domain};
-      const auto expected =
-          scores_by<SampleAttentionScorer>(options, SelectorInput<TypeParam>{q, k});
+      const auto expected = scores_by<SampleAttentionScorer>(options, SelectorInput{q, k});
       const std::vector<Index> sampled = oracle::sample_positions(37, n_queries);
       ASSERT_EQ(sampled.back(), 36);  // the last one is
       auto others = q;
       for (Index i = 0; i < 37; ++i)
         if (!std::binary_search(sampled.begin(), sampled.end(), i)) others = with_row(others, i, 7);
       EXPECT_TRUE(
-          same_bits(scores_by<SampleAttentionScorer>(options, SelectorInput<TypeParam>{others, k}),
-                    expected));
+          same_bits(scores_by<SampleAttentionScorer>(options, SelectorInput{others, k}), expected));
       for (Index i : sampled) {
         const auto without = with_row(q, i, 7);
-        EXPECT_FALSE(same_bits(
-            scores_by<SampleAttentionScorer>(options, SelectorInput<TypeParam>{without, k}),
-            expected))
+        EXPECT_FALSE(same_bits(scores_by<SampleAttentionScorer>(options, SelectorInput{without, k}),
+                               expected))
             << "query " << i;
       }
     }
@@ -104,7 +100,7 @@ TYPED_TEST(SampleAttention, OfAllQueriesIsTheExactScorer) {  // to the bit
   Random random(436);
   const auto q = random.tensor<TypeParam>(1, 4, 37, 20);
   const auto k = random.tensor<TypeParam>(1, 2, 127, 20);
-  const SelectorInput<TypeParam> input{q, k};
+  const SelectorInput input{q, k};
   const auto exact = scores_by<quoka::OracleScorer>({}, input);
   for (Index n_queries : {37, 1000})
     EXPECT_TRUE(
@@ -131,8 +127,8 @@ TYPED_TEST(SampleAttention, OfAllLogitsIsQuokaByDotProductAndMeanUpToTheScale) {
                        {.budget = 31});
       for (auto& head : quokas[0])
         for (double& x : head) x /= std::sqrt(static_cast<double>(dim));
-      expect_scores(scores_by<SampleAttentionScorer>(options, SelectorInput<TypeParam>{q, k}),
-                    quokas, Domain::logit);
+      expect_scores(scores_by<SampleAttentionScorer>(options, SelectorInput{q, k}), quokas,
+                    Domain::logit);
       expect_keeps_best(quoka::QuokaSelector(same).select(q, k), quokas, Domain::logit, options);
     }
 }
@@ -167,9 +163,11 @@ TYPED_TEST(SampleAttention, ScalingTheQueriesByAPowerOfTwoDoesNotChangeWhatLogit
 
 TEST(SampleAttentionRefuses, OptionsOutOfRange) {
   expect_refused([] { SampleAttentionSelector({.n_queries = 0}); }, {"n_queries", 0, 1});
-  expect_refused([] { SampleAttentionSelector({.window = 0}); }, {"window", 0, 1});
-  expect_refused([] { SampleAttentionSelector({.keep_first = -3}); }, {"keep_first", -3, 0});
-  expect_refused([] { SampleAttentionSelector({.keep_last = -4}); }, {"keep_last", -4, 0});
+  expect_refused([] { SampleAttentionSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
+  expect_refused([] { SampleAttentionSelector({.top_k = {.keep_first = -3}}); },
+                 {"keep_first", -3, 0});
+  expect_refused([] { SampleAttentionSelector({.top_k = {.keep_last = -4}}); },
+                 {"keep_last", -4, 0});
 }
 
 }  // namespace

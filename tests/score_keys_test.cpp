@@ -191,12 +191,12 @@ TYPED_TEST(ScoreKeys, TheCachesInverseNormsGiveTheSame) {
   const auto q_bar = random.tensor<float>(2, 3, 16, 37);
   auto keys = random.tensor<TypeParam>(2, 3, 127, 37);
   for (Index c = 0; c < 37; ++c) keys(1, 2, 100, c) = stored<TypeParam>(0.0);
-  quoka::KvCache<TypeParam> cache(2, 3, 37, 37);
+  quoka::KvCache cache(2, 3, 37, 37, quoka::format_of<TypeParam>(), quoka::format_of<TypeParam>());
   cache.append(keys, keys);
   for (Aggregation aggregation : aggregations)
-    EXPECT_TRUE(same_bits(
-        score_keys(q_bar, cache.k(), {Scoring::cosine, aggregation}, cache.inverse_norms()),
-        score_keys(q_bar, keys, {Scoring::cosine, aggregation})));
+    EXPECT_TRUE(same_bits(score_keys(q_bar, cache.k().template typed<TypeParam>(),
+                                     {Scoring::cosine, aggregation}, cache.inverse_norms()),
+                          score_keys(q_bar, keys, {Scoring::cosine, aggregation})));
 }
 
 TEST(ScoreKeysRefuses, KeysWithoutChannels) {
@@ -207,7 +207,7 @@ TEST(ScoreKeysRefuses, KeysWithoutChannels) {
 TYPED_TEST(ScoreKeys, TheStagesInverseNormsAreTheCaches) {
   Random random(118);
   const auto keys = random.tensor<TypeParam>(2, 3, 127, 37);
-  quoka::KvCache<TypeParam> cache(2, 3, 37, 37);
+  quoka::KvCache cache(2, 3, 37, 37, quoka::format_of<TypeParam>(), quoka::format_of<TypeParam>());
   cache.append(keys, keys);
   const auto norms = quoka::inverse_norms(keys);
   for (Index b = 0; b < 2; ++b)

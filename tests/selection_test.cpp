@@ -1,20 +1,44 @@
 // Selection: positions in, positions out, and what is no selection is refused.
 
-#include <quoka/select/selection.hpp>
+#include <quoka/views/selection.hpp>
 
 #include "support/fixtures.hpp"
 
 namespace {
 
 using namespace quoka_test;
+using quoka::SelectionWriter;
 
 // [batch 2, kv_heads 2, count 3] of 7 keys
 const oracle::Positions some = {{{0, 1, 2}, {0, 3, 6}}, {{4, 5, 6}, {1, 2, 5}}};
 
-Tensor3<Position> row_of(std::initializer_list<Position> list) {
+// Of one KV head.
+Selection selection_of(std::initializer_list<Position> list, Index kv_len) {
   Tensor3<Position> positions(1, 1, std::ssize(list));
   std::copy(list.begin(), list.end(), positions.data());
-  return positions;
+  return Selection(positions, kv_len);
+}
+
+std::vector<std::vector<Position>> lists_of(const oracle::Positions& positions) {
+  std::vector<std::vector<Position>> lists;
+  for (const auto& sequence : positions)
+    for (const auto& list : sequence) lists.emplace_back(list.begin(), list.end());
+  return lists;
+}
+
+// One KV head's positions, by a SelectionWriter.
+void write(Selection& selection, std::initializer_list<Position> list, Index kv_len) {
+  SelectionWriter writer(selection, 1, 1, kv_len, std::ssize(list));
+  std::copy(list.begin(), list.end(), writer.row(0, 0).begin());
+  writer.commit();
+}
+
+// Nothing of nothing.
+void expect_nothing(const Selection& selection) {
+  EXPECT_EQ(selection.batch(), 0);
+  EXPECT_EQ(selection.kv_heads(), 0);
+  EXPECT_EQ(selection.kv_len(), 0);
+  EXPECT_EQ(selection.total(), 0);
 }
 
 TEST(Selection, MadeOfNothingIsEmpty) {
@@ -22,7 +46,8 @@ TEST(Selection, MadeOfNothingIsEmpty) {
   EXPECT_EQ(none.batch(), 0);
   EXPECT_EQ(none.kv_heads(), 0);
   EXPECT_EQ(none.kv_len(), 0);
-  EXPECT_EQ(none.count(), 0);
+  EXPECT_EQ(none.total(), 0);
+  EXPECT_EQ(none.max_count(), 0);
 }
 
 TEST(Selection, HoldsTheCallersPositions) {
@@ -30,11 +55,13 @@ TEST(Selection, HoldsTheCallersPositions) {
   EXPECT_EQ(selection.batch(), 2);
   EXPECT_EQ(selection.kv_heads(), 2);
   EXPECT_EQ(selection.kv_len(), 7);
-  EXPECT_EQ(selection.count(), 3);
+  EXPECT_EQ(selection.total(), 12);
+  EXPECT_EQ(selection.max_count(), 3);
   EXPECT_FALSE(selection.is_all());
   for (Index b = 0; b < 2; ++b)
     for (Index head = 0; head < 2; ++head) {
       const auto row = selection.row(b, head);
+      EXPECT_EQ(selection.count(b, head), 3);
       EXPECT_EQ(std::vector<Index>(row.begin(), row.end()), some[uz(b)][uz(head)]);
       EXPECT_EQ(selection.positions(b, head), std::vector<Position>(row.begin(), row.end()));
     }
@@ -43,31 +70,38 @@ TEST(Selection, HoldsTheCallersPositions) {
 TEST(Selection, OfAllHoldsNoPositionsButSpellsThemOut) {
   const Selection all = Selection::all(2, 3, 7);
   EXPECT_TRUE(all.is_all());
-  EXPECT_EQ(all.count(), 7);
+  EXPECT_EQ(all.count(1, 2), 7);
+  EXPECT_EQ(all.max_count(), 7);
+  EXPECT_EQ(all.total(), 42);
   EXPECT_TRUE(all.row(1, 2).empty());
   EXPECT_EQ(all.positions(1, 2), (std::vector<Position>{0, 1, 2, 3, 4, 5, 6}));
 }
 
 TEST(Selection, OfNoneHoldsNoPositions) {
   Selection none;
-  none.resize(2, 3, 7, 0);
+  none.select_none(2, 3, 7);
   EXPECT_FALSE(none.is_all());
-  EXPECT_EQ(none.count(), 0);
+  EXPECT_EQ(none.count(1, 2), 0);
+  EXPECT_EQ(none.max_count(), 0);
+  EXPECT_EQ(none.total(), 0);
   EXPECT_TRUE(none.row(1, 2).empty());
   EXPECT_TRUE(none.positions(1, 2).empty());
 }
 
 TEST(Selection, OfAnEmptyPastIsAllAndNone) {
-  const Selection nothing(Tensor3<Position>(2, 3, 0), 0);
-  EXPECT_TRUE(nothing.is_all());
+  const Tensor3<Position> no_positions(2, 3, 0);
+  const Selection nothing(no_positions, 0);
   EXPECT_TRUE(nothing.positions(1, 2).empty());
   EXPECT_EQ(nothing, Selection::all(2, 3, 0));
+  Selection none;
+  none.select_none(2, 3, 0);
+  EXPECT_EQ(nothing, none);
 }
 
-TEST(Selection, OfEveryPositionIsAll) {
-  const Selection spelled_out(row_of({0, 1, 2}), 3);
-  EXPECT_TRUE(spelled_out.is_all());
+TEST(Selection, OfEveryPositionEqualsAll) {
+  const Selection spelled_out = selection_of({0, 1, 2}, 3);
   EXPECT_EQ(spelled_out, Selection::all(1, 1, 3));
+  EXPECT_EQ(Selection::all(1, 1, 3), spelled_out);
   EXPECT_EQ(spelled_out.positions(0, 0), (std::vector<Position>{0, 1, 2}));
 }
 
@@ -91,7 +125,7 @@ TEST(Selection, DiffersInShape) {
 
 TEST(Selection, AllDiffersFromNone) {
   Selection none;
-  none.resize(1, 1, 7, 0);
+  none.select_none(1, 1, 7);
   EXPECT_FALSE(none == Selection::all(1, 1, 7));
 }
 
@@ -101,46 +135,145 @@ TEST(Selection, ReusedIsAsNew) {
   Selection selection = to_selection(some, 7);
   selection.select_all(1, 1, 5);
   EXPECT_EQ(selection, Selection::all(1, 1, 5));
-  selection.resize(1, 1, 9, 2);
-  selection.mutable_row(0, 0)[0] = 3;
-  selection.mutable_row(0, 0)[1] = 8;
-  EXPECT_EQ(selection, Selection(row_of({3, 8}), 9));
-  selection.resize(1, 1, 9, 0);
+  write(selection, {3, 8}, 9);
+  EXPECT_EQ(selection, selection_of({3, 8}, 9));
+  selection.select_none(1, 1, 9);
   Selection none;
-  none.resize(1, 1, 9, 0);
+  none.select_none(1, 1, 9);
   EXPECT_EQ(selection, none);
 }
 
-TEST(Selection, MutableRowsAreApart) {
+TEST(SelectionWriter, RowsAreApart) {
   Selection selection;
-  selection.resize(2, 2, 7, 3);
+  SelectionWriter writer(selection, 2, 2, 7, 3);
   for (Index b = 0; b < 2; ++b)
     for (Index head = 0; head < 2; ++head) {
-      const auto row = selection.mutable_row(b, head);
+      const auto row = writer.row(b, head);
       ASSERT_EQ(row.size(), 3u);
       for (std::size_t i = 0; i < 3; ++i) row[i] = static_cast<Position>(some[uz(b)][uz(head)][i]);
     }
-  EXPECT_EQ(selection, to_selection(some, 7));
+  writer.commit();
+  EXPECT_EQ(selection, Selection::from_lists(2, 2, 7, lists_of(some)));
+}
+
+TEST(SelectionWriter, RowsMayHaveLessThanTheirRoom) {
+  Selection selection;
+  SelectionWriter writer(selection, 1, 3, 9, 4);
+  writer.row(0, 0)[0] = 2, writer.row(0, 0)[1] = 5;
+  writer.set_count(0, 0, 2);
+  writer.set_count(0, 1, 0);
+  for (Index i = 0; i < 4; ++i) writer.row(0, 2)[uz(i)] = static_cast<Position>(2 * i + 1);
+  writer.commit();
+  EXPECT_EQ(to_positions(selection), (oracle::Positions{{{2, 5}, {}, {1, 3, 5, 7}}}));
+}
+
+TEST(SelectionWriter, LeavesNothingOfNothingUntilCommit) {
+  Selection selection = to_selection(some, 7);
+  SelectionWriter writer(selection, 1, 1, 9, 1);
+  expect_nothing(selection);
+  writer.row(0, 0)[0] = 8;
+  expect_nothing(selection);
+  writer.commit();
+  EXPECT_EQ(selection, selection_of({8}, 9));
+}
+
+// ---- lists of any lengths -----------------------------------------------------------------------
+
+TEST(SelectionFromLists, HoldsListsOfAnyLengths) {
+  const oracle::Positions lists = {{{0, 1, 2, 3, 6}, {}}, {{4}, {1, 2, 5}}};
+  const Selection selection = Selection::from_lists(2, 2, 7, lists_of(lists));
+  EXPECT_EQ(to_positions(selection), lists);
+  EXPECT_EQ(selection.max_count(), 5);
+  EXPECT_EQ(selection.total(), 9);
+  EXPECT_EQ(selection.count(0, 1), 0);
+  EXPECT_EQ(selection.count(1, 1), 3);
+  EXPECT_EQ(selection.row(1, 1).size(), 3u);
+}
+
+TEST(SelectionFromLists, DiffersByTheLengthOfOneList) {
+  const auto of = [](const oracle::Positions& lists) {
+    return Selection::from_lists(1, 2, 7, lists_of(lists));
+  };
+  EXPECT_EQ(of({{{0, 1}, {3}}}), of({{{0, 1}, {3}}}));
+  EXPECT_FALSE(of({{{0, 1}, {3}}}) == of({{{0, 1}, {3, 4}}}));
+  EXPECT_FALSE(of({{{0, 1}, {3}}}) == of({{{0}, {1, 3}}}));
+}
+
+TEST(SelectionFromLists, OfOneFullListAmongOthersIsNotAll) {
+  const Selection selection = Selection::from_lists(1, 2, 3, lists_of({{{0, 1, 2}, {0, 1}}}));
+  EXPECT_FALSE(selection == Selection::all(1, 2, 3));
+  EXPECT_FALSE(Selection::all(1, 2, 3) == selection);
+}
+
+TEST(SelectionFromLists, OfFullListsEqualsAll) {
+  const Selection selection = Selection::from_lists(1, 2, 3, lists_of({{{0, 1, 2}, {0, 1, 2}}}));
+  EXPECT_EQ(selection, Selection::all(1, 2, 3));
+}
+
+TEST(SelectionFromLists, RefusesAnotherNumberOfLists) {
+  expect_refused(
+      [] {
+        (void)Selection::from_lists(2, 2, 7, lists_of({{{1}, {2}, {3}}}));
+      },
+      {"lists", 3, 4});
+}
+
+TEST(SelectionFromLists, RefusesTheOneBadListAmongGoodOnes) {
+  expect_refused(
+      [] {
+        (void)Selection::from_lists(1, 3, 7, lists_of({{{1}, {}, {2, 7}}}));
+      },
+      {"position", 7, 6});
+}
+
+// ---- moved from ---------------------------------------------------------------------------------
+
+TEST(Selection, MovedFromIsNothingOfNothing) {
+  Selection selection = to_selection(some, 7);
+  const Selection moved = std::move(selection);
+  EXPECT_EQ(moved, to_selection(some, 7));
+  expect_nothing(selection);
+  expect_refused([&] { selection.require_shape(2, 2, 7); }, {"batch", 0, 2});
+}
+
+TEST(Selection, AssignedFromIsNothingOfNothing) {
+  for (Selection selection : {to_selection(some, 7), Selection::all(2, 2, 7)}) {
+    Selection moved = Selection::all(3, 5, 999);
+    const Selection before = selection;
+    moved = std::move(selection);
+    EXPECT_EQ(moved, before);
+    expect_nothing(selection);
+    expect_refused([&] { selection.require_shape(2, 2, 7); }, {"batch", 0, 2});
+  }
+}
+
+TEST(Selection, RequiresItsShape) {
+  for (const Selection& selection : {to_selection(some, 7), Selection::all(2, 2, 7)}) {
+    EXPECT_NO_THROW(selection.require_shape(2, 2, 7));
+    expect_refused([&] { selection.require_shape(1, 2, 7); }, {"batch", 2, 1});
+    expect_refused([&] { selection.require_shape(2, 4, 7); }, {"kv_heads", 2, 4});
+    expect_refused([&] { selection.require_shape(2, 2, 8); }, {"kv_len", 7, 8});
+  }
 }
 
 // ---- refused ------------------------------------------------------------------------------------
 
 TEST(Selection, RefusesAPositionBeyondThePast) {
-  expect_refused([] { Selection(row_of({0, 7}), 7); }, {"position", 7, 6});
-  expect_refused([] { Selection(row_of({0, 1}), 1); }, {2, 1});
-  expect_refused([] { Selection(row_of({0}), 0); }, {1, 0});
+  expect_refused([] { (void)selection_of({0, 7}, 7); }, {"position", 7, 6});
+  expect_refused([] { (void)selection_of({0, 1}, 1); }, {2, 1});
+  expect_refused([] { (void)selection_of({0}, 0); }, {1, 0});
 }
 
 TEST(Selection, RefusesANegativePosition) {
-  expect_refused([] { Selection(row_of({-3, 2}), 7); }, {"position", -3, 0});
+  expect_refused([] { (void)selection_of({-3, 2}, 7); }, {"position", -3, 0});
 }
 
 TEST(Selection, RefusesAPositionTwice) {
-  expect_refused([] { Selection(row_of({1, 4, 4}), 7); }, {"position", 4, 5});
+  expect_refused([] { (void)selection_of({1, 4, 4}, 7); }, {"position", 4, "the one before"});
 }
 
 TEST(Selection, RefusesPositionsThatDescend) {
-  expect_refused([] { Selection(row_of({5, 2}), 7); }, {"position", 2, 6});
+  expect_refused([] { (void)selection_of({5, 2}, 7); }, {"position", 2, 5});
 }
 
 TEST(Selection, RefusesTheOneBadRowAmongGoodOnes) {
@@ -151,11 +284,53 @@ TEST(Selection, RefusesTheOneBadRowAmongGoodOnes) {
 }
 
 TEST(Selection, RefusesANegativeLength) {
-  expect_refused([] { Selection(row_of({0}), -3); }, {"kv_len", -3, 0});
+  expect_refused([] { (void)selection_of({0}, -3); }, {"kv_len", -3, 0});
 }
 
-TEST(Selection, RefusesMorePositionsThanKeys) {
-  expect_refused([] { Selection().resize(1, 1, 3, 4); }, {"count", 4, 3});
+TEST(SelectionWriter, RefusesMorePositionsThanKeys) {
+  Selection selection = to_selection(some, 7);
+  expect_refused([&] { SelectionWriter(selection, 1, 1, 3, 4); }, {"positions", 4, 3});
+  expect_refused([&] { SelectionWriter(selection, 1, 1, 3, -1); }, {"positions", -1, 0});
+}
+
+TEST(SelectionWriter, RefusesKeysBeyondTheLargestPosition) {
+  Selection selection;
+  const Index most = std::numeric_limits<Position>::max();
+  expect_refused([&] { SelectionWriter(selection, 1, 1, most + 1, 1); },
+                 {"kv_len", most + 1, most});
+}
+
+TEST(SelectionWriter, RefusesACountBeyondTheRoom) {
+  Selection selection;
+  SelectionWriter writer(selection, 1, 2, 7, 3);
+  expect_refused([&] { writer.set_count(0, 1, 4); }, {4, 3});
+  expect_refused([&] { writer.set_count(0, 1, -1); }, {-1, 0});
+}
+
+// What is refused leaves nothing of nothing, whatever the Selection held before.
+TEST(SelectionWriter, RefusesWhatIsNoSelectionAndLeavesNothing) {
+  const auto refuses = [](std::initializer_list<Position> bad,
+                          std::initializer_list<Fragment> both) {
+    for (Selection selection : {Selection(), to_selection(some, 7), Selection::all(1, 1, 7)}) {
+      expect_refused([&] { write(selection, bad, 7); }, both);
+      expect_nothing(selection);
+      EXPECT_EQ(selection, Selection());
+    }
+  };
+  refuses({0, 5, 2}, {"position", 2, 5});
+  refuses({1, 4, 4}, {"position", 4, 4});
+  refuses({-3, 2}, {"position", -3, 0});
+  refuses({0, 6, 7}, {"position", 7, 6});
+  refuses({7}, {"position", 7, 6});
+}
+
+TEST(SelectionWriter, DoesNotLookBeyondTheCountOfARow) {
+  Selection selection;
+  SelectionWriter writer(selection, 1, 1, 7, 3);
+  writer.row(0, 0)[0] = 4, writer.row(0, 0)[1] = 4, writer.row(0, 0)[2] = -9;
+  writer.set_count(0, 0, 1);
+  writer.commit();
+  EXPECT_EQ(selection, selection_of({4}, 7));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What every selector owes its callers, whatever it selects by. A new selector is one line: below.
+// What every selector owes its callers, whatever it selects by: all that select/all.hpp lists.
 
 #include <quoka/select/all.hpp>
 #include <quoka/cache/kv_cache.hpp>
@@ -19,22 +19,16 @@ using quoka::SelectorInput;
 
 // ---- the selectors ------------------------------------------------------------------------------
 
-using Selectors = ::testing::Types<  //
-    quoka::DenseSelector,            //
-    quoka::QuokaSelector,            //
-    quoka::SampleAttentionSelector,  //
-    quoka::SparqSelector,            //
-    quoka::LokiSelector,             //
-    quoka::TidalDecodeSelector,      //
-    quoka::LessIsMoreSelector,       //
-    quoka::SnapKvSelector,           //
-    quoka::KeyDiffSelector,          //
-    quoka::QuestSelector,            //
-    quoka::OracleSelector,           //
-    quoka::RandomSelector,           //
-    quoka::FirstRecentSelector>;
+// All of select/all.hpp.
+template <class List>
+struct TypesOf;
+template <class... Entries>
+struct TypesOf<quoka::SelectorList<Entries...>> {
+  using Types = ::testing::Types<typename Entries::Type...>;
+};
+using Selectors = TypesOf<quoka::AllSelectors>::Types;
 
-// Its name in select/all.hpp; gtest numbers those that are not there.
+// Its name there.
 struct SelectorNames {
   template <class S>
   static std::string GetName(int) {
@@ -46,24 +40,15 @@ struct SelectorNames {
   }
 };
 
-// for_each_selector and the list above are of the same selectors, in the same order.
-template <class List>
-struct IsListed;
-template <class... S>
-struct IsListed<::testing::Types<S...>> {
-  static void check() {
-    std::vector<std::string> listed, wanted = {SelectorNames::GetName<S>(0)...};
-    quoka::for_each_selector([&]<class Listed>(const char* name) {
-      static_assert((std::is_same_v<Listed, S> || ...), "a selector that the suite does not test");
-      static_assert(quoka::Selector<Listed>);
-      listed.push_back(name);
-    });
-    EXPECT_EQ(listed, wanted);
-    EXPECT_EQ(std::set<std::string>(listed.begin(), listed.end()).size(), listed.size());
-  }
-};
-
-TEST(SelectorList, IsThatOfTheLibraryEachByANameOfItsOwn) { IsListed<Selectors>::check(); }
+TEST(SelectorList, GivesEachSelectorANameOfItsOwn) {
+  std::vector<std::string> names;
+  quoka::for_each_selector([&]<class S>(const char* name) {
+    names.push_back(name);
+    EXPECT_EQ(SelectorNames::GetName<S>(0), name);  // else it is listed twice
+  });
+  EXPECT_EQ(names.front(), "dense");
+  EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), names.size());
+}
 
 template <class S>
 concept HasBudget = requires(typename S::Options options) {
@@ -112,12 +97,11 @@ struct Layer {
   explicit Layer(Index budget = 31) : selector(with_budget<S>(budget)) {}
 
   // Appends a chunk of these keys.
-  void append(const TensorView<const T>& q, const TensorView<const T>& k,
-              ExecutorRef executor = SerialExecutor{}) {
+  void append(const Rows& q, const Rows& k, ExecutorRef executor = SerialExecutor{}) {
     cache.append(k, k);
     selector.appended(input(q), state, executor);
   }
-  Selection select(const TensorView<const T>& q, ExecutorRef executor = SerialExecutor{}) {
+  Selection select(const Rows& q, ExecutorRef executor = SerialExecutor{}) {
     Selection selection;
     selector.select(input(q), state, selection, executor);
     return selection;
@@ -126,13 +110,11 @@ struct Layer {
     cache.truncate(len);
     state.truncate(len);
   }
-  SelectorInput<T> input(const TensorView<const T>& q) const {
-    return {q, cache.k(), cache.inverse_norms()};
-  }
+  SelectorInput input(const Rows& q) const { return {q, cache.k(), cache.inverse_norms()}; }
 
   S selector;
   typename S::State state;
-  KvCache<T> cache{batch, kv_heads, head_dim, head_dim};
+  KvCache cache{batch, kv_heads, head_dim, head_dim, quoka::format_of<T>(), quoka::format_of<T>()};
 };
 
 // Random queries and keys of one layer, fed in chunks.
@@ -162,7 +144,7 @@ void expect_valid(const Selection& selection, Index kv_len, Index count) {
   EXPECT_EQ(selection.batch(), batch);
   EXPECT_EQ(selection.kv_heads(), kv_heads);
   EXPECT_EQ(selection.kv_len(), kv_len);
-  EXPECT_EQ(selection.count(), count);
+  EXPECT_EQ(selection.total(), batch * kv_heads * count);
   for (const auto& heads : to_positions(selection))
     for (const std::vector<Index>& list : heads) {
       EXPECT_EQ(std::ssize(list), count);
@@ -325,10 +307,10 @@ TYPED_TEST(EverySelector, StridedQueriesAndKeysGiveTheSame) {
   const Prompt<float> prompt(random, 164);
   Layer<TypeParam, float> layer(31);
   prompt.feed(layer, 0, 127);
-  const Strided<float> q(prompt.q_chunk(127, 37)), k(layer.cache.k());
+  const Strided<float> q(prompt.q_chunk(127, 37)), k(layer.cache.k().template typed<float>());
   Selection selection;
-  layer.selector.select(SelectorInput<float>{q.view(), k.view(), layer.cache.inverse_norms()},
-                        layer.state, selection, SerialExecutor{});
+  layer.selector.select(SelectorInput{q.view(), k.view(), layer.cache.inverse_norms()}, layer.state,
+                        selection, SerialExecutor{});
   EXPECT_EQ(selection, layer.select(prompt.q_chunk(127, 37)));
 }
 
@@ -375,7 +357,7 @@ TYPED_TEST(EverySelector, RefusesShapesThatDoNotFitAndSelectsNothing) {
     };
     const Tensor4<float> q = tensor(q_sizes), k = tensor(k_sizes);
     Tensor3<float> norms(norm_sizes[0], norm_sizes[1], norm_sizes[2]);
-    SelectorInput<float> input{q, k};
+    SelectorInput input{q, k};
     if (norm_sizes[0] > 0) input.inverse_norms = norms;
     typename TypeParam::State state;
     Selection selection = to_selection({{{1, 3}}}, 7);
@@ -395,17 +377,46 @@ TYPED_TEST(EverySelector, RefusesShapesThatDoNotFitAndSelectsNothing) {
   refuses({2, 6, 37, 20}, {2, 2, 127, 20}, {"inverse_norms", 126, 127}, {2, 2, 126});
 }
 
+// Does its State keep something of every key?
+template <class State>
+bool remembers_keys(const State& state) {
+  if constexpr (requires { state.scorer; }) return requires {
+      state.scorer.kept_bytes();
+    };
+  return requires { state.kept_bytes(); };
+}
+
+// Those that remember keys say whose; the others serve any sequence.
+TYPED_TEST(EverySelector, RefusesTheStateOfAnotherSequenceWhereItRemembersKeys) {
+  Random random(215);
+  const Prompt<float> prompt(random, 164);
+  Layer<TypeParam, float> layer(31);
+  prompt.feed(layer, 0, 127);
+  const Selection keep = layer.select(prompt.q_chunk(127, 37));
+  SelectorInput other = layer.input(prompt.q_chunk(127, 37));
+  other.sequence = 9;
+  Selection selection;
+  if (remembers_keys(layer.state)) {
+    expect_refused([&] { layer.selector.select(other, layer.state, selection, SerialExecutor{}); },
+                   {"sequence", 9, 0});
+    expect_refused([&] { layer.selector.appended(other, layer.state, SerialExecutor{}); },
+                   {"sequence", 9, 0});
+    EXPECT_EQ(layer.select(prompt.q_chunk(127, 37)), keep);
+    layer.state.truncate(0);
+    layer.selector.appended(other, layer.state, SerialExecutor{});
+  }
+  EXPECT_NO_THROW(layer.selector.select(other, layer.state, selection, SerialExecutor{}));
+}
+
 // A caller's own selector, the least there is: the concept asks for no more.
 struct LeastSelector {
   struct Options {};
   using State = quoka::NoState;
   explicit LeastSelector(const Options&) {}
-  template <class T>
-  void select(const SelectorInput<T>& input, State&, Selection& selection, ExecutorRef) const {
+  void select(const SelectorInput& input, State&, Selection& selection, ExecutorRef) const {
     selection.select_all(input.k.batch(), input.k.heads(), input.k.len());
   }
-  template <class T>
-  void appended(const SelectorInput<T>&, State&, ExecutorRef) const {}
+  void appended(const SelectorInput&, State&, ExecutorRef) const {}
 };
 static_assert(quoka::Selector<LeastSelector>);
 static_assert(!quoka::Selector<int>);

@@ -58,11 +58,11 @@ template <class T>
 Scores scores_of(const SnapKvOptions& options, const Tensor4<T>& q, const Tensor4<T>& k,
                  const std::vector<Index>& positions) {
   const std::vector<Position> candidates(positions.begin(), positions.end());
+  const SelectorInput input{q, k};
   SnapKvEviction::Scratch scratch;
-  scratch.reserve(std::ssize(candidates), q.dimension(1) * q.dimension(2), k.dimension(3));
+  scratch.reserve(input, std::ssize(candidates));
   Scores scores{std::vector<float>(positions.size(), -12345.0f), 0};
-  scores.forced = SnapKvEviction(options).score(SelectorInput<T>{q, k}, 0, 0, candidates,
-                                                scores.of.data(), scratch);
+  scores.forced = SnapKvEviction(options).score(input, 0, 0, candidates, scores.of, scratch);
   return scores;
 }
 // Those before the window.
@@ -123,7 +123,7 @@ TEST(SnapKvScores, TakeAttentionsScale) {
   const auto q = random.tensor<float>(1, 2, 60, 20), k = random.tensor<float>(1, 2, 60, 20);
   const SnapKvOptions options{.budget = 31};
   oracle::Eviction simulated = simulated_by(options, 2.0);
-  SelectorInput<float> input{q, k};
+  SelectorInput input{q, k};
   input.scale = 2.0f;
   SnapKvSelector::State state;
   SnapKvSelector(options).appended(input, state, quoka::SerialExecutor{});
@@ -255,7 +255,7 @@ TEST(SnapKvRetains, TheLastOfKeysThatCameWithoutQueries) {  // a saved prefix: j
   EXPECT_EQ(layer.retained()[0][1], oracle::range(96, 127));
   SnapKvSelector::State state;  // nor was it told of them
   Selection keep;
-  layer.selector.select(SelectorInput<float>{q, k}, state, keep, quoka::SerialExecutor{});
+  layer.selector.select(SelectorInput{q, k}, state, keep, quoka::SerialExecutor{});
   EXPECT_EQ(to_positions(keep)[0][1], oracle::range(96, 127));
 }
 

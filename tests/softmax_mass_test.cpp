@@ -2,7 +2,8 @@
 // panels, rows that see a prefix alone, keys and queries that are not finite; and the scores that
 // the methods of both domains make of it.
 
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/kit.hpp>
+#include <quoka/select/steps/softmax_mass.hpp>
 
 #include "support/baseline_fixtures.hpp"
 
@@ -10,40 +11,38 @@ namespace {
 
 using namespace quoka_test;
 using quoka::detail::MassAccumulator;
-using quoka::detail::MassOver;
 using quoka::detail::MassScratch;
+using quoka::detail::panels_at_once;
+using quoka::detail::RowKeys;
 
-constexpr std::array overs = {MassOver::sum, MassOver::max};
+// A mean has the share of each row in add_to(); with a share of 1 it is their sum.
+constexpr Aggregation sum = Aggregation::mean, most = Aggregation::max;
+constexpr std::array overs = {sum, most};
 constexpr Index tile = quoka::tuning::tile_rows, block = quoka::tuning::block_keys,
                 panel = quoka::tuning::panel_rows;
 
 // The mass that queries [1, 1, rows, dim] give to keys [1, 1, len, dim] by their logits q.k, on top
 // of `before`. ends: one past the last key that each row sees.
-template <class T>
-std::vector<float> masses(const Tensor4<float>& queries, const TensorView<const T>& keys,
-                          MassOver over, const std::vector<Index>* ends = nullptr,
-                          float before = 0.0f, float share = 1.0f) {
+std::vector<float> masses(const Tensor4<float>& queries, const Rows& keys, Aggregation over,
+                          const std::vector<Index>* ends = nullptr, float before = 0.0f,
+                          float share = 1.0f) {
   const Index rows = queries.dimension(2), dim = keys.dim();
   MassScratch scratch;
   scratch.reserve(rows, keys.len(), dim);
-  for (Index i = 0; i < rows * dim; ++i) scratch.rows.data()[i] = queries.data()[i] * quoka::log2_e;
+  for (Index i = 0; i < rows * dim; ++i)
+    scratch.rows.data()[i] = queries.data()[i] * quoka::log2_of_e;
   std::vector<float> mass(uz(keys.len()), before);
-  auto of_keys = quoka::detail::cached_keys(keys, 0);
+  RowKeys of_keys(keys.head(0, 0), keys.format(), keys.len(), dim, scratch.key);
   MassAccumulator(scratch.rows.data(), rows, dim, of_keys, keys.len(), scratch,
                   ends != nullptr ? ends->data() : nullptr)
       .add_to(mass.data(), share, over);
   return mass;
 }
-template <class T>
-std::vector<float> masses(const Tensor4<float>& queries, const Tensor4<T>& keys, MassOver over,
-                          const std::vector<Index>* ends = nullptr) {
-  return masses(queries, TensorView<const T>(keys), over, ends);
-}
 
 // The same, row by row in double. NaN for a key that is not finite.
 template <class T>
 std::vector<double> exact_masses(const Tensor4<float>& queries, const Tensor4<T>& keys,
-                                 MassOver over, const std::vector<Index>* ends = nullptr) {
+                                 Aggregation over, const std::vector<Index>* ends = nullptr) {
   const oracle::Tensor q = to_oracle(queries), k = to_oracle(keys);
   std::vector<double> mass(uz(k.len), 0.0);
   std::vector<Index> finite;
@@ -61,7 +60,7 @@ std::vector<double> exact_masses(const Tensor4<float>& queries, const Tensor4<T>
     const std::vector<double> p = oracle::softmax(logits);
     for (std::size_t n = 0; n < p.size(); ++n) {
       double& of_key = mass[uz(finite[n])];
-      of_key = over == MassOver::sum ? of_key + p[n] : std::max(of_key, p[n]);
+      of_key = over == sum ? of_key + p[n] : std::max(of_key, p[n]);
     }
   }
   return mass;
@@ -89,7 +88,7 @@ void expect_as_oracle(Random& random, Index rows, Index kv_len, Index dim) {
   const double scale = 2.0 / std::sqrt(static_cast<double>(dim));
   const auto q = random.tensor<float>(1, 1, rows, dim, scale);
   const auto k = random.tensor<T>(1, 1, kv_len, dim);
-  for (MassOver over : overs) expect_masses(masses(q, k, over), exact_masses(q, k, over));
+  for (Aggregation over : overs) expect_masses(masses(q, k, over), exact_masses(q, k, over));
 }
 
 template <class T>
@@ -123,7 +122,7 @@ TEST(SoftmaxMassInGroups, OfPanelsAgreesWithTheOracle) {  // more rows than one 
   Random random(404);
   constexpr Index at_once = quoka::tuning::max_panels_per_task * panel;
   for (Index rows : {at_once, at_once + 1, 2 * at_once + panel + 3}) {
-    EXPECT_EQ(MassScratch::panels_at_once(rows, 137), quoka::tuning::max_panels_per_task);
+    EXPECT_EQ(panels_at_once(rows, 137), quoka::tuning::max_panels_per_task);
     expect_as_oracle<float>(random, rows, 137, 3);
   }
 }
@@ -132,9 +131,9 @@ TEST(SoftmaxMassInGroups, OfOnePanelAgreesWithTheOracle) {  // more weights than
   Random random(405);
   constexpr Index kv_len = quoka::tuning::mass_weight_bytes / (panel * Index{sizeof(float)}) + 1;
   constexpr Index rows = 2 * panel + 1;
-  ASSERT_EQ(MassScratch::panels_at_once(rows, kv_len), 1);
+  ASSERT_EQ(panels_at_once(rows, kv_len), 1);
   const auto q = random.tensor<float>(1, 1, rows, 1), k = random.tensor<float>(1, 1, kv_len, 1);
-  expect_masses(masses(q, k, MassOver::sum), exact_masses(q, k, MassOver::sum));
+  expect_masses(masses(q, k, sum), exact_masses(q, k, sum));
 }
 
 TEST(SoftmaxMassInGroups, OfRowsSumUp) {  // group by group, on its own and together
@@ -144,14 +143,12 @@ TEST(SoftmaxMassInGroups, OfRowsSumUp) {  // group by group, on its own and toge
   Tensor4<float> first(1, 1, rows, 3), second(1, 1, rows, 3);
   std::copy_n(q.data(), rows * 3, first.data());
   std::copy_n(q.data() + rows * 3, rows * 3, second.data());
-  const auto of_first = masses(first, k, MassOver::sum),
-             of_second = masses(second, k, MassOver::sum);
-  const auto of_both = masses(q, k, MassOver::sum), most = masses(q, k, MassOver::max);
-  const auto most_of_first = masses(first, k, MassOver::max),
-             most_of_second = masses(second, k, MassOver::max);
+  const auto of_first = masses(first, k, sum), of_second = masses(second, k, sum);
+  const auto of_both = masses(q, k, sum), most_of_both = masses(q, k, most);
+  const auto most_of_first = masses(first, k, most), most_of_second = masses(second, k, most);
   for (std::size_t t = 0; t < 37; ++t) {
     EXPECT_EQ(of_both[t], of_first[t] + of_second[t]);
-    EXPECT_EQ(most[t], std::max(most_of_first[t], most_of_second[t]));
+    EXPECT_EQ(most_of_both[t], std::max(most_of_first[t], most_of_second[t]));
   }
 }
 
@@ -162,9 +159,9 @@ TYPED_TEST(SoftmaxMass, OfARowIsOneInAll) {
   for (Index rows : {Index{1}, panel + 1}) {
     const auto q = random.tensor<float>(1, 1, rows, 17);
     const auto k = random.tensor<TypeParam>(1, 1, 2 * block + 7, 17);
-    double sum = 0;
-    for (float x : masses(q, k, MassOver::sum)) sum += static_cast<double>(x);
-    EXPECT_NEAR(sum, static_cast<double>(rows), 1e-5 * static_cast<double>(rows));
+    double in_all = 0;
+    for (float x : masses(q, k, sum)) in_all += static_cast<double>(x);
+    EXPECT_NEAR(in_all, static_cast<double>(rows), 1e-5 * static_cast<double>(rows));
   }
 }
 
@@ -173,7 +170,7 @@ TEST(SoftmaxMassOf, EqualKeysIsEqual) {
   const auto q = random.tensor<float>(1, 1, 3, 17);
   Tensor4<float> k(1, 1, 128, 17);
   k.setConstant(0.5f);
-  for (float x : masses(q, k, MassOver::max)) EXPECT_NEAR(x, 1.0f / 128.0f, 1e-7f);
+  for (float x : masses(q, k, most)) EXPECT_NEAR(x, 1.0f / 128.0f, 1e-7f);
 }
 
 TEST(SoftmaxMassOf,
@@ -181,18 +178,18 @@ TEST(SoftmaxMassOf,
   Random random(409);
   const auto q = random.tensor<float>(1, 1, 37, 17, 0.5);
   auto k = random.tensor<float>(1, 1, block + 3, 17);
-  const auto before = exact_masses(q, k, MassOver::sum);
+  const auto before = exact_masses(q, k, sum);
   const auto shift = random.tensor<float>(1, 1, 1, 17);
   for (Index t = 0; t < k.dimension(2); ++t)
     for (Index c = 0; c < 17; ++c) k(0, 0, t, c) += shift(0, 0, 0, c);
-  expect_masses(masses(q, k, MassOver::sum), before);
+  expect_masses(masses(q, k, sum), before);
 }
 
 TEST(SoftmaxMassOf, RowsIsAddedToWhatWasThereTimesItsShare) {
   Random random(410);
   const auto q = random.tensor<float>(1, 1, 3, 17), k = random.tensor<float>(1, 1, 37, 17);
-  const auto from_zero = masses(q, k, MassOver::sum);
-  const auto on_top = masses<float>(q, k, MassOver::sum, nullptr, 3.0f, 0.25f);
+  const auto from_zero = masses(q, k, sum);
+  const auto on_top = masses(q, k, sum, nullptr, 3.0f, 0.25f);
   for (std::size_t t = 0; t < 37; ++t) EXPECT_NEAR(on_top[t], 3.0f + 0.25f * from_zero[t], 1e-6f);
 }
 
@@ -200,7 +197,7 @@ TEST(SoftmaxMassOf, NoRowsIsNone) {
   Random random(411);
   const Tensor4<float> q(1, 1, 0, 17);
   const auto k = random.tensor<float>(1, 1, 37, 17);
-  for (MassOver over : overs) EXPECT_EQ(masses(q, k, over), std::vector<float>(37, 0.0f));
+  for (Aggregation over : overs) EXPECT_EQ(masses(q, k, over), std::vector<float>(37, 0.0f));
 }
 
 // One channel, and a query of 1: a key is its logit.
@@ -220,7 +217,7 @@ TEST(SoftmaxMassOf, LogitsFarFromZero) {  // and from each other: blocks that ri
       for (Index t = 0; t < 3 * block + 5; ++t)
         logits.push_back(base + step * static_cast<double>(t / block) + (t % 7 == 0 ? 1.0 : 0.0));
       const auto k = keys_of_logits(logits);
-      for (MassOver over : overs)
+      for (Aggregation over : overs)
         expect_masses(masses(one, k, over), exact_masses(one, k, over), 1e4);
     }
 }
@@ -240,7 +237,7 @@ TYPED_TEST(SoftmaxMass, OfRowsThatSeeAPrefixAgreesWithTheOracle) {
         any.push_back(1 + random.below(kv_len));
       }
       for (const auto& ends : {causal, any})
-        for (MassOver over : overs)
+        for (Aggregation over : overs)
           expect_masses(masses(q, k, over, &ends), exact_masses(q, k, over, &ends));
     }
 }
@@ -250,12 +247,12 @@ TEST(SoftmaxMassOfAPrefix, HidesTheRestWhateverItHolds) {  // to the bit: not a 
   const auto q = random.tensor<float>(1, 1, 7, 17);
   auto k = random.tensor<float>(1, 1, 2 * block + 3, 17);
   const std::vector<Index> ends = {1, tile, block - 1, block, block + 1, 3, 40};
-  const auto before = masses(q, k, MassOver::sum, &ends);
+  const auto before = masses(q, k, sum, &ends);
   for (Index t = block + 1; t < k.dimension(2); ++t) {
     EXPECT_EQ(before[uz(t)], 0.0f);
     for (Index c = 0; c < 17; ++c) k(0, 0, t, c) = 1e10f;
   }
-  EXPECT_EQ(masses(q, k, MassOver::sum, &ends), before);
+  EXPECT_EQ(masses(q, k, sum, &ends), before);
 }
 
 TEST(SoftmaxMassOfAPrefix, OfNothingGivesNothing) {
@@ -263,7 +260,7 @@ TEST(SoftmaxMassOfAPrefix, OfNothingGivesNothing) {
   const auto q = random.tensor<float>(1, 1, 3, 17, 0.5),
              k = random.tensor<float>(1, 1, block + 3, 17);
   const std::vector<Index> ends = {0, 40, 0};
-  for (MassOver over : overs)
+  for (Aggregation over : overs)
     expect_masses(masses(q, k, over, &ends), exact_masses(q, k, over, &ends));
 }
 
@@ -279,7 +276,7 @@ TYPED_TEST(SoftmaxMass, OfAKeyThatIsNotFiniteIsNanAndDisturbsNoOther) {
            {std::vector<Index>{0}, {tile - 1, tile}, {block - 1}, {block, 2 * block + 2}}) {
         auto k = finite;
         for (Index t : at) k(0, 0, t, c) = stored<TypeParam>(odd);
-        for (MassOver over : overs) expect_masses(masses(q, k, over), exact_masses(q, k, over));
+        for (Aggregation over : overs) expect_masses(masses(q, k, over), exact_masses(q, k, over));
       }
 }
 
@@ -288,7 +285,7 @@ TEST(SoftmaxMassOfNan, IsNanThroughSeveralGroups) {
   const auto q = random.tensor<float>(1, 1, 2 * quoka::tuning::max_panels_per_task * panel + 3, 3);
   auto k = random.tensor<float>(1, 1, 37, 3);
   k(0, 0, 20, 2) = not_a_number;
-  for (MassOver over : overs) expect_masses(masses(q, k, over), exact_masses(q, k, over));
+  for (Aggregation over : overs) expect_masses(masses(q, k, over), exact_masses(q, k, over));
 }
 
 TEST(SoftmaxMassOfNan, BlocksLeavesTheOthersTheirMass) {  // the first block, the last one, both
@@ -300,7 +297,7 @@ TEST(SoftmaxMassOfNan, BlocksLeavesTheOthersTheirMass) {  // the first block, th
         std::vector<double> logits(uz(3 * block), oracle::not_a_number);
         for (Index t = first; t < end; ++t) logits[uz(t)] = base + (t % 7 == 0 ? 1.0 : 0.0);
         const auto k = keys_of_logits(logits);
-        for (MassOver over : overs)
+        for (Aggregation over : overs)
           expect_masses(masses(one, k, over), exact_masses(one, k, over), 1e4);
       }
 }
@@ -310,7 +307,7 @@ TYPED_TEST(SoftmaxMass, OfNothingButNanIsNan) {
   const auto q = random.tensor<float>(1, 1, 3, 17);
   Tensor4<TypeParam> k(1, 1, block + 3, 17);
   k.setConstant(stored<TypeParam>(std::nan("")));
-  for (MassOver over : overs)
+  for (Aggregation over : overs)
     for (float x : masses(q, k, over)) EXPECT_TRUE(std::isnan(x));
 }
 
@@ -320,23 +317,22 @@ TYPED_TEST(SoftmaxMass, OfStridedKeysIsTheSame) {
     const auto q = random.tensor<float>(1, 1, 7, dim);
     const auto k = random.tensor<TypeParam>(1, 1, block + 3, dim);
     const Strided<TypeParam> strided(k);
-    EXPECT_EQ(masses<TypeParam>(q, strided.view(), MassOver::sum), masses(q, k, MassOver::sum));
+    EXPECT_EQ(masses(q, strided.view(), sum), masses(q, k, sum));
   }
 }
 
 // ---- scores of a chunk's queries ----------------------------------------------------------------
 
-// quoka::detail::exact_scores of every `stride`-th query. [batch, kv_heads, kv_len]
-template <class T>
-Tensor3<float> exact_scores(const SelectorInput<T>& input, Index stride, Domain domain,
-                            MassOver over = MassOver::sum) {
+// quoka::exact_scores of every `stride`-th query. [batch, kv_heads, kv_len]
+Tensor3<float> exact_scores(const SelectorInput& input, Index stride, Domain domain,
+                            Aggregation over = sum) {
   Tensor3<float> scores(input.k.batch(), input.k.heads(), input.k.len());
   scores.setConstant(-12345.0f);
-  quoka::detail::QueryScoreState state;
+  quoka::QueryScoreState state;
   quoka::SerialExecutor serial;
   const auto position_of = [&](Index m) { return m * stride; };
-  quoka::detail::exact_scores(input, quoka::ceil_div(input.q.len(), stride), position_of, domain,
-                              over, scores.data(), state, serial);
+  quoka::exact_scores(input, quoka::ceil_div(input.q.len(), stride), position_of, domain, over,
+                      scores, state, serial);
   return scores;
 }
 std::vector<Index> every(Index stride, Index len) {
@@ -352,11 +348,11 @@ TYPED_TEST(SoftmaxMass, MakesTheScoresOfTheQueriesAskedFor) {
       const auto q = random.tensor<TypeParam>(2, 2 * group, 37, 20);
       const auto k = random.tensor<TypeParam>(2, 2, block + 3, 20);
       for (Domain domain : domains)
-        expect_scores(exact_scores(SelectorInput<TypeParam>{q, k}, stride, domain),
+        expect_scores(exact_scores(SelectorInput{q, k}, stride, domain),
                       oracle::scores_by_rows(to_oracle(q), to_oracle(k), every(stride, 37),
                                              to_oracle(domain), 0),
                       domain);
-      expect_scores(exact_scores(SelectorInput<TypeParam>{q, k}, 1, Domain::softmax, MassOver::max),
+      expect_scores(exact_scores(SelectorInput{q, k}, 1, Domain::softmax, most),
                     oracle::max_scores(to_oracle(q), to_oracle(k), 0), Domain::softmax);
     }
 }
@@ -366,7 +362,7 @@ TEST(QueryScores, TakeAttentionsScale) {
   const auto q = random.tensor<float>(1, 4, 7, 20), k = random.tensor<float>(1, 2, 37, 20);
   for (float scale : {0.01f, 0.5f, 1.0f})
     for (Domain domain : domains) {
-      SelectorInput<float> input{q, k};
+      SelectorInput input{q, k};
       input.scale = scale;
       expect_scores(exact_scores(input, 1, domain),
                     oracle::exact_scores(to_oracle(q), to_oracle(k), to_oracle(domain),
@@ -378,10 +374,10 @@ TEST(QueryScores, TakeAttentionsScale) {
 TEST(QueryScores, OfACacheWithRoomForMoreAreTheSame) {  // scratch is sized for what is to come
   Random random(421);
   const auto q = random.tensor<float>(1, 4, 70, 20), k = random.tensor<float>(1, 2, 137, 20);
-  const auto scores = exact_scores(SelectorInput<float>{q, k}, 1, Domain::softmax);
+  const auto scores = exact_scores(SelectorInput{q, k}, 1, Domain::softmax);
   for (Index capacity : {1, 137, 138, 50000})
-    EXPECT_TRUE(same_bits(
-        exact_scores(SelectorInput<float>{q, k, {}, capacity}, 1, Domain::softmax), scores));
+    EXPECT_TRUE(
+        same_bits(exact_scores(SelectorInput{q, k, {}, capacity}, 1, Domain::softmax), scores));
 }
 
 TEST(QueryScores, OfAStateThatServedOthersAreTheSame) {
@@ -390,16 +386,16 @@ TEST(QueryScores, OfAStateThatServedOthersAreTheSame) {
   const auto q_other = random.tensor<float>(2, 8, 70, 64),
              k_other = random.tensor<float>(2, 2, 501, 64);
   for (Domain domain : domains) {
-    const auto fresh = exact_scores(SelectorInput<float>{q, k}, 1, domain);
-    quoka::detail::QueryScoreState state;
+    const auto fresh = exact_scores(SelectorInput{q, k}, 1, domain);
+    quoka::QueryScoreState state;
     quoka::SerialExecutor serial;
     std::vector<float> scores(uz(2 * 2 * 501));
     const auto all = [](Index m) { return m; };
     for (Domain before : domains)
-      quoka::detail::exact_scores(SelectorInput<float>{q_other, k_other}, 70, all, before,
-                                  MassOver::sum, scores.data(), state, serial);
-    quoka::detail::exact_scores(SelectorInput<float>{q, k}, 7, all, domain, MassOver::sum,
-                                scores.data(), state, serial);
+      quoka::exact_scores(SelectorInput{q_other, k_other}, 70, all, before, sum,
+                          quoka::score_view(scores.data(), 2, 2, 501), state, serial);
+    quoka::exact_scores(SelectorInput{q, k}, 7, all, domain, sum,
+                        quoka::score_view(scores.data(), 1, 1, 37), state, serial);
     for (Index t = 0; t < 37; ++t) EXPECT_EQ(scores[uz(t)], fresh(0, 0, t));
   }
 }
@@ -410,12 +406,11 @@ TYPED_TEST(SoftmaxMass, LeavesQueriesThatAreNotFiniteOut) {  // to the bit
   const auto k = random.tensor<TypeParam>(1, 2, block + 3, 20);
   const auto rest = without_row(q, 5);
   for (Domain domain : domains) {
-    const auto expected = exact_scores(SelectorInput<TypeParam>{rest, k}, 1, domain);
+    const auto expected = exact_scores(SelectorInput{rest, k}, 1, domain);
     for (float odd : {not_a_number, infinity, -infinity}) {
       auto spoilt = q;
       for (Index head = 0; head < 4; ++head) spoilt(0, head, 5, 19) = stored<TypeParam>(odd);
-      EXPECT_TRUE(
-          same_bits(exact_scores(SelectorInput<TypeParam>{spoilt, k}, 1, domain), expected));
+      EXPECT_TRUE(same_bits(exact_scores(SelectorInput{spoilt, k}, 1, domain), expected));
     }
   }
 }
@@ -429,7 +424,7 @@ TEST(QueryScores, CountAQueryOfOneHeadAloneOut) {  // the mean is over the other
   std::vector<oracle::Row> rows = oracle::group_rows(q_exact, 0, 0, 1, oracle::range(0, 7));
   rows.erase(rows.begin() + 7 + 3);
   for (Domain domain : domains)
-    expect_scores(exact_scores(SelectorInput<float>{q, k}, 1, domain),
+    expect_scores(exact_scores(SelectorInput{q, k}, 1, domain),
                   {{oracle::aggregate(oracle::scaled_dots(rows, oracle::rows_of(k_exact, 0, 0), 0),
                                       to_oracle(domain))}},
                   domain);
@@ -440,7 +435,7 @@ TEST(QueryScores, OfNoFiniteQueryAreZero) {
   const auto q = with_row(random.tensor<float>(1, 2, 1, 20), 0, not_a_number);
   const auto k = random.tensor<float>(1, 1, 37, 20);
   for (Domain domain : domains) {
-    const auto scores = exact_scores(SelectorInput<float>{q, k}, 1, domain);
+    const auto scores = exact_scores(SelectorInput{q, k}, 1, domain);
     for (Index t = 0; t < 37; ++t) EXPECT_EQ(scores(0, 0, t), 0.0f);
   }
 }
@@ -449,10 +444,10 @@ TYPED_TEST(SoftmaxMass, OfALogitIsNotFiniteForAKeyThatIsNot) {
   Random random(426);
   const auto q = random.tensor<TypeParam>(1, 2, 7, 20);
   auto k = random.tensor<TypeParam>(1, 1, 37, 20);
-  const auto before = exact_scores(SelectorInput<TypeParam>{q, k}, 1, Domain::logit);
+  const auto before = exact_scores(SelectorInput{q, k}, 1, Domain::logit);
   for (float odd : {not_a_number, infinity, -infinity}) {
     k(0, 0, 20, 3) = stored<TypeParam>(odd);
-    const auto scores = exact_scores(SelectorInput<TypeParam>{q, k}, 1, Domain::logit);
+    const auto scores = exact_scores(SelectorInput{q, k}, 1, Domain::logit);
     for (Index t = 0; t < 37; ++t) {
       if (t == 20)
         EXPECT_FALSE(std::isfinite(scores(0, 0, t)));
@@ -466,10 +461,10 @@ TYPED_TEST(SoftmaxMass, ScalingQueriesByAPowerOfTwoScalesLogitsAlone) {
   Random random(427);
   auto q = random.tensor<TypeParam>(1, 4, 17, 20);
   const auto k = random.tensor<TypeParam>(1, 2, 127, 20);
-  const auto logits = exact_scores(SelectorInput<TypeParam>{q, k}, 1, Domain::logit);
+  const auto logits = exact_scores(SelectorInput{q, k}, 1, Domain::logit);
   for (Index i = 0; i < q.size(); ++i)
     q.data()[i] = stored<TypeParam>(8.0 * static_cast<double>(static_cast<float>(q.data()[i])));
-  const auto scaled = exact_scores(SelectorInput<TypeParam>{q, k}, 1, Domain::logit);
+  const auto scaled = exact_scores(SelectorInput{q, k}, 1, Domain::logit);
   for (Index i = 0; i < scaled.size(); ++i) EXPECT_EQ(scaled.data()[i], 8.0f * logits.data()[i]);
 }
 

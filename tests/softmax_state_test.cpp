@@ -1,7 +1,7 @@
-// core/softmax_state.hpp: the running {max, sum} as a value, for one row and for a packet of
+// kernels/softmax_state.hpp: the running {max, sum} as a value, for one row and for a packet of
 // rows.
 
-#include <quoka/core/softmax_state.hpp>
+#include <quoka/kernels/softmax_state.hpp>
 
 #include <gtest/gtest.h>
 

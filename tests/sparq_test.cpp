@@ -57,12 +57,11 @@ TEST(SparqSelects, AsTheOracleWithWindowsAndForcedKeys) {
   for (Index window : {1, 3})
     for (Index keep_first : {0, 4})
       for (Index keep_last : {0, 7})
-        expect_agrees_with_oracle({.budget = 31,
-                                   .rank = 16,
-                                   .window = window,
-                                   .keep_first = keep_first,
-                                   .keep_last = keep_last},
-                                  q, k);
+        expect_agrees_with_oracle(
+            {.budget = 31,
+             .rank = 16,
+             .top_k = {.window = window, .keep_first = keep_first, .keep_last = keep_last}},
+            q, k);
 }
 
 TEST(SparqSelects, AllOfAPastWithinTheBudget) {
@@ -99,8 +98,7 @@ TYPED_TEST(Sparq, OfOneQueryAndItsLogitsRanksAsItsAuthorsDo) {
       expect_keeps_best(SparqSelector(options).select(q, k), official, Domain::logit, options);
       for (auto& head : official[0])
         for (double& x : head) x /= static_cast<double>(group);
-      expect_scores(scores_by<SparqScorer>(options, SelectorInput<TypeParam>{q, k}), official,
-                    Domain::logit);
+      expect_scores(scores_by<SparqScorer>(options, SelectorInput{q, k}), official, Domain::logit);
     }
   }
 }
@@ -108,7 +106,7 @@ TYPED_TEST(Sparq, OfOneQueryAndItsLogitsRanksAsItsAuthorsDo) {
 TEST(SparqSelects, ByAttentionsScale) {
   Random random(447);
   const auto q = random.tensor<float>(1, 4, 7, 24), k = random.tensor<float>(1, 2, 127, 24);
-  SelectorInput<float> input{q, k};
+  SelectorInput input{q, k};
   input.scale = 0.5f;
   for (Domain domain : domains)
     expect_scores(scores_by<SparqScorer>({.rank = 8, .domain = domain}, input),
@@ -128,14 +126,13 @@ TYPED_TEST(Sparq, LooksAtTheChosenChannelsOfTheKeysAlone) {  // to the bit
   auto k = random.tensor<TypeParam>(1, 2, 127, 24);
   for (Domain domain : domains) {
     const SparqOptions options{.rank = 5, .domain = domain};
-    const auto expected = scores_by<SparqScorer>(options, SelectorInput<TypeParam>{q, k});
+    const auto expected = scores_by<SparqScorer>(options, SelectorInput{q, k});
     auto others = random.tensor<TypeParam>(1, 2, 127, 24);
     for (Index head = 0; head < 2; ++head)
       for (Index t = 0; t < 127; ++t)
         for (Index c = head == 0 ? 3 : 11, end = c + 5; c < end; ++c)
           others(0, head, t, c) = k(0, head, t, c);
-    EXPECT_TRUE(
-        same_bits(scores_by<SparqScorer>(options, SelectorInput<TypeParam>{q, others}), expected));
+    EXPECT_TRUE(same_bits(scores_by<SparqScorer>(options, SelectorInput{q, others}), expected));
   }
 }
 
@@ -145,14 +142,12 @@ TYPED_TEST(Sparq, ChoosesTheFirstOfEqualChannels) {
   for (Index i = 0; i < q.size(); ++i)
     q.data()[i] = stored<TypeParam>(random.bits() % 2 == 0 ? 0.5 : -0.5);
   auto k = random.tensor<TypeParam>(1, 1, 127, 24);
-  const auto expected = scores_by<SparqScorer>({.rank = 7}, SelectorInput<TypeParam>{q, k});
+  const auto expected = scores_by<SparqScorer>({.rank = 7}, SelectorInput{q, k});
   for (Index t = 0; t < 127; ++t)
     for (Index c = 7; c < 24; ++c) k(0, 0, t, c) = stored<TypeParam>(random.normal());
-  EXPECT_TRUE(
-      same_bits(scores_by<SparqScorer>({.rank = 7}, SelectorInput<TypeParam>{q, k}), expected));
+  EXPECT_TRUE(same_bits(scores_by<SparqScorer>({.rank = 7}, SelectorInput{q, k}), expected));
   for (Index t = 0; t < 127; ++t) k(0, 0, t, 6) = stored<TypeParam>(random.normal());
-  EXPECT_FALSE(
-      same_bits(scores_by<SparqScorer>({.rank = 7}, SelectorInput<TypeParam>{q, k}), expected));
+  EXPECT_FALSE(same_bits(scores_by<SparqScorer>({.rank = 7}, SelectorInput{q, k}), expected));
 }
 
 TYPED_TEST(Sparq, ARowThatIsZeroOnTheChosenChannelsHasNoLogits) {  // 0 / 0 counts as 1
@@ -185,10 +180,10 @@ TYPED_TEST(Sparq, ScalingTheQueriesByAPowerOfTwoDoesNotChangeWhatLogitsSelect) {
   auto q = random.tensor<TypeParam>(1, 4, 17, 24);
   const auto k = random.tensor<TypeParam>(1, 2, 127, 24);
   const SparqOptions options{.rank = 7, .domain = Domain::logit};
-  const auto before = scores_by<SparqScorer>(options, SelectorInput<TypeParam>{q, k});
+  const auto before = scores_by<SparqScorer>(options, SelectorInput{q, k});
   for (Index i = 0; i < q.size(); ++i)
     q.data()[i] = stored<TypeParam>(8.0 * static_cast<double>(static_cast<float>(q.data()[i])));
-  const auto scaled = scores_by<SparqScorer>(options, SelectorInput<TypeParam>{q, k});
+  const auto scaled = scores_by<SparqScorer>(options, SelectorInput{q, k});
   for (Index i = 0; i < scaled.size(); ++i) EXPECT_EQ(scaled.data()[i], 8.0f * before.data()[i]);
 }
 
@@ -204,8 +199,8 @@ TYPED_TEST(Sparq, LeavesQueriesThatAreNotFiniteOut) {  // of the channels too, t
       auto spoilt = with_row(q, 5, 1000.0f);
       for (Index head = 0; head < 4; ++head) spoilt(0, head, 5, 23) = stored<TypeParam>(odd);
       const SparqOptions options{.rank = 7, .domain = domain};
-      EXPECT_TRUE(same_bits(scores_by<SparqScorer>(options, SelectorInput<TypeParam>{spoilt, k}),
-                            scores_by<SparqScorer>(options, SelectorInput<TypeParam>{rest, k})));
+      EXPECT_TRUE(same_bits(scores_by<SparqScorer>(options, SelectorInput{spoilt, k}),
+                            scores_by<SparqScorer>(options, SelectorInput{rest, k})));
     }
 }
 
@@ -233,8 +228,8 @@ TYPED_TEST(Sparq, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {
 template <class T>
 Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len,
                                 SparqScorer::State& state) {
-  return scores_by<SparqScorer>(
-      {.rank = 7}, SelectorInput<T>{q, TensorView<const T>(k).slice(0, kv_len)}, state);
+  return scores_by<SparqScorer>({.rank = 7},
+                                SelectorInput{q, TensorView<const T>(k).slice(0, kv_len)}, state);
 }
 template <class T>
 Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len) {
@@ -251,9 +246,8 @@ TYPED_TEST(Sparq, AStateThatGrewIsAsAFreshOne) {
        {Index{1}, Index{37}, block - 1, block, block + 1, 3 * block + 4, 3 * block + 5}) {
     const auto scores = scores_of_prefix(q, k, kv_len);
     EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, state), scores)) << kv_len;
-    SparqScorer().appended(
-        SelectorInput<TypeParam>{{}, quoka::view_of(k).slice(0, kv_len), {}, kv_len + 37}, told,
-        quoka::SerialExecutor{});
+    SparqScorer().appended(SelectorInput{{}, quoka::view_of(k).slice(0, kv_len), {}, kv_len + 37},
+                           told, quoka::SerialExecutor{});
     if (kv_len != block + 1) continue;  // the others are told only
     EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, told), scores)) << kv_len;
   }
@@ -297,7 +291,7 @@ TEST(SparqsState, CountsTheCopyAndLogitsNeedNone) {
   const auto q = random.tensor<float>(1, 2, 7, 24), k = random.tensor<float>(1, 1, 501, 24);
   for (Domain domain : domains) {
     SparqScorer::State state;
-    (void)scores_by<SparqScorer>({.rank = 7, .domain = domain}, SelectorInput<float>{q, k}, state);
+    (void)scores_by<SparqScorer>({.rank = 7, .domain = domain}, SelectorInput{q, k}, state);
     const Index copy = 501 * 24 * Index{sizeof(float)};
     if (domain == Domain::softmax)
       EXPECT_GE(state.bytes(), copy);
@@ -310,9 +304,9 @@ TEST(SparqsState, CountsTheCopyAndLogitsNeedNone) {
 
 TEST(SparqRefuses, OptionsOutOfRange) {
   expect_refused([] { SparqSelector({.rank = 0}); }, {"rank", 0, 1});
-  expect_refused([] { SparqSelector({.window = 0}); }, {"window", 0, 1});
-  expect_refused([] { SparqSelector({.keep_first = -3}); }, {"keep_first", -3, 0});
-  expect_refused([] { SparqSelector({.keep_last = -4}); }, {"keep_last", -4, 0});
+  expect_refused([] { SparqSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
+  expect_refused([] { SparqSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
+  expect_refused([] { SparqSelector({.top_k = {.keep_last = -4}}); }, {"keep_last", -4, 0});
 }
 
 }  // namespace

@@ -50,7 +50,7 @@ TYPED_TEST(TidalDecode, ChoosesByTheExactAttentionOfAllQueries) {
       for (TidalDecodeOptions options :
            {TidalDecodeOptions{.budget = 31},
             {.budget = 0.5},
-            {.budget = 31, .window = 3, .keep_first = 4, .keep_last = 7}}) {
+            {.budget = 31, .top_k = {.window = 3, .keep_first = 4, .keep_last = 7}}}) {
         Tidal one(options, 32);
         expect_keeps_best(one.select(2, q, k), exact, Domain::softmax, options);
       }
@@ -63,14 +63,14 @@ TEST(TidalDecodeAlone, IsTheOracleControl) {  // a layer on its own chooses for 
   TidalDecodeSelector::State state;
   Selection keep;
   TidalDecodeSelector({.budget = 31})
-      .select(SelectorInput<float>{chunk.q[0], chunk.k[0]}, state, keep, quoka::SerialExecutor{});
+      .select(SelectorInput{chunk.q[0], chunk.k[0]}, state, keep, quoka::SerialExecutor{});
   EXPECT_EQ(keep, quoka::OracleSelector({.budget = 31}).select(chunk.q[0], chunk.k[0]));
 }
 
 TEST(TidalDecodeAlone, TakesAttentionsScale) {
   Random random(533);
   const Chunk<float> chunk(random, 1, 127);
-  SelectorInput<float> input{chunk.q[0], chunk.k[0]};
+  SelectorInput input{chunk.q[0], chunk.k[0]};
   input.scale = 2.0f;
   TidalDecodeSelector::State state;
   Selection keep;
@@ -157,7 +157,7 @@ TEST(SharedChoices, KeepAllOfAPastWithinTheBudgetAndNoneOfABudgetOfZero) {
   for (Index budget : {0, 37, 38}) {
     Tidal stack({.budget = budget}, 10);
     for (Index layer = 0; layer < 10; ++layer)
-      EXPECT_EQ(chunk.select(stack, layer).count(), layer < 2 || budget > 0 ? 37 : 0);
+      EXPECT_EQ(chunk.select(stack, layer).max_count(), layer < 2 || budget > 0 ? 37 : 0);
   }
 }
 
@@ -205,7 +205,7 @@ TEST(SharedChoicesRefuse, LayersOutOfOrder) {
   for (Index layer = 0; layer < 6; ++layer) (void)chunk.select(stack, layer);
   for (Index layer = 0; layer < 5; ++layer)
     expect_refused([&] { (void)chunk.select(stack, layer); }, {"layer", layer, 5});
-  EXPECT_EQ(chunk.select(stack, 5).count(), 31);  // and nothing has changed
+  EXPECT_EQ(chunk.select(stack, 5).max_count(), 31);  // and nothing has changed
 }
 
 TEST(SharedChoicesRefuse, ReuseBeforeAnyChoice) {
@@ -249,9 +249,9 @@ TEST(SharedChoicesRefuse, PlansOutOfRange) {
   refuses({.layer = 32}, {"layer", 32, 31});
   refuses({.layer = 4, .layer_count = 4}, {"layer", 4, 3});
   refuses({.first_sparse = -2}, {"first_sparse", -2, 0});
-  expect_refused([] { TidalDecodeSelector({.window = 0}); }, {"window", 0, 1});
-  expect_refused([] { TidalDecodeSelector({.keep_first = -3}); }, {"keep_first", -3, 0});
-  expect_refused([] { TidalDecodeSelector({.keep_last = -4}); }, {"keep_last", -4, 0});
+  expect_refused([] { TidalDecodeSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
+  expect_refused([] { TidalDecodeSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
+  expect_refused([] { TidalDecodeSelector({.top_k = {.keep_last = -4}}); }, {"keep_last", -4, 0});
 }
 
 // ---- through prefill ----------------------------------------------------------------------------
@@ -275,7 +275,7 @@ TEST(SharedChoices, GoThroughAStackOfPrefills) {
     for (std::size_t layer = 0; layer < 4; ++layer) {
       const auto q = random.tensor<float>(1, 4, 37, 20), k = random.tensor<float>(1, 2, 37, 20);
       auto out = q;
-      const TensorView<const float> past = layers[layer].cache().k();
+      const TensorView<const float> past = layers[layer].cache().k().typed<float>();
       const Selection expected = quoka::OracleSelector({.budget = 31}).select(q, past);
       layers[layer].forward(q, k, k, out);
       chosen[layer] = layers[layer].selection();

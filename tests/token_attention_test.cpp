@@ -138,6 +138,34 @@ TYPED_TEST(TokenAttention, HeadsSideBySide) {
   }
 }
 
+// A past in a short format whose heads lie side by side, and a token's own key and value in float.
+TEST(TokenAttentionFormats, HeadsSideBySideInAnotherFormatThanTheChunk) {
+  Random random(9);
+  for (const Index kv_len : {Index{1}, tuning::token_together_keys + 1, 2 * part + 33}) {
+    SCOPED_TRACE("kv_len " + std::to_string(kv_len));
+    const auto in = random_inputs<Eigen::half>(
+        random,
+        {.q_heads = 12, .kv_heads = 6, .head_dim = 19, .v_dim = 40, .q_len = 1, .kv_len = kv_len});
+    const auto floats_of = [](const Tensor4<Eigen::half>& x) {
+      Tensor4<float> y(x.dimensions());
+      for (Index i = 0; i < x.size(); ++i) y.data()[i] = static_cast<float>(x.data()[i]);
+      return y;
+    };
+    const Inputs<float> floats{random.tensor<float>(1, 12, 1, 19), floats_of(in.past_k),
+                               floats_of(in.past_v), random.tensor<float>(1, 6, 1, 19),
+                               random.tensor<float>(1, 6, 1, 40)};
+    const Strided<Eigen::half> short_k(in.past_k), short_v(in.past_v);
+    const Strided<float> past_k(floats.past_k), past_v(floats.past_v);
+    auto output = unwritten<float>(floats.q, 40), expected = output;
+    quoka::attention(floats.q, {short_k.view(), short_v.view()}, {floats.k, floats.v},
+                     {output.out, output.lse});
+    quoka::attention(floats.q, {past_k.view(), past_v.view()}, {floats.k, floats.v},
+                     {expected.out, expected.lse});
+    expect_same(output, expected);
+    expect_close(output, oracle_attend(floats), floats);
+  }
+}
+
 // A key beyond the window, or in another part, spoils nothing.
 TYPED_TEST(TokenAttention, NanStaysInItsHead) {
   Random random(7);

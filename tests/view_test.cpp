@@ -1,6 +1,7 @@
 // Views: what they are made of, where each row lies, what they refuse.
 
-#include <quoka/core/view.hpp>
+#include <quoka/views/overlap.hpp>
+#include <quoka/views/tensor.hpp>
 
 #include "support/fixtures.hpp"
 
@@ -213,6 +214,166 @@ TEST(View, SliceRefusesACountThatWouldOverflow) {
   const Index largest = std::numeric_limits<Index>::max();
   expect_refused([&] { (void)view_of(x).slice(1, largest); }, {largest, 6});
   expect_refused([&] { (void)view_of(x).slice(largest, 1); }, {largest, 7});
+}
+
+// ---- null ---------------------------------------------------------------------------------------
+
+TEST(View, RefusesNullWithElements) {
+  float* const null = nullptr;
+  expect_refused(
+      [&] {
+        TensorView<float>(null, {1, 3, 7, 5}, {105, 35, 5, 1});
+      },
+      {"pointer is null"});
+  expect_refused([&] { TensorView<float, 3>(null, {1, 1, 1}, {1, 1, 1}); }, {"pointer is null"});
+  expect_refused(
+      [&] {
+        Rows(nullptr, quoka::float_format(), {1, 1, 1, 1}, {4, 4, 4});
+      },
+      {"pointer is null"});
+}
+
+TEST(View, NullWithoutElementsIsAnEmptyView) {
+  float* const null = nullptr;
+  EXPECT_TRUE(TensorView<float>(null, {1, 3, 0, 5}, {0, 0, 5, 1}).absent());
+  EXPECT_TRUE((TensorView<float, 3>(null, {2, 0, 7}, {1, 1, 1}).empty()));
+  EXPECT_TRUE(Rows(nullptr, quoka::float_format(), {1, 3, 0, 5}, {0, 0, 20}).empty());
+}
+
+// ---- rows of any format -------------------------------------------------------------------------
+
+using quoka::OutputRows;
+
+static_assert(std::is_convertible_v<TensorView<Eigen::half>, Rows>);
+static_assert(std::is_convertible_v<TensorView<const Eigen::bfloat16>, Rows>);
+static_assert(std::is_convertible_v<Tensor4<float>&, Rows>);
+static_assert(std::is_convertible_v<const Tensor3<Eigen::half>&, Rows>);  // batch 1
+static_assert(std::is_convertible_v<Map4<float>, Rows>);                  // a map does not own
+static_assert(std::is_convertible_v<Map4<float>, OutputRows>);
+static_assert(std::is_convertible_v<TensorView<float>, OutputRows>);
+static_assert(std::is_convertible_v<OutputRows, Rows>);
+
+// Not from what would dangle, is const where it is written, or has another element type or rank.
+static_assert(!std::is_constructible_v<Rows, Tensor4<float>>);
+static_assert(!std::is_constructible_v<Rows, const Tensor4<float>>);
+static_assert(!std::is_constructible_v<OutputRows, Tensor4<float>>);
+static_assert(!std::is_constructible_v<OutputRows, TensorView<const float>>);
+static_assert(!std::is_constructible_v<OutputRows, Rows>);
+static_assert(!std::is_constructible_v<Rows, TensorView<const double>>);
+static_assert(!std::is_constructible_v<Rows, TensorView<const float, 3>>);
+
+TYPED_TEST(View, RowsLieWhereTheViewsDo) {
+  Random random(10);
+  const auto x = random.tensor<TypeParam>(2, 3, 7, 5);
+  const Strided<TypeParam> cache(x);
+  const TensorView<const TypeParam> view = cache.view();
+  const Rows rows = view;
+  EXPECT_EQ(rows.sizes(), view.sizes());
+  EXPECT_EQ(&rows.format(), &quoka::format_of<TypeParam>());
+  for (Index b = 0; b < 2; ++b)
+    for (Index head = 0; head < 3; ++head)
+      for (Index i = 0; i < 7; ++i) {
+        ASSERT_EQ(rows.row(b, head, i), reinterpret_cast<const std::byte*>(view.row(b, head, i)));
+        ASSERT_EQ(rows.head(b, head)[i], rows.row(b, head, i));
+        ASSERT_EQ(rows.slice(2, 5).row(b, head, std::min<Index>(i, 4)),
+                  rows.row(b, head, 2 + std::min<Index>(i, 4)));
+      }
+  EXPECT_TRUE(rows.heads_side_by_side());
+  EXPECT_FALSE(Rows(x).heads_side_by_side());
+}
+
+TYPED_TEST(View, RowsAreAViewOfTheirTypeAgain) {
+  Random random(11);
+  const auto x = random.tensor<TypeParam>(2, 3, 7, 5);
+  const Strided<TypeParam> cache(x);
+  const Rows rows = cache.view();
+  EXPECT_EQ(rows.typed<TypeParam>().strides(), cache.view().strides());
+  EXPECT_TRUE(same_bits(rows.typed<TypeParam>(), x));
+  using Other = std::conditional_t<std::is_same_v<TypeParam, float>, Eigen::half, float>;
+  expect_refused([&] { (void)rows.typed<Other>(); }, {"not of the type"});
+}
+
+TYPED_TEST(View, AListedFinderGivesTheRowsOfItsList) {
+  Random random(12);
+  const auto x = random.tensor<TypeParam>(1, 2, 7, 5);
+  const Rows rows = x;
+  const Position list[] = {6, 0, 3};
+  const auto finder = rows.head(0, 1).listed(list);
+  for (Index i = 0; i < 3; ++i) EXPECT_EQ(finder[i], rows.row(0, 1, list[i]));
+  EXPECT_EQ(finder.from(2)[0], rows.row(0, 1, 3));
+  quoka::ConstRow found[2];
+  finder.find(1, 2, found);
+  EXPECT_EQ(found[0], rows.row(0, 1, 0));
+  EXPECT_EQ(found[1], rows.row(0, 1, 3));
+}
+
+// Token by token, the heads of each side by side.
+TYPED_TEST(View, AWalkGoesInTheOrderOfMemory) {
+  Random random(13);
+  const Strided<TypeParam> cache(random.tensor<TypeParam>(1, 3, 7, 5));
+  const Rows rows = cache.view();
+  auto walk = rows.walk(0, 1, 2, 4, 6);
+  for (const Index i : {4, 5})
+    for (const Index head : {1, 2}) EXPECT_EQ(walk.next(), rows.row(0, head, i));
+  EXPECT_EQ(walk.next(), nullptr);
+  EXPECT_EQ(walk.next(), nullptr);
+}
+
+TEST(View, RowsRefuseWhatViewsRefuse) {
+  const Tensor4<float> x(1, 2, 7, 5);
+  const Rows rows = x;
+  expect_refused([&] { (void)rows.slice(3, 5); }, {5, 4});
+  expect_refused([&] { (void)rows.slice(-1, 2); }, {"begin", -1, 0});
+  expect_refused([&] { (void)rows.slice(1, std::numeric_limits<Index>::max()); }, {6});
+  expect_refused(
+      [&] {
+        Rows(rows.data(), rows.format(), {1, -2, 7, 5}, rows.strides());
+      },
+      {"size", -2, 0});
+}
+
+// ---- do two views share memory? -----------------------------------------------------------------
+
+bool share(const Rows& a, const Rows& b) {
+  using quoka::detail::ByteLattice;
+  const bool shared = quoka::detail::share_memory(ByteLattice(a), ByteLattice(b));
+  EXPECT_EQ(quoka::detail::share_memory(ByteLattice(b), ByteLattice(a)), shared);
+  return shared;
+}
+
+// Random lattices in a small buffer, against a list of their bytes.
+TEST(SharedMemory, IsWhatAListOfBytesSays) {
+  Random random(14);
+  std::vector<Eigen::half> memory(4000);
+  int shared = 0;
+  for (int round = 0; round < 3000; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    std::vector<std::vector<bool>> touched;
+    std::vector<Rows> rows;
+    for (int which = 0; which < 2; ++which) {
+      const std::array<Index, 4> sizes{1 + random.below(3), 1 + random.below(4),
+                                       random.below(20) == 0 ? 0 : 1 + random.below(5),
+                                       1 + random.below(6)};
+      std::array<Index, 4> strides{random.below(60), random.below(60), random.below(60), 1};
+      for (Index axis = 0; axis < 3; ++axis)
+        if (random.below(5) == 0) strides[uz(axis)] = -strides[uz(axis)];
+      const TensorView<const Eigen::half> view(memory.data() + 1500 + random.below(400), sizes,
+                                               strides);
+      touched.emplace_back(memory.size());
+      for (Index b = 0; b < sizes[0]; ++b)
+        for (Index head = 0; head < sizes[1]; ++head)
+          for (Index i = 0; i < sizes[2]; ++i)
+            for (Index c = 0; c < sizes[3]; ++c)
+              touched.back()[uz(view.row(b, head, i) + c - memory.data())] = true;
+      rows.push_back(view);
+    }
+    bool expected = false;
+    for (std::size_t i = 0; i < memory.size(); ++i) expected |= touched[0][i] && touched[1][i];
+    ASSERT_EQ(share(rows[0], rows[1]), expected);
+    shared += expected ? 1 : 0;
+  }
+  EXPECT_GT(shared, 300);
+  EXPECT_LT(shared, 2700);
 }
 
 }  // namespace

@@ -28,6 +28,11 @@ struct Accuracy {
   Index chunks = 0, rows = 0;         // chunks measured; rows whose past was selected from
 };
 
+// The mean over sequences and KV heads.
+inline double keys_per_head(const quoka::Selection& keep) {
+  return static_cast<double>(keep.total()) / static_cast<double>(keep.batch() * keep.kv_heads());
+}
+
 // What one method did in one layer, a chunk at a time; several are added up to one.
 class AccuracySums {
  public:
@@ -44,13 +49,13 @@ class AccuracySums {
                   const quoka::Selection& keep) {
     error_.add(out, dense_out);
     const double n = static_cast<double>(dense_out.len()), own = n * (n + 1.0) / 2.0;
-    pairs_ += n * static_cast<double>(keep.count()) + own;
+    pairs_ += n * keys_per_head(keep) + own;
     dense_pairs_ += n * static_cast<double>(keep.kv_len()) + own;
     ++chunks_;
   }
   void add_mass(const quoka::Tensor<float, 3>& shares) { shares_.add(shares); }
   void add_overlap(const quoka::Selection& keep, const quoka::Selection& oracle) {
-    const double keys = static_cast<double>(oracle.count());
+    const double keys = keys_per_head(oracle);
     overlap_ += keys * quoka::overlap(keep, oracle);
     compared_ += keys;
   }
@@ -178,7 +183,7 @@ class AccuracyRun {
       sums.add_mass(quoka::mass_kept(q, layers_[index]->keys(), keep,
                                      reference_.past_lse(index, begin), reference_.attention(),
                                      threads_));
-      if (rules_.overlap) sums.add_overlap(keep, reference_.oracle(index, begin, keep.count()));
+      if (rules_.overlap) sums.add_overlap(keep, reference_.oracle(index, begin, keep.max_count()));
     }
     const auto& targets = reference_.layers()[index].targets;
     if (targets.size() > 0)

@@ -10,8 +10,9 @@
 // that the error is below 3 / n. Cost: n * resamples additions an interval.
 #pragma once
 
-#include <quoka/core/check.hpp>
-#include <quoka/core/types.hpp>
+#include "support/require.hpp"
+
+#include <quoka/views/index.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -30,7 +31,7 @@ struct Interval {
 };
 
 inline double mean(std::span<const double> values) {
-  quoka::detail::require_at_least("the number of samples", std::ssize(values), 1);
+  require_at_least("the number of samples", std::ssize(values), 1);
   double sum = 0.0;
   for (const double value : values) sum += value;
   return sum / static_cast<double>(values.size());
@@ -42,10 +43,9 @@ class Bootstrap {
   // resamples, whose percentiles would be the extremes.
   explicit Bootstrap(Index samples, Index resamples = 10000, std::uint32_t seed = 1)
       : samples_(samples), resamples_(resamples) {
-    quoka::detail::require_at_least("the number of samples", samples, 1);
-    quoka::detail::require_at_most("the number of samples", samples, "the most there may be",
-                                   1 << 16);
-    quoka::detail::require_at_least("the number of resamples", resamples, 40);
+    require_at_least("the number of samples", samples, 1);
+    require_at_most("the number of samples", samples, "the most there may be", 1 << 16);
+    require_at_least("the number of resamples", resamples, 40);
     std::mt19937 random(seed);
     drawn_.resize(static_cast<std::size_t>(samples * resamples));
     // The share of 2^32 below the draw; off from uniform by at most samples / 2^32.
@@ -58,8 +58,7 @@ class Bootstrap {
 
   // Of the mean of the values, [samples]. Throws std::invalid_argument for another number of them.
   Interval of_mean(std::span<const double> values) const {
-    quoka::detail::require_equal("the number of values", std::ssize(values), "the samples",
-                                 samples_);
+    require_equal("the number of values", std::ssize(values), "the samples", samples_);
     std::vector<double> means(static_cast<std::size_t>(resamples_));
     const std::uint16_t* index = drawn_.data();
     for (double& m : means) {
@@ -73,7 +72,7 @@ class Bootstrap {
 
   // Of the mean of a[i] - b[i], [samples].
   Interval of_difference(std::span<const double> a, std::span<const double> b) const {
-    quoka::detail::require_equal("a's values", std::ssize(a), "b's", std::ssize(b));
+    require_equal("a's values", std::ssize(a), "b's", std::ssize(b));
     std::vector<double> differences(a.size());
     std::transform(a.begin(), a.end(), b.begin(), differences.begin(), std::minus<>());
     return of_mean(differences);

@@ -2,7 +2,8 @@
 #pragma once
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/core/simd.hpp>
+#include <quoka/runtime/isa.hpp>
+#include <quoka/simd/simd.hpp>
 
 #include <fstream>
 #include <string>
@@ -20,11 +21,12 @@ inline std::string cpu_name() {
   return "unknown CPU";
 }
 
-// For example "g++ 12.2.0, v0_1_0_avx512_fma_f16c, 16 lanes".
+// For example "g++ 12.2.0, quoka 0.2.0, avx512_fma_f16c_vnni, 16 lanes".
 inline std::string build_description() {
-#define QUOKA_TEXT_(x) #x
-#define QUOKA_TEXT(x) QUOKA_TEXT_(x)
-  const std::string isa = QUOKA_TEXT(QUOKA_ABI);
+#define QUOKA_TEXT_(a, b, c) #a "." #b "." #c
+#define QUOKA_TEXT(a, b, c) QUOKA_TEXT_(a, b, c)
+  const std::string version =
+      QUOKA_TEXT(QUOKA_VERSION_MAJOR, QUOKA_VERSION_MINOR, QUOKA_VERSION_PATCH);
 #undef QUOKA_TEXT
 #undef QUOKA_TEXT_
 #if defined(__clang__)
@@ -35,7 +37,8 @@ inline std::string build_description() {
   const std::string compiler = "unknown compiler";
 #endif
   std::string text = compiler.substr(0, compiler.find_last_not_of(' ') + 1);
-  return text + ", " + isa + ", " + std::to_string(quoka::simd::lanes) + " lanes";
+  return text + ", quoka " + version + ", " + quoka::isa() + ", " +
+         std::to_string(quoka::simd::lanes) + " lanes";
 }
 
 // What attention was computed in, if `asked` was.

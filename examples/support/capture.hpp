@@ -1,11 +1,12 @@
 // Captured layers: the queries, keys and values that a real model's attention received, after RoPE,
-// as the tensors NAME.q, NAME.k and NAME.v of one safetensors file. examples/data/README.md says
-// how to make such a file.
+// as the tensors NAME.q, NAME.k and NAME.v of one safetensors file, or q, k and v where the layer
+// has no name. Other tensors are skipped. examples/data/README.md says how to make such a file.
 #pragma once
 
-#include <quoka/core/view.hpp>
+#include <quoka/views/tensor.hpp>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <optional>
 #include <set>
@@ -18,7 +19,7 @@
 namespace quoka_examples {
 
 struct LayerCapture {
-  std::string name;  // "layer11"
+  std::string name;  // "layer11"; "unnamed" for the layer of q, k and v
   Tensor<float> q;   // [batch, q_heads, len, head_dim]
   Tensor<float> k;   // [batch, kv_heads, len, head_dim]
   Tensor<float> v;   // [batch, kv_heads, len, v_dim]; v_dim is head_dim in most models
@@ -26,8 +27,9 @@ struct LayerCapture {
   quoka::Tensor<quoka::Position, 3> targets = {};
 };
 
-// Every NAME for which there is a NAME.q, NAME.k or NAME.v; shorter names first, then in
-// alphabetical order, which puts layer2 before layer11.
+// Every NAME for which there is a NAME.q, NAME.k or NAME.v, and "" where there are q, k and v;
+// shorter names first, then in alphabetical order, which puts layer2 before layer11. Throws
+// std::runtime_error, with what the file has, if there is no layer.
 inline std::vector<std::string> layer_names(const SafetensorsFile& file) {
   std::set<std::string> found;
   for (const std::string& name : file.names()) {
@@ -35,24 +37,59 @@ inline std::vector<std::string> layer_names(const SafetensorsFile& file) {
       found.insert(name.substr(0, name.size() - 2));
     }
   }
+  if (file.contains("q") && file.contains("k") && file.contains("v")) found.insert("");
+  if (found.empty()) {
+    throw std::runtime_error(
+        file.path() +
+        ": no layer found: tensors NAME.q, NAME.k and NAME.v are expected per layer, or plain q, k "
+        "and v; " +
+        file.listing());
+  }
   std::vector<std::string> names(found.begin(), found.end());
   std::stable_sort(names.begin(), names.end(),
                    [](const std::string& a, const std::string& b) { return a.size() < b.size(); });
   return names;
 }
 
-// One layer, as float. Throws std::runtime_error naming the file, the layer and both numbers if a
-// tensor is missing or empty, or if the three do not fit together.
+// Throws std::runtime_error that begins with `who` and says where the first number is that is not
+// finite.
+inline void require_finite(const std::string& who, const Tensor<float>& x) {
+  const float* const end = x.data() + x.size();
+  const float* const found =
+      std::find_if_not(x.data(), end, [](float value) { return std::isfinite(value); });
+  if (found == end) return;
+  const Index at = found - x.data(), row = at / x.dimension(3), head = row / x.dimension(2);
+  const auto where = [](const char* axis, Index index) { return axis + std::to_string(index); };
+  throw std::runtime_error(
+      who + " is " +
+      (std::isnan(*found) ? "NaN"
+       : *found > 0.0f    ? "infinite"
+                          : "-infinite") +
+      " at" + (x.dimension(0) > 1 ? where(" batch ", head / x.dimension(1)) + ',' : "") +
+      where(" head ", head % x.dimension(1)) + where(", position ", row % x.dimension(2)) +
+      where(", channel ", at % x.dimension(3)) + " (from 0); all numbers must be finite");
+}
+
+// One layer, as float; "" is that of q, k and v. Throws std::runtime_error naming the file, the
+// layer and both numbers if a tensor is missing or empty, if the three do not fit together, or if a
+// number is not finite.
 inline LayerCapture load_layer(const SafetensorsFile& file, const std::string& name) {
-  LayerCapture layer{name,
-                     file.read_float(name + ".q"),
-                     file.read_float(name + ".k"),
-                     file.read_float(name + ".v"),
+  const auto full_name = [&](const char* part) { return name.empty() ? part : name + '.' + part; };
+  for (const char* part : {"q", "k", "v"}) {
+    if (!file.contains(full_name(part))) {
+      throw std::runtime_error(file.path() + ": there is no tensor '" + full_name(part) +
+                               "', which the layer needs; " + file.listing());
+    }
+  }
+  LayerCapture layer{name.empty() ? "unnamed" : name,
+                     file.read_float(full_name("q")),
+                     file.read_float(full_name("k")),
+                     file.read_float(full_name("v")),
                      {}};
   const auto require = [&](bool fits, const char* what, Index left, Index right) {
     if (!fits) {
-      throw std::runtime_error(file.path() + ": " + name + ": " + what + ": " +
-                               std::to_string(left) + " and " + std::to_string(right));
+      throw std::runtime_error(file.path() + ": " + (name.empty() ? "" : name + ": ") + what +
+                               ": " + std::to_string(left) + " and " + std::to_string(right));
     }
   };
   const auto same = [&](const char* what, Index left, Index right) {
@@ -73,15 +110,16 @@ inline LayerCapture load_layer(const SafetensorsFile& file, const std::string& n
   same("q and k differ in len", q.dimension(2), k.dimension(2));
   same("k and v differ in len", k.dimension(2), v.dimension(2));
   same("q and k differ in head_dim", q.dimension(3), k.dimension(3));
+  require_finite(file.path() + ": " + full_name("q"), q);
+  require_finite(file.path() + ": " + full_name("k"), k);
+  require_finite(file.path() + ": " + full_name("v"), v);
   return layer;
 }
 
-// All layers, in the order of layer_names. Throws as load_layer does, and if there is no layer.
+// All layers, in the order of layer_names. Throws as both do.
 inline std::vector<LayerCapture> load_layers(const SafetensorsFile& file) {
   std::vector<LayerCapture> layers;
   for (const std::string& name : layer_names(file)) layers.push_back(load_layer(file, name));
-  if (layers.empty())
-    throw std::runtime_error(file.path() + ": no tensors named NAME.q, NAME.k and NAME.v");
   return layers;
 }
 

@@ -71,10 +71,10 @@ class DenseReference {
     const quoka::TensorView<const float> q = layers_[layer].q, k = layers_[layer].k;
     const quoka::OracleSelector selector({.budget = count});
     quoka::OracleSelector::State state;
-    selector.select(quoka::SelectorInput<float>{.q = q.slice(begin, chunk_len(begin)),
-                                                .k = k.slice(0, begin),
-                                                .capacity = begin,
-                                                .scale = attention_.scale},
+    selector.select(quoka::SelectorInput{.q = q.slice(begin, chunk_len(begin)),
+                                         .k = k.slice(0, begin),
+                                         .capacity = begin,
+                                         .scale = attention_.scale},
                     state, found, threads_);
     return found;
   }

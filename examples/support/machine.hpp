@@ -7,9 +7,9 @@
 // run slower.
 #pragma once
 
-#include <quoka/core/buffer.hpp>
-#include <quoka/core/simd.hpp>
-#include <quoka/core/types.hpp>
+#include <quoka/runtime/buffer.hpp>
+#include <quoka/simd/simd.hpp>
+#include <quoka/views/index.hpp>
 
 #if defined(__unix__)
 #include <time.h>

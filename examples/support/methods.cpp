@@ -36,8 +36,8 @@ class LayerOf final : public AnyLayer {
   void truncate(Index len) override { layer_.truncate(len); }
   void reserve(Index len) override { layer_.reserve(len); }
   Index kv_len() const override { return layer_.kv_len(); }
-  View keys() const override { return layer_.cache().k(); }
-  View values() const override { return layer_.cache().v(); }
+  View keys() const override { return layer_.cache().k().template typed<float>(); }
+  View values() const override { return layer_.cache().v().template typed<float>(); }
   const quoka::Selection& selection() const override { return layer_.selection(); }
   Index kept_bytes() const override { return layer_.kept_bytes(); }
   Index scratch_bytes() const override { return layer_.scratch_bytes(); }
@@ -77,11 +77,14 @@ typename S::Options common_options(const Request& r) {
   if constexpr (requires { o.rank; })
     o.rank = r.options.rank > 0 ? r.options.rank
                                 : std::min<Index>(64, std::max<Index>(1, r.shape.head_dim / 2));
+  const quoka::TopKOptions& forced = r.options.quoka.top_k;
+  if constexpr (requires { o.top_k; }) {
+    o.top_k.keep_first = std::max(o.top_k.keep_first, forced.keep_first);
+    o.top_k.keep_last = std::max(o.top_k.keep_last, forced.keep_last);
+  }
   if constexpr (requires { o.keep_first; })
-    o.keep_first = std::max(o.keep_first, r.options.quoka.keep_first);
-  if constexpr (requires { o.sinks; }) o.sinks = std::max(o.sinks, r.options.quoka.keep_first);
-  if constexpr (requires { o.keep_last; })
-    o.keep_last = std::max(o.keep_last, r.options.quoka.keep_last);
+    o.keep_first = std::max(o.keep_first, forced.keep_first);
+  if constexpr (requires { o.sinks; }) o.sinks = std::max(o.sinks, forced.keep_first);
   return o;
 }
 
@@ -108,13 +111,13 @@ bool vary_quoka(const std::string& part, Index group, quoka::QuokaOptions& o) {
       {"shared", [](QuokaOptions& q) { q.group_mode = GroupMode::shared; }},
       {"per_head", [](QuokaOptions& q) { q.group_mode = GroupMode::per_head; }},
       {"softmax", [](QuokaOptions& q) { q.domain = Domain::softmax; }},
-      {"float", [](QuokaOptions& q) { q.sketch = false; }},
+      {"float", [](QuokaOptions& q) { q.sketch = Sketch::off; }},
   };
-  static const std::map<std::string, Index QuokaOptions::*> numbers{
-      {"window", &QuokaOptions::window},
-      {"first", &QuokaOptions::keep_first},
-      {"recent", &QuokaOptions::keep_last},
-      {"queries", &QuokaOptions::n_queries},
+  static const std::map<std::string, std::function<void(QuokaOptions&, Index)>> numbers{
+      {"window", [](QuokaOptions& q, Index n) { q.top_k.window = n; }},
+      {"first", [](QuokaOptions& q, Index n) { q.top_k.keep_first = n; }},
+      {"recent", [](QuokaOptions& q, Index n) { q.top_k.keep_last = n; }},
+      {"queries", [](QuokaOptions& q, Index n) { q.n_queries = n; }},
   };
   if (const auto word = words.find(part); word != words.end()) {
     word->second(o);
@@ -126,7 +129,7 @@ bool vary_quoka(const std::string& part, Index group, quoka::QuokaOptions& o) {
     return false;
   const auto number = numbers.find(part.substr(0, digits));
   if (number == numbers.end()) return false;
-  o.*(number->second) = std::stoll(part.substr(digits));
+  number->second(o, std::stoll(part.substr(digits)));
   return true;
 }
 

@@ -14,8 +14,8 @@
 #pragma once
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/core/executor.hpp>
 #include <quoka/prefill/layer_shape.hpp>
+#include <quoka/runtime/thread_pool.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include <memory>

@@ -8,6 +8,8 @@
 
 #include "support/methods.hpp"
 
+#include <quoka/views/tensor.hpp>
+
 #include <algorithm>
 #include <chrono>
 #include <functional>

@@ -11,7 +11,8 @@
 // A file is not trusted: every number of the header is checked before it is used, and a bad one
 // throws std::runtime_error naming the file, the byte offset and both numbers. Ranges that overlap
 // or leave gaps are accepted, for they are safe to read. The file must not shrink while it is open.
-// Deviations: F16, BF16 and F32 only; tensors of rank 3 or 4 only are read as Eigen tensors.
+// Deviations: read() takes tensors of type F16, BF16 and F32 and of rank 3 or 4. Others may be in
+// the file and are listed; what the header says of them must be sound too.
 #pragma once
 
 #include <algorithm>
@@ -23,6 +24,7 @@
 #include <fstream>
 #include <limits>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -67,10 +69,11 @@ constexpr DType dtype_of() {
 }
 
 struct TensorInfo {
-  DType dtype = DType::F32;
+  std::string dtype_name;           // as in the file
+  std::optional<DType> dtype;       // none: a type that read() does not take
   std::vector<Index> shape;         // as in the file, row-major; the last axis is contiguous
   const std::byte* data = nullptr;  // first element; any alignment; valid while the file is open
-  std::size_t bytes = 0;            // always the product of shape times size_of(dtype)
+  std::size_t bytes = 0;            // of a dtype: the product of shape times size_of(*dtype)
   std::size_t offset = 0;           // of data, in bytes from the start of the file
 };
 
@@ -88,6 +91,16 @@ template <class... Parts>
 // A value for an error message. Arrays and objects are not printed: they may be huge.
 inline std::string describe(const nlohmann::json& value) {
   return value.is_primitive() ? value.dump().substr(0, 60) : std::string("an ") + value.type_name();
+}
+
+// Bytes of an element of the format's types; 0: none of those, or not whole bytes.
+inline std::size_t element_bytes(const std::string& dtype) {
+  static const std::map<std::string, std::size_t> known{
+      {"BOOL", 1}, {"U8", 1},  {"I8", 1},  {"F8_E4M3", 1}, {"F8_E5M2", 1}, {"F8_E8M0", 1},
+      {"U16", 2},  {"I16", 2}, {"F16", 2}, {"BF16", 2},    {"U32", 4},     {"I32", 4},
+      {"F32", 4},  {"U64", 8}, {"I64", 8}, {"F64", 8},     {"C64", 8}};
+  const auto found = known.find(dtype);
+  return found == known.end() ? 0 : found->second;
 }
 
 }  // namespace detail
@@ -130,6 +143,26 @@ class SafetensorsFile {
     return result;
   }
 
+  // What the file holds, for an error message: "the file has 2 tensors:" and a line for each of the
+  // first dozen, its name, dtype and shape.
+  std::string listing() const {
+    constexpr std::size_t most = 12, most_text = 80;  // a hostile name or shape may be huge
+    if (tensors_.empty()) return "the file has no tensors";
+    std::string text = "the file has " + std::to_string(tensors_.size()) +
+                       (tensors_.size() == 1 ? " tensor:" : " tensors:");
+    std::size_t listed = 0;
+    for (const auto& [name, info] : tensors_) {
+      if (listed++ == most)
+        return text + "\n  and " + std::to_string(tensors_.size() - most) + " more";
+      std::string shape;
+      for (const Index extent : info.shape)
+        shape += (shape.empty() ? "" : ", ") + std::to_string(extent);
+      text += "\n  " + name.substr(0, most_text) + "  " + info.dtype_name.substr(0, most_text) +
+              " [" + shape.substr(0, most_text) + "]";
+    }
+    return text;
+  }
+
   // Throws std::runtime_error if there is no such tensor.
   const TensorInfo& info(const std::string& name) const {
     const auto found = tensors_.find(name);
@@ -141,10 +174,14 @@ class SafetensorsFile {
 
   // A copy as T: Eigen::half, Eigen::bfloat16 or float; rank 3 is read as batch 1. The same dtype
   // is copied bit for bit; another is converted through float, to nearest even, overflowing to
-  // infinity. Throws std::runtime_error if there is no such tensor or its rank is not 3 or 4.
+  // infinity. Throws std::runtime_error if there is no such tensor, or for another dtype or rank.
   template <class T>
   Tensor<T> read(const std::string& name) const {
     const TensorInfo& from = info(name);
+    if (!from.dtype) {
+      fail(from.offset, "tensor '", name, "': dtype is ", from.dtype_name.substr(0, 60),
+           "; F16, BF16 and F32 are read");
+    }
     const std::size_t rank = from.shape.size();
     if (rank != 3 && rank != 4) {
       fail(from.offset, "tensor '", name, "' has rank ", rank, "; 3 or 4 is needed");
@@ -216,37 +253,39 @@ class SafetensorsFile {
       if (!entry.contains(key)) fail(8, who, "it has no \"", key, '"');
     }
     TensorInfo result;
-    result.dtype = read_dtype(who, entry["dtype"]);
-    result.bytes = read_shape(who, entry["shape"], result);
+    if (!entry["dtype"].is_string()) {
+      fail(8, who, "dtype is ", detail::describe(entry["dtype"]), ", not a string");
+    }
+    result.dtype_name = entry["dtype"].get<std::string>();
+    for (const DType dtype : {DType::F16, DType::BF16, DType::F32}) {
+      if (result.dtype_name == name_of(dtype)) result.dtype = dtype;
+    }
+    const std::size_t element = detail::element_bytes(result.dtype_name);
+    const std::size_t needed = read_shape(who, entry["shape"], element, result);
 
     const auto [begin, end] = read_offsets(who, entry["data_offsets"]);
     const std::size_t available = file_.size() - data_start_;
     if (end > available) {
       fail(data_start_, who, "its data ends at ", end, " of ", available, " bytes of data");
     }
-    if (end - begin != result.bytes) {
+    if (element != 0 && end - begin != needed) {
       fail(data_start_ + begin, who, "data_offsets span ", end - begin,
-           " bytes; shape and dtype need ", result.bytes);
+           " bytes; shape and dtype need ", needed);
     }
+    result.bytes = end - begin;
     result.offset = data_start_ + begin;
     result.data = file_.data() + result.offset;
     return result;
   }
 
-  DType read_dtype(const std::string& who, const nlohmann::json& value) const {
-    for (const DType dtype : {DType::F16, DType::BF16, DType::F32}) {
-      if (value == name_of(dtype)) return dtype;
-    }
-    fail(8, who, "dtype is ", detail::describe(value), "; F16, BF16 and F32 are read");
-  }
-
-  // Fills result.shape and returns the size in bytes. The product checked is that of the non-zero
-  // extents, so that nobody's partial product can overflow later, whatever the order.
-  std::size_t read_shape(const std::string& who, const nlohmann::json& shape,
+  // Fills result.shape and returns the size in bytes; of elements of unknown size (0), their count.
+  // The product checked is that of the non-zero extents, so that nobody's partial product can
+  // overflow later, whatever the order.
+  std::size_t read_shape(const std::string& who, const nlohmann::json& shape, std::size_t element,
                          TensorInfo& result) const {
     if (!shape.is_array()) fail(8, who, "shape is ", detail::describe(shape), ", not an array");
     constexpr std::size_t limit = std::numeric_limits<Index>::max();
-    std::size_t bytes = size_of(result.dtype);
+    std::size_t bytes = std::max<std::size_t>(element, 1);
     bool empty = false;
     for (const nlohmann::json& item : shape) {
       const std::size_t axis = result.shape.size();

@@ -44,7 +44,11 @@ inline double product(std::initializer_list<Index> factors) {
 inline double flops(const quoka::QuokaOptions& o, const ChunkShape& c) {
   const Index n = std::min(o.n_queries, c.q_len);
   const bool per_head = o.group_mode == quoka::GroupMode::per_head;
-  const bool ranked = c.q_len > n && quoka::detail::query_shares(o.query_choice, n).dissimilar > 0;
+  using quoka::QueryChoice;
+  const bool by_rank = o.query_choice == QueryChoice::dissimilar ||
+                       o.query_choice == QueryChoice::dissimilar_and_last ||
+                       (o.query_choice == QueryChoice::mixed && n >= 4);  // a quarter of them
+  const bool ranked = c.q_len > n && by_rank;
   return product({2, per_head ? c.q_heads : c.kv_heads, n, c.kv_len, c.head_dim}) +
          product({4, c.q_heads, n, c.head_dim}) +
          (ranked ? product({5, c.q_heads, c.q_len, c.head_dim}) : 0.0);
@@ -99,6 +103,7 @@ inline double flops(const quoka::KeyDiffOptions& o, const ChunkShape& c) {
   return product({4, c.kv_heads, o.budget.keys(c.kv_len) + c.q_len, c.head_dim});
 }
 
+inline double flops(const quoka::DenseSelector::Options&, const ChunkShape&) { return 0.0; }
 inline double flops(const quoka::RandomOptions&, const ChunkShape&) { return 0.0; }
 inline double flops(const quoka::FirstRecentOptions&, const ChunkShape&) { return 0.0; }
 
@@ -108,12 +113,13 @@ inline double flops(const quoka::FirstRecentOptions&, const ChunkShape&) { retur
 // kept, or none: nothing is scored then.
 template <class Options>
 double scoring_flops(const Options& options, const ChunkShape& chunk) {
+  static_assert(
+      requires { detail::flops(options, chunk); }, "a selector without a formula: write one above");
   if constexpr (requires { options.budget; }) {
     const Index budget = options.budget.keys(chunk.kv_len);
-    return budget == chunk.kv_len || budget == 0 ? 0.0 : detail::flops(options, chunk);
-  } else {
-    return 0.0;  // dense
+    if (budget == chunk.kv_len || budget == 0) return 0.0;
   }
+  return detail::flops(options, chunk);
 }
 
 }  // namespace quoka_examples

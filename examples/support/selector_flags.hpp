@@ -1,30 +1,101 @@
-// QuokaOptions as command-line flags, the same in every program.
+// Command-line flags that are the same in every program: QuokaOptions, budgets, and those of a
+// timed run.
 #pragma once
 
 #include <quoka/select/quoka.hpp>
 
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <exception>
 #include <map>
 #include <string>
+#include <system_error>
+#include <vector>
 
 namespace quoka_examples {
 
-// "1024" is a count, "0.25" (anything with a point) a fraction of the past.
+using quoka::Index;
+
+inline constexpr Index most_keys = 1'000'000'000;  // that a flag may ask for
+
+// True if all of the text is one number of that type: no sign but '-', no spaces, no suffix.
+template <class Number>
+bool read_number(const std::string& text, Number& number) {
+  const char* const end = text.data() + text.size();
+  const auto [stopped, error] = std::from_chars(text.data(), end, number);
+  return error == std::errc() && stopped == end;
+}
+
+// "1024" is a count, "0.25" (anything with a point) a fraction of the past. Throws
+// CLI::ValidationError, which quotes the text and says what is allowed.
 inline quoka::Budget parse_budget(const std::string& text) {
-  std::size_t used = 0;
-  try {
-    if (text.find('.') == std::string::npos) {
-      const long long count = std::stoll(text, &used);
-      if (used == text.size()) return quoka::Budget(count);
-    } else {
-      const double fraction = std::stod(text, &used);
-      if (used == text.size()) return quoka::Budget(fraction);
-    }
-  } catch (const std::logic_error& error) {
-    throw CLI::ValidationError("budget", text + ": " + error.what());
+  Index count = 0;
+  double fraction = 0.0;
+  if (text.find('.') == std::string::npos) {
+    if (read_number(text, count) && count >= 0 && count <= most_keys) return quoka::Budget(count);
+  } else if (read_number(text, fraction) && fraction > 0.0 && fraction <= 1.0) {
+    return quoka::Budget(fraction);
   }
-  throw CLI::ValidationError("budget", text + " is neither a count (1024) nor a fraction (0.25)");
+  throw CLI::ValidationError('"' + text + "\" is not a budget: give a count of keys, 0 to " +
+                             std::to_string(most_keys) +
+                             ", or with a point a fraction of the past in (0, 1], such as 0.25");
+}
+
+// The items of "128,256,0.25", spaces around them dropped. Throws as parse_budget does for a bad
+// one, an empty one too.
+inline std::vector<std::string> parse_budgets(const std::string& list) {
+  std::vector<std::string> items;
+  for (std::size_t begin = 0; begin <= list.size();) {
+    const std::size_t end = std::min(list.find(',', begin), list.size());
+    std::string& item = items.emplace_back(list.substr(begin, end - begin));
+    item.erase(0, item.find_first_not_of(' '));
+    item.erase(item.find_last_not_of(' ') + 1);
+    parse_budget(item);
+    begin = end + 1;
+  }
+  return items;
+}
+
+// For check(): what parse(text) takes; what it throws is the answer.
+template <class Parse>
+CLI::Validator accepted_by(Parse parse) {
+  return CLI::Validator(
+      [parse](std::string& text) -> std::string {
+        try {
+          parse(text);
+        } catch (const std::exception& error) {
+          return error.what();
+        }
+        return {};
+      },
+      "");
+}
+
+// For check(): a whole number in [least, most].
+inline CLI::Validator whole_number(Index least, Index most) {
+  const std::string from = std::to_string(least), to = std::to_string(most);
+  return CLI::Validator(
+      [=](std::string& text) -> std::string {
+        Index number = 0;
+        if (read_number(text, number) && number >= least && number <= most) return {};
+        return '"' + text + "\" is not a whole number from " + from + " to " + to;
+      },
+      from + ".." + to);
+}
+
+inline void add_run_flags(CLI::App& app, Index& chunk, int& threads, int& rounds) {
+  app.add_option("--chunk", chunk, "tokens per chunk")
+      ->check(whole_number(1, 65536))
+      ->capture_default_str();
+  app.add_option("--threads", threads, "workers, the calling thread included")
+      ->check(whole_number(1, 1024))
+      ->capture_default_str();
+  app.add_option("--rounds", rounds, "timed repetitions; medians are printed")
+      ->check(whole_number(1, 1000))
+      ->capture_default_str();
 }
 
 inline void add_quoka_flags(CLI::App& app, quoka::QuokaOptions& options) {
@@ -41,6 +112,7 @@ inline void add_quoka_flags(CLI::App& app, quoka::QuokaOptions& options) {
       {"dissimilar_and_last", QueryChoice::dissimilar_and_last},
       {"mixed", QueryChoice::mixed}};
   app.add_option("--n-queries", options.n_queries, "queries kept for scoring")
+      ->check(whole_number(1, 65536))
       ->capture_default_str();
   app.add_option("--scoring", options.scoring, "cosine | dot")
       ->transform(CLI::CheckedTransformer(scoring));
@@ -55,13 +127,18 @@ inline void add_quoka_flags(CLI::App& app, quoka::QuokaOptions& options) {
   app.add_option("--query-choice", options.query_choice,
                  "dissimilar | uniform | last | dissimilar_and_last | mixed")
       ->transform(CLI::CheckedTransformer(query_choice));
-  app.add_option("--window", options.window, "neighbouring keys kept together")
+  app.add_option("--window", options.top_k.window, "neighbouring keys kept together")
+      ->check(whole_number(1, most_keys))
       ->capture_default_str();
-  app.add_option("--keep-first", options.keep_first, "attention sinks inside the budget")
+  app.add_option("--keep-first", options.top_k.keep_first, "attention sinks inside the budget")
+      ->check(whole_number(0, most_keys))
       ->capture_default_str();
-  app.add_flag("--sketch,!--no-sketch", options.sketch,
-               "score by 8-bit codes first (the selection is the same)");
-  app.add_option("--keep-last", options.keep_last, "recent keys inside the budget")
+  app.add_flag_function(
+      "--sketch,!--no-sketch",
+      [&options](std::int64_t count) { options.sketch = count > 0 ? Sketch::on : Sketch::off; },
+      "score by 8-bit codes first (the selection is the same)");
+  app.add_option("--keep-last", options.top_k.keep_last, "recent keys inside the budget")
+      ->check(whole_number(0, most_keys))
       ->capture_default_str();
 }
 

@@ -14,46 +14,46 @@
 #pragma once
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/select/selection.hpp>
+#include <quoka/views/selection.hpp>
+#include <quoka/views/tensor.hpp>
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <vector>
 
-namespace quoka::inline QUOKA_ABI {
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 // Log-sum-exp over the past's keys (all, or those of `keep`), without values: [batch, q_heads,
 // q_len], -inf for a row that sees none of them. q [batch, q_heads, q_len, head_dim], past_k [batch,
 // kv_heads, kv_len, head_dim]. Scale, soft-cap and sliding window as in attention(); sink logits are
 // left out. Throws std::invalid_argument when shapes do not fit together.
-template <TensorLike Q>
-Tensor<float, 3> past_lse(const Q& q, TensorView<const storage_t<Q>> past_k,
-                          const AttentionOptions& options = {},
-                          ExecutorRef executor = SerialExecutor{},
-                          const Selection* keep = nullptr) {
-  using T = storage_t<Q>;
-  const TensorView<const T> queries = q;
+inline Tensor<float, 3> past_lse(const Rows& q, const Rows& past_k,
+                                 const AttentionOptions& options = {},
+                                 ExecutorRef executor = SerialExecutor{},
+                                 const Selection* keep = nullptr) {
   // Attention needs values: the keys' first channel is the least there is to read.
   detail::require_at_least("head_dim", past_k.dim(), 1);
   auto sizes = past_k.sizes();
   sizes[3] = 1;
-  Past<T> past(past_k, {past_k.data(), sizes, past_k.strides()});
+  Past past(past_k, {past_k.data(), past_k.format(), sizes, past_k.strides()});
   past.keep = keep;
   AttentionOptions past_alone = options;
   past_alone.sink_logits = {};
-  Tensor<T> out(queries.batch(), queries.heads(), queries.len(), 1);
-  Tensor<float, 3> lse(queries.batch(), queries.heads(), queries.len());
-  attention(queries, past, {}, {out, lse}, past_alone, executor);
+  Tensor<float> out(q.batch(), q.heads(), q.len(), 1);
+  Tensor<float, 3> lse(q.batch(), q.heads(), q.len());
+  attention(q, past, {}, {out, lse}, past_alone, executor);
   return lse;
 }
 
 // Share of each query row's attention to the past that falls on the kept keys: [batch, q_heads,
 // q_len], in [0, 1] up to rounding; 1 for a row that sees no key of the past at all. lse is
 // past_lse() of all keys. Shapes, options and what is thrown: as past_lse.
-template <TensorLike Q>
-Tensor<float, 3> mass_kept(const Q& q, TensorView<const storage_t<Q>> past_k, const Selection& keep,
-                           TensorView<const float, 3> lse, const AttentionOptions& options = {},
-                           ExecutorRef executor = SerialExecutor{}) {
+inline Tensor<float, 3> mass_kept(const Rows& q, const Rows& past_k, const Selection& keep,
+                                  TensorView<const float, 3> lse,
+                                  const AttentionOptions& options = {},
+                                  ExecutorRef executor = SerialExecutor{}) {
   Tensor<float, 3> share = past_lse(q, past_k, options, executor, &keep);
   const TensorView<float, 3> rows = share;
   detail::require_sizes("lse", lse.sizes(), rows.sizes());
@@ -62,14 +62,13 @@ Tensor<float, 3> mass_kept(const Q& q, TensorView<const storage_t<Q>> past_k, co
       for (Index i = 0; i < rows.len(); ++i) {
         const float all = lse.at(b, head, i);
         float& kept = rows.at(b, head, i);
-        kept = all == -simd::infinity ? 1.0f : std::exp(kept - all);
+        kept = all == -std::numeric_limits<float>::infinity() ? 1.0f : std::exp(kept - all);
       }
   return share;
 }
-template <TensorLike Q>
-Tensor<float, 3> mass_kept(const Q& q, TensorView<const storage_t<Q>> past_k, const Selection& keep,
-                           const AttentionOptions& options = {},
-                           ExecutorRef executor = SerialExecutor{}) {
+inline Tensor<float, 3> mass_kept(const Rows& q, const Rows& past_k, const Selection& keep,
+                                  const AttentionOptions& options = {},
+                                  ExecutorRef executor = SerialExecutor{}) {
   const Tensor<float, 3> lse = past_lse(q, past_k, options, executor);
   return mass_kept(q, past_k, keep, lse, options, executor);
 }
@@ -114,21 +113,23 @@ class RowShares {
 // |out - reference| / |reference|, summed in double over every pair that is added.
 class RelativeError {
  public:
-  // Tensors of one shape and type. Throws std::invalid_argument when shapes differ.
-  template <TensorLike A>
-  void add(const A& out, TensorView<const storage_t<A>> reference) {
-    const TensorView<const storage_t<A>> x = out;
-    detail::require_sizes("out", x.sizes(), reference.sizes());
-    for (Index b = 0; b < x.batch(); ++b)
-      for (Index head = 0; head < x.heads(); ++head)
-        for (Index i = 0; i < x.len(); ++i)
-          for (Index c = 0; c < x.dim(); ++c) {
-            const auto is = static_cast<float>(x.row(b, head, i)[c]),
-                       should = static_cast<float>(reference.row(b, head, i)[c]);
-            const double difference = double{is} - double{should};
+  // Rows of one shape, of any formats. Throws std::invalid_argument when shapes differ.
+  void add(const Rows& out, const Rows& reference) {
+    detail::require_sizes("out", out.sizes(), reference.sizes());
+    if (out.empty()) return;
+    const auto dim = static_cast<std::size_t>(out.dim());
+    std::vector<float> is(dim), should(dim);
+    for (Index b = 0; b < out.batch(); ++b)
+      for (Index head = 0; head < out.heads(); ++head)
+        for (Index i = 0; i < out.len(); ++i) {
+          out.format().widen(out.row(b, head, i), out.dim(), is.data());
+          reference.format().widen(reference.row(b, head, i), out.dim(), should.data());
+          for (std::size_t c = 0; c < dim; ++c) {
+            const double difference = double{is[c]} - double{should[c]};
             difference_ += difference * difference;
-            norm_ += double{should} * double{should};
+            norm_ += double{should[c]} * double{should[c]};
           }
+        }
   }
   void add(const RelativeError& other) {
     difference_ += other.difference_;
@@ -143,8 +144,7 @@ class RelativeError {
 };
 
 // The same of one pair.
-template <TensorLike A>
-double output_error(const A& out, TensorView<const storage_t<A>> reference) {
+inline double output_error(const Rows& out, const Rows& reference) {
   RelativeError error;
   error.add(out, reference);
   return error.value();
@@ -154,9 +154,9 @@ double output_error(const A& out, TensorView<const storage_t<A>> reference) {
 // holds none. Throws std::invalid_argument when the two are for caches of different shape.
 inline double overlap(const Selection& keep, const Selection& other) {
   keep.require_shape(other.batch(), other.kv_heads(), other.kv_len());
-  const Index heads = other.batch() * other.kv_heads();
-  if (heads * other.count() == 0 || keep.is_all()) return 1.0;
-  if (other.is_all()) return static_cast<double>(keep.count()) / static_cast<double>(other.count());
+  const auto wanted_in_all = static_cast<double>(other.total());
+  if (other.total() == 0 || keep.is_all()) return 1.0;
+  if (other.is_all()) return static_cast<double>(keep.total()) / wanted_in_all;
   Index common = 0;
   for (Index b = 0; b < other.batch(); ++b)
     for (Index head = 0; head < other.kv_heads(); ++head) {
@@ -167,7 +167,8 @@ inline double overlap(const Selection& keep, const Selection& other) {
         if (at != kept.end() && *at == wanted) ++common;
       }
     }
-  return static_cast<double>(common) / static_cast<double>(heads * other.count());
+  return static_cast<double>(common) / wanted_in_all;
 }
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

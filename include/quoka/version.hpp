@@ -3,58 +3,40 @@
 // The namespace carries the version and what the compiler's ISA flags change (packet width, fused
 // multiply-add, half conversion, integer dot products): translation units built with different
 // flags then hold different functions under different names, and the linker cannot merge an AVX-512
-// body into a program part that was built for baseline x86-64. CMake reads the three numbers from
-// this file.
+// body into a program part that was built for baseline x86-64. Templates of std and Eigen that the
+// library instantiates have types of its own among their arguments, so their names differ as well.
+// That holds for optimised builds; without optimisation, small functions of std (std::max of floats)
+// are shared by all units, whoever calls them. The compiled library and its users share one name
+// without these tags: their units share inline functions, so compile them for one baseline. CMake reads the three numbers from this file.
 #pragma once
 
-#include <Eigen/Core>
+#include <quoka/simd/isa/abi.hpp>
 
 #define QUOKA_VERSION_MAJOR 0
-#define QUOKA_VERSION_MINOR 1
+#define QUOKA_VERSION_MINOR 2
 #define QUOKA_VERSION_PATCH 0
 
-#if defined(EIGEN_VECTORIZE_AVX512)
-#define QUOKA_ABI_SIMD _avx512
-#elif defined(EIGEN_VECTORIZE_AVX2)
-#define QUOKA_ABI_SIMD _avx2
-#elif defined(EIGEN_VECTORIZE_AVX)
-#define QUOKA_ABI_SIMD _avx
-#elif defined(EIGEN_VECTORIZE_SSE4_1)
-#define QUOKA_ABI_SIMD _sse4
-#elif defined(EIGEN_VECTORIZE_SSE)
-#define QUOKA_ABI_SIMD _sse2
-#elif defined(EIGEN_VECTORIZE_NEON)
-#define QUOKA_ABI_SIMD _neon
-#elif defined(EIGEN_VECTORIZE)
-#define QUOKA_ABI_SIMD _simd
+#define QUOKA_ABI_JOIN_(major, minor, patch, simd, loops, fma, half, dot, later) \
+  v##major##_##minor##_##patch##simd##loops##fma##half##dot##later
+#define QUOKA_ABI_JOIN(major, minor, patch, simd, loops, fma, half, dot, later) \
+  QUOKA_ABI_JOIN_(major, minor, patch, simd, loops, fma, half, dot, later)
+
+// Opened as `inline namespace QUOKA_ABI {`; for example quoka::v0_2_0_avx512_fma_f16c_vnni, or
+// quoka::v0_2_0_compiled.
+#if defined(QUOKA_COMPILED)
+#define QUOKA_ABI \
+  QUOKA_ABI_JOIN(QUOKA_VERSION_MAJOR, QUOKA_VERSION_MINOR, QUOKA_VERSION_PATCH, _compiled, , , , , )
 #else
-#define QUOKA_ABI_SIMD _scalar
-#endif
-
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA) || defined(__FP_FAST_FMAF)
-#define QUOKA_ABI_FMA _fma
-#else
-#define QUOKA_ABI_FMA
-#endif
-
-#if defined(__F16C__)
-#define QUOKA_ABI_HALF _f16c
-#else
-#define QUOKA_ABI_HALF
-#endif
-
-#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
-#define QUOKA_ABI_DOT _vnni
-#else
-#define QUOKA_ABI_DOT
-#endif
-
-#define QUOKA_ABI_JOIN_(major, minor, patch, simd, fma, half, dot) \
-  v##major##_##minor##_##patch##simd##fma##half##dot
-#define QUOKA_ABI_JOIN(major, minor, patch, simd, fma, half, dot) \
-  QUOKA_ABI_JOIN_(major, minor, patch, simd, fma, half, dot)
-
-// Opened as `namespace quoka::inline QUOKA_ABI {`; for example quoka::v0_1_0_avx512_fma_f16c_vnni.
 #define QUOKA_ABI                                                                               \
   QUOKA_ABI_JOIN(QUOKA_VERSION_MAJOR, QUOKA_VERSION_MINOR, QUOKA_VERSION_PATCH, QUOKA_ABI_SIMD, \
-                 QUOKA_ABI_FMA, QUOKA_ABI_HALF, QUOKA_ABI_DOT)
+                 QUOKA_ABI_LOOPS, QUOKA_ABI_FMA, QUOKA_ABI_HALF, QUOKA_ABI_DOT, QUOKA_ABI_LATER)
+#endif
+
+// Header-only is the default: a header that declares functions includes their definitions at its
+// end. With QUOKA_COMPILED the definitions are in the library that compiled.cpp makes, and the
+// headers are light. The two never mix: their names differ.
+#if defined(QUOKA_COMPILED)
+#define QUOKA_FUNC
+#else
+#define QUOKA_FUNC inline
+#endif

@@ -1,8 +1,9 @@
 // expect: (no matching function|constraints not satisfied)
 // An executor runs tasks and says how many workers it has.
 #include <quoka/attention/attention.hpp>
+#include <quoka/views/tensor.hpp>
 
-using Tensor = Eigen::Tensor<float, 4, Eigen::RowMajor>;
+using Tensor = quoka::Tensor<float>;
 
 struct Pool {
 #ifdef QUOKA_VALID

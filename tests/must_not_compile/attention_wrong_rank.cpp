@@ -1,12 +1,13 @@
-// expect: (could not convert|no matching function|no viable conversion|cannot convert|invalid initialization)
-// [len, head_dim] has no heads: rank 4, or 3 for a batch of one.
+// expect: tensors must have rank 4, .batch, heads, len, dim., or rank 3, without batch
+// [len, dim] has no heads.
 #include <quoka/attention/attention.hpp>
+#include <quoka/views/tensor.hpp>
 
 #ifdef QUOKA_VALID
-using Queries = Eigen::Tensor<float, 3, Eigen::RowMajor>;
+using Queries = quoka::Tensor<float, 3>;
 #else
-using Queries = Eigen::Tensor<float, 2, Eigen::RowMajor>;
+using Queries = quoka::Tensor<float, 2>;
 #endif
-using Keys = Eigen::Tensor<float, 4, Eigen::RowMajor>;
+using Keys = quoka::Tensor<float>;
 
-void attend(const Queries& q, const Keys& k, const Keys& v, Keys& out) { quoka::attention(q, {}, {k, v}, out); }
+void attend(const Queries& q, const Keys& k, Keys& out) { quoka::attention(q, {}, {k, k}, out); }

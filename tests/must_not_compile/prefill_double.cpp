@@ -2,6 +2,7 @@
 // A layer of doubles: storage is float, half or bfloat16.
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/dense.hpp>
+#include <quoka/views/tensor.hpp>
 
 #ifdef QUOKA_VALID
 using Scalar = Eigen::half;
@@ -9,4 +10,6 @@ using Scalar = Eigen::half;
 using Scalar = double;
 #endif
 
-quoka::Index len_of(const quoka::ChunkedPrefill<quoka::DenseSelector, Scalar>& layer) { return layer.kv_len(); }
+quoka::Index len_of(const quoka::ChunkedPrefill<quoka::DenseSelector, Scalar>& layer) {
+  return layer.kv_len();
+}

@@ -6,8 +6,7 @@
 struct NoState {
   struct Options {};
   explicit NoState(const Options&) {}
-  template <class T>
-  void select(const quoka::SelectorInput<T>&, quoka::Selection&, quoka::ExecutorRef) {}
+  void select(const quoka::SelectorInput&, quoka::Selection&, quoka::ExecutorRef) {}
 };
 
 #ifdef QUOKA_VALID

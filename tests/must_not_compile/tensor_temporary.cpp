@@ -1,8 +1,6 @@
 // expect: deleted
 // A view of a temporary tensor would outlive it.
-#include <quoka/core/view.hpp>
-
-#include <unsupported/Eigen/CXX11/Tensor>
+#include <quoka/views/tensor.hpp>
 
 using Tensor = Eigen::Tensor<float, 4, Eigen::RowMajor>;
 #ifdef QUOKA_VALID

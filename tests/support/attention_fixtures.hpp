@@ -69,7 +69,7 @@ template <class T>
 Output<T> attend(const Inputs<T>& in, const AttentionOptions& options = {},
                  const Selection* keep = nullptr, ExecutorRef executor = SerialExecutor{}) {
   Output<T> output = unwritten<T>(in.q, std::max(in.past_v.dimension(3), in.v.dimension(3)));
-  quoka::Past<T> past(in.past_k, in.past_v);
+  quoka::Past past(in.past_k, in.past_v);
   past.keep = keep;
   quoka::attention(in.q, past, {in.k, in.v}, {output.out, output.lse}, options, executor);
   return output;

@@ -7,7 +7,7 @@
 #include "support/selector_fixtures.hpp"
 
 #include <quoka/cache/kv_cache.hpp>
-#include <quoka/select/concepts.hpp>
+#include <quoka/select/selector.hpp>
 #include <quoka/select/layer_shared.hpp>
 
 #include <cmath>
@@ -30,17 +30,17 @@ inline std::string name_of(Domain x) { return x == Domain::softmax ? "softmax" :
 // ---- scores -------------------------------------------------------------------------------------
 
 // What a scorer writes. [batch, kv_heads, kv_len]
-template <class S, class T>
-Tensor3<float> scores_by(const typename S::Options& options, const SelectorInput<T>& input,
+template <class S>
+Tensor3<float> scores_by(const typename S::Options& options, const SelectorInput& input,
                          typename S::State& state) {
   Tensor3<float> scores(input.k.batch(), input.k.heads(), input.k.len());
   scores.setConstant(-12345.0f);  // no score: an element left out is seen
   quoka::SerialExecutor serial;
-  S(options).score(input, state, scores.data(), serial);
+  S(options).score(input, state, scores, serial);
   return scores;
 }
-template <class S, class T>
-Tensor3<float> scores_by(const typename S::Options& options, const SelectorInput<T>& input) {
+template <class S>
+Tensor3<float> scores_by(const typename S::Options& options, const SelectorInput& input) {
   typename S::State state;
   return scores_by<S>(options, input, state);
 }
@@ -81,16 +81,15 @@ inline oracle::Scores comparable(oracle::Scores scores, Domain domain) {
   return scores;
 }
 
-// The best keys by these scores, near ties aside. Options have a budget, window, keep_first and
-// keep_last.
+// The best keys by these scores, near ties aside. Options have a budget and top_k.
 template <class Options>
 void expect_keeps_best(const Selection& keep, const oracle::Scores& scores, Domain domain,
                        const Options& options) {
   expect_same_keys(to_positions(keep),
-                   oracle::window_max(comparable(scores, domain), options.window),
+                   oracle::window_max(comparable(scores, domain), options.top_k.window),
                    {.budget = options.budget.keys(keep.kv_len()),
-                    .keep_first = options.keep_first,
-                    .keep_last = options.keep_last});
+                    .keep_first = options.top_k.keep_first,
+                    .keep_last = options.top_k.keep_last});
 }
 
 // Scores and keys of ScoredSelector<S> are those that the oracle expects.
@@ -98,7 +97,7 @@ template <class S, class T>
 void expect_scores_and_keys(const typename S::Options& options, const Tensor4<T>& q,
                             const Tensor4<T>& k, const oracle::Scores& expected, Domain domain,
                             double tolerance = 1e-5) {
-  expect_scores(scores_by<S>(options, SelectorInput<T>{q, k}), expected, domain, tolerance);
+  expect_scores(scores_by<S>(options, SelectorInput{q, k}), expected, domain, tolerance);
   expect_keeps_best(quoka::ScoredSelector<S>(options).select(q, k), expected, domain, options);
 }
 
@@ -149,7 +148,7 @@ struct Stack {
   Selection select(Index layer, const Tensor4<T>& q, const Tensor4<T>& k) {
     Selection keep;
     quoka::SerialExecutor serial;
-    selectors[uz(layer)].select(SelectorInput<T>{q, k}, states[uz(layer)], keep, serial);
+    selectors[uz(layer)].select(SelectorInput{q, k}, states[uz(layer)], keep, serial);
     return keep;
   }
   void truncate(Index len) {
@@ -196,13 +195,13 @@ class EvictingLayer {
   EvictingLayer(const typename S::Options& options, const oracle::Eviction& simulated, Index batch,
                 Index kv_heads, Index dim)
       : selector(options),
-        cache(batch, kv_heads, dim, dim),
+        cache(batch, kv_heads, dim, dim, quoka::format_of<T>(), quoka::format_of<T>()),
         heads(uz(batch), std::vector<oracle::Eviction>(uz(kv_heads), simulated)) {}
 
   // The layer alone.
   void append(const TensorView<const T>& q, const TensorView<const T>& k) {
     cache.append(k, k);
-    selector.appended(SelectorInput<T>{q, cache.k()}, state, serial);
+    selector.appended(SelectorInput{q, cache.k()}, state, serial);
   }
   void truncate(Index len) {
     cache.truncate(len);
@@ -212,7 +211,7 @@ class EvictingLayer {
   oracle::Positions retained() {
     Selection keep;
     const Tensor4<T> any(cache.k().batch(), cache.k().heads(), 1, cache.k().dim());
-    selector.select(SelectorInput<T>{any, cache.k()}, state, keep, serial);
+    selector.select(SelectorInput{any, cache.k()}, state, keep, serial);
     return to_positions(keep);
   }
 
@@ -253,7 +252,7 @@ class EvictingLayer {
 
   S selector;
   typename S::State state;
-  quoka::KvCache<T> cache;
+  quoka::KvCache cache;
   std::vector<std::vector<oracle::Eviction>> heads;  // [batch][kv_head]
   quoka::SerialExecutor serial;
 };

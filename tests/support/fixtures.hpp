@@ -10,9 +10,11 @@
 
 #include <gtest/gtest.h>
 
-#include <quoka/core/executor.hpp>
-#include <quoka/core/view.hpp>
-#include <quoka/select/selection.hpp>
+#include <quoka/formats/format_table.hpp>
+#include <quoka/runtime/thread_pool.hpp>
+#include <quoka/views/rows.hpp>
+#include <quoka/views/selection.hpp>
+#include <quoka/views/tensor.hpp>
 
 #include "support/oracle.hpp"
 
@@ -38,6 +40,7 @@ namespace quoka_test {
 using quoka::ExecutorRef;
 using quoka::Index;
 using quoka::Position;
+using quoka::Rows;
 using quoka::Selection;
 using quoka::SerialExecutor;
 using quoka::TensorView;
@@ -143,6 +146,20 @@ oracle::Tensor to_oracle(const E& x) {
   return copy;
 }
 
+// The same of rows of any format.
+inline oracle::Tensor to_oracle(const Rows& x) {
+  oracle::Tensor copy(x.batch(), x.heads(), x.len(), x.dim());
+  std::vector<float> row(uz(x.dim()));
+  for (Index b = 0; b < x.batch(); ++b)
+    for (Index head = 0; head < x.heads(); ++head)
+      for (Index i = 0; i < x.len(); ++i) {
+        x.format().widen(x.row(b, head, i), x.dim(), row.data());
+        for (Index c = 0; c < x.dim(); ++c)
+          copy.at(b, head, i, c) = static_cast<double>(row[uz(c)]);
+      }
+  return copy;
+}
+
 // [batch][head][position] of a [batch, heads, len] tensor or view.
 inline oracle::Scores to_oracle_scores(TensorView<const float, 3> x) {
   oracle::Scores scores(uz(x.batch()), std::vector<std::vector<double>>(uz(x.heads())));
@@ -175,16 +192,16 @@ inline oracle::Positions to_positions(const Tensor3<Position>& positions) {
   return lists;
 }
 
-// Every list has the same length.
+// Lists of any lengths.
 inline Selection to_selection(const oracle::Positions& lists, Index kv_len) {
   const Index batch = std::ssize(lists), heads = batch > 0 ? std::ssize(lists[0]) : 0;
-  const Index count = batch * heads > 0 ? std::ssize(lists[0][0]) : 0;
-  Tensor3<Position> positions(batch, heads, count);
-  for (Index b = 0; b < batch; ++b)
-    for (Index head = 0; head < heads; ++head)
-      for (Index i = 0; i < count; ++i)
-        positions(b, head, i) = static_cast<Position>(lists[uz(b)][uz(head)][uz(i)]);
-  return Selection(positions, kv_len);
+  std::vector<std::vector<Position>> rows;
+  for (const auto& sequence : lists)
+    for (const auto& list : sequence) {
+      rows.emplace_back();
+      for (Index t : list) rows.back().push_back(static_cast<Position>(t));
+    }
+  return Selection::from_lists(batch, heads, kv_len, rows);
 }
 
 // ---- strided copies -----------------------------------------------------------------------------
@@ -283,6 +300,21 @@ template <quoka::TensorLike A, quoka::TensorLike B>
                    << "[" << i << ", " << head << ", " << n << ", " << c
                    << "]: " << static_cast<float>(x.row(i, head, n)[c]) << " and "
                    << static_cast<float>(y.row(i, head, n)[c]);
+  return ::testing::AssertionSuccess();
+}
+
+// Rows of any format: same shape, same format, and the same bytes in every row.
+inline ::testing::AssertionResult same_bits(const Rows& a, const Rows& b) {
+  if (a.sizes() != b.sizes()) return ::testing::AssertionFailure() << "the shapes differ";
+  if (a.empty()) return ::testing::AssertionSuccess();
+  if (&a.format() != &b.format())
+    return ::testing::AssertionFailure() << a.format().name << " and " << b.format().name;
+  for (Index i = 0; i < a.batch(); ++i)
+    for (Index head = 0; head < a.heads(); ++head)
+      for (Index n = 0; n < a.len(); ++n)
+        if (std::memcmp(a.row(i, head, n), b.row(i, head, n), uz(a.format().row_bytes(a.dim()))) !=
+            0)
+          return ::testing::AssertionFailure() << "row [" << i << ", " << head << ", " << n << "]";
   return ::testing::AssertionSuccess();
 }
 

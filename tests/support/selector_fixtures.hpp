@@ -6,6 +6,7 @@
 
 #include <quoka/select/options.hpp>
 #include <quoka/select/quoka.hpp>
+#include <quoka/select/subselect_queries.hpp>
 
 #include <algorithm>
 #include <array>
@@ -46,16 +47,11 @@ inline oracle::Choice to_oracle(QueryChoice x) {
 }
 // Of a budget that is resolved for this kv_len.
 inline oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len) {
-  return {x.budget.keys(kv_len),
-          x.n_queries,
-          to_oracle(x.scoring),
-          to_oracle(x.aggregation),
-          to_oracle(x.group_mode),
-          to_oracle(x.query_choice),
-          x.window,
-          x.keep_first,
-          x.keep_last,
-          x.domain == quoka::Domain::softmax};
+  return {x.budget.keys(kv_len),   x.n_queries,
+          to_oracle(x.scoring),    to_oracle(x.aggregation),
+          to_oracle(x.group_mode), to_oracle(x.query_choice),
+          x.top_k.window,          x.top_k.keep_first,
+          x.top_k.keep_last,       x.domain == quoka::Domain::softmax};
 }
 
 // 90 of them, with n_queries 7 and a budget of 31.
@@ -88,9 +84,9 @@ inline std::string name_of(const QuokaOptions& x) {
                                                         : "dot") +
          (x.aggregation == Aggregation::max ? ", max, " : ", mean, ") +
          modes[static_cast<int>(x.group_mode)] + ", " + choices[static_cast<int>(x.query_choice)] +
-         ", n_queries " + std::to_string(x.n_queries) + ", window " + std::to_string(x.window) +
-         ", keep_first " + std::to_string(x.keep_first) + ", keep_last " +
-         std::to_string(x.keep_last);
+         ", n_queries " + std::to_string(x.n_queries) + ", window " +
+         std::to_string(x.top_k.window) + ", keep_first " + std::to_string(x.top_k.keep_first) +
+         ", keep_last " + std::to_string(x.top_k.keep_last);
 }
 
 // ---- queries ------------------------------------------------------------------------------------

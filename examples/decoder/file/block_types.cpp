@@ -9,6 +9,8 @@
 
 #include "decoder/file/block_types.hpp"
 
+#include <Eigen/Core>
+
 #include <algorithm>
 #include <bit>
 #include <cmath>

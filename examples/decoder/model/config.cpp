@@ -2,7 +2,7 @@
 
 #include "decoder/file/gguf.hpp"
 
-#include <quoka/core/check.hpp>
+#include "support/require.hpp"
 
 #include <array>
 #include <stdexcept>
@@ -55,7 +55,7 @@ RopeConfig read_rope(const GgufFile& file, const std::string& prefix, const Mode
 }  // namespace
 
 void check_config(const ModelConfig& c) {
-  using namespace quoka::detail;
+  using namespace quoka_examples;
   require_at_least("the number of layers", c.layers, 1);
   require_at_least("d_model", c.d_model, 1);
   require_at_least("kv_heads", c.kv_heads, 1);

@@ -12,7 +12,7 @@
 // no RoPE; 4 for smollm3, none for the others.
 #pragma once
 
-#include <quoka/core/types.hpp>
+#include <quoka/views/index.hpp>
 
 #include <string>
 

@@ -2,7 +2,7 @@
 
 #include "decoder/file/gguf.hpp"
 
-#include <quoka/core/check.hpp>
+#include "support/require.hpp"
 
 #include <algorithm>
 #include <cstdint>
@@ -90,9 +90,9 @@ MatrixProduct::MatrixProduct(quoka::ThreadPool& threads)
 }
 
 void MatrixProduct::operator()(const Matrix& w, Rows<const float> x, Rows<float> y, Write write) {
-  quoka::detail::require_equal("x's size", x.size, "the matrix's columns", w.columns);
-  quoka::detail::require_equal("y's size", y.size, "the matrix's rows", w.rows);
-  quoka::detail::require_equal("y's tokens", y.tokens, "x's tokens", x.tokens);
+  quoka_examples::require_equal("x's size", x.size, "the matrix's columns", w.columns);
+  quoka_examples::require_equal("y's size", y.size, "the matrix's rows", w.rows);
+  quoka_examples::require_equal("y's tokens", y.tokens, "x's tokens", x.tokens);
   const bool few = x.tokens < few_tokens;
   // As many rows as fit, but enough blocks for threads to balance; never by their number, on which
   // the order of a sum could then hang. Dot products make one row float at a time.

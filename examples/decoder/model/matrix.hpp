@@ -10,7 +10,7 @@
 
 #include "decoder/file/block_types.hpp"
 
-#include <quoka/core/executor.hpp>
+#include <quoka/runtime/thread_pool.hpp>
 
 #include <Eigen/Core>
 

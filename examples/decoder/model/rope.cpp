@@ -1,6 +1,6 @@
 #include "decoder/model/rope.hpp"
 
-#include <quoka/core/check.hpp>
+#include "support/require.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -21,13 +21,13 @@ double pair_of_turns(double turns, const RopeConfig& config) {
 RopeFrequencies rope_frequencies(const RopeConfig& config, std::span<const float> factors) {
   const Index pairs = config.dim / 2;
   if (!factors.empty())
-    quoka::detail::require_equal("the number of RoPE factors", std::ssize(factors), "RoPE's pairs",
-                                 pairs);
+    quoka_examples::require_equal("the number of RoPE factors", std::ssize(factors), "RoPE's pairs",
+                                  pairs);
   const double stretch = config.scaling == RopeScaling::none ? 1.0 : config.factor;
   double first = 0.0, last = 0.0;  // YaRN's ramp
   RopeFrequencies result;
   if (config.scaling == RopeScaling::yarn) {
-    quoka::detail::require_at_least("YaRN's trained context", config.trained_context, 1);
+    quoka_examples::require_at_least("YaRN's trained context", config.trained_context, 1);
     first = std::max(0.0, std::floor(pair_of_turns(32.0, config)));
     last = std::min(static_cast<double>(config.dim - 1), std::ceil(pair_of_turns(1.0, config)));
     result.magnitude = 1.0 + 0.1 * std::log(stretch);

@@ -1,7 +1,8 @@
 #include "decoder/model/session.hpp"
 
-#include <quoka/core/check.hpp>
-#include <quoka/core/view.hpp>
+#include "support/require.hpp"
+
+#include <quoka/views/tensor.hpp>
 
 #include <Eigen/Core>
 
@@ -43,7 +44,7 @@ quoka::TensorView<T> by_head(T* data, Index heads, Index tokens, Index dim) {
 }
 
 quoka_examples::LayerStack attention_layers(const ModelConfig& c, const SessionOptions& options) {
-  quoka::detail::require_at_least("dense_layers", options.dense_layers, 0);
+  quoka_examples::require_at_least("dense_layers", options.dense_layers, 0);
   const quoka::LayerShape shape{
       .q_heads = c.q_heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim, .v_dim = c.v_dim};
   std::vector<Index> dense(static_cast<std::size_t>(std::min(options.dense_layers, c.layers)));
@@ -71,8 +72,8 @@ Session::Session(const Model& model, const SessionOptions& options, quoka::Threa
       rope_(model.config.rope, model.rope_factors),
       product_(threads),
       hidden_(static_cast<std::size_t>(model.config.layers * model.config.d_model)) {
-  quoka::detail::require_at_least("chunk", chunk_, 1);
-  quoka::detail::require_at_least("batch", batch_, 1);
+  quoka_examples::require_at_least("chunk", chunk_, 1);
+  quoka_examples::require_at_least("batch", batch_, 1);
   // A batch is whole chunks; one, where a layer reuses what another chose for this very chunk.
   batch_ = quoka_examples::shares_layers(options.method) ? chunk_ : quoka::round_up(batch_, chunk_);
 }
@@ -85,7 +86,7 @@ void Session::fill(std::span<const Token> tokens) { run_batches(tokens, Until::k
 
 void Session::run_batches(std::span<const Token> tokens, Until until,
                           const std::function<void(Index)>& progress) {
-  quoka::detail::require_at_least("the number of tokens", std::ssize(tokens), 1);
+  quoka_examples::require_at_least("the number of tokens", std::ssize(tokens), 1);
   for (const Token token : tokens)
     if (token < 0 || token >= model_.config.vocabulary)
       throw std::invalid_argument("token " + std::to_string(token) +
@@ -206,8 +207,8 @@ void Session::each_token(Index tokens, F&& f) {
 }
 
 Vector Session::logits(Index count) {
-  quoka::detail::require_at_least("the number of tokens", count, 1);
-  quoka::detail::require_at_least("the last batch's tokens", batch_tokens_, count);
+  quoka_examples::require_at_least("the number of tokens", count, 1);
+  quoka_examples::require_at_least("the last batch's tokens", batch_tokens_, count);
   const ModelConfig& c = model_.config;
   const Index first = batch_tokens_ - count;
   Vector logits(static_cast<std::size_t>(count * c.vocabulary));

@@ -75,10 +75,10 @@ nlohmann::json settings_of(const Flags& flags) {
                        {"aggregation", static_cast<int>(o.aggregation)},
                        {"group_mode", static_cast<int>(o.group_mode)},
                        {"query_choice", static_cast<int>(o.query_choice)},
-                       {"window", o.window},
-                       {"keep_first", o.keep_first},
-                       {"keep_last", o.keep_last},
-                       {"sketch", o.sketch}};
+                       {"window", o.top_k.window},
+                       {"keep_first", o.top_k.keep_first},
+                       {"keep_last", o.top_k.keep_last},
+                       {"sketch", o.sketch != quoka::Sketch::off}};
   return settings;
 }
 

@@ -6,7 +6,7 @@
 // A seed gives the same draws on every run.
 #pragma once
 
-#include <quoka/core/check.hpp>
+#include "support/require.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -53,10 +53,10 @@ class Sampler {
   // Throws std::invalid_argument for options out of their range.
   explicit Sampler(const SamplingOptions& options) : options_(options), random_(options.seed) {
     if (!(options.temperature >= 0.0))
-      quoka::detail::fail_range("temperature", options.temperature, "[0, inf)");
+      quoka_examples::fail_range("temperature", options.temperature, "[0, inf)");
     if (!(options.top_p > 0.0 && options.top_p <= 1.0))
-      quoka::detail::fail_range("top_p", options.top_p, "(0, 1]");
-    quoka::detail::require_at_least("top_k", options.top_k, 0);
+      quoka_examples::fail_range("top_p", options.top_p, "(0, 1]");
+    quoka_examples::require_at_least("top_k", options.top_k, 0);
   }
 
   std::int32_t operator()(std::span<const float> logits) {

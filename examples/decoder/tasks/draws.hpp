@@ -5,8 +5,9 @@
 //   unit()     the upper 53 bits of a draw, over 2^53: [0, 1)
 #pragma once
 
-#include <quoka/core/check.hpp>
-#include <quoka/core/types.hpp>
+#include "support/require.hpp"
+
+#include <quoka/views/index.hpp>
 
 #include <algorithm>
 #include <cstdint>
@@ -31,7 +32,7 @@ class Draws {
 
   // Uniform in [0, n). Throws std::invalid_argument for n < 1.
   Index below(Index n) {
-    quoka::detail::require_at_least("the number of equally likely draws", n, 1);
+    quoka_examples::require_at_least("the number of equally likely draws", n, 1);
     const auto count = static_cast<std::uint64_t>(n);
     const std::uint64_t incomplete =
         (std::numeric_limits<std::uint64_t>::max() % count + 1) % count;
@@ -45,7 +46,7 @@ class Draws {
   // `count` different ones of 0 .. n - 1; every order of every choice is equally likely. Throws
   // std::invalid_argument for more than n.
   std::vector<Index> distinct(Index n, Index count) {
-    quoka::detail::require_at_most("different draws", count, "the numbers there are", n);
+    quoka_examples::require_at_most("different draws", count, "the numbers there are", n);
     std::vector<Index> all(static_cast<std::size_t>(n));
     std::iota(all.begin(), all.end(), Index{0});
     for (Index i = 0; i < count; ++i)

@@ -1,5 +1,7 @@
 #include "decoder/tasks/tasks.hpp"
 
+#include "support/require.hpp"
+
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -205,7 +207,7 @@ TaskSample frequent_words(Draws& draws, Index length) {
 
 // The `count` largest, the first of equal ones.
 Tokens largest(const float* logits, Index vocabulary, Index count) {
-  quoka::detail::require_at_most("the answer's tokens", count, "the vocabulary", vocabulary);
+  quoka_examples::require_at_most("the answer's tokens", count, "the vocabulary", vocabulary);
   Tokens tokens(at(vocabulary));
   std::iota(tokens.begin(), tokens.end(), Token{0});
   std::partial_sort(tokens.begin(), tokens.begin() + count, tokens.end(), [&](Token a, Token b) {
@@ -229,7 +231,7 @@ Task task_named(const std::string& name) {
 
 TaskSample make_sample(Task task, Index length, std::optional<double> depth, Draws& draws) {
   if (depth && !(*depth >= 0.0 && *depth <= 1.0))
-    quoka::detail::fail_range("the depth of a needle", *depth, "[0, 1]");
+    quoka_examples::fail_range("the depth of a needle", *depth, "[0, 1]");
   try {
     switch (task) {
       case Task::single:
@@ -264,8 +266,8 @@ TaskSample evaluation_sample(Task task, Index length, Index i, std::uint32_t see
 }
 
 TaskScore score(const TaskSample& sample, std::span<const float> logits, Index vocabulary) {
-  quoka::detail::require_equal("the number of logits", std::ssize(logits), "answers * vocabulary",
-                               std::ssize(sample.answers) * vocabulary);
+  quoka_examples::require_equal("the number of logits", std::ssize(logits), "answers * vocabulary",
+                                std::ssize(sample.answers) * vocabulary);
   for (std::size_t i = 0; i < logits.size(); ++i)
     if (std::isnan(logits[i]))
       throw std::invalid_argument("logit " + std::to_string(i) + " is not a number");

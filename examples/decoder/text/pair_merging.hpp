@@ -15,7 +15,7 @@
 #include <optional>
 #include <vector>
 
-#include <quoka/core/types.hpp>
+#include <quoka/views/index.hpp>
 
 #include "decoder/text/vocabulary.hpp"
 

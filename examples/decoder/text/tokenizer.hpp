@@ -21,7 +21,7 @@
 #include <string_view>
 #include <vector>
 
-#include <quoka/core/types.hpp>
+#include <quoka/views/index.hpp>
 
 #include "decoder/text/vocabulary.hpp"
 

@@ -6,14 +6,15 @@
 // that neither threads nor batch change a bit.
 #pragma once
 
-#include <quoka/core/buffer.hpp>
-#include <quoka/core/softmax_state.hpp>
-#include <quoka/core/tuning.hpp>
+#include <quoka/runtime/buffer.hpp>
+#include <quoka/kernels/softmax_state.hpp>
+#include <quoka/kernels/tuning.hpp>
 
 #include <algorithm>
 #include <cassert>
 
-namespace quoka::inline QUOKA_ABI {
+namespace quoka {
+inline namespace QUOKA_ABI {
 namespace detail {
 
 // One state and one row of sums per query row, of one part.
@@ -65,4 +66,5 @@ class Partials {
 };
 
 }  // namespace detail
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

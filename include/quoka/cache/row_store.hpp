@@ -6,13 +6,14 @@
 // until the next growth.
 #pragma once
 
-#include <quoka/core/buffer.hpp>
-#include <quoka/core/view.hpp>
+#include <quoka/runtime/buffer.hpp>
+#include <quoka/views/tensor_view.hpp>
 
 #include <algorithm>
 #include <utility>
 
-namespace quoka::inline QUOKA_ABI {
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 template <class T>
 class RowStore {
@@ -71,11 +72,14 @@ class RowStore {
   const T* row(Index b, Index head, Index i) const {
     return data_.data() + ((b * heads_ + head) * capacity_ + i) * dim_;
   }
+  const T* data() const { return data_.data(); }
+  // Elements from one sequence, head or row to the next.
+  std::array<Index, 3> strides() const {
+    return {heads_ * capacity_ * dim_, capacity_ * dim_, dim_};
+  }
   // [batch, heads, len, dim]
   TensorView<const T> view() const {
-    return {data_.data(),
-            {batch_, heads_, len_, dim_},
-            {heads_ * capacity_ * dim_, capacity_ * dim_, dim_, 1}};
+    return {data(), {batch_, heads_, len_, dim_}, {strides()[0], strides()[1], strides()[2], 1}};
   }
 
  private:
@@ -90,4 +94,5 @@ class RowStore {
   Buffer<T> data_;
 };
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

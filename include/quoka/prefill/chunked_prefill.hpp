@@ -4,20 +4,24 @@
 //   out  = attention(q, cache[keep], {k, v})        the chunk itself always in full, causally
 //   cache += {k, v}
 //
-// The same call with one query is a decode step. Selectors do not know of a sliding window: a layer
-// that has one is best left dense. Every selector enters by the same concept; QuoKA
-// has no private path. Buffers are kept from call to call: with reserve() a steady state does not
+// The same call with one query is a decode step. Queries, new keys, new values and outputs may each
+// have a format of their own; the cache keeps T. Selectors do not know of a sliding window: a layer
+// that has one is best left dense. Every selector enters by the same concept; QuoKA has no private
+// path. Buffers are kept from call to call: with reserve() a steady state does not
 // allocate.
 #pragma once
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/cache/kv_cache.hpp>
 #include <quoka/prefill/layer_shape.hpp>
-#include <quoka/select/concepts.hpp>
+#include <quoka/select/selector.hpp>
+#include <quoka/views/overlap.hpp>
 
 #include <utility>
+#include <vector>
 
-namespace quoka::inline QUOKA_ABI {
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 template <Selector S, Storage T = float>
 class ChunkedPrefill {
@@ -31,30 +35,32 @@ class ChunkedPrefill {
         attention_(attention),
         sink_logits_(attention.sink_logits.begin(), attention.sink_logits.end()),
         state_(std::move(state)),
-        cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim) {
+        cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim, format_of<T>(),
+               format_of<T>()) {
     detail::check_options(attention, shape.q_heads);
     attention_.sink_logits = sink_logits_;
   }
 
   // One chunk, or one decode step. q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, q_len,
   // head_dim], v [batch, kv_heads, q_len, v_dim], out [batch, q_heads, q_len, v_dim], optionally
-  // {out, lse}. After a throw (std::invalid_argument where shapes do not fit) the cache is as it
-  // was.
-  void forward(TensorView<const T> q, TensorView<const T> k, TensorView<const T> v,
-               const AttentionOutput<T>& out, ExecutorRef executor = SerialExecutor{}) {
+  // {out, lse}. None of them may lie in this layer's cache, which growth moves. After a throw
+  // (std::invalid_argument where shapes do not fit) the cache is as it was.
+  void forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out,
+               ExecutorRef executor = SerialExecutor{}) {
     check_query(q, k);
     cache_.check(k, v);
-    (void)detail::checked_call<T>(q, {cache_.k(), cache_.v()}, {k, v}, out, attention_);
+    require_outside(q, out.out);
+    detail::check_attention(q, Past(cache_.k(), cache_.v()), {k, v}, out, attention_);
     cache_.grow(cache_.len() + q.len());
     selector_.select(input(q), state_, selection_, executor);
-    attention(q, Past<T>(cache_.k(), cache_.v(), selection_), {k, v}, out, attention_, executor,
+    attention(q, Past(cache_.k(), cache_.v(), selection_), {k, v}, out, attention_, executor,
               workspace_);
     append_keys(q, k, v, executor);
   }
 
-  // What forward() would attend to of the past, for these queries: selection alone, nothing else
-  // changes. Throws as forward().
-  const Selection& select(TensorView<const T> q, ExecutorRef executor = SerialExecutor{}) {
+  // What forward() would attend to of the past, for these queries: selection alone, which selection()
+  // then gives as well. Throws as forward().
+  const Selection& select(const Rows& q, ExecutorRef executor = SerialExecutor{}) {
     detail::require_sizes("q", q.sizes(), {shape_.batch, shape_.q_heads, q.len(), shape_.head_dim});
     selector_.select(input(q), state_, selection_, executor);
     return selection_;
@@ -62,11 +68,12 @@ class ChunkedPrefill {
 
   // A whole prompt, chunk by chunk: shapes as in forward, any length. After a throw the cache is as
   // it was before the prompt.
-  void prefill(TensorView<const T> q, TensorView<const T> k, TensorView<const T> v,
-               TensorView<T> out, Index chunk_len, ExecutorRef executor = SerialExecutor{}) {
+  void prefill(const Rows& q, const Rows& k, const Rows& v, OutputRows out, Index chunk_len,
+               ExecutorRef executor = SerialExecutor{}) {
     detail::require_at_least("chunk_len", chunk_len, 1);
     check_query(q, k);
     cache_.check(k, v);
+    require_outside(q, out);
     detail::require_sizes("out", out.sizes(), {q.batch(), q.heads(), q.len(), v.dim()});
     const Index before = kv_len();
     cache_.grow(before + q.len());
@@ -81,15 +88,15 @@ class ChunkedPrefill {
 
   // Takes over keys and values that were computed before (a saved prefix), without attention: k
   // [batch, kv_heads, n, head_dim], v [batch, kv_heads, n, v_dim]. Throws as KvCache::append.
-  void append(TensorView<const T> k, TensorView<const T> v,
-              ExecutorRef executor = SerialExecutor{}) {
+  void append(const Rows& k, const Rows& v, ExecutorRef executor = SerialExecutor{}) {
     append_keys({}, k, v, executor);
   }
   // The last step of forward() alone, for those who select() and attend by themselves: shapes as
   // there. Throws std::invalid_argument where shapes do not fit; the cache is then as it was.
-  void append(TensorView<const T> q, TensorView<const T> k, TensorView<const T> v,
+  void append(const Rows& q, const Rows& k, const Rows& v,
               ExecutorRef executor = SerialExecutor{}) {
     check_query(q, k);
+    require_outside(q, {});
     append_keys(q, k, v, executor);
   }
 
@@ -103,8 +110,8 @@ class ChunkedPrefill {
   void reserve(Index len) { cache_.reserve(len); }
 
   Index kv_len() const { return cache_.len(); }
-  const KvCache<T>& cache() const { return cache_; }
-  // What the last forward() attended to of its past.
+  const KvCache& cache() const { return cache_; }
+  // What the last forward() attended to of its past, or the last select() chose.
   const Selection& selection() const { return selection_; }
   const S& selector() const { return selector_; }
   typename S::State& state() { return state_; }
@@ -125,24 +132,28 @@ class ChunkedPrefill {
     }
   };
 
-  void append_keys(const TensorView<const T>& q, const TensorView<const T>& k,
-                   const TensorView<const T>& v, ExecutorRef executor) {
+  void append_keys(const Rows& q, const Rows& k, const Rows& v, ExecutorRef executor) {
     const Rewind rewind{*this, kv_len()};
     cache_.append(k, v);
     selector_.appended(input(q), state_, executor);
     rewind.dismiss();
   }
 
+  // Growth frees what lies in the cache.
+  void require_outside(const Rows& q, const Rows& out) const {
+    cache_.require_outside(q, "q lies in the layer's cache");
+    cache_.require_outside(out, "out lies in the layer's cache");
+  }
   static LayerShape checked(LayerShape shape) {
     detail::require_multiple("q_heads", shape.q_heads, "kv_heads", shape.kv_heads);
     if (shape.v_dim == 0) shape.v_dim = shape.head_dim;
     return shape;
   }
-  void check_query(const TensorView<const T>& q, const TensorView<const T>& k) const {
+  void check_query(const Rows& q, const Rows& k) const {
     detail::require_sizes("q", q.sizes(), {shape_.batch, shape_.q_heads, q.len(), shape_.head_dim});
     detail::require_equal("k's len", k.len(), "q_len", q.len());
   }
-  SelectorInput<T> input(const TensorView<const T>& q) const {
+  SelectorInput input(const Rows& q) const {
     return {q, cache_.k(), cache_.inverse_norms(), cache_.capacity(), attention_.scale};
   }
 
@@ -151,9 +162,10 @@ class ChunkedPrefill {
   AttentionOptions attention_;
   std::vector<float> sink_logits_;
   typename S::State state_;
-  KvCache<T> cache_;
+  KvCache cache_;
   Selection selection_;
-  AttentionWorkspace<T> workspace_;
+  AttentionWorkspace workspace_;
 };
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,9 +1,10 @@
 // Sizes of one attention layer.
 #pragma once
 
-#include <quoka/core/types.hpp>
+#include <quoka/views/index.hpp>
 
-namespace quoka::inline QUOKA_ABI {
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 struct LayerShape {
   Index q_heads = 0;
@@ -13,4 +14,5 @@ struct LayerShape {
   Index batch = 1;  // sequences of equal length
 };
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,7 +1,18 @@
 // Every selector by its name: one line per method.
 //
-// for_each_selector(f) calls f.template operator()<S>(name) for each; programs that take a selector
-// by name, and the tests that hold for all of them, go through it.
+//   AllSelectors           SelectorList<Named<"dense", DenseSelector>, ...>
+//   for_each_selector(f)   calls f.template operator()<S>(name) for each of them
+//
+// Programs that take a selector by name and the tests that hold for all of them know of no others.
+// What a new selector needs:
+//
+//   here             its header and its line
+//   its FLOPs        a formula in examples/support/scoring_flops.hpp: nothing compiles without
+//   its tests        those of its scores, tests/NAME_test.cpp; those of all selectors find it
+//
+// Programs give it their options by member name: budget, top_k, n_queries, rank, domain, plan
+// (examples/support/methods.cpp). Where it has no colour in bench/plot.py it is black, and where it
+// has no exponents in bench/scaling.cpp they are compared with none.
 #pragma once
 
 #include <quoka/select/baselines/first_recent.hpp>
@@ -18,23 +29,57 @@
 #include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>
 
-namespace quoka::inline QUOKA_ABI {
+#include <algorithm>
+#include <cstddef>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+namespace detail {
+
+// A name as a template argument.
+template <std::size_t size>
+struct Text {
+  char characters[size] = {};
+
+  constexpr Text(const char (&text)[size]) { std::copy_n(text, size, characters); }
+};
+
+}  // namespace detail
+
+template <detail::Text text, Selector S>
+struct Named {
+  using Type = S;
+  static constexpr const char* name = text.characters;
+};
+
+template <class... Entries>
+struct SelectorList {
+  template <class F>
+  static void for_each(F&& f) {
+    (f.template operator()<typename Entries::Type>(Entries::name), ...);
+  }
+};
+
+using AllSelectors = SelectorList<                       //
+    Named<"dense", DenseSelector>,                       //
+    Named<"quoka", QuokaSelector>,                       //
+    Named<"sample_attention", SampleAttentionSelector>,  //
+    Named<"sparq", SparqSelector>,                       //
+    Named<"loki", LokiSelector>,                         //
+    Named<"tidal_decode", TidalDecodeSelector>,          //
+    Named<"less_is_more", LessIsMoreSelector>,           //
+    Named<"snapkv", SnapKvSelector>,                     //
+    Named<"keydiff", KeyDiffSelector>,                   //
+    Named<"quest", QuestSelector>,                       //
+    Named<"oracle", OracleSelector>,                     //
+    Named<"random", RandomSelector>,                     //
+    Named<"first_recent", FirstRecentSelector>>;
 
 template <class F>
 void for_each_selector(F&& f) {
-  f.template operator()<DenseSelector>("dense");
-  f.template operator()<QuokaSelector>("quoka");
-  f.template operator()<SampleAttentionSelector>("sample_attention");
-  f.template operator()<SparqSelector>("sparq");
-  f.template operator()<LokiSelector>("loki");
-  f.template operator()<TidalDecodeSelector>("tidal_decode");
-  f.template operator()<LessIsMoreSelector>("less_is_more");
-  f.template operator()<SnapKvSelector>("snapkv");
-  f.template operator()<KeyDiffSelector>("keydiff");
-  f.template operator()<QuestSelector>("quest");
-  f.template operator()<OracleSelector>("oracle");
-  f.template operator()<RandomSelector>("random");
-  f.template operator()<FirstRecentSelector>("first_recent");
+  AllSelectors::for_each(f);
 }
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

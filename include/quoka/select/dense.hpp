@@ -1,9 +1,10 @@
 // The selector that selects everything: dense attention through the same driver.
 #pragma once
 
-#include <quoka/select/concepts.hpp>
+#include <quoka/select/selector.hpp>
 
-namespace quoka::inline QUOKA_ABI {
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 class DenseSelector {
  public:
@@ -13,15 +14,14 @@ class DenseSelector {
   DenseSelector() = default;
   explicit DenseSelector(const Options&) {}
 
-  template <class T>
-  void select(const SelectorInput<T>& input, State&, Selection& selection, ExecutorRef) const {
-    detail::check_selector_input(input);
+  void select(const SelectorInput& input, State&, Selection& selection, ExecutorRef) const {
+    check_selector_input(input);
     selection.select_all(input.k.batch(), input.k.heads(), input.k.len());
   }
-  template <class T>
-  void appended(const SelectorInput<T>&, State&, ExecutorRef) const {}
+  void appended(const SelectorInput&, State&, ExecutorRef) const {}
 };
 
 static_assert(Selector<DenseSelector>);
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -7,29 +7,47 @@
 // each position remembers the cache length at which it was dropped, so the state at any earlier
 // length comes back exactly as it was. (In the middle of a chunk: as it was before that chunk, plus
 // the chunk's part; up to a chunk more than the budget.) The memory itself is not given back: this
-// measures what eviction costs in accuracy and gains in time. 8 bytes per key and KV head.
+// measures what eviction costs in accuracy and gains in time. 8 bytes per key and KV head. After a throw the
+// State is as it was.
 //
 //   struct MyEviction {
 //     struct Options { Budget budget; Index keep_first; ... };
-//     struct Scratch { void reserve(Index candidates, Index rows, Index dim); Index bytes() const;
-//     }; explicit MyEviction(const Options&);
+//     struct Scratch {
+//       void reserve(const SelectorInput&, Index candidates);
+//       Index bytes() const;
+//     };
+//     explicit MyEviction(const Options&);
 //     // Scores of the candidate positions of one KV head; returns how many of the last ones stay
 //     // whatever their score.
-//     template <class T>
-//     Index score(const SelectorInput<T>&, Index b, Index kv_head, std::span<const Position>,
-//                 float* scores, Scratch&) const;
+//     Index score(const SelectorInput&, Index b, Index kv_head, std::span<const Position>,
+//                 std::span<float> scores, Scratch&) const;
 //   };
 #pragma once
 
 #include <quoka/cache/row_store.hpp>
-#include <quoka/select/concepts.hpp>
-#include <quoka/select/top_k.hpp>
+#include <quoka/select/selector.hpp>
+#include <quoka/select/steps/top_k.hpp>
 
+#include <algorithm>
 #include <limits>
+#include <span>
 
-namespace quoka::inline QUOKA_ABI {
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 template <class S>
+concept EvictionMethod = requires(const S& method, const SelectorInput& input, Index index,
+                                  std::span<const Position> candidates, std::span<float> scores,
+                                  typename S::Scratch& scratch, typename S::Options options) {
+  S(options);
+  { options.budget } -> std::convertible_to<Budget>;
+  { options.keep_first } -> std::convertible_to<Index>;
+  scratch.reserve(input, index);
+  { scratch.bytes() } -> std::convertible_to<Index>;
+  { method.score(input, index, index, candidates, scores, scratch) } -> std::convertible_to<Index>;
+};
+
+template <EvictionMethod S>
 class EvictingSelector {
  public:
   using Options = typename S::Options;
@@ -37,12 +55,15 @@ class EvictingSelector {
   struct State {
     RowStore<Position> dropped_at;  // [batch, kv_heads, kv_len, 1] cache length; never: the largest
     RowStore<Position> retained;    // [batch, kv_heads, count, 1] ascending
-    Buffer<float> scores;           // [batch, kv_heads, candidates]
-    Buffer<Position> best;          // [batch, kv_heads, budget] indices of candidates
+    KeysIdentity keys;
+    Buffer<Position> candidates;  // [batch, kv_heads, candidates] positions
+    Buffer<float> scores;         // [batch, kv_heads, candidates]
+    Buffer<Position> best;        // [batch, kv_heads, budget] indices of candidates
     WorkerScratch<typename S::Scratch> scratch;
     WorkerScratch<detail::TopKScratch> top_k;
 
     void truncate(Index kv_len) {
+      keys.truncate(kv_len);
       if (kv_len >= dropped_at.len()) return;
       dropped_at.truncate(kv_len);
       Index count = 0;
@@ -63,8 +84,8 @@ class EvictingSelector {
     }
     Index kept_bytes() const { return dropped_at.bytes() + retained.bytes(); }
     Index bytes() const {
-      return dropped_at.bytes() + retained.bytes() + scores.bytes() + best.bytes() +
-             scratch.bytes() + top_k.bytes();
+      return dropped_at.bytes() + retained.bytes() + candidates.bytes() + scores.bytes() +
+             best.bytes() + scratch.bytes() + top_k.bytes();
     }
   };
 
@@ -75,79 +96,99 @@ class EvictingSelector {
 
   const Options& options() const { return options_; }
 
-  // Throws std::invalid_argument when shapes do not fit together.
-  template <class T>
-  void select(const SelectorInput<T>& input, State& state, Selection& selection,
+  // Throws std::invalid_argument when shapes do not fit together, and when the cache has become
+  // shorter and the State was not told by truncate().
+  void select(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
-    detail::check_selector_input(input);
-    const TensorView<const T>& k = input.k;
-    if (state.dropped_at.len() < k.len())
-      update(SelectorInput<T>{{}, k}, state, executor);  // nobody told
+    check_selector_input(input);
+    const Rows& k = input.k;
+    SelectorInput keys_alone = input;  // nobody told of the last ones: judged without their queries
+    keys_alone.q = {};
+    update(keys_alone, state, executor);
     const Index count = k.len() == 0 ? 0 : state.retained.len();
     if (count == k.len()) return selection.select_all(k.batch(), k.heads(), k.len());
-    selection.resize(k.batch(), k.heads(), k.len(), count);
+    SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), count);
     for (Index b = 0; b < k.batch(); ++b)
       for (Index head = 0; head < k.heads(); ++head)
-        std::copy_n(state.retained.row(b, head, 0), count, selection.mutable_row(b, head).data());
+        std::copy_n(state.retained.row(b, head, 0), count, writer.row(b, head).data());
+    writer.commit();
   }
 
-  template <class T>
-  void appended(const SelectorInput<T>& input, State& state, ExecutorRef executor) const {
+  void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
     update(input, state, executor);
   }
 
  private:
   static constexpr Position never = std::numeric_limits<Position>::max();
 
-  template <class T>
-  void update(const SelectorInput<T>& input, State& s, ExecutorRef executor) const {
-    const TensorView<const T>& k = input.k;
-    const Index heads = k.heads(), kv_len = k.len();
+  // Takes the keys in that the State does not know yet, and evicts. Nothing of the State changes
+  // before all that may throw is done.
+  void update(const SelectorInput& input, State& s, ExecutorRef executor) const {
+    const Rows& k = input.k;
+    const Index heads = k.heads(), kv_len = k.len(), tasks = k.batch() * heads;
+    KeysIdentity keys = s.keys;
+    keys.require(input);
+    const Index known = s.dropped_at.len(), kept = s.retained.len();
+    detail::require_at_most("the length that the state knows", known,
+                            "the keys' (the state was not told by truncate())", kv_len);
+    if (known == kv_len) return;
+    detail::require_at_most("kv_len", kv_len, "the largest Position", never - 1);
+    const Index candidates = kept + kv_len - known;
+    const Index stay = std::min(candidates, options_.budget.keys(kv_len));
     s.dropped_at.reshape(k.batch(), heads, 1);
     s.retained.reshape(k.batch(), heads, 1);
-    const Index known = std::min(s.dropped_at.len(), kv_len), kept = s.retained.len();
-    const Index candidates = kept + kv_len - known, budget = options_.budget.keys(kv_len);
-    s.dropped_at.reserve(input.capacity);
+    s.dropped_at.reserve(std::max(input.capacity, kv_len)), s.dropped_at.grow(kv_len);
+    s.retained.grow(stay);
+    Position* const lists = s.candidates.reserve_amortised(tasks * candidates);
+    Position* const best = s.best.reserve_amortised(tasks * stay);
+    for (Index task = 0; task < tasks; ++task) {
+      Position* const list = lists + task * candidates;
+      if (kept > 0) std::copy_n(s.retained.row(task / heads, task % heads, 0), kept, list);
+      for (Index t = known; t < kv_len; ++t) list[kept + t - known] = static_cast<Position>(t);
+    }
+    if (stay < candidates) choose(input, candidates, stay, s, executor);
+
+    s.keys = keys;  // from here on nothing throws
     s.dropped_at.resize(kv_len);
-    s.retained.resize(candidates);
-    for (Index b = 0; b < k.batch(); ++b) {
-      for (Index head = 0; head < heads; ++head) {
-        for (Index t = known; t < kv_len; ++t) {
-          *s.dropped_at.row(b, head, t) = never;
-          *s.retained.row(b, head, kept + t - known) = static_cast<Position>(t);
-        }
+    s.retained.resize(stay);
+    for (Index task = 0; task < tasks; ++task) {
+      const Index b = task / heads, head = task % heads;
+      const Position* const list = lists + task * candidates;
+      for (Index i = 0; i < candidates; ++i)
+        *s.dropped_at.row(b, head, list[i]) =
+            stay < candidates ? static_cast<Position>(kv_len) : never;
+      for (Index i = 0; i < stay; ++i) {
+        const Position position = stay < candidates ? list[best[task * stay + i]] : list[i];
+        *s.retained.row(b, head, i) = position;
+        *s.dropped_at.row(b, head, position) = never;
       }
     }
-    if (candidates <= budget) return;
+  }
 
-    const Index tasks = k.batch() * heads,
-                rows = input.q.len() * std::max<Index>(1, input.q.heads() / heads);
-    float* scores = s.scores.reserve_amortised(tasks * candidates);
-    Position* best = s.best.reserve_amortised(tasks * budget);
-    s.scratch.reserve(executor.workers(), candidates, rows, k.dim());
+  // Which of the candidates stay, as ascending indices, to s.best.
+  void choose(const SelectorInput& input, Index candidates, Index stay, State& s,
+              ExecutorRef executor) const {
+    const Index heads = input.k.heads(), tasks = input.k.batch() * heads;
+    float* const scores = s.scores.reserve_amortised(tasks * candidates);
+    s.scratch.reserve(executor.workers(), input, candidates);
     s.top_k.reserve(executor.workers(), candidates, 1);
     executor.run(tasks, [&](Index task, int worker) {
-      const Index b = task / heads, head = task % heads;
-      Position* const positions = s.retained.row(b, head, 0);
-      const std::span<const Position> list(positions, static_cast<std::size_t>(candidates));
-      float* const of_task = scores + task * candidates;
-      const Index last = method_.score(input, b, head, list, of_task, s.scratch[worker]);
-      const std::span<Position> kept_best(best + task * budget, static_cast<std::size_t>(budget));
+      const auto n = static_cast<std::size_t>(candidates);
+      const std::span<const Position> list(s.candidates.data() + task * candidates, n);
+      const std::span<float> of_task(scores + task * candidates, n);
+      const Index last =
+          method_.score(input, task / heads, task % heads, list, of_task, s.scratch[worker]);
       // The first candidates are the first keys, unless a budget below keep_first dropped some.
       const TopKOptions forced{.keep_first = options_.keep_first, .keep_last = last};
-      detail::top_k_head(of_task, candidates, forced, kept_best, s.top_k[worker]);
-      for (const Position position : list)
-        *s.dropped_at.row(b, head, position) = static_cast<Position>(kv_len);
-      for (Index i = 0; i < budget; ++i) {
-        positions[i] = positions[kept_best[static_cast<std::size_t>(i)]];  // ascending: in place
-        *s.dropped_at.row(b, head, positions[i]) = never;
-      }
+      detail::top_k_head(of_task.data(), candidates, forced,
+                         {s.best.data() + task * stay, static_cast<std::size_t>(stay)},
+                         s.top_k[worker]);
     });
-    s.retained.truncate(budget);
   }
 
   Options options_;
   S method_;
 };
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

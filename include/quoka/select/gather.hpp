@@ -4,29 +4,38 @@
 // count * head_dim elements read and written per KV head.
 #pragma once
 
-#include <quoka/core/executor.hpp>
-#include <quoka/core/view.hpp>
-#include <quoka/select/selection.hpp>
+#include <quoka/runtime/executor.hpp>
+#include <quoka/views/selection.hpp>
+#include <quoka/views/tensor.hpp>
 
-namespace quoka::inline QUOKA_ABI {
+#include <algorithm>
 
-// past [batch, kv_heads, kv_len, dim] (keys or values) to [batch, kv_heads, count, dim], positions
-// ascending. Throws std::invalid_argument when the selection was made for another shape.
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// past [batch, kv_heads, kv_len, dim] (keys or values) to [batch, kv_heads, most, dim], positions
+// ascending; `most` is keep.max_count(), and a KV head that keeps fewer ends in rows of zeros. Throws
+// std::invalid_argument when the selection was made for another shape.
 template <TensorLike K>
 Tensor<storage_t<K>> gather(const K& past, const Selection& keep,
                             ExecutorRef executor = SerialExecutor{}) {
+  using T = storage_t<K>;
   const auto view = view_of(past);
   keep.require_shape(view.batch(), view.heads(), view.len());
-  Tensor<storage_t<K>> rows(view.batch(), view.heads(), keep.count(), view.dim());
+  const Index most = keep.max_count();
+  Tensor<T> rows(view.batch(), view.heads(), most, view.dim());
   executor.run(view.batch() * view.heads(), [&](Index task, int) {
     const Index b = task / view.heads(), kv_head = task % view.heads();
     const auto positions = keep.row(b, kv_head);
-    storage_t<K>* to = rows.data() + task * keep.count() * view.dim();
-    for (Index i = 0; i < keep.count(); ++i, to += view.dim())
+    const Index count = keep.count(b, kv_head);
+    T* to = rows.data() + task * most * view.dim();
+    for (Index i = 0; i < count; ++i, to += view.dim())
       std::copy_n(view.row(b, kv_head, keep.is_all() ? i : positions[static_cast<std::size_t>(i)]),
                   view.dim(), to);
+    std::fill_n(to, (most - count) * view.dim(), T(0.0f));
   });
   return rows;
 }
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

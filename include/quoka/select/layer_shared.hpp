@@ -14,16 +14,16 @@
 //     struct Options { Budget budget; LayerPlan plan; ... };
 //     struct State { void truncate(Index); Index bytes() const; };
 //     explicit MyChoice(const Options&);
-//     template <class T>
-//     void choose(const SelectorInput<T>&, Index budget, State&, Selection&, ExecutorRef) const;
+//     void select(const SelectorInput&, Index budget, State&, Selection&, ExecutorRef) const;
 //   };
 #pragma once
 
-#include <quoka/select/concepts.hpp>
+#include <quoka/select/selector.hpp>
 
 #include <memory>
 
-namespace quoka::inline QUOKA_ABI {
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 // Which layer this is, and where choices are made.
 struct LayerPlan {
@@ -42,14 +42,27 @@ struct LayerPlan {
 // The choice that the layers of one sequence share, for one chunk.
 struct SharedChoice {
   Selection selection;
-  Index kv_len = -1;      // of the chunk; -1: none
-  Index last_layer = -1;  // called in this chunk
+  Index kv_len = -1;           // of the chunk; -1: none
+  std::uint64_t sequence = 0;  // the caller's number for it
+  Index last_layer = -1;       // called in this chunk
   bool made = false;
 
   void forget() { kv_len = last_layer = -1, made = false; }
 };
 
 template <class S>
+concept LayerChoice = requires(const S& method, const SelectorInput& input, Index budget,
+                               typename S::State& state, Selection& selection, ExecutorRef executor,
+                               typename S::Options options) {
+  S(options);
+  { options.budget } -> std::convertible_to<Budget>;
+  { options.plan } -> std::convertible_to<LayerPlan>;
+  method.select(input, budget, state, selection, executor);
+  state.truncate(budget);
+  { state.bytes() } -> std::convertible_to<Index>;
+};
+
+template <LayerChoice S>
 class LayerSharedSelector {
  public:
   using Options = typename S::Options;
@@ -77,29 +90,29 @@ class LayerSharedSelector {
 
   // Throws std::invalid_argument when shapes do not fit together, when layers come out of order,
   // and when there is no choice to reuse.
-  template <class T>
-  void select(const SelectorInput<T>& input, State& state, Selection& selection,
+  void select(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
-    detail::check_selector_input(input);
-    const TensorView<const T>& k = input.k;
+    check_selector_input(input);
+    const Rows& k = input.k;
     const LayerPlan& plan = options_.plan;
     SharedChoice& shared = *state.shared;
-    if (shared.kv_len != k.len()) shared.forget();
+    if (shared.kv_len != k.len() || shared.sequence != input.sequence) shared.forget();
     detail::require_at_least("layer, called after others of this chunk,", plan.layer,
                              shared.last_layer);
     const Index budget = options_.budget.keys(k.len());
     const bool dense = plan.layer < plan.first_sparse || budget == k.len();
     if (!dense && plan.chooses()) {
       if (budget == 0)
-        shared.selection.resize(k.batch(), k.heads(), k.len(), 0);
+        shared.selection.select_none(k.batch(), k.heads(), k.len());
       else
-        method_.choose(input, budget, state.method, shared.selection, executor);
+        method_.select(input, budget, state.method, shared.selection, executor);
       shared.made = true;
     } else if (!dense && !shared.made) {
       detail::fail("layer", plan.layer, "but no layer of this chunk has chosen: first_sparse is",
                    "", plan.first_sparse);
     }
     shared.kv_len = k.len();
+    shared.sequence = input.sequence;
     shared.last_layer = plan.layer;
     if (dense || (plan.chooses() && plan.dense_on_choosing_layers))
       return selection.select_all(k.batch(), k.heads(), k.len());
@@ -107,12 +120,12 @@ class LayerSharedSelector {
     selection = shared.selection;
   }
 
-  template <class T>
-  void appended(const SelectorInput<T>&, State&, ExecutorRef) const {}
+  void appended(const SelectorInput&, State&, ExecutorRef) const {}
 
  private:
   Options options_;
   S method_;
 };
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,13 +1,13 @@
 // The choices QuoKA leaves open, by name, and the budget. Defaults everywhere are the paper's.
 #pragma once
 
-#include <quoka/core/check.hpp>
+#include <quoka/runtime/check.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <concepts>
 
-namespace quoka::inline QUOKA_ABI {
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 // How a kept query and a key meet.
 enum class Scoring {
@@ -21,7 +21,7 @@ enum class Aggregation {
   mean,  // ablation
 };
 
-// How the query heads that share a KV head speak for it.
+// How the queries of one group, the query heads that share a KV head, are combined.
 enum class GroupMode {
   rank,      // paper: each head keeps its own queries; slot m of every head is averaged
   shared,    // one set of tokens for the group, ranked by the sum of the heads' cosines; averaged
@@ -35,7 +35,7 @@ enum class QueryChoice {
   last,                 // the end of the chunk
   dissimilar_and_last,  // the last n / 2 tokens, and of the others the most dissimilar
   mixed,  // a quarter is the chunk's end, a quarter the most dissimilar, the others evenly spaced,
-          // each head of a group at positions of its own: subselect_queries.hpp
+          // each head of a group at positions of its own: steps/subselect.hpp
 };
 
 // In which domain several queries' logits become one score: by their mean, unless the selector has
@@ -44,6 +44,13 @@ enum class QueryChoice {
 enum class Domain {
   softmax,  // each query's softmax over the past: its share of attention
   logit,    // the logits themselves
+};
+
+// Whether keys are scored by their 8-bit sketch first. The Selection is the same, bit for bit.
+enum class Sketch {
+  automatic,  // where this ISA scores faster so
+  on,
+  off,
 };
 
 // Past keys attended per KV head (B_SA): a count, or a fraction of the past.
@@ -66,7 +73,7 @@ class Budget {
   Index keys(Index kv_len) const {
     if (fraction_ == 0.0) return std::min(count_, kv_len);
     const double share = fraction_ * (1.0 + 1e-7);  // decimal fractions, in float even, are rounded
-    const auto part = static_cast<Index>(std::floor(share * static_cast<double>(kv_len)));
+    const auto part = static_cast<Index>(share * static_cast<double>(kv_len));
     return std::min(std::max<Index>(part, 1), kv_len);
   }
 
@@ -75,4 +82,12 @@ class Budget {
   double fraction_ = 0.0;
 };
 
-}  // namespace quoka::inline QUOKA_ABI
+// From a score per key to the best keys: steps/top_k.hpp says in which order.
+struct TopKOptions {
+  Index window = 1;      // neighbouring keys that share their maximum; 1: none (paper)
+  Index keep_first = 0;  // attention sinks, inside the budget; 0: paper
+  Index keep_last = 0;   // most recent keys, inside the budget; 0: paper
+};
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

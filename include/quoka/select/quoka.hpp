@@ -5,27 +5,34 @@
 //   scores = score_keys(q_bar, past_k)           maximum cosine
 //   keep   = top_k(scores, budget)
 //
+// Where a sketch of the keys is kept, the last two are one step: sketched_top_k(q_bar, sketch,
+// past_k) scores all keys by 8-bit codes and in float only those near the threshold.
+//
 // A past no longer than the budget is kept whole and not scored. FLOPs per chunk: 5 * q_heads *
 // q_len * head_dim for the queries, 2 * kv_heads * n_queries * kv_len * head_dim for the keys,
 // against 4 * q_heads * q_len * kv_len * head_dim of dense attention: 1/64 with 32/8 heads, chunk
 // 128 and 16 queries. Scratch: 4 bytes of score per key and KV head, and per worker 12 bytes per
-// key. With `sketch` the State keeps 8-bit codes of the keys it was told of by appended(), head_dim
+// key. With a sketch the State keeps 8-bit codes of the keys it was told of by appended(), head_dim
 // + 8 bytes each, and selection takes 0.3 of the time; the Selection is the same, bit for bit
-// (sketched_top_k.hpp); scratch is then 32 bytes per key and worker. Source: Jones et al., "QuoKA:
+// (sketch/sketched_top_k.hpp); scratch is then 32 bytes per key and worker. Source: Jones et al., "QuoKA:
 // Query-Oriented KV Selection for Efficient LLM Prefill", ICLR 2026, arXiv 2602.08722. Deviations,
-// all off by default: options.hpp, top_k.hpp, and Domain::softmax, where raw queries score by their
+// all off by default: options.hpp, steps/top_k.hpp, and Domain::softmax, where raw queries score by their
 // own attention to the past, softmax over t of scale * q . k[t]: its maximum or mean over the kept
-// rows, those of all heads of the group with per_head.
+// rows, those of all heads of the group with per_head. Algorithm 1 gathers normalised keys for
+// attention; here attention gets the raw ones, as Algorithm 2 and every dense layer need them.
 #pragma once
 
-#include <quoka/select/pre_aggregate.hpp>
-#include <quoka/select/query_scores.hpp>
-#include <quoka/select/score_keys.hpp>
+#include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
-#include <quoka/select/sketched_top_k.hpp>
-#include <quoka/select/subselect_queries.hpp>
+#include <quoka/select/sketch/sketched_top_k.hpp>
+#include <quoka/select/steps/pre_aggregate.hpp>
+#include <quoka/select/steps/score.hpp>
+#include <quoka/select/steps/subselect.hpp>
 
-namespace quoka::inline QUOKA_ABI {
+#include <algorithm>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 struct QuokaOptions {
   Budget budget = 1024;                                // B_SA: 512, 1024, 2048, or 0.25
@@ -35,10 +42,8 @@ struct QuokaOptions {
   GroupMode group_mode = GroupMode::rank;              // over the heads of a group
   QueryChoice query_choice = QueryChoice::dissimilar;  // which queries score
   Domain domain = Domain::logit;                       // softmax: the kept queries' own attention
-  Index window = 1;                                    // neighbouring keys kept together; 1: none
-  Index keep_first = 0;                                // attention sinks, inside the budget
-  Index keep_last = 0;                                 // recent keys, inside the budget
-  bool sketch = detail::int8_dot_is_fast;              // score by 8-bit codes first: same Selection
+  TopKOptions top_k = {};                              // window, sinks and recent keys
+  Sketch sketch = Sketch::automatic;                   // 8-bit codes first: the same Selection
 
   // The paper's, which are the defaults.
   static QuokaOptions paper(Budget budget = 1024) { return {.budget = budget}; }
@@ -64,110 +69,44 @@ class QuokaScorer {
  public:
   using Options = QuokaOptions;
 
-  // Reused memory; nothing is carried from chunk to chunk.
+  // Reused memory, and the sketch of the keys.
   struct State {
     Buffer<Position> positions;  // [batch, q_heads, n_queries]
     Buffer<float> q_bar;         // [batch, kv_heads, rows, head_dim]
     WorkerScratch<detail::SubselectScratch> subselect;
+    WorkerScratch<detail::FloatRow> rows;
     WorkerScratch<detail::ScoreScratch> score;
-    detail::QueryScoreState softmax;
+    QueryScoreState softmax;
     detail::SketchState sketch;  // grows with the cache: appended()
 
     void truncate(Index kv_len) { sketch.keys.truncate(kv_len); }
     Index kept_bytes() const { return sketch.keys.bytes(); }
     Index bytes() const {
-      return positions.bytes() + q_bar.bytes() + subselect.bytes() + score.bytes() +
+      return positions.bytes() + q_bar.bytes() + subselect.bytes() + rows.bytes() + score.bytes() +
              softmax.bytes() + sketch.bytes();
     }
   };
 
   // Throws std::invalid_argument for n_queries < 1.
-  explicit QuokaScorer(const Options& options = {}) : options_(options) {
-    detail::require_at_least("n_queries", options.n_queries, 1);
-  }
+  explicit QuokaScorer(const Options& options = {});
 
-  template <class T>
-  void score(const SelectorInput<T>& input, State& state, float* scores,
-             ExecutorRef executor) const {
-    aggregate_queries(input, state, executor);
-    if (options_.domain == Domain::softmax) return score_by_softmax(input, state, scores, executor);
-    detail::score_all_keys(state.q_bar.data(), kept_rows(input), input.k, input.inverse_norms,
-                           {options_.scoring, options_.aggregation}, scores, state.score, executor);
-  }
+  void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
+             ExecutorRef executor) const;
 
   // The Selection by way of the sketch; false, and nothing done, where there is none of all keys.
-  template <class T>
-  bool choose(const SelectorInput<T>& input, Index budget, State& state, Selection& selection,
-              ExecutorRef executor) const {
-    if (!uses_sketch() || state.sketch.keys.len() != input.k.len()) return false;
-    const Index rows = kept_rows(input);
-    if (!detail::codes_fit(rows, input.k.dim(), options_.aggregation)) return false;
-    aggregate_queries(input, state, executor);
-    detail::sketched_top_k(state.q_bar.data(), rows, input.k, input.inverse_norms,
-                           options_.aggregation, budget, input.capacity,
-                           {options_.window, options_.keep_first, options_.keep_last}, selection,
-                           state.sketch, state.score, executor);
-    return true;
-  }
+  bool select(const SelectorInput& input, Index budget, State& state, Selection& selection,
+              ExecutorRef executor) const;
 
   // Sketches the new keys. A State that was not told of all keys scores in float.
-  template <class T>
-  void appended(const SelectorInput<T>& input, State& state, ExecutorRef executor) const {
-    if (uses_sketch()) state.sketch.keys.append(input.k, input.capacity, executor);
-  }
+  void appended(const SelectorInput& input, State& state, ExecutorRef executor) const;
 
  private:
-  // Queries that score for each KV head.
-  template <class T>
-  Index kept_rows(const SelectorInput<T>& input) const {
-    return detail::aggregated_rows(std::min(options_.n_queries, input.q.len()), input.group(),
-                                   options_.group_mode);
-  }
-
-  // Those queries, to state.q_bar.
-  template <class T>
-  void aggregate_queries(const SelectorInput<T>& input, State& state, ExecutorRef executor) const {
-    const TensorView<const T>&q = input.q, &k = input.k;
-    const Index group = input.group(), n = std::min(options_.n_queries, q.len());
-    const Index rows = kept_rows(input);
-    const SubselectOptions subselect{options_.query_choice,
-                                     options_.group_mode == GroupMode::shared ? group : 1, group};
-    Position* positions = state.positions.reserve(q.batch() * q.heads() * n);
-    detail::subselect_positions(q, n, subselect, positions, state.subselect, executor);
-
-    float* q_bar = state.q_bar.reserve(k.batch() * k.heads() * rows * k.dim());
-    executor.run(k.batch() * k.heads(), [&](Index task, int) {
-      const Index b = task / k.heads(), first_head = task % k.heads() * group;
-      const auto row_of = [&](Index r, Index m) {
-        const Index head = first_head + r;
-        return q.row(b, head, positions[(b * q.heads() + head) * n + m]);
-      };
-      detail::pre_aggregate_head(row_of, n, group, k.dim(), options_.group_mode, scoring(),
-                                 q_bar + task * rows * k.dim());
-    });
-  }
-
-  // From state.q_bar.
-  template <class T>
-  void score_by_softmax(const SelectorInput<T>& input, State& state, float* scores,
-                        ExecutorRef executor) const {
-    const TensorView<const T>& k = input.k;
-    const Index rows = kept_rows(input);
-    const auto fill = [&](Index task, float factor, detail::RowWriter& to) {
-      for (Index m = 0; m < rows; ++m)
-        to.add(state.q_bar.data() + (task * rows + m) * k.dim(), factor * input.logit_scale());
-    };
-    detail::softmax_scores(
-        {k.batch() * k.heads(), rows, k.dim()}, fill, k.len(), input.capacity,
-        [&](Index task) { return detail::cached_keys(k, task); },
-        options_.aggregation == Aggregation::mean ? detail::MassOver::sum : detail::MassOver::max,
-        scores, state.softmax, executor);
-  }
-
+  Index kept_rows(const SelectorInput& input) const;
+  void aggregate_queries(const SelectorInput& input, State& state, ExecutorRef executor) const;
   Scoring scoring() const {
     return options_.domain == Domain::softmax ? Scoring::dot : options_.scoring;
   }
-  bool uses_sketch() const { return options_.sketch && scoring() == Scoring::cosine; }
+  bool uses_sketch() const;
 
   Options options_;
 };
@@ -175,4 +114,9 @@ class QuokaScorer {
 using QuokaSelector = ScoredSelector<QuokaScorer>;
 static_assert(Selector<QuokaSelector>);
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if !defined(QUOKA_COMPILED)
+#include <quoka/select/quoka_impl.hpp>
+#endif

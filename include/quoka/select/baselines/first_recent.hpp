@@ -10,13 +10,12 @@
 
 #include <quoka/select/scored_selector.hpp>
 
-namespace quoka::inline QUOKA_ABI {
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 struct FirstRecentOptions {
   Budget budget = 1024;
-  Index window = 1;      // of no effect here
-  Index keep_first = 4;  // attention sinks, inside the budget
-  Index keep_last = 0;   // all the others are the last ones anyway
+  TopKOptions top_k = {.keep_first = 4};  // attention sinks; all the others are the last ones
 };
 
 class FirstRecentScorer {
@@ -26,15 +25,15 @@ class FirstRecentScorer {
 
   explicit FirstRecentScorer(const Options& = {}) {}
 
-  template <class T>
-  void score(const SelectorInput<T>& input, State&, float* scores, ExecutorRef) const {
-    const Index kv_len = input.k.len();
-    for (Index head = 0; head < input.k.batch() * input.k.heads(); ++head)
-      for (Index t = 0; t < kv_len; ++t) scores[head * kv_len + t] = static_cast<float>(t);
+  void score(const SelectorInput& input, State&, TensorView<float, 3> scores, ExecutorRef) const {
+    for (Index b = 0; b < input.k.batch(); ++b)
+      for (Index head = 0; head < input.k.heads(); ++head)
+        for (Index t = 0; t < input.k.len(); ++t) scores.at(b, head, t) = static_cast<float>(t);
   }
 };
 
 using FirstRecentSelector = ScoredSelector<FirstRecentScorer>;
 static_assert(Selector<FirstRecentSelector>);
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

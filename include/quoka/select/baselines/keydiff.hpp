@@ -10,11 +10,14 @@
 // keys; a key with a NaN or an infinity is left out of the anchor and goes first.
 #pragma once
 
-#include <quoka/core/inverse_norm.hpp>
 #include <quoka/select/evicting_selector.hpp>
-#include <quoka/select/pre_aggregate.hpp>
+#include <quoka/select/kit.hpp>
 
-namespace quoka::inline QUOKA_ABI {
+#include <algorithm>
+#include <span>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 struct KeyDiffOptions {
   Budget budget = 1024;  // keys retained
@@ -28,33 +31,35 @@ class KeyDiffEviction {
   struct Scratch {
     Buffer<float> anchor;   // [head_dim]
     Buffer<float> inverse;  // [candidates]
+    RowReader row;
 
-    void reserve(Index candidates, Index, Index dim) {
-      anchor.reserve(dim);
+    void reserve(const SelectorInput& input, Index candidates) {
+      anchor.reserve(input.k.dim());
       inverse.reserve_amortised(candidates);
+      row.reserve(&input.k.format(), input.k.dim());
     }
-    Index bytes() const { return anchor.bytes() + inverse.bytes(); }
+    Index bytes() const { return anchor.bytes() + inverse.bytes() + row.bytes(); }
   };
 
   explicit KeyDiffEviction(const Options& = {}) {}
 
-  template <class T>
-  Index score(const SelectorInput<T>& input, Index b, Index kv_head,
-              std::span<const Position> candidates, float* scores, Scratch& s) const {
-    const Index dim = input.k.dim(), count = std::ssize(candidates);
-    float *anchor = s.anchor.data(), *inverse = s.inverse.data();
-    const auto key = [&](Index i) {
-      return input.k.row(b, kv_head, candidates[static_cast<std::size_t>(i)]);
+  Index score(const SelectorInput& input, Index b, Index kv_head,
+              std::span<const Position> candidates, std::span<float> scores, Scratch& s) const {
+    const Index dim = input.k.dim();
+    float *const anchor = s.anchor.data(), *const inverse = s.inverse.data();
+    const auto key = [&](std::size_t i) {
+      return s.row.read(input.k.row(b, kv_head, candidates[i]));
     };
     std::fill_n(anchor, dim, 0.0f);
-    for (Index i = 0; i < count; ++i) {
-      inverse[i] = inverse_norm(key(i), dim);
-      if (is_finite_row(key(i), dim, inverse[i]))
-        detail::add_scaled(key(i), dim, inverse[i], anchor);
+    for (std::size_t i = 0; i < candidates.size(); ++i) {
+      const float* const x = key(i);
+      inverse[i] = inverse_norm(x, dim);
+      if (!is_finite_row(x, dim)) continue;
+      for (Index c = 0; c < dim; ++c) anchor[c] += x[c] * inverse[i];
     }
     const float unit = inverse_norm(anchor, dim);
-    for (Index i = 0; i < count; ++i)
-      scores[i] = -detail::sum_of_products(key(i), anchor, dim) * inverse[i] * unit;
+    for (std::size_t i = 0; i < candidates.size(); ++i)
+      scores[i] = -dot(key(i), anchor, dim) * inverse[i] * unit;
     return 0;
   }
 };
@@ -62,4 +67,5 @@ class KeyDiffEviction {
 using KeyDiffSelector = EvictingSelector<KeyDiffEviction>;
 static_assert(Selector<KeyDiffSelector>);
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -13,10 +13,14 @@
 #pragma once
 
 #include <quoka/select/layer_shared.hpp>
-#include <quoka/select/query_scores.hpp>
-#include <quoka/select/top_k.hpp>
+#include <quoka/select/kit.hpp>
 
-namespace quoka::inline QUOKA_ABI {
+#include <algorithm>
+#include <limits>
+#include <span>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 struct LessIsMoreOptions {
   Budget budget = 1024;
@@ -31,11 +35,11 @@ class LessIsMoreChoice {
   using Options = LessIsMoreOptions;
 
   struct State : NoState {
-    detail::QueryScoreState query_scores;
+    QueryScoreState query_scores;
     Buffer<float> of_head;   // [batch, q_heads, kv_len]
     Buffer<float> places;    // [batch, kv_len], minus the place in the union
     Buffer<Position> lists;  // [batch, q_heads, part]
-    WorkerScratch<detail::TopKScratch> top_k;
+    WorkerScratch<TopKScratch> top_k;
 
     Index bytes() const {
       return query_scores.bytes() + of_head.bytes() + places.bytes() + lists.bytes() +
@@ -50,43 +54,39 @@ class LessIsMoreChoice {
       detail::fail_range("top_share", options.top_share, "(0, 1]");
   }
 
-  template <class T>
-  void choose(const SelectorInput<T>& input, Index budget, State& s, Selection& selection,
+  void select(const SelectorInput& input, Index budget, State& s, Selection& selection,
               ExecutorRef executor) const {
-    const TensorView<const T>&q = input.q, &k = input.k;
+    const Rows &q = input.q, &k = input.k;
     const Index kv_len = k.len(), q_heads = q.heads(), tasks = q.batch() * q_heads;
     const Index sinks = budget > options_.sinks ? options_.sinks : 0;
     const auto share = static_cast<Index>(options_.top_share * static_cast<double>(budget));
     const Index recent = options_.reserve_recent ? std::max<Index>(0, budget - share - sinks) : 0;
     const Index part = budget - sinks - recent;
 
-    float* of_head = s.of_head.reserve_amortised(tasks * kv_len);
-    const auto fill = [&](Index task, float factor, detail::RowWriter& rows) {
+    float* const of_head = s.of_head.reserve_amortised(tasks * kv_len);
+    const auto fill = [&](Index b, Index q_head, float factor, RowWriter& rows) {
       for (Index j = 0; j < q.len(); ++j)
-        rows.add(q.row(task / q_heads, task % q_heads, j), factor * input.logit_scale());
+        rows.add(q.row(b, q_head, j), factor * input.logit_scale());
     };
-    const auto keys_of = [&](Index task) {
-      const Index b = task / q_heads, kv_head = task % q_heads / input.group();
-      return detail::cached_keys(k, b * k.heads() + kv_head);
-    };
-    detail::softmax_scores({tasks, q.len(), k.dim()}, fill, kv_len, input.capacity, keys_of,
-                           detail::MassOver::sum, of_head, s.query_scores, executor);
+    softmax_scores({q.len(), k.dim(), k.dim(), q.format()}, fill, k, input.capacity,
+                   Aggregation::mean, score_view(of_head, q.batch(), q_heads, kv_len),
+                   s.query_scores, executor);
 
     s.top_k.reserve(executor.workers(), kv_len, 1);
     Position* lists = s.lists.reserve_amortised(tasks * part);
     executor.run(part > 0 ? tasks : 0, [&](Index task, int worker) {
       const float* middle = of_head + task * kv_len + sinks;
       const std::span<Position> list(lists + task * part, static_cast<std::size_t>(part));
-      detail::top_k_head(middle, kv_len - sinks - recent, {}, list, s.top_k[worker]);
+      best_of_head({middle, static_cast<std::size_t>(kv_len - sinks - recent)}, {}, list,
+                   s.top_k[worker]);
       std::sort(list.begin(), list.end(), [&](Position x, Position y) {
-        const auto score_x = detail::ordered_score(middle[x]),
-                   score_y = detail::ordered_score(middle[y]);
+        const auto score_x = ordered_score(middle[x]), score_y = ordered_score(middle[y]);
         return score_x > score_y || (score_x == score_y && x < y);
       });
     });
     float* places = s.places.reserve_amortised(q.batch() * kv_len);
-    std::fill_n(places, q.batch() * kv_len, -simd::infinity);
-    selection.resize(q.batch(), k.heads(), kv_len, budget);
+    std::fill_n(places, q.batch() * kv_len, -std::numeric_limits<float>::infinity());
+    SelectionWriter writer(selection, q.batch(), k.heads(), kv_len, budget);
     for (Index b = 0; b < q.batch(); ++b) {
       float* of_key = places + b * kv_len;
       for (Index head = 0; head < q_heads; ++head) {
@@ -95,12 +95,13 @@ class LessIsMoreChoice {
           place = std::max(place, -static_cast<float>(rank * q_heads + head));
         }
       }
-      const std::span<Position> first = selection.mutable_row(b, 0);
-      detail::top_k_head(of_key, kv_len, {.keep_first = sinks, .keep_last = recent}, first,
-                         s.top_k[0]);
+      const std::span<Position> first = writer.row(b, 0);
+      best_of_head({of_key, static_cast<std::size_t>(kv_len)},
+                   {.keep_first = sinks, .keep_last = recent}, first, s.top_k[0]);
       for (Index head = 1; head < k.heads(); ++head)
-        std::copy(first.begin(), first.end(), selection.mutable_row(b, head).begin());
+        std::copy(first.begin(), first.end(), writer.row(b, head).begin());
     }
+    writer.commit();
   }
 
  private:
@@ -110,4 +111,5 @@ class LessIsMoreChoice {
 using LessIsMoreSelector = LayerSharedSelector<LessIsMoreChoice>;
 static_assert(Selector<LessIsMoreSelector>);
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

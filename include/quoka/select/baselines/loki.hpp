@@ -15,21 +15,20 @@
 
 #include <quoka/cache/row_store.hpp>
 #include <quoka/select/baselines/loki_calibration.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 #include <memory>
 
-namespace quoka::inline QUOKA_ABI {
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 struct LokiOptions {
   Budget budget = 1024;
   Index rank = 64;  // r: directions used; head_dim or more: all
   Domain domain = Domain::softmax;
   std::shared_ptr<const LokiCalibration> calibration = nullptr;  // of this layer; null: of its keys
-  Index window = 1;      // neighbouring keys kept together; 1: none
-  Index keep_first = 0;  // attention sinks, inside the budget
-  Index keep_last = 0;   // recent keys, inside the budget
+  TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
 };
 
 class LokiScorer {
@@ -39,7 +38,8 @@ class LokiScorer {
   struct State {
     std::shared_ptr<const LokiCalibration> own;  // fitted to the first `fitted` keys
     RowStore<float> projected;                   // [batch, kv_heads, kv_len, r]
-    detail::QueryScoreState scores;
+    WorkerScratch<RowReader> rows;
+    QueryScoreState scores;
     Index fitted = 0;
 
     void truncate(Index kv_len) {
@@ -56,46 +56,41 @@ class LokiScorer {
   }
 
   // Throws std::invalid_argument when the calibration is for other heads.
-  template <class T>
-  void score(const SelectorInput<T>& input, State& state, float* scores,
+  void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {
-    const TensorView<const T>&q = input.q, &k = input.k;
+    const Rows &q = input.q, &k = input.k;
     const LokiCalibration* basis = catch_up(input, state, executor);
     if (basis == nullptr)
-      return detail::exact_scores(
-          input, q.len(), [](Index m) { return m; }, options_.domain, detail::MassOver::sum, scores,
+      return exact_scores(
+          input, q.len(), [](Index m) { return m; }, options_.domain, Aggregation::mean, scores,
           state.scores, executor);
     const Index rank = std::min(options_.rank, k.dim()), group = input.group();
-    const auto fill = [&](Index task, float factor, detail::RowWriter& rows) {
+    const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& rows) {
       for (Index r = 0; r < group; ++r) {
         for (Index j = 0; j < q.len(); ++j) {
-          const T* row = q.row(task / k.heads(), task % k.heads() * group + r, j);
-          basis->project(task % k.heads(), row, factor * input.logit_scale(), rank, rows.next());
+          const float* const row = rows.read(q.row(b, kv_head * group + r, j));
+          basis->project(kv_head, row, factor * input.logit_scale(), rank, rows.next());
           rows.keep_if_finite();
         }
       }
     };
-    const detail::QueryRows shape{k.batch() * k.heads(), group * q.len(), rank};
-    const TensorView<const float> keys = state.projected.view();
+    const QueryRows shape{group * q.len(), rank, k.dim(), q.format()};
+    const Rows keys = state.projected.view();
     if (options_.domain == Domain::logit)
-      return detail::mean_logit_scores(shape, fill, keys, scores, state.scores, executor);
-    detail::softmax_scores(
-        shape, fill, k.len(), input.capacity,
-        [&](Index task) { return detail::cached_keys(keys, task); }, detail::MassOver::sum, scores,
-        state.scores, executor);
+      return mean_logit_scores(shape, fill, keys, scores, state.scores, executor);
+    softmax_scores(shape, fill, keys, input.capacity, Aggregation::mean, scores, state.scores,
+                   executor);
   }
 
-  template <class T>
-  void appended(const SelectorInput<T>& input, State& state, ExecutorRef executor) const {
+  void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
     if (state.own != nullptr || options_.calibration != nullptr) catch_up(input, state, executor);
   }
 
  private:
   // Projects the keys not yet projected; the basis, or null while there is none.
-  template <class T>
-  const LokiCalibration* catch_up(const SelectorInput<T>& input, State& state,
+  const LokiCalibration* catch_up(const SelectorInput& input, State& state,
                                   ExecutorRef executor) const {
-    const TensorView<const T>& k = input.k;
+    const Rows& k = input.k;
     if (options_.calibration == nullptr && state.own == nullptr) {
       if (k.len() < std::max<Index>(2 * k.dim(), 512)) return nullptr;
       LokiFit fit(k.heads(), k.dim());
@@ -112,10 +107,11 @@ class LokiScorer {
     const Index known = std::min(state.projected.len(), k.len());
     state.projected.reserve(input.capacity);
     state.projected.resize(k.len());
-    executor.run(k.batch() * k.heads(), [&](Index task, int) {
-      const Index b = task / k.heads(), head = task % k.heads();
+    state.rows.reserve(executor.workers(), &k.format(), k.dim());
+    for_each_kv_head(k, executor, [&](Index b, Index kv_head, int worker) {
       for (Index t = known; t < k.len(); ++t)
-        basis->project(head, k.row(b, head, t), 1.0f, rank, state.projected.row(b, head, t));
+        basis->project(kv_head, state.rows[worker].read(k.row(b, kv_head, t)), 1.0f, rank,
+                       state.projected.row(b, kv_head, t));
     });
     return basis;
   }
@@ -126,4 +122,5 @@ class LokiScorer {
 using LokiSelector = ScoredSelector<LokiScorer>;
 static_assert(Selector<LokiSelector>);
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -9,18 +9,16 @@
 // or an infinity is left out.
 #pragma once
 
-#include <quoka/core/inverse_norm.hpp>
-#include <quoka/core/view.hpp>
+#include <quoka/select/kit.hpp>
 
-#include <Eigen/Eigenvalues>
+#include <Eigen/Core>
 
-#include <istream>
-#include <ostream>
-#include <string>
+#include <iosfwd>
 #include <utility>
 #include <vector>
 
-namespace quoka::inline QUOKA_ABI {
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 class LokiCalibration {
  public:
@@ -43,41 +41,12 @@ class LokiCalibration {
   }
 
   // to [rank] = factor * row [head_dim] in the first `rank` directions.
-  template <class T>
-  void project(Index kv_head, const T* row, float factor, Index rank, float* to) const {
-    for (Index i = 0; i < rank; ++i)
-      to[i] = factor * detail::sum_of_products(row, directions(kv_head).col(i).data(), head_dim());
-  }
+  void project(Index kv_head, const float* row, float factor, Index rank, float* to) const;
 
   // Text header, then native floats. Throws std::runtime_error when the stream fails.
-  void save(std::ostream& out) const {
-    out << magic << ' ' << kv_heads() << ' ' << head_dim() << '\n';
-    for (const auto& of_head : directions_)
-      out.write(reinterpret_cast<const char*>(of_head.data()),
-                static_cast<std::streamsize>(of_head.size()) * Index{sizeof(float)});
-    if (!out) throw std::runtime_error("quoka: a Loki calibration could not be written");
-  }
+  void save(std::ostream& out) const;
   // Throws std::runtime_error for a stream that does not hold a calibration, whole.
-  static LokiCalibration load(std::istream& in) {
-    std::string word;
-    Index heads = 0, dim = 0;
-    in >> word >> heads >> dim;
-    if (!in || word != magic || in.get() != '\n')
-      throw std::runtime_error("quoka: not a Loki calibration");
-    if (heads < 1 || heads > 65536 || dim < 1 || dim > 4096)  // 64 MiB at a time, no more
-      throw std::runtime_error("quoka: a Loki calibration of " + std::to_string(heads) +
-                               " KV heads of " + std::to_string(dim) + " channels");
-    std::vector<Eigen::MatrixXf> directions;
-    for (Index head = 0; head < heads; ++head) {
-      Eigen::MatrixXf& of_head = directions.emplace_back(dim, dim);
-      in.read(reinterpret_cast<char*>(of_head.data()),
-              static_cast<std::streamsize>(of_head.size()) * Index{sizeof(float)});
-      if (!in)
-        throw std::runtime_error("quoka: a Loki calibration ends in KV head " +
-                                 std::to_string(head) + " of " + std::to_string(heads));
-    }
-    return LokiCalibration(std::move(directions));
-  }
+  static LokiCalibration load(std::istream& in);
 
  private:
   static constexpr const char* magic = "quoka-loki-1";
@@ -96,48 +65,11 @@ class LokiFit {
                   {0, Eigen::VectorXd::Zero(head_dim), Eigen::MatrixXd::Zero(head_dim, head_dim)});
   }
 
-  // keys [batch, kv_heads, n, head_dim]: a view, or a tensor by view_of(). Throws
-  // std::invalid_argument for other heads or channels.
-  template <class T>
-  void add(const TensorView<T>& keys) {
-    const Index heads = std::ssize(heads_);
-    detail::require_equal("the keys' heads", keys.heads(), "kv_heads", heads);
-    detail::require_equal("the keys' dim", keys.dim(), "head_dim", dim_);
-    Eigen::MatrixXd block(dim_, block_size);
-    for (Index b = 0; b < keys.batch(); ++b) {
-      for (Index head = 0; head < heads; ++head) {
-        for (Index first = 0; first < keys.len(); first += block_size) {
-          Index count = 0;
-          for (Index i = first; i < std::min(first + block_size, keys.len()); ++i) {
-            const T* key = keys.row(b, head, i);
-            if (!is_finite_row(key, dim_, inverse_norm(key, dim_))) continue;
-            for (Index c = 0; c < dim_; ++c) block(c, count) = static_cast<double>(key[c]);
-            ++count;
-          }
-          add_block(heads_[static_cast<std::size_t>(head)], block.leftCols(count));
-        }
-      }
-    }
-  }
+  // keys [batch, kv_heads, n, head_dim]. Throws std::invalid_argument for other heads or channels.
+  void add(const Rows& keys);
 
   // Directions of all that was added; unit axes for a head that saw no key.
-  LokiCalibration finish() const {
-    std::vector<Eigen::MatrixXf> directions;
-    for (const Sums& sums : heads_) {
-      const double n = std::max(sums.count, 1.0);
-      const Eigen::VectorXd mean = sums.sum / n;
-      const Eigen::MatrixXd covariance = sums.products / n - mean * mean.transpose();
-      const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(covariance);
-      Eigen::MatrixXd vectors = solver.eigenvectors().rowwise().reverse();  // largest first
-      for (Index i = 0; i < dim_; ++i) {
-        Index largest = 0;
-        vectors.col(i).cwiseAbs().maxCoeff(&largest);
-        if (vectors(largest, i) < 0.0) vectors.col(i) *= -1.0;
-      }
-      directions.push_back(vectors.template cast<float>());
-    }
-    return LokiCalibration(std::move(directions));
-  }
+  LokiCalibration finish() const;
 
  private:
   static constexpr Index block_size = 256;
@@ -148,14 +80,13 @@ class LokiFit {
     Eigen::MatrixXd products;
   };
 
-  static void add_block(Sums& sums, const Eigen::Ref<const Eigen::MatrixXd>& block) {
-    sums.count += static_cast<double>(block.cols());
-    sums.sum += block.rowwise().sum();
-    sums.products.noalias() += block * block.transpose();
-  }
-
   Index dim_;
   std::vector<Sums> heads_;
 };
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if !defined(QUOKA_COMPILED)
+#include <quoka/select/baselines/loki_calibration_impl.hpp>
+#endif

@@ -9,34 +9,30 @@
 // q_len * kv_len * head_dim FLOPs. The softmax is over the past alone.
 #pragma once
 
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
 
-namespace quoka::inline QUOKA_ABI {
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 struct OracleOptions {
   Budget budget = 1024;
   Aggregation aggregation = Aggregation::mean;
-  Index window = 1;      // neighbouring keys kept together; 1: none
-  Index keep_first = 0;  // attention sinks, inside the budget
-  Index keep_last = 0;   // recent keys, inside the budget
+  TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
 };
 
 class OracleScorer {
  public:
   using Options = OracleOptions;
-  using State = detail::QueryScoreState;
+  using State = QueryScoreState;
 
   explicit OracleScorer(const Options& options = {}) : options_(options) {}
 
-  template <class T>
-  void score(const SelectorInput<T>& input, State& state, float* scores,
+  void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {
-    const auto over =
-        options_.aggregation == Aggregation::max ? detail::MassOver::max : detail::MassOver::sum;
-    detail::exact_scores(
-        input, input.q.len(), [](Index m) { return m; }, Domain::softmax, over, scores, state,
-        executor);
+    exact_scores(
+        input, input.q.len(), [](Index m) { return m; }, Domain::softmax, options_.aggregation,
+        scores, state, executor);
   }
 
  private:
@@ -46,4 +42,5 @@ class OracleScorer {
 using OracleSelector = ScoredSelector<OracleScorer>;
 static_assert(Selector<OracleSelector>);
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

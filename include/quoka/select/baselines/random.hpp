@@ -6,18 +6,18 @@
 // draws anew. kv_heads * kv_len hashes (splitmix64's finaliser, public domain, Steele and Vigna).
 #pragma once
 
+#include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 #include <cstdint>
 
-namespace quoka::inline QUOKA_ABI {
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 struct RandomOptions {
   Budget budget = 1024;
   std::uint64_t seed = 0;
-  Index window = 1;      // neighbouring keys kept together; 1: none
-  Index keep_first = 0;  // attention sinks, inside the budget
-  Index keep_last = 0;   // recent keys, inside the budget
+  TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
 };
 
 class RandomScorer {
@@ -27,15 +27,15 @@ class RandomScorer {
 
   explicit RandomScorer(const Options& options = {}) : options_(options) {}
 
-  template <class T>
-  void score(const SelectorInput<T>& input, State&, float* scores, ExecutorRef executor) const {
+  void score(const SelectorInput& input, State&, TensorView<float, 3> scores,
+             ExecutorRef executor) const {
     const Index kv_len = input.k.len();
-    executor.run(input.k.batch() * input.k.heads(), [&](Index task, int) {
+    for_each_kv_head(input.k, executor, [&](Index b, Index kv_head, int) {
       std::uint64_t stream = mix(options_.seed);
-      stream = mix(stream ^ static_cast<std::uint64_t>(task));
+      stream = mix(stream ^ static_cast<std::uint64_t>(b * input.k.heads() + kv_head));
       stream = mix(stream ^ static_cast<std::uint64_t>(kv_len));
       for (Index t = 0; t < kv_len; ++t)  // 24 bits: exact in float
-        scores[task * kv_len + t] =
+        scores.at(b, kv_head, t) =
             static_cast<float>(mix(stream + static_cast<std::uint64_t>(t)) >> 40);
     });
   }
@@ -54,4 +54,5 @@ class RandomScorer {
 using RandomSelector = ScoredSelector<RandomScorer>;
 static_assert(Selector<RandomSelector>);
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -12,37 +12,35 @@
 // (the chunk itself is attended in full); one set per KV head; softmax over the past alone.
 #pragma once
 
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
 
-namespace quoka::inline QUOKA_ABI {
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 struct SampleAttentionOptions {
   Budget budget = 1024;
   Index n_queries = 16;
   Domain domain = Domain::softmax;
-  Index window = 1;      // neighbouring keys kept together; 1: none
-  Index keep_first = 0;  // attention sinks, inside the budget
-  Index keep_last = 0;   // recent keys, inside the budget
+  TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
 };
 
 class SampleAttentionScorer {
  public:
   using Options = SampleAttentionOptions;
-  using State = detail::QueryScoreState;
+  using State = QueryScoreState;
 
   // Throws std::invalid_argument for n_queries < 1.
   explicit SampleAttentionScorer(const Options& options = {}) : options_(options) {
     detail::require_at_least("n_queries", options.n_queries, 1);
   }
 
-  template <class T>
-  void score(const SelectorInput<T>& input, State& state, float* scores,
+  void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {
     const Index len = input.q.len(), n = std::min(options_.n_queries, len);
     const auto position_of = [&](Index m) { return (m + 1) * len / n - 1; };
-    detail::exact_scores(input, n, position_of, options_.domain, detail::MassOver::sum, scores,
-                         state, executor);
+    exact_scores(input, n, position_of, options_.domain, Aggregation::mean, scores, state,
+                 executor);
   }
 
  private:
@@ -52,4 +50,5 @@ class SampleAttentionScorer {
 using SampleAttentionSelector = ScoredSelector<SampleAttentionScorer>;
 static_assert(Selector<SampleAttentionSelector>);
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -14,9 +14,14 @@
 #pragma once
 
 #include <quoka/select/evicting_selector.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/kit.hpp>
 
-namespace quoka::inline QUOKA_ABI {
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 struct SnapKvOptions {
   Budget budget = 1024;    // keys retained
@@ -31,14 +36,16 @@ class SnapKvEviction {
   using Options = SnapKvOptions;
 
   struct Scratch {
-    detail::MassScratch mass;
+    CausalMassScratch mass;
     Buffer<float> raw;   // [candidates]
     Buffer<Index> ends;  // [rows] one past the last candidate that a row sees
 
-    void reserve(Index candidates, Index query_rows, Index dim) {
-      mass.reserve(query_rows, candidates, dim);
+    void reserve(const SelectorInput& input, Index candidates) {
+      const Index query_rows = input.q.empty() ? 0 : input.q.len() * input.group();
+      mass.reserve(query_rows, candidates, input.k.dim());
       raw.reserve_amortised(candidates);
       ends.reserve(query_rows);
+      if (!input.q.empty()) mass.query.reserve(&input.q.format(), input.q.dim());
     }
     Index bytes() const { return mass.bytes() + raw.bytes() + ends.bytes(); }
   };
@@ -50,35 +57,30 @@ class SnapKvEviction {
     detail::require_equal("pool % 2", options.pool % 2, "that of an odd number", 1);
   }
 
-  template <class T>
-  Index score(const SelectorInput<T>& input, Index b, Index kv_head,
-              std::span<const Position> candidates, float* scores, Scratch& s) const {
-    const TensorView<const T>&q = input.q, &k = input.k;
+  Index score(const SelectorInput& input, Index b, Index kv_head,
+              std::span<const Position> candidates, std::span<float> scores, Scratch& s) const {
+    const Rows &q = input.q, &k = input.k;
     const Index count = std::ssize(candidates);
     const Index window = std::min({options_.observation, q.len(), count});
     if (window == 0) {
-      for (Index i = 0; i < count; ++i) scores[i] = static_cast<float>(i);
+      for (std::size_t i = 0; i < scores.size(); ++i) scores[i] = static_cast<float>(i);
       return 0;
     }
     const Index before = count - window, group = input.group();
-    detail::RowWriter rows(s.mass.rows.data(), k.dim());
-    Index* ends = s.ends.data();
+    RowWriter rows(s.mass.rows.data(), k.dim(), s.mass.query);
+    Index* const ends = s.ends.data();
     for (Index r = 0; r < group; ++r) {
       for (Index j = 0; j < window; ++j) {
         ends[rows.count()] = before + j + 1;
-        rows.add(q.row(b, kv_head * group + r, q.len() - window + j), log2_e * input.logit_scale());
+        rows.add(q.row(b, kv_head * group + r, q.len() - window + j),
+                 log2_of_e * input.logit_scale());
       }
     }
-    const auto row_of = [&](Index i) {
-      return k.row(b, kv_head, candidates[static_cast<std::size_t>(i)]);
-    };
-    detail::RowKeys<T, decltype(row_of)> keys(row_of, count, k.dim());
-    float* raw = s.raw.data();
-    std::fill_n(raw, count, 0.0f);
-    detail::MassAccumulator(s.mass.rows.data(), rows.count(), k.dim(), keys, count, s.mass, ends)
-        .add_to(raw, 1.0f / static_cast<float>(group), detail::MassOver::sum);
-    pool(raw, before, scores);
-    std::copy_n(raw + before, window, scores + before);
+    float* const raw = s.raw.data();
+    add_causal_mass(rows.count(), ends, k.head(b, kv_head).listed(candidates.data()), k.format(),
+                    count, k.dim(), 1.0f / static_cast<float>(group), raw, s.mass);
+    pool(raw, before, scores.data());
+    std::copy_n(raw + before, window, scores.data() + before);
     return window;
   }
 
@@ -105,4 +107,5 @@ class SnapKvEviction {
 using SnapKvSelector = EvictingSelector<SnapKvEviction>;
 static_assert(Selector<SnapKvSelector>);
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -15,20 +15,22 @@
 #pragma once
 
 #include <quoka/select/channel_keys.hpp>
-#include <quoka/select/query_scores.hpp>
+#include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
 
+#include <algorithm>
+#include <cmath>
 #include <numeric>
+#include <span>
 
-namespace quoka::inline QUOKA_ABI {
+namespace quoka {
+inline namespace QUOKA_ABI {
 
 struct SparqOptions {
   Budget budget = 1024;
   Index rank = 64;  // r: channels used; head_dim or more: all
   Domain domain = Domain::softmax;
-  Index window = 1;      // neighbouring keys kept together; 1: none
-  Index keep_first = 0;  // attention sinks, inside the budget
-  Index keep_last = 0;   // recent keys, inside the budget
+  TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
 };
 
 class SparqScorer {
@@ -36,12 +38,13 @@ class SparqScorer {
   using Options = SparqOptions;
 
   struct State {
-    detail::ChannelMajorKeys keys;
+    ChannelMajorKeys keys;
     Buffer<float> magnitudes;  // [batch, kv_heads, head_dim], sum of |q|
     Buffer<Index> channels;    // [batch, kv_heads, head_dim], the chosen first, ascending
-    detail::QueryScoreState scores;
+    WorkerScratch<RowReader> rows;
+    QueryScoreState scores;
 
-    void truncate(Index kv_len) { keys.len = std::min(keys.len, kv_len); }
+    void truncate(Index kv_len) { keys.truncate(kv_len); }
     Index kept_bytes() const { return keys.blocks.bytes(); }
     Index bytes() const {
       return keys.blocks.bytes() + magnitudes.bytes() + channels.bytes() + scores.bytes();
@@ -53,81 +56,73 @@ class SparqScorer {
     detail::require_at_least("rank", options.rank, 1);
   }
 
-  template <class T>
-  void score(const SelectorInput<T>& input, State& state, float* scores,
+  void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {
-    const TensorView<const T>&q = input.q, &k = input.k;
+    const Rows &q = input.q, &k = input.k;
     const Index dim = k.dim(), group = input.group(), tasks = k.batch() * k.heads();
     const Index rank = std::min(options_.rank, dim);
-    Index* channels = state.channels.reserve(tasks * dim);
-    float* magnitudes = state.magnitudes.reserve(tasks * dim);
-    executor.run(tasks, [&](Index task, int) {
-      choose(q, task / k.heads(), task % k.heads() * group, group, rank, magnitudes + task * dim,
-             channels + task * dim);
+    Index* const channels = state.channels.reserve(tasks * dim);
+    float* const magnitudes = state.magnitudes.reserve(tasks * dim);
+    state.rows.reserve(executor.workers(), &q.format(), dim);
+    for_each_kv_head(k, executor, [&](Index b, Index kv_head, int worker) {
+      const Index at = (b * k.heads() + kv_head) * dim;
+      choose_channels(q, b, kv_head * group, group, rank, state.rows[worker], magnitudes + at,
+                      channels + at);
     });
-    const auto chosen = [&](Index task) {
-      return std::span<const Index>(channels + task * dim, static_cast<std::size_t>(rank));
-    };
     // A row of the chosen channels alone, or of all with zeros in place of the others.
     const auto fill_with = [&](bool packed) {
-      return [&, packed](Index task, float factor, detail::RowWriter& rows) {
+      return [&, packed](Index b, Index kv_head, float factor, RowWriter& rows) {
+        const Index* const chosen = channels + (b * k.heads() + kv_head) * dim;
         for (Index r = 0; r < group; ++r)
           for (Index j = 0; j < q.len(); ++j)
-            add_row(q.row(task / k.heads(), task % k.heads() * group + r, j), dim,
-                    factor * input.logit_scale(), chosen(task), packed, rows);
+            add_row(rows.read(q.row(b, kv_head * group + r, j)), dim, factor * input.logit_scale(),
+                    {chosen, static_cast<std::size_t>(rank)}, packed, rows);
       };
     };
     if (options_.domain == Domain::logit)
-      return detail::mean_logit_scores({tasks, group * q.len(), dim}, fill_with(false), k, scores,
-                                       state.scores, executor);
-    state.keys.catch_up(k, input.capacity);
-    const auto keys_of = [&](Index task) {
-      const RowStore<float>& blocks = state.keys.blocks;
-      return detail::ChannelKeys(blocks.row(task / k.heads(), task % k.heads(), 0), blocks.dim(),
-                                 k.len(), chosen(task));
-    };
-    detail::softmax_scores({tasks, group * q.len(), rank}, fill_with(true), k.len(), input.capacity,
-                           keys_of, detail::MassOver::sum, scores, state.scores, executor);
+      return mean_logit_scores({group * q.len(), dim, dim, q.format()}, fill_with(false), k, scores,
+                               state.scores, executor);
+    state.keys.append(k, input.capacity);
+    softmax_scores({group * q.len(), rank, dim, q.format()}, fill_with(true),
+                   KeySource(state.keys, channels, rank, dim), input.capacity, Aggregation::mean,
+                   scores, state.scores, executor);
   }
 
   // The copy is made as keys come, so that a chunk pays for its own.
-  template <class T>
-  void appended(const SelectorInput<T>& input, State& state, ExecutorRef) const {
-    if (options_.domain == Domain::softmax) state.keys.catch_up(input.k, input.capacity);
+  void appended(const SelectorInput& input, State& state, ExecutorRef) const {
+    if (options_.domain == Domain::softmax) state.keys.append(input.k, input.capacity);
   }
 
  private:
-  template <class T>
-  static void choose(const TensorView<const T>& q, Index b, Index first_head, Index group,
-                     Index rank, float* magnitudes, Index* channels) {
+  static void choose_channels(const Rows& q, Index b, Index first_head, Index group, Index rank,
+                              RowReader& reader, float* magnitudes, Index* channels) {
     std::fill_n(magnitudes, q.dim(), 0.0f);
     for (Index r = 0; r < group; ++r) {
       for (Index j = 0; j < q.len(); ++j) {
-        const T* row = q.row(b, first_head + r, j);
-        if (!is_finite_row(row, q.dim(), inverse_norm(row, q.dim()))) continue;
-        for (Index c = 0; c < q.dim(); ++c) magnitudes[c] += std::abs(static_cast<float>(row[c]));
+        const float* const row = reader.read(q.row(b, first_head + r, j));
+        if (!is_finite_row(row, q.dim())) continue;
+        for (Index c = 0; c < q.dim(); ++c) magnitudes[c] += std::abs(row[c]);
       }
     }
     std::iota(channels, channels + q.dim(), Index{0});
     std::partial_sort(channels, channels + rank, channels + q.dim(), [&](Index x, Index y) {
       return magnitudes[x] > magnitudes[y] || (magnitudes[x] == magnitudes[y] && x < y);
     });
-    std::sort(channels, channels + rank);
+    std::sort(channels, channels + rank, [](Index x, Index y) { return x < y; });
   }
 
-  template <class T>
-  static void add_row(const T* row, Index dim, float factor, std::span<const Index> channels,
-                      bool packed, detail::RowWriter& rows) {
+  static void add_row(const float* row, Index dim, float factor, std::span<const Index> channels,
+                      bool packed, RowWriter& rows) {
     float all = 0.0f, some = 0.0f;
-    for (Index c = 0; c < dim; ++c) all += std::abs(static_cast<float>(row[c]));
-    for (const Index c : channels) some += std::abs(static_cast<float>(row[c]));
+    for (Index c = 0; c < dim; ++c) all += std::abs(row[c]);
+    for (const Index c : channels) some += std::abs(row[c]);
     const float share = all > 0.0f && some > 0.0f ? some / all : 1.0f;
     const float scaled = factor / std::sqrt(share);
     float* to = rows.next();
     if (!packed) std::fill_n(to, dim, 0.0f);
     for (std::size_t s = 0; s < channels.size(); ++s) {
       const Index c = channels[s];
-      to[packed ? static_cast<Index>(s) : c] = static_cast<float>(row[c]) * scaled;
+      to[packed ? static_cast<Index>(s) : c] = row[c] * scaled;
     }
     if (std::isfinite(all)) rows.keep_if_finite();
   }
@@ -138,4 +133,5 @@ class SparqScorer {
 using SparqSelector = ScoredSelector<SparqScorer>;
 static_assert(Selector<SparqSelector>);
 
-}  // namespace quoka::inline QUOKA_ABI
+}  // namespace QUOKA_ABI
+}  // namespace quoka

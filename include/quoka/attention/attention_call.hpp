@@ -1,0 +1,136 @@
+// One attention call, checked and resolved; shared by its tasks.
+#pragma once
+
+#include <quoka/attention/attention_options.hpp>
+#include <quoka/kernels/softmax_state.hpp>
+#include <quoka/views/overlap.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+struct AttentionCall {
+  Rows q;                    // [batch, q_heads, q_len, head_dim]
+  Rows past_k, past_v;       // [batch, kv_heads, kv_len, head_dim | v_dim]
+  Rows chunk_k, chunk_v;     // [batch, kv_heads, q_len or 0, head_dim | v_dim]
+  OutputRows out;            // [batch, q_heads, q_len, v_dim]
+  TensorView<float, 3> lse;  // [batch, q_heads, q_len], or empty
+  const Selection* keep;     // of the past; null: all
+  Index kv_heads, group, v_dim;
+  float query_scale;  // logit in log2 units, or the argument of tanh
+  float cap_log2;     // 0: no soft-cap
+  std::span<const float> sink_logits;
+  Index window;          // no window: the largest Index
+  Index first_position;  // of past key 0
+  Index query_position;  // of query 0, and of chunk key 0
+
+  Index rows() const { return group * q.len(); }  // query rows of a KV head
+  Index past_count(Index b, Index kv_head) const {
+    return keep == nullptr ? past_k.len() : keep->count(b, kv_head);
+  }
+  // The sink logit of a query head in log2 units, -inf without one. So large a sink that it would
+  // overflow takes all.
+  float sink_log2(Index q_head) const {
+    if (sink_logits.empty()) return -std::numeric_limits<float>::infinity();
+    return std::min(sink_logits[static_cast<std::size_t>(q_head)] * log2_e,
+                    std::numeric_limits<float>::max());
+  }
+};
+
+// Throws unless keys and values [batch, kv_heads, len, head_dim | v_dim] fit q and each other.
+inline void check_keys_and_values(const Rows& q, const Rows& k, const Rows& v, Index kv_heads,
+                                  Index v_dim, std::string_view k_name, std::string_view v_name) {
+  if (k.len() == 0 && v.len() == 0) return;
+  require_sizes(k_name, k.sizes(), {q.batch(), kv_heads, k.len(), q.dim()});
+  require_sizes(v_name, v.sizes(), {q.batch(), kv_heads, k.len(), v_dim});
+}
+
+inline void check_call_options(const AttentionOptions& options, Index q_heads) {
+  if (!options.sink_logits.empty())
+    require_equal("the number of sink_logits", std::ssize(options.sink_logits), "q_heads", q_heads);
+  require_at_least("sliding_window", options.sliding_window, 0);
+  const float scale = options.scale.value_or(1.0f);
+  if (!(std::abs(scale) <= 1e30f)) fail_range("scale", static_cast<double>(scale), "[-1e30, 1e30]");
+  if (!(options.softcap >= 0.0f && options.softcap <= 1e30f))
+    fail_range("softcap", static_cast<double>(options.softcap), "[0, 1e30]");
+}
+
+inline void check_memory(const Rows& q, const Past& past, const Chunk& chunk,
+                         const AttentionOutput& output) {
+  const Rows out = output.out;
+  for (std::size_t axis = 0; axis < 3; ++axis)
+    if (out.strides()[axis] == 0 && out.sizes()[axis] > 1)
+      fail_because("rows of out share memory: a stride is 0");
+  require_apart(out, q, "out shares memory with q");
+  require_apart(out, past.k, "out shares memory with the past's keys");
+  require_apart(out, past.v, "out shares memory with the past's values");
+  require_apart(out, chunk.k, "out shares memory with the chunk's keys");
+  require_apart(out, chunk.v, "out shares memory with the chunk's values");
+  require_apart(past.k, chunk.k,
+                "the chunk's keys lie in the past's: they would count twice; slice the past");
+  require_apart(past.v, chunk.v,
+                "the chunk's values lie in the past's: they would count twice; slice the past");
+  if (output.lse_nat.absent()) return;
+  const TensorView<const float, 3> lse = output.lse_nat;
+  require_apart(lse, out, "lse shares memory with out");
+  for (const Rows& input : {q, past.k, past.v, chunk.k, chunk.v})
+    require_apart(lse, input, "lse shares memory with an input");
+}
+
+inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& chunk,
+                                  const AttentionOutput& output, const AttentionOptions& options) {
+  require_at_least("q's batch", q.batch(), 1);
+  require_at_least("q_len", q.len(), 1);
+  require_at_least("head_dim", q.dim(), 1);
+  const bool by_past =
+      past.k.len() > 0 || chunk.k.len() == 0;  // an empty part may leave its shape open
+  const Index kv_heads = by_past ? past.k.heads() : chunk.k.heads();
+  const Index v_dim = by_past ? past.v.dim() : chunk.v.dim();
+  require_multiple("q_heads", q.heads(), "kv_heads", kv_heads);
+  require_at_least("v's dim", v_dim, 1);
+  check_keys_and_values(q, past.k, past.v, kv_heads, v_dim, "past k", "past v");
+  check_keys_and_values(q, chunk.k, chunk.v, kv_heads, v_dim, "chunk k", "chunk v");
+  if (chunk.k.len() > 0) require_equal("chunk k's len", chunk.k.len(), "q_len", q.len());
+  require_sizes("out", output.out.sizes(), {q.batch(), q.heads(), q.len(), v_dim});
+  if (!output.lse_nat.absent())
+    require_sizes("lse_nat", output.lse_nat.sizes(), {q.batch(), q.heads(), q.len()});
+  if (past.keep != nullptr && past.k.len() > 0)
+    past.keep->require_shape(q.batch(), kv_heads, past.k.len());
+  else if (past.keep != nullptr)
+    require_equal("the selection's kv_len", past.keep->kv_len(), "the keys' kv_len", 0);
+  check_call_options(options, q.heads());
+  require_at_least("the past's first_position", past.first_position, 0);
+  const Index past_end = past.first_position + past.k.len();
+  const Index query_position = options.query_position.value_or(past_end);
+  require_at_least("query_position", query_position, past_end);
+  check_memory(q, past, chunk, output);
+
+  const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(q.dim())));
+  const bool all = past.keep == nullptr || past.k.len() == 0 || past.keep->is_all();
+  return {.q = q,
+          .past_k = past.k,
+          .past_v = past.v,
+          .chunk_k = chunk.k,
+          .chunk_v = chunk.v,
+          .out = output.out,
+          .lse = output.lse_nat,
+          .keep = all ? nullptr : past.keep,
+          .kv_heads = kv_heads,
+          .group = q.heads() / kv_heads,
+          .v_dim = v_dim,
+          .query_scale = options.softcap > 0.0f ? scale / options.softcap : scale * log2_e,
+          .cap_log2 = options.softcap * log2_e,
+          .sink_logits = options.sink_logits,
+          .window = options.sliding_window > 0 ? options.sliding_window
+                                               : std::numeric_limits<Index>::max(),
+          .first_position = past.first_position,
+          .query_position = query_position};
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

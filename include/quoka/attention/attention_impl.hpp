@@ -1,0 +1,59 @@
+// Definitions of attention.hpp.
+#pragma once
+
+#include <quoka/attention/attention.hpp>
+#include <quoka/attention/attention_tasks.hpp>
+#include <quoka/formats/format_table.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+namespace detail {
+
+QUOKA_FUNC void check_options(const AttentionOptions& options, Index q_heads) {
+  check_call_options(options, q_heads);
+}
+
+QUOKA_FUNC void check_attention(const Rows& q, const Past& past, const Chunk& chunk,
+                                const AttentionOutput& output, const AttentionOptions& options) {
+  (void)checked_call(q, past, chunk, output, options);
+}
+
+template <bool has_pair_sums>
+const PanelArithmetic& panels_for([[maybe_unused]] Arithmetic asked) {
+  if constexpr (has_pair_sums)
+    if (asked == Arithmetic::fixed16) return fixed_panels<simd::PairSums>();
+  return float_panels();
+}
+
+}  // namespace detail
+
+QUOKA_FUNC Arithmetic arithmetic_used(Arithmetic asked) {
+  return simd::has_pair_sums ? asked : Arithmetic::single;
+}
+
+QUOKA_FUNC AttentionWorkspace::AttentionWorkspace() : parts_(std::make_unique<Parts>()) {}
+QUOKA_FUNC AttentionWorkspace::~AttentionWorkspace() = default;
+QUOKA_FUNC AttentionWorkspace::AttentionWorkspace(AttentionWorkspace&&) noexcept = default;
+QUOKA_FUNC AttentionWorkspace& AttentionWorkspace::operator=(AttentionWorkspace&&) noexcept =
+    default;
+QUOKA_FUNC Index AttentionWorkspace::bytes() const {
+  if (parts_ == nullptr) return 0;
+  return parts_->heads.bytes() + parts_->token.bytes() + parts_->partials.bytes();
+}
+QUOKA_FUNC AttentionWorkspace::Parts& AttentionWorkspace::parts() {
+  if (parts_ == nullptr) parts_ = std::make_unique<Parts>();
+  return *parts_;
+}
+
+QUOKA_FUNC void attention(const Rows& q, const Past& past, const Chunk& chunk,
+                          const AttentionOutput& output, const AttentionOptions& options,
+                          ExecutorRef executor, AttentionWorkspace& workspace) {
+  const detail::AttentionCall call = detail::checked_call(q, past, chunk, output, options);
+  const detail::PanelArithmetic& panels =
+      detail::panels_for<simd::has_pair_sums>(options.arithmetic);
+  detail::AttentionTasks(call, panels, workspace.parts()).run(executor);
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

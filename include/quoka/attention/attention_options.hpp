@@ -1,0 +1,101 @@
+// What an attention call takes: options, the past, the chunk, where results go, and scratch memory.
+#pragma once
+
+#include <quoka/runtime/executor.hpp>
+#include <quoka/views/rows.hpp>
+#include <quoka/views/selection.hpp>
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// What Q K^T and P V of a chunk are computed in. Softmax is always in single precision, and so is
+// all of one token's attention (token_attention.hpp), which is bound by memory.
+enum class Arithmetic {
+  single,   // float
+  fixed16,  // 16-bit fixed point with exact 32-bit sums, where the ISA has one instruction for it:
+            // 1.55 to 1.76 times as fast. Bits depend on the chunk size. Its error is one of the
+            // weights (1/2 of 2^-14 of the largest in a block of keys) and of the logits (about
+            // 1e-5 |q| |k| scale). On normal and recorded data that is at most 1e-3 of the call's
+            // largest output. Where one key with a value near zero outweighs the others, as
+            // attention sinks do, it is at most 4e-3 / 2.5e-2 / 0.15 of it with a logit 6 / 8 / 10
+            // above their mean, and may be all of it at 12 (others normal, 80 to 4096 keys); with
+            // keys that share an offset of 300 in one channel, at most 8e-3
+};
+
+// What a request comes to on the ISA this is compiled for: fixed16 needs AVX512-VNNI or AVX-VNNI,
+// and is float elsewhere, to the last bit.
+Arithmetic arithmetic_used(Arithmetic asked);
+
+struct AttentionOptions {
+  std::optional<float> scale = {};          // of the logits; absent: 1 / sqrt(head_dim)
+  float softcap = 0.0f;                     // cap on |logit| (Gemma 2); 0: none
+  std::span<const float> sink_logits = {};  // [q_heads] learned sink logit per head (GPT-OSS):
+                                            // joins the softmax sum and has no value; empty: none
+  Index sliding_window = 0;  // a query sees keys at a distance below this; 0: no window
+  Arithmetic arithmetic = Arithmetic::single;  // asked for; arithmetic_used() says what it comes to
+  std::optional<Index> query_position = {};    // of the first query; absent: where the past ends
+};
+
+// The cached keys and values before the chunk. Any strides, any formats.
+struct Past {
+  Rows k = {};                      // [batch, kv_heads, kv_len, head_dim]
+  Rows v = {};                      // [batch, kv_heads, kv_len, v_dim]
+  const Selection* keep = nullptr;  // null: all; must outlive the call
+  Index first_position = 0;         // of key 0: a shard of a cache says where it begins
+
+  Past() = default;
+  Past(Rows k_in, Rows v_in) : k(k_in), v(v_in) {}
+  Past(Rows k_in, Rows v_in, const Selection& keep_in) : k(k_in), v(v_in), keep(&keep_in) {}
+  // A temporary Selection would be gone before the call: give it a name.
+  Past(Rows k_in, Rows v_in, const Selection&& keep_in) = delete;
+};
+
+// The keys and values of the chunk's own tokens; without any, attention covers the past alone.
+struct Chunk {
+  Rows k = {};  // [batch, kv_heads, q_len, head_dim]
+  Rows v = {};  // [batch, kv_heads, q_len, v_dim]
+};
+
+// Where results go: `out` alone, or {out, lse}.
+struct AttentionOutput {
+  OutputRows out;                // [batch, q_heads, q_len, v_dim]
+  TensorView<float, 3> lse_nat;  // [batch, q_heads, q_len] natural log of the sum of exp(logit),
+                                 // sink included; -inf for a row that sees nothing. Optional
+
+  template <class Out>
+  requires(std::is_convertible_v<Out, OutputRows>)
+      AttentionOutput(Out&& out_in, TensorView<float, 3> lse_in = {})
+      : out(std::forward<Out>(out_in)), lse_nat(lse_in) {}
+  AttentionOutput(OutputRows out_in, TensorView<float, 3> lse_in = {})
+      : out(out_in), lse_nat(lse_in) {}
+  template <Storage T>
+  AttentionOutput(TensorView<T> out_in, TensorView<float, 3> lse_in = {})
+      : out(out_in), lse_nat(lse_in) {}
+};
+
+// Scratch memory of attention(). Kept by the caller, it makes repeated calls free of allocation. One
+// call at a time. What was moved from may be used again.
+class AttentionWorkspace {
+ public:
+  AttentionWorkspace();
+  ~AttentionWorkspace();
+  AttentionWorkspace(AttentionWorkspace&&) noexcept;
+  AttentionWorkspace& operator=(AttentionWorkspace&&) noexcept;
+
+  Index bytes() const;
+
+  struct Parts;
+  Parts& parts();
+
+ private:
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,53 @@
+// Definitions of merge.hpp.
+#pragma once
+
+#include <quoka/attention/merge.hpp>
+#include <quoka/formats/format_table.hpp>
+#include <quoka/kernels/softmax_state.hpp>
+#include <quoka/runtime/buffer.hpp>
+#include <quoka/views/overlap.hpp>
+
+#include <cmath>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+QUOKA_FUNC void merge(const OutputRows& out_a, TensorView<float, 3> lse_a, const Rows& out_b,
+                      TensorView<const float, 3> lse_b) {
+  detail::require_sizes("out_b", out_b.sizes(), out_a.sizes());
+  detail::require_sizes("lse_a", lse_a.sizes(), {out_a.batch(), out_a.heads(), out_a.len()});
+  detail::require_sizes("lse_b", lse_b.sizes(), {out_a.batch(), out_a.heads(), out_a.len()});
+  if (out_a.empty()) return;
+  detail::require_apart(Rows(out_a), out_b, "out_b shares memory with out_a");
+  detail::require_apart(TensorView<const float, 3>(lse_a), lse_b, "lse_b shares memory with lse_a");
+  const Index dim = out_a.dim();
+  Buffer<float> rows;
+  float* const to = rows.reserve(2 * dim);
+  float* const from = to + dim;
+  for (Index b = 0; b < out_a.batch(); ++b) {
+    for (Index head = 0; head < out_a.heads(); ++head) {
+      for (Index i = 0; i < out_a.len(); ++i) {
+        const float lse = lse_a.at(b, head, i), other = lse_b.at(b, head, i);
+        // Differences first: a large lse costs no accuracy. A NaN on either side stays.
+        const float top = lse < other || std::isnan(other) ? other : lse;
+        if (top == -simd::infinity) continue;
+        // A finished part is a state whose sum is 1 at the maximum lse.
+        const auto state_of = [top](float part) {
+          return SoftmaxState<float>{(part - top) * log2_e, part == -simd::infinity ? 0.0f : 1.0f};
+        };
+        SoftmaxState<float> state = state_of(lse);
+        const auto [factor_a, factor_b] = state.merge(state_of(other));
+        const float scale_a = factor_a * state.inverse_sum(),
+                    scale_b = factor_b * state.inverse_sum();
+        out_a.format().widen(out_a.row(b, head, i), dim, to);
+        out_b.format().widen(out_b.row(b, head, i), dim, from);
+        for (Index c = 0; c < dim; ++c) to[c] = to[c] * scale_a + from[c] * scale_b;
+        out_a.format().narrow(to, dim, out_a.row(b, head, i));
+        lse_a.at(b, head, i) = top + lse_nat(state.max, state.sum);
+      }
+    }
+  }
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

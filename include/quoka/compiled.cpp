@@ -1,0 +1,35 @@
+// The library as one unit, for those who would rather link it: compile this file once, with
+// QUOKA_COMPILED defined for it and for all that include the headers. CMake: link quoka::compiled.
+//
+// The library has the instructions of the flags that it is compiled with; those who link it may have
+// others. Its names differ from those of header-only use, so that the two cannot mix unnoticed: a
+// program that has both holds two libraries, and passing an object of one to the other does not link.
+#if !defined(QUOKA_COMPILED)
+#error "compile this file, and all that include quoka's headers, with -DQUOKA_COMPILED"
+#endif
+
+#include <quoka/attention/attention_impl.hpp>
+#include <quoka/attention/merge_impl.hpp>
+#include <quoka/cache/key_sketch_impl.hpp>
+#include <quoka/cache/kv_cache_impl.hpp>
+#include <quoka/formats/format_table.hpp>
+#include <quoka/runtime/isa_impl.hpp>
+#include <quoka/runtime/thread_pool_impl.hpp>
+#include <quoka/select/baselines/loki_calibration_impl.hpp>
+#include <quoka/select/kit_impl.hpp>
+#include <quoka/select/quoka_impl.hpp>
+#include <quoka/select/sketch/sketched_top_k_impl.hpp>
+#include <quoka/select/steps/pre_aggregate_impl.hpp>
+#include <quoka/select/steps/score_impl.hpp>
+#include <quoka/select/steps/subselect_impl.hpp>
+#include <quoka/select/steps/top_k_impl.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+template const Format& format_of<float>();
+template const Format& format_of<Eigen::half>();
+template const Format& format_of<Eigen::bfloat16>();
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,70 @@
+// Compaction: the elements, or their positions, that pass a test, in order and without a branch.
+#pragma once
+
+#include <quoka/simd/simd.hpp>
+#include <quoka/views/index.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// A place in arrays of floats: one packet of elements, or a single one.
+template <class P>
+struct Place {
+  static constexpr int lanes = std::is_same_v<P, float> ? 1 : simd::lanes;
+  Index i;
+  QUOKA_INLINE P load(const float* x) const {
+    if constexpr (std::is_same_v<P, float>)
+      return x[i];
+    else
+      return simd::load_unaligned(x + i);
+  }
+  QUOKA_INLINE static P broadcast(float x) { return simd::broadcast<P>(x); }
+};
+
+// step(place) over [0, n): by packets where their comparisons give masks, then one by one.
+QUOKA_PACKET_ARGUMENTS_BEGIN
+template <class Step>
+QUOKA_INLINE void walk(Index n, Step&& step) {
+  Index i = 0;
+  if constexpr (simd::has_lane_masks)
+    for (; i + simd::lanes <= n; i += simd::lanes) step(Place<simd::Packet>{i});
+  for (; i < n; ++i) step(Place<float>{i});
+}
+QUOKA_PACKET_ARGUMENTS_END
+
+// x[i] >= least, i < n, to out, which may be x; returns how many.
+inline Index values_at_least(const float* x, Index n, float least, float* out) {
+  Index count = 0;
+  walk(n, [&](auto place) QUOKA_INLINE_LAMBDA {
+    const auto value = place.load(x);
+    count +=
+        simd::store_compressed(out + count, simd::not_less(value, place.broadcast(least)), value);
+  });
+  return count;
+}
+
+// Positions that passed a test, in order: out has room for compact_slack more than it will hold.
+struct PositionList {
+  Position* out;
+  Index count = 0;
+
+  // first + the place's elements, those that are set in `mask`.
+  template <class Place>
+  QUOKA_INLINE void add(const Place& place, unsigned mask, Position first) {
+    count += simd::store_compressed<Place::lanes>(out + count, mask,
+                                                  first + static_cast<Position>(place.i));
+  }
+};
+
+// first + i for each i < n for which test(place) is set, to out; returns how many.
+template <class Test>
+QUOKA_INLINE Index positions_where(Index n, Position first, Position* out, Test&& test) {
+  PositionList list{out};
+  walk(n, [&](auto place) QUOKA_INLINE_LAMBDA { list.add(place, test(place), first); });
+  return list.count;
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,290 @@
+// A block of keys against a panel of queries in 16-bit fixed point: twice the products of float.
+//
+//   logits    x[key][row] = (k~ . q~) |k| |q| scale / (key_norm query_norm)
+//   weights   w~ = round(2^weight_bits 2^(x - block's maximum))
+//   values    out[c][row] = before[row] out[c][row] + block[row] unit[c] sum of v~[key][c] w~[key][row]
+//
+// Keys and queries are integers relative to their own norms, weights to the row's maximum in the
+// block, values to the norm of their channel in the block (fixed_packing.hpp): one huge channel, key
+// or query costs the others nothing, one huge value the precision of its channel in its block. The
+// sum of weights is that of the integers, so an output stays a mean of values. Sums are exact, so
+// integers are the same on every ISA; the error is that of rounding the operands (bench/README.md).
+// What integers cannot hold is computed in float: logits of a key or query whose factor is NaN, and
+// channels of a block likewise.
+//
+// Per packet of 2 * lanes products: one instruction. Per packet of logits: 5 to scale them, 16 for
+// the softmax, 5 per block and channel to widen. Packing costs twice what it costs in float.
+#pragma once
+
+#include <quoka/formats/element_formats.hpp>
+#include <quoka/kernels/fixed_packing.hpp>
+#include <quoka/kernels/panel_arithmetic.hpp>
+
+#include <cmath>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// A factor of NaN says that integers cannot hold the row.
+inline bool all_held(const float* row_factors) {
+  bool all = true;
+  for (Index i = 0; i < tuning::panel_rows; ++i) all &= row_factors[i] == row_factors[i];
+  return all;
+}
+
+// Logits of the keys, and of the panel's queries, that integers cannot hold.
+[[gnu::cold, gnu::noinline]] inline void logits_in_float(const PackedBlock& block,
+                                                         const Panel& panel, const Sight& sight,
+                                                         float* x) {
+  const float* q[tuning::panel_rows];
+  panel.source.find(panel.source.owner, panel.source.panel, q);
+  Buffer<float> memory;
+  float* const k = memory.reserve(block.dim);
+  for (Index key = 0; key < sight.keys; ++key) {
+    block.k_format->widen(block.k[key], block.dim, k);
+    for (Index row = 0; row < panel.rows; ++row) {
+      if (block.key_factors[key] == block.key_factors[key] &&
+          panel.row_factors[row] == panel.row_factors[row])
+        continue;
+      float dot = 0.0f;
+      for (Index c = 0; c < block.dim; ++c)
+        dot = simd::fma(k[c], q[row][c] * sight.query_scale, dot);
+      x[key * tuning::panel_rows + row] = dot;
+    }
+  }
+}
+
+// A logit of NaN, or of plus infinity, makes the sum of weights NaN, as it does in float.
+inline void admit_not_finite(const float* x, Index keys, PanelState& state) {
+  const simd::Packet least = simd::broadcast(std::numeric_limits<float>::lowest());
+  for (Index at = 0; at < keys * tuning::panel_rows; at += simd::lanes) {
+    simd::Packet& sum = state[at / simd::lanes % tuning::tile_packets].sum;
+    sum = simd::fma(simd::max(simd::load(x + at), least), simd::zero(), sum);
+  }
+}
+
+// Adds the channels that integers cannot hold, for the rows that see a key.
+[[gnu::cold, gnu::noinline]] inline void values_in_float(const PackedBlock& block,
+                                                         const Panel& panel, const Sight& sight,
+                                                         const float* x) {
+  constexpr Index width = tuning::panel_rows;
+  alignas(64) float reference[width];
+  for (int j = 0; j < tuning::tile_packets; ++j)
+    simd::store(reference + j * simd::lanes, panel.state[j].reference());
+  Buffer<float> memory;
+  float* const v = memory.reserve(block.v_dim);
+  for (Index key = 0; key < sight.keys; ++key) {
+    block.v_format->widen(block.v[key], block.v_dim, v);
+    for (Index row = 0; row < width; ++row) {
+      const float at = static_cast<float>(key);
+      if (sight.mask != nullptr && !(sight.mask->first[row] <= at && at < sight.mask->end[row]))
+        continue;
+      const float weight = simd::exp2(x[key * width + row] - reference[row]);
+      for (Index c = 0; c < block.v_dim; ++c) {
+        float& to = panel.out[c * width + row];
+        if (block.apart[c] != 0.0f) to = simd::fma(v[c], weight, to);
+      }
+    }
+  }
+}
+
+// Sums: simd::PairSums, or simd::PlainPairSums on any machine.
+template <class Sums>
+class FixedPanels final : public PanelArithmetic {
+  using Pair = simd::Int16Pair;
+  static constexpr int packets = tuning::tile_packets, width = tuning::panel_rows;
+  static constexpr int weight_bits = tuning::fixed_weight_bits;
+
+ public:
+  Index key_bytes(Index dim) const override {
+    return ceil_div(tuning::block_keys, tuning::tile_rows) * key_tile_size(pair_steps(dim)) * 4;
+  }
+  // Pairs of rows, then the units of the channels and which of them are left to float.
+  Index value_bytes(Index v_dim) const override {
+    return (value_rows + 2) * value_stride(v_dim) * 4;
+  }
+  Index query_bytes(Index dim) const override { return pair_steps(dim) * width * 4; }
+  void reserve(PanelScratch& s, Index) const override {
+    constexpr Index block = round_up(tuning::block_keys, tuning::tile_rows) * width;
+    s.logits.reserve(block);
+    s.weights.reserve(block * 4);
+  }
+  bool packs_whole_blocks() const override { return true; }
+
+  void pack(PackedBlock& block) const override {
+    Pair* const values = static_cast<Pair*>(block.values);
+    block.units = reinterpret_cast<float*>(values + value_rows * value_stride(block.v_dim));
+    block.apart = block.units + value_stride(block.v_dim);
+    block.all_keys = block.k_format->pack_fixed_keys(
+        block.k, block.count, block.dim, static_cast<Pair*>(block.keys), block.key_factors);
+    block.all_values = block.v_format->pack_fixed_values(block.v, block.count, block.v_dim, values,
+                                                         block.units, block.apart);
+  }
+
+  // row_factors bring `scale`.
+  void pack_queries(const float* const* floats, Index count, Index dim, float scale,
+                    const Panel& panel) const override {
+    Pair* const to = static_cast<Pair*>(panel.queries);
+    ConstRow rows[width];
+    for (Index i = 0; i < count; ++i) rows[i] = reinterpret_cast<ConstRow>(floats[i]);
+    alignas(64) float scales[width];
+    for (Index first = 0; first < width; first += simd::lanes) {
+      const Index n = std::clamp<Index>(count - first, 0, simd::lanes);
+      const RowNorms norms = norms_of<Floats>(rows + first, n, dim);
+      const simd::Packet norm = norm_or_nan(norms.square);
+      const simd::Packet factor =
+          simd::max(simd::mul(norm, simd::broadcast(1.0f / fixed_query_norm(dim))),
+                    simd::mul(norms.largest, simd::broadcast(1.0f / fixed_key_norm)));
+      simd::store(scales + first, simd::div(simd::broadcast(1.0f), factor));
+      simd::store(panel.row_factors + first, simd::mul(factor, simd::broadcast(scale)));
+      leave_to_float<Floats>(rows + first, n, dim, scales + first, panel.row_factors + first,
+                             1e18f);
+    }
+    for (Index first = 0; first < width; first += simd::lanes)
+      for_channel_pairs(dim, [&](Index c, Index n) {
+        simd::Square low, high;
+        for (int i = 0; i < simd::lanes; ++i) {
+          low.packet[i] = high.packet[i] = simd::zero();
+          if (first + i >= count) continue;
+          const simd::Packet s = simd::broadcast(scales[first + i]);
+          load_channel_pairs<Floats>(rows[first + i], c, n, low.packet[i], high.packet[i]);
+          low.packet[i] = simd::mul(low.packet[i], s);
+          high.packet[i] = simd::mul(high.packet[i], s);
+        }
+        simd::transpose(low), simd::transpose(high);
+        for (Index i = 0; i < ceil_div(n, 2); ++i)
+          simd::store_pairs(to + (c / 2 + i) * width + first, low.packet[i], high.packet[i]);
+      });
+  }
+
+  void attend(const PackedBlock& block, const Panel& panel, const Sight& sight,
+              PanelScratch& s) const override {
+    float* const x = s.logits.data();
+    Pair* const weights = reinterpret_cast<Pair*>(s.weights.data());
+    PanelPackets top;
+    for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
+    logits(block, static_cast<const Pair*>(panel.queries), panel.row_factors, sight.keys, x, top);
+    const bool exceptions = !block.all_keys || !all_held(panel.row_factors);
+    if (exceptions) logits_in_float(block, panel, sight, x);
+    finish_logits(x, sight, exceptions, top);
+    const Factors factors = softmax(x, sight.keys, top, panel.state, weights);
+    values(block, weights, sight.keys, factors, panel.out);
+    if (exceptions) admit_not_finite(x, sight.keys, panel.state);
+    if (!block.all_values) values_in_float(block, panel, sight, x);
+  }
+
+ private:
+  static constexpr Index value_rows = ceil_div(tuning::block_keys, 2);
+  using Floats = formats::FloatRow;
+
+  // What takes the panel's sums, and those of a block, to the new maximum.
+  struct Factors {
+    PanelPackets before, block;
+  };
+
+  static void logits(const PackedBlock& block, const Pair* panel, const float* row_factors,
+                     Index keys, float* x, PanelPackets& top) {
+    const Index steps = pair_steps(block.dim), stride = key_tile_size(steps);
+    const Pair* tiles = static_cast<const Pair*>(block.keys);
+    for (Index key = 0; key < keys; key += tuning::tile_rows, tiles += stride)
+      logit_tile(tiles, panel, row_factors, steps, block.key_factors + key, x + key * width, top);
+  }
+
+  static Factors softmax(float* x, Index keys, const PanelPackets& top, PanelState& state,
+                         Pair* weights) {
+    Factors factors;
+    simd::Packet reference[packets];
+    Sums sum[packets];
+    for (int j = 0; j < packets; ++j) {
+      reference[j] = PacketState{top[j], top[j]}.reference();
+      sum[j] = Sums::zero();
+      factors.before[j] = state[j].raise(top[j]);
+      factors.block[j] = simd::exp2(simd::sub(top[j], state[j].reference()));
+    }
+    const Sums ones = Sums::broadcast(simd::pair_of(1, 1));
+    const auto weight = [&](Index key, auto j) QUOKA_INLINE_LAMBDA {
+      return simd::exp2_scaled<weight_bits>(
+          simd::sub(simd::load(x + key * width + j * simd::lanes), reference[j]));
+    };
+    const auto leave = [&](Index pair, auto j, const simd::Packet& low, const simd::Packet& high)
+                           QUOKA_INLINE_LAMBDA {
+                             Pair* const to = weights + pair * width + j * simd::lanes;
+                             simd::store_pairs(to, low, high);
+                             sum[j] = fma(Sums::load(to), ones, sum[j]);
+                           };
+    Index key = 0;
+    for (; key + 2 <= keys; key += 2)
+      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+        leave(key / 2, j, weight(key, j), weight(key + 1, j));
+      });
+    if (key < keys)
+      simd::unroll<packets>(
+          [&](auto j) QUOKA_INLINE_LAMBDA { leave(key / 2, j, weight(key, j), simd::zero()); });
+    const simd::Packet one = simd::broadcast(std::ldexp(1.0f, -weight_bits));
+    for (int j = 0; j < packets; ++j)
+      state[j].sum = simd::fma(simd::mul(sum[j].to_float(), one), factors.block[j], state[j].sum);
+    return factors;
+  }
+
+  static void values(const PackedBlock& block, const Pair* weights, Index keys,
+                     const Factors& factors, float* out) {
+    assert(0 < block.v_dim && 0 <= keys && keys <= tuning::block_keys);
+    const Pair* const values = static_cast<const Pair*>(block.values);
+    for_value_tiles(block.v_dim, [&](auto rows, Index c) QUOKA_INLINE_LAMBDA {
+      value_tile<rows>(values + c, value_stride(block.v_dim), weights, ceil_div(keys, 2), factors,
+                       block.units + c, out + c * width);
+    });
+  }
+
+  // One tile of keys times the panel; the maximum goes to top, of use where the tile is whole.
+  static void logit_tile(const Pair* tile, const Pair* panel, const float* row_factors, Index steps,
+                         const float* key_factors, float* x, PanelPackets& top) {
+    constexpr int rows = tuning::tile_rows;
+    Sums acc[rows][packets];
+    simd::unroll<rows, packets>([&](auto i, auto j)
+                                    QUOKA_INLINE_LAMBDA { acc[i][j] = Sums::zero(); });
+    Index left = steps;
+    for (; left >= slab; left -= slab) {
+      rank1_updates<rows, packets, slab>(acc, tile, 1, panel, slab);
+      tile += Index{slab} * rows, panel += Index{slab} * width;
+    }
+    if (left > 0) rank1_updates<rows, packets, slab>(acc, tile, 1, panel, left);
+    simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+      const simd::Packet row = simd::load(row_factors + j * simd::lanes);
+      simd::unroll<rows>([&](auto i) QUOKA_INLINE_LAMBDA {
+        const simd::Packet logit =
+            simd::mul(acc[i][j].to_float(), simd::mul(row, simd::broadcast(key_factors[i])));
+        simd::store(x + i * width + j * simd::lanes, logit);
+        top[j] = simd::max(top[j], logit);
+      });
+    });
+  }
+
+  template <std::size_t Channels>
+  [[gnu::noinline]] static void value_tile(const Pair* values, Index stride, const Pair* weights,
+                                           Index pairs, const Factors& factors, const float* units,
+                                           float* out) {
+    Sums acc[Channels][packets];
+    simd::unroll<Channels, packets>([&](auto i, auto j)
+                                        QUOKA_INLINE_LAMBDA { acc[i][j] = Sums::zero(); });
+    rank1_updates<Channels, packets, 1>(acc, values, stride, weights, pairs);
+    simd::unroll<Channels, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
+      float* const at = out + i * width + j * simd::lanes;
+      const simd::Packet sum = simd::mul(acc[i][j].to_float(), simd::broadcast(units[i]));
+      simd::store(at,
+                  simd::fma(sum, factors.block[j], simd::mul(factors.before[j], simd::load(at))));
+    });
+  }
+};
+
+// A template, so that an ISA without the sums does not compile it.
+template <class Sums>
+const PanelArithmetic& fixed_panels() {
+  static constexpr FixedPanels<Sums> panels;
+  return panels;
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,86 @@
+// A block of keys against a panel of queries in float throughout: see panel_kernels.hpp.
+#pragma once
+
+#include <quoka/kernels/panel_arithmetic.hpp>
+
+#include <algorithm>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+class FloatPanels final : public PanelArithmetic {
+  static constexpr Index width = tuning::panel_rows;
+
+ public:
+  Index key_bytes(Index dim) const override {
+    return ceil_div(tuning::block_keys, tuning::tile_rows) * key_tile_size(dim) * 4;
+  }
+  Index value_bytes(Index v_dim) const override {
+    return tuning::block_keys * value_stride(v_dim) * 4;
+  }
+  Index query_bytes(Index dim) const override { return dim * width * 4; }
+  void reserve(PanelScratch& s, Index v_dim) const override {
+    s.logits.reserve(round_up(tuning::block_keys, tuning::tile_rows) * width);
+    s.lane_out.reserve(2 * v_dim * width);
+  }
+  bool packs_whole_blocks() const override { return false; }
+
+  void pack(PackedBlock& block) const override {
+    pack_keys(*block.k_format, block.k, block.count, block.dim, static_cast<float*>(block.keys));
+    block.finite_values = block.v_format->pack_values(block.v, block.count, block.v_dim,
+                                                      static_cast<float*>(block.values));
+  }
+  void pack_queries(const float* const* rows, Index count, Index dim, float scale,
+                    const Panel& panel) const override {
+    detail::pack_queries<tuning::tile_packets>(rows, count, dim, scale,
+                                               static_cast<float*>(panel.queries));
+  }
+
+  void attend(const PackedBlock& block, const Panel& panel, const Sight& sight,
+              PanelScratch& s) const override {
+    float* const x = s.logits.data();
+    const float* const values = static_cast<const float*>(block.values);
+    PanelPackets top, factors;
+    for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
+    block_logits(static_cast<const float*>(block.keys), static_cast<const float*>(panel.queries),
+                 block.dim, sight.keys, x, top);
+    finish_logits(x, sight, false, top);
+    for (int j = 0; j < tuning::tile_packets; ++j) factors[j] = panel.state[j].raise(top[j]);
+    block_weights(x, sight.keys, panel.state);
+    if (!block.finite_values && sight.mask != nullptr)
+      values_lane_by_lane(values, block.v_dim, x, *sight.mask, factors, panel, s);
+    else
+      block_values(values, block.v_dim, x, sight.keys, factors, panel.out);
+  }
+
+ private:
+  // A masked weight is an exact zero, but zero times NaN is not: where a block holds a NaN or
+  // infinite value, each lane takes the keys it sees and no other. Same tiles, same order, same
+  // bits.
+  static void values_lane_by_lane(const float* values, Index v_dim, const float* weights,
+                                  const PanelMask& mask, const PanelPackets& factors,
+                                  const Panel& panel, PanelScratch& s) {
+    const Index size = v_dim * width;
+    float *result = s.lane_out.data(), *trial = result + size;
+    for (Index lane = 0; lane < panel.rows; ++lane) {
+      const Index first = static_cast<Index>(mask.first[lane]);
+      const Index end = std::max(first, static_cast<Index>(mask.end[lane]));
+      std::copy_n(panel.out, size, trial);
+      block_values(values + first * value_stride(v_dim), v_dim, weights + first * width,
+                   end - first, factors, trial);
+      for (Index c = 0; c < v_dim; ++c) result[c * width + lane] = trial[c * width + lane];
+    }
+    for (Index c = 0; c < v_dim; ++c)
+      std::copy_n(result + c * width, panel.rows, panel.out + c * width);
+  }
+};
+
+inline const PanelArithmetic& float_panels() {
+  static constexpr FloatPanels panels;
+  return panels;
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

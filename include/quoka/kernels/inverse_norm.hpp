@@ -1,0 +1,63 @@
+// 1 / |x| of a row of floats: the one place that says what a zero, huge, infinite or NaN vector counts
+// as.
+//
+//   zero vector, or shorter than the least normal float   0     (its cosine with anything is 0)
+//   infinite element                                      0     (0 * infinity makes its scores NaN)
+//   NaN element                                           NaN
+//
+// The sum of squares is taken in float, and again in double where float could overflow or
+// underflow, so every finite vector of ordinary length has a cosine. Dividing by max(|x|, 1e-6)
+// instead, as some implementations do, would shrink the cosines of short vectors; this is invariant
+// to scaling. dim multiply-adds.
+#pragma once
+
+#include <quoka/simd/simd.hpp>
+#include <quoka/views/index.hpp>
+
+#include <cmath>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+inline float sum_of_products(const float* a, const float* b, Index dim) {
+  simd::Packet acc = simd::zero();
+  Index c = 0;
+  for (; c + simd::lanes <= dim; c += simd::lanes)
+    acc = simd::fma(simd::load_unaligned(a + c), simd::load_unaligned(b + c), acc);
+  float sum = simd::reduce_add(acc);
+  for (; c < dim; ++c) sum = simd::fma(a[c], b[c], sum);
+  return sum;
+}
+
+inline float sum_of_squares(const float* x, Index dim) { return sum_of_products(x, x, dim); }
+
+[[gnu::cold, gnu::noinline]] inline float inverse_norm_in_double(const float* x, Index dim) {
+  double sum = 0.0;
+  for (Index c = 0; c < dim; ++c) sum += static_cast<double>(x[c]) * static_cast<double>(x[c]);
+  const double norm = std::sqrt(sum);
+  if (norm < static_cast<double>(std::numeric_limits<float>::min())) return 0.0f;
+  return static_cast<float>(1.0 / norm);
+}
+
+// x [dim].
+inline float inverse_norm_of_row(const float* x, Index dim) {
+  const float sum = sum_of_squares(x, dim);
+  if (sum > 1e-30f && sum < 1e30f) [[likely]]
+    return 1.0f / std::sqrt(sum);
+  return inverse_norm_in_double(x, dim);
+}
+
+// Whether no element of x [dim] is NaN or infinite; `inverse` is its inverse norm, which answers at
+// once for all but zero and non-finite rows.
+inline bool is_finite_row(const float* x, Index dim, float inverse) {
+  if (inverse > 0.0f) [[likely]]
+    return true;
+  bool finite = true;
+  for (Index c = 0; c < dim; ++c) finite = finite && std::isfinite(x[c]);
+  return finite;
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,98 @@
+// In what arithmetic a block of keys meets a panel of queries: float, or 16-bit fixed point.
+//
+//   pack           one block of keys and values, once for all panels of a task
+//   pack_queries   one panel of queries, once for all blocks
+//   attend         logits, softmax and values of one block and one panel
+//
+// head_attention.hpp walks blocks and panels and knows neither what is packed nor in which numbers.
+// An arithmetic has no state: what a task needs lies in its scratch.
+#pragma once
+
+#include <quoka/kernels/packing.hpp>
+#include <quoka/kernels/panel_kernels.hpp>
+
+#include <cstddef>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// A block of keys and values, as rows and as packed.
+struct PackedBlock {
+  const ConstRow *k, *v;  // [count]
+  const Format *k_format, *v_format;
+  Index count, dim, v_dim;
+  void *keys, *values;
+  bool finite_values;  // float: no NaN and no infinity among them
+
+  // Fixed point. Factors of the keys; units of the values' channels, 0 for those that are left to
+  // float, which are 1 in `apart`; is none left?
+  alignas(64) float key_factors[round_up(tuning::block_keys, tuning::tile_rows* simd::lanes)];
+  float *units, *apart;
+  bool all_keys, all_values;
+};
+
+// Queries of a panel, found again where packed ones do not serve: fills the panel's rows.
+struct PanelRows {
+  const void* owner;
+  Index panel;
+  void (*find)(const void* owner, Index panel, const float** rows);
+};
+
+// A panel of queries and its accumulator.
+struct Panel {
+  void* queries;
+  float* row_factors;  // [panel_rows], fixed point
+  PanelState& state;
+  float* out;  // [v_dim][panel_rows]
+  Index rows;  // at most panel_rows
+  PanelRows source;
+};
+
+// What of a block a panel sees.
+struct Sight {
+  Index keys;             // the first ones of the block; some row sees the last of them
+  const PanelMask* mask;  // null: every row sees all of them
+  float query_scale;      // of the logits
+  float cap_log2;         // 0: no soft-cap
+};
+
+struct PanelScratch {
+  Buffer<float> logits;       // [block_keys, rounded up to tiles][panel_rows]
+  Buffer<std::byte> weights;  // the same in the arithmetic's own elements
+  Buffer<float> lane_out;     // two accumulators
+};
+
+class PanelArithmetic {
+ public:
+  // Bytes of a packed block's keys, of its values, and of a panel of queries.
+  virtual Index key_bytes(Index dim) const = 0;
+  virtual Index value_bytes(Index v_dim) const = 0;
+  virtual Index query_bytes(Index dim) const = 0;
+  virtual void reserve(PanelScratch& s, Index v_dim) const = 0;
+  // Does a block's result depend on how many of its keys are packed? Then every task packs all.
+  virtual bool packs_whole_blocks() const = 0;
+
+  virtual void pack(PackedBlock& block) const = 0;
+  // rows[0, count) times `scale` to panel.queries.
+  virtual void pack_queries(const float* const* rows, Index count, Index dim, float scale,
+                            const Panel& panel) const = 0;
+  virtual void attend(const PackedBlock& block, const Panel& panel, const Sight& sight,
+                      PanelScratch& s) const = 0;
+
+ protected:
+  ~PanelArithmetic() = default;
+};
+
+// Logits as products left them to logits for the softmax; `again`: top must be looked for again.
+inline void finish_logits(float* x, const Sight& sight, bool again, PanelPackets& top) {
+  if (sight.cap_log2 != 0.0f) cap_logits(x, sight.keys * tuning::panel_rows, sight.cap_log2);
+  if (sight.mask != nullptr) mask_logits(x, sight.keys, *sight.mask);
+  if (again || sight.mask != nullptr || sight.cap_log2 != 0.0f ||
+      sight.keys % tuning::tile_rows != 0)
+    block_maximum(x, sight.keys, top);
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,148 @@
+// One block of keys against one panel of query rows: logits, softmax, values.
+//
+//   logits    x[key][row]   = sum over channels of k[key][c] * q[c][row]
+//   softmax   state.raise(max over keys of x); w = 2^(x - max); state.sum += w
+//   values    out[c][row]   = factor[row] * out[c][row] + sum over keys of v[key][c] * w[key][row]
+//
+// Query rows lie across the lanes, so the softmax runs down the keys without a horizontal step, a
+// head's channels are broadcast one by one (any head_dim, no padding), and nothing is transposed
+// but the queries. Sums run over a block, then over the blocks: their rounding error grows with the
+// number of blocks, not of keys. Per block and panel: 2 * keys * panel_rows * (dim + v_dim) FLOPs,
+// and about 17 vector operations for each packet of weights; reads keys * (dim + v_dim) packed
+// floats from L2 and reads and writes panel_rows * v_dim accumulators.
+#pragma once
+
+#include <quoka/kernels/packing.hpp>
+#include <quoka/kernels/register_tile.hpp>
+#include <quoka/kernels/softmax_state.hpp>
+
+#include <cassert>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+using PanelState = PacketState[tuning::tile_packets];
+using PanelPackets = simd::Packet[tuning::tile_packets];
+
+// Which keys [first, end) of the block each lane sees, as small exact floats.
+struct PanelMask {
+  alignas(64) float first[tuning::panel_rows];
+  alignas(64) float end[tuning::panel_rows];
+};
+
+// x for `keys` keys; returns in `top` the maximum over whole tiles. A last, partial tile is left
+// out of it: its zero keys must not raise a maximum, and the caller looks again in that case.
+// multiply(acc, key) is the product of the tile that begins at `key`.
+template <class Multiply>
+QUOKA_INLINE void block_logits(Index keys, float* x, PanelPackets& top, Multiply&& multiply) {
+  constexpr int rows = tuning::tile_rows, packets = tuning::tile_packets;
+  for (Index key = 0; key < keys; key += rows) {
+    simd::Packet acc[rows][packets];
+    multiply(acc, key);
+    const bool whole = key + rows <= keys;
+    simd::unroll<rows, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
+      simd::store(x + (key + i) * tuning::panel_rows + j * simd::lanes, acc[i][j]);
+      if (whole) top[j] = simd::max(top[j], acc[i][j]);
+    });
+  }
+}
+
+inline void block_logits(const float* tiles, const float* queries, Index dim, Index keys, float* x,
+                         PanelPackets& top) {
+  block_logits(keys, x, top, [&](auto& acc, Index) QUOKA_INLINE_LAMBDA {
+    multiply_key_tile(acc, tiles, queries, dim, [] {});
+    tiles += key_tile_size(dim);
+  });
+}
+
+// x = cap * tanh(x / cap) in log2 units, for `count` logits, whole packets: the queries were scaled
+// by 1 / cap, `cap_log2` brings it back.
+[[gnu::noinline]] inline void cap_logits(float* x, Index count, float cap_log2) {
+  for (Index i = 0; i < count; i += simd::lanes)
+    simd::store(x + i, simd::mul(simd::tanh(simd::load(x + i)), simd::broadcast(cap_log2)));
+}
+
+// Logits outside a lane's keys become -inf.
+[[gnu::noinline]] inline void mask_logits(float* x, Index keys, const PanelMask& mask) {
+  const simd::Packet hidden = simd::broadcast(-simd::infinity);
+  for (Index key = 0; key < keys; ++key) {
+    const simd::Packet here = simd::broadcast(static_cast<float>(key));
+    for (Index lane = 0; lane < tuning::panel_rows; lane += simd::lanes) {
+      float* at = x + key * tuning::panel_rows + lane;
+      const simd::Packet before_end =
+          simd::select_less(here, simd::load(mask.end + lane), simd::load(at), hidden);
+      simd::store(at, simd::select_less(here, simd::load(mask.first + lane), hidden, before_end));
+    }
+  }
+}
+
+inline void block_maximum(const float* x, Index keys, PanelPackets& top) {
+  simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+    top[j] = simd::broadcast(-simd::infinity);
+    for (Index key = 0; key < keys; ++key)
+      top[j] = simd::max(top[j], simd::load(x + key * tuning::panel_rows + j * simd::lanes));
+  });
+}
+
+// Logits to weights, in place; their sum over the block, in the order of the keys, goes to state.
+inline void block_weights(float* x, Index keys, PanelState& state) {
+  simd::Packet reference[tuning::tile_packets], sum[tuning::tile_packets];
+  simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+    reference[j] = state[j].reference();
+    sum[j] = simd::zero();
+  });
+  for (Index key = 0; key < keys; ++key, x += tuning::panel_rows) {
+    simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+      const simd::Packet w = simd::exp2(simd::sub(simd::load(x + j * simd::lanes), reference[j]));
+      sum[j] = simd::add(sum[j], w);
+      simd::store(x + j * simd::lanes, w);
+    });
+  }
+  simd::unroll<tuning::tile_packets>(
+      [&](auto j) QUOKA_INLINE_LAMBDA { state[j].sum = simd::add(state[j].sum, sum[j]); });
+}
+
+// `Channels` rows of the accumulator panel.
+template <std::size_t Channels>
+[[gnu::noinline]] void value_tile(const float* values, Index stride, const float* weights,
+                                  Index keys, const PanelPackets& factor, float* out) {
+  constexpr int packets = tuning::tile_packets;
+  simd::Packet acc[Channels][packets];
+  simd::unroll<Channels, packets>([&](auto i, auto j)
+                                      QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
+  rank1_updates<Channels, packets, 1>(acc, values, stride, weights, keys);
+  simd::unroll<Channels, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
+    float* at = out + i * tuning::panel_rows + j * simd::lanes;
+    simd::store(at, simd::fma(factor[j], simd::load(at), acc[i][j]));
+  });
+}
+
+// tile(height, c) for all channels, in tiles of a few heights: as many of tile_rows as leave a
+// multiple of the next one, 128 = 8 x 14 + 2 x 8 and not 9 x 14 + 2; each height is compiled once.
+template <class Tile>
+QUOKA_INLINE void for_value_tiles(Index dim, Tile&& tile) {
+  constexpr int tall = tuning::tile_rows, next = tall > 8 ? 8 : 4;
+  Index most = dim / tall, c = 0;
+  for (Index fewer = 1; fewer < next && fewer <= most && (dim - most * tall) % next != 0; ++fewer)
+    if ((dim - (dim / tall - fewer) * tall) % next == 0) most = dim / tall - fewer;
+  for (Index t = 0; t < most; ++t, c += tall) tile(std::integral_constant<int, tall>{}, c);
+  for (; dim - c >= next; c += next) tile(std::integral_constant<int, next>{}, c);
+  if constexpr (next > 4)
+    if (dim - c >= 4) tile(std::integral_constant<int, 4>{}, c), c += 4;
+  if (dim - c >= 2) tile(std::integral_constant<int, 2>{}, c), c += 2;
+  if (dim - c >= 1) tile(std::integral_constant<int, 1>{}, c);
+}
+
+inline void block_values(const float* values, Index dim, const float* weights, Index keys,
+                         const PanelPackets& factor, float* out) {
+  assert(0 < dim && 0 <= keys && keys <= tuning::block_keys);
+  for_value_tiles(dim, [&](auto rows, Index c) QUOKA_INLINE_LAMBDA {
+    value_tile<rows>(values + c, value_stride(dim), weights, keys, factor,
+                     out + c * tuning::panel_rows);
+  });
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

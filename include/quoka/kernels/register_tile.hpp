@@ -1,0 +1,62 @@
+// The register tile: the one inner loop of the library.
+//
+// acc[i][j] += sum over s of a[i, s] * b[s, j], for i < Rows broadcast elements and j < Packets
+// packets: a chain of rank-1 updates held in registers. Both products of attention and the scoring
+// of keys are this loop; they differ only in where `a` lies:
+//   logits  [keys x query rows]:      a = packed keys,   s = channels, b = transposed queries
+//   outputs [channels x query rows]:  a = value rows,    s = keys,     b = softmax weights
+// Per step: Rows + Packets loads, Rows * Packets multiply-adds. Each acc element is one chain in
+// the order of s, so its bits do not depend on Rows, Packets or how work was cut. Elements are
+// float, or pairs of 16-bit integers whose products add up in 32 bits (fixed_panels.hpp).
+#pragma once
+
+#include <quoka/simd/pair_sums.hpp>
+#include <quoka/kernels/tuning.hpp>
+
+QUOKA_PACKET_ARGUMENTS_BEGIN
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// `a_row` elements lie between a[i] and a[i + 1], `a_step` between steps; b advances by
+// Packets * lanes. b is packet-aligned.
+template <std::size_t Rows, std::size_t Packets, int a_row, class P, class A, class B>
+QUOKA_INLINE void rank1_updates(P (&acc)[Rows][Packets], const A* a, Index a_step, const B* b,
+                                Index steps) {
+  for (Index s = 0; s < steps; ++s) {
+    P column[Packets];
+    simd::unroll<Packets>(
+        [&](auto j) QUOKA_INLINE_LAMBDA { column[j] = simd::load<P>(b + j * simd::lanes); });
+    simd::unroll<Rows>([&](auto i) QUOKA_INLINE_LAMBDA {
+      const P x = simd::broadcast<P>(a[i * a_row]);
+      simd::unroll<Packets>(
+          [&](auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = simd::fma(x, column[j], acc[i][j]); });
+    });
+    a += a_step;
+    b += int{Packets} * simd::lanes;
+  }
+}
+
+// One packed tile of keys, [slab][tile_rows][slab_channels], times a panel of transposed queries,
+// [channel][Packets * lanes]: acc[key][packet of rows]. between() is called once per slab.
+template <std::size_t Packets, class Between>
+QUOKA_INLINE void multiply_key_tile(simd::Packet (&acc)[tuning::tile_rows][Packets],
+                                    const float* tile, const float* panel, Index dim,
+                                    Between&& between) {
+  constexpr int rows = tuning::tile_rows, channels = tuning::slab_channels;
+  simd::unroll<rows, Packets>([&](auto i, auto j)
+                                  QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
+  Index left = dim;
+  for (; left >= channels; left -= channels) {
+    between();
+    rank1_updates<rows, Packets, channels>(acc, tile, 1, panel, channels);
+    tile += channels * rows;
+    panel += channels * int{Packets} * simd::lanes;
+  }
+  if (left > 0) rank1_updates<rows, Packets, channels>(acc, tile, 1, panel, left);
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+QUOKA_PACKET_ARGUMENTS_END

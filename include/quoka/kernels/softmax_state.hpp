@@ -1,0 +1,88 @@
+// Online softmax as a value: the running {max, sum} of one row of logits, or of one row per lane.
+//
+//   identity       max = -inf, sum = 0
+//   raise(m)       admits logits up to m; returns the factor for all that was accumulated so far
+//   weight(x)      2^(x - max): what a logit x <= max adds to sum and, times its value, to out
+//   admit(x)       adds a logit that has no value
+//   merge(other)   the state of both key sets; returns the factors for the two outs
+//   inverse_sum    finishes: out / sum; lse_nat gives the log-sum-exp
+//
+// Logits are in units of log2 (log2(e) is folded into the attention scale). A masked logit is -inf
+// and nothing stands in for it: while max is -inf every difference is taken against 0, so weights
+// and factors are exact zeros and an empty row ends as zeros with log-sum-exp -inf. The accumulated
+// output stays with its owner, who applies the factors. Source: Milakov and Gimelshein, 2018; the
+// merge is that of FlashAttention's split keys.
+#pragma once
+
+#include <quoka/simd/simd.hpp>
+
+#include <cmath>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+inline constexpr float log2_e = 1.44269504088896341f;
+inline constexpr double ln_2 = 0.693147180559945309;
+
+template <class P>  // float, or simd::Packet: one row per lane
+struct SoftmaxState {
+  P max;
+  P sum;
+
+  QUOKA_INLINE static SoftmaxState identity() {
+    return {simd::broadcast<P>(-simd::infinity), simd::zero<P>()};
+  }
+
+  // `max`, or 0 where no logit has been admitted.
+  QUOKA_INLINE P reference() const {
+    return simd::select_less(simd::broadcast<P>(-simd::infinity), max, max, simd::zero<P>());
+  }
+
+  QUOKA_INLINE P weight(const P& logit) const { return simd::exp2(simd::sub(logit, reference())); }
+
+  QUOKA_INLINE P raise(const P& logit_max) {
+    const P before = max;
+    max = simd::max(max, logit_max);
+    const P factor = simd::exp2(simd::sub(before, reference()));
+    sum = simd::mul(sum, factor);
+    return factor;
+  }
+
+  // A logit without a value: a sink.
+  QUOKA_INLINE void admit(const P& logit) {
+    raise(logit);
+    sum = simd::add(sum, weight(logit));
+  }
+
+  struct Factors {
+    P self, other;
+  };
+  QUOKA_INLINE Factors merge(SoftmaxState other) {
+    const P top = simd::max(max, other.max);
+    const Factors factors{raise(top), other.raise(top)};
+    sum = simd::add(sum, other.sum);
+    return factors;
+  }
+
+  // 1 / sum; 0 for an empty row, NaN for a row that met one.
+  QUOKA_INLINE P inverse_sum() const {
+    const P nothing = simd::mul(sum, simd::zero<P>());
+    return simd::select_less(simd::zero<P>(), sum, simd::div(simd::broadcast<P>(1.0f), sum),
+                             nothing);
+  }
+};
+
+// One state per query row of a packet.
+QUOKA_PACKET_ARGUMENTS_BEGIN
+using PacketState = SoftmaxState<simd::Packet>;
+QUOKA_PACKET_ARGUMENTS_END
+
+// Natural logarithm of the sum of exp(logit) of one finished row.
+inline float lse_nat(float max, float sum) {
+  return sum == 0.0f ? -simd::infinity
+                     : static_cast<float>(
+                           (static_cast<double>(max) + std::log2(static_cast<double>(sum))) * ln_2);
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

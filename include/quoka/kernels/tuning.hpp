@@ -1,0 +1,90 @@
+// Every block size and threshold, each with its reason. Change one, run bench/quoka_bench.
+#pragma once
+
+#include <quoka/simd/simd.hpp>
+#include <quoka/views/index.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace tuning {
+
+// Register tile: tile_rows broadcast elements times tile_packets packets of query rows. With 32
+// registers 14 x 2 leaves room for the two operands and one broadcast (28 + 2 + 1 of 32); with 16
+// registers 6 x 2 does (12 + 2 + 1). Both keep enough independent multiply-adds in flight to hide
+// their latency (4 cycles times 2 units).
+inline constexpr int tile_rows = simd::registers >= 32 ? 14 : 6;
+inline constexpr int tile_packets = 2;
+
+// Query rows per panel: the width of the register tile.
+inline constexpr int panel_rows = tile_packets * simd::lanes;
+
+// Channels per slab of a packed key tile: one cache line of each key, so that a tile is read as one
+// forward stream and the distance between its keys is a constant in the instruction.
+inline constexpr int slab_channels = 16;
+
+// Keys per block: a multiple of tile_rows. One block of weights (block_keys x panel_rows floats,
+// 14 KiB with AVX-512) stays in L1 between softmax and the value product; packed K and V of a block
+// (112 KiB at head_dim 128) stay in L2 for all panels.
+inline constexpr int block_keys = tile_rows * (simd::registers >= 32 ? 8 : 16);
+
+// 16-bit fixed point (fixed_panels.hpp): bits of the weights. The sum of a block's keys fits 32 bits,
+// so that one bit more for the weights is one less for the values: with 13 recorded layers are off
+// by twice as much, with 15 normal data by 1.6 times as much.
+inline constexpr int fixed_weight_bits = 14;
+
+// Panels of one task: queries and accumulators of 16 panels are 512 KiB at head_dim 128, and
+// packing a block of keys costs about 0.5 % of its use by 16 panels. Below 4 panels it would cost
+// over 2 %.
+inline constexpr Index max_panels_per_task = 16;
+inline constexpr Index min_panels_per_task = 4;
+
+// A head of fewer panels than min_panels_per_task is cut over its keys: parts of at least
+// part_blocks blocks, at most max_parts of them (their results wait in memory to be merged).
+inline constexpr Index part_blocks = 4;
+inline constexpr Index max_parts = 16;
+
+// One token's attention. Beyond token_rows query rows a panel is faster. Softmax goes block by
+// block, of as many keys as have their weights in L1: every change from keys to values and back
+// leaves memory idle for a while (blocks of 128 keys reached 0.63 of the bandwidth, these 0.85).
+// Stretches of keys and values stay in L1 while the query rows take turns at them, values two rows
+// by token_value_packets packets at a time. Keys against several rows leave the processor too
+// little room to read ahead by itself: rows are asked for token_prefetch_keys ahead. Against one
+// row, asking costs more than it brings. Heads that lie side by side take turns at blocks of
+// token_together_keys: 8 heads of 128 channels are 0.4 MiB of L2 (16 keys: 5 % slower, 128: 7 %;
+// without asking in the order of memory: 2.4 times as slow).
+inline constexpr Index token_rows = panel_rows / 2;
+inline constexpr Index token_block_keys = 1024;
+inline constexpr Index token_together_keys = 48;
+inline constexpr Index token_stretch_keys = 16;
+inline constexpr Index token_value_keys = 8;
+inline constexpr Index token_prefetch_keys = 48;
+inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;
+
+// Tasks per worker that a call aims for, so that uneven ones (and an uneven machine) balance.
+inline constexpr Index tasks_per_worker = 4;
+
+// Keys per scoring task: 2 MiB of float keys at head_dim 128.
+inline constexpr Index score_task_keys = 4096;
+
+// Weights of panels of queries over all keys that one pass of exact softmax scoring may hold per
+// worker: four panels at 32,768 keys, still in a last-level cache. A quarter of it cost a third
+// more.
+inline constexpr Index mass_weight_bytes = Index{16} << 20;
+
+// Keys per task of the sketched scan: 512 KiB of codes at head_dim 128; a multiple of 16.
+inline constexpr Index sketch_task_keys = 4096;
+
+// Pairs of code blocks (4 KiB at head_dim 128) between the one that is used and the one asked for.
+inline constexpr Index sketch_prefetch_pairs = 8;
+
+// Scores that top_k looks at to guess a threshold. With 1,024 of 32,768 it keeps about 1.6 k of
+// them; 512 keep 2 k, and 4,096 cost more than they save. A histogram over the leading bits of all
+// scores took twice the time of all of top_k: its counters wait for each other.
+inline constexpr Index top_k_samples = 1024;
+
+// Key tiles between the one that is scored and the one whose rows are asked for.
+inline constexpr Index score_prefetch_tiles = 2;
+
+}  // namespace tuning
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,85 @@
+// Contract checks at the public edge: each throws std::invalid_argument that names both numbers.
+//
+// The checks run before anything is written. The throwing half is cold and out of line, so a check
+// costs its callers one compare.
+#pragma once
+
+#include <quoka/views/index.hpp>
+
+#include <array>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// snprintf, not std::to_string: that one is a template of the standard library's, which a linker may
+// take from a unit compiled for another processor (version.hpp).
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail(std::string_view a, Index a_value,
+                                                        std::string_view relation,
+                                                        std::string_view b, Index b_value) {
+  const auto part = [](std::string_view text) { return static_cast<int>(text.size()); };
+  char message[512];
+  std::snprintf(message, sizeof message, "quoka: %.*s is %td, %.*s %.*s%s%td", part(a), a.data(),
+                a_value, part(relation), relation.data(), part(b), b.data(),
+                b.empty() ? "" : ", which is ", b_value);
+  throw std::invalid_argument(message);
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_range(std::string_view name, double value,
+                                                              std::string_view range) {
+  char message[512];
+  std::snprintf(message, sizeof message, "quoka: %.*s is %g, not in %.*s",
+                static_cast<int>(name.size()), name.data(), value, static_cast<int>(range.size()),
+                range.data());
+  throw std::invalid_argument(message);
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_because(std::string_view reason) {
+  char message[512];
+  std::snprintf(message, sizeof message, "quoka: %.*s", static_cast<int>(reason.size()),
+                reason.data());
+  throw std::invalid_argument(message);
+}
+
+inline void require_equal(std::string_view a, Index a_value, std::string_view b, Index b_value) {
+  if (a_value != b_value) [[unlikely]]
+    fail(a, a_value, "but must equal", b, b_value);
+}
+
+inline void require_at_least(std::string_view name, Index value, Index least) {
+  if (value < least) [[unlikely]]
+    fail(name, value, "but must be at least", "", least);
+}
+
+inline void require_at_most(std::string_view a, Index a_value, std::string_view b, Index b_value) {
+  if (a_value > b_value) [[unlikely]]
+    fail(a, a_value, "but must be at most", b, b_value);
+}
+
+// a must be a positive multiple of b; b must be positive.
+inline void require_multiple(std::string_view a, Index a_value, std::string_view b, Index b_value) {
+  if (b_value < 1 || a_value < 1 || a_value % b_value != 0) [[unlikely]]
+    fail(a, a_value, "but must be a positive multiple of", b, b_value);
+}
+
+// Sizes of a tensor, axis by axis: [batch, heads, len] or [batch, heads, len, dim].
+template <std::size_t Rank>
+void require_sizes(std::string_view tensor, const std::array<Index, Rank>& sizes,
+                   const std::array<Index, Rank>& expected) {
+  static constexpr const char* axes[] = {"batch", "heads", "len", "dim"};
+  for (std::size_t axis = 0; axis < Rank; ++axis)
+    if (sizes[axis] != expected[axis]) [[unlikely]] {
+      char name[128];
+      std::snprintf(name, sizeof name, "%.*s's %s", static_cast<int>(tensor.size()), tensor.data(),
+                    axes[axis]);
+      fail(name, sizes[axis], "but must be", "", expected[axis]);
+    }
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

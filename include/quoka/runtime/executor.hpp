@@ -1,0 +1,82 @@
+// Who runs the tasks of a call: an executor the caller hands in.
+//
+// An executor runs f(task, worker) for every task in [0, tasks) and returns when all are done;
+// `worker` is in [0, workers()) and no two tasks run under the same worker at the same time, so it
+// indexes scratch memory. Tasks may run in any order: no result depends on it. The library starts
+// no thread of its own. A caller's pool plugs in by these two members:
+//
+//   struct MyPool {
+//     int workers() const;                                      // at least 1
+//     template <class F> void run(quoka::Index tasks, F&& f);   // f(Index task, int worker)
+//   };
+//
+// Functions take it as an ExecutorRef: one compiled copy of them serves every executor.
+#pragma once
+
+#include <quoka/runtime/check.hpp>
+#include <quoka/runtime/function_ref.hpp>
+
+#include <concepts>
+#include <memory>
+#include <type_traits>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+template <class E>
+concept Executor = requires(std::remove_reference_t<E>& executor, Index tasks,
+                            void (*f)(Index, int)) {
+  { executor.workers() } -> std::convertible_to<int>;
+  executor.run(tasks, f);
+};
+
+// Runs every task on the calling thread, in order.
+struct SerialExecutor {
+  static constexpr int workers() { return 1; }
+  template <class F>
+  void run(Index tasks, F&& f) const {
+    for (Index task = 0; task < tasks; ++task) f(task, 0);
+  }
+};
+
+// What an executor is given: f(task, worker).
+using TaskRef = FunctionRef<void(Index task, int worker)>;
+
+// An executor of any type, borrowed for a call. An executor itself; it does not allocate. Throws
+// std::invalid_argument where an executor has no worker, and from run() where it runs a task under a
+// worker that it does not have.
+class ExecutorRef {
+ public:
+  template <Executor E>
+  ExecutorRef(E&& executor) requires(!std::same_as<std::remove_cvref_t<E>, ExecutorRef>)
+      : executor_(const_cast<void*>(static_cast<const void*>(std::addressof(executor)))),
+        workers_(executor.workers()),
+        run_([](void* of, Index tasks, const TaskRef& task) {
+          static_cast<std::remove_reference_t<E>*>(of)->run(tasks, task);
+        }) {
+    detail::require_at_least("the executor's workers()", workers_, 1);
+  }
+
+  int workers() const { return workers_; }
+
+  template <class F>
+  void run(Index tasks, F&& f) const {
+    const auto checked = [this, &f](Index task, int worker) {
+      if (worker < 0 || worker >= workers_) [[unlikely]]
+        detail::fail("the executor's worker", worker, "but must be at least 0 and below",
+                     "its workers()", workers_);
+      f(task, worker);
+    };
+    run_(executor_, tasks, TaskRef(checked));
+  }
+
+ private:
+  void* executor_;
+  int workers_;
+  void (*run_)(void* executor, Index tasks, const TaskRef& task);
+};
+
+static_assert(Executor<SerialExecutor> && Executor<ExecutorRef>);
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

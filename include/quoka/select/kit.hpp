@@ -1,0 +1,186 @@
+// What selectors are made of, for those who write one: loops over KV heads, query rows, and scores of
+// several queries per KV head in either domain.
+//
+//   softmax   score[t] = mean over rows of softmax(logits of the row)[t]
+//   logit     score[t] = mean over rows of logit[t] = logit of the mean row
+//
+// A method says how a KV head's rows come about (FillRows) and what lies in place of the keys
+// (KeySource). Rows with a NaN or an infinity are left out. softmax: 2 * rows * keys * dim FLOPs per
+// KV head and a weight per row and key, tuning::mass_weight_bytes of them at a time; logit: 2 * keys *
+// dim. The baselines of this library are written with these functions alone.
+#pragma once
+
+#include <quoka/formats/float_rows.hpp>
+#include <quoka/runtime/buffer.hpp>
+#include <quoka/runtime/worker_scratch.hpp>
+#include <quoka/select/selector.hpp>
+#include <quoka/select/steps/mass_scratch.hpp>
+#include <quoka/select/steps/score.hpp>
+#include <quoka/select/steps/top_k.hpp>
+
+#include <cmath>
+#include <limits>
+#include <span>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// A selector's own scores [batch, heads, len], in memory of its own.
+inline TensorView<float, 3> score_view(float* scores, Index batch, Index heads, Index len) {
+  return {scores, {batch, heads, len}, {heads * len, len, 1}};
+}
+
+// f(b, kv_head, worker) for every KV head of every sequence.
+template <class F>
+void for_each_kv_head(const Rows& k, ExecutorRef executor, F&& f) {
+  executor.run(k.batch() * k.heads(),
+               [&](Index task, int worker) { f(task / k.heads(), task % k.heads(), worker); });
+}
+
+// Rows of any format as floats, one at a time: read(address) is good until the next.
+using RowReader = detail::FloatRow;
+
+// 1 / |x| of x [dim]: 0 for a zero or infinite vector, NaN for one with a NaN.
+float inverse_norm(const float* x, Index dim);
+// sum over c of a[c] * b[c]
+float dot(const float* a, const float* b, Index dim);
+// Is no element of x [dim] NaN or infinite?
+bool is_finite_row(const float* x, Index dim);
+
+// Where rows are written: add(row, factor) appends a query's channels times factor, if they are
+// finite.
+class RowWriter {
+ public:
+  RowWriter(float* rows, Index dim, RowReader& reader) : rows_(rows), dim_(dim), reader_(&reader) {}
+
+  // A row of the reader's format.
+  void add(ConstRow row, float factor) { add(read(row), factor); }
+  void add(const float* row, float factor) {
+    float* const to = next();
+    for (Index c = 0; c < dim_; ++c) to[c] = row[c] * factor;
+    keep_if_finite();
+  }
+  const float* read(ConstRow row) const { return reader_->read(row); }
+  // The place of the next row, for those who write it themselves; it counts once kept.
+  float* next() const { return rows_ + count_ * dim_; }
+  void keep_if_finite() {
+    const float* const row = next();
+    float poison = 0.0f;  // x * 0 is NaN for NaN and infinity
+    for (Index c = 0; c < dim_; ++c) poison += row[c] * 0.0f;
+    if (poison == 0.0f) ++count_;
+  }
+  Index count() const { return count_; }
+
+ private:
+  float* rows_;
+  Index dim_, count_ = 0;
+  RowReader* reader_;
+};
+
+// Writes the rows that score for one head of the scores, times `factor`.
+using FillRows = FunctionRef<void(Index b, Index head, float factor, RowWriter& rows)>;
+
+// Each head has at most max_rows rows of dim channels. fill() makes them from rows of read_dim
+// channels in `format`, the queries'.
+struct QueryRows {
+  Index max_rows, dim, read_dim;
+  const Format& format;
+};
+
+// Reused memory of the functions below.
+struct QueryScoreState : NoState {
+  WorkerScratch<detail::MassScratch> mass;
+  WorkerScratch<detail::ScoreScratch> score;
+  Buffer<float> mean;  // [batch, kv_heads, 1, dim]
+
+  Index bytes() const { return mass.bytes() + score.bytes() + mean.bytes(); }
+};
+
+// Channel-major keys in blocks (channel_keys.hpp).
+struct ChannelMajorKeys;
+
+namespace detail {
+class MassKeys;
+}
+
+// What the rows are multiplied with.
+class KeySource {
+ public:
+  // The rows of k [batch, kv_heads, len, dim].
+  KeySource(const Rows& k);
+  // `count` channels of each key: those of a KV head begin at chosen[(b * kv_heads + head) * stride].
+  KeySource(const ChannelMajorKeys& keys, const Index* chosen, Index count, Index stride);
+
+  // use(keys) with what stands for the keys of one of `heads` heads of scores.
+  void with_keys(Index b, Index head, Index heads, RowReader& reader,
+                 FunctionRef<void(detail::MassKeys&)> use) const {
+    with_keys_(*this, b, head, heads, reader, use);
+  }
+
+ private:
+  Rows rows_;
+  const ChannelMajorKeys* channel_major_ = nullptr;
+  const Index* channels_ = nullptr;
+  Index count_ = 0, stride_ = 0;
+  void (*with_keys_)(const KeySource&, Index b, Index head, Index heads, RowReader& reader,
+                     FunctionRef<void(detail::MassKeys&)> use);
+};
+
+// scores [batch, heads, keys]: the mean over a head's rows of their softmax, or its maximum. heads is
+// a multiple of the keys' KV heads. `capacity`: as many keys as there may be in later calls, for
+// scratch memory.
+void softmax_scores(const QueryRows& shape, FillRows fill, const KeySource& keys, Index capacity,
+                    Aggregation over, TensorView<float, 3> scores, QueryScoreState& state,
+                    ExecutorRef executor);
+
+// scores [batch, kv_heads, keys]; keys [batch, kv_heads, keys, dim].
+void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
+                       TensorView<float, 3> scores, QueryScoreState& state, ExecutorRef executor);
+
+// scores [batch, kv_heads, kv_len] by exact logits of the queries at position_of(m), m < n, of every
+// head of the group.
+void exact_scores(const SelectorInput& input, Index n, FunctionRef<Index(Index m)> position_of,
+                  Domain domain, Aggregation over, TensorView<float, 3> scores,
+                  QueryScoreState& state, ExecutorRef executor);
+
+// Scratch of add_causal_mass, of one worker: `rows` [rows, dim] is for the queries.
+using CausalMassScratch = detail::MassScratch;
+
+// Attention of some query rows to listed keys, each row to those before its end: mass[0, key_count)
+// = share * the sum of the rows' softmax. scratch.rows [rows, dim] hold the queries times the logit
+// scale and log2_of_e; ends [rows]; scratch is reserved for (rows, key_count, dim).
+void add_causal_mass(Index rows, const Index* ends, const RowFinder& keys, const Format& format,
+                     Index key_count, Index dim, float share, float* mass,
+                     CausalMassScratch& scratch);
+
+// Top-k for selectors that do it themselves: steps/top_k.hpp.
+using TopKScratch = detail::TopKScratch;
+// Throws std::invalid_argument for a window < 1 and a negative keep_first or keep_last.
+inline void check_top_k(const TopKOptions& options) { detail::check_top_k(0, options); }
+// The kept.size() best of one head's scores, as ascending positions. scratch is reserved for
+// (scores.size(), options.window).
+inline void best_of_head(std::span<const float> scores, const TopKOptions& options,
+                         std::span<Position> kept, TopKScratch& scratch) {
+  detail::top_k_head(scores.data(), std::ssize(scores), options, kept, scratch);
+}
+// The `budget` best of scores [batch, kv_heads, kv_len], as score_view() has them. scratch likewise.
+inline void best_keys(const TensorView<float, 3>& scores, Index budget, const TopKOptions& options,
+                      WorkerScratch<TopKScratch>& scratch, Selection& selection,
+                      ExecutorRef executor) {
+  detail::select_top_k(scores.data(), scores.batch(), scores.heads(), scores.len(), budget, options,
+                       selection, scratch, executor);
+}
+// Scores as top-k orders them: minus infinity for one that is not finite.
+inline float ordered_score(float score) {
+  return std::isfinite(score) ? score : -std::numeric_limits<float>::infinity();
+}
+
+// What takes natural units to those of weights, powers of two.
+inline constexpr float log2_of_e = 1.44269504088896341f;
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if !defined(QUOKA_COMPILED)
+#include <quoka/select/kit_impl.hpp>
+#endif

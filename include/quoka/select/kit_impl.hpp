@@ -1,0 +1,216 @@
+// Definitions of kit.hpp and channel_keys.hpp.
+#pragma once
+
+#include <quoka/formats/format_table.hpp>
+#include <quoka/kernels/inverse_norm.hpp>
+#include <quoka/select/channel_keys.hpp>
+#include <quoka/select/kit.hpp>
+#include <quoka/select/steps/softmax_mass.hpp>
+
+#include <algorithm>
+#include <cmath>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+QUOKA_FUNC float inverse_norm(const float* x, Index dim) {
+  return detail::inverse_norm_of_row(x, dim);
+}
+QUOKA_FUNC float dot(const float* a, const float* b, Index dim) {
+  return detail::sum_of_products(a, b, dim);
+}
+QUOKA_FUNC bool is_finite_row(const float* x, Index dim) {
+  return detail::is_finite_row(x, dim, detail::inverse_norm_of_row(x, dim));
+}
+
+QUOKA_FUNC void ChannelMajorKeys::append(const Rows& k, Index capacity) {
+  constexpr Index width = tuning::block_keys;
+  if (blocks.batch() != k.batch() || blocks.heads() != k.heads() || blocks.dim() != k.dim() * width)
+    len = 0;
+  blocks.reshape(k.batch(), k.heads(), k.dim() * width);
+  blocks.reserve(ceil_div(capacity, width));
+  blocks.resize(ceil_div(k.len(), width));
+  row.reserve(&k.format(), k.dim());
+  for (Index b = 0; b < k.batch(); ++b) {
+    for (Index head = 0; head < k.heads(); ++head) {
+      for (Index t = std::min(len, k.len()); t < k.len(); ++t) {
+        float* const block = blocks.row(b, head, t / width);
+        if (t % width == 0) std::fill_n(block, blocks.dim(), 0.0f);
+        const float* const key = row.read(k.row(b, head, t));
+        for (Index c = 0; c < k.dim(); ++c) block[c * width + t % width] = key[c];
+      }
+    }
+  }
+  len = k.len();
+}
+
+namespace detail {
+
+QUOKA_FUNC void MassScratch::reserve(Index row_count, Index keys, Index dim) {
+  // A shorter cache may take more panels at once: whichever needs more.
+  const Index panels =
+      std::min(ceil_div(row_count, tuning::panel_rows), tuning::max_panels_per_task);
+  const Index blocks = ceil_div(keys, tuning::block_keys), panel = keys * tuning::panel_rows;
+  rows.reserve(row_count * dim);
+  tiles.reserve(ceil_div(tuning::block_keys, tuning::tile_rows) * key_tile_size(dim));
+  queries.reserve(panels * dim * tuning::panel_rows);
+  const Index most = tuning::mass_weight_bytes / Index{sizeof(float)};
+  weights.reserve_amortised(std::max(panel, std::min(panels * panel, most)));
+  references.reserve_amortised(panels * blocks * tuning::panel_rows);
+  states.reserve(panels * Index{sizeof(PanelState)});
+}
+// Some channels of channel-major keys.
+class ChannelKeys final : public MassKeys {
+ public:
+  ChannelKeys(const float* blocks, Index stride, Index keys, const Index* channels, Index count)
+      : blocks_(blocks), stride_(stride), keys_(keys), channels_(channels), count_(count) {}
+
+  bool pack(Index first, Index count, float* packed) override {
+    const float* const block = blocks_ + first / width * stride_;
+    simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
+    for (Index s = 0; s < count_; ++s) {
+      for (Index i = 0; i < width; i += simd::lanes) {
+        const simd::Packet x = simd::load(block + channels_[s] * width + i);
+        poison = simd::fma(x, simd::zero(), poison);
+        simd::store(packed + i, x);
+      }
+      packed += width;
+    }
+    next_ = first + count < keys_ ? block + stride_ : nullptr;
+    at_ = 0;
+    return simd::reduce_add(poison) == 0.0f;
+  }
+  void prefetch(Index parts) override {
+    if (next_ == nullptr) return;
+    for (Index left = ceil_div(count_, parts); left > 0 && at_ < count_; --left, ++at_)
+      for (Index i = 0; i < width; i += 16) simd::prefetch(next_ + channels_[at_] * width + i);
+  }
+  bool finite(Index key) override {
+    const float* const at = blocks_ + key / width * stride_ + key % width;
+    return std::all_of(channels_, channels_ + count_,
+                       [&](Index channel) { return std::isfinite(at[channel * width]); });
+  }
+  void logits(const float* packed, const float* panel, Index count, float* x,
+              PanelPackets& top) override {
+    block_logits(count, x, top, [&](auto& acc, Index key) QUOKA_INLINE_LAMBDA {
+      simd::unroll<tuning::tile_rows, tuning::tile_packets>(
+          [&](auto i, auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
+      rank1_updates<tuning::tile_rows, tuning::tile_packets, 1>(acc, packed + key, width, panel,
+                                                                count_);
+    });
+  }
+
+ private:
+  static constexpr Index width = tuning::block_keys;
+  static_assert(width % simd::lanes == 0);
+
+  const float* blocks_;
+  Index stride_, keys_;
+  const Index* channels_;
+  Index count_;
+  const float* next_ = nullptr;
+  Index at_ = 0;
+};
+
+}  // namespace detail
+
+QUOKA_FUNC KeySource::KeySource(const Rows& k)
+    : rows_(k),
+      with_keys_([](const KeySource& source, Index b, Index head, Index heads, RowReader& reader,
+                    FunctionRef<void(detail::MassKeys&)> use) {
+        const Rows& rows = source.rows_;
+        detail::RowKeys keys(rows.head(b, head / (heads / rows.heads())), rows.format(), rows.len(),
+                             rows.dim(), reader);
+        use(keys);
+      }) {}
+
+QUOKA_FUNC KeySource::KeySource(const ChannelMajorKeys& keys, const Index* chosen, Index count,
+                                Index stride)
+    : channel_major_(&keys),
+      channels_(chosen),
+      count_(count),
+      stride_(stride),
+      with_keys_([](const KeySource& source, Index b, Index head, Index heads, RowReader&,
+                    FunctionRef<void(detail::MassKeys&)> use) {
+        const RowStore<float>& blocks = source.channel_major_->blocks;
+        detail::ChannelKeys of_head(
+            blocks.row(b, head, 0), blocks.dim(), source.channel_major_->len,
+            source.channels_ + (b * heads + head) * source.stride_, source.count_);
+        use(of_head);
+      }) {}
+
+QUOKA_FUNC void softmax_scores(const QueryRows& shape, FillRows fill, const KeySource& keys,
+                               Index capacity, Aggregation over, TensorView<float, 3> scores,
+                               QueryScoreState& state, ExecutorRef executor) {
+  const Index heads = scores.heads(), key_count = scores.len();
+  if (key_count > 0)
+    detail::require_equal("the scores' inner stride", scores.strides()[2], "that of an array", 1);
+  state.mass.reserve(executor.workers(), shape.max_rows, std::max(key_count, capacity), shape.dim);
+  executor.run(scores.batch() * heads, [&](Index task, int worker) {
+    const Index b = task / heads, head = task % heads;
+    detail::MassScratch& s = state.mass[worker];
+    s.query.reserve(&shape.format, shape.read_dim);
+    RowWriter rows(s.rows.data(), shape.dim, s.query);
+    fill(b, head, log2_of_e, rows);
+    float* const mass = scores.row(b, head, 0);
+    std::fill_n(mass, key_count, 0.0f);
+    const float share = over == Aggregation::max
+                            ? 1.0f
+                            : 1.0f / static_cast<float>(std::max<Index>(rows.count(), 1));
+    const auto add = [&](detail::MassKeys& of_head) {
+      detail::MassAccumulator(s.rows.data(), rows.count(), shape.dim, of_head, key_count, s)
+          .add_to(mass, share, over);
+    };
+    keys.with_keys(b, head, heads, s.key, add);
+  });
+}
+
+QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
+                                  TensorView<float, 3> scores, QueryScoreState& state,
+                                  ExecutorRef executor) {
+  detail::require_sizes("scores", scores.sizes(), {keys.batch(), keys.heads(), keys.len()});
+  state.mass.reserve(executor.workers(), shape.max_rows, 0, shape.dim);
+  float* const means = state.mean.reserve(keys.batch() * keys.heads() * shape.dim);
+  executor.run(keys.batch() * keys.heads(), [&](Index task, int worker) {
+    detail::MassScratch& s = state.mass[worker];
+    s.query.reserve(&shape.format, shape.read_dim);
+    float* const first = s.rows.data();
+    RowWriter rows(first, shape.dim, s.query);
+    fill(task / keys.heads(), task % keys.heads(), 1.0f, rows);
+    float* const mean = means + task * shape.dim;
+    std::fill_n(mean, shape.dim, 0.0f);
+    const float share = 1.0f / static_cast<float>(std::max<Index>(rows.count(), 1));
+    for (Index i = 0; i < rows.count(); ++i)
+      for (Index c = 0; c < shape.dim; ++c) mean[c] += first[i * shape.dim + c] * share;
+  });
+  detail::score_all_keys(means, 1, keys, {}, {Scoring::dot, Aggregation::max}, scores.data(),
+                         state.score, executor);
+}
+
+QUOKA_FUNC void exact_scores(const SelectorInput& input, Index n,
+                             FunctionRef<Index(Index m)> position_of, Domain domain,
+                             Aggregation over, TensorView<float, 3> scores, QueryScoreState& state,
+                             ExecutorRef executor) {
+  const Rows &q = input.q, &k = input.k;
+  const Index group = input.group();
+  const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& rows) {
+    for (Index r = 0; r < group; ++r)
+      for (Index m = 0; m < n; ++m)
+        rows.add(q.row(b, kv_head * group + r, position_of(m)), factor * input.logit_scale());
+  };
+  const QueryRows shape{group * n, k.dim(), k.dim(), q.format()};
+  if (domain == Domain::logit) return mean_logit_scores(shape, fill, k, scores, state, executor);
+  softmax_scores(shape, fill, k, input.capacity, over, scores, state, executor);
+}
+
+QUOKA_FUNC void add_causal_mass(Index rows, const Index* ends, const RowFinder& keys,
+                                const Format& format, Index key_count, Index dim, float share,
+                                float* mass, CausalMassScratch& scratch) {
+  std::fill_n(mass, key_count, 0.0f);
+  detail::RowKeys of_head(keys, format, key_count, dim, scratch.key);
+  detail::MassAccumulator(scratch.rows.data(), rows, dim, of_head, key_count, scratch, ends)
+      .add_to(mass, share, Aggregation::mean);
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

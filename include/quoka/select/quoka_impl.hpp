@@ -1,0 +1,77 @@
+// Definitions of quoka.hpp.
+#pragma once
+
+#include <quoka/select/quoka.hpp>
+
+#include <algorithm>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) {
+  detail::require_at_least("n_queries", options.n_queries, 1);
+}
+
+QUOKA_FUNC bool QuokaScorer::uses_sketch() const {
+  const bool wanted = options_.sketch == Sketch::on ||
+                      (options_.sketch == Sketch::automatic && detail::sketch_is_fast());
+  return wanted && scoring() == Scoring::cosine;
+}
+
+// Queries that score for each KV head.
+QUOKA_FUNC Index QuokaScorer::kept_rows(const SelectorInput& input) const {
+  return detail::aggregated_rows(std::min(options_.n_queries, input.q.len()), input.group(),
+                                 options_.group_mode);
+}
+
+// Those queries, to state.q_bar.
+QUOKA_FUNC void QuokaScorer::aggregate_queries(const SelectorInput& input, State& state,
+                                               ExecutorRef executor) const {
+  const Rows &q = input.q, &k = input.k;
+  const Index group = input.group(), n = std::min(options_.n_queries, q.len());
+  const SubselectOptions subselect{options_.query_choice,
+                                   options_.group_mode == GroupMode::shared ? group : 1, group};
+  Position* const positions = state.positions.reserve(q.batch() * q.heads() * n);
+  detail::subselect_positions(q, n, subselect, positions, state.subselect, executor);
+  float* const q_bar = state.q_bar.reserve(k.batch() * k.heads() * kept_rows(input) * k.dim());
+  detail::pre_aggregate_rows(q, positions, n, k.heads(), options_.group_mode, scoring(), q_bar,
+                             state.rows, executor);
+}
+
+QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
+                                   TensorView<float, 3> scores, ExecutorRef executor) const {
+  aggregate_queries(input, state, executor);
+  const Rows& k = input.k;
+  const Index rows = kept_rows(input);
+  if (options_.domain == Domain::logit)
+    return detail::score_all_keys(state.q_bar.data(), rows, k, input.inverse_norms,
+                                  {options_.scoring, options_.aggregation}, scores.data(),
+                                  state.score, executor);
+  const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& to) {
+    const float* const of_head = state.q_bar.data() + (b * k.heads() + kv_head) * rows * k.dim();
+    for (Index m = 0; m < rows; ++m) to.add(of_head + m * k.dim(), factor * input.logit_scale());
+  };
+  softmax_scores({rows, k.dim(), k.dim(), float_format()}, fill, k, input.capacity,
+                 options_.aggregation, scores, state.softmax, executor);
+}
+
+QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, State& state,
+                                    Selection& selection, ExecutorRef executor) const {
+  if (!uses_sketch() || state.sketch.keys.len() != input.k.len()) return false;
+  const Index rows = kept_rows(input);
+  if (!detail::codes_fit(rows, input.k.dim(), options_.aggregation)) return false;
+  state.sketch.keys.require_made_from(input.k);
+  aggregate_queries(input, state, executor);
+  detail::sketched_top_k(state.q_bar.data(), rows, input.k, input.inverse_norms,
+                         options_.aggregation, budget, input.capacity, options_.top_k, selection,
+                         state.sketch, state.score, executor);
+  return true;
+}
+
+QUOKA_FUNC void QuokaScorer::appended(const SelectorInput& input, State& state,
+                                      ExecutorRef executor) const {
+  if (uses_sketch()) state.sketch.keys.append(input.k, input.capacity, executor);
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

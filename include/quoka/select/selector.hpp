@@ -1,0 +1,146 @@
+// What a selector is: something that looks at a chunk's queries and the cached keys and says which
+// keys the chunk attends to. Most do it by a score per key; they are written as a Scorer.
+//
+//   struct MyScorer {                       // ScoredSelector<MyScorer> is a Selector
+//     struct Options { Budget budget; TopKOptions top_k; ... };
+//     using State = NoState;                // or what is carried from chunk to chunk of one layer
+//     explicit MyScorer(const Options&);
+//     // scores [batch, kv_heads, kv_len]; more is better
+//     void score(const SelectorInput&, State&, TensorView<float, 3> scores, ExecutorRef) const;
+//     // optional: the Selection that top_k would make of the scores, by a shorter way; false where
+//     // there is none
+//     bool select(const SelectorInput&, Index budget, State&, Selection&, ExecutorRef) const;
+//   };
+//
+//   struct MySelector {
+//     struct Options { ... };
+//     struct State {
+//       void truncate(Index kv_len);
+//       Index bytes() const;       // all of it
+//       Index kept_bytes() const;  // thereof what is kept per key; optional
+//     };
+//     explicit MySelector(const Options&);
+//     // before the chunk's attention
+//     void select(const SelectorInput&, State&, Selection&, ExecutorRef) const;
+//     // after its keys were appended; optional in a Scorer
+//     void appended(const SelectorInput&, State&, ExecutorRef) const;
+//   };
+//
+// Both are const and shareable; all that changes lives in the State its caller holds: reused
+// buffers, and for some methods something kept per key (projected keys, page bounds), a retained
+// set, or a choice shared with other layers. appended() sees the cache with the chunk's keys at its
+// end, so such state grows with it (q is empty where keys came without queries, from a saved
+// prefix); truncate() takes it back to a shorter prefix. kit.hpp has what selectors are made of.
+#pragma once
+
+#include <quoka/runtime/executor.hpp>
+#include <quoka/select/options.hpp>
+#include <quoka/views/rows.hpp>
+#include <quoka/views/selection.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// One layer, one chunk.
+struct SelectorInput {
+  Rows q;  // [batch, q_heads, q_len, head_dim]
+  Rows k;  // [batch, kv_heads, kv_len, head_dim], cached keys
+  TensorView<const float, 3> inverse_norms = {};  // [batch, kv_heads, kv_len] of k; optional
+  Index capacity = 0;  // keys the cache has room for: what follows kv_len is allocated for so many
+  std::optional<float> scale = {};  // of attention's logits; absent: 1 / sqrt(head_dim)
+  std::uint64_t sequence = 0;  // the caller's number for these sequences: a State that was told of
+                               // one refuses another. 0: no number
+
+  Index group() const { return q.heads() / k.heads(); }
+  float logit_scale() const {
+    return scale.value_or(1.0f / std::sqrt(static_cast<float>(k.dim())));
+  }
+};
+
+// Which keys a State was told of. A State belongs to the sequences of one cache: with other keys it
+// would select by what it remembers of the first ones.
+class KeysIdentity {
+ public:
+  // Throws std::invalid_argument where input is of another shape, or of another sequence, than the
+  // first one since truncate(0), and where the cache has become shorter without a truncate().
+  void require(const SelectorInput& input) {
+    check(input);
+    len_ = input.k.len();
+  }
+  void truncate(Index kv_len) { len_ = std::min(len_, kv_len); }
+  // The same without taking note of the length: before what may throw.
+  void check(const SelectorInput& input) {
+    if (len_ == 0) {
+      batch_ = input.k.batch(), kv_heads_ = input.k.heads(), dim_ = input.k.dim();
+      sequence_ = input.sequence;
+      return;
+    }
+    detail::require_equal("the batch", input.k.batch(), "that of the state's keys", batch_);
+    detail::require_equal("kv_heads", input.k.heads(), "that of the state's keys", kv_heads_);
+    detail::require_equal("head_dim", input.k.dim(), "that of the state's keys", dim_);
+    if (input.sequence != sequence_)
+      detail::fail("the sequence's number", static_cast<Index>(input.sequence), "but must equal",
+                   "that of the state's keys", static_cast<Index>(sequence_));
+    detail::require_at_most("the length that the state knows", len_,
+                            "the keys' (the state was not told by truncate())", input.k.len());
+  }
+
+  Index batch_ = 0, kv_heads_ = 0, dim_ = 0;
+  std::uint64_t sequence_ = 0;
+  Index len_ = 0;
+};
+
+// The state of a selector that carries nothing.
+struct NoState {
+  static void truncate(Index) {}
+  static constexpr Index bytes() { return 0; }
+};
+
+// What a state keeps per key beside the cache, as against scratch.
+template <class State>
+Index kept_bytes_of(const State& state) {
+  if constexpr (requires { state.kept_bytes(); }) return state.kept_bytes();
+  return 0;
+}
+
+template <class S>
+concept Selector = requires(const S& selector, const SelectorInput& input, typename S::State& state,
+                            Selection& selection, ExecutorRef executor, Index kv_len) {
+  typename S::Options;
+  S(typename S::Options{});
+  selector.select(input, state, selection, executor);
+  selector.appended(input, state, executor);
+  state.truncate(kv_len);
+  { state.bytes() } -> std::convertible_to<Index>;
+};
+
+template <class S>
+concept Scorer = requires(const S& scorer, const SelectorInput& input, typename S::State& state,
+                          TensorView<float, 3> scores, ExecutorRef executor,
+                          typename S::Options options) {
+  S(options);
+  scorer.score(input, state, scores, executor);
+  { options.budget } -> std::convertible_to<Budget>;
+  { options.top_k } -> std::convertible_to<TopKOptions>;
+};
+
+// Every selector's contract on its input. Throws std::invalid_argument.
+inline void check_selector_input(const SelectorInput& input) {
+  detail::require_at_least("q's batch", input.q.batch(), 1);
+  detail::require_at_least("q_len", input.q.len(), 1);
+  detail::require_at_least("head_dim", input.q.dim(), 1);
+  detail::require_multiple("q_heads", input.q.heads(), "kv_heads", input.k.heads());
+  detail::require_sizes("k", input.k.sizes(),
+                        {input.q.batch(), input.k.heads(), input.k.len(), input.q.dim()});
+  if (!input.inverse_norms.absent())
+    detail::require_sizes("inverse_norms", input.inverse_norms.sizes(),
+                          {input.k.batch(), input.k.heads(), input.k.len()});
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,31 @@
+// Scratch memory of softmax mass (softmax_mass.hpp), of one worker.
+#pragma once
+
+#include <quoka/formats/float_rows.hpp>
+#include <quoka/runtime/buffer.hpp>
+
+#include <cstddef>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+struct MassScratch {
+  Buffer<float> rows;        // [rows][dim], what the queries become before they are transposed
+  Buffer<float> tiles;       // one packed block of keys
+  Buffer<float> queries;     // a group of panels, transposed
+  Buffer<float> weights;     // [panel of the group][key][lane]
+  Buffer<float> references;  // [panel of the group][block][lane]: what weights are taken against
+  Buffer<std::byte> states;  // softmax states
+  FloatRow query, key;
+
+  void reserve(Index row_count, Index keys, Index dim);
+  Index bytes() const {
+    return rows.bytes() + tiles.bytes() + queries.bytes() + weights.bytes() + references.bytes() +
+           states.bytes() + query.bytes() + key.bytes();
+  }
+};
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

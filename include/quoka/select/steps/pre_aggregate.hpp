@@ -1,0 +1,42 @@
+// Pre-aggregation (QuoKA, Algorithm 1, second stage): the kept queries of a group become those of
+// its KV head.
+//
+//   q_bar[kv_head][m] = 1/group * sum over the group's heads h of q[h][m] / |q[h][m]|
+//
+// Slot m of every head is averaged whatever token it holds (GroupMode::rank), and the average is
+// not normalised again: heads that disagree shrink the vector and so its vote. By linearity a key's
+// cosine with q_bar is the mean of its cosines with the heads, at 1/group of the scoring cost.
+// Beyond the paper: GroupMode::per_head keeps the group's rows side by side; dot scoring leaves
+// them unnormalised; a query with a NaN or an infinity counts as zero. 4 * q_heads * n_queries *
+// head_dim FLOPs.
+#pragma once
+
+#include <quoka/formats/float_rows.hpp>
+#include <quoka/runtime/executor.hpp>
+#include <quoka/runtime/worker_scratch.hpp>
+#include <quoka/select/options.hpp>
+#include <quoka/views/rows.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// Rows of a KV head after pre-aggregation.
+constexpr Index aggregated_rows(Index n_queries, Index group, GroupMode mode) {
+  return mode == GroupMode::per_head ? group * n_queries : n_queries;
+}
+
+// q [batch, q_heads, q_len, head_dim], of which positions [batch, q_heads, n] (null: all q_len = n)
+// are averaged: q_bar [batch, kv_heads, aggregated_rows, head_dim].
+void pre_aggregate_rows(const Rows& q, const Position* positions, Index n, Index kv_heads,
+                        GroupMode mode, Scoring scoring, float* q_bar,
+                        WorkerScratch<FloatRow>& scratch, ExecutorRef executor);
+
+}  // namespace detail
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if !defined(QUOKA_COMPILED)
+#include <quoka/select/steps/pre_aggregate_impl.hpp>
+#endif

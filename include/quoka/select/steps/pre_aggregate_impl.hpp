@@ -1,0 +1,43 @@
+// Definitions of pre_aggregate.hpp.
+#pragma once
+
+#include <quoka/select/steps/pre_aggregate.hpp>
+#include <quoka/formats/format_table.hpp>
+#include <quoka/kernels/inverse_norm.hpp>
+
+#include <algorithm>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+QUOKA_FUNC void pre_aggregate_rows(const Rows& q, const Position* positions, Index n,
+                                   Index kv_heads, GroupMode mode, Scoring scoring, float* q_bar,
+                                   WorkerScratch<FloatRow>& scratch, ExecutorRef executor) {
+  const Index group = q.heads() / kv_heads, dim = q.dim();
+  const Index rows = aggregated_rows(n, group, mode);
+  const bool apart = mode == GroupMode::per_head;
+  const float share = apart ? 1.0f : 1.0f / static_cast<float>(group);
+  scratch.reserve(executor.workers(), &q.format(), dim);
+  executor.run(q.batch() * kv_heads, [&](Index task, int worker) {
+    const Index b = task / kv_heads;
+    float* const of_task = q_bar + task * rows * dim;
+    std::fill_n(of_task, rows * dim, 0.0f);
+    for (Index r = 0; r < group; ++r) {
+      const Index head = task % kv_heads * group + r;
+      for (Index m = 0; m < n; ++m) {
+        const Index at = positions != nullptr ? positions[(b * q.heads() + head) * n + m] : m;
+        const float* const row = scratch[worker].read(q.row(b, head, at));
+        const float inverse = inverse_norm_of_row(row, dim);
+        if (!is_finite_row(row, dim, inverse)) continue;
+        const float factor = (scoring == Scoring::cosine ? inverse : 1.0f) * share;
+        float* const sum = of_task + (apart ? r * n + m : m) * dim;
+        for (Index c = 0; c < dim; ++c) sum[c] += row[c] * factor;
+      }
+    }
+  });
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,30 @@
+// Options and scratch memory of key scoring (score.hpp).
+#pragma once
+
+#include <quoka/formats/float_rows.hpp>
+#include <quoka/runtime/buffer.hpp>
+#include <quoka/select/options.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+struct ScoreOptions {
+  Scoring scoring = Scoring::cosine;
+  Aggregation aggregation = Aggregation::max;
+};
+
+namespace detail {
+
+// Scratch of one worker.
+struct ScoreScratch {
+  Buffer<float> tile;    // one packed tile of keys
+  Buffer<float> panels;  // q_bar, transposed, in panels of one or two packets
+  FloatRow row;
+
+  void reserve(const Format* format, Index rows, Index dim);
+  Index bytes() const { return tile.bytes() + panels.bytes() + row.bytes(); }
+};
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,254 @@
+// Exact softmax mass: how much of some queries' attention each key gets.
+//
+//   mass[t] += share * sum over rows of softmax over t' (logits of the row)[t]
+//
+// or the maximum over rows in place of the sum. What every softmax-domain selector is made of: they
+// differ in which queries are rows and in what stands for a key. The same tiles and the same online
+// softmax as attention, without its values: a block's weights are taken against the running maximum
+// and kept, 4 bytes per row and key, until the row's sum is known; rows enter in groups of panels
+// whose weights fit tuning::mass_weight_bytes. 2 * rows * keys * dim FLOPs and one read of the keys
+// per group. A key with a NaN or an infinity has no weight and ends with mass NaN; a query with one
+// is the caller's to leave out.
+#pragma once
+
+#include <quoka/formats/float_rows.hpp>
+#include <quoka/kernels/panel_kernels.hpp>
+#include <quoka/runtime/buffer.hpp>
+#include <quoka/select/options.hpp>
+#include <quoka/select/steps/mass_scratch.hpp>
+#include <quoka/views/rows.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// How many panels at a time.
+inline Index panels_at_once(Index rows, Index keys) {
+  const Index panel = std::max<Index>(1, keys) * tuning::panel_rows * Index{sizeof(float)};
+  return std::min({ceil_div(rows, tuning::panel_rows), tuning::max_panels_per_task,
+                   std::max<Index>(1, tuning::mass_weight_bytes / panel)});
+}
+// What stands for the keys: a block of them at a time.
+class MassKeys {
+ public:
+  // Keys [first, first + count) into packed form; false if one of them is not finite.
+  virtual bool pack(Index first, Index count, float* packed) = 0;
+  // Asks for one of `parts` parts of the next block.
+  virtual void prefetch(Index parts) = 0;
+  virtual bool finite(Index key) = 0;
+  virtual void logits(const float* packed, const float* panel, Index count, float* x,
+                      PanelPackets& top) = 0;
+
+ protected:
+  ~MassKeys() = default;
+};
+
+// Keys as rows of memory.
+class RowKeys final : public MassKeys {
+ public:
+  RowKeys(const RowFinder& rows, const Format& format, Index keys, Index dim, FloatRow& row)
+      : rows_(rows), format_(format), keys_(keys), dim_(dim), row_(row) {
+    row.reserve(&format, dim);
+  }
+
+  bool pack(Index first, Index count, float* tiles) override {
+    ConstRow rows[tuning::block_keys];
+    rows_.find(first, count, rows);
+    pack_keys(format_, rows, count, dim_, tiles);
+    const Index next = std::clamp<Index>(keys_ - first - count, 0, tuning::block_keys);
+    rows_.find(first + count, next, next_);
+    prefetch_ = RowPrefetch(next_, next, format_.row_bytes(dim_));
+    return packed_finite(tiles, count);
+  }
+  void prefetch(Index parts) override { prefetch_.next(ceil_div(prefetch_.lines(), parts)); }
+  bool finite(Index key) override {
+    const float* const x = row_.read(rows_[key]);
+    return std::all_of(x, x + dim_, [](float c) { return std::isfinite(c); });
+  }
+  void logits(const float* tiles, const float* panel, Index count, float* x,
+              PanelPackets& top) override {
+    block_logits(tiles, panel, dim_, count, x, top);
+  }
+
+ private:
+  // Of keys in tiles, which they fill up to `dim` channels: [slab][tile_rows][slab_channels].
+  bool packed_finite(const float* tiles, Index count) const {
+    simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
+    float tail = 0.0f;
+    const Index tile_size = key_tile_size(dim_);
+    for (Index i = 0; i < count; ++i) {
+      const float* x = tiles + i / tuning::tile_rows * tile_size + i % tuning::tile_rows * slab;
+      for (Index c = 0; c < dim_; c += slab, x += Index{slab} * tuning::tile_rows) {
+        const Index n = std::min<Index>(slab, dim_ - c);
+        Index j = 0;
+        for (; j + simd::lanes <= n; j += simd::lanes)
+          poison = simd::fma(simd::load(x + j), simd::zero(), poison);
+        for (; j < n; ++j) tail += x[j] * 0.0f;
+      }
+    }
+    return simd::reduce_add(poison) + tail == 0.0f;
+  }
+
+  RowFinder rows_;
+  const Format& format_;
+  Index keys_, dim_;
+  FloatRow& row_;
+  ConstRow next_[tuning::block_keys];
+  RowPrefetch prefetch_;
+};
+
+// Rows [0, rows) of queries, [rows, dim] contiguous floats that hold the logit scale and log2(e).
+// ends, if given, is one past the last key that each row sees. mass [keys].
+class MassAccumulator {
+ public:
+  MassAccumulator(const float* queries, Index rows, Index dim, MassKeys& keys, Index key_count,
+                  MassScratch& scratch, const Index* ends = nullptr)
+      : queries_(queries),
+        rows_(rows),
+        dim_(dim),
+        keys_(keys),
+        key_count_(key_count),
+        s_(scratch),
+        ends_(ends) {}
+
+  void add_to(float* mass, float share, Aggregation over) {
+    mass_ = mass;
+    const Index at_once = panels_at_once(rows_, key_count_);
+    for (Index row = 0; row < rows_; row += at_once * tuning::panel_rows) {
+      const Index left = ceil_div(rows_ - row, tuning::panel_rows);
+      first_row_ = row;
+      panels_ = std::min(at_once, left);
+      weigh();
+      finish(share);
+      add(over);
+    }
+  }
+
+ private:
+  static constexpr Index width = tuning::panel_rows;
+
+  Index blocks() const { return ceil_div(key_count_, tuning::block_keys); }
+  Index panel_count(Index p) const { return std::min(width, rows_ - first_row_ - p * width); }
+  float* queries(Index p) const { return s_.queries.data() + p * dim_ * width; }
+  float* weights(Index p, Index key) const {
+    return s_.weights.data() + (p * key_count_ + key) * width;
+  }
+  float* reference(Index p, Index block) const {
+    return s_.references.data() + (p * blocks() + block) * width;
+  }
+  PanelState& state(Index p) const {
+    return *reinterpret_cast<PanelState*>(s_.states.data() + p * Index{sizeof(PanelState)});
+  }
+
+  // All weights of the group's rows, each against its row's maximum at the time.
+  void weigh() {
+    for (Index p = 0; p < panels_; ++p) {
+      const float* rows[width];
+      for (Index i = 0; i < panel_count(p); ++i)
+        rows[i] = queries_ + (first_row_ + p * width + i) * dim_;
+      pack_queries<tuning::tile_packets>(rows, panel_count(p), dim_, 1.0f, queries(p));
+      for (PacketState& lane : state(p)) lane = PacketState::identity();
+    }
+    for (Index block = 0, key = 0; key < key_count_; ++block, key += tuning::block_keys) {
+      const Index count = std::min<Index>(tuning::block_keys, key_count_ - key);
+      const bool finite = keys_.pack(key, count, s_.tiles.data());
+      for (Index p = 0; p < panels_; ++p) {
+        keys_.prefetch(panels_);
+        weigh_block(p, block, key, count, finite);
+      }
+    }
+  }
+
+  void weigh_block(Index p, Index block, Index key, Index count, bool finite) {
+    float* x = weights(p, key);
+    PanelPackets top;
+    for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
+    if (count % tuning::tile_rows == 0) {
+      keys_.logits(s_.tiles.data(), queries(p), count, x, top);
+    } else {  // tiles are written whole
+      keys_.logits(s_.tiles.data(), queries(p), count, tail_, top);
+      std::copy_n(tail_, count * width, x);
+    }
+    const bool masked = ends_ != nullptr && hide_unseen(p, key, count, x);
+    if (!finite)
+      for (Index i = 0; i < count; ++i)
+        if (!keys_.finite(key + i)) {
+          std::fill_n(x + i * width, width, -simd::infinity);
+          mass_[key + i] = std::numeric_limits<float>::quiet_NaN();
+        }
+    if (masked || !finite || count % tuning::tile_rows != 0) block_maximum(x, count, top);
+    for (int j = 0; j < tuning::tile_packets; ++j) state(p)[j].raise(top[j]);
+    block_weights(x, count, state(p));
+    for (int j = 0; j < tuning::tile_packets; ++j)
+      simd::store(reference(p, block) + j * simd::lanes, state(p)[j].reference());
+  }
+
+  bool hide_unseen(Index p, Index key, Index count, float* x) const {
+    PanelMask mask;
+    bool any = false;
+    for (Index i = 0; i < width; ++i) {
+      const Index end = ends_[first_row_ + p * width + std::min(i, panel_count(p) - 1)];
+      mask.first[i] = 0.0f;
+      mask.end[i] = static_cast<float>(std::clamp<Index>(end - key, 0, count));
+      any = any || end < key + count;
+    }
+    if (any) mask_logits(x, count, mask);
+    return any;
+  }
+
+  // References become factors: share * 2^(reference - maximum) / sum; 0 for lanes without a row.
+  void finish(float share) {
+    for (Index p = 0; p < panels_; ++p) {
+      for (int j = 0; j < tuning::tile_packets; ++j) {
+        alignas(64) float of_lane[simd::lanes];
+        for (Index i = 0; i < simd::lanes; ++i)
+          of_lane[i] = j * simd::lanes + i < panel_count(p) ? share : 0.0f;
+        const PacketState& lane = state(p)[j];
+        const simd::Packet scale = simd::mul(simd::load(of_lane), lane.inverse_sum());
+        for (Index block = 0; block < blocks(); ++block) {
+          float* factor = reference(p, block) + j * simd::lanes;
+          const simd::Packet rise = simd::sub(simd::load(factor), lane.reference());
+          simd::store(factor, simd::mul(scale, simd::exp2(rise)));
+        }
+      }
+    }
+  }
+
+  void add(Aggregation over) const {
+    for (Index block = 0, key = 0; key < key_count_; ++block, key += tuning::block_keys) {
+      const Index end = std::min<Index>(key + tuning::block_keys, key_count_);
+      for (Index t = key; t < end; ++t) {
+        simd::Packet sum = simd::zero();
+        for (Index p = 0; p < panels_; ++p) {
+          simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+            const simd::Packet w = simd::load(weights(p, t) + j * simd::lanes),
+                               f = simd::load(reference(p, block) + j * simd::lanes);
+            sum = over != Aggregation::max ? simd::fma(w, f, sum) : simd::max(sum, simd::mul(w, f));
+          });
+        }
+        if (over != Aggregation::max)
+          mass_[t] += simd::reduce_add(sum);
+        else
+          mass_[t] = std::max(mass_[t], simd::reduce_max(sum));
+      }
+    }
+  }
+
+  const float* queries_;
+  Index rows_, dim_;
+  MassKeys& keys_;
+  Index key_count_;
+  MassScratch& s_;
+  const Index* ends_;
+  float* mass_ = nullptr;
+  Index first_row_ = 0, panels_ = 0;
+  alignas(64) float tail_[tuning::block_keys * tuning::panel_rows];
+};
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,196 @@
+// The kept queries of one KV head against its keys, a tile of keys at a time: the loop of steps/score.hpp
+// and of the sketch's second look (sketch/sketched_head.hpp).
+#pragma once
+
+#include <quoka/formats/format_table.hpp>
+#include <quoka/kernels/inverse_norm.hpp>
+#include <quoka/kernels/packing.hpp>
+#include <quoka/kernels/register_tile.hpp>
+#include <quoka/kernels/token_kernels.hpp>
+#include <quoka/select/steps/score_options.hpp>
+#include <quoka/views/rows.hpp>
+
+#include <algorithm>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+using TileScores = simd::Packet[tuning::tile_rows];
+
+// The kept queries of one KV head against one tile of keys at a time, all in L1. Up to four queries
+// would leave most lanes of a panel empty: they go across the channels instead, where those fill
+// whole packets.
+class TileScorer {
+ public:
+  // q_bar [rows, dim], contiguous; scratch reserved for it.
+  TileScorer(const Format& format, const float* q_bar, Index rows, Index dim,
+             Aggregation aggregation, ScoreScratch& scratch)
+      : format_(format),
+        row_(scratch.row),
+        rows_(rows),
+        dim_(dim),
+        packets_(ceil_div(rows, simd::lanes)),
+        aggregation_(aggregation),
+        tile_(scratch.tile.data()),
+        panels_(scratch.panels.data()) {
+    if (few())
+      keep_few(q_bar);
+    else
+      pack_panels(q_bar);
+  }
+
+  // scores[0, count) of keys [begin, begin + count), at most tile_rows, not yet scaled by the inverse
+  // norms. Rows [later, later + later_count) are asked for on the way.
+  void score(const RowFinder& keys, Index begin, Index count, float* scores, Index later_begin,
+             Index later_count) {
+    if (few()) return score_few(keys, begin, count, scores, later_begin, later_count);
+    ConstRow rows[tuning::tile_rows], later_rows[tuning::tile_rows];
+    keys.find(begin, count, rows);
+    keys.find(later_begin, later_count, later_rows);
+    RowPrefetch later(later_rows, later_count, format_.row_bytes(dim_));
+    format_.pack_key_tile(rows, count, dim_, tile_);
+    TileScores best;
+    const bool mean = aggregation_ == Aggregation::mean;
+    for (auto& lane : best) lane = simd::broadcast(mean ? 0.0f : -simd::infinity);
+    const float* panel = panels_;
+    Index left = packets_;
+    for (; left >= tuning::tile_packets;
+         left -= tuning::tile_packets, panel += tuning::panel_rows * dim_)
+      score_panel<tuning::tile_packets>(panel, mean, best, later);
+    for (; left > 0; --left, panel += simd::lanes * dim_) score_panel<1>(panel, mean, best, later);
+    const float share = 1.0f / static_cast<float>(rows_);
+    alignas(64) float of_key[round_up(tuning::tile_rows, simd::lanes)];
+    for (int i = 0; i < tuning::tile_rows; i += simd::lanes) {
+      simd::Square square;
+      simd::unroll<simd::lanes>([&](auto j) QUOKA_INLINE_LAMBDA {
+        square.packet[j] = best[std::min<int>(i + j, tuning::tile_rows - 1)];
+      });
+      simd::store(of_key + i, mean ? simd::mul(simd::sums(square), simd::broadcast(share))
+                                   : simd::maxima(square));
+    }
+    std::copy_n(of_key, count, scores);
+  }
+
+  FloatRow& row() const { return row_; }  // to read a key as floats
+
+ private:
+  bool few() const { return rows_ <= 4 && simd::lanes >= 4 && dim_ % simd::lanes == 0; }
+
+  void pack_panels(const float* q_bar) {
+    Index first = 0;
+    for (Index left = packets_; left > 0;
+         left -= tuning::tile_packets, first += tuning::panel_rows) {
+      float* panel = panels_ + first * dim_;
+      if (left >= tuning::tile_packets)
+        pack<tuning::tile_packets>(q_bar, first, panel);
+      else
+        for (Index one = 0; one < left; ++one)
+          pack<1>(q_bar, first + one * simd::lanes, panel + one * simd::lanes * dim_);
+    }
+  }
+
+  void keep_few(const float* q_bar) {
+    const bool mean = aggregation_ == Aggregation::mean;
+    for (Index m = 0; m < token_tile_rows(rows_); ++m) {
+      float* const to = panels_ + m * dim_;
+      if (m < rows_ || !mean)
+        std::copy_n(q_bar + (m < rows_ ? m : 0) * dim_, dim_, to);
+      else
+        std::fill_n(to, dim_, 0.0f);
+    }
+  }
+
+  void score_few(const RowFinder& keys, Index begin, Index count, float* scores, Index later_begin,
+                 Index later_count) const {
+    const Index height = token_tile_rows(rows_);
+    alignas(64) float x[round_up(tuning::tile_rows * 4, simd::lanes)];
+    RowWalk later(keys, format_.row_bytes(dim_), later_begin, later_begin + later_count);
+    format_.token_logits(height, keys.from(begin), count, dim_, panels_, x, &later);
+    const float share = 1.0f / static_cast<float>(rows_);
+    for (Index i = 0; i < count; ++i) {
+      const float* const of_key = x + i * height;
+      float best = of_key[0];
+      for (Index m = 1; m < height; ++m)
+        best = aggregation_ == Aggregation::mean ? best + of_key[m] : std::max(best, of_key[m]);
+      scores[i] = aggregation_ == Aggregation::mean ? best * share : best;
+    }
+  }
+
+  // Lanes beyond the last query repeat the first one: a maximum does not notice. For a mean they
+  // are 0.
+  template <std::size_t Packets>
+  void pack(const float* q_bar, Index first, float* panel) {
+    const float* rows[Packets * simd::lanes];
+    Index count = int{Packets} * simd::lanes;
+    for (Index i = 0; i < count; ++i) rows[i] = q_bar + (first + i < rows_ ? first + i : 0) * dim_;
+    if (aggregation_ == Aggregation::mean) count = std::min(count, rows_ - first);
+    pack_queries<Packets>(rows, count, dim_, 1.0f, panel);
+  }
+
+  template <std::size_t Packets>
+  void score_panel(const float* panel, bool mean, TileScores& best, RowPrefetch& later) const {
+    constexpr int rows = tuning::tile_rows;
+    simd::Packet acc[rows][Packets];
+    const Index lines = ceil_div(later.lines(), ceil_div(dim_, slab));
+    multiply_key_tile(acc, tile_, panel, dim_, [&] { later.next(lines); });
+    simd::unroll<rows, Packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
+      best[i] = mean ? simd::add(best[i], acc[i][j]) : simd::max(best[i], acc[i][j]);
+    });
+  }
+
+  const Format& format_;
+  FloatRow& row_;
+  Index rows_, dim_, packets_;
+  Aggregation aggregation_;
+  float* tile_;
+  float* panels_;
+};
+
+// The keys of one KV head, and their inverse norms where they are known.
+struct HeadKeys {
+  RowFinder rows;
+  const TensorView<const float, 3>& inverse_norms;
+  Index b, kv_head, dim;
+
+  HeadKeys(const Rows& keys, const TensorView<const float, 3>& norms, Index batch, Index head)
+      : rows(keys.head(batch, head)),
+        inverse_norms(norms),
+        b(batch),
+        kv_head(head),
+        dim(keys.dim()) {}
+};
+
+// Which of them: [first, ...) one after the other, or those of a list.
+struct ScoredKeys {
+  Index first;
+  const Position* list;
+
+  Index operator()(Index i) const { return list != nullptr ? list[i] : first + i; }
+};
+
+// scores[0, count) of the keys at which(0) ... which(count - 1).
+[[gnu::noinline]] inline void score_keys_of_head(const HeadKeys& keys, const ScoredKeys& which,
+                                                 Index count, TileScorer& scorer, Scoring scoring,
+                                                 float* scores) {
+  constexpr Index tile = tuning::tile_rows, ahead = tuning::score_prefetch_tiles * tile;
+  const bool known = scoring == Scoring::cosine && !keys.inverse_norms.absent();
+  const RowFinder rows =
+      which.list != nullptr ? keys.rows.listed(which.list) : keys.rows.from(which.first);
+  for (Index i = 0; i < count; i += tile) {
+    const Index n = std::min(tile, count - i),
+                later = std::clamp<Index>(count - i - ahead, 0, tile);
+    if (known && which.list != nullptr)  // their norms lie scattered, too
+      for (Index j = 0; j < later; ++j)
+        simd::prefetch(keys.inverse_norms.row(keys.b, keys.kv_head, which(i + ahead + j)));
+    scorer.score(rows, i, n, scores + i, i + ahead, later);
+    if (scoring == Scoring::dot) continue;
+    for (Index j = 0; j < n; ++j)
+      scores[i + j] *= known ? keys.inverse_norms.at(keys.b, keys.kv_head, which(i + j))
+                             : inverse_norm_of_row(scorer.row().read(rows[i + j]), keys.dim);
+  }
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,94 @@
+// Dot products of 8-bit codes: blocks of 16 keys against some queries, exact in 32-bit integers.
+//
+//   dot[m][i] = sum over channels of key[i][c] * query[m][c]
+//
+// of which the maximum, or the sum, over the queries is kept: their codes have one scale, so that
+// integers compare as scores do. Codes are in [-127, 127]. How they lie in memory is known to this
+// file alone: keys [block][step][16 keys][4 channels], queries [step][query][4 channels], which is
+// what the dot-product instructions take. These want unsigned keys: a bias is added to the keys'
+// codes and taken back from each dot product (code_offset). Elsewhere plain integer loops give the
+// same numbers; has_fast_code_dots says which it is.
+#pragma once
+
+#include <quoka/simd/isa/dots.hpp>
+
+#include <cstring>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace simd {
+
+// What is added to a key's code.
+inline constexpr int code_bias = 128;
+
+// Steps of code_channels channels; blocks of code_block keys; bytes of one block.
+constexpr Index code_steps(Index dim) { return ceil_div(dim, code_channels); }
+constexpr Index code_blocks(Index keys) { return ceil_div(keys, code_block); }
+constexpr Index code_block_bytes(Index dim) { return code_steps(dim) * code_channels * code_block; }
+
+// A key's code as it is stored, and where: channel c of key t % code_block of its block. Channels
+// beyond the last hold stored_key_code(0).
+constexpr std::uint8_t stored_key_code(int code) {
+  return static_cast<std::uint8_t>(code + code_bias);
+}
+constexpr Index key_code_at(Index key, Index c) {
+  return (c / code_channels * code_block + key) * code_channels + c % code_channels;
+}
+
+// Where channel c of query m of `rows` lies, in bytes; a query's code is stored as it is. Channels
+// beyond the last hold 0.
+constexpr Index query_code_at(Index rows, Index m, Index c) {
+  return (c / code_channels * rows + m) * code_channels + c % code_channels;
+}
+// What takes the keys' bias back, from the sum of a query's codes.
+constexpr std::int32_t code_offset(std::int32_t sum_of_query) { return -code_bias * sum_of_query; }
+
+// Two blocks of keys against Queries of the `stride` queries that lie side by side in `queries`:
+// best[0, 16) of keys[0], best[16, 32) of keys[1] take the dot products in. All of keys and best
+// aligned to 64 bytes. Asks for the blocks that follow at `later`, if any.
+template <int Queries, CodeScores Over>
+void code_dots_of(const std::uint8_t* const (&keys)[2], const std::int32_t* queries, Index stride,
+                  Index steps, const std::int32_t* offset, std::int32_t* best,
+                  const std::uint8_t*) requires(!has_fast_code_dots) {
+  for (const std::uint8_t* block : keys) {
+    std::int32_t dot[static_cast<std::size_t>(Queries)][code_block];
+    for (int m = 0; m < Queries; ++m)
+      for (std::int32_t& x : dot[m]) x = offset[m];
+    for (Index s = 0; s < steps; ++s) {
+      const std::uint8_t* const key = block + s * code_block * code_channels;
+      for (int m = 0; m < Queries; ++m) {
+        std::int8_t query[code_channels];
+        std::memcpy(query, queries + s * stride + m, sizeof query);
+        for (Index i = 0; i < code_block; ++i)
+          for (Index c = 0; c < code_channels; ++c)
+            dot[m][i] += static_cast<std::int32_t>(key[i * code_channels + c]) * query[c];
+      }
+    }
+    for (int m = 0; m < Queries; ++m)
+      for (Index i = 0; i < code_block; ++i) {
+        const std::int32_t x = dot[m][i];
+        best[i] = Over == CodeScores::max ? (best[i] < x ? x : best[i]) : best[i] + x;
+      }
+    best += code_block;
+  }
+}
+
+// All `rows` queries, in tiles of 8, 4 and 1.
+template <CodeScores Over>
+void code_dots(const std::uint8_t* const (&keys)[2], const std::int32_t* queries, Index rows,
+               Index steps, const std::int32_t* offset, std::int32_t* best,
+               const std::uint8_t* later) {
+  Index m = 0;
+  const auto tile = [&](auto height) {
+    code_dots_of<height, Over>(keys, queries + m, rows, steps, offset + m, best,
+                               m == 0 ? later : nullptr);
+    m += height;
+  };
+  while (m + 8 <= rows) tile(Constant<8>{});
+  while (m + 4 <= rows) tile(Constant<4>{});
+  while (m < rows) tile(Constant<1>{});
+}
+
+}  // namespace simd
+}  // namespace QUOKA_ABI
+}  // namespace quoka

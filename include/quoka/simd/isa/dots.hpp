@@ -1,0 +1,79 @@
+// Dot products of small integers: what the ISA multiplies, and the ISA's own functions where it has
+// them (has_pair_sums, has_fast_code_dots).
+#pragma once
+
+#include <quoka/simd/simd.hpp>
+#include <quoka/views/index.hpp>
+
+#include <cstdint>
+
+QUOKA_INTRINSICS_BEGIN
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace simd {
+
+// Two 16-bit integers side by side: what the dot-product instructions multiply and add at once, and
+// a 32-bit broadcast from memory is free.
+struct Int16Pair {
+  std::uint32_t bits;
+};
+
+QUOKA_INLINE Int16Pair pair_of(std::int16_t low, std::int16_t high) {
+  return {static_cast<std::uint16_t>(low) |
+          static_cast<std::uint32_t>(static_cast<std::uint16_t>(high)) << 16};
+}
+
+// A float in [-32768, 32767.5) to the nearest integer, ties to even; 0 for NaN, as the low half of
+// what x86 makes of it.
+QUOKA_INLINE std::int16_t round_to_int16(float x) {
+  return x == x ? static_cast<std::int16_t>(__builtin_nearbyintf(x)) : std::int16_t{0};
+}
+
+// 8-bit codes: keys side by side, channels of one key side by side.
+inline constexpr Index code_block = 16;
+inline constexpr Index code_channels = 4;
+
+// How the dot products with several queries become one number per key.
+enum class CodeScores { max, sum };
+
+// `lanes` pairs (low[i], high[i]), rounded, to packet-aligned memory.
+QUOKA_INLINE void store_pairs(Int16Pair* p, const Packet& low, const Packet& high) {
+#if QUOKA_ISA_AVX512
+  const __m512i upper = _mm512_slli_epi32(_mm512_cvtps_epi32(high), 16);
+  _mm512_store_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_cvtps_epi32(low), upper));
+#elif QUOKA_ISA_AVX2
+  const __m256i upper = _mm256_slli_epi32(_mm256_cvtps_epi32(high), 16);
+  _mm256_store_si256(reinterpret_cast<__m256i*>(p),
+                     _mm256_blend_epi16(_mm256_cvtps_epi32(low), upper, 0xaa));
+#else
+  alignas(64) float a[lanes], b[lanes];
+  store(a, low), store(b, high);
+  for (int i = 0; i < lanes; ++i) p[i] = pair_of(round_to_int16(a[i]), round_to_int16(b[i]));
+#endif
+}
+
+// VnniPairSums: the ISA's own PairSums, one instruction for 2 * lanes products, where float has
+// `lanes`. Without it, as two instructions, vpmaddwd and vpaddd, it is no faster than float.
+#if QUOKA_ISA_VNNI
+inline constexpr bool has_pair_sums = true;
+#else
+inline constexpr bool has_pair_sums = false;
+struct VnniPairSums;
+#endif
+
+#if QUOKA_ISA_VNNI && QUOKA_ISA_AVX512
+inline constexpr bool has_fast_code_dots = true;
+#else
+inline constexpr bool has_fast_code_dots = false;
+#endif
+
+}  // namespace simd
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+QUOKA_INTRINSICS_END
+
+#if QUOKA_ISA_VNNI && QUOKA_ISA_AVX512
+#include <quoka/simd/isa/avx512_vnni.hpp>
+#elif QUOKA_ISA_VNNI
+#include <quoka/simd/isa/avx2_vnni.hpp>
+#endif

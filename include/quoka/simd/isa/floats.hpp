@@ -1,0 +1,129 @@
+// One float: the functions of a packet for a single lane, for the ends of rows and for CPUs without
+// a vector unit. Conversions of half and bfloat16, held as their 16 bits.
+//
+// Only builtins: a function of std that is not inlined would be shared by units built with
+// different flags.
+#pragma once
+
+#include <quoka/simd/unroll.hpp>
+
+#include <cstdint>
+
+#if QUOKA_ISA_F16C
+#include <immintrin.h>
+#endif
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace simd {
+
+QUOKA_INLINE std::uint32_t bits_of(float x) { return __builtin_bit_cast(std::uint32_t, x); }
+QUOKA_INLINE float float_of(std::uint32_t bits) { return __builtin_bit_cast(float, bits); }
+
+QUOKA_INLINE float add(float a, float b) { return a + b; }
+QUOKA_INLINE float sub(float a, float b) { return a - b; }
+QUOKA_INLINE float mul(float a, float b) { return a * b; }
+QUOKA_INLINE float div(float a, float b) { return a / b; }
+// a * b + c, rounded once where the ISA can. Explicit, so that results do not depend on the
+// compiler's contraction.
+QUOKA_INLINE float fma(float a, float b, float c) {
+#if QUOKA_ISA_FMA
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+// As std::max and std::min: a where either is NaN, and where both are equal.
+QUOKA_INLINE float max(float a, float b) { return a < b ? b : a; }
+QUOKA_INLINE float min(float a, float b) { return b < a ? b : a; }
+QUOKA_INLINE float sqrt(float x) { return __builtin_sqrtf(x); }
+QUOKA_INLINE float select_less(float a, float b, float yes, float no) { return a < b ? yes : no; }
+
+QUOKA_INLINE unsigned less(float a, float b) { return a < b ? 1u : 0u; }
+QUOKA_INLINE unsigned not_less(float a, float b) { return a < b ? 0u : 1u; }
+QUOKA_INLINE int store_compressed(float* p, unsigned mask, float x) {
+  *p = x;
+  return static_cast<int>(mask);
+}
+template <int Lanes>
+QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask,
+                                  std::int32_t first) requires(Lanes == 1) {
+  *p = first;
+  return static_cast<int>(mask);
+}
+
+// x. The compiler knows nothing of the result: it cannot move arithmetic across, whatever its flags
+// allow. Free: an empty instruction.
+QUOKA_INLINE float opaque(float x) {
+#if defined(__x86_64__) || defined(__SSE__)
+  asm("" : "+x"(x));
+#elif defined(__aarch64__)
+  asm("" : "+w"(x));
+#else
+  asm("" : "+m"(x));
+#endif
+  return x;
+}
+
+// 2^round(x), from `shifted` = x + 1.5 * 2^23, whose low mantissa bits are round(x).
+QUOKA_INLINE float power_of_rounded_bits(float shifted) {
+  return float_of((bits_of(shifted) << 23) + 0x3f800000u);
+}
+
+// --- half and bfloat16 ------------------------------------------------------------------------
+
+// Widening is exact. Rounding is to nearest, ties to even; NaN stays NaN, its payload may change.
+
+// In integers, for ISAs without the instruction; isa/sse.hpp has the same for packets.
+QUOKA_INLINE float half_to_float_in_integers(std::uint16_t half) {
+  const std::uint32_t magnitude = half & 0x7fffu;
+  std::uint32_t bits = (magnitude << 13) + (112u << 23);  // the exponent's bias: 127 rather than 15
+  if (magnitude > 0x7bffu) bits += 112u << 23;            // infinity, NaN
+  // Denormal or zero: made normal by a leading 1 that is taken away again.
+  if (magnitude < 0x0400u) bits = bits_of(float_of(bits + (1u << 23)) - 0x1p-14f);
+  return float_of(bits | static_cast<std::uint32_t>(half & 0x8000u) << 16);
+}
+QUOKA_INLINE std::uint16_t float_to_half_in_integers(float x) {
+  const std::uint32_t sign = bits_of(x) & 0x80000000u;
+  std::uint32_t bits = bits_of(x) ^ sign;
+  if (bits >= 0x47800000u)  // 2^16 and beyond, infinity, NaN
+    bits = bits > 0x7f800000u ? 0x7e00u : 0x7c00u;
+  else if (bits < 0x38800000u)  // below 2^-14: the addition rounds
+    bits = bits_of(opaque(float_of(bits) + 0.5f)) - 0x3f000000u;
+  else  // what rounds up to 2^16 becomes infinity
+    bits = (bits - (112u << 23) + 0xfffu + (bits >> 13 & 1u)) >> 13;
+  return static_cast<std::uint16_t>(bits | sign >> 16);
+}
+
+QUOKA_INLINE float half_to_float(std::uint16_t half) {
+#if QUOKA_ISA_F16C
+  return _cvtsh_ss(half);
+#elif QUOKA_ISA_NEON
+  return static_cast<float>(__builtin_bit_cast(__fp16, half));
+#else
+  return half_to_float_in_integers(half);
+#endif
+}
+QUOKA_INLINE std::uint16_t float_to_half(float x) {
+#if QUOKA_ISA_F16C
+  return static_cast<std::uint16_t>(
+      _mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(x), _MM_FROUND_TO_NEAREST_INT)));
+#elif QUOKA_ISA_NEON
+  return __builtin_bit_cast(std::uint16_t, static_cast<__fp16>(x));
+#else
+  return float_to_half_in_integers(x);
+#endif
+}
+QUOKA_INLINE float bfloat16_to_float(std::uint16_t x) {
+  return float_of(static_cast<std::uint32_t>(x) << 16);
+}
+QUOKA_INLINE std::uint16_t float_to_bfloat16(float x) {
+  const std::uint32_t bits = bits_of(x);
+  const std::uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  const bool is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+  return static_cast<std::uint16_t>(is_nan ? (bits >> 16 | 0x40u) : rounded);
+}
+
+}  // namespace simd
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,22 @@
+// The integer types: one signed type for sizes, positions and strides, one for stored positions.
+#pragma once
+
+#include <quoka/version.hpp>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// Every size, position and stride.
+using Index = std::ptrdiff_t;
+
+// Positions inside a Selection: half the bytes of Index, enough for 2^31 - 1 keys.
+using Position = std::int32_t;
+
+constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
+constexpr Index round_up(Index a, Index multiple) { return ceil_div(a, multiple) * multiple; }
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,221 @@
+// Selection: which past keys each KV head of each sequence attends to.
+//
+// Per (batch, KV head): ascending, unique positions in [0, kv_len), a count for each. "All" holds no
+// positions. It is what every selector emits and what attention takes; it is written through a
+// SelectionWriter, which checks it, or made from a caller's own index lists by a checked constructor.
+#pragma once
+
+#include <quoka/runtime/buffer.hpp>
+#include <quoka/views/tensor_view.hpp>
+
+#include <algorithm>
+#include <limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+class Selection {
+ public:
+  // Nothing of nothing.
+  Selection() = default;
+  Selection(const Selection&) = default;
+  Selection& operator=(const Selection&) = default;
+  // What was moved from is nothing of nothing.
+  Selection(Selection&& other) noexcept { swap(other); }
+  Selection& operator=(Selection&& other) noexcept {
+    Selection(std::move(other)).swap(*this);
+    return *this;
+  }
+
+  // From the caller's positions [batch, kv_heads, count]. Throws std::invalid_argument on a position
+  // outside [0, kv_len) and on a list that does not ascend strictly.
+  Selection(TensorView<const Position, 3> positions, Index kv_len);
+  // From lists of any lengths, one for each (batch, KV head): lists[b * kv_heads + kv_head]. Throws
+  // as above, and where there are not batch * kv_heads lists.
+  static Selection from_lists(Index batch, Index kv_heads, Index kv_len,
+                              std::span<const std::vector<Position>> lists);
+
+  // Every past key: attention over it is dense attention.
+  static Selection all(Index batch, Index kv_heads, Index kv_len) {
+    Selection selection;
+    selection.select_all(batch, kv_heads, kv_len);
+    return selection;
+  }
+  void select_all(Index batch, Index kv_heads, Index kv_len) {
+    batch_ = batch, kv_heads_ = kv_heads, kv_len_ = kv_len, room_ = 0, is_all_ = true;
+  }
+  void select_none(Index batch, Index kv_heads, Index kv_len);
+
+  Index batch() const { return batch_; }
+  Index kv_heads() const { return kv_heads_; }
+  Index kv_len() const { return kv_len_; }
+  bool is_all() const { return is_all_; }
+
+  // Positions of one KV head, of the KV head that has most, and of all.
+  Index count(Index b, Index kv_head) const {
+    return is_all_ ? kv_len_ : counts_[static_cast<std::size_t>(b * kv_heads_ + kv_head)];
+  }
+  Index max_count() const {
+    return is_all_ ? kv_len_ : reduce([](Index a, Index b) { return a < b ? b : a; });
+  }
+  Index total() const {
+    return is_all_ ? kv_len_ * heads() : reduce([](Index a, Index b) { return a + b; });
+  }
+
+  // The count(b, kv_head) positions of one KV head; empty where is_all().
+  std::span<const Position> row(Index b, Index kv_head) const {
+    if (is_all_) return {};
+    const Index head = b * kv_heads_ + kv_head;
+    return {positions_.data() + head * room_, static_cast<std::size_t>(count(b, kv_head))};
+  }
+  // As row(), "all" spelled out.
+  std::vector<Position> positions(Index b, Index kv_head) const {
+    const auto stored = row(b, kv_head);
+    std::vector<Position> list(stored.begin(), stored.end());
+    if (is_all_)
+      for (Index i = 0; i < kv_len_; ++i) list.push_back(static_cast<Position>(i));
+    return list;
+  }
+
+  // Throws std::invalid_argument, both numbers named, unless made for this shape.
+  void require_shape(Index batch, Index kv_heads, Index kv_len) const {
+    detail::require_equal("the selection's batch", batch_, "the keys' batch", batch);
+    detail::require_equal("the selection's kv_heads", kv_heads_, "the keys' kv_heads", kv_heads);
+    detail::require_equal("the selection's kv_len", kv_len_, "the keys' kv_len", kv_len);
+  }
+  // Memory for so many positions in all; it is kept from call to call.
+  void reserve(Index positions) { positions_.reserve(static_cast<std::size_t>(positions)); }
+
+  friend bool operator==(const Selection& a, const Selection& b) {
+    if (a.batch_ != b.batch_ || a.kv_heads_ != b.kv_heads_ || a.kv_len_ != b.kv_len_) return false;
+    if (a.is_all_ && b.is_all_) return true;
+    for (Index head = 0; head < a.heads(); ++head) {
+      const Index i = head / a.kv_heads_, kv_head = head % a.kv_heads_;
+      if (a.count(i, kv_head) != b.count(i, kv_head)) return false;
+      const auto x = a.row(i, kv_head), y = b.row(i, kv_head);
+      if (!a.is_all_ && !b.is_all_ && !std::equal(x.begin(), x.end(), y.begin())) return false;
+    }
+    return true;  // a full list and "all" hold the same
+  }
+
+ private:
+  friend class SelectionWriter;
+
+  void swap(Selection& other) noexcept {
+    std::swap(batch_, other.batch_), std::swap(kv_heads_, other.kv_heads_);
+    std::swap(kv_len_, other.kv_len_), std::swap(room_, other.room_);
+    std::swap(is_all_, other.is_all_);
+    counts_.swap(other.counts_), positions_.swap(other.positions_);
+  }
+  Index heads() const { return batch_ * kv_heads_; }
+  template <class Op>
+  Index reduce(Op op) const {
+    Index result = 0;
+    for (Index head = 0; head < heads(); ++head)
+      result = op(result, counts_[static_cast<std::size_t>(head)]);
+    return result;
+  }
+
+  Index batch_ = 0, kv_heads_ = 0, kv_len_ = 0;
+  Index room_ = 0;  // positions from one KV head to the next
+  bool is_all_ = true;
+  detail::PlainVector<Index> counts_;        // [batch, kv_heads]; unused where is_all_
+  detail::PlainVector<Position> positions_;  // [batch, kv_heads, room]; likewise
+};
+
+// Writes a Selection: fill row() of each KV head, set_count() where it is not full, then commit().
+// KV heads may be written by several threads. Until commit() has checked it the Selection is nothing
+// of nothing.
+class SelectionWriter {
+ public:
+  // Room for `most` positions for each KV head. Throws std::invalid_argument for more than kv_len,
+  // and for a kv_len beyond the largest Position.
+  SelectionWriter(Selection& selection, Index batch, Index kv_heads, Index kv_len, Index most)
+      : selection_(selection), batch_(batch), kv_heads_(kv_heads), kv_len_(kv_len), most_(most) {
+    detail::require_at_least("the number of positions", most, 0);
+    detail::require_at_most("the number of positions", most, "kv_len", kv_len);
+    detail::require_at_most("kv_len", kv_len, "the largest Position",
+                            std::numeric_limits<Position>::max());
+    selection_.select_all(0, 0, 0);
+    const auto heads = static_cast<std::size_t>(batch * kv_heads);
+    selection_.positions_.resize(heads * static_cast<std::size_t>(most));
+    selection_.counts_.resize(heads);
+    for (Index& count : selection_.counts_) count = most;
+  }
+
+  // Room for the positions of one KV head: [most].
+  std::span<Position> row(Index b, Index kv_head) {
+    return {selection_.positions_.data() + (b * kv_heads_ + kv_head) * most_,
+            static_cast<std::size_t>(most_)};
+  }
+  // Only the first `count` of row() count. Throws std::invalid_argument beyond the room.
+  void set_count(Index b, Index kv_head, Index count) {
+    detail::require_at_least("the number of positions", count, 0);
+    detail::require_at_most("the number of positions", count, "the room for them", most_);
+    selection_.counts_[static_cast<std::size_t>(b * kv_heads_ + kv_head)] = count;
+  }
+  // Throws std::invalid_argument unless every row ascends strictly within [0, kv_len).
+  void commit() {
+    for (Index head = 0; head < batch_ * kv_heads_; ++head) {
+      const Position* const x = selection_.positions_.data() + head * most_;
+      const Index count = selection_.counts_[static_cast<std::size_t>(head)];
+      if (count == 0) continue;
+      unsigned descends = 0;
+      for (Index i = 1; i < count; ++i) descends |= x[i] <= x[i - 1] ? 1u : 0u;
+      if (descends != 0u) fail_order(x, count);
+      detail::require_at_least("a selected position", x[0], 0);
+      detail::require_at_most("a selected position", x[count - 1], "the last past position",
+                              kv_len_ - 1);
+    }
+    selection_.batch_ = batch_, selection_.kv_heads_ = kv_heads_, selection_.kv_len_ = kv_len_;
+    selection_.room_ = most_, selection_.is_all_ = false;
+  }
+
+ private:
+  [[noreturn, gnu::cold]] static void fail_order(const Position* x, Index count) {
+    Index i = 1;
+    while (i + 1 < count && x[i] > x[i - 1]) ++i;
+    detail::fail("a selected position", x[i], "but must be larger than", "the one before",
+                 x[i - 1]);
+  }
+
+  Selection& selection_;
+  Index batch_, kv_heads_, kv_len_, most_;
+};
+
+inline Selection::Selection(TensorView<const Position, 3> positions, Index kv_len) {
+  detail::require_at_least("kv_len", kv_len, 0);
+  SelectionWriter writer(*this, positions.batch(), positions.heads(), kv_len, positions.len());
+  for (Index b = 0; b < positions.batch(); ++b)
+    for (Index head = 0; head < positions.heads(); ++head)
+      for (Index i = 0; i < positions.len(); ++i)
+        writer.row(b, head)[static_cast<std::size_t>(i)] = positions.at(b, head, i);
+  writer.commit();
+}
+
+inline Selection Selection::from_lists(Index batch, Index kv_heads, Index kv_len,
+                                       std::span<const std::vector<Position>> lists) {
+  detail::require_equal("the number of lists", std::ssize(lists), "batch * kv_heads",
+                        batch * kv_heads);
+  Index most = 0;
+  for (const auto& list : lists) most = std::max(most, std::ssize(list));
+  Selection selection;
+  SelectionWriter writer(selection, batch, kv_heads, kv_len, most);
+  for (Index head = 0; head < std::ssize(lists); ++head) {
+    const auto& list = lists[static_cast<std::size_t>(head)];
+    std::copy(list.begin(), list.end(), writer.row(head / kv_heads, head % kv_heads).begin());
+    writer.set_count(head / kv_heads, head % kv_heads, std::ssize(list));
+  }
+  writer.commit();
+  return selection;
+}
+
+inline void Selection::select_none(Index batch, Index kv_heads, Index kv_len) {
+  SelectionWriter(*this, batch, kv_heads, kv_len, 0).commit();
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,216 @@
+// Evicting selectors: what their State refuses, and that a throw leaves it as it was.
+
+#include <quoka/select/evicting_selector.hpp>
+
+#include "support/fixtures.hpp"
+
+#include <stdexcept>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::SelectorInput;
+
+// Keeps the keys whose first channel is largest. Throws at the KV head it is told to.
+struct LargestFirstChannel {
+  struct Options {
+    quoka::Budget budget = 8;
+    Index keep_first = 0;
+    const int* throws_after = nullptr;  // so many calls of score() are left; null: any number
+  };
+  struct Scratch {
+    void reserve(const SelectorInput&, Index) {}
+    static Index bytes() { return 0; }
+  };
+
+  explicit LargestFirstChannel(const Options& options) : options_(options) {}
+  Index score(const SelectorInput& input, Index b, Index kv_head,
+              std::span<const Position> candidates, std::span<float> scores, Scratch&) const {
+    if (options_.throws_after != nullptr && b * input.k.heads() + kv_head >= *options_.throws_after)
+      throw std::runtime_error("the method");
+    for (std::size_t i = 0; i < scores.size(); ++i)
+      input.k.format().widen(input.k.row(b, kv_head, candidates[i]), 1, &scores[i]);
+    return 0;
+  }
+
+  Options options_;
+};
+using Evicting = quoka::EvictingSelector<LargestFirstChannel>;
+
+// Runs some tasks and throws.
+struct FailingExecutor {
+  Index tasks_done;
+  static constexpr int workers() { return 2; }
+  template <class F>
+  void run(Index tasks, F&& f) const {
+    for (Index task = 0; task < std::min(tasks, tasks_done); ++task) f(task, 1);
+    throw std::runtime_error("the executor");
+  }
+};
+
+class Eviction : public ::testing::Test {
+ protected:
+  static SelectorInput input(const Rows& k, std::uint64_t sequence = 0) {
+    SelectorInput x{q_of(k), k};
+    x.sequence = sequence;
+    return x;
+  }
+  static Rows q_of(const Rows& k) { return k.slice(0, std::min<Index>(k.len(), 1)); }
+  Rows first(Index len) const { return Rows(k).slice(0, len); }
+
+  // Takes keys in, chunk by chunk, up to each of `lens`.
+  void feed(Evicting::State& state, std::initializer_list<Index> lens) const {
+    for (Index len : lens) selector.appended(input(first(len)), state, SerialExecutor{});
+  }
+  Selection select(Evicting::State& state, Index len, const Evicting& by) const {
+    Selection selection;
+    by.select(input(first(len)), state, selection, SerialExecutor{});
+    return selection;
+  }
+  Selection select(Evicting::State& state, Index len) const { return select(state, len, selector); }
+
+  // Equal in all that a later call can see, at this length and back at every earlier one.
+  void expect_same(Evicting::State& state, Evicting::State& expected, Index len,
+                   std::initializer_list<Index> earlier) const {
+    EXPECT_EQ(state.dropped_at.len(), expected.dropped_at.len());
+    EXPECT_EQ(state.retained.len(), expected.retained.len());
+    EXPECT_EQ(select(state, len), select(expected, len));
+    for (Index back : earlier) {
+      state.truncate(back), expected.truncate(back);
+      EXPECT_EQ(select(state, back), select(expected, back)) << "back at " << back;
+    }
+  }
+
+  Random random{430};
+  Tensor4<float> k = random.tensor<float>(2, 2, 60, 3);
+  Evicting selector{{.budget = 8, .keep_first = 1}};
+};
+
+TEST_F(Eviction, KeepsTheBestOfWhatIsLeft) {
+  Evicting::State state;
+  feed(state, {20, 35});
+  const Selection keep = select(state, 35);
+  for (Index b = 0; b < 2; ++b)
+    for (Index head = 0; head < 2; ++head) {
+      std::vector<Index> left = oracle::range(0, 20);
+      const auto evict = [&] {  // to the first key and the 7 best of the others
+        std::sort(left.begin() + 1, left.end(),
+                  [&](Index x, Index y) { return k(b, head, x, 0) > k(b, head, y, 0); });
+        left.resize(8);
+        std::sort(left.begin(), left.end());
+      };
+      evict();
+      for (Index t = 20; t < 35; ++t) left.push_back(t);
+      evict();
+      const auto row = keep.row(b, head);
+      EXPECT_EQ(std::vector<Index>(row.begin(), row.end()), left);
+    }
+}
+
+// ---- refused ------------------------------------------------------------------------------------
+
+TEST_F(Eviction, RefusesACacheThatIsShorterThanItsState) {
+  Evicting::State state, expected;
+  feed(state, {20, 35}), feed(expected, {20, 35});
+  expect_refused([&] { (void)select(state, 34); }, {"truncate", 35, 34});
+  expect_refused([&] { selector.appended(input(first(34)), state, SerialExecutor{}); },
+                 {"truncate", 35, 34});
+  expect_same(state, expected, 35, {30, 20, 7});
+}
+
+TEST_F(Eviction, TakesAShorterCacheAfterTruncate) {
+  Evicting::State state, expected;
+  feed(state, {20, 35}), feed(expected, {20});
+  state.truncate(20);
+  expect_same(state, expected, 20, {7});
+}
+
+TEST_F(Eviction, RefusesAStateOfOtherSequences) {
+  Evicting::State state, expected;
+  feed(state, {20, 35}), feed(expected, {20, 35});
+  const auto refuses = [&](const SelectorInput& x, std::initializer_list<Fragment> both) {
+    Selection selection;
+    expect_refused([&] { selector.select(x, state, selection, SerialExecutor{}); }, both);
+    expect_refused([&] { selector.appended(x, state, SerialExecutor{}); }, both);
+  };
+  const auto batch = random.tensor<float>(1, 2, 35, 3), heads = random.tensor<float>(2, 4, 35, 3),
+             dim = random.tensor<float>(2, 2, 35, 4);
+  refuses(input(batch), {"batch", 1, 2});
+  refuses(input(heads), {"kv_heads", 4, 2});
+  refuses(input(dim), {"head_dim", 4, 3});
+  refuses(input(first(35), 9), {"sequence", 9, 0});
+  expect_same(state, expected, 35, {20});
+}
+
+TEST_F(Eviction, TakesOtherSequencesAfterTruncateToNothing) {
+  Evicting::State state, expected;
+  feed(state, {20, 35});
+  state.truncate(0);
+  const auto other = random.tensor<float>(1, 3, 40, 5);
+  Selection selection, wanted;
+  for (Evicting::State* s : {&state, &expected})
+    selector.appended(input(other, 9), *s, SerialExecutor{});
+  selector.select(input(other, 9), state, selection, SerialExecutor{});
+  selector.select(input(other, 9), expected, wanted, SerialExecutor{});
+  EXPECT_EQ(selection, wanted);
+  expect_refused([&] { (void)select(state, 40); }, {"batch", 2, 1});
+}
+
+// ---- after a throw ------------------------------------------------------------------------------
+
+TEST_F(Eviction, AMethodThatThrowsLeavesTheStateAsItWas) {
+  for (int throws_after : {0, 1, 3})
+    for (bool in_select : {true, false}) {
+      const Evicting throwing({.budget = 8, .keep_first = 1, .throws_after = &throws_after});
+      Evicting::State state, expected;
+      feed(state, {20, 35}), feed(expected, {20, 35});
+      Selection selection = Selection::all(1, 1, 5);
+      EXPECT_THROW(in_select ? throwing.select(input(first(50)), state, selection, SerialExecutor{})
+                             : throwing.appended(input(first(50)), state, SerialExecutor{}),
+                   std::runtime_error);
+      EXPECT_EQ(selection, Selection::all(1, 1, 5));
+      expect_same(state, expected, 35, {30, 20, 7});
+    }
+}
+
+TEST_F(Eviction, AnExecutorThatThrowsLeavesTheStateAsItWas) {
+  for (Index tasks_done : {0, 1, 4})
+    for (bool in_select : {true, false}) {
+      Evicting::State state, expected;
+      feed(state, {20, 35}), feed(expected, {20, 35});
+      Selection selection = Selection::all(1, 1, 5);
+      const FailingExecutor failing{tasks_done};
+      EXPECT_THROW(in_select ? selector.select(input(first(50)), state, selection, failing)
+                             : selector.appended(input(first(50)), state, failing),
+                   std::runtime_error);
+      EXPECT_EQ(selection, Selection::all(1, 1, 5));
+      expect_same(state, expected, 35, {30, 20, 7});
+    }
+}
+
+TEST_F(Eviction, ARetryGivesWhatAFirstTryGives) {
+  for (Index tasks_done : {0, 1, 4})
+    for (bool in_select : {true, false}) {
+      Evicting::State state, expected;
+      feed(state, {20, 35}), feed(expected, {20, 35, 50});
+      Selection selection;
+      const FailingExecutor failing{tasks_done};
+      EXPECT_THROW(in_select ? selector.select(input(first(50)), state, selection, failing)
+                             : selector.appended(input(first(50)), state, failing),
+                   std::runtime_error);
+      feed(state, {50});
+      expect_same(state, expected, 50, {40, 35, 20, 7});
+    }
+}
+
+// A State that was told of nothing yet belongs to nobody, even after a throw.
+TEST_F(Eviction, AFirstCallThatThrowsLeavesTheStateToAnySequence) {
+  Evicting::State state, expected;
+  EXPECT_THROW(selector.appended(input(first(35), 9), state, FailingExecutor{1}),
+               std::runtime_error);
+  EXPECT_EQ(state.dropped_at.len(), 0);
+  feed(state, {20}), feed(expected, {20});
+  expect_same(state, expected, 20, {7});
+}
+
+}  // namespace

@@ -1,0 +1,131 @@
+// Dot products of small integers: the ISA's own and the plain ones are exact, and codes lie where
+// the functions that place them say.
+
+#include <quoka/simd/code_dots.hpp>
+#include <quoka/simd/pair_sums.hpp>
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <vector>
+
+QUOKA_PACKET_ARGUMENTS_BEGIN
+namespace {
+
+namespace simd = quoka::simd;
+using quoka::Index;
+using simd::Int16Pair;
+using simd::lanes;
+
+TEST(PairSums, AreThePlainOnes) {
+  std::mt19937 random(5);
+  alignas(64) Int16Pair a[lanes], b[lanes];
+  auto own = simd::PairSums::zero();
+  auto plain = simd::PlainPairSums::zero();
+  const auto draw = [&] {
+    return static_cast<std::int16_t>(static_cast<int>(random() % 2001u) - 1000);
+  };
+  for (int round = 0; round < 37; ++round) {
+    for (int i = 0; i < lanes; ++i) a[i] = simd::pair_of(draw(), draw());
+    for (int i = 0; i < lanes; ++i) b[i] = simd::pair_of(draw(), draw());
+    own = simd::fma(simd::load<simd::PairSums>(a), simd::broadcast<simd::PairSums>(b[0]), own);
+    plain = simd::fma(simd::load<simd::PlainPairSums>(a),
+                      simd::broadcast<simd::PlainPairSums>(b[0]), plain);
+  }
+  alignas(64) float x[lanes], y[lanes];
+  simd::store(x, own.to_float());
+  simd::store(y, plain.to_float());
+  for (int i = 0; i < lanes; ++i) EXPECT_EQ(x[i], y[i]);
+}
+
+TEST(PairSums, StorePairsRoundsToNearestEven) {
+  for (float low : {0.0f, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 0.49f, -32768.0f, 32767.4f, 1234.6f}) {
+    const float high = -low / 2.0f + 3.3f;
+    alignas(64) Int16Pair pairs[lanes];
+    simd::store_pairs(pairs, simd::broadcast(low), simd::broadcast(high));
+    for (const Int16Pair& pair : pairs)
+      EXPECT_EQ(pair.bits,
+                simd::pair_of(simd::round_to_int16(low), simd::round_to_int16(high)).bits);
+  }
+}
+
+// Two blocks of random codes against `rows` queries.
+struct Case {
+  Index dim, rows;
+  std::vector<int> keys;     // [2 * code_block, dim]
+  std::vector<int> queries;  // [rows, dim]
+
+  Case(Index dim_, Index rows_) : dim(dim_), rows(rows_) {
+    std::mt19937 random(static_cast<unsigned>(dim * 31 + rows));
+    const auto draw = [&] { return static_cast<int>(random() % 255u) - 127; };
+    for (Index i = 0; i < 2 * simd::code_block * dim; ++i) keys.push_back(draw());
+    for (Index i = 0; i < rows * dim; ++i) queries.push_back(draw());
+  }
+  int dot(Index key, Index row) const {
+    int sum = 0;
+    for (Index c = 0; c < dim; ++c)
+      sum += keys[static_cast<std::size_t>(key * dim + c)] *
+             queries[static_cast<std::size_t>(row * dim + c)];
+    return sum;
+  }
+};
+
+template <simd::CodeScores Over>
+void expect_exact(const Case& x) {
+  struct alignas(64) Line {
+    std::uint8_t bytes[64];
+  };
+  const auto lines = static_cast<std::size_t>(simd::code_block_bytes(x.dim) / 64);
+  std::vector<Line> store(2 * lines);
+  std::memset(store.data(), simd::stored_key_code(0), store.size() * sizeof(Line));
+  std::uint8_t* const block[2] = {store.front().bytes, store[lines].bytes};
+  for (Index key = 0; key < 2 * simd::code_block; ++key)
+    for (Index c = 0; c < x.dim; ++c)
+      block[key / simd::code_block][simd::key_code_at(key % simd::code_block, c)] =
+          simd::stored_key_code(x.keys[static_cast<std::size_t>(key * x.dim + c)]);
+  std::vector<std::int32_t> queries(static_cast<std::size_t>(simd::code_steps(x.dim) * x.rows));
+  std::vector<std::int32_t> offset;
+  auto* const codes = reinterpret_cast<std::int8_t*>(queries.data());
+  for (Index m = 0; m < x.rows; ++m) {
+    std::int32_t sum = 0;
+    for (Index c = 0; c < x.dim; ++c) {
+      const int code = x.queries[static_cast<std::size_t>(m * x.dim + c)];
+      codes[simd::query_code_at(x.rows, m, c)] = static_cast<std::int8_t>(code);
+      sum += code;
+    }
+    offset.push_back(simd::code_offset(sum));
+  }
+  alignas(64) std::int32_t best[2 * simd::code_block];
+  std::fill(best, best + 2 * simd::code_block, -1000);
+  const std::uint8_t* const keys[2] = {block[0], block[1]};
+  simd::code_dots<Over>(keys, queries.data(), x.rows, simd::code_steps(x.dim), offset.data(), best,
+                        nullptr);
+  for (Index key = 0; key < 2 * simd::code_block; ++key) {
+    std::int32_t exact = -1000;
+    for (Index m = 0; m < x.rows; ++m)
+      exact =
+          Over == simd::CodeScores::max ? std::max(exact, x.dot(key, m)) : exact + x.dot(key, m);
+    ASSERT_EQ(best[key], exact) << key;
+  }
+}
+
+TEST(CodeDots, AreExactForAnyNumberOfQueriesAndChannels) {
+  for (Index dim : {1, 3, 4, 37, 128})
+    for (Index rows : {1, 3, 4, 7, 8, 13, 16}) {
+      const Case x(dim, rows);
+      expect_exact<simd::CodeScores::max>(x);
+      expect_exact<simd::CodeScores::sum>(x);
+    }
+}
+
+TEST(CodeDots, BlocksAndStepsAreRoundedUp) {
+  EXPECT_EQ(simd::code_blocks(0), 0);
+  EXPECT_EQ(simd::code_blocks(simd::code_block + 1), 2);
+  EXPECT_EQ(simd::code_steps(simd::code_channels + 1), 2);
+}
+
+}  // namespace
+QUOKA_PACKET_ARGUMENTS_END

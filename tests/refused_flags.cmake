@@ -1,0 +1,48 @@
+# Compiler flags that the library cannot work with end the compilation with one sentence: CXX with FLAGS, the |-separated
+# INCLUDES and each of the flags below says what is expected, has one #error and no error before it.
+cmake_minimum_required(VERSION 3.21)
+
+set(source ${WORK}/refused_flags.cpp)
+file(WRITE ${source} "#include <quoka/quoka.hpp>\nint main() {}\n")
+string(REPLACE "|" ";" includes "${INCLUDES}")
+set(command "")
+separate_arguments(command UNIX_COMMAND "${FLAGS}")
+foreach(directory IN LISTS includes)
+  list(APPEND command -isystem ${directory})
+endforeach()
+set(ENV{LC_ALL} C)
+
+function(expect_refusal flags sentence)
+  separate_arguments(flags UNIX_COMMAND "${flags}")
+  execute_process(COMMAND ${CXX} ${command} ${flags} -fsyntax-only ${source} RESULT_VARIABLE failed ERROR_VARIABLE says)
+  if(NOT failed OR NOT says MATCHES "${sentence}")
+    message("${says}")
+    message(FATAL_ERROR "${flags}: not refused with \"${sentence}\"")
+  endif()
+  string(REGEX MATCHALL "error:" errors "${says}")
+  list(LENGTH errors count)
+  if(count GREATER 2)  # the sentence, and the end of the compilation
+    message("${says}")
+    message(FATAL_ERROR "${flags}: refused with ${count} errors")
+  endif()
+endfunction()
+
+execute_process(COMMAND ${CXX} ${command} -fsyntax-only ${source} RESULT_VARIABLE failed ERROR_VARIABLE says)
+if(failed)
+  message(FATAL_ERROR "does not compile without any of them:\n${says}")
+endif()
+set(no_fast_math "quoka needs NaN, infinity and the order of sums")
+expect_refusal("-std=c++17" "quoka needs C..20")
+expect_refusal("-ffast-math" "${no_fast_math}")
+expect_refusal("-Ofast" "${no_fast_math}")
+expect_refusal("-ffinite-math-only" "${no_fast_math}")
+expect_refusal("-fno-exceptions" "quoka reports bad input by exceptions")
+if(GNU)  # clang has no macro for these two
+  expect_refusal("-funsafe-math-optimizations" "${no_fast_math}")
+  expect_refusal("-fassociative-math -fno-signed-zeros -fno-trapping-math" "${no_fast_math}")
+endif()
+if(GNU AND X86)
+  expect_refusal("-mfpmath=387" "not in x87")
+endif()
+
+expect_refusal("-DQUOKA_COMPILED -ffast-math" "${no_fast_math}")
