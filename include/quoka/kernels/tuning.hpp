@@ -43,15 +43,17 @@ inline constexpr Index min_panels_per_task = 4;
 inline constexpr Index part_blocks = 4;
 inline constexpr Index max_parts = 16;
 
-// One token's attention. Beyond token_rows query rows a panel is faster. Softmax goes block by
-// block, of as many keys as have their weights in L1: every change from keys to values and back
-// leaves memory idle for a while (blocks of 128 keys reached 0.63 of the bandwidth, these 0.85).
-// Stretches of keys and values stay in L1 while the query rows take turns at them, values two rows
-// by token_value_packets packets at a time. Keys against several rows leave the processor too
-// little room to read ahead by itself: rows are asked for token_prefetch_keys ahead. Against one
-// row, asking costs more than it brings. Heads that lie side by side take turns at blocks of
-// token_together_keys: 8 heads of 128 channels are 0.4 MiB of L2 (16 keys: 5 % slower, 128: 7 %;
-// without asking in the order of memory: 2.4 times as slow).
+// One token's attention.
+//   token_rows            query rows of a KV head up to which it is used; for more a panel is faster
+//   token_block_keys      keys per softmax step. Each change from keys to values leaves memory idle
+//                         for a while: 128 reached 0.63 of the bandwidth, 1,024 reach 0.85
+//   token_together_keys   the same where several heads lie side by side: 8 heads of 128 channels are
+//                         0.4 MiB of L2. 16 keys were 5 % slower, 128 keys 7 %
+//   token_stretch_keys    keys handled together; they stay in L1 for all query rows
+//   token_value_keys      values handled together; they stay in L1 for all query rows
+//   token_prefetch_keys   how far ahead keys are asked for. Against one query row asking costs more
+//                         than it brings
+//   token_value_packets   packets of channels held in registers, for two query rows
 inline constexpr Index token_rows = panel_rows / 2;
 inline constexpr Index token_block_keys = 1024;
 inline constexpr Index token_together_keys = 48;

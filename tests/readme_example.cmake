@@ -1,0 +1,18 @@
+# README's first block of C++ is EXAMPLE, but for the comment that opens the file.
+cmake_minimum_required(VERSION 3.21)
+
+file(READ ${README} readme)
+file(READ ${EXAMPLE} example)
+string(FIND "${readme}" "```cpp\n" begin)
+if(begin EQUAL -1)
+  message(FATAL_ERROR "no block of C++ in ${README}")
+endif()
+math(EXPR begin "${begin} + 7")
+string(SUBSTRING "${readme}" ${begin} -1 readme)
+string(FIND "${readme}" "```" end)
+string(SUBSTRING "${readme}" 0 ${end} block)
+string(FIND "${example}" "#include" begin)
+string(SUBSTRING "${example}" ${begin} -1 example)
+if(NOT block STREQUAL example)
+  message(FATAL_ERROR "README.md shows:\n${block}\nand ${EXAMPLE} is:\n${example}")
+endif()
