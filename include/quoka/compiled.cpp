@@ -8,6 +8,7 @@
 #error "compile this file, and all that include quoka's headers, with -DQUOKA_COMPILED"
 #endif
 
+#define QUOKA_COMPILING
 #include <quoka/attention/attention_impl.hpp>
 #include <quoka/attention/merge_impl.hpp>
 #include <quoka/cache/key_sketch_impl.hpp>

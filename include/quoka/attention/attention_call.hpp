@@ -62,9 +62,8 @@ inline void check_call_options(const AttentionOptions& options, Index q_heads) {
 inline void check_memory(const Rows& q, const Past& past, const Chunk& chunk,
                          const AttentionOutput& output) {
   const Rows out = output.out;
-  for (std::size_t axis = 0; axis < 3; ++axis)
-    if (out.strides()[axis] == 0 && out.sizes()[axis] > 1)
-      fail_because("rows of out share memory: a stride is 0");
+  if (rows_share_memory(ByteLattice(out), out.sizes(), out.strides()))
+    fail_because("rows of out share memory with each other");
   require_apart(out, q, "out shares memory with q");
   require_apart(out, past.k, "out shares memory with the past's keys");
   require_apart(out, past.v, "out shares memory with the past's values");
@@ -76,6 +75,8 @@ inline void check_memory(const Rows& q, const Past& past, const Chunk& chunk,
                 "the chunk's values lie in the past's: they would count twice; slice the past");
   if (output.lse_nat.absent()) return;
   const TensorView<const float, 3> lse = output.lse_nat;
+  if (rows_share_memory(ByteLattice(lse), lse.sizes(), lse.strides()))
+    fail_because("rows of lse share memory with each other");
   require_apart(lse, out, "lse shares memory with out");
   for (const Rows& input : {q, past.k, past.v, chunk.k, chunk.v})
     require_apart(lse, input, "lse shares memory with an input");

@@ -103,7 +103,9 @@ class AttentionTasks {
     const Index heads = together ? heads_together(executor.workers()) : 1;
     const Index block = together ? tuning::token_together_keys : tuning::token_block_keys;
     const int per_worker = static_cast<int>(heads);
-    s_.token.reserve(executor.workers() * per_worker, call_, block);
+    // As many as there may be when the cache has grown.
+    const auto most = static_cast<int>(together ? call_.kv_heads : 1);
+    s_.token.reserve(executor.workers() * most, call_, block);
     merge_parts(executor, heads, [&](Index head, Index part, const KeyRange& range, int worker) {
       const auto attention_of = [&](Index i) {
         return TokenAttention(keys_of(head + i),

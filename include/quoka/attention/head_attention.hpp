@@ -42,6 +42,7 @@ struct HeadScratch {
     row_factors.reserve(panels * width);
     states.reserve(panels * tuning::tile_packets);
     arithmetic.reserve(panel, call.v_dim);
+    panel.row.reserve(std::max(call.q.dim(), call.v_dim));
     query_rows.reserve(call.q.format(), width, call.q.dim());
     if (!call.out.format().is_float) out_rows.reserve(width * call.v_dim);
     mixed.reserve(call);
@@ -49,7 +50,7 @@ struct HeadScratch {
   Index bytes() const {
     return keys.bytes() + values.bytes() + queries.bytes() + out.bytes() + row_factors.bytes() +
            out_rows.bytes() + states.bytes() + panel.logits.bytes() + panel.weights.bytes() +
-           panel.lane_out.bytes() + query_rows.bytes() + mixed.bytes();
+           panel.lane_out.bytes() + panel.row.bytes() + query_rows.bytes() + mixed.bytes();
   }
 };
 

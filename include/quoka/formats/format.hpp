@@ -14,7 +14,7 @@
 // `rows` are addresses of whole rows; `dim` counts channels.
 #pragma once
 
-#include <quoka/views/index.hpp>
+#include <quoka/views/row_finder.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -25,11 +25,6 @@ inline namespace QUOKA_ABI {
 namespace simd {
 struct Int16Pair;
 }
-
-using ConstRow = const std::byte*;
-
-struct RowFinder;  // views/rows.hpp
-class RowWalk;
 
 struct Format {
   const char* name;

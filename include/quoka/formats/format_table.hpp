@@ -12,6 +12,13 @@
 //   inline constexpr Format my_format = format_table<MyRow>();
 #pragma once
 
+#include <quoka/version.hpp>
+
+// Its functions have this unit's instructions, and the compiled library's the same names.
+#if defined(QUOKA_COMPILED) && !defined(QUOKA_COMPILING)
+#error "quoka: kernels and formats of your own need header-only use: link quoka::quoka"
+#endif
+
 #include <quoka/formats/element_formats.hpp>
 #include <quoka/kernels/fixed_packing.hpp>
 #include <quoka/kernels/packing.hpp>

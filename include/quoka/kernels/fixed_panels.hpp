@@ -33,14 +33,12 @@ inline bool all_held(const float* row_factors) {
   return all;
 }
 
-// Logits of the keys, and of the panel's queries, that integers cannot hold.
+// Logits of the keys, and of the panel's queries, that integers cannot hold. k [dim] is scratch.
 [[gnu::cold, gnu::noinline]] inline void logits_in_float(const PackedBlock& block,
                                                          const Panel& panel, const Sight& sight,
-                                                         float* x) {
+                                                         float* k, float* x) {
   const float* q[tuning::panel_rows];
   panel.source.find(panel.source.owner, panel.source.panel, q);
-  Buffer<float> memory;
-  float* const k = memory.reserve(block.dim);
   for (Index key = 0; key < sight.keys; ++key) {
     block.k_format->widen(block.k[key], block.dim, k);
     for (Index row = 0; row < panel.rows; ++row) {
@@ -64,16 +62,14 @@ inline void admit_not_finite(const float* x, Index keys, PanelState& state) {
   }
 }
 
-// Adds the channels that integers cannot hold, for the rows that see a key.
+// Adds the channels that integers cannot hold, for the rows that see a key. v [v_dim] is scratch.
 [[gnu::cold, gnu::noinline]] inline void values_in_float(const PackedBlock& block,
                                                          const Panel& panel, const Sight& sight,
-                                                         const float* x) {
+                                                         const float* x, float* v) {
   constexpr Index width = tuning::panel_rows;
   alignas(64) float reference[width];
   for (int j = 0; j < tuning::tile_packets; ++j)
     simd::store(reference + j * simd::lanes, panel.state[j].reference());
-  Buffer<float> memory;
-  float* const v = memory.reserve(block.v_dim);
   for (Index key = 0; key < sight.keys; ++key) {
     block.v_format->widen(block.v[key], block.v_dim, v);
     for (Index row = 0; row < width; ++row) {
@@ -166,12 +162,12 @@ class FixedPanels final : public PanelArithmetic {
     for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
     logits(block, static_cast<const Pair*>(panel.queries), panel.row_factors, sight.keys, x, top);
     const bool exceptions = !block.all_keys || !all_held(panel.row_factors);
-    if (exceptions) logits_in_float(block, panel, sight, x);
+    if (exceptions) logits_in_float(block, panel, sight, s.row.data(), x);
     finish_logits(x, sight, exceptions, top);
     const Factors factors = softmax(x, sight.keys, top, panel.state, weights);
     values(block, weights, sight.keys, factors, panel.out);
     if (exceptions) admit_not_finite(x, sight.keys, panel.state);
-    if (!block.all_values) values_in_float(block, panel, sight, x);
+    if (!block.all_values) values_in_float(block, panel, sight, x, s.row.data());
   }
 
  private:

@@ -60,6 +60,7 @@ struct Sight {
 struct PanelScratch {
   Buffer<float> logits;       // [block_keys, rounded up to tiles][panel_rows]
   Buffer<std::byte> weights;  // the same in the arithmetic's own elements
+  Buffer<float> row;          // one key or value, widened
   Buffer<float> lane_out;     // two accumulators
 };
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include <quoka/kernels/tuning.hpp>
-#include <quoka/views/rows.hpp>
+#include <quoka/views/row_finder.hpp>
 
 #include <algorithm>
 

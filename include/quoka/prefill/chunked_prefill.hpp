@@ -75,6 +75,9 @@ class ChunkedPrefill {
     cache_.check(k, v);
     require_outside(q, out);
     detail::require_sizes("out", out.sizes(), {q.batch(), q.heads(), q.len(), v.dim()});
+    detail::require_apart(Rows(out), q, "out shares memory with q");
+    detail::require_apart(Rows(out), k, "out shares memory with k");
+    detail::require_apart(Rows(out), v, "out shares memory with v");
     const Index before = kv_len();
     cache_.grow(before + q.len());
     const Rewind rewind{*this, before};
@@ -133,6 +136,7 @@ class ChunkedPrefill {
   };
 
   void append_keys(const Rows& q, const Rows& k, const Rows& v, ExecutorRef executor) {
+    cache_.check(k, v);
     const Rewind rewind{*this, kv_len()};
     cache_.append(k, v);
     selector_.appended(input(q), state_, executor);

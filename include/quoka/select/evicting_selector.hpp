@@ -137,7 +137,7 @@ class EvictingSelector {
     const Index stay = std::min(candidates, options_.budget.keys(kv_len));
     s.dropped_at.reshape(k.batch(), heads, 1);
     s.retained.reshape(k.batch(), heads, 1);
-    s.dropped_at.reserve(std::max(input.capacity, kv_len)), s.dropped_at.grow(kv_len);
+    s.dropped_at.reserve(input.capacity), s.dropped_at.grow(kv_len);
     s.retained.grow(stay);
     Position* const lists = s.candidates.reserve_amortised(tasks * candidates);
     Position* const best = s.best.reserve_amortised(tasks * stay);

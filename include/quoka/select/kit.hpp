@@ -116,6 +116,10 @@ class KeySource {
                  FunctionRef<void(detail::MassKeys&)> use) const {
     with_keys_(*this, b, head, heads, reader, use);
   }
+  // Room for one of these keys, as floats.
+  void reserve(RowReader& reader) const {
+    if (!rows_.empty()) reader.reserve(&rows_.format(), rows_.dim());
+  }
 
  private:
   Rows rows_;

@@ -133,9 +133,10 @@ QUOKA_FUNC KeySource::KeySource(const ChannelMajorKeys& keys, const Index* chose
       with_keys_([](const KeySource& source, Index b, Index head, Index heads, RowReader&,
                     FunctionRef<void(detail::MassKeys&)> use) {
         const RowStore<float>& blocks = source.channel_major_->blocks;
+        const Index kv_heads = blocks.heads(), kv_head = head / (heads / kv_heads);
         detail::ChannelKeys of_head(
-            blocks.row(b, head, 0), blocks.dim(), source.channel_major_->len,
-            source.channels_ + (b * heads + head) * source.stride_, source.count_);
+            blocks.row(b, kv_head, 0), blocks.dim(), source.channel_major_->len,
+            source.channels_ + (b * kv_heads + kv_head) * source.stride_, source.count_);
         use(of_head);
       }) {}
 
@@ -146,10 +147,13 @@ QUOKA_FUNC void softmax_scores(const QueryRows& shape, FillRows fill, const KeyS
   if (key_count > 0)
     detail::require_equal("the scores' inner stride", scores.strides()[2], "that of an array", 1);
   state.mass.reserve(executor.workers(), shape.max_rows, std::max(key_count, capacity), shape.dim);
+  for (int worker = 0; worker < executor.workers(); ++worker) {  // so that no task allocates
+    state.mass[worker].query.reserve(&shape.format, shape.read_dim);
+    keys.reserve(state.mass[worker].key);
+  }
   executor.run(scores.batch() * heads, [&](Index task, int worker) {
     const Index b = task / heads, head = task % heads;
     detail::MassScratch& s = state.mass[worker];
-    s.query.reserve(&shape.format, shape.read_dim);
     RowWriter rows(s.rows.data(), shape.dim, s.query);
     fill(b, head, log2_of_e, rows);
     float* const mass = scores.row(b, head, 0);
@@ -169,11 +173,17 @@ QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const R
                                   TensorView<float, 3> scores, QueryScoreState& state,
                                   ExecutorRef executor) {
   detail::require_sizes("scores", scores.sizes(), {keys.batch(), keys.heads(), keys.len()});
+  const auto whole = score_view(scores.data(), scores.batch(), scores.heads(), scores.len());
+  for (std::size_t axis = 0; axis < 3; ++axis)
+    if (scores.sizes()[axis] > 1)
+      detail::require_equal("a stride of the scores", scores.strides()[axis],
+                            "that of score_view()", whole.strides()[axis]);
   state.mass.reserve(executor.workers(), shape.max_rows, 0, shape.dim);
+  for (int worker = 0; worker < executor.workers(); ++worker)
+    state.mass[worker].query.reserve(&shape.format, shape.read_dim);
   float* const means = state.mean.reserve(keys.batch() * keys.heads() * shape.dim);
   executor.run(keys.batch() * keys.heads(), [&](Index task, int worker) {
     detail::MassScratch& s = state.mass[worker];
-    s.query.reserve(&shape.format, shape.read_dim);
     float* const first = s.rows.data();
     RowWriter rows(first, shape.dim, s.query);
     fill(task / keys.heads(), task % keys.heads(), 1.0f, rows);

@@ -78,6 +78,18 @@ inline bool share_memory(ByteLattice a, ByteLattice b) {
   return false;
 }
 
+// Do rows of one view share bytes with each other? Axes that interleave count as if they did.
+template <class Sizes>
+bool rows_share_memory(const ByteLattice& x, const Sizes& sizes,
+                       const std::array<Index, 3>& strides) {
+  if (x.rows() == 0) return false;
+  for (std::size_t axis = 0; axis < 3; ++axis)
+    if (sizes[axis] > 1 && strides[axis] == 0) return true;
+  for (std::size_t axis = 0; axis < 3; ++axis)
+    if (x.sizes[axis] > 1 && x.steps[axis] < x.extent(axis + 1)) return true;
+  return false;
+}
+
 // Throws std::invalid_argument where they do.
 template <class A, class B>
 void require_apart(const A& a, const B& b, std::string_view message) {

@@ -106,13 +106,14 @@ class LokiScorer {
     state.projected.reshape(k.batch(), k.heads(), rank);
     const Index known = std::min(state.projected.len(), k.len());
     state.projected.reserve(input.capacity);
-    state.projected.resize(k.len());
+    state.projected.grow(k.len());
     state.rows.reserve(executor.workers(), &k.format(), k.dim());
     for_each_kv_head(k, executor, [&](Index b, Index kv_head, int worker) {
       for (Index t = known; t < k.len(); ++t)
         basis->project(kv_head, state.rows[worker].read(k.row(b, kv_head, t)), 1.0f, rank,
                        state.projected.row(b, kv_head, t));
     });
+    state.projected.resize(k.len());  // now that all are written
     return basis;
   }
 
