@@ -10,7 +10,8 @@
 
 #include <gtest/gtest.h>
 
-#include <quoka/formats/format_table.hpp>
+#include <quoka/kernels/softmax_state.hpp>
+#include <quoka/kernels/tuning.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 #include <quoka/views/rows.hpp>
 #include <quoka/views/selection.hpp>
