@@ -340,7 +340,7 @@ void expect_bound_is_kept(const Tensor4<float>& q, const WholeBound::Vector& odd
 void expect_bound_is_kept(const WholeBound::Vector& query, const WholeBound::Vector& odd,
                           const WholeBound::Vector& near, const WholeBound::Vector& far,
                           bool contains_odd) {
-  for (std::size_t n : {1, 3})
+  for (std::size_t n : {std::size_t{1}, std::size_t{3}})
     expect_bound_is_kept(rows_of(std::vector<WholeBound::Vector>(n, query)), odd, near, far,
                          contains_odd);
 }
