@@ -294,6 +294,43 @@ TEST_F(Allocation, NoneInAttentionOverACacheOfAnotherFormat) {
   }
 }
 
+// A cache in pages or of token slots, the chunk among them, masked and not: prefill chunks and decode
+// steps, one by one and in one batch.
+TEST_F(Allocation, NoneInAttentionOverPagesAndMasks) {
+  Random random(6);
+  quoka::SerialExecutor serial;
+  const auto pool = random.tensor<float>(400, 2, 1, 16);
+  std::vector<quoka::Position> slots;
+  for (const Index slot : random.permutation(400))
+    slots.push_back(static_cast<quoka::Position>(slot));
+  const auto q = random.tensor<float>(1, 4, 37, 16), token = random.tensor<float>(1, 4, 1, 16);
+  Tensor4<float> out(1, 4, 37, 16), of_token(1, 4, 1, 16), mask(1, 1, 37, 337),
+      hidden(1, 1, 1, 337);
+  mask.setZero(), hidden.setZero();
+  for (Index t = 0; t < 337; t += 3) hidden(0, 0, 0, t) = mask(0, 0, t % 37, t) = -infinity;
+  for (Index i = 0; i < 37; ++i) mask(0, 0, i, 100) = -infinity;
+  hidden(0, 0, 0, 336) = 0.0f;
+  quoka::AttentionWorkspace workspace;
+  const auto run = [&](Index len) {
+    const quoka::Rows cache = quoka::paged(pool, slots, len);
+    const auto chunk = quoka::chunk_in_cache(cache, cache, 37),
+               one = quoka::chunk_in_cache(cache, cache, 1);
+    const quoka::AttentionSequence batch[] = {
+        {.q = q, .past = chunk.past, .chunk = chunk.chunk, .out = out},
+        {.q = token, .past = one.past, .chunk = one.chunk, .out = of_token}};
+    quoka::attention(batch, {}, serial, workspace);
+    if (len == 337) {
+      quoka::attention(q, chunk.past, chunk.chunk, out, {.mask = mask}, serial, workspace);
+      quoka::attention(token, one.past, one.chunk, of_token, {.mask = hidden}, serial, workspace);
+    }
+  };
+  run(337);
+  EXPECT_EQ(allocations_of([&] {
+              for (const Index len : {337, 330, 100, 337}) run(len);
+            }),
+            0);
+}
+
 // ---- memory -------------------------------------------------------------------------------------
 
 // Beyond the cache: scores and their ranks for 8 KV heads, and each worker's packed block of keys,

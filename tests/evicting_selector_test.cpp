@@ -29,7 +29,7 @@ struct LargestFirstChannel {
     if (options_.throws_after != nullptr && b * input.k.heads() + kv_head >= *options_.throws_after)
       throw std::runtime_error("the method");
     for (std::size_t i = 0; i < scores.size(); ++i)
-      input.k.format().widen(input.k.row(b, kv_head, candidates[i]), 1, &scores[i]);
+      input.k.format().widen(input.k.row(b, kv_head, candidates[i]), {1}, &scores[i]);
     return 0;
   }
 

@@ -48,8 +48,9 @@ Output<T> attend_in_fixed(const Inputs<T>& in, const AttentionOptions& options =
   const auto call =
       quoka::detail::checked_call(in.q, past, {with_fixed_point(in.k), with_fixed_point(in.v)},
                                   {output.out, output.lse}, options);
-  quoka::detail::AttentionTasks(call, quoka::detail::fixed_panels<Sums>(), workspace.parts())
-      .run(executor);
+  workspace.parts().begin(1);
+  workspace.parts().calls.push_back(call);
+  workspace.parts().run(quoka::detail::fixed_panels<Sums>(), executor);
   return output;
 }
 
@@ -378,6 +379,112 @@ TYPED_TEST(FixedAttention, NaNInThePastSpoilsOnlyRowsWhoseWindowReachesIt) {
     spoilt.past_k(0, 0, t, 5) = stored<TypeParam>(std::nan(""));
     expect_spoilt(attend_in_fixed(spoilt, options), clean,
                   [&](Index, Index, Index i) { return 127 + i - t < 30; });
+  }
+}
+
+// ---- masks --------------------------------------------------------------------------------------
+
+// Biases, and -infinity in some places: the mask, and the oracle's.
+struct RandomMask {
+  RandomMask(Random& random, Index q_len, Index keys) : added(1, 1, q_len, keys) {
+    for (Index i = 0; i < added.size(); ++i) {
+      const Index kind = random.below(8);
+      added.data()[i] = kind < 3   ? -infinity
+                        : kind < 5 ? static_cast<float>(random.normal())
+                                   : 0.0f;
+    }
+  }
+  oracle::AttentionOptions with(AttentionOptions& options) const {
+    oracle::AttentionOptions exact = to_oracle(options);
+    exact.mask = [this](Index, Index, Index i, Index key) {
+      return static_cast<double>(added(0, 0, i, key));
+    };
+    options.mask = added;
+    return exact;
+  }
+  Tensor4<float> added;
+};
+
+TYPED_TEST(FixedAttention, MasksAndAlibi) {
+  Random random(35);
+  const std::vector<float> slopes{0.5f, 0.125f, 0.03125f, 0.0f}, factors{0.5f, -1.0f, 0.0f, 2.0f};
+  for (const Index q_len : {5, 40}) {
+    const auto in = random_inputs<TypeParam>(
+        random,
+        {.q_heads = 4, .kv_heads = 2, .head_dim = 64, .v_dim = 64, .q_len = q_len, .kv_len = 150});
+    const Selection keep = random_selection(random, 1, 2, 150, 70);
+    const RandomMask mask(random, q_len, 150 + q_len);
+    for (AttentionOptions options : {AttentionOptions{}, AttentionOptions{.causal = false},
+                                     AttentionOptions{.sliding_window = 50, .alibi_slopes = slopes},
+                                     AttentionOptions{.softcap = 1.0f, .mask_factors = factors}}) {
+      const oracle::AttentionOptions exact = mask.with(options);
+      expect_near(attend_in_fixed(in, options), oracle_result(in, exact), in, 2.0);
+      expect_near(attend_in_fixed(in, options, &keep), oracle_result(in, exact, &keep), in, 2.0);
+    }
+  }
+}
+
+// A key that integers cannot hold, a value that they cannot: only for rows that see it.
+TYPED_TEST(FixedAttention, NaNThatAMaskHidesIsNotThere) {
+  Random random(36);
+  const auto in = random_inputs<TypeParam>(random, {.q_heads = 3, .q_len = 37, .kv_len = 101});
+  const RandomMask mask(random, 37, 138);
+  AttentionOptions options;
+  const auto expected = oracle_result(in, mask.with(options));
+  const auto clean = attend_in_fixed(in, options);
+  const double value = std::max(largest(in.past_v), largest(in.v));
+  for (const Index t : {20, 100, 101, 120, 137}) {
+    const auto sees = [&](Index, Index, Index i) {
+      return mask.added(0, 0, i, t) > -infinity && t - 101 <= i;
+    };
+    auto spoilt = in;
+    const bool past = t < 101;
+    (past ? spoilt.past_k : spoilt.k)(0, 0, past ? t : t - 101, 5) =
+        stored<TypeParam>(std::nan(""));
+    expect_spoilt(attend_in_fixed(spoilt, options), clean, sees);
+    spoilt = in;
+    for (Index c = 0; c < 16; ++c)
+      (past ? spoilt.past_v : spoilt.v)(0, 0, past ? t : t - 101, c) =
+          stored<TypeParam>(std::nan(""));
+    const auto output = attend_in_fixed(spoilt, options);
+    EXPECT_TRUE(same_bits(output.lse, clean.lse));
+    for (Index head = 0; head < 3; ++head)
+      for (Index i = 0; i < 37; ++i)
+        for (Index c = 0; c < 16; ++c) {
+          const auto x = static_cast<double>(static_cast<float>(output.out(0, head, i, c)));
+          if (sees(0, head, i))
+            EXPECT_TRUE(std::isnan(x)) << t << ", " << i;
+          else
+            EXPECT_NEAR(x, expected.out.at(0, head, i, c),
+                        (2 * element_error + 2 * rounding_error<TypeParam>)*value)
+                << t << ", " << i;
+        }
+  }
+}
+
+// Padding behind the chunk: whatever its memory holds costs the values of its block nothing.
+TYPED_TEST(FixedAttention, ChunkKeysThatAMaskHidesFromAllCostNothing) {
+  Random random(37);
+  for (const auto& [begin, end] :
+       {std::pair<Index, Index>{0, 0}, {0, 1}, {0, 30}, {5, 12}}) {  // what is seen of the chunk
+    std::vector<Index> hidden;
+    for (Index j = 0; j < 37; ++j)
+      if (j < begin || j >= end) hidden.push_back(j);
+    const auto in = random_inputs<TypeParam>(random, {.q_heads = 3, .q_len = 37, .kv_len = 101});
+    RandomMask mask(random, 37, 138);
+    for (Index i = 0; i < 37; ++i)
+      for (const Index j : hidden) mask.added(0, 0, i, 101 + j) = -infinity;
+    AttentionOptions options{.causal = false};
+    const oracle::AttentionOptions exact = mask.with(options);
+    const auto clean = attend_in_fixed(in, options);
+    expect_near(clean, oracle_result(in, exact), in, 2.0);
+    for (const float with : {1e4f, infinity, not_a_number}) {
+      auto spoilt = in;
+      for (const Index j : hidden)
+        for (Index c = 0; c < 16; ++c)
+          spoilt.k(0, 0, j, c) = spoilt.v(0, 0, j, c) = static_cast<TypeParam>(with);
+      expect_same(attend_in_fixed(spoilt, options), clean);
+    }
   }
 }
 

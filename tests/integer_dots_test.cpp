@@ -102,7 +102,7 @@ void expect_exact(const Case& x) {
   std::fill(best, best + 2 * simd::code_block, -1000);
   const std::uint8_t* const keys[2] = {block[0], block[1]};
   simd::code_dots<Over>(keys, queries.data(), x.rows, simd::code_steps(x.dim), offset.data(), best,
-                        nullptr);
+                        {});
   for (Index key = 0; key < 2 * simd::code_block; ++key) {
     std::int32_t exact = -1000;
     for (Index m = 0; m < x.rows; ++m)

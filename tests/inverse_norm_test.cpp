@@ -19,7 +19,7 @@ TYPED_TEST_SUITE(InverseNorm, StorageTypes, StorageNames);
 template <class T>
 std::vector<float> widened(const T* x, Index dim) {
   std::vector<float> row(uz(dim));
-  quoka::format_of<T>().widen(reinterpret_cast<quoka::ConstRow>(x), dim, row.data());
+  quoka::format_of<T>().widen(reinterpret_cast<quoka::ConstRow>(x), {dim}, row.data());
   return row;
 }
 template <class T>

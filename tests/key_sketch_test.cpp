@@ -38,7 +38,8 @@ void expect_exact_dots(Random& random, Index steps, Index rows) {
   alignas(64) std::int32_t best[32];
   std::fill_n(best, 32, start);
   const std::uint8_t* const blocks[2] = {keys[0], keys[1]};
-  simd::code_dots<Over>(blocks, queries.data(), rows, steps, offset.data(), best, keys[0]);
+  simd::code_dots<Over>(blocks, queries.data(), rows, steps, offset.data(), best,
+                        {keys[0], keys[1]});
   for (Index i = 0; i < 32; ++i) {
     std::int32_t expected = start;
     for (Index m = 0; m < rows; ++m) {
@@ -244,8 +245,8 @@ TYPED_TEST(SketchOf, MissesACosineByNoMoreThanItsBound) {
       s.queries.encode_head(q_bar.data(), 0, 16, dim);
       const float e = *s.queries.error.data(), longest = *s.queries.length.data();
       std::vector<float> scores(200);
-      detail::sketch_range<simd::CodeScores::max>(s.keys, s.queries, 0, 1, 16, dim, 0, 200,
-                                                  scores.data());
+      detail::SketchScan(s.queries, 0, 1, 16, dim, Aggregation::max, scores.data(), nullptr)
+          .in_order(s.keys, 0, 200);
       const oracle::Tensor keys = to_oracle(k), queries = to_oracle(q_bar);
       double closest = 1.0;
       for (Index t = 0; t < 200; ++t) {

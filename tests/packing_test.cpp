@@ -59,7 +59,7 @@ TYPED_TEST(Packing, ARowIsWidenedToItsFloats) {
   for (Index dim : dims) {
     const ListedRows<TypeParam> rows(random, 3, dim);
     std::vector<float> row(uz(dim + 1), not_a_number);
-    quoka::format_of<TypeParam>().widen(rows.data()[1], dim, row.data());
+    quoka::format_of<TypeParam>().widen(rows.data()[1], {dim}, row.data());
     for (Index c = 0; c < dim; ++c) ASSERT_EQ(row[uz(c)], rows.at(1, c)) << dim << ", " << c;
     EXPECT_TRUE(std::isnan(row.back())) << "one float too many at head_dim " << dim;
   }
@@ -70,7 +70,7 @@ TYPED_TEST(Packing, ARowIsNarrowedToTheNearest) {
   for (Index dim : dims) {
     const ListedRows<TypeParam> rows(random, 3, dim);
     const auto floats = random.tensor<float>(1, 1, 1, dim);
-    quoka::format_of<TypeParam>().narrow(floats.data(), dim,
+    quoka::format_of<TypeParam>().narrow(floats.data(), {dim},
                                          reinterpret_cast<std::byte*>(rows.pointers[1]));
     for (Index c = 0; c < dim; ++c)
       ASSERT_EQ(rows.at(1, c), static_cast<float>(static_cast<TypeParam>(floats.data()[c])))
@@ -88,7 +88,7 @@ TYPED_TEST(Packing, KeyTileHoldsEveryChannelOfEveryKey) {
     SCOPED_TRACE(dim);
     const ListedRows<TypeParam> keys(random, tile_rows, dim);
     float* tile = fresh(buffer, detail::key_tile_size(dim));
-    detail::pack_key_tile<RowOf<TypeParam>>(keys.data(), tile_rows, dim, tile);
+    detail::pack_key_tile<RowOf<TypeParam>>(keys.data(), tile_rows, {dim}, tile);
     for (Index i = 0; i < tile_rows; ++i)
       for (Index c = 0; c < dim; ++c)
         ASSERT_EQ(tile[(c / slab * tile_rows + i) * slab + c % slab], keys.at(i, c))
@@ -103,7 +103,7 @@ TYPED_TEST(Packing, KeyTileHasZeroKeysBeyondTheLast) {
     for (Index count : {Index{0}, Index{1}, Index{3}, tile_rows - 1}) {
       const ListedRows<TypeParam> keys(random, count, dim);
       float* tile = fresh(buffer, detail::key_tile_size(dim));
-      detail::pack_key_tile<RowOf<TypeParam>>(keys.data(), count, dim, tile);
+      detail::pack_key_tile<RowOf<TypeParam>>(keys.data(), count, {dim}, tile);
       for (Index i = 0; i < tile_rows; ++i)
         for (Index c = 0; c < dim; ++c)
           ASSERT_EQ(tile[(c / slab * tile_rows + i) * slab + c % slab],
@@ -117,7 +117,7 @@ TYPED_TEST(Packing, KeysFillTileAfterTile) {
   const Index dim = 17, count = 2 * tile_rows + 1, size = detail::key_tile_size(dim);
   const ListedRows<TypeParam> keys(random, count, dim);
   float* tiles = fresh(buffer, 3 * size);
-  detail::pack_keys(quoka::format_of<TypeParam>(), keys.data(), count, dim, tiles);
+  detail::pack_keys(quoka::format_of<TypeParam>(), keys.data(), count, {dim}, tiles);
   for (Index i = 0; i < count; ++i)
     for (Index c = 0; c < dim; ++c)
       ASSERT_EQ(
@@ -137,7 +137,8 @@ TYPED_TEST(Packing, ValuesLieRowByRow) {
       EXPECT_GE(stride, dim);
       EXPECT_EQ(stride % slab, 0);
       float* packed = fresh(buffer, count * stride);
-      EXPECT_TRUE(detail::pack_values<RowOf<TypeParam>>(values.data(), count, dim, packed)) << dim;
+      EXPECT_TRUE(detail::pack_values<RowOf<TypeParam>>(values.data(), count, {dim}, packed))
+          << dim;
       for (Index i = 0; i < count; ++i)
         for (Index c = 0; c < dim; ++c) ASSERT_EQ(packed[i * stride + c], values.at(i, c));
     }
@@ -153,7 +154,7 @@ TYPED_TEST(Packing, ValuesTellOfOneElementThatIsNotFinite) {
         const ListedRows<TypeParam> values(random, count, dim);
         values.pointers[uz(c % count)][c] = stored<TypeParam>(odd);
         float* packed = fresh(buffer, count * detail::value_stride(dim));
-        ASSERT_FALSE(detail::pack_values<RowOf<TypeParam>>(values.data(), count, dim, packed))
+        ASSERT_FALSE(detail::pack_values<RowOf<TypeParam>>(values.data(), count, {dim}, packed))
             << dim << ", channel " << c;
       }
 }
@@ -167,13 +168,13 @@ TYPED_TEST(Packing, ValuesAtTheEndOfTheRangeAreFinite) {
       for (Index c = 0; c < dim; ++c)
         values.pointers[uz(i)][c] = std::numeric_limits<TypeParam>::max();
     EXPECT_TRUE(detail::pack_values<RowOf<TypeParam>>(
-        values.data(), 3, dim, fresh(buffer, 3 * detail::value_stride(dim))));
+        values.data(), 3, {dim}, fresh(buffer, 3 * detail::value_stride(dim))));
   }
 }
 
 TYPED_TEST(Packing, NoValuesAreFinite) {
   float packed[slab];
-  EXPECT_TRUE(detail::pack_values<RowOf<TypeParam>>(nullptr, 0, 3, packed));
+  EXPECT_TRUE(detail::pack_values<RowOf<TypeParam>>(nullptr, 0, {3}, packed));
 }
 
 // ---- queries: [channel][panel_rows] -------------------------------------------------------------

@@ -518,6 +518,79 @@ TEST(Simd, LoadAndStoreUnalignedNeedNoAlignmentAndWriteTheirLanesOnly) {
   EXPECT_EQ(simd::load<float>(aligned), 5.0f);
 }
 
+// ---- 8 bits -------------------------------------------------------------------------------------
+
+// What an e4m3 stands for, from its definition; NaN for 0x7f and 0xff.
+double e4m3_value(unsigned code) {
+  const int exponent = static_cast<int>(code >> 3 & 15u), mantissa = static_cast<int>(code & 7u);
+  if (exponent == 15 && mantissa == 7) return std::numeric_limits<double>::quiet_NaN();
+  const double size =
+      exponent == 0 ? std::ldexp(mantissa, -9) : std::ldexp(8 + mantissa, exponent - 7 - 3);
+  return code >= 128 ? -size : size;
+}
+
+// Every code in every lane, at every address modulo a packet; nothing beyond the last one is read
+// (one CI leg watches the heap).
+TEST(Bytes, AreWidenedExactlyWhateverTheAddress) {
+  for (unsigned shift = 0; shift <= width; ++shift) {
+    std::vector<std::uint8_t> codes;
+    for (unsigned i = 0; i < 256 + shift; ++i)
+      codes.push_back(static_cast<std::uint8_t>(i - shift + 256));
+    for (std::size_t at = shift; at + width <= codes.size(); at += width) {
+      const std::vector<std::uint8_t> some(codes.begin() + static_cast<std::ptrdiff_t>(at - shift),
+                                           codes.begin() + static_cast<std::ptrdiff_t>(at + width));
+      const std::uint8_t* const p = some.data() + shift;
+      const Lanes u = lanes_of(simd::load_uint8(p)),
+                  s = lanes_of(simd::load_int8(reinterpret_cast<const std::int8_t*>(p))),
+                  f = lanes_of(simd::load_e4m3(p));
+      for (std::size_t i = 0; i < width; ++i) {
+        const unsigned code = p[i];
+        ASSERT_EQ(u[i], static_cast<float>(code));
+        ASSERT_EQ(s[i], static_cast<float>(code) - (code >= 128 ? 256.0f : 0.0f));
+        const double exact = e4m3_value(code);
+        const float one = simd::e4m3_to_float(p[i]);
+        if (std::isnan(exact)) {
+          ASSERT_TRUE(std::isnan(f[i]) && std::isnan(one)) << code;
+        } else {
+          ASSERT_EQ(bits(f[i]), bits(static_cast<float>(exact))) << code;
+          ASSERT_EQ(bits(one), bits(static_cast<float>(exact))) << code;
+        }
+      }
+    }
+  }
+}
+
+TEST(E4m3, EveryCodeIsItsOwnRounding) {
+  for (unsigned code = 0; code < 256; ++code) {
+    const std::uint8_t back =
+        simd::float_to_e4m3(simd::e4m3_to_float(static_cast<std::uint8_t>(code)));
+    if (std::isnan(e4m3_value(code)))
+      EXPECT_EQ(back & 0x7f, 0x7f);
+    else
+      EXPECT_EQ(back, code);
+  }
+}
+
+TEST(E4m3, RoundsTheMiddleOfNeighboursToEven) {
+  for (unsigned low = 0; low < 0x7e; ++low) {
+    const float middle = static_cast<float>((e4m3_value(low) + e4m3_value(low + 1)) / 2);
+    ASSERT_EQ(simd::float_to_e4m3(middle), low + low % 2) << middle;
+    ASSERT_EQ(simd::float_to_e4m3(-middle), (low + low % 2) | 0x80u) << middle;
+    ASSERT_EQ(simd::float_to_e4m3(std::nextafter(middle, 0.0f)), low) << middle;
+    ASSERT_EQ(simd::float_to_e4m3(std::nextafter(middle, infinity)), low + 1) << middle;
+  }
+}
+
+TEST(E4m3, IsAtMost448AndNanStaysNan) {
+  for (float x : {448.0f, 464.0f, 465.0f, 1e30f, infinity}) {
+    EXPECT_EQ(simd::float_to_e4m3(x), 0x7e) << x;
+    EXPECT_EQ(simd::float_to_e4m3(-x), 0xfe) << x;
+  }
+  EXPECT_EQ(simd::float_to_e4m3(not_a_number) & 0x7f, 0x7f);
+  EXPECT_EQ(simd::float_to_e4m3(-not_a_number) & 0x7f, 0x7f);
+  EXPECT_EQ(simd::float_to_e4m3(-0.0f), 0x80);
+}
+
 // ---- transpose ----------------------------------------------------------------------------------
 
 TEST(Simd, TransposeSwapsRowsAndColumns) {

@@ -32,7 +32,7 @@ std::vector<float> masses(const Tensor4<float>& queries, const Rows& keys, Aggre
   for (Index i = 0; i < rows * dim; ++i)
     scratch.rows.data()[i] = queries.data()[i] * quoka::log2_of_e;
   std::vector<float> mass(uz(keys.len()), before);
-  RowKeys of_keys(keys.head(0, 0), keys.format(), keys.len(), dim, scratch.key);
+  RowKeys of_keys(keys.head(0, 0), keys.len(), scratch.key);
   MassAccumulator(scratch.rows.data(), rows, dim, of_keys, keys.len(), scratch,
                   ends != nullptr ? ends->data() : nullptr)
       .add_to(mass.data(), share, over);

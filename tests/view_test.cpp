@@ -302,7 +302,7 @@ TYPED_TEST(View, AListedFinderGivesTheRowsOfItsList) {
   for (Index i = 0; i < 3; ++i) EXPECT_EQ(finder[i], rows.row(0, 1, list[i]));
   EXPECT_EQ(finder.from(2)[0], rows.row(0, 1, 3));
   quoka::ConstRow found[2];
-  finder.find(1, 2, found);
+  finder.at.find(1, 2, found);
   EXPECT_EQ(found[0], rows.row(0, 1, 0));
   EXPECT_EQ(found[1], rows.row(0, 1, 3));
 }

@@ -13,6 +13,7 @@
 #include <quoka/attention/merge_impl.hpp>
 #include <quoka/cache/key_sketch_impl.hpp>
 #include <quoka/cache/kv_cache_impl.hpp>
+#include <quoka/formats/byte_formats_impl.hpp>
 #include <quoka/formats/format_table.hpp>
 #include <quoka/runtime/isa_impl.hpp>
 #include <quoka/runtime/thread_pool_impl.hpp>
@@ -24,6 +25,7 @@
 #include <quoka/select/steps/score_impl.hpp>
 #include <quoka/select/steps/subselect_impl.hpp>
 #include <quoka/select/steps/top_k_impl.hpp>
+#include <quoka/views/mask_impl.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -31,6 +33,9 @@ inline namespace QUOKA_ABI {
 template const Format& format_of<float>();
 template const Format& format_of<Eigen::half>();
 template const Format& format_of<Eigen::bfloat16>();
+template const Format& channel_major_format<float>();
+template const Format& channel_major_format<Eigen::half>();
+template const Format& channel_major_format<Eigen::bfloat16>();
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -35,9 +35,7 @@ inline Tensor<float, 3> past_lse(const Rows& q, const Rows& past_k,
                                  const Selection* keep = nullptr) {
   // Attention needs values: the keys' first channel is the least there is to read.
   detail::require_at_least("head_dim", past_k.dim(), 1);
-  auto sizes = past_k.sizes();
-  sizes[3] = 1;
-  Past past(past_k, {past_k.data(), past_k.format(), sizes, past_k.strides()});
+  Past past(past_k, past_k.first_channels(1));
   past.keep = keep;
   AttentionOptions past_alone = options;
   past_alone.sink_logits = {};
@@ -122,8 +120,8 @@ class RelativeError {
     for (Index b = 0; b < out.batch(); ++b)
       for (Index head = 0; head < out.heads(); ++head)
         for (Index i = 0; i < out.len(); ++i) {
-          out.format().widen(out.row(b, head, i), out.dim(), is.data());
-          reference.format().widen(reference.row(b, head, i), out.dim(), should.data());
+          out.format().widen(out.row(b, head, i), out.shape(head), is.data());
+          reference.format().widen(reference.row(b, head, i), reference.shape(head), should.data());
           for (std::size_t c = 0; c < dim; ++c) {
             const double difference = double{is[c]} - double{should[c]};
             difference_ += difference * difference;

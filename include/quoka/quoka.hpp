@@ -27,12 +27,16 @@
 #include <quoka/runtime/isa.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 
+#include <quoka/views/mask.hpp>
+
 #include <quoka/cache/kv_cache.hpp>
+#include <quoka/cache/key_sketch.hpp>
 
 #include <quoka/select/options.hpp>
 #include <quoka/select/selector.hpp>
 #include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
+#include <quoka/select/visible.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>
 
@@ -41,3 +45,4 @@
 
 #include <quoka/prefill/layer_shape.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/prefill/ragged.hpp>

@@ -75,23 +75,33 @@ Output<T> attend(const Inputs<T>& in, const AttentionOptions& options = {},
   return output;
 }
 
+// Without the mask: the oracle has it from the test.
 inline oracle::AttentionOptions to_oracle(const AttentionOptions& options) {
   oracle::AttentionOptions exact;
   exact.scale = static_cast<double>(options.scale.value_or(0.0f));
   exact.softcap = static_cast<double>(options.softcap);
   exact.sink_logits.assign(options.sink_logits.begin(), options.sink_logits.end());
   exact.window = options.sliding_window;
+  exact.causal = options.causal;
+  exact.query_position = options.query_position;
+  exact.mask_factors.assign(options.mask_factors.begin(), options.mask_factors.end());
+  exact.alibi_slopes.assign(options.alibi_slopes.begin(), options.alibi_slopes.end());
   return exact;
 }
 
 template <class T>
-oracle::AttentionResult oracle_attend(const Inputs<T>& in, const AttentionOptions& options = {},
+oracle::AttentionResult oracle_result(const Inputs<T>& in, const oracle::AttentionOptions& options,
                                       const Selection* keep = nullptr) {
   oracle::Positions lists;
   if (keep != nullptr) lists = to_positions(*keep);
   return oracle::attention(to_oracle(in.q), to_oracle(in.past_k), to_oracle(in.past_v),
                            keep != nullptr ? &lists : nullptr, to_oracle(in.k), to_oracle(in.v),
-                           to_oracle(options));
+                           options);
+}
+template <class T>
+oracle::AttentionResult oracle_attend(const Inputs<T>& in, const AttentionOptions& options = {},
+                                      const Selection* keep = nullptr) {
+  return oracle_result(in, to_oracle(options), keep);
 }
 
 // The bound. The oracle reads the stored values, so storage costs one rounding, that of the output.

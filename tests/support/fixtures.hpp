@@ -154,7 +154,7 @@ inline oracle::Tensor to_oracle(const Rows& x) {
   for (Index b = 0; b < x.batch(); ++b)
     for (Index head = 0; head < x.heads(); ++head)
       for (Index i = 0; i < x.len(); ++i) {
-        x.format().widen(x.row(b, head, i), x.dim(), row.data());
+        x.format().widen(x.row(b, head, i), x.shape(head), row.data());
         for (Index c = 0; c < x.dim(); ++c)
           copy.at(b, head, i, c) = static_cast<double>(row[uz(c)]);
       }
@@ -313,8 +313,8 @@ inline ::testing::AssertionResult same_bits(const Rows& a, const Rows& b) {
   for (Index i = 0; i < a.batch(); ++i)
     for (Index head = 0; head < a.heads(); ++head)
       for (Index n = 0; n < a.len(); ++n)
-        if (std::memcmp(a.row(i, head, n), b.row(i, head, n), uz(a.format().row_bytes(a.dim()))) !=
-            0)
+        if (std::memcmp(a.row(i, head, n), b.row(i, head, n),
+                        uz(a.format().row_bytes(a.shape(head)))) != 0)
           return ::testing::AssertionFailure() << "row [" << i << ", " << head << ", " << n << "]";
   return ::testing::AssertionSuccess();
 }

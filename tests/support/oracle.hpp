@@ -16,8 +16,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <limits>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <vector>
@@ -388,8 +390,16 @@ struct AttentionOptions {
   double scale = 0;    // 0: 1/sqrt(dim)
   double softcap = 0;  // 0: none; else logit = cap tanh(logit / cap), after scaling
   std::vector<double> sink_logits =
-      {};            // [q_heads] or empty: a logit without a value, neither scaled nor capped
-  Index window = 0;  // 0: none; else a query at position p sees positions t with p - t < window
+      {};              // [q_heads] or empty: a logit without a value, neither scaled nor capped
+  Index window = 0;    // 0: none; else a query at position p sees positions t with p - t < window
+  bool causal = true;  // a query sees no later position; false: it does
+  std::vector<double> alibi_slopes{};  // [q_heads] or empty: logit -= slope (p - t), after the cap
+  // Added to the logit, last: of query i of head h and key t, past rows first, then the chunk's.
+  // -infinity: the query does not see the key at all.
+  std::function<double(Index b, Index h, Index i, Index t)> mask{};
+  std::vector<double> mask_factors{};     // [q_heads] or empty: times what the mask adds
+  Index first_position = 0;               // of past key 0
+  std::optional<Index> query_position{};  // of query 0 and chunk key 0; absent: behind the past
 };
 
 struct AttentionResult {
@@ -406,16 +416,16 @@ inline double logit(Row query, Row key, const AttentionOptions& options) {
   return options.softcap != 0 ? options.softcap * std::tanh(scaled / options.softcap) : scaled;
 }
 
-// t <= p, and p - t < window if there is one
+// t <= p where causal, and p - t < window if there is one
 inline bool sees(Index query_position, Index key_position, const AttentionOptions& options) {
-  if (key_position > query_position) return false;
+  if (options.causal && key_position > query_position) return false;
   return options.window == 0 || query_position - key_position < options.window;
 }
 
 // out = sum_t softmax(logit)[t] v[t] over the keys that query row i, at position past_len + i,
-// sees: past keys t in `keep` ([b][kv_head]; nullptr: all) and chunk keys j <= i, at past_len + j.
-// Either part may be empty or a Tensor{}. Keys it does not see are never read. Nothing to see:
-// zeros, and lse -infinity.
+// sees: past keys t in `keep` ([b][kv_head]; nullptr: all) and chunk keys j <= i, at past_len + j;
+// both without those that the mask hides. Either part may be empty or a Tensor{}. Keys it does not
+// see are never read. Nothing to see: zeros, and lse -infinity.
 inline AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& past_v,
                                  const Positions* keep, const Tensor& k, const Tensor& v,
                                  const AttentionOptions& options = {}) {
@@ -426,19 +436,25 @@ inline AttentionResult attention(const Tensor& q, const Tensor& past_k, const Te
   for (Index b = 0; b < q.batch; ++b)
     for (Index h = 0; h < q.heads; ++h)
       for (Index i = 0; i < q.len; ++i) {
-        const Index g = h / group, position = past_k.len + i;
+        const Index g = h / group, before = options.first_position,
+                    first = options.query_position.value_or(before + past_k.len);
         std::vector<double> logits;
         std::vector<Row> values;
+        const auto meet = [&](Row key, Row value, Index column, Index position) {
+          if (!sees(first + i, position, options)) return;
+          const double added = options.mask ? options.mask(b, h, i, column) : 0.0;
+          if (added == -infinity) return;
+          double x = logit(q.row(b, h, i), key, options);
+          if (!options.alibi_slopes.empty())
+            x -= options.alibi_slopes[uz(h)] * static_cast<double>(first + i - position);
+          x += (options.mask_factors.empty() ? 1.0 : options.mask_factors[uz(h)]) * added;
+          logits.push_back(x);
+          values.push_back(value);
+        };
         for (Index t : past[uz(b)][uz(g)])
-          if (sees(position, t, options)) {
-            logits.push_back(logit(q.row(b, h, i), past_k.row(b, g, t), options));
-            values.push_back(past_v.row(b, g, t));
-          }
+          meet(past_k.row(b, g, t), past_v.row(b, g, t), t, before + t);
         for (Index j = 0; j < k.len; ++j)
-          if (sees(position, past_k.len + j, options)) {
-            logits.push_back(logit(q.row(b, h, i), k.row(b, g, j), options));
-            values.push_back(v.row(b, g, j));
-          }
+          meet(k.row(b, g, j), v.row(b, g, j), past_k.len + j, first + j);
         if (!options.sink_logits.empty())
           logits.push_back(options.sink_logits[uz(h)]);  // has no value: comes last
 

@@ -23,10 +23,11 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 
 // q [batch, q_heads, q_len, head_dim]; writes output. Results do not depend on the executor, nor a
-// sequence's on the others of its batch. NaN in a query row, or in a key that a row sees, makes that row
-// NaN; NaN in a value makes its channel NaN in the rows that see it; nothing else. Throws std::invalid_argument, before anything is written, when
-// shapes do not fit together, when the output shares memory with an input, and when the chunk's keys
-// or values lie in the past's, where they would count twice.
+// sequence's on the others of its batch. NaN in a query row, or in a key that a row sees, makes that
+// row NaN; NaN in a value makes its channel NaN in the rows that see it; nothing else. Throws
+// std::invalid_argument, before anything is written, when shapes do not fit together, when the
+// output shares memory with an input, and when the chunk's keys or values lie in the past's, where
+// they would count twice.
 void attention(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
                const AttentionOptions& options, ExecutorRef executor,
                AttentionWorkspace& workspace);
@@ -37,6 +38,29 @@ inline void attention(const Rows& q, const Past& past, const Chunk& chunk,
                       ExecutorRef executor = SerialExecutor{}) {
   AttentionWorkspace workspace;
   attention(q, past, chunk, output, options, executor, workspace);
+}
+
+// One sequence of a batch whose sequences have shapes of their own.
+struct AttentionSequence {
+  Rows q = {};  // as above, q's batch 1 in most engines
+  Past past = {};
+  Chunk chunk = {};
+  AttentionOutput out;
+  Mask mask = {};                            // in place of the options'
+  std::optional<Index> query_position = {};  // likewise
+};
+
+// Sequences of different kv_len and q_len in one call: prefill chunks and decode steps mixed, as
+// continuous batching has them. Each is computed as by a call of its own, to the last bit; work is
+// balanced over the workers by what it costs. Throws as above, before anything is written, and when
+// one sequence's output shares memory with an input or output of another.
+void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
+               ExecutorRef executor, AttentionWorkspace& workspace);
+inline void attention(std::span<const AttentionSequence> batch,
+                      const AttentionOptions& options = {},
+                      ExecutorRef executor = SerialExecutor{}) {
+  AttentionWorkspace workspace;
+  attention(batch, options, executor, workspace);
 }
 
 namespace detail {

@@ -2,24 +2,28 @@
 #pragma once
 
 #include <quoka/attention/attention_options.hpp>
+#include <quoka/attention/visible_past.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 #include <quoka/views/overlap.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
 struct AttentionCall {
-  Rows q;                    // [batch, q_heads, q_len, head_dim]
-  Rows past_k, past_v;       // [batch, kv_heads, kv_len, head_dim | v_dim]
-  Rows chunk_k, chunk_v;     // [batch, kv_heads, q_len or 0, head_dim | v_dim]
-  OutputRows out;            // [batch, q_heads, q_len, v_dim]
-  TensorView<float, 3> lse;  // [batch, q_heads, q_len], or empty
-  const Selection* keep;     // of the past; null: all
+  Rows q;                                // [batch, q_heads, q_len, head_dim]
+  Rows past_k, past_v;                   // [batch, kv_heads, kv_len, head_dim | v_dim]
+  Rows chunk_k, chunk_v;                 // [batch, kv_heads, q_len or 0, head_dim | v_dim]
+  OutputRows out;                        // [batch, q_heads, q_len, v_dim]
+  TensorView<float, 3> lse;              // [batch, q_heads, q_len], or empty
+  const Selection* keep;                 // of the past; null: all
+  const Mask* mask;                      // null: none
+  const VisiblePast* visible = nullptr;  // what the mask leaves of the past; null without a mask
   Index kv_heads, group, v_dim;
   float query_scale;  // logit in log2 units, or the argument of tanh
   float cap_log2;     // 0: no soft-cap
@@ -27,10 +31,27 @@ struct AttentionCall {
   Index window;          // no window: the largest Index
   Index first_position;  // of past key 0
   Index query_position;  // of query 0, and of chunk key 0
+  bool causal;
+  std::span<const float> mask_factors, alibi_slopes;
 
   Index rows() const { return group * q.len(); }  // query rows of a KV head
+  // Does attended() say which rows of the past are attended to? Else it is all of them.
+  bool listed() const { return keep != nullptr || (visible != nullptr && visible->listed()); }
+  std::span<const Position> attended(Index b, Index kv_head) const {
+    if (visible != nullptr && visible->listed()) return visible->row(b, kv_head);
+    return keep != nullptr ? keep->row(b, kv_head) : std::span<const Position>{};
+  }
   Index past_count(Index b, Index kv_head) const {
-    return keep == nullptr ? past_k.len() : keep->count(b, kv_head);
+    return listed() ? std::ssize(attended(b, kv_head)) : past_k.len();
+  }
+  // Is something added to logits?
+  bool biased() const { return mask != nullptr || !alibi_slopes.empty(); }
+  // What takes a mask's bias to a head's logits in log2 units, and its ALiBi slope.
+  float mask_factor(Index q_head) const {
+    return mask_factors.empty() ? log2_e : mask_factors[static_cast<std::size_t>(q_head)] * log2_e;
+  }
+  float alibi_slope(Index q_head) const {
+    return alibi_slopes.empty() ? 0.0f : alibi_slopes[static_cast<std::size_t>(q_head)] * log2_e;
   }
   // The sink logit of a query head in log2 units, -inf without one. So large a sink that it would
   // overflow takes all.
@@ -52,6 +73,12 @@ inline void check_keys_and_values(const Rows& q, const Rows& k, const Rows& v, I
 inline void check_call_options(const AttentionOptions& options, Index q_heads) {
   if (!options.sink_logits.empty())
     require_equal("the number of sink_logits", std::ssize(options.sink_logits), "q_heads", q_heads);
+  if (!options.mask_factors.empty())
+    require_equal("the number of mask_factors", std::ssize(options.mask_factors), "q_heads",
+                  q_heads);
+  if (!options.alibi_slopes.empty())
+    require_equal("the number of alibi_slopes", std::ssize(options.alibi_slopes), "q_heads",
+                  q_heads);
   require_at_least("sliding_window", options.sliding_window, 0);
   const float scale = options.scale.value_or(1.0f);
   if (!(std::abs(scale) <= 1e30f)) fail_range("scale", static_cast<double>(scale), "[-1e30, 1e30]");
@@ -69,10 +96,11 @@ inline void check_memory(const Rows& q, const Past& past, const Chunk& chunk,
   require_apart(out, past.v, "out shares memory with the past's values");
   require_apart(out, chunk.k, "out shares memory with the chunk's keys");
   require_apart(out, chunk.v, "out shares memory with the chunk's values");
-  require_apart(past.k, chunk.k,
-                "the chunk's keys lie in the past's: they would count twice; slice the past");
-  require_apart(past.v, chunk.v,
-                "the chunk's values lie in the past's: they would count twice; slice the past");
+  require_rows_apart(past.k, chunk.k,
+                     "the chunk's keys lie in the past's: they would count twice; slice the past");
+  require_rows_apart(
+      past.v, chunk.v,
+      "the chunk's values lie in the past's: they would count twice; slice the past");
   if (output.lse_nat.absent()) return;
   const TensorView<const float, 3> lse = output.lse_nat;
   if (rows_share_memory(ByteLattice(lse), lse.sizes(), lse.strides()))
@@ -82,8 +110,10 @@ inline void check_memory(const Rows& q, const Past& past, const Chunk& chunk,
     require_apart(lse, input, "lse shares memory with an input");
 }
 
+// mask and query_position: the call's own, in place of the options'. The mask outlives the call.
 inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& chunk,
-                                  const AttentionOutput& output, const AttentionOptions& options) {
+                                  const AttentionOutput& output, const AttentionOptions& options,
+                                  const Mask& mask, std::optional<Index> position) {
   require_at_least("q's batch", q.batch(), 1);
   require_at_least("q_len", q.len(), 1);
   require_at_least("head_dim", q.dim(), 1);
@@ -106,9 +136,18 @@ inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& 
   check_call_options(options, q.heads());
   require_at_least("the past's first_position", past.first_position, 0);
   const Index past_end = past.first_position + past.k.len();
-  const Index query_position = options.query_position.value_or(past_end);
+  const Index query_position = position.value_or(past_end);
   require_at_least("query_position", query_position, past_end);
   check_memory(q, past, chunk, output);
+  if (!q.stores_alone() || !output.out.stores_alone())
+    fail_because("q and out must be rows that need no scales, with channels side by side");
+  if (!mask.absent()) {
+    mask.check(q.batch(), q.heads(), q.len(), past.k.len() + chunk.k.len());
+    require_apart(output.out, mask, "out shares memory with the mask");
+    if (!output.lse_nat.absent())
+      require_apart(TensorView<const float, 3>(output.lse_nat), mask,
+                    "lse shares memory with the mask");
+  }
 
   const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(q.dim())));
   const bool all = past.keep == nullptr || past.k.len() == 0 || past.keep->is_all();
@@ -120,6 +159,7 @@ inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& 
           .out = output.out,
           .lse = output.lse_nat,
           .keep = all ? nullptr : past.keep,
+          .mask = mask.absent() ? nullptr : &mask,
           .kv_heads = kv_heads,
           .group = q.heads() / kv_heads,
           .v_dim = v_dim,
@@ -129,7 +169,90 @@ inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& 
           .window = options.sliding_window > 0 ? options.sliding_window
                                                : std::numeric_limits<Index>::max(),
           .first_position = past.first_position,
-          .query_position = query_position};
+          .query_position = query_position,
+          .causal = options.causal,
+          .mask_factors = options.mask_factors,
+          .alibi_slopes = options.alibi_slopes};
+}
+
+inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& chunk,
+                                  const AttentionOutput& output, const AttentionOptions& options) {
+  return checked_call(q, past, chunk, output, options, options.mask, options.query_position);
+}
+
+// What a call writes, then what it reads.
+enum class CallMemory { out, lse, q, past_k, past_v, chunk_k, chunk_v, mask };
+
+inline ByteLattice memory_of(const AttentionCall& call, CallMemory which) {
+  switch (which) {
+    case CallMemory::out:
+      return ByteLattice(Rows(call.out));
+    case CallMemory::lse:
+      return ByteLattice(TensorView<const float, 3>(call.lse));
+    case CallMemory::q:
+      return ByteLattice(call.q);
+    case CallMemory::past_k:
+      return ByteLattice(call.past_k);
+    case CallMemory::past_v:
+      return ByteLattice(call.past_v);
+    case CallMemory::chunk_k:
+      return ByteLattice(call.chunk_k);
+    case CallMemory::chunk_v:
+      return ByteLattice(call.chunk_v);
+    case CallMemory::mask:
+      return call.mask != nullptr ? ByteLattice(*call.mask) : ByteLattice(Rows());
+  }
+  return ByteLattice(Rows());
+}
+
+[[noreturn, gnu::cold]] inline void fail_shared(CallMemory output, CallMemory other) {
+  const bool is_out = output == CallMemory::out;
+  if (other == CallMemory::out || other == CallMemory::lse)
+    fail_because(output != other ? "lse shares memory with another sequence's out"
+                 : is_out        ? "outputs of two sequences share memory"
+                                 : "two sequences' lse share memory");
+  if (other == CallMemory::mask)
+    fail_because(is_out ? "out shares memory with the mask of another sequence"
+                        : "lse shares memory with the mask of another sequence");
+  fail_because(is_out ? "out shares memory with an input of another sequence"
+                      : "lse shares memory with an input of another sequence");
+}
+
+// One output among those of all sequences in the order of memory.
+struct OutputMemory {
+  std::uintptr_t begin;
+  std::uintptr_t reach;  // the end of this one, or of one before it
+  const AttentionCall* call;
+  CallMemory which;
+};
+
+// No sequence's output may lie where another one reads or writes. `outputs` is scratch; of so many
+// sequences, only those are compared whose extents meet.
+inline void check_outputs_apart(const std::vector<AttentionCall>& calls,
+                                std::vector<OutputMemory>& outputs) {
+  if (calls.size() < 2) return;
+  outputs.clear();
+  for (const AttentionCall& call : calls)
+    for (const CallMemory which : {CallMemory::out, CallMemory::lse}) {
+      const ByteLattice x = memory_of(call, which);
+      if (x.rows() > 0) outputs.push_back({x.base, x.end(), &call, which});
+    }
+  std::sort(outputs.begin(), outputs.end(),
+            [](const OutputMemory& a, const OutputMemory& b) { return a.begin < b.begin; });
+  for (std::size_t i = 1; i < outputs.size(); ++i)
+    outputs[i].reach = std::max(outputs[i].reach, outputs[i - 1].reach);
+  for (const AttentionCall& call : calls)
+    for (int i = 0; i <= static_cast<int>(CallMemory::mask); ++i) {
+      const auto which = static_cast<CallMemory>(i);
+      const ByteLattice x = memory_of(call, which);
+      if (x.rows() == 0) continue;
+      auto at =
+          std::partition_point(outputs.begin(), outputs.end(),
+                               [&](const OutputMemory& output) { return output.begin < x.end(); });
+      while (at != outputs.begin() && (--at)->reach > x.base)
+        if (at->call != &call && share_memory(memory_of(*at->call, at->which), x))
+          fail_shared(at->which, which);
+    }
 }
 
 }  // namespace detail

@@ -39,7 +39,7 @@ QUOKA_FUNC AttentionWorkspace& AttentionWorkspace::operator=(AttentionWorkspace&
     default;
 QUOKA_FUNC Index AttentionWorkspace::bytes() const {
   if (parts_ == nullptr) return 0;
-  return parts_->heads.bytes() + parts_->token.bytes() + parts_->partials.bytes();
+  return parts_->bytes();
 }
 QUOKA_FUNC AttentionWorkspace::Parts& AttentionWorkspace::parts() {
   if (parts_ == nullptr) parts_ = std::make_unique<Parts>();
@@ -49,10 +49,23 @@ QUOKA_FUNC AttentionWorkspace::Parts& AttentionWorkspace::parts() {
 QUOKA_FUNC void attention(const Rows& q, const Past& past, const Chunk& chunk,
                           const AttentionOutput& output, const AttentionOptions& options,
                           ExecutorRef executor, AttentionWorkspace& workspace) {
-  const detail::AttentionCall call = detail::checked_call(q, past, chunk, output, options);
+  const AttentionSequence sequence{q, past, chunk, output, {}, {}};
+  attention({&sequence, 1}, options, executor, workspace);
+}
+
+QUOKA_FUNC void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
+                          ExecutorRef executor, AttentionWorkspace& workspace) {
+  AttentionWorkspace::Parts& parts = workspace.parts();
+  parts.begin(batch.size());
+  std::vector<detail::AttentionCall>& calls = parts.calls;
+  for (const AttentionSequence& x : batch)
+    calls.push_back(detail::checked_call(
+        x.q, x.past, x.chunk, x.out, options, x.mask.absent() ? options.mask : x.mask,
+        x.query_position ? x.query_position : options.query_position));
+  detail::check_outputs_apart(calls, parts.outputs);
   const detail::PanelArithmetic& panels =
       detail::panels_for<simd::has_pair_sums>(options.arithmetic);
-  detail::AttentionTasks(call, panels, workspace.parts()).run(executor);
+  parts.run(panels, executor);
 }
 
 }  // namespace QUOKA_ABI

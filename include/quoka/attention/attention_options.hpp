@@ -1,6 +1,7 @@
 // What an attention call takes: options, the past, the chunk, where results go, and scratch memory.
 #pragma once
 
+#include <quoka/views/mask.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/views/rows.hpp>
 #include <quoka/views/selection.hpp>
@@ -37,9 +38,15 @@ struct AttentionOptions {
   float softcap = 0.0f;                     // cap on |logit| (Gemma 2); 0: none
   std::span<const float> sink_logits = {};  // [q_heads] learned sink logit per head (GPT-OSS):
                                             // joins the softmax sum and has no value; empty: none
-  Index sliding_window = 0;  // a query sees keys at a distance below this; 0: no window
+  Index sliding_window = 0;  // a query sees no key this far before it, or further; 0: no window
   Arithmetic arithmetic = Arithmetic::single;  // asked for; arithmetic_used() says what it comes to
   std::optional<Index> query_position = {};    // of the first query; absent: where the past ends
+  bool causal = true;                          // query i sees the chunk's keys 0..i; false: all
+  Mask mask = {};                              // of past and chunk: mask.hpp
+  std::span<const float> mask_factors = {};    // [q_heads] times the mask's biases, as ggml has
+                                               // ALiBi; empty: 1
+  std::span<const float> alibi_slopes = {};    // [q_heads] logit -= slope * (the query's position
+                                               // - the key's); empty: none
 };
 
 // The cached keys and values before the chunk. Any strides, any formats.
@@ -61,6 +68,23 @@ struct Chunk {
   Rows k = {};  // [batch, kv_heads, q_len, head_dim]
   Rows v = {};  // [batch, kv_heads, q_len, v_dim]
 };
+
+// A past and a chunk that lie in one cache.
+struct CachedChunk {
+  Past past;
+  Chunk chunk;
+};
+
+// For engines that write the chunk's keys and values into their cache before they attend: the last
+// q_len rows of k and v [batch, kv_heads, len, dim] as the chunk, what is before them as the past. A
+// chunk elsewhere in a cache is {rows.listed(cells), ...}, and a mask says who sees it. Throws
+// std::invalid_argument for a q_len beyond len.
+inline CachedChunk chunk_in_cache(const Rows& k, const Rows& v, Index q_len) {
+  detail::require_equal("the values' len", v.len(), "the keys' len", k.len());
+  detail::require_at_most("q_len", q_len, "the cache's len", k.len());
+  const Index past = k.len() - q_len;
+  return {{k.slice(0, past), v.slice(0, past)}, {k.slice(past, q_len), v.slice(past, q_len)}};
+}
 
 // Where results go: `out` alone, or {out, lse}.
 struct AttentionOutput {

@@ -1,8 +1,9 @@
-// The tasks of an attention call: which rows and which keys each of them takes.
+// The tasks of attention calls: which rows and which keys each of them takes.
 //
 // A head with many panels of query rows is cut into groups of panels, each over all keys; one with
 // few panels, or a single token, over its keys, and the parts are merged (partial_rows.hpp). How a
-// head is cut over its keys depends on its own shape alone.
+// head is cut over its keys depends on its own shape alone, so a sequence's results depend neither on
+// the workers nor on the other sequences of a batch. Of a batch, the costliest tasks are begun first.
 #pragma once
 
 #include <quoka/attention/head_attention.hpp>
@@ -13,17 +14,32 @@
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/views/selection.hpp>
 
+#include <vector>
+
 namespace quoka {
 inline namespace QUOKA_ABI {
+namespace detail {
 
-// Scratch of a call, by the shape it takes.
-struct AttentionWorkspace::Parts {
-  WorkerScratch<detail::HeadScratch> heads;
-  WorkerScratch<detail::TokenScratch> token;
-  detail::Partials partials;
+// A token's heads that one worker takes in turns.
+struct TokenHeads {
+  std::vector<TokenScratch> heads;
+
+  void reserve(const AttentionCall& call, Index count) {
+    heads.resize(std::max(heads.size(), static_cast<std::size_t>(count)));
+    for (TokenScratch& head : heads) head.reserve(call);
+  }
+  Index bytes() const {
+    Index sum = 0;
+    for (const TokenScratch& head : heads) sum += head.bytes();
+    return sum;
+  }
 };
 
-namespace detail {
+// Of the workers.
+struct AttentionScratch {
+  WorkerScratch<HeadScratch> heads;
+  WorkerScratch<TokenHeads> token;
+};
 
 // Tasks per KV head: enough of them for the workers, none too small to pay for its packing unless
 // workers would stand idle.
@@ -36,26 +52,73 @@ inline Index tasks_per_head(Index panels, Index heads, int workers) {
   return std::max(for_cache, std::min(for_balance, paying));
 }
 
+// Of one call.
 class AttentionTasks {
  public:
+  // room_to_grow: room for what the call needs when the cache has grown.
   AttentionTasks(const AttentionCall& call, const PanelArithmetic& arithmetic,
-                 AttentionWorkspace::Parts& parts)
-      : call_(call), arithmetic_(arithmetic), s_(parts) {}
-
-  void run(ExecutorRef executor) {
-    const Index panels = ceil_div(call_.rows(), tuning::panel_rows);
-    if (call_.q.len() == 1 && call_.group <= tuning::token_rows)
-      run_tokens(executor);
-    else if (panels < tuning::min_panels_per_task && parts() > 1)
-      run_parts(panels, executor);
-    else
-      run_panels(panels, executor);
+                 AttentionScratch& scratch, Partials& partials, int workers, bool room_to_grow)
+      : call_(call),
+        arithmetic_(arithmetic),
+        s_(scratch),
+        partials_(partials),
+        panels_(ceil_div(call.rows(), tuning::panel_rows)) {
+    if (attends_to_a_token()) {
+      together_ =
+          !call_.listed() && call_.past_k.heads_side_by_side() && call_.past_v.heads_side_by_side();
+      parts_ = parts_of_a_head();
+      step_ = together_ ? heads_together(workers) : 1;
+      // As many as there may be when the cache has grown.
+      s_.token.reserve(workers, call_, together_ ? call_.kv_heads : 1);
+    } else if (panels_ < tuning::min_panels_per_task && parts_of_a_head() > 1) {
+      parts_ = parts_of_a_head();
+      s_.heads.reserve(workers, arithmetic_, call_, panels_);
+    } else {
+      tasks_per_head_ = tasks_per_head(panels_, heads(), workers);
+      panels_per_task_ = ceil_div(panels_, tasks_per_head_);
+      s_.heads.reserve(workers, arithmetic_, call_, panels_per_task_);
+    }
+    if (parts_ > 0)
+      partials_.reserve(heads(), parts_, call_.rows(), call_.v_dim,
+                        room_to_grow ? tuning::max_parts : parts_);
   }
 
+  Index tasks() const {
+    return parts_ > 0 ? heads() / heads_per_task() * parts_ : heads() * tasks_per_head_;
+  }
+  Index merges() const { return parts_ > 0 ? heads() : 0; }
+  // Of one task, in multiply-adds, or what takes as long: a token's are bound by memory.
+  double cost() const {
+    constexpr Index token_rows = 8;  // as if a token's heads had so many
+    const Index keys = most_keys(call_.past_k.len()) / std::max<Index>(parts_, 1);
+    const Index rows = step_ > 0    ? token_rows * step_
+                       : parts_ > 0 ? panels_ * width
+                                    : panels_per_task_ * width;
+    return static_cast<double>(keys) * static_cast<double>(rows) *
+           static_cast<double>(call_.q.dim() + call_.v_dim);
+  }
+
+  void run(Index task, int worker) {
+    if (parts_ > 0)
+      run_part(task, worker);
+    else
+      run_panels(task, worker);
+  }
+  // After all tasks have run.
+  void merge(Index head) const { write(head, partials_.merged(head)); }
+
  private:
+  static constexpr Index width = tuning::panel_rows;
+
   Index heads() const { return call_.q.batch() * call_.kv_heads; }
+  Index heads_per_task() const { return std::max<Index>(step_, 1); }
   KeySequence keys_of(Index head) const {
     return {call_, head / call_.kv_heads, head % call_.kv_heads};
+  }
+  // One token, whose heads see the same keys: what a mask hides is not among them.
+  bool attends_to_a_token() const {
+    return call_.q.len() == 1 && call_.group <= tuning::token_rows &&
+           (call_.mask == nullptr || call_.mask->heads() == 1);
   }
 
   // The most keys of a head that are in sight.
@@ -66,87 +129,59 @@ class AttentionTasks {
   }
   // The most parts that a head is cut into: not always those of the head with the most keys, whose
   // parts may be larger.
-  Index parts() const {
+  Index parts_of_a_head() const {
     Index most = 1;
-    for (Index head = 0; head < (call_.keep != nullptr ? heads() : 1); ++head) {
+    for (Index head = 0; head < (call_.listed() ? heads() : 1); ++head) {
       const Index keys = most_keys(keys_of(head).past_count());
       most = std::max(most, ceil_div(keys, part_keys(keys)));
     }
     return most;
   }
-
-  // A task: some panels of a head, over all keys.
-  void run_panels(Index panels, ExecutorRef executor) {
-    const Index tasks = tasks_per_head(panels, heads(), executor.workers());
-    const Index per_task = ceil_div(panels, tasks);
-    s_.heads.reserve(executor.workers(), arithmetic_, call_, per_task);
-    executor.run(heads() * tasks, [&](Index task, int worker) {
-      const KeySequence keys = keys_of(task / tasks);
-      const Index first = task % tasks * per_task, count = std::min(per_task, panels - first);
-      if (count > 0) HeadAttention(arithmetic_, keys, first, count, s_.heads[worker]).run();
-    });
-  }
-
-  // A task: all panels of a head, over a part of its keys.
-  void run_parts(Index panels, ExecutorRef executor) {
-    s_.heads.reserve(executor.workers(), arithmetic_, call_, panels);
-    merge_parts(executor, 1, [&](Index head, Index part, const KeyRange& range, int worker) {
-      HeadAttention(arithmetic_, keys_of(head), 0, panels, s_.heads[worker])
-          .run_part(range.begin, range.end, part == 0, s_.partials.part(head, part));
-    });
-  }
-
-  // A task: a token's rows of a head, or of heads side by side, over a part of their keys.
-  void run_tokens(ExecutorRef executor) {
-    const bool together = call_.keep == nullptr && call_.past_k.heads_side_by_side() &&
-                          call_.past_v.heads_side_by_side();
-    const Index heads = together ? heads_together(executor.workers()) : 1;
-    const Index block = together ? tuning::token_together_keys : tuning::token_block_keys;
-    const int per_worker = static_cast<int>(heads);
-    // As many as there may be when the cache has grown.
-    const auto most = static_cast<int>(together ? call_.kv_heads : 1);
-    s_.token.reserve(executor.workers() * most, call_, block);
-    merge_parts(executor, heads, [&](Index head, Index part, const KeyRange& range, int worker) {
-      const auto attention_of = [&](Index i) {
-        return TokenAttention(keys_of(head + i),
-                              s_.token[worker * per_worker + static_cast<int>(i)], block);
-      };
-      const Index begin = std::min(std::max(range.begin, keys_of(head).begin_for(0)), range.end);
-      const Index own = std::clamp(call_.past_k.len(), begin, range.end);  // the chunk's begins
-      for (Index i = 0; i < heads; ++i) attention_of(i).start(part == 0);
-      if (together)
-        attend_together(call_, head / call_.kv_heads, head % call_.kv_heads, heads, begin, own,
-                        attention_of);
-      for (Index i = 0; i < heads; ++i) {
-        attention_of(i).attend(together ? own : begin, range.end);
-        attention_of(i).finish(s_.partials.part(head + i, part));
-      }
-    });
-  }
-
   // As many heads as leave enough tasks for the workers; results do not depend on it.
   Index heads_together(int workers) const {
-    const Index wanted = ceil_div(tuning::tasks_per_worker * workers, call_.q.batch() * parts());
+    const Index wanted = ceil_div(tuning::tasks_per_worker * workers, call_.q.batch() * parts_);
     Index heads = std::max<Index>(1, call_.kv_heads / wanted);
     while (call_.kv_heads % heads != 0) --heads;
     return heads;
   }
 
-  // attend(head, part, keys, worker) for every part of every `step`-th head, then their merging.
-  template <class Attend>
-  void merge_parts(ExecutorRef executor, Index step, Attend&& attend) {
-    const Index parts = this->parts();
-    s_.partials.reserve(heads(), parts, call_.rows(), call_.v_dim);
-    executor.run(heads() / step * parts, [&](Index task, int worker) {
-      const Index head = task / parts * step, part = task % parts;
-      const KeySequence keys = keys_of(head);
-      const KeyRange all = keys.in_sight(0, call_.q.len() - 1);
-      const Index size = part_keys(most_keys(keys.past_count()));  // of this head alone
-      const Index begin = std::min(all.begin + part * size, all.end);
-      const Index end = part + 1 == parts ? all.end : std::min(begin + size, all.end);
-      attend(head, part, KeyRange{begin, end}, worker);
-    });
-    executor.run(heads(), [&](Index head, int) { write(head, s_.partials.merged(head)); });
+  // Some panels of a head, over all keys.
+  void run_panels(Index task, int worker) {
+    const KeySequence keys = keys_of(task / tasks_per_head_);
+    const Index first = task % tasks_per_head_ * panels_per_task_;
+    const Index count = std::min(panels_per_task_, panels_ - first);
+    if (count > 0) HeadAttention(arithmetic_, keys, first, count, s_.heads[worker]).run();
+  }
+
+  // All rows of a head, or a token's rows of heads side by side, over a part of their keys.
+  void run_part(Index task, int worker) {
+    const Index head = task / parts_ * heads_per_task(), part = task % parts_;
+    const KeySequence keys = keys_of(head);
+    const KeyRange all = keys.in_sight(0, call_.q.len() - 1);
+    const Index size = part_keys(most_keys(keys.past_count()));  // of this head alone
+    const Index begin = std::min(all.begin + part * size, all.end);
+    const Index end = part + 1 == parts_ ? all.end : std::min(begin + size, all.end);
+    if (step_ > 0)
+      run_token(head, part, {begin, end}, worker);
+    else
+      HeadAttention(arithmetic_, keys, 0, panels_, s_.heads[worker])
+          .run_part(begin, end, part == 0, partials_.part(head, part));
+  }
+
+  void run_token(Index head, Index part, const KeyRange& range, int worker) {
+    const auto attention_of = [&](Index i) {
+      return TokenAttention(keys_of(head + i), s_.token[worker].heads[static_cast<std::size_t>(i)]);
+    };
+    const Index begin = std::min(std::max(range.begin, keys_of(head).begin_for(0)), range.end);
+    const Index own = std::clamp(call_.past_k.len(), begin, range.end);  // the chunk's begins
+    for (Index i = 0; i < step_; ++i) attention_of(i).start(part == 0);
+    if (together_)
+      attend_together(call_, head / call_.kv_heads, head % call_.kv_heads, step_, begin, own,
+                      attention_of);
+    for (Index i = 0; i < step_; ++i) {
+      attention_of(i).attend(together_ ? own : begin, range.end);
+      attention_of(i).finish(partials_.part(head + i, part));
+    }
   }
 
   void write(Index head, const PartialRows& rows) const {
@@ -156,7 +191,7 @@ class AttentionTasks {
       const float share = rows.state[row].inverse_sum();
       float* const of_row = rows.out + row * call_.v_dim;
       for (Index c = 0; c < call_.v_dim; ++c) of_row[c] *= share;
-      call_.out.format().narrow(of_row, call_.v_dim, call_.out.row(b, q_head, query));
+      call_.out.format().narrow(of_row, call_.out.shape(q_head), call_.out.row(b, q_head, query));
       if (!call_.lse.absent())
         call_.lse.at(b, q_head, query) = lse_nat(rows.state[row].max, rows.state[row].sum);
     }
@@ -164,9 +199,82 @@ class AttentionTasks {
 
   const AttentionCall& call_;
   const PanelArithmetic& arithmetic_;
-  AttentionWorkspace::Parts& s_;
+  AttentionScratch& s_;
+  Partials& partials_;
+  Index panels_;  // of a head
+  Index tasks_per_head_ = 0, panels_per_task_ = 0;
+  Index parts_ = 0;        // of a head's keys; 0: they are not cut
+  Index step_ = 0;         // heads of a token that a task takes; 0: it is no token
+  bool together_ = false;  // in turns
 };
 
 }  // namespace detail
+
+// Everything that calls reuse.
+struct AttentionWorkspace::Parts {
+  detail::AttentionScratch scratch;
+  std::vector<detail::Partials> partials;    // of each sequence
+  std::vector<detail::VisiblePast> visible;  // likewise
+  std::vector<detail::AttentionCall> calls;
+  std::vector<detail::OutputMemory> outputs;
+  std::vector<detail::AttentionTasks> tasks;
+  std::vector<Index> order, ends;  // of the calls, the costliest first, and of their tasks
+
+  void begin(std::size_t sequences) {
+    if (partials.size() < sequences) partials.resize(sequences);
+    if (visible.size() < sequences) visible.resize(sequences);
+    tasks.clear();
+    calls.clear();
+    calls.reserve(sequences);
+    tasks.reserve(sequences);
+  }
+  Index bytes() const {
+    Index sum = scratch.heads.bytes() + scratch.token.bytes();
+    for (const auto& of_sequence : partials) sum += of_sequence.bytes();
+    for (const auto& of_sequence : visible) sum += of_sequence.bytes();
+    return sum;
+  }
+
+  // All calls. The order of their tasks decides nothing but who works when.
+  void run(const detail::PanelArithmetic& panels, ExecutorRef executor) {
+    for (std::size_t i = 0; i < calls.size(); ++i) {
+      detail::AttentionCall& call = calls[i];
+      if (call.mask != nullptr) {
+        visible[i].find(*call.mask, call.keep, call.q.batch(), call.kv_heads, call.past_k.len(),
+                        executor);
+        call.visible = &visible[i];
+      }
+      tasks.emplace_back(call, panels, scratch, partials[i], executor.workers(), calls.size() == 1);
+    }
+    order.clear();
+    for (Index i = 0; i < std::ssize(tasks); ++i) order.push_back(i);
+    std::sort(order.begin(), order.end(), [&](Index a, Index b) {
+      const double x = of(a).cost(), y = of(b).cost();
+      return x > y || (x == y && a < b);
+    });
+    run_each(
+        executor, [](const detail::AttentionTasks& call) { return call.tasks(); },
+        [](detail::AttentionTasks& call, Index task, int worker) { call.run(task, worker); });
+    run_each(
+        executor, [](const detail::AttentionTasks& call) { return call.merges(); },
+        [](detail::AttentionTasks& call, Index head, int) { call.merge(head); });
+  }
+
+ private:
+  detail::AttentionTasks& of(Index call) { return tasks[static_cast<std::size_t>(call)]; }
+
+  template <class Count, class Each>
+  void run_each(ExecutorRef executor, Count&& count, Each&& each) {
+    ends.clear();
+    Index total = 0;
+    for (const Index i : order) ends.push_back(total += count(of(i)));
+    executor.run(total, [&](Index task, int worker) {
+      std::size_t at = 0;
+      while (ends[at] <= task) ++at;
+      each(of(order[at]), task - (at > 0 ? ends[at - 1] : 0), worker);
+    });
+  }
+};
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka

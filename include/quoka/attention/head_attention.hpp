@@ -31,7 +31,9 @@ struct HeadScratch {
   PanelScratch panel;
   FloatRows query_rows;
   MixedRows mixed;
-  BlockRows rows[2];  // of this block and the next
+  BlockRows rows[2];       // of this block and the next
+  Buffer<float> added;     // [block_keys][panel_rows] to logits
+  Buffer<float> mask_row;  // of one query and a block
 
   void reserve(const PanelArithmetic& arithmetic, const AttentionCall& call, Index panels) {
     constexpr Index width = tuning::panel_rows;
@@ -41,7 +43,11 @@ struct HeadScratch {
     out.reserve(panels * call.v_dim * width);
     row_factors.reserve(panels * width);
     states.reserve(panels * tuning::tile_packets);
-    arithmetic.reserve(panel, call.v_dim);
+    arithmetic.reserve(panel, call.v_dim, call.biased());
+    if (call.biased()) {
+      added.reserve(tuning::block_keys * width);
+      mask_row.reserve(tuning::block_keys);
+    }
     panel.row.reserve(std::max(call.q.dim(), call.v_dim));
     query_rows.reserve(call.q.format(), width, call.q.dim());
     if (!call.out.format().is_float) out_rows.reserve(width * call.v_dim);
@@ -50,7 +56,8 @@ struct HeadScratch {
   Index bytes() const {
     return keys.bytes() + values.bytes() + queries.bytes() + out.bytes() + row_factors.bytes() +
            out_rows.bytes() + states.bytes() + panel.logits.bytes() + panel.weights.bytes() +
-           panel.lane_out.bytes() + panel.row.bytes() + query_rows.bytes() + mixed.bytes();
+           panel.lane_out.bytes() + panel.lane_values.bytes() + added.bytes() + mask_row.bytes() +
+           panel.row.bytes() + query_rows.bytes() + mixed.bytes();
   }
 };
 
@@ -97,16 +104,18 @@ class HeadAttention {
       const Index count = count_at(block), next_count = count_at(block + step);
       packed.k = rows->k, packed.v = rows->v;
       packed.k_format = rows->k_format, packed.v_format = rows->v_format;
+      packed.k_shape = rows->k_shape, packed.v_shape = rows->v_shape;
       packed.count = count, packed.dim = call_.q.dim(), packed.v_dim = call_.v_dim;
       packed.keys = s_.keys.data(), packed.values = s_.values.data();
       arithmetic_.pack(packed);
       keys_.rows(block + step, next_count, s_.mixed, *next_rows);
-      RowPrefetch next_k(next_rows->k, next_count, next_rows->k_format->row_bytes(call_.q.dim())),
-          next_v(next_rows->v, next_count, next_rows->v_format->row_bytes(call_.v_dim));
+      RowPrefetch next_k(next_rows->k, next_count, next_rows->k_bytes()),
+          next_v(next_rows->v, next_count, next_rows->v_bytes());
+      const bool masks = keys_.masked(block, count);
       for (Index p = 0; p < panels_; ++p) {
         next_k.next(ceil_div(next_k.lines(), panels_));
         next_v.next(ceil_div(next_v.lines(), panels_));
-        attend(p, block, packed);
+        attend(p, block, packed, masks);
       }
     }
   }
@@ -151,10 +160,11 @@ class HeadAttention {
       const Index row = panel_row(p) + i;
       stored[i] = call_.q.row(keys_.b(), head_of(row), query_of(row));
     }
-    s_.query_rows.read(call_.q.format(), stored, panel_count(p), call_.q.dim(), rows);
+    s_.query_rows.read(call_.q.format(), call_.q.shape(0), stored, panel_count(p), rows);
   }
 
-  void attend(Index p, Index block, const PackedBlock& packed) {
+  // masks: the mask is of consequence for some row and key of the block.
+  void attend(Index p, Index block, const PackedBlock& packed, bool masks) {
     const Index first_query = query_of(panel_row(p));
     const Index last_query = query_of(panel_row(p) + panel_count(p) - 1);
     const Index keys = std::min(packed.count, keys_.end_for(last_query) - block);
@@ -163,9 +173,44 @@ class HeadAttention {
         keys_.end_for(first_query) < block + keys || keys_.begin_for(last_query) > block;
     PanelMask mask;
     if (masked) fill_mask(p, block, keys, mask);
+    const bool adds = masks || !call_.alibi_slopes.empty();
+    if (adds) fill_added(p, block, keys, masks);
     arithmetic_.attend(packed, panel(p),
-                       {keys, masked ? &mask : nullptr, call_.query_scale, call_.cap_log2},
+                       {keys, masked ? &mask : nullptr, adds ? s_.added.data() : nullptr,
+                        call_.query_scale, call_.cap_log2},
                        s_.panel);
+  }
+
+  // What is added to the logits of `keys` keys from `block` on: the mask's biases and ALiBi.
+  void fill_added(Index p, Index block, Index keys, bool masks) const {
+    alignas(64) float slope[width], position[width];
+    for (Index i = 0; i < width; ++i) {
+      const Index row = panel_row(p) + std::min(i, panel_count(p) - 1);
+      slope[i] = call_.alibi_slope(head_of(row));
+      position[i] = static_cast<float>(query_of(row));
+    }
+    for (Index key = 0; key < keys; ++key) {
+      const simd::Packet at =
+          simd::broadcast(static_cast<float>(keys_.position(block + key) - call_.query_position));
+      for (Index i = 0; i < width; i += simd::lanes)
+        simd::store(s_.added.data() + key * width + i,
+                    simd::mul(simd::load(slope + i), simd::sub(at, simd::load(position + i))));
+    }
+    if (!masks) return;
+    Index read_query = -1, read_head = -1;
+    for (Index i = 0; i < panel_count(p); ++i) {
+      const Index query = query_of(panel_row(p) + i);
+      const Index head = call_.mask->heads() > 1 ? head_of(panel_row(p) + i) : 0;
+      if (query != read_query || head != read_head)
+        keys_.read_mask(head, query, block, keys, s_.mask_row.data());
+      read_query = query, read_head = head;
+      const float factor = call_.mask_factor(head_of(panel_row(p) + i));
+      for (Index key = 0; key < keys; ++key) {
+        const float bias = s_.mask_row.data()[key];
+        float& to = s_.added.data()[key * width + i];
+        to = bias > -simd::infinity ? (bias == 0.0f ? to : to + bias * factor) : -simd::infinity;
+      }
+    }
   }
 
   void fill_mask(Index p, Index block, Index keys, PanelMask& mask) const {
@@ -191,7 +236,7 @@ class HeadAttention {
     for (int j = 0; j < tuning::tile_packets; ++j) inverse[j] = state(p)[j].inverse_sum();
     unpack_outputs(panel(p).out, inverse, call_.v_dim, rows, panel_count(p));
     for (Index i = 0; !in_place && i < panel_count(p); ++i)
-      call_.out.format().narrow(rows[i], call_.v_dim, stored[i]);
+      call_.out.format().narrow(rows[i], call_.out.shape(0), stored[i]);
     if (call_.lse.absent()) return;
     for_states(p, [&](Index i, const SoftmaxState<float>& state) {
       const Index row = panel_row(p) + i;

@@ -18,6 +18,10 @@ struct KeyRange {
 struct BlockRows {
   ConstRow k[tuning::block_keys], v[tuning::block_keys];
   const Format *k_format, *v_format;
+  RowShape k_shape, v_shape;
+
+  Index k_bytes() const { return bytes_together(*k_format, k_shape); }
+  Index v_bytes() const { return bytes_together(*v_format, v_shape); }
 };
 
 // Where a block of two formats is widened to floats: the past's last and the chunk's first keys.
@@ -29,7 +33,7 @@ struct MixedRows {
     if (mixes(call.past_v, call.chunk_v)) v.reserve(tuning::block_keys * call.v_dim);
   }
   static bool mixes(const Rows& past, const Rows& chunk) {
-    return past.len() > 0 && chunk.len() > 0 && &past.format() != &chunk.format();
+    return past.len() > 0 && chunk.len() > 0 && !past.stored_as(chunk);
   }
   Index bytes() const { return k.bytes() + v.bytes(); }
 };
@@ -38,30 +42,59 @@ struct MixedRows {
 class KeySequence {
  public:
   KeySequence(const AttentionCall& call, Index b, Index kv_head)
-      : call_(call), b_(b), kv_head_(kv_head), past_count_(call.past_count(b, kv_head)) {
-    if (call.keep != nullptr) keep_ = call.keep->row(b, kv_head);
-  }
+      : call_(call),
+        b_(b),
+        kv_head_(kv_head),
+        keep_(call.attended(b, kv_head)),
+        past_count_(call.past_count(b, kv_head)),
+        chunk_len_(call.mask != nullptr && call.visible->chunk_row(b) < 0 ? 0
+                                                                          : call.chunk_k.len()) {}
 
   const AttentionCall& call() const { return call_; }
   Index b() const { return b_; }
   Index kv_head() const { return kv_head_; }
   Index past_count() const { return past_count_; }  // kept past keys
 
-  RowFinder past(const Rows& x) const {
-    const RowFinder rows = x.head(b_, kv_head_);
-    return call_.keep != nullptr ? rows.listed(keep_.data()) : rows;
+  HeadRows past(const Rows& x) const {
+    const HeadRows rows = x.head(b_, kv_head_);
+    return call_.listed() ? rows.listed(keep_.data()) : rows;
   }
-  RowFinder chunk(const Rows& x) const { return x.head(b_, kv_head_); }
+  HeadRows chunk(const Rows& x) const { return x.head(b_, kv_head_); }
 
   // Keys [first, first + count).
   void rows(Index first, Index count, MixedRows& mixed, BlockRows& to) const {
     const Index of_past = std::clamp<Index>(past_count_ - first, 0, count);
-    to.k_format = find(call_.past_k, call_.chunk_k, first, of_past, count, mixed.k, to.k);
-    to.v_format = find(call_.past_v, call_.chunk_v, first, of_past, count, mixed.v, to.v);
+    to.k_format =
+        find(call_.past_k, call_.chunk_k, first, of_past, count, mixed.k, to.k, to.k_shape);
+    to.v_format =
+        find(call_.past_v, call_.chunk_v, first, of_past, count, mixed.v, to.v, to.v_shape);
   }
   // One past the last key that query i sees.
   Index end_for(Index query) const {
-    return past_count_ + std::min(query + 1, call_.chunk_k.len());
+    return past_count_ + (call_.causal ? std::min(query + 1, chunk_len_) : chunk_len_);
+  }
+  // The position of key i.
+  Index position(Index i) const {
+    return i < past_count_ ? call_.first_position + past_row(i)
+                           : call_.query_position + i - past_count_;
+  }
+  // Does the mask hide one of the keys [first, first + count) from some row, or bias it?
+  bool masked(Index first, Index count) const {
+    if (call_.mask == nullptr) return false;
+    const std::uint8_t* const sight = call_.visible->sight(b_);
+    for (Index i = first; i < first + count; ++i)
+      if ((sight[column(i)] & (hidden_from_some | biased_for_some)) != 0) return true;
+    return false;
+  }
+  // What the mask adds for keys [first, first + count).
+  void read_mask(Index q_head, Index query, Index first, Index count, float* to) const {
+    const Index of_past = std::clamp<Index>(past_count_ - first, 0, count);
+    if (of_past > 0)
+      call_.mask->read(b_, q_head, query, call_.listed() ? keep_.data() : nullptr, first, of_past,
+                       to);
+    if (of_past < count)
+      call_.mask->read(b_, q_head, query, nullptr, column(first + of_past), count - of_past,
+                       to + of_past);
   }
   // The first key that query i sees through the window.
   Index begin_for(Index query) const {
@@ -70,7 +103,7 @@ class KeySequence {
     if (hidden >= call_.query_position) return past_count_ + hidden - call_.query_position + 1;
     const Index of_past = hidden - call_.first_position + 1;  // past keys out of sight, unselected
     if (of_past <= 0) return 0;
-    if (call_.keep == nullptr) return std::min(of_past, past_count_);
+    if (!call_.listed()) return std::min(of_past, past_count_);
     Index low = 0, high = past_count_;  // the first kept position that is not hidden
     while (low < high) {
       const Index middle = (low + high) / 2;
@@ -88,27 +121,54 @@ class KeySequence {
   }
 
  private:
+  // Rows of the past, and columns of the mask.
+  Index past_row(Index i) const {
+    return call_.listed() ? Index{keep_[static_cast<std::size_t>(i)]} : i;
+  }
+  Index column(Index i) const {
+    return i < past_count_ ? past_row(i) : call_.past_k.len() + i - past_count_;
+  }
   const Format* find(const Rows& past, const Rows& chunk, Index first, Index of_past, Index count,
-                     Buffer<float>& mixed, ConstRow* rows) const {
-    if (of_past > 0) this->past(past).find(first, of_past, rows);
-    if (of_past < count)
-      this->chunk(chunk).find(first + of_past - past_count_, count - of_past, rows + of_past);
-    if (of_past == count && count > 0) return &past.format();
-    if (of_past == 0 && count > 0) return &chunk.format();
+                     Buffer<float>& mixed, ConstRow* rows, RowShape& shape) const {
+    if (of_past > 0) this->past(past).at.find(first, of_past, rows);
+    if (of_past < count) {
+      this->chunk(chunk).at.find(first + of_past - past_count_, count - of_past, rows + of_past);
+      replace_hidden(chunk, first + of_past, count - of_past, rows + of_past);
+    }
+    shape = {(past.empty() ? chunk : past).dim()};
     if (count == 0) return &float_format();
-    if (&past.format() == &chunk.format()) return &past.format();
+    if (of_past == count || (of_past > 0 && past.stored_as(chunk))) {
+      shape = past.shape(kv_head_);
+      return &past.format();
+    }
+    if (of_past == 0) {
+      shape = chunk.shape(kv_head_);
+      return &chunk.format();
+    }
     for (Index i = 0; i < count; ++i) {
-      float* const to = mixed.data() + i * past.dim();
-      (i < of_past ? past : chunk).format().widen(rows[i], past.dim(), to);
+      float* const to = mixed.data() + i * shape.dim;
+      const Rows& from = i < of_past ? past : chunk;
+      from.format().widen(rows[i], from.shape(kv_head_), to);
       rows[i] = reinterpret_cast<ConstRow>(to);
     }
     return &float_format();
+  }
+
+  // A chunk's row that no query sees may hold anything, and rows of a block share scales: it is not
+  // read, but another in its place.
+  void replace_hidden(const Rows& chunk, Index first, Index count, ConstRow* rows) const {
+    if (call_.mask == nullptr) return;
+    const std::uint8_t* const sight = call_.visible->sight(b_);
+    for (Index i = 0; i < count; ++i)
+      if ((sight[column(first + i)] & seen_by_some) == 0)
+        rows[i] = this->chunk(chunk)[call_.visible->chunk_row(b_)];
   }
 
   const AttentionCall& call_;
   Index b_, kv_head_;
   std::span<const Position> keep_;
   Index past_count_;
+  Index chunk_len_;  // 0 where no query sees a key of it
 };
 
 }  // namespace detail

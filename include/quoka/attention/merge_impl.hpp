@@ -39,10 +39,10 @@ QUOKA_FUNC void merge(const OutputRows& out_a, TensorView<float, 3> lse_a, const
         const auto [factor_a, factor_b] = state.merge(state_of(other));
         const float scale_a = factor_a * state.inverse_sum(),
                     scale_b = factor_b * state.inverse_sum();
-        out_a.format().widen(out_a.row(b, head, i), dim, to);
-        out_b.format().widen(out_b.row(b, head, i), dim, from);
+        out_a.format().widen(out_a.row(b, head, i), out_a.shape(head), to);
+        out_b.format().widen(out_b.row(b, head, i), out_b.shape(head), from);
         for (Index c = 0; c < dim; ++c) to[c] = to[c] * scale_a + from[c] * scale_b;
-        out_a.format().narrow(to, dim, out_a.row(b, head, i));
+        out_a.format().narrow(to, out_a.shape(head), out_a.row(b, head, i));
         lse_a.at(b, head, i) = top + lse_nat(state.max, state.sum);
       }
     }

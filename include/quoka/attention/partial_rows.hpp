@@ -31,12 +31,12 @@ inline Index part_keys(Index keys) {
 
 class Partials {
  public:
-  // Room for as many parts as there can be, so that a growing cache does not ask for more.
-  void reserve(Index heads, Index parts, Index rows, Index v_dim) {
-    assert(0 < parts && parts <= tuning::max_parts);
+  // Room for `room` parts: tuning::max_parts, where a growing cache is not to ask for more.
+  void reserve(Index heads, Index parts, Index rows, Index v_dim, Index room) {
+    assert(0 < parts && parts <= room && room <= tuning::max_parts);
     parts_ = parts, rows_ = rows, v_dim_ = v_dim;
-    states_.reserve(heads * tuning::max_parts * rows);
-    out_.reserve(heads * tuning::max_parts * rows * v_dim);
+    states_.reserve(heads * room * rows);
+    out_.reserve(heads * room * rows * v_dim);
   }
   PartialRows part(Index head, Index part) const {
     const Index first = (head * parts_ + part) * rows_;

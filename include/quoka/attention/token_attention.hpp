@@ -8,10 +8,10 @@
 // 2 * group * keys * (head_dim + v_dim) FLOPs, group / 2 per byte of float K and V. Equal to
 // head_attention.hpp up to the order of sums.
 //
-// Where the heads' rows lie side by side, [len, heads, dim], one head alone would read 512 bytes
-// out of 4 KiB, at a third of the bandwidth. There heads take turns at small blocks of keys, and
-// while they are at a block's keys its values are asked for in the order of memory, then the next
-// keys: attend_together().
+// Where the heads' rows lie side by side, [len, heads, dim] or in pages, one head alone would read
+// 512 bytes out of 4 KiB, at a third of the bandwidth. There heads take turns at a few keys, and then
+// at a few values, of one block, while the next ones are asked for in the order of memory:
+// attend_together(). The arithmetic is the same.
 #pragma once
 
 #include <quoka/attention/key_sequence.hpp>
@@ -33,8 +33,10 @@ struct TokenScratch {
   Buffer<SoftmaxState<float>> states;  // [rows]
   Buffer<float> factors;               // [rows]
   Buffer<float> padded;                // [keys of a stretch][head_dim or v_dim, rounded up]
+  Buffer<float> bias;                  // [keys of a block], of the mask
 
-  void reserve(const AttentionCall& call, Index block_keys) {
+  void reserve(const AttentionCall& call) {
+    constexpr Index block_keys = tuning::token_block_keys;
     const Index rows = round_up(call.group, token_tile_rows(call.group));
     const Index k_width = round_up(call.q.dim(), simd::lanes),
                 v_width = round_up(call.v_dim, simd::lanes);
@@ -44,31 +46,24 @@ struct TokenScratch {
     states.reserve(rows);
     factors.reserve(rows);
     padded.reserve(tuning::token_stretch_keys * std::max(k_width, v_width));
+    if (call.biased()) bias.reserve(block_keys);
   }
   Index bytes() const {
     return queries.bytes() + weights.bytes() + out.bytes() + block_out.bytes() + states.bytes() +
-           factors.bytes() + padded.bytes();
+           factors.bytes() + padded.bytes() + bias.bytes();
   }
-};
-
-// Rows of one format, each of whole packets.
-struct TokenRows {
-  RowFinder rows;
-  const Format* format;
 };
 
 // A token's rows of one KV head over a part of the keys.
 class TokenAttention {
  public:
-  // block_keys: what the scratch was reserved for.
-  TokenAttention(const KeySequence& keys, TokenScratch& scratch, Index block_keys)
+  TokenAttention(const KeySequence& keys, TokenScratch& scratch)
       : call_(keys.call()),
         keys_(keys),
         tile_rows_(token_tile_rows(call_.group)),
         rows_(round_up(call_.group, tile_rows_)),
         k_width_(round_up(call_.q.dim(), simd::lanes)),
         v_width_(round_up(call_.v_dim, simd::lanes)),
-        block_keys_(block_keys),
         s_(scratch) {
     assert(call_.q.len() == 1);
   }
@@ -82,7 +77,7 @@ class TokenAttention {
     for (Index r = 0; r < call_.group; ++r) {
       const Index head = keys_.kv_head() * call_.group + r;
       float* const to = s_.queries.data() + r * k_width_;
-      call_.q.format().widen(call_.q.row(keys_.b(), head, 0), dim, to);
+      call_.q.format().widen(call_.q.row(keys_.b(), head, 0), call_.q.shape(head), to);
       for (Index c = 0; c < dim; ++c) to[c] *= call_.query_scale;
       if (with_sinks) s_.states.data()[r].admit(call_.sink_log2(head));
     }
@@ -92,21 +87,26 @@ class TokenAttention {
     assert(begin <= end);
     const Index past = keys_.past_count();
     if (begin < past)
-      attend(keys_.past(call_.past_k), call_.past_k.format(), keys_.past(call_.past_v),
-             call_.past_v.format(), begin, std::min(end, past));
+      attend(keys_.past(call_.past_k), keys_.past(call_.past_v), begin, std::min(end, past), 0);
     if (end > past)
-      attend(keys_.chunk(call_.chunk_k), call_.chunk_k.format(), keys_.chunk(call_.chunk_v),
-             call_.chunk_v.format(), std::max(begin, past) - past, end - past);
+      attend(keys_.chunk(call_.chunk_k), keys_.chunk(call_.chunk_v), std::max(begin, past) - past,
+             end - past, past);
   }
 
-  // The same in two steps, for a block of an unselected past; one row of `ask` is asked for per key.
-  void attend_keys(Index begin, Index count, RowWalk& ask) {
-    multiply_keys({keys_.past(call_.past_k).from(begin), &call_.past_k.format()}, count, &ask);
-    weigh(count);
+  // The same in steps, for a block of an unselected past that begins at key `block`: the logits of
+  // keys [first, first + count) of the block, then the weights of all `size`, then values likewise. One
+  // row of `ask` is asked for per key.
+  void attend_keys(Index block, Index first, Index count, RowWalk& ask) {
+    multiply_keys(keys_.past(call_.past_k).from(block), first, count, &ask);
   }
-  void attend_values(Index begin, Index count, RowWalk& ask) {
-    add_values({keys_.past(call_.past_v).from(begin), &call_.past_v.format()}, count, &ask);
+  void weigh_keys(Index block, Index size) {
+    weigh(block, size);
+    begin_values();
   }
+  void attend_values(Index block, Index first, Index count, RowWalk& ask) {
+    add_values(keys_.past(call_.past_v).from(block), first, count, &ask);
+  }
+  void end_block() { end_values(); }
 
   // Last: writes the group's rows of `to`.
   void finish(const PartialRows& to) const {
@@ -117,58 +117,94 @@ class TokenAttention {
   }
 
  private:
+  static constexpr Index most_value_rows = 4, block_keys_ = tuning::token_block_keys;
+
   float* weights(Index tile) const { return s_.weights.data() + tile * tile_rows_ * block_keys_; }
 
-  // Keys and values [begin, end) of k and v, block by block.
-  void attend(const RowFinder& k, const Format& k_format, const RowFinder& v,
-              const Format& v_format, Index begin, Index end) {
-    const Index row_bytes = k_format.row_bytes(call_.q.dim());
+  // Keys and values [begin, end) of k and v, block by block; their first is key `before`.
+  void attend(const HeadRows& k, const HeadRows& v, Index begin, Index end, Index before) {
     for (Index at = begin; at < end; at += block_keys_) {
       const Index count = std::min(block_keys_, end - at);
-      const RowFinder keys = k.from(at);
+      const HeadRows keys = k.from(at);
       // Against one row, asking costs more than it brings: tuning.hpp.
-      RowWalk ahead(keys, row_bytes, tuning::token_prefetch_keys, count);
-      multiply_keys({keys, &k_format}, count, rows_ > 1 ? &ahead : nullptr);
-      weigh(count);
-      add_values({v.from(at), &v_format}, count, nullptr);
+      RowWalk ahead(keys.at, keys.row_bytes(), tuning::token_prefetch_keys, count);
+      multiply_keys(keys, 0, count, rows_ > 1 ? &ahead : nullptr);
+      weigh(before + at, count);
+      const HeadRows values = v.from(at);
+      // The hardware reads ahead in one page alone.
+      RowWalk values_ahead(values.at, values.row_bytes(), tuning::token_prefetch_keys, count);
+      begin_values();
+      add_values(values, 0, count, values.at.map.any() ? &values_ahead : nullptr);
+      end_values();
     }
   }
 
+  // Rows of one format, each of whole packets.
+  struct Packets {
+    RowRun rows;
+    const Format* format;
+    RowShape shape;
+  };
   // Rows [first, first + count), each of whole packets: in place, or widened and filled up with
   // zeros.
-  TokenRows whole_packets(const TokenRows& x, Index first, Index count, Index dim) {
-    const Index width = round_up(dim, simd::lanes);
-    if (width == dim) return {x.rows.from(first), x.format};
+  Packets whole_packets(const HeadRows& x, Index first, Index count, ConstRow* memory) {
+    const Index dim = x.shape.dim, width = round_up(dim, simd::lanes);
+    if (width == dim) return {x.at.run(first, count, memory), x.format, x.shape};
     for (Index i = 0; i < count; ++i) {
       float* const to = s_.padded.data() + i * width;
-      x.format->widen(x.rows[first + i], dim, to);
+      x.format->widen(x[first + i], x.shape, to);
       std::fill(to + dim, to + width, 0.0f);
     }
-    return {{reinterpret_cast<ConstRow>(s_.padded.data()), width * 4}, &float_format()};
+    return {{reinterpret_cast<ConstRow>(s_.padded.data()), width * 4}, &float_format(), {width}};
   }
 
-  void multiply_keys(const TokenRows& k, Index count, RowWalk* ask) {
+  // Logits of the block's keys [first, first + count); k are its rows.
+  void multiply_keys(const HeadRows& k, Index first, Index count, RowWalk* ask) {
     constexpr Index stretch = tuning::token_stretch_keys;
-    for (Index i = 0; i < count; i += stretch) {
-      const Index n = std::min(stretch, count - i);
-      const TokenRows keys = whole_packets(k, i, n, call_.q.dim());
+    static_assert(stretch <= RowsAhead::most);
+    ConstRow memory[stretch];
+    for (Index i = first; i < first + count; i += stretch) {
+      const Index n = std::min(stretch, first + count - i);
+      const Packets keys = whole_packets(k, i, n, memory);
+      RowsAhead ahead;
+      if (ask != nullptr) ahead.take(*ask, n);
       for (Index row = 0; row < rows_; row += tile_rows_) {
         const float* const queries = s_.queries.data() + row * k_width_;
         float* const x = weights(row / tile_rows_) + i * tile_rows_;
-        keys.format->token_logits(tile_rows_, keys.rows, n, k_width_, queries, x,
-                                  row == 0 ? ask : nullptr);
+        keys.format->token_logits(tile_rows_, keys.rows, n, keys.shape, queries, x,
+                                  ask != nullptr && row == 0 ? &ahead : nullptr);
       }
     }
   }
 
-  // The block's logits to weights; raises the states.
-  void weigh(Index count) {
+  // What the mask and ALiBi add to the logits of keys [first, first + count).
+  [[gnu::noinline]] void add_biases(Index first, Index count) {
+    float* const bias = s_.bias.data();
+    if (call_.mask != nullptr) keys_.read_mask(0, 0, first, count, bias);
+    for (Index r = 0; r < call_.group; ++r) {
+      const Index head = keys_.kv_head() * call_.group + r;
+      const float factor = call_.mask_factor(head), slope = call_.alibi_slope(head);
+      float* const x = weights(r / tile_rows_) + r % tile_rows_;
+      for (Index i = 0; i < count; ++i) {
+        float& logit = x[i * tile_rows_];
+        if (slope != 0.0f)
+          logit += slope * static_cast<float>(keys_.position(first + i) - call_.query_position);
+        if (call_.mask != nullptr && bias[i] != 0.0f) logit += bias[i] * factor;
+      }
+    }
+  }
+
+  // The logits of keys [first, first + count) to weights; raises the states.
+  void weigh(Index first, Index count) {
     constexpr int lanes = simd::lanes;
     const Index size = count * tile_rows_, padded = round_up(size, lanes);
+    if (call_.cap_log2 != 0.0f)
+      for (Index row = 0; row < rows_; row += tile_rows_)
+        cap_logits(weights(row / tile_rows_), padded, call_.cap_log2);
+    if (call_.biased()) add_biases(first, count);
     for (Index row = 0; row < rows_; row += tile_rows_) {
       float* const x = weights(row / tile_rows_);
       SoftmaxState<float>* const states = s_.states.data() + row;
-      if (call_.cap_log2 != 0.0f) cap_logits(x, padded, call_.cap_log2);
       std::fill(x + size, x + padded, -simd::infinity);
       // Lane l of a packet belongs to row l % tile_rows.
       alignas(64) float lane[lanes];
@@ -192,16 +228,22 @@ class TokenAttention {
     }
   }
 
-  void add_values(const TokenRows& v, Index count, RowWalk* ask) {
+  void begin_values() { std::fill_n(s_.block_out.data(), rows_ * v_width_, 0.0f); }
+  // Of the block's keys [first, first + count).
+  void add_values(const HeadRows& v, Index first, Index count, RowWalk* ask) {
     constexpr Index stretch = tuning::token_value_keys;
-    float *const out = s_.out.data(), *const of_block = s_.block_out.data();
-    std::fill_n(of_block, rows_ * v_width_, 0.0f);
-    for (Index i = 0; i < count; i += stretch) {
-      const Index n = std::min(stretch, count - i);
-      const TokenRows values = whole_packets(v, i, n, call_.v_dim);
-      for (Index j = 0; ask != nullptr && j < n; ++j) ask_next(*ask);
-      for (Index row = 0; row < call_.group; row += 2) add_stretch(values, n, i, row);
+    ConstRow memory[stretch];
+    for (Index i = first; i < first + count; i += stretch) {
+      const Index n = std::min(stretch, first + count - i);
+      const Packets values = whole_packets(v, i, n, memory);
+      RowsAhead ahead;
+      if (ask != nullptr) ahead.take(*ask, n);
+      for (Index row = 0; row < call_.group; row += values.format->value_rows)
+        add_stretch(values, n, i, row, ask != nullptr && row == 0 ? &ahead : nullptr);
     }
+  }
+  void end_values() {
+    float *const out = s_.out.data(), *const of_block = s_.block_out.data();
     for (Index r = 0; r < call_.group; ++r) {
       const simd::Packet factor = simd::broadcast(s_.factors.data()[r]);
       for (Index c = r * v_width_; c < (r + 1) * v_width_; c += simd::lanes)
@@ -209,22 +251,22 @@ class TokenAttention {
     }
   }
 
-  // Keys [first, first + count) of the block to rows `row` and, if there is one, row + 1.
-  void add_stretch(const TokenRows& v, Index count, Index first, Index row) {
+  // Keys [first, first + count) of the block to rows from `row` on, as many as are computed together.
+  void add_stretch(const Packets& v, Index count, Index first, Index row, const RowsAhead* ask) {
     const auto weight_of = [&](Index r) {
       return weights(r / tile_rows_) + first * tile_rows_ + r % tile_rows_;
     };
-    const bool two = row + 1 < call_.group;
-    const float* const weight[2] = {weight_of(row), weight_of(two ? row + 1 : row)};
-    v.format->token_values(v.rows, count, v_width_, weight, tile_rows_, two,
-                           s_.block_out.data() + row * v_width_);
+    const Index rows = std::min(v.format->value_rows, call_.group - row);
+    const float* weight[most_value_rows];
+    for (Index r = 0; r < rows; ++r) weight[r] = weight_of(row + r);
+    v.format->token_values(v.rows, count, v.shape, weight, tile_rows_, rows,
+                           s_.block_out.data() + row * v_width_, ask);
   }
 
   const AttentionCall& call_;
   KeySequence keys_;
   Index tile_rows_, rows_;   // of a tile; of all tiles
   Index k_width_, v_width_;  // channels, rounded up to whole packets
-  Index block_keys_;
   TokenScratch& s_;
 };
 
@@ -234,12 +276,23 @@ template <class AttentionOf>
 void attend_together(const AttentionCall& call, Index b, Index first_head, Index heads, Index begin,
                      Index end, AttentionOf&& attention_of) {
   constexpr Index step = tuning::token_together_keys;
-  for (Index at = begin; at < end; at += step) {
-    const Index next = std::min(at + step, end), after = std::min(next + step, end);
-    RowWalk values = call.past_v.walk(b, first_head, heads, at, next);
-    for (Index i = 0; i < heads; ++i) attention_of(i).attend_keys(at, next - at, values);
-    RowWalk keys = call.past_k.walk(b, first_head, heads, next, after);
-    for (Index i = 0; i < heads; ++i) attention_of(i).attend_values(at, next - at, keys);
+  for (Index block = begin; block < end; block += tuning::token_block_keys) {
+    const Index size = std::min(tuning::token_block_keys, end - block);
+    const auto turns = [&](const Rows& rows, auto&& attend) {
+      // One row is asked for per row that is used, so far ahead.
+      RowWalk ahead = rows.walk(b, first_head, heads, std::min(block + step, end), block + size);
+      for (Index at = 0; at < size; at += step)
+        for (Index i = 0; i < heads; ++i)
+          attend(attention_of(i), at, std::min(step, size - at), ahead);
+    };
+    turns(call.past_k, [&](auto&& head, Index at, Index count, RowWalk& ahead) {
+      head.attend_keys(block, at, count, ahead);
+    });
+    for (Index i = 0; i < heads; ++i) attention_of(i).weigh_keys(block, size);
+    turns(call.past_v, [&](auto&& head, Index at, Index count, RowWalk& ahead) {
+      head.attend_values(block, at, count, ahead);
+    });
+    for (Index i = 0; i < heads; ++i) attention_of(i).end_block();
   }
 }
 

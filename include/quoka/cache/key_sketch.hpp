@@ -10,6 +10,18 @@
 // than 1e-12 or longer than 1e12, where float products could underflow or overflow) has scale 0 and
 // error infinity. Codes are blocked for simd/code_dots.hpp. A key takes head_dim + 8 bytes, rounded
 // up to blocks, and when it comes about 4 operations per channel.
+//
+// A sketch belongs to a cache, and is told of what happens there:
+//
+//   append(k)            keys came at the end, of a cache without pages
+//   update(pool, rows)   rows of the pool were written: new keys, overwritten, moved or copied ones
+//   truncate(len)        the cache became shorter
+//
+// A row that it was never told of is scored in float; a removed one needs no telling, since no query
+// looks at it. A pool that several sequences share, pages with a common prefix among them, has one
+// sketch. Forgotten changes are looked for in each selection: keys near the threshold are scored in
+// float and compared with their sketch (select/sketch/sketched_head.hpp), and in a cache without
+// pages two keys per KV head are sketched again.
 #pragma once
 
 #include <quoka/cache/row_store.hpp>
@@ -30,6 +42,28 @@ class KeySketch {
   // keys it has seen; room for `capacity` keys is made at once. Forgets all where the shape is
   // another one than before. Throws std::invalid_argument for fewer keys than it has seen.
   void append(const Rows& k, Index capacity, ExecutorRef executor);
+  // Sketches the rows `rows` of pool [pages, kv_heads, page_len, head_dim], counted through all pages
+  // (row i of page p is p * page_len + i), or of a cache [1, kv_heads, len, head_dim]. The pool may
+  // have grown, or moved. Throws std::invalid_argument, with nothing changed, for a row that is not in
+  // the pool.
+  void update(const Rows& pool, std::span<const Position> rows, ExecutorRef executor);
+  // The same for rows [begin, begin + count).
+  void update(const Rows& pool, Index begin, Index count, ExecutorRef executor);
+
+  // Where keys [1, kv_heads, kv_len, head_dim] of the cache lie in the sketch: row i is places(i).
+  // Throws std::invalid_argument where they are not of the cache that the sketch was last told of.
+  struct Places {
+    RowMap map;
+    Index begin = 0;
+    Index operator()(Index i) const { return map.any() ? map.pool_row(begin + i) : begin + i; }
+    // Do 16 keys from i on lie in one block of the sketch, in their order?
+    bool keeps_blocks(Index i) const {
+      return map.cells == nullptr && (map.pages == nullptr || map.page_len % 16 == 0) &&
+             (begin + i) % 16 == 0;
+    }
+  };
+  Places places_of(const Rows& keys) const;
+
   void truncate(Index len) { len_ = len < len_ ? len : len_; }
 
   // Throws std::invalid_argument where k is not what was sketched: another shape, or other keys. Two
@@ -46,9 +80,15 @@ class KeySketch {
   const float* errors(Index b, Index head) const { return errors_.row(b, head, 0); }
 
  private:
+  void reshape(const Rows& k, Index batch);
+  void make_room(Index capacity, Index len);
+  template <class RowOf, class Read>
+  void sketch(Index count, const RowOf& row_of, const Read& read, ExecutorRef executor);
+
   RowStore<std::uint8_t> codes_;     // [batch, kv_heads, blocks, bytes of a block]
   RowStore<float> scales_, errors_;  // [batch, kv_heads, blocks, 16]
   Index dim_ = 0, len_ = 0;
+  Rows pool_;  // as update() saw it
   WorkerScratch<detail::FloatRow> floats_;
 };
 

@@ -74,35 +74,117 @@ struct SketchedKey {
 
 }  // namespace detail
 
-QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef executor) {
-  constexpr Index width = simd::code_block;
-  if (codes_.batch() != k.batch() || codes_.heads() != k.heads() || dim_ != k.dim()) len_ = 0;
-  detail::require_at_most("the length that the sketch knows", len_,
-                          "the keys' (it was not told by truncate())", k.len());
+QUOKA_FUNC void KeySketch::reshape(const Rows& k, Index batch) {
+  if (codes_.batch() != batch || codes_.heads() != k.heads() || dim_ != k.dim()) len_ = 0;
   dim_ = k.dim();
-  codes_.reshape(k.batch(), k.heads(), simd::code_block_bytes(k.dim()));
-  scales_.reshape(k.batch(), k.heads(), width);
-  errors_.reshape(k.batch(), k.heads(), width);
-  codes_.reserve(simd::code_blocks(capacity)), codes_.resize(simd::code_blocks(k.len()));
-  scales_.reserve(simd::code_blocks(capacity)), scales_.resize(simd::code_blocks(k.len()));
-  errors_.reserve(simd::code_blocks(capacity)), errors_.resize(simd::code_blocks(k.len()));
-  const Index begin = len_;
-  floats_.reserve(executor.workers(), &k.format(), k.dim());
-  executor.run(k.batch() * k.heads(), [&](Index task, int worker) {
-    const Index b = task / k.heads(), head = task % k.heads();
-    for (Index t = begin; t < k.len(); ++t) {
-      const detail::SketchedKey key{codes_.row(b, head, t / width), t % width,
-                                    scales_.row(b, head, t / width),
-                                    errors_.row(b, head, t / width)};
-      if (key.at == 0) {
-        std::fill_n(key.block, codes_.dim(), simd::stored_key_code(0));
-        std::fill_n(key.scale, width, 0.0f);
-        std::fill_n(key.error, width, 0.0f);
-      }
-      key.write(floats_[worker].read(k.row(b, head, t)), k.dim());
+  codes_.reshape(batch, k.heads(), simd::code_block_bytes(k.dim()));
+  scales_.reshape(batch, k.heads(), simd::code_block);
+  errors_.reshape(batch, k.heads(), simd::code_block);
+}
+
+// The keys read(reader, b, head, i) to rows row_of(i), for i in [0, count).
+template <class RowOf, class Read>
+void KeySketch::sketch(Index count, const RowOf& row_of, const Read& read, ExecutorRef executor) {
+  constexpr Index width = simd::code_block;
+  const Index heads = codes_.heads();
+  executor.run(codes_.batch() * heads, [&](Index task, int worker) {
+    const Index b = task / heads, head = task % heads;
+    for (Index i = 0; i < count; ++i) {
+      const Index row = row_of(i);
+      detail::SketchedKey{codes_.row(b, head, row / width), row % width,
+                          scales_.row(b, head, row / width), errors_.row(b, head, row / width)}
+          .write(read(floats_[worker], b, head, i), dim_);
     }
   });
+}
+
+QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef executor) {
+  reshape(k, k.batch());
+  detail::require_at_most("the length that the sketch knows", len_,
+                          "the keys' (it was not told by truncate())", k.len());
+  floats_.reserve(executor.workers(), k);
+  make_room(std::max(capacity, k.len()), k.len());
+  const Index begin = len_;
+  sketch(
+      k.len() - begin, [begin](Index i) { return begin + i; },
+      [&](detail::FloatRow& reader, Index b, Index head, Index i) {
+        return reader.read(k, b, head, begin + i);
+      },
+      executor);
   len_ = k.len();
+}
+
+// Room for `len` rows, those that are new without codes.
+QUOKA_FUNC void KeySketch::make_room(Index capacity, Index len) {
+  constexpr Index width = simd::code_block;
+  codes_.reserve(simd::code_blocks(capacity)), codes_.resize(simd::code_blocks(len));
+  scales_.reserve(simd::code_blocks(capacity)), scales_.resize(simd::code_blocks(len));
+  errors_.reserve(simd::code_blocks(capacity)), errors_.resize(simd::code_blocks(len));
+  for (Index b = 0; b < codes_.batch(); ++b)
+    for (Index head = 0; head < codes_.heads(); ++head)
+      for (Index block = simd::code_blocks(len_); block < simd::code_blocks(len); ++block) {
+        std::fill_n(codes_.row(b, head, block), codes_.dim(), simd::stored_key_code(0));
+        std::fill_n(scales_.row(b, head, block), width, 0.0f);
+        std::fill_n(errors_.row(b, head, block), width, simd::infinity);
+      }
+}
+
+QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> rows,
+                                  ExecutorRef executor) {
+  const Index page_len = pool.len(), total = pool.batch() * page_len;
+  if (pool.mapped())
+    detail::fail_because("update() takes the whole pool, not rows in pages or of a list");
+  for (const Position row : rows) {
+    detail::require_at_least("a row of the pool", row, 0);
+    detail::require_at_most("a row of the pool", row, "its last", total - 1);
+  }
+  floats_.reserve(executor.workers(), pool);
+  reshape(pool, 1);
+  if (total > len_) make_room(total, total);
+  len_ = std::max(len_, total);
+  pool_ = pool;
+  sketch(
+      std::ssize(rows), [&](Index i) { return Index{rows[static_cast<std::size_t>(i)]}; },
+      [&](detail::FloatRow& reader, Index, Index head, Index i) {
+        const Index row = rows[static_cast<std::size_t>(i)];
+        return reader.read(pool, row / page_len, head, row % page_len);
+      },
+      executor);
+}
+
+QUOKA_FUNC void KeySketch::update(const Rows& pool, Index begin, Index count,
+                                  ExecutorRef executor) {
+  detail::require_at_least("the number of rows", count, 0);
+  std::vector<Position> rows(static_cast<std::size_t>(count));
+  for (Index i = 0; i < count; ++i)
+    rows[static_cast<std::size_t>(i)] = static_cast<Position>(begin + i);
+  update(pool, rows, executor);
+}
+
+QUOKA_FUNC KeySketch::Places KeySketch::places_of(const Rows& keys) const {
+  const auto refuse = [] {
+    detail::fail_because("keys that are not of the cache that their sketch was told of");
+  };
+  detail::require_equal("kv_heads", keys.heads(), "the sketch's", codes_.heads());
+  detail::require_equal("head_dim", keys.dim(), "the sketch's", dim_);
+  detail::require_equal("the batch of keys with a sketch of their cache", keys.batch(),
+                        "one sequence", 1);
+  if (keys.mapped()) {
+    const bool pages = keys.map().pages != nullptr;
+    if (keys.data() != pool_.data() || keys.pool_sizes()[2] != pool_.len() ||
+        keys.strides()[1] != pool_.strides()[1] || keys.strides()[2] != pool_.strides()[2] ||
+        (pages && keys.map().page_step != pool_.strides()[0]) || (!pages && pool_.batch() != 1))
+      refuse();
+    detail::require_at_most("the number of pages", keys.pool_sizes()[0],
+                            "that of the pool that the sketch was told of", pool_.batch());
+    return {keys.map(), keys.pool_begin()};
+  }
+  const Index step = pool_.strides()[2];
+  const Index bytes = keys.data() - pool_.data();
+  if (pool_.batch() != 1 || keys.strides()[2] != step || keys.strides()[1] != pool_.strides()[1] ||
+      step == 0 || bytes % step != 0 || bytes / step < 0 || bytes / step + keys.len() > pool_.len())
+    refuse();
+  return {{}, bytes / step};
 }
 
 QUOKA_FUNC void KeySketch::require_made_from(const Rows& k) {
@@ -114,7 +196,7 @@ QUOKA_FUNC void KeySketch::require_made_from(const Rows& k) {
   std::uint8_t block[most_bytes];
   float scale[width], error[width];
   if (codes_.dim() > most_bytes) return;
-  floats_.reserve(1, &k.format(), dim_);
+  floats_.reserve(1, k);
   const Index somewhere =
       static_cast<Index>((static_cast<std::uint64_t>(len_) * 0x9e3779b97f4a7c15u) >> 33) % len_;
   for (Index b = 0; b < k.batch(); ++b)
@@ -122,8 +204,7 @@ QUOKA_FUNC void KeySketch::require_made_from(const Rows& k) {
       for (const Index t : {len_ - 1, somewhere}) {
         const Index at = t % width;
         const std::uint8_t* const kept = codes_.row(b, head, t / width);
-        detail::SketchedKey{block, at, scale, error}.write(floats_[0].read(k.row(b, head, t)),
-                                                           dim_);
+        detail::SketchedKey{block, at, scale, error}.write(floats_[0].read(k, b, head, t), dim_);
         bool same = scale[at] == scales_.row(b, head, t / width)[at];
         for (Index c = 0; c < dim_; ++c)
           same = same && block[simd::key_code_at(at, c)] == kept[simd::key_code_at(at, c)];

@@ -16,7 +16,8 @@ inline namespace QUOKA_ABI {
 class KvCache {
  public:
   // Empty cache for keys of key_dim and values of value_dim channels. Throws std::invalid_argument
-  // for a size below 1.
+  // for a size below 1 and for a format that is only read. Formats that keep scales apart have none
+  // here: they are 1.
   KvCache(Index batch, Index kv_heads, Index key_dim, Index value_dim,
           const Format& k_format = float_format(), const Format& v_format = float_format());
 

@@ -18,8 +18,12 @@ QUOKA_FUNC KvCache::KvCache(Index batch, Index kv_heads, Index key_dim, Index va
   detail::require_at_least("kv_heads", kv_heads, 1);
   detail::require_at_least("head_dim", key_dim, 1);
   detail::require_at_least("v's dim", value_dim, 1);
-  k_ = RowStore<std::byte>(batch, kv_heads, k_format.row_bytes(key_dim));
-  v_ = RowStore<std::byte>(batch, kv_heads, v_format.row_bytes(value_dim));
+  for (const Format* const format : {k_format_, v_format_})
+    if (!format->writes)
+      detail::fail_because(std::string("a cache writes, and rows of format ") + format->name +
+                           " are only read");
+  k_ = RowStore<std::byte>(batch, kv_heads, k_format.row_bytes({key_dim}));
+  v_ = RowStore<std::byte>(batch, kv_heads, v_format.row_bytes({value_dim}));
   inverse_norms_ = RowStore<float>(batch, kv_heads, 1);
   row_.reserve(std::max(key_dim, value_dim));
 }
@@ -46,24 +50,25 @@ QUOKA_FUNC void KvCache::append(const Rows& k, const Rows& v) {
   check(k, v);
   const Index begin = len(), n = k.len();
   grow(begin + n);
-  const auto put = [&](ConstRow from, const Format& of, const Format& as, Index dim,
+  const auto put = [&](const Rows& from, Index b, Index head, Index i, const Format& as,
                        std::byte* to) {
-    if (&of == &as) {
-      std::memcpy(to, from, static_cast<std::size_t>(as.row_bytes(dim)));
+    const RowShape shape{from.dim()};
+    if (&from.format() == &as && from.stores_alone()) {
+      std::memcpy(to, from.row(b, head, i), static_cast<std::size_t>(as.row_bytes(shape)));
     } else {
-      of.widen(from, dim, row_.data());
-      as.narrow(row_.data(), dim, to);
+      from.format().widen(from.row(b, head, i), from.shape(head), row_.data());
+      as.narrow(row_.data(), shape, to);
     }
   };
   for (Index b = 0; b < k.batch(); ++b) {
     for (Index head = 0; head < k.heads(); ++head) {
       for (Index i = 0; i < n; ++i) {
         std::byte* const key = k_.row(b, head, begin + i);
-        put(k.row(b, head, i), k.format(), *k_format_, key_dim_, key);
-        put(v.row(b, head, i), v.format(), *v_format_, value_dim_, v_.row(b, head, begin + i));
+        put(k, b, head, i, *k_format_, key);
+        put(v, b, head, i, *v_format_, v_.row(b, head, begin + i));
         const float* floats = reinterpret_cast<const float*>(key);
         if (!k_format_->is_float) {
-          k_format_->widen(key, key_dim_, row_.data());
+          k_format_->widen(key, {key_dim_}, row_.data());
           floats = row_.data();
         }
         *inverse_norms_.row(b, head, begin + i) = detail::inverse_norm_of_row(floats, key_dim_);

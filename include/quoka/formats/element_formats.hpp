@@ -21,63 +21,65 @@ namespace formats {
 struct FloatRow {
   static constexpr const char* name = "float";
   static constexpr bool is_float = true;
-  static Index bytes(Index dim) { return dim * 4; }
+  static Index bytes(const RowShape& shape) { return shape.dim * 4; }
   QUOKA_INLINE static const float* channel(ConstRow row, Index c) {
     return reinterpret_cast<const float*>(row) + c;
   }
-  QUOKA_INLINE static simd::Packet load(ConstRow row, Index c) {
+  QUOKA_INLINE static simd::Packet load(ConstRow row, Index c, const RowShape&) {
     return simd::load_unaligned(channel(row, c));
   }
-  QUOKA_INLINE static float at(ConstRow row, Index c) { return *channel(row, c); }
-  QUOKA_INLINE static void store(std::byte* row, Index c, const simd::Packet& x) {
+  QUOKA_INLINE static float at(ConstRow row, Index c, const RowShape&) { return *channel(row, c); }
+  QUOKA_INLINE static void store(std::byte* row, Index c, const simd::Packet& x, const RowShape&) {
     simd::store_unaligned(reinterpret_cast<float*>(row) + c, x);
   }
-  QUOKA_INLINE static void put(std::byte* row, Index c, float x) {
+  QUOKA_INLINE static void put(std::byte* row, Index c, float x, const RowShape&) {
     reinterpret_cast<float*>(row)[c] = x;
   }
 };
 
-struct HalfRow {
-  static constexpr const char* name = "half";
+// Numbers of 16 bits, converted by As.
+template <class As>
+struct ShortRow {
+  static constexpr const char* name = As::name;
   static constexpr bool is_float = false;
-  static Index bytes(Index dim) { return dim * 2; }
+  static Index bytes(const RowShape& shape) { return shape.dim * 2; }
   QUOKA_INLINE static const std::uint16_t* channel(ConstRow row, Index c) {
     return reinterpret_cast<const std::uint16_t*>(row) + c;
   }
-  QUOKA_INLINE static simd::Packet load(ConstRow row, Index c) {
-    return simd::load_half(channel(row, c));
+  QUOKA_INLINE static simd::Packet load(ConstRow row, Index c, const RowShape&) {
+    return As::load(channel(row, c));
   }
-  QUOKA_INLINE static float at(ConstRow row, Index c) {
-    return simd::half_to_float(*channel(row, c));
+  QUOKA_INLINE static float at(ConstRow row, Index c, const RowShape&) {
+    return As::to_float(*channel(row, c));
   }
-  QUOKA_INLINE static void store(std::byte* row, Index c, const simd::Packet& x) {
-    simd::store_half(reinterpret_cast<std::uint16_t*>(row) + c, x);
+  QUOKA_INLINE static void store(std::byte* row, Index c, const simd::Packet& x, const RowShape&) {
+    As::store(reinterpret_cast<std::uint16_t*>(row) + c, x);
   }
-  QUOKA_INLINE static void put(std::byte* row, Index c, float x) {
-    reinterpret_cast<std::uint16_t*>(row)[c] = simd::float_to_half(x);
+  QUOKA_INLINE static void put(std::byte* row, Index c, float x, const RowShape&) {
+    reinterpret_cast<std::uint16_t*>(row)[c] = As::from_float(x);
   }
 };
 
-struct Bfloat16Row {
-  static constexpr const char* name = "bfloat16";
-  static constexpr bool is_float = false;
-  static Index bytes(Index dim) { return dim * 2; }
-  QUOKA_INLINE static const std::uint16_t* channel(ConstRow row, Index c) {
-    return reinterpret_cast<const std::uint16_t*>(row) + c;
+struct AsHalf {
+  static constexpr const char* name = "half";
+  QUOKA_INLINE static simd::Packet load(const std::uint16_t* p) { return simd::load_half(p); }
+  QUOKA_INLINE static float to_float(std::uint16_t x) { return simd::half_to_float(x); }
+  QUOKA_INLINE static void store(std::uint16_t* p, const simd::Packet& x) {
+    simd::store_half(p, x);
   }
-  QUOKA_INLINE static simd::Packet load(ConstRow row, Index c) {
-    return simd::load_bfloat16(channel(row, c));
-  }
-  QUOKA_INLINE static float at(ConstRow row, Index c) {
-    return simd::bfloat16_to_float(*channel(row, c));
-  }
-  QUOKA_INLINE static void store(std::byte* row, Index c, const simd::Packet& x) {
-    simd::store_bfloat16(reinterpret_cast<std::uint16_t*>(row) + c, x);
-  }
-  QUOKA_INLINE static void put(std::byte* row, Index c, float x) {
-    reinterpret_cast<std::uint16_t*>(row)[c] = simd::float_to_bfloat16(x);
-  }
+  QUOKA_INLINE static std::uint16_t from_float(float x) { return simd::float_to_half(x); }
 };
+struct AsBfloat16 {
+  static constexpr const char* name = "bfloat16";
+  QUOKA_INLINE static simd::Packet load(const std::uint16_t* p) { return simd::load_bfloat16(p); }
+  QUOKA_INLINE static float to_float(std::uint16_t x) { return simd::bfloat16_to_float(x); }
+  QUOKA_INLINE static void store(std::uint16_t* p, const simd::Packet& x) {
+    simd::store_bfloat16(p, x);
+  }
+  QUOKA_INLINE static std::uint16_t from_float(float x) { return simd::float_to_bfloat16(x); }
+};
+using HalfRow = ShortRow<AsHalf>;
+using Bfloat16Row = ShortRow<AsBfloat16>;
 
 // The row type of an element type.
 template <class T>

@@ -3,12 +3,13 @@
 
 #include <quoka/formats/format.hpp>
 #include <quoka/runtime/buffer.hpp>
+#include <quoka/views/rows.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Several rows at a time.
+// Several rows of one head at a time.
 class FloatRows {
  public:
   // Room for `count` rows.
@@ -16,14 +17,14 @@ class FloatRows {
     if (!format.is_float) widened_.reserve(count * dim);
   }
   // rows[0, count) as floats[0, count).
-  void read(const Format& format, const ConstRow* rows, Index count, Index dim,
+  void read(const Format& format, const RowShape& shape, const ConstRow* rows, Index count,
             const float** floats) {
     for (Index i = 0; i < count; ++i) {
       if (format.is_float) {
         floats[i] = reinterpret_cast<const float*>(rows[i]);
       } else {
-        format.widen(rows[i], dim, widened_.data() + i * dim);
-        floats[i] = widened_.data() + i * dim;
+        format.widen(rows[i], shape, widened_.data() + i * shape.dim);
+        floats[i] = widened_.data() + i * shape.dim;
       }
     }
   }
@@ -33,23 +34,31 @@ class FloatRows {
   Buffer<float> widened_;
 };
 
-// One row at a time as floats: in place where it is floats.
+// One row at a time as floats: in place where it is floats. What read() gives is good until the next.
 class FloatRow {
  public:
-  void reserve(const Format* format, Index dim) {
-    format_ = format, dim_ = dim;
-    if (!format->is_float) widened_.reserve(dim);
+  // Room for a row of x.
+  void reserve(const Rows& x) {
+    if (!x.empty() && !x.format().is_float) widened_.reserve(x.dim());
   }
-  const float* read(ConstRow row) {
-    if (format_->is_float) return reinterpret_cast<const float*>(row);
-    format_->widen(row, dim_, widened_.data());
-    return widened_.data();
+  void reserve(const HeadRows& x) {
+    if (!x.format->is_float) widened_.reserve(x.shape.dim);
+  }
+  const float* read(const Rows& x, Index b, Index head, Index i) {
+    return read(x.row(b, head, i), x.format(), x.shape(head));
+  }
+  const float* read(const HeadRows& rows, Index i) {
+    return read(rows[i], *rows.format, rows.shape);
   }
   Index bytes() const { return widened_.bytes(); }
 
  private:
-  const Format* format_ = nullptr;
-  Index dim_ = 0;
+  const float* read(ConstRow row, const Format& format, const RowShape& shape) {
+    if (format.is_float) return reinterpret_cast<const float*>(row);
+    format.widen(row, shape, widened_.data());
+    return widened_.data();
+  }
+
   Buffer<float> widened_;
 };
 

@@ -8,10 +8,11 @@
 //   packing      rows to panels: keys in tiles, values row by row, both also in fixed point
 //   one row      to floats and back
 //   one token    products straight from memory, for work that is bound by it
+//   codes        rows of 8-bit integers as such, for scoring: simd/code_rows.hpp
 //
-// The formats of float, half and bfloat16 are in formats/element_formats.hpp. A new format is one
-// type with a few functions, turned into a table by format_table() (formats/format_table.hpp).
-// `rows` are addresses of whole rows; `dim` counts channels.
+// The formats of float, half and bfloat16 are in formats/element_formats.hpp, those of 8 bits in
+// formats/byte_formats.hpp. A new format is one type with a few functions, turned into a table by
+// format_table() (formats/format_table.hpp). `rows` are addresses of whole rows.
 #pragma once
 
 #include <quoka/views/row_finder.hpp>
@@ -26,30 +27,67 @@ namespace simd {
 struct Int16Pair;
 }
 
+// What a format must know of one head's rows beside their addresses.
+struct RowShape {
+  Index dim = 0;                  // channels
+  Index channel_step = 0;         // bytes between channels, where they are not side by side
+  const float* scales = nullptr;  // of this head, where a format keeps them apart from its rows
+};
+
 struct Format {
   const char* name;
   bool is_float;  // a row is `dim` floats: it can be read in place
+  bool writes;    // narrow() can be called
 
-  Index (*row_bytes)(Index dim);
+  // From a row's first byte to its last.
+  Index (*row_bytes)(const RowShape& shape);
 
   // One row to floats, and back: rounded to nearest even.
-  void (*widen)(ConstRow row, Index dim, float* to);
-  void (*narrow)(const float* from, Index dim, std::byte* row);
+  void (*widen)(ConstRow row, const RowShape& shape, float* to);
+  void (*narrow)(const float* from, const RowShape& shape, std::byte* row);
 
   // Packed panels: kernels/packing.hpp, kernels/fixed_packing.hpp. pack_values and the fixed ones
   // return false where something is not finite, or beyond the integers.
-  void (*pack_key_tile)(const ConstRow* rows, Index count, Index dim, float* tile);
-  bool (*pack_values)(const ConstRow* rows, Index count, Index dim, float* values);
-  bool (*pack_fixed_keys)(const ConstRow* rows, Index count, Index dim, simd::Int16Pair* tiles,
-                          float* factors);
-  bool (*pack_fixed_values)(const ConstRow* rows, Index count, Index dim, simd::Int16Pair* values,
-                            float* units, float* apart);
+  void (*pack_key_tile)(const ConstRow* rows, Index count, const RowShape& shape, float* tile);
+  bool (*pack_values)(const ConstRow* rows, Index count, const RowShape& shape, float* values);
+  bool (*pack_fixed_keys)(const ConstRow* rows, Index count, const RowShape& shape,
+                          simd::Int16Pair* tiles, float* factors);
+  bool (*pack_fixed_values)(const ConstRow* rows, Index count, const RowShape& shape,
+                            simd::Int16Pair* values, float* units, float* apart);
 
-  // One token: kernels/token_kernels.hpp. Rows hold whole packets of channels.
-  void (*token_logits)(Index tile_rows, const RowFinder& keys, Index count, Index width,
-                       const float* queries, float* x, RowWalk* ask);
-  void (*token_values)(const RowFinder& values, Index count, Index width,
-                       const float* const (&weight)[2], Index step, bool two_rows, float* out);
+  // One token: kernels/token_kernels.hpp. Rows hold whole packets of channels: shape.dim is a
+  // multiple of the lanes.
+  void (*token_logits)(Index tile_rows, const RowRun& keys, Index count, const RowShape& shape,
+                       const float* queries, float* x, const RowsAhead* ask);
+  void (*token_values)(const RowRun& values, Index count, const RowShape& shape,
+                       const float* const* weight, Index step, Index rows, float* out,
+                       const RowsAhead* ask);
+  Index value_rows;  // the most rows of out that token_values takes at once
+
+  // Rows as 8-bit codes; null where they are none: of each row, x[c] = scales[c / code_group] *
+  // (codes[c] - 128), padded with 128 to whole groups. A row that codes cannot give has scales of NaN.
+  void (*read_codes)(const ConstRow* rows, Index count, const RowShape& shape, std::uint8_t* codes,
+                     float* scales);
+};
+
+// Channels that share a scale, in Format::read_codes.
+inline constexpr Index code_group = 32;
+
+// Bytes of a row that lie side by side; 0 where its channels do not.
+inline Index bytes_together(const Format& format, const RowShape& shape) {
+  return shape.channel_step == 0 ? format.row_bytes(shape) : 0;
+}
+
+// The rows of one head: where they lie, and how they are stored.
+struct HeadRows {
+  RowFinder at;
+  const Format* format = nullptr;
+  RowShape shape;
+
+  ConstRow operator[](Index i) const { return at[i]; }
+  HeadRows from(Index begin) const { return {at.from(begin), format, shape}; }
+  HeadRows listed(const Position* positions) const { return {at.listed(positions), format, shape}; }
+  Index row_bytes() const { return bytes_together(*format, shape); }
 };
 
 // The format of an element type: float, Eigen::half or Eigen::bfloat16 (element_formats.hpp).

@@ -3,13 +3,22 @@
 //   struct MyRow {
 //     static constexpr const char* name = "mine";
 //     static constexpr bool is_float = false;
-//     static Index bytes(Index dim);                                    // of a row
-//     static simd::Packet load(ConstRow row, Index c);                  // `lanes` channels from c
-//     static float at(ConstRow row, Index c);                           // one channel
-//     static void store(std::byte* row, Index c, const simd::Packet&);  // likewise
-//     static void put(std::byte* row, Index c, float);
+//     static Index bytes(const RowShape&);                                // of a row
+//     static simd::Packet load(ConstRow row, Index c, const RowShape&);   // `lanes` channels from c
+//     static float at(ConstRow row, Index c, const RowShape&);            // one channel
+//     // to be written channel by channel ...
+//     static void store(std::byte* row, Index c, const simd::Packet&, const RowShape&);
+//     static void put(std::byte* row, Index c, float, const RowShape&);
+//     // ... or as a whole, where channels share a scale; with neither, rows are only read
+//     static void narrow(const float* from, const RowShape&, std::byte* row);
+//     // optional, for rows of 8-bit integers: x[c] = scales[c / code_group] * codes[c], codes in
+//     // [-127, 127]; false for a row that they cannot give
+//     static bool read_codes(ConstRow row, const RowShape&, std::int8_t* codes, float* scales);
 //   };
 //   inline constexpr Format my_format = format_table<MyRow>();
+//
+// load() is called with c a multiple of `lanes` and at least `lanes` channels left, narrow() with
+// all channels of a row.
 #pragma once
 
 #include <quoka/version.hpp>
@@ -23,28 +32,79 @@
 #include <quoka/kernels/fixed_packing.hpp>
 #include <quoka/kernels/packing.hpp>
 #include <quoka/kernels/token_kernels.hpp>
+#include <quoka/runtime/check.hpp>
+
+#include <string>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+namespace detail {
+
+template <class Row>
+concept ChannelWriter = requires(std::byte* row, simd::Packet x, const RowShape& shape) {
+  Row::store(row, Index{}, x, shape);
+  Row::put(row, Index{}, 0.0f, shape);
+};
+template <class Row>
+concept RowNarrower = requires(const float* from, const RowShape& shape, std::byte* row) {
+  Row::narrow(from, shape, row);
+};
+
+template <class Row>
+constexpr auto narrow_of() {
+  using Narrow = void (*)(const float*, const RowShape&, std::byte*);
+  if constexpr (RowNarrower<Row>)
+    return Narrow{Row::narrow};
+  else if constexpr (ChannelWriter<Row>)
+    return Narrow{narrow_row<Row>};
+  else
+    return Narrow{[](const float*, const RowShape&, std::byte*) {
+      fail_because(std::string("rows of format ") + Row::name + " are only read");
+    }};
+}
+
+template <class Row>
+void read_code_rows(const ConstRow* rows, Index count, const RowShape& shape, std::uint8_t* codes,
+                    float* scales) {
+  const Index groups = ceil_div(shape.dim, code_group), width = groups * code_group;
+  for (Index i = 0; i < count; ++i, codes += width, scales += groups) {
+    auto* const as_stored = reinterpret_cast<std::int8_t*>(codes);
+    if (!Row::read_codes(rows[i], shape, as_stored, scales))
+      std::fill_n(scales, groups, std::numeric_limits<float>::quiet_NaN());
+    std::fill(as_stored + shape.dim, as_stored + width, std::int8_t{0});
+    for (Index c = 0; c < width; c += code_group)
+      for (Index j = 0; j < code_group; ++j)
+        codes[c + j] = static_cast<std::uint8_t>(codes[c + j] ^ 0x80u);
+  }
+}
+
+}  // namespace detail
 
 // Without fixed point where the ISA has none: attention() does not ask for it there.
 template <class Row, bool fixed = simd::has_pair_sums>
 constexpr Format format_table() {
   Format format{.name = Row::name,
                 .is_float = Row::is_float,
+                .writes = detail::RowNarrower<Row> || detail::ChannelWriter<Row>,
                 .row_bytes = Row::bytes,
                 .widen = detail::widen_row<Row>,
-                .narrow = detail::narrow_row<Row>,
+                .narrow = detail::narrow_of<Row>(),
                 .pack_key_tile = detail::pack_key_tile<Row>,
                 .pack_values = detail::pack_values<Row>,
                 .pack_fixed_keys = nullptr,
                 .pack_fixed_values = nullptr,
                 .token_logits = detail::token_logits<Row>,
-                .token_values = detail::token_values<Row>};
+                .token_values = detail::token_values<Row>,
+                .value_rows = detail::value_rows<Row>,
+                .read_codes = nullptr};
   if constexpr (fixed) {
     format.pack_fixed_keys = detail::pack_fixed_keys<Row>;
     format.pack_fixed_values = detail::pack_fixed_values<Row>;
   }
+  if constexpr (requires { Row::read_code_rows; })
+    format.read_codes = Row::read_code_rows;
+  else if constexpr (requires { Row::read_codes; })
+    format.read_codes = detail::read_code_rows<Row>;
   return format;
 }
 

@@ -20,16 +20,16 @@ namespace detail {
 // Channels [first, first + n) as two packets, n <= 2 * lanes: c in the first and c + lanes in the second where
 // there are all, c and c + ceil(n / 2) where there are fewer; the rest is zero.
 template <class Row>
-QUOKA_INLINE void load_channel_pairs(ConstRow row, Index first, Index n, simd::Packet& low,
-                                     simd::Packet& high) {
+QUOKA_INLINE void load_channel_pairs(ConstRow row, const RowShape& shape, Index first, Index n,
+                                     simd::Packet& low, simd::Packet& high) {
   if (n == 2 * simd::lanes) {
-    low = Row::load(row, first), high = Row::load(row, first + simd::lanes);
+    low = Row::load(row, first, shape), high = Row::load(row, first + simd::lanes, shape);
     return;
   }
   alignas(64) float x[2 * simd::lanes] = {};
   const Index half = ceil_div(n, 2);
-  for (Index c = 0; c < half; ++c) x[c] = Row::at(row, first + c);
-  for (Index c = half; c < n; ++c) x[simd::lanes + c - half] = Row::at(row, first + c);
+  for (Index c = 0; c < half; ++c) x[c] = Row::at(row, first + c, shape);
+  for (Index c = half; c < n; ++c) x[simd::lanes + c - half] = Row::at(row, first + c, shape);
   low = simd::load(x), high = simd::load(x + simd::lanes);
 }
 
@@ -50,14 +50,14 @@ struct RowNorms {
   simd::Packet square, largest;
 };
 template <class Row>
-RowNorms norms_of(const ConstRow* rows, Index count, Index dim) {
+RowNorms norms_of(const ConstRow* rows, Index count, const RowShape& shape) {
   simd::Square squares, sizes;
   for (int i = 0; i < simd::lanes; ++i) {
     simd::Packet sum[2] = {simd::zero(), simd::zero()}, least = simd::zero(), most = simd::zero();
     if (i < count)
-      for_channel_pairs(dim, [&](Index c, Index n) QUOKA_INLINE_LAMBDA {
+      for_channel_pairs(shape.dim, [&](Index c, Index n) QUOKA_INLINE_LAMBDA {
         simd::Packet low, high;
-        load_channel_pairs<Row>(rows[i], c, n, low, high);
+        load_channel_pairs<Row>(rows[i], shape, c, n, low, high);
         sum[0] = simd::fma(low, low, sum[0]), sum[1] = simd::fma(high, high, sum[1]);
         most = simd::max(most, simd::max(low, high));
         least = simd::min(least, simd::min(low, high));
@@ -93,13 +93,14 @@ inline float fixed_value_norm() {
 // Of `lanes` rows: an unrepresentable row gets scale 0 and factor NaN; an absent or zero row 0 and
 // 0. Returns true if no row is unrepresentable.
 template <class Row>
-bool leave_to_float(const ConstRow* rows, Index count, Index dim, float* scales, float* factors,
-                    float most_factor = simd::infinity) {
+bool leave_to_float(const ConstRow* rows, Index count, const RowShape& shape, float* scales,
+                    float* factors, float most_factor = simd::infinity) {
   bool all = true;
   for (Index i = 0; i < simd::lanes; ++i) {
     if (std::abs(factors[i]) < most_factor) continue;
     bool nothing = true;
-    for (Index c = 0; i < count && c < dim; ++c) nothing &= Row::at(rows[i], c) == 0.0f;
+    for (Index c = 0; i < count && c < shape.dim; ++c)
+      nothing &= Row::at(rows[i], c, shape) == 0.0f;
     scales[i] = 0.0f;
     factors[i] = nothing ? 0.0f : std::numeric_limits<float>::quiet_NaN();
     all &= nothing;
@@ -110,28 +111,28 @@ bool leave_to_float(const ConstRow* rows, Index count, Index dim, float* scales,
 // Tiles of keys; factors [count, rounded up to tiles and lanes] take products back. Returns false if
 // a key is left to float.
 template <class Row>
-bool pack_fixed_keys(const ConstRow* rows, Index count, Index dim, simd::Int16Pair* tiles,
-                     float* factors) {
+bool pack_fixed_keys(const ConstRow* rows, Index count, const RowShape& shape,
+                     simd::Int16Pair* tiles, float* factors) {
   bool all = true;
   alignas(64) float scales[round_up(tuning::block_keys, simd::lanes)];
   for (Index first = 0; first < count; first += simd::lanes) {
     const Index n = std::min<Index>(simd::lanes, count - first);
-    const simd::Packet norm = norm_or_nan(norms_of<Row>(rows + first, n, dim).square);
+    const simd::Packet norm = norm_or_nan(norms_of<Row>(rows + first, n, shape).square);
     simd::store(factors + first, simd::mul(norm, simd::broadcast(1.0f / fixed_key_norm)));
     simd::store(scales + first, simd::div(simd::broadcast(fixed_key_norm), norm));
-    all &= leave_to_float<Row>(rows + first, n, dim, scales + first, factors + first);
+    all &= leave_to_float<Row>(rows + first, n, shape, scales + first, factors + first);
   }
   for (Index i = round_up(count, simd::lanes); i < round_up(count, tuning::tile_rows); ++i)
     factors[i] = 0.0f;
-  const Index tile_size = key_tile_size(pair_steps(dim));
+  const Index tile_size = key_tile_size(pair_steps(shape.dim));
   for (Index i = 0; i < round_up(count, tuning::tile_rows); ++i) {
     simd::Int16Pair* const to =
         tiles + i / tuning::tile_rows * tile_size + i % tuning::tile_rows * slab;
     const bool key = i < count;
     const simd::Packet scale = simd::broadcast(key ? scales[i] : 0.0f);
-    for_channel_pairs(dim, [&](Index c, Index n) QUOKA_INLINE_LAMBDA {
+    for_channel_pairs(shape.dim, [&](Index c, Index n) QUOKA_INLINE_LAMBDA {
       simd::Packet low = simd::zero(), high = simd::zero();
-      if (key) load_channel_pairs<Row>(rows[i], c, n, low, high);
+      if (key) load_channel_pairs<Row>(rows[i], shape, c, n, low, high);
       const Index step = c / 2;
       simd::store_pairs(to + step / slab * slab * tuning::tile_rows + step % slab,
                         simd::mul(low, scale), simd::mul(high, scale));
@@ -143,17 +144,18 @@ bool pack_fixed_keys(const ConstRow* rows, Index count, Index dim, simd::Int16Pa
 // Two keys at a time; units[c] takes sums of channel c back. apart[c] is 1 for a channel that is
 // left to float, and then false is returned.
 template <class Row>
-bool pack_fixed_values(const ConstRow* rows, Index count, Index dim, simd::Int16Pair* values,
-                       float* units, float* apart) {
+bool pack_fixed_values(const ConstRow* rows, Index count, const RowShape& shape,
+                       simd::Int16Pair* values, float* units, float* apart) {
+  const Index dim = shape.dim;
   const Index stride = value_stride(dim);
   const float norm = fixed_value_norm();
   bool all = true;
   for (Index c = 0; c < dim; c += simd::lanes) {
     const Index n = std::min<Index>(simd::lanes, dim - c);
     const auto load = [&](Index i) QUOKA_INLINE_LAMBDA {
-      if (n == simd::lanes) return Row::load(rows[i], c);
+      if (n == simd::lanes) return Row::load(rows[i], c, shape);
       alignas(64) float x[simd::lanes] = {};
-      for (Index l = 0; l < n; ++l) x[l] = Row::at(rows[i], c + l);
+      for (Index l = 0; l < n; ++l) x[l] = Row::at(rows[i], c + l, shape);
       return simd::load(x);
     };
     simd::Packet sum[2] = {simd::zero(), simd::zero()};
@@ -172,7 +174,7 @@ bool pack_fixed_values(const ConstRow* rows, Index count, Index dim, simd::Int16
       if (units[c + l] == units[c + l]) continue;
       scales[l] = units[c + l] = 0.0f;
       bool nothing = true;
-      for (Index i = 0; l < n && i < count; ++i) nothing &= Row::at(rows[i], c + l) == 0.0f;
+      for (Index i = 0; l < n && i < count; ++i) nothing &= Row::at(rows[i], c + l, shape) == 0.0f;
       if (nothing) continue;
       apart[c + l] = 1.0f;
       all = false;

@@ -40,7 +40,7 @@ inline bool all_held(const float* row_factors) {
   const float* q[tuning::panel_rows];
   panel.source.find(panel.source.owner, panel.source.panel, q);
   for (Index key = 0; key < sight.keys; ++key) {
-    block.k_format->widen(block.k[key], block.dim, k);
+    block.k_format->widen(block.k[key], block.k_shape, k);
     for (Index row = 0; row < panel.rows; ++row) {
       if (block.key_factors[key] == block.key_factors[key] &&
           panel.row_factors[row] == panel.row_factors[row])
@@ -71,11 +71,9 @@ inline void admit_not_finite(const float* x, Index keys, PanelState& state) {
   for (int j = 0; j < tuning::tile_packets; ++j)
     simd::store(reference + j * simd::lanes, panel.state[j].reference());
   for (Index key = 0; key < sight.keys; ++key) {
-    block.v_format->widen(block.v[key], block.v_dim, v);
+    block.v_format->widen(block.v[key], block.v_shape, v);
     for (Index row = 0; row < width; ++row) {
-      const float at = static_cast<float>(key);
-      if (sight.mask != nullptr && !(sight.mask->first[row] <= at && at < sight.mask->end[row]))
-        continue;
+      if (!sight.sees(row, key)) continue;
       const float weight = simd::exp2(x[key * width + row] - reference[row]);
       for (Index c = 0; c < block.v_dim; ++c) {
         float& to = panel.out[c * width + row];
@@ -101,7 +99,7 @@ class FixedPanels final : public PanelArithmetic {
     return (value_rows + 2) * value_stride(v_dim) * 4;
   }
   Index query_bytes(Index dim) const override { return pair_steps(dim) * width * 4; }
-  void reserve(PanelScratch& s, Index) const override {
+  void reserve(PanelScratch& s, Index, bool) const override {
     constexpr Index block = round_up(tuning::block_keys, tuning::tile_rows) * width;
     s.logits.reserve(block);
     s.weights.reserve(block * 4);
@@ -113,9 +111,9 @@ class FixedPanels final : public PanelArithmetic {
     block.units = reinterpret_cast<float*>(values + value_rows * value_stride(block.v_dim));
     block.apart = block.units + value_stride(block.v_dim);
     block.all_keys = block.k_format->pack_fixed_keys(
-        block.k, block.count, block.dim, static_cast<Pair*>(block.keys), block.key_factors);
-    block.all_values = block.v_format->pack_fixed_values(block.v, block.count, block.v_dim, values,
-                                                         block.units, block.apart);
+        block.k, block.count, block.k_shape, static_cast<Pair*>(block.keys), block.key_factors);
+    block.all_values = block.v_format->pack_fixed_values(block.v, block.count, block.v_shape,
+                                                         values, block.units, block.apart);
   }
 
   // row_factors bring `scale`.
@@ -125,16 +123,17 @@ class FixedPanels final : public PanelArithmetic {
     ConstRow rows[width];
     for (Index i = 0; i < count; ++i) rows[i] = reinterpret_cast<ConstRow>(floats[i]);
     alignas(64) float scales[width];
+    const RowShape shape{dim};
     for (Index first = 0; first < width; first += simd::lanes) {
       const Index n = std::clamp<Index>(count - first, 0, simd::lanes);
-      const RowNorms norms = norms_of<Floats>(rows + first, n, dim);
+      const RowNorms norms = norms_of<Floats>(rows + first, n, shape);
       const simd::Packet norm = norm_or_nan(norms.square);
       const simd::Packet factor =
           simd::max(simd::mul(norm, simd::broadcast(1.0f / fixed_query_norm(dim))),
                     simd::mul(norms.largest, simd::broadcast(1.0f / fixed_key_norm)));
       simd::store(scales + first, simd::div(simd::broadcast(1.0f), factor));
       simd::store(panel.row_factors + first, simd::mul(factor, simd::broadcast(scale)));
-      leave_to_float<Floats>(rows + first, n, dim, scales + first, panel.row_factors + first,
+      leave_to_float<Floats>(rows + first, n, shape, scales + first, panel.row_factors + first,
                              1e18f);
     }
     for (Index first = 0; first < width; first += simd::lanes)
@@ -144,7 +143,7 @@ class FixedPanels final : public PanelArithmetic {
           low.packet[i] = high.packet[i] = simd::zero();
           if (first + i >= count) continue;
           const simd::Packet s = simd::broadcast(scales[first + i]);
-          load_channel_pairs<Floats>(rows[first + i], c, n, low.packet[i], high.packet[i]);
+          load_channel_pairs<Floats>(rows[first + i], shape, c, n, low.packet[i], high.packet[i]);
           low.packet[i] = simd::mul(low.packet[i], s);
           high.packet[i] = simd::mul(high.packet[i], s);
         }

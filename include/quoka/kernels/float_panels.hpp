@@ -20,15 +20,17 @@ class FloatPanels final : public PanelArithmetic {
     return tuning::block_keys * value_stride(v_dim) * 4;
   }
   Index query_bytes(Index dim) const override { return dim * width * 4; }
-  void reserve(PanelScratch& s, Index v_dim) const override {
+  void reserve(PanelScratch& s, Index v_dim, bool biased) const override {
     s.logits.reserve(round_up(tuning::block_keys, tuning::tile_rows) * width);
     s.lane_out.reserve(2 * v_dim * width);
+    if (biased) s.lane_values.reserve(tuning::block_keys * value_stride(v_dim));
   }
   bool packs_whole_blocks() const override { return false; }
 
   void pack(PackedBlock& block) const override {
-    pack_keys(*block.k_format, block.k, block.count, block.dim, static_cast<float*>(block.keys));
-    block.finite_values = block.v_format->pack_values(block.v, block.count, block.v_dim,
+    pack_keys(*block.k_format, block.k, block.count, block.k_shape,
+              static_cast<float*>(block.keys));
+    block.finite_values = block.v_format->pack_values(block.v, block.count, block.v_shape,
                                                       static_cast<float*>(block.values));
   }
   void pack_queries(const float* const* rows, Index count, Index dim, float scale,
@@ -48,8 +50,8 @@ class FloatPanels final : public PanelArithmetic {
     finish_logits(x, sight, false, top);
     for (int j = 0; j < tuning::tile_packets; ++j) factors[j] = panel.state[j].raise(top[j]);
     block_weights(x, sight.keys, panel.state);
-    if (!block.finite_values && sight.mask != nullptr)
-      values_lane_by_lane(values, block.v_dim, x, *sight.mask, factors, panel, s);
+    if (!block.finite_values && (sight.mask != nullptr || sight.added != nullptr))
+      values_lane_by_lane(values, block.v_dim, x, sight, factors, panel, s);
     else
       block_values(values, block.v_dim, x, sight.keys, factors, panel.out);
   }
@@ -59,20 +61,37 @@ class FloatPanels final : public PanelArithmetic {
   // infinite value, each lane takes the keys it sees and no other. Same tiles, same order, same
   // bits.
   static void values_lane_by_lane(const float* values, Index v_dim, const float* weights,
-                                  const PanelMask& mask, const PanelPackets& factors,
+                                  const Sight& sight, const PanelPackets& factors,
                                   const Panel& panel, PanelScratch& s) {
     const Index size = v_dim * width;
     float *result = s.lane_out.data(), *trial = result + size;
     for (Index lane = 0; lane < panel.rows; ++lane) {
-      const Index first = static_cast<Index>(mask.first[lane]);
-      const Index end = std::max(first, static_cast<Index>(mask.end[lane]));
+      const PanelMask* const mask = sight.mask;
+      const Index first = mask != nullptr ? static_cast<Index>(mask->first[lane]) : 0;
+      const Index end =
+          mask != nullptr ? std::max(first, static_cast<Index>(mask->end[lane])) : sight.keys;
       std::copy_n(panel.out, size, trial);
-      block_values(values + first * value_stride(v_dim), v_dim, weights + first * width,
+      const float* const of_lane =
+          sight.added != nullptr ? seen_values(values, v_dim, lane, sight, s) : values;
+      block_values(of_lane + first * value_stride(v_dim), v_dim, weights + first * width,
                    end - first, factors, trial);
       for (Index c = 0; c < v_dim; ++c) result[c * width + lane] = trial[c * width + lane];
     }
     for (Index c = 0; c < v_dim; ++c)
       std::copy_n(result + c * width, panel.rows, panel.out + c * width);
+  }
+  // The values, zero where `lane` does not see them.
+  static const float* seen_values(const float* values, Index v_dim, Index lane, const Sight& sight,
+                                  PanelScratch& s) {
+    const Index stride = value_stride(v_dim);
+    float* const seen = s.lane_values.data();
+    for (Index key = 0; key < sight.keys; ++key) {
+      if (sight.sees(lane, key))
+        std::copy_n(values + key * stride, v_dim, seen + key * stride);
+      else
+        std::fill_n(seen + key * stride, v_dim, 0.0f);
+    }
+    return seen;
   }
 };
 

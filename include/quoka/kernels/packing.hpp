@@ -31,29 +31,32 @@ constexpr Index value_stride(Index dim) { return round_up(dim, slab); }
 
 // Channels [c, c + count) of a row; what lies beyond them in the last packet's place stays unwritten.
 template <class Row>
-QUOKA_INLINE void widen(ConstRow row, Index c, Index count, float* to) {
+QUOKA_INLINE void widen(ConstRow row, Index c, Index count, const RowShape& shape, float* to) {
   Index i = 0;
-  for (; i + simd::lanes <= count; i += simd::lanes) simd::store(to + i, Row::load(row, c + i));
-  for (; i < count; ++i) to[i] = Row::at(row, c + i);
+  for (; i + simd::lanes <= count; i += simd::lanes)
+    simd::store(to + i, Row::load(row, c + i, shape));
+  for (; i < count; ++i) to[i] = Row::at(row, c + i, shape);
 }
 
 template <class Row>
-void widen_row(ConstRow row, Index dim, float* to) {
+void widen_row(ConstRow row, const RowShape& shape, float* to) {
   Index c = 0;
-  for (; c + simd::lanes <= dim; c += simd::lanes) simd::store_unaligned(to + c, Row::load(row, c));
-  for (; c < dim; ++c) to[c] = Row::at(row, c);
+  for (; c + simd::lanes <= shape.dim; c += simd::lanes)
+    simd::store_unaligned(to + c, Row::load(row, c, shape));
+  for (; c < shape.dim; ++c) to[c] = Row::at(row, c, shape);
 }
 template <class Row>
-void narrow_row(const float* from, Index dim, std::byte* row) {
+void narrow_row(const float* from, const RowShape& shape, std::byte* row) {
   Index c = 0;
-  for (; c + simd::lanes <= dim; c += simd::lanes)
-    Row::store(row, c, simd::load_unaligned(from + c));
-  for (; c < dim; ++c) Row::put(row, c, from[c]);
+  for (; c + simd::lanes <= shape.dim; c += simd::lanes)
+    Row::store(row, c, simd::load_unaligned(from + c), shape);
+  for (; c < shape.dim; ++c) Row::put(row, c, from[c], shape);
 }
 
 // One tile: rows[0, count) are keys, the other places become zero keys. count <= tile_rows.
 template <class Row>
-void pack_key_tile(const ConstRow* rows, Index count, Index dim, float* tile) {
+void pack_key_tile(const ConstRow* rows, Index count, const RowShape& shape, float* tile) {
+  const Index dim = shape.dim;
   assert(0 <= count && count <= tuning::tile_rows && dim > 0);
   constexpr Index slab_size = Index{slab} * tuning::tile_rows;
   for (Index i = 0; i < tuning::tile_rows; ++i) {
@@ -63,34 +66,34 @@ void pack_key_tile(const ConstRow* rows, Index count, Index dim, float* tile) {
       continue;
     }
     Index c = 0;
-    for (; c + slab <= dim; c += slab, to += slab_size) widen<Row>(rows[i], c, slab, to);
-    if (c < dim) widen<Row>(rows[i], c, dim - c, to);
+    for (; c + slab <= dim; c += slab, to += slab_size) widen<Row>(rows[i], c, slab, shape, to);
+    if (c < dim) widen<Row>(rows[i], c, dim - c, shape, to);
   }
 }
 
 // rows[0, count) into tiles of keys.
-inline void pack_keys(const Format& format, const ConstRow* rows, Index count, Index dim,
-                      float* tiles) {
-  for (Index i = 0; i < count; i += tuning::tile_rows, tiles += key_tile_size(dim))
-    format.pack_key_tile(rows + i, std::min<Index>(tuning::tile_rows, count - i), dim, tiles);
+inline void pack_keys(const Format& format, const ConstRow* rows, Index count,
+                      const RowShape& shape, float* tiles) {
+  for (Index i = 0; i < count; i += tuning::tile_rows, tiles += key_tile_size(shape.dim))
+    format.pack_key_tile(rows + i, std::min<Index>(tuning::tile_rows, count - i), shape, tiles);
 }
 
 // rows[0, count) side by side. Returns false if any element is NaN or infinite.
 template <class Row>
-bool pack_values(const ConstRow* rows, Index count, Index dim, float* values) {
-  const Index stride = value_stride(dim);
+bool pack_values(const ConstRow* rows, Index count, const RowShape& shape, float* values) {
+  const Index dim = shape.dim, stride = value_stride(dim);
   simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
   float poison_tail = 0.0f;
   for (Index i = 0; i < count; ++i) {
     float* to = values + i * stride;
     Index c = 0;
     for (; c + simd::lanes <= dim; c += simd::lanes) {
-      const simd::Packet x = Row::load(rows[i], c);
+      const simd::Packet x = Row::load(rows[i], c, shape);
       simd::store(to + c, x);
       poison = simd::fma(x, simd::zero(), poison);
     }
     for (; c < dim; ++c) {
-      to[c] = Row::at(rows[i], c);
+      to[c] = Row::at(rows[i], c, shape);
       poison_tail += to[c] * 0.0f;
     }
   }

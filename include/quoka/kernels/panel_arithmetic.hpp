@@ -21,6 +21,7 @@ namespace detail {
 struct PackedBlock {
   const ConstRow *k, *v;  // [count]
   const Format *k_format, *v_format;
+  RowShape k_shape, v_shape;
   Index count, dim, v_dim;
   void *keys, *values;
   bool finite_values;  // float: no NaN and no infinity among them
@@ -53,8 +54,15 @@ struct Panel {
 struct Sight {
   Index keys;             // the first ones of the block; some row sees the last of them
   const PanelMask* mask;  // null: every row sees all of them
+  const float* added;     // [keys][panel_rows] to logits, -inf hides; null: nothing
   float query_scale;      // of the logits
   float cap_log2;         // 0: no soft-cap
+
+  bool sees(Index row, Index key) const {
+    const float at = static_cast<float>(key);
+    return (mask == nullptr || (mask->first[row] <= at && at < mask->end[row])) &&
+           (added == nullptr || added[key * tuning::panel_rows + row] > -simd::infinity);
+  }
 };
 
 struct PanelScratch {
@@ -62,6 +70,7 @@ struct PanelScratch {
   Buffer<std::byte> weights;  // the same in the arithmetic's own elements
   Buffer<float> row;          // one key or value, widened
   Buffer<float> lane_out;     // two accumulators
+  Buffer<float> lane_values;  // a block's values as one row sees them, where there is a mask
 };
 
 class PanelArithmetic {
@@ -70,7 +79,7 @@ class PanelArithmetic {
   virtual Index key_bytes(Index dim) const = 0;
   virtual Index value_bytes(Index v_dim) const = 0;
   virtual Index query_bytes(Index dim) const = 0;
-  virtual void reserve(PanelScratch& s, Index v_dim) const = 0;
+  virtual void reserve(PanelScratch& s, Index v_dim, bool biased) const = 0;
   // Does a block's result depend on how many of its keys are packed? Then every task packs all.
   virtual bool packs_whole_blocks() const = 0;
 
@@ -88,8 +97,9 @@ class PanelArithmetic {
 // Logits as products left them to logits for the softmax; `again`: top must be looked for again.
 inline void finish_logits(float* x, const Sight& sight, bool again, PanelPackets& top) {
   if (sight.cap_log2 != 0.0f) cap_logits(x, sight.keys * tuning::panel_rows, sight.cap_log2);
+  if (sight.added != nullptr) add_to_logits(x, sight.keys, sight.added);
   if (sight.mask != nullptr) mask_logits(x, sight.keys, *sight.mask);
-  if (again || sight.mask != nullptr || sight.cap_log2 != 0.0f ||
+  if (again || sight.added != nullptr || sight.mask != nullptr || sight.cap_log2 != 0.0f ||
       sight.keys % tuning::tile_rows != 0)
     block_maximum(x, sight.keys, top);
 }

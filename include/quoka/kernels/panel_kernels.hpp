@@ -77,6 +77,15 @@ inline void block_logits(const float* tiles, const float* queries, Index dim, In
   }
 }
 
+// Logits plus what is added to them; -inf where that is -inf or NaN, whatever the logit.
+[[gnu::noinline]] inline void add_to_logits(float* x, Index keys, const float* added) {
+  const simd::Packet hidden = simd::broadcast(-simd::infinity);
+  for (Index i = 0; i < keys * tuning::panel_rows; i += simd::lanes) {
+    const simd::Packet more = simd::load(added + i);
+    simd::store(x + i, simd::select_less(hidden, more, simd::add(simd::load(x + i), more), hidden));
+  }
+}
+
 inline void block_maximum(const float* x, Index keys, PanelPackets& top) {
   simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
     top[j] = simd::broadcast(-simd::infinity);

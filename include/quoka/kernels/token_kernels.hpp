@@ -3,7 +3,7 @@
 #pragma once
 
 #include <quoka/kernels/tuning.hpp>
-#include <quoka/views/row_finder.hpp>
+#include <quoka/formats/format.hpp>
 
 #include <algorithm>
 
@@ -19,35 +19,58 @@ inline Index token_tile_rows(Index group) {
   return std::min<Index>(enough, simd::lanes);
 }
 
-// Asks for every line of the next row of a walk.
-QUOKA_INLINE void ask_next(RowWalk& walk) {
-  const ConstRow row = walk.next();
+// Asks for every line of the i-th row ahead.
+QUOKA_INLINE void ask_for(const RowsAhead& ahead, Index i) {
+  const ConstRow row = ahead.rows[i];
   if (row == nullptr) return;
-  for (Index at = 0; at < walk.row_bytes(); at += 64) simd::prefetch(row + at);
+  for (Index at = 0; at < ahead.row_bytes; at += 64) simd::prefetch(row + at);
 }
 
-// Logits of `count` keys of `width` channels, whole packets, against a tile of Height queries:
+// Does a row type have groups of channels that share a scale, read once for all of them?
+template <class Row>
+concept Grouped = requires {
+  typename Row::Group;
+};
+
+// f(c, channels from c on) for all packets of a row.
+template <class Row, class F>
+QUOKA_INLINE void for_packets(ConstRow row, Index width, const RowShape& shape, F&& f) {
+  Index c = 0;
+  if constexpr (Grouped<Row>) {
+    constexpr Index size = Row::Group::channels;
+    for (; c + size <= width; c += size) {
+      const typename Row::Group group(row, c);
+      simd::unroll<static_cast<int>(size / simd::lanes)>(
+          [&](auto p) QUOKA_INLINE_LAMBDA { f(c + p * simd::lanes, group.load(p * simd::lanes)); });
+    }
+  }
+  for (; c < width; c += simd::lanes) f(c, Row::load(row, c, shape));
+}
+
+// Logits of `count` keys, channels in whole packets, against a tile of Height queries:
 // x[key][row], count rounded up to whole packets. Keys are read one after the other; two in turns
 // would halve the loads of queries, but lose the hardware's prefetcher and half of the bandwidth.
 // One row of `ask`, if given, is asked for per key, before the key is used.
 template <class Row, int Height>
-void token_logits_of_height(const RowFinder& keys, Index count, Index width, const float* queries,
-                            float* x, RowWalk* ask) {
+void token_logits_of_height(const RowRun& keys, Index count, const RowShape& shape,
+                            const float* queries, float* x, const RowsAhead* ask) {
+  const Index width = shape.dim;
   constexpr int lanes = simd::lanes, together = lanes / Height;
+  static_assert(RowsAhead::most % together == 0);
   for (Index i = 0; i < count; i += together, x += lanes) {
     simd::Square acc;
     simd::unroll<together>([&](auto j) QUOKA_INLINE_LAMBDA {
       simd::unroll<Height>([&](auto r)
                                QUOKA_INLINE_LAMBDA { acc.packet[j * Height + r] = simd::zero(); });
       const ConstRow key = keys[std::min(i + j, count - 1)];
-      if (ask != nullptr) ask_next(*ask);
-      for (Index c = 0; c < width; c += lanes) {
-        const simd::Packet channels = Row::load(key, c);
-        simd::unroll<Height>([&](auto r) QUOKA_INLINE_LAMBDA {
-          simd::Packet& sum = acc.packet[j * Height + r];
-          sum = simd::fma(channels, simd::load(queries + r * width + c), sum);
-        });
-      }
+      if (ask != nullptr) ask_for(*ask, i + j);
+      for_packets<Row>(key, width, shape,
+                       [&](Index c, const simd::Packet& channels) QUOKA_INLINE_LAMBDA {
+                         simd::unroll<Height>([&](auto r) QUOKA_INLINE_LAMBDA {
+                           simd::Packet& sum = acc.packet[j * Height + r];
+                           sum = simd::fma(channels, simd::load(queries + r * width + c), sum);
+                         });
+                       });
     });
     simd::store(x, simd::sums(acc));
   }
@@ -55,21 +78,27 @@ void token_logits_of_height(const RowFinder& keys, Index count, Index width, con
 
 // The same for a height known at run time: a Format's token_logits.
 template <class Row>
-void token_logits(Index tile_rows, const RowFinder& keys, Index count, Index width,
-                  const float* queries, float* x, RowWalk* ask) {
-  if (tile_rows == 1) return token_logits_of_height<Row, 1>(keys, count, width, queries, x, ask);
+void token_logits(Index tile_rows, const RowRun& keys, Index count, const RowShape& shape,
+                  const float* queries, float* x, const RowsAhead* ask) {
+  if (tile_rows == 1) return token_logits_of_height<Row, 1>(keys, count, shape, queries, x, ask);
   if constexpr (simd::lanes >= 4) {
-    if (tile_rows == 2) return token_logits_of_height<Row, 2>(keys, count, width, queries, x, ask);
-    token_logits_of_height<Row, 4>(keys, count, width, queries, x, ask);
+    if (tile_rows == 2) return token_logits_of_height<Row, 2>(keys, count, shape, queries, x, ask);
+    token_logits_of_height<Row, 4>(keys, count, shape, queries, x, ask);
   }
 }
+
+template <class Row>
+inline constexpr int group_packets = 0;
+template <Grouped Row>
+inline constexpr int group_packets<Row> = static_cast<int>(Row::Group::channels / simd::lanes);
 
 // out[r][c...] += sum over keys of weight[r][key * step] * v[key][c...], for Height rows of out,
 // `width` apart, and Packets packets of channels.
 template <class Row, std::size_t Height, std::size_t Packets>
-QUOKA_INLINE void token_value_packets(const RowFinder& v, Index c, Index count,
-                                      const float* const (&weight)[2], Index step, float* out,
-                                      Index width) {
+QUOKA_INLINE void token_value_packets(const RowRun& v, Index c, Index count, const RowShape& shape,
+                                      const float* const* weight, Index step, float* out,
+                                      const RowsAhead* ask) {
+  const Index width = shape.dim;
   constexpr int lanes = simd::lanes;
   simd::Packet acc[Height][Packets];
   simd::unroll<Height, Packets>([&](auto r, auto p) QUOKA_INLINE_LAMBDA {
@@ -77,9 +106,20 @@ QUOKA_INLINE void token_value_packets(const RowFinder& v, Index c, Index count,
   });
   for (Index i = 0; i < count; ++i) {
     const ConstRow value = v[i];
+    if (ask != nullptr) ask_for(*ask, i);
     simd::Packet channels[Packets];
-    simd::unroll<Packets>(
-        [&](auto p) QUOKA_INLINE_LAMBDA { channels[p] = Row::load(value, c + p * lanes); });
+    if constexpr (Grouped<Row> && group_packets < Row >> 0 && Packets % group_packets<Row> == 0) {
+      simd::unroll<Packets / group_packets<Row>>([&](auto g) QUOKA_INLINE_LAMBDA {
+        const typename Row::Group group(value, c + g * Row::Group::channels);
+        simd::unroll<group_packets<Row>>([&](auto p) QUOKA_INLINE_LAMBDA {
+          channels[g * group_packets<Row> + p] = group.load(p * lanes);
+        });
+      });
+    } else {
+      simd::unroll<Packets>([&](auto p) QUOKA_INLINE_LAMBDA {
+        channels[p] = Row::load(value, c + p * lanes, shape);
+      });
+    }
     simd::unroll<Height>([&](auto r) QUOKA_INLINE_LAMBDA {
       const simd::Packet w = simd::broadcast(weight[r][i * step]);
       simd::unroll<Packets>(
@@ -92,26 +132,42 @@ QUOKA_INLINE void token_value_packets(const RowFinder& v, Index c, Index count,
 }
 
 template <class Row, int Height>
-void token_values_of_height(const RowFinder& v, Index count, Index width,
-                            const float* const (&weight)[2], Index step, float* out) {
-  constexpr int wide = tuning::token_value_packets;
+void token_values_of_height(const RowRun& v, Index count, const RowShape& shape,
+                            const float* const* weight, Index step, float* out,
+                            const RowsAhead* ask) {
+  const Index width = shape.dim;
+  constexpr int wide = tuning::token_value_packets / (Height > 2 ? 2 : 1);
   Index c = 0;
   for (; c + wide * simd::lanes <= width; c += wide * simd::lanes)
-    token_value_packets<Row, Height, wide>(v, c, count, weight, step, out, width);
+    token_value_packets<Row, Height, wide>(v, c, count, shape, weight, step, out,
+                                           c == 0 ? ask : nullptr);
   for (; c + wide / 2 * simd::lanes <= width; c += wide / 2 * simd::lanes)
-    token_value_packets<Row, Height, wide / 2>(v, c, count, weight, step, out, width);
+    token_value_packets<Row, Height, wide / 2>(v, c, count, shape, weight, step, out,
+                                               c == 0 ? ask : nullptr);
   for (; c < width; c += simd::lanes)
-    token_value_packets<Row, Height, 1>(v, c, count, weight, step, out, width);
+    token_value_packets<Row, Height, 1>(v, c, count, shape, weight, step, out,
+                                        c == 0 ? ask : nullptr);
 }
 
-// All `width` channels, for one row of out or two: a Format's token_values.
+// Rows of out that are computed together. Rows that cost much to widen are widened once for four;
+// others are read whole for two and two, which the hardware follows better.
 template <class Row>
-void token_values(const RowFinder& v, Index count, Index width, const float* const (&weight)[2],
-                  Index step, bool two_rows, float* out) {
-  if (two_rows)
-    token_values_of_height<Row, 2>(v, count, width, weight, step, out);
+inline constexpr Index value_rows = Grouped<Row>&& simd::registers >= 32 ? 4 : 2;
+
+// All channels, for `rows` rows of out: a Format's token_values.
+template <class Row>
+void token_values(const RowRun& v, Index count, const RowShape& shape, const float* const* weight,
+                  Index step, Index rows, float* out, const RowsAhead* ask) {
+  if constexpr (value_rows<Row> == 4) {
+    if (rows > 2) {
+      if (rows == 4) return token_values_of_height<Row, 4>(v, count, shape, weight, step, out, ask);
+      return token_values_of_height<Row, 3>(v, count, shape, weight, step, out, ask);
+    }
+  }
+  if (rows == 2)
+    token_values_of_height<Row, 2>(v, count, shape, weight, step, out, ask);
   else
-    token_values_of_height<Row, 1>(v, count, width, weight, step, out);
+    token_values_of_height<Row, 1>(v, count, shape, weight, step, out, ask);
 }
 
 }  // namespace detail

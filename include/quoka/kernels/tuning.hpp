@@ -47,7 +47,7 @@ inline constexpr Index max_parts = 16;
 //   token_rows            query rows of a KV head up to which it is used; for more a panel is faster
 //   token_block_keys      keys per softmax step. Each change from keys to values leaves memory idle
 //                         for a while: 128 reached 0.63 of the bandwidth, 1,024 reach 0.85
-//   token_together_keys   the same where several heads lie side by side: 8 heads of 128 channels are
+//   token_together_keys   keys of a turn where several heads lie side by side: 8 heads of 128 channels are
 //                         0.4 MiB of L2. 16 keys were 5 % slower, 128 keys 7 %
 //   token_stretch_keys    keys handled together; they stay in L1 for all query rows
 //   token_value_keys      values handled together; they stay in L1 for all query rows
@@ -78,6 +78,9 @@ inline constexpr Index sketch_task_keys = 4096;
 
 // Pairs of code blocks (4 KiB at head_dim 128) between the one that is used and the one asked for.
 inline constexpr Index sketch_prefetch_pairs = 8;
+
+// Rows of codes between those that are scored and those asked for.
+inline constexpr Index code_row_prefetch_keys = 64;
 
 // Scores that top_k looks at to guess a threshold. With 1,024 of 32,768 it keeps about 1.6 k of
 // them; 512 keep 2 k, and 4,096 cost more than they save. A histogram over the leading bits of all

@@ -5,8 +5,9 @@
 //   cache += {k, v}
 //
 // The same call with one query is a decode step. Queries, new keys, new values and outputs may each
-// have a format of their own; the cache keeps T. Selectors do not know of a sliding window: a layer
-// that has one is best left dense. Every selector enters by the same concept; QuoKA has no private
+// have a format of their own; the cache keeps T, or LayerShape's formats (byte_formats.hpp). A chunk
+// attends to itself as it was given, and to its past as the cache keeps it. Selectors do not know of
+// a sliding window: a layer that has one is best left dense. Every selector enters by the same concept; QuoKA has no private
 // path. Buffers are kept from call to call: with reserve() a steady state does not
 // allocate.
 #pragma once
@@ -35,8 +36,8 @@ class ChunkedPrefill {
         attention_(attention),
         sink_logits_(attention.sink_logits.begin(), attention.sink_logits.end()),
         state_(std::move(state)),
-        cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim, format_of<T>(),
-               format_of<T>()) {
+        cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim, *shape_.k_format,
+               *shape_.v_format) {
     detail::check_options(attention, shape.q_heads);
     attention_.sink_logits = sink_logits_;
   }
@@ -151,6 +152,8 @@ class ChunkedPrefill {
   static LayerShape checked(LayerShape shape) {
     detail::require_multiple("q_heads", shape.q_heads, "kv_heads", shape.kv_heads);
     if (shape.v_dim == 0) shape.v_dim = shape.head_dim;
+    if (shape.k_format == nullptr) shape.k_format = &format_of<T>();
+    if (shape.v_format == nullptr) shape.v_format = &format_of<T>();
     return shape;
   }
   void check_query(const Rows& q, const Rows& k) const {

@@ -1,6 +1,7 @@
 // Sizes of one attention layer.
 #pragma once
 
+#include <quoka/formats/format.hpp>
 #include <quoka/views/index.hpp>
 
 namespace quoka {
@@ -12,6 +13,8 @@ struct LayerShape {
   Index head_dim = 0;
   Index v_dim = 0;  // channels of a value; 0: head_dim
   Index batch = 1;  // sequences of equal length
+  // Of the layer's cache; null: that of the layer's element type.
+  const Format *k_format = nullptr, *v_format = nullptr;
 };
 
 }  // namespace QUOKA_ABI

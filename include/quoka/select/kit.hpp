@@ -53,14 +53,18 @@ class RowWriter {
  public:
   RowWriter(float* rows, Index dim, RowReader& reader) : rows_(rows), dim_(dim), reader_(&reader) {}
 
-  // A row of the reader's format.
-  void add(ConstRow row, float factor) { add(read(row), factor); }
+  // Row i of one head of q.
+  void add(const Rows& q, Index b, Index head, Index i, float factor) {
+    add(read(q, b, head, i), factor);
+  }
   void add(const float* row, float factor) {
     float* const to = next();
     for (Index c = 0; c < dim_; ++c) to[c] = row[c] * factor;
     keep_if_finite();
   }
-  const float* read(ConstRow row) const { return reader_->read(row); }
+  const float* read(const Rows& q, Index b, Index head, Index i) const {
+    return reader_->read(q, b, head, i);
+  }
   // The place of the next row, for those who write it themselves; it counts once kept.
   float* next() const { return rows_ + count_ * dim_; }
   void keep_if_finite() {
@@ -80,11 +84,11 @@ class RowWriter {
 // Writes the rows that score for one head of the scores, times `factor`.
 using FillRows = FunctionRef<void(Index b, Index head, float factor, RowWriter& rows)>;
 
-// Each head has at most max_rows rows of dim channels. fill() makes them from rows of read_dim
-// channels in `format`, the queries'.
+// Each head has at most max_rows rows of dim channels. fill() makes them from rows of `read`; empty:
+// from floats.
 struct QueryRows {
-  Index max_rows, dim, read_dim;
-  const Format& format;
+  Index max_rows, dim;
+  Rows read = {};
 };
 
 // Reused memory of the functions below.
@@ -117,9 +121,7 @@ class KeySource {
     with_keys_(*this, b, head, heads, reader, use);
   }
   // Room for one of these keys, as floats.
-  void reserve(RowReader& reader) const {
-    if (!rows_.empty()) reader.reserve(&rows_.format(), rows_.dim());
-  }
+  void reserve(RowReader& reader) const { reader.reserve(rows_); }
 
  private:
   Rows rows_;
@@ -153,9 +155,8 @@ using CausalMassScratch = detail::MassScratch;
 // Attention of some query rows to listed keys, each row to those before its end: mass[0, key_count)
 // = share * the sum of the rows' softmax. scratch.rows [rows, dim] hold the queries times the logit
 // scale and log2_of_e; ends [rows]; scratch is reserved for (rows, key_count, dim).
-void add_causal_mass(Index rows, const Index* ends, const RowFinder& keys, const Format& format,
-                     Index key_count, Index dim, float share, float* mass,
-                     CausalMassScratch& scratch);
+void add_causal_mass(Index rows, const Index* ends, const HeadRows& keys, Index key_count,
+                     Index dim, float share, float* mass, CausalMassScratch& scratch);
 
 // Top-k for selectors that do it themselves: steps/top_k.hpp.
 using TopKScratch = detail::TopKScratch;

@@ -30,13 +30,13 @@ QUOKA_FUNC void ChannelMajorKeys::append(const Rows& k, Index capacity) {
   blocks.reshape(k.batch(), k.heads(), k.dim() * width);
   blocks.reserve(ceil_div(capacity, width));
   blocks.resize(ceil_div(k.len(), width));
-  row.reserve(&k.format(), k.dim());
+  row.reserve(k);
   for (Index b = 0; b < k.batch(); ++b) {
     for (Index head = 0; head < k.heads(); ++head) {
       for (Index t = std::min(len, k.len()); t < k.len(); ++t) {
         float* const block = blocks.row(b, head, t / width);
         if (t % width == 0) std::fill_n(block, blocks.dim(), 0.0f);
-        const float* const key = row.read(k.row(b, head, t));
+        const float* const key = row.read(k, b, head, t);
         for (Index c = 0; c < k.dim(); ++c) block[c * width + t % width] = key[c];
       }
     }
@@ -119,8 +119,7 @@ QUOKA_FUNC KeySource::KeySource(const Rows& k)
       with_keys_([](const KeySource& source, Index b, Index head, Index heads, RowReader& reader,
                     FunctionRef<void(detail::MassKeys&)> use) {
         const Rows& rows = source.rows_;
-        detail::RowKeys keys(rows.head(b, head / (heads / rows.heads())), rows.format(), rows.len(),
-                             rows.dim(), reader);
+        detail::RowKeys keys(rows.head(b, head / (heads / rows.heads())), rows.len(), reader);
         use(keys);
       }) {}
 
@@ -148,7 +147,7 @@ QUOKA_FUNC void softmax_scores(const QueryRows& shape, FillRows fill, const KeyS
     detail::require_equal("the scores' inner stride", scores.strides()[2], "that of an array", 1);
   state.mass.reserve(executor.workers(), shape.max_rows, std::max(key_count, capacity), shape.dim);
   for (int worker = 0; worker < executor.workers(); ++worker) {  // so that no task allocates
-    state.mass[worker].query.reserve(&shape.format, shape.read_dim);
+    state.mass[worker].query.reserve(shape.read);
     keys.reserve(state.mass[worker].key);
   }
   executor.run(scores.batch() * heads, [&](Index task, int worker) {
@@ -180,7 +179,7 @@ QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const R
                             "that of score_view()", whole.strides()[axis]);
   state.mass.reserve(executor.workers(), shape.max_rows, 0, shape.dim);
   for (int worker = 0; worker < executor.workers(); ++worker)
-    state.mass[worker].query.reserve(&shape.format, shape.read_dim);
+    state.mass[worker].query.reserve(shape.read);
   float* const means = state.mean.reserve(keys.batch() * keys.heads() * shape.dim);
   executor.run(keys.batch() * keys.heads(), [&](Index task, int worker) {
     detail::MassScratch& s = state.mass[worker];
@@ -206,18 +205,18 @@ QUOKA_FUNC void exact_scores(const SelectorInput& input, Index n,
   const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& rows) {
     for (Index r = 0; r < group; ++r)
       for (Index m = 0; m < n; ++m)
-        rows.add(q.row(b, kv_head * group + r, position_of(m)), factor * input.logit_scale());
+        rows.add(q, b, kv_head * group + r, position_of(m), factor * input.logit_scale());
   };
-  const QueryRows shape{group * n, k.dim(), k.dim(), q.format()};
+  const QueryRows shape{group * n, k.dim(), q};
   if (domain == Domain::logit) return mean_logit_scores(shape, fill, k, scores, state, executor);
   softmax_scores(shape, fill, k, input.capacity, over, scores, state, executor);
 }
 
-QUOKA_FUNC void add_causal_mass(Index rows, const Index* ends, const RowFinder& keys,
-                                const Format& format, Index key_count, Index dim, float share,
-                                float* mass, CausalMassScratch& scratch) {
+QUOKA_FUNC void add_causal_mass(Index rows, const Index* ends, const HeadRows& keys,
+                                Index key_count, Index dim, float share, float* mass,
+                                CausalMassScratch& scratch) {
   std::fill_n(mass, key_count, 0.0f);
-  detail::RowKeys of_head(keys, format, key_count, dim, scratch.key);
+  detail::RowKeys of_head(keys, key_count, scratch.key);
   detail::MassAccumulator(scratch.rows.data(), rows, dim, of_head, key_count, scratch, ends)
       .add_to(mass, share, Aggregation::mean);
 }

@@ -107,6 +107,7 @@ class QuokaScorer {
     return options_.domain == Domain::softmax ? Scoring::dot : options_.scoring;
   }
   bool uses_sketch() const;
+  static bool are_codes(const Rows& k);
 
   Options options_;
 };

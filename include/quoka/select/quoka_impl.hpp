@@ -18,6 +18,11 @@ QUOKA_FUNC bool QuokaScorer::uses_sketch() const {
   return wanted && scoring() == Scoring::cosine;
 }
 
+// Rows of 8-bit codes need no second sketch.
+QUOKA_FUNC bool QuokaScorer::are_codes(const Rows& k) {
+  return !k.empty() && k.format().read_codes != nullptr;
+}
+
 // Queries that score for each KV head.
 QUOKA_FUNC Index QuokaScorer::kept_rows(const SelectorInput& input) const {
   return detail::aggregated_rows(std::min(options_.n_queries, input.q.len()), input.group(),
@@ -51,18 +56,24 @@ QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
     const float* const of_head = state.q_bar.data() + (b * k.heads() + kv_head) * rows * k.dim();
     for (Index m = 0; m < rows; ++m) to.add(of_head + m * k.dim(), factor * input.logit_scale());
   };
-  softmax_scores({rows, k.dim(), k.dim(), float_format()}, fill, k, input.capacity,
-                 options_.aggregation, scores, state.softmax, executor);
+  softmax_scores({rows, k.dim()}, fill, k, input.capacity, options_.aggregation, scores,
+                 state.softmax, executor);
 }
 
 QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, State& state,
                                     Selection& selection, ExecutorRef executor) const {
-  if (!uses_sketch() || state.sketch.keys.len() != input.k.len()) return false;
+  if (!uses_sketch()) return false;
+  using detail::SketchOf;
+  const SketchOf what = input.sketch != nullptr ? SketchOf::cache
+                        : are_codes(input.k)    ? SketchOf::codes
+                                                : SketchOf::keys;
+  if (what == SketchOf::keys && state.sketch.keys.len() != input.k.len()) return false;
   const Index rows = kept_rows(input);
   if (!detail::codes_fit(rows, input.k.dim(), options_.aggregation)) return false;
-  state.sketch.keys.require_made_from(input.k);
+  if (what == SketchOf::keys) state.sketch.keys.require_made_from(input.k);
+  const KeySketch* const sketch = input.sketch != nullptr ? input.sketch : &state.sketch.keys;
   aggregate_queries(input, state, executor);
-  detail::sketched_top_k(state.q_bar.data(), rows, input.k, input.inverse_norms,
+  detail::sketched_top_k(sketch, what, state.q_bar.data(), rows, input.k, input.inverse_norms,
                          options_.aggregation, budget, input.capacity, options_.top_k, selection,
                          state.sketch, state.score, executor);
   return true;
@@ -70,7 +81,8 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
 
 QUOKA_FUNC void QuokaScorer::appended(const SelectorInput& input, State& state,
                                       ExecutorRef executor) const {
-  if (uses_sketch()) state.sketch.keys.append(input.k, input.capacity, executor);
+  if (uses_sketch() && input.sketch == nullptr && !are_codes(input.k))
+    state.sketch.keys.append(input.k, input.capacity, executor);
 }
 
 }  // namespace QUOKA_ABI

@@ -47,16 +47,20 @@ class ScoredSelector {
   void select(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
     check_selector_input(input);
-    if constexpr (keeps_per_key) state.keys.check(input);
+    if constexpr (keeps_per_key)
+      if (remembers(input, state)) state.keys.check(input);
     choose(input, state, selection, executor);
-    if constexpr (keeps_per_key) state.keys.require(input);
+    if constexpr (keeps_per_key)
+      if (remembers(input, state)) state.keys.require(input);
   }
 
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
-    if constexpr (keeps_per_key) state.keys.check(input);
+    if constexpr (keeps_per_key)
+      if (remembers(input, state)) state.keys.check(input);
     if constexpr (requires { scorer_.appended(input, state.scorer, executor); })
       scorer_.appended(input, state.scorer, executor);
-    if constexpr (keeps_per_key) state.keys.require(input);
+    if constexpr (keeps_per_key)
+      if (remembers(input, state)) state.keys.require(input);
   }
 
   // For a caller's own cache, one call: q [batch, q_heads, q_len, head_dim], past_k [batch,
@@ -79,6 +83,11 @@ class ScoredSelector {
   static constexpr bool keeps_per_key = requires(const typename S::State& state) {
     state.kept_bytes();
   };
+
+  // With a sketch of the cache's owner nothing is remembered, and cells may come and go.
+  static bool remembers(const SelectorInput& input, const State& state) {
+    return input.sketch == nullptr || state.kept_bytes() > 0;
+  }
 
   void choose(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {

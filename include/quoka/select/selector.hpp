@@ -33,6 +33,7 @@
 // prefix); truncate() takes it back to a shorter prefix. kit.hpp has what selectors are made of.
 #pragma once
 
+#include <quoka/cache/key_sketch.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/views/rows.hpp>
@@ -55,6 +56,10 @@ struct SelectorInput {
   std::optional<float> scale = {};  // of attention's logits; absent: 1 / sqrt(head_dim)
   std::uint64_t sequence = 0;  // the caller's number for these sequences: a State that was told of
                                // one refuses another. 0: no number
+
+  // Of the cache that k lies in, kept by who keeps the cache; null: a State sketches by itself. Keys in
+  // pages or of a list want one.
+  const KeySketch* sketch = nullptr;
 
   Index group() const { return q.heads() / k.heads(); }
   float logit_scale() const {

@@ -45,11 +45,12 @@ constexpr std::int32_t code_offset(std::int32_t sum_of_query) { return -code_bia
 
 // Two blocks of keys against Queries of the `stride` queries that lie side by side in `queries`:
 // best[0, 16) of keys[0], best[16, 32) of keys[1] take the dot products in. All of keys and best
-// aligned to 64 bytes. Asks for the blocks that follow at `later`, if any.
+// aligned to 64 bytes. Asks for the two blocks `later` on the
+// way, if they are not null.
 template <int Queries, CodeScores Over>
 void code_dots_of(const std::uint8_t* const (&keys)[2], const std::int32_t* queries, Index stride,
                   Index steps, const std::int32_t* offset, std::int32_t* best,
-                  const std::uint8_t*) requires(!has_fast_code_dots) {
+                  const LaterBlocks&) requires(!has_fast_code_dots) {
   for (const std::uint8_t* block : keys) {
     std::int32_t dot[static_cast<std::size_t>(Queries)][code_block];
     for (int m = 0; m < Queries; ++m)
@@ -77,11 +78,11 @@ void code_dots_of(const std::uint8_t* const (&keys)[2], const std::int32_t* quer
 template <CodeScores Over>
 void code_dots(const std::uint8_t* const (&keys)[2], const std::int32_t* queries, Index rows,
                Index steps, const std::int32_t* offset, std::int32_t* best,
-               const std::uint8_t* later) {
+               const LaterBlocks& later) {
   Index m = 0;
   const auto tile = [&](auto height) {
     code_dots_of<height, Over>(keys, queries + m, rows, steps, offset + m, best,
-                               m == 0 ? later : nullptr);
+                               m == 0 ? later : LaterBlocks{});
     m += height;
   };
   while (m + 8 <= rows) tile(Constant<8>{});

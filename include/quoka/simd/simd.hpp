@@ -7,7 +7,7 @@
 //   less not_less store_compressed (packets: where has_lane_masks)
 // and its functions of packets alone:
 //   load_unaligned store store_unaligned load_half load_bfloat16 store_half store_bfloat16
-//   reduce_max reduce_add Square transpose reduce_each
+//   load_int8 load_uint8 load_e4m3 reduce_max reduce_add Square transpose reduce_each
 //
 // fma(a, b, c) is a * b + c, rounded once where the ISA can. max and min are as in std: the first
 // argument where either is NaN; but packets of NEON become NaN. select_less(a, b, yes, no) is
@@ -21,6 +21,10 @@
 // half and bfloat16 are held as their 16 bits, `lanes` of them, without alignment. Rounding is to
 // nearest, ties to even; NaN stays NaN. half_to_float, float_to_half, bfloat16_to_float and
 // float_to_bfloat16 are the same for one element.
+//
+// load_int8 and load_uint8 read `lanes` integers of 8 bits as floats, load_e4m3 as many floats of 8
+// bits; all exact, from any address, and no byte more. e4m3_to_float is the same for one element;
+// float_to_e4m3 rounds to nearest, ties to even, and what lies beyond 448 to 448; NaN stays NaN.
 #pragma once
 
 #include <quoka/simd/isa/isa.hpp>

@@ -5,9 +5,11 @@
 // looked for in the other's lattice: a few divisions a row.
 #pragma once
 
+#include <quoka/views/mask.hpp>
 #include <quoka/views/rows.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 #include <utility>
 
 namespace quoka {
@@ -35,11 +37,16 @@ struct ByteLattice {
     order(0, 1), order(1, 2), order(0, 1);
   }
   explicit ByteLattice(const Rows& rows)
-      : ByteLattice(rows.data(), rows.empty() ? 0 : rows.format().row_bytes(rows.dim()),
-                    {rows.batch(), rows.heads(), rows.len()}, rows.strides()) {}
+      : ByteLattice(rows.data(), rows.empty() ? 0 : rows.format().row_bytes(rows.shape(0)),
+                    {rows.pool_sizes()[0], rows.heads(), rows.pool_sizes()[2]},
+                    rows.pool_strides()) {}
   explicit ByteLattice(const TensorView<const float, 3>& x)
       : ByteLattice(x.data(), 4, x.sizes(),
                     {x.strides()[0] * 4, x.strides()[1] * 4, x.strides()[2] * 4}) {}
+  template <std::same_as<Mask> M>  // and nothing that converts to one
+  explicit ByteLattice(const M& mask)
+      : ByteLattice(mask.data(), mask.row_bytes(),
+                    {mask.sizes()[0], mask.sizes()[1], mask.sizes()[2]}, mask.strides()) {}
 
   Index rows() const { return sizes[0] * sizes[1] * sizes[2]; }
   // Bytes from the first of axis `axis` to the end of the last, with all later axes.
@@ -48,6 +55,7 @@ struct ByteLattice {
     for (; axis < 3; ++axis) bytes += steps[axis] * (sizes[axis] - 1);
     return bytes;
   }
+  std::uintptr_t end() const { return base + static_cast<std::uintptr_t>(extent()); }
   // Does a row meet [begin, end), counted from the base?
   bool meets(Index begin, Index end, std::size_t axis = 0) const {
     if (axis == 3) return begin < width && end > 0;
@@ -63,10 +71,7 @@ struct ByteLattice {
 
 inline bool share_memory(ByteLattice a, ByteLattice b) {
   if (a.rows() == 0 || b.rows() == 0 || a.width == 0 || b.width == 0) return false;
-  const auto end = [](const ByteLattice& x) {
-    return x.base + static_cast<std::uintptr_t>(x.extent());
-  };
-  if (end(a) <= b.base || end(b) <= a.base) return false;
+  if (a.end() <= b.base || b.end() <= a.base) return false;
   if (a.rows() > b.rows()) std::swap(a, b);
   const auto from = static_cast<Index>(a.base - b.base);  // modulo 2^64: negative where a is first
   for (Index i = 0; i < a.sizes[0]; ++i)
@@ -94,6 +99,66 @@ bool rows_share_memory(const ByteLattice& x, const Sizes& sizes,
 template <class A, class B>
 void require_apart(const A& a, const B& b, std::string_view message) {
   if (share_memory(ByteLattice(a), ByteLattice(b))) fail_because(message);
+}
+
+// One past the last of the rows that lie evenly from row i on.
+inline Index run_end(const Rows& x, Index i) {
+  if (!x.mapped()) return x.len();
+  if (x.map().cells != nullptr) return i + 1;
+  const Index page_len = x.map().page_len;
+  return std::min(x.len(), i + page_len - x.pool_row(i) % page_len);
+}
+
+// Rows of one block [dim, token]: channels apart, tokens side by side. Are their first channels apart?
+inline bool transposed_apart(const Rows& a, const Rows& b) {
+  const Index step = a.shape(0).channel_step, distance = b.data() - a.data();
+  if (step == 0 || b.shape(0).channel_step != step || a.strides() != b.strides() ||
+      std::abs(distance) >= step)
+    return false;
+  const auto first_channels = [](const Rows& x) {
+    return ByteLattice(x.data(), x.format().row_bytes({1}), {x.batch(), x.heads(), x.len()},
+                       x.strides());
+  };
+  return !share_memory(first_channels(a), first_channels(b));
+}
+
+// The same for rows of one sequence that may be in pages, or of a list: of one pool, they are apart
+// if they share no row of it. Costs a compare per page of a, or per cell of a list, for each so many
+// rows of b; for two views of the same memory a compare per page of a and page of b. Allocates
+// nothing.
+inline bool rows_apart(const Rows& a, const Rows& b) {
+  if (!share_memory(ByteLattice(a), ByteLattice(b))) return true;
+  if (!a.mapped() && !b.mapped()) return transposed_apart(a, b);
+  const auto run = [](const Rows& x, Index begin, Index end) {
+    return ByteLattice(x.row(0, 0, begin), x.format().row_bytes(x.shape(0)),
+                       {1, x.heads(), end - begin}, {0, x.strides()[1], x.strides()[2]});
+  };
+  if (!a.mapped() || !b.mapped() || a.data() != b.data() || a.pool_strides() != b.pool_strides() ||
+      a.pool_sizes() != b.pool_sizes()) {
+    for (Index i = 0, next = 0; i < a.len(); i = next) {
+      const ByteLattice of_a = run(a, i, next = run_end(a, i));
+      for (Index j = 0, after = 0; j < b.len(); j = after)
+        if (share_memory(of_a, run(b, j, after = run_end(b, j)))) return false;
+    }
+    return true;
+  }
+  constexpr Index together = 512;
+  Index of_b[together];
+  for (Index j = 0; j < b.len(); j += together) {
+    const Index count = std::min(together, b.len() - j);
+    for (Index i = 0; i < count; ++i) of_b[i] = b.pool_row(j + i);
+    std::sort(of_b, of_b + count);
+    for (Index i = 0, next = 0; i < a.len(); i = next) {
+      const Index row = a.pool_row(i);
+      next = run_end(a, i);
+      const Index* const found = std::lower_bound(of_b, of_b + count, row);
+      if (found != of_b + count && *found < row + next - i) return false;
+    }
+  }
+  return true;
+}
+inline void require_rows_apart(const Rows& a, const Rows& b, std::string_view message) {
+  if (!rows_apart(a, b)) fail_because(message);
 }
 
 }  // namespace detail

@@ -3,6 +3,7 @@
 
 #include <quoka/views/index.hpp>
 
+#include <algorithm>
 #include <cstddef>
 
 namespace quoka {
@@ -10,22 +11,106 @@ inline namespace QUOKA_ABI {
 
 using ConstRow = const std::byte*;
 
+// Which rows of a pool a sequence is made of. Row i is cell cells[i] of the sequence, or cell i
+// without a list. Cell c is row c % page_len of page pages[c / page_len], or row c without pages.
+struct RowMap {
+  const Position* cells = nullptr;
+  const Position* pages = nullptr;
+  Index page_len = 1;
+  Index page_step = 0;    // bytes from one page to the next
+  Index page_shift = -1;  // log2(page_len), or -1
+
+  bool any() const { return cells != nullptr || pages != nullptr; }
+  Index cell(Index i) const { return cells != nullptr ? cells[i] : i; }
+  Index page_of(Index cell) const { return page_shift >= 0 ? cell >> page_shift : cell / page_len; }
+  // The row of the pool, counted through all its pages, that is row i.
+  Index pool_row(Index i) const {
+    const Index c = cell(i);
+    if (pages == nullptr) return c;
+    const Index page = page_of(c);
+    return pages[page] * page_len + (c - page * page_len);
+  }
+  // Bytes from the pool's first row to row i, rows being `step` apart.
+  Index offset(Index i, Index step) const {
+    const Index c = cell(i);
+    if (pages == nullptr) return c * step;
+    const Index page = page_of(c);
+    return pages[page] * page_step + (c - page * page_len) * step;
+  }
+};
+
+// Some rows, as a kernel that is bound by memory takes them. Their addresses are computed where they
+// are used, unless they lie anywhere: an array of addresses, written before the rows are read, keeps
+// the processor from reading ahead and costs half of the bandwidth.
+struct RowRun {
+  ConstRow first = nullptr;
+  Index step = 0;
+  const Position* list = nullptr;  // which rows; null: all of them in order
+  const ConstRow* rows = nullptr;  // the rows themselves, in place of all above
+
+  ConstRow operator[](Index i) const {
+    if (rows != nullptr) [[unlikely]]
+      return rows[i];
+    return first + (list != nullptr ? list[i] : i) * step;
+  }
+};
+
 // The rows of one head, or those of a list. Addresses are computed where they are used: an array of
 // addresses, written before each block, kept the processor from reading ahead.
 struct RowFinder {
-  ConstRow first = nullptr;
+  ConstRow first = nullptr;        // of the pool, where there is a map
   Index step = 0;                  // bytes from one row to the next
   const Position* list = nullptr;  // which rows; null: all of them in order
+  Index begin = 0;                 // of them, where there is a map
+  RowMap map = {};
 
-  ConstRow operator[](Index i) const { return first + (list != nullptr ? list[i] : i) * step; }
-  RowFinder from(Index begin) const {
-    return list != nullptr ? RowFinder{first, step, list + begin}
-                           : RowFinder{first + begin * step, step};
+  ConstRow operator[](Index i) const {
+    if (map.any()) [[unlikely]]
+      return first + map.offset(list != nullptr ? begin + list[i] : begin + i, step);
+    return first + (list != nullptr ? list[i] : i) * step;
   }
-  RowFinder listed(const Position* positions) const { return {first, step, positions}; }
-  // Rows [begin, begin + count).
-  void find(Index begin, Index count, ConstRow* rows) const {
-    for (Index i = 0; i < count; ++i) rows[i] = (*this)[begin + i];
+  RowFinder from(Index at) const {
+    RowFinder rest = *this;
+    if (list != nullptr)
+      rest.list += at;
+    else if (map.any())
+      rest.begin += at;
+    else
+      rest.first += at * step;
+    return rest;
+  }
+  RowFinder listed(const Position* positions) const {
+    RowFinder some = *this;
+    some.list = positions;
+    return some;
+  }
+  // Rows [from, from + count); where they lie anywhere, their addresses go to memory [count].
+  RowRun run(Index from, Index count, ConstRow* memory) const {
+    if (!map.any()) [[likely]]
+      return {first + (list != nullptr ? 0 : from * step), step,
+              list != nullptr ? list + from : nullptr, nullptr};
+    return run_of_map(from, count, memory);
+  }
+  // Rows [from, from + count).
+  void find(Index from, Index count, ConstRow* rows) const {
+    if (map.any()) [[unlikely]]
+      return find_in_map(from, count, rows);
+    if (list != nullptr)
+      for (Index i = 0; i < count; ++i) rows[i] = first + list[from + i] * step;
+    else
+      for (Index i = 0; i < count; ++i) rows[i] = first + (from + i) * step;
+  }
+
+ private:
+  [[gnu::noinline]] void find_in_map(Index from, Index count, ConstRow* rows) const {
+    for (Index i = 0; i < count; ++i) rows[i] = (*this)[from + i];
+  }
+  [[gnu::noinline]] RowRun run_of_map(Index from, Index count, ConstRow* memory) const {
+    if (list == nullptr && map.cells == nullptr &&
+        map.page_of(begin + from) == map.page_of(begin + from + count - 1))
+      return {(*this)[from], step, nullptr, nullptr};
+    find(from, count, memory);
+    return {nullptr, 0, nullptr, memory};
   }
 };
 
@@ -34,29 +119,67 @@ class RowWalk {
  public:
   RowWalk() = default;
   RowWalk(const RowFinder& rows, Index row_bytes, Index at, Index end)
-      : rows_(rows), row_bytes_(row_bytes), at_(at), end_(end) {}
-  // `heads` of them, `head_step` bytes apart.
+      : RowWalk(rows, row_bytes, at, end, 1, 0) {}
+  // `heads` of them, `head_step` bytes apart: token by token, or, where a page holds one head's rows
+  // after the other's, page by page.
   RowWalk(const RowFinder& rows, Index row_bytes, Index at, Index end, Index heads, Index head_step)
       : rows_(rows),
         row_bytes_(row_bytes),
         at_(at),
         end_(end),
+        first_(at),
         heads_(heads),
-        head_step_(head_step) {}
+        head_step_(head_step),
+        by_pages_(rows.map.pages != nullptr && rows.map.cells == nullptr && rows.list == nullptr &&
+                  (heads == 1 || head_step > rows.step)) {
+    begin_turn();
+  }
 
   Index row_bytes() const { return row_bytes_; }
   // The next row; null at the end.
   ConstRow next() {
-    if (at_ >= end_) return nullptr;
-    const ConstRow row = rows_[at_] + head_ * head_step_;
-    if (++head_ == heads_) head_ = 0, ++at_;
+    if (first_ >= end_) return nullptr;
+    const ConstRow row = row_;
+    row_ += rows_.step;
+    if (++at_ == turn_ends_) {
+      if (++head_ == heads_) head_ = 0, first_ = turn_ends_;
+      begin_turn();
+    }
     return row;
   }
 
  private:
+  void begin_turn() {
+    at_ = first_, turn_ends_ = turn_end();
+    if (first_ < end_) row_ = rows_[first_] + head_ * head_step_;
+  }
+  // Heads take turns at rows [first_, turn_end()).
+  Index turn_end() const {
+    if (!by_pages_) return first_ + 1;
+    const Index in_page = (rows_.begin + first_) % rows_.map.page_len;
+    return std::min(end_, first_ + rows_.map.page_len - in_page);
+  }
+
   RowFinder rows_;
+  ConstRow row_ = nullptr;  // the next one
   Index row_bytes_ = 0, at_ = 0, end_ = 0;
+  Index first_ = 0, turn_ends_ = 0;
   Index heads_ = 1, head_step_ = 0, head_ = 0;
+  bool by_pages_ = false;
+};
+
+// The next rows of a walk, to be asked for one by one while others are used.
+struct RowsAhead {
+  static constexpr Index most = 16;
+
+  ConstRow rows[most];
+  Index row_bytes;
+
+  void take(RowWalk& walk, Index count) {
+    row_bytes = walk.row_bytes();
+    for (Index i = 0; i < count; ++i) rows[i] = walk.next();
+    for (Index i = count; i < most; ++i) rows[i] = nullptr;
+  }
 };
 
 }  // namespace QUOKA_ABI

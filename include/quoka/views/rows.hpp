@@ -6,12 +6,21 @@
 //
 // Both are made implicitly from a TensorView and from a row-major Eigen tensor of float, half or
 // bfloat16; the element type becomes a Format. Kernels ask a RowFinder for row addresses and know
-// nothing of strides: a cache in pages, or a list of rows, is another way to answer.
+// nothing of strides: a cache in pages, or a list of its cells, is another way to answer.
+//
+//   Rows(pointer, format, sizes, strides)   any format
+//   rows.slice(begin, count)                some of the len axis
+//   rows.listed(cells)                      one sequence: row i is row cells[i]
+//   paged(pool, block_table, len)           one sequence, whose tokens lie in pages of a pool
+//   rows.with_scales(scales, step)          for formats that keep scales apart from their rows
 #pragma once
 
 #include <quoka/formats/format.hpp>
 #include <quoka/views/row_finder.hpp>
 #include <quoka/views/tensor_view.hpp>
+
+#include <span>
+#include <string>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -51,14 +60,29 @@ class BasicRows {
       : data_(other.data()),
         format_(other.empty() ? nullptr : &other.format()),
         sizes_(other.sizes()),
-        strides_(other.strides()) {}
-  // From memory of the caller's, in any format. Throws std::invalid_argument on a negative size, and
-  // on null with elements.
-  BasicRows(Byte* data, const Format& format, const Sizes& sizes, const Strides& strides)
-      : data_(data), format_(&format), sizes_(sizes), strides_(strides) {
+        strides_(other.strides()),
+        channel_step_(other.channel_step_),
+        scales_(other.scales_),
+        scales_step_(other.scales_step_),
+        map_(other.map_),
+        begin_(other.begin_),
+        pool_pages_(other.pool_pages_),
+        pool_len_(other.pool_len_) {}
+  // From memory of the caller's, in any format. channel_step: bytes between channels, for formats
+  // whose channels are not side by side. Throws std::invalid_argument on a negative size, and on null
+  // with elements.
+  BasicRows(Byte* data, const Format& format, const Sizes& sizes, const Strides& strides,
+            Index channel_step = 0)
+      : data_(data),
+        format_(&format),
+        sizes_(sizes),
+        strides_(strides),
+        channel_step_(channel_step) {
     for (const Index size : sizes) detail::require_at_least("a size of rows", size, 0);
     if (data == nullptr && !empty())
       detail::fail_because("a view has elements, but its pointer is null");
+    if (writes && !format.writes)
+      detail::fail_because(std::string("rows of format ") + format.name + " are only read");
   }
 
   Byte* data() const { return data_; }
@@ -72,24 +96,53 @@ class BasicRows {
   bool empty() const {
     return sizes_[0] == 0 || sizes_[1] == 0 || sizes_[2] == 0 || sizes_[3] == 0;
   }
-  // Do one token's heads lie nearer to each other than one head's tokens?
+  // What the format must know of one head's rows.
+  RowShape shape(Index head) const {
+    return {sizes_[3], channel_step_, scales_ != nullptr ? scales_ + head * scales_step_ : nullptr};
+  }
+  // Are b's rows stored as these are, scales included?
+  bool stored_as(const BasicRows& b) const {
+    return format_ == b.format_ && channel_step_ == b.channel_step_ && scales_ == b.scales_ &&
+           scales_step_ == b.scales_step_;
+  }
+  // Is a row all that is needed to read it?
+  bool stores_alone() const { return channel_step_ == 0 && scales_ == nullptr; }
+  // Do one token's heads lie nearer to each other than one head's tokens, or its pages?
   bool heads_side_by_side() const {
     const auto size = [](Index x) { return x < 0 ? -x : x; };
-    return heads() > 1 && size(strides_[1]) < size(strides_[2]);
+    const Index next = map_.pages != nullptr ? map_.page_step : strides_[2];
+    return heads() > 1 && size(strides_[1]) < size(next);
   }
 
   Byte* row(Index b, Index head, Index i) const {
-    return data_ + b * strides_[0] + head * strides_[1] + i * strides_[2];
+    Byte* const of_head = data_ + b * strides_[0] + head * strides_[1];
+    return of_head + (map_.any() ? map_.offset(begin_ + i, strides_[2]) : i * strides_[2]);
   }
-  RowFinder head(Index b, Index head) const requires(!writes) {
-    return {row(b, head, 0), strides_[2]};
+  HeadRows head(Index b, Index head) const requires(!writes) {
+    return {{data_ + b * strides_[0] + head * strides_[1], strides_[2], nullptr, begin_, map_},
+            format_,
+            shape(head)};
   }
 
-  // As a view of T. Throws std::invalid_argument where they are of another format.
+  // Pages and lists: the sizes of the pool, [pages or batch, heads, rows of a page, dim], and which of
+  // its rows row i is, counted through all pages.
+  bool mapped() const { return map_.any(); }
+  const RowMap& map() const { return map_; }
+  Sizes pool_sizes() const {
+    return mapped() ? Sizes{pool_pages_, sizes_[1], pool_len_, sizes_[3]} : sizes_;
+  }
+  Strides pool_strides() const {
+    return map_.pages != nullptr ? Strides{map_.page_step, strides_[1], strides_[2]} : strides_;
+  }
+  Index pool_begin() const { return begin_; }
+  Index pool_row(Index i) const { return mapped() ? map_.pool_row(begin_ + i) : i; }
+
+  // As a view of T. Throws std::invalid_argument where they are of another format, or mapped.
   template <Storage T>
   TensorView<const T> typed() const requires(!writes) {
     if (format_ != &format_of<T>())
       detail::fail_because("rows are not of the type they are asked for");
+    if (mapped()) detail::fail_because("rows in pages, or of a list, have no strides");
     const auto elements = [](Index step) { return step / static_cast<Index>(sizeof(T)); };
     return {reinterpret_cast<const T*>(data_),
             sizes_,
@@ -97,7 +150,8 @@ class BasicRows {
   }
   // Rows [begin, end) of `heads` heads from `head` on, token by token.
   RowWalk walk(Index b, Index head, Index heads, Index begin, Index end) const requires(!writes) {
-    return {this->head(b, head), format_->row_bytes(dim()), begin, end, heads, strides_[1]};
+    const HeadRows rows = this->head(b, head);
+    return {rows.at, rows.row_bytes(), begin, end, heads, strides_[1]};
   }
 
   // The rows [begin, begin + count) of each head. Throws std::invalid_argument beyond the end.
@@ -107,12 +161,63 @@ class BasicRows {
     detail::require_at_most("slice's begin", begin, "the rows' len", len());
     detail::require_at_most("slice's count", count, "the rows from there on", len() - begin);
     BasicRows part = *this;
-    if (data_ != nullptr) part.data_ += begin * strides_[2];
+    if (mapped())
+      part.begin_ += begin;
+    else if (data_ != nullptr)
+      part.data_ += begin * strides_[2];
     part.sizes_[2] = count;
     return part;
   }
 
+  // The first `count` channels of each row. Throws std::invalid_argument for more than there are.
+  BasicRows first_channels(Index count) const {
+    detail::require_at_least("the number of channels", count, 0);
+    detail::require_at_most("the number of channels", count, "the rows' dim", dim());
+    BasicRows part = *this;
+    part.sizes_[3] = count;
+    return part;
+  }
+
+  // One sequence's rows cells[0], cells[1], ... in this order: cells of a cache in any order, the
+  // token slots of a request. The list is read in each call and must outlive the rows. Throws
+  // std::invalid_argument for a cell beyond the rows, for a batch, and for rows that are listed.
+  BasicRows listed(std::span<const Position> cells) const requires(!writes) {
+    detail::require_equal("the batch of rows in a list", batch(), "one sequence", 1);
+    if (map_.cells != nullptr) detail::fail_because("rows of a list cannot be listed again");
+    require_below("a listed cell", cells, "the rows' len", len());
+    BasicRows some = *this;
+    if (!mapped()) some.pool_pages_ = 1, some.pool_len_ = len();
+    some.map_.cells = cells.data();
+    some.sizes_[2] = std::ssize(cells);
+    // Cells are counted from here on.
+    if (map_.pages != nullptr && begin_ != 0)
+      detail::fail_because("list the rows of a paged cache before they are sliced");
+    return some;
+  }
+
+  // For a format that keeps scales apart: those of head h begin at scales + h * step, and how many
+  // they are is the format's matter. They must outlive the rows.
+  BasicRows with_scales(const float* scales, Index step) const {
+    BasicRows scaled = *this;
+    scaled.scales_ = scales, scaled.scales_step_ = step;
+    return scaled;
+  }
+
  private:
+  template <class Other>
+  friend class BasicRows;
+  friend BasicRows<const std::byte> paged(const BasicRows<const std::byte>& pool,
+                                          std::span<const Position> table, Index len);
+
+  static void require_below(std::string_view what, std::span<const Position> list,
+                            std::string_view limit_name, Index limit) {
+    for (const Position x : list)
+      if (x < 0 || x >= limit) [[unlikely]] {
+        detail::require_at_least(what, x, 0);
+        detail::fail(what, x, "but must be below", limit_name, limit);
+      }
+  }
+
   template <class T>
   static constexpr Index bytes = static_cast<Index>(sizeof(T));
 
@@ -142,10 +247,42 @@ class BasicRows {
   const Format* format_ = nullptr;
   Sizes sizes_{};
   Strides strides_{};
+  Index channel_step_ = 0;
+  const float* scales_ = nullptr;
+  Index scales_step_ = 0;
+  RowMap map_ = {};
+  Index begin_ = 0;                      // row 0, counted in the map
+  Index pool_pages_ = 0, pool_len_ = 0;  // where mapped
 };
 
 using Rows = BasicRows<const std::byte>;
 using OutputRows = BasicRows<std::byte>;
+
+// One sequence of a cache in pages. pool [pages, heads, page_len, dim] holds the pages of all
+// sequences, with any strides; token i lies in page table[i / page_len], at i % page_len. Any page
+// length; the same page may serve several sequences. With pages of one token the table is a list of
+// token slots. The table is read in each call and must outlive the rows. Throws
+// std::invalid_argument, before anything is read, for a table too short for len tokens and for an
+// entry that is no page of the pool.
+inline Rows paged(const Rows& pool, std::span<const Position> table, Index len) {
+  detail::require_at_least("the length of a paged sequence", len, 0);
+  if (pool.mapped()) detail::fail_because("a pool of pages is itself in pages, or of a list");
+  Rows rows = pool;
+  rows.sizes_[0] = 1, rows.sizes_[2] = len;
+  if (len == 0) return rows;
+  const Index page_len = pool.len(), used = page_len > 0 ? ceil_div(len, page_len) : len;
+  detail::require_at_least("the tokens of a page", page_len, 1);
+  detail::require_at_least("the number of entries of the block table", std::ssize(table), used);
+  Rows::require_below("an entry of the block table", table.first(static_cast<std::size_t>(used)),
+                      "the number of pages", pool.batch());
+  rows.map_ = {nullptr, table.data(), page_len, pool.strides()[0], -1};
+  if ((page_len & (page_len - 1)) == 0) {
+    rows.map_.page_shift = 0;
+    while ((Index{1} << rows.map_.page_shift) < page_len) ++rows.map_.page_shift;
+  }
+  rows.pool_pages_ = pool.batch(), rows.pool_len_ = page_len;
+  return rows;
+}
 
 static_assert(std::is_trivially_copyable_v<Rows>);
 

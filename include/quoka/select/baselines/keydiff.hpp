@@ -36,7 +36,7 @@ class KeyDiffEviction {
     void reserve(const SelectorInput& input, Index candidates) {
       anchor.reserve(input.k.dim());
       inverse.reserve_amortised(candidates);
-      row.reserve(&input.k.format(), input.k.dim());
+      row.reserve(input.k);
     }
     Index bytes() const { return anchor.bytes() + inverse.bytes() + row.bytes(); }
   };
@@ -47,9 +47,7 @@ class KeyDiffEviction {
               std::span<const Position> candidates, std::span<float> scores, Scratch& s) const {
     const Index dim = input.k.dim();
     float *const anchor = s.anchor.data(), *const inverse = s.inverse.data();
-    const auto key = [&](std::size_t i) {
-      return s.row.read(input.k.row(b, kv_head, candidates[i]));
-    };
+    const auto key = [&](std::size_t i) { return s.row.read(input.k, b, kv_head, candidates[i]); };
     std::fill_n(anchor, dim, 0.0f);
     for (std::size_t i = 0; i < candidates.size(); ++i) {
       const float* const x = key(i);

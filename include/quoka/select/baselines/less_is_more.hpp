@@ -65,12 +65,10 @@ class LessIsMoreChoice {
 
     float* const of_head = s.of_head.reserve_amortised(tasks * kv_len);
     const auto fill = [&](Index b, Index q_head, float factor, RowWriter& rows) {
-      for (Index j = 0; j < q.len(); ++j)
-        rows.add(q.row(b, q_head, j), factor * input.logit_scale());
+      for (Index j = 0; j < q.len(); ++j) rows.add(q, b, q_head, j, factor * input.logit_scale());
     };
-    softmax_scores({q.len(), k.dim(), k.dim(), q.format()}, fill, k, input.capacity,
-                   Aggregation::mean, score_view(of_head, q.batch(), q_heads, kv_len),
-                   s.query_scores, executor);
+    softmax_scores({q.len(), k.dim(), q}, fill, k, input.capacity, Aggregation::mean,
+                   score_view(of_head, q.batch(), q_heads, kv_len), s.query_scores, executor);
 
     s.top_k.reserve(executor.workers(), kv_len, 1);
     Position* lists = s.lists.reserve_amortised(tasks * part);

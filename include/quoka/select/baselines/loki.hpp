@@ -68,13 +68,13 @@ class LokiScorer {
     const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& rows) {
       for (Index r = 0; r < group; ++r) {
         for (Index j = 0; j < q.len(); ++j) {
-          const float* const row = rows.read(q.row(b, kv_head * group + r, j));
+          const float* const row = rows.read(q, b, kv_head * group + r, j);
           basis->project(kv_head, row, factor * input.logit_scale(), rank, rows.next());
           rows.keep_if_finite();
         }
       }
     };
-    const QueryRows shape{group * q.len(), rank, k.dim(), q.format()};
+    const QueryRows shape{group * q.len(), rank, q};
     const Rows keys = state.projected.view();
     if (options_.domain == Domain::logit)
       return mean_logit_scores(shape, fill, keys, scores, state.scores, executor);
@@ -107,10 +107,10 @@ class LokiScorer {
     const Index known = std::min(state.projected.len(), k.len());
     state.projected.reserve(input.capacity);
     state.projected.grow(k.len());
-    state.rows.reserve(executor.workers(), &k.format(), k.dim());
+    state.rows.reserve(executor.workers(), k);
     for_each_kv_head(k, executor, [&](Index b, Index kv_head, int worker) {
       for (Index t = known; t < k.len(); ++t)
-        basis->project(kv_head, state.rows[worker].read(k.row(b, kv_head, t)), 1.0f, rank,
+        basis->project(kv_head, state.rows[worker].read(k, b, kv_head, t), 1.0f, rank,
                        state.projected.row(b, kv_head, t));
     });
     state.projected.resize(k.len());  // now that all are written

@@ -55,13 +55,13 @@ QUOKA_FUNC void LokiFit::add(const Rows& keys) {
   detail::require_equal("the keys' dim", keys.dim(), "head_dim", dim_);
   Eigen::MatrixXd block(dim_, block_size);
   RowReader reader;
-  if (!keys.empty()) reader.reserve(&keys.format(), dim_);
+  reader.reserve(keys);
   for (Index b = 0; b < keys.batch(); ++b) {
     for (Index head = 0; head < heads; ++head) {
       for (Index first = 0; first < keys.len(); first += block_size) {
         Index count = 0;
         for (Index i = first; i < std::min(first + block_size, keys.len()); ++i) {
-          const float* const key = reader.read(keys.row(b, head, i));
+          const float* const key = reader.read(keys, b, head, i);
           if (!is_finite_row(key, dim_)) continue;
           for (Index c = 0; c < dim_; ++c) block(c, count) = static_cast<double>(key[c]);
           ++count;

@@ -58,11 +58,11 @@ class QuestScorer {
     const Index group = input.group(), tasks = k.batch() * k.heads();
     catch_up(k, input.capacity, state);
     const Index pages = state.pages.len();
-    const QueryRows shape{group * q.len(), 2 * k.dim(), k.dim(), q.format()};
+    const QueryRows shape{group * q.len(), 2 * k.dim(), q};
     const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& rows) {
       for (Index r = 0; r < group; ++r) {
         for (Index j = 0; j < q.len(); ++j) {
-          const float* const row = rows.read(q.row(b, kv_head * group + r, j));
+          const float* const row = rows.read(q, b, kv_head * group + r, j);
           float* const to = rows.next();
           for (Index c = 0; c < k.dim(); ++c) {
             const float x = row[c] * (factor * input.logit_scale());
@@ -105,14 +105,14 @@ class QuestScorer {
     state.pages.reshape(k.batch(), k.heads(), 2 * k.dim());
     state.pages.reserve(ceil_div(capacity, options_.page));
     state.pages.resize(ceil_div(k.len(), options_.page));
-    state.row.reserve(&k.format(), k.dim());
+    state.row.reserve(k);
     const Index first = std::min(state.len, k.len()) / options_.page * options_.page;
     for (Index b = 0; b < k.batch(); ++b) {
       for (Index head = 0; head < k.heads(); ++head) {
         for (Index t = first; t < k.len(); ++t) {
           float* most = state.pages.row(b, head, t / options_.page);
           float* least = most + k.dim();
-          const float* const key = state.row.read(k.row(b, head, t));
+          const float* const key = state.row.read(k, b, head, t);
           if (t % options_.page == 0) {
             std::fill_n(most, k.dim(), -std::numeric_limits<float>::infinity());
             std::fill_n(least, k.dim(), std::numeric_limits<float>::infinity());

@@ -45,7 +45,7 @@ class SnapKvEviction {
       mass.reserve(query_rows, candidates, input.k.dim());
       raw.reserve_amortised(candidates);
       ends.reserve(query_rows);
-      if (!input.q.empty()) mass.query.reserve(&input.q.format(), input.q.dim());
+      if (!input.q.empty()) mass.query.reserve(input.q);
     }
     Index bytes() const { return mass.bytes() + raw.bytes() + ends.bytes(); }
   };
@@ -72,13 +72,12 @@ class SnapKvEviction {
     for (Index r = 0; r < group; ++r) {
       for (Index j = 0; j < window; ++j) {
         ends[rows.count()] = before + j + 1;
-        rows.add(q.row(b, kv_head * group + r, q.len() - window + j),
-                 log2_of_e * input.logit_scale());
+        rows.add(q, b, kv_head * group + r, q.len() - window + j, log2_of_e * input.logit_scale());
       }
     }
     float* const raw = s.raw.data();
-    add_causal_mass(rows.count(), ends, k.head(b, kv_head).listed(candidates.data()), k.format(),
-                    count, k.dim(), 1.0f / static_cast<float>(group), raw, s.mass);
+    add_causal_mass(rows.count(), ends, k.head(b, kv_head).listed(candidates.data()), count,
+                    k.dim(), 1.0f / static_cast<float>(group), raw, s.mass);
     pool(raw, before, scores.data());
     std::copy_n(raw + before, window, scores.data() + before);
     return window;

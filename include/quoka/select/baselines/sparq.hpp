@@ -63,7 +63,7 @@ class SparqScorer {
     const Index rank = std::min(options_.rank, dim);
     Index* const channels = state.channels.reserve(tasks * dim);
     float* const magnitudes = state.magnitudes.reserve(tasks * dim);
-    state.rows.reserve(executor.workers(), &q.format(), dim);
+    state.rows.reserve(executor.workers(), q);
     for_each_kv_head(k, executor, [&](Index b, Index kv_head, int worker) {
       const Index at = (b * k.heads() + kv_head) * dim;
       choose_channels(q, b, kv_head * group, group, rank, state.rows[worker], magnitudes + at,
@@ -75,15 +75,15 @@ class SparqScorer {
         const Index* const chosen = channels + (b * k.heads() + kv_head) * dim;
         for (Index r = 0; r < group; ++r)
           for (Index j = 0; j < q.len(); ++j)
-            add_row(rows.read(q.row(b, kv_head * group + r, j)), dim, factor * input.logit_scale(),
+            add_row(rows.read(q, b, kv_head * group + r, j), dim, factor * input.logit_scale(),
                     {chosen, static_cast<std::size_t>(rank)}, packed, rows);
       };
     };
     if (options_.domain == Domain::logit)
-      return mean_logit_scores({group * q.len(), dim, dim, q.format()}, fill_with(false), k, scores,
-                               state.scores, executor);
+      return mean_logit_scores({group * q.len(), dim, q}, fill_with(false), k, scores, state.scores,
+                               executor);
     state.keys.append(k, input.capacity);
-    softmax_scores({group * q.len(), rank, dim, q.format()}, fill_with(true),
+    softmax_scores({group * q.len(), rank, q}, fill_with(true),
                    KeySource(state.keys, channels, rank, dim), input.capacity, Aggregation::mean,
                    scores, state.scores, executor);
   }
@@ -99,7 +99,7 @@ class SparqScorer {
     std::fill_n(magnitudes, q.dim(), 0.0f);
     for (Index r = 0; r < group; ++r) {
       for (Index j = 0; j < q.len(); ++j) {
-        const float* const row = reader.read(q.row(b, first_head + r, j));
+        const float* const row = reader.read(q, b, first_head + r, j);
         if (!is_finite_row(row, q.dim())) continue;
         for (Index c = 0; c < q.dim(); ++c) magnitudes[c] += std::abs(row[c]);
       }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <quoka/cache/key_sketch.hpp>
+#include <quoka/formats/format.hpp>
 #include <quoka/select/steps/top_k.hpp>
 
 namespace quoka {
@@ -10,22 +11,28 @@ namespace detail {
 
 // The kept queries of all KV heads as codes; those of one head share a scale.
 struct SketchedQueries {
-  Buffer<std::int32_t> codes;   // [batch * kv_heads][steps][rows]: 4 channels of one row
-  Buffer<std::int32_t> offset;  // [batch * kv_heads][rows] -128 * sum of codes
-  Buffer<float> scale;          // [batch * kv_heads]
+  Buffer<std::int32_t> codes;         // [batch * kv_heads][steps][rows]: 4 channels of one row
+  Buffer<std::int32_t> offset;        // [batch * kv_heads][rows] -128 * sum of codes
+  Buffer<std::int32_t> group_offset;  // [batch * kv_heads][groups][rows], for code_rows.hpp
+  Buffer<float> scale;                // [batch * kv_heads]
   Buffer<float> error, length;  // [batch * kv_heads] the largest; infinity where codes cannot stand
                                 // for a query
 
   void reserve(Index tasks, Index rows, Index dim) {
-    codes.reserve(tasks * ceil_div(dim, 4) * rows);
+    codes.reserve(tasks * steps(dim) * rows);
     offset.reserve(tasks * rows);
+    group_offset.reserve(tasks * ceil_div(dim, code_group) * rows);
     scale.reserve(tasks);
     error.reserve(tasks);
     length.reserve(tasks);
   }
   Index bytes() const {
-    return codes.bytes() + offset.bytes() + scale.bytes() + error.bytes() + length.bytes();
+    return codes.bytes() + offset.bytes() + group_offset.bytes() + scale.bytes() + error.bytes() +
+           length.bytes();
   }
+
+  // Of a head's codes: whole groups.
+  static Index steps(Index dim) { return ceil_div(dim, code_group) * (code_group / 4); }
 
   // q_bar [rows, dim] of one KV head.
   void encode_head(const float* q_bar, Index task, Index rows, Index dim);
@@ -50,11 +57,13 @@ struct SketchState {
   KeySketch keys;
   SketchedQueries queries;
   Buffer<float> scores;  // [batch, kv_heads, kv_len], by the sketch
+  Buffer<float> errors;  // likewise, of keys that do not lie in the sketch's order
   WorkerScratch<SketchScratch> scratch;
   WorkerScratch<TopKScratch> top_k;
 
   Index bytes() const {
-    return keys.bytes() + queries.bytes() + scores.bytes() + scratch.bytes() + top_k.bytes();
+    return keys.bytes() + queries.bytes() + scores.bytes() + errors.bytes() + scratch.bytes() +
+           top_k.bytes();
   }
 };
 

@@ -18,13 +18,14 @@ namespace detail {
 // One KV head: sketched scores to its best keys.
 class SketchedHead {
  public:
+  // errors: what the codes of each key miss of its direction.
   SketchedHead(const Rows& k, const TensorView<const float, 3>& inverse_norms, Index task,
-               Index rows, TileScorer& scorer, SketchState& state, int worker)
+               Index rows, TileScorer& scorer, const float* errors, SketchState& state, int worker)
       : keys_(k, inverse_norms, task / k.heads(), task % k.heads()),
         kv_len_(k.len()),
         scorer_(scorer),
         sketched_(state.scores.data() + task * k.len()),
-        errors_(state.keys.errors(keys_.b, keys_.kv_head)),
+        errors_(errors),
         s_(state.scratch[worker]),
         top_k_(state.top_k[worker]) {
     const float e = state.queries.error.data()[task], longest = state.queries.length.data()[task];
@@ -158,8 +159,20 @@ class SketchedHead {
     float* const exact = s_.exact.data() + begin;
     score_keys_of_head(keys_, {0, members}, end - begin, scorer_, Scoring::cosine, exact);
     float least = simd::infinity;
-    for (Index i = 0; i < end - begin; ++i) least = std::min(least, ordered_score(exact[i]));
+    for (Index i = 0; i < end - begin; ++i) {
+      least = std::min(least, ordered_score(exact[i]));
+      require_within_bound(members[i], exact[i]);
+    }
     return least;
+  }
+  // A float score beyond the bound of its sketch is one of another key.
+  void require_within_bound(Index kv, float exact) const {
+    const float bound = slope_ * errors_[kv] + constant_;
+    if (std::abs(exact - sketched_[kv]) > bound) [[unlikely]]
+      fail("the key at position", kv,
+           "not the one that was sketched (its cache changed and the sketch was not told, or its "
+           "inverse norm is not its own), of",
+           "", kv_len_);
   }
 
   HeadKeys keys_;

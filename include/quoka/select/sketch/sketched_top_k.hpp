@@ -26,6 +26,12 @@
 // numbers decide. With a window, a score is its neighbours' maximum: none is sure, and top_k.hpp
 // looks at the float scores of near and far, the others being lowest.
 //
+// Each float score is compared with its sketch: one beyond the bound is of a key that changed behind
+// the sketch's back, and throws.
+//
+// Rows of a format that are 8-bit codes themselves (q8_0) are sketched by what they are, in place: e
+// alone is missed, errors are 0, and nothing is kept.
+//
 // 2 * kv_heads * rows * kv_len * head_dim 8-bit operations, and float scores of some 1.3 n keys;
 // reads head_dim + 8 bytes per key.
 #pragma once
@@ -43,12 +49,17 @@ bool sketch_is_fast();
 // Whether dot products of codes, and their sums over the rows where a mean is wanted, fit 32 bits.
 bool codes_fit(Index rows, Index dim, Aggregation aggregation);
 
-// The Selection that top_k makes of score_all_keys' scores. s.keys has seen all of k; 0 < wanted <
-// kv_len keys are selected; codes_fit().
-void sketched_top_k(const float* q_bar, Index rows, const Rows& k,
-                    const TensorView<const float, 3>& inverse_norms, Aggregation aggregation,
-                    Index wanted, Index capacity, const TopKOptions& options, Selection& selection,
-                    SketchState& s, WorkerScratch<ScoreScratch>& score, ExecutorRef executor);
+// Whose codes are scanned: those of a sketch of all of k, of a sketch of the cache that k lies in, or
+// k's own, which needs no sketch.
+enum class SketchOf { keys, cache, codes };
+
+// The Selection that top_k makes of score_all_keys' scores. 0 < wanted < kv_len keys are selected;
+// codes_fit().
+void sketched_top_k(const KeySketch* sketch, SketchOf what, const float* q_bar, Index rows,
+                    const Rows& k, const TensorView<const float, 3>& inverse_norms,
+                    Aggregation aggregation, Index wanted, Index capacity,
+                    const TopKOptions& options, Selection& selection, SketchState& s,
+                    WorkerScratch<ScoreScratch>& score, ExecutorRef executor);
 
 }  // namespace detail
 

@@ -4,7 +4,7 @@
 #include <quoka/cache/key_sketch_impl.hpp>
 #include <quoka/select/sketch/sketched_head.hpp>
 #include <quoka/select/sketch/sketched_top_k.hpp>
-#include <quoka/simd/code_dots.hpp>
+#include <quoka/simd/code_rows.hpp>
 
 #include <algorithm>
 #include <cassert>
@@ -19,9 +19,12 @@ QUOKA_FUNC bool sketch_is_fast() { return simd::has_fast_code_dots; }
 
 QUOKA_FUNC void SketchedQueries::encode_head(const float* q_bar, Index task, Index rows,
                                              Index dim) {
-  std::int32_t* const head = codes.data() + task * simd::code_steps(dim) * rows;
-  std::fill_n(head, simd::code_steps(dim) * rows, 0);
+  const Index groups = ceil_div(dim, code_group);
+  std::int32_t* const head = codes.data() + task * steps(dim) * rows;
+  std::int32_t* const of_groups = group_offset.data() + task * groups * rows;
+  std::fill_n(head, steps(dim) * rows, 0);
   std::fill_n(offset.data() + task * rows, rows, 0);
+  std::fill_n(of_groups, groups * rows, 0);
   float longest = 0.0f, most_missed = 0.0f;
   for (Index m = 0; m < rows; ++m) {
     const float of_row = std::sqrt(sum_of_squares(q_bar + m * dim, dim));
@@ -29,7 +32,8 @@ QUOKA_FUNC void SketchedQueries::encode_head(const float* q_bar, Index task, Ind
   }
   const float of_codes = code_scale(q_bar, rows * dim);
   // All zeros are coded; shorter queries than codes stand for are not.
-  if (longest > most_coded_length || (of_codes > 0.0f && longest < least_coded_length))
+  const bool zero = std::all_of(q_bar, q_bar + rows * dim, [](float x) { return x == 0.0f; });
+  if (longest > most_coded_length || (!zero && longest < least_coded_length))
     longest = simd::infinity;
   if (longest < simd::infinity) {
     auto* const bytes = reinterpret_cast<std::int8_t*>(head);
@@ -38,6 +42,7 @@ QUOKA_FUNC void SketchedQueries::encode_head(const float* q_bar, Index task, Ind
       const auto put = [&](Index c, int code) {
         bytes[simd::query_code_at(rows, m, c)] = static_cast<std::int8_t>(code);
         sum += code;
+        of_groups[c / code_group * rows + m] += simd::code_offset(code);
       };
       most_missed = std::max(most_missed, encode(q_bar + m * dim, dim, of_codes, put));
       offset.data()[task * rows + m] = simd::code_offset(sum);
@@ -48,66 +53,241 @@ QUOKA_FUNC void SketchedQueries::encode_head(const float* q_bar, Index task, Ind
   length.data()[task] = longest * (1.0f + 1e-5f);
 }
 
-// scores[begin, end) of one KV head, as the sketch has them; begin and end at blocks, or end at the
-// end.
-template <simd::CodeScores Over>
-void sketch_range(const KeySketch& keys, const SketchedQueries& queries, Index task, Index heads,
-                  Index rows, Index dim, Index begin, Index end, float* scores) {
-  constexpr Index pair = 2 * simd::code_block;
-  const Index steps = simd::code_steps(dim), b = task / heads, head = task % heads;
-  const Index later = tuning::sketch_prefetch_pairs * pair * steps * simd::code_channels;
-  const std::int32_t* const codes = queries.codes.data() + task * steps * rows;
-  const std::int32_t* const offset = queries.offset.data() + task * rows;
-  const float* const of_key = keys.scales(b, head);
-  const float scale = queries.scale.data()[task] *
-                      (Over == simd::CodeScores::sum ? 1.0f / static_cast<float>(rows) : 1.0f);
-  for (Index kv = begin; kv < end; kv += pair) {
-    const Index block = kv / simd::code_block, count = std::min(pair, end - kv);
-    const std::uint8_t* const of_keys[2] = {
-        keys.codes(b, head, block),
-        keys.codes(b, head, block + (count > simd::code_block ? 1 : 0))};
-    alignas(64) std::int32_t best[pair];
-    std::fill_n(best, pair,
-                Over == simd::CodeScores::sum ? 0 : std::numeric_limits<std::int32_t>::min());
-    simd::code_dots<Over>(of_keys, codes, rows, steps, offset, best, of_keys[0] + later);
-    for (Index i = 0; i < count; ++i)
-      scores[kv + i] = static_cast<float>(best[i]) * (of_key[kv + i] * scale);
+static_assert(code_group == simd::code_row_group);
+
+// One KV head's keys and queries as codes, and where scores and errors go.
+class SketchScan {
+ public:
+  SketchScan(const SketchedQueries& queries, Index task, Index heads, Index rows, Index dim,
+             Aggregation aggregation, float* scores, float* errors)
+      : b_(task / heads),
+        head_(task % heads),
+        rows_(rows),
+        dim_(dim),
+        codes_(queries.codes.data() + task * SketchedQueries::steps(dim) * rows),
+        offset_(queries.offset.data() + task * rows),
+        group_offset_(queries.group_offset.data() + task * ceil_div(dim, code_group) * rows),
+        mean_(aggregation == Aggregation::mean),
+        scale_(queries.scale.data()[task] * (mean_ ? 1.0f / static_cast<float>(rows) : 1.0f)),
+        scores_(scores),
+        errors_(errors) {}
+
+  // Keys [begin, end) in the order of their sketch; begin and end at blocks, or end at the end.
+  void in_order(const KeySketch& keys, Index begin, Index end) const {
+    const Index block_bytes = simd::code_block_bytes(dim_);
+    const Index later = 2 * tuning::sketch_prefetch_pairs * block_bytes;
+    const float* const of_key = keys.scales(b_, head_);
+    for (Index kv = begin; kv < end; kv += pair) {
+      const Index block = kv / simd::code_block, count = std::min(pair, end - kv);
+      const std::uint8_t* const of_keys[2] = {
+          keys.codes(b_, head_, block),
+          keys.codes(b_, head_, block + (count > simd::code_block ? 1 : 0))};
+      score_pair(of_keys, {of_keys[0] + later, of_keys[0] + later + block_bytes}, of_key + kv, kv,
+                 count);
+    }
   }
-}
+
+  // Keys [begin, end), key i at place places(i) of the sketch. Blocks that lie there as they are
+  // wanted are read in place, others are put together.
+  void at_places(const KeySketch& keys, const KeySketch::Places& places, Index begin,
+                 Index end) const {
+    const Index steps = simd::code_steps(dim_);
+    const float *const scales = keys.scales(0, head_), *const errors = keys.errors(0, head_);
+    alignas(64) float of_key[pair];
+    for (Index kv = begin; kv < end; kv += pair) {
+      const Index count = std::min(pair, end - kv);
+      const std::uint8_t* of_keys[2] = {};
+      for (Index half = 0; half < 2; ++half) {
+        const Index first = kv + half * simd::code_block;
+        const Index n = std::clamp<Index>(end - first, 0, simd::code_block);
+        if (n == 0) {
+          of_keys[half] = of_keys[0];
+          continue;
+        }
+        if (n == simd::code_block && places.keeps_blocks(first)) {
+          const Index block = places(first);
+          of_keys[half] = keys.codes(0, head_, block / simd::code_block);
+          std::copy_n(scales + block, n, of_key + half * simd::code_block);
+          std::copy_n(errors + block, n, errors_ + first);
+          continue;
+        }
+        Index place[simd::code_block];
+        bool in_place = true;
+        for (Index i = 0; i < n; ++i) {
+          place[i] = places(first + i);
+          in_place = in_place && place[i] == place[0] + i;
+          of_key[half * simd::code_block + i] = scales[place[i]];
+          errors_[first + i] = errors[place[i]];
+        }
+        if (in_place && place[0] % simd::code_block == 0) {
+          of_keys[half] = keys.codes(0, head_, place[0] / simd::code_block);
+          continue;
+        }
+        std::uint8_t* const to = gathered_ + half * most_bytes;
+        for (Index i = 0; i < n; ++i) {
+          const std::uint8_t* const from = keys.codes(0, head_, place[i] / simd::code_block);
+          for (Index s = 0; s < steps; ++s)
+            std::memcpy(
+                to + (s * simd::code_block + i) * simd::code_channels,
+                from + (s * simd::code_block + place[i] % simd::code_block) * simd::code_channels,
+                simd::code_channels);
+        }
+        of_keys[half] = to;
+      }
+      const Index ahead = kv + tuning::sketch_prefetch_pairs * pair;
+      simd::LaterBlocks later;
+      if (ahead + pair <= end) {
+        const Index first = places(ahead), second = places(ahead + simd::code_block);
+        later = {keys.codes(0, head_, first / simd::code_block),
+                 keys.codes(0, head_, second / simd::code_block)};
+        for (const float* const of_rows : {scales, errors})
+          simd::prefetch(of_rows + first), simd::prefetch(of_rows + second);
+      }
+      score_pair(of_keys, later, of_key, kv, count);
+    }
+  }
+
+  // Keys [begin, end) of rows that are codes.
+  void of_codes(const HeadRows& keys, const TensorView<const float, 3>& inverse_norms,
+                FloatRow& reader, Index begin, Index end) const {
+    const Index groups = ceil_div(dim_, code_group), row_bytes = keys.row_bytes();
+    const simd::CodeQueries queries{codes_, group_offset_, rows_};
+    for (Index kv = begin; kv < end; kv += simd::code_block) {
+      const Index count = std::min<Index>(simd::code_block, end - kv);
+      ConstRow rows[simd::code_block];
+      keys.at.find(kv, count, rows);
+      const Index ahead = kv + tuning::code_row_prefetch_keys;
+      for (Index i = ahead; i < std::min(ahead + simd::code_block, end); ++i) {
+        const ConstRow later = keys[i];
+        for (Index at = 0; at < row_bytes; at += 64) simd::prefetch(later + at);
+      }
+      keys.format->read_codes(rows, count, keys.shape, gathered_, group_scales_);
+      for (Index i = count; i < simd::code_block; ++i)
+        std::fill_n(group_scales_ + i * groups, groups, 0.0f);
+      alignas(64) float best[simd::code_block];
+      const simd::CodeRows of_keys{gathered_, group_scales_, groups};
+      if (mean_)
+        simd::code_row_scores<simd::CodeScores::sum>(of_keys, queries, best);
+      else
+        simd::code_row_scores<simd::CodeScores::max>(of_keys, queries, best);
+      alignas(64) float norms[simd::code_block];
+      if (inverse_norms.absent()) {
+        simd::code_row_squares(of_keys, norms);
+        for (Index i = 0; i < simd::code_block; i += simd::lanes) {
+          const simd::Packet x = simd::load(norms + i);
+          const simd::Packet inverse = simd::div(simd::broadcast(1.0f), simd::sqrt(x));
+          simd::store(norms + i, simd::select_less(simd::zero(), x, inverse, x));
+        }
+      } else {
+        for (Index i = 0; i < count; ++i) norms[i] = inverse_norms.at(b_, head_, kv + i);
+      }
+      // Most blocks are nothing special.
+      constexpr float shortest = 1.0f / most_coded_length, longest = 1.0f / least_coded_length;
+      int special = count < simd::code_block ? 1 : 0;
+      for (Index i = 0; i < simd::code_block; ++i)
+        special |=
+            static_cast<int>(!(norms[i] > shortest)) | static_cast<int>(!(norms[i] < longest));
+      for (Index i = 0; i < count; ++i)
+        special |= static_cast<int>(group_scales_[i * groups] != group_scales_[i * groups]);
+      if (special == 0) {
+        for (Index i = 0; i < simd::code_block; ++i) {
+          scores_[kv + i] = best[i] * scale_ * norms[i];
+          errors_[kv + i] = 0.0f;
+        }
+        continue;
+      }
+      for (Index i = 0; i < count; ++i) {
+        const float norm = norms[i];
+        // Codes that do not give the row, and lengths at float's ends, are for float.
+        const bool coded =
+            norm == 0.0f ? is_zero(keys, reader, kv + i)
+                         : norm > 1.0f / most_coded_length && norm < 1.0f / least_coded_length &&
+                               group_scales_[i * groups] == group_scales_[i * groups];
+        scores_[kv + i] = coded ? best[i] * scale_ * norm : 0.0f;
+        errors_[kv + i] = coded ? 0.0f : simd::infinity;
+      }
+    }
+  }
+
+  // Can gathered blocks, and rows of codes, be held?
+  static bool fits(Index dim) { return dim <= most_dim; }
+
+ private:
+  static constexpr Index pair = 2 * simd::code_block;
+  static constexpr Index most_dim = 1024, most_bytes = most_dim * simd::code_block;
+
+  void score_pair(const std::uint8_t* const (&of_keys)[2], const simd::LaterBlocks& later,
+                  const float* of_key, Index kv, Index count) const {
+    alignas(64) std::int32_t best[pair];
+    const Index steps = simd::code_steps(dim_);
+    std::fill_n(best, pair, mean_ ? 0 : std::numeric_limits<std::int32_t>::min());
+    if (mean_)
+      simd::code_dots<simd::CodeScores::sum>(of_keys, codes_, rows_, steps, offset_, best, later);
+    else
+      simd::code_dots<simd::CodeScores::max>(of_keys, codes_, rows_, steps, offset_, best, later);
+    for (Index i = 0; i < count; ++i)
+      scores_[kv + i] = static_cast<float>(best[i]) * (of_key[i] * scale_);
+  }
+
+  bool is_zero(const HeadRows& keys, FloatRow& reader, Index i) const {
+    const float* const x = reader.read(keys, i);
+    return std::all_of(x, x + dim_, [](float c) { return c == 0.0f; });
+  }
+
+  Index b_, head_, rows_, dim_;
+  const std::int32_t *codes_, *offset_, *group_offset_;
+  bool mean_;
+  float scale_;
+  float *scores_, *errors_;
+  alignas(64) mutable std::uint8_t gathered_[2 * most_bytes];
+  mutable float group_scales_[simd::code_block * (most_dim / code_group)];
+};
 
 QUOKA_FUNC bool codes_fit(Index rows, Index dim, Aggregation aggregation) {
   const Index most = dim * 255 * 127 * (aggregation == Aggregation::mean ? rows : 1);
-  return most <= std::numeric_limits<std::int32_t>::max();
+  return most <= std::numeric_limits<std::int32_t>::max() && SketchScan::fits(dim);
 }
 
-QUOKA_FUNC void sketched_top_k(const float* q_bar, Index rows, const Rows& k,
+QUOKA_FUNC void sketched_top_k(const KeySketch* sketch, SketchOf what, const float* q_bar,
+                               Index rows, const Rows& k,
                                const TensorView<const float, 3>& inverse_norms,
                                Aggregation aggregation, Index wanted, Index capacity,
                                const TopKOptions& options, Selection& selection, SketchState& s,
                                WorkerScratch<ScoreScratch>& score, ExecutorRef executor) {
   const Index tasks = k.batch() * k.heads(), dim = k.dim(), kv_len = k.len();
-  assert(s.keys.len() == kv_len && 0 < wanted && wanted < kv_len);
+  assert(0 < wanted && wanted < kv_len);
+  const KeySketch::Places places =
+      what == SketchOf::cache ? sketch->places_of(k) : KeySketch::Places{};
   const Index parts = ceil_div(kv_len, tuning::sketch_task_keys);
   s.scores.reserve_amortised(tasks * std::max(kv_len, capacity));
+  if (what != SketchOf::keys) s.errors.reserve_amortised(tasks * std::max(kv_len, capacity));
   s.queries.reserve(tasks, rows, dim);
+  score.reserve(executor.workers(), k, rows);
   for (Index task = 0; task < tasks; ++task)
     s.queries.encode_head(q_bar + task * rows * dim, task, rows, dim);
-  executor.run(tasks * parts, [&](Index part, int) {
+  executor.run(tasks * parts, [&](Index part, int worker) {
     const Index task = part / parts, begin = part % parts * tuning::sketch_task_keys;
     const Index end = std::min(begin + tuning::sketch_task_keys, kv_len);
-    const auto scan = aggregation == Aggregation::mean ? sketch_range<simd::CodeScores::sum>
-                                                       : sketch_range<simd::CodeScores::max>;
-    scan(s.keys, s.queries, task, k.heads(), rows, dim, begin, end,
-         s.scores.data() + task * kv_len);
+    const SketchScan scan(s.queries, task, k.heads(), rows, dim, aggregation,
+                          s.scores.data() + task * kv_len, s.errors.data() + task * kv_len);
+    if (what == SketchOf::keys)
+      scan.in_order(*sketch, begin, end);
+    else if (what == SketchOf::cache)
+      scan.at_places(*sketch, places, begin, end);
+    else
+      scan.of_codes(k.head(task / k.heads(), task % k.heads()), inverse_norms, score[worker].row,
+                    begin, end);
   });
   s.scratch.reserve(executor.workers(), std::max(kv_len, capacity));
   s.top_k.reserve(executor.workers(), std::max(kv_len, capacity), options.window);
-  score.reserve(executor.workers(), &k.format(), rows, dim);
   SelectionWriter writer(selection, k.batch(), k.heads(), kv_len, wanted);
   executor.run(tasks, [&](Index task, int worker) {
-    TileScorer scorer(k.format(), q_bar + task * rows * dim, rows, dim, aggregation, score[worker]);
-    SketchedHead(k, inverse_norms, task, rows, scorer, s, worker)
-        .select(options, writer.row(task / k.heads(), task % k.heads()));
+    const Index b = task / k.heads(), head = task % k.heads();
+    TileScorer scorer(q_bar + task * rows * dim, rows, dim, aggregation, score[worker]);
+    const float* const errors =
+        what == SketchOf::keys ? sketch->errors(b, head) : s.errors.data() + task * kv_len;
+    SketchedHead(k, inverse_norms, task, rows, scorer, errors, s, worker)
+        .select(options, writer.row(b, head));
   });
   writer.commit();
 }

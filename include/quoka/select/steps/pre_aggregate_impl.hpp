@@ -18,7 +18,7 @@ QUOKA_FUNC void pre_aggregate_rows(const Rows& q, const Position* positions, Ind
   const Index rows = aggregated_rows(n, group, mode);
   const bool apart = mode == GroupMode::per_head;
   const float share = apart ? 1.0f : 1.0f / static_cast<float>(group);
-  scratch.reserve(executor.workers(), &q.format(), dim);
+  scratch.reserve(executor.workers(), q);
   executor.run(q.batch() * kv_heads, [&](Index task, int worker) {
     const Index b = task / kv_heads;
     float* const of_task = q_bar + task * rows * dim;
@@ -27,7 +27,7 @@ QUOKA_FUNC void pre_aggregate_rows(const Rows& q, const Position* positions, Ind
       const Index head = task % kv_heads * group + r;
       for (Index m = 0; m < n; ++m) {
         const Index at = positions != nullptr ? positions[(b * q.heads() + head) * n + m] : m;
-        const float* const row = scratch[worker].read(q.row(b, head, at));
+        const float* const row = scratch[worker].read(q, b, head, at);
         const float inverse = inverse_norm_of_row(row, dim);
         if (!is_finite_row(row, dim, inverse)) continue;
         const float factor = (scoring == Scoring::cosine ? inverse : 1.0f) * share;

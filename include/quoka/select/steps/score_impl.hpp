@@ -11,10 +11,11 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-QUOKA_FUNC void ScoreScratch::reserve(const Format* format, Index rows, Index dim) {
+QUOKA_FUNC void ScoreScratch::reserve(const Rows& keys, Index rows) {
+  const Index dim = keys.dim();
   tile.reserve(key_tile_size(dim));
   panels.reserve(round_up(rows, simd::lanes) * dim);
-  row.reserve(format, dim);
+  row.reserve(keys);
 }
 
 QUOKA_FUNC void score_all_keys(const float* q_bar, Index rows, const Rows& keys,
@@ -22,11 +23,11 @@ QUOKA_FUNC void score_all_keys(const float* q_bar, Index rows, const Rows& keys,
                                const ScoreOptions& options, float* scores,
                                WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor) {
   const Index parts = std::max<Index>(1, ceil_div(keys.len(), tuning::score_task_keys));
-  scratch.reserve(executor.workers(), &keys.format(), rows, keys.dim());
+  scratch.reserve(executor.workers(), keys, rows);
   executor.run(keys.batch() * keys.heads() * parts, [&](Index task, int worker) {
     const Index head = task / parts, begin = task % parts * tuning::score_task_keys;
-    TileScorer scorer(keys.format(), q_bar + head * rows * keys.dim(), rows, keys.dim(),
-                      options.aggregation, scratch[worker]);
+    TileScorer scorer(q_bar + head * rows * keys.dim(), rows, keys.dim(), options.aggregation,
+                      scratch[worker]);
     const HeadKeys of_head(keys, inverse_norms, head / keys.heads(), head % keys.heads());
     score_keys_of_head(of_head, {begin, nullptr},
                        std::min(tuning::score_task_keys, keys.len() - begin), scorer,
@@ -37,12 +38,11 @@ QUOKA_FUNC void score_all_keys(const float* q_bar, Index rows, const Rows& keys,
 QUOKA_FUNC void write_inverse_norms(const Rows& keys, TensorView<float, 3> norms,
                                     ExecutorRef executor) {
   WorkerScratch<FloatRow> rows;
-  rows.reserve(executor.workers(), &keys.format(), keys.dim());
+  rows.reserve(executor.workers(), keys);
   executor.run(keys.batch() * keys.heads(), [&](Index task, int worker) {
     const Index b = task / keys.heads(), head = task % keys.heads();
     for (Index t = 0; t < keys.len(); ++t)
-      norms.at(b, head, t) =
-          inverse_norm_of_row(rows[worker].read(keys.row(b, head, t)), keys.dim());
+      norms.at(b, head, t) = inverse_norm_of_row(rows[worker].read(keys, b, head, t), keys.dim());
   });
 }
 

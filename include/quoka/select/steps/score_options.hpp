@@ -21,7 +21,7 @@ struct ScoreScratch {
   Buffer<float> panels;  // q_bar, transposed, in panels of one or two packets
   FloatRow row;
 
-  void reserve(const Format* format, Index rows, Index dim);
+  void reserve(const Rows& keys, Index rows);
   Index bytes() const { return tile.bytes() + panels.bytes() + row.bytes(); }
 };
 

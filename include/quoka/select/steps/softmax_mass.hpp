@@ -50,23 +50,23 @@ class MassKeys {
 // Keys as rows of memory.
 class RowKeys final : public MassKeys {
  public:
-  RowKeys(const RowFinder& rows, const Format& format, Index keys, Index dim, FloatRow& row)
-      : rows_(rows), format_(format), keys_(keys), dim_(dim), row_(row) {
-    row.reserve(&format, dim);
+  RowKeys(const HeadRows& rows, Index keys, FloatRow& row)
+      : rows_(rows), keys_(keys), dim_(rows.shape.dim), row_(row) {
+    row.reserve(rows);
   }
 
   bool pack(Index first, Index count, float* tiles) override {
     ConstRow rows[tuning::block_keys];
-    rows_.find(first, count, rows);
-    pack_keys(format_, rows, count, dim_, tiles);
+    rows_.at.find(first, count, rows);
+    pack_keys(*rows_.format, rows, count, rows_.shape, tiles);
     const Index next = std::clamp<Index>(keys_ - first - count, 0, tuning::block_keys);
-    rows_.find(first + count, next, next_);
-    prefetch_ = RowPrefetch(next_, next, format_.row_bytes(dim_));
+    rows_.at.find(first + count, next, next_);
+    prefetch_ = RowPrefetch(next_, next, rows_.row_bytes());
     return packed_finite(tiles, count);
   }
   void prefetch(Index parts) override { prefetch_.next(ceil_div(prefetch_.lines(), parts)); }
   bool finite(Index key) override {
-    const float* const x = row_.read(rows_[key]);
+    const float* const x = row_.read(rows_, key);
     return std::all_of(x, x + dim_, [](float c) { return std::isfinite(c); });
   }
   void logits(const float* tiles, const float* panel, Index count, float* x,
@@ -93,8 +93,7 @@ class RowKeys final : public MassKeys {
     return simd::reduce_add(poison) + tail == 0.0f;
   }
 
-  RowFinder rows_;
-  const Format& format_;
+  HeadRows rows_;
   Index keys_, dim_;
   FloatRow& row_;
   ConstRow next_[tuning::block_keys];

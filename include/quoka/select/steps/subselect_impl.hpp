@@ -28,7 +28,7 @@ inline void add_cosines(const Rows& q, Index b, Index head, SubselectScratch& s)
   float *mean = s.mean.data(), *inverse = s.inverse.data(), *cosines = s.cosines.data();
   std::fill_n(mean, dim, 0.0f);
   for (Index i = 0; i < q.len(); ++i) {
-    const float* row = s.row.read(q.row(b, head, i));
+    const float* row = s.row.read(q, b, head, i);
     inverse[i] = inverse_norm_of_row(row, dim);
     if (is_finite_row(row, dim, inverse[i]))
       add_row(row, dim, mean);
@@ -40,7 +40,7 @@ inline void add_cosines(const Rows& q, Index b, Index head, SubselectScratch& s)
   for (Index c = 0; c < dim; ++c) mean[c] = factor == 0.0f ? 0.0f : mean[c] * factor;
   for (Index i = 0; i < q.len(); ++i)
     if (cosines[i] != simd::infinity)
-      cosines[i] += sum_of_products(s.row.read(q.row(b, head, i)), mean, dim) * inverse[i];
+      cosines[i] += sum_of_products(s.row.read(q, b, head, i), mean, dim) * inverse[i];
 }
 
 // Which of n queries is what.
@@ -102,7 +102,7 @@ QUOKA_FUNC void subselect_positions(const Rows& q, Index n_queries, const Subsel
                                     ExecutorRef executor) {
   const Index n = std::min(n_queries, q.len()), heads = options.heads_per_set;
   const Index sets = q.heads() / heads, members = std::max<Index>(1, options.group / heads);
-  scratch.reserve(executor.workers(), &q.format(), q.len(), q.dim());
+  scratch.reserve(executor.workers(), q);
   executor.run(q.batch() * sets, [&](Index task, int worker) {
     const Index b = task / sets, head = task % sets * heads;
     Position* first = positions + (b * q.heads() + head) * n;

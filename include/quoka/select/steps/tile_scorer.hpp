@@ -24,10 +24,9 @@ using TileScores = simd::Packet[tuning::tile_rows];
 class TileScorer {
  public:
   // q_bar [rows, dim], contiguous; scratch reserved for it.
-  TileScorer(const Format& format, const float* q_bar, Index rows, Index dim,
-             Aggregation aggregation, ScoreScratch& scratch)
-      : format_(format),
-        row_(scratch.row),
+  TileScorer(const float* q_bar, Index rows, Index dim, Aggregation aggregation,
+             ScoreScratch& scratch)
+      : row_(scratch.row),
         rows_(rows),
         dim_(dim),
         packets_(ceil_div(rows, simd::lanes)),
@@ -42,14 +41,14 @@ class TileScorer {
 
   // scores[0, count) of keys [begin, begin + count), at most tile_rows, not yet scaled by the inverse
   // norms. Rows [later, later + later_count) are asked for on the way.
-  void score(const RowFinder& keys, Index begin, Index count, float* scores, Index later_begin,
+  void score(const HeadRows& keys, Index begin, Index count, float* scores, Index later_begin,
              Index later_count) {
     if (few()) return score_few(keys, begin, count, scores, later_begin, later_count);
     ConstRow rows[tuning::tile_rows], later_rows[tuning::tile_rows];
-    keys.find(begin, count, rows);
-    keys.find(later_begin, later_count, later_rows);
-    RowPrefetch later(later_rows, later_count, format_.row_bytes(dim_));
-    format_.pack_key_tile(rows, count, dim_, tile_);
+    keys.at.find(begin, count, rows);
+    keys.at.find(later_begin, later_count, later_rows);
+    RowPrefetch later(later_rows, later_count, keys.row_bytes());
+    keys.format->pack_key_tile(rows, count, keys.shape, tile_);
     TileScores best;
     const bool mean = aggregation_ == Aggregation::mean;
     for (auto& lane : best) lane = simd::broadcast(mean ? 0.0f : -simd::infinity);
@@ -101,12 +100,16 @@ class TileScorer {
     }
   }
 
-  void score_few(const RowFinder& keys, Index begin, Index count, float* scores, Index later_begin,
+  void score_few(const HeadRows& keys, Index begin, Index count, float* scores, Index later_begin,
                  Index later_count) const {
     const Index height = token_tile_rows(rows_);
     alignas(64) float x[round_up(tuning::tile_rows * 4, simd::lanes)];
-    RowWalk later(keys, format_.row_bytes(dim_), later_begin, later_begin + later_count);
-    format_.token_logits(height, keys.from(begin), count, dim_, panels_, x, &later);
+    RowWalk later(keys.at, keys.row_bytes(), later_begin, later_begin + later_count);
+    ConstRow memory[tuning::tile_rows];
+    RowsAhead ahead;
+    ahead.take(later, count);
+    keys.format->token_logits(height, keys.at.run(begin, count, memory), count, keys.shape, panels_,
+                              x, &ahead);
     const float share = 1.0f / static_cast<float>(rows_);
     for (Index i = 0; i < count; ++i) {
       const float* const of_key = x + i * height;
@@ -139,7 +142,6 @@ class TileScorer {
     });
   }
 
-  const Format& format_;
   FloatRow& row_;
   Index rows_, dim_, packets_;
   Aggregation aggregation_;
@@ -149,7 +151,7 @@ class TileScorer {
 
 // The keys of one KV head, and their inverse norms where they are known.
 struct HeadKeys {
-  RowFinder rows;
+  HeadRows rows;
   const TensorView<const float, 3>& inverse_norms;
   Index b, kv_head, dim;
 
@@ -175,7 +177,7 @@ struct ScoredKeys {
                                                  float* scores) {
   constexpr Index tile = tuning::tile_rows, ahead = tuning::score_prefetch_tiles * tile;
   const bool known = scoring == Scoring::cosine && !keys.inverse_norms.absent();
-  const RowFinder rows =
+  const HeadRows rows =
       which.list != nullptr ? keys.rows.listed(which.list) : keys.rows.from(which.first);
   for (Index i = 0; i < count; i += tile) {
     const Index n = std::min(tile, count - i),
@@ -187,7 +189,7 @@ struct ScoredKeys {
     if (scoring == Scoring::dot) continue;
     for (Index j = 0; j < n; ++j)
       scores[i + j] *= known ? keys.inverse_norms.at(keys.b, keys.kv_head, which(i + j))
-                             : inverse_norm_of_row(scorer.row().read(rows[i + j]), keys.dim);
+                             : inverse_norm_of_row(scorer.row().read(rows, i + j), keys.dim);
   }
 }
 

@@ -90,6 +90,33 @@ QUOKA_INLINE void store_bfloat16(std::uint16_t* p, Packet x) {
   store_16_bits(p, _mm256_blendv_epi8(rounded, quiet, is_nan));
 }
 
+// --- 8 bits -----------------------------------------------------------------------------------
+
+QUOKA_INLINE __m128i load_bytes(const void* p) {
+  return _mm_loadl_epi64(static_cast<const __m128i*>(p));
+}
+QUOKA_INLINE Packet load_int8(const std::int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_bytes(p)));
+}
+QUOKA_INLINE Packet load_uint8(const std::uint8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(load_bytes(p)));
+}
+// The steps of e4m3_to_float.
+QUOKA_INLINE Packet load_e4m3(const std::uint8_t* p) {
+  const __m256i code = _mm256_cvtepu8_epi32(load_bytes(p));
+  const __m256i magnitude = _mm256_and_si256(code, _mm256_set1_epi32(0x7f));
+  const __m256i sign = _mm256_slli_epi32(_mm256_xor_si256(code, magnitude), 24);
+  const __m256i normal =
+      _mm256_add_epi32(_mm256_slli_epi32(magnitude, 20), _mm256_set1_epi32(120 << 23));
+  const __m256i denormal =
+      _mm256_castps_si256(_mm256_mul_ps(_mm256_cvtepi32_ps(magnitude), _mm256_set1_ps(0x1p-9f)));
+  const __m256i is_denormal = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), magnitude);
+  const __m256i is_nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f));
+  const __m256i bits = _mm256_blendv_epi8(normal, denormal, is_denormal);
+  return _mm256_castsi256_ps(_mm256_or_si256(
+      _mm256_or_si256(sign, bits), _mm256_and_si256(is_nan, _mm256_set1_epi32(0x7fc00000))));
+}
+
 // --- across lanes -----------------------------------------------------------------------------
 
 QUOKA_INLINE float reduce_max(Packet x) {

@@ -83,6 +83,28 @@ QUOKA_INLINE void store_bfloat16(std::uint16_t* p, Packet x) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(both));
 }
 
+// --- 8 bits -----------------------------------------------------------------------------------
+
+QUOKA_INLINE __m128i load_bytes(const void* p) {
+  return _mm_loadu_si128(static_cast<const __m128i*>(p));
+}
+QUOKA_INLINE Packet load_int8(const std::int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_bytes(p)));
+}
+QUOKA_INLINE Packet load_uint8(const std::uint8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(load_bytes(p)));
+}
+// As half, which has one bit more of exponent: 2^-8 times the number. What would be 480 becomes NaN.
+QUOKA_INLINE Packet load_e4m3(const std::uint8_t* p) {
+  const __m256i shifted = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_bytes(p)), 7);
+  const __m256i magnitude = _mm256_and_si256(shifted, _mm256_set1_epi16(0x3f80));
+  const __m256i is_nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x3f80));
+  const __m256i sign = _mm256_andnot_si256(_mm256_set1_epi16(0x7fff), shifted);
+  const __m256i half = _mm256_or_si256(_mm256_or_si256(sign, magnitude),
+                                       _mm256_and_si256(is_nan, _mm256_set1_epi16(0x7e00)));
+  return _mm512_mul_ps(_mm512_cvtph_ps(half), _mm512_set1_ps(256.0f));
+}
+
 // --- across lanes -----------------------------------------------------------------------------
 
 QUOKA_INLINE __m256 lower_half(Packet x) { return _mm512_castps512_ps256(x); }

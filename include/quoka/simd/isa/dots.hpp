@@ -33,6 +33,15 @@ QUOKA_INLINE std::int16_t round_to_int16(float x) {
 inline constexpr Index code_block = 16;
 inline constexpr Index code_channels = 4;
 
+// Rows of codes: channels that share a scale, and the steps of a product over them.
+inline constexpr Index code_row_group = 32;
+inline constexpr Index code_row_steps = code_row_group / code_channels;
+
+// Two blocks of keys to be asked for; null: none.
+struct LaterBlocks {
+  const std::uint8_t *first = nullptr, *second = nullptr;
+};
+
 // How the dot products with several queries become one number per key.
 enum class CodeScores { max, sum };
 

@@ -124,6 +124,29 @@ QUOKA_INLINE std::uint16_t float_to_bfloat16(float x) {
   return static_cast<std::uint16_t>(is_nan ? (bits >> 16 | 0x40u) : rounded);
 }
 
+// --- e4m3 -------------------------------------------------------------------------------------
+
+// Floats of 8 bits without infinity (OCP's E4M3, "e4m3fn"): 4 bits of exponent, its bias 7, and 3 of
+// mantissa. 0x7f and 0xff are NaN; the largest is 448.
+QUOKA_INLINE float e4m3_to_float(std::uint8_t x) {
+  const std::uint32_t magnitude = x & 0x7fu;
+  std::uint32_t bits = (magnitude << 20) + (120u << 23);  // the exponent's bias: 127 rather than 7
+  if (magnitude == 0x7fu) bits = 0x7fc00000u;
+  if (magnitude < 0x08u) bits = bits_of(static_cast<float>(magnitude) * 0x1p-9f);  // denormal, zero
+  return float_of(bits | static_cast<std::uint32_t>(x & 0x80u) << 24);
+}
+QUOKA_INLINE std::uint8_t float_to_e4m3(float x) {
+  const std::uint32_t sign = bits_of(x) & 0x80000000u;
+  std::uint32_t bits = bits_of(x) ^ sign;
+  if (bits >= 0x43e00000u)  // 448 and beyond, infinity, NaN
+    bits = bits > 0x7f800000u ? 0x7fu : 0x7eu;
+  else if (bits < 0x3c800000u)  // below 2^-6: the addition rounds
+    bits = bits_of(opaque(float_of(bits) + 0x1p14f)) - 0x46800000u;
+  else
+    bits = (bits - (120u << 23) + 0x7ffffu + (bits >> 20 & 1u)) >> 20;
+  return static_cast<std::uint8_t>(bits | sign >> 24);
+}
+
 }  // namespace simd
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -61,6 +61,33 @@ QUOKA_INLINE void store_bfloat16(std::uint16_t* p, Packet x) {
   vst1_u16(p, vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), rounded, quiet), 16));
 }
 
+// --- 8 bits -----------------------------------------------------------------------------------
+
+QUOKA_INLINE uint8x8_t load_bytes(const void* p) {  // 4 of them
+  std::uint32_t four;
+  __builtin_memcpy(&four, p, sizeof(four));
+  return vreinterpret_u8_u32(vdup_n_u32(four));
+}
+QUOKA_INLINE Packet load_int8(const std::int8_t* p) {
+  const int16x8_t wide = vmovl_s8(vreinterpret_s8_u8(load_bytes(p)));
+  return vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+}
+QUOKA_INLINE uint32x4_t load_codes(const std::uint8_t* p) {
+  return vmovl_u16(vget_low_u16(vmovl_u8(load_bytes(p))));
+}
+QUOKA_INLINE Packet load_uint8(const std::uint8_t* p) { return vcvtq_f32_u32(load_codes(p)); }
+// The steps of e4m3_to_float.
+QUOKA_INLINE Packet load_e4m3(const std::uint8_t* p) {
+  const uint32x4_t code = load_codes(p), magnitude = vandq_u32(code, vdupq_n_u32(0x7fu));
+  const uint32x4_t sign = vshlq_n_u32(veorq_u32(code, magnitude), 24);
+  const uint32x4_t normal = vaddq_u32(vshlq_n_u32(magnitude, 20), vdupq_n_u32(120u << 23));
+  const uint32x4_t denormal = vreinterpretq_u32_f32(vmulq_n_f32(vcvtq_f32_u32(magnitude), 0x1p-9f));
+  const uint32x4_t bits = vbslq_u32(vcltq_u32(magnitude, vdupq_n_u32(8u)), denormal, normal);
+  const uint32x4_t nan =
+      vandq_u32(vceqq_u32(magnitude, vdupq_n_u32(0x7fu)), vdupq_n_u32(0x7fc00000u));
+  return vreinterpretq_f32_u32(vorrq_u32(vorrq_u32(sign, bits), nan));
+}
+
 // --- across lanes -----------------------------------------------------------------------------
 
 QUOKA_INLINE float reduce_max(Packet x) { return vmaxvq_f32(x); }

@@ -23,6 +23,10 @@ QUOKA_INLINE Packet load_bfloat16(const std::uint16_t* p) { return bfloat16_to_f
 QUOKA_INLINE void store_half(std::uint16_t* p, Packet x) { *p = float_to_half(x); }
 QUOKA_INLINE void store_bfloat16(std::uint16_t* p, Packet x) { *p = float_to_bfloat16(x); }
 
+QUOKA_INLINE Packet load_int8(const std::int8_t* p) { return static_cast<float>(*p); }
+QUOKA_INLINE Packet load_uint8(const std::uint8_t* p) { return static_cast<float>(*p); }
+QUOKA_INLINE Packet load_e4m3(const std::uint8_t* p) { return e4m3_to_float(*p); }
+
 QUOKA_INLINE float reduce_max(Packet x) { return x; }
 QUOKA_INLINE float reduce_add(Packet x) { return x; }
 

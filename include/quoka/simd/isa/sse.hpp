@@ -120,6 +120,35 @@ QUOKA_INLINE void store_bfloat16(std::uint16_t* p, Packet x) {
   store_16_bits(p, _mm_srai_epi32(blend(is_nan, quiet, rounded), 16));
 }
 
+// --- 8 bits -----------------------------------------------------------------------------------
+
+// 4 bytes, the upper ones of 32 bits.
+QUOKA_INLINE __m128i load_upper_bytes(const void* p) {
+  std::int32_t four;
+  __builtin_memcpy(&four, p, sizeof(four));
+  const __m128i bytes = _mm_cvtsi32_si128(four), zeros = _mm_setzero_si128();
+  return _mm_unpacklo_epi16(zeros, _mm_unpacklo_epi8(zeros, bytes));
+}
+QUOKA_INLINE Packet load_int8(const std::int8_t* p) {
+  return _mm_cvtepi32_ps(_mm_srai_epi32(load_upper_bytes(p), 24));
+}
+QUOKA_INLINE Packet load_uint8(const std::uint8_t* p) {
+  return _mm_cvtepi32_ps(_mm_srli_epi32(load_upper_bytes(p), 24));
+}
+// The steps of e4m3_to_float.
+QUOKA_INLINE Packet load_e4m3(const std::uint8_t* p) {
+  const __m128i upper = load_upper_bytes(p), sign_bit = _mm_set1_epi32(1 << 31);
+  const __m128i sign = _mm_and_si128(upper, sign_bit);
+  const __m128i magnitude = _mm_srli_epi32(_mm_xor_si128(upper, sign), 24);
+  const __m128i normal = _mm_add_epi32(_mm_slli_epi32(magnitude, 20), _mm_set1_epi32(120 << 23));
+  const __m128i denormal =
+      _mm_castps_si128(_mm_mul_ps(_mm_cvtepi32_ps(magnitude), _mm_set1_ps(0x1p-9f)));
+  const __m128i is_denormal = _mm_cmplt_epi32(magnitude, _mm_set1_epi32(8));
+  const __m128i is_nan = _mm_cmpeq_epi32(magnitude, _mm_set1_epi32(0x7f));
+  return _mm_castsi128_ps(_mm_or_si128(_mm_or_si128(sign, blend(is_denormal, denormal, normal)),
+                                       _mm_and_si128(is_nan, _mm_set1_epi32(0x7fc00000))));
+}
+
 // --- across lanes -----------------------------------------------------------------------------
 
 QUOKA_INLINE float reduce_max(Packet x) {

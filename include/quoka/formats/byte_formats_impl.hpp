@@ -1,0 +1,330 @@
+// Definitions of byte_formats.hpp: a row type for each format (format_table.hpp says what that is).
+#pragma once
+
+#include <quoka/formats/byte_formats.hpp>
+#include <quoka/formats/format_table.hpp>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace formats {
+
+// ---- parts --------------------------------------------------------------------------------------
+
+// A number that lies anywhere.
+template <class T>
+QUOKA_INLINE T read_as(ConstRow p) {
+  T x;
+  std::memcpy(&x, p, sizeof(T));
+  return x;
+}
+template <class T>
+QUOKA_INLINE void write_as(std::byte* p, T x) {
+  std::memcpy(p, &x, sizeof(T));
+}
+QUOKA_INLINE const std::int8_t* int8_at(ConstRow row, Index c) {
+  return reinterpret_cast<const std::int8_t*>(row) + c;
+}
+QUOKA_INLINE const std::uint8_t* uint8_at(ConstRow row, Index c) {
+  return reinterpret_cast<const std::uint8_t*>(row) + c;
+}
+
+// x rounded to nearest, ties to even, and kept in [least, most]; 0 for NaN. The sum leaves no bits
+// for a fraction: its low bits are the integer.
+QUOKA_INLINE int round_to(float x, float least, float most) {
+  constexpr float magic = 12582912.0f;  // 1.5 * 2^23
+  if (!(x == x)) return 0;
+  const float kept = x < least ? least : most < x ? most : x;
+  return static_cast<int>(simd::bits_of(kept + magic)) - static_cast<int>(simd::bits_of(magic));
+}
+inline constexpr float most_code = 127.0f;
+
+// x / scale; 0 for a scale of 0, which turns all codes into 0.
+QUOKA_INLINE float quotient(float x, float scale) { return scale == 0.0f ? 0.0f : x / scale; }
+
+// A packet of ones, in place of scales where there are none: a choice of addresses. A branch in the
+// loops of a token took 1.4 times as long.
+inline constexpr auto ones = [] {
+  std::array<float, simd::lanes> all{};
+  for (float& one : all) one = 1.0f;
+  return all;
+}();
+// The one scale of a head.
+QUOKA_INLINE float head_scale(const RowShape& shape) {
+  return *(shape.scales != nullptr ? shape.scales : ones.data());
+}
+
+// The least and the largest of x[0, n), n > 0. All is finite if and only if `finite`.
+struct Extremes {
+  float least, most;
+  bool finite;
+
+  Extremes(const float* x, Index n) : least(x[0]), most(x[0]) {
+    float poison = 0.0f;  // x * 0 is NaN for NaN and infinity
+    for (Index i = 0; i < n; ++i) {
+      least = simd::min(least, x[i]);
+      most = simd::max(most, x[i]);
+      poison += x[i] * 0.0f;
+    }
+    finite = poison == 0.0f;
+  }
+};
+
+// ---- q8_0 ---------------------------------------------------------------------------------------
+
+struct Q8_0Row {
+  static constexpr const char* name = "q8_0";
+  static constexpr bool is_float = false;
+  static constexpr Index block = 32, head_bytes = 2, block_bytes = head_bytes + block;
+  static_assert(block % simd::lanes == 0, "a packet lies in one block");
+  static_assert(block == code_group);
+
+  static Index bytes(const RowShape& shape) { return ceil_div(shape.dim, block) * block_bytes; }
+  QUOKA_INLINE static ConstRow block_of(ConstRow row, Index c) {
+    return row + c / block * block_bytes;
+  }
+  QUOKA_INLINE static float scale_of(ConstRow of_block) {
+    return simd::half_to_float(read_as<std::uint16_t>(of_block));
+  }
+  // A block, its scale read once.
+  struct Group {
+    static constexpr Index channels = block;
+    const std::int8_t* codes;
+    simd::Packet scale;
+
+    QUOKA_INLINE Group(ConstRow row, Index c)
+        : codes(int8_at(block_of(row, c), head_bytes)),
+          scale(simd::broadcast(scale_of(block_of(row, c)))) {}
+    QUOKA_INLINE simd::Packet load(Index c) const {
+      return simd::mul(scale, simd::load_int8(codes + c));
+    }
+  };
+  QUOKA_INLINE static simd::Packet load(ConstRow row, Index c, const RowShape&) {
+    return Group(row, c).load(c % block);
+  }
+  QUOKA_INLINE static float at(ConstRow row, Index c, const RowShape&) {
+    const ConstRow here = block_of(row, c);
+    return scale_of(here) * static_cast<float>(*int8_at(here, head_bytes + c % block));
+  }
+  static void narrow(const float* from, const RowShape& shape, std::byte* row) {
+    for (Index c = 0; c < shape.dim; c += block, row += block_bytes) {
+      const Index n = std::min(block, shape.dim - c);
+      const Extremes x(from + c, n);
+      const float d = simd::max(simd::max(0.0f, x.most), -x.least) / most_code;  // never -0
+      std::uint16_t half = simd::float_to_half(d);
+      float inverse = d > 0.0f ? 1.0f / d : 0.0f;
+      if (!x.finite || half >= 0x7c00u) half = 0x7e00u, inverse = 0.0f;  // NaN
+      write_as(row, half);
+      for (Index i = 0; i < block; ++i) {
+        const int code = i < n ? round_to(from[c + i] * inverse, -most_code, most_code) : 0;
+        row[head_bytes + i] = static_cast<std::byte>(code);
+      }
+    }
+  }
+  // What no row has, -128 and scales that are not finite, is looked for once.
+  static void read_code_rows(const ConstRow* rows, Index count, const RowShape& shape,
+                             std::uint8_t* codes, float* scales) {
+    const Index blocks = ceil_div(shape.dim, block), width = blocks * block;
+    using Bytes [[gnu::vector_size(block)]] = std::uint8_t;  // in a register, whatever the ISA
+    Bytes least = Bytes{} | 0xff;
+    float poison = 0.0f;  // x * 0 is NaN for NaN and infinity
+    for (Index i = 0; i < count; ++i) {
+      std::uint8_t* to = codes + i * width;
+      for (Index g = 0; g < blocks; ++g, to += block) {
+        const ConstRow here = rows[i] + g * block_bytes;
+        const float scale = scales[i * blocks + g] = scale_of(here);
+        poison += scale * 0.0f;
+        Bytes of_block;
+        std::memcpy(&of_block, here + head_bytes, block);
+        of_block ^= 0x80;
+        least = of_block < least ? of_block : least;
+        std::memcpy(to, &of_block, block);
+      }
+      std::fill(codes + i * width + shape.dim, codes + (i + 1) * width, std::uint8_t{128});
+    }
+    bool all = poison == 0.0f;
+    for (int c = 0; c < block; ++c) all &= least[c] != 0;
+    if (all) return;
+    for (Index i = 0; i < count; ++i) {
+      const std::uint8_t* const of_row = codes + i * width;
+      float* const of_scales = scales + i * blocks;
+      bool fits = std::find(of_row, of_row + width, std::uint8_t{0}) == of_row + width;
+      for (Index g = 0; g < blocks; ++g) fits &= of_scales[g] - of_scales[g] == 0.0f;
+      if (!fits) std::fill_n(of_scales, blocks, std::numeric_limits<float>::quiet_NaN());
+    }
+  }
+};
+
+// ---- u8 -----------------------------------------------------------------------------------------
+
+struct U8Row {
+  static constexpr const char* name = "u8";
+  static constexpr bool is_float = false;
+  static constexpr Index head_bytes = 8;
+
+  static Index bytes(const RowShape& shape) { return head_bytes + shape.dim; }
+  QUOKA_INLINE static float scale_of(ConstRow row) { return read_as<float>(row); }
+  QUOKA_INLINE static float zero_of(ConstRow row) { return read_as<float>(row + 4); }
+  QUOKA_INLINE static simd::Packet load(ConstRow row, Index c, const RowShape&) {
+    const simd::Packet code = simd::load_uint8(uint8_at(row, head_bytes + c));
+    return simd::mul(simd::sub(code, simd::broadcast(zero_of(row))),
+                     simd::broadcast(scale_of(row)));
+  }
+  QUOKA_INLINE static float at(ConstRow row, Index c, const RowShape&) {
+    return (static_cast<float>(*uint8_at(row, head_bytes + c)) - zero_of(row)) * scale_of(row);
+  }
+  static void narrow(const float* from, const RowShape& shape, std::byte* row) {
+    const Extremes x(from, shape.dim);
+    const float range = x.most - x.least;
+    float scale = range / 255.0f;
+    if (scale == 0.0f) scale = 1.0f;  // one value: min = (0 - -min) * 1
+    float zero = -x.least / scale;
+    if (!x.finite || !(range < simd::infinity))
+      scale = std::numeric_limits<float>::quiet_NaN(), zero = 0.0f;  // and all codes 0
+    write_as(row, scale);
+    write_as(row + 4, zero);
+    // From the least on: x / scale + zero would lose the codes of a row that lies far from 0.
+    for (Index c = 0; c < shape.dim; ++c)
+      row[head_bytes + c] =
+          static_cast<std::byte>(round_to((from[c] - x.least) / scale, 0.0f, 255.0f));
+  }
+};
+
+// ---- bytes with a scale apart -------------------------------------------------------------------
+
+// A byte a channel, converted by As, times the one scale of a head.
+template <class As>
+struct ScaledByteRow {
+  static constexpr const char* name = As::name;
+  static constexpr bool is_float = false;
+
+  static Index bytes(const RowShape& shape) { return shape.dim; }
+  QUOKA_INLINE static simd::Packet load(ConstRow row, Index c, const RowShape& shape) {
+    return simd::mul(simd::broadcast(head_scale(shape)), As::load(row + c));
+  }
+  QUOKA_INLINE static float at(ConstRow row, Index c, const RowShape& shape) {
+    return head_scale(shape) * As::to_float(row[c]);
+  }
+  static void narrow(const float* from, const RowShape& shape, std::byte* row) {
+    const float scale = head_scale(shape);
+    for (Index c = 0; c < shape.dim; ++c) row[c] = As::from_float(quotient(from[c], scale));
+  }
+};
+
+// ---- i8 -----------------------------------------------------------------------------------------
+
+struct AsInt8 {
+  static constexpr const char* name = "i8";
+  QUOKA_INLINE static simd::Packet load(ConstRow p) { return simd::load_int8(int8_at(p, 0)); }
+  QUOKA_INLINE static float to_float(std::byte x) {
+    return static_cast<float>(static_cast<std::int8_t>(x));
+  }
+  QUOKA_INLINE static std::byte from_float(float x) {
+    return static_cast<std::byte>(round_to(x, -most_code, most_code));
+  }
+};
+
+struct I8Row : ScaledByteRow<AsInt8> {
+  static bool read_codes(ConstRow row, const RowShape& shape, std::int8_t* codes, float* scales) {
+    const float scale = head_scale(shape);
+    std::fill_n(scales, ceil_div(shape.dim, code_group), scale);
+    bool fits = scale - scale == 0.0f;  // finite
+    for (Index c = 0; c < shape.dim; ++c) {
+      codes[c] = *int8_at(row, c);
+      fits &= codes[c] != -128;
+    }
+    return fits;
+  }
+};
+
+struct I8ChannelRow {
+  static constexpr const char* name = "i8_channel";
+  static constexpr bool is_float = false;
+
+  static Index bytes(const RowShape& shape) { return shape.dim; }
+  QUOKA_INLINE static simd::Packet load(ConstRow row, Index c, const RowShape& shape) {
+    const float* const scales = shape.scales != nullptr ? shape.scales + c : ones.data();
+    return simd::mul(simd::load_unaligned(scales), simd::load_int8(int8_at(row, c)));
+  }
+  QUOKA_INLINE static float scale_of(Index c, const RowShape& shape) {
+    return shape.scales != nullptr ? shape.scales[c] : 1.0f;
+  }
+  QUOKA_INLINE static float at(ConstRow row, Index c, const RowShape& shape) {
+    return scale_of(c, shape) * static_cast<float>(*int8_at(row, c));
+  }
+  static void narrow(const float* from, const RowShape& shape, std::byte* row) {
+    for (Index c = 0; c < shape.dim; ++c)
+      row[c] = static_cast<std::byte>(
+          round_to(quotient(from[c], scale_of(c, shape)), -most_code, most_code));
+  }
+};
+
+// ---- e4m3 ---------------------------------------------------------------------------------------
+
+struct AsE4m3 {
+  static constexpr const char* name = "e4m3";
+  QUOKA_INLINE static simd::Packet load(ConstRow p) { return simd::load_e4m3(uint8_at(p, 0)); }
+  QUOKA_INLINE static float to_float(std::byte x) {
+    return simd::e4m3_to_float(static_cast<std::uint8_t>(x));
+  }
+  QUOKA_INLINE static std::byte from_float(float x) {
+    return static_cast<std::byte>(simd::float_to_e4m3(x));
+  }
+};
+using E4m3Row = ScaledByteRow<AsE4m3>;
+
+// ---- channels apart -----------------------------------------------------------------------------
+
+// Element is the row type of one channel.
+template <class Element>
+struct ChannelMajorRow {
+  static constexpr const char* name = "channel-major";
+  static constexpr bool is_float = false;
+
+  static Index step(const RowShape& shape) {
+    return shape.channel_step != 0 ? shape.channel_step : Element::bytes({1});
+  }
+  static Index bytes(const RowShape& shape) {
+    return (shape.dim - 1) * step(shape) + Element::bytes({1});
+  }
+  QUOKA_INLINE static simd::Packet load(ConstRow row, Index c, const RowShape& shape) {
+    alignas(64) float x[simd::lanes];
+    for (int i = 0; i < simd::lanes; ++i) x[i] = at(row, c + i, shape);
+    return simd::load(x);
+  }
+  QUOKA_INLINE static float at(ConstRow row, Index c, const RowShape& shape) {
+    return Element::at(row + c * step(shape), 0, shape);
+  }
+};
+
+}  // namespace formats
+
+namespace detail {
+
+template <class Row>
+const Format& format_of_row() {
+  static constexpr Format format = format_table<Row>();
+  return format;
+}
+
+}  // namespace detail
+
+QUOKA_FUNC const Format& q8_0_format() { return detail::format_of_row<formats::Q8_0Row>(); }
+QUOKA_FUNC const Format& u8_format() { return detail::format_of_row<formats::U8Row>(); }
+QUOKA_FUNC const Format& i8_format() { return detail::format_of_row<formats::I8Row>(); }
+QUOKA_FUNC const Format& i8_channel_format() {
+  return detail::format_of_row<formats::I8ChannelRow>();
+}
+QUOKA_FUNC const Format& e4m3_format() { return detail::format_of_row<formats::E4m3Row>(); }
+
+template <class T>
+const Format& channel_major_format() {
+  return detail::format_of_row<formats::ChannelMajorRow<typename formats::RowOf<T>::type>>();
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

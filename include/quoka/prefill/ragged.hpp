@@ -1,0 +1,120 @@
+// Selection and attention for a batch of sequences of different lengths, over caches of the engine's:
+// prefill chunks and decode steps mixed, as continuous batching has them.
+//
+//   RaggedWorkspace<QuokaSelector> workspace;                // kept from call to call
+//   select_and_attend(selector, sequences, {}, threads, workspace);
+//
+// Each sequence has its own past, chunk, output and State. Its results are those of select() and
+// attention() for it alone, to the last bit. Work is balanced over the workers by what it costs: long
+// sequences are selected for by all workers together, short ones by one worker each, and all of
+// attention is one list of tasks.
+#pragma once
+
+#include <quoka/attention/attention.hpp>
+#include <quoka/select/selector.hpp>
+#include <quoka/select/visible.hpp>
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+template <Selector S>
+struct RaggedSequence {
+  Rows q = {};                         // [1, q_heads, q_len, head_dim]
+  Rows past_k = {};                    // [1, kv_heads, kv_len, head_dim], any layout
+  Rows past_v = {};                    // [1, kv_heads, kv_len, v_dim]
+  Chunk chunk = {};                    // [1, kv_heads, q_len, ...], in the cache or apart
+  AttentionOutput out;                 // [1, q_heads, q_len, v_dim]
+  typename S::State* state = nullptr;  // null: attends to all of its past
+  TensorView<const float, 3> inverse_norms = {};  // of past_k; optional
+  const KeySketch* sketch = nullptr;              // of the cache; optional
+  std::uint64_t sequence = 0;                     // its number, for a State that checks it
+  Mask mask = {};
+  std::optional<Index> query_position = {};
+};
+
+template <Selector S>
+class RaggedWorkspace {
+ public:
+  // What the last call attended to of sequence i's past.
+  const Selection& selection(Index i) const { return keep_[static_cast<std::size_t>(i)]; }
+  Index bytes() const { return attention_.bytes(); }
+
+  void run(const S& selector, std::span<const RaggedSequence<S>> batch,
+           const AttentionOptions& options, ExecutorRef executor) {
+    keep_.resize(std::max(keep_.size(), batch.size()));
+    select(selector, batch, options, executor);
+    calls_.clear();
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      const RaggedSequence<S>& x = batch[i];
+      calls_.push_back({.q = x.q,
+                        .past = {x.past_k, x.past_v, keep_[i]},
+                        .chunk = x.chunk,
+                        .out = x.out,
+                        .mask = x.mask,
+                        .query_position = x.query_position});
+    }
+    attention(calls_, options, executor, attention_);
+  }
+
+ private:
+  void select(const S& selector, std::span<const RaggedSequence<S>> batch,
+              const AttentionOptions& options, ExecutorRef executor) {
+    const auto select_for = [&](std::size_t i, ExecutorRef by) {
+      const RaggedSequence<S>& x = batch[i];
+      if (x.state == nullptr || x.past_k.len() == 0)
+        return keep_[i].select_all(x.q.batch(), x.past_k.heads(), x.past_k.len());
+      const SelectorInput input{.q = x.q,
+                                .k = x.past_k,
+                                .inverse_norms = x.inverse_norms,
+                                .capacity = x.past_k.len(),
+                                .scale = options.scale,
+                                .sequence = x.sequence,
+                                .sketch = x.sketch};
+      if (x.mask.absent()) return selector.select(input, *x.state, keep_[i], by);
+      select_visible(selector, input, VisibleCells(x.mask, x.past_k.len(), 0, by), *x.state,
+                     keep_[i], by);
+    };
+    // By the keys there are to look at.
+    const auto cost = [&](std::size_t i) {
+      return batch[i].state == nullptr ? 0 : batch[i].past_k.len();
+    };
+    order_.resize(batch.size());
+    std::iota(order_.begin(), order_.end(), std::size_t{0});
+    std::sort(order_.begin(), order_.end(), [&](std::size_t a, std::size_t b) {
+      return cost(a) > cost(b) || (cost(a) == cost(b) && a < b);
+    });
+    Index left = 0;
+    for (const std::size_t i : order_) left += cost(i);
+    std::size_t at = 0;
+    for (; at < order_.size() && executor.workers() > 1; ++at) {
+      if (cost(order_[at]) * executor.workers() <= left) break;
+      left -= cost(order_[at]);
+      select_for(order_[at], executor);
+    }
+    executor.run(static_cast<Index>(order_.size() - at), [&](Index task, int) {
+      select_for(order_[at + static_cast<std::size_t>(task)], SerialExecutor{});
+    });
+  }
+
+  std::vector<Selection> keep_;
+  std::vector<AttentionSequence> calls_;
+  std::vector<std::size_t> order_;
+  AttentionWorkspace attention_;
+};
+
+// Selects for each sequence that has a State and attends, in one call. The options' mask and
+// query_position are those of the sequences. Throws std::invalid_argument as select() and attention()
+// would for one of them; no output is written then, but States may have been used.
+template <Selector S>
+void select_and_attend(const S& selector, std::span<const RaggedSequence<S>> batch,
+                       const AttentionOptions& options, ExecutorRef executor,
+                       RaggedWorkspace<S>& workspace) {
+  workspace.run(selector, batch, options, executor);
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,74 @@
+// Selection where not every cell of the past is there for every query: other sequences' cells,
+// padding, holes, a prefix that only some of the chunk sees.
+//
+//   const VisibleCells visible(mask, past_len);           // views/mask.hpp
+//   select_visible(selector, input, visible, state, keep, executor);
+//   attention(q, {past_k, past_v, keep}, {k, v}, out, {.mask = mask}, executor);
+//
+// The selector considers what every query of the chunk may see, and no other cell's key is read. What
+// only some may see is kept besides, outside the budget: attention's mask says who sees it.
+#pragma once
+
+#include <quoka/views/mask.hpp>
+#include <quoka/select/selector.hpp>
+
+#include <algorithm>
+#include <vector>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// input.k [1, kv_heads, past_len, head_dim] is the whole past, as for select(); keep is of its cells.
+// A selector that keeps something per key needs a sketch of the cache (SelectorInput::sketch), or a
+// State that was told of the same visible cells in the same order. Throws as select(), and where
+// visible was found for more cells than there are.
+template <Selector S>
+void select_visible(const S& selector, SelectorInput input, const VisibleCells& visible,
+                    typename S::State& state, Selection& keep,
+                    ExecutorRef executor = SerialExecutor{}) {
+  const Rows past = input.k;
+  const Index len = past.len(), to_all = std::ssize(visible.to_all),
+              to_some = std::ssize(visible.to_some), heads = past.heads();
+  detail::require_equal("the batch", past.batch(), "one sequence", 1);
+  for (const auto* cells : {&visible.to_all, &visible.to_some})
+    if (!cells->empty())
+      detail::require_at_most("a visible cell", cells->back(), "the last", len - 1);
+  if (to_all == len) return selector.select(input, state, keep, executor);
+
+  Selection chosen;
+  std::vector<float> norms;
+  if (to_all > 0) {
+    const bool prefix = visible.to_all.back() == to_all - 1;
+    input.k = prefix ? past.slice(0, to_all) : past.listed(visible.to_all);
+    if (!input.inverse_norms.absent() && prefix) {
+      input.inverse_norms = input.inverse_norms.slice(0, to_all);
+    } else if (!input.inverse_norms.absent()) {
+      norms.reserve(static_cast<std::size_t>(heads * to_all));
+      for (Index head = 0; head < heads; ++head)
+        for (const Position cell : visible.to_all)
+          norms.push_back(input.inverse_norms.at(0, head, cell));
+      input.inverse_norms = {norms.data(), {1, heads, to_all}, {heads * to_all, to_all, 1}};
+    }
+    selector.select(input, state, chosen, executor);
+  } else {
+    chosen.select_none(1, heads, 0);
+  }
+  SelectionWriter writer(keep, 1, heads, len,
+                         (chosen.is_all() ? to_all : chosen.max_count()) + to_some);
+  std::vector<Position> cells;
+  for (Index head = 0; head < heads; ++head) {
+    cells.clear();
+    if (chosen.is_all())
+      cells = visible.to_all;
+    else
+      for (const Position i : chosen.row(0, head))
+        cells.push_back(visible.to_all[static_cast<std::size_t>(i)]);
+    std::merge(cells.begin(), cells.end(), visible.to_some.begin(), visible.to_some.end(),
+               writer.row(0, head).begin());
+    writer.set_count(0, head, std::ssize(cells) + to_some);
+  }
+  writer.commit();
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

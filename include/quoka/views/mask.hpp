@@ -1,0 +1,104 @@
+// Mask: which keys each query may see, and what is added to their logits, as the caller has it.
+//
+//   Mask(rows)           added to the logits after the soft-cap: 0, any bias, and what hides: -inf or
+//                        anything at or below -60,000, as the lowest half and float are written. Rows
+//                        of float, half or bfloat16 [batch, heads, q_len, keys]
+//   Mask::bytes(...)     a byte for each key, 0 hides: ONNX's boolean masks
+//   Mask::bits(...)      bit k % 8 of byte k / 8 for key k, 0 hides
+//
+// batch and heads may be 1: the same for all. Columns are the past's rows, in its order and before
+// any selection, then the chunk's. A mask joins causality and the sliding window; with
+// AttentionOptions::causal = false it alone decides, as for tree drafts, a prefix that is seen both
+// ways, or cells of a cache in any order.
+//
+// A key that a query may not see has no influence on it, whatever its memory holds, NaN included;
+// but in fixed point a value that others see shares a scale with its block. What no query sees is
+// not read. A row that sees nothing is zero. A mask of NaN hides.
+#pragma once
+
+#include <quoka/runtime/executor.hpp>
+#include <quoka/views/rows.hpp>
+
+#include <vector>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+class Mask {
+ public:
+  using Sizes = std::array<Index, 4>;    // [batch or 1, q_heads or 1, q_len, keys]
+  using Strides = std::array<Index, 3>;  // of batch, heads and q_len, in bytes
+
+  // Biases that hide: this and all below, which no weight would survive.
+  static constexpr float hides_from = -60000.0f;
+
+  // Everything is visible.
+  Mask() = default;
+  // Throws std::invalid_argument for another format than float, half or bfloat16.
+  template <class R>
+  requires(std::is_convertible_v<R, Rows> && !std::is_same_v<std::remove_cvref_t<R>, Mask>)
+      Mask(R&& added)
+      : Mask(Rows(std::forward<R>(added)), Checked{}) {}
+  static Mask bytes(const void* data, const Sizes& sizes, const Strides& strides) {
+    return {data, Kind::bytes, sizes, strides};
+  }
+  static Mask bits(const void* data, const Sizes& sizes, const Strides& strides) {
+    return {data, Kind::bits, sizes, strides};
+  }
+
+  bool absent() const { return sizes_ == Sizes{}; }
+  const Sizes& sizes() const { return sizes_; }
+  const Strides& strides() const { return strides_; }
+  const std::byte* data() const { return data_; }
+  Index row_bytes() const;
+  Index batch() const { return sizes_[0]; }
+  Index heads() const { return sizes_[1]; }
+  Index keys() const { return sizes_[3]; }
+
+  // to[0, count) = what is added for columns [first, first + count), or for columns list[first ...].
+  void read(Index b, Index head, Index query, const Position* list, Index first, Index count,
+            float* to) const;
+
+  // Throws std::invalid_argument unless the mask serves this shape.
+  void check(Index batch, Index q_heads, Index q_len, Index keys) const;
+
+ private:
+  enum class Kind { single, half, bfloat16, bytes, bits };
+  struct Checked {};
+
+  Mask(const Rows& added, Checked);
+  Mask(const void* data, Kind kind, const Sizes& sizes, const Strides& strides);
+
+  const std::byte* data_ = nullptr;
+  Kind kind_ = Kind::single;
+  Sizes sizes_{};
+  Strides strides_{};
+};
+
+// What the queries of a chunk see of a column: a sum of these.
+enum ColumnSight : std::uint8_t {
+  seen_by_some = 1,
+  hidden_from_some = 2,
+  biased_for_some = 4,  // seen, with something else than 0 added
+};
+// sight[0, count) of columns [first, first + count), over all queries and heads of sequence b.
+void read_column_sight(const Mask& mask, Index b, Index first, Index count, std::uint8_t* sight,
+                       ExecutorRef executor = SerialExecutor{});
+
+// Cells of a past of one sequence by what the chunk's queries see of them: what selection needs.
+struct VisibleCells {
+  std::vector<Position> to_all;   // ascending: a selection is made among these
+  std::vector<Position> to_some;  // ascending, without those above: attended to exactly
+
+  // Of the mask's first past_len columns, for sequence b. Throws std::invalid_argument for more
+  // columns, or another sequence, than the mask has.
+  VisibleCells(const Mask& mask, Index past_len, Index b = 0,
+               ExecutorRef executor = SerialExecutor{});
+};
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if !defined(QUOKA_COMPILED)
+#include <quoka/views/mask_impl.hpp>
+#endif

@@ -1,0 +1,142 @@
+// Definitions of mask.hpp.
+#pragma once
+
+#include <quoka/views/mask.hpp>
+#include <quoka/formats/format_table.hpp>
+
+#include <algorithm>
+#include <cstring>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+QUOKA_FUNC Mask::Mask(const void* data, Kind kind, const Sizes& sizes, const Strides& strides)
+    : data_(static_cast<const std::byte*>(data)), kind_(kind), sizes_(sizes), strides_(strides) {
+  bool any = true;
+  for (const Index size : sizes) {
+    detail::require_at_least("a size of a mask", size, 0);
+    any = any && size > 0;
+  }
+  if (data == nullptr && any) detail::fail_because("a mask has elements, but its pointer is null");
+}
+
+QUOKA_FUNC Mask::Mask(const Rows& added, Checked)
+    : data_(added.data()), sizes_(added.sizes()), strides_(added.strides()) {
+  if (added.empty()) return;
+  const Format* const format = &added.format();
+  if (added.mapped()) detail::fail_because("a mask in pages, or of a list, is not supported");
+  if (format == &format_of<float>())
+    kind_ = Kind::single;
+  else if (format == &format_of<Eigen::half>())
+    kind_ = Kind::half;
+  else if (format == &format_of<Eigen::bfloat16>())
+    kind_ = Kind::bfloat16;
+  else
+    detail::fail_because(std::string("a mask's format must be float, half or bfloat16, not ") +
+                         format->name);
+}
+
+QUOKA_FUNC Index Mask::row_bytes() const {
+  switch (kind_) {
+    case Kind::single:
+      return 4 * sizes_[3];
+    case Kind::half:
+    case Kind::bfloat16:
+      return 2 * sizes_[3];
+    case Kind::bytes:
+      return sizes_[3];
+    case Kind::bits:
+      return ceil_div(sizes_[3], 8);
+  }
+  return 0;
+}
+
+QUOKA_FUNC void Mask::check(Index batch, Index q_heads, Index q_len, Index keys) const {
+  if (sizes_[0] != 1) detail::require_equal("the mask's batch", sizes_[0], "q's batch", batch);
+  if (sizes_[1] != 1) detail::require_equal("the mask's heads", sizes_[1], "q_heads", q_heads);
+  detail::require_equal("the mask's rows", sizes_[2], "q_len", q_len);
+  detail::require_equal("the mask's columns", sizes_[3], "the past's and the chunk's keys", keys);
+}
+
+QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* list, Index first,
+                           Index count, float* to) const {
+  const std::byte* const row = data_ + (sizes_[0] > 1 ? b : 0) * strides_[0] +
+                               (sizes_[1] > 1 ? head : 0) * strides_[1] + query * strides_[2];
+  const auto seen = [](bool visible) { return visible ? 0.0f : -simd::infinity; };
+  const auto each = [&](auto&& at) {
+    if (list != nullptr)
+      for (Index i = 0; i < count; ++i) to[i] = at(Index{list[first + i]});
+    else
+      for (Index i = 0; i < count; ++i) to[i] = at(first + i);
+  };
+  const auto* const shorts = reinterpret_cast<const std::uint16_t*>(row);
+  switch (kind_) {
+    case Kind::single: {
+      const auto* const x = reinterpret_cast<const float*>(row);
+      if (list == nullptr)
+        std::copy_n(x + first, count, to);
+      else
+        each([x](Index k) { return x[k]; });
+      break;
+    }
+    case Kind::half:
+      if (list == nullptr)
+        format_of<Eigen::half>().widen(reinterpret_cast<ConstRow>(shorts + first), {count}, to);
+      else
+        each([shorts](Index k) { return simd::half_to_float(shorts[k]); });
+      break;
+    case Kind::bfloat16:
+      if (list == nullptr)
+        format_of<Eigen::bfloat16>().widen(reinterpret_cast<ConstRow>(shorts + first), {count}, to);
+      else
+        each([shorts](Index k) { return simd::bfloat16_to_float(shorts[k]); });
+      break;
+    case Kind::bytes:
+      return each([=](Index k) { return seen(row[k] != std::byte{0}); });
+    case Kind::bits:
+      return each(
+          [=](Index k) { return seen((row[k / 8] >> (k % 8) & std::byte{1}) != std::byte{0}); });
+  }
+  // What hides is minus infinity from here on, whatever it was written as.
+  for (Index i = 0; i < count; ++i) to[i] = to[i] > hides_from ? to[i] : -simd::infinity;
+}
+
+QUOKA_FUNC void read_column_sight(const Mask& mask, Index b, Index first, Index count,
+                                  std::uint8_t* sight, ExecutorRef executor) {
+  constexpr Index step = 1024;
+  executor.run(ceil_div(count, step), [&](Index task, int) {
+    const Index begin = task * step, n = std::min(step, count - begin);
+    std::uint8_t* const to = sight + begin;
+    std::memset(to, 0, static_cast<std::size_t>(n));
+    float added[step];
+    for (Index head = 0; head < mask.heads(); ++head)
+      for (Index query = 0; query < mask.sizes()[2]; ++query) {
+        mask.read(b, head, query, nullptr, first + begin, n, added);
+        for (Index i = 0; i < n; ++i) {
+          const bool seen = added[i] > -simd::infinity;
+          const bool biased = seen && added[i] != 0.0f;
+          to[i] |= static_cast<std::uint8_t>((seen ? seen_by_some : hidden_from_some) |
+                                             (biased ? biased_for_some : 0));
+        }
+      }
+  });
+}
+
+QUOKA_FUNC VisibleCells::VisibleCells(const Mask& mask, Index past_len, Index b,
+                                      ExecutorRef executor) {
+  detail::require_at_least("past_len", past_len, 0);
+  detail::require_at_most("past_len", past_len, "the mask's columns", mask.keys());
+  detail::require_at_least("the mask's sequence", b, 0);
+  if (mask.batch() > 1)
+    detail::require_at_most("the mask's sequence", b, "its last one", mask.batch() - 1);
+  std::vector<std::uint8_t> sight(static_cast<std::size_t>(past_len));
+  read_column_sight(mask, b, 0, past_len, sight.data(), executor);
+  for (Index i = 0; i < past_len; ++i) {
+    const std::uint8_t of_cell = sight[static_cast<std::size_t>(i)];
+    if ((of_cell & seen_by_some) == 0) continue;
+    ((of_cell & hidden_from_some) != 0 ? to_some : to_all).push_back(static_cast<Position>(i));
+  }
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,407 @@
+// A sketch of the engine's cache: pages, lists, and what happens to their rows; rows that are codes
+// themselves; selection among visible cells; ragged select and attend. Everything is compared with
+// selection in float, bit for bit.
+
+#include <quoka/formats/byte_formats.hpp>
+#include <quoka/quoka.hpp>
+
+#include "support/fixtures.hpp"
+
+#include <numeric>
+
+namespace quoka_test {
+namespace {
+
+using quoka::KeySketch;
+using quoka::QuokaOptions;
+using quoka::QuokaSelector;
+using quoka::SelectorInput;
+using quoka::Sketch;
+
+constexpr Index q_heads = 4, kv_heads = 2;
+
+QuokaOptions options(Sketch sketch, Index budget = 20) {
+  return {.budget = budget, .n_queries = 8, .sketch = sketch};
+}
+
+Selection select(const SelectorInput& input, Sketch sketch, Index budget = 20) {
+  QuokaSelector::State state;
+  Selection keep;
+  QuokaSelector(options(sketch, budget)).select(input, state, keep, SerialExecutor{});
+  return keep;
+}
+
+// As selection in float has it; `input` names the sketch.
+::testing::AssertionResult as_in_float(const SelectorInput& input, Index budget = 20) {
+  SelectorInput plain = input;
+  plain.sketch = nullptr;
+  if (select(input, Sketch::on, budget) == select(plain, Sketch::off, budget))
+    return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "another selection than in float";
+}
+
+// A pool [pages, kv_heads, page_len, dim] and the table of one sequence.
+struct Paged {
+  Tensor4<float> pool;
+  std::vector<Position> table;
+  Index len;
+
+  Paged(Random& random, Index pages, Index page_len, Index dim, Index tokens)
+      : pool(random.tensor<float>(pages, kv_heads, page_len, dim)), len(tokens) {
+    table.resize(uz(pages));
+    std::iota(table.begin(), table.end(), Position{0});
+    for (Index i = pages - 1; i > 0; --i) std::swap(table[uz(i)], table[uz(random.below(i + 1))]);
+    table.resize(uz(quoka::ceil_div(tokens, page_len)));
+  }
+  Rows rows() const { return paged(Rows(pool), table, len); }
+  Index pool_rows() const { return pool.dimension(0) * pool.dimension(2); }
+  KeySketch sketch() const {
+    KeySketch sketch;
+    sketch.update(Rows(pool), 0, pool_rows(), SerialExecutor{});
+    return sketch;
+  }
+};
+
+TEST(CacheSketch, ServesPagesOfAnySize) {
+  Random random(500);
+  for (const Index page_len : {1, 5, 16, 17, 32, 48})
+    for (const Index dim : {7, 64}) {
+      const Index len = 333, pages = quoka::ceil_div(len, page_len) + 3;
+      const Paged cache(random, pages, page_len, dim, len);
+      const KeySketch sketch = cache.sketch();
+      const auto q = random.tensor<float>(1, q_heads, 9, dim);
+      EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}))
+          << "pages of " << page_len;
+      EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows().slice(11, 300), .sketch = &sketch}));
+    }
+}
+
+TEST(CacheSketch, ServesListsOfCellsAndSlicesOfACache) {
+  Random random(501);
+  const auto k = random.tensor<float>(1, kv_heads, 400, 32);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  KeySketch sketch;
+  sketch.update(Rows(k), 0, 400, SerialExecutor{});
+  std::vector<Position> cells;
+  for (Index i = 399; i >= 0; i -= 1 + random.below(3)) cells.push_back(static_cast<Position>(i));
+  EXPECT_TRUE(as_in_float({.q = q, .k = Rows(k).listed(cells), .sketch = &sketch}));
+  for (const Index begin : {0, 16, 37})
+    EXPECT_TRUE(as_in_float({.q = q, .k = Rows(k).slice(begin, 300), .sketch = &sketch}));
+}
+
+TEST(CacheSketch, RowsThatItWasNotToldOfAreScoredInFloat) {
+  Random random(502);
+  const Paged cache(random, 20, 16, 32, 300);
+  KeySketch sketch;
+  std::vector<Position> told;
+  for (Index i = 0; i < cache.pool_rows(); i += 3) told.push_back(static_cast<Position>(i));
+  sketch.update(Rows(cache.pool), told, SerialExecutor{});
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
+}
+
+// Overwritten, moved and copied rows are rows that were written.
+TEST(CacheSketch, FollowsRowsThatWereWritten) {
+  Random random(503);
+  Paged cache(random, 24, 16, 32, 300);
+  KeySketch sketch = cache.sketch();
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  for (int turn = 0; turn < 20; ++turn) {
+    std::vector<Position> written;
+    for (int i = 0; i < 30; ++i) {
+      const Index to = random.below(cache.pool_rows()), from = random.below(cache.pool_rows());
+      for (Index head = 0; head < kv_heads; ++head)
+        for (Index c = 0; c < 32; ++c)
+          cache.pool(to / 16, head, to % 16, c) = i % 2 == 0
+                                                      ? cache.pool(from / 16, head, from % 16, c)
+                                                      : static_cast<float>(random.normal());
+      written.push_back(static_cast<Position>(to));
+    }
+    sketch.update(Rows(cache.pool), written, SerialExecutor{});
+    ASSERT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch})) << turn;
+  }
+}
+
+TEST(CacheSketch, APoolThatGrewOrMovedIsFollowed) {
+  Random random(504);
+  const Paged large(random, 24, 16, 32, 370);
+  Tensor4<float> small(10, kv_heads, 16, 32);
+  std::copy_n(large.pool.data(), small.size(), small.data());
+  KeySketch sketch;
+  sketch.update(Rows(small), 0, 160, SerialExecutor{});
+  sketch.update(Rows(large.pool), 160, 14 * 16, SerialExecutor{});
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  EXPECT_TRUE(as_in_float({.q = q, .k = large.rows(), .sketch = &sketch}));
+}
+
+TEST(CacheSketch, SequencesThatShareAPrefixShareIt) {
+  Random random(505);
+  Paged cache(random, 40, 16, 32, 600);
+  const KeySketch sketch = cache.sketch();
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  std::vector<Position> first(cache.table.begin(), cache.table.begin() + 20);
+  std::vector<Position> second = first;  // 10 pages in common
+  for (std::size_t i = 10; i < 20; ++i) second[i] = cache.table[i + 15];
+  const Index bytes = sketch.bytes();
+  for (const auto* table : {&first, &second})
+    EXPECT_TRUE(
+        as_in_float({.q = q, .k = paged(Rows(cache.pool), *table, 311), .sketch = &sketch}));
+  EXPECT_EQ(sketch.bytes(), bytes);
+}
+
+// ---- what was forgotten ---------------------------------------------------------------------------
+
+TEST(CacheSketch, AForgottenChangeOfTheBestKeysIsFound) {
+  Random random(506);
+  for (int turn = 0; turn < 10; ++turn) {
+    Paged cache(random, 24, 16, 32, 300);
+    const KeySketch sketch = cache.sketch();
+    const auto q = random.tensor<float>(1, q_heads, 9, 32);
+    const SelectorInput input{.q = q, .k = cache.rows(), .sketch = &sketch};
+    const Selection keep = select(input, Sketch::on);
+    // The keys at the threshold are compared; turning all kept ones round is seen.
+    for (Index head = 0; head < kv_heads; ++head)
+      for (const Position i : keep.row(0, head)) {
+        const Index row = cache.rows().pool_row(i);
+        for (Index c = 0; c < 32; ++c) cache.pool(row / 16, head, row % 16, c) *= -1.0f;
+      }
+    expect_refused([&] { select(input, Sketch::on); }, {"key at position", "sketched", 300});
+  }
+}
+
+TEST(CacheSketch, KeysOfAnotherCacheAreRefused) {
+  Random random(507);
+  const Paged cache(random, 24, 16, 32, 300), other(random, 24, 16, 32, 300);
+  const KeySketch sketch = cache.sketch();
+  const auto q = random.tensor<float>(1, q_heads, 9, 32), wide = random.tensor<float>(1, 4, 9, 48);
+  const Paged wider(random, 24, 16, 48, 300);
+  expect_refused([&] { select({.q = q, .k = other.rows(), .sketch = &sketch}, Sketch::on); },
+                 {"not of the cache"});
+  expect_refused([&] { select({.q = wide, .k = wider.rows(), .sketch = &sketch}, Sketch::on); },
+                 {"head_dim", 48, 32});
+  const auto k = random.tensor<float>(1, kv_heads, 300, 32);
+  expect_refused([&] { select({.q = q, .k = k, .sketch = &sketch}, Sketch::on); },
+                 {"not of the cache"});
+}
+
+TEST(CacheSketch, PagesBeyondThePoolThatItKnowsAreRefused) {
+  Random random(515);
+  const Paged cache(random, 24, 16, 32, 300);
+  const Rows whole(cache.pool);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  KeySketch sketch;  // told of the pool when it had 10 pages, at the same place
+  sketch.update(Rows(whole.data(), whole.format(), {10, kv_heads, 16, 32}, whole.strides()), 0, 160,
+                SerialExecutor{});
+  expect_refused([&] { select({.q = q, .k = cache.rows(), .sketch = &sketch}, Sketch::on); },
+                 {"number of pages", 24, 10});
+  sketch.update(whole, {}, SerialExecutor{});
+  EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
+}
+
+TEST(CacheSketch, RowsOutsideThePoolAreRefusedAndNothingChanges) {
+  Random random(508);
+  const Paged cache(random, 24, 16, 32, 300);
+  KeySketch sketch = cache.sketch();
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  const std::vector<Position> beyond{0, 24 * 16}, negative{5, -1};
+  expect_refused([&] { sketch.update(Rows(cache.pool), beyond, SerialExecutor{}); },
+                 {"row of the pool", 384, 383});
+  expect_refused([&] { sketch.update(Rows(cache.pool), negative, SerialExecutor{}); },
+                 {"row of the pool", -1, 0});
+  expect_refused([&] { sketch.update(cache.rows(), {}, SerialExecutor{}); }, {"whole pool"});
+  EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
+}
+
+// ---- rows that are codes --------------------------------------------------------------------------
+
+// k [1, heads, len, dim] in a format.
+struct Stored {
+  std::vector<std::byte> memory;
+  Rows rows;
+
+  Stored(const quoka::Format& format, const Tensor4<float>& k) {
+    const Index bytes = format.row_bytes({k.dimension(3)}), len = k.dimension(2);
+    memory.resize(uz(k.dimension(1) * len * bytes));
+    rows = Rows(memory.data(), format, {1, k.dimension(1), len, k.dimension(3)},
+                {0, len * bytes, bytes});
+    for (Index head = 0; head < k.dimension(1); ++head)
+      for (Index i = 0; i < len; ++i)
+        format.narrow(Rows(k).typed<float>().row(0, head, i), {k.dimension(3)}, row(head, i));
+  }
+  std::byte* row(Index head, Index i) { return const_cast<std::byte*>(rows.row(0, head, i)); }
+};
+
+TEST(RowsOfCodes, AreScoredInPlaceAsInFloat) {
+  Random random(509);
+  for (const quoka::Format* format : {&quoka::q8_0_format(), &quoka::i8_format()})
+    for (const Index dim : {32, 37, 64, 128})
+      for (const Index len : {21, 100, 1000}) {
+        const auto k = random.tensor<float>(1, kv_heads, len, dim, 20.0);
+        const auto q = random.tensor<float>(1, q_heads, 9, dim);
+        const Stored stored(*format, k);
+        EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows})) << format->name << " " << dim;
+        Tensor3<float> norms(1, kv_heads, len);
+        std::vector<float> row(uz(dim));
+        for (Index head = 0; head < kv_heads; ++head)
+          for (Index i = 0; i < len; ++i) {
+            format->widen(stored.rows.row(0, head, i), {dim}, row.data());
+            norms(0, head, i) = quoka::inverse_norm(row.data(), dim);
+          }
+        EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows, .inverse_norms = norms}));
+      }
+}
+
+TEST(RowsOfCodes, OddRowsAreLeftToFloat) {
+  Random random(510);
+  const auto k = random.tensor<float>(1, kv_heads, 200, 64);
+  const auto q = random.tensor<float>(1, q_heads, 9, 64);
+  Stored stored(quoka::q8_0_format(), k);
+  const auto set = [&](Index head, Index i, Index at, int byte) {
+    stored.row(head, i)[at] = static_cast<std::byte>(byte);
+  };
+  for (Index head = 0; head < kv_heads; ++head)
+    for (Index i = 0; i < 200; ++i) switch (i % 10) {
+        case 0:
+          set(head, i, 2 + i % 32, -128);
+          break;  // no code of ours
+        case 1:
+          set(head, i, 1, 0x7e);
+          break;  // a scale of NaN
+        case 2:
+          set(head, i, 35, 0x7c), set(head, i, 34, 0);
+          break;  // infinity
+        case 3:
+          std::fill_n(stored.row(head, i), 68, std::byte{0});
+          break;  // zero
+        case 4:
+          set(head, i, 0, 1), set(head, i, 1, 0);
+          break;  // denormal scale
+        default:
+          break;
+      }
+  for (const Index budget : {5, 20, 120, 170})
+    EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows}, budget)) << budget;
+}
+
+TEST(RowsOfCodes, NeedNoSecondSketch) {
+  Random random(511);
+  const auto k = random.tensor<float>(1, kv_heads, 200, 64);
+  const auto q = random.tensor<float>(1, q_heads, 9, 64);
+  const Stored stored(quoka::q8_0_format(), k);
+  QuokaSelector::State state;
+  QuokaSelector(options(Sketch::on)).appended({.q = q, .k = stored.rows}, state, SerialExecutor{});
+  EXPECT_EQ(state.kept_bytes(), 0);
+}
+
+// ---- visible cells --------------------------------------------------------------------------------
+
+TEST(SelectVisible, IsSelectionAmongTheCellsThatAllSee) {
+  Random random(512);
+  for (int turn = 0; turn < 20; ++turn) {
+    const Index len = 120, dim = 16, q_len = 5;
+    auto k = random.tensor<float>(1, kv_heads, len, dim);
+    const auto q = random.tensor<float>(1, q_heads, q_len, dim);
+    const bool prefix = turn % 3 == 0;
+    std::vector<std::uint8_t> mask(uz(q_len * (len + q_len)), 1);
+    std::vector<Position> all, some;
+    for (Index i = 0; i < len; ++i) {
+      const Index kind = prefix ? (i < 90 ? 0 : i < 100 ? 1 : 2) : random.below(4);
+      if (kind == 1) mask[uz(random.below(q_len) * (len + q_len) + i)] = 0;
+      if (kind == 2)
+        for (Index j = 0; j < q_len; ++j) mask[uz(j * (len + q_len) + i)] = 0;
+      if (kind == 2)
+        for (Index head = 0; head < kv_heads; ++head) k(0, head, i, 3) = not_a_number;
+      if (kind == 1)
+        some.push_back(static_cast<Position>(i));
+      else if (kind != 2)
+        all.push_back(static_cast<Position>(i));
+    }
+    const quoka::VisibleCells visible(
+        quoka::Mask::bytes(mask.data(), {1, 1, q_len, len + q_len}, {0, 0, len + q_len}), len);
+    ASSERT_EQ(visible.to_all, all);
+    ASSERT_EQ(visible.to_some, some);
+    Tensor3<float> norms(1, kv_heads, len);
+    for (Index head = 0; head < kv_heads; ++head)
+      for (Index i = 0; i < len; ++i)
+        norms(0, head, i) = quoka::inverse_norm(Rows(k).typed<float>().row(0, head, i), dim);
+    for (const bool with_norms : {false, true}) {
+      SelectorInput input{.q = q, .k = k};
+      if (with_norms) input.inverse_norms = norms;
+      QuokaSelector::State state;
+      Selection keep;
+      const QuokaSelector selector(options(Sketch::off, 10));
+      select_visible(selector, input, visible, state, keep);
+      Tensor4<float> seen(1, kv_heads, std::ssize(all), dim);
+      for (Index head = 0; head < kv_heads; ++head)
+        for (Index i = 0; i < std::ssize(all); ++i)
+          std::copy_n(Rows(k).typed<float>().row(0, head, all[uz(i)]), dim, &seen(0, head, i, 0));
+      const Selection among = select({.q = q, .k = seen}, Sketch::off, 10);
+      for (Index head = 0; head < kv_heads; ++head) {
+        std::vector<Position> expected = some;
+        for (const Position i : among.positions(0, head)) expected.push_back(all[uz(i)]);
+        std::sort(expected.begin(), expected.end());
+        EXPECT_EQ(keep.positions(0, head), expected);
+      }
+    }
+  }
+}
+
+TEST(SelectVisible, WithoutACellThatAllSeeKeepsWhatSomeSee) {
+  Random random(513);
+  const auto k = random.tensor<float>(1, kv_heads, 6, 8);
+  const auto q = random.tensor<float>(1, q_heads, 2, 8);
+  const std::uint8_t mask[] = {1, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0};
+  const quoka::VisibleCells visible(quoka::Mask::bytes(mask, {1, 1, 2, 8}, {0, 0, 8}), 6);
+  QuokaSelector::State state;
+  Selection keep;
+  select_visible(QuokaSelector(options(Sketch::off, 1)), {.q = q, .k = k}, visible, state, keep);
+  for (Index head = 0; head < kv_heads; ++head)
+    EXPECT_EQ(keep.positions(0, head), (std::vector<Position>{0, 1, 2, 3}));
+}
+
+// ---- ragged ---------------------------------------------------------------------------------------
+
+TEST(SelectAndAttend, EachSequenceIsAsInACallOfItsOwn) {
+  Random random(514);
+  quoka::ThreadPool threads(2);
+  quoka::RaggedWorkspace<QuokaSelector> together;
+  for (int turn = 0; turn < 30; ++turn) {
+    const Index dim = 16, n = 1 + random.below(5);
+    std::vector<Tensor4<float>> q, pk, pv, k, v, out, alone;
+    std::vector<QuokaSelector::State> states(uz(n)), own(uz(n));
+    for (Index i = 0; i < n; ++i) {
+      const Index q_len = random.below(3) == 0 ? 1 : 1 + random.below(20), len = random.below(300);
+      q.push_back(random.tensor<float>(1, q_heads, q_len, dim));
+      pk.push_back(random.tensor<float>(1, kv_heads, len, dim));
+      pv.push_back(random.tensor<float>(1, kv_heads, len, dim));
+      k.push_back(random.tensor<float>(1, kv_heads, q_len, dim));
+      v.push_back(random.tensor<float>(1, kv_heads, q_len, dim));
+      out.push_back(q.back()), alone.push_back(q.back());
+    }
+    const auto request = [&](Index i, Tensor4<float>& to, QuokaSelector::State& state) {
+      const auto at = uz(i);
+      return quoka::RaggedSequence<QuokaSelector>{.q = q[at],
+                                                  .past_k = pk[at],
+                                                  .past_v = pv[at],
+                                                  .chunk = {k[at], v[at]},
+                                                  .out = to,
+                                                  .state = i % 3 == 2 ? nullptr : &state};
+    };
+    std::vector<quoka::RaggedSequence<QuokaSelector>> batch;
+    for (Index i = 0; i < n; ++i) batch.push_back(request(i, out[uz(i)], states[uz(i)]));
+    const QuokaSelector selector(options(Sketch::off, 30));
+    quoka::select_and_attend<QuokaSelector>(selector, batch, {}, threads, together);
+    for (Index i = 0; i < n; ++i) {
+      quoka::AttentionWorkspace workspace;
+      Selection keep = Selection::all(1, kv_heads, pk[uz(i)].dimension(2));
+      if (i % 3 != 2 && keep.kv_len() > 0)
+        selector.select({.q = q[uz(i)], .k = pk[uz(i)]}, own[uz(i)], keep, SerialExecutor{});
+      quoka::attention(q[uz(i)], {pk[uz(i)], pv[uz(i)], keep}, {k[uz(i)], v[uz(i)]}, alone[uz(i)]);
+      EXPECT_EQ(together.selection(i), keep);
+      EXPECT_TRUE(same_bits(quoka::view_of(out[uz(i)]), quoka::view_of(alone[uz(i)]))) << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace quoka_test

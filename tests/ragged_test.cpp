@@ -1,0 +1,401 @@
+// Ragged batches (attention/attention.hpp): each sequence as by a call of its own, to the last bit,
+// and nothing written where one of them is refused.
+
+#include <quoka/attention/attention.hpp>
+
+#include "support/attention_fixtures.hpp"
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <optional>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::AttentionSequence;
+using quoka::AttentionWorkspace;
+using quoka::Mask;
+using quoka::OutputRows;
+
+template <class T>
+std::vector<T> noise_memory(Random& random, Index count) {
+  std::vector<T> x(uz(count));
+  for (T& value : x) value = stored<T>(random.normal());
+  return x;
+}
+
+// Random sequences over memory that all of them read.
+class Batches {
+ public:
+  explicit Batches(std::uint64_t seed) : random_(seed) {
+    for (float& x : added_) {
+      const Index kind = random_.below(8);
+      x = kind < 3 ? -infinity : kind < 5 ? static_cast<float>(random_.normal()) : 0.0f;
+    }
+  }
+
+  // Both outputs of each sequence have memory of their own.
+  std::vector<AttentionSequence> draw(Index sequences) {
+    out_.clear(), lse_.clear(), tables_.clear(), selections_.clear();
+    std::vector<AttentionSequence> batch;
+    for (Index i = 0; i < sequences; ++i) batch.push_back(sequence());
+    return batch;
+  }
+  Random& random() { return random_; }
+
+  // The same sequence with results elsewhere.
+  AttentionSequence elsewhere(const AttentionSequence& x) {
+    AttentionSequence y = x;
+    y.out = output(x.out.out.sizes(), &x.out.out.format() == &quoka::format_of<Eigen::half>(),
+                   !x.out.lse_nat.absent());
+    return y;
+  }
+
+ private:
+  static constexpr Index room = 200000, max_kv = 400, max_q = 40, many_kv = 1500;
+
+  AttentionSequence sequence() {
+    // Few rows over so many keys are cut over them.
+    const bool many = chance(8);
+    const Index batch = chance(6) ? 2 : 1, kv_heads = 1 + random_.below(3),
+                q_heads = kv_heads * (1 + random_.below(4)), dim = 8 + random_.below(17),
+                v_dim = 8 + random_.below(17),
+                q_len = chance(2) ? 1 : 1 + random_.below(many ? 5 : max_q),
+                kv_len = random_.below((many ? many_kv : max_kv) + 1);
+    const bool half = chance(2);
+    AttentionSequence x{.q = rows(chance(2), 0, batch, q_heads, q_len, dim),
+                        .out = output({batch, q_heads, q_len, v_dim}, chance(2), !chance(4))};
+    x.past.k = past(half, 0, batch, kv_heads, kv_len, dim);
+    x.past.v = past(chance(2), 0, batch, kv_heads, kv_len, v_dim);
+    if (!chance(8)) {
+      x.chunk.k = rows(chance(4) ? !half : half, 1, batch, kv_heads, q_len, dim);
+      x.chunk.v = rows(chance(2), 1, batch, kv_heads, q_len, v_dim);
+    }
+    if (chance(3) && kv_len > 0) {
+      selections_.push_back(
+          random_selection(random_, batch, kv_heads, kv_len, random_.below(kv_len + 1)));
+      x.past.keep = &selections_.back();
+    }
+    if (chance(3)) x.mask = mask(batch, q_heads, q_len, kv_len + x.chunk.k.len());
+    if (chance(4)) x.query_position = kv_len + random_.below(30);
+    return x;
+  }
+
+  // [batch, heads, len, dim] or [batch, len, heads, dim] somewhere in the memory.
+  Rows rows(bool half, int part, Index batch, Index heads, Index len, Index dim) {
+    return chance(2)
+               ? rows_of(half, part, {batch, heads, len, dim}, {heads * len * dim, len * dim, dim})
+               : rows_of(half, part, {batch, heads, len, dim},
+                         {heads * len * dim, dim, heads * dim});
+  }
+  Rows rows_of(bool half, int part, const Rows::Sizes& sizes, const Rows::Strides& steps) {
+    const Index bytes = half ? 2 : 4, at = random_.below(room - sizes[0] * steps[0]);
+    const auto& format = half ? quoka::format_of<Eigen::half>() : quoka::float_format();
+    const void* const from = half ? static_cast<const void*>(halves_[part].data() + at)
+                                  : static_cast<const void*>(floats_[part].data() + at);
+    return {static_cast<const std::byte*>(from),
+            format,
+            sizes,
+            {steps[0] * bytes, steps[1] * bytes, steps[2] * bytes}};
+  }
+  // Side by side, in pages, or of a list.
+  Rows past(bool half, int part, Index batch, Index heads, Index len, Index dim) {
+    if (batch > 1 || !chance(2)) return rows(half, part, batch, heads, len, dim);
+    if (chance(4)) {
+      const Rows cache = rows(half, part, 1, heads, len + 10, dim);
+      return cache.listed(table(len, len + 10));
+    }
+    const Index page = 1 + random_.below(40), used = (len + page - 1) / page;
+    const Rows pool = rows(half, part, used + 2, heads, page, dim);
+    return quoka::paged(pool, table(used, used + 2), len);
+  }
+  std::span<const Position> table(Index count, Index limit) {
+    std::vector<Position>& list = tables_.emplace_back(uz(count));
+    for (Position& x : list) x = static_cast<Position>(random_.below(limit));
+    return list;
+  }
+  Mask mask(Index batch, Index heads, Index q_len, Index keys) {
+    const Index b = chance(2) ? batch : 1, h = chance(2) ? heads : 1, row = keys + random_.below(5);
+    const Index at = random_.below(std::ssize(added_) - b * h * q_len * row - 1);
+    const Mask::Sizes sizes{b, h, q_len, keys};
+    const Mask::Strides steps{h * q_len * row, q_len * row, row};
+    const auto* const bytes = reinterpret_cast<const std::byte*>(added_.data());
+    if (chance(4)) return Mask::bytes(bytes + at, sizes, steps);
+    if (chance(4)) return Mask::bits(bytes + at, sizes, steps);
+    return Rows(bytes + 4 * at, quoka::float_format(), sizes,
+                {4 * steps[0], 4 * steps[1], 4 * steps[2]});
+  }
+  quoka::AttentionOutput output(const Rows::Sizes& sizes, bool half, bool with_lse) {
+    std::vector<float>& memory = out_.emplace_back();
+    memory.assign(uz(sizes[0] * sizes[1] * sizes[2] * sizes[3]), -12345.0f);
+    const Index bytes = half ? 2 : 4, row = sizes[3] * bytes;
+    const OutputRows out(reinterpret_cast<std::byte*>(memory.data()),
+                         half ? quoka::format_of<Eigen::half>() : quoka::float_format(), sizes,
+                         {sizes[1] * sizes[2] * row, sizes[2] * row, row});
+    if (!with_lse) return out;
+    std::vector<float>& lse = lse_.emplace_back();
+    lse.assign(uz(sizes[0] * sizes[1] * sizes[2]), -12345.0f);
+    return {out, TensorView<float, 3>(lse.data(), {sizes[0], sizes[1], sizes[2]},
+                                      {sizes[1] * sizes[2], sizes[2], 1})};
+  }
+  bool chance(Index n) { return random_.below(n) == 0; }
+
+  Random random_;
+  std::vector<float> floats_[2] = {noise_memory<float>(random_, room),
+                                   noise_memory<float>(random_, room)};
+  std::vector<Eigen::half> halves_[2] = {noise_memory<Eigen::half>(random_, room),
+                                         noise_memory<Eigen::half>(random_, room)};
+  std::vector<float> added_ = std::vector<float>(500000);
+  std::deque<std::vector<float>> out_, lse_;
+  std::deque<std::vector<Position>> tables_;
+  std::deque<Selection> selections_;
+};
+
+::testing::AssertionResult same_results(const AttentionSequence& a, const AttentionSequence& b) {
+  const ::testing::AssertionResult out = same_bits(Rows(a.out.out), Rows(b.out.out));
+  if (!out || a.out.lse_nat.absent()) return out;
+  const TensorView<const float, 3> x = a.out.lse_nat, y = b.out.lse_nat;
+  return same_bits(x, y);
+}
+
+// A call of its own.
+void attend_alone(const AttentionSequence& x, AttentionOptions options) {
+  if (!x.mask.absent()) options.mask = x.mask;
+  if (x.query_position) options.query_position = x.query_position;
+  quoka::attention(x.q, x.past, x.chunk, x.out, options);
+}
+
+// ---- as one call each ---------------------------------------------------------------------------
+
+TEST(Ragged, EachSequenceIsACallOfItsOwn) {
+  Batches batches(1);
+  AttentionWorkspace serial, pooled;
+  quoka::ThreadPool pool(2);
+  Index tokens = 0, paged = 0, masked = 0, selected = 0;
+  for (int round = 0; round < 1000; ++round) {
+    const auto batch = batches.draw(1 + batches.random().below(6));
+    AttentionOptions options;
+    if (round % 3 == 1) options.sliding_window = 1 + batches.random().below(200);
+    if (round % 5 == 1) options.softcap = 5.0f;
+    if (round % 7 == 1) options.causal = false;
+    if (round % 4 == 1) options.arithmetic = quoka::Arithmetic::fixed16;
+    std::vector<AttentionSequence> on_pool, alone;
+    for (const AttentionSequence& x : batch) {
+      on_pool.push_back(batches.elsewhere(x)), alone.push_back(batches.elsewhere(x));
+      attend_alone(alone.back(), options);
+      tokens += x.q.len() == 1, paged += x.past.k.mapped();
+      masked += !x.mask.absent(), selected += x.past.keep != nullptr;
+    }
+    quoka::attention(batch, options, SerialExecutor{}, serial);
+    quoka::attention(on_pool, options, pool, pooled);
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      ASSERT_TRUE(same_results(batch[i], alone[i])) << "round " << round << ", sequence " << i;
+      ASSERT_TRUE(same_results(on_pool[i], alone[i]))
+          << "round " << round << ", sequence " << i << ", two workers";
+    }
+  }
+  for (const Index count : {tokens, paged, masked, selected}) EXPECT_GT(count, 500);
+}
+
+// A sequence's mask and position stand in place of the options'.
+TEST(Ragged, TheOptionsServeSequencesWithoutTheirOwn) {
+  Random random(2);
+  const auto in =
+      random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 5, .kv_len = 60});
+  Tensor4<float> ours(1, 1, 5, 65), theirs(1, 1, 5, 65);
+  for (Index i = 0; i < ours.size(); ++i) {
+    ours.data()[i] = random.below(2) == 0 ? 0.0f : -infinity;
+    theirs.data()[i] = random.below(2) == 0 ? 0.0f : -infinity;
+  }
+  const std::vector<float> slopes{0.5f, 0.25f, 0.125f, 0.0625f};
+  AttentionOptions options{.query_position = 80, .mask = ours, .alibi_slopes = slopes};
+  auto with = unwritten<float>(in.q, 16), without = with;
+  const auto sequence = [&](Output<float>& to) {
+    return AttentionSequence{
+        .q = in.q, .past = {in.past_k, in.past_v}, .chunk = {in.k, in.v}, .out = {to.out, to.lse}};
+  };
+  AttentionSequence batch[] = {sequence(with), sequence(without)};
+  batch[0].mask = theirs, batch[0].query_position = 90;
+  quoka::attention(batch, options);
+  expect_same(without, attend(in, options));
+  options.mask = theirs, options.query_position = 90;
+  expect_same(with, attend(in, options));
+}
+
+TEST(Ragged, NoSequenceIsNothingToDo) {
+  AttentionWorkspace workspace;
+  quoka::ThreadPool pool(2);
+  EXPECT_NO_THROW(quoka::attention(std::span<const AttentionSequence>{}, {}, pool, workspace));
+  EXPECT_NO_THROW(quoka::attention(std::span<const AttentionSequence>{}));
+}
+
+// ---- what is refused ----------------------------------------------------------------------------
+
+class RaggedRefuses : public ::testing::Test {
+ protected:
+  static constexpr Index sequences = 3;
+
+  void SetUp() override {
+    for (Index i = 0; i < sequences; ++i) {
+      in_.push_back(random_inputs<float>(
+          random_, {.q_heads = 4, .kv_heads = 4, .q_len = 5, .kv_len = 30 + i}));
+      output_.push_back(unwritten<float>(in_.back().q, 16));
+      mask_.emplace_back(1, 1, 5, 35 + i);
+      mask_.back().setZero();
+    }
+    for (std::size_t i = 0; i < sequences; ++i)
+      batch_.push_back({.q = in_[i].q,
+                        .past = {in_[i].past_k, in_[i].past_v},
+                        .chunk = {in_[i].k, in_[i].v},
+                        .out = {output_[i].out, output_[i].lse},
+                        .mask = mask_[i]});
+  }
+  // The call is refused, and nothing is written.
+  void refused(std::initializer_list<Fragment> fragments, const AttentionOptions& options = {}) {
+    const auto inputs = in_;
+    const auto outputs = output_;
+    const auto masks = mask_;
+    expect_refused([&] { quoka::attention(batch_, options); }, fragments);
+    for (std::size_t i = 0; i < sequences; ++i) {
+      EXPECT_TRUE(same_bits(in_[i].q, inputs[i].q));
+      EXPECT_TRUE(same_bits(in_[i].past_k, inputs[i].past_k));
+      EXPECT_TRUE(same_bits(mask_[i], masks[i]));
+      expect_same(output_[i], outputs[i]);
+    }
+  }
+
+  Random random_{3};
+  std::vector<Inputs<float>> in_;
+  std::vector<Output<float>> output_;
+  std::vector<Tensor4<float>> mask_;
+  std::vector<AttentionSequence> batch_;
+};
+
+TEST_F(RaggedRefuses, NothingOfWhatFits) { EXPECT_NO_THROW(quoka::attention(batch_)); }
+
+TEST_F(RaggedRefuses, OneSequenceOfOtherShapes) {
+  batch_[2].past.v = Rows(in_[2].past_v).slice(0, 31);
+  refused({"past v's len", 31, 32});
+}
+
+TEST_F(RaggedRefuses, AMaskOfAnotherSequence) {
+  batch_[2].mask = mask_[1];
+  refused({"mask's columns", 36, 37});
+}
+
+TEST_F(RaggedRefuses, TheOptionsMaskForSequencesItDoesNotFit) {
+  batch_[1].mask = {};
+  refused({"mask's columns", 35, 36}, {.mask = mask_[0]});
+}
+
+TEST_F(RaggedRefuses, APositionInsideThePast) {
+  batch_[1].query_position = 30;
+  refused({"query_position", 30, 31});
+}
+
+TEST_F(RaggedRefuses, OutputsThatShareMemory) {
+  batch_[2].out = {output_[0].out, output_[2].lse};
+  refused({"outputs of two sequences share memory"});
+  const TensorView<float> by_one(output_[0].out.data() + 4 * 5 * 16 - 1, {1, 4, 5, 16},
+                                 {320, 80, 16, 1});
+  batch_[2].out = {by_one, output_[2].lse};
+  refused({"outputs of two sequences share memory"});
+}
+
+TEST_F(RaggedRefuses, LogSumsThatShareMemory) {
+  batch_[2].out = {output_[2].out, output_[0].lse};
+  refused({"two sequences' lse share memory"});
+  const TensorView<float, 3> in_out(output_[0].out.data(), {1, 4, 5}, {20, 5, 1});
+  batch_[2].out = {output_[2].out, in_out};
+  refused({"lse shares memory with another sequence's out"});
+}
+
+TEST_F(RaggedRefuses, AnOutputInAnothersInput) {
+  const auto out_in = [&](Tensor4<float>& x) {
+    return quoka::AttentionOutput(TensorView<float>(x.data(), {1, 4, 5, 16}, {320, 80, 16, 1}));
+  };
+  for (const std::size_t other : {0u, 2u})
+    for (Tensor4<float>* x :
+         {&in_[other].q, &in_[other].past_k, &in_[other].past_v, &in_[other].k, &in_[other].v}) {
+      batch_[1].out = out_in(*x);
+      refused({"out shares memory with an input of another sequence"});
+    }
+}
+
+TEST_F(RaggedRefuses, AnLseInAnothersInput) {
+  for (const std::size_t other : {0u, 2u})
+    for (Tensor4<float>* x :
+         {&in_[other].q, &in_[other].past_k, &in_[other].past_v, &in_[other].k, &in_[other].v}) {
+      batch_[1].out = {output_[1].out, TensorView<float, 3>(x->data(), {1, 4, 5}, {20, 5, 1})};
+      refused({"lse shares memory with an input of another sequence"});
+    }
+}
+
+TEST_F(RaggedRefuses, ResultsInAnothersMask) {
+  for (const std::size_t other : {0u, 2u}) {
+    const TensorView<float, 3> lse(mask_[other].data(), {1, 4, 5}, {20, 5, 1});
+    batch_[1].out = {output_[1].out, lse};
+    refused({"lse shares memory with the mask of another sequence"});
+    Tensor4<float> wide(1, 1, 5, 400);  // room for an output
+    wide.setZero();
+    const TensorView<float> out(wide.data(), {1, 4, 5, 16}, {320, 80, 16, 1});
+    const auto own = batch_[other].mask;
+    batch_[other].mask = Rows(wide).first_channels(own.keys());
+    batch_[1].out = out;
+    refused({"out shares memory with the mask of another sequence"});
+    batch_[other].mask = own;
+  }
+}
+
+// Outputs and inputs whose rows lie between each other share their extent and no byte.
+TEST_F(RaggedRefuses, OnlyBytesThatAreShared) {
+  std::vector<float> memory(24 * 16 * 4, 0.5f);  // rows of 16, in turn of sequence 0, 1 and 2
+  const auto rows_from = [&](Index row) {
+    return TensorView<float>(memory.data() + row * 16, {1, 4, 5, 16}, {20 * 48, 5 * 48, 48, 1});
+  };
+  for (std::size_t i = 0; i < sequences; ++i) batch_[i].out = rows_from(static_cast<Index>(i));
+  EXPECT_NO_THROW(quoka::attention(batch_));
+  // The last one's queries between the others' outputs, and in the last rows of the first's.
+  batch_[2].out = {output_[2].out, output_[2].lse};
+  batch_[2].q = rows_from(2);
+  EXPECT_NO_THROW(quoka::attention(batch_));
+  batch_[1].out = TensorView<float>(output_[1].out);
+  batch_[2].q = TensorView<const float>(memory.data() + 19 * 48, {1, 4, 5, 16}, {0, 0, 0, 1});
+  refused({"out shares memory with an input of another sequence"});
+  batch_[2].q = TensorView<const float>(memory.data() + 19 * 48 + 16, {1, 4, 5, 16}, {0, 0, 0, 1});
+  EXPECT_NO_THROW(quoka::attention(batch_));
+}
+
+// Behind the outputs that lie inside a wide one, the wide one goes on.
+TEST_F(RaggedRefuses, AnInputInAWideOutputBehindNarrowOnes) {
+  std::vector<float> memory(4 * 2000, 0.5f);
+  batch_[0].out = TensorView<float>(memory.data(), {1, 4, 5, 16}, {8000, 2000, 16, 1});
+  batch_[1].out = TensorView<float>(memory.data() + 100, {1, 4, 5, 16}, {320, 80, 16, 1});
+  EXPECT_NO_THROW(quoka::attention(batch_));
+  batch_[2].q = TensorView<const float>(memory.data() + 6010, {1, 4, 5, 16}, {0, 0, 0, 1});
+  refused({"out shares memory with an input of another sequence"});
+}
+
+// Sequences may read the same memory: a common prefix.
+TEST_F(RaggedRefuses, NoCommonInputs) {
+  batch_[1].past = batch_[0].past;
+  batch_[1].mask = batch_[0].mask;
+  EXPECT_NO_THROW(quoka::attention(batch_));
+  Inputs<float> shared = in_[1];
+  shared.past_k = in_[0].past_k, shared.past_v = in_[0].past_v;
+  expect_same(output_[1], attend(shared, {.mask = mask_[0]}));
+}
+
+// What was refused leaves a workspace that works.
+TEST_F(RaggedRefuses, AndTheWorkspaceServesOn) {
+  AttentionWorkspace workspace;
+  const auto fits = batch_;
+  batch_[2].mask = mask_[1];
+  expect_refused([&] { quoka::attention(batch_, {}, SerialExecutor{}, workspace); }, {36, 37});
+  quoka::attention(fits, {}, SerialExecutor{}, workspace);
+  for (std::size_t i = 0; i < sequences; ++i)
+    expect_same(output_[i], attend(in_[i], {.mask = mask_[i]}));
+}
+
+}  // namespace
