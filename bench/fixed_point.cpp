@@ -75,7 +75,9 @@ Tensor4 attend(const Input& in, const quoka::detail::PanelArithmetic& panels) {
   quoka::AttentionWorkspace workspace;
   const auto call = quoka::detail::checked_call(
       in.q, past, {with_fixed_point(in.k), with_fixed_point(in.v)}, out, {.scale = in.scale});
-  quoka::detail::AttentionTasks(call, panels, workspace.parts()).run(quoka::SerialExecutor{});
+  workspace.parts().begin(1);
+  workspace.parts().calls.push_back(call);
+  workspace.parts().run(panels, quoka::SerialExecutor{});
   return out;
 }
 

@@ -97,9 +97,9 @@ void by_sketch(benchmark::State& state, Keys keys, Index kv_len, Index rows) {
   quoka::WorkerScratch<quoka::detail::ScoreScratch> scratch;
   quoka::Selection selection, expected;
   measure(state, cost_of(s, true), [&] {
-    quoka::detail::sketched_top_k(s.q_bar.data(), rows, s.k, s.inverse_norms,
-                                  quoka::Aggregation::max, budget, kv_len, {}, selection, sketch,
-                                  scratch, quoka::SerialExecutor{});
+    quoka::detail::sketched_top_k(&sketch.keys, quoka::detail::SketchOf::keys, s.q_bar.data(), rows,
+                                  s.k, s.inverse_norms, quoka::Aggregation::max, budget, kv_len, {},
+                                  selection, sketch, scratch, quoka::SerialExecutor{});
   });
   quoka::Buffer<float> scores;
   quoka::WorkerScratch<quoka::TopKScratch> top_k;

@@ -26,14 +26,14 @@ struct MeanQueryScorer {
     const quoka::Rows &q = input.q, &k = input.k;
     quoka::for_each_kv_head(k, executor, [&](Index b, Index kv_head, int) {
       quoka::RowReader query, key;  // rows of any format, as floats
-      query.reserve(&q.format(), q.dim()), key.reserve(&k.format(), k.dim());
+      query.reserve(q), key.reserve(k);
       std::vector<float> sum(static_cast<std::size_t>(q.dim()));
       for (Index head = kv_head * input.group(); head < (kv_head + 1) * input.group(); ++head)
         for (Index i = 0; i < q.len(); ++i)
-          std::transform(sum.begin(), sum.end(), query.read(q.row(b, head, i)), sum.begin(),
+          std::transform(sum.begin(), sum.end(), query.read(q, b, head, i), sum.begin(),
                          std::plus());
       for (Index t = 0; t < k.len(); ++t)
-        scores.at(b, kv_head, t) = quoka::dot(key.read(k.row(b, kv_head, t)), sum.data(), k.dim());
+        scores.at(b, kv_head, t) = quoka::dot(key.read(k, b, kv_head, t), sum.data(), k.dim());
     });
   }
 };
