@@ -17,6 +17,7 @@
 #include <quoka/attention/key_sequence.hpp>
 #include <quoka/attention/partial_rows.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
+#include <quoka/kernels/token_codes.hpp>
 #include <quoka/kernels/token_kernels.hpp>
 
 #include <cassert>
@@ -34,6 +35,8 @@ struct TokenScratch {
   Buffer<float> factors;               // [rows]
   Buffer<float> padded;                // [keys of a stretch][head_dim or v_dim, rounded up]
   Buffer<float> bias;                  // [keys of a block], of the mask
+  Buffer<std::byte> codes;             // [tiles], queries as codes: kernels/token_codes.hpp
+  bool coded = false;                  // are they?
 
   void reserve(const AttentionCall& call) {
     constexpr Index block_keys = tuning::token_block_keys;
@@ -47,10 +50,19 @@ struct TokenScratch {
     factors.reserve(rows);
     padded.reserve(tuning::token_stretch_keys * std::max(k_width, v_width));
     if (call.biased()) bias.reserve(block_keys);
+    if (multiplies_codes(call)) codes.reserve(rows / token_code_rows * token_code_bytes(k_width));
+  }
+  // Are there keys that are multiplied as codes?
+  static bool multiplies_codes(const AttentionCall& call) {
+    const auto has = [](const Rows& k) {
+      return !k.empty() && k.format().token_code_logits != nullptr;
+    };
+    return token_tile_rows(call.group) == token_code_rows &&
+           (has(call.past_k) || has(call.chunk_k));
   }
   Index bytes() const {
     return queries.bytes() + weights.bytes() + out.bytes() + block_out.bytes() + states.bytes() +
-           factors.bytes() + padded.bytes() + bias.bytes();
+           factors.bytes() + padded.bytes() + bias.bytes() + codes.bytes();
   }
 };
 
@@ -81,6 +93,9 @@ class TokenAttention {
       for (Index c = 0; c < dim; ++c) to[c] *= call_.query_scale;
       if (with_sinks) s_.states.data()[r].admit(call_.sink_log2(head));
     }
+    s_.coded = TokenScratch::multiplies_codes(call_);
+    for (Index tile = 0; s_.coded && tile < rows_ / tile_rows_; ++tile)
+      s_.coded = code_token_queries(queries(tile), k_width_, codes(tile));
   }
   // Keys [begin, end) of the sequence, all of them in sight.
   void attend(Index begin, Index end) {
@@ -120,6 +135,10 @@ class TokenAttention {
   static constexpr Index most_value_rows = 4, block_keys_ = tuning::token_block_keys;
 
   float* weights(Index tile) const { return s_.weights.data() + tile * tile_rows_ * block_keys_; }
+  const float* queries(Index tile) const {
+    return s_.queries.data() + tile * tile_rows_ * k_width_;
+  }
+  std::byte* codes(Index tile) const { return s_.codes.data() + tile * token_code_bytes(k_width_); }
 
   // Keys and values [begin, end) of k and v, block by block; their first is key `before`.
   void attend(const HeadRows& k, const HeadRows& v, Index begin, Index end, Index before) {
@@ -127,14 +146,15 @@ class TokenAttention {
       const Index count = std::min(block_keys_, end - at);
       const HeadRows keys = k.from(at);
       // Against one row, asking costs more than it brings: tuning.hpp.
+      const bool asks = rows_ > 1;
       RowWalk ahead(keys.at, keys.row_bytes(), tuning::token_prefetch_keys, count);
-      multiply_keys(keys, 0, count, rows_ > 1 ? &ahead : nullptr);
+      multiply_keys(keys, 0, count, asks ? &ahead : nullptr);
       weigh(before + at, count);
       const HeadRows values = v.from(at);
-      // The hardware reads ahead in one page alone.
       RowWalk values_ahead(values.at, values.row_bytes(), tuning::token_prefetch_keys, count);
       begin_values();
-      add_values(values, 0, count, values.at.map.any() ? &values_ahead : nullptr);
+      // The hardware reads ahead in one page alone.
+      add_values(values, 0, count, asks || values.at.map.any() ? &values_ahead : nullptr);
       end_values();
     }
   }
@@ -169,10 +189,13 @@ class TokenAttention {
       RowsAhead ahead;
       if (ask != nullptr) ahead.take(*ask, n);
       for (Index row = 0; row < rows_; row += tile_rows_) {
-        const float* const queries = s_.queries.data() + row * k_width_;
-        float* const x = weights(row / tile_rows_) + i * tile_rows_;
-        keys.format->token_logits(tile_rows_, keys.rows, n, keys.shape, queries, x,
-                                  ask != nullptr && row == 0 ? &ahead : nullptr);
+        const Index tile = row / tile_rows_;
+        float* const x = weights(tile) + i * tile_rows_;
+        const RowsAhead* const asked = ask != nullptr && row == 0 ? &ahead : nullptr;
+        if (s_.coded && keys.format->token_code_logits != nullptr)
+          keys.format->token_code_logits(keys.rows, n, keys.shape, codes(tile), x, asked);
+        else
+          keys.format->token_logits(tile_rows_, keys.rows, n, keys.shape, queries(tile), x, asked);
       }
     }
   }

@@ -64,6 +64,11 @@ struct Format {
                        const RowsAhead* ask);
   Index value_rows;  // the most rows of out that token_values takes at once
 
+  // The same by products of 8-bit codes, for tiles of four queries that are coded once; null where
+  // that is no faster: kernels/token_codes.hpp.
+  void (*token_code_logits)(const RowRun& keys, Index count, const RowShape& shape,
+                            const std::byte* queries, float* x, const RowsAhead* ask);
+
   // Rows as 8-bit codes; null where they are none: of each row, x[c] = scales[c / code_group] *
   // (codes[c] - 128), padded with 128 to whole groups. A row that codes cannot give has scales of NaN.
   void (*read_codes)(const ConstRow* rows, Index count, const RowShape& shape, std::uint8_t* codes,

@@ -31,6 +31,7 @@
 #include <quoka/formats/element_formats.hpp>
 #include <quoka/kernels/fixed_packing.hpp>
 #include <quoka/kernels/packing.hpp>
+#include <quoka/kernels/token_codes.hpp>
 #include <quoka/kernels/token_kernels.hpp>
 #include <quoka/runtime/check.hpp>
 
@@ -96,11 +97,14 @@ constexpr Format format_table() {
                 .token_logits = detail::token_logits<Row>,
                 .token_values = detail::token_values<Row>,
                 .value_rows = detail::value_rows<Row>,
+                .token_code_logits = nullptr,
                 .read_codes = nullptr};
   if constexpr (fixed) {
     format.pack_fixed_keys = detail::pack_fixed_keys<Row>;
     format.pack_fixed_values = detail::pack_fixed_values<Row>;
   }
+  if constexpr (simd::has_fast_code_dots && requires { Row::Group::codes; })
+    format.token_code_logits = detail::token_code_logits<typename Row::Group>;
   if constexpr (requires { Row::read_code_rows; })
     format.read_codes = Row::read_code_rows;
   else if constexpr (requires { Row::read_codes; })

@@ -58,7 +58,7 @@ inline constexpr Index token_rows = panel_rows / 2;
 inline constexpr Index token_block_keys = 1024;
 inline constexpr Index token_together_keys = 48;
 inline constexpr Index token_stretch_keys = 16;
-inline constexpr Index token_value_keys = 8;
+inline constexpr Index token_value_keys = 16;
 inline constexpr Index token_prefetch_keys = 48;
 inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;
 

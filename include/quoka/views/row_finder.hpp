@@ -136,16 +136,18 @@ class RowWalk {
   }
 
   Index row_bytes() const { return row_bytes_; }
-  // The next row; null at the end.
-  ConstRow next() {
-    if (first_ >= end_) return nullptr;
-    const ConstRow row = row_;
-    row_ += rows_.step;
-    if (++at_ == turn_ends_) {
+  // The next `count` rows; null past the end.
+  void take(Index count, ConstRow* rows) {
+    Index i = 0;
+    while (i < count && first_ < end_) {
+      const Index n = std::min(count - i, turn_ends_ - at_);
+      for (Index j = 0; j < n; ++j) rows[i + j] = row_ + j * rows_.step;
+      i += n, at_ += n, row_ += n * rows_.step;
+      if (at_ < turn_ends_) break;
       if (++head_ == heads_) head_ = 0, first_ = turn_ends_;
       begin_turn();
     }
-    return row;
+    std::fill(rows + i, rows + count, nullptr);
   }
 
  private:
@@ -155,6 +157,7 @@ class RowWalk {
   }
   // Heads take turns at rows [first_, turn_end()).
   Index turn_end() const {
+    if (heads_ == 1 && rows_.list == nullptr && !rows_.map.any()) return end_;
     if (!by_pages_) return first_ + 1;
     const Index in_page = (rows_.begin + first_) % rows_.map.page_len;
     return std::min(end_, first_ + rows_.map.page_len - in_page);
@@ -177,8 +180,8 @@ struct RowsAhead {
 
   void take(RowWalk& walk, Index count) {
     row_bytes = walk.row_bytes();
-    for (Index i = 0; i < count; ++i) rows[i] = walk.next();
-    for (Index i = count; i < most; ++i) rows[i] = nullptr;
+    walk.take(count, rows);
+    std::fill(rows + count, rows + most, nullptr);
   }
 };
 

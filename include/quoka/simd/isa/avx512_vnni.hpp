@@ -125,6 +125,42 @@ template <CodeScores Over, class Keys, class Queries>
   _mm512_storeu_ps(scores, best);
 }
 
+// See kernels/token_codes.hpp: x[key][4 queries] of four keys. A group's sums have four lanes for each
+// query, which are added up at the end.
+template <class Group, class Queries>
+QUOKA_INLINE void code_token_logits(const std::byte* const (&rows)[4], const Queries* queries,
+                                    Index groups, const float* units, float* x) {
+  const __m512i bias = _mm512_set1_epi8(-128);
+  __m512 sum[4];
+  unroll<4>([&](auto k) QUOKA_INLINE_LAMBDA { sum[k] = _mm512_setzero_ps(); });
+  unroll<4>([&](auto k) QUOKA_INLINE_LAMBDA {
+    for (Index g = 0; g < groups; ++g) {
+      const Queries& query = queries[g];
+      const Group group(rows[k], g * code_row_group);
+      __m512i key[2], dot = _mm512_load_si512(query.start);
+      unroll<2>([&](auto half) QUOKA_INLINE_LAMBDA {
+        const auto* const codes = reinterpret_cast<const __m128i*>(group.codes) + half;
+        key[half] = _mm512_xor_si512(_mm512_broadcast_i32x4(_mm_loadu_si128(codes)), bias);
+        dot = _mm512_dpbusd_epi32(dot, key[half], _mm512_load_si512(query.high[half]));
+      });
+      dot = _mm512_slli_epi32(dot, 7);
+      unroll<2>([&](auto half) QUOKA_INLINE_LAMBDA {
+        dot = _mm512_dpbusd_epi32(dot, key[half], _mm512_load_si512(query.low[half]));
+      });
+      sum[k] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), group.scale, sum[k]);
+    }
+  });
+  const __m512 first = _mm512_add_ps(_mm512_unpacklo_ps(sum[0], sum[1]),
+                                     _mm512_unpackhi_ps(sum[0], sum[1])),
+               second = _mm512_add_ps(_mm512_unpacklo_ps(sum[2], sum[3]),
+                                      _mm512_unpackhi_ps(sum[2], sum[3]));
+  // [query][key]
+  const __m512 all =
+      _mm512_add_ps(_mm512_shuffle_ps(first, second, 0x44), _mm512_shuffle_ps(first, second, 0xee));
+  const __m512i by_keys = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  _mm512_storeu_ps(x, _mm512_mul_ps(_mm512_permutexvar_ps(by_keys, all), _mm512_load_ps(units)));
+}
+
 template <class Keys>
 [[gnu::noinline]] void code_row_squares(const Keys& keys, float* squares) {
   constexpr Index group_bytes = code_row_group;
