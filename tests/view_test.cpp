@@ -307,16 +307,35 @@ TYPED_TEST(View, AListedFinderGivesTheRowsOfItsList) {
   EXPECT_EQ(found[1], rows.row(0, 1, 3));
 }
 
-// Token by token, the heads of each side by side.
+// All that is left of a walk, `piece` rows at a time, and two rows past its end.
+std::vector<quoka::ConstRow> walked(quoka::RowWalk walk, std::size_t count, std::size_t piece) {
+  std::vector<quoka::ConstRow> rows(count + 2, reinterpret_cast<quoka::ConstRow>(&count));
+  for (std::size_t i = 0; i < rows.size(); i += piece)
+    walk.take(static_cast<Index>(std::min(piece, rows.size() - i)), rows.data() + i);
+  EXPECT_EQ(rows[count], nullptr);
+  EXPECT_EQ(rows[count + 1], nullptr);
+  rows.resize(count);
+  return rows;
+}
+
+// Token by token, the heads of each side by side; one head row after row; pages one after the other.
 TYPED_TEST(View, AWalkGoesInTheOrderOfMemory) {
   Random random(13);
-  const Strided<TypeParam> cache(random.tensor<TypeParam>(1, 3, 7, 5));
+  const Strided<TypeParam> cache(random.tensor<TypeParam>(3, 3, 4, 5));
   const Rows rows = cache.view();
-  auto walk = rows.walk(0, 1, 2, 4, 6);
-  for (const Index i : {4, 5})
-    for (const Index head : {1, 2}) EXPECT_EQ(walk.next(), rows.row(0, head, i));
-  EXPECT_EQ(walk.next(), nullptr);
-  EXPECT_EQ(walk.next(), nullptr);
+  std::vector<quoka::ConstRow> by_tokens, by_rows, by_pages;
+  for (const Index i : {1, 2, 3})
+    for (const Index head : {1, 2}) by_tokens.push_back(rows.row(0, head, i));
+  for (const Index i : {1, 2, 3}) by_rows.push_back(rows.row(0, 2, i));
+  const std::vector<Position> table{2, 0};
+  const Rows paged = quoka::paged(rows, table, 7);
+  for (const Index i : {1, 2, 3}) by_pages.push_back(rows.row(2, 1, i));
+  for (const Index i : {0, 1, 2}) by_pages.push_back(rows.row(0, 1, i));
+  for (const std::size_t piece : {1, 2, 3, 5, 16}) {
+    EXPECT_EQ(walked(rows.walk(0, 1, 2, 1, 4), 6, piece), by_tokens);
+    EXPECT_EQ(walked(rows.walk(0, 2, 1, 1, 4), 3, piece), by_rows);
+    EXPECT_EQ(walked(paged.walk(0, 1, 1, 1, 7), 6, piece), by_pages);
+  }
 }
 
 TEST(View, RowsRefuseWhatViewsRefuse) {

@@ -131,13 +131,14 @@ struct Q8_0Row {
     const Index blocks = ceil_div(shape.dim, block), width = blocks * block;
     using Bytes [[gnu::vector_size(block)]] = std::uint8_t;  // in a register, whatever the ISA
     Bytes least = Bytes{} | 0xff;
-    float poison = 0.0f;  // x * 0 is NaN for NaN and infinity
+    unsigned largest = 0;  // of the scales, without their signs
     for (Index i = 0; i < count; ++i) {
       std::uint8_t* to = codes + i * width;
       for (Index g = 0; g < blocks; ++g, to += block) {
         const ConstRow here = rows[i] + g * block_bytes;
-        const float scale = scales[i * blocks + g] = scale_of(here);
-        poison += scale * 0.0f;
+        const auto scale = read_as<std::uint16_t>(here);
+        scales[i * blocks + g] = simd::half_to_float(scale);
+        largest = std::max(largest, scale & 0x7fffu);
         Bytes of_block;
         std::memcpy(&of_block, here + head_bytes, block);
         of_block ^= 0x80;
@@ -146,7 +147,7 @@ struct Q8_0Row {
       }
       std::fill(codes + i * width + shape.dim, codes + (i + 1) * width, std::uint8_t{128});
     }
-    bool all = poison == 0.0f;
+    bool all = largest < 0x7c00u;
     for (int c = 0; c < block; ++c) all &= least[c] != 0;
     if (all) return;
     for (Index i = 0; i < count; ++i) {

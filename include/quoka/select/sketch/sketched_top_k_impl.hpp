@@ -179,23 +179,11 @@ class SketchScan {
           simd::store(norms + i, simd::select_less(simd::zero(), x, inverse, x));
         }
       } else {
-        for (Index i = 0; i < count; ++i) norms[i] = inverse_norms.at(b_, head_, kv + i);
+        const float* const from = &inverse_norms.at(b_, head_, kv);
+        const Index step = inverse_norms.strides()[2];
+        for (Index i = 0; i < count; ++i) norms[i] = from[i * step];
       }
-      // Most blocks are nothing special.
-      constexpr float shortest = 1.0f / most_coded_length, longest = 1.0f / least_coded_length;
-      int special = count < simd::code_block ? 1 : 0;
-      for (Index i = 0; i < simd::code_block; ++i)
-        special |=
-            static_cast<int>(!(norms[i] > shortest)) | static_cast<int>(!(norms[i] < longest));
-      for (Index i = 0; i < count; ++i)
-        special |= static_cast<int>(group_scales_[i * groups] != group_scales_[i * groups]);
-      if (special == 0) {
-        for (Index i = 0; i < simd::code_block; ++i) {
-          scores_[kv + i] = best[i] * scale_ * norms[i];
-          errors_[kv + i] = 0.0f;
-        }
-        continue;
-      }
+      if (count == simd::code_block && score_block(best, norms, kv)) continue;
       for (Index i = 0; i < count; ++i) {
         const float norm = norms[i];
         // Codes that do not give the row, and lengths at float's ends, are for float.
@@ -227,6 +215,28 @@ class SketchScan {
       simd::code_dots<simd::CodeScores::max>(of_keys, codes_, rows_, steps, offset_, best, later);
     for (Index i = 0; i < count; ++i)
       scores_[kv + i] = static_cast<float>(best[i]) * (of_key[i] * scale_);
+  }
+
+  // Scores of a block of rows of codes. False, and nothing written, if any row is for float: most are
+  // nothing special. A row that codes cannot give has a best score of NaN.
+  bool score_block(const float* best, const float* norms, Index kv) const {
+    const simd::Packet shortest = simd::broadcast(1.0f / most_coded_length),
+                       longest = simd::broadcast(1.0f / least_coded_length),
+                       one = simd::broadcast(1.0f), scale = simd::broadcast(scale_);
+    simd::Packet special = simd::zero();
+    for (Index i = 0; i < simd::code_block; i += simd::lanes) {
+      const simd::Packet norm = simd::load(norms + i), score = simd::load(best + i);
+      const simd::Packet inside = simd::select_less(norm, longest, simd::zero(), one);
+      special = simd::add(special, simd::select_less(shortest, norm, inside, one));
+      special = simd::add(special, simd::sub(score, score));  // NaN where it is not finite
+    }
+    if (simd::reduce_add(special) != 0.0f) return false;
+    for (Index i = 0; i < simd::code_block; i += simd::lanes) {
+      simd::store_unaligned(scores_ + kv + i, simd::mul(simd::mul(simd::load(best + i), scale),
+                                                        simd::load(norms + i)));
+      simd::store_unaligned(errors_ + kv + i, simd::zero());
+    }
+    return true;
   }
 
   bool is_zero(const HeadRows& keys, FloatRow& reader, Index i) const {
