@@ -3,6 +3,7 @@
 //   struct MyRow {
 //     static constexpr const char* name = "mine";
 //     static constexpr bool is_float = false;
+//     static constexpr Index element_bytes = 2;  // optional: Format::element_bytes
 //     static Index bytes(const RowShape&);                                // of a row
 //     static simd::Packet load(ConstRow row, Index c, const RowShape&);   // `lanes` channels from c
 //     static float at(ConstRow row, Index c, const RowShape&);            // one channel
@@ -64,6 +65,12 @@ constexpr auto narrow_of() {
 }
 
 template <class Row>
+constexpr Index element_bytes_of() {
+  if constexpr (requires { Row::element_bytes; }) return Row::element_bytes;
+  return 0;
+}
+
+template <class Row>
 void read_code_rows(const ConstRow* rows, Index count, const RowShape& shape, std::uint8_t* codes,
                     float* scales) {
   const Index groups = ceil_div(shape.dim, code_group), width = groups * code_group;
@@ -86,6 +93,7 @@ constexpr Format format_table() {
   Format format{.name = Row::name,
                 .is_float = Row::is_float,
                 .writes = detail::RowNarrower<Row> || detail::ChannelWriter<Row>,
+                .element_bytes = detail::element_bytes_of<Row>(),
                 .row_bytes = Row::bytes,
                 .widen = detail::widen_row<Row>,
                 .narrow = detail::narrow_of<Row>(),

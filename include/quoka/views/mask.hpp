@@ -63,14 +63,15 @@ class Mask {
   void check(Index batch, Index q_heads, Index q_len, Index keys) const;
 
  private:
-  enum class Kind { single, half, bfloat16, bytes, bits };
+  enum class Kind { added, bytes, bits };
   struct Checked {};
 
   Mask(const Rows& added, Checked);
   Mask(const void* data, Kind kind, const Sizes& sizes, const Strides& strides);
 
   const std::byte* data_ = nullptr;
-  Kind kind_ = Kind::single;
+  Kind kind_ = Kind::added;
+  const Format* format_ = nullptr;  // of what is added
   Sizes sizes_{};
   Strides strides_{};
 };
