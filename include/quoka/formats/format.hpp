@@ -25,7 +25,9 @@ inline namespace QUOKA_ABI {
 
 namespace simd {
 struct Int16Pair;
-}
+struct CodeRows;
+struct CodeQueries;
+}  // namespace simd
 
 // What a format must know of one head's rows beside their addresses.
 struct RowShape {
@@ -70,6 +72,10 @@ struct Format {
   // (codes[c] - 128), padded with 128 to whole groups. A row that codes cannot give has scales of NaN.
   void (*read_codes)(const ConstRow* rows, Index count, const RowShape& shape, std::uint8_t* codes,
                      float* scales);
+  // Products of such codes, compiled with the formats that have them alone: simd/code_rows.hpp.
+  void (*score_codes)(const simd::CodeRows& keys, const simd::CodeQueries& queries, bool mean,
+                      float* scores);
+  void (*square_codes)(const simd::CodeRows& keys, float* squares);
 };
 
 // Channels that share a scale, in Format::read_codes.

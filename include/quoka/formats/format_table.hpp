@@ -34,6 +34,7 @@
 #include <quoka/kernels/packing.hpp>
 #include <quoka/kernels/token_kernels.hpp>
 #include <quoka/runtime/check.hpp>
+#include <quoka/simd/code_rows.hpp>
 
 #include <string>
 
@@ -85,6 +86,14 @@ void read_code_rows(const ConstRow* rows, Index count, const RowShape& shape, st
   }
 }
 
+template <class Keys>
+void score_codes(const Keys& keys, const simd::CodeQueries& queries, bool mean, float* scores) {
+  if (mean)
+    simd::code_row_scores<simd::CodeScores::sum>(keys, queries, scores);
+  else
+    simd::code_row_scores<simd::CodeScores::max>(keys, queries, scores);
+}
+
 }  // namespace detail
 
 // Without fixed point where the ISA has none: attention() does not ask for it there.
@@ -104,7 +113,9 @@ constexpr Format format_table() {
                 .token_logits = detail::token_logits<Row>,
                 .token_values = detail::token_values<Row>,
                 .value_rows = detail::value_rows<Row>,
-                .read_codes = nullptr};
+                .read_codes = nullptr,
+                .score_codes = nullptr,
+                .square_codes = nullptr};
   if constexpr (fixed) {
     format.pack_fixed_keys = detail::pack_fixed_keys<Row>;
     format.pack_fixed_values = detail::pack_fixed_values<Row>;
@@ -113,6 +124,10 @@ constexpr Format format_table() {
     format.read_codes = Row::read_code_rows;
   else if constexpr (requires { Row::read_codes; })
     format.read_codes = detail::read_code_rows<Row>;
+  if constexpr (requires { Row::read_code_rows; } || requires { Row::read_codes; }) {
+    format.score_codes = detail::score_codes<simd::CodeRows>;
+    format.square_codes = simd::code_row_squares<simd::CodeRows>;
+  }
   return format;
 }
 

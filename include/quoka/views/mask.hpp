@@ -34,7 +34,8 @@ class Mask {
 
   // Everything is visible.
   Mask() = default;
-  // Throws std::invalid_argument for another format than float, half or bfloat16.
+  // Throws std::invalid_argument for another format than float, half or bfloat16: one of rows that
+  // are more than channels side by side.
   template <class R>
   requires(std::is_convertible_v<R, Rows> && !std::is_same_v<std::remove_cvref_t<R>, Mask>)
       Mask(R&& added)
