@@ -40,7 +40,7 @@ struct Format {
   const char* name;
   bool is_float;  // a row is `dim` floats: it can be read in place
   bool writes;    // narrow() can be called
-  // Of a channel, where a row is its channels side by side and nothing else; 0 for other rows.
+  // Of a channel, 2 or 4, where a row is its channels side by side and nothing else; 0 for other rows.
   Index element_bytes;
 
   // From a row's first byte to its last.

@@ -13,8 +13,6 @@
 #include <quoka/simd/pair_sums.hpp>
 #include <quoka/kernels/tuning.hpp>
 
-#include <algorithm>
-
 QUOKA_PACKET_ARGUMENTS_BEGIN
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -48,12 +46,14 @@ QUOKA_INLINE void multiply_key_tile(simd::Packet (&acc)[tuning::tile_rows][Packe
   constexpr int rows = tuning::tile_rows, channels = tuning::slab_channels;
   simd::unroll<rows, Packets>([&](auto i, auto j)
                                   QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
-  for (Index left = dim; left > 0; left -= channels) {
+  Index left = dim;
+  for (; left >= channels; left -= channels) {
     between();
-    rank1_updates<rows, Packets, channels>(acc, tile, 1, panel, std::min<Index>(channels, left));
+    rank1_updates<rows, Packets, channels>(acc, tile, 1, panel, channels);
     tile += channels * rows;
     panel += channels * int{Packets} * simd::lanes;
   }
+  if (left > 0) rank1_updates<rows, Packets, channels>(acc, tile, 1, panel, left);
 }
 
 }  // namespace detail

@@ -59,20 +59,19 @@ void token_logits_of_height(const RowRun& keys, Index count, const RowShape& sha
   static_assert(RowsAhead::most % together == 0);
   for (Index i = 0; i < count; i += together, x += lanes) {
     simd::Square acc;
-    for (Index j = 0; j < together; ++j) {
-      simd::Packet sum[static_cast<std::size_t>(Height)];
-      simd::unroll<Height>([&](auto r) QUOKA_INLINE_LAMBDA { sum[r] = simd::zero(); });
+    simd::unroll<together>([&](auto j) QUOKA_INLINE_LAMBDA {
+      simd::unroll<Height>([&](auto r)
+                               QUOKA_INLINE_LAMBDA { acc.packet[j * Height + r] = simd::zero(); });
       const ConstRow key = keys[std::min(i + j, count - 1)];
       if (ask != nullptr) ask_for(*ask, i + j);
       for_packets<Row>(key, width, shape,
                        [&](Index c, const simd::Packet& channels) QUOKA_INLINE_LAMBDA {
                          simd::unroll<Height>([&](auto r) QUOKA_INLINE_LAMBDA {
-                           sum[r] = simd::fma(channels, simd::load(queries + r * width + c), sum[r]);
+                           simd::Packet& sum = acc.packet[j * Height + r];
+                           sum = simd::fma(channels, simd::load(queries + r * width + c), sum);
                          });
                        });
-      simd::unroll<Height>(
-          [&](auto r) QUOKA_INLINE_LAMBDA { acc.packet[j * Height + r] = sum[r]; });
-    }
+    });
     simd::store(x, simd::sums(acc));
   }
 }

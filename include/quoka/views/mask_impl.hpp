@@ -70,12 +70,14 @@ QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* lis
         break;
       }
       constexpr Index step = 64;  // gathered, then widened together
-      std::byte elements[step * sizeof(float)];
+      alignas(64) std::byte elements[step * sizeof(float)];
       for (Index i = 0; i < count; i += step) {
         const Index n = std::min(step, count - i);
-        for (Index j = 0; j < n; ++j)
-          std::memcpy(elements + j * size, row + list[first + i + j] * size,
-                      static_cast<std::size_t>(size));
+        const Position* const cells = list + first + i;
+        if (size == 2)
+          for (Index j = 0; j < n; ++j) std::memcpy(elements + j * 2, row + cells[j] * Index{2}, 2);
+        else
+          for (Index j = 0; j < n; ++j) std::memcpy(elements + j * 4, row + cells[j] * Index{4}, 4);
         format_->widen(elements, {n}, to + i);
       }
       break;
