@@ -732,7 +732,7 @@ TEST_F(MaskRefuses, RowsInPagesAndOtherFormats) {
   const Added added = random_mask(random_, 1, 1, 2, 44);
   expect_refused([&] { (void)Mask(Rows(added).listed(cells)); }, {"in pages"});
   quoka::Format other = quoka::format_of<float>();
-  other.name = "other";
+  other.name = "other", other.element_bytes = 0;  // channels that are not by themselves
   expect_refused(
       [&] {
         (void)Mask(Rows(reinterpret_cast<const std::byte*>(added.data()), other, {1, 1, 2, 44},

@@ -187,7 +187,7 @@ TEST(PackingOfFloats, QueriesAreTransposedAndScaled) {
     SCOPED_TRACE(dim);
     const ListedRows<float> queries(random, width, dim);
     float* panel = fresh(buffer, width * dim);
-    detail::pack_queries<tuning::tile_packets>(queries.pointers.data(), width, dim, scale, panel);
+    detail::pack_queries(queries.pointers.data(), width, dim, scale, tuning::panel_rows, panel);
     for (Index i = 0; i < width; ++i)
       for (Index c = 0; c < dim; ++c)
         ASSERT_EQ(panel[c * width + i], queries.at(i, c) * scale) << i << ", " << c;
@@ -201,7 +201,7 @@ TEST(PackingOfFloats, QueriesBeyondTheLastAreZero) {
     for (Index count : {Index{1}, width / 2, width - 1}) {
       const ListedRows<float> queries(random, count, dim);
       float* panel = fresh(buffer, width * dim);
-      detail::pack_queries<tuning::tile_packets>(queries.pointers.data(), count, dim, 1.0f, panel);
+      detail::pack_queries(queries.pointers.data(), count, dim, 1.0f, tuning::panel_rows, panel);
       for (Index i = 0; i < width; ++i)
         for (Index c = 0; c < dim; ++c)
           ASSERT_EQ(panel[c * width + i], i < count ? queries.at(i, c) : 0.0f);
@@ -214,7 +214,7 @@ TEST(PackingOfFloats, QueriesOfOnePacketHaveAPanelOfTheirOwnWidth) {
   for (Index dim : dims) {
     const ListedRows<float> queries(random, simd::lanes, dim);
     float* panel = fresh(buffer, simd::lanes * dim);
-    detail::pack_queries<1>(queries.pointers.data(), simd::lanes, dim, 1.0f, panel);
+    detail::pack_queries(queries.pointers.data(), simd::lanes, dim, 1.0f, simd::lanes, panel);
     for (Index i = 0; i < simd::lanes; ++i)
       for (Index c = 0; c < dim; ++c) ASSERT_EQ(panel[c * simd::lanes + i], queries.at(i, c));
   }
@@ -261,7 +261,7 @@ TEST(PackingOfFloats, QueriesUnpackedAreTheRowsAgain) {
       const ListedRows<float> queries(random, count, dim);
       ListedRows<float> back(random, count, dim);
       float* panel = fresh(buffer, width * dim);
-      detail::pack_queries<tuning::tile_packets>(queries.pointers.data(), count, dim, 1.0f, panel);
+      detail::pack_queries(queries.pointers.data(), count, dim, 1.0f, tuning::panel_rows, panel);
       detail::unpack_outputs(panel, ones, dim, back.pointers.data(), count);
       EXPECT_TRUE(same_bits(queries.memory.view(), back.memory.view())) << dim << ", " << count;
     }

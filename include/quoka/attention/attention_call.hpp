@@ -237,8 +237,8 @@ inline void check_outputs_apart(const std::vector<AttentionCall>& calls,
       const ByteLattice x = memory_of(call, which);
       if (x.rows() > 0) outputs.push_back({x.base, x.end(), &call, which});
     }
-  std::sort(outputs.begin(), outputs.end(),
-            [](const OutputMemory& a, const OutputMemory& b) { return a.begin < b.begin; });
+  sort(outputs.data(), std::ssize(outputs),
+       [](const OutputMemory& a, const OutputMemory& b) { return a.begin < b.begin; });
   for (std::size_t i = 1; i < outputs.size(); ++i)
     outputs[i].reach = std::max(outputs[i].reach, outputs[i - 1].reach);
   for (const AttentionCall& call : calls)

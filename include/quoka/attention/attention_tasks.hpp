@@ -11,6 +11,7 @@
 #include <quoka/kernels/fixed_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>
 #include <quoka/runtime/executor.hpp>
+#include <quoka/runtime/sort.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/views/selection.hpp>
 
@@ -22,17 +23,13 @@ namespace detail {
 
 // A token's heads that one worker takes in turns.
 struct TokenHeads {
-  std::vector<TokenScratch> heads;
+  Parts<TokenScratch> heads;
 
   void reserve(const AttentionCall& call, Index count) {
-    heads.resize(std::max(heads.size(), static_cast<std::size_t>(count)));
+    heads.at_least(count);
     for (TokenScratch& head : heads) head.reserve(call);
   }
-  Index bytes() const {
-    Index sum = 0;
-    for (const TokenScratch& head : heads) sum += head.bytes();
-    return sum;
-  }
+  Index bytes() const { return heads.bytes(); }
 };
 
 // Of the workers.
@@ -170,7 +167,7 @@ class AttentionTasks {
 
   void run_token(Index head, Index part, const KeyRange& range, int worker) {
     const auto attention_of = [&](Index i) {
-      return TokenAttention(keys_of(head + i), s_.token[worker].heads[static_cast<std::size_t>(i)]);
+      return TokenAttention(keys_of(head + i), s_.token[worker].heads[i]);
     };
     const Index begin = std::min(std::max(range.begin, keys_of(head).begin_for(0)), range.end);
     const Index own = std::clamp(call_.past_k.len(), begin, range.end);  // the chunk's begins
@@ -213,32 +210,29 @@ class AttentionTasks {
 // Everything that calls reuse.
 struct AttentionWorkspace::Parts {
   detail::AttentionScratch scratch;
-  std::vector<detail::Partials> partials;    // of each sequence
-  std::vector<detail::VisiblePast> visible;  // likewise
+  detail::Parts<detail::Partials> partials;    // of each sequence
+  detail::Parts<detail::VisiblePast> visible;  // likewise
   std::vector<detail::AttentionCall> calls;
   std::vector<detail::OutputMemory> outputs;
   std::vector<detail::AttentionTasks> tasks;
   std::vector<Index> order, ends;  // of the calls, the costliest first, and of their tasks
 
   void begin(std::size_t sequences) {
-    if (partials.size() < sequences) partials.resize(sequences);
-    if (visible.size() < sequences) visible.resize(sequences);
+    partials.at_least(static_cast<Index>(sequences));
+    visible.at_least(static_cast<Index>(sequences));
     tasks.clear();
     calls.clear();
     calls.reserve(sequences);
     tasks.reserve(sequences);
   }
   Index bytes() const {
-    Index sum = scratch.heads.bytes() + scratch.token.bytes();
-    for (const auto& of_sequence : partials) sum += of_sequence.bytes();
-    for (const auto& of_sequence : visible) sum += of_sequence.bytes();
-    return sum;
+    return scratch.heads.bytes() + scratch.token.bytes() + partials.bytes() + visible.bytes();
   }
 
   // All calls. The order of their tasks decides nothing but who works when.
   void run(const detail::PanelArithmetic& panels, ExecutorRef executor) {
-    for (std::size_t i = 0; i < calls.size(); ++i) {
-      detail::AttentionCall& call = calls[i];
+    for (Index i = 0; i < std::ssize(calls); ++i) {
+      detail::AttentionCall& call = calls[static_cast<std::size_t>(i)];
       if (call.mask != nullptr) {
         visible[i].find(*call.mask, call.keep, call.q.batch(), call.kv_heads, call.past_k.len(),
                         executor);
@@ -248,7 +242,7 @@ struct AttentionWorkspace::Parts {
     }
     order.clear();
     for (Index i = 0; i < std::ssize(tasks); ++i) order.push_back(i);
-    std::sort(order.begin(), order.end(), [&](Index a, Index b) {
+    detail::sort(order.data(), std::ssize(order), [&](Index a, Index b) {
       const double x = of(a).cost(), y = of(b).cost();
       return x > y || (x == y && a < b);
     });

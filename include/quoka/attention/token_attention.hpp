@@ -69,7 +69,7 @@ struct TokenScratch {
 // A token's rows of one KV head over a part of the keys.
 class TokenAttention {
  public:
-  TokenAttention(const KeySequence& keys, TokenScratch& scratch)
+  [[gnu::noinline]] TokenAttention(const KeySequence& keys, TokenScratch& scratch)
       : call_(keys.call()),
         keys_(keys),
         tile_rows_(token_tile_rows(call_.group)),
@@ -81,7 +81,7 @@ class TokenAttention {
   }
 
   // First. Rows beyond the group are zero queries; their results are left behind.
-  void start(bool with_sinks) {
+  [[gnu::noinline]] void start(bool with_sinks) {
     const Index dim = call_.q.dim();
     std::fill_n(s_.queries.data(), rows_ * k_width_, 0.0f);
     std::fill_n(s_.out.data(), rows_ * v_width_, 0.0f);
@@ -98,7 +98,7 @@ class TokenAttention {
       s_.coded = code_token_queries(queries(tile), k_width_, codes(tile));
   }
   // Keys [begin, end) of the sequence, all of them in sight.
-  void attend(Index begin, Index end) {
+  [[gnu::noinline]] void attend(Index begin, Index end) {
     assert(begin <= end);
     const Index past = keys_.past_count();
     if (begin < past)
@@ -124,7 +124,7 @@ class TokenAttention {
   void end_block() { end_values(); }
 
   // Last: writes the group's rows of `to`.
-  void finish(const PartialRows& to) const {
+  [[gnu::noinline]] void finish(const PartialRows& to) const {
     for (Index r = 0; r < call_.group; ++r) {
       to.state[r] = s_.states.data()[r];
       std::copy_n(s_.out.data() + r * v_width_, call_.v_dim, to.out + r * call_.v_dim);
@@ -179,7 +179,7 @@ class TokenAttention {
   }
 
   // Logits of the block's keys [first, first + count); k are its rows.
-  void multiply_keys(const HeadRows& k, Index first, Index count, RowWalk* ask) {
+  [[gnu::noinline]] void multiply_keys(const HeadRows& k, Index first, Index count, RowWalk* ask) {
     constexpr Index stretch = tuning::token_stretch_keys;
     static_assert(stretch <= RowsAhead::most);
     ConstRow memory[stretch];
@@ -218,7 +218,7 @@ class TokenAttention {
   }
 
   // The logits of keys [first, first + count) to weights; raises the states.
-  void weigh(Index first, Index count) {
+  [[gnu::noinline]] void weigh(Index first, Index count) {
     constexpr int lanes = simd::lanes;
     const Index size = count * tile_rows_, padded = round_up(size, lanes);
     if (call_.cap_log2 != 0.0f)
@@ -253,7 +253,7 @@ class TokenAttention {
 
   void begin_values() { std::fill_n(s_.block_out.data(), rows_ * v_width_, 0.0f); }
   // Of the block's keys [first, first + count).
-  void add_values(const HeadRows& v, Index first, Index count, RowWalk* ask) {
+  [[gnu::noinline]] void add_values(const HeadRows& v, Index first, Index count, RowWalk* ask) {
     constexpr Index stretch = tuning::token_value_keys;
     ConstRow memory[stretch];
     for (Index i = first; i < first + count; i += stretch) {
@@ -265,7 +265,7 @@ class TokenAttention {
         add_stretch(values, n, i, row, ask != nullptr && row == 0 ? &ahead : nullptr);
     }
   }
-  void end_values() {
+  [[gnu::noinline]] void end_values() {
     float *const out = s_.out.data(), *const of_block = s_.block_out.data();
     for (Index r = 0; r < call_.group; ++r) {
       const simd::Packet factor = simd::broadcast(s_.factors.data()[r]);

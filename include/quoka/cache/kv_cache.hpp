@@ -67,11 +67,12 @@ class KvCache {
   void require_outside(const Rows& x, std::string_view message) const;
 
  private:
-  static Rows rows_of(const RowStore<std::byte>& store, const Format& format, Index dim) {
+  [[gnu::noinline]] static Rows rows_of(const RowStore<std::byte>& store, const Format& format,
+                                        Index dim) {
     return {
         store.data(), format, {store.batch(), store.heads(), store.len(), dim}, store.strides()};
   }
-  void set_len(Index len) {
+  [[gnu::noinline]] void set_len(Index len) {
     k_.resize(len);
     v_.resize(len);
     inverse_norms_.resize(len);

@@ -42,7 +42,7 @@ class RowStore {
 
   // Room for `capacity` rows. Throws std::invalid_argument for a negative one and std::bad_alloc;
   // nothing has changed then.
-  void reserve(Index capacity) {
+  [[gnu::noinline]] void reserve(Index capacity) {
     detail::require_at_least("capacity", capacity, 0);
     if (capacity <= capacity_) return;
     const Index per_row = std::max<Index>(1, batch_ * heads_ * dim_);

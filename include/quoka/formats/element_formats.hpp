@@ -21,6 +21,7 @@ namespace formats {
 struct FloatRow {
   static constexpr const char* name = "float";
   static constexpr bool is_float = true;
+  static constexpr Index element_bytes = 4;
   static Index bytes(const RowShape& shape) { return shape.dim * 4; }
   QUOKA_INLINE static const float* channel(ConstRow row, Index c) {
     return reinterpret_cast<const float*>(row) + c;
@@ -42,6 +43,7 @@ template <class As>
 struct ShortRow {
   static constexpr const char* name = As::name;
   static constexpr bool is_float = false;
+  static constexpr Index element_bytes = 2;
   static Index bytes(const RowShape& shape) { return shape.dim * 2; }
   QUOKA_INLINE static const std::uint16_t* channel(ConstRow row, Index c) {
     return reinterpret_cast<const std::uint16_t*>(row) + c;

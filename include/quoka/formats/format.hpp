@@ -25,7 +25,9 @@ inline namespace QUOKA_ABI {
 
 namespace simd {
 struct Int16Pair;
-}
+struct CodeRows;
+struct CodeQueries;
+}  // namespace simd
 
 // What a format must know of one head's rows beside their addresses.
 struct RowShape {
@@ -38,6 +40,8 @@ struct Format {
   const char* name;
   bool is_float;  // a row is `dim` floats: it can be read in place
   bool writes;    // narrow() can be called
+  // Of a channel, 2 or 4, where a row is its channels side by side and nothing else; 0 for other rows.
+  Index element_bytes;
 
   // From a row's first byte to its last.
   Index (*row_bytes)(const RowShape& shape);
@@ -73,6 +77,10 @@ struct Format {
   // (codes[c] - 128), padded with 128 to whole groups. A row that codes cannot give has scales of NaN.
   void (*read_codes)(const ConstRow* rows, Index count, const RowShape& shape, std::uint8_t* codes,
                      float* scales);
+  // Products of such codes, compiled with the formats that have them alone: simd/code_rows.hpp.
+  void (*score_codes)(const simd::CodeRows& keys, const simd::CodeQueries& queries, bool mean,
+                      float* scores);
+  void (*square_codes)(const simd::CodeRows& keys, float* squares);
 };
 
 // Channels that share a scale, in Format::read_codes.

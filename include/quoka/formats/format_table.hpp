@@ -3,6 +3,7 @@
 //   struct MyRow {
 //     static constexpr const char* name = "mine";
 //     static constexpr bool is_float = false;
+//     static constexpr Index element_bytes = 2;  // optional: Format::element_bytes
 //     static Index bytes(const RowShape&);                                // of a row
 //     static simd::Packet load(ConstRow row, Index c, const RowShape&);   // `lanes` channels from c
 //     static float at(ConstRow row, Index c, const RowShape&);            // one channel
@@ -34,6 +35,7 @@
 #include <quoka/kernels/token_codes.hpp>
 #include <quoka/kernels/token_kernels.hpp>
 #include <quoka/runtime/check.hpp>
+#include <quoka/simd/code_rows.hpp>
 
 #include <string>
 
@@ -65,6 +67,12 @@ constexpr auto narrow_of() {
 }
 
 template <class Row>
+constexpr Index element_bytes_of() {
+  if constexpr (requires { Row::element_bytes; }) return Row::element_bytes;
+  return 0;
+}
+
+template <class Row>
 void read_code_rows(const ConstRow* rows, Index count, const RowShape& shape, std::uint8_t* codes,
                     float* scales) {
   const Index groups = ceil_div(shape.dim, code_group), width = groups * code_group;
@@ -79,6 +87,14 @@ void read_code_rows(const ConstRow* rows, Index count, const RowShape& shape, st
   }
 }
 
+template <class Keys>
+void score_codes(const Keys& keys, const simd::CodeQueries& queries, bool mean, float* scores) {
+  if (mean)
+    simd::code_row_scores<simd::CodeScores::sum>(keys, queries, scores);
+  else
+    simd::code_row_scores<simd::CodeScores::max>(keys, queries, scores);
+}
+
 }  // namespace detail
 
 // Without fixed point where the ISA has none: attention() does not ask for it there.
@@ -87,6 +103,7 @@ constexpr Format format_table() {
   Format format{.name = Row::name,
                 .is_float = Row::is_float,
                 .writes = detail::RowNarrower<Row> || detail::ChannelWriter<Row>,
+                .element_bytes = detail::element_bytes_of<Row>(),
                 .row_bytes = Row::bytes,
                 .widen = detail::widen_row<Row>,
                 .narrow = detail::narrow_of<Row>(),
@@ -98,7 +115,9 @@ constexpr Format format_table() {
                 .token_values = detail::token_values<Row>,
                 .value_rows = detail::value_rows<Row>,
                 .token_code_logits = nullptr,
-                .read_codes = nullptr};
+                .read_codes = nullptr,
+                .score_codes = nullptr,
+                .square_codes = nullptr};
   if constexpr (fixed) {
     format.pack_fixed_keys = detail::pack_fixed_keys<Row>;
     format.pack_fixed_values = detail::pack_fixed_values<Row>;
@@ -109,6 +128,11 @@ constexpr Format format_table() {
     format.read_codes = Row::read_code_rows;
   else if constexpr (requires { Row::read_codes; })
     format.read_codes = detail::read_code_rows<Row>;
+  if constexpr (
+      requires { Row::read_code_rows; } || requires { Row::read_codes; }) {
+    format.score_codes = detail::score_codes<simd::CodeRows>;
+    format.square_codes = simd::code_row_squares<simd::CodeRows>;
+  }
   return format;
 }
 

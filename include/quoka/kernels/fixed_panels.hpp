@@ -239,12 +239,10 @@ class FixedPanels final : public PanelArithmetic {
     Sums acc[rows][packets];
     simd::unroll<rows, packets>([&](auto i, auto j)
                                     QUOKA_INLINE_LAMBDA { acc[i][j] = Sums::zero(); });
-    Index left = steps;
-    for (; left >= slab; left -= slab) {
-      rank1_updates<rows, packets, slab>(acc, tile, 1, panel, slab);
+    for (Index left = steps; left > 0; left -= slab) {
+      rank1_updates<rows, packets, slab>(acc, tile, 1, panel, std::min<Index>(slab, left));
       tile += Index{slab} * rows, panel += Index{slab} * width;
     }
-    if (left > 0) rank1_updates<rows, packets, slab>(acc, tile, 1, panel, left);
     simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
       const simd::Packet row = simd::load(row_factors + j * simd::lanes);
       simd::unroll<rows>([&](auto i) QUOKA_INLINE_LAMBDA {

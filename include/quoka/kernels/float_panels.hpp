@@ -35,8 +35,8 @@ class FloatPanels final : public PanelArithmetic {
   }
   void pack_queries(const float* const* rows, Index count, Index dim, float scale,
                     const Panel& panel) const override {
-    detail::pack_queries<tuning::tile_packets>(rows, count, dim, scale,
-                                               static_cast<float*>(panel.queries));
+    detail::pack_queries(rows, count, dim, scale, tuning::panel_rows,
+                         static_cast<float*>(panel.queries));
   }
 
   void attend(const PackedBlock& block, const Panel& panel, const Sight& sight,

@@ -124,10 +124,10 @@ class RowPrefetch {
   Index count_ = 0, row_bytes_ = 0, row_ = 0, at_ = 0;
 };
 
-// One panel: rows[0, count) times `scale`, transposed; lanes beyond count become zero queries.
-template <int Packets>
-void pack_queries(const float* const* rows, Index count, Index dim, float scale, float* panel) {
-  constexpr Index width = Packets * simd::lanes;
+// One panel of `width` lanes, whole packets: rows[0, count) times `scale`, transposed; lanes beyond
+// count become zero queries.
+inline void pack_queries(const float* const* rows, Index count, Index dim, float scale, Index width,
+                         float* panel) {
   assert(0 <= count && count <= width);
   const simd::Packet factor = simd::broadcast(scale);
   for (Index first = 0; first < width; first += simd::lanes) {

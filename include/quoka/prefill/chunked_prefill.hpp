@@ -136,7 +136,8 @@ class ChunkedPrefill {
     }
   };
 
-  void append_keys(const Rows& q, const Rows& k, const Rows& v, ExecutorRef executor) {
+  [[gnu::noinline]] void append_keys(const Rows& q, const Rows& k, const Rows& v,
+                                     ExecutorRef executor) {
     cache_.check(k, v);
     const Rewind rewind{*this, kv_len()};
     cache_.append(k, v);
@@ -145,7 +146,7 @@ class ChunkedPrefill {
   }
 
   // Growth frees what lies in the cache.
-  void require_outside(const Rows& q, const Rows& out) const {
+  [[gnu::noinline]] void require_outside(const Rows& q, const Rows& out) const {
     cache_.require_outside(q, "q lies in the layer's cache");
     cache_.require_outside(out, "out lies in the layer's cache");
   }
@@ -156,11 +157,11 @@ class ChunkedPrefill {
     if (shape.v_format == nullptr) shape.v_format = &format_of<T>();
     return shape;
   }
-  void check_query(const Rows& q, const Rows& k) const {
+  [[gnu::noinline]] void check_query(const Rows& q, const Rows& k) const {
     detail::require_sizes("q", q.sizes(), {shape_.batch, shape_.q_heads, q.len(), shape_.head_dim});
     detail::require_equal("k's len", k.len(), "q_len", q.len());
   }
-  SelectorInput input(const Rows& q) const {
+  [[gnu::noinline]] SelectorInput input(const Rows& q) const {
     return {q, cache_.k(), cache_.inverse_norms(), cache_.capacity(), attention_.scale};
   }
 

@@ -15,7 +15,6 @@
 #include <cstddef>
 #include <cstdlib>
 #include <limits>
-#include <memory>
 #include <new>
 #include <type_traits>
 #include <utility>
@@ -24,44 +23,39 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-template <class T>
-class Buffer {
-  static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
+namespace detail {
 
+// The memory of a Buffer, whatever its elements are: compiled once.
+class BufferMemory {
  public:
-  Buffer() = default;
-  Buffer(Buffer&& other) noexcept
-      : data_(std::move(other.data_)), capacity_(std::exchange(other.capacity_, 0)) {}
-  Buffer& operator=(Buffer&& other) noexcept {
-    data_ = std::move(other.data_);
-    capacity_ = std::exchange(other.capacity_, 0);
+  BufferMemory() = default;
+  BufferMemory(BufferMemory&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), capacity_(std::exchange(other.capacity_, 0)) {}
+  [[gnu::noinline]] BufferMemory& operator=(BufferMemory&& other) noexcept {
+    std::swap(data_, other.data_), std::swap(capacity_, other.capacity_);
+    other.release();
     return *this;
   }
+  ~BufferMemory() { std::free(data_); }
 
-  // At least `count` elements; the pointer is good until the next call with a larger count. Throws
-  // std::bad_alloc where there is no such memory.
-  T* reserve(Index count) {
-    if (count > capacity_) {
-      if (count > std::numeric_limits<Index>::max() / static_cast<Index>(sizeof(T)) / 2)
-        throw std::bad_alloc();
-      data_.reset();
-      capacity_ = 0;
-      data_.reset(static_cast<T*>(allocate(static_cast<std::size_t>(count) * sizeof(T))));
-      capacity_ = count;
-    }
-    return data_.get();
+ protected:
+  [[gnu::noinline]] void grow(Index count, Index element_bytes) {
+    if (count > std::numeric_limits<Index>::max() / element_bytes / 2) throw std::bad_alloc();
+    release();
+    data_ = allocate(static_cast<std::size_t>(count * element_bytes));
+    capacity_ = count;
   }
-  // As reserve, but a buffer that must grow doubles: for sizes that follow the cache's length.
-  T* reserve_amortised(Index count) {
-    return reserve(count > capacity_ ? std::max(count, 2 * capacity_) : count);
-  }
-  T* data() const { return data_.get(); }
-  Index capacity() const { return capacity_; }
-  Index bytes() const { return capacity_ * static_cast<Index>(sizeof(T)); }
+
+  void* data_ = nullptr;
+  Index capacity_ = 0;
 
  private:
   static constexpr std::size_t huge_page = std::size_t{1} << 21;
 
+  void release() {
+    std::free(data_);
+    data_ = nullptr, capacity_ = 0;
+  }
   // Whole huge pages for large sizes, cache lines for small ones.
   static void* allocate(std::size_t bytes) {
     const std::size_t alignment = bytes < 2 * huge_page ? 64 : huge_page;
@@ -72,12 +66,29 @@ class Buffer {
 #endif
     return p;
   }
+};
 
-  struct Free {
-    void operator()(T* p) const { std::free(p); }
-  };
-  std::unique_ptr<T, Free> data_;
-  Index capacity_ = 0;
+}  // namespace detail
+
+template <class T>
+class Buffer : private detail::BufferMemory {
+  static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);
+  static constexpr Index element_bytes = static_cast<Index>(sizeof(T));
+
+ public:
+  // At least `count` elements; the pointer is good until the next call with a larger count. Throws
+  // std::bad_alloc where there is no such memory.
+  T* reserve(Index count) {
+    if (count > capacity_) grow(count, element_bytes);
+    return data();
+  }
+  // As reserve, but a buffer that must grow doubles: for sizes that follow the cache's length.
+  T* reserve_amortised(Index count) {
+    return reserve(count > capacity_ ? std::max(count, 2 * capacity_) : count);
+  }
+  T* data() const { return static_cast<T*>(data_); }
+  Index capacity() const { return capacity_; }
+  Index bytes() const { return capacity_ * element_bytes; }
 };
 
 namespace detail {

@@ -45,31 +45,34 @@ namespace detail {
   throw std::invalid_argument(message);
 }
 
-inline void require_equal(std::string_view a, Index a_value, std::string_view b, Index b_value) {
+[[gnu::noinline]] inline void require_equal(std::string_view a, Index a_value, std::string_view b,
+                                            Index b_value) {
   if (a_value != b_value) [[unlikely]]
     fail(a, a_value, "but must equal", b, b_value);
 }
 
-inline void require_at_least(std::string_view name, Index value, Index least) {
+[[gnu::noinline]] inline void require_at_least(std::string_view name, Index value, Index least) {
   if (value < least) [[unlikely]]
     fail(name, value, "but must be at least", "", least);
 }
 
-inline void require_at_most(std::string_view a, Index a_value, std::string_view b, Index b_value) {
+[[gnu::noinline]] inline void require_at_most(std::string_view a, Index a_value, std::string_view b,
+                                              Index b_value) {
   if (a_value > b_value) [[unlikely]]
     fail(a, a_value, "but must be at most", b, b_value);
 }
 
 // a must be a positive multiple of b; b must be positive.
-inline void require_multiple(std::string_view a, Index a_value, std::string_view b, Index b_value) {
+[[gnu::noinline]] inline void require_multiple(std::string_view a, Index a_value,
+                                               std::string_view b, Index b_value) {
   if (b_value < 1 || a_value < 1 || a_value % b_value != 0) [[unlikely]]
     fail(a, a_value, "but must be a positive multiple of", b, b_value);
 }
 
 // Sizes of a tensor, axis by axis: [batch, heads, len] or [batch, heads, len, dim].
 template <std::size_t Rank>
-void require_sizes(std::string_view tensor, const std::array<Index, Rank>& sizes,
-                   const std::array<Index, Rank>& expected) {
+[[gnu::noinline]] void require_sizes(std::string_view tensor, const std::array<Index, Rank>& sizes,
+                                     const std::array<Index, Rank>& expected) {
   static constexpr const char* axes[] = {"batch", "heads", "len", "dim"};
   for (std::size_t axis = 0; axis < Rank; ++axis)
     if (sizes[axis] != expected[axis]) [[unlikely]] {

@@ -1,4 +1,4 @@
-// A pool of threads, for those who have none: Eigen's non-blocking pool as an Executor.
+// A pool of threads, for those who have none.
 //
 // Tasks are handed out one by one, so uneven tasks balance. The first exception a task throws is
 // rethrown by run() after all workers have stopped; tasks not begun by then are not run. A

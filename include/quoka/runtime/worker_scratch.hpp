@@ -7,29 +7,67 @@
 
 #include <quoka/views/index.hpp>
 
-#include <algorithm>
-#include <vector>
+#include <memory>
+#include <utility>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+namespace detail {
+
+// As many parts as were ever asked for, which stay when more are. Less code than a std::vector, of
+// which each type is compiled anew.
+template <class Part>
+class Parts {
+ public:
+  Parts() = default;
+  Parts(Parts&& other) noexcept
+      : parts_(std::move(other.parts_)), count_(std::exchange(other.count_, 0)) {}
+  Parts& operator=(Parts&& other) noexcept {
+    parts_ = std::move(other.parts_);
+    count_ = std::exchange(other.count_, 0);
+    return *this;
+  }
+
+  void at_least(Index count) {
+    if (count > count_) grow(count);
+  }
+  Index count() const { return count_; }
+  Part& operator[](Index i) const { return parts_[static_cast<std::size_t>(i)]; }
+  Part* begin() const { return parts_.get(); }
+  Part* end() const { return parts_.get() + count_; }
+  Index bytes() const {
+    Index sum = 0;
+    for (const Part& part : *this) sum += part.bytes();
+    return sum;
+  }
+
+ private:
+  [[gnu::noinline]] void grow(Index count) {
+    std::unique_ptr<Part[]> more(new Part[static_cast<std::size_t>(count)]);
+    for (Index i = 0; i < count_; ++i) more[static_cast<std::size_t>(i)] = std::move((*this)[i]);
+    parts_ = std::move(more);
+    count_ = count;
+  }
+
+  std::unique_ptr<Part[]> parts_;
+  Index count_ = 0;
+};
+
+}  // namespace detail
 
 template <class Part>
 class WorkerScratch {
  public:
   template <class... Sizes>
   void reserve(int workers, const Sizes&... sizes) {
-    parts_.resize(std::max(parts_.size(), static_cast<std::size_t>(workers)));
+    parts_.at_least(workers);
     for (Part& part : parts_) part.reserve(sizes...);
   }
-  Part& operator[](int worker) { return parts_[static_cast<std::size_t>(worker)]; }
-  Index bytes() const {
-    Index sum = 0;
-    for (const Part& part : parts_) sum += part.bytes();
-    return sum;
-  }
+  Part& operator[](int worker) { return parts_[worker]; }
+  Index bytes() const { return parts_.bytes(); }
 
  private:
-  std::vector<Part> parts_;
+  detail::Parts<Part> parts_;
 };
 
 }  // namespace QUOKA_ABI

@@ -34,7 +34,8 @@ class Mask {
 
   // Everything is visible.
   Mask() = default;
-  // Throws std::invalid_argument for another format than float, half or bfloat16.
+  // Throws std::invalid_argument for another format than float, half or bfloat16: one of rows that
+  // are more than channels side by side.
   template <class R>
   requires(std::is_convertible_v<R, Rows> && !std::is_same_v<std::remove_cvref_t<R>, Mask>)
       Mask(R&& added)
@@ -63,14 +64,15 @@ class Mask {
   void check(Index batch, Index q_heads, Index q_len, Index keys) const;
 
  private:
-  enum class Kind { single, half, bfloat16, bytes, bits };
+  enum class Kind { added, bytes, bits };
   struct Checked {};
 
   Mask(const Rows& added, Checked);
   Mask(const void* data, Kind kind, const Sizes& sizes, const Strides& strides);
 
   const std::byte* data_ = nullptr;
-  Kind kind_ = Kind::single;
+  Kind kind_ = Kind::added;
+  const Format* format_ = nullptr;  // of what is added
   Sizes sizes_{};
   Strides strides_{};
 };

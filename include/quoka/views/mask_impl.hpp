@@ -2,10 +2,12 @@
 #pragma once
 
 #include <quoka/views/mask.hpp>
-#include <quoka/formats/format_table.hpp>
+#include <quoka/formats/format.hpp>
+#include <quoka/simd/simd.hpp>
 
 #include <algorithm>
 #include <cstring>
+#include <string>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -23,26 +25,17 @@ QUOKA_FUNC Mask::Mask(const void* data, Kind kind, const Sizes& sizes, const Str
 QUOKA_FUNC Mask::Mask(const Rows& added, Checked)
     : data_(added.data()), sizes_(added.sizes()), strides_(added.strides()) {
   if (added.empty()) return;
-  const Format* const format = &added.format();
+  format_ = &added.format();
   if (added.mapped()) detail::fail_because("a mask in pages, or of a list, is not supported");
-  if (format == &format_of<float>())
-    kind_ = Kind::single;
-  else if (format == &format_of<Eigen::half>())
-    kind_ = Kind::half;
-  else if (format == &format_of<Eigen::bfloat16>())
-    kind_ = Kind::bfloat16;
-  else
+  if (format_->element_bytes == 0)
     detail::fail_because(std::string("a mask's format must be float, half or bfloat16, not ") +
-                         format->name);
+                         format_->name);
 }
 
 QUOKA_FUNC Index Mask::row_bytes() const {
   switch (kind_) {
-    case Kind::single:
-      return 4 * sizes_[3];
-    case Kind::half:
-    case Kind::bfloat16:
-      return 2 * sizes_[3];
+    case Kind::added:
+      return format_ != nullptr ? format_->element_bytes * sizes_[3] : 0;
     case Kind::bytes:
       return sizes_[3];
     case Kind::bits:
@@ -69,28 +62,26 @@ QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* lis
     else
       for (Index i = 0; i < count; ++i) to[i] = at(first + i);
   };
-  const auto* const shorts = reinterpret_cast<const std::uint16_t*>(row);
   switch (kind_) {
-    case Kind::single: {
-      const auto* const x = reinterpret_cast<const float*>(row);
-      if (list == nullptr)
-        std::copy_n(x + first, count, to);
-      else
-        each([x](Index k) { return x[k]; });
+    case Kind::added: {
+      const Index size = format_->element_bytes;
+      if (list == nullptr) {
+        format_->widen(row + first * size, {count}, to);
+        break;
+      }
+      constexpr Index step = 64;  // gathered, then widened together
+      alignas(64) std::byte elements[step * sizeof(float)];
+      for (Index i = 0; i < count; i += step) {
+        const Index n = std::min(step, count - i);
+        const Position* const cells = list + first + i;
+        if (size == 2)
+          for (Index j = 0; j < n; ++j) std::memcpy(elements + j * 2, row + cells[j] * Index{2}, 2);
+        else
+          for (Index j = 0; j < n; ++j) std::memcpy(elements + j * 4, row + cells[j] * Index{4}, 4);
+        format_->widen(elements, {n}, to + i);
+      }
       break;
     }
-    case Kind::half:
-      if (list == nullptr)
-        format_of<Eigen::half>().widen(reinterpret_cast<ConstRow>(shorts + first), {count}, to);
-      else
-        each([shorts](Index k) { return simd::half_to_float(shorts[k]); });
-      break;
-    case Kind::bfloat16:
-      if (list == nullptr)
-        format_of<Eigen::bfloat16>().widen(reinterpret_cast<ConstRow>(shorts + first), {count}, to);
-      else
-        each([shorts](Index k) { return simd::bfloat16_to_float(shorts[k]); });
-      break;
     case Kind::bytes:
       return each([=](Index k) { return seen(row[k] != std::byte{0}); });
     case Kind::bits:

@@ -5,6 +5,7 @@
 // looked for in the other's lattice: a few divisions a row.
 #pragma once
 
+#include <quoka/runtime/sort.hpp>
 #include <quoka/views/mask.hpp>
 #include <quoka/views/rows.hpp>
 
@@ -22,8 +23,9 @@ struct ByteLattice {
   Index width = 0;
   std::array<Index, 3> sizes{}, steps{};
 
-  ByteLattice(const void* data, Index row_bytes, const std::array<Index, 3>& axis_sizes,
-              const std::array<Index, 3>& axis_steps)
+  [[gnu::noinline]] ByteLattice(const void* data, Index row_bytes,
+                                const std::array<Index, 3>& axis_sizes,
+                                const std::array<Index, 3>& axis_steps)
       : base(reinterpret_cast<std::uintptr_t>(data)), width(row_bytes) {
     for (std::size_t axis = 0; axis < 3; ++axis) {
       sizes[axis] = axis_steps[axis] == 0 ? std::min<Index>(axis_sizes[axis], 1) : axis_sizes[axis];
@@ -36,7 +38,7 @@ struct ByteLattice {
     };
     order(0, 1), order(1, 2), order(0, 1);
   }
-  explicit ByteLattice(const Rows& rows)
+  [[gnu::noinline]] explicit ByteLattice(const Rows& rows)
       : ByteLattice(rows.data(), rows.empty() ? 0 : rows.format().row_bytes(rows.shape(0)),
                     {rows.pool_sizes()[0], rows.heads(), rows.pool_sizes()[2]},
                     rows.pool_strides()) {}
@@ -57,7 +59,7 @@ struct ByteLattice {
   }
   std::uintptr_t end() const { return base + static_cast<std::uintptr_t>(extent()); }
   // Does a row meet [begin, end), counted from the base?
-  bool meets(Index begin, Index end, std::size_t axis = 0) const {
+  [[gnu::noinline]] bool meets(Index begin, Index end, std::size_t axis = 0) const {
     if (axis == 3) return begin < width && end > 0;
     const Index step = steps[axis], inner = extent(axis + 1);
     if (step == 0) return meets(begin, end, axis + 1);
@@ -69,10 +71,10 @@ struct ByteLattice {
   }
 };
 
-inline bool share_memory(ByteLattice a, ByteLattice b) {
-  if (a.rows() == 0 || b.rows() == 0 || a.width == 0 || b.width == 0) return false;
-  if (a.end() <= b.base || b.end() <= a.base) return false;
-  if (a.rows() > b.rows()) std::swap(a, b);
+[[gnu::noinline]] inline bool share_memory(const ByteLattice& x, const ByteLattice& y) {
+  if (x.rows() == 0 || y.rows() == 0 || x.width == 0 || y.width == 0) return false;
+  if (x.end() <= y.base || y.end() <= x.base) return false;
+  const ByteLattice &a = x.rows() <= y.rows() ? x : y, &b = x.rows() <= y.rows() ? y : x;
   const auto from = static_cast<Index>(a.base - b.base);  // modulo 2^64: negative where a is first
   for (Index i = 0; i < a.sizes[0]; ++i)
     for (Index j = 0; j < a.sizes[1]; ++j)
@@ -97,7 +99,7 @@ bool rows_share_memory(const ByteLattice& x, const Sizes& sizes,
 
 // Throws std::invalid_argument where they do.
 template <class A, class B>
-void require_apart(const A& a, const B& b, std::string_view message) {
+[[gnu::noinline]] void require_apart(const A& a, const B& b, std::string_view message) {
   if (share_memory(ByteLattice(a), ByteLattice(b))) fail_because(message);
 }
 
@@ -147,7 +149,7 @@ inline bool rows_apart(const Rows& a, const Rows& b) {
   for (Index j = 0; j < b.len(); j += together) {
     const Index count = std::min(together, b.len() - j);
     for (Index i = 0; i < count; ++i) of_b[i] = b.pool_row(j + i);
-    std::sort(of_b, of_b + count);
+    sort(of_b, count, [](Index x, Index y) { return x < y; });
     for (Index i = 0, next = 0; i < a.len(); i = next) {
       const Index row = a.pool_row(i);
       next = run_end(a, i);

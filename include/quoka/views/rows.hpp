@@ -71,8 +71,8 @@ class BasicRows {
   // From memory of the caller's, in any format. channel_step: bytes between channels, for formats
   // whose channels are not side by side. Throws std::invalid_argument on a negative size, and on null
   // with elements.
-  BasicRows(Byte* data, const Format& format, const Sizes& sizes, const Strides& strides,
-            Index channel_step = 0)
+  [[gnu::noinline]] BasicRows(Byte* data, const Format& format, const Sizes& sizes,
+                              const Strides& strides, Index channel_step = 0)
       : data_(data),
         format_(&format),
         sizes_(sizes),

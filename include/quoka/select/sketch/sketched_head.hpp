@@ -93,8 +93,7 @@ class SketchedHead {
     }
     // Of equal ones the earliest; near and far members are two ascending lists.
     Position* const ties = s_.ties.data();
-    if (equal > wanted - above)
-      std::sort(ties, ties + equal, [](Position x, Position y) { return x < y; });
+    if (equal > wanted - above) sort(ties, equal, [](Position x, Position y) { return x < y; });
     for (Index i = 0; i < wanted - above; ++i) sketched_[ties[i]] = simd::infinity;
   }
 

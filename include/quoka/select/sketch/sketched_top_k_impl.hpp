@@ -166,13 +166,10 @@ class SketchScan {
         std::fill_n(group_scales_ + i * groups, groups, 0.0f);
       alignas(64) float best[simd::code_block];
       const simd::CodeRows of_keys{gathered_, group_scales_, groups};
-      if (mean_)
-        simd::code_row_scores<simd::CodeScores::sum>(of_keys, queries, best);
-      else
-        simd::code_row_scores<simd::CodeScores::max>(of_keys, queries, best);
+      keys.format->score_codes(of_keys, queries, mean_, best);
       alignas(64) float norms[simd::code_block];
       if (inverse_norms.absent()) {
-        simd::code_row_squares(of_keys, norms);
+        keys.format->square_codes(of_keys, norms);
         for (Index i = 0; i < simd::code_block; i += simd::lanes) {
           const simd::Packet x = simd::load(norms + i);
           const simd::Packet inverse = simd::div(simd::broadcast(1.0f), simd::sqrt(x));

@@ -149,7 +149,7 @@ class MassAccumulator {
       const float* rows[width];
       for (Index i = 0; i < panel_count(p); ++i)
         rows[i] = queries_ + (first_row_ + p * width + i) * dim_;
-      pack_queries<tuning::tile_packets>(rows, panel_count(p), dim_, 1.0f, queries(p));
+      pack_queries(rows, panel_count(p), dim_, 1.0f, tuning::panel_rows, queries(p));
       for (PacketState& lane : state(p)) lane = PacketState::identity();
     }
     for (Index block = 0, key = 0; key < key_count_; ++block, key += tuning::block_keys) {

@@ -82,10 +82,10 @@ class TileScorer {
          left -= tuning::tile_packets, first += tuning::panel_rows) {
       float* panel = panels_ + first * dim_;
       if (left >= tuning::tile_packets)
-        pack<tuning::tile_packets>(q_bar, first, panel);
+        pack(q_bar, first, tuning::panel_rows, panel);
       else
         for (Index one = 0; one < left; ++one)
-          pack<1>(q_bar, first + one * simd::lanes, panel + one * simd::lanes * dim_);
+          pack(q_bar, first + one * simd::lanes, simd::lanes, panel + one * simd::lanes * dim_);
     }
   }
 
@@ -122,13 +122,12 @@ class TileScorer {
 
   // Lanes beyond the last query repeat the first one: a maximum does not notice. For a mean they
   // are 0.
-  template <std::size_t Packets>
-  void pack(const float* q_bar, Index first, float* panel) {
-    const float* rows[Packets * simd::lanes];
-    Index count = int{Packets} * simd::lanes;
+  void pack(const float* q_bar, Index first, Index width, float* panel) {
+    const float* rows[tuning::panel_rows];
+    Index count = width;
     for (Index i = 0; i < count; ++i) rows[i] = q_bar + (first + i < rows_ ? first + i : 0) * dim_;
     if (aggregation_ == Aggregation::mean) count = std::min(count, rows_ - first);
-    pack_queries<Packets>(rows, count, dim_, 1.0f, panel);
+    pack_queries(rows, count, dim_, 1.0f, width, panel);
   }
 
   template <std::size_t Packets>
