@@ -19,7 +19,7 @@ namespace quoka_ggml {
 // Of one engine context: threads, scratch memory, WrittenCells. One call at a time.
 class Attend {
  public:
-  Attend(const Settings& settings, Stats& stats) : settings_(settings), stats_(stats) {}
+  Attend(Settings settings, Stats& stats) : settings_(std::move(settings)), stats_(stats) {}
 
   void set_threads(int threads) { threads_ = settings_.threads > 0 ? settings_.threads : threads; }
   // Writes the node's result. Throws what the library throws.
@@ -36,7 +36,7 @@ class Attend {
   void add(const Node& node, Index stream, const Cache& cache, Piece& piece, bool selects);
   void select(const Node& node, Work& work);
 
-  const Settings& settings_;
+  const Settings settings_;
   Stats& stats_;
   int threads_ = 1;
   std::map<int, std::unique_ptr<quoka::ThreadPool>> pools_;

@@ -69,14 +69,10 @@ void set_n_threads(ggml_backend_t backend, int threads) {
   attend_of(backend).set_threads(threads > 0 ? threads : 1);
 }
 
-ggml_backend_t make_backend(ggml_backend_dev_t device, const char*) {
-  auto* const backend = new (std::nothrow) ggml_backend{};
-  auto* const attend = new (std::nothrow) Attend(device_state().settings, device_state().stats);
-  if (backend == nullptr || attend == nullptr) {
-    delete backend;
-    delete attend;
-    return nullptr;
-  }
+ggml_backend_t make_backend(ggml_backend_dev_t device, const char* parameters) try {
+  auto attend = std::make_unique<Attend>(with_parameters(device_state().settings, parameters),
+                                         device_state().stats);
+  auto backend = std::make_unique<ggml_backend>();
   backend->guid = guid();
   backend->iface.get_name = [](ggml_backend_t) { return "QuoKA"; };
   backend->iface.free = [](ggml_backend_t of) {
@@ -85,9 +81,12 @@ ggml_backend_t make_backend(ggml_backend_dev_t device, const char*) {
   };
   backend->iface.graph_compute = compute;
   backend->device = device;
-  backend->context = attend;
-  set_n_threads(backend, GGML_DEFAULT_N_THREADS);
-  return backend;
+  backend->context = attend.release();
+  set_n_threads(backend.get(), GGML_DEFAULT_N_THREADS);
+  return backend.release();
+} catch (const std::exception& e) {
+  say(e.what());
+  return nullptr;
 }
 
 // ---- device, registry ---------------------------------------------------------------------------

@@ -94,12 +94,15 @@ void set(const std::string& key, const std::string& name, const json& x, Setting
     throw std::invalid_argument(name + " is no setting");
 }
 
+void read_object(const std::string& source, const json& all, Settings& to) {
+  if (!all.is_object()) throw std::invalid_argument(source + " is no JSON object");
+  for (const auto& [key, value] : all.items()) set(key, source + ": " + key, value, to);
+}
+
 void read_file(const char* path, Settings& to) {
   std::ifstream file(path);
   if (!file) throw std::invalid_argument(std::string("QUOKA_CONFIG: cannot read ") + path);
-  const json all = json::parse(file);
-  if (!all.is_object()) throw std::invalid_argument(std::string(path) + " is no JSON object");
-  for (const auto& [key, value] : all.items()) set(key, std::string(path) + ": " + key, value, to);
+  read_object(path, json::parse(file, nullptr, false), to);
 }
 
 }  // namespace
@@ -122,6 +125,12 @@ Settings read_settings(std::string& problem) {
     problem = e.what();
     settings = Settings();
   }
+  return settings;
+}
+
+Settings with_parameters(Settings settings, const char* text) {
+  if (text != nullptr && *text != 0)
+    read_object("parameters", json::parse(text, nullptr, false), settings);
   return settings;
 }
 

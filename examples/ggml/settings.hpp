@@ -35,5 +35,7 @@ struct Settings {
 
 // Never throws: what cannot be understood is named in `problem`, and the mode is exact then.
 Settings read_settings(std::string& problem);
+// The same with what a JSON object says besides: the parameters of one backend. Throws.
+Settings with_parameters(Settings settings, const char* json);
 
 }  // namespace quoka_ggml
