@@ -118,13 +118,17 @@ class GraphOfOne {
 // The CPU backend, and this one with its parameters (a JSON object, as the configuration file).
 struct Backends {
   Backends() {
-    ggml_backend_load_all_from_path(GGML_LIBRARIES);
-    if (ggml_backend_dev_by_name("QuoKA") == nullptr) ggml_backend_load(QUOKA_GGML_BACKEND);
+    load();
     cpu.reset(ggml_backend_init_by_type(GGML_BACKEND_DEVICE_TYPE_CPU, nullptr));
     if (!cpu) throw std::runtime_error("no CPU backend in " GGML_LIBRARIES);
     set_threads(cpu.get(), 1);
   }
+  static void load() {
+    if (ggml_backend_dev_count() == 0) ggml_backend_load_all_from_path(GGML_LIBRARIES);
+    if (ggml_backend_dev_by_name("QuoKA") == nullptr) ggml_backend_load(QUOKA_GGML_BACKEND);
+  }
   static ggml_backend_ptr quoka(const std::string& parameters, int threads = 1) {
+    load();
     ggml_backend_ptr backend(ggml_backend_init_by_name("QuoKA", parameters.c_str()));
     if (backend) set_threads(backend.get(), threads);
     return backend;

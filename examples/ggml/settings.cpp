@@ -88,8 +88,10 @@ void set(const std::string& key, const std::string& name, const json& x, Setting
     read_model(name, x, to);
   else if (key == "layer_budgets" && x.is_object())
     for (const auto& [layer, budget] : x.items())
-      to.layer_budgets.insert_or_assign(static_cast<int>(whole(name, json::parse(layer), 0, 9999)),
-                                        budget_from(name + "." + layer, budget));
+      to.layer_budgets.insert_or_assign(
+          static_cast<int>(
+              whole("a layer of " + name, json::parse(layer, nullptr, false), 0, 9999)),
+          budget_from(name + "." + layer, budget));
   else
     throw std::invalid_argument(name + " is no setting");
 }
