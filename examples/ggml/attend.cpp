@@ -27,10 +27,16 @@ quoka::Rows rows_at(const quoka::Rows& all, std::span<const Position> cells, boo
 
 }  // namespace
 
-quoka::ThreadPool& Attend::pool() {
-  auto& pool = pools_[threads_];
-  if (pool == nullptr) pool = std::make_unique<quoka::ThreadPool>(threads_);
-  return *pool;
+// All threads, or the engine's own where waking others would take longer than the work: 100 us of
+// multiply-adds, or of reading.
+void Attend::take_pool(const Node& node) {
+  const auto keys = static_cast<double>(node.cells() * node.streams() * node.head_dim());
+  const double reads = 4 * keys * static_cast<double>(node.kv_heads()) / 10e9;
+  const double adds = 4 * keys * static_cast<double>(node.q_heads() * node.n_q()) / 50e9;
+  const int threads = std::max(reads, adds) < 100e-6 ? 1 : threads_;
+  auto& pool = pools_[threads];
+  if (pool == nullptr) pool = std::make_unique<quoka::ThreadPool>(threads);
+  pool_ = pool.get();
 }
 
 const float* Attend::floats_of(const ggml_tensor& t, quoka::Buffer<float>& to) {
@@ -53,6 +59,7 @@ bool Attend::selects(const Node& node) {
 void Attend::run(const ggml_tensor& op) {
   Stopwatch watch;
   const Node node(op);
+  take_pool(node);
   Work work{.calls = 1, .queries = node.n_q() * node.streams()};
   const float* const k_floats = floats_of(node.k_tensor(), k_floats_);
   const float* const v_floats = floats_of(node.v_tensor(), v_floats_);

@@ -30,7 +30,8 @@ class Attend {
     quoka::Rows k, v;
   };
 
-  quoka::ThreadPool& pool();
+  quoka::ThreadPool& pool() { return *pool_; }
+  void take_pool(const Node& node);
   const float* floats_of(const ggml_tensor& t, quoka::Buffer<float>& to);
   bool selects(const Node& node);
   void add(const Node& node, Index stream, const Cache& cache, Piece& piece, bool selects);
@@ -40,6 +41,7 @@ class Attend {
   Stats& stats_;
   int threads_ = 1;
   std::map<int, std::unique_ptr<quoka::ThreadPool>> pools_;
+  quoka::ThreadPool* pool_ = nullptr;  // of this call
   WrittenCells written_;
   quoka::Buffer<float> k_floats_, v_floats_;
   std::vector<quoka::AttentionSequence> calls_;

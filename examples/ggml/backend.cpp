@@ -136,8 +136,8 @@ ggml_backend_device_i device_interface() {
 ggml_backend_reg_t registry() {
   static ggml_backend_reg reg{GGML_BACKEND_API_VERSION, {}, nullptr};
   static ggml_backend_device device{device_interface(), &reg, nullptr};
-  if (reg.iface.get_name != nullptr) return &reg;
-  std::string problem;
+  std::string
+      problem;  // settings are read again where the library was unloaded and stayed in memory
   device_state().settings = read_settings(problem);
   device_state().stats.print = device_state().settings.stats;
   if (!problem.empty()) say((problem + "; attention stays exact").c_str());

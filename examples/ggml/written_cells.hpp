@@ -3,8 +3,8 @@
 //
 // Where a chunk's cells lie side by side it is the last of them. Elsewhere (after removals and shifts)
 // keys are compared with what they were when the same layer was computed last: the cell that changed
-// is the one. A fingerprint is taken of 64 bytes of each cell. Where several changed, or none, it is
-// the nearest before the chunk's next cell. This is all that the backend remembers of a cache. A wrong
+// is the one. A fingerprint is taken of 64 bytes of each cell. Where several changed it is the nearest
+// before the chunk's next cell; where none is known to have, the nearest of all. This is all that the backend remembers of a cache. A wrong
 // answer, after a context whose memory another one got, costs one query's own key.
 #pragma once
 
@@ -25,21 +25,22 @@ class WrittenCells {
   void find(const quoka::Rows& k, std::vector<Position>& cells, Index seen) const {
     if (seen < 2) return;
     const auto begin = cells.begin(), end = begin + seen;
-    auto own = end - 1;
-    if (end != cells.end() && *end != *own + 1) {
-      const auto after = std::upper_bound(begin, end, *end);
-      own = after != begin ? after - 1 : own;
-    }
     const auto known = caches_.find(k.data());
-    if (known != caches_.end()) {
-      auto changed = end;
-      Index count = 0;
-      for (auto cell = begin; cell != end; ++cell)
-        if (static_cast<std::size_t>(*cell) >= known->second.size() ||
-            known->second[static_cast<std::size_t>(*cell)] != fingerprint(k, *cell))
-          ++count, changed = cell;
-      if (count == 1) own = changed;
-    }
+    const auto changed = [&](Position cell) {
+      const auto at = static_cast<std::size_t>(cell);
+      return at >= known->second.size() || known->second[at] != fingerprint(k, cell);
+    };
+    const auto nearest = [&](bool among_changed) {  // before the next cell; else the last of all
+      auto found = end, last = end;
+      for (auto cell = begin; cell != end; ++cell) {
+        if (among_changed && !changed(*cell)) continue;
+        last = cell;
+        if (end != cells.end() && *cell < *end) found = cell;
+      }
+      return found != end ? found : last;
+    };
+    auto own = known != caches_.end() ? nearest(true) : end;
+    if (own == end) own = nearest(false);
     std::rotate(own, own + 1, end);
   }
   // Remembers the cells as they are now.

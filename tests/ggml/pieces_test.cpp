@@ -70,6 +70,22 @@ TEST_F(Masks, AWindow) {
   EXPECT_FALSE(pieces[0].causal);
 }
 
+TEST_F(Masks, CopiesOfASequenceAreNoWindow) {
+  const auto with = [](std::vector<Position> prefix, std::vector<Position> own) {
+    prefix.insert(prefix.end(), own.begin(), own.end());
+    return prefix;
+  };
+  row(with(range(0, 100), {200}));
+  row(with(range(0, 100), {201}));
+  row(with(range(0, 100), {202}));
+  row(with(range(0, 100), {202, 203}));
+  row(with(range(0, 100), {202, 203, 204}));
+  const auto pieces = read();
+  ASSERT_EQ(pieces.size(), 3u);
+  EXPECT_EQ(pieces[2].count, 3);
+  for (const Piece& piece : pieces) EXPECT_TRUE(piece.causal);
+}
+
 TEST_F(Masks, OtherNumbers) {
   row(range(0, 100));
   row(range(0, 101));
