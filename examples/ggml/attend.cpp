@@ -152,9 +152,14 @@ void Attend::select(const Node& node, Work& work) {
     const Index len = call.past.k.len();
     if (budget.keys(len) == len) continue;
     state_.truncate(0);  // keys of no other call
-    selector.select(
-        {.q = call.q, .k = call.past.k, .capacity = node.cells(), .scale = node.scale()}, state_,
-        *keep, pool());
+    try {
+      selector.select(
+          {.q = call.q, .k = call.past.k, .capacity = node.cells(), .scale = node.scale()}, state_,
+          *keep, pool());
+    } catch (const std::invalid_argument& e) {
+      stats_.note(std::string("exact, since selection refused: ") + e.what());
+      continue;
+    }
     call.past.keep = &*keep;
     work.attended -= static_cast<double>(call.q.len()) *
                      (static_cast<double>(len) -

@@ -88,6 +88,7 @@ int main(int argc, char** argv) try {
     for (const auto& [name, of_mode] : ratio) row[name] = median(of_mode);
     std::printf("%-22s %10.2f %8.2f %8.2f %8.2f\n", text.c_str(), 1e3 * median(theirs),
                 median(ratio["exact"]), median(ratio["quoka"]), median(ratio["robust"]));
+    std::fflush(stdout);
     results.push_back(row);
   }
   if (!out.empty()) {
