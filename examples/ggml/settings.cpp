@@ -138,7 +138,7 @@ Settings with_parameters(Settings settings, const char* text) {
 
 std::string Settings::summary() const {
   std::ostringstream line;
-  line << "quoka " << QUOKA_VERSION_MAJOR << '.' << QUOKA_VERSION_MINOR << '.'
+  line << "version " << QUOKA_VERSION_MAJOR << '.' << QUOKA_VERSION_MINOR << '.'
        << QUOKA_VERSION_PATCH << " (" << quoka::isa() << "): ";
   if (mode == Mode::exact) {
     line << "exact attention";

@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <iterator>
 
@@ -20,12 +21,15 @@ namespace {
 
 using namespace quoka_ggml;
 
+double cpu() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
+
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 struct Run {
-  double first_token = 0, per_second = 0;
+  double first_token = 0, per_second = 0;  // seconds, and tokens for each of them
+  double prompt_cpu = 0, token_cpu = 0;    // processor seconds: with one thread, whatever else runs
   std::vector<llama_token> tokens;
   std::vector<std::vector<float>> logits;  // of the prompt's last token, then of each new one
 };
@@ -39,11 +43,12 @@ Run run(Session& session, const std::vector<llama_token>& prompt, int count,
   for (const llama_token token : prompt)
     batch.push_back({token, static_cast<llama_pos>(batch.size())});
   batch.back().logits = true;
-  const double begin = now();
+  const double begin = now(), cpu_begin = cpu();
   session.decode(batch);
   auto logits = session.logits(static_cast<int>(batch.size()) - 1);
   result.first_token = now() - begin;
-  const double written = now();
+  result.prompt_cpu = cpu() - cpu_begin;
+  const double written = now(), cpu_written = cpu();
   for (int i = 0; i < count; ++i) {
     result.logits.emplace_back(logits.begin(), logits.end());
     result.tokens.push_back(best(logits));
@@ -54,6 +59,7 @@ Run run(Session& session, const std::vector<llama_token>& prompt, int count,
     logits = session.logits(0);
   }
   result.per_second = count / (now() - written);
+  result.token_cpu = (cpu() - cpu_written) / count;
   return result;
 }
 
@@ -130,15 +136,17 @@ int main(int argc, char** argv) try {
   for (int round = 0; round < rounds; ++round) {
     const Run theirs = run(as_it_is, prompt, count, {});
     const Run ours = run(with_quoka, prompt, count, {});
-    std::printf("llama.cpp   first token %7.2f s   %6.2f tokens/s\n", theirs.first_token,
-                theirs.per_second);
-    std::printf("with QuoKA  first token %7.2f s   %6.2f tokens/s\n", ours.first_token,
-                ours.per_second);
+    for (const auto& [name, x] : {std::pair("llama.cpp ", &theirs), std::pair("with QuoKA", &ours)})
+      std::printf("%s  first token %7.2f s (CPU %7.2f)   %6.2f tokens/s (CPU %.3f s each)\n", name,
+                  x->first_token, x->prompt_cpu, x->per_second, x->token_cpu);
     std::fflush(stdout);
     first_ratio.push_back(theirs.first_token / ours.first_token);
     speed_ratio.push_back(ours.per_second / theirs.per_second);
-    results["rounds"].push_back({{"llama.cpp", {theirs.first_token, theirs.per_second}},
-                                 {"quoka", {ours.first_token, ours.per_second}}});
+    for (const auto& [name, x] : {std::pair("llama.cpp", &theirs), std::pair("quoka", &ours)})
+      results[name].push_back({{"first_token_s", x->first_token},
+                               {"first_token_cpu_s", x->prompt_cpu},
+                               {"tokens_per_second", x->per_second},
+                               {"token_cpu_s", x->token_cpu}});
     if (round + 1 < rounds) continue;
     std::printf("llama.cpp:  %s\nwith QuoKA: %s\n", text_of(vocab, theirs.tokens).c_str(),
                 text_of(vocab, ours.tokens).c_str());
