@@ -71,7 +71,10 @@ std::vector<Piece> read_pieces(const std::function<const std::uint16_t*(Index)>&
     if (step.other) return by_mask;
     // The first query's own cell is not known: whether the second moves by a window, the third says.
     const bool second = i > 0 && pieces.back().count == 1;
+    // What follows a row that sees nothing is no chunk of it: that row has no cell.
+    const bool after_nothing = i > 0 && pieces.back().causal && pieces.back().cells.empty();
     const bool same = i > 0 && step.added <= 1 && step.removed <= 1 &&
+                      !(after_nothing && step.added == 1) &&
                       (!moves(i) || (second ? by_window(i + 1) : by_window(i)));
     if (!same) {
       pieces.push_back({i, 1, true, {}});

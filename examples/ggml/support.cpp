@@ -13,8 +13,9 @@ namespace {
 
 // A graph that asks has a token for each sequence, at most this many; and engines' ubatches are larger.
 constexpr Index most_asking = 256;
-// Over keys that are no cache's, fewer queries are not worth the change of backends.
-constexpr Index least_without_cache = 32;
+// Fewer queries are not worth the change of backends over keys that are no cache's, nor, anywhere, to
+// dequantise keys for.
+constexpr Index least = 32;
 
 bool readable(const ggml_tensor& t) {
   if (t.nb[0] != ggml_type_size(t.type)) return false;
@@ -57,7 +58,9 @@ const char* reason_to_refuse(const ggml_tensor& op, const Settings& settings) {
   if (settings.min_queries > 0)
     return queries < settings.min_queries ? "fewer queries than QUOKA_MIN_QUERIES" : nullptr;
   if (layer_of(*k) < 0 || k->view_src == nullptr)
-    return queries < least_without_cache ? "few queries over keys that are no cache's" : nullptr;
+    return queries < least ? "few queries over keys that are no cache's" : nullptr;
+  if (queries < least && (format_of_type(k->type) == nullptr || format_of_type(v->type) == nullptr))
+    return "few queries over a type that is dequantised";
   if (queries * q->ne[3] <= most_asking && empty_cache(*k))
     return "few queries over an empty cache";
   return nullptr;

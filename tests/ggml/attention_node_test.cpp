@@ -159,6 +159,17 @@ TEST_F(AttentionNode, WindowsAndRowsThatSeeNothing) {
   expect_as_cpu(graph);
 }
 
+TEST_F(AttentionNode, AChunkAfterARowThatSeesNothing) {
+  for (const std::int64_t nothing : {1, 2, 5}) {
+    NodeShape s;
+    s.n_q = 40;
+    GraphOfOne graph(s);
+    for (std::int64_t query = nothing; query < s.n_q; ++query)
+      for (std::int64_t cell = 0; cell <= query - nothing; ++cell) graph.see(cell, query);
+    expect_as_cpu(graph);
+  }
+}
+
 // Random batches as a server makes them: several sequences, chunks and single tokens, cells anywhere,
 // holes, a prefix that sequences share, a window, an image seen both ways.
 TEST_F(AttentionNode, RandomBatches) {

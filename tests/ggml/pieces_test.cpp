@@ -100,7 +100,15 @@ TEST_F(Masks, RowsThatSeeNothing) {
   row({});
   row({});
   row({7});
-  EXPECT_EQ(read().size(), 1u);
+  ASSERT_EQ(read().size(), 1u);
+  EXPECT_FALSE(read()[0].causal);
+  rows.erase(rows.begin());
+  row({7, 8});
+  const auto pieces = read();
+  ASSERT_EQ(pieces.size(), 2u);
+  EXPECT_EQ(pieces[0].first_sees(), 0);
+  EXPECT_EQ(pieces[1].first_sees(), 1);
+  EXPECT_EQ(pieces[1].count, 2);
 }
 
 }  // namespace
