@@ -171,7 +171,7 @@ TEST_F(AttentionNode, AChunkAfterARowThatSeesNothing) {
 }
 
 // Random batches as a server makes them: several sequences, chunks and single tokens, cells anywhere,
-// holes, a prefix that sequences share, a window, an image seen both ways.
+// holes, a prefix that sequences share, a window, an image seen both ways, rows that see nothing.
 TEST_F(AttentionNode, RandomBatches) {
   for (unsigned seed = 0; seed < 60; ++seed) {
     SCOPED_TRACE(seed);
@@ -210,6 +210,10 @@ TEST_F(AttentionNode, RandomBatches) {
           graph.see(cells[c], query);
       }
     }
+    for (std::int64_t query = 0; query < s.n_q; ++query)  // some see nothing
+      if (seed % 4 == 0 && random() % 10 == 0)
+        for (std::int64_t cell = 0; cell < s.cells; ++cell)
+          graph.mask_at(cell, query) = ggml_fp32_to_fp16(-INFINITY);
     expect_as_cpu(graph, 1 + static_cast<int>(seed % 3), s.k_type == GGML_TYPE_F16 ? 2e-5 : 4e-4);
   }
 }
