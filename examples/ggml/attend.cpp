@@ -118,7 +118,7 @@ void Attend::add(const Node& node, Index stream, const Cache& cache, Piece& piec
     return;
   }
   const Index seen = piece.first_sees();
-  bool ordered = in_order(piece.cells);
+  const bool ordered = in_order(piece.cells);
   if (selects && !ordered) written_.find(cache.k, piece.cells, seen);
   const std::span<const Position> cells = piece.cells;
   const Index step = selects ? settings_.chunk : piece.count;

@@ -4,7 +4,8 @@
 // An engine's mask holds 0 (seen) and minus infinity (hidden). Row by row:
 //
 //   one cell more than the row before          the next token of a sequence's chunk
-//   one more and one less, or the same cells   the same sequence through a window, or seen both ways
+//   one more and one less, or the same cells   the same sequence through a window, or seen both ways;
+//                                              not if what is lost is the token before (a copy)
 //   anything else                              another sequence: a new piece
 //
 // A piece of the first kind alone is causal: it knows its cells, in the order of the tokens, and
