@@ -4,7 +4,7 @@
 #     operator_test.sh BUILD_FOLDER [ARGUMENT...]      arguments go to the test: -p 'hsk=128'
 #
 # Every case is computed by the library and compared with the CPU backend: QUOKA_MIN_QUERIES=1 takes single queries,
-# too. Says how many passed, failed, were not taken. 6 minutes of two cores; the log is BUILD_FOLDER/operator_test.log.
+# too. Says how many passed, failed, were not taken. 20 minutes of a busy core; the log is BUILD_FOLDER/operator_test.log.
 set -euo pipefail
 build=$(cd "$1" && pwd)
 shift
