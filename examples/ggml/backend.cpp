@@ -1,0 +1,164 @@
+// A ggml backend whose one operation is attention, computed by QuoKA's library: libggml-quoka.so.
+// Programs built on ggml load it by GGML_BACKEND_PATH and need no change.
+//
+//   engine's graph ─▶ supports_op ─▶ graph_compute ─▶ Attend::run
+//                     support.hpp    here             mask ─▶ pieces ─▶ chunks ─▶ select ─▶ attention
+//                                                     pieces.hpp        attend.hpp
+//
+// What is kept between calls. Nothing that a result of attention depends on: K, V and the mask are read
+// in each call, and a selection is made from the keys as they lie in the cache then. So cells may be
+// overwritten, shifted, removed and copied, a context freed and another made at its address: there is
+// no copy of a cache to go stale. A sketch of the keys would be faster to score on some processors (3.8
+// against 12.6 ms at 32,768 keys), but a check of the whole cache for changes reads as much as scoring
+// does. A q8_0 cache is its own sketch. WrittenCells remembers fingerprints for one question, which
+// cell is a query's own in a cache with holes.
+//
+// The device is of type ACCEL on the CPU's own buffers, as BLAS is: the scheduler moves the nodes here
+// that supports_op takes, and no tensor is copied. No exception leaves this file.
+#include "attend.hpp"
+#include "support.hpp"
+
+#include <ggml-backend-impl.h>
+
+#include <cstring>
+#include <new>
+
+namespace quoka_ggml {
+namespace {
+
+struct Device {
+  Settings settings;
+  Stats stats;
+};
+
+Device& device_state() {
+  static Device device;
+  return device;
+}
+
+void say(const char* what) { std::fprintf(stderr, "quoka: %s\n", what); }
+
+// ---- backend: one per engine context ------------------------------------------------------------
+
+ggml_guid_t guid() {
+  static ggml_guid id{0x71, 0x75, 0x6f, 0x6b, 0x61, 0x2d, 0x67, 0x67,
+                      0x6d, 0x6c, 0x2d, 0x61, 0x74, 0x74, 0x6e, 0x31};
+  return &id;
+}
+
+Attend& attend_of(ggml_backend_t backend) { return *static_cast<Attend*>(backend->context); }
+
+ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) {
+  for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+    const ggml_tensor* const node = ggml_graph_node(graph, i);
+    if (node->op != GGML_OP_FLASH_ATTN_EXT || ggml_is_empty(node)) continue;
+    try {
+      attend_of(backend).run(*node);
+    } catch (const std::bad_alloc&) {
+      say("no memory for attention");
+      return GGML_STATUS_ALLOC_FAILED;
+    } catch (const std::exception& e) {
+      say(e.what());
+      return GGML_STATUS_FAILED;
+    }
+  }
+  return GGML_STATUS_SUCCESS;
+}
+
+void set_n_threads(ggml_backend_t backend, int threads) {
+  attend_of(backend).set_threads(threads > 0 ? threads : 1);
+}
+
+ggml_backend_t make_backend(ggml_backend_dev_t device, const char* parameters) try {
+  auto attend = std::make_unique<Attend>(with_parameters(device_state().settings, parameters),
+                                         device_state().stats);
+  auto backend = std::make_unique<ggml_backend>();
+  backend->guid = guid();
+  backend->iface.get_name = [](ggml_backend_t) { return "QuoKA"; };
+  backend->iface.free = [](ggml_backend_t of) {
+    delete &attend_of(of);
+    delete of;
+  };
+  backend->iface.graph_compute = compute;
+  backend->device = device;
+  backend->context = attend.release();
+  set_n_threads(backend.get(), GGML_DEFAULT_N_THREADS);
+  return backend.release();
+} catch (const std::exception& e) {
+  say(e.what());
+  return nullptr;
+}
+
+// ---- device, registry ---------------------------------------------------------------------------
+
+bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) {
+  switch (op->op) {
+    case GGML_OP_NONE:
+    case GGML_OP_RESHAPE:
+    case GGML_OP_VIEW:
+    case GGML_OP_PERMUTE:
+    case GGML_OP_TRANSPOSE:
+      return true;  // nothing to compute
+    case GGML_OP_FLASH_ATTN_EXT:
+      break;
+    default:
+      return false;
+  }
+  const char* const why = reason_to_refuse(*op, device_state().settings);
+  try {
+    if (why != nullptr) device_state().stats.note(std::string("left to the CPU: ") + why);
+  } catch (const std::exception&) {
+  }
+  return why == nullptr;
+}
+
+ggml_backend_device_i device_interface() {
+  ggml_backend_device_i i{};
+  i.get_name = [](ggml_backend_dev_t) { return "QuoKA"; };
+  i.get_description = [](ggml_backend_dev_t) { return "QuoKA attention on the CPU"; };
+  i.get_memory = [](ggml_backend_dev_t, size_t* free, size_t* total) { *free = *total = 0; };
+  i.get_type = [](ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_ACCEL; };
+  i.get_props = [](ggml_backend_dev_t device, ggml_backend_dev_props* props) {
+    *props = {};
+    props->name = ggml_backend_dev_name(device);
+    props->description = ggml_backend_dev_description(device);
+    props->type = GGML_BACKEND_DEVICE_TYPE_ACCEL;
+  };
+  i.init_backend = make_backend;
+  i.get_buffer_type = [](ggml_backend_dev_t) { return ggml_backend_cpu_buffer_type(); };
+  i.supports_op = supports_op;
+  i.supports_buft = [](ggml_backend_dev_t, ggml_backend_buffer_type_t type) {
+    return ggml_backend_buft_is_host(type);
+  };
+  return i;
+}
+
+ggml_backend_reg_t registry() {
+  static ggml_backend_reg reg{GGML_BACKEND_API_VERSION, {}, nullptr};
+  static ggml_backend_device device{device_interface(), &reg, nullptr};
+  std::string
+      problem;  // settings are read again where the library was unloaded and stayed in memory
+  device_state().settings = read_settings(problem);
+  device_state().stats.print = device_state().settings.stats;
+  if (!problem.empty()) say((problem + "; attention stays exact").c_str());
+  say(device_state().settings.summary().c_str());
+  reg.iface.get_name = [](ggml_backend_reg_t) { return "QuoKA"; };
+  reg.iface.get_device_count = [](ggml_backend_reg_t) { return size_t{1}; };
+  reg.iface.get_device = [](ggml_backend_reg_t, size_t) { return &device; };
+  reg.iface.get_proc_address = [](ggml_backend_reg_t, const char* name) -> void* {
+    if (std::strcmp(name, "ggml_backend_set_n_threads") != 0) return nullptr;
+    return reinterpret_cast<void*>(set_n_threads);
+  };
+  return &reg;
+}
+
+}  // namespace
+}  // namespace quoka_ggml
+
+extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init() {
+  try {
+    return quoka_ggml::registry();
+  } catch (const std::exception&) {
+    return nullptr;  // the engine says that it was not loaded
+  }
+}

@@ -1,0 +1,101 @@
+// Times FLASH_ATTN_EXT alone: ggml's CPU backend against this one, exact, QuoKA and robust.
+//
+//     ggml_bench [--rounds 7] [--type f16|q8_0|f32|bf16] [--threads 1] [--out results.json] [SHAPE...]
+//
+// A shape is q_heads/kv_heads/head_dim/queries/cached. Each mode computes the same node twice between two runs of
+// ggml's. Printed are ggml's time and the medians of its ratios to the modes'.
+#include "graph_of_one.hpp"
+
+#include <nlohmann/json.hpp>
+#include <CLI/CLI.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <fstream>
+#include <map>
+
+namespace {
+
+using quoka_ggml::Backends, quoka_ggml::GraphOfOne, quoka_ggml::NodeShape;
+
+double median(std::vector<double> x) {
+  std::nth_element(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2), x.end());
+  return x[x.size() / 2];
+}
+
+double seconds(GraphOfOne& graph, ggml_backend_t backend) {
+  const auto begin = std::chrono::steady_clock::now();
+  if (graph.run(backend) != GGML_STATUS_SUCCESS) throw std::runtime_error("a backend failed");
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  CLI::App app("FLASH_ATTN_EXT by ggml's CPU backend and by this one");
+  int rounds = 7, threads = 1;
+  std::string type = "f16", out;
+  std::vector<std::string> shapes{"32/8/128/128/1024", "32/8/128/128/7936", "32/8/128/128/16256",
+                                  "32/8/128/512/7680", "32/4/64/128/16256", "32/8/128/1/2048"};
+  app.add_option("--rounds", rounds)->check(CLI::PositiveNumber);
+  app.add_option("--type", type)->check(CLI::IsMember({"f16", "q8_0", "f32", "bf16"}));
+  app.add_option("--threads", threads)->check(CLI::PositiveNumber);
+  app.add_option("--out", out);
+  app.add_option("shapes", shapes);
+  CLI11_PARSE(app, argc, argv);
+
+  const std::map<std::string, ggml_type> types{{"f16", GGML_TYPE_F16},
+                                               {"q8_0", GGML_TYPE_Q8_0},
+                                               {"f32", GGML_TYPE_F32},
+                                               {"bf16", GGML_TYPE_BF16}};
+  Backends backends;
+  Backends::set_threads(backends.cpu.get(), threads);
+  const std::vector<std::pair<std::string, ggml_backend_ptr>> ours = [&] {
+    std::vector<std::pair<std::string, ggml_backend_ptr>> all;
+    for (const char* const mode : {"exact", "quoka", "robust"})
+      all.emplace_back(
+          mode,
+          Backends::quoka(R"({"dense_layers": 0, "mode": ")" + std::string(mode) + "\"}", threads));
+    return all;
+  }();
+  nlohmann::json results = nlohmann::json::array();
+  std::printf("%-22s %10s %8s %8s %8s\n", "shape", "ggml ms", "exact", "quoka", "robust");
+  for (const std::string& text : shapes) {
+    NodeShape s;
+    std::int64_t cached = 0;
+    if (std::sscanf(text.c_str(), "%ld/%ld/%ld/%ld/%ld", &s.q_heads, &s.kv_heads, &s.head_dim,
+                    &s.n_q, &cached) != 5)
+      throw std::invalid_argument(text + " is no q_heads/kv_heads/head_dim/queries/cached");
+    s.v_dim = s.head_dim, s.k_type = s.v_type = types.at(type);
+    s.cells = (cached + s.n_q + 255) / 256 * 256;
+    GraphOfOne graph(s);
+    graph.see_causally(cached);
+    std::map<std::string, std::vector<double>> ratio;
+    std::vector<double> theirs;
+    for (int round = -1; round < rounds; ++round) {  // the first is not counted
+      double before = seconds(graph, backends.cpu.get());
+      for (const auto& [name, backend] : ours) {
+        const double x = seconds(graph, backend.get()), again = seconds(graph, backend.get());
+        const double after = seconds(graph, backends.cpu.get());
+        if (round >= 0) ratio[name].push_back((before + after) / (x + again));
+        if (round >= 0) theirs.push_back(before);
+        before = after;
+      }
+    }
+    nlohmann::json row{
+        {"shape", text}, {"cache", type}, {"threads", threads}, {"ggml_ms", 1e3 * median(theirs)}};
+    for (const auto& [name, of_mode] : ratio) row[name] = median(of_mode);
+    std::printf("%-22s %10.2f %8.2f %8.2f %8.2f\n", text.c_str(), 1e3 * median(theirs),
+                median(ratio["exact"]), median(ratio["quoka"]), median(ratio["robust"]));
+    std::fflush(stdout);
+    results.push_back(row);
+  }
+  if (!out.empty()) {
+    std::ofstream file(out);
+    file << results.dump(1) << '\n';
+  }
+} catch (const std::exception& e) {
+  std::fprintf(stderr, "ggml_bench: %s\n", e.what());
+  return 1;
+}

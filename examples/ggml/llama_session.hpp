@@ -1,0 +1,79 @@
+// As much of llama.cpp as tests and side_by_side need: a model, a context, tokens in, logits out.
+#pragma once
+
+#include <ggml-backend.h>
+#include <llama-cpp.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace quoka_ggml {
+
+struct TokenAt {
+  llama_token token;
+  llama_pos position;
+  llama_seq_id sequence = 0;
+  bool logits = false;
+};
+
+// Contexts made before load_quoka() compute by the CPU backend alone, for good.
+inline void load_cpu() {
+  unsetenv("GGML_BACKEND_PATH");
+  if (ggml_backend_dev_count() == 0) ggml_backend_load_all_from_path(GGML_LIBRARIES);
+}
+inline void load_quoka() {
+  if (ggml_backend_dev_by_name("QuoKA") == nullptr &&
+      ggml_backend_load(QUOKA_GGML_BACKEND) == nullptr)
+    throw std::runtime_error("cannot load " QUOKA_GGML_BACKEND);
+}
+inline void only_errors(ggml_log_level level, const char* text, void*) {
+  if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
+}
+
+inline llama_model_ptr load_model(const std::string& path) {
+  load_cpu();
+  llama_model_ptr model(llama_model_load_from_file(path.c_str(), llama_model_default_params()));
+  if (!model) throw std::runtime_error("llama.cpp cannot load " + path);
+  return model;
+}
+
+class Session {
+ public:
+  Session(llama_model* model, const llama_context_params& parameters)
+      : context_(llama_init_from_model(model, parameters)),
+        n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(model))) {
+    if (!context_) throw std::runtime_error("llama.cpp makes no context");
+  }
+  llama_memory_t memory() { return llama_get_memory(context_.get()); }
+
+  void decode(std::span<const TokenAt> tokens) {
+    llama_batch batch = llama_batch_init(static_cast<int>(tokens.size()), 0, 1);
+    for (const TokenAt& x : tokens) {
+      const int i = batch.n_tokens++;
+      batch.token[i] = x.token, batch.pos[i] = x.position;
+      batch.n_seq_id[i] = 1, batch.seq_id[i][0] = x.sequence;
+      batch.logits[i] = x.logits ? 1 : 0;
+    }
+    const int failed = llama_decode(context_.get(), batch);
+    llama_batch_free(batch);
+    if (failed != 0) throw std::runtime_error("llama_decode: " + std::to_string(failed));
+  }
+  // Of the last decode's token i, which asked for them.
+  std::span<const float> logits(int i) {
+    return {llama_get_logits_ith(context_.get(), i), static_cast<std::size_t>(n_vocab_)};
+  }
+
+ private:
+  llama_context_ptr context_;
+  int n_vocab_;
+};
+
+inline llama_token best(std::span<const float> logits) {
+  return static_cast<llama_token>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+}  // namespace quoka_ggml

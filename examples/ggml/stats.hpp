@@ -1,0 +1,75 @@
+// What the backend did, over all contexts of a process: QUOKA_STATS=1 prints it at the end.
+#pragma once
+
+#include <quoka/views/index.hpp>
+
+#include <chrono>
+#include <cstdio>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace quoka_ggml {
+
+using quoka::Index;
+
+// One call, or a sum of them.
+struct Work {
+  Index calls = 0, queries = 0, sequences = 0;
+  double seen = 0, attended = 0;                         // past keys, summed over queries
+  double mask = 0, convert = 0, select = 0, attend = 0;  // seconds
+
+  void operator+=(const Work& x) {
+    calls += x.calls, queries += x.queries, sequences += x.sequences;
+    seen += x.seen, attended += x.attended;
+    mask += x.mask, convert += x.convert, select += x.select, attend += x.attend;
+  }
+};
+
+class Stopwatch {
+ public:
+  // Seconds since the last call.
+  double lap() {
+    const auto now = std::chrono::steady_clock::now(), before = std::exchange(last_, now);
+    return std::chrono::duration<double>(now - before).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+class Stats {
+ public:
+  bool print = false;
+
+  ~Stats() {
+    if (print) table();
+  }
+  void add(const Work& work) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    (work.queries == work.sequences ? tokens_ : chunks_) += work;
+  }
+  // An operation that was left to the CPU backend, or a selection that was not made.
+  void note(const std::string& why) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++notes_[why];
+  }
+
+ private:
+  void table() {
+    std::fprintf(stderr, "quoka: %10s %8s %9s %9s %8s %8s %8s %8s\n", "", "calls", "queries",
+                 "past used", "mask s", "convert s", "select s", "attend s");
+    for (const auto& [name, x] : {std::pair("chunks", chunks_), std::pair("one token", tokens_)})
+      std::fprintf(stderr, "quoka: %10s %8td %9td %8.1f%% %8.3f %8.3f %8.3f %8.3f\n", name, x.calls,
+                   x.queries, x.seen > 0 ? 100 * x.attended / x.seen : 100.0, x.mask, x.convert,
+                   x.select, x.attend);
+    for (const auto& [why, count] : notes_)
+      std::fprintf(stderr, "quoka: %td times: %s\n", count, why.c_str());
+  }
+
+  std::mutex mutex_;
+  Work chunks_, tokens_;
+  std::map<std::string, Index> notes_;
+};
+
+}  // namespace quoka_ggml

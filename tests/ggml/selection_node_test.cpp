@@ -1,0 +1,219 @@
+// Selection inside an engine's cache: that of the library for the same tokens in order, wherever their
+// cells lie, whatever else is in the ubatch, and whatever became of the cache before.
+
+#include "ggml/nodes.hpp"
+
+#include <quoka/quoka.hpp>
+
+#include <Eigen/Core>
+
+#include <algorithm>
+#include <numeric>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::Index;
+
+constexpr Index budget = 48, chunk = 32;
+const char* const settings =
+    R"({"mode": "quoka", "budget": 48, "chunk": 32, "dense_layers": 0, "decode": true})";
+constexpr double tolerance = 1e-9;  // squared; the same keys, summed in another order at most
+
+// The tokens of one sequence: where they lie, and which queries are its chunk.
+struct Sequence {
+  std::vector<std::int64_t> cells;
+  Index first_query, count;
+};
+
+// By the library's own calls, from a copy of the sequence's keys in order.
+void expect_selected(GraphOfOne& graph, const Sequence& sequence, const std::vector<float>& result,
+                     bool robust = false) {
+  const NodeShape& s = graph.s;
+  const auto len = static_cast<Index>(sequence.cells.size());
+  const auto gather = [&](const ggml_tensor* cache) {
+    std::vector<Eigen::half> rows;
+    for (const std::int64_t cell : sequence.cells) {
+      const auto* const from = reinterpret_cast<const Eigen::half*>(
+          static_cast<const char*>(cache->data) + static_cast<std::size_t>(cell) * cache->nb[1]);
+      rows.insert(rows.end(), from, from + cache->ne[0]);
+    }
+    return rows;
+  };
+  const auto k_rows = gather(graph.k_cache), v_rows = gather(graph.v_cache);
+  const Index row = s.kv_heads * s.head_dim;
+  const auto view = [&](const std::vector<Eigen::half>& rows) {
+    return quoka::TensorView<const Eigen::half>(rows.data(), {1, s.kv_heads, len, s.head_dim},
+                                                {0, s.head_dim, row, 1});
+  };
+  const quoka::QuokaSelector selector(
+      robust ? quoka::QuokaOptions::robust(s.q_heads / s.kv_heads, budget)
+             : quoka::QuokaOptions::paper(budget));
+  const Index q_row = s.q_heads * s.head_dim;
+  std::vector<float> expected(static_cast<std::size_t>(sequence.count * q_row));
+  for (Index i = 0; i < sequence.count; i += chunk) {
+    const Index n = std::min(chunk, sequence.count - i), begin = len - sequence.count + i;
+    const quoka::TensorView<const float> q(
+        static_cast<const float*>(graph.q_rows->data) + (sequence.first_query + i) * q_row,
+        {1, s.q_heads, n, s.head_dim}, {0, s.head_dim, q_row, 1});
+    const quoka::TensorView<float> out(expected.data() + i * q_row, {1, s.q_heads, n, s.head_dim},
+                                       {0, s.head_dim, q_row, 1});
+    const quoka::Rows k = view(k_rows), v = view(v_rows);
+    const auto keep = selector.select(q, k.slice(0, begin));
+    quoka::attention(q, {k.slice(0, begin), v.slice(0, begin), keep},
+                     {k.slice(begin, n), v.slice(begin, n)}, out);
+  }
+  const std::vector<float> part(result.begin() + sequence.first_query * q_row,
+                                result.begin() + (sequence.first_query + sequence.count) * q_row);
+  EXPECT_LT(relative_error(part, expected), tolerance);
+}
+
+void see(GraphOfOne& graph, const Sequence& sequence) {
+  const Index past = static_cast<Index>(sequence.cells.size()) - sequence.count;
+  for (Index i = 0; i < sequence.count; ++i)
+    for (Index t = 0; t <= past + i; ++t)
+      graph.see(sequence.cells[static_cast<std::size_t>(t)], sequence.first_query + i);
+}
+
+std::vector<std::int64_t> range(std::int64_t begin, std::int64_t end) {
+  std::vector<std::int64_t> cells(static_cast<std::size_t>(end - begin));
+  std::iota(cells.begin(), cells.end(), begin);
+  return cells;
+}
+
+NodeShape shape(Index n_q, Index cells = 512) {
+  NodeShape s;
+  s.n_q = n_q, s.cells = cells;
+  return s;
+}
+
+TEST(SelectionNode, CellsInOrder) {
+  for (const Index n_q : {1, 2, 20, 32, 100}) {
+    SCOPED_TRACE(n_q);
+    GraphOfOne graph(shape(n_q));
+    const Sequence sequence{range(0, 300 + n_q), 0, n_q};
+    see(graph, sequence);
+    const auto result = graph.computed_by(Backends::quoka(settings).get());
+    expect_selected(graph, sequence, result);
+    const auto exact = graph.computed_by(Backends::quoka("").get());
+    EXPECT_GT(relative_error(result, exact), 1e-4) << "nothing was selected";
+  }
+}
+
+TEST(SelectionNode, RobustPreset) {
+  GraphOfOne graph(shape(40));
+  const Sequence sequence{range(0, 300), 0, 40};
+  see(graph, sequence);
+  expect_selected(
+      graph, sequence,
+      graph.computed_by(Backends::quoka(R"({"mode": "robust", "budget": 48, "chunk": 32})").get()),
+      true);
+}
+
+// A server: two prompts, two decode steps and holes between their cells.
+TEST(SelectionNode, SequencesMixed) {
+  GraphOfOne graph(shape(72, 1024));
+  std::vector<Sequence> sequences;
+  sequences.push_back({range(10, 211), 0, 1});
+  auto decode = range(300, 420);
+  decode.push_back(220);  // the end of a hole
+  sequences.push_back({decode, 1, 1});
+  sequences.push_back({range(430, 600), 2, 40});
+  auto resumed = range(600, 700);
+  for (const std::int64_t cell : range(720, 750)) resumed.push_back(cell);
+  sequences.push_back({resumed, 42, 30});
+  for (const Sequence& sequence : sequences) see(graph, sequence);
+  const ggml_backend_ptr ours = Backends::quoka(settings, 2);
+  const auto result = graph.computed_by(ours.get());
+  for (std::size_t i : {0u, 2u, 3u}) {
+    SCOPED_TRACE(i);
+    expect_selected(graph, sequences[i], result);
+  }
+  // Which cell the second one wrote cannot be known from one call. After the next token it can.
+  sequences[1].cells.push_back(221);
+  graph.see(221, 1);
+  graph.fill(graph.q_rows, 3.0f);
+  for (ggml_tensor* const t : {graph.k_cache, graph.v_cache}) {
+    auto* const row = static_cast<ggml_fp16_t*>(t->data) + 221 * t->ne[0];
+    for (std::int64_t c = 0; c < t->ne[0]; ++c)
+      row[c] = ggml_fp32_to_fp16(0.1f * static_cast<float>(c % 7));
+  }
+  const auto next = graph.computed_by(ours.get());
+  for (const Sequence& sequence : sequences) expect_selected(graph, sequence, next);
+}
+
+// Nothing of an old cache is used: removal, shift and reuse of its memory leave no trace.
+TEST(SelectionNode, TheCacheChangesUnderneath) {
+  GraphOfOne graph(shape(40));
+  const ggml_backend_ptr ours = Backends::quoka(settings);
+  for (const Index past : {400, 120, 300, 60}) {
+    SCOPED_TRACE(past);
+    graph.hide_all();
+    const Sequence sequence{range(0, past + 40), 0, 40};
+    see(graph, sequence);
+    for (ggml_tensor* const t : {graph.k_cache, graph.v_cache}) graph.fill(t, 1.0f);
+    expect_selected(graph, sequence, graph.computed_by(ours.get()));
+  }
+}
+
+TEST(SelectionNode, ShuffledCells) {
+  std::mt19937 random(5);
+  for (int round = 0; round < 10; ++round) {
+    SCOPED_TRACE(round);
+    GraphOfOne graph(shape(64));
+    auto cells = range(0, 512);
+    std::shuffle(cells.begin(), cells.begin() + 300, random);
+    cells.resize(364);  // a past anywhere, the chunk after a hole
+    for (std::size_t i = 300; i < cells.size(); ++i) cells[i] += 100;
+    std::swap(cells[299], cells[300]);  // the chunk's first query wrote into the old part
+    const Sequence sequence{cells, 0, 64};
+    const ggml_backend_ptr ours = Backends::quoka(settings);
+    // The step before, so that fingerprints are known.
+    const Sequence before{{cells.begin(), cells.begin() + 300}, 0, 64};
+    const auto written = static_cast<std::size_t>(cells[300]) * graph.k_cache->nb[1];
+    auto* const own = static_cast<char*>(graph.k_cache->data) + written;
+    const std::vector<char> key(own, own + graph.k_cache->nb[1]);
+    std::fill_n(own, graph.k_cache->nb[1], 0);
+    see(graph, before);
+    ASSERT_FALSE(graph.computed_by(ours.get()).empty());
+    std::copy(key.begin(), key.end(), own);
+    graph.hide_all();
+    see(graph, sequence);
+    // Budget and tokens are the same; only ties could depend on the order of cells.
+    auto in_order = sequence;
+    std::sort(in_order.cells.begin(), in_order.cells.begin() + 300);
+    expect_selected(graph, in_order, graph.computed_by(ours.get()));
+  }
+}
+
+TEST(SelectionNode, DenseLayersAndOtherModelsStayExact) {
+  GraphOfOne graph(shape(40));
+  graph.see_causally(300);
+  const auto exact = graph.computed_by(Backends::quoka("").get());
+  for (const char* const text :
+       {R"({"mode": "quoka", "budget": 48, "dense_layers": [1]})",
+        R"({"mode": "quoka", "budget": 48, "dense_layers": 2})",
+        R"({"mode": "quoka", "budget": 48, "model": {"head_dim": 128}})",
+        R"({"mode": "quoka", "budget": 48, "layer_budgets": {"1": 1000}})"}) {
+    SCOPED_TRACE(text);
+    EXPECT_LT(relative_error(graph.computed_by(Backends::quoka(text).get()), exact), tolerance);
+  }
+}
+
+TEST(SelectionNode, BadParametersMakeNoBackend) {
+  backends();
+  for (const char* const text :
+       {R"({"mode": "fast"})", R"({"budget": -3})", R"({"budget": 1.5})", R"({"bugdet": 3})", "[1]",
+        "{", R"({"threads": 0})", R"({"layer_budgets": {"x": 3}})"})
+    EXPECT_EQ(Backends::quoka(text), nullptr) << text;
+}
+
+TEST(SelectionNode, MasksWithOtherNumbersAreExact) {
+  GraphOfOne graph(shape(40));
+  graph.see_causally(300);
+  graph.mask_at(3, 7) = ggml_fp32_to_fp16(-0.5f);
+  const auto ours = graph.computed_by(Backends::quoka(settings).get());
+  EXPECT_LT(relative_error(ours, graph.computed_by(backends().cpu.get())), 1e-5);
+}
+
+}  // namespace

@@ -1,0 +1,98 @@
+// Tiny random models that llama.cpp runs, of architectures with windows, sinks and experts. They have
+// no vocabulary: tokens are numbers.
+#pragma once
+
+#include "decoder/gguf_writer.hpp"
+#include "decoder/tiny_models.hpp"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+namespace quoka_test {
+
+using quoka_decoder::GgufWriter;
+using quoka_decoder::Index;
+
+inline constexpr Index tiny_vocabulary = 128;
+
+// "llama", "qwen3moe", "gemma3" (windows of 64) or "gpt-oss" (sinks, windows of 64, biases).
+class TinyLlama {
+ public:
+  explicit TinyLlama(std::string architecture) : arch_(std::move(architecture)) {
+    const bool gpt = arch_ == "gpt-oss", gemma = arch_ == "gemma3",
+               moe = gpt || arch_ == "qwen3moe";
+    file_.add("general.architecture", arch_);
+    file_.add("general.file_type", std::uint32_t{0});
+    number("block_count", layers), number("context_length", 4096),
+        number("embedding_length", width);
+    number("feed_forward_length", ffn), number("attention.head_count", heads);
+    number("attention.head_count_kv", kv_heads), number("attention.key_length", dim);
+    number("attention.value_length", dim), number("vocab_size", tiny_vocabulary);
+    number("rope.dimension_count", dim);
+    file_.add(arch_ + ".attention.layer_norm_rms_epsilon", 1e-5f);
+    file_.add(arch_ + ".rope.freq_base", 10000.0f);
+    if (gpt || gemma) number("attention.sliding_window", 64);
+    if (moe)
+      number("expert_count", experts), number("expert_used_count", 2),
+          number("expert_feed_forward_length", ffn);
+    file_.add("tokenizer.ggml.model", std::string("no_vocab"));
+
+    matrix("token_embd.weight", {width, tiny_vocabulary}, 1.0);
+    vector("output_norm.weight", width);
+    matrix("output.weight", {width, tiny_vocabulary}, 4 / std::sqrt(width));
+    for (Index layer = 0; layer < layers; ++layer) {
+      const std::string of = "blk." + std::to_string(layer) + ".";
+      vector(of + "attn_norm.weight", width);
+      for (const auto& [part, rows] : {std::pair("q", heads * dim), std::pair("k", kv_heads * dim),
+                                       std::pair("v", kv_heads * dim)}) {
+        matrix(of + "attn_" + part + ".weight", {width, rows}, 3 / std::sqrt(width));
+        if (gpt) bias(of + "attn_" + part + ".bias", {rows});
+      }
+      matrix(of + "attn_output.weight", {heads * dim, width}, 2 / std::sqrt(heads * dim));
+      if (gpt) bias(of + "attn_output.bias", {width});
+      if (gpt) bias(of + "attn_sinks.weight", {heads});
+      if (gemma || arch_ == "qwen3moe")
+        vector(of + "attn_q_norm.weight", dim), vector(of + "attn_k_norm.weight", dim);
+      if (gpt || gemma) vector(of + "post_attention_norm.weight", width);
+      if (!gpt) vector(of + "ffn_norm.weight", width);
+      if (gemma) vector(of + "post_ffw_norm.weight", width);
+      const std::string kind = moe ? "_exps" : "";
+      for (const auto& [part, in, out] :
+           {std::tuple("gate", width, ffn), std::tuple("up", width, ffn),
+            std::tuple("down", ffn, width)}) {
+        std::vector<Index> shape{in, out};
+        if (moe) shape.push_back(experts);
+        matrix(of + "ffn_" + part + kind + ".weight", shape, 2 / std::sqrt(in));
+        if (gpt) bias(of + "ffn_" + part + kind + ".bias", {out, experts});
+      }
+      if (moe) matrix(of + "ffn_gate_inp.weight", {width, experts}, 2 / std::sqrt(width));
+      if (gpt) bias(of + "ffn_gate_inp.bias", {experts});
+    }
+  }
+  void write(const std::string& path) const { file_.write(path); }
+
+ private:
+  static constexpr Index layers = 4, width = 64, heads = 8, kv_heads = 2, dim = 32, ffn = 96,
+                         experts = 4;
+
+  void number(const char* key, Index value) {
+    file_.add(arch_ + "." + key, static_cast<std::uint32_t>(value));
+  }
+  void add(const std::string& name, const std::vector<Index>& shape, double offset, double scale) {
+    Index count = 1;
+    for (const Index extent : shape) count *= extent;
+    file_.add_tensor(name, shape,
+                     quoka_decoder::tiny::values(arch_ + "/" + name, count, offset, scale));
+  }
+  void matrix(const std::string& name, const std::vector<Index>& shape, double scale) {
+    add(name, shape, 0, scale);
+  }
+  void vector(const std::string& name, Index length) { add(name, {length}, 1, 0.125); }
+  void bias(const std::string& name, const std::vector<Index>& shape) { add(name, shape, 0, 0.5); }
+
+  std::string arch_;
+  GgufWriter file_;
+};
+
+}  // namespace quoka_test
