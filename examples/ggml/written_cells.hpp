@@ -4,8 +4,10 @@
 // Where a chunk's cells lie side by side it is the last of them. Elsewhere (after removals and shifts)
 // keys are compared with what they were when the same layer was computed last: the cell that changed
 // is the one. A fingerprint is taken of 64 bytes of each cell. Where several changed it is the nearest
-// before the chunk's next cell; where none is known to have, the nearest of all. This is all that the backend remembers of a cache. A wrong
-// answer, after a context whose memory another one got, costs one query's own key.
+// before the chunk's next cell; where none is known to have, the nearest of all.
+//
+// This is all that the backend remembers of a cache. A wrong answer, after a context whose memory
+// another one got, costs one query's own key.
 #pragma once
 
 #include <quoka/views/rows.hpp>
