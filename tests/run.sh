@@ -10,5 +10,5 @@ if [[ ! -f $quoka_root/build/llama.cpp/whole ]]; then
     echo "No tests of the ggml backend: bash examples/ggml/get_llama_cpp.sh gets what they need" >&2
 fi
 build_native "$quoka_root/build" quoka_tests \
-  -DQUOKA_BUILD_EXAMPLES=ON -DQUOKA_BUILD_TESTS=ON -DQUOKA_BUILD_DECODER=ON
+  -DQUOKA_BUILD_EXAMPLES=ON -DQUOKA_BUILD_TESTS=ON -DQUOKA_BUILD_DECODER=ON -DQUOKA_INSTALL_COMPILED=ON
 exec ctest --test-dir "$quoka_root/build" --output-on-failure -j "$quoka_jobs" "$@"
