@@ -320,6 +320,14 @@ TYPED_TEST(Paged, AListIsItsRowsSideBySide) {
     const auto of_slice = gathered(in.past_k, {149, 100, 107});
     const List in_slice{49, 0, 7};
     EXPECT_TRUE(same_bits(Rows(in.past_k).slice(100, 50).listed(in_slice), Rows(of_slice)));
+    for (const Index page : {1, 16, 17}) {
+      PagedCopy<TypeParam> paged_k(random, in.past_k, page, Layout::heads_outside);
+      const Rows listed = paged_k.rows().slice(100, 50).listed(in_slice);
+      EXPECT_TRUE(same_bits(listed, Rows(of_slice)));
+      EXPECT_TRUE(same_bits(listed.slice(1, 2), Rows(of_slice).slice(1, 2)));
+      for (const Index i : {0, 1, 2})
+        EXPECT_EQ(listed.pool_row(i), paged_k.rows().pool_row(100 + in_slice[uz(i)]));
+    }
   }
 }
 
@@ -638,9 +646,9 @@ TEST_F(PagedRefuses, AListOfABatchAndOfAList) {
   const List cells{0};
   expect_refused([&] { (void)pool().listed(cells); }, {8, 1});
   expect_refused([&] { (void)pool(1).listed(cells).listed(cells); }, {"cannot be listed again"});
-  const List table{3, 1, 2};
-  expect_refused([&] { (void)quoka::paged(pool(), table, 40).slice(1, 20).listed(cells); },
-                 {"before they are sliced"});
+  const List table{3, 1, 2}, beyond{20};
+  expect_refused([&] { (void)quoka::paged(pool(), table, 40).slice(1, 20).listed(beyond); },
+                 {"listed cell", 20, 20});
   expect_refused([&] { (void)quoka::paged(pool(1).listed(cells), table, 1); }, {"itself in pages"});
 }
 

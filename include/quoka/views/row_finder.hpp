@@ -11,17 +11,18 @@ inline namespace QUOKA_ABI {
 
 using ConstRow = const std::byte*;
 
-// Which rows of a pool a sequence is made of. Row i is cell cells[i] of the sequence, or cell i
-// without a list. Cell c is row c % page_len of page pages[c / page_len], or row c without pages.
+// Which rows of a pool a sequence is made of. Row i is cell first_cell + cells[i] of the sequence, or
+// cell i without a list. Cell c is row c % page_len of page pages[c / page_len], or row c without pages.
 struct RowMap {
   const Position* cells = nullptr;
+  Index first_cell = 0;
   const Position* pages = nullptr;
   Index page_len = 1;
   Index page_step = 0;    // bytes from one page to the next
   Index page_shift = -1;  // log2(page_len), or -1
 
   bool any() const { return cells != nullptr || pages != nullptr; }
-  Index cell(Index i) const { return cells != nullptr ? cells[i] : i; }
+  Index cell(Index i) const { return cells != nullptr ? first_cell + cells[i] : i; }
   Index page_of(Index cell) const { return page_shift >= 0 ? cell >> page_shift : cell / page_len; }
   // The row of the pool, counted through all its pages, that is row i.
   Index pool_row(Index i) const {

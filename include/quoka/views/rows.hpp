@@ -21,6 +21,7 @@
 
 #include <span>
 #include <string>
+#include <utility>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -188,10 +189,8 @@ class BasicRows {
     BasicRows some = *this;
     if (!mapped()) some.pool_pages_ = 1, some.pool_len_ = len();
     some.map_.cells = cells.data();
+    some.map_.first_cell = std::exchange(some.begin_, 0);  // cells of a slice count from its first row
     some.sizes_[2] = std::ssize(cells);
-    // Cells are counted from here on.
-    if (map_.pages != nullptr && begin_ != 0)
-      detail::fail_because("list the rows of a paged cache before they are sliced");
     return some;
   }
 
@@ -275,7 +274,7 @@ inline Rows paged(const Rows& pool, std::span<const Position> table, Index len) 
   detail::require_at_least("the number of entries of the block table", std::ssize(table), used);
   Rows::require_below("an entry of the block table", table.first(static_cast<std::size_t>(used)),
                       "the number of pages", pool.batch());
-  rows.map_ = {nullptr, table.data(), page_len, pool.strides()[0], -1};
+  rows.map_ = {nullptr, 0, table.data(), page_len, pool.strides()[0], -1};
   if ((page_len & (page_len - 1)) == 0) {
     rows.map_.page_shift = 0;
     while ((Index{1} << rows.map_.page_shift) < page_len) ++rows.map_.page_shift;
