@@ -8,6 +8,9 @@
 
 #include "support/machine.hpp"
 
+#include <quoka/formats/byte_formats.hpp>
+#include <quoka/formats/element_formats.hpp>
+
 #include "support/build_info.hpp"
 #include "support/json_file.hpp"
 #include "support/paired_steps.hpp"
@@ -31,6 +34,7 @@ struct Flags {
   std::vector<Index> lengths{4096, 8192, 32768};
   std::string budget = "1024";
   std::string selectors = "quoka";
+  std::vector<std::string> formats{"float"};
   Index layer_count = 36;
   Index chunk = 128;
   Index positions = 4;
@@ -49,6 +53,16 @@ const std::map<std::string, quoka::LayerShape> shapes{
     {"llama-3.2-3b", {.q_heads = 24, .kv_heads = 8, .head_dim = 128}},
     {"qwen2.5-7b", {.q_heads = 28, .kv_heads = 4, .head_dim = 128}},
     {"tinyllama", {.q_heads = 32, .kv_heads = 4, .head_dim = 64}},
+};
+
+// What the cache keeps: keys and values alike.
+const std::map<std::string, const quoka::Format*> formats{
+    {"float", &quoka::format_of<float>()},
+    {"half", &quoka::format_of<Eigen::half>()},
+    {"bfloat16", &quoka::format_of<Eigen::bfloat16>()},
+    {"q8_0", &quoka::q8_0_format()},
+    {"u8", &quoka::u8_format()},
+    {"e4m3", &quoka::e4m3_format()},
 };
 
 // Flags that are given overrule the named shape.
@@ -70,10 +84,11 @@ double dense_flops(const quoka::LayerShape& shape, Index kv_len, Index q_len) {
   return 2.0 * static_cast<double>(shape.batch * shape.q_heads * (shape.head_dim + v_dim)) * keys;
 }
 
-// One method at one prompt length. The first of a length is dense.
+// One method over a cache of one format, at one prompt length. The first of a length is dense over the
+// first format: speedups are against it.
 struct Result {
   Index length = 0;
-  std::string method;
+  std::string method, format;
   std::vector<Index> positions;
   std::vector<std::vector<double>> seconds;  // [position][round]
   double prefill_seconds = 0.0, speedup = 1.0, last_chunk_seconds = 0.0, last_chunk_speedup = 1.0;
@@ -85,9 +100,17 @@ std::vector<Result> measure(Index length, const Flags& flags, quoka::ThreadPool&
   const MethodOptions options{.budget = parse_budget(flags.budget), .quoka = flags.quoka};
   const quoka::AttentionOptions attention{.arithmetic = flags.arithmetic};
   std::vector<TimedMethod> methods;
-  methods.push_back(timed_method("dense", flags.shape, options, flags.layer_count, attention));
-  for (const std::string& name : parse_methods(flags.selectors))
-    methods.push_back(timed_method(name, flags.shape, options, flags.layer_count, attention));
+  std::vector<std::string> format_of;
+  for (const std::string& format : flags.formats) {
+    quoka::LayerShape shape = flags.shape;
+    shape.k_format = shape.v_format = formats.at(format);
+    std::vector<std::string> names{"dense"};
+    for (const std::string& name : parse_methods(flags.selectors)) names.push_back(name);
+    for (const std::string& name : names) {
+      methods.push_back(timed_method(name, shape, options, flags.layer_count, attention));
+      format_of.push_back(format);
+    }
+  }
   GeneratedPrompt prompt(flags.shape, flags.chunk);
   std::vector<TimedStep> steps;
   for (TimedMethod& method : methods) {
@@ -109,7 +132,8 @@ std::vector<Result> measure(Index length, const Flags& flags, quoka::ThreadPool&
   const auto dense = prefill_seconds(positions, seconds[0], length, flags.chunk);
   for (std::size_t m = 0; m < methods.size(); ++m) {
     const auto totals = prefill_seconds(positions, seconds[m], length, flags.chunk);
-    Result& r = results.emplace_back(Result{length, methods[m].name, positions, seconds[m]});
+    Result& r =
+        results.emplace_back(Result{length, methods[m].name, format_of[m], positions, seconds[m]});
     r.prefill_seconds = median(totals);
     r.speedup = median_ratio(dense, totals);
     r.last_chunk_seconds = median(seconds[m].front());
@@ -120,7 +144,7 @@ std::vector<Result> measure(Index length, const Flags& flags, quoka::ThreadPool&
       r.kept_mib = std::max(r.kept_mib, static_cast<double>(layer->kept_bytes()) / mib);
     }
     r.fma_peak_gflops = peak;
-    if (m == 0)
+    if (methods[m].name == "dense")
       r.gflops =
           dense_flops(flags.shape, positions.front(), flags.chunk) / r.last_chunk_seconds * 1e-9;
   }
@@ -146,6 +170,7 @@ nlohmann::json to_json(const std::vector<Result>& results, const Flags& flags) {
     nlohmann::json& entry =
         json["results"].emplace_back(nlohmann::json{{"tokens", r.length},
                                                     {"selector", r.method},
+                                                    {"format", r.format},
                                                     {"prefill_seconds", r.prefill_seconds},
                                                     {"speedup", r.speedup},
                                                     {"last_chunk_seconds", r.last_chunk_seconds},
@@ -168,15 +193,18 @@ int run(Flags& flags) {
             << " KV heads, head_dim " << flags.shape.head_dim << ", batch " << flags.shape.batch
             << "; chunk " << flags.chunk << ", budget " << flags.budget << ", "
             << flags.quoka.n_queries << " queries, " << flags.threads
-            << (flags.threads == 1 ? " thread" : " threads") << ", attention in "
-            << arithmetic_name(flags.arithmetic) << "; medians of " << flags.rounds << "\n\n";
+            << (flags.threads == 1 ? " thread" : " threads") << ", a cache of "
+            << flags.formats.front() << (flags.formats.size() > 1 ? " and others" : "")
+            << ", attention in " << arithmetic_name(flags.arithmetic) << "; medians of "
+            << flags.rounds << "\n\n";
   std::vector<Result> results;
   std::vector<std::vector<std::string>> rows;
   for (const Index length : flags.lengths) {
     require_at_least("a prompt's length", length, flags.chunk);
     for (const Result& r : measure(length, flags, threads)) {
       const double peak = r.fma_peak_gflops * flags.threads;
-      rows.push_back({std::to_string(r.length), r.method, fixed(r.prefill_seconds, 2) + " s",
+      const std::string over = flags.formats.size() > 1 ? " over " + r.format : "";
+      rows.push_back({std::to_string(r.length), r.method + over, fixed(r.prefill_seconds, 2) + " s",
                       fixed(r.speedup, 2) + "x", fixed(1e3 * r.last_chunk_seconds, 2) + " ms",
                       fixed(r.last_chunk_speedup, 2) + "x", fixed(r.scratch_mib, 1) + " MiB",
                       fixed(r.kept_mib, 1) + " MiB", r.gflops > 0.0 ? fixed(r.gflops, 1) : "",
@@ -217,6 +245,10 @@ int main(int argc, char** argv) {
   app.add_option("--budget", flags.budget, "keys per KV head: a count (1024) or a fraction (0.25)")
       ->capture_default_str();
   app.add_option("--selectors", flags.selectors, "all, or names separated by commas")
+      ->capture_default_str();
+  app.add_option("--formats", flags.formats, "of the cache, one or several separated by commas")
+      ->delimiter(',')
+      ->check(CLI::IsMember(formats))
       ->capture_default_str();
   app.add_option("--layers", flags.layer_count,
                  "of the model, for methods that choose at some layers for the others")
