@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <stdexcept>
 
 namespace quoka_decoder {
@@ -47,16 +46,38 @@ quoka_examples::LayerStack attention_layers(const ModelConfig& c, const SessionO
   quoka_examples::require_at_least("dense_layers", options.dense_layers, 0);
   const quoka::LayerShape shape{
       .q_heads = c.q_heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim, .v_dim = c.v_dim};
-  std::vector<Index> dense(static_cast<std::size_t>(std::min(options.dense_layers, c.layers)));
-  std::vector<Index> selecting(static_cast<std::size_t>(c.layers) - dense.size());
-  std::iota(dense.begin(), dense.end(), Index{0});
-  std::iota(selecting.begin(), selecting.end(), std::ssize(dense));
-
-  auto layers = quoka_examples::make_layers("dense", shape, options.selector, {}, dense, c.layers);
-  if (!selecting.empty()) {
-    auto rest = quoka_examples::make_layers(options.method, shape, options.selector, {}, selecting,
-                                            c.layers, selecting.front());
-    std::move(rest.begin(), rest.end(), std::back_inserter(layers));
+  const quoka_examples::LayerPolicy& policy = options.policy;
+  policy.check(c.q_heads, c.kv_heads, c.head_dim, c.layers);
+  const bool shared = quoka_examples::shares_layers(options.method);
+  if (shared && !policy.budgets.empty())
+    throw std::invalid_argument(options.method + " shares a choice between layers: a policy with " +
+                                std::to_string(policy.budgets.size()) +
+                                " budgets of single layers is not for it");
+  auto selector = options.selector;
+  if (policy.budget) selector.budget = *policy.budget;
+  const auto is_dense = [&](Index layer) {
+    return layer < options.dense_layers || policy.dense.contains(layer);
+  };
+  const auto make = [&](const std::string& method, const std::vector<Index>& which,
+                        const quoka_examples::MethodOptions& o) {
+    return quoka_examples::make_layers(method, shape, o, {}, which, c.layers, which.front());
+  };
+  std::vector<Index> selecting;
+  for (Index layer = 0; layer < c.layers; ++layer)
+    if (!is_dense(layer)) selecting.push_back(layer);
+  quoka_examples::LayerStack sharing;
+  if (shared && !selecting.empty()) sharing = make(options.method, selecting, selector);
+  quoka_examples::LayerStack layers;
+  for (Index layer = 0, next = 0; layer < c.layers; ++layer) {
+    auto of_layer = selector;
+    if (const auto own = policy.budgets.find(layer); own != policy.budgets.end())
+      of_layer.budget = own->second;
+    if (is_dense(layer))
+      layers.push_back(std::move(make("dense", {layer}, of_layer).front()));
+    else if (shared)
+      layers.push_back(std::move(sharing[static_cast<std::size_t>(next++)]));
+    else
+      layers.push_back(std::move(make(options.method, {layer}, of_layer).front()));
   }
   return layers;
 }
@@ -188,6 +209,8 @@ void Session::attend(Index layer, Index tokens, Until until) {
       attention.append(q_chunk, k_chunk, v_chunk, threads_);
     else
       attention.forward(q_chunk, k_chunk, v_chunk, out.slice(begin, n), threads_);
+    if (watch && until == Until::logits)
+      watch(layer, q_chunk, k_chunk, v_chunk, out.slice(begin, n));
   }
 }
 

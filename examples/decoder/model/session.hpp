@@ -14,6 +14,7 @@
 #include "decoder/model/model.hpp"
 #include "decoder/model/rope.hpp"
 
+#include "support/layer_policy.hpp"
 #include "support/methods.hpp"
 
 #include <functional>
@@ -31,12 +32,14 @@ struct SessionOptions {
   Index chunk = 128;                       // tokens that select together
   Index batch = 512;                       // tokens that go through a product together
   Index dense_layers = 0;                  // the first layers attend to everything
+  quoka_examples::LayerPolicy policy;      // layers by number: more dense ones, and their budgets
 };
 
 class Session {
  public:
   // The model and the threads must outlive the session. Throws std::invalid_argument for a chunk or
-  // batch below 1, and for selector options that the model's shape does not allow.
+  // batch below 1, for selector options that the model's shape does not allow, for a policy of another
+  // model, and for budgets of single layers where layers share a choice.
   Session(const Model& model, const SessionOptions& options, quoka::ThreadPool& threads);
 
   // Runs these tokens after those that are there already. progress(done) hears how many of them are
@@ -55,6 +58,11 @@ class Session {
 
   // The last token's state after a layer, [d_model]; of the last layer only where it was run.
   std::span<const float> hidden(Index layer) const;
+
+  // Hears of every chunk that a layer attends with: its queries, keys, values and outputs,
+  // [1, heads, tokens, dim], before the layer's output product.
+  using View = quoka_examples::AnyLayer::View;
+  std::function<void(Index layer, View q, View k, View v, View out)> watch;
 
   // Back to the first `len` tokens.
   void truncate(Index len);

@@ -2,6 +2,8 @@
 
 #include "decoder/file/gguf.hpp"
 
+#include "support/layer_policy_file.hpp"
+
 #include <sys/resource.h>
 
 #include <cstdio>
@@ -37,6 +39,9 @@ void add_model_flags(CLI::App& app, ModelFlags& flags, bool model_required) {
       ->capture_default_str();
   app.add_option("--dense-layers", flags.dense_layers, "the first layers attend to everything")
       ->capture_default_str();
+  app.add_option("--policy", flags.policy,
+                 "a file of `decoder calibrate`: dense layers and budgets, in place of --budget")
+      ->check(CLI::ExistingFile);
   auto* scaling = app.add_option("--rope-scaling", flags.rope_scaling,
                                  "none | linear | yarn, in place of what the file says")
                       ->check(CLI::IsMember({"none", "linear", "yarn"}));
@@ -94,7 +99,9 @@ SessionOptions session_options(const ModelFlags& flags, const std::string& metho
           .selector = {.budget = quoka_examples::parse_budget(budget), .quoka = quoka},
           .chunk = flags.chunk,
           .batch = flags.batch,
-          .dense_layers = flags.dense_layers};
+          .dense_layers = flags.dense_layers,
+          .policy = flags.policy.empty() ? quoka_examples::LayerPolicy{}
+                                         : quoka_examples::read_policy(flags.policy)};
 }
 
 std::string read_file(const std::string& path) {

@@ -23,11 +23,12 @@ struct ModelFlags {
   Index chunk = 128;
   Index batch = 512;
   Index dense_layers = 0;
+  std::string policy;  // a file; empty: none
   std::string rope_scaling;  // empty: as the file says
   float rope_factor = 0.0f;
 };
 
-// --model, --threads, --chunk, --batch, --dense-layers, --rope-scaling, --rope-factor.
+// --model, --threads, --chunk, --batch, --dense-layers, --policy, --rope-scaling, --rope-factor.
 void add_model_flags(CLI::App& app, ModelFlags& flags, bool model_required = true);
 
 struct LoadedModel {
@@ -78,6 +79,7 @@ class Stopwatch {
 // Each adds its subcommand, which runs when the command line is parsed; `command`, the command line
 // as typed, goes into its results file. Errors are thrown.
 void add_generate(CLI::App& app);
+void add_calibrate(CLI::App& app, const std::string& command);
 void add_compare(CLI::App& app, const std::string& command);
 void add_ttft(CLI::App& app, const std::string& command);
 void add_needle(CLI::App& app, const std::string& command);

@@ -1,6 +1,7 @@
 // decoder: runs Llama, Qwen and SmolLM models from GGUF files, with the attention of this library.
 //
 //   decoder generate   text from a prompt: tokens per second, time to first token, memory
+//   decoder calibrate  what selection costs each layer and KV head, and a policy that follows
 //   decoder compare    dense against a selector on one prompt: agreement, divergence, error, speed
 //   decoder ttft       time to first token over prompt lengths, of a file or of a named shape
 //   decoder needle     needle in a haystack: lengths x depths x selectors
@@ -18,6 +19,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   const std::string command = quoka_examples::command_line(argc, argv);
   quoka_decoder::add_generate(app);
+  quoka_decoder::add_calibrate(app, command);
   quoka_decoder::add_compare(app, command);
   quoka_decoder::add_ttft(app, command);
   quoka_decoder::add_needle(app, command);

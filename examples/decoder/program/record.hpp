@@ -44,6 +44,7 @@ inline nlohmann::json run_settings(const ModelFlags& flags) {
   return {{"model", std::filesystem::path(flags.model).filename()},
           {"chunk", flags.chunk},
           {"dense_layers", flags.dense_layers},
+          {"policy", flags.policy},
           {"rope_scaling", flags.rope_scaling},
           {"rope_factor", flags.rope_factor}};
 }
@@ -61,9 +62,9 @@ inline nlohmann::json open_record(const std::string& path, const std::string& co
   if (path.empty() || !std::filesystem::exists(path)) return json;
   const auto before = nlohmann::json::parse(read_file(path));
   for (const auto& [key, value] : settings.items())
-    if (before.at(key) != value)
-      throw std::runtime_error(path + " holds results with " + key + ' ' + before.at(key).dump() +
-                               ", not " + value.dump());
+    if (const auto held = before.value(key, nlohmann::json("")); held != value)
+      throw std::runtime_error(path + " holds results with " + key + ' ' + held.dump() + ", not " +
+                               value.dump());
   json["results"] = before.at("results");
   nlohmann::json commands = before.value("commands", nlohmann::json::array());
   if (std::find(commands.begin(), commands.end(), command) == commands.end())

@@ -118,6 +118,61 @@ TEST(Session, SelectsPastTheDenseLayersOnly) {
   EXPECT_TRUE(same(hidden(4, 3), 3));
 }
 
+TEST(Session, FollowsALayerPolicy) {
+  const auto loaded = load_tiny("llama");
+  const auto tokens = tokens_of(golden("llama"));
+  quoka::ThreadPool threads(1);
+  SessionOptions options = cut_into(8, 64, "quoka", 4);
+  const auto first_layer_off = [&](const quoka_examples::LayerPolicy& policy) {
+    Session dense(loaded->model, cut_into(8, 64), threads);
+    dense.run(tokens);
+    options.policy = policy;
+    Session session(loaded->model, options, threads);
+    session.run(tokens);
+    Index layer = 0;
+    while (layer < 4 && std::ranges::equal(session.hidden(layer), dense.hidden(layer))) ++layer;
+    return layer;
+  };
+  const auto policy = [](std::optional<quoka::Budget> budget, std::set<Index> dense,
+                         std::map<Index, quoka::Budget> budgets) {
+    quoka_examples::LayerPolicy p;
+    p.budget = budget, p.dense = std::move(dense), p.budgets = std::move(budgets);
+    return p;
+  };
+  EXPECT_EQ(first_layer_off({}), 0);
+  EXPECT_EQ(first_layer_off(policy(1024, {}, {})), 4);  // in place of the session's
+  EXPECT_EQ(first_layer_off(policy({}, {0, 2}, {})), 1);
+  EXPECT_EQ(first_layer_off(policy({}, {0, 1, 2, 3}, {})), 4);
+  EXPECT_EQ(first_layer_off(policy({}, {}, {{0, 1024}, {1, 1024}, {3, 1024}})), 2);
+  EXPECT_EQ(first_layer_off(policy(1024, {}, {{3, 4}})), 3);
+
+  options.policy = {};
+  options.policy.q_heads = 99;
+  EXPECT_THROW(Session(loaded->model, options, threads), std::invalid_argument);
+  options.policy = policy({}, {}, {{1, 4}});
+  options.method = "tidal_decode";
+  EXPECT_THROW(Session(loaded->model, options, threads), std::invalid_argument);
+}
+
+TEST(Session, IsWatchedChunkByChunk) {
+  const auto loaded = load_tiny("llama");
+  const auto tokens = tokens_of(golden("llama"));
+  quoka::ThreadPool threads(1);
+  Session session(loaded->model, cut_into(8, 16), threads);
+  std::vector<Index> seen(4);
+  session.watch = [&](Index layer, Session::View q, Session::View k, Session::View v,
+                      Session::View out) {
+    EXPECT_EQ(q.len(), out.len());
+    EXPECT_EQ(k.len(), v.len());
+    EXPECT_LE(q.len(), 8);
+    const auto cached = session.layer(layer).keys();  // the chunk's are the last
+    EXPECT_EQ(cached.row(0, 0, cached.len() - 1)[0], k.row(0, 0, k.len() - 1)[0]);
+    seen[static_cast<std::size_t>(layer)] += q.len();
+  };
+  session.run(tokens);
+  EXPECT_EQ(seen, std::vector<Index>(4, std::ssize(tokens)));
+}
+
 // A layer that reuses another's choice must see the choice for its own chunk, whatever the batch.
 TEST(Session, BatchesDoNotMixTheChunksOfMethodsThatShareLayers) {
   const auto loaded = load_tiny("llama");

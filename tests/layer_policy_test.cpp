@@ -1,0 +1,71 @@
+// examples/support/layer_policy_file.hpp: a policy as it is written, and what is refused by name.
+
+#include "support/layer_policy_file.hpp"
+
+#include "support/fixtures.hpp"
+
+#include <gtest/gtest.h>
+
+namespace {
+
+using nlohmann::json;
+using quoka_examples::LayerPolicy;
+using quoka_examples::parse_policy;
+using quoka_test::Index;
+
+LayerPolicy parsed(const char* text) { return parse_policy(json::parse(text, nullptr, false)); }
+
+TEST(LayerPolicy, SaysWhichLayersAreDenseAndWhatTheOthersHave) {
+  const LayerPolicy policy = parsed(R"({"mode": "robust", "budget": 0.125, "dense_layers": [0, 3],
+      "layer_budgets": {"2": 0.5, "7": 2048},
+      "model": {"q_heads": 32, "kv_heads": 4, "head_dim": 64}})");
+  ASSERT_TRUE(policy.budget.has_value());
+  EXPECT_EQ(policy.budget->keys(800), 100);
+  EXPECT_EQ(policy.dense, (std::set<Index>{0, 3}));
+  ASSERT_EQ(policy.budgets.size(), 2u);
+  EXPECT_EQ(policy.budgets.at(2).keys(800), 400);
+  EXPECT_EQ(policy.budgets.at(7).keys(8000), 2048);
+  EXPECT_NO_THROW(policy.check(32, 4, 64, 8));
+}
+
+TEST(LayerPolicy, TakesANumberOfFirstLayersAndLeavesOutWhatIsNotThere) {
+  const LayerPolicy policy = parsed(R"({"dense_layers": 2})");
+  EXPECT_EQ(policy.dense, (std::set<Index>{0, 1}));
+  EXPECT_FALSE(policy.budget.has_value());
+  EXPECT_TRUE(policy.budgets.empty());
+  EXPECT_NO_THROW(policy.check(7, 7, 7, 2));  // of any shape
+  EXPECT_TRUE(parsed("{}").dense.empty());
+}
+
+TEST(LayerPolicyRefuses, AnotherModel) {
+  const LayerPolicy policy = parsed(
+      R"({"layer_budgets": {"7": 9}, "model": {"q_heads": 32, "kv_heads": 4, "head_dim": 64}})");
+  using quoka_test::expect_refused;
+  expect_refused([&] { policy.check(16, 4, 64, 8); }, {32, 16, "query heads"});
+  expect_refused([&] { policy.check(32, 8, 64, 8); }, {4, 8, "KV heads"});
+  expect_refused([&] { policy.check(32, 4, 128, 8); }, {64, 128, "channels"});
+  expect_refused([&] { policy.check(32, 4, 64, 7); }, {"layer 7", "7 layers"});
+  expect_refused([&] { parsed(R"({"dense_layers": [9]})").check(1, 1, 1, 9); }, {"layer 9"});
+}
+
+TEST(LayerPolicyRefuses, WhatItDoesNotUnderstandByName) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"[]", "no JSON object"},
+      {"{", "no JSON object"},
+      {R"({"budgets": 3})", "budgets"},
+      {R"({"budget": 1.5})", "1.5"},
+      {R"({"budget": -1})", "-1"},
+      {R"({"budget": "many"})", "many"},
+      {R"({"dense_layers": [-1]})", "-1"},
+      {R"({"dense_layers": [0.5]})", "0.5"},
+      {R"({"dense_layers": "all"})", "all"},
+      {R"({"layer_budgets": {"x": 1}})", "a layer with a budget"},
+      {R"({"layer_budgets": {"3": 0.0}})", "layer 3"},
+      {R"({"layer_budgets": [1]})", "layer_budgets"},
+      {R"({"model": {"q_heads": -4}})", "q_heads"},
+  };
+  for (const auto& [text, named] : cases)
+    quoka_test::expect_refused([&, t = text] { (void)parsed(t); }, {named});
+}
+
+}  // namespace
