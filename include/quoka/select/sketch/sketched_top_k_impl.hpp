@@ -16,6 +16,7 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 QUOKA_FUNC bool sketch_is_fast() { return simd::code_dots_beat_float; }
+QUOKA_FUNC bool code_rows_are_fast(Index rows) { return rows >= simd::code_rows_least_queries; }
 
 QUOKA_FUNC void SketchedQueries::encode_head(const float* q_bar, Index task, Index rows,
                                              Index dim) {
