@@ -262,8 +262,8 @@ TEST(RowsOfCodes, AreScoredInPlaceByDefaultWhereThatIsFaster) {
     for (const Sketch sketch : {Sketch::automatic, Sketch::on, Sketch::off}) {
       QuokaSelector::State state;
       Selection keep;
-      QuokaSelector(options(sketch)).select({.q = q, .k = stored.rows}, state, keep,
-                                            SerialExecutor{});
+      QuokaSelector(options(sketch))
+          .select({.q = q, .k = stored.rows}, state, keep, SerialExecutor{});
       EXPECT_EQ(state.scorer.sketch.queries.bytes() > 0,
                 sketch == Sketch::on || (sketch == Sketch::automatic && fast))
           << rows;
