@@ -251,6 +251,27 @@ TEST(RowsOfCodes, AreScoredInPlaceAsInFloat) {
       }
 }
 
+// Few queries may be faster in float: only Sketch::on insists.
+TEST(RowsOfCodes, AreScoredInPlaceByDefaultWhereThatIsFaster) {
+  Random random(512);
+  const auto k = random.tensor<float>(1, kv_heads, 100, 64);
+  const Stored stored(quoka::q8_0_format(), k);
+  for (const Index rows : {1, 3, 4, 5, 8}) {
+    const auto q = random.tensor<float>(1, q_heads, rows, 64);
+    const bool fast = quoka::detail::sketch_is_fast() && quoka::detail::code_rows_are_fast(rows);
+    for (const Sketch sketch : {Sketch::automatic, Sketch::on, Sketch::off}) {
+      QuokaSelector::State state;
+      Selection keep;
+      QuokaSelector(options(sketch))
+          .select({.q = q, .k = stored.rows}, state, keep, SerialExecutor{});
+      EXPECT_EQ(state.scorer.sketch.queries.bytes() > 0,
+                sketch == Sketch::on || (sketch == Sketch::automatic && fast))
+          << rows;
+    }
+    EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows}));
+  }
+}
+
 TEST(RowsOfCodes, OddRowsAreLeftToFloat) {
   Random random(510);
   const auto k = random.tensor<float>(1, kv_heads, 200, 64);

@@ -5,10 +5,12 @@
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/sketch/sketched_top_k_impl.hpp>
 
+#include "support/codes.hpp"
 #include "support/selector_fixtures.hpp"
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 namespace {
 
@@ -30,9 +32,14 @@ void expect_exact_dots(Random& random, Index steps, Index rows) {
   for (auto& block : keys)
     for (auto& x : block) x = static_cast<std::uint8_t>(random.below(256));
   auto* bytes = reinterpret_cast<std::int8_t*>(queries.data());
-  for (Index i = 0; i < 4 * steps * rows; ++i)
-    bytes[i] = static_cast<std::int8_t>(random.below(255) - 127);
-  for (auto& x : offset) x = static_cast<std::int32_t>(random.below(1000)) - 500;
+  for (Index m = 0; m < rows; ++m) {
+    std::vector<int> query(uz(4 * steps));
+    for (int& code : query) code = static_cast<int>(random.below(255)) - 127;
+    keep_to_run_sums(query);
+    for (Index c = 0; c < 4 * steps; ++c)
+      bytes[(c / 4 * rows + m) * 4 + c % 4] = static_cast<std::int8_t>(query[uz(c)]);
+    offset[uz(m)] = simd::code_offset(std::accumulate(query.begin(), query.end(), 0));
+  }
   const bool sum_of_all = Over == simd::CodeScores::sum;
   const std::int32_t start = sum_of_all ? 7 : -100;
   alignas(64) std::int32_t best[32];
@@ -43,10 +50,10 @@ void expect_exact_dots(Random& random, Index steps, Index rows) {
   for (Index i = 0; i < 32; ++i) {
     std::int32_t expected = start;
     for (Index m = 0; m < rows; ++m) {
-      std::int32_t dot = offset[uz(m)];
+      std::int32_t dot = 0;
       for (Index s = 0; s < steps; ++s)
         for (Index c = 0; c < 4; ++c)
-          dot += keys[i / 16][(s * 16 + i % 16) * 4 + c] * bytes[(s * rows + m) * 4 + c];
+          dot += (keys[i / 16][(s * 16 + i % 16) * 4 + c] - 128) * bytes[(s * rows + m) * 4 + c];
       expected = sum_of_all ? expected + dot : std::max(expected, dot);
     }
     EXPECT_EQ(best[i], expected) << "key " << i << ", " << rows << " rows, " << steps << " steps";

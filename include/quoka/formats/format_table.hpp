@@ -122,7 +122,7 @@ constexpr Format format_table() {
     format.pack_fixed_keys = detail::pack_fixed_keys<Row>;
     format.pack_fixed_values = detail::pack_fixed_values<Row>;
   }
-  if constexpr (simd::has_fast_code_dots && requires { Row::Group::codes; })
+  if constexpr (simd::has_token_codes && requires { Row::Group::codes; })
     format.token_code_logits = detail::token_code_logits<typename Row::Group>;
   if constexpr (requires { Row::read_code_rows; })
     format.read_codes = Row::read_code_rows;

@@ -23,7 +23,7 @@ namespace simd {
 // bit for bit.
 template <class Group, class Queries>
 void code_token_logits(const std::byte* const (&rows)[4], const Queries* queries, Index groups,
-                       const float* units, float* x) requires(!has_fast_code_dots) {
+                       const float* units, float* x) requires(!has_token_codes) {
   for (Index k = 0; k < 4; ++k)
     for (Index r = 0; r < 4; ++r) {
       float sum[4] = {};

@@ -70,6 +70,9 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
   if (what == SketchOf::keys && state.sketch.keys.len() != input.k.len()) return false;
   const Index rows = kept_rows(input);
   if (!detail::codes_fit(rows, input.k.dim(), options_.aggregation)) return false;
+  if (what == SketchOf::codes && options_.sketch == Sketch::automatic &&
+      !detail::code_rows_are_fast(rows))
+    return false;
   if (what == SketchOf::keys) state.sketch.keys.require_made_from(input.k);
   const KeySketch* const sketch = input.sketch != nullptr ? input.sketch : &state.sketch.keys;
   aggregate_queries(input, state, executor);

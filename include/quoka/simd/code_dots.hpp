@@ -5,13 +5,20 @@
 // of which the maximum, or the sum, over the queries is kept: their codes have one scale, so that
 // integers compare as scores do. Codes are in [-127, 127]. How they lie in memory is known to this
 // file alone: keys [block][step][16 keys][4 channels], queries [step][query][4 channels], which is
-// what the dot-product instructions take. These want unsigned keys: a bias is added to the keys'
-// codes and taken back from each dot product (code_offset). Elsewhere plain integer loops give the
-// same numbers; has_fast_code_dots says which it is.
+// what the dot-product instructions take. Those of x86 want unsigned keys: a bias is added to the
+// keys' codes and taken back from each dot product (code_offset). Without an ISA's own functions
+// (has_code_dots) plain integer loops give the same numbers.
+//
+// AVX2 and AVX-512 without VNNI add products in 16 bits, with saturation: code_run = 2 steps, four
+// channels of a query against bytes of at most 255. Nothing saturates as long as those of these
+// codes that have one sign add up to most_run_sum at most: 255 * 128 = 32,640. Query codes keep to
+// that (run_sum) by a larger scale; codes of keys are the same on every ISA. On normal data it is
+// 1.6 times as large; a code alone may still be 126.
 #pragma once
 
 #include <quoka/simd/isa/dots.hpp>
 
+#include <algorithm>
 #include <cstring>
 
 namespace quoka {
@@ -41,7 +48,36 @@ constexpr Index query_code_at(Index rows, Index m, Index c) {
   return (c / code_channels * rows + m) * code_channels + c % code_channels;
 }
 // What takes the keys' bias back, from the sum of a query's codes.
-constexpr std::int32_t code_offset(std::int32_t sum_of_query) { return -code_bias * sum_of_query; }
+constexpr std::int32_t code_offset(std::int32_t sum_of_query) {
+  return -product_bias * sum_of_query;
+}
+
+// Query codes: the sum of those of one sign that products are added up over in 16 bits.
+inline constexpr int most_run_sum = 128;
+
+// The largest such sum, without its sign, of query [dim]: 0 where products are not added in 16 bits.
+template <class T>
+T run_sum(const T* query, Index dim) {
+  T largest{};
+  constexpr Index pair = 2, run = code_run * code_channels;
+  if constexpr (code_run > 0)
+    for (Index begin = 0; begin < dim; begin += run)
+      for (Index lane = begin; lane < begin + code_channels; lane += pair) {
+        T positive{}, negative{};
+        for (Index step = lane; step < begin + run; step += code_channels)
+          for (Index c = step; c < std::min(step + pair, dim); ++c)
+            (query[c] > T{} ? positive : negative) += query[c];
+        largest = std::max(largest, std::max(positive, -negative));
+      }
+  return largest;
+}
+
+// The scale that a query [dim] of float needs at least for its codes to keep to that. Rounding may add
+// 1/2 to each.
+inline float run_scale(const float* query, Index dim) {
+  return run_sum(query, dim) /
+         (static_cast<float>(most_run_sum) - 0.5f * static_cast<float>(2 * code_run));
+}
 
 // Two blocks of keys against Queries of the `stride` queries that lie side by side in `queries`:
 // best[0, 16) of keys[0], best[16, 32) of keys[1] take the dot products in. All of keys and best
@@ -50,7 +86,7 @@ constexpr std::int32_t code_offset(std::int32_t sum_of_query) { return -code_bia
 template <int Queries, CodeScores Over>
 void code_dots_of(const std::uint8_t* const (&keys)[2], const std::int32_t* queries, Index stride,
                   Index steps, const std::int32_t* offset, std::int32_t* best,
-                  const LaterBlocks&) requires(!has_fast_code_dots) {
+                  const LaterBlocks&) requires(!has_code_dots) {
   for (const std::uint8_t* block : keys) {
     std::int32_t dot[static_cast<std::size_t>(Queries)][code_block];
     for (int m = 0; m < Queries; ++m)
@@ -74,7 +110,7 @@ void code_dots_of(const std::uint8_t* const (&keys)[2], const std::int32_t* quer
   }
 }
 
-// All `rows` queries, in tiles of 8, 4 and 1.
+// All `rows` queries, in tiles of 8 (32 registers), 4 and 1.
 template <CodeScores Over>
 void code_dots(const std::uint8_t* const (&keys)[2], const std::int32_t* queries, Index rows,
                Index steps, const std::int32_t* offset, std::int32_t* best,
@@ -85,7 +121,8 @@ void code_dots(const std::uint8_t* const (&keys)[2], const std::int32_t* queries
                                m == 0 ? later : LaterBlocks{});
     m += height;
   };
-  while (m + 8 <= rows) tile(Constant<8>{});
+  if constexpr (registers >= 32)
+    while (m + 8 <= rows) tile(Constant<8>{});
   while (m + 4 <= rows) tile(Constant<4>{});
   while (m < rows) tile(Constant<1>{});
 }

@@ -30,7 +30,7 @@ struct CodeQueries {
 
 template <CodeScores Over>
 void code_row_scores(const CodeRows& keys, const CodeQueries& queries,
-                     float* scores) requires(!has_fast_code_dots) {
+                     float* scores) requires(!has_code_dots) {
   for (Index i = 0; i < code_block; ++i) {
     const std::uint8_t* const key = keys.keys + i * keys.groups * code_row_group;
     float best = Over == CodeScores::max ? -infinity : 0.0f;
@@ -54,7 +54,7 @@ void code_row_scores(const CodeRows& keys, const CodeQueries& queries,
 
 // squares[i] = sum over groups g of scales[i][g]^2 * (sum over channels of g of (keys[i][c] - 128)^2).
 template <class Keys>
-void code_row_squares(const Keys& keys, float* squares) requires(!has_fast_code_dots) {
+void code_row_squares(const Keys& keys, float* squares) requires(!has_code_dots) {
   for (Index i = 0; i < code_block; ++i) {
     squares[i] = 0.0f;
     for (Index g = 0; g < keys.groups; ++g) {

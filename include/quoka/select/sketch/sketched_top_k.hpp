@@ -45,6 +45,8 @@ namespace detail {
 
 // Is the sketch the faster way on the ISA this is compiled for?
 bool sketch_is_fast();
+// And rows of codes scored in place, for this many queries?
+bool code_rows_are_fast(Index rows);
 
 // Whether dot products of codes, and their sums over the rows where a mean is wanted, fit 32 bits.
 bool codes_fit(Index rows, Index dim, Aggregation aggregation);

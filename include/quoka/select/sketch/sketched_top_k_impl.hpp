@@ -15,7 +15,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-QUOKA_FUNC bool sketch_is_fast() { return simd::has_fast_code_dots; }
+QUOKA_FUNC bool sketch_is_fast() { return simd::code_dots_beat_float; }
+QUOKA_FUNC bool code_rows_are_fast(Index rows) { return rows >= simd::code_rows_least_queries; }
 
 QUOKA_FUNC void SketchedQueries::encode_head(const float* q_bar, Index task, Index rows,
                                              Index dim) {
@@ -30,7 +31,9 @@ QUOKA_FUNC void SketchedQueries::encode_head(const float* q_bar, Index task, Ind
     const float of_row = std::sqrt(sum_of_squares(q_bar + m * dim, dim));
     longest = std::isfinite(of_row) ? std::max(longest, of_row) : simd::infinity;
   }
-  const float of_codes = code_scale(q_bar, rows * dim);
+  float of_codes = code_scale(q_bar, rows * dim);
+  for (Index m = 0; m < rows; ++m)
+    of_codes = std::max(of_codes, simd::run_scale(q_bar + m * dim, dim));
   // All zeros are coded; shorter queries than codes stand for are not.
   const bool zero = std::all_of(q_bar, q_bar + rows * dim, [](float x) { return x == 0.0f; });
   if (longest > most_coded_length || (!zero && longest < least_coded_length))

@@ -106,7 +106,16 @@
 #define QUOKA_ABI_DOT _vnni
 #else
 #define QUOKA_ISA_VNNI 0
+#if defined(__ARM_FEATURE_DOTPROD)
+#define QUOKA_ABI_DOT _dot
+#else
 #define QUOKA_ABI_DOT
+#endif
+#endif
+#if QUOKA_ISA_NEON && defined(__ARM_FEATURE_DOTPROD)
+#define QUOKA_ISA_DOTPROD 1
+#else
+#define QUOKA_ISA_DOTPROD 0
 #endif
 
 // SSE4.1 has a blend; FMA and F16C come with AVX.
@@ -130,8 +139,6 @@
 #define QUOKA_ABI_LATER _vbmi
 #elif defined(__ARM_FEATURE_SVE)
 #define QUOKA_ABI_LATER _sve
-#elif defined(__ARM_FEATURE_DOTPROD)
-#define QUOKA_ABI_LATER _dot
 #else
 #define QUOKA_ABI_LATER
 #endif

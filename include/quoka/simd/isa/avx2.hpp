@@ -13,7 +13,6 @@ namespace simd {
 using Packet = __m256;
 inline constexpr int lanes = 8;
 inline constexpr int registers = 16;
-inline constexpr bool has_lane_masks = false;
 
 QUOKA_INLINE Packet broadcast_packet(float x) { return _mm256_set1_ps(x); }
 QUOKA_INLINE Packet load_packet(const float* p) { return _mm256_load_ps(p); }
@@ -46,6 +45,42 @@ QUOKA_INLINE Packet opaque(Packet x) {
 QUOKA_INLINE Packet power_of_rounded_bits(Packet shifted) {
   const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);
   return _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(0x3f800000)));
+}
+
+// --- masks ------------------------------------------------------------------------------------
+
+inline constexpr bool has_lane_masks = true;
+QUOKA_INLINE unsigned less(Packet a, Packet b) {
+  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_LT_OQ)));
+}
+QUOKA_INLINE unsigned not_less(Packet a, Packet b) {
+  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_NLT_UQ)));
+}
+// For each mask its lanes, the set ones first: a byte each. 2 KiB; pext would make them, but takes
+// some hundred cycles on Zen 2.
+struct CompressedLanes {
+  alignas(8) std::uint8_t of_mask[256][8] = {};
+  constexpr CompressedLanes() {
+    for (unsigned mask = 0; mask < 256; ++mask)
+      for (unsigned lane = 0, at = 0; lane < 8; ++lane)
+        if ((mask >> lane & 1u) != 0) of_mask[mask][at++] = static_cast<std::uint8_t>(lane);
+  }
+};
+inline constexpr CompressedLanes compressed_lanes;
+QUOKA_INLINE __m256i lanes_of(unsigned mask) {
+  const auto* const bytes = reinterpret_cast<const __m128i*>(compressed_lanes.of_mask[mask]);
+  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes));
+}
+QUOKA_INLINE int store_compressed(float* p, unsigned mask, Packet x) {
+  _mm256_storeu_ps(p, _mm256_permutevar8x32_ps(x, lanes_of(mask)));
+  return __builtin_popcount(mask);
+}
+template <int Lanes>
+QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask,
+                                  std::int32_t first) requires(Lanes == lanes) {
+  const __m256i x = _mm256_add_epi32(lanes_of(mask), _mm256_set1_epi32(first));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x);
+  return __builtin_popcount(mask);
 }
 
 // --- half and bfloat16 ------------------------------------------------------------------------

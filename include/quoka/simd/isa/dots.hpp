@@ -1,5 +1,5 @@
 // Dot products of small integers: what the ISA multiplies, and the ISA's own functions where it has
-// them (has_pair_sums, has_fast_code_dots).
+// them (has_pair_sums, has_code_dots, has_token_codes).
 #pragma once
 
 #include <quoka/simd/simd.hpp>
@@ -70,10 +70,41 @@ inline constexpr bool has_pair_sums = false;
 struct VnniPairSums;
 #endif
 
-#if QUOKA_ISA_VNNI && QUOKA_ISA_AVX512
-inline constexpr bool has_fast_code_dots = true;
+// Dot products of 8-bit codes. has_code_dots: code_dots_of, code_row_scores and code_row_squares are
+// the ISA's own. has_token_codes: so is code_token_logits, whose queries take all of 8 bits.
+#if QUOKA_ISA_AVX512 || QUOKA_ISA_AVX2 || QUOKA_ISA_NEON
+inline constexpr bool has_code_dots = true;
 #else
-inline constexpr bool has_fast_code_dots = false;
+inline constexpr bool has_code_dots = false;
+#endif
+inline constexpr bool has_token_codes = QUOKA_ISA_VNNI && QUOKA_ISA_AVX512;
+
+// Is selection by the keys' sketch faster than in float? Measured for AVX2 and AVX-512, with and without
+// VNNI. NEON by its instructions: a quarter of float's with dotprod; without, no fewer cycles on
+// cores that start one integer multiplication per cycle and two in float (Cortex-A72).
+#if QUOKA_ISA_NEON && !QUOKA_ISA_DOTPROD
+inline constexpr bool code_dots_beat_float = false;
+#else
+inline constexpr bool code_dots_beat_float = has_code_dots;
+#endif
+
+// The fewest queries for which scoring rows of codes in place is faster than in float: their products
+// take a vector of queries at a time, filled or not. Measured on a Cascade Lake with q8_0 keys.
+#if QUOKA_ISA_VNNI && QUOKA_ISA_AVX512
+inline constexpr Index code_rows_least_queries = 1;
+#else
+inline constexpr Index code_rows_least_queries = 5;
+#endif
+
+// What is added to a key's code before it is multiplied: x86 multiplies unsigned keys.
+inline constexpr int product_bias = QUOKA_ISA_NEON ? 0 : 128;
+
+// Steps of code_channels channels whose products are added in 16 bits before they are widened; 0:
+// none, products are added in 32 bits at once. See code_dots.hpp.
+#if (QUOKA_ISA_AVX512 || QUOKA_ISA_AVX2) && !QUOKA_ISA_VNNI
+inline constexpr Index code_run = 2;
+#else
+inline constexpr Index code_run = 0;
 #endif
 
 }  // namespace simd
@@ -83,6 +114,11 @@ QUOKA_INTRINSICS_END
 
 #if QUOKA_ISA_VNNI && QUOKA_ISA_AVX512
 #include <quoka/simd/isa/avx512_vnni.hpp>
-#elif QUOKA_ISA_VNNI
+#elif QUOKA_ISA_AVX512 || QUOKA_ISA_AVX2
+#if QUOKA_ISA_VNNI
 #include <quoka/simd/isa/avx2_vnni.hpp>
+#endif
+#include <quoka/simd/isa/avx_codes.hpp>
+#elif QUOKA_ISA_NEON
+#include <quoka/simd/isa/neon_codes.hpp>
 #endif

@@ -1,0 +1,193 @@
+// Dot products of 8-bit codes for NEON: code_dots.hpp, code_rows.hpp.
+//
+// With dotprod one instruction multiplies 16 signed codes and adds four products to each of four
+// sums; float takes four. Without, two steps are multiplied and added in 16 bits (2 * 127 * 127 =
+// 32,258 fits) and then added in pairs to 32 bits: three instructions for 16 products, of which older
+// cores start half as many per cycle as of float's. i8mm has twice the products of dotprod in an
+// instruction, from pairs of keys with 8 channels each: another layout, not built.
+#pragma once
+
+#include <quoka/simd/isa/dots.hpp>
+
+#include <arm_neon.h>
+
+QUOKA_INTRINSICS_BEGIN
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace simd {
+
+// 16 codes as they are stored, without their bias.
+QUOKA_INLINE int8x16_t load_signed_codes(const std::uint8_t* p) {
+  return vreinterpretq_s8_u8(veorq_u8(vld1q_u8(p), vdupq_n_u8(0x80)));
+}
+// Four bytes, again and again.
+QUOKA_INLINE int8x16_t broadcast_channels(const void* p) {
+  std::int32_t four;
+  __builtin_memcpy(&four, p, 4);
+  return vreinterpretq_s8_s32(vdupq_n_s32(four));
+}
+
+// Sums of the products of four keys, or queries, of four channels each. A step is one vector of
+// either; total() of the sums is four numbers.
+#if QUOKA_ISA_DOTPROD
+inline constexpr int code_steps_together = 1;
+struct CodeSums {
+  int32x4_t x;
+  QUOKA_INLINE static CodeSums zero() { return {vdupq_n_s32(0)}; }
+  QUOKA_INLINE void add(const int8x16_t (&a)[1], const int8x16_t (&b)[1]) {
+    x = vdotq_s32(x, a[0], b[0]);
+  }
+  QUOKA_INLINE int32x4_t total() const { return x; }
+};
+#else
+inline constexpr int code_steps_together = 2;
+struct CodeSums {
+  int32x4_t low, high;  // of two keys each, in two parts
+  QUOKA_INLINE static CodeSums zero() { return {vdupq_n_s32(0), vdupq_n_s32(0)}; }
+  template <int Steps>
+  QUOKA_INLINE void add(const int8x16_t (&a)[Steps], const int8x16_t (&b)[Steps]) {
+    int16x8_t first = vmull_s8(vget_low_s8(a[0]), vget_low_s8(b[0])),
+              second = vmull_high_s8(a[0], b[0]);
+    if constexpr (Steps > 1) {
+      first = vmlal_s8(first, vget_low_s8(a[1]), vget_low_s8(b[1]));
+      second = vmlal_high_s8(second, a[1], b[1]);
+    }
+    low = vpadalq_s16(low, first);
+    high = vpadalq_s16(high, second);
+  }
+  QUOKA_INLINE int32x4_t total() const { return vpaddq_s32(low, high); }
+};
+#endif
+
+// --- blocks of keys ----------------------------------------------------------------------------
+
+// See code_dots.hpp. Two vectors of a block's four at a time share each broadcast query.
+template <int Queries, CodeScores Over>
+[[gnu::noinline]] void code_dots_of(const std::uint8_t* const (&keys)[2],
+                                    const std::int32_t* queries, Index stride, Index steps,
+                                    const std::int32_t* offset, std::int32_t* best,
+                                    const LaterBlocks& later) {
+  constexpr int vectors = code_steps_together == 1 ? 2 : 1;
+  const std::uint8_t* const ask[2] = {later.first, later.second};
+  for (Index part = 0; part < 8; part += vectors) {
+    const std::uint8_t *key = keys[part / 4] + part % 4 * 16, *asked = ask[part / 4];
+    CodeSums dot[static_cast<std::size_t>(Queries)][vectors];
+    unroll<Queries, vectors>([&](auto m, auto v)
+                                 QUOKA_INLINE_LAMBDA { dot[m][v] = CodeSums::zero(); });
+    const std::int32_t* query = queries;
+    Index s = 0;
+    const auto run = [&](auto length) QUOKA_INLINE_LAMBDA {
+      constexpr int count = decltype(length)::value;
+      int8x16_t block[vectors][static_cast<std::size_t>(count)];
+      unroll<vectors, count>([&](auto v, auto i) QUOKA_INLINE_LAMBDA {
+        block[v][i] = load_signed_codes(key + i * 64 + v * 16);
+      });
+      if (part % 4 == 0 && asked != nullptr)
+        unroll<count>([&](auto i) QUOKA_INLINE_LAMBDA { prefetch(asked + (s + i) * 64); });
+      unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
+        int8x16_t x[static_cast<std::size_t>(count)];
+        unroll<count>(
+            [&](auto i) QUOKA_INLINE_LAMBDA { x[i] = broadcast_channels(query + i * stride + m); });
+        unroll<vectors>([&](auto v) QUOKA_INLINE_LAMBDA { dot[m][v].add(block[v], x); });
+      });
+      s += count, query += count * stride, key += count * 64;
+    };
+    while (s + code_steps_together <= steps) run(Constant<code_steps_together>{});
+    while (s < steps) run(Constant<1>{});
+    unroll<vectors>([&](auto v) QUOKA_INLINE_LAMBDA {
+      std::int32_t* const to = best + (part + v) * 4;
+      int32x4_t all = vld1q_s32(to);
+      unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
+        const int32x4_t x = vaddq_s32(dot[m][v].total(), vdupq_n_s32(offset[m]));
+        all = Over == CodeScores::max ? vmaxq_s32(all, x) : vaddq_s32(all, x);
+      });
+      vst1q_s32(to, all);
+    });
+  }
+}
+
+// --- rows of codes -----------------------------------------------------------------------------
+
+// See code_rows.hpp. Four keys share each load of four queries; of fewer queries the last ones are
+// copied to where nothing is read beyond them.
+template <CodeScores Over, class Keys, class Queries>
+[[gnu::noinline]] void code_row_scores(const Keys& keys, const Queries& queries, float* scores) {
+  constexpr Index steps = code_row_steps, group_bytes = code_row_group;
+  const Index row_bytes = keys.groups * group_bytes;
+  for (Index i = 0; i < code_block; ++i) scores[i] = Over == CodeScores::max ? -infinity : 0.0f;
+  for (Index first = 0; first < queries.rows; first += lanes) {
+    const Index valid = queries.rows - first < lanes ? queries.rows - first : lanes;
+    const auto load_first = [&](const std::int32_t* p) QUOKA_INLINE_LAMBDA {
+      if (valid == lanes) return vld1q_s32(p);
+      std::int32_t x[lanes] = {};
+      for (Index i = 0; i < valid; ++i) x[i] = p[i];
+      return vld1q_s32(x);
+    };
+    for (Index begin = 0; begin < code_block; begin += lanes) {
+      const std::uint8_t* const key = keys.keys + begin * row_bytes;
+      const float* const scale = keys.scales + begin * keys.groups;
+      Square square;
+      unroll<lanes>([&](auto k) QUOKA_INLINE_LAMBDA { square.packet[k] = zero(); });
+      for (Index g = 0; g < keys.groups; ++g) {
+        const std::int32_t* query = queries.codes + g * steps * queries.rows + first;
+        const int32x4_t offset = load_first(queries.offsets + g * queries.rows + first);
+        CodeSums dot[lanes];
+        unroll<lanes>([&](auto k) QUOKA_INLINE_LAMBDA { dot[k] = CodeSums::zero(); });
+        constexpr int count = code_steps_together;
+        for (Index s = 0; s < steps; s += count, query += count * queries.rows) {
+          int8x16_t x[count];
+          unroll<count>([&](auto i) QUOKA_INLINE_LAMBDA {
+            x[i] = vreinterpretq_s8_s32(load_first(query + i * queries.rows));
+          });
+          unroll<lanes>([&](auto k) QUOKA_INLINE_LAMBDA {
+            int8x16_t four[count];
+            unroll<count>([&](auto i) QUOKA_INLINE_LAMBDA {
+              four[i] =
+                  veorq_s8(broadcast_channels(key + k * row_bytes + g * group_bytes + (s + i) * 4),
+                           vreinterpretq_s8_u8(vdupq_n_u8(0x80)));
+            });
+            dot[k].add(four, x);
+          });
+        }
+        unroll<lanes>([&](auto k) QUOKA_INLINE_LAMBDA {
+          square.packet[k] = fma(Packet(vcvtq_f32_s32(vaddq_s32(dot[k].total(), offset))),
+                                 broadcast(scale[k * keys.groups + g]), square.packet[k]);
+        });
+      }
+      if (Over == CodeScores::max && valid < lanes)
+        unroll<lanes>([&](auto k) QUOKA_INLINE_LAMBDA {
+          float x[lanes];
+          store_unaligned(x, square.packet[k]);
+          for (Index i = valid; i < lanes; ++i) x[i] = -infinity;
+          square.packet[k] = load_unaligned(x);
+        });
+      const Packet before = load_unaligned(scores + begin);
+      store_unaligned(scores + begin, Over == CodeScores::max ? max(before, maxima(square))
+                                                              : add(before, sums(square)));
+    }
+  }
+}
+
+template <class Keys>
+[[gnu::noinline]] void code_row_squares(const Keys& keys, float* squares) {
+  for (Index i = 0; i < code_block; ++i) {
+    float sum = 0.0f;
+    for (Index g = 0; g < keys.groups; ++g) {
+      const float scale = keys.scales[i * keys.groups + g];
+      const std::uint8_t* const key = keys.keys + (i * keys.groups + g) * code_row_group;
+      int32x4_t of_group = vdupq_n_s32(0);
+      for (Index c = 0; c < code_row_group; c += 16) {
+        const int8x16_t x = load_signed_codes(key + c);
+        of_group = vpadalq_s16(of_group, vmull_s8(vget_low_s8(x), vget_low_s8(x)));
+        of_group = vpadalq_s16(of_group, vmull_high_s8(x, x));
+      }
+      sum = fma(static_cast<float>(vaddvq_s32(of_group)), scale * scale, sum);
+    }
+    squares[i] = sum;
+  }
+}
+
+}  // namespace simd
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+QUOKA_INTRINSICS_END
