@@ -24,6 +24,7 @@
 
 #include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
+#include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/select/sketch/sketched_top_k.hpp>
 #include <quoka/select/steps/pre_aggregate.hpp>
 #include <quoka/select/steps/score.hpp>
@@ -43,7 +44,7 @@ struct QuokaOptions {
   QueryChoice query_choice = QueryChoice::dissimilar;  // which queries score
   Domain domain = Domain::logit;                       // softmax: the kept queries' own attention
   TopKOptions top_k = {};                              // window, sinks and recent keys
-  Sketch sketch = Sketch::automatic;                   // 8-bit codes first: the same Selection
+  Sketch sketch = Sketch::automatic;                   // 8-bit codes first
 
   // The paper's, which are the defaults.
   static QuokaOptions paper(Budget budget = 1024) { return {.budget = budget}; }
@@ -77,13 +78,14 @@ class QuokaScorer {
     WorkerScratch<detail::FloatRow> rows;
     WorkerScratch<detail::ScoreScratch> score;
     QueryScoreState softmax;
+    detail::SketchedMassState sketched_mass;
     detail::SketchState sketch;  // grows with the cache: appended()
 
     void truncate(Index kv_len) { sketch.keys.truncate(kv_len); }
     Index kept_bytes() const { return sketch.keys.bytes(); }
     Index bytes() const {
       return positions.bytes() + q_bar.bytes() + subselect.bytes() + rows.bytes() + score.bytes() +
-             softmax.bytes() + sketch.bytes();
+             softmax.bytes() + sketched_mass.bytes() + sketch.bytes();
     }
   };
 
@@ -106,8 +108,10 @@ class QuokaScorer {
   Scoring scoring() const {
     return options_.domain == Domain::softmax ? Scoring::dot : options_.scoring;
   }
+  void softmax_score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
+                     ExecutorRef executor) const;
   bool uses_sketch() const;
-  static bool are_codes(const Rows& k);
+  bool sketches(const SelectorInput& input) const;
 
   Options options_;
 };

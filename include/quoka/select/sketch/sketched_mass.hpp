@@ -1,0 +1,104 @@
+// Softmax mass by the keys' sketch: what softmax_scores() makes of rows and keys in float, from
+// products of their 8-bit codes. For Domain::softmax.
+//
+//   y[m][t] = unit[m] scale[t] length[t] (code_q[m] . code_k[t])      the sketched logit
+//   mass[t] = share * sum over m of exp(y[m][t]) / sum over t' of exp(y[m][t'])
+//
+// or the maximum over the rows m in place of their sum. Each row has a unit of its own, the largest
+// channel / 127. No logit is computed in float: this is no refinement of near candidates, and the
+// Selection is another one than in float, of nearly the same mass.
+//
+// What is guaranteed. A row q = unit code_q + d_q with |d_q| = e, and a key k = length (scale code_k +
+// d_k) with |d_k| <= error, differ from what stands for them by at most
+//
+//   |q.k - y| <= eps,   eps = e length + (|q| + e) length error + (2 head_dim + 32) 2^-24 |q| length
+//
+// the last term for rounding on either side; eps is taken with the largest length and the largest length *
+// error of all keys, and is that of the worst row. So a weight is off by a factor within exp(+-eps), the
+// sum of weights of a row as well, and with exp(weight_error) for what weights are rounded to,
+//
+//   float's mass[t] exp(-a) <= mass[t] <= float's mass[t] exp(a),   a = 2 eps + weight_error
+//
+// (of masses above 1e-15; a smaller one is off by no more than that). For S the best keys in float
+// and S' as many by the sketch, with M for float's mass and M' for the sketch's,
+//
+//   M(S') >= exp(-a) M'(S') >= exp(-a) M'(S) >= exp(-2a) M(S)
+//
+// That is the worst case, all errors in one direction. Errors of single channels have any sign: on
+// recorded and generated data logits are off by 1/20 of eps (root mean square), and S' holds M(S) but for
+// 0.02 points (bench/README.md). A head of which eps exceeds most_logit_error, or one with finite keys or rows
+// that codes cannot stand for, is done in float.
+//
+// 2 * rows * keys * dim 8-bit operations and rows * keys exponentials; reads dim + 12 bytes per key; weights of
+// 2 bytes per row and key until the sums are known, tuning::mass_weight_bytes of them at a time.
+#pragma once
+
+#include <quoka/cache/key_sketch.hpp>
+#include <quoka/formats/float_rows.hpp>
+#include <quoka/select/options.hpp>
+#include <quoka/select/sketch/sketch_state.hpp>
+#include <quoka/select/steps/mass_scratch.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// Is mass by the sketch the faster way on the ISA this is compiled for?
+bool sketched_mass_is_fast();
+
+// The largest eps, in nats, with which a head is done by the sketch. Measured with queries made
+// longer until their eps is this: 0.1 points of mass are lost at most.
+inline constexpr float most_logit_error = 4.0f;
+
+// Weights: their exponential, the 16 bits that are kept of them, and sums in float.
+inline constexpr float weight_error = 0.01f;
+
+// Scratch of one worker.
+struct SketchedMassScratch {
+  Buffer<float> rows;             // [rows][dim]
+  Buffer<std::int32_t> codes;     // [steps][rows]
+  Buffer<std::int32_t> offsets;   // [rows]
+  Buffer<float> row_units;        // [rows]
+  Buffer<float> bounds, shifts;   // [rows] of logits; minus the reference of the weights
+  Buffer<float> factors;          // [rows] from weight to share of the mass
+  Buffer<float> sums;             // [rows][lanes]
+  Buffer<float> products;         // [rows of a tile][two blocks of keys]
+  Buffer<float> units;            // [keys] scale * length; -1: no key, or none with a weight
+  Buffer<std::uint8_t> partial;   // [pairs of blocks] is a unit of these keys -1?
+  Buffer<std::uint8_t> gathered;  // two blocks of codes
+  Buffer<std::uint32_t> weights;  // [pair of blocks][pair of rows][keys of the blocks]
+  FloatRow reader;
+
+  void reserve(Index row_count, Index keys, const Rows& k);
+  Index bytes() const {
+    return rows.bytes() + codes.bytes() + offsets.bytes() + row_units.bytes() + bounds.bytes() +
+           shifts.bytes() + factors.bytes() + sums.bytes() + products.bytes() + units.bytes() +
+           partial.bytes() + gathered.bytes() + weights.bytes() + reader.bytes();
+  }
+};
+
+struct SketchedMassState {
+  WorkerScratch<SketchedMassScratch> scratch;
+  WorkerScratch<MassScratch> in_float;  // empty until a head is done in float
+  Buffer<float> errors;  // [batch, kv_heads] eps in nats; infinity: the head was done in float
+
+  Index bytes() const { return scratch.bytes() + in_float.bytes() + errors.bytes(); }
+};
+
+// scores [batch, kv_heads, kv_len], side by side, of the rows q_bar [batch, kv_heads, rows, dim] times
+// `logit_scale`: their mean share, or their largest. A row with a NaN or an infinity is left out; a key
+// with one has no weight and ends with NaN. codes_fit() holds. k is what was
+// sketched, all of it; or it lies in the cache that was, at `places`: then three keys of each head are looked
+// up, and one that is not what was sketched throws std::invalid_argument.
+void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* places,
+                             const float* q_bar, Index rows, const Rows& k, float logit_scale,
+                             Index capacity, Aggregation over, TensorView<float, 3> scores,
+                             SketchedMassState& state, ExecutorRef executor);
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if !defined(QUOKA_COMPILED)
+#include <quoka/select/sketch/sketched_mass_impl.hpp>
+#endif
