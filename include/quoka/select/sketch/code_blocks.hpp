@@ -23,19 +23,22 @@ class CodeBlocks {
         steps_(simd::code_steps(dim)),
         gathered_(gathered) {}
 
-  Index row(Index key) const { return places_ != nullptr ? (*places_)(key) : key; }
+  // Rows of the sketch that hold keys [first, first + n), 0 < n <= 16.
+  void rows(Index first, Index n, Index* to) const {
+    if (in_one_block(first, n))
+      for (Index i = 0, begin = row(first); i < n; ++i) to[i] = begin + i;
+    else
+      for (Index i = 0; i < n; ++i) to[i] = row(first + i);
+  }
 
-  // Keys [first, first + n), 0 < n <= 16: in place, or in half 0 or 1 of what is gathered.
+  // The codes of the same keys: in place, or in half 0 or 1 of what is gathered.
   const std::uint8_t* block(Index first, Index n, Index half) const {
-    const Index width = simd::code_block;
-    if (places_ == nullptr || (n == width && places_->keeps_blocks(first)))
-      return sketch_.codes(b_, head_, row(first) / width);
-    Index rows[simd::code_block];
+    constexpr Index width = simd::code_block;
+    if (in_one_block(first, n)) return sketch_.codes(b_, head_, row(first) / width);
+    Index rows[width];
+    this->rows(first, n, rows);
     bool in_place = true;
-    for (Index i = 0; i < n; ++i) {
-      rows[i] = row(first + i);
-      in_place = in_place && rows[i] == rows[0] + i;
-    }
+    for (Index i = 0; i < n; ++i) in_place = in_place && rows[i] == rows[0] + i;
     if (in_place && rows[0] % width == 0) return sketch_.codes(b_, head_, rows[0] / width);
     std::uint8_t* const to = gathered_ + half * steps_ * simd::code_channels * width;
     for (Index i = 0; i < n; ++i) {
@@ -54,6 +57,11 @@ class CodeBlocks {
   }
 
  private:
+  Index row(Index key) const { return places_ != nullptr ? (*places_)(key) : key; }
+  bool in_one_block(Index first, Index n) const {
+    return places_ == nullptr || (n == simd::code_block && places_->keeps_blocks(first));
+  }
+
   const KeySketch& sketch_;
   const KeySketch::Places* places_;
   Index b_, head_, steps_;
