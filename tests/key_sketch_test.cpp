@@ -632,7 +632,7 @@ TEST(KeySketch, TakesAnEighthOfTheBytesOfKeysAndValues) {
   KeySketch sketch;
   sketch.append(quoka::view_of(k), 1024, SerialExecutor{});
   EXPECT_EQ(sketch.len(), 1024);
-  EXPECT_EQ(sketch.bytes(), 8 * 1024 * (128 + 8));
+  EXPECT_EQ(sketch.bytes(), 8 * 1024 * (128 + 12));
 }
 
 }  // namespace
