@@ -18,7 +18,7 @@
 //
 // Domain::softmax: raw queries score by their own attention to the past, softmax over t of
 // scale * q . k[t]: its maximum or mean over the kept rows, those of all heads of the group with
-// per_head. With a sketch from 8-bit logits alone, in a quarter of the time: nearly the same Selection
+// per_head. With a sketch from 8-bit logits alone, in 0.3 of the time: nearly the same Selection
 // (sketch/sketched_mass.hpp).
 //
 // Source: Jones et al., "QuoKA: Query-Oriented KV Selection for Efficient LLM Prefill", ICLR 2026,
@@ -57,7 +57,7 @@ struct QuokaOptions {
   // Queries of every kind, each by its own softmax, about 32 per KV head (max(4, 32 / group) of
   // each head): more of the attention mass, and the needles that the paper's defaults miss, for 1.4
   // (2,046 tokens of TinyLlama) to 2.7 times (32,768 keys of Qwen3-4B's shape) their scoring time
-  // in float. By the 8-bit sketch its keys are scored 4 times as fast as in float. Evidence, exceptions
+  // in float. By the 8-bit sketch choosing keys takes 0.3 of the time in float. Evidence, exceptions
   // included: bench/results/accuracy.md, evaluate.md. Throws std::invalid_argument for a group, q_heads /
   // kv_heads, below 1.
   static QuokaOptions robust(Index group, Budget budget = 1024) {
