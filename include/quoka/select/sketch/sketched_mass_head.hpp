@@ -6,7 +6,8 @@
 #include <quoka/kernels/softmax_state.hpp>
 #include <quoka/kernels/tuning.hpp>
 #include <quoka/select/sketch/code_blocks.hpp>
-#include <quoka/select/sketch/sketched_mass.hpp>
+#include <quoka/select/options.hpp>
+#include <quoka/select/sketch/sketched_mass_state.hpp>
 #include <quoka/simd/code_products.hpp>
 
 #include <algorithm>
