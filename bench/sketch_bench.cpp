@@ -1,6 +1,9 @@
 // Scores and top-k of kept queries against all cached keys: in float, and by way of the 8-bit sketch
 // with the same Selection.
 //
+// And their softmax mass, in float and by the sketch, which are nearly the same: each row by sketch also
+// takes turns with float, says the median of ratios, and what mass its best keys lack.
+//
 // Names: rows are the queries that score each key: 16 in rank mode, 64 per head of a group of 4, 1 in
 // decode. `normal` keys are independent, and many lie near the threshold; `paper` keys have the
 // geometry of support/generators.hpp.
@@ -9,6 +12,8 @@
 
 #include "support/generators.hpp"
 
+#include <quoka/select/kit.hpp>
+#include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/select/sketch/sketched_top_k.hpp>
 #include <quoka/select/stages.hpp>
 #include <quoka/select/steps/score.hpp>
@@ -107,6 +112,90 @@ void by_sketch(benchmark::State& state, Keys keys, Index kv_len, Index rows) {
   verify(state, selection == expected, "the sketch selects other keys");
 }
 
+// ---- softmax mass -------------------------------------------------------------------------------
+
+constexpr float logit_scale = 0.8f;  // of unit queries: logits up to 8 nats with `paper` keys
+
+// The same scores [1, kv_heads, kv_len] twice: in float, and by the sketch.
+class MassPair {
+ public:
+  explicit MassPair(const Scored& scored) : s_(scored) {
+    sketch_.append(s_.k, s_.k.len(), quoka::SerialExecutor{});
+    for (auto* scores : {&float_scores_, &sketch_scores_})
+      scores->reserve(s_.k.heads() * s_.k.len());
+  }
+  void in_float() {
+    const Index rows = s_.q_bar.dimension(2), dim = s_.k.dim();
+    const auto fill = [&](Index, Index head, float factor, quoka::RowWriter& to) {
+      for (Index m = 0; m < rows; ++m)
+        to.add(s_.q_bar.data() + (head * rows + m) * dim, factor * logit_scale);
+    };
+    quoka::softmax_scores({rows, dim}, fill, quoka::Rows(s_.k), s_.k.len(),
+                          quoka::Aggregation::mean, view(float_scores_), float_state_,
+                          quoka::SerialExecutor{});
+  }
+  void by_sketch() {
+    quoka::detail::sketched_softmax_scores(
+        sketch_, nullptr, s_.q_bar.data(), s_.q_bar.dimension(2), s_.k, logit_scale, s_.k.len(),
+        quoka::Aggregation::mean, view(sketch_scores_), sketch_state_, quoka::SerialExecutor{});
+  }
+  // Float's mass of its own best keys, less that of the sketch's: mean over the heads.
+  double mass_lost() {
+    return (mass_of_best(float_scores_) - mass_of_best(sketch_scores_)) /
+           static_cast<double>(s_.k.heads());
+  }
+
+ private:
+  TensorView<float, 3> view(quoka::Buffer<float>& scores) const {
+    return quoka::score_view(scores.data(), 1, s_.k.heads(), s_.k.len());
+  }
+  double mass_of_best(quoka::Buffer<float>& scores) {
+    quoka::Selection keep;
+    top_k_.reserve(1, s_.k.len(), 1);
+    quoka::best_keys(view(scores), budget, {}, top_k_, keep, quoka::SerialExecutor{});
+    double mass = 0.0;
+    for (Index head = 0; head < s_.k.heads(); ++head)
+      for (const quoka::Position t : keep.positions(0, head))
+        mass += static_cast<double>(float_scores_.data()[head * s_.k.len() + t]);
+    return mass;
+  }
+
+  const Scored& s_;
+  quoka::KeySketch sketch_;
+  quoka::Buffer<float> float_scores_, sketch_scores_;
+  quoka::QueryScoreState float_state_;
+  quoka::detail::SketchedMassState sketch_state_;
+  quoka::WorkerScratch<quoka::TopKScratch> top_k_;
+};
+
+void mass_in_float(benchmark::State& state, Keys keys, Index kv_len, Index rows) {
+  const Scored s = keys(kv_len, rows);
+  MassPair pair(s);
+  measure(state, cost_of(s, false), [&] { pair.in_float(); });
+  pair.by_sketch();
+  verify(state, std::abs(pair.mass_lost()) < 0.002, "the masses are wrong");
+}
+
+void mass_by_sketch(benchmark::State& state, Keys keys, Index kv_len, Index rows) {
+  const Scored s = keys(kv_len, rows);
+  MassPair pair(s);
+  measure(state, cost_of(s, true), [&] { pair.by_sketch(); });
+  std::vector<double> ratios;
+  for (int round = 0; round < 9; ++round) {
+    const double begin = now_seconds(1);
+    pair.in_float();
+    const double middle = now_seconds(1);
+    pair.by_sketch();
+    ratios.push_back((middle - begin) / (now_seconds(1) - middle));
+  }
+  std::sort(ratios.begin(), ratios.end());
+  state.counters["times_float"] = ratios[ratios.size() / 2];
+  state.counters["mass_lost"] = pair.mass_lost();
+  verify(state, std::abs(pair.mass_lost()) < 0.002, "the sketch loses mass");
+}
+
+// ---- the sketch itself --------------------------------------------------------------------------
+
 // The keys of one chunk into the sketch.
 void append(benchmark::State& state, Index kv_len) {
   const auto past = past_of<float>(qwen3_4b, kv_len);
@@ -130,6 +219,16 @@ void append(benchmark::State& state, Index kv_len) {
   };
   for (const Index rows : {1, 16, 64}) pair("normal", normal_keys, longest_kv_len, rows);
   pair("paper", paper_keys, longest_kv_len, 16);
+  const auto mass = [](const char* data, Keys keys, Index kv_len, Index rows) {
+    const auto name = [&](const char* what) {
+      return named(std::string("softmax_mass/") + what + "/" + data,
+                   {{"kv_len", kv_len}, {"rows", rows}});
+    };
+    add(name("float"), [=](auto& state) { mass_in_float(state, keys, kv_len, rows); });
+    add(name("sketch"), [=](auto& state) { mass_by_sketch(state, keys, kv_len, rows); });
+  };
+  for (const Index rows : {4, 16, 32, 64}) mass("normal", normal_keys, longest_kv_len, rows);
+  mass("paper", paper_keys, longest_kv_len, 32);
   add(named("key_sketch_append", {{"q_len", chunk_len}}),
       [](auto& state) { append(state, longest_kv_len); });
   return true;

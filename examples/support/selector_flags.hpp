@@ -136,7 +136,7 @@ inline void add_quoka_flags(CLI::App& app, quoka::QuokaOptions& options) {
   app.add_flag_function(
       "--sketch,!--no-sketch",
       [&options](std::int64_t count) { options.sketch = count > 0 ? Sketch::on : Sketch::off; },
-      "score by 8-bit codes first (the selection is the same)");
+      "score by 8-bit codes (the selection is the same; nearly so in the softmax domain)");
   app.add_option("--keep-last", options.top_k.keep_last, "recent keys inside the budget")
       ->check(whole_number(0, most_keys))
       ->capture_default_str();

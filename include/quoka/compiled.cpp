@@ -20,6 +20,7 @@
 #include <quoka/select/baselines/loki_calibration_impl.hpp>
 #include <quoka/select/kit_impl.hpp>
 #include <quoka/select/quoka_impl.hpp>
+#include <quoka/select/sketch/sketched_mass_impl.hpp>
 #include <quoka/select/sketch/sketched_top_k_impl.hpp>
 #include <quoka/select/steps/pre_aggregate_impl.hpp>
 #include <quoka/select/steps/score_impl.hpp>

@@ -4,11 +4,13 @@
 //   code[c] = round(k[c] / s), s = max |k[c]| / 127
 //   scale   = s / |k|                     so that codes stand for the key's direction
 //   error   = |k - s code| / |k|          what they miss of it, rounded up
+//   length  = |k|                         for dot products, which want the key itself
 //
 // By Cauchy and Schwarz the sketched cosine misses by at most error times the query's length
-// (select/sketch/sketched_top_k.hpp). A key that codes cannot stand for (NaN, infinite, or shorter
-// than 1e-12 or longer than 1e12, where float products could underflow or overflow) has scale 0 and
-// error infinity. Codes are blocked for simd/code_dots.hpp. A key takes head_dim + 8 bytes, rounded
+// (select/sketch/sketched_top_k.hpp), and the sketched dot product by at most length times that
+// (select/sketch/sketched_mass.hpp). A key that codes cannot stand for (NaN, infinite, or shorter
+// than 1e-12 or longer than 1e12, where float products could underflow or overflow) has scale 0,
+// length 0 and error infinity. Codes are blocked for simd/code_dots.hpp. A key takes head_dim + 12 bytes, rounded
 // up to blocks, and when it comes about 4 operations per channel.
 //
 // A sketch belongs to a cache, and is told of what happens there:
@@ -36,7 +38,9 @@ inline namespace QUOKA_ABI {
 class KeySketch {
  public:
   Index len() const { return len_; }
-  Index bytes() const { return codes_.bytes() + scales_.bytes() + errors_.bytes(); }
+  Index bytes() const {
+    return codes_.bytes() + scales_.bytes() + errors_.bytes() + lengths_.bytes();
+  }
 
   // Sketches the keys [len(), k.len()) of k [batch, kv_heads, kv_len, head_dim], whose first len()
   // keys it has seen; room for `capacity` keys is made at once. Forgets all where the shape is
@@ -70,6 +74,12 @@ class KeySketch {
   // keys of each KV head are sketched again and compared, the last one and one that depends on
   // len(): a cheap check, which a change of a few keys may pass.
   void require_made_from(const Rows& k);
+  // Is `key` [head_dim] the one that was sketched as this row?
+  bool holds(Index b, Index head, Index row, const float* key) const;
+  // Of `len` keys of a cache, one that depends on len: to be looked up.
+  static Index somewhere(Index len) {
+    return static_cast<Index>((static_cast<std::uint64_t>(len) * 0x9e3779b97f4a7c15u) >> 33) % len;
+  }
 
   // The block of 16 keys that begins at 16 * block. Places beyond len() hold zero keys or old ones.
   const std::uint8_t* codes(Index b, Index head, Index block) const {
@@ -78,6 +88,7 @@ class KeySketch {
   // Of each key: [len()], contiguous.
   const float* scales(Index b, Index head) const { return scales_.row(b, head, 0); }
   const float* errors(Index b, Index head) const { return errors_.row(b, head, 0); }
+  const float* lengths(Index b, Index head) const { return lengths_.row(b, head, 0); }
 
  private:
   void reshape(const Rows& k, Index batch);
@@ -86,7 +97,7 @@ class KeySketch {
   void sketch(Index count, const RowOf& row_of, const Read& read, ExecutorRef executor);
 
   RowStore<std::uint8_t> codes_;     // [batch, kv_heads, blocks, bytes of a block]
-  RowStore<float> scales_, errors_;  // [batch, kv_heads, blocks, 16]
+  RowStore<float> scales_, errors_, lengths_;  // [batch, kv_heads, blocks, 16]
   Index dim_ = 0, len_ = 0;
   Rows pool_;  // as update() saw it
   WorkerScratch<detail::FloatRow> floats_;

@@ -51,7 +51,7 @@ float encode(const float* x, Index dim, float scale, Code&& code) {
 struct SketchedKey {
   std::uint8_t* block;
   Index at;
-  float *scale, *error;  // of the block's keys
+  float *scale, *error, *length;  // of the block's keys
 
   // key [dim].
   void write(const float* key, Index dim) const {
@@ -63,11 +63,12 @@ struct SketchedKey {
       const float of_code = code_scale(key, dim);
       error[at] = encode(key, dim, of_code, put) * inverse * (1.0f + 1e-6f);
       scale[at] = of_code * inverse;
+      length[at] = 1.0f / inverse;
       return;
     }
     for (Index c = 0; c < dim; ++c) put(c, 0);
     const bool zero = std::all_of(key, key + dim, [](float x) { return x == 0.0f; });
-    scale[at] = 0.0f;
+    scale[at] = length[at] = 0.0f;
     error[at] = zero ? 0.0f : simd::infinity;
   }
 };
@@ -80,6 +81,7 @@ QUOKA_FUNC void KeySketch::reshape(const Rows& k, Index batch) {
   codes_.reshape(batch, k.heads(), simd::code_block_bytes(k.dim()));
   scales_.reshape(batch, k.heads(), simd::code_block);
   errors_.reshape(batch, k.heads(), simd::code_block);
+  lengths_.reshape(batch, k.heads(), simd::code_block);
 }
 
 // The keys read(reader, b, head, i) to rows row_of(i), for i in [0, count).
@@ -92,7 +94,8 @@ void KeySketch::sketch(Index count, const RowOf& row_of, const Read& read, Execu
     for (Index i = 0; i < count; ++i) {
       const Index row = row_of(i);
       detail::SketchedKey{codes_.row(b, head, row / width), row % width,
-                          scales_.row(b, head, row / width), errors_.row(b, head, row / width)}
+                          scales_.row(b, head, row / width), errors_.row(b, head, row / width),
+                          lengths_.row(b, head, row / width)}
           .write(read(floats_[worker], b, head, i), dim_);
     }
   });
@@ -120,12 +123,14 @@ QUOKA_FUNC void KeySketch::make_room(Index capacity, Index len) {
   codes_.reserve(simd::code_blocks(capacity)), codes_.resize(simd::code_blocks(len));
   scales_.reserve(simd::code_blocks(capacity)), scales_.resize(simd::code_blocks(len));
   errors_.reserve(simd::code_blocks(capacity)), errors_.resize(simd::code_blocks(len));
+  lengths_.reserve(simd::code_blocks(capacity)), lengths_.resize(simd::code_blocks(len));
   for (Index b = 0; b < codes_.batch(); ++b)
     for (Index head = 0; head < codes_.heads(); ++head)
       for (Index block = simd::code_blocks(len_); block < simd::code_blocks(len); ++block) {
         std::fill_n(codes_.row(b, head, block), codes_.dim(), simd::stored_key_code(0));
         std::fill_n(scales_.row(b, head, block), width, 0.0f);
         std::fill_n(errors_.row(b, head, block), width, simd::infinity);
+        std::fill_n(lengths_.row(b, head, block), width, 0.0f);
       }
 }
 
@@ -187,32 +192,34 @@ QUOKA_FUNC KeySketch::Places KeySketch::places_of(const Rows& keys) const {
   return {{}, bytes / step};
 }
 
+QUOKA_FUNC bool KeySketch::holds(Index b, Index head, Index row, const float* key) const {
+  constexpr Index width = simd::code_block;
+  constexpr Index most_bytes = 1024 * width;
+  std::uint8_t block[most_bytes];
+  float scale[width], error[width], length[width];
+  if (codes_.dim() > most_bytes) return true;
+  const Index at = row % width;
+  const std::uint8_t* const kept = codes_.row(b, head, row / width);
+  detail::SketchedKey{block, at, scale, error, length}.write(key, dim_);
+  bool same = scale[at] == scales_.row(b, head, row / width)[at] &&
+              length[at] == lengths_.row(b, head, row / width)[at];
+  for (Index c = 0; c < dim_; ++c)
+    same = same && block[simd::key_code_at(at, c)] == kept[simd::key_code_at(at, c)];
+  return same;
+}
+
 QUOKA_FUNC void KeySketch::require_made_from(const Rows& k) {
   detail::require_sizes("the keys, other than those of the state,", k.sizes(),
                         {codes_.batch(), codes_.heads(), len_, dim_});
   if (len_ == 0) return;
-  constexpr Index width = simd::code_block;
-  constexpr Index most_bytes = 1024 * width;
-  std::uint8_t block[most_bytes];
-  float scale[width], error[width];
-  if (codes_.dim() > most_bytes) return;
   floats_.reserve(1, k);
-  const Index somewhere =
-      static_cast<Index>((static_cast<std::uint64_t>(len_) * 0x9e3779b97f4a7c15u) >> 33) % len_;
   for (Index b = 0; b < k.batch(); ++b)
     for (Index head = 0; head < k.heads(); ++head)
-      for (const Index t : {len_ - 1, somewhere}) {
-        const Index at = t % width;
-        const std::uint8_t* const kept = codes_.row(b, head, t / width);
-        detail::SketchedKey{block, at, scale, error}.write(floats_[0].read(k, b, head, t), dim_);
-        bool same = scale[at] == scales_.row(b, head, t / width)[at];
-        for (Index c = 0; c < dim_; ++c)
-          same = same && block[simd::key_code_at(at, c)] == kept[simd::key_code_at(at, c)];
-        if (!same)
+      for (const Index t : {len_ - 1, somewhere(len_)})
+        if (!holds(b, head, t, floats_[0].read(k, b, head, t)))
           detail::fail("the key at position", t,
                        "not the one that the state was told of; a state belongs to one sequence of",
                        "", len_);
-      }
 }
 
 }  // namespace QUOKA_ABI

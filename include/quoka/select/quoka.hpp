@@ -13,17 +13,23 @@
 // against 4 * q_heads * q_len * kv_len * head_dim of dense attention: 1/64 with 32/8 heads, chunk
 // 128 and 16 queries. Scratch: 4 bytes of score per key and KV head, and per worker 12 bytes per
 // key. With a sketch the State keeps 8-bit codes of the keys it was told of by appended(), head_dim
-// + 8 bytes each, and selection takes 0.3 of the time; the Selection is the same, bit for bit
-// (sketch/sketched_top_k.hpp); scratch is then 32 bytes per key and worker. Source: Jones et al., "QuoKA:
-// Query-Oriented KV Selection for Efficient LLM Prefill", ICLR 2026, arXiv 2602.08722. Deviations,
-// all off by default: options.hpp, steps/top_k.hpp, and Domain::softmax, where raw queries score by their
-// own attention to the past, softmax over t of scale * q . k[t]: its maximum or mean over the kept
-// rows, those of all heads of the group with per_head. Algorithm 1 gathers normalised keys for
-// attention; here attention gets the raw ones, as Algorithm 2 and every dense layer need them.
+// + 12 bytes each, and selection takes 0.3 of the time; the Selection is the same, bit for bit
+// (sketch/sketched_top_k.hpp); scratch is then 32 bytes per key and worker.
+//
+// Domain::softmax: raw queries score by their own attention to the past, softmax over t of
+// scale * q . k[t]: its maximum or mean over the kept rows, those of all heads of the group with
+// per_head. With a sketch from 8-bit logits alone, in 0.3 of the time: nearly the same Selection
+// (sketch/sketched_mass.hpp).
+//
+// Source: Jones et al., "QuoKA: Query-Oriented KV Selection for Efficient LLM Prefill", ICLR 2026,
+// arXiv 2602.08722. Deviations, all off by default: options.hpp, steps/top_k.hpp, Domain::softmax.
+// Algorithm 1 gathers normalised keys for attention; here attention gets the raw ones, as Algorithm 2
+// and every dense layer need them.
 #pragma once
 
 #include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
+#include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/select/sketch/sketched_top_k.hpp>
 #include <quoka/select/steps/pre_aggregate.hpp>
 #include <quoka/select/steps/score.hpp>
@@ -43,7 +49,7 @@ struct QuokaOptions {
   QueryChoice query_choice = QueryChoice::dissimilar;  // which queries score
   Domain domain = Domain::logit;                       // softmax: the kept queries' own attention
   TopKOptions top_k = {};                              // window, sinks and recent keys
-  Sketch sketch = Sketch::automatic;                   // 8-bit codes first: the same Selection
+  Sketch sketch = Sketch::automatic;                   // 8-bit codes: what they promise is there
 
   // The paper's, which are the defaults.
   static QuokaOptions paper(Budget budget = 1024) { return {.budget = budget}; }
@@ -51,8 +57,8 @@ struct QuokaOptions {
   // Queries of every kind, each by its own softmax, about 32 per KV head (max(4, 32 / group) of
   // each head): more of the attention mass, and the needles that the paper's defaults miss, for 1.4
   // (2,046 tokens of TinyLlama) to 2.7 times (32,768 keys of Qwen3-4B's shape) their scoring time
-  // in float; the 8-bit sketch does not serve it. Evidence, exceptions included:
-  // bench/results/accuracy.md, evaluate.md. Throws std::invalid_argument for a group, q_heads /
+  // in float. By the 8-bit sketch choosing keys takes 0.3 of the time in float. Evidence, exceptions
+  // included: bench/results/accuracy.md, evaluate.md. Throws std::invalid_argument for a group, q_heads /
   // kv_heads, below 1.
   static QuokaOptions robust(Index group, Budget budget = 1024) {
     detail::require_at_least("group", group, 1);
@@ -77,13 +83,14 @@ class QuokaScorer {
     WorkerScratch<detail::FloatRow> rows;
     WorkerScratch<detail::ScoreScratch> score;
     QueryScoreState softmax;
+    detail::SketchedMassState sketched_mass;
     detail::SketchState sketch;  // grows with the cache: appended()
 
     void truncate(Index kv_len) { sketch.keys.truncate(kv_len); }
     Index kept_bytes() const { return sketch.keys.bytes(); }
     Index bytes() const {
       return positions.bytes() + q_bar.bytes() + subselect.bytes() + rows.bytes() + score.bytes() +
-             softmax.bytes() + sketch.bytes();
+             softmax.bytes() + sketched_mass.bytes() + sketch.bytes();
     }
   };
 
@@ -106,8 +113,10 @@ class QuokaScorer {
   Scoring scoring() const {
     return options_.domain == Domain::softmax ? Scoring::dot : options_.scoring;
   }
+  void softmax_score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
+                     ExecutorRef executor) const;
   bool uses_sketch() const;
-  static bool are_codes(const Rows& k);
+  bool sketches(const SelectorInput& input) const;
 
   Options options_;
 };

@@ -12,15 +12,23 @@ QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) 
   detail::require_at_least("n_queries", options.n_queries, 1);
 }
 
+namespace detail {
+// Rows of 8-bit codes need no second sketch where they are scored in place.
+inline bool are_codes(const Rows& k) { return !k.empty() && k.format().read_codes != nullptr; }
+}  // namespace detail
+
 QUOKA_FUNC bool QuokaScorer::uses_sketch() const {
-  const bool wanted = options_.sketch == Sketch::on ||
-                      (options_.sketch == Sketch::automatic && detail::sketch_is_fast());
-  return wanted && scoring() == Scoring::cosine;
+  const bool softmax = options_.domain == Domain::softmax;
+  const bool fast = softmax ? detail::sketched_mass_is_fast() : detail::sketch_is_fast();
+  const bool wanted =
+      options_.sketch == Sketch::on || (options_.sketch == Sketch::automatic && fast);
+  return wanted && (softmax || scoring() == Scoring::cosine);
 }
 
-// Rows of 8-bit codes need no second sketch.
-QUOKA_FUNC bool QuokaScorer::are_codes(const Rows& k) {
-  return !k.empty() && k.format().read_codes != nullptr;
+// Does the State keep a sketch of these keys?
+QUOKA_FUNC bool QuokaScorer::sketches(const SelectorInput& input) const {
+  return uses_sketch() && input.sketch == nullptr &&
+         (options_.domain == Domain::softmax || !detail::are_codes(input.k));
 }
 
 // Queries that score for each KV head.
@@ -52,6 +60,25 @@ QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
     return detail::score_all_keys(state.q_bar.data(), rows, k, input.inverse_norms,
                                   {options_.scoring, options_.aggregation}, scores.data(),
                                   state.score, executor);
+  softmax_score(input, state, scores, executor);
+}
+
+// Of the queries in state.q_bar.
+QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& state,
+                                           TensorView<float, 3> scores,
+                                           ExecutorRef executor) const {
+  const Rows& k = input.k;
+  const Index rows = kept_rows(input);
+  const bool of_state = input.sketch == nullptr;
+  if (uses_sketch() && (!of_state || state.sketch.keys.len() == k.len()) &&
+      detail::codes_fit(rows, k.dim(), Aggregation::max)) {
+    if (of_state) state.sketch.keys.require_made_from(k);
+    const KeySketch& sketch = of_state ? state.sketch.keys : *input.sketch;
+    const KeySketch::Places places = of_state ? KeySketch::Places{} : sketch.places_of(k);
+    return detail::sketched_softmax_scores(
+        sketch, of_state ? nullptr : &places, state.q_bar.data(), rows, k, input.logit_scale(),
+        input.capacity, options_.aggregation, scores, state.sketched_mass, executor);
+  }
   const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& to) {
     const float* const of_head = state.q_bar.data() + (b * k.heads() + kv_head) * rows * k.dim();
     for (Index m = 0; m < rows; ++m) to.add(of_head + m * k.dim(), factor * input.logit_scale());
@@ -62,11 +89,11 @@ QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
 
 QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, State& state,
                                     Selection& selection, ExecutorRef executor) const {
-  if (!uses_sketch()) return false;
+  if (!uses_sketch() || options_.domain == Domain::softmax) return false;
   using detail::SketchOf;
-  const SketchOf what = input.sketch != nullptr ? SketchOf::cache
-                        : are_codes(input.k)    ? SketchOf::codes
-                                                : SketchOf::keys;
+  const SketchOf what = input.sketch != nullptr      ? SketchOf::cache
+                        : detail::are_codes(input.k) ? SketchOf::codes
+                                                     : SketchOf::keys;
   if (what == SketchOf::keys && state.sketch.keys.len() != input.k.len()) return false;
   const Index rows = kept_rows(input);
   if (!detail::codes_fit(rows, input.k.dim(), options_.aggregation)) return false;
@@ -84,8 +111,7 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
 
 QUOKA_FUNC void QuokaScorer::appended(const SelectorInput& input, State& state,
                                       ExecutorRef executor) const {
-  if (uses_sketch() && input.sketch == nullptr && !are_codes(input.k))
-    state.sketch.keys.append(input.k, input.capacity, executor);
+  if (sketches(input)) state.sketch.keys.append(input.k, input.capacity, executor);
 }
 
 }  // namespace QUOKA_ABI

@@ -115,6 +115,20 @@ QUOKA_INLINE P exp2_scaled(const P& x) {
   return mul(y, power_of_rounded_bits(rounded.shifted));
 }
 
+// 2^x for x in [-126, 126], which is not checked: relative error below exp2_rough_max_error. As exp2(),
+// with the minimax polynomial of degree 3, constant and all.
+inline constexpr float exp2_rough_max_error = 7.7e-5f;
+template <class P>
+QUOKA_INLINE P exp2_rough(const P& x) {
+  const Rounded<P> rounded(x, broadcast<P>(12582912.0f));
+  const P f = rounded.fraction;
+  P y = broadcast<P>(5.51716691e-2f);
+  y = fma(y, f, broadcast<P>(2.42611122e-1f));
+  y = fma(y, f, broadcast<P>(6.93260985e-1f));
+  y = fma(y, f, broadcast<P>(9.99928074e-1f));
+  return mul(y, power_of_rounded_bits(rounded.shifted));
+}
+
 // --- tanh -------------------------------------------------------------------------------------
 
 // tanh(x): relative error below tanh_max_error unless x is denormal, odd, never beyond 1, exactly 1

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <quoka/cache/key_sketch_impl.hpp>
+#include <quoka/select/sketch/code_blocks.hpp>
 #include <quoka/select/sketch/sketched_head.hpp>
 #include <quoka/select/sketch/sketched_top_k.hpp>
 #include <quoka/simd/code_rows.hpp>
@@ -94,7 +95,7 @@ class SketchScan {
   // wanted are read in place, others are put together.
   void at_places(const KeySketch& keys, const KeySketch::Places& places, Index begin,
                  Index end) const {
-    const Index steps = simd::code_steps(dim_);
+    const CodeBlocks blocks(keys, &places, 0, head_, dim_, gathered_);
     const float *const scales = keys.scales(0, head_), *const errors = keys.errors(0, head_);
     alignas(64) float of_key[pair];
     for (Index kv = begin; kv < end; kv += pair) {
@@ -107,35 +108,13 @@ class SketchScan {
           of_keys[half] = of_keys[0];
           continue;
         }
-        if (n == simd::code_block && places.keeps_blocks(first)) {
-          const Index block = places(first);
-          of_keys[half] = keys.codes(0, head_, block / simd::code_block);
-          std::copy_n(scales + block, n, of_key + half * simd::code_block);
-          std::copy_n(errors + block, n, errors_ + first);
-          continue;
-        }
-        Index place[simd::code_block];
-        bool in_place = true;
+        of_keys[half] = blocks.block(first, n, half);
+        Index rows[simd::code_block];
+        blocks.rows(first, n, rows);
         for (Index i = 0; i < n; ++i) {
-          place[i] = places(first + i);
-          in_place = in_place && place[i] == place[0] + i;
-          of_key[half * simd::code_block + i] = scales[place[i]];
-          errors_[first + i] = errors[place[i]];
+          of_key[half * simd::code_block + i] = scales[rows[i]];
+          errors_[first + i] = errors[rows[i]];
         }
-        if (in_place && place[0] % simd::code_block == 0) {
-          of_keys[half] = keys.codes(0, head_, place[0] / simd::code_block);
-          continue;
-        }
-        std::uint8_t* const to = gathered_ + half * most_bytes;
-        for (Index i = 0; i < n; ++i) {
-          const std::uint8_t* const from = keys.codes(0, head_, place[i] / simd::code_block);
-          for (Index s = 0; s < steps; ++s)
-            std::memcpy(
-                to + (s * simd::code_block + i) * simd::code_channels,
-                from + (s * simd::code_block + place[i] % simd::code_block) * simd::code_channels,
-                simd::code_channels);
-        }
-        of_keys[half] = to;
       }
       const Index ahead = kv + tuning::sketch_prefetch_pairs * pair;
       simd::LaterBlocks later;

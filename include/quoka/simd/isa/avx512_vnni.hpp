@@ -76,6 +76,41 @@ template <int Queries, CodeScores Over>
   });
 }
 
+// See code_products.hpp. As code_dots_of; assembler, because GCC 12 copies the accumulators around the
+// intrinsics, which took twice the time.
+template <int Queries>
+[[gnu::noinline]] void code_products_of(const std::uint8_t* const (&keys)[2],
+                                        const std::int32_t* queries, Index stride, Index steps,
+                                        const std::int32_t* offset, float* products,
+                                        const LaterBlocks& later) {
+  __m512i dot[static_cast<std::size_t>(Queries)][2];
+  unroll<Queries>(
+      [&](auto m) QUOKA_INLINE_LAMBDA { dot[m][0] = dot[m][1] = _mm512_set1_epi32(offset[m]); });
+  for (Index s = 0; s < steps; ++s, queries += stride) {
+    if (later.first != nullptr) {
+      prefetch(later.first + s * 64);
+      prefetch(later.second + s * 64);
+    }
+    __m512i block[2];
+    unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
+      block[i] = _mm512_load_si512(keys[i] + s * code_block * code_channels);
+    });
+    unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
+      const __m512i x = _mm512_set1_epi32(queries[m]);
+      unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
+#if defined(__clang__)
+        dot[m][i] = _mm512_dpbusd_epi32(dot[m][i], block[i], x);
+#else
+        asm("vpdpbusd\t%2, %1, %0" : "+v"(dot[m][i]) : "v"(block[i]), "v"(x));
+#endif
+      });
+    });
+  }
+  unroll<Queries, 2>([&](auto m, auto i) QUOKA_INLINE_LAMBDA {
+    _mm512_store_ps(products + (m * 2 + i) * code_block, _mm512_cvtepi32_ps(dot[m][i]));
+  });
+}
+
 // See code_rows.hpp. Eight keys at a time share each load of 16 queries.
 template <CodeScores Over, class Keys, class Queries>
 [[gnu::noinline]] void code_row_scores(const Keys& keys, const Queries& queries, float* scores) {

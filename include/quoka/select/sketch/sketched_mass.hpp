@@ -1,0 +1,63 @@
+// Softmax mass by the keys' sketch: what softmax_scores() makes of rows and keys in float, from
+// products of their 8-bit codes. For Domain::softmax.
+//
+//   y[m][t] = unit[m] scale[t] length[t] (code_q[m] . code_k[t])      the sketched logit
+//   mass[t] = share * sum over m of exp(y[m][t]) / sum over t' of exp(y[m][t'])
+//
+// or the maximum over the rows m in place of their sum. Each row has a unit of its own, the largest
+// channel / 127. No logit is computed in float: this is no refinement of near candidates, and the
+// Selection is another one than in float, of nearly the same mass.
+//
+// What is guaranteed. A row q = unit code_q + d_q with |d_q| = e and a key k = length (scale code_k + d_k)
+// with |d_k| <= error differ from what stands for them by
+//
+//   |q.k - y| <= eps = e length + (|q| + e) length error + (2 head_dim + 32) 2^-24 |q| length
+//
+// the last term for rounding on either side. eps is that of the worst row, with the largest length
+// and the largest length * error of all keys. So weights are off by factors within exp(+-eps), sums of a
+// row's weights as well, and both by weight_error for what they are rounded to:
+//
+//   float's mass[t] exp(-a) <= mass[t] <= float's mass[t] exp(a),   a = 2 eps + weight_error
+//
+// (of masses above 1e-15; a smaller one stays below it). Let S be the best keys in float and S' as many by
+// the sketch, M float's mass of a set and M' the sketch's. Then
+//
+//   M(S') >= exp(-a) M'(S') >= exp(-a) M'(S) >= exp(-2a) M(S)
+//
+// A head of which eps exceeds most_logit_error, or one with finite keys or rows that codes cannot stand
+// for, is done in float. That is the worst case, all errors in one direction. Errors of single channels
+// have any sign: on recorded and generated data logits are off by 1/17 to 1/30 of eps (root mean square),
+// and S' holds M(S) but for 0.002 points on average and 0.03 in the worst head (bench/README.md).
+//
+// 2 * rows * keys * dim 8-bit operations and rows * keys exponentials; reads dim + 12 bytes per key; holds
+// weights of 2 bytes per row and key until the sums are known, tuning::mass_weight_bytes of them at a time.
+#pragma once
+
+#include <quoka/cache/key_sketch.hpp>
+#include <quoka/select/options.hpp>
+#include <quoka/select/sketch/sketched_mass_state.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// Is mass by the sketch the faster way on the ISA this is compiled for?
+bool sketched_mass_is_fast();
+
+// scores [batch, kv_heads, kv_len], side by side, of the rows q_bar [batch, kv_heads, rows, dim] times
+// `logit_scale`: their mean share, or their largest. A row with a NaN or an infinity is left out; a key
+// with one has no weight and ends with NaN. codes_fit() holds. k is what was
+// sketched, all of it; or it lies in the cache that was, at `places`: then three keys of each head are looked
+// up, and one that is not what was sketched throws std::invalid_argument.
+void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* places,
+                             const float* q_bar, Index rows, const Rows& k, float logit_scale,
+                             Index capacity, Aggregation over, TensorView<float, 3> scores,
+                             SketchedMassState& state, ExecutorRef executor);
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if !defined(QUOKA_COMPILED)
+#include <quoka/select/sketch/sketched_mass_impl.hpp>
+#endif

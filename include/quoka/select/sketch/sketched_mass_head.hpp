@@ -1,0 +1,343 @@
+// One KV head's softmax mass by the keys' sketch (sketched_mass.hpp): codes of the rows, their bound,
+// weights of groups of rows, and shares of the mass.
+#pragma once
+
+#include <quoka/cache/key_sketch_impl.hpp>
+#include <quoka/kernels/softmax_state.hpp>
+#include <quoka/kernels/tuning.hpp>
+#include <quoka/select/sketch/code_blocks.hpp>
+#include <quoka/select/options.hpp>
+#include <quoka/select/sketch/sketched_mass_state.hpp>
+#include <quoka/simd/code_products.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// One KV head: rows and sketched keys to mass. Logits are in units of log2.
+class SketchedMass {
+ public:
+  // s.rows holds `rows` rows, times the logit scale and log2(e).
+  SketchedMass(const KeySketch& sketch, const KeySketch::Places* places, const Rows& k, Index b,
+               Index head, Index rows, SketchedMassScratch& s)
+      : sketch_(sketch),
+        blocks_(sketch, places, b, head, k.dim(), s.gathered.data()),
+        in_order_(places == nullptr),
+        k_(k),
+        b_(b),
+        head_(head),
+        keys_(k.len()),
+        dim_(k.dim()),
+        rows_(rows),
+        stride_(padded(rows)),
+        s_(s) {}
+
+  // Room for the rows in pairs, and for a pair of blocks of keys.
+  static Index padded(Index rows) { return rows + rows % 2; }
+  static Index pairs(Index keys) { return ceil_div(keys, pair); }
+  // Rows whose weights fit at once.
+  static Index rows_at_once(Index rows, Index keys) {
+    const Index of_row = pairs(keys) * pair * Index{sizeof(std::uint16_t)};
+    const Index fit = tuning::mass_weight_bytes / std::max<Index>(of_row, 1) / tile * tile;
+    return std::min(padded(rows), std::max(fit, tile));
+  }
+
+  // mass [keys] and the bound on the logits' error, in nats. False: this head is for float; mass
+  // holds anything.
+  bool add_to(float* mass, float share, Aggregation over, float& error) {
+    if (!read_keys() || !encode_rows()) return false;
+    error = worst_error_ * static_cast<float>(ln_2);
+    if (!(error <= most_logit_error)) return false;
+    const Index at_once = rows_at_once(rows_, keys_);
+    for (Index row = 0; row < stride_; row += at_once) {
+      const Index count = std::min(at_once, stride_ - row);
+      place_references(row, count);
+      weigh(row, count);
+      finish(row, count, share);
+      add(mass, row, count, over);
+    }
+    leave_out(mass);
+    return true;
+  }
+
+ private:
+  static constexpr Index pair = simd::code_pair, tile = 8;
+  static constexpr Index packets = pair / simd::lanes;
+  // A weight lies in 2^[least_weight, most_weight], a smaller one is raised to that; and a row's largest
+  // in 2^[least_top, most_weight], so that what is raised is below 2^-50 of it. Shares are added up as
+  // multiples of 2^-64. Nothing overflows, and nothing is denormal, which would be slow.
+  static constexpr float most_weight = 60.0f, least_top = -45.0f, least_weight = -95.0f;
+  static constexpr float share_scale = 0x1p64f, least_share = 0x1p-62f;
+
+  // Units of all keys and the largest lengths. False if codes cannot stand for a finite key.
+  bool read_keys() {
+    const float *const scales = sketch_.scales(b_, head_),
+                       *const errors = sketch_.errors(b_, head_),
+                       *const lengths = sketch_.lengths(b_, head_);
+    float* const units = s_.units.data();
+    simd::Packet longest = simd::zero(), missed = simd::zero();
+    alignas(64) float gathered[3][pair];
+    for (Index kv = 0; kv < keys_; kv += pair) {
+      const Index count = std::min(pair, keys_ - kv);
+      const float *scale = scales + kv, *error = errors + kv, *length = lengths + kv;
+      if (!in_order_ || count < pair) {
+        for (Index first = 0; first < count; first += simd::code_block) {
+          const Index n = std::min<Index>(simd::code_block, count - first);
+          Index rows[simd::code_block];
+          blocks_.rows(kv + first, n, rows);
+          for (Index i = 0; i < n; ++i) {
+            gathered[0][first + i] = scales[rows[i]];
+            gathered[1][first + i] = errors[rows[i]];
+            gathered[2][first + i] = lengths[rows[i]];
+          }
+        }
+        scale = gathered[0], error = gathered[1], length = gathered[2];
+        for (Index i = count; i < pair; ++i)
+          gathered[0][i] = gathered[2][i] = 0.0f, gathered[1][i] = simd::infinity;
+      }
+      simd::Packet worst = simd::zero();
+      for (Index i = 0; i < pair; i += simd::lanes) {
+        const simd::Packet e = simd::load(error + i), l = simd::load(length + i);
+        simd::store(units + kv + i, simd::mul(simd::load(scale + i), l));
+        worst = simd::max(worst, e);
+        longest = simd::max(longest, l);
+        // Where codes stand for nothing, the length is 0.
+        missed = simd::max(missed, simd::mul(simd::min(e, simd::broadcast(1.0f)), l));
+      }
+      const bool partial = simd::reduce_max(worst) == simd::infinity;
+      s_.partial.data()[kv / pair] = partial ? 1 : 0;
+      if (!partial) continue;
+      for (Index i = 0; i < pair; ++i) {
+        if (error[i] < simd::infinity) continue;
+        if (i < count && finite(kv + i)) return false;
+        units[kv + i] = -1.0f;
+      }
+    }
+    longest_ = simd::reduce_max(longest);
+    missed_ = simd::reduce_max(missed);
+    return true;
+  }
+
+  bool finite(Index key) {
+    const float* const x = s_.reader.read(k_, b_, head_, key);
+    return std::all_of(x, x + dim_, [](float c) { return std::isfinite(c); });
+  }
+
+  // Codes of all rows, with what their weights are taken against. False if codes cannot stand for one.
+  bool encode_rows() {
+    std::fill_n(s_.codes.data(), simd::code_steps(dim_) * stride_, 0);
+    auto* const bytes = reinterpret_cast<std::int8_t*>(s_.codes.data());
+    worst_error_ = 0.0f;
+    for (Index m = 0; m < stride_; ++m) {
+      s_.offsets.data()[m] = 0;
+      s_.row_units.data()[m] = s_.bounds.data()[m] = s_.shifts.data()[m] = 0.0f;
+      if (m >= rows_) continue;
+      const float* const row = s_.rows.data() + m * dim_;
+      const float length = std::sqrt(sum_of_squares(row, dim_)) * (1.0f + 1e-5f);
+      const bool zero = std::all_of(row, row + dim_, [](float x) { return x == 0.0f; });
+      if (!zero && !(length > least_coded_length && length < most_coded_length)) return false;
+      const float unit = code_scale(row, dim_);
+      std::int32_t sum = 0;
+      const float missed = encode(row, dim_, unit, [&](Index c, int code) {
+        bytes[simd::query_code_at(stride_, m, c)] = static_cast<std::int8_t>(code);
+        sum += code;
+      });
+      s_.offsets.data()[m] = simd::code_offset(sum);
+      s_.row_units.data()[m] = unit;
+      const float rounding = static_cast<float>(2 * dim_ + 32) * 0x1p-24f * length * longest_;
+      const float error = missed * longest_ + (length + missed) * missed_ + rounding;
+      const float bound = length * longest_ + error;
+      s_.bounds.data()[m] = bound;
+      s_.shifts.data()[m] = -std::max(0.0f, bound - most_weight);
+      worst_error_ = std::max(worst_error_, error);
+    }
+    return worst_error_ < simd::infinity;
+  }
+
+  // Weights are taken against what lengths allow logits to be. Where the largest might be too far below,
+  // logits of every 16th pair of blocks are looked at; where these are, too, of all: then weights are
+  // taken against the row's largest.
+  void place_references(Index first, Index count) {
+    float *const shifts = s_.shifts.data() + first, *const largest = s_.factors.data();
+    const auto far = [&](const float* least) {
+      for (Index m = 0; m < count; ++m)
+        if (first + m < rows_ && least[m] + shifts[m] < least_top) return true;
+      return false;
+    };
+    for (Index m = 0; m < count; ++m) largest[m] = -s_.bounds.data()[first + m];
+    if (!far(largest)) return;
+    largest_logits(first, count, 16);
+    if (!far(largest)) return;
+    largest_logits(first, count, 1);
+    for (Index m = 0; m < count; ++m) shifts[m] = std::isfinite(largest[m]) ? -largest[m] : 0.0f;
+  }
+
+  // Of every step-th pair of blocks, to s.factors.
+  void largest_logits(Index first, Index count, Index step) {
+    std::fill_n(s_.sums.data(), count * simd::lanes, -simd::infinity);
+    for (Index kv = 0; kv < keys_; kv += step * pair)
+      for_each_tile(kv, first, count, [&](Index m, Index height) {
+        for (Index i = 0; i < height; ++i) {
+          float* const largest = s_.sums.data() + (m + i) * simd::lanes;
+          const simd::Packet unit = simd::broadcast(s_.row_units.data()[first + m + i]);
+          simd::Packet most = simd::load(largest);
+          for (Index j = 0; j < pair; j += simd::lanes) {
+            const simd::Packet of_key = simd::load(s_.units.data() + kv + j);
+            const simd::Packet product = simd::load(s_.products.data() + i * pair + j);
+            const simd::Packet logit = simd::mul(simd::mul(product, of_key), unit);
+            const simd::Packet none = simd::broadcast(-simd::infinity);
+            most = simd::max(most, simd::select_less(of_key, simd::zero(), none, logit));
+          }
+          simd::store(largest, most);
+        }
+      });
+    for (Index m = 0; m < count; ++m)
+      s_.factors.data()[m] = simd::reduce_max(simd::load(s_.sums.data() + m * simd::lanes));
+  }
+
+  std::uint32_t* weights(Index kv, Index count) const { return s_.weights.data() + kv / 2 * count; }
+
+  // use(m, height): products of the pair of blocks at kv with rows first + [m, m + height) are there. count
+  // is even.
+  template <class Use>
+  void for_each_tile(Index kv, Index first, Index count, Use&& use) {
+    const Index n = std::min(pair, keys_ - kv);
+    const std::uint8_t* keys[2];
+    keys[0] = blocks_.block(kv, std::min<Index>(n, simd::code_block), 0);
+    keys[1] = n > simd::code_block ? blocks_.block(kv + simd::code_block, n - simd::code_block, 1)
+                                   : keys[0];
+    const Index ahead = kv + tuning::sketch_prefetch_pairs * pair;
+    simd::LaterBlocks later;
+    if (ahead + pair <= keys_)
+      later = {blocks_.around(ahead), blocks_.around(ahead + simd::code_block)};
+    const auto tile_of = [&](auto height, Index m) {
+      simd::code_products_of<height>(keys, s_.codes.data() + first + m, stride_,
+                                     simd::code_steps(dim_), s_.offsets.data() + first + m,
+                                     s_.products.data(), m == 0 ? later : simd::LaterBlocks{});
+      use(m, Index{height});
+    };
+    Index m = 0;
+    for (; m + tile <= count; m += tile) tile_of(simd::Constant<tile>{}, m);
+    for (; m + 4 <= count; m += 4) tile_of(simd::Constant<4>{}, m);
+    for (; m < count; m += 2) tile_of(simd::Constant<2>{}, m);
+  }
+
+  // Weights of rows [first, first + count) and their sums.
+  void weigh(Index first, Index count) {
+    std::fill_n(s_.sums.data(), count * simd::lanes, 0.0f);
+    for (Index kv = 0; kv < keys_; kv += pair) {
+      std::uint32_t* const to = weights(kv, count);
+      const bool partial = s_.partial.data()[kv / pair] != 0;
+      for_each_tile(kv, first, count, [&](Index m, Index height) {
+        if (partial)
+          weigh_rows<true>(first, m, height, kv, to + m * pair / 2);
+        else
+          weigh_rows<false>(first, m, height, kv, to + m * pair / 2);
+      });
+    }
+  }
+
+  // Products of rows first + [begin, begin + height) to weights.
+  template <bool Partial>
+  void weigh_rows(Index first, Index begin, Index height, Index kv, std::uint32_t* to) {
+    const float* const units = s_.units.data() + kv;
+    const float* products = s_.products.data();
+    for (Index m = 0; m < height; m += 2, products += 2 * pair, to += pair) {
+      simd::Packet unit[2], shift[2], total[2];
+      simd::unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
+        unit[i] = simd::broadcast(s_.row_units.data()[first + begin + m + i]);
+        shift[i] = simd::broadcast(s_.shifts.data()[first + begin + m + i]);
+        total[i] = simd::load(s_.sums.data() + (begin + m + i) * simd::lanes);
+      });
+      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+        const simd::Packet of_key = simd::load(units + j * simd::lanes);
+        simd::Packet weight[2];
+        simd::unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
+          const simd::Packet product = simd::load(products + i * pair + j * simd::lanes);
+          const simd::Packet logit = simd::fma(simd::mul(product, of_key), unit[i], shift[i]);
+          weight[i] = simd::exp2_rough(simd::max(logit, simd::broadcast(least_weight)));
+          if constexpr (Partial)
+            weight[i] = simd::select_less(of_key, simd::zero(), simd::zero(), weight[i]);
+          total[i] = simd::add(total[i], weight[i]);
+        });
+        simd::store_weight_pairs(to + j * simd::lanes, weight[0], weight[1]);
+      });
+      simd::unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
+        simd::store(s_.sums.data() + (begin + m + i) * simd::lanes, total[i]);
+      });
+    }
+  }
+
+  // What takes each row's weights to its share of the mass.
+  void finish(Index first, Index count, float share) {
+    for (Index m = 0; m < count; ++m) {
+      const float sum = simd::reduce_add(simd::load(s_.sums.data() + m * simd::lanes));
+      s_.factors.data()[m] = first + m < rows_ && sum > 0.0f ? share * share_scale / sum : 0.0f;
+    }
+  }
+
+  void add(float* mass, Index first, Index count, Aggregation over) const {
+    const bool fresh = first == 0;
+    for (Index kv = 0; kv < keys_; kv += pair) {
+      alignas(64) float of_keys[pair];
+      const std::uint32_t* const from = weights(kv, count);
+      constexpr int together = packets < 2 ? 1 : 2;
+      for (Index j = 0; j < packets; j += together) {
+        simd::Packet sum[together][2];
+        simd::unroll<together, 2>([&](auto i, auto row)
+                                      QUOKA_INLINE_LAMBDA { sum[i][row] = simd::zero(); });
+        for (Index m = 0; m < count; m += 2) {
+          const simd::Packet factor[2] = {simd::broadcast(s_.factors.data()[m]),
+                                          simd::broadcast(s_.factors.data()[m + 1])};
+          simd::unroll<together>([&](auto i) QUOKA_INLINE_LAMBDA {
+            const std::uint32_t* const at = from + m / 2 * pair + (j + i) * simd::lanes;
+            const simd::Packet weight[2] = {simd::first_weights(at), simd::second_weights(at)};
+            simd::unroll<2>([&](auto row) QUOKA_INLINE_LAMBDA {
+              sum[i][row] = over != Aggregation::max
+                                ? simd::fma(weight[row], factor[row], sum[i][row])
+                                : simd::max(sum[i][row], simd::mul(weight[row], factor[row]));
+            });
+          });
+        }
+        simd::unroll<together>([&](auto i) QUOKA_INLINE_LAMBDA {
+          const simd::Packet of_rows = over != Aggregation::max ? simd::add(sum[i][0], sum[i][1])
+                                                                : simd::max(sum[i][0], sum[i][1]);
+          const simd::Packet large = simd::max(of_rows, simd::broadcast(least_share));
+          simd::store(of_keys + (j + i) * simd::lanes,
+                      simd::mul(large, simd::broadcast(1.0f / share_scale)));
+        });
+      }
+      const Index n = std::min(pair, keys_ - kv);
+      if (fresh)
+        std::copy_n(of_keys, n, mass + kv);
+      else if (over != Aggregation::max)
+        for (Index i = 0; i < n; ++i) mass[kv + i] += of_keys[i];
+      else
+        for (Index i = 0; i < n; ++i) mass[kv + i] = std::max(mass[kv + i], of_keys[i]);
+    }
+  }
+
+  // Keys that are not finite have no mass to speak of.
+  void leave_out(float* mass) const {
+    for (Index kv = 0; kv < keys_; kv += pair)
+      if (s_.partial.data()[kv / pair] != 0)
+        for (Index t = kv; t < std::min(kv + pair, keys_); ++t)
+          if (s_.units.data()[t] < 0.0f) mass[t] = std::numeric_limits<float>::quiet_NaN();
+  }
+
+  const KeySketch& sketch_;
+  CodeBlocks blocks_;
+  bool in_order_;
+  const Rows& k_;
+  Index b_, head_, keys_, dim_, rows_, stride_;
+  SketchedMassScratch& s_;
+  float longest_ = 0.0f, missed_ = 0.0f, worst_error_ = 0.0f;
+};
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
