@@ -58,6 +58,14 @@ void select_top_k(const float* scores, Index batch, Index kv_heads, Index kv_len
                   const TopKOptions& options, Selection& selection,
                   WorkerScratch<TopKScratch>& scratch, ExecutorRef executor);
 
+// The same with a number of its own for each KV head, counts [batch * kv_heads], each at most kv_len.
+void select_counted(const float* scores, Index batch, Index kv_heads, Index kv_len,
+                    const Index* counts, const TopKOptions& options, Selection& selection,
+                    WorkerScratch<TopKScratch>& scratch, ExecutorRef executor);
+
+// How many of scores [kv_len] of one head are forced, or are not below `least`.
+Index count_at_least(const float* scores, Index kv_len, float least, const TopKOptions& options);
+
 }  // namespace detail
 
 }  // namespace QUOKA_ABI

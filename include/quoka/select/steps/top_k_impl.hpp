@@ -166,6 +166,31 @@ QUOKA_FUNC void select_top_k(const float* scores, Index batch, Index kv_heads, I
   writer.commit();
 }
 
+QUOKA_FUNC void select_counted(const float* scores, Index batch, Index kv_heads, Index kv_len,
+                               const Index* counts, const TopKOptions& options,
+                               Selection& selection, WorkerScratch<TopKScratch>& scratch,
+                               ExecutorRef executor) {
+  const Index most = *std::max_element(counts, counts + batch * kv_heads);
+  SelectionWriter writer(selection, batch, kv_heads, kv_len, most);
+  executor.run(batch * kv_heads, [&](Index head, int worker) {
+    const Index b = head / kv_heads, kv_head = head % kv_heads;
+    top_k_head(scores + head * kv_len, kv_len, options,
+               writer.row(b, kv_head).first(static_cast<std::size_t>(counts[head])),
+               scratch[worker]);
+    writer.set_count(b, kv_head, counts[head]);
+  });
+  writer.commit();
+}
+
+QUOKA_FUNC Index count_at_least(const float* scores, Index kv_len, float least,
+                                const TopKOptions& options) {
+  const Index first = std::min(options.keep_first, kv_len),
+              last = std::min(options.keep_last, kv_len - first);
+  Index count = first + last;
+  for (Index t = first; t < kv_len - last; ++t) count += ordered_score(scores[t]) >= least ? 1 : 0;
+  return count;
+}
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
