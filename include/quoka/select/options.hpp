@@ -65,7 +65,9 @@ enum class Sketch {
 //   Budget::relative(0.1)   keys that score at least 0.1 times the best
 //
 // The last two have a floor and a ceiling in keys: the best keys fill up to the one, and the worst go
-// beyond the other. What a method's mass is, and what its best, the method says; one without refuses.
+// beyond the other. Forced keys (TopKOptions) come first, and their mass counts. Mass needs scores that
+// are shares of attention: Domain::softmax. A best score below zero counts as best - (1 - alpha) |best|.
+// A method without such scores refuses: those that evict, that share a choice, Quest, random.
 class Budget {
  public:
   // Throws std::invalid_argument for a negative count.

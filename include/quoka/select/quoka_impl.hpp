@@ -62,7 +62,7 @@ QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
 
 QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, State& state,
                                     Selection& selection, ExecutorRef executor) const {
-  if (!uses_sketch()) return false;
+  if (!uses_sketch() || options_.budget.by_scores()) return false;
   using detail::SketchOf;
   const SketchOf what = input.sketch != nullptr ? SketchOf::cache
                         : are_codes(input.k)    ? SketchOf::codes

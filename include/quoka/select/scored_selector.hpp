@@ -2,8 +2,9 @@
 // selectors that score.
 //
 // A past no longer than the budget is kept whole and not scored; of a budget of 0 nothing is kept.
-// A budget by scores keeps of each KV head the forced keys and those that score at least the
-// scorer's bar(), within its floor and ceiling.
+// A budget by scores keeps of each KV head the forced keys and the best others, as many as count_mass
+// and count_relative of steps/top_k.hpp say, or, of a scorer with a bar(), those that score at least
+// that; then no fewer than its floor, no more than its ceiling.
 // Beyond the scorer's own, scratch is 4 bytes of score per key and KV head and 12 bytes per key and
 // worker.
 #pragma once
@@ -40,7 +41,12 @@ class ScoredSelector {
   // scorer refuses, a budget by scores among it.
   explicit ScoredSelector(const Options& options = {}) : options_(options), scorer_(options) {
     detail::check_top_k(0, options.top_k);
-    if constexpr (!has_bar) detail::require_sized(options.budget, "this method");
+    if constexpr (requires { scorer_.takes(Budget::Rule::mass); }) {
+      if (!scorer_.takes(options.budget.rule()))
+        detail::require_sized(options.budget, "this method, with these options,");
+    } else if constexpr (!has_bar) {
+      detail::require_sized(options.budget, "this method");
+    }
   }
 
   const Options& options() const { return options_; }
@@ -113,19 +119,28 @@ class ScoredSelector {
                   TensorView<float, 3>(scores, {k.batch(), k.heads(), k.len()},
                                        {k.heads() * k.len(), k.len(), 1}),
                   executor);
-    if constexpr (has_bar) {
-      if (options_.budget.by_scores()) {
-        Index* const counts = state.counts.reserve(heads);
-        for (Index head = 0; head < heads; ++head)
-          counts[head] = std::clamp(detail::count_at_least(scores + head * k.len(), k.len(),
-                                                           scorer_.bar(), options_.top_k),
-                                    options_.budget.least(k.len()), budget);
-        return detail::select_counted(scores, k.batch(), k.heads(), k.len(), counts, options_.top_k,
-                                      selection, state.top_k, executor);
-      }
+    if (options_.budget.by_scores()) {
+      Index* const counts = state.counts.reserve(heads);
+      executor.run(heads, [&](Index head, int worker) {
+        counts[head] = std::clamp(count(scores + head * k.len(), k.len(), state.top_k[worker]),
+                                  options_.budget.least(k.len()), budget);
+      });
+      return detail::select_counted(scores, k.batch(), k.heads(), k.len(), counts, options_.top_k,
+                                    selection, state.top_k, executor);
     }
     detail::select_top_k(scores, k.batch(), k.heads(), k.len(), budget, options_.top_k, selection,
                          state.top_k, executor);
+  }
+
+  // Of one head, by a budget by scores.
+  Index count(const float* scores, Index kv_len, detail::TopKScratch& scratch) const {
+    const TopKOptions& top_k = options_.top_k;
+    if constexpr (has_bar)
+      return detail::count_at_least(scores, kv_len, scorer_.bar(), top_k, scratch);
+    const double threshold = options_.budget.threshold();
+    return options_.budget.rule() == Budget::Rule::mass
+               ? detail::count_mass(scores, kv_len, threshold, top_k, scratch)
+               : detail::count_relative(scores, kv_len, threshold, top_k, scratch);
   }
 
   Options options_;

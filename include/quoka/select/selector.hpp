@@ -10,8 +10,10 @@
 //     // optional: the Selection that top_k would make of the scores, by a shorter way; false where
 //     // there is none
 //     bool select(const SelectorInput&, Index budget, State&, Selection&, ExecutorRef) const;
-//     // optional: a budget by scores keeps the keys that score at least so much; without it such a
-//     // budget is refused
+//     // optional: which budgets by scores it takes (Budget::Rule). mass: scores are not negative, and
+//     // their sum means something. Without it such a budget is refused
+//     bool takes(Budget::Rule rule) const;
+//     // optional, in place of it: a budget by scores keeps the keys that score at least so much
 //     float bar() const;
 //   };
 //
