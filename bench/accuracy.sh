@@ -23,6 +23,8 @@ sparq.logit
 loki
 loki.logit
 less_is_more
+xattention
+flash_prefill
 oracle
 LIST
 )}

@@ -40,6 +40,8 @@ COLOURS = {
     "snapkv": "#2e4057",
     "keydiff": "#7a8ca3",
     "quest": "#c97b3d",
+    "xattention": "#1d70b8",
+    "flash_prefill": "#5b8c5a",
     "oracle": "#9aa0a6",
     "random": "#cfcfcf",
     "first_recent": "#b7c4b1",
@@ -263,7 +265,8 @@ def share(hits):
 # What the evaluation's figures show of its many methods; QuoKA's option sets by colours of their own.
 EVALUATED = [
     "oracle", "quoka", "quoka.robust", "quoka.uniform", "quoka.dissimilar_and_last", "quoka.dissimilar_and_last.per_head.window7",
-    "sample_attention", "sample_attention.logit", "sparq", "loki", "quest", "snapkv", "keydiff", "first_recent",
+    "sample_attention", "sample_attention.logit", "sparq", "loki", "quest", "xattention", "flash_prefill",
+    "snapkv", "keydiff", "first_recent",
 ]
 OPTION_SETS = {
     "quoka.robust": "#0b6e4f",

@@ -26,7 +26,8 @@ using namespace quoka_examples;
 
 struct Flags {
   std::string selectors =
-      "quoka,quoka.float,sample_attention,sparq,loki,tidal_decode,quest.softmax,quest";
+      "quoka,quoka.float,sample_attention,sparq,loki,tidal_decode,quest.softmax,quest,xattention,"
+      "flash_prefill";
   Index kv_len = 8192;
   int threads = 1;
   int rounds = 5;
@@ -48,6 +49,8 @@ const std::vector<Formula> formulas{
     {"tidal_decode", "q_heads chunk kv_len d, at 2 layers", 1, 0, 1},
     {"quest.softmax", "q_heads chunk kv_len/16 d", 1, 0, 1},
     {"quest", "q_heads chunk d + kv_heads kv_len/16 d", 1, 0, 1},
+    {"xattention", "q_heads chunk kv_len d / 8", 1, 0, 1},
+    {"flash_prefill", "q_heads chunk kv_len/128 d", 1, 0, 1},
 };
 
 struct Point {

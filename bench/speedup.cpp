@@ -118,7 +118,7 @@ std::vector<Result> measure(Index length, const Flags& flags, quoka::ThreadPool&
     steps.push_back(timed_step(method.layers, method.weights, prompt, threads));
   }
   const auto positions =
-      measured_positions(length, flags.chunk, options.budget.keys(length), flags.positions);
+      measured_positions(length, flags.chunk, options.budget.least(length), flags.positions);
   Progress bar(std::to_string(length) + " tokens",
                static_cast<std::int64_t>(positions.size()) * (flags.rounds + 1));
   double peak = quoka_examples::fma_peak_gflops();

@@ -235,7 +235,7 @@ def ablations(results):
 
 RIVALS = [
     "sample_attention.logit", "sparq.logit", "loki.logit", "less_is_more", "sample_attention", "sparq", "loki", "snapkv", "keydiff",
-    "oracle",
+    "xattention", "flash_prefill", "oracle",
 ]
 ACCURACY_BLOCKS = {
     "registered": registered,

@@ -117,7 +117,7 @@ std::vector<LengthResult> run_lengths(const quoka::LayerShape& shape, const Flag
       for (auto& layer : method.layers) prompt.fill(*layer, length - flags.chunk);
       steps.push_back(timed_step(method.layers, method.weights, prompt, threads));
     }
-    const auto positions = measured_positions(length, flags.chunk, options.budget.keys(length), 3);
+    const auto positions = measured_positions(length, flags.chunk, options.budget.least(length), 3);
     Progress bar(std::to_string(length) + " tokens",
                  static_cast<std::int64_t>(positions.size()) * (flags.rounds + 1));
     const auto seconds = time_steps(steps, positions, flags.rounds, [&](std::size_t p, int round) {

@@ -27,6 +27,8 @@ TEST(ScoringFlops, OfALongPastAreTheKnownSharesOfDenseAttention) {
   EXPECT_NEAR(share_of_dense(SparqOptions{}), 1.0 / 4, 1e-5);
   EXPECT_NEAR(share_of_dense(LokiOptions{}), 1.0 / 4, 1e-4);
   EXPECT_NEAR(share_of_dense(QuestOptions{.domain = Domain::softmax}), 1.0 / 16, 1e-5);
+  EXPECT_NEAR(share_of_dense(XAttentionOptions{}), 1.0 / 16, 1e-4);
+  EXPECT_NEAR(share_of_dense(FlashPrefillOptions{}), 1.0 / 256, 1e-5);
   EXPECT_NEAR(share_of_dense(OracleOptions{}), 1.0 / 2, 1e-5);
 }
 
@@ -47,6 +49,16 @@ TEST(ScoringFlops, OfQuokaCountRankingOnlyWhereQueriesAreRanked) {
   EXPECT_EQ(scoring_flops(options, small), keys + aggregate);
   options = {.budget = 10, .n_queries = 16};  // all 7 score
   EXPECT_EQ(scoring_flops(options, small), 2 * 2 * 7 * 50 * 3 + 4 * 4 * 7 * 3);
+}
+
+TEST(ScoringFlops, OfBlocksRoundUp) {  // 7 queries and 57 keys in rows of 4, 50 keys in blocks of 16
+  EXPECT_EQ(scoring_flops(XAttentionOptions{.budget = 10, .stride = 4}, small),
+            2 * 4 * 2 * 15 * 4 * 3);
+  EXPECT_EQ(scoring_flops(FlashPrefillOptions{.budget = 10, .block = 16}, small),
+            2 * 4 * 7 * 4 * 3 + 2 * 7 * 3);
+  EXPECT_EQ(scoring_flops(XAttentionOptions{.budget = Budget::mass(0.9), .stride = 4}, small),
+            2 * 4 * 2 * 15 * 4 * 3);
+  EXPECT_EQ(scoring_flops(XAttentionOptions{.budget = Budget::mass(0.9, 50)}, small), 0.0);
 }
 
 TEST(ScoringFlops, OfEvictionDoNotGrowWithThePast) {

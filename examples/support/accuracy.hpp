@@ -161,8 +161,8 @@ class AccuracyRun {
     const quoka::TensorView<const float> all_q = capture.q, all_k = capture.k, all_v = capture.v;
     const auto q = all_q.slice(begin, n), k = all_k.slice(begin, n), v = all_v.slice(begin, n);
     const double flops = layer.scoring_flops(n);
-    double seconds = cpu_seconds_of([&] { layer.select(q, one_thread_); });
-    const double limit = rules_.past_per_budget * static_cast<double>(options_.budget.keys(begin));
+    double seconds = cpu_seconds_of([&] { layer.select(q, one_thread_, k); });
+    const double limit = rules_.past_per_budget * static_cast<double>(options_.budget.least(begin));
     const bool counts = rules_.past_per_budget == 0.0 || static_cast<double>(begin) > limit;
     if (counts) {
       Tensor<float> out(q.batch(), q.heads(), n, v.dim());

@@ -26,8 +26,8 @@ class LayerOf final : public AnyLayer {
                quoka::ThreadPool& threads) override {
     layer_.forward(q, k, v, out, threads);
   }
-  const quoka::Selection& select(View q, quoka::ThreadPool& threads) override {
-    return layer_.select(q, threads);
+  const quoka::Selection& select(View q, quoka::ThreadPool& threads, View k) override {
+    return k.empty() ? layer_.select(q, threads) : layer_.select(q, k, threads);
   }
   void append(View k, View v) override { layer_.append(k, v); }
   void append(View q, View k, View v, quoka::ThreadPool& threads) override {
@@ -185,6 +185,12 @@ void add_methods(const std::string& name, std::vector<Method>& all) {
     add(softmax ? ".logit" : ".softmax", [softmax](Options& o) {
       o.domain = softmax ? quoka::Domain::logit : quoka::Domain::softmax;
     });
+  }
+  if constexpr (std::is_same_v<S, quoka::XAttentionSelector>)
+    add(".threshold", [](Options& o) { o.budget = Options::paper().budget; });
+  if constexpr (std::is_same_v<S, quoka::FlashPrefillSelector>) {
+    add(".threshold", [](Options& o) { o.budget = Options::paper().budget; });
+    add(".compact", [](Options& o) { o.budget = Options::compact_attention().budget; });
   }
   if constexpr (std::is_same_v<S, quoka::OracleSelector>)
     add(".max", [](Options& o) { o.aggregation = quoka::Aggregation::max; });

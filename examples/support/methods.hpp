@@ -1,7 +1,9 @@
 // Selectors by name, for programs that compare them.
 //
 // A method is a selector of quoka/select/all.hpp, in its default form or in a named variant:
-// "sparq", "sparq.logit". QuoKA's options may be joined by dots, in any number and order:
+// "sparq", "sparq.logit". "xattention.threshold" (tau 0.9), "flash_prefill.threshold" (alpha 0.12) and
+// "flash_prefill.compact" (CompactAttention's, 0.06) choose how many keys by themselves: they ignore the
+// budget. QuoKA's options may be joined by dots, in any number and order:
 //
 //   quoka.dissimilar_and_last.per_head.window7
 //   robust                                               QuokaOptions::robust()
@@ -34,7 +36,8 @@ class AnyLayer {
   virtual ~AnyLayer() = default;
   virtual void forward(View q, View k, View v, quoka::TensorView<float> out,
                        quoka::ThreadPool& threads) = 0;
-  virtual const quoka::Selection& select(View q, quoka::ThreadPool& threads) = 0;
+  // k: the chunk's own keys, for methods that look at them.
+  virtual const quoka::Selection& select(View q, quoka::ThreadPool& threads, View k = {}) = 0;
   virtual void append(View k, View v) = 0;
   virtual void append(View q, View k, View v, quoka::ThreadPool& threads) = 0;
   virtual void truncate(Index len) = 0;

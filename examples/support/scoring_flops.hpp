@@ -11,6 +11,8 @@
 //   oracle            2 q_heads B P d
 //   tidal_decode, less_is_more   the oracle's at the layers that choose, none at the others
 //   quest             4 q_heads B (P / page) d;   logit  4 kv_heads (P / page) d + 2 q_heads B d
+//   xattention        2 q_heads B (P + B) d / S, query and key rows of S rounded up
+//   flash_prefill     2 q_heads B (P / block) d;   + kv_heads B d for the means
 //   snapkv            2 q_heads w (budget + B) d, w = observation or B if that is less
 //   keydiff           4 kv_heads (budget + B) d
 //   dense, random, first_recent   none
@@ -95,6 +97,16 @@ inline double flops(const quoka::QuestOptions& o, const ChunkShape& c) {
   return product({4, c.kv_heads, pages, c.head_dim}) + product({2, c.q_heads, c.q_len, c.head_dim});
 }
 
+inline double flops(const quoka::XAttentionOptions& o, const ChunkShape& c) {
+  const auto rows = [&](Index tokens) { return (tokens + o.stride - 1) / o.stride; };
+  return product({2, c.q_heads, rows(c.q_len), rows(c.kv_len + c.q_len), o.stride, c.head_dim});
+}
+inline double flops(const quoka::FlashPrefillOptions& o, const ChunkShape& c) {
+  const Index blocks = (c.kv_len + o.block - 1) / o.block;
+  return product({2, c.q_heads, c.q_len, blocks, c.head_dim}) +
+         product({c.kv_heads, c.q_len, c.head_dim});
+}
+
 inline double flops(const quoka::SnapKvOptions& o, const ChunkShape& c) {
   const Index candidates = o.budget.keys(c.kv_len) + c.q_len;
   return product({2, c.q_heads, std::min(o.observation, c.q_len), candidates, c.head_dim});
@@ -116,8 +128,8 @@ double scoring_flops(const Options& options, const ChunkShape& chunk) {
   static_assert(
       requires { detail::flops(options, chunk); }, "a selector without a formula: write one above");
   if constexpr (requires { options.budget; }) {
-    const Index budget = options.budget.keys(chunk.kv_len);
-    if (budget == chunk.kv_len || budget == 0) return 0.0;
+    const Index least = options.budget.least(chunk.kv_len);
+    if (least == chunk.kv_len || options.budget.keys(chunk.kv_len) == 0) return 0.0;
   }
   return detail::flops(options, chunk);
 }

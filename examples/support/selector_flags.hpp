@@ -29,19 +29,48 @@ bool read_number(const std::string& text, Number& number) {
   return error == std::errc() && stopped == end;
 }
 
-// "1024" is a count, "0.25" (anything with a point) a fraction of the past. Throws
-// CLI::ValidationError, which quotes the text and says what is allowed.
+// "mass:0.95" or "relative:0.1", and a floor and a ceiling in keys after it if wanted:
+// "mass:0.95:64:4096". False if the text is none.
+inline bool read_budget_by_scores(const std::string& text, quoka::Budget& budget) {
+  std::vector<std::string> parts(1);
+  for (const char c : text)
+    if (c == ':')
+      parts.emplace_back();
+    else
+      parts.back() += c;
+  double threshold = 0.0;
+  Index floor = 1, ceiling = most_keys;
+  if (parts.size() < 2 || parts.size() > 4 || !read_number(parts[1], threshold) ||
+      (parts.size() > 2 && !read_number(parts[2], floor)) ||
+      (parts.size() > 3 && !read_number(parts[3], ceiling)) || floor < 1 || ceiling < floor ||
+      ceiling > most_keys || !(threshold > 0.0 && threshold <= 1.0))
+    return false;
+  if (parts[0] == "mass")
+    budget = quoka::Budget::mass(threshold, floor, ceiling);
+  else if (parts[0] == "relative")
+    budget = quoka::Budget::relative(threshold, floor, ceiling);
+  return parts[0] == "mass" || parts[0] == "relative";
+}
+
+// "1024" is a count, "0.25" (anything with a point) a fraction of the past, "mass:0.95" and
+// "relative:0.1" budgets by scores. Throws CLI::ValidationError, which quotes the text and says what is
+// allowed.
 inline quoka::Budget parse_budget(const std::string& text) {
   Index count = 0;
   double fraction = 0.0;
-  if (text.find('.') == std::string::npos) {
+  quoka::Budget budget = 0;
+  if (text.find(':') != std::string::npos) {
+    if (read_budget_by_scores(text, budget)) return budget;
+  } else if (text.find('.') == std::string::npos) {
     if (read_number(text, count) && count >= 0 && count <= most_keys) return quoka::Budget(count);
   } else if (read_number(text, fraction) && fraction > 0.0 && fraction <= 1.0) {
     return quoka::Budget(fraction);
   }
-  throw CLI::ValidationError('"' + text + "\" is not a budget: give a count of keys, 0 to " +
-                             std::to_string(most_keys) +
-                             ", or with a point a fraction of the past in (0, 1], such as 0.25");
+  throw CLI::ValidationError(
+      '"' + text + "\" is not a budget: give a count of keys, 0 to " + std::to_string(most_keys) +
+      ", or with a point a fraction of the past in (0, 1], such as 0.25, or a "
+      "threshold, such as mass:0.95 or relative:0.1, with a floor and a "
+      "ceiling if wanted: mass:0.95:64:4096");
 }
 
 // The items of "128,256,0.25", spaces around them dropped. Throws as parse_budget does for a bad

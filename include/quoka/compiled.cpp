@@ -18,6 +18,7 @@
 #include <quoka/runtime/isa_impl.hpp>
 #include <quoka/runtime/thread_pool_impl.hpp>
 #include <quoka/select/baselines/loki_calibration_impl.hpp>
+#include <quoka/select/block_scores_impl.hpp>
 #include <quoka/select/kit_impl.hpp>
 #include <quoka/select/quoka_impl.hpp>
 #include <quoka/select/sketch/sketched_mass_impl.hpp>

@@ -2,7 +2,8 @@
 // lengths x samples prompts, each run densely and with every selector and budget.
 //
 //   exact    every answer of the sample is right; recall: share of the right tokens
-//   budget   a count, or a share of the prompt: the same number of keys for every chunk
+//   budget   a count, or a share of the prompt: the same number of keys for every chunk; or
+//            "mass:0.95", "relative:0.1": as many as their scores say ("keys" is then the floor)
 //
 // Selection acts in every chunk, the question's included, and in every layer. A prompt is the same
 // for every selector, so that differences are paired.
@@ -51,7 +52,11 @@ struct Cell {
   Task task;
   Index length;
 
-  Index keys() const { return quoka_examples::parse_budget(budget).keys(length); }
+  // A count, or what chooses one by scores.
+  quoka::Budget keys() const {
+    const quoka::Budget asked = quoka_examples::parse_budget(budget);
+    return asked.by_scores() ? asked : quoka::Budget(asked.keys(length));
+  }
   auto name() const { return std::tuple(method, budget, name_of(task), length); }
 };
 
@@ -112,7 +117,7 @@ class Record {
     if (is_new)
       json_["results"].push_back({{"selector", cell.method},
                                   {"budget", cell.budget},
-                                  {"keys", cell.keys()},
+                                  {"keys", cell.keys().least(cell.length)},
                                   {"task", name_of(cell.task)},
                                   {"length", cell.length},
                                   {"of", scores.front().of},

@@ -140,7 +140,7 @@ void measure(const Flags& flags, const OneLayer& layer, quoka::ThreadPool& threa
 
   Progress bar("ttft", std::ssize(flags.lengths));
   for (const Index length : flags.lengths) {
-    const Index budget = parse_budget(flags.budget).keys(length);
+    const Index budget = parse_budget(flags.budget).least(length);
     const auto positions = measured_positions(length, batch, budget, flags.positions);
     fill(methods, layer.model.config, positions.front(), batch);  // they descend
     const StepSeconds seconds = time_steps(steps, positions, flags.rounds, [&](std::size_t, int) {

@@ -38,14 +38,11 @@ QUOKA_INLINE void rank1_updates(P (&acc)[Rows][Packets], const A* a, Index a_ste
 }
 
 // One packed tile of keys, [slab][tile_rows][slab_channels], times a panel of transposed queries,
-// [channel][Packets * lanes]: acc[key][packet of rows]. between() is called once per slab.
+// [channel][Packets * lanes]: acc[key][packet of rows] += it. between() is called once per slab.
 template <std::size_t Packets, class Between>
-QUOKA_INLINE void multiply_key_tile(simd::Packet (&acc)[tuning::tile_rows][Packets],
-                                    const float* tile, const float* panel, Index dim,
-                                    Between&& between) {
+QUOKA_INLINE void add_key_tile(simd::Packet (&acc)[tuning::tile_rows][Packets], const float* tile,
+                               const float* panel, Index dim, Between&& between) {
   constexpr int rows = tuning::tile_rows, channels = tuning::slab_channels;
-  simd::unroll<rows, Packets>([&](auto i, auto j)
-                                  QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
   Index left = dim;
   for (; left >= channels; left -= channels) {
     between();
@@ -54,6 +51,16 @@ QUOKA_INLINE void multiply_key_tile(simd::Packet (&acc)[tuning::tile_rows][Packe
     panel += channels * int{Packets} * simd::lanes;
   }
   if (left > 0) rank1_updates<rows, Packets, channels>(acc, tile, 1, panel, left);
+}
+
+// The same, from nothing: acc = it.
+template <std::size_t Packets, class Between>
+QUOKA_INLINE void multiply_key_tile(simd::Packet (&acc)[tuning::tile_rows][Packets],
+                                    const float* tile, const float* panel, Index dim,
+                                    Between&& between) {
+  simd::unroll<tuning::tile_rows, Packets>([&](auto i, auto j)
+                                               QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
+  add_key_tile(acc, tile, panel, dim, between);
 }
 
 }  // namespace detail

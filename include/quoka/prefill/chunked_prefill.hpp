@@ -53,17 +53,21 @@ class ChunkedPrefill {
     require_outside(q, out.out);
     detail::check_attention(q, Past(cache_.k(), cache_.v()), {k, v}, out, attention_);
     cache_.grow(cache_.len() + q.len());
-    selector_.select(input(q), state_, selection_, executor);
+    selector_.select(input(q, k), state_, selection_, executor);
     attention(q, Past(cache_.k(), cache_.v(), selection_), {k, v}, out, attention_, executor,
               workspace_);
     append_keys(q, k, v, executor);
   }
 
   // What forward() would attend to of the past, for these queries: selection alone, which selection()
-  // then gives as well. Throws as forward().
+  // then gives as well. Throws as forward(). Methods that look at the chunk's own keys (XAttention)
+  // take them from the second form; forward() gives them.
   const Selection& select(const Rows& q, ExecutorRef executor = SerialExecutor{}) {
+    return select(q, Rows(), executor);
+  }
+  const Selection& select(const Rows& q, const Rows& k, ExecutorRef executor = SerialExecutor{}) {
     detail::require_sizes("q", q.sizes(), {shape_.batch, shape_.q_heads, q.len(), shape_.head_dim});
-    selector_.select(input(q), state_, selection_, executor);
+    selector_.select(input(q, k), state_, selection_, executor);
     return selection_;
   }
 
@@ -161,8 +165,13 @@ class ChunkedPrefill {
     detail::require_sizes("q", q.sizes(), {shape_.batch, shape_.q_heads, q.len(), shape_.head_dim});
     detail::require_equal("k's len", k.len(), "q_len", q.len());
   }
-  [[gnu::noinline]] SelectorInput input(const Rows& q) const {
-    return {q, cache_.k(), cache_.inverse_norms(), cache_.capacity(), attention_.scale};
+  [[gnu::noinline]] SelectorInput input(const Rows& q, const Rows& chunk_k = {}) const {
+    return {.q = q,
+            .k = cache_.k(),
+            .inverse_norms = cache_.inverse_norms(),
+            .capacity = cache_.capacity(),
+            .scale = attention_.scale,
+            .chunk_k = chunk_k};
   }
 
   LayerShape shape_;

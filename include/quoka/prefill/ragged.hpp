@@ -67,14 +67,17 @@ class RaggedWorkspace {
       const RaggedSequence<S>& x = batch[i];
       if (x.state == nullptr || x.past_k.len() == 0)
         return keep_[i].select_all(x.q.batch(), x.past_k.heads(), x.past_k.len());
-      const SelectorInput input{.q = x.q,
-                                .k = x.past_k,
-                                .inverse_norms = x.inverse_norms,
-                                .capacity = x.past_k.len(),
-                                .scale = options.scale,
-                                .sequence = x.sequence,
-                                .sketch = x.sketch};
-      if (x.mask.absent()) return selector.select(input, *x.state, keep_[i], by);
+      SelectorInput input{.q = x.q,
+                          .k = x.past_k,
+                          .inverse_norms = x.inverse_norms,
+                          .capacity = x.past_k.len(),
+                          .scale = options.scale,
+                          .sequence = x.sequence,
+                          .sketch = x.sketch};
+      if (x.mask.absent()) {  // causal: a mask may hide the chunk's own keys
+        input.chunk_k = x.chunk.k;
+        return selector.select(input, *x.state, keep_[i], by);
+      }
       select_visible(selector, input, VisibleCells(x.mask, x.past_k.len(), 0, by), *x.state,
                      keep_[i], by);
     };

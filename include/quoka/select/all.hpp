@@ -16,6 +16,7 @@
 #pragma once
 
 #include <quoka/select/baselines/first_recent.hpp>
+#include <quoka/select/baselines/flash_prefill.hpp>
 #include <quoka/select/baselines/keydiff.hpp>
 #include <quoka/select/baselines/less_is_more.hpp>
 #include <quoka/select/baselines/loki.hpp>
@@ -26,6 +27,7 @@
 #include <quoka/select/baselines/snapkv.hpp>
 #include <quoka/select/baselines/sparq.hpp>
 #include <quoka/select/baselines/tidal_decode.hpp>
+#include <quoka/select/baselines/xattention.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>
 
@@ -72,6 +74,8 @@ using AllSelectors = SelectorList<                       //
     Named<"snapkv", SnapKvSelector>,                     //
     Named<"keydiff", KeyDiffSelector>,                   //
     Named<"quest", QuestSelector>,                       //
+    Named<"xattention", XAttentionSelector>,             //
+    Named<"flash_prefill", FlashPrefillSelector>,        //
     Named<"oracle", OracleSelector>,                     //
     Named<"random", RandomSelector>,                     //
     Named<"first_recent", FirstRecentSelector>>;

@@ -44,6 +44,10 @@ using RowReader = detail::FloatRow;
 float inverse_norm(const float* x, Index dim);
 // sum over c of a[c] * b[c]
 float dot(const float* a, const float* b, Index dim);
+// sum[c] += x[c], or from nothing: sum[c] = x[c]. [dim]
+void add_row(const float* x, Index dim, bool first, float* sum);
+// to[c] = x[c] * factor. [dim] Is none of to NaN or infinite?
+bool scale_row(const float* x, Index dim, float factor, float* to);
 // Is no element of x [dim] NaN or infinite?
 bool is_finite_row(const float* x, Index dim);
 
@@ -58,15 +62,14 @@ class RowWriter {
     add(read(q, b, head, i), factor);
   }
   void add(const float* row, float factor) {
-    float* const to = next();
-    for (Index c = 0; c < dim_; ++c) to[c] = row[c] * factor;
-    keep_if_finite();
+    if (scale_row(row, dim_, factor, next())) ++count_;
   }
   const float* read(const Rows& q, Index b, Index head, Index i) const {
     return reader_->read(q, b, head, i);
   }
   // The place of the next row, for those who write it themselves; it counts once kept.
   float* next() const { return rows_ + count_ * dim_; }
+  void keep() { ++count_; }
   void keep_if_finite() {
     const float* const row = next();
     float poison = 0.0f;  // x * 0 is NaN for NaN and infinity

@@ -41,7 +41,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 
 struct QuokaOptions {
-  Budget budget = 1024;                                // B_SA: 512, 1024, 2048, or 0.25
+  Budget budget = 1024;                                // B_SA: 512, 1024, 2048, or 0.25; by
+                                                       // scores: in float, without the sketch
   Index n_queries = 16;                                // N_Q: queries kept for scoring
   Scoring scoring = Scoring::cosine;                   // S; Domain::softmax has its own
   Aggregation aggregation = Aggregation::max;          // over the kept queries
@@ -106,6 +107,11 @@ class QuokaScorer {
 
   // Sketches the new keys. A State that was not told of all keys scores in float.
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const;
+
+  // Mass is that of softmax.
+  bool takes(Budget::Rule rule) const {
+    return rule != Budget::Rule::mass || options_.domain == Domain::softmax;
+  }
 
  private:
   Index kept_rows(const SelectorInput& input) const;

@@ -22,7 +22,7 @@ QUOKA_FUNC bool QuokaScorer::uses_sketch() const {
   const bool fast = softmax ? detail::sketched_mass_is_fast() : detail::sketch_is_fast();
   const bool wanted =
       options_.sketch == Sketch::on || (options_.sketch == Sketch::automatic && fast);
-  return wanted && (softmax || scoring() == Scoring::cosine);
+  return wanted && !options_.budget.by_scores() && (softmax || scoring() == Scoring::cosine);
 }
 
 // Does the State keep a sketch of these keys?

@@ -2,6 +2,9 @@
 // selectors that score.
 //
 // A past no longer than the budget is kept whole and not scored; of a budget of 0 nothing is kept.
+// A budget by scores keeps of each KV head the forced keys and the best others, as many as count_mass
+// and count_relative of steps/top_k.hpp say, or, of a scorer with a bar(), those that score at least
+// that; then no fewer than its floor, no more than its ceiling.
 // Beyond the scorer's own, scratch is 4 bytes of score per key and KV head and 12 bytes per key and
 // worker.
 #pragma once
@@ -24,19 +27,26 @@ class ScoredSelector {
     KeysIdentity keys;
     Buffer<float> scores;  // [batch, kv_heads, kv_len]
     WorkerScratch<detail::TopKScratch> top_k;
+    Buffer<Index> counts;  // [batch, kv_heads], of a budget by scores
 
     void truncate(Index kv_len) {
       scorer.truncate(kv_len);
       keys.truncate(kv_len);
     }
     Index kept_bytes() const { return kept_bytes_of(scorer); }
-    Index bytes() const { return scorer.bytes() + scores.bytes() + top_k.bytes(); }
+    Index bytes() const { return scorer.bytes() + scores.bytes() + top_k.bytes() + counts.bytes(); }
   };
 
   // Throws std::invalid_argument for a window < 1, a negative keep_first or keep_last, and what the
-  // scorer refuses.
+  // scorer refuses, a budget by scores among it.
   explicit ScoredSelector(const Options& options = {}) : options_(options), scorer_(options) {
     detail::check_top_k(0, options.top_k);
+    if constexpr (requires { scorer_.takes(Budget::Rule::mass); }) {
+      if (!scorer_.takes(options.budget.rule()))
+        detail::require_sized(options.budget, "this method, with these options,");
+    } else if constexpr (!has_bar) {
+      detail::require_sized(options.budget, "this method");
+    }
   }
 
   const Options& options() const { return options_; }
@@ -84,6 +94,8 @@ class ScoredSelector {
     state.kept_bytes();
   };
 
+  static constexpr bool has_bar = requires(const S& scorer) { scorer.bar(); };
+
   // With a sketch of the cache's owner nothing is remembered, and cells may come and go.
   static bool remembers(const SelectorInput& input, const State& state) {
     return input.sketch == nullptr || state.kept_bytes() > 0;
@@ -93,7 +105,8 @@ class ScoredSelector {
               ExecutorRef executor) const {
     const Rows& k = input.k;
     const Index budget = options_.budget.keys(k.len());
-    if (budget == k.len()) return selection.select_all(k.batch(), k.heads(), k.len());
+    if (options_.budget.least(k.len()) == k.len())
+      return selection.select_all(k.batch(), k.heads(), k.len());
     if (budget == 0) return selection.select_none(k.batch(), k.heads(), k.len());
 
     const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
@@ -106,8 +119,28 @@ class ScoredSelector {
                   TensorView<float, 3>(scores, {k.batch(), k.heads(), k.len()},
                                        {k.heads() * k.len(), k.len(), 1}),
                   executor);
+    if (options_.budget.by_scores()) {
+      Index* const counts = state.counts.reserve(heads);
+      executor.run(heads, [&](Index head, int worker) {
+        counts[head] = std::clamp(count(scores + head * k.len(), k.len(), state.top_k[worker]),
+                                  options_.budget.least(k.len()), budget);
+      });
+      return detail::select_counted(scores, k.batch(), k.heads(), k.len(), counts, options_.top_k,
+                                    selection, state.top_k, executor);
+    }
     detail::select_top_k(scores, k.batch(), k.heads(), k.len(), budget, options_.top_k, selection,
                          state.top_k, executor);
+  }
+
+  // Of one head, by a budget by scores.
+  Index count(const float* scores, Index kv_len, detail::TopKScratch& scratch) const {
+    const TopKOptions& top_k = options_.top_k;
+    if constexpr (has_bar)
+      return detail::count_at_least(scores, kv_len, scorer_.bar(), top_k, scratch);
+    const double threshold = options_.budget.threshold();
+    return options_.budget.rule() == Budget::Rule::mass
+               ? detail::count_mass(scores, kv_len, threshold, top_k, scratch)
+               : detail::count_relative(scores, kv_len, threshold, top_k, scratch);
   }
 
   Options options_;

@@ -10,6 +10,11 @@
 //     // optional: the Selection that top_k would make of the scores, by a shorter way; false where
 //     // there is none
 //     bool select(const SelectorInput&, Index budget, State&, Selection&, ExecutorRef) const;
+//     // optional: which budgets by scores it takes (Budget::Rule). mass: scores are not negative, and
+//     // their sum means something. Without it such a budget is refused
+//     bool takes(Budget::Rule rule) const;
+//     // optional, in place of it: a budget by scores keeps the keys that score at least so much
+//     float bar() const;
 //   };
 //
 //   struct MySelector {
@@ -60,6 +65,10 @@ struct SelectorInput {
   // Of the cache that k lies in, kept by who keeps the cache; null: a State sketches by itself. Keys in
   // pages or of a list want one.
   const KeySketch* sketch = nullptr;
+
+  // The chunk's own keys [batch, kv_heads, q_len, head_dim], for methods whose scores share mass with
+  // them (XAttention). Optional: without them such a method looks at the past alone.
+  Rows chunk_k = {};
 
   Index group() const { return q.heads() / k.heads(); }
   float logit_scale() const {
@@ -145,6 +154,9 @@ inline void check_selector_input(const SelectorInput& input) {
   if (!input.inverse_norms.absent())
     detail::require_sizes("inverse_norms", input.inverse_norms.sizes(),
                           {input.k.batch(), input.k.heads(), input.k.len()});
+  if (input.chunk_k.len() > 0)
+    detail::require_sizes("chunk_k", input.chunk_k.sizes(),
+                          {input.k.batch(), input.k.heads(), input.q.len(), input.q.dim()});
 }
 
 }  // namespace QUOKA_ABI

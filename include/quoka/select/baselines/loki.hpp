@@ -86,6 +86,11 @@ class LokiScorer {
     if (state.own != nullptr || options_.calibration != nullptr) catch_up(input, state, executor);
   }
 
+  // Mass is that of softmax.
+  bool takes(Budget::Rule rule) const {
+    return rule != Budget::Rule::mass || options_.domain == Domain::softmax;
+  }
+
  private:
   // Projects the keys not yet projected; the basis, or null while there is none.
   const LokiCalibration* catch_up(const SelectorInput& input, State& state,

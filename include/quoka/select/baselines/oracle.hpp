@@ -35,6 +35,9 @@ class OracleScorer {
         scores, state, executor);
   }
 
+  // Its scores are softmax's.
+  static bool takes(Budget::Rule) { return true; }
+
  private:
   Options options_;
 };

@@ -43,6 +43,11 @@ class SampleAttentionScorer {
                  executor);
   }
 
+  // Mass is that of softmax.
+  bool takes(Budget::Rule rule) const {
+    return rule != Budget::Rule::mass || options_.domain == Domain::softmax;
+  }
+
  private:
   Options options_;
 };

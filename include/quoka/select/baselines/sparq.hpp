@@ -93,6 +93,11 @@ class SparqScorer {
     if (options_.domain == Domain::softmax) state.keys.append(input.k, input.capacity);
   }
 
+  // Mass is that of softmax.
+  bool takes(Budget::Rule rule) const {
+    return rule != Budget::Rule::mass || options_.domain == Domain::softmax;
+  }
+
  private:
   static void choose_channels(const Rows& q, Index b, Index first_head, Index group, Index rank,
                               RowReader& reader, float* magnitudes, Index* channels) {

@@ -166,6 +166,95 @@ QUOKA_FUNC void select_top_k(const float* scores, Index batch, Index kv_heads, I
   writer.commit();
 }
 
+QUOKA_FUNC void select_counted(const float* scores, Index batch, Index kv_heads, Index kv_len,
+                               const Index* counts, const TopKOptions& options,
+                               Selection& selection, WorkerScratch<TopKScratch>& scratch,
+                               ExecutorRef executor) {
+  const Index most = *std::max_element(counts, counts + batch * kv_heads);
+  SelectionWriter writer(selection, batch, kv_heads, kv_len, most);
+  executor.run(batch * kv_heads, [&](Index head, int worker) {
+    const Index b = head / kv_heads, kv_head = head % kv_heads;
+    top_k_head(scores + head * kv_len, kv_len, options,
+               writer.row(b, kv_head).first(static_cast<std::size_t>(counts[head])),
+               scratch[worker]);
+    writer.set_count(b, kv_head, counts[head]);
+  });
+  writer.commit();
+}
+
+// The scores that top_k_head orders by, of keys that are not forced.
+struct Ordered {
+  const float* scores;
+  Index first, end;  // not forced: [first, end)
+};
+inline Ordered ordered_scores(const float* scores, Index kv_len, const TopKOptions& options,
+                              TopKScratch& s) {
+  const Index first = std::min(options.keep_first, kv_len);
+  if (options.window > 1) scores = pool_window(scores, kv_len, options.window, s.pooled.data());
+  return {scores, first, kv_len - std::min(options.keep_last, kv_len - first)};
+}
+inline Index count_not_below(const Ordered& x, Index kv_len, double least) {
+  Index count = kv_len - (x.end - x.first);
+  for (Index t = x.first; t < x.end; ++t)
+    count += std::isfinite(x.scores[t]) && static_cast<double>(x.scores[t]) >= least ? 1 : 0;
+  return count;
+}
+
+QUOKA_FUNC Index count_at_least(const float* scores, Index kv_len, float least,
+                                const TopKOptions& options, TopKScratch& s) {
+  return count_not_below(ordered_scores(scores, kv_len, options, s), kv_len,
+                         static_cast<double>(least));
+}
+
+QUOKA_FUNC Index count_relative(const float* scores, Index kv_len, double alpha,
+                                const TopKOptions& options, TopKScratch& s) {
+  float best = -simd::infinity;
+  for (Index t = 0; t < kv_len; ++t) best = std::max(best, ordered_score(scores[t]));
+  const Ordered x = ordered_scores(scores, kv_len, options, s);
+  const double top = static_cast<double>(best);
+  return count_not_below(x, kv_len, top - (1.0 - alpha) * std::abs(top));
+}
+
+QUOKA_FUNC Index count_mass(const float* scores, Index kv_len, double share,
+                            const TopKOptions& options, TopKScratch& s) {
+  const Ordered x = ordered_scores(scores, kv_len, options, s);
+  const auto own = [&](Index t) {
+    return std::isfinite(scores[t]) ? static_cast<double>(scores[t]) : 0.0;
+  };
+  double total = 0.0, sum = 0.0;
+  for (Index t = 0; t < kv_len; ++t) {
+    total += own(t);
+    if (t < x.first || t >= x.end) sum += own(t);
+  }
+  // What is left to sum; a rounding error of `total` must not ask for every key.
+  double left = share * total - sum - 1e-13 * total;
+  Index count = kv_len - (x.end - x.first);
+  if (left <= 0.0) return count;
+  // The digits of the last score that is taken, from the highest: of each digit's bins all above it
+  // are taken whole.
+  constexpr int digit_bits = 8;
+  constexpr std::size_t bins = std::size_t{1} << digit_bits;
+  std::uint32_t prefix = 0, known = 0;  // the bits found, and which
+  const auto rank = [&](Index t) { return rank_of(ordered_score(x.scores[t])); };
+  for (int shift = 32 - digit_bits; shift >= 0; shift -= digit_bits) {
+    std::array<double, bins> mass{};
+    std::array<Index, bins> members{};
+    for (Index t = x.first; t < x.end; ++t) {
+      const std::uint32_t bits = rank(t);
+      if ((bits & known) != prefix) continue;
+      const std::size_t bin = (bits >> shift) & (bins - 1);
+      mass[bin] += own(t), ++members[bin];
+    }
+    std::size_t bin = bins - 1;
+    for (; bin > 0 && mass[bin] < left; --bin) left -= mass[bin], count += members[bin];
+    prefix |= static_cast<std::uint32_t>(bin) << shift;
+    known |= static_cast<std::uint32_t>(bins - 1) << shift;
+  }
+  for (Index t = x.first; t < x.end && left > 0.0; ++t)  // equal ones in their order
+    if (rank(t) == prefix) left -= own(t), ++count;
+  return count;
+}
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -1,0 +1,162 @@
+// FlashPrefill: blocks of keys, each judged by its mean key; and CompactAttention's form of it.
+//
+//   mean       m[j] = mean of the keys of block j, counted from position 0; the last one of those it has
+//   logit      x[h][i][j] = scale * q[h][i] . m[j], for all rows i of a query block u (`block` rows)
+//   score      s[h][u][j] = sum over i of exp(x[h][i][j] - max over i, j of x): one normaliser for the
+//              query block, not a softmax per row
+//
+// Two ways to choose, one list per KV head, united over the query blocks and the heads of the group:
+//
+//   Budget::relative(alpha)   blocks with s >= alpha * max over j of s for any (h, u); always the
+//                             first_blocks, and the last_blocks that end with a query block's own.
+//                             alpha: 0.18 Llama-3.1, 0.08 Qwen2.5, 0.12 Qwen3-MoE; CompactAttention 0.06
+//   a count of keys           block 0, the last blocks from the newest back, the other first ones, then
+//                             by the largest s / max s of any (h, u), earlier blocks first; of the last
+//                             block that is taken, the first keys
+//
+// 2 * q_heads * q_len * kv_len / block * head_dim FLOPs and q_heads * q_len * kv_len / block
+// exponentials. Keeps the mean key of each block, head_dim floats per `block` keys, and reads nothing
+// else. Source: "FlashPrefill", arXiv 2603.06199; block union: "CompactAttention", arXiv 2605.16839.
+// Deviations: one list per KV head (CompactAttention's) in every form; the query block's own keys of
+// the chunk, of which only its last row looks at the mean, do not score. A row with a NaN or an infinity
+// is left out; a block with one scores nothing.
+#pragma once
+
+#include <quoka/cache/row_store.hpp>
+#include <quoka/select/baselines/block_choice.hpp>
+#include <quoka/select/block_scores.hpp>
+#include <quoka/select/scored_selector.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+struct FlashPrefillOptions {
+  Budget budget = 1024;    // or Budget::relative(0.12), the method's own
+  Index block = 128;       // keys of a block, and queries
+  Index first_blocks = 2;  // always kept
+  Index last_blocks = 4;   // always kept: those up to a query block's own
+  bool last_chunk =
+      false;  // the prompt's last two query blocks attend to everything: set it for the
+              // chunks that hold them. Of a budget by scores alone
+  TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
+
+  // As published: a threshold in place of a budget.
+  static FlashPrefillOptions paper(double alpha = 0.12) {
+    return {.budget = Budget::relative(alpha)};
+  }
+  // CompactAttention-FP.
+  static FlashPrefillOptions compact_attention() { return paper(0.06); }
+};
+
+class FlashPrefillScorer {
+ public:
+  using Options = FlashPrefillOptions;
+
+  struct State {
+    RowStore<float> means;  // [batch, kv_heads, blocks, head_dim]
+    RowStore<float> sums;   // [batch, kv_heads, 1, head_dim], of the last block's keys
+    WorkerScratch<RowReader> readers;
+    BlockScoreState rows;
+    detail::BlockChoiceState blocks;
+    Index len = 0;     // keys whose means are up to date
+    bool cut = false;  // since then: the sums may hold keys that are gone
+
+    void truncate(Index kv_len) {
+      if (kv_len >= len) return;
+      len = kv_len, cut = true;
+    }
+    Index kept_bytes() const { return means.bytes() + sums.bytes(); }
+    Index bytes() const { return kept_bytes() + rows.bytes() + blocks.bytes() + readers.bytes(); }
+  };
+
+  // Throws std::invalid_argument for a block < 1, negative first_blocks or last_blocks, and
+  // Budget::mass.
+  explicit FlashPrefillScorer(const Options& options = {}) : options_(options) {
+    detail::require_at_least("block", options.block, 1);
+    detail::require_at_least("first_blocks", options.first_blocks, 0);
+    detail::require_at_least("last_blocks", options.last_blocks, 0);
+    if (options.budget.rule() == Budget::Rule::mass)
+      detail::fail_because(
+          "FlashPrefill's threshold is a part of the best score: Budget::relative");
+  }
+
+  void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
+             ExecutorRef executor) const {
+    const Rows &q = input.q, &k = input.k;
+    const Index block = options_.block, query_blocks = ceil_div(q.len(), block);
+    catch_up(k, input.capacity, state, executor);
+    const Rows means = state.means.view();
+    const BlockQueries shape{input.group() * q.len(), input.group() * query_blocks, q};
+    const auto fill = [&](Index b, Index kv_head, float factor, BlockRowWriter& to) {
+      for (Index r = 0; r < input.group(); ++r) {
+        for (Index i = 0; i < q.len(); ++i) {
+          const float* const row = to.read(q, b, kv_head * input.group() + r, i);
+          if (scale_row(row, k.dim(), factor * input.logit_scale(), to.next()))
+            to.keep(r * query_blocks + i / block, means.len());
+        }
+      }
+    };
+    const Index blocks = means.len(), heads = k.batch() * k.heads();
+    float* const of_blocks = state.blocks.reserve(executor.workers(), heads, shape.sets, blocks);
+    block_scores(shape, fill, {.k = means}, ceil_div(input.capacity, block),
+                 BlockNormaliser::whole_set, of_blocks, state.rows, executor);
+    for_each_kv_head(k, executor, [&](Index b, Index head, int worker) {
+      float* const of_head = of_blocks + (b * k.heads() + head) * shape.sets * blocks;
+      detail::BlockChoice choice(state.blocks.scratch[worker], k.len(), block, blocks);
+      for (Index set = 0; set < shape.sets; ++set)
+        choice.add_relative(of_head + set * blocks,
+                            options_.budget.by_scores() ? options_.budget.threshold() : 0.0);
+      // The first query block's own block begins at or before the chunk.
+      const Index own = k.len() / block;
+      const bool everything = options_.last_chunk && options_.budget.by_scores();
+      if (options_.first_blocks > 0) choice.force(0);
+      for (Index j = own; j > own - options_.last_blocks && j >= 0; --j) choice.force(j);
+      for (Index j = 1; j < (everything ? blocks : options_.first_blocks) && j < blocks; ++j)
+        choice.force(j);
+      choice.write(scores.row(b, head, 0));
+    });
+  }
+
+  void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
+    catch_up(input.k, input.capacity, state, executor);
+  }
+
+  // Of the scores above: keys of blocks that a threshold keeps.
+  static float bar() { return detail::BlockChoice::bar; }
+
+ private:
+  // Means of the blocks that hold keys from state.len on. Sums run in the order of the keys.
+  void catch_up(const Rows& k, Index capacity, State& state, ExecutorRef executor) const {
+    if (state.means.batch() != k.batch() || state.means.heads() != k.heads() ||
+        state.means.dim() != k.dim() || state.len > k.len())
+      state.len = 0;
+    const Index block = options_.block, dim = k.dim();
+    state.means.reshape(k.batch(), k.heads(), dim);
+    state.means.reserve(ceil_div(capacity, block));
+    state.means.resize(ceil_div(k.len(), block));
+    state.sums.reshape(k.batch(), k.heads(), dim);
+    state.sums.resize(1);
+    state.readers.reserve(executor.workers(), k);
+    const Index first = state.cut ? state.len / block * block : state.len;
+    for_each_kv_head(k, executor, [&](Index b, Index head, int worker) {
+      float* const sum = state.sums.row(b, head, 0);
+      for (Index t = first; t < k.len(); ++t) {
+        const float* const key = state.readers[worker].read(k, b, head, t);
+        add_row(key, dim, t % block == 0, sum);
+        if ((t + 1) % block != 0 && t + 1 != k.len()) continue;
+        const float share = 1.0f / static_cast<float>(t % block + 1);
+        float* const mean = state.means.row(b, head, t / block);
+        for (Index c = 0; c < dim; ++c) mean[c] = sum[c] * share;
+      }
+    });
+    state.len = k.len(), state.cut = false;
+  }
+
+  Options options_;
+};
+
+using FlashPrefillSelector = ScoredSelector<FlashPrefillScorer>;
+static_assert(Selector<FlashPrefillSelector>);
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

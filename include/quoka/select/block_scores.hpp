@@ -1,0 +1,113 @@
+// Scores of blocks of keys, for selectors that choose blocks: the part of the kit behind XAttention
+// and FlashPrefill.
+//
+//   x[i][t]   = row i . key row t, in log2 units
+//   each_row  score[s][j] = sum over rows i of set s of (sum over t in block j of 2^x[i][t])
+//                                                     / (sum over all t of 2^x[i][t])
+//   whole_set score[s][j] = sum over rows i of s and t in j of 2^(x[i][t] - m[s]), m[s] their largest x
+//
+// Rows are what a method makes of the queries, in sets (one query head's block of queries). Key rows
+// are keys, or `stride` keys side by side, the last one filled up with zeros; those of the chunk
+// follow those of the past. The register tile and the online softmax of attention, one group of
+// panels over all keys at a time: 2 * rows * key rows * stride * dim FLOPs and one exp2 per row and
+// key row, one read of the keys per group (all rows of a KV head where they are at most 16 panels), 4
+// bytes of scratch per row and block, and per row and step of keys. A row with a NaN or an infinity is
+// left out, and so is a key row with one.
+#pragma once
+
+#include <quoka/select/kit.hpp>
+
+#include <span>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// What the rows are multiplied with.
+struct BlockKeys {
+  Rows k;                // [batch, kv_heads, len, dim]
+  Rows chunk_k = {};     // [batch, kv_heads, chunk_len, dim], after those; optional
+  Index stride = 1;      // keys of a key row, counted from the first
+  Index block_rows = 1;  // key rows of a block
+  bool causal = false;   // a row sees the key rows before its end, else all
+
+  Index len() const { return k.len() + chunk_k.len(); }
+  Index key_rows() const { return ceil_div(len(), stride); }
+  Index blocks() const { return ceil_div(key_rows(), block_rows); }
+};
+
+// Which rows there are at most for a KV head, and into how many sets they fall. A row has stride * dim
+// channels. They are made from rows of `read`; empty: from floats.
+struct BlockQueries {
+  Index max_rows, sets;
+  Rows read = {};
+};
+
+enum class BlockNormaliser { each_row, whole_set };
+
+// Where rows are written, set after set, as by a RowWriter; what is not finite is not to be kept.
+class BlockRowWriter {
+ public:
+  BlockRowWriter(RowWriter rows, Index* sets, Index* ends)
+      : rows_(rows), sets_(sets), ends_(ends) {}
+
+  const float* read(const Rows& q, Index b, Index head, Index i) const {
+    return rows_.read(q, b, head, i);
+  }
+  // The place of the next row, which counts once kept.
+  float* next() const { return rows_.next(); }
+  // Sets ascend. The row sees the key rows [0, end).
+  void keep(Index set, Index end) {
+    const Index at = rows_.count();
+    sets_[at] = set, ends_[at] = end;
+    rows_.keep();
+  }
+  Index count() const { return rows_.count(); }
+
+ private:
+  RowWriter rows_;
+  Index *sets_, *ends_;
+};
+
+using FillBlockRows = FunctionRef<void(Index b, Index kv_head, float factor, BlockRowWriter& rows)>;
+
+namespace detail {
+
+// Scratch of one worker.
+struct BlockScratch {
+  Buffer<float> rows;              // [rows][stride * dim]
+  Buffer<Index> sets, ends;        // [rows]
+  Buffer<float> queries;           // a group of panels, transposed
+  Buffer<float> tiles;             // one packed step of key rows: [stride][tile][dim]
+  Buffer<float> logits;            // [key rows of a step][lane]
+  Buffer<float> sums;              // [panel][segment][lane]: weights of a block within a step
+  Buffer<float> references;        // [panel][step][lane]: what they are taken against
+  Buffer<std::byte> states;        // softmax states
+  Buffer<float> tail;              // the key rows that are not of the past alone
+  Buffer<float> set_tops;          // [set]
+  Buffer<const std::byte*> ahead;  // rows of the next step
+  FloatRow query, key;
+
+  void reserve(const BlockQueries& shape, const BlockKeys& keys, Index capacity);
+  Index bytes() const {
+    return rows.bytes() + sets.bytes() + ends.bytes() + queries.bytes() + tiles.bytes() +
+           logits.bytes() + sums.bytes() + references.bytes() + states.bytes() + tail.bytes() +
+           set_tops.bytes() + ahead.bytes() + query.bytes() + key.bytes();
+  }
+};
+
+}  // namespace detail
+
+using BlockScoreState = WorkerScratch<detail::BlockScratch>;
+
+// scores [batch, kv_heads, sets, keys.blocks()], an array. `capacity`: as many keys as there may be in
+// later calls, for scratch memory. fill() gives rows of log2 logits: factor is log2_of_e.
+void block_scores(const BlockQueries& shape, FillBlockRows fill, const BlockKeys& keys,
+                  Index capacity, BlockNormaliser normaliser, float* scores, BlockScoreState& state,
+                  ExecutorRef executor);
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if !defined(QUOKA_COMPILED)
+#include <quoka/select/block_scores_impl.hpp>
+#endif

@@ -1,0 +1,358 @@
+// Definitions of block_scores.hpp.
+#pragma once
+
+#include <quoka/formats/format_table.hpp>
+#include <quoka/kernels/panel_kernels.hpp>
+#include <quoka/select/block_scores.hpp>
+
+#include <algorithm>
+#include <cmath>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// Key rows handled together: their logits stay in L1, their packed tiles in L2.
+inline Index block_step(Index stride) {
+  return stride == 1 ? Index{tuning::block_keys} : Index{tuning::strided_tiles} * tuning::tile_rows;
+}
+// How often `rows` key rows, from key row `first` on, touch a block or a step of theirs, at most.
+inline Index most_segments(Index rows, Index block_rows, Index step) {
+  return ceil_div(rows, step) + ceil_div(rows, block_rows) + 2;
+}
+
+QUOKA_FUNC void BlockScratch::reserve(const BlockQueries& shape, const BlockKeys& of,
+                                      Index capacity) {
+  constexpr Index width = tuning::panel_rows;
+  const Index dim = of.k.dim(), stride = of.stride, step = block_step(stride);
+  const Index panels = std::min(ceil_div(shape.max_rows, width), tuning::max_panels_per_task);
+  const Index chunk_rows =
+      of.chunk_k.len() > 0 || stride > 1 ? ceil_div(of.chunk_k.len(), stride) + 1 : 0;
+  const Index most = std::max(of.k.len(), capacity) / stride + chunk_rows;
+  rows.reserve(shape.max_rows * stride * dim);
+  sets.reserve(shape.max_rows), ends.reserve(shape.max_rows);
+  queries.reserve(panels * stride * dim * width);
+  tiles.reserve(stride * step / tuning::tile_rows * key_tile_size(dim));
+  logits.reserve(step * width);
+  sums.reserve_amortised(panels * (most_segments(most, of.block_rows, step) + 2) * width);
+  references.reserve_amortised(panels * (ceil_div(most, step) + 2) * width);
+  states.reserve(panels * Index{sizeof(PanelState)});
+  tail.reserve(chunk_rows * stride * dim);
+  set_tops.reserve(shape.sets);
+  ahead.reserve(2 * step * stride);
+  query.reserve(shape.read);
+  key.reserve(of.k);
+  if (of.chunk_k.len() > 0) key.reserve(of.chunk_k);
+}
+
+// One KV head: all its rows, over all key rows.
+class BlockAccumulator {
+  static constexpr Index width = tuning::panel_rows;
+
+ public:
+  BlockAccumulator(const BlockKeys& keys, Index b, Index kv_head, Index row_count, Index sets,
+                   BlockNormaliser normaliser, float* scores, BlockScratch& scratch)
+      : keys_(keys),
+        s_(scratch),
+        past_(keys.k.head(b, kv_head)),
+        dim_(keys.k.dim()),
+        step_(block_step(keys.stride)),
+        past_rows_(keys.k.len() / keys.stride),
+        key_rows_(keys.key_rows()),
+        blocks_(keys.blocks()),
+        row_count_(row_count),
+        sets_(sets),
+        normaliser_(normaliser),
+        scores_(scores) {
+    steps_ = ceil_div(past_rows_, step_) + ceil_div(key_rows_ - past_rows_, step_);
+    segments_ = most_segments(key_rows_, keys.block_rows, step_) + 2;
+    gather_tail(b, kv_head);
+    std::fill_n(scores_, sets_ * blocks_, 0.0f);
+    std::fill_n(s_.set_tops.data(), sets_, -simd::infinity);
+  }
+
+  void run() {
+    for (Index row = 0; row < row_count_; row += tuning::max_panels_per_task * width) {
+      first_row_ = row;
+      panels_ = std::min(ceil_div(row_count_ - row, width), tuning::max_panels_per_task);
+      weigh();
+      for (Index p = 0; p < panels_; ++p) add(p);
+    }
+  }
+
+ private:
+  Index stride() const { return keys_.stride; }
+  Index row_dim() const { return stride() * dim_; }
+  Index panel_count(Index p) const { return std::min(width, row_count_ - first_row_ - p * width); }
+  Index row_of(Index p, Index lane) const { return first_row_ + p * width + lane; }
+  float* queries(Index p) const { return s_.queries.data() + p * row_dim() * width; }
+  float* sums(Index p) const { return s_.sums.data() + p * segments_ * width; }
+  float* reference(Index p, Index step) const {
+    return s_.references.data() + (p * steps_ + step) * width;
+  }
+  PanelState& state(Index p) const {
+    return *reinterpret_cast<PanelState*>(s_.states.data() + p * Index{sizeof(PanelState)});
+  }
+
+  // Key rows that hold keys of the chunk, or fewer than stride keys, as floats.
+  void gather_tail(Index b, Index kv_head) {
+    const Index first = past_rows_ * stride(), rows = key_rows_ - past_rows_;
+    if (rows == 0) return;
+    std::fill_n(s_.tail.data(), rows * row_dim(), 0.0f);
+    for (Index t = first; t < keys_.len(); ++t) {
+      const float* const key = t < keys_.k.len()
+                                   ? s_.key.read(past_, t)
+                                   : s_.key.read(keys_.chunk_k, b, kv_head, t - keys_.k.len());
+      std::copy_n(key, dim_, s_.tail.data() + (t - first) * dim_);
+    }
+  }
+
+  void weigh() {
+    for (Index p = 0; p < panels_; ++p) {
+      const float* rows[width];
+      for (Index i = 0; i < panel_count(p); ++i)
+        rows[i] = s_.rows.data() + row_of(p, i) * row_dim();
+      pack_queries(rows, panel_count(p), row_dim(), 1.0f, width, queries(p));
+      for (PacketState& lane : state(p)) lane = PacketState::identity();
+    }
+    Index step = 0, segment = 0;
+    for (Index t = 0; t < past_rows_; t += step_, ++step)
+      segment = weigh_step(step, segment, t, std::min(step_, past_rows_ - t), true);
+    for (Index t = past_rows_; t < key_rows_; t += step_, ++step)
+      segment = weigh_step(step, segment, t, std::min(step_, key_rows_ - t), false);
+  }
+
+  // Key rows [t, t + count), of the past or of the tail. Returns the next segment.
+  Index weigh_step(Index step, Index segment, Index t, Index count, bool of_past) {
+    if (of_past)
+      pack_past(t, count);
+    else
+      pack_tail(t - past_rows_, count);
+    for (Index p = 0; p < panels_; ++p) weigh_panel(p, step, segment, t, count, of_past);
+    return segment + (t + count - 1) / keys_.block_rows - t / keys_.block_rows + 1;
+  }
+
+  // The packed form: [key of the row][tile], so that a step is `stride` products of dim_ channels.
+  float* tile(Index s, Index i, Index tiles) const {
+    return s_.tiles.data() + (s * tiles + i) * key_tile_size(dim_);
+  }
+  void pack_past(Index t, Index count) {
+    const Index tiles = ceil_div(count, tuning::tile_rows), rows = count * stride();
+    ConstRow* const of_step = s_.ahead.data();
+    past_.at.find(t * stride(), rows, of_step);
+    for (Index i = 0; i < tiles; ++i) {
+      const Index n = std::min<Index>(tuning::tile_rows, count - i * tuning::tile_rows);
+      for (Index s = 0; s < stride(); ++s) {
+        ConstRow of_tile[tuning::tile_rows];
+        for (Index r = 0; r < n; ++r)
+          of_tile[r] = of_step[(i * tuning::tile_rows + r) * stride() + s];
+        past_.format->pack_key_tile(of_tile, n, past_.shape, tile(s, i, tiles));
+      }
+    }
+    const Index next = std::clamp<Index>(past_rows_ - t - count, 0, step_) * stride();
+    past_.at.find((t + count) * stride(), next, of_step + rows);
+    prefetch_ = RowPrefetch(of_step + rows, next, past_.row_bytes());
+    lines_ = ceil_div(prefetch_.lines(), panels_ * stride() * tiles * ceil_div(dim_, slab));
+  }
+  void pack_tail(Index i, Index count) {
+    const Index tiles = ceil_div(count, tuning::tile_rows);
+    for (Index at = 0; at < tiles; ++at) {
+      const Index n = std::min<Index>(tuning::tile_rows, count - at * tuning::tile_rows);
+      for (Index s = 0; s < stride(); ++s) {
+        ConstRow of_tile[tuning::tile_rows];
+        for (Index r = 0; r < n; ++r)
+          of_tile[r] = reinterpret_cast<ConstRow>(
+              s_.tail.data() + (i + at * tuning::tile_rows + r) * row_dim() + s * dim_);
+        float_format().pack_key_tile(of_tile, n, {dim_, 0, nullptr}, tile(s, at, tiles));
+      }
+    }
+    prefetch_ = {}, lines_ = 0;
+  }
+
+  // The logits of a step, and their maximum over whole tiles; false where one of them is not finite.
+  bool multiply(Index p, Index count, PanelPackets& top) {
+    constexpr int packets = tuning::tile_packets, rows = tuning::tile_rows;
+    const Index tiles = ceil_div(count, rows), lines = lines_;
+    RowPrefetch prefetch = prefetch_;
+    simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
+    for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
+    for (Index s = 0; s < stride(); ++s) {
+      const float* const panel = queries(p) + s * dim_ * width;
+      const bool first = s == 0, last = s + 1 == stride();
+      float* x = s_.logits.data();
+      for (Index i = 0; i < tiles; ++i, x += Index{rows} * width) {
+        simd::Packet acc[rows][packets];
+        simd::unroll<rows, packets>([&](auto r, auto j) QUOKA_INLINE_LAMBDA {
+          acc[r][j] = first ? simd::zero() : simd::load(x + r * width + j * simd::lanes);
+        });
+        add_key_tile(acc, tile(s, i, tiles), panel, dim_,
+                     [&]() QUOKA_INLINE_LAMBDA { prefetch.next(lines); });
+        simd::unroll<rows, packets>([&](auto r, auto j) QUOKA_INLINE_LAMBDA {
+          simd::store(x + r * width + j * simd::lanes, acc[r][j]);
+          if (last) {
+            top[j] = simd::max(top[j], acc[r][j]);
+            poison = simd::fma(acc[r][j], simd::zero(), poison);
+          }
+        });
+      }
+    }
+    prefetch_ = prefetch;
+    return simd::reduce_add(poison) == 0.0f;
+  }
+
+  void weigh_panel(Index p, Index step, Index segment, Index t, Index count, bool of_past) {
+    PanelPackets top;
+    // A key row that is not finite makes no lane's logit finite.
+    const bool finite = multiply(p, count, top);
+    float* const x = s_.logits.data();
+    if (!finite) leave_out(x, t, count, of_past);
+    const bool masked = keys_.causal && hide_unseen(p, t, count);
+    if (!finite || masked || count % tuning::tile_rows != 0) block_maximum(x, count, top);
+    PacketState* const lanes = state(p);
+    for (int j = 0; j < tuning::tile_packets; ++j) lanes[j].raise(top[j]);
+    for (Index at = 0; at < count; ++segment) {
+      const Index end = std::min(count, ((t + at) / keys_.block_rows + 1) * keys_.block_rows - t);
+      float* const sum = sums(p) + segment * width;
+      simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+        const simd::Packet reference = lanes[j].reference();
+        simd::Packet weights = simd::zero();
+        for (Index i = at; i < end; ++i)
+          weights = simd::add(
+              weights,
+              simd::exp2(simd::sub(simd::load(x + i * width + j * simd::lanes), reference)));
+        simd::store(sum + j * simd::lanes, weights);
+        lanes[j].sum = simd::add(lanes[j].sum, weights);
+      });
+      at = end;
+    }
+    for (int j = 0; j < tuning::tile_packets; ++j)
+      simd::store(reference(p, step) + j * simd::lanes, lanes[j].reference());
+  }
+
+  void leave_out(float* x, Index t, Index count, bool of_past) {
+    for (Index i = 0; i < count; ++i) {
+      bool sound = true;
+      if (of_past) {
+        for (Index s = 0; s < stride() && sound; ++s)
+          sound = all_finite(s_.key.read(past_, (t + i) * stride() + s), dim_);
+      } else {
+        sound = all_finite(s_.tail.data() + (t + i - past_rows_) * row_dim(), row_dim());
+      }
+      if (!sound) std::fill_n(x + i * width, width, -simd::infinity);
+    }
+  }
+  static bool all_finite(const float* x, Index count) {
+    return std::all_of(x, x + count, [](float c) { return std::isfinite(c); });
+  }
+
+  bool hide_unseen(Index p, Index t, Index count) const {
+    PanelMask mask;
+    bool any = false;
+    for (Index i = 0; i < width; ++i) {
+      const Index end = s_.ends.data()[row_of(p, std::min(i, panel_count(p) - 1))];
+      mask.first[i] = 0.0f;
+      mask.end[i] = static_cast<float>(std::clamp<Index>(end - t, 0, count));
+      any = any || end < t + count;
+    }
+    if (any) mask_logits(s_.logits.data(), count, mask);
+    return any;
+  }
+
+  // A panel's sums to the scores of the sets that have rows in it.
+  void add(Index p) {
+    for (Index lane = 0; lane < panel_count(p);) {
+      const Index set = s_.sets.data()[row_of(p, lane)];
+      Index end = lane + 1;
+      while (end < panel_count(p) && s_.sets.data()[row_of(p, end)] == set) ++end;
+      add_set(p, set, lane, end);
+      lane = end;
+    }
+  }
+
+  void add_set(Index p, Index set, Index lane, Index end) {
+    float* const score = scores_ + set * blocks_;
+    simd::Packet shares[tuning::tile_packets];
+    set_shares(p, set, lane, end, shares);
+    Index step = 0, segment = 0;
+    for (const bool of_past : {true, false}) {
+      const Index last = of_past ? past_rows_ : key_rows_;
+      for (Index t = of_past ? 0 : past_rows_; t < last; t += step_, ++step) {
+        simd::Packet factors[tuning::tile_packets];
+        for (int j = 0; j < tuning::tile_packets; ++j)
+          factors[j] = simd::mul(
+              shares[j], simd::exp2(simd::sub(simd::load(reference(p, step) + j * simd::lanes),
+                                              state(p)[j].reference())));
+        const Index until = (std::min(t + step_, last) - 1) / keys_.block_rows;
+        for (Index block = t / keys_.block_rows; block <= until; ++block, ++segment) {
+          const float* const sum = sums(p) + segment * width;
+          simd::Packet part = simd::zero();
+          simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+            part = simd::fma(simd::load(sum + j * simd::lanes), factors[j], part);
+          });
+          score[block] += simd::reduce_add(part);
+        }
+      }
+    }
+  }
+
+  // What the weights of lanes [lane, end) count for, against their own maximum; of other lanes 0.
+  void set_shares(Index p, Index set, Index lane, Index end,
+                  simd::Packet (&shares)[tuning::tile_packets]) {
+    alignas(64) float inside[width], tops[width];
+    float top = -simd::infinity;
+    for (int j = 0; j < tuning::tile_packets; ++j)
+      simd::store(tops + j * simd::lanes, state(p)[j].max);
+    for (Index i = 0; i < width; ++i) {
+      inside[i] = i >= lane && i < end ? 1.0f : 0.0f;
+      if (i >= lane && i < end) top = std::max(top, tops[i]);
+    }
+    if (normaliser_ == BlockNormaliser::each_row) {
+      for (int j = 0; j < tuning::tile_packets; ++j)
+        shares[j] = simd::mul(simd::load(inside + j * simd::lanes), state(p)[j].inverse_sum());
+      return;
+    }
+    float& before = s_.set_tops.data()[set];
+    if (top > before) {
+      const float shrink = std::exp2(before - top);  // 0 where there was none
+      for (Index block = 0; block < blocks_; ++block) scores_[set * blocks_ + block] *= shrink;
+      before = top;
+    }
+    const float reference = std::isfinite(before) ? before : 0.0f;
+    for (int j = 0; j < tuning::tile_packets; ++j)
+      shares[j] =
+          simd::mul(simd::load(inside + j * simd::lanes),
+                    simd::exp2(simd::sub(state(p)[j].reference(), simd::broadcast(reference))));
+  }
+
+  const BlockKeys& keys_;
+  BlockScratch& s_;
+  HeadRows past_;
+  Index dim_, step_, past_rows_, key_rows_, blocks_, row_count_, sets_;
+  BlockNormaliser normaliser_;
+  float* scores_;
+  Index steps_ = 0, segments_ = 0;
+  Index first_row_ = 0, panels_ = 0;
+  RowPrefetch prefetch_;
+  Index lines_ = 0;  // to ask for per slab
+};
+
+}  // namespace detail
+
+QUOKA_FUNC void block_scores(const BlockQueries& shape, FillBlockRows fill, const BlockKeys& keys,
+                             Index capacity, BlockNormaliser normaliser, float* scores,
+                             BlockScoreState& state, ExecutorRef executor) {
+  const Index heads = keys.k.heads(), size = shape.sets * keys.blocks();
+  state.reserve(executor.workers(), shape, keys, capacity);
+  executor.run(keys.k.batch() * heads, [&](Index task, int worker) {
+    detail::BlockScratch& s = state[worker];
+    BlockRowWriter rows(RowWriter(s.rows.data(), keys.stride * keys.k.dim(), s.query),
+                        s.sets.data(), s.ends.data());
+    fill(task / heads, task % heads, log2_of_e, rows);
+    detail::BlockAccumulator(keys, task / heads, task % heads, rows.count(), shape.sets, normaliser,
+                             scores + task * size, s)
+        .run();
+  });
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
