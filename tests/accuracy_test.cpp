@@ -259,9 +259,13 @@ TEST(Methods, EachKeepsFirstKeysWhereAskedTo) {
   for (const std::string& method : quoka_examples::all_methods()) {
     const Selection keep = selection_of(method, options);
     if (method == "dense") continue;
+    const bool by_threshold = method.ends_with(".threshold") || method.ends_with(".compact");
     for (Index head = 0; head < kv_heads; ++head) {
       const auto row = keep.row(0, head);
-      ASSERT_EQ(std::ssize(row), 17) << method;
+      if (by_threshold)
+        ASSERT_GE(std::ssize(row), 5) << method;
+      else
+        ASSERT_EQ(std::ssize(row), 17) << method;
       EXPECT_EQ(std::vector<Index>(row.begin(), row.begin() + 5), oracle::range(0, 5)) << method;
     }
   }
