@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 namespace quoka {
@@ -20,31 +21,51 @@ inline constexpr float least_coded_length = 1e-12f, most_coded_length = 1e12f;
 
 // The scale at which the largest of x [dim] is coded as 127.
 inline float code_scale(const float* x, Index dim) {
-  float largest = 0.0f;
-  for (Index c = 0; c < dim; ++c) {
-    const float magnitude = std::abs(x[c]);
-    largest = magnitude > largest ? magnitude : largest;
+  simd::Packet most = simd::zero();
+  Index c = 0;
+  for (; c + simd::lanes <= dim; c += simd::lanes) {
+    const simd::Packet packet = simd::load_unaligned(x + c);
+    most = simd::max(most, simd::max(packet, simd::sub(simd::zero(), packet)));
   }
+  float largest = simd::reduce_max(most);
+  for (; c < dim; ++c) largest = simd::max(largest, std::abs(x[c]));
   return largest / 127.0f;
 }
 
-// x [dim] as code * scale, for finite x and a scale of code_scale() or more: code(c, value) is called
-// with each integer in [-127, 127]. Returns an upper bound on the length of what is missed. Taken in
-// units of the scale, where squares neither underflow nor overflow; a scale of 0 codes zeros. Each
-// quotient is off by at most 2^-23 of 127, and so is what is left of it.
-template <class Code>
-float encode(const float* x, Index dim, float scale, Code&& code) {
-  const float inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+// x [dim] as code * scale, for finite x and a scale of code_scale() or more: put(c, n, codes) is called
+// with integers in [-127, 127] of the channels [c, c + n), c a multiple of code_slab; codes has code_slab. Returns an upper
+// bound on the length of what is missed. Taken in units of the scale, where squares neither underflow nor
+// overflow; a scale of 0 codes zeros. Each quotient is off by at most 2^-23 of 127, and so is what is left
+// of it.
+inline constexpr Index code_slab = 64;
+
+template <class Put>
+float encode(const float* x, Index dim, float scale, Put&& put) {
+  const float magic = 12582912.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
+  alignas(64) float shifted[code_slab] = {};
+  std::int8_t codes[code_slab];
+  simd::Packet sums = simd::zero();
   float sum = 0.0f;
-  for (Index c = 0; c < dim; ++c) {
-    const float quotient = x[c] * inverse;
-    const float rounded = std::nearbyint(quotient);
-    const float rest = quotient - rounded;
-    sum += rest * rest;
-    code(c, static_cast<int>(rounded));
+  for (Index first = 0; first < dim; first += code_slab) {
+    const Index n = std::min(code_slab, dim - first);
+    Index c = 0;
+    for (; c + simd::lanes <= n; c += simd::lanes) {
+      const simd::Rounded rounded(
+          simd::mul(simd::load_unaligned(x + first + c), simd::broadcast(inverse)),
+          simd::broadcast(magic));
+      sums = simd::fma(rounded.fraction, rounded.fraction, sums);
+      simd::store(shifted + c, rounded.shifted);
+    }
+    for (; c < n; ++c) {
+      const simd::Rounded rounded(x[first + c] * inverse, magic);
+      sum = simd::fma(rounded.fraction, rounded.fraction, sum);
+      shifted[c] = rounded.shifted;
+    }
+    for (c = 0; c < code_slab; ++c) codes[c] = static_cast<std::int8_t>(simd::bits_of(shifted[c]));
+    put(first, n, codes);
   }
   const float rounding = 127.0f * 0x1p-22f * std::sqrt(static_cast<float>(dim));
-  return (std::sqrt(sum) * (1.0f + 1e-5f) + rounding) * scale;
+  return (std::sqrt(simd::reduce_add(sums) + sum) * (1.0f + 1e-5f) + rounding) * scale;
 }
 
 // One key of a block of code_block keys.
@@ -55,8 +76,14 @@ struct SketchedKey {
 
   // key [dim].
   void write(const float* key, Index dim) const {
-    const auto put = [&](Index c, int code) {
-      block[simd::key_code_at(at, c)] = simd::stored_key_code(code);
+    const auto put = [&](Index first, Index n, const std::int8_t* codes) {
+      std::uint8_t stored[code_slab];
+      for (Index c = 0; c < code_slab; ++c) stored[c] = simd::stored_key_code(codes[c]);
+      std::uint8_t* const to = block + simd::key_code_at(at, first);
+      Index c = 0;
+      for (; c + simd::code_channels <= n; c += simd::code_channels)
+        std::memcpy(to + c * simd::code_block, stored + c, simd::code_channels);
+      for (Index i = c; i < n; ++i) to[c * simd::code_block + i - c] = stored[i];
     };
     const float inverse = inverse_norm_of_row(key, dim);
     if (inverse > 1.0f / most_coded_length && inverse < 1.0f / least_coded_length) {
@@ -66,7 +93,7 @@ struct SketchedKey {
       length[at] = 1.0f / inverse;
       return;
     }
-    for (Index c = 0; c < dim; ++c) put(c, 0);
+    for (Index c = 0; c < dim; ++c) block[simd::key_code_at(at, c)] = simd::stored_key_code(0);
     const bool zero = std::all_of(key, key + dim, [](float x) { return x == 0.0f; });
     scale[at] = length[at] = 0.0f;
     error[at] = zero ? 0.0f : simd::infinity;

@@ -142,10 +142,13 @@ class SketchedMass {
       if (!zero && !(length > least_coded_length && length < most_coded_length)) return false;
       const float unit = code_scale(row, dim_);
       std::int32_t sum = 0;
-      const float missed = encode(row, dim_, unit, [&](Index c, int code) {
-        bytes[simd::query_code_at(stride_, m, c)] = static_cast<std::int8_t>(code);
-        sum += code;
-      });
+      const auto put = [&](Index channel, Index n, const std::int8_t* codes) {
+        for (Index c = 0; c < n; ++c) {
+          bytes[simd::query_code_at(stride_, m, channel + c)] = codes[c];
+          sum += codes[c];
+        }
+      };
+      const float missed = encode(row, dim_, unit, put);
       s_.offsets.data()[m] = simd::code_offset(sum);
       s_.row_units.data()[m] = unit;
       const float rounding = static_cast<float>(2 * dim_ + 32) * 0x1p-24f * length * longest_;

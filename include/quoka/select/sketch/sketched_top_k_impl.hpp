@@ -43,10 +43,13 @@ QUOKA_FUNC void SketchedQueries::encode_head(const float* q_bar, Index task, Ind
     auto* const bytes = reinterpret_cast<std::int8_t*>(head);
     for (Index m = 0; m < rows; ++m) {
       std::int32_t sum = 0;
-      const auto put = [&](Index c, int code) {
-        bytes[simd::query_code_at(rows, m, c)] = static_cast<std::int8_t>(code);
-        sum += code;
-        of_groups[c / code_group * rows + m] += simd::code_offset(code);
+      const auto put = [&](Index first, Index n, const std::int8_t* of_row) {
+        for (Index c = first; c < first + n; ++c) {
+          const std::int8_t code = of_row[c - first];
+          bytes[simd::query_code_at(rows, m, c)] = code;
+          sum += code;
+          of_groups[c / code_group * rows + m] += simd::code_offset(code);
+        }
       };
       most_missed = std::max(most_missed, encode(q_bar + m * dim, dim, of_codes, put));
       offset.data()[task * rows + m] = simd::code_offset(sum);
