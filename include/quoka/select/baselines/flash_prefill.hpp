@@ -35,9 +35,9 @@ struct FlashPrefillOptions {
   Index block = 128;       // keys of a block, and queries
   Index first_blocks = 2;  // always kept
   Index last_blocks = 4;   // always kept: those up to a query block's own
-  bool last_chunk =
-      false;  // the prompt's last two query blocks attend to everything: set it for the
-              // chunks that hold them. Of a budget by scores alone
+  // The prompt's last two query blocks attend to everything: set it for the chunks that hold them. Of a
+  // budget by scores alone.
+  bool last_chunk = false;
   TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
 
   // As published: a threshold in place of a budget.
