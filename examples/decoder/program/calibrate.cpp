@@ -75,7 +75,9 @@ std::vector<Rung> make_ladder(const Flags& flags, const ModelConfig& c) {
       .q_heads = c.q_heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim, .v_dim = c.v_dim};
   std::vector<Index> all(static_cast<std::size_t>(c.layers));
   for (Index layer = 0; layer < c.layers; ++layer) all[static_cast<std::size_t>(layer)] = layer;
-  (void)quoka_examples::parse_budget(flags.budget);
+  if (quoka_examples::parse_budget(flags.budget).by_scores())
+    throw std::invalid_argument("a ladder doubles a count of keys or a fraction, not " +
+                                flags.budget);
   const bool fraction = flags.budget.find('.') != std::string::npos;
   std::vector<Rung> ladder;
   for (int rung = 0; rung < flags.rungs; ++rung) {

@@ -33,10 +33,10 @@ inline float code_scale(const float* x, Index dim) {
 }
 
 // x [dim] as code * scale, for finite x and a scale of code_scale() or more: put(c, n, codes) is called
-// with integers in [-127, 127] of the channels [c, c + n), c a multiple of code_slab; codes has code_slab. Returns an upper
-// bound on the length of what is missed. Taken in units of the scale, where squares neither underflow nor
-// overflow; a scale of 0 codes zeros. Each quotient is off by at most 2^-23 of 127, and so is what is left
-// of it.
+// with integers in [-127, 127] of the channels [c, c + n), c a multiple of code_slab; codes has room for
+// code_slab. Returns an upper bound on the length of what is missed. Taken in units of the scale, where
+// squares neither underflow nor overflow; a scale of 0 codes zeros. Each quotient is off by at most 2^-23
+// of 127, and so is what is left of it.
 inline constexpr Index code_slab = 64;
 
 template <class Put>

@@ -48,14 +48,19 @@ inline float inverse_norm_of_row(const float* x, Index dim) {
   return inverse_norm_in_double(x, dim);
 }
 
-// Whether no element of x [dim] is NaN or infinite; `inverse` is its inverse norm, which answers at
+// Whether no element of x [count] is NaN or infinite.
+inline bool all_finite(const float* x, Index count) {
+  bool finite = true;
+  for (Index c = 0; c < count; ++c) finite = finite && std::isfinite(x[c]);
+  return finite;
+}
+
+// The same of a row [dim]; `inverse` is its inverse norm, which answers at
 // once for all but zero and non-finite rows.
 inline bool is_finite_row(const float* x, Index dim, float inverse) {
   if (inverse > 0.0f) [[likely]]
     return true;
-  bool finite = true;
-  for (Index c = 0; c < dim; ++c) finite = finite && std::isfinite(x[c]);
-  return finite;
+  return all_finite(x, dim);
 }
 
 }  // namespace detail

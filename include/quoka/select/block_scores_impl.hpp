@@ -2,6 +2,7 @@
 #pragma once
 
 #include <quoka/formats/format_table.hpp>
+#include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
 #include <quoka/select/block_scores.hpp>
 
@@ -240,9 +241,6 @@ class BlockAccumulator {
       }
       if (!sound) std::fill_n(x + i * width, width, -simd::infinity);
     }
-  }
-  static bool all_finite(const float* x, Index count) {
-    return std::all_of(x, x + count, [](float c) { return std::isfinite(c); });
   }
 
   bool hide_unseen(Index p, Index t, Index count) const {

@@ -3,10 +3,11 @@
 #pragma once
 
 #include <quoka/cache/key_sketch_impl.hpp>
+#include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 #include <quoka/kernels/tuning.hpp>
-#include <quoka/select/sketch/code_blocks.hpp>
 #include <quoka/select/options.hpp>
+#include <quoka/select/sketch/code_blocks.hpp>
 #include <quoka/select/sketch/sketched_mass_state.hpp>
 #include <quoka/simd/code_products.hpp>
 
@@ -123,8 +124,7 @@ class SketchedMass {
   }
 
   bool finite(Index key) {
-    const float* const x = s_.reader.read(k_, b_, head_, key);
-    return std::all_of(x, x + dim_, [](float c) { return std::isfinite(c); });
+    return all_finite(s_.reader.read(k_, b_, head_, key), dim_);
   }
 
   // Codes of all rows, with what their weights are taken against. False if codes cannot stand for one.

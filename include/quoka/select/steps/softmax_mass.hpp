@@ -12,6 +12,7 @@
 #pragma once
 
 #include <quoka/formats/float_rows.hpp>
+#include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
 #include <quoka/runtime/buffer.hpp>
 #include <quoka/select/options.hpp>
@@ -19,7 +20,6 @@
 #include <quoka/views/rows.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 namespace quoka {
@@ -66,8 +66,7 @@ class RowKeys final : public MassKeys {
   }
   void prefetch(Index parts) override { prefetch_.next(ceil_div(prefetch_.lines(), parts)); }
   bool finite(Index key) override {
-    const float* const x = row_.read(rows_, key);
-    return std::all_of(x, x + dim_, [](float c) { return std::isfinite(c); });
+    return all_finite(row_.read(rows_, key), dim_);
   }
   void logits(const float* tiles, const float* panel, Index count, float* x,
               PanelPackets& top) override {
