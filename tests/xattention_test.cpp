@@ -63,10 +63,11 @@ void expect_agrees_with_oracle(const XAttentionOptions& options, const Case<T>& 
   (void)scores_by<XAttentionScorer>(options, input, state);
   const oracle::Positions keep = to_positions(select(options, input));
   const float* score = state.blocks.scores.data();
+  const oracle::Tensor q = to_oracle(x.q), keys = x.keys(chunk);
   for (Index b = 0; b < x.k.dimension(0); ++b)
     for (Index g = 0; g < 2; ++g) {
       const oracle::SetScores exact = oracle::xattention_scores(
-          to_oracle(x.q), x.keys(chunk), kv_len, b, g, options.stride, block, scale);
+          q, keys, kv_len, b, g, options.stride, block, scale);
       for (const auto& of_set : exact)
         for (const double expected : of_set)
           ASSERT_NEAR(static_cast<double>(*score++), expected, 2e-5 * expected + 1e-30);

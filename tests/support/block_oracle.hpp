@@ -40,17 +40,22 @@ inline SetScores xattention_scores(const Tensor& q, const Tensor& keys, Index kv
               key_rows = rounded_up(keys.len, stride);
   SetScores scores(uz(group * query_blocks),
                    std::vector<double>(uz(rounded_up(keys.len, block)), 0.0));
+  std::vector<std::vector<std::vector<double>>> rows;
+  std::vector<bool> sound;
+  for (Index t = 0; t < key_rows; ++t) {
+    rows.push_back(tokens_of(keys, b, g, t * stride, stride));
+    sound.push_back(all_finite(rows.back()));
+  }
   for (Index r = 0; r < group; ++r)
     for (Index i = 0; i < q.len; i += stride) {
       const auto queries = tokens_of(q, b, g * group + r, i, stride);
       if (!all_finite(queries)) continue;
       std::vector<double> logits;
       for (Index t = 0; t < key_rows; ++t) {
-        const auto of_row = tokens_of(keys, b, g, t * stride, stride);
         logits.push_back(-infinity);
-        if (t * stride / stride > (kv_len + i) / stride || !all_finite(of_row)) continue;
+        if (t > (kv_len + i) / stride || !sound[uz(t)]) continue;
         double sum = 0;  // query a meets key c where a + c = stride - 1
-        for (Index a = 0; a < stride; ++a) sum += dot(queries[uz(a)], of_row[uz(stride - 1 - a)]);
+        for (Index a = 0; a < stride; ++a) sum += dot(queries[uz(a)], rows[uz(t)][uz(stride - 1 - a)]);
         logits.back() = scale_or_default(scale, q.dim) / static_cast<double>(stride) * sum;
       }
       if (*std::max_element(logits.begin(), logits.end()) == -infinity) continue;
