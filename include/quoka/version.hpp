@@ -7,7 +7,8 @@
 // library instantiates have types of its own among their arguments, so their names differ as well.
 // That holds for optimised builds; without optimisation, small functions of std (std::max of floats)
 // are shared by all units, whoever calls them. The compiled library and its users share one name
-// without these tags: their units share inline functions, so compile them for one baseline. CMake reads the three numbers from this file.
+// without these tags: their units share inline functions, so compile them for one baseline. CMake
+// reads the three numbers from this file.
 #pragma once
 
 #include <quoka/simd/isa/abi.hpp>
