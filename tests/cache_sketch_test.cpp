@@ -134,6 +134,32 @@ TEST(CacheSketch, APoolThatGrewOrMovedIsFollowed) {
   EXPECT_TRUE(as_in_float({.q = q, .k = large.rows(), .sketch = &sketch}));
 }
 
+TEST(CacheSketch, ACacheWithoutPagesMayGrow) {
+  Random random(516);
+  const auto k = random.tensor<float>(1, kv_heads, 330, 32);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  KeySketch sketch;
+  sketch.update(Rows(k).slice(0, 150), 0, 150, SerialExecutor{});
+  sketch.update(k, 150, 180, SerialExecutor{});
+  EXPECT_TRUE(as_in_float({.q = q, .k = k, .sketch = &sketch}));
+  for (Index row = 0; row < 330; ++row)
+    for (Index head = 0; head < kv_heads; ++head)
+      EXPECT_TRUE(sketch.holds(0, head, row, &k(0, head, row, 0))) << row;
+}
+
+TEST(CacheSketch, PagesOfAnotherLengthAreOtherRows) {
+  Random random(517);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  for (const Index page_len : {1, 8, 32, 160}) {
+    const Paged before(random, 10, 16, 32, 160), after(random, 160 / page_len, page_len, 32, 160);
+    KeySketch sketch = before.sketch();
+    sketch.update(Rows(after.pool), {}, SerialExecutor{});
+    EXPECT_TRUE(as_in_float({.q = q, .k = after.rows(), .sketch = &sketch})) << page_len;
+    sketch.update(Rows(before.pool), 0, 160, SerialExecutor{});
+    EXPECT_TRUE(as_in_float({.q = q, .k = before.rows(), .sketch = &sketch})) << page_len;
+  }
+}
+
 TEST(CacheSketch, SequencesThatShareAPrefixShareIt) {
   Random random(505);
   Paged cache(random, 40, 16, 32, 600);
