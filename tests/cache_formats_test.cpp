@@ -303,6 +303,23 @@ TEST(Scales, OfAFormatThatDoesNotTellOfThemArePartOfTheValues) {
   EXPECT_EQ(to_oracle(cache.v()).at(0, 0, 0, 7), 3);
 }
 
+// Nor are channels that lie apart side by side in the cache.
+TEST(Scales, AreNotAllThatTellsRowsOfOneFormatApart) {
+  Format spaced = quoka::i8_format();
+  spaced.widen = [](quoka::ConstRow row, const quoka::RowShape& shape, float* to) {
+    for (Index c = 0; c < shape.dim; ++c)
+      to[c] =
+          static_cast<float>(std::to_integer<int>(row[c * std::max<Index>(1, shape.channel_step)]));
+  };
+  std::vector<std::byte> codes(64, std::byte{99});
+  for (std::size_t c = 0; c < 32; ++c) codes[2 * c] = static_cast<std::byte>(c);
+  const Rows rows(codes.data(), spaced, {1, 1, 1, 32}, {0, 0, 64}, 2);
+  KvCache cache(1, 1, 32, 32, spaced, spaced);
+  cache.append(rows, rows);
+  for (Index c = 0; c < 32; ++c)
+    EXPECT_EQ(to_oracle(cache.k()).at(0, 0, 0, c), static_cast<double>(c));
+}
+
 // ---- refused ------------------------------------------------------------------------------------
 
 TEST(Scales, OfAnotherNumberAreRefused) {

@@ -160,6 +160,43 @@ TEST(CacheSketch, PagesOfAnotherLengthAreOtherRows) {
   }
 }
 
+TEST(CacheSketch, APoolThatShrankAndGrewAgainIsFollowed) {
+  Random random(518);
+  const Paged cache(random, 20, 16, 32, 320);
+  const Rows whole(cache.pool);
+  const auto first = [&](Index pages) {
+    return Rows(whole.data(), whole.format(), {pages, kv_heads, 16, 32}, whole.strides());
+  };
+  KeySketch sketch;
+  sketch.update(first(10), 0, 160, SerialExecutor{});
+  sketch.update(first(5), {}, SerialExecutor{});
+  sketch.update(whole, 160, 160, SerialExecutor{});
+  for (Index row = 0; row < 320; ++row)
+    for (Index head = 0; head < kv_heads; ++head)
+      EXPECT_TRUE(sketch.holds(0, head, row, &cache.pool(row / 16, head, row % 16, 0))) << row;
+}
+
+// Whatever the memory held before.
+TEST(CacheSketch, RowsThatItWasNotToldOfHaveNoCodes) {
+  Random random(519);
+  const Paged before(random, 10, 16, 32, 160);
+  Tensor4<float> zeros(20, kv_heads, 8, 32);
+  zeros.setZero();
+  KeySketch sketch = before.sketch(), of_zeros;
+  sketch.update(Rows(zeros), {}, SerialExecutor{});
+  of_zeros.update(Rows(zeros), 0, 160, SerialExecutor{});
+  for (Index head = 0; head < kv_heads; ++head) {
+    for (Index row = 0; row < 160; ++row) {
+      ASSERT_EQ(sketch.scales(0, head)[row], 0.0f);
+      ASSERT_EQ(sketch.lengths(0, head)[row], 0.0f);
+      ASSERT_EQ(sketch.errors(0, head)[row], infinity);
+    }
+    for (Index block = 0; block < 10; ++block)
+      ASSERT_EQ(std::memcmp(sketch.codes(0, head, block), of_zeros.codes(0, head, block), 16 * 32),
+                0);
+  }
+}
+
 TEST(CacheSketch, SequencesThatShareAPrefixShareIt) {
   Random random(505);
   Paged cache(random, 40, 16, 32, 600);
@@ -224,6 +261,62 @@ TEST(CacheSketch, PagesBeyondThePoolThatItKnowsAreRefused) {
   EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
 }
 
+// The same memory, seen another way. Nothing is read.
+TEST(CacheSketch, OtherViewsOfThePoolAreRefused) {
+  Random random(520);
+  const Paged cache(random, 10, 16, 32, 160);
+  const KeySketch sketch = cache.sketch();
+  const Rows pool(cache.pool);
+  const auto [page, head, row] = pool.strides();
+  const auto view = [&](const Rows::Sizes& sizes, const Rows::Strides& strides, Index offset = 0) {
+    return Rows(pool.data() + offset, pool.format(), sizes, strides);
+  };
+  const std::vector<Position> table{3, 1, 2};
+  const Rows same = quoka::paged(pool, table, 40);
+  EXPECT_EQ(sketch.places_of(same)(17), 1 * 16 + 1);
+  EXPECT_EQ(sketch.places_of(same.slice(20, 20))(0), 1 * 16 + 4);
+  const auto refuses = [&](const Rows& keys, std::initializer_list<Fragment> fragments) {
+    expect_refused([&] { (void)sketch.places_of(keys); }, fragments);
+  };
+  for (const Rows& other : {view({9, kv_heads, 16, 32}, {page, head, row}, page),
+                            view({10, kv_heads, 8, 32}, {page, head, row}),
+                            view({10, kv_heads, 16, 32}, {page, head / 2, row}),
+                            view({10, kv_heads, 16, 32}, {page, head, row / 2}),
+                            view({10, kv_heads, 16, 32}, {page / 2, head, row})})
+    refuses(quoka::paged(other, table, 20), {"not of the cache"});
+  const Rows of_page = view({1, kv_heads, 16, 32}, {page, head, row});
+  refuses(of_page, {"not of the cache"});
+  refuses(of_page.listed(table), {"not of the cache"});
+  refuses(view({1, 1, 16, 32}, {page, head, row}), {"kv_heads", 1, 2});
+  refuses(same.first_channels(16), {"head_dim", 16, 32});
+}
+
+TEST(CacheSketch, OtherViewsOfACacheWithoutPagesAreRefused) {
+  Random random(521);
+  const auto k = random.tensor<float>(1, kv_heads, 300, 32);
+  const Rows whole(k), told = whole.slice(50, 100);
+  const auto [batch, head, row] = whole.strides();
+  KeySketch sketch;
+  sketch.update(told, 0, 100, SerialExecutor{});
+  const auto view = [&](const Rows::Sizes& sizes, const Rows::Strides& strides, Index offset = 0) {
+    return Rows(told.data() + offset, told.format(), sizes, strides);
+  };
+  EXPECT_EQ(sketch.places_of(told)(99), 99);
+  EXPECT_EQ(sketch.places_of(whole.slice(60, 90))(7), 17);
+  const auto refuses = [&](const Rows& keys, std::initializer_list<Fragment> fragments) {
+    expect_refused([&] { (void)sketch.places_of(keys); }, fragments);
+  };
+  refuses(whole.slice(49, 20), {"not of the cache"});
+  refuses(whole.slice(60, 91), {"not of the cache"});
+  refuses(view({1, kv_heads, 20, 32}, {batch, head, 2 * row}), {"not of the cache"});
+  refuses(view({1, kv_heads, 20, 32}, {batch, head / 2, row}), {"not of the cache"});
+  refuses(view({1, kv_heads, 20, 32}, {batch, head, row}, 4), {"not of the cache"});
+  refuses(view({2, kv_heads, 20, 32}, {batch, head, row}), {"batch", 2, 1});
+  const Rows one_row = view({1, kv_heads, 20, 32}, {batch, head, 0});  // twenty times
+  sketch.update(one_row, 0, 20, SerialExecutor{});
+  refuses(one_row, {"not of the cache"});
+}
+
 TEST(CacheSketch, RowsOutsideThePoolAreRefusedAndNothingChanges) {
   Random random(508);
   const Paged cache(random, 24, 16, 32, 300);
@@ -235,6 +328,8 @@ TEST(CacheSketch, RowsOutsideThePoolAreRefusedAndNothingChanges) {
   expect_refused([&] { sketch.update(Rows(cache.pool), negative, SerialExecutor{}); },
                  {"row of the pool", -1, 0});
   expect_refused([&] { sketch.update(cache.rows(), {}, SerialExecutor{}); }, {"whole pool"});
+  expect_refused([&] { sketch.update(Rows(cache.pool), 5, -2, SerialExecutor{}); },
+                 {"number of rows", -2, 0});
   EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
 }
 

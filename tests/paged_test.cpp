@@ -621,6 +621,10 @@ TEST_F(PagedRefuses, ATableTooShort) {
   EXPECT_EQ(quoka::paged(pool(), table, 48).len(), 48);
   expect_refused([&] { (void)quoka::paged(pool(), table, 49); }, {"block table", 3, 4});
   expect_refused([&] { (void)quoka::paged(pool(), {}, 1); }, {"block table", 0, 1});
+  const Index most = std::numeric_limits<Index>::max();
+  for (const Index beyond : {Index{0}, Index{7}, Index{14}, Index{15}})
+    expect_refused([&] { (void)quoka::paged(pool(), table, most - beyond); },
+                   {"block table", 3, (most - beyond - 1) / 16 + 1});
 }
 
 TEST_F(PagedRefuses, PagesOfNothing) {
