@@ -155,7 +155,9 @@ TEST(CacheSketch, PagesOfAnotherLengthAreOtherRows) {
     KeySketch sketch = before.sketch();
     sketch.update(Rows(after.pool), {}, SerialExecutor{});
     EXPECT_TRUE(as_in_float({.q = q, .k = after.rows(), .sketch = &sketch})) << page_len;
-    sketch.update(Rows(before.pool), 0, 160, SerialExecutor{});
+    sketch.update(Rows(after.pool), 0, 160, SerialExecutor{});
+    EXPECT_TRUE(as_in_float({.q = q, .k = after.rows(), .sketch = &sketch})) << page_len;
+    sketch.update(Rows(before.pool), {}, SerialExecutor{});
     EXPECT_TRUE(as_in_float({.q = q, .k = before.rows(), .sketch = &sketch})) << page_len;
   }
 }
@@ -174,6 +176,44 @@ TEST(CacheSketch, APoolThatShrankAndGrewAgainIsFollowed) {
   for (Index row = 0; row < 320; ++row)
     for (Index head = 0; head < kv_heads; ++head)
       EXPECT_TRUE(sketch.holds(0, head, row, &cache.pool(row / 16, head, row % 16, 0))) << row;
+}
+
+// A key's direction, its length and its largest channel.
+TEST(CacheSketch, HoldsAKeyWithAllThatItKeepsOfIt) {
+  Tensor4<float> k(1, 1, 1, 8);
+  k.setZero();
+  k(0, 0, 0, 0) = 127.0f, k(0, 0, 0, 1) = 10.4f;
+  KeySketch sketch;
+  const auto sketch_of = [](const Tensor4<float>& keys) {
+    KeySketch of_keys;
+    of_keys.update(Rows(keys), 0, keys.dimension(2), SerialExecutor{});
+    return of_keys;
+  };
+  sketch = sketch_of(k);
+  EXPECT_TRUE(sketch.holds(0, 0, 0, k.data()));
+  Tensor4<float> other = k;
+  other(0, 0, 0, 1) = -10.4f;  // of the same length and scale
+  EXPECT_FALSE(sketch.holds(0, 0, 0, other.data()));
+  for (Index c = 0; c < 8; ++c)
+    other(0, 0, 0, c) = 2 * k(0, 0, 0, c);  // of the same codes and scale
+  EXPECT_FALSE(sketch.holds(0, 0, 0, other.data()));
+  other = k;
+  other(0, 0, 0, 0) = 127.01f;  // of the same codes and length
+  float& small = other(0, 0, 0, 1);
+  small = 10.2765f;
+  while (sketch_of(other).lengths(0, 0)[0] < sketch.lengths(0, 0)[0]) small += 1e-5f;
+  ASSERT_EQ(sketch_of(other).lengths(0, 0)[0], sketch.lengths(0, 0)[0]);
+  EXPECT_EQ(std::memcmp(sketch_of(other).codes(0, 0, 0), sketch.codes(0, 0, 0), 8 * 16), 0);
+  EXPECT_FALSE(sketch.holds(0, 0, 0, other.data()));
+}
+
+// Too wide to be compared: selection scores such keys in float.
+TEST(CacheSketch, HoldsAnyKeyOfMoreThan1024Channels) {
+  Random random(522);
+  const auto k = random.tensor<float>(1, 1, 2, 1040), other = random.tensor<float>(1, 1, 2, 1040);
+  KeySketch sketch;
+  sketch.update(Rows(k), 0, 2, SerialExecutor{});
+  EXPECT_TRUE(sketch.holds(0, 0, 1, &other(0, 0, 1, 0)));
 }
 
 // Whatever the memory held before.
