@@ -272,6 +272,115 @@ TEST(CacheSketch, AForgottenChangeOfTheBestKeysIsFound) {
   }
 }
 
+// Better than they were, and a little other than they were: by more than the bound, less than 8 of it.
+TEST(CacheSketch, AForgottenChangeIsFoundWhicheverWayItGoes) {
+  for (const bool better : {true, false}) {
+    Random random(523);
+    Paged cache(random, 24, 16, 32, 300);
+    const KeySketch sketch = cache.sketch();
+    const auto q = random.tensor<float>(1, q_heads, 9, 32);
+    const SelectorInput input{.q = q, .k = cache.rows(), .sketch = &sketch};
+    const Selection best = select(input, Sketch::on, 1), keep = select(input, Sketch::on);
+    for (Index head = 0; head < kv_heads; ++head) {
+      const Index from = cache.rows().pool_row(best.row(0, head)[0]);
+      for (const Position i : keep.row(0, head)) {
+        const Index row = cache.rows().pool_row(i);
+        for (Index c = 0; c < 32; ++c) {
+          float& x = cache.pool(row / 16, head, row % 16, c);
+          if (better)
+            x = cache.pool(from / 16, head, from % 16, c);
+          else
+            x += static_cast<float>(0.15 * random.normal());
+        }
+      }
+    }
+    expect_refused([&] { select(input, Sketch::on); }, {"key at position", "sketched", 300});
+  }
+}
+
+// The two keys of each head that are sketched again.
+TEST(StateSketch, TheLastKeyAndOneMoreAreLookedAt) {
+  Random random(524);
+  auto k = random.tensor<float>(1, kv_heads, 300, 32);
+  KeySketch sketch;
+  sketch.append(k, 300, SerialExecutor{});
+  EXPECT_NO_THROW(sketch.require_made_from(k));
+  for (const Index at : {Index{299}, KeySketch::somewhere(300)}) {
+    k(0, 1, at, 5) += 1.0f;
+    expect_refused([&] { sketch.require_made_from(k); }, {"key at position", at, 300});
+    k(0, 1, at, 5) -= 1.0f;
+    sketch.truncate(0);
+    sketch.append(k, 300, SerialExecutor{});
+  }
+  EXPECT_NE(KeySketch::somewhere(300), 299);
+}
+
+TEST(StateSketch, IsRefusedWithOtherKeysAndLeftAloneWithMoreKeysThanItWasToldOf) {
+  Random random(525);
+  const auto k = random.tensor<float>(1, kv_heads, 300, 32),
+             other = random.tensor<float>(1, kv_heads, 300, 32);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  for (const bool softmax : {false, true}) {
+    QuokaOptions by = softmax ? QuokaOptions::robust(q_heads / kv_heads, 20) : options(Sketch::on);
+    by.sketch = Sketch::on;
+    const QuokaSelector selector(by);
+    by.sketch = Sketch::off;
+    const QuokaSelector in_float(by);
+    QuokaSelector::State told, of_some, plain, none;
+    selector.appended({.q = q, .k = k}, told, SerialExecutor{});
+    selector.appended({.q = q, .k = Rows(k).slice(0, 200)}, of_some, SerialExecutor{});
+    Selection a, b;
+    EXPECT_NO_THROW(selector.select({.q = q, .k = k}, told, a, SerialExecutor{}));
+    expect_refused([&] { selector.select({.q = q, .k = other}, told, a, SerialExecutor{}); },
+                   {"key at position"});
+    auto almost = k;
+    almost(0, 1, 299, 5) += 0.02f;  // less than codes tell
+    expect_refused([&] { selector.select({.q = q, .k = almost}, told, a, SerialExecutor{}); },
+                   {"key at position", 299, "state", 300});
+    selector.select({.q = q, .k = k}, of_some, a, SerialExecutor{});
+    in_float.select({.q = q, .k = k}, plain, b, SerialExecutor{});
+    EXPECT_EQ(a, b);
+    // Beside a sketch of the cache a state keeps none.
+    KeySketch of_cache;
+    of_cache.update(k, 0, 300, SerialExecutor{});
+    selector.appended({.q = q, .k = k, .sketch = &of_cache}, none, SerialExecutor{});
+    EXPECT_EQ(none.kept_bytes(), 0);
+    EXPECT_GT(told.kept_bytes(), 0);
+  }
+}
+
+// In Domain::softmax three keys of each head are compared: the last, one more and the best.
+TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundInTheSoftmaxDomain) {
+  Random random(526);
+  Paged cache(random, 24, 16, 32, 300);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  QuokaOptions by = QuokaOptions::robust(q_heads / kv_heads, 1);
+  by.sketch = Sketch::on, by.top_k = {};
+  const QuokaSelector selector(by);
+  const KeySketch sketch = cache.sketch();
+  const SelectorInput input{.q = q, .k = cache.rows(), .sketch = &sketch};
+  QuokaSelector::State state;
+  Selection keep;
+  selector.select(input, state, keep, SerialExecutor{});
+  for (const Index at : {Index{299}, KeySketch::somewhere(300), Index{keep.row(0, 1)[0]}}) {
+    const Index row = cache.rows().pool_row(at);
+    float& x = cache.pool(row / 16, 1, row % 16, 5);
+    const float before = x;
+    x += 0.05f;
+    expect_refused([&] { selector.select(input, state, keep, SerialExecutor{}); },
+                   {"key at position", at, "sketched", 300});
+    x = before;
+  }
+  EXPECT_NO_THROW(selector.select(input, state, keep, SerialExecutor{}));
+  // One that the sketch was not told of is no change.
+  KeySketch of_some;
+  const Index last = cache.rows().pool_row(299);
+  of_some.update(Rows(cache.pool), 0, last, SerialExecutor{});
+  of_some.update(Rows(cache.pool), last + 1, cache.pool_rows() - last - 1, SerialExecutor{});
+  EXPECT_NO_THROW(selector.select({.q = q, .k = cache.rows(), .sketch = &of_some}, state, keep,
+                                  SerialExecutor{}));
+}
+
 TEST(CacheSketch, KeysOfAnotherCacheAreRefused) {
   Random random(507);
   const Paged cache(random, 24, 16, 32, 300), other(random, 24, 16, 32, 300);
