@@ -23,6 +23,7 @@
 #include <CLI/CLI.hpp>
 
 #include <iostream>
+#include <span>
 
 namespace {
 
@@ -62,8 +63,20 @@ const std::map<std::string, const quoka::Format*> formats{
     {"bfloat16", &quoka::format_of<Eigen::bfloat16>()},
     {"q8_0", &quoka::q8_0_format()},
     {"u8", &quoka::u8_format()},
+    {"i8", &quoka::i8_format()},
+    {"i8_channel", &quoka::i8_channel_format()},
     {"e4m3", &quoka::e4m3_format()},
 };
+
+// Scales of formats that keep them apart, for normal keys and values of `dim` channels; good for the
+// whole run.
+std::span<const float> scales_for(const quoka::Format& format, Index dim) {
+  static const std::vector<float> scales(4096, 6.0f / 127.0f);
+  const Index count = format.scales_apart(dim);
+  require_at_most("the channels of " + std::string(format.name), count, "what this has scales for",
+                  std::ssize(scales));
+  return std::span(scales).first(static_cast<std::size_t>(count));
+}
 
 // Flags that are given overrule the named shape.
 quoka::LayerShape resolve_shape(const Flags& flags) {
@@ -104,6 +117,8 @@ std::vector<Result> measure(Index length, const Flags& flags, quoka::ThreadPool&
   for (const std::string& format : flags.formats) {
     quoka::LayerShape shape = flags.shape;
     shape.k_format = shape.v_format = formats.at(format);
+    shape.k_scales = scales_for(*shape.k_format, shape.head_dim);
+    shape.v_scales = scales_for(*shape.v_format, shape.v_dim > 0 ? shape.v_dim : shape.head_dim);
     std::vector<std::string> names{"dense"};
     for (const std::string& name : parse_methods(flags.selectors)) names.push_back(name);
     for (const std::string& name : names) {

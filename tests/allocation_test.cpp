@@ -2,6 +2,7 @@
 // cache at 32,768 keys. Every allocation of the program is counted, operator new's and the
 // library's own.
 
+#include <quoka/formats/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>
@@ -374,6 +375,46 @@ TEST(Scratch, DoesNotGrowWithAnotherChunk) {
   const Index bytes = layer.scratch_bytes();
   for (int i = 0; i < 10; ++i) layer.forward(q, k, v, out);
   EXPECT_EQ(layer.scratch_bytes(), bytes);
+}
+
+// Float queries over pages of half and of 8 bits: nothing of the cache is converted but in the blocks
+// that tasks have over float, too.
+TEST(Scratch, OverPagesOfOtherFormatsIsThatOverFloat) {
+  Random random(8);
+  const auto k = random.tensor<float>(1, 2, 4096, 64), v = random.tensor<float>(1, 2, 4096, 64);
+  const auto pages_of = [](const quoka::Rows& rows, const std::vector<quoka::Position>& table,
+                           Index len) {
+    const Index bytes = rows.strides()[2];
+    const quoka::Rows pool(rows.data(), rows.format(), {256, 2, 16, 64},
+                           {16 * bytes, rows.strides()[1], bytes});
+    return quoka::paged(pool, table, len);
+  };
+  std::vector<quoka::Position> table;
+  for (const Index page : random.permutation(256))
+    table.push_back(static_cast<quoka::Position>(page));
+  for (const Index q_len : {128, 1}) {
+    const auto q = random.tensor<float>(1, 8, q_len, 64);
+    Tensor4<float> out(1, 8, q_len, 64);
+    const auto scratch_over = [&](const quoka::Format& format, Index len, bool in_pages) {
+      quoka::KvCache cache(1, 2, 64, 64, format, format);
+      cache.append(k, v);
+      quoka::AttentionWorkspace workspace;
+      const quoka::Rows of_k = cache.k(), of_v = cache.v();
+      const quoka::Past past(in_pages ? pages_of(of_k, table, len) : of_k.slice(0, len),
+                             in_pages ? pages_of(of_v, table, len) : of_v.slice(0, len));
+      quoka::attention(q, past, {}, out, {}, quoka::SerialExecutor{}, workspace);
+      return workspace.bytes();
+    };
+    for (const Index len : {2048, 4096}) {
+      const Index over_float = scratch_over(quoka::float_format(), len, false);
+      for (const quoka::Format* const format :
+           {&quoka::format_of<Eigen::half>(), &quoka::q8_0_format(), &quoka::u8_format(),
+            &quoka::i8_format(), &quoka::e4m3_format()})
+        for (const bool in_pages : {false, true})
+          EXPECT_LE(scratch_over(*format, len, in_pages), over_float + 4096)
+              << format->name << (in_pages ? " in pages" : "") << ", " << len << " keys";
+    }
+  }
 }
 
 // A cache of n keys takes its keys, values and inverse norms, and no more than twice that while it

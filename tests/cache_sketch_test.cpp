@@ -134,6 +134,109 @@ TEST(CacheSketch, APoolThatGrewOrMovedIsFollowed) {
   EXPECT_TRUE(as_in_float({.q = q, .k = large.rows(), .sketch = &sketch}));
 }
 
+TEST(CacheSketch, ACacheWithoutPagesMayGrow) {
+  Random random(516);
+  const auto k = random.tensor<float>(1, kv_heads, 330, 32);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  KeySketch sketch;
+  sketch.update(Rows(k).slice(0, 150), 0, 150, SerialExecutor{});
+  sketch.update(k, 150, 180, SerialExecutor{});
+  EXPECT_TRUE(as_in_float({.q = q, .k = k, .sketch = &sketch}));
+  for (Index row = 0; row < 330; ++row)
+    for (Index head = 0; head < kv_heads; ++head)
+      EXPECT_TRUE(sketch.holds(0, head, row, &k(0, head, row, 0))) << row;
+}
+
+TEST(CacheSketch, PagesOfAnotherLengthAreOtherRows) {
+  Random random(517);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  for (const Index page_len : {1, 8, 32, 160}) {
+    const Paged before(random, 10, 16, 32, 160), after(random, 160 / page_len, page_len, 32, 160);
+    KeySketch sketch = before.sketch();
+    sketch.update(Rows(after.pool), {}, SerialExecutor{});
+    EXPECT_TRUE(as_in_float({.q = q, .k = after.rows(), .sketch = &sketch})) << page_len;
+    sketch.update(Rows(after.pool), 0, 160, SerialExecutor{});
+    EXPECT_TRUE(as_in_float({.q = q, .k = after.rows(), .sketch = &sketch})) << page_len;
+    sketch.update(Rows(before.pool), {}, SerialExecutor{});
+    EXPECT_TRUE(as_in_float({.q = q, .k = before.rows(), .sketch = &sketch})) << page_len;
+  }
+}
+
+TEST(CacheSketch, APoolThatShrankAndGrewAgainIsFollowed) {
+  Random random(518);
+  const Paged cache(random, 20, 16, 32, 320);
+  const Rows whole(cache.pool);
+  const auto first = [&](Index pages) {
+    return Rows(whole.data(), whole.format(), {pages, kv_heads, 16, 32}, whole.strides());
+  };
+  KeySketch sketch;
+  sketch.update(first(10), 0, 160, SerialExecutor{});
+  sketch.update(first(5), {}, SerialExecutor{});
+  sketch.update(whole, 160, 160, SerialExecutor{});
+  for (Index row = 0; row < 320; ++row)
+    for (Index head = 0; head < kv_heads; ++head)
+      EXPECT_TRUE(sketch.holds(0, head, row, &cache.pool(row / 16, head, row % 16, 0))) << row;
+}
+
+// A key's direction, its length and its largest channel.
+TEST(CacheSketch, HoldsAKeyWithAllThatItKeepsOfIt) {
+  Tensor4<float> k(1, 1, 1, 8);
+  k.setZero();
+  k(0, 0, 0, 0) = 127.0f, k(0, 0, 0, 1) = 10.4f;
+  KeySketch sketch;
+  const auto sketch_of = [](const Tensor4<float>& keys) {
+    KeySketch of_keys;
+    of_keys.update(Rows(keys), 0, keys.dimension(2), SerialExecutor{});
+    return of_keys;
+  };
+  sketch = sketch_of(k);
+  EXPECT_TRUE(sketch.holds(0, 0, 0, k.data()));
+  Tensor4<float> other = k;
+  other(0, 0, 0, 1) = -10.4f;  // of the same length and scale
+  EXPECT_FALSE(sketch.holds(0, 0, 0, other.data()));
+  for (Index c = 0; c < 8; ++c)
+    other(0, 0, 0, c) = 2 * k(0, 0, 0, c);  // of the same codes and scale
+  EXPECT_FALSE(sketch.holds(0, 0, 0, other.data()));
+  other = k;
+  other(0, 0, 0, 0) = 127.01f;  // of the same codes and length
+  float& small = other(0, 0, 0, 1);
+  small = 10.2765f;
+  while (sketch_of(other).lengths(0, 0)[0] < sketch.lengths(0, 0)[0]) small += 1e-5f;
+  ASSERT_EQ(sketch_of(other).lengths(0, 0)[0], sketch.lengths(0, 0)[0]);
+  EXPECT_EQ(std::memcmp(sketch_of(other).codes(0, 0, 0), sketch.codes(0, 0, 0), 8 * 16), 0);
+  EXPECT_FALSE(sketch.holds(0, 0, 0, other.data()));
+}
+
+// Too wide to be compared: selection scores such keys in float.
+TEST(CacheSketch, HoldsAnyKeyOfMoreThan1024Channels) {
+  Random random(522);
+  const auto k = random.tensor<float>(1, 1, 2, 1040), other = random.tensor<float>(1, 1, 2, 1040);
+  KeySketch sketch;
+  sketch.update(Rows(k), 0, 2, SerialExecutor{});
+  EXPECT_TRUE(sketch.holds(0, 0, 1, &other(0, 0, 1, 0)));
+}
+
+// Whatever the memory held before.
+TEST(CacheSketch, RowsThatItWasNotToldOfHaveNoCodes) {
+  Random random(519);
+  const Paged before(random, 10, 16, 32, 160);
+  Tensor4<float> zeros(20, kv_heads, 8, 32);
+  zeros.setZero();
+  KeySketch sketch = before.sketch(), of_zeros;
+  sketch.update(Rows(zeros), {}, SerialExecutor{});
+  of_zeros.update(Rows(zeros), 0, 160, SerialExecutor{});
+  for (Index head = 0; head < kv_heads; ++head) {
+    for (Index row = 0; row < 160; ++row) {
+      ASSERT_EQ(sketch.scales(0, head)[row], 0.0f);
+      ASSERT_EQ(sketch.lengths(0, head)[row], 0.0f);
+      ASSERT_EQ(sketch.errors(0, head)[row], infinity);
+    }
+    for (Index block = 0; block < 10; ++block)
+      ASSERT_EQ(std::memcmp(sketch.codes(0, head, block), of_zeros.codes(0, head, block), 16 * 32),
+                0);
+  }
+}
+
 TEST(CacheSketch, SequencesThatShareAPrefixShareIt) {
   Random random(505);
   Paged cache(random, 40, 16, 32, 600);
@@ -169,6 +272,115 @@ TEST(CacheSketch, AForgottenChangeOfTheBestKeysIsFound) {
   }
 }
 
+// Better than they were, and a little other than they were: by more than the bound, less than 8 of it.
+TEST(CacheSketch, AForgottenChangeIsFoundWhicheverWayItGoes) {
+  for (const bool better : {true, false}) {
+    Random random(523);
+    Paged cache(random, 24, 16, 32, 300);
+    const KeySketch sketch = cache.sketch();
+    const auto q = random.tensor<float>(1, q_heads, 9, 32);
+    const SelectorInput input{.q = q, .k = cache.rows(), .sketch = &sketch};
+    const Selection best = select(input, Sketch::on, 1), keep = select(input, Sketch::on);
+    for (Index head = 0; head < kv_heads; ++head) {
+      const Index from = cache.rows().pool_row(best.row(0, head)[0]);
+      for (const Position i : keep.row(0, head)) {
+        const Index row = cache.rows().pool_row(i);
+        for (Index c = 0; c < 32; ++c) {
+          float& x = cache.pool(row / 16, head, row % 16, c);
+          if (better)
+            x = cache.pool(from / 16, head, from % 16, c);
+          else
+            x += static_cast<float>(0.15 * random.normal());
+        }
+      }
+    }
+    expect_refused([&] { select(input, Sketch::on); }, {"key at position", "sketched", 300});
+  }
+}
+
+// The two keys of each head that are sketched again.
+TEST(StateSketch, TheLastKeyAndOneMoreAreLookedAt) {
+  Random random(524);
+  auto k = random.tensor<float>(1, kv_heads, 300, 32);
+  KeySketch sketch;
+  sketch.append(k, 300, SerialExecutor{});
+  EXPECT_NO_THROW(sketch.require_made_from(k));
+  for (const Index at : {Index{299}, KeySketch::somewhere(300)}) {
+    k(0, 1, at, 5) += 1.0f;
+    expect_refused([&] { sketch.require_made_from(k); }, {"key at position", at, 300});
+    k(0, 1, at, 5) -= 1.0f;
+    sketch.truncate(0);
+    sketch.append(k, 300, SerialExecutor{});
+  }
+  EXPECT_NE(KeySketch::somewhere(300), 299);
+}
+
+TEST(StateSketch, IsRefusedWithOtherKeysAndLeftAloneWithMoreKeysThanItWasToldOf) {
+  Random random(525);
+  const auto k = random.tensor<float>(1, kv_heads, 300, 32),
+             other = random.tensor<float>(1, kv_heads, 300, 32);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  for (const bool softmax : {false, true}) {
+    QuokaOptions by = softmax ? QuokaOptions::robust(q_heads / kv_heads, 20) : options(Sketch::on);
+    by.sketch = Sketch::on;
+    const QuokaSelector selector(by);
+    by.sketch = Sketch::off;
+    const QuokaSelector in_float(by);
+    QuokaSelector::State told, of_some, plain, none;
+    selector.appended({.q = q, .k = k}, told, SerialExecutor{});
+    selector.appended({.q = q, .k = Rows(k).slice(0, 200)}, of_some, SerialExecutor{});
+    Selection a, b;
+    EXPECT_NO_THROW(selector.select({.q = q, .k = k}, told, a, SerialExecutor{}));
+    expect_refused([&] { selector.select({.q = q, .k = other}, told, a, SerialExecutor{}); },
+                   {"key at position"});
+    auto almost = k;
+    almost(0, 1, 299, 5) += 0.02f;  // less than codes tell
+    expect_refused([&] { selector.select({.q = q, .k = almost}, told, a, SerialExecutor{}); },
+                   {"key at position", 299, "state", 300});
+    selector.select({.q = q, .k = k}, of_some, a, SerialExecutor{});
+    in_float.select({.q = q, .k = k}, plain, b, SerialExecutor{});
+    EXPECT_EQ(a, b);
+    // Beside a sketch of the cache a state keeps none.
+    KeySketch of_cache;
+    of_cache.update(k, 0, 300, SerialExecutor{});
+    selector.appended({.q = q, .k = k, .sketch = &of_cache}, none, SerialExecutor{});
+    EXPECT_EQ(none.kept_bytes(), 0);
+    EXPECT_GT(told.kept_bytes(), 0);
+  }
+}
+
+// In Domain::softmax three keys of each head are compared: the last, one more and the best.
+TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundInTheSoftmaxDomain) {
+  Random random(526);
+  Paged cache(random, 24, 16, 32, 300);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  QuokaOptions by = QuokaOptions::robust(q_heads / kv_heads, 1);
+  by.sketch = Sketch::on, by.top_k = {};
+  const QuokaSelector selector(by);
+  const KeySketch sketch = cache.sketch();
+  const SelectorInput input{.q = q, .k = cache.rows(), .sketch = &sketch};
+  QuokaSelector::State state;
+  Selection keep;
+  selector.select(input, state, keep, SerialExecutor{});
+  for (const Index at : {Index{299}, KeySketch::somewhere(300), Index{keep.row(0, 1)[0]}}) {
+    const Index row = cache.rows().pool_row(at);
+    float& x = cache.pool(row / 16, 1, row % 16, 5);
+    const float before = x;
+    x += 0.05f;
+    expect_refused([&] { selector.select(input, state, keep, SerialExecutor{}); },
+                   {"key at position", at, "sketched", 300});
+    x = before;
+  }
+  EXPECT_NO_THROW(selector.select(input, state, keep, SerialExecutor{}));
+  // One that the sketch was not told of is no change.
+  KeySketch of_some;
+  const Index last = cache.rows().pool_row(299);
+  of_some.update(Rows(cache.pool), 0, last, SerialExecutor{});
+  of_some.update(Rows(cache.pool), last + 1, cache.pool_rows() - last - 1, SerialExecutor{});
+  EXPECT_NO_THROW(selector.select({.q = q, .k = cache.rows(), .sketch = &of_some}, state, keep,
+                                  SerialExecutor{}));
+}
+
 TEST(CacheSketch, KeysOfAnotherCacheAreRefused) {
   Random random(507);
   const Paged cache(random, 24, 16, 32, 300), other(random, 24, 16, 32, 300);
@@ -198,6 +410,62 @@ TEST(CacheSketch, PagesBeyondThePoolThatItKnowsAreRefused) {
   EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
 }
 
+// The same memory, seen another way. Nothing is read.
+TEST(CacheSketch, OtherViewsOfThePoolAreRefused) {
+  Random random(520);
+  const Paged cache(random, 10, 16, 32, 160);
+  const KeySketch sketch = cache.sketch();
+  const Rows pool(cache.pool);
+  const auto [page, head, row] = pool.strides();
+  const auto view = [&](const Rows::Sizes& sizes, const Rows::Strides& strides, Index offset = 0) {
+    return Rows(pool.data() + offset, pool.format(), sizes, strides);
+  };
+  const std::vector<Position> table{3, 1, 2};
+  const Rows same = quoka::paged(pool, table, 40);
+  EXPECT_EQ(sketch.places_of(same)(17), 1 * 16 + 1);
+  EXPECT_EQ(sketch.places_of(same.slice(20, 20))(0), 1 * 16 + 4);
+  const auto refuses = [&](const Rows& keys, std::initializer_list<Fragment> fragments) {
+    expect_refused([&] { (void)sketch.places_of(keys); }, fragments);
+  };
+  for (const Rows& other : {view({9, kv_heads, 16, 32}, {page, head, row}, page),
+                            view({10, kv_heads, 8, 32}, {page, head, row}),
+                            view({10, kv_heads, 16, 32}, {page, head / 2, row}),
+                            view({10, kv_heads, 16, 32}, {page, head, row / 2}),
+                            view({10, kv_heads, 16, 32}, {page / 2, head, row})})
+    refuses(quoka::paged(other, table, 20), {"not of the cache"});
+  const Rows of_page = view({1, kv_heads, 16, 32}, {page, head, row});
+  refuses(of_page, {"not of the cache"});
+  refuses(of_page.listed(table), {"not of the cache"});
+  refuses(view({1, 1, 16, 32}, {page, head, row}), {"kv_heads", 1, 2});
+  refuses(same.first_channels(16), {"head_dim", 16, 32});
+}
+
+TEST(CacheSketch, OtherViewsOfACacheWithoutPagesAreRefused) {
+  Random random(521);
+  const auto k = random.tensor<float>(1, kv_heads, 300, 32);
+  const Rows whole(k), told = whole.slice(50, 100);
+  const auto [batch, head, row] = whole.strides();
+  KeySketch sketch;
+  sketch.update(told, 0, 100, SerialExecutor{});
+  const auto view = [&](const Rows::Sizes& sizes, const Rows::Strides& strides, Index offset = 0) {
+    return Rows(told.data() + offset, told.format(), sizes, strides);
+  };
+  EXPECT_EQ(sketch.places_of(told)(99), 99);
+  EXPECT_EQ(sketch.places_of(whole.slice(60, 90))(7), 17);
+  const auto refuses = [&](const Rows& keys, std::initializer_list<Fragment> fragments) {
+    expect_refused([&] { (void)sketch.places_of(keys); }, fragments);
+  };
+  refuses(whole.slice(49, 20), {"not of the cache"});
+  refuses(whole.slice(60, 91), {"not of the cache"});
+  refuses(view({1, kv_heads, 20, 32}, {batch, head, 2 * row}), {"not of the cache"});
+  refuses(view({1, kv_heads, 20, 32}, {batch, head / 2, row}), {"not of the cache"});
+  refuses(view({1, kv_heads, 20, 32}, {batch, head, row}, 4), {"not of the cache"});
+  refuses(view({2, kv_heads, 20, 32}, {batch, head, row}), {"batch", 2, 1});
+  const Rows one_row = view({1, kv_heads, 20, 32}, {batch, head, 0});  // twenty times
+  sketch.update(one_row, 0, 20, SerialExecutor{});
+  refuses(one_row, {"not of the cache"});
+}
+
 TEST(CacheSketch, RowsOutsideThePoolAreRefusedAndNothingChanges) {
   Random random(508);
   const Paged cache(random, 24, 16, 32, 300);
@@ -209,6 +477,8 @@ TEST(CacheSketch, RowsOutsideThePoolAreRefusedAndNothingChanges) {
   expect_refused([&] { sketch.update(Rows(cache.pool), negative, SerialExecutor{}); },
                  {"row of the pool", -1, 0});
   expect_refused([&] { sketch.update(cache.rows(), {}, SerialExecutor{}); }, {"whole pool"});
+  expect_refused([&] { sketch.update(Rows(cache.pool), 5, -2, SerialExecutor{}); },
+                 {"number of rows", -2, 0});
   EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
 }
 

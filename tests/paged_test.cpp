@@ -522,6 +522,18 @@ TEST(PagedChunks, PoolsOfTheSameMemory) {
   expect_refused([&] { attend_to_chunk(quoka::paged(shorter, fifth, 4)); },
                  {"keys lie in the past's"});
   EXPECT_NO_THROW(attend_to_chunk(quoka::paged(shorter, fourth, 4)));
+
+  const auto four_pages = [&](Index step) {  // elements from one to the next
+    return TensorView<const float>(&memory(0, 0, 0, 0), {4, 2, 16, 16}, {step, 256, 16, 1});
+  };
+  const List first{1}, second{2};
+  const Rows page_two = quoka::paged(four_pages(512), second, 16);
+  const auto attend_to_every_second = [&](const List& table) {
+    const Rows chunk = quoka::paged(four_pages(1024), table, 4);
+    return attend_to(q, {page_two, page_two}, {chunk, chunk});
+  };
+  expect_refused([&] { attend_to_every_second(first); }, {"keys lie in the past's"});
+  EXPECT_NO_THROW(attend_to_every_second(second));
 }
 
 // More rows than are compared at a time.
@@ -621,6 +633,10 @@ TEST_F(PagedRefuses, ATableTooShort) {
   EXPECT_EQ(quoka::paged(pool(), table, 48).len(), 48);
   expect_refused([&] { (void)quoka::paged(pool(), table, 49); }, {"block table", 3, 4});
   expect_refused([&] { (void)quoka::paged(pool(), {}, 1); }, {"block table", 0, 1});
+  const Index most = std::numeric_limits<Index>::max();
+  for (const Index beyond : {Index{0}, Index{7}, Index{14}, Index{15}})
+    expect_refused([&] { (void)quoka::paged(pool(), table, most - beyond); },
+                   {"block table", 3, (most - beyond - 1) / 16 + 1});
 }
 
 TEST_F(PagedRefuses, PagesOfNothing) {

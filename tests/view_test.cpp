@@ -335,7 +335,29 @@ TYPED_TEST(View, AWalkGoesInTheOrderOfMemory) {
     EXPECT_EQ(walked(rows.walk(0, 1, 2, 1, 4), 6, piece), by_tokens);
     EXPECT_EQ(walked(rows.walk(0, 2, 1, 1, 4), 3, piece), by_rows);
     EXPECT_EQ(walked(paged.walk(0, 1, 1, 1, 7), 6, piece), by_pages);
+    EXPECT_EQ(walked(paged.slice(1, 6).walk(0, 1, 1, 0, 6), 6, piece), by_pages);
   }
+}
+
+// Lists of a paged cache row after row; the heads of its tokens side by side where they lie so.
+TYPED_TEST(View, AWalkOfPagesFollowsListsAndHeads) {
+  Random random(14);
+  const Strided<TypeParam> cache(random.tensor<TypeParam>(3, 3, 4, 5));
+  const std::vector<Position> table{2, 0}, cells{5, 1, 6};
+  const Rows paged = quoka::paged(Rows(cache.view()), table, 7);
+  std::vector<quoka::ConstRow> listed, tokens;
+  for (const Position i : cells) listed.push_back(paged.row(0, 1, i));
+  for (const Index i : {2, 3, 4})
+    for (const Index head : {1, 2}) tokens.push_back(paged.row(0, head, i));
+  const quoka::HeadRows of_list = paged.head(0, 1).listed(cells.data());
+  for (const std::size_t piece : {1, 2, 3, 16}) {
+    EXPECT_EQ(walked(paged.listed(cells).walk(0, 1, 1, 0, 3), 3, piece), listed);
+    EXPECT_EQ(walked({of_list.at, of_list.row_bytes(), 0, 3}, 3, piece), listed);
+    EXPECT_EQ(walked(paged.walk(0, 1, 2, 2, 5), 6, piece), tokens);
+  }
+  const auto pool = random.tensor<TypeParam>(3, 3, 4, 5);
+  EXPECT_FALSE(Rows(pool).heads_side_by_side());
+  EXPECT_TRUE(quoka::paged(Rows(pool), table, 7).heads_side_by_side());
 }
 
 TEST(View, RowsRefuseWhatViewsRefuse) {

@@ -48,8 +48,8 @@ class KeySketch {
   void append(const Rows& k, Index capacity, ExecutorRef executor);
   // Sketches the rows `rows` of pool [pages, kv_heads, page_len, head_dim], counted through all pages
   // (row i of page p is p * page_len + i), or of a cache [1, kv_heads, len, head_dim]. The pool may
-  // have grown, or moved. Throws std::invalid_argument, with nothing changed, for a row that is not in
-  // the pool.
+  // have grown, or moved; with pages of another length all rows are forgotten. Throws
+  // std::invalid_argument, with nothing changed, for a row that is not in the pool.
   void update(const Rows& pool, std::span<const Position> rows, ExecutorRef executor);
   // The same for rows [begin, begin + count).
   void update(const Rows& pool, Index begin, Index count, ExecutorRef executor);

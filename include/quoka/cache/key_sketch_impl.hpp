@@ -172,6 +172,8 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> ro
   }
   floats_.reserve(executor.workers(), pool);
   reshape(pool, 1);
+  // Rows are counted through pages: with pages of another length they are other rows.
+  if (page_len != pool_.len() && std::max(pool.batch(), pool_.batch()) > 1) len_ = 0;
   if (total > len_) make_room(total, total);
   len_ = std::max(len_, total);
   pool_ = pool;

@@ -1,47 +1,65 @@
 // A KV cache for those who have none: one layer's keys and values, and each key's inverse norm.
 //
 // Append-only with truncate, for multi-turn use and prefix reuse: what is kept is what was
-// appended, rounded to the cache's formats. Growth doubles (row_store.hpp); reserve() ahead and
-// nothing is copied or allocated. Views are good until the next append that grows.
+// appended, rounded to the cache's formats as it comes. Scales that a row holds (q8_0, u8 with its
+// zero point) are made then, too. Scales of a head or a channel (i8, i8_channel, e4m3) stand before
+// the first key: they are the caller's, measured on data like that to come. Growth doubles
+// (row_store.hpp); reserve() ahead and nothing is copied or allocated. Views are good until the
+// next append that grows.
 #pragma once
 
 #include <quoka/cache/row_store.hpp>
 #include <quoka/views/rows.hpp>
 
 #include <algorithm>
+#include <span>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// How a cache keeps its keys, or its values.
+struct CacheFormat {
+  CacheFormat(const Format& as, std::span<const float> own = {})  // NOLINT
+      : format(&as), scales(own) {}
+
+  const Format* format;
+  // Of a format that keeps scales apart from its rows: [kv_heads, n], or [n] for all heads, with n =
+  // format->scales_apart(dim): 1, or dim for i8_channel. Empty: 1. The largest |x| that is kept is 127
+  // scale (e4m3: 448 scale); what lies beyond is saturated, and i8 turns NaN into 0 (byte_formats.hpp).
+  std::span<const float> scales;
+};
+
 class KvCache {
  public:
-  // Empty cache for keys of key_dim and values of value_dim channels. Throws std::invalid_argument
-  // for a size below 1 and for a format that is only read. Formats that keep scales apart have none
-  // here: they are 1.
+  // Empty cache for keys of key_dim and values of value_dim channels; scales are copied. Throws
+  // std::invalid_argument for a size below 1, for a format that is only read, for another number of
+  // scales than CacheFormat says, and for a scale that is negative or not finite.
   KvCache(Index batch, Index kv_heads, Index key_dim, Index value_dim,
-          const Format& k_format = float_format(), const Format& v_format = float_format());
+          const CacheFormat& k_format = float_format(),
+          const CacheFormat& v_format = float_format());
 
   // Cached keys per (batch, KV head).
-  Index len() const { return k_.len(); }
+  Index len() const { return k_.rows.len(); }
   Index capacity() const {
-    return std::min({k_.capacity(), v_.capacity(), inverse_norms_.capacity()});
+    return std::min({k_.rows.capacity(), v_.rows.capacity(), inverse_norms_.capacity()});
   }
   Index bytes() const { return k_.bytes() + v_.bytes() + inverse_norms_.bytes(); }
 
   // [batch, kv_heads, len, key_dim]
-  Rows k() const { return rows_of(k_, *k_format_, key_dim_); }
+  Rows k() const { return k_.view(); }
   // [batch, kv_heads, len, value_dim]
-  Rows v() const { return rows_of(v_, *v_format_, value_dim_); }
+  Rows v() const { return v_.view(); }
   // 1 / |k| of each key, 0 for a zero key: [batch, kv_heads, len]
   TensorView<const float, 3> inverse_norms() const {
-    return {inverse_norms_.data(), {k_.batch(), k_.heads(), len()}, inverse_norms_.strides()};
+    return {
+        inverse_norms_.data(), {k_.rows.batch(), k_.rows.heads(), len()}, inverse_norms_.strides()};
   }
 
   // Room for `capacity` keys. Throws std::invalid_argument for a negative one and std::bad_alloc;
   // the keys are then as they were.
   void reserve(Index capacity) {
-    k_.reserve(capacity);
-    v_.reserve(capacity);
+    k_.rows.reserve(capacity);
+    v_.rows.reserve(capacity);
     inverse_norms_.reserve(capacity);
   }
   // Room for `len` keys, by doubling at least.
@@ -50,8 +68,9 @@ class KvCache {
   }
 
   // Appends k [batch, kv_heads, n, key_dim] and v [batch, kv_heads, n, value_dim], of any formats.
-  // Throws std::invalid_argument, with the cache as it was, when shapes do not fit and when k or v
-  // lie in this cache's memory, which growth frees.
+  // Rows of the cache's format and scales keep their bytes. Throws std::invalid_argument, with the
+  // cache as it was, when shapes do not fit and when k or v lie in this cache's memory, which growth
+  // frees.
   void append(const Rows& k, const Rows& v);
 
   // Back to the first `len` keys. Throws std::invalid_argument beyond the present length.
@@ -67,20 +86,30 @@ class KvCache {
   void require_outside(const Rows& x, std::string_view message) const;
 
  private:
-  [[gnu::noinline]] static Rows rows_of(const RowStore<std::byte>& store, const Format& format,
-                                        Index dim) {
-    return {
-        store.data(), format, {store.batch(), store.heads(), store.len(), dim}, store.strides()};
-  }
+  // The keys, or the values.
+  struct Part {
+    Part(const char* name, Index batch, Index kv_heads, Index channels, const CacheFormat& as);
+
+    Index bytes() const { return rows.bytes() + scales.bytes(); }
+    RowShape shape(Index head) const;
+    Rows view() const;
+    // Row i of (b, head) is row n of `from` now; `row` has room for dim floats.
+    void put(const Rows& from, Index b, Index head, Index n, Index i, float* row);
+
+    const Format* format;
+    Index dim;
+    RowStore<std::byte> rows;
+    Buffer<float> scales;   // [kv_heads, scales_step]
+    Index scales_step = 0;  // 0: none
+  };
+
   [[gnu::noinline]] void set_len(Index len) {
-    k_.resize(len);
-    v_.resize(len);
+    k_.rows.resize(len);
+    v_.rows.resize(len);
     inverse_norms_.resize(len);
   }
 
-  const Format *k_format_, *v_format_;
-  Index key_dim_, value_dim_;
-  RowStore<std::byte> k_, v_;
+  Part k_, v_;
   RowStore<float> inverse_norms_;
   Buffer<float> row_;  // one key or value, widened
 };

@@ -6,31 +6,101 @@
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/views/overlap.hpp>
 
+#include <cstdio>
 #include <cstring>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+namespace detail {
 
-QUOKA_FUNC KvCache::KvCache(Index batch, Index kv_heads, Index key_dim, Index value_dim,
-                            const Format& k_format, const Format& v_format)
-    : k_format_(&k_format), v_format_(&v_format), key_dim_(key_dim), value_dim_(value_dim) {
+// n scales of one head for each of `heads`, or for all of them; `name` is k or v.
+inline void require_scales(const char* name, const Format& format, std::span<const float> scales,
+                           Index heads, Index n) {
+  char what[64], relation[128];
+  const Index count = std::ssize(scales);
+  if (count != n && count != heads * n) {
+    std::snprintf(what, sizeof what, "the number of %s's scales", name);
+    std::snprintf(relation, sizeof relation,
+                  "but format %s has %td of a head, the same for all, or", format.name, n);
+    fail(what, count, relation, "", heads * n);
+  }
+  for (Index i = 0; i < count; ++i) {
+    const float scale = scales[static_cast<std::size_t>(i)];
+    if (scale >= 0.0f && scale < simd::infinity) continue;
+    std::snprintf(what, sizeof what, "%s's scale %td", name, i);
+    fail_range(what, scale, "[0, infinity)");
+  }
+}
+
+// Are rows of the two formats and scales the same bytes?
+inline bool stored_alike(const Format& a, const RowShape& a_shape, const Format& b,
+                         const RowShape& b_shape) {
+  if (&a != &b || a_shape.channel_step != b_shape.channel_step) return false;
+  if (a_shape.scales == b_shape.scales) return true;
+  const auto scale = [](const RowShape& of, Index i) {
+    return of.scales != nullptr ? of.scales[i] : 1.0f;
+  };
+  const Index n = a.scales_apart(a_shape.dim);
+  for (Index i = 0; i < n; ++i)
+    if (scale(a_shape, i) != scale(b_shape, i)) return false;
+  return n > 0;  // scales of a format that does not say how many are its own
+}
+
+}  // namespace detail
+
+QUOKA_FUNC KvCache::Part::Part(const char* name, Index batch, Index kv_heads, Index channels,
+                               const CacheFormat& as)
+    : format(as.format), dim(channels) {
   detail::require_at_least("batch", batch, 1);
   detail::require_at_least("kv_heads", kv_heads, 1);
-  detail::require_at_least("head_dim", key_dim, 1);
-  detail::require_at_least("v's dim", value_dim, 1);
-  for (const Format* const format : {k_format_, v_format_})
-    if (!format->writes)
-      detail::fail_because(std::string("a cache writes, and rows of format ") + format->name +
-                           " are only read");
-  k_ = RowStore<std::byte>(batch, kv_heads, k_format.row_bytes({key_dim}));
-  v_ = RowStore<std::byte>(batch, kv_heads, v_format.row_bytes({value_dim}));
-  inverse_norms_ = RowStore<float>(batch, kv_heads, 1);
+  detail::require_at_least(*name == 'k' ? "head_dim" : "v's dim", dim, 1);
+  if (!format->writes)
+    detail::fail_because(std::string("a cache writes, and rows of format ") + format->name +
+                         " are only read");
+  rows = RowStore<std::byte>(batch, kv_heads, format->row_bytes({dim}));
+  if (as.scales.empty()) return;
+  const Index n = format->scales_apart(dim), count = std::ssize(as.scales);
+  detail::require_scales(name, *format, as.scales, kv_heads, n);
+  scales_step = n;
+  float* to = scales.reserve(kv_heads * n);
+  for (Index head = 0; head < kv_heads; ++head)
+    std::copy_n(as.scales.data() + (count == n ? 0 : head * n), n, to + head * n);
+}
+
+QUOKA_FUNC RowShape KvCache::Part::shape(Index head) const {
+  return {dim, 0, scales_step > 0 ? scales.data() + head * scales_step : nullptr};
+}
+
+QUOKA_FUNC Rows KvCache::Part::view() const {
+  const Rows all(rows.data(), *format, {rows.batch(), rows.heads(), rows.len(), dim},
+                 rows.strides());
+  return scales_step > 0 ? all.with_scales(scales.data(), scales_step) : all;
+}
+
+QUOKA_FUNC void KvCache::Part::put(const Rows& from, Index b, Index head, Index n, Index i,
+                                   float* row) {
+  const RowShape own = shape(head), other = from.shape(head);
+  std::byte* const to = rows.row(b, head, i);
+  if (detail::stored_alike(from.format(), other, *format, own)) {
+    std::memcpy(to, from.row(b, head, n), static_cast<std::size_t>(format->row_bytes(own)));
+  } else {
+    from.format().widen(from.row(b, head, n), other, row);
+    format->narrow(row, own, to);
+  }
+}
+
+QUOKA_FUNC KvCache::KvCache(Index batch, Index kv_heads, Index key_dim, Index value_dim,
+                            const CacheFormat& k_format, const CacheFormat& v_format)
+    : k_("k", batch, kv_heads, key_dim, k_format),
+      v_("v", batch, kv_heads, value_dim, v_format),
+      inverse_norms_(batch, kv_heads, 1) {
   row_.reserve(std::max(key_dim, value_dim));
 }
 
 QUOKA_FUNC void KvCache::check(const Rows& k, const Rows& v) const {
-  detail::require_sizes("k", k.sizes(), {k_.batch(), k_.heads(), k.len(), key_dim_});
-  detail::require_sizes("v", v.sizes(), {k_.batch(), k_.heads(), k.len(), value_dim_});
+  const Index batch = k_.rows.batch(), heads = k_.rows.heads();
+  detail::require_sizes("k", k.sizes(), {batch, heads, k.len(), k_.dim});
+  detail::require_sizes("v", v.sizes(), {batch, heads, k.len(), v_.dim});
   require_outside(k, "k lies in the cache that it is to be appended to");
   require_outside(v, "v lies in the cache that it is to be appended to");
 }
@@ -41,7 +111,7 @@ QUOKA_FUNC void KvCache::require_outside(const Rows& x, std::string_view message
                                {0, 0, 0});
   };
   const detail::ByteLattice rows(x);
-  if (share_memory(whole(k_), rows) || share_memory(whole(v_), rows) ||
+  if (share_memory(whole(k_.rows), rows) || share_memory(whole(v_.rows), rows) ||
       share_memory(whole(inverse_norms_), rows))
     detail::fail_because(message);
 }
@@ -50,31 +120,19 @@ QUOKA_FUNC void KvCache::append(const Rows& k, const Rows& v) {
   check(k, v);
   const Index begin = len(), n = k.len();
   grow(begin + n);
-  const auto put = [&](const Rows& from, Index b, Index head, Index i, const Format& as,
-                       std::byte* to) {
-    const RowShape shape{from.dim()};
-    if (&from.format() == &as && from.stores_alone()) {
-      std::memcpy(to, from.row(b, head, i), static_cast<std::size_t>(as.row_bytes(shape)));
-    } else {
-      from.format().widen(from.row(b, head, i), from.shape(head), row_.data());
-      as.narrow(row_.data(), shape, to);
-    }
-  };
-  for (Index b = 0; b < k.batch(); ++b) {
-    for (Index head = 0; head < k.heads(); ++head) {
+  for (Index b = 0; b < k.batch(); ++b)
+    for (Index head = 0; head < k.heads(); ++head)
       for (Index i = 0; i < n; ++i) {
-        std::byte* const key = k_.row(b, head, begin + i);
-        put(k, b, head, i, *k_format_, key);
-        put(v, b, head, i, *v_format_, v_.row(b, head, begin + i));
+        k_.put(k, b, head, i, begin + i, row_.data());
+        v_.put(v, b, head, i, begin + i, row_.data());
+        const std::byte* const key = k_.rows.row(b, head, begin + i);
         const float* floats = reinterpret_cast<const float*>(key);
-        if (!k_format_->is_float) {
-          k_format_->widen(key, {key_dim_}, row_.data());
+        if (!k_.format->is_float) {
+          k_.format->widen(key, k_.shape(head), row_.data());
           floats = row_.data();
         }
-        *inverse_norms_.row(b, head, begin + i) = detail::inverse_norm_of_row(floats, key_dim_);
+        *inverse_norms_.row(b, head, begin + i) = detail::inverse_norm_of_row(floats, k_.dim);
       }
-    }
-  }
   set_len(begin + n);
 }
 

@@ -10,7 +10,8 @@
 //   channel_major_format()  channel_step apart    x[c], only read                     vLLM's keys
 //
 // i8_format and e4m3_format have one scale per head, i8_channel_format one per channel [dim]. They lie
-// apart from the rows, in RowShape::scales, and are given by Rows::with_scales. Without any they are 1.
+// apart from the rows, in RowShape::scales, and are given by Rows::with_scales, to a cache of the
+// library's by CacheFormat. Without any they are 1.
 // All formats take any dim and any address; channel_major_format wants its elements aligned.
 //
 // Written (rounded to nearest, ties to even):
@@ -24,7 +25,7 @@
 //   i8          saturated at -127 and 127, infinity too: -128 is never written. NaN becomes 0, for
 //               integers have none. |error| <= scale / 2 + 2^-23 |x| up to there
 //   e4m3        saturated at 448, infinity too; NaN stays NaN. With q = x / scale:
-//               |error| <= scale * max(2^-4 |q|, 2^-10) up to there
+//               |error| <= scale * max(2^-4 |q|, 2^-10) up to there, and 1e-45
 //
 // Codes for scoring (Format::read_codes): q8_0 and i8. Keys of q8_0 against one token, three query heads
 // or more to a KV head: where the processor has fast products of 8-bit codes, queries are rounded to

@@ -204,6 +204,7 @@ struct ScaledByteRow {
   static constexpr bool is_float = false;
 
   static Index bytes(const RowShape& shape) { return shape.dim; }
+  static Index scales_apart(Index) { return 1; }
   QUOKA_INLINE static simd::Packet load(ConstRow row, Index c, const RowShape& shape) {
     return simd::mul(simd::broadcast(head_scale(shape)), As::load(row + c));
   }
@@ -247,6 +248,7 @@ struct I8ChannelRow {
   static constexpr bool is_float = false;
 
   static Index bytes(const RowShape& shape) { return shape.dim; }
+  static Index scales_apart(Index dim) { return dim; }
   QUOKA_INLINE static simd::Packet load(ConstRow row, Index c, const RowShape& shape) {
     const float* const scales = shape.scales != nullptr ? shape.scales + c : ones.data();
     return simd::mul(simd::load_unaligned(scales), simd::load_int8(int8_at(row, c)));

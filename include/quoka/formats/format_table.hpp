@@ -5,6 +5,7 @@
 //     static constexpr bool is_float = false;
 //     static constexpr Index element_bytes = 2;  // optional: Format::element_bytes
 //     static Index bytes(const RowShape&);                                // of a row
+//     static Index scales_apart(Index dim);  // optional: how many floats RowShape::scales holds
 //     static simd::Packet load(ConstRow row, Index c, const RowShape&);   // `lanes` channels from c
 //     static float at(ConstRow row, Index c, const RowShape&);            // one channel
 //     // to be written channel by channel ...
@@ -73,6 +74,12 @@ constexpr Index element_bytes_of() {
 }
 
 template <class Row>
+Index scales_apart_of([[maybe_unused]] Index dim) {
+  if constexpr (requires { Row::scales_apart(dim); }) return Row::scales_apart(dim);
+  return 0;
+}
+
+template <class Row>
 void read_code_rows(const ConstRow* rows, Index count, const RowShape& shape, std::uint8_t* codes,
                     float* scales) {
   const Index groups = ceil_div(shape.dim, code_group), width = groups * code_group;
@@ -105,6 +112,7 @@ constexpr Format format_table() {
                 .writes = detail::RowNarrower<Row> || detail::ChannelWriter<Row>,
                 .element_bytes = detail::element_bytes_of<Row>(),
                 .row_bytes = Row::bytes,
+                .scales_apart = detail::scales_apart_of<Row>,
                 .widen = detail::widen_row<Row>,
                 .narrow = detail::narrow_of<Row>(),
                 .pack_key_tile = detail::pack_key_tile<Row>,

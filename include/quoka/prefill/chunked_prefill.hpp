@@ -27,8 +27,8 @@ inline namespace QUOKA_ABI {
 template <Selector S, Storage T = float>
 class ChunkedPrefill {
  public:
-  // Throws std::invalid_argument for sizes below 1 and q_heads not a multiple of kv_heads.
-  // Throws for options that attention() refuses, too.
+  // Throws std::invalid_argument for sizes below 1, q_heads not a multiple of kv_heads, and formats
+  // and scales that KvCache refuses. Throws for options that attention() refuses, too.
   explicit ChunkedPrefill(const LayerShape& shape, const typename S::Options& options = {},
                           const AttentionOptions& attention = {}, typename S::State state = {})
       : shape_(checked(shape)),
@@ -36,9 +36,10 @@ class ChunkedPrefill {
         attention_(attention),
         sink_logits_(attention.sink_logits.begin(), attention.sink_logits.end()),
         state_(std::move(state)),
-        cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim, *shape_.k_format,
-               *shape_.v_format) {
+        cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim,
+               {*shape_.k_format, shape_.k_scales}, {*shape_.v_format, shape_.v_scales}) {
     detail::check_options(attention, shape.q_heads);
+    shape_.k_scales = shape_.v_scales = {};  // the cache has its own
     attention_.sink_logits = sink_logits_;
   }
 

@@ -4,6 +4,8 @@
 #include <quoka/formats/format.hpp>
 #include <quoka/views/index.hpp>
 
+#include <span>
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -15,6 +17,8 @@ struct LayerShape {
   Index batch = 1;  // sequences of equal length
   // Of the layer's cache; null: that of the layer's element type.
   const Format *k_format = nullptr, *v_format = nullptr;
+  // Of formats that keep scales apart: CacheFormat::scales (kv_cache.hpp). The layer copies them.
+  std::span<const float> k_scales = {}, v_scales = {};
 };
 
 }  // namespace QUOKA_ABI

@@ -269,7 +269,7 @@ inline Rows paged(const Rows& pool, std::span<const Position> table, Index len) 
   Rows rows = pool;
   rows.sizes_[0] = 1, rows.sizes_[2] = len;
   if (len == 0) return rows;
-  const Index page_len = pool.len(), used = page_len > 0 ? ceil_div(len, page_len) : len;
+  const Index page_len = pool.len(), used = page_len > 0 ? (len - 1) / page_len + 1 : len;
   detail::require_at_least("the tokens of a page", page_len, 1);
   detail::require_at_least("the number of entries of the block table", std::ssize(table), used);
   Rows::require_below("an entry of the block table", table.first(static_cast<std::size_t>(used)),

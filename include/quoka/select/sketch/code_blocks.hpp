@@ -25,7 +25,7 @@ class CodeBlocks {
 
   // Rows of the sketch that hold keys [first, first + n), 0 < n <= 16.
   void rows(Index first, Index n, Index* to) const {
-    if (in_one_block(first, n))
+    if (in_one_block(first))
       for (Index i = 0, begin = row(first); i < n; ++i) to[i] = begin + i;
     else
       for (Index i = 0; i < n; ++i) to[i] = row(first + i);
@@ -34,7 +34,7 @@ class CodeBlocks {
   // The codes of the same keys: in place, or in half 0 or 1 of what is gathered.
   const std::uint8_t* block(Index first, Index n, Index half) const {
     constexpr Index width = simd::code_block;
-    if (in_one_block(first, n)) return sketch_.codes(b_, head_, row(first) / width);
+    if (in_one_block(first)) return sketch_.codes(b_, head_, row(first) / width);
     Index rows[width];
     this->rows(first, n, rows);
     bool in_place = true;
@@ -58,8 +58,8 @@ class CodeBlocks {
 
  private:
   Index row(Index key) const { return places_ != nullptr ? (*places_)(key) : key; }
-  bool in_one_block(Index first, Index n) const {
-    return places_ == nullptr || (n == simd::code_block && places_->keeps_blocks(first));
+  bool in_one_block(Index first) const {
+    return places_ == nullptr || places_->keeps_blocks(first);
   }
 
   const KeySketch& sketch_;
