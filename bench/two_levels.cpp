@@ -67,9 +67,9 @@ std::vector<Method> methods_for(Index group, Index budget, const Flags& flags) {
     for (const Index block : flags.blocks)
       for (const Index candidates : flags.candidates) {
         options.two_levels = {block, candidates};
-        methods.push_back({name + ".blocks" + std::to_string(block) + ".candidates" +
-                               std::to_string(candidates),
-                           options});
+        methods.push_back(
+            {name + ".blocks" + std::to_string(block) + ".candidates" + std::to_string(candidates),
+             options});
       }
   }
   return methods;
@@ -120,14 +120,14 @@ void measure_time(const Flags& flags, nlohmann::json& json,
       for (std::size_t r = 0; r < seconds[m].size(); ++r)
         ratios.push_back(seconds[base][r] / seconds[m][r]);
       logs[m].push_back(median(seconds[m]));
-      json["time"].push_back({{"keys", len},
-                              {"method", methods[m].name},
-                              {"seconds", median(seconds[m])},
-                              {"one_level_takes_times", median(ratios)},
-                              {"kept_bytes_per_key_and_head",
-                               static_cast<double>(states[m].kept_bytes()) /
-                                   static_cast<double>(most * kv_heads)},
-                              {"rounds", seconds[m]}});
+      json["time"].push_back(
+          {{"keys", len},
+           {"method", methods[m].name},
+           {"seconds", median(seconds[m])},
+           {"one_level_takes_times", median(ratios)},
+           {"kept_bytes_per_key_and_head",
+            static_cast<double>(states[m].kept_bytes()) / static_cast<double>(most * kv_heads)},
+           {"rounds", seconds[m]}});
     }
   }
   for (std::size_t m = 0; m < methods.size(); ++m) {
@@ -168,7 +168,8 @@ struct Found {
 // Directions less their mean, of one head.
 class Directions {
  public:
-  Directions(quoka::TensorView<const float> k, Index head) : k_(k), head_(head), mean_(uz(k.dim())) {
+  Directions(quoka::TensorView<const float> k, Index head)
+      : k_(k), head_(head), mean_(uz(k.dim())) {
     for (Index t = 0; t < k.len(); ++t)
       for (Index c = 0; c < k.dim(); ++c)
         mean_[uz(c)] += k.row(0, head, t)[c] / static_cast<float>(k.len());
@@ -206,7 +207,8 @@ std::vector<std::vector<Index>> plant(Keys& q, quoka::TensorView<const float> k,
       const auto pick = [&](Index below) {
         return static_cast<Index>(random() % static_cast<unsigned>(below));
       };
-      const Index needle = pick(k.len()), other = pick(k.len()), i = n * chunk / 8 + pick(chunk / 8);
+      const Index needle = pick(k.len()), other = pick(k.len()),
+                  i = n * chunk / 8 + pick(chunk / 8);
       const std::vector<float> to = direction(needle), beside = direction(other);
       for (Index r = 0; r < group; ++r) {
         float length = 0.0f;
@@ -272,13 +274,13 @@ void report(const std::string& data, Index keys, Index budget, const std::vector
   const auto share = [](double part, double whole) { return whole > 0.0 ? part / whole : 0.0; };
   for (std::size_t m = 0; m < methods.size(); ++m) {
     const double needles = share(planted[m].found, planted[m].needles);
-    nlohmann::json& entry = json["kept"].emplace_back(nlohmann::json{
-        {"data", data},
-        {"keys", keys},
-        {"budget", budget},
-        {"method", methods[m].name},
-        {"needles", needles},
-        {"needles_of_one_level", planted[m].needles}});
+    nlohmann::json& entry =
+        json["kept"].emplace_back(nlohmann::json{{"data", data},
+                                                 {"keys", keys},
+                                                 {"budget", budget},
+                                                 {"method", methods[m].name},
+                                                 {"needles", needles},
+                                                 {"needles_of_one_level", planted[m].needles}});
     std::string mass;
     if (plain[m].rows > 0.0) {
       entry["mass_kept"] = share(plain[m].mass, plain[m].rows);
@@ -354,14 +356,16 @@ int run(const Flags& flags) {
 int main(int argc, char** argv) {
   Flags flags;
   flags.command = command_line(argc, argv);
-  CLI::App app("Selection in one and in two levels: time against the length of the cache, mass kept, "
-               "needles found");
+  CLI::App app(
+      "Selection in one and in two levels: time against the length of the cache, mass kept, "
+      "needles found");
   app.add_option("capture", flags.capture, "a safetensors file of recorded layers");
   const auto list = [&](const char* name, std::vector<Index>& values, const char* help) {
     app.add_option(name, values, help)->delimiter(',')->capture_default_str();
   };
   list("--lengths", flags.lengths, "cached keys at which selection is timed; 0: none");
-  list("--needle-lengths", flags.needle_lengths, "cached keys of normal numbers with needles; 0: none");
+  list("--needle-lengths", flags.needle_lengths,
+       "cached keys of normal numbers with needles; 0: none");
   list("--budgets", flags.budgets, "keys per KV head, for the recorded layers");
   list("--blocks", flags.blocks, "keys of a block");
   list("--candidates", flags.candidates, "keys looked at, times the budget");

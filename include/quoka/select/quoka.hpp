@@ -21,6 +21,9 @@
 // per_head. With a sketch from 8-bit logits alone, in 0.3 of the time: nearly the same Selection
 // (sketch/sketched_mass.hpp).
 //
+// TwoLevels: blocks of keys by their means first, then the keys of the best blocks alone, so that the cost
+// hardly grows with the cache (sketch/block_levels.hpp).
+//
 // Source: Jones et al., "QuoKA: Query-Oriented KV Selection for Efficient LLM Prefill", ICLR 2026,
 // arXiv 2602.08722. Deviations, all off by default: options.hpp, steps/top_k.hpp, Domain::softmax.
 // Algorithm 1 gathers normalised keys for attention; here attention gets the raw ones, as Algorithm 2
@@ -52,7 +55,7 @@ struct QuokaOptions {
   Domain domain = Domain::logit;                       // softmax: the kept queries' own attention
   TopKOptions top_k = {};                              // window, sinks and recent keys
   Sketch sketch = Sketch::automatic;                   // 8-bit codes: what they promise is there
-  TwoLevels two_levels = {};                           // blocks first: off; always with a sketch
+  TwoLevels two_levels = {};                           // blocks first; 0: off. Always with a sketch
 
   // The paper's, which are the defaults.
   static QuokaOptions paper(Budget budget = 1024) { return {.budget = budget}; }

@@ -20,7 +20,8 @@ QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) 
   detail::require_sized(options.budget, "a selection in two levels");
   if (options.sketch == Sketch::off) detail::fail_because("two levels need a sketch of the keys");
   if (options.domain == Domain::logit && options.scoring == Scoring::dot)
-    detail::fail_because("two levels need cosines or the softmax domain: dot products have no sketch");
+    detail::fail_because(
+        "two levels need cosines or the softmax domain: dot products have no sketch");
 }
 
 namespace detail {
@@ -31,9 +32,8 @@ inline bool are_codes(const Rows& k) { return !k.empty() && k.format().read_code
 QUOKA_FUNC bool QuokaScorer::uses_sketch() const {
   const bool softmax = options_.domain == Domain::softmax;
   const bool fast = softmax ? detail::sketched_mass_is_fast() : detail::sketch_is_fast();
-  const bool wanted =
-      options_.sketch == Sketch::on || two_levels() ||
-      (options_.sketch == Sketch::automatic && fast);
+  const bool wanted = options_.sketch == Sketch::on || two_levels() ||
+                      (options_.sketch == Sketch::automatic && fast);
   return wanted && !options_.budget.by_scores() && (softmax || scoring() == Scoring::cosine);
 }
 
@@ -128,10 +128,21 @@ QUOKA_FUNC bool QuokaScorer::select_by_levels(const SelectorInput& input, Index 
                                               State& state, Selection& selection,
                                               ExecutorRef executor) const {
   if (input.sketch != nullptr)
-    detail::fail_because("two levels need a sketch that the State keeps: that of a cache has no blocks");
+    detail::fail_because(
+        "two levels need a sketch that the State keeps: that of a cache has no blocks");
   const Rows& k = input.k;
   const Index block = options_.two_levels.block, rows = kept_rows(input);
   const detail::LevelPlan plan(k.len(), budget, options_.two_levels, options_.top_k);
+  // Memory for all that the cache has room for.
+  const Index room = std::max(input.capacity, k.len()), tasks = k.batch() * k.heads();
+  const detail::LevelPlan later(room, options_.budget.keys(room), options_.two_levels,
+                                options_.top_k);
+  if (const Index most = tasks * later.most_candidates(block); most > 0) {
+    state.candidates.cells.reserve_amortised(most);
+    state.sketch.errors.reserve_amortised(most);
+    state.picked.reserve(most / block);
+    state.picked.select_none(k.batch(), k.heads(), 0);
+  }
   if (plan.highest() == 0 || state.sketch.keys.len() != k.len() || k.map().cells != nullptr ||
       !detail::codes_fit(rows, k.dim(), options_.aggregation))
     return false;
@@ -157,8 +168,9 @@ QUOKA_FUNC void QuokaScorer::select_level(const detail::LevelPlan& plan, Index j
   const Index rows = kept_rows(input), tasks = k.batch() * k.heads();
   // Candidates grow by less than a block before the next block is whole.
   const Index count = some != nullptr ? some->count : k.len();
-  const Index most = some != nullptr ? round_up(count + 1, options_.two_levels.block)
-                                     : std::max(input.capacity, input.k.len()) / (input.k.len() / k.len());
+  const Index most = some != nullptr
+                         ? round_up(count + 1, options_.two_levels.block)
+                         : std::max(input.capacity, input.k.len()) / (input.k.len() / k.len());
   if (options_.domain == Domain::logit)
     return detail::sketched_top_k(&sketch, detail::SketchOf::keys, state.q_bar.data(), rows, k,
                                   j > 0 ? TensorView<const float, 3>{} : input.inverse_norms,
@@ -185,7 +197,8 @@ QUOKA_FUNC void QuokaScorer::appended(const SelectorInput& input, State& state,
                                       ExecutorRef executor) const {
   if (!sketches(input)) return;
   state.sketch.keys.append(input.k, input.capacity, executor);
-  if (two_levels()) state.blocks.append(input.k, options_.two_levels.block, input.capacity, executor);
+  if (two_levels())
+    state.blocks.append(input.k, options_.two_levels.block, input.capacity, executor);
 }
 
 }  // namespace QUOKA_ABI

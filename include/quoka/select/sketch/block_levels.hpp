@@ -1,33 +1,32 @@
-// Blocks of keys by their mean, blocks of such blocks by the mean of the means, and so on: what a look
-// at few rows proposes for the next look (TwoLevels of options.hpp).
+// Levels of blocks: keys in blocks by their mean, these in blocks again, and so on. A look at few rows
+// proposes what the next look is at (TwoLevels of options.hpp).
 //
 //   level 0      the keys, n[0] of them
-//   level j      row i is the mean of rows [i b, (i + 1) b) of level j - 1, b = TwoLevels::block; whole
+//   level j      row i is the mean of rows [i b, (i + 1) b) of level j - 1, b = TwoLevels::block: whole
 //                blocks alone, n[j] = n[j - 1] / b rounded down. Keys with a NaN or an infinity do not count
-//   wanted[0]    = budget; wanted[j] = c wanted[j - 1] / b rounded up, c = TwoLevels::candidates
+//   wanted[0]    = budget
+//   wanted[j]    = c wanted[j - 1] / b rounded up, c = TwoLevels::candidates; no fewer than are forced
 //
-// Selection goes down from the highest level of which fewer rows are wanted than there are, and below
-// which each level wants fewer, too: a level's scorer picks its wanted[j] best rows, among all rows of the
-// highest level, and on the levels below among candidates: the rows of the blocks that were picked, and
-// those behind the last whole block. The first block is always picked, and so are those that hold
-// forced keys. Scorers are those of one level, for the means as for the keys: cosines, exact as
-// ever; in Domain::softmax the largest share of a row's attention on the means of a level, and below, on
-// the keys, shares among the candidates.
+// Level j is used where c wanted[j - 1] <= n[j - 1], wanted[j] < n[j], and level j - 1 is used. Of the
+// highest one all rows are scored, and the wanted[j] best are picked. Below, candidates are scored: the
+// rows of the blocks that were picked, and those behind the last whole block. Forced are the first block
+// of each level and the blocks that hold forced keys. A level is scored as keys are in one level: by
+// cosines, exactly; in Domain::softmax by each row's shares among the candidates, of blocks their largest.
 //
-// What is guaranteed: the Selection is the best of the candidates, bit for bit (cosine; softmax within
-// sketched_mass.hpp's bound); it is one level's where the candidates are all keys. Nothing is promised of
-// keys in blocks that were not picked: a key alone in its direction adds 1 / b of itself to the mean.
+// What is guaranteed: the Selection is the best of the candidates, bit for bit what one level would make of
+// these keys alone; where candidates would be all keys it is one level's. Nothing is promised of keys in
+// other blocks: a key that its neighbours do not resemble adds 1 / b of itself to their mean.
 //
-// A scan of at most n[j] (highest) + sum of c wanted[j] rows: with a budget of 1,024, b = 32 and c = 8 no
-// more than 12,500 of any number of keys. Each level's sketch and means take 5 * head_dim + 12 bytes a
-// row, with b = 32 and 128 channels 21 bytes a key in all, beside 140 of the keys' sketch. A mean is made
-// when the last key of its block comes.
+// Scores n of the highest level + the sum of c wanted[j] rows: with a budget of 1,024, b = 32 and c = 8
+// some 11,000 of any number of keys. Keeps 5 head_dim + 12 bytes a row of levels 1 and up. A mean is
+// made when the last key of its block comes: one more read of the key.
 #pragma once
 
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/cache/row_store.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/select/sketch/candidates.hpp>
+#include <quoka/views/selection.hpp>
 
 #include <vector>
 
@@ -37,10 +36,9 @@ namespace detail {
 
 class BlockLevels {
  public:
-  // Rows of level j, from 1 on, and how many levels there are above the keys.
+  // Rows of level j, from 1 on.
   Rows means(Index j) const { return level(j).means.view(); }
   const KeySketch& sketch(Index j) const { return level(j).sketch; }
-  Index levels() const { return std::ssize(levels_); }
 
   // Means of the blocks that keys [len, k.len()) complete; room for those of `capacity` keys.
   void append(const Rows& k, Index block, Index capacity, ExecutorRef executor);
@@ -63,23 +61,20 @@ class BlockLevels {
 // One entry: all keys are scored.
 struct LevelPlan {
   struct Level {
-    Index rows = 0, wanted = 0;        // n[j], wanted[j]
+    Index rows = 0, wanted = 0;  // n[j], wanted[j]
     Index keep_first = 0, keep_last = 0;
   };
-  static constexpr Index most = 16;  // blocks have 16 keys at least
-  Level level[most];
+  static constexpr Index most_levels = 16;  // blocks have 16 keys at least
+  Level level[most_levels];
   Index count = 0;
 
   LevelPlan(Index kv_len, Index budget, const TwoLevels& two_levels, const TopKOptions& forced);
   Index highest() const { return count - 1; }
-  // Of level j, below the highest.
-  Index candidates(Index j, Index block) const {
-    return level[j + 1].wanted * block + level[j].rows % block;
-  }
+  // Of any level, for this length and for those up to the next whole block.
+  Index most_candidates(Index block) const;
 };
 
-// candidates [batch, kv_heads, plan.candidates(j)] of level j: the rows of the picked blocks, and those
-// behind the last whole block.
+// The candidates among `rows` rows: those of the picked blocks, and those behind the last whole block.
 void expand_blocks(const Selection& picked, Index block, Index rows, Candidates& candidates,
                    ExecutorRef executor);
 

@@ -36,14 +36,15 @@ QUOKA_FUNC void BlockLevels::append(const Rows& k, Index block, Index capacity,
   floats_.reserve(executor.workers(), k);
   Rows below = k;
   Index room = std::max(capacity, k.len());
-  for (std::size_t j = 0; below.len() >= block; ++j) {
+  for (std::size_t j = 0; room >= block; ++j) {  // levels that have no row yet have room for theirs
     if (j == levels_.size()) levels_.emplace_back();
     RowStore<float>& means = levels_[j].means;
     KeySketch& sketch = levels_[j].sketch;
     means.reshape(k.batch(), k.heads(), k.dim());
     means.reserve(room /= block);
     sketch.truncate(means.len());
-    const Index begin = sketch.len(), end = below.len() / block;  // means without codes are made again
+    const Index begin = sketch.len(),
+                end = below.len() / block;  // means without codes are made again
     means.resize(end);
     executor.run(k.batch() * k.heads(), [&](Index task, int worker) {
       const Index b = task / k.heads(), head = task % k.heads();
@@ -77,7 +78,7 @@ QUOKA_FUNC LevelPlan::LevelPlan(Index kv_len, Index budget, const TwoLevels& two
   const Index first = std::min(forced.keep_first, budget);
   level[count++] = {kv_len, budget, first, std::min(forced.keep_last, budget - first)};
   const Index block = two_levels.block;
-  while (block > 0 && count < most) {
+  while (block > 0 && count < most_levels) {
     const Level& below = level[count - 1];
     if (two_levels.candidates > below.rows / below.wanted) break;
     Level above;
@@ -91,11 +92,17 @@ QUOKA_FUNC LevelPlan::LevelPlan(Index kv_len, Index budget, const TwoLevels& two
   }
 }
 
+QUOKA_FUNC Index LevelPlan::most_candidates(Index block) const {
+  Index most = 0;
+  for (Index j = 1; j < count; ++j) most = std::max(most, (level[j].wanted + 1) * block);
+  return most;
+}
+
 QUOKA_FUNC void expand_blocks(const Selection& picked, Index block, Index rows,
                               Candidates& candidates, ExecutorRef executor) {
   const Index heads = picked.kv_heads(), tasks = picked.batch() * heads, tail = rows % block;
   candidates.count = picked.max_count() * block + tail;
-  Position* const cells = candidates.cells.reserve_amortised(tasks * candidates.count);
+  Position* const cells = candidates.cells.reserve(tasks * candidates.count);
   executor.run(tasks, [&](Index task, int) {
     Position* to = cells + task * candidates.count;
     const auto put = [&](Index first, Index n) {
