@@ -137,10 +137,13 @@ QUOKA_FUNC bool QuokaScorer::select_by_levels(const SelectorInput& input, Index 
   const Index room = std::max(input.capacity, k.len()), tasks = k.batch() * k.heads();
   const detail::LevelPlan later(room, options_.budget.keys(room), options_.two_levels,
                                 options_.top_k);
-  if (const Index most = tasks * later.most_candidates(block); most > 0) {
-    state.candidates.cells.reserve_amortised(most);
-    state.sketch.errors.reserve_amortised(most);
-    state.picked.reserve(most / block);
+  if (const Index most = later.most_candidates(block); most > 0) {
+    const Index most_rows = std::max(most, room / block);
+    state.candidates.cells.reserve_amortised(tasks * most);
+    state.sketch.errors.reserve_amortised(tasks * most);
+    state.sketch.scores.reserve_amortised(tasks * most_rows);
+    state.sketch.top_k.reserve(executor.workers(), most_rows, 1);
+    state.picked.reserve(tasks * most / block);
     state.picked.select_none(k.batch(), k.heads(), 0);
   }
   if (plan.highest() == 0 || state.sketch.keys.len() != k.len() || k.map().cells != nullptr ||
