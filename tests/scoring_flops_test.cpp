@@ -51,7 +51,8 @@ TEST(ScoringFlops, OfQuokaCountRankingOnlyWhereQueriesAreRanked) {
   EXPECT_EQ(scoring_flops(options, small), 2 * 2 * 7 * 50 * 3 + 4 * 4 * 7 * 3);
 }
 
-TEST(ScoringFlops, OfBlocksRoundUp) {  // 7 queries and 57 keys in rows of 4, 50 keys in blocks of 16
+TEST(ScoringFlops,
+     OfBlocksRoundUp) {  // 7 queries and 57 keys in rows of 4, 50 keys in blocks of 16
   EXPECT_EQ(scoring_flops(XAttentionOptions{.budget = 10, .stride = 4}, small),
             2 * 4 * 2 * 15 * 4 * 3);
   EXPECT_EQ(scoring_flops(FlashPrefillOptions{.budget = 10, .block = 16}, small),
@@ -59,6 +60,17 @@ TEST(ScoringFlops, OfBlocksRoundUp) {  // 7 queries and 57 keys in rows of 4, 50
   EXPECT_EQ(scoring_flops(XAttentionOptions{.budget = Budget::mass(0.9), .stride = 4}, small),
             2 * 4 * 2 * 15 * 4 * 3);
   EXPECT_EQ(scoring_flops(XAttentionOptions{.budget = Budget::mass(0.9, 50)}, small), 0.0);
+}
+
+TEST(ScoringFlops, OfTwoLevelsAreThoseOfTheRowsLookedAt) {
+  const ChunkShape shape{4, 2, 3, 7, 1000};
+  QuokaOptions options{.budget = 20, .n_queries = 7, .two_levels = {.block = 16, .candidates = 4}};
+  const double queries = 4 * 4 * 7 * 3;
+  // 5 of 62 blocks; 2 of 3 blocks of them, and 14 behind
+  EXPECT_EQ(scoring_flops(options, shape),
+            2 * 2 * 7 * (5 * 16 + 8 + 2 * 16 + 14 + 3) * 3 + queries);
+  options.two_levels.candidates = 50;
+  EXPECT_EQ(scoring_flops(options, shape), 2 * 2 * 7 * 1000 * 3 + queries);
 }
 
 TEST(ScoringFlops, OfEvictionDoNotGrowWithThePast) {

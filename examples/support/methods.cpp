@@ -118,6 +118,8 @@ bool vary_quoka(const std::string& part, Index group, quoka::QuokaOptions& o) {
       {"first", [](QuokaOptions& q, Index n) { q.top_k.keep_first = n; }},
       {"recent", [](QuokaOptions& q, Index n) { q.top_k.keep_last = n; }},
       {"queries", [](QuokaOptions& q, Index n) { q.n_queries = n; }},
+      {"blocks", [](QuokaOptions& q, Index n) { q.two_levels.block = n; }},
+      {"candidates", [](QuokaOptions& q, Index n) { q.two_levels.candidates = n; }},
   };
   if (const auto word = words.find(part); word != words.end()) {
     word->second(o);

@@ -4,6 +4,7 @@
 //
 //   quoka             2 kv_heads R P d, R = N, or group N rows with per_head
 //                     + 4 q_heads N d, + 5 q_heads B d where queries are ranked
+//                     two levels: the rows of the highest level and the candidates below, in place of P
 //   sample_attention  2 q_heads N P d;   logit  2 kv_heads P d + q_heads N d
 //   sparq             2 q_heads B P r + 2 q_heads B d;   logit  2 kv_heads P d + 3 q_heads B d
 //   loki              2 q_heads B P r + 2 (q_heads + kv_heads) B d r
@@ -43,6 +44,19 @@ inline double product(std::initializer_list<Index> factors) {
   return x;
 }
 
+// Rows that QuoKA scores for each KV head: all keys, or those of its levels.
+inline Index scored_rows(const quoka::QuokaOptions& o, Index kv_len) {
+  const auto [block, candidates] = o.two_levels;
+  Index rows = 0, len = kv_len, wanted = o.budget.keys(kv_len);
+  while (block > 0 && wanted > 0 && candidates <= len / wanted) {
+    const Index blocks = quoka::ceil_div(candidates * wanted, block);
+    if (blocks >= len / block) break;
+    rows += blocks * block + len % block;
+    wanted = blocks, len /= block;
+  }
+  return rows + len;
+}
+
 inline double flops(const quoka::QuokaOptions& o, const ChunkShape& c) {
   const Index n = std::min(o.n_queries, c.q_len);
   const bool per_head = o.group_mode == quoka::GroupMode::per_head;
@@ -51,7 +65,8 @@ inline double flops(const quoka::QuokaOptions& o, const ChunkShape& c) {
                        o.query_choice == QueryChoice::dissimilar_and_last ||
                        (o.query_choice == QueryChoice::mixed && n >= 4);  // a quarter of them
   const bool ranked = c.q_len > n && by_rank;
-  return product({2, per_head ? c.q_heads : c.kv_heads, n, c.kv_len, c.head_dim}) +
+  const Index rows = scored_rows(o, c.kv_len);
+  return product({2, per_head ? c.q_heads : c.kv_heads, n, rows, c.head_dim}) +
          product({4, c.q_heads, n, c.head_dim}) +
          (ranked ? product({5, c.q_heads, c.q_len, c.head_dim}) : 0.0);
 }

@@ -59,9 +59,11 @@ class KeySketch {
   struct Places {
     RowMap map;
     Index begin = 0;
+    bool in_blocks = false;  // 16 keys from a multiple of 16 on lie in one block, in their order
     Index operator()(Index i) const { return map.any() ? map.pool_row(begin + i) : begin + i; }
     // Do 16 keys from i on lie in one block of the sketch, in their order?
     bool keeps_blocks(Index i) const {
+      if (in_blocks) return i % 16 == 0;
       return map.cells == nullptr && (map.pages == nullptr || map.page_len % 16 == 0) &&
              (begin + i) % 16 == 0;
     }

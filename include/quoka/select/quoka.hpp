@@ -21,6 +21,9 @@
 // per_head. With a sketch from 8-bit logits alone, in 0.3 of the time: nearly the same Selection
 // (sketch/sketched_mass.hpp).
 //
+// TwoLevels: blocks of keys by their means first, then the keys of the best blocks alone, so that the cost
+// hardly grows with the cache (sketch/block_levels.hpp).
+//
 // Source: Jones et al., "QuoKA: Query-Oriented KV Selection for Efficient LLM Prefill", ICLR 2026,
 // arXiv 2602.08722. Deviations, all off by default: options.hpp, steps/top_k.hpp, Domain::softmax.
 // Algorithm 1 gathers normalised keys for attention; here attention gets the raw ones, as Algorithm 2
@@ -29,6 +32,7 @@
 
 #include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
+#include <quoka/select/sketch/block_levels.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/select/sketch/sketched_top_k.hpp>
 #include <quoka/select/steps/pre_aggregate.hpp>
@@ -51,6 +55,7 @@ struct QuokaOptions {
   Domain domain = Domain::logit;                       // softmax: the kept queries' own attention
   TopKOptions top_k = {};                              // window, sinks and recent keys
   Sketch sketch = Sketch::automatic;                   // 8-bit codes: what they promise is there
+  TwoLevels two_levels = {};                           // blocks first; 0: off. Always with a sketch
 
   // The paper's, which are the defaults.
   static QuokaOptions paper(Budget budget = 1024) { return {.budget = budget}; }
@@ -86,22 +91,31 @@ class QuokaScorer {
     QueryScoreState softmax;
     detail::SketchedMassState sketched_mass;
     detail::SketchState sketch;  // grows with the cache: appended()
+    detail::BlockLevels blocks;  // likewise, for two levels
+    detail::Candidates candidates;
+    Selection picked;  // blocks
 
-    void truncate(Index kv_len) { sketch.keys.truncate(kv_len); }
-    Index kept_bytes() const { return sketch.keys.bytes(); }
+    void truncate(Index kv_len) {
+      sketch.keys.truncate(kv_len);
+      blocks.truncate(kv_len);
+    }
+    Index kept_bytes() const { return sketch.keys.bytes() + blocks.bytes(); }
     Index bytes() const {
       return positions.bytes() + q_bar.bytes() + subselect.bytes() + rows.bytes() + score.bytes() +
-             softmax.bytes() + sketched_mass.bytes() + sketch.bytes();
+             softmax.bytes() + sketched_mass.bytes() + sketch.bytes() + blocks.bytes() +
+             candidates.bytes();
     }
   };
 
-  // Throws std::invalid_argument for n_queries < 1.
+  // Throws std::invalid_argument for n_queries < 1, and for two levels with a block that is no multiple of
+  // 16, fewer than 2 candidates, a budget by scores, a window, Sketch::off, or Scoring::dot.
   explicit QuokaScorer(const Options& options = {});
 
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const;
 
-  // The Selection by way of the sketch; false, and nothing done, where there is none of all keys.
+  // The Selection by way of the sketch; false, and nothing done, where there is none of all keys. Throws
+  // std::invalid_argument for two levels with SelectorInput::sketch, which knows cells and no order.
   bool select(const SelectorInput& input, Index budget, State& state, Selection& selection,
               ExecutorRef executor) const;
 
@@ -123,6 +137,11 @@ class QuokaScorer {
                      ExecutorRef executor) const;
   bool uses_sketch() const;
   bool sketches(const SelectorInput& input) const;
+  bool two_levels() const { return options_.two_levels.block > 0; }
+  bool select_by_levels(const SelectorInput& input, Index budget, State& state,
+                        Selection& selection, ExecutorRef executor) const;
+  void select_level(const detail::LevelPlan& plan, Index j, const SelectorInput& input,
+                    State& state, Selection& selection, ExecutorRef executor) const;
 
   Options options_;
 };

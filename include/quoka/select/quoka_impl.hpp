@@ -10,6 +10,18 @@ inline namespace QUOKA_ABI {
 
 QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) {
   detail::require_at_least("n_queries", options.n_queries, 1);
+  const TwoLevels& levels = options.two_levels;
+  detail::require_at_least("the block of two levels", levels.block, 0);
+  if (levels.block == 0) return;
+  detail::require_multiple("the block of two levels", levels.block, "a block of codes",
+                           simd::code_block);
+  detail::require_at_least("the candidates of two levels, times the budget,", levels.candidates, 2);
+  detail::require_equal("the window, with two levels,", options.top_k.window, "none", 1);
+  detail::require_sized(options.budget, "a selection in two levels");
+  if (options.sketch == Sketch::off) detail::fail_because("two levels need a sketch of the keys");
+  if (options.domain == Domain::logit && options.scoring == Scoring::dot)
+    detail::fail_because(
+        "two levels need cosines or the softmax domain: dot products have no sketch");
 }
 
 namespace detail {
@@ -20,15 +32,15 @@ inline bool are_codes(const Rows& k) { return !k.empty() && k.format().read_code
 QUOKA_FUNC bool QuokaScorer::uses_sketch() const {
   const bool softmax = options_.domain == Domain::softmax;
   const bool fast = softmax ? detail::sketched_mass_is_fast() : detail::sketch_is_fast();
-  const bool wanted =
-      options_.sketch == Sketch::on || (options_.sketch == Sketch::automatic && fast);
+  const bool wanted = options_.sketch == Sketch::on || two_levels() ||
+                      (options_.sketch == Sketch::automatic && fast);
   return wanted && !options_.budget.by_scores() && (softmax || scoring() == Scoring::cosine);
 }
 
 // Does the State keep a sketch of these keys?
 QUOKA_FUNC bool QuokaScorer::sketches(const SelectorInput& input) const {
   return uses_sketch() && input.sketch == nullptr &&
-         (options_.domain == Domain::softmax || !detail::are_codes(input.k));
+         (options_.domain == Domain::softmax || two_levels() || !detail::are_codes(input.k));
 }
 
 // Queries that score for each KV head.
@@ -89,7 +101,9 @@ QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& st
 
 QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, State& state,
                                     Selection& selection, ExecutorRef executor) const {
-  if (!uses_sketch() || options_.domain == Domain::softmax) return false;
+  if (!uses_sketch()) return false;
+  if (two_levels() && select_by_levels(input, budget, state, selection, executor)) return true;
+  if (options_.domain == Domain::softmax) return false;
   using detail::SketchOf;
   const SketchOf what = input.sketch != nullptr      ? SketchOf::cache
                         : detail::are_codes(input.k) ? SketchOf::codes
@@ -109,9 +123,85 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
   return true;
 }
 
+// From the highest level of blocks down to the keys. False, and nothing done, where all keys are scored.
+QUOKA_FUNC bool QuokaScorer::select_by_levels(const SelectorInput& input, Index budget,
+                                              State& state, Selection& selection,
+                                              ExecutorRef executor) const {
+  if (input.sketch != nullptr)
+    detail::fail_because(
+        "two levels need a sketch that the State keeps: that of a cache has no blocks");
+  const Rows& k = input.k;
+  const Index block = options_.two_levels.block, rows = kept_rows(input);
+  const detail::LevelPlan plan(k.len(), budget, options_.two_levels, options_.top_k);
+  // Memory for all that the cache has room for.
+  const Index room = std::max(input.capacity, k.len()), tasks = k.batch() * k.heads();
+  const detail::LevelPlan later(room, options_.budget.keys(room), options_.two_levels,
+                                options_.top_k);
+  if (const Index most = later.most_candidates(block); most > 0) {
+    const Index most_rows = std::max(most, room / block);
+    state.candidates.cells.reserve_amortised(tasks * most);
+    state.sketch.errors.reserve_amortised(tasks * most);
+    state.sketch.scores.reserve_amortised(tasks * most_rows);
+    state.sketch.top_k.reserve(executor.workers(), most_rows, 1);
+    state.picked.reserve(tasks * most / block);
+    state.picked.select_none(k.batch(), k.heads(), 0);
+  }
+  if (plan.highest() == 0 || state.sketch.keys.len() != k.len() || k.map().cells != nullptr ||
+      !detail::codes_fit(rows, k.dim(), options_.aggregation))
+    return false;
+  state.sketch.keys.require_made_from(k);
+  aggregate_queries(input, state, executor);
+  for (Index j = plan.highest(); j > 0; --j) {
+    select_level(plan, j, input, state, state.picked, executor);
+    detail::expand_blocks(state.picked, block, plan.level[j - 1].rows, state.candidates, executor);
+  }
+  select_level(plan, 0, input, state, selection, executor);
+  return true;
+}
+
+// The rows of level j that are wanted: of all, or of the candidates.
+QUOKA_FUNC void QuokaScorer::select_level(const detail::LevelPlan& plan, Index j,
+                                          const SelectorInput& input, State& state,
+                                          Selection& selection, ExecutorRef executor) const {
+  const Rows k = j > 0 ? state.blocks.means(j) : input.k;
+  const KeySketch& sketch = j > 0 ? state.blocks.sketch(j) : state.sketch.keys;
+  const detail::LevelPlan::Level& level = plan.level[j];
+  const detail::Candidates* const some = j < plan.highest() ? &state.candidates : nullptr;
+  const TopKOptions forced{1, level.keep_first, level.keep_last};
+  const Index rows = kept_rows(input), tasks = k.batch() * k.heads();
+  // Candidates grow by less than a block before the next block is whole.
+  const Index count = some != nullptr ? some->count : k.len();
+  const Index most = some != nullptr
+                         ? round_up(count + 1, options_.two_levels.block)
+                         : std::max(input.capacity, input.k.len()) / (input.k.len() / k.len());
+  if (options_.domain == Domain::logit)
+    return detail::sketched_top_k(&sketch, detail::SketchOf::keys, state.q_bar.data(), rows, k,
+                                  j > 0 ? TensorView<const float, 3>{} : input.inverse_norms,
+                                  options_.aggregation, level.wanted, most, forced, selection,
+                                  state.sketch, state.score, executor, some);
+  float* const scores = state.sketch.scores.reserve_amortised(tasks * most);
+  detail::sketched_softmax_scores(
+      sketch, nullptr, state.q_bar.data(), rows, k, input.logit_scale(), most,
+      j > 0 ? Aggregation::max : options_.aggregation,
+      TensorView<float, 3>(scores, {k.batch(), k.heads(), count}, {k.heads() * count, count, 1}),
+      state.sketched_mass, executor, some);
+  state.sketch.top_k.reserve(executor.workers(), most, forced.window);
+  SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), level.wanted);
+  executor.run(tasks, [&](Index task, int worker) {
+    const std::span<Position> kept = writer.row(task / k.heads(), task % k.heads());
+    detail::top_k_head(scores + task * count, count, forced, kept, state.sketch.top_k[worker]);
+    if (some != nullptr)
+      for (Position& key : kept) key = some->of(task)[key];
+  });
+  writer.commit();
+}
+
 QUOKA_FUNC void QuokaScorer::appended(const SelectorInput& input, State& state,
                                       ExecutorRef executor) const {
-  if (sketches(input)) state.sketch.keys.append(input.k, input.capacity, executor);
+  if (!sketches(input)) return;
+  state.sketch.keys.append(input.k, input.capacity, executor);
+  if (two_levels())
+    state.blocks.append(input.k, options_.two_levels.block, input.capacity, executor);
 }
 
 }  // namespace QUOKA_ABI

@@ -42,14 +42,17 @@ struct SketchedQueries {
 struct SketchScratch {
   Buffer<Position> sure, members, ties;  // [kv_len] at most, as the next ones
   Buffer<float> exact, ordered;
+  Buffer<float> norms;  // inverse norms of candidates
 
   void reserve(Index kv_len) {
+    norms.reserve_amortised(kv_len);
     for (auto* positions : {&sure, &members, &ties})
       positions->reserve_amortised(kv_len + compact_slack);
     for (auto* scores : {&exact, &ordered}) scores->reserve_amortised(kv_len + compact_slack);
   }
   Index bytes() const {
-    return sure.bytes() + members.bytes() + ties.bytes() + exact.bytes() + ordered.bytes();
+    return sure.bytes() + members.bytes() + ties.bytes() + exact.bytes() + ordered.bytes() +
+           norms.bytes();
   }
 };
 

@@ -19,19 +19,20 @@ namespace detail {
 // One KV head: sketched scores to its best keys.
 class SketchedHead {
  public:
-  // errors: what the codes of each key miss of its direction.
-  SketchedHead(const Rows& k, const TensorView<const float, 3>& inverse_norms, Index task,
+  // errors: what the codes of each key miss of its direction. positions: of the keys; null: all.
+  SketchedHead(const HeadKeys& keys, Index kv_len, const Position* positions, Index task,
                Index rows, TileScorer& scorer, const float* errors, SketchState& state, int worker)
-      : keys_(k, inverse_norms, task / k.heads(), task % k.heads()),
-        kv_len_(k.len()),
+      : keys_(keys),
+        kv_len_(kv_len),
+        positions_(positions),
         scorer_(scorer),
-        sketched_(state.scores.data() + task * k.len()),
+        sketched_(state.scores.data() + task * kv_len),
         errors_(errors),
         s_(state.scratch[worker]),
         top_k_(state.top_k[worker]) {
     const float e = state.queries.error.data()[task], longest = state.queries.length.data()[task];
     slope_ = longest + e;
-    constant_ = e + static_cast<float>(k.dim() + rows + 16) * 0x1p-23f * longest;
+    constant_ = e + static_cast<float>(keys.dim + rows + 16) * 0x1p-23f * longest;
     // Heuristic; changes speed, never the result. Measured: sketches are off by less than e / 8, so
     // e / 4 leaves room.
     slack_ = 0.25f * e;
@@ -169,7 +170,7 @@ class SketchedHead {
   void require_within_bound(Index kv, float exact) const {
     const float bound = slope_ * errors_[kv] + constant_;
     if (std::abs(exact - sketched_[kv]) > bound) [[unlikely]]
-      fail("the key at position", kv,
+      fail("the key at position", positions_ != nullptr ? positions_[kv] : kv,
            "not the one that was sketched (its cache changed and the sketch was not told, or its "
            "inverse norm is not its own), of",
            "", kv_len_);
@@ -177,6 +178,7 @@ class SketchedHead {
 
   HeadKeys keys_;
   Index kv_len_;
+  const Position* positions_;
   TileScorer& scorer_;
   float* sketched_;
   const float* errors_;

@@ -35,6 +35,7 @@
 
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/select/options.hpp>
+#include <quoka/select/sketch/candidates.hpp>
 #include <quoka/select/sketch/sketched_mass_state.hpp>
 
 namespace quoka {
@@ -48,11 +49,13 @@ bool sketched_mass_is_fast();
 // `logit_scale`: their mean share, or their largest. A row with a NaN or an infinity is left out; a key
 // with one has no weight and ends with NaN. codes_fit() holds. k is what was
 // sketched, all of it; or it lies in the cache that was, at `places`: then three keys of each head are looked
-// up, and one that is not what was sketched throws std::invalid_argument.
+// up, and one that is not what was sketched throws std::invalid_argument. some: of these keys alone, as if
+// there were no others; scores [batch, kv_heads, their count], places null.
 void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* places,
                              const float* q_bar, Index rows, const Rows& k, float logit_scale,
                              Index capacity, Aggregation over, TensorView<float, 3> scores,
-                             SketchedMassState& state, ExecutorRef executor);
+                             SketchedMassState& state, ExecutorRef executor,
+                             const Candidates* some = nullptr);
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

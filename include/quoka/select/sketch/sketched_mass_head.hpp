@@ -23,16 +23,16 @@ namespace detail {
 class SketchedMass {
  public:
   // s.rows holds `rows` rows, times the logit scale and log2(e).
-  SketchedMass(const KeySketch& sketch, const KeySketch::Places* places, const Rows& k, Index b,
-               Index head, Index rows, SketchedMassScratch& s)
+  SketchedMass(const KeySketch& sketch, const KeySketch::Places* places, const HeadRows& k,
+               Index keys, Index b, Index head, Index rows, SketchedMassScratch& s)
       : sketch_(sketch),
-        blocks_(sketch, places, b, head, k.dim(), s.gathered.data()),
+        blocks_(sketch, places, b, head, k.shape.dim, s.gathered.data()),
         in_order_(places == nullptr),
         k_(k),
         b_(b),
         head_(head),
-        keys_(k.len()),
-        dim_(k.dim()),
+        keys_(keys),
+        dim_(k.shape.dim),
         rows_(rows),
         stride_(padded(rows)),
         s_(s) {}
@@ -124,7 +124,7 @@ class SketchedMass {
   }
 
   bool finite(Index key) {
-    return all_finite(s_.reader.read(k_, b_, head_, key), dim_);
+    return all_finite(s_.reader.read(k_, key), dim_);
   }
 
   // Codes of all rows, with what their weights are taken against. False if codes cannot stand for one.
@@ -335,7 +335,7 @@ class SketchedMass {
   const KeySketch& sketch_;
   CodeBlocks blocks_;
   bool in_order_;
-  const Rows& k_;
+  HeadRows k_;
   Index b_, head_, keys_, dim_, rows_, stride_;
   SketchedMassScratch& s_;
   float longest_ = 0.0f, missed_ = 0.0f, worst_error_ = 0.0f;

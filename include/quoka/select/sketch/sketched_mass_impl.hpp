@@ -47,8 +47,12 @@ QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch
                                         const float* q_bar, Index rows, const Rows& k,
                                         float logit_scale, Index capacity, Aggregation over,
                                         TensorView<float, 3> scores, SketchedMassState& state,
-                                        ExecutorRef executor) {
-  const Index heads = k.heads(), keys = k.len(), dim = k.dim(), tasks = k.batch() * heads;
+                                        ExecutorRef executor, const Candidates* some) {
+  const Index heads = k.heads(), dim = k.dim(), tasks = k.batch() * heads;
+  const Index keys = some != nullptr ? some->count : k.len();
+  const auto rows_of = [&](Index task) {
+    return some != nullptr ? some->rows(k, task) : k.head(task / heads, task % heads);
+  };
   const Index most_keys = std::max(keys, capacity);
   state.scratch.reserve(executor.workers(), rows, most_keys, k);
   float* const errors = state.errors.reserve(tasks);
@@ -70,7 +74,9 @@ QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch
     if (places != nullptr)
       for (const Index key : {keys - 1, KeySketch::somewhere(keys)})
         require_sketched(sketch, *places, k, b, head, key, s.reader);
-    SketchedMass of_head(sketch, places, k, b, head, count, s);
+    const KeySketch::Places listed = some != nullptr ? some->places(task) : KeySketch::Places{};
+    SketchedMass of_head(sketch, some != nullptr ? &listed : places, rows_of(task), keys, b, head,
+                         count, s);
     if (!of_head.add_to(mass, share_of(count), over, errors[task])) {
       errors[task] = simd::infinity;
     } else if (places != nullptr) {
@@ -87,7 +93,7 @@ QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch
     const Index count = fill(task, s.rows.data(), s.query);
     float* const mass = scores.row(task / heads, task % heads, 0);
     std::fill_n(mass, keys, 0.0f);
-    RowKeys of_head(k.head(task / heads, task % heads), keys, s.key);
+    RowKeys of_head(rows_of(task), keys, s.key);
     MassAccumulator(s.rows.data(), count, dim, of_head, keys, s)
         .add_to(mass, share_of(count), over);
   });

@@ -36,6 +36,7 @@
 // reads head_dim + 8 bytes per key.
 #pragma once
 
+#include <quoka/select/sketch/candidates.hpp>
 #include <quoka/select/sketch/sketch_state.hpp>
 #include <quoka/select/steps/score.hpp>
 
@@ -56,12 +57,14 @@ bool codes_fit(Index rows, Index dim, Aggregation aggregation);
 enum class SketchOf { keys, cache, codes };
 
 // The Selection that top_k makes of score_all_keys' scores. 0 < wanted < kv_len keys are selected;
-// codes_fit().
+// codes_fit(). some: SketchOf::keys, of these alone, as if there were no others; wanted < their count,
+// window 1.
 void sketched_top_k(const KeySketch* sketch, SketchOf what, const float* q_bar, Index rows,
                     const Rows& k, const TensorView<const float, 3>& inverse_norms,
                     Aggregation aggregation, Index wanted, Index capacity,
                     const TopKOptions& options, Selection& selection, SketchState& s,
-                    WorkerScratch<ScoreScratch>& score, ExecutorRef executor);
+                    WorkerScratch<ScoreScratch>& score, ExecutorRef executor,
+                    const Candidates* some = nullptr);
 
 }  // namespace detail
 

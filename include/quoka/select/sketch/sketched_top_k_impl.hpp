@@ -98,8 +98,8 @@ class SketchScan {
   // wanted are read in place, others are put together.
   void at_places(const KeySketch& keys, const KeySketch::Places& places, Index begin,
                  Index end) const {
-    const CodeBlocks blocks(keys, &places, 0, head_, dim_, gathered_);
-    const float *const scales = keys.scales(0, head_), *const errors = keys.errors(0, head_);
+    const CodeBlocks blocks(keys, &places, b_, head_, dim_, gathered_);
+    const float *const scales = keys.scales(b_, head_), *const errors = keys.errors(b_, head_);
     alignas(64) float of_key[pair];
     for (Index kv = begin; kv < end; kv += pair) {
       const Index count = std::min(pair, end - kv);
@@ -123,8 +123,8 @@ class SketchScan {
       simd::LaterBlocks later;
       if (ahead + pair <= end) {
         const Index first = places(ahead), second = places(ahead + simd::code_block);
-        later = {keys.codes(0, head_, first / simd::code_block),
-                 keys.codes(0, head_, second / simd::code_block)};
+        later = {keys.codes(b_, head_, first / simd::code_block),
+                 keys.codes(b_, head_, second / simd::code_block)};
         for (const float* const of_rows : {scales, errors})
           simd::prefetch(of_rows + first), simd::prefetch(of_rows + second);
       }
@@ -245,14 +245,17 @@ QUOKA_FUNC void sketched_top_k(const KeySketch* sketch, SketchOf what, const flo
                                const TensorView<const float, 3>& inverse_norms,
                                Aggregation aggregation, Index wanted, Index capacity,
                                const TopKOptions& options, Selection& selection, SketchState& s,
-                               WorkerScratch<ScoreScratch>& score, ExecutorRef executor) {
-  const Index tasks = k.batch() * k.heads(), dim = k.dim(), kv_len = k.len();
+                               WorkerScratch<ScoreScratch>& score, ExecutorRef executor,
+                               const Candidates* some) {
+  const Index tasks = k.batch() * k.heads(), dim = k.dim();
+  const Index kv_len = some != nullptr ? some->count : k.len();
   assert(0 < wanted && wanted < kv_len);
   const KeySketch::Places places =
       what == SketchOf::cache ? sketch->places_of(k) : KeySketch::Places{};
   const Index parts = ceil_div(kv_len, tuning::sketch_task_keys);
   s.scores.reserve_amortised(tasks * std::max(kv_len, capacity));
-  if (what != SketchOf::keys) s.errors.reserve_amortised(tasks * std::max(kv_len, capacity));
+  const bool in_order = what == SketchOf::keys && some == nullptr;
+  if (!in_order) s.errors.reserve_amortised(tasks * std::max(kv_len, capacity));
   s.queries.reserve(tasks, rows, dim);
   score.reserve(executor.workers(), k, rows);
   for (Index task = 0; task < tasks; ++task)
@@ -262,8 +265,10 @@ QUOKA_FUNC void sketched_top_k(const KeySketch* sketch, SketchOf what, const flo
     const Index end = std::min(begin + tuning::sketch_task_keys, kv_len);
     const SketchScan scan(s.queries, task, k.heads(), rows, dim, aggregation,
                           s.scores.data() + task * kv_len, s.errors.data() + task * kv_len);
-    if (what == SketchOf::keys)
+    if (in_order)
       scan.in_order(*sketch, begin, end);
+    else if (some != nullptr)
+      scan.at_places(*sketch, some->places(task), begin, end);
     else if (what == SketchOf::cache)
       scan.at_places(*sketch, places, begin, end);
     else
@@ -272,14 +277,28 @@ QUOKA_FUNC void sketched_top_k(const KeySketch* sketch, SketchOf what, const flo
   });
   s.scratch.reserve(executor.workers(), std::max(kv_len, capacity));
   s.top_k.reserve(executor.workers(), std::max(kv_len, capacity), options.window);
-  SelectionWriter writer(selection, k.batch(), k.heads(), kv_len, wanted);
+  SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), wanted);
   executor.run(tasks, [&](Index task, int worker) {
     const Index b = task / k.heads(), head = task % k.heads();
     TileScorer scorer(q_bar + task * rows * dim, rows, dim, aggregation, score[worker]);
     const float* const errors =
-        what == SketchOf::keys ? sketch->errors(b, head) : s.errors.data() + task * kv_len;
-    SketchedHead(k, inverse_norms, task, rows, scorer, errors, s, worker)
-        .select(options, writer.row(b, head));
+        in_order ? sketch->errors(b, head) : s.errors.data() + task * kv_len;
+    const std::span<Position> kept = writer.row(b, head);
+    if (some == nullptr)
+      return SketchedHead(HeadKeys(k, inverse_norms, b, head), kv_len, nullptr, task, rows, scorer,
+                          errors, s, worker)
+          .select(options, kept);
+    const Position* const cells = some->of(task);
+    TensorView<const float, 3> norms;
+    if (!inverse_norms.absent()) {
+      float* const gathered = s.scratch[worker].norms.data();
+      for (Index i = 0; i < kv_len; ++i) gathered[i] = inverse_norms.at(b, head, cells[i]);
+      norms = {gathered, {1, 1, kv_len}, {kv_len, kv_len, 1}};
+    }
+    SketchedHead(HeadKeys(some->rows(k, task), norms), kv_len, cells, task, rows, scorer, errors, s,
+                 worker)
+        .select(options, kept);
+    for (Position& key : kept) key = cells[key];
   });
   writer.commit();
 }

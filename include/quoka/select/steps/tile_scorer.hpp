@@ -160,6 +160,9 @@ struct HeadKeys {
         b(batch),
         kv_head(head),
         dim(keys.dim()) {}
+  // Any rows of one head; inverse_norms [1, 1, as many].
+  HeadKeys(const HeadRows& keys, const TensorView<const float, 3>& norms)
+      : rows(keys), inverse_norms(norms), b(0), kv_head(0), dim(keys.shape.dim) {}
 };
 
 // Which of them: [first, ...) one after the other, or those of a list.
