@@ -19,6 +19,7 @@
 #include <algorithm>
 #include <cstring>
 #include <random>
+#include <utility>
 #include <vector>
 
 namespace quoka_ggml {
@@ -29,10 +30,10 @@ class KnownCells {
  public:
   // Looks at all cells of k [1, kv_heads, cells, dim]. sketch: from now on there is one.
   void look(const quoka::Rows& k, bool sketch, quoka::ExecutorRef executor) try {
-    if (k.heads() != heads_ || k.dim() != dim_ || (sketch && !sketched_)) hashes_.clear();
-    heads_ = k.heads(), dim_ = k.dim(), sketched_ = sketched_ || sketch;
-    const auto cells = static_cast<std::size_t>(k.len()), known = hashes_.size();
-    hashes_.resize(std::max(known, cells));
+    if (&k.format() != format_ || k.dim() != dim_ || (sketch && !sketched_)) hashes_.clear();
+    format_ = &k.format(), dim_ = k.dim(), sketched_ = sketched_ || sketch;
+    const auto cells = static_cast<std::size_t>(k.len());
+    hashes_.resize(cells);  // of new ones 0, which is as good as any other
     changed_.resize(cells);
     make_key(words_of(k) * k.heads());
     constexpr Index step = 64;
@@ -40,7 +41,7 @@ class KnownCells {
       for (Index i = task * step; i < std::min(task * step + step, k.len()); ++i) {
         const auto at = static_cast<std::size_t>(i);
         const std::uint64_t before = std::exchange(hashes_[at], hash_of(k, i));
-        changed_[at] = at >= known || hashes_[at] != before;
+        changed_[at] = hashes_[at] != before;
       }
     });
     if (!sketched_) return;
@@ -109,7 +110,8 @@ class KnownCells {
     return hash;
   }
 
-  Index heads_ = 0, dim_ = 0;
+  const quoka::Format* format_ = nullptr;
+  Index dim_ = 0;
   bool sketched_ = false;
   std::vector<std::uint64_t> hashes_, key_;  // of cells; random words
   std::vector<std::uint8_t> changed_;        // cells, since they were looked at before

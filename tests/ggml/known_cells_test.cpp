@@ -130,10 +130,12 @@ TEST(KnownCells, TheSketchIsThatOfTheKeysAsTheyLie) {
 TEST(KnownCells, LooksWithoutAndWithASketchAlternate) {
   Memory memory(quoka::format_of<Eigen::half>(), 2, 64, 32);
   KnownCells known;
+  int round = 0;
   for (const bool sketch : {false, true, false, true, true}) {
     memory.write(7), memory.write(40);
     known.look(memory.rows(), sketch, quoka::SerialExecutor{});
     memory.write(11);
+    EXPECT_EQ(known.sketch() != nullptr, round++ > 0) << "once there, it stays";
   }
   known.look(memory.rows(), true, quoka::SerialExecutor{});
   expect_sketched(known, memory.rows());
@@ -153,6 +155,10 @@ TEST(KnownCells, AnotherShapeAtTheSameAddress) {
     known.look(view(heads), true, quoka::SerialExecutor{});
     expect_sketched(known, view(heads));
   }
+  const Rows other(reinterpret_cast<const std::byte*>(bytes.data()),
+                   quoka::format_of<Eigen::bfloat16>(), {1, 1, 64, 64}, {0, 128, 128});
+  known.look(other, true, quoka::SerialExecutor{});
+  expect_sketched(known, other);
 }
 
 // Runs so many times.
@@ -197,6 +203,9 @@ TEST(KnownCells, TheCellOfAChunksFirstQuery) {
   EXPECT_EQ(own({1, 5, 9, 12, 6}, 4), 9);  // none before it changed
   EXPECT_EQ(own({1, 5, 7, 8, 6}, 4), 5);   // none changed
   EXPECT_EQ(own({7}, 1), 7);
+  std::vector<Position> cells{1, 3, 5, 7, 6};
+  known.find_own(cells, 4);
+  EXPECT_EQ(cells, (std::vector<Position>{1, 5, 7, 3, 6}));
   EXPECT_EQ(KnownCells().sketch(), nullptr);
   EXPECT_EQ(changed_cell(KnownCells(), 8), 7);  // nothing known
 }

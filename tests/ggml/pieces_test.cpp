@@ -113,6 +113,14 @@ TEST_F(Masks, TokensSeenBothWaysAndAChunkAfterThem) {
   EXPECT_EQ(pieces[1].cells, range(0, 108));
 }
 
+TEST_F(Masks, ALongSequenceAndItsBeginning) {
+  row(range(0, 100));
+  row(range(0, 50));
+  const auto pieces = read();
+  ASSERT_EQ(pieces.size(), 2u);
+  for (const Piece& piece : pieces) EXPECT_TRUE(piece.causal);
+}
+
 TEST_F(Masks, OtherNumbers) {
   row(range(0, 100));
   row(range(0, 101));
