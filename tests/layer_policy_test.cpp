@@ -37,6 +37,14 @@ TEST(LayerPolicy, TakesANumberOfFirstLayersAndLeavesOutWhatIsNotThere) {
   EXPECT_TRUE(parsed("{}").dense.empty());
 }
 
+TEST(LayerPolicy, TakesBudgetsByScores) {
+  const LayerPolicy policy =
+      parsed(R"({"budget": "mass:0.9:64", "layer_budgets": {"2": "relative:0.1"}})");
+  EXPECT_EQ(policy.budget->rule(), quoka::Budget::Rule::mass);
+  EXPECT_EQ(policy.budget->least(800), 64);
+  EXPECT_EQ(policy.budgets.at(2).rule(), quoka::Budget::Rule::relative);
+}
+
 TEST(LayerPolicyRefuses, AnotherModel) {
   const LayerPolicy policy = parsed(
       R"({"layer_budgets": {"7": 9}, "model": {"q_heads": 32, "kv_heads": 4, "head_dim": 64}})");
@@ -56,6 +64,9 @@ TEST(LayerPolicyRefuses, WhatItDoesNotUnderstandByName) {
       {R"({"budget": 1.5})", "1.5"},
       {R"({"budget": -1})", "-1"},
       {R"({"budget": "many"})", "many"},
+      {R"({"budget": "mass:1.5"})", "mass:1.5"},
+      {R"({"dense_layers": 2000000000})", "dense_layers"},
+      {R"({"model": {"heads": 4}})", "heads"},
       {R"({"dense_layers": [-1]})", "-1"},
       {R"({"dense_layers": [0.5]})", "0.5"},
       {R"({"dense_layers": "all"})", "all"},

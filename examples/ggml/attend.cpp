@@ -1,20 +1,26 @@
 #include "attend.hpp"
 
 #include <cmath>
+#include <limits>
 
 namespace quoka_ggml {
 namespace {
 
+constexpr Index by_mask_rows = 128;  // of a mask: they share the cells they read
+// Fewer queries do not pay for a look at all cells: keys are scored as they lie in the cache.
+constexpr Index sketching_queries = 32;
+constexpr std::size_t most_caches = 4096;  // then all are forgotten
+
 // ALiBi as ggml has it: what the mask is multiplied by, for each head. Empty: by 1.
 std::vector<float> mask_factors(const Node& node) {
   std::vector<float> factors;
-  if (!(node.max_bias() > 0.0f)) return factors;
+  if (!(node.max_bias > 0.0f)) return factors;
   const auto heads = static_cast<double>(node.q_heads());
   const double whole = std::exp2(std::floor(std::log2(heads)));
   for (double h = 0; h < heads; ++h) {
     const double power = h < whole ? h + 1 : h - whole + 0.5;
     factors.push_back(
-        static_cast<float>(std::exp2(-static_cast<double>(node.max_bias()) * power / whole)));
+        static_cast<float>(std::exp2(-static_cast<double>(node.max_bias) * power / whole)));
   }
   return factors;
 }
@@ -34,26 +40,25 @@ void Attend::take_pool(const Node& node) {
   const double reads = 4 * keys * static_cast<double>(node.kv_heads()) / 10e9;
   const double adds = 4 * keys * static_cast<double>(node.q_heads() * node.n_q()) / 50e9;
   const int threads = std::max(reads, adds) < 100e-6 ? 1 : threads_;
-  auto& pool = pools_[threads];
-  if (pool == nullptr) pool = std::make_unique<quoka::ThreadPool>(threads);
-  pool_ = pool.get();
+  pool_ = &pools_.try_emplace(threads, threads).first->second;
 }
 
 const float* Attend::floats_of(const ggml_tensor& t, quoka::Buffer<float>& to) {
   if (format_of_type(t.type) != nullptr) return nullptr;
-  dequantise(t, to.reserve_amortised(ggml_nelements(&t)), pool());
+  dequantise(t, to.reserve_amortised(ggml_nelements(&t)), *pool_);
   return to.data();
 }
 
 bool Attend::selects(const Node& node) {
-  if (settings_.mode == Mode::exact || settings_.dense.contains(node.layer())) return false;
-  const auto fits = [](Index wanted, Index is) { return wanted == 0 || wanted == is; };
-  if (fits(settings_.model_q_heads, node.q_heads()) &&
-      fits(settings_.model_kv_heads, node.kv_heads()) &&
-      fits(settings_.model_head_dim, node.head_dim()))
+  if (settings_.mode == Mode::exact || settings_.policy.dense.contains(node.layer)) return false;
+  try {
+    settings_.policy.check(node.q_heads(), node.kv_heads(), node.head_dim(),
+                           std::numeric_limits<Index>::max());
     return true;
-  stats_.note("exact, since the settings are for another model");
-  return false;
+  } catch (const std::invalid_argument& e) {
+    stats_.warn(std::string("exact, since ") + e.what());
+    return false;
+  }
 }
 
 void Attend::run(const ggml_tensor& op) {
@@ -61,65 +66,89 @@ void Attend::run(const ggml_tensor& op) {
   const Node node(op);
   take_pool(node);
   Work work{.calls = 1, .queries = node.n_q() * node.streams()};
-  const float* const k_floats = floats_of(node.k_tensor(), k_floats_);
-  const float* const v_floats = floats_of(node.v_tensor(), v_floats_);
+  const float* const k_floats = floats_of(node.k, k_floats_);
+  const float* const v_floats = floats_of(node.v, v_floats_);
   work.convert = watch.lap();
 
   const std::vector<float> factors = mask_factors(node);
-  const bool by_sequence = node.masked() && node.one_mask() && factors.empty();
+  const bool by_sequence = node.mask != nullptr && node.mask->ne[2] == 1 && factors.empty();
   const bool selects = by_sequence && this->selects(node);
-  calls_.clear(), selecting_.clear();
-  std::deque<std::vector<Piece>> pieces;  // calls refer to their cells
-  for (Index stream = 0; stream < node.streams(); ++stream) {
-    const Cache cache{node.k(stream, k_floats), node.v(stream, v_floats)};
-    auto& of_stream = pieces.emplace_back();
+  calls_.clear(), choices_.clear();
+  if (caches_.size() > most_caches) caches_.clear();
+  std::deque<Stream> streams;  // calls refer to their cells
+  for (Index i = 0; i < node.streams(); ++i) {
+    Stream& stream = streams.emplace_back(
+        Stream{cache_rows(node.k, i, k_floats), cache_rows(node.v, i, v_floats), {}, &unknown_});
     if (by_sequence)
-      of_stream = read_pieces([&](Index query) { return node.mask_row(stream, query); }, node.n_q(),
-                              node.cells(), pool());
+      stream.pieces = read_pieces([&](Index query) { return node.mask_row(i, query); }, node.n_q(),
+                                  node.cells(), *pool_);
     else
-      of_stream = {{0, node.n_q(), false, {}}};
-    for (Piece& piece : of_stream) add(node, stream, cache, piece, selects);
-    const auto scattered = [](const Piece& piece) { return !in_order(piece.cells); };
-    if (selects && std::any_of(of_stream.begin(), of_stream.end(), scattered))
-      written_.remember(cache.k);
-    work.sequences += std::ssize(of_stream);
+      stream.pieces = {{0, node.n_q(), false, {}}};
+    work.mask += watch.lap();
+    if (selects && k_floats == nullptr) look_at(node, stream);
+    work.select += watch.lap();
+    for (Piece& piece : stream.pieces) add(node, i, stream, piece, selects);
+    work.sequences += std::ssize(stream.pieces);
   }
-  work.mask = watch.lap();
+  work.mask += watch.lap();
 
   select(node, work);
-  work.select = watch.lap();
+  work.select += watch.lap();
 
-  quoka::AttentionOptions options{.scale = node.scale(), .softcap = node.softcap()};
+  quoka::AttentionOptions options{.scale = node.scale, .softcap = node.softcap};
   options.mask_factors = factors;
-  if (node.sinks() != nullptr)
-    options.sink_logits = {node.sinks(), static_cast<std::size_t>(node.q_heads())};
-  quoka::attention(calls_, options, pool(), workspace_);
+  if (node.sinks != nullptr)
+    options.sink_logits = {static_cast<const float*>(node.sinks->data),
+                           static_cast<std::size_t>(node.q_heads())};
+  quoka::attention(calls_, options, *pool_, workspace_);
   work.attend = watch.lap();
   stats_.add(work);
 }
 
+// Before something is selected: where keys will be scored by a sketch, and where the cell of a chunk's
+// first query has to be found.
+void Attend::look_at(const Node& node, Stream& stream) {
+  const quoka::Budget budget = settings_.selection(1, node.layer).budget;
+  Index queries = 0;
+  bool scattered = false;
+  for (const Piece& piece : stream.pieces) {
+    const Index past =
+        piece.first_sees() - 1 + (piece.count - 1) / settings_.chunk * settings_.chunk;
+    if (!chooses(piece) || past < 1 || budget.least(past) == past) continue;
+    queries += piece.count, scattered = scattered || !in_order(piece.cells);
+  }
+  // Rows of 8-bit codes are scored by cosine as they are; a budget by scores wants scores in float.
+  const bool codes = stream.k.format().read_codes != nullptr;
+  const bool sketch = settings_.sketch && queries >= sketching_queries && !budget.by_scores() &&
+                      (settings_.mode == Mode::robust || !codes);
+  if (!sketch && !scattered) return;
+  KnownCells& known = caches_[stream.k.data()];
+  known.look(stream.k, sketch, *pool_);
+  stream.known = &known;
+}
+
 // A piece's calls.
-void Attend::add(const Node& node, Index stream, const Cache& cache, Piece& piece, bool selects) {
+void Attend::add(const Node& node, Index number, const Stream& stream, Piece& piece, bool selects) {
   const auto call = [&](Index begin, Index count, const quoka::Past& past,
                         const quoka::Chunk& chunk, const quoka::Mask& mask) {
-    calls_.push_back({.q = node.q(stream, piece.begin + begin, count),
+    calls_.push_back({.q = node.queries(number, piece.begin + begin, count),
                       .past = past,
                       .chunk = chunk,
-                      .out = node.out(stream, piece.begin + begin, count),
+                      .out = node.results(number, piece.begin + begin, count),
                       .mask = mask});
   };
-  constexpr Index by_mask = 128;  // rows that share the cells they read
   if (!piece.causal) {
-    for (Index i = 0; i < piece.count; i += by_mask) {
-      const Index count = std::min(by_mask, piece.count - i);
-      call(i, count, {cache.k, cache.v}, {},
-           node.masked() ? node.mask(stream, piece.begin + i, count) : quoka::Mask());
+    for (Index i = 0; i < piece.count; i += by_mask_rows) {
+      const Index count = std::min(by_mask_rows, piece.count - i);
+      const bool masked = node.mask != nullptr;
+      call(i, count, {stream.k, stream.v}, {},
+           masked ? node.mask_of(number, piece.begin + i, count) : quoka::Mask());
     }
     return;
   }
   const Index seen = piece.first_sees();
   const bool ordered = in_order(piece.cells);
-  if (selects && !ordered) written_.find(cache.k, piece.cells, seen);
+  if (selects && !ordered) stream.known->find_own(piece.cells, seen);
   const std::span<const Position> cells = piece.cells;
   const Index step = selects ? settings_.chunk : piece.count;
   for (Index i = 0; i < piece.count; i += step) {
@@ -129,9 +158,9 @@ void Attend::add(const Node& node, Index stream, const Cache& cache, Piece& piec
     const auto before = cells.first(static_cast<std::size_t>(past));
     const auto own = cells.subspan(static_cast<std::size_t>(past))
                          .first(static_cast<std::size_t>(seen > 0 ? count : 0));
-    call(i, count, {rows_at(cache.k, before, ordered), rows_at(cache.v, before, ordered)},
-         {rows_at(cache.k, own, ordered), rows_at(cache.v, own, ordered)}, {});
-    if (selects && (count > 1 || settings_.decode)) selecting_.push_back(calls_.size() - 1);
+    if (selects && chooses(piece)) choices_.push_back({calls_.size(), stream.known->sketch()});
+    call(i, count, {rows_at(stream.k, before, ordered), rows_at(stream.v, before, ordered)},
+         {rows_at(stream.k, own, ordered), rows_at(stream.v, own, ordered)}, {});
   }
 }
 
@@ -139,30 +168,28 @@ void Attend::select(const Node& node, Work& work) {
   for (const auto& call : calls_)
     work.seen += static_cast<double>(call.q.len() * call.past.k.len());
   work.attended = work.seen;
-  if (selecting_.empty()) return;
-  const quoka::Budget budget = settings_.budget_of(node.layer());
+  if (choices_.empty()) return;
   const quoka::QuokaSelector selector(
-      settings_.mode == Mode::robust
-          ? quoka::QuokaOptions::robust(node.q_heads() / node.kv_heads(), budget)
-          : quoka::QuokaOptions::paper(budget));
-  keep_.resize(std::max(keep_.size(), selecting_.size()));
+      settings_.selection(node.q_heads() / node.kv_heads(), node.layer));
+  keep_.resize(std::max(keep_.size(), choices_.size()));
   auto keep = keep_.begin();
-  for (const std::size_t i : selecting_) {
-    quoka::AttentionSequence& call = calls_[i];
-    const Index len = call.past.k.len();
-    if (budget.keys(len) == len) continue;
+  for (const Choice& choice : choices_) {
+    quoka::AttentionSequence& call = calls_[choice.call];
     state_.truncate(0);  // keys of no other call
     try {
-      selector.select(
-          {.q = call.q, .k = call.past.k, .capacity = node.cells(), .scale = node.scale()}, state_,
-          *keep, pool());
+      selector.select({.q = call.q,
+                       .k = call.past.k,
+                       .capacity = node.cells(),
+                       .scale = node.scale,
+                       .sketch = choice.sketch},
+                      state_, *keep, *pool_);
     } catch (const std::invalid_argument& e) {
-      stats_.note(std::string("exact, since selection refused: ") + e.what());
+      stats_.warn(std::string("exact, since selection refused: ") + e.what());
       continue;
     }
     call.past.keep = &*keep;
     work.attended -= static_cast<double>(call.q.len()) *
-                     (static_cast<double>(len) -
+                     (static_cast<double>(call.past.k.len()) -
                       static_cast<double>(keep->total()) / static_cast<double>(node.kv_heads()));
     ++keep;
   }

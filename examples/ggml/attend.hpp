@@ -5,18 +5,19 @@
 // it. All chunks of all sequences and streams are one ragged batch.
 #pragma once
 
+#include "known_cells.hpp"
 #include "node.hpp"
 #include "pieces.hpp"
 #include "settings.hpp"
 #include "stats.hpp"
-#include "written_cells.hpp"
 
 #include <deque>
+#include <map>
 #include <memory>
 
 namespace quoka_ggml {
 
-// Of one engine context: threads, scratch memory, WrittenCells. One call at a time.
+// Of one engine context: threads, scratch memory, KnownCells. One call at a time.
 class Attend {
  public:
   Attend(Settings settings, Stats& stats) : settings_(std::move(settings)), stats_(stats) {}
@@ -26,28 +27,38 @@ class Attend {
   void run(const ggml_tensor& op);
 
  private:
-  struct Cache {  // of one stream
+  struct Stream {
     quoka::Rows k, v;
+    std::vector<Piece> pieces;
+    const KnownCells* known;
+  };
+  struct Choice {
+    std::size_t call;
+    const quoka::KeySketch* sketch;
   };
 
-  quoka::ThreadPool& pool() { return *pool_; }
   void take_pool(const Node& node);
   const float* floats_of(const ggml_tensor& t, quoka::Buffer<float>& to);
   bool selects(const Node& node);
-  void add(const Node& node, Index stream, const Cache& cache, Piece& piece, bool selects);
+  bool chooses(const Piece& piece) const {
+    return piece.causal && (piece.count > 1 || settings_.decode);
+  }
+  void look_at(const Node& node, Stream& stream);
+  void add(const Node& node, Index number, const Stream& stream, Piece& piece, bool selects);
   void select(const Node& node, Work& work);
 
   const Settings settings_;
   Stats& stats_;
   int threads_ = 1;
-  std::map<int, std::unique_ptr<quoka::ThreadPool>> pools_;
-  quoka::ThreadPool* pool_ = nullptr;  // of this call
-  WrittenCells written_;
+  std::map<int, quoka::ThreadPool> pools_;
+  quoka::ThreadPool* pool_ = nullptr;         // of this call
+  std::map<const void*, KnownCells> caches_;  // by where a layer's keys begin
+  const KnownCells unknown_;                  // of a cache that was not looked at
   quoka::Buffer<float> k_floats_, v_floats_;
   std::vector<quoka::AttentionSequence> calls_;
-  std::vector<std::size_t> selecting_;  // of the calls
-  std::deque<quoka::Selection> keep_;   // for each of these
-  quoka::QuokaSelector::State state_;   // scratch memory: nothing in it outlives a call
+  std::vector<Choice> choices_;        // those that select
+  std::deque<quoka::Selection> keep_;  // for each of these
+  quoka::QuokaSelector::State state_;  // scratch memory: nothing in it outlives a call
   quoka::AttentionWorkspace workspace_;
 };
 

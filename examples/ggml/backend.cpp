@@ -2,21 +2,16 @@
 // Programs built on ggml load it by GGML_BACKEND_PATH and need no change.
 //
 //   engine's graph ─▶ supports_op ─▶ graph_compute ─▶ Attend::run
-//                     support.hpp    here             mask ─▶ pieces ─▶ chunks ─▶ select ─▶ attention
+//                     node.hpp       here             mask ─▶ pieces ─▶ chunks ─▶ select ─▶ attention
 //                                                     pieces.hpp        attend.hpp
 //
-// What is kept between calls. Nothing that a result of attention depends on: K, V and the mask are read
-// in each call, and a selection is made from the keys as they lie in the cache then. So cells may be
-// overwritten, shifted, removed and copied, a context freed and another made at its address: there is
-// no copy of a cache to go stale. A sketch of the keys would be faster to score on some processors (3.8
-// against 12.6 ms at 32,768 keys), but a check of the whole cache for changes reads as much as scoring
-// does. A q8_0 cache is its own sketch. WrittenCells remembers fingerprints for one question, which
-// cell is a query's own in a cache with holes.
+// What is kept between calls: known_cells.hpp, and nothing that is believed unseen. K, V and the mask
+// are read in each call. So cells may be overwritten, shifted, removed and copied, a context freed and
+// another made at its address.
 //
 // The device is of type ACCEL on the CPU's own buffers, as BLAS is: the scheduler moves the nodes here
 // that supports_op takes, and no tensor is copied. No exception leaves this file.
 #include "attend.hpp"
-#include "support.hpp"
 
 #include <ggml-backend-impl.h>
 
@@ -35,8 +30,6 @@ Device& device_state() {
   static Device device;
   return device;
 }
-
-void say(const char* what) { std::fprintf(stderr, "quoka: %s\n", what); }
 
 // ---- backend: one per engine context ------------------------------------------------------------
 
@@ -104,7 +97,7 @@ bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) {
     default:
       return false;
   }
-  const char* const why = reason_to_refuse(*op, device_state().settings);
+  const char* const why = reason_to_refuse(*op, device_state().settings.min_queries);
   try {
     if (why != nullptr) device_state().stats.note(std::string("left to the CPU: ") + why);
   } catch (const std::exception&) {
@@ -136,12 +129,12 @@ ggml_backend_device_i device_interface() {
 ggml_backend_reg_t registry() {
   static ggml_backend_reg reg{GGML_BACKEND_API_VERSION, {}, nullptr};
   static ggml_backend_device device{device_interface(), &reg, nullptr};
-  std::string
-      problem;  // settings are read again where the library was unloaded and stayed in memory
-  device_state().settings = read_settings(problem);
-  device_state().stats.print = device_state().settings.stats;
-  if (!problem.empty()) say((problem + "; attention stays exact").c_str());
-  say(device_state().settings.summary().c_str());
+  // Read again where the library was unloaded and stayed in memory.
+  std::string problem;
+  Settings& settings = device_state().settings = read_settings(problem);
+  device_state().stats.print = settings.stats;
+  if (!problem.empty()) say(problem + "; attention stays exact");
+  say(settings.summary());
   reg.iface.get_name = [](ggml_backend_reg_t) { return "QuoKA"; };
   reg.iface.get_device_count = [](ggml_backend_reg_t) { return size_t{1}; };
   reg.iface.get_device = [](ggml_backend_reg_t, size_t) { return &device; };

@@ -1,9 +1,12 @@
-// Times FLASH_ATTN_EXT alone: ggml's CPU backend against this one, exact, QuoKA and robust.
+// Times FLASH_ATTN_EXT alone: ggml's CPU backend against this one, by default exact, QuoKA and robust.
 //
-//     ggml_bench [--rounds 7] [--type f16|q8_0|f32|bf16] [--threads 1] [--out results.json] [SHAPE...]
+//     ggml_bench [--rounds 7] [--type f16|q8_0|f32|bf16] [--threads 1] [--modes exact,quoka,robust] [--no-ggml]
+//                [--out results.json] [SHAPE...]
 //
 // A shape is q_heads/kv_heads/head_dim/queries/cached. Each mode computes the same node twice between two runs of
-// ggml's. Printed are ggml's time and the medians of its ratios to the modes'.
+// ggml's; the chunk's keys are other ones each time. Printed are ggml's time and the medians of its ratios to the
+// modes'. A mode may have its own number of threads, exact:2, and may score in float, robust:float. --no-ggml: in
+// place of ggml's the first mode's.
 #include "graph_of_one.hpp"
 
 #include <nlohmann/json.hpp>
@@ -24,7 +27,8 @@ double median(std::vector<double> x) {
   return x[x.size() / 2];
 }
 
-double seconds(GraphOfOne& graph, ggml_backend_t backend) {
+double seconds(GraphOfOne& graph, std::int64_t cached, ggml_backend_t backend) {
+  graph.write_keys(cached, cached + graph.s.n_q);
   const auto begin = std::chrono::steady_clock::now();
   if (graph.run(backend) != GGML_STATUS_SUCCESS) throw std::runtime_error("a backend failed");
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -35,12 +39,16 @@ double seconds(GraphOfOne& graph, ggml_backend_t backend) {
 int main(int argc, char** argv) try {
   CLI::App app("FLASH_ATTN_EXT by ggml's CPU backend and by this one");
   int rounds = 7, threads = 1;
+  bool no_ggml = false;
+  std::vector<std::string> modes{"exact", "quoka", "robust"};
   std::string type = "f16", out;
   std::vector<std::string> shapes{"32/8/128/128/1024", "32/8/128/128/7936", "32/8/128/128/16256",
                                   "32/8/128/512/7680", "32/4/64/128/16256", "32/8/128/1/2048"};
   app.add_option("--rounds", rounds)->check(CLI::PositiveNumber);
   app.add_option("--type", type)->check(CLI::IsMember({"f16", "q8_0", "f32", "bf16"}));
   app.add_option("--threads", threads)->check(CLI::PositiveNumber);
+  app.add_option("--modes", modes)->delimiter(',');
+  app.add_flag("--no-ggml", no_ggml);
   app.add_option("--out", out);
   app.add_option("shapes", shapes);
   CLI11_PARSE(app, argc, argv);
@@ -51,16 +59,21 @@ int main(int argc, char** argv) try {
                                                {"bf16", GGML_TYPE_BF16}};
   Backends backends;
   Backends::set_threads(backends.cpu.get(), threads);
-  const std::vector<std::pair<std::string, ggml_backend_ptr>> ours = [&] {
-    std::vector<std::pair<std::string, ggml_backend_ptr>> all;
-    for (const char* const mode : {"exact", "quoka", "robust"})
-      all.emplace_back(
-          mode,
-          Backends::quoka(R"({"dense_layers": 0, "mode": ")" + std::string(mode) + "\"}", threads));
-    return all;
-  }();
+  std::vector<std::pair<std::string, ggml_backend_ptr>> ours;
+  for (const std::string& mode : modes) {
+    const std::string name = mode.substr(0, mode.find(':')),
+                      more = mode.substr(std::min(mode.find(':') + 1, mode.size()));
+    const bool in_float = more == "float", own = mode != name && !in_float;
+    const std::string parameters =
+        R"({"dense_layers": 0, "mode": ")" + name + (in_float ? R"(", "sketch": 0})" : R"("})");
+    ours.emplace_back(mode, Backends::quoka(parameters, own ? std::stoi(more) : threads));
+    if (!ours.back().second) throw std::invalid_argument(mode + " is no mode");
+  }
+  ggml_backend_t const reference = no_ggml ? ours.front().second.get() : backends.cpu.get();
   nlohmann::json results = nlohmann::json::array();
-  std::printf("%-22s %10s %8s %8s %8s\n", "shape", "ggml ms", "exact", "quoka", "robust");
+  std::printf("%-22s %13s", "shape", no_ggml ? "the first, ms" : "ggml ms");
+  for (const auto& mode : ours) std::printf(" %13s", mode.first.c_str());
+  std::printf("\n");
   for (const std::string& text : shapes) {
     NodeShape s;
     std::int64_t cached = 0;
@@ -74,20 +87,24 @@ int main(int argc, char** argv) try {
     std::map<std::string, std::vector<double>> ratio;
     std::vector<double> theirs;
     for (int round = -1; round < rounds; ++round) {  // the first is not counted
-      double before = seconds(graph, backends.cpu.get());
+      double before = seconds(graph, cached, reference);
       for (const auto& [name, backend] : ours) {
-        const double x = seconds(graph, backend.get()), again = seconds(graph, backend.get());
-        const double after = seconds(graph, backends.cpu.get());
+        const double x = seconds(graph, cached, backend.get()),
+                     again = seconds(graph, cached, backend.get());
+        const double after = seconds(graph, cached, reference);
         if (round >= 0) ratio[name].push_back((before + after) / (x + again));
         if (round >= 0) theirs.push_back(before);
         before = after;
       }
     }
-    nlohmann::json row{
-        {"shape", text}, {"cache", type}, {"threads", threads}, {"ggml_ms", 1e3 * median(theirs)}};
+    nlohmann::json row{{"shape", text},
+                       {"cache", type},
+                       {"threads", threads},
+                       {no_ggml ? "first_ms" : "ggml_ms", 1e3 * median(theirs)}};
     for (const auto& [name, of_mode] : ratio) row[name] = median(of_mode);
-    std::printf("%-22s %10.2f %8.2f %8.2f %8.2f\n", text.c_str(), 1e3 * median(theirs),
-                median(ratio["exact"]), median(ratio["quoka"]), median(ratio["robust"]));
+    std::printf("%-22s %13.2f", text.c_str(), 1e3 * median(theirs));
+    for (const auto& mode : ours) std::printf(" %13.2f", median(ratio[mode.first]));
+    std::printf("\n");
     std::fflush(stdout);
     results.push_back(row);
   }

@@ -94,6 +94,19 @@ class GraphOfOne {
         for (std::int64_t cell = 0; cell <= past + query; ++cell) see(cell, query, stream);
   }
 
+  // Other keys in cells [begin, end), as an engine writes a chunk's before the node runs.
+  void write_keys(std::int64_t begin, std::int64_t end) {
+    std::normal_distribution<float> normal;
+    std::vector<float> row(static_cast<std::size_t>(k_cache->ne[0]));
+    for (std::int64_t cell = begin; cell < end; ++cell) {
+      for (float& x : row) x = normal(random_);
+      ggml_quantize_chunk(
+          k_cache->type, row.data(),
+          static_cast<char*>(k_cache->data) + static_cast<std::size_t>(cell) * k_cache->nb[1], 0, 1,
+          k_cache->ne[0], nullptr);
+    }
+  }
+
   ggml_status run(ggml_backend_t backend) { return ggml_backend_graph_compute(backend, graph_); }
   // [streams, n_q, q_heads, v_dim]; empty where the backend failed.
   std::vector<float> computed_by(ggml_backend_t backend) {

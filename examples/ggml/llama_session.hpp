@@ -30,6 +30,12 @@ inline void load_quoka() {
       ggml_backend_load(QUOKA_GGML_BACKEND) == nullptr)
     throw std::runtime_error("cannot load " QUOKA_GGML_BACKEND);
 }
+// Settings are read again: for contexts to come.
+inline void restart_quoka() {
+  if (ggml_backend_dev_t const device = ggml_backend_dev_by_name("QuoKA"))
+    ggml_backend_unload(ggml_backend_dev_backend_reg(device));
+  load_quoka();
+}
 inline void only_errors(ggml_log_level level, const char* text, void*) {
   if (level == GGML_LOG_LEVEL_ERROR) std::fputs(text, stderr);
 }
@@ -65,6 +71,17 @@ class Session {
   // Of the last decode's token i, which asked for them.
   std::span<const float> logits(int i) {
     return {llama_get_logits_ith(context_.get(), i), static_cast<std::size_t>(n_vocab_)};
+  }
+
+  // A sequence's tokens, keys and values; and into an empty sequence.
+  std::vector<std::uint8_t> state(llama_seq_id sequence) {
+    std::vector<std::uint8_t> bytes(llama_state_seq_get_size(context_.get(), sequence));
+    bytes.resize(llama_state_seq_get_data(context_.get(), bytes.data(), bytes.size(), sequence));
+    return bytes;
+  }
+  void load(const std::vector<std::uint8_t>& state, llama_seq_id sequence) {
+    if (llama_state_seq_set_data(context_.get(), state.data(), state.size(), sequence) == 0)
+      throw std::runtime_error("llama.cpp takes no state");
   }
 
  private:

@@ -1,4 +1,4 @@
-// A FLASH_ATTN_EXT node as the library sees it.
+// A FLASH_ATTN_EXT node as the library sees it, and which nodes this backend takes.
 //
 //   q     F32  [head_dim, n_q, q_heads, streams]     any strides; channels side by side
 //   k, v  any  [dim, cells, kv_heads, streams]       the cache, or a view of it
@@ -18,50 +18,41 @@ namespace quoka_ggml {
 
 using quoka::Index;
 
-class Node {
- public:
+struct Node {
   explicit Node(const ggml_tensor& op);
 
-  Index n_q() const { return q_->ne[1]; }
-  Index q_heads() const { return q_->ne[2]; }
-  Index kv_heads() const { return k_->ne[2]; }
-  Index head_dim() const { return q_->ne[0]; }
-  Index cells() const { return k_->ne[1]; }
-  Index streams() const { return q_->ne[3]; }
-  float scale() const { return param(0); }
-  float max_bias() const { return param(1); }
-  float softcap() const { return param(2); }
-  const float* sinks() const;
-  int layer() const { return layer_; }  // -1: K is of no cache
+  const ggml_tensor &q, &k, &v, &out;
+  const ggml_tensor *mask, *sinks;
+  float scale = 0, max_bias = 0, softcap = 0;
+  int layer;  // -1: K is of no cache
+
+  Index n_q() const { return q.ne[1]; }
+  Index q_heads() const { return q.ne[2]; }
+  Index kv_heads() const { return k.ne[2]; }
+  Index head_dim() const { return q.ne[0]; }
+  Index cells() const { return k.ne[1]; }
+  Index streams() const { return q.ne[3]; }
 
   // Queries [first, first + count) of a stream: [1, q_heads, count, head_dim], and their results.
-  quoka::Rows q(Index stream, Index first, Index count) const;
-  quoka::OutputRows out(Index stream, Index first, Index count) const;
-  // [1, kv_heads, cells, dim]. floats: where dequantise() wrote, or null.
-  quoka::Rows k(Index stream, const float* floats) const { return rows(*k_, stream, floats); }
-  quoka::Rows v(Index stream, const float* floats) const { return rows(*v_, stream, floats); }
-  const ggml_tensor& k_tensor() const { return *k_; }
-  const ggml_tensor& v_tensor() const { return *v_; }
-
-  bool masked() const { return mask_ != nullptr; }
-  bool one_mask() const { return mask_->ne[2] == 1; }  // the same for all heads
+  quoka::Rows queries(Index stream, Index first, Index count) const;
+  quoka::OutputRows results(Index stream, Index first, Index count) const;
   const std::uint16_t* mask_row(Index stream, Index query) const;
-  quoka::Mask mask(Index stream, Index first, Index count) const;
-
- private:
-  float param(int i) const;
-  static quoka::Rows rows(const ggml_tensor& t, Index stream, const float* floats);
-
-  const ggml_tensor &op_, *q_, *k_, *v_, *mask_;
-  int layer_;
+  quoka::Mask mask_of(Index stream, Index first, Index count) const;
 };
 
+// k or v of one stream: [1, kv_heads, cells, dim]. floats: where dequantise() wrote, or null.
+quoka::Rows cache_rows(const ggml_tensor& t, Index stream, const float* floats);
 // Is a type read in place?
 const quoka::Format* format_of_type(ggml_type type);
 // All of t [dim, len, heads, streams] as floats, to [streams, heads, len, dim].
 void dequantise(const ggml_tensor& t, float* to, quoka::ExecutorRef executor);
 
-// What the engine calls the cache that k is a view of: "cache_k_l3" gives 3, others -1.
-int layer_of(const ggml_tensor& k);
+// Why the CPU backend computes this one; null: it is taken.
+//
+// Engines decide whether to use flash attention at all by a graph with one token per sequence, and
+// switch it off if that lands on another device than the layer's weights. They ask before anything was
+// cached: their cache is zeros then. So a cache without keys is refused for few queries, and decode
+// steps over a cache with keys are taken. min_queries > 0: fewer are refused, and this alone decides.
+const char* reason_to_refuse(const ggml_tensor& op, Index min_queries);
 
 }  // namespace quoka_ggml

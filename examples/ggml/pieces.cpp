@@ -11,8 +11,11 @@ constexpr std::uint16_t seen = 0, hidden = 0xfc00;  // as halves
 // How a row differs from the one before.
 struct Step {
   Index added = 0, removed = 0;
-  Position last_added = 0, last_removed = 0;
+  Position last_added = 0;
   bool other = false;  // a number that is neither
+
+  bool next_token() const { return added == 1 && removed == 0; }
+  bool nearly_same() const { return added <= 1 && removed <= 1; }
 };
 
 Step compare(const std::uint16_t* before, const std::uint16_t* row, Index n) {
@@ -27,7 +30,7 @@ Step compare(const std::uint16_t* before, const std::uint16_t* row, Index n) {
       if (row[i] == seen)
         ++step.added, step.last_added = static_cast<Position>(i);
       else if (row[i] == hidden)
-        ++step.removed, step.last_removed = static_cast<Position>(i);
+        ++step.removed;
       else
         step.other = true;
     }
@@ -57,34 +60,31 @@ std::vector<Piece> read_pieces(const std::function<const std::uint16_t*(Index)>&
     for (Index i = std::max<Index>(task * rows, 1); i < std::min(task * rows + rows, n_q); ++i)
       steps[static_cast<std::size_t>(i)] = compare(row(i - 1), row(i), n_cells);
   });
-  const auto moves = [&](Index i) {  // one cell more and one less
-    return i < n_q && steps[static_cast<std::size_t>(i)].added == 1 &&
-           steps[static_cast<std::size_t>(i)].removed == 1;
-  };
-  const auto by_window = [&](Index i) {  // what is lost is not the token before
-    return moves(i) && steps[static_cast<std::size_t>(i)].last_removed !=
-                           steps[static_cast<std::size_t>(i - 1)].last_added;
-  };
   std::vector<Piece> pieces;
+  const auto begin_piece = [&](Index at) {
+    pieces.push_back({at, 1, true, {}});
+    return list(row(at), n_cells, pieces.back().cells);
+  };
   for (Index i = 0; i < n_q; ++i) {
     const Step& step = steps[static_cast<std::size_t>(i)];
-    if (step.other) return by_mask;
-    // The first query's own cell is not known: whether the second moves by a window, the third says.
-    const bool second = i > 0 && pieces.back().count == 1;
-    // What follows a row that sees nothing is no chunk of it: that row has no cell.
-    const bool after_nothing = i > 0 && pieces.back().causal && pieces.back().cells.empty();
-    const bool same = i > 0 && step.added <= 1 && step.removed <= 1 &&
-                      !(after_nothing && step.added == 1) &&
-                      (!moves(i) || (second ? by_window(i + 1) : by_window(i)));
-    if (!same) {
-      pieces.push_back({i, 1, true, {}});
-      if (!list(row(i), n_cells, pieces.back().cells)) return by_mask;
+    if (step.other || (i == 0 && !begin_piece(0))) return by_mask;
+    if (i == 0) continue;
+    Piece& last = pieces.back();
+    // A row that sees nothing is no token of a chunk: it has no cell.
+    bool same = step.next_token() && last.causal && !last.cells.empty();
+    if (step.next_token() && !last.causal && steps[static_cast<std::size_t>(i - 1)].added == 1) {
+      --last.count;  // the row before was this chunk's first
+      same = begin_piece(i - 1);
+    }
+    if (same) {
+      pieces.back().cells.push_back(step.last_added);
+    } else if (!step.next_token() && step.nearly_same() && (last.count == 1 || !last.causal)) {
+      last.causal = false, last.cells.clear();
+    } else {
+      if (!begin_piece(i)) return by_mask;
       continue;
     }
-    Piece& piece = pieces.back();
-    ++piece.count;
-    piece.causal = piece.causal && step.added == 1 && step.removed == 0;
-    if (piece.causal) piece.cells.push_back(step.last_added);
+    ++pieces.back().count;
   }
   return pieces;
 }

@@ -1,17 +1,17 @@
 // Which queries of a node belong together, read from the mask: a piece is the chunk of one sequence,
-// or rows that have to share a mask.
+// or rows that share a mask.
 //
 // An engine's mask holds 0 (seen) and minus infinity (hidden). Row by row:
 //
-//   one cell more than the row before          the next token of a sequence's chunk
-//   one more and one less, or the same cells   the same sequence through a window, or seen both ways;
-//                                              not if what is lost is the token before (a copy)
-//   anything else                              another sequence: a new piece
+//   one cell more than the row before                 the next token of a sequence's chunk
+//   one more and one less, or the same cells          no chunk, but nearly the same cells: a window,
+//                                                     tokens seen both ways, copies of a sequence
+//   anything else                                     another sequence
 //
-// A piece of the first kind alone is causal: it knows its cells, in the order of the tokens, and
-// needs no mask. Any other piece is attended to by its part of the mask, and so is everything where
-// the mask holds other numbers. Both ways give every row exactly what the mask says; what is guessed
-// wrong here costs time alone.
+// A chunk is causal: it knows its cells, in the order of the tokens, and needs no mask. Rows of the
+// second kind are attended to by their part of the mask, and so is everything where the mask holds
+// other numbers. Both ways give every row exactly what the mask says; what is guessed wrong here
+// costs time alone.
 //
 // 2 bytes per query and cell are read once, and compared with the row before while that is in cache.
 #pragma once

@@ -1,11 +1,11 @@
-// What the backend is told: environment variables, and a JSON file that QUOKA_CONFIG names. Variables
-// win over the file. README.md has the table.
+// What the backend is told: a JSON file that QUOKA_CONFIG names, and environment variables, which win.
+// README.md has the table. A layer policy (support/layer_policy.hpp) is such a file.
 #pragma once
+
+#include "support/layer_policy.hpp"
 
 #include <quoka/select/quoka.hpp>
 
-#include <map>
-#include <set>
 #include <string>
 
 namespace quoka_ggml {
@@ -16,26 +16,23 @@ enum class Mode { exact, quoka, robust };
 
 struct Settings {
   Mode mode = Mode::exact;
-  quoka::Budget budget = 1024;
-  Index chunk = 128;          // queries that select together
-  std::set<int> dense = {0};  // layers that attend to everything
-  std::map<int, quoka::Budget> layer_budgets;
+  quoka_examples::LayerPolicy policy;
+  Index chunk = 128;      // queries that select together
   bool decode = false;    // select for single queries, too
-  Index min_queries = 0;  // fewer are left to the CPU backend; 0: support.hpp decides
+  Index min_queries = 0;  // fewer are left to the CPU backend; 0: reason_to_refuse() decides
   int threads = 0;        // 0: as many as the engine says
+  bool sketch = true;     // keep one of the keys where that is faster
   bool stats = false;
-  Index model_q_heads = 0, model_kv_heads = 0, model_head_dim = 0;  // 0: any
+  std::string told = "{}";  // all of it, as one JSON object
 
-  quoka::Budget budget_of(int layer) const {
-    const auto own = layer_budgets.find(layer);
-    return own != layer_budgets.end() ? own->second : budget;
-  }
+  // How this layer selects, unless the mode is exact. group: query heads for each KV head.
+  quoka::QuokaOptions selection(Index group, int layer) const;
   std::string summary() const;  // one line
 };
 
 // Never throws: what cannot be understood is named in `problem`, and the mode is exact then.
 Settings read_settings(std::string& problem);
 // The same with what a JSON object says besides: the parameters of one backend. Throws.
-Settings with_parameters(Settings settings, const char* json);
+Settings with_parameters(const Settings& settings, const char* json);
 
 }  // namespace quoka_ggml

@@ -13,6 +13,8 @@ namespace quoka_ggml {
 
 using quoka::Index;
 
+inline void say(const std::string& what) { std::fprintf(stderr, "quoka: %s\n", what.c_str()); }
+
 // One call, or a sum of them.
 struct Work {
   Index calls = 0, queries = 0, sequences = 0;
@@ -49,11 +51,13 @@ class Stats {
     const std::lock_guard<std::mutex> lock(mutex_);
     (work.queries == work.sequences ? tokens_ : chunks_) += work;
   }
-  // An operation that was left to the CPU backend, or a selection that was not made.
-  void note(const std::string& why) {
+  // An operation that was left to the CPU backend. Said at the end, or (warn) when it comes first.
+  void note(const std::string& why, bool warn = false) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    ++notes_[why];
+    if (++notes_[why] == 1 && warn) say(why);
   }
+  // A selection that was not made.
+  void warn(const std::string& why) { note(why, true); }
 
  private:
   void table() {
@@ -63,8 +67,7 @@ class Stats {
       std::fprintf(stderr, "quoka: %10s %8td %9td %8.1f%% %8.3f %8.3f %8.3f %8.3f\n", name, x.calls,
                    x.queries, x.seen > 0 ? 100 * x.attended / x.seen : 100.0, x.mask, x.convert,
                    x.select, x.attend);
-    for (const auto& [why, count] : notes_)
-      std::fprintf(stderr, "quoka: %td times: %s\n", count, why.c_str());
+    for (const auto& [why, count] : notes_) say(std::to_string(count) + " times: " + why);
   }
 
   std::mutex mutex_;

@@ -1,6 +1,7 @@
 // Reads a layer policy (support/layer_policy.hpp).
 #pragma once
 
+#include "support/budget_text.hpp"
 #include "support/json_file.hpp"
 #include "support/layer_policy.hpp"
 
@@ -10,61 +11,75 @@
 
 namespace quoka_examples {
 
-namespace detail {
-
-[[noreturn]] inline void refuse_policy(const std::string& what, const nlohmann::json& x,
-                                       const std::string& wanted) {
-  throw std::invalid_argument("policy: " + what + " is " + x.dump() + ", but must be " + wanted);
+// Throws std::invalid_argument: `what` is x, but must be `wanted`.
+[[noreturn]] inline void refuse_json(const std::string& what, const nlohmann::json& x,
+                                     const std::string& wanted) {
+  throw std::invalid_argument(what + " is " + x.dump() + ", but must be " + wanted);
 }
 
-inline Index policy_number(const std::string& what, const nlohmann::json& x, Index least) {
-  if (!x.is_number_integer() || x.get<Index>() < least)
-    refuse_policy(what, x, "a whole number from " + std::to_string(least));
+// Throws std::invalid_argument for anything but a whole number in [least, most].
+inline Index whole_from(const std::string& what, const nlohmann::json& x, Index least, Index most) {
+  if (!x.is_number_integer() || x.get<Index>() < least || x.get<Index>() > most)
+    refuse_json(what, x,
+                "a whole number from " + std::to_string(least) + " to " + std::to_string(most));
   return x.get<Index>();
 }
 
-inline quoka::Budget policy_budget(const std::string& what, const nlohmann::json& x) {
-  if (x.is_number_integer()) return policy_number(what, x, 0);
+// A count, a fraction, or a text as "mass:0.95". Throws std::invalid_argument for anything else.
+inline quoka::Budget budget_from(const std::string& what, const nlohmann::json& x) {
+  quoka::Budget budget = 0;
+  if (x.is_number_integer()) return whole_from(what, x, 0, most_keys);
+  if (x.is_string() && read_budget_by_scores(x.get<std::string>(), budget)) return budget;
   if (!x.is_number() || !(x.get<double>() > 0.0 && x.get<double>() <= 1.0))
-    refuse_policy(what, x, "a count of keys, or a fraction of the past in (0, 1]");
+    refuse_json(what, x,
+                "a count of keys, a fraction of the past in (0, 1], or as \"mass:0.95\" or "
+                "\"relative:0.1\"");
   return x.get<double>();
 }
 
-}  // namespace detail
-
 // Throws std::invalid_argument, which names the member, for what is not understood.
 inline LayerPolicy parse_policy(const nlohmann::json& json) {
-  using namespace detail;
-  if (!json.is_object()) throw std::invalid_argument("policy: no JSON object");
+  constexpr Index most_layers = 10'000, most_channels = 1 << 20;
+  if (!json.is_object()) throw std::invalid_argument("the policy is no JSON object");
   LayerPolicy policy;
   for (const auto& [key, x] : json.items()) {
     if (key == "budget") {
-      policy.budget = policy_budget(key, x);
+      policy.budget = budget_from(key, x);
     } else if (key == "dense_layers" && x.is_array()) {
-      for (const auto& layer : x) policy.dense.insert(policy_number("a dense layer", layer, 0));
+      for (const auto& layer : x)
+        policy.dense.insert(whole_from("a dense layer", layer, 0, most_layers));
     } else if (key == "dense_layers") {
-      for (Index layer = policy_number(key, x, 0); layer-- > 0;) policy.dense.insert(layer);
+      for (Index layer = whole_from(key, x, 0, most_layers); layer-- > 0;)
+        policy.dense.insert(layer);
     } else if (key == "layer_budgets" && x.is_object()) {
       for (const auto& [layer, budget] : x.items()) {
-        const auto number = nlohmann::json::parse(layer, nullptr, false);
-        policy.budgets.insert_or_assign(policy_number("a layer with a budget", number, 0),
-                                        policy_budget("the budget of layer " + layer, budget));
+        auto number = nlohmann::json::parse(layer, nullptr, false);
+        if (number.is_discarded()) number = layer;
+        policy.budgets.insert_or_assign(whole_from("a layer with a budget", number, 0, most_layers),
+                                        budget_from("the budget of layer " + layer, budget));
       }
     } else if (key == "model" && x.is_object()) {
-      policy.q_heads = policy_number("q_heads", x.value("q_heads", nlohmann::json(0)), 0);
-      policy.kv_heads = policy_number("kv_heads", x.value("kv_heads", nlohmann::json(0)), 0);
-      policy.head_dim = policy_number("head_dim", x.value("head_dim", nlohmann::json(0)), 0);
-    } else if (key != "mode") {  // the selector is the command line's
-      refuse_policy("the member " + key, x, "one of those that are documented");
+      for (const auto& [part, size] : x.items()) {
+        Index* const to = part == "q_heads"    ? &policy.q_heads
+                          : part == "kv_heads" ? &policy.kv_heads
+                          : part == "head_dim" ? &policy.head_dim
+                                               : nullptr;
+        if (to == nullptr) refuse_json("a member of model", part, "q_heads, kv_heads or head_dim");
+        *to = whole_from(part, size, 0, most_channels);
+      }
+    } else if (key != "mode") {  // the selector is the caller's
+      refuse_json("the member " + key, x, "one of those that are documented");
     }
   }
   return policy;
 }
 
-inline LayerPolicy read_policy(const std::string& path) {
+inline LayerPolicy read_policy(const std::string& path) try {
   std::ifstream file(path);
-  if (!file) throw std::invalid_argument("policy: cannot read " + path);
+  if (!file) throw std::invalid_argument("cannot be read");
   return parse_policy(nlohmann::json::parse(file, nullptr, false));
+} catch (const std::invalid_argument& e) {
+  throw std::invalid_argument(path + ": " + e.what());
 }
 
 }  // namespace quoka_examples

@@ -1,5 +1,8 @@
-// llama.cpp itself, with and without the backend, on tiny random models: the same logits in exact
-// mode, and the same whatever became of the cache before.
+// llama.cpp itself, with and without the backend, on tiny random models and on TinyLlama: the same
+// logits in exact mode, and the same whatever became of the cache before.
+//
+// TinyLlama is models/tinyllama-1.1b-chat-v1.0.Q8_0.gguf (examples/decoder/get_tinyllama.sh), or what
+// QUOKA_TINYLLAMA names. QUOKA_SOAK_STEPS=1000: so many steps, and on TinyLlama, too.
 
 #include "ggml/llama_session.hpp"
 #include "ggml/tiny_llama.hpp"
@@ -25,12 +28,14 @@ struct Model {
     model = load_model(path.string());
     std::filesystem::remove(path);
   }
+  explicit Model(llama_model_ptr loaded) : model(std::move(loaded)) {}
+  int vocabulary() const { return llama_vocab_n_tokens(llama_model_get_vocab(model.get())); }
   // Contexts of the CPU backend come first: they never see this one.
   std::unique_ptr<Session> session(bool quoka, std::uint32_t ubatch = 128, bool unified = true,
                                    ggml_type type = GGML_TYPE_F16) const {
     llama_context_params p = llama_context_default_params();
     p.n_ctx = unified ? 2048 : 4096, p.n_batch = 2048, p.n_ubatch = ubatch, p.n_seq_max = 2;
-    p.n_threads = p.n_threads_batch = 1, p.kv_unified = unified, p.type_k = p.type_v = type;
+    p.n_threads = p.n_threads_batch = threads, p.kv_unified = unified, p.type_k = p.type_v = type;
     p.flash_attn_type =
         quoka || type == GGML_TYPE_F16 ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_ENABLED;
     p.swa_full = true;
@@ -43,14 +48,35 @@ struct Model {
   }
 
   llama_model_ptr model;
+  int threads = 1;
 };
 
+// Null, and why, where it is not there.
+std::unique_ptr<Model> tiny_llama_1b() {
+  const char* const named = std::getenv("QUOKA_TINYLLAMA");
+  const std::string path = named != nullptr ? named : QUOKA_TINYLLAMA_PATH;
+  if (!std::filesystem::exists(path)) return nullptr;
+  llama_log_set(only_errors, nullptr);
+  auto model = std::make_unique<Model>(load_model(path));
+  model->threads = 2;
+  return model;
+}
+const char* const no_tiny_llama =
+    "no TinyLlama: bash examples/decoder/get_tinyllama.sh, or QUOKA_TINYLLAMA=FILE";
+
+// The backend as these variables say, for contexts to come.
+void restart_with(const std::map<std::string, std::string>& variables) {
+  for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
+  restart_quoka();
+  for (const auto& one : variables) unsetenv(one.first.c_str());
+}
+
 std::vector<TokenAt> random_tokens(std::mt19937& random, int count, llama_seq_id sequence,
-                                   llama_pos first) {
+                                   llama_pos first,
+                                   unsigned vocabulary = quoka_test::tiny_vocabulary) {
   std::vector<TokenAt> tokens;
   for (int i = 0; i < count; ++i)
-    tokens.push_back({static_cast<llama_token>(random() % quoka_test::tiny_vocabulary), first + i,
-                      sequence, false});
+    tokens.push_back({static_cast<llama_token>(random() % vocabulary), first + i, sequence, false});
   tokens.back().logits = true;
   return tokens;
 }
@@ -75,8 +101,10 @@ class Differences {
   void add(Session& ours, Session& theirs, const std::vector<TokenAt>& batch) {
     for (int i = 0; i < static_cast<int>(batch.size()); ++i)
       if (batch[static_cast<std::size_t>(i)].logits)
-        add(difference(ours.logits(i), copy(theirs.logits(i))));
+        add(difference(ours.logits(i), copy(theirs.logits(i)))),
+            same_top_ += best(ours.logits(i)) == best(theirs.logits(i)) ? 1 : 0;
   }
+  std::size_t same_top() const { return same_top_; }  // of those by sessions
   std::size_t count() const { return all_.size(); }
   // The difference that this part of them stays below.
   double below(double part) {
@@ -86,6 +114,7 @@ class Differences {
 
  private:
   std::vector<double> all_;
+  std::size_t same_top_ = 0;
 };
 
 class Architectures : public ::testing::TestWithParam<const char*> {};
@@ -130,15 +159,16 @@ TEST(LlamaCpp, CacheInEightBits) {
   EXPECT_LT(difference(ours->logits(499), copy(theirs->logits(499))), 0.1);
 }
 
-// Removal, shift and copy on two sequences, against the CPU backend with the same history.
-TEST(LlamaCpp, ExactModeThroughRemovalShiftAndCopy) {
-  const Model model("llama");
-  const auto theirs = model.session(false), ours = model.session(true);
+// Random decode steps, chunks, removals, shifts and copies on two sequences, the same in both sessions.
+// Single tokens are those that `theirs` would write.
+Differences soak(const Model& model, Session& theirs, Session& ours, int steps) {
+  const auto vocabulary = static_cast<unsigned>(model.vocabulary());
   std::mt19937 random(7);
   llama_pos length[2] = {0, 0};
+  llama_token next[2] = {1, 1};
   bool shared = false;
   Differences differences;
-  for (int step = 0; step < 300; ++step) {
+  for (int step = 0; step < steps; ++step) {
     SCOPED_TRACE(step);
     const auto s = static_cast<llama_seq_id>(random() % 2);
     const auto kind = random() % 10;
@@ -146,25 +176,24 @@ TEST(LlamaCpp, ExactModeThroughRemovalShiftAndCopy) {
         !shared) {  // a stretch in the middle, and what follows moves up
       const llama_pos begin = static_cast<llama_pos>(random() % 20),
                       count = 5 + static_cast<llama_pos>(random() % 30);
-      for (Session* const one : {theirs.get(), ours.get()}) {
+      for (Session* const one : {&theirs, &ours}) {
         llama_memory_seq_rm(one->memory(), s, begin, begin + count);
         llama_memory_seq_add(one->memory(), s, begin + count, -1, -count);
       }
       length[s] -= count;
     } else if (kind == 1 && length[s] > 1) {  // the end
       length[s] = 1 + static_cast<llama_pos>(random() % static_cast<unsigned>(length[s]));
-      for (Session* const one : {theirs.get(), ours.get()})
+      for (Session* const one : {&theirs, &ours})
         llama_memory_seq_rm(one->memory(), s, length[s], -1);
     } else if (kind == 2 || length[s] > 700) {  // the other sequence becomes this one's copy
-      for (Session* const one : {theirs.get(), ours.get()}) {
+      for (Session* const one : {&theirs, &ours}) {
         llama_memory_seq_rm(one->memory(), s, -1, -1);
         llama_memory_seq_cp(one->memory(), 1 - s, s, -1, length[1 - s]);
       }
       length[s] = length[1 - s];
       shared = true;  // a shift would move the other's positions, too
       if (length[s] > 700) {
-        for (Session* const one : {theirs.get(), ours.get()})
-          llama_memory_clear(one->memory(), true);
+        for (Session* const one : {&theirs, &ours}) llama_memory_clear(one->memory(), true);
         length[0] = length[1] = 0;
         shared = false;
       }
@@ -172,17 +201,116 @@ TEST(LlamaCpp, ExactModeThroughRemovalShiftAndCopy) {
     std::vector<TokenAt> batch;
     for (llama_seq_id i = 0; i < 2; ++i) {
       if (random() % 4 == 0) continue;
-      const int count = random() % 5 == 0 ? 1 + static_cast<int>(random() % 150) : 1;
-      for (const TokenAt& x : random_tokens(random, count, i, length[i])) batch.push_back(x);
+      const int count = random() % 5 == 0 ? 2 + static_cast<int>(random() % 150) : 1;
+      for (const TokenAt& x : random_tokens(random, count, i, length[i], vocabulary))
+        batch.push_back(x);
+      if (count == 1) batch.back().token = next[i];
       length[i] += count;
     }
     if (batch.empty()) continue;
-    theirs->decode(batch), ours->decode(batch);
-    differences.add(*ours, *theirs, batch);
+    theirs.decode(batch), ours.decode(batch);
+    differences.add(ours, theirs, batch);
+    for (std::size_t i = 0; i < batch.size(); ++i)
+      if (batch[i].logits) next[batch[i].sequence] = best(theirs.logits(static_cast<int>(i)));
   }
+  return differences;
+}
+
+int soak_steps(int otherwise) {
+  const char* const told = std::getenv("QUOKA_SOAK_STEPS");
+  return told != nullptr ? std::atoi(told) : otherwise;
+}
+
+TEST(LlamaCpp, ExactModeThroughRemovalShiftAndCopy) {
+  const Model model("llama");
+  const auto theirs = model.session(false), ours = model.session(true);
+  Differences differences = soak(model, *theirs, *ours, soak_steps(300));
   EXPECT_GT(differences.count(), 300u);
   EXPECT_LT(differences.below(0.5), 0.03);
   EXPECT_LT(differences.below(0.99), 0.1);
+  EXPECT_GT(differences.same_top(), differences.count() * 97 / 100);
+}
+
+// What the backend remembers of a cache changes nothing, to the last bit: with a sketch the same keys
+// are selected as without.
+TEST(LlamaCpp, AKnownCacheThroughRemovalShiftAndCopy) {
+  const Model model("llama");
+  restart_with({{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "64"}, {"QUOKA_SKETCH", "0"}});
+  const auto without = model.session(true);
+  restart_with({{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "64"}});
+  const auto with = model.session(true);
+  Differences differences = soak(model, *without, *with, soak_steps(300));
+  restart_with({});
+  EXPECT_GT(differences.count(), 300u);
+  EXPECT_EQ(differences.below(1.0), 0.0);
+}
+
+// A model that was trained: prompts of two sequences in one batch, then what llama.cpp writes.
+TEST(TinyLlama1B, ExactModeGivesLlamaCppsLogits) {
+  const auto model = tiny_llama_1b();
+  if (!model) GTEST_SKIP() << no_tiny_llama;
+  for (const ggml_type cache : {GGML_TYPE_F16, GGML_TYPE_Q8_0}) {
+    for (const std::uint32_t ubatch : {128u, 512u}) {
+      SCOPED_TRACE(std::string(ggml_type_name(cache)) + ", ubatch " + std::to_string(ubatch));
+      const auto theirs = model->session(false, ubatch, true, cache),
+                 ours = model->session(true, ubatch, true, cache);
+      const std::string text =
+          "It is a truth universally acknowledged, that a single man in possession of a good "
+          "fortune, "
+          "must be in want of a wife. However little known the feelings or views of such a man may "
+          "be "
+          "on his first entering a neighbourhood, this truth is so well fixed in the minds of the "
+          "surrounding families, that he is considered the rightful property of some one or other "
+          "of "
+          "their daughters. ";
+      std::vector<llama_token> tokens(512);
+      tokens.resize(static_cast<std::size_t>(llama_tokenize(
+          llama_model_get_vocab(model->model.get()), text.data(), static_cast<int>(text.size()),
+          tokens.data(), static_cast<int>(tokens.size()), true, false)));
+      std::vector<TokenAt> batch;
+      llama_pos length[2] = {};
+      for (llama_seq_id s = 0; s < 2; ++s) {
+        const auto count = static_cast<llama_pos>(tokens.size()) - 10 * s;
+        for (; length[s] < count; ++length[s])
+          batch.push_back({tokens[static_cast<std::size_t>(length[s])], length[s], s, false});
+        batch.back().logits = true;
+      }
+      double largest = 0;
+      Differences differences;
+      for (int step = 0; step < 5; ++step) {
+        theirs->decode(batch), ours->decode(batch);
+        differences.add(*ours, *theirs, batch);
+        std::vector<TokenAt> next;
+        for (std::size_t i = 0; i < batch.size(); ++i) {
+          if (!batch[i].logits) continue;
+          const auto x = ours->logits(static_cast<int>(i)), y = theirs->logits(static_cast<int>(i));
+          for (std::size_t t = 0; t < x.size(); ++t)
+            largest = std::max(largest, static_cast<double>(std::abs(x[t] - y[t])));
+          next.push_back({best(y), length[batch[i].sequence]++, batch[i].sequence, true});
+        }
+        batch = next;
+      }
+      std::printf(
+          "%s cache, ubatch %u: logits differ by %.3f at most, top token the same %zu of %zu\n",
+          ggml_type_name(cache), ubatch, largest, differences.same_top(), differences.count());
+      EXPECT_LT(largest, cache == GGML_TYPE_F16 ? 1.0 : 2.0);
+      EXPECT_GE(differences.same_top() + 1, differences.count());
+    }
+  }
+}
+
+TEST(TinyLlama1B, ExactModeThroughRemovalShiftAndCopy) {
+  const auto model = tiny_llama_1b();
+  if (!model) GTEST_SKIP() << no_tiny_llama;
+  const int steps = soak_steps(0);
+  if (steps == 0) GTEST_SKIP() << "QUOKA_SOAK_STEPS is not set";
+  const auto theirs = model->session(false, 512), ours = model->session(true, 512);
+  Differences differences = soak(*model, *theirs, *ours, steps);
+  std::printf("%d steps: median %.4f, 99 %% below %.4f, top token the same %zu of %zu\n", steps,
+              differences.below(0.5), differences.below(0.99), differences.same_top(),
+              differences.count());
+  EXPECT_LT(differences.below(0.99), 0.2);
+  EXPECT_GT(differences.same_top(), differences.count() * 95 / 100);
 }
 
 // With selection: a sequence that went through decode steps, copies, removals to the end of a chunk

@@ -70,7 +70,8 @@ TEST_F(Masks, AWindow) {
   EXPECT_FALSE(pieces[0].causal);
 }
 
-TEST_F(Masks, CopiesOfASequenceAreNoWindow) {
+// Tokens of copies share a mask; a chunk after them is one.
+TEST_F(Masks, CopiesOfASequence) {
   const auto with = [](std::vector<Position> prefix, std::vector<Position> own) {
     prefix.insert(prefix.end(), own.begin(), own.end());
     return prefix;
@@ -81,8 +82,42 @@ TEST_F(Masks, CopiesOfASequenceAreNoWindow) {
   row(with(range(0, 100), {202, 203}));
   row(with(range(0, 100), {202, 203, 204}));
   const auto pieces = read();
-  ASSERT_EQ(pieces.size(), 3u);
-  EXPECT_EQ(pieces[2].count, 3);
+  ASSERT_EQ(pieces.size(), 2u);
+  EXPECT_FALSE(pieces[0].causal);
+  EXPECT_EQ(pieces[0].count, 2);
+  EXPECT_TRUE(pieces[1].causal);
+  EXPECT_EQ(pieces[1].begin, 2);
+  EXPECT_EQ(pieces[1].count, 3);
+  EXPECT_EQ(pieces[1].cells, with(range(0, 100), {202, 203, 204}));
+}
+
+TEST_F(Masks, AWindowThatFillsFirst) {
+  for (Position i = 0; i < 10; ++i) row(range(0, 40 + i));
+  for (Position i = 1; i < 20; ++i) row(range(i, 49 + i));
+  const auto pieces = read();
+  ASSERT_EQ(pieces.size(), 2u);
+  EXPECT_TRUE(pieces[0].causal);
+  EXPECT_EQ(pieces[0].count, 10);
+  EXPECT_FALSE(pieces[1].causal);
+  EXPECT_EQ(pieces[1].count, 19);
+}
+
+TEST_F(Masks, TokensSeenBothWaysAndAChunkAfterThem) {
+  for (int i = 0; i < 5; ++i) row(range(0, 105));
+  for (Position i = 1; i < 4; ++i) row(range(0, 105 + i));
+  const auto pieces = read();
+  ASSERT_EQ(pieces.size(), 2u);
+  EXPECT_FALSE(pieces[0].causal);
+  EXPECT_EQ(pieces[0].count, 5);
+  EXPECT_TRUE(pieces[1].causal);
+  EXPECT_EQ(pieces[1].cells, range(0, 108));
+}
+
+TEST_F(Masks, ALongSequenceAndItsBeginning) {
+  row(range(0, 100));
+  row(range(0, 50));
+  const auto pieces = read();
+  ASSERT_EQ(pieces.size(), 2u);
   for (const Piece& piece : pieces) EXPECT_TRUE(piece.causal);
 }
 
@@ -100,8 +135,9 @@ TEST_F(Masks, RowsThatSeeNothing) {
   row({});
   row({});
   row({7});
-  ASSERT_EQ(read().size(), 1u);
+  ASSERT_EQ(read().size(), 2u);
   EXPECT_FALSE(read()[0].causal);
+  EXPECT_EQ(read()[1].first_sees(), 1);
   rows.erase(rows.begin());
   row({7, 8});
   const auto pieces = read();

@@ -18,6 +18,8 @@ using quoka::Index;
 constexpr Index budget = 48, chunk = 32;
 const char* const settings =
     R"({"mode": "quoka", "budget": 48, "chunk": 32, "dense_layers": 0, "decode": true})";
+const char* const without_sketch =
+    R"({"mode": "quoka", "budget": 48, "chunk": 32, "dense_layers": 0, "decode": true, "sketch": 0})";
 constexpr double tolerance = 1e-9;  // squared; the same keys, summed in another order at most
 
 // The tokens of one sequence: where they lie, and which queries are its chunk.
@@ -59,7 +61,12 @@ void expect_selected(GraphOfOne& graph, const Sequence& sequence, const std::vec
     const quoka::TensorView<float> out(expected.data() + i * q_row, {1, s.q_heads, n, s.head_dim},
                                        {0, s.head_dim, q_row, 1});
     const quoka::Rows k = view(k_rows), v = view(v_rows);
-    const auto keep = selector.select(q, k.slice(0, begin));
+    quoka::KeySketch sketch;  // not of the same order of cells: codes are a key's own
+    sketch.update(k, 0, len, quoka::SerialExecutor{});
+    quoka::QuokaSelector::State state;
+    quoka::Selection keep;
+    selector.select({.q = q, .k = k.slice(0, begin), .sketch = robust ? &sketch : nullptr}, state,
+                    keep, quoka::SerialExecutor{});
     quoka::attention(q, {k.slice(0, begin), v.slice(0, begin), keep},
                      {k.slice(begin, n), v.slice(begin, n)}, out);
   }
@@ -100,7 +107,7 @@ TEST(SelectionNode, CellsInOrder) {
   }
 }
 
-TEST(SelectionNode, RobustPreset) {
+TEST(SelectionNode, RobustPreset) {  // by a sketch
   GraphOfOne graph(shape(40));
   const Sequence sequence{range(0, 300), 0, 40};
   see(graph, sequence);
@@ -144,16 +151,88 @@ TEST(SelectionNode, SequencesMixed) {
 
 // Nothing of an old cache is used: removal, shift and reuse of its memory leave no trace.
 TEST(SelectionNode, TheCacheChangesUnderneath) {
-  GraphOfOne graph(shape(40));
-  const ggml_backend_ptr ours = Backends::quoka(settings);
-  for (const Index past : {400, 120, 300, 60}) {
-    SCOPED_TRACE(past);
-    graph.hide_all();
-    const Sequence sequence{range(0, past + 40), 0, 40};
-    see(graph, sequence);
-    for (ggml_tensor* const t : {graph.k_cache, graph.v_cache}) graph.fill(t, 1.0f);
-    expect_selected(graph, sequence, graph.computed_by(ours.get()));
+  for (const char* const told : {settings, without_sketch}) {
+    GraphOfOne graph(shape(40));
+    const ggml_backend_ptr ours = Backends::quoka(told);
+    for (const Index past : {400, 120, 300, 60}) {
+      SCOPED_TRACE(past);
+      graph.hide_all();
+      const Sequence sequence{range(0, past + 40), 0, 40};
+      see(graph, sequence);
+      for (ggml_tensor* const t : {graph.k_cache, graph.v_cache}) graph.fill(t, 1.0f);
+      expect_selected(graph, sequence, graph.computed_by(ours.get()));
+    }
   }
+}
+
+// A backend that has seen everything before gives, to the bit, what a new one gives: keys overwritten,
+// moved and copied, one channel of one head at times, another sequence in the same cells.
+TEST(SelectionNode, AKnownCacheGivesWhatANewBackendGives) {
+  for (const char* const mode : {"quoka", "robust"}) {
+    SCOPED_TRACE(mode);
+    const std::string told =
+        R"({"budget": 48, "chunk": 32, "dense_layers": 0, "mode": ")" + std::string(mode) + R"("})";
+    GraphOfOne graph(shape(40));
+    const ggml_backend_ptr ours = Backends::quoka(told, 2);
+    std::mt19937 random(9);
+    const auto cell = [&](std::int64_t i) {
+      return static_cast<char*>(graph.k_cache->data) +
+             static_cast<std::size_t>(i) * graph.k_cache->nb[1];
+    };
+    for (int round = 0; round < 30; ++round) {
+      SCOPED_TRACE(round);
+      for (auto changes = random() % 12; changes-- > 0;) {
+        const auto at = static_cast<std::int64_t>(random() % 512),
+                   to = static_cast<std::int64_t>(random() % 512);
+        if (changes % 3 == 0) std::copy_n(cell(at), graph.k_cache->nb[1], cell(to));
+        if (changes % 3 == 1) graph.write_keys(at, at + 1);
+        if (changes % 3 == 2)
+          reinterpret_cast<ggml_fp16_t*>(cell(at))[random() % 128] = ggml_fp32_to_fp16(9.0f);
+      }
+      graph.hide_all();
+      const auto begin = static_cast<std::int64_t>(random() % 100);
+      const Sequence sequence{range(begin, begin + 140 + static_cast<std::int64_t>(random() % 270)),
+                              0, 40};
+      see(graph, sequence);
+      const auto result = graph.computed_by(ours.get());
+      EXPECT_EQ(result, graph.computed_by(Backends::quoka(told, 2).get()));
+      expect_selected(graph, sequence, result, mode == std::string("robust"));
+    }
+  }
+}
+
+// Two layers, and two contexts whose caches lay at one address.
+TEST(SelectionNode, CachesAreToldApart) {
+  const std::string told = R"({"budget": 48, "chunk": 32, "dense_layers": 0, "mode": "robust"})";
+  const ggml_backend_ptr ours = Backends::quoka(told);
+  GraphOfOne first(shape(40)), second(shape(40));
+  for (GraphOfOne* const graph : {&first, &second}) graph->see_causally(300);
+  second.write_keys(0, 512);
+  for (int round = 0; round < 2; ++round)
+    for (GraphOfOne* const graph : {&first, &second})
+      EXPECT_EQ(graph->computed_by(ours.get()), graph->computed_by(Backends::quoka(told).get()));
+  std::swap_ranges(static_cast<char*>(first.k_cache->data),
+                   static_cast<char*>(first.k_cache->data) + ggml_nbytes(first.k_cache),
+                   static_cast<char*>(second.k_cache->data));
+  for (GraphOfOne* const graph : {&first, &second})
+    EXPECT_EQ(graph->computed_by(ours.get()), graph->computed_by(Backends::quoka(told).get()));
+}
+
+TEST(SelectionNode, BudgetsByScores) {
+  GraphOfOne graph(shape(40));
+  graph.see_causally(300);
+  const auto exact = graph.computed_by(Backends::quoka("").get());
+  const auto with = [&](const char* keys) {
+    return relative_error(
+        graph.computed_by(Backends::quoka(R"({"mode": "robust", "dense_layers": 0, "budget": ")" +
+                                          std::string(keys) + R"("})")
+                              .get()),
+        exact);
+  };
+  const double some = with("mass:0.5"), most = with("mass:0.99");
+  EXPECT_GT(some, 10 * most);
+  EXPECT_GT(most, 0.0);
+  EXPECT_LT(with("mass:1.0"), tolerance);
 }
 
 TEST(SelectionNode, ShuffledCells) {
@@ -167,8 +246,8 @@ TEST(SelectionNode, ShuffledCells) {
     for (std::size_t i = 300; i < cells.size(); ++i) cells[i] += 100;
     std::swap(cells[299], cells[300]);  // the chunk's first query wrote into the old part
     const Sequence sequence{cells, 0, 64};
-    const ggml_backend_ptr ours = Backends::quoka(settings);
-    // The step before, so that fingerprints are known.
+    const ggml_backend_ptr ours = Backends::quoka(round % 2 == 0 ? settings : without_sketch);
+    // The step before, so that the cells are known.
     const Sequence before{{cells.begin(), cells.begin() + 300}, 0, 64};
     const auto written = static_cast<std::size_t>(cells[300]) * graph.k_cache->nb[1];
     auto* const own = static_cast<char*>(graph.k_cache->data) + written;
@@ -204,7 +283,7 @@ TEST(SelectionNode, BadParametersMakeNoBackend) {
   backends();
   for (const char* const text :
        {R"({"mode": "fast"})", R"({"budget": -3})", R"({"budget": 1.5})", R"({"bugdet": 3})", "[1]",
-        "{", R"({"threads": 0})", R"({"layer_budgets": {"x": 3}})"})
+        "{", R"({"threads": -1})", R"({"layer_budgets": {"x": 3}})"})
     EXPECT_EQ(Backends::quoka(text), nullptr) << text;
 }
 

@@ -1,0 +1,122 @@
+// What is remembered of one layer's keys in one stream's cache: a hash of each cell, and a sketch of
+// the keys (quoka::KeySketch), which selection scores in place of the keys themselves.
+//
+// An engine overwrites, shifts, removes, copies and loads cells without a word to a backend, and makes
+// a new cache where an old one lay. So nothing is believed: before each use every cell is hashed, all
+// of its bytes, and those whose hash is another one than before are sketched again. The hash is NH
+// (Black and others, UMAC, 1999) with a random key: a changed cell goes unnoticed once in 2^32
+// changes, whatever was written; its key is then scored as it was, and attended to as it is.
+//
+// The same tells which cell a chunk's first query wrote. The mask does not say: that cell is one of
+// those that all of the chunk see. It must be attended to, selected or not. Where a chunk's cells lie
+// side by side it is the last of them. Elsewhere (after removals and shifts) it is, of the cells that
+// changed, the nearest before the chunk's next cell; where none is known to have, the nearest of all.
+// A wrong answer costs one query's own key.
+#pragma once
+
+#include <quoka/cache/key_sketch.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <random>
+#include <utility>
+#include <vector>
+
+namespace quoka_ggml {
+
+using quoka::Index, quoka::Position;
+
+class KnownCells {
+ public:
+  // Looks at all cells of k [1, kv_heads, cells, dim]. sketch: from now on there is one.
+  void look(const quoka::Rows& k, bool sketch, quoka::ExecutorRef executor) try {
+    if (&k.format() != format_ || k.dim() != dim_ || (sketch && !sketched_)) hashes_.clear();
+    format_ = &k.format(), dim_ = k.dim(), sketched_ = sketched_ || sketch;
+    const auto cells = static_cast<std::size_t>(k.len());
+    hashes_.resize(cells);  // of new ones 0, which is as good as any other
+    changed_.resize(cells);
+    make_key(words_of(k) * k.heads());
+    constexpr Index step = 64;
+    executor.run(quoka::ceil_div(k.len(), step), [&](Index task, int) {
+      for (Index i = task * step; i < std::min(task * step + step, k.len()); ++i) {
+        const auto at = static_cast<std::size_t>(i);
+        const std::uint64_t before = std::exchange(hashes_[at], hash_of(k, i));
+        changed_[at] = hashes_[at] != before;
+      }
+    });
+    if (!sketched_) return;
+    list_.clear();
+    for (std::size_t i = 0; i < cells; ++i)
+      if (changed_[i] != 0) list_.push_back(static_cast<Position>(i));
+    sketch_.update(k, list_, executor);
+  } catch (...) {
+    hashes_.clear();  // of cells that may not have been sketched
+    throw;
+  }
+  // Of the cells as they were looked at last; null: there is none.
+  const quoka::KeySketch* sketch() const { return sketched_ ? &sketch_ : nullptr; }
+
+  // Moves the cell that a chunk's first query wrote to the end of cells[0, seen), all that it sees.
+  void find_own(std::vector<Position>& cells, Index seen) const {
+    if (seen < 2) return;
+    const auto begin = cells.begin(), end = begin + seen;
+    const auto changed = [&](Position cell) {
+      return static_cast<std::size_t>(cell) < changed_.size() &&
+             changed_[static_cast<std::size_t>(cell)] != 0;
+    };
+    const auto nearest = [&](bool among_changed) {  // before the next cell; else the last of all
+      auto found = end, last = end;
+      for (auto cell = begin; cell != end; ++cell) {
+        if (among_changed && !changed(*cell)) continue;
+        last = cell;
+        if (end != cells.end() && *cell < *end) found = cell;
+      }
+      return found != end ? found : last;
+    };
+    auto own = nearest(true);
+    if (own == end) own = nearest(false);
+    std::rotate(own, own + 1, end);
+  }
+
+ private:
+  // 8 bytes each, of a head's row.
+  static Index words_of(const quoka::Rows& k) {
+    return quoka::ceil_div(k.format().row_bytes({k.dim()}), Index{8});
+  }
+  void make_key(Index words) {
+    std::random_device random;
+    while (std::ssize(key_) < words) key_.push_back(std::uint64_t{random()} << 32 | random());
+  }
+  // The sum of (low + its key) * (high + its key) over words, sums of 32 bits.
+  std::uint64_t hash_of(const quoka::Rows& k, Index cell) const {
+    const Index bytes = k.format().row_bytes({k.dim()}), whole = bytes / 8;
+    std::uint64_t hash = 0;
+    const auto add = [&hash](std::uint64_t word, std::uint64_t key) {
+      constexpr std::uint64_t half = 0xffffffff;
+      hash += ((word + key) & half) * (((word >> 32) + (key >> 32)) & half);
+    };
+    for (Index head = 0; head < k.heads(); ++head) {
+      const std::byte* const row = k.row(0, head, cell);
+      const std::uint64_t* const key = key_.data() + head * words_of(k);
+      for (Index i = 0; i < whole; ++i) {
+        std::uint64_t word;
+        std::memcpy(&word, row + 8 * i, 8);
+        add(word, key[i]);
+      }
+      std::uint64_t rest = 0;
+      std::memcpy(&rest, row + 8 * whole, static_cast<std::size_t>(bytes % 8));
+      if (bytes % 8 != 0) add(rest, key[whole]);
+    }
+    return hash;
+  }
+
+  const quoka::Format* format_ = nullptr;
+  Index dim_ = 0;
+  bool sketched_ = false;
+  std::vector<std::uint64_t> hashes_, key_;  // of cells; random words
+  std::vector<std::uint8_t> changed_;        // cells, since they were looked at before
+  std::vector<Position> list_;               // thereof
+  quoka::KeySketch sketch_;
+};
+
+}  // namespace quoka_ggml

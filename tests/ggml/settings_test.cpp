@@ -1,0 +1,136 @@
+// What the backend is told: variables, a file, parameters, and what is refused in one line.
+
+#include "ggml/settings.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <stdexcept>
+
+#include <unistd.h>
+
+namespace {
+
+using namespace quoka_ggml;
+
+// Read with these variables, and none after it.
+class Told {
+ public:
+  explicit Told(const std::map<std::string, std::string>& variables) {
+    for (const auto& [name, value] : variables) setenv(name.c_str(), value.c_str(), 1);
+    settings = read_settings(problem);
+    for (const auto& one : variables) unsetenv(one.first.c_str());
+  }
+  Settings settings;
+  std::string problem;
+};
+
+std::string written(const std::string& text) {
+  static int count = 0;
+  const auto path =
+      std::filesystem::path(::testing::TempDir()) /
+      ("quoka_settings_" + std::to_string(::getpid()) + "_" + std::to_string(++count) + ".json");
+  std::ofstream(path) << text;
+  return path.string();
+}
+
+TEST(GgmlSettings, AreExactUnlessToldOtherwise) {
+  const Told told({});
+  EXPECT_EQ(told.problem, "");
+  EXPECT_EQ(told.settings.mode, Mode::exact);
+  EXPECT_EQ(told.settings.policy.dense, std::set<Index>{0});
+  EXPECT_EQ(told.settings.selection(1, 3).budget.keys(9000), 1024);
+  EXPECT_NE(told.settings.summary().find("exact attention"), std::string::npos);
+}
+
+TEST(GgmlSettings, Variables) {
+  const Told told({{"QUOKA_MODE", "robust"},
+                   {"QUOKA_BUDGET", "0.25"},
+                   {"QUOKA_DENSE_LAYERS", "[2, 5]"},
+                   {"QUOKA_CHUNK", "64"},
+                   {"QUOKA_DECODE", "1"},
+                   {"QUOKA_MIN_QUERIES", "7"},
+                   {"QUOKA_THREADS", "3"},
+                   {"QUOKA_SKETCH", "0"},
+                   {"QUOKA_STATS", "true"}});
+  EXPECT_EQ(told.problem, "");
+  const Settings& s = told.settings;
+  EXPECT_EQ(s.mode, Mode::robust);
+  EXPECT_EQ(s.selection(1, 0).budget.keys(800), 200);
+  EXPECT_EQ(s.selection(8, 0).n_queries, quoka::QuokaOptions::robust(8).n_queries);
+  EXPECT_EQ(s.policy.dense, (std::set<Index>{2, 5}));
+  EXPECT_EQ(s.chunk, 64);
+  EXPECT_EQ(s.min_queries, 7);
+  EXPECT_EQ(s.threads, 3);
+  EXPECT_TRUE(s.decode && s.stats && !s.sketch);
+  EXPECT_NE(s.summary().find("robust"), std::string::npos);
+  EXPECT_NE(s.summary().find("0.25"), std::string::npos);
+}
+
+// As `decoder calibrate` writes it.
+TEST(GgmlSettings, APolicyFileThatVariablesOverrule) {
+  const std::string path = written(R"({"budget": 0.125, "dense_layers": [0, 3],
+      "layer_budgets": {"2": 0.5, "7": 2048}, "mode": "robust",
+      "model": {"head_dim": 64, "kv_heads": 4, "q_heads": 32}})");
+  const Told told({{"QUOKA_CONFIG", path}, {"QUOKA_BUDGET", "512"}});
+  EXPECT_EQ(told.problem, "");
+  const Settings& s = told.settings;
+  EXPECT_EQ(s.mode, Mode::robust);
+  EXPECT_EQ(s.selection(1, 1).budget.keys(9000), 512);
+  EXPECT_EQ(s.selection(1, 2).budget.keys(9000), 4500);
+  EXPECT_EQ(s.selection(1, 7).budget.keys(9000), 2048);
+  EXPECT_EQ(s.policy.kv_heads, 4);
+  // A backend's own parameters come last.
+  const Settings more = with_parameters(s, R"({"mode": "quoka", "dense_layers": 1})");
+  EXPECT_EQ(more.mode, Mode::quoka);
+  EXPECT_EQ(more.policy.dense, std::set<Index>{0});
+  EXPECT_EQ(more.selection(1, 7).budget.keys(9000), 2048);
+  EXPECT_EQ(with_parameters(s, nullptr).told, s.told);
+}
+
+TEST(GgmlSettings, BudgetsByScores) {
+  const Told told({{"QUOKA_MODE", "robust"}, {"QUOKA_BUDGET", "mass:0.9:64:4096"}});
+  EXPECT_EQ(told.problem, "");
+  const quoka::Budget budget = told.settings.selection(4, 1).budget;
+  EXPECT_EQ(budget.rule(), quoka::Budget::Rule::mass);
+  EXPECT_EQ(budget.least(9000), 64);
+  EXPECT_EQ(budget.keys(9000), 4096);
+  EXPECT_EQ(Told({{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "relative:0.5"}}).problem, "");
+}
+
+TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
+  const std::pair<std::map<std::string, std::string>, const char*> cases[] = {
+      {{{"QUOKA_MODE", "fast"}}, "mode is \"fast\""},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "-3"}}, "budget is -3"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "1.5"}}, "budget is 1.5"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "mass:2"}}, "mass:2"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "mass:0.9"}}, "no mass"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_DENSE_LAYERS", "99999999999"}}, "dense_layers"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_CHUNK", "0"}}, "chunk is 0"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_THREADS", "-1"}}, "threads is -1"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_DECODE", "2"}}, "decode is 2"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_CONFIG", "/nowhere"}}, "cannot read /nowhere"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_CONFIG", written("[1]")}}, "no JSON object"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_CONFIG", written("{\"bugdet\": 3}")}}, "bugdet"},
+      {{{"QUOKA_CONFIG", written(R"({"mode": "quoka", "layer_budgets": {"3": "mass:0.5"}})")}},
+       "no mass"},
+      {{{"QUOKA_CONFIG", written(R"({"mode": "quoka", "layer_budgets": {"x": 3}})")}}, "\"x\""},
+      {{{"QUOKA_CONFIG", written(R"({"mode": "quoka", "model": {"heads": 3}})")}}, "\"heads\""},
+  };
+  for (const auto& [variables, named] : cases) {
+    const Told told(variables);
+    EXPECT_NE(told.problem.find(named), std::string::npos) << named << ": " << told.problem;
+    EXPECT_EQ(told.settings.mode, Mode::exact);
+    EXPECT_EQ(told.problem.find('\n'), std::string::npos);
+  }
+}
+
+TEST(GgmlSettings, BadParametersThrow) {
+  for (const char* const text : {R"({"mode": "fast"})", "[1]", "{", R"({"threads": 2000})"})
+    EXPECT_THROW((void)with_parameters({}, text), std::invalid_argument) << text;
+}
+
+}  // namespace
