@@ -13,6 +13,9 @@
 #include <quoka/attention/merge_impl.hpp>
 #include <quoka/cache/key_sketch_impl.hpp>
 #include <quoka/cache/kv_cache_impl.hpp>
+#include <quoka/distributed/global_top_k_impl.hpp>
+#include <quoka/distributed/rounds_impl.hpp>
+#include <quoka/distributed/sharded_attention_impl.hpp>
 #include <quoka/formats/byte_formats_impl.hpp>
 #include <quoka/formats/format_table.hpp>
 #include <quoka/runtime/isa_impl.hpp>

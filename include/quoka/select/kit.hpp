@@ -99,8 +99,14 @@ struct QueryScoreState : NoState {
   WorkerScratch<detail::MassScratch> mass;
   WorkerScratch<detail::ScoreScratch> score;
   Buffer<float> mean;  // [batch, kv_heads, 1, dim]
+  // Of a shard: [batch, heads, panels of rows, lanes], the first two with blocks of keys before the lanes.
+  Buffer<float> block_max, block_sum, row_max;
+  Buffer<std::int64_t> row_sum;
 
-  Index bytes() const { return mass.bytes() + score.bytes() + mean.bytes(); }
+  Index bytes() const {
+    return mass.bytes() + score.bytes() + mean.bytes() + block_max.bytes() + block_sum.bytes() +
+           row_max.bytes() + row_sum.bytes();
+  }
 };
 
 // Channel-major keys in blocks (channel_keys.hpp).
@@ -137,10 +143,12 @@ class KeySource {
 
 // scores [batch, heads, keys]: the mean over a head's rows of their softmax, or its maximum. heads is
 // a multiple of the keys' KV heads. `capacity`: as many keys as there may be in later calls, for
-// scratch memory.
+// scratch memory. Of a shard's keys: the scores they have among all keys, for twice the FLOPs and an
+// exchange of 12 bytes per row (filled up to whole panels); blocks of a multiple of softmax_shard_keys().
 void softmax_scores(const QueryRows& shape, FillRows fill, const KeySource& keys, Index capacity,
                     Aggregation over, TensorView<float, 3> scores, QueryScoreState& state,
-                    ExecutorRef executor);
+                    ExecutorRef executor, const KeyShard* shard = nullptr);
+Index softmax_shard_keys();
 
 // scores [batch, kv_heads, keys]; keys [batch, kv_heads, keys, dim].
 void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,

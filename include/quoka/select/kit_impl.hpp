@@ -70,6 +70,8 @@ QUOKA_FUNC void ChannelMajorKeys::append(const Rows& k, Index capacity) {
   len = k.len();
 }
 
+QUOKA_FUNC Index softmax_shard_keys() { return tuning::block_keys; }
+
 namespace detail {
 
 QUOKA_FUNC void MassScratch::reserve(Index row_count, Index keys, Index dim) {
@@ -82,8 +84,10 @@ QUOKA_FUNC void MassScratch::reserve(Index row_count, Index keys, Index dim) {
   queries.reserve(panels * dim * tuning::panel_rows);
   const Index most = tuning::mass_weight_bytes / Index{sizeof(float)};
   weights.reserve_amortised(std::max(panel, std::min(panels * panel, most)));
-  references.reserve_amortised(panels * blocks * tuning::panel_rows);
-  states.reserve(panels * Index{sizeof(PanelState)});
+  block_max.reserve_amortised(panels * blocks * tuning::panel_rows);
+  block_sum.reserve_amortised(panels * blocks * tuning::panel_rows);
+  row_max.reserve(panels * tuning::panel_rows);
+  row_sum.reserve(panels * tuning::panel_rows);
 }
 // Some channels of channel-major keys.
 class ChannelKeys final : public MassKeys {
@@ -167,7 +171,8 @@ QUOKA_FUNC KeySource::KeySource(const ChannelMajorKeys& keys, const Index* chose
 
 QUOKA_FUNC void softmax_scores(const QueryRows& shape, FillRows fill, const KeySource& keys,
                                Index capacity, Aggregation over, TensorView<float, 3> scores,
-                               QueryScoreState& state, ExecutorRef executor) {
+                               QueryScoreState& state, ExecutorRef executor,
+                               const KeyShard* shard) {
   const Index heads = scores.heads(), key_count = scores.len();
   if (key_count > 0)
     detail::require_equal("the scores' inner stride", scores.strides()[2], "that of an array", 1);
@@ -176,21 +181,53 @@ QUOKA_FUNC void softmax_scores(const QueryRows& shape, FillRows fill, const KeyS
     state.mass[worker].query.reserve(shape.read);
     keys.reserve(state.mass[worker].key);
   }
-  executor.run(scores.batch() * heads, [&](Index task, int worker) {
-    const Index b = task / heads, head = task % heads;
-    detail::MassScratch& s = state.mass[worker];
-    RowWriter rows(s.rows.data(), shape.dim, s.query);
-    fill(b, head, log2_of_e, rows);
-    float* const mass = scores.row(b, head, 0);
+  using detail::MassAccumulator;
+  const auto for_heads = [&](auto&& step) {
+    executor.run(scores.batch() * heads, [&](Index task, int worker) {
+      const Index b = task / heads, head = task % heads;
+      detail::MassScratch& s = state.mass[worker];
+      RowWriter rows(s.rows.data(), shape.dim, s.query);
+      fill(b, head, log2_of_e, rows);
+      float* const mass = key_count > 0 ? scores.row(b, head, 0) : nullptr;
+      const float share = over == Aggregation::max
+                              ? 1.0f
+                              : 1.0f / static_cast<float>(std::max<Index>(rows.count(), 1));
+      const auto use = [&](detail::MassKeys& of_head) {
+        MassAccumulator mass_of(s.rows.data(), rows.count(), shape.dim, of_head, key_count, s);
+        step(mass_of, mass, share, task);
+      };
+      keys.with_keys(b, head, heads, s.key, use);
+    });
+  };
+  if (shard == nullptr)
+    return for_heads([&](MassAccumulator& of_head, float* mass, float share, Index) {
+      std::fill_n(mass, key_count, 0.0f);
+      of_head.add_to(mass, share, over);
+    });
+
+  const Index lanes = round_up(shape.max_rows, tuning::panel_rows), all = scores.batch() * heads,
+              blocks = ceil_div(key_count, tuning::block_keys);
+  float* const row_max = state.row_max.reserve(all * lanes);
+  std::int64_t* const row_sum = state.row_sum.reserve(all * lanes);
+  std::fill_n(row_max, all * lanes, -simd::infinity);
+  std::fill_n(row_sum, all * lanes, std::int64_t{0});
+  float* const block_max = state.block_max.reserve_amortised(all * lanes * blocks);
+  float* const block_sum = state.block_sum.reserve_amortised(all * lanes * blocks);
+  const auto rows_of = [&](Index task) {
+    return detail::MassRows{block_max + task * lanes * blocks, block_sum + task * lanes * blocks,
+                            row_max + task * lanes, row_sum + task * lanes};
+  };
+  const auto count = static_cast<std::size_t>(all * lanes);
+  for_heads([&](MassAccumulator& of_head, float* mass, float, Index task) {
+    of_head.weigh(mass, rows_of(task));
+  });
+  shard->maximum({row_max, count});
+  for_heads(
+      [&](MassAccumulator& of_head, float*, float, Index task) { of_head.total(rows_of(task)); });
+  shard->sum({row_sum, count});
+  for_heads([&](MassAccumulator& of_head, float* mass, float share, Index task) {
     std::fill_n(mass, key_count, 0.0f);
-    const float share = over == Aggregation::max
-                            ? 1.0f
-                            : 1.0f / static_cast<float>(std::max<Index>(rows.count(), 1));
-    const auto add = [&](detail::MassKeys& of_head) {
-      detail::MassAccumulator(s.rows.data(), rows.count(), shape.dim, of_head, key_count, s)
-          .add_to(mass, share, over);
-    };
-    keys.with_keys(b, head, heads, s.key, add);
+    of_head.add_to(mass, share, over, rows_of(task), shard->kv_len());
   });
 }
 
@@ -235,7 +272,7 @@ QUOKA_FUNC void exact_scores(const SelectorInput& input, Index n,
   };
   const QueryRows shape{group * n, k.dim(), q};
   if (domain == Domain::logit) return mean_logit_scores(shape, fill, k, scores, state, executor);
-  softmax_scores(shape, fill, k, input.capacity, over, scores, state, executor);
+  softmax_scores(shape, fill, k, input.capacity, over, scores, state, executor, input.shard);
 }
 
 QUOKA_FUNC void add_causal_mass(Index rows, const Index* ends, const HeadRows& keys,

@@ -119,6 +119,17 @@ class QuokaScorer {
   bool select(const SelectorInput& input, Index budget, State& state, Selection& selection,
               ExecutorRef executor) const;
 
+  // The float scores of what select() selected.
+  void score_selected(const SelectorInput& input, State& state, const Selection& selection,
+                      Index stride, float* scores, ExecutorRef executor) const;
+
+  // In Domain::softmax a shard scores in float: the bits of Sketch::off. Two levels pick among the blocks
+  // of all keys, which no shard has.
+  Index shard_keys() const {
+    if (two_levels()) return 0;
+    return options_.domain == Domain::softmax ? softmax_shard_keys() : 1;
+  }
+
   // Sketches the new keys. A State that was not told of all keys scores in float.
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const;
 

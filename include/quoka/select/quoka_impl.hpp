@@ -39,8 +39,9 @@ QUOKA_FUNC bool QuokaScorer::uses_sketch() const {
 
 // Does the State keep a sketch of these keys?
 QUOKA_FUNC bool QuokaScorer::sketches(const SelectorInput& input) const {
-  return uses_sketch() && input.sketch == nullptr &&
-         (options_.domain == Domain::softmax || two_levels() || !detail::are_codes(input.k));
+  if (!uses_sketch() || input.sketch != nullptr) return false;
+  if (two_levels()) return true;
+  return options_.domain == Domain::softmax ? input.shard == nullptr : !detail::are_codes(input.k);
 }
 
 // Queries that score for each KV head.
@@ -82,7 +83,8 @@ QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& st
   const Rows& k = input.k;
   const Index rows = kept_rows(input);
   const bool of_state = input.sketch == nullptr;
-  if (uses_sketch() && (!of_state || state.sketch.keys.len() == k.len()) &&
+  if (uses_sketch() && input.shard == nullptr &&
+      (!of_state || state.sketch.keys.len() == k.len()) &&
       detail::codes_fit(rows, k.dim(), Aggregation::max)) {
     if (of_state) state.sketch.keys.require_made_from(k);
     const KeySketch& sketch = of_state ? state.sketch.keys : *input.sketch;
@@ -96,7 +98,16 @@ QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& st
     for (Index m = 0; m < rows; ++m) to.add(of_head + m * k.dim(), factor * input.logit_scale());
   };
   softmax_scores({rows, k.dim()}, fill, k, input.capacity, options_.aggregation, scores,
-                 state.softmax, executor);
+                 state.softmax, executor, input.shard);
+}
+
+// Of the queries in state.q_bar.
+QUOKA_FUNC void QuokaScorer::score_selected(const SelectorInput& input, State& state,
+                                            const Selection& selection, Index stride, float* scores,
+                                            ExecutorRef executor) const {
+  detail::score_selected_keys(state.q_bar.data(), kept_rows(input), input.k, input.inverse_norms,
+                              {scoring(), options_.aggregation}, selection, stride, scores,
+                              state.score, executor);
 }
 
 QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, State& state,

@@ -15,6 +15,12 @@
 //     bool takes(Budget::Rule rule) const;
 //     // optional, in place of it: a budget by scores keeps the keys that score at least so much
 //     float bar() const;
+//     // optional: shards of the keys can be scored one by one (SelectorInput::shard), to the same bits,
+//     // if each is made of blocks of a multiple of so many keys. 0, or without it: they cannot
+//     Index shard_keys() const;
+//     // optional, beside select(): the scores of what it selected, [batch, kv_heads, stride]
+//     void score_selected(const SelectorInput&, State&, const Selection&, Index stride, float* scores,
+//                         ExecutorRef) const;
 //   };
 //
 //   struct MySelector {
@@ -40,6 +46,7 @@
 
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/runtime/executor.hpp>
+#include <quoka/select/key_shard.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/views/rows.hpp>
 #include <quoka/views/selection.hpp>
@@ -70,6 +77,11 @@ struct SelectorInput {
   // them (XAttention). Optional: without them such a method looks at the past alone.
   Rows chunk_k = {};
 
+  const KeyShard* shard = nullptr;  // k is a shard of more keys; null: it is all of them
+
+  // Of key i among all keys, and how many they are.
+  Index position(Index i) const { return shard != nullptr ? shard->position(i) : i; }
+  Index kv_len() const { return shard != nullptr ? shard->kv_len() : k.len(); }
   Index group() const { return q.heads() / k.heads(); }
   float logit_scale() const {
     return scale.value_or(1.0f / std::sqrt(static_cast<float>(k.dim())));

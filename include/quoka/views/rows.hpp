@@ -170,6 +170,19 @@ class BasicRows {
     return part;
   }
 
+  // Heads [begin, begin + count). Throws std::invalid_argument beyond the last.
+  BasicRows some_heads(Index begin, Index count) const {
+    detail::require_at_least("the first of some heads", begin, 0);
+    detail::require_at_least("the number of heads", count, 0);
+    detail::require_at_most("the first of some heads", begin, "the rows' heads", heads());
+    detail::require_at_most("the number of heads", count, "those from there on", heads() - begin);
+    BasicRows part = *this;
+    if (data_ != nullptr) part.data_ += begin * strides_[1];
+    if (scales_ != nullptr) part.scales_ += begin * scales_step_;
+    part.sizes_[1] = count;
+    return part;
+  }
+
   // The first `count` channels of each row. Throws std::invalid_argument for more than there are.
   BasicRows first_channels(Index count) const {
     detail::require_at_least("the number of channels", count, 0);

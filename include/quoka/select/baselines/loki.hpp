@@ -79,11 +79,17 @@ class LokiScorer {
     if (options_.domain == Domain::logit)
       return mean_logit_scores(shape, fill, keys, scores, state.scores, executor);
     softmax_scores(shape, fill, keys, input.capacity, Aggregation::mean, scores, state.scores,
-                   executor);
+                   executor, input.shard);
   }
 
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
     if (state.own != nullptr || options_.calibration != nullptr) catch_up(input, state, executor);
+  }
+
+  // A basis of the keys' own would need all of them.
+  Index shard_keys() const {
+    if (options_.calibration == nullptr) return 0;
+    return options_.domain == Domain::softmax ? softmax_shard_keys() : 1;
   }
 
   // Mass is that of softmax.

@@ -35,6 +35,8 @@ class OracleScorer {
         scores, state, executor);
   }
 
+  static Index shard_keys() { return softmax_shard_keys(); }
+
   // Its scores are softmax's.
   static bool takes(Budget::Rule) { return true; }
 

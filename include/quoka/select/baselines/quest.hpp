@@ -92,6 +92,9 @@ class QuestScorer {
     }
   }
 
+  // Whole pages; the softmax is over pages of all shards.
+  Index shard_keys() const { return options_.domain == Domain::logit ? options_.page : 0; }
+
   void appended(const SelectorInput& input, State& state, ExecutorRef) const {
     catch_up(input.k, input.capacity, state);
   }

@@ -43,6 +43,8 @@ class SampleAttentionScorer {
                  executor);
   }
 
+  Index shard_keys() const { return options_.domain == Domain::softmax ? softmax_shard_keys() : 1; }
+
   // Mass is that of softmax.
   bool takes(Budget::Rule rule) const {
     return rule != Budget::Rule::mass || options_.domain == Domain::softmax;

@@ -85,13 +85,15 @@ class SparqScorer {
     state.keys.append(k, input.capacity);
     softmax_scores({group * q.len(), rank, q}, fill_with(true),
                    KeySource(state.keys, channels, rank, dim), input.capacity, Aggregation::mean,
-                   scores, state.scores, executor);
+                   scores, state.scores, executor, input.shard);
   }
 
   // The copy is made as keys come, so that a chunk pays for its own.
   void appended(const SelectorInput& input, State& state, ExecutorRef) const {
     if (options_.domain == Domain::softmax) state.keys.append(input.k, input.capacity);
   }
+
+  Index shard_keys() const { return options_.domain == Domain::softmax ? softmax_shard_keys() : 1; }
 
   // Mass is that of softmax.
   bool takes(Budget::Rule rule) const {

@@ -4,25 +4,26 @@
 #include <quoka/formats/float_rows.hpp>
 #include <quoka/runtime/buffer.hpp>
 
-#include <cstddef>
+#include <cstdint>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
 struct MassScratch {
-  Buffer<float> rows;        // [rows][dim], what the queries become before they are transposed
-  Buffer<float> tiles;       // one packed block of keys
-  Buffer<float> queries;     // a group of panels, transposed
-  Buffer<float> weights;     // [panel of the group][key][lane]
-  Buffer<float> references;  // [panel of the group][block][lane]: what weights are taken against
-  Buffer<std::byte> states;  // softmax states
+  Buffer<float> rows;     // [rows][dim], what the queries become before they are transposed
+  Buffer<float> tiles;    // one packed block of keys
+  Buffer<float> queries;  // a group of panels, transposed
+  Buffer<float> weights;  // [panel of the group][key][lane]
+  Buffer<float> block_max, block_sum;  // [panel of the group][block][lane]
+  Buffer<float> row_max;               // [panel of the group][lane]
+  Buffer<std::int64_t> row_sum;        // likewise
   FloatRow query, key;
 
   void reserve(Index row_count, Index keys, Index dim);
   Index bytes() const {
-    return rows.bytes() + tiles.bytes() + queries.bytes() + weights.bytes() + references.bytes() +
-           states.bytes() + query.bytes() + key.bytes();
+    return rows.bytes() + tiles.bytes() + queries.bytes() + weights.bytes() + block_max.bytes() +
+           block_sum.bytes() + row_max.bytes() + row_sum.bytes() + query.bytes() + key.bytes();
   }
 };
 

@@ -14,6 +14,7 @@
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/steps/score_options.hpp>
 #include <quoka/views/rows.hpp>
+#include <quoka/views/selection.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -25,6 +26,13 @@ namespace detail {
 void score_all_keys(const float* q_bar, Index rows, const Rows& keys,
                     const TensorView<const float, 3>& inverse_norms, const ScoreOptions& options,
                     float* scores, WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor);
+
+// The same scores of selected keys alone: scores [batch, kv_heads, stride], stride the most of a KV head
+// or more. The Selection is not "all".
+void score_selected_keys(const float* q_bar, Index rows, const Rows& keys,
+                         const TensorView<const float, 3>& inverse_norms,
+                         const ScoreOptions& options, const Selection& selection, Index stride,
+                         float* scores, WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor);
 
 // 1 / |k| of each key to norms [batch, kv_heads, kv_len].
 void write_inverse_norms(const Rows& keys, TensorView<float, 3> norms, ExecutorRef executor);

@@ -35,6 +35,23 @@ QUOKA_FUNC void score_all_keys(const float* q_bar, Index rows, const Rows& keys,
   });
 }
 
+QUOKA_FUNC void score_selected_keys(const float* q_bar, Index rows, const Rows& keys,
+                                    const TensorView<const float, 3>& inverse_norms,
+                                    const ScoreOptions& options, const Selection& selection,
+                                    Index stride, float* scores,
+                                    WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor) {
+  scratch.reserve(executor.workers(), keys, rows);
+  executor.run(keys.batch() * keys.heads(), [&](Index head, int worker) {
+    const Index b = head / keys.heads(), kv_head = head % keys.heads();
+    const std::span<const Position> kept = selection.row(b, kv_head);
+    TileScorer scorer(q_bar + head * rows * keys.dim(), rows, keys.dim(), options.aggregation,
+                      scratch[worker]);
+    const HeadKeys of_head(keys, inverse_norms, b, kv_head);
+    score_keys_of_head(of_head, {0, kept.data()}, std::ssize(kept), scorer, options.scoring,
+                       scores + head * stride);
+  });
+}
+
 QUOKA_FUNC void write_inverse_norms(const Rows& keys, TensorView<float, 3> norms,
                                     ExecutorRef executor) {
   WorkerScratch<FloatRow> rows;

@@ -3,12 +3,17 @@
 //   mass[t] += share * sum over rows of softmax over t' (logits of the row)[t]
 //
 // or the maximum over rows in place of the sum. What every softmax-domain selector is made of: they
-// differ in which queries are rows and in what stands for a key. The same tiles and the same online
-// softmax as attention, without its values: a block's weights are taken against the running maximum
-// and kept, 4 bytes per row and key, until the row's sum is known; rows enter in groups of panels
-// whose weights fit tuning::mass_weight_bytes. 2 * rows * keys * dim FLOPs and one read of the keys
-// per group. A key with a NaN or an infinity has no weight and ends with mass NaN; a query with one
-// is the caller's to leave out.
+// differ in which queries are rows and in what stands for a key. The same tiles as attention, without
+// its values: a block's weights are taken against the block's own maximum and kept, 4 bytes per row and
+// key, until the row's sum is known; rows enter in groups of panels whose weights fit
+// tuning::mass_weight_bytes. 2 * rows * keys * dim FLOPs and one read of the keys per group. A key with a
+// NaN or an infinity has no weight and ends with mass NaN; a query with one is the caller's to leave out.
+//
+// A row's sum is that of its blocks' sums, 2^(block's maximum - row's maximum) times each, in fixed point
+// of 31 fractional bits: exact whatever the order. So blocks of keys may lie on several machines, which
+// exchange nothing but rows' maxima and sums, and every key gets the bits it would get on one:
+//
+//   of a shard   weigh(rows);  maxima of all shards;  total(rows);  sums of all shards;  add_to(rows)
 #pragma once
 
 #include <quoka/formats/float_rows.hpp>
@@ -20,6 +25,8 @@
 #include <quoka/views/rows.hpp>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <limits>
 
 namespace quoka {
@@ -65,9 +72,7 @@ class RowKeys final : public MassKeys {
     return packed_finite(tiles, count);
   }
   void prefetch(Index parts) override { prefetch_.next(ceil_div(prefetch_.lines(), parts)); }
-  bool finite(Index key) override {
-    return all_finite(row_.read(rows_, key), dim_);
-  }
+  bool finite(Index key) override { return all_finite(row_.read(rows_, key), dim_); }
   void logits(const float* tiles, const float* panel, Index count, float* x,
               PanelPackets& top) override {
     block_logits(tiles, panel, dim_, count, x, top);
@@ -99,6 +104,13 @@ class RowKeys final : public MassKeys {
   RowPrefetch prefetch_;
 };
 
+// What is known of one head's rows, in panels. A block's maximum and sum: [panel][block][panel_rows].
+struct MassRows {
+  float *block_max, *block_sum;
+  float* row_max;         // [panel][panel_rows]; infinite: of a row that is NaN
+  std::int64_t* row_sum;  // the same, in units of 2^-31
+};
+
 // Rows [0, rows) of queries, [rows, dim] contiguous floats that hold the logit scale and log2(e).
 // ends, if given, is one past the last key that each row sees. mass [keys].
 class MassAccumulator {
@@ -114,16 +126,36 @@ class MassAccumulator {
         ends_(ends) {}
 
   void add_to(float* mass, float share, Aggregation over) {
-    mass_ = mass;
-    const Index at_once = panels_at_once(rows_, key_count_);
-    for (Index row = 0; row < rows_; row += at_once * tuning::panel_rows) {
-      const Index left = ceil_div(rows_ - row, tuning::panel_rows);
-      first_row_ = row;
-      panels_ = std::min(at_once, left);
-      weigh();
-      finish(share);
-      add(over);
-    }
+    for_groups(key_count_, [&](Index) {
+      use({s_.block_max.data(), s_.block_sum.data(), s_.row_max.data(), s_.row_sum.data()}, 0);
+      weigh(mass);
+      find_maxima();
+      find_sums();
+      add(mass, share, over);
+    });
+  }
+
+  // Of a shard, step by step; `rows` is of all rows. Keys without a mass become NaN in it.
+  void weigh(float* mass, const MassRows& rows) {
+    for_groups(key_count_, [&](Index panel) {
+      use(rows, panel);
+      weigh(mass);
+      find_maxima();
+    });
+  }
+  void total(const MassRows& rows) {
+    for_groups(key_count_, [&](Index panel) {
+      use(rows, panel);
+      find_sums();
+    });
+  }
+  // all_keys: of all shards. Groups are those of one machine, for the same order of sums.
+  void add_to(float* mass, float share, Aggregation over, const MassRows& rows, Index all_keys) {
+    for_groups(all_keys, [&](Index panel) {
+      use(rows, panel);
+      weigh(mass);
+      add(mass, share, over);
+    });
   }
 
  private:
@@ -135,33 +167,42 @@ class MassAccumulator {
   float* weights(Index p, Index key) const {
     return s_.weights.data() + (p * key_count_ + key) * width;
   }
-  float* reference(Index p, Index block) const {
-    return s_.references.data() + (p * blocks() + block) * width;
+  Index at(Index p, Index block) const { return (p * blocks() + block) * width; }
+
+  template <class F>
+  void for_groups(Index keys, F&& f) {
+    const Index at_once = panels_at_once(rows_, keys);
+    for (Index panel = 0; panel * width < rows_; panel += at_once) {
+      first_row_ = panel * width;
+      panels_ = std::min(at_once, ceil_div(rows_ - first_row_, width));
+      f(panel);
+    }
   }
-  PanelState& state(Index p) const {
-    return *reinterpret_cast<PanelState*>(s_.states.data() + p * Index{sizeof(PanelState)});
+  // `rows` from this panel on.
+  void use(const MassRows& rows, Index panel) {
+    stats_ = {rows.block_max + at(panel, 0), rows.block_sum + at(panel, 0),
+              rows.row_max + panel * width, rows.row_sum + panel * width};
   }
 
-  // All weights of the group's rows, each against its row's maximum at the time.
-  void weigh() {
+  // All weights of the group's rows, each against its row's maximum in the block.
+  void weigh(float* mass) {
     for (Index p = 0; p < panels_; ++p) {
       const float* rows[width];
       for (Index i = 0; i < panel_count(p); ++i)
         rows[i] = queries_ + (first_row_ + p * width + i) * dim_;
       pack_queries(rows, panel_count(p), dim_, 1.0f, tuning::panel_rows, queries(p));
-      for (PacketState& lane : state(p)) lane = PacketState::identity();
     }
     for (Index block = 0, key = 0; key < key_count_; ++block, key += tuning::block_keys) {
       const Index count = std::min<Index>(tuning::block_keys, key_count_ - key);
       const bool finite = keys_.pack(key, count, s_.tiles.data());
       for (Index p = 0; p < panels_; ++p) {
         keys_.prefetch(panels_);
-        weigh_block(p, block, key, count, finite);
+        weigh_block(p, block, key, count, finite, mass);
       }
     }
   }
 
-  void weigh_block(Index p, Index block, Index key, Index count, bool finite) {
+  void weigh_block(Index p, Index block, Index key, Index count, bool finite, float* mass) {
     float* x = weights(p, key);
     PanelPackets top;
     for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
@@ -176,13 +217,16 @@ class MassAccumulator {
       for (Index i = 0; i < count; ++i)
         if (!keys_.finite(key + i)) {
           std::fill_n(x + i * width, width, -simd::infinity);
-          mass_[key + i] = std::numeric_limits<float>::quiet_NaN();
+          mass[key + i] = std::numeric_limits<float>::quiet_NaN();
         }
     if (masked || !finite || count % tuning::tile_rows != 0) block_maximum(x, count, top);
-    for (int j = 0; j < tuning::tile_packets; ++j) state(p)[j].raise(top[j]);
-    block_weights(x, count, state(p));
-    for (int j = 0; j < tuning::tile_packets; ++j)
-      simd::store(reference(p, block) + j * simd::lanes, state(p)[j].reference());
+    PanelState state;
+    for (int j = 0; j < tuning::tile_packets; ++j) state[j] = {top[j], simd::zero()};
+    block_weights(x, count, state);
+    for (int j = 0; j < tuning::tile_packets; ++j) {
+      simd::store(stats_.block_max + at(p, block) + j * simd::lanes, top[j]);
+      simd::store(stats_.block_sum + at(p, block) + j * simd::lanes, state[j].sum);
+    }
   }
 
   bool hide_unseen(Index p, Index key, Index count, float* x) const {
@@ -198,25 +242,73 @@ class MassAccumulator {
     return any;
   }
 
-  // References become factors: share * 2^(reference - maximum) / sum; 0 for lanes without a row.
-  void finish(float share) {
+  // Of the blocks there are. A sum that is not finite makes its row's maximum infinite.
+  void find_maxima() const {
     for (Index p = 0; p < panels_; ++p) {
-      for (int j = 0; j < tuning::tile_packets; ++j) {
-        alignas(64) float of_lane[simd::lanes];
-        for (Index i = 0; i < simd::lanes; ++i)
-          of_lane[i] = j * simd::lanes + i < panel_count(p) ? share : 0.0f;
-        const PacketState& lane = state(p)[j];
-        const simd::Packet scale = simd::mul(simd::load(of_lane), lane.inverse_sum());
+      for (Index lane = 0; lane < width; lane += simd::lanes) {
+        simd::Packet most = simd::broadcast(-simd::infinity), poison = simd::zero();
         for (Index block = 0; block < blocks(); ++block) {
-          float* factor = reference(p, block) + j * simd::lanes;
-          const simd::Packet rise = simd::sub(simd::load(factor), lane.reference());
-          simd::store(factor, simd::mul(scale, simd::exp2(rise)));
+          most = simd::max(most, simd::load(stats_.block_max + at(p, block) + lane));
+          poison =
+              simd::fma(simd::load(stats_.block_sum + at(p, block) + lane), simd::zero(), poison);
+        }
+        float* const to = stats_.row_max + p * width + lane;
+        alignas(64) float not_finite[simd::lanes];
+        simd::store_unaligned(to, most);
+        simd::store(not_finite, poison);
+        for (Index i = 0; i < simd::lanes; ++i)
+          if (not_finite[i] != 0.0f) to[i] = simd::infinity;
+      }
+    }
+  }
+
+  // 2^(a block's maximum - its row's): 0 for a block without a weight.
+  simd::Packet factor(Index p, Index block, Index lane) const {
+    const PacketState row{simd::load_unaligned(stats_.row_max + p * width + lane), simd::zero()};
+    return simd::exp2(
+        simd::sub(simd::load(stats_.block_max + at(p, block) + lane), row.reference()));
+  }
+
+  void find_sums() const {
+    constexpr float unit = 0x1p31f;
+    for (Index p = 0; p < panels_; ++p) {
+      std::int64_t* const sums = stats_.row_sum + p * width;
+      std::fill_n(sums, width, std::int64_t{0});
+      for (Index block = 0; block < blocks(); ++block) {
+        for (Index lane = 0; lane < width; lane += simd::lanes) {
+          alignas(64) float part[simd::lanes];
+          const simd::Packet sum = simd::load(stats_.block_sum + at(p, block) + lane);
+          simd::store(part,
+                      simd::mul(simd::mul(sum, factor(p, block, lane)), simd::broadcast(unit)));
+          for (Index i = 0; i < simd::lanes; ++i)
+            if (part[i] < 0x1p62f) sums[lane + i] += std::llrint(part[i]);  // no NaN
         }
       }
     }
   }
 
-  void add(Aggregation over) const {
+  // share / sum: 0 for an empty row and a lane without one, NaN for a row that met one.
+  void find_scales(Index p, float share, float* scales) const {
+    for (Index i = 0; i < width; ++i) {
+      const float most = stats_.row_max[p * width + i];
+      const auto sum = static_cast<double>(stats_.row_sum[p * width + i]) * 0x1p-31;
+      scales[i] = i >= panel_count(p)        ? 0.0f
+                  : !(most < simd::infinity) ? std::numeric_limits<float>::quiet_NaN()
+                  : sum > 0.0                ? static_cast<float>(static_cast<double>(share) / sum)
+                                             : 0.0f;
+    }
+  }
+
+  // Blocks' maxima become their factors: their rows' maxima and sums are known.
+  void add(float* mass, float share, Aggregation over) const {
+    for (Index p = 0; p < panels_; ++p) {
+      alignas(64) float scales[tuning::panel_rows];
+      find_scales(p, share, scales);
+      for (Index block = 0; block < blocks(); ++block)
+        for (Index lane = 0; lane < width; lane += simd::lanes)
+          simd::store(stats_.block_max + at(p, block) + lane,
+                      simd::mul(simd::load(scales + lane), factor(p, block, lane)));
+    }
     for (Index block = 0, key = 0; key < key_count_; ++block, key += tuning::block_keys) {
       const Index end = std::min<Index>(key + tuning::block_keys, key_count_);
       for (Index t = key; t < end; ++t) {
@@ -224,14 +316,14 @@ class MassAccumulator {
         for (Index p = 0; p < panels_; ++p) {
           simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
             const simd::Packet w = simd::load(weights(p, t) + j * simd::lanes),
-                               f = simd::load(reference(p, block) + j * simd::lanes);
+                               f = simd::load(stats_.block_max + at(p, block) + j * simd::lanes);
             sum = over != Aggregation::max ? simd::fma(w, f, sum) : simd::max(sum, simd::mul(w, f));
           });
         }
         if (over != Aggregation::max)
-          mass_[t] += simd::reduce_add(sum);
+          mass[t] += simd::reduce_add(sum);
         else
-          mass_[t] = std::max(mass_[t], simd::reduce_max(sum));
+          mass[t] = std::max(mass[t], simd::reduce_max(sum));
       }
     }
   }
@@ -242,7 +334,7 @@ class MassAccumulator {
   Index key_count_;
   MassScratch& s_;
   const Index* ends_;
-  float* mass_ = nullptr;
+  MassRows stats_{};
   Index first_row_ = 0, panels_ = 0;
   alignas(64) float tail_[tuning::block_keys * tuning::panel_rows];
 };

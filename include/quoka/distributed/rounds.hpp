@@ -1,0 +1,93 @@
+// Calls that end on all ranks, or on none: what keeps a fault of one rank from being a deadlock.
+//
+//   rounds.call([&] {
+//     ...                                          // this rank's own work; may throw
+//     rounds.agree("attend", {{"q_len", n}, ...});  // all are here, and say the same numbers
+//     ...                                          // communication that cannot throw by itself
+//   });
+//
+// Each agree() is an allgather of header_bytes from each rank: what it is about to do, the numbers, and
+// whether it still can. call() ends with one of its own. A rank that throws reaches the next agree() all
+// the same, from call(), and says so there; then its text is broadcast and every rank throws RankError.
+// Numbers that differ end the call likewise. A communicator's own exception passes through.
+#pragma once
+
+#include <quoka/distributed/communicator.hpp>
+#include <quoka/runtime/buffer.hpp>
+
+#include <array>
+#include <exception>
+#include <initializer_list>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// A text as a number that ranks can compare.
+std::int64_t number_of(const char* text);
+
+class Rounds {
+ public:
+  static constexpr std::size_t max_numbers = 10;
+  struct Named {
+    const char* name;
+    Index value;
+  };
+  struct Header {
+    std::int64_t failed = 0;
+    std::int64_t step = 0;
+    std::array<std::int64_t, max_numbers> values{};
+  };
+  static constexpr Index header_bytes = Index{sizeof(Header)};
+  static constexpr Index text_bytes = 256;
+
+  explicit Rounds(CommunicatorRef communicator);
+
+  // Throws RankError on all ranks where one failed, is at another step, or has another number.
+  void agree(const char* step, std::initializer_list<Named> numbers = {});
+
+  // Communication after agree(): f(communicator).
+  template <class F>
+  void exchange(F&& f) {
+    inside_ = true;
+    f(communicator_);
+    inside_ = false;
+  }
+
+  template <class F>
+  void call(F&& f) {
+    inside_ = false;
+    try {
+      f();
+      agree("end");
+    } catch (const RankError&) {
+      throw;
+    } catch (const std::exception& error) {
+      if (inside_) throw;
+      report(error.what());
+    } catch (...) {
+      if (inside_) throw;
+      report("an exception of an unknown type");
+    }
+  }
+
+  int rank() const { return communicator_.rank(); }
+  int ranks() const { return communicator_.ranks(); }
+
+ private:
+  [[noreturn]] void report(const char* text);
+  void gather(const Header& mine);
+  [[noreturn]] void fail(int rank, const char* text);
+
+  CommunicatorRef communicator_;
+  Buffer<Header> headers_;  // [ranks]
+  bool inside_ = false;     // in the communicator
+};
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if !defined(QUOKA_COMPILED)
+#include <quoka/distributed/rounds_impl.hpp>
+#endif

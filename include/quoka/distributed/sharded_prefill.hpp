@@ -1,0 +1,349 @@
+// Context parallelism of one layer: ChunkedPrefill over several ranks, each with a shard of the keys.
+//
+//   ShardedPrefill<QuokaSelector> layer(shape, options, communicator);    // on every rank
+//   layer.forward(q, k, v, out, executor);                                // on every rank, the same q, k, v
+//
+// Every rank is called with the whole chunk and gets the whole result. One chunk, on each rank:
+//
+//   score    its own keys, by the method's scorer; what is kept per key (norms, sketch) lies with the keys
+//   select   its best keys of each KV head as candidates to all; from all of them every rank takes the same
+//            best, by (score, position): global_top_k.hpp
+//   attend   to what was selected of its own keys; results are merged by log-sum-exp in the order of the
+//            ranks, the chunk's own keys last: sharded_attention.hpp
+//   append   the chunk's keys and values that its layout gives it: shard_layout.hpp
+//
+// The Selection has the bits of ChunkedPrefill's on one machine, for every number of ranks and every
+// layout. A key's score must come from that key and the queries alone; or, where it is a share of a
+// softmax, from these and the rows' maxima and sums over all keys, which are exchanged and do not depend
+// on the order of the keys (steps/softmax_mass.hpp). Scorers say so by shard_keys():
+//
+//   QuoKA and every scorer in Domain::logit, random, first_recent        candidates alone
+//   Oracle, SampleAttention, SparQ, Loki and QuoKA in Domain::softmax    rows' maxima and sums besides
+//   refused   Loki without a calibration, Quest in Domain::softmax: they look at all keys. Does not compile:
+//             methods that choose blocks, share a choice among layers, or evict
+//
+// In Domain::logit a shard's 8-bit sketch proposes the candidates, and float decides, as on one machine. In
+// Domain::softmax (QuokaOptions::robust) a sketch's scores depend on which keys it sees together: shards
+// score in float, and the Selection is that of Sketch::off. Budgets by scores are refused: their counts
+// need all scores.
+//
+// Outputs are those of one machine up to rounding; one rank gives ChunkedPrefill's bits. For a number of
+// ranks and a layout the bits are always the same, on all ranks. Ranks compiled for different
+// ISAs are refused: their bits differ.
+//
+// Cost. P ranks, b sequences, h query heads, g KV heads, n = q_len, d = v_dim, k = keys wanted by score,
+// c = ceil(g / P), u = query heads at home (c h / g, fewer on the last ranks). Each rank sends, per chunk:
+//
+//   candidates        8 b g k                        1 allgather
+//   window w > 1      4 b g (w - 1) runs             1 allgather; runs: 1, or blocks of tokens per rank
+//   softmax           12 b g round_up(rows, panel)   2 allreduces; rows of queries that score for a KV head
+//   partial results   4 (h - u) b n (d + 1)          P - 1 sendrecvs
+//   merged results    4 (c h / g) b n (d + 1)        1 allgather
+//   headers           Rounds::header_bytes           1 allgather before each line, at begin and at end
+//
+// None of it depends on kv_len, with a budget in keys and a window of 1. Without selection (DenseSelector,
+// a past within the budget) the first three lines are nothing. Of dense attention by a ring each rank sends
+// 4 b g (kv_len / P) (head_dim + v_dim) (P - 1). FLOPs: scoring and attention over the past are divided by
+// the ranks as the layout divides the keys; choosing queries is done by each; the chunk's own part is
+// divided by KV heads.
+//
+// A fault on one rank (an exception, sizes that differ from rank 0's) ends the call on all of them with one
+// RankError that names it, and every cache is as it was: rounds.hpp. The ranks may go on after it.
+#pragma once
+
+#include <quoka/cache/kv_cache.hpp>
+#include <quoka/distributed/global_top_k.hpp>
+#include <quoka/distributed/sharded_attention.hpp>
+#include <quoka/prefill/layer_shape.hpp>
+#include <quoka/runtime/isa.hpp>
+#include <quoka/select/dense.hpp>
+#include <quoka/select/scored_selector.hpp>
+#include <quoka/views/overlap.hpp>
+
+#include <concepts>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+template <class S>
+concept ShardableSelector = std::same_as<S, DenseSelector> ||
+    (Selector<S>&& requires(const S& selector) {
+      { selector.scorer().shard_keys() } -> std::convertible_to<Index>;
+      selector.options().budget;
+    });
+
+template <ShardableSelector S, Storage T = float>
+class ShardedPrefill {
+ public:
+  // The communicator is borrowed. Not collective. Throws std::invalid_argument where ChunkedPrefill
+  // does; for a method that cannot be sharded with these options, a layout whose blocks do not suit it, a
+  // sliding window, a mask, ALiBi, a query_position, and attention that is not causal.
+  ShardedPrefill(const LayerShape& shape, const typename S::Options& options,
+                 CommunicatorRef communicator, const ShardLayout& layout = {},
+                 const AttentionOptions& attention = {})
+      : shape_(checked(shape)),
+        selector_(checked_options(options)),
+        attention_options_(attention),
+        sink_logits_(attention.sink_logits.begin(), attention.sink_logits.end()),
+        rounds_(communicator),
+        map_(layout, shard_keys(), communicator.rank(), communicator.ranks()),
+        cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim, *shape_.k_format,
+               *shape_.v_format) {
+    detail::check_options(attention, shape.q_heads);
+    if (attention.sliding_window != 0 || !attention.mask.absent() || !attention.causal ||
+        !attention.alibi_slopes.empty() || attention.query_position.has_value())
+      detail::fail_because(
+          "attention over shards takes a scale, a softcap, sinks and an arithmetic");
+    attention_options_.sink_logits = sink_logits_;
+  }
+  ShardedPrefill(const ShardedPrefill&) = delete;  // what it borrows of itself does not move
+  ShardedPrefill& operator=(const ShardedPrefill&) = delete;
+
+  // One chunk, or one decode step; collective. Shapes as in ChunkedPrefill::forward. Throws RankError,
+  // on all ranks, where one of them fails or is called with other sizes; its cache is as it was.
+  void forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out,
+               ExecutorRef executor = SerialExecutor{}) {
+    const Rewind rewind{*this};
+    rounds_.call([&] {
+      check(q, k, v, out.out);
+      begin("forward", q.len());
+      detail::check_attention(q, Past(cache_.k(), cache_.v()), {k, v}, out, attention_options_);
+      cache_.grow(map_.local_len(kv_len_ + q.len()));
+      choose(q, k, executor);
+      attention_.run(q, Past(cache_.k(), cache_.v(), own_), {k, v}, out, attention_options_,
+                     rounds_, executor);
+      append_own(q, k, v, executor);
+    });
+    rewind.dismiss();
+  }
+
+  // A whole prompt, chunk by chunk; collective. After a throw the caches are as before the prompt.
+  void prefill(const Rows& q, const Rows& k, const Rows& v, OutputRows out, Index chunk_len,
+               ExecutorRef executor = SerialExecutor{}) {
+    const Rewind rewind{*this};
+    rounds_.call([&] {
+      detail::require_at_least("chunk_len", chunk_len, 1);
+      check(q, k, v, out);
+      for (const Rows* const x : {&q, &k, &v})
+        detail::require_apart(Rows(out), *x, "out shares memory with q, k or v");
+      begin("prefill", q.len());
+      rounds_.agree("chunks", {{"chunk_len", chunk_len}});
+      cache_.grow(map_.local_len(kv_len_ + q.len()));
+    });
+    for (Index first = 0; first < q.len(); first += chunk_len) {
+      const Index n = std::min(chunk_len, q.len() - first);
+      forward(q.slice(first, n), k.slice(first, n), v.slice(first, n), out.slice(first, n),
+              executor);
+    }
+    rewind.dismiss();
+  }
+
+  // A saved prefix: takes over this rank's part of keys and values, without attention; collective.
+  void append(const Rows& k, const Rows& v, ExecutorRef executor = SerialExecutor{}) {
+    const Rewind rewind{*this};
+    rounds_.call([&] {
+      cache_.check(k, v);
+      detail::require_equal("v's len", v.len(), "k's len", k.len());
+      begin("append", k.len());
+      append_own({}, k, v, executor);
+    });
+    rewind.dismiss();
+  }
+
+  // Back to the first `len` tokens. Not collective: every rank does so before the next call. Throws
+  // std::invalid_argument beyond the present length.
+  void truncate(Index len) {
+    detail::require_at_least("truncate's len", len, 0);
+    detail::require_at_most("truncate's len", len, "the layer's len", kv_len_);
+    kv_len_ = len;
+    cache_.truncate(map_.local_len(len));
+    state_.truncate(map_.local_len(len));
+  }
+  // Room for `len` tokens on all ranks together. Not collective.
+  void reserve(Index len) { cache_.reserve(map_.local_len(len)); }
+
+  Index kv_len() const { return kv_len_; }         // of all ranks
+  const KvCache& cache() const { return cache_; }  // this rank's
+  const ShardMap& shard() const { return map_; }
+  // Memory of this rank beyond its cache that the method keeps per key.
+  Index kept_bytes() const { return kept_bytes_of(state_); }
+  // What the last forward() attended to of its past, by positions; the same on all ranks.
+  const Selection& selection() const { return selection_; }
+  // Thereof this rank's, by places in its cache.
+  const Selection& own_selection() const { return own_; }
+
+ private:
+  static constexpr bool is_dense = std::same_as<S, DenseSelector>;
+  struct Nothing {
+    static void truncate(Index) {}
+  };
+  static auto state_of() {
+    if constexpr (is_dense)
+      return Nothing{};
+    else
+      return decltype(S::State::scorer){};
+  }
+
+  // This rank's keys among all.
+  class Shard final : public KeyShard {
+   public:
+    Shard(const ShardMap& map, Index kv_len, detail::Rounds& rounds)
+        : map_(map), kv_len_(kv_len), rounds_(rounds) {}
+    Index kv_len() const override { return kv_len_; }
+    Index position(Index i) const override { return map_.position(i); }
+    void maximum(std::span<float> x) const override {
+      rounds_.agree("rows' maxima", {{"their number", std::ssize(x)}});
+      rounds_.exchange([&](const CommunicatorRef& c) { c.allreduce_max(x); });
+    }
+    void sum(std::span<std::int64_t> x) const override {
+      rounds_.agree("rows' sums", {{"their number", std::ssize(x)}});
+      rounds_.exchange([&](const CommunicatorRef& c) { c.allreduce_sum(x); });
+    }
+
+   private:
+    const ShardMap& map_;
+    Index kv_len_;
+    detail::Rounds& rounds_;
+  };
+
+  // Back to where a call began unless all went well.
+  struct Rewind {
+    ShardedPrefill& layer;
+    Index len = layer.kv_len_;
+    mutable bool done = false;
+
+    explicit Rewind(ShardedPrefill& of) : layer(of) {}
+    void dismiss() const { done = true; }
+    ~Rewind() {
+      if (!done) layer.truncate(len);
+    }
+  };
+
+  static LayerShape checked(LayerShape shape) {
+    detail::require_multiple("q_heads", shape.q_heads, "kv_heads", shape.kv_heads);
+    if (shape.v_dim == 0) shape.v_dim = shape.head_dim;
+    if (shape.k_format == nullptr) shape.k_format = &format_of<T>();
+    if (shape.v_format == nullptr) shape.v_format = &format_of<T>();
+    return shape;
+  }
+  static const typename S::Options& checked_options(const typename S::Options& options) {
+    if constexpr (!is_dense) detail::require_sized(options.budget, "a layer in shards");
+    return options;
+  }
+  Index shard_keys() const {
+    if constexpr (is_dense) {
+      return 1;
+    } else {
+      const Index keys = selector_.scorer().shard_keys();
+      if (keys == 0)
+        detail::fail_because("this method, with these options, needs all keys in one place");
+      return keys;
+    }
+  }
+
+  void check(const Rows& q, const Rows& k, const Rows& v, const Rows& out) const {
+    detail::require_sizes("q", q.sizes(), {shape_.batch, shape_.q_heads, q.len(), shape_.head_dim});
+    detail::require_equal("k's len", k.len(), "q_len", q.len());
+    cache_.check(k, v);
+    detail::require_sizes("out", out.sizes(), {q.batch(), q.heads(), q.len(), v.dim()});
+    cache_.require_outside(q, "q lies in the layer's cache");
+    cache_.require_outside(out, "out lies in the layer's cache");
+  }
+  void begin(const char* what, Index q_len) {
+    Index budget = 0;
+    if constexpr (!is_dense) budget = selector_.options().budget.keys(kv_len_ + q_len);
+    rounds_.agree(what,
+                  {{"q_len", q_len},
+                   {"kv_len", kv_len_},
+                   {"batch", shape_.batch},
+                   {"q_heads", shape_.q_heads},
+                   {"kv_heads", shape_.kv_heads},
+                   {"head_dim", shape_.head_dim},
+                   {"v_dim", shape_.v_dim},
+                   {"the layout's block", map_.is_contiguous() ? -map_.block() : map_.block()},
+                   {"the budget", budget},
+                   {"the hash of quoka::isa()", detail::number_of(isa())}});
+  }
+
+  SelectorInput input(const Rows& q, const Rows& chunk_k, const Shard& shard) const {
+    return {.q = q,
+            .k = cache_.k(),
+            .inverse_norms = cache_.inverse_norms(),
+            .capacity = cache_.capacity(),
+            .scale = attention_options_.scale,
+            .chunk_k = chunk_k,
+            .shard = &shard};
+  }
+
+  // Writes selection_ and own_.
+  void choose(const Rows& q, const Rows& chunk_k, ExecutorRef executor) {
+    const Index batch = shape_.batch, heads = shape_.kv_heads, local = cache_.len();
+    if constexpr (!is_dense) {
+      const Index budget = selector_.options().budget.keys(kv_len_);
+      if (budget < kv_len_) {
+        const Shard shard(map_, kv_len_, rounds_);
+        global_.begin(map_, kv_len_, budget, batch, heads, selector_.options().top_k,
+                      executor.workers());
+        if (global_.wanted() > 0) propose(input(q, chunk_k, shard), budget, executor);
+        return global_.select(selection_, own_, rounds_, executor);
+      }
+    }
+    selection_.select_all(batch, heads, kv_len_);
+    own_.select_all(batch, heads, local);
+  }
+
+  void propose(const SelectorInput& in, Index budget, ExecutorRef executor) {
+    const auto& scorer = selector_.scorer();
+    const Index heads = in.k.batch() * in.k.heads(), len = in.k.len(), most = std::min(budget, len);
+    if constexpr (requires { &std::decay_t<decltype(scorer)>::score_selected; }) {
+      if (selector_.options().top_k.window == 1 && most < len &&
+          scorer.select(in, most, state_, proposed_, executor)) {
+        // It forces keys at the ends of the shard: those that count are still among the others.
+        float* const scores = scores_.reserve_amortised(heads * most);
+        scorer.score_selected(in, state_, proposed_, most, scores, executor);
+        return global_.propose(proposed_, scores, most, executor);
+      }
+    }
+    float* const scores = scores_.reserve_amortised(heads * std::max(len, in.capacity));
+    scorer.score(in, state_,
+                 TensorView<float, 3>(scores, {in.k.batch(), in.k.heads(), len},
+                                      {in.k.heads() * len, len, 1}),
+                 executor);
+    global_.propose(scores, rounds_, executor);
+  }
+
+  void append_own(const Rows& q, const Rows& k, const Rows& v, ExecutorRef executor) {
+    const Index first = kv_len_;
+    map_.for_own(first, first + k.len(), [&](Index begin, Index n) {
+      cache_.append(k.slice(begin - first, n), v.slice(begin - first, n));
+    });
+    kv_len_ += k.len();
+    if constexpr (!is_dense) {
+      const Shard shard(map_, kv_len_, rounds_);
+      if constexpr (requires {
+                      selector_.scorer().appended(input(q, {}, shard), state_, executor);
+                    })
+        selector_.scorer().appended(input(q, {}, shard), state_, executor);
+    }
+  }
+
+  LayerShape shape_;
+  S selector_;
+  AttentionOptions attention_options_;
+  std::vector<float> sink_logits_;
+  detail::Rounds rounds_;
+  ShardMap map_;
+  KvCache cache_;
+  Index kv_len_ = 0;
+  decltype(state_of()) state_;
+  detail::GlobalTopK global_;
+  detail::ShardedAttention attention_;
+  Selection selection_, own_, proposed_;
+  Buffer<float> scores_;  // [batch, kv_heads, local keys]
+};
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

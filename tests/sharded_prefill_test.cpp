@@ -1,0 +1,946 @@
+// A layer over several ranks, which are threads here: the Selections of one machine to the bit, its
+// outputs up to rounding, what is sent, and faults that end on all ranks.
+
+#include <quoka/distributed/sharded_prefill.hpp>
+#include <quoka/distributed/thread_communicator.hpp>
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/select/all.hpp>
+
+#include "support/fixtures.hpp"
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <thread>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::AttentionOptions;
+using quoka::Budget;
+using quoka::ChunkedPrefill;
+using quoka::Domain;
+using quoka::LayerShape;
+using quoka::QuokaOptions;
+using quoka::QuokaSelector;
+using quoka::RankError;
+using quoka::ShardedPrefill;
+using quoka::ShardLayout;
+using quoka::ShardMap;
+using quoka::ThreadRanks;
+using quoka::TopKOptions;
+using quoka::detail::Rounds;
+
+// ---- ranks --------------------------------------------------------------------------------------
+
+constexpr std::chrono::seconds limit(60);  // far beyond any of these calls
+
+// f(communicator) on every rank; returns what each of them threw. Who waits longer than the limit fails.
+std::vector<std::exception_ptr> on_ranks(int count,
+                                         std::function<void(ThreadRanks::Communicator)> f,
+                                         std::chrono::milliseconds wait = limit) {
+  ThreadRanks ranks(count, wait);
+  std::vector<std::exception_ptr> errors(static_cast<std::size_t>(count));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < count; ++rank)
+    threads.emplace_back([&, rank] {
+      try {
+        f(ranks.communicator(rank));
+      } catch (...) {
+        errors[static_cast<std::size_t>(rank)] = std::current_exception();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  return errors;
+}
+
+std::string what(const std::exception_ptr& error) {
+  if (error == nullptr) return "";
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+}
+
+void expect_no_errors(const std::vector<std::exception_ptr>& errors) {
+  for (const std::exception_ptr& error : errors) EXPECT_EQ(what(error), "");
+}
+
+// All threw RankError, with this rank and one text that holds the fragment.
+void expect_rank_error(const std::vector<std::exception_ptr>& errors, int rank,
+                       const std::string& fragment) {
+  for (const std::exception_ptr& error : errors) {
+    ASSERT_NE(error, nullptr) << "a rank did not throw";
+    EXPECT_EQ(what(error), what(errors[0]));
+    EXPECT_NE(what(error).find(fragment), std::string::npos) << what(error);
+    EXPECT_NE(what(error).find("rank " + std::to_string(rank)), std::string::npos) << what(error);
+    try {
+      std::rethrow_exception(error);
+    } catch (const RankError& e) {
+      EXPECT_EQ(e.rank(), rank);
+    } catch (...) {
+      ADD_FAILURE() << "not a RankError: " << what(error);
+    }
+  }
+}
+
+// ---- a prompt, on one machine and on several ------------------------------------------------------
+
+struct Shape {
+  Index batch = 1, q_heads = 6, kv_heads = 2, head_dim = 20, v_dim = 20;
+  std::vector<Index> chunks = {37, 37, 37, 1, 53, 1, 1};
+
+  Index len() const {
+    Index sum = 0;
+    for (const Index n : chunks) sum += n;
+    return sum;
+  }
+  LayerShape layer() const { return {q_heads, kv_heads, head_dim, v_dim, batch}; }
+};
+
+template <class T>
+struct Prompt {
+  Prompt(Random& random, const Shape& shape)
+      : q(random.tensor<T>(shape.batch, shape.q_heads, shape.len(), shape.head_dim)),
+        k(random.tensor<T>(shape.batch, shape.kv_heads, shape.len(), shape.head_dim)),
+        v(random.tensor<T>(shape.batch, shape.kv_heads, shape.len(), shape.v_dim)) {}
+  Tensor4<T> q, k, v;
+};
+
+template <class T>
+struct Result {
+  explicit Result(const Shape& shape)
+      : out(shape.batch, shape.q_heads, shape.len(), shape.v_dim),
+        lse(shape.batch, shape.q_heads, shape.len()) {}
+  Tensor4<T> out;
+  Tensor3<float> lse;
+  std::vector<Selection> selections;
+};
+
+template <class T, class Layer>
+void run_chunks(Layer& layer, const Shape& shape, const Prompt<T>& prompt, Result<T>& result,
+                ExecutorRef executor = SerialExecutor{}) {
+  Index begin = 0;
+  for (const Index n : shape.chunks) {
+    const auto part = [&](const Tensor4<T>& x) { return quoka::view_of(x).slice(begin, n); };
+    layer.forward(part(prompt.q), part(prompt.k), part(prompt.v),
+                  {TensorView<T>(result.out).slice(begin, n),
+                   TensorView<float, 3>(result.lse).slice(begin, n)},
+                  executor);
+    result.selections.push_back(layer.selection());
+    begin += n;
+  }
+}
+
+// Within 2e-6 of the largest value of the two, and a rounding to T; infinities of a log-sum-exp alike.
+template <class A, class B>
+void expect_near(const A& a, const B& b, double rounding) {
+  double most = 0.0, worst = 0.0;
+  for (Index i = 0; i < a.size(); ++i) {
+    const auto x = static_cast<double>(static_cast<float>(a.data()[i])),
+               y = static_cast<double>(static_cast<float>(b.data()[i]));
+    if (x == y) continue;
+    most = std::max({most, std::abs(x), std::abs(y)});
+    worst = std::max(worst, std::abs(x - y));
+    ASSERT_FALSE(std::isnan(x) || std::isnan(y));
+  }
+  EXPECT_LE(worst, most * (2e-6 + 2 * rounding));
+}
+
+template <class S, class T>
+void expect_as_one_machine(const Shape& shape, const typename S::Options& options,
+                           const Prompt<T>& prompt, int ranks, const ShardLayout& layout,
+                           const AttentionOptions& attention = {}) {
+  SCOPED_TRACE(std::to_string(ranks) + " ranks, " +
+               (layout.is_contiguous ? "contiguous " : "round robin ") +
+               std::to_string(layout.block));
+  Result<T> expected(shape);
+  ChunkedPrefill<S, T> alone(shape.layer(), options, attention);
+  run_chunks(alone, shape, prompt, expected);
+
+  std::vector<Result<T>> results(static_cast<std::size_t>(ranks), Result<T>(shape));
+  expect_no_errors(on_ranks(ranks, [&](auto communicator) {
+    ShardedPrefill<S, T> layer(shape.layer(), options, communicator, layout, attention);
+    run_chunks(layer, shape, prompt, results[static_cast<std::size_t>(communicator.rank())]);
+    EXPECT_EQ(layer.kv_len(), shape.len());
+    EXPECT_EQ(layer.cache().len(), layer.shard().local_len(shape.len()));
+  }));
+  for (const Result<T>& result : results) {
+    ASSERT_EQ(result.selections.size(), shape.chunks.size());
+    for (std::size_t i = 0; i < shape.chunks.size(); ++i)
+      ASSERT_EQ(result.selections[i], expected.selections[i]) << "chunk " << i;
+    EXPECT_TRUE(same_bits(result.out, results[0].out));
+    expect_near(result.out, expected.out, rounding_error<T>);
+    expect_near(result.lse, expected.lse, 0.0);
+    if (ranks == 1) {
+      EXPECT_TRUE(same_bits(result.out, expected.out));
+    }
+  }
+}
+
+// ---- every selector that can be sharded -----------------------------------------------------------
+
+template <class Kept, class... Entries>
+struct ShardableOf {
+  using Types = Kept;
+};
+template <class... Kept, class Entry, class... Rest>
+struct ShardableOf<::testing::Types<Kept...>, Entry, Rest...> {
+  using Types = typename std::conditional_t<
+      quoka::ShardableSelector<typename Entry::Type>,
+      ShardableOf<::testing::Types<Kept..., typename Entry::Type>, Rest...>,
+      ShardableOf<::testing::Types<Kept...>, Rest...>>::Types;
+};
+template <class List>
+struct TypesOf;
+template <class... Entries>
+struct TypesOf<quoka::SelectorList<Entries...>> {
+  using Types = typename ShardableOf<::testing::Types<>, Entries...>::Types;
+};
+using Selectors = TypesOf<quoka::AllSelectors>::Types;
+
+struct SelectorNames {
+  template <class S>
+  static std::string GetName(int) {
+    std::string found;
+    quoka::for_each_selector([&]<class Listed>(const char* name) {
+      if constexpr (std::is_same_v<S, Listed>) found = name;
+    });
+    return found;
+  }
+};
+
+std::shared_ptr<const quoka::LokiCalibration> calibration(Index kv_heads, Index head_dim) {
+  Random random(900);
+  const auto keys = random.tensor<float>(1, kv_heads, 4 * head_dim, head_dim);
+  quoka::LokiFit fit(kv_heads, head_dim);
+  fit.add(quoka::view_of(keys));
+  return std::make_shared<const quoka::LokiCalibration>(fit.finish());
+}
+
+// All else by default, but for what would make the method exact at these sizes.
+template <class S>
+typename S::Options with_budget([[maybe_unused]] Budget budget,
+                                [[maybe_unused]] const Shape& shape = {}) {
+  typename S::Options options{};
+  if constexpr (requires { options.budget = budget; }) options.budget = budget;
+  if constexpr (requires { options.rank = 7; }) options.rank = 7;
+  if constexpr (requires { options.calibration = nullptr; })
+    options.calibration = calibration(shape.kv_heads, shape.head_dim);
+  return options;
+}
+
+// Layouts whose blocks suit the method.
+template <class S>
+std::vector<ShardLayout> layouts(const typename S::Options& options) {
+  Index keys = 1;
+  if constexpr (requires(const S& s) { s.scorer(); }) keys = S(options).scorer().shard_keys();
+  const Index block = keys == 1 ? 13 : keys;
+  return {ShardLayout::round_robin(block), ShardLayout::contiguous(2 * block)};
+}
+
+template <class S>
+class Sharded : public ::testing::Test {};
+TYPED_TEST_SUITE(Sharded, Selectors, SelectorNames);
+
+TYPED_TEST(Sharded, SelectsAndAttendsAsOneMachineDoes) {
+  Random random(901);
+  Shape shape;
+  shape.chunks = {130, 37, 129, 1, 53, 1};
+  const Prompt<float> prompt(random, shape);
+  const auto options = with_budget<TypeParam>(31);
+  for (const int ranks : {1, 2, 3, 4})
+    for (const ShardLayout& layout : layouts<TypeParam>(options))
+      expect_as_one_machine<TypeParam>(shape, options, prompt, ranks, layout);
+}
+
+TYPED_TEST(Sharded, TakesAFractionAndBudgetsOfAnySize) {
+  Random random(902);
+  Shape shape;
+  shape.batch = 2, shape.kv_heads = 3;
+  shape.chunks = {127, 37, 1};
+  const Prompt<float> prompt(random, shape);
+  for (const Budget& budget : {Budget(0), Budget(1), Budget(126), Budget(163), Budget(0.25)}) {
+    const auto options = with_budget<TypeParam>(budget, shape);
+    expect_as_one_machine<TypeParam>(shape, options, prompt, 3, layouts<TypeParam>(options)[0]);
+  }
+}
+
+TYPED_TEST(Sharded, HasSinksRecentKeysAndAWindowOfAllKeys) {
+  Random random(903);
+  Shape shape;
+  shape.chunks = {127, 37, 129, 5};
+  const Prompt<float> prompt(random, shape);
+  auto options = with_budget<TypeParam>(31);
+  if constexpr (requires { options.top_k; }) {
+    for (const TopKOptions& top_k :
+         {TopKOptions{.keep_first = 4, .keep_last = 14}, TopKOptions{.window = 2},
+          TopKOptions{.window = 5, .keep_first = 17}, TopKOptions{.window = 12, .keep_last = 3},
+          TopKOptions{.window = 13}, TopKOptions{.keep_first = 29, .keep_last = 9}}) {
+      SCOPED_TRACE("window " + std::to_string(top_k.window));
+      options.top_k = top_k;
+      for (const int ranks : {2, 3})
+        for (const ShardLayout& layout : layouts<TypeParam>(options))
+          expect_as_one_machine<TypeParam>(shape, options, prompt, ranks, layout);
+    }
+  }
+}
+
+TYPED_TEST(Sharded, OfZerosAndNanSelectsAsOneMachineDoes) {  // ties by position; not finite is last
+  Random random(904);
+  Shape shape;
+  shape.chunks = {129, 37, 5};
+  Prompt<float> prompt(random, shape);
+  const auto options = with_budget<TypeParam>(31);
+  const auto select = [&](int ranks) {
+    for (const ShardLayout& layout : layouts<TypeParam>(options)) {
+      std::vector<Selection> expected;
+      const auto forward = [&](auto& layer, auto&& use) {
+        Tensor4<float> out(1, 6, shape.len(), 20);
+        Index begin = 0;
+        for (const Index n : shape.chunks) {
+          const auto part = [&](auto& x) { return quoka::view_of(x).slice(begin, n); };
+          layer.forward(part(prompt.q), part(prompt.k), part(prompt.v),
+                        TensorView<float>(out).slice(begin, n));
+          use(layer.selection());
+          begin += n;
+        }
+      };
+      ChunkedPrefill<TypeParam> alone(shape.layer(), options);
+      forward(alone, [&](const Selection& keep) { expected.push_back(keep); });
+      expect_no_errors(on_ranks(ranks, [&](auto communicator) {
+        ShardedPrefill<TypeParam> layer(shape.layer(), options, communicator, layout);
+        std::size_t i = 0;
+        forward(layer, [&](const Selection& keep) { EXPECT_EQ(keep, expected[i++]); });
+      }));
+    }
+  };
+  for (Index i = 0; i < shape.len(); i += 5) prompt.k(0, 0, i, 7) = not_a_number;
+  for (Index i = 0; i < shape.len(); i += 7) prompt.q(0, 3, i, 7) = infinity;
+  select(3);
+  prompt.k.setZero();
+  select(3);
+}
+
+TYPED_TEST(Sharded, OfHalfIsThatOfOneMachine) {
+  Random random(905);
+  const Shape shape;
+  const Prompt<Eigen::half> prompt(random, shape);
+  const auto options = with_budget<TypeParam>(31);
+  expect_as_one_machine<TypeParam>(shape, options, prompt, 3, layouts<TypeParam>(options)[0]);
+}
+
+TYPED_TEST(Sharded, TakesPrefixesBranchesAndDecodes) {
+  Random random(906);
+  Shape shape;
+  shape.chunks = {300};
+  const Prompt<float> prompt(random, shape), other(random, shape);
+  const auto options = with_budget<TypeParam>(31);
+  const auto drive = [&](auto& layer, std::vector<Selection>& selections, Tensor4<float>& out) {
+    const auto part = [](const Tensor4<float>& x, Index begin, Index n) {
+      return quoka::view_of(x).slice(begin, n);
+    };
+    layer.append(part(prompt.k, 0, 150), part(prompt.v, 0, 150));
+    const auto step = [&](const Prompt<float>& of, Index begin, Index n) {
+      layer.forward(part(of.q, begin, n), part(of.k, begin, n), part(of.v, begin, n),
+                    TensorView<float>(out).slice(begin, n));
+      selections.push_back(layer.selection());
+    };
+    step(other, 150, 37);
+    step(other, 187, 100);
+    layer.truncate(161);  // into the first of them
+    step(prompt, 161, 50);
+    for (Index t = 211; t < 215; ++t) step(prompt, t, 1);
+    layer.truncate(0);
+    step(prompt, 0, 140);
+    step(prompt, 140, 9);
+  };
+  Tensor4<float> out(1, 6, 300, 20);
+  out.setZero();
+  std::vector<Selection> expected;
+  ChunkedPrefill<TypeParam> alone(shape.layer(), options);
+  drive(alone, expected, out);
+  for (const ShardLayout& layout : layouts<TypeParam>(options))
+    expect_no_errors(on_ranks(3, [&](auto communicator) {
+      ShardedPrefill<TypeParam> layer(shape.layer(), options, communicator, layout);
+      std::vector<Selection> selections;
+      Tensor4<float> own(1, 6, 300, 20);
+      own.setZero();
+      drive(layer, selections, own);
+      EXPECT_EQ(selections, expected);
+      expect_near(own, out, 0.0);
+    }));
+}
+
+// ---- QuoKA's options ------------------------------------------------------------------------------
+
+std::vector<QuokaOptions> quoka_options(Budget budget) {
+  QuokaOptions robust = QuokaOptions::robust(3, budget);
+  robust.sketch = quoka::Sketch::off;
+  QuokaOptions softmax_max = robust;
+  softmax_max.aggregation = quoka::Aggregation::max;
+  return {
+      {.budget = budget, .sketch = quoka::Sketch::on},
+      {.budget = budget, .sketch = quoka::Sketch::off},
+      {.budget = budget, .top_k = {.keep_first = 3, .keep_last = 9}, .sketch = quoka::Sketch::on},
+      {.budget = budget, .scoring = quoka::Scoring::dot},
+      {.budget = budget,
+       .aggregation = quoka::Aggregation::mean,
+       .group_mode = quoka::GroupMode::shared},
+      {.budget = budget, .group_mode = quoka::GroupMode::per_head},
+      robust,
+      softmax_max};
+}
+
+TEST(ShardedQuoka, SelectsAsOneMachineWithAllItsOptions) {
+  Random random(910);
+  Shape shape;
+  shape.chunks = {130, 129, 129, 37, 1};
+  const Prompt<float> prompt(random, shape);
+  for (const QuokaOptions& options : quoka_options(31))
+    for (const ShardLayout& layout : layouts<QuokaSelector>(options))
+      expect_as_one_machine<QuokaSelector>(shape, options, prompt, 3, layout);
+}
+
+TEST(ShardedQuoka, OfRobustSelectsAsWithoutTheSketch) {
+  Random random(911);
+  Shape shape;
+  shape.chunks = {130, 129, 1};
+  const Prompt<float> prompt(random, shape);
+  QuokaOptions options = QuokaOptions::robust(3, 31), off = options;
+  options.sketch = quoka::Sketch::on, off.sketch = quoka::Sketch::off;
+  Result<float> expected(shape);
+  ChunkedPrefill<QuokaSelector> alone(shape.layer(), off);
+  run_chunks(alone, shape, prompt, expected);
+  expect_no_errors(on_ranks(2, [&](auto communicator) {
+    ShardedPrefill<QuokaSelector> layer(shape.layer(), options, communicator);
+    Result<float> result(shape);
+    run_chunks(layer, shape, prompt, result);
+    EXPECT_EQ(result.selections, expected.selections);
+    EXPECT_EQ(layer.kept_bytes(), 0);  // no sketch that nothing looks at
+  }));
+}
+
+TEST(ShardedQuoka, KeepsTheSketchOfItsOwnKeys) {
+  Random random(915);
+  Shape shape;
+  shape.chunks = {130};
+  const Prompt<float> prompt(random, shape);
+  expect_no_errors(on_ranks(2, [&](auto communicator) {
+    ShardedPrefill<QuokaSelector> layer(shape.layer(), {.sketch = quoka::Sketch::on}, communicator,
+                                        ShardLayout::round_robin(130));
+    Result<float> result(shape);
+    run_chunks(layer, shape, prompt, result);
+    EXPECT_EQ(layer.kept_bytes() > 0, communicator.rank() == 0);
+  }));
+}
+
+TEST(ShardedSoftmax, OfSeveralGroupsOfPanelsHasTheBitsOfOneMachine) {  // the order of sums
+  Random random(912);
+  Shape shape;
+  shape.q_heads = 24, shape.kv_heads = 1, shape.head_dim = shape.v_dim = 3;
+  shape.chunks = {250, 250};
+  const Prompt<float> prompt(random, shape);
+  const quoka::OracleOptions options{.budget = 31};
+  expect_as_one_machine<quoka::OracleSelector>(shape, options, prompt, 2,
+                                               layouts<quoka::OracleSelector>(options)[0]);
+}
+
+// A shard of keys [first, ...) of kv_len.
+class TestShard final : public quoka::KeyShard {
+ public:
+  TestShard(Index kv_len, Index first, const ThreadRanks::Communicator& communicator)
+      : kv_len_(kv_len), first_(first), communicator_(communicator) {}
+  Index kv_len() const override { return kv_len_; }
+  Index position(Index i) const override { return first_ + i; }
+  void maximum(std::span<float> x) const override { communicator_.allreduce_max(x); }
+  void sum(std::span<std::int64_t> x) const override { communicator_.allreduce_sum(x); }
+
+ private:
+  Index kv_len_, first_;
+  const ThreadRanks::Communicator& communicator_;
+};
+
+// By the oracle, which all softmax scores of the kit are like.
+void expect_scores_of_shards_have_the_bits_of_all(const Shape& shape, Index kv_len, Index cut,
+                                                  quoka::Aggregation over) {
+  Random random(914);
+  Prompt<float> prompt(random, shape);
+  prompt.k(0, 0, 3, 1) = not_a_number;
+  const Rows q = quoka::view_of(prompt.q).slice(kv_len, shape.len() - kv_len);
+  const quoka::OracleScorer scorer({.aggregation = over});
+  const auto score = [&](Index first, Index n, const quoka::KeyShard* shard) {
+    quoka::SelectorInput input{q, quoka::view_of(prompt.k).slice(first, n)};
+    input.shard = shard;
+    Tensor3<float> scores(1, shape.kv_heads, n);
+    quoka::QueryScoreState state;
+    scorer.score(input, state, scores, SerialExecutor{});
+    return scores;
+  };
+  const Tensor3<float> all = score(0, kv_len, nullptr);
+  expect_no_errors(on_ranks(2, [&](auto communicator) {
+    const Index first = communicator.rank() == 0 ? 0 : cut,
+                n = communicator.rank() == 0 ? cut : kv_len - cut;
+    const TestShard shard(kv_len, first, communicator);
+    const Tensor3<float> scores = score(first, n, &shard);
+    EXPECT_TRUE(same_bits(TensorView<const float, 3>(scores),
+                          TensorView<const float, 3>(all).slice(first, n)));
+  }));
+}
+
+TEST(ShardedSoftmax, ScoresHaveTheBitsOfOneMachine) {
+  Shape shape;
+  const Index block = quoka::softmax_shard_keys();
+  shape.chunks = {5 * block + 3, 37};
+  for (const quoka::Aggregation over : {quoka::Aggregation::mean, quoka::Aggregation::max})
+    for (const Index cut : {Index{0}, block, 4 * block, 5 * block})
+      expect_scores_of_shards_have_the_bits_of_all(shape, shape.chunks[0], cut, over);
+}
+
+// All keys' weights take two groups of panels, a shard's would fit one.
+TEST(ShardedSoftmax, ScoresOfManyKeysHaveTheBitsOfOneMachine) {
+  Shape shape;
+  shape.q_heads = 4, shape.kv_heads = 1, shape.head_dim = shape.v_dim = 3;
+  constexpr Index n = 16 * quoka::tuning::panel_rows / 4,
+                  past = quoka::tuning::mass_weight_bytes / (n * 4 * Index{sizeof(float)}) + 777;
+  shape.chunks = {past, n};
+  expect_scores_of_shards_have_the_bits_of_all(shape, past, 40 * quoka::softmax_shard_keys(),
+                                               quoka::Aggregation::mean);
+}
+
+TEST(ShardedQuoka, FiveHundredRandomShapesSelectAsOneMachine) {
+  Random random(913);
+  for (int round = 0; round < 500; ++round) {
+    Shape shape;
+    shape.batch = 1 + random.below(2);
+    shape.kv_heads = 1 + random.below(5);
+    const Index group = 1 + random.below(4);
+    shape.q_heads = shape.kv_heads * group;
+    shape.head_dim = 1 + random.below(24);
+    shape.v_dim = 1 + random.below(24);
+    shape.chunks.clear();
+    for (Index n = 2 + random.below(3); n > 0; --n)
+      shape.chunks.push_back(random.below(4) == 0 ? 1 : 1 + random.below(110));
+    const Prompt<float> prompt(random, shape);
+    const std::vector<QuokaOptions> all = quoka_options(1 + random.below(60));
+    QuokaOptions options = all[static_cast<std::size_t>(random.below(std::ssize(all)))];
+    options.n_queries = 1 + random.below(20);
+    if (random.below(3) == 0)
+      options.top_k = {1 + random.below(7), random.below(9), random.below(9)};
+    const Index keys = QuokaSelector(options).scorer().shard_keys(),
+                block = keys * (keys > 1 ? 1 : 7 + random.below(60));
+    const int ranks = static_cast<int>(1 + random.below(4));
+    SCOPED_TRACE("round " + std::to_string(round));
+    expect_as_one_machine<QuokaSelector>(
+        shape, options, prompt, ranks,
+        random.below(2) == 0 ? ShardLayout::round_robin(block) : ShardLayout::contiguous(block));
+    if (::testing::Test::HasFailure()) break;
+  }
+}
+
+// ---- attention ------------------------------------------------------------------------------------
+
+TEST(ShardedAttention, HasSinkLogitsASoftcapAndAScale) {
+  Random random(920);
+  const Shape shape;
+  const Prompt<float> prompt(random, shape);
+  const std::vector<float> sinks = {0.5f, -1.0f, 2.0f, 0.0f, 1.5f, -3.0f};
+  AttentionOptions attention;
+  attention.scale = 0.7f, attention.softcap = 3.0f, attention.sink_logits = sinks;
+  for (const int ranks : {1, 2, 4})  // of the last ones two are home to no KV head
+    expect_as_one_machine<QuokaSelector>(shape, {.budget = 31}, prompt, ranks,
+                                         ShardLayout::round_robin(13), attention);
+}
+
+TEST(ShardedAttention, AnyExecutorGivesTheSameBits) {
+  Random random(921);
+  const Shape shape;
+  const Prompt<float> prompt(random, shape);
+  Result<float> serial(shape);
+  expect_no_errors(on_ranks(2, [&](auto communicator) {
+    ShardedPrefill<QuokaSelector> layer(shape.layer(), {.budget = 31}, communicator,
+                                        ShardLayout::round_robin(13));
+    Result<float> result(shape);
+    run_chunks(layer, shape, prompt, result);
+    if (communicator.rank() == 0) serial = result;
+  }));
+  expect_no_errors(on_ranks(2, [&](auto communicator) {
+    quoka::ThreadPool threads(3);
+    ShardedPrefill<QuokaSelector> layer(shape.layer(), {.budget = 31}, communicator,
+                                        ShardLayout::round_robin(13));
+    Result<float> result(shape);
+    run_chunks(layer, shape, prompt, result, threads);
+    EXPECT_TRUE(same_bits(result.out, serial.out));
+    EXPECT_EQ(result.selections, serial.selections);
+  }));
+}
+
+TEST(ShardedPrefillCall, OfAWholePromptIsThatOfItsChunks) {
+  Random random(922);
+  Shape shape;
+  shape.chunks = {64, 64, 64, 23};
+  const Prompt<float> prompt(random, shape);
+  expect_no_errors(on_ranks(2, [&](auto communicator) {
+    const auto layout = ShardLayout::round_robin(13);
+    ShardedPrefill<QuokaSelector> one(shape.layer(), {.budget = 31}, communicator, layout),
+        another(shape.layer(), {.budget = 31}, communicator, layout);
+    Result<float> result(shape), whole(shape);
+    run_chunks(one, shape, prompt, result);
+    another.prefill(prompt.q, prompt.k, prompt.v, whole.out, 64);
+    EXPECT_TRUE(same_bits(whole.out, result.out));
+  }));
+}
+
+// ---- where tokens lie -------------------------------------------------------------------------------
+
+TEST(ShardMapOf, AnyLayoutGivesEachTokenToOneRankAndPlace) {
+  for (const ShardLayout& layout : {ShardLayout::round_robin(5), ShardLayout::contiguous(7)})
+    for (const int ranks : {1, 2, 3, 4}) {
+      std::vector<int> owners(61, 0);
+      for (int rank = 0; rank < ranks; ++rank) {
+        const ShardMap map(layout, 1, rank, ranks);
+        std::vector<Index> own;
+        for (Index i = 0; i < map.local_len(61); ++i) own.push_back(map.position(i));
+        for (Index len = 0; len <= 61; ++len) {
+          const auto below =
+              std::count_if(own.begin(), own.end(), [&](Index p) { return p < len; });
+          EXPECT_EQ(map.local_len(len), below);
+        }
+        std::vector<Index> listed;
+        map.for_own(3, 50, [&](Index begin, Index n) {
+          for (Index i = begin; i < begin + n; ++i) listed.push_back(i);
+        });
+        std::vector<Index> expected;
+        for (const Index p : own)
+          if (p >= 3 && p < 50) expected.push_back(p);
+        EXPECT_EQ(listed, expected);
+        for (std::size_t i = 0; i < own.size(); ++i) {
+          ++owners[static_cast<std::size_t>(own[i])];
+          const ShardMap::Block block = map.block_at(own[i]);
+          EXPECT_TRUE(block.is_own);
+          EXPECT_EQ(own[i] - block.shift, static_cast<Index>(i));
+        }
+        EXPECT_TRUE(std::is_sorted(own.begin(), own.end()));
+      }
+      EXPECT_EQ(owners, std::vector<int>(61, 1));
+    }
+}
+
+// ---- what is sent -----------------------------------------------------------------------------------
+
+// Counts what this rank sends.
+struct Counting {
+  ThreadRanks::Communicator communicator;
+  Index bytes = 0, messages = 0;
+
+  int rank() const { return communicator.rank(); }
+  int ranks() const { return communicator.ranks(); }
+  void add(std::size_t n) { bytes += static_cast<Index>(n), ++messages; }
+  void allgather(std::span<const std::byte> mine, std::span<std::byte> all) {
+    add(mine.size());
+    communicator.allgather(mine, all);
+  }
+  void allreduce_max(std::span<float> x) { add(x.size_bytes()), communicator.allreduce_max(x); }
+  void allreduce_sum(std::span<std::int64_t> x) {
+    add(x.size_bytes()), communicator.allreduce_sum(x);
+  }
+  void broadcast(std::span<std::byte> x, int root) {
+    add(rank() == root ? x.size() : 0), communicator.broadcast(x, root);
+  }
+  void sendrecv(std::span<const std::byte> sent, int to, std::span<std::byte> got, int from) {
+    add(sent.size()), communicator.sendrecv(sent, to, got, from);
+  }
+};
+
+struct Sent {
+  Index bytes, messages;
+  bool operator==(const Sent&) const = default;
+};
+
+// By a rank for one chunk of n tokens after `past` cached ones.
+Sent sent(const Shape& shape, const QuokaOptions& options, int ranks, int rank, Index past,
+          Index n) {
+  Random random(930);
+  Shape rest = shape;
+  rest.chunks = {past + n};
+  const Prompt<float> prompt(random, rest);
+  Sent result{};
+  expect_no_errors(on_ranks(ranks, [&](auto communicator) {
+    Counting counting{communicator};
+    ShardedPrefill<QuokaSelector> layer(shape.layer(), options, counting);
+    layer.append(quoka::view_of(prompt.k).slice(0, past), quoka::view_of(prompt.v).slice(0, past));
+    counting.bytes = counting.messages = 0;
+    Tensor4<float> out(shape.batch, shape.q_heads, n, shape.v_dim);
+    layer.forward(quoka::view_of(prompt.q).slice(past, n), quoka::view_of(prompt.k).slice(past, n),
+                  quoka::view_of(prompt.v).slice(past, n), out);
+    if (counting.rank() == rank) result = {counting.bytes, counting.messages};
+  }));
+  return result;
+}
+
+TEST(Sent, IsWhatTheHeaderSays) {
+  Shape shape;
+  shape.batch = 2, shape.kv_heads = 5, shape.q_heads = 10, shape.v_dim = 12;
+  constexpr Index n = 37, k = 31, past = 700;
+  for (const int ranks : {2, 3, 4}) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      const Index c = quoka::ceil_div(5, ranks),
+                  home = std::clamp<Index>(5 - rank * c, 0, c) * 2;  // query heads
+      const Index partial = 4 * (10 - home) * 2 * n * (12 + 1),
+                  merged = 4 * (c * 2) * 2 * n * (12 + 1);
+      const Index candidates = 8 * 2 * 5 * k;
+      EXPECT_EQ(sent(shape, {.budget = k}, ranks, rank, past, n),
+                (Sent{candidates + partial + merged + 5 * Rounds::header_bytes,
+                      1 + (ranks - 1) + 1 + 5}));
+      EXPECT_EQ(sent(shape, {.budget = past}, ranks, rank, past, n),  // nothing to select
+                (Sent{partial + merged + 4 * Rounds::header_bytes, (ranks - 1) + 1 + 4}));
+    }
+  }
+  QuokaOptions options = QuokaOptions::robust(2, k);
+  const Index rows = quoka::round_up(options.n_queries * 2, quoka::tuning::panel_rows);
+  const Index plain = sent(shape, {.budget = k}, 2, 1, past, n).bytes;
+  EXPECT_EQ(sent(shape, options, 2, 1, past, n),
+            (Sent{plain + 12 * 2 * 5 * rows + 2 * Rounds::header_bytes, 1 + 1 + 1 + 5 + 4}));
+  options = {.budget = k, .top_k = {.window = 4}};
+  EXPECT_EQ(sent(shape, options, 2, 1, past, n),  // 700 keys in blocks of 512: one run on each
+            (Sent{plain + 4 * 2 * 5 * 3 + Rounds::header_bytes, 1 + 1 + 1 + 5 + 2}));
+}
+
+TEST(Sent, DoesNotDependOnTheLengthOfTheCache) {
+  Shape shape;
+  shape.q_heads = 2, shape.kv_heads = 1, shape.head_dim = shape.v_dim = 8;
+  const QuokaOptions options{.budget = 512};
+  const Sent at_8k = sent(shape, options, 2, 0, 8192, 128);
+  EXPECT_EQ(sent(shape, options, 2, 0, 131072, 128), at_8k);
+  EXPECT_EQ(sent(shape, options, 2, 0, 32768, 128), at_8k);
+}
+
+// ---- faults -------------------------------------------------------------------------------------------
+
+// Throws in the n-th run of tasks from now on.
+struct FailingExecutor {
+  mutable Index runs_left;
+  static constexpr int workers() { return 1; }
+  template <class F>
+  void run(Index tasks, F&& f) const {
+    if (runs_left-- == 0) throw std::runtime_error("a worker went away");
+    for (Index task = 0; task < tasks; ++task) f(task, 0);
+  }
+};
+
+TEST(Fault, OfOneRankAnywhereEndsTheCallOnAllAndLeavesTheCaches) {
+  Random random(940);
+  Shape shape;
+  shape.chunks = {130, 129, 37};
+  const Prompt<float> prompt(random, shape);
+  QuokaOptions robust = QuokaOptions::robust(3, 31);
+  for (const QuokaOptions& options :
+       {QuokaOptions{.budget = 31}, robust, QuokaOptions{.budget = 31, .top_k = {.window = 3}}}) {
+    Result<float> expected(shape);
+    expect_no_errors(on_ranks(3, [&](auto communicator) {
+      ShardedPrefill<QuokaSelector> layer(shape.layer(), options, communicator);
+      Result<float> result(shape);
+      run_chunks(layer, shape, prompt, result);
+      if (communicator.rank() == 0) expected = result;
+    }));
+    int faults = 0;
+    for (Index runs = 0;; ++runs) {
+      bool threw = false;
+      const int bad = static_cast<int>(runs % 3);
+      std::vector<std::exception_ptr> inner(3);
+      expect_no_errors(on_ranks(3, [&](auto communicator) {
+        ShardedPrefill<QuokaSelector> layer(shape.layer(), options, communicator);
+        const int rank = communicator.rank();
+        Result<float> result(shape);
+        Shape begin = shape, rest = shape;
+        begin.chunks = {130}, rest.chunks = {129, 37};
+        run_chunks(layer, begin, prompt, result);
+        const auto part = [&](auto& x) { return quoka::view_of(x).slice(130, 129); };
+        const auto forward = [&](ExecutorRef executor) {
+          layer.forward(part(prompt.q), part(prompt.k), part(prompt.v),
+                        TensorView<float>(result.out).slice(130, 129), executor);
+        };
+        const Index before = layer.cache().len();
+        try {
+          if (rank == bad)
+            forward(FailingExecutor{runs});
+          else
+            forward(SerialExecutor{});
+        } catch (const RankError&) {
+          inner[static_cast<std::size_t>(rank)] = std::current_exception();
+        }
+        if (inner[static_cast<std::size_t>(rank)] == nullptr) return;  // past the last run
+        if (rank == 0) threw = true;
+        EXPECT_EQ(layer.kv_len(), 130);
+        EXPECT_EQ(layer.cache().len(), before);
+        forward(SerialExecutor{});  // as if it had never been
+        EXPECT_EQ(layer.selection(), expected.selections[1]);
+        for (Index head = 0; head < 6; ++head)
+          for (Index i = 130; i < 259; ++i)
+            for (Index c = 0; c < 20; ++c)
+              ASSERT_EQ(result.out(0, head, i, c), expected.out(0, head, i, c));
+      }));
+      if (!threw) break;
+      ++faults;
+      expect_rank_error(inner, bad, "a worker went away");
+    }
+    EXPECT_GE(faults, 5);
+  }
+}
+
+TEST(Fault, OfSizesThatDifferNamesTheRankAndBothNumbers) {
+  Random random(941);
+  Shape shape;
+  shape.chunks = {200};
+  const Prompt<float> prompt(random, shape);
+  const auto forward = [&](auto& layer, Index begin, Index n) {
+    Tensor4<float> out(1, 6, n, 20);
+    const auto part = [&](const Tensor4<float>& x) { return quoka::view_of(x).slice(begin, n); };
+    layer.forward(part(prompt.q), part(prompt.k), part(prompt.v), out);
+  };
+  const auto differs = [&](std::function<void(int, ShardedPrefill<QuokaSelector>&)> f, int rank,
+                           const std::string& fragment) {
+    expect_rank_error(on_ranks(3,
+                               [&](auto communicator) {
+                                 ShardedPrefill<QuokaSelector> layer(shape.layer(), {.budget = 7},
+                                                                     communicator,
+                                                                     ShardLayout::round_robin(13));
+                                 forward(layer, 0, 60);
+                                 f(communicator.rank(), layer);
+                               }),
+                      rank, fragment);
+  };
+  differs([&](int rank, auto& layer) { forward(layer, 60, rank == 2 ? 7 : 5); }, 2,
+          "q_len is 7, but 5 on rank 0");
+  differs(
+      [&](int rank, auto& layer) {
+        if (rank == 1) layer.truncate(59);
+        forward(layer, 60, 5);
+      },
+      1, "kv_len is 59, but 60 on rank 0");
+  differs(
+      [&](int rank, auto& layer) {
+        const auto part = [&](const Tensor4<float>& x) { return quoka::view_of(x).slice(60, 5); };
+        if (rank == 1)
+          layer.append(part(prompt.k), part(prompt.v));
+        else
+          forward(layer, 60, 5);
+      },
+      1, "another step");
+  // A rank's own refusal reaches all.
+  differs(
+      [&](int rank, auto& layer) {
+        Tensor4<float> out(1, 6, rank == 2 ? 4 : 5, 20);
+        const auto part = [&](const Tensor4<float>& x) { return quoka::view_of(x).slice(60, 5); };
+        layer.forward(part(prompt.q), part(prompt.k), part(prompt.v), out);
+      },
+      2, "out's len is 4");
+}
+
+TEST(Fault, OfOptionsThatDifferNamesTheRank) {
+  Random random(942);
+  Shape shape;
+  const Prompt<float> prompt(random, shape);
+  const auto differ = [&](auto&& make, const std::string& fragment) {
+    expect_rank_error(on_ranks(2,
+                               [&](auto communicator) {
+                                 const auto layer = make(communicator);
+                                 Result<float> result(shape);
+                                 run_chunks(*layer, shape, prompt, result);
+                               }),
+                      1, fragment);
+  };
+  using Layer = ShardedPrefill<QuokaSelector>;
+  differ(
+      [&](auto communicator) {
+        static thread_local std::optional<ThreadRanks::Communicator> kept;
+        kept = communicator;
+        return std::make_unique<Layer>(
+            shape.layer(), QuokaOptions{.budget = communicator.rank() == 1 ? 7 : 9}, *kept);
+      },
+      "the budget is 7, but 9");
+  differ(
+      [&](auto communicator) {
+        static thread_local std::optional<ThreadRanks::Communicator> kept;
+        kept = communicator;
+        return std::make_unique<Layer>(shape.layer(), QuokaOptions{.budget = 7}, *kept,
+                                       ShardLayout::round_robin(communicator.rank() == 1 ? 8 : 16));
+      },
+      "block is 8, but 16");
+}
+
+TEST(Fault, OfARankThatNeverComesEndsInTime) {
+  const Shape shape;
+  Random random(943);
+  const Prompt<float> prompt(random, shape);
+  const auto errors = on_ranks(
+      2,
+      [&](auto communicator) {
+        if (communicator.rank() == 1) return;
+        ShardedPrefill<QuokaSelector> layer(shape.layer(), {.budget = 7}, communicator);
+        Result<float> result(shape);
+        run_chunks(layer, shape, prompt, result);
+      },
+      std::chrono::milliseconds(50));
+  EXPECT_NE(what(errors[0]).find("did not come"), std::string::npos);
+  EXPECT_EQ(errors[1], nullptr);
+}
+
+// ---- refused ------------------------------------------------------------------------------------------
+
+static_assert(quoka::ShardableSelector<quoka::DenseSelector>);
+static_assert(quoka::ShardableSelector<QuokaSelector>);
+static_assert(!quoka::ShardableSelector<quoka::SnapKvSelector>);
+static_assert(!quoka::ShardableSelector<quoka::XAttentionSelector>);
+static_assert(!quoka::ShardableSelector<quoka::TidalDecodeSelector>);
+
+TEST(ShardedPrefillRefuses, WhatNeedsAllKeysInOnePlace) {
+  ThreadRanks ranks(1);
+  auto communicator = ranks.communicator(0);
+  const LayerShape shape = Shape().layer();
+  const auto refuses =
+      [&]<class S>(S, const typename S::Options& options, std::initializer_list<Fragment> fragments,
+                   const ShardLayout& layout = {}, const AttentionOptions& attention = {}) {
+        expect_refused([&] { ShardedPrefill<S>(shape, options, communicator, layout, attention); },
+                       fragments);
+      };
+  refuses(quoka::LokiSelector(), {}, {"all keys"});
+  refuses(quoka::QuestSelector(), {.domain = Domain::softmax}, {"all keys"});
+  refuses(QuokaSelector(), {.budget = Budget::relative(0.5)}, {"a layer in shards", "a count"});
+  refuses(quoka::OracleSelector(), {.budget = Budget::mass(0.5)}, {"a layer in shards"});
+  refuses(QuokaSelector(), {.top_k = {.window = 0}}, {"window", 0});
+  refuses(quoka::QuestSelector(), {}, {"block", 24, 16}, ShardLayout::round_robin(24));
+  refuses(quoka::OracleSelector(), {}, {"block", 7}, ShardLayout::contiguous(7));
+  refuses(QuokaSelector(), {}, {"block", 0}, ShardLayout::contiguous(0));
+  AttentionOptions attention;
+  attention.sliding_window = 9;
+  refuses(QuokaSelector(), {}, {"over shards"}, {}, attention);
+  attention = {};
+  attention.causal = false;
+  refuses(QuokaSelector(), {}, {"over shards"}, {}, attention);
+}
+
+TEST(ShardedPrefillRefuses, AWindowLongerThanABlock) {
+  const Shape shape;
+  Random random(944);
+  const Prompt<float> prompt(random, shape);
+  expect_rank_error(on_ranks(2,
+                             [&](auto communicator) {
+                               ShardedPrefill<QuokaSelector> layer(
+                                   shape.layer(), {.budget = 7, .top_k = {.window = 14}},
+                                   communicator, ShardLayout::round_robin(13));
+                               Result<float> result(shape);
+                               run_chunks(layer, shape, prompt, result);
+                             }),
+                    0, "window");
+}
+
+TEST(ThreadRanks, RefusesRanksThatThereAreNot) {
+  expect_refused([] { ThreadRanks ranks(0); }, {"ranks", 0, 1});
+  ThreadRanks ranks(2);
+  expect_refused([&] { ranks.communicator(2); }, {"rank", 2, 1});
+  expect_refused([&] { ranks.communicator(-1); }, {"rank", -1});
+}
+
+}  // namespace
