@@ -33,12 +33,12 @@ class ShardedAttention {
   }
 
  private:
-  // Rows of v_dim channels and their log-sum-exp, [heads][batch][q_len]: a range of heads lies together.
+  // Of each head its rows, [batch][q_len][v_dim], then their log-sum-exp: a range of heads is one message.
   struct Layout {
     Index batch, q_len, v_dim;
 
-    Index row() const { return v_dim + 1; }
-    Index head() const { return batch * q_len * row(); }
+    Index rows() const { return batch * q_len; }
+    Index head() const { return rows() * (v_dim + 1); }
     OutputRows out(float* x, Index heads) const;
     TensorView<float, 3> lse(float* x, Index heads) const;
   };

@@ -16,10 +16,10 @@ QUOKA_FUNC OutputRows ShardedAttention::Layout::out(float* x, Index heads) const
   return {reinterpret_cast<std::byte*>(x),
           float_format(),
           {batch, heads, q_len, v_dim},
-          {q_len * row() * bytes, head() * bytes, row() * bytes}};
+          {q_len * v_dim * bytes, head() * bytes, v_dim * bytes}};
 }
 QUOKA_FUNC TensorView<float, 3> ShardedAttention::Layout::lse(float* x, Index heads) const {
-  return {x + v_dim, {batch, heads, q_len}, {q_len * row(), head(), row()}};
+  return {x + rows() * v_dim, {batch, heads, q_len}, {q_len, head(), 1}};
 }
 
 QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chunk& chunk,
@@ -74,12 +74,12 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
   };
   float* const merged = received + me * home * layout.head();  // nothing is received from oneself
   std::copy_n(of_rank(0), q_count * layout.head(), merged);
-  const Layout one{1, layout.q_len, layout.v_dim};
-  executor.run(q_count * layout.batch, [&](Index task, int) {
-    const Index at = task * one.head();
+  executor.run(q_count, [&](Index head, int) {
+    const Index at = head * layout.head();
     for (Index rank = 1; rank <= ranks; ++rank) {
       float* const other = (rank < ranks ? of_rank(rank) : of_chunk) + at;
-      merge(one.out(merged + at, 1), one.lse(merged + at, 1), one.out(other, 1), one.lse(other, 1));
+      merge(layout.out(merged + at, 1), layout.lse(merged + at, 1), layout.out(other, 1),
+            layout.lse(other, 1));
     }
   });
   rounds.agree("merged results");
@@ -92,14 +92,13 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
 
   // Homes follow each other without a gap: only the last ones may have fewer heads.
   const OutputRows& out = output.out;
-  for (Index b = 0; b < layout.batch; ++b) {
-    for (Index head = 0; head < q.heads(); ++head) {
-      for (Index i = 0; i < layout.q_len; ++i) {
-        const float* const row =
-            results + head * layout.head() + (b * layout.q_len + i) * layout.row();
-        out.format().narrow(row, out.shape(head), out.row(b, head, i));
-        if (!output.lse_nat.absent()) output.lse_nat.at(b, head, i) = row[layout.v_dim];
-      }
+  for (Index head = 0; head < q.heads(); ++head) {
+    const float* const of_head = results + head * layout.head();
+    for (Index row = 0; row < layout.rows(); ++row) {
+      const Index b = row / layout.q_len, i = row % layout.q_len;
+      out.format().narrow(of_head + row * layout.v_dim, out.shape(head), out.row(b, head, i));
+      if (!output.lse_nat.absent())
+        output.lse_nat.at(b, head, i) = of_head[layout.rows() * layout.v_dim + row];
     }
   }
 }
