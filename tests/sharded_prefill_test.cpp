@@ -3,6 +3,7 @@
 
 #include <quoka/distributed/sharded_prefill.hpp>
 #include <quoka/distributed/thread_communicator.hpp>
+#include <quoka/formats/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/all.hpp>
 
@@ -90,13 +91,17 @@ void expect_rank_error(const std::vector<std::exception_ptr>& errors, int rank,
 struct Shape {
   Index batch = 1, q_heads = 6, kv_heads = 2, head_dim = 20, v_dim = 20;
   std::vector<Index> chunks = {37, 37, 37, 1, 53, 1, 1};
+  const quoka::Format *k_format = nullptr, *v_format = nullptr;  // of the cache
+  std::vector<float> k_scales = {}, v_scales = {};
 
   Index len() const {
     Index sum = 0;
     for (const Index n : chunks) sum += n;
     return sum;
   }
-  LayerShape layer() const { return {q_heads, kv_heads, head_dim, v_dim, batch}; }
+  LayerShape layer() const {
+    return {q_heads, kv_heads, head_dim, v_dim, batch, k_format, v_format, k_scales, v_scales};
+  }
 };
 
 template <class T>
@@ -401,6 +406,16 @@ TEST(ShardedQuoka, SelectsAsOneMachineWithAllItsOptions) {
   for (const QuokaOptions& options : quoka_options(31))
     for (const ShardLayout& layout : layouts<QuokaSelector>(options))
       expect_as_one_machine<QuokaSelector>(shape, options, prompt, 3, layout);
+}
+
+TEST(ShardedQuoka, KeepsKeysInFormatsWithScalesOfTheCaller) {
+  Random random(926);
+  Shape shape;
+  shape.k_format = &quoka::i8_channel_format(), shape.v_format = &quoka::e4m3_format();
+  for (Index c = 0; c < shape.head_dim; ++c)
+    shape.k_scales.push_back(0.02f + 0.001f * static_cast<float>(c));
+  shape.v_scales = {0.01f, 0.03f};
+  expect_as_one_machine<QuokaSelector>(shape, {.budget = 31}, Prompt<float>(random, shape), 3, {});
 }
 
 TEST(ShardedQuoka, OfRobustSelectsAsWithoutTheSketch) {

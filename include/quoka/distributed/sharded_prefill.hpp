@@ -90,9 +90,10 @@ class ShardedPrefill {
         sink_logits_(attention.sink_logits.begin(), attention.sink_logits.end()),
         rounds_(communicator),
         map_(layout, shard_keys(), communicator.rank(), communicator.ranks()),
-        cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim, *shape_.k_format,
-               *shape_.v_format) {
+        cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim,
+               {*shape_.k_format, shape_.k_scales}, {*shape_.v_format, shape_.v_scales}) {
     detail::check_options(attention, shape.q_heads);
+    shape_.k_scales = shape_.v_scales = {};  // the cache has its own
     if (attention.sliding_window != 0 || !attention.mask.absent() || !attention.causal ||
         !attention.alibi_slopes.empty() || attention.query_position.has_value())
       detail::fail_because(
