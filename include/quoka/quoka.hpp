@@ -12,7 +12,8 @@
 // of your own, at select/quoka.hpp and attention/attention.hpp; README.md beside this file is the map.
 // Not included here, for they take longer to compile: Algorithm 1 step by step on Eigen tensors,
 // select/stages.hpp; the methods QuoKA is compared with, select/all.hpp; what a selection keeps,
-// diagnostics.hpp. Each header includes only headers above it here.
+// diagnostics.hpp; a layer over several processes, distributed/sharded_prefill.hpp. Each header
+// includes only headers above it here.
 #pragma once
 
 #include <quoka/version.hpp>
