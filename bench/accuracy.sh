@@ -15,6 +15,7 @@ models=${MODELS:-examples/decoder/trained}
 results=${RESULTS:-bench/results}
 selectors=${SELECTORS:-$(paste -sd, <<'LIST'
 quoka
+quoka.recommended
 quoka.robust
 sample_attention
 sample_attention.logit

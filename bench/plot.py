@@ -264,11 +264,12 @@ def share(hits):
 
 # What the evaluation's figures show of its many methods; QuoKA's option sets by colours of their own.
 EVALUATED = [
-    "oracle", "quoka", "quoka.robust", "quoka.uniform", "quoka.dissimilar_and_last", "quoka.dissimilar_and_last.per_head.window7",
+    "oracle", "quoka", "quoka.recommended", "quoka.robust", "quoka.uniform", "quoka.dissimilar_and_last", "quoka.dissimilar_and_last.per_head.window7",
     "sample_attention", "sample_attention.logit", "sparq", "loki", "quest", "xattention", "flash_prefill",
     "snapkv", "keydiff", "first_recent",
 ]
 OPTION_SETS = {
+    "quoka.recommended": "#111111",
     "quoka.robust": "#0b6e4f",
     "quoka.uniform": "#e58f65",
     "quoka.last": "#f2a7b5",

@@ -189,6 +189,34 @@ def registered(results):
     return lines
 
 
+def recommended(results):
+    """The recommended preset less each rival: where it was not tuned, at 1/8; then by budgets at one length, with what dense keeps of a lead."""
+    own, tasks, lines = "quoka.recommended", results.averaged_tasks(), []
+    has = lambda name, budget, length: all(results.cell(name, budget, task, length) for task in tasks)  # noqa: E731
+    held_out = [n for n in (2048, 4096) if has(own, SHOWN_BUDGET, n)]
+    if not held_out:
+        return ["", "Not run yet."]
+    rivals = [name for name in ("quoka", "quoka.robust", *RIVALS) if all(has(name, SHOWN_BUDGET, n) for n in held_out)]
+    shown = ", ".join(f"{n:,}" for n in held_out)
+    lines += heading(results, f"Budget {SHOWN_BUDGET} of the prompt, {shown} tokens, mean over {', '.join(tasks)}")
+    rows = [[f"`{own}`", mean_cell(results.mean(own, SHOWN_BUDGET, tasks, held_out)), "", ""]]
+    for rival in ("dense", *rivals):
+        difference = results.mean(own, SHOWN_BUDGET, tasks, held_out, rival)
+        rows.append([f"`{rival}`", mean_cell(results.mean(rival, SHOWN_BUDGET, tasks, held_out)), mean_cell(difference), verdict(difference)])
+    lines += table(["selector", "its mean", f"`{own}` - it", ""], rows)
+    lines += ["", f"Task by task, `{own}` less dense:", ""]
+    lines += table(["tokens", *tasks], [
+        [f"{n:,}", *(mean_cell(results.mean(own, SHOWN_BUDGET, [task], [n], "dense")) for task in tasks)] for n in held_out])
+    length = results.length_of_budgets()
+    budgets = [b for b in results.budgets() if has(own, b, length)]
+    names = [name for name in (own, *rivals) if any(has(name, b, length) for b in budgets)]
+    lines += ["", f"{length:,} tokens, less dense, by budget:", ""]
+    lines += table(["selector", *budgets], [
+        [f"`{name}`", *(mean_cell(results.mean(name, b, tasks, [length], "dense")) if has(name, b, length) else "-" for b in budgets)]
+        for name in names])
+    return lines
+
+
 def by_task(results, length):
     """Selectors x tasks at one budget and length; the mean is over the retrieval tasks."""
     tasks, averaged = results.tasks(), results.averaged_tasks()
@@ -239,6 +267,7 @@ RIVALS = [
 ]
 ACCURACY_BLOCKS = {
     "registered": registered,
+    "recommended": recommended,
     "tasks": lambda results: [line for length in results.lengths() for line in by_task(results, length)],
     "lengths": by_length,
     "budgets": lambda results: by_budget(results, results.length_of_budgets()),

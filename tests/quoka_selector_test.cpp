@@ -100,11 +100,21 @@ TEST(Quoka, PresetsAreWhatTheySay) {
     EXPECT_EQ(robust.domain, Domain::softmax);
   }
   expect_refused([] { QuokaOptions::robust(0); }, {"group", 0, 1});
+  for (const auto& [group, n] : std::initializer_list<std::pair<Index, Index>>{
+           {1, 64}, {2, 32}, {4, 16}, {7, 9}, {8, 8}, {16, 4}, {32, 4}}) {
+    const auto recommended = QuokaOptions::recommended(group, 0.25);
+    EXPECT_EQ(recommended.n_queries, n) << "group " << group;
+    EXPECT_EQ(recommended.budget.keys(1000), 250);
+    EXPECT_EQ(recommended.domain, Domain::softmax);
+    EXPECT_EQ(recommended.top_k.window, 3);
+  }
+  expect_refused([] { QuokaOptions::recommended(0); }, {"group", 0, 1});
   Random random(158);
   for (Index group : {1, 4, 7})
-    expect_agrees_with_oracle(QuokaOptions::robust(group, 63),
-                              random.tensor<float>(2, 2 * group, 37, 64),
-                              random.tensor<float>(2, 2, 501, 64));
+    for (const QuokaOptions& preset :
+         {QuokaOptions::robust(group, 63), QuokaOptions::recommended(group, 63)})
+      expect_agrees_with_oracle(preset, random.tensor<float>(2, 2 * group, 37, 64),
+                                random.tensor<float>(2, 2, 501, 64));
 }
 
 TEST(Quoka, AgreesWithTheOracleForEveryBudget) {

@@ -259,7 +259,7 @@ Selection selection_of_gathered(const QuokaOptions& options, const Tensor4<float
                 gathered(0, 0, i, c) = static_cast<float>(level.rows.at(b, head, rows[uz(i)], c));
             QuokaOptions of_level = one_level(options);
             of_level.budget = level.wanted;
-            of_level.top_k = {1, level.keep_first, level.keep_last};
+            of_level.top_k = {j > 0 ? 1 : options.top_k.window, level.keep_first, level.keep_last};
             if (j > 0 && options.domain == Domain::softmax) of_level.aggregation = Aggregation::max;
             const auto best = to_positions(select(of_level, {.q = q_of_head, .k = gathered}));
             std::vector<Index> picked;
@@ -300,9 +300,13 @@ TEST(TwoLevels, InTheSoftmaxDomainIsOneLevelOfTheCandidates) {
       SCOPED_TRACE(std::to_string(len) + " keys, blocks of " + std::to_string(two_levels.block));
       const auto k = drifting_keys(random, 2, 2, len, 64);
       const auto q = random.tensor<float>(2, 8, 37, 64, 2.0);
-      const QuokaOptions options = robust(4, 24, two_levels);
-      ASSERT_GT(levels_of(to_oracle(k), 24, options).size(), 1u);
-      EXPECT_EQ(select(options, {.q = q, .k = k}), selection_of_gathered(options, q, to_oracle(k)));
+      for (const Index window : {1, 3}) {
+        QuokaOptions options = robust(4, 24, two_levels);
+        options.top_k.window = window;
+        ASSERT_GT(levels_of(to_oracle(k), 24, options).size(), 1u);
+        EXPECT_EQ(select(options, {.q = q, .k = k}),
+                  selection_of_gathered(options, q, to_oracle(k)));
+      }
     }
 }
 
@@ -311,7 +315,8 @@ TEST(TwoLevels, InTheSoftmaxDomainIsOneLevelOfTheCandidatesInFloatToo) {
   Random random(815);
   const auto k = drifting_keys(random, 2, 2, 1024, 64);
   const auto q = random.tensor<float>(2, 8, 37, 64, 20.0);
-  const QuokaOptions options = robust(4, 24, {16, 2});
+  QuokaOptions options = robust(4, 24, {16, 2});
+  options.top_k.window = 5;
   EXPECT_EQ(select(options, {.q = q, .k = k}), selection_of_gathered(options, q, to_oracle(k)));
 }
 
@@ -567,6 +572,7 @@ TEST(TwoLevels, RefusesWhatMakesNoSense) {
           {"budget"});
   QuokaSelector({.scoring = Scoring::dot, .domain = Domain::softmax, .two_levels = {.block = 32}});
   QuokaSelector({.top_k = {.window = 3}, .two_levels = {.block = 0}});
+  QuokaSelector({.domain = Domain::softmax, .top_k = {.window = 3}, .two_levels = {.block = 32}});
 }
 
 TEST(TwoLevels, RefusesASketchOfTheCache) {

@@ -120,7 +120,7 @@ void Attend::look_at(const Node& node, Stream& stream) {
   // Rows of 8-bit codes are scored by cosine as they are; a budget by scores wants scores in float.
   const bool codes = stream.k.format().read_codes != nullptr;
   const bool sketch = settings_.sketch && queries >= sketching_queries && !budget.by_scores() &&
-                      (settings_.mode == Mode::robust || !codes);
+                      (settings_.mode != Mode::quoka || !codes);
   if (!sketch && !scattered) return;
   KnownCells& known = caches_[stream.k.data()];
   known.look(stream.k, sketch, *pool_);

@@ -35,10 +35,12 @@ Settings parse(json all) {
   const json mode = take("mode", "exact");
   if (mode == "quoka")
     s.mode = Mode::quoka;
+  else if (mode == "recommended")
+    s.mode = Mode::recommended;
   else if (mode == "robust")
     s.mode = Mode::robust;
   else if (mode != "exact")
-    quoka_examples::refuse_json("mode", mode, "exact, quoka or robust");
+    quoka_examples::refuse_json("mode", mode, "exact, quoka, recommended or robust");
   s.chunk = whole("chunk", 1, 1 << 20, s.chunk);
   s.decode = flag("decode", false);
   s.min_queries = whole("min_queries", 0, 1 << 20, 0);
@@ -95,6 +97,7 @@ Settings with_parameters(const Settings& settings, const char* text) {
 quoka::QuokaOptions Settings::selection(Index group, int layer) const {
   const auto own = policy.budgets.find(layer);
   const quoka::Budget budget = own != policy.budgets.end() ? own->second : policy.budget.value();
+  if (mode == Mode::recommended) return quoka::QuokaOptions::recommended(group, budget);
   return mode == Mode::robust ? quoka::QuokaOptions::robust(group, budget)
                               : quoka::QuokaOptions::paper(budget);
 }

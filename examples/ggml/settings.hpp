@@ -12,7 +12,7 @@ namespace quoka_ggml {
 
 using quoka::Index;
 
-enum class Mode { exact, quoka, robust };
+enum class Mode { exact, quoka, recommended, robust };
 
 struct Settings {
   Mode mode = Mode::exact;

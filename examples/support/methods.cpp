@@ -92,11 +92,12 @@ typename S::Options common_options(const Request& r) {
 // it names none.
 bool vary_quoka(const std::string& part, Index group, quoka::QuokaOptions& o) {
   using namespace quoka;
-  if (part == "robust") {
-    const auto preset = QuokaOptions::robust(group, o.budget);
+  if (part == "recommended" || part == "robust") {
+    const auto preset = part == "robust" ? QuokaOptions::robust(group, o.budget)
+                                         : QuokaOptions::recommended(group, o.budget);
     o.n_queries = preset.n_queries, o.aggregation = preset.aggregation;
     o.group_mode = preset.group_mode, o.query_choice = preset.query_choice;
-    o.domain = preset.domain;
+    o.domain = preset.domain, o.top_k.window = preset.top_k.window;
     return true;
   }
   static const std::map<std::string, std::function<void(QuokaOptions&)>> words{
@@ -197,7 +198,7 @@ void add_methods(const std::string& name, std::vector<Method>& all) {
   if constexpr (std::is_same_v<S, quoka::OracleSelector>)
     add(".max", [](Options& o) { o.aggregation = quoka::Aggregation::max; });
   if constexpr (std::is_same_v<S, quoka::QuokaSelector>)
-    for (const char* part : {".robust", ".uniform", ".float", ".dot", ".mean"})
+    for (const char* part : {".recommended", ".robust", ".uniform", ".float", ".dot", ".mean"})
       all.push_back(composed_quoka(name + part).value());
 }
 
@@ -234,8 +235,8 @@ std::vector<std::string> parse_methods(const std::string& list) {
   if (list == "all") {
     for (const std::string& name : all_methods()) {
       const bool variant = name.find('.') != std::string::npos;
-      if (name != "dense" && (!variant || name == "quoka.robust" || name.ends_with(".logit") ||
-                              name.ends_with(".softmax")))
+      if (name != "dense" && (!variant || name == "quoka.recommended" || name == "quoka.robust" ||
+                              name.ends_with(".logit") || name.ends_with(".softmax")))
         names.push_back(name);
     }
     return names;

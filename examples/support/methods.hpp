@@ -6,7 +6,7 @@
 // budget. QuoKA's options may be joined by dots, in any number and order:
 //
 //   quoka.dissimilar_and_last.per_head.window7
-//   robust                                               QuokaOptions::robust()
+//   recommended | robust                                 QuokaOptions::recommended(), robust()
 //   dissimilar | uniform | last | dissimilar_and_last | mixed    which queries score
 //   shared | per_head, mean, float                       group mode, aggregation, no sketch
 //   dot | softmax                                        scoring, domain

@@ -30,7 +30,7 @@ struct Sequence {
 
 // By the library's own calls, from a copy of the sequence's keys in order.
 void expect_selected(GraphOfOne& graph, const Sequence& sequence, const std::vector<float>& result,
-                     bool robust = false) {
+                     const std::string& mode = "quoka") {
   const NodeShape& s = graph.s;
   const auto len = static_cast<Index>(sequence.cells.size());
   const auto gather = [&](const ggml_tensor* cache) {
@@ -49,8 +49,9 @@ void expect_selected(GraphOfOne& graph, const Sequence& sequence, const std::vec
                                                 {0, s.head_dim, row, 1});
   };
   const quoka::QuokaSelector selector(
-      robust ? quoka::QuokaOptions::robust(s.q_heads / s.kv_heads, budget)
-             : quoka::QuokaOptions::paper(budget));
+      mode == "robust"        ? quoka::QuokaOptions::robust(s.q_heads / s.kv_heads, budget)
+      : mode == "recommended" ? quoka::QuokaOptions::recommended(s.q_heads / s.kv_heads, budget)
+                              : quoka::QuokaOptions::paper(budget));
   const Index q_row = s.q_heads * s.head_dim;
   std::vector<float> expected(static_cast<std::size_t>(sequence.count * q_row));
   for (Index i = 0; i < sequence.count; i += chunk) {
@@ -65,8 +66,8 @@ void expect_selected(GraphOfOne& graph, const Sequence& sequence, const std::vec
     sketch.update(k, 0, len, quoka::SerialExecutor{});
     quoka::QuokaSelector::State state;
     quoka::Selection keep;
-    selector.select({.q = q, .k = k.slice(0, begin), .sketch = robust ? &sketch : nullptr}, state,
-                    keep, quoka::SerialExecutor{});
+    selector.select({.q = q, .k = k.slice(0, begin), .sketch = mode != "quoka" ? &sketch : nullptr},
+                    state, keep, quoka::SerialExecutor{});
     quoka::attention(q, {k.slice(0, begin), v.slice(0, begin), keep},
                      {k.slice(begin, n), v.slice(begin, n)}, out);
   }
@@ -168,7 +169,7 @@ TEST(SelectionNode, TheCacheChangesUnderneath) {
 // A backend that has seen everything before gives, to the bit, what a new one gives: keys overwritten,
 // moved and copied, one channel of one head at times, another sequence in the same cells.
 TEST(SelectionNode, AKnownCacheGivesWhatANewBackendGives) {
-  for (const char* const mode : {"quoka", "robust"}) {
+  for (const char* const mode : {"quoka", "recommended", "robust"}) {
     SCOPED_TRACE(mode);
     const std::string told =
         R"({"budget": 48, "chunk": 32, "dense_layers": 0, "mode": ")" + std::string(mode) + R"("})";
@@ -196,7 +197,7 @@ TEST(SelectionNode, AKnownCacheGivesWhatANewBackendGives) {
       see(graph, sequence);
       const auto result = graph.computed_by(ours.get());
       EXPECT_EQ(result, graph.computed_by(Backends::quoka(told, 2).get()));
-      expect_selected(graph, sequence, result, mode == std::string("robust"));
+      expect_selected(graph, sequence, result, mode);
     }
   }
 }

@@ -101,6 +101,17 @@ TEST(GgmlSettings, BudgetsByScores) {
   EXPECT_EQ(Told({{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "relative:0.5"}}).problem, "");
 }
 
+TEST(GgmlSettings, EveryPreset) {
+  const auto window = [](const char* mode) {
+    const Told told({{"QUOKA_MODE", mode}});
+    EXPECT_EQ(told.problem, "");
+    return told.settings.selection(4, 1).top_k.window;
+  };
+  EXPECT_EQ(window("quoka"), quoka::QuokaOptions::paper().top_k.window);
+  EXPECT_EQ(window("recommended"), quoka::QuokaOptions::recommended(4).top_k.window);
+  EXPECT_EQ(window("robust"), quoka::QuokaOptions::robust(4).top_k.window);
+}
+
 TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
   const std::pair<std::map<std::string, std::string>, const char*> cases[] = {
       {{{"QUOKA_MODE", "fast"}}, "mode is \"fast\""},

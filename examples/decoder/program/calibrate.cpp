@@ -130,7 +130,8 @@ std::vector<std::size_t> choose(const std::vector<Rung>& ladder, Index layers, d
 
 nlohmann::json policy_of(const Flags& flags, const ModelConfig& c, const std::vector<Rung>& ladder,
                          const std::vector<std::size_t>& chosen) {
-  const std::string mode = flags.selector == "quoka.robust" ? "robust" : flags.selector;
+  const bool preset = flags.selector == "quoka.recommended" || flags.selector == "quoka.robust";
+  const std::string mode = flags.selector.substr(preset ? sizeof "quoka." - 1 : 0);
   nlohmann::json policy{
       {"mode", mode},
       {"budget", ladder.front().budget},

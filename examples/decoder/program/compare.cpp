@@ -7,6 +7,7 @@
 //   agreement   share of tokens where both hold the same token most probable
 //   KL          sum of p ln(p / q), in nats, mean over the tokens
 //   error       |h_selector - h_dense| / |h_dense| of the last token's state, per layer
+//   perplexity  exp of the mean of -ln q(the token that follows in the prompt), for each batch's positions
 //
 // Time to first token is the sum of the batches and the last logits; nothing is generated, so what
 // a selector changes is not hidden by what the text makes of it.
@@ -41,13 +42,22 @@ struct Contender {
   double seconds = 0.0;
   Index agreed = 0;
   double kl_nat = 0.0;
+  std::vector<double> loss_nat = {};  // of each batch that is compared, the sum over its tokens
 };
 
-// Adds one token's comparison.
-void compare_token(std::span<const float> dense, std::span<const float> other, Contender& result) {
+// Positions that are compared, and those of them that another token follows.
+struct Bucket {
+  Index begin, end;
+  Index predicted;
+};
+
+// Adds one token's comparison; next: the token that follows, if there is one.
+void compare_token(std::span<const float> dense, std::span<const float> other, const Token* next,
+                   Contender& result) {
   const auto p = log_probabilities(dense), q = log_probabilities(other);
   for (std::size_t i = 0; i < p.size(); ++i) result.kl_nat += std::exp(p[i]) * (p[i] - q[i]);
   result.agreed += most_probable(dense) == most_probable(other) ? 1 : 0;
+  if (next != nullptr) result.loss_nat.back() -= q[static_cast<std::size_t>(*next)];
 }
 
 double relative_error(std::span<const float> exact, std::span<const float> other) {
@@ -69,11 +79,12 @@ std::vector<Contender> make_contenders(const Flags& flags, const Model& model,
   return all;
 }
 
-// Returns how many tokens were compared.
-Index run_all(std::vector<Contender>& all, std::span<const Token> prompt, Index batch) {
+// Returns which tokens were compared.
+std::vector<Bucket> run_all(std::vector<Contender>& all, std::span<const Token> prompt,
+                            Index batch) {
   quoka_examples::Progress bar("compare", std::ssize(prompt));
   const Index vocabulary = all.front().session->model().config.vocabulary;
-  Index compared = 0;
+  std::vector<Bucket> compared;
   for (Index begin = 0; begin < std::ssize(prompt); begin += batch) {
     const Index count = std::min(batch, std::ssize(prompt) - begin);
     const auto tokens =
@@ -87,14 +98,18 @@ Index run_all(std::vector<Contender>& all, std::span<const Token> prompt, Index 
       c.seconds += clock.seconds();
       if (begin == 0 && !last) continue;  // most of the first batch has no past to select from
       const Vector logits = c.session->logits(count);
+      c.loss_nat.push_back(0.0);
       if (&c == &all.front()) dense = logits;
       for (Index t = 0; t < count; ++t) {
         const auto at = static_cast<std::size_t>(t * vocabulary);
         const auto size = static_cast<std::size_t>(vocabulary);
-        compare_token({dense.data() + at, size}, {logits.data() + at, size}, c);
+        const Index next = begin + t + 1;
+        compare_token({dense.data() + at, size}, {logits.data() + at, size},
+                      next < std::ssize(prompt) ? &prompt[static_cast<std::size_t>(next)] : nullptr,
+                      c);
       }
     }
-    if (begin > 0 || last) compared += count;
+    if (begin > 0 || last) compared.push_back({begin, begin + count, last ? count - 1 : count});
     bar.update(begin + count);
   }
   return compared;
@@ -114,10 +129,12 @@ void compare(const Flags& flags) {
     prompt.resize(static_cast<std::size_t>(flags.max_tokens));
   quoka::ThreadPool threads(thread_count(flags.model));
   auto all = make_contenders(flags, loaded.model, threads);
-  const Index compared =
+  const std::vector<Bucket> buckets =
       run_all(all, prompt, quoka::round_up(flags.model.batch, flags.model.chunk));
+  Index compared = 0;
+  for (const Bucket& bucket : buckets) compared += bucket.end - bucket.begin;
 
-  std::vector<std::vector<std::string>> rows;
+  std::vector<std::vector<std::string>> rows, losses;
   nlohmann::json results = nlohmann::json::array();
   const Contender& dense = all.front();
   for (const Contender& c : all) {
@@ -128,10 +145,20 @@ void compare(const Flags& flags) {
                     fixed(c.kl_nat / n, 4), fixed(errors.front(), 4),
                     fixed(errors[errors.size() / 2], 4), fixed(errors.back(), 4),
                     fixed(c.seconds, 2) + " s", fixed(dense.seconds / c.seconds, 2) + "x"});
+    std::vector<std::string> perplexities = {c.method, rows.back()[1]};
+    nlohmann::json loss = nlohmann::json::array();
+    for (std::size_t i = 0; i < buckets.size(); ++i) {
+      if (buckets[i].predicted == 0) continue;
+      const double mean = c.loss_nat[i] / static_cast<double>(buckets[i].predicted);
+      perplexities.push_back(fixed(std::exp(mean), 3));
+      loss.push_back({{"begin", buckets[i].begin}, {"end", buckets[i].end}, {"loss_nat", mean}});
+    }
+    losses.push_back(perplexities);
     results.push_back({{"selector", c.method},
                        {"budget", c.budget},
                        {"agreement", agreement},
                        {"kl_nat", c.kl_nat / n},
+                       {"losses", loss},
                        {"layer_error", errors},
                        {"ttft_s", c.seconds},
                        {"ttft_ratio", dense.seconds / c.seconds}});
@@ -143,6 +170,12 @@ void compare(const Flags& flags) {
                               {"selector", "budget", "agreement", "KL [nat]", "error, layer 0",
                                "middle", "last", "TTFT", "dense / it"},
                               rows);
+  std::vector<std::string> head = {"perplexity of positions", "budget"};
+  for (const Bucket& bucket : buckets)
+    if (bucket.predicted > 0)
+      head.push_back(std::to_string(bucket.begin) + " - " + std::to_string(bucket.end - 1));
+  std::cout << '\n';
+  quoka_examples::print_table(std::cout, head, losses);
   if (!flags.json.empty())
     quoka_examples::write_json(flags.json, {{"command", flags.command},
                                             {"model", flags.model.model},

@@ -60,7 +60,22 @@ struct QuokaOptions {
   // The paper's, which are the defaults.
   static QuokaOptions paper(Budget budget = 1024) { return {.budget = budget}; }
 
-  // Queries of every kind, each by its own softmax, about 32 per KV head (max(4, 32 / group) of
+  // What to take where answers count: within a point or two of dense attention's on the tasks measured
+  // (bench/results/which_preset.md). Queries of every kind, each by its own softmax, about 64 per KV
+  // head (max(4, 64 / group) of each head), and a key's two neighbours come with it. Throws
+  // std::invalid_argument for a group, q_heads / kv_heads, below 1.
+  static QuokaOptions recommended(Index group, Budget budget = 1024) {
+    detail::require_at_least("group", group, 1);
+    return {.budget = budget,
+            .n_queries = std::max<Index>(4, 64 / group),
+            .aggregation = Aggregation::mean,
+            .group_mode = GroupMode::per_head,
+            .query_choice = QueryChoice::mixed,
+            .domain = Domain::softmax,
+            .top_k = {.window = 3}};
+  }
+
+  // The same with half the queries and without neighbours, about 32 per KV head (max(4, 32 / group) of
   // each head): more of the attention mass, and the needles that the paper's defaults miss, for 1.4
   // (2,046 tokens of TinyLlama) to 2.7 times (32,768 keys of Qwen3-4B's shape) their scoring time
   // in float. By the 8-bit sketch choosing keys takes 0.3 of the time in float. Evidence, exceptions
@@ -108,7 +123,7 @@ class QuokaScorer {
   };
 
   // Throws std::invalid_argument for n_queries < 1, and for two levels with a block that is no multiple of
-  // 16, fewer than 2 candidates, a budget by scores, a window, Sketch::off, or Scoring::dot.
+  // 16, fewer than 2 candidates, a budget by scores, Sketch::off, Scoring::dot, or a window of cosines.
   explicit QuokaScorer(const Options& options = {});
 
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,

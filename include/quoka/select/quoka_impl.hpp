@@ -16,7 +16,9 @@ QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) 
   detail::require_multiple("the block of two levels", levels.block, "a block of codes",
                            simd::code_block);
   detail::require_at_least("the candidates of two levels, times the budget,", levels.candidates, 2);
-  detail::require_equal("the window, with two levels,", options.top_k.window, "none", 1);
+  if (options.domain == Domain::logit)
+    detail::require_equal("the window, with two levels of cosines,", options.top_k.window, "none",
+                          1);
   detail::require_sized(options.budget, "a selection in two levels");
   if (options.sketch == Sketch::off) detail::fail_because("two levels need a sketch of the keys");
   if (options.domain == Domain::logit && options.scoring == Scoring::dot)
@@ -153,7 +155,7 @@ QUOKA_FUNC bool QuokaScorer::select_by_levels(const SelectorInput& input, Index 
     state.candidates.cells.reserve_amortised(tasks * most);
     state.sketch.errors.reserve_amortised(tasks * most);
     state.sketch.scores.reserve_amortised(tasks * most_rows);
-    state.sketch.top_k.reserve(executor.workers(), most_rows, 1);
+    state.sketch.top_k.reserve(executor.workers(), most_rows, options_.top_k.window);
     state.picked.reserve(tasks * most / block);
     state.picked.select_none(k.batch(), k.heads(), 0);
   }
@@ -178,7 +180,7 @@ QUOKA_FUNC void QuokaScorer::select_level(const detail::LevelPlan& plan, Index j
   const KeySketch& sketch = j > 0 ? state.blocks.sketch(j) : state.sketch.keys;
   const detail::LevelPlan::Level& level = plan.level[j];
   const detail::Candidates* const some = j < plan.highest() ? &state.candidates : nullptr;
-  const TopKOptions forced{1, level.keep_first, level.keep_last};
+  const TopKOptions forced{j > 0 ? 1 : options_.top_k.window, level.keep_first, level.keep_last};
   const Index rows = kept_rows(input), tasks = k.batch() * k.heads();
   // Candidates grow by less than a block before the next block is whole.
   const Index count = some != nullptr ? some->count : k.len();

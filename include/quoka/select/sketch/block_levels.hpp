@@ -14,7 +14,8 @@
 // cosines, exactly; in Domain::softmax by each row's shares among the candidates, of blocks their largest.
 //
 // What is guaranteed: the Selection is the best of the candidates, bit for bit what one level would make of
-// these keys alone; where candidates would be all keys it is one level's. Nothing is promised of keys in
+// these keys alone, neighbours of a window (of Domain::softmax) being neighbours among them; where candidates
+// would be all keys it is one level's. Nothing is promised of keys in
 // other blocks: a key that its neighbours do not resemble adds 1 / b of itself to their mean.
 //
 // Scores n of the highest level + the sum of c wanted[j] rows: with a budget of 1,024, b = 32 and c = 8
