@@ -11,6 +11,7 @@
     evaluate_*.png        mass kept and output error against budget, by method                   evaluate_*.json
     accuracy_budget.png   RULER's tasks: exact match against budget, by method                   accuracy_*.json
     accuracy_length.png   the same against prompt length                                         accuracy_*.json
+    which_preset.png      answers against the speed of a prefill, by method and budget           accuracy_*.json, frontier_*.json
 
 Needs matplotlib (Debian: python3-matplotlib). A figure whose file is not there is left out.
 """
@@ -367,6 +368,52 @@ def accuracy(results, path, against):
     save(figure, path)
 
 
+# What the figure of answers against time shows.
+FRONTIER = ["quoka", "quoka.recommended", "quoka.robust", "sample_attention", "sparq", "loki", "less_is_more", "xattention", "flash_prefill"]
+
+
+def frontier(results, files, path):
+    """A line per method: for each budget, how fast a prefill is and how many answers are right; and the best of all of them."""
+    length, tasks = results.length_of_budgets(), results.averaged_tasks()
+    tokens = files[0]["results"][0]["tokens"]  # budgets are counts there, shares of the prompt in the results of answers
+    speeds = {(int(file["budget"]) / tokens, entry["selector"]): entry["speedup"] for file in files for entry in file["results"]}
+    figure, axis = plt.subplots(figsize=(7.4, 5.0))
+    everything = []
+    for method in FRONTIER:
+        means = {budget: results.mean(method, budget, tasks, [length]) for budget in results.budgets()}
+        points = [
+            (speeds[float(budget), method], 100.0 * means[budget][0], budget) for budget in means
+            if means[budget] is not None and (float(budget), method) in speeds
+        ]
+        if not points:
+            continue
+        look = {**evaluated_style(method), "linestyle": "-", "markersize": 5, "linewidth": 2.4 if method == "quoka.recommended" else 1.2}
+        axis.plot([p[0] for p in points], [p[1] for p in points], label=method, **look)
+        if method == "quoka.recommended":
+            for x, y, budget in points:
+                axis.annotate(f"1/{1 / float(budget):.0f}", (x, y), textcoords="offset points", xytext=(4, -13), fontsize=8)
+        everything += points
+    best, edge = -1.0, []
+    for x, y, _ in sorted(everything, reverse=True):
+        if y > best:
+            best = y
+            edge.append((x, y))
+    axis.step([x for x, _ in edge], [y for _, y in edge], where="pre", color="#999999", linewidth=5, alpha=0.35, zorder=1, label="best of all")
+    dense = results.mean("dense", "1.0", tasks, [length])
+    axis.axhline(100.0 * dense[0], color=COLOURS["dense"], linewidth=1, linestyle=":")
+    axis.annotate("dense attention", (axis.get_xlim()[0], 100.0 * dense[0]), textcoords="offset points", xytext=(4, 3), fontsize=8)
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}x"))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.set_xlabel(f"prefill of {tokens:,} tokens, times as fast as dense attention", fontsize=9)
+    axis.set_ylabel(f"right answers, %, six retrieval tasks of {length:,} tokens", fontsize=9)
+    axis.set_ylim(top=103)
+    axis.grid(True, which="major", alpha=0.25)
+    axis.legend(fontsize=8, frameon=False, loc="lower left")
+    axis.set_title("Keys attended to: 1/4, 1/8, 1/16 and 1/32 of the past", fontsize=10)
+    save(figure, path)
+
+
 def save(figure, path, dpi=130):
     figure.tight_layout()
     figure.savefig(path, dpi=dpi, bbox_inches="tight")
@@ -393,6 +440,9 @@ def main():
     results = ruler_results.Results(folder)
     for against in ("budget", "length") if results.files else ():
         accuracy(results, folder / f"accuracy_{against}.png", against)
+    speeds = [json.loads(source.read_text()) for source in sorted(folder.glob("frontier_*.json"))]
+    if speeds and results.files:
+        frontier(results, speeds, folder / "which_preset.png")
 
 
 if __name__ == "__main__":

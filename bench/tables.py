@@ -12,6 +12,7 @@ Python's standard library is all it needs.
 
 import itertools
 import json
+import math
 import pathlib
 import re
 import sys
@@ -307,6 +308,57 @@ def needle(data):
     return "\n".join(["", *table(header, rows)]) + "\n\n"
 
 
+# ---- which_preset.md --------------------------------------------------------------------------------------------------
+
+CHOICES = [
+    "quoka", "quoka.recommended", "quoka.robust", "sample_attention", "sparq", "loki", "less_is_more", "xattention", "flash_prefill", "oracle",
+]
+
+
+def presets(results, folder):
+    """A row per method: answers by budget, needles, perplexity, speed, and what it takes to come within 2 points of dense."""
+    load = lambda pattern: [json.loads(source.read_text()) for source in sorted(folder.glob(pattern))]  # noqa: E731
+    speeds = {  # budgets are counts there, shares of the prompt in the results of answers
+        (int(file["budget"]) / e["tokens"], e["selector"]): e["speedup"] for file in load("frontier_*.json") for e in file["results"]
+    }
+    needles = {}
+    for file in load("needle_tinyllama.json") + load("needle_tinyllama_recommended.json"):
+        for e in file["results"]:
+            if e["length"] == 2040 and e["budget"] in ("0.125", "1.0"):
+                needles.setdefault(e["selector"], {})[e["depth"]] = e["exact"]
+    losses = {e["selector"]: e["losses"] for file in load("decoder_perplexity_*.json") for e in file["results"]}
+    length, tasks, budgets = results.length_of_budgets(), results.averaged_tasks(), ["0.125", "0.0625", "0.03125"]
+    text = lambda value, how: "-" if value is None else how(value)  # noqa: E731
+
+    def mean(name, budget):
+        return results.mean(name, budget, tasks, [length])
+
+    def enough(name):
+        """The smallest budget within 2 points of dense, and the speed there."""
+        for budget in results.budgets():
+            lead = results.mean(name, budget, tasks, [length], "dense")
+            if lead is not None and lead[0] >= -0.02:
+                return f"1/{1 / float(budget):.0f}, {text(speeds.get((float(budget), name)), lambda x: f'{x:.1f}x')}"
+        return "none"
+
+    rows = []
+    for name in ("dense", *CHOICES):
+        dense = name == "dense"
+        found_by = needles.get(name)
+        loss = losses.get(name)
+        shown = [mean(name, "1.0")] + [None, None] if dense else [mean(name, budget) for budget in budgets]
+        rows.append([
+            f"`{name}`", *(text(m, lambda m: f"{100 * m[0]:.1f}") for m in shown),
+            text(found_by, lambda f: f"{sum(f.values())} of {len(f)}"),
+            text(loss, lambda x: f"{math.exp(x[-1]['loss_nat']):.2f}"),
+            "1.0x" if dense else text(speeds.get((0.03125, name)), lambda x: f"{x:.1f}x"),
+            "1.0x" if dense else text(speeds.get((0.125, name)), lambda x: f"{x:.1f}x"),
+            "" if dense else enough(name),
+        ])
+    header = ["", "answers, 1/8", "1/16", "1/32", "needles, 1/8", "perplexity, 1/8", "prefill, 1/32", "prefill, 1/8", "within 2 points of dense"]
+    return ["", *table(header, rows), ""]
+
+
 # ---- pages ------------------------------------------------------------------------------------------------------------
 
 
@@ -328,6 +380,8 @@ def main():
     if results.files:
         lines = {name: "\n".join(block(results)) + "\n\n" for name, block in ACCURACY_BLOCKS.items()}
         fill(folder / "accuracy.md", "|".join(lines), lines.get)
+        if (folder / "which_preset.md").exists():
+            fill(folder / "which_preset.md", "presets", lambda _: "\n".join(presets(results, folder)) + "\n")
 
 
 if __name__ == "__main__":
