@@ -82,13 +82,10 @@ struct QuokaOptions {
   // included: bench/results/accuracy.md, evaluate.md. Throws std::invalid_argument for a group, q_heads /
   // kv_heads, below 1.
   static QuokaOptions robust(Index group, Budget budget = 1024) {
-    detail::require_at_least("group", group, 1);
-    return {.budget = budget,
-            .n_queries = std::max<Index>(4, 32 / group),
-            .aggregation = Aggregation::mean,
-            .group_mode = GroupMode::per_head,
-            .query_choice = QueryChoice::mixed,
-            .domain = Domain::softmax};
+    QuokaOptions options = recommended(group, budget);
+    options.n_queries = std::max<Index>(4, 32 / group);
+    options.top_k.window = 1;
+    return options;
   }
 };
 

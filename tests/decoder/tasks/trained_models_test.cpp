@@ -50,9 +50,12 @@ constexpr Quality qualities[] = {
     {"needles", Task::multi_value, "quoka.robust", 97.5},
     {"needles", Task::multi_query, "quoka.robust", 97.5},
     {"needles", Task::vt, "quoka.robust", 90.0},
+    {"needles", Task::multi_query, "quoka.recommended", 100.0},
+    {"needles", Task::vt, "quoka.recommended", 97.5},
     {"needles", Task::vt, "sample_attention", 72.5},
     {"words", Task::cwe, "dense", 100.0},
     {"words", Task::cwe, "quoka.robust", 55.0},
+    {"words", Task::cwe, "quoka.recommended", 87.5},
 };
 
 std::string path_of(const std::string& name) { return QUOKA_DECODER_TRAINED "/" + name; }
