@@ -24,7 +24,7 @@ import time
 HERE = pathlib.Path(__file__).resolve().parent
 RECORDS = ["presets_cascade_lake.json", "speedup_all.json"]  # of machines of record, in bench/results
 LENGTHS = [2048, 8192, 32768]
-SELECTORS = ["quoka", "quoka.robust", "flash_prefill", "xattention", "sample_attention", "sparq"]
+SELECTORS = ["quoka", "quoka.recommended", "flash_prefill", "xattention", "sample_attention", "sparq"]
 
 # What quoka_bench measures for the page: heading, what it says, benchmarks by name.
 GROUPS = [
@@ -46,7 +46,7 @@ GROUPS = [
     ]),
     ("Selection of a chunk", "32,768 keys, one core", [
         (name, f"select/{name}/kv_len:32768")
-        for name in ["quoka", "quoka.robust", "flash_prefill", "xattention", "sample_attention", "sparq", "loki", "quest"]
+        for name in ["quoka", "quoka.recommended", "flash_prefill", "xattention", "sample_attention", "sparq", "loki", "quest"]
     ]),
     ("Caches as engines have them", "contiguous and in pages of 16, one core", [
         (f"{step} over {keys:,} keys, {layout}, {form}", f"engine/{layout}/{form}/{step}/kv_len:{keys}")
@@ -200,7 +200,8 @@ def records():
         told = json.loads(path.read_text())
         points = {one["tokens"]: one["speedup"] for one in told["results"] if one["selector"] == "quoka"}
         if points:
-            found.append((f"quoka on {told.get('cpu', '?')} ({name})", points))
+            cpu = re.sub(r"\((R|TM)\)|Processor|CPU|@.*", "", told.get("cpu", "?"))
+            found.append((f"quoka on {' '.join(cpu.split())}", points))
     return found
 
 
@@ -256,7 +257,7 @@ def page(told):
         f'<p class="soft">{told["cores"]} cores; {html.escape(", ".join(told["caches"]))}. {html.escape(told["build"])}. '
         f'{told["date"]}, load {told["load"]:.1f} at the start.</p>',
         f'<p class="big">A prompt of {longest:,} tokens: <b>{figure(speeds["quoka"][longest])} times</b> as fast as dense attention '
-        f'of the same library, {figure(speeds.get("quoka.robust", speeds["quoka"])[longest])} times with the robust preset.</p>',
+        f'of the same library, {figure(speeds.get("quoka.recommended", speeds["quoka"])[longest])} times with the recommended preset.</p>',
         f'<p>The limits of one core, in the same run: {limit("fma_peak")} of multiply-adds in float, '
         f'{limit("read_bandwidth")} read from memory.</p>',
         "<h2>Speed of a whole prefill against its length</h2>",
