@@ -97,7 +97,8 @@ bool vary_quoka(const std::string& part, Index group, quoka::QuokaOptions& o) {
                                          : QuokaOptions::recommended(group, o.budget);
     o.n_queries = preset.n_queries, o.aggregation = preset.aggregation;
     o.group_mode = preset.group_mode, o.query_choice = preset.query_choice;
-    o.domain = preset.domain, o.top_k.window = preset.top_k.window;
+    o.domain = preset.domain;
+    if (preset.top_k.window > 1) o.top_k.window = preset.top_k.window;  // else as asked for
     return true;
   }
   static const std::map<std::string, std::function<void(QuokaOptions&)>> words{
