@@ -372,11 +372,9 @@ def accuracy(results, path, against):
 FRONTIER = ["quoka", "quoka.recommended", "quoka.robust", "sample_attention", "sparq", "loki", "less_is_more", "xattention", "flash_prefill"]
 
 
-def frontier(results, files, path):
+def frontier(results, speeds, tokens, path):
     """A line per method: for each budget, how fast a prefill is and how many answers are right; and the best of all of them."""
     length, tasks = results.length_of_budgets(), results.averaged_tasks()
-    tokens = files[0]["results"][0]["tokens"]  # budgets are counts there, shares of the prompt in the results of answers
-    speeds = {(int(file["budget"]) / tokens, entry["selector"]): entry["speedup"] for file in files for entry in file["results"]}
     figure, axis = plt.subplots(figsize=(7.4, 5.0))
     everything = []
     for method in FRONTIER:
@@ -440,9 +438,9 @@ def main():
     results = ruler_results.Results(folder)
     for against in ("budget", "length") if results.files else ():
         accuracy(results, folder / f"accuracy_{against}.png", against)
-    speeds = [json.loads(source.read_text()) for source in sorted(folder.glob("frontier_*.json"))]
+    speeds, tokens = ruler_results.frontier(folder)
     if speeds and results.files:
-        frontier(results, speeds, folder / "which_preset.png")
+        frontier(results, speeds, tokens, folder / "which_preset.png")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ GROUPS = [
     ]),
     ("Selection of a chunk", "32,768 keys, one core", [
         (name, f"select/{name}/kv_len:32768")
-        for name in ["quoka", "quoka.recommended", "flash_prefill", "xattention", "sample_attention", "sparq", "loki", "quest"]
+        for name in [*SELECTORS, "loki", "quest"]
     ]),
     ("Caches as engines have them", "contiguous and in pages of 16, one core", [
         (f"{step} over {keys:,} keys, {layout}, {form}", f"engine/{layout}/{form}/{step}/kv_len:{keys}")

@@ -19,6 +19,16 @@ RETRIEVAL = TASKS[:6]
 RESAMPLES = 10000
 
 
+def frontier(folder):
+    """How many times as fast as dense a prefill is, by (share of the prompt, selector): frontier_*.json. And its tokens.
+
+    Budgets are counts there, shares of the prompt in the results of answers.
+    """
+    files = [json.loads(path.read_text()) for path in sorted(folder.glob("frontier_*.json"))]
+    speeds = {(int(file["budget"]) / e["tokens"], e["selector"]): e["speedup"] for file in files for e in file["results"]}
+    return speeds, files[0]["results"][0]["tokens"] if files else None
+
+
 class Results:
     def __init__(self, folder):
         self.files = [json.loads(path.read_text()) for path in sorted(folder.glob("accuracy_*.json"))]
@@ -55,6 +65,10 @@ class Results:
 
     def cell(self, selector, budget, task, length):
         return self.cells.get((selector, "1.0" if selector == "dense" else budget, task, length), [])
+
+    def holds(self, selector, budget, tasks, length):
+        """Was it asked all of the tasks?"""
+        return all(self.cell(selector, budget, task, length) for task in tasks)
 
     def averaged_tasks(self):
         """The tasks of retrieval that dense attention answers at 95 % or more, all lengths together: what means are over."""

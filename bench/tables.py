@@ -169,7 +169,7 @@ def registered(results):
     """`quoka` less each of its rivals, and the robust preset less them: all lengths at 1/8, then the other budgets at one length."""
     tasks, lines = results.averaged_tasks(), []
     for budget in [SHOWN_BUDGET, *(b for b in results.budgets() if b != SHOWN_BUDGET)]:
-        has = lambda selector, length: all(results.cell(selector, budget, task, length) for task in tasks)  # noqa: E731
+        has = lambda selector, length: results.holds(selector, budget, tasks, length)  # noqa: E731
         lengths = [n for n in results.lengths() if has("quoka", n) and has("quoka.robust", n)]
         rivals = [name for name in RIVALS if lengths and all(has(name, n) for n in lengths)]
         if not rivals:
@@ -193,7 +193,7 @@ def registered(results):
 def recommended(results):
     """The recommended preset less each rival: where it was not tuned, at 1/8; then by budgets at one length, with what dense keeps of a lead."""
     own, tasks, lines = "quoka.recommended", results.averaged_tasks(), []
-    has = lambda name, budget, length: all(results.cell(name, budget, task, length) for task in tasks)  # noqa: E731
+    has = lambda name, budget, length: results.holds(name, budget, tasks, length)  # noqa: E731
     held_out = [n for n in (2048, 4096) if has(own, SHOWN_BUDGET, n)]
     if not held_out:
         return ["", "Not run yet."]
@@ -254,7 +254,7 @@ def ablations(results):
         return ["", "Not run yet."]
     tasks = results.averaged_tasks()
     run = lambda budget, length: sum(  # noqa: E731
-        all(results.cell(name, budget, task, length) for task in tasks) for name in results.selectors())
+        results.holds(name, budget, tasks, length) for name in results.selectors())
     budget, length = max(itertools.product(results.budgets(), results.lengths()), key=lambda at: run(*at))
     header = [*tasks, "mean", "mean - dense", "mean - `quoka`"]
     cells = lambda selector: [  # noqa: E731
@@ -318,9 +318,7 @@ CHOICES = [
 def presets(results, folder):
     """A row per method: answers by budget, needles, perplexity, speed, and what it takes to come within 2 points of dense."""
     load = lambda pattern: [json.loads(source.read_text()) for source in sorted(folder.glob(pattern))]  # noqa: E731
-    speeds = {  # budgets are counts there, shares of the prompt in the results of answers
-        (int(file["budget"]) / e["tokens"], e["selector"]): e["speedup"] for file in load("frontier_*.json") for e in file["results"]
-    }
+    speeds, _ = ruler_results.frontier(folder)
     needles = {}
     for file in load("needle_tinyllama.json") + load("needle_tinyllama_recommended.json"):
         for e in file["results"]:

@@ -4,6 +4,7 @@
 #include <quoka/cache/kv_cache.hpp>
 
 #include "support/fixtures.hpp"
+#include "support/selector_names.hpp"
 
 #include <concepts>
 #include <memory>
@@ -27,18 +28,6 @@ struct TypesOf<quoka::SelectorList<Entries...>> {
   using Types = ::testing::Types<typename Entries::Type...>;
 };
 using Selectors = TypesOf<quoka::AllSelectors>::Types;
-
-// Its name there.
-struct SelectorNames {
-  template <class S>
-  static std::string GetName(int) {
-    std::string found;
-    quoka::for_each_selector([&]<class Listed>(const char* name) {
-      if constexpr (std::is_same_v<S, Listed>) found = name;
-    });
-    return found;
-  }
-};
 
 TEST(SelectorList, GivesEachSelectorANameOfItsOwn) {
   std::vector<std::string> names;

@@ -8,6 +8,7 @@
 #include <quoka/select/all.hpp>
 
 #include "support/fixtures.hpp"
+#include "support/selector_names.hpp"
 
 #include <functional>
 #include <memory>
@@ -204,17 +205,6 @@ struct TypesOf<quoka::SelectorList<Entries...>> {
   using Types = typename ShardableOf<::testing::Types<>, Entries...>::Types;
 };
 using Selectors = TypesOf<quoka::AllSelectors>::Types;
-
-struct SelectorNames {
-  template <class S>
-  static std::string GetName(int) {
-    std::string found;
-    quoka::for_each_selector([&]<class Listed>(const char* name) {
-      if constexpr (std::is_same_v<S, Listed>) found = name;
-    });
-    return found;
-  }
-};
 
 std::shared_ptr<const quoka::LokiCalibration> calibration(Index kv_heads, Index head_dim) {
   Random random(900);
