@@ -108,14 +108,15 @@ TEST(SelectionNode, CellsInOrder) {
   }
 }
 
-TEST(SelectionNode, RobustPreset) {  // by a sketch
-  GraphOfOne graph(shape(40));
-  const Sequence sequence{range(0, 300), 0, 40};
-  see(graph, sequence);
-  expect_selected(
-      graph, sequence,
-      graph.computed_by(Backends::quoka(R"({"mode": "robust", "budget": 48, "chunk": 32})").get()),
-      true);
+TEST(SelectionNode, Presets) {  // by a sketch
+  for (const std::string mode : {"robust", "recommended"}) {
+    SCOPED_TRACE(mode);
+    GraphOfOne graph(shape(40));
+    const Sequence sequence{range(0, 300), 0, 40};
+    see(graph, sequence);
+    const std::string told = R"({"mode": ")" + mode + R"(", "budget": 48, "chunk": 32})";
+    expect_selected(graph, sequence, graph.computed_by(Backends::quoka(told).get()), mode);
+  }
 }
 
 // A server: two prompts, two decode steps and holes between their cells.

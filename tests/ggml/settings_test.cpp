@@ -102,8 +102,9 @@ TEST(GgmlSettings, BudgetsByScores) {
 }
 
 TEST(GgmlSettings, EveryPreset) {
-  const auto window = [](const char* mode) {
-    const Told told({{"QUOKA_MODE", mode}});
+  const auto window = [](const std::string& mode) {
+    const std::map<std::string, std::string> variables{{"QUOKA_MODE", mode}};
+    const Told told(variables);
     EXPECT_EQ(told.problem, "");
     return told.settings.selection(4, 1).top_k.window;
   };
