@@ -843,36 +843,113 @@ TEST(Fault, OfSizesThatDifferNamesTheRankAndBothNumbers) {
       2, "out's len is 4");
 }
 
-TEST(Fault, OfOptionsThatDifferNamesTheRank) {
+// A layer of S on two ranks, made by make(rank, options, shape, attention) changing what rank 1 has.
+template <class S>
+void expect_settings_told(const std::function<void(typename S::Options&, LayerShape&,
+                                                   AttentionOptions&, ShardLayout&)>& change,
+                          const std::string& fragment) {
   Random random(942);
-  Shape shape;
+  const Shape shape;
   const Prompt<float> prompt(random, shape);
-  const auto differ = [&](auto&& make, const std::string& fragment) {
-    expect_rank_error(on_ranks(2,
-                               [&](auto communicator) {
-                                 const auto layer = make(communicator);
-                                 Result<float> result(shape);
-                                 run_chunks(*layer, shape, prompt, result);
-                               }),
-                      1, fragment);
+  const auto options = with_budget<S>(9);
+  expect_rank_error(on_ranks(2,
+                             [&](auto communicator) {
+                               typename S::Options own = options;
+                               LayerShape sizes = shape.layer();
+                               AttentionOptions attention;
+                               ShardLayout layout = ShardLayout::round_robin(112);  // of any method
+                               if (communicator.rank() == 1) change(own, sizes, attention, layout);
+                               ShardedPrefill<S> layer(sizes, own, communicator, layout, attention);
+                               Result<float> result(shape);
+                               run_chunks(layer, shape, prompt, result);
+                             }),
+                    1, fragment);
+}
+
+TEST(Fault, OfSettingsThatDifferNamesTheRankAndBothNumbers) {
+  using quoka::LokiSelector, quoka::OracleSelector, quoka::QuestSelector, quoka::RandomSelector,
+      quoka::SampleAttentionSelector, quoka::SparqSelector;
+  const auto quoka_told = [](std::function<void(QuokaOptions&)> change,
+                             const std::string& fragment) {
+    expect_settings_told<QuokaSelector>([&](auto& o, auto&, auto&, auto&) { change(o); }, fragment);
   };
-  using Layer = ShardedPrefill<QuokaSelector>;
-  differ(
-      [&](auto communicator) {
-        static thread_local std::optional<ThreadRanks::Communicator> kept;
-        kept = communicator;
-        return std::make_unique<Layer>(
-            shape.layer(), QuokaOptions{.budget = communicator.rank() == 1 ? 7 : 9}, *kept);
+  quoka_told([](auto& o) { o.budget = 7; }, "the budget is 7, but 9 on rank 0");
+  quoka_told([](auto& o) { o.n_queries = 5; }, "n_queries is 5, but 16 on rank 0");
+  quoka_told([](auto& o) { o.scoring = quoka::Scoring::dot; }, "scoring is 1, but 0");
+  quoka_told([](auto& o) { o.aggregation = quoka::Aggregation::mean; }, "aggregation is 1, but 0");
+  quoka_told([](auto& o) { o.group_mode = quoka::GroupMode::per_head; }, "group_mode is 2, but 0");
+  quoka_told([](auto& o) { o.query_choice = quoka::QueryChoice::last; }, "query_choice is 2, but");
+  quoka_told([](auto& o) { o.domain = Domain::softmax; }, "domain is 0, but 1");
+  quoka_told([](auto& o) { o.top_k.window = 3; }, "top_k.window is 3, but 1");
+  quoka_told([](auto& o) { o.top_k.keep_first = 2; }, "top_k.keep_first is 2, but 0");
+  quoka_told([](auto& o) { o.top_k.keep_last = 2; }, "top_k.keep_last is 2, but 0");
+
+  const auto layer_told =
+      [](std::function<void(LayerShape&, AttentionOptions&, ShardLayout&)> change,
+         const std::string& fragment) {
+        expect_settings_told<QuokaSelector>([&](auto&, auto& shape, auto& attention,
+                                                auto& layout) { change(shape, attention, layout); },
+                                            fragment);
+      };
+  const std::vector<float> sinks{0, 1, 2, 3, 4, 5};
+  layer_told([](auto&, auto& a, auto&) { a.scale = 0.25f; }, "attention's scale is 0.25, but 0");
+  layer_told([](auto&, auto& a, auto&) { a.softcap = 30.0f; }, "softcap is 30, but 0 on rank 0");
+  layer_told([](auto&, auto& a, auto&) { a.arithmetic = quoka::Arithmetic::fixed16; },
+             "attention's arithmetic is 1, but 0");
+  layer_told([&](auto&, auto& a, auto&) { a.sink_logits = sinks; }, "the hash of sink_logits is");
+  layer_told([](auto& s, auto&, auto&) { s.k_format = &quoka::format_of<Eigen::half>(); },
+             "the hash of k_format is");
+  layer_told([](auto& s, auto&, auto&) { s.v_format = &quoka::format_of<Eigen::half>(); },
+             "the hash of v_format is");
+  layer_told([](auto&, auto&, auto& layout) { layout = ShardLayout::round_robin(99); },
+             "block is 99, but");
+
+  expect_settings_told<SampleAttentionSelector>(
+      [](auto& o, auto&, auto&, auto&) { o.n_queries = 3; }, "n_queries is 3, but 16");
+  expect_settings_told<SampleAttentionSelector>(
+      [](auto& o, auto&, auto&, auto&) { o.domain = Domain::logit; }, "domain is 1, but 0");
+  expect_settings_told<SparqSelector>([](auto& o, auto&, auto&, auto&) { o.rank = 3; },
+                                      "rank is 3, but 7");
+  expect_settings_told<SparqSelector>(
+      [](auto& o, auto&, auto&, auto&) { o.domain = Domain::logit; }, "domain is 1, but 0");
+  expect_settings_told<LokiSelector>([](auto& o, auto&, auto&, auto&) { o.rank = 3; },
+                                     "rank is 3, but 7");
+  expect_settings_told<LokiSelector>([](auto& o, auto&, auto&, auto&) { o.domain = Domain::logit; },
+                                     "domain is 1, but 0");
+  expect_settings_told<LokiSelector>(
+      [](auto& o, auto& shape, auto&, auto&) {
+        std::vector<Eigen::MatrixXf> axes;
+        for (Index head = 0; head < shape.kv_heads; ++head)
+          axes.push_back(Eigen::MatrixXf::Identity(shape.head_dim, shape.head_dim));
+        o.calibration = std::make_shared<const quoka::LokiCalibration>(axes);
       },
-      "the budget is 7, but 9");
-  differ(
-      [&](auto communicator) {
-        static thread_local std::optional<ThreadRanks::Communicator> kept;
-        kept = communicator;
-        return std::make_unique<Layer>(shape.layer(), QuokaOptions{.budget = 7}, *kept,
-                                       ShardLayout::round_robin(communicator.rank() == 1 ? 8 : 16));
-      },
-      "block is 8, but 16");
+      "the calibration's hash is");
+  expect_settings_told<OracleSelector>(
+      [](auto& o, auto&, auto&, auto&) { o.aggregation = quoka::Aggregation::max; },
+      "aggregation is 0, but 1");
+  expect_settings_told<QuestSelector>([](auto& o, auto&, auto&, auto&) { o.page = 8; },
+                                      "page is 8, but 16");
+  expect_settings_told<RandomSelector>([](auto& o, auto&, auto&, auto&) { o.seed = 3; },
+                                       "seed is 3, but 0");
+}
+
+TEST(Fault, OfMethodsThatDifferNamesTheRank) {
+  Random random(945);
+  const Shape shape;
+  const Prompt<float> prompt(random, shape);
+  const auto run = [&]<class S>(S, auto& communicator) {
+    ShardedPrefill<S> layer(shape.layer(), {.budget = 9}, communicator);
+    Result<float> result(shape);
+    run_chunks(layer, shape, prompt, result);
+  };
+  expect_rank_error(on_ranks(2,
+                             [&](auto communicator) {
+                               if (communicator.rank() == 1)
+                                 run(quoka::RandomSelector(), communicator);
+                               else
+                                 run(QuokaSelector(), communicator);
+                             }),
+                    1, "another method");
 }
 
 TEST(Fault, OfARankThatNeverComesEndsInTime) {

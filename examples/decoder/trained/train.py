@@ -25,6 +25,7 @@ import tasks
 
 CONFIG = dict(layers=2, d_model=128, heads=8, kv_heads=2, head_dim=32, ffn=256, context=8192, rms_epsilon=1e-5,
               rope_base=10000.0, no_rope_interval=2)
+HEAD_NORM_START = 1.5  # of --qk-norm: a logit is at most its square times sqrt(head_dim)
 
 
 # ---- the model --------------------------------------------------------------------------------------------------------
@@ -88,8 +89,8 @@ def matrix_shapes(c):
                 ffn_down=(c["d_model"], c["ffn"]))
 
 
-def initial_weights(c, seed):
-    """{GGUF tensor name: parameter}, in the order of the file."""
+def initial_weights(c, seed, qk_norm=False):
+    """{GGUF tensor name: parameter}, in the order of the file. qk_norm: queries and keys normalised per head."""
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(rows, columns, scale=1.0):
@@ -104,6 +105,9 @@ def initial_weights(c, seed):
             for part in parts:
                 scale = 1 / math.sqrt(2 * c["layers"]) if part in ("attn_output", "ffn_down") else 1.0
                 weights[f"blk.{layer}.{part}.weight"] = matrix(*shapes[part], scale)
+        if qk_norm:
+            for part in ("attn_q_norm", "attn_k_norm"):
+                weights[f"blk.{layer}.{part}.weight"] = torch.full((c["head_dim"],), HEAD_NORM_START)
     weights["output_norm.weight"] = torch.ones(c["d_model"])
     return {name: tensor.requires_grad_() for name, tensor in weights.items()}
 
@@ -137,6 +141,8 @@ class Transformer:
         q = (asked @ w[block + "attn_q.weight"].T).view(batch, -1, c["kv_heads"], group, c["head_dim"]).permute(0, 2, 3, 1, 4)
         k, v = ((x @ w[f"{block}attn_{part}.weight"].T).view(batch, length, c["kv_heads"], -1).transpose(1, 2)
                 for part in "kv")
+        if block + "attn_q_norm.weight" in w:
+            q, k = self.norm(q, block + "attn_q_norm.weight"), self.norm(k, block + "attn_k_norm.weight")
         has_rope = (layer + 1) % c["no_rope_interval"] != 0
         if positions is None:
             if has_rope:
@@ -301,13 +307,14 @@ def read_gguf(path):
 # Key and value needles do not train from random weights: induction must come first.
 MIXTURES = {
     "needles": dict(needles=0.25, haystack=0.2, multi_value=0.3, vt=0.25),
+    "retrieval": dict(needles=0.35, haystack=0.3, vt=0.35),  # without the slow one
     "words": dict(cwe=0.6, fwe=0.4),
 }
 
 
 def stages(args):
     mixture = MIXTURES[args.tasks]
-    if args.tasks == "needles":
+    if args.tasks != "words":
         yield dict(name="induction", mixture=dict(induction=1.0), lengths={64: 0}, accuracy=0.9, steps=3000)
         for length, size in ((48, 4), (64, 6), (128, 12), (256, 24), (512, 40)):
             yield dict(name=f"needles {length}", mixture=dict(needles=1.0), lengths={length: size}, accuracy=0.98, steps=3000)
@@ -315,8 +322,15 @@ def stages(args):
     yield dict(name="mixture 512-1024", mixture=mixture, lengths={512: 40, 1024: 40}, accuracy=0.99, steps=args.steps_1024)
     yield dict(name="mixture 512-2048", mixture=mixture, lengths={512: 40, 1024: 40, 2048: 40}, accuracy=0.995,
                steps=args.steps_2048)
-    yield dict(name="mixture 512-4096", mixture=mixture, lengths={512: 40, 1024: 40, 2048: 40, 4096: 40}, accuracy=2.0,
-               steps=args.steps_4096, decay=True)
+    longer = [(4096, args.steps_4096), (8192, args.steps_8192), (16384, args.steps_16384)]
+    longer = [one for one in longer if one[1]]
+    for length, steps in longer:
+        yield dict(name=f"mixture {length // 8}-{length}", mixture=mixture, steps=steps, accuracy=2.0,
+                   lengths={n: 40 for n in (length // 8, length // 4, length // 2, length)}, decay=length == longer[-1][0])
+
+
+def longest(args):
+    return max((n for n in (4096, 8192, 16384) if vars(args)[f"steps_{n}"]), default=2048)
 
 
 def make_batch(task, length, size, rng, tokens_a_step):
@@ -345,7 +359,7 @@ class Log:
 class Trainer:
     def __init__(self, config, args, log):
         self.args, self.log, self.config = args, log, config
-        self.weights = initial_weights(config, args.seed)
+        self.weights = initial_weights(config, args.seed, args.qk_norm)
         if args.start:
             self.weights = {name: w.requires_grad_() for name, w in read_gguf(args.start)[1].items()}
         self.model = Transformer(config, self.weights)
@@ -426,13 +440,15 @@ def write_goldens(path, model, names, lengths=(256, 256, 1024)):
 
 
 def train(args):
-    config = {**CONFIG, "layers": args.layers, "rope_base": args.rope_base}
+    config = {**CONFIG, "layers": args.layers, "rope_base": args.rope_base, "context": max(8192, 2 * longest(args))}
     base = os.path.join(args.out, args.name)
     log = Log(base + ".log")
     settings = " ".join(f"{key}={value}" for key, value in vars(args).items() if key not in ("command", "out"))
     log(settings)
     trainer = Trainer(config, args, log)
     names = tasks.WORD_TASKS if args.tasks == "words" else tasks.NEEDLE_TASKS
+    if args.tasks == "retrieval":
+        names = tuple(name for name in names if name != "multi_value")
     log(f"{sum(w.numel() for w in trainer.weights.values())} parameters, {config}")
     description = "Trained on the tasks of tasks.py by train.py: " + settings
     for stage in itertools.islice(stages(args), args.skip_stages, None):
@@ -446,7 +462,7 @@ def train(args):
             evaluate(Transformer(config, rounded_to_file(trainer.weights)), names, (512, 4096), 16, 3, log)
     model = Transformer(*read_gguf(base + ".gguf"))
     write_goldens(base + ".golden.json", model, names)
-    evaluate(model, names, (512, 1024, 2048, 4096), 200, 1, log)
+    evaluate(model, names, (512, 1024, 2048, 4096), args.samples, 1, log)
 
 
 def main():
@@ -459,6 +475,7 @@ def main():
     one.add_argument("--skip-stages", type=int, default=0, help="leave out the first stages")
     one.add_argument("--seed", type=int, default=1)
     one.add_argument("--layers", type=int, default=2)
+    one.add_argument("--qk-norm", action="store_true", help="RMSNorm on every head of the queries and keys, as Qwen3 has it")
     one.add_argument("--rope-base", type=float, default=10000.0)
     one.add_argument("--rate", type=float, default=2e-3)
     one.add_argument("--long-rate", type=float, default=1e-3)
@@ -468,6 +485,9 @@ def main():
     one.add_argument("--steps-1024", type=int, default=800)
     one.add_argument("--steps-2048", type=int, default=600)
     one.add_argument("--steps-4096", type=int, default=600)
+    one.add_argument("--steps-8192", type=int, default=0)
+    one.add_argument("--steps-16384", type=int, default=0)
+    one.add_argument("--samples", type=int, default=200, help="prompts of a task and length, in the evaluation at the end")
     two = commands.add_parser("evaluate")
     two.add_argument("model")
     two.add_argument("--tasks", nargs="+", default=tasks.TASKS)

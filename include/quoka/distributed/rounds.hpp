@@ -9,33 +9,65 @@
 // Each agree() is an allgather of header_bytes from each rank: what it is about to do, the numbers, and
 // whether it still can. call() ends with one of its own. A rank that throws reaches the next agree() all
 // the same, from call(), and says so there; then its text is broadcast and every rank throws RankError.
-// Numbers that differ end the call likewise. A communicator's own exception passes through.
+// Numbers that differ end the call likewise, and so do Settings: their hash is among the numbers, and
+// where it differs they are compared one by one. A communicator's own exception passes through.
 #pragma once
 
 #include <quoka/distributed/communicator.hpp>
 #include <quoka/runtime/buffer.hpp>
 
 #include <array>
+#include <bit>
+#include <concepts>
 #include <exception>
 #include <initializer_list>
+#include <type_traits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// A text as a number that ranks can compare.
-std::int64_t number_of(const char* text);
+// A number with a name, for comparison.
+struct Named {
+  const char* name;
+  std::int64_t bits;
+  bool is_real = false;  // bits of a double
+
+  Named() = default;
+  Named(const char* name_in, std::integral auto value)
+      : name(name_in), bits(static_cast<std::int64_t>(value)) {}
+  Named(const char* name_in, std::floating_point auto value)
+      : name(name_in),
+        bits(std::bit_cast<std::int64_t>(static_cast<double>(value))),
+        is_real(true) {}
+  template <class E>
+  requires std::is_enum_v<E> Named(const char* name_in, E value)
+      : Named(name_in, static_cast<std::int64_t>(value)) {}
+};
+
+// What every rank was made with, and does not change.
+class Settings {
+ public:
+  static constexpr std::size_t most = 20;
+
+  // At most `most` of them.
+  void add(const Named& setting) { list_[count_++] = setting; }
+  // Names are part of it.
+  std::int64_t hash() const;
+  std::span<const Named> list() const { return {list_.data(), count_}; }
+
+ private:
+  std::array<Named, most> list_{};
+  std::size_t count_ = 0;
+};
 
 class Rounds {
  public:
   static constexpr std::size_t max_numbers = 10;
-  struct Named {
-    const char* name;
-    Index value;
-  };
   struct Header {
     std::int64_t failed = 0;
     std::int64_t step = 0;
+    std::int64_t settings = 0;
     std::array<std::int64_t, max_numbers> values{};
   };
   static constexpr Index header_bytes = Index{sizeof(Header)};
@@ -43,8 +75,9 @@ class Rounds {
 
   explicit Rounds(CommunicatorRef communicator);
 
-  // Throws RankError on all ranks where one failed, is at another step, or has another number.
-  void agree(const char* step, std::initializer_list<Named> numbers = {});
+  // Throws RankError on all ranks where one failed, is at another step, or has another number or setting.
+  void agree(const char* step, std::initializer_list<Named> numbers = {},
+             const Settings* settings = nullptr);
 
   // Communication after agree(): f(communicator).
   template <class F>
@@ -77,6 +110,9 @@ class Rounds {
  private:
   [[noreturn]] void report(const char* text);
   void gather(const Header& mine);
+  void gather(const char* step, std::span<const Named> numbers, const Settings* settings);
+  void compare(std::span<const Named> numbers);
+  [[noreturn]] void compare_settings(const Settings& settings);
   [[noreturn]] void fail(int rank, const char* text);
 
   CommunicatorRef communicator_;

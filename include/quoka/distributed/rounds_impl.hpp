@@ -2,7 +2,9 @@
 #pragma once
 
 #include <quoka/distributed/rounds.hpp>
+#include <quoka/runtime/hash.hpp>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 
@@ -10,11 +12,14 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// FNV-1a.
-QUOKA_FUNC std::int64_t number_of(const char* text) {
-  std::uint64_t hash = 14695981039346656037u;
-  for (; *text != '\0'; ++text) hash = (hash ^ static_cast<unsigned char>(*text)) * 1099511628211u;
-  return static_cast<std::int64_t>(hash);
+QUOKA_FUNC std::int64_t Settings::hash() const {
+  std::array<std::int64_t, 2 * most> numbers{};
+  std::size_t i = 0;
+  for (const Named& setting : list()) {
+    numbers[i++] = hash_of(setting.name);
+    numbers[i++] = setting.bits;
+  }
+  return hash_of(std::as_bytes(std::span(numbers)));
 }
 
 QUOKA_FUNC Rounds::Rounds(CommunicatorRef communicator) : communicator_(communicator) {
@@ -58,27 +63,67 @@ QUOKA_FUNC void Rounds::report(const char* text) {
   fail(rank(), bytes.data());
 }
 
-QUOKA_FUNC void Rounds::agree(const char* step, std::initializer_list<Named> numbers) {
-  Header mine;
-  mine.step = number_of(step);
-  std::size_t i = 0;
-  for (const Named& number : numbers) mine.values[i++] = number.value;
-  gather(mine);
+QUOKA_FUNC void Rounds::agree(const char* step, std::initializer_list<Named> numbers,
+                              const Settings* settings) {
+  gather(step, {numbers.begin(), numbers.size()}, settings);
   const Header* const all = headers_.data();
   for (int rank = 1; rank < ranks(); ++rank)
     if (all[rank].step != all[0].step) fail(rank, "it is at another step than rank 0");
+  compare({numbers.begin(), numbers.size()});
+  for (int rank = 1; rank < ranks(); ++rank)
+    if (all[rank].settings != all[0].settings) compare_settings(*settings);
+}
+
+QUOKA_FUNC void Rounds::gather(const char* step, std::span<const Named> numbers,
+                               const Settings* settings) {
+  Header mine;
+  mine.step = hash_of(step);
+  if (settings != nullptr) mine.settings = settings->hash();
+  std::transform(numbers.begin(), numbers.end(), mine.values.begin(),
+                 [](const Named& number) { return number.bits; });
+  gather(mine);
+}
+
+// Of the headers that were gathered.
+QUOKA_FUNC void Rounds::compare(std::span<const Named> numbers) {
+  const Header* const all = headers_.data();
   for (int rank = 1; rank < ranks(); ++rank) {
-    i = 0;
-    for (const Named& number : numbers) {
+    for (std::size_t i = 0; i < numbers.size(); ++i) {
       const std::int64_t there = all[rank].values[i], first = all[0].values[i];
-      ++i;
       if (there == first) continue;
       char text[text_bytes];
-      std::snprintf(text, sizeof text, "%s is %lld, but %lld on rank 0", number.name,
-                    static_cast<long long>(there), static_cast<long long>(first));
+      if (numbers[i].is_real)
+        std::snprintf(text, sizeof text, "%s is %.9g, but %.9g on rank 0", numbers[i].name,
+                      std::bit_cast<double>(there), std::bit_cast<double>(first));
+      else
+        std::snprintf(text, sizeof text, "%s is %lld, but %lld on rank 0", numbers[i].name,
+                      static_cast<long long>(there), static_cast<long long>(first));
       fail(rank, text);
     }
   }
+}
+
+// All ranks have seen that a hash differs, and come here: as many rounds on each, however many settings
+// it has.
+QUOKA_FUNC void Rounds::compare_settings(const Settings& settings) {
+  std::int64_t hash = 0;
+  int other = 0;  // the first rank that differs
+  while (headers_.data()[other].settings == headers_.data()[0].settings) ++other;
+  std::array<Named, Settings::most> list;
+  list.fill(Named("a setting", 0));
+  std::copy(settings.list().begin(), settings.list().end(), list.begin());
+  // Names first: the numbers of other methods are not comparable.
+  for (const Named& setting : settings.list()) hash ^= hash_of(setting.name);
+  gather("names", std::array{Named("the hash of the settings' names", hash)}, nullptr);
+  for (int rank = 1; rank < ranks(); ++rank)
+    if (headers_.data()[rank].values[0] != headers_.data()[0].values[0])
+      fail(rank, "it was made with another method than rank 0");
+  for (std::size_t first = 0; first < list.size(); first += max_numbers) {
+    const auto part = std::span(list).subspan(first, std::min(max_numbers, list.size() - first));
+    gather("settings", part, nullptr);
+    compare(part);
+  }
+  fail(other, "its settings differ from those of rank 0");
 }
 
 }  // namespace detail

@@ -47,14 +47,16 @@
 // the ranks as the layout divides the keys; choosing queries is done by each; the chunk's own part is
 // divided by KV heads.
 //
-// A fault on one rank (an exception, sizes that differ from rank 0's) ends the call on all of them with one
-// RankError that names it, and every cache is as it was: rounds.hpp. The ranks may go on after it.
+// A fault on one rank (an exception; sizes, options or formats that differ from rank 0's) ends the call on
+// all of them with one RankError that names it, and every cache is as it was: rounds.hpp. The ranks may go
+// on after it. A scorer of one's own has its options compared if it names them: for_each_setting().
 #pragma once
 
 #include <quoka/cache/kv_cache.hpp>
 #include <quoka/distributed/global_top_k.hpp>
 #include <quoka/distributed/sharded_attention.hpp>
 #include <quoka/prefill/layer_shape.hpp>
+#include <quoka/runtime/hash.hpp>
 #include <quoka/runtime/isa.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/scored_selector.hpp>
@@ -93,6 +95,7 @@ class ShardedPrefill {
         cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim,
                {*shape_.k_format, shape_.k_scales}, {*shape_.v_format, shape_.v_scales}) {
     detail::check_options(attention, shape.q_heads);
+    list_settings();
     shape_.k_scales = shape_.v_scales = {};  // the cache has its own
     if (attention.sliding_window != 0 || !attention.mask.absent() || !attention.causal ||
         !attention.alibi_slopes.empty() || attention.query_position.has_value())
@@ -266,7 +269,30 @@ class ShardedPrefill {
                    {"v_dim", shape_.v_dim},
                    {"the layout's block", map_.is_contiguous() ? -map_.block() : map_.block()},
                    {"the budget", budget},
-                   {"the hash of quoka::isa()", detail::number_of(isa())}});
+                   {"the hash of quoka::isa()", detail::hash_of(isa())}},
+                  &settings_);
+  }
+
+  // What decides a Selection or an output and is not among the sizes. The budget is compared by its keys.
+  void list_settings() {
+    const auto add = [this](const char* name, auto value) { settings_.add({name, value}); };
+    const auto hash = [](const auto& x) { return detail::hash_of(std::as_bytes(std::span(x))); };
+    add("attention's scale", attention_options_.scale.value_or(0.0f));
+    add("attention's softcap", attention_options_.softcap);
+    add("attention's arithmetic", attention_options_.arithmetic);
+    add("the hash of sink_logits", hash(sink_logits_));
+    add("the hash of k_format", detail::hash_of(shape_.k_format->name));
+    add("the hash of v_format", detail::hash_of(shape_.v_format->name));
+    add("the hash of k_scales", hash(shape_.k_scales));
+    add("the hash of v_scales", hash(shape_.v_scales));
+    if constexpr (!is_dense) {
+      const TopKOptions& top_k = selector_.options().top_k;
+      add("top_k.window", top_k.window);
+      add("top_k.keep_first", top_k.keep_first);
+      add("top_k.keep_last", top_k.keep_last);
+      if constexpr (requires { selector_.scorer().for_each_setting(add); })
+        selector_.scorer().for_each_setting(add);
+    }
   }
 
   SelectorInput input(const Rows& q, const Rows& chunk_k, const Shard& shard) const {
@@ -336,6 +362,7 @@ class ShardedPrefill {
   AttentionOptions attention_options_;
   std::vector<float> sink_logits_;
   detail::Rounds rounds_;
+  detail::Settings settings_;
   ShardMap map_;
   KvCache cache_;
   Index kv_len_ = 0;

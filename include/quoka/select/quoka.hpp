@@ -142,6 +142,15 @@ class QuokaScorer {
     return options_.domain == Domain::softmax ? softmax_shard_keys() : 1;
   }
 
+  template <class F>
+  void for_each_setting(F&& f) const {
+    const auto& [budget, n_queries, scoring, aggregation, group_mode, query_choice, domain, top_k,
+                 sketch, two_levels] =
+        options_;  // all there are; a sketch does not change a shard's
+    f("n_queries", n_queries), f("scoring", scoring), f("aggregation", aggregation);
+    f("group_mode", group_mode), f("query_choice", query_choice), f("domain", domain);
+  }
+
   // Sketches the new keys. A State that was not told of all keys scores in float.
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const;
 

@@ -18,6 +18,9 @@
 //     // optional: shards of the keys can be scored one by one (SelectorInput::shard), to the same bits,
 //     // if each is made of blocks of a multiple of so many keys. 0, or without it: they cannot
 //     Index shard_keys() const;
+//     // optional, beside it: f(name, number) for each option that its scores depend on, which the ranks of
+//     // a sharded layer compare
+//     void for_each_setting(auto&& f) const;
 //     // optional, beside select(): the scores of what it selected, [batch, kv_heads, stride]
 //     void score_selected(const SelectorInput&, State&, const Selection&, Index stride, float* scores,
 //                         ExecutorRef) const;

@@ -91,6 +91,12 @@ class LokiScorer {
     if (options_.calibration == nullptr) return 0;
     return options_.domain == Domain::softmax ? softmax_shard_keys() : 1;
   }
+  template <class F>
+  void for_each_setting(F&& f) const {
+    const auto& [budget, rank, domain, calibration, top_k] = options_;
+    f("rank", rank), f("domain", domain);
+    if (calibration != nullptr) f("the calibration's hash", calibration->hash());
+  }
 
   // Mass is that of softmax.
   bool takes(Budget::Rule rule) const {

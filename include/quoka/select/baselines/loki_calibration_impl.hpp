@@ -1,6 +1,7 @@
 // Definitions of loki_calibration.hpp.
 #pragma once
 
+#include <quoka/runtime/hash.hpp>
 #include <quoka/select/baselines/loki_calibration.hpp>
 
 #include <Eigen/Eigenvalues>
@@ -18,6 +19,14 @@ QUOKA_FUNC void LokiCalibration::project(Index kv_head, const float* row, float 
                                          float* to) const {
   for (Index i = 0; i < rank; ++i)
     to[i] = factor * dot(row, directions(kv_head).col(i).data(), head_dim());
+}
+
+QUOKA_FUNC std::int64_t LokiCalibration::hash() const {
+  std::vector<std::int64_t> of_heads{head_dim()};
+  for (const auto& of_head : directions_)
+    of_heads.push_back(detail::hash_of(
+        std::as_bytes(std::span(of_head.data(), static_cast<std::size_t>(of_head.size())))));
+  return detail::hash_of(std::as_bytes(std::span(of_heads)));
 }
 
 QUOKA_FUNC void LokiCalibration::save(std::ostream& out) const {

@@ -36,6 +36,11 @@ class OracleScorer {
   }
 
   static Index shard_keys() { return softmax_shard_keys(); }
+  template <class F>
+  void for_each_setting(F&& f) const {
+    const auto& [budget, aggregation, top_k] = options_;
+    f("aggregation", aggregation);
+  }
 
   // Its scores are softmax's.
   static bool takes(Budget::Rule) { return true; }

@@ -41,6 +41,11 @@ class RandomScorer {
   }
 
   static Index shard_keys() { return 1; }
+  template <class F>
+  void for_each_setting(F&& f) const {
+    const auto& [budget, seed, top_k] = options_;
+    f("seed", seed);
+  }
 
  private:
   static std::uint64_t mix(std::uint64_t x) {

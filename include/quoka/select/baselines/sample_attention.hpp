@@ -44,6 +44,11 @@ class SampleAttentionScorer {
   }
 
   Index shard_keys() const { return options_.domain == Domain::softmax ? softmax_shard_keys() : 1; }
+  template <class F>
+  void for_each_setting(F&& f) const {
+    const auto& [budget, n_queries, domain, top_k] = options_;
+    f("n_queries", n_queries), f("domain", domain);
+  }
 
   // Mass is that of softmax.
   bool takes(Budget::Rule rule) const {

@@ -94,6 +94,11 @@ class SparqScorer {
   }
 
   Index shard_keys() const { return options_.domain == Domain::softmax ? softmax_shard_keys() : 1; }
+  template <class F>
+  void for_each_setting(F&& f) const {
+    const auto& [budget, rank, domain, top_k] = options_;
+    f("rank", rank), f("domain", domain);
+  }
 
   // Mass is that of softmax.
   bool takes(Budget::Rule rule) const {
