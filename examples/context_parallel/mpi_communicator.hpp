@@ -32,6 +32,15 @@ class MpiCommunicator {
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
+  // Thereof on this machine. Collective.
+  int ranks_here() const {
+    MPI_Comm here;
+    MPI_Comm_split_type(comm_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &here);
+    int count = 0;
+    MPI_Comm_size(here, &count);
+    MPI_Comm_free(&here);
+    return count;
+  }
 
   void allgather(std::span<const std::byte> mine, std::span<std::byte> all) {
     add_sent(mine.size());

@@ -1,5 +1,6 @@
 #include "support/methods.hpp"
 
+#include <quoka/distributed/sharded_prefill.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/all.hpp>
 
@@ -49,6 +50,51 @@ class LayerOf final : public AnyLayer {
 
  private:
   quoka::ChunkedPrefill<S> layer_;
+  quoka::LayerShape shape_;
+  typename S::Options options_;
+};
+
+// The library shards more of them (quoka/distributed/sharded_prefill.hpp); each costs compile time.
+template <class S>
+constexpr bool is_sharded =
+    std::is_same_v<S, quoka::DenseSelector> || std::is_same_v<S, quoka::QuokaSelector>;
+
+template <class S>
+class ShardedLayerOf final : public AnyLayer {
+ public:
+  ShardedLayerOf(const quoka::LayerShape& shape, const typename S::Options& options,
+                 const quoka::AttentionOptions& attention, quoka::CommunicatorRef ranks)
+      : layer_(shape, options, ranks, {}, attention), shape_(shape), options_(options) {}
+
+  void forward(View q, View k, View v, quoka::TensorView<float> out,
+               quoka::ThreadPool& threads) override {
+    layer_.forward(q, k, v, out, threads);
+  }
+  void append(View k, View v) override { layer_.append(k, v); }
+  void append(View, View k, View v, quoka::ThreadPool& threads) override {
+    layer_.append(k, v, threads);
+  }
+  void truncate(Index len) override { layer_.truncate(len); }
+  void reserve(Index len) override { layer_.reserve(len); }
+  Index kv_len() const override { return layer_.kv_len(); }
+  const quoka::Selection& selection() const override { return layer_.selection(); }
+  Index kept_bytes() const override { return layer_.kept_bytes(); }
+  double scoring_flops(Index q_len) const override {
+    return static_cast<double>(shape_.batch) *
+           quoka_examples::scoring_flops(
+               options_, {shape_.q_heads, shape_.kv_heads, shape_.head_dim, q_len, kv_len()});
+  }
+  const quoka::Selection& select(View, quoka::ThreadPool&, View) override { refuse(); }
+  View keys() const override { refuse(); }
+  View values() const override { refuse(); }
+  Index scratch_bytes() const override { refuse(); }
+
+ private:
+  [[noreturn]] static void refuse() {
+    throw std::logic_error("a layer in shards is asked for what lies on all ranks");
+  }
+
+  quoka::ShardedPrefill<S> layer_;
   quoka::LayerShape shape_;
   typename S::Options options_;
 };
@@ -151,7 +197,14 @@ LayerStack layers_of(const Request& r, const std::function<void(typename S::Opti
       state.shared = first.shared;
     }
     if (vary) vary(options);
-    layers.push_back(std::make_unique<LayerOf<S>>(r.shape, options, r.attention, std::move(state)));
+    if (!r.options.ranks.has_value())
+      layers.push_back(
+          std::make_unique<LayerOf<S>>(r.shape, options, r.attention, std::move(state)));
+    else if constexpr (is_sharded<S>)
+      layers.push_back(
+          std::make_unique<ShardedLayerOf<S>>(r.shape, options, r.attention, *r.options.ranks));
+    else
+      throw std::invalid_argument("over several processes there are dense and quoka");
   }
   return layers;
 }

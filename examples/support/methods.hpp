@@ -17,11 +17,13 @@
 #pragma once
 
 #include <quoka/attention/attention.hpp>
+#include <quoka/distributed/communicator.hpp>
 #include <quoka/prefill/layer_shape.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -62,6 +64,10 @@ struct MethodOptions {
   quoka::Budget budget = 1024;
   Index rank = 0;  // channels or directions of SparQ and Loki; 0: half of head_dim, at most 64
   quoka::QuokaOptions quoka = {};
+  // Layers in shards over these, called on all of them; absent: whole layers. Of dense and quoka alone.
+  // Such a layer runs, grows and
+  // shrinks; select(), keys(), values() and scratch_bytes() throw std::logic_error.
+  std::optional<quoka::CommunicatorRef> ranks = {};
 };
 
 // Every method and variant; those without a dot are the selectors' default forms.
@@ -72,7 +78,8 @@ std::vector<std::string> parse_methods(const std::string& list);
 // "keys", for a table of what a method looks at: does it share a choice between layers?
 bool shares_layers(const std::string& method);
 
-// The layers `which` (0 <= which[i] < layer_count, ascending) of one sequence; a method that shares
+// Throws std::invalid_argument for a name that is none, and for a method that cannot be sharded over
+// options.ranks. The layers `which` (0 <= which[i] < layer_count, ascending) of one sequence; a method that shares
 // a choice between layers shares it among them and chooses first at layer first_sparse.
 LayerStack make_layers(const std::string& method, const quoka::LayerShape& shape,
                        const MethodOptions& options, const quoka::AttentionOptions& attention = {},

@@ -22,4 +22,15 @@ int run_program(CLI::App& app, int argc, char** argv, Run&& run) {
   }
 }
 
+// The same, for a program that may be one of several processes: an MpiJob.
+template <class Job, class Run>
+int run_program(CLI::App& app, int argc, char** argv, const Job& job, Run&& run) {
+  CLI11_PARSE(app, argc, argv);
+  try {
+    return run();
+  } catch (const std::exception& error) {
+    return job.failed(std::filesystem::path(argv[0]).filename().c_str(), error);
+  }
+}
+
 }  // namespace quoka_examples

@@ -28,7 +28,9 @@ using Token = std::int32_t;
 
 struct SessionOptions {
   std::string method = "dense";            // a selector's name: support/methods.hpp
-  quoka_examples::MethodOptions selector;  // its budget and its other options
+  // Its budget and its other options. With its `ranks` every layer's keys are spread over these: each rank
+  // runs the same tokens through the same model, and keeps a part of the cache.
+  quoka_examples::MethodOptions selector;
   Index chunk = 128;                       // tokens that select together
   Index batch = 512;                       // tokens that go through a product together
   Index dense_layers = 0;                  // the first layers attend to everything

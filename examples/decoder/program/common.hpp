@@ -5,6 +5,7 @@
 #include "decoder/text/chat_turns.hpp"
 #include "decoder/text/tokenizer.hpp"
 
+#include "support/mpi_job.hpp"
 #include "support/selector_flags.hpp"
 
 #include <CLI/CLI.hpp>
@@ -23,7 +24,7 @@ struct ModelFlags {
   Index chunk = 128;
   Index batch = 512;
   Index dense_layers = 0;
-  std::string policy;  // a file; empty: none
+  std::string policy;        // a file; empty: none
   std::string rope_scaling;  // empty: as the file says
   float rope_factor = 0.0f;
 };
@@ -78,7 +79,7 @@ class Stopwatch {
 
 // Each adds its subcommand, which runs when the command line is parsed; `command`, the command line
 // as typed, goes into its results file. Errors are thrown.
-void add_generate(CLI::App& app);
+void add_generate(CLI::App& app, const quoka_examples::MpiJob& job);
 void add_calibrate(CLI::App& app, const std::string& command);
 void add_compare(CLI::App& app, const std::string& command);
 void add_ttft(CLI::App& app, const std::string& command);

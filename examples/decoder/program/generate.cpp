@@ -35,7 +35,7 @@ std::vector<Token> encode_prompt(const Flags& flags, const LoadedModel& loaded) 
                                   {.parse_special = true});
 }
 
-void generate(const Flags& flags) {
+void generate(const Flags& flags, const quoka_examples::MpiJob& job) {
   const LoadedModel loaded = load(flags.model);
   const auto prompt = encode_prompt(flags, loaded);
   const Index context = loaded.model.config.context;
@@ -45,9 +45,10 @@ void generate(const Flags& flags) {
                  static_cast<long long>(prompt.size()), static_cast<long long>(flags.max_tokens),
                  static_cast<long long>(context));
 
-  quoka::ThreadPool threads(thread_count(flags.model));
-  Session session(loaded.model,
-                  session_options(flags.model, flags.selector, flags.budget, flags.quoka), threads);
+  quoka::ThreadPool threads(flags.model.threads > 0 ? flags.model.threads : job.threads());
+  SessionOptions options = session_options(flags.model, flags.selector, flags.budget, flags.quoka);
+  options.selector.ranks = job.ranks();
+  Session session(loaded.model, options, threads);
   session.reserve(std::ssize(prompt) + flags.max_tokens);
   Sampler sample(flags.sampling);
 
@@ -56,7 +57,8 @@ void generate(const Flags& flags) {
     quoka_examples::Progress bar("prefill", std::ssize(prompt));
     session.run(prompt, [&](Index done) { bar.update(done); });
   }
-  Token token = sample(session.logits());
+  const auto next_token = [&] { return job.of_first(sample(session.logits())); };
+  Token token = next_token();
   const double first_token_s = prefill.seconds();
 
   Utf8Stream characters;
@@ -67,7 +69,7 @@ void generate(const Flags& flags) {
     print(characters.feed(loaded.tokenizer->piece(token)));
     if (made == flags.max_tokens) break;
     session.run({&token, 1});
-    token = sample(session.logits());
+    token = next_token();
     ++steps;
   }
   print(characters.finish() + '\n');
@@ -75,16 +77,16 @@ void generate(const Flags& flags) {
   std::fprintf(
       stderr,
       "%lld prompt tokens: time to first token %.2f s, %.1f tokens/s; %lld tokens after it: "
-      "%.1f tokens/s; peak memory %.0f MiB; %d threads, %s, %s\n",
+      "%.1f tokens/s; peak memory %.0f MiB; %d process(es) of %d threads, %s, %s\n",
       static_cast<long long>(prompt.size()), first_token_s,
       static_cast<double>(prompt.size()) / first_token_s, static_cast<long long>(steps),
-      steps > 0 ? static_cast<double>(steps) / decode_s : 0.0, peak_memory_mib(), threads.workers(),
-      flags.selector.c_str(), product_backend().c_str());
+      steps > 0 ? static_cast<double>(steps) / decode_s : 0.0, peak_memory_mib(), job.size(),
+      threads.workers(), flags.selector.c_str(), product_backend().c_str());
 }
 
 }  // namespace
 
-void add_generate(CLI::App& app) {
+void add_generate(CLI::App& app, const quoka_examples::MpiJob& job) {
   auto flags = std::make_shared<Flags>();
   CLI::App* sub = app.add_subcommand("generate", "text from a prompt");
   add_model_flags(*sub, flags->model);
@@ -107,7 +109,7 @@ void add_generate(CLI::App& app) {
   sub->add_option("--top-p", flags->sampling.top_p)->capture_default_str();
   sub->add_option("--seed", flags->sampling.seed)->capture_default_str();
   quoka_examples::add_quoka_flags(*sub, flags->quoka);
-  sub->callback([flags] { generate(*flags); });
+  sub->callback([flags, &job] { generate(*flags, job); });
 }
 
 }  // namespace quoka_decoder

@@ -1,0 +1,106 @@
+// This process among those of an MPI job, for programs that run alone as well as under mpirun: all processes
+// do the same, the first one prints. Alone, or in a build without MPI, nothing is started.
+#pragma once
+
+#include <quoka/distributed/communicator.hpp>
+
+#if defined(QUOKA_EXAMPLES_MPI)
+#include "context_parallel/mpi_communicator.hpp"
+#endif
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <span>
+#include <stdexcept>
+#include <thread>
+
+namespace quoka_examples {
+
+class MpiJob {
+ public:
+  // Throws std::runtime_error for a job of several processes in a build without MPI, which would run as
+  // many times instead.
+  MpiJob([[maybe_unused]] int* argc, [[maybe_unused]] char*** argv) {
+    if (!launched()) return;
+#if defined(QUOKA_EXAMPLES_MPI)
+    session_ = std::make_unique<MpiSession>(argc, argv);
+    communicator_ = std::make_unique<MpiCommunicator>();
+    if (!is_first()) be_silent();
+#else
+    throw std::runtime_error("this is one of several processes, and was built without MPI");
+#endif
+  }
+
+  bool is_first() const { return rank() == 0; }
+#if defined(QUOKA_EXAMPLES_MPI)
+  int rank() const { return communicator_ == nullptr ? 0 : communicator_->rank(); }
+  int size() const { return communicator_ == nullptr ? 1 : communicator_->ranks(); }
+  // What a sharded layer needs of it; none for a process alone.
+  std::optional<quoka::CommunicatorRef> ranks() const {
+    if (size() == 1) return std::nullopt;
+    return quoka::CommunicatorRef(*communicator_);
+  }
+  // The processors of this machine, for each of the processes on it.
+  int threads() const {
+    const int all = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    return std::max(1, all / (communicator_ == nullptr ? 1 : communicator_->ranks_here()));
+  }
+#else
+  static int rank() { return 0; }
+  static int size() { return 1; }
+  static std::optional<quoka::CommunicatorRef> ranks() { return std::nullopt; }
+  static int threads() {
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  }
+#endif
+
+  // The first process's value, on all of them.
+  template <class T>
+  T of_first(T value) const {
+    if (const auto all = ranks()) all->broadcast(std::as_writable_bytes(std::span(&value, 1)), 0);
+    return value;
+  }
+
+  // Names an error that ends this process: once where all have it, and otherwise the job ends with it.
+  // Returns the exit status.
+  int failed(const char* program, const std::exception& error) const {
+    const bool on_all = dynamic_cast<const quoka::RankError*>(&error) != nullptr;
+    if (is_first() || !on_all) {
+      std::fprintf(errors_ != nullptr ? errors_ : stderr, "%s: %s\n", program, error.what());
+      if (errors_ != nullptr) std::fflush(errors_);
+    }
+#if defined(QUOKA_EXAMPLES_MPI)
+    if (size() > 1 && !on_all) MPI_Abort(MPI_COMM_WORLD, 1);
+#endif
+    return 1;
+  }
+
+ private:
+  // By mpirun or srun, with more processes than this one.
+  static bool launched() {
+    for (const char* const variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"})
+      if (const char* const size = std::getenv(variable); size != nullptr && std::atoi(size) > 1)
+        return true;
+    return false;
+  }
+  void be_silent() {
+    errors_ = ::fdopen(::dup(STDERR_FILENO), "w");
+    if (std::freopen("/dev/null", "w", stdout) == nullptr ||
+        std::freopen("/dev/null", "w", stderr) == nullptr)
+      throw std::runtime_error("/dev/null cannot be opened");
+  }
+
+  std::FILE* errors_ = nullptr;  // of a silent process
+#if defined(QUOKA_EXAMPLES_MPI)
+  std::unique_ptr<MpiSession> session_;
+  std::unique_ptr<MpiCommunicator> communicator_;
+#endif
+};
+
+}  // namespace quoka_examples
