@@ -5,13 +5,14 @@
 // depend on that; accuracy is measured elsewhere, on recorded data.
 #pragma once
 
+#include "normal.hpp"
+
 #include <quoka/quoka.hpp>
 #include <quoka/views/tensor.hpp>
 
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <random>
 #include <tuple>
 #include <vector>
 
@@ -34,30 +35,6 @@ inline constexpr LayerShape head_dim_80{.q_heads = 32, .kv_heads = 8, .head_dim 
 inline constexpr Index chunk_len = 128;  // q_len of a prefill chunk
 inline constexpr Index n_queries = 16;
 inline constexpr Index longest_kv_len = 32768;
-
-// ---- numbers ------------------------------------------------------------------------------------
-
-// Nearly normal, mean 0, variance 1: the sum of four uniform 16-bit numbers.
-// std::normal_distribution differs between standard libraries, and takes ten times as long.
-class Normal {
- public:
-  explicit Normal(std::uint64_t seed) : bits_(seed) {}
-  float operator()() {
-    const std::uint64_t x = bits_();
-    const auto sum =
-        static_cast<float>((x & 0xffff) + (x >> 16 & 0xffff) + (x >> 32 & 0xffff) + (x >> 48));
-    return (sum - 131070.0f) * (1.7320508f / 65536.0f);
-  }
-
- private:
-  std::mt19937_64 bits_;  // its sequence is prescribed by the standard
-};
-
-template <class T>
-void fill_normal(T* data, Index count, std::uint64_t seed) {
-  Normal normal(seed);
-  for (Index i = 0; i < count; ++i) data[i] = static_cast<T>(normal());
-}
 
 // ---- tensors ------------------------------------------------------------------------------------
 

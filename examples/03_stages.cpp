@@ -12,8 +12,11 @@ namespace {
 template <class T>
 void print_shape(const char* name, const T& tensor) {
   std::cout << name << " [";
-  for (int axis = 0; axis < T::NumIndices; ++axis)
-    std::cout << (axis > 0 ? ", " : "") << tensor.dimension(axis);
+  const char* separator = "";
+  for (const auto size : tensor.dimensions()) {
+    std::cout << separator << size;
+    separator = ", ";
+  }
   std::cout << "]\n";
 }
 

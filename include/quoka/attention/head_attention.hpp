@@ -94,7 +94,7 @@ class HeadAttention {
     assert(0 < panels_ && panels_ <= tuning::max_panels_per_task);
     assert(first_row_ < call_.rows());
     for (Index p = 0; p < panels_; ++p) begin_panel(p, with_sinks);
-    constexpr Index step = tuning::block_keys;
+    const Index step = tuning::block_keys;
     const Index last = arithmetic_.packs_whole_blocks() ? keys_.end_for(call_.q.len() - 1) : end;
     const auto count_at = [&](Index at) { return std::clamp<Index>(last - at, 0, step); };
     BlockRows *rows = &s_.rows[0], *next_rows = &s_.rows[1];

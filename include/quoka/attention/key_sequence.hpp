@@ -16,7 +16,7 @@ struct KeyRange {
 
 // The rows of one block: addresses, and the format of all of them.
 struct BlockRows {
-  ConstRow k[tuning::block_keys], v[tuning::block_keys];
+  ConstRow k[tuning::most_block_keys], v[tuning::most_block_keys];
   const Format *k_format, *v_format;
   RowShape k_shape, v_shape;
 

@@ -39,7 +39,7 @@ struct TokenScratch {
   bool coded = false;                  // are they?
 
   void reserve(const AttentionCall& call) {
-    constexpr Index block_keys = tuning::token_block_keys;
+    const Index block_keys = tuning::token_block_keys;
     const Index rows = round_up(call.group, token_tile_rows(call.group));
     const Index k_width = round_up(call.q.dim(), simd::lanes),
                 v_width = round_up(call.v_dim, simd::lanes);
@@ -48,7 +48,8 @@ struct TokenScratch {
     for (auto* sums : {&out, &block_out}) sums->reserve(rows * v_width);
     states.reserve(rows);
     factors.reserve(rows);
-    padded.reserve(tuning::token_stretch_keys * std::max(k_width, v_width));
+    padded.reserve(std::max(tuning::token_stretch_keys, tuning::token_value_keys) *
+                   std::max(k_width, v_width));
     if (call.biased()) bias.reserve(block_keys);
     if (multiplies_codes(call)) codes.reserve(rows / token_code_rows * token_code_bytes(k_width));
   }
@@ -132,9 +133,11 @@ class TokenAttention {
   }
 
  private:
-  static constexpr Index most_value_rows = 4, block_keys_ = tuning::token_block_keys;
+  static constexpr Index most_value_rows = 4;
 
-  float* weights(Index tile) const { return s_.weights.data() + tile * tile_rows_ * block_keys_; }
+  float* weights(Index tile) const {
+    return s_.weights.data() + tile * tile_rows_ * tuning::token_block_keys;
+  }
   const float* queries(Index tile) const {
     return s_.queries.data() + tile * tile_rows_ * k_width_;
   }
@@ -142,8 +145,8 @@ class TokenAttention {
 
   // Keys and values [begin, end) of k and v, block by block; their first is key `before`.
   void attend(const HeadRows& k, const HeadRows& v, Index begin, Index end, Index before) {
-    for (Index at = begin; at < end; at += block_keys_) {
-      const Index count = std::min(block_keys_, end - at);
+    for (Index at = begin; at < end; at += tuning::token_block_keys) {
+      const Index count = std::min(tuning::token_block_keys, end - at);
       const HeadRows keys = k.from(at);
       // Against one row, asking costs more than it brings: tuning.hpp.
       const bool asks = rows_ > 1;
@@ -180,9 +183,9 @@ class TokenAttention {
 
   // Logits of the block's keys [first, first + count); k are its rows.
   [[gnu::noinline]] void multiply_keys(const HeadRows& k, Index first, Index count, RowWalk* ask) {
-    constexpr Index stretch = tuning::token_stretch_keys;
-    static_assert(stretch <= RowsAhead::most);
-    ConstRow memory[stretch];
+    const Index stretch = tuning::token_stretch_keys;
+    assert(stretch <= RowsAhead::most);
+    ConstRow memory[RowsAhead::most];
     for (Index i = first; i < first + count; i += stretch) {
       const Index n = std::min(stretch, first + count - i);
       const Packets keys = whole_packets(k, i, n, memory);
@@ -254,8 +257,9 @@ class TokenAttention {
   void begin_values() { std::fill_n(s_.block_out.data(), rows_ * v_width_, 0.0f); }
   // Of the block's keys [first, first + count).
   [[gnu::noinline]] void add_values(const HeadRows& v, Index first, Index count, RowWalk* ask) {
-    constexpr Index stretch = tuning::token_value_keys;
-    ConstRow memory[stretch];
+    const Index stretch = tuning::token_value_keys;
+    assert(stretch <= RowsAhead::most);
+    ConstRow memory[RowsAhead::most];
     for (Index i = first; i < first + count; i += stretch) {
       const Index n = std::min(stretch, first + count - i);
       const Packets values = whole_packets(v, i, n, memory);
@@ -298,7 +302,7 @@ class TokenAttention {
 template <class AttentionOf>
 void attend_together(const AttentionCall& call, Index b, Index first_head, Index heads, Index begin,
                      Index end, AttentionOf&& attention_of) {
-  constexpr Index step = tuning::token_together_keys;
+  const Index step = tuning::token_together_keys;
   for (Index block = begin; block < end; block += tuning::token_block_keys) {
     const Index size = std::min(tuning::token_block_keys, end - block);
     const auto turns = [&](const Rows& rows, auto&& attend) {

@@ -114,7 +114,7 @@ template <class Row>
 bool pack_fixed_keys(const ConstRow* rows, Index count, const RowShape& shape,
                      simd::Int16Pair* tiles, float* factors) {
   bool all = true;
-  alignas(64) float scales[round_up(tuning::block_keys, simd::lanes)];
+  alignas(64) float scales[round_up(tuning::most_block_keys, simd::lanes)];
   for (Index first = 0; first < count; first += simd::lanes) {
     const Index n = std::min<Index>(simd::lanes, count - first);
     const simd::Packet norm = norm_or_nan(norms_of<Row>(rows + first, n, shape).square);

@@ -100,7 +100,7 @@ class FixedPanels final : public PanelArithmetic {
   }
   Index query_bytes(Index dim) const override { return pair_steps(dim) * width * 4; }
   void reserve(PanelScratch& s, Index, bool) const override {
-    constexpr Index block = round_up(tuning::block_keys, tuning::tile_rows) * width;
+    const Index block = round_up(tuning::block_keys, tuning::tile_rows) * width;
     s.logits.reserve(block);
     s.weights.reserve(block * 4);
   }
@@ -170,7 +170,7 @@ class FixedPanels final : public PanelArithmetic {
   }
 
  private:
-  static constexpr Index value_rows = ceil_div(tuning::block_keys, 2);
+  static constexpr Index value_rows = ceil_div(tuning::most_block_keys, 2);
   using Floats = formats::FloatRow;
 
   // What takes the panel's sums, and those of a block, to the new maximum.

@@ -28,7 +28,7 @@ struct PackedBlock {
 
   // Fixed point. Factors of the keys; units of the values' channels, 0 for those that are left to
   // float, which are 1 in `apart`; is none left?
-  alignas(64) float key_factors[round_up(tuning::block_keys, tuning::tile_rows* simd::lanes)];
+  alignas(64) float key_factors[round_up(tuning::most_block_keys, tuning::tile_rows* simd::lanes)];
   float *units, *apart;
   bool all_keys, all_values;
 };

@@ -1,8 +1,18 @@
 // Every block size and threshold, each with its reason. Change one, run bench/quoka_bench.
+//
+// All of them are constants. What is declared QUOKA_TUNABLE is a variable in units compiled with
+// QUOKA_TUNING, so that `quoka_bench --tune` can try other values on the machine at hand; their inline
+// namespace says so (version.hpp). They change speed alone, and where that is said the order of sums.
 #pragma once
 
 #include <quoka/simd/simd.hpp>
 #include <quoka/views/index.hpp>
+
+#if defined(QUOKA_TUNING)
+#define QUOKA_TUNABLE inline
+#else
+#define QUOKA_TUNABLE inline constexpr
+#endif
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -24,8 +34,14 @@ inline constexpr int slab_channels = 16;
 
 // Keys per block: a multiple of tile_rows. One block of weights (block_keys x panel_rows floats,
 // 14 KiB with AVX-512) stays in L1 between softmax and the value product; packed K and V of a block
-// (112 KiB at head_dim 128) stay in L2 for all panels.
-inline constexpr int block_keys = tile_rows * (simd::registers >= 32 ? 8 : 16);
+// (112 KiB at head_dim 128) stay in L2 for all panels. Fewer: the accumulators are read and written
+// more often. More: the weights leave L1. Changes the order of sums. most_block_keys: room for them.
+QUOKA_TUNABLE int block_keys = tile_rows * (simd::registers >= 32 ? 8 : 16);
+#if defined(QUOKA_TUNING)
+inline constexpr int most_block_keys = tile_rows * (simd::registers >= 32 ? 24 : 48);
+#else
+inline constexpr int most_block_keys = block_keys;
+#endif
 
 // 16-bit fixed point (fixed_panels.hpp): bits of the weights. The sum of a block's keys fits 32 bits,
 // so that one bit more for the weights is one less for the values: with 13 recorded layers are off
@@ -34,8 +50,8 @@ inline constexpr int fixed_weight_bits = 14;
 
 // Panels of one task: queries and accumulators of 16 panels are 512 KiB at head_dim 128, and
 // packing a block of keys costs about 0.5 % of its use by 16 panels. Below 4 panels it would cost
-// over 2 %.
-inline constexpr Index max_panels_per_task = 16;
+// over 2 %. More panels pack less and leave L2.
+QUOKA_TUNABLE Index max_panels_per_task = 16;
 inline constexpr Index min_panels_per_task = 4;
 
 // A head of fewer panels than min_panels_per_task is cut over its keys: parts of at least
@@ -46,20 +62,22 @@ inline constexpr Index max_parts = 16;
 // One token's attention.
 //   token_rows            query rows of a KV head up to which it is used; for more a panel is faster
 //   token_block_keys      keys per softmax step. Each change from keys to values leaves memory idle
-//                         for a while: 128 reached 0.63 of the bandwidth, 1,024 reach 0.85
+//                         for a while: 128 reached 0.63 of the bandwidth, 1,024 reach 0.85. More
+//                         weights than L1 holds cost again. Changes the order of sums
 //   token_together_keys   keys of a turn where several heads lie side by side: 8 heads of 128 channels are
 //                         0.4 MiB of L2. 16 keys were 5 % slower, 128 keys 7 %
-//   token_stretch_keys    keys handled together; they stay in L1 for all query rows
-//   token_value_keys      values handled together; they stay in L1 for all query rows
+//   token_stretch_keys    keys handled together; they stay in L1 for all query rows. Fewer: more calls
+//   token_value_keys      values handled together; they stay in L1 for all query rows. Fewer: sums are
+//                         read and written more often
 //   token_prefetch_keys   how far ahead keys are asked for. Against one query row asking costs more
-//                         than it brings
+//                         than it brings. Near: memory is waited for. Far: lines leave L1 unused
 //   token_value_packets   packets of channels held in registers, for two query rows
 inline constexpr Index token_rows = panel_rows / 2;
-inline constexpr Index token_block_keys = 1024;
-inline constexpr Index token_together_keys = 48;
-inline constexpr Index token_stretch_keys = 16;
-inline constexpr Index token_value_keys = 16;
-inline constexpr Index token_prefetch_keys = 48;
+QUOKA_TUNABLE Index token_block_keys = 1024;
+QUOKA_TUNABLE Index token_together_keys = 48;
+QUOKA_TUNABLE Index token_stretch_keys = 16;
+QUOKA_TUNABLE Index token_value_keys = 16;
+QUOKA_TUNABLE Index token_prefetch_keys = 48;
 inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;
 
 // Tasks per worker that a call aims for, so that uneven ones (and an uneven machine) balance.
@@ -70,8 +88,8 @@ inline constexpr Index score_task_keys = 4096;
 
 // Weights of panels of queries over all keys that one pass of exact softmax scoring may hold per
 // worker: four panels at 32,768 keys, still in a last-level cache. A quarter of it cost a third
-// more.
-inline constexpr Index mass_weight_bytes = Index{16} << 20;
+// more, and all of them at once would leave the cache. Changes the order of sums.
+QUOKA_TUNABLE Index mass_weight_bytes = Index{16} << 20;
 
 // Key tiles of a step where several keys lie side by side (block_scores.hpp): their logits (7 KiB with
 // AVX-512) stay in L1 beside 128 channels of a panel of queries, 1,024 channels of them (224 KiB) in L2.
@@ -81,18 +99,19 @@ inline constexpr int strided_tiles = 4;
 inline constexpr Index sketch_task_keys = 4096;
 
 // Pairs of code blocks (4 KiB at head_dim 128) between the one that is used and the one asked for.
-inline constexpr Index sketch_prefetch_pairs = 8;
+// Near: memory is waited for. Far: lines leave L1 or L2 before they are used.
+QUOKA_TUNABLE Index sketch_prefetch_pairs = 8;
 
-// Rows of codes between those that are scored and those asked for.
-inline constexpr Index code_row_prefetch_keys = 64;
+// Rows of codes between those that are scored and those asked for: likewise.
+QUOKA_TUNABLE Index code_row_prefetch_keys = 64;
 
 // Scores that top_k looks at to guess a threshold. With 1,024 of 32,768 it keeps about 1.6 k of
 // them; 512 keep 2 k, and 4,096 cost more than they save. A histogram over the leading bits of all
 // scores took twice the time of all of top_k: its counters wait for each other.
-inline constexpr Index top_k_samples = 1024;
+QUOKA_TUNABLE Index top_k_samples = 1024;
 
-// Key tiles between the one that is scored and the one whose rows are asked for.
-inline constexpr Index score_prefetch_tiles = 2;
+// Key tiles between the one that is scored and the one whose rows are asked for: likewise.
+QUOKA_TUNABLE Index score_prefetch_tiles = 2;
 
 }  // namespace tuning
 }  // namespace QUOKA_ABI

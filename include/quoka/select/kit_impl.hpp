@@ -50,7 +50,7 @@ QUOKA_FUNC bool is_finite_row(const float* x, Index dim) {
 }
 
 QUOKA_FUNC void ChannelMajorKeys::append(const Rows& k, Index capacity) {
-  constexpr Index width = tuning::block_keys;
+  const Index width = tuning::block_keys;
   if (blocks.batch() != k.batch() || blocks.heads() != k.heads() || blocks.dim() != k.dim() * width)
     len = 0;
   blocks.reshape(k.batch(), k.heads(), k.dim() * width);
@@ -131,8 +131,8 @@ class ChannelKeys final : public MassKeys {
   }
 
  private:
-  static constexpr Index width = tuning::block_keys;
-  static_assert(width % simd::lanes == 0);
+  static constexpr const int& width = tuning::block_keys;  // QUOKA_TUNING: a variable
+  static_assert(tuning::most_block_keys % simd::lanes == 0);
 
   const float* blocks_;
   Index stride_, keys_;

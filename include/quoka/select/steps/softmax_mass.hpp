@@ -63,7 +63,7 @@ class RowKeys final : public MassKeys {
   }
 
   bool pack(Index first, Index count, float* tiles) override {
-    ConstRow rows[tuning::block_keys];
+    ConstRow rows[tuning::most_block_keys];
     rows_.at.find(first, count, rows);
     pack_keys(*rows_.format, rows, count, rows_.shape, tiles);
     const Index next = std::clamp<Index>(keys_ - first - count, 0, tuning::block_keys);
@@ -100,7 +100,7 @@ class RowKeys final : public MassKeys {
   HeadRows rows_;
   Index keys_, dim_;
   FloatRow& row_;
-  ConstRow next_[tuning::block_keys];
+  ConstRow next_[tuning::most_block_keys];
   RowPrefetch prefetch_;
 };
 
@@ -336,7 +336,7 @@ class MassAccumulator {
   const Index* ends_;
   MassRows stats_{};
   Index first_row_ = 0, panels_ = 0;
-  alignas(64) float tail_[tuning::block_keys * tuning::panel_rows];
+  alignas(64) float tail_[tuning::most_block_keys * tuning::panel_rows];
 };
 
 }  // namespace detail

@@ -177,7 +177,8 @@ struct ScoredKeys {
 [[gnu::noinline]] inline void score_keys_of_head(const HeadKeys& keys, const ScoredKeys& which,
                                                  Index count, TileScorer& scorer, Scoring scoring,
                                                  float* scores) {
-  constexpr Index tile = tuning::tile_rows, ahead = tuning::score_prefetch_tiles * tile;
+  constexpr Index tile = tuning::tile_rows;
+  const Index ahead = tuning::score_prefetch_tiles * tile;
   const bool known = scoring == Scoring::cosine && !keys.inverse_norms.absent();
   const HeadRows rows =
       which.list != nullptr ? keys.rows.listed(which.list) : keys.rows.from(which.first);

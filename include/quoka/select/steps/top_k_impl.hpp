@@ -93,7 +93,7 @@ inline KthLargest kth_by_bins(float* x, Index n, Index k) {
 // Of x[0, n) without a NaN, 0 < k <= n. bucket [n + compact_slack].
 inline KthLargest kth_largest(const float* x, Index n, Index k, float* bucket) {
   assert(0 < k && k <= n);
-  constexpr Index samples = tuning::top_k_samples;
+  const Index samples = tuning::top_k_samples;
   if (n > 4 * samples) {
     for (Index i = 0; i < samples; ++i) bucket[i] = x[i * (n / samples)];
     // In a fair sample as many are among the k best, give or take the root of it.
