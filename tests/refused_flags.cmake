@@ -45,4 +45,5 @@ if(GNU AND X86)
   expect_refusal("-mfpmath=387" "not in x87")
 endif()
 
+expect_refusal("-U__BYTE_ORDER__ -D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__" "quoka needs a little-endian target")
 expect_refusal("-DQUOKA_COMPILED -ffast-math" "${no_fast_math}")
