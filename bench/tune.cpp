@@ -24,8 +24,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <iostream>
+#include <memory>
 #include <numeric>
 #include <string>
 #include <vector>

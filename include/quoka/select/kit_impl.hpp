@@ -96,15 +96,15 @@ class ChannelKeys final : public MassKeys {
       : blocks_(blocks), stride_(stride), keys_(keys), channels_(channels), count_(count) {}
 
   bool pack(Index first, Index count, float* packed) override {
-    const float* const block = blocks_ + first / width * stride_;
+    const float* const block = blocks_ + first / width() * stride_;
     simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
     for (Index s = 0; s < count_; ++s) {
-      for (Index i = 0; i < width; i += simd::lanes) {
-        const simd::Packet x = simd::load(block + channels_[s] * width + i);
+      for (Index i = 0; i < width(); i += simd::lanes) {
+        const simd::Packet x = simd::load(block + channels_[s] * width() + i);
         poison = simd::fma(x, simd::zero(), poison);
         simd::store(packed + i, x);
       }
-      packed += width;
+      packed += width();
     }
     next_ = first + count < keys_ ? block + stride_ : nullptr;
     at_ = 0;
@@ -113,25 +113,25 @@ class ChannelKeys final : public MassKeys {
   void prefetch(Index parts) override {
     if (next_ == nullptr) return;
     for (Index left = ceil_div(count_, parts); left > 0 && at_ < count_; --left, ++at_)
-      for (Index i = 0; i < width; i += 16) simd::prefetch(next_ + channels_[at_] * width + i);
+      for (Index i = 0; i < width(); i += 16) simd::prefetch(next_ + channels_[at_] * width() + i);
   }
   bool finite(Index key) override {
-    const float* const at = blocks_ + key / width * stride_ + key % width;
+    const float* const at = blocks_ + key / width() * stride_ + key % width();
     return std::all_of(channels_, channels_ + count_,
-                       [&](Index channel) { return std::isfinite(at[channel * width]); });
+                       [&](Index channel) { return std::isfinite(at[channel * width()]); });
   }
   void logits(const float* packed, const float* panel, Index count, float* x,
               PanelPackets& top) override {
     block_logits(count, x, top, [&](auto& acc, Index key) QUOKA_INLINE_LAMBDA {
       simd::unroll<tuning::tile_rows, tuning::tile_packets>(
           [&](auto i, auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
-      rank1_updates<tuning::tile_rows, tuning::tile_packets, 1>(acc, packed + key, width, panel,
+      rank1_updates<tuning::tile_rows, tuning::tile_packets, 1>(acc, packed + key, width(), panel,
                                                                 count_);
     });
   }
 
  private:
-  static constexpr const int& width = tuning::block_keys;  // QUOKA_TUNING: a variable
+  static Index width() { return tuning::block_keys; }
   static_assert(tuning::most_block_keys % simd::lanes == 0);
 
   const float* blocks_;
