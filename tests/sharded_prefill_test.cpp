@@ -601,7 +601,7 @@ TEST(ShardedPrefillCall, OfAWholePromptIsThatOfItsChunks) {
 
 TEST(ShardMapOf, AnyLayoutGivesEachTokenToOneRankAndPlace) {
   for (const ShardLayout& layout : {ShardLayout::round_robin(5), ShardLayout::contiguous(7)})
-    for (const int ranks : {1, 2, 3, 4}) {
+    for (const int ranks : {1, 2, 3, 4, 7}) {
       std::vector<int> owners(61, 0);
       for (int rank = 0; rank < ranks; ++rank) {
         const ShardMap map(layout, 1, rank, ranks);
@@ -688,12 +688,15 @@ TEST(Sent, IsWhatTheHeaderSays) {
   Shape shape;
   shape.batch = 2, shape.kv_heads = 5, shape.q_heads = 10, shape.v_dim = 12;
   constexpr Index n = 37, k = 31, past = 700;
-  for (const int ranks : {2, 3, 4}) {
+  for (const int ranks : {2, 3, 4, 7, 11}) {
     for (int rank = 0; rank < ranks; ++rank) {
+      const Index ranges = ranks == 11 ? 2 : 1, r = ranges == 2 ? 19 : n;  // of a head's rows
       const Index c = quoka::ceil_div(5, ranks),
-                  home = std::clamp<Index>(5 - rank * c, 0, c) * 2;  // query heads
-      const Index partial = 4 * (10 - home) * 2 * n * (12 + 1),
-                  merged = 4 * (c * 2) * 2 * n * (12 + 1);
+                  heads =
+                      std::clamp<Index>(5 - rank / ranges * c, 0, c) * 2,  // query heads at home
+          rows = rank % ranges == 0 ? r : n - r;
+      const Index partial = 4 * (10 * n - heads * rows) * 2 * (12 + 1),
+                  merged = 4 * (c * 2) * r * 2 * (12 + 1);
       const Index candidates = 8 * 2 * 5 * k;
       EXPECT_EQ(sent(shape, {.budget = k}, ranks, rank, past, n),
                 (Sent{candidates + partial + merged + 5 * Rounds::header_bytes,

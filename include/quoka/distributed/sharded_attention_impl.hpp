@@ -29,50 +29,76 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
   if (rounds.ranks() == 1) return attention(q, past, chunk, output, options, executor, workspace_);
   const Index ranks = rounds.ranks(), me = rounds.rank();
   const Index kv_heads = chunk.k.heads(), group = q.heads() / kv_heads;
-  const Layout layout{q.batch(), q.len(), chunk.v.dim()};
-  const Index each = ceil_div(kv_heads, ranks), home = each * group;  // the most heads at a home
-  const auto begin_of = [&](Index rank) { return std::min(rank * each, kv_heads); };
-  const auto heads_of = [&](Index rank) { return begin_of(rank + 1) - begin_of(rank); };
-  const auto floats_of = [&](Index rank) {
-    return static_cast<std::size_t>(heads_of(rank) * group * layout.head());
+  const Homes homes(kv_heads, q.len(), ranks);
+  const Layout whole{q.batch(), q.len(), chunk.v.dim()};
+  const auto layout_of = [&](const Homes::Home& home) {
+    return Layout{whole.batch, home.rows, whole.v_dim};
   };
-  float* const parts = parts_.reserve(q.heads() * layout.head());
-  float* const received = received_.reserve(ranks * home * layout.head());
-  float* const of_chunk = of_chunk_.reserve(home * layout.head());
-  float* const results = results_.reserve(ranks * home * layout.head());
+  const auto floats_of = [&](const Homes::Home& home) {
+    return home.heads * group * layout_of(home).head();
+  };
+  const Index block =
+      homes.heads_each() * group * Layout{whole.batch, homes.rows_each(), whole.v_dim}.head();
+  float* const parts = parts_.reserve(q.heads() * whole.head());
+  float* const packed = packed_.reserve(homes.whole_heads() ? 0 : block);
+  float* const received = received_.reserve(ranks * block);
+  float* const of_chunk = of_chunk_.reserve(block);
+  float* const results = results_.reserve(ranks * block);
 
   AttentionOptions of_past = options;
   of_past.sink_logits = {};  // they belong to one part: the chunk's
-  attention(q, past, {}, {layout.out(parts, q.heads()), layout.lse(parts, q.heads())}, of_past,
+  attention(q, past, {}, {whole.out(parts, q.heads()), whole.lse(parts, q.heads())}, of_past,
             executor, workspace_);
-  const Index heads = heads_of(me), q_begin = begin_of(me) * group, q_count = heads * group;
-  if (heads > 0) {
+  const Homes::Home home = homes.of(me);
+  const Layout layout = layout_of(home);
+  const Index q_begin = home.kv_head * group, q_count = home.heads * group;
+  if (floats_of(home) > 0) {
     AttentionOptions of_home = options;
     if (!options.sink_logits.empty())
       of_home.sink_logits = options.sink_logits.subspan(static_cast<std::size_t>(q_begin),
                                                         static_cast<std::size_t>(q_count));
-    attention(q.some_heads(q_begin, q_count), {},
-              {chunk.k.some_heads(begin_of(me), heads), chunk.v.some_heads(begin_of(me), heads)},
+    const Rows k = chunk.k.some_heads(home.kv_head, home.heads),
+               v = chunk.v.some_heads(home.kv_head, home.heads);
+    attention(q.some_heads(q_begin, q_count).slice(home.row, home.rows),
+              {k.slice(0, home.row), v.slice(0, home.row)},
+              {k.slice(home.row, home.rows), v.slice(home.row, home.rows)},
               {layout.out(of_chunk, q_count), layout.lse(of_chunk, q_count)}, of_home, executor,
               workspace_);
   }
 
+  // The part of `parts` that belongs to a home, as one message.
+  const auto part_of = [&](const Homes::Home& to) {
+    float* const of_heads = parts + to.kv_head * group * whole.head();
+    if (homes.whole_heads()) return of_heads;
+    float* at = packed;
+    const auto copy_rows = [&](const float* from, Index width) {
+      for (Index b = 0; b < whole.batch; ++b)
+        at = std::copy_n(from + (b * whole.q_len + to.row) * width, to.rows * width, at);
+    };
+    for (Index head = 0; head < to.heads * group; ++head) {
+      const float* const of_head = of_heads + head * whole.head();
+      copy_rows(of_head, whole.v_dim);
+      copy_rows(of_head + whole.rows() * whole.v_dim, 1);  // their log-sum-exp
+    }
+    return packed;
+  };
   rounds.agree("partial results");
   rounds.exchange([&](const CommunicatorRef& c) {
     for (Index step = 1; step < ranks; ++step) {
       const Index to = (me + step) % ranks, from = (me + ranks - step) % ranks;
+      const Homes::Home there = homes.of(to);
       c.sendrecv(
-          std::as_bytes(std::span(parts + begin_of(to) * group * layout.head(), floats_of(to))),
+          std::as_bytes(std::span(part_of(there), static_cast<std::size_t>(floats_of(there)))),
           static_cast<int>(to),
-          std::as_writable_bytes(std::span(received + from * home * layout.head(), floats_of(me))),
+          std::as_writable_bytes(
+              std::span(received + from * block, static_cast<std::size_t>(floats_of(home)))),
           static_cast<int>(from));
     }
   });
 
-  const auto of_rank = [&](Index rank) {
-    return rank == me ? parts + q_begin * layout.head() : received + rank * home * layout.head();
-  };
-  float* const merged = received + me * home * layout.head();  // nothing is received from oneself
+  float* const own = part_of(home);
+  const auto of_rank = [&](Index rank) { return rank == me ? own : received + rank * block; };
+  float* const merged = received + me * block;  // nothing is received from oneself
   std::copy_n(of_rank(0), q_count * layout.head(), merged);
   executor.run(q_count, [&](Index head, int) {
     const Index at = head * layout.head();
@@ -84,21 +110,24 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
   });
   rounds.agree("merged results");
   rounds.exchange([&](const CommunicatorRef& c) {
-    const auto block = static_cast<std::size_t>(home * layout.head());
-    c.allgather(
-        std::as_bytes(std::span(merged, block)),
-        std::as_writable_bytes(std::span(results, block * static_cast<std::size_t>(ranks))));
+    const auto sent = static_cast<std::size_t>(block);
+    c.allgather(std::as_bytes(std::span(merged, sent)),
+                std::as_writable_bytes(std::span(results, sent * static_cast<std::size_t>(ranks))));
   });
 
-  // Homes follow each other without a gap: only the last ones may have fewer heads.
   const OutputRows& out = output.out;
-  for (Index head = 0; head < q.heads(); ++head) {
-    const float* const of_head = results + head * layout.head();
-    for (Index row = 0; row < layout.rows(); ++row) {
-      const Index b = row / layout.q_len, i = row % layout.q_len;
-      out.format().narrow(of_head + row * layout.v_dim, out.shape(head), out.row(b, head, i));
-      if (!output.lse_nat.absent())
-        output.lse_nat.at(b, head, i) = of_head[layout.rows() * layout.v_dim + row];
+  for (Index rank = 0; rank < ranks; ++rank) {
+    const Homes::Home from = homes.of(rank);
+    const Layout there = layout_of(from);
+    for (Index h = 0; h < from.heads * group; ++h) {
+      const Index head = from.kv_head * group + h;
+      const float* const of_head = results + rank * block + h * there.head();
+      for (Index row = 0; row < there.rows(); ++row) {
+        const Index b = row / from.rows, i = from.row + row % from.rows;
+        out.format().narrow(of_head + row * there.v_dim, out.shape(head), out.row(b, head, i));
+        if (!output.lse_nat.absent())
+          output.lse_nat.at(b, head, i) = of_head[there.rows() * there.v_dim + row];
+      }
     }
   }
 }

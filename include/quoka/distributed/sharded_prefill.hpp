@@ -31,21 +31,22 @@
 // ranks and a layout the bits are always the same, on all ranks. Ranks compiled for different
 // ISAs are refused: their bits differ.
 //
-// Cost. P ranks, b sequences, h query heads, g KV heads, n = q_len, d = v_dim, k = keys wanted by score,
-// c = ceil(g / P), u = query heads at home (c h / g, fewer on the last ranks). Each rank sends, per chunk:
+// Cost. P ranks, b sequences, h query heads, g KV heads, n = q_len, d = v_dim, k = keys wanted by score;
+// c = ceil(g / P) KV heads at a home and r = n rows of them; with P > g, c = 1, r = ceil(n / floor(P / g)).
+// u is the rows of queries at home: c h r / g, fewer on the last ranks. Each rank sends, per chunk:
 //
 //   candidates        8 b g k                        1 allgather
 //   window w > 1      4 b g (w - 1) runs             1 allgather; runs: 1, or blocks of tokens per rank
 //   softmax           12 b g round_up(rows, panel)   2 allreduces; rows of queries that score for a KV head
-//   partial results   4 (h - u) b n (d + 1)          P - 1 sendrecvs
-//   merged results    4 (c h / g) b n (d + 1)        1 allgather
+//   partial results   4 (h n - u) b (d + 1)          P - 1 sendrecvs
+//   merged results    4 (c h / g) r b (d + 1)        1 allgather
 //   headers           Rounds::header_bytes           1 allgather before each line, at begin and at end
 //
 // None of it depends on kv_len, with a budget in keys and a window of 1. Without selection (DenseSelector,
 // a past within the budget) the first three lines are nothing. Of dense attention by a ring each rank sends
 // 4 b g (kv_len / P) (head_dim + v_dim) (P - 1). FLOPs: scoring and attention over the past are divided by
 // the ranks as the layout divides the keys; choosing queries is done by each; the chunk's own part is
-// divided by KV heads.
+// divided as the homes are.
 //
 // A fault on one rank (an exception; sizes, options or formats that differ from rank 0's) ends the call on
 // all of them with one RankError that names it, and every cache is as it was: rounds.hpp. The ranks may go
