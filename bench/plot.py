@@ -11,6 +11,7 @@
     evaluate_*.png        mass kept and output error against budget, by method                   evaluate_*.json
     accuracy_budget.png   RULER's tasks: exact match against budget, by method                   accuracy_*.json
     accuracy_length.png   the same against prompt length                                         accuracy_*.json
+    context_parallel.png  a prefill over several ranks, and what they send                       context_parallel_*.json
     which_preset.png      answers against the speed of a prefill, by method and budget           accuracy_*.json, frontier_*.json
 
 Needs matplotlib (Debian: python3-matplotlib). A figure whose file is not there is left out.
@@ -412,6 +413,41 @@ def frontier(results, speeds, tokens, path):
     save(figure, path)
 
 
+def context_parallel(records, path):
+    """The cost model's curves of one process's record; what the others measured on one machine."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.5, 4.3))
+    model = min(records, key=lambda r: r["processes"])
+    networks = list(dict.fromkeys(p["network"] for p in model["predicted"]))
+    for network, dashes in zip(networks, ("-", "--")):
+        points = [p for p in model["predicted"] if p["network"] == network]
+        left.plot([p["ranks"] for p in points], [p["ratio"] for p in points], dashes, color=COLOURS["quoka"],
+                  label=f"model, a machine a rank, {network}")
+    here = sorted((r["processes"], r["ratio"], r["predicted_alone"] / r["predicted_together"]) for r in records)
+    left.plot([n for n, _, _ in here], [y for _, y, _ in here], "o", color="black",
+              label=f"measured, processes of one machine with {model['processors']:.0f} processors")
+    left.plot([n for n, _, _ in here], [y for _, _, y in here], "o", mfc="none", ms=10, color="black",
+              label="the model's for these")
+    left.plot([1, 16], [1, 16], ":", color=COLOURS["oracle"], lw=1)
+    points = [p for p in model["predicted"] if p["network"] == networks[0]]
+    ranks = [p["ranks"] for p in points]
+    right.plot(ranks, [p["bytes_per_chunk"] / 2**20 for p in points], color=COLOURS["quoka"], marker="o",
+               label="sharded, any past")
+    right.plot(ranks[1:], [p["ring_bytes_per_chunk"] / 2**20 for p in points[1:]], color=COLOURS["dense"], marker="o",
+               label=f"all keys and values by a ring, past {model['len']:,}")
+    for axis, text in ((left, "times as fast as one process"), (right, "MiB that a rank sends for a chunk")):
+        power_of_two_axis(axis, ranks)
+        axis.set_yscale("log", base=2 if axis is left else 10)
+        plain = FuncFormatter(lambda y, _: f"{y:g}")
+        axis.yaxis.set_major_formatter(plain)
+        axis.set_xlabel("ranks")
+        axis.set_ylabel(text)
+        axis.grid(True, which="major", alpha=0.25)
+        axis.legend(fontsize=7.5, frameon=False, loc="lower right" if axis is left else "center right")
+    figure.suptitle(f"QuoKA over several ranks: prefill of {model['len']:,} tokens, chunk {model['chunk']}, "
+                    f"budget {model['budget']:,}, 32/8 heads of 128", fontsize=10)
+    save(figure, path)
+
+
 def save(figure, path, dpi=130):
     figure.tight_layout()
     figure.savefig(path, dpi=dpi, bbox_inches="tight")
@@ -435,6 +471,9 @@ def main():
         data = json.loads(source.read_text())
         if any(point["selector"] != "dense" for point in data["results"]):
             needle(data, source.with_suffix(".png"))
+    records = [json.loads(source.read_text()) for source in sorted(folder.glob("context_parallel_*.json"))]
+    if records:
+        context_parallel(records, folder / "context_parallel.png")
     results = ruler_results.Results(folder)
     for against in ("budget", "length") if results.files else ():
         accuracy(results, folder / f"accuracy_{against}.png", against)

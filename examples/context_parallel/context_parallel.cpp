@@ -1,16 +1,22 @@
 // A prompt whose keys are spread over the processes of an MPI job, against one process. Each chunk is
 // done twice, in turns: by all processes together, then by the first one alone, while the others sleep.
 // So both are timed on the same machine at the same time, and each chunk's Selection and output are
-// compared.
+// compared. The parts of a chunk are timed on the first one, and what cost_model.hpp makes of them is printed
+// beside what was measured, and for other numbers of ranks on other networks.
 //
 //   mpirun -n 2 build/examples/context_parallel/context_parallel --len 32768
 //
-// Exits with 1 where a Selection differs, or an output by more than 2e-6 of the largest one.
+// Exits with 1 where a Selection differs, an output by more than 2e-6 of the largest one, or what was sent
+// from what the model says.
 
+#include "context_parallel/cost_model.hpp"
 #include "context_parallel/mpi_communicator.hpp"
+#include "support/build_info.hpp"
 #include "support/run_program.hpp"
 
+#include <quoka/attention/merge.hpp>
 #include <quoka/distributed/sharded_prefill.hpp>
+#include <quoka/kernels/tuning.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/runtime/isa.hpp>
 #include <quoka/runtime/thread_pool.hpp>
@@ -39,8 +45,19 @@ struct Flags {
   Index block = 0;  // tokens of a shard's block; 0: the layer's choice
   int threads = 1;  // of each process
   bool robust = false, dense = false;
-  std::string json;
+  std::string json, command;
 };
+
+// Networks that the model is asked about: the assumptions of its curves.
+struct NamedNetwork {
+  const char* name;
+  Network network;
+};
+constexpr NamedNetwork networks[] = {
+    {"100 Gbit/s, 5 us", {5e-6, 12.5e9}},
+    {"10 Gbit/s, 20 us", {20e-6, 1.25e9}},
+};
+constexpr Index header_bytes = quoka::detail::Rounds::header_bytes;
 
 // The same numbers on every process: uniform in [-1, 1), a variance of 1/3.
 class Numbers {
@@ -88,11 +105,94 @@ double sum_of_medians(const std::vector<double>& x) {
   return sum;
 }
 
+double median_seconds(int rounds, auto&& f) {
+  std::vector<double> seconds;
+  for (int round = 0; round < rounds; ++round) seconds.push_back(seconds_of(f));
+  std::nth_element(seconds.begin(), seconds.begin() + rounds / 2, seconds.end());
+  return seconds[static_cast<std::size_t>(rounds / 2)];
+}
+
+// The parts of a chunk by this process alone, from its layer over the whole prompt.
+template <class S>
+ComputeCost parts_of(const Flags& flags, const typename S::Options& options,
+                     quoka::ChunkedPrefill<S>& layer, quoka::ThreadPool& threads) {
+  constexpr int rounds = 9;
+  const Index n = flags.chunk, len = layer.kv_len(), heads = flags.q_heads;
+  Tensor q(1, heads, n, flags.head_dim), k(1, flags.kv_heads, n, flags.head_dim),
+      v(1, flags.kv_heads, n, flags.head_dim), out(1, heads, n, flags.head_dim), other = out;
+  Numbers numbers(2);
+  for (Tensor* const x : {&q, &k, &v}) numbers.fill(*x);
+  Eigen::Tensor<float, 3, Eigen::RowMajor> lse(1, heads, n), other_lse(1, heads, n);
+  quoka::AttentionWorkspace workspace;
+  const auto attend = [&](const quoka::Past& past, const quoka::Chunk& chunk) {
+    return median_seconds(rounds, [&] {
+      quoka::attention(q, past, chunk, {out, lse}, {}, threads, workspace);
+    });
+  };
+  ComputeCost cost{};
+  const quoka::Rows all_k = layer.cache().k(), all_v = layer.cache().v();
+  const Index half = len / 2;
+  if constexpr (std::is_same_v<S, quoka::DenseSelector>) {
+    const double at_half = attend({all_k.slice(0, half), all_v.slice(0, half)}, {}),
+                 at_all = attend({all_k, all_v}, {});
+    cost.past_per_key = (at_all - at_half) / static_cast<double>(len - half);
+    cost.past = std::max(0.0, at_half - cost.past_per_key * static_cast<double>(half));
+  } else {
+    const auto select = [&] { return median_seconds(rounds, [&] { layer.select(q, threads); }); };
+    const double at_all = select();
+    const quoka::Selection keep = layer.selection();
+    cost.past = attend({all_k, all_v, keep}, {});
+    layer.truncate(half);
+    const double at_half = select();
+    cost.score_per_key = (at_all - at_half) / static_cast<double>(len - half);
+    cost.choose = std::max(0.0, at_half - cost.score_per_key * static_cast<double>(half));
+    const Index wanted = options.budget.keys(len);
+    std::vector<std::uint64_t> candidates(static_cast<std::size_t>(2 * wanted)), copy;
+    std::uint64_t state = 1;
+    for (std::uint64_t& x : candidates)
+      x = state = state * 6364136223846793005u + 1442695040888963407u;
+    cost.candidate =
+        median_seconds(rounds,
+                       [&] {
+                         copy = candidates;
+                         std::nth_element(copy.begin(), copy.begin() + wanted, copy.end());
+                       }) /
+        static_cast<double>(candidates.size());
+  }
+  cost.chunk = attend({}, {k, v});
+  other = out, other_lse = lse;
+  cost.merge = median_seconds(rounds, [&] { quoka::merge(out, lse, other, other_lse); });
+  cost.deliver = median_seconds(rounds, [&] { std::copy_n(out.data(), out.size(), other.data()); });
+  return cost;
+}
+
+// Of a message that is next to nothing, and of a large one, among these processes; 0 for one process alone.
+Network measured_network(MpiCommunicator& mpi) {
+  if (mpi.ranks() == 1) return {0.0, 1e12};
+  constexpr int times = 200;
+  std::vector<std::byte> small(static_cast<std::size_t>(header_bytes * (mpi.ranks() + 1))),
+      large(std::size_t{2} << 20);
+  const auto one = std::span(small).first(static_cast<std::size_t>(header_bytes));
+  const auto rest = std::span(small).subspan(static_cast<std::size_t>(header_bytes));
+  const auto half = large.size() / 2;
+  const int right = (mpi.rank() + 1) % mpi.ranks(),
+            left = (mpi.rank() + mpi.ranks() - 1) % mpi.ranks();
+  const double latency = median_seconds(times, [&] { mpi.allgather(one, rest); });
+  const double seconds = median_seconds(times / 10, [&] {
+    mpi.sendrecv(std::span(large).first(half), right, std::span(large).subspan(half), left);
+  });
+  const double doublings = std::bit_width(static_cast<unsigned>(mpi.ranks() - 1));
+  return {latency / doublings, static_cast<double>(half) / std::max(1e-9, seconds - latency)};
+}
+
 struct Totals {
   std::vector<double> together, alone;  // seconds of each chunk
   double error = 0.0;                   // of the largest output
   Index different = 0;                  // Selections
   Index bytes = 0, messages = 0;        // of the last chunk, sent by this rank
+  ComputeCost parts{};
+  Network network{};
+  ChunkShape shape{};
 };
 
 template <class S>
@@ -134,6 +234,18 @@ Totals run(const Flags& flags, const typename S::Options& options, MpiCommunicat
     }
     sleep_until_all_are_here();
   }
+  totals.network = measured_network(mpi);
+  const Index past = flags.len - 1 - (flags.len - 1) % flags.chunk;  // of the last chunk
+  totals.shape = {flags.q_heads, flags.kv_heads, flags.head_dim, flags.len - past, 0, 0};
+  if constexpr (!std::is_same_v<S, quoka::DenseSelector>) {
+    if (options.budget.keys(past) < past) totals.shape.wanted = options.budget.keys(past);
+    if (options.domain == quoka::Domain::softmax)
+      totals.shape.softmax_rows = quoka::round_up(
+          std::min(options.n_queries, totals.shape.q_len) * flags.q_heads / flags.kv_heads,
+          quoka::tuning::panel_rows);
+  }
+  if (first) totals.parts = parts_of<S>(flags, one_machine, alone, threads);
+  sleep_until_all_are_here();
   return totals;
 }
 
@@ -148,8 +260,27 @@ int run_job(const Flags& flags) {
   if (mpi.rank() != 0) return 0;
   const double together = sum_of_medians(totals.together), alone = sum_of_medians(totals.alone),
                ratio = alone / together;
+  const Sent sent = sent_per_chunk(totals.shape, header_bytes, mpi.ranks(), 0);
   const Index ring =
-      4 * 2 * flags.kv_heads * flags.head_dim * (flags.len / mpi.ranks()) * (mpi.ranks() - 1);
+      ring_bytes_per_chunk(flags.kv_heads, flags.head_dim, flags.head_dim, flags.len, mpi.ranks());
+  const auto processors = static_cast<double>(std::max(1u, std::thread::hardware_concurrency()));
+  // Of the whole prompt: its chunks' sizes, past and all.
+  const auto predicted = [&](Index ranks, const Network& network, double overcommitted) {
+    double seconds = 0.0;
+    for (Index past = 0; past < flags.len; past += flags.chunk) {
+      ChunkShape shape = totals.shape;
+      ComputeCost parts = totals.parts;
+      if (past <= flags.budget && !flags.dense) {  // all of it is attended to
+        shape.wanted = 0, parts.choose = parts.score_per_key = 0.0;
+        parts.past *= static_cast<double>(past) / static_cast<double>(flags.budget);
+      }
+      seconds += chunk_seconds(shape, parts, network, header_bytes, ranks, past, overcommitted);
+    }
+    return seconds;
+  };
+  const double here = predicted(mpi.ranks(), totals.network,
+                                std::max(1.0, mpi.ranks() * flags.threads / processors));
+  const double one = predicted(1, totals.network, std::max(1.0, flags.threads / processors));
   std::printf("%d processes of %d thread(s), %s, %td tokens in chunks of %td, budget %td, %s\n",
               mpi.ranks(), flags.threads,
               flags.dense    ? "dense"
@@ -158,31 +289,70 @@ int run_job(const Flags& flags) {
               flags.len, flags.chunk, flags.budget, quoka::isa());
   std::printf("prefill together         %8.3f s\n", together);
   std::printf("prefill by one process   %8.3f s, %.2f times as long\n", alone, ratio);
+  std::printf("the cost model says      %8.3f s and %.3f s, %.2f times\n", here, one, one / here);
   std::printf("sent by a process in the last chunk   %td bytes in %td messages\n", totals.bytes,
               totals.messages);
+  std::printf("the formula says                      %td bytes in %td messages\n", sent.bytes,
+              sent.calls);
   std::printf("by a ring of all keys and values      %td bytes\n", ring);
+  for (const NamedNetwork& network : networks) {
+    std::printf("ranks by %s, each a machine like this one:", network.name);
+    for (Index ranks = 2; ranks <= 64; ranks *= 2)
+      std::printf("  %td: %.2f times", ranks, one / predicted(ranks, network.network, 1.0));
+    std::printf("\n");
+  }
   std::printf("Selections that differ   %td\n", totals.different);
   std::printf("outputs differ by        %.1e of the largest\n", totals.error);
   if (!flags.json.empty()) {
-    const nlohmann::json record = {{"processes", mpi.ranks()},
-                                   {"threads", flags.threads},
-                                   {"len", flags.len},
-                                   {"chunk", flags.chunk},
-                                   {"budget", flags.budget},
-                                   {"dense", flags.dense},
-                                   {"robust", flags.robust},
-                                   {"seconds_together", together},
-                                   {"seconds_alone", alone},
-                                   {"ratio", ratio},
-                                   {"bytes_per_chunk", totals.bytes},
-                                   {"messages_per_chunk", totals.messages},
-                                   {"ring_bytes_per_chunk", ring},
-                                   {"selections_that_differ", totals.different},
-                                   {"output_error", totals.error},
-                                   {"isa", quoka::isa()}};
-    std::ofstream(flags.json) << record.dump(2) << "\n";
+    const ComputeCost& c = totals.parts;
+    nlohmann::json record = {{"command", flags.command},
+                             {"cpu", cpu_name()},
+                             {"build", build_description()},
+                             {"processes", mpi.ranks()},
+                             {"processors", processors},
+                             {"threads", flags.threads},
+                             {"len", flags.len},
+                             {"chunk", flags.chunk},
+                             {"budget", flags.budget},
+                             {"dense", flags.dense},
+                             {"robust", flags.robust},
+                             {"seconds_together", together},
+                             {"seconds_alone", alone},
+                             {"predicted_together", here},
+                             {"predicted_alone", one},
+                             {"parts",
+                              {{"choose", c.choose},
+                               {"score_per_key", c.score_per_key},
+                               {"past", c.past},
+                               {"past_per_key", c.past_per_key},
+                               {"chunk", c.chunk},
+                               {"candidate", c.candidate},
+                               {"merge", c.merge},
+                               {"deliver", c.deliver}}},
+                             {"latency_s", totals.network.latency_s},
+                             {"bytes_per_s", totals.network.bytes_per_s},
+                             {"ratio", ratio},
+                             {"bytes_per_chunk", totals.bytes},
+                             {"messages_per_chunk", totals.messages},
+                             {"ring_bytes_per_chunk", ring},
+                             {"selections_that_differ", totals.different},
+                             {"output_error", totals.error},
+                             {"isa", quoka::isa()}};
+    for (const NamedNetwork& network : networks)
+      for (Index ranks = 1; ranks <= 64; ranks *= 2)
+        record["predicted"].push_back(
+            {{"network", network.name},
+             {"latency_s", network.network.latency_s},
+             {"bytes_per_s", network.network.bytes_per_s},
+             {"ranks", ranks},
+             {"ratio", one / predicted(ranks, network.network, 1.0)},
+             {"bytes_per_chunk", sent_per_chunk(totals.shape, header_bytes, ranks, 0).bytes},
+             {"ring_bytes_per_chunk", ring_bytes_per_chunk(flags.kv_heads, flags.head_dim,
+                                                           flags.head_dim, flags.len, ranks)}});
+    std::ofstream(flags.json) << record.dump(1) << "\n";
   }
-  return totals.different == 0 && totals.error <= 2e-6 ? 0 : 1;
+  const bool as_said = sent.bytes == totals.bytes && sent.calls == totals.messages;
+  return totals.different == 0 && totals.error <= 2e-6 && as_said ? 0 : 1;
 }
 
 }  // namespace
@@ -190,6 +360,7 @@ int run_job(const Flags& flags) {
 int main(int argc, char** argv) {
   const MpiSession session(&argc, &argv);
   Flags flags;
+  flags.command = command_line(argc, argv);
   CLI::App app("Prefill over the processes of an MPI job, against one process");
   app.add_option("--len", flags.len, "tokens of the prompt")->capture_default_str();
   app.add_option("--chunk", flags.chunk)->capture_default_str();

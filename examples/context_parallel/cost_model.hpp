@@ -1,0 +1,101 @@
+// What a chunk costs when its keys lie on P ranks, from what its parts cost on one: a model with every
+// assumption in sight, which the program holds against what it measures.
+//
+//   T(P, L) = choose                                     every rank chooses the queries
+//           + (score L + past(L)) / P                    its own keys, and those selected of them
+//           + chunk u,  u = c r / (g n)                  the chunk's own keys, for the rows at home: c of g
+//                                                        KV heads, r of n rows
+//           + candidate g k P                            every rank merges all ranks' candidates
+//           + merge u P                                  results by log-sum-exp, at home
+//           + deliver                                    every rank writes the whole output
+//           + rounds latency(P) + received / bandwidth
+//
+// L cached keys, g KV heads, k keys wanted by score. Seconds of one process, all of its threads. Where more
+// threads than processors share a machine, computing takes as many times as long. What is selected is taken
+// to lie evenly over the ranks. Not in it: waiting for the slowest rank, and the rest of a model, which
+// other kinds of parallelism divide.
+//
+// latency(P) = ceil(log2 P) latency, as allgathers by doubling have it; each rank receives P - 1 messages of
+// an allgather through one link.
+#pragma once
+
+#include <quoka/distributed/sharded_attention.hpp>
+
+#include <algorithm>
+#include <bit>
+
+namespace quoka_examples {
+
+using quoka::Index;
+
+struct ChunkShape {
+  Index q_heads, kv_heads, v_dim, q_len;
+  Index wanted;        // keys of each KV head by their scores; 0: nothing is selected
+  Index softmax_rows;  // queries that score for a KV head, whole panels, in Domain::softmax; else 0
+};
+
+// By one rank for a chunk, as sharded_prefill.hpp has it; calls of the communicator, and its bytes.
+struct Sent {
+  Index bytes, calls;
+};
+inline Sent sent_per_chunk(const ChunkShape& s, Index header_bytes, Index ranks, Index rank) {
+  const Index group = s.q_heads / s.kv_heads, row = 4 * (s.v_dim + 1);
+  const quoka::detail::Homes homes(s.kv_heads, s.q_len, ranks);
+  const auto home = homes.of(rank);
+  Index headers = 2, bytes = 0, calls = 0;  // at begin and at end
+  if (s.wanted > 0) bytes += 8 * s.kv_heads * s.wanted, ++calls, ++headers;
+  if (s.wanted > 0 && s.softmax_rows > 0)
+    bytes += 12 * s.kv_heads * s.softmax_rows, calls += 2, headers += 2;
+  if (ranks > 1)
+    bytes += (s.q_heads * s.q_len - home.heads * group * home.rows +
+              homes.heads_each() * group * homes.rows_each()) *
+             row,
+        calls += ranks, headers += 2;
+  return {bytes + headers * header_bytes, calls + headers};
+}
+
+// Of dense attention by a ring, for a chunk after L cached keys.
+inline Index ring_bytes_per_chunk(Index kv_heads, Index head_dim, Index v_dim, Index kv_len,
+                                  Index ranks) {
+  return 4 * kv_heads * (head_dim + v_dim) * (kv_len / ranks) * (ranks - 1);
+}
+
+// Seconds of one process.
+struct ComputeCost {
+  double choose, score_per_key, past, past_per_key, chunk;
+  double candidate;  // of one
+  double merge;      // of all heads, one partial result
+  double deliver;
+};
+
+struct Network {
+  double latency_s, bytes_per_s;
+};
+
+inline double chunk_seconds(const ChunkShape& s, const ComputeCost& cost, const Network& network,
+                            Index header_bytes, Index ranks, Index kv_len, double overcommitted) {
+  const auto p = static_cast<double>(ranks), len = static_cast<double>(kv_len);
+  const quoka::detail::Homes homes(s.kv_heads, s.q_len, ranks);
+  const double home = static_cast<double>(homes.heads_each() * homes.rows_each()) /
+                      static_cast<double>(s.kv_heads * s.q_len);
+  double compute = cost.choose +
+                   (cost.score_per_key * len + cost.past + cost.past_per_key * len) / p +
+                   cost.chunk * home;
+  if (ranks == 1) return compute * overcommitted;
+  compute += cost.candidate * static_cast<double>(s.kv_heads * s.wanted) * p +
+             cost.merge * home * p + cost.deliver;
+  // Sent once, received from all others; partial results go to one rank each.
+  const Sent sent = sent_per_chunk(s, header_bytes, ranks, 0);
+  const double row = 4.0 * static_cast<double>(s.q_len * (s.v_dim + 1)),
+               all = row * static_cast<double>(s.q_heads);
+  const double gathered =
+                   static_cast<double>(s.wanted > 0 ? 8 * s.kv_heads * s.wanted : 0) + all * home,
+               received = gathered * (p - 1.0) + all * home * (p - 1.0);
+  const auto doublings = static_cast<double>(std::bit_width(static_cast<std::uint64_t>(ranks - 1)));
+  return compute * overcommitted +
+         (static_cast<double>(sent.calls - (ranks - 1)) * doublings + (p - 1.0)) *
+             network.latency_s +
+         received / network.bytes_per_s;
+}
+
+}  // namespace quoka_examples
