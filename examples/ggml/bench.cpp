@@ -47,7 +47,7 @@ int main(int argc, char** argv) try {
   app.add_option("--rounds", rounds)->check(CLI::PositiveNumber);
   app.add_option("--type", type)->check(CLI::IsMember({"f16", "q8_0", "f32", "bf16"}));
   app.add_option("--threads", threads)->check(CLI::PositiveNumber);
-  app.add_option("--modes", modes)->delimiter(',');
+  app.add_option("--modes", modes)->delimiter(',')->allow_extra_args(false);  // shapes may follow
   app.add_flag("--no-ggml", no_ggml);
   app.add_option("--out", out);
   app.add_option("shapes", shapes);

@@ -93,7 +93,7 @@ int main(int argc, char** argv) try {
   app.add_option("--ubatch", ubatch)->check(CLI::PositiveNumber);
   app.add_option("--threads", threads)->check(CLI::PositiveNumber);
   app.add_option("--rounds", rounds)->check(CLI::PositiveNumber);
-  app.add_option("--modes", names, "of this backend")->delimiter(',');
+  app.add_option("--modes", names, "of this backend")->delimiter(',')->allow_extra_args(false);
   app.add_option("--budget", budget);
   app.add_option("--cache", cache)->check(CLI::IsMember({"f16", "q8_0"}));
   app.add_option("--out", out);
