@@ -24,8 +24,8 @@ namespace quoka_examples {
 
 class MpiJob {
  public:
-  // Throws std::runtime_error for a job of several processes in a build without MPI, which would run as
-  // many times instead.
+  // A job of several processes ends, with an error, in a build without MPI: it would be run as many times
+  // instead.
   MpiJob([[maybe_unused]] int* argc, [[maybe_unused]] char*** argv) {
     if (!launched()) return;
 #if defined(QUOKA_EXAMPLES_MPI)
@@ -33,7 +33,8 @@ class MpiJob {
     communicator_ = std::make_unique<MpiCommunicator>();
     if (!is_first()) be_silent();
 #else
-    throw std::runtime_error("this is one of several processes, and was built without MPI");
+    std::fprintf(stderr, "this is one of several processes, and was built without MPI\n");
+    std::exit(1);
 #endif
   }
 
