@@ -253,6 +253,27 @@ TEST(Methods, AComposedNameSetsEachOfItsOptions) {
   EXPECT_FALSE(selection_of("quoka", {.budget = 11}) == keep);
 }
 
+// A window that is asked for stays, whichever comes first; recommended has one of its own.
+TEST(Methods, APresetLeavesAWindowThatIsAskedFor) {
+  using namespace quoka;
+  Random random(931);
+  const LayerCapture layer = random_layers(random, 1).front();
+  const TensorView<const float> q = layer.q, k = layer.k;
+  const auto select = [&](QuokaOptions options, Index window) {
+    options.top_k.window = window, options.sketch = Sketch::off;
+    return QuokaSelector(options).select(q.slice(100, 37), k.slice(0, 100));
+  };
+  const auto robust = QuokaOptions::robust(2, 11), recommended = QuokaOptions::recommended(2, 11);
+  const MethodOptions options{.budget = 11};
+  EXPECT_EQ(selection_of("quoka.robust.float", options), select(robust, 1));
+  EXPECT_EQ(selection_of("quoka.window5.robust.float", options), select(robust, 5));
+  EXPECT_EQ(selection_of("quoka.robust.window5.float", options), select(robust, 5));
+  EXPECT_EQ(selection_of("quoka.recommended.float", options), select(recommended, 3));
+  EXPECT_EQ(selection_of("quoka.recommended.window5.float", options), select(recommended, 5));
+  EXPECT_FALSE(select(robust, 1) == select(robust, 5));
+  EXPECT_FALSE(select(recommended, 3) == select(recommended, 5));
+}
+
 TEST(Methods, EachKeepsFirstKeysWhereAskedTo) {
   MethodOptions options{.budget = 17};
   options.quoka.top_k.keep_first = 5;
