@@ -424,9 +424,9 @@ def context_parallel(records, path):
                   label=f"model, a machine a rank, {network}")
     here = sorted((r["processes"], r["ratio"], r["predicted_alone"] / r["predicted_together"]) for r in records)
     left.plot([n for n, _, _ in here], [y for _, y, _ in here], "o", color="black",
-              label=f"measured, processes of one machine with {model['processors']:.0f} processors")
+              label="measured, processes of one machine")
     left.plot([n for n, _, _ in here], [y for _, _, y in here], "o", mfc="none", ms=10, color="black",
-              label="the model's for these")
+              label="the model's for these (cores shared as measured)")
     left.plot([1, 16], [1, 16], ":", color=COLOURS["oracle"], lw=1)
     points = [p for p in model["predicted"] if p["network"] == networks[0]]
     ranks = [p["ranks"] for p in points]

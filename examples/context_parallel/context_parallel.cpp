@@ -185,6 +185,24 @@ Network measured_network(MpiCommunicator& mpi) {
   return {latency / doublings, static_cast<double>(half) / std::max(1e-9, seconds - latency)};
 }
 
+// How much longer the same work takes when all processes do it at once than on the first one alone: more than
+// 1 where they are more than the cores, or share what cores are made of.
+double measured_contention(const Flags& flags, MpiCommunicator& mpi, quoka::ThreadPool& threads) {
+  Tensor q(1, flags.q_heads, 128, flags.head_dim), k(1, flags.kv_heads, 128, flags.head_dim),
+      out = q;
+  Numbers numbers(3);
+  numbers.fill(q), numbers.fill(k);
+  const auto work = [&] {
+    return median_seconds(25, [&] { quoka::attention(q, {}, {k, k}, out, {}, threads); });
+  };
+  const double alone = mpi.rank() == 0 ? work() : 0.0;
+  sleep_until_all_are_here();
+  MPI_Barrier(MPI_COMM_WORLD);
+  const double together = work();
+  sleep_until_all_are_here();
+  return mpi.rank() == 0 ? std::max(1.0, together / alone) : 1.0;
+}
+
 struct Totals {
   std::vector<double> together, alone;  // seconds of each chunk
   double error = 0.0;                   // of the largest output
@@ -192,6 +210,7 @@ struct Totals {
   Index bytes = 0, messages = 0;        // of the last chunk, sent by this rank
   ComputeCost parts{};
   Network network{};
+  double contention = 1.0;
   ChunkShape shape{};
 };
 
@@ -235,6 +254,7 @@ Totals run(const Flags& flags, const typename S::Options& options, MpiCommunicat
     sleep_until_all_are_here();
   }
   totals.network = measured_network(mpi);
+  totals.contention = measured_contention(flags, mpi, threads);
   const Index past = flags.len - 1 - (flags.len - 1) % flags.chunk;  // of the last chunk
   totals.shape = {flags.q_heads, flags.kv_heads, flags.head_dim, flags.len - past, 0, 0};
   if constexpr (!std::is_same_v<S, quoka::DenseSelector>) {
@@ -263,9 +283,8 @@ int run_job(const Flags& flags) {
   const Sent sent = sent_per_chunk(totals.shape, header_bytes, mpi.ranks(), 0);
   const Index ring =
       ring_bytes_per_chunk(flags.kv_heads, flags.head_dim, flags.head_dim, flags.len, mpi.ranks());
-  const auto processors = static_cast<double>(std::max(1u, std::thread::hardware_concurrency()));
   // Of the whole prompt: its chunks' sizes, past and all.
-  const auto predicted = [&](Index ranks, const Network& network, double overcommitted) {
+  const auto predicted = [&](Index ranks, const Network& network, double contention) {
     double seconds = 0.0;
     for (Index past = 0; past < flags.len; past += flags.chunk) {
       ChunkShape shape = totals.shape;
@@ -274,13 +293,12 @@ int run_job(const Flags& flags) {
         shape.wanted = 0, parts.choose = parts.score_per_key = 0.0;
         parts.past *= static_cast<double>(past) / static_cast<double>(flags.budget);
       }
-      seconds += chunk_seconds(shape, parts, network, header_bytes, ranks, past, overcommitted);
+      seconds += chunk_seconds(shape, parts, network, header_bytes, ranks, past, contention);
     }
     return seconds;
   };
-  const double here = predicted(mpi.ranks(), totals.network,
-                                std::max(1.0, mpi.ranks() * flags.threads / processors));
-  const double one = predicted(1, totals.network, std::max(1.0, flags.threads / processors));
+  const double here = predicted(mpi.ranks(), totals.network, totals.contention),
+               one = predicted(1, totals.network, 1.0);
   std::printf("%d processes of %d thread(s), %s, %td tokens in chunks of %td, budget %td, %s\n",
               mpi.ranks(), flags.threads,
               flags.dense    ? "dense"
@@ -289,6 +307,8 @@ int run_job(const Flags& flags) {
               flags.len, flags.chunk, flags.budget, quoka::isa());
   std::printf("prefill together         %8.3f s\n", together);
   std::printf("prefill by one process   %8.3f s, %.2f times as long\n", alone, ratio);
+  std::printf("all at once, the same work takes one %.2f times as long as alone\n",
+              totals.contention);
   std::printf("the cost model says      %8.3f s and %.3f s, %.2f times\n", here, one, one / here);
   std::printf("sent by a process in the last chunk   %td bytes in %td messages\n", totals.bytes,
               totals.messages);
@@ -309,7 +329,7 @@ int run_job(const Flags& flags) {
                              {"cpu", cpu_name()},
                              {"build", build_description()},
                              {"processes", mpi.ranks()},
-                             {"processors", processors},
+                             {"contention", totals.contention},
                              {"threads", flags.threads},
                              {"len", flags.len},
                              {"chunk", flags.chunk},

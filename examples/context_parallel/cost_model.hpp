@@ -10,8 +10,8 @@
 //           + deliver                                    every rank writes the whole output
 //           + rounds latency(P) + received / bandwidth
 //
-// L cached keys, g KV heads, k keys wanted by score. Seconds of one process, all of its threads. Where more
-// threads than processors share a machine, computing takes as many times as long. What is selected is taken
+// L cached keys, g KV heads, k keys wanted by score. Seconds of one process, all of its threads. Computing takes
+// `contention` times as long where ranks share what a machine has; measured, 1 for a machine a rank. What is selected is taken
 // to lie evenly over the ranks. Not in it: waiting for the slowest rank, and the rest of a model, which
 // other kinds of parallelism divide.
 //
@@ -73,7 +73,7 @@ struct Network {
 };
 
 inline double chunk_seconds(const ChunkShape& s, const ComputeCost& cost, const Network& network,
-                            Index header_bytes, Index ranks, Index kv_len, double overcommitted) {
+                            Index header_bytes, Index ranks, Index kv_len, double contention) {
   const auto p = static_cast<double>(ranks), len = static_cast<double>(kv_len);
   const quoka::detail::Homes homes(s.kv_heads, s.q_len, ranks);
   const double home = static_cast<double>(homes.heads_each() * homes.rows_each()) /
@@ -81,7 +81,7 @@ inline double chunk_seconds(const ChunkShape& s, const ComputeCost& cost, const 
   double compute = cost.choose +
                    (cost.score_per_key * len + cost.past + cost.past_per_key * len) / p +
                    cost.chunk * home;
-  if (ranks == 1) return compute * overcommitted;
+  if (ranks == 1) return compute * contention;
   compute += cost.candidate * static_cast<double>(s.kv_heads * s.wanted) * p +
              cost.merge * home * p + cost.deliver;
   // Sent once, received from all others; partial results go to one rank each.
@@ -92,7 +92,7 @@ inline double chunk_seconds(const ChunkShape& s, const ComputeCost& cost, const 
                    static_cast<double>(s.wanted > 0 ? 8 * s.kv_heads * s.wanted : 0) + all * home,
                received = gathered * (p - 1.0) + all * home * (p - 1.0);
   const auto doublings = static_cast<double>(std::bit_width(static_cast<std::uint64_t>(ranks - 1)));
-  return compute * overcommitted +
+  return compute * contention +
          (static_cast<double>(sent.calls - (ranks - 1)) * doublings + (p - 1.0)) *
              network.latency_s +
          received / network.bytes_per_s;
