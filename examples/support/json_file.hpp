@@ -19,7 +19,8 @@ inline std::string one_record_a_line(const nlohmann::json& json) {
   };
   std::string settings, records;
   for (const auto& [name, value] : json.items()) {
-    const std::string key = " " + nlohmann::json(name).dump() + ": ";
+    std::string key = " ";
+    key += nlohmann::json(name).dump() + ": ";
     if (!is_records(value)) {
       settings += key + value.dump() + ",\n";
       continue;

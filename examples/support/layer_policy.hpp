@@ -1,5 +1,5 @@
-// Which layers of a model select, and how many keys: what `decoder calibrate` writes, and what the
-// decoder's commands and the ggml backend (QUOKA_CONFIG) read.
+// Which layers of a model select, and how many keys: what `decoder calibrate` and `evaluate --calibrate`
+// write, and what the decoder's commands, `evaluate` and the ggml backend (QUOKA_CONFIG) read.
 //
 //   {
 //    "budget": 0.125,                          of layers that are not listed
@@ -30,9 +30,8 @@ struct LayerPolicy {
   std::map<Index, quoka::Budget> budgets;
   Index q_heads = 0, kv_heads = 0, head_dim = 0;  // 0: any
 
-  // Throws std::invalid_argument for a model of another shape, and for a layer that it has not.
-  void check(Index model_q_heads, Index model_kv_heads, Index model_head_dim,
-             Index model_layers) const {
+  // Throws std::invalid_argument for a model of another shape.
+  void check_shape(Index model_q_heads, Index model_kv_heads, Index model_head_dim) const {
     const auto same = [](const char* what, Index wanted, Index got) {
       if (wanted != 0 && wanted != got)
         throw std::invalid_argument(std::string("the policy is for ") + std::to_string(wanted) +
@@ -41,6 +40,11 @@ struct LayerPolicy {
     same("query heads", q_heads, model_q_heads);
     same("KV heads", kv_heads, model_kv_heads);
     same("channels of a head", head_dim, model_head_dim);
+  }
+  // The same, and for a layer that it has not.
+  void check(Index model_q_heads, Index model_kv_heads, Index model_head_dim,
+             Index model_layers) const {
+    check_shape(model_q_heads, model_kv_heads, model_head_dim);
     const auto has = [&](Index layer) {
       if (layer >= model_layers)
         throw std::invalid_argument("the policy names layer " + std::to_string(layer) +

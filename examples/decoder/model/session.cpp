@@ -1,5 +1,6 @@
 #include "decoder/model/session.hpp"
 
+#include "support/policy_layers.hpp"
 #include "support/require.hpp"
 
 #include <quoka/views/tensor.hpp>
@@ -46,40 +47,16 @@ quoka_examples::LayerStack attention_layers(const ModelConfig& c, const SessionO
   quoka_examples::require_at_least("dense_layers", options.dense_layers, 0);
   const quoka::LayerShape shape{
       .q_heads = c.q_heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim, .v_dim = c.v_dim};
-  const quoka_examples::LayerPolicy& policy = options.policy;
-  policy.check(c.q_heads, c.kv_heads, c.head_dim, c.layers);
-  const bool shared = quoka_examples::shares_layers(options.method);
-  if (shared && !policy.budgets.empty())
-    throw std::invalid_argument(options.method + " shares a choice between layers: a policy with " +
-                                std::to_string(policy.budgets.size()) +
-                                " budgets of single layers is not for it");
+  options.policy.check(c.q_heads, c.kv_heads, c.head_dim, c.layers);
+  quoka_examples::LayerPolicy policy = options.policy;
   auto selector = options.selector;
   if (policy.budget) selector.budget = *policy.budget;
-  const auto is_dense = [&](Index layer) {
-    return layer < options.dense_layers || policy.dense.contains(layer);
-  };
-  const auto make = [&](const std::string& method, const std::vector<Index>& which,
-                        const quoka_examples::MethodOptions& o) {
-    return quoka_examples::make_layers(method, shape, o, {}, which, c.layers, which.front());
-  };
-  std::vector<Index> selecting;
-  for (Index layer = 0; layer < c.layers; ++layer)
-    if (!is_dense(layer)) selecting.push_back(layer);
-  quoka_examples::LayerStack sharing;
-  if (shared && !selecting.empty()) sharing = make(options.method, selecting, selector);
-  quoka_examples::LayerStack layers;
-  for (Index layer = 0, next = 0; layer < c.layers; ++layer) {
-    auto of_layer = selector;
-    if (const auto own = policy.budgets.find(layer); own != policy.budgets.end())
-      of_layer.budget = own->second;
-    if (is_dense(layer))
-      layers.push_back(std::move(make("dense", {layer}, of_layer).front()));
-    else if (shared)
-      layers.push_back(std::move(sharing[static_cast<std::size_t>(next++)]));
-    else
-      layers.push_back(std::move(make(options.method, {layer}, of_layer).front()));
+  std::vector<Index> numbers;
+  for (Index layer = 0; layer < c.layers; ++layer) {
+    numbers.push_back(layer);
+    if (layer < options.dense_layers) policy.dense.insert(layer);
   }
-  return layers;
+  return quoka_examples::make_policy_layers(options.method, shape, selector, policy, numbers);
 }
 
 }  // namespace
