@@ -3,9 +3,15 @@
 // geometry. Per layer and overall: share of attention mass kept (all rows, and the worst), relative
 // output error, overlap with the oracle's selection, and what choosing costs. Takes any dump of
 // yours: README.md says how to make one.
+//
+// --calibrate FILE: instead, one selector's error per layer and KV head of a dump, with --budgets as the
+// ladder, and the layer policy that follows (support/calibration.hpp).
+// --policy FILE: layers of dumps are dense, or have budgets of their own, as such a policy says. All others
+// have those of --budgets, and selectors are those of --methods: the policy's "budget" and "mode" are ignored.
 
 #include "support/accuracy.hpp"
 #include "support/build_info.hpp"
+#include "support/calibrate_capture.hpp"
 #include "support/generators.hpp"
 #include "support/json_file.hpp"
 #include "support/progress.hpp"
@@ -15,8 +21,10 @@
 
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 
 namespace {
@@ -27,11 +35,12 @@ struct Flags {
   std::vector<std::string> files, layers, generated;
   std::string methods = "default";
   std::vector<std::string> budgets{"128", "256", "512"};
-  std::vector<Index> keep_first{0, 4};
+  std::vector<Index> keep_first;  // none: 0 and 4; with calibrate: 0
   Index chunk = 128, tokens = 4096, seeds = 2;
   double past_per_budget = 2.0;
   int threads = 2;
-  std::string json, command;
+  double tolerance = 0.1;
+  std::string policy, calibrate, json, command;
 };
 
 // Every selector, and the option sets of QuoKA that are known to matter on a real model.
@@ -94,10 +103,13 @@ struct Result {
 
 class Evaluation {
  public:
-  Evaluation(const Data& data, const Flags& flags, quoka::ThreadPool& threads)
+  Evaluation(const Data& data, const Flags& flags, const std::optional<LayerPolicy>& policy,
+             quoka::ThreadPool& threads)
       : flags_(flags),
         threads_(threads),
-        rules_{.past_per_budget = flags.past_per_budget, .one_sequence = data.one_sequence},
+        rules_{.past_per_budget = flags.past_per_budget,
+               .one_sequence = data.one_sequence,
+               .policy = policy},
         reference_(data.layers, flags.chunk, data.attention, threads) {}
 
   const DenseReference& reference() const { return reference_; }
@@ -153,13 +165,13 @@ void print_overall(const std::vector<Result>& results, const std::string& budget
     auto& row = rows.emplace_back(std::vector<std::string>{
         r.method, std::to_string(r.keep_first), percent(a.mass_kept), percent(r.of_oracle.back()),
         percent(a.worst_mass, 2), percent(a.worst_percent_mass), fixed(a.output_error, 3),
-        percent(a.overlap), fixed(1e-6 * a.flops, 2), percent(a.flops / a.dense_flops, 2),
-        fixed(1e3 * a.seconds, 2)});
+        percent(a.overlap), percent(a.kv_pairs), fixed(1e-6 * a.flops, 2),
+        percent(a.flops / a.dense_flops, 2), fixed(1e3 * a.seconds, 2)});
     if (targets) row.push_back(percent(a.hits));
   }
-  std::vector<std::string> header{
-      "selector",     "first",   "mass kept", "of oracle", "worst row", "worst 1 %",
-      "output error", "overlap", "MFLOP",     "of dense",  "ms"};
+  std::vector<std::string> header{"selector",  "first",     "mass kept",    "of oracle",
+                                  "worst row", "worst 1 %", "output error", "overlap",
+                                  "KV pairs",  "MFLOP",     "of dense",     "ms"};
   if (targets) header.push_back("targets kept");
   print_table(std::cout, header, rows);
 }
@@ -213,6 +225,7 @@ void save(const Data& data, const DenseReference& reference, const std::vector<R
                                  {"worst_percent_mass", number(a.worst_percent_mass)},
                                  {"output_error", number(a.output_error)},
                                  {"overlap", number(a.overlap)},
+                                 {"kv_pairs", number(a.kv_pairs)},
                                  {"targets_kept", number(a.hits)},
                                  {"scoring_flops", number(a.flops)},
                                  {"dense_flops", number(a.dense_flops)},
@@ -246,19 +259,87 @@ void print(const Data& data, const DenseReference& reference, const std::vector<
 constexpr const char* legend =
     "\nfirst: first keys that are kept whatever their score (first_recent and less_is_more always "
     "keep 4). Mass kept: share of\nthe past's softmax mass on the selected keys, mean over the "
-    "rows "
-    "(query, head); of oracle: against the oracle's, without forced\nkeys; worst row: the least; "
-    "worst 1 %: mean of the worst hundredth. Output error: |out - dense| / |dense|. Overlap: share "
-    "of the\noracle's keys. MFLOP and ms: of choosing and of keeping what it needs, per chunk and "
-    "layer, in CPU time of one thread\n(support/scoring_flops.hpp); of dense: against dense "
-    "attention's FLOPs. Targets kept: of the keys that queries were made to\nretrieve.\n";
+    "rows (query, head) of layers that select; of oracle: against the\noracle's, without forced "
+    "keys; worst row: the least; worst 1 %: mean of the worst hundredth. Output error: |out - "
+    "dense| / |dense|.\nOverlap: share of the oracle's keys. KV pairs: (query, key) pairs "
+    "attended, "
+    "of dense attention's. MFLOP and ms: of choosing and of\nkeeping what it needs, per chunk and "
+    "layer, in CPU time of one thread (support/scoring_flops.hpp); of dense: against dense\n"
+    "attention's FLOPs. Targets kept: of the keys that queries were made to retrieve.\n";
+
+// How many of these layers the policy speaks of. Throws std::invalid_argument for another model's policy, and
+// for names without numbers.
+std::string policy_of(const Data& data, const LayerPolicy& policy) {
+  const quoka::LayerShape shape = shape_of(data.layers.front());
+  policy.check_shape(shape.q_heads, shape.kv_heads, shape.head_dim);
+  Index dense = 0, own = 0;
+  for (const Index number : layer_numbers(data.layers)) {
+    const bool is_dense = policy.dense.contains(number);
+    dense += is_dense ? 1 : 0;
+    own += !is_dense && policy.budgets.contains(number) ? 1 : 0;
+  }
+  return std::to_string(dense) + " of " + std::to_string(data.layers.size()) + " layers dense, " +
+         std::to_string(own) + " with a budget of their own";
+}
+
+int calibrate(const Flags& flags) {
+  if (flags.files.size() != 1 || !flags.generated.empty())
+    refuse("--calibrate takes one dump, here are ", flags.files.size(), " and ",
+           flags.generated.size(), " generated geometries");
+  const auto methods = method_names(flags.methods);
+  if (methods.size() != 1)
+    refuse("--calibrate takes one selector, such as --methods quoka.recommended; \"", flags.methods,
+           "\" is ", methods.size());
+  if (flags.keep_first.size() > 1)
+    refuse("--calibrate takes one number as --keep-first, here are ", flags.keep_first.size());
+  const auto ladder = given_ladder(flags.budgets);
+  const Data data = load(flags.files.front(), flags.layers);
+  (void)layer_numbers(data.layers);  // refuses names before any work
+  MethodOptions options;
+  if (!flags.keep_first.empty()) options.quoka.top_k.keep_first = flags.keep_first.front();
+
+  quoka::ThreadPool threads(flags.threads);
+  const DenseReference reference(data.layers, flags.chunk, data.attention, threads);
+  const Calibration calibration = [&] {
+    Progress bar(data.name, std::ssize(data.layers));
+    return calibrate_capture(reference, methods.front(), options, ladder, threads,
+                             [&](Index done) { bar.update(done); });
+  }();
+  std::cout << data.name << ": " << reference.len() << " tokens, chunk " << flags.chunk << ", "
+            << methods.front() << ", first keys kept " << options.quoka.top_k.keep_first
+            << ", tolerance " << flags.tolerance << "\n\n";
+  calibration.print(std::cout, flags.tolerance);
+  write_policy(flags.calibrate, calibration.policy(flags.tolerance), std::cout);
+  std::cout << "A layer of the model that is not in the dump gets " << calibration.budget(0)
+            << ", unmeasured.\n";
+  if (!flags.json.empty())
+    write_json(flags.json, {{"command", flags.command},
+                            {"data", data.name},
+                            {"selector", methods.front()},
+                            {"keep_first", options.quoka.top_k.keep_first},
+                            {"tokens", reference.len()},
+                            {"chunk", flags.chunk},
+                            {"tolerance", flags.tolerance},
+                            {"cpu", cpu_name()},
+                            {"build", build_description()},
+                            {"results", calibration.results()}});
+  return 0;
+}
 
 int run(Flags& flags) {
+  if (!flags.calibrate.empty()) return calibrate(flags);
+  if (flags.keep_first.empty()) flags.keep_first = {0, 4};
   if (flags.files.empty() && flags.generated.empty())
     flags.files.push_back(QUOKA_EXAMPLES_DATA "/tinyllama_passkey_2046_layer11.safetensors");
   if (flags.generated == std::vector<std::string>{"all"}) {
     flags.generated.clear();
     for (const auto& geometry : geometries()) flags.generated.push_back(geometry.name);
+  }
+  std::optional<LayerPolicy> policy;
+  if (!flags.policy.empty()) {
+    policy = read_policy(flags.policy);
+    if (!flags.generated.empty()) refuse("--policy is for dumps: generated layers have no numbers");
+    for (const std::string& method : method_names(flags.methods)) require_fits(method, *policy);
   }
   quoka::ThreadPool threads(flags.threads);
   nlohmann::json json{{"command", flags.command},
@@ -268,9 +349,16 @@ int run(Flags& flags) {
                       {"n_queries", quoka::QuokaOptions{}.n_queries},
                       {"past_per_budget", flags.past_per_budget},
                       {"threads", flags.threads}};
+  if (policy) {
+    std::ifstream file(flags.policy);
+    json["policy_file"] = flags.policy;
+    json["policy"] = nlohmann::json::parse(file);
+  }
   const auto evaluate = [&](const Data& data) {
-    Evaluation evaluation(data, flags, threads);
+    const std::string by_policy = policy ? policy_of(data, *policy) : "";
+    Evaluation evaluation(data, flags, policy, threads);
     const std::vector<Result> results = evaluation.run(data.name);
+    if (policy) std::cout << "\nBy " << flags.policy << ": " << by_policy << ".\n";
     print(data, evaluation.reference(), results, flags);
     save(data, evaluation.reference(), results, json);
   };
@@ -301,10 +389,10 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--keep-first", flags.keep_first,
-                 "each method once with each: first keys that are always kept")
+                 "each method once with each: first keys that are always kept; without it 0 and 4, "
+                 "with --calibrate 0")
       ->delimiter(',')
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--layers", flags.layers, "layers of the dumps: 6,11; all if absent")
       ->delimiter(',');
   app.add_option("--generated", flags.generated,
@@ -324,6 +412,21 @@ int main(int argc, char** argv) {
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
   app.add_option("--threads", flags.threads, "workers, the calling thread included")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  auto* const policy =
+      app.add_option(
+             "--policy", flags.policy,
+             "a file of --calibrate or of `decoder calibrate`: its dense layers and budgets of "
+             "single layers; --budgets and --methods hold in place of its budget and mode")
+          ->check(CLI::ExistingFile);
+  auto* const calibrate =
+      app.add_option("--calibrate", flags.calibrate,
+                     "measure the one selector of --methods on the layers of one dump, at the "
+                     "ascending --budgets, over all chunks with a past, and write a policy there")
+          ->excludes(policy);
+  app.add_option("--tolerance", flags.tolerance, "error of a layer's output that is accepted")
+      ->needs(calibrate)
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--json", flags.json, "write the results there too");

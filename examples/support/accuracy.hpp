@@ -8,10 +8,13 @@
 
 #include "support/dense_reference.hpp"
 #include "support/methods.hpp"
+#include "support/policy_layers.hpp"
 
 #include <time.h>
 
 #include <limits>
+#include <numeric>
+#include <optional>
 
 namespace quoka_examples {
 
@@ -104,10 +107,14 @@ class AccuracySums {
 // How to measure.
 struct AccuracyRules {
   // Chunks count whose past is longer than so many times what is kept of it: where most of it is
-  // kept, every policy looks good. 0: all chunks.
+  // kept, every policy looks good. 0: all chunks. Budgets of single layers do not move that limit: all
+  // layers are measured on the same chunks.
   double past_per_budget = 2.0;
   bool one_sequence = true;  // layers of one model: choices may be shared; otherwise each is alone
   bool overlap = true;       // with the oracle, whose selection costs as much as dense attention
+  // Dense layers and budgets, by the numbers in the layers' names; of one sequence's layers. Its own
+  // `budget` is ignored.
+  std::optional<LayerPolicy> policy = {};
 };
 
 // CPU seconds of f() on this thread: what else the machine does counts little.
@@ -134,11 +141,13 @@ class AccuracyRun {
         threads_(threads),
         sums_(reference.layers().size()) {
     const std::vector<LayerCapture>& captures = reference.layers();
-    std::vector<Index> which;
-    for (Index i = 0; i < std::ssize(captures); ++i) which.push_back(i);
+    std::vector<Index> numbers(captures.size());
+    std::iota(numbers.begin(), numbers.end(), 0);
+    if (rules.policy) numbers = layer_numbers(captures);
     if (rules.one_sequence)
-      layers_ = make_layers(method, shape_of(captures.front()), options, reference.attention(),
-                            which, std::ssize(captures));
+      layers_ =
+          make_policy_layers(method, shape_of(captures.front()), options,
+                             rules.policy.value_or(LayerPolicy{}), numbers, reference.attention());
     else
       for (const LayerCapture& capture : captures)
         layers_.push_back(std::move(

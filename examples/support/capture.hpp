@@ -116,6 +116,34 @@ inline LayerCapture load_layer(const SafetensorsFile& file, const std::string& n
   return layer;
 }
 
+// 11 of "layer11", "11" and "layers.11.attention". Throws std::invalid_argument for a name without a number,
+// with several, and with one that no model has.
+inline Index layer_number(const std::string& name) {
+  constexpr const char* digits = "0123456789";
+  const std::size_t begin = std::min(name.find_first_of(digits), name.size());
+  const std::size_t end = std::min(name.find_first_not_of(digits, begin), name.size());
+  if (begin == end || end - begin > 4 || name.find_first_of(digits, end) != std::string::npos)
+    throw std::invalid_argument(
+        "the layer \"" + name +
+        "\" should have its number in its name, one of at most four digits, "
+        "such as layer11");
+  return std::stoll(name.substr(begin, end - begin));
+}
+
+// Of each. Throws std::invalid_argument as layer_number does, and for a number that two layers have.
+inline std::vector<Index> layer_numbers(const std::vector<LayerCapture>& layers) {
+  std::vector<Index> numbers;
+  for (const LayerCapture& layer : layers) {
+    const Index number = layer_number(layer.name);
+    if (const auto same = std::find(numbers.begin(), numbers.end(), number); same != numbers.end())
+      throw std::invalid_argument(layers[static_cast<std::size_t>(same - numbers.begin())].name +
+                                  " and " + layer.name + " are both layer " +
+                                  std::to_string(number));
+    numbers.push_back(number);
+  }
+  return numbers;
+}
+
 // All layers, in the order of layer_names. Throws as both do.
 inline std::vector<LayerCapture> load_layers(const SafetensorsFile& file) {
   std::vector<LayerCapture> layers;
