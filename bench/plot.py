@@ -427,7 +427,8 @@ def context_parallel(records, path):
               label="measured, processes of one machine")
     left.plot([n for n, _, _ in here], [y for _, _, y in here], "o", mfc="none", ms=10, color="black",
               label="the model's for these (cores shared as measured)")
-    left.plot([1, 16], [1, 16], ":", color=COLOURS["oracle"], lw=1)
+    left.plot([1, 8], [1, 8], ":", color=COLOURS["oracle"], lw=1)
+    left.set_ylim(0.5, 64)
     points = [p for p in model["predicted"] if p["network"] == networks[0]]
     ranks = [p["ranks"] for p in points]
     right.plot(ranks, [p["bytes_per_chunk"] / 2**20 for p in points], color=COLOURS["quoka"], marker="o",
@@ -442,7 +443,7 @@ def context_parallel(records, path):
         axis.set_xlabel("ranks")
         axis.set_ylabel(text)
         axis.grid(True, which="major", alpha=0.25)
-        axis.legend(fontsize=7.5, frameon=False, loc="lower right" if axis is left else "center right")
+        axis.legend(fontsize=7.5, frameon=False, loc="upper left" if axis is left else "center right")
     figure.suptitle(f"QuoKA over several ranks: prefill of {model['len']:,} tokens, chunk {model['chunk']}, "
                     f"budget {model['budget']:,}, 32/8 heads of 128", fontsize=10)
     save(figure, path)
