@@ -19,7 +19,7 @@ inline std::int64_t hash_of(std::span<const std::byte> bytes) {
   return static_cast<std::int64_t>(hash);
 }
 inline std::int64_t hash_of(std::string_view text) {
-  return hash_of(std::as_bytes(std::span(text)));
+  return hash_of(std::as_bytes(std::span(text.data(), text.size())));
 }
 
 }  // namespace detail
