@@ -12,6 +12,8 @@
 #include "context_parallel/cost_model.hpp"
 #include "context_parallel/mpi_communicator.hpp"
 #include "support/build_info.hpp"
+#include "support/json_file.hpp"
+#include "support/paired_steps.hpp"
 #include "support/run_program.hpp"
 
 #include <quoka/attention/merge.hpp>
@@ -30,7 +32,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <thread>
 #include <vector>
 
@@ -84,23 +85,15 @@ void sleep_until_all_are_here() {
   }
 }
 
-double seconds_of(auto&& f) {
-  const auto begin = std::chrono::steady_clock::now();
-  f();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
-
 // The sum of x, each 16 neighbours counted by their median: neighbours on a shared machine take time
 // from single chunks.
 double sum_of_medians(const std::vector<double>& x) {
   double sum = 0.0;
   for (std::size_t begin = 0; begin < x.size(); begin += 16) {
-    std::vector<double> part(
-        x.begin() + static_cast<std::ptrdiff_t>(begin),
-        x.begin() + static_cast<std::ptrdiff_t>(std::min(begin + 16, x.size())));
-    const auto middle = part.begin() + std::ssize(part) / 2;
-    std::nth_element(part.begin(), middle, part.end());
-    sum += *middle * static_cast<double>(part.size());
+    const std::size_t end = std::min(begin + 16, x.size());
+    sum += median({x.begin() + static_cast<std::ptrdiff_t>(begin),
+                   x.begin() + static_cast<std::ptrdiff_t>(end)}) *
+           static_cast<double>(end - begin);
   }
   return sum;
 }
@@ -108,8 +101,7 @@ double sum_of_medians(const std::vector<double>& x) {
 double median_seconds(int rounds, auto&& f) {
   std::vector<double> seconds;
   for (int round = 0; round < rounds; ++round) seconds.push_back(seconds_of(f));
-  std::nth_element(seconds.begin(), seconds.begin() + rounds / 2, seconds.end());
-  return seconds[static_cast<std::size_t>(rounds / 2)];
+  return median(std::move(seconds));
 }
 
 // The parts of a chunk by this process alone, from its layer over the whole prompt.
@@ -181,8 +173,8 @@ Network measured_network(MpiCommunicator& mpi) {
   const double seconds = median_seconds(times / 10, [&] {
     mpi.sendrecv(std::span(large).first(half), right, std::span(large).subspan(half), left);
   });
-  const double doublings = std::bit_width(static_cast<unsigned>(mpi.ranks() - 1));
-  return {latency / doublings, static_cast<double>(half) / std::max(1e-9, seconds - latency)};
+  return {latency / doublings(mpi.ranks()),
+          static_cast<double>(half) / std::max(1e-9, seconds - latency)};
 }
 
 // How much longer the same work takes when all processes do it at once than on the first one alone: more than
@@ -287,11 +279,12 @@ int run_job(const Flags& flags) {
   const Sent sent = sent_per_chunk(totals.shape, header_bytes, mpi.ranks(), 0);
   const Index ring =
       ring_bytes_per_chunk(flags.kv_heads, flags.head_dim, flags.head_dim, flags.len, mpi.ranks());
-  // Of the whole prompt: its chunks' sizes, past and all.
+  // Of the whole prompt.
   const auto predicted = [&](Index ranks, const Network& network, double contention) {
     double seconds = 0.0;
     for (Index past = 0; past < flags.len; past += flags.chunk) {
       ChunkShape shape = totals.shape;
+      shape.q_len = std::min(flags.chunk, flags.len - past);
       ComputeCost parts = totals.parts;
       if (past <= flags.budget && !flags.dense) {  // all of it is attended to
         shape.wanted = 0, parts.choose = parts.score_per_key = 0.0;
@@ -316,7 +309,7 @@ int run_job(const Flags& flags) {
   std::printf("the cost model says      %8.3f s and %.3f s, %.2f times\n", here, one, one / here);
   std::printf("sent by a process in the last chunk   %td bytes in %td messages\n", totals.bytes,
               totals.messages);
-  std::printf("the formula says                      %td bytes in %td messages\n", sent.bytes,
+  std::printf("the formula says                      %td bytes in %td messages\n", sent.bytes(),
               sent.calls);
   std::printf("by a ring of all keys and values      %td bytes\n", ring);
   for (const NamedNetwork& network : networks) {
@@ -370,12 +363,12 @@ int run_job(const Flags& flags) {
              {"bytes_per_s", network.network.bytes_per_s},
              {"ranks", ranks},
              {"ratio", one / predicted(ranks, network.network, 1.0)},
-             {"bytes_per_chunk", sent_per_chunk(totals.shape, header_bytes, ranks, 0).bytes},
+             {"bytes_per_chunk", sent_per_chunk(totals.shape, header_bytes, ranks, 0).bytes()},
              {"ring_bytes_per_chunk", ring_bytes_per_chunk(flags.kv_heads, flags.head_dim,
                                                            flags.head_dim, flags.len, ranks)}});
-    std::ofstream(flags.json) << record.dump(1) << "\n";
+    write_json(flags.json, record);
   }
-  const bool as_said = sent.bytes == totals.bytes && sent.calls == totals.messages;
+  const bool as_said = sent.bytes() == totals.bytes && sent.calls == totals.messages;
   return totals.different == 0 && totals.error <= 2e-6 && as_said ? 0 : 1;
 }
 

@@ -10,19 +10,19 @@
 //           + deliver                                    every rank writes the whole output
 //           + rounds latency(P) + received / bandwidth
 //
-// L cached keys, g KV heads, k keys wanted by score. Seconds of one process, all of its threads. Computing takes
-// `contention` times as long where ranks share what a machine has; measured, 1 for a machine a rank. What is selected is taken
-// to lie evenly over the ranks. Not in it: waiting for the slowest rank, and the rest of a model, which
-// other kinds of parallelism divide.
+// L cached keys, g KV heads, k keys wanted by score. Seconds of one process, all of its threads. Computing
+// takes `contention` times as long where ranks share what a machine has; measured, 1 for a machine a rank.
+// What is selected is taken to lie evenly over the ranks. Not in it: waiting for the slowest rank, and the
+// rest of a model, which other kinds of parallelism divide.
 //
 // latency(P) = ceil(log2 P) latency, as allgathers by doubling have it; each rank receives P - 1 messages of
-// an allgather through one link.
+// an allgather through one link, and as many partial results, as large as what is merged of them.
 #pragma once
 
 #include <quoka/distributed/sharded_attention.hpp>
 
-#include <algorithm>
 #include <bit>
+#include <cstdint>
 
 namespace quoka_examples {
 
@@ -34,24 +34,33 @@ struct ChunkShape {
   Index softmax_rows;  // queries that score for a KV head, whole panels, in Domain::softmax; else 0
 };
 
-// By one rank for a chunk, as sharded_prefill.hpp has it; calls of the communicator, and its bytes.
+// By one rank for a chunk, as sharded_prefill.hpp has it: bytes, and calls of the communicator.
 struct Sent {
-  Index bytes, calls;
+  Index candidates = 0, softmax = 0, partial = 0, merged = 0, headers = 0;
+  Index calls = 0;
+
+  Index bytes() const { return candidates + softmax + partial + merged + headers; }
 };
 inline Sent sent_per_chunk(const ChunkShape& s, Index header_bytes, Index ranks, Index rank) {
   const Index group = s.q_heads / s.kv_heads, row = 4 * (s.v_dim + 1);
   const quoka::detail::Homes homes(s.kv_heads, s.q_len, ranks);
   const auto home = homes.of(rank);
-  Index headers = 2, bytes = 0, calls = 0;  // at begin and at end
-  if (s.wanted > 0) bytes += 8 * s.kv_heads * s.wanted, ++calls, ++headers;
-  if (s.wanted > 0 && s.softmax_rows > 0)
-    bytes += 12 * s.kv_heads * s.softmax_rows, calls += 2, headers += 2;
-  if (ranks > 1)
-    bytes += (s.q_heads * s.q_len - home.heads * group * home.rows +
-              homes.heads_each() * group * homes.rows_each()) *
-             row,
-        calls += ranks, headers += 2;
-  return {bytes + headers * header_bytes, calls + headers};
+  Sent sent;
+  Index headers = 2;  // at begin and at end
+  if (s.wanted > 0) {
+    sent.candidates = 8 * s.kv_heads * s.wanted;
+    ++sent.calls, ++headers;
+    sent.softmax = 12 * s.kv_heads * s.softmax_rows;
+    if (s.softmax_rows > 0) sent.calls += 2, headers += 2;
+  }
+  if (ranks > 1) {
+    sent.partial = (s.q_heads * s.q_len - home.heads * group * home.rows) * row;
+    sent.merged = homes.heads_each() * group * homes.rows_each() * row;
+    sent.calls += ranks, headers += 2;
+  }
+  sent.headers = headers * header_bytes;
+  sent.calls += headers;
+  return sent;
 }
 
 // Of dense attention by a ring, for a chunk after L cached keys.
@@ -72,6 +81,11 @@ struct Network {
   double latency_s, bytes_per_s;
 };
 
+// ceil(log2 ranks).
+inline double doublings(Index ranks) {
+  return static_cast<double>(std::bit_width(static_cast<std::uint64_t>(ranks - 1)));
+}
+
 inline double chunk_seconds(const ChunkShape& s, const ComputeCost& cost, const Network& network,
                             Index header_bytes, Index ranks, Index kv_len, double contention) {
   const auto p = static_cast<double>(ranks), len = static_cast<double>(kv_len);
@@ -84,18 +98,12 @@ inline double chunk_seconds(const ChunkShape& s, const ComputeCost& cost, const 
   if (ranks == 1) return compute * contention;
   compute += cost.candidate * static_cast<double>(s.kv_heads * s.wanted) * p +
              cost.merge * home * p + cost.deliver;
-  // Sent once, received from all others; partial results go to one rank each.
   const Sent sent = sent_per_chunk(s, header_bytes, ranks, 0);
-  const double row = 4.0 * static_cast<double>(s.q_len * (s.v_dim + 1)),
-               all = row * static_cast<double>(s.q_heads);
-  const double gathered =
-                   static_cast<double>(s.wanted > 0 ? 8 * s.kv_heads * s.wanted : 0) + all * home,
-               received = gathered * (p - 1.0) + all * home * (p - 1.0);
-  const auto doublings = static_cast<double>(std::bit_width(static_cast<std::uint64_t>(ranks - 1)));
-  return compute * contention +
-         (static_cast<double>(sent.calls - (ranks - 1)) * doublings + (p - 1.0)) *
-             network.latency_s +
-         received / network.bytes_per_s;
+  const Index exchanged = ranks - 1;  // calls that pass partial results from one rank to one
+  const double rounds = static_cast<double>(sent.calls - exchanged) * doublings(ranks) +
+                        static_cast<double>(exchanged);
+  const auto received = static_cast<double>((ranks - 1) * (sent.candidates + 2 * sent.merged));
+  return compute * contention + rounds * network.latency_s + received / network.bytes_per_s;
 }
 
 }  // namespace quoka_examples

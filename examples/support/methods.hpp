@@ -65,8 +65,8 @@ struct MethodOptions {
   Index rank = 0;  // channels or directions of SparQ and Loki; 0: half of head_dim, at most 64
   quoka::QuokaOptions quoka = {};
   // Layers in shards over these, called on all of them; absent: whole layers. Of dense and quoka alone.
-  // Such a layer runs, grows and
-  // shrinks; select(), keys(), values() and scratch_bytes() throw std::logic_error.
+  // Such a layer runs, grows and shrinks; select(), keys(), values() and scratch_bytes() throw
+  // std::logic_error.
   std::optional<quoka::CommunicatorRef> ranks = {};
 };
 
@@ -78,9 +78,9 @@ std::vector<std::string> parse_methods(const std::string& list);
 // "keys", for a table of what a method looks at: does it share a choice between layers?
 bool shares_layers(const std::string& method);
 
-// Throws std::invalid_argument for a name that is none, and for a method that cannot be sharded over
-// options.ranks. The layers `which` (0 <= which[i] < layer_count, ascending) of one sequence; a method that shares
-// a choice between layers shares it among them and chooses first at layer first_sparse.
+// The layers `which` (0 <= which[i] < layer_count, ascending) of one sequence; a method that shares
+// a choice between layers shares it among them and chooses first at layer first_sparse. Throws
+// std::invalid_argument for a name that is none, and for a method other than those that options.ranks takes.
 LayerStack make_layers(const std::string& method, const quoka::LayerShape& shape,
                        const MethodOptions& options, const quoka::AttentionOptions& attention = {},
                        const std::vector<Index>& which = {0}, Index layer_count = 1,

@@ -31,6 +31,9 @@ class MpiJob {
 #if defined(QUOKA_EXAMPLES_MPI)
     session_ = std::make_unique<MpiSession>(argc, argv);
     communicator_ = std::make_unique<MpiCommunicator>();
+    rank_ = communicator_->rank(), size_ = communicator_->ranks();
+    here_ = communicator_->ranks_here();
+    if (size_ > 1) ranks_ = quoka::CommunicatorRef(*communicator_);
     if (!is_first()) be_silent();
 #else
     std::fprintf(stderr, "this is one of several processes, and was built without MPI\n");
@@ -38,33 +41,19 @@ class MpiJob {
 #endif
   }
 
-  bool is_first() const { return rank() == 0; }
-#if defined(QUOKA_EXAMPLES_MPI)
-  int rank() const { return communicator_ == nullptr ? 0 : communicator_->rank(); }
-  int size() const { return communicator_ == nullptr ? 1 : communicator_->ranks(); }
+  bool is_first() const { return rank_ == 0; }
+  int size() const { return size_; }
   // What a sharded layer needs of it; none for a process alone.
-  std::optional<quoka::CommunicatorRef> ranks() const {
-    if (size() == 1) return std::nullopt;
-    return quoka::CommunicatorRef(*communicator_);
-  }
+  const std::optional<quoka::CommunicatorRef>& ranks() const { return ranks_; }
   // The processors of this machine, for each of the processes on it.
   int threads() const {
-    const int all = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-    return std::max(1, all / (communicator_ == nullptr ? 1 : communicator_->ranks_here()));
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()) / here_);
   }
-#else
-  static int rank() { return 0; }
-  static int size() { return 1; }
-  static std::optional<quoka::CommunicatorRef> ranks() { return std::nullopt; }
-  static int threads() {
-    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  }
-#endif
 
   // The first process's value, on all of them.
   template <class T>
   T of_first(T value) const {
-    if (const auto all = ranks()) all->broadcast(std::as_writable_bytes(std::span(&value, 1)), 0);
+    if (ranks_) ranks_->broadcast(std::as_writable_bytes(std::span(&value, 1)), 0);
     return value;
   }
 
@@ -77,7 +66,7 @@ class MpiJob {
       if (errors_ != nullptr) std::fflush(errors_);
     }
 #if defined(QUOKA_EXAMPLES_MPI)
-    if (size() > 1 && !on_all) MPI_Abort(MPI_COMM_WORLD, 1);
+    if (size_ > 1 && !on_all) MPI_Abort(MPI_COMM_WORLD, 1);
 #endif
     return 1;
   }
@@ -97,6 +86,8 @@ class MpiJob {
       throw std::runtime_error("/dev/null cannot be opened");
   }
 
+  int rank_ = 0, size_ = 1, here_ = 1;  // here_: processes on this machine
+  std::optional<quoka::CommunicatorRef> ranks_;
   std::FILE* errors_ = nullptr;  // of a silent process
 #if defined(QUOKA_EXAMPLES_MPI)
   std::unique_ptr<MpiSession> session_;

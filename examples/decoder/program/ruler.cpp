@@ -15,6 +15,8 @@
 #include "support/progress.hpp"
 #include "support/table.hpp"
 
+#include <quoka/runtime/hash.hpp>
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -62,10 +64,9 @@ struct Cell {
 
 // FNV-1a: a model trained anew under an old name is another model.
 std::string checksum(const std::string& bytes) {
-  std::uint64_t hash = 0xcbf29ce484222325u;
-  for (const char byte : bytes) hash = (hash ^ static_cast<unsigned char>(byte)) * 0x100000001b3u;
   char text[17];
-  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(hash));
+  std::snprintf(text, sizeof text, "%016llx",
+                static_cast<unsigned long long>(quoka::detail::hash_of(bytes)));
   return text;
 }
 

@@ -312,6 +312,10 @@ MIXTURES = {
 }
 
 
+def long_lengths(args):
+    return [n for n in (4096, 8192, 16384) if vars(args)[f"steps_{n}"]]
+
+
 def stages(args):
     mixture = MIXTURES[args.tasks]
     if args.tasks != "words":
@@ -322,15 +326,10 @@ def stages(args):
     yield dict(name="mixture 512-1024", mixture=mixture, lengths={512: 40, 1024: 40}, accuracy=0.99, steps=args.steps_1024)
     yield dict(name="mixture 512-2048", mixture=mixture, lengths={512: 40, 1024: 40, 2048: 40}, accuracy=0.995,
                steps=args.steps_2048)
-    longer = [(4096, args.steps_4096), (8192, args.steps_8192), (16384, args.steps_16384)]
-    longer = [one for one in longer if one[1]]
-    for length, steps in longer:
-        yield dict(name=f"mixture {length // 8}-{length}", mixture=mixture, steps=steps, accuracy=2.0,
-                   lengths={n: 40 for n in (length // 8, length // 4, length // 2, length)}, decay=length == longer[-1][0])
-
-
-def longest(args):
-    return max((n for n in (4096, 8192, 16384) if vars(args)[f"steps_{n}"]), default=2048)
+    for length in long_lengths(args):
+        yield dict(name=f"mixture {length // 8}-{length}", mixture=mixture, steps=vars(args)[f"steps_{length}"], accuracy=2.0,
+                   lengths={n: 40 for n in (length // 8, length // 4, length // 2, length)},
+                   decay=length == long_lengths(args)[-1])
 
 
 def make_batch(task, length, size, rng, tokens_a_step):
@@ -440,7 +439,7 @@ def write_goldens(path, model, names, lengths=(256, 256, 1024)):
 
 
 def train(args):
-    config = {**CONFIG, "layers": args.layers, "rope_base": args.rope_base, "context": max(8192, 2 * longest(args))}
+    config = {**CONFIG, "layers": args.layers, "rope_base": args.rope_base, "context": max(8192, 2 * max(long_lengths(args), default=2048))}
     base = os.path.join(args.out, args.name)
     log = Log(base + ".log")
     settings = " ".join(f"{key}={value}" for key, value in vars(args).items() if key not in ("command", "out"))

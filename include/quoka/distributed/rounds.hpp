@@ -51,14 +51,16 @@ class Settings {
   static constexpr std::size_t most = 20;
 
   // At most `most` of them.
-  void add(const Named& setting) { list_[count_++] = setting; }
-  // Names are part of it.
-  std::int64_t hash() const;
+  void add(const Named& setting);
+  // Of all of them, names included; and of the names alone.
+  std::int64_t hash() const { return hash_; }
+  std::int64_t hash_of_names() const { return hash_of_names_; }
   std::span<const Named> list() const { return {list_.data(), count_}; }
 
  private:
   std::array<Named, most> list_{};
   std::size_t count_ = 0;
+  std::int64_t hash_ = 0, hash_of_names_ = 0;
 };
 
 class Rounds {

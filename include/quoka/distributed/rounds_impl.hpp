@@ -12,14 +12,15 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-QUOKA_FUNC std::int64_t Settings::hash() const {
-  std::array<std::int64_t, 2 * most> numbers{};
-  std::size_t i = 0;
-  for (const Named& setting : list()) {
-    numbers[i++] = hash_of(setting.name);
-    numbers[i++] = setting.bits;
-  }
-  return hash_of(std::as_bytes(std::span(numbers)));
+QUOKA_FUNC void Settings::add(const Named& setting) {
+  const auto extended = [](std::int64_t hash, std::int64_t by) {
+    const std::array both{hash, by};
+    return hash_of(std::as_bytes(std::span(both)));
+  };
+  const std::int64_t name = hash_of(setting.name);
+  hash_of_names_ = extended(hash_of_names_, name);
+  hash_ = extended(extended(hash_, name), setting.bits);
+  list_[count_++] = setting;
 }
 
 QUOKA_FUNC Rounds::Rounds(CommunicatorRef communicator) : communicator_(communicator) {
@@ -106,15 +107,13 @@ QUOKA_FUNC void Rounds::compare(std::span<const Named> numbers) {
 // All ranks have seen that a hash differs, and come here: as many rounds on each, however many settings
 // it has.
 QUOKA_FUNC void Rounds::compare_settings(const Settings& settings) {
-  std::int64_t hash = 0;
   int other = 0;  // the first rank that differs
   while (headers_.data()[other].settings == headers_.data()[0].settings) ++other;
   std::array<Named, Settings::most> list;
   list.fill(Named("a setting", 0));
   std::copy(settings.list().begin(), settings.list().end(), list.begin());
   // Names first: the numbers of other methods are not comparable.
-  for (const Named& setting : settings.list()) hash ^= hash_of(setting.name);
-  gather("names", std::array{Named("the hash of the settings' names", hash)}, nullptr);
+  gather("names", std::array{Named("the hash of the names", settings.hash_of_names())}, nullptr);
   for (int rank = 1; rank < ranks(); ++rank)
     if (headers_.data()[rank].values[0] != headers_.data()[0].values[0])
       fail(rank, "it was made with another method than rank 0");

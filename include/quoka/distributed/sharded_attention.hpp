@@ -80,9 +80,8 @@ class ShardedAttention {
   };
 
   AttentionWorkspace workspace_;
-  Buffer<float> parts_;  // of own keys, all rows
-  Buffer<float>
-      packed_;  // thereof one home's rows, where they are not whole heads; then this rank's
+  Buffer<float> parts_;     // of own keys, all rows
+  Buffer<float> packed_;    // thereof a home's, where these are not whole heads
   Buffer<float> received_;  // [ranks], of other ranks' keys, the rows at home
   Buffer<float> of_chunk_;  // the rows at home
   Buffer<float> results_;   // [ranks], what each is home to
