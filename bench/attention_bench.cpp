@@ -33,12 +33,17 @@ struct InArithmetic {
   }
 };
 
+// logit_size: what logits are multiplied with. Of normal data they are normal, and weights all lie near each
+// other; times 24 they span what those of real models do, and most weights are next to nothing.
 template <class T, class P>
 void dense(benchmark::State& state, const LayerShape& shape, Index kv_len, int threads,
-           quoka::Arithmetic arithmetic) {
+           quoka::Arithmetic arithmetic, float logit_size) {
   const InArithmetic<T> in(state, arithmetic);
   const auto past = past_of<P>(shape, kv_len);
   ChunkData<T> chunk(shape, chunk_len);
+  if (logit_size != 1.0f)
+    for (Index i = 0; i < chunk.q.size(); ++i)
+      chunk.q.data()[i] = static_cast<T>(logit_size * static_cast<float>(chunk.q.data()[i]));
   quoka::AttentionWorkspace workspace;
   poison(chunk.out);
   with_executor(threads, [&](quoka::ExecutorRef executor) {
@@ -144,10 +149,11 @@ std::string dense_name(const char* name, const LayerShape& shape, Index kv_len, 
 
 template <class T, class P = T>
 void add_dense(const char* name, const LayerShape& shape, Index kv_len, int threads = 1,
-               quoka::Arithmetic arithmetic = quoka::Arithmetic::single) {
-  timed_for(add(dense_name(name, shape, kv_len, threads),
-                [=](auto& state) { dense<T, P>(state, shape, kv_len, threads, arithmetic); }),
-            threads);
+               quoka::Arithmetic arithmetic = quoka::Arithmetic::single, float logit_size = 1.0f) {
+  timed_for(
+      add(dense_name(name, shape, kv_len, threads),
+          [=](auto& state) { dense<T, P>(state, shape, kv_len, threads, arithmetic, logit_size); }),
+      threads);
 }
 
 template <class T, class P = T>
@@ -167,6 +173,8 @@ void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index
   for (const Index kv_len : {Index{1024}, usual, longest_kv_len})
     add_dense<float>("attention/dense", qwen3_4b, kv_len);
   add_dense<float>("attention/dense", qwen3_4b, usual, 2);
+  add_dense<float>("attention/dense/wide_logits", qwen3_4b, usual, 1, quoka::Arithmetic::single,
+                   24.0f);
   for (const LayerShape& shape : {llama32_3b, group_7, head_dim_64, head_dim_80})
     add_dense<float>("attention/dense", shape, usual);
   constexpr auto fixed16 = quoka::Arithmetic::fixed16;

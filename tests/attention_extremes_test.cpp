@@ -7,7 +7,11 @@
 
 #include <gtest/gtest.h>
 
+#include <cfenv>
 #include <limits>
+#include <numeric>
+#include <type_traits>
+#include <vector>
 
 namespace {
 
@@ -192,7 +196,7 @@ TYPED_TEST(AttentionExtremes, HugeLogitsStayFinite) {
   }
 }
 
-// Weights of 2^-125 and less are zeros, not denormals, and none of them counts.
+// Weights below 2^-100 are zeros, not denormals, and none of them counts.
 TYPED_TEST(AttentionExtremes, AKeyFarAboveTheOthersIsTheAnswer) {
   Random random(91);
   auto in = random_inputs<TypeParam>(random, {.q_heads = 1, .q_len = 1, .kv_len = 501});
@@ -200,6 +204,41 @@ TYPED_TEST(AttentionExtremes, AKeyFarAboveTheOthersIsTheAnswer) {
     in.past_k(0, 0, 300, c) = static_cast<TypeParam>(static_cast<float>(in.q(0, 0, 0, c)) * 30.0f);
   const auto output = attend(in, {.scale = 1.0f});
   for (Index c = 0; c < 16; ++c) EXPECT_EQ(output.out(0, 0, 0, c), in.past_v(0, 0, 300, c));
+}
+
+// Logits of 0 to -200 nats beside one at 0, as sinks make them, and values down to 2^-24: whatever the way,
+// nothing underflows on it, which would take 150 cycles each time.
+TYPED_TEST(AttentionExtremes, SumsOfTinyWeightsAreNoDenormals) {
+  if constexpr (!std::is_same_v<TypeParam, Eigen::half>) {  // its keys would be too short
+    Random random(95);
+    for (const Index q_len : {1, 5, 130}) {
+      SCOPED_TRACE(std::to_string(q_len) + " queries");
+      auto in = random_inputs<TypeParam>(
+          random, {.q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = 1000}, false);
+      const double tiny = 0x1p-24;
+      for (Index head = 0; head < 2; ++head)
+        for (Index t = 0; t < 1000; ++t)
+          for (Index c = 0; c < 16; ++c) {
+            const double logit = t == 7 ? 0.0 : -200.0 * random.uniform();
+            if (c == 0) in.past_k(0, head, t, c) = stored<TypeParam>(logit);
+            const double v = random.normal() * (t % 2 == 0 ? tiny : 1.0);
+            in.past_v(0, head, t, c) = stored<TypeParam>(v < 0 ? v - tiny : v + tiny);
+          }
+      for (Index head = 0; head < 4; ++head)
+        for (Index i = 0; i < q_len; ++i)
+          for (Index c = 0; c < 16; ++c)
+            in.q(0, head, i, c) = stored<TypeParam>(c == 0 ? 1.0 : 0.0);
+      std::vector<Index> few(300);
+      std::iota(few.begin(), few.end(), Index{3});
+      const Selection keep = to_selection({{few, few}}, 1000);
+      for (const Selection* selection : {static_cast<const Selection*>(nullptr), &keep}) {
+        std::feclearexcept(FE_ALL_EXCEPT);
+        const auto output = attend(in, {.scale = 1.0f}, selection);
+        EXPECT_EQ(std::fetestexcept(FE_UNDERFLOW), 0);
+        EXPECT_TRUE(std::isfinite(static_cast<float>(output.out(0, 3, q_len - 1, 15))));
+      }
+    }
+  }
 }
 
 TEST(AttentionExtremesFloat, LogitsThatUnderflowGiveTheMean) {
