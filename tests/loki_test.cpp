@@ -397,7 +397,8 @@ TYPED_TEST(Loki, AStateThatGrewOrWasCutIsAsAFreshOne) {
   const auto q = random.tensor<TypeParam>(2, 4, 7, 20);
   const auto k = random.tensor<TypeParam>(2, 2, 137, 20),
              other = random.tensor<TypeParam>(2, 2, 137, 20);
-  const LokiOptions options{.rank = 7, .calibration = calibrated_by(k)};
+  const LokiOptions options{
+      .rank = 7, .calibration = calibrated_by(k), .sketch = quoka::Sketch::off};
   for (Index cut : {0, 37, 136}) {
     LokiScorer::State state;
     for (Index kv_len : {1, 37, 137}) (void)scores_of_prefix(options, q, other, kv_len, state);
@@ -471,13 +472,14 @@ TEST(LokisOwnBasis, IsKeptAsThePastGrows) {
   const Spectrum spectrum(random, 2, 20);
   const auto q = random.tensor<float>(2, 4, 7, 20), k = spectrum.keys<float>(random, 2, 701);
   LokiScorer::State state;
-  (void)scores_of_prefix({.rank = 7}, q, k, 600, state);
+  const LokiOptions options{.rank = 7, .sketch = quoka::Sketch::off};
+  (void)scores_of_prefix(options, q, k, 600, state);
   const auto basis = state.own;
-  LokiScorer({.rank = 7})
-      .appended(SelectorInput{{}, quoka::view_of(k).slice(0, 601)}, state, quoka::SerialExecutor{});
+  LokiScorer(options).appended(SelectorInput{{}, quoka::view_of(k).slice(0, 601)}, state,
+                               quoka::SerialExecutor{});
   const auto bases = bases_of(to_oracle(quoka::view_of(k).slice(0, 600)), 7);
   for (Index kv_len : {601, 701}) {
-    const auto scores = scores_of_prefix({.rank = 7}, q, k, kv_len, state);
+    const auto scores = scores_of_prefix(options, q, k, kv_len, state);
     EXPECT_EQ(state.own, basis);
     EXPECT_EQ(state.fitted, 600);
     expect_scores(scores,

@@ -223,6 +223,9 @@ typename S::Options with_budget([[maybe_unused]] Budget budget,
   if constexpr (requires { options.rank = 7; }) options.rank = 7;
   if constexpr (requires { options.calibration = nullptr; })
     options.calibration = calibration(shape.kv_heads, shape.head_dim);
+  // Shards score in float: what one machine does without a sketch.
+  if constexpr (requires { options.sketch; })
+    if (!std::is_same_v<S, QuokaSelector>) options.sketch = quoka::Sketch::off;
   return options;
 }
 
@@ -846,7 +849,7 @@ TEST(Fault, OfSizesThatDifferNamesTheRankAndBothNumbers) {
       2, "out's len is 4");
 }
 
-// A layer of S on two ranks, made by make(rank, options, shape, attention) changing what rank 1 has.
+// A layer of S on two ranks, of which rank 1 has what change() makes of the other's.
 template <class S>
 void expect_settings_told(const std::function<void(typename S::Options&, LayerShape&,
                                                    AttentionOptions&, ShardLayout&)>& change,

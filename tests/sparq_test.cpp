@@ -228,7 +228,7 @@ TYPED_TEST(Sparq, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {
 template <class T>
 Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len,
                                 SparqScorer::State& state) {
-  return scores_by<SparqScorer>({.rank = 7},
+  return scores_by<SparqScorer>({.rank = 7, .sketch = quoka::Sketch::off},
                                 SelectorInput{q, TensorView<const T>(k).slice(0, kv_len)}, state);
 }
 template <class T>
@@ -246,8 +246,9 @@ TYPED_TEST(Sparq, AStateThatGrewIsAsAFreshOne) {
        {Index{1}, Index{37}, block - 1, block, block + 1, 3 * block + 4, 3 * block + 5}) {
     const auto scores = scores_of_prefix(q, k, kv_len);
     EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, state), scores)) << kv_len;
-    SparqScorer().appended(SelectorInput{{}, quoka::view_of(k).slice(0, kv_len), {}, kv_len + 37},
-                           told, quoka::SerialExecutor{});
+    SparqScorer({.sketch = quoka::Sketch::off})
+        .appended(SelectorInput{{}, quoka::view_of(k).slice(0, kv_len), {}, kv_len + 37}, told,
+                  quoka::SerialExecutor{});
     if (kv_len != block + 1) continue;  // the others are told only
     EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, told), scores)) << kv_len;
   }

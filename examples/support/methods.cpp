@@ -12,46 +12,61 @@
 #include <optional>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 
 namespace quoka_examples {
 namespace {
 
-template <class S>
-class LayerOf final : public AnyLayer {
+// What a layer does wherever its keys lie.
+template <class S, class Layer>
+class LayerBase : public AnyLayer {
  public:
-  LayerOf(const quoka::LayerShape& shape, const typename S::Options& options,
-          const quoka::AttentionOptions& attention, typename S::State state)
-      : layer_(shape, options, attention, std::move(state)), shape_(shape), options_(options) {}
+  template <class... Rest>
+  LayerBase(const quoka::LayerShape& shape, const typename S::Options& options, Rest&&... rest)
+      : layer_(shape, options, std::forward<Rest>(rest)...), shape_(shape), options_(options) {}
 
   void forward(View q, View k, View v, quoka::TensorView<float> out,
                quoka::ThreadPool& threads) override {
     layer_.forward(q, k, v, out, threads);
   }
-  const quoka::Selection& select(View q, quoka::ThreadPool& threads, View k) override {
-    return k.empty() ? layer_.select(q, threads) : layer_.select(q, k, threads);
-  }
   void append(View k, View v) override { layer_.append(k, v); }
-  void append(View q, View k, View v, quoka::ThreadPool& threads) override {
-    layer_.append(q, k, v, threads);
-  }
   void truncate(Index len) override { layer_.truncate(len); }
   void reserve(Index len) override { layer_.reserve(len); }
   Index kv_len() const override { return layer_.kv_len(); }
-  View keys() const override { return layer_.cache().k().template typed<float>(); }
-  View values() const override { return layer_.cache().v().template typed<float>(); }
   const quoka::Selection& selection() const override { return layer_.selection(); }
   Index kept_bytes() const override { return layer_.kept_bytes(); }
-  Index scratch_bytes() const override { return layer_.scratch_bytes(); }
   double scoring_flops(Index q_len) const override {
     return static_cast<double>(shape_.batch) *
            quoka_examples::scoring_flops(
                options_, {shape_.q_heads, shape_.kv_heads, shape_.head_dim, q_len, kv_len()});
   }
 
+ protected:
+  Layer layer_;
+
  private:
-  quoka::ChunkedPrefill<S> layer_;
   quoka::LayerShape shape_;
   typename S::Options options_;
+};
+
+template <class S>
+class LayerOf final : public LayerBase<S, quoka::ChunkedPrefill<S>> {
+  using Base = LayerBase<S, quoka::ChunkedPrefill<S>>;
+  using Base::layer_;
+  using View = AnyLayer::View;
+
+ public:
+  using Base::append, Base::Base;
+
+  const quoka::Selection& select(View q, quoka::ThreadPool& threads, View k) override {
+    return k.empty() ? layer_.select(q, threads) : layer_.select(q, k, threads);
+  }
+  void append(View q, View k, View v, quoka::ThreadPool& threads) override {
+    layer_.append(q, k, v, threads);
+  }
+  View keys() const override { return layer_.cache().k().template typed<float>(); }
+  View values() const override { return layer_.cache().v().template typed<float>(); }
+  Index scratch_bytes() const override { return layer_.scratch_bytes(); }
 };
 
 // The library shards more of them (quoka/distributed/sharded_prefill.hpp); each costs compile time.
@@ -60,29 +75,15 @@ constexpr bool is_sharded =
     std::is_same_v<S, quoka::DenseSelector> || std::is_same_v<S, quoka::QuokaSelector>;
 
 template <class S>
-class ShardedLayerOf final : public AnyLayer {
- public:
-  ShardedLayerOf(const quoka::LayerShape& shape, const typename S::Options& options,
-                 const quoka::AttentionOptions& attention, quoka::CommunicatorRef ranks)
-      : layer_(shape, options, ranks, {}, attention), shape_(shape), options_(options) {}
+class ShardedLayerOf final : public LayerBase<S, quoka::ShardedPrefill<S>> {
+  using Base = LayerBase<S, quoka::ShardedPrefill<S>>;
+  using View = AnyLayer::View;
 
-  void forward(View q, View k, View v, quoka::TensorView<float> out,
-               quoka::ThreadPool& threads) override {
-    layer_.forward(q, k, v, out, threads);
-  }
-  void append(View k, View v) override { layer_.append(k, v); }
+ public:
+  using Base::append, Base::Base;
+
   void append(View, View k, View v, quoka::ThreadPool& threads) override {
-    layer_.append(k, v, threads);
-  }
-  void truncate(Index len) override { layer_.truncate(len); }
-  void reserve(Index len) override { layer_.reserve(len); }
-  Index kv_len() const override { return layer_.kv_len(); }
-  const quoka::Selection& selection() const override { return layer_.selection(); }
-  Index kept_bytes() const override { return layer_.kept_bytes(); }
-  double scoring_flops(Index q_len) const override {
-    return static_cast<double>(shape_.batch) *
-           quoka_examples::scoring_flops(
-               options_, {shape_.q_heads, shape_.kv_heads, shape_.head_dim, q_len, kv_len()});
+    this->layer_.append(k, v, threads);
   }
   const quoka::Selection& select(View, quoka::ThreadPool&, View) override { refuse(); }
   View keys() const override { refuse(); }
@@ -93,10 +94,6 @@ class ShardedLayerOf final : public AnyLayer {
   [[noreturn]] static void refuse() {
     throw std::logic_error("a layer in shards is asked for what lies on all ranks");
   }
-
-  quoka::ShardedPrefill<S> layer_;
-  quoka::LayerShape shape_;
-  typename S::Options options_;
 };
 
 struct Request {
@@ -201,8 +198,8 @@ LayerStack layers_of(const Request& r, const std::function<void(typename S::Opti
       layers.push_back(
           std::make_unique<LayerOf<S>>(r.shape, options, r.attention, std::move(state)));
     else if constexpr (is_sharded<S>)
-      layers.push_back(
-          std::make_unique<ShardedLayerOf<S>>(r.shape, options, r.attention, *r.options.ranks));
+      layers.push_back(std::make_unique<ShardedLayerOf<S>>(r.shape, options, *r.options.ranks,
+                                                           quoka::ShardLayout{}, r.attention));
     else
       throw std::invalid_argument("over several processes there are dense and quoka");
   }
@@ -243,6 +240,8 @@ void add_methods(const std::string& name, std::vector<Method>& all) {
       o.domain = softmax ? quoka::Domain::logit : quoka::Domain::softmax;
     });
   }
+  if constexpr (!std::is_same_v<S, quoka::QuokaSelector> && requires(Options o) { o.sketch; })
+    add(".float", [](Options& o) { o.sketch = quoka::Sketch::off; });
   if constexpr (std::is_same_v<S, quoka::XAttentionSelector>)
     add(".threshold", [](Options& o) { o.budget = Options::paper().budget; });
   if constexpr (std::is_same_v<S, quoka::FlashPrefillSelector>) {

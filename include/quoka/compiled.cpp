@@ -27,6 +27,7 @@
 #include <quoka/select/sketch/block_levels_impl.hpp>
 #include <quoka/select/sketch/sketched_mass_impl.hpp>
 #include <quoka/select/sketch/sketched_top_k_impl.hpp>
+#include <quoka/select/sketch/softmax_sketch_impl.hpp>
 #include <quoka/select/steps/pre_aggregate_impl.hpp>
 #include <quoka/select/steps/score_impl.hpp>
 #include <quoka/select/steps/subselect_impl.hpp>

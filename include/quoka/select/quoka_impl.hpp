@@ -84,17 +84,12 @@ QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& st
                                            ExecutorRef executor) const {
   const Rows& k = input.k;
   const Index rows = kept_rows(input);
-  const bool of_state = input.sketch == nullptr;
   if (uses_sketch() && input.shard == nullptr &&
-      (!of_state || state.sketch.keys.len() == k.len()) &&
-      detail::codes_fit(rows, k.dim(), Aggregation::max)) {
-    if (of_state) state.sketch.keys.require_made_from(k);
-    const KeySketch& sketch = of_state ? state.sketch.keys : *input.sketch;
-    const KeySketch::Places places = of_state ? KeySketch::Places{} : sketch.places_of(k);
-    return detail::sketched_softmax_scores(
-        sketch, of_state ? nullptr : &places, state.q_bar.data(), rows, k, input.logit_scale(),
+      (input.sketch != nullptr || state.sketch.keys.len() == k.len()) &&
+      detail::codes_fit(rows, k.dim(), Aggregation::max))
+    return detail::softmax_scores_by_sketch(
+        state.sketch.keys, input.sketch, state.q_bar.data(), rows, k, input.logit_scale(),
         input.capacity, options_.aggregation, scores, state.sketched_mass, executor);
-  }
   const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& to) {
     const float* const of_head = state.q_bar.data() + (b * k.heads() + kv_head) * rows * k.dim();
     for (Index m = 0; m < rows; ++m) to.add(of_head + m * k.dim(), factor * input.logit_scale());

@@ -5,7 +5,8 @@
 //   score[t]  = mean over heads and queries of softmax over t of l, or of l itself (Domain)
 //
 // 2 * q_heads * q_len * kv_len * r FLOPs (softmax), 2 * kv_heads * kv_len * r (logit), and 2 *
-// head_dim * r per query and new key for the projections. Keeps r floats per key. The basis comes
+// head_dim * r per query and new key for the projections. Keeps r floats per key; softmax with a sketch
+// of these scores by 8-bit logits (sketch/sketched_mass.hpp), nearly the same. The basis comes
 // from a calibration (loki_calibration.hpp: fit, save, load); without one, the first chunk that
 // sees max(2 * head_dim, 512) cached keys fits it to them and keeps it; before that scores are
 // exact. r >= head_dim is the exact scorer, up to rounding. Source: Singhania et al., "Loki:
@@ -17,6 +18,7 @@
 #include <quoka/select/baselines/loki_calibration.hpp>
 #include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
+#include <quoka/select/sketch/softmax_sketch.hpp>
 
 #include <memory>
 
@@ -28,7 +30,8 @@ struct LokiOptions {
   Index rank = 64;  // r: directions used; head_dim or more: all
   Domain domain = Domain::softmax;
   std::shared_ptr<const LokiCalibration> calibration = nullptr;  // of this layer; null: of its keys
-  TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
+  TopKOptions top_k = {};             // window, sinks and recent keys, inside the budget
+  Sketch sketch = Sketch::automatic;  // 8-bit logits, of softmax
 };
 
 class LokiScorer {
@@ -38,16 +41,17 @@ class LokiScorer {
   struct State {
     std::shared_ptr<const LokiCalibration> own;  // fitted to the first `fitted` keys
     RowStore<float> projected;                   // [batch, kv_heads, kv_len, r]
+    SoftmaxSketch sketch;                        // of these
     WorkerScratch<RowReader> rows;
     QueryScoreState scores;
     Index fitted = 0;
 
     void truncate(Index kv_len) {
-      projected.truncate(kv_len);
-      if (kv_len < fitted) own = nullptr, fitted = 0, projected.truncate(0);
+      if (kv_len < fitted) own = nullptr, fitted = kv_len = 0;
+      projected.truncate(kv_len), sketch.truncate(kv_len);
     }
-    Index kept_bytes() const { return projected.bytes(); }
-    Index bytes() const { return projected.bytes() + scores.bytes(); }
+    Index kept_bytes() const { return projected.bytes() + sketch.kept_bytes(); }
+    Index bytes() const { return projected.bytes() + sketch.bytes() + scores.bytes(); }
   };
 
   // Throws std::invalid_argument for a rank < 1.
@@ -78,12 +82,17 @@ class LokiScorer {
     const Rows keys = state.projected.view();
     if (options_.domain == Domain::logit)
       return mean_logit_scores(shape, fill, keys, scores, state.scores, executor);
+    if (sketches(input) && state.sketch.score(shape, fill, keys, nullptr, input.capacity,
+                                              Aggregation::mean, scores, executor))
+      return;
     softmax_scores(shape, fill, keys, input.capacity, Aggregation::mean, scores, state.scores,
                    executor, input.shard);
   }
 
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
-    if (state.own != nullptr || options_.calibration != nullptr) catch_up(input, state, executor);
+    if (state.own == nullptr && options_.calibration == nullptr) return;
+    catch_up(input, state, executor);
+    if (sketches(input)) state.sketch.append(state.projected.view(), input.capacity, executor);
   }
 
   // A basis of the keys' own would need all of them.
@@ -93,7 +102,7 @@ class LokiScorer {
   }
   template <class F>
   void for_each_setting(F&& f) const {
-    const auto& [budget, rank, domain, calibration, top_k] = options_;
+    const auto& [budget, rank, domain, calibration, top_k, sketch] = options_;
     f("rank", rank), f("domain", domain);
     if (calibration != nullptr) f("the calibration's hash", calibration->hash());
   }
@@ -104,6 +113,10 @@ class LokiScorer {
   }
 
  private:
+  bool sketches(const SelectorInput& input) const {
+    return uses_softmax_sketch(options_.sketch, options_.domain, options_.budget) &&
+           input.shard == nullptr;
+  }
   // Projects the keys not yet projected; the basis, or null while there is none.
   const LokiCalibration* catch_up(const SelectorInput& input, State& state,
                                   ExecutorRef executor) const {

@@ -6,7 +6,7 @@
 //             = mean over the group's heads and m of l[h][m][t]                  (Domain::logit)
 //
 // 2 * q_heads * n_queries * kv_len * head_dim FLOPs (softmax), 1/n_queries and 1/group of that
-// (logit). Source: Zhu et al., "SampleAttention: Near-Lossless Acceleration of Long Context LLM
+// (logit); softmax with a sketch by 8-bit logits (sketch/sketched_mass.hpp), nearly the same. Source: Zhu et al., "SampleAttention: Near-Lossless Acceleration of Long Context LLM
 // Inference with Adaptive Structured Sparse Attention", arXiv 2406.15486, in the form QuoKA's paper
 // compares with. Deviations: a fixed budget in place of the share of mass alpha; no local window
 // (the chunk itself is attended in full); one set per KV head; softmax over the past alone.
@@ -14,6 +14,7 @@
 
 #include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
+#include <quoka/select/sketch/softmax_sketch.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -22,13 +23,22 @@ struct SampleAttentionOptions {
   Budget budget = 1024;
   Index n_queries = 16;
   Domain domain = Domain::softmax;
-  TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
+  TopKOptions top_k = {};             // window, sinks and recent keys, inside the budget
+  Sketch sketch = Sketch::automatic;  // 8-bit logits, of softmax
 };
 
 class SampleAttentionScorer {
  public:
   using Options = SampleAttentionOptions;
-  using State = QueryScoreState;
+
+  struct State {
+    SoftmaxSketch sketch;  // grows with the cache: appended()
+    QueryScoreState scores;
+
+    void truncate(Index kv_len) { sketch.truncate(kv_len); }
+    Index kept_bytes() const { return sketch.kept_bytes(); }
+    Index bytes() const { return sketch.bytes() + scores.bytes(); }
+  };
 
   // Throws std::invalid_argument for n_queries < 1.
   explicit SampleAttentionScorer(const Options& options = {}) : options_(options) {
@@ -37,16 +47,33 @@ class SampleAttentionScorer {
 
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {
-    const Index len = input.q.len(), n = std::min(options_.n_queries, len);
-    const auto position_of = [&](Index m) { return (m + 1) * len / n - 1; };
-    exact_scores(input, n, position_of, options_.domain, Aggregation::mean, scores, state,
-                 executor);
+    const Rows &q = input.q, &k = input.k;
+    const Index len = q.len(), n = std::min(options_.n_queries, len), group = input.group();
+    const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& rows) {
+      for (Index r = 0; r < group; ++r)
+        for (Index m = 0; m < n; ++m)
+          rows.add(q, b, kv_head * group + r, (m + 1) * len / n - 1, factor * input.logit_scale());
+    };
+    const QueryRows shape{group * n, k.dim(), q};
+    if (options_.domain == Domain::logit)
+      return mean_logit_scores(shape, fill, k, scores, state.scores, executor);
+    if (uses_sketch() && input.shard == nullptr &&
+        state.sketch.score(shape, fill, k, input.sketch, input.capacity, Aggregation::mean, scores,
+                           executor))
+      return;
+    softmax_scores(shape, fill, k, input.capacity, Aggregation::mean, scores, state.scores,
+                   executor, input.shard);
+  }
+
+  void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
+    if (uses_sketch() && input.sketch == nullptr && input.shard == nullptr)
+      state.sketch.append(input.k, input.capacity, executor);
   }
 
   Index shard_keys() const { return options_.domain == Domain::softmax ? softmax_shard_keys() : 1; }
   template <class F>
   void for_each_setting(F&& f) const {
-    const auto& [budget, n_queries, domain, top_k] = options_;
+    const auto& [budget, n_queries, domain, top_k, sketch] = options_;
     f("n_queries", n_queries), f("domain", domain);
   }
 
@@ -56,6 +83,10 @@ class SampleAttentionScorer {
   }
 
  private:
+  bool uses_sketch() const {
+    return uses_softmax_sketch(options_.sketch, options_.domain, options_.budget);
+  }
+
   Options options_;
 };
 

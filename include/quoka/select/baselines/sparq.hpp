@@ -8,7 +8,9 @@
 // 2 * q_heads * q_len * kv_len * r FLOPs (softmax); kv_len * head_dim more (logit). Keeps a second,
 // channel-major copy of the keys in float, in blocks of tuning::block_keys keys, made as they come:
 // a chosen channel is a contiguous run, so r of head_dim channels are read. r >= head_dim is the
-// exact scorer. Source: Ribar et al., "SparQ Attention: Bandwidth-Efficient LLM Inference", arXiv
+// exact scorer. Softmax with a sketch of the keys scores by 8-bit logits (sketch/sketched_mass.hpp), nearly the
+// same, of all channels, the rest of them zero in the queries: the codes are there anyway, and no copy is
+// kept. Source: Ribar et al., "SparQ Attention: Bandwidth-Efficient LLM Inference", arXiv
 // 2312.04985, and Graphcore's code, which decodes one query at a time. Deviations: one channel set
 // and one key set per KV head and chunk; no forced local keys; no mean-value term for the keys left
 // out.
@@ -17,6 +19,7 @@
 #include <quoka/select/channel_keys.hpp>
 #include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
+#include <quoka/select/sketch/softmax_sketch.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -30,7 +33,8 @@ struct SparqOptions {
   Budget budget = 1024;
   Index rank = 64;  // r: channels used; head_dim or more: all
   Domain domain = Domain::softmax;
-  TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
+  TopKOptions top_k = {};             // window, sinks and recent keys, inside the budget
+  Sketch sketch = Sketch::automatic;  // 8-bit logits, of softmax
 };
 
 class SparqScorer {
@@ -38,16 +42,18 @@ class SparqScorer {
   using Options = SparqOptions;
 
   struct State {
-    ChannelMajorKeys keys;
+    ChannelMajorKeys keys;     // those scored in float
+    SoftmaxSketch sketch;      // grows with the cache: appended()
     Buffer<float> magnitudes;  // [batch, kv_heads, head_dim], sum of |q|
     Buffer<Index> channels;    // [batch, kv_heads, head_dim], the chosen first, ascending
     WorkerScratch<RowReader> rows;
     QueryScoreState scores;
 
-    void truncate(Index kv_len) { keys.truncate(kv_len); }
-    Index kept_bytes() const { return keys.blocks.bytes(); }
+    void truncate(Index kv_len) { keys.truncate(kv_len), sketch.truncate(kv_len); }
+    Index kept_bytes() const { return keys.blocks.bytes() + sketch.kept_bytes(); }
     Index bytes() const {
-      return keys.blocks.bytes() + magnitudes.bytes() + channels.bytes() + scores.bytes();
+      return keys.blocks.bytes() + sketch.bytes() + magnitudes.bytes() + channels.bytes() +
+             scores.bytes();
     }
   };
 
@@ -82,21 +88,29 @@ class SparqScorer {
     if (options_.domain == Domain::logit)
       return mean_logit_scores({group * q.len(), dim, q}, fill_with(false), k, scores, state.scores,
                                executor);
+    if (uses_sketch() && input.shard == nullptr &&
+        state.sketch.score({group * q.len(), dim, q}, fill_with(false), k, input.sketch,
+                           input.capacity, Aggregation::mean, scores, executor))
+      return;
     state.keys.append(k, input.capacity);
     softmax_scores({group * q.len(), rank, q}, fill_with(true),
                    KeySource(state.keys, channels, rank, dim), input.capacity, Aggregation::mean,
                    scores, state.scores, executor, input.shard);
   }
 
-  // The copy is made as keys come, so that a chunk pays for its own.
-  void appended(const SelectorInput& input, State& state, ExecutorRef) const {
-    if (options_.domain == Domain::softmax) state.keys.append(input.k, input.capacity);
+  // The sketch, or the copy, is made as keys come, so that a chunk pays for its own.
+  void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
+    if (options_.domain == Domain::logit) return;
+    if (!uses_sketch() || input.shard != nullptr)
+      state.keys.append(input.k, input.capacity);
+    else if (input.sketch == nullptr)
+      state.sketch.append(input.k, input.capacity, executor);
   }
 
   Index shard_keys() const { return options_.domain == Domain::softmax ? softmax_shard_keys() : 1; }
   template <class F>
   void for_each_setting(F&& f) const {
-    const auto& [budget, rank, domain, top_k] = options_;
+    const auto& [budget, rank, domain, top_k, sketch] = options_;
     f("rank", rank), f("domain", domain);
   }
 
@@ -106,6 +120,9 @@ class SparqScorer {
   }
 
  private:
+  bool uses_sketch() const {
+    return uses_softmax_sketch(options_.sketch, options_.domain, options_.budget);
+  }
   static void choose_channels(const Rows& q, Index b, Index first_head, Index group, Index rank,
                               RowReader& reader, float* magnitudes, Index* channels) {
     std::fill_n(magnitudes, q.dim(), 0.0f);

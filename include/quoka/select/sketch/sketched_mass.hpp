@@ -57,6 +57,13 @@ void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* p
                              SketchedMassState& state, ExecutorRef executor,
                              const Candidates* some = nullptr);
 
+// The same by `own`, a sketch of all of k, or by that of the cache that k lies in. Throws
+// std::invalid_argument where k is not what was sketched.
+void softmax_scores_by_sketch(KeySketch& own, const KeySketch* cache, const float* q_bar,
+                              Index rows, const Rows& k, float logit_scale, Index capacity,
+                              Aggregation over, TensorView<float, 3> scores,
+                              SketchedMassState& state, ExecutorRef executor);
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -99,6 +99,17 @@ QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch
   });
 }
 
+QUOKA_FUNC void softmax_scores_by_sketch(KeySketch& own, const KeySketch* cache, const float* q_bar,
+                                         Index rows, const Rows& k, float logit_scale,
+                                         Index capacity, Aggregation over,
+                                         TensorView<float, 3> scores, SketchedMassState& state,
+                                         ExecutorRef executor) {
+  if (cache == nullptr) own.require_made_from(k);
+  const KeySketch::Places places = cache == nullptr ? KeySketch::Places{} : cache->places_of(k);
+  sketched_softmax_scores(cache == nullptr ? own : *cache, cache == nullptr ? nullptr : &places,
+                          q_bar, rows, k, logit_scale, capacity, over, scores, state, executor);
+}
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka

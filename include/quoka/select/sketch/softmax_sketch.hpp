@@ -1,0 +1,53 @@
+// Softmax scores by 8-bit logits, for any method whose rows are multiplied with all keys: what
+// softmax_scores() of kit.hpp makes, nearly (sketched_mass.hpp says how nearly), in 0.3 of the time where the ISA
+// has 8-bit dot products.
+//
+//   appended   sketch.append(keys)                          the keys themselves, or rows that stand for them
+//   score      if (sketch.score(rows, fill, keys, ...)) return;
+//              softmax_scores(rows, fill, keys, ...);       a State that was not told of all keys, a shard
+#pragma once
+
+#include <quoka/cache/key_sketch.hpp>
+#include <quoka/select/kit.hpp>
+#include <quoka/select/options.hpp>
+#include <quoka/select/sketch/sketched_mass.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// Is that wanted with these options, and here? A budget by scores wants them in float.
+inline bool uses_softmax_sketch(Sketch sketch, Domain domain, const Budget& budget) {
+  return domain == Domain::softmax && !budget.by_scores() &&
+         (sketch == Sketch::on || (sketch == Sketch::automatic && detail::sketched_mass_is_fast()));
+}
+
+// Part of a State: a sketch of the keys, and reused memory.
+class SoftmaxSketch {
+ public:
+  // Sketches the keys that have come since; room for `capacity`. keys [batch, kv_heads, len, dim].
+  void append(const Rows& keys, Index capacity, ExecutorRef executor) {
+    keys_.append(keys, capacity, executor);
+  }
+  void truncate(Index len) { keys_.truncate(len); }
+  Index kept_bytes() const { return keys_.bytes(); }
+  Index bytes() const { return keys_.bytes() + rows_.bytes() + readers_.bytes() + mass_.bytes(); }
+
+  // scores [batch, kv_heads, len] of rows as fill() makes them. cache: a sketch of the cache that the keys
+  // lie in; null: what append() was told of. False, and nothing done, where that is not all of the keys, or
+  // sums of codes would not fit. Throws std::invalid_argument where they are other keys.
+  bool score(const QueryRows& shape, FillRows fill, const Rows& keys, const KeySketch* cache,
+             Index capacity, Aggregation over, TensorView<float, 3> scores, ExecutorRef executor);
+
+ private:
+  KeySketch keys_;
+  Buffer<float> rows_;  // [batch, kv_heads, max_rows, dim]
+  WorkerScratch<RowReader> readers_;
+  detail::SketchedMassState mass_;
+};
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+
+#if !defined(QUOKA_COMPILED)
+#include <quoka/select/sketch/softmax_sketch_impl.hpp>
+#endif

@@ -1,0 +1,37 @@
+// Definitions of softmax_sketch.hpp.
+#pragma once
+
+#include <quoka/select/sketch/sketched_mass_impl.hpp>
+#include <quoka/select/sketch/sketched_top_k_impl.hpp>
+#include <quoka/select/sketch/softmax_sketch.hpp>
+
+#include <algorithm>
+#include <limits>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+QUOKA_FUNC bool SoftmaxSketch::score(const QueryRows& shape, FillRows fill, const Rows& keys,
+                                     const KeySketch* cache, Index capacity, Aggregation over,
+                                     TensorView<float, 3> scores, ExecutorRef executor) {
+  if ((cache == nullptr && keys_.len() != keys.len()) ||
+      !detail::codes_fit(shape.max_rows, keys.dim(), Aggregation::max))
+    return false;
+  const Index of_head = shape.max_rows * shape.dim;
+  float* const rows = rows_.reserve(keys.batch() * keys.heads() * of_head);
+  readers_.reserve(executor.workers(), shape.read.empty() ? keys : shape.read);
+  for_each_kv_head(keys, executor, [&](Index b, Index kv_head, int worker) {
+    float* const to = rows + (b * keys.heads() + kv_head) * of_head;
+    RowWriter writer(to, shape.dim, readers_[worker]);
+    fill(b, kv_head, 1.0f, writer);
+    // Rows that were left out are no rows below either.
+    std::fill(to + writer.count() * shape.dim, to + of_head,
+              std::numeric_limits<float>::quiet_NaN());
+  });
+  detail::softmax_scores_by_sketch(keys_, cache, rows, shape.max_rows, keys, 1.0f, capacity, over,
+                                   scores, mass_, executor);
+  return true;
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
