@@ -12,6 +12,7 @@
     accuracy_budget.png   RULER's tasks: exact match against budget, by method                   accuracy_*.json
     accuracy_length.png   the same against prompt length                                         accuracy_*.json
     context_parallel.png  a prefill over several ranks, and what they send                       context_parallel_*.json
+    ggml_first_token.png  time to first token in llama.cpp, with and without the backend         ggml_first_token.json
     which_preset.png      answers against the speed of a prefill, by method and budget           accuracy_*.json, frontier_*.json
 
 Needs matplotlib (Debian: python3-matplotlib). A figure whose file is not there is left out.
@@ -449,6 +450,33 @@ def context_parallel(records, path):
     save(figure, path)
 
 
+def first_token(data, path):
+    """How many times as soon as llama.cpp alone, against the prompt: a panel for each ubatch."""
+    ubatches = sorted({run["ubatch"] for run in data["runs"]})
+    figure, axes = plt.subplots(1, len(ubatches), figsize=(5.2 * len(ubatches), 4.2), sharey=True, squeeze=False)
+    models = list(dict.fromkeys(run["model"] for run in data["runs"]))
+    colours = dict(zip(models, ("#d1495b", "#00798c", "#edae49", "#66a182")))
+    for axis, ubatch in zip(axes[0], ubatches):
+        lengths = set()
+        for run in (run for run in data["runs"] if run["ubatch"] == ubatch):
+            for mode, dashes in (("exact", ":"), ("quoka", "-"), ("recommended", "--")):
+                points = [(p["tokens"], p["llama.cpp"]["s"] / p[mode]["s"]) for p in run["prompts"] if mode in p]
+                if points:
+                    lengths.update(x for x, _ in points)
+                    axis.plot(*zip(*points), dashes, color=colours[run["model"]], marker="o", markersize=3,
+                              label=f"{run['model'].split(',')[0].split('.Q8_0')[0]}, {mode}")
+        power_of_two_axis(axis, sorted(lengths))
+        axis.axhline(1, color=COLOURS["oracle"], linewidth=0.8)
+        axis.grid(True, which="major", alpha=0.25)
+        axis.set_xlabel("prompt, tokens")
+        axis.set_title(f"ubatch {ubatch}", fontsize=10)
+        axis.legend(fontsize=7, frameon=False, loc="upper left")
+    axes[0][0].set_ylabel("first token, llama.cpp's time = 1")
+    figure.suptitle(f"Time to first token in llama.cpp: times as short with the backend, {data['runs'][0]['threads']} "
+                    "threads, f16 cache, budget 1,024", fontsize=10)
+    save(figure, path)
+
+
 def save(figure, path, dpi=130):
     figure.tight_layout()
     figure.savefig(path, dpi=dpi, bbox_inches="tight")
@@ -463,6 +491,7 @@ def main():
         ("decode_all.json", decode_latency, "decode_latency.png"),
         ("quoka_parts.json", chunk_parts, "chunk_parts.png"),
         ("scaling.json", scaling, "scaling.png"),
+        ("ggml_first_token.json", first_token, "ggml_first_token.png"),
         ("evaluate_tinyllama.json", evaluation, "evaluate_tinyllama.png"),
         ("evaluate_generated.json", evaluation, "evaluate_generated.png"),
     ):

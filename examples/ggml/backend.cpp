@@ -13,6 +13,8 @@
 // that supports_op takes, and no tensor is copied. No exception leaves this file.
 #include "attend.hpp"
 
+#include <quoka/runtime/isa.hpp>
+
 #include <ggml-backend-impl.h>
 
 #include <cstring>
@@ -133,6 +135,7 @@ ggml_backend_reg_t registry() {
   std::string problem;
   Settings& settings = device_state().settings = read_settings(problem);
   device_state().stats.print = settings.stats;
+  if (!settings.isa.empty()) quoka::use_isa(settings.isa);
   if (!problem.empty()) say(problem + "; attention stays exact");
   say(settings.summary());
   reg.iface.get_name = [](ggml_backend_reg_t) { return "QuoKA"; };

@@ -8,30 +8,25 @@
 // modes'. A mode may have its own number of threads, exact:2, and may score in float, robust:float. --no-ggml: in
 // place of ggml's the first mode's.
 #include "graph_of_one.hpp"
+#include "measure.hpp"
 
 #include <nlohmann/json.hpp>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <fstream>
 #include <map>
 
 namespace {
 
-using quoka_ggml::Backends, quoka_ggml::GraphOfOne, quoka_ggml::NodeShape;
-
-double median(std::vector<double> x) {
-  std::nth_element(x.begin(), x.begin() + static_cast<std::ptrdiff_t>(x.size() / 2), x.end());
-  return x[x.size() / 2];
-}
+using quoka_ggml::Backends, quoka_ggml::GraphOfOne, quoka_ggml::NodeShape, quoka_ggml::median;
 
 double seconds(GraphOfOne& graph, std::int64_t cached, ggml_backend_t backend) {
   graph.write_keys(cached, cached + graph.s.n_q);
-  const auto begin = std::chrono::steady_clock::now();
+  const double begin = quoka_ggml::now();
   if (graph.run(backend) != GGML_STATUS_SUCCESS) throw std::runtime_error("a backend failed");
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return quoka_ggml::now() - begin;
 }
 
 }  // namespace

@@ -4,18 +4,25 @@
 //
 //     first_token MODEL.gguf [--depths 0,2048,4096,7680] [--ubatch 512] [--threads 2] [--rounds 1]
 //                 [--modes exact,quoka] [--budget 1024] [--cache f16|q8_0] [--out results.json]
+//     first_token --shape llama-3.1-8b [--layers 2] ...
 //
-// Modes alternate at each depth. What is in a cache changes no time of dense attention; copies are no
-// favour to selection: many keys score alike.
+// Modes alternate at each depth; one may have its own number of threads, exact:1. What is in a cache changes no time of dense attention; copies are no
+// favour to selection: many keys score alike. The first layer is dense, unless QUOKA_DENSE_LAYERS says otherwise.
+//
+// --shape: random weights (random_model.hpp), of a model's layers only some, their time multiplied.
+// What is not in a layer (embedding, logits of one token) is next to nothing there. The first layer's time is
+// exact mode's.
 #include "llama_session.hpp"
+#include "measure.hpp"
+#include "random_model.hpp"
 
-#include <nlohmann/json.hpp>
+#include "support/json_file.hpp"
+
 #include <CLI/CLI.hpp>
 
-#include <chrono>
 #include <cstdio>
-#include <ctime>
-#include <fstream>
+#include <cstdlib>
+#include <filesystem>
 #include <memory>
 #include <random>
 
@@ -24,17 +31,6 @@ namespace {
 using namespace quoka_ggml;
 
 constexpr int block = 256;  // tokens that are computed once and copied
-
-double cpu() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
-double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return x[x.size() / 2];
-}
 
 std::vector<TokenAt> random_tokens(std::mt19937& random, int vocabulary, int first, int count) {
   std::vector<TokenAt> tokens;
@@ -55,9 +51,39 @@ void fill(Session& session, const std::vector<std::uint8_t>& state, int depth) {
     llama_memory_seq_cp(session.memory(), 1, 0, -1, -1);
     llama_memory_seq_rm(session.memory(), 1, -1, -1);
   }
-  const TokenAt one{1, depth, 0, true};  // keys are moved in the next decode
-  session.decode({&one, 1});
+  // Keys are moved in the next decode, and looked at by this backend in the next chunk.
+  std::vector<TokenAt> tokens;
+  for (int i = 0; i < 32; ++i) tokens.push_back({1, depth + i});
+  tokens.back().logits = true;
+  session.decode(tokens);
   llama_memory_seq_rm(session.memory(), 0, depth, -1);
+}
+
+// A file that is there no longer when the model is loaded.
+llama_model_ptr random_model(const ModelShape& shape, int layers) {
+  std::string path = (std::filesystem::temp_directory_path() / "quoka_model_XXXXXX").string();
+  const int file = mkstemp(path.data());
+  if (file < 0) throw std::runtime_error("cannot make " + path);
+  close(file);
+  const auto remove = [&] { std::filesystem::remove(path); };
+  try {
+    write_random_model(shape, layers, path);
+    llama_model_ptr model = load_model(path);
+    remove();
+    return model;
+  } catch (...) {
+    remove();
+    throw;
+  }
+}
+
+const ModelShape& shape_named(const std::string& name) {
+  std::string all;
+  for (const ModelShape& shape : model_shapes) {
+    if (name == shape.name) return shape;
+    all += std::string(all.empty() ? "" : ", ") + shape.name;
+  }
+  throw std::invalid_argument("--shape " + name + " is none of " + all);
 }
 
 struct Mode {
@@ -65,6 +91,24 @@ struct Mode {
   std::unique_ptr<Session> session;
   std::vector<double> wall = {}, cpu = {};  // of one ubatch at each depth
 };
+
+// A ubatch's last times by `layers` layers, as the whole model takes them: in exact mode all of its layers alike,
+// else all but the first, which is dense.
+void whole_model(std::vector<Mode>& modes, const ModelShape& shape, int layers) {
+  const auto exact = std::find_if(modes.begin(), modes.end(),
+                                  [](const Mode& mode) { return mode.name == "exact"; });
+  const auto all = static_cast<double>(shape.layers), each = 1.0 / layers;
+  const auto extend = [&](auto times) {
+    const double dense = exact != modes.end() ? each * times(*exact).back() : 0;
+    for (Mode& mode : modes) {
+      const bool selects = mode.name != "llama.cpp" && mode.name != "exact" && dense > 0;
+      double& time = times(mode).back();
+      time = selects ? dense + (all - 1) * each * time : all * each * time;
+    }
+  };
+  extend([](Mode & mode) -> auto& { return mode.wall; });
+  extend([](Mode & mode) -> auto& { return mode.cpu; });
+}
 
 // Of a prompt of `tokens`: one ubatch's times, straight between depths and on from the last two, summed.
 double whole(const std::vector<int>& depths, const std::vector<double>& times, int tokens,
@@ -84,11 +128,13 @@ double whole(const std::vector<int>& depths, const std::vector<double>& times, i
 
 int main(int argc, char** argv) try {
   CLI::App app("Time to first token, from samples");
-  std::string model_path, budget = "1024", cache = "f16", out;
+  std::string model_path, shape_name, budget = "1024", cache = "f16", out;
   std::vector<std::string> names{"exact", "quoka"};
   std::vector<int> depths{0, 2048, 4096, 7680};
-  int ubatch = 512, threads = 2, rounds = 1;
-  app.add_option("model", model_path)->required();
+  int ubatch = 512, threads = 2, rounds = 1, layers = 2;
+  const auto* const file = app.add_option("model", model_path)->check(CLI::ExistingFile);
+  app.add_option("--shape", shape_name, "a model of random weights")->excludes("model");
+  app.add_option("--layers", layers, "of that model")->needs("--shape")->check(CLI::PositiveNumber);
   app.add_option("--depths", depths, "ascending")->delimiter(',')->expected(2, 99);
   app.add_option("--ubatch", ubatch)->check(CLI::PositiveNumber);
   app.add_option("--threads", threads)->check(CLI::PositiveNumber);
@@ -103,7 +149,13 @@ int main(int argc, char** argv) try {
       throw std::invalid_argument("--depths must ascend from 0 or more");
 
   llama_log_set(only_errors, nullptr);
-  const llama_model_ptr model = load_model(model_path);
+  const bool sampled = file->count() == 0;
+  if (sampled && shape_name.empty()) throw std::invalid_argument("a model, or --shape, is needed");
+  const ModelShape shape = sampled ? shape_named(shape_name) : ModelShape{};
+  if (sampled && layers > shape.layers)
+    throw std::invalid_argument("--layers " + std::to_string(layers) + ": " + shape_name + " has " +
+                                std::to_string(shape.layers));
+  const llama_model_ptr model = sampled ? random_model(shape, layers) : load_model(model_path);
   const int vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(model.get()));
   llama_context_params p = llama_context_default_params();
   p.n_ctx = static_cast<std::uint32_t>(depths.back() + ubatch + 2 * block) / 256 * 256;
@@ -114,8 +166,11 @@ int main(int argc, char** argv) try {
   std::vector<Mode> modes;
   modes.push_back({"llama.cpp", std::make_unique<Session>(model.get(), p)});
   setenv("QUOKA_BUDGET", budget.c_str(), 1);
+  if (sampled) setenv("QUOKA_DENSE_LAYERS", "0", 1);
   for (const std::string& name : names) {
-    setenv("QUOKA_MODE", name.c_str(), 1);
+    const std::size_t colon = name.find(':');
+    setenv("QUOKA_MODE", name.substr(0, colon).c_str(), 1);
+    setenv("QUOKA_THREADS", colon == name.npos ? "0" : name.substr(colon + 1).c_str(), 1);
     restart_quoka();
     modes.push_back({name, std::make_unique<Session>(model.get(), p)});
   }
@@ -140,10 +195,12 @@ int main(int argc, char** argv) try {
         llama_memory_seq_rm(modes[i].session->memory(), 0, depth, -1);
       }
     }
+    for (std::size_t i = 0; i < modes.size(); ++i)
+      modes[i].wall.push_back(median(wall[i])), modes[i].cpu.push_back(median(seconds[i]));
+    if (sampled) whole_model(modes, shape, layers);
     std::printf("%8d", depth);
     nlohmann::json row{{"depth", depth}};
     for (std::size_t i = 0; i < modes.size(); ++i) {
-      modes[i].wall.push_back(median(wall[i])), modes[i].cpu.push_back(median(seconds[i]));
       row[modes[i].name] = {{"s", modes[i].wall.back()}, {"cpu_s", modes[i].cpu.back()}};
       std::printf(" %10.3f (%7.3f)", modes[i].wall.back(), modes[i].cpu.back());
     }
@@ -165,12 +222,17 @@ int main(int argc, char** argv) try {
     prompts.push_back(prompt);
   }
   if (!out.empty())
-    std::ofstream(out) << nlohmann::json{{"model", model_path}, {"ubatch", ubatch},
-                                         {"threads", threads},  {"cache", cache},
-                                         {"budget", budget},    {"one_ubatch", rows},
-                                         {"prompts", prompts}}
-                              .dump(1)
-                       << '\n';
+    quoka_examples::write_json(
+        out, {{"model", sampled ? shape_name + ", random weights, " + std::to_string(layers) +
+                                      " of its layers"
+                                : std::filesystem::path(model_path).filename().string()},
+              {"ubatch", ubatch},
+              {"threads", threads},
+              {"cache", cache},
+              {"budget", budget},
+              {"rounds", rounds},
+              {"one_ubatch", rows},
+              {"prompts", prompts}});
 } catch (const std::exception& e) {
   std::fprintf(stderr, "first_token: %s\n", e.what());
   return 1;

@@ -15,6 +15,17 @@ namespace {
 
 using nlohmann::json;
 
+// One of the ISA levels that this library was built for and this machine runs.
+std::string level(const json& x) {
+  std::string all;
+  for (const char* const name : quoka::isa_levels()) {
+    if (x == name) return name;
+    all += std::string(all.empty() ? "" : " or ") + name;
+  }
+  if (x != "") quoka_examples::refuse_json("isa", x, all);
+  return "";
+}
+
 Settings parse(json all) {
   all.emplace("budget", 1024), all.emplace("dense_layers", 1);
   Settings s;
@@ -47,6 +58,7 @@ Settings parse(json all) {
   s.threads = static_cast<int>(whole("threads", 0, 1024, 0));
   s.sketch = flag("sketch", true);
   s.stats = flag("stats", false);
+  s.isa = level(take("isa", ""));
   s.policy = quoka_examples::parse_policy(all);
   if (s.mode == Mode::exact) return s;
   (void)quoka::QuokaSelector(s.selection(1, -1));  // refuses now what the method refuses
@@ -76,7 +88,7 @@ Settings read_settings(std::string& problem) try {
     all = object(path, json::parse(file, nullptr, false));
   }
   for (const std::string key : {"mode", "budget", "chunk", "dense_layers", "decode", "min_queries",
-                                "threads", "sketch", "stats"}) {
+                                "threads", "sketch", "stats", "isa"}) {
     std::string name = "QUOKA_" + key;
     for (char& c : name) c = static_cast<char>(std::toupper(c));
     if (const char* const text = std::getenv(name.c_str())) all[key] = value_of(text);
@@ -90,7 +102,10 @@ Settings read_settings(std::string& problem) try {
 Settings with_parameters(const Settings& settings, const char* text) {
   if (text == nullptr || *text == 0) return settings;
   json all = json::parse(settings.told);
-  all.update(object("parameters", json::parse(text, nullptr, false)));
+  const json own = object("parameters", json::parse(text, nullptr, false));
+  if (own.contains("isa"))
+    quoka_examples::refuse_json("isa", own["isa"], "QUOKA_ISA's, for the whole program");
+  all.update(own);
   return parse(all);
 }
 

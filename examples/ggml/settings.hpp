@@ -22,6 +22,7 @@ struct Settings {
   Index min_queries = 0;  // fewer are left to the CPU backend; 0: reason_to_refuse() decides
   int threads = 0;        // 0: as many as the engine says
   bool sketch = true;     // keep one of the keys where that is faster
+  std::string isa = {};   // of quoka::isa_levels(); empty: as the library chose
   bool stats = false;
   std::string told = "{}";  // all of it, as one JSON object
 

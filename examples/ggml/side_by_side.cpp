@@ -6,26 +6,20 @@
 //
 // QUOKA_MODE, QUOKA_BUDGET and the others say what the backend does. Rounds alternate.
 #include "llama_session.hpp"
+#include "measure.hpp"
 
-#include <nlohmann/json.hpp>
+#include "support/json_file.hpp"
+
 #include <CLI/CLI.hpp>
 
-#include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <ctime>
 #include <fstream>
 #include <iterator>
 
 namespace {
 
 using namespace quoka_ggml;
-
-double cpu() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
-
-double now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 struct Run {
   double first_token = 0, per_second = 0;  // seconds, and tokens for each of them
@@ -79,11 +73,6 @@ std::string text_of(const llama_vocab* vocab, const std::vector<llama_token>& to
     text.append(piece, static_cast<std::size_t>(std::max(n, 0)));
   }
   return text;
-}
-
-double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return x[x.size() / 2];
 }
 
 }  // namespace
@@ -171,7 +160,7 @@ int main(int argc, char** argv) try {
   std::printf("first token %.2f times as soon, %.2f times the tokens per second (medians of %d)\n",
               median(first_ratio), median(speed_ratio), rounds);
   results["first_token_ratio"] = median(first_ratio), results["speed_ratio"] = median(speed_ratio);
-  if (!out.empty()) std::ofstream(out) << results.dump(1) << '\n';
+  if (!out.empty()) quoka_examples::write_json(out, results);
 } catch (const std::exception& e) {
   std::fprintf(stderr, "side_by_side: %s\n", e.what());
   return 1;

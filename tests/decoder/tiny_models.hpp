@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "decoder/file/block_types.hpp"
-#include "decoder/gguf_writer.hpp"
+#include "decoder/file/gguf_writer.hpp"
 
 namespace quoka_decoder {
 

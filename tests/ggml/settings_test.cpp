@@ -2,6 +2,8 @@
 
 #include "ggml/settings.hpp"
 
+#include <quoka/runtime/isa.hpp>
+
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -55,7 +57,8 @@ TEST(GgmlSettings, Variables) {
                    {"QUOKA_MIN_QUERIES", "7"},
                    {"QUOKA_THREADS", "3"},
                    {"QUOKA_SKETCH", "0"},
-                   {"QUOKA_STATS", "true"}});
+                   {"QUOKA_STATS", "true"},
+                   {"QUOKA_ISA", quoka::isa_levels().front()}});
   EXPECT_EQ(told.problem, "");
   const Settings& s = told.settings;
   EXPECT_EQ(s.mode, Mode::robust);
@@ -66,6 +69,7 @@ TEST(GgmlSettings, Variables) {
   EXPECT_EQ(s.min_queries, 7);
   EXPECT_EQ(s.threads, 3);
   EXPECT_TRUE(s.decode && s.stats && !s.sketch);
+  EXPECT_EQ(s.isa, quoka::isa_levels().front());
   EXPECT_NE(s.summary().find("robust"), std::string::npos);
   EXPECT_NE(s.summary().find("0.25"), std::string::npos);
 }
@@ -127,6 +131,7 @@ TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
       {{{"QUOKA_MODE", "quoka"}, {"QUOKA_CONFIG", "/nowhere"}}, "cannot read /nowhere"},
       {{{"QUOKA_MODE", "quoka"}, {"QUOKA_CONFIG", written("[1]")}}, "no JSON object"},
       {{{"QUOKA_MODE", "quoka"}, {"QUOKA_CONFIG", written("{\"bugdet\": 3}")}}, "bugdet"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_ISA", "x87"}}, "isa is \"x87\""},
       {{{"QUOKA_CONFIG", written(R"({"mode": "quoka", "layer_budgets": {"3": "mass:0.5"}})")}},
        "no mass"},
       {{{"QUOKA_CONFIG", written(R"({"mode": "quoka", "layer_budgets": {"x": 3}})")}}, "\"x\""},
@@ -141,7 +146,8 @@ TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
 }
 
 TEST(GgmlSettings, BadParametersThrow) {
-  for (const char* const text : {R"({"mode": "fast"})", "[1]", "{", R"({"threads": 2000})"})
+  for (const char* const text :
+       {R"({"mode": "fast"})", "[1]", "{", R"({"threads": 2000})", R"({"isa": "sse2"})"})
     EXPECT_THROW((void)with_parameters({}, text), std::invalid_argument) << text;
 }
 

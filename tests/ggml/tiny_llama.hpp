@@ -2,7 +2,7 @@
 // no vocabulary: tokens are numbers.
 #pragma once
 
-#include "decoder/gguf_writer.hpp"
+#include "decoder/file/gguf_writer.hpp"
 #include "decoder/tiny_models.hpp"
 
 #include <cmath>

@@ -1,4 +1,4 @@
-// Writes GGUF files for the tests: version 3, or 2 if asked, little-endian.
+// Writes GGUF files: version 3, or 2 if asked, little-endian.
 //
 //   magic "GGUF", version u32, tensor count u64, key count u64
 //   each key:     string, value type u32, value (a string is a u64 length and its bytes;

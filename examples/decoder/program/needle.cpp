@@ -10,6 +10,7 @@
 // neighbouring depths begin alike: whole chunks they share are kept in the cache, not run again.
 #include "decoder/program/record.hpp"
 #include "decoder/sampling/sampler.hpp"
+#include "decoder/tasks/haystack.hpp"
 
 #include "support/json_file.hpp"
 #include "support/progress.hpp"
@@ -19,7 +20,6 @@
 #include <cmath>
 #include <filesystem>
 #include <iostream>
-#include <random>
 
 namespace quoka_decoder {
 namespace {
@@ -32,97 +32,6 @@ struct Flags : GridFlags {
   std::string haystack = QUOKA_DECODER_DATA "/pride_and_prejudice.txt";
   Index depths = 10, needles = 5;
   bool chat = true;  // where the model's template is known
-};
-
-struct Prompt {
-  std::vector<Token> tokens;  // as many as the length says
-  std::vector<Token> answer;
-  std::string key;
-};
-
-// The words of Mohtashami & Jaggi's prompt.
-constexpr const char* introduction =
-    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize it. I "
-    "will quiz you about the important information there.";
-constexpr const char* question = "What is the pass key?";
-constexpr const char* answered = "The pass key is";
-std::string needle_with(const std::string& key) {
-  return "The pass key is " + key + ". Remember it. " + key + " is the pass key.";
-}
-
-// Builds prompts of an exact number of tokens out of one text: introduction, the text up to the end
-// of a paragraph, needle, more of the text, question, each on a new line, and the answer's beginning.
-class Haystack {
- public:
-  // Throws std::runtime_error for an empty text.
-  Haystack(const Tokenizer& tokenizer, const std::string& text, const ChatTurns& turns)
-      : tokenizer_(tokenizer),
-        introduction_(tokenizer.encode(turns.user + introduction, {.parse_special = true})),
-        question_(question + turns.assistant + answered) {
-    const auto letter = encode("a");
-    newline_ = encode("a\n");
-    newline_.erase(newline_.begin(), newline_.begin() + std::ssize(letter));
-    text_ = line(text);
-    if (std::ssize(text_) <= std::ssize(newline_))
-      throw std::runtime_error("the haystack is empty");
-  }
-
-  // depth 0: right after the introduction; 1: right before the question. Throws
-  // std::runtime_error if `length` does not hold introduction, needle and question.
-  Prompt prompt(Index length, double depth, const std::string& key) const {
-    const auto needle = line(needle_with(key));
-    auto asked = line(question_ + ' ' + key, {.add_bos = false, .parse_special = true});
-    const auto digits =
-        std::find_if(asked.rbegin(), asked.rend(), [&](Token token) {
-          return tokenizer_.piece(token).find_first_of("0123456789") == std::string::npos;
-        }).base();
-    const std::vector<Token> answer(digits, asked.end());
-    asked.erase(digits, asked.end());
-    const Index room = length - std::ssize(introduction_) - std::ssize(needle) - std::ssize(asked);
-    if (room < 1)
-      throw std::runtime_error("a prompt of " + std::to_string(length) +
-                               " tokens has no room for a haystack; it needs " +
-                               std::to_string(length - room + 1));
-    std::vector<Token> hay;
-    while (std::ssize(hay) < room)  // a short text begins again
-      hay.insert(hay.end(), text_.begin(),
-                 text_.begin() + std::min(std::ssize(text_), room - std::ssize(hay)));
-    const auto cut =
-        hay.begin() +
-        paragraph_end(hay, static_cast<Index>(std::lround(depth * static_cast<double>(room))));
-    Prompt result{introduction_, answer, key};
-    result.tokens.insert(result.tokens.end(), hay.begin(), cut);
-    result.tokens.insert(result.tokens.end(), needle.begin(), needle.end());
-    result.tokens.insert(result.tokens.end(), cut, hay.end());
-    result.tokens.insert(result.tokens.end(), asked.begin(), asked.end());
-    return result;
-  }
-
- private:
-  static constexpr EncodeOptions plain{.add_bos = false};
-  std::vector<Token> encode(const std::string& text, const EncodeOptions& options = plain) const {
-    return tokenizer_.encode(text, options);
-  }
-  // A new line with this text, without the space that some tokenizers put before all text.
-  std::vector<Token> line(const std::string& text, const EncodeOptions& options = plain) const {
-    auto tokens = encode('\n' + text, options);
-    tokens.erase(tokens.begin(),
-                 std::search(tokens.begin(), tokens.end(), newline_.begin(), newline_.end()));
-    return tokens;
-  }
-  // The last end of a paragraph at or before `at`; `at` itself where none is near.
-  Index paragraph_end(const std::vector<Token>& hay, Index at) const {
-    constexpr Index near = 200;
-    const auto end = hay.begin() + at;
-    if (end == hay.end()) return at;
-    const auto from = hay.begin() + std::max<Index>(0, at - near);
-    const auto found = std::find_end(from, end, newline_.begin(), newline_.end());
-    return found == end ? at : found - hay.begin();
-  }
-
-  const Tokenizer& tokenizer_;
-  std::vector<Token> introduction_, newline_, text_;
-  std::string question_;
 };
 
 struct Contender {
@@ -148,7 +57,7 @@ void run_prompt(Contender& c, std::span<const Token> prompt, Index chunk) {
   c.tokens.assign(prompt.begin(), prompt.end());
 }
 
-Outcome ask(Contender& c, const Prompt& prompt, Index chunk) {
+Outcome ask(Contender& c, const NeedlePrompt& prompt, Index chunk) {
   run_prompt(c, prompt.tokens, chunk);
   Outcome outcome;
   for (std::size_t i = 0; i < prompt.answer.size(); ++i) {
@@ -169,17 +78,6 @@ std::vector<Contender> make_contenders(const Flags& flags, const Model& model,
     all.push_back({method, budget, std::make_unique<Session>(model, options, threads), {}});
   }
   return all;
-}
-
-// "71432", drawn; its own for each point, whatever else is run.
-std::string draw_key(std::uint32_t seed, Index length, Index depth, Index needle) {
-  std::seed_seq seeds{static_cast<Index>(seed), length, depth, needle};
-  std::mt19937 random(seeds);
-  return std::to_string(10000 + random() % 90000);
-}
-
-double depth_of(Index i, Index depths) {
-  return depths > 1 ? static_cast<double>(i) / static_cast<double>(depths - 1) : 0.5;
 }
 
 // Outcomes by what was asked of whom, kept in a file as they come: a run that was cut short, or one
@@ -241,7 +139,7 @@ void run_grid(const Flags& flags, const LoadedModel& loaded, std::vector<Contend
       const double depth = depth_of(i, flags.depths);
       for (Index needle = 0; needle < flags.needles; ++needle) {
         const std::string key = draw_key(flags.seed, length, i, needle);
-        const Prompt prompt = haystack.prompt(length, depth, key);
+        const NeedlePrompt prompt = haystack.prompt(length, depth, key);
         for (Contender& c : contenders) {
           if (!record.has(c, length, depth, key))
             record.add(c, length, depth, key, ask(c, prompt, flags.model.chunk));

@@ -15,7 +15,7 @@
 
 #include "decoder/file/gguf.hpp"
 #include "decoder/gguf_fuzz.hpp"
-#include "decoder/gguf_writer.hpp"
+#include "decoder/file/gguf_writer.hpp"
 
 namespace {
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "decoder/file/gguf.hpp"
-#include "decoder/gguf_writer.hpp"
+#include "decoder/file/gguf_writer.hpp"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // What a model's file must hold, and what is refused.
-#include "decoder/gguf_writer.hpp"
+#include "decoder/file/gguf_writer.hpp"
 
 #include "decoder/file/gguf.hpp"
 #include "decoder/model/model.hpp"

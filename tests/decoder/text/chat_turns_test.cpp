@@ -8,7 +8,7 @@
 
 #include "decoder/file/gguf.hpp"
 #include "decoder/text/chat_turns.hpp"
-#include "decoder/gguf_writer.hpp"
+#include "decoder/file/gguf_writer.hpp"
 
 namespace {
 

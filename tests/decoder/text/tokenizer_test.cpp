@@ -20,7 +20,7 @@
 
 #include "decoder/file/gguf.hpp"
 #include "decoder/text/tokenizer.hpp"
-#include "decoder/gguf_writer.hpp"
+#include "decoder/file/gguf_writer.hpp"
 #include "decoder/random_text.hpp"
 
 namespace {

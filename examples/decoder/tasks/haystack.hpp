@@ -1,0 +1,47 @@
+// The prompts of a needle in a haystack (Kamradt 2023; passkey form of Mohtashami & Jaggi 2023): a sentence
+// with a five-digit pass key stands at a given depth of a long text, and the prompt ends by asking for it.
+//
+//   introduction, the text up to the end of a paragraph, needle, more of the text, question, each on a
+//   new line, and the answer's beginning: "The pass key is"
+#pragma once
+
+#include "decoder/text/chat_turns.hpp"
+#include "decoder/text/tokenizer.hpp"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace quoka_decoder {
+
+struct NeedlePrompt {
+  std::vector<Token> tokens;  // as many as the length says
+  std::vector<Token> answer;  // from the first digit on
+  std::string key;
+};
+
+class Haystack {
+ public:
+  // A text that is too short begins again. Throws std::runtime_error for an empty one.
+  Haystack(const Tokenizer& tokenizer, const std::string& text, const ChatTurns& turns);
+
+  // depth 0: right after the introduction; 1: right before the question. Throws
+  // std::runtime_error if `length` does not hold introduction, needle and question.
+  NeedlePrompt prompt(Index length, double depth, const std::string& key) const;
+
+ private:
+  std::vector<Token> line(const std::string& text, const EncodeOptions& options) const;
+  Index paragraph_end(const std::vector<Token>& hay, Index at) const;
+
+  const Tokenizer& tokenizer_;
+  std::vector<Token> introduction_, newline_, text_;
+  std::string question_;
+};
+
+// "71432", drawn; its own for each point, whatever else is run.
+std::string draw_key(std::uint32_t seed, Index length, Index depth, Index needle);
+
+// The i-th of `depths` from 0 to 1, evenly spaced; the middle where there is one.
+double depth_of(Index i, Index depths);
+
+}  // namespace quoka_decoder
