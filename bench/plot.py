@@ -470,10 +470,10 @@ def first_token(data, path):
         axis.grid(True, which="major", alpha=0.25)
         axis.set_xlabel("prompt, tokens")
         axis.set_title(f"ubatch {ubatch}", fontsize=10)
-        axis.legend(fontsize=7, frameon=False, loc="upper left")
+        axis.legend(fontsize=7, frameon=False, loc="upper left", handlelength=3)
     axes[0][0].set_ylabel("first token, llama.cpp's time = 1")
-    figure.suptitle(f"Time to first token in llama.cpp: times as short with the backend, {data['runs'][0]['threads']} "
-                    "threads, f16 cache, budget 1,024", fontsize=10)
+    figure.suptitle(f"Time to first token in llama.cpp: times as short with the backend\n"
+                    f"{data['runs'][0]['threads']} threads, f16 cache, budget 1,024", fontsize=10)
     save(figure, path)
 
 

@@ -5,8 +5,8 @@
 //   score[t]  = mean over heads and queries of softmax over t of l, or of l itself (Domain)
 //
 // 2 * q_heads * q_len * kv_len * r FLOPs (softmax), 2 * kv_heads * kv_len * r (logit), and 2 *
-// head_dim * r per query and new key for the projections. Keeps r floats per key; softmax with a sketch
-// of these scores by 8-bit logits (sketch/sketched_mass.hpp), nearly the same. The basis comes
+// head_dim * r per query and new key for the projections. Keeps r floats per key. With a sketch of these
+// softmax is that of 8-bit logits, nearly the same (sketch/sketched_mass.hpp). The basis comes
 // from a calibration (loki_calibration.hpp: fit, save, load); without one, the first chunk that
 // sees max(2 * head_dim, 512) cached keys fits it to them and keeps it; before that scores are
 // exact. r >= head_dim is the exact scorer, up to rounding. Source: Singhania et al., "Loki:

@@ -6,9 +6,10 @@
 //             = mean over the group's heads and m of l[h][m][t]                  (Domain::logit)
 //
 // 2 * q_heads * n_queries * kv_len * head_dim FLOPs (softmax), 1/n_queries and 1/group of that
-// (logit); softmax with a sketch by 8-bit logits (sketch/sketched_mass.hpp), nearly the same. Source: Zhu et al., "SampleAttention: Near-Lossless Acceleration of Long Context LLM
-// Inference with Adaptive Structured Sparse Attention", arXiv 2406.15486, in the form QuoKA's paper
-// compares with. Deviations: a fixed budget in place of the share of mass alpha; no local window
+// (logit). With a sketch of the keys softmax is that of 8-bit logits, nearly the same
+// (sketch/sketched_mass.hpp). Source: Zhu et al., "SampleAttention: Near-Lossless Acceleration of Long
+// Context LLM Inference with Adaptive Structured Sparse Attention", arXiv 2406.15486, in the form QuoKA's
+// paper compares with. Deviations: a fixed budget in place of the share of mass alpha; no local window
 // (the chunk itself is attended in full); one set per KV head; softmax over the past alone.
 #pragma once
 

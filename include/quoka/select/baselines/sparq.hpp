@@ -8,9 +8,9 @@
 // 2 * q_heads * q_len * kv_len * r FLOPs (softmax); kv_len * head_dim more (logit). Keeps a second,
 // channel-major copy of the keys in float, in blocks of tuning::block_keys keys, made as they come:
 // a chosen channel is a contiguous run, so r of head_dim channels are read. r >= head_dim is the
-// exact scorer. Softmax with a sketch of the keys scores by 8-bit logits (sketch/sketched_mass.hpp), nearly the
-// same, of all channels, the rest of them zero in the queries: the codes are there anyway, and no copy is
-// kept. Source: Ribar et al., "SparQ Attention: Bandwidth-Efficient LLM Inference", arXiv
+// exact scorer. With a sketch of the keys softmax is that of 8-bit logits, nearly the same
+// (sketch/sketched_mass.hpp), over all channels, zeros in the queries for those not chosen: twice the
+// products, an eighth of the bytes, and no copy. Source: Ribar et al., "SparQ Attention: Bandwidth-Efficient LLM Inference", arXiv
 // 2312.04985, and Graphcore's code, which decodes one query at a time. Deviations: one channel set
 // and one key set per KV head and chunk; no forced local keys; no mean-value term for the keys left
 // out.
