@@ -5,8 +5,9 @@
 //   mass[t] = share * sum over m of exp(y[m][t]) / sum over t' of exp(y[m][t'])
 //
 // or the maximum over the rows m in place of their sum. Each row has a unit of its own, the largest
-// channel / 127. No logit is computed in float: this is no refinement of near candidates, and the
-// Selection is another one than in float, of nearly the same mass.
+// channel / 127, or more where the ISA adds products in 16 bits (simd/code_dots.hpp). No logit is
+// computed in float: this is no refinement of near candidates, and the Selection is another one than in
+// float, of nearly the same mass.
 //
 // What is guaranteed. A row q = unit code_q + d_q with |d_q| = e and a key k = length (scale code_k + d_k)
 // with |d_k| <= error differ from what stands for them by

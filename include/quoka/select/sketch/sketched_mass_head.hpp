@@ -123,9 +123,7 @@ class SketchedMass {
     return true;
   }
 
-  bool finite(Index key) {
-    return all_finite(s_.reader.read(k_, key), dim_);
-  }
+  bool finite(Index key) { return all_finite(s_.reader.read(k_, key), dim_); }
 
   // Codes of all rows, with what their weights are taken against. False if codes cannot stand for one.
   bool encode_rows() {
@@ -140,7 +138,7 @@ class SketchedMass {
       const float length = std::sqrt(sum_of_squares(row, dim_)) * (1.0f + 1e-5f);
       const bool zero = std::all_of(row, row + dim_, [](float x) { return x == 0.0f; });
       if (!zero && !(length > least_coded_length && length < most_coded_length)) return false;
-      const float unit = code_scale(row, dim_);
+      const float unit = std::max(code_scale(row, dim_), simd::run_scale(row, dim_));
       std::int32_t sum = 0;
       const auto put = [&](Index channel, Index n, const std::int8_t* codes) {
         for (Index c = 0; c < n; ++c) {
