@@ -101,9 +101,9 @@ void whole_model(std::vector<Mode>& modes, const ModelShape& shape, int layers) 
   const auto extend = [&](auto times) {
     const double dense = exact != modes.end() ? each * times(*exact).back() : 0;
     for (Mode& mode : modes) {
-      const bool selects = mode.name != "llama.cpp" && mode.name != "exact" && dense > 0;
+      const bool all_alike = mode.name == "llama.cpp" || mode.name.starts_with("exact");
       double& time = times(mode).back();
-      time = selects ? dense + (all - 1) * each * time : all * each * time;
+      time = all_alike || dense == 0 ? all * each * time : dense + (all - 1) * each * time;
     }
   };
   extend([](Mode & mode) -> auto& { return mode.wall; });
