@@ -1,10 +1,10 @@
 // What the programs that time something share.
 #pragma once
 
-#include <algorithm>
+#include "support/median.hpp"
+
 #include <chrono>
 #include <ctime>
-#include <vector>
 
 namespace quoka_ggml {
 
@@ -14,11 +14,6 @@ inline double now() {
 }
 inline double cpu() { return static_cast<double>(std::clock()) / CLOCKS_PER_SEC; }
 
-// The middle one; of an even number the upper middle one.
-inline double median(std::vector<double> x) {
-  const auto middle = x.begin() + std::ssize(x) / 2;
-  std::nth_element(x.begin(), middle, x.end());
-  return *middle;
-}
+using quoka_examples::median;
 
 }  // namespace quoka_ggml

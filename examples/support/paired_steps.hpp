@@ -6,6 +6,7 @@
 // slows down slows all of them, and ratios are taken within a round.
 #pragma once
 
+#include "support/median.hpp"
 #include "support/methods.hpp"
 
 #include <quoka/views/tensor.hpp>
@@ -20,13 +21,6 @@
 namespace quoka_examples {
 
 using quoka::Index;
-
-// The middle one; of an even number the upper middle one.
-inline double median(std::vector<double> values) {
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
-}
 
 template <class F>
 double seconds_of(F&& f) {
