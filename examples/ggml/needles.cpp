@@ -34,11 +34,7 @@ struct Contender {
 };
 
 bool answers(Contender& c, const quoka_decoder::NeedlePrompt& prompt, Index ubatch) {
-  const auto shared =
-      std::mismatch(prompt.tokens.begin(), prompt.tokens.end(), c.tokens.begin(), c.tokens.end())
-          .first -
-      prompt.tokens.begin();
-  const Index keep = std::min<Index>(shared, std::ssize(prompt.tokens) - 1) / ubatch * ubatch;
+  const Index keep = quoka_decoder::shared_chunks(prompt.tokens, c.tokens, ubatch);
   llama_memory_seq_rm(c.session->memory(), 0, static_cast<llama_pos>(keep), -1);
   c.tokens = prompt.tokens;
   std::vector<TokenAt> batch;

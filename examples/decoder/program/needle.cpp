@@ -45,13 +45,9 @@ struct Outcome {
   double log_prob = 0.0;
 };
 
-// Runs what the cache does not hold yet, whole chunks from the last shared one on.
+// Runs what the cache does not hold yet.
 void run_prompt(Contender& c, std::span<const Token> prompt, Index chunk) {
-  const auto shared =
-      std::mismatch(prompt.begin(), prompt.end(), c.tokens.begin(), c.tokens.end()).first -
-      prompt.begin();
-  // Its last chunk is run in any case: logits follow it.
-  const Index keep = std::min<Index>(shared, std::ssize(prompt) - 1) / chunk * chunk;
+  const Index keep = shared_chunks(prompt, c.tokens, chunk);
   c.session->truncate(keep);
   c.session->run(prompt.subspan(static_cast<std::size_t>(keep)));
   c.tokens.assign(prompt.begin(), prompt.end());

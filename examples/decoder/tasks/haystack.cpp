@@ -86,6 +86,11 @@ std::string draw_key(std::uint32_t seed, Index length, Index depth, Index needle
   return std::to_string(10000 + random() % 90000);
 }
 
+Index shared_chunks(std::span<const Token> prompt, std::span<const Token> cached, Index chunk) {
+  const auto shared = std::ranges::mismatch(prompt, cached).in1 - prompt.begin();
+  return std::min<Index>(shared, std::ssize(prompt) - 1) / chunk * chunk;
+}
+
 double depth_of(Index i, Index depths) {
   return depths > 1 ? static_cast<double>(i) / static_cast<double>(depths - 1) : 0.5;
 }

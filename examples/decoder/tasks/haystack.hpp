@@ -9,6 +9,7 @@
 #include "decoder/text/tokenizer.hpp"
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,10 @@ class Haystack {
 
 // "71432", drawn; its own for each point, whatever else is run.
 std::string draw_key(std::uint32_t seed, Index length, Index depth, Index needle);
+
+// How many tokens of a prompt need not run again in a cache that holds `cached`: the whole chunks that both
+// begin with, never all of the prompt, since logits follow its last chunk.
+Index shared_chunks(std::span<const Token> prompt, std::span<const Token> cached, Index chunk);
 
 // The i-th of `depths` from 0 to 1, evenly spaced; the middle where there is one.
 double depth_of(Index i, Index depths);

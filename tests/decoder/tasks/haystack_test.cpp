@@ -111,6 +111,19 @@ TEST(Haystack, KeysHaveFiveDigitsAndArePointsOwn) {
   EXPECT_NE(draw_key(1, 512, 0, 0), draw_key(2, 512, 0, 0));
 }
 
+TEST(Haystack, ChunksThatPromptsShareAreWholeAndNeverAll) {
+  const std::vector<Token> prompt{1, 2, 3, 4, 5, 6, 7};
+  using Tokens = std::vector<Token>;
+  EXPECT_EQ(shared_chunks(prompt, Tokens{}, 2), 0);
+  EXPECT_EQ(shared_chunks(prompt, Tokens{9, 2, 3, 4}, 2), 0);
+  EXPECT_EQ(shared_chunks(prompt, Tokens{1, 2, 3, 4, 5, 9, 7}, 2), 4);
+  EXPECT_EQ(shared_chunks(prompt, Tokens{1, 2, 3, 4, 9}, 2), 4);
+  EXPECT_EQ(shared_chunks(prompt, Tokens{1, 2, 3}, 2), 2);
+  EXPECT_EQ(shared_chunks(prompt, prompt, 2), 6);
+  EXPECT_EQ(shared_chunks(prompt, prompt, 7), 0);  // logits follow the last chunk
+  EXPECT_EQ(shared_chunks(prompt, Tokens{1, 2, 3, 4, 5, 6, 7, 8}, 7), 0);
+}
+
 TEST(Haystack, DepthsAreEvenlySpaced) {
   EXPECT_EQ(depth_of(0, 1), 0.5);
   EXPECT_EQ(depth_of(0, 5), 0.0);
