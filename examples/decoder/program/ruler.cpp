@@ -2,6 +2,7 @@
 // lengths x samples prompts, each run densely and with every selector and budget.
 //
 //   exact    every answer of the sample is right; recall: share of the right tokens
+//   kept     past keys that a KV head attended to, mean over heads, layers, chunks and samples
 //   budget   a count, or a share of the prompt: the same number of keys for every chunk; or
 //            "mass:0.95", "relative:0.1": as many as their scores say ("keys" is then the floor)
 //
@@ -113,7 +114,8 @@ class Record {
   }
 
   // Further samples of a cell, after those that it has.
-  void add(const Cell& cell, const std::vector<TaskScore>& scores) {
+  void add(const Cell& cell, const std::vector<Asked>& asked) {
+    const Index before = samples(cell);
     const auto [place, is_new] = places_.try_emplace(cell.name(), results().size());
     if (is_new)
       json_["results"].push_back({{"selector", cell.method},
@@ -121,14 +123,20 @@ class Record {
                                   {"keys", cell.keys().least(cell.length)},
                                   {"task", name_of(cell.task)},
                                   {"length", cell.length},
-                                  {"of", scores.front().of},
+                                  {"of", asked.front().score.of},
                                   {"exact", ""},
                                   {"right", ""}});
     nlohmann::json& r = json_["results"][place->second];
-    for (const TaskScore& s : scores) {
-      r["exact"].get_ref<std::string&>() += s.exact() ? '1' : '0';
-      r["right"].get_ref<std::string&>() += digits[s.right];
+    double kept = 0.0;
+    for (const Asked& a : asked) {
+      r["exact"].get_ref<std::string&>() += a.score.exact() ? '1' : '0';
+      r["right"].get_ref<std::string&>() += digits[a.score.right];
+      kept += a.kept;
     }
+    if (before > 0 && !r.contains("kept")) return;  // an older program's samples
+    const auto n = static_cast<double>(before);
+    r["kept"] =
+        rounded((n * r.value("kept", 0.0) + kept) / (n + static_cast<double>(asked.size())));
   }
 
   // Means, 95 % intervals and paired differences to dense and to quoka with the same budget, of

@@ -26,19 +26,27 @@ Vector answer_logits(Session& session, const TaskSample& sample, Index chunk) {
   return answers;
 }
 
-std::vector<TaskScore> ask(const Model& model, const SessionOptions& options,
-                           const Questions& questions, quoka::ThreadPool& threads) {
-  std::vector<TaskScore> scores(static_cast<std::size_t>(questions.count));
+std::vector<Asked> ask(const Model& model, const SessionOptions& options,
+                       const Questions& questions, quoka::ThreadPool& threads) {
+  std::vector<Asked> asked(static_cast<std::size_t>(questions.count));
   threads.run(questions.count, [&](Index i, int) {
     const TaskSample sample =
         evaluation_sample(questions.task, questions.length, questions.first + i, questions.seed);
     quoka::ThreadPool one_thread(1);
     Session session(model, options, one_thread);
     session.reserve(questions.length);
-    scores[static_cast<std::size_t>(i)] =
+    Index kept = 0, heads = 0;
+    session.watch = [&](Index layer, auto&&...) {
+      const quoka::Selection& selection = session.layer(layer).selection();
+      if (selection.kv_len() == 0) return;
+      kept += selection.total(), heads += selection.kv_heads();
+    };
+    Asked& result = asked[static_cast<std::size_t>(i)];
+    result.score =
         score(sample, answer_logits(session, sample, options.chunk), model.config.vocabulary);
+    if (heads > 0) result.kept = static_cast<double>(kept) / static_cast<double>(heads);
   });
-  return scores;
+  return asked;
 }
 
 }  // namespace quoka_decoder

@@ -21,10 +21,16 @@ struct Questions {
   std::uint32_t seed = 1;
 };
 
-// The scores of these samples. They run beside each other, each in a session of its own on one
-// thread, since the heads of small models are too small to divide: the scores are the same for any
-// number of threads. Throws as Session, make_sample and score do.
-std::vector<TaskScore> ask(const Model& model, const SessionOptions& options,
-                           const Questions& questions, quoka::ThreadPool& threads);
+struct Asked {
+  TaskScore score;
+  // Past keys that a KV head attended to, mean over heads, layers and the chunks that were run and had a past.
+  double kept = 0.0;
+};
+
+// What these samples gave. They run beside each other, each in a session of its own on one
+// thread, since the heads of small models are too small to divide: they are the same for any number
+// of threads. Throws as Session, make_sample and score do.
+std::vector<Asked> ask(const Model& model, const SessionOptions& options,
+                       const Questions& questions, quoka::ThreadPool& threads);
 
 }  // namespace quoka_decoder

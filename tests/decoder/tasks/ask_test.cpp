@@ -62,9 +62,9 @@ TEST(Ask, GivesTheSameScoresForAnyNumberOfThreadsAndAnyPartOfTheSamples) {
     // cwe asks for ten words: noise is right about some.
     const auto rights = [&](Index first, Index count, quoka::ThreadPool& threads) {
       std::vector<Index> right;
-      for (const TaskScore& s :
+      for (const Asked& asked :
            ask(model, choose(method, 16, 32), {Task::cwe, 150, first, count, 1}, threads))
-        right.push_back(s.right);
+        right.push_back(asked.score.right);
       return right;
     };
     const auto all = rights(0, 40, one);
@@ -72,6 +72,23 @@ TEST(Ask, GivesTheSameScoresForAnyNumberOfThreadsAndAnyPartOfTheSamples) {
     EXPECT_EQ(rights(0, 40, three), all);
     EXPECT_EQ(rights(30, 10, three), std::vector<Index>(all.end() - 10, all.end()));
   }
+}
+
+// 300 tokens in chunks of 64: pasts of 64, 128, 192 and 256 keys, in the first layer all, in the last one that
+// of the question's chunk, which is the fifth.
+TEST(Ask, TellsHowManyPastKeysAHeadAttendedTo) {
+  const Model model = noise_model();
+  quoka::ThreadPool threads(1);
+  const auto kept = [&](const std::string& method, quoka::Budget budget) {
+    return ask(model, choose(method, budget, 64), {Task::single, 300, 0, 1, 1}, threads)
+        .front()
+        .kept;
+  };
+  EXPECT_DOUBLE_EQ(kept("dense", 1), (64 + 128 + 192 + 256 + 256) / 5.0);
+  EXPECT_DOUBLE_EQ(kept("quoka", 100), (64 + 4 * 100) / 5.0);
+  const double by_mass = kept("quoka.robust", quoka::Budget::mass(0.5));
+  EXPECT_GT(by_mass, 1.0);
+  EXPECT_LT(by_mass, kept("dense", 1));
 }
 
 TEST(Ask, RefusesAModelWithoutTheTasksTokens) {
