@@ -27,6 +27,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator
 
 import ruler_results
@@ -451,29 +452,33 @@ def context_parallel(records, path):
 
 
 def first_token(data, path):
-    """How many times as soon as llama.cpp alone, against the prompt: a panel for each ubatch."""
-    ubatches = sorted({run["ubatch"] for run in data["runs"]})
-    figure, axes = plt.subplots(1, len(ubatches), figsize=(5.2 * len(ubatches), 4.2), sharey=True, squeeze=False)
+    """How many times as soon as llama.cpp alone, against the prompt: a row for each number of threads, a column for each ubatch."""
+    threads, ubatches = (sorted({run[key] for run in data["runs"]}) for key in ("threads", "ubatch"))
+    figure, axes = plt.subplots(len(threads), len(ubatches), figsize=(5.2 * len(ubatches), 3.8 * len(threads)),
+                                sharex=True, sharey=True, squeeze=False)
     models = list(dict.fromkeys(run["model"] for run in data["runs"]))
     colours = dict(zip(models, ("#d1495b", "#00798c", "#edae49", "#66a182")))
-    for axis, ubatch in zip(axes[0], ubatches):
-        lengths = set()
-        for run in (run for run in data["runs"] if run["ubatch"] == ubatch):
-            for mode, dashes in (("exact", ":"), ("quoka", "-"), ("recommended", "--")):
-                points = [(p["tokens"], p["llama.cpp"]["s"] / p[mode]["s"]) for p in run["prompts"] if mode in p]
-                if points:
-                    lengths.update(x for x, _ in points)
-                    axis.plot(*zip(*points), dashes, color=colours[run["model"]], marker="o", markersize=3,
-                              label=f"{run['model'].split(',')[0].split('.Q8_0')[0]}, {mode}")
-        power_of_two_axis(axis, sorted(lengths))
-        axis.axhline(1, color=COLOURS["oracle"], linewidth=0.8)
-        axis.grid(True, which="major", alpha=0.25)
+    modes = {"exact": ":", "quoka": "-", "recommended": "--"}
+    lengths = sorted({p["tokens"] for run in data["runs"] for p in run["prompts"]})
+    for row, count in zip(axes, threads):
+        for axis, ubatch in zip(row, ubatches):
+            for run in (run for run in data["runs"] if (run["threads"], run["ubatch"]) == (count, ubatch)):
+                for mode, dashes in modes.items():
+                    points = [(p["tokens"], p["llama.cpp"]["s"] / p[mode]["s"]) for p in run["prompts"] if mode in p]
+                    if points:
+                        axis.plot(*zip(*points), dashes, color=colours[run["model"]], marker="o", markersize=3)
+            power_of_two_axis(axis, lengths)
+            axis.axhline(1, color=COLOURS["oracle"], linewidth=0.8)
+            axis.grid(True, which="major", alpha=0.25)
+            axis.set_title(f"ubatch {ubatch}, {count} thread{'s' if count > 1 else ''}", fontsize=10)
+        row[0].set_ylabel("llama.cpp's time = 1")
+    for axis in axes[-1]:
         axis.set_xlabel("prompt, tokens")
-        axis.set_title(f"ubatch {ubatch}", fontsize=10)
-        axis.legend(fontsize=7, frameon=False, loc="upper left", handlelength=3)
-    axes[0][0].set_ylabel("first token, llama.cpp's time = 1")
-    figure.suptitle(f"Time to first token in llama.cpp: times as short with the backend\n"
-                    f"{data['runs'][0]['threads']} threads, f16 cache, budget 1,024", fontsize=10)
+    handles = [Line2D([], [], color=colour, marker="o", markersize=3, label=model.replace(".Q8_0.gguf", "").replace(", random weights", ""))
+               for model, colour in colours.items()]
+    handles += [Line2D([], [], color="black", linestyle=dashes, label=mode) for mode, dashes in modes.items()]
+    figure.legend(handles=handles, ncol=len(handles), fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, 0.0))
+    figure.suptitle("Time to first token in llama.cpp: times as short with the backend\nf16 cache, budget 1,024", fontsize=10)
     save(figure, path)
 
 

@@ -5,7 +5,7 @@ from decoder needle's.
     python3 bench/tables.py [RESULTS_DIRECTORY]
 
 In evaluate.md and needle.md what stands between <!-- FILE.json --> and <!-- end --> is replaced, in accuracy.md what stands between
-<!-- tasks --> (or lengths, or budgets) and <!-- end -->; the rest is left as it is. Of generated layers one budget, the middle
+<!-- tasks --> (or lengths, budgets, kept) and <!-- end -->; the rest is left as it is. Of generated layers one budget, the middle
 one, is shown. A page whose files are not there is left as it is.
 Python's standard library is all it needs.
 """
@@ -266,6 +266,31 @@ RIVALS = [
     "sample_attention.logit", "sparq.logit", "loki.logit", "less_is_more", "sample_attention", "sparq", "loki", "snapkv", "keydiff",
     "xattention", "flash_prefill", "oracle",
 ]
+
+
+def kept_keys(folder):
+    """Answers beside the keys that were attended to, thresholds and budgets alike: kept_*.json, a table per model."""
+    lines = []
+    for source in sorted(folder.glob("kept_*.json")):
+        data = json.loads(source.read_text())
+        cells = {}  # (selector, budget), length: the tasks' entries
+        for entry in data["results"]:
+            budget = "own" if "." in entry["selector"] and entry["selector"].split(".")[1] in ("threshold", "compact") else entry["budget"]
+            cells.setdefault((entry["selector"], budget), {}).setdefault(entry["length"], []).append(entry)
+        lengths = sorted({length for of in cells.values() for length in of})
+        mean = lambda entries, key: sum(entry[key] for entry in entries) / len(entries)  # noqa: E731
+        show = lambda entries: [f"{mean(entries, 'kept'):,.0f}", percent(mean(entries, "exact_mean"))] if entries else ["-", "-"]  # noqa: E731
+        last = lengths[-1]
+        order = sorted(cells, key=lambda name: -mean(cells[name][last], "kept") if last in cells[name] else 0)
+        rows = [[f"`{name[0]}`", "-" if name[0] == "dense" else name[1], *itertools.chain(*(show(cells[name].get(n)) for n in lengths))] for name in order]
+        header = ["selector", "budget", *itertools.chain(*((f"{n:,} tokens: keys", "answers, %") for n in lengths))]
+        counts = {len(entry["exact"]) for entry in data["results"]}
+        samples = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+        tasks = ", ".join(dict.fromkeys(entry["task"] for entry in data["results"]))
+        lines += ["", f"### `{data['model']}`: {tasks}; {samples} samples a cell", "", *table(header, rows)]
+    return lines
+
+
 ACCURACY_BLOCKS = {
     "registered": registered,
     "recommended": recommended,
@@ -377,6 +402,7 @@ def main():
     results = ruler_results.Results(folder)
     if results.files:
         lines = {name: "\n".join(block(results)) + "\n\n" for name, block in ACCURACY_BLOCKS.items()}
+        lines["kept"] = "\n".join(kept_keys(folder)) + "\n\n"
         fill(folder / "accuracy.md", "|".join(lines), lines.get)
         if (folder / "which_preset.md").exists():
             fill(folder / "which_preset.md", "presets", lambda _: "\n".join(presets(results, folder)) + "\n")
