@@ -20,7 +20,7 @@ QUOKA_FUNC void SketchedMassScratch::reserve(Index row_count, Index keys, const 
   for (auto* of_rows : {&row_units, &bounds, &shifts, &factors}) of_rows->reserve(stride);
   offsets.reserve(stride);
   sums.reserve(stride * simd::lanes);
-  products.reserve(8 * simd::code_pair);
+  products.reserve(SketchedMass::tile * simd::code_pair);
   units.reserve_amortised(pairs * simd::code_pair);
   partial.reserve_amortised(pairs);
   gathered.reserve(2 * simd::code_block_bytes(k.dim()));
@@ -28,7 +28,7 @@ QUOKA_FUNC void SketchedMassScratch::reserve(Index row_count, Index keys, const 
   const Index of_row = pairs * simd::code_pair / 2;
   const Index most = tuning::mass_weight_bytes / Index{sizeof(std::uint32_t)};
   weights.reserve_amortised(
-      std::max(std::min<Index>(stride, 8) * of_row, std::min(stride * of_row, most)));
+      std::max(std::min(stride, SketchedMass::tile) * of_row, std::min(stride * of_row, most)));
   reader.reserve(k);
 }
 
