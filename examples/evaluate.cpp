@@ -47,11 +47,11 @@ struct Flags {
 std::vector<std::string> method_names(const std::string& list) {
   if (list != "default") return parse_methods(list);
   std::vector<std::string> names = parse_methods(
-      "quoka,quoka.robust,quoka.uniform,quoka.last,quoka.dissimilar_and_last,quoka.shared,quoka."
-      "per_head,"
-      "quoka.dot,quoka.mean,quoka.window7,quoka.dissimilar_and_last.window7,"
-      "quoka.dissimilar_and_last.per_head,quoka.dissimilar_and_last.per_head.window7,"
-      "quoka.dissimilar_and_last.softmax.mean,quoka.uniform.softmax.mean,oracle,oracle.max");
+      "quoka,quoka.recommended,quoka.robust,quoka.uniform,quoka.last,quoka.dissimilar_and_last,"
+      "quoka.shared,quoka.per_head,quoka.dot,quoka.mean,quoka.window7,"
+      "quoka.dissimilar_and_last.window7,quoka.dissimilar_and_last.per_head,"
+      "quoka.dissimilar_and_last.per_head.window7,quoka.dissimilar_and_last.softmax.mean,"
+      "quoka.uniform.softmax.mean,oracle,oracle.max");
   for (const std::string& name : parse_methods("all"))
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   return names;
