@@ -504,7 +504,7 @@ def main():
             draw(json.loads((folder / source).read_text()), folder / name)
     for source in sorted(folder.glob("needle_*.json")):
         data = json.loads(source.read_text())
-        if any(point["selector"] != "dense" for point in data["results"]):
+        if len({p["length"] for p in data["results"]}) > 1 and any(p["selector"] != "dense" for p in data["results"]):
             needle(data, source.with_suffix(".png"))
     records = [json.loads(source.read_text()) for source in sorted(folder.glob("context_parallel_*.json"))]
     if records:
