@@ -280,8 +280,7 @@ def kept_keys(folder):
         lengths = sorted({length for of in cells.values() for length in of})
         mean = lambda entries, key: sum(entry[key] for entry in entries) / len(entries)  # noqa: E731
         show = lambda entries: [f"{mean(entries, 'kept'):,.0f}", percent(mean(entries, "exact_mean"))] if entries else ["-", "-"]  # noqa: E731
-        last = lengths[-1]
-        order = sorted(cells, key=lambda name: -mean(cells[name][last], "kept") if last in cells[name] else 0)
+        order = sorted(cells, key=lambda name: (-mean(cells[name][lengths[0]], "kept"), name))
         rows = [[f"`{name[0]}`", "-" if name[0] == "dense" else name[1], *itertools.chain(*(show(cells[name].get(n)) for n in lengths))] for name in order]
         header = ["selector", "budget", *itertools.chain(*((f"{n:,} tokens: keys", "answers, %") for n in lengths))]
         counts = {len(entry["exact"]) for entry in data["results"]}

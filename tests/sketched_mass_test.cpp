@@ -39,7 +39,8 @@ void expect_exact_products(Random& random, Index steps, Index stride) {
     for (auto& x : block) x = static_cast<std::uint8_t>(random.below(256));
   auto* bytes = reinterpret_cast<std::int8_t*>(queries.data());
   // Where products are added in 16 bits, codes whose runs keep to most_run_sum.
-  const Index most = simd::code_run > 0 ? simd::most_run_sum / (2 * simd::code_run) : 127;
+  const Index most =
+      simd::code_run > 0 ? simd::most_run_sum / (2 * std::max<Index>(simd::code_run, 1)) : 127;
   for (Index i = 0; i < 4 * steps * stride; ++i)
     bytes[i] = static_cast<std::int8_t>(random.below(2 * most + 1) - most);
   for (auto& x : offset) x = static_cast<std::int32_t>(random.below(1000)) - 500;
