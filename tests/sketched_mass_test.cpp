@@ -10,6 +10,7 @@
 #include "support/capture.hpp"
 #include "support/selector_fixtures.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <limits>
