@@ -80,8 +80,8 @@ TEST_P(SelectionFinds, WhatItFound) {
   options.method = expected.method;
   options.selector.budget = budget;
   quoka::ThreadPool threads(2);
-  const auto scores = ask(model, options, {expected.task, length, 0, samples, 1}, threads);
-  const auto exact = std::ranges::count_if(scores, &TaskScore::exact);
+  const auto asked = ask(model, options, {expected.task, length, 0, samples, 1}, threads);
+  const auto exact = std::ranges::count_if(asked, &TaskScore::exact, &Asked::score);
   const double percent = 100.0 * static_cast<double>(exact) / static_cast<double>(samples);
   EXPECT_GE(percent, expected.measured - margin);
 }
