@@ -22,7 +22,7 @@ import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-RECORDS = ["presets_cascade_lake.json", "speedup_all.json"]  # of machines of record, in bench/results
+RECORDS = ["speedup_qwen3-4b_1_thread.json", "speedup_all.json"]  # of machines of record, in bench/results
 LENGTHS = [2048, 8192, 32768]
 SELECTORS = ["quoka", "quoka.recommended", "flash_prefill", "xattention", "sample_attention", "sparq"]
 

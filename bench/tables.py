@@ -280,7 +280,7 @@ def kept_keys(folder):
         lengths = sorted({length for of in cells.values() for length in of})
         mean = lambda entries, key: sum(entry[key] for entry in entries) / len(entries)  # noqa: E731
         show = lambda entries: [f"{mean(entries, 'kept'):,.0f}", percent(mean(entries, "exact_mean"))] if entries else ["-", "-"]  # noqa: E731
-        order = sorted(cells, key=lambda name: (-mean(cells[name][lengths[0]], "kept"), name))
+        order = sorted(cells, key=lambda name: (-mean(cells[name][min(cells[name])], "kept"), name))
         rows = [[f"`{name[0]}`", "-" if name[0] == "dense" else name[1], *itertools.chain(*(show(cells[name].get(n)) for n in lengths))] for name in order]
         header = ["selector", "budget", *itertools.chain(*((f"{n:,} tokens: keys", "answers, %") for n in lengths))]
         counts = {len(entry["exact"]) for entry in data["results"]}
