@@ -164,6 +164,8 @@ bool vary_quoka(const std::string& part, Index group, quoka::QuokaOptions& o) {
       {"recent", [](QuokaOptions& q, Index n) { q.top_k.keep_last = n; }},
       {"queries", [](QuokaOptions& q, Index n) { q.n_queries = n; }},
       {"blocks", [](QuokaOptions& q, Index n) { q.two_levels.block = n; }},
+      {"cascade", [](QuokaOptions& q, Index n) { q.cascade.every = n; }},
+      {"cascade_candidates", [](QuokaOptions& q, Index n) { q.cascade.candidates = n; }},
       {"candidates", [](QuokaOptions& q, Index n) { q.two_levels.candidates = n; }},
   };
   if (const auto word = words.find(part); word != words.end()) {

@@ -57,6 +57,19 @@ inline Index scored_rows(const quoka::QuokaOptions& o, Index kv_len) {
   return rows + len;
 }
 
+// Rows times keys that QuokaOptions scores for each KV head by a cascade, `sets` sets of n rows; 0: it does not.
+inline double cascade_products(const quoka::QuokaOptions& o, Index n, Index sets, Index kv_len) {
+  const auto [every, times] = o.cascade;
+  const Index candidates = times * o.budget.keys(kv_len);
+  if (every < 2 || o.sketch == quoka::Sketch::off || o.budget.by_scores() ||
+      kv_len <= 2 * candidates)
+    return 0.0;
+  Index first = 0;
+  for (Index m = 0; m < n * sets; ++m)
+    first += m % n == n - 1 || m % n % every == m / n % every ? 1 : 0;
+  return 2 * first > n * sets ? 0.0 : product({first, kv_len}) + product({n, sets, candidates});
+}
+
 inline double flops(const quoka::QuokaOptions& o, const ChunkShape& c) {
   const Index n = std::min(o.n_queries, c.q_len);
   const bool per_head = o.group_mode == quoka::GroupMode::per_head;
@@ -66,7 +79,9 @@ inline double flops(const quoka::QuokaOptions& o, const ChunkShape& c) {
                        (o.query_choice == QueryChoice::mixed && n >= 4);  // a quarter of them
   const bool ranked = c.q_len > n && by_rank;
   const Index rows = scored_rows(o, c.kv_len);
-  return product({2, per_head ? c.q_heads : c.kv_heads, n, rows, c.head_dim}) +
+  const double cascade = cascade_products(o, n, per_head ? c.q_heads / c.kv_heads : 1, c.kv_len);
+  return (cascade > 0.0 ? 2.0 * cascade * product({c.kv_heads, c.head_dim})
+                        : product({2, per_head ? c.q_heads : c.kv_heads, n, rows, c.head_dim})) +
          product({4, c.q_heads, n, c.head_dim}) +
          (ranked ? product({5, c.q_heads, c.q_len, c.head_dim}) : 0.0);
 }

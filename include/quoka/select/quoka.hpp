@@ -21,6 +21,8 @@
 // per_head. With a sketch from 8-bit logits alone, in 0.3 of the time: nearly the same Selection
 // (sketch/sketched_mass.hpp).
 //
+// Cascade: a part of these rows looks at all keys, all of them at the best (of a sketch alone).
+//
 // TwoLevels: blocks of keys by their means first, then the keys of the best blocks alone, so that the cost
 // hardly grows with the cache (sketch/block_levels.hpp).
 //
@@ -55,6 +57,7 @@ struct QuokaOptions {
   Domain domain = Domain::logit;                       // softmax: the kept queries' own attention
   TopKOptions top_k = {};                              // window, sinks and recent keys
   Sketch sketch = Sketch::automatic;                   // 8-bit codes: what they promise is there
+  Cascade cascade = {};                                // few queries first; of Domain::softmax
   TwoLevels two_levels = {};                           // blocks first; 0: off. Always with a sketch
 
   // The paper's, which are the defaults.
@@ -62,8 +65,9 @@ struct QuokaOptions {
 
   // What to take where answers count: within a point or two of dense attention's on the tasks measured
   // (bench/results/which_preset.md). Queries of every kind, each by its own softmax, about 64 per KV
-  // head (max(4, 64 / group) of each head), and a key's two neighbours come with it. Throws
-  // std::invalid_argument for a group, q_heads / kv_heads, below 1.
+  // head (max(4, 64 / group) of each head), and a key's two neighbours come with it. In a past of more than
+  // eight budgets some 19 of the 64 choose candidates for all. Throws std::invalid_argument for a group,
+  // q_heads / kv_heads, below 1.
   static QuokaOptions recommended(Index group, Budget budget = 1024) {
     detail::require_at_least("group", group, 1);
     return {.budget = budget,
@@ -72,7 +76,8 @@ struct QuokaOptions {
             .group_mode = GroupMode::per_head,
             .query_choice = QueryChoice::mixed,
             .domain = Domain::softmax,
-            .top_k = {.window = 3}};
+            .top_k = {.window = 3},
+            .cascade = {.every = 4}};
   }
 
   // The same with half the queries and without neighbours, about 32 per KV head (max(4, 32 / group) of
@@ -85,6 +90,7 @@ struct QuokaOptions {
     QuokaOptions options = recommended(group, budget);
     options.n_queries = std::max<Index>(4, 32 / group);
     options.top_k.window = 1;
+    options.cascade = {};
     return options;
   }
 };
@@ -96,6 +102,7 @@ class QuokaScorer {
   // Reused memory, and the sketch of the keys.
   struct State {
     Buffer<Position> positions;  // [batch, q_heads, n_queries]
+    Buffer<Index> first_rows;    // of a cascade
     Buffer<float> q_bar;         // [batch, kv_heads, rows, head_dim]
     WorkerScratch<detail::SubselectScratch> subselect;
     WorkerScratch<detail::FloatRow> rows;
@@ -119,7 +126,8 @@ class QuokaScorer {
     }
   };
 
-  // Throws std::invalid_argument for n_queries < 1, and for two levels with a block that is no multiple of
+  // Throws std::invalid_argument for n_queries < 1, for a cascade of cosines or with every < 0 or
+  // candidates outside [1, 2^20], and for two levels with a block that is no multiple of
   // 16, fewer than 2 candidates, a budget by scores, Sketch::off, Scoring::dot, or a window of cosines.
   explicit QuokaScorer(const Options& options = {});
 
@@ -145,7 +153,7 @@ class QuokaScorer {
   template <class F>
   void for_each_setting(F&& f) const {
     const auto& [budget, n_queries, scoring, aggregation, group_mode, query_choice, domain, top_k,
-                 sketch, two_levels] =
+                 sketch, cascade, two_levels] =
         options_;  // all there are; a sketch does not change a shard's
     f("n_queries", n_queries), f("scoring", scoring), f("aggregation", aggregation);
     f("group_mode", group_mode), f("query_choice", query_choice), f("domain", domain);
@@ -169,6 +177,7 @@ class QuokaScorer {
                      ExecutorRef executor) const;
   bool uses_sketch() const;
   bool sketches(const SelectorInput& input) const;
+  detail::FirstLook first_look(const SelectorInput& input, State& state) const;
   bool two_levels() const { return options_.two_levels.block > 0; }
   bool select_by_levels(const SelectorInput& input, Index budget, State& state,
                         Selection& selection, ExecutorRef executor) const;

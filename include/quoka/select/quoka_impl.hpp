@@ -10,6 +10,13 @@ inline namespace QUOKA_ABI {
 
 QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) {
   detail::require_at_least("n_queries", options.n_queries, 1);
+  detail::require_at_least("the cascade's every", options.cascade.every, 0);
+  detail::require_at_least("the cascade's candidates, times the budget,",
+                           options.cascade.candidates, 1);
+  detail::require_at_most("the cascade's candidates, times the budget,", options.cascade.candidates,
+                          "", 1 << 20);
+  if (options.cascade.every > 1 && options.domain == Domain::logit)
+    detail::fail_because("a cascade needs Domain::softmax");
   const TwoLevels& levels = options.two_levels;
   detail::require_at_least("the block of two levels", levels.block, 0);
   if (levels.block == 0) return;
@@ -44,6 +51,26 @@ QUOKA_FUNC bool QuokaScorer::sketches(const SelectorInput& input) const {
   if (!uses_sketch() || input.sketch != nullptr) return false;
   if (two_levels()) return true;
   return options_.domain == Domain::softmax ? input.shard == nullptr : !detail::are_codes(input.k);
+}
+
+// Of each head's queries the last one, and each every-th of the others, begun elsewhere for each head.
+QUOKA_FUNC detail::FirstLook QuokaScorer::first_look(const SelectorInput& input,
+                                                     State& state) const {
+  const auto [every, times] = options_.cascade;
+  if (every < 2 || options_.budget.by_scores()) return {};
+  // Fewer than half of the keys, or none.
+  const auto candidates_of = [&, times = times](Index len) {
+    const Index budget = options_.budget.keys(len);
+    return budget < ceil_div(len, 2 * times) ? times * budget : 0;
+  };
+  const Index keys = input.k.len(), candidates = candidates_of(keys);
+  const Index most = candidates_of(std::max(keys, input.capacity));
+  const Index rows = kept_rows(input), n = std::min(options_.n_queries, input.q.len());
+  Index *const first = state.first_rows.reserve(rows), *end = first;
+  for (Index m = 0; m < rows; ++m)
+    if (m % n == n - 1 || m % n % every == m / n % every) *end++ = m;
+  const bool few = 2 * (end - first) <= rows;
+  return {{first, end}, few ? candidates : 0, few ? most : 0};
 }
 
 // Queries that score for each KV head.
@@ -87,9 +114,10 @@ QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& st
   if (uses_sketch() && input.shard == nullptr &&
       (input.sketch != nullptr || state.sketch.keys.len() == k.len()) &&
       detail::codes_fit(rows, k.dim(), Aggregation::max))
-    return detail::softmax_scores_by_sketch(
-        state.sketch.keys, input.sketch, state.q_bar.data(), rows, k, input.logit_scale(),
-        input.capacity, options_.aggregation, scores, state.sketched_mass, executor);
+    return detail::softmax_scores_by_sketch(state.sketch.keys, input.sketch, state.q_bar.data(),
+                                            rows, k, input.logit_scale(), input.capacity,
+                                            options_.aggregation, scores, state.sketched_mass,
+                                            executor, first_look(input, state));
   const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& to) {
     const float* const of_head = state.q_bar.data() + (b * k.heads() + kv_head) * rows * k.dim();
     for (Index m = 0; m < rows; ++m) to.add(of_head + m * k.dim(), factor * input.logit_scale());

@@ -30,6 +30,11 @@
 // have any sign: on recorded and generated data logits are off by 1/17 to 1/30 of eps (root mean square),
 // and S' holds M(S) but for 0.002 points on average and 0.03 in the worst head (bench/README.md).
 //
+// Where FirstLook says so, in two looks. Each of some rows finds the largest of its shares; the keys of the
+// largest ones are the candidates; and mass is that of all rows among these, as if there were no other keys.
+// Of the others it is 0. The bound above is then that of the best of the candidates, and nothing is
+// promised of other keys. Their codes are put together, of 16 keys from up to 16 blocks.
+//
 // 2 * rows * keys * dim 8-bit operations and rows * keys exponentials; reads dim + 12 bytes per key; holds
 // weights of 2 bytes per row and key until the sums are known, tuning::mass_weight_bytes of them at a time.
 #pragma once
@@ -39,12 +44,22 @@
 #include <quoka/select/sketch/candidates.hpp>
 #include <quoka/select/sketch/sketched_mass_state.hpp>
 
+#include <span>
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
 // Is mass by the sketch the faster way on the ISA this is compiled for?
 bool sketched_mass_is_fast();
+
+// The first look of a cascade: which rows of each KV head, and how many candidates they choose, fewer than
+// there are keys. 0: all rows look at all keys.
+struct FirstLook {
+  std::span<const Index> rows = {};
+  Index candidates = 0;
+  Index most_candidates = 0;  // as the cache grows: memory for so many is taken
+};
 
 // scores [batch, kv_heads, kv_len], side by side, of the rows q_bar [batch, kv_heads, rows, dim] times
 // `logit_scale`: their mean share, or their largest. A row with a NaN or an infinity is left out; a key
@@ -56,14 +71,14 @@ void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* p
                              const float* q_bar, Index rows, const Rows& k, float logit_scale,
                              Index capacity, Aggregation over, TensorView<float, 3> scores,
                              SketchedMassState& state, ExecutorRef executor,
-                             const Candidates* some = nullptr);
+                             const Candidates* some = nullptr, FirstLook look = {});
 
 // The same by `own`, a sketch of all of k, or by that of the cache that k lies in. Throws
 // std::invalid_argument where k is not what was sketched.
 void softmax_scores_by_sketch(KeySketch& own, const KeySketch* cache, const float* q_bar,
                               Index rows, const Rows& k, float logit_scale, Index capacity,
                               Aggregation over, TensorView<float, 3> scores,
-                              SketchedMassState& state, ExecutorRef executor);
+                              SketchedMassState& state, ExecutorRef executor, FirstLook look = {});
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

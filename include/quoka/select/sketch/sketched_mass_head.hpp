@@ -225,7 +225,7 @@ class SketchedMass {
       use(m, Index{height});
     };
     Index m = 0;
-    for (; m + tile <= count; m += tile) tile_of(simd::Constant<tile>{}, m);
+    for (; m + tile <= count && count - m != 16; m += tile) tile_of(simd::Constant<tile>{}, m);
     for (; m + 8 <= count; m += 8) tile_of(simd::Constant<8>{}, m);
     for (; m + 4 <= count; m += 4) tile_of(simd::Constant<4>{}, m);
     for (; m < count; m += 2) tile_of(simd::Constant<2>{}, m);

@@ -6,14 +6,17 @@
 #include <quoka/select/sketch/sketched_mass_head.hpp>
 
 #include <algorithm>
+#include <cmath>
+#include <span>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-QUOKA_FUNC bool sketched_mass_is_fast() { return simd::has_fast_code_products; }
+QUOKA_FUNC bool sketched_mass_is_fast() { return simd::code_dots_beat_float; }
 
-QUOKA_FUNC void SketchedMassScratch::reserve(Index row_count, Index keys, const Rows& k) {
+QUOKA_FUNC void SketchedMassScratch::reserve(Index row_count, Index keys, Index most_candidates,
+                                             const Rows& k) {
   const Index stride = SketchedMass::padded(row_count), pairs = SketchedMass::pairs(keys);
   rows.reserve(row_count * k.dim());
   codes.reserve(simd::code_steps(k.dim()) * stride);
@@ -30,6 +33,10 @@ QUOKA_FUNC void SketchedMassScratch::reserve(Index row_count, Index keys, const 
   weights.reserve_amortised(
       std::max(std::min(stride, SketchedMass::tile) * of_row, std::min(stride * of_row, most)));
   reader.reserve(k);
+  if (most_candidates == 0) return;
+  candidates.reserve_amortised(2 * most_candidates);
+  candidate_mass.reserve_amortised(most_candidates);
+  top_k.reserve(keys, 1);
 }
 
 // A key of the cache that is not what was sketched.
@@ -43,59 +50,124 @@ inline void require_sketched(const KeySketch& sketch, const KeySketch::Places& p
          k.len());
 }
 
+// What a call of sketched_softmax_scores() is about, and what it does for one KV head, a task.
+struct SketchedMassCall {
+  const KeySketch& sketch;
+  const KeySketch::Places* places;
+  const float* q_bar;
+  Index rows;
+  const Rows& k;
+  float logit_scale;
+  Aggregation over;
+  const Candidates* some;
+  FirstLook look;
+
+  Index keys() const { return some != nullptr ? some->count : k.len(); }
+  HeadRows keys_of(Index task) const {
+    return some != nullptr ? some->rows(k, task) : k.head(task / k.heads(), task % k.heads());
+  }
+  float share(Index count) const {
+    return over == Aggregation::max ? 1.0f : 1.0f / static_cast<float>(count);
+  }
+
+  // Those of the head's rows, or of `only` these, that are finite, times the logit scale and log2(e); how
+  // many.
+  Index read_rows(Index task, float* to, FloatRow& reader, std::span<const Index> only = {}) const {
+    RowWriter writer(to, k.dim(), reader);
+    const Index count = only.empty() ? rows : std::ssize(only);
+    for (Index i = 0; i < count; ++i) {
+      const Index m = only.empty() ? i : only[static_cast<std::size_t>(i)];
+      writer.add(q_bar + (task * rows + m) * k.dim(), log2_of_e * logit_scale);
+    }
+    return writer.count();
+  }
+
+  // mass [keys()] and the bound on the logits' error, in nats. False: this head is for float; mass holds
+  // anything.
+  bool by_sketch(Index task, float* mass, float& error, SketchedMassScratch& s) const {
+    const KeySketch::Places listed = some != nullptr ? some->places(task) : KeySketch::Places{};
+    const KeySketch::Places* const at = some != nullptr ? &listed : places;
+    error = 0.0f;
+    if (look.candidates > 0) {
+      const Index first = read_rows(task, s.rows.data(), s.reader, look.rows);
+      if (first > 0)
+        return add(task, at, keys(), first, Aggregation::max, 1.0f, mass, error, s) &&
+               look_at_best(task, at, mass, error, s);
+    }
+    const Index count = read_rows(task, s.rows.data(), s.reader);
+    if (count > 0) return add(task, at, keys(), count, over, share(count), mass, error, s);
+    std::fill_n(mass, keys(), 0.0f);
+    return true;
+  }
+
+  // mass, of the first look, becomes that of all rows for the best keys, as if there were no others.
+  bool look_at_best(Index task, const KeySketch::Places* at, float* mass, float& error,
+                    SketchedMassScratch& s) const {
+    const std::span best(s.candidates.data(), static_cast<std::size_t>(look.candidates));
+    top_k_head(mass, keys(), {}, best, s.top_k);
+    KeySketch::Places of_best;
+    Position* cell = best.data() + best.size();
+    of_best.map.cells = cell;
+    for (const Position key : best)
+      *cell++ = at != nullptr ? static_cast<Position>((*at)(key)) : key;
+    const Index count = read_rows(task, s.rows.data(), s.reader);
+    float* const found = s.candidate_mass.data();
+    float theirs;
+    if (!add(task, &of_best, look.candidates, count, over, share(count), found, theirs, s))
+      return false;
+    error = std::max(error, theirs);
+    for (Index t = 0; t < keys(); ++t) mass[t] = std::isnan(mass[t]) ? mass[t] : 0.0f;
+    for (std::size_t i = 0; i < best.size(); ++i) mass[best[i]] = found[i];
+    return true;
+  }
+
+  bool add(Index task, const KeySketch::Places* at, Index key_count, Index row_count,
+           Aggregation aggregation, float of_row, float* mass, float& error,
+           SketchedMassScratch& s) const {
+    SketchedMass of_head(sketch, at, keys_of(task), key_count, task / k.heads(), task % k.heads(),
+                         row_count, s);
+    return of_head.add_to(mass, of_row, aggregation, error);
+  }
+
+  void in_float(Index task, float* mass, MassScratch& s) const {
+    const Index count = read_rows(task, s.rows.data(), s.query);
+    std::fill_n(mass, keys(), 0.0f);
+    RowKeys of_head(keys_of(task), keys(), s.key);
+    MassAccumulator(s.rows.data(), count, k.dim(), of_head, keys(), s)
+        .add_to(mass, share(std::max<Index>(count, 1)), over);
+  }
+};
+
 QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* places,
                                         const float* q_bar, Index rows, const Rows& k,
                                         float logit_scale, Index capacity, Aggregation over,
                                         TensorView<float, 3> scores, SketchedMassState& state,
-                                        ExecutorRef executor, const Candidates* some) {
-  const Index heads = k.heads(), dim = k.dim(), tasks = k.batch() * heads;
-  const Index keys = some != nullptr ? some->count : k.len();
-  const auto rows_of = [&](Index task) {
-    return some != nullptr ? some->rows(k, task) : k.head(task / heads, task % heads);
-  };
+                                        ExecutorRef executor, const Candidates* some,
+                                        FirstLook look) {
+  const SketchedMassCall call{sketch, places, q_bar, rows, k, logit_scale, over, some, look};
+  const Index heads = k.heads(), tasks = k.batch() * heads, keys = call.keys();
   const Index most_keys = std::max(keys, capacity);
-  state.scratch.reserve(executor.workers(), rows, most_keys, k);
+  state.scratch.reserve(executor.workers(), rows, most_keys, look.most_candidates, k);
   float* const errors = state.errors.reserve(tasks);
-  const auto fill = [&](Index task, float* to, FloatRow& reader) {
-    RowWriter writer(to, dim, reader);
-    for (Index m = 0; m < rows; ++m)
-      writer.add(q_bar + (task * rows + m) * dim, log2_of_e * logit_scale);
-    return writer.count();
-  };
-  const auto share_of = [&](Index count) {
-    return over == Aggregation::max ? 1.0f : 1.0f / static_cast<float>(std::max<Index>(count, 1));
-  };
   executor.run(tasks, [&](Index task, int worker) {
     SketchedMassScratch& s = state.scratch[worker];
-    const Index b = task / heads, head = task % heads, count = fill(task, s.rows.data(), s.reader);
-    float* const mass = scores.row(task / heads, task % heads, 0);
-    errors[task] = 0.0f;
-    if (count == 0) return void(std::fill_n(mass, keys, 0.0f));
-    if (places != nullptr)
-      for (const Index key : {keys - 1, KeySketch::somewhere(keys)})
-        require_sketched(sketch, *places, k, b, head, key, s.reader);
-    const KeySketch::Places listed = some != nullptr ? some->places(task) : KeySketch::Places{};
-    SketchedMass of_head(sketch, some != nullptr ? &listed : places, rows_of(task), keys, b, head,
-                         count, s);
-    if (!of_head.add_to(mass, share_of(count), over, errors[task])) {
+    const Index b = task / heads, head = task % heads;
+    float* const mass = scores.row(b, head, 0);
+    const auto require = [&](Index key) {
+      require_sketched(sketch, *places, k, b, head, key, s.reader);
+    };
+    if (places != nullptr) require(keys - 1), require(KeySketch::somewhere(keys));
+    if (!call.by_sketch(task, mass, errors[task], s))
       errors[task] = simd::infinity;
-    } else if (places != nullptr) {
-      const auto best = std::max_element(mass, mass + keys) - mass;
-      require_sketched(sketch, *places, k, b, head, best, s.reader);
-    }
+    else if (places != nullptr)
+      require(std::max_element(mass, mass + keys) - mass);
   });
   if (std::all_of(errors, errors + tasks, [](float e) { return e < simd::infinity; })) return;
-  state.in_float.reserve(executor.workers(), rows, most_keys, dim);
+  state.in_float.reserve(executor.workers(), rows, most_keys, k.dim());
   for (int worker = 0; worker < executor.workers(); ++worker) state.in_float[worker].key.reserve(k);
   executor.run(tasks, [&](Index task, int worker) {
-    if (errors[task] < simd::infinity) return;
-    MassScratch& s = state.in_float[worker];
-    const Index count = fill(task, s.rows.data(), s.query);
-    float* const mass = scores.row(task / heads, task % heads, 0);
-    std::fill_n(mass, keys, 0.0f);
-    RowKeys of_head(rows_of(task), keys, s.key);
-    MassAccumulator(s.rows.data(), count, dim, of_head, keys, s)
-        .add_to(mass, share_of(count), over);
+    if (errors[task] == simd::infinity)
+      call.in_float(task, scores.row(task / heads, task % heads, 0), state.in_float[worker]);
   });
 }
 
@@ -103,11 +175,12 @@ QUOKA_FUNC void softmax_scores_by_sketch(KeySketch& own, const KeySketch* cache,
                                          Index rows, const Rows& k, float logit_scale,
                                          Index capacity, Aggregation over,
                                          TensorView<float, 3> scores, SketchedMassState& state,
-                                         ExecutorRef executor) {
+                                         ExecutorRef executor, FirstLook look) {
   if (cache == nullptr) own.require_made_from(k);
   const KeySketch::Places places = cache == nullptr ? KeySketch::Places{} : cache->places_of(k);
   sketched_softmax_scores(cache == nullptr ? own : *cache, cache == nullptr ? nullptr : &places,
-                          q_bar, rows, k, logit_scale, capacity, over, scores, state, executor);
+                          q_bar, rows, k, logit_scale, capacity, over, scores, state, executor,
+                          nullptr, look);
 }
 
 }  // namespace detail

@@ -5,6 +5,7 @@
 #include <quoka/runtime/buffer.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/steps/mass_scratch.hpp>
+#include <quoka/select/steps/top_k.hpp>
 
 #include <cstdint>
 
@@ -33,13 +34,17 @@ struct SketchedMassScratch {
   Buffer<std::uint8_t> partial;   // [pairs of blocks] is a unit of these keys -1?
   Buffer<std::uint8_t> gathered;  // two blocks of codes
   Buffer<std::uint32_t> weights;  // [pair of blocks][pair of rows][keys of the blocks]
+  Buffer<Position> candidates;    // of a first look: positions, then rows of the sketch
+  Buffer<float> candidate_mass;   // [candidates]
+  TopKScratch top_k;              // that chooses them
   FloatRow reader;
 
-  void reserve(Index row_count, Index keys, const Rows& k);
+  void reserve(Index row_count, Index keys, Index most_candidates, const Rows& k);
   Index bytes() const {
     return rows.bytes() + codes.bytes() + offsets.bytes() + row_units.bytes() + bounds.bytes() +
            shifts.bytes() + factors.bytes() + sums.bytes() + products.bytes() + units.bytes() +
-           partial.bytes() + gathered.bytes() + weights.bytes() + reader.bytes();
+           partial.bytes() + gathered.bytes() + weights.bytes() + candidates.bytes() +
+           candidate_mass.bytes() + top_k.bytes() + reader.bytes();
   }
 };
 
