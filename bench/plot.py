@@ -12,7 +12,7 @@
     accuracy_budget.png   RULER's tasks: exact match against budget, by method                   accuracy_*.json
     accuracy_length.png   the same against prompt length                                         accuracy_*.json
     context_parallel.png  a prefill over several ranks, and what they send                       context_parallel_*.json
-    ggml_first_token.png  time to first token in llama.cpp, with and without the backend         ggml_first_token.json
+    ggml_first_token*.png time to first token in llama.cpp, with and without the backend         ggml_first_token*.json
     which_preset.png      answers against the speed of a prefill, by method and budget           accuracy_*.json, frontier_*.json
 
 Needs matplotlib (Debian: python3-matplotlib). A figure whose file is not there is left out.
@@ -497,6 +497,7 @@ def main():
         ("quoka_parts.json", chunk_parts, "chunk_parts.png"),
         ("scaling.json", scaling, "scaling.png"),
         ("ggml_first_token.json", first_token, "ggml_first_token.png"),
+        ("ggml_first_token_zen4.json", first_token, "ggml_first_token_zen4.png"),
         ("evaluate_tinyllama.json", evaluation, "evaluate_tinyllama.png"),
         ("evaluate_generated.json", evaluation, "evaluate_generated.png"),
     ):

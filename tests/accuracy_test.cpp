@@ -274,6 +274,15 @@ TEST(Methods, APresetLeavesAWindowThatIsAskedFor) {
   EXPECT_FALSE(select(recommended, 3) == select(recommended, 5));
 }
 
+// The preset's cascade is in its name.
+TEST(Methods, ThePresetHasItsCascade) {
+  if (!quoka::detail::sketched_mass_is_fast()) GTEST_SKIP() << "scores in float";
+  const MethodOptions options{.budget = 5};
+  const Selection keep = selection_of("quoka.recommended", options);
+  EXPECT_EQ(keep, selection_of("quoka.recommended.cascade4.cascade_candidates4", options));
+  EXPECT_FALSE(keep == selection_of("quoka.recommended.cascade0", options));
+}
+
 TEST(Methods, EachKeepsFirstKeysWhereAskedTo) {
   MethodOptions options{.budget = 17};
   options.quoka.top_k.keep_first = 5;

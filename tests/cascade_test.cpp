@@ -195,11 +195,13 @@ TEST(Cascade, DoesNothingElsewhere) {
   const auto q = random.tensor<float>(1, 4, 40, 32), one = random.tensor<float>(1, 4, 1, 32),
              k = random.tensor<float>(1, 2, 400, 32);
   QuokaOptions with = options(2, 20), without = options(2, 20, {});
-  EXPECT_EQ(select(with, {one, k}).keep, select(without, {one, k}).keep);
+  Selected decode = select(with, {one, k});
+  EXPECT_EQ(decode.state.scorer.sketched_mass.scratch[0].candidates.bytes(), 0);
+  EXPECT_EQ(decode.keep, select(without, {one, k}).keep);
   EXPECT_NE(select(with, {q, k}).keep, select(without, {q, k}).keep);
   with.sketch = without.sketch = Sketch::off;
   EXPECT_EQ(select(with, {q, k}).keep, select(without, {q, k}).keep);
-  with.budget = without.budget = quoka::Budget::mass(0.3);
+  with.budget = without.budget = quoka::Budget::mass(0.3, 1, 20);
   EXPECT_EQ(select(with, {q, k}).keep, select(without, {q, k}).keep);
 }
 
@@ -217,6 +219,17 @@ TEST(Cascade, FindsCodesInTheSketchOfACache) {
   const Selection own = select(options(2, 20), {q, k}).keep;
   EXPECT_EQ(select(options(2, 20), {.q = q, .k = listed, .sketch = &sketch}).keep, own);
   EXPECT_NE(select(options(2, 20, {}), {q, k}).keep, own);
+}
+
+// An eighth of 63 keys is 7, and has a cascade; an eighth of the 64 that there is room for is 8, and has none.
+TEST(Cascade, HasMemoryWhereAFullCacheHasNone) {
+  Random random(808);
+  const auto q = random.tensor<float>(1, 4, 40, 32), k = random.tensor<float>(1, 2, 63, 32);
+  QuokaOptions o = options(2, 1);
+  o.budget = quoka::Budget(0.125);
+  Selected with_room = select(o, {.q = q, .k = k, .capacity = 64});
+  EXPECT_EQ(with_room.keep, select(o, {q, k}).keep);
+  EXPECT_GE(with_room.state.scorer.sketched_mass.scratch[0].candidates.bytes(), 2 * 28 * 4);
 }
 
 TEST(Cascade, FollowsACacheThroughTruncate) {

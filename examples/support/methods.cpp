@@ -136,12 +136,13 @@ typename S::Options common_options(const Request& r) {
 bool vary_quoka(const std::string& part, Index group, quoka::QuokaOptions& o) {
   using namespace quoka;
   if (part == "recommended" || part == "robust") {
-    const auto preset = part == "robust" ? QuokaOptions::robust(group, o.budget)
-                                         : QuokaOptions::recommended(group, o.budget);
-    o.n_queries = preset.n_queries, o.aggregation = preset.aggregation;
-    o.group_mode = preset.group_mode, o.query_choice = preset.query_choice;
-    o.domain = preset.domain;
-    if (preset.top_k.window > 1) o.top_k.window = preset.top_k.window;  // else as asked for
+    auto preset = part == "robust" ? QuokaOptions::robust(group, o.budget)
+                                   : QuokaOptions::recommended(group, o.budget);
+    // What presets say nothing of is as asked for.
+    preset.scoring = o.scoring, preset.sketch = o.sketch, preset.two_levels = o.two_levels;
+    preset.top_k.keep_first = o.top_k.keep_first, preset.top_k.keep_last = o.top_k.keep_last;
+    if (preset.top_k.window == 1) preset.top_k.window = o.top_k.window;
+    o = preset;
     return true;
   }
   static const std::map<std::string, std::function<void(QuokaOptions&)>> words{

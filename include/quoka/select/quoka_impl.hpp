@@ -57,14 +57,15 @@ QUOKA_FUNC bool QuokaScorer::sketches(const SelectorInput& input) const {
 QUOKA_FUNC detail::FirstLook QuokaScorer::first_look(const SelectorInput& input,
                                                      State& state) const {
   const auto [every, times] = options_.cascade;
-  if (every < 2 || options_.budget.by_scores()) return {};
+  if (every < 2) return {};
   // Fewer than half of the keys, or none.
   const auto candidates_of = [&, times = times](Index len) {
     const Index budget = options_.budget.keys(len);
     return budget < ceil_div(len, 2 * times) ? times * budget : 0;
   };
   const Index keys = input.k.len(), candidates = candidates_of(keys);
-  const Index most = candidates_of(std::max(keys, input.capacity));
+  // With a share of the past as budget a longer one may have none.
+  const Index most = std::max(candidates, candidates_of(std::max(keys, input.capacity)));
   const Index rows = kept_rows(input), n = std::min(options_.n_queries, input.q.len());
   Index *const first = state.first_rows.reserve(rows), *end = first;
   for (Index m = 0; m < rows; ++m)

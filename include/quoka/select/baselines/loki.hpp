@@ -114,7 +114,7 @@ class LokiScorer {
 
  private:
   bool sketches(const SelectorInput& input) const {
-    return uses_softmax_sketch(options_.sketch, options_.domain, options_.budget) &&
+    return uses_softmax_sketch(options_.sketch, options_.domain, options_.budget, true) &&
            input.shard == nullptr;
   }
   // Projects the keys not yet projected; the basis, or null while there is none.

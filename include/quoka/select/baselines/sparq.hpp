@@ -121,7 +121,7 @@ class SparqScorer {
 
  private:
   bool uses_sketch() const {
-    return uses_softmax_sketch(options_.sketch, options_.domain, options_.budget);
+    return uses_softmax_sketch(options_.sketch, options_.domain, options_.budget, true);
   }
   static void choose_channels(const Rows& q, Index b, Index first_head, Index group, Index rank,
                               RowReader& reader, float* magnitudes, Index* channels) {

@@ -13,7 +13,9 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-QUOKA_FUNC bool sketched_mass_is_fast() { return simd::code_dots_beat_float; }
+QUOKA_FUNC bool sketched_mass_is_fast(bool every_query) {
+  return every_query ? simd::has_fast_code_products : simd::code_dots_beat_float;
+}
 
 QUOKA_FUNC void SketchedMassScratch::reserve(Index row_count, Index keys, Index most_candidates,
                                              const Rows& k) {

@@ -15,10 +15,13 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// Is that wanted with these options, and here? A budget by scores wants them in float.
-inline bool uses_softmax_sketch(Sketch sketch, Domain domain, const Budget& budget) {
+// Is that wanted with these options, and here? A budget by scores wants them in float. every_query: all queries of
+// the chunk score, not some.
+inline bool uses_softmax_sketch(Sketch sketch, Domain domain, const Budget& budget,
+                                bool every_query = false) {
   return domain == Domain::softmax && !budget.by_scores() &&
-         (sketch == Sketch::on || (sketch == Sketch::automatic && detail::sketched_mass_is_fast()));
+         (sketch == Sketch::on ||
+          (sketch == Sketch::automatic && detail::sketched_mass_is_fast(every_query)));
 }
 
 // Part of a State: a sketch of the keys, and reused memory.
