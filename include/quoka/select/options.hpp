@@ -153,7 +153,8 @@ struct TwoLevels {
 // that many queries cost little more than few (sketch/sketched_mass.hpp). It acts in Domain::softmax, where the
 // sketch scores, once the past is longer than twice the candidates. Off unless `every` is given.
 //
-// Another Selection than without. What is lost on trained models: bench/results/cascade.md.
+// Another Selection than without. What is lost on trained models: bench/results/cascade.md. Where more than
+// half of the queries would look first, all look at once: with every = 2, and for single tokens.
 struct Cascade {
   Index every = 0;  // the first look is that of each head's last query, and of each every-th of the
                     // others; 0 or 1: of all
