@@ -120,9 +120,9 @@ class QuokaScorer {
     }
     Index kept_bytes() const { return sketch.keys.bytes() + blocks.bytes(); }
     Index bytes() const {
-      return positions.bytes() + q_bar.bytes() + subselect.bytes() + rows.bytes() + score.bytes() +
-             softmax.bytes() + sketched_mass.bytes() + sketch.bytes() + blocks.bytes() +
-             candidates.bytes();
+      return positions.bytes() + first_rows.bytes() + q_bar.bytes() + subselect.bytes() +
+             rows.bytes() + score.bytes() + softmax.bytes() + sketched_mass.bytes() +
+             sketch.bytes() + blocks.bytes() + candidates.bytes();
     }
   };
 
@@ -154,7 +154,7 @@ class QuokaScorer {
   void for_each_setting(F&& f) const {
     const auto& [budget, n_queries, scoring, aggregation, group_mode, query_choice, domain, top_k,
                  sketch, cascade, two_levels] =
-        options_;  // all there are; a sketch does not change a shard's
+        options_;  // all there are; a shard has neither sketch nor cascade
     f("n_queries", n_queries), f("scoring", scoring), f("aggregation", aggregation);
     f("group_mode", group_mode), f("query_choice", query_choice), f("domain", domain);
   }

@@ -224,7 +224,7 @@ class SketchedMass {
                                      s_.products.data(), m == 0 ? later : simd::LaterBlocks{});
       use(m, Index{height});
     };
-    Index m = 0;
+    Index m = 0;  // the last 16 rows are faster as 8 and 8 than as 12 and 4
     for (; m + tile <= count && count - m != 16; m += tile) tile_of(simd::Constant<tile>{}, m);
     for (; m + 8 <= count; m += 8) tile_of(simd::Constant<8>{}, m);
     for (; m + 4 <= count; m += 4) tile_of(simd::Constant<4>{}, m);
