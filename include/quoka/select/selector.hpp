@@ -155,7 +155,6 @@ concept Scorer = requires(const S& scorer, const SelectorInput& input, typename 
   S(options);
   scorer.score(input, state, scores, executor);
   { options.budget } -> std::convertible_to<Budget>;
-  { options.top_k } -> std::convertible_to<TopKOptions>;
 };
 
 // Every selector's contract on its input. Throws std::invalid_argument.

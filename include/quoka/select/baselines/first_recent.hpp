@@ -1,7 +1,7 @@
 // First and recent keys: the attention sinks and a window that slides with the prompt. A control
 // that looks at neither queries nor keys.
 //
-//   score[t] = t, after keep_first = 4 forced ones
+//   score[t] = t, after keep_first forced ones
 //
 // kv_heads * kv_len writes. Source: Xiao et al., "Efficient Streaming Language Models with
 // Attention Sinks", arXiv 2309.17453. Deviation: positions are not renumbered inside the window, as
@@ -15,7 +15,7 @@ inline namespace QUOKA_ABI {
 
 struct FirstRecentOptions {
   Budget budget = 1024;
-  TopKOptions top_k = {.keep_first = 4};  // attention sinks; all the others are the last ones
+  Index keep_first = 4;  // attention sinks; all the others are the last ones
 };
 
 class FirstRecentScorer {
