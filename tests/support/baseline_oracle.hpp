@@ -355,19 +355,16 @@ inline Scores loki_scores(const Tensor& q, const Tensor& past_k,
 
 // One list for all heads of batch b, min(budget, kv_len) long, ascending: the first `sink`
 // positions (none if budget <= sink), the last `recent`, and `part` of the middle between them.
-//   reserve_recent                         part = floor(top_share budget), recent = the rest
-//   otherwise, or if the rest is negative  part = budget - sink, recent = 0
+//   part = floor(0.75 budget), recent = the rest; if that is negative, part = budget - sink, recent = 0
 // Every head ranks the middle by (mean over its rows of softmax(scale q.k) over all past keys,
 // descending, then position). The part is filled with rank 0 of head 0, 1, ..., then rank 1 of
 // head 0, 1, ..., leaving out what is there already.
 inline std::vector<Index> less_is_more(const Tensor& q, const Tensor& past_k, Index b, Index budget,
-                                       Index sink = 4, double top_share = 0.75,
-                                       bool reserve_recent = true, double scale = 0) {
+                                       Index sink = 4, double scale = 0) {
   if (budget >= past_k.len) return range(0, past_k.len);
   if (budget < sink + 1) sink = 0;
-  Index part = budget - sink;
-  if (reserve_recent)
-    part = std::min(part, static_cast<Index>(std::floor(top_share * static_cast<double>(budget))));
+  const Index part =
+      std::min(budget - sink, static_cast<Index>(std::floor(0.75 * static_cast<double>(budget))));
   const Index recent = budget - sink - part;
 
   std::vector<std::vector<Index>> order;  // [q_head], best first
@@ -474,19 +471,16 @@ inline std::vector<double> keydiff_scores(const std::vector<Row>& candidates) {
 
 // ---- SnapKV (Li et al. 2024) ----
 
-// Over the `kernel` (odd) neighbours around every position, stride 1: the maximum of those in
-// range, or their sum / kernel (what is out of range counts as 0).
-inline std::vector<double> pool(const std::vector<double>& x, Index kernel, bool max_pool) {
+// Over the `kernel` (odd) neighbours around every position, stride 1: their sum / kernel (what is out of
+// range counts as 0).
+inline std::vector<double> pool(const std::vector<double>& x, Index kernel) {
   assert(kernel % 2 == 1);
   std::vector<double> pooled;
   for (Index t = 0; t < std::ssize(x); ++t) {
-    double largest = -infinity, sum = 0;
-    for (Index u = t - kernel / 2; u <= t + kernel / 2; ++u) {
-      if (u < 0 || u >= std::ssize(x)) continue;
-      largest = std::max(largest, x[uz(u)]);
-      sum += x[uz(u)];
-    }
-    pooled.push_back(max_pool ? largest : sum / static_cast<double>(kernel));
+    double sum = 0;
+    for (Index u = t - kernel / 2; u <= t + kernel / 2; ++u)
+      if (u >= 0 && u < std::ssize(x)) sum += x[uz(u)];
+    pooled.push_back(sum / static_cast<double>(kernel));
   }
   return pooled;
 }
@@ -497,7 +491,7 @@ inline std::vector<double> pool(const std::vector<double>& x, Index kernel, bool
 // window, pooled among themselves.
 inline std::vector<double> snapkv_scores(const std::vector<std::vector<Row>>& window_rows_per_head,
                                          const std::vector<Row>& candidates, Index kernel,
-                                         double scale, bool max_pool = false) {
+                                         double scale) {
   const Index w = std::ssize(window_rows_per_head[0]), before = std::ssize(candidates) - w;
   std::vector<double> mean(uz(before), 0.0);
   for (const std::vector<Row>& rows : window_rows_per_head) {
@@ -508,7 +502,7 @@ inline std::vector<double> snapkv_scores(const std::vector<std::vector<Row>>& wi
     for (Index t = 0; t < before; ++t)
       mean[uz(t)] += head[uz(t)] / static_cast<double>(window_rows_per_head.size());
   }
-  return pool(mean, kernel, max_pool);
+  return pool(mean, kernel);
 }
 
 // ---- eviction over a whole sequence ----
@@ -521,8 +515,7 @@ struct Eviction {
   Index budget = 1024;
   Evict method = Evict::keydiff;
   Index window = 32, kernel = 5;  // SnapKV
-  bool max_pool = false;
-  double scale = 0;  // 0: 1/sqrt(dim)
+  double scale = 0;               // 0: 1/sqrt(dim)
 
   std::vector<Index> retained = {};            // positions in the sequence, ascending
   std::vector<std::vector<double>> keys = {};  // of every position so far, evicted or not
@@ -554,7 +547,7 @@ struct Eviction {
           for (Index i = q.len - w; i < q.len; ++i)
             rows.back().push_back(q.row(b, kv_head * group + r, i));
         }
-        keep = best(snapkv_scores(rows, candidates, kernel, scale, max_pool), budget - w);
+        keep = best(snapkv_scores(rows, candidates, kernel, scale), budget - w);
         for (Index i = n - w; i < n; ++i) keep.push_back(i);
       }
     }
