@@ -1,7 +1,7 @@
 // XAttention against the oracle: scores of blocks, the threshold's counts, the budget's ranks, rows
 // that are cut, the chunk's own keys.
 
-#include <quoka/formats/byte_formats.hpp>
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/prefill/ragged.hpp>
 #include <quoka/select/baselines/xattention.hpp>
@@ -66,8 +66,8 @@ void expect_agrees_with_oracle(const XAttentionOptions& options, const Case<T>& 
   const oracle::Tensor q = to_oracle(x.q), keys = x.keys(chunk);
   for (Index b = 0; b < x.k.dimension(0); ++b)
     for (Index g = 0; g < 2; ++g) {
-      const oracle::SetScores exact = oracle::xattention_scores(
-          q, keys, kv_len, b, g, options.stride, block, scale);
+      const oracle::SetScores exact =
+          oracle::xattention_scores(q, keys, kv_len, b, g, options.stride, block, scale);
       for (const auto& of_set : exact)
         for (const double expected : of_set)
           ASSERT_NEAR(static_cast<double>(*score++), expected, 2e-5 * expected + 1e-30);

@@ -3,7 +3,7 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/attention_tasks.hpp>
-#include <quoka/formats/format_table.hpp>
+#include <quoka/packing/format_table.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

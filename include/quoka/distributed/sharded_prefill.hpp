@@ -57,7 +57,7 @@
 #include <quoka/distributed/global_top_k.hpp>
 #include <quoka/distributed/sharded_attention.hpp>
 #include <quoka/prefill/layer_shape.hpp>
-#include <quoka/runtime/hash.hpp>
+#include <quoka/base/hash.hpp>
 #include <quoka/runtime/isa.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/scored_selector.hpp>

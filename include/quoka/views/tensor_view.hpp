@@ -12,7 +12,7 @@
 // Eigen's headers are not included: who has a tensor has included them.
 #pragma once
 
-#include <quoka/runtime/check.hpp>
+#include <quoka/base/check.hpp>
 
 #include <array>
 #include <concepts>
