@@ -290,9 +290,7 @@ class ShardedPrefill {
       }
     }
     float* const scores = scores_.reserve_amortised(heads * std::max(len, in.capacity));
-    scorer.score(in, state_,
-                 TensorView<float, 3>(scores, {in.k.batch(), in.k.heads(), len},
-                                      {in.k.heads() * len, len, 1}),
+    scorer.score(in, state_, TensorView<float, 3>(scores, {in.k.batch(), in.k.heads(), len}),
                  executor);
     global_.propose(scores, rounds_, executor);
   }
