@@ -5,7 +5,7 @@ What is public: include/quoka/README.md, "Public and detail". Dropped: function 
 lines, the inline namespace, quoka::detail and its like, a State's members other than truncate, bytes and kept_bytes,
 in quoka::formats all but the row types, whose members format_table.hpp lists, and what is deleted, defaulted or a destructor without a comment.
 Comments are plain `//` in the headers. Those above a declaration, without a blank line between, become `///`, those
-after a member `///<`, the header's first one its `\\file`. Indented lines become verbatim. Lines keep their numbers.
+after a member `///<`, the header's first one its `\\file`. Indented lines are shown as they are. Lines keep their numbers.
 """
 import pathlib
 import re
@@ -40,7 +40,7 @@ CONTRACTS = {
         for name in ("rank", "ranks", "allgather", "allreduce_max", "allreduce_sum", "broadcast")
     },
 }
-STATE_MEMBERS = re.compile(r"\b(truncate|bytes|kept_bytes)\s*\(")
+STATE_MEMBERS = re.compile(r"\b(reserve|truncate|bytes|kept_bytes)\s*\(")
 ATTRIBUTE = re.compile(r"\[\[[^\[\]]*\]\]\s*")
 NOT_PUBLIC = {"detail", "simd", "tuning", "Eigen", ""}
 
@@ -108,18 +108,10 @@ class Header:
         return line in self.comments and not self.lines[line][:self.comments[line][0]].strip()
 
     def speak(self, lines, mark):
-        indented = [self.comments[line][1].startswith("   ") for line in lines]
-        for i, line in enumerate(lines):
+        for line in lines:
             text = self.comments[line][1]
-            blank = not text.strip()
-            if indented[i]:
-                text = text.rstrip() + ("" if i + 1 < len(lines) and indented[i + 1] else " \\endverbatim")
-                text = ("" if i > 0 else " \\verbatim ") + text
-            else:
-                text = escaped(text)
-            if i + 1 < len(lines) and indented[i + 1] and not indented[i]:
-                text += " \\verbatim"
-            self.spoken[line] = mark + ("" if blank and text == self.comments[line][1] else text)
+            self.spoken[line] = (mark + "   " + text.rstrip() if text.startswith("   ") else
+                                 mark + escaped(text) if text.strip() else mark)
 
     def comment_above(self, begin):
         first = last = self.line_of(begin)
@@ -222,7 +214,7 @@ class Header:
             return False  # the definition of a member: documented where it is declared
         if re.match(r"[^()]*\w_\b", bare) and "(" not in bare and not bare.startswith("using"):
             return False  # a name that ends so is a class's own
-        if scope == "State" and not STATE_MEMBERS.search(bare):
+        if scope in ("State", "Scratch") and not STATE_MEMBERS.search(bare):
             return False
         return documented or not (re.search(r"=\s*(delete|default)\s*;?$", bare) or "~" in bare)
 
@@ -284,6 +276,8 @@ class Header:
                     line = self.line_of(head_end)
                     self.kept[line][head_end - self.starts[line]] = ";"
                 self.parameters(begin, head_end)
+                if kind == "plain" and "(" not in bare:
+                    self.split(begin, head_end)
 
     def signature_end(self, begin, end):
         """Where a function's head ends, before a constructor's initialisers."""
@@ -293,6 +287,26 @@ class Header:
             if depth == 0 and self.code[at] == ":" and ":" not in (self.code[at - 1], self.code[at + 1]):
                 return at
         return end
+
+    def split(self, begin, end):
+        """`T a, b;` becomes `T a; T b;`, each with the comment: Doxygen gives it to one of them."""
+        code = re.sub(r"\s+", " ", self.code[begin:end - 1])
+        depth, pieces = 0, [""]
+        for c in code:
+            depth += (c in "<{[(") - (c in ">}])")
+            pieces[-1:] = [pieces[-1], ""] if c == "," and depth == 0 else [pieces[-1] + c]
+        if len(pieces) == 1 or code.startswith("using"):
+            return
+        type_, first = re.match(r"(.*?)([*&]?\w+( = .*)?)$", pieces[0]).group(1, 2)
+        lines = self.comment_after(end) or self.comment_above(begin)
+        comment = " ".join(escaped(self.comments[line][1].strip()) for line in lines)
+        for line in range(self.line_of(begin), self.line_of(end - 1) + 1):
+            self.kept[line] = []
+        for line in lines:
+            self.spoken.pop(line, None)
+        self.kept[self.line_of(begin)] = [
+            " ".join(f"{type_} {name.strip()};" + (f" /**< {comment} */" if comment else "")
+                     for name in [first] + pieces[1:])]
 
     def parameters(self, begin, end):
         """Comments after the lines of a parameter list."""

@@ -42,10 +42,10 @@ inline void attention(const Rows& q, const Past& past, const Chunk& chunk,
 
 // One sequence of a batch whose sequences have shapes of their own.
 struct AttentionSequence {
-  Rows q = {};  // as above, q's batch 1 in most engines
-  Past past = {};
-  Chunk chunk = {};
-  AttentionOutput out;
+  Rows q = {};                               // as above, q's batch 1 in most engines
+  Past past = {};                            // [batch, kv_heads, kv_len, ...]
+  Chunk chunk = {};                          // [batch, kv_heads, q_len, ...]
+  AttentionOutput out;                       // [batch, q_heads, q_len, v_dim]
   Mask mask = {};                            // in place of the options'
   std::optional<Index> query_position = {};  // likewise
 };
@@ -56,6 +56,7 @@ struct AttentionSequence {
 // one sequence's output shares memory with an input or output of another.
 void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
                ExecutorRef executor, AttentionWorkspace& workspace);
+// As above with scratch memory of its own, allocated in each call.
 inline void attention(std::span<const AttentionSequence> batch,
                       const AttentionOptions& options = {},
                       ExecutorRef executor = SerialExecutor{}) {

@@ -172,7 +172,7 @@ class ShardedPrefill {
 
   Index kv_len() const { return kv_len_; }         // of all ranks
   const KvCache& cache() const { return cache_; }  // this rank's
-  const ShardMap& shard() const { return map_; }
+  const ShardMap& shard() const { return map_; }   // which tokens are this rank's
   // Memory of this rank beyond its cache that the method keeps per key.
   Index kept_bytes() const { return kept_bytes_of(state_); }
   // What the last forward() attended to of its past, by positions; the same on all ranks.

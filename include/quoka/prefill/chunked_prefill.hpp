@@ -66,6 +66,7 @@ class ChunkedPrefill {
   const Selection& select(const Rows& q, ExecutorRef executor = SerialExecutor{}) {
     return select(q, Rows(), executor);
   }
+  // The same with the chunk's own keys.
   const Selection& select(const Rows& q, const Rows& k, ExecutorRef executor = SerialExecutor{}) {
     detail::require_sizes("q", q.sizes(), {shape_.batch, shape_.q_heads, q.len(), shape_.head_dim});
     selector_.select(input(q, k), state_, selection_, executor);
@@ -118,14 +119,15 @@ class ChunkedPrefill {
   // Room for `len` tokens without another allocation of the cache.
   void reserve(Index len) { cache_.reserve(len); }
 
-  Index kv_len() const { return cache_.len(); }
-  const KvCache& cache() const { return cache_; }
+  Index kv_len() const { return cache_.len(); }    // tokens in the cache
+  const KvCache& cache() const { return cache_; }  // keys and values so far
   // What the last forward() attended to of its past, or the last select() chose.
   const Selection& selection() const { return selection_; }
-  const S& selector() const { return selector_; }
-  typename S::State& state() { return state_; }
+  const S& selector() const { return selector_; }  // made from the options
+  typename S::State& state() { return state_; }    // the selector's
   // Memory beyond the cache: what the selector keeps per key, and scratch.
   Index kept_bytes() const { return kept_bytes_of(state_); }
+  // Memory that calls reuse, without kept_bytes().
   Index scratch_bytes() const { return workspace_.bytes() + state_.bytes() - kept_bytes(); }
 
  private:

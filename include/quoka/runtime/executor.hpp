@@ -23,6 +23,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What an executor has: workers() and run(), as above.
 template <class E>
 concept Executor = requires(std::remove_reference_t<E>& executor, Index tasks,
                             void (*f)(Index, int)) {
@@ -47,6 +48,7 @@ using TaskRef = FunctionRef<void(Index task, int worker)>;
 // worker that it does not have.
 class ExecutorRef {
  public:
+  // Of this executor, which must outlive the call.
   template <Executor E>
   ExecutorRef(E&& executor) requires(!std::same_as<std::remove_cvref_t<E>, ExecutorRef>)
       : executor_(const_cast<void*>(static_cast<const void*>(std::addressof(executor)))),

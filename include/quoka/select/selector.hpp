@@ -84,8 +84,9 @@ struct SelectorInput {
 
   // Of key i among all keys, and how many they are.
   Index position(Index i) const { return shard != nullptr ? shard->position(i) : i; }
-  Index kv_len() const { return shard != nullptr ? shard->kv_len() : k.len(); }
-  Index group() const { return q.heads() / k.heads(); }
+  Index kv_len() const { return shard != nullptr ? shard->kv_len() : k.len(); }  // of all shards
+  Index group() const { return q.heads() / k.heads(); }  // query heads that share a KV head
+  // `scale`, or its default.
   float logit_scale() const {
     return scale.value_or(1.0f / std::sqrt(static_cast<float>(k.dim())));
   }

@@ -30,6 +30,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What XAttentionSelector leaves open.
 struct XAttentionOptions {
   Budget budget = 1024;    // or Budget::mass(0.9), the method's own
   Index stride = 8;        // S: 8 or 16 in the paper
@@ -40,6 +41,7 @@ struct XAttentionOptions {
   static XAttentionOptions paper(double tau = 0.9) { return {.budget = Budget::mass(tau)}; }
 };
 
+// The scores behind XAttentionSelector.
 class XAttentionScorer {
  public:
   using Options = XAttentionOptions;
