@@ -15,7 +15,7 @@ function(quoka_add_docs)
   configure_file(${docs_dir}/Doxyfile.in ${quoka_docs}/Doxyfile @ONLY)
   add_custom_target(docs COMMAND ${DOXYGEN_EXECUTABLE} ${quoka_docs}/Doxyfile
     COMMENT "API reference: ${quoka_docs}/html/index.html" VERBATIM)
-  if(QUOKA_BUILD_TESTS)
+  if(QUOKA_BUILD_TESTS AND "docs" MATCHES "${QUOKA_TEST_FILTER}")
     add_test(NAME docs COMMAND ${DOXYGEN_EXECUTABLE} ${quoka_docs}/Doxyfile)
   endif()
 endfunction()

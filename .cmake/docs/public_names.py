@@ -23,7 +23,7 @@ CONTRACTS = {
         "reserve": "Room for a call with so many candidates.",
         "select": "Writes the Selection of `input`: the Selector concept.",
         "appended": "Keys were appended to the cache: the Selector concept.",
-        "score": "Writes the scores: the KeyScorer concept, or for methods that evict EvictionMethod.",
+        "score": "Writes the scores: the Scorer concept, or EvictionMethod for methods that evict.",
         "shard_keys": "How keys may be dealt out to ranks: the ShardLayout of ShardedPrefill.",
         "for_each_setting": "Calls f(name, value) for each option: ranks compare theirs.",
         "takes": "Can the method have a budget by scores of this rule?",
