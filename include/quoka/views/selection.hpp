@@ -57,7 +57,7 @@ class Selection {
   Index kv_len() const { return kv_len_; }      // past keys that it selects from
   bool is_all() const { return is_all_; }       // every past key, without a list of positions
 
-  // Positions of one KV head, of the KV head that has most, and of all.
+  // Positions of one KV head.
   Index count(Index b, Index kv_head) const {
     return is_all_ ? kv_len_ : counts_[static_cast<std::size_t>(b * kv_heads_ + kv_head)];
   }
