@@ -144,6 +144,8 @@ class Header:
             self.about = "\\" + word[1].replace("using", "typedef") + " quoka::" + name
         elif name in CONTRACTS.get(self.below.parts[0], {}):
             self.before[line] = f"/** {CONTRACTS[self.below.parts[0]][name]} */"
+        elif re.match(r"enum|concept", self.blank_angles(self.code[begin:end])):
+            self.before[line] = f"/** \\no_comment_for_{name} */"  # Doxygen 1.9.4 has no warning for it
 
     # --- statements ----------------------------------------------------------------------------------------------
 
@@ -252,7 +254,7 @@ class Header:
                 closing = self.skip(head_end)
                 end = self.code.index(";", closing) + 1
                 row_type = inside[-1:] == ["formats"]
-                public = visible and inside and not re.search(r"template <>|\w::\w", head) and (not row_type or label.endswith("Row"))
+                public = visible and inside and "template <>" not in head and "::" not in label and (not row_type or label.endswith("Row"))
                 if public:
                     self.document(begin, head_end + 1 if kind != "enum" else end, label)
                     self.names += 1
@@ -268,7 +270,7 @@ class Header:
                 if not self.wanted(head, name, documented) or inside[-1:] == ["formats"] and kind == "function":
                     continue
                 bare = self.blank_angles(head)
-                called = re.match(r"using\s+(\w+)\s*=", bare) or re.search(r"(\w+)\s*\(", bare)
+                called = re.match(r"(?:using|concept)\s+(\w+)\s*=", bare) or re.search(r"(\w+)\s*\(", bare)
                 self.document(begin, end, called[1] if called else "")
                 self.names += 1
                 self.keep(begin, self.signature_end(begin, head_end) if kind == "function" else head_end)
@@ -325,6 +327,14 @@ class Header:
                 self.speak(group, "///" if self.alone(line) else "///<")
                 line = group[-1]
             line += 1
+        if self.line_of(begin) == self.line_of(end):  # all in one line: the enumeration's own comment is theirs
+            return
+        at = begin
+        for name in self.code[begin:end - 1].split(","):
+            line = self.line_of(at + len(name) - len(name.lstrip()))
+            if name.strip() and line not in self.spoken and not self.alone(line - 1):
+                self.spoken[line] = f"///< \\no_comment_for_{name.split()[0]}"  # likewise
+            at += len(name) + 1
 
     def room(self):
         parts = self.below.parts

@@ -71,6 +71,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// The selectors that ShardedPrefill takes: DenseSelector, and those whose scorer has shard_keys().
 template <class S>
 concept ShardableSelector = std::same_as<S, DenseSelector> ||
     (Selector<S>&& requires(const S& selector) {

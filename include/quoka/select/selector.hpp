@@ -138,6 +138,7 @@ Index kept_bytes_of(const State& state) {
   return 0;
 }
 
+// What a selector has: as MySelector at the top of selector.hpp, where each member is explained.
 template <class S>
 concept Selector = requires(const S& selector, const SelectorInput& input, typename S::State& state,
                             Selection& selection, ExecutorRef executor, Index kv_len) {
@@ -149,6 +150,8 @@ concept Selector = requires(const S& selector, const SelectorInput& input, typen
   { state.bytes() } -> std::convertible_to<Index>;
 };
 
+// What a scorer has at least: as MyScorer at the top of selector.hpp. ScoredSelector makes a selector
+// of it.
 template <class S>
 concept Scorer = requires(const S& scorer, const SelectorInput& input, typename S::State& state,
                           TensorView<float, 3> scores, ExecutorRef executor,
