@@ -82,9 +82,9 @@ class Mask {
 
 // What the queries of a chunk see of a column: a sum of these.
 enum ColumnSight : std::uint8_t {
-  seen_by_some = 1,
-  hidden_from_some = 2,
-  biased_for_some = 4,  // seen, with something else than 0 added
+  seen_by_some = 1,      // at least one query sees it
+  hidden_from_some = 2,  // at least one does not
+  biased_for_some = 4,   // seen, with something else than 0 added
 };
 // sight[0, count) of columns [first, first + count), over all queries and heads of sequence b.
 void read_column_sight(const Mask& mask, Index b, Index first, Index count, std::uint8_t* sight,
