@@ -108,6 +108,10 @@ class Header:
         return line in self.comments and not self.lines[line][:self.comments[line][0]].strip()
 
     def speak(self, lines, mark):
+        if mark == "///<" and len(lines) > 1:  # as one line, whose first sentence is the summary
+            self.spoken.update((line, "") for line in lines)
+            self.spoken[lines[0]] = mark + " " + " ".join(escaped(self.comments[line][1].strip()) for line in lines)
+            return
         for line in lines:
             text = self.comments[line][1]
             self.spoken[line] = (mark + "   " + text.rstrip() if text.startswith("   ") else
@@ -190,7 +194,7 @@ class Header:
                 if space:
                     return "namespace", space[1], at, at
                 type_ = re.match(r"(enum\s+class|enum|class|struct|union)\s+([\w:]+)", bare)
-                if type_ and "(" not in bare:
+                if type_ and ("(" not in bare or bare.endswith(">")):
                     return type_[1].split()[0], type_[2], at, at
                 end = self.skip(at)
                 rest = self.code[end:].lstrip()
@@ -266,10 +270,10 @@ class Header:
                     self.keep(closing - 1, end)
                 at = end
             elif visible and inside:
-                documented = bool(self.comment_after(end) or self.comment_above(begin))
-                if not self.wanted(head, name, documented) or inside[-1:] == ["formats"] and kind == "function":
-                    continue
                 bare = self.blank_angles(head)
+                documented = bool(self.comment_after(end) or self.comment_above(begin))
+                if not self.wanted(head, name, documented) or inside[-1:] == ["formats"] and not re.match(r"using \w+Row\b", bare):
+                    continue
                 called = re.match(r"(?:using|concept)\s+(\w+)\s*=", bare) or re.search(r"(\w+)\s*\(", bare)
                 self.document(begin, end, called[1] if called else "")
                 self.names += 1

@@ -22,12 +22,12 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// q [batch, q_heads, q_len, head_dim]; writes output. Results do not depend on the executor, nor a
-// sequence's on the others of its batch. NaN in a query row, or in a key that a row sees, makes that
-// row NaN; NaN in a value makes its channel NaN in the rows that see it; nothing else. Throws
-// std::invalid_argument, before anything is written, when shapes do not fit together, when the
-// output shares memory with an input, and when the chunk's keys or values lie in the past's, where
-// they would count twice.
+// Attention of q [batch, q_heads, q_len, head_dim] to past and chunk, written to output. Results do
+// not depend on the executor, nor a sequence's on the others of its batch. NaN in a query row, or
+// in a key that a row sees, makes that row NaN; NaN in a value makes its channel NaN in the rows
+// that see it; nothing else. Throws std::invalid_argument, before anything is written, when shapes
+// do not fit together, when the output shares memory with an input, and when the chunk's keys or
+// values lie in the past's, where they would count twice.
 void attention(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
                const AttentionOptions& options, ExecutorRef executor,
                AttentionWorkspace& workspace);

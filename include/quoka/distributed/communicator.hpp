@@ -35,7 +35,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What a communicator has: the members above.
+// What a communicator has: as MyCommunicator at the top of communicator.hpp.
 template <class C>
 concept Communicator = requires(std::remove_reference_t<C>& c, std::span<const std::byte> from,
                                 std::span<std::byte> to, std::span<float> floats,

@@ -102,7 +102,8 @@ class ShardedPrefill {
     if (attention.sliding_window != 0 || !attention.mask.absent() || !attention.causal ||
         !attention.alibi_slopes.empty() || attention.query_position.has_value())
       detail::fail_because(
-          "attention over shards takes a scale, a softcap, sinks and an arithmetic");
+          "attention over shards has no sliding_window, mask, alibi_slopes, query_position or "
+          "causal = false");
     attention_options_.sink_logits = sink_logits_;
   }
   ShardedPrefill(const ShardedPrefill&) = delete;  // what it borrows of itself does not move
@@ -245,7 +246,8 @@ class ShardedPrefill {
     } else {
       const Index keys = selector_.scorer().shard_keys();
       if (keys == 0)
-        detail::fail_because("this method, with these options, needs all keys in one place");
+        detail::fail_because(
+            "options: with these the method needs all keys in one place, its shard_keys() is 0");
       return keys;
     }
   }

@@ -27,8 +27,9 @@ inline namespace QUOKA_ABI {
 template <Selector S, Storage T = float>
 class ChunkedPrefill {
  public:
-  // Throws std::invalid_argument for sizes below 1, q_heads not a multiple of kv_heads, and formats
-  // and scales that KvCache refuses. Throws for options that attention() refuses, too.
+  // A layer with an empty cache; sink_logits and scales are copied. Throws std::invalid_argument for
+  // sizes below 1, q_heads not a multiple of kv_heads, formats and scales that KvCache refuses, and
+  // options that attention() refuses.
   explicit ChunkedPrefill(const LayerShape& shape, const typename S::Options& options = {},
                           const AttentionOptions& attention = {}, typename S::State state = {})
       : shape_(checked(shape)),
@@ -125,7 +126,7 @@ class ChunkedPrefill {
   const Selection& selection() const { return selection_; }
   const S& selector() const { return selector_; }  // made from the options
   typename S::State& state() { return state_; }    // the selector's
-  // Memory beyond the cache: what the selector keeps per key, and scratch.
+  // Memory beyond the cache that the selector keeps per key.
   Index kept_bytes() const { return kept_bytes_of(state_); }
   // Memory that calls reuse, without kept_bytes().
   Index scratch_bytes() const { return workspace_.bytes() + state_.bytes() - kept_bytes(); }

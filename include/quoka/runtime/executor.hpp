@@ -23,7 +23,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What an executor has: workers() and run(), as above.
+// What an executor has: workers() and run(), as MyPool at the top of executor.hpp.
 template <class E>
 concept Executor = requires(std::remove_reference_t<E>& executor, Index tasks,
                             void (*f)(Index, int)) {

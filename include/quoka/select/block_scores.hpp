@@ -44,7 +44,7 @@ struct BlockQueries {
   Rows read = {};        // what the rows are made from
 };
 
-// Which of the two scores above.
+// Which of the two scores at the top of block_scores.hpp.
 enum class BlockNormaliser { each_row, whole_set };
 
 // Where rows are written, set after set, as by a RowWriter; what is not finite is not to be kept.

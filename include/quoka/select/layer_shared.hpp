@@ -52,7 +52,7 @@ struct SharedChoice {
   void forget() { kv_len = last_layer = -1, made = false; }  // no choice
 };
 
-// What LayerSharedSelector asks of a method: as above.
+// What LayerSharedSelector asks of a method: as MyChoice at the top of layer_shared.hpp.
 template <class S>
 concept LayerChoice = requires(const S& method, const SelectorInput& input, Index budget,
                                typename S::State& state, Selection& selection, ExecutorRef executor,

@@ -79,7 +79,8 @@ class FlashPrefillScorer {
     detail::require_at_least("last_blocks", options.last_blocks, 0);
     if (options.budget.rule() == Budget::Rule::mass)
       detail::fail_because(
-          "FlashPrefill's threshold is a part of the best score: Budget::relative");
+          "budget: FlashPrefill's threshold is a part of the best score, Budget::relative, not of "
+          "the mass");
   }
 
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,

@@ -59,7 +59,9 @@ class XAttentionScorer {
     detail::require_at_least("stride", options.stride, 1);
     detail::require_multiple("block", options.block, "stride", options.stride);
     if (options.budget.rule() == Budget::Rule::relative)
-      detail::fail_because("XAttention's threshold is a share of the mass: Budget::mass");
+      detail::fail_because(
+          "budget: XAttention's threshold is a share of the mass, Budget::mass, not of the best "
+          "score");
   }
 
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
