@@ -3,7 +3,8 @@
 
 What is public: include/quoka/README.md, "Public and detail". Dropped: function bodies, private parts, preprocessor
 lines, the inline namespace, quoka::detail and its like, a State's members other than truncate, bytes and kept_bytes,
-in quoka::formats all but the row types, whose members format_table.hpp lists, and what is deleted, defaulted or a destructor without a comment.
+in quoka::formats all but the row types, whose members format_table.hpp lists, and without a comment what is deleted,
+defaulted or a destructor. The type that a header is named after has the header's first comment, if none of its own.
 Comments are plain `//` in the headers. Those above a declaration, without a blank line between, become `///`, those
 after a member `///<`, the header's first one its `\\file`. Indented lines are shown as they are. Lines keep their numbers.
 """
@@ -362,4 +363,7 @@ class Header:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(Header(pathlib.Path(sys.argv[1]).resolve()).result())
+    try:
+        sys.stdout.write(Header(pathlib.Path(sys.argv[1]).resolve()).result())
+    except Exception as error:  # Doxygen goes on without the header: make it complain
+        sys.stdout.write(f"/** \\file\n\\cannot_read_this_header {error!r} */\n")
