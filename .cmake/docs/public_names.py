@@ -22,8 +22,9 @@ CONTRACTS = {
         "bytes": "All its memory, in bytes.",
         "kept_bytes": "Thereof what grows with the cache, in bytes.",
         "reserve": "Room for a call with so many candidates.",
-        "select": "Writes the Selection of `input`: the Selector concept.",
-        "appended": "Keys were appended to the cache: the Selector concept.",
+        "select": "Writes the Selection of `input`: the Selector concept. Throws std::invalid_argument where shapes do not fit.",
+        "appended": "Keys were appended to the cache: the Selector concept. A State that remembers keys refuses those of "
+                    "another cache by std::invalid_argument.",
         "score": "Writes the scores: the Scorer concept, or EvictionMethod for methods that evict.",
         "shard_keys": "How keys may be dealt out to ranks: the ShardLayout of ShardedPrefill.",
         "for_each_setting": "Calls f(name, value) for each option: ranks compare theirs.",

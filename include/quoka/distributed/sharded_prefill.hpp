@@ -148,7 +148,8 @@ class ShardedPrefill {
     rewind.dismiss();
   }
 
-  // A saved prefix: takes over this rank's part of keys and values, without attention; collective.
+  // A saved prefix: takes over this rank's part of keys and values, without attention; collective. Shapes
+  // as in ChunkedPrefill::append; throws as forward().
   void append(const Rows& k, const Rows& v, ExecutorRef executor = SerialExecutor{}) {
     const Rewind rewind{*this};
     rounds_.call([&] {

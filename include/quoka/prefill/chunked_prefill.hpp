@@ -67,7 +67,7 @@ class ChunkedPrefill {
   const Selection& select(const Rows& q, ExecutorRef executor = SerialExecutor{}) {
     return select(q, Rows(), executor);
   }
-  // The same with the chunk's own keys.
+  // The same with the chunk's own keys k [batch, kv_heads, q_len, head_dim]. Throws as forward().
   const Selection& select(const Rows& q, const Rows& k, ExecutorRef executor = SerialExecutor{}) {
     detail::require_sizes("q", q.sizes(), {shape_.batch, shape_.q_heads, q.len(), shape_.head_dim});
     selector_.select(input(q, k), state_, selection_, executor);

@@ -148,13 +148,15 @@ class KeySource {
 // a multiple of the keys' KV heads. `capacity`: as many keys as there may be in later calls, for
 // scratch memory. Of a shard's keys: the scores they have among all keys, for twice the FLOPs and an
 // exchange of 12 bytes per row (filled up to whole panels); blocks of a multiple of softmax_shard_keys().
+// Throws std::invalid_argument unless the scores of a head lie side by side.
 void softmax_scores(const QueryRows& shape, FillRows fill, const KeySource& keys, Index capacity,
                     Aggregation over, TensorView<float, 3> scores, QueryScoreState& state,
                     ExecutorRef executor, const KeyShard* shard = nullptr);
 // Keys of a block that softmax_scores() takes of a shard: blocks have a multiple of them.
 Index softmax_shard_keys();
 
-// scores [batch, kv_heads, keys]; keys [batch, kv_heads, keys, dim].
+// scores [batch, kv_heads, keys]; keys [batch, kv_heads, keys, dim]. Throws std::invalid_argument
+// for scores of another shape than the keys', or other strides than score_view() has.
 void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
                        TensorView<float, 3> scores, QueryScoreState& state, ExecutorRef executor);
 
