@@ -68,6 +68,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// The selectors that ShardedPrefill takes: DenseSelector, and those whose scorer has shard_keys().
 template <class S>
 concept ShardableSelector = std::same_as<S, DenseSelector> ||
     (Selector<S>&& requires(const S& selector) {
@@ -92,7 +93,13 @@ class ShardedPrefill {
     if (attention.sliding_window != 0 || !attention.mask.absent() || !attention.causal ||
         !attention.alibi_slopes.empty() || attention.query_position.has_value())
       detail::fail_because(
+<<<<<<< HEAD
           "attention over shards takes a scale, a softcap, sinks and an arithmetic");
+=======
+          "attention over shards has no sliding_window, mask, alibi_slopes, query_position or "
+          "causal = false");
+    attention_options_.sink_logits = sink_logits_;
+>>>>>>> docs
   }
   ShardedPrefill(const ShardedPrefill&) = delete;  // what it borrows of itself does not move
   ShardedPrefill& operator=(const ShardedPrefill&) = delete;
@@ -133,7 +140,8 @@ class ShardedPrefill {
     rewind.dismiss();
   }
 
-  // A saved prefix: takes over this rank's part of keys and values, without attention; collective.
+  // A saved prefix: takes over this rank's part of keys and values, without attention; collective. Shapes
+  // as in ChunkedPrefill::append; throws as forward().
   void append(const Rows& k, const Rows& v, ExecutorRef executor = SerialExecutor{}) {
     detail::Rewind rewind(*this, kv_len_);
     rounds_.call([&] {
@@ -156,9 +164,15 @@ class ShardedPrefill {
   // Room for `len` tokens on all ranks together. Not collective.
   void reserve(Index len) { layer_.cache().reserve(map_.local_len(len)); }
 
+<<<<<<< HEAD
   Index kv_len() const { return kv_len_; }                 // of all ranks
   const KvCache& cache() const { return layer_.cache(); }  // this rank's
   const ShardMap& shard() const { return map_; }
+=======
+  Index kv_len() const { return kv_len_; }         // of all ranks
+  const KvCache& cache() const { return cache_; }  // this rank's
+  const ShardMap& shard() const { return map_; }   // which tokens are this rank's
+>>>>>>> docs
   // Memory of this rank beyond its cache that the method keeps per key.
   Index kept_bytes() const { return kept_bytes_of(state_); }
   // What the last forward() attended to of its past, by positions; the same on all ranks.
@@ -210,7 +224,8 @@ class ShardedPrefill {
     } else {
       const Index keys = selector_.scorer().shard_keys();
       if (keys == 0)
-        detail::fail_because("this method, with these options, needs all keys in one place");
+        detail::fail_because(
+            "options: with these the method needs all keys in one place, its shard_keys() is 0");
       return keys;
     }
   }

@@ -22,8 +22,9 @@ inline namespace QUOKA_ABI {
 template <Selector S, Storage T = float>
 class ChunkedPrefill {
  public:
-  // Throws std::invalid_argument for sizes below 1, q_heads not a multiple of kv_heads, and formats
-  // and scales that KvCache refuses. Throws for options that attention() refuses, too.
+  // A layer with an empty cache; sink_logits and scales are copied. Throws std::invalid_argument for
+  // sizes below 1, q_heads not a multiple of kv_heads, formats and scales that KvCache refuses, and
+  // options that attention() refuses.
   explicit ChunkedPrefill(const LayerShape& shape, const typename S::Options& options = {},
                           const AttentionOptions& attention = {}, typename S::State state = {})
       : layer_(shape, format_of<T>(), attention), selector_(options), state_(std::move(state)) {}
@@ -46,6 +47,7 @@ class ChunkedPrefill {
   const Selection& select(const Rows& q, ExecutorRef executor = SerialExecutor{}) {
     return select(q, Rows(), executor);
   }
+  // The same with the chunk's own keys k [batch, kv_heads, q_len, head_dim]. Throws as forward().
   const Selection& select(const Rows& q, const Rows& k, ExecutorRef executor = SerialExecutor{}) {
     layer_.check_queries(q);
     selector_.select(layer_.input(q, k), state_, selection_, executor);
@@ -91,14 +93,15 @@ class ChunkedPrefill {
   // Room for `len` tokens without another allocation of the cache.
   void reserve(Index len) { layer_.cache().reserve(len); }
 
-  Index kv_len() const { return cache().len(); }
-  const KvCache& cache() const { return layer_.cache(); }
+  Index kv_len() const { return cache().len(); }           // tokens in the cache
+  const KvCache& cache() const { return layer_.cache(); }  // keys and values so far
   // What the last forward() attended to of its past, or the last select() chose.
   const Selection& selection() const { return selection_; }
-  const S& selector() const { return selector_; }
-  typename S::State& state() { return state_; }
-  // Memory beyond the cache: what the selector keeps per key, and scratch.
+  const S& selector() const { return selector_; }  // made from the options
+  typename S::State& state() { return state_; }    // the selector's
+  // Memory beyond the cache that the selector keeps per key.
   Index kept_bytes() const { return kept_bytes_of(state_); }
+  // Memory that calls reuse, without kept_bytes().
   Index scratch_bytes() const { return layer_.scratch_bytes() + state_.bytes() - kept_bytes(); }
 
  private:

@@ -46,6 +46,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What QuoKA leaves open. The defaults are the paper's; recommended() is what to take in its place.
 struct QuokaOptions {
   Budget budget = 1024;                                // B_SA: 512, 1024, 2048, or 0.25; by
                                                        // scores: in float, without the sketch
@@ -95,6 +96,7 @@ struct QuokaOptions {
   }
 };
 
+// The scores behind QuokaSelector.
 class QuokaScorer {
  public:
   using Options = QuokaOptions;

@@ -10,27 +10,28 @@ inline namespace QUOKA_ABI {
 
 QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) {
   detail::require_at_least("n_queries", options.n_queries, 1);
-  detail::require_at_least("the cascade's every", options.cascade.every, 0);
-  detail::require_at_least("the cascade's candidates, times the budget,",
-                           options.cascade.candidates, 1);
-  detail::require_at_most("the cascade's candidates, times the budget,", options.cascade.candidates,
-                          "", 1 << 20);
+  detail::require_at_least("cascade.every", options.cascade.every, 0);
+  detail::require_at_least("cascade.candidates", options.cascade.candidates, 1);
+  detail::require_at_most("cascade.candidates", options.cascade.candidates, "", 1 << 20);
   if (options.cascade.every > 1 && options.domain == Domain::logit)
-    detail::fail_because("a cascade needs Domain::softmax");
+    detail::fail_because(
+        "cascade.every above 1 needs Domain::softmax, and domain is Domain::logit");
   const TwoLevels& levels = options.two_levels;
-  detail::require_at_least("the block of two levels", levels.block, 0);
+  detail::require_at_least("two_levels.block", levels.block, 0);
   if (levels.block == 0) return;
-  detail::require_multiple("the block of two levels", levels.block, "a block of codes",
-                           simd::code_block);
-  detail::require_at_least("the candidates of two levels, times the budget,", levels.candidates, 2);
+  detail::require_multiple("two_levels.block", levels.block, "a block of codes", simd::code_block);
+  detail::require_at_least("two_levels.candidates", levels.candidates, 2);
   if (options.domain == Domain::logit)
-    detail::require_equal("the window, with two levels of cosines,", options.top_k.window, "none",
+    detail::require_equal("top_k.window, with two levels of cosines,", options.top_k.window, "none",
                           1);
   detail::require_sized(options.budget, "a selection in two levels");
-  if (options.sketch == Sketch::off) detail::fail_because("two levels need a sketch of the keys");
+  if (options.sketch == Sketch::off)
+    detail::fail_because(
+        "two_levels.block above 0 needs a sketch of the keys, and sketch is Sketch::off");
   if (options.domain == Domain::logit && options.scoring == Scoring::dot)
     detail::fail_because(
-        "two levels need cosines or the softmax domain: dot products have no sketch");
+        "two_levels.block above 0 with Scoring::dot: cosines and Domain::softmax have a sketch, "
+        "dot products none");
 }
 
 namespace detail {
@@ -166,7 +167,8 @@ QUOKA_FUNC bool QuokaScorer::select_by_levels(const SelectorInput& input, Index 
                                               ExecutorRef executor) const {
   if (input.sketch != nullptr)
     detail::fail_because(
-        "two levels need a sketch that the State keeps: that of a cache has no blocks");
+        "SelectorInput::sketch with two levels: they need a sketch that the State keeps, which has "
+        "blocks");
   const Rows& k = input.k;
   const Index block = options_.two_levels.block, rows = kept_rows(input);
   const detail::LevelPlan plan(k.len(), budget, options_.two_levels, options_.top_k);

@@ -90,6 +90,7 @@ concept TensorLike =
     (detail::is_view<std::remove_cvref_t<E>> || detail::is_tensor<std::remove_cvref_t<E>>)&&Storage<
         std::remove_const_t<typename std::remove_cvref_t<E>::Scalar>>;
 
+// Its element type, without const.
 template <TensorLike E>
 using storage_t = std::remove_const_t<typename std::remove_cvref_t<E>::Scalar>;
 
@@ -99,8 +100,8 @@ class TensorView {
                 "a view has the axes [batch, heads, len] or [batch, heads, len, dim]");
 
  public:
-  using Scalar = T;
-  using Sizes = detail::Sizes<Rank>;
+  using Scalar = T;                   // the element type, const for what is only read
+  using Sizes = detail::Sizes<Rank>;  // std::array<Index, Rank>
 
   // No elements: the absent optional input.
   constexpr TensorView() = default;
@@ -110,6 +111,7 @@ class TensorView {
   TensorView(E& tensor) : data_(tensor.data()) {
     detail::dense_sizes<Rank>(tensor, sizes_, strides_);
   }
+  // From an Eigen map that is a temporary: its memory must outlive the view.
   template <class P, int O, template <class> class M>
   requires detail::EigenTensorOf<const Eigen::TensorMap<P, O, M>, T, Rank> TensorView(
       const Eigen::TensorMap<P, O, M>&& map)
@@ -144,13 +146,13 @@ class TensorView {
   requires(std::is_same_v<const U, T>) TensorView(const TensorView<U, Rank>& other)
       : data_(other.data()), sizes_(other.sizes()), strides_(other.strides()) {}
 
-  T* data() const { return data_; }
-  const Sizes& sizes() const { return sizes_; }
-  const Sizes& strides() const { return strides_; }
-  Index batch() const { return sizes_[0]; }
-  Index heads() const { return sizes_[1]; }
-  Index len() const { return sizes_[2]; }
-  Index dim() const requires(Rank == 4) { return sizes_[3]; }
+  T* data() const { return data_; }                  // the first element
+  const Sizes& sizes() const { return sizes_; }      // [batch, heads, len], and dim in rank 4
+  const Sizes& strides() const { return strides_; }  // in elements
+  Index batch() const { return sizes_[0]; }          // sequences
+  Index heads() const { return sizes_[1]; }          // of a sequence
+  Index len() const { return sizes_[2]; }            // rows of a head
+  Index dim() const requires(Rank == 4) { return sizes_[3]; }  // channels of a row
   // The optional input that was not given.
   bool absent() const { return data_ == nullptr; }
   // No elements at all.
@@ -164,6 +166,7 @@ class TensorView {
   T* row(Index b, Index head, Index i) const {
     return data_ + b * strides_[0] + head * strides_[1] + i * strides_[2];
   }
+  // One element.
   T& at(Index b, Index head, Index i) const requires(Rank == 3) { return *row(b, head, i); }
 
   // The rows [begin, begin + count) of the len axis. Throws std::invalid_argument beyond the end.
@@ -208,6 +211,7 @@ TensorView<const storage_t<E>> view_of(E& tensor) {
 // A temporary tensor would be gone before the view is used.
 template <class S, int N, int O, class I>
 void view_of(const Eigen::Tensor<S, N, O, I>&&) = delete;
+// The same of a view that is a temporary.
 template <class T, int Rank>
 TensorView<const std::remove_const_t<T>, Rank> view_of(const TensorView<T, Rank>&& view) {
   return view;

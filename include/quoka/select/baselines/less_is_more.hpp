@@ -22,14 +22,16 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What LessIsMoreSelector leaves open.
 struct LessIsMoreOptions {
-  Budget budget = 1024;
-  LayerPlan plan = {};
+  Budget budget = 1024;        // keys per KV head
+  LayerPlan plan = {};         // this layer, and which layers choose
   double top_share = 0.75;     // of the budget, chosen by score
   Index sinks = 4;             // first keys, always kept where the budget is larger
   bool reserve_recent = true;  // the rest of the budget: the most recent; false: by score too
 };
 
+// The choice behind LessIsMoreSelector.
 class LessIsMoreChoice {
  public:
   using Options = LessIsMoreOptions;

@@ -23,14 +23,16 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What SnapKvSelector leaves open.
 struct SnapKvOptions {
-  Budget budget = 1024;    // keys retained
-  Index observation = 32;  // w: queries at the end of the chunk that judge
-  Index pool = 5;          // neighbours pooled, odd; 1: none
-  Aggregation pooling = Aggregation::mean;
+  Budget budget = 1024;                     // keys retained
+  Index observation = 32;                   // w: queries at the end of the chunk that judge
+  Index pool = 5;                           // neighbours pooled, odd; 1: none
+  Aggregation pooling = Aggregation::mean;  // over the neighbours
   Index keep_first = 0;  // attention sinks that are never evicted, inside the budget
 };
 
+// Who stays: the scores behind SnapKvSelector.
 class SnapKvEviction {
  public:
   using Options = SnapKvOptions;
