@@ -66,8 +66,8 @@ void expect_agrees_with_oracle(const XAttentionOptions& options, const Case<T>& 
   const oracle::Tensor q = to_oracle(x.q), keys = x.keys(chunk);
   for (Index b = 0; b < x.k.dimension(0); ++b)
     for (Index g = 0; g < 2; ++g) {
-      const oracle::SetScores exact = oracle::xattention_scores(
-          q, keys, kv_len, b, g, options.stride, block, scale);
+      const oracle::SetScores exact =
+          oracle::xattention_scores(q, keys, kv_len, b, g, options.stride, block, scale);
       for (const auto& of_set : exact)
         for (const double expected : of_set)
           ASSERT_NEAR(static_cast<double>(*score++), expected, 2e-5 * expected + 1e-30);
@@ -177,6 +177,12 @@ TEST(XAttentionSelects, AsManyKeysAsEachKvHeadNeeds) {
   EXPECT_EQ(keep.positions(0, 0), select({.budget = 256}, x.input(false)).positions(0, 0));
   EXPECT_EQ(keep.count(0, 0), 256);  // the first block, and that one
   EXPECT_GE(keep.count(0, 1), 9 * 128);
+}
+
+TEST(XAttentionSelects, NoBlockMoreThanTheSumAsksFor) {  // four blocks alike: two are half
+  Random random(611);
+  Case<float> x(random, 1, 1, 64, 16, 16, 0.0);
+  EXPECT_EQ(select({.budget = Budget::mass(0.5), .block = 16}, x.input(false)).count(0, 0), 32);
 }
 
 TEST(XAttentionSelects, NoFewerThanTheFloorAndNoMoreThanTheCeiling) {

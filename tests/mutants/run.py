@@ -5,7 +5,8 @@ A mutant is the library with one small mistake: a bound too small, < in place of
 out. table.txt lists them. All are compiled in at once, each behind a switch that an environment variable
 sets (mutant schemata), in a copy of include/; so the library and the tests are built once, and a mutant
 costs one run of the tests that reach its line. A mutant is killed if one of them fails, crashes or hangs.
-What survives is equal to the original in all that is promised, or shows a test that is missing.
+What survives is equal to the original in all that is promised (the table says why), or shows a test that is
+missing.
 
     python3 tests/mutants/run.py                          all mutants, this machine's instructions
     python3 tests/mutants/run.py --leg aarch64            those of NEON, by the tests of CI's aarch64 leg, emulated
@@ -28,11 +29,12 @@ g++-aarch64-linux-gnu, qemu-user and googletest as well. ccache is used where th
 
 table.txt, a block for each mutant (# begins a comment):
 
-    topk.ties  top_k_impl.hpp          its name; the header, wherever it lies in include/
+    topk.ties  top_k_impl.hpp          its name; the header, wherever it lies in include/, or else any
       = Index ties = k - above;        a piece of source that occurs once in it, where the next line does not
       - k - above                      what is there
       + k - above + 1                  what is there instead; without this line: nothing
       @ aarch64                        legs, if not those of the header: neon* aarch64, all others native
+      ~ the later ones go anyway       why it is equal to the original: it may survive
 
 Spaces and line breaks are of no matter. A mutant is an expression, or a whole statement with its semicolon.
 Only code that is not constexpr can be switched at run time.
@@ -86,6 +88,7 @@ class Mutant:
     def __init__(self, number, name, header):
         self.number, self.name, self.header = number, name, header
         self.place = self.old = self.new = ""
+        self.equal = ""  # why no test can tell
         self.legs = ["aarch64"] if header.startswith("neon") else ["native"]
 
     def switched(self):
@@ -117,6 +120,8 @@ def read_table(path):
             mutant.new = rest
         elif kind == "@":
             mutant.legs = rest.split()
+        elif kind == "~":
+            mutant.equal = rest
         else:
             sys.exit(f"{path}:{at}: what is this? {line}")
     names = [m.name for m in mutants]
@@ -131,11 +136,11 @@ def pattern(source):
     return r"\s+".join(re.escape(word) for word in source.split())
 
 
-def places(mutant, headers):
-    """All (header, begin, end) that the mutant's lines may mean."""
+def places(mutant, headers, anywhere):
+    """All (header, begin, end) that the mutant's lines may mean, in its header or in any."""
     found = []
     for path, text in headers.items():
-        if path.name != mutant.header:
+        if path.name != mutant.header and not anywhere:
             continue
         if mutant.place:
             outer = [m.span() for m in re.finditer(pattern(mutant.place), text)]
@@ -152,7 +157,7 @@ def find_all(mutants, include):
     headers = {path: path.read_text() for path in sorted(include.rglob("*.hpp"))}
     at, bad = {}, []
     for mutant in mutants:
-        found = places(mutant, headers)
+        found = places(mutant, headers, False) or places(mutant, headers, True)
         if len(found) != 1:
             bad.append(f"{mutant.name}: its source is in {mutant.header} {len(found)} times: {mutant.place or mutant.old}")
         else:
@@ -223,7 +228,7 @@ def build(args, leg, tree, work):
     copy, folder = work / "tree", work / "build"
     folder.mkdir(parents=True, exist_ok=True)
     inject = folder / "mutants.cmake"
-    write_if_changed(inject, f"link_libraries({folder}/mutants_runtime.o)\n")
+    write_if_changed(inject, f"link_libraries({folder}/libmutants_runtime.a)\n")
     launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
     run_or_exit(["cmake", "-S", copy, "-B", folder, "-G", "Ninja", *leg["cmake"], *launcher,
                  "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG", "-DQUOKA_TEST_OPTIMIZATION=-O1", "-DQUOKA_WARNINGS=OFF",
@@ -235,6 +240,8 @@ def build(args, leg, tree, work):
     compiler = re.search(r"^CMAKE_CXX_COMPILER:\w+=(.*)$", cache, re.M).group(1)
     run_or_exit([compiler, "-std=c++20", "-O2", *leg["gtest"], "-c", HERE / "runtime.cpp",
                  "-o", folder / "mutants_runtime.o"])
+    archive = folder / "libmutants_runtime.a"
+    run_or_exit(["ar", "rcs", archive, folder / "mutants_runtime.o"])
     listed = subprocess.run(["ninja", "-C", folder, "-t", "targets", "all"], capture_output=True, text=True).stdout
     programs = {}
     for target in re.findall(r"^(\S+): CXX_EXECUTABLE_LINKER", listed, re.M):
@@ -244,8 +251,12 @@ def build(args, leg, tree, work):
         link = subprocess.run(["ninja", "-C", folder, "-t", "commands", "-s", target], capture_output=True, text=True)
         if "gtest" in link.stdout:
             programs[name] = target
-    run_or_exit(["ninja", "-C", folder, f"-j{args.jobs}", "--quiet", *programs.values()])
-    return {name: folder / target for name, target in programs.items()}
+    print(f"building {len(programs)} test programs", flush=True)
+    subprocess.run(["ninja", "-C", folder, f"-j{args.jobs}", "-k0", "--quiet", *programs.values()])
+    built = {name: folder / target for name, target in programs.items() if (folder / target).exists()}
+    for name in programs.keys() - built.keys():
+        print(f"{name} was not built: left out", flush=True)
+    return built
 
 
 Test = collections.namedtuple("Test", "program name seconds")
@@ -348,7 +359,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--tree", type=pathlib.Path, default=HERE.parent.parent, help="the checkout")
     parser.add_argument("--table", type=pathlib.Path, default=HERE / "table.txt")
-    parser.add_argument("--work", type=pathlib.Path, help="where to build; TREE/build/mutants")
+    parser.add_argument("--work", type=pathlib.Path, help="where to build; build/mutants of this checkout")
     parser.add_argument("--leg", choices=LEGS, default="native")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="NAME", help="names, * as in the shell")
     parser.add_argument("--list", action="store_true", help="print the table")
@@ -375,7 +386,9 @@ def main():
         print(f"{len(at)} of {len(mutants)} mutants fit")
         return 1 if bad else 0
 
-    work = (args.work or tree / "build" / "mutants").resolve() / args.leg
+    own = HERE.parent.parent
+    of_tree = own / "build" / "mutants" if tree == own else own / "build" / f"mutants_of_{tree.name}"
+    work = (args.work or of_tree).resolve() / args.leg
     work.mkdir(parents=True, exist_ok=True)
     results_path = args.json or work / "results.json"
     before = json.loads(results_path.read_text())["mutants"] if results_path.exists() else {}
@@ -396,7 +409,9 @@ def main():
         with lock:
             results[mutant.name] = result
             by = f"{result.get('program', '')} {result.get('test', '')} {result.get('how', '')}".strip()
-            if result["state"] == "survived":
+            if result["state"] == "survived" and mutant.equal:
+                result.update(state="equal", why=mutant.equal)
+            if result["state"] in ("survived", "equal"):
                 by = f"{result['tests']} tests, {result['left_out']} left out"
             print(f"{result['state']:10}{mutant.name:32}{result.get('seconds', 0):6.1f} s  {by}", flush=True)
             write_results()
@@ -409,8 +424,8 @@ def main():
 
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         states = list(pool.map(one, chosen))
-    print(", ".join(f"{states.count(s)} {s}" for s in ("killed", "survived", "unreached", "stale")))
-    return 0 if all(s == "killed" for s in states) else 1
+    print(", ".join(f"{states.count(s)} {s}" for s in ("killed", "equal", "survived", "unreached", "stale")))
+    return 0 if all(s in ("killed", "equal") for s in states) else 1
 
 
 if __name__ == "__main__":
