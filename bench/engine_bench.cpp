@@ -3,7 +3,7 @@
 
 #include "measure.hpp"
 
-#include <quoka/formats/byte_formats.hpp>
+#include <quoka/packing/byte_formats.hpp>
 
 #include <numeric>
 

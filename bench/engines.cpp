@@ -7,7 +7,7 @@
 
 #include "data.hpp"
 
-#include <quoka/formats/byte_formats.hpp>
+#include <quoka/packing/byte_formats.hpp>
 
 #include "support/build_info.hpp"
 #include "support/json_file.hpp"

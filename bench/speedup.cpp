@@ -8,8 +8,8 @@
 
 #include "support/machine.hpp"
 
-#include <quoka/formats/byte_formats.hpp>
-#include <quoka/formats/element_formats.hpp>
+#include <quoka/packing/byte_formats.hpp>
+#include <quoka/formats/element_rows.hpp>
 
 #include "support/build_info.hpp"
 #include "support/json_file.hpp"

@@ -1,4 +1,4 @@
-// Block sizes and distances of kernels/tuning.hpp, each tried alone on the work that it decides most.
+// Block sizes and distances of simd/tuning.hpp, each tried alone on the work that it decides most.
 //
 // Compiled with QUOKA_TUNING, which makes them variables; this unit's library is one of its own, and it
 // includes nothing of the benchmarks that names the library's types. In each round all candidates of a
@@ -16,7 +16,7 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/cache/key_sketch.hpp>
-#include <quoka/formats/byte_formats.hpp>
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/top_k.hpp>
 
@@ -127,7 +127,7 @@ class Tuner {
         << "ratios lie below three quarters of the default's against itself,\nand their median "
         << "below " << fixed(worth, 2) << ".\n";
     for (const Value* value : wanted) compare(*value, work_for(value->name));
-    std::cout << "\nDefaults and bests: include/quoka/kernels/tuning.hpp\n\n";
+    std::cout << "\nDefaults and bests: include/quoka/simd/tuning.hpp\n\n";
     quoka_examples::print_table(std::cout, {"value", "default", "best here", "time"}, table_);
     return failures_ == 0 ? 0 : 1;
   }

@@ -11,7 +11,7 @@ struct TuneFlags {
   double seconds = 60.0;   // of trying, about; building the data comes on top
 };
 
-// Prints, for each value of kernels/tuning.hpp that can be tried, the default, the candidates and the
+// Prints, for each value of simd/tuning.hpp that can be tried, the default, the candidates and the
 // best. Returns what main() returns: 1 if a candidate changed a result, 2 if no value has that name.
 int tune(const TuneFlags& flags);
 

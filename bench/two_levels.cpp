@@ -18,7 +18,7 @@
 #include "support/run_program.hpp"
 #include "support/table.hpp"
 
-#include <quoka/diagnostics.hpp>
+#include <quoka/attention/diagnostics.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include <CLI/CLI.hpp>

@@ -2,7 +2,7 @@
 // side by side in one allocation. Queries and outputs are float. Two calls stand where its attention
 // call stood; nothing is copied or converted.
 
-#include <quoka/diagnostics.hpp>
+#include <quoka/attention/diagnostics.hpp>
 #include <quoka/quoka.hpp>
 
 #include <Eigen/Core>

@@ -2,7 +2,7 @@
 // channel], a block table per sequence, and the chunk written to its pages before attention. Queries
 // and outputs are float. Nothing is copied, gathered or converted.
 
-#include <quoka/diagnostics.hpp>
+#include <quoka/attention/diagnostics.hpp>
 #include <quoka/quoka.hpp>
 
 #include <Eigen/Core>

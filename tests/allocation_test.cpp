@@ -2,7 +2,7 @@
 // cache at 32,768 keys. Every allocation of the program is counted, operator new's and the
 // library's own.
 
-#include <quoka/formats/byte_formats.hpp>
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>

@@ -2,7 +2,7 @@
 // that takes them, against a plain sort; what refuses them.
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/diagnostics.hpp>
+#include <quoka/attention/diagnostics.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/prefill/ragged.hpp>
 #include <quoka/select/all.hpp>

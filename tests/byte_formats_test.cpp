@@ -3,7 +3,7 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/cache/kv_cache.hpp>
-#include <quoka/formats/byte_formats.hpp>
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>

@@ -2,7 +2,7 @@
 // and a layer over it against the oracle, and against a view that its user makes of the same bytes.
 
 #include <quoka/cache/kv_cache.hpp>
-#include <quoka/formats/byte_formats.hpp>
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>

@@ -2,7 +2,7 @@
 // themselves; selection among visible cells; ragged select and attend. Everything is compared with
 // selection in float, bit for bit.
 
-#include <quoka/formats/byte_formats.hpp>
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/quoka.hpp>
 
 #include "support/fixtures.hpp"

@@ -1,7 +1,7 @@
 // Mass kept, output error and overlap against sums in double; and what they say of nothing, of
 // rows that see nothing and of NaN.
 
-#include <quoka/diagnostics.hpp>
+#include <quoka/attention/diagnostics.hpp>
 
 #include "support/fixtures.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <quoka/distributed/sharded_prefill.hpp>
 #include <quoka/distributed/thread_communicator.hpp>
-#include <quoka/formats/byte_formats.hpp>
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/all.hpp>
 

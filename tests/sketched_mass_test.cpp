@@ -1,7 +1,7 @@
 // select/sketch/sketched_mass.hpp: masses by 8-bit codes lie within the stated bound of an oracle's in
 // double, whatever the keys; the bound is needed, and is what decides between codes and float.
 
-#include <quoka/formats/byte_formats.hpp>
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/sketch/sketched_mass_impl.hpp>

@@ -1,8 +1,8 @@
 // One token's queries as codes: what they stand for, and their products with keys that are codes.
 
-#include <quoka/formats/byte_formats.hpp>
-#include <quoka/kernels/token_codes.hpp>
-#include <quoka/runtime/buffer.hpp>
+#include <quoka/packing/byte_formats.hpp>
+#include <quoka/packing/token_codes.hpp>
+#include <quoka/base/buffer.hpp>
 
 #include "support/fixtures.hpp"
 

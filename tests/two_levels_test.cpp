@@ -1,7 +1,7 @@
 // Two levels (TwoLevels of select/options.hpp): blocks first, then the keys of the best blocks. Against a
 // naive oracle, and bit for bit against one level of the candidates alone.
 
-#include <quoka/formats/byte_formats.hpp>
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/quoka.hpp>
 
 #include "support/selector_fixtures.hpp"

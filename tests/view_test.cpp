@@ -139,6 +139,29 @@ TEST(View, RankThreeMayHaveAnyInnerStride) {
   EXPECT_EQ(&view.at(0, 1, 4), memory.data() + 13);
 }
 
+TEST(View, OfAPointerAndSizesIsContiguous) {
+  float memory[2 * 3 * 5 * 7];
+  const TensorView<float> four(memory, {2, 3, 5, 7});
+  EXPECT_EQ(four.strides(), (std::array<Index, 4>{105, 35, 7, 1}));
+  EXPECT_EQ(four.row(1, 2, 4) + 6, memory + 2 * 3 * 5 * 7 - 1);
+  const TensorView<const float, 3> three(memory, {2, 3, 5});
+  EXPECT_EQ(three.strides(), (std::array<Index, 3>{15, 5, 1}));
+  EXPECT_TRUE(TensorView<float>(nullptr, {2, 0, 5, 7}).empty());
+}
+
+TEST(View, OfAPointerAndSizesRefusesWhatAViewRefuses) {
+  float memory[4];
+  float* const null = nullptr;
+  expect_refused([&] { TensorView<float>(memory, {1, -3, 2, 2}); }, {"size", -3, 0});
+  expect_refused([&] { TensorView<float>(null, {1, 1, 2, 2}); }, {"pointer is null"});
+  const Index large = Index{1} << 40;
+  expect_refused(
+      [&] {
+        TensorView<float>(memory, {large, 1, large, 2});
+      },
+      {"size", large, (Index{1} << 22) - 1});
+}
+
 TEST(View, RefusesANegativeSize) {
   float x = 0;
   expect_refused([&] { TensorView<float>(&x, {1, -3, 7, 5}, {0, 0, 5, 1}); }, {"size", -3, 0});

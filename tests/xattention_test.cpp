@@ -1,7 +1,7 @@
 // XAttention against the oracle: scores of blocks, the threshold's counts, the budget's ranks, rows
 // that are cut, the chunk's own keys.
 
-#include <quoka/formats/byte_formats.hpp>
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/prefill/ragged.hpp>
 #include <quoka/select/baselines/xattention.hpp>

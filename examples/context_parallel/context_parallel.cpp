@@ -18,7 +18,7 @@
 
 #include <quoka/attention/merge.hpp>
 #include <quoka/distributed/sharded_prefill.hpp>
-#include <quoka/kernels/tuning.hpp>
+#include <quoka/simd/tuning.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/runtime/isa.hpp>
 #include <quoka/runtime/thread_pool.hpp>

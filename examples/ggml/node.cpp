@@ -1,6 +1,6 @@
 #include "node.hpp"
 
-#include <quoka/formats/byte_formats.hpp>
+#include <quoka/packing/byte_formats.hpp>
 
 #include <ggml-backend.h>
 

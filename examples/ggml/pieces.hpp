@@ -17,7 +17,7 @@
 #pragma once
 
 #include <quoka/runtime/executor.hpp>
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #include <cstdint>
 #include <functional>

@@ -3,7 +3,7 @@
 #include "support/layer_policy_file.hpp"
 
 #include <quoka/runtime/isa.hpp>
-#include <quoka/version.hpp>
+#include <quoka/base/version.hpp>
 
 #include <cctype>
 #include <cstdlib>

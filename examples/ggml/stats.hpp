@@ -1,7 +1,7 @@
 // What the backend did, over all contexts of a process: QUOKA_STATS=1 prints it at the end.
 #pragma once
 
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #include <chrono>
 #include <cstdio>

@@ -12,7 +12,7 @@
 
 #include "support/require.hpp"
 
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -4,7 +4,7 @@
 #include "support/capture.hpp"
 #include "support/paired_steps.hpp"
 
-#include <quoka/diagnostics.hpp>
+#include <quoka/attention/diagnostics.hpp>
 #include <quoka/prefill/layer_shape.hpp>
 #include <quoka/select/baselines/oracle.hpp>
 

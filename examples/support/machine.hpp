@@ -7,9 +7,9 @@
 // run slower.
 #pragma once
 
-#include <quoka/runtime/buffer.hpp>
+#include <quoka/base/buffer.hpp>
 #include <quoka/simd/simd.hpp>
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #if defined(__unix__)
 #include <time.h>

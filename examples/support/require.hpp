@@ -2,7 +2,7 @@
 // numbers.
 #pragma once
 
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #include <sstream>
 #include <stdexcept>

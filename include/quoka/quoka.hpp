@@ -12,22 +12,22 @@
 // of your own, at select/quoka.hpp and attention/attention.hpp; README.md beside this file is the map.
 // Not included here, for they take longer to compile: Algorithm 1 step by step on Eigen tensors,
 // select/stages.hpp; the methods QuoKA is compared with, select/all.hpp; what a selection keeps,
-// diagnostics.hpp; a layer over several processes, distributed/sharded_prefill.hpp. Each header
+// attention/diagnostics.hpp; a layer over several processes, distributed/sharded_prefill.hpp. Each header
 // includes only headers above it here.
 #pragma once
 
-#include <quoka/version.hpp>
+#include <quoka/base/index.hpp>
+#include <quoka/base/version.hpp>
 
-#include <quoka/views/index.hpp>
-#include <quoka/views/tensor_view.hpp>
 #include <quoka/formats/format.hpp>
-#include <quoka/views/rows.hpp>
-#include <quoka/views/selection.hpp>
 
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/isa.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 
+#include <quoka/views/tensor_view.hpp>
+#include <quoka/views/rows.hpp>
+#include <quoka/views/selection.hpp>
 #include <quoka/views/mask.hpp>
 
 #include <quoka/cache/kv_cache.hpp>

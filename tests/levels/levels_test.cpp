@@ -2,7 +2,7 @@
 // baseline: every level that this machine runs, one after the other, gives the same Selections, and attention
 // within rounding.
 
-#include <quoka/formats/byte_formats.hpp>
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/quoka.hpp>
 #include <quoka/runtime/isa.hpp>

@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <quoka/kernels/softmax_state.hpp>
-#include <quoka/kernels/tuning.hpp>
+#include <quoka/simd/tuning.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 #include <quoka/views/rows.hpp>
 #include <quoka/views/selection.hpp>

@@ -14,7 +14,7 @@
 // block_types.cpp. Rows of a matrix are whole blocks, so a row never shares one with the next.
 #pragma once
 
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #include <cstddef>
 #include <cstdint>

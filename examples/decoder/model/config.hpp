@@ -12,7 +12,7 @@
 // no RoPE; 4 for smollm3, none for the others.
 #pragma once
 
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #include <string>
 

@@ -16,7 +16,7 @@
 #include "support/progress.hpp"
 #include "support/table.hpp"
 
-#include <quoka/runtime/hash.hpp>
+#include <quoka/base/hash.hpp>
 
 #include <algorithm>
 #include <cmath>

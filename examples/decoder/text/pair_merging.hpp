@@ -15,7 +15,7 @@
 #include <optional>
 #include <vector>
 
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #include "decoder/text/vocabulary.hpp"
 

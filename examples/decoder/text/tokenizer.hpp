@@ -21,7 +21,7 @@
 #include <string_view>
 #include <vector>
 
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #include "decoder/text/vocabulary.hpp"
 

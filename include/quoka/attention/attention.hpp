@@ -69,6 +69,9 @@ namespace detail {
 void check_attention(const Rows& q, const Past& past, const Chunk& chunk,
                      const AttentionOutput& output, const AttentionOptions& options);
 void check_options(const AttentionOptions& options, Index q_heads);
+// attention() of what was checked.
+void attend(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
+            const AttentionOptions& options, ExecutorRef executor, AttentionWorkspace& workspace);
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

@@ -11,7 +11,7 @@
 #include <quoka/kernels/fixed_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>
 #include <quoka/runtime/executor.hpp>
-#include <quoka/runtime/sort.hpp>
+#include <quoka/base/sort.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/views/selection.hpp>
 

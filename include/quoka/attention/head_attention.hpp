@@ -11,7 +11,7 @@
 
 #include <quoka/attention/key_sequence.hpp>
 #include <quoka/attention/partial_rows.hpp>
-#include <quoka/formats/float_rows.hpp>
+#include <quoka/views/float_rows.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
 
 #include <algorithm>

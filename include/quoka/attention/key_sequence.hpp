@@ -3,7 +3,7 @@
 #pragma once
 
 #include <quoka/attention/attention_call.hpp>
-#include <quoka/kernels/packing.hpp>
+#include <quoka/packing/panel_packing.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

@@ -2,9 +2,9 @@
 #pragma once
 
 #include <quoka/attention/merge.hpp>
-#include <quoka/formats/format_table.hpp>
+#include <quoka/packing/format_table.hpp>
 #include <quoka/kernels/softmax_state.hpp>
-#include <quoka/runtime/buffer.hpp>
+#include <quoka/base/buffer.hpp>
 #include <quoka/views/overlap.hpp>
 
 #include <cmath>

@@ -6,9 +6,9 @@
 // that neither threads nor batch change a bit.
 #pragma once
 
-#include <quoka/runtime/buffer.hpp>
+#include <quoka/base/buffer.hpp>
 #include <quoka/kernels/softmax_state.hpp>
-#include <quoka/kernels/tuning.hpp>
+#include <quoka/simd/tuning.hpp>
 
 #include <algorithm>
 #include <cassert>

@@ -17,8 +17,8 @@
 #include <quoka/attention/key_sequence.hpp>
 #include <quoka/attention/partial_rows.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
-#include <quoka/kernels/token_codes.hpp>
-#include <quoka/kernels/token_kernels.hpp>
+#include <quoka/packing/token_codes.hpp>
+#include <quoka/packing/token_kernels.hpp>
 
 #include <cassert>
 
@@ -35,7 +35,7 @@ struct TokenScratch {
   Buffer<float> factors;               // [rows]
   Buffer<float> padded;                // [keys of a stretch][head_dim or v_dim, rounded up]
   Buffer<float> bias;                  // [keys of a block], of the mask
-  Buffer<std::byte> codes;             // [tiles], queries as codes: kernels/token_codes.hpp
+  Buffer<std::byte> codes;             // [tiles], queries as codes: packing/token_codes.hpp
   bool coded = false;                  // are they?
 
   void reserve(const AttentionCall& call) {

@@ -8,7 +8,7 @@
 
 #include <quoka/attention/attention_options.hpp>
 #include <quoka/views/mask.hpp>
-#include <quoka/runtime/buffer.hpp>
+#include <quoka/base/buffer.hpp>
 
 #include <algorithm>
 #include <span>

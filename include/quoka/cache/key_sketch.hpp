@@ -27,7 +27,7 @@
 #pragma once
 
 #include <quoka/cache/row_store.hpp>
-#include <quoka/formats/float_rows.hpp>
+#include <quoka/views/float_rows.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/views/rows.hpp>
@@ -98,7 +98,7 @@ class KeySketch {
   template <class RowOf, class Read>
   void sketch(Index count, const RowOf& row_of, const Read& read, ExecutorRef executor);
 
-  RowStore<std::uint8_t> codes_;     // [batch, kv_heads, blocks, bytes of a block]
+  RowStore<std::uint8_t> codes_;               // [batch, kv_heads, blocks, bytes of a block]
   RowStore<float> scales_, errors_, lengths_;  // [batch, kv_heads, blocks, 16]
   Index dim_ = 0, len_ = 0;
   Rows pool_;  // as update() saw it

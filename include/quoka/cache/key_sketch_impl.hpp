@@ -2,7 +2,7 @@
 #pragma once
 
 #include <quoka/cache/key_sketch.hpp>
-#include <quoka/formats/format_table.hpp>
+#include <quoka/packing/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/simd/code_dots.hpp>
 

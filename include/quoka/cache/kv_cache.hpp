@@ -71,7 +71,12 @@ class KvCache {
   // Rows of the cache's format and scales keep their bytes. Throws std::invalid_argument, with the
   // cache as it was, when shapes do not fit and when k or v lie in this cache's memory, which growth
   // frees.
-  void append(const Rows& k, const Rows& v);
+  void append(const Rows& k, const Rows& v) {
+    check(k, v);
+    append_checked(k, v);
+  }
+  // The same of what check(k, v) has passed.
+  void append_checked(const Rows& k, const Rows& v);
 
   // Back to the first `len` keys. Throws std::invalid_argument beyond the present length.
   void truncate(Index len) {

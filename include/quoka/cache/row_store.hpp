@@ -6,7 +6,7 @@
 // until the next growth.
 #pragma once
 
-#include <quoka/runtime/buffer.hpp>
+#include <quoka/base/buffer.hpp>
 #include <quoka/views/tensor_view.hpp>
 
 #include <algorithm>

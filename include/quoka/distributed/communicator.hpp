@@ -21,7 +21,7 @@
 // throw; the layer passes it on and says nothing more to the other ranks.
 #pragma once
 
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #include <concepts>
 #include <cstddef>

@@ -14,7 +14,7 @@
 #pragma once
 
 #include <quoka/distributed/communicator.hpp>
-#include <quoka/runtime/buffer.hpp>
+#include <quoka/base/buffer.hpp>
 
 #include <array>
 #include <bit>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <quoka/distributed/rounds.hpp>
-#include <quoka/runtime/hash.hpp>
+#include <quoka/base/hash.hpp>
 
 #include <algorithm>
 #include <cstdio>

@@ -7,7 +7,7 @@
 // they must be a multiple (select/selector.hpp, shard_keys()).
 #pragma once
 
-#include <quoka/runtime/check.hpp>
+#include <quoka/base/check.hpp>
 
 #include <algorithm>
 

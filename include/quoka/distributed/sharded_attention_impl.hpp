@@ -3,7 +3,7 @@
 
 #include <quoka/attention/merge.hpp>
 #include <quoka/distributed/sharded_attention.hpp>
-#include <quoka/formats/format_table.hpp>
+#include <quoka/packing/format_table.hpp>
 
 #include <algorithm>
 

@@ -11,7 +11,7 @@
 #pragma once
 
 #include <quoka/distributed/communicator.hpp>
-#include <quoka/runtime/check.hpp>
+#include <quoka/base/check.hpp>
 
 #include <algorithm>
 #include <chrono>

@@ -10,12 +10,12 @@
 //   one token    products straight from memory, for work that is bound by it
 //   codes        rows of 8-bit integers as such, for scoring: simd/code_rows.hpp
 //
-// The formats of float, half and bfloat16 are in formats/element_formats.hpp, those of 8 bits in
-// formats/byte_formats.hpp. A new format is one type with a few functions, turned into a table by
-// format_table() (formats/format_table.hpp). `rows` are addresses of whole rows.
+// The formats of float, half and bfloat16 are in formats/element_rows.hpp, those of 8 bits in
+// packing/byte_formats.hpp. A new format is one type with a few functions, turned into a table by
+// format_table() (packing/format_table.hpp). `rows` are addresses of whole rows.
 #pragma once
 
-#include <quoka/views/row_finder.hpp>
+#include <quoka/formats/row_finder.hpp>
 
 #include <cstddef>
 #include <cstdint>
@@ -52,7 +52,7 @@ struct Format {
   void (*widen)(ConstRow row, const RowShape& shape, float* to);
   void (*narrow)(const float* from, const RowShape& shape, std::byte* row);
 
-  // Packed panels: kernels/packing.hpp, kernels/fixed_packing.hpp. pack_values and the fixed ones
+  // Packed panels: packing/panel_packing.hpp, packing/fixed_packing.hpp. pack_values and the fixed ones
   // return false where something is not finite, or beyond the integers.
   void (*pack_key_tile)(const ConstRow* rows, Index count, const RowShape& shape, float* tile);
   bool (*pack_values)(const ConstRow* rows, Index count, const RowShape& shape, float* values);
@@ -61,7 +61,7 @@ struct Format {
   bool (*pack_fixed_values)(const ConstRow* rows, Index count, const RowShape& shape,
                             simd::Int16Pair* values, float* units, float* apart);
 
-  // One token: kernels/token_kernels.hpp. Rows hold whole packets of channels: shape.dim is a
+  // One token: packing/token_kernels.hpp. Rows hold whole packets of channels: shape.dim is a
   // multiple of the lanes.
   void (*token_logits)(Index tile_rows, const RowRun& keys, Index count, const RowShape& shape,
                        const float* queries, float* x, const RowsAhead* ask);
@@ -71,7 +71,7 @@ struct Format {
   Index value_rows;  // the most rows of out that token_values takes at once
 
   // The same by products of 8-bit codes, for tiles of four queries that are coded once; null where
-  // that is no faster: kernels/token_codes.hpp.
+  // that is no faster: packing/token_codes.hpp.
   void (*token_code_logits)(const RowRun& keys, Index count, const RowShape& shape,
                             const std::byte* queries, float* x, const RowsAhead* ask);
 
@@ -105,7 +105,7 @@ struct HeadRows {
   Index row_bytes() const { return bytes_together(*format, shape); }
 };
 
-// The format of an element type: float, Eigen::half or Eigen::bfloat16 (element_formats.hpp).
+// The format of an element type: float, Eigen::half or Eigen::bfloat16 (element_rows.hpp).
 template <class T>
 const Format& format_of();
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <quoka/simd/simd.hpp>
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

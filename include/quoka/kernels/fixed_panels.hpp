@@ -16,8 +16,8 @@
 // the softmax, 5 per block and channel to widen. Packing costs twice what it costs in float.
 #pragma once
 
-#include <quoka/formats/element_formats.hpp>
-#include <quoka/kernels/fixed_packing.hpp>
+#include <quoka/formats/element_rows.hpp>
+#include <quoka/packing/fixed_packing.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
 
 #include <cmath>

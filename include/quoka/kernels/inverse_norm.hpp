@@ -12,7 +12,7 @@
 #pragma once
 
 #include <quoka/simd/simd.hpp>
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #include <cmath>
 

@@ -8,7 +8,7 @@
 // An arithmetic has no state: what a task needs lies in its scratch.
 #pragma once
 
-#include <quoka/kernels/packing.hpp>
+#include <quoka/packing/panel_packing.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
 
 #include <cstddef>

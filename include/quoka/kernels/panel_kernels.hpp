@@ -12,7 +12,7 @@
 // floats from L2 and reads and writes panel_rows * v_dim accumulators.
 #pragma once
 
-#include <quoka/kernels/packing.hpp>
+#include <quoka/packing/panel_packing.hpp>
 #include <quoka/kernels/register_tile.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 

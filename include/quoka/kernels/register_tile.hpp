@@ -11,7 +11,7 @@
 #pragma once
 
 #include <quoka/simd/pair_sums.hpp>
-#include <quoka/kernels/tuning.hpp>
+#include <quoka/simd/tuning.hpp>
 
 QUOKA_PACKET_ARGUMENTS_BEGIN
 namespace quoka {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <quoka/formats/format.hpp>
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #include <span>
 

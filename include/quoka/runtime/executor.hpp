@@ -13,8 +13,8 @@
 // Functions take it as an ExecutorRef: one compiled copy of them serves every executor.
 #pragma once
 
-#include <quoka/runtime/check.hpp>
-#include <quoka/runtime/function_ref.hpp>
+#include <quoka/base/check.hpp>
+#include <quoka/base/function_ref.hpp>
 
 #include <concepts>
 #include <memory>

@@ -1,7 +1,7 @@
 // Which instructions the library was compiled for, and which of several it uses.
 #pragma once
 
-#include <quoka/version.hpp>
+#include <quoka/base/version.hpp>
 
 #include <span>
 #include <string_view>

@@ -5,7 +5,7 @@
 // bytes(). Not to be shared by concurrent calls.
 #pragma once
 
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #include <memory>
 #include <utility>

@@ -1,7 +1,7 @@
 // Definitions of block_scores.hpp.
 #pragma once
 
-#include <quoka/formats/format_table.hpp>
+#include <quoka/packing/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
 #include <quoka/select/block_scores.hpp>

@@ -8,7 +8,7 @@
 #pragma once
 
 #include <quoka/cache/row_store.hpp>
-#include <quoka/formats/float_rows.hpp>
+#include <quoka/views/float_rows.hpp>
 #include <quoka/views/rows.hpp>
 
 namespace quoka {

@@ -5,7 +5,7 @@
 // same ones, with the same queries.
 #pragma once
 
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #include <cstdint>
 #include <span>

@@ -10,8 +10,8 @@
 // dim. The baselines of this library are written with these functions alone.
 #pragma once
 
-#include <quoka/formats/float_rows.hpp>
-#include <quoka/runtime/buffer.hpp>
+#include <quoka/views/float_rows.hpp>
+#include <quoka/base/buffer.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/selector.hpp>
 #include <quoka/select/steps/mass_scratch.hpp>

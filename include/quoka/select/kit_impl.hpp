@@ -1,7 +1,7 @@
 // Definitions of kit.hpp and channel_keys.hpp.
 #pragma once
 
-#include <quoka/formats/format_table.hpp>
+#include <quoka/packing/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/select/channel_keys.hpp>
 #include <quoka/select/kit.hpp>

@@ -1,7 +1,7 @@
 // The choices QuoKA leaves open, by name, and the budget. Defaults everywhere are the paper's.
 #pragma once
 
-#include <quoka/runtime/check.hpp>
+#include <quoka/base/check.hpp>
 
 #include <algorithm>
 #include <concepts>

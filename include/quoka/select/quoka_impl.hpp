@@ -217,11 +217,10 @@ QUOKA_FUNC void QuokaScorer::select_level(const detail::LevelPlan& plan, Index j
                                   options_.aggregation, level.wanted, most, forced, selection,
                                   state.sketch, state.score, executor, some);
   float* const scores = state.sketch.scores.reserve_amortised(tasks * most);
-  detail::sketched_softmax_scores(
-      sketch, nullptr, state.q_bar.data(), rows, k, input.logit_scale(), most,
-      j > 0 ? Aggregation::max : options_.aggregation,
-      TensorView<float, 3>(scores, {k.batch(), k.heads(), count}, {k.heads() * count, count, 1}),
-      state.sketched_mass, executor, some);
+  detail::sketched_softmax_scores(sketch, nullptr, state.q_bar.data(), rows, k, input.logit_scale(),
+                                  most, j > 0 ? Aggregation::max : options_.aggregation,
+                                  TensorView<float, 3>(scores, {k.batch(), k.heads(), count}),
+                                  state.sketched_mass, executor, some);
   state.sketch.top_k.reserve(executor.workers(), most, forced.window);
   SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), level.wanted);
   executor.run(tasks, [&](Index task, int worker) {

@@ -4,7 +4,7 @@
 // before any optimisation, and took a quarter of all compile time. Same code either way.
 #pragma once
 
-#include <quoka/version.hpp>
+#include <quoka/base/version.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

@@ -5,7 +5,7 @@
 // looked for in the other's lattice: a few divisions a row.
 #pragma once
 
-#include <quoka/runtime/sort.hpp>
+#include <quoka/base/sort.hpp>
 #include <quoka/views/mask.hpp>
 #include <quoka/views/rows.hpp>
 

@@ -16,7 +16,7 @@
 #pragma once
 
 #include <quoka/formats/format.hpp>
-#include <quoka/views/row_finder.hpp>
+#include <quoka/formats/row_finder.hpp>
 #include <quoka/views/tensor_view.hpp>
 
 #include <span>
@@ -202,7 +202,8 @@ class BasicRows {
     BasicRows some = *this;
     if (!mapped()) some.pool_pages_ = 1, some.pool_len_ = len();
     some.map_.cells = cells.data();
-    some.map_.first_cell = std::exchange(some.begin_, 0);  // cells of a slice count from its first row
+    some.map_.first_cell =
+        std::exchange(some.begin_, 0);  // cells of a slice count from its first row
     some.sizes_[2] = std::ssize(cells);
     return some;
   }
@@ -302,5 +303,5 @@ static_assert(std::is_trivially_copyable_v<Rows>);
 }  // namespace quoka
 
 #if !defined(QUOKA_COMPILED)
-#include <quoka/formats/format_table.hpp>
+#include <quoka/packing/format_table.hpp>
 #endif

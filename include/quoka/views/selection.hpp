@@ -5,7 +5,7 @@
 // SelectionWriter, which checks it, or made from a caller's own index lists by a checked constructor.
 #pragma once
 
-#include <quoka/runtime/buffer.hpp>
+#include <quoka/base/buffer.hpp>
 #include <quoka/views/tensor_view.hpp>
 
 #include <algorithm>

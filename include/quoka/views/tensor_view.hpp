@@ -1,9 +1,14 @@
 // Strided, non-owning views of one element type: how every tensor enters the library.
 //
-// A view is a pointer, sizes and strides; it is trivially copyable and never owns. It is made
-// implicitly from row-major Eigen tensors and maps, and explicitly from a pointer. The last axis of
-// a rank-4 view (the channels of a head) is contiguous; every other axis has a stride of its own.
-// A cache in [batch, len, heads, dim] order is the same view with other strides.
+// A view is a pointer, sizes and strides; it is trivially copyable and never owns.
+//
+//   TensorView<float> q = tensor;                                 a row-major Eigen tensor or map
+//   TensorView<float> q(pointer, {batch, heads, len, dim});       contiguous memory
+//   TensorView<float> k(pointer, {batch, heads, len, dim},        any memory: a cache in the order
+//                       {len * heads * dim, dim, heads * dim, 1});  [batch, len, heads, dim]
+//
+// The last axis of a rank-4 view (the channels of a head) is contiguous; every other axis has a stride
+// of its own.
 //
 //   TensorView<T>      [batch, heads, len, dim]   q, k, v, out
 //   TensorView<T, 3>   [batch, heads, len]        scores, inverse norms, log-sum-exp
@@ -12,10 +17,11 @@
 // Eigen's headers are not included: who has a tensor has included them.
 #pragma once
 
-#include <quoka/runtime/check.hpp>
+#include <quoka/base/check.hpp>
 
 #include <array>
 #include <concepts>
+#include <limits>
 #include <type_traits>
 
 namespace Eigen {
@@ -114,7 +120,12 @@ class TensorView {
   template <class S, int N, int O, class I>
   TensorView(const Eigen::Tensor<S, N, O, I>&&) = delete;
 
-  // From memory of the caller's. Strides count elements; in rank 4 the last one must be 1. Throws
+  // From contiguous memory of the caller's, row-major: the last axis runs fastest. Throws
+  // std::invalid_argument on a negative size, on more elements than Index counts, and on null with
+  // elements.
+  TensorView(T* data, const Sizes& sizes) : TensorView(data, sizes, row_major(sizes)) {}
+
+  // From memory with strides of its own. Strides count elements; in rank 4 the last one must be 1. Throws
   // std::invalid_argument on a negative size, on another inner stride, and on null with elements.
   TensorView(T* data, const Sizes& sizes, const Sizes& strides)
       : data_(data), sizes_(sizes), strides_(strides) {
@@ -168,6 +179,20 @@ class TensorView {
   }
 
  private:
+  static Sizes row_major(const Sizes& sizes) {
+    Sizes strides{};
+    Index step = 1;
+    for (std::size_t axis = sizes.size(); axis-- > 0;) {
+      strides[axis] = step;
+      const Index size = sizes[axis] > 1 ? sizes[axis] : 1;
+      if (size > std::numeric_limits<Index>::max() / step)
+        detail::fail("a view's size", size, "but must be at most", "what Index counts",
+                     std::numeric_limits<Index>::max() / step);
+      step *= size;
+    }
+    return strides;
+  }
+
   T* data_ = nullptr;
   Sizes sizes_{};
   Sizes strides_{};

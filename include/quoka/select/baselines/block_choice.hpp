@@ -9,10 +9,10 @@
 // whole blocks, best first, and of the last one its first keys.
 #pragma once
 
-#include <quoka/runtime/buffer.hpp>
-#include <quoka/runtime/sort.hpp>
+#include <quoka/base/buffer.hpp>
+#include <quoka/base/sort.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #include <algorithm>
 #include <cmath>

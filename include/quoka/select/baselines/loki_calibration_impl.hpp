@@ -1,7 +1,7 @@
 // Definitions of loki_calibration.hpp.
 #pragma once
 
-#include <quoka/runtime/hash.hpp>
+#include <quoka/base/hash.hpp>
 #include <quoka/select/baselines/loki_calibration.hpp>
 
 #include <Eigen/Eigenvalues>

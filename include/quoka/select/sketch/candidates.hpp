@@ -4,7 +4,7 @@
 
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/formats/format.hpp>
-#include <quoka/runtime/buffer.hpp>
+#include <quoka/base/buffer.hpp>
 #include <quoka/views/rows.hpp>
 
 #include <utility>

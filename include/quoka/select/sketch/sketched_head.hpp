@@ -2,7 +2,7 @@
 #pragma once
 
 #include <quoka/kernels/compact.hpp>
-#include <quoka/runtime/sort.hpp>
+#include <quoka/base/sort.hpp>
 #include <quoka/select/sketch/sketch_state.hpp>
 #include <quoka/select/steps/tile_scorer.hpp>
 #include <quoka/select/steps/top_k_impl.hpp>

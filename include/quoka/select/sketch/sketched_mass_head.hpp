@@ -5,7 +5,7 @@
 #include <quoka/cache/key_sketch_impl.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/softmax_state.hpp>
-#include <quoka/kernels/tuning.hpp>
+#include <quoka/simd/tuning.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/select/sketch/code_blocks.hpp>
 #include <quoka/select/sketch/sketched_mass_state.hpp>

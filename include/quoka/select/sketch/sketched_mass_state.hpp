@@ -1,8 +1,8 @@
 // What softmax mass by a sketch (sketched_mass.hpp) promises, and the memory that it reuses.
 #pragma once
 
-#include <quoka/formats/float_rows.hpp>
-#include <quoka/runtime/buffer.hpp>
+#include <quoka/views/float_rows.hpp>
+#include <quoka/base/buffer.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/steps/mass_scratch.hpp>
 #include <quoka/select/steps/top_k.hpp>

@@ -1,8 +1,8 @@
 // Scratch memory of softmax mass (softmax_mass.hpp), of one worker.
 #pragma once
 
-#include <quoka/formats/float_rows.hpp>
-#include <quoka/runtime/buffer.hpp>
+#include <quoka/views/float_rows.hpp>
+#include <quoka/base/buffer.hpp>
 
 #include <cstdint>
 

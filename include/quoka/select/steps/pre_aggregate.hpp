@@ -11,7 +11,7 @@
 // head_dim FLOPs.
 #pragma once
 
-#include <quoka/formats/float_rows.hpp>
+#include <quoka/views/float_rows.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/options.hpp>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <quoka/select/steps/pre_aggregate.hpp>
-#include <quoka/formats/format_table.hpp>
+#include <quoka/packing/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // Options and scratch memory of key scoring (score.hpp).
 #pragma once
 
-#include <quoka/formats/float_rows.hpp>
-#include <quoka/runtime/buffer.hpp>
+#include <quoka/views/float_rows.hpp>
+#include <quoka/base/buffer.hpp>
 #include <quoka/select/options.hpp>
 
 namespace quoka {

@@ -16,10 +16,10 @@
 //   of a shard   weigh(rows);  maxima of all shards;  total(rows);  sums of all shards;  add_to(rows)
 #pragma once
 
-#include <quoka/formats/float_rows.hpp>
+#include <quoka/views/float_rows.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
-#include <quoka/runtime/buffer.hpp>
+#include <quoka/base/buffer.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/select/steps/mass_scratch.hpp>
 #include <quoka/views/rows.hpp>

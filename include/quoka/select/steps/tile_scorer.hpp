@@ -2,11 +2,11 @@
 // and of the sketch's second look (sketch/sketched_head.hpp).
 #pragma once
 
-#include <quoka/formats/format_table.hpp>
+#include <quoka/packing/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/kernels/packing.hpp>
+#include <quoka/packing/panel_packing.hpp>
 #include <quoka/kernels/register_tile.hpp>
-#include <quoka/kernels/token_kernels.hpp>
+#include <quoka/packing/token_kernels.hpp>
 #include <quoka/select/steps/score_options.hpp>
 #include <quoka/views/rows.hpp>
 

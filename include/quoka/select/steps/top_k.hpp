@@ -12,7 +12,7 @@
 // k-th, one pass emits. Three reads of kv_len scores and O(k) per KV head.
 #pragma once
 
-#include <quoka/runtime/buffer.hpp>
+#include <quoka/base/buffer.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/options.hpp>

@@ -3,7 +3,7 @@
 
 #include <quoka/select/steps/top_k.hpp>
 #include <quoka/kernels/compact.hpp>
-#include <quoka/kernels/tuning.hpp>
+#include <quoka/simd/tuning.hpp>
 
 #include <algorithm>
 #include <array>

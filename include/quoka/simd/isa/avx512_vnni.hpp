@@ -160,7 +160,7 @@ template <CodeScores Over, class Keys, class Queries>
   _mm512_storeu_ps(scores, best);
 }
 
-// See kernels/token_codes.hpp: x[key][4 queries] of four keys. A group's sums have four lanes for each
+// See packing/token_codes.hpp: x[key][4 queries] of four keys. A group's sums have four lanes for each
 // query, which are added up at the end.
 template <class Group, class Queries>
 QUOKA_INLINE void code_token_logits(const std::byte* const (&rows)[4], const Queries* queries,

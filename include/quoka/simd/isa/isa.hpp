@@ -2,7 +2,7 @@
 // flags are read in abi.hpp.
 #pragma once
 
-#include <quoka/simd/isa/abi.hpp>
+#include <quoka/base/abi.hpp>
 
 #if QUOKA_ISA_AVX512
 #include <quoka/simd/isa/avx512.hpp>

@@ -4,7 +4,7 @@
 // costs its callers one compare.
 #pragma once
 
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #include <array>
 #include <cstdio>

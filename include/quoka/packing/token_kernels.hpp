@@ -2,7 +2,7 @@
 // bound by memory. Many rows are the business of register_tile.hpp.
 #pragma once
 
-#include <quoka/kernels/tuning.hpp>
+#include <quoka/simd/tuning.hpp>
 #include <quoka/formats/format.hpp>
 
 #include <algorithm>

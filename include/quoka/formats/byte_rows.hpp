@@ -1,8 +1,10 @@
-// Definitions of byte_formats.hpp: a row type for each format (format_table.hpp says what that is).
+// How rows of 8 bits per channel, and rows whose channels do not lie side by side, are read and written.
+//
+// A row type is a format in its raw form; packing/format_table.hpp says what it must have, and
+// packing/byte_formats.hpp what each of these promises. Rounding to nearest, ties to even.
 #pragma once
 
-#include <quoka/formats/byte_formats.hpp>
-#include <quoka/formats/format_table.hpp>
+#include <quoka/formats/element_rows.hpp>
 
 #include <algorithm>
 #include <array>
@@ -305,29 +307,6 @@ struct ChannelMajorRow {
 };
 
 }  // namespace formats
-
-namespace detail {
-
-template <class Row>
-const Format& format_of_row() {
-  static constexpr Format format = format_table<Row>();
-  return format;
-}
-
-}  // namespace detail
-
-QUOKA_FUNC const Format& q8_0_format() { return detail::format_of_row<formats::Q8_0Row>(); }
-QUOKA_FUNC const Format& u8_format() { return detail::format_of_row<formats::U8Row>(); }
-QUOKA_FUNC const Format& i8_format() { return detail::format_of_row<formats::I8Row>(); }
-QUOKA_FUNC const Format& i8_channel_format() {
-  return detail::format_of_row<formats::I8ChannelRow>();
-}
-QUOKA_FUNC const Format& e4m3_format() { return detail::format_of_row<formats::E4m3Row>(); }
-
-template <class T>
-const Format& channel_major_format() {
-  return detail::format_of_row<formats::ChannelMajorRow<typename formats::RowOf<T>::type>>();
-}
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

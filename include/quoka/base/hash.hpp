@@ -1,7 +1,7 @@
 // FNV-1a of bytes, to tell whether two processes hold the same.
 #pragma once
 
-#include <quoka/simd/isa/abi.hpp>
+#include <quoka/base/abi.hpp>
 
 #include <cstddef>
 #include <cstdint>

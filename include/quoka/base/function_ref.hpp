@@ -1,7 +1,7 @@
 // A callable of any type, borrowed for a call: what std::function is, without owning or allocating.
 #pragma once
 
-#include <quoka/version.hpp>
+#include <quoka/base/version.hpp>
 
 #include <memory>
 #include <type_traits>

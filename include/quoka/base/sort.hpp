@@ -4,7 +4,7 @@
 // each order. As fast up to some thousand elements.
 #pragma once
 
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #include <algorithm>
 #include <iterator>

@@ -9,7 +9,7 @@
 #pragma once
 
 #include <quoka/formats/format.hpp>
-#include <quoka/kernels/token_kernels.hpp>
+#include <quoka/packing/token_kernels.hpp>
 #include <quoka/simd/code_dots.hpp>
 
 #include <algorithm>

@@ -5,7 +5,7 @@
 // growing throws the old contents away. Nothing is zeroed: who reads an element has written it.
 #pragma once
 
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #if defined(__linux__)
 #include <sys/mman.h>

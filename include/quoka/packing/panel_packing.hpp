@@ -12,8 +12,8 @@
 #pragma once
 
 #include <quoka/formats/format.hpp>
-#include <quoka/kernels/tuning.hpp>
-#include <quoka/runtime/buffer.hpp>
+#include <quoka/simd/tuning.hpp>
+#include <quoka/base/buffer.hpp>
 
 #include <algorithm>
 #include <cassert>

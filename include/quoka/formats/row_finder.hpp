@@ -1,7 +1,7 @@
 // Where rows lie: the answers that kernels get, in place of strides, pages and lists.
 #pragma once
 
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #include <algorithm>
 #include <cstddef>

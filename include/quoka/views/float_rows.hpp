@@ -2,7 +2,7 @@
 #pragma once
 
 #include <quoka/formats/format.hpp>
-#include <quoka/runtime/buffer.hpp>
+#include <quoka/base/buffer.hpp>
 #include <quoka/views/rows.hpp>
 
 namespace quoka {

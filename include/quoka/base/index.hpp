@@ -1,7 +1,7 @@
 // The integer types: one signed type for sizes, positions and strides, one for stored positions.
 #pragma once
 
-#include <quoka/version.hpp>
+#include <quoka/base/version.hpp>
 
 #include <cstddef>
 #include <cstdint>

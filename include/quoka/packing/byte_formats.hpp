@@ -30,7 +30,7 @@
 // Codes for scoring (Format::read_codes): q8_0 and i8. Keys of q8_0 against one token, three query heads
 // or more to a KV head: where the processor has fast products of 8-bit codes, queries are rounded to
 // 15 bits. A logit is then off by at most scale * max|q| / 32,638 * sum |k[c]|, before rounding
-// (kernels/token_codes.hpp).
+// (packing/token_codes.hpp).
 #pragma once
 
 #include <quoka/formats/format.hpp>
@@ -58,5 +58,5 @@ const Format& channel_major_format();
 }  // namespace quoka
 
 #if !defined(QUOKA_COMPILED)
-#include <quoka/formats/byte_formats_impl.hpp>
+#include <quoka/packing/byte_formats_impl.hpp>
 #endif

@@ -23,19 +23,19 @@
 // all channels of a row.
 #pragma once
 
-#include <quoka/version.hpp>
+#include <quoka/base/version.hpp>
 
 // Its functions have this unit's instructions, and the compiled library's the same names.
 #if defined(QUOKA_COMPILED) && !defined(QUOKA_COMPILING)
 #error "quoka: kernels and formats of your own need header-only use: link quoka::quoka"
 #endif
 
-#include <quoka/formats/element_formats.hpp>
-#include <quoka/kernels/fixed_packing.hpp>
-#include <quoka/kernels/packing.hpp>
-#include <quoka/kernels/token_codes.hpp>
-#include <quoka/kernels/token_kernels.hpp>
-#include <quoka/runtime/check.hpp>
+#include <quoka/formats/element_rows.hpp>
+#include <quoka/packing/fixed_packing.hpp>
+#include <quoka/packing/panel_packing.hpp>
+#include <quoka/packing/token_codes.hpp>
+#include <quoka/packing/token_kernels.hpp>
+#include <quoka/base/check.hpp>
 #include <quoka/simd/code_rows.hpp>
 
 #include <string>

@@ -8,7 +8,7 @@
 // reach even when every vector is parallel to every other and every weight is the largest.
 #pragma once
 
-#include <quoka/kernels/packing.hpp>
+#include <quoka/packing/panel_packing.hpp>
 #include <quoka/simd/pair_sums.hpp>
 
 #include <cmath>

@@ -8,11 +8,11 @@
 // That holds for optimised builds; without optimisation, small functions of std (std::max of floats)
 // are shared by all units, whoever calls them. The compiled library and its users share one name
 // without these tags: their units share inline functions, so compile them for one baseline. A unit
-// with QUOKA_TUNING (kernels/tuning.hpp) has a library of its own, too. CMake reads the three numbers
+// with QUOKA_TUNING (simd/tuning.hpp) has a library of its own, too. CMake reads the three numbers
 // from this file.
 #pragma once
 
-#include <quoka/simd/isa/abi.hpp>
+#include <quoka/base/abi.hpp>
 
 #define QUOKA_VERSION_MAJOR 0
 #define QUOKA_VERSION_MINOR 2

@@ -6,7 +6,7 @@
 #pragma once
 
 #include <quoka/simd/simd.hpp>
-#include <quoka/views/index.hpp>
+#include <quoka/base/index.hpp>
 
 #if defined(QUOKA_TUNING)
 #define QUOKA_TUNABLE inline
