@@ -241,6 +241,17 @@ TYPED_TEST(AttentionExtremes, SumsOfTinyWeightsAreNoDenormals) {
   }
 }
 
+// The largest float times log2(e) would be infinite, and its difference to itself NaN.
+TEST(AttentionExtremesFloat, ASinkBeyondAllLogitsTakesAll) {
+  Random random(97);
+  for (const Index q_len : {1, 37}) {
+    const auto in = random_inputs<float>(random, {.q_heads = 2, .q_len = q_len, .kv_len = 101});
+    const std::vector<float> sinks(2, std::numeric_limits<float>::max());
+    const auto got = attend(in, {.sink_logits = sinks});
+    for (Index i = 0; i < got.out.size(); ++i) ASSERT_EQ(got.out.data()[i], 0.0f);
+  }
+}
+
 TEST(AttentionExtremesFloat, LogitsThatUnderflowGiveTheMean) {
   Random random(92);
   auto in = random_inputs<float>(random, {.kv_len = 127});

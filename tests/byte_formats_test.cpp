@@ -440,8 +440,9 @@ TEST_P(Codes, AreRefusedForMinus128AndForScalesThatAreNotFinite) {
     EXPECT_FALSE(reads(bad, nullptr)) << at;
   }
   if (kind == Kind::q8_0) {
-    row.back() = std::byte{0x80};  // a channel beyond the row's
-    EXPECT_TRUE(reads(row, nullptr));
+    auto beyond = row;
+    beyond.back() = std::byte{0x80};  // a channel beyond the row's
+    EXPECT_TRUE(reads(beyond, nullptr));
     for (const int d : {0x7c00, 0xfc00, 0x7e01})
       for (const Index block : {0, 2}) {
         auto bad = row;
@@ -487,6 +488,16 @@ TEST(U8, ARowThatCannotBeHeldIsNan) {
   for (const float back : round_trip(quoka::u8_format(), {3e38f, -3e38f}))  // their difference
     EXPECT_TRUE(std::isnan(back));
   EXPECT_TRUE(std::isnan(value_at<float>(written(quoka::u8_format(), {3e38f, -3e38f}).data())));
+}
+
+// x / scale alone would leave no bits for the codes.
+TEST(U8, ARowFarFromZeroKeepsItsCodes) {
+  std::vector<float> x(128);
+  for (std::size_t c = 0; c < x.size(); ++c) x[c] = 3e7f + 6.0f * static_cast<float>(c);
+  const auto row = written(quoka::u8_format(), x);
+  for (std::size_t c = 0; c < x.size(); ++c)
+    ASSERT_EQ(std::to_integer<int>(row[8 + c]),
+              static_cast<int>(std::nearbyint(255.0 * static_cast<double>(c) / 127.0)));
 }
 
 TEST(U8, HoldsDenormalRanges) {

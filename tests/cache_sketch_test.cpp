@@ -570,8 +570,12 @@ TEST(RowsOfCodes, OddRowsAreLeftToFloat) {
         default:
           break;
       }
-  for (const Index budget : {5, 20, 120, 170})
+  Tensor3<float> norms(1, kv_heads, 200);  // 0 for zero, and for infinity
+  quoka::detail::write_inverse_norms(stored.rows, norms, SerialExecutor{});
+  for (const Index budget : {5, 20, 120, 170}) {
     EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows}, budget)) << budget;
+    EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows, .inverse_norms = norms}, budget)) << budget;
+  }
 }
 
 TEST(RowsOfCodes, NeedNoSecondSketch) {
@@ -691,6 +695,33 @@ TEST(SelectAndAttend, EachSequenceIsAsInACallOfItsOwn) {
       EXPECT_EQ(together.selection(i), keep);
       EXPECT_TRUE(same_bits(quoka::view_of(out[uz(i)]), quoka::view_of(alone[uz(i)]))) << i;
     }
+  }
+}
+
+TEST(SelectAndAttend, SelectsAmongTheCellsThatAMaskShows) {
+  Random random(515);
+  const auto q = random.tensor<float>(1, q_heads, 4, 16),
+             k = random.tensor<float>(1, kv_heads, 100, 16),
+             own = random.tensor<float>(1, kv_heads, 4, 16);
+  Tensor4<float> out = q;
+  std::vector<std::uint8_t> bytes(4 * 104, 1);
+  for (Index i = 0; i < 4; ++i)
+    for (Index t = 0; t < 60; ++t) bytes[uz(i * 104 + t)] = 0;
+  const quoka::Mask mask = quoka::Mask::bytes(bytes.data(), {1, 1, 4, 104}, {0, 0, 104});
+  QuokaSelector::State state;
+  std::vector<quoka::RaggedSequence<QuokaSelector>> batch{{.q = q,
+                                                           .past_k = k,
+                                                           .past_v = k,
+                                                           .chunk = {own, own},
+                                                           .out = out,
+                                                           .state = &state,
+                                                           .mask = mask}};
+  quoka::RaggedWorkspace<QuokaSelector> workspace;
+  quoka::select_and_attend<QuokaSelector>(QuokaSelector(options(Sketch::off, 10)), batch, {},
+                                          SerialExecutor{}, workspace);
+  for (Index head = 0; head < kv_heads; ++head) {
+    EXPECT_EQ(workspace.selection(0).count(0, head), 10);
+    EXPECT_GE(workspace.selection(0).positions(0, head)[0], 60);
   }
 }
 

@@ -187,6 +187,9 @@ TEST(Cascade, BeginsWhereThePastIsLongerThanTwiceTheCandidates) {
   EXPECT_FALSE(differs(180, options(2, 30, {4, 3})));
   EXPECT_FALSE(differs(241, options(2, 30, {1, 4})));
   EXPECT_FALSE(differs(241, options(2, 1, {4, 1 << 20})));
+  QuokaOptions half = options(2, 30, {3, 4});  // no more than half of the queries look first
+  half.n_queries = 4;
+  EXPECT_TRUE(differs(241, half));
 }
 
 // Budgets by scores count all keys; single tokens are all of them a head's last; float has no cascade.

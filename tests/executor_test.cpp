@@ -150,6 +150,25 @@ TEST_P(ThreadPoolOf, IsUsableAfterAnError) {
   }
 }
 
+TEST(ThreadPool, RethrowsTheFirstOfTwoErrors) {
+  ThreadPool pool(2);
+  std::atomic<bool> thrown = false;
+  try {
+    pool.run(2, [&](Index task, int) {
+      if (task == 1) {
+        thrown = true;
+        throw std::runtime_error("first");
+      }
+      while (!thrown) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      throw std::runtime_error("second");
+    });
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "first");
+  }
+}
+
 TEST(ThreadPool, UsesItsOtherWorkersToo) {
   ThreadPool pool(3);
   std::atomic<int> together = 0;

@@ -186,6 +186,15 @@ TEST(FlashPrefillSelects, NoFewerThanTheFloorAndNoMoreThanTheCeiling) {
   EXPECT_EQ(counts(Budget::relative(0.6, 17, 500)), free);
 }
 
+TEST(FlashPrefillSelects, TheBestBlockForAnAlphaOfOne) {
+  Random random(643);
+  const auto q = random.tensor<float>(1, 1, 1, 16, 3.0),
+             k = random.tensor<float>(1, 1, 512, 16, 4.0);
+  const FlashPrefillOptions options{
+      .budget = Budget::relative(1.0), .block = 16, .first_blocks = 0, .last_blocks = 0};
+  EXPECT_EQ(select(options, q, k).count(0, 0), 16);
+}
+
 TEST(FlashPrefillSelects, EverythingForThePromptsLastChunk) {
   Random random(642);
   const auto q = random.tensor<float>(1, 4, 64, 16, 9.0),

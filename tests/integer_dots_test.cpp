@@ -54,9 +54,11 @@ TEST(PairSums, StorePairsRoundsToNearestEven) {
     const float high = -low / 2.0f + 3.3f;
     alignas(64) Int16Pair pairs[lanes];
     simd::store_pairs(pairs, simd::broadcast(low), simd::broadcast(high));
+    const auto rounded = [](float x) { return static_cast<std::int16_t>(std::nearbyint(x)); };
     for (const Int16Pair& pair : pairs)
-      EXPECT_EQ(pair.bits,
-                simd::pair_of(simd::round_to_int16(low), simd::round_to_int16(high)).bits);
+      EXPECT_EQ(pair.bits, simd::pair_of(rounded(low), rounded(high)).bits);
+    EXPECT_EQ(simd::round_to_int16(low), rounded(low));
+    EXPECT_EQ(simd::round_to_int16(high), rounded(high));
   }
 }
 

@@ -226,6 +226,15 @@ TYPED_TEST(Cache, CountsItsBytes) {
 
 // ---- refused ------------------------------------------------------------------------------------
 
+TEST(RowStore, TruncateAddsNoRows) {
+  quoka::RowStore<float> rows(1, 1, 4);
+  rows.resize(3);
+  rows.truncate(5);
+  EXPECT_EQ(rows.len(), 3);
+  rows.truncate(2);
+  EXPECT_EQ(rows.len(), 2);
+}
+
 TEST(CacheSizes, BelowOneAreRefused) {
   expect_refused([] { KvCache(0, 3, 17, 9); }, {"batch", 0, 1});
   expect_refused([] { KvCache(2, -3, 17, 9); }, {"kv_heads", -3, 1});

@@ -99,6 +99,15 @@ TEST(LessIsMoreSelects, AsTheOracleForManyHeads) {  // more of them than keys ar
   for (Index budget : {1, 7, 15, 31, 63}) expect_agrees_with_oracle({.budget = budget}, q, k);
 }
 
+TEST(LessIsMoreSelects,
+     TheEarlierOfKeysAlike) {  // a head that all keys are alike to, and one that they are not
+  Random random(554);
+  const auto q = random.tensor<float>(1, 2, 3, 20);
+  auto k = random.tensor<float>(1, 2, 127, 20);
+  k.chip(0, 1).setZero();
+  for (Index budget : {15, 31}) expect_agrees_with_oracle({.budget = budget}, q, k);
+}
+
 // ---- the parts of the set -----------------------------------------------------------------------
 
 TYPED_TEST(LessIsMore, OfOneHeadIsTheSortedTopK) {  // to the bit, as one head needs no union

@@ -296,6 +296,13 @@ TYPED_TEST(Masked, TheLowestFloatHides) {
     for (Index i = 0; i < added.size(); ++i)
       if (added.data()[i] == -infinity) lowest.data()[i] = std::numeric_limits<float>::lowest();
     expect_close(attend_masked(in, lowest), oracle_masked(in, added), in, 2.0);
+    // And what else stands for it: a row that it hides everything from is nothing, not the mean of all.
+    added.chip(0, 2).setConstant(-infinity);
+    for (const float hides : {-60000.0f, -65504.0f, -1e9f}) {
+      for (Index i = 0; i < added.size(); ++i)
+        lowest.data()[i] = added.data()[i] == -infinity ? hides : added.data()[i];
+      expect_close(attend_masked(in, lowest), oracle_masked(in, added), in, 2.0);
+    }
   }
 }
 

@@ -9,6 +9,36 @@ namespace {
 using namespace quoka_test;
 using quoka::Budget;
 
+// ---- refusals ------------------------------------------------------------------------------------
+
+template <class F>
+std::string message_of(F&& refuse) {
+  try {
+    refuse();
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(Refusals, NameWhatIsWrongAndBothNumbers) {
+  namespace detail = quoka::detail;
+  EXPECT_EQ(message_of([] { detail::require_equal("a", 3, "b", 4); }),
+            "quoka: a is 3, but must equal b, which is 4");
+  EXPECT_EQ(message_of([] { detail::require_at_least("a", 1, 2); }),
+            "quoka: a is 1, but must be at least 2");
+  EXPECT_EQ(message_of([] { detail::require_at_most("a", 9, "b", 7); }),
+            "quoka: a is 9, but must be at most b, which is 7");
+  EXPECT_EQ(message_of([] { detail::require_multiple("a", 9, "b", 4); }),
+            "quoka: a is 9, but must be a positive multiple of b, which is 4");
+  EXPECT_EQ(message_of([] {
+              detail::require_sizes("k", std::array<Index, 3>{1, 2, 3}, {1, 2, 5});
+            }),
+            "quoka: k's len is 3, but must be 5");
+}
+
+// ---- budgets -------------------------------------------------------------------------------------
+
 TEST(Budget, ACountIsThatManyKeys) {
   for (Index kv_len : {1024, 1025, 32768}) EXPECT_EQ(Budget(1024).keys(kv_len), 1024);
 }

@@ -222,6 +222,17 @@ TEST(SoftmaxMassOf, LogitsFarFromZero) {  // and from each other: blocks that ri
     }
 }
 
+TEST(SoftmaxMassOf, ALogitBeyondFloatIsNanForAllKeys) {  // as the softmax is
+  Tensor4<float> one(1, 1, 1, 1);
+  one.setConstant(1e30f);
+  std::vector<double> logits(uz(block + 5), 0.0);
+  for (const Index at : {Index{3}, block + 2}) {
+    auto with = logits;
+    with[uz(at)] = 1e30;
+    for (const float x : masses(one, keys_of_logits(with), sum)) EXPECT_TRUE(std::isnan(x)) << at;
+  }
+}
+
 // ---- rows that see a prefix ---------------------------------------------------------------------
 
 TYPED_TEST(SoftmaxMass, OfRowsThatSeeAPrefixAgreesWithTheOracle) {

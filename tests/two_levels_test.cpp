@@ -192,6 +192,9 @@ TEST(TwoLevels, AgreesWithTheOracleForAnyLength) {
   for (Index len = 1; len <= 150; ++len)
     expect_as_oracle({.budget = 9, .two_levels = {.block = 16, .candidates = 2}},
                      Layer(random, 1, 2, 5, len, 12));
+  for (Index len = 78; len <= 130; ++len)  // from twice the budget on there may be a level
+    expect_as_oracle({.budget = 40, .two_levels = {.block = 16, .candidates = 2}},
+                     Layer(random, 1, 2, 5, len, 12));
 }
 
 TEST(TwoLevels, KeepsForcedKeysWhateverTheirBlocksScore) {

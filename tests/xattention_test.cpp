@@ -179,6 +179,12 @@ TEST(XAttentionSelects, AsManyKeysAsEachKvHeadNeeds) {
   EXPECT_GE(keep.count(0, 1), 9 * 128);
 }
 
+TEST(XAttentionSelects, NoBlockMoreThanTheSumAsksFor) {  // four blocks alike: two are half
+  Random random(611);
+  Case<float> x(random, 1, 1, 64, 16, 16, 0.0);
+  EXPECT_EQ(select({.budget = Budget::mass(0.5), .block = 16}, x.input(false)).count(0, 0), 32);
+}
+
 TEST(XAttentionSelects, NoFewerThanTheFloorAndNoMoreThanTheCeiling) {
   Random random(609);
   const Case<float> x(random, 1, 2, 512, 64, 16);
