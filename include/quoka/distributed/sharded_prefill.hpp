@@ -93,13 +93,8 @@ class ShardedPrefill {
     if (attention.sliding_window != 0 || !attention.mask.absent() || !attention.causal ||
         !attention.alibi_slopes.empty() || attention.query_position.has_value())
       detail::fail_because(
-<<<<<<< HEAD
-          "attention over shards takes a scale, a softcap, sinks and an arithmetic");
-=======
           "attention over shards has no sliding_window, mask, alibi_slopes, query_position or "
           "causal = false");
-    attention_options_.sink_logits = sink_logits_;
->>>>>>> docs
   }
   ShardedPrefill(const ShardedPrefill&) = delete;  // what it borrows of itself does not move
   ShardedPrefill& operator=(const ShardedPrefill&) = delete;
@@ -164,15 +159,9 @@ class ShardedPrefill {
   // Room for `len` tokens on all ranks together. Not collective.
   void reserve(Index len) { layer_.cache().reserve(map_.local_len(len)); }
 
-<<<<<<< HEAD
   Index kv_len() const { return kv_len_; }                 // of all ranks
   const KvCache& cache() const { return layer_.cache(); }  // this rank's
-  const ShardMap& shard() const { return map_; }
-=======
-  Index kv_len() const { return kv_len_; }         // of all ranks
-  const KvCache& cache() const { return cache_; }  // this rank's
-  const ShardMap& shard() const { return map_; }   // which tokens are this rank's
->>>>>>> docs
+  const ShardMap& shard() const { return map_; }           // which tokens are this rank's
   // Memory of this rank beyond its cache that the method keeps per key.
   Index kept_bytes() const { return kept_bytes_of(state_); }
   // What the last forward() attended to of its past, by positions; the same on all ranks.
