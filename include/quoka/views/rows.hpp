@@ -82,9 +82,7 @@ class BasicRows {
         sizes_(sizes),
         strides_(strides),
         channel_step_(channel_step) {
-    for (const Index size : sizes) detail::require_at_least("a size of rows", size, 0);
-    if (data == nullptr && !empty())
-      detail::fail_because("a view has elements, but its pointer is null");
+    detail::require_memory("a view of rows", data, sizes);
     if (writes && !format.writes)
       detail::fail_because(std::string("rows of format ") + format.name + " are only read");
   }

@@ -131,14 +131,12 @@ class TensorView {
   // std::invalid_argument on a negative size, on another inner stride, and on null with elements.
   TensorView(T* data, const Sizes& sizes, const Sizes& strides)
       : data_(data), sizes_(sizes), strides_(strides) {
-    for (const Index size : sizes) detail::require_at_least("a view's size", size, 0);
+    detail::require_memory("a view", data, sizes);
     if constexpr (Rank == 4) {
       if (strides[3] != 1)
         detail::fail("a view's inner stride", strides[3],
                      "but the channels of a head must be contiguous: stride", "", 1);
     }
-    if (data == nullptr && !empty())
-      detail::fail_because("a view has elements, but its pointer is null");
   }
 
   // From a view of mutable elements.
