@@ -4,7 +4,8 @@
 #include "support/accuracy.hpp"
 #include "support/calibrate_capture.hpp"
 #include "support/fixtures.hpp"
-#include "support/table.hpp"
+
+#include <fmt/format.h>
 
 #include <sstream>
 
@@ -144,7 +145,7 @@ TEST(Calibration, PrintsARowPerLayerWithWhatThePolicySays) {
   std::ostringstream out;
   calibration.print(out, calibration.error(1, 1));
   EXPECT_NE(out.str().find("error at 30  worst KV head  policy"), std::string::npos) << out.str();
-  EXPECT_NE(out.str().find(quoka_examples::fixed(calibration.worst_kv_head(0, 2), 4) + "  dense"),
+  EXPECT_NE(out.str().find(fmt::format("{:.4f}", calibration.worst_kv_head(0, 2)) + "  dense"),
             std::string::npos)
       << out.str();
 }

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "support/safetensors.hpp"
+#include "support/write_safetensors.hpp"
 #include "support/capture.hpp"
 
 namespace {
