@@ -67,5 +67,5 @@ run words cwe "$selectors" "${LENGTHS:-512,1024,2048,4096}" 0.125
 run words cwe "$selectors" "${LENGTH:-2048}" "${BUDGETS:-0.03125,0.0625,0.25}"
 
 [[ -f $results/accuracy.md ]] || cp bench/results/accuracy.md "$results"
-python3 bench/tables.py "$results"
+python3 bench/tables.py --write "$results"
 python3 bench/plot.py "$results"

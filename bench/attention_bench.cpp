@@ -4,9 +4,8 @@
 // name says "float_over_half". Kernels read rows through their formats, so that must cost what half
 // queries over a half cache cost.
 
+#include "arithmetic.hpp"
 #include "measure.hpp"
-
-#include "support/build_info.hpp"
 
 namespace quoka_bench {
 namespace {

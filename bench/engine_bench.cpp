@@ -1,78 +1,13 @@
 // Attention over caches as engines have them: 8-bit rows, pages, sequences of different lengths. How
 // they compare with the library's own cache, in turns: engines.cpp.
 
+#include "engine_cache.hpp"
 #include "measure.hpp"
-
-#include <quoka/packing/byte_formats.hpp>
-
-#include <numeric>
 
 namespace quoka_bench {
 namespace {
 
-using quoka::Position;
-using quoka::Rows;
-
-constexpr LayerShape shape = qwen3_4b;
-constexpr Index dim = shape.head_dim;
-
-// How tokens lie: one after the other, in pages of 16, in slots in any order, and in pages whose keys
-// are [dim, token] (half).
-enum class Layout { contiguous, pages, slots, transposed };
-constexpr const char* layout_names[] = {"contiguous", "pages", "slots", "transposed"};
-
-// Generated keys and values in a format, [kv_heads, len, dim] or [page, kv_heads, page_len, dim].
-struct EngineCache {
-  EngineCache(const quoka::Format& format, Index len, Layout layout)
-      : page_len(layout == Layout::slots ? 1 : 16),
-        table(static_cast<std::size_t>(quoka::ceil_div(len, page_len))),
-        scales(static_cast<std::size_t>(format.scales_apart(dim)), 6.0f / 127.0f),
-        bytes(format.row_bytes({dim})) {
-    std::iota(table.begin(), table.end(), Position{0});
-    std::shuffle(table.begin(), table.end(), std::mt19937(7));
-    const auto past = past_of<float>(shape, len);
-    const Index pages = std::ssize(table);
-    for (int side = 0; side < 2; ++side) {
-      std::byte* const data = memory[side].reserve(pages * page_len * shape.kv_heads * bytes);
-      const Rows pool(data, format, {pages, shape.kv_heads, page_len, dim},
-                      {shape.kv_heads * page_len * bytes, page_len * bytes, bytes});
-      const Rows flat(data, format, {1, shape.kv_heads, len, dim}, {0, len * bytes, bytes});
-      rows[side] = layout == Layout::contiguous ? flat : quoka::paged(pool, table, len);
-      if (!scales.empty()) rows[side] = rows[side].with_scales(scales.data(), 0);
-      const auto& from = side == 0 ? past.k : past.v;
-      for (Index head = 0; head < shape.kv_heads; ++head)
-        for (Index i = 0; i < len; ++i)
-          format.narrow(from.row(0, head, i), rows[side].shape(head),
-                        const_cast<std::byte*>(rows[side].row(0, head, i)));
-    }
-    if (layout == Layout::transposed) transpose_keys(pages, len);
-  }
-  // Elements of two bytes: each page's keys [page_len, dim] become [dim, page_len].
-  void transpose_keys(Index pages, Index len) {
-    auto* data = memory[0].data();
-    std::vector<std::byte> page(static_cast<std::size_t>(page_len * bytes));
-    for (Index block = 0; block < pages * shape.kv_heads; ++block, data += page_len * bytes) {
-      std::copy_n(data, page_len * bytes, page.data());
-      for (Index i = 0; i < page_len; ++i)
-        for (Index c = 0; c < dim; ++c)
-          std::copy_n(page.data() + (i * dim + c) * 2, 2, data + (c * page_len + i) * 2);
-    }
-    const Rows pool(memory[0].data(), quoka::channel_major_format<Eigen::half>(),
-                    {pages, shape.kv_heads, page_len, dim},
-                    {shape.kv_heads * page_len * bytes, page_len * bytes, 2}, page_len * 2);
-    rows[0] = quoka::paged(pool, table, len);
-  }
-  double total_bytes() const {
-    return 2.0 * static_cast<double>(shape.kv_heads * rows[0].len() * bytes);
-  }
-
-  Index page_len;
-  std::vector<Position> table;
-  std::vector<float> scales;  // of one head, the same for all
-  Index bytes;
-  quoka::Buffer<std::byte> memory[2];
-  Rows rows[2];
-};
+constexpr LayerShape shape = EngineCache::shape;
 
 // q_len queries over all of the past. Outputs are near those of float: eight bits of integer, or four
 // of fp8's mantissa.
@@ -86,12 +21,11 @@ void attend(benchmark::State& state, const quoka::Format& format, Layout layout,
   poison(chunk.out);
   measure(state,
           {.flops = attention_flops(shape, q_len, kv_len),
-           .bytes = cache.total_bytes(),
+           .bytes = cache.bytes(),
            .from_memory = q_len == 1},
           [&] {
-            quoka::attention(chunk.q.view(), {cache.rows[0], cache.rows[1]},
-                             {chunk.k.view(), chunk.v.view()}, {chunk.out.view()}, {},
-                             quoka::SerialExecutor{}, workspace);
+            quoka::attention(chunk.q.view(), {cache.k, cache.v}, {chunk.k.view(), chunk.v.view()},
+                             {chunk.out.view()}, {}, quoka::SerialExecutor{}, workspace);
           });
   const plain::Attention<float> input{chunk.q.view(), past.k,         past.v,
                                       chunk.k.view(), chunk.v.view(), nullptr};
@@ -111,10 +45,10 @@ void ragged(benchmark::State& state, int threads) {
     ChunkData<float>& x = *tokens.back();
     poison(x.out);
     batch.push_back({.q = x.q.view(),
-                     .past = {cache.rows[0].slice(0, len), cache.rows[1].slice(0, len)},
+                     .past = {cache.k.slice(0, len), cache.v.slice(0, len)},
                      .chunk = {x.k.view(), x.v.view()},
                      .out = x.out.view()});
-    bytes += 2.0 * static_cast<double>(shape.kv_heads * len * cache.bytes);
+    bytes += 2.0 * static_cast<double>(shape.kv_heads * len * cache.row_bytes);
     flops += attention_flops(shape, 1, len);
   }
   quoka::AttentionWorkspace workspace;

@@ -1,28 +1,18 @@
-// 16-bit fixed point against float: error and speed.
+// 16-bit fixed point against float: errors. Speed: speedup --arithmetic single,fixed16.
 //
-// Errors: dense and selected attention against the library's own float kernels, whose error is a
+// Dense and selected attention against the library's own float kernels, whose error is a
 // thousandth of what is measured here: on generated (normal) keys and values, and on every layer of
 // recorded captures. The integers are the same on any machine, so these errors are, too.
-//
-// Speed: a chunk in float and in fixed point by turns, on one thread; medians over the rounds, of
-// times and of the ratios of neighbouring turns.
 
 #include <quoka/attention/attention_impl.hpp>
 #include <quoka/select/quoka.hpp>
 #include <quoka/views/tensor.hpp>
 
-#include "support/build_info.hpp"
 #include "support/capture.hpp"
-#include "support/json_file.hpp"
-#include "support/paired_steps.hpp"
+#include "support/program.hpp"
 #include "support/require.hpp"
-#include "support/run_program.hpp"
 #include "support/table.hpp"
 
-#include <CLI/CLI.hpp>
-
-#include <filesystem>
-#include <iostream>
 #include <random>
 
 namespace {
@@ -36,8 +26,6 @@ struct Flags {
                                     "/tinyllama_passkey_2046_layer11.safetensors"};
   std::vector<Index> lengths{1024, 4096, 32768};
   Index budget = 256;
-  int rounds = 9;
-  std::string json, command;
 };
 
 // One chunk, its past, and what of it is kept.
@@ -163,87 +151,24 @@ void measure_capture(const std::string& path, const Flags& flags, std::vector<Ro
   }
 }
 
-// ---- speed --------------------------------------------------------------------------------------
-
-struct Speed {
-  Index kv_len, head_dim, budget;  // budget 0: dense
-  double single_ms, fixed_ms, ratio;
-};
-
-// A chunk of 128 of Qwen3-4B's 32 query and 8 KV heads.
-Speed time_chunk(Index kv_len, Index head_dim, Index budget, int rounds) {
-  NormalTensors tensor(head_dim);
-  const Tensor4 q = tensor(32, 128), k = tensor(8, 128), v = tensor(8, 128);
-  const Tensor4 past_k = tensor(8, kv_len), past_v = tensor(8, kv_len);
-  Tensor4 out(1, 32, 128, head_dim);
-  quoka::Past past(past_k, past_v);
-  quoka::Selection keep;
-  if (budget > 0) {
-    keep = quoka::QuokaSelector({.budget = budget}).select(q, past_k);
-    past.keep = &keep;
-  }
-  quoka::AttentionWorkspace workspace;
-  const auto seconds = [&](quoka::Arithmetic arithmetic) {
-    return seconds_of([&] {
-      quoka::attention(q, past, {k, v}, out, {.arithmetic = arithmetic}, quoka::SerialExecutor{},
-                       workspace);
-    });
-  };
-  std::vector<double> single, fixed16;
-  for (int round = -1; round < rounds; ++round) {  // one to warm up
-    const double a = seconds(quoka::Arithmetic::single), b = seconds(quoka::Arithmetic::fixed16);
-    if (round >= 0) single.push_back(a), fixed16.push_back(b);
-  }
-  return {kv_len,
-          head_dim,
-          budget,
-          1e3 * median(single),
-          1e3 * median(fixed16),
-          median_ratio(single, fixed16)};
-}
-
-void measure_speed(const Flags& flags, nlohmann::json& json) {
-  std::vector<std::vector<std::string>> lines;
-  for (const Index head_dim : {128, 64})
-    for (const auto& [kv_len, budget] :
-         {std::pair<Index, Index>{8192, 0}, {32768, 0}, {32768, 1024}}) {
-      const Speed s = time_chunk(kv_len, head_dim, budget, flags.rounds);
-      lines.push_back({std::to_string(kv_len), std::to_string(head_dim),
-                       budget > 0 ? std::to_string(budget) : "all", fixed(s.single_ms, 1),
-                       fixed(s.fixed_ms, 1), fixed(s.ratio, 2)});
-      json["speed"].push_back({{"kv_len", kv_len},
-                               {"head_dim", head_dim},
-                               {"budget", budget},
-                               {"single_ms", s.single_ms},
-                               {"fixed16_ms", s.fixed_ms},
-                               {"ratio", s.ratio}});
-    }
-  std::cout << '\n';
-  print_table(std::cout, {"keys", "head_dim", "kept", "float, ms", "fixed16, ms", "ratio"}, lines);
-}
-
-int run(const Flags& flags) {
-  std::cout << cpu_name() << "; " << build_description() << "; fixed point "
-            << (quoka::simd::has_pair_sums ? "of the ISA" : "in plain C++") << "\n\n";
+int run(const Flags& flags, Report& report) {
+  fmt::print("{}; fixed point {}\n\n", machine(),
+             quoka::simd::has_pair_sums ? "of the ISA" : "in plain C++");
   std::vector<Row> rows;
   for (const Index head_dim : {64, 128})
     for (const Index kv_len : flags.lengths) measure_normal(head_dim, kv_len, rows);
   for (const std::string& path : flags.captures) measure_capture(path, flags, rows);
 
-  nlohmann::json json{
-      {"command", flags.command}, {"cpu", cpu_name()}, {"build", build_description()}};
-  std::vector<std::vector<std::string>> lines;
+  Table table("data\tlargest error\tworst head\trelative error");
   for (const Row& r : rows) {
-    const auto thousandths = [](double x) { return fixed(1e3 * x, 2) + "e-3"; };
-    lines.push_back({r.data, thousandths(r.largest), thousandths(r.head), thousandths(r.relative)});
-    json["errors"].push_back({{"data", r.data},
-                              {"largest_error", r.largest},
-                              {"largest_error_of_a_head", r.head},
-                              {"relative_error", r.relative}});
+    table.row("{}\t{:.2f}e-3\t{:.2f}e-3\t{:.2f}e-3", r.data, 1e3 * r.largest, 1e3 * r.head,
+              1e3 * r.relative);
+    report["errors"].push_back({{"data", r.data},
+                                {"largest_error", r.largest},
+                                {"largest_error_of_a_head", r.head},
+                                {"relative_error", r.relative}});
   }
-  print_table(std::cout, {"data", "largest error", "worst head", "relative error"}, lines);
-  if (flags.rounds > 0) measure_speed(flags, json);
-  if (!flags.json.empty()) write_json(flags.json, json);
+  table.print();
   return 0;
 }
 
@@ -251,8 +176,7 @@ int run(const Flags& flags) {
 
 int main(int argc, char** argv) {
   Flags flags;
-  flags.command = command_line(argc, argv);
-  CLI::App app("16-bit fixed point against float: error and speed");
+  Program app(argc, argv, "Errors of 16-bit fixed point against float");
   app.add_option("captures", flags.captures,
                  "safetensors dumps with NAME.q, NAME.k, NAME.v per layer")
       ->check(CLI::ExistingFile);
@@ -262,9 +186,5 @@ int main(int argc, char** argv) {
   app.add_option("--budget", flags.budget, "keys per KV head that QuoKA selects of a capture")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--rounds", flags.rounds, "timed turns of each; 0: errors alone")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
-  app.add_option("--json", flags.json, "write the results there too");
-  return run_program(app, argc, argv, [&] { return run(flags); });
+  return app.run([&] { return run(flags, app.report); });
 }

@@ -7,85 +7,59 @@
 #include "tune.hpp"
 #include "support/build_info.hpp"
 
-#include <algorithm>
-#include <cstdio>
-#include <cstring>
+#include <CLI/CLI.hpp>
+
 #include <iostream>
-#include <sstream>
-#include <string_view>
-
-namespace {
-
-void print_help() {
-  std::cout << R"(quoka_bench [--tune[=NAME]] [OPTIONS]
-
-  --tune               tries the library's block sizes and distances on this machine, about a
-                       minute, and prints the best beside the defaults; no benchmark is run
-  --tune=NAME          only those whose names contain NAME
-  --tune_keys=N        cached keys, 64 or more (32768)
-  --tune_seconds=S     about so long; half as many leave ratios less sure (60)
-
-Without --tune, Google Benchmark's options:
-
-)";
-  benchmark::PrintDefaultHelp();
-}
-
-// A positive number after `name`, which ends in =; false if the flag is another one.
-template <class T>
-bool number_of(std::string_view flag, std::string_view name, T& to) {
-  if (!flag.starts_with(name) || flag.size() <= name.size()) return false;
-  std::istringstream text{std::string(flag.substr(name.size()))};
-  return text >> to && text.eof() && to > T{};
-}
-
-// 0: there is no --tune. Otherwise what was understood goes to flags; -1: something was not.
-int read_tune_flags(int argc, char** argv, quoka_bench::TuneFlags& flags) {
-  bool wanted = false, understood = true;
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view flag = argv[i];
-    if (flag == "--tune") {
-      wanted = true;
-    } else if (flag.starts_with("--tune=")) {
-      wanted = true, flags.name = flag.substr(std::strlen("--tune="));
-    } else if (!number_of(flag, "--tune_keys=", flags.keys) &&
-               !number_of(flag, "--tune_seconds=", flags.seconds)) {
-      understood = false;
-    }
-  }
-  return !wanted ? 0 : understood && flags.keys >= 64 ? 1 : -1;
-}
-
-}  // namespace
 
 int main(int argc, char** argv) {
+  using namespace quoka_examples;
   quoka_bench::TuneFlags flags;
-  if (std::any_of(argv + 1, argv + argc,
-                  [](const char* flag) { return !std::strcmp(flag, "--help"); })) {
-    print_help();
+  CLI::App app("The library's benchmarks, or its block sizes tried on this machine");
+  app.set_help_flag();  // below, Google Benchmark's options are told, too
+  bool help = false;
+  app.add_flag("-h,--help", help, "print this");
+  auto* const tune =
+      app.add_option(
+             "--tune", flags.name,
+             "tries the library's block sizes and distances, or those whose names contain "
+             "NAME, on this machine, about a minute, and prints the best beside the defaults; "
+             "no benchmark is run")
+          ->expected(0, 1)
+          ->type_name("[NAME]");
+  app.add_option("--tune_keys", flags.keys, "cached keys")
+      ->needs(tune)
+      ->check(CLI::Range(64ll, 1ll << 40))
+      ->capture_default_str();
+  app.add_option("--tune_seconds", flags.seconds,
+                 "about so long; half as many leave ratios less sure")
+      ->needs(tune)
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.allow_extras();  // Google Benchmark's
+  try {
+    app.parse(argc, argv);
+    if (*tune && !help && !app.remaining().empty()) throw CLI::ExtrasError(app.remaining());
+  } catch (const CLI::ParseError& error) {
+    app.exit(error);
+    return 2;
+  }
+  if (help) {
+    std::cout << app.help() << "Without --tune, Google Benchmark's options:\n\n";
+    benchmark::PrintDefaultHelp();
     return 0;
   }
-  if (const int wanted = read_tune_flags(argc, argv, flags); wanted != 0) {
-    if (wanted < 0) {
-      print_help();
-      return 2;
-    }
-    std::cout << quoka_examples::cpu_name() << ", " << quoka_examples::build_description() << '\n';
+  if (*tune) {
+    fmt::print("{}, {}\n", cpu_name(), build_description());
     return quoka_bench::tune(flags);
   }
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;
-  const auto text = [](double value, const char* unit) {
-    char line[64];
-    std::snprintf(line, sizeof line, "%.1f %s", value, unit);
-    return std::string(line);
-  };
-  benchmark::AddCustomContext("cpu", quoka_examples::cpu_name());
-  benchmark::AddCustomContext("build", quoka_examples::build_description());
+  benchmark::AddCustomContext("cpu", cpu_name());
+  benchmark::AddCustomContext("build", build_description());
   benchmark::AddCustomContext("fma_peak",
-                              text(quoka_examples::fma_peak_gflops(), "GFLOP/s per core"));
+                              fmt::format("{:.1f} GFLOP/s per core", fma_peak_gflops()));
   benchmark::AddCustomContext("read_bandwidth",
-                              text(quoka_examples::read_bandwidth_gbs(), "GB/s per core"));
+                              fmt::format("{:.1f} GB/s per core", read_bandwidth_gbs()));
   benchmark::RunSpecifiedBenchmarks();
   benchmark::Shutdown();
   return quoka_bench::failures == 0 ? 0 : 1;

@@ -12,7 +12,6 @@
 
 #include <benchmark/benchmark.h>
 
-#include <chrono>
 #include <cmath>
 #include <functional>
 #include <initializer_list>
@@ -55,13 +54,6 @@ struct Cost {
   bool from_memory = false;  // larger than the caches: also report the share of the read bandwidth
 };
 
-// Seconds as Google Benchmark counts them: this thread's CPU time, or the wall clock for several
-// threads.
-inline double now_seconds(int threads) {
-  if (threads == 1) return thread_seconds();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 // One for the whole program.
 inline const ReadProbe& read_probe() {
   static const ReadProbe probe;
@@ -85,13 +77,14 @@ template <class Body>
 void measure(benchmark::State& state, const Cost& cost, Body&& body) {
   Limits limits;
   limits.probe(cost);
-  const double start = now_seconds(cost.threads);
+  const auto clock =
+      cost.threads == 1 ? thread_seconds : wall_seconds;  // as Google Benchmark counts
+  const double start = clock();
   for (auto _ : state) {
     body();
     benchmark::ClobberMemory();
   }
-  const double seconds =
-      (now_seconds(cost.threads) - start) / static_cast<double>(state.iterations());
+  const double seconds = (clock() - start) / static_cast<double>(state.iterations());
   limits.probe(cost);
   const double gflops = cost.flops / seconds / 1e9, gbs = cost.bytes / seconds / 1e9;
   if (cost.flops > 0.0) state.counters["GFLOP/s"] = gflops;

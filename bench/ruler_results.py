@@ -1,12 +1,11 @@
 """What `decoder ruler` stored in accuracy_*.json, a file per model: means over tasks, and their bootstrap intervals.
 
 A cell is a selector with a budget on a task at a length: an outcome (0 or 1) per sample. Where several models hold a task it
-counts once, as their mean. Samples are resampled within each cell (a stratified bootstrap), paired for differences; as a sum
-of resampled zeros and ones is binomial and one of -1, 0, 1 is two binomials, the sums are drawn and not the samples.
+counts once, as their mean. Samples are resampled within each cell (a stratified bootstrap), paired for differences; the sum of a
+cell's resampled -1, 0 and 1 is trinomial, so sums are drawn and not samples.
 Python's standard library is all it needs.
 """
 
-import bisect
 import collections
 import functools
 import itertools
@@ -30,8 +29,8 @@ def frontier(folder):
 
 
 class Results:
-    def __init__(self, folder):
-        self.files = [json.loads(path.read_text()) for path in sorted(folder.glob("accuracy_*.json"))]
+    def __init__(self, folder, pattern="accuracy_*.json"):
+        self.files = [json.loads(path.read_text()) for path in sorted(folder.glob(pattern))]
         self.cells = collections.defaultdict(list)  # (selector, budget, task, length): an entry per model
         for file in self.files:
             for entry in file["results"]:
@@ -73,14 +72,26 @@ class Results:
     def averaged_tasks(self):
         """The tasks of retrieval that dense attention answers at 95 % or more, all lengths together: what means are over."""
         def answered(task):
-            mean = self.mean("dense", None, [task], [n for n in self.lengths() if self.cell("dense", None, task, n)])
-            return mean is not None and mean[0] >= 0.95
+            share = self.share("dense", None, [task], [n for n in self.lengths() if self.cell("dense", None, task, n)])
+            return share is not None and share >= 0.95
         return [task for task in self.tasks() if task in RETRIEVAL and answered(task)]
+
+    def share(self, selector, budget, tasks, lengths):
+        """The mean exact match over tasks and lengths alone, without an interval; None where a cell is missing."""
+        cells = [self.cell(selector, budget, task, length) for task, length in itertools.product(tasks, lengths)]
+        if not cells or not all(cells):
+            return None
+        shares = [sum(entry["exact"].count("1") / len(entry["exact"]) for entry in entries) / len(entries) for entries in cells]
+        return sum(shares) / len(shares)
 
     def mean(self, selector, budget, tasks, lengths, minus=None):
         """(mean exact match over tasks and lengths, its interval's ends), less that of the selector `minus`; None where a cell is missing."""
+        return self.mean_of(selector, budget, list(itertools.product(tasks, lengths)), minus)
+
+    def mean_of(self, selector, budget, places, minus=None):
+        """The same over any (task, length)."""
         strata = []
-        for task, length in itertools.product(tasks, lengths):
+        for task, length in places:
             entries = self.cell(selector, budget, task, length)
             if not entries:
                 return None
@@ -91,22 +102,25 @@ class Results:
                     if entry["model"] not in others:
                         return None
                     outcomes = [a - int(b) for a, b in zip(outcomes, others[entry["model"]]["exact"])]
-                strata.append((1.0 / (len(tasks) * len(lengths) * len(entries)), outcomes))
+                strata.append((1.0 / (len(places) * len(entries)), outcomes))
         return stratified_bootstrap(strata) if strata else None
 
 
 @functools.cache
-def binomial(count, share):
-    """Cumulative probabilities of 0 .. count."""
-    logs = [math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1) for k in range(count + 1)]
-    powers = [log + k * math.log(share) + (count - k) * math.log1p(-share) for k, log in enumerate(logs)]
-    return list(itertools.accumulate(map(math.exp, powers)))
-
-
-def draw(rng, count, share):
-    if count == 0 or share == 0.0 or share == 1.0:
-        return count if share == 1.0 else 0
-    return min(count, bisect.bisect(binomial(count, share), rng.random()))
+def trinomial(count, plus, minus):
+    """Cumulative probabilities of -count .. count: the sum of `count` draws from outcomes, plus / count of which are 1 and minus / count -1."""
+    logs = [math.lgamma(k + 1) for k in range(count + 1)]
+    shares = [math.log(n / count) if n else None for n in (plus, minus, count - plus - minus)]
+    probability = [0.0] * (2 * count + 1)
+    for up in range(count + 1 if plus else 1):
+        for down in range(count + 1 - up if minus else 1):
+            same = count - up - down
+            if same and shares[2] is None:
+                continue
+            log = logs[count] - logs[up] - logs[down] - logs[same]
+            log += sum(n * share for n, share in zip((up, down, same), shares) if n)
+            probability[count + up - down] += math.exp(log)
+    return list(itertools.accumulate(probability))
 
 
 def stratified_bootstrap(strata, resamples=RESAMPLES):
@@ -116,8 +130,10 @@ def stratified_bootstrap(strata, resamples=RESAMPLES):
     for weight, outcomes in strata:
         n, plus, minus = len(outcomes), outcomes.count(1), outcomes.count(-1)
         total += weight * (plus - minus) / n
-        for i in range(resamples if plus + minus > 0 else 0):
-            moved = draw(rng, n, (plus + minus) / n)
-            means[i] += weight * (2 * draw(rng, moved, plus / (plus + minus)) - moved) / n
+        if plus == n or minus == n or plus + minus == 0:
+            means = [mean + weight * (plus - minus) / n for mean in means]
+        else:
+            sums = rng.choices(range(-n, n + 1), cum_weights=trinomial(n, plus, minus), k=resamples)
+            means = [mean + weight * drawn / n for mean, drawn in zip(means, sums)]
     means.sort()
     return total, means[round(0.025 * (resamples - 1))], means[round(0.975 * (resamples - 1))]

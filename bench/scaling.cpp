@@ -7,18 +7,12 @@
 // fixed cost per call flattens an exponent at the small end, memory bandwidth steepens it at the
 // large.
 
-#include "support/build_info.hpp"
-#include "support/json_file.hpp"
 #include "support/paired_steps.hpp"
-#include "support/progress.hpp"
-#include "support/run_program.hpp"
+#include "support/program.hpp"
 #include "support/selector_flags.hpp"
 #include "support/table.hpp"
 
-#include <CLI/CLI.hpp>
-
 #include <cmath>
-#include <iostream>
 
 namespace {
 
@@ -31,37 +25,43 @@ struct Flags {
   Index kv_len = 8192;
   int threads = 1;
   int rounds = 5;
-  std::string json, command;
 };
 
-// Exponents of {kv_len, n_queries, q_heads} in the paper's complexity table, or in the method's own
-// where the paper has none: what dominates for large kv_len.
+// Exponents in the paper's complexity table, or in the method's own where the paper has none: what
+// dominates for large kv_len.
 struct Formula {
   std::string method, time;
-  double kv_len, n_queries, q_heads;
+  double exponents[3];  // of the axes
 };
 const std::vector<Formula> formulas{
-    {"quoka", "kv_heads n_queries kv_len d", 1, 1, 0},
-    {"quoka.float", "kv_heads n_queries kv_len d", 1, 1, 0},
-    {"sample_attention", "q_heads n_queries kv_len d", 1, 1, 1},
-    {"sparq", "q_heads chunk kv_len r", 1, 0, 1},
-    {"loki", "q_heads chunk kv_len r", 1, 0, 1},
-    {"tidal_decode", "q_heads chunk kv_len d, at 2 layers", 1, 0, 1},
-    {"quest.softmax", "q_heads chunk kv_len/16 d", 1, 0, 1},
-    {"quest", "q_heads chunk d + kv_heads kv_len/16 d", 1, 0, 1},
-    {"xattention", "q_heads chunk kv_len d / 8", 1, 0, 1},
-    {"flash_prefill", "q_heads chunk kv_len/128 d", 1, 0, 1},
+    {"quoka", "kv_heads n_queries kv_len d", {1, 1, 0}},
+    {"quoka.float", "kv_heads n_queries kv_len d", {1, 1, 0}},
+    {"sample_attention", "q_heads n_queries kv_len d", {1, 1, 1}},
+    {"sparq", "q_heads chunk kv_len r", {1, 0, 1}},
+    {"loki", "q_heads chunk kv_len r", {1, 0, 1}},
+    {"tidal_decode", "q_heads chunk kv_len d, at 2 layers", {1, 0, 1}},
+    {"quest.softmax", "q_heads chunk kv_len/16 d", {1, 0, 1}},
+    {"quest", "q_heads chunk d + kv_heads kv_len/16 d", {1, 0, 1}},
+    {"xattention", "q_heads chunk kv_len d / 8", {1, 0, 1}},
+    {"flash_prefill", "q_heads chunk kv_len/128 d", {1, 0, 1}},
 };
 
-struct Point {
-  std::string axis;
-  Index value;
-  std::string method;
-  double seconds, scratch_mib;
+struct Axis {
+  std::string name;
+  std::vector<Index> values;
+};
+const std::vector<Axis> axes{{"kv_len", {4096, 8192, 16384, 32768, 65536}},
+                             {"n_queries", {16, 32, 64, 128}},
+                             {"q_heads", {16, 32, 64, 128}}};
+
+// What one method takes at each value of an axis.
+struct Costs {
+  std::vector<double> seconds, memory_mib;
 };
 
-std::vector<Point> measure(const std::string& axis, Index value, const Flags& flags,
-                           quoka::ThreadPool& threads) {
+// Adds a value's costs to each method's.
+void measure(const std::string& axis, Index value, const std::vector<std::string>& methods,
+             const Flags& flags, quoka::ThreadPool& threads, std::vector<Costs>& costs) {
   quoka::LayerShape shape{.q_heads = 32, .kv_heads = 8, .head_dim = 128};
   MethodOptions options;
   Index kv_len = flags.kv_len;
@@ -70,87 +70,64 @@ std::vector<Point> measure(const std::string& axis, Index value, const Flags& fl
   if (axis == "q_heads") shape.q_heads = value;
   GeneratedPrompt prompt(shape, 128);
   std::vector<LayerStack> layers;
-  const std::vector<std::string> names = parse_methods(flags.selectors);
-  for (const std::string& name : names) {
-    layers.push_back(make_layers(name, shape, options));
+  for (const std::string& method : methods) {
+    layers.push_back(make_layers(method, shape, options));
     prompt.fill(*layers.back().front(), kv_len);
-    layers.back().front()->select(prompt.q, threads);  // warms up
   }
-  std::vector<std::vector<double>> seconds(names.size());
-  for (int round = 0; round < flags.rounds; ++round)
-    for (std::size_t m = 0; m < names.size(); ++m)
-      seconds[m].push_back(seconds_of([&] { layers[m].front()->select(prompt.q, threads); }));
-  std::vector<Point> points;
-  for (std::size_t m = 0; m < names.size(); ++m)
-    points.push_back(
-        {axis, value, names[m], median(seconds[m]),
-         static_cast<double>(layers[m].front()->scratch_bytes() + layers[m].front()->kept_bytes()) /
-             1048576.0});
-  return points;
+  Progress bar(axis + " " + std::to_string(value), flags.rounds + 1);
+  const auto seconds = time_in_turns(
+      methods.size(), flags.rounds,
+      [&](std::size_t m) {
+        return seconds_of([&] { layers[m].front()->select(prompt.q, threads); });
+      },
+      [&](int done) { bar.update(done); });
+  for (std::size_t m = 0; m < methods.size(); ++m) {
+    const AnyLayer& layer = *layers[m].front();
+    costs[m].seconds.push_back(median(seconds[m]));
+    costs[m].memory_mib.push_back(static_cast<double>(layer.scratch_bytes() + layer.kept_bytes()) /
+                                  1048576.0);
+  }
 }
 
-// Slope of log(y) over log(x).
-double exponent(const std::vector<Point>& points, const std::string& axis,
-                const std::string& method, double Point::*y) {
-  double n = 0.0, sx = 0.0, sy = 0.0, sxx = 0.0, sxy = 0.0;
-  for (const Point& point : points) {
-    if (point.axis != axis || point.method != method) continue;
-    const double lx = std::log(static_cast<double>(point.value)), ly = std::log(point.*y);
-    n += 1.0, sx += lx, sy += ly, sxx += lx * lx, sxy += lx * ly;
-  }
-  return (n * sxy - sx * sy) / (n * sxx - sx * sx);
-}
-
-int run(const Flags& flags) {
+int run(const Flags& flags, Report& report) {
   quoka::ThreadPool threads(flags.threads);
-  const std::vector<std::pair<std::string, std::vector<Index>>> axes{
-      {"kv_len", {4096, 8192, 16384, 32768, 65536}},
-      {"n_queries", {16, 32, 64, 128}},
-      {"q_heads", {16, 32, 64, 128}}};
-  std::vector<Point> points;
-  for (const auto& [axis, values] : axes)
-    for (const Index value : values) {
-      Progress bar(axis + " " + std::to_string(value), 1);
-      for (Point& point : measure(axis, value, flags, threads)) points.push_back(std::move(point));
-    }
-  std::vector<std::vector<std::string>> rows;
-  nlohmann::json json{
-      {"command", flags.command}, {"cpu", cpu_name()}, {"build", build_description()}};
-  for (const std::string& method : parse_methods(flags.selectors)) {
-    const auto formula = std::find_if(formulas.begin(), formulas.end(),
-                                      [&](const Formula& f) { return f.method == method; });
-    std::vector<std::string> row{method, formula == formulas.end() ? "" : formula->time};
-    for (const auto& [axis, values] : axes) {
-      const double time = exponent(points, axis, method, &Point::seconds);
-      const double scratch = exponent(points, axis, method, &Point::scratch_mib);
-      const double expected = formula == formulas.end() ? std::nan("")
-                              : axis == "kv_len"        ? formula->kv_len
-                              : axis == "n_queries"     ? formula->n_queries
-                                                        : formula->q_heads;
-      row.push_back(fixed(time, 2) + " (" + fixed(expected, 0) + ")");
-      row.push_back(fixed(scratch, 2));
-      json["exponents"].push_back({{"selector", method},
-                                   {"axis", axis},
-                                   {"time", time},
-                                   {"scratch", scratch},
-                                   {"formula", expected}});
-    }
-    rows.push_back(row);
+  const std::vector<std::string> methods = parse_methods(flags.selectors);
+  std::vector<std::vector<Costs>> costs;  // [axis][method]
+  for (const Axis& axis : axes) {
+    costs.emplace_back(methods.size());
+    for (const Index value : axis.values)
+      measure(axis.name, value, methods, flags, threads, costs.back());
   }
-  for (const Point& p : points)
-    json["points"].push_back({{"axis", p.axis},
-                              {"value", p.value},
-                              {"selector", p.method},
-                              {"seconds", p.seconds},
-                              {"scratch_mib", p.scratch_mib}});
-  std::cout << cpu_name() << "; " << build_description() << "\n"
-            << "fitted exponents of selection time (and the formula's), and of memory: scratch and "
-               "what is "
-               "kept per key\n\n";
-  print_table(std::cout,
-              {"selector", "time", "kv_len", "memory", "n_queries", "memory", "q_heads", "memory"},
-              rows);
-  if (!flags.json.empty()) write_json(flags.json, json);
+  Table table("selector\ttime\tkv_len\tmemory\tn_queries\tmemory\tq_heads\tmemory");
+  for (std::size_t m = 0; m < methods.size(); ++m) {
+    const auto formula = std::find_if(formulas.begin(), formulas.end(),
+                                      [&](const Formula& f) { return f.method == methods[m]; });
+    const bool known = formula != formulas.end();
+    table.row("{}\t{}", methods[m], known ? formula->time : "");
+    for (std::size_t a = 0; a < axes.size(); ++a) {
+      const std::vector<double> values(axes[a].values.begin(), axes[a].values.end());
+      const Costs& c = costs[a][m];
+      const double time = exponent(values, c.seconds), memory = exponent(values, c.memory_mib),
+                   expected = known ? formula->exponents[a] : std::nan("");
+      table.more("{:.2f} ({:.0f})\t{:.2f}", time, expected, memory);
+      report["exponents"].push_back({{"selector", methods[m]},
+                                     {"axis", axes[a].name},
+                                     {"time", time},
+                                     {"scratch", memory},
+                                     {"formula", expected}});
+      for (std::size_t i = 0; i < values.size(); ++i)
+        report["points"].push_back({{"axis", axes[a].name},
+                                    {"value", axes[a].values[i]},
+                                    {"selector", methods[m]},
+                                    {"seconds", c.seconds[i]},
+                                    {"scratch_mib", c.memory_mib[i]}});
+    }
+  }
+  fmt::print(
+      "{}\nfitted exponents of selection time (and the formula's), and of memory: scratch and "
+      "what is kept per key\n\n",
+      machine());
+  table.print();
   return 0;
 }
 
@@ -158,20 +135,14 @@ int run(const Flags& flags) {
 
 int main(int argc, char** argv) {
   Flags flags;
-  flags.command = command_line(argc, argv);
-  CLI::App app(
-      "Selection time and scratch against kv_len, n_queries and q_heads, exponents fitted");
+  Program app(argc, argv,
+              "Selection time and scratch against kv_len, n_queries and q_heads, exponents fitted");
   app.add_option("--selectors", flags.selectors, "all, or names separated by commas")
       ->capture_default_str();
   app.add_option("--kv-len", flags.kv_len, "cached keys where something else varies")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--threads", flags.threads, "workers, the calling thread included")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--rounds", flags.rounds, "timed repetitions; medians count")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--json", flags.json, "write the results there too");
-  return run_program(app, argc, argv, [&] { return run(flags); });
+  add_threads(app, flags.threads);
+  add_rounds(app, flags.rounds);
+  return app.run([&] { return run(flags, app.report); });
 }

@@ -10,6 +10,8 @@
 
 #include "measure.hpp"
 
+#include "support/statistics.hpp"
+
 #include "support/generators.hpp"
 
 #include <quoka/select/kit.hpp>
@@ -180,16 +182,10 @@ void mass_by_sketch(benchmark::State& state, Keys keys, Index kv_len, Index rows
   const Scored s = keys(kv_len, rows);
   MassPair pair(s);
   measure(state, cost_of(s, true), [&] { pair.by_sketch(); });
-  std::vector<double> ratios;
-  for (int round = 0; round < 9; ++round) {
-    const double begin = now_seconds(1);
-    pair.in_float();
-    const double middle = now_seconds(1);
-    pair.by_sketch();
-    ratios.push_back((middle - begin) / (now_seconds(1) - middle));
-  }
-  std::sort(ratios.begin(), ratios.end());
-  state.counters["times_float"] = ratios[ratios.size() / 2];
+  const auto seconds = time_in_turns(2, 9, [&](std::size_t i) {
+    return seconds_of([&] { i == 0 ? pair.in_float() : pair.by_sketch(); }, thread_seconds);
+  });
+  state.counters["times_float"] = median_ratio(seconds[0], seconds[1]);
   state.counters["mass_lost"] = pair.mass_lost();
   verify(state, std::abs(pair.mass_lost()) < 0.002, "the sketch loses mass");
 }

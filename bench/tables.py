@@ -1,410 +1,647 @@
 #!/usr/bin/env python3
-"""Writes the tables of bench/results/ from its JSON files: evaluate.md from evaluate's, accuracy.md from decoder ruler's, needle.md
-from decoder needle's.
+"""Writes the tables of the Markdown pages from the JSON files in bench/results/, and checks the pages.
 
-    python3 bench/tables.py [RESULTS_DIRECTORY]
+    python3 bench/tables.py --write            # every table of every page, and the picture of README.md
+    python3 bench/tables.py --write FOLDER     # the pages in FOLDER alone, from the JSON files in it
+    python3 bench/tables.py --check            # fails if a table is not what the JSON files give, or a page breaks a rule of pages.py
 
-In evaluate.md and needle.md what stands between <!-- FILE.json --> and <!-- end --> is replaced, in accuracy.md what stands between
-<!-- tasks --> (or lengths, budgets, kept) and <!-- end -->; the rest is left as it is. Of generated layers one budget, the middle
-one, is shown. A page whose files are not there is left as it is.
-Python's standard library is all it needs.
+A table stands between <!-- table: NAME --> and <!-- end -->. NAME is that of a function below. A table whose JSON files are not in
+FOLDER is left as it is. Python's standard library is all it needs.
 """
 
-import itertools
+import argparse
 import json
 import math
 import pathlib
 import re
 import sys
 
+import overview
+import pages
 import ruler_results
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+EIGHTH = "0.125"
+TABLES = {}
+
+
+def named(function):
+    TABLES[function.__name__.replace("_", "-")] = function
+    return function
+
+
+class Folder:
+    """The JSON files of one folder, each read once."""
+
+    def __init__(self, path):
+        self.path, self.files, self.answers_of = path, {}, {}
+
+    def load(self, name):
+        if name not in self.files:
+            self.files[name] = json.loads((self.path / f"{name}.json").read_text())
+        return self.files[name]
+
+    def rows(self, name, **equal):
+        return [row for row in self.load(name)["results"] if all(row[key] == value for key, value in equal.items())]
+
+    def row(self, name, **equal):
+        return self.rows(name, **equal)[0]
+
+    def answers(self, pattern="accuracy_*.json"):
+        if pattern not in self.answers_of:
+            results = ruler_results.Results(self.path, pattern)
+            if not results.files:
+                raise FileNotFoundError(self.path / pattern)
+            self.answers_of[pattern] = results
+        return self.answers_of[pattern]
+
+
+# ---- cells ------------------------------------------------------------------------------------------------------------
+
+
+def table(header, rows):
+    lines = ["| " + " | ".join(header) + " |", "|" + "|".join("---" if i == 0 else "---:" for i in range(len(header))) + "|"]
+    return lines + ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+
+
+def code(name):
+    return f"`{name}`"
 
 
 def percent(share, decimals=1):
     return "-" if share is None else f"{100.0 * share:.{decimals}f}"
 
 
-def table(header, rows):
-    lines = ["| " + " | ".join(header) + " |", "|" + "|".join("---" if i == 0 else "---:" for i in range(len(header))) + "|"]
-    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+def times(ratio, decimals=1):
+    return "-" if ratio is None else f"{ratio:.{decimals}f}x"
 
 
-def by_setting(results):
-    """{(selector, keep_first): entry} in the order of the file."""
-    return {(entry["selector"], entry["keep_first"]): entry for entry in results}
+def seconds(value):
+    return f"{value:,.0f} s" if value >= 100 else f"{value:.1f} s" if value >= 10 else f"{value:.2f} s"
 
 
-def with_both(entries, selector, show):
-    """The figure without and, behind a slash, with forced first keys."""
-    settings = sorted(first for name, first in entries if name == selector)
-    return " / ".join(show(entries[selector, first]) for first in settings)
+def interval(mean):
+    """A mean of answers with the ends of its interval, in per cent."""
+    return "-" if mean is None else "{:.1f} [{:.1f}, {:.1f}]".format(*(round(100 * end, 1) + 0.0 for end in mean))
 
 
-def overall(results, targets):
-    """One budget, all layers together."""
-    entries = by_setting(results)
-    header = [
-        "selector", "mass kept, %", "of oracle, %", "worst row, %", "worst 1 %, %", "output error", "overlap, %", "MFLOP",
-        "of dense, %", "ms",
-    ]
-    if targets:
-        header.insert(7, "targets kept, %")
+def part(budget):
+    """0.125 as 1/8."""
+    return f"1/{1 / float(budget):.0f}"
+
+
+# ---- README.md --------------------------------------------------------------------------------------------------------
+
+
+def needles_found(folder, file, selector, budget):
+    asked = [e for e in folder.load(file)["results"] if e["selector"] == selector and e["budget"] == budget]
+    return f"{sum(e['exact'] for e in asked)} of {len(asked)}"
+
+
+@named
+def glance(folder):
+    speed = {n: {r["selector"]: r for r in folder.rows(file, tokens=n)} for n, file in (
+        (32768, "speedup_qwen3-4b_1_thread"), (131072, "speedup_131072"))}
+    rows = [[f"prefill of one layer, {n:,} tokens", seconds(of["dense"]["prefill_seconds"]),
+             *(f"{times(of[name]['speedup'])} as fast" for name in ("quoka", "quoka.recommended"))] for n, of in speed.items()]
+    prompt = next(p for p in folder.load("ggml_first_token_zen4")["runs"][0]["prompts"] if p["tokens"] == 16384)
+    rows.append(["first token in llama.cpp, 16,384 tokens", seconds(prompt["llama.cpp"]["s"]),
+                 *(f"{times(prompt['llama.cpp']['s'] / prompt[mode]['s'])} as soon" for mode in ("quoka", "recommended"))])
+    answers = folder.answers()
+    rows.append(["right answers, six tasks of RULER", *(
+        percent(answers.share(name, EIGHTH, answers.averaged_tasks(), answers.lengths())) + " %"
+        for name in ("dense", "quoka", "quoka.recommended"))])
+    rows.append(["needles found by TinyLlama", needles_found(folder, "needle_tinyllama", "dense", "1.0"),
+                 needles_found(folder, "needle_tinyllama", "quoka", EIGHTH), needles_found(folder, "needle_tinyllama_recommended", "quoka.recommended", EIGHTH)])
+    rows.append(["perplexity of TinyLlama on a novel", *(
+        f"{math.exp(folder.row('decoder_perplexity_tinyllama', selector=name)['losses'][-1]['loss_nat']):.1f}"
+        for name in ("dense", "quoka", "quoka.recommended"))])
+    return table(["", "dense", "the paper's defaults", "`recommended`"], rows)
+
+
+# ---- time -------------------------------------------------------------------------------------------------------------
+
+
+@named
+def prefill(folder):
     rows = []
-    for selector in dict.fromkeys(name for name, _ in entries):
-        both = lambda show: with_both(entries, selector, show)  # noqa: E731
-        plain = entries[selector, min(first for name, first in entries if name == selector)]
-        row = [
-            f"`{selector}`",
-            both(lambda e: percent(e["mass_kept"])),
-            both(lambda e: percent(e["mass_of_oracle"])),
-            both(lambda e: percent(e["worst_mass"], 2)),
-            both(lambda e: percent(e["worst_percent_mass"])),
-            both(lambda e: f"{e['output_error']:.3f}"),
-            both(lambda e: percent(e["overlap"])),
-            f"{1e-6 * plain['scoring_flops']:.2f}",
-            percent(plain["scoring_flops"] / plain["dense_flops"], 2),
-            f"{1e3 * plain['scoring_seconds']:.2f}",
-        ]
-        if targets:
-            row.insert(7, both(lambda e: percent(e["targets_kept"])))
-        rows.append(row)
-    return table(header, rows)
+    for file in ("speedup_qwen3-4b_1_thread", "speedup_131072"):
+        for tokens in dict.fromkeys(r["tokens"] for r in folder.load(file)["results"]):
+            of = {r["selector"]: r for r in folder.rows(file, tokens=tokens)}
+            row = [f"{tokens:,}", seconds(of["dense"]["prefill_seconds"])]
+            for name in ("quoka", "quoka.recommended"):
+                r = of[name]
+                row += [seconds(r["prefill_seconds"]), times(r["speedup"]), times(r["last_chunk_speedup"]), f"{r['scratch_mib']:.1f} + {r['kept_mib']:.0f}"]
+            rows.append(row)
+    each = ["whole", "last chunk", "MiB"]
+    return table(["prompt", "dense", "QuoKA", *each, "`recommended`", *each], rows)
 
 
-def by_layer(results, layers):
-    entries = {}
-    for entry in results:
-        if entry["keep_first"] == 0:
-            entries.setdefault(entry["selector"], {})[entry["layer"]] = entry
-    rows = [
-        [f"`{name}`"] + [f"{percent(of[layer]['mass_kept'])} / {of[layer]['output_error']:.3f}" for layer in layers]
-        for name, of in entries.items()
-    ]
-    return table(["mass kept, % / error", *layers], rows)
-
-
-def middle(budgets):
-    return budgets[len(budgets) // 2]
-
-
-def across(data):
-    """Several sets of layers at the middle budget: mass kept without / with forced first keys, and targets kept."""
-    names = [source["name"] for source in data["data"]]
-    budget = middle(list(dict.fromkeys(entry["budget"] for entry in data["results"])))
-    entries = {
-        (entry["selector"], entry["data"], entry["keep_first"]): entry
-        for entry in data["results"]
-        if entry["layer"] == "all" and entry["budget"] == budget
-    }
+@named
+def other_prefills(folder):
     rows = []
-    for selector in dict.fromkeys(name for name, _, _ in entries):
-        row = [f"`{selector}`"]
+    for label, file, tokens, selector in (
+        ("two threads", "speedup_qwen3-4b_2_threads", 32768, "quoka"),
+        ("Llama-3.2-3B, 24/8 heads", "speedup_llama-3.2-3b_1_thread", 32768, "quoka"),
+        ("`quoka.float`: no 8-bit sketch", "speedup_131072", 131072, "quoka.float"),
+        ("AVX2", "speedup_x86-64-v3", 32768, "quoka"),
+        ("AVX2", "speedup_x86-64-v3", 32768, "quoka.recommended"),
+        ("Cascade Lake", "presets_cascade_lake", 32768, "quoka"),
+        ("Cascade Lake", "presets_cascade_lake", 32768, "quoka.robust"),
+    ):
+        r = folder.row(file, tokens=tokens, selector=selector)
+        rows.append([label, code(selector), f"{tokens:,}", times(r["speedup"]), times(r["last_chunk_speedup"])])
+    return table(["", "selector", "prompt", "whole", "last chunk"], rows)
+
+
+@named
+def methods(folder):
+    rows = sorted(folder.rows("speedup_all", tokens=32768), key=lambda r: -r["speedup"])
+    return table(["selector", "prefill", "last chunk, ms", "scratch, MiB", "kept, MiB"], [
+        [code(r["selector"]), times(r["speedup"]), f"{1e3 * r['last_chunk_seconds']:.0f}", f"{r['scratch_mib']:.0f}", f"{r['kept_mib']:.0f}"] for r in rows])
+
+
+@named
+def decode(folder):
+    rows = []
+    for file, lengths in (("decode_all", (32768,)), ("decode_long", (131072, 524288))):
+        for tokens in lengths:
+            dense, quoka, plain = (folder.row(file, tokens=tokens, selector=name) for name in ("dense", "quoka", "quoka.float"))
+            rows.append([f"{tokens:,}", *(f"{1e3 * r['last_chunk_seconds']:.1f}" for r in (dense, quoka)),
+                         *(times(r["last_chunk_speedup"]) for r in (quoka, plain))])
+    return table(["keys", "dense, ms", "QuoKA, ms", "faster", "in float"], rows)
+
+
+def medians(folder, file):
+    return {b["name"].removesuffix("_median").removesuffix("/real_time"): b for b in folder.load(file)["benchmarks"] if b.get("aggregate_name") == "median"}
+
+
+@named
+def dense_peak(folder):
+    both = [medians(folder, file) for file in ("quoka_bench_avx512", "quoka_bench_x86-64-v3")]
+    return table(["head_dim, group, keys", "AVX-512", "AVX2"], [
+        [label, *(f"{of[f'attention/dense/{name}/threads:1']['peak']:.2f}" for of in both)] for label, name in (
+            ("128, 4, 8,192", "kv_len:8192/head_dim:128/group:4"), ("128, 4, 32,768", "kv_len:32768/head_dim:128/group:4"),
+            ("128, 7, 8,192", "kv_len:8192/head_dim:128/group:7"), ("80, 4, 8,192", "kv_len:8192/head_dim:80/group:4"),
+            ("64, 4, 8,192", "kv_len:8192/head_dim:64/group:4"))])
+
+
+@named
+def parts(folder):
+    """Benchmarks of record beside their plain twins."""
+    of, rows = medians(folder, "quoka_bench_avx512"), []
+    for name, twin in (
+        ("attention/dense/kv_len:8192/head_dim:128/group:4/threads:1", None),
+        ("attention/dense/kv_len:1024/head_dim:128/group:4/threads:1", "attention/plain/kv_len:1024/head_dim:128/group:4/threads:1"),
+        ("attention/selected/kv_len:32768/budget:1024", None),
+        ("attention/token/kv_len:32768/q_heads:32/kv_heads:8", None),
+        ("attention/token/half/kv_len:32768/q_heads:32/kv_heads:8", None),
+        ("subselect_queries/q_len:128", "subselect_queries/plain/q_len:128"),
+        ("score_keys/kv_len:32768", "score_keys/plain/kv_len:32768"),
+        ("top_k/kv_len:32768/k:1024", "top_k/nth_element/kv_len:32768/k:1024"),
+        ("top_k_of_scores/float/normal/kv_len:32768/rows:16", None),
+        ("top_k_of_scores/sketch/normal/kv_len:32768/rows:16", None),
+        ("gather/kv_len:32768/budget:1024", "gather/plain/kv_len:32768/budget:1024"),
+        ("kv_cache_append/q_len:128", "kv_cache_append/plain/q_len:128"),
+        ("chunk/quoka/kv_len:8192", "chunk/plain/quoka/kv_len:8192"),
+        ("chunk/dense/kv_len:32768", None), ("chunk/quoka/kv_len:32768", None),
+        ("decode/dense/kv_len:32768", None), ("decode/quoka/kv_len:32768", None),
+    ):
+        b, unit = of[name], {"ms": 1.0, "us": 1e-3}
+        number = lambda b, key: f"{b[key]:.2f}" if key in b else ""  # noqa: E731
+        rows.append([code(name), f"{b['cpu_time'] * unit[b['time_unit']]:.3g}", number(b, "peak"), number(b, "bandwidth"),
+                     f"{of[twin]['cpu_time'] * unit[of[twin]['time_unit']]:.3g}" if twin else ""])
+    return table(["benchmark", "ms", "of peak", "of bandwidth", "plain twin, ms"], rows)
+
+
+@named
+def layouts(folder):
+    of = medians(folder, "layouts")
+    cell = lambda what, name, n: of[f"layout/{what}/{name}/kv_len:{n}"]["cpu_time"] / of[f"layout/{what}/contiguous/kv_len:{n}"]["cpu_time"]  # noqa: E731
+    return table(["layout", "dense chunk, 8,192 keys", "QuoKA chunk, 32,768", "dense token, 32,768"], [
+        [name, *(f"{cell(what, name, n):.2f}" for what, n in (("dense", 8192), ("quoka", 32768), ("decode", 32768)))]
+        for name in ("len_major", "unaligned", "pages")])
+
+
+@named
+def engines(folder):
+    zen, lake = folder.load("engines")["results"], folder.load("engines_cascade_lake")["results"]
+    return table(["work", "ways", "Zen 4", "Cascade Lake"], [
+        [a["what"], f"{a['second']} / {a['first']}", f"{a['ratio']:.2f}", f"{b['ratio']:.2f}"] for a, b in zip(zen, lake)])
+
+
+@named
+def threads(folder):
+    lake, zen = folder.load("threads")["results"], folder.load("threads_zen4")["results"]
+    return table(["path, keys", "Cascade Lake: shared", "of apart", "Zen 4: shared", "of apart"], [
+        [f"{a['path']}, {a['kv_len']:,}", *(text for r in (a, b) for text in (times(r["shared"], 2), f"{r['shared_of_apart']:.2f}"))]
+        for a, b in zip(lake, zen)])
+
+
+@named
+def fixed_point(folder):
+    errors, groups = folder.load("fixed_point")["errors"], {}
+    for e in errors:
+        kind = "normal numbers, 1,024 to 32,768 keys" if e["data"].startswith("normal") else f"TinyLlama, {e['data'].split(',')[0]}"
+        groups.setdefault(kind, []).append(e)
+    return table(["data", "largest error", "worst head", "relative"], [
+        [kind, *(f"{1e3 * max(e[key] for e in of):.2f}e-3" for key in ("largest_error", "largest_error_of_a_head", "relative_error"))]
+        for kind, of in groups.items()])
+
+
+@named
+def fixed_point_speed(folder):
+    return table(["keys", "kept", "head_dim", "float, ms", "fixed16, ms", "faster"], [
+        [f"{r['kv_len']:,}", f"{r['budget']:,}" if r["budget"] else "all", r["head_dim"], f"{r['single_ms']:.0f}", f"{r['fixed16_ms']:.0f}", times(r["ratio"], 2)]
+        for r in folder.load("fixed_point")["speed"]])
+
+
+# ---- mass -------------------------------------------------------------------------------------------------------------
+
+EVALUATED = [
+    "quoka", "quoka.recommended", "quoka.robust", "quoka.uniform", "quoka.dissimilar_and_last", "quoka.per_head", "quoka.dot", "quoka.window7",
+    "sample_attention", "sample_attention.logit", "sparq", "loki", "tidal_decode", "less_is_more", "snapkv", "keydiff", "quest", "xattention",
+    "flash_prefill", "random", "first_recent", "oracle",
+]
+
+
+def of_all_layers(folder, file):
+    return {(r["data"], str(r["budget"]), r["selector"]): r for r in folder.load(file)["results"] if r["layer"] == "all" and r["keep_first"] in (0, 4)
+            and (r["keep_first"] == 0 or r["selector"] in ("first_recent", "less_is_more"))}
+
+
+@named
+def kept_by_tinyllama(folder):
+    data = folder.load("evaluate_tinyllama")
+    of, name = of_all_layers(folder, "evaluate_tinyllama"), data["data"][0]["name"]
+    rows = []
+    for selector in EVALUATED:
+        at = {budget: of[name, budget, selector] for budget in ("128", "256", "512")}
+        middle = at["256"]
+        rows.append([code(selector), *(percent(r["mass_kept"]) for r in at.values()), f"{middle['output_error']:.3f}", percent(middle["worst_percent_mass"]),
+                     percent(middle["scoring_flops"] / middle["dense_flops"], 2), f"{1e3 * middle['scoring_seconds']:.2f}"])
+    return table(["selector", "mass, %: 128 keys", "256", "512", "error, 256", "worst 1 %, 256", "FLOPs, %", "ms"], rows)
+
+
+@named
+def kept_of_generated(folder):
+    data = folder.load("evaluate_generated")
+    of, names = of_all_layers(folder, "evaluate_generated"), [source["name"] for source in data["data"]]
+    rows = []
+    for selector in EVALUATED:
+        row = [code(selector)]
         for name in names:
-            of = {(s, first): e for (s, n, first), e in entries.items() if n == name}
-            kept = of[selector, 0]["targets_kept"]
-            cell = with_both(of, selector, lambda e: percent(e["mass_kept"]))
-            row.append(cell + ("" if kept is None else f"; **{100.0 * kept:.0f}**"))
+            r = of[name, "256", selector]
+            row.append(percent(r["mass_kept"], 0) + ("" if r["targets_kept"] is None else f" / {percent(r['targets_kept'], 0)}"))
         rows.append(row)
-    short = [name.removeprefix("generated: ") for name in names]
-    return ["", f"### All of them, budget {budget}", "", *table(["selector", *short], rows)]
+    return table(["mass / targets, %", *(code(name.removeprefix("generated: ")) for name in names)], rows)
 
 
-def document(data):
-    lines = across(data) if len(data["data"]) > 1 else []
-    for source in data["data"]:
-        results = [entry for entry in data["results"] if entry["data"] == source["name"]]
-        targets = any(entry["targets_kept"] is not None for entry in results)
-        generated = source["name"].startswith("generated")
-        budgets = list(dict.fromkeys(entry["budget"] for entry in results))
-        for budget in [middle(budgets)] if generated else budgets:
-            here = [entry for entry in results if entry["budget"] == budget]
-            together = [entry for entry in here if entry["layer"] == "all"]
-            lines += [
-                "", f"### {source['name']}, budget {budget}", "",
-                f"{len(source['layers'])} layers, {source['tokens']:,} tokens, {source['q_heads']} query and "
-                f"{source['kv_heads']} KV heads of {source['head_dim']}; {together[0]['chunks']} chunks, "
-                f"{together[0]['rows']:,} rows measured.", "",
-            ]
-            lines += overall(together, targets)
-            if len(source["layers"]) > 1 and not generated:
-                lines += ["", *by_layer(here, source["layers"])]
-    return "\n".join(lines) + "\n\n"
+@named
+def block_methods(folder):
+    of = of_all_layers(folder, "block_methods_tinyllama")
+    rows = []
+    for selector in dict.fromkeys(key[2] for key in of):
+        r = [next(value for key, value in of.items() if key[1:] == (budget, selector)) for budget in ("128", "256", "512")]
+        rows.append([code(selector), *(f"{percent(x['mass_kept'])} / {x['output_error']:.3f}" for x in r), percent(r[1]["worst_percent_mass"]),
+                     percent(r[1]["scoring_flops"] / r[1]["dense_flops"])])
+    return table(["mass, % / error", "128 keys", "256", "512", "worst 1 %, 256", "FLOPs, %"], rows)
 
 
-# ---- accuracy.md ------------------------------------------------------------------------------------------------------
-
-SHOWN_BUDGET = "0.125"
-
-
-def interval(low, high):
-    return f"[{100.0 * low:.1f}, {100.0 * high:.1f}]"
-
-
-def mean_cell(mean):
-    return "-" if mean is None else f"{100.0 * mean[0]:.1f} {interval(*mean[1:])}"
-
-
-def heading(results, text):
-    models = ", ".join(f"`{file['model']}`" for file in results.files)
-    return ["", f"### {text}", "", f"{models}; {results.samples()} samples of each task and length, chunk {results.files[0]['chunk']}.", ""]
-
-
-def table_of_means(results, header, cells):
-    """A row per selector that has any figure; cells(selector) -> means or None."""
-    rows = [(selector, cells(selector)) for selector in results.selectors()]
-    return table(["selector", *header], [[f"`{name}`", *map(mean_cell, row)] for name, row in rows if any(row)])
-
-
-def compared(results, selector, budget, tasks, lengths):
-    """The mean, and less dense's and `quoka`'s."""
-    versus = [None, *(name if name != selector else "" for name in ("dense", "quoka"))]
-    return [None if name == "" else results.mean(selector, budget, tasks, lengths, name) for name in versus]
-
-
-def verdict(difference):
-    return "" if difference is None else "beats" if difference[1] > 0 else "loses" if difference[2] < 0 else "neither"
-
-
-def registered(results):
-    """`quoka` less each of its rivals, and the robust preset less them: all lengths at 1/8, then the other budgets at one length."""
-    tasks, lines = results.averaged_tasks(), []
-    for budget in [SHOWN_BUDGET, *(b for b in results.budgets() if b != SHOWN_BUDGET)]:
-        has = lambda selector, length: results.holds(selector, budget, tasks, length)  # noqa: E731
-        lengths = [n for n in results.lengths() if has("quoka", n) and has("quoka.robust", n)]
-        rivals = [name for name in RIVALS if lengths and all(has(name, n) for n in lengths)]
-        if not rivals:
+@named
+def ablations_of_mass(folder):
+    results = folder.load("ablations")["results"]
+    names = list(dict.fromkeys(r["data"] for r in results))
+    recorded, shown = names[0], ["paper", "heads", "isotropic", "norms", "outliers"]
+    of = {(r["data"].removeprefix("generated: "), r["ablation"], r["value"]): r for r in results}
+    rows = []
+    for name, ablation, value in of:
+        r = of[name, ablation, value]
+        if name != recorded or (ablation == "budget" and value == "256"):
             continue
-        rows = []
-        for rival in rivals:
-            difference = results.mean("quoka", budget, tasks, lengths, rival)
-            robust = results.mean("quoka.robust", budget, tasks, lengths, rival)
-            rows.append([
-                f"`{rival}`", mean_cell(results.mean(rival, budget, tasks, lengths)), mean_cell(difference), verdict(difference),
-                mean_cell(robust), verdict(robust),
-            ])
-        own = [mean_cell(results.mean(name, budget, tasks, lengths)) for name in ("dense", "quoka", "quoka.robust")]
-        shown = ", ".join(f"{n:,}" for n in lengths)
-        lines += heading(results, f"Budget {budget} of the prompt, {shown} tokens, mean over {', '.join(tasks)}")
-        lines += [f"Dense {own[0]}, `quoka` {own[1]}, `quoka.robust` {own[2]}.", ""]
-        lines += table(["rival", "its mean", "`quoka` - it", "`quoka`", "`quoka.robust` - it", "`quoka.robust`"], rows)
-    return lines
+        label = " ".join(filter(None, (ablation.replace(", n_queries a quarter of it", "").replace("other methods", ""), value)))
+        other = [of.get((data, ablation, value)) for data in shown]
+        rows.append([label, percent(r["mass_kept"]), f"{r['output_error']:.3f}", times(r["speedup"]), *("-" if o is None else percent(o["mass_kept"], 0) for o in other)])
+    return table(["", "TinyLlama: mass, %", "error", "speed", *map(code, shown)], rows)
 
 
-def recommended(results):
-    """The recommended preset less each rival: where it was not tuned, at 1/8; then by budgets at one length, with what dense keeps of a lead."""
-    own, tasks, lines = "quoka.recommended", results.averaged_tasks(), []
-    has = lambda name, budget, length: results.holds(name, budget, tasks, length)  # noqa: E731
-    held_out = [n for n in (2048, 4096) if has(own, SHOWN_BUDGET, n)]
-    if not held_out:
-        return ["", "Not run yet."]
-    rivals = [name for name in ("quoka", "quoka.robust", *RIVALS) if all(has(name, SHOWN_BUDGET, n) for n in held_out)]
-    shown = ", ".join(f"{n:,}" for n in held_out)
-    lines += heading(results, f"Budget {SHOWN_BUDGET} of the prompt, {shown} tokens, mean over {', '.join(tasks)}")
-    rows = [[f"`{own}`", mean_cell(results.mean(own, SHOWN_BUDGET, tasks, held_out)), "", ""]]
-    for rival in ("dense", *rivals):
-        difference = results.mean(own, SHOWN_BUDGET, tasks, held_out, rival)
-        rows.append([f"`{rival}`", mean_cell(results.mean(rival, SHOWN_BUDGET, tasks, held_out)), mean_cell(difference), verdict(difference)])
-    lines += table(["selector", "its mean", f"`{own}` - it", ""], rows)
-    lines += ["", f"Task by task, `{own}` less dense:", ""]
-    lines += table(["tokens", *tasks], [
-        [f"{n:,}", *(mean_cell(results.mean(own, SHOWN_BUDGET, [task], [n], "dense")) for task in tasks)] for n in held_out])
-    length = results.length_of_budgets()
-    budgets = [b for b in results.budgets() if has(own, b, length)]
-    names = [name for name in (own, *rivals) if any(has(name, b, length) for b in budgets)]
-    lines += ["", f"{length:,} tokens, less dense, by budget:", ""]
-    lines += table(["selector", *budgets], [
-        [f"`{name}`", *(mean_cell(results.mean(name, b, tasks, [length], "dense")) if has(name, b, length) else "-" for b in budgets)]
-        for name in names])
-    return lines
+# ---- answers ----------------------------------------------------------------------------------------------------------
 
 
-def by_task(results, length):
-    """Selectors x tasks at one budget and length; the mean is over the retrieval tasks."""
-    tasks, averaged = results.tasks(), results.averaged_tasks()
-    cells = lambda selector: [  # noqa: E731
-        *(results.mean(selector, SHOWN_BUDGET, [task], [length]) for task in tasks),
-        *compared(results, selector, SHOWN_BUDGET, averaged, [length]),
-    ]
-    lines = heading(results, f"{length:,} tokens, budget {SHOWN_BUDGET} of the prompt")
-    return lines + table_of_means(results, [*tasks, "mean", "mean - dense", "mean - `quoka`"], cells)
+def asked_everywhere(results, budget, lengths):
+    return [name for name in results.selectors() if all(results.holds(name, budget, results.averaged_tasks(), n) for n in lengths)]
 
 
-def by_length(results):
-    """Selectors x lengths, mean over tasks at one budget."""
-    lengths, tasks = results.lengths(), results.averaged_tasks()
-    cells = lambda selector: [results.mean(selector, SHOWN_BUDGET, tasks, [length]) for length in lengths]  # noqa: E731
-    lines = heading(results, f"Mean over tasks by length, budget {SHOWN_BUDGET} of the prompt")
-    return lines + table_of_means(results, [f"{length:,}" for length in lengths], cells)
+@named
+def answers(folder):
+    """By length at an eighth, all lengths together with an interval, and less dense."""
+    results = folder.answers()
+    tasks, lengths = results.averaged_tasks(), results.lengths()
+    rows = []
+    for name in asked_everywhere(results, EIGHTH, lengths):
+        minus = None if name == "dense" else results.mean(name, EIGHTH, tasks, lengths, "dense")
+        rows.append([code(name), *(percent(results.share(name, EIGHTH, tasks, [n])) for n in lengths), interval(results.mean(name, EIGHTH, tasks, lengths)), interval(minus)])
+    return table(["selector", *(f"{n:,}" for n in lengths), "all", "less dense"], rows)
 
 
-def by_budget(results, length):
-    """Selectors that were run with every budget, mean over tasks at one length."""
-    budgets, tasks = results.budgets(), results.averaged_tasks()
-
-    def cells(selector):
-        means = [results.mean(selector, budget, tasks, [length]) for budget in budgets]
-        return [means[0]] + [None] * (len(budgets) - 1) if selector == "dense" else means if all(means) else []
-
-    return heading(results, f"Mean over tasks by budget, {length:,} tokens") + table_of_means(results, budgets, cells)
+@named
+def answers_by_budget(folder):
+    results = folder.answers()
+    tasks, length, budgets = results.averaged_tasks(), results.length_of_budgets(), results.budgets()
+    names = [n for n in asked_everywhere(results, EIGHTH, [length]) if n != "dense" and all(results.holds(n, b, tasks, length) for b in budgets)]
+    return table(["selector", *map(part, budgets)], [
+        [code(name), *(interval(results.mean(name, b, tasks, [length], "dense")) for b in budgets)] for name in names])
 
 
-def ablations(results):
-    """Every selector at the budget and length where the most of them were run."""
-    if not any(name.startswith("quoka.") and name != "quoka.robust" for name in results.selectors()):
-        return ["", "Not run yet."]
-    tasks = results.averaged_tasks()
-    run = lambda budget, length: sum(  # noqa: E731
-        results.holds(name, budget, tasks, length) for name in results.selectors())
-    budget, length = max(itertools.product(results.budgets(), results.lengths()), key=lambda at: run(*at))
-    header = [*tasks, "mean", "mean - dense", "mean - `quoka`"]
-    cells = lambda selector: [  # noqa: E731
-        *(results.mean(selector, budget, [task], [length]) for task in tasks), *compared(results, selector, budget, tasks, [length])]
-    return heading(results, f"{length:,} tokens, budget {budget} of the prompt") + table_of_means(results, header, cells)
+@named
+def answers_by_task(folder):
+    results = folder.answers()
+    tasks, lengths = results.tasks(), results.lengths()
+    return table(["selector", *tasks], [
+        [code(name), *(percent(results.share(name, EIGHTH, [task], lengths)) for task in tasks)] for name in asked_everywhere(results, EIGHTH, lengths)])
 
 
 RIVALS = [
-    "sample_attention.logit", "sparq.logit", "loki.logit", "less_is_more", "sample_attention", "sparq", "loki", "snapkv", "keydiff",
-    "xattention", "flash_prefill", "oracle",
+    "sample_attention.logit", "sparq.logit", "loki.logit", "less_is_more", "sample_attention", "sparq", "loki", "xattention", "flash_prefill", "oracle",
 ]
 
 
-def kept_keys(folder):
-    """Answers beside the keys that were attended to, thresholds and budgets alike: kept_*.json, a table per model."""
-    lines = []
-    for source in sorted(folder.glob("kept_*.json")):
-        data = json.loads(source.read_text())
-        cells = {}  # (selector, budget), length: the tasks' entries
-        for entry in data["results"]:
-            budget = "own" if "." in entry["selector"] and entry["selector"].split(".")[1] in ("threshold", "compact") else entry["budget"]
-            cells.setdefault((entry["selector"], budget), {}).setdefault(entry["length"], []).append(entry)
-        lengths = sorted({length for of in cells.values() for length in of})
-        mean = lambda entries, key: sum(entry[key] for entry in entries) / len(entries)  # noqa: E731
-        show = lambda entries: [f"{mean(entries, 'kept'):,.0f}", percent(mean(entries, "exact_mean"))] if entries else ["-", "-"]  # noqa: E731
-        order = sorted(cells, key=lambda name: (-mean(cells[name][min(cells[name])], "kept"), name))
-        rows = [[f"`{name[0]}`", "-" if name[0] == "dense" else name[1], *itertools.chain(*(show(cells[name].get(n)) for n in lengths))] for name in order]
-        header = ["selector", "budget", *itertools.chain(*((f"{n:,} tokens: keys", "answers, %") for n in lengths))]
-        counts = {len(entry["exact"]) for entry in data["results"]}
-        samples = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
-        tasks = ", ".join(dict.fromkeys(entry["task"] for entry in data["results"]))
-        lines += ["", f"### `{data['model']}`: {tasks}; {samples} samples a cell", "", *table(header, rows)]
-    return lines
+def verdict(difference):
+    return "beats" if difference[1] > 0 else "loses" if difference[2] < 0 else "neither"
 
 
-ACCURACY_BLOCKS = {
-    "registered": registered,
-    "recommended": recommended,
-    "tasks": lambda results: [line for length in results.lengths() for line in by_task(results, length)],
-    "lengths": by_length,
-    "budgets": lambda results: by_budget(results, results.length_of_budgets()),
-    "ablations": ablations,
-}
-
-
-# ---- needle.md --------------------------------------------------------------------------------------------------------
-
-
-def found(points):
-    return f"{sum(point['exact'] for point in points)} of {len(points)}" if points else "-"
-
-
-def mean_log_prob(points):
-    return f"{sum(point['log_prob'] for point in points) / len(points):.2f}" if points else "-"
-
-
-def needle(data):
-    """A row per selector and budget: needles found and the mean log-probability of the key, by prompt length.
-
-    All: the mean over the lengths, however many needles each has.
-    """
-    results = data["results"]
-    lengths = sorted({point["length"] for point in results})
+@named
+def rivals(folder):
+    """`quoka` and the robust preset less each rival over all lengths, the recommended one over the two that it was not tuned on."""
+    results = folder.answers()
+    tasks, lengths, held_out = results.averaged_tasks(), results.lengths(), [2048, 4096]
     rows = []
-    for selector, budget in dict.fromkeys((point["selector"], point["budget"]) for point in results):
-        points = [point for point in results if (point["selector"], point["budget"]) == (selector, budget)]
-        by_length = [[point for point in points if point["length"] == length] for length in lengths]
-        shares = [sum(point["exact"] for point in asked) / len(asked) for asked in by_length if asked]
-        share = f"{percent(sum(shares) / len(shares), 0)} %" if all(by_length) else "-"
-        rows.append(
-            [f"`{selector}`", "-" if selector == "dense" else budget, *map(found, by_length), share, *map(mean_log_prob, by_length)]
-        )
-    rows.sort(key=lambda row: (row[0] != "`dense`", row[1], not row[0].startswith("`quoka"), row[0].strip("`")))
-    header = ["selector", "budget", *(f"{n:,} tokens" for n in lengths), "all", *(f"log-probability, {n:,}" for n in lengths)]
-    return "\n".join(["", *table(header, rows)]) + "\n\n"
+    for rival in RIVALS:
+        row = [code(rival)]
+        for name, at in (("quoka", lengths), ("quoka.robust", lengths), ("quoka.recommended", held_out)):
+            difference = results.mean(name, EIGHTH, tasks, at, rival)
+            row.append(f"{interval(difference)} {verdict(difference)}")
+        rows.append(row)
+    return table(["less the rival, points", "`quoka`", "`quoka.robust`", "`quoka.recommended`"], rows)
 
 
-# ---- which_preset.md --------------------------------------------------------------------------------------------------
+@named
+def ablations_of_answers(folder):
+    results = folder.answers()
+    tasks, length, budget = results.averaged_tasks(), results.length_of_budgets(), "0.0625"
+    names = [n for n in results.selectors() if (n.startswith("quoka") or n == "random") and results.holds(n, budget, tasks, length)]
+    names.sort(key=lambda name: -results.share(name, budget, tasks, [length]))
+    return table(["selector", *tasks, "mean"], [
+        [code(name), *(percent(results.share(name, budget, [task], [length]), 0) for task in tasks), interval(results.mean(name, budget, tasks, [length]))]
+        for name in names])
 
-CHOICES = [
-    "quoka", "quoka.recommended", "quoka.robust", "sample_attention", "sparq", "loki", "less_is_more", "xattention", "flash_prefill", "oracle",
-]
+
+def thresholds(folder, file, selectors):
+    entries, cells = folder.load(file)["results"], {}
+    for entry in entries:
+        own = entry["selector"].split(".")[-1] in ("threshold", "compact")
+        cells.setdefault((entry["selector"], "own" if own else entry["budget"]), {}).setdefault(entry["length"], []).append(entry)
+    lengths = sorted({length for of in cells.values() for length in of})
+    mean = lambda of, key: sum(e[key] for e in of) / len(of)  # noqa: E731
+    order = sorted((key for key in cells if key[0] in selectors), key=lambda key: -mean(cells[key][lengths[0]], "kept"))
+    rows = []
+    for key in order:
+        row = [code(key[0]), "-" if key[0] == "dense" else key[1]]
+        for n in lengths:
+            of = cells[key].get(n)
+            row += [f"{mean(of, 'kept'):,.0f}", percent(mean(of, "exact_mean"))] if of else ["-", "-"]
+        rows.append(row)
+    return table(["selector", "budget", *(text for n in lengths for text in (f"{n:,} tokens: keys", "answers, %"))], rows)
 
 
-def presets(results, folder):
+@named
+def thresholds_of_needles(folder):
+    return thresholds(folder, "kept_needles", ("dense", "quoka.recommended", "xattention", "flash_prefill", "xattention.threshold", "flash_prefill.threshold", "flash_prefill.compact"))
+
+
+@named
+def thresholds_of_words(folder):
+    return thresholds(folder, "kept_words", ("dense", "quoka.recommended", "quoka.robust"))
+
+
+@named
+def deep_model(folder):
+    """Cells (task and length) that dense answers at 90 % or more."""
+    results, own = folder.answers("deep_model.json"), "quoka.recommended"
+    places = [(task, n) for task in results.tasks() for n in results.lengths() if (results.share("dense", None, [task], [n]) or 0) >= 0.9]
+    names = [n for n in results.selectors() if results.mean_of(n, EIGHTH, places)]
+    names.sort(key=lambda name: (name != "dense", name != own, -results.mean_of(name, EIGHTH, places)[0]))
+    return table(["selector", "answers, 1/8", "less dense", f"`{own}` less it"], [
+        [code(name), interval(results.mean_of(name, EIGHTH, places)), "" if name == "dense" else interval(results.mean_of(name, EIGHTH, places, "dense")),
+         "" if name in ("dense", own) else interval(results.mean_of(own, EIGHTH, places, name))] for name in names])
+
+
+@named
+def longer(folder):
+    results = folder.answers("longer_needles.json")
+    return table(["tokens", "attention", *results.tasks()], [
+        [f"{n:,}", code(name), *(percent(results.share(name, EIGHTH, [task], [n]), 0) for task in results.tasks())]
+        for n in results.lengths() for name in ("dense", "quoka.recommended")])
+
+
+@named
+def cascade_answers(folder):
+    results, both = folder.answers("cascade.json"), [2048, 4096]
+    with_it, without = "quoka.recommended", "quoka.recommended.cascade0"
+    rows = []
+    for budget in ("0.0625", "0.03125"):
+        mean = lambda name: percent(results.share(name, budget, results.tasks(), both))  # noqa: E731, B023
+        rows.append([part(budget), mean("dense"), mean(without), mean(with_it), interval(results.mean(with_it, budget, results.tasks(), both, without))])
+    return table(["budget", "dense", "without", "with", "difference"], rows)
+
+
+@named
+def cascade_speed(folder):
+    rows = []
+    for label, file, tokens in (("AVX-512 with VNNI", "presets_32768", 32768), ("AVX-512 with VNNI", "presets_131072", 131072), ("AVX2", "speedup_x86-64-v3", 32768)):
+        of = {r["selector"]: r["speedup"] for r in folder.rows(file, tokens=tokens)}
+        names = ("quoka", "quoka.recommended", "quoka.recommended.cascade0", "quoka.recommended.blocks32")
+        rows.append([label, f"{tokens:,}", *(times(of.get(name)) for name in names)])
+    return table(["build", "prompt", "`quoka`", "preset", "without the cascade", "blocks first"], rows)
+
+
+# ---- TinyLlama --------------------------------------------------------------------------------------------------------
+
+
+@named
+def needles(folder):
+    """A row per selector and budget: needles found by prompt length, and the mean log-probability of the key at 2,040 tokens."""
+    lengths, rows = (512, 1024, 2040), []
+    for file, note in (("needle_tinyllama", ""), ("needle_tinyllama_recommended", ""), ("needle_tinyllama_dense_1", ", first layer dense")):
+        results = folder.load(file)["results"]
+        for selector, budget in dict.fromkeys((e["selector"], e["budget"]) for e in results):
+            own = selector.startswith("quoka")
+            if (selector == "dense" and file != "needle_tinyllama") or (budget == "0.25" and not own):
+                continue
+            at = {n: [e for e in results if (e["selector"], e["budget"], e["length"]) == (selector, budget, n)] for n in lengths}
+            of = at[2040]
+            rows.append([code(selector) + note, "-" if selector == "dense" else part(budget),
+                         *(f"{sum(e['exact'] for e in here)}" if here else "-" for here in at.values()), f"{sum(e['log_prob'] for e in of) / len(of):.2f}"])
+    rows.sort(key=lambda row: (row[0] != "`dense`", row[1], not row[0].startswith("`quoka")))
+    return table(["selector", "budget", "512 tokens", "1,024", "2,040", "log-probability, 2,040"], rows)
+
+
+@named
+def presets(folder):
     """A row per method: answers by budget, needles, perplexity, speed, and what it takes to come within 2 points of dense."""
-    load = lambda pattern: [json.loads(source.read_text()) for source in sorted(folder.glob(pattern))]  # noqa: E731
-    speeds, _ = ruler_results.frontier(folder)
-    needles = {}
-    for file in load("needle_tinyllama.json") + load("needle_tinyllama_recommended.json"):
-        for e in file["results"]:
-            if e["length"] == 2040 and e["budget"] in ("0.125", "1.0"):
-                needles.setdefault(e["selector"], {})[e["depth"]] = e["exact"]
-    losses = {e["selector"]: e["losses"] for file in load("decoder_perplexity_*.json") for e in file["results"]}
+    results = folder.answers()
+    speeds, _ = ruler_results.frontier(folder.path)
+    found = {}
+    for file in ("needle_tinyllama", "needle_tinyllama_recommended"):
+        for e in folder.load(file)["results"]:
+            if e["length"] == 2040 and e["budget"] in (EIGHTH, "1.0"):
+                found.setdefault(e["selector"], {})[e["depth"]] = e["exact"]
+    losses = {e["selector"]: e["losses"] for e in folder.load("decoder_perplexity_tinyllama")["results"]}
     length, tasks, budgets = results.length_of_budgets(), results.averaged_tasks(), ["0.125", "0.0625", "0.03125"]
-    text = lambda value, how: "-" if value is None else how(value)  # noqa: E731
-
-    def mean(name, budget):
-        return results.mean(name, budget, tasks, [length])
 
     def enough(name):
         """The smallest budget within 2 points of dense, and the speed there."""
         for budget in results.budgets():
-            lead = results.mean(name, budget, tasks, [length], "dense")
-            if lead is not None and lead[0] >= -0.02:
-                return f"1/{1 / float(budget):.0f}, {text(speeds.get((float(budget), name)), lambda x: f'{x:.1f}x')}"
+            share = results.share(name, budget, tasks, [length])
+            if share is not None and share >= results.share("dense", None, tasks, [length]) - 0.02:
+                return f"{part(budget)}, {times(speeds.get((float(budget), name)))}"
         return "none"
 
     rows = []
-    for name in ("dense", *CHOICES):
+    for name in ("dense", "quoka", "quoka.recommended", "quoka.robust", "sample_attention", "sparq", "loki", "less_is_more", "xattention", "flash_prefill", "oracle"):
         dense = name == "dense"
-        found_by = needles.get(name)
-        loss = losses.get(name)
-        shown = [mean(name, "1.0")] + [None, None] if dense else [mean(name, budget) for budget in budgets]
+        shares = [results.share(name, b, tasks, [length]) for b in budgets]
         rows.append([
-            f"`{name}`", *(text(m, lambda m: f"{100 * m[0]:.1f}") for m in shown),
-            text(found_by, lambda f: f"{sum(f.values())} of {len(f)}"),
-            text(loss, lambda x: f"{math.exp(x[-1]['loss_nat']):.2f}"),
-            "1.0x" if dense else text(speeds.get((0.03125, name)), lambda x: f"{x:.1f}x"),
-            "1.0x" if dense else text(speeds.get((0.125, name)), lambda x: f"{x:.1f}x"),
-            "" if dense else enough(name),
-        ])
-    header = ["", "answers, 1/8", "1/16", "1/32", "needles, 1/8", "perplexity, 1/8", "prefill, 1/32", "prefill, 1/8", "within 2 points of dense"]
-    return ["", *table(header, rows), ""]
+            code(name), *([percent(shares[0]), "-", "-"] if dense else map(percent, shares)), f"{sum(found[name].values())}",
+            f"{math.exp(losses[name][-1]['loss_nat']):.1f}" if name in losses else "-",
+            *("1.0x" if dense else times(speeds.get((share, name))) for share in (0.03125, 0.125)), "" if dense else enough(name)])
+    return table(["", "answers, 1/8", "1/16", "1/32", "needles of 10", "perplexity", "prefill, 1/32", "1/8", "enough"], rows)
+
+
+# ---- two levels -------------------------------------------------------------------------------------------------------
+
+
+def in_words(method):
+    return re.sub(r"\.blocks(\d+)\.candidates(\d+)", r"`, blocks of \1, \2 times", f"`{method}") + ("" if ".blocks" in method else "`")
+
+
+@named
+def two_levels_time(folder):
+    data = folder.load("two_levels_time")
+    lengths = sorted({r["keys"] for r in data["time"]})[::2] + [1048576]
+    at = {(r["method"], r["keys"]): r for r in data["time"]}
+    exponents = {e["method"]: e["exponent"] for e in data["exponents"]}
+    rows = [[in_words(m), *(f"{1e3 * at[m, n]['seconds']:.1f}" for n in lengths), f"{exponents[m]:.2f}"] for m in exponents]
+    rows += [[f"times as fast, `{m.split('.blocks')[0]}`", *(f"{at[m, n]['one_level_takes_times']:.1f}" for n in lengths), ""] for m in exponents if ".blocks" in m]
+    return table(["ms at keys", *(f"{n:,}" for n in lengths), "exponent"], rows)
+
+
+@named
+def two_levels_kept(folder):
+    at = {(r["method"], r["budget"]): r for r in folder.load("two_levels_kept")["kept"] if r["data"] == "recorded"}
+    names = [m for m in dict.fromkeys(m for m, _ in at) if ".blocks" not in m or "candidates8" in m]
+    cell = lambda r: f"{percent(r['mass_kept'])} / {percent(r['needles'], 0)}"  # noqa: E731
+    budgets = sorted({b for _, b in at})
+    return table(["mass, % / needles, %", *(f"budget {b}" for b in budgets)], [[in_words(m), *(cell(at[m, b]) for b in budgets)] for m in names])
+
+
+@named
+def two_levels_lost(folder):
+    of = [r for r in folder.load("two_levels_kept")["kept"] if r["data"] == "normal" and ".blocks32" in r["method"] and "candidates4" not in r["method"]]
+    lengths = sorted({r["keys"] for r in of})
+    at = {(r["method"], r["keys"]): percent(r["needles"], 0) for r in of}
+    return table(["needles found, %: keys", *(f"{n:,}" for n in lengths)], [[in_words(m), *(at[m, n] for n in lengths)] for m in dict.fromkeys(m for m, _ in at)])
+
+
+# ---- llama.cpp and the decoder ----------------------------------------------------------------------------------------
+
+
+@named
+def ggml_operation(folder):
+    rows = []
+    for r in folder.load("ggml")["operation"]["rows"]:
+        q_heads, kv_heads, dim, queries, cached = r["shape"].split("/")
+        rows.append([r["cache"], f"{q_heads}/{kv_heads}/{dim}", queries, f"{int(cached):,}", f"{r['ggml_ms']:,.0f}" if r["ggml_ms"] >= 100 else f"{r['ggml_ms']:.3g}", *(f"{r[mode]:.3g}" for mode in ("exact", "quoka", "robust"))])
+    return table(["cache", "heads/KV heads/channels", "queries", "cached", "ggml, ms", "exact", "QuoKA", "robust"], rows)
+
+
+def prompts(run, tokens):
+    of = next((p for p in run["prompts"] if p["tokens"] == tokens), None)
+    return [f"{of['llama.cpp']['s'] / of[mode]['s']:.1f}" if of else "-" for mode in ("exact", "quoka", "recommended")]
+
+
+@named
+def first_token(folder):
+    runs = [folder.load("ggml_first_token_zen4")["runs"][0], *folder.load("ggml_first_token")["runs"][:3]]
+    rows = [[f"{n:,}", *(" / ".join(prompts(run, n)) for run in runs)] for n in (2048, 4096, 8192, 16384, 32768)]
+    return table(["prompt", "TinyLlama, Zen 4", "TinyLlama", "Qwen2.5-1.5B", "Llama-3.1-8B"], rows)
+
+
+@named
+def decoder_first_token(folder):
+    results = folder.load("decoder_ttft_qwen3-4b")["results"]
+    at = {(r["length"], r["selector"]): r for r in results}
+    cell = lambda r: f"{r['seconds']:,.0f} s, {times(r['dense_over_it'], 2)}"  # noqa: E731
+    return table(["prompt", "dense", "`quoka`", "`quoka.robust`"], [
+        [f"{n:,}", f"{at[n, 'dense']['seconds']:,.0f} s", *(cell(at[n, name]) for name in ("quoka", "quoka.robust"))] for n in sorted({n for n, _ in at})])
+
+
+@named
+def decoder_compare(folder):
+    rows = []
+    for file, note in (("decoder_compare_tinyllama", ""), ("decoder_compare_tinyllama_window3", ""), ("decoder_compare_tinyllama_dense_1", ", first layer dense")):
+        for r in folder.load(file)["results"]:
+            if float(r["budget"]) == 0.25 and r["selector"] in ("quoka", "quoka.robust", "quoka.robust.window3", "sample_attention", "oracle"):
+                rows.append([code(r["selector"]) + note, f"{percent(r['agreement'])} %", f"{r['kl_nat']:.3f}", f"{r['layer_error'][0]:.3f}", f"{r['layer_error'][-1]:.3f}"])
+    return table(["a quarter of the past", "next token agrees", "KL, nat", "error, layer 0", "error, last layer"], rows)
+
+
+@named
+def capture(folder):
+    return table(["budget", "KV pairs, of dense", "mass kept", "output error", "speedup"], [
+        [r["budget"], f"{percent(r['kv_pairs_share'])} %", f"{percent(r['mass_kept'])} %", f"{r['output_error']:.3f}", times(r["speedup"])]
+        for r in folder.load("prefill_tinyllama_layer11")["capture"]])
 
 
 # ---- pages ------------------------------------------------------------------------------------------------------------
 
 
-def fill(path, blocks, document):
-    """Replaces what stands in the page between <!-- BLOCK --> and <!-- end -->, for BLOCKs that match the regex."""
-    pattern = rf"(<!-- ({blocks}) -->\n)(?:.*?)(<!-- end -->)"
-    path.write_text(re.sub(pattern, lambda match: match[1] + document(match[2]) + match[3], path.read_text(), flags=re.DOTALL))
-    print(path)
+def filled(text, folder, place):
+    """The page with each of its tables as the JSON files give it."""
+    def replace(match):
+        if match[2] not in TABLES:
+            sys.exit(f"{place}: no table is called {match[2]}")
+        try:
+            return match[1] + "\n" + "\n".join(TABLES[match[2]](folder)) + "\n\n" + match[3]
+        except FileNotFoundError:
+            return match[0]
+    return re.sub(r"(<!-- table: (\S+) -->\n)(?:.*?)(<!-- end -->)", replace, text, flags=re.DOTALL)
 
 
 def main():
-    folder = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent / "results")
-    if list(folder.glob("evaluate_*.json")):
-        fill(folder / "evaluate.md", r"\S+\.json", lambda name: document(json.loads((folder / name).read_text())))
-    needles = {source.name: needle(json.loads(source.read_text())) for source in folder.glob("needle_*.json")}
-    if needles:
-        fill(folder / "needle.md", "|".join(map(re.escape, needles)), needles.get)
-    results = ruler_results.Results(folder)
-    if results.files:
-        lines = {name: "\n".join(block(results)) + "\n\n" for name, block in ACCURACY_BLOCKS.items()}
-        lines["kept"] = "\n".join(kept_keys(folder)) + "\n\n"
-        fill(folder / "accuracy.md", "|".join(lines), lines.get)
-        if (folder / "which_preset.md").exists():
-            fill(folder / "which_preset.md", "presets", lambda _: "\n".join(presets(results, folder)) + "\n")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("folder", nargs="?", type=pathlib.Path, default=RESULTS)
+    options = parser.parse_args()
+    if options.write == options.check:
+        parser.error("--write or --check?")
+    ours = options.folder.resolve() == RESULTS.resolve()
+    folder, wrong = Folder(options.folder), []
+    texts = {page: filled(page.read_text(), folder, page) for page in (pages.all_pages() if ours else sorted(options.folder.glob("*.md")))}
+    if ours:
+        texts[RESULTS / "overview.svg"] = overview.draw(folder)
+    for path, text in texts.items():
+        if path.exists() and path.read_text() == text:
+            continue
+        if options.write:
+            path.write_text(text)
+            print(path)
+        else:
+            wrong.append(f"{path}: not what the JSON files give; run python3 bench/tables.py --write")
+    if options.check and ours:
+        wrong += pages.faults(texts, RESULTS, TABLES)
+    sys.exit("\n".join(wrong) if wrong else 0)
 
 
 if __name__ == "__main__":

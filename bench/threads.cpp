@@ -5,18 +5,13 @@
 // (its clock, its caches, its memory, its other tenants): what it gains is the most that the second can.
 // Wall clock; medians of the ratios of a round. One layer of Qwen3-4B's shape, float, generated data.
 
-#include "support/build_info.hpp"
-#include "support/json_file.hpp"
 #include "support/machine.hpp"
 #include "support/paired_steps.hpp"
-#include "support/progress.hpp"
-#include "support/run_program.hpp"
+#include "support/program.hpp"
+#include "support/selector_flags.hpp"
 #include "support/table.hpp"
 
-#include <CLI/CLI.hpp>
-
 #include <deque>
-#include <iostream>
 #include <iterator>
 
 namespace {
@@ -28,7 +23,6 @@ constexpr quoka::LayerShape shape{.q_heads = 32, .kv_heads = 8, .head_dim = 128}
 struct Flags {
   int threads = 2;
   int rounds = 21;
-  std::string json, command;
 };
 
 // A layer's call: a chunk of tokens, or its selection alone.
@@ -106,33 +100,32 @@ Result measure(const Path& path, const Flags& flags) {
   return {median(ms), median(shared), median(apart), median(share)};
 }
 
-int run(const Flags& flags) {
+int run(const Flags& flags, Report& report) {
   const double gflops = fma_peak_gflops(), gbs = read_bandwidth_gbs();
-  nlohmann::json json{{"command", flags.command},     {"cpu", cpu_name()},
-                      {"build", build_description()}, {"threads", flags.threads},
-                      {"rounds", flags.rounds},       {"fma_peak_gflops_1_core", gflops},
-                      {"read_gbs_1_core", gbs}};
-  std::vector<std::vector<std::string>> rows;
+  report.add({{"threads", flags.threads},
+              {"rounds", flags.rounds},
+              {"fma_peak_gflops_1_core", gflops},
+              {"read_gbs_1_core", gbs}});
+  Table table("path\tkeys\t1 thread, ms\tone call shared\tcalls apart\tof that");
   Progress bar("threads", static_cast<Index>(std::size(paths)));
   Index done = 0;
   for (const Path& path : paths) {
     const Result r = measure(path, flags);
-    rows.push_back({path.name, std::to_string(path.kv_len), fixed(r.ms, 2),
-                    fixed(r.shared, 2) + "x", fixed(r.apart, 2) + "x", fixed(r.share, 2)});
-    json["results"].push_back({{"path", path.name},
-                               {"kv_len", path.kv_len},
-                               {"one_thread_ms", r.ms},
-                               {"shared", r.shared},
-                               {"apart", r.apart},
-                               {"shared_of_apart", r.share}});
+    table.row("{}\t{}\t{:.2f}\t{:.2f}x\t{:.2f}x\t{:.2f}", path.name, path.kv_len, r.ms, r.shared,
+              r.apart, r.share);
+    report["results"].push_back({{"path", path.name},
+                                 {"kv_len", path.kv_len},
+                                 {"one_thread_ms", r.ms},
+                                 {"shared", r.shared},
+                                 {"apart", r.apart},
+                                 {"shared_of_apart", r.share}});
     bar.update(++done);
   }
-  std::cout << cpu_name() << "; " << build_description() << "; one core: " << fixed(gflops, 0)
-            << " GFLOP/s of multiply-adds, " << fixed(gbs, 0) << " GB/s read\n"
-            << flags.threads << " threads, medians of " << flags.rounds << " rounds\n\n";
-  print_table(std::cout,
-              {"path", "keys", "1 thread, ms", "one call shared", "calls apart", "of that"}, rows);
-  if (!flags.json.empty()) write_json(flags.json, json);
+  fmt::print(
+      "{}; one core: {:.0f} GFLOP/s of multiply-adds, {:.0f} GB/s read\n"
+      "{} threads, medians of {} rounds\n\n",
+      machine(), gflops, gbs, flags.threads, flags.rounds);
+  table.print();
   return 0;
 }
 
@@ -140,14 +133,9 @@ int run(const Flags& flags) {
 
 int main(int argc, char** argv) {
   Flags flags;
-  flags.command = command_line(argc, argv);
-  CLI::App app("What a second thread brings, beside what the machine lets it bring");
-  app.add_option("--threads", flags.threads, "workers, the calling thread included")
-      ->check(CLI::Range(2, 1024))
-      ->capture_default_str();
-  app.add_option("--rounds", flags.rounds, "timed repetitions; medians of ratios count")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--json", flags.json, "write the results there too");
-  return run_program(app, argc, argv, [&] { return run(flags); });
+  Program app(argc, argv, "What a second thread brings, beside what the machine lets it bring");
+  add_threads(app, flags.threads);
+  app.get_option("--threads")->check(CLI::Range(2, 1024));
+  add_rounds(app, flags.rounds);
+  return app.run([&] { return run(flags, app.report); });
 }

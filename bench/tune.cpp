@@ -12,6 +12,8 @@
 #include "tune.hpp"
 #include "normal.hpp"
 
+#include "support/clock.hpp"
+#include "support/statistics.hpp"
 #include "support/table.hpp"
 
 #include <quoka/attention/attention.hpp>
@@ -19,8 +21,6 @@
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/top_k.hpp>
-
-#include <time.h>
 
 #include <algorithm>
 #include <cmath>
@@ -40,18 +40,12 @@ using quoka::Index;
 using quoka::Rows;
 using quoka::Selection;
 using quoka::TensorView;
-using quoka_examples::fixed;
+using quoka_examples::quantile, quoka_examples::ratios, quoka_examples::thread_seconds;
 
 constexpr Index dim = 128, group = 4, most_heads = 8;  // KV heads
 constexpr double worth = 0.99;                         // a smaller gain is none
 constexpr double shortest_turn = 0.002;                // seconds
 constexpr int fewest_rounds = 5, most_rounds = 41;
-
-double thread_seconds() {
-  timespec t{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-}
 
 // What a value decides: run() computes, result() is what it computed.
 struct Work {
@@ -76,14 +70,6 @@ struct Value {
       *integer = static_cast<int>(to);
   }
 };
-
-double quantile(std::vector<double> values, double share) {
-  std::sort(values.begin(), values.end());
-  const double at = share * static_cast<double>(values.size() - 1);
-  const auto i = static_cast<std::size_t>(at);
-  const double rest = at - static_cast<double>(i);
-  return i + 1 < values.size() ? values[i] * (1.0 - rest) + values[i + 1] * rest : values[i];
-}
 
 // Normal numbers [heads, len, dim], or the same memory as [len, heads, dim].
 class Numbers {
@@ -121,14 +107,17 @@ class Tuner {
       return 2;
     }
     seconds_ = flags_.seconds / static_cast<double>(wanted.size());
-    std::cout
-        << "Times relative to the default's in the same round: median (quartiles). One thread, "
-        << "8 KV heads of 128 channels, group 4.\nA candidate is better if three quarters of its "
-        << "ratios lie below three quarters of the default's against itself,\nand their median "
-        << "below " << fixed(worth, 2) << ".\n";
+    fmt::print(
+        "Times relative to the default's in the same round: median (quartiles). One thread, 8 KV "
+        "heads "
+        "of 128 channels, group 4.\nA candidate is better if three quarters of its ratios lie "
+        "below "
+        "three quarters of the default's against itself,\nand their median below {:.2f}.\n",
+        worth);
     for (const Value* value : wanted) compare(*value, work_for(value->name));
-    std::cout << "\nDefaults and bests: include/quoka/simd/tuning.hpp\n\n";
-    quoka_examples::print_table(std::cout, {"value", "default", "best here", "time"}, table_);
+    fmt::print("\nDefaults and bests: include/quoka/simd/tuning.hpp\n\n");
+    std::fflush(stdout);
+    table_.print();
     return failures_ == 0 ? 0 : 1;
   }
 
@@ -267,9 +256,11 @@ class Tuner {
 
   double timed(const Value& value, Index candidate, const Work& work) {
     value.set(candidate);
-    const double start = thread_seconds();
-    for (int i = 0; i < repeats_; ++i) work.run();
-    return thread_seconds() - start;
+    return quoka_examples::seconds_of(
+        [&] {
+          for (int i = 0; i < repeats_; ++i) work.run();
+        },
+        thread_seconds);
   }
 
   static bool agree(const std::vector<float>& a, const std::vector<float>& b, bool same_bits) {
@@ -304,43 +295,36 @@ class Tuner {
     once *= repeats_;
     const int rounds = static_cast<int>(
         std::clamp<double>(seconds_ / std::max(once, 1e-9), fewest_rounds, most_rounds));
-    std::vector<std::vector<double>> ratios(count);
-    for (int round = 0; round < rounds; ++round) {
-      std::vector<double> seconds(count);
-      for (std::size_t i = 0; i < count; ++i) {
-        const std::size_t turn = (i + static_cast<std::size_t>(round)) % count;
-        seconds[turn] = timed(value, candidates[turn], work);
-      }
-      for (std::size_t i = 0; i < count; ++i) ratios[i].push_back(seconds[i] / seconds[0]);
-    }
+    const auto seconds = quoka_examples::time_in_turns(
+        count, rounds, [&](std::size_t i) { return timed(value, candidates[i], work); });
     value.set(usual);
 
-    const auto text = [&](std::size_t i) {
-      return fixed(quantile(ratios[i], 0.5), 3) + " (" + fixed(quantile(ratios[i], 0.25), 3) +
-             " to " + fixed(quantile(ratios[i], 0.75), 3) + ")";
+    struct Quartiles {
+      double low, middle, high;
     };
-    const double noise = std::min(1.0, quantile(ratios[1], 0.25));
+    std::vector<Quartiles> times;  // relative to the default's
+    for (const auto& of_candidate : seconds) {
+      const auto all = ratios(of_candidate, seconds[0]);
+      times.push_back({quantile(all, 0.25), quantile(all, 0.5), quantile(all, 0.75)});
+    }
+    const double noise = std::min(1.0, times[1].low);
     std::size_t best = 0;
     double least = worth;
-    for (std::size_t i = 2; i < count; ++i) {
-      const double middle = quantile(ratios[i], 0.5);
-      if (middle < least && quantile(ratios[i], 0.75) < noise) best = i, least = middle;
-    }
-    std::cout << '\n'
-              << value.name << ": " << usual << " by default. More / less: " << value.trades
-              << ".\n  " << work.what << ", " << rounds << " rounds"
-              << (value.same_bits ? "" : "; changes the order of sums") << '\n';
-    std::vector<std::vector<std::string>> lines{
-        {std::to_string(usual), text(1), "the default again"}};
     for (std::size_t i = 2; i < count; ++i)
-      lines.push_back({std::to_string(candidates[i]), text(i), i == best ? "better" : ""});
-    for (const auto& line : lines)
-      std::cout << "  " << std::string(10 - std::min<std::size_t>(10, line[0].size()), ' ')
-                << line[0] << "  " << line[1] << (line[2].empty() ? "" : "  ") << line[2] << '\n';
-    std::cout.flush();
-    table_.push_back({value.name, std::to_string(usual),
-                      best == 0 ? "the default" : std::to_string(candidates[best]),
-                      best == 0 ? "1" : fixed(least, 2)});
+      if (times[i].middle < least && times[i].high < noise) best = i, least = times[i].middle;
+    fmt::print("\n{}: {} by default. More / less: {}.\n  {}, {} rounds{}\n", value.name, usual,
+               value.trades, work.what, rounds,
+               value.same_bits ? "" : "; changes the order of sums");
+    for (std::size_t i = 1; i < count; ++i)
+      fmt::print("  {:>10}  {:.3f} ({:.3f} to {:.3f}){}\n", candidates[i], times[i].middle,
+                 times[i].low, times[i].high,
+                 i == 1      ? "  the default again"
+                 : i == best ? "  better"
+                             : "");
+    std::fflush(stdout);
+    table_.row("{}\t{}\t{}\t{}", value.name, usual,
+               best == 0 ? "the default" : std::to_string(candidates[best]),
+               best == 0 ? "1" : fmt::format("{:.2f}", least));
   }
 
   TuneFlags flags_;
@@ -348,7 +332,7 @@ class Tuner {
   double seconds_ = 0.0;  // for one value
   int repeats_ = 1;       // of the work in a turn
   int failures_ = 0;
-  std::vector<std::vector<std::string>> table_;
+  quoka_examples::Table table_{"value\tdefault\tbest here\ttime"};
 
   Index chunk_ = std::min<Index>(256, len_);
   Numbers q_{most_heads * group, chunk_, 1}, chunk_k_{most_heads, chunk_, 2},

@@ -10,21 +10,19 @@
 //             directions of the needle and of another key, less the mean key, m that of the mean query.
 //             In the recorded layers, and among keys of normal numbers, where neighbours share nothing
 
-#include "support/build_info.hpp"
 #include "support/capture.hpp"
-#include "support/json_file.hpp"
-#include "support/paired_steps.hpp"
+#include "support/clock.hpp"
+#include "support/program.hpp"
 #include "support/progress.hpp"
-#include "support/run_program.hpp"
+#include "support/selector_flags.hpp"
+#include "support/statistics.hpp"
 #include "support/table.hpp"
 
 #include <quoka/attention/diagnostics.hpp>
+#include <quoka/runtime/thread_pool.hpp>
 #include <quoka/select/quoka.hpp>
 
-#include <CLI/CLI.hpp>
-
 #include <cmath>
-#include <iostream>
 #include <random>
 
 namespace {
@@ -47,7 +45,6 @@ struct Flags {
   std::vector<Index> blocks{16, 32}, candidates{4, 8, 16};
   Index budget = 1024;
   int rounds = 7;
-  std::string json, command;
 };
 
 struct Method {
@@ -68,8 +65,7 @@ std::vector<Method> methods_for(Index group, Index budget, const Flags& flags) {
       for (const Index candidates : flags.candidates) {
         options.two_levels = {block, candidates};
         methods.push_back(
-            {name + ".blocks" + std::to_string(block) + ".candidates" + std::to_string(candidates),
-             options});
+            {fmt::format("{}.blocks{}.candidates{}", name, block, candidates), options});
       }
   }
   return methods;
@@ -86,63 +82,52 @@ void fill_normal(Keys& x, unsigned seed) {
 
 // ---- time -----------------------------------------------------------------------------------------
 
-void measure_time(const Flags& flags, nlohmann::json& json,
-                  std::vector<std::vector<std::string>>& table) {
+Table measure_time(const Flags& flags, Report& report) {
   constexpr Index q_heads = 32, kv_heads = 8, dim = 128, chunk = 128;
   const Index most = *std::max_element(flags.lengths.begin(), flags.lengths.end());
   Keys q(1, q_heads, chunk, dim), k(1, kv_heads, most, dim);
   fill_normal(q, 1), fill_normal(k, 2);
   const std::vector<Method> methods = methods_for(q_heads / kv_heads, flags.budget, flags);
   std::vector<QuokaSelector::State> states(methods.size());
-  std::vector<std::vector<double>> logs(methods.size());
+  std::vector<std::vector<double>> medians(methods.size());  // [method][length]
   quoka::ThreadPool one(1);
-  std::vector<double> at_length;
   Selection keep;
   for (const Index len : flags.lengths) {
     const SelectorInput input{.q = q, .k = Rows(k).slice(0, len), .capacity = most};
-    std::vector<std::vector<double>> seconds(methods.size());
-    std::vector<double> append(methods.size());
-    for (std::size_t m = 0; m < methods.size(); ++m) {
-      const QuokaSelector selector(methods[m].options);
-      append[m] = seconds_of([&] { selector.appended(input, states[m], one); });
-      selector.select(input, states[m], keep, one);  // warms up
-    }
-    Progress bar(std::to_string(len) + " keys", flags.rounds);
-    for (int round = 0; round < flags.rounds; ++round, bar.update(round))
-      for (std::size_t m = 0; m < methods.size(); ++m) {
-        const QuokaSelector selector(methods[m].options);
-        seconds[m].push_back(seconds_of([&] { selector.select(input, states[m], keep, one); }));
-      }
+    for (std::size_t m = 0; m < methods.size(); ++m)
+      QuokaSelector(methods[m].options).appended(input, states[m], one);
+    Progress bar(std::to_string(len) + " keys", flags.rounds + 1);
+    const auto seconds = time_in_turns(
+        methods.size(), flags.rounds,
+        [&](std::size_t m) {
+          const QuokaSelector selector(methods[m].options);
+          return seconds_of([&] { selector.select(input, states[m], keep, one); });
+        },
+        [&](int done) { bar.update(done); });
     std::size_t base = 0;
     for (std::size_t m = 0; m < methods.size(); ++m) {
       if (is_one_level(methods[m])) base = m;
-      std::vector<double> ratios;
-      for (std::size_t r = 0; r < seconds[m].size(); ++r)
-        ratios.push_back(seconds[base][r] / seconds[m][r]);
-      logs[m].push_back(median(seconds[m]));
-      json["time"].push_back(
+      medians[m].push_back(median(seconds[m]));
+      report["time"].push_back(
           {{"keys", len},
            {"method", methods[m].name},
-           {"seconds", median(seconds[m])},
-           {"one_level_takes_times", median(ratios)},
+           {"seconds", medians[m].back()},
+           {"one_level_takes_times", median_ratio(seconds[base], seconds[m])},
            {"kept_bytes_per_key_and_head",
             static_cast<double>(states[m].kept_bytes()) / static_cast<double>(most * kv_heads)},
            {"rounds", seconds[m]}});
     }
   }
+  Table table(fmt::format("selection, ms, at keys:\t{}\texponent", fmt::join(flags.lengths, "\t")));
+  const std::vector<double> lengths(flags.lengths.begin(), flags.lengths.end());
   for (std::size_t m = 0; m < methods.size(); ++m) {
-    double n = 0.0, sx = 0.0, sy = 0.0, sxx = 0.0, sxy = 0.0;
-    std::vector<std::string> row{methods[m].name};
-    for (std::size_t i = 0; i < flags.lengths.size(); ++i) {
-      const double x = std::log(static_cast<double>(flags.lengths[i])), y = std::log(logs[m][i]);
-      n += 1.0, sx += x, sy += y, sxx += x * x, sxy += x * y;
-      row.push_back(fixed(1e3 * logs[m][i], 2));
-    }
-    const double exponent = (n * sxy - sx * sy) / (n * sxx - sx * sx);
-    row.push_back(fixed(exponent, 2));
-    json["exponents"].push_back({{"method", methods[m].name}, {"exponent", exponent}});
-    table.push_back(row);
+    table.row("{}", methods[m].name);
+    for (const double seconds : medians[m]) table.more("{:.2f}", 1e3 * seconds);
+    const double fitted = exponent(lengths, medians[m]);
+    table.more("{:.2f}", fitted);
+    report["exponents"].push_back({{"method", methods[m].name}, {"exponent", fitted}});
   }
+  return table;
 }
 
 // Queries about a mean of their own, one for each head: 9 (0.85 m + 0.53 z), unit vectors.
@@ -268,31 +253,29 @@ Keys chunk_of(const Keys& q, Index begin, Index len) {
   return part;
 }
 
-void report(const std::string& data, Index keys, Index budget, const std::vector<Method>& methods,
-            const std::vector<Found>& plain, const std::vector<Found>& planted,
-            nlohmann::json& json, std::vector<std::vector<std::string>>& table) {
+void tell(const std::string& data, Index keys, Index budget, const std::vector<Method>& methods,
+          const std::vector<Found>& plain, const std::vector<Found>& planted,
+          nlohmann::json& records, Table& table) {
   const auto share = [](double part, double whole) { return whole > 0.0 ? part / whole : 0.0; };
   for (std::size_t m = 0; m < methods.size(); ++m) {
     const double needles = share(planted[m].found, planted[m].needles);
-    nlohmann::json& entry =
-        json["kept"].emplace_back(nlohmann::json{{"data", data},
-                                                 {"keys", keys},
-                                                 {"budget", budget},
-                                                 {"method", methods[m].name},
-                                                 {"needles", needles},
-                                                 {"needles_of_one_level", planted[m].needles}});
+    records.push_back({{"data", data},
+                       {"keys", keys},
+                       {"budget", budget},
+                       {"method", methods[m].name},
+                       {"needles", needles},
+                       {"needles_of_one_level", planted[m].needles}});
     std::string mass;
     if (plain[m].rows > 0.0) {
-      entry["mass_kept"] = share(plain[m].mass, plain[m].rows);
-      mass = fixed(100.0 * share(plain[m].mass, plain[m].rows), 2);
+      records.back()["mass_kept"] = plain[m].mass / plain[m].rows;
+      mass = fmt::format("{:.2f}", 100.0 * plain[m].mass / plain[m].rows);
     }
-    table.push_back({data, std::to_string(keys), std::to_string(budget), methods[m].name, mass,
-                     fixed(100.0 * needles, 1), fixed(planted[m].needles, 0)});
+    table.row("{}\t{}\t{}\t{}\t{}\t{:.1f}\t{:.0f}", data, keys, budget, methods[m].name, mass,
+              100.0 * needles, planted[m].needles);
   }
 }
 
-void measure_capture(const Flags& flags, nlohmann::json& json,
-                     std::vector<std::vector<std::string>>& table) {
+void measure_capture(const Flags& flags, nlohmann::json& records, Table& table) {
   const std::vector<LayerCapture> layers = load_layers(SafetensorsFile(flags.capture));
   for (const Index budget : flags.budgets) {
     const Index group = layers.front().q.dimension(1) / layers.front().k.dimension(1);
@@ -307,12 +290,11 @@ void measure_capture(const Flags& flags, nlohmann::json& json,
         const auto needles = plant(q, k.typed<float>(), static_cast<unsigned>(begin));
         look(methods, q, k, needles, false, planted);
       }
-    report("recorded", len, budget, methods, plain, planted, json, table);
+    tell("recorded", len, budget, methods, plain, planted, records, table);
   }
 }
 
-void measure_lone_needles(const Flags& flags, nlohmann::json& json,
-                          std::vector<std::vector<std::string>>& table) {
+void measure_lone_needles(const Flags& flags, nlohmann::json& records, Table& table) {
   for (const Index len : flags.needle_lengths) {
     const std::vector<Method> methods = methods_for(4, flags.budget, flags);
     std::vector<Found> planted(methods.size());
@@ -320,34 +302,23 @@ void measure_lone_needles(const Flags& flags, nlohmann::json& json,
     fill_about_means(q, 3), fill_normal(k, 4);
     const auto needles = plant(q, k, 5);
     look(methods, q, k, needles, false, planted);
-    report("normal", len, flags.budget, methods, std::vector<Found>(methods.size()), planted, json,
-           table);
+    tell("normal", len, flags.budget, methods, std::vector<Found>(methods.size()), planted, records,
+         table);
   }
 }
 
-int run(const Flags& flags) {
-  nlohmann::json json{{"command", flags.command},
-                      {"cpu", cpu_name()},
-                      {"build", build_description()},
-                      {"budget", flags.budget},
-                      {"rounds", flags.rounds}};
-  std::cout << cpu_name() << "; " << build_description() << "\n\n";
-  std::vector<std::vector<std::string>> kept, times;
-  if (!flags.capture.empty()) measure_capture(flags, json, kept);
-  if (flags.needle_lengths.front() > 0) measure_lone_needles(flags, json, kept);
-  if (!kept.empty())
-    print_table(std::cout,
-                {"keys are", "keys", "budget", "method", "mass kept, %", "needles found, %", "of"},
-                kept);
+int run(const Flags& flags, Report& report) {
+  report.add({{"budget", flags.budget}, {"rounds", flags.rounds}});
+  fmt::print("{}\n\n", machine());
+  Table kept("keys are\tkeys\tbudget\tmethod\tmass kept, %\tneedles found, %\tof");
+  if (!flags.capture.empty()) measure_capture(flags, report["kept"], kept);
+  if (flags.needle_lengths.front() > 0) measure_lone_needles(flags, report["kept"], kept);
+  if (!kept.empty()) kept.print();
   if (flags.lengths.front() > 0) {
-    measure_time(flags, json, times);
-    std::vector<std::string> header{"selection, ms, at keys:"};
-    for (const Index len : flags.lengths) header.push_back(std::to_string(len));
-    header.push_back("exponent");
+    const Table times = measure_time(flags, report);
     std::cout << '\n';
-    print_table(std::cout, header, times);
+    times.print();
   }
-  if (!flags.json.empty()) write_json(flags.json, json);
   return 0;
 }
 
@@ -355,8 +326,8 @@ int run(const Flags& flags) {
 
 int main(int argc, char** argv) {
   Flags flags;
-  flags.command = command_line(argc, argv);
-  CLI::App app(
+  Program app(
+      argc, argv,
       "Selection in one and in two levels: time against the length of the cache, mass kept, "
       "needles found");
   app.add_option("capture", flags.capture, "a safetensors file of recorded layers");
@@ -370,9 +341,6 @@ int main(int argc, char** argv) {
   list("--blocks", flags.blocks, "keys of a block");
   list("--candidates", flags.candidates, "keys looked at, times the budget");
   app.add_option("--budget", flags.budget, "keys per KV head, elsewhere")->capture_default_str();
-  app.add_option("--rounds", flags.rounds, "timed repetitions; medians count")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
-  app.add_option("--json", flags.json, "write the results there too");
-  return run_program(app, argc, argv, [&] { return run(flags); });
+  add_rounds(app, flags.rounds);
+  return app.run([&] { return run(flags, app.report); });
 }

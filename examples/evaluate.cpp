@@ -4,28 +4,25 @@
 // output error, overlap with the oracle's selection, and what choosing costs. Takes any dump of
 // yours: README.md says how to make one.
 //
+// --rounds N: times whole prefills, too, of all methods and dense attention in turns.
 // --calibrate FILE: instead, one selector's error per layer and KV head of a dump, with --budgets as the
 // ladder, and the layer policy that follows (support/calibration.hpp).
 // --policy FILE: layers of dumps are dense, or have budgets of their own, as such a policy says. All others
 // have those of --budgets, and selectors are those of --methods: the policy's "budget" and "mode" are ignored.
 
 #include "support/accuracy.hpp"
-#include "support/build_info.hpp"
 #include "support/calibrate_capture.hpp"
+#include "support/capture_times.hpp"
 #include "support/generators.hpp"
-#include "support/json_file.hpp"
+#include "support/program.hpp"
 #include "support/progress.hpp"
-#include "support/run_program.hpp"
 #include "support/selector_flags.hpp"
 #include "support/table.hpp"
-
-#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
 
 namespace {
 
@@ -38,13 +35,20 @@ struct Flags {
   std::vector<Index> keep_first;  // none: 0 and 4; with calibrate: 0
   Index chunk = 128, tokens = 4096, seeds = 2;
   double past_per_budget = 2.0;
-  int threads = 2;
+  int threads = 2, rounds = 0;
   double tolerance = 0.1;
-  std::string policy, calibrate, json, command;
+  std::string policy, calibrate;
 };
 
-// Every selector, and the option sets of QuoKA that are known to matter on a real model.
+// ablations: the paper's, and a few more, one switch at a time. default: every selector, and the option sets
+// of QuoKA that are known to matter on a real model.
 std::vector<std::string> method_names(const std::string& list) {
+  if (list == "ablations")
+    return parse_methods(
+        "quoka,quoka.dot,quoka.mean,quoka.queries4,quoka.queries8,quoka.queries32,quoka.queries64,"
+        "quoka.queries128,quoka.shared,quoka.per_head,quoka.uniform,quoka.last,"
+        "quoka.dissimilar_and_last,quoka.window7,quoka.first4,oracle,sample_attention,"
+        "sample_attention.logit,random");
   if (list != "default") return parse_methods(list);
   std::vector<std::string> names = parse_methods(
       "quoka,quoka.recommended,quoka.robust,quoka.uniform,quoka.last,quoka.dissimilar_and_last,"
@@ -99,13 +103,15 @@ struct Result {
   Index keep_first;
   std::vector<Accuracy> layers;  // and all of them together, last
   std::vector<double> of_oracle;
+  double speedup = std::numeric_limits<double>::quiet_NaN();  // of a whole prefill, over dense
 };
 
 class Evaluation {
  public:
   Evaluation(const Data& data, const Flags& flags, const std::optional<LayerPolicy>& policy,
              quoka::ThreadPool& threads)
-      : flags_(flags),
+      : data_(data),
+        flags_(flags),
         threads_(threads),
         rules_{.past_per_budget = flags.past_per_budget,
                .one_sequence = data.one_sequence,
@@ -114,11 +120,11 @@ class Evaluation {
 
   const DenseReference& reference() const { return reference_; }
 
-  std::vector<Result> run(const std::string& name) {
+  std::vector<Result> run() {
     const std::vector<std::string> methods = method_names(flags_.methods);
     const Index runs =
         std::ssize(flags_.budgets) * (1 + std::ssize(methods) * std::ssize(flags_.keep_first));
-    Progress bar(name, runs);
+    Progress bar(data_.name, runs);
     Index done = 0;
     std::vector<Result> results;
     for (const std::string& budget : flags_.budgets) {
@@ -132,20 +138,38 @@ class Evaluation {
           bar.update(++done);
         }
     }
+    if (flags_.rounds > 0) time(results);
     return results;
   }
 
  private:
-  Result measure(const std::string& method, const std::string& budget, Index keep_first) {
+  static MethodOptions options_of(const std::string& budget, Index keep_first) {
     MethodOptions options{.budget = parse_budget(budget)};
     options.quoka.top_k.keep_first = keep_first;
+    return options;
+  }
+  Result measure(const std::string& method, const std::string& budget, Index keep_first) {
+    const MethodOptions options = options_of(budget, keep_first);
     const auto sums = AccuracyRun(method, options, reference_, rules_, threads_).run();
     Result result{budget, method, keep_first, {}, {}};
     for (const AccuracySums& layer : sums) result.layers.push_back(layer.result());
     result.layers.push_back(overall(sums));
     return result;
   }
+  void time(std::vector<Result>& results) {
+    std::vector<CaptureMethod> methods;
+    for (const Result& r : results)
+      methods.push_back({r.method, options_of(r.budget, r.keep_first)});
+    const Index len = reference_.len();
+    Progress bar(data_.name + ", times", len * (flags_.rounds + 1));
+    const CaptureSeconds seconds =
+        time_captures(data_.layers, methods, flags_.chunk, flags_.rounds, data_.attention, threads_,
+                      [&](int round, Index at) { bar.update(round * len + at); });
+    for (std::size_t i = 0; i < results.size(); ++i)
+      results[i].speedup = median_ratio(seconds[0], seconds[i + 1]);
+  }
 
+  const Data& data_;
   const Flags& flags_;
   quoka::ThreadPool& threads_;
   AccuracyRules rules_;
@@ -154,41 +178,43 @@ class Evaluation {
 
 // A share in percent, or "-".
 std::string percent(double share, int decimals = 1) {
-  return std::isnan(share) ? "-" : fixed(100.0 * share, decimals) + " %";
+  return std::isnan(share) ? "-" : fmt::format("{:.{}f} %", 100.0 * share, decimals);
 }
 
-void print_overall(const std::vector<Result>& results, const std::string& budget, bool targets) {
-  std::vector<std::vector<std::string>> rows;
+void print_overall(const std::vector<Result>& results, const std::string& budget, bool targets,
+                   bool timed) {
+  Table table(
+      "selector\tfirst\tmass kept\tof oracle\tworst row\tworst 1 %\toutput error\toverlap\tKV "
+      "pairs\t"
+      "MFLOP\tof dense\tms");
+  if (targets) table.more("targets kept");
+  if (timed) table.more("speedup");
   for (const Result& r : results) {
     if (r.budget != budget) continue;
     const Accuracy& a = r.layers.back();
-    auto& row = rows.emplace_back(std::vector<std::string>{
-        r.method, std::to_string(r.keep_first), percent(a.mass_kept), percent(r.of_oracle.back()),
-        percent(a.worst_mass, 2), percent(a.worst_percent_mass), fixed(a.output_error, 3),
-        percent(a.overlap), percent(a.kv_pairs), fixed(1e-6 * a.flops, 2),
-        percent(a.flops / a.dense_flops, 2), fixed(1e3 * a.seconds, 2)});
-    if (targets) row.push_back(percent(a.hits));
+    table.row("{}\t{}\t{}\t{}\t{}\t{}\t{:.3f}\t{}\t{}\t{:.2f}\t{}\t{:.2f}", r.method, r.keep_first,
+              percent(a.mass_kept), percent(r.of_oracle.back()), percent(a.worst_mass, 2),
+              percent(a.worst_percent_mass), a.output_error, percent(a.overlap),
+              percent(a.kv_pairs), 1e-6 * a.flops, percent(a.flops / a.dense_flops, 2),
+              1e3 * a.seconds);
+    if (targets) table.more("{}", percent(a.hits));
+    if (timed) table.more("{:.2f}x", r.speedup);
   }
-  std::vector<std::string> header{"selector",  "first",     "mass kept",    "of oracle",
-                                  "worst row", "worst 1 %", "output error", "overlap",
-                                  "KV pairs",  "MFLOP",     "of dense",     "ms"};
-  if (targets) header.push_back("targets kept");
-  print_table(std::cout, header, rows);
+  table.print();
 }
 
 void print_layers(const std::vector<Result>& results, const std::string& budget,
                   const std::vector<LayerCapture>& layers) {
-  std::vector<std::string> header{"mass kept / error", "first"};
-  for (const LayerCapture& layer : layers) header.push_back(layer.name);
-  std::vector<std::vector<std::string>> rows;
+  Table table("mass kept / error\tfirst");
+  for (const LayerCapture& layer : layers) table.more("{}", layer.name);
   for (const Result& r : results) {
     if (r.budget != budget) continue;
-    auto& row = rows.emplace_back(std::vector{r.method, std::to_string(r.keep_first)});
+    table.row("{}\t{}", r.method, r.keep_first);
     for (std::size_t i = 0; i < layers.size(); ++i)
-      row.push_back(percent(r.layers[i].mass_kept) + " / " + fixed(r.layers[i].output_error, 3));
+      table.more("{} / {:.3f}", percent(r.layers[i].mass_kept), r.layers[i].output_error);
   }
   std::cout << '\n';
-  print_table(std::cout, header, rows);
+  table.print();
 }
 
 // To nine decimals: more would be noise. Null where there is no number.
@@ -197,39 +223,42 @@ nlohmann::json number(double x) {
 }
 
 void save(const Data& data, const DenseReference& reference, const std::vector<Result>& results,
-          nlohmann::json& json) {
+          Report& report) {
   const quoka::LayerShape shape = shape_of(data.layers.front());
   nlohmann::json names;
   for (const LayerCapture& layer : data.layers) names.push_back(layer.name);
-  json["data"].push_back({{"name", data.name},
-                          {"layers", names},
-                          {"tokens", reference.len()},
-                          {"q_heads", shape.q_heads},
-                          {"kv_heads", shape.kv_heads},
-                          {"head_dim", shape.head_dim},
-                          {"dense_attention_seconds", number(reference.seconds())}});
+  report["data"].push_back({{"name", data.name},
+                            {"layers", names},
+                            {"tokens", reference.len()},
+                            {"q_heads", shape.q_heads},
+                            {"kv_heads", shape.kv_heads},
+                            {"head_dim", shape.head_dim},
+                            {"dense_attention_seconds", number(reference.seconds())}});
   names.push_back("all");
   for (const Result& r : results)  // of generated layers, which are samples, all of them together
     for (std::size_t i = data.one_sequence ? 0 : data.layers.size(); i < r.layers.size(); ++i) {
       const Accuracy& a = r.layers[i];
-      json["results"].push_back({{"data", data.name},
-                                 {"layer", names[i]},
-                                 {"budget", r.budget},
-                                 {"selector", r.method},
-                                 {"keep_first", r.keep_first},
-                                 {"chunks", a.chunks},
-                                 {"rows", a.rows},
-                                 {"mass_kept", number(a.mass_kept)},
-                                 {"mass_of_oracle", number(r.of_oracle[i])},
-                                 {"worst_mass", number(a.worst_mass)},
-                                 {"worst_percent_mass", number(a.worst_percent_mass)},
-                                 {"output_error", number(a.output_error)},
-                                 {"overlap", number(a.overlap)},
-                                 {"kv_pairs", number(a.kv_pairs)},
-                                 {"targets_kept", number(a.hits)},
-                                 {"scoring_flops", number(a.flops)},
-                                 {"dense_flops", number(a.dense_flops)},
-                                 {"scoring_seconds", number(a.seconds)}});
+      nlohmann::json& records = report["results"];
+      records.push_back({{"data", data.name},
+                         {"layer", names[i]},
+                         {"budget", r.budget},
+                         {"selector", r.method},
+                         {"keep_first", r.keep_first},
+                         {"chunks", a.chunks},
+                         {"rows", a.rows},
+                         {"mass_kept", number(a.mass_kept)},
+                         {"mass_of_oracle", number(r.of_oracle[i])},
+                         {"worst_mass", number(a.worst_mass)},
+                         {"worst_percent_mass", number(a.worst_percent_mass)},
+                         {"output_error", number(a.output_error)},
+                         {"overlap", number(a.overlap)},
+                         {"kv_pairs", number(a.kv_pairs)},
+                         {"targets_kept", number(a.hits)},
+                         {"scoring_flops", number(a.flops)},
+                         {"dense_flops", number(a.dense_flops)},
+                         {"scoring_seconds", number(a.seconds)}});
+      if (i + 1 == r.layers.size() && std::isfinite(r.speedup))  // of all layers
+        records.back()["speedup"] = number(r.speedup);
     }
 }
 
@@ -240,18 +269,18 @@ void print(const Data& data, const DenseReference& reference, const std::vector<
   for (const std::string& budget : flags.budgets) {
     const auto first = std::find_if(results.begin(), results.end(),
                                     [&](const Result& r) { return r.budget == budget; });
-    std::cout << '\n'
-              << data.name << ": " << data.layers.size()
-              << (data.layers.size() == 1 ? " layer, " : " layers, ") << reference.len()
-              << " tokens, " << shape.q_heads << " query heads, " << shape.kv_heads
-              << " KV heads, head_dim " << shape.head_dim << "; budget " << budget << ", chunk "
-              << flags.chunk << ", " << first->layers.back().chunks << " chunks measured\n\n";
+    fmt::print(
+        "\n{}: {} layer{}, {} tokens, {} query heads, {} KV heads, head_dim {}; budget {}, chunk "
+        "{}, {} chunks measured\n\n",
+        data.name, data.layers.size(), data.layers.size() == 1 ? "" : "s", reference.len(),
+        shape.q_heads, shape.kv_heads, shape.head_dim, budget, flags.chunk,
+        first->layers.back().chunks);
     if (first->layers.back().chunks == 0) {
       std::cout << "No chunk has a past longer than " << flags.past_per_budget
                 << " budgets: nothing was measured.\n";
       continue;
     }
-    print_overall(results, budget, targets);
+    print_overall(results, budget, targets, flags.rounds > 0);
     if (data.layers.size() > 1) print_layers(results, budget, data.layers);
   }
 }
@@ -265,7 +294,9 @@ constexpr const char* legend =
     "attended, "
     "of dense attention's. MFLOP and ms: of choosing and of\nkeeping what it needs, per chunk and "
     "layer, in CPU time of one thread (support/scoring_flops.hpp); of dense: against dense\n"
-    "attention's FLOPs. Targets kept: of the keys that queries were made to retrieve.\n";
+    "attention's FLOPs. Targets kept: of the keys that queries were made to retrieve. Speedup: of "
+    "a "
+    "whole prefill over dense.\n";
 
 // How many of these layers the policy speaks of. Throws std::invalid_argument for another model's policy, and
 // for names without numbers.
@@ -278,11 +309,11 @@ std::string policy_of(const Data& data, const LayerPolicy& policy) {
     dense += is_dense ? 1 : 0;
     own += !is_dense && policy.budgets.contains(number) ? 1 : 0;
   }
-  return std::to_string(dense) + " of " + std::to_string(data.layers.size()) + " layers dense, " +
-         std::to_string(own) + " with a budget of their own";
+  return fmt::format("{} of {} layers dense, {} with a budget of their own", dense,
+                     data.layers.size(), own);
 }
 
-int calibrate(const Flags& flags) {
+int calibrate(const Flags& flags, Report& report) {
   if (flags.files.size() != 1 || !flags.generated.empty())
     refuse("--calibrate takes one dump, here are ", flags.files.size(), " and ",
            flags.generated.size(), " generated geometries");
@@ -305,29 +336,25 @@ int calibrate(const Flags& flags) {
     return calibrate_capture(reference, methods.front(), options, ladder, threads,
                              [&](Index done) { bar.update(done); });
   }();
-  std::cout << data.name << ": " << reference.len() << " tokens, chunk " << flags.chunk << ", "
-            << methods.front() << ", first keys kept " << options.quoka.top_k.keep_first
-            << ", tolerance " << flags.tolerance << "\n\n";
+  fmt::print("{}: {} tokens, chunk {}, {}, first keys kept {}, tolerance {}\n\n", data.name,
+             reference.len(), flags.chunk, methods.front(), options.quoka.top_k.keep_first,
+             flags.tolerance);
   calibration.print(std::cout, flags.tolerance);
   write_policy(flags.calibrate, calibration.policy(flags.tolerance), std::cout);
   std::cout << "A layer of the model that is not in the dump gets " << calibration.budget(0)
             << ", unmeasured.\n";
-  if (!flags.json.empty())
-    write_json(flags.json, {{"command", flags.command},
-                            {"data", data.name},
-                            {"selector", methods.front()},
-                            {"keep_first", options.quoka.top_k.keep_first},
-                            {"tokens", reference.len()},
-                            {"chunk", flags.chunk},
-                            {"tolerance", flags.tolerance},
-                            {"cpu", cpu_name()},
-                            {"build", build_description()},
-                            {"results", calibration.results()}});
+  report.add({{"data", data.name},
+              {"selector", methods.front()},
+              {"keep_first", options.quoka.top_k.keep_first},
+              {"tokens", reference.len()},
+              {"chunk", flags.chunk},
+              {"tolerance", flags.tolerance},
+              {"results", calibration.results()}});
   return 0;
 }
 
-int run(Flags& flags) {
-  if (!flags.calibrate.empty()) return calibrate(flags);
+int run(Flags& flags, Report& report) {
+  if (!flags.calibrate.empty()) return calibrate(flags, report);
   if (flags.keep_first.empty()) flags.keep_first = {0, 4};
   if (flags.files.empty() && flags.generated.empty())
     flags.files.push_back(QUOKA_EXAMPLES_DATA "/tinyllama_passkey_2046_layer11.safetensors");
@@ -342,30 +369,26 @@ int run(Flags& flags) {
     for (const std::string& method : method_names(flags.methods)) require_fits(method, *policy);
   }
   quoka::ThreadPool threads(flags.threads);
-  nlohmann::json json{{"command", flags.command},
-                      {"cpu", cpu_name()},
-                      {"build", build_description()},
-                      {"chunk", flags.chunk},
-                      {"n_queries", quoka::QuokaOptions{}.n_queries},
-                      {"past_per_budget", flags.past_per_budget},
-                      {"threads", flags.threads}};
+  report.add({{"chunk", flags.chunk},
+              {"n_queries", quoka::QuokaOptions{}.n_queries},
+              {"past_per_budget", flags.past_per_budget},
+              {"threads", flags.threads}});
+  if (flags.rounds > 0) report["rounds"] = flags.rounds;
   if (policy) {
     std::ifstream file(flags.policy);
-    json["policy_file"] = flags.policy;
-    json["policy"] = nlohmann::json::parse(file);
+    report.add({{"policy_file", flags.policy}, {"policy", nlohmann::json::parse(file)}});
   }
   const auto evaluate = [&](const Data& data) {
     const std::string by_policy = policy ? policy_of(data, *policy) : "";
     Evaluation evaluation(data, flags, policy, threads);
-    const std::vector<Result> results = evaluation.run(data.name);
+    const std::vector<Result> results = evaluation.run();
     if (policy) std::cout << "\nBy " << flags.policy << ": " << by_policy << ".\n";
     print(data, evaluation.reference(), results, flags);
-    save(data, evaluation.reference(), results, json);
+    save(data, evaluation.reference(), results, report);
   };
   for (const std::string& file : flags.files) evaluate(load(file, flags.layers));
   for (const std::string& name : flags.generated) evaluate(generate(name, flags));
   std::cout << legend;
-  if (!flags.json.empty()) write_json(flags.json, json);
   return 0;
 }
 
@@ -373,8 +396,8 @@ int run(Flags& flags) {
 
 int main(int argc, char** argv) {
   Flags flags;
-  flags.command = command_line(argc, argv);
-  CLI::App app(
+  Program app(
+      argc, argv,
       "Attention mass kept, output error, overlap with the oracle and cost of selectors, on "
       "recorded or generated queries, keys and values");
   app.add_option(
@@ -383,7 +406,7 @@ int main(int argc, char** argv) {
          "and without --generated, the committed capture")
       ->check(CLI::ExistingFile);
   app.add_option("--methods", flags.methods,
-                 "default, all, or names separated by commas (support/methods.hpp)")
+                 "default, all, ablations, or names separated by commas (support/methods.hpp)")
       ->capture_default_str();
   app.add_option("--budgets", flags.budgets, "keys per KV head: counts (256) or fractions (0.125)")
       ->delimiter(',')
@@ -411,8 +434,10 @@ int main(int argc, char** argv) {
                  "measure chunks whose past is longer than so many budgets; 0: all chunks")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_option("--threads", flags.threads, "workers, the calling thread included")
-      ->check(CLI::PositiveNumber)
+  add_threads(app, flags.threads);
+  app.add_option("--rounds", flags.rounds,
+                 "timed repetitions of whole prefills, whose speedups over dense are then told")
+      ->check(whole_number(0, 1000))
       ->capture_default_str();
   auto* const policy =
       app.add_option(
@@ -429,6 +454,5 @@ int main(int argc, char** argv) {
       ->needs(calibrate)
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--json", flags.json, "write the results there too");
-  return run_program(app, argc, argv, [&] { return run(flags); });
+  return app.run([&] { return run(flags, app.report); });
 }

@@ -7,23 +7,17 @@
 // in accuracy is the same on one.
 
 #include "support/accuracy.hpp"
-#include "support/build_info.hpp"
 #include "support/capture_times.hpp"
-#include "support/json_file.hpp"
 #include "support/mpi_job.hpp"
 #include "support/paired_steps.hpp"
+#include "support/program.hpp"
 #include "support/progress.hpp"
-#include "support/run_program.hpp"
 #include "support/selector_flags.hpp"
 #include "support/table.hpp"
-
-#include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <iostream>
-#include <sstream>
 #include <stdexcept>
 
 namespace {
@@ -39,7 +33,6 @@ struct Flags {
   Index chunk = 128;
   int threads = 2;
   int rounds = 3;
-  std::string json, command;
   quoka::QuokaOptions quoka;
   std::optional<quoka::CommunicatorRef> ranks;
 };
@@ -65,10 +58,9 @@ void require_numbers(const Accuracy& accuracy, const std::vector<LayerCapture>& 
         most = std::max(most, std::abs((layer.*part).data()[i]));
     return most;
   };
-  std::ostringstream text;
-  text << "attention overflows float: |q| is up to " << largest(&LayerCapture::q) << ", |k| up to "
-       << largest(&LayerCapture::k) << ", |v| up to " << largest(&LayerCapture::v);
-  throw std::runtime_error(text.str());
+  throw std::runtime_error(
+      fmt::format("attention overflows float: |q| is up to {:g}, |k| up to {:g}, |v| up to {:g}",
+                  largest(&LayerCapture::q), largest(&LayerCapture::k), largest(&LayerCapture::v)));
 }
 
 std::vector<CaptureResult> run_capture(const std::vector<LayerCapture>& layers, const Flags& flags,
@@ -119,39 +111,24 @@ std::vector<LengthResult> run_lengths(const quoka::LayerShape& shape, const Flag
     methods.push_back(timed_method("dense", shape, options));
     for (const std::string& name : parse_methods(flags.selectors))
       methods.push_back(timed_method(name, shape, options));
-    std::vector<TimedStep> steps;
-    for (TimedMethod& method : methods) {
-      for (auto& layer : method.layers) prompt.fill(*layer, length - flags.chunk);
-      steps.push_back(timed_step(method.layers, method.weights, prompt, threads));
-    }
+    const auto steps = filled_steps(methods, prompt, length - flags.chunk, threads);
     const auto positions = measured_positions(length, flags.chunk, options.budget.least(length), 3);
-    Progress bar(std::to_string(length) + " tokens",
-                 static_cast<std::int64_t>(positions.size()) * (flags.rounds + 1));
-    const auto seconds = time_steps(steps, positions, flags.rounds, [&](std::size_t p, int round) {
-      bar.update(static_cast<std::int64_t>(p) * (flags.rounds + 1) + round);
-    });
-    const auto dense_totals = prefill_seconds(positions, seconds[0], length, flags.chunk);
-    for (std::size_t m = 1; m < methods.size(); ++m) {
-      const auto totals = prefill_seconds(positions, seconds[m], length, flags.chunk);
-      results.push_back({length, methods[m].name, median(dense_totals), median(totals),
-                         median_ratio(dense_totals, totals)});
-    }
+    const auto totals = time_prefills(steps, positions, length, flags.chunk, flags.rounds).totals;
+    for (std::size_t m = 1; m < methods.size(); ++m)
+      results.push_back({length, methods[m].name, median(totals[0]), median(totals[m]),
+                         median_ratio(totals[0], totals[m])});
   }
   return results;
 }
 
 void print(const std::vector<CaptureResult>& captures, const std::vector<LengthResult>& lengths,
            const Flags& flags) {
-  std::vector<std::vector<std::string>> rows;
+  Table table("budget\tselector\tKV pairs used\tmass kept\toutput error\tdense\ttime\tspeedup");
   for (const CaptureResult& r : captures)
-    rows.push_back({r.budget, r.method, fixed(100.0 * r.accuracy.kv_pairs, 1) + " %",
-                    fixed(100.0 * r.accuracy.mass_kept, 1) + " %",
-                    fixed(r.accuracy.output_error, 3), fixed(1e3 * r.dense_seconds, 1) + " ms",
-                    fixed(1e3 * r.seconds, 1) + " ms", fixed(r.speedup, 2) + "x"});
-  print_table(std::cout,
-              {"budget", "selector", "KV pairs used", "mass kept", "output error", "dense", "time",
-               "speedup"},
-              rows);
+    table.row("{}\t{}\t{:.1f} %\t{:.1f} %\t{:.3f}\t{:.1f} ms\t{:.1f} ms\t{:.2f}x", r.budget,
+              r.method, 100.0 * r.accuracy.kv_pairs, 100.0 * r.accuracy.mass_kept,
+              r.accuracy.output_error, 1e3 * r.dense_seconds, 1e3 * r.seconds, r.speedup);
+  table.print();
   std::cout << "\nKV pairs used: (query, key) pairs attended, of dense. Mass kept: share of the "
                "past's softmax mass on the\n"
                "selected keys, mean over rows whose past is longer than the budget. Output error: "
@@ -159,63 +136,59 @@ void print(const std::vector<CaptureResult>& captures, const std::vector<LengthR
   if (lengths.empty()) return;
   std::cout << "\nLonger prompts of the same shape (generated keys, budget " << flags.long_budget
             << "; chunk steps timed at positions over the prompt, integrated):\n\n";
-  rows.clear();
+  Table longer("tokens\tselector\tdense\ttime\tspeedup");
   for (const LengthResult& r : lengths)
-    rows.push_back({std::to_string(r.length), r.method, fixed(r.dense_seconds, 2) + " s",
-                    fixed(r.seconds, 2) + " s", fixed(r.speedup, 2) + "x"});
-  print_table(std::cout, {"tokens", "selector", "dense", "time", "speedup"}, rows);
+    longer.row("{}\t{}\t{:.2f} s\t{:.2f} s\t{:.2f}x", r.length, r.method, r.dense_seconds,
+               r.seconds, r.speedup);
+  longer.print();
 }
 
-void save_results(const std::vector<CaptureResult>& captures,
-                  const std::vector<LengthResult>& lengths, const Flags& flags) {
-  nlohmann::json json{{"command", flags.command},
-                      {"cpu", cpu_name()},
-                      {"build", build_description()},
-                      {"file", std::filesystem::path(flags.file).filename().string()},
-                      {"chunk", flags.chunk},
-                      {"threads", flags.threads},
-                      {"processes", flags.ranks ? flags.ranks->ranks() : 1},
-                      {"n_queries", flags.quoka.n_queries}};
+void save(const std::vector<CaptureResult>& captures, const std::vector<LengthResult>& lengths,
+          const Flags& flags, Report& report) {
+  report.add({{"file", std::filesystem::path(flags.file).filename().string()},
+              {"chunk", flags.chunk},
+              {"threads", flags.threads},
+              {"processes", flags.ranks ? flags.ranks->ranks() : 1},
+              {"n_queries", flags.quoka.n_queries}});
   for (const CaptureResult& r : captures)
-    json["capture"].push_back({{"budget", r.budget},
-                               {"selector", r.method},
-                               {"dense_seconds", r.dense_seconds},
-                               {"seconds", r.seconds},
-                               {"speedup", r.speedup},
-                               {"output_error", r.accuracy.output_error},
-                               {"mass_kept", r.accuracy.mass_kept},
-                               {"worst_mass", r.accuracy.worst_mass},
-                               {"kv_pairs_share", r.accuracy.kv_pairs}});
-  for (const LengthResult& r : lengths)
-    json["generated"].push_back({{"tokens", r.length},
-                                 {"budget", flags.long_budget},
+    report["capture"].push_back({{"budget", r.budget},
                                  {"selector", r.method},
                                  {"dense_seconds", r.dense_seconds},
                                  {"seconds", r.seconds},
-                                 {"speedup", r.speedup}});
-  write_json(flags.json, json);
+                                 {"speedup", r.speedup},
+                                 {"output_error", r.accuracy.output_error},
+                                 {"mass_kept", r.accuracy.mass_kept},
+                                 {"worst_mass", r.accuracy.worst_mass},
+                                 {"kv_pairs_share", r.accuracy.kv_pairs}});
+  for (const LengthResult& r : lengths)
+    report["generated"].push_back({{"tokens", r.length},
+                                   {"budget", flags.long_budget},
+                                   {"selector", r.method},
+                                   {"dense_seconds", r.dense_seconds},
+                                   {"seconds", r.seconds},
+                                   {"speedup", r.speedup}});
 }
 
-int run(const Flags& flags) {
+int run(const Flags& flags, Report& report) {
   const SafetensorsFile file(flags.file);
   const std::vector<LayerCapture> layers = load_layers(file);
   quoka::AttentionOptions attention;
   attention.scale = softmax_scale(file);
   quoka::ThreadPool threads(flags.threads);
 
-  std::cout << std::filesystem::path(flags.file).filename().string() << ": " << layers.size()
-            << (layers.size() == 1 ? " layer, " : " layers, ") << layers.front().q.dimension(2)
-            << " tokens, " << layers.front().q.dimension(1) << " query heads, "
-            << layers.front().k.dimension(1) << " KV heads, head_dim "
-            << layers.front().q.dimension(3) << "; chunk " << flags.chunk << ", "
-            << flags.quoka.n_queries << " queries, ";
-  if (flags.ranks) std::cout << flags.ranks->ranks() << " processes of ";
-  std::cout << flags.threads << (flags.threads == 1 ? " thread\n\n" : " threads\n\n");
+  const quoka::LayerShape shape = shape_of(layers.front());
+  fmt::print(
+      "{}: {} layer{}, {} tokens, {} query heads, {} KV heads, head_dim {}; chunk {}, {} queries, "
+      "{}{} thread{}\n\n",
+      std::filesystem::path(flags.file).filename().string(), layers.size(),
+      layers.size() == 1 ? "" : "s", layers.front().q.dimension(2), shape.q_heads, shape.kv_heads,
+      shape.head_dim, flags.chunk, flags.quoka.n_queries,
+      flags.ranks ? fmt::format("{} processes of ", flags.ranks->ranks()) : "", flags.threads,
+      flags.threads == 1 ? "" : "s");
   const auto captures = run_capture(layers, flags, attention, threads);
-  const auto lengths = run_lengths(shape_of(layers.front()), flags, threads);
+  const auto lengths = run_lengths(shape, flags, threads);
   print(captures, lengths, flags);
-  if (!flags.json.empty() && (!flags.ranks || flags.ranks->rank() == 0))
-    save_results(captures, lengths, flags);
+  save(captures, lengths, flags, report);
   return 0;
 }
 
@@ -226,8 +199,8 @@ int main(int argc, char** argv) {
   Flags flags;
   flags.ranks = job.ranks();
   if (flags.ranks) flags.threads = job.threads();
-  flags.command = command_line(argc, argv);
-  CLI::App app("Prefill with QuoKA against dense attention, on recorded queries, keys and values");
+  Program app(argc, argv,
+              "Prefill with QuoKA against dense attention, on recorded queries, keys and values");
   app.add_option("file", flags.file,
                  "safetensors dump with NAME.q, NAME.k, NAME.v per layer, or q, k, v")
       ->check(CLI::ExistingFile);
@@ -245,10 +218,14 @@ int main(int argc, char** argv) {
   app.add_option("--selectors", flags.selectors, "all, or names separated by commas")
       ->capture_default_str();
   add_run_flags(app, flags.chunk, flags.threads, flags.rounds);
-  app.add_option("--json", flags.json, "write the results there too");
   add_quoka_flags(app, flags.quoka);
-  return run_program(app, argc, argv, job, [&] {
-    std::erase_if(flags.lengths, [&](Index length) { return length < flags.chunk; });
-    return run(flags);
-  });
+  return app.run(
+      [&] {
+        std::erase_if(flags.lengths, [&](Index length) { return length < flags.chunk; });
+        if (!job.is_first()) app.report.discard();
+        return run(flags, app.report);
+      },
+      [&](const std::string& name, const std::exception& error) {
+        return job.failed(name, error);
+      });
 }

@@ -37,7 +37,7 @@ if(says MATCHES "block_keys")
 endif()
 
 run(0 --help)
-expect("--tune=NAME.*--benchmark_filter")
+expect("--tune \\[NAME\\].*--tune_keys.*--benchmark_filter")
 run(2 --tune=no_such_value)
 expect("no value's name contains \"no_such_value\"")
 run(2 --tune --tune_keys=63)

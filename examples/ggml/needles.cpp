@@ -18,7 +18,6 @@
 
 #include <filesystem>
 #include <fstream>
-#include <iostream>
 #include <iterator>
 #include <memory>
 
@@ -85,12 +84,8 @@ int main(int argc, char** argv) try {
 
   llama_log_set(only_errors, nullptr);
   const llama_model_ptr model = load_model(model_path);
-  llama_context_params p = llama_context_default_params();
   const Index longest = *std::max_element(lengths.begin(), lengths.end());
-  p.n_ctx = p.n_batch = static_cast<std::uint32_t>(quoka::ceil_div(longest + 8, 256) * 256);
-  p.n_ubatch = static_cast<std::uint32_t>(ubatch);
-  p.n_threads = p.n_threads_batch = threads;
-  p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
+  const llama_context_params p = context_params(longest + 8, ubatch, threads);
   std::vector<Contender> contenders;
   contenders.push_back({"llama.cpp", "-", std::make_unique<Session>(model.get(), p)});
   for (const std::string& mode : modes)
@@ -130,15 +125,12 @@ int main(int argc, char** argv) try {
         if (!out.empty()) quoka_examples::write_json(out, json);
       }
 
-  std::vector<std::string> header{"mode", "budget"};
-  for (const Index length : lengths) header.push_back(std::to_string(length));
-  std::vector<std::vector<std::string>> rows;
+  quoka_examples::Table table(fmt::format("mode\tbudget\t{}", fmt::join(lengths, "\t")));
   for (std::size_t c = 0; c < contenders.size(); ++c) {
-    rows.push_back({contenders[c].mode, contenders[c].budget});
-    for (const Index count : right[c])
-      rows.back().push_back(std::to_string(count) + " of " + std::to_string(depths * needles));
+    table.row("{}\t{}", contenders[c].mode, contenders[c].budget);
+    for (const Index count : right[c]) table.more("{} of {}", count, depths * needles);
   }
-  quoka_examples::print_table(std::cout, header, rows);
+  table.print();
 } catch (const std::exception& e) {
   std::fprintf(stderr, "needles: %s\n", e.what());
   return 1;

@@ -6,11 +6,13 @@
 //
 // QUOKA_MODE, QUOKA_BUDGET and the others say what the backend does. Rounds alternate.
 #include "llama_session.hpp"
-#include "measure.hpp"
 
+#include "support/clock.hpp"
 #include "support/json_file.hpp"
+#include "support/statistics.hpp"
 
 #include <CLI/CLI.hpp>
+#include <fmt/format.h>
 
 #include <cmath>
 #include <cstdio>
@@ -20,6 +22,7 @@
 namespace {
 
 using namespace quoka_ggml;
+using quoka_examples::median, quoka_examples::process_seconds, quoka_examples::wall_seconds;
 
 struct Run {
   double first_token = 0, per_second = 0;  // seconds, and tokens for each of them
@@ -37,12 +40,12 @@ Run run(Session& session, const std::vector<llama_token>& prompt, int count,
   for (const llama_token token : prompt)
     batch.push_back({token, static_cast<llama_pos>(batch.size())});
   batch.back().logits = true;
-  const double begin = now(), cpu_begin = cpu();
+  const double begin = wall_seconds(), cpu_begin = process_seconds();
   session.decode(batch);
   auto logits = session.logits(static_cast<int>(batch.size()) - 1);
-  result.first_token = now() - begin;
-  result.prompt_cpu = cpu() - cpu_begin;
-  const double written = now(), cpu_written = cpu();
+  result.first_token = wall_seconds() - begin;
+  result.prompt_cpu = process_seconds() - cpu_begin;
+  const double written = wall_seconds(), cpu_written = process_seconds();
   for (int i = 0; i < count; ++i) {
     result.logits.emplace_back(logits.begin(), logits.end());
     result.tokens.push_back(best(logits));
@@ -52,8 +55,8 @@ Run run(Session& session, const std::vector<llama_token>& prompt, int count,
     session.decode({&one, 1});
     logits = session.logits(0);
   }
-  result.per_second = count / (now() - written);
-  result.token_cpu = (cpu() - cpu_written) / count;
+  result.per_second = count / (wall_seconds() - written);
+  result.token_cpu = (process_seconds() - cpu_written) / count;
   return result;
 }
 
@@ -103,12 +106,7 @@ int main(int argc, char** argv) try {
     throw std::invalid_argument(prompt_path + " has " + std::to_string(prompt.size()) + " tokens");
   prompt.resize(static_cast<std::size_t>(tokens));
 
-  llama_context_params parameters = llama_context_default_params();
-  parameters.n_ctx = static_cast<std::uint32_t>(tokens + count + 256) / 256 * 256;
-  parameters.n_batch = parameters.n_ctx;
-  parameters.n_ubatch = static_cast<std::uint32_t>(ubatch);
-  parameters.n_threads = parameters.n_threads_batch = threads;
-  parameters.type_k = parameters.type_v = cache == "q8_0" ? GGML_TYPE_Q8_0 : GGML_TYPE_F16;
+  llama_context_params parameters = context_params(tokens + count + 1, ubatch, threads, cache);
   if (const int trained = llama_model_n_ctx_train(model.get());
       static_cast<int>(parameters.n_ctx) > trained)  // for time's sake: positions squeezed
     parameters.rope_freq_scale = static_cast<float>(trained) / static_cast<float>(parameters.n_ctx);
@@ -126,8 +124,8 @@ int main(int argc, char** argv) try {
     const Run theirs = run(as_it_is, prompt, count, {});
     const Run ours = run(with_quoka, prompt, count, {});
     for (const auto& [name, x] : {std::pair("llama.cpp ", &theirs), std::pair("with QuoKA", &ours)})
-      std::printf("%s  first token %7.2f s (CPU %7.2f)   %6.2f tokens/s (CPU %.3f s each)\n", name,
-                  x->first_token, x->prompt_cpu, x->per_second, x->token_cpu);
+      fmt::print("{}  first token {:7.2f} s (CPU {:7.2f})   {:6.2f} tokens/s (CPU {:.3f} s each)\n",
+                 name, x->first_token, x->prompt_cpu, x->per_second, x->token_cpu);
     std::fflush(stdout);
     first_ratio.push_back(theirs.first_token / ours.first_token);
     speed_ratio.push_back(ours.per_second / theirs.per_second);
@@ -137,8 +135,8 @@ int main(int argc, char** argv) try {
                                {"tokens_per_second", x->per_second},
                                {"token_cpu_s", x->token_cpu}});
     if (round + 1 < rounds) continue;
-    std::printf("llama.cpp:  %s\nwith QuoKA: %s\n", text_of(vocab, theirs.tokens).c_str(),
-                text_of(vocab, ours.tokens).c_str());
+    fmt::print("llama.cpp:  {}\nwith QuoKA: {}\n", text_of(vocab, theirs.tokens),
+               text_of(vocab, ours.tokens));
     const Run same = run(with_quoka, prompt, count, theirs.tokens);
     double largest = 0, squares = 0;
     int agreed = 0;
@@ -152,13 +150,14 @@ int main(int argc, char** argv) try {
     }
     const double rms =
         std::sqrt(squares / static_cast<double>(same.logits.size() * same.logits[0].size()));
-    std::printf(
-        "logits, same tokens: largest difference %.3f, rms %.4f, top token the same %d of %d\n",
+    fmt::print(
+        "logits, same tokens: largest difference {:.3f}, rms {:.4f}, top token the same {} of {}\n",
         largest, rms, agreed, count);
     results["logits"] = {{"largest", largest}, {"rms", rms}, {"same_top", agreed}, {"of", count}};
   }
-  std::printf("first token %.2f times as soon, %.2f times the tokens per second (medians of %d)\n",
-              median(first_ratio), median(speed_ratio), rounds);
+  fmt::print(
+      "first token {:.2f} times as soon, {:.2f} times the tokens per second (medians of {})\n",
+      median(first_ratio), median(speed_ratio), rounds);
   results["first_token_ratio"] = median(first_ratio), results["speed_ratio"] = median(speed_ratio);
   if (!out.empty()) quoka_examples::write_json(out, results);
 } catch (const std::exception& e) {

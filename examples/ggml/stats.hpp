@@ -1,9 +1,10 @@
 // What the backend did, over all contexts of a process: QUOKA_STATS=1 prints it at the end.
 #pragma once
 
+#include "support/clock.hpp"
+
 #include <quoka/base/index.hpp>
 
-#include <chrono>
 #include <cstdio>
 #include <map>
 #include <mutex>
@@ -11,7 +12,7 @@
 
 namespace quoka_ggml {
 
-using quoka::Index;
+using quoka::Index, quoka_examples::Stopwatch;
 
 inline void say(const std::string& what) { std::fprintf(stderr, "quoka: %s\n", what.c_str()); }
 
@@ -26,18 +27,6 @@ struct Work {
     seen += x.seen, attended += x.attended;
     mask += x.mask, convert += x.convert, select += x.select, attend += x.attend;
   }
-};
-
-class Stopwatch {
- public:
-  // Seconds since the last call.
-  double lap() {
-    const auto now = std::chrono::steady_clock::now(), before = std::exchange(last_, now);
-    return std::chrono::duration<double>(now - before).count();
-  }
-
- private:
-  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
 class Stats {

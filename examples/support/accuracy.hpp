@@ -10,8 +10,6 @@
 #include "support/methods.hpp"
 #include "support/policy_layers.hpp"
 
-#include <time.h>
-
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -117,19 +115,6 @@ struct AccuracyRules {
   std::optional<LayerPolicy> policy = {};
 };
 
-// CPU seconds of f() on this thread: what else the machine does counts little.
-template <class F>
-double cpu_seconds_of(F&& f) {
-  const auto now = [] {
-    timespec t{};
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-  };
-  const double start = now();
-  f();
-  return now() - start;
-}
-
 // One method over all chunks of all layers, in steps that can be timed: select, attend, append.
 class AccuracyRun {
  public:
@@ -170,7 +155,7 @@ class AccuracyRun {
     const quoka::TensorView<const float> all_q = capture.q, all_k = capture.k, all_v = capture.v;
     const auto q = all_q.slice(begin, n), k = all_k.slice(begin, n), v = all_v.slice(begin, n);
     const double flops = layer.scoring_flops(n);
-    double seconds = cpu_seconds_of([&] { layer.select(q, one_thread_, k); });
+    double seconds = seconds_of([&] { layer.select(q, one_thread_, k); }, thread_seconds);
     const double limit = rules_.past_per_budget * static_cast<double>(options_.budget.least(begin));
     const bool counts = rules_.past_per_budget == 0.0 || static_cast<double>(begin) > limit;
     if (counts) {
@@ -179,7 +164,7 @@ class AccuracyRun {
                        reference_.attention(), threads_);
       compare(index, begin, q, out);
     }
-    seconds += cpu_seconds_of([&] { layer.append(q, k, v, one_thread_); });
+    seconds += seconds_of([&] { layer.append(q, k, v, one_thread_); }, thread_seconds);
     if (counts) sums_[index].add_cost(flops, reference_.flops(index, begin), seconds);
   }
 

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "support/require.hpp"
+#include "support/statistics.hpp"
 
 #include <quoka/base/index.hpp>
 
@@ -67,7 +68,7 @@ class Bootstrap {
       m = sum / static_cast<double>(samples_);
     }
     std::sort(means.begin(), means.end());
-    return {percentile(means, 0.025), percentile(means, 0.975)};
+    return {quantile_of_sorted(means, 0.025), quantile_of_sorted(means, 0.975)};
   }
 
   // Of the mean of a[i] - b[i], [samples].
@@ -79,14 +80,6 @@ class Bootstrap {
   }
 
  private:
-  // Linear between neighbours, as numpy's default.
-  static double percentile(const std::vector<double>& sorted, double share) {
-    const double place = share * static_cast<double>(sorted.size() - 1);
-    const auto below = static_cast<std::size_t>(place);
-    const std::size_t above = std::min(below + 1, sorted.size() - 1);
-    return sorted[below] + (place - static_cast<double>(below)) * (sorted[above] - sorted[below]);
-  }
-
   Index samples_, resamples_;
   std::vector<std::uint16_t> drawn_;  // [resamples, samples]
 };

@@ -1,9 +1,11 @@
 // Which processor and which build produced a number.
 #pragma once
 
-#include <quoka/attention/attention.hpp>
 #include <quoka/runtime/isa.hpp>
 #include <quoka/simd/simd.hpp>
+#include <quoka/base/version.hpp>
+
+#include <fmt/format.h>
 
 #include <fstream>
 #include <string>
@@ -23,36 +25,25 @@ inline std::string cpu_name() {
 
 // For example "g++ 12.2.0, quoka 0.2.0, avx512_fma_f16c_vnni, 16 lanes".
 inline std::string build_description() {
-#define QUOKA_TEXT_(a, b, c) #a "." #b "." #c
-#define QUOKA_TEXT(a, b, c) QUOKA_TEXT_(a, b, c)
-  const std::string version =
-      QUOKA_TEXT(QUOKA_VERSION_MAJOR, QUOKA_VERSION_MINOR, QUOKA_VERSION_PATCH);
-#undef QUOKA_TEXT
-#undef QUOKA_TEXT_
 #if defined(__clang__)
-  const std::string compiler = "clang++ " __clang_version__;
+  std::string compiler = "clang++ " __clang_version__;
 #elif defined(__GNUC__)
-  const std::string compiler = "g++ " __VERSION__;
+  std::string compiler = "g++ " __VERSION__;
 #else
-  const std::string compiler = "unknown compiler";
+  std::string compiler = "unknown compiler";
 #endif
-  std::string text = compiler.substr(0, compiler.find_last_not_of(' ') + 1);
-  return text + ", quoka " + version + ", " + quoka::isa() + ", " +
-         std::to_string(quoka::simd::lanes) + " lanes";
+  compiler.erase(compiler.find_last_not_of(' ') + 1);
+  return fmt::format("{}, quoka {}.{}.{}, {}, {} lanes", compiler, QUOKA_VERSION_MAJOR,
+                     QUOKA_VERSION_MINOR, QUOKA_VERSION_PATCH, quoka::isa(),
+                     int{quoka::simd::lanes});
 }
 
-// What attention was computed in, if `asked` was.
-inline std::string arithmetic_name(quoka::Arithmetic asked) {
-  if (asked == quoka::Arithmetic::single) return "float";
-  return quoka::arithmetic_used(asked) == asked ? "16-bit fixed point"
-                                                : "float (no 16-bit dot products here)";
-}
+// Both, for the head of what a program prints.
+inline std::string machine() { return cpu_name() + "; " + build_description(); }
 
 // A program's command line, as typed.
 inline std::string command_line(int argc, char** argv) {
-  std::string text;
-  for (int i = 0; i < argc; ++i) text.append(i == 0 ? "" : " ").append(argv[i]);
-  return text;
+  return fmt::format("{}", fmt::join(argv, argv + argc, " "));
 }
 
 }  // namespace quoka_examples

@@ -174,19 +174,18 @@ nlohmann::json Calibration::results() const {
 }
 
 void Calibration::print(std::ostream& out, double tolerance) const {
-  std::vector<std::string> head{"layer"};
-  for (const Rung& rung : ladder_) head.push_back("error at " + rung.budget.dump());
-  head.insert(head.end(), {"worst KV head", "policy"});
+  Table table("layer");
+  for (const Rung& rung : ladder_) table.more("error at {}", rung.budget.dump());
+  table.more("worst KV head\tpolicy");
   const std::vector<Index> chosen = choose(tolerance);
-  std::vector<std::vector<std::string>> rows;
   for (Index layer = 0; layer < std::ssize(numbers_); ++layer) {
     const auto l = static_cast<std::size_t>(layer);
-    auto& row = rows.emplace_back(std::vector{std::to_string(numbers_[l])});
-    for (Index rung = 0; rung < rungs(); ++rung) row.push_back(fixed(error(rung, layer), 4));
-    row.push_back(fixed(worst_kv_head(0, layer), 4));
-    row.push_back(chosen[l] == rungs() ? "dense" : budget(chosen[l]).dump());
+    table.row("{}", numbers_[l]);
+    for (Index rung = 0; rung < rungs(); ++rung) table.more("{:.4f}", error(rung, layer));
+    table.more("{:.4f}\t{}", worst_kv_head(0, layer),
+               chosen[l] == rungs() ? "dense" : budget(chosen[l]).dump());
   }
-  print_table(out, head, rows);
+  table.print(out);
 }
 
 void write_policy(const std::string& path, const nlohmann::json& policy, std::ostream& out) {

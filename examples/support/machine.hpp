@@ -7,34 +7,22 @@
 // run slower.
 #pragma once
 
+#include "support/clock.hpp"
+
 #include <quoka/base/buffer.hpp>
 #include <quoka/simd/simd.hpp>
 #include <quoka/base/index.hpp>
 
 #if defined(__unix__)
-#include <time.h>
 #include <unistd.h>
 #endif
 
 #include <algorithm>
-#include <chrono>
 
 namespace quoka_examples {
 
 using quoka::Index;
 namespace simd = quoka::simd;
-
-// The calling thread's CPU time where the system tells it, so that waiting for a core that another
-// process holds does not count; the wall clock elsewhere.
-inline double thread_seconds() {
-#if defined(CLOCK_THREAD_CPUTIME_ID)
-  timespec t{};
-  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
-#else
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-#endif
-}
 
 namespace detail {
 

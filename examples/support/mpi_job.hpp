@@ -18,6 +18,7 @@
 #include <optional>
 #include <span>
 #include <stdexcept>
+#include <string>
 #include <thread>
 
 namespace quoka_examples {
@@ -59,10 +60,11 @@ class MpiJob {
 
   // Names an error that ends this process: once where all have it, and otherwise the job ends with it.
   // Returns the exit status.
-  int failed(const char* program, const std::exception& error) const {
+  int failed(const std::string& program, const std::exception& error) const {
     const bool on_all = dynamic_cast<const quoka::RankError*>(&error) != nullptr;
     if (is_first() || !on_all) {
-      std::fprintf(errors_ != nullptr ? errors_ : stderr, "%s: %s\n", program, error.what());
+      std::fprintf(errors_ != nullptr ? errors_ : stderr, "%s: %s\n", program.c_str(),
+                   error.what());
       if (errors_ != nullptr) std::fflush(errors_);
     }
 #if defined(QUOKA_EXAMPLES_MPI)

@@ -6,13 +6,14 @@
 // slows down slows all of them, and ratios are taken within a round.
 #pragma once
 
-#include "support/median.hpp"
+#include "support/clock.hpp"
 #include "support/methods.hpp"
+#include "support/progress.hpp"
+#include "support/statistics.hpp"
 
 #include <quoka/views/tensor.hpp>
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <random>
 #include <string>
@@ -21,13 +22,6 @@
 namespace quoka_examples {
 
 using quoka::Index;
-
-template <class F>
-double seconds_of(F&& f) {
-  const auto start = std::chrono::steady_clock::now();
-  f();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 // Queries, keys and values of one chunk, and a cache to attend to; generated, normal, the same each
 // run.
@@ -66,22 +60,6 @@ struct GeneratedPrompt {
 // Sets the layer's cache to its first kv_len keys, runs one chunk step and returns its seconds.
 using TimedStep = std::function<double(Index kv_len)>;
 
-// A stack of layers that stand for a model's: each is run in turn, and its time counts `weight`
-// times. One layer of weight 1 is the usual case.
-inline TimedStep timed_step(LayerStack& layers, const std::vector<double>& weights,
-                            GeneratedPrompt& prompt, quoka::ThreadPool& threads) {
-  return [&layers, weights, &prompt, &threads](Index kv_len) {
-    for (auto& layer : layers) layer->truncate(kv_len);
-    double seconds = 0.0;
-    for (std::size_t i = 0; i < layers.size(); ++i)
-      seconds += weights[i] * seconds_of([&] {
-                   layers[i]->forward(prompt.q, prompt.k, prompt.v, prompt.out, threads);
-                 });
-    for (auto& layer : layers) layer->truncate(kv_len);
-    return seconds;
-  };
-}
-
 // One layer's share of a model of layer_count layers. A method that chooses at some layers for the
 // others is three: dense below first_sparse, two that choose, and all those that reuse.
 struct TimedMethod {
@@ -97,6 +75,28 @@ inline TimedMethod timed_method(const std::string& name, const quoka::LayerShape
   return {name,
           make_layers(name, shape, options, attention, {0, 2, 3}, layer_count, 2),
           {2.0 / all, 2.0 / all, (all - 4.0) / all}};
+}
+
+// A step for each method, whose layers are run in turn, each counting its weight; their caches get `len`
+// generated keys. Methods and prompt must outlive the steps.
+inline std::vector<TimedStep> filled_steps(std::vector<TimedMethod>& methods,
+                                           GeneratedPrompt& prompt, Index len,
+                                           quoka::ThreadPool& threads) {
+  std::vector<TimedStep> steps;
+  for (TimedMethod& method : methods) {
+    for (auto& layer : method.layers) prompt.fill(*layer, len);
+    steps.push_back([&method, &prompt, &threads](Index kv_len) {
+      for (auto& layer : method.layers) layer->truncate(kv_len);
+      double seconds = 0.0;
+      for (std::size_t i = 0; i < method.layers.size(); ++i)
+        seconds += method.weights[i] * seconds_of([&] {
+                     method.layers[i]->forward(prompt.q, prompt.k, prompt.v, prompt.out, threads);
+                   });
+      for (auto& layer : method.layers) layer->truncate(kv_len);
+      return seconds;
+    });
+  }
+  return steps;
 }
 
 // Cache lengths to measure for a prompt of `length` tokens, descending: the first chunk, the one
@@ -117,20 +117,20 @@ inline std::vector<Index> measured_positions(Index length, Index chunk_len, Inde
 // seconds[step][position][round].
 using StepSeconds = std::vector<std::vector<std::vector<double>>>;
 
-// Each position in turn, the steps interleaved there. positions descend: a step keeps the cache's
-// first keys only. The first round of a position warms up and is not counted.
-inline StepSeconds time_steps(
-    const std::vector<TimedStep>& steps, const std::vector<Index>& positions, int rounds,
-    const std::function<void(std::size_t position, int round)>& progress = {}) {
-  StepSeconds seconds(steps.size(), std::vector<std::vector<double>>(positions.size()));
+// Each position in turn, the steps in turns there. positions descend: a step keeps the cache's first keys
+// only. after_position(), if there is one, is called when a position's rounds are done.
+inline StepSeconds time_steps(const std::vector<TimedStep>& steps,
+                              const std::vector<Index>& positions, int rounds,
+                              const std::string& label,
+                              const std::function<void()>& after_position = {}) {
+  Progress bar(label, std::ssize(positions) * (rounds + 1));
+  StepSeconds seconds(steps.size());
   for (std::size_t p = 0; p < positions.size(); ++p) {
-    for (int round = -1; round < rounds; ++round) {
-      for (std::size_t s = 0; s < steps.size(); ++s) {
-        const double taken = steps[s](positions[p]);
-        if (round >= 0) seconds[s][p].push_back(taken);
-      }
-      if (progress) progress(p, round + 1);
-    }
+    const auto at_position = time_in_turns(
+        steps.size(), rounds, [&](std::size_t s) { return steps[s](positions[p]); },
+        [&](int done) { bar.update(static_cast<Index>(p) * (rounds + 1) + done); });
+    for (std::size_t s = 0; s < steps.size(); ++s) seconds[s].push_back(at_position[s]);
+    if (after_position) after_position();
   }
   return seconds;
 }
@@ -150,23 +150,26 @@ inline double integrate(const std::vector<Index>& positions, const std::vector<d
   return total;
 }
 
-// One step's seconds over a whole prefill, a number per round.
-inline std::vector<double> prefill_seconds(const std::vector<Index>& positions,
-                                           const std::vector<std::vector<double>>& of_step,
-                                           Index length, Index chunk_len) {
-  std::vector<double> totals;
-  for (std::size_t round = 0; round < of_step.front().size(); ++round) {
-    std::vector<double> seconds;
-    for (const auto& at_position : of_step) seconds.push_back(at_position[round]);
-    totals.push_back(integrate(positions, seconds, length, chunk_len));
+// Steps over whole prefills.
+struct PrefillSeconds {
+  StepSeconds at;                           // the positions that were measured
+  std::vector<std::vector<double>> totals;  // [step][round], integrated
+};
+inline PrefillSeconds time_prefills(const std::vector<TimedStep>& steps,
+                                    const std::vector<Index>& positions, Index length,
+                                    Index chunk_len, int rounds,
+                                    const std::function<void()>& after_position = {}) {
+  PrefillSeconds times{
+      time_steps(steps, positions, rounds, std::to_string(length) + " tokens", after_position), {}};
+  for (const auto& of_step : times.at) {
+    std::vector<double>& totals = times.totals.emplace_back();
+    for (std::size_t round = 0; round < of_step.front().size(); ++round) {
+      std::vector<double> seconds;
+      for (const auto& at_position : of_step) seconds.push_back(at_position[round]);
+      totals.push_back(integrate(positions, seconds, length, chunk_len));
+    }
   }
-  return totals;
-}
-
-inline double median_ratio(const std::vector<double>& above, const std::vector<double>& below) {
-  std::vector<double> ratios;
-  for (std::size_t i = 0; i < above.size(); ++i) ratios.push_back(above[i] / below[i]);
-  return median(ratios);
+  return times;
 }
 
 }  // namespace quoka_examples

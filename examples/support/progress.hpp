@@ -3,6 +3,7 @@
 // elsewhere (a file, a pipe, a build log) it is one line per quarter done, so four at most.
 #pragma once
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -49,30 +50,22 @@ class Progress {
   using Clock = std::chrono::steady_clock;
 
   static std::string time(double seconds) {
-    char text[48];
     const auto whole = static_cast<long long>(seconds);
-    if (whole < 60) {
-      std::snprintf(text, sizeof text, "%.1f s", seconds);
-    } else {
-      std::snprintf(text, sizeof text, "%lld min %02lld s", whole / 60, whole % 60);
-    }
-    return text;
+    return whole < 60 ? fmt::format("{:.1f} s", seconds)
+                      : fmt::format("{} min {:02} s", whole / 60, whole % 60);
   }
 
   void draw(std::int64_t done, double elapsed_s) const {
     constexpr int width = 30;
     const double share = static_cast<double>(done) / static_cast<double>(total_);
-    std::string line = label_ + ' ';
-    if (terminal_) {
-      const auto full = static_cast<std::size_t>(share * width);
-      line = '\r' + line + '[' + std::string(full, '#') + std::string(width - full, '.') + "] ";
-    }
-    char percent[16];
-    std::snprintf(percent, sizeof percent, "%3.0f %%", share * 100.0);
-    line += percent + (", " + time(elapsed_s));
-    if (done > 0 && done < total_) line += ", " + time(elapsed_s / share - elapsed_s) + " left";
-    line += terminal_ ? "\x1b[K" : "\n";  // ESC [ K clears what a longer line left behind
-    std::fputs(line.c_str(), stderr);
+    const int full = static_cast<int>(share * width);
+    const std::string rest =
+        done > 0 && done < total_ ? ", " + time(elapsed_s / share - elapsed_s) + " left" : "";
+    if (terminal_)  // ESC [ K clears what a longer line left behind
+      fmt::print(stderr, "\r{} [{:#<{}}{:.<{}}] {:3.0f} %, {}{}\x1b[K", label_, "", full, "",
+                 width - full, share * 100.0, time(elapsed_s), rest);
+    else
+      fmt::print(stderr, "{} {:3.0f} %, {}{}\n", label_, share * 100.0, time(elapsed_s), rest);
     std::fflush(stderr);
   }
 

@@ -82,16 +82,22 @@ inline CLI::Validator whole_number(Index least, Index most) {
       from + ".." + to);
 }
 
+inline void add_threads(CLI::App& app, int& threads) {
+  app.add_option("--threads", threads, "workers, the calling thread included")
+      ->check(whole_number(1, 1024))
+      ->capture_default_str();
+}
+inline void add_rounds(CLI::App& app, int& rounds) {
+  app.add_option("--rounds", rounds, "timed repetitions; medians count")
+      ->check(whole_number(1, 1000))
+      ->capture_default_str();
+}
 inline void add_run_flags(CLI::App& app, Index& chunk, int& threads, int& rounds) {
   app.add_option("--chunk", chunk, "tokens per chunk")
       ->check(whole_number(1, 65536))
       ->capture_default_str();
-  app.add_option("--threads", threads, "workers, the calling thread included")
-      ->check(whole_number(1, 1024))
-      ->capture_default_str();
-  app.add_option("--rounds", rounds, "timed repetitions; medians are printed")
-      ->check(whole_number(1, 1000))
-      ->capture_default_str();
+  add_threads(app, threads);
+  add_rounds(app, rounds);
 }
 
 inline void add_quoka_flags(CLI::App& app, quoka::QuokaOptions& options) {

@@ -3,69 +3,77 @@
 // otherwise.
 #pragma once
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstddef>
-#include <cstdio>
-#include <ostream>
-#include <stdexcept>
+#include <iostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace quoka_examples {
 
-// A number for a cell, with a fixed count of decimals.
-inline std::string fixed(double value, int decimals) {
-  char text[400];  // the largest double has 309 digits before the point
-  std::snprintf(text, sizeof text, "%.*f", std::clamp(decimals, 0, 17), value);
-  return text;
-}
+// Cells are written as one text with tabs between them:
+//
+//   Table table("tokens\tprefill\tspeedup");
+//   table.row("{}\t{:.2f} s\t{:.2f}x", tokens, seconds, speedup);
+class Table {
+ public:
+  explicit Table(const std::string& header) : rows_{cells_of(header)} {}
 
-// Columns are two spaces apart. Throws std::invalid_argument if a row has not as many cells as the
-// header.
-inline void print_table(std::ostream& out, const std::vector<std::string>& header,
-                        const std::vector<std::vector<std::string>>& rows) {
-  // UTF-8 continuation bytes take no column.
-  const auto width = [](const std::string& cell) {
-    return static_cast<std::size_t>(std::count_if(cell.begin(), cell.end(), [](char c) {
-      return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
-    }));
-  };
-  const auto number = [](const std::string& cell) {
-    const std::size_t first = cell.find_first_not_of("+-.");
-    return cell.empty() || first == std::string::npos ||
-           (cell[first] >= '0' && cell[first] <= '9') || cell.substr(first) == "nan" ||
-           cell.substr(first) == "inf";
-  };
+  template <class... Values>
+  void row(fmt::format_string<Values...> cells, Values&&... values) {
+    rows_.push_back(cells_of(fmt::format(cells, std::forward<Values>(values)...)));
+  }
+  // More cells for the last row; before the first row, for the header.
+  template <class... Values>
+  void more(fmt::format_string<Values...> cells, Values&&... values) {
+    for (std::string& cell : cells_of(fmt::format(cells, std::forward<Values>(values)...)))
+      rows_.back().push_back(std::move(cell));
+  }
+  bool empty() const { return rows_.size() == 1; }
 
-  std::vector<std::size_t> widths(header.size());
-  std::vector<bool> right(header.size(), !rows.empty());
-  for (std::size_t column = 0; column < header.size(); ++column)
-    widths[column] = width(header[column]);
-  for (const std::vector<std::string>& row : rows) {
-    if (row.size() != header.size()) {
-      throw std::invalid_argument("table: a row has " + std::to_string(row.size()) +
-                                  " cells, the header " + std::to_string(header.size()));
-    }
-    for (std::size_t column = 0; column < row.size(); ++column) {
-      widths[column] = std::max(widths[column], width(row[column]));
-      right[column] = right[column] && number(row[column]);
-    }
+  // Columns are two spaces apart. Cells that a row lacks are empty.
+  void print(std::ostream& out = std::cout) const {
+    std::vector<std::size_t> widths;
+    std::vector<bool> right;
+    for (const auto& row : rows_)
+      for (std::size_t column = 0; column < row.size(); ++column) {
+        if (column == widths.size()) widths.push_back(0), right.push_back(!empty());
+        widths[column] = std::max(widths[column], row[column].size());
+        if (&row != &rows_.front()) right[column] = right[column] && is_number(row[column]);
+      }
+    const auto line = [&](const std::vector<std::string>& row) {
+      std::string text;
+      for (std::size_t column = 0; column < row.size(); ++column)
+        text += right[column] ? fmt::format("{:>{}}  ", row[column], widths[column])
+                              : fmt::format("{:<{}}  ", row[column], widths[column]);
+      out << text.erase(text.find_last_not_of(' ') + 1) << '\n';
+    };
+    std::vector<std::string> rule;
+    for (const std::size_t width : widths) rule.emplace_back(width, '-');
+    line(rows_.front()), line(rule);
+    std::for_each(rows_.begin() + 1, rows_.end(), line);
   }
 
-  const auto print_row = [&](const std::vector<std::string>& row) {
-    std::string line;
-    for (std::size_t column = 0; column < row.size(); ++column) {
-      const std::string blank(widths[column] - width(row[column]), ' ');
-      line +=
-          (column == 0 ? "" : "  ") + (right[column] ? blank + row[column] : row[column] + blank);
-    }
-    out << line.erase(line.find_last_not_of(' ') + 1) << '\n';
-  };
-  print_row(header);
-  std::vector<std::string> rule;
-  for (const std::size_t columns : widths) rule.emplace_back(columns, '-');
-  print_row(rule);
-  for (const std::vector<std::string>& row : rows) print_row(row);
-}
+ private:
+  static std::vector<std::string> cells_of(const std::string& text) {
+    std::vector<std::string> cells(1);
+    for (const char c : text)
+      if (c == '\t')
+        cells.emplace_back();
+      else
+        cells.back() += c;
+    return cells;
+  }
+  static bool is_number(const std::string& cell) {
+    const std::size_t first = cell.find_first_not_of("+-.");
+    return first == std::string::npos || (cell[first] >= '0' && cell[first] <= '9') ||
+           cell.substr(first) == "nan" || cell.substr(first) == "inf";
+  }
+
+  std::vector<std::vector<std::string>> rows_;  // the header first
+};
 
 }  // namespace quoka_examples

@@ -22,10 +22,8 @@ using quoka::SelectorInput;
 
 inline constexpr std::array domains = {Domain::softmax, Domain::logit};
 
-inline oracle::Domain to_oracle(Domain x) {
-  return x == Domain::softmax ? oracle::Domain::softmax : oracle::Domain::logit;
-}
-inline std::string name_of(Domain x) { return x == Domain::softmax ? "softmax" : "logit"; }
+oracle::Domain to_oracle(Domain x);
+std::string name_of(Domain x);
 
 // ---- scores -------------------------------------------------------------------------------------
 
@@ -47,39 +45,11 @@ Tensor3<float> scores_by(const typename S::Options& options, const SelectorInput
 
 // Masses within `tolerance` of themselves, logits within `tolerance` of the largest; not finite
 // where the oracle's is not.
-inline void expect_scores(const Tensor3<float>& scores, const oracle::Scores& expected,
-                          Domain domain, double tolerance = 1e-5) {
-  ASSERT_EQ(scores.dimension(0), std::ssize(expected));
-  for (Index b = 0; b < scores.dimension(0); ++b) {
-    ASSERT_EQ(scores.dimension(1), std::ssize(expected[uz(b)]));
-    for (Index head = 0; head < scores.dimension(1); ++head) {
-      const std::vector<double>& exact = expected[uz(b)][uz(head)];
-      ASSERT_EQ(scores.dimension(2), std::ssize(exact));
-      double largest = 0;
-      for (double x : exact)
-        if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
-      for (Index t = 0; t < std::ssize(exact); ++t) {
-        const double score = static_cast<double>(scores(b, head, t)), x = exact[uz(t)];
-        if (!std::isfinite(x)) {
-          ASSERT_FALSE(std::isfinite(score)) << "key " << t;
-          continue;
-        }
-        const double size = domain == Domain::softmax ? x : largest;
-        ASSERT_NEAR(score, x, tolerance * size + 1e-30)
-            << name_of(domain) << " score of [" << b << ", " << head << ", " << t << "]";
-      }
-    }
-  }
-}
+void expect_scores(const Tensor3<float>& scores, const oracle::Scores& expected, Domain domain,
+                   double tolerance = 1e-5);
 
 // Masses have a relative error, so they are compared by their logarithm.
-inline oracle::Scores comparable(oracle::Scores scores, Domain domain) {
-  if (domain == Domain::logit) return scores;
-  for (auto& heads : scores)
-    for (auto& head : heads)
-      for (double& x : head) x = std::log(x);
-  return scores;
-}
+oracle::Scores comparable(oracle::Scores scores, Domain domain);
 
 // The best keys by these scores, near ties aside. Options have a budget and top_k.
 template <class Options>
@@ -103,33 +73,16 @@ void expect_scores_and_keys(const typename S::Options& options, const Tensor4<T>
 
 // Row i of every head of `to` becomes row j of `from`.
 template <class T>
-void copy_row(const Tensor4<T>& from, Index j, Tensor4<T>& to, Index i) {
-  for (Index b = 0; b < to.dimension(0); ++b)
-    for (Index head = 0; head < to.dimension(1); ++head)
-      std::copy_n(&from(b, head, j, 0), to.dimension(3), &to(b, head, i, 0));
-}
+void copy_row(const Tensor4<T>& from, Index j, Tensor4<T>& to, Index i);
 // The first `cut` rows of one, the others of the other.
 template <class T>
-Tensor4<T> joined(const Tensor4<T>& first, Index cut, Tensor4<T> then) {
-  for (Index i = 0; i < cut; ++i) copy_row(first, i, then, i);
-  return then;
-}
+Tensor4<T> joined(const Tensor4<T>& first, Index cut, Tensor4<T> then);
 // x without row i.
 template <class T>
-Tensor4<T> without_row(const Tensor4<T>& x, Index i) {
-  Tensor4<T> rest(x.dimension(0), x.dimension(1), x.dimension(2) - 1, x.dimension(3));
-  for (Index from = 0, to = 0; from < x.dimension(2); ++from)
-    if (from != i) copy_row(x, from, rest, to++);
-  return rest;
-}
+Tensor4<T> without_row(const Tensor4<T>& x, Index i);
 // x with row i of every head set to this value.
 template <class T>
-Tensor4<T> with_row(Tensor4<T> x, Index i, float value) {
-  for (Index b = 0; b < x.dimension(0); ++b)
-    for (Index head = 0; head < x.dimension(1); ++head)
-      for (Index c = 0; c < x.dimension(3); ++c) x(b, head, i, c) = stored<T>(value);
-  return x;
-}
+Tensor4<T> with_row(Tensor4<T> x, Index i, float value);
 
 // ---- layers that share a choice -----------------------------------------------------------------
 
@@ -167,26 +120,8 @@ struct Candidates {
   std::vector<Index> positions;
   std::vector<double> scores;
 };
-inline Candidates candidates_of(const oracle::Eviction& before, const oracle::Eviction& after,
-                                const oracle::Tensor& q, Index b, Index kv_head, Index kv_heads) {
-  Candidates c{before.retained, {}};
-  for (Index t = std::ssize(before.keys); t < std::ssize(after.keys); ++t) c.positions.push_back(t);
-  std::vector<oracle::Row> rows;
-  for (Index t : c.positions) rows.push_back(after.keys[uz(t)]);
-  if (after.method == oracle::Evict::keydiff) {
-    c.scores = oracle::keydiff_scores(rows);
-    return c;
-  }
-  const Index w = std::min(after.window, q.len), group = q.heads / kv_heads;
-  std::vector<std::vector<oracle::Row>> window;
-  for (Index r = 0; r < group; ++r)
-    window.push_back(
-        oracle::group_rows(q, b, kv_head * group + r, q.heads, oracle::range(q.len - w, q.len)));
-  c.scores = oracle::snapkv_scores(window, rows, after.kernel, after.scale);
-  for (double& x : c.scores) x = std::log(x);  // masses have a relative error
-  c.scores.resize(rows.size(), oracle::infinity);
-  return c;
-}
+Candidates candidates_of(const oracle::Eviction& before, const oracle::Eviction& after,
+                         const oracle::Tensor& q, Index b, Index kv_head, Index kv_heads);
 
 // One layer of EvictingSelector S, and the oracle's simulation of each of its heads.
 template <class S, class T>

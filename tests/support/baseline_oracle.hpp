@@ -30,201 +30,76 @@ using Logits = std::vector<std::vector<double>>;  // [row][key]
 // ---- shared steps ----
 
 // `scale`, or 1/sqrt(dim) for 0
-inline double scale_or_default(double scale, Index dim) {
-  return scale != 0 ? scale : 1.0 / std::sqrt(static_cast<double>(dim));
-}
+double scale_or_default(double scale, Index dim);
 
 // x[b, head, 0], x[b, head, 1], ...
-inline std::vector<Row> rows_of(const Tensor& x, Index b, Index head) {
-  std::vector<Row> rows;
-  for (Index i = 0; i < x.len; ++i) rows.push_back(x.row(b, head, i));
-  return rows;
-}
+std::vector<Row> rows_of(const Tensor& x, Index b, Index head);
 
 // q[b, h, i] for every head h that reads `kv_head` and every i of `positions`
-inline std::vector<Row> group_rows(const Tensor& q, Index b, Index kv_head, Index kv_heads,
-                                   const std::vector<Index>& positions) {
-  const Index group = q.heads / kv_heads;
-  std::vector<Row> rows;
-  for (Index r = 0; r < group; ++r)
-    for (Index i : positions) rows.push_back(q.row(b, kv_head * group + r, i));
-  return rows;
-}
+std::vector<Row> group_rows(const Tensor& q, Index b, Index kv_head, Index kv_heads,
+                            const std::vector<Index>& positions);
 
 // scale q.k for every query row and key
-inline Logits scaled_dots(const std::vector<Row>& queries, const std::vector<Row>& keys,
-                          double scale) {
-  Logits logits;
-  for (Row query : queries) {
-    logits.push_back({});
-    for (Row key : keys)
-      logits.back().push_back(scale_or_default(scale, std::ssize(query)) * dot(query, key));
-  }
-  return logits;
-}
+Logits scaled_dots(const std::vector<Row>& queries, const std::vector<Row>& keys, double scale);
 
 // p[t] = exp(x[t] - max x) / sum_u exp(x[u] - max x)
-inline std::vector<double> softmax(const std::vector<double>& x) {
-  double largest = -infinity, sum = 0;
-  for (double value : x) largest = std::max(largest, value);
-  for (double value : x) sum += std::exp(value - largest);
-  std::vector<double> p;
-  for (double value : x) p.push_back(std::exp(value - largest) / sum);
-  return p;
-}
+std::vector<double> softmax(const std::vector<double>& x);
 
 // s[t] = mean over rows of softmax(logits[row])[t], or of logits[row][t]
-inline std::vector<double> aggregate(const Logits& logits, Domain domain) {
-  if (logits.empty()) return {};
-  std::vector<double> mean(logits[0].size(), 0.0);
-  for (const std::vector<double>& row : logits) {
-    const std::vector<double> value = domain == Domain::softmax ? softmax(row) : row;
-    for (std::size_t t = 0; t < mean.size(); ++t) mean[t] += value[t];
-  }
-  for (double& value : mean) value /= static_cast<double>(logits.size());
-  return mean;
-}
+std::vector<double> aggregate(const Logits& logits, Domain domain);
 
 // Scores for every batch and KV head, nothing in them yet. [b][kv_head] -> {}
-inline Scores no_scores(const Tensor& keys) {
-  return Scores(uz(keys.batch), std::vector<std::vector<double>>(uz(keys.heads)));
-}
+Scores no_scores(const Tensor& keys);
 
 // `top_k` for the scores of a single head.
-inline std::vector<Index> best(const std::vector<double>& scores, Index k, Index keep_first = 0,
-                               Index keep_last = 0) {
-  Scores one(1);
-  one[0].push_back(scores);
-  return top_k(one, k, keep_first, keep_last)[0][0];
-}
+std::vector<Index> best(const std::vector<double>& scores, Index k, Index keep_first = 0,
+                        Index keep_last = 0);
 
 // ---- controls ----
 
 // The scores of the past keys by the query rows at `positions`: aggregate(scale q.k).
 // [b][kv_head][kv]
-inline Scores scores_by_rows(const Tensor& q, const Tensor& past_k,
-                             const std::vector<Index>& positions, Domain domain, double scale) {
-  Scores scores = no_scores(past_k);
-  for (Index b = 0; b < past_k.batch; ++b)
-    for (Index g = 0; g < past_k.heads; ++g)
-      scores[uz(b)][uz(g)] = aggregate(
-          scaled_dots(group_rows(q, b, g, past_k.heads, positions), rows_of(past_k, b, g), scale),
-          domain);
-  return scores;
-}
+Scores scores_by_rows(const Tensor& q, const Tensor& past_k, const std::vector<Index>& positions,
+                      Domain domain, double scale);
 
 // The mean of the exact attention of all rows of the group: the control "oracle-mean", and what
 // TidalDecode ranks keys by in its selection layers. [b][kv_head][kv]
-inline Scores exact_scores(const Tensor& q, const Tensor& past_k, Domain domain, double scale) {
-  return scores_by_rows(q, past_k, range(0, q.len), domain, scale);
-}
+Scores exact_scores(const Tensor& q, const Tensor& past_k, Domain domain, double scale);
 
 // s[t] = max over the rows of the group of softmax(scale q.k)[t]: the control "oracle-max".
 // [b][kv_head][kv]
-inline Scores max_scores(const Tensor& q, const Tensor& past_k, double scale) {
-  Scores scores = no_scores(past_k);
-  for (Index b = 0; b < past_k.batch; ++b)
-    for (Index g = 0; g < past_k.heads; ++g) {
-      std::vector<double> largest(uz(past_k.len), 0.0);
-      for (const std::vector<double>& row : scaled_dots(
-               group_rows(q, b, g, past_k.heads, range(0, q.len)), rows_of(past_k, b, g), scale)) {
-        const std::vector<double> p = softmax(row);
-        for (std::size_t t = 0; t < p.size(); ++t) largest[t] = std::max(largest[t], p[t]);
-      }
-      scores[uz(b)][uz(g)] = largest;
-    }
-  return scores;
-}
+Scores max_scores(const Tensor& q, const Tensor& past_k, double scale);
 
 // ---- SampleAttention (Zhu et al. 2024) ----
 
 // j_m = floor((m + 1) len / n) - 1 for m < n = min(n_queries, len): evenly spaced, the last row of
 // the chunk among them.
-inline std::vector<Index> sample_positions(Index len, Index n_queries) {
-  const Index n = std::min(n_queries, len);
-  std::vector<Index> positions;
-  for (Index m = 0; m < n; ++m) positions.push_back((m + 1) * len / n - 1);
-  return positions;
-}
+std::vector<Index> sample_positions(Index len, Index n_queries);
 
 // The exact scores, by the sampled rows alone. [b][kv_head][kv]
-inline Scores sample_scores(const Tensor& q, const Tensor& past_k, Index n_queries, Domain domain,
-                            double scale) {
-  return scores_by_rows(q, past_k, sample_positions(q.len, n_queries), domain, scale);
-}
+Scores sample_scores(const Tensor& q, const Tensor& past_k, Index n_queries, Domain domain,
+                     double scale);
 
 // ---- SparQ Attention (Ribar et al. 2024) ----
 
 // The r channels with the largest a[c] = sum over the rows of the group of |q[c]|, ties to the
 // lower channel; all of them for r >= dim. Ascending.
-inline std::vector<Index> sparq_channels(const Tensor& q, Index b, Index kv_head, Index kv_heads,
-                                         Index r) {
-  std::vector<double> a(uz(q.dim), 0.0);
-  for (Row row : group_rows(q, b, kv_head, kv_heads, range(0, q.len)))
-    for (std::size_t c = 0; c < row.size(); ++c) a[c] += std::abs(row[c]);
-  return best(a, r);
-}
+std::vector<Index> sparq_channels(const Tensor& q, Index b, Index kv_head, Index kv_heads, Index r);
 
 // sum_{c in C} q[c] k[c] / sqrt(dim sum_{c in C} |q[c]| / sum_c |q[c]|), with `scale` in the place
 // of 1/sqrt(dim). A row that is zero on all of C gets 0, the ratio left out.
-inline double sparq_logit(Row query, Row key, const std::vector<Index>& channels, double scale) {
-  double product = 0, chosen = 0, all = 0;
-  for (Index c : channels) {
-    product += query[uz(c)] * key[uz(c)];
-    chosen += std::abs(query[uz(c)]);
-  }
-  for (double value : query) all += std::abs(value);
-  const double ratio = chosen > 0 ? chosen / all : 1.0;
-  return scale_or_default(scale, std::ssize(query)) * product / std::sqrt(ratio);
-}
+double sparq_logit(Row query, Row key, const std::vector<Index>& channels, double scale);
 
 // aggregate(sparq_logit) over all rows of the group, which share one set of channels.
 // [b][kv_head][kv]
-inline Scores sparq_scores(const Tensor& q, const Tensor& past_k, Index r, Domain domain,
-                           double scale = 0) {
-  Scores scores = no_scores(past_k);
-  for (Index b = 0; b < past_k.batch; ++b)
-    for (Index g = 0; g < past_k.heads; ++g) {
-      const std::vector<Index> channels = sparq_channels(q, b, g, past_k.heads, r);
-      Logits logits;
-      for (Row query : group_rows(q, b, g, past_k.heads, range(0, q.len))) {
-        logits.push_back({});
-        for (Row key : rows_of(past_k, b, g))
-          logits.back().push_back(sparq_logit(query, key, channels, scale));
-      }
-      scores[uz(b)][uz(g)] = aggregate(logits, domain);
-    }
-  return scores;
-}
+Scores sparq_scores(const Tensor& q, const Tensor& past_k, Index r, Domain domain,
+                    double scale = 0);
 
 // The authors' own rule, for a chunk of one query, spelled out once more: channels by sum_h |q_h|
 // over the heads of the group, and s[t] = SUM over those heads of
 //   sum_{c in C} q_h[c] k[t][c] / sqrt(dim L1(q_h on C) / L1(q_h)).
-inline std::vector<double> sparq_official_scores(const Tensor& q, const Tensor& past_k, Index b,
-                                                 Index kv_head, Index r) {
-  assert(q.len == 1);
-  const Index group = q.heads / past_k.heads, first = kv_head * group;
-  std::vector<double> negated(uz(q.dim), 0.0);  // `ranked` wants the smallest first
-  for (Index h = first; h < first + group; ++h)
-    for (Index c = 0; c < q.dim; ++c) negated[uz(c)] -= std::abs(q.at(b, h, 0, c));
-  const std::vector<Index> order = ranked(range(0, q.dim), negated);
-
-  std::vector<double> sum(uz(past_k.len), 0.0);
-  for (Index h = first; h < first + group; ++h) {
-    double chosen = 0, all = 0;
-    for (Index n = 0; n < q.dim; ++n) {
-      const double magnitude = std::abs(q.at(b, h, 0, order[uz(n)]));
-      all += magnitude;
-      if (n < r) chosen += magnitude;
-    }
-    if (chosen == 0) continue;  // the head is zero on C: so are its logits
-    for (Index t = 0; t < past_k.len; ++t)
-      for (Index n = 0; n < std::min(r, q.dim); ++n)
-        sum[uz(t)] += q.at(b, h, 0, order[uz(n)]) * past_k.at(b, kv_head, t, order[uz(n)]) /
-                      std::sqrt(static_cast<double>(q.dim) * chosen / all);
-  }
-  return sum;
-}
+std::vector<double> sparq_official_scores(const Tensor& q, const Tensor& past_k, Index b,
+                                          Index kv_head, Index r);
 
 // ---- Loki (Singhania et al. 2024) ----
 
@@ -244,112 +119,22 @@ struct Eigen {
 
 // Cyclic Jacobi: rotate every pair (i, j) of axes by the angle that makes a[i][j] zero, over and
 // over, until nothing is left off the diagonal.
-inline Eigen eigen(std::vector<std::vector<double>> a) {
-  const std::size_t d = a.size();
-  std::vector<std::vector<double>> vectors(d, std::vector<double>(d, 0.0));
-  for (std::size_t i = 0; i < d; ++i) vectors[i][i] = 1;
-
-  for (int sweep = 0; sweep < 100; ++sweep) {
-    double off = 0, whole = 0;
-    for (std::size_t i = 0; i < d; ++i)
-      for (std::size_t j = 0; j < d; ++j) {
-        whole += a[i][j] * a[i][j];
-        if (i != j) off += a[i][j] * a[i][j];
-      }
-    if (off <= 1e-32 * whole) break;
-
-    for (std::size_t i = 0; i < d; ++i)
-      for (std::size_t j = i + 1; j < d; ++j) {
-        if (a[i][j] == 0) continue;
-        // tan of the angle, the smaller root of  tan^2 + 2 theta tan - 1 = 0
-        const double theta = (a[j][j] - a[i][i]) / (2 * a[i][j]);
-        const double tangent =
-            (theta < 0 ? -1.0 : 1.0) / (std::abs(theta) + std::sqrt(theta * theta + 1));
-        const double cosine_of = 1 / std::sqrt(tangent * tangent + 1);
-        const double sine_of = tangent * cosine_of;
-        for (std::size_t n = 0; n < d; ++n) {  // columns i, j of a
-          const double x = a[n][i], y = a[n][j];
-          a[n][i] = cosine_of * x - sine_of * y;
-          a[n][j] = sine_of * x + cosine_of * y;
-        }
-        for (std::size_t n = 0; n < d; ++n) {  // rows i, j of a
-          const double x = a[i][n], y = a[j][n];
-          a[i][n] = cosine_of * x - sine_of * y;
-          a[j][n] = sine_of * x + cosine_of * y;
-        }
-        for (std::size_t n = 0; n < d; ++n) {
-          const double x = vectors[i][n], y = vectors[j][n];
-          vectors[i][n] = cosine_of * x - sine_of * y;
-          vectors[j][n] = sine_of * x + cosine_of * y;
-        }
-      }
-  }
-
-  Eigen result{{}, vectors};
-  for (std::size_t i = 0; i < d; ++i) result.values.push_back(a[i][i]);
-  return result;
-}
+Eigen eigen(std::vector<std::vector<double>> a);
 
 // cov[i][j] = 1/n sum_t (k[t][i] - mean[i]) (k[t][j] - mean[j])
-inline std::vector<std::vector<double>> covariance(const std::vector<Row>& keys) {
-  const std::size_t d = keys[0].size();
-  const double n = static_cast<double>(keys.size());
-  std::vector<double> mean(d, 0.0);
-  for (Row key : keys)
-    for (std::size_t i = 0; i < d; ++i) mean[i] += key[i] / n;
-  std::vector<std::vector<double>> cov(d, std::vector<double>(d, 0.0));
-  for (Row key : keys)
-    for (std::size_t i = 0; i < d; ++i)
-      for (std::size_t j = 0; j < d; ++j) cov[i][j] += (key[i] - mean[i]) * (key[j] - mean[j]) / n;
-  return cov;
-}
+std::vector<std::vector<double>> covariance(const std::vector<Row>& keys);
 
 // The min(r, d) eigenvectors of the covariance of the keys (at least one key) with the largest
 // eigenvalues, each with the sign that makes its component of largest magnitude positive.
-inline Basis pca(const std::vector<Row>& keys, Index r) {
-  const Eigen pairs = eigen(covariance(keys));
-  const Index d = std::ssize(pairs.values);
-  std::vector<double> negated = pairs.values;  // `ranked` wants the smallest first
-  for (double& value : negated) value = -value;
-  const std::vector<Index> order = ranked(range(0, d), negated);
-
-  Basis basis{d, std::min(r, d), {}};
-  for (Index i = 0; i < basis.r; ++i) {
-    const std::vector<double>& vector = pairs.vectors[uz(order[uz(i)])];
-    double largest = 0;
-    for (double value : vector)
-      if (std::abs(value) > std::abs(largest)) largest = value;
-    for (double value : vector) basis.components.push_back(largest < 0 ? -value : value);
-  }
-  return basis;
-}
+Basis pca(const std::vector<Row>& keys, Index r);
 
 // (component_0.x, ..., component_{r-1}.x): the mean is not subtracted.
-inline std::vector<double> project(const Basis& basis, Row x) {
-  std::vector<double> y;
-  for (Index i = 0; i < basis.r; ++i) y.push_back(dot(basis.component(i), x));
-  return y;
-}
+std::vector<double> project(const Basis& basis, Row x);
 
 // aggregate(scale (P q).(P k)) over all rows of the group, scale 0: 1/sqrt(d) of the full d.
 // [b][kv_head][kv]
-inline Scores loki_scores(const Tensor& q, const Tensor& past_k,
-                          const std::vector<Basis>& per_kv_head, Domain domain, double scale) {
-  Scores scores = no_scores(past_k);
-  for (Index b = 0; b < past_k.batch; ++b)
-    for (Index g = 0; g < past_k.heads; ++g) {
-      const Basis& basis = per_kv_head[uz(g)];
-      std::vector<std::vector<double>> queries, keys;  // their coordinates
-      for (Row query : group_rows(q, b, g, past_k.heads, range(0, q.len)))
-        queries.push_back(project(basis, query));
-      for (Row key : rows_of(past_k, b, g)) keys.push_back(project(basis, key));
-      scores[uz(b)][uz(g)] = aggregate(
-          scaled_dots(std::vector<Row>(queries.begin(), queries.end()),
-                      std::vector<Row>(keys.begin(), keys.end()), scale_or_default(scale, q.dim)),
-          domain);
-    }
-  return scores;
-}
+Scores loki_scores(const Tensor& q, const Tensor& past_k, const std::vector<Basis>& per_kv_head,
+                   Domain domain, double scale);
 
 // ---- LessIsMore (Yang et al. 2025) ----
 
@@ -359,151 +144,44 @@ inline Scores loki_scores(const Tensor& q, const Tensor& past_k,
 // Every head ranks the middle by (mean over its rows of softmax(scale q.k) over all past keys,
 // descending, then position). The part is filled with rank 0 of head 0, 1, ..., then rank 1 of
 // head 0, 1, ..., leaving out what is there already.
-inline std::vector<Index> less_is_more(const Tensor& q, const Tensor& past_k, Index b, Index budget,
-                                       Index sink = 4, double scale = 0) {
-  if (budget >= past_k.len) return range(0, past_k.len);
-  if (budget < sink + 1) sink = 0;
-  const Index part =
-      std::min(budget - sink, static_cast<Index>(std::floor(0.75 * static_cast<double>(budget))));
-  const Index recent = budget - sink - part;
-
-  std::vector<std::vector<Index>> order;  // [q_head], best first
-  for (Index h = 0; h < q.heads; ++h) {
-    const Index kv_head = h / (q.heads / past_k.heads);
-    std::vector<double> negated = aggregate(
-        scaled_dots(rows_of(q, b, h), rows_of(past_k, b, kv_head), scale), Domain::softmax);
-    for (double& value : negated) value = -value;
-    order.push_back(ranked(range(sink, past_k.len - recent), negated));
-  }
-
-  std::vector<Index> taken;
-  for (Index rank = 0; rank < part; ++rank)
-    for (const std::vector<Index>& list : order) {
-      const Index t = list[uz(rank)];
-      const bool seen = std::find(taken.begin(), taken.end(), t) != taken.end();
-      if (!seen && std::ssize(taken) < part) taken.push_back(t);
-    }
-
-  for (Index t = 0; t < sink; ++t) taken.push_back(t);
-  for (Index t = past_k.len - recent; t < past_k.len; ++t) taken.push_back(t);
-  std::sort(taken.begin(), taken.end());
-  return taken;
-}
+std::vector<Index> less_is_more(const Tensor& q, const Tensor& past_k, Index b, Index budget,
+                                Index sink = 4, double scale = 0);
 
 // ---- Quest (Tang et al. 2024) ----
 
 // sum_c max(q[c] min_c, q[c] max_c), with the minimum and maximum of channel c over the keys of a
 // page: no q.k of that page is larger.
-inline double quest_bound(Row query, const std::vector<Row>& page_keys) {
-  double bound = 0;
-  for (std::size_t c = 0; c < query.size(); ++c) {
-    double smallest = infinity, largest = -infinity;
-    for (Row key : page_keys) {
-      smallest = std::min(smallest, key[c]);
-      largest = std::max(largest, key[c]);
-    }
-    bound += std::max(query[c] * smallest, query[c] * largest);
-  }
-  return bound;
-}
+double quest_bound(Row query, const std::vector<Row>& page_keys);
 
 // Pages are positions [p page, (p + 1) page), the last one maybe shorter. A page scores
 // aggregate(scale bound) over all rows of the group, softmax being over pages; a position scores
 // what its page does. [b][kv_head][kv]
-inline Scores quest_scores(const Tensor& q, const Tensor& past_k, Index page, Domain domain,
-                           double scale) {
-  Scores scores = no_scores(past_k);
-  for (Index b = 0; b < past_k.batch; ++b)
-    for (Index g = 0; g < past_k.heads; ++g) {
-      std::vector<std::vector<Row>> pages;
-      for (Index t = 0; t < past_k.len; ++t) {
-        if (t % page == 0) pages.push_back({});
-        pages.back().push_back(past_k.row(b, g, t));
-      }
-      Logits logits;
-      for (Row query : group_rows(q, b, g, past_k.heads, range(0, q.len))) {
-        logits.push_back({});
-        for (const std::vector<Row>& keys : pages)
-          logits.back().push_back(scale_or_default(scale, q.dim) * quest_bound(query, keys));
-      }
-      const std::vector<double> page_scores = aggregate(logits, domain);
-      for (Index t = 0; t < past_k.len; ++t)
-        scores[uz(b)][uz(g)].push_back(page_scores[uz(t / page)]);
-    }
-  return scores;
-}
+Scores quest_scores(const Tensor& q, const Tensor& past_k, Index page, Domain domain, double scale);
 
 // A last page that is not full, then the full ones by (score descending, page ascending), until
 // min(k, kv_len) positions are taken; of the last page taken its first positions only. Ascending.
 // `scores` are those of one head, by position.
-inline std::vector<Index> quest_select(const std::vector<double>& scores, Index kv_len, Index k,
-                                       Index page) {
-  assert(std::ssize(scores) == kv_len);
-  const Index full = kv_len / page;
-  std::vector<double> negated;  // `ranked` wants the smallest first
-  for (Index p = 0; p < full; ++p) negated.push_back(-scores[uz(p * page)]);
-  std::vector<Index> order;
-  if (kv_len % page != 0) order.push_back(full);
-  for (Index p : ranked(range(0, full), negated)) order.push_back(p);
-
-  std::vector<Index> list;
-  for (Index p : order)
-    for (Index t = p * page; t < std::min((p + 1) * page, kv_len); ++t)
-      if (std::ssize(list) < k) list.push_back(t);
-  std::sort(list.begin(), list.end());
-  return list;
-}
+std::vector<Index> quest_select(const std::vector<double>& scores, Index kv_len, Index k,
+                                Index page);
 
 // ---- KeyDiff (Park et al. 2025) ----
 
 // -cos(k, anchor), anchor = mean of k/|k| over the candidates; a zero key adds nothing to the
 // anchor and scores 0.
-inline std::vector<double> keydiff_scores(const std::vector<Row>& candidates) {
-  if (candidates.empty()) return {};
-  std::vector<double> anchor(candidates[0].size(), 0.0);
-  for (Row key : candidates)
-    for (std::size_t c = 0; c < key.size(); ++c)
-      if (norm(key) > 0) anchor[c] += key[c] / norm(key) / static_cast<double>(candidates.size());
-  std::vector<double> scores;
-  for (Row key : candidates) scores.push_back(-cosine(key, anchor));
-  return scores;
-}
+std::vector<double> keydiff_scores(const std::vector<Row>& candidates);
 
 // ---- SnapKV (Li et al. 2024) ----
 
-// Over the `kernel` (odd) neighbours around every position, stride 1: their sum / kernel (what is out of
-// range counts as 0).
-inline std::vector<double> pool(const std::vector<double>& x, Index kernel) {
-  assert(kernel % 2 == 1);
-  std::vector<double> pooled;
-  for (Index t = 0; t < std::ssize(x); ++t) {
-    double sum = 0;
-    for (Index u = t - kernel / 2; u <= t + kernel / 2; ++u)
-      if (u >= 0 && u < std::ssize(x)) sum += x[uz(u)];
-    pooled.push_back(sum / static_cast<double>(kernel));
-  }
-  return pooled;
-}
+// Over the `kernel` (odd) neighbours around every position, stride 1: their sum / kernel (what
+// is out of range counts as 0).
+std::vector<double> pool(const std::vector<double>& x, Index kernel);
 
 // The last w queries of the chunk, [head of the group][w], score the candidates, of which the last
 // w are their own keys: softmax(scale q.k) over all candidates, of its own keys row i seeing only
 // the first i + 1; the mean over rows and heads; then pooling. Scores of the candidates before the
 // window, pooled among themselves.
-inline std::vector<double> snapkv_scores(const std::vector<std::vector<Row>>& window_rows_per_head,
-                                         const std::vector<Row>& candidates, Index kernel,
-                                         double scale) {
-  const Index w = std::ssize(window_rows_per_head[0]), before = std::ssize(candidates) - w;
-  std::vector<double> mean(uz(before), 0.0);
-  for (const std::vector<Row>& rows : window_rows_per_head) {
-    Logits logits = scaled_dots(rows, candidates, scale);
-    for (Index i = 0; i < w; ++i)
-      for (Index t = before + i + 1; t < before + w; ++t) logits[uz(i)][uz(t)] = -infinity;
-    const std::vector<double> head = aggregate(logits, Domain::softmax);
-    for (Index t = 0; t < before; ++t)
-      mean[uz(t)] += head[uz(t)] / static_cast<double>(window_rows_per_head.size());
-  }
-  return pool(mean, kernel);
-}
+std::vector<double> snapkv_scores(const std::vector<std::vector<Row>>& window_rows_per_head,
+                                  const std::vector<Row>& candidates, Index kernel, double scale);
 
 // ---- eviction over a whole sequence ----
 
@@ -523,39 +201,7 @@ struct Eviction {
   // C = [retained, chunk]; if |C| > budget, the best `budget` of C by (score descending, position
   // ascending). SnapKV keeps the w = min(window, chunk) last ones always and the best budget - w of
   // the others; just the last `budget` if budget <= w.
-  void append(const Tensor& q, const Tensor& k, Index b = 0, Index kv_head = 0) {
-    for (Index i = 0; i < k.len; ++i) {
-      const Row key = k.row(b, kv_head, i);
-      retained.push_back(std::ssize(keys));
-      keys.push_back(std::vector<double>(key.begin(), key.end()));
-    }
-    const Index n = std::ssize(retained);
-    if (n <= budget) return;
-
-    std::vector<Row> candidates;
-    for (Index position : retained) candidates.push_back(keys[uz(position)]);
-    std::vector<Index> keep;  // of the candidates
-    if (method == Evict::keydiff) keep = best(keydiff_scores(candidates), budget);
-    if (method == Evict::snapkv) {
-      const Index w = std::min(window, q.len), group = q.heads / k.heads;
-      if (budget <= w) {
-        keep = range(n - budget, n);
-      } else {
-        std::vector<std::vector<Row>> rows;
-        for (Index r = 0; r < group; ++r) {
-          rows.push_back({});
-          for (Index i = q.len - w; i < q.len; ++i)
-            rows.back().push_back(q.row(b, kv_head * group + r, i));
-        }
-        keep = best(snapkv_scores(rows, candidates, kernel, scale), budget - w);
-        for (Index i = n - w; i < n; ++i) keep.push_back(i);
-      }
-    }
-
-    std::vector<Index> left;
-    for (Index i : keep) left.push_back(retained[uz(i)]);
-    retained = left;
-  }
+  void append(const Tensor& q, const Tensor& k, Index b = 0, Index kv_head = 0);
 };
 
 }  // namespace oracle

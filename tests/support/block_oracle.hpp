@@ -14,208 +14,51 @@ namespace oracle {
 
 using SetScores = std::vector<std::vector<double>>;  // [set][block]
 
-inline Index rounded_up(Index x, Index of) { return (x + of - 1) / of; }
+Index rounded_up(Index x, Index of);
 
 // Tokens [first, first + count) of one head of x, those beyond its end zero.
-inline std::vector<std::vector<double>> tokens_of(const Tensor& x, Index b, Index head, Index first,
-                                                  Index count) {
-  std::vector<std::vector<double>> tokens;
-  for (Index t = first; t < first + count; ++t) {
-    tokens.emplace_back(uz(x.dim), 0.0);
-    if (t < x.len) tokens.back().assign(x.row(b, head, t).begin(), x.row(b, head, t).end());
-  }
-  return tokens;
-}
-inline bool all_finite(const std::vector<std::vector<double>>& tokens) {
-  return std::all_of(tokens.begin(), tokens.end(), [](const auto& x) { return is_finite(x); });
-}
+std::vector<std::vector<double>> tokens_of(const Tensor& x, Index b, Index head, Index first,
+                                           Index count);
+bool all_finite(const std::vector<std::vector<double>>& tokens);
 
 // ---- XAttention (Xu et al. 2025) ----
 
 // Sums of softmax(scale / stride * antidiagonal) over the tiles of each block; `keys` are the past and
 // what follows it, the chunk's first token is at `kv_len`.
-inline SetScores xattention_scores(const Tensor& q, const Tensor& keys, Index kv_len, Index b,
-                                   Index g, Index stride, Index block, double scale) {
-  const Index group = q.heads / keys.heads, query_blocks = rounded_up(q.len, block),
-              key_rows = rounded_up(keys.len, stride);
-  SetScores scores(uz(group * query_blocks),
-                   std::vector<double>(uz(rounded_up(keys.len, block)), 0.0));
-  std::vector<std::vector<std::vector<double>>> rows;
-  std::vector<bool> sound;
-  for (Index t = 0; t < key_rows; ++t) {
-    rows.push_back(tokens_of(keys, b, g, t * stride, stride));
-    sound.push_back(all_finite(rows.back()));
-  }
-  for (Index r = 0; r < group; ++r)
-    for (Index i = 0; i < q.len; i += stride) {
-      const auto queries = tokens_of(q, b, g * group + r, i, stride);
-      if (!all_finite(queries)) continue;
-      std::vector<double> logits;
-      for (Index t = 0; t < key_rows; ++t) {
-        logits.push_back(-infinity);
-        if (t > (kv_len + i) / stride || !sound[uz(t)]) continue;
-        double sum = 0;  // query a meets key c where a + c = stride - 1
-        for (Index a = 0; a < stride; ++a) sum += dot(queries[uz(a)], rows[uz(t)][uz(stride - 1 - a)]);
-        logits.back() = scale_or_default(scale, q.dim) / static_cast<double>(stride) * sum;
-      }
-      if (*std::max_element(logits.begin(), logits.end()) == -infinity) continue;
-      const std::vector<double> p = softmax(logits);
-      for (Index t = 0; t < key_rows; ++t)
-        scores[uz(r * query_blocks + i / block)][uz(t * stride / block)] += p[uz(t)];
-    }
-  return scores;
-}
+SetScores xattention_scores(const Tensor& q, const Tensor& keys, Index kv_len, Index b, Index g,
+                            Index stride, Index block, double scale);
 
 // Block 0 and the query block's own, then the best until their sum is tau of the total; those that
 // hold past keys. `margin`, if given, becomes the least distance of a sum from tau, if that is less.
-inline std::set<Index> xattention_blocks(const SetScores& scores, Index q_len, Index kv_len,
-                                         Index block, double tau, double* margin = nullptr) {
-  std::set<Index> chosen{0};
-  const Index query_blocks = rounded_up(q_len, block);
-  for (Index set = 0; set < std::ssize(scores); ++set) {
-    const std::vector<double>& of_set = scores[uz(set)];
-    const Index first = kv_len + set % query_blocks * block,
-                last = std::min(first + block, kv_len + q_len) - 1;
-    double total = 0, sum = 0;
-    std::vector<Index> others;
-    std::vector<double> negated;
-    for (Index j = 0; j < std::ssize(of_set); ++j) {
-      total += of_set[uz(j)], negated.push_back(-of_set[uz(j)]);
-      if (j == 0 || (j >= first / block && j <= last / block))
-        sum += of_set[uz(j)], chosen.insert(j);
-      else
-        others.push_back(j);
-    }
-    if (total == 0) continue;
-    for (Index j : ranked(others, negated)) {
-      if (margin != nullptr) *margin = std::min(*margin, std::abs(sum / total - tau));
-      if (sum >= tau * total) break;
-      sum += of_set[uz(j)], chosen.insert(j);
-    }
-  }
-  if (kv_len % block != 0) chosen.insert(kv_len / block);
-  std::erase_if(chosen, [&](Index j) { return j * block >= kv_len; });
-  return chosen;
-}
+std::set<Index> xattention_blocks(const SetScores& scores, Index q_len, Index kv_len, Index block,
+                                  double tau, double* margin = nullptr);
 
 // max over sets of score / the set's total, of blocks with past keys
-inline std::vector<double> shares_of_total(const SetScores& scores, Index kv_len, Index block) {
-  std::vector<double> shares(uz(rounded_up(kv_len, block)), 0.0);
-  for (const std::vector<double>& of_set : scores) {
-    double total = 0;
-    for (double x : of_set) total += x;
-    for (std::size_t j = 0; j < shares.size() && total > 0; ++j)
-      shares[j] = std::max(shares[j], of_set[j] / total);
-  }
-  return shares;
-}
+std::vector<double> shares_of_total(const SetScores& scores, Index kv_len, Index block);
 
 // ---- FlashPrefill (2026), CompactAttention-FP ----
 
 // sum over the rows of a query block of exp(scale q . mean key - m), m the largest such logit of the
 // query block over all blocks; over the sum of all of them
-inline SetScores flash_prefill_scores(const Tensor& q, const Tensor& past_k, Index b, Index g,
-                                      Index block, double scale) {
-  const Index group = q.heads / past_k.heads, query_blocks = rounded_up(q.len, block),
-              blocks = rounded_up(past_k.len, block);
-  SetScores scores(uz(group * query_blocks), std::vector<double>(uz(blocks), 0.0));
-  for (Index set = 0; set < group * query_blocks; ++set) {
-    const Index head = g * group + set / query_blocks, u = set % query_blocks;
-    Logits logits(uz(blocks));  // [block][row]
-    double top = -infinity;
-    for (Index j = 0; j < blocks; ++j) {
-      const Index end = std::min((j + 1) * block, past_k.len);
-      std::vector<double> mean(uz(q.dim), 0.0);
-      for (Index t = j * block; t < end; ++t)
-        for (Index c = 0; c < q.dim; ++c)
-          mean[uz(c)] += past_k.at(b, g, t, c) / static_cast<double>(end - j * block);
-      if (!is_finite(mean)) continue;
-      for (Index i = u * block; i < std::min((u + 1) * block, q.len); ++i) {
-        if (!is_finite(q.row(b, head, i))) continue;
-        logits[uz(j)].push_back(scale_or_default(scale, q.dim) * dot(q.row(b, head, i), mean));
-        top = std::max(top, logits[uz(j)].back());
-      }
-    }
-    double total = 0;
-    for (Index j = 0; j < blocks; ++j) {
-      for (double x : logits[uz(j)]) scores[uz(set)][uz(j)] += std::exp(x - top);
-      total += scores[uz(set)][uz(j)];
-    }
-    for (double& x : scores[uz(set)]) x = total > 0 ? x / total : 0.0;
-  }
-  return scores;
-}
+SetScores flash_prefill_scores(const Tensor& q, const Tensor& past_k, Index b, Index g, Index block,
+                               double scale);
 
 // max over sets of score / the set's best
-inline std::vector<double> parts_of_best(const SetScores& scores) {
-  std::vector<double> parts(scores[0].size(), 0.0);
-  for (const std::vector<double>& of_set : scores) {
-    const double best = *std::max_element(of_set.begin(), of_set.end());
-    for (std::size_t j = 0; j < parts.size() && best > 0; ++j)
-      parts[j] = std::max(parts[j], of_set[j] / best);
-  }
-  return parts;
-}
+std::vector<double> parts_of_best(const SetScores& scores);
 
 // The first ones, the last ones up to each query block's own, and those that reach alpha.
-inline std::set<Index> flash_prefill_blocks(const SetScores& scores, Index q_len, Index kv_len,
-                                            Index block, double alpha, Index first, Index last,
-                                            double* margin = nullptr) {
-  std::set<Index> chosen;
-  const Index blocks = rounded_up(kv_len, block);
-  for (Index j = 0; j < std::min(first, blocks); ++j) chosen.insert(j);
-  for (Index u = 0; u < rounded_up(q_len, block); ++u)
-    for (Index j = 0; j < blocks; ++j)
-      if (const Index own = (kv_len + u * block) / block; j > own - last && j <= own)
-        chosen.insert(j);
-  const std::vector<double> parts = parts_of_best(scores);
-  for (Index j = 0; j < blocks; ++j) {
-    if (parts[uz(j)] >= alpha) chosen.insert(j);
-    if (margin != nullptr) *margin = std::min(*margin, std::abs(parts[uz(j)] - alpha));
-  }
-  return chosen;
-}
+std::set<Index> flash_prefill_blocks(const SetScores& scores, Index q_len, Index kv_len,
+                                     Index block, double alpha, Index first, Index last,
+                                     double* margin = nullptr);
 
 // ---- keys of blocks ----
 
-inline std::vector<Index> keys_of_blocks(const std::set<Index>& blocks, Index block, Index kv_len) {
-  std::vector<Index> keys;
-  for (Index j : blocks)
-    for (Index t = j * block; t < std::min((j + 1) * block, kv_len); ++t) keys.push_back(t);
-  return keys;
-}
+std::vector<Index> keys_of_blocks(const std::set<Index>& blocks, Index block, Index kv_len);
 
 // `forced` in its order, then the others by (rank descending, block ascending), until `budget` keys are
 // taken; of the last block its first keys. Ascending. `margin` as above: between the last rank that is
 // taken and the first that is not, unless both are the best of some set, 1.
-inline std::vector<Index> best_blocks(const std::vector<Index>& forced,
-                                      const std::vector<double>& ranks, Index block, Index kv_len,
-                                      Index budget, double* margin = nullptr) {
-  std::vector<Index> order;
-  for (Index j : forced)
-    if (std::find(order.begin(), order.end(), j) == order.end() && j * block < kv_len && j >= 0)
-      order.push_back(j);
-  const Index first_ranked = std::ssize(order);
-  std::vector<double> negated;
-  for (double x : ranks) negated.push_back(-x);
-  std::vector<Index> others;
-  for (Index j = 0; j < std::ssize(ranks); ++j)
-    if (std::find(order.begin(), order.end(), j) == order.end()) others.push_back(j);
-  for (Index j : ranked(others, negated)) order.push_back(j);
-  std::vector<Index> keys;
-  for (Index i = 0; i < std::ssize(order) && std::ssize(keys) < budget; ++i) {
-    const Index j = order[uz(i)], before = std::ssize(keys);
-    for (Index t = j * block; t < std::min((j + 1) * block, kv_len); ++t)
-      if (std::ssize(keys) < budget) keys.push_back(t);
-    // Where a block is cut, or is the last one, its neighbours in rank decide.
-    if (margin == nullptr || before == budget) continue;
-    for (Index n : {i - 1, i})
-      if (n >= first_ranked && n + 1 < std::ssize(order) && std::ssize(keys) == budget)
-        if (ranks[uz(order[uz(n + 1)])] < 1)
-          *margin = std::min(*margin, ranks[uz(order[uz(n)])] - ranks[uz(order[uz(n + 1)])]);
-  }
-  std::sort(keys.begin(), keys.end());
-  return keys;
-}
+std::vector<Index> best_blocks(const std::vector<Index>& forced, const std::vector<double>& ranks,
+                               Index block, Index kv_len, Index budget, double* margin = nullptr);
 
 }  // namespace oracle

@@ -58,7 +58,8 @@ using oracle::uz;  // the unsigned subscript that std::vector wants
 
 // ---- storage types ------------------------------------------------------------------------------
 
-// TYPED_TEST_SUITE(Suite, StorageTypes, StorageNames), of which long CI legs leave some out.
+// Rows are packed into floats before anything else looks at them: most tests need one type, Element, and those of the
+// border run over all, by for_each_storage. Long CI legs name their own.
 using AllStorageTypes = ::testing::Types<float, Eigen::half, Eigen::bfloat16>;
 #ifdef QUOKA_TEST_STORAGE
 using StorageTypes = ::testing::Types<QUOKA_TEST_STORAGE>;
@@ -74,6 +75,27 @@ struct StorageNames {
     if constexpr (std::is_same_v<T, Eigen::bfloat16>) return "bfloat16";
   }
 };
+
+namespace detail {
+template <class F, class... T>
+void for_each_of(F& f, ::testing::Types<T...>) {
+  const auto call = [&]<class One>() {
+    const ::testing::ScopedTrace trace(__FILE__, __LINE__, StorageNames::GetName<One>(0));
+    f.template operator()<One>();
+  };
+  (call.template operator()<T>(), ...);
+}
+template <class First, class... Others>
+First first_of(::testing::Types<First, Others...>);
+}  // namespace detail
+
+using Element = decltype(detail::first_of(StorageTypes{}));
+
+// f.operator()<T>() for each T; failures name it.
+template <class Types = StorageTypes, class F>
+void for_each_storage(F&& f) {
+  detail::for_each_of(f, Types{});
+}
 
 // Largest relative error of rounding a float to T: half a unit in the last place.
 template <class T>
@@ -93,39 +115,21 @@ T stored(double x) {
 class Random {
  public:
   explicit Random(std::uint64_t seed, const char* file = __builtin_FILE(),
-                  int line = __builtin_LINE())
-      : engine_(seed), trace_(file, line, "seed " + std::to_string(seed)) {}
+                  int line = __builtin_LINE());
 
-  std::uint64_t bits() { return engine_(); }
-  double uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }  // [0, 1)
-  Index below(Index n) { return static_cast<Index>(bits() % static_cast<std::uint64_t>(n)); }
+  std::uint64_t bits();
+  double uniform();  // [0, 1)
+  Index below(Index n);
   // Nearly normal, mean 0 and variance 1: four 16-bit uniforms of one draw, so |x| < 3.5.
-  double normal() {
-    const std::uint64_t x = bits();
-    const std::uint64_t sum =
-        (x & 0xffff) + ((x >> 16) & 0xffff) + ((x >> 32) & 0xffff) + (x >> 48);
-    return (static_cast<double>(sum) * 0x1p-16 - 2.0) * std::sqrt(3.0);
-  }
+  double normal();
 
   // scale times normal values, rounded to T. [batch, heads, len, dim]
   template <class T>
-  Tensor4<T> tensor(Index batch, Index heads, Index len, Index dim, double scale = 1.0) {
-    Tensor4<T> x(batch, heads, len, dim);
-    for (Index i = 0; i < x.size(); ++i) x.data()[i] = stored<T>(scale * normal());
-    return x;
-  }
+  Tensor4<T> tensor(Index batch, Index heads, Index len, Index dim, double scale = 1.0);
   // Normal values. [batch, heads, len]
-  Tensor3<float> scores(Index batch, Index heads, Index len) {
-    Tensor3<float> x(batch, heads, len);
-    for (Index i = 0; i < x.size(); ++i) x.data()[i] = static_cast<float>(normal());
-    return x;
-  }
+  Tensor3<float> scores(Index batch, Index heads, Index len);
   // 0..n-1 in some order.
-  std::vector<Index> permutation(Index n) {
-    std::vector<Index> order = oracle::range(0, n);
-    for (Index i = n - 1; i > 0; --i) std::swap(order[uz(i)], order[uz(below(i + 1))]);
-    return order;
-  }
+  std::vector<Index> permutation(Index n);
 
  private:
   std::mt19937_64 engine_;
@@ -135,75 +139,26 @@ class Random {
 // ---- bridges to the oracle ----------------------------------------------------------------------
 
 // The stored values of a view or an Eigen tensor (rank 3: batch 1), as doubles.
+template <class T>
+oracle::Tensor stored_values(const TensorView<const T>& view);
 template <quoka::TensorLike E>
 oracle::Tensor to_oracle(const E& x) {
-  const auto view = quoka::view_of(x);
-  oracle::Tensor copy(view.batch(), view.heads(), view.len(), view.dim());
-  for (Index b = 0; b < view.batch(); ++b)
-    for (Index head = 0; head < view.heads(); ++head)
-      for (Index i = 0; i < view.len(); ++i)
-        for (Index c = 0; c < view.dim(); ++c)
-          copy.at(b, head, i, c) = static_cast<double>(static_cast<float>(view.row(b, head, i)[c]));
-  return copy;
+  return stored_values<quoka::storage_t<E>>(quoka::view_of(x));
 }
 
 // The same of rows of any format.
-inline oracle::Tensor to_oracle(const Rows& x) {
-  oracle::Tensor copy(x.batch(), x.heads(), x.len(), x.dim());
-  std::vector<float> row(uz(x.dim()));
-  for (Index b = 0; b < x.batch(); ++b)
-    for (Index head = 0; head < x.heads(); ++head)
-      for (Index i = 0; i < x.len(); ++i) {
-        x.format().widen(x.row(b, head, i), x.shape(head), row.data());
-        for (Index c = 0; c < x.dim(); ++c)
-          copy.at(b, head, i, c) = static_cast<double>(row[uz(c)]);
-      }
-  return copy;
-}
+oracle::Tensor to_oracle(const Rows& x);
 
 // [batch][head][position] of a [batch, heads, len] tensor or view.
-inline oracle::Scores to_oracle_scores(TensorView<const float, 3> x) {
-  oracle::Scores scores(uz(x.batch()), std::vector<std::vector<double>>(uz(x.heads())));
-  for (Index b = 0; b < x.batch(); ++b)
-    for (Index head = 0; head < x.heads(); ++head)
-      for (Index i = 0; i < x.len(); ++i)
-        scores[uz(b)][uz(head)].push_back(static_cast<double>(x.at(b, head, i)));
-  return scores;
-}
+oracle::Scores to_oracle_scores(TensorView<const float, 3> x);
 
 // "All" is spelled out.
-inline oracle::Positions to_positions(const Selection& selection) {
-  oracle::Positions lists(uz(selection.batch()));
-  for (Index b = 0; b < selection.batch(); ++b)
-    for (Index head = 0; head < selection.kv_heads(); ++head) {
-      const std::vector<Position> list = selection.positions(b, head);
-      lists[uz(b)].emplace_back(list.begin(), list.end());
-    }
-  return lists;
-}
+oracle::Positions to_positions(const Selection& selection);
 
-inline oracle::Positions to_positions(const Tensor3<Position>& positions) {
-  oracle::Positions lists(uz(positions.dimension(0)));
-  for (Index b = 0; b < positions.dimension(0); ++b)
-    for (Index head = 0; head < positions.dimension(1); ++head) {
-      std::vector<Index> list;
-      for (Index i = 0; i < positions.dimension(2); ++i) list.push_back(positions(b, head, i));
-      lists[uz(b)].push_back(list);
-    }
-  return lists;
-}
+oracle::Positions to_positions(const Tensor3<Position>& positions);
 
 // Lists of any lengths.
-inline Selection to_selection(const oracle::Positions& lists, Index kv_len) {
-  const Index batch = std::ssize(lists), heads = batch > 0 ? std::ssize(lists[0]) : 0;
-  std::vector<std::vector<Position>> rows;
-  for (const auto& sequence : lists)
-    for (const auto& list : sequence) {
-      rows.emplace_back();
-      for (Index t : list) rows.back().push_back(static_cast<Position>(t));
-    }
-  return Selection::from_lists(batch, heads, kv_len, rows);
-}
+Selection to_selection(const oracle::Positions& lists, Index kv_len);
 
 // ---- strided copies -----------------------------------------------------------------------------
 
@@ -212,32 +167,16 @@ inline Selection to_selection(const oracle::Positions& lists, Index kv_len) {
 template <class T>
 class Strided {
  public:
-  Strided(Index batch, Index heads, Index len, Index dim, Index padding = 5)
-      : sizes_{batch, heads, len, dim},
-        strides_{len * heads * (dim + padding), dim + padding, heads * (dim + padding), 1},
-        padding_(padding),
-        data_(uz(batch * strides_[0] + padding), stored<T>(std::nan(""))) {}
-
+  Strided(Index batch, Index heads, Index len, Index dim, Index padding = 5);
+  explicit Strided(const TensorView<const T>& x, Index padding = 5);
   template <quoka::TensorLike E>
   explicit Strided(const E& x, Index padding = 5)
-      : Strided(quoka::view_of(x).batch(), quoka::view_of(x).heads(), quoka::view_of(x).len(),
-                quoka::view_of(x).dim(), padding) {
-    const auto from = quoka::view_of(x);
-    for (Index b = 0; b < from.batch(); ++b)
-      for (Index head = 0; head < from.heads(); ++head)
-        for (Index i = 0; i < from.len(); ++i)
-          std::copy_n(from.row(b, head, i), from.dim(), view().row(b, head, i));
-  }
+      : Strided(TensorView<const T>(quoka::view_of(x)), padding) {}
 
   TensorView<T> view() { return {data_.data() + padding_, sizes_, strides_}; }
   TensorView<const T> view() const { return {data_.data() + padding_, sizes_, strides_}; }
 
-  bool padding_intact() const {
-    const Index row = sizes_[3] + padding_;
-    for (Index i = 0; i < std::ssize(data_); ++i)
-      if (i % row < padding_ && !std::isnan(static_cast<float>(data_[uz(i)]))) return false;
-    return true;
-  }
+  bool padding_intact() const;
 
  private:
   std::array<Index, 4> sizes_;    // batch, heads, len, dim
@@ -255,118 +194,54 @@ class Fragment {
   Fragment(std::integral auto number) : text_(std::to_string(number)), alone_(true) {}  // NOLINT
 
   const std::string& text() const { return text_; }
-  bool is_in(const std::string& message) const {
-    for (auto at = message.find(text_); at != std::string::npos; at = message.find(text_, at + 1))
-      if (!alone_ || !(digit(message, at - 1) || digit(message, at + text_.size()))) return true;
-    return false;
-  }
+  bool is_in(const std::string& message) const;
 
  private:
-  static bool digit(const std::string& s, std::size_t i) {  // npos - or beyond the end - is none
-    return i < s.size() && s[i] >= '0' && s[i] <= '9';
-  }
   std::string text_;
   bool alone_ = false;
 };
 
 // f() throws std::invalid_argument, and its message contains every fragment.
+void check_refusal(const std::string* message, std::initializer_list<Fragment> fragments,
+                   const char* file, int line);
 template <class F>
 void expect_refused(F&& f, std::initializer_list<Fragment> fragments,
                     const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-  const ::testing::ScopedTrace trace(file, line, "expect_refused");
   try {
     f();
-    ADD_FAILURE() << "nothing was thrown";
+    check_refusal(nullptr, fragments, file, line);
   } catch (const std::invalid_argument& error) {
-    for (const Fragment& fragment : fragments)
-      EXPECT_TRUE(fragment.is_in(error.what()))
-          << "no '" << fragment.text() << "' in: " << error.what();
+    const std::string message = error.what();
+    check_refusal(&message, fragments, file, line);
   }
 }
 
 // Same shape, and the same bits in every element. Signs of zero and payloads of NaN count.
+template <class T>
+::testing::AssertionResult bits_alike(const TensorView<const T>& x, const TensorView<const T>& y);
 template <quoka::TensorLike A, quoka::TensorLike B>
 ::testing::AssertionResult same_bits(const A& a, const B& b) {
   static_assert(std::is_same_v<quoka::storage_t<A>, quoka::storage_t<B>>);
-  const auto x = quoka::view_of(a);
-  const auto y = quoka::view_of(b);
-  if (x.sizes() != y.sizes()) return ::testing::AssertionFailure() << "the shapes differ";
-  for (Index i = 0; i < x.batch(); ++i)
-    for (Index head = 0; head < x.heads(); ++head)
-      for (Index n = 0; n < x.len(); ++n)
-        for (Index c = 0; c < x.dim(); ++c)
-          if (std::memcmp(x.row(i, head, n) + c, y.row(i, head, n) + c,
-                          sizeof(quoka::storage_t<A>)) != 0)
-            return ::testing::AssertionFailure()
-                   << "[" << i << ", " << head << ", " << n << ", " << c
-                   << "]: " << static_cast<float>(x.row(i, head, n)[c]) << " and "
-                   << static_cast<float>(y.row(i, head, n)[c]);
-  return ::testing::AssertionSuccess();
+  return bits_alike<quoka::storage_t<A>>(quoka::view_of(a), quoka::view_of(b));
 }
 
 // Rows of any format: same shape, same format, and the same bytes in every row.
-inline ::testing::AssertionResult same_bits(const Rows& a, const Rows& b) {
-  if (a.sizes() != b.sizes()) return ::testing::AssertionFailure() << "the shapes differ";
-  if (a.empty()) return ::testing::AssertionSuccess();
-  if (&a.format() != &b.format())
-    return ::testing::AssertionFailure() << a.format().name << " and " << b.format().name;
-  for (Index i = 0; i < a.batch(); ++i)
-    for (Index head = 0; head < a.heads(); ++head)
-      for (Index n = 0; n < a.len(); ++n)
-        if (std::memcmp(a.row(i, head, n), b.row(i, head, n),
-                        uz(a.format().row_bytes(a.shape(head)))) != 0)
-          return ::testing::AssertionFailure() << "row [" << i << ", " << head << ", " << n << "]";
-  return ::testing::AssertionSuccess();
-}
+::testing::AssertionResult same_bits(const Rows& a, const Rows& b);
 
 // Same shape, and elements that float arithmetic in another order can explain: within two roundings
 // to T, and `absolute`.
+template <class T>
+::testing::AssertionResult alike_up_to_rounding(const TensorView<const T>& x,
+                                                const TensorView<const T>& y, double absolute);
 template <quoka::TensorLike A, quoka::TensorLike B>
 ::testing::AssertionResult same_up_to_rounding(const A& a, const B& b, double absolute) {
-  using T = quoka::storage_t<A>;
-  const auto x = quoka::view_of(a);
-  const auto y = quoka::view_of(b);
-  if (x.sizes() != y.sizes()) return ::testing::AssertionFailure() << "the shapes differ";
-  for (Index i = 0; i < x.batch(); ++i)
-    for (Index head = 0; head < x.heads(); ++head)
-      for (Index n = 0; n < x.len(); ++n)
-        for (Index c = 0; c < x.dim(); ++c) {
-          const auto p = static_cast<double>(static_cast<float>(x.row(i, head, n)[c]));
-          const auto q = static_cast<double>(static_cast<float>(y.row(i, head, n)[c]));
-          if (!(std::abs(p - q) <= 2 * rounding_error<T> * std::abs(q) + absolute))
-            return ::testing::AssertionFailure() << "[" << i << ", " << head << ", " << n << ", "
-                                                 << c << "]: " << p << " and " << q;
-        }
-  return ::testing::AssertionSuccess();
+  return alike_up_to_rounding<quoka::storage_t<A>>(quoka::view_of(a), quoka::view_of(b), absolute);
 }
 
 // Rank 3: scores, inverse norms, log-sum-exp.
-inline ::testing::AssertionResult same_bits(TensorView<const float, 3> a,
-                                            TensorView<const float, 3> b) {
-  if (a.sizes() != b.sizes()) return ::testing::AssertionFailure() << "the shapes differ";
-  for (Index i = 0; i < a.batch(); ++i)
-    for (Index head = 0; head < a.heads(); ++head)
-      for (Index n = 0; n < a.len(); ++n)
-        if (std::bit_cast<std::uint32_t>(a.at(i, head, n)) !=
-            std::bit_cast<std::uint32_t>(b.at(i, head, n)))
-          return ::testing::AssertionFailure()
-                 << "[" << i << ", " << head << ", " << n << "]: " << a.at(i, head, n) << " and "
-                 << b.at(i, head, n);
-  return ::testing::AssertionSuccess();
-}
+::testing::AssertionResult same_bits(TensorView<const float, 3> a, TensorView<const float, 3> b);
 
 // f(executor) on the calling thread and on pools of 1, 2 and 3 workers; failures name the workers.
-inline void for_each_executor(const std::function<void(ExecutorRef)>& f) {
-  {
-    const ::testing::ScopedTrace trace(__FILE__, __LINE__, "SerialExecutor");
-    f(ExecutorRef(SerialExecutor{}));
-  }
-  for (int workers : {1, 2, 3}) {
-    const ::testing::ScopedTrace trace(__FILE__, __LINE__,
-                                       "ThreadPool of " + std::to_string(workers));
-    quoka::ThreadPool pool(workers);
-    f(ExecutorRef(pool));
-  }
-}
+void for_each_executor(const std::function<void(ExecutorRef)>& f);
 
 }  // namespace quoka_test

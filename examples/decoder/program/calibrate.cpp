@@ -4,9 +4,7 @@
 // values by a selector, at a ladder of budgets b, 2 b, 4 b, ...: support/calibration.hpp.
 #include "decoder/program/common.hpp"
 
-#include "support/build_info.hpp"
 #include "support/calibration.hpp"
-#include "support/json_file.hpp"
 #include "support/progress.hpp"
 
 #include <iostream>
@@ -19,66 +17,60 @@ using View = Session::View;
 
 struct Flags {
   ModelFlags model;
-  std::string file;
+  PromptFlags prompt;
   std::string selector = "quoka.robust", budget = "0.125";
   quoka::QuokaOptions quoka;
   double tolerance = 0.1;
   int rungs = 3;
-  Index max_tokens = 0;
-  std::string out, json, command;
+  std::string out;
+  Report report;
 };
 
-void calibrate(const Flags& flags) {
+void calibrate(Flags& flags) {
   const LoadedModel loaded = load(flags.model);
   const ModelConfig& c = loaded.model.config;
-  auto prompt = loaded.tokenizer->encode(read_file(flags.file));
-  if (flags.max_tokens > 0 && std::ssize(prompt) > flags.max_tokens)
-    prompt.resize(static_cast<std::size_t>(flags.max_tokens));
+  const auto prompt = read_prompt(flags.prompt, *loaded.tokenizer);
   if (std::ssize(prompt) <= flags.model.chunk)
-    throw std::invalid_argument("a prompt of " + std::to_string(prompt.size()) +
-                                " tokens is one chunk of " + std::to_string(flags.model.chunk) +
-                                ": nothing is selected from");
+    throw std::invalid_argument(
+        fmt::format("a prompt of {} tokens is one chunk of {}: nothing is selected from",
+                    prompt.size(), flags.model.chunk));
   quoka::ThreadPool threads(thread_count(flags.model));
-  (void)quoka_examples::parse_budget(flags.budget);
+  (void)parse_budget(flags.budget);
   std::vector<Index> numbers;
   for (Index layer = 0; layer < c.layers; ++layer) numbers.push_back(layer);
-  quoka_examples::Calibration calibration(
+  Calibration calibration(
       flags.selector,
       {.q_heads = c.q_heads, .kv_heads = c.kv_heads, .head_dim = c.head_dim, .v_dim = c.v_dim},
-      {.quoka = flags.quoka}, quoka_examples::doubled_ladder(flags.budget, flags.rungs), numbers);
+      {.quoka = flags.quoka}, doubled_ladder(flags.budget, flags.rungs), numbers);
   Session session(loaded.model, session_options(flags.model, "dense", "1.0", flags.quoka), threads);
   session.watch = [&](Index layer, View q, View k, View v, View out) {
     calibration.add(layer, q, k, v, out, threads);
   };
-  quoka_examples::Progress bar("calibrate", std::ssize(prompt));
+  Progress bar("calibrate", std::ssize(prompt));
   session.run(prompt, [&](Index done) { bar.update(done); });
 
-  std::cout << prompt.size() << " tokens, chunk " << flags.model.chunk << ", " << flags.selector
-            << ", tolerance " << flags.tolerance << '\n';
+  fmt::print("{} tokens, chunk {}, {}, tolerance {}\n", prompt.size(), flags.model.chunk,
+             flags.selector, flags.tolerance);
   calibration.print(std::cout, flags.tolerance);
-  quoka_examples::write_policy(flags.out, calibration.policy(flags.tolerance), std::cout);
-  if (!flags.json.empty())
-    quoka_examples::write_json(flags.json, {{"command", flags.command},
-                                            {"model", flags.model.model},
-                                            {"selector", flags.selector},
-                                            {"tokens", prompt.size()},
-                                            {"chunk", flags.model.chunk},
-                                            {"tolerance", flags.tolerance},
-                                            {"cpu", quoka_examples::cpu_name()},
-                                            {"results", calibration.results()}});
+  write_policy(flags.out, calibration.policy(flags.tolerance), std::cout);
+  flags.report.add({{"model", flags.model.model},
+                    {"selector", flags.selector},
+                    {"tokens", prompt.size()},
+                    {"chunk", flags.model.chunk},
+                    {"tolerance", flags.tolerance},
+                    {"results", calibration.results()}});
+  flags.report.write();
 }
 
 }  // namespace
 
 void add_calibrate(CLI::App& app, const std::string& command) {
   auto flags = std::make_shared<Flags>();
-  flags->command = command;
+  flags->report = Report(command);
   CLI::App* sub =
       app.add_subcommand("calibrate", "what selection costs each layer, and a policy that follows");
   add_model_flags(*sub, flags->model);
-  sub->add_option("-f,--file", flags->file, "a file with a prompt as the model is used with")
-      ->required()
-      ->check(CLI::ExistingFile);
+  add_prompt_flags(*sub, flags->prompt);
   sub->add_option("-o,--out", flags->out, "write the policy there (JSON)")->required();
   sub->add_option("--selector", flags->selector, "that is calibrated")->capture_default_str();
   sub->add_option("--budget", flags->budget, "the ladder's first: a count or a fraction")
@@ -89,10 +81,8 @@ void add_calibrate(CLI::App& app, const std::string& command) {
   sub->add_option("--tolerance", flags->tolerance, "error of a layer's output that is accepted")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  sub->add_option("--max-tokens", flags->max_tokens, "cut the prompt there; 0: all of it")
-      ->capture_default_str();
-  sub->add_option("--json", flags->json, "write every layer's and KV head's error there");
-  quoka_examples::add_quoka_flags(*sub, flags->quoka);
+  flags->report.add_flag(*sub);
+  add_quoka_flags(*sub, flags->quoka);
   sub->callback([flags] { calibrate(*flags); });
 }
 

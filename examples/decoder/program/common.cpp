@@ -4,9 +4,10 @@
 
 #include "support/layer_policy_file.hpp"
 
+#include <fmt/format.h>
+
 #include <sys/resource.h>
 
-#include <cstdio>
 #include <fstream>
 #include <iterator>
 #include <map>
@@ -61,13 +62,10 @@ LoadedModel load(const ModelFlags& flags) {
                              std::to_string(loaded.tokenizer->size()) + " tokens, its embedding " +
                              std::to_string(c.vocabulary));
   override_rope(c.rope, flags, c.context);
-  std::fprintf(stderr,
-               "%s: %s, %lld layers, d_model %lld, %lld/%lld heads of %lld, %.2f GiB of %s\n",
-               flags.model.c_str(), c.architecture.c_str(), static_cast<long long>(c.layers),
-               static_cast<long long>(c.d_model), static_cast<long long>(c.q_heads),
-               static_cast<long long>(c.kv_heads), static_cast<long long>(c.head_dim),
-               static_cast<double>(loaded.model.bytes()) / (1 << 30),
-               name_of(loaded.model.layers.front().gate.type));
+  fmt::print(stderr, "{}: {}, {} layers, d_model {}, {}/{} heads of {}, {:.2f} GiB of {}\n",
+             flags.model, c.architecture, c.layers, c.d_model, c.q_heads, c.kv_heads, c.head_dim,
+             static_cast<double>(loaded.model.bytes()) / (1 << 30),
+             name_of(loaded.model.layers.front().gate.type));
   return loaded;
 }
 
@@ -75,8 +73,7 @@ std::vector<SelectorList::Choice> SelectorList::choices() const {
   std::vector<Choice> all;
   if (dense) all.push_back({"dense", "1.0"});
   for (const std::string& budget : budgets)
-    for (const std::string& method : quoka_examples::parse_methods(methods))
-      all.push_back({method, budget});
+    for (const std::string& method : parse_methods(methods)) all.push_back({method, budget});
   return all;
 }
 
@@ -85,7 +82,38 @@ void add_selector_list(CLI::App& app, SelectorList& list) {
   app.add_option("--budgets", list.budgets, "a list: 256,0.25")
       ->delimiter(',')
       ->capture_default_str();
-  quoka_examples::add_quoka_flags(app, list.quoka);
+  add_quoka_flags(app, list.quoka);
+}
+
+void add_prompt_flags(CLI::App& app, PromptFlags& flags) {
+  app.add_option("-f,--file", flags.file, "a file with the prompt")
+      ->required()
+      ->check(CLI::ExistingFile);
+  app.add_option("--max-tokens", flags.max_tokens, "cut the prompt there; 0: all of it")
+      ->capture_default_str();
+}
+
+std::vector<Token> read_prompt(const PromptFlags& flags, const Tokenizer& tokenizer) {
+  auto prompt = tokenizer.encode(read_file(flags.file));
+  if (flags.max_tokens > 0 && std::ssize(prompt) > flags.max_tokens)
+    prompt.resize(static_cast<std::size_t>(flags.max_tokens));
+  return prompt;
+}
+
+std::vector<Contender> make_contenders(const ModelFlags& flags, const SelectorList& selectors,
+                                       const Model& model, quoka::ThreadPool& threads) {
+  std::vector<Contender> all;
+  for (const auto& [method, budget] : selectors.choices()) {
+    const auto options = session_options(flags, method, budget, selectors.quoka);
+    all.push_back({method, budget, std::make_unique<Session>(model, options, threads)});
+  }
+  return all;
+}
+
+void note_context(const ModelFlags& flags, const ModelConfig& config, Index tokens) {
+  if (tokens > config.context && flags.rope_scaling.empty())
+    fmt::print(stderr, "note: up to {} tokens; the model was trained on {}\n", tokens,
+               config.context);
 }
 
 int thread_count(const ModelFlags& flags) {
@@ -96,12 +124,11 @@ int thread_count(const ModelFlags& flags) {
 SessionOptions session_options(const ModelFlags& flags, const std::string& method,
                                const std::string& budget, const quoka::QuokaOptions& quoka) {
   return {.method = method,
-          .selector = {.budget = quoka_examples::parse_budget(budget), .quoka = quoka},
+          .selector = {.budget = parse_budget(budget), .quoka = quoka},
           .chunk = flags.chunk,
           .batch = flags.batch,
           .dense_layers = flags.dense_layers,
-          .policy = flags.policy.empty() ? quoka_examples::LayerPolicy{}
-                                         : quoka_examples::read_policy(flags.policy)};
+          .policy = flags.policy.empty() ? LayerPolicy{} : read_policy(flags.policy)};
 }
 
 std::string read_file(const std::string& path) {

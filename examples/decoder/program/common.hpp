@@ -5,18 +5,19 @@
 #include "decoder/text/chat_turns.hpp"
 #include "decoder/text/tokenizer.hpp"
 
+#include "support/clock.hpp"
 #include "support/mpi_job.hpp"
+#include "support/program.hpp"
 #include "support/selector_flags.hpp"
 
-#include <CLI/CLI.hpp>
-
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 namespace quoka_decoder {
+
+using namespace quoka_examples;
 
 struct ModelFlags {
   std::string model;
@@ -56,10 +57,28 @@ struct SelectorList {
 
 // --selectors, --budgets, and QuoKA's own options.
 void add_selector_list(CLI::App& app, SelectorList& list);
+// --file, and --max-tokens at which it is cut.
+struct PromptFlags {
+  std::string file;
+  Index max_tokens = 0;
+};
+void add_prompt_flags(CLI::App& app, PromptFlags& flags);
+std::vector<Token> read_prompt(const PromptFlags& flags, const Tokenizer& tokenizer);
 
 int thread_count(const ModelFlags& flags);
 SessionOptions session_options(const ModelFlags& flags, const std::string& method,
                                const std::string& budget, const quoka::QuokaOptions& quoka);
+
+// A selector and a budget, and its session.
+struct Contender {
+  std::string method, budget;
+  std::unique_ptr<Session> session;
+};
+std::vector<Contender> make_contenders(const ModelFlags& flags, const SelectorList& selectors,
+                                       const Model& model, quoka::ThreadPool& threads);
+
+// Says on stderr where the model was trained on fewer tokens.
+void note_context(const ModelFlags& flags, const ModelConfig& config, Index tokens);
 
 // A whole file. Throws std::runtime_error naming it.
 std::string read_file(const std::string& path);
@@ -67,19 +86,9 @@ std::string read_file(const std::string& path);
 // Largest resident set of this process so far, in MiB; the mapped pages of the model among them.
 double peak_memory_mib();
 
-// Seconds since it was made or restarted.
-class Stopwatch {
- public:
-  double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  Clock::time_point start_ = Clock::now();
-};
-
 // Each adds its subcommand, which runs when the command line is parsed; `command`, the command line
 // as typed, goes into its results file. Errors are thrown.
-void add_generate(CLI::App& app, const quoka_examples::MpiJob& job);
+void add_generate(CLI::App& app, const MpiJob& job);
 void add_calibrate(CLI::App& app, const std::string& command);
 void add_compare(CLI::App& app, const std::string& command);
 void add_ttft(CLI::App& app, const std::string& command);

@@ -14,31 +14,22 @@
 #include "decoder/program/common.hpp"
 #include "decoder/sampling/sampler.hpp"
 
-#include "support/build_info.hpp"
-#include "support/json_file.hpp"
 #include "support/progress.hpp"
 #include "support/table.hpp"
 
 #include <cmath>
-#include <iostream>
-#include <sstream>
 
 namespace quoka_decoder {
 namespace {
 
-using quoka_examples::fixed;
-
 struct Flags {
   ModelFlags model;
-  std::string file;
+  PromptFlags prompt;
   SelectorList selectors;
-  Index max_tokens = 0;
-  std::string json, command;
+  Report report;
 };
 
-struct Contender {
-  std::string method, budget;
-  std::unique_ptr<Session> session;
+struct Compared : Contender {
   double seconds = 0.0;
   Index agreed = 0;
   double kl_nat = 0.0;
@@ -53,7 +44,7 @@ struct Bucket {
 
 // Adds one token's comparison; next: the token that follows, if there is one.
 void compare_token(std::span<const float> dense, std::span<const float> other, const Token* next,
-                   Contender& result) {
+                   Compared& result) {
   const auto p = log_probabilities(dense), q = log_probabilities(other);
   for (std::size_t i = 0; i < p.size(); ++i) result.kl_nat += std::exp(p[i]) * (p[i] - q[i]);
   result.agreed += most_probable(dense) == most_probable(other) ? 1 : 0;
@@ -69,20 +60,10 @@ double relative_error(std::span<const float> exact, std::span<const float> other
   return std::sqrt(difference / size);
 }
 
-std::vector<Contender> make_contenders(const Flags& flags, const Model& model,
-                                       quoka::ThreadPool& threads) {
-  std::vector<Contender> all;
-  for (const auto& [method, budget] : flags.selectors.choices()) {
-    const auto options = session_options(flags.model, method, budget, flags.selectors.quoka);
-    all.push_back({method, budget, std::make_unique<Session>(model, options, threads)});
-  }
-  return all;
-}
-
 // Returns which tokens were compared.
-std::vector<Bucket> run_all(std::vector<Contender>& all, std::span<const Token> prompt,
+std::vector<Bucket> run_all(std::vector<Compared>& all, std::span<const Token> prompt,
                             Index batch) {
-  quoka_examples::Progress bar("compare", std::ssize(prompt));
+  Progress bar("compare", std::ssize(prompt));
   const Index vocabulary = all.front().session->model().config.vocabulary;
   std::vector<Bucket> compared;
   for (Index begin = 0; begin < std::ssize(prompt); begin += batch) {
@@ -91,7 +72,7 @@ std::vector<Bucket> run_all(std::vector<Contender>& all, std::span<const Token> 
         prompt.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count));
     const bool last = begin + count == std::ssize(prompt);
     Vector dense;
-    for (Contender& c : all) {
+    for (Compared& c : all) {
       const Stopwatch clock;
       c.session->run(tokens);
       if (last) (void)c.session->logits();
@@ -122,85 +103,72 @@ std::vector<double> layer_errors(const Session& dense, const Session& other) {
   return errors;
 }
 
-void compare(const Flags& flags) {
+void compare(Flags& flags) {
   const LoadedModel loaded = load(flags.model);
-  auto prompt = loaded.tokenizer->encode(read_file(flags.file));
-  if (flags.max_tokens > 0 && std::ssize(prompt) > flags.max_tokens)
-    prompt.resize(static_cast<std::size_t>(flags.max_tokens));
+  const auto prompt = read_prompt(flags.prompt, *loaded.tokenizer);
   quoka::ThreadPool threads(thread_count(flags.model));
-  auto all = make_contenders(flags, loaded.model, threads);
+  std::vector<Compared> all;
+  for (Contender& c : make_contenders(flags.model, flags.selectors, loaded.model, threads))
+    all.push_back({std::move(c)});
   const std::vector<Bucket> buckets =
       run_all(all, prompt, quoka::round_up(flags.model.batch, flags.model.chunk));
   Index compared = 0;
   for (const Bucket& bucket : buckets) compared += bucket.end - bucket.begin;
 
-  std::vector<std::vector<std::string>> rows, losses;
-  nlohmann::json results = nlohmann::json::array();
-  const Contender& dense = all.front();
-  for (const Contender& c : all) {
+  Table table(
+      "selector\tbudget\tagreement\tKL [nat]\terror, layer 0\tmiddle\tlast\tTTFT\tdense / it");
+  Table perplexity("perplexity of positions\tbudget");
+  for (const Bucket& bucket : buckets)
+    if (bucket.predicted > 0) perplexity.more("{} - {}", bucket.begin, bucket.end - 1);
+  const Compared& dense = all.front();
+  for (const Compared& c : all) {
     const auto errors = layer_errors(*dense.session, *c.session);
     const double n = static_cast<double>(compared);
     const double agreement = static_cast<double>(c.agreed) / n;
-    rows.push_back({c.method, &c == &dense ? "-" : c.budget, fixed(100.0 * agreement, 1) + " %",
-                    fixed(c.kl_nat / n, 4), fixed(errors.front(), 4),
-                    fixed(errors[errors.size() / 2], 4), fixed(errors.back(), 4),
-                    fixed(c.seconds, 2) + " s", fixed(dense.seconds / c.seconds, 2) + "x"});
-    std::vector<std::string> perplexities = {c.method, rows.back()[1]};
-    nlohmann::json loss = nlohmann::json::array();
+    const std::string budget = &c == &dense ? "-" : c.budget;
+    table.row("{}\t{}\t{:.1f} %\t{:.4f}\t{:.4f}\t{:.4f}\t{:.4f}\t{:.2f} s\t{:.2f}x", c.method,
+              budget, 100.0 * agreement, c.kl_nat / n, errors.front(), errors[errors.size() / 2],
+              errors.back(), c.seconds, dense.seconds / c.seconds);
+    perplexity.row("{}\t{}", c.method, budget);
+    nlohmann::json losses = nlohmann::json::array();
     for (std::size_t i = 0; i < buckets.size(); ++i) {
       if (buckets[i].predicted == 0) continue;
       const double mean = c.loss_nat[i] / static_cast<double>(buckets[i].predicted);
-      perplexities.push_back(fixed(std::exp(mean), 3));
-      loss.push_back({{"begin", buckets[i].begin}, {"end", buckets[i].end}, {"loss_nat", mean}});
+      perplexity.more("{:.3f}", std::exp(mean));
+      losses.push_back({{"begin", buckets[i].begin}, {"end", buckets[i].end}, {"loss_nat", mean}});
     }
-    losses.push_back(perplexities);
-    results.push_back({{"selector", c.method},
-                       {"budget", c.budget},
-                       {"agreement", agreement},
-                       {"kl_nat", c.kl_nat / n},
-                       {"losses", loss},
-                       {"layer_error", errors},
-                       {"ttft_s", c.seconds},
-                       {"ttft_ratio", dense.seconds / c.seconds}});
+    flags.report["results"].push_back({{"selector", c.method},
+                                       {"budget", c.budget},
+                                       {"agreement", agreement},
+                                       {"kl_nat", c.kl_nat / n},
+                                       {"losses", losses},
+                                       {"layer_error", errors},
+                                       {"ttft_s", c.seconds},
+                                       {"ttft_ratio", dense.seconds / c.seconds}});
   }
-  std::cout << prompt.size() << " tokens, of which " << compared << " are compared; chunk "
-            << flags.model.chunk << ", " << threads.workers() << " threads, " << product_backend()
-            << ", " << quoka_examples::cpu_name() << '\n';
-  quoka_examples::print_table(std::cout,
-                              {"selector", "budget", "agreement", "KL [nat]", "error, layer 0",
-                               "middle", "last", "TTFT", "dense / it"},
-                              rows);
-  std::vector<std::string> head = {"perplexity of positions", "budget"};
-  for (const Bucket& bucket : buckets)
-    if (bucket.predicted > 0)
-      head.push_back(std::to_string(bucket.begin) + " - " + std::to_string(bucket.end - 1));
+  fmt::print("{} tokens, of which {} are compared; chunk {}, {} threads, {}, {}\n", prompt.size(),
+             compared, flags.model.chunk, threads.workers(), product_backend(), cpu_name());
+  table.print();
   std::cout << '\n';
-  quoka_examples::print_table(std::cout, head, losses);
-  if (!flags.json.empty())
-    quoka_examples::write_json(flags.json, {{"command", flags.command},
-                                            {"model", flags.model.model},
-                                            {"tokens", prompt.size()},
-                                            {"compared", compared},
-                                            {"chunk", flags.model.chunk},
-                                            {"threads", threads.workers()},
-                                            {"cpu", quoka_examples::cpu_name()},
-                                            {"products", product_backend()},
-                                            {"results", results}});
+  perplexity.print();
+  flags.report.add({{"model", flags.model.model},
+                    {"tokens", prompt.size()},
+                    {"compared", compared},
+                    {"chunk", flags.model.chunk},
+                    {"threads", threads.workers()},
+                    {"products", product_backend()}});
+  flags.report.write();
 }
 
 }  // namespace
 
 void add_compare(CLI::App& app, const std::string& command) {
   auto flags = std::make_shared<Flags>();
-  flags->command = command;
+  flags->report = Report(command);
   CLI::App* sub = app.add_subcommand("compare", "dense against selectors on one prompt");
   add_model_flags(*sub, flags->model);
-  sub->add_option("-f,--file", flags->file, "a file with the prompt")
-      ->required()
-      ->check(CLI::ExistingFile);
-  sub->add_option("--max-tokens", flags->max_tokens, "cut the prompt there; 0: all of it")
-      ->capture_default_str();
-  sub->add_option("--json", flags->json, "write the results there");
+  add_prompt_flags(*sub, flags->prompt);
+  flags->report.add_flag(*sub);
   add_selector_list(*sub, flags->selectors);
   sub->callback([flags] { compare(*flags); });
 }

@@ -35,15 +35,10 @@ std::vector<Token> encode_prompt(const Flags& flags, const LoadedModel& loaded) 
                                   {.parse_special = true});
 }
 
-void generate(const Flags& flags, const quoka_examples::MpiJob& job) {
+void generate(const Flags& flags, const MpiJob& job) {
   const LoadedModel loaded = load(flags.model);
   const auto prompt = encode_prompt(flags, loaded);
-  const Index context = loaded.model.config.context;
-  if (std::ssize(prompt) + flags.max_tokens > context && flags.model.rope_scaling.empty())
-    std::fprintf(stderr,
-                 "note: %lld prompt tokens and %lld new ones; the model was trained on %lld\n",
-                 static_cast<long long>(prompt.size()), static_cast<long long>(flags.max_tokens),
-                 static_cast<long long>(context));
+  note_context(flags.model, loaded.model.config, std::ssize(prompt) + flags.max_tokens);
 
   quoka::ThreadPool threads(flags.model.threads > 0 ? flags.model.threads : job.threads());
   SessionOptions options = session_options(flags.model, flags.selector, flags.budget, flags.quoka);
@@ -54,7 +49,7 @@ void generate(const Flags& flags, const quoka_examples::MpiJob& job) {
 
   const Stopwatch prefill;
   {
-    quoka_examples::Progress bar("prefill", std::ssize(prompt));
+    Progress bar("prefill", std::ssize(prompt));
     session.run(prompt, [&](Index done) { bar.update(done); });
   }
   const auto next_token = [&] { return job.of_first(sample(session.logits())); };
@@ -74,19 +69,18 @@ void generate(const Flags& flags, const quoka_examples::MpiJob& job) {
   }
   print(characters.finish() + '\n');
   const double decode_s = decode.seconds();
-  std::fprintf(
+  fmt::print(
       stderr,
-      "%lld prompt tokens: time to first token %.2f s, %.1f tokens/s; %lld tokens after it: "
-      "%.1f tokens/s; peak memory %.0f MiB; %d process(es) of %d threads, %s, %s\n",
-      static_cast<long long>(prompt.size()), first_token_s,
-      static_cast<double>(prompt.size()) / first_token_s, static_cast<long long>(steps),
+      "{} prompt tokens: time to first token {:.2f} s, {:.1f} tokens/s; {} tokens after it: {:.1f} "
+      "tokens/s; peak memory {:.0f} MiB; {} process(es) of {} threads, {}, {}\n",
+      prompt.size(), first_token_s, static_cast<double>(prompt.size()) / first_token_s, steps,
       steps > 0 ? static_cast<double>(steps) / decode_s : 0.0, peak_memory_mib(), job.size(),
-      threads.workers(), flags.selector.c_str(), product_backend().c_str());
+      threads.workers(), flags.selector, product_backend());
 }
 
 }  // namespace
 
-void add_generate(CLI::App& app, const quoka_examples::MpiJob& job) {
+void add_generate(CLI::App& app, const MpiJob& job) {
   auto flags = std::make_shared<Flags>();
   CLI::App* sub = app.add_subcommand("generate", "text from a prompt");
   add_model_flags(*sub, flags->model);
@@ -108,7 +102,7 @@ void add_generate(CLI::App& app, const quoka_examples::MpiJob& job) {
   sub->add_option("--top-k", flags->sampling.top_k, "0: all")->capture_default_str();
   sub->add_option("--top-p", flags->sampling.top_p)->capture_default_str();
   sub->add_option("--seed", flags->sampling.seed)->capture_default_str();
-  quoka_examples::add_quoka_flags(*sub, flags->quoka);
+  add_quoka_flags(*sub, flags->quoka);
   sub->callback([flags, &job] { generate(*flags, job); });
 }
 

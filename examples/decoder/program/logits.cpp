@@ -42,7 +42,7 @@ Vector dense_logits(const LoadedModel& loaded, const Flags& flags, std::span<con
 }
 
 void compare_with(const std::string& path, const Vector& logits, Index vocabulary) {
-  const quoka_examples::MappedFile file(path);
+  const MappedFile file(path);
   if (file.size() != logits.size() * sizeof(float))
     throw std::runtime_error(path + " has " + std::to_string(file.size()) +
                              " bytes, these logits " +

@@ -11,16 +11,14 @@
 // `generate` runs under mpirun, too: every process has the model, and a part of each layer's keys.
 #include "decoder/program/common.hpp"
 
-#include "support/build_info.hpp"
-
 #include <exception>
 #include <stdexcept>
 
 int main(int argc, char** argv) {
-  const quoka_examples::MpiJob job(&argc, &argv);
+  const quoka_decoder::MpiJob job(&argc, &argv);
   CLI::App app("A decoder-only transformer that reads GGUF, with QuoKA as its attention");
   app.require_subcommand(1);
-  const std::string command = quoka_examples::command_line(argc, argv);
+  const std::string command = quoka_decoder::command_line(argc, argv);
   quoka_decoder::add_generate(app, job);
   quoka_decoder::add_calibrate(app, command);
   quoka_decoder::add_compare(app, command);

@@ -12,19 +12,15 @@
 #include "decoder/sampling/sampler.hpp"
 #include "decoder/tasks/haystack.hpp"
 
-#include "support/json_file.hpp"
 #include "support/progress.hpp"
 #include "support/table.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <iostream>
 
 namespace quoka_decoder {
 namespace {
-
-using quoka_examples::fixed;
 
 struct Flags : GridFlags {
   Flags() { lengths = {512, 1024, 2040}, selectors.budgets = {"128", "256"}; }
@@ -34,10 +30,8 @@ struct Flags : GridFlags {
   bool chat = true;  // where the model's template is known
 };
 
-struct Contender {
-  std::string method, budget;
-  std::unique_ptr<Session> session;
-  std::vector<Token> tokens;  // in its cache
+struct Asked : Contender {
+  std::vector<Token> tokens = {};  // in its cache
 };
 
 struct Outcome {
@@ -46,14 +40,14 @@ struct Outcome {
 };
 
 // Runs what the cache does not hold yet.
-void run_prompt(Contender& c, std::span<const Token> prompt, Index chunk) {
+void run_prompt(Asked& c, std::span<const Token> prompt, Index chunk) {
   const Index keep = shared_chunks(prompt, c.tokens, chunk);
   c.session->truncate(keep);
   c.session->run(prompt.subspan(static_cast<std::size_t>(keep)));
   c.tokens.assign(prompt.begin(), prompt.end());
 }
 
-Outcome ask(Contender& c, const NeedlePrompt& prompt, Index chunk) {
+Outcome ask(Asked& c, const NeedlePrompt& prompt, Index chunk) {
   run_prompt(c, prompt.tokens, chunk);
   Outcome outcome;
   for (std::size_t i = 0; i < prompt.answer.size(); ++i) {
@@ -64,16 +58,6 @@ Outcome ask(Contender& c, const NeedlePrompt& prompt, Index chunk) {
     if (i + 1 < prompt.answer.size()) c.session->run({&right, 1});
   }
   return outcome;
-}
-
-std::vector<Contender> make_contenders(const Flags& flags, const Model& model,
-                                       quoka::ThreadPool& threads) {
-  std::vector<Contender> all;
-  for (const auto& [method, budget] : flags.selectors.choices()) {
-    const auto options = session_options(flags.model, method, budget, flags.selectors.quoka);
-    all.push_back({method, budget, std::make_unique<Session>(model, options, threads), {}});
-  }
-  return all;
 }
 
 // Outcomes by what was asked of whom, kept in a file as they come: a run that was cut short, or one
@@ -109,7 +93,7 @@ class Record {
                                 {"log_prob", outcome.log_prob}});
   }
   void write() const {
-    if (!path_.empty()) quoka_examples::write_json(path_, json_);
+    if (!path_.empty()) write_json(path_, json_);
   }
 
  private:
@@ -124,11 +108,11 @@ ChatTurns turns_of(const Flags& flags, const LoadedModel& loaded) {
   return as_chat(flags, loaded) ? *loaded.chat : ChatTurns{"", " "};
 }
 
-void run_grid(const Flags& flags, const LoadedModel& loaded, std::vector<Contender>& contenders,
+void run_grid(const Flags& flags, const LoadedModel& loaded, std::vector<Asked>& contenders,
               Record& record) {
   const Haystack haystack(*loaded.tokenizer, read_file(flags.haystack), turns_of(flags, loaded));
   const Index points = std::ssize(flags.lengths) * flags.depths * flags.needles;
-  quoka_examples::Progress bar("needle", points * std::ssize(contenders));
+  Progress bar("needle", points * std::ssize(contenders));
   Index done = 0;
   for (const Index length : flags.lengths) {
     for (Index i = 0; i < flags.depths; ++i) {
@@ -136,7 +120,7 @@ void run_grid(const Flags& flags, const LoadedModel& loaded, std::vector<Contend
       for (Index needle = 0; needle < flags.needles; ++needle) {
         const std::string key = draw_key(flags.seed, length, i, needle);
         const NeedlePrompt prompt = haystack.prompt(length, depth, key);
-        for (Contender& c : contenders) {
+        for (Asked& c : contenders) {
           if (!record.has(c, length, depth, key))
             record.add(c, length, depth, key, ask(c, prompt, flags.model.chunk));
           bar.update(++done);
@@ -148,48 +132,40 @@ void run_grid(const Flags& flags, const LoadedModel& loaded, std::vector<Contend
 }
 
 // A row per selector and budget: exact matches in per cent per length, and the mean log-probability.
-void print_results(const Flags& flags, const std::vector<Contender>& contenders,
+void print_results(const Flags& flags, const std::vector<Asked>& contenders,
                    const nlohmann::json& results) {
-  std::vector<std::string> header{"selector", "budget"};
-  for (const Index length : flags.lengths) header.push_back(std::to_string(length));
-  header.insert(header.end(), {"all", "log-prob"});
-  std::vector<std::vector<std::string>> rows;
+  Table table(fmt::format("selector\tbudget\t{}\tall\tlog-prob", fmt::join(flags.lengths, "\t")));
   for (const Contender& c : contenders) {
-    std::vector<std::string> row{c.method, c.method == "dense" ? "-" : c.budget};
-    double sum = 0.0;
-    Index right = 0, count = 0;
+    table.row("{}\t{}", c.method, c.method == "dense" ? "-" : c.budget);
+    double sum = 0.0, right = 0.0, count = 0.0;
     for (const Index length : flags.lengths) {
-      Index right_here = 0, count_here = 0;
+      double right_here = 0.0, count_here = 0.0;
       for (const auto& r : results) {
         if (r["selector"] != c.method || r["budget"] != c.budget || r["length"] != length) continue;
-        ++count_here;
-        right_here += r["exact"].get<bool>() ? 1 : 0;
+        count_here += 1.0;
+        right_here += r["exact"].get<bool>() ? 1.0 : 0.0;
         sum += r["log_prob"].get<double>();
       }
-      row.push_back(
-          fixed(100.0 * static_cast<double>(right_here) / static_cast<double>(count_here), 0) +
-          " %");
+      table.more("{:.0f} %", 100.0 * right_here / count_here);
       right += right_here, count += count_here;
     }
-    row.push_back(fixed(100.0 * static_cast<double>(right) / static_cast<double>(count), 1) + " %");
-    row.push_back(fixed(sum / static_cast<double>(count), 2));
-    rows.push_back(std::move(row));
+    table.more("{:.1f} %\t{:.2f}", 100.0 * right / count, sum / count);
   }
-  quoka_examples::print_table(std::cout, header, rows);
+  table.print();
 }
 
 void needle(const Flags& flags) {
   const LoadedModel loaded = load(flags.model);
   const Index longest = *std::max_element(flags.lengths.begin(), flags.lengths.end());
-  if (longest + 8 > loaded.model.config.context && flags.model.rope_scaling.empty())
-    std::cerr << "note: prompts of " << longest << " tokens; the model was trained on "
-              << loaded.model.config.context << '\n';
+  note_context(flags.model, loaded.model.config, longest + 8);
   quoka::ThreadPool threads(thread_count(flags.model));
-  auto contenders = make_contenders(flags, loaded.model, threads);
+  std::vector<Asked> contenders;
+  for (Contender& c : make_contenders(flags.model, flags.selectors, loaded.model, threads))
+    contenders.push_back({std::move(c)});
   Record record(flags, as_chat(flags, loaded));
   run_grid(flags, loaded, contenders, record);
-  std::cout << "exact match over " << flags.depths << " depths x " << flags.needles
-            << " needles; chunk " << flags.model.chunk << ", seed " << flags.seed << '\n';
+  fmt::print("exact match over {} depths x {} needles; chunk {}, seed {}\n", flags.depths,
+             flags.needles, flags.model.chunk, flags.seed);
   print_results(flags, contenders, record.results());
 }
 

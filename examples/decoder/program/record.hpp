@@ -3,10 +3,6 @@
 
 #include "decoder/program/common.hpp"
 
-#include "support/build_info.hpp"
-
-#include <nlohmann/json.hpp>
-
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -55,8 +51,8 @@ inline nlohmann::json run_settings(const ModelFlags& flags) {
 inline nlohmann::json open_record(const std::string& path, const std::string& command,
                                   const nlohmann::json& settings) {
   nlohmann::json json{{"commands", {command}},
-                      {"cpu", quoka_examples::cpu_name()},
-                      {"build", quoka_examples::build_description()},
+                      {"cpu", cpu_name()},
+                      {"build", build_description()},
                       {"results", nlohmann::json::array()}};
   json.update(settings);
   if (path.empty() || !std::filesystem::exists(path)) return json;

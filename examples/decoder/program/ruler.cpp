@@ -12,7 +12,6 @@
 #include "decoder/tasks/ask.hpp"
 
 #include "support/bootstrap.hpp"
-#include "support/json_file.hpp"
 #include "support/progress.hpp"
 #include "support/table.hpp"
 
@@ -20,19 +19,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <functional>
-#include <iostream>
 #include <map>
 #include <memory>
 #include <tuple>
 
 namespace quoka_decoder {
 namespace {
-
-using quoka_examples::Bootstrap;
-using quoka_examples::fixed;
-using quoka_examples::Interval;
 
 std::vector<std::string> names_of(std::span<const Task> tasks) {
   std::vector<std::string> names;
@@ -57,7 +50,7 @@ struct Cell {
 
   // A count, or what chooses one by scores.
   quoka::Budget keys() const {
-    const quoka::Budget asked = quoka_examples::parse_budget(budget);
+    const quoka::Budget asked = parse_budget(budget);
     return asked.by_scores() ? asked : quoka::Budget(asked.keys(length));
   }
   auto name() const { return std::tuple(method, budget, name_of(task), length); }
@@ -65,10 +58,7 @@ struct Cell {
 
 // FNV-1a: a model trained anew under an old name is another model.
 std::string checksum(const std::string& bytes) {
-  char text[17];
-  std::snprintf(text, sizeof text, "%016llx",
-                static_cast<unsigned long long>(quoka::detail::hash_of(bytes)));
-  return text;
+  return fmt::format("{:016x}", quoka::detail::hash_of(bytes));
 }
 
 nlohmann::json settings_of(const Flags& flags) {
@@ -156,7 +146,7 @@ class Record {
   }
 
   void write() const {
-    if (!path_.empty()) quoka_examples::write_json(path_, json_);
+    if (!path_.empty()) write_json(path_, json_);
   }
 
  private:
@@ -231,7 +221,7 @@ void run_cells(const Flags& flags, const Model& model, const std::vector<Cell>& 
   };
   Index tokens = 0, done = 0;
   for (const Cell& cell : cells) tokens += missing(cell) * cell.length;
-  quoka_examples::Progress bar("ruler", tokens);
+  Progress bar("ruler", tokens);
   for (const Cell& cell : cells) {
     const Index first = record.samples(cell), count = missing(cell);
     if (count == 0) continue;
@@ -247,12 +237,9 @@ void run_cells(const Flags& flags, const Model& model, const std::vector<Cell>& 
 
 // A row per selector and budget, a column per task: exact matches in per cent, mean over the lengths.
 void print_results(const Flags& flags, const Record& record) {
-  std::vector<std::string> header{"selector", "budget"};
-  header.insert(header.end(), flags.tasks.begin(), flags.tasks.end());
-  header.push_back("mean");
-  std::vector<std::vector<std::string>> rows;
+  Table table(fmt::format("selector\tbudget\t{}\tmean", fmt::join(flags.tasks, "\t")));
   for (const auto& [method, budget] : flags.selectors.choices()) {
-    std::vector<std::string> row{method, method == "dense" ? "-" : budget};
+    table.row("{}\t{}", method, method == "dense" ? "-" : budget);
     double over_tasks = 0.0;
     for (const std::string& task : flags.tasks) {
       double over_lengths = 0.0;
@@ -261,12 +248,11 @@ void print_results(const Flags& flags, const Record& record) {
             record.find({method, budget, task_named(task), length})->at("exact_mean").get<double>();
       over_lengths /= static_cast<double>(flags.lengths.size());
       over_tasks += over_lengths;
-      row.push_back(fixed(100.0 * over_lengths, 1));
+      table.more("{:.1f}", 100.0 * over_lengths);
     }
-    row.push_back(fixed(100.0 * over_tasks / static_cast<double>(flags.tasks.size()), 1));
-    rows.push_back(std::move(row));
+    table.more("{:.1f}", 100.0 * over_tasks / static_cast<double>(flags.tasks.size()));
   }
-  quoka_examples::print_table(std::cout, header, rows);
+  table.print();
 }
 
 // What would stop a run of hours is found before it: a budget out of its range, a length that does
@@ -286,19 +272,15 @@ void ruler(const Flags& flags) {
   check(flags, cells, record);
   const LoadedModel loaded = load(flags.model);
   const Index longest = *std::max_element(flags.lengths.begin(), flags.lengths.end());
-  if (longest > loaded.model.config.context && flags.model.rope_scaling.empty())
-    std::cerr << "note: prompts of " << longest << " tokens; the model was trained on "
-              << loaded.model.config.context << '\n';
+  note_context(flags.model, loaded.model.config, longest);
   run_cells(flags, loaded.model, cells, record);
   record.summarise();
   record.write();
 
   Index samples = record.samples(cells.front());  // a file may hold more than were asked for
   for (const Cell& cell : cells) samples = std::min(samples, record.samples(cell));
-  std::cout << "exact match in per cent, " << samples << " samples or more at each length (";
-  for (std::size_t i = 0; i < flags.lengths.size(); ++i)
-    std::cout << (i == 0 ? "" : ", ") << flags.lengths[i];
-  std::cout << "); chunk " << flags.model.chunk << ", seed " << flags.seed << '\n';
+  fmt::print("exact match in per cent, {} samples or more at each length ({}); chunk {}, seed {}\n",
+             samples, fmt::join(flags.lengths, ", "), flags.model.chunk, flags.seed);
   print_results(flags, record);
 }
 

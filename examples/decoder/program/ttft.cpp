@@ -8,20 +8,15 @@
 #include "decoder/file/gguf.hpp"
 #include "decoder/program/common.hpp"
 
-#include "support/build_info.hpp"
-#include "support/json_file.hpp"
 #include "support/machine.hpp"
 #include "support/paired_steps.hpp"
 #include "support/progress.hpp"
 #include "support/table.hpp"
 
-#include <iostream>
 #include <map>
 
 namespace quoka_decoder {
 namespace {
-
-using namespace quoka_examples;
 
 struct Flags {
   ModelFlags model;
@@ -32,7 +27,7 @@ struct Flags {
   Index positions = 4;
   int rounds = 3;
   quoka::QuokaOptions quoka;
-  std::string json, command;
+  Report report;
 };
 
 ModelConfig shape_of(Index layers, Index d_model, Index q_heads, Index kv_heads, Index head_dim,
@@ -138,26 +133,21 @@ void measure(const Flags& flags, const OneLayer& layer, quoka::ThreadPool& threa
       return seconds;
     });
 
-  Progress bar("ttft", std::ssize(flags.lengths));
   for (const Index length : flags.lengths) {
     const Index budget = parse_budget(flags.budget).least(length);
     const auto positions = measured_positions(length, batch, budget, flags.positions);
     fill(methods, layer.model.config, positions.front(), batch);  // they descend
-    const StepSeconds seconds = time_steps(steps, positions, flags.rounds, [&](std::size_t, int) {
-      peak_gflops = std::max(peak_gflops, fma_peak_gflops());
-    });
-    std::vector<std::vector<double>> totals;
-    for (const auto& of_step : seconds)
-      totals.push_back(prefill_seconds(positions, of_step, length, batch));
+    const auto totals = time_prefills(steps, positions, length, batch, flags.rounds, [&] {
+                          peak_gflops = std::max(peak_gflops, fma_peak_gflops());
+                        }).totals;
     for (std::size_t m = 0; m < methods.size(); ++m)
       results.push_back({length, methods[m].name,
                          median(totals[m]) * static_cast<double>(layer.layers),
                          median_ratio(totals[0], totals[m])});
-    bar.update(static_cast<Index>(&length - flags.lengths.data()) + 1);
   }
 }
 
-void ttft(const Flags& flags) {
+void ttft(Flags& flags) {
   const OneLayer layer = one_layer(flags);
   quoka::ThreadPool threads(thread_count(flags.model));
   std::vector<Result> results;
@@ -166,59 +156,58 @@ void ttft(const Flags& flags) {
 
   const ModelConfig& c = layer.model.config;
   const Index batch = quoka::round_up(flags.model.batch, flags.model.chunk);
-  std::vector<std::vector<std::string>> rows;
-  nlohmann::json json = nlohmann::json::array();
+  Table table("tokens\tattention\tTTFT\tGFLOP/s\tof peak\tdense / it");
+  nlohmann::json records = nlohmann::json::array();
   for (const Result& r : results) {
     double flops = 0.0;  // of dense attention
     for (Index at = 0; at < r.length; at += batch)
       flops += static_cast<double>(layer.layers) *
                (product_flops(c, batch) + attention_flops(c, batch, at));
     const double gflops = flops / r.seconds * 1e-9;
-    const bool dense = r.method == "dense";
-    rows.push_back(
-        {std::to_string(r.length), r.method, fixed(r.seconds, 1) + " s",
-         dense ? fixed(gflops, 0) : "-",
-         dense ? fixed(100.0 * gflops / (peak_gflops * threads.workers()), 0) + " %" : "-",
-         fixed(r.ratio, 2) + "x"});
-    json.push_back({{"length", r.length},
-                    {"selector", r.method},
-                    {"seconds", r.seconds},
-                    {"dense_over_it", r.ratio}});
-    if (dense) json.back()["gflops"] = gflops;
+    records.push_back({{"length", r.length},
+                       {"selector", r.method},
+                       {"seconds", r.seconds},
+                       {"dense_over_it", r.ratio}});
+    table.row("{}\t{}\t{:.1f} s", r.length, r.method, r.seconds);
+    if (r.method == "dense") {
+      records.back()["gflops"] = gflops;
+      table.more("{:.0f}\t{:.0f} %", gflops, 100.0 * gflops / (peak_gflops * threads.workers()));
+    } else {
+      table.more("-\t-");
+    }
+    table.more("{:.2f}x", r.ratio);
   }
-  std::cout << layer.name << ": one layer timed with its matrix products, times " << layer.layers
-            << "; chunk " << flags.model.chunk << ", batch " << batch << ", budget " << flags.budget
-            << ", " << threads.workers() << " threads, " << product_backend() << "\n"
-            << cpu_name() << ", FMA peak " << fixed(peak_gflops, 1) << " GFLOP/s a core\n";
-  print_table(std::cout, {"tokens", "attention", "TTFT", "GFLOP/s", "of peak", "dense / it"}, rows);
-  if (!flags.json.empty())
-    write_json(flags.json, {{"command", flags.command},
-                            {"model", layer.name},
-                            {"layers", layer.layers},
-                            {"chunk", flags.model.chunk},
-                            {"batch", batch},
-                            {"budget", flags.budget},
-                            {"threads", threads.workers()},
-                            {"rounds", flags.rounds},
-                            {"cpu", cpu_name()},
-                            {"build", build_description()},
-                            {"products", product_backend()},
-                            {"fma_peak_gflops_per_core", peak_gflops},
-                            {"results", json}});
+  fmt::print(
+      "{}: one layer timed with its matrix products, times {}; chunk {}, batch {}, budget {}, {} "
+      "threads, {}\n{}, FMA peak {:.1f} GFLOP/s a core\n",
+      layer.name, layer.layers, flags.model.chunk, batch, flags.budget, threads.workers(),
+      product_backend(), cpu_name(), peak_gflops);
+  table.print();
+  flags.report.add({{"model", layer.name},
+                    {"layers", layer.layers},
+                    {"chunk", flags.model.chunk},
+                    {"batch", batch},
+                    {"budget", flags.budget},
+                    {"threads", threads.workers()},
+                    {"rounds", flags.rounds},
+                    {"products", product_backend()},
+                    {"fma_peak_gflops_per_core", peak_gflops},
+                    {"results", records}});
+  flags.report.write();
 }
 
 }  // namespace
 
 void add_ttft(CLI::App& app, const std::string& command) {
   auto flags = std::make_shared<Flags>();
-  flags->command = command;
+  flags->report = Report(command);
   CLI::App* sub = app.add_subcommand("ttft", "time to first token over prompt lengths");
   add_model_flags(*sub, flags->model, false);
-  std::string known;
-  for (const auto& [name, config] : shapes()) known += (known.empty() ? "" : " | ") + name;
-  std::map<std::string, std::string> names;
-  for (const auto& [name, config] : shapes()) names[name] = name;
-  sub->add_option("--shape", flags->shape, known + ": random weights, where no --model is given")
+  std::vector<std::string> names;
+  for (const auto& shape : shapes()) names.push_back(shape.first);
+  sub->add_option(
+         "--shape", flags->shape,
+         fmt::format("{}: random weights, where no --model is given", fmt::join(names, " | ")))
       ->check(CLI::IsMember(names))
       ->capture_default_str();
   sub->add_option("--weights", flags->weights, "f32 | f16 | q8_0: the random weights' type")
@@ -233,9 +222,9 @@ void add_ttft(CLI::App& app, const std::string& command) {
   sub->add_option("--positions", flags->positions, "cache lengths measured for each prompt")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  sub->add_option("--rounds", flags->rounds)->check(CLI::PositiveNumber)->capture_default_str();
-  sub->add_option("--json", flags->json, "write the results there");
-  quoka_examples::add_quoka_flags(*sub, flags->quoka);
+  add_rounds(*sub, flags->rounds);
+  flags->report.add_flag(*sub);
+  add_quoka_flags(*sub, flags->quoka);
   sub->callback([flags] { ttft(*flags); });
 }
 

@@ -22,12 +22,12 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// q [batch, q_heads, q_len, head_dim]; writes output. Results do not depend on the executor, nor a
-// sequence's on the others of its batch. NaN in a query row, or in a key that a row sees, makes that
-// row NaN; NaN in a value makes its channel NaN in the rows that see it; nothing else. Throws
-// std::invalid_argument, before anything is written, when shapes do not fit together, when the
-// output shares memory with an input, and when the chunk's keys or values lie in the past's, where
-// they would count twice.
+// Attention of q [batch, q_heads, q_len, head_dim] to past and chunk, written to output. Results do
+// not depend on the executor, nor a sequence's on the others of its batch. NaN in a query row, or
+// in a key that a row sees, makes that row NaN; NaN in a value makes its channel NaN in the rows
+// that see it; nothing else. Throws std::invalid_argument, before anything is written, when shapes
+// do not fit together, when the output shares memory with an input, and when the chunk's keys or
+// values lie in the past's, where they would count twice.
 void attention(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
                const AttentionOptions& options, ExecutorRef executor,
                AttentionWorkspace& workspace);
@@ -42,10 +42,10 @@ inline void attention(const Rows& q, const Past& past, const Chunk& chunk,
 
 // One sequence of a batch whose sequences have shapes of their own.
 struct AttentionSequence {
-  Rows q = {};  // as above, q's batch 1 in most engines
-  Past past = {};
-  Chunk chunk = {};
-  AttentionOutput out;
+  Rows q = {};                               // as above, q's batch 1 in most engines
+  Past past = {};                            // [batch, kv_heads, kv_len, ...]
+  Chunk chunk = {};                          // [batch, kv_heads, q_len, ...]
+  AttentionOutput out;                       // [batch, q_heads, q_len, v_dim]
   Mask mask = {};                            // in place of the options'
   std::optional<Index> query_position = {};  // likewise
 };
@@ -56,6 +56,7 @@ struct AttentionSequence {
 // one sequence's output shares memory with an input or output of another.
 void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
                ExecutorRef executor, AttentionWorkspace& workspace);
+// As above with scratch memory of its own, allocated in each call.
 inline void attention(std::span<const AttentionSequence> batch,
                       const AttentionOptions& options = {},
                       ExecutorRef executor = SerialExecutor{}) {
@@ -69,6 +70,9 @@ namespace detail {
 void check_attention(const Rows& q, const Past& past, const Chunk& chunk,
                      const AttentionOutput& output, const AttentionOptions& options);
 void check_options(const AttentionOptions& options, Index q_heads);
+// attention() of what was checked.
+void attend(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
+            const AttentionOptions& options, ExecutorRef executor, AttentionWorkspace& workspace);
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

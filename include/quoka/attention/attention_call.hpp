@@ -110,17 +110,26 @@ inline void check_memory(const Rows& q, const Past& past, const Chunk& chunk,
     require_apart(lse, input, "lse shares memory with an input");
 }
 
-// mask and query_position: the call's own, in place of the options'. The mask outlives the call.
-inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& chunk,
-                                  const AttentionOutput& output, const AttentionOptions& options,
-                                  const Mask& mask, std::optional<Index> position) {
+// KV heads and channels of a value: an empty part may leave its shape open.
+struct KeyShape {
+  Index kv_heads, v_dim;
+};
+inline KeyShape key_shape(const Past& past, const Chunk& chunk) {
+  const bool by_past = past.k.len() > 0 || chunk.k.len() == 0;
+  return {by_past ? past.k.heads() : chunk.k.heads(), by_past ? past.v.dim() : chunk.v.dim()};
+}
+inline Index first_query(const Past& past, std::optional<Index> position) {
+  return position.value_or(past.first_position + past.k.len());
+}
+
+// The one check of a call. mask and position: the call's own, in place of the options'.
+inline void check_call(const Rows& q, const Past& past, const Chunk& chunk,
+                       const AttentionOutput& output, const AttentionOptions& options,
+                       const Mask& mask, std::optional<Index> position) {
   require_at_least("q's batch", q.batch(), 1);
   require_at_least("q_len", q.len(), 1);
   require_at_least("head_dim", q.dim(), 1);
-  const bool by_past =
-      past.k.len() > 0 || chunk.k.len() == 0;  // an empty part may leave its shape open
-  const Index kv_heads = by_past ? past.k.heads() : chunk.k.heads();
-  const Index v_dim = by_past ? past.v.dim() : chunk.v.dim();
+  const auto [kv_heads, v_dim] = key_shape(past, chunk);
   require_multiple("q_heads", q.heads(), "kv_heads", kv_heads);
   require_at_least("v's dim", v_dim, 1);
   check_keys_and_values(q, past.k, past.v, kv_heads, v_dim, "past k", "past v");
@@ -135,9 +144,8 @@ inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& 
     require_equal("the selection's kv_len", past.keep->kv_len(), "the keys' kv_len", 0);
   check_call_options(options, q.heads());
   require_at_least("the past's first_position", past.first_position, 0);
-  const Index past_end = past.first_position + past.k.len();
-  const Index query_position = position.value_or(past_end);
-  require_at_least("query_position", query_position, past_end);
+  require_at_least("query_position", first_query(past, position),
+                   past.first_position + past.k.len());
   check_memory(q, past, chunk, output);
   if (!q.stores_alone() || !output.out.stores_alone())
     fail_because("q and out must be rows that need no scales, with channels side by side");
@@ -148,7 +156,13 @@ inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& 
       require_apart(TensorView<const float, 3>(output.lse_nat), mask,
                     "lse shares memory with the mask");
   }
+}
 
+// What was checked, with its defaults filled in. The mask outlives the call.
+inline AttentionCall resolved_call(const Rows& q, const Past& past, const Chunk& chunk,
+                                   const AttentionOutput& output, const AttentionOptions& options,
+                                   const Mask& mask, std::optional<Index> position) {
+  const auto [kv_heads, v_dim] = key_shape(past, chunk);
   const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(q.dim())));
   const bool all = past.keep == nullptr || past.k.len() == 0 || past.keep->is_all();
   return {.q = q,
@@ -169,12 +183,18 @@ inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& 
           .window = options.sliding_window > 0 ? options.sliding_window
                                                : std::numeric_limits<Index>::max(),
           .first_position = past.first_position,
-          .query_position = query_position,
+          .query_position = first_query(past, position),
           .causal = options.causal,
           .mask_factors = options.mask_factors,
           .alibi_slopes = options.alibi_slopes};
 }
 
+inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& chunk,
+                                  const AttentionOutput& output, const AttentionOptions& options,
+                                  const Mask& mask, std::optional<Index> position) {
+  check_call(q, past, chunk, output, options, mask, position);
+  return resolved_call(q, past, chunk, output, options, mask, position);
+}
 inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& chunk,
                                   const AttentionOutput& output, const AttentionOptions& options) {
   return checked_call(q, past, chunk, output, options, options.mask, options.query_position);

@@ -16,7 +16,7 @@ QUOKA_FUNC void check_options(const AttentionOptions& options, Index q_heads) {
 
 QUOKA_FUNC void check_attention(const Rows& q, const Past& past, const Chunk& chunk,
                                 const AttentionOutput& output, const AttentionOptions& options) {
-  (void)checked_call(q, past, chunk, output, options);
+  check_call(q, past, chunk, output, options, options.mask, options.query_position);
 }
 
 template <bool has_pair_sums>
@@ -24,6 +24,21 @@ const PanelArithmetic& panels_for([[maybe_unused]] Arithmetic asked) {
   if constexpr (has_pair_sums)
     if (asked == Arithmetic::fixed16) return fixed_panels<simd::PairSums>();
   return float_panels();
+}
+
+inline void run_calls(AttentionWorkspace::Parts& parts, Arithmetic arithmetic,
+                      ExecutorRef executor) {
+  parts.run(panels_for<simd::has_pair_sums>(arithmetic), executor);
+}
+
+QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
+                       const AttentionOutput& output, const AttentionOptions& options,
+                       ExecutorRef executor, AttentionWorkspace& workspace) {
+  AttentionWorkspace::Parts& parts = workspace.parts();
+  parts.begin(1);
+  parts.calls.push_back(
+      resolved_call(q, past, chunk, output, options, options.mask, options.query_position));
+  run_calls(parts, options.arithmetic, executor);
 }
 
 }  // namespace detail
@@ -49,8 +64,8 @@ QUOKA_FUNC AttentionWorkspace::Parts& AttentionWorkspace::parts() {
 QUOKA_FUNC void attention(const Rows& q, const Past& past, const Chunk& chunk,
                           const AttentionOutput& output, const AttentionOptions& options,
                           ExecutorRef executor, AttentionWorkspace& workspace) {
-  const AttentionSequence sequence{q, past, chunk, output, {}, {}};
-  attention({&sequence, 1}, options, executor, workspace);
+  detail::check_attention(q, past, chunk, output, options);
+  detail::attend(q, past, chunk, output, options, executor, workspace);
 }
 
 QUOKA_FUNC void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
@@ -63,9 +78,7 @@ QUOKA_FUNC void attention(std::span<const AttentionSequence> batch, const Attent
         x.q, x.past, x.chunk, x.out, options, x.mask.absent() ? options.mask : x.mask,
         x.query_position ? x.query_position : options.query_position));
   detail::check_outputs_apart(calls, parts.outputs);
-  const detail::PanelArithmetic& panels =
-      detail::panels_for<simd::has_pair_sums>(options.arithmetic);
-  parts.run(panels, executor);
+  detail::run_calls(parts, options.arithmetic, executor);
 }
 
 }  // namespace QUOKA_ABI

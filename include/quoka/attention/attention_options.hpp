@@ -33,6 +33,7 @@ enum class Arithmetic {
 // and is float elsewhere, to the last bit.
 Arithmetic arithmetic_used(Arithmetic asked);
 
+// What attention() is told besides its tensors. The defaults are plain causal attention.
 struct AttentionOptions {
   std::optional<float> scale = {};          // of the logits; absent: 1 / sqrt(head_dim)
   float softcap = 0.0f;                     // cap on |logit| (Gemma 2); 0: none
@@ -57,7 +58,9 @@ struct Past {
   Index first_position = 0;         // of key 0: a shard of a cache says where it begins
 
   Past() = default;
+  // All of these keys.
   Past(Rows k_in, Rows v_in) : k(k_in), v(v_in) {}
+  // Those that `keep_in` names.
   Past(Rows k_in, Rows v_in, const Selection& keep_in) : k(k_in), v(v_in), keep(&keep_in) {}
   // A temporary Selection would be gone before the call: give it a name.
   Past(Rows k_in, Rows v_in, const Selection&& keep_in) = delete;
@@ -71,8 +74,8 @@ struct Chunk {
 
 // A past and a chunk that lie in one cache.
 struct CachedChunk {
-  Past past;
-  Chunk chunk;
+  Past past;    // [batch, kv_heads, len - q_len, dim]
+  Chunk chunk;  // [batch, kv_heads, q_len, dim]
 };
 
 // For engines that write the chunk's keys and values into their cache before they attend: the last
@@ -92,12 +95,15 @@ struct AttentionOutput {
   TensorView<float, 3> lse_nat;  // [batch, q_heads, q_len] natural log of the sum of exp(logit),
                                  // sink included; -inf for a row that sees nothing. Optional
 
+  // From whatever OutputRows can be made of: an Eigen tensor, a view, rows of any format.
   template <class Out>
   requires(std::is_convertible_v<Out, OutputRows>)
       AttentionOutput(Out&& out_in, TensorView<float, 3> lse_in = {})
       : out(std::forward<Out>(out_in)), lse_nat(lse_in) {}
+  // From rows of any format.
   AttentionOutput(OutputRows out_in, TensorView<float, 3> lse_in = {})
       : out(out_in), lse_nat(lse_in) {}
+  // From a view.
   template <Storage T>
   AttentionOutput(TensorView<T> out_in, TensorView<float, 3> lse_in = {})
       : out(out_in), lse_nat(lse_in) {}
@@ -107,15 +113,18 @@ struct AttentionOutput {
 // call at a time. What was moved from may be used again.
 class AttentionWorkspace {
  public:
+  // Empty; it grows with the calls.
   AttentionWorkspace();
   ~AttentionWorkspace();
+  // Takes the memory over.
   AttentionWorkspace(AttentionWorkspace&&) noexcept;
+  // Takes the memory over.
   AttentionWorkspace& operator=(AttentionWorkspace&&) noexcept;
 
-  Index bytes() const;
+  Index bytes() const;  // of memory that it holds
 
   struct Parts;
-  Parts& parts();
+  Parts& parts();  // the library's own
 
  private:
   std::unique_ptr<Parts> parts_;

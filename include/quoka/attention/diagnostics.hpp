@@ -64,6 +64,7 @@ inline Tensor<float, 3> mass_kept(const Rows& q, const Rows& past_k, const Selec
       }
   return share;
 }
+// The same, with past_lse() computed here.
 inline Tensor<float, 3> mass_kept(const Rows& q, const Rows& past_k, const Selection& keep,
                                   const AttentionOptions& options = {},
                                   ExecutorRef executor = SerialExecutor{}) {
@@ -75,18 +76,20 @@ inline Tensor<float, 3> mass_kept(const Rows& q, const Rows& past_k, const Selec
 // every figure.
 class RowShares {
  public:
+  // Of one call: as mass_kept() returns them.
   void add(TensorView<const float, 3> shares) {  // [batch, q_heads, q_len]
     for (Index b = 0; b < shares.batch(); ++b)
       for (Index head = 0; head < shares.heads(); ++head)
         for (Index i = 0; i < shares.len(); ++i) rows_.push_back(shares.at(b, head, i));
   }
+  // All rows of another collection.
   void add(const RowShares& other) {
     rows_.insert(rows_.end(), other.rows_.begin(), other.rows_.end());
   }
 
-  Index rows() const { return std::ssize(rows_); }
-  double mean() const { return mean_of_worst(1.0); }
-  double worst() const { return mean_of_worst(0.0); }
+  Index rows() const { return std::ssize(rows_); }     // added so far
+  double mean() const { return mean_of_worst(1.0); }   // over all rows; 1 without rows
+  double worst() const { return mean_of_worst(0.0); }  // the least share of a row; 1 without rows
   // Mean of the worst part of the rows: of fraction * rows() of them, rounded up, at least one; 1
   // where there are no rows. Throws std::invalid_argument for a fraction outside [0, 1].
   double mean_of_worst(double fraction) const {
@@ -129,6 +132,7 @@ class RelativeError {
           }
         }
   }
+  // All that was added to another one.
   void add(const RelativeError& other) {
     difference_ += other.difference_;
     norm_ += other.norm_;

@@ -86,9 +86,10 @@ class Buffer : private detail::BufferMemory {
   T* reserve_amortised(Index count) {
     return reserve(count > capacity_ ? std::max(count, 2 * capacity_) : count);
   }
+  // The first element; null before the first reserve().
   T* data() const { return static_cast<T*>(data_); }
-  Index capacity() const { return capacity_; }
-  Index bytes() const { return capacity_ * element_bytes; }
+  Index capacity() const { return capacity_; }               // elements
+  Index bytes() const { return capacity_ * element_bytes; }  // of memory
 };
 
 namespace detail {

@@ -69,16 +69,45 @@ namespace detail {
     fail(a, a_value, "but must be a positive multiple of", b, b_value);
 }
 
+inline constexpr const char* axis_names[] = {"batch", "heads", "len", "dim"};
+
+// Sizes that memory can have: none is negative, and without a pointer there are no elements.
+template <std::size_t Rank>
+[[gnu::noinline]] void require_memory(std::string_view what, const void* data,
+                                      const std::array<Index, Rank>& sizes) {
+  char message[160];
+  bool elements = true;
+  for (std::size_t axis = 0; axis < Rank; ++axis) {
+    if (sizes[axis] < 0) [[unlikely]] {
+      std::snprintf(message, sizeof message, "%.*s's size, %s,", static_cast<int>(what.size()),
+                    what.data(), axis_names[axis]);
+      fail(message, sizes[axis], "but must be at least", "", 0);
+    }
+    elements = elements && sizes[axis] > 0;
+  }
+  if (data != nullptr || !elements) [[likely]]
+    return;
+  if constexpr (Rank == 4)
+    std::snprintf(message, sizeof message,
+                  "%.*s of [%td, %td, %td, %td] has elements, but its pointer is null",
+                  static_cast<int>(what.size()), what.data(), sizes[0], sizes[1], sizes[2],
+                  sizes[3]);
+  else
+    std::snprintf(message, sizeof message,
+                  "%.*s of [%td, %td, %td] has elements, but its pointer is null",
+                  static_cast<int>(what.size()), what.data(), sizes[0], sizes[1], sizes[2]);
+  fail_because(message);
+}
+
 // Sizes of a tensor, axis by axis: [batch, heads, len] or [batch, heads, len, dim].
 template <std::size_t Rank>
 [[gnu::noinline]] void require_sizes(std::string_view tensor, const std::array<Index, Rank>& sizes,
                                      const std::array<Index, Rank>& expected) {
-  static constexpr const char* axes[] = {"batch", "heads", "len", "dim"};
   for (std::size_t axis = 0; axis < Rank; ++axis)
     if (sizes[axis] != expected[axis]) [[unlikely]] {
       char name[128];
       std::snprintf(name, sizeof name, "%.*s's %s", static_cast<int>(tensor.size()), tensor.data(),
-                    axes[axis]);
+                    axis_names[axis]);
       fail(name, sizes[axis], "but must be", "", expected[axis]);
     }
 }

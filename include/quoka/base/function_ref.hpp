@@ -13,9 +13,11 @@ inline namespace QUOKA_ABI {
 template <class Signature>
 class FunctionRef;
 
+// A callable of any type, borrowed: it must outlive this. Two pointers; nothing is allocated.
 template <class R, class... Args>
 class FunctionRef<R(Args...)> {
  public:
+  // Of f, which is not copied.
   template <class F>
   requires(!std::is_same_v<std::remove_cvref_t<F>, FunctionRef> &&
            std::is_invocable_r_v<R, F&, Args...>) FunctionRef(F&& f)
@@ -24,6 +26,7 @@ class FunctionRef<R(Args...)> {
           return (*static_cast<std::remove_reference_t<F>*>(of))(std::forward<Args>(args)...);
         }) {}
 
+  // Calls it.
   R operator()(Args... args) const { return call_(f_, std::forward<Args>(args)...); }
 
  private:

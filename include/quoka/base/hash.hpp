@@ -1,7 +1,7 @@
 // FNV-1a of bytes, to tell whether two processes hold the same.
 #pragma once
 
-#include <quoka/base/abi.hpp>
+#include <quoka/base/version.hpp>
 
 #include <cstddef>
 #include <cstdint>

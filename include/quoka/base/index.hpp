@@ -15,7 +15,9 @@ using Index = std::ptrdiff_t;
 // Positions inside a Selection: half the bytes of Index, enough for 2^31 - 1 keys.
 using Position = std::int32_t;
 
+// a / b rounded up, for a >= 0 and b > 0.
 constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
+// The least multiple that is not below a, for a >= 0 and multiple > 0.
 constexpr Index round_up(Index a, Index multiple) { return ceil_div(a, multiple) * multiple; }
 
 }  // namespace QUOKA_ABI

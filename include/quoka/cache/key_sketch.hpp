@@ -37,7 +37,9 @@ inline namespace QUOKA_ABI {
 
 class KeySketch {
  public:
+  // Keys it was told of, or rows of a pool.
   Index len() const { return len_; }
+  // Of memory.
   Index bytes() const {
     return codes_.bytes() + scales_.bytes() + errors_.bytes() + lengths_.bytes();
   }
@@ -57,9 +59,10 @@ class KeySketch {
   // Where keys [1, kv_heads, kv_len, head_dim] of the cache lie in the sketch: row i is places(i).
   // Throws std::invalid_argument where they are not of the cache that the sketch was last told of.
   struct Places {
-    RowMap map;
-    Index begin = 0;
+    RowMap map;              // of the keys, where they are in pages or listed
+    Index begin = 0;         // row 0 of the keys, counted in the map
     bool in_blocks = false;  // 16 keys from a multiple of 16 on lie in one block, in their order
+    // The sketch's row of key i.
     Index operator()(Index i) const { return map.any() ? map.pool_row(begin + i) : begin + i; }
     // Do 16 keys from i on lie in one block of the sketch, in their order?
     bool keeps_blocks(Index i) const {
@@ -68,9 +71,10 @@ class KeySketch {
              (begin + i) % 16 == 0;
     }
   };
+  // Throws std::invalid_argument where keys are not of the cache that the sketch was last told of.
   Places places_of(const Rows& keys) const;
 
-  void truncate(Index len) { len_ = len < len_ ? len : len_; }
+  void truncate(Index len) { len_ = len < len_ ? len : len_; }  // back to the first `len` keys
 
   // Throws std::invalid_argument where k is not what was sketched: another shape, or other keys. Two
   // keys of each KV head are sketched again and compared, the last one and one that depends on
@@ -89,8 +93,9 @@ class KeySketch {
   }
   // Of each key: [len()], contiguous.
   const float* scales(Index b, Index head) const { return scales_.row(b, head, 0); }
+  // |k - s code| / |k|, rounded up; infinite for a key that codes cannot stand for.
   const float* errors(Index b, Index head) const { return errors_.row(b, head, 0); }
-  const float* lengths(Index b, Index head) const { return lengths_.row(b, head, 0); }
+  const float* lengths(Index b, Index head) const { return lengths_.row(b, head, 0); }  // |k|
 
  private:
   void reshape(const Rows& k, Index batch);

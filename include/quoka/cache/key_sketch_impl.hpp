@@ -197,7 +197,7 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, Index begin, Index count,
 
 QUOKA_FUNC KeySketch::Places KeySketch::places_of(const Rows& keys) const {
   const auto refuse = [] {
-    detail::fail_because("keys that are not of the cache that their sketch was told of");
+    detail::fail_because("the keys are not of the cache that their sketch was told of");
   };
   detail::require_equal("kv_heads", keys.heads(), "the sketch's", codes_.heads());
   detail::require_equal("head_dim", keys.dim(), "the sketch's", dim_);

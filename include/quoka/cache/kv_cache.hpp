@@ -19,10 +19,11 @@ inline namespace QUOKA_ABI {
 
 // How a cache keeps its keys, or its values.
 struct CacheFormat {
+  // `own` must outlive the construction of the cache
   CacheFormat(const Format& as, std::span<const float> own = {})  // NOLINT
       : format(&as), scales(own) {}
 
-  const Format* format;
+  const Format* format;  // not null
   // Of a format that keeps scales apart from its rows: [kv_heads, n], or [n] for all heads, with n =
   // format->scales_apart(dim): 1, or dim for i8_channel. Empty: 1. The largest |x| that is kept is 127
   // scale (e4m3: 448 scale); what lies beyond is saturated, and i8 turns NaN into 0 (byte_formats.hpp).
@@ -40,10 +41,11 @@ class KvCache {
 
   // Cached keys per (batch, KV head).
   Index len() const { return k_.rows.len(); }
+  // Keys that fit without another allocation.
   Index capacity() const {
     return std::min({k_.rows.capacity(), v_.rows.capacity(), inverse_norms_.capacity()});
   }
-  Index bytes() const { return k_.bytes() + v_.bytes() + inverse_norms_.bytes(); }
+  Index bytes() const { return k_.bytes() + v_.bytes() + inverse_norms_.bytes(); }  // of memory
 
   // [batch, kv_heads, len, key_dim]
   Rows k() const { return k_.view(); }
@@ -71,7 +73,12 @@ class KvCache {
   // Rows of the cache's format and scales keep their bytes. Throws std::invalid_argument, with the
   // cache as it was, when shapes do not fit and when k or v lie in this cache's memory, which growth
   // frees.
-  void append(const Rows& k, const Rows& v);
+  void append(const Rows& k, const Rows& v) {
+    check(k, v);
+    append_checked(k, v);
+  }
+  // The same of what check(k, v) has passed.
+  void append_checked(const Rows& k, const Rows& v);
 
   // Back to the first `len` keys. Throws std::invalid_argument beyond the present length.
   void truncate(Index len) {

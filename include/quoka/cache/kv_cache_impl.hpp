@@ -116,8 +116,7 @@ QUOKA_FUNC void KvCache::require_outside(const Rows& x, std::string_view message
     detail::fail_because(message);
 }
 
-QUOKA_FUNC void KvCache::append(const Rows& k, const Rows& v) {
-  check(k, v);
+QUOKA_FUNC void KvCache::append_checked(const Rows& k, const Rows& v) {
   const Index begin = len(), n = k.len();
   grow(begin + n);
   for (Index b = 0; b < k.batch(); ++b)

@@ -19,20 +19,23 @@ template <class T>
 class RowStore {
  public:
   RowStore() = default;  // no rows of no shape: see reshape
+  // No rows yet, of this shape.
   RowStore(Index batch, Index heads, Index dim) : batch_(batch), heads_(heads), dim_(dim) {}
+  // Takes the memory over; the other one is then empty, of no shape.
   RowStore(RowStore&& other) noexcept { swap(other); }
+  // Takes the memory over.
   RowStore& operator=(RowStore&& other) noexcept {
     RowStore(std::move(other)).swap(*this);
     return *this;
   }
 
-  Index batch() const { return batch_; }
-  Index heads() const { return heads_; }
-  Index dim() const { return dim_; }
+  Index batch() const { return batch_; }  // sequences
+  Index heads() const { return heads_; }  // of a sequence
+  Index dim() const { return dim_; }      // elements of a row
   // Rows per (batch, head).
   Index len() const { return len_; }
-  Index capacity() const { return capacity_; }
-  Index bytes() const { return data_.bytes(); }
+  Index capacity() const { return capacity_; }   // rows per (batch, head) that fit
+  Index bytes() const { return data_.bytes(); }  // of memory
 
   // Takes this shape, and forgets all rows if it is another one than before.
   void reshape(Index batch, Index heads, Index dim) {
@@ -64,15 +67,17 @@ class RowStore {
     grow(len);
     len_ = len;
   }
-  void truncate(Index len) { len_ = std::min(len_, len); }
+  void truncate(Index len) { len_ = std::min(len_, len); }  // forgets the rows from len on
 
+  // The elements of row i, to be written: [dim].
   T* row(Index b, Index head, Index i) {
     return data_.data() + ((b * heads_ + head) * capacity_ + i) * dim_;
   }
+  // The elements of row i: [dim].
   const T* row(Index b, Index head, Index i) const {
     return data_.data() + ((b * heads_ + head) * capacity_ + i) * dim_;
   }
-  const T* data() const { return data_.data(); }
+  const T* data() const { return data_.data(); }  // row 0 of the first head: strides()
   // Elements from one sequence, head or row to the next.
   std::array<Index, 3> strides() const {
     return {heads_ * capacity_ * dim_, capacity_ * dim_, dim_};

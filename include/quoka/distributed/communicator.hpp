@@ -35,6 +35,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What a communicator has: as MyCommunicator at the top of communicator.hpp.
 template <class C>
 concept Communicator = requires(std::remove_reference_t<C>& c, std::span<const std::byte> from,
                                 std::span<std::byte> to, std::span<float> floats,
@@ -52,8 +53,9 @@ concept Communicator = requires(std::remove_reference_t<C>& c, std::span<const s
 // same text.
 class RankError : public std::runtime_error {
  public:
+  // Thrown by the library.
   RankError(int rank, const std::string& text) : std::runtime_error(text), rank_(rank) {}
-  int rank() const { return rank_; }
+  int rank() const { return rank_; }  // the rank that failed
 
  private:
   int rank_;
@@ -62,6 +64,7 @@ class RankError : public std::runtime_error {
 // A communicator of any type, borrowed: it must outlive who holds this. Itself a Communicator.
 class CommunicatorRef {
  public:
+  // Of this communicator.
   template <Communicator C>
   CommunicatorRef(C& communicator) requires(!std::same_as<std::remove_cv_t<C>, CommunicatorRef>)
       : communicator_(const_cast<void*>(static_cast<const void*>(std::addressof(communicator)))),
@@ -81,6 +84,7 @@ class CommunicatorRef {
   void broadcast(std::span<std::byte> x, int root) const {
     operations_->broadcast(communicator_, x, root);
   }
+  // The Communicator concept says what it does.
   void sendrecv(std::span<const std::byte> to_send, int to, std::span<std::byte> to_receive,
                 int from) const {
     operations_->sendrecv(communicator_, to_send, to, to_receive, from);

@@ -16,9 +16,11 @@ inline namespace QUOKA_ABI {
 
 struct ShardLayout {
   Index block = 0;  // tokens; 0, round robin alone: the method's least multiple of 512 or more
-  bool is_contiguous = false;
+  bool is_contiguous = false;  // false: round robin
 
+  // Blocks of tokens in turn.
   static ShardLayout round_robin(Index block = 0) { return {block, false}; }
+  // One range of `len` tokens each.
   static ShardLayout contiguous(Index len) { return {len, true}; }
 };
 
@@ -34,9 +36,9 @@ class ShardMap {
                              multiple);
   }
 
-  Index block() const { return block_; }
+  Index block() const { return block_; }  // tokens of a block, or of a rank's range
   int ranks() const { return ranks_; }
-  bool is_contiguous() const { return is_contiguous_; }
+  bool is_contiguous() const { return is_contiguous_; }  // else round robin
 
   // Of the first `len` tokens, how many are this rank's.
   Index local_len(Index len) const {
@@ -59,13 +61,15 @@ class ShardMap {
   }
   // The rank whose run comes before, or after, this rank's run i, and which of its runs that is; -1: none.
   struct Neighbour {
-    int rank;
-    Index run;
+    int rank;   // -1: there is none
+    Index run;  // which of its runs
   };
+  // The run before this rank's run i.
   Neighbour before(Index i) const {
     if (rank_ > 0) return {rank_ - 1, i};
     return is_contiguous_ || i == 0 ? Neighbour{-1, 0} : Neighbour{ranks_ - 1, i - 1};
   }
+  // The run after this rank's run i.
   Neighbour after(Index i) const {
     if (rank_ + 1 < ranks_) return {rank_ + 1, i};
     return is_contiguous_ ? Neighbour{-1, 0} : Neighbour{0, i + 1};
@@ -73,9 +77,10 @@ class ShardMap {
 
   // The block that a position lies in, up to `end`; an own key's place in the cache is position - shift.
   struct Block {
-    Index end = 0, shift = 0;
-    bool is_own = false;
+    Index end = 0, shift = 0;  // positions
+    bool is_own = false;       // this rank's
   };
+  // The block of this position.
   Block block_at(Index position) const {
     const Index block = position / block_;
     if (is_contiguous_) {

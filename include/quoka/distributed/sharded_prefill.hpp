@@ -53,24 +53,22 @@
 // on after it. A scorer of one's own has its options compared if it names them: for_each_setting().
 #pragma once
 
-#include <quoka/cache/kv_cache.hpp>
+#include <quoka/base/hash.hpp>
 #include <quoka/distributed/global_top_k.hpp>
 #include <quoka/distributed/sharded_attention.hpp>
-#include <quoka/prefill/layer_shape.hpp>
-#include <quoka/base/hash.hpp>
+#include <quoka/prefill/layer.hpp>
 #include <quoka/runtime/isa.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/scored_selector.hpp>
-#include <quoka/views/overlap.hpp>
 
 #include <concepts>
 #include <cstdint>
 #include <string_view>
-#include <vector>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// The selectors that ShardedPrefill takes: DenseSelector, and those whose scorer has shard_keys().
 template <class S>
 concept ShardableSelector = std::same_as<S, DenseSelector> ||
     (Selector<S>&& requires(const S& selector) {
@@ -87,22 +85,16 @@ class ShardedPrefill {
   ShardedPrefill(const LayerShape& shape, const typename S::Options& options,
                  CommunicatorRef communicator, const ShardLayout& layout = {},
                  const AttentionOptions& attention = {})
-      : shape_(checked(shape)),
+      : layer_(shape, format_of<T>(), attention),
         selector_(checked_options(options)),
-        attention_options_(attention),
-        sink_logits_(attention.sink_logits.begin(), attention.sink_logits.end()),
         rounds_(communicator),
-        map_(layout, shard_keys(), communicator.rank(), communicator.ranks()),
-        cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim,
-               {*shape_.k_format, shape_.k_scales}, {*shape_.v_format, shape_.v_scales}) {
-    detail::check_options(attention, shape.q_heads);
-    list_settings();
-    shape_.k_scales = shape_.v_scales = {};  // the cache has its own
+        map_(layout, shard_keys(), communicator.rank(), communicator.ranks()) {
+    list_settings(shape);
     if (attention.sliding_window != 0 || !attention.mask.absent() || !attention.causal ||
         !attention.alibi_slopes.empty() || attention.query_position.has_value())
       detail::fail_because(
-          "attention over shards takes a scale, a softcap, sinks and an arithmetic");
-    attention_options_.sink_logits = sink_logits_;
+          "attention over shards has no sliding_window, mask, alibi_slopes, query_position or "
+          "causal = false");
   }
   ShardedPrefill(const ShardedPrefill&) = delete;  // what it borrows of itself does not move
   ShardedPrefill& operator=(const ShardedPrefill&) = delete;
@@ -111,14 +103,13 @@ class ShardedPrefill {
   // on all ranks, where one of them fails or is called with other sizes; its cache is as it was.
   void forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out,
                ExecutorRef executor = SerialExecutor{}) {
-    const Rewind rewind{*this};
+    detail::Rewind rewind(*this, kv_len_);
     rounds_.call([&] {
-      check(q, k, v, out.out);
+      layer_.check_forward(q, k, v, out);
       begin("forward", q.len());
-      detail::check_attention(q, Past(cache_.k(), cache_.v()), {k, v}, out, attention_options_);
-      cache_.grow(map_.local_len(kv_len_ + q.len()));
+      layer_.cache().grow(map_.local_len(kv_len_ + q.len()));
       choose(q, k, executor);
-      attention_.run(q, Past(cache_.k(), cache_.v(), own_), {k, v}, out, attention_options_,
+      attention_.run(q, Past(cache().k(), cache().v(), own_), {k, v}, out, layer_.options(),
                      rounds_, executor);
       append_own(q, k, v, executor);
     });
@@ -128,15 +119,13 @@ class ShardedPrefill {
   // A whole prompt, chunk by chunk; collective. After a throw the caches are as before the prompt.
   void prefill(const Rows& q, const Rows& k, const Rows& v, OutputRows out, Index chunk_len,
                ExecutorRef executor = SerialExecutor{}) {
-    const Rewind rewind{*this};
+    detail::Rewind rewind(*this, kv_len_);
     rounds_.call([&] {
       detail::require_at_least("chunk_len", chunk_len, 1);
-      check(q, k, v, out);
-      for (const Rows* const x : {&q, &k, &v})
-        detail::require_apart(Rows(out), *x, "out shares memory with q, k or v");
+      layer_.check_prompt(q, k, v, out);
       begin("prefill", q.len());
       rounds_.agree("chunks", {{"chunk_len", chunk_len}});
-      cache_.grow(map_.local_len(kv_len_ + q.len()));
+      layer_.cache().grow(map_.local_len(kv_len_ + q.len()));
     });
     for (Index first = 0; first < q.len(); first += chunk_len) {
       const Index n = std::min(chunk_len, q.len() - first);
@@ -146,12 +135,12 @@ class ShardedPrefill {
     rewind.dismiss();
   }
 
-  // A saved prefix: takes over this rank's part of keys and values, without attention; collective.
+  // A saved prefix: takes over this rank's part of keys and values, without attention; collective. Shapes
+  // as in ChunkedPrefill::append; throws as forward().
   void append(const Rows& k, const Rows& v, ExecutorRef executor = SerialExecutor{}) {
-    const Rewind rewind{*this};
+    detail::Rewind rewind(*this, kv_len_);
     rounds_.call([&] {
-      cache_.check(k, v);
-      detail::require_equal("v's len", v.len(), "k's len", k.len());
+      cache().check(k, v);
       begin("append", k.len());
       append_own({}, k, v, executor);
     });
@@ -164,15 +153,15 @@ class ShardedPrefill {
     detail::require_at_least("truncate's len", len, 0);
     detail::require_at_most("truncate's len", len, "the layer's len", kv_len_);
     kv_len_ = len;
-    cache_.truncate(map_.local_len(len));
+    layer_.cache().truncate(map_.local_len(len));
     state_.truncate(map_.local_len(len));
   }
   // Room for `len` tokens on all ranks together. Not collective.
-  void reserve(Index len) { cache_.reserve(map_.local_len(len)); }
+  void reserve(Index len) { layer_.cache().reserve(map_.local_len(len)); }
 
-  Index kv_len() const { return kv_len_; }         // of all ranks
-  const KvCache& cache() const { return cache_; }  // this rank's
-  const ShardMap& shard() const { return map_; }
+  Index kv_len() const { return kv_len_; }                 // of all ranks
+  const KvCache& cache() const { return layer_.cache(); }  // this rank's
+  const ShardMap& shard() const { return map_; }           // which tokens are this rank's
   // Memory of this rank beyond its cache that the method keeps per key.
   Index kept_bytes() const { return kept_bytes_of(state_); }
   // What the last forward() attended to of its past, by positions; the same on all ranks.
@@ -214,26 +203,6 @@ class ShardedPrefill {
     detail::Rounds& rounds_;
   };
 
-  // Back to where a call began unless all went well.
-  struct Rewind {
-    ShardedPrefill& layer;
-    Index len = layer.kv_len_;
-    mutable bool done = false;
-
-    explicit Rewind(ShardedPrefill& of) : layer(of) {}
-    void dismiss() const { done = true; }
-    ~Rewind() {
-      if (!done) layer.truncate(len);
-    }
-  };
-
-  static LayerShape checked(LayerShape shape) {
-    detail::require_multiple("q_heads", shape.q_heads, "kv_heads", shape.kv_heads);
-    if (shape.v_dim == 0) shape.v_dim = shape.head_dim;
-    if (shape.k_format == nullptr) shape.k_format = &format_of<T>();
-    if (shape.v_format == nullptr) shape.v_format = &format_of<T>();
-    return shape;
-  }
   static const typename S::Options& checked_options(const typename S::Options& options) {
     if constexpr (!is_dense) detail::require_sized(options.budget, "a layer in shards");
     return options;
@@ -244,30 +213,23 @@ class ShardedPrefill {
     } else {
       const Index keys = selector_.scorer().shard_keys();
       if (keys == 0)
-        detail::fail_because("this method, with these options, needs all keys in one place");
+        detail::fail_because(
+            "options: with these the method needs all keys in one place, its shard_keys() is 0");
       return keys;
     }
   }
 
-  void check(const Rows& q, const Rows& k, const Rows& v, const Rows& out) const {
-    detail::require_sizes("q", q.sizes(), {shape_.batch, shape_.q_heads, q.len(), shape_.head_dim});
-    detail::require_equal("k's len", k.len(), "q_len", q.len());
-    cache_.check(k, v);
-    detail::require_sizes("out", out.sizes(), {q.batch(), q.heads(), q.len(), v.dim()});
-    cache_.require_outside(q, "q lies in the layer's cache");
-    cache_.require_outside(out, "out lies in the layer's cache");
-  }
   void begin(const char* what, Index q_len) {
     Index budget = 0;
     if constexpr (!is_dense) budget = selector_.options().budget.keys(kv_len_ + q_len);
     rounds_.agree(what,
                   {{"q_len", q_len},
                    {"kv_len", kv_len_},
-                   {"batch", shape_.batch},
-                   {"q_heads", shape_.q_heads},
-                   {"kv_heads", shape_.kv_heads},
-                   {"head_dim", shape_.head_dim},
-                   {"v_dim", shape_.v_dim},
+                   {"batch", shape().batch},
+                   {"q_heads", shape().q_heads},
+                   {"kv_heads", shape().kv_heads},
+                   {"head_dim", shape().head_dim},
+                   {"v_dim", shape().v_dim},
                    {"the layout's block", map_.is_contiguous() ? -map_.block() : map_.block()},
                    {"the budget", budget},
                    {"the hash of quoka::isa()", detail::hash_of(isa())}},
@@ -275,17 +237,17 @@ class ShardedPrefill {
   }
 
   // What decides a Selection or an output and is not among the sizes. The budget is compared by its keys.
-  void list_settings() {
+  void list_settings(const LayerShape& given) {
     const auto add = [this](const char* name, auto value) { settings_.add({name, value}); };
     const auto hash = [](const auto& x) { return detail::hash_of(std::as_bytes(std::span(x))); };
-    add("attention's scale", attention_options_.scale.value_or(0.0f));
-    add("attention's softcap", attention_options_.softcap);
-    add("attention's arithmetic", attention_options_.arithmetic);
-    add("the hash of sink_logits", hash(sink_logits_));
-    add("the hash of k_format", detail::hash_of(shape_.k_format->name));
-    add("the hash of v_format", detail::hash_of(shape_.v_format->name));
-    add("the hash of k_scales", hash(shape_.k_scales));
-    add("the hash of v_scales", hash(shape_.v_scales));
+    add("attention's scale", layer_.options().scale.value_or(0.0f));
+    add("attention's softcap", layer_.options().softcap);
+    add("attention's arithmetic", layer_.options().arithmetic);
+    add("the hash of sink_logits", hash(layer_.options().sink_logits));
+    add("the hash of k_format", detail::hash_of(shape().k_format->name));
+    add("the hash of v_format", detail::hash_of(shape().v_format->name));
+    add("the hash of k_scales", hash(given.k_scales));
+    add("the hash of v_scales", hash(given.v_scales));
     if constexpr (!is_dense) {
       const TopKOptions top_k = selector_.top_k();
       add("top_k.window", top_k.window);
@@ -297,18 +259,14 @@ class ShardedPrefill {
   }
 
   SelectorInput input(const Rows& q, const Rows& chunk_k, const Shard& shard) const {
-    return {.q = q,
-            .k = cache_.k(),
-            .inverse_norms = cache_.inverse_norms(),
-            .capacity = cache_.capacity(),
-            .scale = attention_options_.scale,
-            .chunk_k = chunk_k,
-            .shard = &shard};
+    SelectorInput of_shard = layer_.input(q, chunk_k);
+    of_shard.shard = &shard;
+    return of_shard;
   }
 
   // Writes selection_ and own_.
   void choose(const Rows& q, const Rows& chunk_k, ExecutorRef executor) {
-    const Index batch = shape_.batch, heads = shape_.kv_heads, local = cache_.len();
+    const Index batch = shape().batch, heads = shape().kv_heads, local = cache().len();
     if constexpr (!is_dense) {
       const Index budget = selector_.options().budget.keys(kv_len_);
       if (budget < kv_len_) {
@@ -335,9 +293,7 @@ class ShardedPrefill {
       }
     }
     float* const scores = scores_.reserve_amortised(heads * std::max(len, in.capacity));
-    scorer.score(in, state_,
-                 TensorView<float, 3>(scores, {in.k.batch(), in.k.heads(), len},
-                                      {in.k.heads() * len, len, 1}),
+    scorer.score(in, state_, TensorView<float, 3>(scores, {in.k.batch(), in.k.heads(), len}),
                  executor);
     global_.propose(scores, rounds_, executor);
   }
@@ -345,7 +301,7 @@ class ShardedPrefill {
   void append_own(const Rows& q, const Rows& k, const Rows& v, ExecutorRef executor) {
     const Index first = kv_len_;
     map_.for_own(first, first + k.len(), [&](Index begin, Index n) {
-      cache_.append(k.slice(begin - first, n), v.slice(begin - first, n));
+      layer_.cache().append_checked(k.slice(begin - first, n), v.slice(begin - first, n));
     });
     kv_len_ += k.len();
     if constexpr (!is_dense) {
@@ -357,14 +313,13 @@ class ShardedPrefill {
     }
   }
 
-  LayerShape shape_;
+  const LayerShape& shape() const { return layer_.shape(); }
+
+  detail::Layer layer_;
   S selector_;
-  AttentionOptions attention_options_;
-  std::vector<float> sink_logits_;
   detail::Rounds rounds_;
   detail::Settings settings_;
   ShardMap map_;
-  KvCache cache_;
   Index kv_len_ = 0;
   decltype(state_of()) state_;
   detail::GlobalTopK global_;

@@ -22,10 +22,12 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// Makes the communicators of all ranks: communicator(rank).
 class ThreadRanks {
  public:
-  using Limit = std::chrono::milliseconds;
+  using Limit = std::chrono::milliseconds;  // how long a rank waits for the others
 
+  // That of one rank. It refers to its ThreadRanks, which must outlive it.
   class Communicator {
    public:
     int rank() const { return rank_; }

@@ -43,6 +43,7 @@ QUOKA_INLINE int round_to(float x, float least, float most) {
   const float kept = x < least ? least : most < x ? most : x;
   return static_cast<int>(simd::bits_of(kept + magic)) - static_cast<int>(simd::bits_of(magic));
 }
+// The largest code of i8 and q8_0; -128 is never written.
 inline constexpr float most_code = 127.0f;
 
 // x / scale; 0 for a scale of 0, which turns all codes into 0.
@@ -280,6 +281,7 @@ struct AsE4m3 {
     return static_cast<std::byte>(simd::float_to_e4m3(x));
   }
 };
+// Of e4m3_format().
 using E4m3Row = ScaledByteRow<AsE4m3>;
 
 // ---- channels apart -----------------------------------------------------------------------------

@@ -18,6 +18,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace formats {
 
+// Of format_of<float>().
 struct FloatRow {
   static constexpr const char* name = "float";
   static constexpr bool is_float = true;
@@ -80,7 +81,9 @@ struct AsBfloat16 {
   }
   QUOKA_INLINE static std::uint16_t from_float(float x) { return simd::float_to_bfloat16(x); }
 };
+// Of format_of<Eigen::half>().
 using HalfRow = ShortRow<AsHalf>;
+// Of format_of<Eigen::bfloat16>().
 using Bfloat16Row = ShortRow<AsBfloat16>;
 
 // The row type of an element type.

@@ -37,9 +37,9 @@ struct RowShape {
 };
 
 struct Format {
-  const char* name;
-  bool is_float;  // a row is `dim` floats: it can be read in place
-  bool writes;    // narrow() can be called
+  const char* name;  // for messages
+  bool is_float;     // a row is `dim` floats: it can be read in place
+  bool writes;       // narrow() can be called
   // Of a channel, 2 or 4, where a row is its channels side by side and nothing else; 0 for other rows.
   Index element_bytes;
 
@@ -50,14 +50,18 @@ struct Format {
 
   // One row to floats, and back: rounded to nearest even.
   void (*widen)(ConstRow row, const RowShape& shape, float* to);
+  // Rounds `from` [dim] to a row, to nearest even.
   void (*narrow)(const float* from, const RowShape& shape, std::byte* row);
 
   // Packed panels: packing/panel_packing.hpp, packing/fixed_packing.hpp. pack_values and the fixed ones
   // return false where something is not finite, or beyond the integers.
   void (*pack_key_tile)(const ConstRow* rows, Index count, const RowShape& shape, float* tile);
+  // Values to rows of floats.
   bool (*pack_values)(const ConstRow* rows, Index count, const RowShape& shape, float* values);
+  // Keys to 16-bit fixed point, with a factor per key.
   bool (*pack_fixed_keys)(const ConstRow* rows, Index count, const RowShape& shape,
                           simd::Int16Pair* tiles, float* factors);
+  // Values to 16-bit fixed point, with a unit per channel.
   bool (*pack_fixed_values)(const ConstRow* rows, Index count, const RowShape& shape,
                             simd::Int16Pair* values, float* units, float* apart);
 
@@ -65,6 +69,7 @@ struct Format {
   // multiple of the lanes.
   void (*token_logits)(Index tile_rows, const RowRun& keys, Index count, const RowShape& shape,
                        const float* queries, float* x, const RowsAhead* ask);
+  // Sums of weighted values to `out`.
   void (*token_values)(const RowRun& values, Index count, const RowShape& shape,
                        const float* const* weight, Index step, Index rows, float* out,
                        const RowsAhead* ask);
@@ -82,6 +87,7 @@ struct Format {
   // Products of such codes, compiled with the formats that have them alone: simd/code_rows.hpp.
   void (*score_codes)(const simd::CodeRows& keys, const simd::CodeQueries& queries, bool mean,
                       float* scores);
+  // Squared lengths of such codes.
   void (*square_codes)(const simd::CodeRows& keys, float* squares);
 };
 
@@ -95,20 +101,23 @@ inline Index bytes_together(const Format& format, const RowShape& shape) {
 
 // The rows of one head: where they lie, and how they are stored.
 struct HeadRows {
-  RowFinder at;
-  const Format* format = nullptr;
-  RowShape shape;
+  RowFinder at;                    // where they lie
+  const Format* format = nullptr;  // how they are stored
+  RowShape shape;                  // what the format must know
 
-  ConstRow operator[](Index i) const { return at[i]; }
+  ConstRow operator[](Index i) const { return at[i]; }  // row i
+  // Rows from `begin` on.
   HeadRows from(Index begin) const { return {at.from(begin), format, shape}; }
+  // Row i is row positions[i] of these.
   HeadRows listed(const Position* positions) const { return {at.listed(positions), format, shape}; }
-  Index row_bytes() const { return bytes_together(*format, shape); }
+  Index row_bytes() const { return bytes_together(*format, shape); }  // 0 where channels lie apart
 };
 
 // The format of an element type: float, Eigen::half or Eigen::bfloat16 (element_rows.hpp).
 template <class T>
 const Format& format_of();
 
+// The format of float: format_of<float>().
 inline const Format& float_format() { return format_of<float>(); }
 
 }  // namespace QUOKA_ABI

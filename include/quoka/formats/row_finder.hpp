@@ -9,20 +9,22 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// The first byte of a row.
 using ConstRow = const std::byte*;
 
 // Which rows of a pool a sequence is made of. Row i is cell first_cell + cells[i] of the sequence, or
 // cell i without a list. Cell c is row c % page_len of page pages[c / page_len], or row c without pages.
 struct RowMap {
-  const Position* cells = nullptr;
-  Index first_cell = 0;
-  const Position* pages = nullptr;
-  Index page_len = 1;
-  Index page_step = 0;    // bytes from one page to the next
-  Index page_shift = -1;  // log2(page_len), or -1
+  const Position* cells = nullptr;  // [len] of a list; null: all in order
+  Index first_cell = 0;             // what cells count from
+  const Position* pages = nullptr;  // the block table; null: no pages
+  Index page_len = 1;               // rows of a page
+  Index page_step = 0;              // bytes from one page to the next
+  Index page_shift = -1;            // log2(page_len), or -1
 
-  bool any() const { return cells != nullptr || pages != nullptr; }
-  Index cell(Index i) const { return cells != nullptr ? first_cell + cells[i] : i; }
+  bool any() const { return cells != nullptr || pages != nullptr; }  // else rows lie in order
+  Index cell(Index i) const { return cells != nullptr ? first_cell + cells[i] : i; }  // of row i
+  // Index in the block table.
   Index page_of(Index cell) const { return page_shift >= 0 ? cell >> page_shift : cell / page_len; }
   // The row of the pool, counted through all its pages, that is row i.
   Index pool_row(Index i) const {
@@ -44,11 +46,12 @@ struct RowMap {
 // are used, unless they lie anywhere: an array of addresses, written before the rows are read, keeps
 // the processor from reading ahead and costs half of the bandwidth.
 struct RowRun {
-  ConstRow first = nullptr;
-  Index step = 0;
+  ConstRow first = nullptr;        // row 0, or what a list counts from
+  Index step = 0;                  // bytes from one row to the next
   const Position* list = nullptr;  // which rows; null: all of them in order
   const ConstRow* rows = nullptr;  // the rows themselves, in place of all above
 
+  // The address of row i.
   ConstRow operator[](Index i) const {
     if (rows != nullptr) [[unlikely]]
       return rows[i];
@@ -63,13 +66,15 @@ struct RowFinder {
   Index step = 0;                  // bytes from one row to the next
   const Position* list = nullptr;  // which rows; null: all of them in order
   Index begin = 0;                 // of them, where there is a map
-  RowMap map = {};
+  RowMap map = {};                 // pages and lists
 
+  // The address of row i.
   ConstRow operator[](Index i) const {
     if (map.any()) [[unlikely]]
       return first + map.offset(list != nullptr ? begin + list[i] : begin + i, step);
     return first + (list != nullptr ? list[i] : i) * step;
   }
+  // Rows from `at` on.
   RowFinder from(Index at) const {
     RowFinder rest = *this;
     if (list != nullptr)
@@ -80,6 +85,7 @@ struct RowFinder {
       rest.first += at * step;
     return rest;
   }
+  // Row i is row positions[i] of these.
   RowFinder listed(const Position* positions) const {
     RowFinder some = *this;
     some.list = positions;
@@ -119,6 +125,7 @@ struct RowFinder {
 class RowWalk {
  public:
   RowWalk() = default;
+  // Rows of one head.
   RowWalk(const RowFinder& rows, Index row_bytes, Index at, Index end)
       : RowWalk(rows, row_bytes, at, end, 1, 0) {}
   // `heads` of them, `head_step` bytes apart: token by token, or, where a page holds one head's rows
@@ -136,7 +143,7 @@ class RowWalk {
     begin_turn();
   }
 
-  Index row_bytes() const { return row_bytes_; }
+  Index row_bytes() const { return row_bytes_; }  // that lie side by side
   // The next `count` rows; null past the end.
   void take(Index count, ConstRow* rows) {
     Index i = 0;
@@ -174,11 +181,12 @@ class RowWalk {
 
 // The next rows of a walk, to be asked for one by one while others are used.
 struct RowsAhead {
-  static constexpr Index most = 16;
+  static constexpr Index most = 16;  // rows at a time
 
-  ConstRow rows[most];
-  Index row_bytes;
+  ConstRow rows[most];  // null past the end
+  Index row_bytes;      // of each
 
+  // The next `count` <= most rows of the walk.
   void take(RowWalk& walk, Index count) {
     row_bytes = walk.row_bytes();
     walk.take(count, rows);

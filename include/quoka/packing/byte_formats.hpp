@@ -44,6 +44,7 @@ const Format& q8_0_format();
 const Format& u8_format();
 // int8 codes[dim]
 const Format& i8_format();
+// int8 codes[dim], a scale per channel.
 const Format& i8_channel_format();
 // fp8 of the kind e4m3fn, [dim]
 const Format& e4m3_format();

@@ -10,11 +10,11 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 
 struct LayerShape {
-  Index q_heads = 0;
-  Index kv_heads = 0;
-  Index head_dim = 0;
-  Index v_dim = 0;  // channels of a value; 0: head_dim
-  Index batch = 1;  // sequences of equal length
+  Index q_heads = 0;   // a multiple of kv_heads
+  Index kv_heads = 0;  // at least 1
+  Index head_dim = 0;  // channels of a query and of a key
+  Index v_dim = 0;     // channels of a value; 0: head_dim
+  Index batch = 1;     // sequences of equal length
   // Of the layer's cache; null: that of the layer's element type.
   const Format *k_format = nullptr, *v_format = nullptr;
   // Of formats that keep scales apart: CacheFormat::scales (kv_cache.hpp). The layer copies them.

@@ -21,6 +21,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// One sequence of a batch.
 template <Selector S>
 struct RaggedSequence {
   Rows q = {};                         // [1, q_heads, q_len, head_dim]
@@ -32,17 +33,19 @@ struct RaggedSequence {
   TensorView<const float, 3> inverse_norms = {};  // of past_k; optional
   const KeySketch* sketch = nullptr;              // of the cache; optional
   std::uint64_t sequence = 0;                     // its number, for a State that checks it
-  Mask mask = {};
-  std::optional<Index> query_position = {};
+  Mask mask = {};                                 // of past and chunk
+  std::optional<Index> query_position = {};       // of the first query; absent: where the past ends
 };
 
+// Memory of select_and_attend(), kept from call to call. One call at a time.
 template <Selector S>
 class RaggedWorkspace {
  public:
   // What the last call attended to of sequence i's past.
   const Selection& selection(Index i) const { return keep_[static_cast<std::size_t>(i)]; }
-  Index bytes() const { return attention_.bytes(); }
+  Index bytes() const { return attention_.bytes(); }  // of attention's scratch memory
 
+  // select_and_attend() with this workspace.
   void run(const S& selector, std::span<const RaggedSequence<S>> batch,
            const AttentionOptions& options, ExecutorRef executor) {
     keep_.resize(std::max(keep_.size(), batch.size()));

@@ -23,6 +23,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What an executor has: workers() and run(), as MyPool at the top of executor.hpp.
 template <class E>
 concept Executor = requires(std::remove_reference_t<E>& executor, Index tasks,
                             void (*f)(Index, int)) {
@@ -47,6 +48,7 @@ using TaskRef = FunctionRef<void(Index task, int worker)>;
 // worker that it does not have.
 class ExecutorRef {
  public:
+  // Of this executor, which must outlive the call. Throws std::invalid_argument where it has no worker.
   template <Executor E>
   ExecutorRef(E&& executor) requires(!std::same_as<std::remove_cvref_t<E>, ExecutorRef>)
       : executor_(const_cast<void*>(static_cast<const void*>(std::addressof(executor)))),
@@ -59,6 +61,8 @@ class ExecutorRef {
 
   int workers() const { return workers_; }
 
+  // Runs f(task, worker) for every task in [0, tasks). Throws std::invalid_argument for a worker outside
+  // [0, workers()), and what f throws, as the executor passes it on.
   template <class F>
   void run(Index tasks, F&& f) const {
     const auto checked = [this, &f](Index task, int worker) {

@@ -58,13 +58,14 @@ class Parts {
 template <class Part>
 class WorkerScratch {
  public:
+  // At least `workers` parts, each of them with part.reserve(sizes...).
   template <class... Sizes>
   void reserve(int workers, const Sizes&... sizes) {
     parts_.at_least(workers);
     for (Part& part : parts_) part.reserve(sizes...);
   }
-  Part& operator[](int worker) { return parts_[worker]; }
-  Index bytes() const { return parts_.bytes(); }
+  Part& operator[](int worker) { return parts_[worker]; }  // that of one worker
+  Index bytes() const { return parts_.bytes(); }           // of all parts
 
  private:
   detail::Parts<Part> parts_;

@@ -49,20 +49,24 @@ struct Text {
 
 }  // namespace detail
 
+// A selector and its name.
 template <detail::Text text, Selector S>
 struct Named {
-  using Type = S;
-  static constexpr const char* name = text.characters;
+  using Type = S;                                       // the selector
+  static constexpr const char* name = text.characters;  // as programs call it
 };
 
+// Some Named selectors.
 template <class... Entries>
 struct SelectorList {
+  // Calls f.template operator()<Type>(name) for each, in order.
   template <class F>
   static void for_each(F&& f) {
     (f.template operator()<typename Entries::Type>(Entries::name), ...);
   }
 };
 
+// All selectors of this library.
 using AllSelectors = SelectorList<                       //
     Named<"dense", DenseSelector>,                       //
     Named<"quoka", QuokaSelector>,                       //
@@ -80,6 +84,7 @@ using AllSelectors = SelectorList<                       //
     Named<"random", RandomSelector>,                     //
     Named<"first_recent", FirstRecentSelector>>;
 
+// Calls f.template operator()<S>(name) for each of AllSelectors.
 template <class F>
 void for_each_selector(F&& f) {
   AllSelectors::for_each(f);

@@ -30,26 +30,31 @@ struct BlockKeys {
   Index block_rows = 1;  // key rows of a block
   bool causal = false;   // a row sees the key rows before its end, else all
 
-  Index len() const { return k.len() + chunk_k.len(); }
+  Index len() const { return k.len() + chunk_k.len(); }  // keys
+  // Rows of `stride` keys, the last one filled up.
   Index key_rows() const { return ceil_div(len(), stride); }
+  // Blocks of key rows; the last one may be short.
   Index blocks() const { return ceil_div(key_rows(), block_rows); }
 };
 
 // Which rows there are at most for a KV head, and into how many sets they fall. A row has stride * dim
 // channels. They are made from rows of `read`; empty: from floats.
 struct BlockQueries {
-  Index max_rows, sets;
-  Rows read = {};
+  Index max_rows, sets;  // of a KV head
+  Rows read = {};        // what the rows are made from
 };
 
+// Which of the two scores at the top of block_scores.hpp.
 enum class BlockNormaliser { each_row, whole_set };
 
 // Where rows are written, set after set, as by a RowWriter; what is not finite is not to be kept.
 class BlockRowWriter {
  public:
+  // `sets` and `ends` are [max_rows]: of each row, its set and where what it sees ends.
   BlockRowWriter(RowWriter rows, Index* sets, Index* ends)
       : rows_(rows), sets_(sets), ends_(ends) {}
 
+  // Row i of a head of q as floats: good until the next.
   const float* read(const Rows& q, Index b, Index head, Index i) const {
     return rows_.read(q, b, head, i);
   }
@@ -61,13 +66,14 @@ class BlockRowWriter {
     sets_[at] = set, ends_[at] = end;
     rows_.keep();
   }
-  Index count() const { return rows_.count(); }
+  Index count() const { return rows_.count(); }  // rows kept so far
 
  private:
   RowWriter rows_;
   Index *sets_, *ends_;
 };
 
+// Writes the rows of one KV head, times `factor`.
 using FillBlockRows = FunctionRef<void(Index b, Index kv_head, float factor, BlockRowWriter& rows)>;
 
 // Scratch of one worker.
@@ -93,6 +99,7 @@ struct BlockScratch {
   }
 };
 
+// Reused memory of block_scores().
 using BlockScoreState = WorkerScratch<BlockScratch>;
 
 // scores [batch, kv_heads, sets, keys.blocks()], an array. `capacity`: as many keys as there may be in

@@ -16,12 +16,13 @@ inline namespace QUOKA_ABI {
 
 // [batch, kv_heads, blocks, head_dim * block_keys]: block after block, in it channel after channel.
 struct ChannelMajorKeys {
-  RowStore<float> blocks;
-  Index len = 0;
-  detail::FloatRow row;
+  RowStore<float> blocks;  // [batch, kv_heads, blocks, head_dim * block_keys]
+  Index len = 0;           // keys
+  detail::FloatRow row;    // one key, widened
 
   // Copies the keys [len, k.len()) of k [batch, kv_heads, kv_len, head_dim]; room for `capacity`.
   void append(const Rows& k, Index capacity);
+  // Back to the first kv_len keys.
   void truncate(Index kv_len) { len = kv_len < len ? kv_len : len; }
 };
 

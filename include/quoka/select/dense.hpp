@@ -12,7 +12,7 @@ class DenseSelector {
   using State = NoState;
 
   DenseSelector() = default;
-  explicit DenseSelector(const Options&) {}
+  explicit DenseSelector(const Options&) {}  // there is nothing to choose
 
   void select(const SelectorInput& input, State&, Selection& selection, ExecutorRef) const {
     check_selector_input(input);

@@ -35,6 +35,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What EvictingSelector asks of a method: as MyEviction at the top of evicting_selector.hpp.
 template <class S>
 concept EvictionMethod = requires(const S& method, const SelectorInput& input, Index index,
                                   std::span<const Position> candidates, std::span<float> scores,

@@ -20,6 +20,7 @@ class KeyShard {
 
   // Element by element over all shards; collective.
   virtual void maximum(std::span<float> x) const = 0;
+  // Likewise their sum.
   virtual void sum(std::span<std::int64_t> x) const = 0;
 
  protected:

@@ -55,28 +55,32 @@ bool is_finite_row(const float* x, Index dim);
 // finite.
 class RowWriter {
  public:
+  // `rows` has room for all of them, [max_rows, dim].
   RowWriter(float* rows, Index dim, RowReader& reader) : rows_(rows), dim_(dim), reader_(&reader) {}
 
   // Row i of one head of q.
   void add(const Rows& q, Index b, Index head, Index i, float factor) {
     add(read(q, b, head, i), factor);
   }
+  // The same of a row of floats [dim].
   void add(const float* row, float factor) {
     if (scale_row(row, dim_, factor, next())) ++count_;
   }
+  // Row i of a head of q as floats: good until the next.
   const float* read(const Rows& q, Index b, Index head, Index i) const {
     return reader_->read(q, b, head, i);
   }
   // The place of the next row, for those who write it themselves; it counts once kept.
   float* next() const { return rows_ + count_ * dim_; }
-  void keep() { ++count_; }
+  void keep() { ++count_; }  // next() counts
+  // Counts next(), unless it holds a NaN or an infinity.
   void keep_if_finite() {
     const float* const row = next();
     float poison = 0.0f;  // x * 0 is NaN for NaN and infinity
     for (Index c = 0; c < dim_; ++c) poison += row[c] * 0.0f;
     if (poison == 0.0f) ++count_;
   }
-  Index count() const { return count_; }
+  Index count() const { return count_; }  // rows kept so far
 
  private:
   float* rows_;
@@ -87,21 +91,20 @@ class RowWriter {
 // Writes the rows that score for one head of the scores, times `factor`.
 using FillRows = FunctionRef<void(Index b, Index head, float factor, RowWriter& rows)>;
 
-// Each head has at most max_rows rows of dim channels. fill() makes them from rows of `read`; empty:
-// from floats.
+// The rows that score for one head.
 struct QueryRows {
-  Index max_rows, dim;
-  Rows read = {};
+  Index max_rows, dim;  // at most so many rows, of so many channels
+  Rows read = {};       // fill() makes them from rows like these; empty: from floats
 };
 
 // Reused memory of the functions below.
 struct QueryScoreState : NoState {
-  WorkerScratch<detail::MassScratch> mass;
-  WorkerScratch<detail::ScoreScratch> score;
-  Buffer<float> mean;  // [batch, kv_heads, 1, dim]
+  WorkerScratch<detail::MassScratch> mass;    // of softmax_scores()
+  WorkerScratch<detail::ScoreScratch> score;  // of mean_logit_scores()
+  Buffer<float> mean;                         // [batch, kv_heads, 1, dim]
   // Of a shard: [batch, heads, panels of rows, lanes], the first two with blocks of keys before the lanes.
   Buffer<float> block_max, block_sum, row_max;
-  Buffer<std::int64_t> row_sum;
+  Buffer<std::int64_t> row_sum;  // likewise, in 64-bit fixed point
 
   Index bytes() const {
     return mass.bytes() + score.bytes() + mean.bytes() + block_max.bytes() + block_sum.bytes() +
@@ -145,12 +148,15 @@ class KeySource {
 // a multiple of the keys' KV heads. `capacity`: as many keys as there may be in later calls, for
 // scratch memory. Of a shard's keys: the scores they have among all keys, for twice the FLOPs and an
 // exchange of 12 bytes per row (filled up to whole panels); blocks of a multiple of softmax_shard_keys().
+// Throws std::invalid_argument unless the scores of a head lie side by side.
 void softmax_scores(const QueryRows& shape, FillRows fill, const KeySource& keys, Index capacity,
                     Aggregation over, TensorView<float, 3> scores, QueryScoreState& state,
                     ExecutorRef executor, const KeyShard* shard = nullptr);
+// Keys of a block that softmax_scores() takes of a shard: blocks have a multiple of them.
 Index softmax_shard_keys();
 
-// scores [batch, kv_heads, keys]; keys [batch, kv_heads, keys, dim].
+// scores [batch, kv_heads, keys]; keys [batch, kv_heads, keys, dim]. Throws std::invalid_argument
+// for scores of another shape than the keys', or other strides than score_view() has.
 void mean_logit_scores(const QueryRows& shape, FillRows fill, const Rows& keys,
                        TensorView<float, 3> scores, QueryScoreState& state, ExecutorRef executor);
 

@@ -32,20 +32,22 @@ struct LayerPlan {
 
   // The layer that chooses again.
   Index correction_layer() const { return (4 * layer_count + 5) / 10; }
+  // Does this layer choose?
   bool chooses() const { return layer == first_sparse || layer == correction_layer(); }
 };
 
 // The choice that the layers of one sequence share, for one chunk.
 struct SharedChoice {
-  Selection selection;
+  Selection selection;         // [batch, kv_heads]
   Index kv_len = -1;           // of the chunk; -1: none
   std::uint64_t sequence = 0;  // the caller's number for it
   Index last_layer = -1;       // called in this chunk
-  bool made = false;
+  bool made = false;           // has a layer chosen in this chunk?
 
-  void forget() { kv_len = last_layer = -1, made = false; }
+  void forget() { kv_len = last_layer = -1, made = false; }  // no choice
 };
 
+// What LayerSharedSelector asks of a method: as MyChoice at the top of layer_shared.hpp.
 template <class S>
 concept LayerChoice = requires(const S& method, const SelectorInput& input, Index budget,
                                typename S::State& state, Selection& selection, ExecutorRef executor,

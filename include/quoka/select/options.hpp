@@ -58,8 +58,8 @@ enum class Domain {
 //                     recorded layers: 0.002 points lost on average, 0.03 by the worst head (sketch/sketched_mass.hpp)
 enum class Sketch {
   automatic,  // where this ISA scores faster so
-  on,
-  off,
+  on,         // even where float is faster
+  off,        // scores in float alone
 };
 
 // Past keys attended per KV head (B_SA): a count, a fraction of the past, or as many as their scores
@@ -86,7 +86,9 @@ class Budget {
       detail::fail_range("budget, as a fraction of the past,", fraction_, "(0, 1]");
   }
 
+  // By a count or a fraction; by mass(); by relative().
   enum class Rule { size, mass, relative };
+  // As many keys as it takes.
   static constexpr Index no_ceiling = std::numeric_limits<Index>::max();
 
   // Throws std::invalid_argument for a share outside (0, 1], a floor below 1, and a ceiling below it.
@@ -98,7 +100,7 @@ class Budget {
     return {Rule::relative, "budget, as a part of the best score,", alpha, floor, ceiling};
   }
 
-  Rule rule() const { return rule_; }
+  Rule rule() const { return rule_; }  // how it is given
   // Does the number of keys depend on their scores?
   bool by_scores() const { return rule_ != Rule::size; }
   // The share or alpha of a budget by scores.

@@ -49,6 +49,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What QuoKA leaves open. The defaults are the paper's; recommended() is what to take in its place.
 struct QuokaOptions {
   Budget budget = 1024;                                // B_SA: 512, 1024, 2048, or 0.25; by
                                                        // scores: in float, without the sketch
@@ -104,6 +105,7 @@ struct QuokaOptions {
   static constexpr Index cascade_step = 4;
 };
 
+// The scores behind QuokaSelector.
 class QuokaScorer {
  public:
   using Options = QuokaOptions;

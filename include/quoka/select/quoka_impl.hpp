@@ -10,22 +10,24 @@ inline namespace QUOKA_ABI {
 
 QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) {
   detail::require_at_least("n_queries", options.n_queries, 1);
-  detail::require_at_least("the cascade", options.cascade, 0);
-  detail::require_at_most("the cascade", options.cascade, "", 1 << 20);
+  detail::require_at_least("cascade", options.cascade, 0);
+  detail::require_at_most("cascade", options.cascade, "", 1 << 20);
   const TwoLevels& levels = options.two_levels;
-  detail::require_at_least("the block of two levels", levels.block, 0);
+  detail::require_at_least("two_levels.block", levels.block, 0);
   if (levels.block == 0) return;
-  detail::require_multiple("the block of two levels", levels.block, "a block of codes",
-                           simd::code_block);
-  detail::require_at_least("the candidates of two levels, times the budget,", levels.candidates, 2);
+  detail::require_multiple("two_levels.block", levels.block, "a block of codes", simd::code_block);
+  detail::require_at_least("two_levels.candidates", levels.candidates, 2);
   if (options.domain == Domain::logit)
-    detail::require_equal("the window, with two levels of cosines,", options.top_k.window, "none",
+    detail::require_equal("top_k.window, with two levels of cosines,", options.top_k.window, "none",
                           1);
   detail::require_sized(options.budget, "a selection in two levels");
-  if (options.sketch == Sketch::off) detail::fail_because("two levels need a sketch of the keys");
+  if (options.sketch == Sketch::off)
+    detail::fail_because(
+        "two_levels.block above 0 needs a sketch of the keys, and sketch is Sketch::off");
   if (options.domain == Domain::logit && options.scoring == Scoring::dot)
     detail::fail_because(
-        "two levels need cosines or the softmax domain: dot products have no sketch");
+        "two_levels.block above 0 with Scoring::dot: cosines and Domain::softmax have a sketch, "
+        "dot products none");
 }
 
 namespace detail {
@@ -164,7 +166,8 @@ QUOKA_FUNC bool QuokaScorer::select_by_levels(const SelectorInput& input, Index 
                                               ExecutorRef executor) const {
   if (input.sketch != nullptr)
     detail::fail_because(
-        "two levels need a sketch that the State keeps: that of a cache has no blocks");
+        "SelectorInput::sketch with two levels: they need a sketch that the State keeps, which has "
+        "blocks");
   const Rows& k = input.k;
   const Index block = options_.two_levels.block, rows = kept_rows(input);
   const detail::LevelPlan plan(k.len(), budget, options_.two_levels, options_.top_k);
@@ -215,11 +218,10 @@ QUOKA_FUNC void QuokaScorer::select_level(const detail::LevelPlan& plan, Index j
                                   options_.aggregation, level.wanted, most, forced, selection,
                                   state.sketch, state.score, executor, some);
   float* const scores = state.sketch.scores.reserve_amortised(tasks * most);
-  detail::sketched_softmax_scores(
-      sketch, nullptr, state.q_bar.data(), rows, k, input.logit_scale(), most,
-      j > 0 ? Aggregation::max : options_.aggregation,
-      TensorView<float, 3>(scores, {k.batch(), k.heads(), count}, {k.heads() * count, count, 1}),
-      state.sketched_mass, executor, some);
+  detail::sketched_softmax_scores(sketch, nullptr, state.q_bar.data(), rows, k, input.logit_scale(),
+                                  most, j > 0 ? Aggregation::max : options_.aggregation,
+                                  TensorView<float, 3>(scores, {k.batch(), k.heads(), count}),
+                                  state.sketched_mass, executor, some);
   state.sketch.top_k.reserve(executor.workers(), most, forced.window);
   SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), level.wanted);
   executor.run(tasks, [&](Index task, int worker) {

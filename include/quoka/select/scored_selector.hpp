@@ -127,9 +127,7 @@ class ScoredSelector {
     float* const scores = state.scores.reserve_amortised(heads * capacity);
     state.top_k.reserve(executor.workers(), capacity, top_k().window);
     scorer_.score(input, state.scorer,
-                  TensorView<float, 3>(scores, {k.batch(), k.heads(), k.len()},
-                                       {k.heads() * k.len(), k.len(), 1}),
-                  executor);
+                  TensorView<float, 3>(scores, {k.batch(), k.heads(), k.len()}), executor);
     if (options_.budget.by_scores()) {
       Index* const counts = state.counts.reserve(heads);
       executor.run(heads, [&](Index head, int worker) {

@@ -84,8 +84,9 @@ struct SelectorInput {
 
   // Of key i among all keys, and how many they are.
   Index position(Index i) const { return shard != nullptr ? shard->position(i) : i; }
-  Index kv_len() const { return shard != nullptr ? shard->kv_len() : k.len(); }
-  Index group() const { return q.heads() / k.heads(); }
+  Index kv_len() const { return shard != nullptr ? shard->kv_len() : k.len(); }  // of all shards
+  Index group() const { return q.heads() / k.heads(); }  // query heads that share a KV head
+  // `scale`, or its default.
   float logit_scale() const {
     return scale.value_or(1.0f / std::sqrt(static_cast<float>(k.dim())));
   }
@@ -137,6 +138,7 @@ Index kept_bytes_of(const State& state) {
   return 0;
 }
 
+// What a selector has: as MySelector at the top of selector.hpp, where each member is explained.
 template <class S>
 concept Selector = requires(const S& selector, const SelectorInput& input, typename S::State& state,
                             Selection& selection, ExecutorRef executor, Index kv_len) {
@@ -148,6 +150,8 @@ concept Selector = requires(const S& selector, const SelectorInput& input, typen
   { state.bytes() } -> std::convertible_to<Index>;
 };
 
+// What a scorer has at least: as MyScorer at the top of selector.hpp. ScoredSelector makes a selector
+// of it.
 template <class S>
 concept Scorer = requires(const S& scorer, const SelectorInput& input, typename S::State& state,
                           TensorView<float, 3> scores, ExecutorRef executor,

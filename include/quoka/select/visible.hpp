@@ -29,7 +29,7 @@ void select_visible(const S& selector, SelectorInput input, const VisibleCells& 
   const Rows past = input.k;
   const Index len = past.len(), to_all = std::ssize(visible.to_all),
               to_some = std::ssize(visible.to_some), heads = past.heads();
-  detail::require_equal("the batch", past.batch(), "one sequence", 1);
+  detail::require_equal("k's batch", past.batch(), "one sequence", 1);
   for (const auto* cells : {&visible.to_all, &visible.to_some})
     if (!cells->empty())
       detail::require_at_most("a visible cell", cells->back(), "the last", len - 1);

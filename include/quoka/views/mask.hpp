@@ -40,21 +40,24 @@ class Mask {
   requires(std::is_convertible_v<R, Rows> && !std::is_same_v<std::remove_cvref_t<R>, Mask>)
       Mask(R&& added)
       : Mask(Rows(std::forward<R>(added)), Checked{}) {}
+  // From a byte for each key, 0 hides. Strides in bytes. Throws std::invalid_argument on a negative
+  // size, and on null with elements.
   static Mask bytes(const void* data, const Sizes& sizes, const Strides& strides) {
     return {data, Kind::bytes, sizes, strides};
   }
+  // From a bit for each key, bit k % 8 of byte k / 8, 0 hides. Strides in bytes. Throws as bytes().
   static Mask bits(const void* data, const Sizes& sizes, const Strides& strides) {
     return {data, Kind::bits, sizes, strides};
   }
 
-  bool absent() const { return sizes_ == Sizes{}; }
-  const Sizes& sizes() const { return sizes_; }
-  const Strides& strides() const { return strides_; }
-  const std::byte* data() const { return data_; }
-  Index row_bytes() const;
-  Index batch() const { return sizes_[0]; }
-  Index heads() const { return sizes_[1]; }
-  Index keys() const { return sizes_[3]; }
+  bool absent() const { return sizes_ == Sizes{}; }    // no mask: everything is visible
+  const Sizes& sizes() const { return sizes_; }        // as given
+  const Strides& strides() const { return strides_; }  // in bytes
+  const std::byte* data() const { return data_; }      // not owned
+  Index row_bytes() const;                             // of one query's row
+  Index batch() const { return sizes_[0]; }            // 1: the same for all sequences
+  Index heads() const { return sizes_[1]; }            // 1: the same for all heads
+  Index keys() const { return sizes_[3]; }             // columns: past and chunk
 
   // to[0, count) = what is added for columns [first, first + count), or for columns list[first ...].
   void read(Index b, Index head, Index query, const Position* list, Index first, Index count,
@@ -79,9 +82,9 @@ class Mask {
 
 // What the queries of a chunk see of a column: a sum of these.
 enum ColumnSight : std::uint8_t {
-  seen_by_some = 1,
-  hidden_from_some = 2,
-  biased_for_some = 4,  // seen, with something else than 0 added
+  seen_by_some = 1,      // at least one query sees it
+  hidden_from_some = 2,  // at least one does not
+  biased_for_some = 4,   // seen, with something else than 0 added
 };
 // sight[0, count) of columns [first, first + count), over all queries and heads of sequence b.
 void read_column_sight(const Mask& mask, Index b, Index first, Index count, std::uint8_t* sight,

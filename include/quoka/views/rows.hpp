@@ -26,6 +26,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// Rows and OutputRows: the template of both.
 template <class Byte>  // const std::byte, or std::byte
 class BasicRows {
   static constexpr bool writes = !std::is_const_v<Byte>;
@@ -33,12 +34,13 @@ class BasicRows {
   using Element = std::conditional_t<writes, T, const T>;
 
  public:
-  using Sizes = std::array<Index, 4>;
+  using Sizes = std::array<Index, 4>;    // [batch, heads, len, dim]
   using Strides = std::array<Index, 3>;  // of batch, heads and len, in bytes
 
   // No rows, of no format.
   constexpr BasicRows() = default;
 
+  // From a view of float, half or bfloat16.
   template <class T>
   requires(Storage<std::remove_const_t<T>> && (!writes || !std::is_const_v<T>))
       BasicRows(const TensorView<T>& view)
@@ -50,6 +52,7 @@ class BasicRows {
   // From an Eigen tensor or map that outlives the rows.
   template <detail::AnyTensor E>
   BasicRows(E& tensor) : BasicRows(checked_view(tensor)) {}
+  // From an Eigen map that is a temporary: its memory must outlive the rows.
   template <class P, int O, template <class> class M>
   BasicRows(const Eigen::TensorMap<P, O, M>&& map) : BasicRows(checked_view(map)) {}
   // A temporary tensor would be gone before the rows are used.
@@ -79,21 +82,20 @@ class BasicRows {
         sizes_(sizes),
         strides_(strides),
         channel_step_(channel_step) {
-    for (const Index size : sizes) detail::require_at_least("a size of rows", size, 0);
-    if (data == nullptr && !empty())
-      detail::fail_because("a view has elements, but its pointer is null");
+    detail::require_memory("a view of rows", data, sizes);
     if (writes && !format.writes)
       detail::fail_because(std::string("rows of format ") + format.name + " are only read");
   }
 
-  Byte* data() const { return data_; }
-  const Format& format() const { return *format_; }
-  const Sizes& sizes() const { return sizes_; }
-  const Strides& strides() const { return strides_; }
-  Index batch() const { return sizes_[0]; }
-  Index heads() const { return sizes_[1]; }
-  Index len() const { return sizes_[2]; }
-  Index dim() const { return sizes_[3]; }
+  Byte* data() const { return data_; }                 // the first byte of the first row
+  const Format& format() const { return *format_; }    // how rows are stored
+  const Sizes& sizes() const { return sizes_; }        // [batch, heads, len, dim]
+  const Strides& strides() const { return strides_; }  // of batch, heads and len, in bytes
+  Index batch() const { return sizes_[0]; }            // sequences
+  Index heads() const { return sizes_[1]; }            // of a sequence
+  Index len() const { return sizes_[2]; }              // rows of a head
+  Index dim() const { return sizes_[3]; }              // channels of a row
+  // No elements at all.
   bool empty() const {
     return sizes_[0] == 0 || sizes_[1] == 0 || sizes_[2] == 0 || sizes_[3] == 0;
   }
@@ -115,10 +117,12 @@ class BasicRows {
     return heads() > 1 && size(strides_[1]) < size(next);
   }
 
+  // The address of row i.
   Byte* row(Index b, Index head, Index i) const {
     Byte* const of_head = data_ + b * strides_[0] + head * strides_[1];
     return of_head + (map_.any() ? map_.offset(begin_ + i, strides_[2]) : i * strides_[2]);
   }
+  // The rows of one head.
   HeadRows head(Index b, Index head) const requires(!writes) {
     return {{data_ + b * strides_[0] + head * strides_[1], strides_[2], nullptr, begin_, map_},
             format_,
@@ -128,14 +132,17 @@ class BasicRows {
   // Pages and lists: the sizes of the pool, [pages or batch, heads, rows of a page, dim], and which of
   // its rows row i is, counted through all pages.
   bool mapped() const { return map_.any(); }
-  const RowMap& map() const { return map_; }
+  const RowMap& map() const { return map_; }  // of pages and lists
+  // [pages, heads, page_len, dim] of pages; else sizes().
   Sizes pool_sizes() const {
     return mapped() ? Sizes{pool_pages_, sizes_[1], pool_len_, sizes_[3]} : sizes_;
   }
+  // In bytes: of pages, heads and rows.
   Strides pool_strides() const {
     return map_.pages != nullptr ? Strides{map_.page_step, strides_[1], strides_[2]} : strides_;
   }
-  Index pool_begin() const { return begin_; }
+  Index pool_begin() const { return begin_; }  // row 0, counted in the map
+  // Row i, counted through all pages.
   Index pool_row(Index i) const { return mapped() ? map_.pool_row(begin_ + i) : i; }
 
   // As a view of T. Throws std::invalid_argument where they are of another format, or mapped.
@@ -268,7 +275,9 @@ class BasicRows {
   Index pool_pages_ = 0, pool_len_ = 0;  // where mapped
 };
 
+// Rows that are read: q, k, v.
 using Rows = BasicRows<const std::byte>;
+// Rows that are written: out.
 using OutputRows = BasicRows<std::byte>;
 
 // One sequence of a cache in pages. pool [pages, heads, page_len, dim] holds the pages of all

@@ -25,6 +25,7 @@ class Selection {
   Selection& operator=(const Selection&) = default;
   // What was moved from is nothing of nothing.
   Selection(Selection&& other) noexcept { swap(other); }
+  // What was moved from is nothing of nothing.
   Selection& operator=(Selection&& other) noexcept {
     Selection(std::move(other)).swap(*this);
     return *this;
@@ -44,23 +45,27 @@ class Selection {
     selection.select_all(batch, kv_heads, kv_len);
     return selection;
   }
+  // Becomes all(); its memory is kept.
   void select_all(Index batch, Index kv_heads, Index kv_len) {
     batch_ = batch, kv_heads_ = kv_heads, kv_len_ = kv_len, room_ = 0, is_all_ = true;
   }
+  // Becomes no key of any KV head; its memory is kept.
   void select_none(Index batch, Index kv_heads, Index kv_len);
 
-  Index batch() const { return batch_; }
-  Index kv_heads() const { return kv_heads_; }
-  Index kv_len() const { return kv_len_; }
-  bool is_all() const { return is_all_; }
+  Index batch() const { return batch_; }        // sequences
+  Index kv_heads() const { return kv_heads_; }  // of a sequence
+  Index kv_len() const { return kv_len_; }      // past keys that it selects from
+  bool is_all() const { return is_all_; }       // every past key, without a list of positions
 
-  // Positions of one KV head, of the KV head that has most, and of all.
+  // Positions of one KV head.
   Index count(Index b, Index kv_head) const {
     return is_all_ ? kv_len_ : counts_[static_cast<std::size_t>(b * kv_heads_ + kv_head)];
   }
+  // Positions of the KV head that has most.
   Index max_count() const {
     return is_all_ ? kv_len_ : reduce([](Index a, Index b) { return a < b ? b : a; });
   }
+  // Positions of all KV heads together.
   Index total() const {
     return is_all_ ? kv_len_ * heads() : reduce([](Index a, Index b) { return a + b; });
   }
@@ -89,6 +94,7 @@ class Selection {
   // Memory for so many positions in all; it is kept from call to call.
   void reserve(Index positions) { positions_.reserve(static_cast<std::size_t>(positions)); }
 
+  // The same positions for the same shape; a full list and "all" are equal.
   friend bool operator==(const Selection& a, const Selection& b) {
     if (a.batch_ != b.batch_ || a.kv_heads_ != b.kv_heads_ || a.kv_len_ != b.kv_len_) return false;
     if (a.is_all_ && b.is_all_) return true;

@@ -12,6 +12,7 @@ inline namespace QUOKA_ABI {
 static_assert(sizeof(Eigen::Index) == sizeof(Index),
               "quoka: Eigen's index must have 64 bits: leave EIGEN_DEFAULT_DENSE_INDEX_TYPE alone");
 
+// A row-major Eigen tensor, [batch, heads, len, dim] or [batch, heads, len].
 template <class T, int Rank = 4>
 using Tensor = Eigen::Tensor<T, Rank, Eigen::RowMajor>;
 

@@ -1,9 +1,14 @@
 // Strided, non-owning views of one element type: how every tensor enters the library.
 //
-// A view is a pointer, sizes and strides; it is trivially copyable and never owns. It is made
-// implicitly from row-major Eigen tensors and maps, and explicitly from a pointer. The last axis of
-// a rank-4 view (the channels of a head) is contiguous; every other axis has a stride of its own.
-// A cache in [batch, len, heads, dim] order is the same view with other strides.
+// A view is a pointer, sizes and strides; it is trivially copyable and never owns.
+//
+//   TensorView<float> q = tensor;                                 a row-major Eigen tensor or map
+//   TensorView<float> q(pointer, {batch, heads, len, dim});       contiguous memory
+//   TensorView<float> k(pointer, {batch, heads, len, dim},        any memory: a cache in the order
+//                       {len * heads * dim, dim, heads * dim, 1});  [batch, len, heads, dim]
+//
+// The last axis of a rank-4 view (the channels of a head) is contiguous; every other axis has a stride
+// of its own.
 //
 //   TensorView<T>      [batch, heads, len, dim]   q, k, v, out
 //   TensorView<T, 3>   [batch, heads, len]        scores, inverse norms, log-sum-exp
@@ -16,6 +21,7 @@
 
 #include <array>
 #include <concepts>
+#include <limits>
 #include <type_traits>
 
 namespace Eigen {
@@ -84,6 +90,7 @@ concept TensorLike =
     (detail::is_view<std::remove_cvref_t<E>> || detail::is_tensor<std::remove_cvref_t<E>>)&&Storage<
         std::remove_const_t<typename std::remove_cvref_t<E>::Scalar>>;
 
+// Its element type, without const.
 template <TensorLike E>
 using storage_t = std::remove_const_t<typename std::remove_cvref_t<E>::Scalar>;
 
@@ -93,8 +100,8 @@ class TensorView {
                 "a view has the axes [batch, heads, len] or [batch, heads, len, dim]");
 
  public:
-  using Scalar = T;
-  using Sizes = detail::Sizes<Rank>;
+  using Scalar = T;                   // the element type, const for what is only read
+  using Sizes = detail::Sizes<Rank>;  // std::array<Index, Rank>
 
   // No elements: the absent optional input.
   constexpr TensorView() = default;
@@ -104,6 +111,7 @@ class TensorView {
   TensorView(E& tensor) : data_(tensor.data()) {
     detail::dense_sizes<Rank>(tensor, sizes_, strides_);
   }
+  // From an Eigen map that is a temporary: its memory must outlive the view.
   template <class P, int O, template <class> class M>
   requires detail::EigenTensorOf<const Eigen::TensorMap<P, O, M>, T, Rank> TensorView(
       const Eigen::TensorMap<P, O, M>&& map)
@@ -114,18 +122,21 @@ class TensorView {
   template <class S, int N, int O, class I>
   TensorView(const Eigen::Tensor<S, N, O, I>&&) = delete;
 
-  // From memory of the caller's. Strides count elements; in rank 4 the last one must be 1. Throws
+  // From contiguous memory of the caller's, row-major: the last axis runs fastest. Throws
+  // std::invalid_argument on a negative size, on more elements than Index counts, and on null with
+  // elements.
+  TensorView(T* data, const Sizes& sizes) : TensorView(data, sizes, row_major(sizes)) {}
+
+  // From memory with strides of its own. Strides count elements; in rank 4 the last one must be 1. Throws
   // std::invalid_argument on a negative size, on another inner stride, and on null with elements.
   TensorView(T* data, const Sizes& sizes, const Sizes& strides)
       : data_(data), sizes_(sizes), strides_(strides) {
-    for (const Index size : sizes) detail::require_at_least("a view's size", size, 0);
+    detail::require_memory("a view", data, sizes);
     if constexpr (Rank == 4) {
       if (strides[3] != 1)
         detail::fail("a view's inner stride", strides[3],
                      "but the channels of a head must be contiguous: stride", "", 1);
     }
-    if (data == nullptr && !empty())
-      detail::fail_because("a view has elements, but its pointer is null");
   }
 
   // From a view of mutable elements.
@@ -133,13 +144,13 @@ class TensorView {
   requires(std::is_same_v<const U, T>) TensorView(const TensorView<U, Rank>& other)
       : data_(other.data()), sizes_(other.sizes()), strides_(other.strides()) {}
 
-  T* data() const { return data_; }
-  const Sizes& sizes() const { return sizes_; }
-  const Sizes& strides() const { return strides_; }
-  Index batch() const { return sizes_[0]; }
-  Index heads() const { return sizes_[1]; }
-  Index len() const { return sizes_[2]; }
-  Index dim() const requires(Rank == 4) { return sizes_[3]; }
+  T* data() const { return data_; }                  // the first element
+  const Sizes& sizes() const { return sizes_; }      // [batch, heads, len], and dim in rank 4
+  const Sizes& strides() const { return strides_; }  // in elements
+  Index batch() const { return sizes_[0]; }          // sequences
+  Index heads() const { return sizes_[1]; }          // of a sequence
+  Index len() const { return sizes_[2]; }            // rows of a head
+  Index dim() const requires(Rank == 4) { return sizes_[3]; }  // channels of a row
   // The optional input that was not given.
   bool absent() const { return data_ == nullptr; }
   // No elements at all.
@@ -153,6 +164,7 @@ class TensorView {
   T* row(Index b, Index head, Index i) const {
     return data_ + b * strides_[0] + head * strides_[1] + i * strides_[2];
   }
+  // One element.
   T& at(Index b, Index head, Index i) const requires(Rank == 3) { return *row(b, head, i); }
 
   // The rows [begin, begin + count) of the len axis. Throws std::invalid_argument beyond the end.
@@ -168,6 +180,20 @@ class TensorView {
   }
 
  private:
+  static Sizes row_major(const Sizes& sizes) {
+    Sizes strides{};
+    Index step = 1;
+    for (std::size_t axis = sizes.size(); axis-- > 0;) {
+      strides[axis] = step;
+      const Index size = sizes[axis] > 1 ? sizes[axis] : 1;
+      if (size > std::numeric_limits<Index>::max() / step)
+        detail::fail("a view's size", size, "but must be at most", "what Index counts",
+                     std::numeric_limits<Index>::max() / step);
+      step *= size;
+    }
+    return strides;
+  }
+
   T* data_ = nullptr;
   Sizes sizes_{};
   Sizes strides_{};
@@ -183,6 +209,7 @@ TensorView<const storage_t<E>> view_of(E& tensor) {
 // A temporary tensor would be gone before the view is used.
 template <class S, int N, int O, class I>
 void view_of(const Eigen::Tensor<S, N, O, I>&&) = delete;
+// The same of a view that is a temporary.
 template <class T, int Rank>
 TensorView<const std::remove_const_t<T>, Rank> view_of(const TensorView<T, Rank>&& view) {
   return view;

@@ -13,16 +13,19 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What FirstRecentSelector leaves open.
 struct FirstRecentOptions {
-  Budget budget = 1024;
+  Budget budget = 1024;  // keys per KV head
   Index keep_first = 4;  // attention sinks; all the others are the last ones
 };
 
+// The scores behind FirstRecentSelector.
 class FirstRecentScorer {
  public:
   using Options = FirstRecentOptions;
   using State = NoState;
 
+  // Its scores need no options.
   explicit FirstRecentScorer(const Options& = {}) {}
 
   void score(const SelectorInput& input, State&, TensorView<float, 3> scores, ExecutorRef) const {

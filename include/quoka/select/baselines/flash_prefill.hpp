@@ -30,6 +30,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What FlashPrefillSelector leaves open.
 struct FlashPrefillOptions {
   Budget budget = 1024;  // or Budget::relative(0.12), the method's own
   Index block = 128;     // keys of a block, and queries
@@ -42,6 +43,7 @@ struct FlashPrefillOptions {
   static FlashPrefillOptions compact_attention() { return paper(0.06); }
 };
 
+// The scores behind FlashPrefillSelector.
 class FlashPrefillScorer {
  public:
   using Options = FlashPrefillOptions;
@@ -71,7 +73,8 @@ class FlashPrefillScorer {
     detail::require_at_least("block", options.block, 1);
     if (options.budget.rule() == Budget::Rule::mass)
       detail::fail_because(
-          "FlashPrefill's threshold is a part of the best score: Budget::relative");
+          "budget: FlashPrefill's threshold is a part of the best score, Budget::relative, not of "
+          "the mass");
   }
 
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,

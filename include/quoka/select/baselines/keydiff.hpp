@@ -19,11 +19,13 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What KeyDiffSelector leaves open.
 struct KeyDiffOptions {
   Budget budget = 1024;  // keys retained
   Index keep_first = 0;  // attention sinks that are never evicted, inside the budget
 };
 
+// Who stays: the scores behind KeyDiffSelector.
 class KeyDiffEviction {
  public:
   using Options = KeyDiffOptions;
@@ -41,6 +43,7 @@ class KeyDiffEviction {
     Index bytes() const { return anchor.bytes() + inverse.bytes() + row.bytes(); }
   };
 
+  // Its scores need no options.
   explicit KeyDiffEviction(const Options& = {}) {}
 
   Index score(const SelectorInput& input, Index b, Index kv_head,

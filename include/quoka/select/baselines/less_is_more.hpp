@@ -22,12 +22,14 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What LessIsMoreSelector leaves open.
 struct LessIsMoreOptions {
-  Budget budget = 1024;
-  LayerPlan plan = {};
+  Budget budget = 1024;  // keys per KV head
+  LayerPlan plan = {};   // this layer, and which layers choose
   Index keep_first = 4;  // attention sinks, always kept where the budget is larger
 };
 
+// The choice behind LessIsMoreSelector.
 class LessIsMoreChoice {
  public:
   using Options = LessIsMoreOptions;

@@ -25,15 +25,17 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What LokiSelector leaves open.
 struct LokiOptions {
-  Budget budget = 1024;
-  Index rank = 64;  // r: directions used; head_dim or more: all
-  Domain domain = Domain::softmax;
+  Budget budget = 1024;             // keys per KV head
+  Index rank = 64;                  // r: directions used; head_dim or more: all
+  Domain domain = Domain::softmax;  // in which several queries' logits are averaged
   std::shared_ptr<const LokiCalibration> calibration = nullptr;  // of this layer; null: of its keys
   TopKOptions top_k = {};             // window, sinks and recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit logits, of softmax
 };
 
+// The scores behind LokiSelector.
 class LokiScorer {
  public:
   using Options = LokiOptions;

@@ -33,7 +33,9 @@ class LokiCalibration {
     }
   }
 
+  // Of the layer.
   Index kv_heads() const { return std::ssize(directions_); }
+  // Channels of a key.
   Index head_dim() const { return directions_.empty() ? 0 : directions_.front().rows(); }
   // [head_dim, head_dim]
   const Eigen::MatrixXf& directions(Index kv_head) const {

@@ -15,17 +15,20 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What OracleSelector leaves open.
 struct OracleOptions {
-  Budget budget = 1024;
-  Aggregation aggregation = Aggregation::mean;
-  TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
+  Budget budget = 1024;                         // keys per KV head
+  Aggregation aggregation = Aggregation::mean;  // over the queries
+  TopKOptions top_k = {};                       // window, sinks and recent keys, inside the budget
 };
 
+// The scores behind OracleSelector.
 class OracleScorer {
  public:
   using Options = OracleOptions;
   using State = QueryScoreState;
 
+  // Refuses none of the options.
   explicit OracleScorer(const Options& options = {}) : options_(options) {}
 
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,

@@ -24,13 +24,15 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What QuestSelector leaves open.
 struct QuestOptions {
-  Budget budget = 1024;
-  Index page = 16;  // keys per page
-  Domain domain = Domain::logit;
-  TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
+  Budget budget = 1024;           // keys per KV head
+  Index page = 16;                // keys per page
+  Domain domain = Domain::logit;  // in which several queries' logits are averaged
+  TopKOptions top_k = {};         // window, sinks and recent keys, inside the budget
 };
 
+// The scores behind QuestSelector.
 class QuestScorer {
  public:
   using Options = QuestOptions;

@@ -14,17 +14,20 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What RandomSelector leaves open.
 struct RandomOptions {
-  Budget budget = 1024;
-  std::uint64_t seed = 0;
+  Budget budget = 1024;    // keys per KV head
+  std::uint64_t seed = 0;  // equal seeds: equal scores
   TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
 };
 
+// The scores behind RandomSelector.
 class RandomScorer {
  public:
   using Options = RandomOptions;
   using State = NoState;
 
+  // Refuses none of the options.
   explicit RandomScorer(const Options& options = {}) : options_(options) {}
 
   void score(const SelectorInput& input, State&, TensorView<float, 3> scores,

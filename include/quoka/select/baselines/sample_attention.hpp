@@ -20,14 +20,16 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What SampleAttentionSelector leaves open.
 struct SampleAttentionOptions {
-  Budget budget = 1024;
-  Index n_queries = 16;
-  Domain domain = Domain::softmax;
+  Budget budget = 1024;               // keys per KV head
+  Index n_queries = 16;               // queries of the chunk that are sampled, evenly spaced
+  Domain domain = Domain::softmax;    // in which several queries' logits are averaged
   TopKOptions top_k = {};             // window, sinks and recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit logits, of softmax
 };
 
+// The scores behind SampleAttentionSelector.
 class SampleAttentionScorer {
  public:
   using Options = SampleAttentionOptions;

@@ -22,6 +22,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What SnapKvSelector leaves open.
 struct SnapKvOptions {
   Budget budget = 1024;    // keys retained
   Index observation = 32;  // w: queries at the end of the chunk that judge
@@ -29,6 +30,7 @@ struct SnapKvOptions {
   Index keep_first = 0;    // attention sinks that are never evicted, inside the budget
 };
 
+// Who stays: the scores behind SnapKvSelector.
 class SnapKvEviction {
  public:
   using Options = SnapKvOptions;

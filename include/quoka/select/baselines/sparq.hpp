@@ -29,14 +29,16 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What SparqSelector leaves open.
 struct SparqOptions {
-  Budget budget = 1024;
-  Index rank = 64;  // r: channels used; head_dim or more: all
-  Domain domain = Domain::softmax;
+  Budget budget = 1024;               // keys per KV head
+  Index rank = 64;                    // r: channels used; head_dim or more: all
+  Domain domain = Domain::softmax;    // in which several queries' logits are averaged
   TopKOptions top_k = {};             // window, sinks and recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit logits, of softmax
 };
 
+// The scores behind SparqSelector.
 class SparqScorer {
  public:
   using Options = SparqOptions;

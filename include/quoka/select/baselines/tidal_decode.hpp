@@ -14,12 +14,14 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What TidalDecodeSelector leaves open.
 struct TidalDecodeOptions {
-  Budget budget = 1024;
-  LayerPlan plan = {};
+  Budget budget = 1024;    // keys per KV head
+  LayerPlan plan = {};     // this layer, and which layers choose
   TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
 };
 
+// The choice behind TidalDecodeSelector.
 class TidalDecodeChoice {
  public:
   using Options = TidalDecodeOptions;

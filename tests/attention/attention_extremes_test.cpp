@@ -1,0 +1,323 @@
+// attention/attention.hpp where numbers end: a NaN stays in the rows that see it, and neither
+// infinities, huge logits, denormals nor a long cache spoil what they need not.
+
+#include <quoka/attention/attention.hpp>
+
+#include "support/attention_fixtures.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cfenv>
+#include <limits>
+#include <numeric>
+#include <type_traits>
+#include <vector>
+
+namespace {
+
+using namespace quoka_test;
+
+// ---- NaN and infinity ---------------------------------------------------------------------------
+
+TEST(AttentionExtremes, NaNInAChunkKeyOrValueSpoilsTheRowsThatSeeIt) {
+  for_each_storage([]<class T>() {
+    Random random(80);
+    const auto in = random_inputs<T>(
+        random, {.batch = 2, .q_heads = 6, .kv_heads = 2, .q_len = 37, .kv_len = 101});
+    const auto clean = attend(in);
+    for (const Index j : {0, 1, 10, 11, 36})
+      for (const bool key : {true, false}) {
+        SCOPED_TRACE((key ? "key " : "value ") + std::to_string(j));
+        auto spoilt = in;
+        auto& x = key ? spoilt.k : spoilt.v;
+        for (Index c = 0; c < (key ? 1 : 16); ++c) x(1, 1, j, c) = stored<T>(std::nan(""));
+        auto output = attend(spoilt);
+        // A NaN value leaves the log-sum-exp alone: that is a matter of keys.
+        if (!key) {
+          EXPECT_TRUE(same_bits(output.lse, clean.lse));
+          for (Index i = j; i < 37; ++i)
+            for (Index head = 3; head < 6; ++head) output.lse(1, head, i) = not_a_number;
+        }
+        expect_spoilt(output, clean,
+                      [&](Index b, Index head, Index i) { return b == 1 && head >= 3 && i >= j; });
+      }
+  });
+}
+
+TEST(AttentionExtremes, OneNaNChannelOfAValueSpoilsThatChannelAlone) {
+  for_each_storage([]<class T>() {
+    Random random(81);
+    auto in = random_inputs<T>(random, {.q_len = 37, .kv_len = 101});
+    const auto clean = attend(in);
+    in.v(0, 0, 20, 5) = stored<T>(std::nan(""));
+    const auto output = attend(in);
+    for (Index head = 0; head < 2; ++head)
+      for (Index i = 0; i < 37; ++i)
+        for (Index c = 0; c < 16; ++c) {
+          if (i >= 20 && c == 5)
+            EXPECT_TRUE(std::isnan(static_cast<float>(output.out(0, head, i, c)))) << i;
+          else
+            EXPECT_EQ(output.out(0, head, i, c), clean.out(0, head, i, c)) << i << ", " << c;
+        }
+  });
+}
+
+TEST(AttentionExtremes, InfinityInAChunkValueReachesTheRowsThatSeeIt) {
+  for_each_storage([]<class T>() {
+    Random random(82);
+    auto in = random_inputs<T>(random, {.q_len = 37, .kv_len = 101});
+    const auto clean = attend(in);
+    for (Index c = 0; c < 16; ++c) in.v(0, 0, 20, c) = stored<T>(-HUGE_VAL);
+    const auto output = attend(in);
+    for (Index head = 0; head < 2; ++head)
+      for (Index i = 0; i < 37; ++i)
+        for (Index c = 0; c < 16; ++c)
+          EXPECT_EQ(static_cast<float>(output.out(0, head, i, c)),
+                    i >= 20 ? -infinity : static_cast<float>(clean.out(0, head, i, c)));
+  });
+}
+
+// A logit of plus infinity has no softmax; one of minus infinity has the weight 0.
+TEST(AttentionExtremes, InfinityInAKeyIsALogitOfItsSign) {
+  Random random(83);
+  auto in = random_inputs<Element>(random, {.q_heads = 1, .q_len = 37, .kv_len = 101});
+  const Selection others = [] {
+    auto list = oracle::range(0, 101);
+    list.erase(list.begin() + 50);
+    return to_selection({{list}}, 101);
+  }();
+  const auto without = attend(in, {}, &others);
+  in.past_k(0, 0, 50, 3) = stored<Element>(HUGE_VAL);
+  const auto output = attend(in);
+  for (Index i = 0; i < 37; ++i) {
+    if (static_cast<float>(in.q(0, 0, i, 3)) > 0.0f) {
+      EXPECT_TRUE(row_is_nan(output, 0, 0, i)) << i;
+    } else {
+      EXPECT_NEAR(output.lse(0, 0, i), without.lse(0, 0, i), 1e-5f) << i;
+    }
+  }
+}
+
+TEST(AttentionExtremes, NaNInAQuerySpoilsItsRowAlone) {
+  Random random(84);
+  const auto in = random_inputs<Element>(
+      random, {.batch = 2, .q_heads = 6, .kv_heads = 2, .q_len = 37, .kv_len = 101});
+  const auto clean = attend(in);
+  for (const Index i : {0, 17, 36}) {
+    auto spoilt = in;
+    spoilt.q(1, 4, i, 7) = stored<Element>(std::nan(""));
+    expect_spoilt(attend(spoilt), clean,
+                  [&](Index b, Index head, Index row) { return b == 1 && head == 4 && row == i; });
+  }
+}
+
+TEST(AttentionExtremes, NaNInThePastSpoilsItsKvHeadAlone) {
+  Random random(85);
+  const auto in =
+      random_inputs<Element>(random, {.batch = 2, .q_heads = 6, .kv_heads = 2, .kv_len = 127});
+  const auto clean = attend(in);
+  for (const Index t : {0, 111, 112, 126}) {
+    auto spoilt = in;
+    spoilt.past_k(0, 1, t, 2) = stored<Element>(std::nan(""));
+    expect_spoilt(attend(spoilt), clean,
+                  [](Index b, Index head, Index) { return b == 0 && head >= 3; });
+  }
+}
+
+TEST(AttentionExtremes, NaNThatIsNotSelectedChangesNothing) {
+  Random random(86);
+  auto in =
+      random_inputs<Element>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 37, .kv_len = 127});
+  const Selection keep = random_selection(random, 1, 2, 127, 60);
+  const auto clean = attend(in, {}, &keep);
+  for (Index head = 0; head < 2; ++head) {
+    const auto kept = keep.positions(0, head);
+    for (Index t = 0; t < 127; ++t)
+      if (!std::binary_search(kept.begin(), kept.end(), static_cast<Position>(t)))
+        for (Index c = 0; c < 16; ++c)
+          in.past_k(0, head, t, c) = in.past_v(0, head, t, c) = stored<Element>(std::nan(""));
+  }
+  expect_same(attend(in, {}, &keep), clean);
+}
+
+TEST(AttentionExtremes, NaNInThePastSpoilsOnlyRowsWhoseWindowReachesIt) {
+  Random random(87);
+  const auto in = random_inputs<Element>(random, {.q_heads = 3, .q_len = 37, .kv_len = 127});
+  const AttentionOptions options{.sliding_window = 30};
+  const auto clean = attend(in, options);
+  for (const Index t : {98, 111, 112, 126})
+    for (const bool key : {true, false}) {
+      SCOPED_TRACE((key ? "key " : "value ") + std::to_string(t));
+      auto spoilt = in;
+      for (Index c = 0; c < 16; ++c)
+        (key ? spoilt.past_k : spoilt.past_v)(0, 0, t, c) = stored<Element>(std::nan(""));
+      auto output = attend(spoilt, options);
+      const auto sees = [&](Index, Index, Index i) { return 127 + i - t < 30; };
+      if (!key)
+        for (Index head = 0; head < 3; ++head)
+          for (Index i = 0; i < 37; ++i)
+            if (sees(0, head, i)) output.lse(0, head, i) = not_a_number;
+      expect_spoilt(output, clean, sees);
+    }
+}
+
+TEST(AttentionExtremes, NaNUnderASoftCapIsStillNaN) {
+  Random random(88);
+  auto in = random_inputs<Element>(random, {.q_len = 37, .kv_len = 101});
+  const AttentionOptions options{.softcap = 20.0f};
+  const auto clean = attend(in, options);
+  in.k(0, 0, 20, 3) = stored<Element>(std::nan(""));
+  expect_spoilt(attend(in, options), clean, [](Index, Index, Index i) { return i >= 20; });
+}
+
+TEST(AttentionExtremes, NaNInASinkSpoilsItsHeadAlone) {
+  Random random(89);
+  const auto in = random_inputs<Element>(random, {.q_heads = 4, .kv_heads = 2, .kv_len = 101});
+  std::vector<float> sinks{0.5f, 1.0f, 1.5f, 2.0f};
+  const auto clean = attend(in, {.sink_logits = sinks});
+  sinks[2] = not_a_number;
+  expect_spoilt(attend(in, {.sink_logits = sinks}), clean,
+                [](Index, Index head, Index) { return head == 2; });
+}
+
+// ---- extremes -----------------------------------------------------------------------------------
+
+// A float logit of 1e5 is off by about 1e5 times 2^-22, so weights near a tie are off by percents:
+// what holds is that nothing overflows, that rows are means of values, and that the log-sum-exp is
+// right.
+TEST(AttentionExtremes, HugeLogitsStayFinite) {
+  Random random(90);
+  const auto in = random_inputs<Element>(random, {.q_len = 37, .kv_len = 501});
+  const double value = std::max(largest(in.past_v), largest(in.v));
+  for (const float scale : {1e4f, -1e4f}) {
+    const auto output = attend(in, {.scale = scale});
+    const auto expected = oracle_attend(in, {.scale = scale});
+    EXPECT_LE(largest(output.out), value * (1 + 1e-6));
+    for (Index i = 0; i < output.lse.size(); ++i)
+      EXPECT_NEAR(output.lse.data()[i] / expected.lse[uz(i)], 1.0, 1e-6);
+  }
+}
+
+// Weights below 2^-100 are zeros, not denormals, and none of them counts.
+TEST(AttentionExtremes, AKeyFarAboveTheOthersIsTheAnswer) {
+  Random random(91);
+  auto in = random_inputs<Element>(random, {.q_heads = 1, .q_len = 1, .kv_len = 501});
+  for (Index c = 0; c < 16; ++c)
+    in.past_k(0, 0, 300, c) = static_cast<Element>(static_cast<float>(in.q(0, 0, 0, c)) * 30.0f);
+  const auto output = attend(in, {.scale = 1.0f});
+  for (Index c = 0; c < 16; ++c) EXPECT_EQ(output.out(0, 0, 0, c), in.past_v(0, 0, 300, c));
+}
+
+// Logits of 0 to -200 nats beside one at 0, as sinks make them, and values down to 2^-24: whatever the way,
+// nothing underflows on it, which would take 150 cycles each time.
+TEST(AttentionExtremes, SumsOfTinyWeightsAreNoDenormals) {
+  if constexpr (!std::is_same_v<Element, Eigen::half>) {  // its keys would be too short
+    Random random(95);
+    for (const Index q_len : {1, 5, 130}) {
+      SCOPED_TRACE(std::to_string(q_len) + " queries");
+      auto in = random_inputs<Element>(
+          random, {.q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = 1000}, false);
+      const double tiny = 0x1p-24;
+      for (Index head = 0; head < 2; ++head)
+        for (Index t = 0; t < 1000; ++t)
+          for (Index c = 0; c < 16; ++c) {
+            const double logit = t == 7 ? 0.0 : -200.0 * random.uniform();
+            if (c == 0) in.past_k(0, head, t, c) = stored<Element>(logit);
+            const double v = random.normal() * (t % 2 == 0 ? tiny : 1.0);
+            in.past_v(0, head, t, c) = stored<Element>(v < 0 ? v - tiny : v + tiny);
+          }
+      for (Index head = 0; head < 4; ++head)
+        for (Index i = 0; i < q_len; ++i)
+          for (Index c = 0; c < 16; ++c) in.q(0, head, i, c) = stored<Element>(c == 0 ? 1.0 : 0.0);
+      std::vector<Index> few(300);
+      std::iota(few.begin(), few.end(), Index{3});
+      const Selection keep = to_selection({{few, few}}, 1000);
+      for (const Selection* selection : {static_cast<const Selection*>(nullptr), &keep}) {
+        std::feclearexcept(FE_ALL_EXCEPT);
+        const auto output = attend(in, {.scale = 1.0f}, selection);
+        EXPECT_EQ(std::fetestexcept(FE_UNDERFLOW), 0);
+        EXPECT_TRUE(std::isfinite(static_cast<float>(output.out(0, 3, q_len - 1, 15))));
+      }
+    }
+  }
+}
+
+// The largest float times log2(e) would be infinite, and its difference to itself NaN.
+TEST(AttentionExtremesFloat, ASinkBeyondAllLogitsTakesAll) {
+  Random random(97);
+  for (const Index q_len : {1, 37}) {
+    const auto in = random_inputs<float>(random, {.q_heads = 2, .q_len = q_len, .kv_len = 101});
+    const std::vector<float> sinks(2, std::numeric_limits<float>::max());
+    const auto got = attend(in, {.sink_logits = sinks});
+    for (Index i = 0; i < got.out.size(); ++i) ASSERT_EQ(got.out.data()[i], 0.0f);
+  }
+}
+
+TEST(AttentionExtremesFloat, LogitsThatUnderflowGiveTheMean) {
+  Random random(92);
+  auto in = random_inputs<float>(random, {.kv_len = 127});
+  for (Index i = 0; i < in.q.size(); ++i) in.q.data()[i] = 1e-42f;  // denormal
+  expect_as_oracle(in);
+}
+
+TEST(AttentionExtremesFloat, DenormalKeysAndQueriesTogether) {
+  Random random(93);
+  auto in = random_inputs<float>(random, {.kv_len = 127});
+  for (auto* x : {&in.q, &in.k, &in.past_k})
+    for (Index i = 0; i < x->size(); ++i) x->data()[i] *= 1e-40f;
+  expect_as_oracle(in);
+}
+
+TEST(AttentionExtremesFloat, DenormalValues) {
+  Random random(94);
+  auto in = random_inputs<float>(random, {.kv_len = 127});
+  for (auto* x : {&in.v, &in.past_v})
+    for (Index i = 0; i < x->size(); ++i) x->data()[i] *= 1e-39f;
+  const auto output = attend(in);
+  const auto expected = oracle_attend(in);
+  // Each of up to 134 products is rounded to the grid of denormals, 2^-149.
+  EXPECT_TRUE(elements_close(output.out, expected.out, 134 * 0x1p-149));
+  EXPECT_GT(largest(output.out), 0.0);
+}
+
+TEST(AttentionExtremesFloat, LargeValues) {
+  Random random(95);
+  auto in = random_inputs<float>(random, {.kv_len = 127});
+  for (auto* x : {&in.v, &in.past_v})
+    for (Index i = 0; i < x->size(); ++i) x->data()[i] *= 1e35f;
+  expect_as_oracle(in);
+}
+
+TEST(AttentionExtremesFloat, TheLargestFloatIsReturnedAsItIs) {
+  Random random(96);
+  auto in = random_inputs<float>(random, {.q_len = 1, .kv_len = 0});
+  in.v.setConstant(std::numeric_limits<float>::max());
+  const auto output = attend(in);
+  for (Index i = 0; i < output.out.size(); ++i)
+    EXPECT_EQ(output.out.data()[i], std::numeric_limits<float>::max());
+}
+
+// A sum over 32,768 keys, one by one, would be off by about 4e-6; over blocks, and then over their
+// sums, it is not.
+TEST(AttentionExtremesFloat, ErrorDoesNotGrowWithTheLength) {
+  Random random(98);
+  for (const float sink :
+       {0.0f, 11.0f}) {  // the first key: like the others, or with the weight of all the others
+    auto in = random_inputs<float>(
+        random, {.q_heads = 1, .head_dim = 4, .v_dim = 16, .q_len = 3, .kv_len = 32768});
+    in.q.chip(0, 3).setConstant(1.0f);
+    in.past_k.chip(0, 3).setConstant(0.0f);
+    in.past_k(0, 0, 0, 0) = 2 * sink;
+    expect_as_oracle(in);
+  }
+}
+
+TEST(AttentionExtremesFloat, ZeroKeysAndQueries) {
+  Random random(97);
+  auto in = random_inputs<float>(random, {.kv_len = 127});
+  in.q.setZero();
+  in.past_k.setZero();
+  expect_as_oracle(in);
+}
+
+}  // namespace

@@ -1,0 +1,195 @@
+// Attention and chunked prefill under threads: the same bits whoever runs the tasks, calls that
+// share a pool, layers that share a selector, and scratch memory that outlives changing shapes.
+
+#include <quoka/attention/attention.hpp>
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/select/quoka.hpp>
+
+#include "support/attention_fixtures.hpp"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+namespace {
+
+using namespace quoka_test;
+namespace tuning = quoka::tuning;
+
+// The same bits as SerialExecutor's on pools of every size.
+template <class T>
+void expect_same_on_pools(const Inputs<T>& in, const AttentionOptions& options = {},
+                          const Selection* keep = nullptr) {
+  const auto serial = attend(in, options, keep);
+  for (const int workers : {1, 2, 3, 5}) {
+    SCOPED_TRACE(std::to_string(workers) + " workers");
+    quoka::ThreadPool pool(workers);
+    expect_same(attend(in, options, keep, pool), serial);
+    expect_same(attend(in, options, keep, pool), serial);
+  }
+}
+
+TEST(AttentionThreads, AnyNumberOfThreadsGivesTheSameBits) {
+  Random random(1);
+  const auto in = random_inputs<Element>(
+      random, {.batch = 2, .q_heads = 6, .kv_heads = 3, .q_len = 37, .kv_len = 501});
+  expect_same_on_pools(in);
+}
+
+TEST(AttentionThreads, OneKvHeadWithManyRowsIsCutAmongThreads) {
+  Random random(2);
+  const auto in = random_inputs<Element>(random, {.q_heads = 16, .q_len = 127, .kv_len = 127});
+  ASSERT_GT(16 * 127, tuning::min_panels_per_task * tuning::panel_rows);
+  expect_same_on_pools(in);
+}
+
+// Panels that do not divide into the tasks: the last task has fewer, or none.
+TEST(AttentionThreads, RowsThatNoThreadCountDivides) {
+  Random random(3);
+  for (const Index panels : {1, 5, 9, 13, 17}) {
+    SCOPED_TRACE(std::to_string(panels) + " panels and a row");
+    expect_same_on_pools(random_inputs<Element>(
+        random,
+        {.q_heads = 1, .head_dim = 3, .v_dim = 5, .q_len = panels * tuning::panel_rows + 1}));
+  }
+}
+
+TEST(AttentionThreads, SelectionWindowAndSinksOnThreadsGiveTheSameBits) {
+  Random random(4);
+  const std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f};
+  const auto in =
+      random_inputs<Element>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 127, .kv_len = 501});
+  const Selection keep = random_selection(random, 1, 2, 501, 200);
+  expect_same_on_pools(in, {.softcap = 20.0f, .sink_logits = sinks, .sliding_window = 300}, &keep);
+}
+
+TEST(AttentionThreads, ADecodeStepOnThreadsGivesTheSameBits) {
+  Random random(5);
+  expect_same_on_pools(
+      random_inputs<Element>(random, {.q_heads = 32, .kv_heads = 8, .q_len = 1, .kv_len = 501}));
+}
+
+// Where a value is NaN another path is taken, with scratch memory of its own.
+TEST(AttentionThreads, NaNOnThreadsStaysWhereItWas) {
+  Random random(6);
+  auto in = random_inputs<Element>(random, {.q_heads = 8, .q_len = 127, .kv_len = 127});
+  const auto clean = attend(in);
+  in.k(0, 0, 60, 3) = stored<Element>(std::nan(""));
+  in.v(0, 0, 60, 3) = stored<Element>(std::nan(""));
+  quoka::ThreadPool pool(3);
+  expect_spoilt(attend(in, {}, nullptr, pool), clean,
+                [](Index, Index, Index i) { return i >= 60; });
+}
+
+TEST(AttentionThreadsShared, TwoThreadsCallOnTheSameInputsThroughOnePool) {
+  Random random(10);
+  const auto in =
+      random_inputs<float>(random, {.q_heads = 8, .kv_heads = 2, .q_len = 37, .kv_len = 501});
+  const Selection keep = random_selection(random, 1, 2, 501, 127);
+  const auto serial = attend(in), serial_kept = attend(in, {}, &keep);
+  quoka::ThreadPool pool(3);
+  int wrong[2] = {0, 0};
+  const auto caller = [&](int which) {
+    for (int round = 0; round < 20; ++round) {
+      const bool kept = (round + which) % 2 == 0;
+      const auto output = attend(in, {}, kept ? &keep : nullptr, pool);
+      if (!same_bits(output.out, (kept ? serial_kept : serial).out)) ++wrong[which];
+    }
+  };
+  std::thread other(caller, 1);
+  caller(0);
+  other.join();
+  EXPECT_EQ(wrong[0], 0);
+  EXPECT_EQ(wrong[1], 0);
+}
+
+using Layer = quoka::ChunkedPrefill<quoka::QuokaSelector>;
+
+struct Prompt {
+  Tensor4<float> q, k, v;  // [1, heads, len, 16]
+};
+
+Tensor4<float> run_layer(Layer& layer, const Prompt& prompt, quoka::ThreadPool& pool) {
+  Tensor4<float> out(1, 8, prompt.q.dimension(2), 16);
+  layer.prefill(prompt.q, prompt.k, prompt.v, out, 37, pool);
+  return out;
+}
+
+constexpr quoka::LayerShape layer_shape{.q_heads = 8, .kv_heads = 2, .head_dim = 16};
+const quoka::QuokaOptions layer_options{.budget = 37, .n_queries = 7};
+
+TEST(AttentionThreadsShared, LayersOnThreadsOfTheirOwnShareAPool) {
+  Random random(11);
+  const Prompt prompts[2] = {
+      {random.tensor<float>(1, 8, 300, 16), random.tensor<float>(1, 2, 300, 16),
+       random.tensor<float>(1, 2, 300, 16)},
+      {random.tensor<float>(1, 8, 211, 16), random.tensor<float>(1, 2, 211, 16),
+       random.tensor<float>(1, 2, 211, 16)}};
+  Tensor4<float> expected[2], got[2];
+  quoka::ThreadPool one(1), shared(2);
+  for (int i = 0; i < 2; ++i) {
+    Layer layer(layer_shape, layer_options);
+    expected[i] = run_layer(layer, prompts[i], one);
+  }
+  Layer first(layer_shape, layer_options), second(layer_shape, layer_options);
+  std::thread other([&] { got[1] = run_layer(second, prompts[1], shared); });
+  got[0] = run_layer(first, prompts[0], shared);
+  other.join();
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(same_bits(got[i], expected[i])) << "layer " << i;
+}
+
+TEST(AttentionThreadsShared, OneSelectorServesThreadsWithStatesOfTheirOwn) {
+  Random random(12);
+  const auto q = random.tensor<float>(1, 8, 37, 16), k = random.tensor<float>(1, 2, 501, 16);
+  const quoka::QuokaSelector selector(layer_options);
+  const Selection expected = selector.select(q, k);
+  int wrong[2] = {0, 0};
+  const auto caller = [&](int which) {
+    quoka::QuokaSelector::State state;
+    Selection keep;
+    quoka::SerialExecutor executor;
+    for (int round = 0; round < 20; ++round) {
+      selector.select(quoka::SelectorInput{q, k}, state, keep, executor);
+      if (!(keep == expected)) ++wrong[which];
+    }
+  };
+  std::thread other(caller, 1);
+  caller(0);
+  other.join();
+  EXPECT_EQ(wrong[0], 0);
+  EXPECT_EQ(wrong[1], 0);
+}
+
+TEST(AttentionThreadsWorkspace, ReuseOverChangingShapesAndThreadsGivesTheSameBits) {
+  Random random(13);
+  quoka::AttentionWorkspace workspace;
+  quoka::ThreadPool pools[] = {quoka::ThreadPool(3), quoka::ThreadPool(1), quoka::ThreadPool(2)};
+  int round = 0;
+  for (const Shape& shape :
+       {Shape{.q_heads = 6, .kv_heads = 2, .head_dim = 64, .v_dim = 80, .q_len = 37, .kv_len = 127},
+        Shape{.q_heads = 1, .head_dim = 3, .v_dim = 1, .q_len = 1, .kv_len = 0},
+        Shape{.q_heads = 16, .head_dim = 128, .v_dim = 64, .q_len = 127, .kv_len = 1},
+        Shape{.batch = 3,
+        .q_heads = 4,
+        .kv_heads = 4,
+        .head_dim = 7,
+        .v_dim = 256,
+        .q_len = 3,
+        .kv_len = 501},
+        Shape{.q_heads = 6,
+        .kv_heads = 2,
+        .head_dim = 64,
+        .v_dim = 80,
+        .q_len = 37,
+        .kv_len = 127}}) {
+    SCOPED_TRACE("shape " + std::to_string(round));
+    const auto in = random_inputs<float>(random, shape);
+    auto output = unwritten<float>(in.q, shape.v_dim);
+    quoka::attention(in.q, {in.past_k, in.past_v}, {in.k, in.v}, {output.out, output.lse}, {},
+                     pools[round++ % 3], workspace);
+    expect_same(output, attend(in));
+  }
+  EXPECT_GT(workspace.bytes(), 0);
+}
+
+}  // namespace

@@ -1,0 +1,289 @@
+// FlashPrefill against the oracle: scores of blocks, the threshold's counts, the budget's ranks, and
+// mean keys that grow, are cut and grow again with the keys.
+
+#include <quoka/select/baselines/flash_prefill.hpp>
+
+#include "support/baseline_fixtures.hpp"
+#include "support/block_oracle.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::Budget;
+using quoka::FlashPrefillOptions;
+using quoka::FlashPrefillScorer;
+using quoka::FlashPrefillSelector;
+
+Selection select(const FlashPrefillOptions& options, const Rows& q, const Rows& k) {
+  return FlashPrefillSelector(options).select(q, k);
+}
+
+// In the order in which a budget takes them.
+std::vector<Index> forced_blocks(const FlashPrefillOptions& options, Index kv_len) {
+  const Index own = kv_len / options.block;
+  return {0, own, own - 1, own - 2, own - 3, 1};
+}
+
+// Every score of a block, but for the set's factor, and the keys, by threshold or by budget.
+template <class T>
+void expect_agrees_with_oracle(const FlashPrefillOptions& options, const Tensor4<T>& q,
+                               const Tensor4<T>& k, double scale = 0) {
+  const Index kv_len = k.dimension(2), q_len = q.dimension(2), block = options.block;
+  SCOPED_TRACE("kv_len " + std::to_string(kv_len) + ", q_len " + std::to_string(q_len) +
+               ", block " + std::to_string(block));
+  SelectorInput input{q, k};
+  if (scale != 0) input.scale = static_cast<float>(scale);
+  FlashPrefillScorer::State state;
+  (void)scores_by<FlashPrefillScorer>(options, input, state);
+  FlashPrefillSelector::State whole;
+  Selection selection;
+  FlashPrefillSelector(options).select(input, whole, selection, quoka::SerialExecutor{});
+  const oracle::Positions keep = to_positions(selection);
+  const float* score = state.blocks.scores.data();
+  for (Index b = 0; b < k.dimension(0); ++b)
+    for (Index g = 0; g < k.dimension(1); ++g) {
+      const oracle::SetScores exact =
+          oracle::flash_prefill_scores(to_oracle(q), to_oracle(k), b, g, block, scale);
+      for (const auto& of_set : exact) {
+        double total = 0;
+        for (std::size_t j = 0; j < of_set.size(); ++j) total += static_cast<double>(score[j]);
+        for (const double expected : of_set)  // weights below 2^-100 are none
+          ASSERT_NEAR(static_cast<double>(*score++), expected * total,
+                      (2e-5 * expected + 1e-26) * total);
+      }
+      double margin = 1;
+      const std::vector<Index> expected =
+          options.budget.by_scores()
+              ? oracle::keys_of_blocks(
+                    oracle::flash_prefill_blocks(exact, q_len, kv_len, block,
+                                                 options.budget.threshold(), 2, 4, &margin),
+                    block, kv_len)
+              : oracle::best_blocks(forced_blocks(options, kv_len), oracle::parts_of_best(exact),
+                                    block, kv_len, options.budget.keys(kv_len), &margin);
+      ASSERT_GT(margin, 1e-6) << "another seed";
+      EXPECT_EQ(keep[uz(b)][uz(g)], expected) << "batch " << b << ", head " << g;
+    }
+}
+
+// ---- against the oracle -------------------------------------------------------------------------
+
+TEST(FlashPrefill, AgreesWithTheOracle) {
+  for_each_storage([]<class T>() {
+    Random random(631);
+    for (const Index group : {1, 3})
+      for (const Index kv_len : {384, 501, 1200}) {
+        const auto q = random.tensor<T>(2, 2 * group, 37, 24, 4.0);
+        const auto k = random.tensor<T>(2, 2, kv_len, 24, 4.0);
+        for (const Budget& budget : {Budget::relative(0.06), Budget::relative(0.5), Budget(200)}) {
+          expect_agrees_with_oracle({.budget = budget, .block = 40}, q, k);
+          expect_agrees_with_oracle({.budget = budget, .block = 16}, q, k);
+        }
+      }
+  });
+}
+
+TEST(FlashPrefillSelects, AsTheOracleForEveryBlock) {
+  Random random(632);
+  const auto q = random.tensor<float>(1, 4, 75, 20, 3.0), k = random.tensor<float>(1, 2, 269, 20);
+  for (const Index block : {1, 2, 7, 16, 64, 128, 268, 269, 300})
+    for (const Budget& budget : {Budget::relative(0.3), Budget(100)})
+      expect_agrees_with_oracle({.budget = budget, .block = block}, q, k);
+}
+
+// Chunks and pasts that end within a block, or with one.
+TEST(FlashPrefillSelects, AsTheOracleForEveryLength) {
+  Random random(633);
+  for (const Index kv_len : {2, 31, 32, 33, 127, 128, 129, 264, 400})
+    for (const Index q_len : {1, 7, 127, 128, 130, 300}) {
+      const auto q = random.tensor<float>(1, 4, q_len, 17, 4.0),
+                 k = random.tensor<float>(1, 2, kv_len, 17, 2.0);
+      expect_agrees_with_oracle({.budget = Budget::relative(0.4)}, q, k);
+      expect_agrees_with_oracle({.budget = Budget::relative(0.4), .block = 32}, q, k);
+      expect_agrees_with_oracle({.budget = 1 + kv_len / 2, .block = 32}, q, k);
+    }
+}
+
+TEST(FlashPrefillSelects, AsTheOracleForEveryBudget) {  // of the last block its first keys
+  Random random(634);
+  const auto q = random.tensor<float>(1, 4, 37, 20, 3.0), k = random.tensor<float>(1, 2, 301, 20);
+  for (const Index budget : {1, 15, 16, 17, 28, 29, 30, 31, 45, 61, 77, 78, 100, 128, 299, 300})
+    for (const Index block : {16, 61, 301})
+      expect_agrees_with_oracle({.budget = budget, .block = block}, q, k);
+}
+
+TEST(FlashPrefillSelects, AsTheOracleForManyRows) {  // in more than one group of panels
+  Random random(635);
+  const auto q = random.tensor<float>(1, 6, 400, 8, 3.0), k = random.tensor<float>(1, 1, 300, 8);
+  for (const Index block : {16, 100, 128})
+    expect_agrees_with_oracle({.budget = Budget::relative(0.4), .block = block}, q, k);
+}
+
+TEST(FlashPrefillSelects, AsTheOracleForLogitsThatAreFarApart) {
+  Random random(636);
+  const auto q = random.tensor<float>(1, 6, 200, 8, 60.0), k = random.tensor<float>(1, 1, 300, 8);
+  expect_agrees_with_oracle({.budget = Budget::relative(0.1), .block = 16}, q, k);
+}
+
+TEST(FlashPrefillSelects, ByAttentionsScale) {
+  Random random(637);
+  const auto q = random.tensor<float>(1, 4, 37, 20), k = random.tensor<float>(1, 2, 301, 20);
+  expect_agrees_with_oracle({.budget = Budget::relative(0.5), .block = 16}, q, k, 2.0);
+}
+
+TEST(FlashPrefillSelects, NothingOfNoPastAndAllOfOneKey) {
+  Random random(638);
+  const auto q = random.tensor<float>(1, 4, 37, 20), one = random.tensor<float>(1, 2, 1, 20);
+  const Tensor4<float> none(1, 2, 0, 20);
+  for (const Budget& budget : {Budget::relative(0.9), Budget(31)}) {
+    EXPECT_EQ(select({.budget = budget}, q, none).total(), 0);
+    EXPECT_EQ(select({.budget = budget}, q, one), Selection::all(1, 2, 1));
+  }
+}
+
+// ---- how many -----------------------------------------------------------------------------------
+
+TEST(FlashPrefillSelects, AsManyKeysAsEachKvHeadNeeds) {
+  Random random(639);
+  auto q = random.tensor<float>(1, 4, 128, 16, 0.01),
+       k = random.tensor<float>(1, 2, 2560, 16, 0.01);
+  for (Index i = 0; i < 128; ++i)
+    for (const Index head : {0, 1}) q(0, head, i, 3) = 20;
+  for (Index t = 1280; t < 1408; ++t) k(0, 0, t, 3) = 4;
+  const Selection keep = select(FlashPrefillOptions::paper(), q, k);
+  EXPECT_EQ(keep.count(0, 0), 6 * 128);  // two first ones, three last ones, and that one
+  EXPECT_EQ(keep.positions(0, 0)[256], 1280);
+  EXPECT_EQ(keep.count(0, 1), 2560);
+}
+
+TEST(FlashPrefillSelects, ByCompactAttentionsAlphaMore) {
+  EXPECT_EQ(FlashPrefillOptions::compact_attention().budget.threshold(), 0.06);
+  Random random(640);
+  const auto q = random.tensor<float>(1, 4, 64, 16, 9.0),
+             k = random.tensor<float>(1, 2, 5120, 16, 4.0);
+  EXPECT_GT(select(FlashPrefillOptions::compact_attention(), q, k).total(),
+            select(FlashPrefillOptions::paper(), q, k).total());
+}
+
+TEST(FlashPrefillSelects, NoFewerThanTheFloorAndNoMoreThanTheCeiling) {
+  Random random(641);
+  const auto q = random.tensor<float>(1, 4, 64, 16, 3.0),
+             k = random.tensor<float>(1, 2, 512, 16, 4.0);
+  const auto counts = [&](const Budget& budget) {
+    const Selection keep = select({.budget = budget, .block = 16}, q, k);
+    return std::array{keep.count(0, 0), keep.count(0, 1)};
+  };
+  const auto free = counts(Budget::relative(0.6));
+  ASSERT_GT(free[0], 96);
+  ASSERT_LT(free[0], 450);
+  EXPECT_EQ(counts(Budget::relative(0.6, 451)), (std::array<Index, 2>{451, 451}));
+  EXPECT_EQ(counts(Budget::relative(0.6, 1, 50)), (std::array<Index, 2>{50, 50}));
+  EXPECT_EQ(counts(Budget::relative(0.6, 17, 500)), free);
+}
+
+TEST(FlashPrefillSelects, TheBestBlockForAnAlphaOfOne) {
+  Random random(643);
+  const auto q = random.tensor<float>(1, 1, 1, 16, 3.0),
+             k = random.tensor<float>(1, 1, 512, 16, 4.0);
+  const Selection keep = select({.budget = Budget::relative(1.0), .block = 16}, q, k);
+  EXPECT_EQ(keep.count(0, 0), 2 * 16 + 16 + 3 * 16);  // the first two, that one, the last three
+}
+
+// ---- NaN and infinity ---------------------------------------------------------------------------
+
+TEST(FlashPrefill, LeavesQueriesAndBlocksThatAreNotFiniteOut) {
+  Random random(643);
+  for (const float odd : {not_a_number, infinity, -infinity}) {
+    auto q = random.tensor<Element>(1, 4, 37, 24, 4.0),
+         k = random.tensor<Element>(1, 2, 300, 24, 2.0);
+    q(0, 1, 5, 19) = q(0, 2, 36, 0) = stored<Element>(odd);
+    k(0, 0, 100, 3) = k(0, 1, 299, 23) = stored<Element>(odd);
+    for (const Budget& budget : {Budget::relative(0.4), Budget(100)})
+      expect_agrees_with_oracle({.budget = budget, .block = 16}, q, k);
+  }
+}
+
+// ---- means that are kept ------------------------------------------------------------------------
+
+template <class T>
+Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len,
+                                FlashPrefillScorer::State& state) {
+  return scores_by<FlashPrefillScorer>(
+      {.block = 16}, SelectorInput{q, TensorView<const T>(k).slice(0, kv_len)}, state);
+}
+template <class T>
+Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len) {
+  FlashPrefillScorer::State fresh;
+  return scores_of_prefix(q, k, kv_len, fresh);
+}
+
+TEST(FlashPrefill, AStateThatGrewIsAsAFreshOne) {  // to the bit
+  Random random(644);
+  const auto q = random.tensor<Element>(2, 4, 7, 20);
+  const auto k = random.tensor<Element>(2, 2, 137, 20);
+  FlashPrefillScorer::State state, told;
+  for (Index kv_len : {1, 2, 15, 16, 17, 37, 64, 137}) {
+    const auto scores = scores_of_prefix(q, k, kv_len);
+    EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, state), scores)) << kv_len;
+    FlashPrefillScorer({.block = 16})
+        .appended(SelectorInput{{}, quoka::view_of(k).slice(0, kv_len), {}, kv_len + 37}, told,
+                  quoka::SerialExecutor{});
+    if (kv_len != 17) continue;  // the others are told only
+    EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, told), scores)) << kv_len;
+  }
+  EXPECT_TRUE(same_bits(scores_of_prefix(q, k, 137, told), scores_of_prefix(q, k, 137)));
+}
+
+TEST(FlashPrefill, ReadsEachKeyOnce) {  // what was told is not looked at again
+  Random random(645);
+  const auto q = random.tensor<Element>(1, 4, 7, 20);
+  auto k = random.tensor<Element>(1, 2, 100, 20);
+  const auto scores = scores_of_prefix(q, k, 100);
+  FlashPrefillScorer::State state;
+  (void)scores_of_prefix(q, k, 89, state);
+  for (Index t = 0; t < 89; ++t) k = with_row(std::move(k), t, 1000.0f);
+  EXPECT_TRUE(same_bits(scores_of_prefix(q, k, 100, state), scores));
+}
+
+TEST(FlashPrefill, AStateThatWasCutIsAsAFreshOne) {  // in the middle of a block, too
+  Random random(646);
+  const auto q = random.tensor<Element>(2, 4, 7, 20);
+  const auto k = random.tensor<Element>(2, 2, 137, 20),
+             other = random.tensor<Element>(2, 2, 137, 20, 100.0);
+  for (Index cut : {0, 1, 16, 37, 127, 136}) {
+    FlashPrefillScorer::State state;
+    (void)scores_of_prefix(q, joined(k, cut, other), 137, state);
+    state.truncate(cut);
+    for (Index kv_len : {cut + 1, Index{137}})
+      EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, state), scores_of_prefix(q, k, kv_len)))
+          << "cut at " << cut << ", grown to " << kv_len;
+  }
+}
+
+TEST(FlashPrefillsState, ServesAnotherShapeAsAFreshOne) {
+  Random random(647);
+  FlashPrefillScorer::State state;
+  for (const auto& [batch, heads, dim] :
+       {std::array<Index, 3>{1, 2, 24}, {2, 2, 24}, {2, 1, 24}, {2, 1, 20}, {1, 1, 20}}) {
+    const auto q = random.tensor<float>(batch, 2 * heads, 7, dim);
+    const auto k = random.tensor<float>(batch, heads, 37, dim);
+    EXPECT_TRUE(same_bits(scores_of_prefix(q, k, 37, state), scores_of_prefix(q, k, 37)));
+  }
+}
+
+TEST(FlashPrefillsState, KeepsAMeanKeyForEachBlock) {
+  Random random(648);
+  const auto q = random.tensor<float>(1, 4, 7, 20), k = random.tensor<float>(1, 2, 2048, 20);
+  FlashPrefillSelector::State state;
+  Selection keep;
+  FlashPrefillSelector().select({q, k}, state, keep, quoka::SerialExecutor{});
+  EXPECT_EQ(state.kept_bytes(), 2 * (2048 / 128 + 1) * 20 * 4);  // and a running sum
+}
+
+// ---- refused ------------------------------------------------------------------------------------
+
+TEST(FlashPrefillRefuses, OptionsOutOfRange) {
+  expect_refused([] { FlashPrefillSelector({.block = 0}); }, {"block", 0, 1});
+  expect_refused([] { FlashPrefillSelector({.budget = Budget::mass(0.5)}); }, {"best"});
+}
+
+}  // namespace

@@ -1,0 +1,417 @@
+// KeyDiff against the oracle, key by key and over whole sequences; and what evicting selectors owe:
+// a budget that holds, keys that never return, and a truncate that brings back what was.
+
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/select/baselines/keydiff.hpp>
+
+#include "support/baseline_fixtures.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::KeyDiffEviction;
+using quoka::KeyDiffOptions;
+using quoka::KeyDiffSelector;
+
+// KeyDiff ranks by keys alone: the queries of these tests are the keys.
+template <class T>
+using Layer = EvictingLayer<KeyDiffSelector, T>;
+template <class T>
+Layer<T> layer_of(const KeyDiffOptions& options, Index batch = 1, Index kv_heads = 2,
+                  Index dim = 20) {
+  return Layer<T>(options, {.budget = options.budget.keys(1000000)}, batch, kv_heads, dim);
+}
+template <class T>
+void append(Layer<T>& layer, const Tensor4<T>& keys, Index begin, Index end) {
+  const auto chunk = quoka::view_of(keys).slice(begin, end - begin);
+  layer.append(chunk, chunk);
+}
+template <class T>
+void append_and_compare(Layer<T>& layer, const Tensor4<T>& keys, Index begin, Index end) {
+  const auto chunk = quoka::view_of(keys).slice(begin, end - begin);
+  layer.append_and_compare(chunk, chunk);
+}
+
+// Scores of these positions of [1, 1, len, dim].
+template <class T>
+std::vector<float> scores_of(const Tensor4<T>& k, const std::vector<Index>& positions) {
+  const std::vector<Position> candidates(positions.begin(), positions.end());
+  const SelectorInput input{{}, k};
+  KeyDiffEviction::Scratch scratch;
+  scratch.reserve(input, std::ssize(candidates));
+  std::vector<float> scores(positions.size(), -12345.0f);
+  EXPECT_EQ(KeyDiffEviction().score(input, 0, 0, candidates, scores, scratch),
+            0);  // none is forced
+  return scores;
+}
+template <class T>
+std::vector<double> exact_scores_of(const Tensor4<T>& k, const std::vector<Index>& positions) {
+  const oracle::Tensor exact = to_oracle(k);
+  std::vector<oracle::Row> rows;
+  for (Index t : positions) rows.push_back(exact.row(0, 0, t));
+  return oracle::keydiff_scores(rows);
+}
+
+// ---- scores -------------------------------------------------------------------------------------
+
+TEST(KeyDiff, ScoresAreMinusTheCosineWithTheAverageDirection) {
+  for_each_storage([]<class T>() {
+    Random random(571);
+    for (Index dim : {1, 3, 17, 64, 100}) {
+      const auto k = random.tensor<T>(1, 1, 137, dim);
+      for (const auto& positions : {std::vector<Index>{5}, {3, 4, 9, 136}, oracle::range(0, 137)}) {
+        const auto scores = scores_of(k, positions);
+        const auto expected = exact_scores_of(k, positions);
+        for (std::size_t i = 0; i < positions.size(); ++i)
+          EXPECT_NEAR(static_cast<double>(scores[i]), expected[i], 2e-6) << "dim " << dim;
+      }
+    }
+  });
+}
+
+TEST(KeyDiff, ScoresDoNotDependOnHowLongAKeyIs) {  // to the bit, for powers of two
+  Random random(572);
+  auto k = random.tensor<Element>(1, 1, 37, 17);
+  const auto before = scores_of(k, oracle::range(0, 37));
+  for (Index c = 0; c < 17; ++c)
+    k(0, 0, 20, c) =
+        stored<Element>(16.0 * static_cast<double>(static_cast<float>(k(0, 0, 20, c))));
+  EXPECT_EQ(scores_of(k, oracle::range(0, 37)), before);
+}
+
+TEST(KeyDiff, AZeroKeyScoresZeroAndAddsNothing) {
+  Random random(573);
+  const auto k = with_row(random.tensor<Element>(1, 1, 37, 17), 20, 0.0f);
+  const auto scores = scores_of(k, oracle::range(0, 37));
+  const auto expected = exact_scores_of(k, oracle::range(0, 37));
+  EXPECT_EQ(scores[20], 0.0f);
+  for (std::size_t t = 0; t < 37; ++t)
+    EXPECT_NEAR(static_cast<double>(scores[t]), expected[t], 2e-6);
+}
+
+TEST(KeyDiffScores, OfNothingButZerosAreZero) {
+  Tensor4<float> k(1, 1, 7, 17);
+  k.setZero();
+  for (float x : scores_of(k, oracle::range(0, 7))) EXPECT_EQ(x, 0.0f);
+}
+
+TEST(KeyDiff, AKeyThatIsNotFiniteIsLeftOutOfTheAverage) {
+  Random random(574);
+  const auto finite = random.tensor<Element>(1, 1, 37, 17);
+  const auto rest = without_row(finite, 20);
+  const auto expected = scores_of(rest, oracle::range(0, 36));
+  for (float odd : {not_a_number, infinity, -infinity})
+    for (Index c : {0, 15, 16}) {
+      auto k = finite;
+      k(0, 0, 20, c) = stored<Element>(odd);
+      auto scores = scores_of(k, oracle::range(0, 37));
+      EXPECT_FALSE(std::isfinite(scores[20]));
+      scores.erase(scores.begin() + 20);
+      EXPECT_EQ(scores, expected) << odd;  // to the bit
+    }
+}
+
+// ---- whole sequences ----------------------------------------------------------------------------
+
+TEST(KeyDiff, RetainsWhatTheOracleDoesChunkAfterChunk) {
+  for_each_storage([]<class T>() {
+    Random random(575);
+    for (Index chunk : {1, 7, 16, 37, 64}) {
+      SCOPED_TRACE("chunks of " + std::to_string(chunk));
+      const auto k = random.tensor<T>(2, 2, 256, 20);
+      auto layer = layer_of<T>({.budget = 31}, 2);
+      for (Index begin = 0; begin < 256; begin += chunk)
+        append_and_compare(layer, k, begin, std::min<Index>(begin + chunk, 256));
+    }
+  });
+}
+
+TEST(KeyDiffRetains, WhatTheOracleDoesForAnyBudget) {
+  Random random(576);
+  const auto k = random.tensor<float>(1, 2, 200, 17);
+  for (Index budget : {0, 1, 2, 36, 37, 38, 127, 199, 200}) {
+    SCOPED_TRACE("budget " + std::to_string(budget));
+    auto layer = layer_of<float>({.budget = budget}, 1, 2, 17);
+    for (Index begin = 0; begin < 200; begin += 40) append_and_compare(layer, k, begin, begin + 40);
+    EXPECT_EQ(std::ssize(layer.retained()[0][0]), budget);
+  }
+}
+
+TEST(KeyDiffRetains, KeysThatAreNotLikeTheOthers) {  // one direction for all, but for a few
+  Random random(577);
+  auto k = random.tensor<float>(1, 1, 128, 64, 0.1);
+  for (Index t = 0; t < 128; ++t) k(0, 0, t, t == 5 || t == 50 || t == 100 ? 7 : 3) += 2.0f;
+  auto layer = layer_of<float>({.budget = 7}, 1, 1, 64);
+  for (Index begin = 0; begin < 128; begin += 16) append(layer, k, begin, begin + 16);
+  const auto kept = layer.retained()[0][0];
+  for (Index t : {5, 50, 100}) EXPECT_TRUE(std::binary_search(kept.begin(), kept.end(), t)) << t;
+}
+
+TEST(KeyDiffRetains, NoKeyThatIsNotFiniteWhileThereAreOthers) {
+  Random random(578);
+  auto k = random.tensor<float>(1, 1, 120, 20);
+  for (Index t = 0; t < 120; t += 9) k(0, 0, t, t % 20) = t % 2 == 0 ? not_a_number : infinity;
+  auto layer = layer_of<float>({.budget = 31}, 1, 1);
+  for (Index begin = 0; begin < 120; begin += 40) append(layer, k, begin, begin + 40);
+  const auto kept = layer.retained()[0][0];
+  for (Index t : kept) EXPECT_NE(t % 9, 0) << t;
+}
+
+TEST(KeyDiffRetains, TheFirstKeysWhereAskedTo) {  // alike, so that they would go first
+  Random random(586);
+  auto k = random.tensor<float>(1, 2, 200, 20);
+  for (Index head = 0; head < 2; ++head)
+    for (Index t = 0; t < 6; ++t)
+      for (Index c = 0; c < 20; ++c) k(0, head, t, c) = 1.0f;
+  for (Index t = 0; t < 200; ++t) k(0, 0, t, 0) = k(0, 1, t, 0) = 3.0f;
+  auto without = layer_of<float>({.budget = 31}, 1),
+       with = layer_of<float>({.budget = 31, .keep_first = 4}, 1);
+  for (Index begin = 0; begin < 200; begin += 40) {
+    append(without, k, begin, begin + 40);
+    append(with, k, begin, begin + 40);
+    const auto retained = with.retained();
+    for (const auto& kept : retained[0]) {
+      ASSERT_EQ(std::ssize(kept), 31);
+      EXPECT_EQ(std::vector<Index>(kept.begin(), kept.begin() + 4), oracle::range(0, 4));
+    }
+  }
+  EXPECT_GT(without.retained()[0][0][0], 3);
+}
+
+TEST(KeyDiffRetains, HeadsAndSequencesOnTheirOwn) {
+  Random random(579);
+  const auto k = random.tensor<float>(2, 2, 120, 20);
+  auto together = layer_of<float>({.budget = 31}, 2);
+  for (Index begin = 0; begin < 120; begin += 40) append(together, k, begin, begin + 40);
+  for (Index b = 0; b < 2; ++b)
+    for (Index head = 0; head < 2; ++head) {
+      Tensor4<float> own(1, 1, 120, 20);
+      std::copy_n(&k(b, head, 0, 0), own.size(), own.data());
+      auto alone = layer_of<float>({.budget = 31}, 1, 1);
+      for (Index begin = 0; begin < 120; begin += 40) append(alone, own, begin, begin + 40);
+      EXPECT_EQ(alone.retained()[0][0], together.retained()[uz(b)][uz(head)]);
+    }
+}
+
+// ---- eviction -----------------------------------------------------------------------------------
+
+TEST(KeyDiff, HoldsItsBudgetAndBringsNothingBackOverHundredsOfChunks) {
+  Random random(580);
+  auto layer = layer_of<Element>({.budget = 31});
+  oracle::Positions before = layer.retained();
+  Index len = 0;
+  for (int chunk = 0; chunk < 400; ++chunk) {
+    const auto k = random.tensor<Element>(1, 2, 1 + chunk % 5, 20);
+    append(layer, k, 0, k.dimension(2));
+    const auto now = layer.retained();
+    const Index grown = len + k.dimension(2);
+    for (std::size_t head = 0; head < 2; ++head) {
+      ASSERT_EQ(std::ssize(now[0][head]), std::min<Index>(31, grown));
+      auto candidates = chunk == 0 ? std::vector<Index>{} : before[0][head];
+      for (Index t = len; t < grown; ++t) candidates.push_back(t);
+      ASSERT_TRUE(std::includes(candidates.begin(), candidates.end(), now[0][head].begin(),
+                                now[0][head].end()))
+          << "chunk " << chunk;
+    }
+    before = now;
+    len = grown;
+  }
+  EXPECT_EQ(layer.cache.len(), len);  // the cache keeps every key
+}
+
+TEST(KeyDiff, TruncateToTheEndOfAnyChunkBringsBackWhatWasRetainedThen) {
+  Random random(581);
+  const auto k = random.tensor<Element>(2, 2, 20 * 17, 20);
+  auto layer = layer_of<Element>({.budget = 31}, 2);
+  std::vector<oracle::Positions> history;
+  for (Index chunk = 0; chunk < 20; ++chunk) {
+    append(layer, k, 17 * chunk, 17 * (chunk + 1));
+    history.push_back(layer.retained());
+  }
+  for (Index chunk = 19; chunk >= 0; --chunk) {  // one by one, back to the start
+    layer.truncate(17 * (chunk + 1));
+    EXPECT_EQ(layer.retained(), history[uz(chunk)]) << "chunk " << chunk;
+  }
+  for (Index back : {18, 12, 1, 0}) {  // at once, and on with the same keys
+    for (Index chunk = std::max<Index>(1, layer.cache.len() / 17); chunk < 20; ++chunk)
+      append(layer, k, 17 * chunk, 17 * (chunk + 1));
+    EXPECT_EQ(layer.retained(), history[19]);
+    layer.truncate(17 * (back + 1));
+    EXPECT_EQ(layer.retained(), history[uz(back)]);
+  }
+}
+
+TEST(KeyDiffTruncate, ThenOtherKeysIsAsIfTheRestHadNeverBeen) {
+  Random random(582);
+  const auto k = random.tensor<float>(1, 2, 170, 20), other = random.tensor<float>(1, 2, 170, 20);
+  for (Index cut : {0, 17, 85, 153}) {
+    auto layer = layer_of<float>({.budget = 31}), fresh = layer_of<float>({.budget = 31});
+    for (Index begin = 0; begin < 170; begin += 17)
+      append(layer, joined(k, cut, other), begin, begin + 17);
+    layer.truncate(cut);
+    for (Index begin = 0; begin < 170; begin += 17) {
+      if (begin >= cut) append(layer, k, begin, begin + 17);
+      append(fresh, k, begin, begin + 17);
+    }
+    EXPECT_EQ(layer.retained(), fresh.retained()) << "cut at " << cut;
+  }
+}
+
+TEST(KeyDiffTruncate, InsideAChunkIsAsBeforeItPlusItsPart) {
+  Random random(583);
+  const auto k = random.tensor<float>(1, 2, 170, 20);
+  auto layer = layer_of<float>({.budget = 31});
+  for (Index begin = 0; begin < 136; begin += 17) append(layer, k, begin, begin + 17);
+  auto expected = layer.retained();
+  append(layer, k, 136, 153);
+  append(layer, k, 153, 170);
+  layer.truncate(146);
+  for (auto& list : expected[0])
+    for (Index t = 136; t < 146; ++t) list.push_back(t);
+  EXPECT_EQ(layer.retained(), expected);
+  append(layer, k, 146, 163);  // and on
+  for (std::size_t head = 0; head < 2; ++head) {
+    const auto kept = layer.retained()[0][head];
+    EXPECT_EQ(kept.size(), 31u);
+    for (Index t = 146; t < 163; ++t) expected[0][head].push_back(t);
+    EXPECT_TRUE(std::includes(expected[0][head].begin(), expected[0][head].end(), kept.begin(),
+                              kept.end()));
+  }
+}
+
+TEST(KeyDiffTruncate, ToNothingIsAFreshStart) {
+  Random random(584);
+  const auto k = random.tensor<float>(1, 2, 170, 20);
+  auto layer = layer_of<float>({.budget = 31});
+  append(layer, k, 0, 170);
+  layer.truncate(0);
+  const auto any = random.tensor<float>(1, 2, 1, 20);
+  Selection keep;
+  layer.selector.select(SelectorInput{any, layer.cache.k()}, layer.state, keep,
+                        quoka::SerialExecutor{});
+  EXPECT_EQ(keep, Selection::all(1, 2, 0));
+}
+
+TEST(KeyDiffBudget, OfAFractionGrowsWithThePast) {
+  Random random(585);
+  const auto k = random.tensor<float>(1, 2, 400, 20);
+  Layer<float> layer(KeyDiffOptions{.budget = 0.25}, {}, 1, 2, 20);
+  for (Index begin = 0; begin < 400; begin += 40) {
+    append(layer, k, begin, begin + 40);
+    EXPECT_EQ(std::ssize(layer.retained()[0][1]), (begin + 40) / 4);
+  }
+}
+
+TEST(KeyDiffSelects, WhatItWasNotToldOfAsOneChunk) {  // a caller that never calls appended()
+  Random random(586);
+  const auto k = random.tensor<float>(1, 2, 127, 20);
+  auto told = layer_of<float>({.budget = 31});
+  append(told, k, 0, 127);
+  KeyDiffSelector::State state;
+  Selection keep;
+  KeyDiffSelector({.budget = 31}).select(SelectorInput{k, k}, state, keep, quoka::SerialExecutor{});
+  EXPECT_EQ(to_positions(keep), told.retained());
+}
+
+TEST(KeyDiffState, CountsTwoPositionsPerKey) {
+  Random random(587);
+  const auto k = random.tensor<float>(1, 2, 1000, 20);
+  auto layer = layer_of<float>({.budget = 1000});
+  append(layer, k, 0, 1000);
+  EXPECT_GE(layer.state.bytes(), 2 * 2 * 1000 * Index{sizeof(Position)});
+}
+
+// Throws at its first task.
+struct ThrowingExecutor {
+  static int workers() { return 1; }
+  template <class F>
+  void run(Index tasks, F&&) {
+    if (tasks > 0) throw std::runtime_error("fails");
+  }
+};
+
+TEST(KeyDiffState, AfterAnExecutorThrowsIsAsItWas) {
+  Random random(604);
+  const auto k = random.tensor<float>(1, 2, 140, 20);
+  auto layer = layer_of<float>({.budget = 31}, 1), undisturbed = layer_of<float>({.budget = 31}, 1);
+  append(layer, k, 0, 100), append(undisturbed, k, 0, 100);
+  const auto before = layer.retained();
+  const auto chunk = quoka::view_of(k).slice(100, 40);
+  layer.cache.append(chunk, chunk);
+  const quoka::SelectorInput input{chunk, layer.cache.k()};
+  ThrowingExecutor failing;
+  EXPECT_THROW(layer.selector.appended(input, layer.state, failing), std::runtime_error);
+  layer.cache.truncate(100);
+  EXPECT_EQ(layer.retained(), before);
+  append(layer, k, 100, 140), append(undisturbed, k, 100, 140);
+  EXPECT_EQ(layer.retained(), undisturbed.retained());
+}
+
+// ---- through prefill ----------------------------------------------------------------------------
+
+// The chunk attends to what was retained and to itself; outputs against attention in double.
+TEST(KeyDiffPrefill, AttendsToWhatIsRetainedAndToTheChunk) {
+  Random random(588);
+  quoka::ChunkedPrefill<KeyDiffSelector> prefill({.q_heads = 4, .kv_heads = 2, .head_dim = 20},
+                                                 {.budget = 31});
+  std::vector<oracle::Eviction> simulated(2, {.budget = 31});
+  oracle::Tensor past_k(1, 2, 0, 20), past_v(1, 2, 0, 20);
+  for (int chunk = 0; chunk < 9; ++chunk) {
+    const auto q = random.tensor<float>(1, 4, 17, 20), k = random.tensor<float>(1, 2, 17, 20),
+               v = random.tensor<float>(1, 2, 17, 20);
+    auto out = q;
+    prefill.forward(q, k, v, out);
+    const oracle::Positions kept{{simulated[0].retained, simulated[1].retained}};
+    ASSERT_EQ(to_positions(prefill.selection()), kept) << "chunk " << chunk;
+    const auto expected =
+        oracle::attention(to_oracle(q), past_k, past_v, &kept, to_oracle(k), to_oracle(v)).out;
+    EXPECT_LT(oracle::relative_error(to_oracle(out), expected), 1e-5) << "chunk " << chunk;
+    past_k = oracle::append(past_k, to_oracle(k));
+    past_v = oracle::append(past_v, to_oracle(v));
+    for (Index head = 0; head < 2; ++head)
+      simulated[uz(head)].append(to_oracle(q), to_oracle(k), 0, head);
+  }
+}
+
+TEST(KeyDiffPrefill, OfAChunkThatIsTakenBackGoesOnAsIfItHadNotBeen) {
+  Random random(589);
+  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 20};
+  quoka::ChunkedPrefill<KeyDiffSelector> a(shape, {.budget = 31}), b(shape, {.budget = 31});
+  for (int chunk = 0; chunk < 9; ++chunk) {
+    const auto q = random.tensor<float>(1, 4, 17, 20), k = random.tensor<float>(1, 2, 17, 20),
+               other = random.tensor<float>(1, 2, 17, 20);
+    auto out_a = q, out_b = q;
+    a.forward(q, other, other, out_a);
+    a.truncate(b.kv_len());
+    a.forward(q, k, k, out_a);
+    b.forward(q, k, k, out_b);
+    EXPECT_EQ(a.selection(), b.selection());
+    EXPECT_TRUE(same_bits(out_a, out_b));
+  }
+}
+
+// ---- refused ------------------------------------------------------------------------------------
+
+TEST(KeyDiffRefuses, ACacheThatIsShorterThanItWasTold) {  // the cache alone was truncated
+  Random random(603);
+  const auto k = random.tensor<float>(1, 2, 100, 20);
+  auto layer = layer_of<float>({.budget = 31}, 1);
+  append(layer, k, 0, 100);
+  layer.cache.truncate(60);
+  expect_refused([&] { (void)layer.retained(); }, {100, 60, "truncate()"});
+  const quoka::SelectorInput input{{}, layer.cache.k()};
+  expect_refused([&] { layer.selector.appended(input, layer.state, quoka::SerialExecutor{}); },
+                 {100, 60, "truncate()"});
+  layer.state.truncate(60);
+  EXPECT_EQ(layer.retained()[0][0], oracle::range(0, 60));  // nothing had been evicted then
+}
+
+TEST(KeyDiffRefuses, ANegativeBudget) {
+  expect_refused([] { KeyDiffSelector({.budget = -5}); }, {"budget", -5, 0});
+}
+
+TEST(KeyDiffRefuses, ANegativeKeepFirst) {
+  expect_refused([] { KeyDiffSelector({.keep_first = -3}); }, {"keep_first", -3, 0});
+}
+
+}  // namespace

@@ -1,0 +1,217 @@
+// LessIsMore against the oracle: one set for all heads, of first keys, recent keys, and the union
+// of what each head wants most.
+
+#include <quoka/select/baselines/less_is_more.hpp>
+#include <quoka/select/baselines/oracle.hpp>
+
+#include "support/baseline_fixtures.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::LessIsMoreOptions;
+using quoka::LessIsMoreSelector;
+
+template <class T>
+Selection selected(const LessIsMoreOptions& options, const Tensor4<T>& q, const Tensor4<T>& k) {
+  return Stack<LessIsMoreSelector>(options, 32).select(2, q, k);
+}
+
+// The oracle's set. One key may stand for another where a head has two keys that get the same mass,
+// to within 1e-5 of it: which of them comes first decides who is last in the union.
+void expect_same_set(const std::vector<Index>& keep, const std::vector<Index>& expected,
+                     const oracle::Tensor& q, const oracle::Tensor& k, Index b) {
+  if (keep == expected) return;
+  std::vector<Index> swapped;
+  std::set_symmetric_difference(keep.begin(), keep.end(), expected.begin(), expected.end(),
+                                std::back_inserter(swapped));
+  ASSERT_EQ(keep.size(), expected.size());
+  ASSERT_EQ(swapped.size(), 2u) << ::testing::PrintToString(keep) << " for "
+                                << ::testing::PrintToString(expected);
+  bool tied = false;
+  for (Index h = 0; h < q.heads; ++h) {
+    const auto masses =
+        oracle::aggregate(oracle::scaled_dots(oracle::rows_of(q, b, h),
+                                              oracle::rows_of(k, b, h / (q.heads / k.heads)), 0),
+                          oracle::Domain::softmax);
+    for (Index t : swapped)
+      for (Index other = 0; other < k.len; ++other)
+        tied = tied ||
+               (other != t && std::abs(masses[uz(other)] - masses[uz(t)]) <= 1e-5 * masses[uz(t)]);
+  }
+  EXPECT_TRUE(tied) << "keys " << swapped[0] << " and " << swapped[1];
+}
+
+template <class T>
+void expect_agrees_with_oracle(const LessIsMoreOptions& options, const Tensor4<T>& q,
+                               const Tensor4<T>& k) {
+  const Index kv_len = k.dimension(2), budget = options.budget.keys(kv_len);
+  SCOPED_TRACE("budget " + std::to_string(budget) + " of " + std::to_string(kv_len) +
+               ", keep_first " + std::to_string(options.keep_first));
+  const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
+  const auto keep = to_positions(selected(options, q, k));
+  for (Index b = 0; b < k_exact.batch; ++b) {
+    const auto expected = oracle::less_is_more(q_exact, k_exact, b, budget, options.keep_first);
+    for (Index head = 0; head < k_exact.heads; ++head)
+      expect_same_set(keep[uz(b)][uz(head)], expected, q_exact, k_exact, b);
+  }
+}
+
+// ---- against the oracle -------------------------------------------------------------------------
+
+TEST(LessIsMore, AgreesWithTheOracle) {
+  for_each_storage([]<class T>() {
+    Random random(551);
+    for (Index group : {1, 3})
+      for (Index q_len : {1, 17}) {
+        const auto q = random.tensor<T>(2, 2 * group, q_len, 24);
+        const auto k = random.tensor<T>(2, 2, 127, 24);
+        for (Index sinks : {0, 4})
+          expect_agrees_with_oracle({.budget = 31, .keep_first = sinks}, q, k);
+      }
+  });
+}
+
+TEST(LessIsMoreSelects, AsTheOracleForEveryBudget) {
+  Random random(552);
+  const auto q = random.tensor<float>(1, 6, 7, 20), k = random.tensor<float>(1, 2, 67, 20);
+  for (Index budget : {0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 31, 65, 66, 67, 68})
+    for (Index sinks : {0, 1, 4, 15, 40})
+      expect_agrees_with_oracle({.budget = budget, .keep_first = sinks}, q, k);
+  for (double budget : {0.1, 0.5}) expect_agrees_with_oracle({.budget = budget}, q, k);
+}
+
+TEST(LessIsMoreSelects, AsTheOracleForManyHeads) {  // more of them than keys are chosen
+  Random random(553);
+  const auto q = random.tensor<float>(1, 40, 3, 20), k = random.tensor<float>(1, 4, 127, 20);
+  for (Index budget : {1, 7, 15, 31, 63}) expect_agrees_with_oracle({.budget = budget}, q, k);
+}
+
+TEST(LessIsMoreSelects,
+     TheEarlierOfKeysAlike) {  // a head that all keys are alike to, and one that they are not
+  Random random(554);
+  const auto q = random.tensor<float>(1, 2, 3, 20);
+  auto k = random.tensor<float>(1, 2, 127, 20);
+  k.chip(0, 1).setZero();
+  for (Index budget : {15, 31}) expect_agrees_with_oracle({.budget = budget}, q, k);
+}
+
+// ---- the parts of the set -----------------------------------------------------------------------
+
+TEST(LessIsMore, OfOneHeadIsTheSortedTopK) {  // to the bit, as one head needs no union
+  Random random(554);
+  const auto q = random.tensor<Element>(1, 1, 17, 24);
+  const auto k = random.tensor<Element>(1, 1, 127, 24);
+  for (Index budget : {1, 7, 31, 126})
+    for (Index sinks : {0, 4, 12}) {
+      const Index first = budget > sinks ? sinks : 0;
+      const Index recent = std::max<Index>(0, budget - budget * 3 / 4 - first);
+      EXPECT_EQ(selected({.budget = budget, .keep_first = sinks}, q, k),
+                quoka::OracleSelector(
+                    {.budget = budget, .top_k = {.keep_first = first, .keep_last = recent}})
+                    .select(q, k));
+    }
+}
+
+TEST(LessIsMoreSelects, TheSameKeysForEveryHead) {
+  Random random(555);
+  const auto q = random.tensor<float>(2, 6, 17, 24), k = random.tensor<float>(2, 3, 127, 24);
+  const auto keep = to_positions(selected({.budget = 31}, q, k));
+  for (const auto& heads : keep)
+    for (const auto& list : heads) EXPECT_EQ(list, heads[0]);
+  EXPECT_NE(keep[0], keep[1]);  // but not for every sequence
+}
+
+TEST(LessIsMoreSelects, SinksRecentKeysAndTheBestOfEveryHead) {
+  Random random(556);
+  const auto q = random.tensor<float>(1, 8, 17, 24), k = random.tensor<float>(1, 2, 127, 24);
+  const auto keep = to_positions(selected({.budget = 40}, q, k))[0][0];
+  const auto has = [&](Index t) { return std::binary_search(keep.begin(), keep.end(), t); };
+  ASSERT_EQ(std::ssize(keep), 40);  // 30 by score, 4 sinks, 6 recent
+  for (Index t : {0, 1, 2, 3, 121, 122, 123, 124, 125, 126}) EXPECT_TRUE(has(t)) << t;
+  const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
+  for (Index h = 0; h < 8; ++h) {
+    const auto masses = oracle::aggregate(
+        oracle::scaled_dots(oracle::rows_of(q_exact, 0, h), oracle::rows_of(k_exact, 0, h / 4), 0),
+        oracle::Domain::softmax);
+    EXPECT_TRUE(has(std::max_element(masses.begin() + 4, masses.end() - 6) - masses.begin()))
+        << "head " << h;
+  }
+}
+
+TEST(LessIsMoreSelects, NoSinksWhereTheBudgetIsNoLarger) {
+  Random random(557);
+  auto q = random.tensor<float>(1, 2, 7, 24), k = random.tensor<float>(1, 1, 127, 24);
+  for (Index i = 0; i < 7; ++i) q(0, 0, i, 0) = q(0, 1, i, 0) = 9.0f;
+  for (Index t = 0; t < 4; ++t) k(0, 0, t, 0) = -9.0f;  // nobody wants the first ones
+  for (Index budget : {1, 4, 5}) {
+    const auto keep = to_positions(selected({.budget = budget}, q, k))[0][0];
+    EXPECT_EQ(keep[0] == 0, budget == 5) << budget;
+  }
+}
+
+TEST(LessIsMoreSelects, BatchesOnTheirOwn) {
+  Random random(558);
+  const auto q = random.tensor<float>(2, 4, 7, 20), k = random.tensor<float>(2, 2, 127, 20);
+  const auto together = to_positions(selected({.budget = 31}, q, k));
+  for (Index b = 0; b < 2; ++b) {
+    Tensor4<float> q_own(1, 4, 7, 20), k_own(1, 2, 127, 20);
+    std::copy_n(&q(b, 0, 0, 0), q_own.size(), q_own.data());
+    std::copy_n(&k(b, 0, 0, 0), k_own.size(), k_own.data());
+    EXPECT_EQ(to_positions(selected({.budget = 31}, q_own, k_own))[0], together[uz(b)]);
+  }
+}
+
+// ---- a stack of layers --------------------------------------------------------------------------
+
+TEST(LessIsMoreSelects, AtTwoLayersForAll) {
+  Random random(559);
+  Stack<LessIsMoreSelector> stack({.budget = 31}, 10);  // choose: 2 and 4
+  for (Index kv_len : {127, 164}) {
+    Selection chosen;
+    for (Index layer = 0; layer < 10; ++layer) {
+      SCOPED_TRACE("layer " + std::to_string(layer) + ", kv_len " + std::to_string(kv_len));
+      const auto q = random.tensor<float>(1, 4, 17, 20), k = random.tensor<float>(1, 2, kv_len, 20);
+      const Selection keep = stack.select(layer, q, k);
+      if (layer == 2 || layer == 4) {
+        chosen = keep;
+        expect_same_set(to_positions(chosen)[0][0],
+                        oracle::less_is_more(to_oracle(q), to_oracle(k), 0, 31), to_oracle(q),
+                        to_oracle(k), 0);
+      }
+      EXPECT_EQ(keep, layer < 2 ? Selection::all(1, 2, kv_len) : chosen);
+    }
+  }
+}
+
+// ---- NaN and infinity ---------------------------------------------------------------------------
+
+TEST(LessIsMore, AKeyThatIsNotFiniteRanksLast) {
+  Random random(560);
+  const auto q = random.tensor<Element>(1, 2, 17, 17);
+  for (float odd : {not_a_number, infinity, -infinity}) {
+    auto k = random.tensor<Element>(1, 1, 37, 17);
+    k(0, 0, 20, 3) = stored<Element>(odd);
+    auto others = oracle::range(0, 37);
+    others.erase(others.begin() + 20);
+    EXPECT_EQ(to_positions(selected({.budget = 36}, q, k))[0][0], others);
+  }
+}
+
+TEST(LessIsMore, LeavesQueriesThatAreNotFiniteOut) {
+  Random random(561);
+  const auto q = random.tensor<Element>(1, 4, 17, 20);
+  const auto k = random.tensor<Element>(1, 2, 127, 20);
+  const Selection keep = selected({.budget = 31}, without_row(q, 5), k);
+  for (float odd : {not_a_number, infinity, -infinity})
+    EXPECT_EQ(selected({.budget = 31}, with_row(q, 5, odd), k), keep);
+}
+
+// ---- refused ------------------------------------------------------------------------------------
+
+TEST(LessIsMoreRefuses, OptionsOutOfRange) {
+  expect_refused([] { LessIsMoreSelector({.keep_first = -3}); }, {"keep_first", -3, 0});
+  expect_refused([] { LessIsMoreSelector({.plan = {.layer = 32}}); }, {"layer", 32, 31});
+}
+
+}  // namespace

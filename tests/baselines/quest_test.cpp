@@ -1,0 +1,307 @@
+// Quest against the oracle: bounds, pages, the partial page at the end, and bounds that grow, are
+// cut and grow again with the keys.
+
+#include <quoka/select/baselines/quest.hpp>
+#include <quoka/select/scored_selector.hpp>
+
+#include "support/baseline_fixtures.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::QuestOptions;
+using quoka::QuestScorer;
+using quoka::QuestSelector;
+
+// The oracle's keys by these scores of its, but for swaps of pages that score as the last one kept.
+void expect_same_pages(const std::vector<Index>& keep, const std::vector<double>& scores,
+                       Index budget, Index page) {
+  const Index kv_len = std::ssize(scores), whole = kv_len / page * page;
+  const std::vector<Index> expected = oracle::quest_select(scores, kv_len, budget, page);
+  ASSERT_EQ(keep.size(), expected.size());
+  double threshold = oracle::infinity, largest = 0;
+  for (Index t : expected)
+    if (t < whole) threshold = std::min(threshold, scores[uz(t)]);
+  for (double x : scores) largest = std::max(largest, std::abs(x));
+  std::vector<Index> swapped;
+  std::set_symmetric_difference(keep.begin(), keep.end(), expected.begin(), expected.end(),
+                                std::back_inserter(swapped));
+  for (Index t : swapped) {
+    EXPECT_LT(t, whole) << "of the partial page";
+    EXPECT_LE(std::abs(scores[uz(t)] - threshold), 2e-6 * largest) << "key " << t;
+  }
+}
+
+template <class T>
+void expect_agrees_with_oracle(const QuestOptions& options, const Tensor4<T>& q,
+                               const Tensor4<T>& k) {
+  SCOPED_TRACE(name_of(options.domain) + ", page " + std::to_string(options.page) + ", kv_len " +
+               std::to_string(k.dimension(2)));
+  const auto exact =
+      oracle::quest_scores(to_oracle(q), to_oracle(k), options.page, to_oracle(options.domain), 0);
+  const auto scores = scores_by<QuestScorer>(options, SelectorInput{q, k});
+  const Index kv_len = k.dimension(2), whole = kv_len / options.page * options.page;
+  // The partial page's own score is never asked for.
+  auto expected = exact;
+  for (auto& heads : expected)
+    for (auto& head : heads) head.resize(uz(whole));
+  Tensor3<float> of_whole(k.dimension(0), k.dimension(1), whole);
+  for (Index b = 0; b < k.dimension(0); ++b)
+    for (Index head = 0; head < k.dimension(1); ++head)
+      for (Index t = 0; t < kv_len; ++t) {
+        if (t < whole)
+          of_whole(b, head, t) = scores(b, head, t);
+        else
+          EXPECT_EQ(scores(b, head, t), std::numeric_limits<float>::max());
+      }
+  expect_scores(of_whole, expected, options.domain);
+
+  const auto keep = to_positions(QuestSelector(options).select(q, k));
+  const Index budget = options.budget.keys(kv_len);
+  for (std::size_t b = 0; b < exact.size(); ++b)
+    for (std::size_t head = 0; head < exact[b].size(); ++head)
+      expect_same_pages(keep[b][head], exact[b][head], budget, options.page);
+}
+
+// ---- against the oracle -------------------------------------------------------------------------
+
+TEST(Quest, AgreesWithTheOracle) {
+  for_each_storage([]<class T>() {
+    Random random(491);
+    for (Index group : {1, 3}) {
+      const auto q = random.tensor<T>(2, 2 * group, 17, 24);
+      const auto k = random.tensor<T>(2, 2, 127, 24);
+      for (Domain domain : domains)
+        for (Index page : {1, 3, 16, 126, 127, 1000})
+          expect_agrees_with_oracle({.budget = 31, .page = page, .domain = domain}, q, k);
+    }
+  });
+}
+
+TEST(QuestSelects, AsTheOracleForEveryBudget) {  // whole pages, and the first keys of the next one
+  Random random(492);
+  const auto q = random.tensor<float>(1, 4, 7, 20);
+  for (Index kv_len : {112, 113, 119, 127}) {
+    const auto k = random.tensor<float>(1, 2, kv_len, 20);
+    for (Index budget : {0, 1, 6, 7, 8, 15, 16, 17, 31, 32, 111, 112, 126, 127})
+      expect_agrees_with_oracle({.budget = budget}, q, k);
+  }
+}
+
+TEST(QuestSelects, AsTheOracleForAnyNumberOfPages) {  // across blocks of pages, too
+  Random random(493);
+  const auto q = random.tensor<float>(1, 2, 7, 20);
+  for (Index kv_len : {16, 17, 31, 501, 2003}) {
+    const auto k = random.tensor<float>(1, 1, kv_len, 20);
+    for (Domain domain : domains)
+      expect_agrees_with_oracle({.budget = 0.25, .page = 4, .domain = domain}, q, k);
+  }
+}
+
+TEST(QuestSelects, AllOfAPastWithinTheBudget) {
+  Random random(494);
+  const auto q = random.tensor<float>(1, 4, 37, 17), k = random.tensor<float>(1, 2, 37, 17);
+  for (Index budget : {37, 38})
+    EXPECT_EQ(QuestSelector({.budget = budget}).select(q, k), Selection::all(1, 2, 37));
+}
+
+TEST(QuestSelects, ThePartialPageAndForcedKeys) {
+  Random random(495);
+  const auto q = random.tensor<float>(1, 2, 7, 20), k = random.tensor<float>(1, 1, 119, 20);
+  const auto keep = to_positions(
+      QuestSelector({.budget = 31, .top_k = {.keep_first = 4, .keep_last = 9}}).select(q, k))[0][0];
+  ASSERT_EQ(std::ssize(keep), 31);
+  for (Index t : {0, 1, 2, 3, 110, 111, 112, 118})
+    EXPECT_TRUE(std::binary_search(keep.begin(), keep.end(), t)) << t;
+}
+
+TEST(QuestSelects, ByAttentionsScale) {
+  Random random(496);
+  const auto q = random.tensor<float>(1, 4, 7, 20), k = random.tensor<float>(1, 2, 128, 20);
+  SelectorInput input{q, k};
+  input.scale = 0.5f;
+  for (Domain domain : domains)
+    expect_scores(scores_by<QuestScorer>({.domain = domain}, input),
+                  oracle::quest_scores(to_oracle(q), to_oracle(k), 16, to_oracle(domain), 0.5),
+                  domain);
+}
+
+// ---- bounds -------------------------------------------------------------------------------------
+
+TEST(Quest, OfPagesOfOneIsTheExactScorer) {  // the bound of one key is its logit
+  Random random(497);
+  const auto q = random.tensor<Element>(1, 4, 17, 24);
+  const auto k = random.tensor<Element>(1, 2, 127, 24);
+  for (Domain domain : domains)
+    expect_scores_and_keys<QuestScorer>(
+        {.budget = 31, .page = 1, .domain = domain}, q, k,
+        oracle::exact_scores(to_oracle(q), to_oracle(k), to_oracle(domain), 0), domain);
+}
+
+TEST(Quest, NoKeysLogitIsAboveItsPages) {
+  Random random(498);
+  const auto q = random.tensor<Element>(1, 4, 17, 24);
+  const auto k = random.tensor<Element>(1, 2, 128, 24);
+  const auto logits = oracle::exact_scores(to_oracle(q), to_oracle(k), oracle::Domain::logit, 0);
+  for (Index page : {1, 2, 16, 64}) {
+    const auto bounds = scores_by<QuestScorer>({.page = page}, SelectorInput{q, k});
+    for (Index head = 0; head < 2; ++head)
+      for (Index t = 0; t < 128; ++t)
+        EXPECT_GE(static_cast<double>(bounds(0, head, t)), logits[0][uz(head)][uz(t)] - 1e-6);
+  }
+}
+
+TEST(Quest, TheOrderOfAPagesKeysDoesNotMatter) {  // to the bit
+  Random random(499);
+  const auto q = random.tensor<Element>(1, 4, 17, 24);
+  const auto k = random.tensor<Element>(1, 2, 128, 24);
+  Tensor4<Element> shuffled(1, 2, 128, 24);
+  for (Index first = 0; first < 128; first += 16) {
+    const std::vector<Index> from = random.permutation(16);
+    for (Index i = 0; i < 16; ++i) copy_row(k, first + from[uz(i)], shuffled, first + i);
+  }
+  for (Domain domain : domains)
+    EXPECT_TRUE(same_bits(scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, k}),
+                          scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, shuffled})));
+}
+
+TEST(Quest, ScalingTheQueriesByAPowerOfTwoDoesNotChangeWhatLogitsSelect) {
+  Random random(500);
+  auto q = random.tensor<Element>(1, 4, 17, 24);
+  const auto k = random.tensor<Element>(1, 2, 128, 24);
+  const auto before = scores_by<QuestScorer>({}, SelectorInput{q, k});
+  for (Index i = 0; i < q.size(); ++i)
+    q.data()[i] = stored<Element>(8.0 * static_cast<double>(static_cast<float>(q.data()[i])));
+  const auto scaled = scores_by<QuestScorer>({}, SelectorInput{q, k});
+  for (Index i = 0; i < scaled.size(); ++i) EXPECT_EQ(scaled.data()[i], 8.0f * before.data()[i]);
+}
+
+// ---- NaN and infinity ---------------------------------------------------------------------------
+
+TEST(Quest, LeavesQueriesThatAreNotFiniteOut) {  // to the bit
+  Random random(501);
+  const auto q = random.tensor<Element>(1, 4, 17, 20);
+  const auto k = random.tensor<Element>(1, 2, 127, 20);
+  const auto rest = without_row(q, 5);
+  for (float odd : {not_a_number, infinity, -infinity})
+    for (Domain domain : domains) {
+      auto spoilt = q;
+      for (Index head = 0; head < 4; ++head) spoilt(0, head, 5, 19) = stored<Element>(odd);
+      EXPECT_TRUE(same_bits(scores_by<QuestScorer>({.domain = domain}, SelectorInput{spoilt, k}),
+                            scores_by<QuestScorer>({.domain = domain}, SelectorInput{rest, k})));
+    }
+}
+
+TEST(Quest,
+     ANanBoundsNothing) {  // wherever in its page it is: as its neighbour's value there
+  Random random(502);
+  const auto q = random.tensor<Element>(1, 2, 17, 20);
+  const auto finite = random.tensor<Element>(1, 1, 128, 20);
+  for (Index t : {32, 33, 40, 47})
+    for (Domain domain : domains) {
+      auto k = finite, repeated = finite;
+      k(0, 0, t, 3) = stored<Element>(std::nan(""));
+      repeated(0, 0, t, 3) = repeated(0, 0, t == 40 ? 41 : 40, 3);
+      EXPECT_TRUE(same_bits(scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, k}),
+                            scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, repeated})))
+          << "key " << t;
+    }
+}
+
+TEST(Quest, APageWithoutBoundsOrWithAnInfinityRanksLastAndSpoilsNoOther) {
+  Random random(503);
+  const auto q = random.tensor<Element>(1, 2, 17, 20);
+  const auto finite = random.tensor<Element>(1, 1, 127, 20);
+  const auto exact = [&](Domain domain) {  // without the page
+    Tensor4<Element> rest = finite;
+    for (int i = 0; i < 16; ++i) rest = without_row(rest, 32);
+    auto scores = oracle::quest_scores(to_oracle(q), to_oracle(rest), 16, to_oracle(domain), 0);
+    scores[0][0].insert(scores[0][0].begin() + 32, 16, oracle::not_a_number);
+    return scores;
+  };
+  for (float odd : {not_a_number, infinity, -infinity})
+    for (Domain domain : domains) {
+      auto k = finite;
+      for (Index t = 32; t < 48; ++t)
+        if (std::isnan(odd) || t == 40) k(0, 0, t, 3) = stored<Element>(odd);
+      const auto scores = scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, k});
+      const auto expected = exact(domain);
+      for (Index t = 0; t < 112; ++t) {
+        if (t / 16 == 2)
+          EXPECT_FALSE(std::isfinite(scores(0, 0, t))) << "key " << t << " for " << odd;
+        else
+          EXPECT_NEAR(static_cast<double>(scores(0, 0, t)), expected[0][0][uz(t)], 2e-5);
+      }
+      auto others = oracle::range(0, 127);
+      others.erase(others.begin() + 32, others.begin() + 48);
+      EXPECT_EQ(to_positions(QuestSelector({.budget = 111, .domain = domain}).select(q, k))[0][0],
+                others);
+    }
+}
+
+// ---- pages that are kept ------------------------------------------------------------------------
+
+template <class T>
+Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len,
+                                QuestScorer::State& state) {
+  return scores_by<QuestScorer>({}, SelectorInput{q, TensorView<const T>(k).slice(0, kv_len)},
+                                state);
+}
+template <class T>
+Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len) {
+  QuestScorer::State fresh;
+  return scores_of_prefix(q, k, kv_len, fresh);
+}
+
+TEST(Quest, AStateThatGrewIsAsAFreshOne) {
+  Random random(504);
+  const auto q = random.tensor<Element>(2, 4, 7, 20);
+  const auto k = random.tensor<Element>(2, 2, 137, 20);
+  QuestScorer::State state, told;
+  for (Index kv_len : {1, 2, 15, 16, 17, 37, 64, 137}) {
+    const auto scores = scores_of_prefix(q, k, kv_len);
+    EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, state), scores)) << kv_len;
+    QuestScorer().appended(SelectorInput{{}, quoka::view_of(k).slice(0, kv_len), {}, kv_len + 37},
+                           told, quoka::SerialExecutor{});
+    if (kv_len != 17) continue;  // the others are told only
+    EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, told), scores)) << kv_len;
+  }
+  EXPECT_TRUE(same_bits(scores_of_prefix(q, k, 137, told), scores_of_prefix(q, k, 137)));
+}
+
+TEST(Quest, AStateThatWasCutIsAsAFreshOne) {  // in the middle of a page, too
+  Random random(505);
+  const auto q = random.tensor<Element>(2, 4, 7, 20);
+  const auto k = random.tensor<Element>(2, 2, 137, 20),
+             other = random.tensor<Element>(2, 2, 137, 20, 100.0);  // wide bounds
+  for (Index cut : {0, 1, 16, 37, 127, 136}) {
+    QuestScorer::State state;
+    (void)scores_of_prefix(q, joined(k, cut, other), 137, state);
+    state.truncate(cut);
+    for (Index kv_len : {cut + 1, Index{137}})
+      EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, state), scores_of_prefix(q, k, kv_len)))
+          << "cut at " << cut << ", grown to " << kv_len;
+  }
+}
+
+TEST(QuestsState, ServesAnotherShapeAsAFreshOne) {
+  Random random(506);
+  QuestScorer::State state;
+  for (const auto& [batch, heads, dim] :
+       {std::array<Index, 3>{1, 2, 24}, {2, 2, 24}, {2, 1, 24}, {2, 1, 20}, {1, 1, 20}}) {
+    const auto q = random.tensor<float>(batch, 2 * heads, 7, dim);
+    const auto k = random.tensor<float>(batch, heads, 37, dim);
+    EXPECT_TRUE(same_bits(scores_of_prefix(q, k, 37, state), scores_of_prefix(q, k, 37)));
+  }
+}
+
+// ---- refused ------------------------------------------------------------------------------------
+
+TEST(QuestRefuses, OptionsOutOfRange) {
+  expect_refused([] { QuestSelector({.page = 0}); }, {"page", 0, 1});
+  expect_refused([] { QuestSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
+  expect_refused([] { QuestSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
+  expect_refused([] { QuestSelector({.top_k = {.keep_last = -4}}); }, {"keep_last", -4, 0});
+}
+
+}  // namespace

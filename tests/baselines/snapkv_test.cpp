@@ -1,0 +1,346 @@
+// SnapKV against the oracle over whole sequences, the window that stays, pooling, keys and queries
+// that are not finite, and keys that come without queries.
+
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/select/baselines/snapkv.hpp>
+
+#include "support/baseline_fixtures.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::SnapKvEviction;
+using quoka::SnapKvOptions;
+using quoka::SnapKvSelector;
+
+oracle::Eviction simulated_by(const SnapKvOptions& options, double scale = 0) {
+  return {.budget = options.budget.keys(1000000),
+          .method = oracle::Evict::snapkv,
+          .window = options.observation,
+          .kernel = options.pool,
+          .scale = scale};
+}
+std::string name_of(const SnapKvOptions& options) {
+  return "observation " + std::to_string(options.observation) + ", pool " +
+         std::to_string(options.pool);
+}
+
+template <class T>
+using Layer = EvictingLayer<SnapKvSelector, T>;
+
+// A sequence of `len` tokens, in chunks, each of them compared.
+template <class T>
+void expect_agrees_with_oracle(Random& random, const SnapKvOptions& options, Index len, Index chunk,
+                               Index group = 2) {
+  SCOPED_TRACE(name_of(options) + ", chunks of " + std::to_string(chunk));
+  const auto q = random.tensor<T>(1, 2 * group, len, 20);
+  const auto k = random.tensor<T>(1, 2, len, 20);
+  Layer<T> layer(options, simulated_by(options), 1, 2, 20);
+  for (Index begin = 0; begin < len; begin += chunk) {
+    const Index n = std::min(chunk, len - begin);
+    layer.append_and_compare(quoka::view_of(q).slice(begin, n), quoka::view_of(k).slice(begin, n));
+  }
+}
+
+// Scores of these positions of k [1, 1, len, dim] by the chunk q [1, group, q_len, dim]; how many
+// of the last ones stay.
+struct Scores {
+  std::vector<float> of;
+  Index forced;
+};
+template <class T>
+Scores scores_of(const SnapKvOptions& options, const Tensor4<T>& q, const Tensor4<T>& k,
+                 const std::vector<Index>& positions) {
+  const std::vector<Position> candidates(positions.begin(), positions.end());
+  const SelectorInput input{q, k};
+  SnapKvEviction::Scratch scratch;
+  scratch.reserve(input, std::ssize(candidates));
+  Scores scores{std::vector<float>(positions.size(), -12345.0f), 0};
+  scores.forced = SnapKvEviction(options).score(input, 0, 0, candidates, scores.of, scratch);
+  return scores;
+}
+// Those before the window.
+template <class T>
+std::vector<double> exact_scores_of(const SnapKvOptions& options, const Tensor4<T>& q,
+                                    const Tensor4<T>& k, const std::vector<Index>& positions) {
+  const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
+  const Index w = std::min(options.observation, q_exact.len);
+  std::vector<std::vector<oracle::Row>> window;
+  for (Index h = 0; h < q_exact.heads; ++h)
+    window.push_back(oracle::group_rows(q_exact, 0, h, q_exact.heads,
+                                        oracle::range(q_exact.len - w, q_exact.len)));
+  std::vector<oracle::Row> rows;
+  for (Index t : positions) rows.push_back(k_exact.row(0, 0, t));
+  auto scores = oracle::snapkv_scores(window, rows, options.pool, 0);
+  for (double& x : scores) x *= static_cast<double>(w);  // a sum over the window here
+  return scores;
+}
+
+// ---- scores -------------------------------------------------------------------------------------
+
+TEST(SnapKv, ScoresAreTheWindowsPooledAttention) {
+  for_each_storage([]<class T>() {
+    Random random(591);
+    const auto q = random.tensor<T>(1, 3, 40, 20);
+    const auto k = random.tensor<T>(1, 1, 237, 20);
+    std::vector<Index> some = {0, 3, 4, 50, 51, 52, 53, 54, 100};  // retained, and the chunk's
+    for (Index t = 197; t < 237; ++t) some.push_back(t);
+    for (Index observation : {1, 7, 32, 40, 1000})
+      for (Index pool : {1, 3, 5, 51})
+        for (const auto& positions : {some, oracle::range(0, 237)}) {
+          const SnapKvOptions options{.observation = observation, .pool = pool};
+          SCOPED_TRACE(name_of(options));
+          const Scores scores = scores_of(options, q, k, positions);
+          EXPECT_EQ(scores.forced, std::min<Index>(observation, 40));
+          const auto expected = exact_scores_of(options, q, k, positions);
+          for (std::size_t i = 0; i < expected.size(); ++i)
+            ASSERT_NEAR(static_cast<double>(scores.of[i]), expected[i], 1e-5 * expected[i])
+                << "key " << positions[i];
+        }
+  });
+}
+
+TEST(SnapKvScores, PoolAlongWhatIsRetainedNotAlongPositions) {  // neighbours may be far apart
+  Random random(592);
+  auto q = random.tensor<float>(1, 1, 1, 20), k = random.tensor<float>(1, 1, 500, 20);
+  for (Index c = 0; c < 20; ++c) k(0, 0, 250, c) = 2.0f * q(0, 0, 0, c);
+  const auto scores = scores_of({.pool = 3}, q, k, {3, 100, 250, 400, 410, 499}).of;
+  for (const std::size_t near : {1u, 2u, 3u})
+    for (const std::size_t far : {0u, 4u}) EXPECT_GT(scores[near], 2.0f * scores[far]);
+}
+
+TEST(SnapKvScores, TakeAttentionsScale) {
+  Random random(593);
+  const auto q = random.tensor<float>(1, 2, 60, 20), k = random.tensor<float>(1, 2, 60, 20);
+  const SnapKvOptions options{.budget = 31};
+  oracle::Eviction simulated = simulated_by(options, 2.0);
+  SelectorInput input{q, k};
+  input.scale = 2.0f;
+  SnapKvSelector::State state;
+  SnapKvSelector(options).appended(input, state, quoka::SerialExecutor{});
+  Selection keep;
+  SnapKvSelector(options).select(input, state, keep, quoka::SerialExecutor{});
+  simulated.append(to_oracle(q), to_oracle(k), 0, 1);
+  EXPECT_EQ(to_positions(keep)[0][1], simulated.retained);
+}
+
+// ---- whole sequences ----------------------------------------------------------------------------
+
+TEST(SnapKv, RetainsWhatTheOracleDoesChunkAfterChunk) {
+  for_each_storage([]<class T>() {
+    Random random(594);
+    for (Index chunk : {1, 7, 37, 64})
+      expect_agrees_with_oracle<T>(random, {.budget = 64}, 256, chunk);
+  });
+}
+
+TEST(SnapKvRetains, WhatTheOracleDoesUnderEverySwitch) {
+  Random random(595);
+  for (Index observation : {1, 8, 32, 64})
+    for (Index pool : {1, 5, 7})
+      for (Index group : {1, 3})
+        expect_agrees_with_oracle<float>(
+            random, {.budget = 40, .observation = observation, .pool = pool}, 192, 32, group);
+}
+
+TEST(SnapKvRetains, WhatTheOracleDoesForAnyBudget) {  // less than the window, too: its last keys
+  Random random(596);
+  for (Index budget : {0, 1, 15, 16, 17, 31, 119, 120, 121}) {
+    SCOPED_TRACE("budget " + std::to_string(budget));
+    expect_agrees_with_oracle<float>(random, {.budget = budget, .observation = 16}, 120, 24);
+  }
+}
+
+TEST(SnapKvRetains, TheWindow) {
+  Random random(597);
+  auto q = random.tensor<float>(1, 1, 200, 20), k = random.tensor<float>(1, 1, 200, 20);
+  for (Index t = 0; t < 200; ++t) k(0, 0, t, 0) = q(0, 0, t, 0) = t % 40 >= 32 ? -6.0f : 6.0f;
+  const SnapKvOptions options{.budget = 20, .observation = 8};  // each looks away from its window
+  Layer<float> layer(options, simulated_by(options), 1, 1, 20);
+  for (Index begin = 0; begin < 200; begin += 40) {
+    layer.append(quoka::view_of(q).slice(begin, 40), quoka::view_of(k).slice(begin, 40));
+    const auto kept = layer.retained()[0][0];
+    EXPECT_EQ(std::vector<Index>(kept.end() - 8, kept.end()),
+              oracle::range(begin + 32, begin + 40));
+  }
+}
+
+TEST(SnapKvRetains, TheFirstKeysWhereAskedToBesideTheWindow) {
+  Random random(606);
+  const auto q = random.tensor<float>(1, 2, 200, 20), k = random.tensor<float>(1, 1, 200, 20);
+  const SnapKvOptions options{.budget = 20, .observation = 8, .keep_first = 4};
+  Layer<float> layer(options, simulated_by(options), 1, 1, 20);
+  for (Index begin = 0; begin < 200; begin += 40) {
+    layer.append(quoka::view_of(q).slice(begin, 40), quoka::view_of(k).slice(begin, 40));
+    const auto kept = layer.retained()[0][0];
+    ASSERT_EQ(std::ssize(kept), 20);
+    EXPECT_EQ(std::vector<Index>(kept.begin(), kept.begin() + 4), oracle::range(0, 4));
+    EXPECT_EQ(std::vector<Index>(kept.end() - 8, kept.end()),
+              oracle::range(begin + 32, begin + 40));
+  }
+}
+
+TEST(SnapKvRetains, WhatTheQueriesLookAt) {  // and its neighbours, by pooling
+  Random random(598);
+  auto q = random.tensor<float>(1, 2, 128, 20, 0.3), k = random.tensor<float>(1, 1, 128, 20);
+  for (Index i = 0; i < 128; ++i) q(0, 0, i, 3) = q(0, 1, i, 3) = 5.0f;
+  k(0, 0, 50, 3) = 9.0f;
+  const SnapKvOptions options{.budget = 37};
+  Layer<float> layer(options, simulated_by(options), 1, 1, 20);
+  layer.append(q, k);
+  const auto kept = layer.retained()[0][0];
+  EXPECT_EQ(std::vector<Index>(kept.begin(), kept.begin() + 5), oracle::range(48, 53));
+}
+
+// ---- eviction -----------------------------------------------------------------------------------
+
+TEST(SnapKv, HoldsItsBudgetAndBringsNothingBackOverHundredsOfChunks) {
+  Random random(599);
+  const SnapKvOptions options{.budget = 31, .observation = 4};
+  Layer<Element> layer(options, simulated_by(options), 1, 2, 20);
+  oracle::Positions before{{{}, {}}};
+  Index len = 0;
+  for (int chunk = 0; chunk < 320; ++chunk) {
+    const Index n = 1 + chunk % 5;
+    const auto q = random.tensor<Element>(1, 4, n, 20), k = random.tensor<Element>(1, 2, n, 20);
+    layer.append(q, k);
+    const auto now = layer.retained();
+    for (std::size_t head = 0; head < 2; ++head) {
+      ASSERT_EQ(std::ssize(now[0][head]), std::min<Index>(31, len + n));
+      auto candidates = before[0][head];
+      for (Index t = len; t < len + n; ++t) candidates.push_back(t);
+      ASSERT_TRUE(std::includes(candidates.begin(), candidates.end(), now[0][head].begin(),
+                                now[0][head].end()))
+          << "chunk " << chunk;
+    }
+    before = now;
+    len += n;
+  }
+}
+
+TEST(SnapKv, TruncateToTheEndOfAnyChunkBringsBackWhatWasRetainedThen) {
+  Random random(600);
+  const SnapKvOptions options{.budget = 31, .observation = 8};
+  const auto q = random.tensor<Element>(1, 4, 10 * 17, 20);
+  const auto k = random.tensor<Element>(1, 2, 10 * 17, 20);
+  Layer<Element> layer(options, simulated_by(options), 1, 2, 20);
+  const auto append = [&](Index chunk) {
+    layer.append(quoka::view_of(q).slice(17 * chunk, 17), quoka::view_of(k).slice(17 * chunk, 17));
+  };
+  std::vector<oracle::Positions> history;
+  for (Index chunk = 0; chunk < 10; ++chunk) append(chunk), history.push_back(layer.retained());
+  for (Index back : {8, 5, 1, 0}) {
+    layer.truncate(17 * (back + 1));
+    EXPECT_EQ(layer.retained(), history[uz(back)]);
+    for (Index chunk = back + 1; chunk < 10; ++chunk) append(chunk);
+    EXPECT_EQ(layer.retained(), history[9]);
+  }
+}
+
+TEST(SnapKvRetains, TheLastOfKeysThatCameWithoutQueries) {  // a saved prefix: judged by age
+  Random random(601);
+  const auto k = random.tensor<float>(1, 2, 127, 20), q = random.tensor<float>(1, 4, 17, 20);
+  const SnapKvOptions options{.budget = 31};
+  Layer<float> layer(options, simulated_by(options), 1, 2, 20);
+  layer.append({}, k);
+  EXPECT_EQ(layer.retained()[0][1], oracle::range(96, 127));
+  SnapKvSelector::State state;  // nor was it told of them
+  Selection keep;
+  layer.selector.select(SelectorInput{q, k}, state, keep, quoka::SerialExecutor{});
+  EXPECT_EQ(to_positions(keep)[0][1], oracle::range(96, 127));
+}
+
+// ---- NaN and infinity ---------------------------------------------------------------------------
+
+TEST(SnapKv, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {  // its neighbours pool a mass of 0
+  Random random(602);
+  const auto q = random.tensor<Element>(1, 2, 17, 20);
+  const auto finite = random.tensor<Element>(1, 1, 137, 20);
+  for (float odd : {not_a_number, infinity, -infinity})
+    for (Index pool : {1, 5})
+      for (Index t : {0, 60, 119}) {
+        auto k = finite;
+        k(0, 0, t, 3) = stored<Element>(odd);
+        const SnapKvOptions options{.observation = 17, .pool = pool};
+        SCOPED_TRACE(name_of(options) + ", key " + std::to_string(t));
+        auto raw = exact_scores_of({.observation = 17, .pool = 1}, q, without_row(finite, t),
+                                   oracle::range(0, 136));
+        raw.insert(raw.begin() + t, 0.0);
+        const auto expected = oracle::pool(raw, pool);
+        const auto scores = scores_of(options, q, k, oracle::range(0, 137)).of;
+        for (Index i = 0; i < 120; ++i) {
+          if (i == t)
+            EXPECT_FALSE(std::isfinite(scores[uz(i)]));
+          else
+            EXPECT_NEAR(static_cast<double>(scores[uz(i)]), expected[uz(i)],
+                        1e-5 * expected[uz(i)] + 1e-12)
+                << "key " << i;
+        }
+      }
+}
+
+TEST(SnapKv, AQueryThatIsNotFiniteIsLeftOut) {  // those that are left see what they saw
+  Random random(603);
+  const auto q = random.tensor<Element>(1, 1, 17, 20);
+  const auto k = random.tensor<Element>(1, 1, 137, 20);
+  const SnapKvOptions options{.observation = 8, .pool = 1};
+  const auto all = oracle::range(0, 137);
+  const auto expected = [&](Index left_out) {  // the sum over the others of each one's attention
+    const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
+    std::vector<double> sum(129, 0.0);
+    for (Index j = 0; j < 8; ++j) {
+      if (j == left_out) continue;
+      auto keys = oracle::rows_of(k_exact, 0, 0);
+      keys.resize(uz(129 + j + 1));
+      const auto p = oracle::softmax(oracle::scaled_dots({q_exact.row(0, 0, 9 + j)}, keys, 0)[0]);
+      for (std::size_t t = 0; t < 129; ++t) sum[t] += p[t];
+    }
+    return sum;
+  };
+  for (float odd : {not_a_number, infinity, -infinity})
+    for (Index j : {0, 3, 7}) {
+      const auto scores = scores_of(options, with_row(q, 9 + j, odd), k, all).of;
+      const auto exact = expected(j);
+      for (std::size_t t = 0; t < 129; ++t)
+        ASSERT_NEAR(static_cast<double>(scores[t]), exact[t], 1e-5 * exact[t]) << "query " << j;
+    }
+}
+
+// ---- through prefill ----------------------------------------------------------------------------
+
+TEST(SnapKvPrefill, AttendsToWhatIsRetainedAndToTheChunk) {
+  Random random(604);
+  const SnapKvOptions options{.budget = 31, .observation = 8};
+  quoka::ChunkedPrefill<SnapKvSelector> prefill({.q_heads = 4, .kv_heads = 2, .head_dim = 20},
+                                                options, {.scale = 0.3f});
+  std::vector<oracle::Eviction> simulated(2, simulated_by(options, static_cast<double>(0.3f)));
+  oracle::Tensor past_k(1, 2, 0, 20), past_v(1, 2, 0, 20);
+  for (int chunk = 0; chunk < 9; ++chunk) {
+    const auto q = random.tensor<float>(1, 4, 17, 20), k = random.tensor<float>(1, 2, 17, 20),
+               v = random.tensor<float>(1, 2, 17, 20);
+    auto out = q;
+    prefill.forward(q, k, v, out);
+    const oracle::Positions kept{{simulated[0].retained, simulated[1].retained}};
+    ASSERT_EQ(to_positions(prefill.selection()), kept) << "chunk " << chunk;
+    const auto expected = oracle::attention(to_oracle(q), past_k, past_v, &kept, to_oracle(k),
+                                            to_oracle(v), {.scale = static_cast<double>(0.3f)})
+                              .out;
+    EXPECT_LT(oracle::relative_error(to_oracle(out), expected), 1e-5) << "chunk " << chunk;
+    past_k = oracle::append(past_k, to_oracle(k));
+    past_v = oracle::append(past_v, to_oracle(v));
+    for (Index head = 0; head < 2; ++head)
+      simulated[uz(head)].append(to_oracle(q), to_oracle(k), 0, head);
+  }
+}
+
+// ---- refused ------------------------------------------------------------------------------------
+
+TEST(SnapKvRefuses, OptionsOutOfRange) {
+  expect_refused([] { SnapKvSelector({.observation = 0}); }, {"observation", 0, 1});
+  expect_refused([] { SnapKvSelector({.pool = 0}); }, {"pool", 0, 1});
+  expect_refused([] { SnapKvSelector({.pool = -1}); }, {"pool", -1, 1});
+  expect_refused([] { SnapKvSelector({.pool = 4}); }, {"pool", "odd", 0, 1});
+  expect_refused([] { SnapKvSelector({.budget = -5}); }, {"budget", -5, 0});
+}
+
+}  // namespace

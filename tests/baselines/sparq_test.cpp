@@ -1,0 +1,311 @@
+// SparQ against the oracle and its authors' own rule, the channels it chooses, and the
+// channel-major copy of the keys that grows, is cut and is filled again.
+
+#include <quoka/select/baselines/oracle.hpp>
+#include <quoka/select/baselines/sparq.hpp>
+
+#include "support/baseline_fixtures.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::SparqOptions;
+using quoka::SparqScorer;
+using quoka::SparqSelector;
+
+constexpr Index block = quoka::tuning::block_keys;
+
+template <class T>
+void expect_agrees_with_oracle(const SparqOptions& options, const Tensor4<T>& q,
+                               const Tensor4<T>& k) {
+  SCOPED_TRACE(name_of(options.domain) + ", rank " + std::to_string(options.rank));
+  const auto expected =
+      oracle::sparq_scores(to_oracle(q), to_oracle(k), options.rank, to_oracle(options.domain));
+  expect_scores_and_keys<SparqScorer>(options, q, k, expected, options.domain);
+}
+
+// ---- against the oracle -------------------------------------------------------------------------
+
+TEST(Sparq, AgreesWithTheOracle) {
+  for_each_storage([]<class T>() {
+    Random random(441);
+    for (Index group : {1, 3}) {
+      const auto q = random.tensor<T>(2, 2 * group, 17, 24);
+      const auto k = random.tensor<T>(2, 2, 127, 24);
+      for (Domain domain : domains)
+        for (Index rank : {1, 3, 16, 23, 24, 1000})
+          expect_agrees_with_oracle({.budget = 31, .rank = rank, .domain = domain}, q, k);
+    }
+  });
+}
+
+TEST(SparqSelects, AsTheOracleForAnyNumberOfKeys) {
+  Random random(442);
+  const auto q = random.tensor<float>(1, 4, 7, 20);
+  for (Index kv_len : {Index{32}, block - 1, block, block + 1, 2 * block + 3, Index{501}}) {
+    const auto k = random.tensor<float>(1, 2, kv_len, 20);
+    for (Domain domain : domains)
+      expect_agrees_with_oracle({.budget = 31, .rank = 7, .domain = domain}, q, k);
+  }
+}
+
+TEST(SparqSelects, AsTheOracleWithWindowsAndForcedKeys) {
+  Random random(443);
+  const auto q = random.tensor<float>(1, 4, 17, 64), k = random.tensor<float>(1, 2, 127, 64);
+  for (Index window : {1, 3})
+    for (Index keep_first : {0, 4})
+      for (Index keep_last : {0, 7})
+        expect_agrees_with_oracle(
+            {.budget = 31,
+             .rank = 16,
+             .top_k = {.window = window, .keep_first = keep_first, .keep_last = keep_last}},
+            q, k);
+}
+
+TEST(SparqSelects, AllOfAPastWithinTheBudget) {
+  Random random(444);
+  const auto q = random.tensor<float>(1, 4, 37, 17), k = random.tensor<float>(1, 2, 37, 17);
+  for (Index budget : {37, 38})
+    EXPECT_EQ(SparqSelector({.budget = budget}).select(q, k), Selection::all(1, 2, 37));
+}
+
+TEST(Sparq, OfAllChannelsIsTheExactScorer) {
+  Random random(445);
+  const auto q = random.tensor<Element>(1, 4, 17, 24);
+  const auto k = random.tensor<Element>(1, 2, 127, 24);
+  for (Index rank : {24, 1000})
+    for (Domain domain : domains) {
+      const SparqOptions options{.budget = 31, .rank = rank, .domain = domain};
+      const auto exact = oracle::exact_scores(to_oracle(q), to_oracle(k), to_oracle(domain), 0);
+      expect_scores_and_keys<SparqScorer>(options, q, k, exact, domain);
+    }
+}
+
+// Its authors decode one query at a time and add the logits of the group's heads up.
+TEST(Sparq, OfOneQueryAndItsLogitsRanksAsItsAuthorsDo) {
+  Random random(446);
+  for (Index group : {1, 4}) {
+    const auto q = random.tensor<Element>(1, 2 * group, 1, 24);
+    const auto k = random.tensor<Element>(1, 2, 127, 24);
+    for (Index rank : {1, 8, 24}) {
+      const SparqOptions options{.budget = 31, .rank = rank, .domain = Domain::logit};
+      oracle::Scores official(1);
+      for (Index head = 0; head < 2; ++head)
+        official[0].push_back(
+            oracle::sparq_official_scores(to_oracle(q), to_oracle(k), 0, head, rank));
+      expect_keeps_best(SparqSelector(options).select(q, k), official, Domain::logit, options);
+      for (auto& head : official[0])
+        for (double& x : head) x /= static_cast<double>(group);
+      expect_scores(scores_by<SparqScorer>(options, SelectorInput{q, k}), official, Domain::logit);
+    }
+  }
+}
+
+TEST(SparqSelects, ByAttentionsScale) {
+  Random random(447);
+  const auto q = random.tensor<float>(1, 4, 7, 24), k = random.tensor<float>(1, 2, 127, 24);
+  SelectorInput input{q, k};
+  input.scale = 0.5f;
+  for (Domain domain : domains)
+    expect_scores(scores_by<SparqScorer>({.rank = 8, .domain = domain}, input),
+                  oracle::sparq_scores(to_oracle(q), to_oracle(k), 8, to_oracle(domain), 0.5),
+                  domain);
+}
+
+// ---- channels -----------------------------------------------------------------------------------
+
+TEST(Sparq, LooksAtTheChosenChannelsOfTheKeysAlone) {  // to the bit
+  Random random(448);
+  auto q = random.tensor<Element>(1, 4, 17, 24);
+  for (Index head = 0; head < 4; ++head)  // the first KV head looks at 3.., the second at 11..
+    for (Index i = 0; i < 17; ++i)
+      for (Index c = 0; c < 5; ++c)
+        q(0, head, i, (head < 2 ? 3 : 11) + c) = stored<Element>(i % 2 == 0 ? 9.0 : -8.0);
+  auto k = random.tensor<Element>(1, 2, 127, 24);
+  for (Domain domain : domains) {
+    const SparqOptions options{.rank = 5, .domain = domain};
+    const auto expected = scores_by<SparqScorer>(options, SelectorInput{q, k});
+    auto others = random.tensor<Element>(1, 2, 127, 24);
+    for (Index head = 0; head < 2; ++head)
+      for (Index t = 0; t < 127; ++t)
+        for (Index c = head == 0 ? 3 : 11, end = c + 5; c < end; ++c)
+          others(0, head, t, c) = k(0, head, t, c);
+    EXPECT_TRUE(same_bits(scores_by<SparqScorer>(options, SelectorInput{q, others}), expected));
+  }
+}
+
+TEST(Sparq, ChoosesTheFirstOfEqualChannels) {
+  Random random(449);
+  Tensor4<Element> q(1, 2, 17, 24);
+  for (Index i = 0; i < q.size(); ++i)
+    q.data()[i] = stored<Element>(random.bits() % 2 == 0 ? 0.5 : -0.5);
+  auto k = random.tensor<Element>(1, 1, 127, 24);
+  const auto expected = scores_by<SparqScorer>({.rank = 7}, SelectorInput{q, k});
+  for (Index t = 0; t < 127; ++t)
+    for (Index c = 7; c < 24; ++c) k(0, 0, t, c) = stored<Element>(random.normal());
+  EXPECT_TRUE(same_bits(scores_by<SparqScorer>({.rank = 7}, SelectorInput{q, k}), expected));
+  for (Index t = 0; t < 127; ++t) k(0, 0, t, 6) = stored<Element>(random.normal());
+  EXPECT_FALSE(same_bits(scores_by<SparqScorer>({.rank = 7}, SelectorInput{q, k}), expected));
+}
+
+TEST(Sparq, ARowThatIsZeroOnTheChosenChannelsHasNoLogits) {  // 0 / 0 counts as 1
+  Random random(450);
+  auto q = random.tensor<Element>(1, 2, 17, 24, 8.0);  // head 0 chooses
+  for (Index i = 0; i < 17; ++i)
+    for (Index c = 0; c < 24; ++c) {
+      if (c >= 4) q(0, 0, i, c) = stored<Element>(0.0);
+      q(0, 1, i, c) = stored<Element>(c < 4 ? 0.0 : 0.125);
+    }
+  for (Index c = 0; c < 24; ++c) q(0, 0, 3, c) = stored<Element>(0.0);  // zero everywhere
+  const auto k = random.tensor<Element>(1, 1, 127, 24);
+  for (Domain domain : domains)
+    expect_agrees_with_oracle({.budget = 31, .rank = 4, .domain = domain}, q, k);
+}
+
+TEST(SparqSelects, TheFirstKeysForZeroQueries) {
+  Random random(451);
+  Tensor4<float> q(1, 2, 17, 24);
+  q.setZero();
+  const auto k = random.tensor<float>(1, 1, 127, 24);
+  for (Domain domain : domains)
+    EXPECT_EQ(
+        to_positions(SparqSelector({.budget = 31, .rank = 7, .domain = domain}).select(q, k))[0][0],
+        oracle::range(0, 31));
+}
+
+TEST(Sparq, ScalingTheQueriesByAPowerOfTwoDoesNotChangeWhatLogitsSelect) {
+  Random random(452);
+  auto q = random.tensor<Element>(1, 4, 17, 24);
+  const auto k = random.tensor<Element>(1, 2, 127, 24);
+  const SparqOptions options{.rank = 7, .domain = Domain::logit};
+  const auto before = scores_by<SparqScorer>(options, SelectorInput{q, k});
+  for (Index i = 0; i < q.size(); ++i)
+    q.data()[i] = stored<Element>(8.0 * static_cast<double>(static_cast<float>(q.data()[i])));
+  const auto scaled = scores_by<SparqScorer>(options, SelectorInput{q, k});
+  for (Index i = 0; i < scaled.size(); ++i) EXPECT_EQ(scaled.data()[i], 8.0f * before.data()[i]);
+}
+
+// ---- NaN and infinity ---------------------------------------------------------------------------
+
+TEST(Sparq, LeavesQueriesThatAreNotFiniteOut) {  // of the channels too, to the bit
+  Random random(453);
+  auto q = random.tensor<Element>(1, 4, 17, 24);
+  const auto k = random.tensor<Element>(1, 2, 127, 24);
+  const auto rest = without_row(q, 5);
+  for (float odd : {not_a_number, infinity, -infinity})
+    for (Domain domain : domains) {
+      auto spoilt = with_row(q, 5, 1000.0f);
+      for (Index head = 0; head < 4; ++head) spoilt(0, head, 5, 23) = stored<Element>(odd);
+      const SparqOptions options{.rank = 7, .domain = domain};
+      EXPECT_TRUE(same_bits(scores_by<SparqScorer>(options, SelectorInput{spoilt, k}),
+                            scores_by<SparqScorer>(options, SelectorInput{rest, k})));
+    }
+}
+
+TEST(Sparq, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {
+  Random random(454);
+  const auto q = random.tensor<Element>(1, 2, 17, 24);
+  const auto finite = random.tensor<Element>(1, 1, block + 3, 24);
+  const Index chosen = oracle::sparq_channels(to_oracle(q), 0, 0, 1, 7).back();
+  for (float odd : {not_a_number, infinity, -infinity})
+    for (Index t : {Index{0}, Index{20}, block - 1, block + 2})
+      for (Domain domain : domains) {
+        auto k = finite;
+        k(0, 0, t, chosen) = stored<Element>(odd);
+        auto expected = oracle::sparq_scores(to_oracle(q), to_oracle(without_row(finite, t)), 7,
+                                             to_oracle(domain));
+        expected[0][0].insert(expected[0][0].begin() + t, oracle::not_a_number);
+        expect_scores_and_keys<SparqScorer>({.budget = 31, .rank = 7, .domain = domain}, q, k,
+                                            expected, domain);
+      }
+}
+
+// ---- the copy of the keys -----------------------------------------------------------------------
+
+// Scores of the first kv_len of these keys, by a state that may know some of them.
+template <class T>
+Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len,
+                                SparqScorer::State& state) {
+  return scores_by<SparqScorer>({.rank = 7, .sketch = quoka::Sketch::off},
+                                SelectorInput{q, TensorView<const T>(k).slice(0, kv_len)}, state);
+}
+template <class T>
+Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len) {
+  SparqScorer::State fresh;
+  return scores_of_prefix(q, k, kv_len, fresh);
+}
+
+TEST(Sparq, AStateThatGrewIsAsAFreshOne) {
+  Random random(455);
+  const auto q = random.tensor<Element>(2, 4, 7, 24);
+  const auto k = random.tensor<Element>(2, 2, 3 * block + 5, 24);
+  SparqScorer::State state, told;
+  for (Index kv_len :
+       {Index{1}, Index{37}, block - 1, block, block + 1, 3 * block + 4, 3 * block + 5}) {
+    const auto scores = scores_of_prefix(q, k, kv_len);
+    EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, state), scores)) << kv_len;
+    SparqScorer({.sketch = quoka::Sketch::off})
+        .appended(SelectorInput{{}, quoka::view_of(k).slice(0, kv_len), {}, kv_len + 37}, told,
+                  quoka::SerialExecutor{});
+    if (kv_len != block + 1) continue;  // the others are told only
+    EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, told), scores)) << kv_len;
+  }
+  EXPECT_TRUE(same_bits(scores_of_prefix(q, k, 3 * block + 5, told),
+                        scores_of_prefix(q, k, 3 * block + 5)));
+}
+
+TEST(Sparq, AStateThatWasCutIsAsAFreshOne) {  // inside a block, and what followed was NaN
+  Random random(456);
+  const auto q = random.tensor<Element>(2, 4, 7, 24);
+  const auto k = random.tensor<Element>(2, 2, 3 * block, 24);
+  for (Index cut : {Index{0}, Index{37}, block, block + 1, 2 * block - 1})
+    for (double odd : {5.0, std::nan("")}) {
+      auto before = k;
+      for (Index t = cut; t < 3 * block; ++t)
+        before = with_row(std::move(before), t, static_cast<float>(odd));
+      SparqScorer::State state;
+      (void)scores_of_prefix(q, before, 3 * block, state);
+      state.truncate(cut);
+      for (Index kv_len : {cut + 1, std::min(cut + block, 3 * block), 3 * block})
+        EXPECT_TRUE(
+            same_bits(scores_of_prefix(q, k, kv_len, state), scores_of_prefix(q, k, kv_len)))
+            << "cut at " << cut << ", grown to " << kv_len;
+    }
+}
+
+TEST(SparqsState, ServesAnotherShapeAsAFreshOne) {
+  Random random(457);
+  SparqScorer::State state;
+  for (const auto& [batch, heads, dim] :
+       {std::array<Index, 3>{1, 2, 24}, {2, 2, 24}, {2, 1, 24}, {2, 1, 20}, {1, 1, 20}}) {
+    const auto q = random.tensor<float>(batch, 2 * heads, 7, dim);
+    const auto k = random.tensor<float>(batch, heads, block + 5, dim);
+    EXPECT_TRUE(
+        same_bits(scores_of_prefix(q, k, block + 5, state), scores_of_prefix(q, k, block + 5)));
+  }
+}
+
+TEST(SparqsState, CountsTheCopyAndLogitsNeedNone) {
+  Random random(458);
+  const auto q = random.tensor<float>(1, 2, 7, 24), k = random.tensor<float>(1, 1, 501, 24);
+  for (Domain domain : domains) {
+    SparqScorer::State state;
+    (void)scores_by<SparqScorer>({.rank = 7, .domain = domain}, SelectorInput{q, k}, state);
+    const Index copy = 501 * 24 * Index{sizeof(float)};
+    if (domain == Domain::softmax)
+      EXPECT_GE(state.bytes(), copy);
+    else
+      EXPECT_EQ(state.keys.blocks.bytes(), 0);
+  }
+}
+
+// ---- refused ------------------------------------------------------------------------------------
+
+TEST(SparqRefuses, OptionsOutOfRange) {
+  expect_refused([] { SparqSelector({.rank = 0}); }, {"rank", 0, 1});
+  expect_refused([] { SparqSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
+  expect_refused([] { SparqSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
+  expect_refused([] { SparqSelector({.top_k = {.keep_last = -4}}); }, {"keep_last", -4, 0});
+}
+
+}  // namespace

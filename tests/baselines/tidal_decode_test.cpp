@@ -1,0 +1,269 @@
+// TidalDecode against the oracle, and what it shares with LessIsMore: a choice that some layers of
+// a stack make and the others reuse.
+
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/select/baselines/oracle.hpp>
+#include <quoka/select/baselines/tidal_decode.hpp>
+
+#include "support/baseline_fixtures.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::LayerPlan;
+using quoka::TidalDecodeOptions;
+using quoka::TidalDecodeSelector;
+
+using Tidal = Stack<TidalDecodeSelector>;
+
+// Queries and keys of each layer of a chunk.
+template <class T>
+struct Chunk {
+  Chunk(Random& random, Index layers, Index kv_len, Index batch = 1, Index q_len = 17) {
+    for (Index layer = 0; layer < layers; ++layer) {
+      q.push_back(random.tensor<T>(batch, 4, q_len, 20));
+      k.push_back(random.tensor<T>(batch, 2, kv_len, 20));
+    }
+  }
+  template <class S>
+  Selection select(Stack<S>& stack, Index layer) const {
+    return stack.select(layer, q[uz(layer)], k[uz(layer)]);
+  }
+
+  std::vector<Tensor4<T>> q, k;  // [layer]
+};
+
+// ---- against the oracle -------------------------------------------------------------------------
+
+TEST(TidalDecode, ChoosesByTheExactAttentionOfAllQueries) {
+  for_each_storage([]<class T>() {
+    Random random(531);
+    for (Index group : {1, 3})
+      for (Index q_len : {1, 37}) {
+        const auto q = random.tensor<T>(2, 2 * group, q_len, 24);
+        const auto k = random.tensor<T>(2, 2, 127, 24);
+        const auto exact =
+            oracle::exact_scores(to_oracle(q), to_oracle(k), oracle::Domain::softmax, 0);
+        for (TidalDecodeOptions options :
+             {TidalDecodeOptions{.budget = 31},
+              {.budget = 0.5},
+              {.budget = 31, .top_k = {.window = 3, .keep_first = 4, .keep_last = 7}}}) {
+          Tidal one(options, 32);
+          expect_keeps_best(one.select(2, q, k), exact, Domain::softmax, options);
+        }
+      }
+  });
+}
+
+TEST(TidalDecodeAlone, IsTheOracleControl) {  // a layer on its own chooses for itself; to the bit
+  Random random(532);
+  const Chunk<float> chunk(random, 1, 127);
+  TidalDecodeSelector::State state;
+  Selection keep;
+  TidalDecodeSelector({.budget = 31})
+      .select(SelectorInput{chunk.q[0], chunk.k[0]}, state, keep, quoka::SerialExecutor{});
+  EXPECT_EQ(keep, quoka::OracleSelector({.budget = 31}).select(chunk.q[0], chunk.k[0]));
+}
+
+TEST(TidalDecodeAlone, TakesAttentionsScale) {
+  Random random(533);
+  const Chunk<float> chunk(random, 1, 127);
+  SelectorInput input{chunk.q[0], chunk.k[0]};
+  input.scale = 2.0f;
+  TidalDecodeSelector::State state;
+  Selection keep;
+  const TidalDecodeOptions options{.budget = 31};
+  TidalDecodeSelector(options).select(input, state, keep, quoka::SerialExecutor{});
+  expect_keeps_best(keep,
+                    oracle::exact_scores(to_oracle(chunk.q[0]), to_oracle(chunk.k[0]),
+                                         oracle::Domain::softmax, 2.0),
+                    Domain::softmax, options);
+}
+
+// ---- a stack of layers --------------------------------------------------------------------------
+
+TEST(LayerPlans, CorrectAtTwoFifths) {
+  for (auto [layers, correction] : {std::pair{32, 13}, {36, 14}, {28, 11}, {10, 4}, {4, 2}, {1, 0}})
+    EXPECT_EQ((LayerPlan{.layer = 0, .layer_count = layers}.correction_layer()), correction)
+        << layers << " layers";
+}
+
+TEST(SharedChoices, AreMadeByTwoLayersAndReusedByTheOthers) {
+  Random random(534);
+  Tidal stack({.budget = 31}, 10);   // dense: 0, 1; choose: 2 and 4
+  for (Index kv_len : {127, 164}) {  // two chunks
+    const Chunk<float> chunk(random, 10, kv_len, 2);
+    for (Index layer = 0; layer < 10; ++layer) {
+      SCOPED_TRACE("layer " + std::to_string(layer) + ", kv_len " + std::to_string(kv_len));
+      const Selection keep = chunk.select(stack, layer);
+      if (layer < 2) {
+        EXPECT_EQ(keep, Selection::all(2, 2, kv_len));
+        continue;
+      }
+      const std::size_t chosen_at = layer < 4 ? 2 : 4;
+      EXPECT_EQ(
+          keep,
+          quoka::OracleSelector({.budget = 31}).select(chunk.q[chosen_at], chunk.k[chosen_at]));
+    }
+  }
+}
+
+TEST(SharedChoices, AreMadeWhereThePlanSays) {
+  Random random(535);
+  const Chunk<float> chunk(random, 8, 127);
+  for (const auto& [layers, first, correction] :
+       {std::array<Index, 3>{6, 0, 2}, {8, 1, 3}, {8, 3, 3}, {6, 3, 2}, {6, 2, 2}, {1, 0, 0}}) {
+    SCOPED_TRACE(std::to_string(layers) + " layers, first_sparse " + std::to_string(first));
+    Tidal stack({.budget = 31, .plan = {.first_sparse = first}}, layers);
+    for (Index layer = 0; layer < layers; ++layer) {
+      const Selection keep = chunk.select(stack, layer);
+      if (layer < first) {
+        EXPECT_TRUE(keep.is_all()) << layer;  // even if it is the correction layer
+        continue;
+      }
+      const std::size_t chosen_at =
+          uz(layer >= correction && correction > first ? correction : first);
+      EXPECT_EQ(
+          keep,
+          quoka::OracleSelector({.budget = 31}).select(chunk.q[chosen_at], chunk.k[chosen_at]))
+          << layer;
+    }
+  }
+}
+
+TEST(SharedChoices, KeepAllOfAPastWithinTheBudgetAndNoneOfABudgetOfZero) {
+  Random random(537);
+  const Chunk<float> chunk(random, 10, 37);
+  for (Index budget : {0, 37, 38}) {
+    Tidal stack({.budget = budget}, 10);
+    for (Index layer = 0; layer < 10; ++layer)
+      EXPECT_EQ(chunk.select(stack, layer).max_count(), layer < 2 || budget > 0 ? 37 : 0);
+  }
+}
+
+TEST(SharedChoices, MayBeAskedForTwice) {
+  Random random(538);
+  const Chunk<float> chunk(random, 6, 127);
+  Tidal stack({.budget = 31}, 6);
+  for (Index layer = 0; layer < 6; ++layer) {
+    const Selection keep = chunk.select(stack, layer);
+    EXPECT_EQ(chunk.select(stack, layer), keep) << layer;
+  }
+}
+
+TEST(SharedChoices, OfTwoSequencesDoNotMix) {
+  Random random(539);
+  const Chunk<float> one(random, 4, 127), other(random, 4, 127);
+  Tidal a({.budget = 31}, 4), b({.budget = 31}, 4), alone({.budget = 31}, 4);
+  for (Index layer = 0; layer < 4; ++layer) {
+    const Selection keep = one.select(a, layer);
+    (void)other.select(b, layer);
+    EXPECT_EQ(one.select(alone, layer), keep);
+  }
+}
+
+TEST(SharedChoices, MayBeMadeInADecodeStep) {
+  Random random(540);
+  Tidal stack({.budget = 31}, 4);
+  for (Index kv_len = 127; kv_len < 134; ++kv_len) {
+    const Chunk<float> step(random, 4, kv_len, 1, 1);
+    for (Index layer = 0; layer < 4; ++layer) {
+      const Selection keep = step.select(stack, layer);
+      if (layer >= 2) {
+        EXPECT_EQ(keep, quoka::OracleSelector({.budget = 31}).select(step.q[2], step.k[2]));
+      }
+    }
+  }
+}
+
+// ---- what is no choice --------------------------------------------------------------------------
+
+TEST(SharedChoicesRefuse, LayersOutOfOrder) {
+  Random random(541);
+  const Chunk<float> chunk(random, 6, 127);
+  Tidal stack({.budget = 31}, 6);
+  for (Index layer = 0; layer < 6; ++layer) (void)chunk.select(stack, layer);
+  for (Index layer = 0; layer < 5; ++layer)
+    expect_refused([&] { (void)chunk.select(stack, layer); }, {"layer", layer, 5});
+  EXPECT_EQ(chunk.select(stack, 5).max_count(), 31);  // and nothing has changed
+}
+
+TEST(SharedChoicesRefuse, ReuseBeforeAnyChoice) {
+  Random random(542);
+  const Chunk<float> chunk(random, 6, 127), next(random, 6, 128);
+  Tidal stack({.budget = 31}, 6);
+  expect_refused([&] { (void)chunk.select(stack, 3); }, {"layer", 3, "first_sparse", 2});
+  for (Index layer = 0; layer < 6; ++layer) (void)chunk.select(stack, layer);
+  expect_refused([&] { (void)next.select(stack, 5); }, {"layer", 5, "first_sparse", 2});
+}
+
+TEST(SharedChoicesRefuse, ReuseAfterTruncate) {  // even at the same length: the keys are others
+  Random random(543);
+  const Chunk<float> chunk(random, 6, 127);
+  Tidal stack({.budget = 31}, 6);
+  for (Index layer = 0; layer < 4; ++layer) (void)chunk.select(stack, layer);
+  stack.truncate(127);
+  expect_refused([&] { (void)chunk.select(stack, 4); }, {"layer", 4, "first_sparse", 2});
+  for (Index layer = 0; layer < 6; ++layer) (void)chunk.select(stack, layer);  // from the start
+}
+
+TEST(SharedChoicesRefuse, LayersOfAnotherShape) {
+  Random random(544);
+  const auto q = random.tensor<float>(2, 4, 7, 20), k = random.tensor<float>(2, 2, 127, 20);
+  const auto refuses = [&](Index batch, Index heads, std::initializer_list<Fragment> both) {
+    Tidal stack({.budget = 31}, 6);
+    (void)stack.select(2, q, k);
+    const auto q_other = random.tensor<float>(batch, 4, 7, 20),
+               k_other = random.tensor<float>(batch, heads, 127, 20);
+    expect_refused([&] { (void)stack.select(3, q_other, k_other); }, both);
+  };
+  refuses(1, 2, {"batch", 2, 1});
+  refuses(2, 4, {"kv_heads", 2, 4});
+}
+
+TEST(SharedChoicesRefuse, PlansOutOfRange) {
+  const auto refuses = [](const LayerPlan& plan, std::initializer_list<Fragment> both) {
+    expect_refused([&] { TidalDecodeSelector({.plan = plan}); }, both);
+  };
+  refuses({.layer = -1}, {"layer", -1, 0});
+  refuses({.layer = 32}, {"layer", 32, 31});
+  refuses({.layer = 4, .layer_count = 4}, {"layer", 4, 3});
+  refuses({.first_sparse = -2}, {"first_sparse", -2, 0});
+  expect_refused([] { TidalDecodeSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
+  expect_refused([] { TidalDecodeSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
+  expect_refused([] { TidalDecodeSelector({.top_k = {.keep_last = -4}}); }, {"keep_last", -4, 0});
+}
+
+// ---- through prefill ----------------------------------------------------------------------------
+
+TEST(SharedChoices, GoThroughAStackOfPrefills) {
+  Random random(545);
+  const auto shared = std::make_shared<quoka::SharedChoice>();
+  std::vector<quoka::ChunkedPrefill<TidalDecodeSelector>> layers;
+  for (Index layer = 0; layer < 4; ++layer) {
+    TidalDecodeSelector::State state;
+    state.shared = shared;
+    layers.emplace_back(
+        quoka::LayerShape{.q_heads = 4, .kv_heads = 2, .head_dim = 20},
+        TidalDecodeOptions{.budget = 31,
+                           .plan = {.layer = layer, .layer_count = 7, .first_sparse = 1}},  // and 3
+        quoka::AttentionOptions{}, std::move(state));
+  }
+  std::vector<Selection> chosen(4);
+  for (Index chunk = 0; chunk < 5; ++chunk)
+    for (std::size_t layer = 0; layer < 4; ++layer) {
+      const auto q = random.tensor<float>(1, 4, 37, 20), k = random.tensor<float>(1, 2, 37, 20);
+      auto out = q;
+      const TensorView<const float> past = layers[layer].cache().k().typed<float>();
+      const Selection expected = quoka::OracleSelector({.budget = 31}).select(q, past);
+      layers[layer].forward(q, k, k, out);
+      chosen[layer] = layers[layer].selection();
+      if (layer == 0) {
+        EXPECT_EQ(chosen[0], Selection::all(1, 2, 37 * chunk));
+      } else {
+        EXPECT_EQ(chosen[layer], layer == 2 ? chosen[1] : expected);
+      }
+    }
+}
+
+}  // namespace

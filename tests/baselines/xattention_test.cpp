@@ -1,0 +1,339 @@
+// XAttention against the oracle: scores of blocks, the threshold's counts, the budget's ranks, rows
+// that are cut, the chunk's own keys.
+
+#include <quoka/packing/byte_formats.hpp>
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/prefill/ragged.hpp>
+#include <quoka/select/baselines/xattention.hpp>
+
+#include "support/baseline_fixtures.hpp"
+#include "support/block_oracle.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::Budget;
+using quoka::XAttentionOptions;
+using quoka::XAttentionScorer;
+using quoka::XAttentionSelector;
+
+// Queries, past keys, and the chunk's own.
+template <class T>
+struct Case {
+  Case(Random& random, Index batch, Index group, Index kv_len, Index q_len, Index dim,
+       double scale = 1.5)
+      : q(random.tensor<T>(batch, 2 * group, q_len, dim, scale)),
+        k(random.tensor<T>(batch, 2, kv_len, dim, scale)),
+        chunk(random.tensor<T>(batch, 2, q_len, dim, scale)) {}
+
+  SelectorInput input(bool with_chunk) const {
+    SelectorInput input{q, k};
+    if (with_chunk) input.chunk_k = chunk;
+    return input;
+  }
+  oracle::Tensor keys(bool with_chunk) const {
+    return with_chunk ? oracle::append(to_oracle(k), to_oracle(chunk)) : to_oracle(k);
+  }
+
+  Tensor4<T> q, k, chunk;
+};
+
+Selection select(const XAttentionOptions& options, const SelectorInput& input) {
+  XAttentionSelector::State state;
+  Selection keep;
+  XAttentionSelector(options).select(input, state, keep, quoka::SerialExecutor{});
+  return keep;
+}
+
+// Every score of a block, and the keys, by threshold or by budget.
+template <class T>
+void expect_agrees_with_oracle(const XAttentionOptions& options, const Case<T>& x, bool chunk,
+                               double scale = 0) {
+  const Index kv_len = x.k.dimension(2), q_len = x.q.dimension(2), block = options.block;
+  SCOPED_TRACE("kv_len " + std::to_string(kv_len) + ", q_len " + std::to_string(q_len) +
+               ", stride " + std::to_string(options.stride) + ", block " + std::to_string(block) +
+               (chunk ? ", with the chunk" : ""));
+  SelectorInput input = x.input(chunk);
+  if (scale != 0) input.scale = static_cast<float>(scale);
+  XAttentionScorer::State state;
+  (void)scores_by<XAttentionScorer>(options, input, state);
+  const oracle::Positions keep = to_positions(select(options, input));
+  const float* score = state.blocks.scores.data();
+  const oracle::Tensor q = to_oracle(x.q), keys = x.keys(chunk);
+  for (Index b = 0; b < x.k.dimension(0); ++b)
+    for (Index g = 0; g < 2; ++g) {
+      const oracle::SetScores exact =
+          oracle::xattention_scores(q, keys, kv_len, b, g, options.stride, block, scale);
+      for (const auto& of_set : exact)
+        for (const double expected : of_set)
+          ASSERT_NEAR(static_cast<double>(*score++), expected, 2e-5 * expected + 1e-30);
+      double margin = 1;
+      std::vector<Index> expected;
+      if (options.budget.by_scores()) {
+        expected =
+            oracle::keys_of_blocks(oracle::xattention_blocks(exact, q_len, kv_len, block,
+                                                             options.budget.threshold(), &margin),
+                                   block, kv_len);
+      } else {
+        std::vector<Index> forced{0};
+        if (kv_len % block != 0) forced.push_back(kv_len / block);
+        expected = oracle::best_blocks(forced, oracle::shares_of_total(exact, kv_len, block), block,
+                                       kv_len, options.budget.keys(kv_len), &margin);
+      }
+      ASSERT_GT(margin, 1e-6) << "another seed";
+      EXPECT_EQ(keep[uz(b)][uz(g)], expected) << "batch " << b << ", head " << g;
+    }
+}
+
+// ---- against the oracle -------------------------------------------------------------------------
+
+TEST(XAttention, AgreesWithTheOracle) {
+  for_each_storage([]<class T>() {
+    Random random(601);
+    for (const Index group : {1, 3})
+      for (const Index kv_len : {130, 256, 501}) {
+        const Case<T> x(random, 2, group, kv_len, 37, 24);
+        for (const bool chunk : {false, true})
+          for (const Budget& budget : {Budget::mass(0.7), Budget::mass(0.9), Budget(129)}) {
+            expect_agrees_with_oracle({.budget = budget}, x, chunk);
+            expect_agrees_with_oracle({.budget = budget, .stride = 4, .block = 16}, x, chunk);
+          }
+      }
+  });
+}
+
+TEST(XAttentionSelects, AsTheOracleForEveryStrideAndBlock) {
+  Random random(602);
+  const Case<float> x(random, 1, 2, 269, 75, 20);
+  for (const bool chunk : {false, true})
+    for (const auto& [stride, block] : {std::array<Index, 2>{1, 1},
+                                        {1, 16},
+                                        {1, 128},
+                                        {2, 6},
+                                        {8, 8},
+                                        {8, 128},
+                                        {16, 16},
+                                        {16, 128},
+                                        {16, 256},
+                                        {64, 64}})
+      for (const Budget& budget : {Budget::mass(0.8), Budget(100)})
+        expect_agrees_with_oracle({.budget = budget, .stride = stride, .block = block}, x, chunk);
+}
+
+// Chunks and pasts that end within a row, within a block, or with one.
+TEST(XAttentionSelects, AsTheOracleForEveryLength) {
+  Random random(603);
+  for (const Index kv_len : {2, 7, 8, 9, 127, 128, 129, 264, 400})
+    for (const Index q_len : {1, 7, 8, 9, 127, 128, 130, 300}) {
+      const Case<float> x(random, 1, 2, kv_len, q_len, 17);
+      for (const bool chunk : {false, true}) {
+        expect_agrees_with_oracle({.budget = Budget::mass(0.85)}, x, chunk);
+        expect_agrees_with_oracle({.budget = Budget::mass(0.85), .block = 32}, x, chunk);
+        expect_agrees_with_oracle({.budget = 1 + kv_len / 2, .block = 32}, x, chunk);
+      }
+    }
+}
+
+TEST(XAttentionSelects, AsTheOracleForEveryBudget) {  // of the last block its first keys
+  Random random(604);
+  const Case<float> x(random, 1, 2, 301, 37, 20);
+  for (const Index budget : {1, 15, 16, 17, 28, 29, 30, 31, 45, 128, 299, 300})
+    expect_agrees_with_oracle({.budget = budget, .block = 16}, x, true);
+}
+
+TEST(XAttentionSelects, AsTheOracleForManyRows) {  // in more than one group of panels
+  Random random(605);
+  const Case<float> x(random, 1, 8, 150, 1100, 4);
+  expect_agrees_with_oracle({.budget = Budget::mass(0.6), .stride = 8, .block = 16}, x, true);
+}
+
+TEST(XAttentionSelects, ByAttentionsScale) {
+  Random random(606);
+  const Case<float> x(random, 1, 2, 301, 37, 20);
+  expect_agrees_with_oracle({.budget = Budget::mass(0.8), .block = 16}, x, true, 0.5);
+}
+
+TEST(XAttentionSelects, NothingOfNoPastAndAllOfOneKey) {
+  Random random(607);
+  const Case<float> none(random, 1, 2, 0, 37, 20), one(random, 1, 2, 1, 37, 20);
+  for (const Budget& budget : {Budget::mass(0.9), Budget(31)}) {
+    EXPECT_EQ(select({.budget = budget}, none.input(true)).total(), 0);
+    EXPECT_EQ(select({.budget = budget}, one.input(true)), Selection::all(1, 2, 1));
+  }
+}
+
+// ---- how many -----------------------------------------------------------------------------------
+
+// One KV head's queries look at one block, the other's at all alike.
+TEST(XAttentionSelects, AsManyKeysAsEachKvHeadNeeds) {
+  Random random(608);
+  Case<float> x(random, 1, 2, 1280, 128, 16, 0.01);
+  for (Index i = 0; i < 128; ++i)
+    for (const Index head : {0, 1}) x.q(0, head, i, 3) = 20;
+  for (Index t = 640; t < 768; ++t) x.k(0, 0, t, 3) = 4;
+  const Selection keep = select(XAttentionOptions::paper(0.85), x.input(false));
+  EXPECT_EQ(keep.positions(0, 0), select({.budget = 256}, x.input(false)).positions(0, 0));
+  EXPECT_EQ(keep.count(0, 0), 256);  // the first block, and that one
+  EXPECT_GE(keep.count(0, 1), 9 * 128);
+}
+
+TEST(XAttentionSelects, NoBlockMoreThanTheSumAsksFor) {  // four blocks alike: two are half
+  Random random(611);
+  Case<float> x(random, 1, 1, 64, 16, 16, 0.0);
+  EXPECT_EQ(select({.budget = Budget::mass(0.5), .block = 16}, x.input(false)).count(0, 0), 32);
+}
+
+TEST(XAttentionSelects, NoFewerThanTheFloorAndNoMoreThanTheCeiling) {
+  Random random(609);
+  const Case<float> x(random, 1, 2, 512, 64, 16);
+  const auto counts = [&](const Budget& budget) {
+    const Selection keep = select({.budget = budget, .block = 16}, x.input(true));
+    return std::array{keep.count(0, 0), keep.count(0, 1)};
+  };
+  const auto free = counts(Budget::mass(0.5));
+  ASSERT_GT(free[0], 96);
+  ASSERT_LT(free[0], 505);
+  EXPECT_EQ(counts(Budget::mass(0.5, 509)), (std::array<Index, 2>{509, 509}));
+  EXPECT_EQ(counts(Budget::mass(0.5, 1, 50)), (std::array<Index, 2>{50, 50}));
+  EXPECT_EQ(counts(Budget::mass(0.5, 17, 508)), free);
+  EXPECT_EQ(counts(Budget::mass(0.5, 600)), (std::array<Index, 2>{512, 512}));
+}
+
+// XAttention's scores and bar, in a method that forces keys besides: they come on top of what the threshold keeps.
+struct ForcingXAttention {
+  struct Options : XAttentionOptions {
+    quoka::TopKOptions top_k = {};
+  };
+  using State = XAttentionScorer::State;
+
+  explicit ForcingXAttention(const Options& options) : scorer(options) {}
+  void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
+             quoka::ExecutorRef executor) const {
+    scorer.score(input, state, scores, executor);
+  }
+  static float bar() { return XAttentionScorer::bar(); }
+
+  XAttentionScorer scorer;
+};
+
+TEST(XAttentionSelects, ForcedKeysOnTopOfTheThresholds) {
+  Random random(610);
+  Case<float> x(random, 1, 2, 512, 64, 16);
+  const XAttentionOptions plain{.budget = Budget::mass(0.3), .block = 16};
+  quoka::ScoredSelector<ForcingXAttention>::State state;
+  Selection forced;
+  ForcingXAttention::Options options{plain, {.keep_first = 20, .keep_last = 40}};
+  quoka::ScoredSelector<ForcingXAttention>(options).select(x.input(true), state, forced,
+                                                           quoka::SerialExecutor{});
+  for (const Index head : {0, 1}) {
+    std::vector<Position> expected = select(plain, x.input(true)).positions(0, head);
+    for (Position t = 0; t < 512; ++t)
+      if ((t < 20 || t >= 472) && !std::count(expected.begin(), expected.end(), t))
+        expected.push_back(t);
+    std::sort(expected.begin(), expected.end());
+    EXPECT_EQ(forced.positions(0, head), expected);
+  }
+}
+
+// ---- the chunk's own keys -----------------------------------------------------------------------
+
+TEST(XAttentionSelects, ByTheChunksKeysWhereverItIsDriven) {
+  Random random(611);
+  const Case<float> x(random, 1, 2, 300, 64, 16);
+  const XAttentionOptions options{.budget = Budget::mass(0.6), .block = 16};
+  const Selection expected = select(options, x.input(true));
+  ASSERT_FALSE(expected == select(options, x.input(false)));
+
+  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 16};
+  quoka::ChunkedPrefill<XAttentionSelector> layer(shape, options);
+  layer.append(x.k, x.k);
+  EXPECT_EQ(layer.select(x.q, x.chunk), expected);
+  Tensor4<float> out(1, 4, 64, 16);
+  layer.forward(x.q, x.chunk, x.chunk, out);
+  EXPECT_EQ(layer.selection(), expected);
+
+  XAttentionSelector::State state;
+  quoka::RaggedWorkspace<XAttentionSelector> workspace;
+  const std::array batch{quoka::RaggedSequence<XAttentionSelector>{.q = x.q,
+                                                                   .past_k = x.k,
+                                                                   .past_v = x.k,
+                                                                   .chunk = {x.chunk, x.chunk},
+                                                                   .out = out,
+                                                                   .state = &state}};
+  workspace.run(XAttentionSelector(options), batch, {}, quoka::SerialExecutor{});
+  EXPECT_EQ(workspace.selection(0), expected);
+}
+
+TEST(XAttentionRefuses, ChunkKeysOfAnotherShape) {
+  Random random(612);
+  const Case<float> x(random, 1, 2, 300, 64, 16), other(random, 1, 2, 300, 63, 16);
+  SelectorInput input = x.input(false);
+  input.chunk_k = other.chunk;
+  expect_refused([&] { select({}, input); }, {"chunk_k", 63, 64});
+}
+
+// ---- layouts ------------------------------------------------------------------------------------
+
+TEST(XAttention, PagesAndListsGiveTheSame) {  // to the bit
+  Random random(613);
+  const Case<Element> x(random, 1, 2, 300, 37, 24);
+  const XAttentionOptions options{.budget = Budget::mass(0.7), .block = 16};
+  const Selection expected = select(options, x.input(true));
+  for (const Index page : {1, 5, 16}) {
+    const Index pages = quoka::ceil_div(300, page);
+    Tensor4<Element> pool(pages, 2, page, 24);
+    pool.setConstant(stored<Element>(not_a_number));
+    std::vector<Position> table;
+    for (const Index at : random.permutation(pages)) table.push_back(static_cast<Position>(at));
+    for (Index t = 0; t < 300; ++t)
+      for (Index head = 0; head < 2; ++head)
+        std::copy_n(&x.k(0, head, t, 0), 24, &pool(table[uz(t / page)], head, t % page, 0));
+    SelectorInput input = x.input(true);
+    input.k = quoka::paged(pool, table, 300);
+    EXPECT_EQ(select(options, input), expected);
+  }
+}
+
+TEST(XAttentionSelects, KeysOfAnyFormat) {  // past and chunk need not have the same
+  Random random(614);
+  Case<float> x(random, 1, 2, 300, 37, 32);
+  const quoka::Format& format = quoka::q8_0_format();
+  const Index bytes = format.row_bytes({32, 0, nullptr});
+  std::vector<std::byte> codes(uz(2 * 300 * bytes));
+  for (Index i = 0; i < 600; ++i) {
+    float* const row = x.k.data() + i * 32;
+    format.narrow(row, {32, 0, nullptr}, codes.data() + i * bytes);
+    format.widen(codes.data() + i * bytes, {32, 0, nullptr}, row);
+  }
+  const XAttentionOptions options{.budget = Budget::mass(0.7), .block = 16};
+  SelectorInput input = x.input(true);
+  const Selection expected = select(options, input);
+  input.k = Rows(codes.data(), format, {1, 2, 300, 32}, {600 * bytes, 300 * bytes, bytes});
+  EXPECT_EQ(select(options, input), expected);
+}
+
+// ---- NaN and infinity ---------------------------------------------------------------------------
+
+TEST(XAttention, LeavesRowsThatAreNotFiniteOut) {  // of queries, past keys and chunk keys
+  Random random(615);
+  for (const float odd : {not_a_number, infinity, -infinity}) {
+    Case<Element> x(random, 1, 2, 300, 37, 24);
+    x.q(0, 1, 5, 19) = stored<Element>(odd);
+    x.q(0, 2, 36, 0) = stored<Element>(odd);
+    x.k(0, 0, 100, 3) = x.k(0, 1, 299, 23) = stored<Element>(odd);
+    x.chunk(0, 1, 3, 7) = stored<Element>(odd);
+    for (const bool chunk : {false, true})
+      for (const Budget& budget : {Budget::mass(0.7), Budget(100)})
+        expect_agrees_with_oracle({.budget = budget, .block = 16}, x, chunk);
+  }
+}
+
+// ---- refused ------------------------------------------------------------------------------------
+
+TEST(XAttentionRefuses, OptionsOutOfRange) {
+  expect_refused([] { XAttentionSelector({.stride = 0}); }, {"stride", 0, 1});
+  expect_refused([] { XAttentionSelector({.stride = 8, .block = 100}); }, {"block", 100, 8});
+  expect_refused([] { XAttentionSelector({.budget = Budget::relative(0.5)}); }, {"mass"});
+}
+
+}  // namespace

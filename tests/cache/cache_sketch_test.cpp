@@ -1,0 +1,729 @@
+// A sketch of the engine's cache: pages, lists, and what happens to their rows; rows that are codes
+// themselves; selection among visible cells; ragged select and attend. Everything is compared with
+// selection in float, bit for bit.
+
+#include <quoka/packing/byte_formats.hpp>
+#include <quoka/quoka.hpp>
+
+#include "support/fixtures.hpp"
+
+#include <numeric>
+
+namespace quoka_test {
+namespace {
+
+using quoka::KeySketch;
+using quoka::QuokaOptions;
+using quoka::QuokaSelector;
+using quoka::SelectorInput;
+using quoka::Sketch;
+
+constexpr Index q_heads = 4, kv_heads = 2;
+
+QuokaOptions options(Sketch sketch, Index budget = 20) {
+  return {.budget = budget, .n_queries = 8, .sketch = sketch};
+}
+
+Selection select(const SelectorInput& input, Sketch sketch, Index budget = 20) {
+  QuokaSelector::State state;
+  Selection keep;
+  QuokaSelector(options(sketch, budget)).select(input, state, keep, SerialExecutor{});
+  return keep;
+}
+
+// As selection in float has it; `input` names the sketch.
+::testing::AssertionResult as_in_float(const SelectorInput& input, Index budget = 20) {
+  SelectorInput plain = input;
+  plain.sketch = nullptr;
+  if (select(input, Sketch::on, budget) == select(plain, Sketch::off, budget))
+    return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "another selection than in float";
+}
+
+// A pool [pages, kv_heads, page_len, dim] and the table of one sequence.
+struct Paged {
+  Tensor4<float> pool;
+  std::vector<Position> table;
+  Index len;
+
+  Paged(Random& random, Index pages, Index page_len, Index dim, Index tokens)
+      : pool(random.tensor<float>(pages, kv_heads, page_len, dim)), len(tokens) {
+    table.resize(uz(pages));
+    std::iota(table.begin(), table.end(), Position{0});
+    for (Index i = pages - 1; i > 0; --i) std::swap(table[uz(i)], table[uz(random.below(i + 1))]);
+    table.resize(uz(quoka::ceil_div(tokens, page_len)));
+  }
+  Rows rows() const { return paged(Rows(pool), table, len); }
+  Index pool_rows() const { return pool.dimension(0) * pool.dimension(2); }
+  KeySketch sketch() const {
+    KeySketch sketch;
+    sketch.update(Rows(pool), 0, pool_rows(), SerialExecutor{});
+    return sketch;
+  }
+};
+
+TEST(CacheSketch, ServesPagesOfAnySize) {
+  Random random(500);
+  for (const Index page_len : {1, 5, 16, 17, 32, 48})
+    for (const Index dim : {7, 64}) {
+      const Index len = 333, pages = quoka::ceil_div(len, page_len) + 3;
+      const Paged cache(random, pages, page_len, dim, len);
+      const KeySketch sketch = cache.sketch();
+      const auto q = random.tensor<float>(1, q_heads, 9, dim);
+      EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}))
+          << "pages of " << page_len;
+      EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows().slice(11, 300), .sketch = &sketch}));
+    }
+}
+
+TEST(CacheSketch, ServesListsOfCellsAndSlicesOfACache) {
+  Random random(501);
+  const auto k = random.tensor<float>(1, kv_heads, 400, 32);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  KeySketch sketch;
+  sketch.update(Rows(k), 0, 400, SerialExecutor{});
+  std::vector<Position> cells;
+  for (Index i = 399; i >= 0; i -= 1 + random.below(3)) cells.push_back(static_cast<Position>(i));
+  EXPECT_TRUE(as_in_float({.q = q, .k = Rows(k).listed(cells), .sketch = &sketch}));
+  for (const Index begin : {0, 16, 37})
+    EXPECT_TRUE(as_in_float({.q = q, .k = Rows(k).slice(begin, 300), .sketch = &sketch}));
+}
+
+TEST(CacheSketch, RowsThatItWasNotToldOfAreScoredInFloat) {
+  Random random(502);
+  const Paged cache(random, 20, 16, 32, 300);
+  KeySketch sketch;
+  std::vector<Position> told;
+  for (Index i = 0; i < cache.pool_rows(); i += 3) told.push_back(static_cast<Position>(i));
+  sketch.update(Rows(cache.pool), told, SerialExecutor{});
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
+}
+
+// Overwritten, moved and copied rows are rows that were written.
+TEST(CacheSketch, FollowsRowsThatWereWritten) {
+  Random random(503);
+  Paged cache(random, 24, 16, 32, 300);
+  KeySketch sketch = cache.sketch();
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  for (int turn = 0; turn < 20; ++turn) {
+    std::vector<Position> written;
+    for (int i = 0; i < 30; ++i) {
+      const Index to = random.below(cache.pool_rows()), from = random.below(cache.pool_rows());
+      for (Index head = 0; head < kv_heads; ++head)
+        for (Index c = 0; c < 32; ++c)
+          cache.pool(to / 16, head, to % 16, c) = i % 2 == 0
+                                                      ? cache.pool(from / 16, head, from % 16, c)
+                                                      : static_cast<float>(random.normal());
+      written.push_back(static_cast<Position>(to));
+    }
+    sketch.update(Rows(cache.pool), written, SerialExecutor{});
+    ASSERT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch})) << turn;
+  }
+}
+
+TEST(CacheSketch, APoolThatGrewOrMovedIsFollowed) {
+  Random random(504);
+  const Paged large(random, 24, 16, 32, 370);
+  Tensor4<float> small(10, kv_heads, 16, 32);
+  std::copy_n(large.pool.data(), small.size(), small.data());
+  KeySketch sketch;
+  sketch.update(Rows(small), 0, 160, SerialExecutor{});
+  sketch.update(Rows(large.pool), 160, 14 * 16, SerialExecutor{});
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  EXPECT_TRUE(as_in_float({.q = q, .k = large.rows(), .sketch = &sketch}));
+}
+
+TEST(CacheSketch, ACacheWithoutPagesMayGrow) {
+  Random random(516);
+  const auto k = random.tensor<float>(1, kv_heads, 330, 32);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  KeySketch sketch;
+  sketch.update(Rows(k).slice(0, 150), 0, 150, SerialExecutor{});
+  sketch.update(k, 150, 180, SerialExecutor{});
+  EXPECT_TRUE(as_in_float({.q = q, .k = k, .sketch = &sketch}));
+  for (Index row = 0; row < 330; ++row)
+    for (Index head = 0; head < kv_heads; ++head)
+      EXPECT_TRUE(sketch.holds(0, head, row, &k(0, head, row, 0))) << row;
+}
+
+TEST(CacheSketch, PagesOfAnotherLengthAreOtherRows) {
+  Random random(517);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  for (const Index page_len : {1, 8, 32, 160}) {
+    const Paged before(random, 10, 16, 32, 160), after(random, 160 / page_len, page_len, 32, 160);
+    KeySketch sketch = before.sketch();
+    sketch.update(Rows(after.pool), {}, SerialExecutor{});
+    EXPECT_TRUE(as_in_float({.q = q, .k = after.rows(), .sketch = &sketch})) << page_len;
+    sketch.update(Rows(after.pool), 0, 160, SerialExecutor{});
+    EXPECT_TRUE(as_in_float({.q = q, .k = after.rows(), .sketch = &sketch})) << page_len;
+    sketch.update(Rows(before.pool), {}, SerialExecutor{});
+    EXPECT_TRUE(as_in_float({.q = q, .k = before.rows(), .sketch = &sketch})) << page_len;
+  }
+}
+
+TEST(CacheSketch, APoolThatShrankAndGrewAgainIsFollowed) {
+  Random random(518);
+  const Paged cache(random, 20, 16, 32, 320);
+  const Rows whole(cache.pool);
+  const auto first = [&](Index pages) {
+    return Rows(whole.data(), whole.format(), {pages, kv_heads, 16, 32}, whole.strides());
+  };
+  KeySketch sketch;
+  sketch.update(first(10), 0, 160, SerialExecutor{});
+  sketch.update(first(5), {}, SerialExecutor{});
+  sketch.update(whole, 160, 160, SerialExecutor{});
+  for (Index row = 0; row < 320; ++row)
+    for (Index head = 0; head < kv_heads; ++head)
+      EXPECT_TRUE(sketch.holds(0, head, row, &cache.pool(row / 16, head, row % 16, 0))) << row;
+}
+
+// A key's direction, its length and its largest channel.
+TEST(CacheSketch, HoldsAKeyWithAllThatItKeepsOfIt) {
+  Tensor4<float> k(1, 1, 1, 8);
+  k.setZero();
+  k(0, 0, 0, 0) = 127.0f, k(0, 0, 0, 1) = 10.4f;
+  KeySketch sketch;
+  const auto sketch_of = [](const Tensor4<float>& keys) {
+    KeySketch of_keys;
+    of_keys.update(Rows(keys), 0, keys.dimension(2), SerialExecutor{});
+    return of_keys;
+  };
+  sketch = sketch_of(k);
+  EXPECT_TRUE(sketch.holds(0, 0, 0, k.data()));
+  Tensor4<float> other = k;
+  other(0, 0, 0, 1) = -10.4f;  // of the same length and scale
+  EXPECT_FALSE(sketch.holds(0, 0, 0, other.data()));
+  for (Index c = 0; c < 8; ++c)
+    other(0, 0, 0, c) = 2 * k(0, 0, 0, c);  // of the same codes and scale
+  EXPECT_FALSE(sketch.holds(0, 0, 0, other.data()));
+  other = k;
+  other(0, 0, 0, 0) = 127.01f;  // of the same codes and length
+  float& small = other(0, 0, 0, 1);
+  small = 10.2765f;
+  while (sketch_of(other).lengths(0, 0)[0] < sketch.lengths(0, 0)[0]) small += 1e-5f;
+  ASSERT_EQ(sketch_of(other).lengths(0, 0)[0], sketch.lengths(0, 0)[0]);
+  EXPECT_EQ(std::memcmp(sketch_of(other).codes(0, 0, 0), sketch.codes(0, 0, 0), 8 * 16), 0);
+  EXPECT_FALSE(sketch.holds(0, 0, 0, other.data()));
+}
+
+// Too wide to be compared: selection scores such keys in float.
+TEST(CacheSketch, HoldsAnyKeyOfMoreThan1024Channels) {
+  Random random(522);
+  const auto k = random.tensor<float>(1, 1, 2, 1040), other = random.tensor<float>(1, 1, 2, 1040);
+  KeySketch sketch;
+  sketch.update(Rows(k), 0, 2, SerialExecutor{});
+  EXPECT_TRUE(sketch.holds(0, 0, 1, &other(0, 0, 1, 0)));
+}
+
+// Whatever the memory held before.
+TEST(CacheSketch, RowsThatItWasNotToldOfHaveNoCodes) {
+  Random random(519);
+  const Paged before(random, 10, 16, 32, 160);
+  Tensor4<float> zeros(20, kv_heads, 8, 32);
+  zeros.setZero();
+  KeySketch sketch = before.sketch(), of_zeros;
+  sketch.update(Rows(zeros), {}, SerialExecutor{});
+  of_zeros.update(Rows(zeros), 0, 160, SerialExecutor{});
+  for (Index head = 0; head < kv_heads; ++head) {
+    for (Index row = 0; row < 160; ++row) {
+      ASSERT_EQ(sketch.scales(0, head)[row], 0.0f);
+      ASSERT_EQ(sketch.lengths(0, head)[row], 0.0f);
+      ASSERT_EQ(sketch.errors(0, head)[row], infinity);
+    }
+    for (Index block = 0; block < 10; ++block)
+      ASSERT_EQ(std::memcmp(sketch.codes(0, head, block), of_zeros.codes(0, head, block), 16 * 32),
+                0);
+  }
+}
+
+TEST(CacheSketch, SequencesThatShareAPrefixShareIt) {
+  Random random(505);
+  Paged cache(random, 40, 16, 32, 600);
+  const KeySketch sketch = cache.sketch();
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  std::vector<Position> first(cache.table.begin(), cache.table.begin() + 20);
+  std::vector<Position> second = first;  // 10 pages in common
+  for (std::size_t i = 10; i < 20; ++i) second[i] = cache.table[i + 15];
+  const Index bytes = sketch.bytes();
+  for (const auto* table : {&first, &second})
+    EXPECT_TRUE(
+        as_in_float({.q = q, .k = paged(Rows(cache.pool), *table, 311), .sketch = &sketch}));
+  EXPECT_EQ(sketch.bytes(), bytes);
+}
+
+// ---- what was forgotten ---------------------------------------------------------------------------
+
+TEST(CacheSketch, AForgottenChangeOfTheBestKeysIsFound) {
+  Random random(506);
+  for (int turn = 0; turn < 10; ++turn) {
+    Paged cache(random, 24, 16, 32, 300);
+    const KeySketch sketch = cache.sketch();
+    const auto q = random.tensor<float>(1, q_heads, 9, 32);
+    const SelectorInput input{.q = q, .k = cache.rows(), .sketch = &sketch};
+    const Selection keep = select(input, Sketch::on);
+    // The keys at the threshold are compared; turning all kept ones round is seen.
+    for (Index head = 0; head < kv_heads; ++head)
+      for (const Position i : keep.row(0, head)) {
+        const Index row = cache.rows().pool_row(i);
+        for (Index c = 0; c < 32; ++c) cache.pool(row / 16, head, row % 16, c) *= -1.0f;
+      }
+    expect_refused([&] { select(input, Sketch::on); }, {"key at position", "sketched", 300});
+  }
+}
+
+// Better than they were, and a little other than they were: by more than the bound, less than 8 of it.
+TEST(CacheSketch, AForgottenChangeIsFoundWhicheverWayItGoes) {
+  for (const bool better : {true, false}) {
+    Random random(523);
+    Paged cache(random, 24, 16, 32, 300);
+    const KeySketch sketch = cache.sketch();
+    const auto q = random.tensor<float>(1, q_heads, 9, 32);
+    const SelectorInput input{.q = q, .k = cache.rows(), .sketch = &sketch};
+    const Selection best = select(input, Sketch::on, 1), keep = select(input, Sketch::on);
+    for (Index head = 0; head < kv_heads; ++head) {
+      const Index from = cache.rows().pool_row(best.row(0, head)[0]);
+      for (const Position i : keep.row(0, head)) {
+        const Index row = cache.rows().pool_row(i);
+        for (Index c = 0; c < 32; ++c) {
+          float& x = cache.pool(row / 16, head, row % 16, c);
+          if (better)
+            x = cache.pool(from / 16, head, from % 16, c);
+          else
+            x += static_cast<float>(0.15 * random.normal());
+        }
+      }
+    }
+    expect_refused([&] { select(input, Sketch::on); }, {"key at position", "sketched", 300});
+  }
+}
+
+// The two keys of each head that are sketched again.
+TEST(StateSketch, TheLastKeyAndOneMoreAreLookedAt) {
+  Random random(524);
+  auto k = random.tensor<float>(1, kv_heads, 300, 32);
+  KeySketch sketch;
+  sketch.append(k, 300, SerialExecutor{});
+  EXPECT_NO_THROW(sketch.require_made_from(k));
+  for (const Index at : {Index{299}, KeySketch::somewhere(300)}) {
+    k(0, 1, at, 5) += 1.0f;
+    expect_refused([&] { sketch.require_made_from(k); }, {"key at position", at, 300});
+    k(0, 1, at, 5) -= 1.0f;
+    sketch.truncate(0);
+    sketch.append(k, 300, SerialExecutor{});
+  }
+  EXPECT_NE(KeySketch::somewhere(300), 299);
+}
+
+TEST(StateSketch, IsRefusedWithOtherKeysAndLeftAloneWithMoreKeysThanItWasToldOf) {
+  Random random(525);
+  const auto k = random.tensor<float>(1, kv_heads, 300, 32),
+             other = random.tensor<float>(1, kv_heads, 300, 32);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  for (const bool softmax : {false, true}) {
+    QuokaOptions by = softmax ? QuokaOptions::robust(q_heads / kv_heads, 20) : options(Sketch::on);
+    by.sketch = Sketch::on;
+    const QuokaSelector selector(by);
+    by.sketch = Sketch::off;
+    const QuokaSelector in_float(by);
+    QuokaSelector::State told, of_some, plain, none;
+    selector.appended({.q = q, .k = k}, told, SerialExecutor{});
+    selector.appended({.q = q, .k = Rows(k).slice(0, 200)}, of_some, SerialExecutor{});
+    Selection a, b;
+    EXPECT_NO_THROW(selector.select({.q = q, .k = k}, told, a, SerialExecutor{}));
+    expect_refused([&] { selector.select({.q = q, .k = other}, told, a, SerialExecutor{}); },
+                   {"key at position"});
+    auto almost = k;
+    almost(0, 1, 299, 5) += 0.02f;  // less than codes tell
+    expect_refused([&] { selector.select({.q = q, .k = almost}, told, a, SerialExecutor{}); },
+                   {"key at position", 299, "state", 300});
+    selector.select({.q = q, .k = k}, of_some, a, SerialExecutor{});
+    in_float.select({.q = q, .k = k}, plain, b, SerialExecutor{});
+    EXPECT_EQ(a, b);
+    // Beside a sketch of the cache a state keeps none.
+    KeySketch of_cache;
+    of_cache.update(k, 0, 300, SerialExecutor{});
+    selector.appended({.q = q, .k = k, .sketch = &of_cache}, none, SerialExecutor{});
+    EXPECT_EQ(none.kept_bytes(), 0);
+    EXPECT_GT(told.kept_bytes(), 0);
+  }
+}
+
+// In Domain::softmax three keys of each head are compared: the last, one more and the best.
+TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundInTheSoftmaxDomain) {
+  Random random(526);
+  Paged cache(random, 24, 16, 32, 300);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  QuokaOptions by = QuokaOptions::robust(q_heads / kv_heads, 1);
+  by.sketch = Sketch::on, by.top_k = {};
+  const QuokaSelector selector(by);
+  const KeySketch sketch = cache.sketch();
+  const SelectorInput input{.q = q, .k = cache.rows(), .sketch = &sketch};
+  QuokaSelector::State state;
+  Selection keep;
+  selector.select(input, state, keep, SerialExecutor{});
+  for (const Index at : {Index{299}, KeySketch::somewhere(300), Index{keep.row(0, 1)[0]}}) {
+    const Index row = cache.rows().pool_row(at);
+    float& x = cache.pool(row / 16, 1, row % 16, 5);
+    const float before = x;
+    x += 0.05f;
+    expect_refused([&] { selector.select(input, state, keep, SerialExecutor{}); },
+                   {"key at position", at, "sketched", 300});
+    x = before;
+  }
+  EXPECT_NO_THROW(selector.select(input, state, keep, SerialExecutor{}));
+  // One that the sketch was not told of is no change.
+  KeySketch of_some;
+  const Index last = cache.rows().pool_row(299);
+  of_some.update(Rows(cache.pool), 0, last, SerialExecutor{});
+  of_some.update(Rows(cache.pool), last + 1, cache.pool_rows() - last - 1, SerialExecutor{});
+  EXPECT_NO_THROW(selector.select({.q = q, .k = cache.rows(), .sketch = &of_some}, state, keep,
+                                  SerialExecutor{}));
+}
+
+TEST(CacheSketch, KeysOfAnotherCacheAreRefused) {
+  Random random(507);
+  const Paged cache(random, 24, 16, 32, 300), other(random, 24, 16, 32, 300);
+  const KeySketch sketch = cache.sketch();
+  const auto q = random.tensor<float>(1, q_heads, 9, 32), wide = random.tensor<float>(1, 4, 9, 48);
+  const Paged wider(random, 24, 16, 48, 300);
+  expect_refused([&] { select({.q = q, .k = other.rows(), .sketch = &sketch}, Sketch::on); },
+                 {"not of the cache"});
+  expect_refused([&] { select({.q = wide, .k = wider.rows(), .sketch = &sketch}, Sketch::on); },
+                 {"head_dim", 48, 32});
+  const auto k = random.tensor<float>(1, kv_heads, 300, 32);
+  expect_refused([&] { select({.q = q, .k = k, .sketch = &sketch}, Sketch::on); },
+                 {"not of the cache"});
+}
+
+TEST(CacheSketch, PagesBeyondThePoolThatItKnowsAreRefused) {
+  Random random(515);
+  const Paged cache(random, 24, 16, 32, 300);
+  const Rows whole(cache.pool);
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  KeySketch sketch;  // told of the pool when it had 10 pages, at the same place
+  sketch.update(Rows(whole.data(), whole.format(), {10, kv_heads, 16, 32}, whole.strides()), 0, 160,
+                SerialExecutor{});
+  expect_refused([&] { select({.q = q, .k = cache.rows(), .sketch = &sketch}, Sketch::on); },
+                 {"number of pages", 24, 10});
+  sketch.update(whole, {}, SerialExecutor{});
+  EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
+}
+
+// The same memory, seen another way. Nothing is read.
+TEST(CacheSketch, OtherViewsOfThePoolAreRefused) {
+  Random random(520);
+  const Paged cache(random, 10, 16, 32, 160);
+  const KeySketch sketch = cache.sketch();
+  const Rows pool(cache.pool);
+  const auto [page, head, row] = pool.strides();
+  const auto view = [&](const Rows::Sizes& sizes, const Rows::Strides& strides, Index offset = 0) {
+    return Rows(pool.data() + offset, pool.format(), sizes, strides);
+  };
+  const std::vector<Position> table{3, 1, 2};
+  const Rows same = quoka::paged(pool, table, 40);
+  EXPECT_EQ(sketch.places_of(same)(17), 1 * 16 + 1);
+  EXPECT_EQ(sketch.places_of(same.slice(20, 20))(0), 1 * 16 + 4);
+  const auto refuses = [&](const Rows& keys, std::initializer_list<Fragment> fragments) {
+    expect_refused([&] { (void)sketch.places_of(keys); }, fragments);
+  };
+  for (const Rows& other : {view({9, kv_heads, 16, 32}, {page, head, row}, page),
+                            view({10, kv_heads, 8, 32}, {page, head, row}),
+                            view({10, kv_heads, 16, 32}, {page, head / 2, row}),
+                            view({10, kv_heads, 16, 32}, {page, head, row / 2}),
+                            view({10, kv_heads, 16, 32}, {page / 2, head, row})})
+    refuses(quoka::paged(other, table, 20), {"not of the cache"});
+  const Rows of_page = view({1, kv_heads, 16, 32}, {page, head, row});
+  refuses(of_page, {"not of the cache"});
+  refuses(of_page.listed(table), {"not of the cache"});
+  refuses(view({1, 1, 16, 32}, {page, head, row}), {"kv_heads", 1, 2});
+  refuses(same.first_channels(16), {"head_dim", 16, 32});
+}
+
+TEST(CacheSketch, OtherViewsOfACacheWithoutPagesAreRefused) {
+  Random random(521);
+  const auto k = random.tensor<float>(1, kv_heads, 300, 32);
+  const Rows whole(k), told = whole.slice(50, 100);
+  const auto [batch, head, row] = whole.strides();
+  KeySketch sketch;
+  sketch.update(told, 0, 100, SerialExecutor{});
+  const auto view = [&](const Rows::Sizes& sizes, const Rows::Strides& strides, Index offset = 0) {
+    return Rows(told.data() + offset, told.format(), sizes, strides);
+  };
+  EXPECT_EQ(sketch.places_of(told)(99), 99);
+  EXPECT_EQ(sketch.places_of(whole.slice(60, 90))(7), 17);
+  const auto refuses = [&](const Rows& keys, std::initializer_list<Fragment> fragments) {
+    expect_refused([&] { (void)sketch.places_of(keys); }, fragments);
+  };
+  refuses(whole.slice(49, 20), {"not of the cache"});
+  refuses(whole.slice(60, 91), {"not of the cache"});
+  refuses(view({1, kv_heads, 20, 32}, {batch, head, 2 * row}), {"not of the cache"});
+  refuses(view({1, kv_heads, 20, 32}, {batch, head / 2, row}), {"not of the cache"});
+  refuses(view({1, kv_heads, 20, 32}, {batch, head, row}, 4), {"not of the cache"});
+  refuses(view({2, kv_heads, 20, 32}, {batch, head, row}), {"batch", 2, 1});
+  const Rows one_row = view({1, kv_heads, 20, 32}, {batch, head, 0});  // twenty times
+  sketch.update(one_row, 0, 20, SerialExecutor{});
+  refuses(one_row, {"not of the cache"});
+}
+
+TEST(CacheSketch, RowsOutsideThePoolAreRefusedAndNothingChanges) {
+  Random random(508);
+  const Paged cache(random, 24, 16, 32, 300);
+  KeySketch sketch = cache.sketch();
+  const auto q = random.tensor<float>(1, q_heads, 9, 32);
+  const std::vector<Position> beyond{0, 24 * 16}, negative{5, -1};
+  expect_refused([&] { sketch.update(Rows(cache.pool), beyond, SerialExecutor{}); },
+                 {"row of the pool", 384, 383});
+  expect_refused([&] { sketch.update(Rows(cache.pool), negative, SerialExecutor{}); },
+                 {"row of the pool", -1, 0});
+  expect_refused([&] { sketch.update(cache.rows(), {}, SerialExecutor{}); }, {"whole pool"});
+  expect_refused([&] { sketch.update(Rows(cache.pool), 5, -2, SerialExecutor{}); },
+                 {"number of rows", -2, 0});
+  EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
+}
+
+// ---- rows that are codes --------------------------------------------------------------------------
+
+// k [1, heads, len, dim] in a format.
+struct Stored {
+  std::vector<std::byte> memory;
+  Rows rows;
+
+  Stored(const quoka::Format& format, const Tensor4<float>& k) {
+    const Index bytes = format.row_bytes({k.dimension(3)}), len = k.dimension(2);
+    memory.resize(uz(k.dimension(1) * len * bytes));
+    rows = Rows(memory.data(), format, {1, k.dimension(1), len, k.dimension(3)},
+                {0, len * bytes, bytes});
+    for (Index head = 0; head < k.dimension(1); ++head)
+      for (Index i = 0; i < len; ++i)
+        format.narrow(Rows(k).typed<float>().row(0, head, i), {k.dimension(3)}, row(head, i));
+  }
+  std::byte* row(Index head, Index i) { return const_cast<std::byte*>(rows.row(0, head, i)); }
+};
+
+TEST(RowsOfCodes, AreScoredInPlaceAsInFloat) {
+  Random random(509);
+  for (const quoka::Format* format : {&quoka::q8_0_format(), &quoka::i8_format()})
+    for (const Index dim : {32, 37, 64, 128})
+      for (const Index len : {21, 100, 1000}) {
+        const auto k = random.tensor<float>(1, kv_heads, len, dim, 20.0);
+        const auto q = random.tensor<float>(1, q_heads, 9, dim);
+        const Stored stored(*format, k);
+        EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows})) << format->name << " " << dim;
+        Tensor3<float> norms(1, kv_heads, len);
+        std::vector<float> row(uz(dim));
+        for (Index head = 0; head < kv_heads; ++head)
+          for (Index i = 0; i < len; ++i) {
+            format->widen(stored.rows.row(0, head, i), {dim}, row.data());
+            norms(0, head, i) = quoka::inverse_norm(row.data(), dim);
+          }
+        EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows, .inverse_norms = norms}));
+      }
+}
+
+// Few queries may be faster in float: only Sketch::on insists.
+TEST(RowsOfCodes, AreScoredInPlaceByDefaultWhereThatIsFaster) {
+  Random random(512);
+  const auto k = random.tensor<float>(1, kv_heads, 100, 64);
+  const Stored stored(quoka::q8_0_format(), k);
+  for (const Index rows : {1, 3, 4, 5, 8}) {
+    const auto q = random.tensor<float>(1, q_heads, rows, 64);
+    const bool fast = quoka::detail::sketch_is_fast() && quoka::detail::code_rows_are_fast(rows);
+    for (const Sketch sketch : {Sketch::automatic, Sketch::on, Sketch::off}) {
+      QuokaSelector::State state;
+      Selection keep;
+      QuokaSelector(options(sketch))
+          .select({.q = q, .k = stored.rows}, state, keep, SerialExecutor{});
+      EXPECT_EQ(state.scorer.sketch.queries.bytes() > 0,
+                sketch == Sketch::on || (sketch == Sketch::automatic && fast))
+          << rows;
+    }
+    EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows}));
+  }
+}
+
+TEST(RowsOfCodes, OddRowsAreLeftToFloat) {
+  Random random(510);
+  const auto k = random.tensor<float>(1, kv_heads, 200, 64);
+  const auto q = random.tensor<float>(1, q_heads, 9, 64);
+  Stored stored(quoka::q8_0_format(), k);
+  const auto set = [&](Index head, Index i, Index at, int byte) {
+    stored.row(head, i)[at] = static_cast<std::byte>(byte);
+  };
+  for (Index head = 0; head < kv_heads; ++head)
+    for (Index i = 0; i < 200; ++i) switch (i % 10) {
+        case 0:
+          set(head, i, 2 + i % 32, -128);
+          break;  // no code of ours
+        case 1:
+          set(head, i, 1, 0x7e);
+          break;  // a scale of NaN
+        case 2:
+          set(head, i, 35, 0x7c), set(head, i, 34, 0);
+          break;  // infinity
+        case 3:
+          std::fill_n(stored.row(head, i), 68, std::byte{0});
+          break;  // zero
+        case 4:
+          set(head, i, 0, 1), set(head, i, 1, 0);
+          break;  // denormal scale
+        default:
+          break;
+      }
+  Tensor3<float> norms(1, kv_heads, 200);  // 0 for zero, and for infinity
+  quoka::detail::write_inverse_norms(stored.rows, norms, SerialExecutor{});
+  for (const Index budget : {5, 20, 120, 170}) {
+    EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows}, budget)) << budget;
+    EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows, .inverse_norms = norms}, budget)) << budget;
+  }
+}
+
+TEST(RowsOfCodes, NeedNoSecondSketch) {
+  Random random(511);
+  const auto k = random.tensor<float>(1, kv_heads, 200, 64);
+  const auto q = random.tensor<float>(1, q_heads, 9, 64);
+  const Stored stored(quoka::q8_0_format(), k);
+  QuokaSelector::State state;
+  QuokaSelector(options(Sketch::on)).appended({.q = q, .k = stored.rows}, state, SerialExecutor{});
+  EXPECT_EQ(state.kept_bytes(), 0);
+}
+
+// ---- visible cells --------------------------------------------------------------------------------
+
+TEST(SelectVisible, IsSelectionAmongTheCellsThatAllSee) {
+  Random random(512);
+  for (int turn = 0; turn < 20; ++turn) {
+    const Index len = 120, dim = 16, q_len = 5;
+    auto k = random.tensor<float>(1, kv_heads, len, dim);
+    const auto q = random.tensor<float>(1, q_heads, q_len, dim);
+    const bool prefix = turn % 3 == 0;
+    std::vector<std::uint8_t> mask(uz(q_len * (len + q_len)), 1);
+    std::vector<Position> all, some;
+    for (Index i = 0; i < len; ++i) {
+      const Index kind = prefix ? (i < 90 ? 0 : i < 100 ? 1 : 2) : random.below(4);
+      if (kind == 1) mask[uz(random.below(q_len) * (len + q_len) + i)] = 0;
+      if (kind == 2)
+        for (Index j = 0; j < q_len; ++j) mask[uz(j * (len + q_len) + i)] = 0;
+      if (kind == 2)
+        for (Index head = 0; head < kv_heads; ++head) k(0, head, i, 3) = not_a_number;
+      if (kind == 1)
+        some.push_back(static_cast<Position>(i));
+      else if (kind != 2)
+        all.push_back(static_cast<Position>(i));
+    }
+    const quoka::VisibleCells visible(
+        quoka::Mask::bytes(mask.data(), {1, 1, q_len, len + q_len}, {0, 0, len + q_len}), len);
+    ASSERT_EQ(visible.to_all, all);
+    ASSERT_EQ(visible.to_some, some);
+    Tensor3<float> norms(1, kv_heads, len);
+    for (Index head = 0; head < kv_heads; ++head)
+      for (Index i = 0; i < len; ++i)
+        norms(0, head, i) = quoka::inverse_norm(Rows(k).typed<float>().row(0, head, i), dim);
+    for (const bool with_norms : {false, true}) {
+      SelectorInput input{.q = q, .k = k};
+      if (with_norms) input.inverse_norms = norms;
+      QuokaSelector::State state;
+      Selection keep;
+      const QuokaSelector selector(options(Sketch::off, 10));
+      select_visible(selector, input, visible, state, keep);
+      Tensor4<float> seen(1, kv_heads, std::ssize(all), dim);
+      for (Index head = 0; head < kv_heads; ++head)
+        for (Index i = 0; i < std::ssize(all); ++i)
+          std::copy_n(Rows(k).typed<float>().row(0, head, all[uz(i)]), dim, &seen(0, head, i, 0));
+      const Selection among = select({.q = q, .k = seen}, Sketch::off, 10);
+      for (Index head = 0; head < kv_heads; ++head) {
+        std::vector<Position> expected = some;
+        for (const Position i : among.positions(0, head)) expected.push_back(all[uz(i)]);
+        std::sort(expected.begin(), expected.end());
+        EXPECT_EQ(keep.positions(0, head), expected);
+      }
+    }
+  }
+}
+
+TEST(SelectVisible, WithoutACellThatAllSeeKeepsWhatSomeSee) {
+  Random random(513);
+  const auto k = random.tensor<float>(1, kv_heads, 6, 8);
+  const auto q = random.tensor<float>(1, q_heads, 2, 8);
+  const std::uint8_t mask[] = {1, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0};
+  const quoka::VisibleCells visible(quoka::Mask::bytes(mask, {1, 1, 2, 8}, {0, 0, 8}), 6);
+  QuokaSelector::State state;
+  Selection keep;
+  select_visible(QuokaSelector(options(Sketch::off, 1)), {.q = q, .k = k}, visible, state, keep);
+  for (Index head = 0; head < kv_heads; ++head)
+    EXPECT_EQ(keep.positions(0, head), (std::vector<Position>{0, 1, 2, 3}));
+}
+
+// ---- ragged ---------------------------------------------------------------------------------------
+
+TEST(SelectAndAttend, EachSequenceIsAsInACallOfItsOwn) {
+  Random random(514);
+  quoka::ThreadPool threads(2);
+  quoka::RaggedWorkspace<QuokaSelector> together;
+  for (int turn = 0; turn < 30; ++turn) {
+    const Index dim = 16, n = 1 + random.below(5);
+    std::vector<Tensor4<float>> q, pk, pv, k, v, out, alone;
+    std::vector<QuokaSelector::State> states(uz(n)), own(uz(n));
+    for (Index i = 0; i < n; ++i) {
+      const Index q_len = random.below(3) == 0 ? 1 : 1 + random.below(20), len = random.below(300);
+      q.push_back(random.tensor<float>(1, q_heads, q_len, dim));
+      pk.push_back(random.tensor<float>(1, kv_heads, len, dim));
+      pv.push_back(random.tensor<float>(1, kv_heads, len, dim));
+      k.push_back(random.tensor<float>(1, kv_heads, q_len, dim));
+      v.push_back(random.tensor<float>(1, kv_heads, q_len, dim));
+      out.push_back(q.back()), alone.push_back(q.back());
+    }
+    const auto request = [&](Index i, Tensor4<float>& to, QuokaSelector::State& state) {
+      const auto at = uz(i);
+      return quoka::RaggedSequence<QuokaSelector>{.q = q[at],
+                                                  .past_k = pk[at],
+                                                  .past_v = pv[at],
+                                                  .chunk = {k[at], v[at]},
+                                                  .out = to,
+                                                  .state = i % 3 == 2 ? nullptr : &state};
+    };
+    std::vector<quoka::RaggedSequence<QuokaSelector>> batch;
+    for (Index i = 0; i < n; ++i) batch.push_back(request(i, out[uz(i)], states[uz(i)]));
+    const QuokaSelector selector(options(Sketch::off, 30));
+    quoka::select_and_attend<QuokaSelector>(selector, batch, {}, threads, together);
+    for (Index i = 0; i < n; ++i) {
+      quoka::AttentionWorkspace workspace;
+      Selection keep = Selection::all(1, kv_heads, pk[uz(i)].dimension(2));
+      if (i % 3 != 2 && keep.kv_len() > 0)
+        selector.select({.q = q[uz(i)], .k = pk[uz(i)]}, own[uz(i)], keep, SerialExecutor{});
+      quoka::attention(q[uz(i)], {pk[uz(i)], pv[uz(i)], keep}, {k[uz(i)], v[uz(i)]}, alone[uz(i)]);
+      EXPECT_EQ(together.selection(i), keep);
+      EXPECT_TRUE(same_bits(quoka::view_of(out[uz(i)]), quoka::view_of(alone[uz(i)]))) << i;
+    }
+  }
+}
+
+TEST(SelectAndAttend, SelectsAmongTheCellsThatAMaskShows) {
+  Random random(515);
+  const auto q = random.tensor<float>(1, q_heads, 4, 16),
+             k = random.tensor<float>(1, kv_heads, 100, 16),
+             own = random.tensor<float>(1, kv_heads, 4, 16);
+  Tensor4<float> out = q;
+  std::vector<std::uint8_t> bytes(4 * 104, 1);
+  for (Index i = 0; i < 4; ++i)
+    for (Index t = 0; t < 60; ++t) bytes[uz(i * 104 + t)] = 0;
+  const quoka::Mask mask = quoka::Mask::bytes(bytes.data(), {1, 1, 4, 104}, {0, 0, 104});
+  QuokaSelector::State state;
+  std::vector<quoka::RaggedSequence<QuokaSelector>> batch{{.q = q,
+                                                           .past_k = k,
+                                                           .past_v = k,
+                                                           .chunk = {own, own},
+                                                           .out = out,
+                                                           .state = &state,
+                                                           .mask = mask}};
+  quoka::RaggedWorkspace<QuokaSelector> workspace;
+  quoka::select_and_attend<QuokaSelector>(QuokaSelector(options(Sketch::off, 10)), batch, {},
+                                          SerialExecutor{}, workspace);
+  for (Index head = 0; head < kv_heads; ++head) {
+    EXPECT_EQ(workspace.selection(0).count(0, head), 10);
+    EXPECT_GE(workspace.selection(0).positions(0, head)[0], 60);
+  }
+}
+
+}  // namespace
+}  // namespace quoka_test

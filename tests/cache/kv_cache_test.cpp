@@ -1,0 +1,440 @@
+// The cache: what is appended is what is kept, its inverse norms ride along, bad input changes
+// nothing.
+
+#include <quoka/cache/kv_cache.hpp>
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/select/dense.hpp>
+#include <quoka/select/kit.hpp>
+
+#include "support/fixtures.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::KvCache;
+using quoka::view_of;
+
+constexpr Index batch = 2, kv_heads = 3, key_dim = 17, value_dim = 9;
+
+template <class T>
+struct OneCache {
+  Tensor4<T> keys(Random& random, Index n) { return random.tensor<T>(batch, kv_heads, n, key_dim); }
+  Tensor4<T> values(Random& random, Index n) {
+    return random.tensor<T>(batch, kv_heads, n, value_dim);
+  }
+  KvCache cache{batch, kv_heads, key_dim, value_dim, quoka::format_of<T>(), quoka::format_of<T>()};
+};
+
+// The cache holds the first cache.len() rows of k and v, and the inverse norm of each key, bit for
+// bit.
+template <class T>
+void expect_holds(const KvCache& cache, const Tensor4<T>& k, const Tensor4<T>& v) {
+  EXPECT_TRUE(same_bits(cache.k().typed<T>(), view_of(k).slice(0, cache.len())));
+  EXPECT_TRUE(same_bits(cache.v().typed<T>(), view_of(v).slice(0, cache.len())));
+  const auto norms = cache.inverse_norms();
+  quoka::RowReader floats;
+  floats.reserve(Rows(k));
+  ASSERT_EQ(norms.sizes(), (std::array<Index, 3>{k.dimension(0), k.dimension(1), cache.len()}));
+  for (Index b = 0; b < k.dimension(0); ++b)
+    for (Index head = 0; head < k.dimension(1); ++head)
+      for (Index i = 0; i < cache.len(); ++i) {
+        const float* const key = floats.read(Rows(k), b, head, i);
+        const float expected = quoka::inverse_norm(key, k.dimension(3));
+        ASSERT_EQ(std::bit_cast<std::uint32_t>(norms.at(b, head, i)),
+                  std::bit_cast<std::uint32_t>(expected));
+      }
+}
+
+// The first n rows of a, then b.
+template <class T>
+Tensor4<T> joined(const Tensor4<T>& a, Index n, const Tensor4<T>& b) {
+  Tensor4<T> whole(b.dimension(0), b.dimension(1), n + b.dimension(2), b.dimension(3));
+  for (Index i = 0; i < whole.dimension(2); ++i)
+    whole.chip(i, 2) = i < n ? a.chip(i, 2) : b.chip(i - n, 2);
+  return whole;
+}
+
+TEST(Cache, BeginsEmpty) {
+  OneCache<Element> one;
+  EXPECT_EQ(one.cache.len(), 0);
+  EXPECT_EQ(one.cache.capacity(), 0);
+  EXPECT_EQ(one.cache.bytes(), 0);
+  EXPECT_EQ(one.cache.k().sizes(), (std::array<Index, 4>{batch, kv_heads, 0, key_dim}));
+  EXPECT_EQ(one.cache.v().sizes(), (std::array<Index, 4>{batch, kv_heads, 0, value_dim}));
+  EXPECT_TRUE(one.cache.inverse_norms().empty());
+}
+
+TEST(Cache, KeepsOneAppend) {
+  for_each_storage([]<class T>() {
+    OneCache<T> one;
+    Random random(51);
+    const auto k = one.keys(random, 37);
+    const auto v = one.values(random, 37);
+    one.cache.append(k, v);
+    EXPECT_EQ(one.cache.len(), 37);
+    expect_holds(one.cache, k, v);
+  });
+}
+
+TEST(Cache, GrowsThroughManyAppends) {
+  for_each_storage([]<class T>() {
+    OneCache<T> one;
+    Random random(52);
+    const Index sizes[] = {1, 3, 7, 37, 0, 1, 127, 1, 1, 30};
+    const auto k = one.keys(random, 208);
+    const auto v = one.values(random, 208);
+    Index len = 0;
+    for (Index n : sizes) {
+      one.cache.append(view_of(k).slice(len, n), view_of(v).slice(len, n));
+      len += n;
+      ASSERT_EQ(one.cache.len(), len);
+      ASSERT_GE(one.cache.capacity(), len);
+      expect_holds(one.cache, k, v);
+    }
+  });
+}
+
+TEST(Cache, GrowsRarely) {
+  OneCache<Element> one;
+  Random random(53);
+  const auto k = one.keys(random, 501);
+  const auto v = one.values(random, 501);
+  int grown = 0;
+  for (Index i = 0; i < 501; ++i) {
+    const Index before = one.cache.capacity();
+    one.cache.append(view_of(k).slice(i, 1), view_of(v).slice(i, 1));
+    grown += one.cache.capacity() != before ? 1 : 0;
+  }
+  EXPECT_LE(grown, 10);  // doubling: 1, 2, 4, ..., 512
+  EXPECT_LE(one.cache.capacity(), 2 * 501);
+  expect_holds(one.cache, k, v);
+}
+
+TEST(Cache, ReservedRoomIsNotMoved) {
+  OneCache<Element> one;
+  Random random(54);
+  const auto k = one.keys(random, 127);
+  const auto v = one.values(random, 127);
+  one.cache.reserve(127);
+  EXPECT_EQ(one.cache.capacity(), 127);
+  const auto* at = one.cache.k().data();
+  for (Index i = 0; i < 127; ++i) one.cache.append(view_of(k).slice(i, 1), view_of(v).slice(i, 1));
+  EXPECT_EQ(one.cache.k().data(), at);
+  EXPECT_EQ(one.cache.capacity(), 127);
+  expect_holds(one.cache, k, v);
+}
+
+TEST(Cache, ReserveKeepsWhatIsThere) {
+  OneCache<Element> one;
+  Random random(55);
+  const auto k = one.keys(random, 7);
+  const auto v = one.values(random, 7);
+  one.cache.append(k, v);
+  one.cache.reserve(501);
+  EXPECT_GE(one.cache.capacity(), 501);
+  EXPECT_EQ(one.cache.len(), 7);
+  expect_holds(one.cache, k, v);
+}
+
+TEST(Cache, ReservingLessDoesNothing) {
+  OneCache<Element> one;
+  Random random(56);
+  const auto k = one.keys(random, 37);
+  const auto v = one.values(random, 37);
+  one.cache.append(k, v);
+  const auto* at = one.cache.k().data();
+  const Index capacity = one.cache.capacity();
+  for (Index less : {capacity, Index{3}, Index{0}}) one.cache.reserve(less);
+  EXPECT_EQ(one.cache.capacity(), capacity);
+  EXPECT_EQ(one.cache.k().data(), at);
+}
+
+TEST(Cache, GrowMakesRoomByDoublingAtLeast) {
+  OneCache<Element> one;
+  Random random(64);
+  const auto k = one.keys(random, 7);
+  const auto v = one.values(random, 7);
+  one.cache.append(k, v);
+  const Index before = one.cache.capacity();
+  one.cache.grow(7);
+  EXPECT_EQ(one.cache.capacity(), before);
+  one.cache.grow(before + 1);
+  EXPECT_GE(one.cache.capacity(), 2 * before);
+  one.cache.grow(501);
+  EXPECT_GE(one.cache.capacity(), 501);
+  EXPECT_EQ(one.cache.len(), 7);
+  expect_holds(one.cache, k, v);
+}
+
+TEST(Cache, TakesStridedRowsAndReadsNothingBesideThem) {
+  for_each_storage([]<class T>() {
+    OneCache<T> one;
+    Random random(57);
+    const auto k = one.keys(random, 37);
+    const auto v = one.values(random, 37);
+    const Strided<T> k_strided(k), v_strided(v);
+    one.cache.append(k_strided.view(), v_strided.view());
+    expect_holds(one.cache, k, v);
+  });
+}
+
+TEST(Cache, TruncateKeepsThePrefix) {
+  OneCache<Element> one;
+  Random random(58);
+  const auto k = one.keys(random, 37);
+  const auto v = one.values(random, 37);
+  one.cache.append(k, v);
+  for (Index len : {37, 36, 7, 0, 0}) {
+    one.cache.truncate(len);
+    EXPECT_EQ(one.cache.len(), len);
+    expect_holds(one.cache, k, v);
+  }
+}
+
+TEST(Cache, OtherKeysAfterTruncateReplaceTheOldOnes) {
+  OneCache<Element> one;
+  Random random(59);
+  const auto k = one.keys(random, 37);
+  const auto v = one.values(random, 37);
+  one.cache.append(k, v);
+  one.cache.truncate(7);
+  const auto k_other = one.keys(random, 127);
+  const auto v_other = one.values(random, 127);
+  one.cache.append(k_other, v_other);
+  ASSERT_EQ(one.cache.len(), 134);
+
+  const auto k_whole = joined(k, 7, k_other);
+  const auto v_whole = joined(v, 7, v_other);
+  expect_holds(one.cache, k_whole, v_whole);
+}
+
+TEST(Cache, HoldsZeroInfiniteAndNanKeys) {
+  for_each_storage([]<class T>() {
+    OneCache<T> one;
+    Random random(60);
+    auto k = one.keys(random, 3);
+    const auto v = one.values(random, 3);
+    for (Index c = 0; c < key_dim; ++c) k(0, 0, 0, c) = stored<T>(0.0);
+    k(0, 0, 1, 16) = stored<T>(infinity);
+    k(1, 2, 2, 0) = stored<T>(std::nan(""));
+    one.cache.append(k, v);
+    expect_holds(one.cache, k, v);
+    EXPECT_EQ(one.cache.inverse_norms().at(0, 0, 0), 0.0f);
+    EXPECT_EQ(one.cache.inverse_norms().at(0, 0, 1), 0.0f);
+    EXPECT_TRUE(std::isnan(one.cache.inverse_norms().at(1, 2, 2)));
+  });
+}
+
+TEST(Cache, MovesWithItsContents) {
+  OneCache<Element> one;
+  Random random(61);
+  const auto k = one.keys(random, 7);
+  const auto v = one.values(random, 7);
+  one.cache.append(k, v);
+  const KvCache moved = std::move(one.cache);
+  EXPECT_EQ(moved.len(), 7);
+  expect_holds(moved, k, v);
+}
+
+TEST(Cache, CountsItsBytes) {
+  for_each_storage([]<class T>() {
+    OneCache<T> one;
+    one.cache.reserve(37);
+    const Index per_key = (key_dim + value_dim) * static_cast<Index>(sizeof(T)) + 4;
+    EXPECT_GE(one.cache.bytes(), batch * kv_heads * 37 * per_key);
+  });
+}
+
+// ---- refused ------------------------------------------------------------------------------------
+
+TEST(RowStore, TruncateAddsNoRows) {
+  quoka::RowStore<float> rows(1, 1, 4);
+  rows.resize(3);
+  rows.truncate(5);
+  EXPECT_EQ(rows.len(), 3);
+  rows.truncate(2);
+  EXPECT_EQ(rows.len(), 2);
+}
+
+TEST(CacheSizes, BelowOneAreRefused) {
+  expect_refused([] { KvCache(0, 3, 17, 9); }, {"batch", 0, 1});
+  expect_refused([] { KvCache(2, -3, 17, 9); }, {"kv_heads", -3, 1});
+  expect_refused([] { KvCache(2, 3, 0, 9); }, {"head_dim", 0, 1});
+  expect_refused([] { KvCache(2, 3, 17, 0); }, {"dim", 0, 1});
+}
+
+TEST(Cache, RefusesOtherShapesAndStaysAsItWas) {
+  OneCache<Element> one;
+  Random random(62);
+  const auto k = one.keys(random, 7);
+  const auto v = one.values(random, 7);
+  one.cache.append(k, v);
+  const auto refuses = [&](std::array<Index, 4> k_sizes, std::array<Index, 4> v_sizes,
+                           std::initializer_list<Fragment> both) {
+    const auto tensor = [&](const auto& s) {
+      return random.tensor<Element>(s[0], s[1], s[2], s[3]);
+    };
+    const auto k_bad = tensor(k_sizes);
+    const auto v_bad = tensor(v_sizes);
+    expect_refused([&] { one.cache.append(k_bad, v_bad); }, both);
+    expect_refused([&] { one.cache.check(k_bad, v_bad); }, both);
+    EXPECT_EQ(one.cache.len(), 7);
+    expect_holds(one.cache, k, v);
+  };
+  refuses({5, 3, 1, 17}, {2, 3, 1, 9}, {"batch", 5, 2});
+  refuses({2, 4, 1, 17}, {2, 3, 1, 9}, {"heads", 4, 3});
+  refuses({2, 3, 1, 16}, {2, 3, 1, 9}, {"dim", 16, 17});
+  refuses({2, 3, 1, 17}, {1, 3, 1, 9}, {"batch", 1, 2});
+  refuses({2, 3, 1, 17}, {2, 1, 1, 9}, {"heads", 1, 3});
+  refuses({2, 3, 1, 17}, {2, 3, 1, 17}, {"dim", 17, 9});
+  refuses({2, 3, 4, 17}, {2, 3, 5, 9}, {"len", 5, 4});
+}
+
+// Views of the cache's own memory, which growth frees: as keys, as values, in part or another way
+// round. Room for them changes nothing.
+TEST(Cache, RefusesViewsOfItsOwnMemoryAndStaysAsItWas) {
+  OneCache<Element> one;
+  Random random(65);
+  const auto k = one.keys(random, 37);
+  const auto v = one.values(random, 37);
+  const auto k_new = one.keys(random, 3);
+  const auto v_new = one.values(random, 3);
+  const auto refuses = [&](const Rows& own_k, const Rows& own_v, const char* what) {
+    expect_refused([&] { one.cache.check(own_k, own_v); }, {what, "cache"});
+    expect_refused([&] { one.cache.append(own_k, own_v); }, {what, "cache"});
+    EXPECT_EQ(one.cache.len(), 37);
+    expect_holds(one.cache, k, v);
+  };
+  one.cache.append(k, v);
+  for (Index capacity : {37, 100}) {
+    one.cache.reserve(capacity);
+    const Rows own_k = one.cache.k(), own_v = one.cache.v();
+    for (Index begin : {0, 7, 34}) {
+      refuses(own_k.slice(begin, 3), v_new, "k");
+      refuses(k_new, own_v.slice(begin, 3), "v");
+    }
+    const Rows keys_of_values(own_v.data(), own_v.format(), {batch, kv_heads, 3, key_dim},
+                              {0, 0, 0});
+    refuses(keys_of_values, v_new, "k");
+    const Rows values_of_keys(own_k.data(), own_k.format(), {batch, kv_heads, 3, value_dim},
+                              own_k.strides());
+    refuses(k_new, values_of_keys, "v");
+    const auto norms = one.cache.inverse_norms();
+    const Rows keys_of_norms(reinterpret_cast<const std::byte*>(norms.data()),
+                             quoka::float_format(), {batch, kv_heads, 3, key_dim}, {0, 0, 0});
+    refuses(keys_of_norms, v_new, "k");
+  }
+  one.cache.append(k_new, v_new);
+  EXPECT_EQ(one.cache.len(), 40);
+}
+
+TEST(Cache, TakesTheRowsOfAnotherCache) {
+  OneCache<Element> one;
+  Random random(66);
+  const auto k = one.keys(random, 37);
+  const auto v = one.values(random, 37);
+  one.cache.append(k, v);
+  KvCache copy{batch,
+               kv_heads,
+               key_dim,
+               value_dim,
+               quoka::format_of<Element>(),
+               quoka::format_of<Element>()};
+  copy.append(one.cache.k(), one.cache.v());
+  expect_holds(copy, k, v);
+}
+
+// Float rows become T: to nearest, as Eigen rounds them. The inverse norm is that of the rounded key.
+TEST(Cache, RoundsFloatRowsToItsFormats) {
+  for_each_storage([]<class T>() {
+    OneCache<T> one;
+    Random random(67);
+    const auto k = random.tensor<float>(batch, kv_heads, 37, key_dim);
+    const auto v = random.tensor<float>(batch, kv_heads, 37, value_dim);
+    one.cache.append(k, v);
+    const Tensor4<T> k_rounded = k.template cast<T>(), v_rounded = v.template cast<T>();
+    expect_holds(one.cache, k_rounded, v_rounded);
+  });
+}
+
+TEST(CacheFormats, OfKeysAndValuesMayDiffer) {
+  Random random(68);
+  const auto k = random.tensor<float>(batch, kv_heads, 7, key_dim);
+  const auto v = random.tensor<float>(batch, kv_heads, 7, value_dim);
+  KvCache cache(batch, kv_heads, key_dim, value_dim, quoka::format_of<Eigen::half>(),
+                quoka::format_of<Eigen::bfloat16>());
+  cache.append(k, v);
+  const Tensor4<Eigen::half> k_rounded = k.cast<Eigen::half>();
+  const Tensor4<Eigen::bfloat16> v_rounded = v.cast<Eigen::bfloat16>();
+  EXPECT_TRUE(same_bits(cache.k().typed<Eigen::half>(), view_of(k_rounded)));
+  EXPECT_TRUE(same_bits(cache.v().typed<Eigen::bfloat16>(), view_of(v_rounded)));
+  expect_refused([&] { (void)cache.k().typed<float>(); }, {"type"});
+}
+
+TEST(Cache, TruncateRefusesBeyondItsLengthAndBelowZero) {
+  OneCache<Element> one;
+  Random random(63);
+  const auto k = one.keys(random, 7);
+  const auto v = one.values(random, 7);
+  one.cache.append(k, v);
+  expect_refused([&] { one.cache.truncate(8); }, {"truncate", 8, 7});
+  expect_refused([&] { one.cache.truncate(-3); }, {"truncate", -3, 0});
+  EXPECT_EQ(one.cache.len(), 7);
+  expect_holds(one.cache, k, v);
+}
+
+// ---- a layer's own cache ------------------------------------------------------------------------
+
+// A layer with 37 tokens in its cache and a chunk of 3 that fits.
+class OwnCache : public ::testing::Test {
+ protected:
+  OwnCache() {
+    layer.append(k, k);
+    own = layer.cache().k();
+  }
+  void expect_unchanged() {
+    EXPECT_EQ(layer.kv_len(), 37);
+    EXPECT_EQ(layer.cache().k().data(), own.data()) << "the cache has grown";
+    EXPECT_TRUE(same_bits(layer.cache().k(), Rows(k)));
+    EXPECT_TRUE(same_bits(layer.cache().v(), Rows(k)));
+  }
+
+  Random random{69};
+  Tensor4<float> k = random.tensor<float>(1, 2, 37, 16), chunk = random.tensor<float>(1, 2, 3, 16),
+                 out = random.tensor<float>(1, 2, 3, 16);
+  quoka::ChunkedPrefill<quoka::DenseSelector> layer{{.q_heads = 2, .kv_heads = 2, .head_dim = 16}};
+  Rows own;
+};
+
+TEST_F(OwnCache, IsRefusedByForwardAsAnyOfItsTensors) {
+  const Rows part = own.slice(34, 3);
+  expect_refused([&] { layer.forward(part, chunk, chunk, out); }, {"q", "cache"});
+  expect_refused([&] { layer.forward(chunk, part, chunk, out); }, {"k", "cache"});
+  expect_refused([&] { layer.forward(chunk, chunk, part, out); }, {"v", "cache"});
+  const quoka::OutputRows into(const_cast<std::byte*>(part.data()), part.format(), part.sizes(),
+                               part.strides());
+  expect_refused([&] { layer.forward(chunk, chunk, chunk, into); }, {"out", "cache"});
+  expect_unchanged();
+}
+
+TEST_F(OwnCache, IsRefusedByPrefillAsAnyOfItsTensors) {
+  const Rows part = own.slice(34, 3);
+  expect_refused([&] { layer.prefill(part, chunk, chunk, out, 2); }, {"q", "cache"});
+  expect_refused([&] { layer.prefill(chunk, part, chunk, out, 2); }, {"k", "cache"});
+  expect_refused([&] { layer.prefill(chunk, chunk, part, out, 2); }, {"v", "cache"});
+  const quoka::OutputRows into(const_cast<std::byte*>(part.data()), part.format(), part.sizes(),
+                               part.strides());
+  expect_refused([&] { layer.prefill(chunk, chunk, chunk, into, 2); }, {"out", "cache"});
+  expect_unchanged();
+}
+
+TEST_F(OwnCache, IsRefusedByAppendAsAnyOfItsTensors) {
+  const Rows part = own.slice(34, 3);
+  expect_refused([&] { layer.append(part, chunk, chunk); }, {"q", "cache"});
+  expect_refused([&] { layer.append(chunk, part, chunk); }, {"k", "cache"});
+  expect_refused([&] { layer.append(part, chunk); }, {"k", "cache"});
+  expect_refused([&] { layer.append(chunk, part); }, {"v", "cache"});
+  expect_unchanged();
+}
+
+}  // namespace

@@ -1,0 +1,291 @@
+// Dot products of small integers: the ISA's own and the plain ones are exact, and codes lie where
+// the functions that place them say.
+
+#include <quoka/simd/code_dots.hpp>
+#include <quoka/simd/code_rows.hpp>
+#include <quoka/simd/pair_sums.hpp>
+
+#include "support/codes.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <initializer_list>
+#include <random>
+#include <span>
+#include <utility>
+#include <vector>
+
+QUOKA_PACKET_ARGUMENTS_BEGIN
+namespace {
+
+namespace simd = quoka::simd;
+using quoka::Index;
+using simd::Int16Pair;
+using simd::lanes;
+
+TEST(PairSums, AreThePlainOnes) {
+  std::mt19937 random(5);
+  alignas(64) Int16Pair a[lanes], b[lanes];
+  auto own = simd::PairSums::zero();
+  auto plain = simd::PlainPairSums::zero();
+  const auto draw = [&] {
+    return static_cast<std::int16_t>(static_cast<int>(random() % 2001u) - 1000);
+  };
+  for (int round = 0; round < 37; ++round) {
+    for (int i = 0; i < lanes; ++i) a[i] = simd::pair_of(draw(), draw());
+    for (int i = 0; i < lanes; ++i) b[i] = simd::pair_of(draw(), draw());
+    own = simd::fma(simd::load<simd::PairSums>(a), simd::broadcast<simd::PairSums>(b[0]), own);
+    plain = simd::fma(simd::load<simd::PlainPairSums>(a),
+                      simd::broadcast<simd::PlainPairSums>(b[0]), plain);
+  }
+  alignas(64) float x[lanes], y[lanes];
+  simd::store(x, own.to_float());
+  simd::store(y, plain.to_float());
+  for (int i = 0; i < lanes; ++i) EXPECT_EQ(x[i], y[i]);
+}
+
+TEST(PairSums, StorePairsRoundsToNearestEven) {
+  for (float low : {0.0f, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 0.49f, -32768.0f, 32767.4f, 1234.6f}) {
+    const float high = -low / 2.0f + 3.3f;
+    alignas(64) Int16Pair pairs[lanes];
+    simd::store_pairs(pairs, simd::broadcast(low), simd::broadcast(high));
+    const auto rounded = [](float x) { return static_cast<std::int16_t>(std::nearbyint(x)); };
+    for (const Int16Pair& pair : pairs)
+      EXPECT_EQ(pair.bits, simd::pair_of(rounded(low), rounded(high)).bits);
+    EXPECT_EQ(simd::round_to_int16(low), rounded(low));
+    EXPECT_EQ(simd::round_to_int16(high), rounded(high));
+  }
+}
+
+// Two blocks of codes against `rows` queries.
+struct Case {
+  using Code = std::function<int(Index row, Index c)>;
+  Index dim, rows;
+  std::vector<int> keys;     // [2 * code_block, dim]
+  std::vector<int> queries;  // [rows, dim]
+
+  Case(Index dim_, Index rows_, const Code& key, const Code& query) : dim(dim_), rows(rows_) {
+    for (Index i = 0; i < 2 * simd::code_block; ++i)
+      for (Index c = 0; c < dim; ++c) keys.push_back(key(i, c));
+    for (Index m = 0; m < rows; ++m) {
+      for (Index c = 0; c < dim; ++c) queries.push_back(query(m, c));
+      quoka_test::keep_to_run_sums(std::span(queries).last(static_cast<std::size_t>(dim)));
+    }
+  }
+  static Case drawn(Index dim, Index rows) {
+    std::mt19937 random(static_cast<unsigned>(dim * 31 + rows));
+    const auto draw = [&](Index, Index) { return static_cast<int>(random() % 255u) - 127; };
+    return {dim, rows, draw, draw};
+  }
+  int dot(Index key, Index row) const {
+    int sum = 0;
+    for (Index c = 0; c < dim; ++c)
+      sum += keys[static_cast<std::size_t>(key * dim + c)] *
+             queries[static_cast<std::size_t>(row * dim + c)];
+    return sum;
+  }
+};
+
+template <simd::CodeScores Over>
+void expect_exact(const Case& x) {
+  struct alignas(64) Line {
+    std::uint8_t bytes[64];
+  };
+  const auto lines = static_cast<std::size_t>(simd::code_block_bytes(x.dim) / 64);
+  std::vector<Line> store(2 * lines);
+  std::memset(store.data(), simd::stored_key_code(0), store.size() * sizeof(Line));
+  std::uint8_t* const block[2] = {store.front().bytes, store[lines].bytes};
+  for (Index key = 0; key < 2 * simd::code_block; ++key)
+    for (Index c = 0; c < x.dim; ++c)
+      block[key / simd::code_block][simd::key_code_at(key % simd::code_block, c)] =
+          simd::stored_key_code(x.keys[static_cast<std::size_t>(key * x.dim + c)]);
+  std::vector<std::int32_t> queries(static_cast<std::size_t>(simd::code_steps(x.dim) * x.rows));
+  std::vector<std::int32_t> offset;
+  auto* const codes = reinterpret_cast<std::int8_t*>(queries.data());
+  for (Index m = 0; m < x.rows; ++m) {
+    std::int32_t sum = 0;
+    for (Index c = 0; c < x.dim; ++c) {
+      const int code = x.queries[static_cast<std::size_t>(m * x.dim + c)];
+      codes[simd::query_code_at(x.rows, m, c)] = static_cast<std::int8_t>(code);
+      sum += code;
+    }
+    offset.push_back(simd::code_offset(sum));
+  }
+  alignas(64) std::int32_t best[2 * simd::code_block];
+  std::fill(best, best + 2 * simd::code_block, -1000);
+  const std::uint8_t* const keys[2] = {block[0], block[1]};
+  simd::code_dots<Over>(keys, queries.data(), x.rows, simd::code_steps(x.dim), offset.data(), best,
+                        {});
+  for (Index key = 0; key < 2 * simd::code_block; ++key) {
+    std::int32_t exact = -1000;
+    for (Index m = 0; m < x.rows; ++m)
+      exact =
+          Over == simd::CodeScores::max ? std::max(exact, x.dot(key, m)) : exact + x.dot(key, m);
+    ASSERT_EQ(best[key], exact) << key;
+  }
+}
+
+TEST(CodeDots, AreExactForAnyNumberOfQueriesAndChannels) {
+  for (Index dim : {1, 3, 4, 37, 128})
+    for (Index rows : {1, 3, 4, 7, 8, 13, 16}) {
+      const Case x = Case::drawn(dim, rows);
+      expect_exact<simd::CodeScores::max>(x);
+      expect_exact<simd::CodeScores::sum>(x);
+    }
+}
+
+// The patterns of codes that saturate first: the largest ones, of one sign or of two, in all channels,
+// or in the few that are added in 16 bits.
+std::vector<Case> extreme_cases(std::initializer_list<Index> dims) {
+  const auto all = [](int code) { return [code](Index, Index) { return code; }; };
+  const Case::Code patterns[] = {
+      all(127),
+      all(-127),
+      [](Index, Index c) { return c % 2 == 0 ? 127 : -127; },
+      [](Index, Index c) { return c % 4 < 2 ? 127 : -127; },
+      [](Index, Index c) { return c % 8 < 4 ? 127 : -127; },
+      [](Index, Index c) { return c % 4 < 2 ? 127 : 0; },
+      [](Index, Index c) { return c % 4 >= 2 ? -127 : 0; },
+      [](Index, Index c) { return c % 8 < 2 ? 127 : 0; },
+      [](Index, Index c) { return c % 8 == 5   ? 127
+                                  : c % 8 == 4 ? 1
+                                               : 0; },
+      [](Index m, Index c) { return c == m % 8 ? 127 : 0; },
+  };
+  std::vector<Case> cases;
+  for (const Index dim : dims)
+    for (const auto& key : patterns)
+      for (const auto& query : patterns) cases.emplace_back(dim, 9, key, query);
+  return cases;
+}
+
+TEST(CodeDots, NothingSaturates) {
+  for (const Case& x : extreme_cases({1, 2, 3, 5, 8, 9, 12, 36, 37, 128})) {
+    expect_exact<simd::CodeScores::max>(x);
+    expect_exact<simd::CodeScores::sum>(x);
+  }
+}
+
+// Which channels are added in 16 bits is what the instructions do: pairs, of code_run steps of four.
+TEST(CodeDots, RunSumsAreOfTheChannelsThatAreAddedTogether) {
+  if (simd::code_run == 0) GTEST_SKIP() << "products are added in 32 bits";
+  std::vector<int> query(19);
+  const auto sum_of = [&](std::vector<std::pair<Index, int>> codes) {
+    std::fill(query.begin(), query.end(), 0);
+    for (const auto& [c, code] : codes) query[static_cast<std::size_t>(c)] = code;
+    return simd::run_sum(query.data(), std::ssize(query));
+  };
+  EXPECT_EQ(sum_of({}), 0);
+  EXPECT_EQ(sum_of({{0, 1}, {1, 2}, {4, 4}, {5, 8}}), 15);
+  EXPECT_EQ(sum_of({{2, 1}, {3, 2}, {6, 4}, {7, 8}}), 15);
+  EXPECT_EQ(sum_of({{0, 1}, {2, 2}, {8, 4}}), 4);
+  EXPECT_EQ(sum_of({{0, -1}, {1, -2}, {4, 5}, {5, -4}}), 7);
+  EXPECT_EQ(sum_of({{16, 3}, {17, -4}, {18, 5}}), 5);
+}
+
+TEST(CodeDots, AQueryAtItsRunScaleKeepsToTheRunSum) {
+  std::mt19937 random(17);
+  std::normal_distribution<float> normal;
+  for (const Index dim : {1, 3, 8, 37, 128})
+    for (int turn = 0; turn < 100; ++turn) {
+      std::vector<float> query(static_cast<std::size_t>(dim));
+      for (float& x : query) x = turn % 2 == 0 ? normal(random) : 1.0f;
+      const float scale = simd::run_scale(query.data(), dim);
+      if (simd::code_run == 0) {
+        ASSERT_EQ(scale, 0.0f);
+        continue;
+      }
+      std::vector<int> codes;
+      for (const float x : query) codes.push_back(static_cast<int>(std::nearbyint(x / scale)));
+      const int sum = simd::run_sum(codes.data(), dim);
+      ASSERT_LE(sum, simd::most_run_sum);
+      ASSERT_GE(sum, simd::most_run_sum - 4);  // and is as large as that leaves it
+    }
+}
+
+// ---- rows of codes ------------------------------------------------------------------------------
+
+// The first 16 keys of x as rows with scales, in whole groups of channels.
+template <simd::CodeScores Over>
+void expect_exact_rows(const Case& x) {
+  const Index groups = quoka::ceil_div(x.dim, simd::code_row_group);
+  const Index steps = groups * simd::code_row_steps;
+  const auto uz = [](Index i) { return static_cast<std::size_t>(i); };
+  std::vector<std::uint8_t> rows(uz(simd::code_block * groups * simd::code_row_group),
+                                 simd::stored_key_code(0));
+  std::vector<float> scales;
+  for (Index i = 0; i < simd::code_block; ++i) {
+    for (Index c = 0; c < x.dim; ++c)
+      rows[uz(i * groups * simd::code_row_group + c)] =
+          simd::stored_key_code(x.keys[uz(i * x.dim + c)]);
+    for (Index g = 0; g < groups; ++g)
+      scales.push_back(1.0f / static_cast<float>(1 << ((i + g) % 5)));
+  }
+  // Exactly what is needed: a sanitizer sees what is read beyond.
+  std::vector<std::int32_t> codes(uz(steps * x.rows)), offsets(uz(groups * x.rows));
+  auto* const bytes = reinterpret_cast<std::int8_t*>(codes.data());
+  for (Index m = 0; m < x.rows; ++m)
+    for (Index c = 0; c < x.dim; ++c) {
+      const int code = x.queries[uz(m * x.dim + c)];
+      bytes[simd::query_code_at(x.rows, m, c)] = static_cast<std::int8_t>(code);
+      offsets[uz(c / simd::code_row_group * x.rows + m)] += simd::code_offset(code);
+    }
+  float scores[simd::code_block + 1], squares[simd::code_block + 1];
+  scores[simd::code_block] = squares[simd::code_block] = 77.0f;
+  const simd::CodeRows keys{rows.data(), scales.data(), groups};
+  simd::code_row_scores<Over>(keys, simd::CodeQueries{codes.data(), offsets.data(), x.rows},
+                              scores);
+  simd::code_row_squares(keys, squares);
+  for (Index i = 0; i < simd::code_block; ++i) {
+    double best = Over == simd::CodeScores::max ? -1e30 : 0.0, square = 0.0, size = 0.0;
+    for (Index m = 0; m < x.rows; ++m) {
+      double dot = 0.0;
+      for (Index c = 0; c < x.dim; ++c) {
+        const double product = double{scales[uz(i * groups + c / simd::code_row_group)]} *
+                               x.keys[uz(i * x.dim + c)] * x.queries[uz(m * x.dim + c)];
+        dot += product;
+        size += std::abs(product);
+      }
+      best = Over == simd::CodeScores::max ? std::max(best, dot) : best + dot;
+    }
+    for (Index c = 0; c < x.dim; ++c) {
+      const double key =
+          double{scales[uz(i * groups + c / simd::code_row_group)]} * x.keys[uz(i * x.dim + c)];
+      square += key * key;
+    }
+    ASSERT_NEAR(scores[i], best, 1e-6 * size) << "key " << i << ", dim " << x.dim;
+    ASSERT_NEAR(squares[i], square, 1e-6 * square) << "key " << i << ", dim " << x.dim;
+  }
+  ASSERT_EQ(scores[simd::code_block], 77.0f);
+  ASSERT_EQ(squares[simd::code_block], 77.0f);
+}
+
+TEST(CodeRows, AreExactForAnyNumberOfQueriesAndChannels) {
+  for (Index dim : {1, 3, 32, 37, 128})
+    for (Index rows : {1, 3, 4, 7, 8, 9, 16, 17, 33}) {
+      const Case x = Case::drawn(dim, rows);
+      expect_exact_rows<simd::CodeScores::max>(x);
+      expect_exact_rows<simd::CodeScores::sum>(x);
+    }
+}
+
+TEST(CodeRows, NothingSaturates) {
+  for (const Case& x : extreme_cases({3, 32, 37})) {
+    expect_exact_rows<simd::CodeScores::max>(x);
+    expect_exact_rows<simd::CodeScores::sum>(x);
+  }
+}
+
+TEST(CodeDots, BlocksAndStepsAreRoundedUp) {
+  EXPECT_EQ(simd::code_blocks(0), 0);
+  EXPECT_EQ(simd::code_blocks(simd::code_block + 1), 2);
+  EXPECT_EQ(simd::code_steps(simd::code_channels + 1), 2);
+}
+
+}  // namespace
+QUOKA_PACKET_ARGUMENTS_END

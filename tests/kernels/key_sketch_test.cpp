@@ -1,0 +1,643 @@
+// simd/code_dots.hpp, cache/key_sketch.hpp, select/sketch/: whatever the keys, the sketch leads to
+// the Selection of float scores, and its bound holds and is needed.
+
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/select/quoka.hpp>
+#include <quoka/select/sketch/sketched_top_k_impl.hpp>
+
+#include "support/codes.hpp"
+#include "support/selector_fixtures.hpp"
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::KeySketch;
+using quoka::KvCache;
+using quoka::QuokaSelector;
+using quoka::SelectorInput;
+using quoka::Sketch;
+namespace detail = quoka::detail;
+namespace simd = quoka::simd;
+
+// ---- dot products of codes ----------------------------------------------------------------------
+
+template <simd::CodeScores Over>
+void expect_exact_dots(Random& random, Index steps, Index rows) {
+  alignas(64) std::uint8_t keys[2][64 * 40];
+  std::vector<std::int32_t> queries(uz(steps * rows + 1)), offset(uz(rows));
+  for (auto& block : keys)
+    for (auto& x : block) x = static_cast<std::uint8_t>(random.below(256));
+  auto* bytes = reinterpret_cast<std::int8_t*>(queries.data());
+  for (Index m = 0; m < rows; ++m) {
+    std::vector<int> query(uz(4 * steps));
+    for (int& code : query) code = static_cast<int>(random.below(255)) - 127;
+    keep_to_run_sums(query);
+    for (Index c = 0; c < 4 * steps; ++c)
+      bytes[(c / 4 * rows + m) * 4 + c % 4] = static_cast<std::int8_t>(query[uz(c)]);
+    offset[uz(m)] = simd::code_offset(std::accumulate(query.begin(), query.end(), 0));
+  }
+  const bool sum_of_all = Over == simd::CodeScores::sum;
+  const std::int32_t start = sum_of_all ? 7 : -100;
+  alignas(64) std::int32_t best[32];
+  std::fill_n(best, 32, start);
+  const std::uint8_t* const blocks[2] = {keys[0], keys[1]};
+  simd::code_dots<Over>(blocks, queries.data(), rows, steps, offset.data(), best,
+                        {keys[0], keys[1]});
+  for (Index i = 0; i < 32; ++i) {
+    std::int32_t expected = start;
+    for (Index m = 0; m < rows; ++m) {
+      std::int32_t dot = 0;
+      for (Index s = 0; s < steps; ++s)
+        for (Index c = 0; c < 4; ++c)
+          dot += (keys[i / 16][(s * 16 + i % 16) * 4 + c] - 128) * bytes[(s * rows + m) * 4 + c];
+      expected = sum_of_all ? expected + dot : std::max(expected, dot);
+    }
+    EXPECT_EQ(best[i], expected) << "key " << i << ", " << rows << " rows, " << steps << " steps";
+  }
+}
+
+TEST(CodeDots, AreExactForAnyCodes) {
+  Random random(300);
+  for (Index steps : {0, 1, 7, 32, 40})
+    for (Index rows : {1, 3, 4, 8, 13, 16, 20}) {
+      expect_exact_dots<simd::CodeScores::max>(random, steps, rows);
+      expect_exact_dots<simd::CodeScores::sum>(random, steps, rows);
+    }
+}
+
+// ---- the same Selection -------------------------------------------------------------------------
+
+// Selects with and without the sketch, the caches fed in chunks.
+template <class T>
+void expect_same_selection(const Tensor4<T>& q, const Tensor4<T>& k, QuokaOptions options,
+                           Index chunk = 37) {
+  KvCache cache(k.dimension(0), k.dimension(1), k.dimension(3), 1, quoka::format_of<T>());
+  options.sketch = Sketch::on;
+  const QuokaSelector sketched(options);
+  options.sketch = Sketch::off;
+  const QuokaSelector exact(options);
+  QuokaSelector::State state, exact_state;
+  Tensor4<T> v(k.dimension(0), k.dimension(1), k.dimension(2), 1);
+  v.setZero();
+  for (Index begin = 0; begin < k.dimension(2); begin += chunk) {
+    const Index n = std::min(chunk, k.dimension(2) - begin);
+    cache.append(quoka::view_of(k).slice(begin, n), quoka::view_of(v).slice(begin, n));
+    sketched.appended(SelectorInput{{}, cache.k(), cache.inverse_norms(), cache.capacity()}, state,
+                      SerialExecutor{});
+  }
+  const bool used = options.scoring == Scoring::cosine;  // a dot product has no sketch
+  ASSERT_EQ(options.domain, quoka::Domain::logit) << "sketched_mass_test.cpp";
+  ASSERT_EQ(state.scorer.sketch.keys.len(), used ? k.dimension(2) : 0);
+  const SelectorInput input{q, cache.k(), cache.inverse_norms(), cache.capacity()};
+  Selection a, b;
+  sketched.select(input, state, a, SerialExecutor{});
+  exact.select(input, exact_state, b, SerialExecutor{});
+  EXPECT_EQ(a, b) << name_of(options);
+  sketched.select(SelectorInput{q, cache.k()}, state, a, SerialExecutor{});
+  EXPECT_EQ(a, b) << "without inverse norms";
+}
+
+TEST(SketchOf, SelectsWhatFloatScoresSelect) {
+  for_each_storage([]<class T>() {
+    Random random(301);
+    for (Index dim : {1, 3, 16, 37, 64, 128})
+      for (Index kv_len : {5, 127, 501}) {
+        const auto q = random.tensor<T>(2, 4, 37, dim);
+        const auto k = random.tensor<T>(2, 2, kv_len, dim);
+        for (Index budget : {1, 4, 100}) expect_same_selection(q, k, {.budget = budget});
+      }
+  });
+}
+
+TEST(SketchOf, SelectsTheSameWithEverySwitch) {
+  Random random(302);
+  const auto q = random.tensor<Element>(1, 6, 37, 24);
+  const auto k = random.tensor<Element>(1, 2, 401, 24);
+  for (QuokaOptions options : every_switch()) {
+    if (options.domain == quoka::Domain::softmax) continue;  // sketched_mass_test.cpp
+    options.budget = 63;
+    expect_same_selection(q, k, options);
+  }
+}
+
+TEST(SketchOf, SelectsTheSameOfTiesAndNearTies) {
+  Random random(303);
+  const auto q = random.tensor<Element>(1, 2, 17, 32);
+  auto k = random.tensor<Element>(1, 1, 300, 32);
+  for (Index t = 100; t < 200; ++t)  // one key again and again, some with one channel off by little
+    for (Index c = 0; c < 32; ++c)
+      k(0, 0, t, c) = stored<Element>(static_cast<double>(k(0, 0, 99, c)) *
+                                      (t % 3 == 0 && c == t % 32 ? 1.002 : 1.0));
+  for (Index budget : {1, 50, 120, 250})
+    for (Index window : {1, 5})
+      expect_same_selection(q, k, {.budget = budget, .top_k = {.window = window}});
+}
+
+TEST(SketchOf, SelectsTheSameWithOneHugeChannel) {
+  Random random(304);
+  auto q = random.tensor<Element>(1, 2, 17, 64);
+  auto k = random.tensor<Element>(1, 1, 300, 64);
+  for (Index t = 0; t < 300; ++t)
+    k(0, 0, t, 5) = stored<Element>(200.0 + 0.5 * static_cast<double>(t % 7));
+  expect_same_selection(q, k, {.budget = 20});
+  for (Index i = 0; i < 17; ++i) q(0, 1, i, 5) = stored<Element>(-500.0);
+  expect_same_selection(q, k, {.budget = 20});
+}
+
+TEST(SketchOf, SelectsTheSameOfZeroKeysAndZeroQueries) {
+  Random random(305);
+  auto q = random.tensor<Element>(1, 2, 17, 20);
+  auto k = random.tensor<Element>(1, 1, 130, 20);
+  for (Index t = 0; t < 130; t += 2)
+    for (Index c = 0; c < 20; ++c) k(0, 0, t, c) = stored<Element>(0.0);
+  expect_same_selection(q, k, {.budget = 90});
+  q.setZero();
+  expect_same_selection(q, k, {.budget = 90});
+}
+
+TEST(SketchOf, SelectsTheSameAmongKeysThatAreNotFinite) {
+  Random random(306);
+  for (float odd : {not_a_number, infinity, -infinity}) {
+    const auto q = random.tensor<Element>(1, 2, 17, 20);
+    auto k = random.tensor<Element>(1, 1, 130, 20);
+    for (Index t = 0; t < 130; t += 3) k(0, 0, t, t % 20) = stored<Element>(odd);
+    for (Index budget : {10, 80, 100, 129})  // 86 keys are finite
+      for (Index window : {1, 7})
+        expect_same_selection(q, k, {.budget = budget, .top_k = {.window = window}});
+  }
+}
+
+TEST(SketchExtremes, SelectsTheSameOfKeysNearTheEndsOfFloat) {
+  Random random(307);
+  const auto q = random.tensor<float>(1, 2, 17, 20);
+  auto k = random.tensor<float>(1, 1, 130, 20);
+  const double sizes[] = {1e-45, 1e-38, 1e-31, 1e-20, 1.0, 1e20, 1e31, 1e37};
+  for (Index t = 0; t < 130; ++t)
+    for (Index c = 0; c < 20; ++c)
+      k(0, 0, t, c) = static_cast<float>(static_cast<double>(k(0, 0, t, c)) * sizes[t % 8]);
+  for (Index budget : {1, 10, 64, 120}) expect_same_selection(q, k, {.budget = budget});
+}
+
+// Sums of so many products of codes do not fit 32 bits.
+TEST(SketchExtremes, SelectsTheSameByTheMeanOfVeryManyQueries) {
+  Random random(312);
+  auto q = random.tensor<float>(1, 16, 128, 128), k = random.tensor<float>(1, 1, 96, 128);
+  for (Index head = 0; head < 16; ++head)  // all alike, every channel at the end of the codes
+    for (Index i = 0; i < 128; ++i)
+      for (Index c = 0; c < 128; ++c) q(0, head, i, c) = c % 2 == 0 ? 1.0f : -1.0f;
+  for (Index t = 0; t < 48; ++t)
+    for (Index c = 0; c < 128; ++c)
+      k(0, 0, t, c) = (c % 2 == 0 ? 1.0f : -1.0f) + 0.001f * k(0, 0, t, c);
+  expect_same_selection(q, k,
+                        {.budget = 20,
+                         .n_queries = 128,
+                         .aggregation = quoka::Aggregation::mean,
+                         .group_mode = quoka::GroupMode::per_head});
+}
+
+TEST(SketchThreads, AnyNumberOfThreadsGivesTheSame) {
+  Random random(308);
+  const Index kv_len = quoka::tuning::sketch_task_keys + 127;
+  const auto q = random.tensor<float>(1, 4, 37, 16), k = random.tensor<float>(1, 2, kv_len, 16);
+  const SelectorInput input{q, k};
+  const QuokaSelector selector({.budget = 501, .sketch = Sketch::on});
+  QuokaSelector::State alone;
+  Selection expected;
+  selector.appended(input, alone, SerialExecutor{});
+  selector.select(input, alone, expected, SerialExecutor{});
+  for_each_executor([&](ExecutorRef executor) {
+    QuokaSelector::State state;
+    Selection selection;
+    selector.appended(input, state, executor);
+    selector.select(input, state, selection, executor);
+    EXPECT_EQ(selection, expected);
+  });
+}
+
+TEST(SketchedCache, FollowsTheCacheThroughTruncateAndAnotherBranch) {
+  Random random(309);
+  const auto q = random.tensor<float>(1, 4, 16, 24), k = random.tensor<float>(1, 2, 300, 24),
+             other = random.tensor<float>(1, 2, 100, 24), v = random.tensor<float>(1, 2, 300, 8);
+  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 24, .v_dim = 8};
+  quoka::ChunkedPrefill<QuokaSelector> layer(shape, {.budget = 31, .sketch = Sketch::on}),
+      fresh(shape, {.budget = 31, .sketch = Sketch::off});
+  const TensorView<const float> keys(k), values(v), branch(other);
+  layer.append(keys, values);
+  layer.truncate(203);
+  layer.append(branch, values.slice(0, 100));
+  fresh.append(keys.slice(0, 203), values.slice(0, 203));
+  fresh.append(branch, values.slice(0, 100));
+  EXPECT_EQ(layer.select(q), fresh.select(q));
+}
+
+// ---- the bound ----------------------------------------------------------------------------------
+
+TEST(SketchOf, MissesACosineByNoMoreThanItsBound) {
+  Random random(310);
+  for (Index dim : {3, 16, 37, 128})
+    for (double spread : {0.0, 2.0}) {  // channels alike, or of very different size
+      auto k = random.tensor<Element>(1, 1, 200, dim);
+      auto q_bar = random.tensor<float>(1, 1, 16, dim, 0.3);
+      for (Index t = 0; t < 200; ++t)
+        for (Index c = 0; c < dim; ++c)
+          k(0, 0, t, c) = stored<Element>(static_cast<double>(k(0, 0, t, c)) *
+                                          std::exp(spread * std::sin(static_cast<double>(c))));
+      detail::SketchState s;
+      s.keys.append(quoka::view_of(k), 200, SerialExecutor{});
+      s.queries.reserve(1, 16, dim);
+      s.queries.encode_head(q_bar.data(), 0, 16, dim);
+      const float e = *s.queries.error.data(), longest = *s.queries.length.data();
+      std::vector<float> scores(200);
+      detail::SketchScan(s.queries, 0, 1, 16, dim, Aggregation::max, scores.data(), nullptr)
+          .in_order(s.keys, 0, 200);
+      const oracle::Tensor keys = to_oracle(k), queries = to_oracle(q_bar);
+      double closest = 1.0;
+      for (Index t = 0; t < 200; ++t) {
+        double exact = -std::numeric_limits<double>::infinity();
+        for (Index m = 0; m < 16; ++m)
+          exact = std::max(exact, oracle::dot(queries.row(0, 0, m), keys.row(0, 0, t)) /
+                                      oracle::norm(keys.row(0, 0, t)));
+        const double bound = static_cast<double>(e + (longest + e) * s.keys.errors(0, 0)[t]) +
+                             static_cast<double>(dim + 32) * 0x1p-23 * static_cast<double>(longest);
+        const double missed = std::abs(static_cast<double>(scores[uz(t)]) - exact);
+        ASSERT_LE(missed, bound) << "key " << t << " of " << dim << " channels";
+        closest = std::min(closest, 1.0 - missed / bound);
+      }
+      EXPECT_LT(closest, 0.95) << "the bound is far too wide to be tested";
+      EXPECT_LT(e, 0.02f * longest);
+    }
+}
+
+// Unit vectors for which the bound is used up: what codes miss of a key, or of a query, is parallel
+// to the other one, whose codes are exact. Codes of a vector with one channel of 127 are its integers.
+//
+//   keys       coarse(sign): 127 in channel 0, 0.499 * sign * sign[c] elsewhere: codes see channel 0
+//              and miss 0.499 of a code in every other one
+//   query      sign[c] in channels 1 and up: exact codes, so that the sketched dot product is 0
+//
+// and the other way round. A rival is exact in codes, and its score lies a little nearer to 0.
+struct WholeBound {
+  explicit WholeBound(Random& random) {
+    for (double& s : sign) s = random.below(2) == 0 ? -1.0 : 1.0;
+  }
+  using Vector = std::array<double, 128>;
+
+  Vector coarse(double side) const {
+    Vector x{};
+    x[0] = 127.0;
+    for (std::size_t c = 1; c < x.size(); ++c) x[c] = 0.499 * side * sign[c];
+    return x;
+  }
+  Vector signs(double side) const {
+    Vector x{};
+    for (std::size_t c = 1; c < x.size(); ++c) x[c] = side * sign[c];
+    return x;
+  }
+  // Its product with signs(1) is `steps`.
+  Vector rival_of_coarse_keys(double steps) const {
+    Vector x{};
+    x[0] = 127.0;
+    x[1] = steps * sign[1];
+    return x;
+  }
+  // Its product with coarse(+-1) is 127 * steps: what codes miss of the query cancels.
+  Vector rival_of_coarse_query(double steps) const {
+    Vector x{};
+    x[0] = steps;
+    x[1] = 127.0 * sign[1], x[2] = -127.0 * sign[2];
+    return x;
+  }
+
+  Vector sign;
+};
+
+Tensor4<float> rows_of(const std::vector<WholeBound::Vector>& rows) {
+  Tensor4<float> x(1, 1, std::ssize(rows), std::ssize(rows[0]));
+  for (Index i = 0; i < x.dimension(2); ++i)
+    for (Index c = 0; c < x.dimension(3); ++c)
+      x(0, 0, i, c) = static_cast<float>(rows[uz(i)][uz(c)]);
+  return x;
+}
+
+// 97 keys: `odd` at 50, every third one `near`, the others `far`. The Selection of 20 by float
+// contains the odd key, or does not, as is said; by the sketch it is the same.
+void expect_bound_is_kept(const Tensor4<float>& q, const WholeBound::Vector& odd,
+                          const WholeBound::Vector& near, const WholeBound::Vector& far,
+                          bool contains_odd) {
+  std::vector<WholeBound::Vector> keys;
+  for (Index t = 0; t < 97; ++t) keys.push_back(t == 50 ? odd : t % 3 == 0 ? near : far);
+  const auto k = rows_of(keys);
+  for (Aggregation aggregation : aggregations)
+    for (Index window : {1, 2}) {
+      const QuokaOptions options{.budget = 20,
+                                 .aggregation = aggregation,
+                                 .top_k = {.window = window},
+                                 .sketch = Sketch::off};
+      const auto list = QuokaSelector(options).select(q, k).positions(0, 0);
+      if (window == 1) {
+        ASSERT_EQ(std::binary_search(list.begin(), list.end(), Position{50}), contains_odd);
+      }
+      expect_same_selection(q, k, options);
+    }
+}
+// By one query, and by several that are equal, as their mean then is.
+void expect_bound_is_kept(const WholeBound::Vector& query, const WholeBound::Vector& odd,
+                          const WholeBound::Vector& near, const WholeBound::Vector& far,
+                          bool contains_odd) {
+  for (std::size_t n : {std::size_t{1}, std::size_t{3}})
+    expect_bound_is_kept(rows_of(std::vector<WholeBound::Vector>(n, query)), odd, near, far,
+                         contains_odd);
+}
+
+TEST(SketchBound, FindsAKeyOfWhichCodesMissWhatTheQueryWants) {
+  Random random(313);
+  const WholeBound x(random);
+  // cosines 0.0442 by float and 0 by codes; rivals 0.0438 and 0.035 by both
+  expect_bound_is_kept(x.signs(1), x.coarse(1), x.rival_of_coarse_keys(72),
+                       x.rival_of_coarse_keys(54), true);
+}
+
+TEST(SketchBound, LeavesAKeyOfWhichCodesMissWhatTheQueryShuns) {
+  Random random(314);
+  const WholeBound x(random);
+  // -0.0442 by float and 0 by codes; rivals -0.035 and -0.0438 by both
+  expect_bound_is_kept(x.signs(1), x.coarse(-1), x.rival_of_coarse_keys(-54),
+                       x.rival_of_coarse_keys(-72), false);
+}
+
+TEST(SketchBound, FindsTheKeyThatAQueryWantsByWhatItsCodesMiss) {
+  Random random(315);
+  const WholeBound x(random);
+  expect_bound_is_kept(x.coarse(1), x.signs(1), x.rival_of_coarse_query(7),
+                       x.rival_of_coarse_query(5), true);
+}
+
+TEST(SketchBound, LeavesTheKeyThatAQueryShunsByWhatItsCodesMiss) {
+  Random random(316);
+  const WholeBound x(random);
+  expect_bound_is_kept(x.coarse(1), x.signs(-1), x.rival_of_coarse_query(-6),
+                       x.rival_of_coarse_query(-7), false);
+}
+
+// Keys whose codes are exact, of which the query's codes miss nearly all that they may: in units of
+// the query's error, `by_codes` 0.0158 * steps, and by float 1 - 2 * flipped / 127 more than that.
+//
+//             sketch   float    others that the sketch ranks
+//   5 sure    1.30     0.31     above the level for certain
+//   10 near   0        0.98     the rest of the 15 best
+//   3 far    -0.11     0.86     below; they belong before the sure ones
+TEST(SketchBound, TakesAKeyBeforeOneThatIsSureToBeAboveTheLevel) {
+  Random random(327);
+  const WholeBound x(random);
+  const auto key = [&](double steps, std::size_t flipped) {
+    auto k = x.signs(127);
+    k[0] = steps;
+    for (std::size_t c = 1; c <= flipped; ++c) k[c] = -k[c];
+    return k;
+  };
+  std::vector<WholeBound::Vector> keys(40, key(-127, 127));
+  for (std::size_t i = 0; i < 5; ++i) keys[2 * i] = key(82, 126);
+  for (std::size_t i = 0; i < 10; ++i) keys[12 + 2 * i] = key(0, 1);
+  for (std::size_t i = 0; i < 3; ++i) keys[34 + 2 * i] = key(-7, 2);
+  const auto q = rows_of({x.coarse(1)}), k = rows_of(keys);
+  const QuokaOptions options{.budget = 15, .sketch = Sketch::off};
+  const auto list = QuokaSelector(options).select(q, k).positions(0, 0);
+  EXPECT_EQ(list[0], 0);
+  EXPECT_EQ(list[1], 2);
+  EXPECT_EQ(list[2], 12);
+  EXPECT_EQ(list.back(), 38);
+  expect_same_selection(q, k, options);
+}
+
+// Two heads cancel in channel 0; of what is left, squares are too small for float.
+TEST(SketchBound, FindsAKeyByAQueryOfWhichLittleIsLeft) {
+  Random random(326);
+  const WholeBound x(random);
+  for (double size : {1e-10, 1e-16, 1e-20, 1e-24, 1e-30}) {
+    SCOPED_TRACE(std::to_string(std::log10(size)));
+    Tensor4<float> q(1, 2, 1, 128);
+    for (Index head : {0, 1}) {
+      auto query = x.signs(size);
+      query[0] = head == 0 ? 1.0 : -1.0;
+      q.chip(head, 1) = rows_of({query}).chip(0, 1);
+    }
+    expect_bound_is_kept(q, x.coarse(1), x.rival_of_coarse_keys(72), x.rival_of_coarse_keys(54),
+                         true);
+  }
+}
+
+// ---- any shape and any size of element -----------------------------------------------------------
+
+// A few hundred small cases: heads that cancel to nothing or nearly, vectors from denormal to huge,
+// NaN and infinity here and there.
+class SketchFuzz : public ::testing::Test {
+ protected:
+  explicit SketchFuzz(std::uint64_t seed = 317) : random_(seed) {}
+
+  double size() {
+    static constexpr double sizes[] = {1.0,   1.0,   1.0,   1e-10, 1e-13, 1e-20, 1e-22, 1e-30,
+                                       1e-38, 1e-42, 1e-45, 1e10,  1e13,  1e20,  1e30,  1e38};
+    return sizes[random_.below(16)];
+  }
+  // Rows of sizes of their own, one in `odd` of them spoilt by an element that is not finite.
+  Tensor4<float> rows(Index heads, Index len, Index dim, Index odd) {
+    auto x = random_.tensor<float>(1, heads, len, dim);
+    const bool one_size = random_.below(2) == 0, few_values = random_.below(3) == 0;
+    const double of_all = size();
+    for (Index head = 0; head < heads; ++head)
+      for (Index i = 0; i < len; ++i) {
+        const double factor = one_size ? of_all : size();
+        for (Index c = 0; c < dim; ++c) {
+          const double value = static_cast<double>(x(0, head, i, c));
+          x(0, head, i, c) = static_cast<float>((few_values ? std::round(value) : value) * factor);
+        }
+        if (random_.below(odd) == 0)
+          x(0, head, i, random_.below(dim)) = random_.below(2) == 0 ? not_a_number : infinity;
+      }
+    return x;
+  }
+  // Head 1 of a group becomes minus head 0, but for some channels, which become small.
+  void cancel(Tensor4<float>& q) {
+    const bool exactly = random_.below(3) == 0;
+    const double rest = size();
+    for (Index c = 0; c < q.dimension(3); ++c) {
+      const bool stays = !exactly && c > 0 && random_.below(2) == 0;
+      for (Index i = 0; i < q.dimension(2); ++i)
+        for (Index head : {1, 0})
+          q(0, head, i, c) = stays       ? static_cast<float>(rest * random_.normal())
+                             : head == 1 ? -q(0, 0, i, c)
+                                         : q(0, 0, i, c);
+    }
+  }
+
+  Random random_;
+};
+
+TEST_F(SketchFuzz, SelectsWhatFloatScoresSelect) {
+  for (int round = 0; round < 800; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    const Index dim = 1 + random_.below(40), kv_len = 2 + random_.below(90);
+    const Index q_len = 1 + random_.below(5), group = 1 + random_.below(2);
+    auto q = rows(group, q_len, dim, 10);
+    const auto k = rows(1, kv_len, dim, 15);
+    if (group == 2 && random_.below(2) == 0) cancel(q);
+    const QuokaOptions options{
+        .budget = 1 + random_.below(kv_len - 1),
+        .n_queries = 1 + random_.below(6),
+        .aggregation = aggregations[uz(random_.below(2))],
+        .group_mode = group_modes[uz(random_.below(3))],
+        .top_k = {.window = random_.below(3) == 0 ? 3 : 1,
+                  .keep_first = random_.below(3) == 0 ? random_.below(4) : 0,
+                  .keep_last = random_.below(3) == 0 ? random_.below(4) : 0}};
+    expect_same_selection(q, k, options);
+    if (HasFailure()) return;
+  }
+}
+
+// Two heads cancel but for one denormal channel: what is left is no zero query.
+TEST(SketchExtremes, SelectsTheSameByAQueryOfDenormals) {
+  Tensor4<float> q(1, 2, 1, 2), k(1, 1, 40, 2);
+  for (float rest : {1e-44f, 1e-42f, 1e-39f, 1e-30f, 1e-20f, 1e-13f, 0.0f}) {
+    q(0, 0, 0, 0) = 1.0f, q(0, 0, 0, 1) = 0.0f;
+    q(0, 1, 0, 0) = -1.0f, q(0, 1, 0, 1) = rest;
+    for (Index t = 0; t < 40; ++t)
+      k(0, 0, t, 0) = t < 30 ? 1.0f : 0.0f, k(0, 0, t, 1) = 1.0f - k(0, 0, t, 0);
+    for (Index budget : {1, 10, 35}) expect_same_selection(q, k, {.budget = budget});
+    if (rest == 0.0f) continue;
+    const auto list =
+        QuokaSelector({.budget = 10, .sketch = Sketch::off}).select(q, k).positions(0, 0);
+    EXPECT_EQ(list.front(), 30) << rest;
+  }
+}
+
+// Products of tiny vectors underflow: float scores are then 0 or coarse, and decide all the same.
+TEST(SketchExtremes, SelectsTheSameByTinyQueriesOfTinyKeys) {
+  Random random(325);
+  for (double of_q : {1e-10, 1e-13, 1e-18, 1e-20, 1e-22, 1e-24, 1e-30})
+    for (double of_k : {1e-10, 1e-13, 1e-18, 1e-20, 1e-22, 1e-24, 1e-30, 1e-37}) {
+      SCOPED_TRACE(std::to_string(std::log10(of_q)) + ", " + std::to_string(std::log10(of_k)));
+      auto q = random.tensor<float>(1, 2, 3, 20, of_q);
+      for (Index i = 0; i < 3; ++i) q(0, 0, i, 0) = 1.0f, q(0, 1, i, 0) = -1.0f;
+      const auto k = random.tensor<float>(1, 1, 60, 20, of_k);
+      for (Aggregation aggregation : aggregations)
+        for (Index window : {1, 3})
+          expect_same_selection(
+              q, k, {.budget = 20, .aggregation = aggregation, .top_k = {.window = window}});
+    }
+}
+
+// ---- whose keys ---------------------------------------------------------------------------------
+
+KeySketch sketch_of(const Rows& k) {
+  KeySketch sketch;
+  sketch.append(k, k.len(), SerialExecutor{});
+  return sketch;
+}
+
+TEST(KeySketch, KnowsTheKeysItWasMadeFrom) {
+  Random random(318);
+  for (Index len : {1, 16, 37}) {
+    const auto k = random.tensor<float>(2, 3, len, 30);
+    KeySketch sketch = sketch_of(k);
+    EXPECT_NO_THROW(sketch.require_made_from(k));
+  }
+}
+
+TEST(KeySketch, RefusesOtherKeysOfTheSameShape) {
+  Random random(319);
+  for (Index len : {1, 16, 37}) {
+    const auto k = random.tensor<float>(2, 3, len, 30), other = random.tensor<float>(2, 3, len, 30);
+    KeySketch sketch = sketch_of(k);
+    expect_refused([&] { sketch.require_made_from(other); }, {"key", "state"});
+  }
+}
+
+TEST(KeySketch, RefusesKeysOfWhichOneHeadIsAnothers) {
+  Random random(320);
+  const auto k = random.tensor<float>(2, 3, 37, 30);
+  for (Index b = 0; b < 2; ++b)
+    for (Index head = 0; head < 3; ++head) {
+      auto other = k;
+      other.chip(b, 0).chip(head, 0) = random.tensor<float>(1, 1, 37, 30).chip(0, 0).chip(0, 0);
+      KeySketch sketch = sketch_of(k);
+      expect_refused([&] { sketch.require_made_from(other); }, {"key"});
+    }
+}
+
+TEST(KeySketch, RefusesKeysOfAnotherLength) {
+  Random random(321);
+  const auto k = random.tensor<float>(1, 2, 37, 30);
+  KeySketch sketch = sketch_of(k);
+  expect_refused([&] { sketch.require_made_from(Rows(k).slice(0, 36)); }, {"len", 36, 37});
+}
+
+TEST(KeySketch, RefusesAnotherHeadDimOfTheSamePaddedWidth) {
+  Random random(322);
+  const auto k = random.tensor<float>(1, 2, 37, 30), wider = random.tensor<float>(1, 2, 37, 32);
+  ASSERT_EQ(simd::code_block_bytes(30), simd::code_block_bytes(32));
+  KeySketch sketch = sketch_of(k);
+  expect_refused([&] { sketch.require_made_from(wider); }, {"dim", 32, 30});
+}
+
+TEST(KeySketch, AppendForgetsKeysOfAnotherHeadDimOfTheSamePaddedWidth) {
+  Random random(323);
+  const auto k = random.tensor<float>(1, 2, 37, 30), wider = random.tensor<float>(1, 2, 40, 32);
+  KeySketch sketch = sketch_of(k);
+  sketch.append(wider, 40, SerialExecutor{});
+  const KeySketch fresh = sketch_of(wider);
+  for (Index head = 0; head < 2; ++head) {
+    EXPECT_TRUE(
+        std::equal(fresh.scales(0, head), fresh.scales(0, head) + 40, sketch.scales(0, head)));
+    EXPECT_TRUE(
+        std::equal(fresh.errors(0, head), fresh.errors(0, head) + 40, sketch.errors(0, head)));
+  }
+}
+
+TEST(KeySketch, AppendForgetsKeysOfAnotherBatchAndOfOtherHeads) {
+  Random random(324);
+  const auto k = random.tensor<float>(2, 3, 37, 30);
+  for (const auto& [batch, heads] : {std::pair<Index, Index>{3, 2}, {1, 3}, {2, 2}, {3, 3}}) {
+    const auto other = random.tensor<float>(batch, heads, 37, 30);
+    KeySketch sketch = sketch_of(k);
+    sketch.append(other, 37, SerialExecutor{});
+    EXPECT_NO_THROW(sketch.require_made_from(other)) << batch << ", " << heads;
+  }
+}
+
+// ---- queries ------------------------------------------------------------------------------------
+
+TEST(SketchedQueries, ThatCodesCannotStandForAreBeyondAnyBound) {
+  detail::SketchedQueries queries;
+  queries.reserve(1, 3, 5);
+  for (float odd : {not_a_number, infinity, -infinity, 1e13f, 1e30f}) {
+    for (Index row : {0, 1, 2}) {  // one row spoils all of its KV head
+      std::vector<float> q_bar(15, 1.0f);
+      q_bar[uz(5 * row + 3)] = odd;
+      queries.encode_head(q_bar.data(), 0, 3, 5);
+      EXPECT_EQ(*queries.length.data(), infinity) << odd;
+      EXPECT_EQ(*queries.error.data(), infinity) << odd;
+      EXPECT_EQ(*queries.scale.data(), 0.0f) << odd;
+    }
+  }
+  const std::vector<float> tiny(15, 1e-14f), zero(15, 0.0f);
+  queries.encode_head(tiny.data(), 0, 3, 5);
+  EXPECT_EQ(*queries.length.data(), infinity);
+  queries.encode_head(zero.data(), 0, 3, 5);
+  EXPECT_EQ(*queries.length.data(), 0.0f);
+  EXPECT_EQ(*queries.error.data(), 0.0f);
+}
+
+TEST(KeySketch, TakesAnEighthOfTheBytesOfKeysAndValues) {
+  Random random(311);
+  const auto k = random.tensor<float>(1, 8, 1024, 128);
+  KeySketch sketch;
+  sketch.append(quoka::view_of(k), 1024, SerialExecutor{});
+  EXPECT_EQ(sketch.len(), 1024);
+  EXPECT_EQ(sketch.bytes(), 8 * 1024 * (128 + 12));
+}
+
+}  // namespace

@@ -1,0 +1,301 @@
+// Packing: where each channel lands, that padding is zero where it must be, and that nothing beside
+// a row is read or written. Keys and values are packed from every format; queries and outputs are
+// float rows, which a format widens and narrows.
+
+#include <quoka/packing/format_table.hpp>
+#include <quoka/packing/panel_packing.hpp>
+#include <quoka/base/buffer.hpp>
+
+#include "support/fixtures.hpp"
+
+namespace {
+
+using namespace quoka_test;
+namespace detail = quoka::detail;
+namespace simd = quoka::simd;
+namespace tuning = quoka::tuning;
+using quoka::Buffer;
+
+constexpr Index dims[] = {1, 3, 15, 16, 17, 64, 80, 100, 128};
+constexpr Index width = tuning::panel_rows;
+constexpr Index tile_rows = tuning::tile_rows;
+constexpr Index slab = tuning::slab_channels;
+
+template <class T>
+using RowOf = typename quoka::formats::RowOf<T>::type;
+
+// Memory for a kernel, aligned as it wants and full of NaN, so that what was not written shows.
+float* fresh(Buffer<float>& buffer, Index count) {
+  std::fill_n(buffer.reserve(count), count, not_a_number);
+  return buffer.data();
+}
+
+// `count` rows of a tensor whose neighbours are NaN, by pointer.
+template <class T>
+struct ListedRows {
+  ListedRows(Random& random, Index count, Index dim)
+      : memory(random.tensor<T>(1, 1, std::max<Index>(count, 1), dim)) {
+    for (Index i = 0; i < count; ++i) {
+      pointers.push_back(memory.view().row(0, 0, i));
+      addresses.push_back(reinterpret_cast<quoka::ConstRow>(pointers.back()));
+    }
+  }
+  float at(Index i, Index c) const { return static_cast<float>(pointers[uz(i)][c]); }
+
+  Strided<T> memory;
+  std::vector<T*> pointers;
+  std::vector<quoka::ConstRow> addresses;
+  const quoka::ConstRow* data() const { return addresses.data(); }
+};
+
+// ---- one row ------------------------------------------------------------------------------------
+
+TEST(Packing, ARowIsWidenedToItsFloats) {
+  for_each_storage([]<class T>() {
+    Random random(19);
+    for (Index dim : dims) {
+      const ListedRows<T> rows(random, 3, dim);
+      std::vector<float> row(uz(dim + 1), not_a_number);
+      quoka::format_of<T>().widen(rows.data()[1], {dim}, row.data());
+      for (Index c = 0; c < dim; ++c) ASSERT_EQ(row[uz(c)], rows.at(1, c)) << dim << ", " << c;
+      EXPECT_TRUE(std::isnan(row.back())) << "one float too many at head_dim " << dim;
+    }
+  });
+}
+
+TEST(Packing, ARowIsNarrowedToTheNearest) {
+  for_each_storage([]<class T>() {
+    Random random(20);
+    for (Index dim : dims) {
+      const ListedRows<T> rows(random, 3, dim);
+      const auto floats = random.tensor<float>(1, 1, 1, dim);
+      quoka::format_of<T>().narrow(floats.data(), {dim},
+                                   reinterpret_cast<std::byte*>(rows.pointers[1]));
+      for (Index c = 0; c < dim; ++c)
+        ASSERT_EQ(rows.at(1, c), static_cast<float>(static_cast<T>(floats.data()[c])))
+            << dim << ", " << c;
+      EXPECT_TRUE(rows.memory.padding_intact()) << dim;
+    }
+  });
+}
+
+// ---- keys: [slab][tile_rows][slab_channels] -----------------------------------------------------
+
+TEST(Packing, KeyTileHoldsEveryChannelOfEveryKey) {
+  for_each_storage([]<class T>() {
+    Random random(21);
+    Buffer<float> buffer;
+    for (Index dim : dims) {
+      SCOPED_TRACE(dim);
+      const ListedRows<T> keys(random, tile_rows, dim);
+      float* tile = fresh(buffer, detail::key_tile_size(dim));
+      detail::pack_key_tile<RowOf<T>>(keys.data(), tile_rows, {dim}, tile);
+      for (Index i = 0; i < tile_rows; ++i)
+        for (Index c = 0; c < dim; ++c)
+          ASSERT_EQ(tile[(c / slab * tile_rows + i) * slab + c % slab], keys.at(i, c))
+              << i << ", " << c;
+    }
+  });
+}
+
+TEST(Packing, KeyTileHasZeroKeysBeyondTheLast) {
+  for_each_storage([]<class T>() {
+    Random random(22);
+    Buffer<float> buffer;
+    for (Index dim : dims)
+      for (Index count : {Index{0}, Index{1}, Index{3}, tile_rows - 1}) {
+        const ListedRows<T> keys(random, count, dim);
+        float* tile = fresh(buffer, detail::key_tile_size(dim));
+        detail::pack_key_tile<RowOf<T>>(keys.data(), count, {dim}, tile);
+        for (Index i = 0; i < tile_rows; ++i)
+          for (Index c = 0; c < dim; ++c)
+            ASSERT_EQ(tile[(c / slab * tile_rows + i) * slab + c % slab],
+                      i < count ? keys.at(i, c) : 0.0f);
+      }
+  });
+}
+
+TEST(Packing, KeysFillTileAfterTile) {
+  for_each_storage([]<class T>() {
+    Random random(23);
+    Buffer<float> buffer, single;
+    const Index dim = 17, count = 2 * tile_rows + 1, size = detail::key_tile_size(dim);
+    const ListedRows<T> keys(random, count, dim);
+    float* tiles = fresh(buffer, 3 * size);
+    detail::pack_keys(quoka::format_of<T>(), keys.data(), count, {dim}, tiles);
+    for (Index i = 0; i < count; ++i)
+      for (Index c = 0; c < dim; ++c)
+        ASSERT_EQ(
+            tiles[i / tile_rows * size + (c / slab * tile_rows + i % tile_rows) * slab + c % slab],
+            keys.at(i, c));
+  });
+}
+
+// ---- values: [key][stride] ----------------------------------------------------------------------
+
+TEST(Packing, ValuesLieRowByRow) {
+  for_each_storage([]<class T>() {
+    Random random(24);
+    Buffer<float> buffer;
+    for (Index dim : dims)
+      for (Index count : {1, 3, 7, 37}) {
+        const ListedRows<T> values(random, count, dim);
+        const Index stride = detail::value_stride(dim);
+        EXPECT_GE(stride, dim);
+        EXPECT_EQ(stride % slab, 0);
+        float* packed = fresh(buffer, count * stride);
+        EXPECT_TRUE(detail::pack_values<RowOf<T>>(values.data(), count, {dim}, packed)) << dim;
+        for (Index i = 0; i < count; ++i)
+          for (Index c = 0; c < dim; ++c) ASSERT_EQ(packed[i * stride + c], values.at(i, c));
+      }
+  });
+}
+
+TEST(Packing, ValuesTellOfOneElementThatIsNotFinite) {
+  for_each_storage([]<class T>() {
+    Random random(25);
+    Buffer<float> buffer;
+    const Index count = 7;
+    for (Index dim : dims)
+      for (float odd : {not_a_number, infinity, -infinity})
+        for (Index c = 0; c < dim; ++c) {  // every channel, of a row that changes with it
+          const ListedRows<T> values(random, count, dim);
+          values.pointers[uz(c % count)][c] = stored<T>(odd);
+          float* packed = fresh(buffer, count * detail::value_stride(dim));
+          ASSERT_FALSE(detail::pack_values<RowOf<T>>(values.data(), count, {dim}, packed))
+              << dim << ", channel " << c;
+        }
+  });
+}
+
+TEST(Packing, ValuesAtTheEndOfTheRangeAreFinite) {
+  for_each_storage([]<class T>() {
+    Random random(26);
+    Buffer<float> buffer;
+    for (Index dim : dims) {
+      const ListedRows<T> values(random, 3, dim);
+      for (Index i = 0; i < 3; ++i)
+        for (Index c = 0; c < dim; ++c) values.pointers[uz(i)][c] = std::numeric_limits<T>::max();
+      EXPECT_TRUE(detail::pack_values<RowOf<T>>(values.data(), 3, {dim},
+                                                fresh(buffer, 3 * detail::value_stride(dim))));
+    }
+  });
+}
+
+TEST(Packing, NoValuesAreFinite) {
+  for_each_storage([]<class T>() {
+    float packed[slab];
+    EXPECT_TRUE(detail::pack_values<RowOf<T>>(nullptr, 0, {3}, packed));
+  });
+}
+
+// ---- queries: [channel][panel_rows] -------------------------------------------------------------
+
+TEST(PackingOfFloats, QueriesAreTransposedAndScaled) {
+  Random random(27);
+  Buffer<float> buffer;
+  const float scale = 0.37f;
+  for (Index dim : dims) {
+    SCOPED_TRACE(dim);
+    const ListedRows<float> queries(random, width, dim);
+    float* panel = fresh(buffer, width * dim);
+    detail::pack_queries(queries.pointers.data(), width, dim, scale, tuning::panel_rows, panel);
+    for (Index i = 0; i < width; ++i)
+      for (Index c = 0; c < dim; ++c)
+        ASSERT_EQ(panel[c * width + i], queries.at(i, c) * scale) << i << ", " << c;
+  }
+}
+
+TEST(PackingOfFloats, QueriesBeyondTheLastAreZero) {
+  Random random(28);
+  Buffer<float> buffer;
+  for (Index dim : dims)
+    for (Index count : {Index{1}, width / 2, width - 1}) {
+      const ListedRows<float> queries(random, count, dim);
+      float* panel = fresh(buffer, width * dim);
+      detail::pack_queries(queries.pointers.data(), count, dim, 1.0f, tuning::panel_rows, panel);
+      for (Index i = 0; i < width; ++i)
+        for (Index c = 0; c < dim; ++c)
+          ASSERT_EQ(panel[c * width + i], i < count ? queries.at(i, c) : 0.0f);
+    }
+}
+
+TEST(PackingOfFloats, QueriesOfOnePacketHaveAPanelOfTheirOwnWidth) {
+  Random random(29);
+  Buffer<float> buffer;
+  for (Index dim : dims) {
+    const ListedRows<float> queries(random, simd::lanes, dim);
+    float* panel = fresh(buffer, simd::lanes * dim);
+    detail::pack_queries(queries.pointers.data(), simd::lanes, dim, 1.0f, simd::lanes, panel);
+    for (Index i = 0; i < simd::lanes; ++i)
+      for (Index c = 0; c < dim; ++c) ASSERT_EQ(panel[c * simd::lanes + i], queries.at(i, c));
+  }
+}
+
+// ---- outputs ------------------------------------------------------------------------------------
+
+// A factor per lane, as the kernels hold it.
+struct Factors {
+  Factors() {
+    for (Index i = 0; i < width; ++i) value[i] = 0.25f * static_cast<float>(i + 1);
+    for (int j = 0; j < tuning::tile_packets; ++j)
+      packet[j] = simd::load_unaligned(value + j * simd::lanes);
+  }
+  float value[width];
+  simd::Packet packet[tuning::tile_packets];
+};
+
+TEST(PackingOfFloats, OutputsAreTransposedBackTimesTheirFactor) {
+  Random random(30);
+  Buffer<float> buffer;
+  const Factors factors;
+  for (Index dim : dims)
+    for (Index count : {Index{1}, std::min<Index>(3, width), width / 2, width - 1, width}) {
+      float* panel = fresh(buffer, width * dim);
+      for (Index i = 0; i < width * dim; ++i) panel[i] = static_cast<float>(random.normal());
+      ListedRows<float> outputs(random, count, dim);
+      detail::unpack_outputs(panel, factors.packet, dim, outputs.pointers.data(), count);
+      for (Index i = 0; i < count; ++i)
+        for (Index c = 0; c < dim; ++c)
+          ASSERT_EQ(outputs.at(i, c), panel[c * width + i] * factors.value[i])
+              << "dim " << dim << ", row " << i << ", channel " << c;
+      ASSERT_TRUE(outputs.memory.padding_intact());
+    }
+}
+
+TEST(PackingOfFloats, QueriesUnpackedAreTheRowsAgain) {
+  Random random(31);
+  Buffer<float> buffer;
+  simd::Packet ones[tuning::tile_packets];
+  for (auto& one : ones) one = simd::broadcast(1.0f);
+  for (Index dim : dims)
+    for (Index count : {Index{1}, width - 1, width}) {
+      const ListedRows<float> queries(random, count, dim);
+      ListedRows<float> back(random, count, dim);
+      float* panel = fresh(buffer, width * dim);
+      detail::pack_queries(queries.pointers.data(), count, dim, 1.0f, tuning::panel_rows, panel);
+      detail::unpack_outputs(panel, ones, dim, back.pointers.data(), count);
+      EXPECT_TRUE(same_bits(queries.memory.view(), back.memory.view())) << dim << ", " << count;
+    }
+}
+
+// ---- prefetching --------------------------------------------------------------------------------
+
+TEST(Packing, PrefetchCountsTheCacheLinesOfItsRows) {
+  for_each_storage([]<class T>() {
+    Random random(32);
+    for (Index dim : dims) {
+      const ListedRows<T> rows(random, 7, dim);
+      const Index bytes = dim * static_cast<Index>(sizeof(T));
+      detail::RowPrefetch prefetch(rows.data(), 7, bytes);
+      EXPECT_EQ(prefetch.lines(), 7 * ((bytes + 63) / 64)) << dim;
+      prefetch.next(1);
+      prefetch.next(1000);  // stops at the last row
+    }
+    detail::RowPrefetch none;
+    EXPECT_EQ(none.lines(), 0);
+    none.next(3);
+  });
+}
+
+}  // namespace

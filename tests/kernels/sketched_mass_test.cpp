@@ -1,0 +1,760 @@
+// select/sketch/sketched_mass.hpp: masses by 8-bit codes lie within the stated bound of an oracle's in
+// double, whatever the keys; the bound is needed, and is what decides between codes and float.
+
+#include <quoka/packing/byte_formats.hpp>
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/select/quoka.hpp>
+#include <quoka/select/sketch/sketched_mass_impl.hpp>
+#include <quoka/simd/code_products.hpp>
+
+#include "support/capture.hpp"
+#include "support/selector_fixtures.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <numeric>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::KeySketch;
+using quoka::QuokaScorer;
+using quoka::QuokaSelector;
+using quoka::SelectorInput;
+using quoka::Sketch;
+namespace detail = quoka::detail;
+namespace simd = quoka::simd;
+
+// Masses below this are of nobody's interest, and are promised to stay below it.
+constexpr double least_mass = 1e-15;
+
+// ---- products of codes, weights in pairs, a rough exponential -----------------------------------
+
+// What the ISA multiplies: codes with their bias, or signed ones that have none.
+int as_multiplied(std::uint8_t stored) { return stored - simd::code_bias + simd::product_bias; }
+
+template <int Queries>
+void expect_exact_products(Random& random, Index steps, Index stride) {
+  alignas(64) std::uint8_t keys[2][64 * 40];
+  std::vector<std::int32_t> queries(uz(steps * stride + 1)), offset(uz(stride));
+  for (auto& block : keys)
+    for (auto& x : block) x = simd::stored_key_code(static_cast<int>(random.below(255)) - 127);
+  auto* bytes = reinterpret_cast<std::int8_t*>(queries.data());
+  // Where products are added in 16 bits, codes whose runs keep to most_run_sum.
+  const Index most =
+      simd::code_run > 0 ? simd::most_run_sum / (2 * std::max<Index>(simd::code_run, 1)) : 127;
+  for (Index i = 0; i < 4 * steps * stride; ++i)
+    bytes[i] = static_cast<std::int8_t>(random.below(2 * most + 1) - most);
+  for (auto& x : offset) x = static_cast<std::int32_t>(random.below(1000)) - 500;
+  alignas(64) float products[static_cast<std::size_t>(Queries * simd::code_pair)];
+  const std::uint8_t* const blocks[2] = {keys[0], keys[1]};
+  simd::code_products_of<Queries>(blocks, queries.data(), stride, steps, offset.data(), products,
+                                  {keys[0], keys[1]});
+  for (Index m = 0; m < Queries; ++m)
+    for (Index i = 0; i < simd::code_pair; ++i) {
+      std::int32_t dot = offset[uz(m)];
+      for (Index s = 0; s < steps; ++s)
+        for (Index c = 0; c < 4; ++c)
+          dot += as_multiplied(keys[i / 16][(s * 16 + i % 16) * 4 + c]) *
+                 bytes[(s * stride + m) * 4 + c];
+      ASSERT_EQ(products[m * simd::code_pair + i], static_cast<float>(dot))
+          << "query " << m << ", key " << i << ", " << steps << " steps";
+    }
+}
+
+TEST(CodeProducts, AreExactForAnyCodes) {
+  Random random(700);
+  for (Index steps : {0, 1, 7, 32, 40})
+    for (Index more : {0, 3}) {
+      expect_exact_products<8>(random, steps, 8 + more);
+      expect_exact_products<4>(random, steps, 4 + more);
+      expect_exact_products<2>(random, steps, 2 + more);
+    }
+}
+
+TEST(WeightPairs, AreReadBackWithinTheirError) {
+  Random random(701);
+  alignas(64) float a[simd::lanes], b[simd::lanes], x[simd::lanes], y[simd::lanes];
+  alignas(64) std::uint32_t pairs[simd::lanes];
+  float worst = 0.0f;
+  for (int turn = 0; turn < 500; ++turn) {
+    for (int i = 0; i < simd::lanes; ++i) {
+      a[i] = static_cast<float>(std::exp2(180.0 * random.uniform() - 95.0));
+      b[i] = static_cast<float>(std::exp2(180.0 * random.uniform() - 95.0));
+    }
+    simd::store_weight_pairs(pairs, simd::load(a), simd::load(b));
+    simd::store(x, simd::first_weights(pairs)), simd::store(y, simd::second_weights(pairs));
+    for (int i = 0; i < simd::lanes; ++i)
+      worst = std::max({worst, std::abs(x[i] / a[i] - 1.0f), std::abs(y[i] / b[i] - 1.0f)});
+  }
+  EXPECT_LE(worst, simd::weight_pair_max_error);
+  EXPECT_GT(worst, 0.9f * simd::weight_pair_max_error);
+}
+
+TEST(RoughExp2, IsWithinItsError) {
+  double worst = 0.0;
+  for (double at = -126.0; at <= 126.0; at += 0.00917) {
+    const float x = static_cast<float>(at);
+    const double exact = std::exp2(static_cast<double>(x));
+    worst = std::max(worst, std::abs(static_cast<double>(simd::exp2_rough(x)) / exact - 1.0));
+    alignas(64) float lanes[simd::lanes];
+    simd::store(lanes, simd::exp2_rough(simd::broadcast(x)));
+    for (const float y : lanes)
+      worst = std::max(worst, std::abs(static_cast<double>(y) / exact - 1.0));
+  }
+  EXPECT_LE(worst, static_cast<double>(simd::exp2_rough_max_error));
+  EXPECT_GT(worst, 0.9 * static_cast<double>(simd::exp2_rough_max_error));
+}
+
+// ---- masses by the sketch -----------------------------------------------------------------------
+
+struct Masses {
+  Tensor3<float> scores;      // [batch, kv_heads, kv_len]
+  std::vector<double> error;  // eps of each head in nats; infinity: in float
+};
+
+// Of rows q_bar [batch, kv_heads, rows, dim].
+Masses masses(const Tensor4<float>& q_bar, const Rows& k, const KeySketch& sketch,
+              const KeySketch::Places* places, Aggregation over, float scale = 1.0f,
+              ExecutorRef executor = SerialExecutor{}) {
+  Masses result{Tensor3<float>(k.batch(), k.heads(), k.len()), {}};
+  result.scores.setConstant(-7.0f);
+  detail::SketchedMassState state;
+  detail::sketched_softmax_scores(sketch, places, q_bar.data(), q_bar.dimension(2), k, scale,
+                                  k.len(), over, result.scores, state, executor);
+  result.error.assign(state.errors.data(), state.errors.data() + k.batch() * k.heads());
+  return result;
+}
+Masses masses(const Tensor4<float>& q_bar, const Rows& k, Aggregation over, float scale = 1.0f) {
+  KeySketch sketch;
+  sketch.append(k, k.len(), SerialExecutor{});
+  return masses(q_bar, k, sketch, nullptr, over, scale);
+}
+
+double mass_of(const std::vector<double>& mass, const oracle::Positions& keep, Index head) {
+  double sum = 0.0;
+  for (const Index t : keep[0][uz(head)]) sum += mass[uz(t)];
+  return sum;
+}
+
+// Each mass is within exp(+-a) of the oracle's, and so is what the best keys hold. `factor` times the
+// bound, to see that less is too little.
+void expect_within_bound(const Masses& got, const oracle::Scores& expected) {
+  for (Index b = 0; b < got.scores.dimension(0); ++b)
+    for (Index head = 0; head < got.scores.dimension(1); ++head) {
+      const double eps = got.error[uz(b * got.scores.dimension(1) + head)];
+      const bool in_float = std::isinf(eps);
+      const double a = in_float ? 1e-3 : 2.0 * eps + static_cast<double>(detail::weight_error);
+      const std::vector<double>& exact = expected[uz(b)][uz(head)];
+      for (Index t = 0; t < got.scores.dimension(2); ++t) {
+        const auto mass = static_cast<double>(got.scores(b, head, t));
+        if (std::isnan(exact[uz(t)]))
+          ASSERT_TRUE(std::isnan(mass)) << "key " << t << " of head " << head << ": " << mass;
+        else if (exact[uz(t)] > least_mass)
+          ASSERT_LE(std::abs(std::log(mass / exact[uz(t)])), a)
+              << "key " << t << " of head " << head << ": " << mass << " for " << exact[uz(t)]
+              << ", eps " << eps;
+        else
+          ASSERT_LE(mass, least_mass * std::exp(a)) << "key " << t << " of head " << head;
+      }
+    }
+}
+
+template <class T>
+void expect_as_oracle(const Tensor4<float>& q_bar, const Tensor4<T>& k, float scale = 1.0f) {
+  for (Aggregation over : aggregations) {
+    const Masses got = masses(q_bar, quoka::view_of(k), over, scale);
+    expect_within_bound(got, oracle::softmax_scores(to_oracle(q_bar), to_oracle(k),
+                                                    static_cast<double>(scale), to_oracle(over)));
+  }
+}
+bool by_codes(const Masses& x) {
+  return std::all_of(x.error.begin(), x.error.end(), [](double e) { return std::isfinite(e); });
+}
+template <class T>
+bool by_codes(const Tensor4<float>& q_bar, const Tensor4<T>& k, float scale = 1.0f) {
+  return by_codes(masses(q_bar, quoka::view_of(k), Aggregation::mean, scale));
+}
+
+TEST(SketchedMass, IsTheOraclesForAnySize) {
+  for_each_storage([]<class T>() {
+    Random random(702);
+    for (Index dim : {1, 3, 16, 37, 128})
+      for (Index kv_len : {1, 15, 16, 17, 31, 32, 33, 127, 501})
+        for (Index rows : {1, 2, 3, 6, 7, 8, 13, 33}) {
+          const auto q_bar = random.tensor<float>(1, 1, rows, dim);
+          const auto k = random.tensor<T>(1, 1, kv_len, dim);
+          const float scale = 2.0f / std::sqrt(static_cast<float>(dim));
+          SCOPED_TRACE(std::to_string(dim) + " channels, " + std::to_string(kv_len) + " keys, " +
+                       std::to_string(rows) + " rows");
+          ASSERT_NO_FATAL_FAILURE(expect_as_oracle(q_bar, k, scale));
+          ASSERT_TRUE(by_codes(q_bar, k, scale));
+        }
+  });
+}
+
+TEST(SketchedMass, IsTheOraclesOfManyHeadsAndSequences) {
+  Random random(703);
+  const auto q_bar = random.tensor<float>(2, 3, 5, 24);
+  expect_as_oracle(q_bar, random.tensor<Element>(2, 3, 77, 24), 0.3f);
+}
+
+TEST(SketchedMass, HoldsWithOutlierChannelsSinksAndSharedOffsets) {
+  Random random(704);
+  const Index dim = 64, len = 301;
+  const auto q_bar = random.tensor<float>(1, 1, 12, dim);
+  auto outlier = random.tensor<Element>(1, 1, len, dim), sink = outlier, offset = outlier;
+  for (Index t = 0; t < len; ++t)
+    outlier(0, 0, t, 5) = stored<Element>(40.0 + 3.0 * random.normal());
+  for (Index c = 0; c < dim; ++c) {  // logits some 10 nats above the others
+    sink(0, 0, 0, c) = stored<Element>(1.3 * static_cast<double>(q_bar(0, 0, 0, c)));
+    for (Index t = 0; t < len; ++t)
+      offset(0, 0, t, c) = stored<Element>(static_cast<double>(offset(0, 0, t, c)) + 2.0);
+  }
+  for (const auto* k : {&outlier, &sink, &offset}) {
+    expect_as_oracle(q_bar, *k, 0.125f);
+    EXPECT_TRUE(by_codes(q_bar, *k, 0.125f));
+  }
+}
+
+TEST(SketchedMass, EqualKeysHaveTheSame) {
+  Random random(705);
+  const auto q_bar = random.tensor<float>(1, 1, 9, 20);
+  auto k = random.tensor<Element>(1, 1, 130, 20);
+  for (Index t = 40; t < 110; ++t)
+    for (Index c = 0; c < 20; ++c) k(0, 0, t, c) = k(0, 0, 3, c);
+  expect_as_oracle(q_bar, k);
+  for (Aggregation over : aggregations) {
+    const Masses got = masses(q_bar, quoka::view_of(k), over);
+    for (Index t = 40; t < 110; ++t) EXPECT_EQ(got.scores(0, 0, t), got.scores(0, 0, 3));
+  }
+}
+
+TEST(SketchedMass, ZeroKeysAndZeroRowsShareEvenly) {
+  Random random(706);
+  auto q_bar = random.tensor<float>(1, 1, 3, 20);
+  auto k = random.tensor<Element>(1, 1, 50, 20);
+  for (Index t = 0; t < 50; t += 3)
+    for (Index c = 0; c < 20; ++c) k(0, 0, t, c) = stored<Element>(0.0);
+  expect_as_oracle(q_bar, k);
+  for (Index c = 0; c < 20; ++c) q_bar(0, 0, 1, c) = 0.0f;
+  expect_as_oracle(q_bar, k);
+  k.setZero();
+  expect_as_oracle(q_bar, k);
+  EXPECT_TRUE(by_codes(q_bar, k));
+}
+
+TEST(SketchedMass, LeavesOutKeysAndRowsThatAreNotFinite) {
+  Random random(707);
+  for (float odd : {not_a_number, infinity, -infinity}) {
+    const auto q_bar = random.tensor<float>(1, 1, 7, 20);
+    auto k = random.tensor<Element>(1, 1, 130, 20);
+    for (Index t = 1; t < 130; t += 3) k(0, 0, t, t % 20) = stored<Element>(odd);
+    for (Index t = 64; t < 96; ++t) k(0, 0, t, 0) = stored<Element>(odd);  // two blocks of nothing
+    expect_as_oracle(q_bar, k);
+    EXPECT_TRUE(by_codes(q_bar, k));
+    // Rows: as if they were not there.
+    auto more = random.tensor<float>(1, 1, 9, 20);
+    for (Index m = 0; m < 9; ++m)
+      for (Index c = 0; c < 20; ++c)
+        more(0, 0, m, c) = m == 0 || m == 5 ? odd : q_bar(0, 0, m < 5 ? m - 1 : m - 2, c);
+    for (Aggregation over : aggregations)
+      EXPECT_TRUE(same_bits(masses(more, quoka::view_of(k), over).scores,
+                            masses(q_bar, quoka::view_of(k), over).scores));
+    // No rows at all, and no keys.
+    more.setConstant(odd);
+    const Masses none = masses(more, quoka::view_of(k), Aggregation::mean);
+    for (Index t = 0; t < 130; ++t) EXPECT_EQ(none.scores(0, 0, t), 0.0f);
+    k.setConstant(stored<Element>(odd));
+    expect_as_oracle(q_bar, k);
+  }
+}
+
+// ---- what codes cannot stand for ----------------------------------------------------------------
+
+TEST(SketchedMassExtremes, LengthsBeyondCodesAreForFloat) {
+  Random random(708);
+  const auto q_bar = random.tensor<float>(1, 1, 7, 20);
+  for (double size : {1e-45, 1e-38, 1e-20, 1e20, 1e30}) {
+    auto k = random.tensor<float>(1, 1, 50, 20);
+    for (Index c = 0; c < 20; ++c)
+      k(0, 0, 37, c) = static_cast<float>(static_cast<double>(k(0, 0, 37, c)) * size);
+    if (size > 1.0)  // whatever the row, this key's logit is far below the others
+      for (Index c = 0; c < 20; ++c) k(0, 0, 37, c) = c == 0 ? static_cast<float>(size) : 0.0f;
+    auto rows = q_bar;
+    for (Index m = 0; m < 7; ++m) rows(0, 0, m, 0) = -1.0f;
+    bool zero = true;
+    for (Index c = 0; c < 20; ++c) zero = zero && k(0, 0, 37, c) == 0.0f;
+    expect_as_oracle(rows, k);
+    EXPECT_EQ(by_codes(rows, k), zero) << size;
+  }
+  for (double size : {1e-38, 1e-20, 1e20}) {  // rows, and keys that bring their products back
+    auto rows = q_bar;
+    auto k = random.tensor<float>(1, 1, 50, 20, 1.0);
+    for (Index i = 0; i < rows.size(); ++i)
+      rows.data()[i] = static_cast<float>(static_cast<double>(rows.data()[i]) * size);
+    for (Index i = 0; i < k.size(); ++i)
+      k.data()[i] = static_cast<float>(static_cast<double>(k.data()[i]) * 1e-11);
+    EXPECT_FALSE(by_codes(rows, k)) << size;
+    if (size < 1.0) expect_as_oracle(rows, k);
+  }
+}
+
+TEST(SketchedMassExtremes, ShortAndLongVectorsWhoseProductsAreOrdinary) {
+  Random random(709);
+  for (double size : {1e-9, 1e-5, 1e5, 1e9}) {
+    auto rows = random.tensor<float>(1, 1, 7, 20, size),
+         k = random.tensor<float>(1, 1, 50, 20, 0.5 / size);
+    expect_as_oracle(rows, k);
+    EXPECT_TRUE(by_codes(rows, k)) << size;
+  }
+}
+
+// Rows and keys with exact codes, whose lengths allow logits of +-`longest` nats, and whose logits lie
+// within 5 nats of `at`: weights must be taken against the largest logit that there is. The bound knows
+// lengths alone; it is 0 here but for rounding.
+struct FarLogits {
+  FarLogits(Random& random, Index len, double longest, double at) : q(1, 1, 3, 4), k(1, 1, len, 4) {
+    q.setZero(), k.setZero();
+    const double unit = std::sqrt(longest) / 127.0;
+    for (Index m = 0; m < 3; ++m) {
+      q(0, 0, m, 0) = static_cast<float>(127.0 * unit);
+      q(0, 0, m, 1) = static_cast<float>(static_cast<double>(m + 1) * unit);
+    }
+    const double step = 127.0 * unit * unit;  // of a logit
+    for (Index t = 0; t < len; ++t) {
+      k(0, 0, t, 2) = static_cast<float>(127.0 * unit);
+      const double logit = std::round((at + 10.0 * random.uniform() - 5.0) / step);
+      k(0, 0, t, 0) = static_cast<float>(std::clamp(logit, -127.0, 127.0) * unit);
+    }
+  }
+  Tensor4<float> q, k;
+};
+
+TEST(SketchedMassExtremes, LogitsMayLieFarBelowWhatLengthsAllow) {
+  Random random(710);
+  for (double longest : {30.0, 60.0, 90.0, 200.0, 500.0})
+    for (double at : {-1.0, -0.6, -0.2, 0.0, 0.4, 0.95})
+      for (Index len : {3, 100, 700}) {
+        SCOPED_TRACE(std::to_string(longest) + " nats by lengths, at " + std::to_string(at));
+        const FarLogits x(random, len, longest, at * longest);
+        expect_as_oracle(x.q, x.k);
+        EXPECT_TRUE(by_codes(x.q, x.k));
+      }
+}
+
+// One key decides, wherever it lies: in a pair of blocks that is looked at first, or in another one.
+TEST(SketchedMassExtremes, OneKeyFarAboveAllOthers) {
+  Random random(711);
+  for (Index best : {0, 31, 40, 511, 512, 530, 699}) {
+    FarLogits x(random, 700, 300.0, -280.0);
+    x.k(0, 0, best, 0) = -x.k(0, 0, best, 0);
+    expect_as_oracle(x.q, x.k);
+    EXPECT_TRUE(by_codes(x.q, x.k));
+  }
+}
+
+// ---- the bound ----------------------------------------------------------------------------------
+
+// eps is the formula's.
+TEST(SketchedMass, SaysHowFarItsLogitsMayBeOff) {
+  Random random(712);
+  for (Index dim : {3, 37, 128}) {
+    const auto q_bar = random.tensor<float>(1, 1, 6, dim, 0.4);
+    const auto k = random.tensor<Element>(1, 1, 90, dim);
+    const oracle::Tensor rows = to_oracle(q_bar), keys = to_oracle(k);
+    const auto missed = [](oracle::Row x, float least_unit) {
+      double largest = 0.0, sum = 0.0;
+      for (const double c : x) largest = std::max(largest, std::abs(c));
+      const double unit = std::max(largest / 127.0, static_cast<double>(least_unit));
+      for (const double c : x) sum += std::pow(c - unit * std::nearbyint(c / unit), 2);
+      return std::sqrt(sum);
+    };
+    double longest = 0.0, most_missed = 0.0, eps = 0.0;
+    for (Index t = 0; t < 90; ++t) {
+      longest = std::max(longest, oracle::norm(keys.row(0, 0, t)));
+      most_missed = std::max(most_missed, missed(keys.row(0, 0, t), 0.0f));
+    }
+    for (Index m = 0; m < 6; ++m) {
+      const double length = oracle::norm(rows.row(0, 0, m)),
+                   e = missed(rows.row(0, 0, m), simd::run_scale(&q_bar(0, 0, m, 0), dim));
+      eps = std::max(eps, e * longest + (length + e) * most_missed +
+                              static_cast<double>(2 * dim + 32) * 0x1p-24 * length * longest);
+    }
+    const double said = masses(q_bar, quoka::view_of(k), Aggregation::mean).error[0];
+    EXPECT_GE(said, 0.9999 * eps);
+    EXPECT_LE(said, 1.002 * eps);
+  }
+}
+
+// Vectors for which eps is used up: what codes miss of them is parallel to the other side, whose codes
+// are exact. As keys, coarse(+-1): 127 in channel 0, +-0.499 sign[c] elsewhere; as the row, sign[c] in
+// channels 1 and up. By the codes all logits are 0, in truth they are +-eps. And the other way round.
+struct WholeBound {
+  static constexpr Index dim = 128;
+
+  explicit WholeBound(Random& random) {
+    for (double& s : sign) s = random.below(2) == 0 ? -1.0 : 1.0;
+  }
+  void coarse(double side, double size, float* x) const {
+    x[0] = static_cast<float>(127.0 * size);
+    for (Index c = 1; c < dim; ++c) x[c] = static_cast<float>(0.499 * side * size * sign[uz(c)]);
+  }
+  void signs(double size, float* x) const {
+    x[0] = 0.0f;
+    for (Index c = 1; c < dim; ++c) x[c] = static_cast<float>(size * sign[uz(c)]);
+  }
+  std::array<double, 128> sign;
+};
+
+// One key `eps` nats below 0, the others as much above. Its mass is exp(-2 eps) of theirs; by the codes it
+// is as large.
+struct OneAgainstMany {
+  Tensor4<float> q{1, 1, 1, WholeBound::dim}, k{1, 1, 400, WholeBound::dim};
+
+  // Coarse keys.
+  OneAgainstMany(const WholeBound& x, double eps, Index odd) {
+    const double size = std::sqrt(eps / (127.0 * 0.499));
+    x.signs(size, q.data());
+    for (Index t = 0; t < 400; ++t) x.coarse(t == odd ? -1.0 : 1.0, size, &k(0, 0, t, 0));
+  }
+};
+
+// Where products are added in 16 bits, rows have a larger unit, and these are none with exact codes.
+constexpr bool rows_have_exact_codes = simd::code_run == 0;
+
+TEST(SketchedMassBound, IsUsedUp) {
+  if (!rows_have_exact_codes) GTEST_SKIP() << "rows have a larger unit on this ISA";
+  Random random(713);
+  const WholeBound x(random);
+  for (double eps : {0.1, 0.5, 1.0, 2.0, 3.9}) {
+    const OneAgainstMany one(x, eps, 200);
+    expect_as_oracle(one.q, one.k);
+    const Masses got = masses(one.q, one.k, Aggregation::mean);
+    ASSERT_TRUE(by_codes(got)) << eps;
+    const auto expected =
+        oracle::softmax_scores(to_oracle(one.q), to_oracle(one.k), 1.0, oracle::Aggregation::mean);
+    const double off = std::log(static_cast<double>(got.scores(0, 0, 200)) / expected[0][0][200]);
+    const double a = 2.0 * got.error[0] + static_cast<double>(detail::weight_error);
+    EXPECT_LE(off, a);
+    EXPECT_GE(off, 0.99 * 2.0 * got.error[0] - 0.01) << "the bound is wider than it need be";
+  }
+}
+
+// What the row's codes miss: keys +-signs, the row coarse. By the codes all logits are 0.
+TEST(SketchedMassBound, IsUsedUpByWhatTheRowMisses) {
+  Random random(714);
+  const WholeBound x(random);
+  for (double eps : {0.5, 2.0}) {
+    const double size = std::sqrt(eps / (127.0 * 0.499));
+    Tensor4<float> q(1, 1, 1, x.dim), k(1, 1, 400, x.dim);
+    x.coarse(1.0, size, q.data());
+    for (Index t = 0; t < 400; ++t) x.signs(t == 200 ? -size : size, &k(0, 0, t, 0));
+    expect_as_oracle(q, k);
+    const Masses got = masses(q, k, Aggregation::max);
+    ASSERT_TRUE(by_codes(got));
+    const auto expected =
+        oracle::softmax_scores(to_oracle(q), to_oracle(k), 1.0, oracle::Aggregation::max);
+    const double off = std::log(static_cast<double>(got.scores(0, 0, 200)) / expected[0][0][200]);
+    EXPECT_GE(off, 0.99 * 2.0 * got.error[0] - 0.01);
+  }
+}
+
+// Beyond most_logit_error a head is done in float: as exact as the oracle, where codes are off by
+// exp(8).
+TEST(SketchedMassBound, DecidesBetweenCodesAndFloat) {
+  if (!rows_have_exact_codes) GTEST_SKIP() << "rows have a larger unit on this ISA";
+  Random random(715);
+  const WholeBound x(random);
+  const auto limit = static_cast<double>(detail::most_logit_error);
+  for (Aggregation over : aggregations) {
+    const OneAgainstMany within(x, 0.98 * limit, 50), beyond(x, 1.01 * limit, 50);
+    const Masses codes = masses(within.q, within.k, over),
+                 in_float = masses(beyond.q, beyond.k, over);
+    EXPECT_TRUE(by_codes(codes));
+    EXPECT_FALSE(by_codes(in_float));
+    expect_within_bound(in_float, oracle::softmax_scores(to_oracle(beyond.q), to_oracle(beyond.k),
+                                                         1.0, to_oracle(over)));
+    EXPECT_LT(in_float.scores(0, 0, 50), 1e-3f * in_float.scores(0, 0, 51));
+    EXPECT_GT(codes.scores(0, 0, 50), 0.9f * codes.scores(0, 0, 51));
+  }
+}
+
+// One head of several: the others are done by codes all the same.
+TEST(SketchedMassBound, IsOfEachHead) {
+  Random random(716);
+  auto q = random.tensor<float>(1, 3, 5, 32), k = random.tensor<float>(1, 3, 90, 32);
+  for (Index m = 0; m < 5; ++m)
+    for (Index c = 0; c < 32; ++c) q(0, 1, m, c) *= 300.0f;
+  const Masses got = masses(q, k, Aggregation::mean);
+  EXPECT_TRUE(std::isfinite(got.error[0]));
+  EXPECT_TRUE(std::isinf(got.error[1]));
+  EXPECT_TRUE(std::isfinite(got.error[2]));
+  expect_as_oracle(q, k);
+}
+
+// The k best by the sketch hold exp(-2a) of what the k best in float hold, and on data that does not
+// conspire all but little of it.
+TEST(SketchedMassBound, TheBestKeysHoldTheirShare) {
+  Random random(717);
+  const WholeBound whole(random);
+  const OneAgainstMany worst(whole, 1.0, 200);
+  for (double size : {0.5, 1.0, 2.0, 4.0}) {
+    const auto q = random.tensor<float>(1, 1, 16, 64, size);
+    const auto k = random.tensor<float>(1, 1, 900, 64);
+    for (Aggregation over : aggregations)
+      for (Index budget : {1, 30, 200}) {
+        const Masses got = masses(q, k, over, 0.125f);
+        const auto exact =
+            oracle::softmax_scores(to_oracle(q), to_oracle(k), 0.125, to_oracle(over));
+        const auto best = oracle::top_k(exact, budget, 0, 0),
+                   by_sketch = oracle::top_k(to_oracle_scores(got.scores), budget, 0, 0);
+        const double a = 2.0 * got.error[0] + static_cast<double>(detail::weight_error);
+        const double most = mass_of(exact[0][0], best, 0),
+                     kept = mass_of(exact[0][0], by_sketch, 0);
+        EXPECT_GE(kept, std::exp(-2.0 * a) * most);
+        EXPECT_GE(kept, most - 0.002 * (over == Aggregation::max ? most : 1.0));
+      }
+  }
+}
+
+// ---- memory, threads, layouts -------------------------------------------------------------------
+
+// More weights than are held at once: rows in several groups.
+TEST(SketchedMassGroups, ManyRowsAndKeys) {
+  Random random(718);
+  const Index kv_len = 70'000;
+  const Index rows = quoka::tuning::mass_weight_bytes / (2 * kv_len) + 9;  // a group, and some more
+  const auto q = random.tensor<float>(1, 1, rows, 3);
+  const auto k = random.tensor<float>(1, 1, kv_len, 3);
+  ASSERT_LT(detail::SketchedMass::rows_at_once(rows, kv_len), rows);
+  expect_as_oracle(q, k);
+}
+
+TEST(SketchedMassThreads, AnyNumberOfThreadsGivesTheSame) {
+  Random random(719);
+  const auto q = random.tensor<float>(2, 3, 13, 24), k = random.tensor<float>(2, 3, 333, 24);
+  const Masses expected = masses(q, k, Aggregation::mean);
+  KeySketch sketch;
+  sketch.append(Rows(k), 333, SerialExecutor{});
+  for_each_executor([&](ExecutorRef executor) {
+    EXPECT_TRUE(same_bits(masses(q, k, sketch, nullptr, Aggregation::mean, 1.0f, executor).scores,
+                          expected.scores));
+  });
+}
+
+TEST(SketchedMassLayouts, PagesListsAndSlicesGiveTheSameBits) {
+  Random random(720);
+  const Index len = 333, dim = 40;
+  for (const Index page_len : {1, 5, 16, 17, 32}) {
+    const Index pages = quoka::ceil_div(len, page_len) + 3;
+    const auto pool = random.tensor<float>(pages, 2, page_len, dim);
+    const auto q = random.tensor<float>(1, 2, 11, dim);
+    std::vector<Position> table;
+    for (const Index page : random.permutation(pages)) table.push_back(static_cast<Position>(page));
+    table.resize(uz(quoka::ceil_div(len, page_len)));
+    KeySketch sketch;
+    sketch.update(Rows(pool), 0, pages * page_len, SerialExecutor{});
+    const Rows all = paged(Rows(pool), table, len);
+    for (const Rows& k : {all, all.slice(11, 300)}) {
+      Tensor4<float> copy(1, 2, k.len(), dim);
+      for (Index head = 0; head < 2; ++head)
+        for (Index t = 0; t < k.len(); ++t)
+          std::memcpy(&copy(0, head, t, 0), k.row(0, head, t), uz(dim) * sizeof(float));
+      const KeySketch::Places places = sketch.places_of(k);
+      for (Aggregation over : aggregations) {
+        const Masses got = masses(q, k, sketch, &places, over);
+        EXPECT_TRUE(by_codes(got));
+        EXPECT_TRUE(same_bits(got.scores, masses(q, copy, over).scores)) << "pages of " << page_len;
+      }
+    }
+  }
+}
+
+// ---- the selector -------------------------------------------------------------------------------
+
+QuokaOptions robust(Index group, Sketch sketch, Index budget) {
+  QuokaOptions options = QuokaOptions::robust(group, budget);
+  options.sketch = sketch;
+  return options;
+}
+
+// Mass of the selection by the sketch, less that in float, by float's own scores; the largest loss of a
+// head.
+double mass_lost(const Rows& q, const Rows& k, QuokaOptions options, float scale) {
+  const SelectorInput input{.q = q, .k = k, .capacity = k.len(), .scale = scale};
+  options.sketch = Sketch::off;
+  const QuokaScorer scorer(options);
+  QuokaScorer::State state;
+  Tensor3<float> scores(k.batch(), k.heads(), k.len());
+  scorer.score(input, state, scores, SerialExecutor{});
+  Selection in_float, by_sketch;
+  QuokaSelector::State a, b;
+  QuokaSelector(options).select(input, a, in_float, SerialExecutor{});
+  options.sketch = Sketch::on;
+  const QuokaSelector sketched(options);
+  sketched.appended(input, b, SerialExecutor{});
+  sketched.select(input, b, by_sketch, SerialExecutor{});
+  EXPECT_TRUE(std::isfinite(b.scorer.sketched_mass.errors.data()[0])) << "no codes were used";
+  double most = 0.0;
+  for (Index head = 0; head < k.heads(); ++head) {
+    double lost = 0.0;
+    for (const Position t : in_float.positions(0, head))
+      lost += static_cast<double>(scores(0, head, t));
+    for (const Position t : by_sketch.positions(0, head))
+      lost -= static_cast<double>(scores(0, head, t));
+    most = std::max(most, lost);
+  }
+  return most;
+}
+
+TEST(SketchedQuoka, LosesLittleOfTheMassOfRealLayers) {
+  double most = 0.0;
+  const auto test = [&](const std::filesystem::path& path) {
+    const quoka_examples::SafetensorsFile file(path.string());
+    for (const auto& layer : quoka_examples::load_layers(file)) {
+      const TensorView<const float> q = layer.q, k = layer.k;
+      for (const Index begin : {Index{512}, Index{1280}, q.len() - 128})
+        for (const Index budget : {begin / 32, begin / 8}) {
+          const QuokaOptions options = robust(q.heads() / k.heads(), Sketch::on, budget);
+          const float scale = 1.0f / std::sqrt(static_cast<float>(q.dim()));
+          const double lost = mass_lost(q.slice(begin, 128), k.slice(0, begin), options, scale);
+          EXPECT_LE(lost, 0.002) << layer.name << ", " << budget << " of " << begin;
+          most = std::max(most, lost);
+        }
+    }
+  };
+  test(std::filesystem::path(QUOKA_EXAMPLES_DATA) / "tinyllama_passkey_2046_layer11.safetensors");
+  if (std::filesystem::is_directory(QUOKA_SHARED_DATA))
+    for (const auto& entry : std::filesystem::directory_iterator(QUOKA_SHARED_DATA))
+      if (entry.path().extension() == ".safetensors") test(entry.path());
+  RecordProperty("most_mass_lost", std::to_string(most));
+}
+
+TEST(SketchedQuoka, LosesLittleWithEverySwitch) {
+  Random random(721);
+  const auto q = random.tensor<float>(1, 6, 37, 24), k = random.tensor<float>(1, 2, 401, 24);
+  for (QuokaOptions options : every_switch()) {
+    if (options.domain != quoka::Domain::softmax) continue;
+    options.budget = 63;
+    EXPECT_LE(mass_lost(q, k, options, 0.4f), 0.002) << name_of(options);
+  }
+}
+
+TEST(SketchedQuoka, OneTokenSelects) {
+  Random random(722);
+  const auto q = random.tensor<float>(1, 6, 1, 24), k = random.tensor<float>(1, 2, 401, 24);
+  EXPECT_LE(mass_lost(q, k, robust(3, Sketch::on, 40), 0.4f), 0.002);
+}
+
+TEST(SketchedQuoka, RobustUsesItWhereItIsFast) {
+  Random random(723);
+  const auto q = random.tensor<float>(1, 4, 37, 24), k = random.tensor<float>(1, 2, 401, 24);
+  const SelectorInput input{q, k};
+  for (const Sketch sketch : {Sketch::automatic, Sketch::on, Sketch::off}) {
+    const QuokaSelector selector(robust(2, sketch, 40));
+    QuokaSelector::State state;
+    Selection keep;
+    selector.appended(input, state, SerialExecutor{});
+    selector.select(input, state, keep, SerialExecutor{});
+    const bool used =
+        sketch == Sketch::on || (sketch == Sketch::automatic && detail::sketched_mass_is_fast());
+    EXPECT_EQ(state.scorer.sketch.keys.len(), used ? 401 : 0);
+    EXPECT_EQ(state.scorer.sketched_mass.bytes() > 0, used);
+    EXPECT_EQ(state.scorer.softmax.bytes() > 0, !used);
+  }
+}
+
+// Keys that the state was not told of: float, and the same Selection as without a sketch.
+TEST(SketchedQuoka, ScoresInFloatWhereKeysWereNotTold) {
+  Random random(724);
+  const auto q = random.tensor<float>(1, 4, 37, 24), k = random.tensor<float>(1, 2, 401, 24);
+  const TensorView<const float> keys(k);
+  QuokaSelector::State told, not_told;
+  Selection a, b;
+  const QuokaSelector selector(robust(2, Sketch::on, 40));
+  selector.appended(SelectorInput{{}, keys.slice(0, 300)}, told, SerialExecutor{});
+  selector.select(SelectorInput{q, k}, told, a, SerialExecutor{});
+  QuokaSelector(robust(2, Sketch::off, 40))
+      .select(SelectorInput{q, k}, not_told, b, SerialExecutor{});
+  EXPECT_EQ(a, b);
+  EXPECT_EQ(told.scorer.sketched_mass.bytes(), 0);
+}
+
+TEST(SketchedQuoka, FollowsTheCacheThroughTruncateAndAnotherBranch) {
+  Random random(725);
+  const auto q = random.tensor<float>(1, 4, 16, 24), k = random.tensor<float>(1, 2, 300, 24),
+             other = random.tensor<float>(1, 2, 100, 24), v = random.tensor<float>(1, 2, 300, 8);
+  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 24, .v_dim = 8};
+  quoka::ChunkedPrefill<QuokaSelector> layer(shape, robust(2, Sketch::on, 31)),
+      fresh(shape, robust(2, Sketch::on, 31));
+  const TensorView<const float> keys(k), values(v), branch(other);
+  layer.append(keys, values);
+  layer.select(q);
+  layer.truncate(203);
+  layer.append(branch, values.slice(0, 100));
+  fresh.append(keys.slice(0, 203), values.slice(0, 203));
+  fresh.append(branch, values.slice(0, 100));
+  EXPECT_EQ(layer.select(q), fresh.select(q));
+}
+
+TEST(SketchedQuoka, KeepsASketchOfRowsOfCodes) {
+  Random random(726);
+  const auto q = random.tensor<float>(1, 4, 16, 64), k = random.tensor<float>(1, 2, 300, 64),
+             v = random.tensor<float>(1, 2, 300, 8);
+  quoka::KvCache cache(1, 2, 64, 8, quoka::q8_0_format(), quoka::format_of<float>());
+  cache.append(quoka::view_of(k), quoka::view_of(v));
+  EXPECT_LE(mass_lost(q, cache.k(), robust(2, Sketch::on, 31), 0.2f), 0.002);
+}
+
+// A sketch of the engine's cache: used, also where it was not told of all keys; a key that changed behind
+// its back is found if it is looked up.
+TEST(SketchedQuoka, UsesTheSketchOfACache) {
+  Random random(727);
+  const auto q = random.tensor<float>(1, 4, 16, 24);
+  auto k = random.tensor<float>(1, 2, 300, 24);
+  KeySketch sketch;
+  sketch.update(Rows(k), 0, 300, SerialExecutor{});
+  const QuokaSelector selector(robust(2, Sketch::on, 31)), exact(robust(2, Sketch::off, 31));
+  const SelectorInput input{.q = q, .k = k, .sketch = &sketch};
+  QuokaSelector::State state, own, plain;
+  Selection a, b;
+  selector.select(input, state, a, SerialExecutor{});
+  EXPECT_EQ(state.scorer.sketch.keys.len(), 0);
+  selector.appended(SelectorInput{q, k}, own, SerialExecutor{});
+  selector.select(SelectorInput{q, k}, own, b, SerialExecutor{});
+  EXPECT_EQ(a, b);
+
+  KeySketch of_some;
+  of_some.update(Rows(k), 0, 250, SerialExecutor{});
+  of_some.update(Rows(k), 260, 40, SerialExecutor{});
+  QuokaSelector::State other;
+  selector.select(SelectorInput{.q = q, .k = k, .sketch = &of_some}, other, a, SerialExecutor{});
+  exact.select(SelectorInput{q, k}, plain, b, SerialExecutor{});
+  EXPECT_EQ(a, b) << "a head with keys that codes do not know is done in float";
+
+  for (Index c = 0; c < 24; ++c) k(0, 1, 299, c) += 1.0f;
+  expect_refused([&] { selector.select(input, state, a, SerialExecutor{}); },
+                 {"key at position", 299, "sketched", 300});
+}
+
+TEST(SketchedQuoka, ADecodeLoopDoesNotGrow) {
+  Random random(728);
+  const auto q = random.tensor<float>(1, 4, 1, 24), k = random.tensor<float>(1, 2, 300, 24);
+  const TensorView<const float> keys(k);
+  const QuokaSelector selector(robust(2, Sketch::on, 31));
+  QuokaSelector::State state;
+  Selection keep;
+  Index bytes = 0;
+  for (Index len = 200; len <= 300; ++len) {
+    const SelectorInput input{.q = q, .k = keys.slice(0, len), .capacity = 300};
+    selector.appended(input, state, SerialExecutor{});
+    selector.select(input, state, keep, SerialExecutor{});
+    if (len == 200) bytes = state.bytes();
+    EXPECT_EQ(state.bytes(), bytes);
+  }
+}
+
+}  // namespace

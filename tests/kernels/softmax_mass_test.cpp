@@ -1,0 +1,480 @@
+// Exact softmax mass against the oracle: any number of rows, keys and channels, several groups of
+// panels, rows that see a prefix alone, keys and queries that are not finite; and the scores that
+// the methods of both domains make of it.
+
+#include <quoka/select/kit.hpp>
+#include <quoka/select/steps/softmax_mass.hpp>
+
+#include "support/baseline_fixtures.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::detail::MassAccumulator;
+using quoka::detail::MassScratch;
+using quoka::detail::panels_at_once;
+using quoka::detail::RowKeys;
+
+// A mean has the share of each row in add_to(); with a share of 1 it is their sum.
+constexpr Aggregation sum = Aggregation::mean, most = Aggregation::max;
+constexpr std::array overs = {sum, most};
+constexpr Index tile = quoka::tuning::tile_rows, block = quoka::tuning::block_keys,
+                panel = quoka::tuning::panel_rows;
+
+// The mass that queries [1, 1, rows, dim] give to keys [1, 1, len, dim] by their logits q.k, on top
+// of `before`. ends: one past the last key that each row sees.
+std::vector<float> masses(const Tensor4<float>& queries, const Rows& keys, Aggregation over,
+                          const std::vector<Index>* ends = nullptr, float before = 0.0f,
+                          float share = 1.0f) {
+  const Index rows = queries.dimension(2), dim = keys.dim();
+  MassScratch scratch;
+  scratch.reserve(rows, keys.len(), dim);
+  for (Index i = 0; i < rows * dim; ++i)
+    scratch.rows.data()[i] = queries.data()[i] * quoka::log2_of_e;
+  std::vector<float> mass(uz(keys.len()), before);
+  RowKeys of_keys(keys.head(0, 0), keys.len(), scratch.key);
+  MassAccumulator(scratch.rows.data(), rows, dim, of_keys, keys.len(), scratch,
+                  ends != nullptr ? ends->data() : nullptr)
+      .add_to(mass.data(), share, over);
+  return mass;
+}
+
+// The same, row by row in double. NaN for a key that is not finite.
+template <class T>
+std::vector<double> exact_masses(const Tensor4<float>& queries, const Tensor4<T>& keys,
+                                 Aggregation over, const std::vector<Index>* ends = nullptr) {
+  const oracle::Tensor q = to_oracle(queries), k = to_oracle(keys);
+  std::vector<double> mass(uz(k.len), 0.0);
+  std::vector<Index> finite;
+  for (Index t = 0; t < k.len; ++t) {
+    if (oracle::is_finite(k.row(0, 0, t)))
+      finite.push_back(t);
+    else
+      mass[uz(t)] = oracle::not_a_number;
+  }
+  for (Index i = 0; i < q.len; ++i) {
+    std::vector<double> logits;
+    for (Index t : finite)
+      if (ends == nullptr || t < (*ends)[uz(i)])
+        logits.push_back(oracle::dot(q.row(0, 0, i), k.row(0, 0, t)));
+    const std::vector<double> p = oracle::softmax(logits);
+    for (std::size_t n = 0; n < p.size(); ++n) {
+      double& of_key = mass[uz(finite[n])];
+      of_key = over == sum ? of_key + p[n] : std::max(of_key, p[n]);
+    }
+  }
+  return mass;
+}
+
+// Every mass within 1e-5 of itself, where logits are small: they are rounded to float, and the mass
+// has their absolute error.
+void expect_masses(const std::vector<float>& mass, const std::vector<double>& expected,
+                   double largest_logit = 0.0) {
+  const double tolerance = 1e-5 + 2e-7 * largest_logit;
+  ASSERT_EQ(mass.size(), expected.size());
+  for (std::size_t t = 0; t < mass.size(); ++t) {
+    if (std::isnan(expected[t]))
+      ASSERT_TRUE(std::isnan(mass[t])) << "key " << t << ": " << mass[t];
+    else
+      ASSERT_NEAR(static_cast<double>(mass[t]), expected[t], tolerance * expected[t] + 1e-30)
+          << "key " << t;
+  }
+}
+
+template <class T>
+void expect_as_oracle(Random& random, Index rows, Index kv_len, Index dim) {
+  SCOPED_TRACE("rows " + std::to_string(rows) + ", kv_len " + std::to_string(kv_len) + ", dim " +
+               std::to_string(dim));
+  const double scale = 2.0 / std::sqrt(static_cast<double>(dim));
+  const auto q = random.tensor<float>(1, 1, rows, dim, scale);
+  const auto k = random.tensor<T>(1, 1, kv_len, dim);
+  for (Aggregation over : overs) expect_masses(masses(q, k, over), exact_masses(q, k, over));
+}
+
+// ---- against the oracle -------------------------------------------------------------------------
+
+TEST(SoftmaxMass, AgreesWithTheOracleForAnyHeadDim) {
+  for_each_storage([]<class T>() {
+    Random random(401);
+    for (Index dim : {1, 3, 15, 16, 17, 64, 100, 128}) expect_as_oracle<T>(random, 7, 37, dim);
+  });
+}
+
+TEST(SoftmaxMass, AgreesWithTheOracleForAnyNumberOfKeys) {
+  Random random(402);
+  for (Index kv_len : {Index{1}, Index{3}, tile - 1, tile, tile + 1, block - tile, block - 1, block,
+                       block + 1, block + tile, 2 * block + 3, Index{501}})
+    expect_as_oracle<Element>(random, 7, kv_len, 17);
+}
+
+TEST(SoftmaxMass, AgreesWithTheOracleForAnyNumberOfRows) {
+  Random random(403);
+  constexpr Index lanes = quoka::simd::lanes;
+  for (Index rows : {Index{1}, Index{3}, lanes, lanes + 1, panel - 1, panel, panel + 1, 2 * panel,
+                     3 * panel + 1})
+    expect_as_oracle<Element>(random, rows, block + 3, 17);
+}
+
+TEST(SoftmaxMassInGroups, OfPanelsAgreesWithTheOracle) {  // more rows than one task takes
+  Random random(404);
+  constexpr Index at_once = quoka::tuning::max_panels_per_task * panel;
+  for (Index rows : {at_once, at_once + 1, 2 * at_once + panel + 3}) {
+    EXPECT_EQ(panels_at_once(rows, 137), quoka::tuning::max_panels_per_task);
+    expect_as_oracle<float>(random, rows, 137, 3);
+  }
+}
+
+TEST(SoftmaxMassInGroups, OfOnePanelAgreesWithTheOracle) {  // more weights than memory is meant for
+  Random random(405);
+  constexpr Index kv_len = quoka::tuning::mass_weight_bytes / (panel * Index{sizeof(float)}) + 1;
+  constexpr Index rows = 2 * panel + 1;
+  ASSERT_EQ(panels_at_once(rows, kv_len), 1);
+  const auto q = random.tensor<float>(1, 1, rows, 1), k = random.tensor<float>(1, 1, kv_len, 1);
+  expect_masses(masses(q, k, sum), exact_masses(q, k, sum));
+}
+
+TEST(SoftmaxMassInGroups, OfRowsSumUp) {  // group by group, on its own and together
+  Random random(406);
+  constexpr Index rows = quoka::tuning::max_panels_per_task * panel;
+  const auto q = random.tensor<float>(1, 1, 2 * rows, 3), k = random.tensor<float>(1, 1, 37, 3);
+  Tensor4<float> first(1, 1, rows, 3), second(1, 1, rows, 3);
+  std::copy_n(q.data(), rows * 3, first.data());
+  std::copy_n(q.data() + rows * 3, rows * 3, second.data());
+  const auto of_first = masses(first, k, sum), of_second = masses(second, k, sum);
+  const auto of_both = masses(q, k, sum), most_of_both = masses(q, k, most);
+  const auto most_of_first = masses(first, k, most), most_of_second = masses(second, k, most);
+  for (std::size_t t = 0; t < 37; ++t) {
+    EXPECT_EQ(of_both[t], of_first[t] + of_second[t]);
+    EXPECT_EQ(most_of_both[t], std::max(most_of_first[t], most_of_second[t]));
+  }
+}
+
+// ---- what a mass is -----------------------------------------------------------------------------
+
+TEST(SoftmaxMass, OfARowIsOneInAll) {
+  Random random(407);
+  for (Index rows : {Index{1}, panel + 1}) {
+    const auto q = random.tensor<float>(1, 1, rows, 17);
+    const auto k = random.tensor<Element>(1, 1, 2 * block + 7, 17);
+    double in_all = 0;
+    for (float x : masses(q, k, sum)) in_all += static_cast<double>(x);
+    EXPECT_NEAR(in_all, static_cast<double>(rows), 1e-5 * static_cast<double>(rows));
+  }
+}
+
+TEST(SoftmaxMassOf, EqualKeysIsEqual) {
+  Random random(408);
+  const auto q = random.tensor<float>(1, 1, 3, 17);
+  Tensor4<float> k(1, 1, 128, 17);
+  k.setConstant(0.5f);
+  for (float x : masses(q, k, most)) EXPECT_NEAR(x, 1.0f / 128.0f, 1e-7f);
+}
+
+TEST(SoftmaxMassOf,
+     KeysThatAreAllShiftedIsTheSame) {  // their logits gain q.shift, each row its own
+  Random random(409);
+  const auto q = random.tensor<float>(1, 1, 37, 17, 0.5);
+  auto k = random.tensor<float>(1, 1, block + 3, 17);
+  const auto before = exact_masses(q, k, sum);
+  const auto shift = random.tensor<float>(1, 1, 1, 17);
+  for (Index t = 0; t < k.dimension(2); ++t)
+    for (Index c = 0; c < 17; ++c) k(0, 0, t, c) += shift(0, 0, 0, c);
+  expect_masses(masses(q, k, sum), before);
+}
+
+TEST(SoftmaxMassOf, RowsIsAddedToWhatWasThereTimesItsShare) {
+  Random random(410);
+  const auto q = random.tensor<float>(1, 1, 3, 17), k = random.tensor<float>(1, 1, 37, 17);
+  const auto from_zero = masses(q, k, sum);
+  const auto on_top = masses(q, k, sum, nullptr, 3.0f, 0.25f);
+  for (std::size_t t = 0; t < 37; ++t) EXPECT_NEAR(on_top[t], 3.0f + 0.25f * from_zero[t], 1e-6f);
+}
+
+TEST(SoftmaxMassOf, NoRowsIsNone) {
+  Random random(411);
+  const Tensor4<float> q(1, 1, 0, 17);
+  const auto k = random.tensor<float>(1, 1, 37, 17);
+  for (Aggregation over : overs) EXPECT_EQ(masses(q, k, over), std::vector<float>(37, 0.0f));
+}
+
+// One channel, and a query of 1: a key is its logit.
+Tensor4<float> keys_of_logits(const std::vector<double>& logits) {
+  Tensor4<float> k(1, 1, std::ssize(logits), 1);
+  for (Index t = 0; t < k.size(); ++t) k.data()[t] = stored<float>(logits[uz(t)]);
+  return k;
+}
+
+TEST(SoftmaxMassOf, LogitsFarFromZero) {  // and from each other: blocks that rise, fall, or neither
+  Tensor4<float> one(1, 1, 1, 1);
+  one.setConstant(1.0f);
+  for (double step : {400.0, -400.0, 0.0})
+    for (double base : {-1e4, 0.0, 1e4}) {
+      SCOPED_TRACE("step " + std::to_string(step) + ", base " + std::to_string(base));
+      std::vector<double> logits;
+      for (Index t = 0; t < 3 * block + 5; ++t)
+        logits.push_back(base + step * static_cast<double>(t / block) + (t % 7 == 0 ? 1.0 : 0.0));
+      const auto k = keys_of_logits(logits);
+      for (Aggregation over : overs)
+        expect_masses(masses(one, k, over), exact_masses(one, k, over), 1e4);
+    }
+}
+
+TEST(SoftmaxMassOf, ALogitBeyondFloatIsNanForAllKeys) {  // as the softmax is
+  Tensor4<float> one(1, 1, 1, 1);
+  one.setConstant(1e30f);
+  std::vector<double> logits(uz(block + 5), 0.0);
+  for (const Index at : {Index{3}, block + 2}) {
+    auto with = logits;
+    with[uz(at)] = 1e30;
+    const auto k = keys_of_logits(with);
+    for (const float x : masses(one, k, sum)) EXPECT_TRUE(std::isnan(x)) << at;
+  }
+}
+
+// ---- rows that see a prefix ---------------------------------------------------------------------
+
+TEST(SoftmaxMass, OfRowsThatSeeAPrefixAgreesWithTheOracle) {
+  Random random(412);
+  for (Index kv_len : {tile - 1, block, block + tile, 2 * block + 3})
+    for (Index rows : {Index{1}, Index{7}, panel, 2 * panel + 3}) {
+      SCOPED_TRACE("rows " + std::to_string(rows) + ", kv_len " + std::to_string(kv_len));
+      const auto q = random.tensor<float>(1, 1, rows, 17, 0.5);
+      const auto k = random.tensor<Element>(1, 1, kv_len, 17);
+      std::vector<Index> causal, any;  // a chunk's, in the last keys; and in no order
+      for (Index i = 0; i < rows; ++i) {
+        causal.push_back(std::max<Index>(1, kv_len - rows + i + 1));
+        any.push_back(1 + random.below(kv_len));
+      }
+      for (const auto& ends : {causal, any})
+        for (Aggregation over : overs)
+          expect_masses(masses(q, k, over, &ends), exact_masses(q, k, over, &ends));
+    }
+}
+
+TEST(SoftmaxMassOfAPrefix, HidesTheRestWhateverItHolds) {  // to the bit: not a score of it remains
+  Random random(413);
+  const auto q = random.tensor<float>(1, 1, 7, 17);
+  auto k = random.tensor<float>(1, 1, 2 * block + 3, 17);
+  const std::vector<Index> ends = {1, tile, block - 1, block, block + 1, 3, 40};
+  const auto before = masses(q, k, sum, &ends);
+  for (Index t = block + 1; t < k.dimension(2); ++t) {
+    EXPECT_EQ(before[uz(t)], 0.0f);
+    for (Index c = 0; c < 17; ++c) k(0, 0, t, c) = 1e10f;
+  }
+  EXPECT_EQ(masses(q, k, sum, &ends), before);
+}
+
+TEST(SoftmaxMassOfAPrefix, OfNothingGivesNothing) {
+  Random random(414);
+  const auto q = random.tensor<float>(1, 1, 3, 17, 0.5),
+             k = random.tensor<float>(1, 1, block + 3, 17);
+  const std::vector<Index> ends = {0, 40, 0};
+  for (Aggregation over : overs)
+    expect_masses(masses(q, k, over, &ends), exact_masses(q, k, over, &ends));
+}
+
+// ---- keys that are not finite -------------------------------------------------------------------
+
+TEST(SoftmaxMass, OfAKeyThatIsNotFiniteIsNanAndDisturbsNoOther) {
+  Random random(415);
+  const auto q = random.tensor<float>(1, 1, panel + 3, 17, 0.5);
+  const auto finite = random.tensor<Element>(1, 1, 2 * block + 3, 17);
+  for (float odd : {not_a_number, infinity, -infinity})
+    for (Index c : {0, 15, 16})
+      for (const std::vector<Index>& at :
+           {std::vector<Index>{0}, {tile - 1, tile}, {block - 1}, {block, 2 * block + 2}}) {
+        auto k = finite;
+        for (Index t : at) k(0, 0, t, c) = stored<Element>(odd);
+        for (Aggregation over : overs) expect_masses(masses(q, k, over), exact_masses(q, k, over));
+      }
+}
+
+TEST(SoftmaxMassOfNan, IsNanThroughSeveralGroups) {
+  Random random(416);
+  const auto q = random.tensor<float>(1, 1, 2 * quoka::tuning::max_panels_per_task * panel + 3, 3);
+  auto k = random.tensor<float>(1, 1, 37, 3);
+  k(0, 0, 20, 2) = not_a_number;
+  for (Aggregation over : overs) expect_masses(masses(q, k, over), exact_masses(q, k, over));
+}
+
+TEST(SoftmaxMassOfNan, BlocksLeavesTheOthersTheirMass) {  // the first block, the last one, both
+  Tensor4<float> one(1, 1, 1, 1);
+  one.setConstant(1.0f);
+  for (double base : {-1e4, 0.0, 1e4})
+    for (Index first : {Index{0}, block})
+      for (Index end : {2 * block, 3 * block}) {
+        std::vector<double> logits(uz(3 * block), oracle::not_a_number);
+        for (Index t = first; t < end; ++t) logits[uz(t)] = base + (t % 7 == 0 ? 1.0 : 0.0);
+        const auto k = keys_of_logits(logits);
+        for (Aggregation over : overs)
+          expect_masses(masses(one, k, over), exact_masses(one, k, over), 1e4);
+      }
+}
+
+TEST(SoftmaxMass, OfNothingButNanIsNan) {
+  Random random(417);
+  const auto q = random.tensor<float>(1, 1, 3, 17);
+  Tensor4<Element> k(1, 1, block + 3, 17);
+  k.setConstant(stored<Element>(std::nan("")));
+  for (Aggregation over : overs)
+    for (float x : masses(q, k, over)) EXPECT_TRUE(std::isnan(x));
+}
+
+TEST(SoftmaxMass, OfStridedKeysIsTheSame) {
+  Random random(418);
+  for (Index dim : {3, 17, 64}) {
+    const auto q = random.tensor<float>(1, 1, 7, dim);
+    const auto k = random.tensor<Element>(1, 1, block + 3, dim);
+    const Strided<Element> strided(k);
+    EXPECT_EQ(masses(q, strided.view(), sum), masses(q, k, sum));
+  }
+}
+
+// ---- scores of a chunk's queries ----------------------------------------------------------------
+
+// quoka::exact_scores of every `stride`-th query. [batch, kv_heads, kv_len]
+Tensor3<float> exact_scores(const SelectorInput& input, Index stride, Domain domain,
+                            Aggregation over = sum) {
+  Tensor3<float> scores(input.k.batch(), input.k.heads(), input.k.len());
+  scores.setConstant(-12345.0f);
+  quoka::QueryScoreState state;
+  quoka::SerialExecutor serial;
+  const auto position_of = [&](Index m) { return m * stride; };
+  quoka::exact_scores(input, quoka::ceil_div(input.q.len(), stride), position_of, domain, over,
+                      scores, state, serial);
+  return scores;
+}
+std::vector<Index> every(Index stride, Index len) {
+  std::vector<Index> list;
+  for (Index i = 0; i < len; i += stride) list.push_back(i);
+  return list;
+}
+
+TEST(SoftmaxMass, MakesTheScoresOfTheQueriesAskedFor) {
+  Random random(419);
+  for (Index group : {1, 3})
+    for (Index stride : {1, 5}) {
+      const auto q = random.tensor<Element>(2, 2 * group, 37, 20);
+      const auto k = random.tensor<Element>(2, 2, block + 3, 20);
+      for (Domain domain : domains)
+        expect_scores(exact_scores(SelectorInput{q, k}, stride, domain),
+                      oracle::scores_by_rows(to_oracle(q), to_oracle(k), every(stride, 37),
+                                             to_oracle(domain), 0),
+                      domain);
+      expect_scores(exact_scores(SelectorInput{q, k}, 1, Domain::softmax, most),
+                    oracle::max_scores(to_oracle(q), to_oracle(k), 0), Domain::softmax);
+    }
+}
+
+TEST(QueryScores, TakeAttentionsScale) {
+  Random random(420);
+  const auto q = random.tensor<float>(1, 4, 7, 20), k = random.tensor<float>(1, 2, 37, 20);
+  for (float scale : {0.01f, 0.5f, 1.0f})
+    for (Domain domain : domains) {
+      SelectorInput input{q, k};
+      input.scale = scale;
+      expect_scores(exact_scores(input, 1, domain),
+                    oracle::exact_scores(to_oracle(q), to_oracle(k), to_oracle(domain),
+                                         static_cast<double>(scale)),
+                    domain);
+    }
+}
+
+TEST(QueryScores, OfACacheWithRoomForMoreAreTheSame) {  // scratch is sized for what is to come
+  Random random(421);
+  const auto q = random.tensor<float>(1, 4, 70, 20), k = random.tensor<float>(1, 2, 137, 20);
+  const auto scores = exact_scores(SelectorInput{q, k}, 1, Domain::softmax);
+  for (Index capacity : {1, 137, 138, 50000})
+    EXPECT_TRUE(
+        same_bits(exact_scores(SelectorInput{q, k, {}, capacity}, 1, Domain::softmax), scores));
+}
+
+TEST(QueryScores, OfAStateThatServedOthersAreTheSame) {
+  Random random(422);
+  const auto q = random.tensor<float>(1, 2, 7, 20), k = random.tensor<float>(1, 1, 37, 20);
+  const auto q_other = random.tensor<float>(2, 8, 70, 64),
+             k_other = random.tensor<float>(2, 2, 501, 64);
+  for (Domain domain : domains) {
+    const auto fresh = exact_scores(SelectorInput{q, k}, 1, domain);
+    quoka::QueryScoreState state;
+    quoka::SerialExecutor serial;
+    std::vector<float> scores(uz(2 * 2 * 501));
+    const auto all = [](Index m) { return m; };
+    for (Domain before : domains)
+      quoka::exact_scores(SelectorInput{q_other, k_other}, 70, all, before, sum,
+                          quoka::score_view(scores.data(), 2, 2, 501), state, serial);
+    quoka::exact_scores(SelectorInput{q, k}, 7, all, domain, sum,
+                        quoka::score_view(scores.data(), 1, 1, 37), state, serial);
+    for (Index t = 0; t < 37; ++t) EXPECT_EQ(scores[uz(t)], fresh(0, 0, t));
+  }
+}
+
+TEST(SoftmaxMass, LeavesQueriesThatAreNotFiniteOut) {  // to the bit
+  Random random(423);
+  const auto q = random.tensor<Element>(1, 4, 37, 20);
+  const auto k = random.tensor<Element>(1, 2, block + 3, 20);
+  const auto rest = without_row(q, 5);
+  for (Domain domain : domains) {
+    const auto expected = exact_scores(SelectorInput{rest, k}, 1, domain);
+    for (float odd : {not_a_number, infinity, -infinity}) {
+      auto spoilt = q;
+      for (Index head = 0; head < 4; ++head) spoilt(0, head, 5, 19) = stored<Element>(odd);
+      EXPECT_TRUE(same_bits(exact_scores(SelectorInput{spoilt, k}, 1, domain), expected));
+    }
+  }
+}
+
+TEST(QueryScores, CountAQueryOfOneHeadAloneOut) {  // the mean is over the others of the group
+  Random random(424);
+  auto q = random.tensor<float>(1, 2, 7, 20);
+  const auto k = random.tensor<float>(1, 1, 37, 20);
+  q(0, 1, 3, 0) = not_a_number;
+  const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
+  std::vector<oracle::Row> rows = oracle::group_rows(q_exact, 0, 0, 1, oracle::range(0, 7));
+  rows.erase(rows.begin() + 7 + 3);
+  for (Domain domain : domains)
+    expect_scores(exact_scores(SelectorInput{q, k}, 1, domain),
+                  {{oracle::aggregate(oracle::scaled_dots(rows, oracle::rows_of(k_exact, 0, 0), 0),
+                                      to_oracle(domain))}},
+                  domain);
+}
+
+TEST(QueryScores, OfNoFiniteQueryAreZero) {
+  Random random(425);
+  const auto q = with_row(random.tensor<float>(1, 2, 1, 20), 0, not_a_number);
+  const auto k = random.tensor<float>(1, 1, 37, 20);
+  for (Domain domain : domains) {
+    const auto scores = exact_scores(SelectorInput{q, k}, 1, domain);
+    for (Index t = 0; t < 37; ++t) EXPECT_EQ(scores(0, 0, t), 0.0f);
+  }
+}
+
+TEST(SoftmaxMass, OfALogitIsNotFiniteForAKeyThatIsNot) {
+  Random random(426);
+  const auto q = random.tensor<Element>(1, 2, 7, 20);
+  auto k = random.tensor<Element>(1, 1, 37, 20);
+  const auto before = exact_scores(SelectorInput{q, k}, 1, Domain::logit);
+  for (float odd : {not_a_number, infinity, -infinity}) {
+    k(0, 0, 20, 3) = stored<Element>(odd);
+    const auto scores = exact_scores(SelectorInput{q, k}, 1, Domain::logit);
+    for (Index t = 0; t < 37; ++t) {
+      if (t == 20)
+        EXPECT_FALSE(std::isfinite(scores(0, 0, t)));
+      else
+        EXPECT_EQ(scores(0, 0, t), before(0, 0, t));
+    }
+  }
+}
+
+TEST(SoftmaxMass, ScalingQueriesByAPowerOfTwoScalesLogitsAlone) {
+  Random random(427);
+  auto q = random.tensor<Element>(1, 4, 17, 20);
+  const auto k = random.tensor<Element>(1, 2, 127, 20);
+  const auto logits = exact_scores(SelectorInput{q, k}, 1, Domain::logit);
+  for (Index i = 0; i < q.size(); ++i)
+    q.data()[i] = stored<Element>(8.0 * static_cast<double>(static_cast<float>(q.data()[i])));
+  const auto scaled = exact_scores(SelectorInput{q, k}, 1, Domain::logit);
+  for (Index i = 0; i < scaled.size(); ++i) EXPECT_EQ(scaled.data()[i], 8.0f * logits.data()[i]);
+}
+
+}  // namespace

@@ -1,0 +1,372 @@
+// Budgets by scores, mass and relative: how many keys they keep, by given scores and by every selector
+// that takes them, against a plain sort; what refuses them.
+
+#include <quoka/attention/attention.hpp>
+#include <quoka/attention/diagnostics.hpp>
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/prefill/ragged.hpp>
+#include <quoka/select/all.hpp>
+
+#include "support/baseline_fixtures.hpp"
+
+#include <numeric>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::Budget;
+using quoka::TopKOptions;
+
+// ---- the rule, by a sort ------------------------------------------------------------------------
+
+// Positions in the order in which they are taken: forced ones, then by (score of the window
+// descending, position ascending); what is not finite last.
+std::vector<Index> order_of(const std::vector<double>& scores, const TopKOptions& options) {
+  const Index len = std::ssize(scores), last = len - options.keep_last;
+  const std::vector<double> pooled = oracle::window_max({{scores}}, options.window)[0][0];
+  std::vector<Index> order;
+  for (Index t = 0; t < len; ++t)
+    if (t < options.keep_first || t >= last) order.push_back(t);
+  std::vector<Index> others;
+  std::vector<double> negated;
+  for (Index t = 0; t < len; ++t) {
+    negated.push_back(std::isfinite(pooled[uz(t)]) ? -pooled[uz(t)] : oracle::infinity);
+    if (t >= options.keep_first && t < last) others.push_back(t);
+  }
+  for (Index t : oracle::ranked(others, negated)) order.push_back(t);
+  return order;
+}
+
+struct Kept {
+  std::vector<Index> keys;
+  double margin = oracle::infinity;  // how near a decision was to the threshold
+};
+
+Kept kept_by_sort(const std::vector<double>& scores, const Budget& budget,
+                  const TopKOptions& options) {
+  const std::vector<Index> order = order_of(scores, options);
+  const std::vector<double> pooled = oracle::window_max({{scores}}, options.window)[0][0];
+  const Index len = std::ssize(scores),
+              forced = std::min(options.keep_first + options.keep_last, len);
+  double total = 0, best = -oracle::infinity;
+  for (double x : scores)
+    if (std::isfinite(x)) total += x, best = std::max(best, x);
+  Kept kept;
+  Index n = 0;
+  double sum = 0;
+  for (; n < len; ++n) {
+    const double x = scores[uz(order[uz(n)])], of_window = pooled[uz(order[uz(n)])];
+    if (n >= forced) {
+      if (budget.rule() == Budget::Rule::mass) {
+        kept.margin = std::min(kept.margin, std::abs(sum - budget.threshold() * total));
+        if (sum >= budget.threshold() * total * (1 - 1e-12)) break;
+      } else {
+        const double bar = best - (1 - budget.threshold()) * std::abs(best);
+        kept.margin = std::min(kept.margin, std::abs(of_window - bar));
+        if (!(std::isfinite(of_window) && of_window >= bar)) break;
+      }
+    }
+    sum += std::isfinite(x) ? x : 0;
+  }
+  n = std::clamp(n, budget.least(len), budget.keys(len));
+  // A ceiling below the forced keys: the first ones stay.
+  kept.keys.assign(order.begin(), order.begin() + n);
+  std::sort(kept.keys.begin(), kept.keys.end());
+  return kept;
+}
+
+// ---- given scores -------------------------------------------------------------------------------
+
+// Scores keys by a tensor.
+struct GivenScorer {
+  struct Options {
+    Budget budget = 31;
+    TopKOptions top_k = {};
+    const Tensor3<float>* scores = nullptr;
+  };
+  using State = quoka::NoState;
+  explicit GivenScorer(const Options& options) : options_(options) {}
+  void score(const SelectorInput&, State&, TensorView<float, 3> scores, ExecutorRef) const {
+    for (Index b = 0; b < scores.batch(); ++b)
+      for (Index head = 0; head < scores.heads(); ++head)
+        for (Index t = 0; t < scores.len(); ++t)
+          scores.at(b, head, t) = (*options_.scores)(b, head, t);
+  }
+  bool takes(Budget::Rule) const { return true; }
+  Options options_;
+};
+using GivenSelector = quoka::ScoredSelector<GivenScorer>;
+
+void expect_kept(const Tensor3<float>& scores, const Budget& budget, const TopKOptions& options,
+                 double least_margin = 0) {
+  const Index batch = scores.dimension(0), heads = scores.dimension(1), len = scores.dimension(2);
+  const Tensor4<float> q(batch, heads, 1, 4), k(batch, heads, len, 4);
+  const Selection keep =
+      GivenSelector({.budget = budget, .top_k = options, .scores = &scores}).select(q, k);
+  const oracle::Positions lists = to_positions(keep);
+  const oracle::Scores exact = to_oracle_scores(scores);
+  for (Index b = 0; b < batch; ++b)
+    for (Index head = 0; head < heads; ++head) {
+      const Kept expected = kept_by_sort(exact[uz(b)][uz(head)], budget, options);
+      ASSERT_GE(expected.margin, least_margin) << "another seed";
+      EXPECT_EQ(lists[uz(b)][uz(head)], expected.keys)
+          << "[" << b << ", " << head << "], threshold " << budget.threshold() << ", len " << len;
+    }
+}
+
+// As softmax has it: positive, few large ones.
+Tensor3<float> masses(Random& random, Index batch, Index heads, Index len) {
+  Tensor3<float> x = random.scores(batch, heads, len);
+  for (Index i = 0; i < x.size(); ++i) x.data()[i] = std::exp(2.0f * x.data()[i]);
+  return x;
+}
+
+TEST(BudgetByScores, KeepsAsManyAsASortSays) {
+  Random random(701);
+  for (const Index len : {2, 3, 37, 501, 5000}) {
+    const auto mass = masses(random, 2, 3, len), any = random.scores(2, 3, len);
+    for (const double threshold : {0.01, 0.3, 0.5, 0.9, 0.95, 0.999}) {
+      expect_kept(mass, Budget::mass(threshold), {}, 1e-9);
+      expect_kept(mass, Budget::relative(threshold), {}, 1e-9);
+      expect_kept(any, Budget::relative(threshold), {}, 1e-9);
+    }
+  }
+}
+
+TEST(BudgetByScores, GivesEachHeadANumberOfItsOwn) {
+  Tensor3<float> scores(1, 3, 100);
+  scores.setConstant(1.0f);
+  scores(0, 0, 50) = 1000.0f;                           // one key of .91
+  for (Index t = 0; t < 10; ++t) scores(0, 1, t) = 90;  // ten of .909
+  const Tensor4<float> q(1, 3, 1, 4), k(1, 3, 100, 4);
+  const Selection keep =
+      GivenSelector({.budget = Budget::mass(0.9), .scores = &scores}).select(q, k);
+  EXPECT_EQ(keep.positions(0, 0), std::vector<Position>{50});
+  EXPECT_EQ(keep.count(0, 1), 10);
+  EXPECT_EQ(keep.count(0, 2), 90);
+}
+
+TEST(BudgetByScores, CountsForcedKeysFirst) {
+  Random random(702);
+  const auto mass = masses(random, 1, 3, 300), any = random.scores(1, 3, 300);
+  for (const TopKOptions& options :
+       {TopKOptions{.keep_first = 4}, TopKOptions{.keep_last = 7},
+        TopKOptions{.keep_first = 40, .keep_last = 100}, TopKOptions{.keep_first = 300},
+        TopKOptions{.keep_first = 200, .keep_last = 200}})
+    for (const double threshold : {0.1, 0.5, 0.9}) {
+      expect_kept(mass, Budget::mass(threshold), options);
+      expect_kept(mass, Budget::relative(threshold), options);
+      expect_kept(any, Budget::relative(threshold), options);
+    }
+}
+
+TEST(BudgetByScores, LooksAtWindowsAndSumsTheKeysOwn) {
+  Random random(703);
+  const auto mass = masses(random, 1, 3, 300);
+  for (const Index window : {2, 3, 7, 1000})
+    for (const double threshold : {0.1, 0.5, 0.9}) {
+      expect_kept(mass, Budget::mass(threshold), {.window = window, .keep_first = 2});
+      expect_kept(mass, Budget::relative(threshold), {.window = window, .keep_last = 3});
+    }
+}
+
+TEST(BudgetByScores, KeepsToItsFloorAndCeiling) {
+  Random random(704);
+  const auto mass = masses(random, 1, 3, 300);
+  for (const auto& [floor, ceiling] : {std::array<Index, 2>{1, 5},
+                                       {200, 250},
+                                       {7, 299},
+                                       {299, 299},
+                                       {300, 300},
+                                       {500, 1000},
+                                       {1, 1}}) {
+    for (const double threshold : {0.1, 0.9}) {
+      expect_kept(mass, Budget::mass(threshold, floor, ceiling), {});
+      expect_kept(mass, Budget::relative(threshold, floor, ceiling), {});
+    }
+  }
+  Tensor3<float> one = mass;
+  for (Index t = 0; t < 300; ++t) one(0, 0, t) = t == 9 ? 1.0f : 0.0f;
+  expect_kept(one, Budget::mass(0.9, 4), {});
+}
+
+TEST(BudgetByScores, TakesEqualScoresInTheirOrder) {
+  Random random(705);
+  Tensor3<float> scores(1, 3, 300);
+  for (Index i = 0; i < scores.size(); ++i)
+    scores.data()[i] = static_cast<float>(random.below(4));  // exact sums, many ties, zeros
+  for (const double threshold : {0.125, 0.5, 0.75, 1.0}) {
+    expect_kept(scores, Budget::mass(threshold), {});
+    expect_kept(scores, Budget::relative(threshold), {});
+  }
+}
+
+TEST(BudgetByScores, OfAllTheMassLeavesOutWhatHasNone) {
+  Random random(706);
+  auto scores = masses(random, 1, 2, 5000);
+  for (Index t = 0; t < 5000; t += 3) scores(0, 1, t) = 0.0f;
+  const Tensor4<float> q(1, 2, 1, 4), k(1, 2, 5000, 4);
+  const Selection keep =
+      GivenSelector({.budget = Budget::mass(1.0), .scores = &scores}).select(q, k);
+  EXPECT_GT(keep.count(0, 0), 4990);
+  EXPECT_LE(keep.count(0, 1), 3333);
+  EXPECT_GT(keep.count(0, 1), 3323);
+}
+
+TEST(BudgetByScores, OfScoresBelowZeroCountsFromTheBest) {  // best -2: alpha 0.5 reaches to -3
+  Tensor3<float> scores(1, 1, 5);
+  const std::array values{-2.0f, -2.9f, -3.0f, -3.1f, -9.0f};
+  std::copy(values.begin(), values.end(), scores.data());
+  const Tensor4<float> q(1, 1, 1, 4), k(1, 1, 5, 4);
+  const auto count = [&](double alpha) {
+    return GivenSelector({.budget = Budget::relative(alpha), .scores = &scores})
+        .select(q, k)
+        .count(0, 0);
+  };
+  EXPECT_EQ(count(0.5), 3);
+  EXPECT_EQ(count(1.0), 1);
+  EXPECT_EQ(count(0.0001), 4);
+}
+
+TEST(BudgetByScores, PassesOverWhatIsNotFinite) {
+  Random random(707);
+  for (const float odd : {not_a_number, infinity, -infinity}) {
+    auto mass = masses(random, 1, 2, 300);
+    for (Index t = 0; t < 300; t += 7) mass(0, 1, t) = odd;
+    for (const Index window : {1, 3})
+      for (const Budget& budget : {Budget::mass(0.8), Budget::relative(0.05)})
+        expect_kept(mass, budget, {.window = window, .keep_first = 3});
+    mass.setConstant(odd);
+    for (const Budget& budget : {Budget::mass(0.8, 11), Budget::relative(0.05, 11)})
+      expect_kept(mass, budget, {});
+  }
+}
+
+// ---- every selector that takes them -------------------------------------------------------------
+
+// By the scorer's own scores.
+template <class S, class T>
+void expect_kept_by(const typename S::Options& options, const Tensor4<T>& q, const Tensor4<T>& k) {
+  const Tensor3<float> of_scorer = scores_by<S>(options, SelectorInput{q, k});
+  const oracle::Scores scores = to_oracle_scores(of_scorer);
+  const oracle::Positions keep = to_positions(quoka::ScoredSelector<S>(options).select(q, k));
+  for (std::size_t b = 0; b < scores.size(); ++b)
+    for (std::size_t head = 0; head < scores[b].size(); ++head)
+      EXPECT_EQ(keep[b][head], kept_by_sort(scores[b][head], options.budget, options.top_k).keys);
+}
+
+TEST(BudgetByScoresOf, SoftmaxScorers) {
+  Random random(708);
+  const auto q = random.tensor<Element>(2, 6, 17, 24, 1.5);
+  const auto k = random.tensor<Element>(2, 2, 301, 24, 1.5);
+  for (const Budget& budget :
+       {Budget::mass(0.7), Budget::mass(0.95, 20, 100), Budget::relative(0.1)}) {
+    const TopKOptions top_k{.keep_first = 4, .keep_last = 3};
+    expect_kept_by<quoka::SampleAttentionScorer>({.budget = budget, .top_k = top_k}, q, k);
+    expect_kept_by<quoka::SparqScorer>(
+        {.budget = budget, .rank = 7, .domain = Domain::softmax, .top_k = top_k}, q, k);
+    expect_kept_by<quoka::OracleScorer>({.budget = budget, .top_k = top_k}, q, k);
+    auto robust = quoka::QuokaOptions::robust(3, budget);
+    robust.top_k = top_k;
+    expect_kept_by<quoka::QuokaScorer>(robust, q, k);
+  }
+}
+
+TEST(BudgetByScoresOf, LogitsAndCosines) {
+  Random random(709);
+  const auto q = random.tensor<Element>(2, 6, 17, 24);
+  const auto k = random.tensor<Element>(2, 2, 301, 24);
+  for (const Budget& budget : {Budget::relative(0.7), Budget::relative(0.3, 20, 100)}) {
+    expect_kept_by<quoka::QuokaScorer>({.budget = budget}, q, k);
+    expect_kept_by<quoka::QuokaScorer>({.budget = budget, .scoring = Scoring::dot}, q, k);
+    expect_kept_by<quoka::SampleAttentionScorer>({.budget = budget, .domain = Domain::logit}, q, k);
+  }
+}
+
+// ---- where a Selection goes ---------------------------------------------------------------------
+
+TEST(BudgetByScores, IsTheSameWithASketchOfTheKeys) {  // which it does not use
+  Random random(710);
+  const auto q = random.tensor<float>(1, 4, 37, 32), k = random.tensor<float>(1, 2, 700, 32);
+  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 32};
+  const Budget budget = Budget::relative(0.6);
+  quoka::ChunkedPrefill<quoka::QuokaSelector> sketched(
+      shape, {.budget = budget, .sketch = quoka::Sketch::on}),
+      in_float(shape, {.budget = budget, .sketch = quoka::Sketch::off});
+  sketched.append(k, k), in_float.append(k, k);
+  EXPECT_EQ(sketched.select(q), in_float.select(q));
+  EXPECT_LT(sketched.selection().total(), 1400);
+  EXPECT_NE(sketched.selection().count(0, 0), sketched.selection().count(0, 1));
+}
+
+TEST(BudgetByScores, DrivesAPrefillARaggedBatchAndDiagnostics) {
+  Random random(711);
+  const auto q = random.tensor<float>(1, 4, 300, 16, 1.5), k = random.tensor<float>(1, 2, 300, 16),
+             v = random.tensor<float>(1, 2, 300, 16);
+  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 16};
+  const auto options = quoka::QuokaOptions::robust(2, Budget::mass(0.8));
+  quoka::ChunkedPrefill<quoka::QuokaSelector> layer(shape, options);
+  const auto part = [](const Tensor4<float>& x, Index begin, Index n) {
+    return quoka::view_of(x).slice(begin, n);
+  };
+  Tensor4<float> out(1, 4, 50, 16), expected(1, 4, 50, 16), of_batch(1, 4, 50, 16);
+  for (Index begin = 0; begin < 300; begin += 50) {
+    const auto chunk_q = part(q, begin, 50), chunk_k = part(k, begin, 50),
+               chunk_v = part(v, begin, 50);
+    const auto past_k = part(k, 0, begin), past_v = part(v, 0, begin);
+    const Selection keep = begin == 0 ? Selection::all(1, 2, 0)
+                                      : quoka::QuokaSelector(options).select(chunk_q, past_k);
+    if (begin > 0) {
+      EXPECT_NE(keep.count(0, 0), keep.count(0, 1)) << begin;
+    }
+    quoka::attention(chunk_q, {past_k, past_v, keep}, {chunk_k, chunk_v}, expected);
+    layer.forward(chunk_q, chunk_k, chunk_v, out);
+    EXPECT_EQ(layer.selection(), keep);
+    EXPECT_TRUE(same_bits(out, expected));
+
+    quoka::QuokaSelector::State state;
+    quoka::RaggedWorkspace<quoka::QuokaSelector> workspace;
+    const std::array batch{quoka::RaggedSequence<quoka::QuokaSelector>{.q = chunk_q,
+                                                                       .past_k = past_k,
+                                                                       .past_v = past_v,
+                                                                       .chunk = {chunk_k, chunk_v},
+                                                                       .out = of_batch,
+                                                                       .state = &state}};
+    workspace.run(quoka::QuokaSelector(options), batch, {}, quoka::SerialExecutor{});
+    EXPECT_EQ(workspace.selection(0), keep);
+    EXPECT_TRUE(same_bits(of_batch, expected));
+  }
+}
+
+TEST(BudgetByScores, IsTheSameForAnyNumberOfThreads) {
+  Random random(712);
+  const auto q = random.tensor<float>(2, 6, 37, 20), k = random.tensor<float>(2, 2, 501, 20);
+  const quoka::SampleAttentionSelector selector({.budget = Budget::mass(0.8)});
+  const Selection expected = selector.select(q, k);
+  for_each_executor(
+      [&](ExecutorRef executor) { EXPECT_EQ(selector.select(q, k, executor), expected); });
+}
+
+// ---- refused ------------------------------------------------------------------------------------
+
+TEST(BudgetByScoresIsRefused, ByMethodsWithoutSuchScores) {
+  const Budget mass = Budget::mass(0.9), relative = Budget::relative(0.1);
+  expect_refused([&] { quoka::QuestSelector({.budget = mass}); }, {"no mass"});
+  expect_refused([&] { quoka::QuestSelector({.budget = relative}); }, {"no best score"});
+  expect_refused([&] { quoka::RandomSelector({.budget = relative}); }, {"no best score"});
+  expect_refused([&] { quoka::SnapKvSelector({.budget = mass}); }, {"no mass"});
+  expect_refused([&] { quoka::KeyDiffSelector({.budget = relative}); }, {"no best score"});
+  expect_refused([&] { quoka::TidalDecodeSelector({.budget = mass}); }, {"no mass"});
+  expect_refused([&] { quoka::FirstRecentSelector({.budget = mass}); }, {"no mass"});
+}
+
+TEST(BudgetByScoresIsRefused, AsMassByLogits) {
+  const Budget mass = Budget::mass(0.9);
+  expect_refused([&] { quoka::QuokaSelector({.budget = mass}); }, {"no mass"});
+  expect_refused([&] { quoka::SampleAttentionSelector({.budget = mass, .domain = Domain::logit}); },
+                 {"no mass"});
+  EXPECT_NO_THROW(quoka::QuokaSelector({.budget = Budget::relative(0.9)}));
+  EXPECT_NO_THROW(quoka::QuokaSelector({.budget = mass, .domain = Domain::softmax}));
+}
+
+}  // namespace

@@ -1,0 +1,329 @@
+// QuokaOptions::cascade: a first look by some rows chooses candidates, all rows choose among these. Against the
+// same done step by step, and where it must do nothing.
+
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/runtime/thread_pool.hpp>
+#include <quoka/select/quoka.hpp>
+#include <quoka/select/sketch/sketched_mass.hpp>
+#include <quoka/select/stages.hpp>
+
+#include "support/capture.hpp"
+#include "support/selector_fixtures.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <limits>
+#include <numeric>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::KeySketch;
+using quoka::QuokaSelector;
+using quoka::SelectorInput;
+using quoka::Sketch;
+namespace detail = quoka::detail;
+
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+
+KeySketch sketch_of(const Rows& k) {
+  KeySketch sketch;
+  sketch.append(k, k.len(), SerialExecutor{});
+  return sketch;
+}
+
+// Scores of q_bar [batch, kv_heads, rows, dim] by all of k.
+Tensor3<float> masses(const Tensor4<float>& q_bar, const Rows& k, Aggregation over,
+                      detail::FirstLook look = {}) {
+  Tensor3<float> scores(k.batch(), k.heads(), k.len());
+  scores.setConstant(-7.0f);
+  detail::SketchedMassState state;
+  look.most_candidates = look.candidates;
+  detail::sketched_softmax_scores(sketch_of(k), nullptr, q_bar.data(), q_bar.dimension(2), k, 0.3f,
+                                  k.len(), over, scores, state, SerialExecutor{}, nullptr, look);
+  return scores;
+}
+
+// Some rows of q_bar.
+Tensor4<float> rows_of(const Tensor4<float>& q_bar, const std::vector<Index>& rows) {
+  Tensor4<float> some(q_bar.dimension(0), q_bar.dimension(1), std::ssize(rows), q_bar.dimension(3));
+  for (Index i = 0; i < std::ssize(rows); ++i) some.chip(i, 2) = q_bar.chip(rows[uz(i)], 2);
+  return some;
+}
+
+// What the first look leaves, then all rows over these keys alone, step by step.
+Tensor3<float> in_two_steps(const Tensor4<float>& q_bar, const Tensor4<float>& k, Aggregation over,
+                            const std::vector<Index>& first, Index candidates) {
+  const Tensor3<float> shares = masses(rows_of(q_bar, first), k, Aggregation::max);
+  Tensor3<float> scores(shares.dimensions());
+  scores.setZero();
+  for (Index b = 0; b < k.dimension(0); ++b)
+    for (Index h = 0; h < k.dimension(1); ++h) {
+      const auto share = [&](Index t) {
+        return std::isnan(shares(b, h, t)) ? -1.0f : shares(b, h, t);
+      };
+      std::vector<Index> best(uz(k.dimension(2)));
+      std::iota(best.begin(), best.end(), Index{0});
+      std::stable_sort(best.begin(), best.end(),
+                       [&](Index x, Index y) { return share(x) > share(y); });
+      best.resize(uz(candidates));
+      std::sort(best.begin(), best.end());
+      Tensor4<float> few(1, 1, candidates, k.dimension(3)),
+          row(1, 1, q_bar.dimension(2), k.dimension(3));
+      row.chip(0, 0).chip(0, 0) = q_bar.chip(b, 0).chip(h, 0);
+      for (Index i = 0; i < candidates; ++i)
+        few.chip(0, 0).chip(0, 0).chip(i, 0) = k.chip(b, 0).chip(h, 0).chip(best[uz(i)], 0);
+      const Tensor3<float> theirs = masses(row, few, over);
+      for (Index t = 0; t < k.dimension(2); ++t)
+        if (std::isnan(shares(b, h, t))) scores(b, h, t) = not_a_number;
+      for (Index i = 0; i < candidates; ++i) scores(b, h, best[uz(i)]) = theirs(0, 0, i);
+    }
+  return scores;
+}
+
+void expect_same(const Tensor3<float>& a, const Tensor3<float>& b) {
+  for (Index i = 0; i < a.size(); ++i)
+    if (std::isnan(b.data()[i]))
+      ASSERT_TRUE(std::isnan(a.data()[i])) << i;
+    else
+      ASSERT_FLOAT_EQ(a.data()[i], b.data()[i]) << i;
+}
+
+TEST(CascadedMass, IsThatOfAllRowsAmongTheBestOfTheFirst) {
+  Random random(800);
+  for (const Index dim : {24, 128})
+    for (const Index keys : {65, 700}) {
+      const auto q_bar = random.tensor<float>(2, 2, 21, dim),
+                 k = random.tensor<float>(2, 2, keys, dim);
+      const std::vector<Index> first{1, 5, 20};
+      for (const Aggregation over : {Aggregation::mean, Aggregation::max})
+        for (const Index candidates : {Index{1}, Index{17}, keys / 2})
+          expect_same(masses(q_bar, k, over, {first, candidates}),
+                      in_two_steps(q_bar, k, over, first, candidates));
+    }
+}
+
+// A row with a NaN is left out, in either look; where all of the first ones are, the others look at once.
+TEST(CascadedMass, LeavesOutRowsAndKeysThatAreNotFinite) {
+  Random random(801);
+  auto q_bar = random.tensor<float>(1, 2, 12, 32), k = random.tensor<float>(1, 2, 300, 32);
+  const std::vector<Index> first{2, 7, 11};
+  k(0, 1, 40, 3) = not_a_number, k(0, 0, 299, 0) = std::numeric_limits<float>::infinity();
+  q_bar(0, 0, 7, 1) = not_a_number;
+  const Tensor3<float> some = masses(q_bar, k, Aggregation::mean, {first, 50});
+  EXPECT_TRUE(std::isnan(some(0, 1, 40)) && std::isnan(some(0, 0, 299)));
+  EXPECT_EQ(std::count_if(some.data(), some.data() + 300, [](float x) { return x > 0.0f; }), 50);
+  float sum = 0.0f;
+  for (Index t = 0; t < 299; ++t) sum += some(0, 0, t);
+  EXPECT_NEAR(sum, 1.0f, 0.02f);
+
+  for (const Index m : first) q_bar(0, 0, m, 1) = not_a_number;
+  const Tensor3<float> none = masses(q_bar, k, Aggregation::mean, {first, 50}),
+                       all = masses(q_bar, k, Aggregation::mean);
+  for (Index t = 0; t < 299; ++t) ASSERT_EQ(none(0, 0, t), all(0, 0, t));
+}
+
+// ---- the selector -------------------------------------------------------------------------------
+
+QuokaOptions options(Index group, Index budget, Index cascade = 4) {
+  QuokaOptions o = QuokaOptions::recommended(group, budget);
+  o.sketch = Sketch::on;
+  o.cascade = cascade;
+  return o;
+}
+
+struct Selected {
+  Selection keep;
+  QuokaSelector::State state;
+};
+Selected select(const QuokaOptions& o, const SelectorInput& input,
+                ExecutorRef executor = SerialExecutor{}) {
+  Selected result;
+  const QuokaSelector selector(o);
+  if (input.sketch == nullptr) selector.appended(input, result.state, executor);
+  selector.select(input, result.state, result.keep, executor);
+  return result;
+}
+
+TEST(Cascade, TheLastQueryOfEachHeadAndEachFourthOfTheOthersLookFirst) {
+  Random random(802);
+  const auto q = random.tensor<float>(1, 8, 40, 32), k = random.tensor<float>(1, 2, 500, 32);
+  Selected got = select(options(4, 30), {q, k});
+  const std::vector<Index> expected{0,  4,  8,  12, 15, 17, 21, 25, 29, 31,
+                                    34, 38, 42, 46, 47, 51, 55, 59, 63};
+  const auto* const first = got.state.scorer.first_rows.data();
+  EXPECT_EQ(std::vector<Index>(first, first + expected.size()), expected);
+
+  // The same, step by step from the rows that score.
+  const float* const rows = got.state.scorer.q_bar.data();
+  Tensor4<float> q_bar(1, 2, 64, 32);
+  std::copy_n(rows, q_bar.size(), q_bar.data());
+  Tensor3<float> scores(1, 2, 500);
+  detail::SketchedMassState state;
+  detail::sketched_softmax_scores(sketch_of(Rows(k)), nullptr, q_bar.data(), 64, k,
+                                  1.0f / std::sqrt(32.0f), 500, Aggregation::mean, scores, state,
+                                  SerialExecutor{}, nullptr, {expected, 120, 120});
+  EXPECT_EQ(got.keep, quoka::top_k(scores, 30, {.window = 3}));
+  EXPECT_NE(got.keep, select(options(4, 30, 0), {q, k}).keep);
+  quoka::ThreadPool pool(3);
+  EXPECT_EQ(select(options(4, 30), {q, k}, pool).keep, got.keep);
+}
+
+TEST(Cascade, BeginsWhereThePastIsLongerThanTwiceTheCandidates) {
+  Random random(803);
+  const auto q = random.tensor<float>(1, 4, 40, 32), k = random.tensor<float>(1, 2, 241, 32);
+  const TensorView<const float> keys(k);
+  const auto differs = [&](Index len, const QuokaOptions& o) {
+    QuokaOptions plain = o;
+    plain.cascade = 0;
+    const SelectorInput input{q, keys.slice(0, len)};
+    return select(o, input).keep != select(plain, input).keep;
+  };
+  EXPECT_FALSE(differs(240, options(2, 30)));
+  EXPECT_TRUE(differs(241, options(2, 30)));
+  EXPECT_TRUE(differs(181, options(2, 30, 3)));
+  EXPECT_FALSE(differs(180, options(2, 30, 3)));
+  EXPECT_FALSE(differs(241, options(2, 1, 1 << 20)));
+  QuokaOptions half = options(2, 30);  // no more than half of the queries look first
+  half.n_queries = 4;
+  EXPECT_TRUE(differs(241, half));
+  half.n_queries = 2;
+  EXPECT_FALSE(differs(241, half));
+}
+
+// Budgets by scores count all keys; single tokens are all of them a head's last; cosines, float and two levels
+// have no cascade. Nothing is reserved for it there.
+TEST(Cascade, DoesNothingElsewhere) {
+  Random random(804);
+  const auto q = random.tensor<float>(1, 4, 40, 32), one = random.tensor<float>(1, 4, 1, 32),
+             k = random.tensor<float>(1, 2, 400, 32);
+  const auto expect_same = [&](const auto& vary, const Rows& queries) {
+    QuokaOptions with = options(2, 20), without = options(2, 20, 0);
+    vary(with), vary(without);
+    const Selected a = select(with, {queries, k}), b = select(without, {queries, k});
+    EXPECT_EQ(a.keep, b.keep);
+    EXPECT_EQ(a.state.bytes(), b.state.bytes());
+  };
+  EXPECT_NE(select(options(2, 20), {q, k}).keep, select(options(2, 20, 0), {q, k}).keep);
+  expect_same([](QuokaOptions&) {}, one);
+  expect_same([](QuokaOptions& o) { o.domain = quoka::Domain::logit, o.top_k.window = 1; }, q);
+  expect_same([](QuokaOptions& o) { o.sketch = Sketch::off; }, q);
+  expect_same([](QuokaOptions& o) { o.budget = quoka::Budget::mass(0.3, 1, 20); }, q);
+  // As many candidates as keys: all keys are scored, in one look.
+  expect_same([](QuokaOptions& o) { o.two_levels = {.block = 16, .candidates = 20}; }, q);
+}
+
+// The sketch of an engine's cache: in any order of cells, the candidates' codes are found.
+TEST(Cascade, FindsCodesInTheSketchOfACache) {
+  Random random(805);
+  const auto q = random.tensor<float>(1, 4, 40, 32), pool = random.tensor<float>(1, 2, 600, 32);
+  KeySketch sketch;
+  sketch.update(Rows(pool), 0, 600, SerialExecutor{});
+  std::vector<Position> cells;
+  for (Index i = 599; i >= 0; i -= 1 + random.below(2)) cells.push_back(static_cast<Position>(i));
+  Tensor4<float> k(1, 2, std::ssize(cells), 32);
+  for (Index i = 0; i < std::ssize(cells); ++i) k.chip(i, 2) = pool.chip(cells[uz(i)], 2);
+  const Rows listed = Rows(pool).listed(cells);
+  const Selection own = select(options(2, 20), {q, k}).keep;
+  EXPECT_EQ(select(options(2, 20), {.q = q, .k = listed, .sketch = &sketch}).keep, own);
+  EXPECT_NE(select(options(2, 20, 0), {q, k}).keep, own);
+}
+
+// An eighth of 63 keys is 7, and has a cascade; an eighth of the 64 that there is room for is 8, and has none.
+TEST(Cascade, HasMemoryWhereAFullCacheHasNone) {
+  Random random(808);
+  const auto q = random.tensor<float>(1, 4, 40, 32), k = random.tensor<float>(1, 2, 63, 32);
+  QuokaOptions o = options(2, 1);
+  o.budget = quoka::Budget(0.125);
+  Selected with_room = select(o, {.q = q, .k = k, .capacity = 64});
+  EXPECT_EQ(with_room.keep, select(o, {q, k}).keep);
+  EXPECT_GE(with_room.state.scorer.sketched_mass.scratch[0].candidates.bytes(), 2 * 28 * 4);
+}
+
+TEST(Cascade, FollowsACacheThroughTruncate) {
+  Random random(806);
+  const auto q = random.tensor<float>(1, 4, 40, 24), k = random.tensor<float>(1, 2, 500, 24),
+             other = random.tensor<float>(1, 2, 100, 24), v = random.tensor<float>(1, 2, 500, 8);
+  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 24, .v_dim = 8};
+  quoka::ChunkedPrefill<QuokaSelector> layer(shape, options(2, 20)), fresh(shape, options(2, 20));
+  const TensorView<const float> keys(k), values(v), branch(other);
+  layer.append(keys, values);
+  layer.select(q);
+  layer.truncate(303);
+  layer.append(branch, values.slice(0, 100));
+  fresh.append(keys.slice(0, 303), values.slice(0, 303));
+  fresh.append(branch, values.slice(0, 100));
+  EXPECT_EQ(layer.select(q), fresh.select(q));
+}
+
+TEST(Cascade, MemoryIsTakenOnceForACacheThatGrows) {
+  Random random(807);
+  const auto q = random.tensor<float>(1, 4, 40, 24), k = random.tensor<float>(1, 2, 900, 24);
+  const TensorView<const float> keys(k);
+  for (const quoka::Budget budget : {quoka::Budget(30), quoka::Budget(0.1)}) {
+    QuokaOptions o = options(2, 30);
+    o.budget = budget;
+    const QuokaSelector selector(o);
+    QuokaSelector::State state;
+    Selection keep;
+    Index bytes = 0;
+    for (Index len = 100; len <= 900; len += 100) {
+      const SelectorInput input{.q = q, .k = keys.slice(0, len), .capacity = 900};
+      selector.appended(input, state, SerialExecutor{});
+      selector.select(input, state, keep, SerialExecutor{});
+      if (len == 100) bytes = state.bytes();
+      EXPECT_EQ(state.bytes(), bytes) << len;
+    }
+  }
+}
+
+// Of the mass that the selection without a cascade holds, by float's scores; the mean over heads.
+double mass_kept(const Rows& q, const Rows& k, Index budget) {
+  QuokaOptions o = options(q.heads() / k.heads(), budget);
+  const SelectorInput input{q, k};
+  const Selection with = select(o, input).keep;
+  o.cascade = 0;
+  const Selection without = select(o, input).keep;
+  o.sketch = Sketch::off;
+  quoka::QuokaScorer::State state;
+  Tensor3<float> scores(1, k.heads(), k.len());
+  quoka::QuokaScorer(o).score(input, state, scores, SerialExecutor{});
+  double kept = 0.0;
+  for (Index head = 0; head < k.heads(); ++head) {
+    double mass[2] = {};
+    for (const Position t : with.positions(0, head))
+      mass[0] += static_cast<double>(scores(0, head, t));
+    for (const Position t : without.positions(0, head))
+      mass[1] += static_cast<double>(scores(0, head, t));
+    kept += mass[0] / mass[1] / static_cast<double>(k.heads());
+  }
+  return kept;
+}
+
+TEST(Cascade, KeepsTheMassOfRealLayers) {
+  double least = 1.0;
+  const auto test = [&](const std::filesystem::path& path) {
+    const quoka_examples::SafetensorsFile file(path.string());
+    for (const auto& layer : quoka_examples::load_layers(file)) {
+      const TensorView<const float> q = layer.q, k = layer.k;
+      for (const Index begin : {Index{1280}, q.len() - 128})
+        for (const Index budget : {begin / 32, begin / 16})
+          least = std::min(least, mass_kept(q.slice(begin, 128), k.slice(0, begin), budget));
+    }
+  };
+  test(std::filesystem::path(QUOKA_EXAMPLES_DATA) / "tinyllama_passkey_2046_layer11.safetensors");
+  if (std::filesystem::is_directory(QUOKA_SHARED_DATA))
+    for (const auto& entry : std::filesystem::directory_iterator(QUOKA_SHARED_DATA))
+      if (entry.path().extension() == ".safetensors") test(entry.path());
+  EXPECT_GE(least, 0.97);
+  RecordProperty("least_kept", std::to_string(least));
+}
+
+TEST(Cascade, RefusesWhatItCannotDo) {
+  expect_refused([] { QuokaSelector(options(2, 20, -1)); }, {"cascade", -1, 0});
+  expect_refused([] { QuokaSelector(options(2, 20, (1 << 20) + 1)); },
+                 {"cascade", (1 << 20) + 1, 1 << 20});
+}
+
+}  // namespace

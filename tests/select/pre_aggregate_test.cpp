@@ -1,0 +1,126 @@
+// Pre-aggregation against the oracle: every group mode and scoring, zero and non-finite queries.
+
+#include <quoka/select/pre_aggregate.hpp>
+
+#include "support/selector_fixtures.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::pre_aggregate;
+
+// Element by element, within 1e-6 of the longest row.
+template <class T>
+void expect_as_oracle(const Tensor4<T>& kept, Index kv_heads, GroupMode mode, Scoring scoring) {
+  const oracle::Tensor expected =
+      oracle::pre_aggregate(to_oracle(kept), kv_heads, to_oracle(mode), to_oracle(scoring));
+  const oracle::Tensor q_bar = to_oracle(pre_aggregate(kept, kv_heads, mode, scoring));
+  ASSERT_EQ(q_bar.batch, expected.batch);
+  ASSERT_EQ(q_bar.heads, expected.heads);
+  ASSERT_EQ(q_bar.len, expected.len);
+  ASSERT_EQ(q_bar.dim, expected.dim);
+  double largest = 0;
+  for (double x : expected.data) largest = std::max(largest, std::abs(x));
+  for (std::size_t i = 0; i < expected.data.size(); ++i)
+    ASSERT_NEAR(q_bar.data[i], expected.data[i], 1e-6 * largest) << i;
+}
+
+TEST(PreAggregate, AgreesWithTheOracle) {
+  for_each_storage([]<class T>() {
+    Random random(91);
+    for (GroupMode mode : group_modes)
+      for (Scoring scoring : scorings)
+        for (Index group : {1, 4, 5, 7, 8})
+          for (Index dim : {1, 17, 56, 100, 128}) {
+            SCOPED_TRACE("group " + std::to_string(group) + ", dim " + std::to_string(dim));
+            expect_as_oracle(random.tensor<T>(2, 2 * group, 3, dim), 2, mode, scoring);
+          }
+  });
+}
+
+TEST(PreAggregate, OfOneHeadIsTheUnitQuery) {
+  Random random(92);
+  const auto kept = random.tensor<Element>(1, 1, 7, 37);
+  const auto q_bar = to_oracle(pre_aggregate(kept, 1));
+  for (Index m = 0; m < 7; ++m) EXPECT_NEAR(oracle::norm(q_bar.row(0, 0, m)), 1.0, 1e-6);
+}
+
+TEST(PreAggregate, HeadsThatDisagreeShrinkTheAverage) {
+  Tensor4<Element> kept(1, 2, 1, 2);  // (3, 0) and (0, 5): the mean of (1, 0) and (0, 1)
+  kept.setZero();
+  kept(0, 0, 0, 0) = stored<Element>(3);
+  kept(0, 1, 0, 1) = stored<Element>(5);
+  const auto q_bar = pre_aggregate(kept, 1);
+  EXPECT_FLOAT_EQ(q_bar(0, 0, 0, 0), 0.5f);
+  EXPECT_FLOAT_EQ(q_bar(0, 0, 0, 1), 0.5f);
+}
+
+TEST(PreAggregate, PerHeadKeepsTheHeadsSideBySide) {
+  Tensor4<Element> kept(1, 4, 2, 1);  // 2 KV heads, group 2, 2 queries
+  for (Index i = 0; i < 8; ++i) kept.data()[i] = stored<Element>(static_cast<double>(i + 1));
+  const auto q_bar = pre_aggregate(kept, 2, GroupMode::per_head, Scoring::dot);
+  ASSERT_EQ(q_bar.dimension(2), 4);
+  for (Index i = 0; i < 8; ++i) EXPECT_EQ(q_bar.data()[i], static_cast<float>(i + 1));
+}
+
+TEST(PreAggregate, GroupModesAgreeForAGroupOfOne) {
+  Random random(93);
+  const auto kept = random.tensor<Element>(2, 3, 7, 17);
+  for (Scoring scoring : scorings) {
+    const auto rank = pre_aggregate(kept, 3, GroupMode::rank, scoring);
+    EXPECT_TRUE(same_bits(rank, pre_aggregate(kept, 3, GroupMode::shared, scoring)));
+    EXPECT_TRUE(same_bits(rank, pre_aggregate(kept, 3, GroupMode::per_head, scoring)));
+  }
+}
+
+TEST(PreAggregate, ScalingAHeadByAPowerOfTwoChangesNoCosine) {
+  Random random(94);
+  auto kept = random.tensor<Element>(1, 4, 3, 17);
+  const auto before = pre_aggregate(kept, 1);
+  for (Index i = 0; i < 3 * 17; ++i)
+    kept.data()[i] = stored<Element>(8.0 * static_cast<double>(static_cast<float>(kept.data()[i])));
+  EXPECT_TRUE(same_bits(pre_aggregate(kept, 1), before));
+}
+
+TEST(PreAggregate, QueriesThatAreZeroOrNotFiniteCountAsZero) {
+  Random random(95);
+  for (float odd : {0.0f, not_a_number, infinity, -infinity})
+    for (GroupMode mode : group_modes)
+      for (Scoring scoring : scorings) {
+        auto kept = random.tensor<Element>(1, 4, 3, 17);
+        for (Index c = odd == 0.0f ? 0 : 16; c < 17; ++c) kept(0, 1, 2, c) = stored<Element>(odd);
+        expect_as_oracle(kept, 2, mode, scoring);
+        const auto before = pre_aggregate(kept, 2, mode, scoring);
+        for (Index c = 0; c < 17; ++c) kept(0, 1, 2, c) = stored<Element>(0.0);
+        EXPECT_TRUE(same_bits(pre_aggregate(kept, 2, mode, scoring), before));
+      }
+}
+
+TEST(PreAggregate, StridedQueriesGiveTheSame) {
+  Random random(96);
+  for (Index dim : {3, 17, 64}) {
+    const auto kept = random.tensor<Element>(2, 6, 3, dim);
+    const Strided<Element> strided(kept);
+    for (GroupMode mode : group_modes)
+      EXPECT_TRUE(same_bits(pre_aggregate(kept, 2, mode), pre_aggregate(strided.view(), 2, mode)));
+  }
+}
+
+TEST(PreAggregate, AnyNumberOfThreadsGivesTheSame) {
+  Random random(97);
+  const auto kept = random.tensor<Element>(2, 12, 7, 64);
+  for (GroupMode mode : group_modes) {
+    const auto alone = pre_aggregate(kept, 3, mode);
+    for_each_executor([&](ExecutorRef executor) {
+      EXPECT_TRUE(same_bits(pre_aggregate(kept, 3, mode, Scoring::cosine, executor), alone));
+    });
+  }
+}
+
+TEST(PreAggregateRefuses, HeadsThatAreNoMultipleOfTheKvHeads) {
+  const Tensor4<float> kept(1, 7, 3, 5);
+  for (Index kv_heads : {2, 14, 0, -3})
+    expect_refused([&] { (void)pre_aggregate(kept, kv_heads); }, {"q_heads", 7, kv_heads});
+}
+
+}  // namespace

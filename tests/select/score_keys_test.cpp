@@ -1,0 +1,282 @@
+// Key scores against the oracle, and the bits they keep however keys are tiled, strided or shared
+// out.
+
+#include <quoka/select/score_keys.hpp>
+#include <quoka/cache/kv_cache.hpp>
+
+#include "support/selector_fixtures.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::score_keys;
+using quoka::ScoreOptions;
+
+// Within 2e-6 of |q| |k| (1 for cosines of unit queries); not finite where the oracle's is not.
+template <class T>
+void expect_as_oracle(const Tensor4<float>& q_bar, const Tensor4<T>& keys,
+                      const ScoreOptions& options) {
+  const oracle::Tensor q_exact = to_oracle(q_bar), k_exact = to_oracle(keys);
+  const oracle::Scores expected = oracle::score_keys(q_exact, k_exact, to_oracle(options.scoring),
+                                                     to_oracle(options.aggregation));
+  const Tensor3<float> scores = score_keys(q_bar, keys, options);
+  for (Index b = 0; b < k_exact.batch; ++b)
+    for (Index head = 0; head < k_exact.heads; ++head) {
+      double longest = 0;
+      for (Index m = 0; m < q_exact.len; ++m)
+        longest = std::max(longest, oracle::norm(q_exact.row(b, head, m)));
+      for (Index t = 0; t < k_exact.len; ++t) {
+        const double exact = expected[uz(b)][uz(head)][uz(t)];
+        const double score = static_cast<double>(scores(b, head, t));
+        if (std::isnan(exact)) {
+          ASSERT_FALSE(std::isfinite(score)) << "key " << t;
+          continue;
+        }
+        const double length =
+            options.scoring == Scoring::cosine ? 1.0 : oracle::norm(k_exact.row(b, head, t));
+        ASSERT_NEAR(score, exact, 2e-6 * longest * length)
+            << "[" << b << ", " << head << ", " << t << "]";
+      }
+    }
+}
+
+template <class T>
+void expect_as_oracle(Random& random, Index rows, Index kv_len, Index dim) {
+  SCOPED_TRACE("rows " + std::to_string(rows) + ", kv_len " + std::to_string(kv_len) + ", dim " +
+               std::to_string(dim));
+  const auto q_bar = random.tensor<float>(2, 3, rows, dim);
+  const auto keys = random.tensor<T>(2, 3, kv_len, dim);
+  for (Scoring scoring : scorings)
+    for (Aggregation aggregation : aggregations)
+      expect_as_oracle(q_bar, keys, {scoring, aggregation});
+}
+
+// ---- against the oracle -------------------------------------------------------------------------
+
+TEST(ScoreKeys, AgreesWithTheOracleForAnyHeadDim) {
+  for_each_storage([]<class T>() {
+    Random random(101);
+    for (Index dim : {1, 3, 15, 16, 17, 56, 64, 80, 100, 128, 192})
+      expect_as_oracle<T>(random, 16, 37, dim);
+  });
+}
+
+TEST(ScoreKeys, AgreesWithTheOracleForAnyNumberOfQueries) {
+  Random random(102);
+  for (Index rows : {1, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 48, 49, 127, 128})
+    expect_as_oracle<Element>(random, rows, 37, 20);
+}
+
+TEST(ScoreKeys, AgreesWithTheOracleForAnyNumberOfKeys) {
+  Random random(103);
+  constexpr Index tile = quoka::tuning::tile_rows;
+  for (Index kv_len :
+       {Index{1}, Index{3}, tile - 1, tile, tile + 1, 3 * tile + 1, Index{127}, Index{501}})
+    expect_as_oracle<Element>(random, 3, kv_len, 17);
+}
+
+TEST(ScoreKeys, AgreesWithTheOracleAcrossTasks) {
+  Random random(104);
+  expect_as_oracle<Element>(random, 1, quoka::tuning::score_task_keys + 1, 3);
+}
+
+TEST(ScoreKeys, OfAnEmptyPastAreNone) {
+  Random random(105);
+  const auto scores =
+      score_keys(random.tensor<float>(2, 3, 7, 17), random.tensor<Element>(2, 3, 0, 17));
+  EXPECT_EQ(scores.dimension(2), 0);
+}
+
+// ---- keys out of the ordinary -------------------------------------------------------------------
+
+TEST(ScoreKeys, AZeroKeyScoresZero) {
+  Random random(106);
+  const auto q_bar = random.tensor<float>(1, 1, 16, 17);
+  auto keys = random.tensor<Element>(1, 1, 37, 17);
+  for (Index t : {0, 13, 36})
+    for (Index c = 0; c < 17; ++c) keys(0, 0, t, c) = stored<Element>(0.0);
+  for (Scoring scoring : scorings)
+    for (Aggregation aggregation : aggregations) {
+      const auto scores = score_keys(q_bar, keys, {scoring, aggregation});
+      for (Index t : {0, 13, 36}) EXPECT_EQ(scores(0, 0, t), 0.0f);
+    }
+}
+
+TEST(ScoreKeys, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {
+  for_each_storage([]<class T>() {
+    Random random(107);
+    for (float odd : {not_a_number, infinity, -infinity})
+      for (Index c : {0, 15, 16})
+        for (Scoring scoring : scorings)
+          for (Aggregation aggregation : aggregations) {
+            const auto q_bar = random.tensor<float>(1, 1, 19, 17);
+            auto keys = random.tensor<T>(1, 1, 37, 17);
+            const auto before = score_keys(q_bar, keys, {scoring, aggregation});
+            keys(0, 0, 20, c) = stored<T>(odd);
+            const auto scores = score_keys(q_bar, keys, {scoring, aggregation});
+            for (Index t = 0; t < 37; ++t) {
+              if (t == 20)
+                EXPECT_FALSE(std::isfinite(scores(0, 0, t)))
+                    << odd << ", channel " << c << ": " << scores(0, 0, t);
+              else
+                ASSERT_EQ(scores(0, 0, t), before(0, 0, t));
+            }
+          }
+  });
+}
+
+TEST(ScoreKeys, AnInfiniteKeyIsNotFiniteEvenForAZeroQuery) {
+  Random random(108);
+  Tensor4<float> q_bar(1, 1, 3, 17);
+  q_bar.setZero();
+  auto keys = random.tensor<Element>(1, 1, 7, 17);
+  keys(0, 0, 4, 16) = stored<Element>(infinity);
+  for (Scoring scoring : scorings)
+    for (Aggregation aggregation : aggregations)
+      EXPECT_FALSE(std::isfinite(score_keys(q_bar, keys, {scoring, aggregation})(0, 0, 4)));
+}
+
+TEST(ScoreKeysOfWideRange, HugeAndTinyKeysHaveTheirCosine) {
+  Random random(109);
+  const auto q_bar = random.tensor<float>(1, 1, 7, 37);
+  for (double scale : {1e30, 1e15, 1e-15, 1e-30})
+    expect_as_oracle(q_bar, random.tensor<float>(1, 1, 37, 37, scale),
+                     {Scoring::cosine, Aggregation::max});
+}
+
+// ---- invariances --------------------------------------------------------------------------------
+
+TEST(ScoreKeys, ScalingAKeyByAPowerOfTwoChangesNoCosine) {
+  Random random(110);
+  const auto q_bar = random.tensor<float>(1, 1, 16, 37);
+  auto keys = random.tensor<Element>(1, 1, 37, 37);
+  const auto before = score_keys(q_bar, keys);
+  for (Index c = 0; c < 37; ++c)
+    keys(0, 0, 20, c) =
+        stored<Element>(16.0 * static_cast<double>(static_cast<float>(keys(0, 0, 20, c))));
+  EXPECT_TRUE(same_bits(score_keys(q_bar, keys), before));
+  EXPECT_FALSE(same_bits(score_keys(q_bar, keys, {Scoring::dot, Aggregation::max}), before));
+}
+
+TEST(ScoreKeys, AKeysScoreDoesNotDependOnItsNeighbours) {
+  Random random(111);
+  const auto q_bar = random.tensor<float>(2, 3, 17, 37);
+  const auto keys = random.tensor<Element>(2, 3, 127, 37);
+  for (Scoring scoring : scorings)
+    for (Aggregation aggregation : aggregations) {
+      const auto whole = score_keys(q_bar, keys, {scoring, aggregation});
+      for (Index begin : {1, 7, 126}) {
+        const auto part = score_keys(q_bar, quoka::view_of(keys).slice(begin, 127 - begin),
+                                     {scoring, aggregation});
+        EXPECT_TRUE(same_bits(TensorView<const float, 3>(part),
+                              TensorView<const float, 3>(whole).slice(begin, 127 - begin)));
+      }
+    }
+}
+
+TEST(ScoreKeys, StridedKeysGiveTheSame) {
+  Random random(112);
+  for (Index dim : {3, 17, 64, 100}) {
+    const auto q_bar = random.tensor<float>(2, 3, 16, dim);
+    const auto keys = random.tensor<Element>(2, 3, 37, dim);
+    const Strided<Element> strided(keys);
+    for (Scoring scoring : scorings)
+      EXPECT_TRUE(same_bits(score_keys(q_bar, keys, {scoring, Aggregation::max}),
+                            score_keys(q_bar, strided.view(), {scoring, Aggregation::max})));
+  }
+}
+
+TEST(ScoreKeys, TheCachesInverseNormsGiveTheSame) {
+  Random random(113);
+  const auto q_bar = random.tensor<float>(2, 3, 16, 37);
+  auto keys = random.tensor<Element>(2, 3, 127, 37);
+  for (Index c = 0; c < 37; ++c) keys(1, 2, 100, c) = stored<Element>(0.0);
+  quoka::KvCache cache(2, 3, 37, 37, quoka::format_of<Element>(), quoka::format_of<Element>());
+  cache.append(keys, keys);
+  for (Aggregation aggregation : aggregations)
+    EXPECT_TRUE(same_bits(score_keys(q_bar, cache.k().template typed<Element>(),
+                                     {Scoring::cosine, aggregation}, cache.inverse_norms()),
+                          score_keys(q_bar, keys, {Scoring::cosine, aggregation})));
+}
+
+TEST(ScoreKeysRefuses, KeysWithoutChannels) {
+  const Tensor4<float> q_bar(1, 1, 16, 0), keys(1, 1, 100, 0);
+  expect_refused([&] { score_keys(q_bar, keys); }, {"head_dim", 0, 1});
+}
+
+TEST(ScoreKeys, TheStagesInverseNormsAreTheCaches) {
+  for_each_storage([]<class T>() {
+    Random random(118);
+    const auto keys = random.tensor<T>(2, 3, 127, 37);
+    quoka::KvCache cache(2, 3, 37, 37, quoka::format_of<T>(), quoka::format_of<T>());
+    cache.append(keys, keys);
+    const auto norms = quoka::inverse_norms(keys);
+    for (Index b = 0; b < 2; ++b)
+      for (Index head = 0; head < 3; ++head)
+        for (Index t = 0; t < 127; ++t)
+          EXPECT_EQ(norms(b, head, t), cache.inverse_norms().at(b, head, t));
+  });
+}
+
+TEST(ScoreKeys, DotScoringDoesNotLookAtInverseNorms) {
+  Random random(114);
+  const auto q_bar = random.tensor<float>(1, 1, 3, 37);
+  const auto keys = random.tensor<Element>(1, 1, 7, 37);
+  Tensor3<float> wrong(1, 1, 7);
+  wrong.setConstant(not_a_number);
+  const ScoreOptions dot{Scoring::dot, Aggregation::max};
+  EXPECT_TRUE(same_bits(score_keys(q_bar, keys, dot, wrong), score_keys(q_bar, keys, dot)));
+}
+
+TEST(ScoreKeys, AnyNumberOfThreadsGivesTheSame) {
+  Random random(115);
+  const auto q_bar = random.tensor<float>(2, 3, 16, 17);
+  const auto keys = random.tensor<Element>(2, 3, 501, 17);
+  const auto alone = score_keys(q_bar, keys);
+  for_each_executor([&](ExecutorRef executor) {
+    EXPECT_TRUE(same_bits(score_keys(q_bar, keys, {}, {}, executor), alone));
+  });
+}
+
+TEST(ScoreKeys, AnyNumberOfThreadsGivesTheSameAcrossTasks) {
+  Random random(116);
+  const auto q_bar = random.tensor<float>(1, 2, 3, 3);
+  const auto keys = random.tensor<Element>(1, 2, 2 * quoka::tuning::score_task_keys + 7, 3);
+  const auto alone = score_keys(q_bar, keys);
+  for_each_executor([&](ExecutorRef executor) {
+    EXPECT_TRUE(same_bits(score_keys(q_bar, keys, {}, {}, executor), alone));
+  });
+}
+
+// ---- refused ------------------------------------------------------------------------------------
+
+TEST(ScoreKeysRefuses, KeysOfAnotherShape) {
+  const Tensor4<float> q_bar(2, 3, 7, 17);
+  const auto refuses = [&](Index batch, Index heads, Index dim,
+                           std::initializer_list<Fragment> both) {
+    const Tensor4<float> keys(batch, heads, 37, dim);
+    expect_refused([&] { (void)score_keys(q_bar, keys); }, both);
+  };
+  refuses(1, 3, 17, {"batch", 1, 2});
+  refuses(2, 4, 17, {"heads", 4, 3});
+  refuses(2, 3, 16, {"dim", 16, 17});
+}
+
+TEST(ScoreKeysRefuses, NoQueries) {
+  const Tensor4<float> q_bar(2, 3, 0, 17), keys(2, 3, 37, 17);
+  expect_refused([&] { (void)score_keys(q_bar, keys); }, {"rows", 0, 1});
+}
+
+TEST(ScoreKeysRefuses, InverseNormsOfAnotherShape) {
+  const Tensor4<float> q_bar(2, 3, 7, 17), keys(2, 3, 37, 17);
+  const auto refuses = [&](Index batch, Index heads, Index len,
+                           std::initializer_list<Fragment> both) {
+    const Tensor3<float> norms(batch, heads, len);
+    expect_refused([&] { (void)score_keys(q_bar, keys, {}, norms); }, both);
+  };
+  refuses(1, 3, 37, {"batch", 1, 2});
+  refuses(2, 4, 37, {"heads", 4, 3});
+  refuses(2, 3, 36, {"len", 36, 37});
+}
+
+}  // namespace

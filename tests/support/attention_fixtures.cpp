@@ -1,0 +1,191 @@
+#include "support/attention_fixtures.hpp"
+
+namespace quoka_test {
+
+Selection random_selection(Random& random, Index batch, Index kv_heads, Index kv_len, Index count) {
+  oracle::Positions lists = oracle::all_positions(batch, kv_heads, 0);
+  for (auto& heads : lists)
+    for (auto& list : heads) {
+      list = random.permutation(kv_len);
+      list.resize(uz(count));
+      std::sort(list.begin(), list.end());
+    }
+  return to_selection(lists, kv_len);
+}
+
+oracle::AttentionOptions to_oracle(const AttentionOptions& options) {
+  oracle::AttentionOptions exact;
+  exact.scale = static_cast<double>(options.scale.value_or(0.0f));
+  exact.softcap = static_cast<double>(options.softcap);
+  exact.sink_logits.assign(options.sink_logits.begin(), options.sink_logits.end());
+  exact.window = options.sliding_window;
+  exact.causal = options.causal;
+  exact.query_position = options.query_position;
+  exact.mask_factors.assign(options.mask_factors.begin(), options.mask_factors.end());
+  exact.alibi_slopes.assign(options.alibi_slopes.begin(), options.alibi_slopes.end());
+  return exact;
+}
+
+::testing::AssertionResult lse_close(const Tensor3<float>& lse,
+                                     const std::vector<double>& reference, double absolute) {
+  if (lse.size() != std::ssize(reference))
+    return ::testing::AssertionFailure() << "the sizes differ";
+  for (Index i = 0; i < lse.size(); ++i) {
+    const double x = static_cast<double>(lse.data()[i]), expected = reference[uz(i)];
+    const bool close = std::isinf(expected)
+                           ? x == expected
+                           : std::abs(x - expected) <= absolute + 0x1p-24 * std::abs(expected);
+    if (!close)
+      return ::testing::AssertionFailure() << "lse " << i << ": " << x << ", not " << expected;
+  }
+  return ::testing::AssertionSuccess();
+}
+
+template <class T>
+Inputs<T> random_inputs(Random& random, const Shape& s, bool chunk) {
+  const Index chunk_len = chunk ? s.q_len : 0;
+  return {random.tensor<T>(s.batch, s.q_heads, s.q_len, s.head_dim),
+          random.tensor<T>(s.batch, s.kv_heads, s.kv_len, s.head_dim),
+          random.tensor<T>(s.batch, s.kv_heads, s.kv_len, s.v_dim),
+          random.tensor<T>(s.batch, s.kv_heads, chunk_len, s.head_dim),
+          random.tensor<T>(s.batch, s.kv_heads, chunk_len, s.v_dim)};
+}
+
+template <class T>
+Output<T> unwritten(const Tensor4<T>& q, Index v_dim) {
+  Output<T> output{Tensor4<T>(q.dimension(0), q.dimension(1), q.dimension(2), v_dim),
+                   Tensor3<float>(q.dimension(0), q.dimension(1), q.dimension(2))};
+  output.out.setConstant(stored<T>(-12345.0));
+  output.lse.setConstant(-12345.0f);
+  return output;
+}
+
+template <class T>
+Output<T> attend(const Inputs<T>& in, const AttentionOptions& options, const Selection* keep,
+                 ExecutorRef executor) {
+  Output<T> output = unwritten<T>(in.q, std::max(in.past_v.dimension(3), in.v.dimension(3)));
+  quoka::Past past(in.past_k, in.past_v);
+  past.keep = keep;
+  quoka::attention(in.q, past, {in.k, in.v}, {output.out, output.lse}, options, executor);
+  return output;
+}
+
+template <class T>
+oracle::AttentionResult oracle_result(const Inputs<T>& in, const oracle::AttentionOptions& options,
+                                      const Selection* keep) {
+  oracle::Positions lists;
+  if (keep != nullptr) lists = to_positions(*keep);
+  return oracle::attention(to_oracle(in.q), to_oracle(in.past_k), to_oracle(in.past_v),
+                           keep != nullptr ? &lists : nullptr, to_oracle(in.k), to_oracle(in.v),
+                           options);
+}
+
+template <class T>
+oracle::AttentionResult oracle_attend(const Inputs<T>& in, const AttentionOptions& options,
+                                      const Selection* keep) {
+  return oracle_result(in, to_oracle(options), keep);
+}
+
+template <class T>
+double largest(const Tensor4<T>& x) {
+  double result = 0;
+  for (Index i = 0; i < x.size(); ++i)
+    result = std::max(result, std::abs(static_cast<double>(static_cast<float>(x.data()[i]))));
+  return result;
+}
+
+template <class T>
+::testing::AssertionResult elements_close(const Tensor4<T>& x, const oracle::Tensor& reference,
+                                          double absolute) {
+  const oracle::Tensor exact = to_oracle(x);
+  if (exact.data.size() != reference.data.size())
+    return ::testing::AssertionFailure() << "the shapes differ";
+  const double rounding =
+      std::is_same_v<T, float> ? 0.0 : rounding_error<T>;  // of float: part of `absolute`
+  const double smallest = std::is_same_v<T, Eigen::half> ? 0x1p-25 : 0.0;
+  for (std::size_t i = 0; i < exact.data.size(); ++i) {
+    const double bound = rounding * (std::abs(reference.data[i]) + absolute) + absolute + smallest;
+    if (!(std::abs(exact.data[i] - reference.data[i]) <= bound))
+      return ::testing::AssertionFailure() << "element " << i << ": " << exact.data[i] << ", not "
+                                           << reference.data[i] << "; the bound is " << bound;
+  }
+  return ::testing::AssertionSuccess();
+}
+
+template <class T>
+void expect_close(const Output<T>& output, const oracle::AttentionResult& reference,
+                  const Inputs<T>& in, double factor) {
+  const double value = std::max(largest(in.past_v), largest(in.v));
+  EXPECT_TRUE(elements_close(output.out, reference.out, factor * noise * value));
+  EXPECT_TRUE(lse_close(output.lse, reference.lse, factor * noise));
+  if constexpr (std::is_same_v<T, float>) {
+    EXPECT_LE(oracle::relative_error(to_oracle(output.out), reference.out), factor * float_error);
+  }
+}
+
+template <class T>
+void expect_as_oracle(const Inputs<T>& in, const AttentionOptions& options, const Selection* keep,
+                      double factor) {
+  expect_close(attend(in, options, keep), oracle_attend(in, options, keep), in, factor);
+}
+
+template <class T>
+void expect_same(const Output<T>& a, const Output<T>& b) {
+  EXPECT_TRUE(same_bits(a.out, b.out));
+  EXPECT_TRUE(same_bits(a.lse, b.lse));
+}
+
+template <class T>
+bool row_is_nan(const Output<T>& output, Index b, Index head, Index i) {
+  if (!std::isnan(output.lse(b, head, i))) return false;
+  for (Index c = 0; c < output.out.dimension(3); ++c)
+    if (!std::isnan(static_cast<float>(output.out(b, head, i, c)))) return false;
+  return true;
+}
+
+template <class T>
+bool same_row(const Output<T>& x, const Output<T>& y, Index b, Index head, Index i) {
+  return std::memcmp(&x.lse(b, head, i), &y.lse(b, head, i), sizeof(float)) == 0 &&
+         std::memcmp(&x.out(b, head, i, 0), &y.out(b, head, i, 0),
+                     uz(x.out.dimension(3)) * sizeof(T)) == 0;
+}
+
+template <class T>
+void expect_spoilt(const Output<T>& output, const Output<T>& clean,
+                   const std::function<bool(Index, Index, Index)>& spoilt) {
+  for (Index b = 0; b < clean.out.dimension(0); ++b)
+    for (Index head = 0; head < clean.out.dimension(1); ++head)
+      for (Index i = 0; i < clean.out.dimension(2); ++i) {
+        const char* where = spoilt(b, head, i) ? "must be NaN" : "must not change";
+        EXPECT_TRUE(spoilt(b, head, i) ? row_is_nan(output, b, head, i)
+                                       : same_row(output, clean, b, head, i))
+            << "[" << b << ", " << head << ", " << i << "] " << where;
+      }
+}
+
+#define QUOKA_TEST_INSTANTIATE(T)                                                                \
+  template Inputs<T> random_inputs(Random&, const Shape&, bool);                                 \
+  template Output<T> unwritten(const Tensor4<T>&, Index);                                        \
+  template Output<T> attend(const Inputs<T>&, const AttentionOptions&, const Selection*,         \
+                            ExecutorRef);                                                        \
+  template oracle::AttentionResult oracle_result(                                                \
+      const Inputs<T>&, const oracle::AttentionOptions&, const Selection*);                      \
+  template oracle::AttentionResult oracle_attend(const Inputs<T>&, const AttentionOptions&,      \
+                                                 const Selection*);                              \
+  template double largest(const Tensor4<T>&);                                                    \
+  template ::testing::AssertionResult elements_close(const Tensor4<T>&, const oracle::Tensor&,   \
+                                                     double);                                    \
+  template void expect_close(const Output<T>&, const oracle::AttentionResult&, const Inputs<T>&, \
+                             double);                                                            \
+  template void expect_as_oracle(const Inputs<T>&, const AttentionOptions&, const Selection*,    \
+                                 double);                                                        \
+  template void expect_same(const Output<T>&, const Output<T>&);                                 \
+  template bool row_is_nan(const Output<T>&, Index, Index, Index);                               \
+  template bool same_row(const Output<T>&, const Output<T>&, Index, Index, Index);               \
+  template void expect_spoilt(const Output<T>&, const Output<T>&,                                \
+                              const std::function<bool(Index, Index, Index)>&);
+QUOKA_TEST_INSTANTIATE(float)
+QUOKA_TEST_INSTANTIATE(Eigen::half)
+QUOKA_TEST_INSTANTIATE(Eigen::bfloat16)
+
+}  // namespace quoka_test

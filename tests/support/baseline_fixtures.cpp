@@ -1,0 +1,103 @@
+#include "support/baseline_fixtures.hpp"
+
+namespace quoka_test {
+
+oracle::Domain to_oracle(Domain x) {
+  return x == Domain::softmax ? oracle::Domain::softmax : oracle::Domain::logit;
+}
+
+std::string name_of(Domain x) { return x == Domain::softmax ? "softmax" : "logit"; }
+
+void expect_scores(const Tensor3<float>& scores, const oracle::Scores& expected, Domain domain,
+                   double tolerance) {
+  ASSERT_EQ(scores.dimension(0), std::ssize(expected));
+  for (Index b = 0; b < scores.dimension(0); ++b) {
+    ASSERT_EQ(scores.dimension(1), std::ssize(expected[uz(b)]));
+    for (Index head = 0; head < scores.dimension(1); ++head) {
+      const std::vector<double>& exact = expected[uz(b)][uz(head)];
+      ASSERT_EQ(scores.dimension(2), std::ssize(exact));
+      double largest = 0;
+      for (double x : exact)
+        if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
+      for (Index t = 0; t < std::ssize(exact); ++t) {
+        const double score = static_cast<double>(scores(b, head, t)), x = exact[uz(t)];
+        if (!std::isfinite(x)) {
+          ASSERT_FALSE(std::isfinite(score)) << "key " << t;
+          continue;
+        }
+        const double size = domain == Domain::softmax ? x : largest;
+        ASSERT_NEAR(score, x, tolerance * size + 1e-30)
+            << name_of(domain) << " score of [" << b << ", " << head << ", " << t << "]";
+      }
+    }
+  }
+}
+
+oracle::Scores comparable(oracle::Scores scores, Domain domain) {
+  if (domain == Domain::logit) return scores;
+  for (auto& heads : scores)
+    for (auto& head : heads)
+      for (double& x : head) x = std::log(x);
+  return scores;
+}
+
+Candidates candidates_of(const oracle::Eviction& before, const oracle::Eviction& after,
+                         const oracle::Tensor& q, Index b, Index kv_head, Index kv_heads) {
+  Candidates c{before.retained, {}};
+  for (Index t = std::ssize(before.keys); t < std::ssize(after.keys); ++t) c.positions.push_back(t);
+  std::vector<oracle::Row> rows;
+  for (Index t : c.positions) rows.push_back(after.keys[uz(t)]);
+  if (after.method == oracle::Evict::keydiff) {
+    c.scores = oracle::keydiff_scores(rows);
+    return c;
+  }
+  const Index w = std::min(after.window, q.len), group = q.heads / kv_heads;
+  std::vector<std::vector<oracle::Row>> window;
+  for (Index r = 0; r < group; ++r)
+    window.push_back(
+        oracle::group_rows(q, b, kv_head * group + r, q.heads, oracle::range(q.len - w, q.len)));
+  c.scores = oracle::snapkv_scores(window, rows, after.kernel, after.scale);
+  for (double& x : c.scores) x = std::log(x);  // masses have a relative error
+  c.scores.resize(rows.size(), oracle::infinity);
+  return c;
+}
+
+template <class T>
+void copy_row(const Tensor4<T>& from, Index j, Tensor4<T>& to, Index i) {
+  for (Index b = 0; b < to.dimension(0); ++b)
+    for (Index head = 0; head < to.dimension(1); ++head)
+      std::copy_n(&from(b, head, j, 0), to.dimension(3), &to(b, head, i, 0));
+}
+
+template <class T>
+Tensor4<T> joined(const Tensor4<T>& first, Index cut, Tensor4<T> then) {
+  for (Index i = 0; i < cut; ++i) copy_row(first, i, then, i);
+  return then;
+}
+
+template <class T>
+Tensor4<T> without_row(const Tensor4<T>& x, Index i) {
+  Tensor4<T> rest(x.dimension(0), x.dimension(1), x.dimension(2) - 1, x.dimension(3));
+  for (Index from = 0, to = 0; from < x.dimension(2); ++from)
+    if (from != i) copy_row(x, from, rest, to++);
+  return rest;
+}
+
+template <class T>
+Tensor4<T> with_row(Tensor4<T> x, Index i, float value) {
+  for (Index b = 0; b < x.dimension(0); ++b)
+    for (Index head = 0; head < x.dimension(1); ++head)
+      for (Index c = 0; c < x.dimension(3); ++c) x(b, head, i, c) = stored<T>(value);
+  return x;
+}
+
+#define QUOKA_TEST_INSTANTIATE(T)                                       \
+  template void copy_row(const Tensor4<T>&, Index, Tensor4<T>&, Index); \
+  template Tensor4<T> joined(const Tensor4<T>&, Index, Tensor4<T>);     \
+  template Tensor4<T> without_row(const Tensor4<T>&, Index);            \
+  template Tensor4<T> with_row(Tensor4<T>, Index, float);
+QUOKA_TEST_INSTANTIATE(float)
+QUOKA_TEST_INSTANTIATE(Eigen::half)
+QUOKA_TEST_INSTANTIATE(Eigen::bfloat16)
+
+}  // namespace quoka_test

@@ -1,0 +1,242 @@
+#include "support/fixtures.hpp"
+
+namespace quoka_test {
+
+// ---- random data --------------------------------------------------------------------------------
+
+Random::Random(std::uint64_t seed, const char* file, int line)
+    : engine_(seed), trace_(file, line, "seed " + std::to_string(seed)) {}
+
+std::uint64_t Random::bits() { return engine_(); }
+double Random::uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
+Index Random::below(Index n) { return static_cast<Index>(bits() % static_cast<std::uint64_t>(n)); }
+
+double Random::normal() {
+  const std::uint64_t x = bits();
+  const std::uint64_t sum = (x & 0xffff) + ((x >> 16) & 0xffff) + ((x >> 32) & 0xffff) + (x >> 48);
+  return (static_cast<double>(sum) * 0x1p-16 - 2.0) * std::sqrt(3.0);
+}
+
+template <class T>
+Tensor4<T> Random::tensor(Index batch, Index heads, Index len, Index dim, double scale) {
+  Tensor4<T> x(batch, heads, len, dim);
+  for (Index i = 0; i < x.size(); ++i) x.data()[i] = stored<T>(scale * normal());
+  return x;
+}
+
+Tensor3<float> Random::scores(Index batch, Index heads, Index len) {
+  Tensor3<float> x(batch, heads, len);
+  for (Index i = 0; i < x.size(); ++i) x.data()[i] = static_cast<float>(normal());
+  return x;
+}
+
+std::vector<Index> Random::permutation(Index n) {
+  std::vector<Index> order = oracle::range(0, n);
+  for (Index i = n - 1; i > 0; --i) std::swap(order[uz(i)], order[uz(below(i + 1))]);
+  return order;
+}
+
+// ---- bridges to the oracle ----------------------------------------------------------------------
+
+template <class T>
+oracle::Tensor stored_values(const TensorView<const T>& view) {
+  oracle::Tensor copy(view.batch(), view.heads(), view.len(), view.dim());
+  for (Index b = 0; b < view.batch(); ++b)
+    for (Index head = 0; head < view.heads(); ++head)
+      for (Index i = 0; i < view.len(); ++i)
+        for (Index c = 0; c < view.dim(); ++c)
+          copy.at(b, head, i, c) = static_cast<double>(static_cast<float>(view.row(b, head, i)[c]));
+  return copy;
+}
+
+oracle::Tensor to_oracle(const Rows& x) {
+  oracle::Tensor copy(x.batch(), x.heads(), x.len(), x.dim());
+  std::vector<float> row(uz(x.dim()));
+  for (Index b = 0; b < x.batch(); ++b)
+    for (Index head = 0; head < x.heads(); ++head)
+      for (Index i = 0; i < x.len(); ++i) {
+        x.format().widen(x.row(b, head, i), x.shape(head), row.data());
+        for (Index c = 0; c < x.dim(); ++c)
+          copy.at(b, head, i, c) = static_cast<double>(row[uz(c)]);
+      }
+  return copy;
+}
+
+oracle::Scores to_oracle_scores(TensorView<const float, 3> x) {
+  oracle::Scores scores(uz(x.batch()), std::vector<std::vector<double>>(uz(x.heads())));
+  for (Index b = 0; b < x.batch(); ++b)
+    for (Index head = 0; head < x.heads(); ++head)
+      for (Index i = 0; i < x.len(); ++i)
+        scores[uz(b)][uz(head)].push_back(static_cast<double>(x.at(b, head, i)));
+  return scores;
+}
+
+oracle::Positions to_positions(const Selection& selection) {
+  oracle::Positions lists(uz(selection.batch()));
+  for (Index b = 0; b < selection.batch(); ++b)
+    for (Index head = 0; head < selection.kv_heads(); ++head) {
+      const std::vector<Position> list = selection.positions(b, head);
+      lists[uz(b)].emplace_back(list.begin(), list.end());
+    }
+  return lists;
+}
+
+oracle::Positions to_positions(const Tensor3<Position>& positions) {
+  oracle::Positions lists(uz(positions.dimension(0)));
+  for (Index b = 0; b < positions.dimension(0); ++b)
+    for (Index head = 0; head < positions.dimension(1); ++head) {
+      std::vector<Index> list;
+      for (Index i = 0; i < positions.dimension(2); ++i) list.push_back(positions(b, head, i));
+      lists[uz(b)].push_back(list);
+    }
+  return lists;
+}
+
+Selection to_selection(const oracle::Positions& lists, Index kv_len) {
+  const Index batch = std::ssize(lists), heads = batch > 0 ? std::ssize(lists[0]) : 0;
+  std::vector<std::vector<Position>> rows;
+  for (const auto& sequence : lists)
+    for (const auto& list : sequence) {
+      rows.emplace_back();
+      for (Index t : list) rows.back().push_back(static_cast<Position>(t));
+    }
+  return Selection::from_lists(batch, heads, kv_len, rows);
+}
+
+// ---- strided copies -----------------------------------------------------------------------------
+
+template <class T>
+Strided<T>::Strided(Index batch, Index heads, Index len, Index dim, Index padding)
+    : sizes_{batch, heads, len, dim},
+      strides_{len * heads * (dim + padding), dim + padding, heads * (dim + padding), 1},
+      padding_(padding),
+      data_(uz(batch * strides_[0] + padding), stored<T>(std::nan(""))) {}
+
+template <class T>
+Strided<T>::Strided(const TensorView<const T>& x, Index padding)
+    : Strided(x.batch(), x.heads(), x.len(), x.dim(), padding) {
+  for (Index b = 0; b < x.batch(); ++b)
+    for (Index head = 0; head < x.heads(); ++head)
+      for (Index i = 0; i < x.len(); ++i)
+        std::copy_n(x.row(b, head, i), x.dim(), view().row(b, head, i));
+}
+
+template <class T>
+bool Strided<T>::padding_intact() const {
+  const Index row = sizes_[3] + padding_;
+  for (Index i = 0; i < std::ssize(data_); ++i)
+    if (i % row < padding_ && !std::isnan(static_cast<float>(data_[uz(i)]))) return false;
+  return true;
+}
+
+// ---- checks -------------------------------------------------------------------------------------
+
+bool Fragment::is_in(const std::string& message) const {
+  const auto digit = [&](std::size_t i) {  // npos - or beyond the end - is none
+    return i < message.size() && message[i] >= '0' && message[i] <= '9';
+  };
+  for (auto at = message.find(text_); at != std::string::npos; at = message.find(text_, at + 1))
+    if (!alone_ || !(digit(at - 1) || digit(at + text_.size()))) return true;
+  return false;
+}
+
+void check_refusal(const std::string* message, std::initializer_list<Fragment> fragments,
+                   const char* file, int line) {
+  if (message == nullptr) {
+    ADD_FAILURE_AT(file, line) << "expect_refused: nothing was thrown";
+    return;
+  }
+  for (const Fragment& fragment : fragments)
+    if (!fragment.is_in(*message))
+      ADD_FAILURE_AT(file, line) << "expect_refused: no '" << fragment.text()
+                                 << "' in: " << *message;
+}
+
+// The first element for which differ(p, q) as "[batch, head, i, channel]: p and q".
+template <class T, class F>
+::testing::AssertionResult all_alike(const TensorView<const T>& x, const TensorView<const T>& y,
+                                     F differ) {
+  if (x.sizes() != y.sizes()) return ::testing::AssertionFailure() << "the shapes differ";
+  for (Index i = 0; i < x.batch(); ++i)
+    for (Index head = 0; head < x.heads(); ++head)
+      for (Index n = 0; n < x.len(); ++n)
+        for (Index c = 0; c < x.dim(); ++c) {
+          const T *const p = x.row(i, head, n) + c, *const q = y.row(i, head, n) + c;
+          if (differ(p, q))
+            return ::testing::AssertionFailure()
+                   << "[" << i << ", " << head << ", " << n << ", " << c
+                   << "]: " << static_cast<float>(*p) << " and " << static_cast<float>(*q);
+        }
+  return ::testing::AssertionSuccess();
+}
+
+template <class T>
+::testing::AssertionResult bits_alike(const TensorView<const T>& x, const TensorView<const T>& y) {
+  return all_alike(x, y, [](const T* p, const T* q) { return std::memcmp(p, q, sizeof(T)) != 0; });
+}
+
+template <class T>
+::testing::AssertionResult alike_up_to_rounding(const TensorView<const T>& x,
+                                                const TensorView<const T>& y, double absolute) {
+  return all_alike(x, y, [absolute](const T* one, const T* other) {
+    const auto p = static_cast<double>(static_cast<float>(*one));
+    const auto q = static_cast<double>(static_cast<float>(*other));
+    return !(std::abs(p - q) <= 2 * rounding_error<T> * std::abs(q) + absolute);
+  });
+}
+
+::testing::AssertionResult same_bits(const Rows& a, const Rows& b) {
+  if (a.sizes() != b.sizes()) return ::testing::AssertionFailure() << "the shapes differ";
+  if (a.empty()) return ::testing::AssertionSuccess();
+  if (&a.format() != &b.format())
+    return ::testing::AssertionFailure() << a.format().name << " and " << b.format().name;
+  for (Index i = 0; i < a.batch(); ++i)
+    for (Index head = 0; head < a.heads(); ++head)
+      for (Index n = 0; n < a.len(); ++n)
+        if (std::memcmp(a.row(i, head, n), b.row(i, head, n),
+                        uz(a.format().row_bytes(a.shape(head)))) != 0)
+          return ::testing::AssertionFailure() << "row [" << i << ", " << head << ", " << n << "]";
+  return ::testing::AssertionSuccess();
+}
+
+::testing::AssertionResult same_bits(TensorView<const float, 3> a, TensorView<const float, 3> b) {
+  if (a.sizes() != b.sizes()) return ::testing::AssertionFailure() << "the shapes differ";
+  for (Index i = 0; i < a.batch(); ++i)
+    for (Index head = 0; head < a.heads(); ++head)
+      for (Index n = 0; n < a.len(); ++n)
+        if (std::bit_cast<std::uint32_t>(a.at(i, head, n)) !=
+            std::bit_cast<std::uint32_t>(b.at(i, head, n)))
+          return ::testing::AssertionFailure()
+                 << "[" << i << ", " << head << ", " << n << "]: " << a.at(i, head, n) << " and "
+                 << b.at(i, head, n);
+  return ::testing::AssertionSuccess();
+}
+
+void for_each_executor(const std::function<void(ExecutorRef)>& f) {
+  {
+    const ::testing::ScopedTrace trace(__FILE__, __LINE__, "SerialExecutor");
+    f(ExecutorRef(SerialExecutor{}));
+  }
+  for (int workers : {1, 2, 3}) {
+    const ::testing::ScopedTrace trace(__FILE__, __LINE__,
+                                       "ThreadPool of " + std::to_string(workers));
+    quoka::ThreadPool pool(workers);
+    f(ExecutorRef(pool));
+  }
+}
+
+// ---- for every storage type ---------------------------------------------------------------------
+
+#define QUOKA_TEST_INSTANTIATE(T)                                                         \
+  template Tensor4<T> Random::tensor<T>(Index, Index, Index, Index, double);              \
+  template oracle::Tensor stored_values<T>(const TensorView<const T>&);                   \
+  template class Strided<T>;                                                              \
+  template ::testing::AssertionResult bits_alike<T>(const TensorView<const T>&,           \
+                                                    const TensorView<const T>&);          \
+  template ::testing::AssertionResult alike_up_to_rounding<T>(const TensorView<const T>&, \
+                                                              const TensorView<const T>&, double);
+QUOKA_TEST_INSTANTIATE(float)
+QUOKA_TEST_INSTANTIATE(Eigen::half)
+QUOKA_TEST_INSTANTIATE(Eigen::bfloat16)
+
+}  // namespace quoka_test

@@ -1,0 +1,379 @@
+#include "support/oracle.hpp"
+
+namespace oracle {
+
+double dot(Row x, Row y) {
+  assert(x.size() == y.size());
+  double sum = 0;
+  for (std::size_t c = 0; c < x.size(); ++c) sum += x[c] * y[c];
+  return sum;
+}
+
+double norm(Row x) { return std::sqrt(dot(x, x)); }
+
+double cosine(Row x, Row y) {
+  const double norms = norm(x) * norm(y);
+  return norms > 0 ? dot(x, y) / norms : 0.0;
+}
+
+bool is_finite(Row x) {
+  for (double value : x)
+    if (!std::isfinite(value)) return false;
+  return true;
+}
+
+std::vector<Index> range(Index first, Index end) {
+  std::vector<Index> list;
+  for (Index i = first; i < end; ++i) list.push_back(i);
+  return list;
+}
+
+Positions all_positions(Index batch, Index heads, Index len) {
+  return Positions(uz(batch), std::vector<std::vector<Index>>(uz(heads), range(0, len)));
+}
+
+std::vector<Index> ranked(std::vector<Index> candidates, const std::vector<double>& value) {
+  std::sort(candidates.begin(), candidates.end(), [&](Index i, Index j) {
+    const double x = value[uz(i)], y = value[uz(j)];
+    if (std::isfinite(x) != std::isfinite(y)) return std::isfinite(x);
+    if (std::isfinite(x) && x != y) return x < y;
+    return i < j;
+  });
+  return candidates;
+}
+
+Scores query_cosines(const Tensor& q) {
+  const std::vector<double> unknown(uz(q.len), not_a_number);
+  Scores cosines(uz(q.batch), std::vector<std::vector<double>>(uz(q.heads), unknown));
+  for (Index b = 0; b < q.batch; ++b)
+    for (Index h = 0; h < q.heads; ++h) {
+      std::vector<double> mean(uz(q.dim), 0.0);
+      Index rows = 0;
+      for (Index i = 0; i < q.len; ++i) {
+        if (!is_finite(q.row(b, h, i))) continue;
+        for (Index c = 0; c < q.dim; ++c) mean[uz(c)] += q.at(b, h, i, c);
+        ++rows;
+      }
+      for (double& value : mean) value /= static_cast<double>(std::max<Index>(rows, 1));
+      for (Index i = 0; i < q.len; ++i)
+        if (is_finite(q.row(b, h, i))) cosines[uz(b)][uz(h)][uz(i)] = cosine(q.row(b, h, i), mean);
+    }
+  return cosines;
+}
+
+Scores sum_over_group(const Scores& cosines, Index kv_heads) {
+  Scores sums = cosines;
+  for (std::size_t b = 0; b < cosines.size(); ++b) {
+    const std::size_t q_heads = cosines[b].size(), group = q_heads / uz(kv_heads);
+    for (std::size_t h = 0; h < q_heads; ++h)
+      for (std::size_t i = 0; i < cosines[b][h].size(); ++i) {
+        sums[b][h][i] = 0;
+        for (std::size_t r = 0; r < group; ++r)
+          sums[b][h][i] += cosines[b][h / group * group + r][i];
+      }
+  }
+  return sums;
+}
+
+Positions subselect_queries(const Tensor& q, Index n_queries, Choice choice, Index kv_heads,
+                            Group group) {
+  if (q.len <= n_queries) return all_positions(q.batch, q.heads, q.len);
+  Scores value = query_cosines(q);
+  if (group == Group::shared) value = sum_over_group(value, kv_heads);
+
+  Index n_last = 0;
+  if (choice == Choice::last) n_last = n_queries;
+  if (choice == Choice::dissimilar_and_last) n_last = n_queries / 2;
+
+  Positions kept = all_positions(q.batch, q.heads, 0);
+  for (Index b = 0; b < q.batch; ++b)
+    for (Index h = 0; h < q.heads; ++h) {
+      std::vector<Index>& list = kept[uz(b)][uz(h)];
+      if (choice == Choice::uniform) {
+        for (Index m = 0; m < n_queries; ++m) list.push_back((m + 1) * q.len / n_queries - 1);
+        continue;
+      }
+      if (choice == Choice::mixed) {
+        const Index last = (n_queries + 3) / 4, few = n_queries / 4, c = n_queries - few - last;
+        const bool together = group == Group::shared;
+        const Index g = together ? 1 : q.heads / kv_heads, r = together ? 0 : h % g;
+        std::vector<Index> spaced, left;
+        for (Index m = 0; m < c; ++m) spaced.push_back((m * g + r) * (q.len - last) / (c * g));
+        for (Index i = 0; i < q.len - last; ++i)
+          if (std::find(spaced.begin(), spaced.end(), i) == spaced.end()) left.push_back(i);
+        const std::vector<Index> order = ranked(left, value[uz(b)][uz(h)]);
+        list.assign(order.begin(), order.begin() + few);
+        list.insert(list.end(), spaced.begin(), spaced.end());
+        for (Index i = q.len - last; i < q.len; ++i) list.push_back(i);
+        continue;
+      }
+      const std::vector<Index> order = ranked(range(0, q.len - n_last), value[uz(b)][uz(h)]);
+      for (Index m = 0; m < n_queries - n_last; ++m) list.push_back(order[uz(m)]);
+      for (Index i = q.len - n_last; i < q.len; ++i) list.push_back(i);
+    }
+  return kept;
+}
+
+Tensor gather_queries(const Tensor& q, const Positions& positions) {
+  const Index n = q.batch * q.heads > 0 ? std::ssize(positions[0][0]) : 0;
+  Tensor kept(q.batch, q.heads, n, q.dim);
+  for (Index b = 0; b < q.batch; ++b)
+    for (Index h = 0; h < q.heads; ++h)
+      for (Index m = 0; m < n; ++m)
+        for (Index c = 0; c < q.dim; ++c)
+          kept.at(b, h, m, c) = q.at(b, h, positions[uz(b)][uz(h)][uz(m)], c);
+  return kept;
+}
+
+Tensor pre_aggregate(const Tensor& kept, Index kv_heads, Group mode, Scoring scoring) {
+  const Index group = kept.heads / kv_heads, n = kept.len;
+  Tensor q_bar(kept.batch, kv_heads, mode == Group::per_head ? group * n : n, kept.dim);
+  for (Index b = 0; b < kept.batch; ++b)
+    for (Index h = 0; h < kept.heads; ++h)
+      for (Index m = 0; m < n; ++m) {
+        const Row row = kept.row(b, h, m);
+        if (!is_finite(row) || norm(row) == 0) continue;
+        const double divisor = scoring == Scoring::cosine ? norm(row) : 1.0;
+        const Index kv_head = h / group, r = h % group;
+        for (Index c = 0; c < kept.dim; ++c) {
+          const double qhat = kept.at(b, h, m, c) / divisor;
+          if (mode == Group::per_head)
+            q_bar.at(b, kv_head, r * n + m, c) = qhat;
+          else
+            q_bar.at(b, kv_head, m, c) += qhat / static_cast<double>(group);
+        }
+      }
+  return q_bar;
+}
+
+Scores score_keys(const Tensor& q_bar, const Tensor& keys, Scoring scoring,
+                  Aggregation aggregation) {
+  Scores scores(uz(keys.batch), std::vector<std::vector<double>>(uz(keys.heads)));
+  for (Index b = 0; b < keys.batch; ++b)
+    for (Index g = 0; g < keys.heads; ++g)
+      for (Index t = 0; t < keys.len; ++t) {
+        const Row key = keys.row(b, g, t);
+        double largest = -infinity, sum = 0;
+        for (Index m = 0; m < q_bar.len; ++m) {
+          double score = dot(q_bar.row(b, g, m), key);
+          if (scoring == Scoring::cosine) score = norm(key) > 0 ? score / norm(key) : 0.0;
+          largest = std::max(largest, score);
+          sum += score;
+        }
+        double score =
+            aggregation == Aggregation::max ? largest : sum / static_cast<double>(q_bar.len);
+        if (!is_finite(key)) score = not_a_number;
+        scores[uz(b)][uz(g)].push_back(score);
+      }
+  return scores;
+}
+
+Scores softmax_scores(const Tensor& q_bar, const Tensor& keys, double scale,
+                      Aggregation aggregation) {
+  Scores scores(uz(keys.batch), std::vector<std::vector<double>>(uz(keys.heads)));
+  for (Index b = 0; b < keys.batch; ++b)
+    for (Index g = 0; g < keys.heads; ++g) {
+      std::vector<double>& score = scores[uz(b)][uz(g)];
+      score.assign(uz(keys.len), 0.0);
+      for (Index m = 0; m < q_bar.len; ++m) {
+        std::vector<double> p(uz(keys.len), 0.0);
+        double largest = -infinity, sum = 0;
+        for (Index t = 0; t < keys.len; ++t) {
+          if (!is_finite(keys.row(b, g, t))) continue;
+          p[uz(t)] = scale * dot(q_bar.row(b, g, m), keys.row(b, g, t));
+          largest = std::max(largest, p[uz(t)]);
+        }
+        for (Index t = 0; t < keys.len; ++t)
+          if (is_finite(keys.row(b, g, t))) sum += p[uz(t)] = std::exp(p[uz(t)] - largest);
+        for (Index t = 0; t < keys.len; ++t) {
+          const double share = p[uz(t)] / sum;
+          if (aggregation == Aggregation::max)
+            score[uz(t)] = std::max(score[uz(t)], share);
+          else
+            score[uz(t)] += share / static_cast<double>(q_bar.len);
+        }
+      }
+      for (Index t = 0; t < keys.len; ++t)
+        if (!is_finite(keys.row(b, g, t))) score[uz(t)] = not_a_number;
+    }
+  return scores;
+}
+
+Scores window_max(const Scores& scores, Index w) {
+  Scores widened = scores;
+  for (std::size_t b = 0; b < scores.size(); ++b)
+    for (std::size_t g = 0; g < scores[b].size(); ++g) {
+      const std::vector<double>& score = scores[b][g];
+      const Index len = std::ssize(score);
+      for (Index t = 0; t < len; ++t) {
+        double largest = std::isfinite(score[uz(t)]) ? score[uz(t)] : not_a_number;
+        for (Index u = std::max<Index>(0, t - (w - 1) / 2); u <= std::min(len - 1, t + w / 2); ++u)
+          if (std::isfinite(score[uz(u)]) && score[uz(u)] > largest) largest = score[uz(u)];
+        widened[b][g][uz(t)] = largest;
+      }
+    }
+  return widened;
+}
+
+Positions top_k(const Scores& scores, Index k, Index keep_first, Index keep_last) {
+  Positions keep(scores.size());
+  for (std::size_t b = 0; b < scores.size(); ++b)
+    for (const std::vector<double>& score : scores[b]) {
+      const Index len = std::ssize(score);
+      if (k >= len) {
+        keep[b].push_back(range(0, len));
+        continue;
+      }
+      const Index first = std::min(keep_first, k);
+      const Index last = std::min(keep_last, k - first);
+      std::vector<double> negated = score;  // `ranked` wants the smallest first
+      for (double& value : negated) value = -value;
+      const std::vector<Index> order = ranked(range(first, len - last), negated);
+
+      std::vector<Index> list = range(0, first);
+      for (Index m = 0; m < k - first - last; ++m) list.push_back(order[uz(m)]);
+      for (Index t = len - last; t < len; ++t) list.push_back(t);
+      std::sort(list.begin(), list.end());
+      keep[b].push_back(list);
+    }
+  return keep;
+}
+
+Index resolve_budget(double fraction, Index kv_len) {
+  if (kv_len <= 0) return 0;
+  return std::max<Index>(
+      1, static_cast<Index>(std::floor(fraction * static_cast<double>(kv_len) + 1e-6)));
+}
+
+Scores scores_of_kept(const Tensor& q, const Positions& kept, const Tensor& past_k,
+                      const QuokaOptions& options) {
+  const Tensor q_bar = pre_aggregate(gather_queries(q, kept), past_k.heads, options.group,
+                                     options.softmax ? Scoring::dot : options.scoring);
+  if (!options.softmax)
+    return window_max(score_keys(q_bar, past_k, options.scoring, options.aggregation),
+                      options.window);
+  return window_max(softmax_scores(q_bar, past_k, 1.0 / std::sqrt(static_cast<double>(q.dim)),
+                                   options.aggregation),
+                    options.window);
+}
+
+Positions select(const Tensor& q, const Tensor& past_k, const QuokaOptions& options) {
+  if (past_k.len <= options.budget) return all_positions(past_k.batch, past_k.heads, past_k.len);
+  if (options.budget == 0) return all_positions(past_k.batch, past_k.heads, 0);
+  const Positions kept =
+      subselect_queries(q, options.n_queries, options.choice, past_k.heads, options.group);
+  return top_k(scores_of_kept(q, kept, past_k, options), options.budget, options.keep_first,
+               options.keep_last);
+}
+
+double logit(Row query, Row key, const AttentionOptions& options) {
+  const double scale =
+      options.scale != 0 ? options.scale : 1.0 / std::sqrt(static_cast<double>(query.size()));
+  const double scaled = scale * dot(query, key);
+  return options.softcap != 0 ? options.softcap * std::tanh(scaled / options.softcap) : scaled;
+}
+
+bool sees(Index query_position, Index key_position, const AttentionOptions& options) {
+  if (options.causal && key_position > query_position) return false;
+  return options.window == 0 || query_position - key_position < options.window;
+}
+
+AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& past_v,
+                          const Positions* keep, const Tensor& k, const Tensor& v,
+                          const AttentionOptions& options) {
+  const Index kv_heads = std::max(past_k.heads, k.heads), group = q.heads / kv_heads;
+  const Positions all = all_positions(q.batch, kv_heads, past_k.len);
+  const Positions& past = keep != nullptr ? *keep : all;
+  AttentionResult result{Tensor(q.batch, q.heads, q.len, std::max(past_v.dim, v.dim)), {}};
+  for (Index b = 0; b < q.batch; ++b)
+    for (Index h = 0; h < q.heads; ++h)
+      for (Index i = 0; i < q.len; ++i) {
+        const Index g = h / group, before = options.first_position,
+                    first = options.query_position.value_or(before + past_k.len);
+        std::vector<double> logits;
+        std::vector<Row> values;
+        const auto meet = [&](Row key, Row value, Index column, Index position) {
+          if (!sees(first + i, position, options)) return;
+          const double added = options.mask ? options.mask(b, h, i, column) : 0.0;
+          if (added == -infinity) return;
+          double x = logit(q.row(b, h, i), key, options);
+          if (!options.alibi_slopes.empty())
+            x -= options.alibi_slopes[uz(h)] * static_cast<double>(first + i - position);
+          x += (options.mask_factors.empty() ? 1.0 : options.mask_factors[uz(h)]) * added;
+          logits.push_back(x);
+          values.push_back(value);
+        };
+        for (Index t : past[uz(b)][uz(g)])
+          meet(past_k.row(b, g, t), past_v.row(b, g, t), t, before + t);
+        for (Index j = 0; j < k.len; ++j)
+          meet(k.row(b, g, j), v.row(b, g, j), past_k.len + j, first + j);
+        if (!options.sink_logits.empty())
+          logits.push_back(options.sink_logits[uz(h)]);  // has no value: comes last
+
+        bool empty = true;  // nothing above -infinity; a NaN is no reason to be empty
+        double largest = -infinity, sum = 0;
+        for (double x : logits) {
+          if (x != -infinity) empty = false;
+          if (x > largest) largest = x;
+        }
+        if (empty) {
+          result.lse.push_back(-infinity);
+          continue;
+        }
+        for (double x : logits) sum += std::exp(x - largest);
+        for (std::size_t n = 0; n < values.size(); ++n)
+          for (Index c = 0; c < result.out.dim; ++c)
+            result.out.at(b, h, i, c) += std::exp(logits[n] - largest) / sum * values[n][uz(c)];
+        result.lse.push_back(largest + std::log(sum));
+      }
+  return result;
+}
+
+Tensor append(const Tensor& past, const Tensor& chunk) {
+  Tensor joined(chunk.batch, chunk.heads, past.len + chunk.len, chunk.dim);
+  for (Index b = 0; b < chunk.batch; ++b)
+    for (Index h = 0; h < chunk.heads; ++h)
+      for (Index i = 0; i < joined.len; ++i)
+        for (Index c = 0; c < chunk.dim; ++c)
+          joined.at(b, h, i, c) =
+              i < past.len ? past.at(b, h, i, c) : chunk.at(b, h, i - past.len, c);
+  return joined;
+}
+
+Tensor Prefill::forward(const Tensor& q, const Tensor& k, const Tensor& v) {
+  if (past_k.len == 0) past_k = Tensor(k.batch, k.heads, 0, k.dim);
+  kept = dense ? all_positions(k.batch, k.heads, past_k.len) : select(q, past_k, quoka_options);
+  const AttentionResult result = attention(q, past_k, past_v, &kept, k, v, attention_options);
+  past_k = append(past_k, k);
+  past_v = append(past_v, v);
+  return result.out;
+}
+
+double mass_kept(const Tensor& q, const Tensor& past_k, const Positions& keep,
+                 AttentionOptions options) {
+  options.sink_logits = {};
+  const std::vector<double> kept =
+      attention(q, past_k, past_k, &keep, Tensor{}, Tensor{}, options).lse;
+  const std::vector<double> all =
+      attention(q, past_k, past_k, nullptr, Tensor{}, Tensor{}, options).lse;
+  double share = 0, rows = 0;
+  for (std::size_t n = 0; n < all.size(); ++n) {
+    if (all[n] == -infinity) continue;
+    share += std::exp(kept[n] - all[n]);
+    rows += 1;
+  }
+  return rows > 0 ? share / rows : 1.0;
+}
+
+double relative_error(const Tensor& a, const Tensor& reference) {
+  if (a.batch != reference.batch || a.heads != reference.heads || a.len != reference.len ||
+      a.dim != reference.dim)
+    throw std::invalid_argument("oracle::relative_error: the shapes differ");
+  std::vector<double> difference;
+  for (std::size_t n = 0; n < a.data.size(); ++n)
+    difference.push_back(a.data[n] - reference.data[n]);
+  if (norm(difference) == 0) return 0;
+  return norm(difference) / norm(reference.data);
+}
+
+}  // namespace oracle

@@ -1,0 +1,158 @@
+#include "support/selector_fixtures.hpp"
+
+namespace quoka_test {
+
+oracle::Scoring to_oracle(Scoring x) {
+  return x == Scoring::cosine ? oracle::Scoring::cosine : oracle::Scoring::dot;
+}
+
+oracle::Aggregation to_oracle(Aggregation x) {
+  return x == Aggregation::max ? oracle::Aggregation::max : oracle::Aggregation::mean;
+}
+
+oracle::Group to_oracle(GroupMode x) {
+  if (x == GroupMode::rank) return oracle::Group::rank;
+  return x == GroupMode::shared ? oracle::Group::shared : oracle::Group::per_head;
+}
+
+oracle::Choice to_oracle(QueryChoice x) {
+  if (x == QueryChoice::dissimilar) return oracle::Choice::dissimilar;
+  if (x == QueryChoice::uniform) return oracle::Choice::uniform;
+  if (x == QueryChoice::mixed) return oracle::Choice::mixed;
+  return x == QueryChoice::last ? oracle::Choice::last : oracle::Choice::dissimilar_and_last;
+}
+
+oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len) {
+  return {x.budget.keys(kv_len),   x.n_queries,
+          to_oracle(x.scoring),    to_oracle(x.aggregation),
+          to_oracle(x.group_mode), to_oracle(x.query_choice),
+          x.top_k.window,          x.top_k.keep_first,
+          x.top_k.keep_last,       x.domain == quoka::Domain::softmax};
+}
+
+std::vector<QuokaOptions> every_switch() {
+  std::vector<QuokaOptions> list;
+  for (GroupMode mode : group_modes)
+    for (QueryChoice choice : query_choices)
+      for (Aggregation aggregation : aggregations) {
+        QuokaOptions options{.budget = 31,
+                             .n_queries = 7,
+                             .aggregation = aggregation,
+                             .group_mode = mode,
+                             .query_choice = choice};
+        for (Scoring scoring : scorings) {
+          options.scoring = scoring;
+          list.push_back(options);
+        }
+        options.domain = quoka::Domain::softmax;
+        list.push_back(options);
+      }
+  return list;
+}
+
+std::string name_of(const QuokaOptions& x) {
+  static constexpr const char* modes[] = {"rank", "shared", "per_head"};
+  static constexpr const char* choices[] = {"dissimilar", "uniform", "last", "dissimilar_and_last",
+                                            "mixed"};
+  return std::string(x.domain == quoka::Domain::softmax ? "softmax"
+                     : x.scoring == Scoring::cosine     ? "cosine"
+                                                        : "dot") +
+         (x.aggregation == Aggregation::max ? ", max, " : ", mean, ") +
+         modes[static_cast<int>(x.group_mode)] + ", " + choices[static_cast<int>(x.query_choice)] +
+         ", n_queries " + std::to_string(x.n_queries) + ", window " +
+         std::to_string(x.top_k.window) + ", keep_first " + std::to_string(x.top_k.keep_first) +
+         ", keep_last " + std::to_string(x.top_k.keep_last);
+}
+
+oracle::Scores query_values(const oracle::Tensor& q, GroupMode mode, Index kv_heads) {
+  const oracle::Scores cosines = oracle::query_cosines(q);
+  return mode == GroupMode::shared ? oracle::sum_over_group(cosines, kv_heads) : cosines;
+}
+
+void expect_same_queries(const oracle::Positions& kept, const oracle::Positions& expected,
+                         const oracle::Scores& values) {
+  ASSERT_EQ(kept.size(), expected.size());
+  for (std::size_t b = 0; b < kept.size(); ++b) {
+    ASSERT_EQ(kept[b].size(), expected[b].size());
+    for (std::size_t head = 0; head < kept[b].size(); ++head) {
+      const auto &list = kept[b][head], &wanted = expected[b][head];
+      ASSERT_EQ(list.size(), wanted.size());
+      EXPECT_EQ(std::set<Index>(list.begin(), list.end()).size(), list.size())
+          << "a query twice, head " << head;
+      for (std::size_t m = 0; m < list.size(); ++m) {
+        if (list[m] == wanted[m]) continue;
+        const double difference = values[b][head][uz(list[m])] - values[b][head][uz(wanted[m])];
+        EXPECT_LT(std::abs(difference), 1e-5)  // false for NaN
+            << "query " << list[m] << " for " << wanted[m] << " in slot " << m << " of batch " << b
+            << ", head " << head;
+      }
+    }
+  }
+}
+
+void expect_same_keys(const oracle::Positions& keep, const oracle::Scores& scores,
+                      const oracle::QuokaOptions& options) {
+  const oracle::Positions expected =
+      oracle::top_k(scores, options.budget, options.keep_first, options.keep_last);
+  ASSERT_EQ(keep.size(), expected.size());
+  for (std::size_t b = 0; b < keep.size(); ++b) {
+    ASSERT_EQ(keep[b].size(), expected[b].size());
+    for (std::size_t head = 0; head < keep[b].size(); ++head) {
+      const auto &list = keep[b][head], &wanted = expected[b][head];
+      ASSERT_EQ(list.size(), wanted.size());
+      std::vector<Index> swapped;
+      std::set_symmetric_difference(list.begin(), list.end(), wanted.begin(), wanted.end(),
+                                    std::back_inserter(swapped));
+      if (swapped.empty()) continue;
+
+      const auto& score = scores[b][head];
+      double least = oracle::infinity, largest = -oracle::infinity, threshold = oracle::infinity;
+      for (double x : score)
+        if (std::isfinite(x)) least = std::min(least, x), largest = std::max(largest, x);
+      const Index len = std::ssize(score), first = std::min(options.keep_first, options.budget);
+      const Index last = std::min(options.keep_last, options.budget - first);
+      for (Index t : wanted)
+        if (t >= first && t < len - last) threshold = std::min(threshold, score[uz(t)]);
+      // The second part is for scores that are all alike, as with one channel.
+      const double tolerance =
+          1e-5 * (largest - least) + 1e-6 * std::max(std::abs(largest), std::abs(least));
+      for (Index t : swapped) {
+        EXPECT_TRUE(t >= first && t < len - last)
+            << "forced key " << t << " of batch " << b << ", head " << head;
+        EXPECT_LE(std::abs(score[uz(t)] - threshold), tolerance)  // false for NaN
+            << "key " << t << " of batch " << b << ", head " << head;
+      }
+    }
+  }
+}
+
+template <class T>
+void expect_agrees_with_oracle(const QuokaOptions& options, const Tensor4<T>& q,
+                               const Tensor4<T>& k) {
+  SCOPED_TRACE(name_of(options));
+  const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
+  const oracle::QuokaOptions wanted = to_oracle(options, k_exact.len);
+  const oracle::Positions keep = to_positions(quoka::QuokaSelector(options).select(q, k));
+  if (wanted.budget == 0 || wanted.budget == k_exact.len) {
+    EXPECT_EQ(keep, oracle::select(q_exact, k_exact, wanted));
+    return;
+  }
+  const Index group = q_exact.heads / k_exact.heads;
+  const oracle::Positions kept = to_positions(quoka::subselect_query_positions(
+      q, options.n_queries,
+      {options.query_choice, options.group_mode == GroupMode::shared ? group : 1, group}));
+  expect_same_queries(kept,
+                      oracle::subselect_queries(q_exact, wanted.n_queries, wanted.choice,
+                                                k_exact.heads, wanted.group),
+                      query_values(q_exact, options.group_mode, k_exact.heads));
+  expect_same_keys(keep, oracle::scores_of_kept(q_exact, kept, k_exact, wanted), wanted);
+}
+
+template void expect_agrees_with_oracle(const QuokaOptions&, const Tensor4<float>&,
+                                        const Tensor4<float>&);
+template void expect_agrees_with_oracle(const QuokaOptions&, const Tensor4<Eigen::half>&,
+                                        const Tensor4<Eigen::half>&);
+template void expect_agrees_with_oracle(const QuokaOptions&, const Tensor4<Eigen::bfloat16>&,
+                                        const Tensor4<Eigen::bfloat16>&);
+
+}  // namespace quoka_test

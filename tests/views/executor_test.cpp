@@ -1,0 +1,379 @@
+// Executors: every task once, the worker index exclusive and in range, errors handed back.
+
+#include <quoka/attention/attention.hpp>
+#include <quoka/runtime/thread_pool.hpp>
+
+#include "support/fixtures.hpp"
+
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::SerialExecutor;
+using quoka::ThreadPool;
+
+// Some microseconds of arithmetic, more for some tasks, so that workers meet.
+double work(Index task) {
+  double x = 1.0 + static_cast<double>(task);
+  for (int i = 0; i < 200 * (1 + static_cast<int>(task % 7)); ++i) x = std::sqrt(x + 1.0);
+  return x;
+}
+
+// Tasks run `counts` times each, and a worker index never held twice at a time.
+struct Record {
+  Record(Index tasks, int workers) : counts(uz(tasks)), busy(uz(workers)) {}
+
+  void operator()(Index task, int worker) {
+    if (worker < 0 || worker >= static_cast<int>(busy.size())) {
+      ++out_of_range;
+      return;
+    }
+    if (busy[uz(worker)].exchange(true)) ++shared;
+    sum += work(task) > 0 ? 1 : 0;
+    ++counts[uz(task)];
+    busy[uz(worker)] = false;
+  }
+
+  void expect_each_once() const {
+    for (std::size_t task = 0; task < counts.size(); ++task)
+      EXPECT_EQ(counts[task], 1) << "task " << task;
+    EXPECT_EQ(out_of_range, 0) << "tasks under a worker index out of range";
+    EXPECT_EQ(shared, 0) << "tasks under a worker index in use";
+  }
+
+  std::vector<std::atomic<int>> counts;
+  std::vector<std::atomic<bool>> busy;
+  std::atomic<int> out_of_range = 0, shared = 0, sum = 0;
+};
+
+// ---- SerialExecutor -----------------------------------------------------------------------------
+
+TEST(SerialExecutor, RunsTheTasksInOrderAsWorkerZero) {
+  std::vector<Index> tasks;
+  SerialExecutor{}.run(37, [&](Index task, int worker) {
+    EXPECT_EQ(worker, 0);
+    tasks.push_back(task);
+  });
+  EXPECT_EQ(tasks, oracle::range(0, 37));
+}
+
+TEST(SerialExecutor, RunsNothingForNoTasks) {
+  SerialExecutor{}.run(0, [](Index, int) { ADD_FAILURE(); });
+}
+
+TEST(SerialExecutor, HandsAnErrorToTheCallerAtOnce) {
+  Index begun = 0;
+  const auto third_fails = [&](Index task, int) {
+    ++begun;
+    if (task == 2) throw std::runtime_error("task 2");
+  };
+  EXPECT_THROW(SerialExecutor{}.run(7, third_fails), std::runtime_error);
+  EXPECT_EQ(begun, 3);
+}
+
+// ---- ThreadPool ---------------------------------------------------------------------------------
+
+class ThreadPoolOf : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Workers, ThreadPoolOf, ::testing::Values(1, 2, 3, 7),
+                         ::testing::PrintToStringParamName());
+
+TEST_P(ThreadPoolOf, HasThatManyWorkers) {
+  EXPECT_EQ(ThreadPool(GetParam()).workers(), GetParam());
+}
+
+TEST_P(ThreadPoolOf, RunsEveryTaskOnceUnderAnExclusiveWorker) {
+  ThreadPool pool(GetParam());
+  for (Index tasks : {0, 1, 2, 3, 7, 37, 127, 501}) {
+    SCOPED_TRACE(tasks);
+    Record record(tasks, pool.workers());
+    pool.run(tasks, record);
+    record.expect_each_once();
+  }
+}
+
+TEST_P(ThreadPoolOf, IsDoneWhenRunReturns) {
+  ThreadPool pool(GetParam());
+  for (int round = 0; round < 37; ++round) {
+    std::vector<double> results(127, 0.0);  // no atomics: run() itself must order the writes
+    pool.run(127, [&](Index task, int) { results[uz(task)] = work(task); });
+    for (Index task = 0; task < 127; ++task) ASSERT_EQ(results[uz(task)], work(task));
+  }
+}
+
+TEST_P(ThreadPoolOf, RethrowsWhatATaskThrows) {
+  ThreadPool pool(GetParam());
+  for (Index thrower : {0, 17, 36}) {
+    const auto fails = [&](Index task, int) {
+      work(task);
+      if (task == thrower) throw std::out_of_range("task " + std::to_string(task));
+    };
+    try {
+      pool.run(37, fails);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const std::out_of_range& error) {
+      EXPECT_EQ(error.what(), "task " + std::to_string(thrower));
+    }
+  }
+}
+
+TEST_P(ThreadPoolOf, RethrowsOneErrorWhenEveryTaskThrows) {
+  ThreadPool pool(GetParam());
+  EXPECT_THROW(pool.run(127, [](Index, int) { throw std::runtime_error("each"); }),
+               std::runtime_error);
+}
+
+TEST_P(ThreadPoolOf, DoesNotBeginAllTasksAfterAnError) {
+  ThreadPool pool(GetParam());
+  std::atomic<int> begun = 0;
+  const auto fails = [&](Index, int) {
+    ++begun;
+    throw std::runtime_error("each");
+  };
+  EXPECT_THROW(pool.run(501, fails), std::runtime_error);
+  EXPECT_LE(begun, pool.workers());  // each worker stops at its own error at the latest
+}
+
+TEST_P(ThreadPoolOf, IsUsableAfterAnError) {
+  ThreadPool pool(GetParam());
+  for (int round = 0; round < 7; ++round) {
+    EXPECT_THROW(pool.run(37,
+                          [](Index task, int) {
+                            if (task == 3) throw 3;
+                          }),
+                 int);
+    Record record(37, pool.workers());
+    pool.run(37, record);
+    record.expect_each_once();
+  }
+}
+
+TEST(ThreadPool, RethrowsTheFirstOfTwoErrors) {
+  ThreadPool pool(2);
+  std::atomic<bool> thrown = false;
+  try {
+    pool.run(2, [&](Index task, int) {
+      if (task == 1) {
+        thrown = true;
+        throw std::runtime_error("first");
+      }
+      while (!thrown) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      throw std::runtime_error("second");
+    });
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const std::runtime_error& error) {
+    EXPECT_STREQ(error.what(), "first");
+  }
+}
+
+TEST(ThreadPool, UsesItsOtherWorkersToo) {
+  ThreadPool pool(3);
+  std::atomic<int> together = 0;
+  const auto meet = [&](Index, int) {  // no task ends before all three have begun
+    ++together;
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(4);
+    while (together < 3 && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+  };
+  pool.run(3, meet);
+  EXPECT_EQ(together, 3);
+}
+
+TEST(ThreadPool, OfOneWorkerRunsOnTheCallersThread) {
+  ThreadPool pool(1);
+  const auto caller = std::this_thread::get_id();
+  pool.run(7, [&](Index, int worker) {
+    EXPECT_EQ(std::this_thread::get_id(), caller);
+    EXPECT_EQ(worker, 0);
+  });
+}
+
+TEST(ThreadPool, TakesALambdaThatOnlyMoves) {
+  ThreadPool pool(2);
+  std::atomic<int> sum = 0;
+  pool.run(7, [&, one = std::make_unique<int>(1)](Index, int) { sum += *one; });
+  EXPECT_EQ(sum, 7);
+}
+
+TEST(ThreadPool, MayBeSharedByThreads) {
+  ThreadPool pool(3);
+  const auto user = [&] {
+    for (Index tasks : {1, 3, 37, 127, 37, 3, 1}) {
+      Record record(tasks, pool.workers());
+      pool.run(tasks, record);
+      record.expect_each_once();
+    }
+  };
+  std::vector<std::thread> users;
+  for (int i = 0; i < 4; ++i) users.emplace_back(user);
+  for (std::thread& thread : users) thread.join();
+}
+
+TEST(ThreadPool, SharedByThreadsGivesEachItsOwnErrors) {
+  ThreadPool pool(2);
+  std::atomic<int> wrong = 0;
+  const auto user = [&](int id) {
+    for (int round = 0; round < 37; ++round) {
+      try {
+        pool.run(7, [&](Index task, int) {
+          work(task);
+          if (id % 2 == 1 && task == 4) throw id;
+        });
+        wrong += id % 2 == 1 ? 1 : 0;
+      } catch (int thrown) {
+        wrong += thrown == id ? 0 : 1;
+      }
+    }
+  };
+  std::vector<std::thread> users;
+  for (int id = 0; id < 4; ++id) users.emplace_back(user, id);
+  for (std::thread& thread : users) thread.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(ThreadPool, RefusesFewerThanOneWorker) {
+  expect_refused([] { ThreadPool pool(0); }, {"workers", 0, 1});
+  expect_refused([] { ThreadPool pool(-3); }, {"workers", -3, 1});
+}
+
+// ---- a caller's own pool ------------------------------------------------------------------------
+
+// The least that plugs in: two members. Its threads begin and end with each run.
+struct OwnPool {
+  int workers() const { return 3; }
+  template <class F>
+  void run(Index tasks, F&& f) {
+    std::vector<std::thread> threads;
+    for (int worker = 0; worker < 3; ++worker)
+      threads.emplace_back([&, worker] {
+        for (Index task = worker; task < tasks; task += 3) f(task, worker);
+      });
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+struct NoWorkers {
+  template <class F>
+  void run(Index, F&&) {}
+};
+struct NoRun {
+  int workers() const { return 1; }
+};
+
+static_assert(quoka::Executor<OwnPool> && quoka::Executor<OwnPool&>);
+static_assert(quoka::Executor<ThreadPool&> && quoka::Executor<const SerialExecutor&>);
+static_assert(!quoka::Executor<NoWorkers> && !quoka::Executor<NoRun> && !quoka::Executor<int>);
+
+template <quoka::Executor E>
+void run_recorded(E&& executor) {
+  Record record(37, executor.workers());
+  executor.run(37, record);
+  record.expect_each_once();
+}
+
+TEST(OwnPool, PlugsInThroughTheConcept) {
+  OwnPool pool;
+  run_recorded(pool);
+  run_recorded(OwnPool{});
+}
+
+// ---- ExecutorRef --------------------------------------------------------------------------------
+
+// A caller's pool that runs tasks backwards, each under its own worker.
+struct Backwards {
+  int workers() const { return 3; }
+  void run(Index tasks, const std::function<void(Index, int)>& f) {
+    ++runs;
+    for (Index task = tasks; task-- > 0;) f(task, static_cast<int>(task % 3));
+  }
+  int runs = 0;
+};
+
+TEST(ExecutorRef, RunsTasksOnWhatItRefersTo) {
+  Backwards pool;
+  const ExecutorRef executor = pool, copy = executor;
+  EXPECT_EQ(copy.workers(), 3);
+  std::vector<Index> tasks;
+  copy.run(37, [&](Index task, int worker) {
+    EXPECT_EQ(worker, task % 3);
+    tasks.push_back(task);
+  });
+  EXPECT_EQ(pool.runs, 1);
+  std::reverse(tasks.begin(), tasks.end());
+  EXPECT_EQ(tasks, oracle::range(0, 37));
+}
+
+TEST(ExecutorRef, TakesAConstExecutorAndATaskThatOnlyMoves) {
+  const SerialExecutor serial;
+  Index sum = 0;
+  ExecutorRef(serial).run(7, [&, one = std::make_unique<Index>(1)](Index, int) { sum += *one; });
+  EXPECT_EQ(sum, 7);
+}
+
+TEST(ExecutorRef, HandsErrorsToTheCaller) {
+  ThreadPool pool(3);
+  const auto fails = [](Index task, int) {
+    if (task == 17) throw std::out_of_range("task 17");
+  };
+  EXPECT_THROW(ExecutorRef(pool).run(37, fails), std::out_of_range);
+  EXPECT_THROW(ExecutorRef(SerialExecutor{}).run(37, fails), std::out_of_range);
+}
+
+// ---- executors that do not keep their contract --------------------------------------------------
+
+struct WithoutWorkers {
+  int count;
+  int workers() const { return count; }
+  template <class F>
+  void run(Index tasks, F&& f) const {
+    for (Index task = 0; task < tasks; ++task) f(task, 0);
+  }
+};
+
+TEST(ExecutorRef, RefusesAnExecutorWithoutWorkers) {
+  for (const int count : {0, -1})
+    expect_refused([&] { (void)ExecutorRef(WithoutWorkers{count}); }, {"workers()", count, 1});
+}
+
+// Runs every task under one worker, which need not be one of its two.
+struct UnderWorker {
+  int worker;
+  static int workers() { return 2; }
+  template <class F>
+  void run(Index tasks, F&& f) const {
+    for (Index task = 0; task < tasks; ++task) f(task, worker);
+  }
+};
+
+TEST(ExecutorRef, RefusesAWorkerThatIsNotThere) {
+  for (const int worker : {-1, 2, 1000}) {
+    int ran = 0;
+    const UnderWorker executor{worker};
+    expect_refused([&] { ExecutorRef(executor).run(3, [&](Index, int) { ++ran; }); },
+                   {"worker", worker, 2});
+    EXPECT_EQ(ran, 0) << "no task runs under worker " << worker;
+  }
+  int ran = 0;
+  for (const int worker : {0, 1}) {
+    const UnderWorker executor{worker};
+    ExecutorRef(executor).run(3, [&](Index, int) { ++ran; });
+  }
+  EXPECT_EQ(ran, 6);
+}
+
+// What attention() would index its scratch memory by.
+TEST(ExecutorRef, RefusesThemInACallOfTheLibrary) {
+  Random random(3);
+  const auto x = random.tensor<float>(1, 2, 37, 16);
+  Tensor4<float> out(1, 2, 37, 16);
+  expect_refused([&] { quoka::attention(x, {}, {x, x}, out, {}, UnderWorker{2}); }, {"worker", 2});
+  expect_refused(
+      [&] {
+        quoka::attention(x, {}, {x, x}, out, {}, WithoutWorkers{0});
+      },
+      {"workers()", 0, 1});
+}
+
+}  // namespace

@@ -1,0 +1,451 @@
+// Views: what they are made of, where each row lies, what they refuse.
+
+#include <quoka/views/overlap.hpp>
+#include <quoka/views/tensor.hpp>
+
+#include "support/fixtures.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::view_of;
+
+template <class T>
+using ColMajor4 = Eigen::Tensor<T, 4, Eigen::ColMajor>;
+template <class T>
+using Map4 = Eigen::TensorMap<Tensor4<T>>;
+
+// ---- what is a view, and what must not become one -----------------------------------------------
+
+static_assert(std::is_trivially_copyable_v<TensorView<const Eigen::half>>);
+static_assert(std::is_trivially_copyable_v<TensorView<float, 3>>);
+
+// Implicitly from row-major tensors and maps.
+static_assert(std::is_convertible_v<Tensor4<float>&, TensorView<float>>);
+static_assert(std::is_convertible_v<Tensor4<float>&, TensorView<const float>>);
+static_assert(std::is_convertible_v<const Tensor4<float>&, TensorView<const float>>);
+static_assert(std::is_convertible_v<Tensor3<float>&, TensorView<float>>);  // batch 1
+static_assert(std::is_convertible_v<Tensor3<float>&, TensorView<float, 3>>);
+static_assert(std::is_convertible_v<Map4<float>&, TensorView<float>>);
+static_assert(std::is_convertible_v<Map4<float>, TensorView<float>>);  // a map does not own
+static_assert(std::is_convertible_v<TensorView<float>, TensorView<const float>>);
+static_assert(std::is_convertible_v<TensorView<float, 3>, TensorView<const float, 3>>);
+
+// Not from what would dangle, is laid out otherwise, is const, or has another type or rank.
+static_assert(!std::is_constructible_v<TensorView<const float>, Tensor4<float>>);
+static_assert(!std::is_constructible_v<TensorView<const float>, const Tensor4<float>>);
+static_assert(!std::is_constructible_v<TensorView<const float>, ColMajor4<float>&>);
+static_assert(!std::is_constructible_v<TensorView<float>, const Tensor4<float>&>);
+static_assert(!std::is_constructible_v<TensorView<float>, TensorView<const float>>);
+static_assert(!std::is_constructible_v<TensorView<const float>, Tensor4<Eigen::half>&>);
+static_assert(!std::is_constructible_v<TensorView<const float>, Tensor4<double>&>);
+static_assert(!std::is_constructible_v<TensorView<const float, 3>, Tensor4<float>&>);
+
+static_assert(std::is_same_v<quoka::storage_t<const Tensor4<Eigen::half>&>, Eigen::half>);
+static_assert(std::is_same_v<quoka::storage_t<TensorView<const Eigen::bfloat16>>, Eigen::bfloat16>);
+static_assert(std::is_same_v<quoka::storage_t<Map4<const float>>, float>);
+
+// ---- from Eigen ---------------------------------------------------------------------------------
+
+TEST(View, OfATensorFindsEveryElement) {
+  for_each_storage([]<class T>() {
+    Random random(1);
+    auto x = random.tensor<T>(2, 3, 7, 5);
+    const TensorView<T> view = x;
+    EXPECT_EQ(view.batch(), 2);
+    EXPECT_EQ(view.heads(), 3);
+    EXPECT_EQ(view.len(), 7);
+    EXPECT_EQ(view.dim(), 5);
+    for (Index b = 0; b < 2; ++b)
+      for (Index head = 0; head < 3; ++head)
+        for (Index i = 0; i < 7; ++i)
+          for (Index c = 0; c < 5; ++c) ASSERT_EQ(view.row(b, head, i) + c, &x(b, head, i, c));
+  });
+}
+
+TEST(View, OfAMapFindsEveryElement) {
+  std::vector<Element> memory(2 * 3 * 7 * 5);
+  Map4<Element> map(memory.data(), 2, 3, 7, 5);
+  const TensorView<Element> view = map;
+  EXPECT_EQ(view.row(0, 0, 0), memory.data());
+  EXPECT_EQ(view.row(1, 2, 6) + 4, &memory.back());
+}
+
+TEST(View, OfAConstMapIsReadOnly) {
+  const std::vector<Element> memory(3 * 5);
+  const Eigen::TensorMap<const Tensor4<Element>> map(memory.data(), 1, 1, 3, 5);
+  const TensorView<const Element> view = map;
+  EXPECT_EQ(view.row(0, 0, 2), memory.data() + 10);
+}
+
+TEST(View, OfATemporaryMapOutlivesTheMap) {
+  std::vector<Element> memory(3 * 5);
+  const TensorView<const Element> view = Map4<Element>(memory.data(), 1, 1, 3, 5);
+  EXPECT_EQ(view.row(0, 0, 1), memory.data() + 5);
+}
+
+TEST(View, OfARankThreeTensorHasBatchOne) {
+  Tensor3<Element> x(3, 7, 5);  // [heads, len, dim]
+  const TensorView<Element> view = x;
+  EXPECT_EQ(view.sizes(), (std::array<Index, 4>{1, 3, 7, 5}));
+  EXPECT_EQ(view.row(0, 2, 6), &x(2, 6, 0));
+}
+
+TEST(View, ViewOfDeducesTheStorageType) {
+  for_each_storage([]<class T>() {
+    Random random(2);
+    const auto x = random.tensor<T>(1, 2, 3, 4);
+    static_assert(std::is_same_v<decltype(view_of(x)), TensorView<const T>>);
+    EXPECT_EQ(view_of(x).data(), x.data());
+    EXPECT_EQ(view_of(view_of(x)).row(0, 1, 2), &x(0, 1, 2, 0));
+  });
+}
+
+TEST(View, RankThreeOfATensorIsBatchHeadsLen) {
+  Tensor3<float> x(2, 3, 7);
+  const TensorView<float, 3> view = x;
+  EXPECT_EQ(view.batch(), 2);
+  EXPECT_EQ(view.heads(), 3);
+  EXPECT_EQ(view.len(), 7);
+  EXPECT_EQ(&view.at(1, 2, 6), &x(1, 2, 6));
+}
+
+// ---- from memory --------------------------------------------------------------------------------
+
+TEST(View, WithStridesReadsACacheInAnotherOrder) {
+  for_each_storage([]<class T>() {
+    Random random(3);
+    const auto x = random.tensor<T>(2, 3, 7, 5);
+    const Strided<T> cache(x);  // [batch, len, heads, dim], padded
+    EXPECT_TRUE(same_bits(x, cache.view()));
+  });
+}
+
+TEST(View, WithStrideZeroRepeatsOneHead) {
+  Random random(4);
+  const auto x = random.tensor<Element>(1, 1, 7, 5);
+  const TensorView<const Element> shared(x.data(), {1, 4, 7, 5}, {0, 0, 5, 1});
+  EXPECT_EQ(shared.row(0, 3, 6), &x(0, 0, 6, 0));
+}
+
+TEST(View, WithANegativeStrideRunsBackwards) {
+  Random random(5);
+  const auto x = random.tensor<Element>(1, 1, 7, 5);
+  const TensorView<const Element> reversed(x.data() + 6 * 5, {1, 1, 7, 5}, {0, 0, -5, 1});
+  EXPECT_EQ(reversed.row(0, 0, 6), x.data());
+}
+
+TEST(View, RankThreeMayHaveAnyInnerStride) {
+  std::vector<float> memory(30);
+  const TensorView<float, 3> view(memory.data(), {1, 2, 5}, {0, 1, 3});
+  EXPECT_EQ(&view.at(0, 1, 4), memory.data() + 13);
+}
+
+TEST(View, OfAPointerAndSizesIsContiguous) {
+  float memory[2 * 3 * 5 * 7];
+  const TensorView<float> four(memory, {2, 3, 5, 7});
+  EXPECT_EQ(four.strides(), (std::array<Index, 4>{105, 35, 7, 1}));
+  EXPECT_EQ(four.row(1, 2, 4) + 6, memory + 2 * 3 * 5 * 7 - 1);
+  const TensorView<const float, 3> three(memory, {2, 3, 5});
+  EXPECT_EQ(three.strides(), (std::array<Index, 3>{15, 5, 1}));
+  EXPECT_TRUE(TensorView<float>(nullptr, {2, 0, 5, 7}).empty());
+}
+
+TEST(View, OfAPointerAndSizesRefusesWhatAViewRefuses) {
+  float memory[4];
+  float* const null = nullptr;
+  expect_refused([&] { TensorView<float>(memory, {1, -3, 2, 2}); }, {"size", -3, 0});
+  expect_refused([&] { TensorView<float>(null, {1, 1, 2, 2}); }, {"pointer is null"});
+  const Index large = Index{1} << 40;
+  expect_refused(
+      [&] {
+        TensorView<float>(memory, {large, 1, large, 2});
+      },
+      {"size", large, (Index{1} << 22) - 1});
+}
+
+TEST(View, RefusesANegativeSize) {
+  float x = 0;
+  expect_refused([&] { TensorView<float>(&x, {1, -3, 7, 5}, {0, 0, 5, 1}); }, {"size", -3, 0});
+  expect_refused([&] { TensorView<float, 3>(&x, {1, 1, -7}, {0, 0, 1}); }, {"size", -7, 0});
+}
+
+TEST(View, RefusesAnInnerStrideOtherThanOne) {
+  float x = 0;
+  expect_refused([&] { TensorView<float>(&x, {1, 3, 7, 5}, {0, 0, 5, 2}); }, {"stride", 2, 1});
+  expect_refused([&] { TensorView<float>(&x, {1, 3, 7, 5}, {0, 0, 5, 0}); }, {"stride", 0, 1});
+}
+
+// ---- empty --------------------------------------------------------------------------------------
+
+TEST(View, MadeOfNothingIsEmpty) {
+  const TensorView<const float> view;
+  EXPECT_TRUE(view.empty());
+  EXPECT_EQ(view.data(), nullptr);
+  EXPECT_EQ(view.batch() + view.heads() + view.len() + view.dim(), 0);
+}
+
+TEST(View, IsEmptyWhenAnyAxisIs) {
+  float x = 0;
+  EXPECT_TRUE(TensorView<float>(&x, {0, 3, 7, 5}, {1, 1, 1, 1}).empty());
+  EXPECT_TRUE(TensorView<float>(&x, {2, 3, 0, 5}, {1, 1, 1, 1}).empty());
+  EXPECT_TRUE((TensorView<float, 3>(&x, {2, 0, 7}, {1, 1, 1}).empty()));
+  EXPECT_FALSE(TensorView<float>(&x, {1, 1, 1, 1}, {1, 1, 1, 1}).empty());
+}
+
+// ---- slice --------------------------------------------------------------------------------------
+
+TEST(View, SliceIsThoseRows) {
+  for_each_storage([]<class T>() {
+    Random random(6);
+    const auto x = random.tensor<T>(2, 3, 7, 5);
+    const auto part = view_of(x).slice(2, 4);
+    EXPECT_EQ(part.sizes(), (std::array<Index, 4>{2, 3, 4, 5}));
+    for (Index i = 0; i < 4; ++i) EXPECT_EQ(part.row(1, 2, i), &x(1, 2, 2 + i, 0));
+  });
+}
+
+TEST(View, SliceOfASliceCountsFromItsBegin) {
+  Random random(7);
+  const auto x = random.tensor<Element>(1, 2, 7, 5);
+  EXPECT_EQ(view_of(x).slice(2, 5).slice(3, 2).row(0, 1, 1), &x(0, 1, 6, 0));
+}
+
+TEST(View, SliceOfARankThreeView) {
+  Random random(8);
+  const auto x = random.scores(2, 3, 7);
+  const auto part = TensorView<const float, 3>(x).slice(3, 4);
+  EXPECT_EQ(part.len(), 4);
+  EXPECT_EQ(&part.at(1, 2, 3), &x(1, 2, 6));
+}
+
+TEST(View, SliceOfNothingIsEmptyAnywhere) {
+  const Tensor4<float> x(1, 2, 7, 5);
+  for (Index begin : {0, 3, 7}) EXPECT_TRUE(view_of(x).slice(begin, 0).empty());
+}
+
+TEST(View, SliceRefusesWhatLiesBeyondTheEnd) {
+  const Tensor4<float> x(1, 2, 7, 5);
+  expect_refused([&] { (void)view_of(x).slice(3, 5); }, {5, 4});
+  expect_refused([&] { (void)view_of(x).slice(8, 0); }, {8, 7});
+}
+
+TEST(View, SliceRefusesNegativeNumbers) {
+  const Tensor4<float> x(1, 2, 7, 5);
+  expect_refused([&] { (void)view_of(x).slice(-1, 2); }, {"begin", -1, 0});
+  expect_refused([&] { (void)view_of(x).slice(3, -2); }, {"count", -2, 0});
+}
+
+TEST(View, SliceRefusesACountThatWouldOverflow) {
+  const Tensor4<float> x(1, 2, 7, 5);
+  const Index largest = std::numeric_limits<Index>::max();
+  expect_refused([&] { (void)view_of(x).slice(1, largest); }, {largest, 6});
+  expect_refused([&] { (void)view_of(x).slice(largest, 1); }, {largest, 7});
+}
+
+// ---- null ---------------------------------------------------------------------------------------
+
+TEST(View, RefusesNullWithElements) {
+  float* const null = nullptr;
+  expect_refused(
+      [&] {
+        TensorView<float>(null, {1, 3, 7, 5}, {105, 35, 5, 1});
+      },
+      {"pointer is null"});
+  expect_refused([&] { TensorView<float, 3>(null, {1, 1, 1}, {1, 1, 1}); }, {"pointer is null"});
+  expect_refused(
+      [&] {
+        Rows(nullptr, quoka::float_format(), {1, 1, 1, 1}, {4, 4, 4});
+      },
+      {"pointer is null"});
+}
+
+TEST(View, NullWithoutElementsIsAnEmptyView) {
+  float* const null = nullptr;
+  EXPECT_TRUE(TensorView<float>(null, {1, 3, 0, 5}, {0, 0, 5, 1}).absent());
+  EXPECT_TRUE((TensorView<float, 3>(null, {2, 0, 7}, {1, 1, 1}).empty()));
+  EXPECT_TRUE(Rows(nullptr, quoka::float_format(), {1, 3, 0, 5}, {0, 0, 20}).empty());
+}
+
+// ---- rows of any format -------------------------------------------------------------------------
+
+using quoka::OutputRows;
+
+static_assert(std::is_convertible_v<TensorView<Eigen::half>, Rows>);
+static_assert(std::is_convertible_v<TensorView<const Eigen::bfloat16>, Rows>);
+static_assert(std::is_convertible_v<Tensor4<float>&, Rows>);
+static_assert(std::is_convertible_v<const Tensor3<Eigen::half>&, Rows>);  // batch 1
+static_assert(std::is_convertible_v<Map4<float>, Rows>);                  // a map does not own
+static_assert(std::is_convertible_v<Map4<float>, OutputRows>);
+static_assert(std::is_convertible_v<TensorView<float>, OutputRows>);
+static_assert(std::is_convertible_v<OutputRows, Rows>);
+
+// Not from what would dangle, is const where it is written, or has another element type or rank.
+static_assert(!std::is_constructible_v<Rows, Tensor4<float>>);
+static_assert(!std::is_constructible_v<Rows, const Tensor4<float>>);
+static_assert(!std::is_constructible_v<OutputRows, Tensor4<float>>);
+static_assert(!std::is_constructible_v<OutputRows, TensorView<const float>>);
+static_assert(!std::is_constructible_v<OutputRows, Rows>);
+static_assert(!std::is_constructible_v<Rows, TensorView<const double>>);
+static_assert(!std::is_constructible_v<Rows, TensorView<const float, 3>>);
+
+TEST(View, RowsLieWhereTheViewsDo) {
+  for_each_storage([]<class T>() {
+    Random random(10);
+    const auto x = random.tensor<T>(2, 3, 7, 5);
+    const Strided<T> cache(x);
+    const TensorView<const T> view = cache.view();
+    const Rows rows = view;
+    EXPECT_EQ(rows.sizes(), view.sizes());
+    EXPECT_EQ(&rows.format(), &quoka::format_of<T>());
+    for (Index b = 0; b < 2; ++b)
+      for (Index head = 0; head < 3; ++head)
+        for (Index i = 0; i < 7; ++i) {
+          ASSERT_EQ(rows.row(b, head, i), reinterpret_cast<const std::byte*>(view.row(b, head, i)));
+          ASSERT_EQ(rows.head(b, head)[i], rows.row(b, head, i));
+          ASSERT_EQ(rows.slice(2, 5).row(b, head, std::min<Index>(i, 4)),
+                    rows.row(b, head, 2 + std::min<Index>(i, 4)));
+        }
+    EXPECT_TRUE(rows.heads_side_by_side());
+    EXPECT_FALSE(Rows(x).heads_side_by_side());
+  });
+}
+
+TEST(View, RowsAreAViewOfTheirTypeAgain) {
+  for_each_storage([]<class T>() {
+    Random random(11);
+    const auto x = random.tensor<T>(2, 3, 7, 5);
+    const Strided<T> cache(x);
+    const Rows rows = cache.view();
+    EXPECT_EQ(rows.typed<T>().strides(), cache.view().strides());
+    EXPECT_TRUE(same_bits(rows.typed<T>(), x));
+    using Other = std::conditional_t<std::is_same_v<T, float>, Eigen::half, float>;
+    expect_refused([&] { (void)rows.typed<Other>(); }, {"not of the type"});
+  });
+}
+
+TEST(View, AListedFinderGivesTheRowsOfItsList) {
+  Random random(12);
+  const auto x = random.tensor<Element>(1, 2, 7, 5);
+  const Rows rows = x;
+  const Position list[] = {6, 0, 3};
+  const auto finder = rows.head(0, 1).listed(list);
+  for (Index i = 0; i < 3; ++i) EXPECT_EQ(finder[i], rows.row(0, 1, list[i]));
+  EXPECT_EQ(finder.from(2)[0], rows.row(0, 1, 3));
+  quoka::ConstRow found[2];
+  finder.at.find(1, 2, found);
+  EXPECT_EQ(found[0], rows.row(0, 1, 0));
+  EXPECT_EQ(found[1], rows.row(0, 1, 3));
+}
+
+// All that is left of a walk, `piece` rows at a time, and two rows past its end.
+std::vector<quoka::ConstRow> walked(quoka::RowWalk walk, std::size_t count, std::size_t piece) {
+  std::vector<quoka::ConstRow> rows(count + 2, reinterpret_cast<quoka::ConstRow>(&count));
+  for (std::size_t i = 0; i < rows.size(); i += piece)
+    walk.take(static_cast<Index>(std::min(piece, rows.size() - i)), rows.data() + i);
+  EXPECT_EQ(rows[count], nullptr);
+  EXPECT_EQ(rows[count + 1], nullptr);
+  rows.resize(count);
+  return rows;
+}
+
+// Token by token, the heads of each side by side; one head row after row; pages one after the other.
+TEST(View, AWalkGoesInTheOrderOfMemory) {
+  Random random(13);
+  const Strided<Element> cache(random.tensor<Element>(3, 3, 4, 5));
+  const Rows rows = cache.view();
+  std::vector<quoka::ConstRow> by_tokens, by_rows, by_pages;
+  for (const Index i : {1, 2, 3})
+    for (const Index head : {1, 2}) by_tokens.push_back(rows.row(0, head, i));
+  for (const Index i : {1, 2, 3}) by_rows.push_back(rows.row(0, 2, i));
+  const std::vector<Position> table{2, 0};
+  const Rows paged = quoka::paged(rows, table, 7);
+  for (const Index i : {1, 2, 3}) by_pages.push_back(rows.row(2, 1, i));
+  for (const Index i : {0, 1, 2}) by_pages.push_back(rows.row(0, 1, i));
+  for (const std::size_t piece : {1, 2, 3, 5, 16}) {
+    EXPECT_EQ(walked(rows.walk(0, 1, 2, 1, 4), 6, piece), by_tokens);
+    EXPECT_EQ(walked(rows.walk(0, 2, 1, 1, 4), 3, piece), by_rows);
+    EXPECT_EQ(walked(paged.walk(0, 1, 1, 1, 7), 6, piece), by_pages);
+    EXPECT_EQ(walked(paged.slice(1, 6).walk(0, 1, 1, 0, 6), 6, piece), by_pages);
+  }
+}
+
+// Lists of a paged cache row after row; the heads of its tokens side by side where they lie so.
+TEST(View, AWalkOfPagesFollowsListsAndHeads) {
+  Random random(14);
+  const Strided<Element> cache(random.tensor<Element>(3, 3, 4, 5));
+  const std::vector<Position> table{2, 0}, cells{5, 1, 6};
+  const Rows paged = quoka::paged(Rows(cache.view()), table, 7);
+  std::vector<quoka::ConstRow> listed, tokens;
+  for (const Position i : cells) listed.push_back(paged.row(0, 1, i));
+  for (const Index i : {2, 3, 4})
+    for (const Index head : {1, 2}) tokens.push_back(paged.row(0, head, i));
+  const quoka::HeadRows of_list = paged.head(0, 1).listed(cells.data());
+  for (const std::size_t piece : {1, 2, 3, 16}) {
+    EXPECT_EQ(walked(paged.listed(cells).walk(0, 1, 1, 0, 3), 3, piece), listed);
+    EXPECT_EQ(walked({of_list.at, of_list.row_bytes(), 0, 3}, 3, piece), listed);
+    EXPECT_EQ(walked(paged.walk(0, 1, 2, 2, 5), 6, piece), tokens);
+  }
+  const auto pool = random.tensor<Element>(3, 3, 4, 5);
+  EXPECT_FALSE(Rows(pool).heads_side_by_side());
+  EXPECT_TRUE(quoka::paged(Rows(pool), table, 7).heads_side_by_side());
+}
+
+TEST(View, RowsRefuseWhatViewsRefuse) {
+  const Tensor4<float> x(1, 2, 7, 5);
+  const Rows rows = x;
+  expect_refused([&] { (void)rows.slice(3, 5); }, {5, 4});
+  expect_refused([&] { (void)rows.slice(-1, 2); }, {"begin", -1, 0});
+  expect_refused([&] { (void)rows.slice(1, std::numeric_limits<Index>::max()); }, {6});
+  expect_refused(
+      [&] {
+        Rows(rows.data(), rows.format(), {1, -2, 7, 5}, rows.strides());
+      },
+      {"size", -2, 0});
+}
+
+// ---- do two views share memory? -----------------------------------------------------------------
+
+bool share(const Rows& a, const Rows& b) {
+  using quoka::detail::ByteLattice;
+  const bool shared = quoka::detail::share_memory(ByteLattice(a), ByteLattice(b));
+  EXPECT_EQ(quoka::detail::share_memory(ByteLattice(b), ByteLattice(a)), shared);
+  return shared;
+}
+
+// Random lattices in a small buffer, against a list of their bytes.
+TEST(SharedMemory, IsWhatAListOfBytesSays) {
+  Random random(14);
+  std::vector<Eigen::half> memory(4000);
+  int shared = 0;
+  for (int round = 0; round < 3000; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    std::vector<std::vector<bool>> touched;
+    std::vector<Rows> rows;
+    for (int which = 0; which < 2; ++which) {
+      const std::array<Index, 4> sizes{1 + random.below(3), 1 + random.below(4),
+                                       random.below(20) == 0 ? 0 : 1 + random.below(5),
+                                       1 + random.below(6)};
+      std::array<Index, 4> strides{random.below(60), random.below(60), random.below(60), 1};
+      for (Index axis = 0; axis < 3; ++axis)
+        if (random.below(5) == 0) strides[uz(axis)] = -strides[uz(axis)];
+      const TensorView<const Eigen::half> view(memory.data() + 1500 + random.below(400), sizes,
+                                               strides);
+      touched.emplace_back(memory.size());
+      for (Index b = 0; b < sizes[0]; ++b)
+        for (Index head = 0; head < sizes[1]; ++head)
+          for (Index i = 0; i < sizes[2]; ++i)
+            for (Index c = 0; c < sizes[3]; ++c)
+              touched.back()[uz(view.row(b, head, i) + c - memory.data())] = true;
+      rows.push_back(view);
+    }
+    bool expected = false;
+    for (std::size_t i = 0; i < memory.size(); ++i) expected |= touched[0][i] && touched[1][i];
+    ASSERT_EQ(share(rows[0], rows[1]), expected);
+    shared += expected ? 1 : 0;
+  }
+  EXPECT_GT(shared, 300);
+  EXPECT_LT(shared, 2700);
+}
+
+}  // namespace
