@@ -397,7 +397,7 @@ TEST(Attention, SinkLogits) {
   expect_as_oracle(in, {.sink_logits = sinks, .sliding_window = 11}, &keep);
   // Few rows over many keys are cut over these: a sink counts once.
   expect_as_oracle(
-      random_inputs<TypeParam>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 11, .kv_len = 1300}),
+      random_inputs<Element>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 11, .kv_len = 1300}),
       {.sink_logits = sinks});
 }
 

@@ -1,0 +1,72 @@
+# A selector and a format are added as .github/CONTRIBUTING.md says: each is one new header of at most 60 lines and a patch
+# of two files that it names. They are put into a copy of the library in WORK, and main.cpp, compiled by CXX with FLAGS and
+# the |-separated INCLUDES, uses them.
+#
+#   cmake -D SOURCE=<the project> -D WORK=... -D CXX=... -D FLAGS=... -D INCLUDES=... -P check.cmake
+cmake_minimum_required(VERSION 3.21)
+set(own ${CMAKE_CURRENT_LIST_DIR})
+find_program(GIT git)
+find_program(PATCH patch)
+if(GIT)
+  set(apply ${GIT} apply)
+elseif(PATCH)
+  set(apply ${PATCH} -s -p1 -i)
+else()
+  message("neither git nor patch: skipped")
+  return()
+endif()
+cmake_path(GET WORK PARENT_PATH above)
+set(ENV{GIT_CEILING_DIRECTORIES} ${above})  # the copy is no part of a repository
+
+file(REMOVE_RECURSE ${WORK})
+file(COPY ${SOURCE}/include DESTINATION ${WORK})
+file(COPY ${SOURCE}/examples/support/scoring_flops.hpp DESTINATION ${WORK}/examples/support)
+file(READ ${SOURCE}/.github/CONTRIBUTING.md contributing)
+
+function(add what header folder)
+  if(NOT contributing MATCHES "\n## Add a ${what}\n")
+    message(FATAL_ERROR "CONTRIBUTING.md does not say how to add a ${what}")
+  endif()
+  string(REGEX REPLACE ".*\n## Add a ${what}\n" "" section "${contributing}")
+  string(REGEX REPLACE "\n## .*" "" section "${section}")
+  string(FIND "${section}" "`${folder}/NAME" said)
+  if(said EQUAL -1)
+    message(FATAL_ERROR "CONTRIBUTING.md does not put a ${what} into ${folder}")
+  endif()
+
+  file(READ ${own}/${header} text)
+  string(REGEX MATCHALL "\n" lines "${text}")
+  list(LENGTH lines count)
+  if(count GREATER 60)
+    message(FATAL_ERROR "${header} has ${count} lines, a ${what} needs 60 at most")
+  endif()
+  file(COPY ${own}/${header} DESTINATION ${WORK}/${folder})
+
+  file(STRINGS ${own}/${what}.patch touched REGEX "^\\+\\+\\+ ")
+  list(LENGTH touched count)
+  if(NOT count EQUAL 2)
+    message(FATAL_ERROR "${what}.patch touches ${count} files, not 2")
+  endif()
+  foreach(file IN LISTS touched)
+    string(REGEX REPLACE "^\\+\\+\\+ b/" "" file "${file}")
+    string(FIND "${section}" "](../${file})" said)
+    if(said EQUAL -1)
+      message(FATAL_ERROR "${what}.patch touches ${file}, CONTRIBUTING.md does not")
+    endif()
+  endforeach()
+  execute_process(COMMAND ${apply} ${own}/${what}.patch WORKING_DIRECTORY ${WORK} RESULT_VARIABLE failed)
+  if(failed)
+    message(FATAL_ERROR "${what}.patch does not fit the tree: write its few lines anew")
+  endif()
+endfunction()
+
+add(selector key_norm.hpp include/quoka/select/baselines)
+add(format i8_pow2_row.hpp include/quoka/formats)
+
+string(REPLACE "|" ";" includes "${INCLUDES}")
+list(REMOVE_ITEM includes ${SOURCE}/include)
+list(TRANSFORM includes PREPEND -isystem)
+separate_arguments(flags UNIX_COMMAND "${FLAGS}")
+execute_process(COMMAND ${CXX} ${flags} -O0 -I${WORK}/include -I${WORK}/examples ${includes}
+    ${own}/main.cpp -o ${WORK}/main COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND ${WORK}/main COMMAND_ERROR_IS_FATAL ANY)

@@ -1,0 +1,55 @@
+// The keys with the largest norms.
+//
+//   score[t] = |k[t]|
+//
+// kv_heads * kv_len FLOPs where the cache keeps the inverse norms, 2 * kv_heads * kv_len * head_dim
+// more where it does not. Queries are not looked at. Source: none, the simplest method that reads
+// keys. Deviations: a zero key, as one with a NaN or an infinity, is chosen last.
+#pragma once
+
+#include <quoka/select/kit.hpp>
+#include <quoka/select/scored_selector.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// What KeyNormSelector leaves open.
+struct KeyNormOptions {
+  Budget budget = 1024;    // keys per KV head
+  TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
+};
+
+// The scores behind KeyNormSelector.
+class KeyNormScorer {
+ public:
+  using Options = KeyNormOptions;
+
+  // Reused memory; nothing is carried from chunk to chunk.
+  struct State : NoState {
+    WorkerScratch<RowReader> rows;
+    Index bytes() const { return rows.bytes(); }
+  };
+
+  // Refuses none of the options.
+  explicit KeyNormScorer(const Options& = {}) {}
+
+  void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
+             ExecutorRef executor) const {
+    const Rows& k = input.k;
+    state.rows.reserve(executor.workers(), k);
+    for_each_kv_head(k, executor, [&](Index b, Index kv_head, int worker) {
+      for (Index t = 0; t < k.len(); ++t) {
+        const float inverse = input.inverse_norms.absent()
+                                  ? inverse_norm(state.rows[worker].read(k, b, kv_head, t), k.dim())
+                                  : input.inverse_norms.at(b, kv_head, t);
+        scores.at(b, kv_head, t) = 1.0f / inverse;  // of 0, not finite: the last choice of top-k
+      }
+    });
+  }
+};
+
+using KeyNormSelector = ScoredSelector<KeyNormScorer>;
+static_assert(Selector<KeyNormSelector>);
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
