@@ -2,7 +2,7 @@
 // keys the chunk attends to. Most do it by a score per key; they are written as a Scorer.
 //
 //   struct MyScorer {                       // ScoredSelector<MyScorer> is a Selector
-//     struct Options { Budget budget; TopKOptions top_k; ... };
+//     struct Options { Budget budget; ... };  // and TopKOptions top_k, or Index keep_first
 //     using State = NoState;                // or what is carried from chunk to chunk of one layer
 //     explicit MyScorer(const Options&);
 //     // scores [batch, kv_heads, kv_len]; more is better
