@@ -18,8 +18,8 @@ missing.
 What it does: copies include/ to build/mutants/LEG/tree and links the rest of the checkout beside it; writes the
 switches; configures and builds the test programs (GoogleTest alone, float storage, no decoder, no ggml); runs
 each once and notes which tests reach which mutants (trace/); then, for each mutant, runs the tests that
-reach it, the quickest programs first, until one fails. Tests beyond --budget seconds a mutant are left out unless
---thorough is given; a mutant that outlives what was run is "survived", with what was left out beside it.
+reach it, the quickest programs first, until one fails. Tests beyond --budget seconds a mutant are left out, and
+mutants that are said to be equal not run, unless --thorough is given; a mutant that outlives what was run is "survived", with what was left out beside it.
 Results are printed and written to build/mutants/LEG/results.json. A later run begins with the test that killed
 last time.
 
@@ -238,10 +238,10 @@ def build(args, leg, tree, work):
                  f"-DCMAKE_PROJECT_quoka_INCLUDE={inject}"], stdout=subprocess.DEVNULL)
     cache = (folder / "CMakeCache.txt").read_text()
     compiler = re.search(r"^CMAKE_CXX_COMPILER:\w+=(.*)$", cache, re.M).group(1)
-    run_or_exit([compiler, "-std=c++20", "-O2", *leg["gtest"], "-c", HERE / "runtime.cpp",
-                 "-o", folder / "mutants_runtime.o"])
-    archive = folder / "libmutants_runtime.a"
-    run_or_exit(["ar", "rcs", archive, folder / "mutants_runtime.o"])
+    archive, source = folder / "libmutants_runtime.a", HERE / "runtime.cpp"
+    if not archive.exists() or archive.stat().st_mtime < source.stat().st_mtime:
+        run_or_exit([compiler, "-std=c++20", "-O2", *leg["gtest"], "-c", source, "-o", folder / "mutants_runtime.o"])
+        run_or_exit(["ar", "rcs", archive, folder / "mutants_runtime.o"])
     listed = subprocess.run(["ninja", "-C", folder, "-t", "targets", "all"], capture_output=True, text=True).stdout
     programs = {}
     for target in re.findall(r"^(\S+): CXX_EXECUTABLE_LINKER", listed, re.M):
@@ -252,8 +252,15 @@ def build(args, leg, tree, work):
         if "gtest" in link.stdout:
             programs[name] = target
     print(f"building {len(programs)} test programs", flush=True)
-    subprocess.run(["ninja", "-C", folder, f"-j{args.jobs}", "-k0", "--quiet", *programs.values()])
-    built = {name: folder / target for name, target in programs.items() if (folder / target).exists()}
+    made = subprocess.run(["ninja", "-C", folder, f"-j{args.jobs}", "-k0", "--quiet", *programs.values()])
+
+    def is_new(target):
+        if made.returncode == 0:
+            return True
+        dry = subprocess.run(["ninja", "-C", folder, "-n", target], capture_output=True, text=True)
+        return "no work to do" in dry.stdout
+
+    built = {name: folder / target for name, target in programs.items() if is_new(target)}
     for name in programs.keys() - built.keys():
         print(f"{name} was not built: left out", flush=True)
     return built
@@ -366,7 +373,7 @@ def main():
     parser.add_argument("--check", action="store_true", help="find the source lines, and no more")
     parser.add_argument("--tests", default="", help="regex on test programs; else all, or CI's of aarch64")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests a mutant (60)")
-    parser.add_argument("--thorough", action="store_true", help="no budget")
+    parser.add_argument("--thorough", action="store_true", help="no budget, and equal ones too")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--json", type=pathlib.Path, help="where results go; WORK/LEG/results.json")
     args = parser.parse_args()
@@ -401,6 +408,8 @@ def main():
     def one(mutant):
         if mutant.number not in at:
             result = {"state": "stale"}
+        elif mutant.equal and not args.thorough:
+            result = {"state": "equal", "why": mutant.equal, "tests": 0, "left_out": len(reach[mutant.number])}
         else:
             last = before.get(mutant.name, {})
             killer = (last["program"], last["test"]) if last.get("state") == "killed" else None
