@@ -127,7 +127,6 @@ typename S::Options common_options(const Request& r) {
   }
   if constexpr (requires { o.keep_first; })
     o.keep_first = std::max(o.keep_first, forced.keep_first);
-  if constexpr (requires { o.sinks; }) o.sinks = std::max(o.sinks, forced.keep_first);
   return o;
 }
 
@@ -165,8 +164,7 @@ bool vary_quoka(const std::string& part, Index group, quoka::QuokaOptions& o) {
       {"recent", [](QuokaOptions& q, Index n) { q.top_k.keep_last = n; }},
       {"queries", [](QuokaOptions& q, Index n) { q.n_queries = n; }},
       {"blocks", [](QuokaOptions& q, Index n) { q.two_levels.block = n; }},
-      {"cascade", [](QuokaOptions& q, Index n) { q.cascade.every = n; }},
-      {"cascade_candidates", [](QuokaOptions& q, Index n) { q.cascade.candidates = n; }},
+      {"cascade", [](QuokaOptions& q, Index n) { q.cascade = n; }},
       {"candidates", [](QuokaOptions& q, Index n) { q.two_levels.candidates = n; }},
   };
   if (const auto word = words.find(part); word != words.end()) {

@@ -59,14 +59,13 @@ inline Index scored_rows(const quoka::QuokaOptions& o, Index kv_len) {
 
 // Rows times keys that QuokaOptions scores for each KV head by a cascade, `sets` sets of n rows; 0: it does not.
 inline double cascade_products(const quoka::QuokaOptions& o, Index n, Index sets, Index kv_len) {
-  const auto [every, times] = o.cascade;
-  const Index candidates = times * o.budget.keys(kv_len);
-  if (every < 2 || o.sketch == quoka::Sketch::off || o.budget.by_scores() ||
-      kv_len <= 2 * candidates)
+  const Index candidates = o.cascade * o.budget.keys(kv_len), step = o.cascade_step;
+  if (candidates == 0 || o.domain == quoka::Domain::logit || o.two_levels.block > 0 ||
+      o.sketch == quoka::Sketch::off || o.budget.by_scores() || kv_len <= 2 * candidates)
     return 0.0;
   Index first = 0;
   for (Index m = 0; m < n * sets; ++m)
-    first += m % n == n - 1 || m % n % every == m / n % every ? 1 : 0;
+    first += m % n == n - 1 || m % n % step == m / n % step ? 1 : 0;
   return 2 * first > n * sets ? 0.0 : product({first, kv_len}) + product({n, sets, candidates});
 }
 

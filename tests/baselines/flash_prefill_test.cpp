@@ -20,11 +20,8 @@ Selection select(const FlashPrefillOptions& options, const Rows& q, const Rows& 
 
 // In the order in which a budget takes them.
 std::vector<Index> forced_blocks(const FlashPrefillOptions& options, Index kv_len) {
-  std::vector<Index> forced;
-  if (options.first_blocks > 0) forced.push_back(0);
-  for (Index i = 0; i < options.last_blocks; ++i) forced.push_back(kv_len / options.block - i);
-  for (Index j = 1; j < options.first_blocks; ++j) forced.push_back(j);
-  return forced;
+  const Index own = kv_len / options.block;
+  return {0, own, own - 1, own - 2, own - 3, 1};
 }
 
 // Every score of a block, but for the set's factor, and the keys, by threshold or by budget.
@@ -57,10 +54,10 @@ void expect_agrees_with_oracle(const FlashPrefillOptions& options, const Tensor4
       double margin = 1;
       const std::vector<Index> expected =
           options.budget.by_scores()
-              ? oracle::keys_of_blocks(oracle::flash_prefill_blocks(
-                                           exact, q_len, kv_len, block, options.budget.threshold(),
-                                           options.first_blocks, options.last_blocks, &margin),
-                                       block, kv_len)
+              ? oracle::keys_of_blocks(
+                    oracle::flash_prefill_blocks(exact, q_len, kv_len, block,
+                                                 options.budget.threshold(), 2, 4, &margin),
+                    block, kv_len)
               : oracle::best_blocks(forced_blocks(options, kv_len), oracle::parts_of_best(exact),
                                     block, kv_len, options.budget.keys(kv_len), &margin);
       ASSERT_GT(margin, 1e-6) << "another seed";
@@ -78,7 +75,7 @@ TEST(FlashPrefill, AgreesWithTheOracle) {
         const auto q = random.tensor<T>(2, 2 * group, 37, 24, 4.0);
         const auto k = random.tensor<T>(2, 2, kv_len, 24, 4.0);
         for (const Budget& budget : {Budget::relative(0.06), Budget::relative(0.5), Budget(200)}) {
-          expect_agrees_with_oracle({.budget = budget, .first_blocks = 1, .last_blocks = 1}, q, k);
+          expect_agrees_with_oracle({.budget = budget, .block = 40}, q, k);
           expect_agrees_with_oracle({.budget = budget, .block = 16}, q, k);
         }
       }
@@ -110,9 +107,8 @@ TEST(FlashPrefillSelects, AsTheOracleForEveryBudget) {  // of the last block its
   Random random(634);
   const auto q = random.tensor<float>(1, 4, 37, 20, 3.0), k = random.tensor<float>(1, 2, 301, 20);
   for (const Index budget : {1, 15, 16, 17, 28, 29, 30, 31, 45, 61, 77, 78, 100, 128, 299, 300})
-    for (const auto& [first, last] : {std::array<Index, 2>{2, 4}, {0, 0}, {0, 1}, {3, 0}, {50, 50}})
-      expect_agrees_with_oracle(
-          {.budget = budget, .block = 16, .first_blocks = first, .last_blocks = last}, q, k);
+    for (const Index block : {16, 61, 301})
+      expect_agrees_with_oracle({.budget = budget, .block = block}, q, k);
 }
 
 TEST(FlashPrefillSelects, AsTheOracleForManyRows) {  // in more than one group of panels
@@ -188,21 +184,8 @@ TEST(FlashPrefillSelects, TheBestBlockForAnAlphaOfOne) {
   Random random(643);
   const auto q = random.tensor<float>(1, 1, 1, 16, 3.0),
              k = random.tensor<float>(1, 1, 512, 16, 4.0);
-  const FlashPrefillOptions options{
-      .budget = Budget::relative(1.0), .block = 16, .first_blocks = 0, .last_blocks = 0};
-  EXPECT_EQ(select(options, q, k).count(0, 0), 16);
-}
-
-TEST(FlashPrefillSelects, EverythingForThePromptsLastChunk) {
-  Random random(642);
-  const auto q = random.tensor<float>(1, 4, 64, 16, 9.0),
-             k = random.tensor<float>(1, 2, 2000, 16, 8.0);
-  FlashPrefillOptions options = FlashPrefillOptions::paper();
-  EXPECT_LT(select(options, q, k).total(), 4000);
-  options.last_chunk = true;
-  EXPECT_EQ(select(options, q, k), Selection::all(1, 2, 2000));
-  options.budget = 31;  // of a budget by scores alone
-  EXPECT_EQ(select(options, q, k).total(), 62);
+  const Selection keep = select({.budget = Budget::relative(1.0), .block = 16}, q, k);
+  EXPECT_EQ(keep.count(0, 0), 2 * 16 + 16 + 3 * 16);  // the first two, that one, the last three
 }
 
 // ---- NaN and infinity ---------------------------------------------------------------------------
@@ -300,9 +283,6 @@ TEST(FlashPrefillsState, KeepsAMeanKeyForEachBlock) {
 
 TEST(FlashPrefillRefuses, OptionsOutOfRange) {
   expect_refused([] { FlashPrefillSelector({.block = 0}); }, {"block", 0, 1});
-  expect_refused([] { FlashPrefillSelector({.first_blocks = -2}); }, {"first_blocks", -2, 0});
-  expect_refused([] { FlashPrefillSelector({.last_blocks = -3}); }, {"last_blocks", -3, 0});
-  expect_refused([] { FlashPrefillSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
   expect_refused([] { FlashPrefillSelector({.budget = Budget::mass(0.5)}); }, {"best"});
 }
 

@@ -46,14 +46,12 @@ template <class T>
 void expect_agrees_with_oracle(const LessIsMoreOptions& options, const Tensor4<T>& q,
                                const Tensor4<T>& k) {
   const Index kv_len = k.dimension(2), budget = options.budget.keys(kv_len);
-  SCOPED_TRACE("budget " + std::to_string(budget) + " of " + std::to_string(kv_len) + ", share " +
-               std::to_string(options.top_share) + ", sinks " + std::to_string(options.sinks) +
-               (options.reserve_recent ? "" : ", all by score"));
+  SCOPED_TRACE("budget " + std::to_string(budget) + " of " + std::to_string(kv_len) +
+               ", keep_first " + std::to_string(options.keep_first));
   const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
   const auto keep = to_positions(selected(options, q, k));
   for (Index b = 0; b < k_exact.batch; ++b) {
-    const auto expected = oracle::less_is_more(q_exact, k_exact, b, budget, options.sinks,
-                                               options.top_share, options.reserve_recent);
+    const auto expected = oracle::less_is_more(q_exact, k_exact, b, budget, options.keep_first);
     for (Index head = 0; head < k_exact.heads; ++head)
       expect_same_set(keep[uz(b)][uz(head)], expected, q_exact, k_exact, b);
   }
@@ -68,26 +66,18 @@ TEST(LessIsMore, AgreesWithTheOracle) {
       for (Index q_len : {1, 17}) {
         const auto q = random.tensor<T>(2, 2 * group, q_len, 24);
         const auto k = random.tensor<T>(2, 2, 127, 24);
-        for (bool reserve_recent : {true, false})
-          for (Index sinks : {0, 4})
-            expect_agrees_with_oracle(
-                {.budget = 31, .sinks = sinks, .reserve_recent = reserve_recent}, q, k);
+        for (Index sinks : {0, 4})
+          expect_agrees_with_oracle({.budget = 31, .keep_first = sinks}, q, k);
       }
   });
 }
 
-TEST(LessIsMoreSelects, AsTheOracleForEveryBudgetAndShare) {
+TEST(LessIsMoreSelects, AsTheOracleForEveryBudget) {
   Random random(552);
   const auto q = random.tensor<float>(1, 6, 7, 20), k = random.tensor<float>(1, 2, 67, 20);
   for (Index budget : {0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 31, 65, 66, 67, 68})
-    for (double top_share : {0.01, 0.25, 0.5, 0.75, 0.99, 1.0})
-      for (Index sinks : {0, 1, 4, 40})
-        for (bool reserve_recent : {true, false})
-          expect_agrees_with_oracle({.budget = budget,
-                                     .top_share = top_share,
-                                     .sinks = sinks,
-                                     .reserve_recent = reserve_recent},
-                                    q, k);
+    for (Index sinks : {0, 1, 4, 15, 40})
+      expect_agrees_with_oracle({.budget = budget, .keep_first = sinks}, q, k);
   for (double budget : {0.1, 0.5}) expect_agrees_with_oracle({.budget = budget}, q, k);
 }
 
@@ -112,20 +102,15 @@ TEST(LessIsMore, OfOneHeadIsTheSortedTopK) {  // to the bit, as one head needs n
   Random random(554);
   const auto q = random.tensor<Element>(1, 1, 17, 24);
   const auto k = random.tensor<Element>(1, 1, 127, 24);
-  for (Index budget : {1, 7, 31, 126}) {
-    const Selection best = quoka::OracleSelector({.budget = budget}).select(q, k);
-    EXPECT_EQ(selected({.budget = budget, .top_share = 1.0, .sinks = 0}, q, k), best);
-    EXPECT_EQ(selected({.budget = budget, .sinks = 0, .reserve_recent = false}, q, k), best);
-    EXPECT_EQ(selected({.budget = budget, .reserve_recent = false}, q, k),
-              quoka::OracleSelector({.budget = budget, .top_k = {.keep_first = budget > 4 ? 4 : 0}})
-                  .select(q, k));
-    if (budget < 31) continue;
-    EXPECT_EQ(selected({.budget = budget}, q, k),
-              quoka::OracleSelector(
-                  {.budget = budget,
-                   .top_k = {.keep_first = 4, .keep_last = budget - budget * 3 / 4 - 4}})
-                  .select(q, k));
-  }
+  for (Index budget : {1, 7, 31, 126})
+    for (Index sinks : {0, 4, 12}) {
+      const Index first = budget > sinks ? sinks : 0;
+      const Index recent = std::max<Index>(0, budget - budget * 3 / 4 - first);
+      EXPECT_EQ(selected({.budget = budget, .keep_first = sinks}, q, k),
+                quoka::OracleSelector(
+                    {.budget = budget, .top_k = {.keep_first = first, .keep_last = recent}})
+                    .select(q, k));
+    }
 }
 
 TEST(LessIsMoreSelects, TheSameKeysForEveryHead) {
@@ -160,8 +145,7 @@ TEST(LessIsMoreSelects, NoSinksWhereTheBudgetIsNoLarger) {
   for (Index i = 0; i < 7; ++i) q(0, 0, i, 0) = q(0, 1, i, 0) = 9.0f;
   for (Index t = 0; t < 4; ++t) k(0, 0, t, 0) = -9.0f;  // nobody wants the first ones
   for (Index budget : {1, 4, 5}) {
-    const auto keep =
-        to_positions(selected({.budget = budget, .reserve_recent = false}, q, k))[0][0];
+    const auto keep = to_positions(selected({.budget = budget}, q, k))[0][0];
     EXPECT_EQ(keep[0] == 0, budget == 5) << budget;
   }
 }
@@ -182,14 +166,13 @@ TEST(LessIsMoreSelects, BatchesOnTheirOwn) {
 
 TEST(LessIsMoreSelects, AtTwoLayersForAll) {
   Random random(559);
-  Stack<LessIsMoreSelector> stack({.budget = 31}, 10),  // choose: 2 and 4
-      official({.budget = 31, .plan = {.dense_on_choosing_layers = true}}, 10);
+  Stack<LessIsMoreSelector> stack({.budget = 31}, 10);  // choose: 2 and 4
   for (Index kv_len : {127, 164}) {
     Selection chosen;
     for (Index layer = 0; layer < 10; ++layer) {
       SCOPED_TRACE("layer " + std::to_string(layer) + ", kv_len " + std::to_string(kv_len));
       const auto q = random.tensor<float>(1, 4, 17, 20), k = random.tensor<float>(1, 2, kv_len, 20);
-      const Selection keep = stack.select(layer, q, k), officially = official.select(layer, q, k);
+      const Selection keep = stack.select(layer, q, k);
       if (layer == 2 || layer == 4) {
         chosen = keep;
         expect_same_set(to_positions(chosen)[0][0],
@@ -197,7 +180,6 @@ TEST(LessIsMoreSelects, AtTwoLayersForAll) {
                         to_oracle(k), 0);
       }
       EXPECT_EQ(keep, layer < 2 ? Selection::all(1, 2, kv_len) : chosen);
-      EXPECT_EQ(officially, layer <= 2 || layer == 4 ? Selection::all(1, 2, kv_len) : keep);
     }
   }
 }
@@ -212,7 +194,7 @@ TEST(LessIsMore, AKeyThatIsNotFiniteRanksLast) {
     k(0, 0, 20, 3) = stored<Element>(odd);
     auto others = oracle::range(0, 37);
     others.erase(others.begin() + 20);
-    EXPECT_EQ(to_positions(selected({.budget = 36, .reserve_recent = false}, q, k))[0][0], others);
+    EXPECT_EQ(to_positions(selected({.budget = 36}, q, k))[0][0], others);
   }
 }
 
@@ -228,12 +210,7 @@ TEST(LessIsMore, LeavesQueriesThatAreNotFiniteOut) {
 // ---- refused ------------------------------------------------------------------------------------
 
 TEST(LessIsMoreRefuses, OptionsOutOfRange) {
-  expect_refused([] { LessIsMoreSelector({.top_share = 0.0}); }, {"top_share", "(0, 1]"});
-  expect_refused([] { LessIsMoreSelector({.top_share = 1.5}); }, {"top_share", "1.5", "(0, 1]"});
-  expect_refused([] { LessIsMoreSelector({.top_share = -0.5}); }, {"top_share", "-0.5", "(0, 1]"});
-  expect_refused([] { LessIsMoreSelector({.top_share = oracle::not_a_number}); },
-                 {"top_share", "(0, 1]"});
-  expect_refused([] { LessIsMoreSelector({.sinks = -3}); }, {"sinks", -3, 0});
+  expect_refused([] { LessIsMoreSelector({.keep_first = -3}); }, {"keep_first", -3, 0});
   expect_refused([] { LessIsMoreSelector({.plan = {.layer = 32}}); }, {"layer", 32, 31});
 }
 

@@ -18,13 +18,11 @@ oracle::Eviction simulated_by(const SnapKvOptions& options, double scale = 0) {
           .method = oracle::Evict::snapkv,
           .window = options.observation,
           .kernel = options.pool,
-          .max_pool = options.pooling == Aggregation::max,
           .scale = scale};
 }
 std::string name_of(const SnapKvOptions& options) {
   return "observation " + std::to_string(options.observation) + ", pool " +
-         std::to_string(options.pool) +
-         (options.pooling == Aggregation::max ? " by maximum" : " by mean");
+         std::to_string(options.pool);
 }
 
 template <class T>
@@ -73,8 +71,7 @@ std::vector<double> exact_scores_of(const SnapKvOptions& options, const Tensor4<
                                         oracle::range(q_exact.len - w, q_exact.len)));
   std::vector<oracle::Row> rows;
   for (Index t : positions) rows.push_back(k_exact.row(0, 0, t));
-  auto scores =
-      oracle::snapkv_scores(window, rows, options.pool, 0, options.pooling == Aggregation::max);
+  auto scores = oracle::snapkv_scores(window, rows, options.pool, 0);
   for (double& x : scores) x *= static_cast<double>(w);  // a sum over the window here
   return scores;
 }
@@ -90,18 +87,16 @@ TEST(SnapKv, ScoresAreTheWindowsPooledAttention) {
     for (Index t = 197; t < 237; ++t) some.push_back(t);
     for (Index observation : {1, 7, 32, 40, 1000})
       for (Index pool : {1, 3, 5, 51})
-        for (Aggregation pooling : aggregations)
-          for (const auto& positions : {some, oracle::range(0, 237)}) {
-            const SnapKvOptions options{
-                .observation = observation, .pool = pool, .pooling = pooling};
-            SCOPED_TRACE(name_of(options));
-            const Scores scores = scores_of(options, q, k, positions);
-            EXPECT_EQ(scores.forced, std::min<Index>(observation, 40));
-            const auto expected = exact_scores_of(options, q, k, positions);
-            for (std::size_t i = 0; i < expected.size(); ++i)
-              ASSERT_NEAR(static_cast<double>(scores.of[i]), expected[i], 1e-5 * expected[i])
-                  << "key " << positions[i];
-          }
+        for (const auto& positions : {some, oracle::range(0, 237)}) {
+          const SnapKvOptions options{.observation = observation, .pool = pool};
+          SCOPED_TRACE(name_of(options));
+          const Scores scores = scores_of(options, q, k, positions);
+          EXPECT_EQ(scores.forced, std::min<Index>(observation, 40));
+          const auto expected = exact_scores_of(options, q, k, positions);
+          for (std::size_t i = 0; i < expected.size(); ++i)
+            ASSERT_NEAR(static_cast<double>(scores.of[i]), expected[i], 1e-5 * expected[i])
+                << "key " << positions[i];
+        }
   });
 }
 
@@ -109,12 +104,9 @@ TEST(SnapKvScores, PoolAlongWhatIsRetainedNotAlongPositions) {  // neighbours ma
   Random random(592);
   auto q = random.tensor<float>(1, 1, 1, 20), k = random.tensor<float>(1, 1, 500, 20);
   for (Index c = 0; c < 20; ++c) k(0, 0, 250, c) = 2.0f * q(0, 0, 0, c);
-  const SnapKvOptions options{.pool = 3, .pooling = Aggregation::max};
-  const auto scores = scores_of(options, q, k, {3, 100, 250, 400, 410, 499}).of;
-  EXPECT_EQ(scores[1], scores[2]);
-  EXPECT_EQ(scores[3], scores[2]);
-  EXPECT_LT(scores[0], scores[2]);
-  EXPECT_LT(scores[4], scores[2]);
+  const auto scores = scores_of({.pool = 3}, q, k, {3, 100, 250, 400, 410, 499}).of;
+  for (const std::size_t near : {1u, 2u, 3u})
+    for (const std::size_t far : {0u, 4u}) EXPECT_GT(scores[near], 2.0f * scores[far]);
 }
 
 TEST(SnapKvScores, TakeAttentionsScale) {
@@ -146,11 +138,9 @@ TEST(SnapKvRetains, WhatTheOracleDoesUnderEverySwitch) {
   Random random(595);
   for (Index observation : {1, 8, 32, 64})
     for (Index pool : {1, 5, 7})
-      for (Aggregation pooling : aggregations)
-        for (Index group : {1, 3})
-          expect_agrees_with_oracle<float>(
-              random, {.budget = 40, .observation = observation, .pool = pool, .pooling = pooling},
-              192, 32, group);
+      for (Index group : {1, 3})
+        expect_agrees_with_oracle<float>(
+            random, {.budget = 40, .observation = observation, .pool = pool}, 192, 32, group);
 }
 
 TEST(SnapKvRetains, WhatTheOracleDoesForAnyBudget) {  // less than the window, too: its last keys
@@ -268,26 +258,25 @@ TEST(SnapKv, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {  // its neighbours pool
   const auto finite = random.tensor<Element>(1, 1, 137, 20);
   for (float odd : {not_a_number, infinity, -infinity})
     for (Index pool : {1, 5})
-      for (Aggregation pooling : aggregations)
-        for (Index t : {0, 60, 119}) {
-          auto k = finite;
-          k(0, 0, t, 3) = stored<Element>(odd);
-          const SnapKvOptions options{.observation = 17, .pool = pool, .pooling = pooling};
-          SCOPED_TRACE(name_of(options) + ", key " + std::to_string(t));
-          auto raw = exact_scores_of({.observation = 17, .pool = 1}, q, without_row(finite, t),
-                                     oracle::range(0, 136));
-          raw.insert(raw.begin() + t, 0.0);
-          const auto expected = oracle::pool(raw, pool, pooling == Aggregation::max);
-          const auto scores = scores_of(options, q, k, oracle::range(0, 137)).of;
-          for (Index i = 0; i < 120; ++i) {
-            if (i == t)
-              EXPECT_FALSE(std::isfinite(scores[uz(i)]));
-            else
-              EXPECT_NEAR(static_cast<double>(scores[uz(i)]), expected[uz(i)],
-                          1e-5 * expected[uz(i)] + 1e-12)
-                  << "key " << i;
-          }
+      for (Index t : {0, 60, 119}) {
+        auto k = finite;
+        k(0, 0, t, 3) = stored<Element>(odd);
+        const SnapKvOptions options{.observation = 17, .pool = pool};
+        SCOPED_TRACE(name_of(options) + ", key " + std::to_string(t));
+        auto raw = exact_scores_of({.observation = 17, .pool = 1}, q, without_row(finite, t),
+                                   oracle::range(0, 136));
+        raw.insert(raw.begin() + t, 0.0);
+        const auto expected = oracle::pool(raw, pool);
+        const auto scores = scores_of(options, q, k, oracle::range(0, 137)).of;
+        for (Index i = 0; i < 120; ++i) {
+          if (i == t)
+            EXPECT_FALSE(std::isfinite(scores[uz(i)]));
+          else
+            EXPECT_NEAR(static_cast<double>(scores[uz(i)]), expected[uz(i)],
+                        1e-5 * expected[uz(i)] + 1e-12)
+                << "key " << i;
         }
+      }
 }
 
 TEST(SnapKv, AQueryThatIsNotFiniteIsLeftOut) {  // those that are left see what they saw

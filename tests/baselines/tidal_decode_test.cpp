@@ -82,12 +82,10 @@ TEST(TidalDecodeAlone, TakesAttentionsScale) {
 
 // ---- a stack of layers --------------------------------------------------------------------------
 
-TEST(LayerPlans, CorrectAtTwoFifthsUnlessTheySay) {
+TEST(LayerPlans, CorrectAtTwoFifths) {
   for (auto [layers, correction] : {std::pair{32, 13}, {36, 14}, {28, 11}, {10, 4}, {4, 2}, {1, 0}})
     EXPECT_EQ((LayerPlan{.layer = 0, .layer_count = layers}.correction_layer()), correction)
         << layers << " layers";
-  EXPECT_EQ((LayerPlan{.layer_count = 32, .correction = 9}.correction_layer()), 9);
-  EXPECT_EQ((LayerPlan{.layer_count = 32, .correction = 0}.correction_layer()), 0);
 }
 
 TEST(SharedChoices, AreMadeByTwoLayersAndReusedByTheOthers) {
@@ -112,13 +110,12 @@ TEST(SharedChoices, AreMadeByTwoLayersAndReusedByTheOthers) {
 
 TEST(SharedChoices, AreMadeWhereThePlanSays) {
   Random random(535);
-  const Chunk<float> chunk(random, 6, 127);
-  for (const auto& [first, correction] :
-       {std::pair<Index, Index>{0, 3}, {1, 5}, {3, 3}, {3, 1}, {2, 0}}) {
-    SCOPED_TRACE("first_sparse " + std::to_string(first) + ", correction " +
-                 std::to_string(correction));
-    Tidal stack({.budget = 31, .plan = {.first_sparse = first, .correction = correction}}, 6);
-    for (Index layer = 0; layer < 6; ++layer) {
+  const Chunk<float> chunk(random, 8, 127);
+  for (const auto& [layers, first, correction] :
+       {std::array<Index, 3>{6, 0, 2}, {8, 1, 3}, {8, 3, 3}, {6, 3, 2}, {6, 2, 2}, {1, 0, 0}}) {
+    SCOPED_TRACE(std::to_string(layers) + " layers, first_sparse " + std::to_string(first));
+    Tidal stack({.budget = 31, .plan = {.first_sparse = first}}, layers);
+    for (Index layer = 0; layer < layers; ++layer) {
       const Selection keep = chunk.select(stack, layer);
       if (layer < first) {
         EXPECT_TRUE(keep.is_all()) << layer;  // even if it is the correction layer
@@ -131,21 +128,6 @@ TEST(SharedChoices, AreMadeWhereThePlanSays) {
           quoka::OracleSelector({.budget = 31}).select(chunk.q[chosen_at], chunk.k[chosen_at]))
           << layer;
     }
-  }
-}
-
-TEST(SharedChoices, MayLeaveTheChoosingLayersDense) {
-  Random random(536);
-  const Chunk<float> chunk(random, 10, 127);
-  Tidal budgeted({.budget = 31}, 10),
-      official({.budget = 31, .plan = {.dense_on_choosing_layers = true}}, 10);
-  for (Index layer = 0; layer < 10; ++layer) {
-    const Selection keep = chunk.select(budgeted, layer),
-                    officially = chunk.select(official, layer);
-    if (layer <= 2 || layer == 4)
-      EXPECT_EQ(officially, Selection::all(1, 2, 127)) << layer;
-    else
-      EXPECT_EQ(officially, keep) << layer;
   }
 }
 
@@ -263,9 +245,8 @@ TEST(SharedChoices, GoThroughAStackOfPrefills) {
     state.shared = shared;
     layers.emplace_back(
         quoka::LayerShape{.q_heads = 4, .kv_heads = 2, .head_dim = 20},
-        TidalDecodeOptions{
-            .budget = 31,
-            .plan = {.layer = layer, .layer_count = 4, .first_sparse = 1, .correction = 3}},
+        TidalDecodeOptions{.budget = 31,
+                           .plan = {.layer = layer, .layer_count = 7, .first_sparse = 1}},  // and 3
         quoka::AttentionOptions{}, std::move(state));
   }
   std::vector<Selection> chosen(4);

@@ -199,19 +199,39 @@ TEST(XAttentionSelects, NoFewerThanTheFloorAndNoMoreThanTheCeiling) {
   EXPECT_EQ(counts(Budget::mass(0.5, 600)), (std::array<Index, 2>{512, 512}));
 }
 
+// XAttention's scores and bar, in a method that forces keys besides: they come on top of what the threshold keeps.
+struct ForcingXAttention {
+  struct Options : XAttentionOptions {
+    quoka::TopKOptions top_k = {};
+  };
+  using State = XAttentionScorer::State;
+
+  explicit ForcingXAttention(const Options& options) : scorer(options) {}
+  void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
+             quoka::ExecutorRef executor) const {
+    scorer.score(input, state, scores, executor);
+  }
+  static float bar() { return XAttentionScorer::bar(); }
+
+  XAttentionScorer scorer;
+};
+
 TEST(XAttentionSelects, ForcedKeysOnTopOfTheThresholds) {
   Random random(610);
   Case<float> x(random, 1, 2, 512, 64, 16);
   const XAttentionOptions plain{.budget = Budget::mass(0.3), .block = 16};
-  XAttentionOptions forced = plain;
-  forced.top_k = {.keep_first = 20, .keep_last = 40};
+  quoka::ScoredSelector<ForcingXAttention>::State state;
+  Selection forced;
+  ForcingXAttention::Options options{plain, {.keep_first = 20, .keep_last = 40}};
+  quoka::ScoredSelector<ForcingXAttention>(options).select(x.input(true), state, forced,
+                                                           quoka::SerialExecutor{});
   for (const Index head : {0, 1}) {
     std::vector<Position> expected = select(plain, x.input(true)).positions(0, head);
     for (Position t = 0; t < 512; ++t)
       if ((t < 20 || t >= 472) && !std::count(expected.begin(), expected.end(), t))
         expected.push_back(t);
     std::sort(expected.begin(), expected.end());
-    EXPECT_EQ(select(forced, x.input(true)).positions(0, head), expected);
+    EXPECT_EQ(forced.positions(0, head), expected);
   }
 }
 
@@ -313,7 +333,6 @@ TEST(XAttention, LeavesRowsThatAreNotFiniteOut) {  // of queries, past keys and 
 TEST(XAttentionRefuses, OptionsOutOfRange) {
   expect_refused([] { XAttentionSelector({.stride = 0}); }, {"stride", 0, 1});
   expect_refused([] { XAttentionSelector({.stride = 8, .block = 100}); }, {"block", 100, 8});
-  expect_refused([] { XAttentionSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
   expect_refused([] { XAttentionSelector({.budget = Budget::relative(0.5)}); }, {"mass"});
 }
 

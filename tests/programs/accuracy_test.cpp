@@ -279,7 +279,7 @@ TEST(Methods, ThePresetHasItsCascade) {
   if (!quoka::detail::sketched_mass_is_fast()) GTEST_SKIP() << "scores in float";
   const MethodOptions options{.budget = 5};
   const Selection keep = selection_of("quoka.recommended", options);
-  EXPECT_EQ(keep, selection_of("quoka.recommended.cascade4.cascade_candidates4", options));
+  EXPECT_EQ(keep, selection_of("quoka.recommended.cascade4", options));
   EXPECT_FALSE(keep == selection_of("quoka.recommended.cascade0", options));
 }
 

@@ -19,7 +19,6 @@
 namespace {
 
 using namespace quoka_test;
-using quoka::Cascade;
 using quoka::KeySketch;
 using quoka::QuokaSelector;
 using quoka::SelectorInput;
@@ -127,7 +126,7 @@ TEST(CascadedMass, LeavesOutRowsAndKeysThatAreNotFinite) {
 
 // ---- the selector -------------------------------------------------------------------------------
 
-QuokaOptions options(Index group, Index budget, Cascade cascade = {.every = 4}) {
+QuokaOptions options(Index group, Index budget, Index cascade = 4) {
   QuokaOptions o = QuokaOptions::recommended(group, budget);
   o.sketch = Sketch::on;
   o.cascade = cascade;
@@ -166,7 +165,7 @@ TEST(Cascade, TheLastQueryOfEachHeadAndEachFourthOfTheOthersLookFirst) {
                                   1.0f / std::sqrt(32.0f), 500, Aggregation::mean, scores, state,
                                   SerialExecutor{}, nullptr, {expected, 120, 120});
   EXPECT_EQ(got.keep, quoka::top_k(scores, 30, {.window = 3}));
-  EXPECT_NE(got.keep, select(options(4, 30, {}), {q, k}).keep);
+  EXPECT_NE(got.keep, select(options(4, 30, 0), {q, k}).keep);
   quoka::ThreadPool pool(3);
   EXPECT_EQ(select(options(4, 30), {q, k}, pool).keep, got.keep);
 }
@@ -177,35 +176,42 @@ TEST(Cascade, BeginsWhereThePastIsLongerThanTwiceTheCandidates) {
   const TensorView<const float> keys(k);
   const auto differs = [&](Index len, const QuokaOptions& o) {
     QuokaOptions plain = o;
-    plain.cascade = {};
+    plain.cascade = 0;
     const SelectorInput input{q, keys.slice(0, len)};
     return select(o, input).keep != select(plain, input).keep;
   };
   EXPECT_FALSE(differs(240, options(2, 30)));
   EXPECT_TRUE(differs(241, options(2, 30)));
-  EXPECT_TRUE(differs(181, options(2, 30, {4, 3})));
-  EXPECT_FALSE(differs(180, options(2, 30, {4, 3})));
-  EXPECT_FALSE(differs(241, options(2, 30, {1, 4})));
-  EXPECT_FALSE(differs(241, options(2, 1, {4, 1 << 20})));
-  QuokaOptions half = options(2, 30, {3, 4});  // no more than half of the queries look first
+  EXPECT_TRUE(differs(181, options(2, 30, 3)));
+  EXPECT_FALSE(differs(180, options(2, 30, 3)));
+  EXPECT_FALSE(differs(241, options(2, 1, 1 << 20)));
+  QuokaOptions half = options(2, 30);  // no more than half of the queries look first
   half.n_queries = 4;
   EXPECT_TRUE(differs(241, half));
+  half.n_queries = 2;
+  EXPECT_FALSE(differs(241, half));
 }
 
-// Budgets by scores count all keys; single tokens are all of them a head's last; float has no cascade.
+// Budgets by scores count all keys; single tokens are all of them a head's last; cosines, float and two levels
+// have no cascade. Nothing is reserved for it there.
 TEST(Cascade, DoesNothingElsewhere) {
   Random random(804);
   const auto q = random.tensor<float>(1, 4, 40, 32), one = random.tensor<float>(1, 4, 1, 32),
              k = random.tensor<float>(1, 2, 400, 32);
-  QuokaOptions with = options(2, 20), without = options(2, 20, {});
-  Selected decode = select(with, {one, k});
-  EXPECT_EQ(decode.state.scorer.sketched_mass.scratch[0].candidates.bytes(), 0);
-  EXPECT_EQ(decode.keep, select(without, {one, k}).keep);
-  EXPECT_NE(select(with, {q, k}).keep, select(without, {q, k}).keep);
-  with.sketch = without.sketch = Sketch::off;
-  EXPECT_EQ(select(with, {q, k}).keep, select(without, {q, k}).keep);
-  with.budget = without.budget = quoka::Budget::mass(0.3, 1, 20);
-  EXPECT_EQ(select(with, {q, k}).keep, select(without, {q, k}).keep);
+  const auto expect_same = [&](const auto& vary, const Rows& queries) {
+    QuokaOptions with = options(2, 20), without = options(2, 20, 0);
+    vary(with), vary(without);
+    const Selected a = select(with, {queries, k}), b = select(without, {queries, k});
+    EXPECT_EQ(a.keep, b.keep);
+    EXPECT_EQ(a.state.bytes(), b.state.bytes());
+  };
+  EXPECT_NE(select(options(2, 20), {q, k}).keep, select(options(2, 20, 0), {q, k}).keep);
+  expect_same([](QuokaOptions&) {}, one);
+  expect_same([](QuokaOptions& o) { o.domain = quoka::Domain::logit, o.top_k.window = 1; }, q);
+  expect_same([](QuokaOptions& o) { o.sketch = Sketch::off; }, q);
+  expect_same([](QuokaOptions& o) { o.budget = quoka::Budget::mass(0.3, 1, 20); }, q);
+  // As many candidates as keys: all keys are scored, in one look.
+  expect_same([](QuokaOptions& o) { o.two_levels = {.block = 16, .candidates = 20}; }, q);
 }
 
 // The sketch of an engine's cache: in any order of cells, the candidates' codes are found.
@@ -221,7 +227,7 @@ TEST(Cascade, FindsCodesInTheSketchOfACache) {
   const Rows listed = Rows(pool).listed(cells);
   const Selection own = select(options(2, 20), {q, k}).keep;
   EXPECT_EQ(select(options(2, 20), {.q = q, .k = listed, .sketch = &sketch}).keep, own);
-  EXPECT_NE(select(options(2, 20, {}), {q, k}).keep, own);
+  EXPECT_NE(select(options(2, 20, 0), {q, k}).keep, own);
 }
 
 // An eighth of 63 keys is 7, and has a cascade; an eighth of the 64 that there is room for is 8, and has none.
@@ -277,7 +283,7 @@ double mass_kept(const Rows& q, const Rows& k, Index budget) {
   QuokaOptions o = options(q.heads() / k.heads(), budget);
   const SelectorInput input{q, k};
   const Selection with = select(o, input).keep;
-  o.cascade = {};
+  o.cascade = 0;
   const Selection without = select(o, input).keep;
   o.sketch = Sketch::off;
   quoka::QuokaScorer::State state;
@@ -315,14 +321,9 @@ TEST(Cascade, KeepsTheMassOfRealLayers) {
 }
 
 TEST(Cascade, RefusesWhatItCannotDo) {
-  expect_refused([] { QuokaSelector(options(2, 20, {-1, 4})); }, {"every", -1, 0});
-  expect_refused([] { QuokaSelector(options(2, 20, {4, 0})); }, {"candidates", 0, 1});
-  expect_refused(
-      [] {
-        QuokaSelector(options(2, 20, {4, (1 << 20) + 1}));
-      },
-      {"candidates", (1 << 20) + 1, 1 << 20});
-  expect_refused([] { QuokaSelector({.cascade = {.every = 4}}); }, {"cascade", "softmax"});
+  expect_refused([] { QuokaSelector(options(2, 20, -1)); }, {"cascade", -1, 0});
+  expect_refused([] { QuokaSelector(options(2, 20, (1 << 20) + 1)); },
+                 {"cascade", (1 << 20) + 1, 1 << 20});
 }
 
 }  // namespace

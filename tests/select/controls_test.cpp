@@ -193,13 +193,11 @@ TEST(FirstRecentControl, OfASmallBudgetKeepsSinksAlone) {
 }
 
 TEST(FirstRecentControl, WithoutSinksIsASlidingWindow) {
-  EXPECT_EQ(first_and_recent({.budget = 7, .top_k = {.keep_first = 0}}, 37), oracle::range(30, 37));
+  EXPECT_EQ(first_and_recent({.budget = 7, .keep_first = 0}, 37), oracle::range(30, 37));
 }
 
-TEST(FirstRecentControl, LooksAtNoOtherOption) {
-  EXPECT_EQ(first_and_recent(
-                {.budget = 31, .top_k = {.window = 7, .keep_first = 4, .keep_last = 20}}, 501),
-            both(4, 27, 501));
+TEST(FirstRecentControl, KeepsAsManySinksAsItIsAskedFor) {
+  EXPECT_EQ(first_and_recent({.budget = 31, .keep_first = 9}, 501), both(9, 22, 501));
 }
 
 TEST(FirstRecentControl, OfAFractionGrowsWithThePast) {
@@ -213,7 +211,7 @@ TEST(ControlsRefuse, OptionsOutOfRange) {
   expect_refused([] { OracleSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
   expect_refused([] { OracleSelector({.top_k = {.keep_last = -4}}); }, {"keep_last", -4, 0});
   expect_refused([] { RandomSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
-  expect_refused([] { FirstRecentSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
+  expect_refused([] { FirstRecentSelector({.keep_first = -3}); }, {"keep_first", -3, 0});
   expect_refused([] { FirstRecentSelector({.budget = -5}); }, {"budget", -5, 0});
 }
 

@@ -56,7 +56,7 @@ Candidates candidates_of(const oracle::Eviction& before, const oracle::Eviction&
   for (Index r = 0; r < group; ++r)
     window.push_back(
         oracle::group_rows(q, b, kv_head * group + r, q.heads, oracle::range(q.len - w, q.len)));
-  c.scores = oracle::snapkv_scores(window, rows, after.kernel, after.scale, after.max_pool);
+  c.scores = oracle::snapkv_scores(window, rows, after.kernel, after.scale);
   for (double& x : c.scores) x = std::log(x);  // masses have a relative error
   c.scores.resize(rows.size(), oracle::infinity);
   return c;

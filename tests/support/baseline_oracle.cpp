@@ -267,12 +267,11 @@ Scores loki_scores(const Tensor& q, const Tensor& past_k, const std::vector<Basi
 }
 
 std::vector<Index> less_is_more(const Tensor& q, const Tensor& past_k, Index b, Index budget,
-                                Index sink, double top_share, bool reserve_recent, double scale) {
+                                Index sink, double scale) {
   if (budget >= past_k.len) return range(0, past_k.len);
   if (budget < sink + 1) sink = 0;
-  Index part = budget - sink;
-  if (reserve_recent)
-    part = std::min(part, static_cast<Index>(std::floor(top_share * static_cast<double>(budget))));
+  const Index part =
+      std::min(budget - sink, static_cast<Index>(std::floor(0.75 * static_cast<double>(budget))));
   const Index recent = budget - sink - part;
 
   std::vector<std::vector<Index>> order;  // [q_head], best first
@@ -363,24 +362,20 @@ std::vector<double> keydiff_scores(const std::vector<Row>& candidates) {
   return scores;
 }
 
-std::vector<double> pool(const std::vector<double>& x, Index kernel, bool max_pool) {
+std::vector<double> pool(const std::vector<double>& x, Index kernel) {
   assert(kernel % 2 == 1);
   std::vector<double> pooled;
   for (Index t = 0; t < std::ssize(x); ++t) {
-    double largest = -infinity, sum = 0;
-    for (Index u = t - kernel / 2; u <= t + kernel / 2; ++u) {
-      if (u < 0 || u >= std::ssize(x)) continue;
-      largest = std::max(largest, x[uz(u)]);
-      sum += x[uz(u)];
-    }
-    pooled.push_back(max_pool ? largest : sum / static_cast<double>(kernel));
+    double sum = 0;
+    for (Index u = t - kernel / 2; u <= t + kernel / 2; ++u)
+      if (u >= 0 && u < std::ssize(x)) sum += x[uz(u)];
+    pooled.push_back(sum / static_cast<double>(kernel));
   }
   return pooled;
 }
 
 std::vector<double> snapkv_scores(const std::vector<std::vector<Row>>& window_rows_per_head,
-                                  const std::vector<Row>& candidates, Index kernel, double scale,
-                                  bool max_pool) {
+                                  const std::vector<Row>& candidates, Index kernel, double scale) {
   const Index w = std::ssize(window_rows_per_head[0]), before = std::ssize(candidates) - w;
   std::vector<double> mean(uz(before), 0.0);
   for (const std::vector<Row>& rows : window_rows_per_head) {
@@ -391,7 +386,7 @@ std::vector<double> snapkv_scores(const std::vector<std::vector<Row>>& window_ro
     for (Index t = 0; t < before; ++t)
       mean[uz(t)] += head[uz(t)] / static_cast<double>(window_rows_per_head.size());
   }
-  return pool(mean, kernel, max_pool);
+  return pool(mean, kernel);
 }
 
 void Eviction::append(const Tensor& q, const Tensor& k, Index b, Index kv_head) {
@@ -418,7 +413,7 @@ void Eviction::append(const Tensor& q, const Tensor& k, Index b, Index kv_head) 
         for (Index i = q.len - w; i < q.len; ++i)
           rows.back().push_back(q.row(b, kv_head * group + r, i));
       }
-      keep = best(snapkv_scores(rows, candidates, kernel, scale, max_pool), budget - w);
+      keep = best(snapkv_scores(rows, candidates, kernel, scale), budget - w);
       for (Index i = n - w; i < n; ++i) keep.push_back(i);
     }
   }

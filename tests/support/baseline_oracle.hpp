@@ -140,14 +140,12 @@ Scores loki_scores(const Tensor& q, const Tensor& past_k, const std::vector<Basi
 
 // One list for all heads of batch b, min(budget, kv_len) long, ascending: the first `sink`
 // positions (none if budget <= sink), the last `recent`, and `part` of the middle between them.
-//   reserve_recent                         part = floor(top_share budget), recent = the rest
-//   otherwise, or if the rest is negative  part = budget - sink, recent = 0
+//   part = floor(0.75 budget), recent = the rest; if that is negative, part = budget - sink, recent = 0
 // Every head ranks the middle by (mean over its rows of softmax(scale q.k) over all past keys,
 // descending, then position). The part is filled with rank 0 of head 0, 1, ..., then rank 1 of
 // head 0, 1, ..., leaving out what is there already.
 std::vector<Index> less_is_more(const Tensor& q, const Tensor& past_k, Index b, Index budget,
-                                Index sink = 4, double top_share = 0.75, bool reserve_recent = true,
-                                double scale = 0);
+                                Index sink = 4, double scale = 0);
 
 // ---- Quest (Tang et al. 2024) ----
 
@@ -174,17 +172,16 @@ std::vector<double> keydiff_scores(const std::vector<Row>& candidates);
 
 // ---- SnapKV (Li et al. 2024) ----
 
-// Over the `kernel` (odd) neighbours around every position, stride 1: the maximum of those in
-// range, or their sum / kernel (what is out of range counts as 0).
-std::vector<double> pool(const std::vector<double>& x, Index kernel, bool max_pool);
+// Over the `kernel` (odd) neighbours around every position, stride 1: their sum / kernel (what
+// is out of range counts as 0).
+std::vector<double> pool(const std::vector<double>& x, Index kernel);
 
 // The last w queries of the chunk, [head of the group][w], score the candidates, of which the last
 // w are their own keys: softmax(scale q.k) over all candidates, of its own keys row i seeing only
 // the first i + 1; the mean over rows and heads; then pooling. Scores of the candidates before the
 // window, pooled among themselves.
 std::vector<double> snapkv_scores(const std::vector<std::vector<Row>>& window_rows_per_head,
-                                  const std::vector<Row>& candidates, Index kernel, double scale,
-                                  bool max_pool = false);
+                                  const std::vector<Row>& candidates, Index kernel, double scale);
 
 // ---- eviction over a whole sequence ----
 
@@ -196,8 +193,7 @@ struct Eviction {
   Index budget = 1024;
   Evict method = Evict::keydiff;
   Index window = 32, kernel = 5;  // SnapKV
-  bool max_pool = false;
-  double scale = 0;  // 0: 1/sqrt(dim)
+  double scale = 0;               // 0: 1/sqrt(dim)
 
   std::vector<Index> retained = {};            // positions in the sequence, ascending
   std::vector<std::vector<double>> keys = {};  // of every position so far, evicted or not

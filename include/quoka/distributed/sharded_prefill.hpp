@@ -249,7 +249,7 @@ class ShardedPrefill {
     add("the hash of k_scales", hash(given.k_scales));
     add("the hash of v_scales", hash(given.v_scales));
     if constexpr (!is_dense) {
-      const TopKOptions& top_k = selector_.options().top_k;
+      const TopKOptions top_k = selector_.top_k();
       add("top_k.window", top_k.window);
       add("top_k.keep_first", top_k.keep_first);
       add("top_k.keep_last", top_k.keep_last);
@@ -271,8 +271,7 @@ class ShardedPrefill {
       const Index budget = selector_.options().budget.keys(kv_len_);
       if (budget < kv_len_) {
         const Shard shard(map_, kv_len_, rounds_);
-        global_.begin(map_, kv_len_, budget, batch, heads, selector_.options().top_k,
-                      executor.workers());
+        global_.begin(map_, kv_len_, budget, batch, heads, selector_.top_k(), executor.workers());
         if (global_.wanted() > 0) propose(input(q, chunk_k, shard), budget, executor);
         return global_.select(selection_, own_, rounds_, executor);
       }
@@ -285,7 +284,7 @@ class ShardedPrefill {
     const auto& scorer = selector_.scorer();
     const Index heads = in.k.batch() * in.k.heads(), len = in.k.len(), most = std::min(budget, len);
     if constexpr (requires { &std::decay_t<decltype(scorer)>::score_selected; }) {
-      if (selector_.options().top_k.window == 1 && most < len &&
+      if (selector_.top_k().window == 1 && most < len &&
           scorer.select(in, most, state_, proposed_, executor)) {
         // It forces keys at the ends of the shard: those that count are still among the others.
         float* const scores = scores_.reserve_amortised(heads * most);

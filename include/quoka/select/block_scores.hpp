@@ -1,5 +1,4 @@
-// Scores of blocks of keys, for selectors that choose blocks: the part of the kit behind XAttention
-// and FlashPrefill.
+// Scores of blocks of keys: what XAttention and FlashPrefill share.
 //
 //   x[i][t]   = row i . key row t, in log2 units
 //   each_row  score[s][j] = sum over rows i of set s of (sum over t in block j of 2^x[i][t])
@@ -21,6 +20,7 @@
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+namespace detail {
 
 // What the rows are multiplied with.
 struct BlockKeys {
@@ -76,8 +76,6 @@ class BlockRowWriter {
 // Writes the rows of one KV head, times `factor`.
 using FillBlockRows = FunctionRef<void(Index b, Index kv_head, float factor, BlockRowWriter& rows)>;
 
-namespace detail {
-
 // Scratch of one worker.
 struct BlockScratch {
   Buffer<float> rows;              // [rows][stride * dim]
@@ -101,10 +99,8 @@ struct BlockScratch {
   }
 };
 
-}  // namespace detail
-
 // Reused memory of block_scores().
-using BlockScoreState = WorkerScratch<detail::BlockScratch>;
+using BlockScoreState = WorkerScratch<BlockScratch>;
 
 // scores [batch, kv_heads, sets, keys.blocks()], an array. `capacity`: as many keys as there may be in
 // later calls, for scratch memory. fill() gives rows of log2 logits: factor is log2_of_e.
@@ -112,6 +108,7 @@ void block_scores(const BlockQueries& shape, FillBlockRows fill, const BlockKeys
                   Index capacity, BlockNormaliser normaliser, float* scores, BlockScoreState& state,
                   ExecutorRef executor);
 
+}  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 

@@ -334,8 +334,6 @@ class BlockAccumulator {
   Index lines_ = 0;  // to ask for per slab
 };
 
-}  // namespace detail
-
 QUOKA_FUNC void block_scores(const BlockQueries& shape, FillBlockRows fill, const BlockKeys& keys,
                              Index capacity, BlockNormaliser normaliser, float* scores,
                              BlockScoreState& state, ExecutorRef executor) {
@@ -352,5 +350,6 @@ QUOKA_FUNC void block_scores(const BlockQueries& shape, FillBlockRows fill, cons
   });
 }
 
+}  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka

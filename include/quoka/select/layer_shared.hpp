@@ -1,14 +1,13 @@
 // Selectors that choose at some layers and let the others reuse the choice.
 //
 //   layer < first_sparse                     dense
-//   layer == first_sparse, or == correction  chooses anew from all queries of the chunk
+//   layer == first_sparse, or 0.4 * layer_count, rounded: chooses anew from all queries of the chunk
 //   any other                                reuses the last choice of this chunk
 //
 // The choice is an explicit state that the layers of one sequence share: make one SharedChoice and
 // hand it to each layer's State. It belongs to one chunk; layers are called in ascending order. A
 // layer on its own (first_sparse) chooses for itself. Officially attention at the choosing layers
-// is dense; with dense_on_choosing_layers = false, the default, it keeps to the budget like any
-// other method.
+// is dense; here it keeps to the budget like any other method.
 //
 //   struct MyChoice {
 //     struct Options { Budget budget; LayerPlan plan; ... };
@@ -30,13 +29,9 @@ struct LayerPlan {
   Index layer = 2;         // this layer, counted from 0
   Index layer_count = 32;  // of the model
   Index first_sparse = 2;  // the first layer that is not dense
-  Index correction = -1;   // the layer that chooses again; -1: 0.4 * layer_count, rounded
-  bool dense_on_choosing_layers = false;  // true: as published
 
   // The layer that chooses again.
-  Index correction_layer() const {
-    return correction >= 0 ? correction : (4 * layer_count + 5) / 10;
-  }
+  Index correction_layer() const { return (4 * layer_count + 5) / 10; }
   // Does this layer choose?
   bool chooses() const { return layer == first_sparse || layer == correction_layer(); }
 };
@@ -118,8 +113,7 @@ class LayerSharedSelector {
     shared.kv_len = k.len();
     shared.sequence = input.sequence;
     shared.last_layer = plan.layer;
-    if (dense || (plan.chooses() && plan.dense_on_choosing_layers))
-      return selection.select_all(k.batch(), k.heads(), k.len());
+    if (dense) return selection.select_all(k.batch(), k.heads(), k.len());
     shared.selection.require_shape(k.batch(), k.heads(), k.len());
     selection = shared.selection;
   }

@@ -148,19 +148,7 @@ inline void require_sized(const Budget& budget, std::string_view method) {
 // recorded layers and on lone needles: bench/results/two_levels.md.
 struct TwoLevels {
   Index block = 0;       // keys of a block, a multiple of 16; 0: one level
-  Index candidates = 8;  // keys looked at, times the budget
-};
-
-// A cascade: a part of the queries that were kept scores every key, all of them the best candidates alone, so
-// that many queries cost little more than few (sketch/sketched_mass.hpp). It acts in Domain::softmax, where the
-// sketch scores, once the past is longer than twice the candidates. Off unless `every` is given.
-//
-// Another Selection than without. What is lost on trained models: bench/results/cascade.md. Where more than
-// half of the queries would look first, all look at once: with every = 2, and for single tokens.
-struct Cascade {
-  Index every = 0;  // the first look is that of each head's last query, and of each every-th of the
-                    // others; 0 or 1: of all
-  Index candidates = 4;  // keys that all queries look at, times the budget
+  Index candidates = 8;  // keys looked at, times the budget; acts with a block
 };
 
 // From a score per key to the best keys: steps/top_k.hpp says in which order.

@@ -21,7 +21,10 @@
 // per_head. With a sketch from 8-bit logits alone, in 0.3 of the time: nearly the same Selection
 // (sketch/sketched_mass.hpp).
 //
-// Cascade: a part of these rows looks at all keys, all of them at the best (of a sketch alone).
+// Cascade: a part of these rows looks at all keys, all of them at the best candidates alone, so that many
+// queries cost little more than few (sketch/sketched_mass.hpp). It begins once the past is longer than twice
+// the candidates. Where more than half of the queries would look first (of a single token), all look at once.
+// Another Selection than without; what is lost on trained models: bench/results/cascade.md.
 //
 // TwoLevels: blocks of keys by their means first, then the keys of the best blocks alone, so that the cost
 // hardly grows with the cache (sketch/block_levels.hpp).
@@ -51,14 +54,16 @@ struct QuokaOptions {
   Budget budget = 1024;                                // B_SA: 512, 1024, 2048, or 0.25; by
                                                        // scores: in float, without the sketch
   Index n_queries = 16;                                // N_Q: queries kept for scoring
-  Scoring scoring = Scoring::cosine;                   // S; Domain::softmax has its own
+  Scoring scoring = Scoring::cosine;                   // S; of Domain::logit
   Aggregation aggregation = Aggregation::max;          // over the kept queries
   GroupMode group_mode = GroupMode::rank;              // over the heads of a group
   QueryChoice query_choice = QueryChoice::dissimilar;  // which queries score
   Domain domain = Domain::logit;                       // softmax: the kept queries' own attention
   TopKOptions top_k = {};                              // window, sinks and recent keys
-  Sketch sketch = Sketch::automatic;                   // 8-bit codes: what they promise is there
-  Cascade cascade = {};                                // few queries first; of Domain::softmax
+  Sketch sketch = Sketch::automatic;                   // 8-bit codes; none for Scoring::dot
+  Index cascade = 0;                                   // candidates for all queries, times the
+                                                       // budget; 0: off. Of Domain::softmax by the
+                                                       // sketch in one level
   TwoLevels two_levels = {};                           // blocks first; 0: off. Always with a sketch
 
   // The paper's, which are the defaults.
@@ -78,7 +83,7 @@ struct QuokaOptions {
             .query_choice = QueryChoice::mixed,
             .domain = Domain::softmax,
             .top_k = {.window = 3},
-            .cascade = {.every = 4}};
+            .cascade = 4};
   }
 
   // The same with half the queries and without neighbours, about 32 per KV head (max(4, 32 / group) of
@@ -91,9 +96,13 @@ struct QuokaOptions {
     QuokaOptions options = recommended(group, budget);
     options.n_queries = std::max<Index>(4, 32 / group);
     options.top_k.window = 1;
-    options.cascade = {};
+    options.cascade = 0;
     return options;
   }
+
+  // The first look of a cascade is that of each head's last query and of each fourth of the others: chosen
+  // among seven variants (bench/results/cascade.md).
+  static constexpr Index cascade_step = 4;
 };
 
 // The scores behind QuokaSelector.
@@ -128,9 +137,9 @@ class QuokaScorer {
     }
   };
 
-  // Throws std::invalid_argument for n_queries < 1, for a cascade of cosines or with every < 0 or
-  // candidates outside [1, 2^20], and for two levels with a block that is no multiple of
-  // 16, fewer than 2 candidates, a budget by scores, Sketch::off, Scoring::dot, or a window of cosines.
+  // Throws std::invalid_argument for n_queries < 1, for a cascade outside [0, 2^20], and for two levels
+  // with a block that is no multiple of 16, fewer than 2 candidates, a budget by scores, Sketch::off,
+  // Scoring::dot, or a window of cosines.
   explicit QuokaScorer(const Options& options = {});
 
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,

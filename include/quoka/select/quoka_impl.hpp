@@ -10,12 +10,8 @@ inline namespace QUOKA_ABI {
 
 QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) {
   detail::require_at_least("n_queries", options.n_queries, 1);
-  detail::require_at_least("cascade.every", options.cascade.every, 0);
-  detail::require_at_least("cascade.candidates", options.cascade.candidates, 1);
-  detail::require_at_most("cascade.candidates", options.cascade.candidates, "", 1 << 20);
-  if (options.cascade.every > 1 && options.domain == Domain::logit)
-    detail::fail_because(
-        "cascade.every above 1 needs Domain::softmax, and domain is Domain::logit");
+  detail::require_at_least("cascade", options.cascade, 0);
+  detail::require_at_most("cascade", options.cascade, "", 1 << 20);
   const TwoLevels& levels = options.two_levels;
   detail::require_at_least("two_levels.block", levels.block, 0);
   if (levels.block == 0) return;
@@ -54,13 +50,13 @@ QUOKA_FUNC bool QuokaScorer::sketches(const SelectorInput& input) const {
   return options_.domain == Domain::softmax ? input.shard == nullptr : !detail::are_codes(input.k);
 }
 
-// Of each head's queries the last one, and each every-th of the others, begun elsewhere for each head.
+// Of each head's queries the last one, and each fourth of the others, begun elsewhere for each head.
 QUOKA_FUNC detail::FirstLook QuokaScorer::first_look(const SelectorInput& input,
                                                      State& state) const {
-  const auto [every, times] = options_.cascade;
-  if (every < 2) return {};
+  const Index times = options_.cascade, step = Options::cascade_step;
+  if (times == 0 || two_levels()) return {};
   // Fewer than half of the keys, or none.
-  const auto candidates_of = [&, times = times](Index len) {
+  const auto candidates_of = [&](Index len) {
     const Index budget = options_.budget.keys(len);
     return budget < ceil_div(len, 2 * times) ? times * budget : 0;
   };
@@ -68,11 +64,14 @@ QUOKA_FUNC detail::FirstLook QuokaScorer::first_look(const SelectorInput& input,
   // With a share of the past as budget a longer one may have none.
   const Index most = std::max(candidates, candidates_of(std::max(keys, input.capacity)));
   const Index rows = kept_rows(input), n = std::min(options_.n_queries, input.q.len());
-  Index *const first = state.first_rows.reserve(rows), *end = first;
+  const auto looks = [&](Index m) { return m % n == n - 1 || m % n % step == m / n % step; };
+  Index count = 0;
+  for (Index m = 0; m < rows; ++m) count += looks(m) ? 1 : 0;
+  if (most == 0 || 2 * count > rows) return {};
+  Index *const first = state.first_rows.reserve(count), *end = first;
   for (Index m = 0; m < rows; ++m)
-    if (m % n == n - 1 || m % n % every == m / n % every) *end++ = m;
-  const bool few = 2 * (end - first) <= rows;
-  return {{first, end}, few ? candidates : 0, few ? most : 0};
+    if (looks(m)) *end++ = m;
+  return {{first, end}, candidates, most};
 }
 
 // Queries that score for each KV head.

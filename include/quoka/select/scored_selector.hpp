@@ -40,7 +40,7 @@ class ScoredSelector {
   // Throws std::invalid_argument for a window < 1, a negative keep_first or keep_last, and what the
   // scorer refuses, a budget by scores among it.
   explicit ScoredSelector(const Options& options = {}) : options_(options), scorer_(options) {
-    detail::check_top_k(0, options.top_k);
+    detail::check_top_k(0, top_k_of(options));
     if constexpr (requires { scorer_.takes(Budget::Rule::mass); }) {
       if (!scorer_.takes(options.budget.rule()))
         detail::require_sized(options.budget, "this method, with these options,");
@@ -51,6 +51,8 @@ class ScoredSelector {
 
   const Options& options() const { return options_; }
   const S& scorer() const { return scorer_; }
+  // The options' own top_k, or what a keep_first says.
+  TopKOptions top_k() const { return top_k_of(options_); }
 
   // Writes the keys to attend to. Throws std::invalid_argument when shapes do not fit together, and
   // when the State was told of other keys.
@@ -94,6 +96,15 @@ class ScoredSelector {
     state.kept_bytes();
   };
 
+  static TopKOptions top_k_of(const Options& options) {
+    if constexpr (requires { options.top_k; })
+      return options.top_k;
+    else if constexpr (requires { options.keep_first; })
+      return {.keep_first = options.keep_first};
+    else
+      return {};
+  }
+
   static constexpr bool has_bar = requires(const S& scorer) { scorer.bar(); };
 
   // With a sketch of the cache's owner nothing is remembered, and cells may come and go.
@@ -114,7 +125,7 @@ class ScoredSelector {
     if constexpr (requires { scorer_.select(input, budget, state.scorer, selection, executor); })
       if (scorer_.select(input, budget, state.scorer, selection, executor)) return;
     float* const scores = state.scores.reserve_amortised(heads * capacity);
-    state.top_k.reserve(executor.workers(), capacity, options_.top_k.window);
+    state.top_k.reserve(executor.workers(), capacity, top_k().window);
     scorer_.score(input, state.scorer,
                   TensorView<float, 3>(scores, {k.batch(), k.heads(), k.len()}), executor);
     if (options_.budget.by_scores()) {
@@ -123,22 +134,21 @@ class ScoredSelector {
         counts[head] = std::clamp(count(scores + head * k.len(), k.len(), state.top_k[worker]),
                                   options_.budget.least(k.len()), budget);
       });
-      return detail::select_counted(scores, k.batch(), k.heads(), k.len(), counts, options_.top_k,
+      return detail::select_counted(scores, k.batch(), k.heads(), k.len(), counts, top_k(),
                                     selection, state.top_k, executor);
     }
-    detail::select_top_k(scores, k.batch(), k.heads(), k.len(), budget, options_.top_k, selection,
+    detail::select_top_k(scores, k.batch(), k.heads(), k.len(), budget, top_k(), selection,
                          state.top_k, executor);
   }
 
   // Of one head, by a budget by scores.
   Index count(const float* scores, Index kv_len, detail::TopKScratch& scratch) const {
-    const TopKOptions& top_k = options_.top_k;
     if constexpr (has_bar)
-      return detail::count_at_least(scores, kv_len, scorer_.bar(), top_k, scratch);
+      return detail::count_at_least(scores, kv_len, scorer_.bar(), top_k(), scratch);
     const double threshold = options_.budget.threshold();
     return options_.budget.rule() == Budget::Rule::mass
-               ? detail::count_mass(scores, kv_len, threshold, top_k, scratch)
-               : detail::count_relative(scores, kv_len, threshold, top_k, scratch);
+               ? detail::count_mass(scores, kv_len, threshold, top_k(), scratch)
+               : detail::count_relative(scores, kv_len, threshold, top_k(), scratch);
   }
 
   Options options_;

@@ -2,7 +2,7 @@
 // keys the chunk attends to. Most do it by a score per key; they are written as a Scorer.
 //
 //   struct MyScorer {                       // ScoredSelector<MyScorer> is a Selector
-//     struct Options { Budget budget; TopKOptions top_k; ... };
+//     struct Options { Budget budget; ... };  // and TopKOptions top_k, or Index keep_first
 //     using State = NoState;                // or what is carried from chunk to chunk of one layer
 //     explicit MyScorer(const Options&);
 //     // scores [batch, kv_heads, kv_len]; more is better
@@ -159,7 +159,6 @@ concept Scorer = requires(const S& scorer, const SelectorInput& input, typename 
   S(options);
   scorer.score(input, state, scores, executor);
   { options.budget } -> std::convertible_to<Budget>;
-  { options.top_k } -> std::convertible_to<TopKOptions>;
 };
 
 // Every selector's contract on its input. Throws std::invalid_argument.

@@ -1,7 +1,7 @@
 // First and recent keys: the attention sinks and a window that slides with the prompt. A control
 // that looks at neither queries nor keys.
 //
-//   score[t] = t, after keep_first = 4 forced ones
+//   score[t] = t, after keep_first forced ones
 //
 // kv_heads * kv_len writes. Source: Xiao et al., "Efficient Streaming Language Models with
 // Attention Sinks", arXiv 2309.17453. Deviation: positions are not renumbered inside the window, as
@@ -15,8 +15,8 @@ inline namespace QUOKA_ABI {
 
 // What FirstRecentSelector leaves open.
 struct FirstRecentOptions {
-  Budget budget = 1024;                   // keys per KV head
-  TopKOptions top_k = {.keep_first = 4};  // attention sinks; all the others are the last ones
+  Budget budget = 1024;  // keys per KV head
+  Index keep_first = 4;  // attention sinks; all the others are the last ones
 };
 
 // The scores behind FirstRecentSelector.

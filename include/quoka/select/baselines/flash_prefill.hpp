@@ -8,9 +8,9 @@
 // Two ways to choose, one list per KV head, united over the query blocks and the heads of the group:
 //
 //   Budget::relative(alpha)   blocks with s >= alpha * max over j of s for any (h, u); always the
-//                             first_blocks, and the last_blocks that end with a query block's own.
+//                             first two, and the last four that end with a query block's own.
 //                             alpha: 0.18 Llama-3.1, 0.08 Qwen2.5, 0.12 Qwen3-MoE; CompactAttention 0.06
-//   a count of keys           block 0, the last blocks from the newest back, the other first ones, then
+//   a count of keys           block 0, the last blocks from the newest back, the other first one, then
 //                             by the largest s / max s of any (h, u), earlier blocks first; of the last
 //                             block that is taken, the first keys
 //
@@ -32,14 +32,8 @@ inline namespace QUOKA_ABI {
 
 // What FlashPrefillSelector leaves open.
 struct FlashPrefillOptions {
-  Budget budget = 1024;    // or Budget::relative(0.12), the method's own
-  Index block = 128;       // keys of a block, and queries
-  Index first_blocks = 2;  // always kept
-  Index last_blocks = 4;   // always kept: those up to a query block's own
-  // The prompt's last two query blocks attend to everything: set it for the chunks that hold them. Of a
-  // budget by scores alone.
-  bool last_chunk = false;
-  TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
+  Budget budget = 1024;  // or Budget::relative(0.12), the method's own
+  Index block = 128;     // keys of a block, and queries
 
   // As published: a threshold in place of a budget.
   static FlashPrefillOptions paper(double alpha = 0.12) {
@@ -54,11 +48,14 @@ class FlashPrefillScorer {
  public:
   using Options = FlashPrefillOptions;
 
+  // Always kept, as published: attention sinks, and the blocks up to a query block's own.
+  static constexpr Index first_blocks = 2, last_blocks = 4;
+
   struct State {
     RowStore<float> means;  // [batch, kv_heads, blocks, head_dim]
     RowStore<float> sums;   // [batch, kv_heads, 1, head_dim], of the last block's keys
     WorkerScratch<RowReader> readers;
-    BlockScoreState rows;
+    detail::BlockScoreState rows;
     detail::BlockChoiceState blocks;
     Index len = 0;     // keys whose means are up to date
     bool cut = false;  // since then: the sums may hold keys that are gone
@@ -71,12 +68,9 @@ class FlashPrefillScorer {
     Index bytes() const { return kept_bytes() + rows.bytes() + blocks.bytes() + readers.bytes(); }
   };
 
-  // Throws std::invalid_argument for a block < 1, negative first_blocks or last_blocks, and
-  // Budget::mass.
+  // Throws std::invalid_argument for a block < 1 and Budget::mass.
   explicit FlashPrefillScorer(const Options& options = {}) : options_(options) {
     detail::require_at_least("block", options.block, 1);
-    detail::require_at_least("first_blocks", options.first_blocks, 0);
-    detail::require_at_least("last_blocks", options.last_blocks, 0);
     if (options.budget.rule() == Budget::Rule::mass)
       detail::fail_because(
           "budget: FlashPrefill's threshold is a part of the best score, Budget::relative, not of "
@@ -89,8 +83,8 @@ class FlashPrefillScorer {
     const Index block = options_.block, query_blocks = ceil_div(q.len(), block);
     catch_up(k, input.capacity, state, executor);
     const Rows means = state.means.view();
-    const BlockQueries shape{input.group() * q.len(), input.group() * query_blocks, q};
-    const auto fill = [&](Index b, Index kv_head, float factor, BlockRowWriter& to) {
+    const detail::BlockQueries shape{input.group() * q.len(), input.group() * query_blocks, q};
+    const auto fill = [&](Index b, Index kv_head, float factor, detail::BlockRowWriter& to) {
       for (Index r = 0; r < input.group(); ++r) {
         for (Index i = 0; i < q.len(); ++i) {
           const float* const row = to.read(q, b, kv_head * input.group() + r, i);
@@ -101,8 +95,8 @@ class FlashPrefillScorer {
     };
     const Index blocks = means.len(), heads = k.batch() * k.heads();
     float* const of_blocks = state.blocks.reserve(executor.workers(), heads, shape.sets, blocks);
-    block_scores(shape, fill, {.k = means}, ceil_div(input.capacity, block),
-                 BlockNormaliser::whole_set, of_blocks, state.rows, executor);
+    detail::block_scores(shape, fill, {.k = means}, ceil_div(input.capacity, block),
+                         detail::BlockNormaliser::whole_set, of_blocks, state.rows, executor);
     for_each_kv_head(k, executor, [&](Index b, Index head, int worker) {
       float* const of_head = of_blocks + (b * k.heads() + head) * shape.sets * blocks;
       detail::BlockChoice choice(state.blocks.scratch[worker], k.len(), block, blocks);
@@ -111,11 +105,9 @@ class FlashPrefillScorer {
                             options_.budget.by_scores() ? options_.budget.threshold() : 0.0);
       // The first query block's own block begins at or before the chunk.
       const Index own = k.len() / block;
-      const bool everything = options_.last_chunk && options_.budget.by_scores();
-      if (options_.first_blocks > 0) choice.force(0);
-      for (Index j = own; j > own - options_.last_blocks && j >= 0; --j) choice.force(j);
-      for (Index j = 1; j < (everything ? blocks : options_.first_blocks) && j < blocks; ++j)
-        choice.force(j);
+      choice.force(0);
+      for (Index j = own; j > own - last_blocks && j >= 0; --j) choice.force(j);
+      for (Index j = 1; j < first_blocks && j < blocks; ++j) choice.force(j);
       choice.write(scores.row(b, head, 0));
     });
   }

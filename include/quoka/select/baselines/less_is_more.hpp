@@ -1,8 +1,8 @@
 // LessIsMore: one set for all heads, the union of what each head wants most, at two layers.
 //
 //   s[h][t]   = mean over the chunk's queries of softmax over t of head h's logits
-//   part      = floor(top_share * budget) keys by score; `sinks` first keys; the rest most recent
-//   list[h]   = the part best keys of head h between sinks and recent ones, best first
+//   part      = three quarters of the budget by score, rounded down; keep_first keys; the rest most recent
+//   list[h]   = the part best keys of head h between first and recent ones, best first
 //   union     = rank 0 of every head, then rank 1 of every head, ... each key once, until part keys
 //
 // 2 * q_heads * q_len * kv_len * head_dim FLOPs at the choosing layers and none elsewhere. The
@@ -24,11 +24,9 @@ inline namespace QUOKA_ABI {
 
 // What LessIsMoreSelector leaves open.
 struct LessIsMoreOptions {
-  Budget budget = 1024;        // keys per KV head
-  LayerPlan plan = {};         // this layer, and which layers choose
-  double top_share = 0.75;     // of the budget, chosen by score
-  Index sinks = 4;             // first keys, always kept where the budget is larger
-  bool reserve_recent = true;  // the rest of the budget: the most recent; false: by score too
+  Budget budget = 1024;  // keys per KV head
+  LayerPlan plan = {};   // this layer, and which layers choose
+  Index keep_first = 4;  // attention sinks, always kept where the budget is larger
 };
 
 // The choice behind LessIsMoreSelector.
@@ -49,20 +47,21 @@ class LessIsMoreChoice {
     }
   };
 
-  // Throws std::invalid_argument for a top_share outside (0, 1] and a negative number of sinks.
+  // Of the budget, chosen by score: the authors' share.
+  static constexpr double top_share = 0.75;
+
+  // Throws std::invalid_argument for a negative keep_first.
   explicit LessIsMoreChoice(const Options& options = {}) : options_(options) {
-    detail::require_at_least("sinks", options.sinks, 0);
-    if (!(options.top_share > 0.0 && options.top_share <= 1.0))
-      detail::fail_range("top_share", options.top_share, "(0, 1]");
+    detail::require_at_least("keep_first", options.keep_first, 0);
   }
 
   void select(const SelectorInput& input, Index budget, State& s, Selection& selection,
               ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;
     const Index kv_len = k.len(), q_heads = q.heads(), tasks = q.batch() * q_heads;
-    const Index sinks = budget > options_.sinks ? options_.sinks : 0;
-    const auto share = static_cast<Index>(options_.top_share * static_cast<double>(budget));
-    const Index recent = options_.reserve_recent ? std::max<Index>(0, budget - share - sinks) : 0;
+    const Index sinks = budget > options_.keep_first ? options_.keep_first : 0;
+    const auto share = static_cast<Index>(top_share * static_cast<double>(budget));
+    const Index recent = std::max<Index>(0, budget - share - sinks);
     const Index part = budget - sinks - recent;
 
     float* const of_head = s.of_head.reserve_amortised(tasks * kv_len);

@@ -3,8 +3,7 @@
 //   window    the chunk's last w = min(observation, q_len) queries, and their keys, which stay
 //   mass[t]   = mean over the group's heads of the sum over the window's queries of their causal
 //               softmax over all candidates, for candidates before the window
-//   score[t]  = mass pooled over `pool` neighbours in retained order: average, zeros beyond the
-//               ends, or maximum
+//   score[t]  = mean mass of `pool` neighbours in retained order, zeros beyond the ends
 //
 // 2 * q_heads * w * (budget + chunk) * head_dim FLOPs. Source: Li et al., "SnapKV: LLM Knows What
 // You are Looking for Before Generation", arXiv 2404.14469, and its code, whose prompt comes whole.
@@ -25,11 +24,10 @@ inline namespace QUOKA_ABI {
 
 // What SnapKvSelector leaves open.
 struct SnapKvOptions {
-  Budget budget = 1024;                     // keys retained
-  Index observation = 32;                   // w: queries at the end of the chunk that judge
-  Index pool = 5;                           // neighbours pooled, odd; 1: none
-  Aggregation pooling = Aggregation::mean;  // over the neighbours
-  Index keep_first = 0;  // attention sinks that are never evicted, inside the budget
+  Budget budget = 1024;    // keys retained
+  Index observation = 32;  // w: queries at the end of the chunk that judge
+  Index pool = 5;          // neighbours pooled, odd; 1: none
+  Index keep_first = 0;    // attention sinks that are never evicted, inside the budget
 };
 
 // Who stays: the scores behind SnapKvSelector.
@@ -89,16 +87,11 @@ class SnapKvEviction {
   // A key that is not finite has a mass of NaN: it keeps it, and counts as 0 for its neighbours.
   void pool(const float* raw, Index count, float* pooled) const {
     const Index reach = options_.pool / 2;
-    const bool mean = options_.pooling == Aggregation::mean;
     for (Index i = 0; i < count; ++i) {
       const Index first = std::max<Index>(0, i - reach), end = std::min(count, i + reach + 1);
-      float value = mean ? 0.0f : raw[i];
-      for (Index j = first; j < end; ++j) {
-        const float mass = std::isfinite(raw[j]) ? raw[j] : 0.0f;
-        value = mean ? value + mass : std::max(value, mass);
-      }
-      if (mean) value /= static_cast<float>(options_.pool);
-      pooled[i] = std::isfinite(raw[i]) ? value : raw[i];
+      float sum = 0.0f;
+      for (Index j = first; j < end; ++j) sum += std::isfinite(raw[j]) ? raw[j] : 0.0f;
+      pooled[i] = std::isfinite(raw[i]) ? sum / static_cast<float>(options_.pool) : raw[i];
     }
   }
 

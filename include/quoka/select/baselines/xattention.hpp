@@ -32,10 +32,9 @@ inline namespace QUOKA_ABI {
 
 // What XAttentionSelector leaves open.
 struct XAttentionOptions {
-  Budget budget = 1024;    // or Budget::mass(0.9), the method's own
-  Index stride = 8;        // S: 8 or 16 in the paper
-  Index block = 128;       // keys of a block, and queries; a multiple of stride
-  TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
+  Budget budget = 1024;  // or Budget::mass(0.9), the method's own
+  Index stride = 8;      // S: 8 or 16 in the paper
+  Index block = 128;     // keys of a block, and queries; a multiple of stride
 
   // As published: a threshold in place of a budget.
   static XAttentionOptions paper(double tau = 0.9) { return {.budget = Budget::mass(tau)}; }
@@ -47,7 +46,7 @@ class XAttentionScorer {
   using Options = XAttentionOptions;
 
   struct State : NoState {
-    BlockScoreState rows;
+    detail::BlockScoreState rows;
     detail::BlockChoiceState blocks;
 
     Index bytes() const { return rows.bytes() + blocks.bytes(); }
@@ -69,9 +68,9 @@ class XAttentionScorer {
     const Rows &q = input.q, &k = input.k;
     const Index stride = options_.stride, block = options_.block, dim = k.dim();
     const Index rows = ceil_div(q.len(), stride), query_blocks = ceil_div(q.len(), block);
-    const BlockQueries shape{input.group() * rows, input.group() * query_blocks, q};
-    const BlockKeys keys{k, input.chunk_k, stride, block / stride, true};
-    const auto fill = [&](Index b, Index kv_head, float factor, BlockRowWriter& to) {
+    const detail::BlockQueries shape{input.group() * rows, input.group() * query_blocks, q};
+    const detail::BlockKeys keys{k, input.chunk_k, stride, block / stride, true};
+    const auto fill = [&](Index b, Index kv_head, float factor, detail::BlockRowWriter& to) {
       const float scale = factor * input.logit_scale() / static_cast<float>(stride);
       for (Index r = 0; r < input.group(); ++r) {
         for (Index i = 0; i < rows; ++i) {
@@ -91,8 +90,8 @@ class XAttentionScorer {
     };
     const Index blocks = keys.blocks(), heads = k.batch() * k.heads();
     float* const of_blocks = state.blocks.reserve(executor.workers(), heads, shape.sets, blocks);
-    block_scores(shape, fill, keys, input.capacity, BlockNormaliser::each_row, of_blocks,
-                 state.rows, executor);
+    detail::block_scores(shape, fill, keys, input.capacity, detail::BlockNormaliser::each_row,
+                         of_blocks, state.rows, executor);
     for_each_kv_head(k, executor, [&](Index b, Index head, int worker) {
       float* const of_head = of_blocks + (b * k.heads() + head) * shape.sets * blocks;
       detail::BlockChoice choice(state.blocks.scratch[worker], k.len(), block, blocks);
