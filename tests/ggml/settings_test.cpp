@@ -30,11 +30,17 @@ class Told {
   std::string problem;
 };
 
+// A file of this text, gone when the program ends.
 std::string written(const std::string& text) {
+  struct Folder {
+    const std::filesystem::path path = std::filesystem::path(::testing::TempDir()) /
+                                       ("quoka_settings_" + std::to_string(::getpid()));
+    Folder() { std::filesystem::create_directory(path); }
+    ~Folder() { std::filesystem::remove_all(path); }
+  };
+  static const Folder folder;
   static int count = 0;
-  const auto path =
-      std::filesystem::path(::testing::TempDir()) /
-      ("quoka_settings_" + std::to_string(::getpid()) + "_" + std::to_string(++count) + ".json");
+  const auto path = folder.path / (std::to_string(++count) + ".json");
   std::ofstream(path) << text;
   return path.string();
 }

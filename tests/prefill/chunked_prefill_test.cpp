@@ -995,4 +995,23 @@ TEST(ChunkedPrefillRefuses, AChunkLengthBelowOne) {
   EXPECT_EQ(layer.kv_len(), 0);
 }
 
+// A selector of the caller's own may be wrong.
+struct OneKeyMore : DenseSelector {
+  using DenseSelector::DenseSelector;
+  void select(const quoka::SelectorInput& input, State&, Selection& selection, ExecutorRef) const {
+    const Index len = input.k.len();
+    selection.select_all(input.k.batch(), input.k.heads(), len > 0 ? len + 1 : 0);
+  }
+};
+
+TEST(ChunkedPrefillRefuses, ASelectionOfAnotherCache) {
+  Random random(62);
+  const Prompt<float> prompt(random, 74);
+  ChunkedPrefill<OneKeyMore> layer(layer_shape);
+  auto out = output_of(prompt);
+  expect_refused([&] { layer.prefill(prompt.q, prompt.k, prompt.v, out, 37); },
+                 {"the selection's kv_len", 38, 37});
+  EXPECT_EQ(layer.kv_len(), 0);
+}
+
 }  // namespace

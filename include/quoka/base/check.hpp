@@ -69,47 +69,48 @@ namespace detail {
     fail(a, a_value, "but must be a positive multiple of", b, b_value);
 }
 
-inline constexpr const char* axis_names[] = {"batch", "heads", "len", "dim"};
-
-// Sizes that memory can have: none is negative, and without a pointer there are no elements.
-template <std::size_t Rank>
-[[gnu::noinline]] void require_memory(std::string_view what, const void* data,
-                                      const std::array<Index, Rank>& sizes) {
-  char message[160];
-  bool elements = true;
-  for (std::size_t axis = 0; axis < Rank; ++axis) {
-    if (sizes[axis] < 0) [[unlikely]] {
-      std::snprintf(message, sizeof message, "%.*s's size, %s,", static_cast<int>(what.size()),
-                    what.data(), axis_names[axis]);
-      fail(message, sizes[axis], "but must be at least", "", 0);
-    }
-    elements = elements && sizes[axis] > 0;
-  }
-  if (data != nullptr || !elements) [[likely]]
-    return;
-  if constexpr (Rank == 4)
-    std::snprintf(message, sizeof message,
-                  "%.*s of [%td, %td, %td, %td] has elements, but its pointer is null",
-                  static_cast<int>(what.size()), what.data(), sizes[0], sizes[1], sizes[2],
-                  sizes[3]);
-  else
-    std::snprintf(message, sizeof message,
-                  "%.*s of [%td, %td, %td] has elements, but its pointer is null",
-                  static_cast<int>(what.size()), what.data(), sizes[0], sizes[1], sizes[2]);
-  fail_because(message);
+// One axis of a tensor: [batch, heads, len] or [batch, heads, len, dim].
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_axis(std::string_view tensor,
+                                                             std::size_t axis, Index size,
+                                                             std::string_view relation,
+                                                             Index expected) {
+  static constexpr const char* axes[] = {"batch", "heads", "len", "dim"};
+  char name[128];
+  std::snprintf(name, sizeof name, "%.*s's %s", static_cast<int>(tensor.size()), tensor.data(),
+                axes[axis]);
+  fail(name, size, relation, "", expected);
 }
 
-// Sizes of a tensor, axis by axis: [batch, heads, len] or [batch, heads, len, dim].
+// Sizes of a tensor, axis by axis.
 template <std::size_t Rank>
 [[gnu::noinline]] void require_sizes(std::string_view tensor, const std::array<Index, Rank>& sizes,
                                      const std::array<Index, Rank>& expected) {
   for (std::size_t axis = 0; axis < Rank; ++axis)
-    if (sizes[axis] != expected[axis]) [[unlikely]] {
-      char name[128];
-      std::snprintf(name, sizeof name, "%.*s's %s", static_cast<int>(tensor.size()), tensor.data(),
-                    axis_names[axis]);
-      fail(name, sizes[axis], "but must be", "", expected[axis]);
-    }
+    if (sizes[axis] != expected[axis]) [[unlikely]]
+      fail_axis(tensor, axis, sizes[axis], "but must be", expected[axis]);
+}
+
+// Sizes that memory can have: none is negative, and without a pointer there are no elements.
+template <std::size_t Rank>
+[[gnu::noinline]] void require_memory(std::string_view tensor, const void* data,
+                                      const std::array<Index, Rank>& sizes) {
+  bool elements = true;
+  for (std::size_t axis = 0; axis < Rank; ++axis) {
+    if (sizes[axis] < 0) [[unlikely]]
+      fail_axis(tensor, axis, sizes[axis], "but a size must be at least", 0);
+    elements = elements && sizes[axis] > 0;
+  }
+  if (data != nullptr || !elements) [[likely]]
+    return;
+  char list[128];
+  int at = 0;
+  for (const Index size : sizes)
+    at += std::snprintf(list + at, sizeof list - static_cast<std::size_t>(at), "%s%td",
+                        at > 0 ? ", " : "", size);
+  char message[256];
+  std::snprintf(message, sizeof message, "%.*s of [%s] has elements, but its pointer is null",
+                static_cast<int>(tensor.size()), tensor.data(), list);
+  fail_because(message);
 }
 
 }  // namespace detail
