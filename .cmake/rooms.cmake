@@ -6,6 +6,7 @@ set(quoka_rooms
   simd         # packets of floats, integer products; isa/ has the only conditions on an ISA
   formats      # what a row is: where it lies, how its channels are stored
   packing      # what the kernels need of a format: rows to panels, one token's products
+  matrix       # products of small matrices: one trait per instruction, its tiles, its packing
   runtime      # executors, threads, scratch memory of workers
   views        # what a caller hands in: tensors, rows, masks, selections
   kernels      # packed numbers in, packed numbers out

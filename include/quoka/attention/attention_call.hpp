@@ -4,6 +4,7 @@
 #include <quoka/attention/attention_options.hpp>
 #include <quoka/attention/visible_past.hpp>
 #include <quoka/kernels/softmax_state.hpp>
+#include <quoka/simd/tuning.hpp>
 #include <quoka/views/overlap.hpp>
 
 #include <algorithm>
@@ -15,6 +16,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
+class PanelArithmetic;
+
 struct AttentionCall {
   Rows q;                                // [batch, q_heads, q_len, head_dim]
   Rows past_k, past_v;                   // [batch, kv_heads, kv_len, head_dim | v_dim]
@@ -25,6 +28,8 @@ struct AttentionCall {
   const Mask* mask;                      // null: none
   const VisiblePast* visible = nullptr;  // what the mask leaves of the past; null without a mask
   Index kv_heads, group, v_dim;
+  const PanelArithmetic* arithmetic = nullptr;  // and the keys of its blocks
+  Index block_keys = tuning::block_keys;
   float query_scale;  // logit in log2 units, or the argument of tanh
   float cap_log2;     // 0: no soft-cap
   std::span<const float> sink_logits;

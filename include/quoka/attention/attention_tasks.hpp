@@ -53,10 +53,10 @@ inline Index tasks_per_head(Index panels, Index heads, int workers) {
 class AttentionTasks {
  public:
   // room_to_grow: room for what the call needs when the cache has grown.
-  AttentionTasks(const AttentionCall& call, const PanelArithmetic& arithmetic,
-                 AttentionScratch& scratch, Partials& partials, int workers, bool room_to_grow)
+  AttentionTasks(const AttentionCall& call, AttentionScratch& scratch, Partials& partials,
+                 int workers, bool room_to_grow)
       : call_(call),
-        arithmetic_(arithmetic),
+        arithmetic_(*call.arithmetic),
         s_(scratch),
         partials_(partials),
         panels_(ceil_div(call.rows(), tuning::panel_rows)) {
@@ -122,7 +122,7 @@ class AttentionTasks {
   Index most_keys(Index past_count) const {
     const Index all = past_count + call_.chunk_k.len();
     if (call_.window >= all) return all;
-    return std::min(all, call_.window + call_.q.len() + tuning::block_keys);
+    return std::min(all, call_.window + call_.q.len() + call_.block_keys);
   }
   // The most parts that a head is cut into: not always those of the head with the most keys, whose
   // parts may be larger.
@@ -130,7 +130,7 @@ class AttentionTasks {
     Index most = 1;
     for (Index head = 0; head < (call_.listed() ? heads() : 1); ++head) {
       const Index keys = most_keys(keys_of(head).past_count());
-      most = std::max(most, ceil_div(keys, part_keys(keys)));
+      most = std::max(most, ceil_div(keys, part_keys(keys, call_.block_keys)));
     }
     return most;
   }
@@ -155,7 +155,8 @@ class AttentionTasks {
     const Index head = task / parts_ * heads_per_task(), part = task % parts_;
     const KeySequence keys = keys_of(head);
     const KeyRange all = keys.in_sight(0, call_.q.len() - 1);
-    const Index size = part_keys(most_keys(keys.past_count()));  // of this head alone
+    const Index size =
+        part_keys(most_keys(keys.past_count()), call_.block_keys);  // of this head alone
     const Index begin = std::min(all.begin + part * size, all.end);
     const Index end = part + 1 == parts_ ? all.end : std::min(begin + size, all.end);
     if (step_ > 0)
@@ -233,12 +234,14 @@ struct AttentionWorkspace::Parts {
   void run(const detail::PanelArithmetic& panels, ExecutorRef executor) {
     for (Index i = 0; i < std::ssize(calls); ++i) {
       detail::AttentionCall& call = calls[static_cast<std::size_t>(i)];
+      call.arithmetic = &panels;
+      call.block_keys = panels.block_keys();
       if (call.mask != nullptr) {
         visible[i].find(*call.mask, call.keep, call.q.batch(), call.kv_heads, call.past_k.len(),
                         executor);
         call.visible = &visible[i];
       }
-      tasks.emplace_back(call, panels, scratch, partials[i], executor.workers(), calls.size() == 1);
+      tasks.emplace_back(call, scratch, partials[i], executor.workers(), calls.size() == 1);
     }
     order.clear();
     for (Index i = 0; i < std::ssize(tasks); ++i) order.push_back(i);

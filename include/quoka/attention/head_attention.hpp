@@ -2,7 +2,7 @@
 //
 // The rows of a KV head are the group x q_len queries that share its keys, ordered query by query
 // so that a panel's rows see nearly the same keys. The keys are one sequence: the kept past in
-// ascending order, then the chunk; it is walked in blocks of tuning::block_keys, counted from its
+// ascending order, then the chunk; it is walked in blocks of the arithmetic's size, counted from its
 // beginning, and each block is packed once for all panels of the task. A row's arithmetic is
 // therefore the same whatever the number of tasks and of threads; in float, and whatever the chunk
 // size as long as a head has enough panels not to be cut over its keys (partial_rows.hpp). In fixed
@@ -40,13 +40,13 @@ struct HeadScratch {
     keys.reserve(arithmetic.key_bytes(call.q.dim()));
     values.reserve(arithmetic.value_bytes(call.v_dim));
     queries.reserve(panels * arithmetic.query_bytes(call.q.dim()));
-    out.reserve(panels * call.v_dim * width);
+    out.reserve(panels * padded_outputs(call.v_dim) * width);
     row_factors.reserve(panels * width);
     states.reserve(panels * tuning::tile_packets);
     arithmetic.reserve(panel, call.v_dim, call.biased());
     if (call.biased()) {
-      added.reserve(tuning::block_keys * width);
-      mask_row.reserve(tuning::block_keys);
+      added.reserve(call.block_keys * width);
+      mask_row.reserve(call.block_keys);
     }
     panel.row.reserve(std::max(call.q.dim(), call.v_dim));
     query_rows.reserve(call.q.format(), width, call.q.dim());
@@ -94,7 +94,8 @@ class HeadAttention {
     assert(0 < panels_ && panels_ <= tuning::max_panels_per_task);
     assert(first_row_ < call_.rows());
     for (Index p = 0; p < panels_; ++p) begin_panel(p, with_sinks);
-    const Index step = tuning::block_keys;
+    const ArithmeticScope scope(arithmetic_, s_.panel);
+    const Index step = call_.block_keys;
     const Index last = arithmetic_.packs_whole_blocks() ? keys_.end_for(call_.q.len() - 1) : end;
     const auto count_at = [&](Index at) { return std::clamp<Index>(last - at, 0, step); };
     BlockRows *rows = &s_.rows[0], *next_rows = &s_.rows[1];
@@ -131,7 +132,7 @@ class HeadAttention {
     return {.queries = s_.queries.data() + p * arithmetic_.query_bytes(call_.q.dim()),
             .row_factors = s_.row_factors.data() + p * width,
             .state = state(p),
-            .out = s_.out.data() + p * call_.v_dim * width,
+            .out = s_.out.data() + p * padded_outputs(call_.v_dim) * width,
             .rows = panel_count(p),
             .source = {this, p, [](const void* owner, Index of, const float** rows) {
                          static_cast<const HeadAttention*>(owner)->query_rows(of, rows);
@@ -144,7 +145,7 @@ class HeadAttention {
     query_rows(p, rows);
     const Panel to = panel(p);
     arithmetic_.pack_queries(rows, to.rows, call_.q.dim(), call_.query_scale, to);
-    std::fill_n(to.out, call_.v_dim * width, 0.0f);
+    std::fill_n(to.out, padded_outputs(call_.v_dim) * width, 0.0f);
     for (Index i = 0; i < width; ++i)
       sink[i] =
           with_sinks && i < to.rows ? call_.sink_log2(head_of(panel_row(p) + i)) : -simd::infinity;

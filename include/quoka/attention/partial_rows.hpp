@@ -23,10 +23,10 @@ struct PartialRows {
   float* out;                  // [rows, v_dim]
 };
 
-// Keys per part, for `keys` of them in all: a multiple of tuning::block_keys.
-inline Index part_keys(Index keys) {
-  const Index least = tuning::part_blocks * tuning::block_keys;
-  return std::max(least, round_up(ceil_div(keys, tuning::max_parts), tuning::block_keys));
+// Keys per part, for `keys` of them in all: a multiple of block_keys.
+inline Index part_keys(Index keys, Index block_keys) {
+  const Index least = tuning::part_blocks * block_keys;
+  return std::max(least, round_up(ceil_div(keys, tuning::max_parts), block_keys));
 }
 
 class Partials {

@@ -118,6 +118,39 @@
 #define QUOKA_ISA_DOTPROD 0
 #endif
 
+// Products of bfloat16, for packets of this ISA's width.
+#if QUOKA_ISA_AVX512 && defined(__AVX512BF16__)
+#define QUOKA_ISA_BF16_DOTS 1
+#define QUOKA_ABI_BF16 _bf16
+#else
+#define QUOKA_ISA_BF16_DOTS 0
+#if QUOKA_ISA_NEON && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define QUOKA_ABI_BF16 _bf16
+#else
+#define QUOKA_ABI_BF16
+#endif
+#endif
+#if QUOKA_ISA_NEON && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define QUOKA_ISA_BF16_SQUARES 1
+#else
+#define QUOKA_ISA_BF16_SQUARES 0
+#endif
+
+// Products of small matrices: AMX with both of its kinds, Arm's of 8-bit integers.
+#if QUOKA_ISA_AVX512 && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#define QUOKA_ISA_AMX 1
+#define QUOKA_ISA_I8MM 0
+#define QUOKA_ABI_MATRIX _amx
+#elif QUOKA_ISA_NEON && defined(__ARM_FEATURE_MATMUL_INT8)
+#define QUOKA_ISA_AMX 0
+#define QUOKA_ISA_I8MM 1
+#define QUOKA_ABI_MATRIX _i8mm
+#else
+#define QUOKA_ISA_AMX 0
+#define QUOKA_ISA_I8MM 0
+#define QUOKA_ABI_MATRIX
+#endif
+
 // SSE4.1 has a blend; FMA and F16C come with AVX.
 #if defined(__SSE4_1__) && QUOKA_ISA_SSE
 #define QUOKA_ISA_SSE4 1

@@ -18,10 +18,12 @@
 #define QUOKA_VERSION_MINOR 2
 #define QUOKA_VERSION_PATCH 0
 
-#define QUOKA_ABI_JOIN_(major, minor, patch, simd, loops, fma, half, dot, later, tuning) \
-  v##major##_##minor##_##patch##simd##loops##fma##half##dot##later##tuning
-#define QUOKA_ABI_JOIN(major, minor, patch, simd, loops, fma, half, dot, later, tuning) \
-  QUOKA_ABI_JOIN_(major, minor, patch, simd, loops, fma, half, dot, later, tuning)
+#define QUOKA_ABI_JOIN_(major, minor, patch, simd, loops, fma, half, dot, bf16, matrix, later, \
+                        tuning)                                                                \
+  v##major##_##minor##_##patch##simd##loops##fma##half##dot##bf16##matrix##later##tuning
+#define QUOKA_ABI_JOIN(major, minor, patch, simd, loops, fma, half, dot, bf16, matrix, later, \
+                       tuning)                                                                \
+  QUOKA_ABI_JOIN_(major, minor, patch, simd, loops, fma, half, dot, bf16, matrix, later, tuning)
 
 #if defined(QUOKA_TUNING)
 #if defined(QUOKA_COMPILED)
@@ -37,12 +39,12 @@
 #if defined(QUOKA_COMPILED)
 #define QUOKA_ABI                                                                                  \
   QUOKA_ABI_JOIN(QUOKA_VERSION_MAJOR, QUOKA_VERSION_MINOR, QUOKA_VERSION_PATCH, _compiled, , , , , \
-                 , )
+                 , , , )
 #else
-#define QUOKA_ABI                                                                                \
-  QUOKA_ABI_JOIN(QUOKA_VERSION_MAJOR, QUOKA_VERSION_MINOR, QUOKA_VERSION_PATCH, QUOKA_ABI_SIMD,  \
-                 QUOKA_ABI_LOOPS, QUOKA_ABI_FMA, QUOKA_ABI_HALF, QUOKA_ABI_DOT, QUOKA_ABI_LATER, \
-                 QUOKA_ABI_TUNING)
+#define QUOKA_ABI                                                                               \
+  QUOKA_ABI_JOIN(QUOKA_VERSION_MAJOR, QUOKA_VERSION_MINOR, QUOKA_VERSION_PATCH, QUOKA_ABI_SIMD, \
+                 QUOKA_ABI_LOOPS, QUOKA_ABI_FMA, QUOKA_ABI_HALF, QUOKA_ABI_DOT, QUOKA_ABI_BF16, \
+                 QUOKA_ABI_MATRIX, QUOKA_ABI_LATER, QUOKA_ABI_TUNING)
 #endif
 
 // Header-only is the default: a header that declares functions includes their definitions at its

@@ -1,5 +1,6 @@
-// In what arithmetic a block of keys meets a panel of queries: float, or 16-bit fixed point.
+// In what arithmetic a block of keys meets a panel of queries: float, bfloat16, 16-bit fixed point.
 //
+//   enter, leave   around all that follows of one task
 //   pack           one block of keys and values, once for all panels of a task
 //   pack_queries   one panel of queries, once for all blocks
 //   attend         logits, softmax and values of one block and one panel
@@ -8,8 +9,9 @@
 // An arithmetic has no state: what a task needs lies in its scratch.
 #pragma once
 
-#include <quoka/packing/panel_packing.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
+#include <quoka/matrix/unit.hpp>
+#include <quoka/packing/panel_packing.hpp>
 
 #include <cstddef>
 
@@ -26,8 +28,9 @@ struct PackedBlock {
   void *keys, *values;
   bool finite_values;  // float: no NaN and no infinity among them
 
-  // Fixed point. Factors of the keys; units of the values' channels, 0 for those that are left to
-  // float, which are 1 in `apart`; is none left?
+  // Where not all is float (left_to_float.hpp). Factors of the keys, NaN for one that is left to
+  // float; units of the values' channels in fixed point, 0 for those that are left to float, which
+  // are 1 in `apart`; is none left?
   alignas(64) float key_factors[round_up(tuning::most_block_keys, tuning::tile_rows* simd::lanes)];
   float *units, *apart;
   bool all_keys, all_values;
@@ -43,9 +46,9 @@ struct PanelRows {
 // A panel of queries and its accumulator.
 struct Panel {
   void* queries;
-  float* row_factors;  // [panel_rows], fixed point
+  float* row_factors;  // [panel_rows], NaN for a row that is left to float
   PanelState& state;
-  float* out;  // [v_dim][panel_rows]
+  float* out;  // [padded v_dim][panel_rows]
   Index rows;  // at most panel_rows
   PanelRows source;
 };
@@ -71,10 +74,13 @@ struct PanelScratch {
   Buffer<float> row;          // one key or value, widened
   Buffer<float> lane_out;     // two accumulators
   Buffer<float> lane_values;  // a block's values as one row sees them, where there is a mask
+  UnitSession session;
 };
 
 class PanelArithmetic {
  public:
+  // Keys of a block, at most tuning::most_block_keys.
+  virtual Index block_keys() const { return tuning::block_keys; }
   // Bytes of a packed block's keys, of its values, and of a panel of queries.
   virtual Index key_bytes(Index dim) const = 0;
   virtual Index value_bytes(Index v_dim) const = 0;
@@ -83,6 +89,8 @@ class PanelArithmetic {
   // Does a block's result depend on how many of its keys are packed? Then every task packs all.
   virtual bool packs_whole_blocks() const = 0;
 
+  virtual void enter(PanelScratch&) const {}
+  virtual void leave(PanelScratch&) const {}
   virtual void pack(PackedBlock& block) const = 0;
   // rows[0, count) times `scale` to panel.queries.
   virtual void pack_queries(const float* const* rows, Index count, Index dim, float scale,
@@ -93,6 +101,25 @@ class PanelArithmetic {
  protected:
   ~PanelArithmetic() = default;
 };
+
+// Between enter() and leave(), whatever is thrown.
+class ArithmeticScope {
+ public:
+  ArithmeticScope(const PanelArithmetic& arithmetic, PanelScratch& scratch)
+      : arithmetic_(arithmetic), scratch_(scratch) {
+    arithmetic_.enter(scratch_);
+  }
+  ~ArithmeticScope() { arithmetic_.leave(scratch_); }
+  ArithmeticScope(const ArithmeticScope&) = delete;
+  ArithmeticScope& operator=(const ArithmeticScope&) = delete;
+
+ private:
+  const PanelArithmetic& arithmetic_;
+  PanelScratch& scratch_;
+};
+
+// Rows of a panel's sums of values.
+constexpr Index padded_outputs(Index v_dim) { return padded_channels(v_dim); }
 
 // Logits as products left them to logits for the softmax; `again`: top must be looked for again.
 inline void finish_logits(float* x, const Sight& sight, bool again, PanelPackets& top) {

@@ -13,7 +13,7 @@
 #pragma once
 
 #include <quoka/packing/panel_packing.hpp>
-#include <quoka/kernels/register_tile.hpp>
+#include <quoka/matrix/register_tile.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 
 #include <cassert>
@@ -63,11 +63,12 @@ inline void block_logits(const float* tiles, const float* queries, Index dim, In
     simd::store(x + i, simd::mul(simd::tanh(simd::load(x + i)), simd::broadcast(cap_log2)));
 }
 
-// Logits outside a lane's keys become -inf.
-[[gnu::noinline]] inline void mask_logits(float* x, Index keys, const PanelMask& mask) {
+// Logits of `keys` keys from `first` of the block on: those outside a lane's keys become -inf.
+[[gnu::noinline]] inline void mask_logits(float* x, Index keys, const PanelMask& mask,
+                                          Index first = 0) {
   const simd::Packet hidden = simd::broadcast(-simd::infinity);
   for (Index key = 0; key < keys; ++key) {
-    const simd::Packet here = simd::broadcast(static_cast<float>(key));
+    const simd::Packet here = simd::broadcast(static_cast<float>(first + key));
     for (Index lane = 0; lane < tuning::panel_rows; lane += simd::lanes) {
       float* at = x + key * tuning::panel_rows + lane;
       const simd::Packet before_end =
@@ -125,22 +126,6 @@ template <std::size_t Channels>
     float* at = out + i * tuning::panel_rows + j * simd::lanes;
     simd::store(at, simd::fma(factor[j], simd::load(at), acc[i][j]));
   });
-}
-
-// tile(height, c) for all channels, in tiles of a few heights: as many of tile_rows as leave a
-// multiple of the next one, 128 = 8 x 14 + 2 x 8 and not 9 x 14 + 2; each height is compiled once.
-template <class Tile>
-QUOKA_INLINE void for_value_tiles(Index dim, Tile&& tile) {
-  constexpr int tall = tuning::tile_rows, next = tall > 8 ? 8 : 4;
-  Index most = dim / tall, c = 0;
-  for (Index fewer = 1; fewer < next && fewer <= most && (dim - most * tall) % next != 0; ++fewer)
-    if ((dim - (dim / tall - fewer) * tall) % next == 0) most = dim / tall - fewer;
-  for (Index t = 0; t < most; ++t, c += tall) tile(std::integral_constant<int, tall>{}, c);
-  for (; dim - c >= next; c += next) tile(std::integral_constant<int, next>{}, c);
-  if constexpr (next > 4)
-    if (dim - c >= 4) tile(std::integral_constant<int, 4>{}, c), c += 4;
-  if (dim - c >= 2) tile(std::integral_constant<int, 2>{}, c), c += 2;
-  if (dim - c >= 1) tile(std::integral_constant<int, 1>{}, c);
 }
 
 inline void block_values(const float* values, Index dim, const float* weights, Index keys,

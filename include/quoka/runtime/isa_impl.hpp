@@ -10,10 +10,11 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 
 QUOKA_FUNC const char* isa() {
-#define QUOKA_ISA_TEXT_(simd, fma, half, dot) #simd #fma #half #dot
-#define QUOKA_ISA_TEXT(simd, fma, half, dot) QUOKA_ISA_TEXT_(simd, fma, half, dot)
-  return &QUOKA_ISA_TEXT(QUOKA_ABI_SIMD, QUOKA_ABI_FMA, QUOKA_ABI_HALF,
-                         QUOKA_ABI_DOT)[1];  // behind the underscore
+#define QUOKA_ISA_TEXT_(simd, fma, half, dot, bf16, matrix) #simd #fma #half #dot #bf16 #matrix
+#define QUOKA_ISA_TEXT(simd, fma, half, dot, bf16, matrix) \
+  QUOKA_ISA_TEXT_(simd, fma, half, dot, bf16, matrix)
+  return &QUOKA_ISA_TEXT(QUOKA_ABI_SIMD, QUOKA_ABI_FMA, QUOKA_ABI_HALF, QUOKA_ABI_DOT,
+                         QUOKA_ABI_BF16, QUOKA_ABI_MATRIX)[1];  // behind the underscore
 #undef QUOKA_ISA_TEXT
 #undef QUOKA_ISA_TEXT_
 }

@@ -40,7 +40,7 @@ QUOKA_TUNABLE int block_keys = tile_rows * (simd::registers >= 32 ? 8 : 16);
 #if defined(QUOKA_TUNING)
 inline constexpr int most_block_keys = tile_rows * (simd::registers >= 32 ? 24 : 48);
 #else
-inline constexpr int most_block_keys = block_keys;
+inline constexpr int most_block_keys = block_keys > 128 ? block_keys : 128;
 #endif
 
 // 16-bit fixed point (fixed_panels.hpp): bits of the weights. The sum of a block's keys fits 32 bits,

@@ -5,7 +5,7 @@
 #include <quoka/packing/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/packing/panel_packing.hpp>
-#include <quoka/kernels/register_tile.hpp>
+#include <quoka/matrix/register_tile.hpp>
 #include <quoka/packing/token_kernels.hpp>
 #include <quoka/select/steps/score_options.hpp>
 #include <quoka/views/rows.hpp>

@@ -7,9 +7,11 @@
 //   outputs [channels x query rows]:  a = value rows,    s = keys,     b = softmax weights
 // Per step: Rows + Packets loads, Rows * Packets multiply-adds. Each acc element is one chain in
 // the order of s, so its bits do not depend on Rows, Packets or how work was cut. Elements are
-// float, or pairs of 16-bit integers whose products add up in 32 bits (fixed_panels.hpp).
+// float, or pairs: of 16-bit integers whose products add up in 32 bits (fixed_panels.hpp), of bfloat16
+// whose products add up in floats (pair_unit.hpp).
 #pragma once
 
+#include <quoka/simd/bfloat16_sums.hpp>
 #include <quoka/simd/pair_sums.hpp>
 #include <quoka/simd/tuning.hpp>
 
@@ -61,6 +63,22 @@ QUOKA_INLINE void multiply_key_tile(simd::Packet (&acc)[tuning::tile_rows][Packe
   simd::unroll<tuning::tile_rows, Packets>([&](auto i, auto j)
                                                QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
   add_key_tile(acc, tile, panel, dim, between);
+}
+
+// tile(height, c) for all channels, in tiles of a few heights: as many of tile_rows as leave a
+// multiple of the next one, 128 = 8 x 14 + 2 x 8 and not 9 x 14 + 2; each height is compiled once.
+template <class Tile>
+QUOKA_INLINE void for_value_tiles(Index dim, Tile&& tile) {
+  constexpr int tall = tuning::tile_rows, next = tall > 8 ? 8 : 4;
+  Index most = dim / tall, c = 0;
+  for (Index fewer = 1; fewer < next && fewer <= most && (dim - most * tall) % next != 0; ++fewer)
+    if ((dim - (dim / tall - fewer) * tall) % next == 0) most = dim / tall - fewer;
+  for (Index t = 0; t < most; ++t, c += tall) tile(std::integral_constant<int, tall>{}, c);
+  for (; dim - c >= next; c += next) tile(std::integral_constant<int, next>{}, c);
+  if constexpr (next > 4)
+    if (dim - c >= 4) tile(std::integral_constant<int, 4>{}, c), c += 4;
+  if (dim - c >= 2) tile(std::integral_constant<int, 2>{}, c), c += 2;
+  if (dim - c >= 1) tile(std::integral_constant<int, 1>{}, c);
 }
 
 }  // namespace detail

@@ -1,0 +1,303 @@
+// A block of keys against a panel of queries by products of bfloat16, 2 to 16 times as many an
+// instruction as in float, written once over the unit that multiplies (matrix/unit.hpp).
+//
+//   1 product     q, k, weights and v rounded
+//   2 products    q and weights as high + low: a cache of bfloat16 is read exactly as it is
+//   3 products    k and v as well: high high + high low + low high, low low is left out
+//
+// Keys are taken tile by tile, and three things go on at once:
+//
+//   logits of tile t + 1     the unit's own work
+//   softmax of tile t        vector work, a few keys after each slab of that product
+//   values                   once per block: the sums are read and written once
+//
+// A row's reference is not its maximum but lags behind it, by at most `slack` powers of two: it rises
+// only when a logit exceeds it by more. Then the values so far are added, and sums rescaled. A sum of
+// values is one chain over all keys, so its bits do not depend on when other rows of the panel rise.
+// Sums and softmax are in float. The sum of weights is that of the weights as they are multiplied: an
+// output stays a mean of values.
+//
+// What products of bfloat16 cannot hold is left to float: bfloat16_packing.hpp.
+#pragma once
+
+#include <quoka/kernels/left_to_float.hpp>
+#include <quoka/matrix/bfloat16_packing.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// What rounding to bfloat16 adds to float's own error, for every input whose outputs are finite:
+//
+//   |logit' - logit|  <=  logit * scale * sum over channels of |q| |k|,  and 2^-125 of sum |q| + |k|
+//   |out' - out|      <=  (exp(2 D) - 1 + value) * the largest |v| of the channel in sight,
+//                         D the largest error of a logit that the row sees
+//
+// They follow from a number rounded to 8 bits being off by 2^-8 of it, one split in two by 2^-16.
+struct Bfloat16Error {
+  double logit, value;
+};
+
+// With 1, 2 or 3 products; cache_is_bfloat16: k and v are exact as they are.
+constexpr Bfloat16Error bfloat16_error(int products, bool cache_is_bfloat16) {
+  const double cache = products == 3 ? 0x1p-16 : cache_is_bfloat16 ? 0.0 : 0x1p-8;
+  const double other = products == 1 ? 0x1p-8 : 0x1p-16;
+  const double dropped = products == 3 ? 0x1p-16 : 0.0;
+  // Rounded weights have a sum of their own: their error counts twice.
+  const double weights = products == 1 ? 2 * other : other;
+  return {cache + other + cache * other + dropped, cache + weights + cache * weights + dropped};
+}
+
+namespace detail {
+
+template <class Unit, int Products>
+class Bfloat16Panels final : public PanelArithmetic {
+  static_assert(1 <= Products && Products <= 3 && MatrixUnit<Unit>);
+  static constexpr Index width = tuning::panel_rows, rows = Unit::tile_rows;
+  static constexpr int packets = tuning::tile_packets;
+  static constexpr bool splits_queries = Products > 1, splits_cache = Products > 2;
+  static constexpr Index most_keys = Unit::block_keys;
+  static_assert(most_keys <= tuning::most_block_keys && rows % Unit::value_depth == 0 &&
+                Unit::value_depth % Unit::interleave == 0);
+  // Of a reference behind its maximum: weights up to 2^8.
+  static constexpr float slack = 8.0f;
+
+ public:
+  Index block_keys() const override { return most_keys; }
+  // Parts, then a row in float.
+  Index key_bytes(Index dim) const override {
+    return (1 + splits_cache) * key_part(dim) * 2 + padded_depth<Unit>(dim) * 4;
+  }
+  // Parts, then which channels are left to float, then rows in float.
+  Index value_bytes(Index v_dim) const override {
+    return (1 + splits_cache) * value_part(v_dim) * 2 +
+           (padded_channels(v_dim) + unit_value_room(v_dim)) * 4;
+  }
+  Index query_bytes(Index dim) const override { return (1 + splits_queries) * query_part(dim) * 2; }
+  void reserve(PanelScratch& s, Index, bool) const override {
+    s.logits.reserve(round_up(most_keys, rows) * width);
+    s.weights.reserve((1 + splits_queries) * weight_part * 2);
+  }
+  bool packs_whole_blocks() const override { return false; }
+
+  void enter(PanelScratch& s) const override { Unit::enter(s.session); }
+  void leave(PanelScratch& s) const override { Unit::leave(s.session); }
+
+  void pack(PackedBlock& block) const override {
+    const Bfloat16Parts k = key_parts(block), v = value_parts(block);
+    const Index k_size = (1 + splits_cache) * key_part(block.dim);
+    const Index v_size = (1 + splits_cache) * value_part(block.v_dim);
+    block.apart = reinterpret_cast<float*>(v.high + v_size);
+    block.all_keys =
+        pack_unit_keys<Unit>(*block.k_format, block.k, block.count, block.k_shape, k,
+                             block.key_factors, reinterpret_cast<float*>(k.high + k_size));
+    block.all_values =
+        pack_unit_values<Unit>(*block.v_format, block.v, block.count, block.v_shape, v, block.apart,
+                               block.apart + padded_channels(block.v_dim));
+  }
+  void pack_queries(const float* const* floats, Index count, Index dim, float scale,
+                    const Panel& panel) const override {
+    pack_unit_queries<Unit>(floats, count, dim, scale, query_parts(panel, dim), panel.row_factors);
+  }
+
+  void attend(const PackedBlock& block, const Panel& panel, const Sight& sight,
+              PanelScratch& s) const override {
+    const bool exceptions = !block.all_keys || !all_held(panel.row_factors);
+    float* const x = s.logits.data();
+    const Bfloat16Parts weights = parts(s.weights.data(), splits_queries, weight_part);
+    Index added = 0;  // keys whose values are in the sums
+    multiply(block, panel, 0, x, [] {});
+    for (Index key = 0; key < sight.keys; key += rows) {
+      const KeysOfBlock keys{key, std::min(key + rows, sight.keys)};
+      if (exceptions) logits_in_float(block, panel, sight, keys, s.row.data(), x);
+      PanelPackets top;
+      finish(x + key * width, keys, sight, top);
+      if (rises(top, panel.state)) {
+        add_values(block, weights, added, key, panel.out);
+        added = key;
+        rescale(top, panel, block.v_dim);
+      }
+      Weights softmax(x + key * width, weights, key, panel.state);
+      if (keys.end < sight.keys) {
+        const Index slabs = padded_depth<Unit>(block.dim) / Unit::depth;
+        const Index share = ceil_div(rows, Products * slabs);
+        multiply(block, panel, keys.end, x + keys.end * width,
+                 [&]() QUOKA_INLINE_LAMBDA { softmax.take(share); });
+      }
+      softmax.take(rows);
+      softmax.finish(panel.state);
+    }
+    add_values(block, weights, added, sight.keys, panel.out);
+    if (exceptions || sight.added != nullptr) admit_not_finite(x, sight.keys, panel.state);
+    if (!block.all_values) values_in_float(block, panel, sight, x, s.row.data());
+  }
+
+ private:
+  static constexpr Index key_part(Index dim) {
+    return round_up(most_keys, rows) * padded_depth<Unit>(dim);
+  }
+  static constexpr Index value_part(Index v_dim) { return unit_value_size<Unit>(v_dim, most_keys); }
+  static constexpr Index query_part(Index dim) { return unit_query_size<Unit>(dim); }
+  static constexpr Index weight_part = round_up(round_up(most_keys, rows), 32) * width;
+
+  static Bfloat16Parts parts(void* at, bool two, Index size) {
+    Bfloat16* const high = static_cast<Bfloat16*>(at);
+    return {high, two ? high + size : nullptr};
+  }
+  static Bfloat16Parts key_parts(const PackedBlock& block) {
+    return parts(block.keys, splits_cache, key_part(block.dim));
+  }
+  static Bfloat16Parts value_parts(const PackedBlock& block) {
+    return parts(block.values, splits_cache, value_part(block.v_dim));
+  }
+  static Bfloat16Parts query_parts(const Panel& panel, Index dim) {
+    return parts(panel.queries, splits_queries, query_part(dim));
+  }
+
+  // f(a, b) with the parts that are multiplied, the smaller ones first.
+  template <class F>
+  QUOKA_INLINE static void with_products(const Bfloat16Parts& a, Index at, const Bfloat16Parts& b,
+                                         Index b_at, F&& f) {
+    const Bfloat16 *const high = a.high + at, *const low = splits_cache ? a.low + at : nullptr;
+    const Bfloat16* const b_high = b.high + b_at;
+    const Bfloat16* const b_low = splits_queries ? b.low + b_at : nullptr;
+    if constexpr (Products == 1) {
+      const Bfloat16* const left[1] = {high};
+      const Bfloat16* const right[1] = {b_high};
+      f(left, right);
+    } else if constexpr (Products == 2) {
+      const Bfloat16* const left[2] = {high, high};
+      const Bfloat16* const right[2] = {b_low, b_high};
+      f(left, right);
+    } else {
+      const Bfloat16* const left[3] = {low, high, high};
+      const Bfloat16* const right[3] = {b_high, b_low, b_high};
+      f(left, right);
+    }
+  }
+
+  // Logits of the tile of keys that begins at `key`.
+  template <class Between>
+  static void multiply(const PackedBlock& block, const Panel& panel, Index key, float* x,
+                       Between&& between) {
+    const Index depth = padded_depth<Unit>(block.dim);
+    with_products(key_parts(block), key * depth, query_parts(panel, block.dim), 0,
+                  [&](const auto& a, const auto& b) {
+                    Unit::template logits<Products>(a, b, depth / Unit::depth, x, between);
+                  });
+  }
+
+  // Sums of values += those of keys [begin, end), begin at a tile.
+  static void add_values(const PackedBlock& block, const Bfloat16Parts& weights, Index begin,
+                         Index end, float* out) {
+    if (begin >= end) return;
+    const Index channels = padded_channels(block.v_dim);
+    const Index slabs = ceil_div(end - begin, Unit::value_depth);
+    with_products(value_parts(block), begin * channels, weights, begin * width,
+                  [&](const auto& a, const auto& b) {
+                    Unit::template values<Products>(a, b, slabs, channels, out);
+                  });
+  }
+
+  // Products of a tile to logits, -inf beyond the last key; top: their maximum.
+  static void finish(float* x, const KeysOfBlock& keys, const Sight& sight, PanelPackets& top) {
+    const Index count = keys.end - keys.begin;
+    if (sight.cap_log2 != 0.0f) cap_logits(x, count * width, sight.cap_log2);
+    if (sight.added != nullptr) add_to_logits(x, count, sight.added + keys.begin * width);
+    if (sight.mask != nullptr) mask_logits(x, count, *sight.mask, keys.begin);
+    std::fill(x + count * width, x + rows * width, -simd::infinity);
+    block_maximum(x, count, top);
+  }
+
+  static bool rises(const PanelPackets& top, const PanelState& state) {
+    simd::Packet any = simd::zero();
+    for (int j = 0; j < packets; ++j)
+      any = simd::select_less(most(state[j]), top[j], simd::broadcast(1.0f), any);
+    return simd::reduce_max(any) > 0.0f;
+  }
+  // The largest logit that does not raise the reference.
+  static simd::Packet most(const PacketState& state) {
+    return simd::add(state.max, simd::broadcast(slack));
+  }
+
+  [[gnu::noinline]] static void rescale(const PanelPackets& top, const Panel& panel, Index v_dim) {
+    PanelPackets factor;
+    for (int j = 0; j < packets; ++j)
+      factor[j] = panel.state[j].raise(
+          simd::select_less(most(panel.state[j]), top[j], top[j], panel.state[j].max));
+    for (Index c = 0; c < v_dim; ++c)
+      for (int j = 0; j < packets; ++j) {
+        float* const at = panel.out + c * width + j * simd::lanes;
+        simd::store(at, simd::mul(simd::load(at), factor[j]));
+      }
+  }
+
+  // Logits of a tile to weights, some keys at a time.
+  class Weights {
+   public:
+    Weights(const float* x, const Bfloat16Parts& to, Index key, const PanelState& state)
+        : x_(x),
+          high_(to.high + key * width),
+          low_(splits_queries ? to.low + key * width : nullptr) {
+      for (int j = 0; j < packets; ++j) {
+        reference_[j] = state[j].reference();
+        sum_[j] = simd::zero();
+      }
+    }
+    QUOKA_INLINE void take(Index keys) {
+      const Index end = std::min(next_ + round_up(keys, Unit::interleave), rows);
+      for (; next_ < end; next_ += Unit::interleave) {
+        simd::Packet high[packets][Unit::interleave / 2], low[packets][Unit::interleave / 2];
+        simd::unroll<packets, Unit::interleave / 2>([&](auto j, auto i) QUOKA_INLINE_LAMBDA {
+          weigh(next_ + 2 * i, j, high[j][i], low[j][i]);
+        });
+        simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+          const Index at = next_ * width + j * simd::lanes * Unit::interleave;
+          store(high_ + at, high[j]);
+          if constexpr (splits_queries) store(low_ + at, low[j]);
+        });
+      }
+    }
+    void finish(PanelState& state) const {
+      for (int j = 0; j < packets; ++j) state[j].sum = simd::add(state[j].sum, sum_[j]);
+    }
+
+   private:
+    // Two keys.
+    QUOKA_INLINE void weigh(Index key, int j, simd::Packet& high, simd::Packet& low) {
+      const float* const at = x_ + key * width + j * simd::lanes;
+      const simd::Packet a = simd::exp2(simd::sub(simd::load(at), reference_[j]));
+      const simd::Packet b = simd::exp2(simd::sub(simd::load(at + width), reference_[j]));
+      const simd::Packet a_high = simd::round_bfloat16(a), b_high = simd::round_bfloat16(b);
+      high = simd::upper_halves(a_high, b_high);
+      if constexpr (splits_queries) {
+        low = simd::upper_halves(simd::round_bfloat16(simd::sub(a, a_high)),
+                                 simd::round_bfloat16(simd::sub(b, b_high)));
+        sum_[j] = simd::add(simd::add(sum_[j], a), b);
+      } else {
+        sum_[j] = simd::add(simd::add(sum_[j], a_high), b_high);
+      }
+    }
+    QUOKA_INLINE static void store(Bfloat16* p, const simd::Packet (&words)[1]) {
+      simd::store(reinterpret_cast<float*>(p), words[0]);
+    }
+    QUOKA_INLINE static void store(Bfloat16* p, const simd::Packet (&words)[2]) {
+      simd::store_zipped(reinterpret_cast<float*>(p), words[0], words[1]);
+    }
+
+    const float* x_;
+    Bfloat16 *high_, *low_;
+    Index next_ = 0;
+    simd::Packet reference_[packets], sum_[packets];
+  };
+};
+
+// A template, so that an ISA without the unit does not compile it.
+template <class Unit, int Products>
+const PanelArithmetic& bfloat16_panels() {
+  static constexpr Bfloat16Panels<Unit, Products> panels;
+  return panels;
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

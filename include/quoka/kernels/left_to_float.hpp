@@ -1,0 +1,79 @@
+// What packed numbers cannot hold, computed in float: keys and queries whose factor is NaN, channels of
+// a block of values that stand `apart` (PackedBlock). Rare, and slow.
+#pragma once
+
+#include <quoka/kernels/panel_arithmetic.hpp>
+
+#include <limits>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// A factor of NaN says that the row is left to float.
+inline bool all_held(const float* row_factors) {
+  bool all = true;
+  for (Index i = 0; i < tuning::panel_rows; ++i) all &= row_factors[i] == row_factors[i];
+  return all;
+}
+
+// Keys [begin, end) of a block.
+struct KeysOfBlock {
+  Index begin, end;
+};
+
+// Logits of those keys, and of the panel's queries, that are left to float, to x, the logits of the
+// block. k [dim] is scratch.
+[[gnu::cold, gnu::noinline]] inline void logits_in_float(const PackedBlock& block,
+                                                         const Panel& panel, const Sight& sight,
+                                                         const KeysOfBlock& keys, float* k,
+                                                         float* x) {
+  const float* q[tuning::panel_rows];
+  panel.source.find(panel.source.owner, panel.source.panel, q);
+  for (Index key = keys.begin; key < keys.end; ++key) {
+    block.k_format->widen(block.k[key], block.k_shape, k);
+    for (Index row = 0; row < panel.rows; ++row) {
+      if (block.key_factors[key] == block.key_factors[key] &&
+          panel.row_factors[row] == panel.row_factors[row])
+        continue;
+      float dot = 0.0f;
+      for (Index c = 0; c < block.dim; ++c)
+        dot = simd::fma(k[c], q[row][c] * sight.query_scale, dot);
+      x[key * tuning::panel_rows + row] = dot;
+    }
+  }
+}
+
+// A logit of NaN, or of plus infinity, makes the sum of weights NaN, as it does in float.
+inline void admit_not_finite(const float* x, Index keys, PanelState& state) {
+  const simd::Packet least = simd::broadcast(std::numeric_limits<float>::lowest());
+  for (Index at = 0; at < keys * tuning::panel_rows; at += simd::lanes) {
+    simd::Packet& sum = state[at / simd::lanes % tuning::tile_packets].sum;
+    sum = simd::fma(simd::max(simd::load(x + at), least), simd::zero(), sum);
+  }
+}
+
+// Adds the channels that are left to float, for the rows that see a key. v [v_dim] is scratch.
+[[gnu::cold, gnu::noinline]] inline void values_in_float(const PackedBlock& block,
+                                                         const Panel& panel, const Sight& sight,
+                                                         const float* x, float* v) {
+  constexpr Index width = tuning::panel_rows;
+  alignas(64) float reference[width];
+  for (int j = 0; j < tuning::tile_packets; ++j)
+    simd::store(reference + j * simd::lanes, panel.state[j].reference());
+  for (Index key = 0; key < sight.keys; ++key) {
+    block.v_format->widen(block.v[key], block.v_shape, v);
+    for (Index row = 0; row < width; ++row) {
+      if (!sight.sees(row, key)) continue;
+      const float weight = simd::exp2(x[key * width + row] - reference[row]);
+      for (Index c = 0; c < block.v_dim; ++c) {
+        float& to = panel.out[c * width + row];
+        if (block.apart[c] != 0.0f) to = simd::fma(v[c], weight, to);
+      }
+    }
+  }
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

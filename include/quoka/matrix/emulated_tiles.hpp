@@ -1,0 +1,146 @@
+// The instructions of simd/isa/tiles.hpp in plain C++, for tests on any machine and to count them.
+//
+// Stricter than the hardware: using a tile that was not configured, rows or bytes beyond its shape,
+// and shapes that do not fit each other throw std::logic_error; a tile that was configured but not
+// written holds NaN (bytes of 0xff). Each thread has its own tiles.
+#pragma once
+
+#include <quoka/simd/bfloat16_sums.hpp>
+#include <quoka/simd/isa/tiles.hpp>
+
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace simd {
+
+class EmulatedTiles {
+ public:
+  // How often each instruction ran on this thread.
+  struct Counts {
+    Index configure = 0, zero = 0, load = 0, store = 0, dot = 0;
+  };
+  static Counts& counts() { return state().counts; }
+
+  static void configure(const TileShapes& shapes) {
+    State& s = state();
+    ++s.counts.configure;
+    if (shapes.palette > 1) fail("palette", shapes.palette, 1);
+    for (int t = 0; shapes.palette == 1 && t < tile_count; ++t) {
+      if (shapes.rows[t] > tile_height) fail("rows of a tile", shapes.rows[t], tile_height);
+      if (shapes.row_bytes[t] > tile_bytes)
+        fail("bytes of a tile's row", shapes.row_bytes[t], tile_bytes);
+    }
+    s.shapes = shapes.palette == 1 ? shapes : TileShapes{};
+    std::memset(s.tile, 0xff, sizeof s.tile);
+  }
+  static void configuration(TileShapes& shapes) { shapes = state().shapes; }
+  static void release() { configure({}); }
+
+  template <int t>
+  static void zero() {
+    Tile& to = used<t>();
+    ++state().counts.zero;
+    std::memset(to, 0, sizeof to);
+  }
+  template <int t>
+  static void load(const void* p, Index step) {
+    Tile& to = used<t>();
+    ++state().counts.load;
+    std::memset(to, 0, sizeof to);
+    for (int i = 0; i < rows<t>(); ++i)
+      std::memcpy(to[i], static_cast<const char*>(p) + i * step, row_bytes<t>());
+  }
+  template <int t>
+  static void store(void* p, Index step) {
+    const Tile& from = used<t>();
+    ++state().counts.store;
+    for (int i = 0; i < rows<t>(); ++i)
+      std::memcpy(static_cast<char*>(p) + i * step, from[i], row_bytes<t>());
+  }
+  // The even products of each sum, and the odd ones, then c.
+  template <int c, int a, int b>
+  static void dot_bfloat16() {
+    check_product<c, a, b>();
+    const auto half = [](const Tile& x, int row, int at) {
+      std::uint16_t bits;
+      std::memcpy(&bits, x[row] + 2 * at, 2);
+      return float_of(static_cast<std::uint32_t>(bits) << 16);
+    };
+    for (int m = 0; m < rows<c>(); ++m)
+      for (int n = 0; 4 * n < static_cast<int>(row_bytes<c>()); ++n) {
+        float even = 0.0f, odd = 0.0f, sum;
+        for (int k = 0; k < rows<b>(); ++k) {
+          even = flushed_fma(half(used<a>(), m, 2 * k), half(used<b>(), k, 2 * n), even);
+          odd = flushed_fma(half(used<a>(), m, 2 * k + 1), half(used<b>(), k, 2 * n + 1), odd);
+        }
+        std::memcpy(&sum, used<c>()[m] + 4 * n, 4);
+        sum = flushed(flushed(sum) + flushed(even + odd));
+        std::memcpy(used<c>()[m] + 4 * n, &sum, 4);
+      }
+  }
+  template <int c, int a, int b>
+  static void dot_codes() {
+    check_product<c, a, b>();
+    for (int m = 0; m < rows<c>(); ++m)
+      for (int n = 0; 4 * n < static_cast<int>(row_bytes<c>()); ++n) {
+        std::uint32_t sum;
+        std::memcpy(&sum, used<c>()[m] + 4 * n, 4);
+        for (int k = 0; k < rows<b>(); ++k)
+          for (int i = 0; i < 4; ++i)
+            sum +=
+                static_cast<std::uint32_t>(int{used<a>()[m][4 * k + i]} *
+                                           int{static_cast<std::int8_t>(used<b>()[k][4 * n + i])});
+        std::memcpy(used<c>()[m] + 4 * n, &sum, 4);
+      }
+  }
+
+ private:
+  using Tile = std::uint8_t[tile_height][tile_bytes];
+  struct State {
+    TileShapes shapes;
+    Tile tile[tile_count];
+    Counts counts;
+  };
+  static State& state() {
+    static thread_local State s;
+    return s;
+  }
+  template <int t>
+  static int rows() {
+    return state().shapes.rows[t];
+  }
+  template <int t>
+  static std::size_t row_bytes() {
+    return state().shapes.row_bytes[t];
+  }
+  template <int t>
+  static Tile& used() {
+    static_assert(0 <= t && t < tile_count);
+    if (rows<t>() == 0 || row_bytes<t>() == 0) fail("use of a tile that has no shape", t, 0);
+    return state().tile[t];
+  }
+  template <int c, int a, int b>
+  static void check_product() {
+    static_assert(c != a && c != b && a != b, "the instruction wants three tiles");
+    ++state().counts.dot;
+    used<c>(), used<a>(), used<b>();
+    if (rows<a>() != rows<c>()) fail("rows of a and of c", rows<a>(), rows<c>());
+    if (row_bytes<b>() != row_bytes<c>())
+      fail("bytes of b's rows and of c's", static_cast<int>(row_bytes<b>()),
+           static_cast<int>(row_bytes<c>()));
+    if (static_cast<int>(row_bytes<a>()) != 4 * rows<b>())
+      fail("bytes of a's rows and four times b's rows", static_cast<int>(row_bytes<a>()),
+           4 * rows<b>());
+  }
+  [[noreturn]] static void fail(const char* what, int is, int other) {
+    throw std::logic_error(std::string("quoka: tiles: ") + what + ": " + std::to_string(is) + ", " +
+                           std::to_string(other));
+  }
+};
+
+}  // namespace simd
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,112 @@
+// Two by two tiles of sums: 32 keys, or channels, times 32 query rows, by four products for each two
+// loads of a and two of b.
+#pragma once
+
+#include <quoka/matrix/unit.hpp>
+
+#include <algorithm>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// Tiles: simd::Tiles, or simd::EmulatedTiles.
+template <class Tiles>
+struct TileUnit {
+  static constexpr int height = simd::tile_height;
+  static constexpr int tile_rows = 2 * height;
+  static constexpr int depth = 32, value_depth = 32, interleave = 2;
+  static constexpr Index block_keys = 128;
+
+  static void enter(UnitSession& session) {
+    Tiles::configuration(session.before);
+    simd::TileShapes shapes;
+    shapes.palette = 1;
+    for (int t = 0; t < simd::tile_count; ++t) {
+      const bool is_a = t == a_tile || t == a_tile + 1;
+      shapes.rows[t] = height;
+      shapes.row_bytes[t] = is_a ? simd::tile_bytes : 4 * width;
+    }
+    Tiles::configure(shapes);
+  }
+  // What another library had configured, or nothing: then the tiles are released.
+  static void leave(const UnitSession& session) { Tiles::configure(session.before); }
+
+  template <int Products, class Between>
+  static void logits(const Bfloat16* const (&a)[Products], const Bfloat16* const (&b)[Products],
+                     Index slabs, float* x, Between&& between) {
+    zero<0>(), zero<1>();
+    for (int p = 0; p < Products; ++p)
+      for (Index s = 0; s < slabs; ++s) {
+        load_b(b[p] + s * b_slab);
+        multiply<0>(a[p] + s * tile_rows * depth);
+        multiply<1>(a[p] + (s * tile_rows + height) * depth);
+        between();
+      }
+    store<0>(x), store<1>(x + height * panel);
+  }
+
+  template <int Products>
+  static void values(const Bfloat16* const (&a)[Products], const Bfloat16* const (&b)[Products],
+                     Index slabs, Index channels, float* out) {
+    Index c = 0;
+    for (; c + tile_rows <= channels; c += tile_rows) {
+      load<0>(out + c * panel), load<1>(out + (c + height) * panel);
+      for (Index s = 0; s < slabs; ++s)
+        for (int p = 0; p < Products; ++p) {
+          const Bfloat16* const at = a[p] + (s * channels + c) * value_depth;
+          load_b(b[p] + s * b_slab);
+          multiply<0>(at), multiply<1>(at + height * value_depth);
+        }
+      store<0>(out + c * panel), store<1>(out + (c + height) * panel);
+    }
+    if (c == channels) return;
+    load<0>(out + c * panel);
+    for (Index s = 0; s < slabs; ++s)
+      for (int p = 0; p < Products; ++p) {
+        load_b(b[p] + s * b_slab);
+        multiply<0>(a[p] + (s * channels + c) * value_depth);
+      }
+    store<0>(out + c * panel);
+  }
+
+ private:
+  static constexpr int panel = tuning::panel_rows;
+  static constexpr int width = std::min(simd::tile_height, panel);  // n
+  static constexpr int columns = panel / width;
+  static_assert(columns <= 2 && panel % width == 0, "a panel is one tile wide, or two");
+  static constexpr int a_tile = 4, b_tile = 6;
+  static constexpr Index b_slab = Index{depth} * panel, step = panel * 4;
+  static constexpr int right = columns - 1;  // of the tiles of b
+
+  template <int row>
+  static void zero() {
+    Tiles::template zero<2 * row>();
+    if constexpr (columns == 2) Tiles::template zero<2 * row + 1>();
+  }
+  template <int row>
+  static void load(const float* c) {
+    Tiles::template load<2 * row>(c, step);
+    if constexpr (columns == 2) Tiles::template load<2 * row + 1>(c + width, step);
+  }
+  template <int row>
+  static void store(float* c) {
+    Tiles::template store<2 * row>(c, step);
+    if constexpr (columns == 2) Tiles::template store<2 * row + 1>(c + width, step);
+  }
+  static void load_b(const Bfloat16* b) {
+    Tiles::template load<b_tile>(b, step);
+    if constexpr (columns == 2) Tiles::template load<b_tile + right>(b + 2 * width, step);
+  }
+  template <int row>
+  static void multiply(const Bfloat16* a) {
+    Tiles::template load<a_tile + row>(a, simd::tile_bytes);
+    Tiles::template dot_bfloat16<2 * row, a_tile + row, b_tile>();
+    if constexpr (columns == 2)
+      Tiles::template dot_bfloat16<2 * row + 1, a_tile + row, b_tile + right>();
+  }
+};
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,138 @@
+// bfloat16 as matrix instructions take it, and the ISA's own products of it: where a Packet holds
+// `lanes` floats, Bfloat16Sums hold `lanes` float sums, and fma() adds two products to each of them.
+//
+//   round_bfloat16(x)      x as a float of 8 significant bits: to nearest, ties away from zero.
+//                          |x| < 2^127; what becomes of NaN and infinity is not said
+//   upper_halves(a, b)     of two such packets, the pairs (a[i], b[i]) as `lanes` words of 32 bits
+//   store_upper_half(p, a) of one such packet, its `lanes` numbers of 16 bits
+//   store_zipped(p, a, b)  words a[0], b[0], a[1], b[1] ...: aligned to a packet
+//
+// The instructions read denormals as zeros and write none: each of their products and sums may be
+// off by 2^-126 besides being rounded to float.
+#pragma once
+
+#include <quoka/simd/isa/dots.hpp>
+
+QUOKA_INTRINSICS_BEGIN
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace simd {
+
+// Two bfloat16 side by side: neighbours along the sum of a product.
+struct Bfloat16Pair {
+  std::uint32_t bits;
+};
+
+#if QUOKA_ISA_AVX512
+QUOKA_INLINE Packet round_bfloat16(Packet x) {
+  const __m512i up = _mm512_add_epi32(_mm512_castps_si512(x), _mm512_set1_epi32(0x8000));
+  return _mm512_castsi512_ps(_mm512_and_si512(up, _mm512_set1_epi32(-0x10000)));
+}
+QUOKA_INLINE Packet upper_halves(Packet a, Packet b) {
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(a), 16);
+  return _mm512_castsi512_ps(_mm512_or_si512(low, _mm512_castps_si512(b)));
+}
+QUOKA_INLINE void store_upper_half(std::uint16_t* p, Packet x) {
+  const __m512i low = _mm512_srli_epi32(_mm512_castps_si512(x), 16);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(low));
+}
+#elif QUOKA_ISA_NEON
+QUOKA_INLINE Packet round_bfloat16(Packet x) {
+  const uint32x4_t up = vaddq_u32(vreinterpretq_u32_f32(x), vdupq_n_u32(0x8000u));
+  return vreinterpretq_f32_u32(vandq_u32(up, vdupq_n_u32(0xffff0000u)));
+}
+QUOKA_INLINE Packet upper_halves(Packet a, Packet b) {
+  return vreinterpretq_f32_u32(vsriq_n_u32(vreinterpretq_u32_f32(b), vreinterpretq_u32_f32(a), 16));
+}
+QUOKA_INLINE void store_upper_half(std::uint16_t* p, Packet x) {
+  vst1_u16(p, vshrn_n_u32(vreinterpretq_u32_f32(x), 16));
+}
+#else
+QUOKA_INLINE Packet round_bfloat16(const Packet& x) {
+  alignas(64) float each[lanes];
+  store(each, x);
+  for (float& one : each) one = float_of((bits_of(one) + 0x8000u) & 0xffff0000u);
+  return load_packet(each);
+}
+QUOKA_INLINE Packet upper_halves(const Packet& a, const Packet& b) {
+  alignas(64) float low[lanes], high[lanes];
+  store(low, a), store(high, b);
+  for (int i = 0; i < lanes; ++i) low[i] = float_of(bits_of(low[i]) >> 16 | bits_of(high[i]));
+  return load_packet(low);
+}
+QUOKA_INLINE void store_upper_half(std::uint16_t* p, const Packet& x) {
+  alignas(64) float each[lanes];
+  store(each, x);
+  for (int i = 0; i < lanes; ++i) p[i] = static_cast<std::uint16_t>(bits_of(each[i]) >> 16);
+}
+#endif
+
+#if QUOKA_ISA_NEON
+QUOKA_INLINE void store_zipped(float* p, Packet a, Packet b) { vst2q_f32(p, {{a, b}}); }
+#else
+QUOKA_INLINE void store_zipped(float* p, const Packet& a, const Packet& b) {
+  alignas(64) float first[lanes], second[lanes];
+  store(first, a), store(second, b);
+  for (int i = 0; i < lanes; ++i) p[2 * i] = first[i], p[2 * i + 1] = second[i];
+}
+#endif
+
+// --- AVX512_BF16 ------------------------------------------------------------------------------
+
+#if QUOKA_ISA_BF16_DOTS
+inline constexpr bool has_bfloat16_sums = true;
+struct DotBfloat16Sums {
+  __m512 x;
+  QUOKA_INLINE static DotBfloat16Sums broadcast(Bfloat16Pair pair) {
+    return {_mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(pair.bits)))};
+  }
+  QUOKA_INLINE static DotBfloat16Sums load(const Bfloat16Pair* p) { return {_mm512_load_ps(p)}; }
+  QUOKA_INLINE static DotBfloat16Sums of(Packet sums) { return {sums}; }
+  QUOKA_INLINE Packet to_float() const { return x; }
+};
+// GCC 12 copies all sums of a tile around the intrinsic, hence the assembler.
+QUOKA_INLINE DotBfloat16Sums fma(const DotBfloat16Sums& a, const DotBfloat16Sums& b,
+                                 const DotBfloat16Sums& sums) {
+  __m512 x = sums.x;
+  asm("vdpbf16ps\t%2, %1, %0" : "+v"(x) : "v"(a.x), "v"(b.x));
+  return {x};
+}
+#else
+inline constexpr bool has_bfloat16_sums = false;
+struct DotBfloat16Sums;
+#endif
+
+// --- Armv8.6: BFMMLA --------------------------------------------------------------------------
+
+// Rows 2 i and 2 i + 1 of a, 4 numbers of each, times rows 2 j and 2 j + 1 of b: four sums.
+#if QUOKA_ISA_BF16_SQUARES
+inline constexpr bool has_bfloat16_squares = true;
+struct Bfloat16Eight {
+  bfloat16x8_t x;
+  QUOKA_INLINE static Bfloat16Eight load(const std::uint16_t* p) {
+    return {vreinterpretq_bf16_u16(vld1q_u16(p))};
+  }
+};
+struct Bfloat16Square {
+  float32x4_t sums;  // (0, 0), (0, 1), (1, 0), (1, 1)
+  QUOKA_INLINE static Bfloat16Square zero() { return {vdupq_n_f32(0.0f)}; }
+  QUOKA_INLINE static Bfloat16Square load(const float* first, const float* second) {
+    return {vcombine_f32(vld1_f32(first), vld1_f32(second))};
+  }
+  QUOKA_INLINE void store(float* first, float* second) const {
+    vst1_f32(first, vget_low_f32(sums)), vst1_f32(second, vget_high_f32(sums));
+  }
+  QUOKA_INLINE void add(const Bfloat16Eight& a, const Bfloat16Eight& b) {
+    sums = vbfmmlaq_f32(sums, a.x, b.x);
+  }
+};
+#else
+inline constexpr bool has_bfloat16_squares = false;
+struct Bfloat16Square;
+struct Bfloat16Eight;
+#endif
+
+}  // namespace simd
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+QUOKA_INTRINSICS_END
