@@ -137,4 +137,530 @@ TEST(Bfloat16Attention, EveryHeadDim) {
   });
 }
 
+TEST(Bfloat16Attention, ValueDimMayDifferFromHeadDim) {
+  Random random(11);
+  for (const auto& [dim, v_dim] :
+       {std::pair<Index, Index>{192, 128}, {576, 512}, {37, 1}, {1, 37}}) {
+    SCOPED_TRACE("head_dim " + std::to_string(dim) + ", v_dim " + std::to_string(v_dim));
+    const auto in = random_inputs<Element>(
+        random, {.q_heads = 2, .head_dim = dim, .v_dim = v_dim, .q_len = 19, .kv_len = 77});
+    for_each_unit([&](const Panels& unit) { expect_as_bound(unit, in); });
+  }
+}
+
+TEST(Bfloat16Attention, EveryGroupAndBatch) {
+  Random random(12);
+  for (const Index group : {1, 4, 7}) {
+    SCOPED_TRACE("group " + std::to_string(group));
+    const auto in = random_inputs<Element>(
+        random, {.batch = 2, .q_heads = 2 * group, .kv_heads = 2, .q_len = 19, .kv_len = 127});
+    for_each_unit([&](const Panels& unit) { expect_as_bound(unit, in); });
+  }
+}
+
+TEST(Bfloat16Attention, KeysAroundATileAndABlock) {
+  Random random(13);
+  for (const Index border : {Index{tuning::tile_rows}, Index{16}, Index{32}, Index{96},
+                             Index{tuning::block_keys}, Index{128}, Index{256}})
+    for (Index keys = border - 1; keys <= border + 1; ++keys) {
+      SCOPED_TRACE(std::to_string(keys) + " keys");
+      const auto in = random_inputs<Element>(
+          random, {.q_heads = 9, .q_len = 4, .kv_len = std::max<Index>(keys - 4, 1)});
+      for_each_unit([&](const Panels& unit) { expect_as_bound(unit, in); });
+    }
+}
+
+TEST(Bfloat16Attention, RowsAroundAPanel) {
+  Random random(14);
+  constexpr Index panel = tuning::panel_rows;
+  for (const Index panels : {1, 2})
+    for (Index rows = panels * panel - 1; rows <= panels * panel + 1; ++rows) {
+      SCOPED_TRACE(std::to_string(rows) + " rows");
+      const auto in = random_inputs<Element>(random, {.q_heads = 1, .q_len = rows});
+      for_each_unit([&](const Panels& unit) { expect_as_bound(unit, in); });
+    }
+}
+
+// Fewer rows than a task is worth: cut over the keys, and merged.
+TEST(Bfloat16Attention, AFewRowsOverManyKeys) {
+  Random random(15);
+  const auto in = random_inputs<Element>(random, {.q_heads = 3, .q_len = 7, .kv_len = 2003});
+  for_each_unit([&](const Panels& unit) { expect_as_bound(unit, in); });
+}
+
+TEST(Bfloat16Attention, SelectedPast) {
+  Random random(16);
+  const auto in = random_inputs<Element>(
+      random,
+      {.q_heads = 8, .kv_heads = 2, .head_dim = 64, .v_dim = 64, .q_len = 37, .kv_len = 501});
+  for (const Index count : {1, 37, 129, 500}) {
+    SCOPED_TRACE("count " + std::to_string(count));
+    const Selection keep = random_selection(random, 1, 2, 501, count);
+    for_each_unit([&](const Panels& unit) { expect_as_bound(unit, in, {}, &keep); });
+  }
+  const Selection all = to_selection(oracle::all_positions(1, 2, 501), 501);
+  for_each_unit(
+      [&](const Panels& unit) { expect_same(attend_by(unit, in, {}, &all), attend_by(unit, in)); });
+}
+
+TEST(Bfloat16Attention, ScaleSoftCapSinksAndWindow) {
+  Random random(20);
+  const auto in =
+      random_inputs<Element>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 37, .kv_len = 301});
+  const std::vector<float> sinks{-3.0f, 0.0f, 2.5f, 8.0f};
+  for_each_unit([&](const Panels& unit) {
+    expect_as_bound(unit, in, {.scale = 0.5f});
+    expect_as_bound(unit, in, {.scale = -0.25f});
+    expect_as_bound(unit, in, {.scale = 2.0f, .softcap = 5.0f});
+    expect_as_bound(unit, in, {.sink_logits = sinks});
+    expect_as_bound(unit, in, {.sliding_window = 29});
+    expect_as_bound(unit, in, {.causal = false});
+  });
+}
+
+TEST(Bfloat16Attention, ThreadsDoNotChangeABit) {
+  Random random(21);
+  const auto in =
+      random_inputs<Element>(random, {.q_heads = 10, .kv_heads = 2, .q_len = 71, .kv_len = 301});
+  for_each_unit([&](const Panels& unit) {
+    const auto serial = attend_by(unit, in);
+    for (const int workers : {1, 2, 3}) {
+      quoka::ThreadPool pool(workers);
+      expect_same(attend_by(unit, in, {}, nullptr, pool), serial);
+    }
+  });
+}
+
+// Whatever else is in its panel: other rows that rise at other keys do not change a row's bits.
+TEST(Bfloat16Attention, ARowsBitsAreItsOwn) {
+  Random random(22);
+  auto in = random_inputs<float>(random, {.q_heads = 1, .q_len = 31, .kv_len = 501}, false);
+  for (Index t = 0; t < 501; ++t)  // logits that go up by 20 and down again
+    for (Index c = 0; c < 16; ++c)
+      in.past_k(0, 0, t, c) += 0.3f * static_cast<float>(t % 97) / 97.0f * 10.0f;
+  auto others = in;
+  for (Index i = 0; i < 31; ++i)
+    for (Index c = 0; c < 16; ++c)
+      if (i != 17) others.q(0, 0, i, c) *= i % 2 == 0 ? -8.0f : 8.0f;
+  for_each_unit([&](const Panels& unit) {
+    const auto a = attend_by(unit, in), b = attend_by(unit, others);
+    EXPECT_TRUE(same_row(a, b, 0, 0, 17));
+    EXPECT_FALSE(same_row(a, b, 0, 0, 16));
+  });
+}
+
+// Logits that rise all the way: each block's maximum is above the last by less, and by more, than what
+// a reference may lag behind.
+TEST(Bfloat16Attention, RisingLogits) {
+  Random random(23);
+  for (const float step : {0.01f, 0.05f, 0.3f, 2.0f}) {
+    SCOPED_TRACE("by " + std::to_string(step));
+    auto in = random_inputs<float>(random, {.q_heads = 2, .q_len = 37, .kv_len = 301});
+    in.q.setConstant(0.25f);
+    for (Index t = 0; t < 301; ++t)
+      for (Index c = 0; c < 16; ++c)
+        in.past_k(0, 0, t, c) =
+            stored<float>(0.5 * static_cast<double>(step) * static_cast<double>(t));
+    for_each_unit([&](const Panels& unit) { expect_as_bound(unit, in); });
+  }
+}
+
+TEST(Bfloat16Attention, EmulatedTilesAreExactlyWhatTheirPartsSay) {
+  Random random(24);
+  const auto in = random_inputs<Eigen::bfloat16>(
+      random, {.q_heads = 2, .head_dim = 64, .v_dim = 64, .q_len = 37, .kv_len = 301});
+  // A cache of bfloat16 has no low parts: a third product adds nothing.
+  const auto two = attend_by({"", detail::bfloat16_panels<Emulated, 2>(), 2}, in);
+  const auto three = attend_by({"", detail::bfloat16_panels<Emulated, 3>(), 3}, in);
+  expect_same(two, three);
+}
+
+// ---- hostile numbers ----------------------------------------------------------------------------
+
+// A channel of all keys far from zero, a key as large as sinks are, values of some other scale.
+TEST(Bfloat16Attention, OutliersAndSinks) {
+  Random random(40);
+  for (const float outlier : {50.0f, 1e4f}) {
+    SCOPED_TRACE("outlier " + std::to_string(outlier));
+    auto in = random_inputs<float>(
+        random, {.q_heads = 3, .head_dim = 64, .v_dim = 64, .q_len = 37, .kv_len = 301});
+    for (auto* k : {&in.past_k, &in.k})
+      for (Index t = 0; t < k->dimension(2); ++t)
+        (*k)(0, 0, t, 5) = outlier + static_cast<float>(t % 7);
+    for (Index head = 0; head < 3; ++head)
+      for (Index i = 0; i < 37; ++i) in.q(0, head, i, 5) /= outlier;
+    for (Index c = 0; c < 64; ++c) {
+      in.past_k(0, 0, 0, c) *= 4.0f;  // a sink, and what it has for a value
+      in.past_v(0, 0, 0, c) *= 0.01f;
+      in.past_v(0, 0, 100, c) *= outlier;
+    }
+    for_each_unit([&](const Panels& unit) { expect_as_bound(unit, in); });
+  }
+}
+
+// Denormals are zeros; results are off by no more than they are.
+TEST(Bfloat16Attention, DenormalsAreNothing) {
+  Random random(41);
+  auto in = random_inputs<float>(random, {.q_heads = 2, .q_len = 37, .kv_len = 101});
+  for (auto* x : {&in.past_k, &in.k, &in.past_v, &in.v})
+    for (Index i = 0; i < x->size(); i += 3) x->data()[i] = 1e-40f;
+  for_each_unit([&](const Panels& unit) { expect_as_bound(unit, in); });
+  for (auto* x : {&in.past_v, &in.v})
+    for (Index i = 0; i < x->size(); ++i) x->data()[i] = 1e-39f;
+  for_each_unit([&](const Panels& unit) {
+    const auto output = attend_by(unit, in);
+    for (Index i = 0; i < output.out.size(); ++i) {
+      EXPECT_GE(output.out.data()[i], 0.0f);
+      EXPECT_LE(output.out.data()[i], 1.2e-38f);
+    }
+  });
+}
+
+// So large that products of their parts would overflow, or that rounding up would: in float.
+TEST(Bfloat16Attention, HugeNumbersAreLeftToFloat) {
+  Random random(42);
+  auto in = random_inputs<float>(random, {.q_heads = 2, .q_len = 37, .kv_len = 101});
+  const auto clean = in;
+  for (Index i = 0; i < 37; ++i) in.q(0, 1, i, 3) = 0.0f;
+  in.past_k(0, 0, 30, 3) = std::numeric_limits<float>::max();  // only head 0 sees it
+  in.past_v(0, 0, 60, 7) = std::numeric_limits<float>::max();
+  for_each_unit([&](const Panels& unit) {
+    const auto output = attend_by(unit, in);
+    const auto expected = attend(in);
+    for (Index head = 0; head < 2; ++head)
+      for (Index i = 0; i < 37; ++i)
+        for (Index c = 0; c < 16; ++c) {
+          const float x = output.out(0, head, i, c), y = expected.out(0, head, i, c);
+          EXPECT_TRUE(std::isnan(x) == std::isnan(y) && std::isinf(x) == std::isinf(y)) << x << y;
+          if (std::isfinite(y)) {
+            EXPECT_NEAR(x, y, 0.05 * std::abs(y) + 0.1);
+          }
+        }
+  });
+}
+
+TEST(Bfloat16Attention, NaNSpoilsTheRowsThatSeeIt) {
+  Random random(32);
+  const auto in = random_inputs<Element>(random, {.q_heads = 3, .q_len = 37, .kv_len = 101});
+  for_each_unit([&](const Panels& unit) {
+    const auto clean = attend_by(unit, in);
+    for (const Index j : {0, 11, 36}) {
+      auto key = in, value = in, query = in;
+      key.k(0, 0, j, 3) = stored<Element>(std::nan(""));
+      expect_spoilt(attend_by(unit, key), clean, [&](Index, Index, Index i) { return i >= j; });
+      query.q(0, 1, j, 7) = stored<Element>(std::nan(""));
+      expect_spoilt(attend_by(unit, query), clean,
+                    [&](Index, Index head, Index i) { return head == 1 && i == j; });
+      value.v(0, 0, j, 5) = stored<Element>(std::nan(""));
+      const auto output = attend_by(unit, value);
+      EXPECT_TRUE(same_bits(output.lse, clean.lse));
+      for (Index head = 0; head < 3; ++head)
+        for (Index i = 0; i < 37; ++i)
+          for (Index c = 0; c < 16; ++c) {
+            const bool nan = std::isnan(static_cast<float>(output.out(0, head, i, c)));
+            EXPECT_EQ(nan, i >= j && c == 5) << i << ", " << c;
+            EXPECT_TRUE(c == 5 || output.out(0, head, i, c) == clean.out(0, head, i, c));
+          }
+    }
+  });
+}
+
+TEST(Bfloat16Attention, NaNUnderASoftCapOrBehindAWindow) {
+  Random random(33);
+  const auto in = random_inputs<Element>(random, {.q_heads = 3, .q_len = 37, .kv_len = 127});
+  for_each_unit([&](const Panels& unit) {
+    for (const AttentionOptions& options :
+         {AttentionOptions{.sliding_window = 30},
+          AttentionOptions{.softcap = 20.0f, .sliding_window = 30}}) {
+      const auto clean = attend_by(unit, in, options);
+      for (const Index t : {98, 111, 112, 126}) {
+        auto spoilt = in;
+        spoilt.past_k(0, 0, t, 5) = stored<Element>(std::nan(""));
+        expect_spoilt(attend_by(unit, spoilt, options), clean,
+                      [&](Index, Index, Index i) { return 127 + i - t < 30; });
+      }
+    }
+  });
+}
+
+TEST(Bfloat16Attention, InfinityIsALogitOfItsSignAndAValueOfItsOwn) {
+  Random random(36);
+  auto in = random_inputs<Element>(random, {.q_heads = 1, .q_len = 37, .kv_len = 101});
+  in.past_k(0, 0, 50, 3) = stored<Element>(HUGE_VAL);
+  const auto in_float = attend(in);
+  auto values = random_inputs<Element>(random, {.q_heads = 2, .q_len = 37, .kv_len = 101});
+  for (Index c = 0; c < 16; ++c) values.v(0, 0, 20, c) = stored<Element>(-HUGE_VAL);
+  for_each_unit([&](const Panels& unit) {
+    const auto output = attend_by(unit, in);
+    for (Index i = 0; i < 37; ++i) {
+      EXPECT_EQ(row_is_nan(output, 0, 0, i), row_is_nan(in_float, 0, 0, i)) << i;
+      if (row_is_nan(output, 0, 0, i)) continue;
+      EXPECT_NEAR(output.lse(0, 0, i), in_float.lse(0, 0, i), 0.1);
+    }
+    const auto of_values = attend_by(unit, values);
+    for (Index head = 0; head < 2; ++head)
+      for (Index i = 0; i < 37; ++i)
+        for (Index c = 0; c < 16; ++c) {
+          const float x = static_cast<float>(of_values.out(0, head, i, c));
+          EXPECT_EQ(std::isinf(x), i >= 20) << i;
+          EXPECT_EQ(i >= 20 && x > 0, false);
+          EXPECT_FALSE(std::isnan(x));
+        }
+  });
+}
+
+// ---- masks --------------------------------------------------------------------------------------
+
+// Biases, and -infinity in some places: the mask, and the oracle's.
+struct RandomMask {
+  RandomMask(Random& random, Index q_len, Index keys) : added(1, 1, q_len, keys) {
+    for (Index i = 0; i < added.size(); ++i) {
+      const Index kind = random.below(8);
+      added.data()[i] = kind < 3   ? -infinity
+                        : kind < 5 ? static_cast<float>(random.normal())
+                                   : 0.0f;
+    }
+  }
+  oracle::AttentionOptions with(AttentionOptions& options) const {
+    oracle::AttentionOptions exact = to_oracle(options);
+    exact.mask = [this](Index, Index, Index i, Index key) {
+      return static_cast<double>(added(0, 0, i, key));
+    };
+    options.mask = added;
+    return exact;
+  }
+  Tensor4<float> added;
+};
+
+TEST(Bfloat16Attention, MasksAndAlibi) {
+  Random random(35);
+  const std::vector<float> slopes{0.5f, 0.125f, 0.03125f, 0.0f}, factors{0.5f, -1.0f, 0.0f, 2.0f};
+  for (const Index q_len : {5, 40}) {
+    const auto in = random_inputs<Element>(
+        random,
+        {.q_heads = 4, .kv_heads = 2, .head_dim = 64, .v_dim = 64, .q_len = q_len, .kv_len = 150});
+    const Selection keep = random_selection(random, 1, 2, 150, 70);
+    const RandomMask mask(random, q_len, 150 + q_len);
+    for (AttentionOptions options : {AttentionOptions{}, AttentionOptions{.causal = false},
+                                     AttentionOptions{.sliding_window = 50, .alibi_slopes = slopes},
+                                     AttentionOptions{.softcap = 1.0f, .mask_factors = factors}}) {
+      const oracle::AttentionOptions exact = mask.with(options);
+      for_each_unit([&](const Panels& unit) {
+        expect_within_bound(unit, attend_by(unit, in, options), oracle_result(in, exact), in,
+                            options);
+        expect_within_bound(unit, attend_by(unit, in, options, &keep),
+                            oracle_result(in, exact, &keep), in, options);
+      });
+    }
+  }
+}
+
+TEST(Bfloat16Attention, ABiasOfInfinityOrNaNIsAsInFloat) {
+  Random random(37);
+  const auto in = random_inputs<Element>(random, {.q_heads = 2, .q_len = 37, .kv_len = 101});
+  RandomMask mask(random, 37, 138);
+  mask.added(0, 0, 3, 20) = infinity, mask.added(0, 0, 5, 70) = not_a_number;
+  AttentionOptions options;
+  mask.with(options);
+  const auto in_float = attend(in, options);
+  for_each_unit([&](const Panels& unit) {
+    const auto output = attend_by(unit, in, options);
+    for (Index head = 0; head < 2; ++head)
+      for (Index i = 0; i < 37; ++i)
+        EXPECT_EQ(row_is_nan(output, 0, head, i), row_is_nan(in_float, 0, head, i)) << i;
+  });
+}
+
+TEST(Bfloat16Attention, NaNThatAMaskHidesIsNotThere) {
+  Random random(36);
+  const auto in = random_inputs<Element>(random, {.q_heads = 3, .q_len = 37, .kv_len = 101});
+  const RandomMask mask(random, 37, 138);
+  AttentionOptions options;
+  mask.with(options);
+  for_each_unit([&](const Panels& unit) {
+    const auto clean = attend_by(unit, in, options);
+    for (const Index t : {20, 100, 101, 120, 137}) {
+      const auto sees = [&](Index, Index, Index i) {
+        return mask.added(0, 0, i, t) > -infinity && t - 101 <= i;
+      };
+      auto spoilt = in;
+      const bool past = t < 101;
+      (past ? spoilt.past_k : spoilt.k)(0, 0, past ? t : t - 101, 5) =
+          stored<Element>(std::nan(""));
+      expect_spoilt(attend_by(unit, spoilt, options), clean, sees);
+      spoilt = in;
+      (past ? spoilt.past_v : spoilt.v)(0, 0, past ? t : t - 101, 5) =
+          stored<Element>(std::nan(""));
+      const auto output = attend_by(unit, spoilt, options);
+      EXPECT_TRUE(same_bits(output.lse, clean.lse));
+      for (Index head = 0; head < 3; ++head)
+        for (Index i = 0; i < 37; ++i) {
+          const float x = static_cast<float>(output.out(0, head, i, 5));
+          EXPECT_EQ(std::isnan(x), sees(0, head, i)) << t << ", " << i;
+          for (Index c = 0; c < 16; ++c)
+            EXPECT_TRUE(c == 5 || output.out(0, head, i, c) == clean.out(0, head, i, c));
+        }
+    }
+  });
+}
+
+// ---- the parts ----------------------------------------------------------------------------------
+
+// Every float of every exponent: rounded to 8 bits, and split in two.
+TEST(Bfloat16Parts, RoundingAndSplittingKeepTheirBounds) {
+  Random random(50);
+  for (int round = 0; round < 20000; ++round) {
+    alignas(64) float x[simd::lanes], high[simd::lanes], low[simd::lanes];
+    for (float& one : x) {
+      do one = simd::float_of(static_cast<std::uint32_t>(random.bits()));
+      while (!(std::abs(one) < 0x1p126f));
+    }
+    const simd::Packet at = simd::load(x), rounded = simd::round_bfloat16(at);
+    simd::store(high, rounded);
+    simd::store(low, simd::round_bfloat16(simd::sub(at, rounded)));
+    for (int i = 0; i < simd::lanes; ++i) {
+      const double exact = static_cast<double>(x[i]);
+      EXPECT_EQ(simd::bits_of(high[i]) & 0xffffu, 0u);
+      EXPECT_EQ(simd::bits_of(low[i]) & 0xffffu, 0u);
+      EXPECT_LE(std::abs(static_cast<double>(high[i]) - exact),
+                0x1p-8 * std::abs(exact) + 0x1p-134);
+      EXPECT_LE(std::abs(static_cast<double>(high[i]) + static_cast<double>(low[i]) - exact),
+                0x1p-16 * std::abs(exact) + 0x1p-134);
+    }
+  }
+}
+
+TEST(Bfloat16Parts, HalvesSideBySideAndZipped) {
+  alignas(64) float a[simd::lanes], b[simd::lanes], pairs[simd::lanes], zipped[2 * simd::lanes];
+  std::uint16_t halves[simd::lanes];
+  for (int i = 0; i < simd::lanes; ++i) {
+    a[i] = simd::float_of(0x3f800000u + (static_cast<std::uint32_t>(i) << 16));
+    b[i] = simd::float_of(0xc0000000u + (static_cast<std::uint32_t>(i) << 16));
+  }
+  simd::store(pairs, simd::upper_halves(simd::load(a), simd::load(b)));
+  simd::store_upper_half(halves, simd::load(a));
+  simd::store_zipped(zipped, simd::load(a), simd::load(b));
+  for (int i = 0; i < simd::lanes; ++i) {
+    EXPECT_EQ(simd::bits_of(pairs[i]), simd::bits_of(a[i]) >> 16 | simd::bits_of(b[i]));
+    EXPECT_EQ(halves[i], simd::bits_of(a[i]) >> 16);
+    EXPECT_EQ(zipped[2 * i], a[i]);
+    EXPECT_EQ(zipped[2 * i + 1], b[i]);
+  }
+}
+
+// The ISA's own sums are those of the plain ones, to the bit.
+template <class Sums>
+void expect_plain_sums() {
+  Random random(51);
+  for (int round = 0; round < 2000; ++round) {
+    alignas(64) simd::Bfloat16Pair a[simd::lanes], b[simd::lanes];
+    alignas(64) float c[simd::lanes], got[simd::lanes], plain[simd::lanes];
+    const auto draw = [&] {  // normal numbers, and denormals
+      const float x = static_cast<float>(random.normal());
+      return simd::bits_of(random.below(9) == 0 ? x * 1e-39f : x) & 0xffff0000u;
+    };
+    for (int i = 0; i < simd::lanes; ++i) {
+      a[i].bits = draw() | draw() >> 16, b[i].bits = draw() | draw() >> 16;
+      c[i] = static_cast<float>(random.normal());
+    }
+    simd::store(got, fma(Sums::load(a), Sums::load(b), Sums::of(simd::load(c))).to_float());
+    simd::store(plain, fma(simd::PlainBfloat16Sums::load(a), simd::PlainBfloat16Sums::load(b),
+                           simd::PlainBfloat16Sums::of(simd::load(c)))
+                           .to_float());
+    for (int i = 0; i < simd::lanes; ++i) EXPECT_EQ(got[i], plain[i]) << round;
+  }
+}
+template <bool has = simd::has_bfloat16_sums>
+void expect_own_sums() {
+  if constexpr (has) expect_plain_sums<simd::DotBfloat16Sums>();
+}
+TEST(Bfloat16Parts, TheISAsSumsAreThePlainOnes) {
+  expect_plain_sums<simd::PlainBfloat16Sums>();
+  expect_own_sums();
+}
+
+// ---- emulated tiles -----------------------------------------------------------------------------
+
+simd::TileShapes all_tiles() {
+  simd::TileShapes shapes;
+  shapes.palette = 1;
+  for (int t = 0; t < simd::tile_count; ++t) shapes.rows[t] = 16, shapes.row_bytes[t] = 64;
+  return shapes;
+}
+
+TEST(EmulatedTiles, WhatHasNoShapeOrDoesNotFitThrows) {
+  using Tiles = simd::EmulatedTiles;
+  alignas(64) std::uint8_t memory[1024] = {};
+  Tiles::release();
+  EXPECT_THROW(Tiles::zero<0>(), std::logic_error);
+  EXPECT_THROW(Tiles::load<3>(memory, 64), std::logic_error);
+  EXPECT_THROW(Tiles::store<3>(memory, 64), std::logic_error);
+  auto shapes = all_tiles();
+  shapes.rows[2] = 8;  // of c, while a has 16
+  Tiles::configure(shapes);
+  EXPECT_THROW((Tiles::dot_bfloat16<2, 4, 6>()), std::logic_error);
+  shapes = all_tiles(), shapes.row_bytes[6] = 32;
+  Tiles::configure(shapes);
+  EXPECT_THROW((Tiles::dot_bfloat16<2, 4, 6>()), std::logic_error);
+  shapes = all_tiles(), shapes.row_bytes[4] = 32;
+  Tiles::configure(shapes);
+  EXPECT_THROW((Tiles::dot_codes<2, 4, 6>()), std::logic_error);
+  shapes = all_tiles(), shapes.rows[0] = 17;
+  EXPECT_THROW(Tiles::configure(shapes), std::logic_error);
+  shapes = all_tiles(), shapes.row_bytes[0] = 65;
+  EXPECT_THROW(Tiles::configure(shapes), std::logic_error);
+  shapes = all_tiles(), shapes.palette = 2;
+  EXPECT_THROW(Tiles::configure(shapes), std::logic_error);
+  Tiles::release();
+}
+
+TEST(EmulatedTiles, WhatWasNotWrittenIsNaN) {
+  using Tiles = simd::EmulatedTiles;
+  Tiles::configure(all_tiles());
+  float c[16][16];
+  Tiles::store<1>(c, 64);
+  for (const auto& row : c)
+    for (const float x : row) EXPECT_TRUE(std::isnan(x));
+  Tiles::release();
+}
+
+TEST(EmulatedTiles, SumsOfCodesAreUnsignedTimesSigned) {
+  using Tiles = simd::EmulatedTiles;
+  Random random(52);
+  Tiles::configure(all_tiles());
+  std::uint8_t a[16][64], b[16][64];
+  std::int32_t c[16][16], expected[16][16] = {};
+  for (auto* x : {&a, &b})
+    for (auto& row : *x)
+      for (auto& byte : row) byte = static_cast<std::uint8_t>(random.bits());
+  for (int m = 0; m < 16; ++m)
+    for (int n = 0; n < 16; ++n)
+      for (int k = 0; k < 64; ++k)
+        expected[m][n] += int{a[m][k]} * static_cast<std::int8_t>(b[k / 4][4 * n + k % 4]);
+  Tiles::zero<0>(), Tiles::load<4>(a, 64), Tiles::load<6>(b, 64);
+  Tiles::dot_codes<0, 4, 6>();
+  Tiles::store<0>(c, 64);
+  for (int m = 0; m < 16; ++m)
+    for (int n = 0; n < 16; ++n) EXPECT_EQ(c[m][n], expected[m][n]);
+  Tiles::release();
+}
+
+// A guest leaves the tiles of its thread as its host had configured them.
+TEST(EmulatedTiles, TheHostsConfigurationComesBack) {
+  using Tiles = simd::EmulatedTiles;
+  Random random(53);
+  const auto in = random_inputs<float>(random, {.q_heads = 2, .q_len = 37, .kv_len = 101});
+  const Panels unit{"", detail::bfloat16_panels<Emulated, 1>(), 1};
+  simd::TileShapes host = all_tiles(), after;
+  host.rows[3] = 5;
+  Tiles::configure(host);
+  attend_by(unit, in);
+  Tiles::configuration(after);
+  EXPECT_EQ(std::memcmp(&host, &after, sizeof host), 0);
+  Tiles::release();
+  attend_by(unit, in);
+  Tiles::configuration(after);
+  EXPECT_EQ(after.palette, 0);
+}
+
 }  // namespace

@@ -11,11 +11,11 @@
 //   softmax of tile t        vector work, a few keys after each slab of that product
 //   values                   once per block: the sums are read and written once
 //
-// A row's reference is not its maximum but lags behind it, by at most `slack` powers of two: it rises
-// only when a logit exceeds it by more. Then the values so far are added, and sums rescaled. A sum of
-// values is one chain over all keys, so its bits do not depend on when other rows of the panel rise.
-// Sums and softmax are in float. The sum of weights is that of the weights as they are multiplied: an
-// output stays a mean of values.
+// A row's reference is not its maximum: where a logit exceeds it, it rises to 2^8 times that, and then
+// holds for as long as no logit exceeds that again. Where some row's rises, the values so far are
+// added and sums rescaled; that is rare. A sum of values is one chain over all keys, so its bits do
+// not depend on when other rows of the panel rise. Sums and softmax are in float. With one product the
+// sum of weights is that of the rounded weights: an output stays a mean of values.
 //
 // What products of bfloat16 cannot hold is left to float: bfloat16_packing.hpp.
 #pragma once
@@ -28,9 +28,11 @@ inline namespace QUOKA_ABI {
 
 // What rounding to bfloat16 adds to float's own error, for every input whose outputs are finite:
 //
-//   |logit' - logit|  <=  logit * scale * sum over channels of |q| |k|,  and 2^-125 of sum |q| + |k|
+//   |logit' - logit|  <=  logit * scale * sum over channels of |q| |k|
 //   |out' - out|      <=  (exp(2 D) - 1 + value) * the largest |v| of the channel in sight,
 //                         D the largest error of a logit that the row sees
+//
+// and 2^-117 times as many as there are channels, or keys, since denormals are zeros.
 //
 // They follow from a number rounded to 8 bits being off by 2^-8 of it, one split in two by 2^-16.
 struct Bfloat16Error {
@@ -58,8 +60,8 @@ class Bfloat16Panels final : public PanelArithmetic {
   static constexpr Index most_keys = Unit::block_keys;
   static_assert(most_keys <= tuning::most_block_keys && rows % Unit::value_depth == 0 &&
                 Unit::value_depth % Unit::interleave == 0);
-  // Of a reference behind its maximum: weights up to 2^8.
-  static constexpr float slack = 8.0f;
+  // Of a reference above the maximum that raised it.
+  static constexpr float headroom = 8.0f;
 
  public:
   Index block_keys() const override { return most_keys; }
@@ -211,19 +213,16 @@ class Bfloat16Panels final : public PanelArithmetic {
   static bool rises(const PanelPackets& top, const PanelState& state) {
     simd::Packet any = simd::zero();
     for (int j = 0; j < packets; ++j)
-      any = simd::select_less(most(state[j]), top[j], simd::broadcast(1.0f), any);
+      any = simd::select_less(state[j].max, top[j], simd::broadcast(1.0f), any);
     return simd::reduce_max(any) > 0.0f;
   }
-  // The largest logit that does not raise the reference.
-  static simd::Packet most(const PacketState& state) {
-    return simd::add(state.max, simd::broadcast(slack));
-  }
-
   [[gnu::noinline]] static void rescale(const PanelPackets& top, const Panel& panel, Index v_dim) {
     PanelPackets factor;
-    for (int j = 0; j < packets; ++j)
+    for (int j = 0; j < packets; ++j) {
+      const simd::Packet above = simd::add(top[j], simd::broadcast(headroom));
       factor[j] = panel.state[j].raise(
-          simd::select_less(most(panel.state[j]), top[j], top[j], panel.state[j].max));
+          simd::select_less(panel.state[j].max, top[j], above, panel.state[j].max));
+    }
     for (Index c = 0; c < v_dim; ++c)
       for (int j = 0; j < packets; ++j) {
         float* const at = panel.out + c * width + j * simd::lanes;
