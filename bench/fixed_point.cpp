@@ -49,20 +49,13 @@ struct Row {
   }
 };
 
-// The same rows in a format that packs in fixed point on every ISA.
-quoka::Rows with_fixed_point(const TensorView<const float>& x) {
-  static constexpr quoka::Format format = quoka::format_table<quoka::formats::FloatRow, true>();
-  const quoka::Rows rows = x;
-  return {rows.data(), format, rows.sizes(), rows.strides()};
-}
-
 Tensor4 attend(const Input& in, const quoka::detail::PanelArithmetic& panels) {
   Tensor4 out(in.q.batch(), in.q.heads(), in.q.len(), in.v.dim());
-  quoka::Past past(with_fixed_point(in.past_k), with_fixed_point(in.past_v));
+  quoka::Past past(in.past_k, in.past_v);
   if (in.keep.kv_len() > 0) past.keep = &in.keep;
   quoka::AttentionWorkspace workspace;
-  const auto call = quoka::detail::checked_call(
-      in.q, past, {with_fixed_point(in.k), with_fixed_point(in.v)}, out, {.scale = in.scale});
+  const auto call =
+      quoka::detail::checked_call(in.q, past, {in.k, in.v}, out, {.scale = in.scale});
   workspace.parts().begin(1);
   workspace.parts().calls.push_back(call);
   workspace.parts().run(panels, quoka::SerialExecutor{});

@@ -24,30 +24,17 @@ namespace simd = quoka::simd;
 namespace tuning = quoka::tuning;
 using simd::Int16Pair;
 
-// A view of x whose format packs in fixed point on every ISA.
-template <class T>
-quoka::Rows with_fixed_point(const Tensor4<T>& x) {
-  static constexpr quoka::Format format =
-      quoka::format_table<typename quoka::formats::RowOf<T>::type, true>();
-  const Index bytes = static_cast<Index>(sizeof(T)), len = x.dimension(2), dim = x.dimension(3);
-  return {reinterpret_cast<const std::byte*>(x.data()),
-          format,
-          {x.dimension(0), x.dimension(1), len, dim},
-          {x.dimension(1) * len * dim * bytes, len * dim * bytes, dim * bytes}};
-}
-
 // simd::PairSums is the ISA's own or, where it has none, PlainPairSums.
 template <class T, class Sums = simd::PairSums>
 Output<T> attend_in_fixed(const Inputs<T>& in, const AttentionOptions& options = {},
                           const Selection* keep = nullptr,
                           ExecutorRef executor = SerialExecutor{}) {
   Output<T> output = unwritten<T>(in.q, std::max(in.past_v.dimension(3), in.v.dimension(3)));
-  quoka::Past past(with_fixed_point(in.past_k), with_fixed_point(in.past_v));
+  quoka::Past past(in.past_k, in.past_v);
   past.keep = keep;
   quoka::AttentionWorkspace workspace;
   const auto call =
-      quoka::detail::checked_call(in.q, past, {with_fixed_point(in.k), with_fixed_point(in.v)},
-                                  {output.out, output.lse}, options);
+      quoka::detail::checked_call(in.q, past, {in.k, in.v}, {output.out, output.lse}, options);
   workspace.parts().begin(1);
   workspace.parts().calls.push_back(call);
   workspace.parts().run(quoka::detail::fixed_panels<Sums>(), executor);
@@ -81,6 +68,9 @@ TEST(FixedArithmetic, SaysWhatItComesTo) {
   EXPECT_EQ(quoka::arithmetic_used(Arithmetic::fixed16),
             simd::has_pair_sums ? Arithmetic::fixed16 : Arithmetic::single);
   EXPECT_EQ(AttentionOptions{}.arithmetic, Arithmetic::single);
+  EXPECT_NE(Arithmetic::fixed16, Arithmetic::single);
+  EXPECT_STREQ(Arithmetic::single.name(), "single");
+  EXPECT_STREQ(Arithmetic::fixed16.name(), "fixed16");
 }
 
 // Float where there are no instructions for it, to the last bit; fixed point where there are.

@@ -3,6 +3,8 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/attention_tasks.hpp>
+#include <quoka/kernels/fixed_panels.hpp>
+#include <quoka/kernels/float_panels.hpp>
 #include <quoka/packing/format_table.hpp>
 
 namespace quoka {
@@ -19,16 +21,36 @@ QUOKA_FUNC void check_attention(const Rows& q, const Past& past, const Chunk& ch
   check_call(q, past, chunk, output, options, options.mask, options.query_position);
 }
 
-template <bool has_pair_sums>
-const PanelArithmetic& panels_for([[maybe_unused]] Arithmetic asked) {
-  if constexpr (has_pair_sums)
-    if (asked == Arithmetic::fixed16) return fixed_panels<simd::PairSums>();
-  return float_panels();
+// What an arithmetic comes to on this ISA.
+constexpr ArithmeticId id_used(ArithmeticId asked) {
+  return simd::has_pair_sums ? asked : ArithmeticId::single;
 }
+
+template <ArithmeticId id>
+const PanelArithmetic& panels_of() {
+  if constexpr (id_used(id) == ArithmeticId::fixed16)
+    return fixed_panels<simd::PairSums>();
+  else
+    return float_panels();
+}
+
+#if defined(QUOKA_COMPILED)
+inline const PanelArithmetic& panels_for(Arithmetic asked) {
+  switch (asked.id()) {
+    case ArithmeticId::single:
+      return panels_of<ArithmeticId::single>();
+    case ArithmeticId::fixed16:
+      return panels_of<ArithmeticId::fixed16>();
+  }
+  return panels_of<ArithmeticId::single>();
+}
+#else
+inline const PanelArithmetic& panels_for(Arithmetic asked) { return asked.panels()(); }
+#endif
 
 inline void run_calls(AttentionWorkspace::Parts& parts, Arithmetic arithmetic,
                       ExecutorRef executor) {
-  parts.run(panels_for<simd::has_pair_sums>(arithmetic), executor);
+  parts.run(panels_for(arithmetic), executor);
 }
 
 QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
@@ -44,7 +66,7 @@ QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
 }  // namespace detail
 
 QUOKA_FUNC Arithmetic arithmetic_used(Arithmetic asked) {
-  return simd::has_pair_sums ? asked : Arithmetic::single;
+  return {detail::id_used(asked.id()), asked.panels()};
 }
 
 QUOKA_FUNC AttentionWorkspace::AttentionWorkspace() : parts_(std::make_unique<Parts>()) {}

@@ -1,6 +1,7 @@
 // What an attention call takes: options, the past, the chunk, where results go, and scratch memory.
 #pragma once
 
+#include <quoka/kernels/arithmetic.hpp>
 #include <quoka/views/mask.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/views/rows.hpp>
@@ -14,20 +15,6 @@
 
 namespace quoka {
 inline namespace QUOKA_ABI {
-
-// What Q K^T and P V of a chunk are computed in. Softmax is always in single precision, and so is
-// all of one token's attention (token_attention.hpp), which is bound by memory.
-enum class Arithmetic {
-  single,   // float
-  fixed16,  // 16-bit fixed point with exact 32-bit sums, where the ISA has one instruction for it:
-            // 1.55 to 1.76 times as fast. Bits depend on the chunk size. Its error is one of the
-            // weights (1/2 of 2^-14 of the largest in a block of keys) and of the logits (about
-            // 1e-5 |q| |k| scale). On normal and recorded data that is at most 1e-3 of the call's
-            // largest output. Where one key with a value near zero outweighs the others, as
-            // attention sinks do, it is at most 4e-3 / 2.5e-2 / 0.15 of it with a logit 6 / 8 / 10
-            // above their mean, and may be all of it at 12 (others normal, 80 to 4096 keys); with
-            // keys that share an offset of 300 in one channel, at most 8e-3
-};
 
 // What a request comes to on the ISA this is compiled for: fixed16 needs AVX512-VNNI or AVX-VNNI,
 // and is float elsewhere, to the last bit.

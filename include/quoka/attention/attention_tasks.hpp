@@ -8,8 +8,6 @@
 
 #include <quoka/attention/head_attention.hpp>
 #include <quoka/attention/token_attention.hpp>
-#include <quoka/kernels/fixed_panels.hpp>
-#include <quoka/kernels/float_panels.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/base/sort.hpp>
 #include <quoka/runtime/worker_scratch.hpp>

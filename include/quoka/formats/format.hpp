@@ -5,7 +5,7 @@
 // block of rows. So attention, selection and the driver are compiled once, and queries, keys, values
 // and outputs may each have a format of their own.
 //
-//   packing      rows to panels: keys in tiles, values row by row, both also in fixed point
+//   packing      rows to panels: keys in tiles, values row by row
 //   one row      to floats and back
 //   one token    products straight from memory, for work that is bound by it
 //   codes        rows of 8-bit integers as such, for scoring: simd/code_rows.hpp
@@ -24,7 +24,6 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 
 namespace simd {
-struct Int16Pair;
 struct CodeRows;
 struct CodeQueries;
 }  // namespace simd
@@ -53,17 +52,10 @@ struct Format {
   // Rounds `from` [dim] to a row, to nearest even.
   void (*narrow)(const float* from, const RowShape& shape, std::byte* row);
 
-  // Packed panels: packing/panel_packing.hpp, packing/fixed_packing.hpp. pack_values and the fixed ones
-  // return false where something is not finite, or beyond the integers.
+  // Packed panels: packing/panel_packing.hpp. pack_values returns false where something is not finite.
   void (*pack_key_tile)(const ConstRow* rows, Index count, const RowShape& shape, float* tile);
   // Values to rows of floats.
   bool (*pack_values)(const ConstRow* rows, Index count, const RowShape& shape, float* values);
-  // Keys to 16-bit fixed point, with a factor per key.
-  bool (*pack_fixed_keys)(const ConstRow* rows, Index count, const RowShape& shape,
-                          simd::Int16Pair* tiles, float* factors);
-  // Values to 16-bit fixed point, with a unit per channel.
-  bool (*pack_fixed_values)(const ConstRow* rows, Index count, const RowShape& shape,
-                            simd::Int16Pair* values, float* units, float* apart);
 
   // One token: packing/token_kernels.hpp. Rows hold whole packets of channels: shape.dim is a
   // multiple of the lanes.

@@ -16,7 +16,6 @@
 // the softmax, 5 per block and channel to widen. Packing costs twice what it costs in float.
 #pragma once
 
-#include <quoka/formats/element_rows.hpp>
 #include <quoka/packing/fixed_packing.hpp>
 #include <quoka/kernels/left_to_float.hpp>
 
@@ -35,11 +34,12 @@ class FixedPanels final : public PanelArithmetic {
 
  public:
   Index key_bytes(Index dim) const override {
-    return ceil_div(tuning::block_keys, tuning::tile_rows) * key_tile_size(pair_steps(dim)) * 4;
+    return (tile_pairs(dim) + fixed_key_memory(dim)) * 4;
   }
-  // Pairs of rows, then the units of the channels and which of them are left to float.
+  // Pairs of rows, then the units of the channels and which of them are left to float. After both,
+  // keys and values have memory to widen rows to.
   Index value_bytes(Index v_dim) const override {
-    return (value_rows + 2) * value_stride(v_dim) * 4;
+    return ((value_rows + 2) * value_stride(v_dim) + fixed_value_memory(v_dim)) * 4;
   }
   Index query_bytes(Index dim) const override { return pair_steps(dim) * width * 4; }
   void reserve(PanelScratch& s, Index, bool) const override {
@@ -50,34 +50,33 @@ class FixedPanels final : public PanelArithmetic {
   bool packs_whole_blocks() const override { return true; }
 
   void pack(PackedBlock& block) const override {
-    Pair* const values = static_cast<Pair*>(block.values);
+    Pair *const keys = static_cast<Pair*>(block.keys), *const values =
+                                                           static_cast<Pair*>(block.values);
     block.units = reinterpret_cast<float*>(values + value_rows * value_stride(block.v_dim));
     block.apart = block.units + value_stride(block.v_dim);
-    block.all_keys = block.k_format->pack_fixed_keys(
-        block.k, block.count, block.k_shape, static_cast<Pair*>(block.keys), block.key_factors);
-    block.all_values = block.v_format->pack_fixed_values(block.v, block.count, block.v_shape,
-                                                         values, block.units, block.apart);
+    block.all_keys =
+        pack_fixed_keys(*block.k_format, block.k, block.count, block.k_shape, keys,
+                        block.key_factors, reinterpret_cast<float*>(keys + tile_pairs(block.dim)));
+    block.all_values =
+        pack_fixed_values(*block.v_format, block.v, block.count, block.v_shape, values, block.units,
+                          block.apart, block.apart + value_stride(block.v_dim));
   }
 
   // row_factors bring `scale`.
-  void pack_queries(const float* const* floats, Index count, Index dim, float scale,
+  void pack_queries(const float* const* rows, Index count, Index dim, float scale,
                     const Panel& panel) const override {
     Pair* const to = static_cast<Pair*>(panel.queries);
-    ConstRow rows[width];
-    for (Index i = 0; i < count; ++i) rows[i] = reinterpret_cast<ConstRow>(floats[i]);
     alignas(64) float scales[width];
-    const RowShape shape{dim};
     for (Index first = 0; first < width; first += simd::lanes) {
       const Index n = std::clamp<Index>(count - first, 0, simd::lanes);
-      const RowNorms norms = norms_of<Floats>(rows + first, n, shape);
+      const RowNorms norms = norms_of(rows + first, n, dim);
       const simd::Packet norm = norm_or_nan(norms.square);
       const simd::Packet factor =
           simd::max(simd::mul(norm, simd::broadcast(1.0f / fixed_query_norm(dim))),
                     simd::mul(norms.largest, simd::broadcast(1.0f / fixed_key_norm)));
       simd::store(scales + first, simd::div(simd::broadcast(1.0f), factor));
       simd::store(panel.row_factors + first, simd::mul(factor, simd::broadcast(scale)));
-      leave_to_float<Floats>(rows + first, n, shape, scales + first, panel.row_factors + first,
-                             1e18f);
+      leave_to_float(rows + first, n, dim, scales + first, panel.row_factors + first, 1e18f);
     }
     for (Index first = 0; first < width; first += simd::lanes)
       for_channel_pairs(dim, [&](Index c, Index n) {
@@ -86,7 +85,7 @@ class FixedPanels final : public PanelArithmetic {
           low.packet[i] = high.packet[i] = simd::zero();
           if (first + i >= count) continue;
           const simd::Packet s = simd::broadcast(scales[first + i]);
-          load_channel_pairs<Floats>(rows[first + i], shape, c, n, low.packet[i], high.packet[i]);
+          load_channel_pairs(rows[first + i], c, n, low.packet[i], high.packet[i]);
           low.packet[i] = simd::mul(low.packet[i], s);
           high.packet[i] = simd::mul(high.packet[i], s);
         }
@@ -114,7 +113,9 @@ class FixedPanels final : public PanelArithmetic {
 
  private:
   static constexpr Index value_rows = ceil_div(tuning::most_block_keys, 2);
-  using Floats = formats::FloatRow;
+  static Index tile_pairs(Index dim) {
+    return ceil_div(tuning::block_keys, tuning::tile_rows) * key_tile_size(pair_steps(dim));
+  }
 
   // What takes the panel's sums, and those of a block, to the new maximum.
   struct Factors {

@@ -31,7 +31,6 @@
 #endif
 
 #include <quoka/formats/element_rows.hpp>
-#include <quoka/packing/fixed_packing.hpp>
 #include <quoka/packing/panel_packing.hpp>
 #include <quoka/packing/token_codes.hpp>
 #include <quoka/packing/token_kernels.hpp>
@@ -104,8 +103,7 @@ void score_codes(const Keys& keys, const simd::CodeQueries& queries, bool mean, 
 
 }  // namespace detail
 
-// Without fixed point where the ISA has none: attention() does not ask for it there.
-template <class Row, bool fixed = simd::has_pair_sums>
+template <class Row>
 constexpr Format format_table() {
   Format format{.name = Row::name,
                 .is_float = Row::is_float,
@@ -117,8 +115,6 @@ constexpr Format format_table() {
                 .narrow = detail::narrow_of<Row>(),
                 .pack_key_tile = detail::pack_key_tile<Row>,
                 .pack_values = detail::pack_values<Row>,
-                .pack_fixed_keys = nullptr,
-                .pack_fixed_values = nullptr,
                 .token_logits = detail::token_logits<Row>,
                 .token_values = detail::token_values<Row>,
                 .value_rows = detail::value_rows<Row>,
@@ -126,10 +122,6 @@ constexpr Format format_table() {
                 .read_codes = nullptr,
                 .score_codes = nullptr,
                 .square_codes = nullptr};
-  if constexpr (fixed) {
-    format.pack_fixed_keys = detail::pack_fixed_keys<Row>;
-    format.pack_fixed_values = detail::pack_fixed_values<Row>;
-  }
   if constexpr (simd::has_token_codes && requires { Row::Group::codes; })
     format.token_code_logits = detail::token_code_logits<typename Row::Group>;
   if constexpr (requires { Row::read_code_rows; })
