@@ -5,6 +5,7 @@
 #include <quoka/attention/attention_impl.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/matrix/emulated_tiles.hpp>
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/matrix/pair_unit.hpp>
 #include <quoka/matrix/square_unit.hpp>
 #include <quoka/matrix/tile_unit.hpp>
@@ -75,8 +76,59 @@ Output<T> attend_by(const Panels& unit, const Inputs<T>& in, const AttentionOpti
   workspace.parts().begin(1);
   workspace.parts().calls.push_back(
       detail::checked_call(in.q, past, {in.k, in.v}, {output.out, output.lse}, options));
-  workspace.parts().run(unit.panels, executor);
+  workspace.parts().calls.back().use(unit.panels);
+  workspace.parts().run(executor);
   return output;
+}
+
+// ---- the option ---------------------------------------------------------------------------------
+
+template <class T>
+quoka::Arithmetic comes_to(quoka::Arithmetic asked) {
+  return quoka::arithmetic_used(asked, quoka::format_of<T>(), quoka::format_of<T>());
+}
+
+TEST(Bfloat16Attention, AutomaticRoundsNoMoreThanTheCacheHas) {
+  using quoka::Arithmetic;
+  EXPECT_EQ(AttentionOptions{}.arithmetic, Arithmetic::automatic);
+  const bool tiles = simd::has_tiles, squares = simd::has_bfloat16_squares;
+  EXPECT_EQ(comes_to<float>(Arithmetic::automatic),
+            tiles ? Arithmetic::bfloat16_x3 : Arithmetic::single);
+  EXPECT_EQ(comes_to<Eigen::half>(Arithmetic::automatic),
+            tiles ? Arithmetic::bfloat16_x3 : Arithmetic::single);
+  const Arithmetic two = tiles || squares ? Arithmetic::bfloat16_x2 : Arithmetic::single;
+  EXPECT_EQ(comes_to<Eigen::bfloat16>(Arithmetic::automatic), two);
+  EXPECT_EQ(
+      quoka::arithmetic_used(Arithmetic::automatic, quoka::q8_0_format(), quoka::q8_0_format()),
+      two);
+  EXPECT_EQ(quoka::arithmetic_used(Arithmetic::automatic, quoka::u8_format(), quoka::u8_format()),
+            comes_to<float>(Arithmetic::automatic));
+  EXPECT_EQ(quoka::arithmetic_used(Arithmetic::automatic, quoka::format_of<Eigen::bfloat16>(),
+                                   quoka::float_format()),
+            comes_to<float>(Arithmetic::automatic));
+  EXPECT_EQ(comes_to<float>(Arithmetic::single), Arithmetic::single);
+}
+
+// What is asked for is what its unit gives; without one it is float to the last bit.
+template <int products>
+void expect_asked(quoka::Arithmetic asked) {
+  Random random(5);
+  const auto in =
+      random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 37, .kv_len = 301});
+  const auto output = attend(in, {.arithmetic = asked});
+  const PanelArithmetic* const panels = detail::bfloat16_of_here<products, false>();
+  if (panels == nullptr) {
+    EXPECT_EQ(quoka::arithmetic_used(asked), quoka::Arithmetic::single);
+    expect_same(output, attend(in, {.arithmetic = quoka::Arithmetic::single}));
+  } else {
+    EXPECT_EQ(quoka::arithmetic_used(asked), asked);
+    expect_same(output, attend_by({"", *panels, products}, in));
+  }
+}
+TEST(Bfloat16Attention, TheOptionDoesWhatItSays) {
+  expect_asked<1>(quoka::Arithmetic::bfloat16);
+  expect_asked<2>(quoka::Arithmetic::bfloat16_x2);
+  expect_asked<3>(quoka::Arithmetic::bfloat16_x3);
 }
 
 // ---- the bound ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 
 #include <quoka/attention/attention_options.hpp>
 #include <quoka/attention/visible_past.hpp>
+#include <quoka/kernels/panel_arithmetic.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 #include <quoka/simd/tuning.hpp>
 #include <quoka/views/overlap.hpp>
@@ -15,8 +16,6 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
-
-class PanelArithmetic;
 
 struct AttentionCall {
   Rows q;                                // [batch, q_heads, q_len, head_dim]
@@ -39,6 +38,10 @@ struct AttentionCall {
   bool causal;
   std::span<const float> mask_factors, alibi_slopes;
 
+  void use(const PanelArithmetic& panels) {
+    arithmetic = &panels;
+    block_keys = panels.block_keys();
+  }
   Index rows() const { return group * q.len(); }  // query rows of a KV head
   // Does attended() say which rows of the past are attended to? Else it is all of them.
   bool listed() const { return keep != nullptr || (visible != nullptr && visible->listed()); }

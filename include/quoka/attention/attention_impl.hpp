@@ -3,8 +3,12 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/attention_tasks.hpp>
+#include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/kernels/fixed_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>
+#include <quoka/matrix/pair_unit.hpp>
+#include <quoka/matrix/square_unit.hpp>
+#include <quoka/matrix/tile_unit.hpp>
 #include <quoka/packing/format_table.hpp>
 
 namespace quoka {
@@ -21,36 +25,75 @@ QUOKA_FUNC void check_attention(const Rows& q, const Past& past, const Chunk& ch
   check_call(q, past, chunk, output, options, options.mask, options.query_position);
 }
 
-// What an arithmetic comes to on this ISA.
-constexpr ArithmeticId id_used(ArithmeticId asked) {
-  return simd::has_pair_sums ? asked : ArithmeticId::single;
+// The unit for so many products of bfloat16, null without one: in `automatic`, where it is known to be
+// faster than float.
+template <int products, bool automatic>
+const PanelArithmetic* bfloat16_of_here() {
+  if constexpr (simd::has_tiles)
+    if (simd::tiles_allowed()) return &bfloat16_panels<TileUnit<simd::Tiles>, products>();
+  if constexpr (simd::has_bfloat16_squares && (!automatic || products < 3))
+    return &bfloat16_panels<SquareUnit<simd::Bfloat16Square, simd::Bfloat16Eight>, products>();
+  if constexpr (simd::has_bfloat16_sums && !automatic)
+    if (simd::bfloat16_sums_pay())
+      return &bfloat16_panels<PairUnit<simd::DotBfloat16Sums>, products>();
+  return nullptr;
 }
+
+// Storage that has rounded as bfloat16 does, or more.
+inline constexpr float bfloat16_rounding = 0x1p-8f;
 
 template <ArithmeticId id>
-const PanelArithmetic& panels_of() {
-  if constexpr (id_used(id) == ArithmeticId::fixed16)
-    return fixed_panels<simd::PairSums>();
-  else
-    return float_panels();
+UsedArithmetic panels_of([[maybe_unused]] float cache_rounding) {
+  using enum ArithmeticId;
+  const PanelArithmetic* panels = nullptr;
+  if constexpr (id == bfloat16) panels = bfloat16_of_here<1, false>();
+  if constexpr (id == bfloat16_x2) panels = bfloat16_of_here<2, false>();
+  if constexpr (id == bfloat16_x3) panels = bfloat16_of_here<3, false>();
+  if constexpr (id == automatic) {
+    const bool two = cache_rounding >= bfloat16_rounding;
+    panels = two ? bfloat16_of_here<2, true>() : bfloat16_of_here<3, true>();
+    if (panels != nullptr) return {two ? bfloat16_x2 : bfloat16_x3, panels};
+  }
+  if constexpr (id == fixed16 && simd::has_pair_sums) panels = &fixed_panels<simd::PairSums>();
+  if (panels != nullptr) return {id, panels};
+  return {single, &float_panels()};
 }
 
+inline UsedArithmetic used_arithmetic(Arithmetic asked, float cache_rounding) {
 #if defined(QUOKA_COMPILED)
-inline const PanelArithmetic& panels_for(Arithmetic asked) {
+  using enum ArithmeticId;
   switch (asked.id()) {
-    case ArithmeticId::single:
-      return panels_of<ArithmeticId::single>();
-    case ArithmeticId::fixed16:
-      return panels_of<ArithmeticId::fixed16>();
+    case automatic:
+      return panels_of<automatic>(cache_rounding);
+    case bfloat16:
+      return panels_of<bfloat16>(cache_rounding);
+    case bfloat16_x2:
+      return panels_of<bfloat16_x2>(cache_rounding);
+    case bfloat16_x3:
+      return panels_of<bfloat16_x3>(cache_rounding);
+    case fixed16:
+      return panels_of<fixed16>(cache_rounding);
+    case single:
+      break;
   }
-  return panels_of<ArithmeticId::single>();
-}
+  return panels_of<single>(cache_rounding);
 #else
-inline const PanelArithmetic& panels_for(Arithmetic asked) { return asked.panels()(); }
+  return asked.panels()(cache_rounding);
 #endif
+}
+
+inline float cache_rounding(const AttentionCall& call) {
+  float least = simd::infinity;
+  for (const Rows* const x : {&call.past_k, &call.past_v, &call.chunk_k, &call.chunk_v})
+    if (!x->empty()) least = std::min(least, x->format().rounding);
+  return least;
+}
 
 inline void run_calls(AttentionWorkspace::Parts& parts, Arithmetic arithmetic,
                       ExecutorRef executor) {
-  parts.run(panels_for(arithmetic), executor);
+  for (AttentionCall& call : parts.calls)
+    call.use(*used_arithmetic(arithmetic, cache_rounding(call)).panels);
+  parts.run(executor);
 }
 
 QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
@@ -65,8 +108,8 @@ QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
 
 }  // namespace detail
 
-QUOKA_FUNC Arithmetic arithmetic_used(Arithmetic asked) {
-  return {detail::id_used(asked.id()), asked.panels()};
+QUOKA_FUNC Arithmetic arithmetic_used(Arithmetic asked, const Format& k, const Format& v) {
+  return {detail::used_arithmetic(asked, std::min(k.rounding, v.rounding)).id, asked.panels()};
 }
 
 QUOKA_FUNC AttentionWorkspace::AttentionWorkspace() : parts_(std::make_unique<Parts>()) {}

@@ -16,9 +16,9 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What a request comes to on the ISA this is compiled for: fixed16 needs AVX512-VNNI or AVX-VNNI,
-// and is float elsewhere, to the last bit.
-Arithmetic arithmetic_used(Arithmetic asked);
+// What a request comes to on the machine at hand, for keys and values so stored.
+Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
+                           const Format& v = float_format());
 
 // What attention() is told besides its tensors. The defaults are plain causal attention.
 struct AttentionOptions {
@@ -27,14 +27,15 @@ struct AttentionOptions {
   std::span<const float> sink_logits = {};  // [q_heads] learned sink logit per head (GPT-OSS):
                                             // joins the softmax sum and has no value; empty: none
   Index sliding_window = 0;  // a query sees no key this far before it, or further; 0: no window
-  Arithmetic arithmetic = Arithmetic::single;  // asked for; arithmetic_used() says what it comes to
-  std::optional<Index> query_position = {};    // of the first query; absent: where the past ends
-  bool causal = true;                          // query i sees the chunk's keys 0..i; false: all
-  Mask mask = {};                              // of past and chunk: mask.hpp
-  std::span<const float> mask_factors = {};    // [q_heads] times the mask's biases, as ggml has
-                                               // ALiBi; empty: 1
-  std::span<const float> alibi_slopes = {};    // [q_heads] logit -= slope * (the query's position
-                                               // - the key's); empty: none
+  Arithmetic arithmetic =
+      Arithmetic::automatic;                 // asked for; arithmetic_used() says what it comes to
+  std::optional<Index> query_position = {};  // of the first query; absent: where the past ends
+  bool causal = true;                        // query i sees the chunk's keys 0..i; false: all
+  Mask mask = {};                            // of past and chunk: mask.hpp
+  std::span<const float> mask_factors = {};  // [q_heads] times the mask's biases, as ggml has
+                                             // ALiBi; empty: 1
+  std::span<const float> alibi_slopes = {};  // [q_heads] logit -= slope * (the query's position
+                                             // - the key's); empty: none
 };
 
 // The cached keys and values before the chunk. Any strides, any formats.

@@ -228,12 +228,10 @@ struct AttentionWorkspace::Parts {
     return scratch.heads.bytes() + scratch.token.bytes() + partials.bytes() + visible.bytes();
   }
 
-  // All calls. The order of their tasks decides nothing but who works when.
-  void run(const detail::PanelArithmetic& panels, ExecutorRef executor) {
+  // All calls, each in its own arithmetic. The order of their tasks decides nothing but who works when.
+  void run(ExecutorRef executor) {
     for (Index i = 0; i < std::ssize(calls); ++i) {
       detail::AttentionCall& call = calls[static_cast<std::size_t>(i)];
-      call.arithmetic = &panels;
-      call.block_keys = panels.block_keys();
       if (call.mask != nullptr) {
         visible[i].find(*call.mask, call.keep, call.q.batch(), call.kv_heads, call.past_k.len(),
                         executor);

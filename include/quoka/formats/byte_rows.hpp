@@ -82,6 +82,7 @@ struct Extremes {
 struct Q8_0Row {
   static constexpr const char* name = "q8_0";
   static constexpr bool is_float = false;
+  static constexpr float rounding = 0x1p-8f;
   static constexpr Index block = 32, head_bytes = 2, block_bytes = head_bytes + block;
   static_assert(block % simd::lanes == 0, "a packet lies in one block");
   static_assert(block == code_group);
@@ -205,6 +206,7 @@ template <class As>
 struct ScaledByteRow {
   static constexpr const char* name = As::name;
   static constexpr bool is_float = false;
+  static constexpr float rounding = 0x1p-8f;  // or more
 
   static Index bytes(const RowShape& shape) { return shape.dim; }
   static Index scales_apart(Index) { return 1; }
@@ -249,6 +251,7 @@ struct I8Row : ScaledByteRow<AsInt8> {
 struct I8ChannelRow {
   static constexpr const char* name = "i8_channel";
   static constexpr bool is_float = false;
+  static constexpr float rounding = 0x1p-8f;
 
   static Index bytes(const RowShape& shape) { return shape.dim; }
   static Index scales_apart(Index dim) { return dim; }
@@ -291,6 +294,7 @@ template <class Element>
 struct ChannelMajorRow {
   static constexpr const char* name = "channel-major";
   static constexpr bool is_float = false;
+  static constexpr float rounding = Element::rounding;
 
   static Index step(const RowShape& shape) {
     return shape.channel_step != 0 ? shape.channel_step : Element::bytes({1});

@@ -22,6 +22,7 @@ namespace formats {
 struct FloatRow {
   static constexpr const char* name = "float";
   static constexpr bool is_float = true;
+  static constexpr float rounding = 0.0f;
   static constexpr Index element_bytes = 4;
   static Index bytes(const RowShape& shape) { return shape.dim * 4; }
   QUOKA_INLINE static const float* channel(ConstRow row, Index c) {
@@ -44,6 +45,7 @@ template <class As>
 struct ShortRow {
   static constexpr const char* name = As::name;
   static constexpr bool is_float = false;
+  static constexpr float rounding = As::rounding;
   static constexpr Index element_bytes = 2;
   static Index bytes(const RowShape& shape) { return shape.dim * 2; }
   QUOKA_INLINE static const std::uint16_t* channel(ConstRow row, Index c) {
@@ -65,6 +67,7 @@ struct ShortRow {
 
 struct AsHalf {
   static constexpr const char* name = "half";
+  static constexpr float rounding = 0x1p-11f;
   QUOKA_INLINE static simd::Packet load(const std::uint16_t* p) { return simd::load_half(p); }
   QUOKA_INLINE static float to_float(std::uint16_t x) { return simd::half_to_float(x); }
   QUOKA_INLINE static void store(std::uint16_t* p, const simd::Packet& x) {
@@ -74,6 +77,7 @@ struct AsHalf {
 };
 struct AsBfloat16 {
   static constexpr const char* name = "bfloat16";
+  static constexpr float rounding = 0x1p-8f;
   QUOKA_INLINE static simd::Packet load(const std::uint16_t* p) { return simd::load_bfloat16(p); }
   QUOKA_INLINE static float to_float(std::uint16_t x) { return simd::bfloat16_to_float(x); }
   QUOKA_INLINE static void store(std::uint16_t* p, const simd::Packet& x) {

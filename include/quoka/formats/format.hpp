@@ -39,6 +39,9 @@ struct Format {
   const char* name;  // for messages
   bool is_float;     // a row is `dim` floats: it can be read in place
   bool writes;       // narrow() can be called
+  // Of a number that is stored, what rounding may take, as a part of it or of the largest that shares
+  // its scale: 2^-8 for bfloat16. 0: float, or not known.
+  float rounding;
   // Of a channel, 2 or 4, where a row is its channels side by side and nothing else; 0 for other rows.
   Index element_bytes;
 

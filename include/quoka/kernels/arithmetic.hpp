@@ -13,23 +13,24 @@ namespace detail {
 
 class PanelArithmetic;
 
-enum class ArithmeticId { single, fixed16 };
+enum class ArithmeticId { automatic, single, bfloat16, bfloat16_x2, bfloat16_x3, fixed16 };
 
 constexpr const char* name_of(ArithmeticId id) {
-  switch (id) {
-    case ArithmeticId::single:
-      return "single";
-    case ArithmeticId::fixed16:
-      return "fixed16";
-  }
-  return "";
+  constexpr const char* names[] = {"automatic",   "single",      "bfloat16",
+                                   "bfloat16_x2", "bfloat16_x3", "fixed16"};
+  return names[static_cast<int>(id)];
 }
 
-// The kernels that an arithmetic comes to on the ISA that this is compiled for.
+// What an arithmetic comes to on the machine at hand, and its kernels.
+struct UsedArithmetic {
+  ArithmeticId id;
+  const PanelArithmetic* panels;
+};
+// cache_rounding: of the keys' and values' storage, the smaller one (Format::rounding).
 template <ArithmeticId id>
-const PanelArithmetic& panels_of();
+UsedArithmetic panels_of(float cache_rounding);
 
-using PanelsOf = const PanelArithmetic& (*)();
+using PanelsOf = UsedArithmetic (*)(float cache_rounding);
 #if defined(QUOKA_COMPILED)
 template <ArithmeticId>
 inline constexpr PanelsOf known_panels = nullptr;
@@ -41,8 +42,22 @@ inline constexpr PanelsOf known_panels = panels_of<id>;
 // A template, so that the kernels of an arithmetic that nobody names are not compiled.
 template <class Self>
 struct Arithmetics {
+  // The fastest whose rounding is no larger than what the cache's storage has rounded already, and
+  // the default: bfloat16_x2 for keys and values of bfloat16 or of 8 bits (by tiles and by bfmmla),
+  // bfloat16_x3 for others (by tiles), single where neither is faster.
+  static const Self automatic;
   // Float.
   static const Self single;
+  // Products of bfloat16, by AMX's tiles, Armv8.6's bfmmla or, on AMD, AVX512_BF16; single elsewhere.
+  // Intel's vdpbf16ps is slower than its float products (0.53 of the speed of single, measured). One
+  // product: q, k, weights and v rounded to 8 bits. Typically off by 2e-3 of the largest output.
+  static const Self bfloat16;
+  // Two: q and weights split in two. A cache of bfloat16 is read exactly as it is; another one is
+  // rounded to it. Typically off by 4e-6.
+  static const Self bfloat16_x2;
+  // Three: k and v split as well. Typically off by 6e-6. bfloat16_error() (bfloat16_panels.hpp) has the
+  // bounds of the three, which hold for every input.
+  static const Self bfloat16_x3;
   // 16-bit fixed point with exact 32-bit sums, where the ISA has one instruction for it: 1.55 to
   // 1.76 times as fast. Bits depend on the chunk size. Its error is one of the weights (1/2 of 2^-14
   // of the largest in a block of keys) and of the logits (about 1e-5 |q| |k| scale). On normal and
@@ -55,14 +70,14 @@ struct Arithmetics {
 
 }  // namespace detail
 
-// What Q K^T and P V of a chunk are computed in: Arithmetic::single or Arithmetic::fixed16. Softmax
-// is always in single precision, and so is all of one token's attention (token_attention.hpp), which
-// is bound by memory.
+// What Q K^T and P V of a chunk are computed in: Arithmetic::automatic, single, bfloat16, bfloat16_x2,
+// bfloat16_x3 or fixed16. Sums and softmax are always in single precision, and so is all of one
+// token's attention (token_attention.hpp), which is bound by memory.
 class Arithmetic : public detail::Arithmetics<Arithmetic> {
  public:
   // The library's own: the named ones above are all there are.
-  constexpr Arithmetic(detail::ArithmeticId id, detail::PanelsOf panels)
-      : id_(id), panels_(panels) {}
+  constexpr Arithmetic(detail::ArithmeticId of_id, detail::PanelsOf of_panels)
+      : id_(of_id), panels_(of_panels) {}
 
   constexpr const char* name() const { return detail::name_of(id_); }
   constexpr detail::ArithmeticId id() const { return id_; }      // the library's own
@@ -79,8 +94,20 @@ class Arithmetic : public detail::Arithmetics<Arithmetic> {
 namespace detail {
 
 template <class Self>
+inline constexpr Self Arithmetics<Self>::automatic{ArithmeticId::automatic,
+                                                   known_panels<ArithmeticId::automatic>};
+template <class Self>
 inline constexpr Self Arithmetics<Self>::single{ArithmeticId::single,
                                                 known_panels<ArithmeticId::single>};
+template <class Self>
+inline constexpr Self Arithmetics<Self>::bfloat16{ArithmeticId::bfloat16,
+                                                  known_panels<ArithmeticId::bfloat16>};
+template <class Self>
+inline constexpr Self Arithmetics<Self>::bfloat16_x2{ArithmeticId::bfloat16_x2,
+                                                     known_panels<ArithmeticId::bfloat16_x2>};
+template <class Self>
+inline constexpr Self Arithmetics<Self>::bfloat16_x3{ArithmeticId::bfloat16_x3,
+                                                     known_panels<ArithmeticId::bfloat16_x3>};
 template <class Self>
 inline constexpr Self Arithmetics<Self>::fixed16{ArithmeticId::fixed16,
                                                  known_panels<ArithmeticId::fixed16>};

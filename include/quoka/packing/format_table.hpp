@@ -4,6 +4,7 @@
 //     static constexpr const char* name = "mine";
 //     static constexpr bool is_float = false;
 //     static constexpr Index element_bytes = 2;  // optional: Format::element_bytes
+//     static constexpr float rounding = 0x1p-8f; // optional: Format::rounding
 //     static Index bytes(const RowShape&);                                // of a row
 //     static Index scales_apart(Index dim);  // optional: how many floats RowShape::scales holds
 //     static simd::Packet load(ConstRow row, Index c, const RowShape&);   // `lanes` channels from c
@@ -73,6 +74,12 @@ constexpr Index element_bytes_of() {
 }
 
 template <class Row>
+constexpr float rounding_of() {
+  if constexpr (requires { Row::rounding; }) return Row::rounding;
+  return 0.0f;
+}
+
+template <class Row>
 Index scales_apart_of([[maybe_unused]] Index dim) {
   if constexpr (requires { Row::scales_apart(dim); }) return Row::scales_apart(dim);
   return 0;
@@ -108,6 +115,7 @@ constexpr Format format_table() {
   Format format{.name = Row::name,
                 .is_float = Row::is_float,
                 .writes = detail::RowNarrower<Row> || detail::ChannelWriter<Row>,
+                .rounding = detail::rounding_of<Row>(),
                 .element_bytes = detail::element_bytes_of<Row>(),
                 .row_bytes = Row::bytes,
                 .scales_apart = detail::scales_apart_of<Row>,
