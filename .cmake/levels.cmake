@@ -14,17 +14,21 @@ set(quoka_flags_of_x86-64-v3 -march=x86-64-v3)
 set(quoka_flags_of_x86-64-v3-vnni -march=x86-64-v3 -mavxvnni)
 set(quoka_flags_of_x86-64-v4 -march=x86-64-v4)
 set(quoka_flags_of_x86-64-v4-vnni -march=x86-64-v4 -mavx512vnni)
+set(quoka_flags_of_x86-64-v4-bf16 -march=x86-64-v4 -mavx512vnni -mavx512bf16)
+set(quoka_flags_of_x86-64-v4-amx
+  -march=x86-64-v4 -mavx512vnni -mavx512bf16 -mamx-tile -mamx-bf16 -mamx-int8)
 set(quoka_flags_of_armv8-a -march=armv8-a)
 set(quoka_flags_of_armv8.2-a-dotprod -march=armv8.2-a+dotprod)
+set(quoka_flags_of_armv8.6-a -march=armv8.6-a)
 
 # Can they be built here, and which are usual?
 set(quoka_usual_levels "")
 if(CMAKE_OBJCOPY AND CMAKE_NM AND CMAKE_LINKER AND CMAKE_EXECUTABLE_FORMAT STREQUAL "ELF"
     AND CMAKE_CXX_COMPILER_ID MATCHES "^(GNU|Clang)$")
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
-    set(quoka_usual_levels x86-64-v2 x86-64-v3 x86-64-v4 x86-64-v4-vnni)
+    set(quoka_usual_levels x86-64-v2 x86-64-v3 x86-64-v4 x86-64-v4-vnni x86-64-v4-bf16 x86-64-v4-amx)
   elseif(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64")
-    set(quoka_usual_levels armv8-a armv8.2-a-dotprod)
+    set(quoka_usual_levels armv8-a armv8.2-a-dotprod armv8.6-a)
   endif()
 endif()
 

@@ -58,7 +58,8 @@ Tensor4 attend(const Input& in, const quoka::detail::PanelArithmetic& panels) {
       quoka::detail::checked_call(in.q, past, {in.k, in.v}, out, {.scale = in.scale});
   workspace.parts().begin(1);
   workspace.parts().calls.push_back(call);
-  workspace.parts().run(panels, quoka::SerialExecutor{});
+  workspace.parts().calls.back().use(panels);
+  workspace.parts().run(quoka::SerialExecutor{});
   return out;
 }
 

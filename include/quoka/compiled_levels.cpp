@@ -14,6 +14,12 @@
 
 #if defined(__aarch64__)
 #include <sys/auxv.h>
+#elif defined(__x86_64__)
+#include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 extern "C" {
@@ -28,6 +34,33 @@ void quoka_choose_level();
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace {
+
+#if defined(__x86_64__)
+// Leaf 7 of CPUID, where the compilers at hand do not all know the names.
+struct Leaf7 {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  explicit Leaf7(unsigned part) {
+    if (__get_cpuid_count(7, part, &eax, &ebx, &ecx, &edx) == 0) eax = edx = 0;
+  }
+};
+
+bool has_bf16() { return (Leaf7(1).eax >> 5 & 1) != 0; }
+
+// AMX with both of its kinds, a system that saves tiles, and its permission for this process.
+bool has_amx() {
+#if defined(__linux__)
+  constexpr unsigned bf16 = 1u << 22, tile = 1u << 24, int8 = 1u << 25, all = bf16 | tile | int8;
+  if ((Leaf7(0).edx & all) != all) return false;
+  unsigned low, high;
+  asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  constexpr unsigned tiles = 3u << 17;
+  constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM
+  return (low & tiles) == tiles && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+  return false;
+#endif
+}
+#endif
 
 bool runs_here(std::string_view level) {
 #if defined(__x86_64__)
@@ -46,11 +79,17 @@ bool runs_here(std::string_view level) {
   if (level == "x86-64-v3-vnni") return v3 && __builtin_cpu_supports("avxvnni");
 #endif
   if (level == "x86-64-v4") return v4;
-  if (level == "x86-64-v4-vnni") return v4 && __builtin_cpu_supports("avx512vnni");
+  const bool vnni = v4 && __builtin_cpu_supports("avx512vnni");
+  if (level == "x86-64-v4-vnni") return vnni;
+  if (level == "x86-64-v4-bf16") return vnni && has_bf16();
+  if (level == "x86-64-v4-amx") return vnni && has_bf16() && has_amx();
 #elif defined(__aarch64__)
   constexpr unsigned long dot_products = 1ul << 20;  // HWCAP_ASIMDDP
   if (level == "armv8-a") return true;
-  if (level == "armv8.2-a-dotprod") return (getauxval(AT_HWCAP) & dot_products) != 0;
+  constexpr unsigned long bf16_and_i8mm = 1ul << 14 | 1ul << 13;  // HWCAP2_BF16, HWCAP2_I8MM
+  const bool dots = (getauxval(AT_HWCAP) & dot_products) != 0;
+  if (level == "armv8.2-a-dotprod") return dots;
+  if (level == "armv8.6-a") return dots && (getauxval(AT_HWCAP2) & bf16_and_i8mm) == bf16_and_i8mm;
 #endif
   return false;
 }

@@ -259,7 +259,9 @@ TEST(MergeWindow, AShardOutOfTheWindowSeesNothing) {
   Random random(21);
   const auto in = random_inputs<Element>(random, {.q_heads = 2, .q_len = 7, .kv_len = 500}, false);
   auto output = unwritten<Element>(in.q, 16);
-  AttentionOptions options{.sliding_window = 101, .query_position = 600};
+  AttentionOptions options{.sliding_window = 101,
+                           .arithmetic = quoka::Arithmetic::single,
+                           .query_position = 600};
   quoka::attention(in.q, {in.past_k, in.past_v}, {}, {output.out, output.lse}, options);
   for (Index i = 0; i < output.out.size(); ++i)
     EXPECT_EQ(static_cast<float>(output.out.data()[i]), 0.0f);

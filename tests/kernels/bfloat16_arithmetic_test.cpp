@@ -411,7 +411,7 @@ TEST(Bfloat16Attention, NaNSpoilsTheRowsThatSeeIt) {
           for (Index c = 0; c < 16; ++c) {
             const bool nan = std::isnan(static_cast<float>(output.out(0, head, i, c)));
             EXPECT_EQ(nan, i >= j && c == 5) << i << ", " << c;
-            EXPECT_TRUE(c == 5 || output.out(0, head, i, c) == clean.out(0, head, i, c));
+            EXPECT_TRUE(nan || output.out(0, head, i, c) == clean.out(0, head, i, c));
           }
     }
   });
@@ -550,7 +550,7 @@ TEST(Bfloat16Attention, NaNThatAMaskHidesIsNotThere) {
           const float x = static_cast<float>(output.out(0, head, i, 5));
           EXPECT_EQ(std::isnan(x), sees(0, head, i)) << t << ", " << i;
           for (Index c = 0; c < 16; ++c)
-            EXPECT_TRUE(c == 5 || output.out(0, head, i, c) == clean.out(0, head, i, c));
+            EXPECT_TRUE(nan || output.out(0, head, i, c) == clean.out(0, head, i, c));
         }
     }
   });

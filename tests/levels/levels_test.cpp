@@ -21,7 +21,8 @@ using namespace quoka_test;
 const std::map<std::string, std::string> instructions_of{
     {"x86-64-v2", "sse"},         {"x86-64-v3", "avx2_"},        {"x86-64-v3-vnni", "avx2_"},
     {"x86-64-v4", "avx512_"},     {"x86-64-v4-vnni", "avx512_"}, {"armv8-a", "neon"},
-    {"armv8.2-a-dotprod", "neon"}};
+    {"x86-64-v4-bf16", "avx512_"}, {"x86-64-v4-amx", "avx512_"}, {"armv8.2-a-dotprod", "neon"},
+    {"armv8.6-a", "neon"}};
 
 struct Results {
   std::vector<Selection> selections;

@@ -30,7 +30,7 @@ QUOKA_FUNC void check_attention(const Rows& q, const Past& past, const Chunk& ch
 template <int products, bool automatic>
 const PanelArithmetic* bfloat16_of_here() {
   if constexpr (simd::has_tiles)
-    if (simd::tiles_allowed()) return &bfloat16_panels<TileUnit<simd::Tiles>, products>();
+    if (tiles_work()) return &bfloat16_panels<TileUnit<simd::Tiles>, products>();
   if constexpr (simd::has_bfloat16_squares && (!automatic || products < 3))
     return &bfloat16_panels<SquareUnit<simd::Bfloat16Square, simd::Bfloat16Eight>, products>();
   if constexpr (simd::has_bfloat16_sums && !automatic)

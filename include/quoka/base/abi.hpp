@@ -136,8 +136,13 @@
 #define QUOKA_ISA_BF16_SQUARES 0
 #endif
 
-// Products of small matrices: AMX with both of its kinds, Arm's of 8-bit integers.
-#if QUOKA_ISA_AVX512 && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
+// Products of small matrices: AMX with both of its kinds, Arm's of 8-bit integers. For tests,
+// QUOKA_EMULATED_TILES takes AMX's in plain C++ for what the machine has.
+#if defined(QUOKA_EMULATED_TILES)
+#define QUOKA_ISA_AMX 0
+#define QUOKA_ISA_I8MM 0
+#define QUOKA_ABI_MATRIX _emulated_tiles
+#elif QUOKA_ISA_AVX512 && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
 #define QUOKA_ISA_AMX 1
 #define QUOKA_ISA_I8MM 0
 #define QUOKA_ABI_MATRIX _amx

@@ -108,7 +108,7 @@ class FixedPanels final : public PanelArithmetic {
     const Factors factors = softmax(x, sight.keys, top, panel.state, weights);
     values(block, weights, sight.keys, factors, panel.out);
     if (exceptions) admit_not_finite(x, sight.keys, panel.state);
-    if (!block.all_values) values_in_float(block, panel, sight, x, s.row.data());
+    if (!block.all_values) values_in_float(block, panel, sight, x, 0.0f, s.row.data());
   }
 
  private:

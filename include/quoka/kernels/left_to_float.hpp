@@ -1,5 +1,5 @@
 // What packed numbers cannot hold, computed in float: keys and queries whose factor is NaN, channels of
-// a block of values that stand `apart` (PackedBlock). Rare, and slow.
+// a block of values that stand `apart` (PackedBlock), all of them or some numbers. Rare, and slow.
 #pragma once
 
 #include <quoka/kernels/panel_arithmetic.hpp>
@@ -53,10 +53,11 @@ inline void admit_not_finite(const float* x, Index keys, PanelState& state) {
   }
 }
 
-// Adds the channels that are left to float, for the rows that see a key. v [v_dim] is scratch.
+// Adds what is left to float, for the rows that see a key: in the channels that stand apart, the
+// numbers that are not below `held`. v [v_dim] is scratch.
 [[gnu::cold, gnu::noinline]] inline void values_in_float(const PackedBlock& block,
                                                          const Panel& panel, const Sight& sight,
-                                                         const float* x, float* v) {
+                                                         const float* x, float held, float* v) {
   constexpr Index width = tuning::panel_rows;
   alignas(64) float reference[width];
   for (int j = 0; j < tuning::tile_packets; ++j)
@@ -68,7 +69,8 @@ inline void admit_not_finite(const float* x, Index keys, PanelState& state) {
       const float weight = simd::exp2(x[key * width + row] - reference[row]);
       for (Index c = 0; c < block.v_dim; ++c) {
         float& to = panel.out[c * width + row];
-        if (block.apart[c] != 0.0f) to = simd::fma(v[c], weight, to);
+        if (block.apart[c] != 0.0f && !(simd::max(v[c], -v[c]) < held))
+          to = simd::fma(v[c], weight, to);
       }
     }
   }

@@ -1,12 +1,12 @@
 // Rows to the bfloat16 operands of a unit (unit.hpp): high parts, and what rounding left of them as low
 // parts.
 //
-//   x = high + low + error,   |high - x| <= 2^-9 |x|... see split below
+//   x = high + low + error,   |high - x| <= 2^-8 |x|,   |error| <= 2^-16 |x|
 //
 // Rows are widened by their format, one at a time, and rounded here: formats know nothing of units.
 // What cannot be held by such products is left to float, as in fixed_packing.hpp: a key or query of
 // which some channel is not finite or whose length is 2^50 or more has a factor of NaN and is packed
-// as zeros; so is a channel of values whose length over a block is 2^50 or more.
+// as zeros; so is each single number of the values that is not finite or is 2^50 or more.
 #pragma once
 
 #include <quoka/base/buffer.hpp>
@@ -22,9 +22,9 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Squared length from which on a row or channel is left to float: products of two stay far from
-// overflow.
-inline constexpr float most_square = 1.2676506e30f;  // 2^100
+// Length from which on a row, or a number of the values, is left to float: products of two stay far
+// from overflow.
+inline constexpr float most_length = 0x1p50f, most_square = most_length * most_length;
 
 // Where parts go: `low` is null where one part is enough.
 struct Bfloat16Parts {
@@ -197,32 +197,32 @@ QUOKA_INLINE void store_value_turn(simd::Square& words, Index key, Index c, Inde
 }
 
 // Values to [slab of keys][padded channels][value_depth]. apart [padded channels], floats: 1 for a
-// channel that is left to float, else 0. room: unit_value_room(). False if a channel is.
+// channel of which a number is left to float, else 0. room: unit_value_room(). False if there is one.
 template <class Unit>
 bool pack_unit_values(const Format& format, const ConstRow* rows, Index count,
                       const RowShape& shape, const Bfloat16Parts& to, float* apart, float* room) {
   const Index channels = padded_channels(shape.dim), row_size = round_up(channels, simd::lanes);
   std::fill_n(apart, channels, 0.0f);
-  const auto row = [&](Index key, Index i, bool to_room) {
-    float* const own = room + i * row_size;
-    if (key + i >= count) {
-      std::fill_n(own, row_size, 0.0f);
-      return static_cast<const float*>(own);
-    }
-    const float* const x = padded_row(format, rows[key + i], shape, row_size, own);
-    if (to_room && x != own) std::copy_n(x, row_size, own);
-    return to_room ? static_cast<const float*>(own) : x;
-  };
   simd::Packet squares = simd::zero();
-  const auto pack = [&](bool some_apart) {
+  // Row `key`, and where it is to hold held numbers alone, without the others, which are noted.
+  const auto row = [&](Index key, float* own, bool held_alone) -> const float* {
+    if (key >= count) {
+      std::fill_n(own, row_size, 0.0f);
+      return own;
+    }
+    const float* const x = padded_row(format, rows[key], shape, row_size, own);
+    if (!held_alone) return x;
+    for (Index c = 0; c < row_size; ++c) {
+      const bool held = simd::max(x[c], -x[c]) < most_length;
+      if (!held) apart[c] = 1.0f;
+      own[c] = held ? x[c] : 0.0f;
+    }
+    return own;
+  };
+  const auto pack = [&](bool held_alone) {
     for (Index key = 0; key < padded_values<Unit>(count); key += value_turn) {
       const float* x[value_turn];
-      for (Index i = 0; i < value_turn; ++i) {
-        x[i] = row(key, i, some_apart);
-        if (some_apart)
-          for (Index c = 0; c < channels; ++c)
-            if (apart[c] != 0.0f) room[i * row_size + c] = 0.0f;
-      }
+      for (Index i = 0; i < value_turn; ++i) x[i] = row(key + i, room + i * row_size, held_alone);
       for (Index c = 0; c < channels; c += simd::lanes) {
         simd::Square high, low;
         for (int j = 0; j < simd::lanes; ++j) {
@@ -242,15 +242,6 @@ bool pack_unit_values(const Format& format, const ConstRow* rows, Index count,
   };
   pack(false);
   if (simd::reduce_add(squares) < most_square) return true;
-  float square[channel_step];
-  for (Index c = 0; c < channels; c += channel_step) {
-    std::fill_n(square, channel_step, 0.0f);
-    for (Index key = 0; key < count; ++key) {
-      const float* const x = row(key, 0, true);
-      for (Index i = 0; i < channel_step; ++i) square[i] = simd::fma(x[c + i], x[c + i], square[i]);
-    }
-    for (Index i = 0; i < channel_step; ++i) apart[c + i] = square[i] < most_square ? 0.0f : 1.0f;
-  }
   pack(true);
   return std::find(apart, apart + channels, 1.0f) == apart + channels;
 }

@@ -2,9 +2,11 @@
 // loads of a and two of b.
 #pragma once
 
+#include <quoka/matrix/emulated_tiles.hpp>
 #include <quoka/matrix/unit.hpp>
 
 #include <algorithm>
+#include <cstdio>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -106,6 +108,53 @@ struct TileUnit {
       Tiles::template dot_bfloat16<2 * row + 1, a_tile + row, b_tile + right>();
   }
 };
+
+// Do two units of tiles agree on a product of each kind?
+template <class Tiles, class Reference>
+bool tiles_agree() {
+  using Unit = TileUnit<Tiles>;
+  constexpr Index slabs = 2, panel = tuning::panel_rows, rows = Unit::tile_rows;
+  alignas(64) static Bfloat16 a[slabs * rows * Unit::depth], b[slabs * Unit::depth * panel];
+  alignas(64) static float c[2][rows * panel];
+  std::uint32_t state = 1;
+  const auto fill = [&](Bfloat16* to, std::size_t count) {  // of [1, 2), with either sign
+    for (std::size_t i = 0; i < count; ++i) {
+      state = state * 1664525u + 1013904223u;
+      to[i] = static_cast<Bfloat16>(0x3f80u | (state >> 25) | (state >> 9 & 0x8000u));
+    }
+  };
+  fill(a, std::size(a)), fill(b, std::size(b));
+  const Bfloat16* const left[1] = {a};
+  const Bfloat16* const right[1] = {b};
+  const auto multiply = [&]<class Some>(TileUnit<Some>, float* to) {
+    UnitSession session;
+    TileUnit<Some>::enter(session);
+    TileUnit<Some>::template logits<1>(left, right, slabs, to, [] {});
+    TileUnit<Some>::template values<1>(left, right, slabs, rows, to);
+    TileUnit<Some>::leave(session);
+  };
+  multiply(Unit{}, c[0]), multiply(TileUnit<Reference>{}, c[1]);
+  constexpr float most = 4.0f * slabs * Unit::depth * 2;  // of the magnitudes in one sum
+  for (Index i = 0; i < rows * panel; ++i)
+    if (!(simd::max(c[0][i] - c[1][i], c[1][i] - c[0][i]) <= 1e-5f * most)) return false;
+  return true;
+}
+
+// May tiles be used, and do they compute? Some virtual machines are said to lose their contents: where
+// they do not agree with plain code, one line says so, and they are not used. Found out once.
+template <bool has = simd::has_tiles>
+bool tiles_work() {
+  if constexpr (has) {
+    static const bool work = [] {
+      if (!simd::tiles_allowed()) return false;
+      if (tiles_agree<simd::Tiles, simd::EmulatedTiles>()) return true;
+      std::fputs("quoka: this machine's AMX tiles give wrong products: using floats\n", stderr);
+      return false;
+    }();
+    return work;
+  }
+  return false;
+}
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

@@ -71,10 +71,15 @@ class Tiles {
     asm volatile("tdpbusd\t%%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(c), "i"(a), "i"(b));
   }
 };
+#elif defined(QUOKA_EMULATED_TILES)
+inline constexpr bool has_tiles = true;
+inline bool tiles_allowed() { return true; }
+class EmulatedTiles;
+using Tiles = EmulatedTiles;
 #else
 inline constexpr bool has_tiles = false;
-class Tiles;
 inline bool tiles_allowed() { return false; }
+class Tiles;
 #endif
 
 }  // namespace simd
