@@ -1,4 +1,4 @@
-// Selection in one and in two levels (TwoLevels of quoka/select/options.hpp): how it grows with the cache,
+// Selection in one and in two levels (TwoLevels of quoka/select/quoka.hpp): how it grows with the cache,
 // what it keeps, and what it loses.
 //
 //   time      one chunk's selection, one layer, keys of normal numbers; one and two levels in turn, medians

@@ -1,4 +1,4 @@
-// Two levels (TwoLevels of select/options.hpp): blocks first, then the keys of the best blocks. Against a
+// Two levels (TwoLevels of select/quoka.hpp): blocks first, then the keys of the best blocks. Against a
 // naive oracle, and bit for bit against one level of the candidates alone.
 
 #include <quoka/packing/byte_formats.hpp>

@@ -68,7 +68,7 @@ nlohmann::json settings_of(const Flags& flags) {
   settings["seed"] = flags.seed;
   settings["quoka"] = {{"n_queries", o.n_queries},
                        {"scoring", static_cast<int>(o.scoring)},
-                       {"domain", static_cast<int>(o.domain)},
+                       {"domain", static_cast<int>(quoka::Domain{o.domain})},
                        {"aggregation", static_cast<int>(o.aggregation)},
                        {"group_mode", static_cast<int>(o.group_mode)},
                        {"query_choice", static_cast<int>(o.query_choice)},

@@ -242,7 +242,7 @@ class ShardedPrefill {
     const auto hash = [](const auto& x) { return detail::hash_of(std::as_bytes(std::span(x))); };
     add("attention's scale", layer_.options().scale.value_or(0.0f));
     add("attention's softcap", layer_.options().softcap);
-    add("attention's arithmetic", static_cast<int>(layer_.options().arithmetic.id()));
+    add("attention's arithmetic", layer_.options().arithmetic.id());
     add("the hash of sink_logits", hash(layer_.options().sink_logits));
     add("the hash of k_format", detail::hash_of(shape().k_format->name));
     add("the hash of v_format", detail::hash_of(shape().v_format->name));

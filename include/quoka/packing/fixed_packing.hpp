@@ -119,10 +119,15 @@ inline void read_floats(const Format& format, const ConstRow* rows, Index count,
   }
 }
 
+// Values that are widened together, an even number: sums of squares stay in registers for so long.
+inline constexpr Index fixed_value_rows = 16;
+
 // Floats of memory that pack_fixed_keys takes: rows; and pack_fixed_values: sums of both parities,
-// scales, two rows.
+// scales, rows.
 constexpr Index fixed_key_memory(Index dim) { return simd::lanes * widened_stride(dim); }
-constexpr Index fixed_value_memory(Index dim) { return 5 * widened_stride(dim); }
+constexpr Index fixed_value_memory(Index dim) {
+  return (3 + fixed_value_rows) * widened_stride(dim);
+}
 
 // Tiles of keys; factors [count, rounded up to tiles and lanes] take products back. Returns false if
 // a key is left to float.
@@ -189,13 +194,20 @@ inline bool pack_fixed_values(const Format& format, const ConstRow* rows, Index 
   float *const sums = memory, *const scales = sums + 2 * step;
   memory = scales + step;
   std::fill_n(sums, 2 * step, 0.0f);
-  const float* row[2];
-  for (Index i = 0; i < count; ++i) {
-    read_floats(format, rows + i, 1, shape, memory, row);
-    float* const to = sums + i % 2 * step;
+  const float* row[fixed_value_rows];
+  for (Index i = 0; i < count; i += fixed_value_rows) {
+    const Index n = std::min(fixed_value_rows, count - i);
+    read_floats(format, rows + i, n, shape, memory, row);
     for (Index c = 0; c < dim; c += simd::lanes) {
-      const simd::Packet x = load_channels(row[0] + c, dim - c);
-      simd::store(to + c, simd::fma(x, x, simd::load(to + c)));
+      simd::Packet even = simd::load(sums + c), odd = simd::load(sums + step + c);
+      for (Index r = 0; r < n; r += 2) {
+        const simd::Packet x = load_channels(row[r] + c, dim - c);
+        even = simd::fma(x, x, even);
+        if (r + 1 == n) break;
+        const simd::Packet y = load_channels(row[r + 1] + c, dim - c);
+        odd = simd::fma(y, y, odd);
+      }
+      simd::store(sums + c, even), simd::store(sums + step + c, odd);
     }
   }
   const float norm = fixed_value_norm();
@@ -218,15 +230,16 @@ inline bool pack_fixed_values(const Format& format, const ConstRow* rows, Index 
       if (sums[c] != 0.0f) apart[c] = 1.0f, all = false;
     }
   }
-  for (Index i = 0; i < count; i += 2, values += stride) {
-    const Index n = std::min<Index>(2, count - i);
+  for (Index i = 0; i < count; i += fixed_value_rows) {
+    const Index n = std::min(fixed_value_rows, count - i);
     read_floats(format, rows + i, n, shape, memory, row);
-    for (Index c = 0; c < dim; c += simd::lanes) {
-      const simd::Packet scale = simd::load(scales + c);
-      const simd::Packet high = n > 1 ? load_channels(row[1] + c, dim - c) : simd::zero();
-      simd::store_pairs(values + c, simd::mul(load_channels(row[0] + c, dim - c), scale),
-                        simd::mul(high, scale));
-    }
+    for (Index r = 0; r < n; r += 2, values += stride)
+      for (Index c = 0; c < dim; c += simd::lanes) {
+        const simd::Packet scale = simd::load(scales + c);
+        const simd::Packet high = r + 1 < n ? load_channels(row[r + 1] + c, dim - c) : simd::zero();
+        simd::store_pairs(values + c, simd::mul(load_channels(row[r] + c, dim - c), scale),
+                          simd::mul(high, scale));
+      }
   }
   return all;
 }

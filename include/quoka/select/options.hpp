@@ -141,16 +141,6 @@ inline void require_sized(const Budget& budget, std::string_view method) {
 
 }  // namespace detail
 
-// Two levels: a look at blocks of keys proposes candidates, and the scorer looks at those alone, so that
-// choosing hardly costs more for a longer cache (sketch/block_levels.hpp). Off unless `block` is given.
-//
-// Another Selection than one level's: a key that its neighbours hide is not found. What is lost on
-// recorded layers and on lone needles: bench/results/two_levels.md.
-struct TwoLevels {
-  Index block = 0;       // keys of a block, a multiple of 16; 0: one level
-  Index candidates = 8;  // keys looked at, times the budget; acts with a block
-};
-
 // From a score per key to the best keys: steps/top_k.hpp says in which order.
 struct TopKOptions {
   Index window = 1;      // neighbouring keys that share their maximum; 1: none (paper)

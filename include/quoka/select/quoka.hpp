@@ -35,6 +35,7 @@
 // and every dense layer need them.
 #pragma once
 
+#include <quoka/base/on_demand.hpp>
 #include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/select/sketch/block_levels.hpp>
@@ -49,6 +50,59 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+namespace detail {
+
+struct SoftmaxCode;
+struct LevelsCode;
+QUOKA_FUNC const SoftmaxCode& softmax_code();
+QUOKA_FUNC const LevelsCode& levels_code();
+
+}  // namespace detail
+
+// A Domain, as QuokaOptions keep it. With headers alone Domain::softmax brings its code, which a program
+// that never asks for it does not compile.
+class QuokaDomain {
+ public:
+  constexpr QuokaDomain() = default;  // Domain::logit
+  // Of this domain.
+  QUOKA_INLINE constexpr QuokaDomain(Domain domain) : domain_(domain) {
+    if (domain == Domain::softmax) code_ = QUOKA_ON_DEMAND(detail::softmax_code);
+  }
+  constexpr operator Domain() const { return domain_; }
+
+ private:
+  friend class QuokaScorer;
+
+  Domain domain_ = Domain::logit;
+  const detail::SoftmaxCode& (*code_)() = nullptr;
+};
+
+// The keys of a block, as TwoLevels keep them; likewise.
+class LevelBlock {
+ public:
+  constexpr LevelBlock() = default;  // 0
+  // Of so many keys.
+  QUOKA_INLINE constexpr LevelBlock(Index keys)
+      : keys_(keys), code_(QUOKA_ON_DEMAND(detail::levels_code)) {}
+  constexpr operator Index() const { return keys_; }
+
+ private:
+  friend class QuokaScorer;
+
+  Index keys_ = 0;
+  const detail::LevelsCode& (*code_)() = nullptr;
+};
+
+// Two levels: a look at blocks of keys proposes candidates, and the scorer looks at those alone, so that
+// choosing hardly costs more for a longer cache (sketch/block_levels.hpp). Off unless `block` is given.
+//
+// Another Selection than one level's: a key that its neighbours hide is not found. What is lost on
+// recorded layers and on lone needles: bench/results/two_levels.md.
+struct TwoLevels {
+  LevelBlock block = {};  // keys of a block, a multiple of 16; 0: one level
+  Index candidates = 8;   // keys looked at, times the budget; acts with a block
+};
+
 // What QuoKA leaves open. The defaults are the paper's; recommended() is what to take in its place.
 struct QuokaOptions {
   Budget budget = 1024;                                // B_SA: 512, 1024, 2048, or 0.25; by
@@ -58,7 +112,7 @@ struct QuokaOptions {
   Aggregation aggregation = Aggregation::max;          // over the kept queries
   GroupMode group_mode = GroupMode::rank;              // over the heads of a group
   QueryChoice query_choice = QueryChoice::dissimilar;  // which queries score
-  Domain domain = Domain::logit;                       // softmax: the kept queries' own attention
+  QuokaDomain domain = {};                             // softmax: the kept queries' own attention
   TopKOptions top_k = {};                              // window, sinks and recent keys
   Sketch sketch = Sketch::automatic;                   // 8-bit codes; none for Scoring::dot
   Index cascade = 0;                                   // candidates for all queries, times the
@@ -125,16 +179,15 @@ class QuokaScorer {
     detail::Candidates candidates;
     Selection picked;  // blocks
 
-    void truncate(Index kv_len) {
-      sketch.keys.truncate(kv_len);
-      blocks.truncate(kv_len);
-    }
-    Index kept_bytes() const { return sketch.keys.bytes() + blocks.bytes(); }
-    Index bytes() const {
-      return positions.bytes() + first_rows.bytes() + q_bar.bytes() + subselect.bytes() +
-             rows.bytes() + score.bytes() + softmax.bytes() + sketched_mass.bytes() +
-             sketch.bytes() + blocks.bytes() + candidates.bytes();
-    }
+    // Out of line: a caller that keeps a State does not compile what becomes of all its memory.
+    State();
+    State(State&&) noexcept;
+    State& operator=(State&&) noexcept;
+    ~State();
+
+    void truncate(Index kv_len);
+    Index kept_bytes() const;
+    Index bytes() const;
   };
 
   // Throws std::invalid_argument for n_queries < 1, for a cascade outside [0, 2^20], and for two levels
@@ -166,8 +219,9 @@ class QuokaScorer {
     const auto& [budget, n_queries, scoring, aggregation, group_mode, query_choice, domain, top_k,
                  sketch, cascade, two_levels] =
         options_;  // all there are; a shard has neither sketch nor cascade
+    const Domain asked = domain;
     f("n_queries", n_queries), f("scoring", scoring), f("aggregation", aggregation);
-    f("group_mode", group_mode), f("query_choice", query_choice), f("domain", domain);
+    f("group_mode", group_mode), f("query_choice", query_choice), f("domain", asked);
   }
 
   // Sketches the new keys. A State that was not told of all keys scores in float.
@@ -179,6 +233,9 @@ class QuokaScorer {
   }
 
  private:
+  friend const detail::SoftmaxCode& detail::softmax_code();
+  friend const detail::LevelsCode& detail::levels_code();
+
   Index kept_rows(const SelectorInput& input) const;
   void aggregate_queries(const SelectorInput& input, State& state, ExecutorRef executor) const;
   Scoring scoring() const {
@@ -194,12 +251,21 @@ class QuokaScorer {
                         Selection& selection, ExecutorRef executor) const;
   void select_level(const detail::LevelPlan& plan, Index j, const SelectorInput& input,
                     State& state, Selection& selection, ExecutorRef executor) const;
+  void softmax_level(const detail::LevelPlan& plan, Index j, const SelectorInput& input,
+                     State& state, Selection& selection, ExecutorRef executor) const;
 
   Options options_;
 };
 
 using QuokaSelector = ScoredSelector<QuokaScorer>;
 static_assert(Selector<QuokaSelector>);
+
+// In the library.
+#if defined(QUOKA_COMPILED) && !defined(QUOKA_COMPILING)
+extern template void QuokaSelector::select(const SelectorInput&, State&, Selection&,
+                                           ExecutorRef) const;
+extern template void QuokaSelector::appended(const SelectorInput&, State&, ExecutorRef) const;
+#endif
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -8,6 +8,23 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+QUOKA_FUNC QuokaScorer::State::State() = default;
+QUOKA_FUNC QuokaScorer::State::State(State&&) noexcept = default;
+QUOKA_FUNC QuokaScorer::State& QuokaScorer::State::operator=(State&&) noexcept = default;
+QUOKA_FUNC QuokaScorer::State::~State() = default;
+QUOKA_FUNC void QuokaScorer::State::truncate(Index kv_len) {
+  sketch.keys.truncate(kv_len);
+  blocks.truncate(kv_len);
+}
+QUOKA_FUNC Index QuokaScorer::State::kept_bytes() const {
+  return sketch.keys.bytes() + blocks.bytes();
+}
+QUOKA_FUNC Index QuokaScorer::State::bytes() const {
+  return positions.bytes() + first_rows.bytes() + q_bar.bytes() + subselect.bytes() + rows.bytes() +
+         score.bytes() + softmax.bytes() + sketched_mass.bytes() + sketch.bytes() + blocks.bytes() +
+         candidates.bytes();
+}
+
 QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) {
   detail::require_at_least("n_queries", options.n_queries, 1);
   detail::require_at_least("cascade", options.cascade, 0);
@@ -31,6 +48,30 @@ QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) 
 }
 
 namespace detail {
+
+// What Domain::softmax needs besides.
+struct SoftmaxCode {
+  void (QuokaScorer::*score)(const SelectorInput&, QuokaScorer::State&, TensorView<float, 3>,
+                             ExecutorRef) const;
+  void (QuokaScorer::*select_level)(const LevelPlan&, Index, const SelectorInput&,
+                                    QuokaScorer::State&, Selection&, ExecutorRef) const;
+};
+QUOKA_FUNC const SoftmaxCode& softmax_code() {
+  static constexpr SoftmaxCode code{&QuokaScorer::softmax_score, &QuokaScorer::softmax_level};
+  return code;
+}
+
+// What two levels need besides.
+struct LevelsCode {
+  bool (QuokaScorer::*select)(const SelectorInput&, Index, QuokaScorer::State&, Selection&,
+                              ExecutorRef) const;
+  void (BlockLevels::*append)(const Rows&, Index, Index, ExecutorRef);
+};
+QUOKA_FUNC const LevelsCode& levels_code() {
+  static constexpr LevelsCode code{&QuokaScorer::select_by_levels, &BlockLevels::append};
+  return code;
+}
+
 // Rows of 8-bit codes need no second sketch where they are scored in place.
 inline bool are_codes(const Rows& k) { return !k.empty() && k.format().read_codes != nullptr; }
 }  // namespace detail
@@ -103,7 +144,8 @@ QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
     return detail::score_all_keys(state.q_bar.data(), rows, k, input.inverse_norms,
                                   {options_.scoring, options_.aggregation}, scores.data(),
                                   state.score, executor);
-  softmax_score(input, state, scores, executor);
+  const detail::SoftmaxCode& code = QUOKA_DEMANDED(options_.domain.code_, detail::softmax_code)();
+  (this->*code.score)(input, state, scores, executor);
 }
 
 // Of the queries in state.q_bar.
@@ -139,7 +181,11 @@ QUOKA_FUNC void QuokaScorer::score_selected(const SelectorInput& input, State& s
 QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, State& state,
                                     Selection& selection, ExecutorRef executor) const {
   if (!uses_sketch()) return false;
-  if (two_levels() && select_by_levels(input, budget, state, selection, executor)) return true;
+  if (two_levels()) {
+    const detail::LevelsCode& code =
+        QUOKA_DEMANDED(options_.two_levels.block.code_, detail::levels_code)();
+    if ((this->*code.select)(input, budget, state, selection, executor)) return true;
+  }
   if (options_.domain == Domain::softmax) return false;
   using detail::SketchOf;
   const SketchOf what = input.sketch != nullptr      ? SketchOf::cache
@@ -169,12 +215,12 @@ QUOKA_FUNC bool QuokaScorer::select_by_levels(const SelectorInput& input, Index 
         "SelectorInput::sketch with two levels: they need a sketch that the State keeps, which has "
         "blocks");
   const Rows& k = input.k;
-  const Index block = options_.two_levels.block, rows = kept_rows(input);
-  const detail::LevelPlan plan(k.len(), budget, options_.two_levels, options_.top_k);
+  const Index block = options_.two_levels.block, times = options_.two_levels.candidates;
+  const Index rows = kept_rows(input);
+  const detail::LevelPlan plan(k.len(), budget, block, times, options_.top_k);
   // Memory for all that the cache has room for.
   const Index room = std::max(input.capacity, k.len()), tasks = k.batch() * k.heads();
-  const detail::LevelPlan later(room, options_.budget.keys(room), options_.two_levels,
-                                options_.top_k);
+  const detail::LevelPlan later(room, options_.budget.keys(room), block, times, options_.top_k);
   if (const Index most = later.most_candidates(block); most > 0) {
     const Index most_rows = std::max(most, room / block);
     state.candidates.cells.reserve_amortised(tasks * most);
@@ -206,7 +252,7 @@ QUOKA_FUNC void QuokaScorer::select_level(const detail::LevelPlan& plan, Index j
   const detail::LevelPlan::Level& level = plan.level[j];
   const detail::Candidates* const some = j < plan.highest() ? &state.candidates : nullptr;
   const TopKOptions forced{j > 0 ? 1 : options_.top_k.window, level.keep_first, level.keep_last};
-  const Index rows = kept_rows(input), tasks = k.batch() * k.heads();
+  const Index rows = kept_rows(input);
   // Candidates grow by less than a block before the next block is whole.
   const Index count = some != nullptr ? some->count : k.len();
   const Index most = some != nullptr
@@ -217,6 +263,25 @@ QUOKA_FUNC void QuokaScorer::select_level(const detail::LevelPlan& plan, Index j
                                   j > 0 ? TensorView<const float, 3>{} : input.inverse_norms,
                                   options_.aggregation, level.wanted, most, forced, selection,
                                   state.sketch, state.score, executor, some);
+  const detail::SoftmaxCode& code = QUOKA_DEMANDED(options_.domain.code_, detail::softmax_code)();
+  (this->*code.select_level)(plan, j, input, state, selection, executor);
+}
+
+// The same in Domain::softmax.
+QUOKA_FUNC void QuokaScorer::softmax_level(const detail::LevelPlan& plan, Index j,
+                                           const SelectorInput& input, State& state,
+                                           Selection& selection, ExecutorRef executor) const {
+  const Rows k = j > 0 ? state.blocks.means(j) : input.k;
+  const KeySketch& sketch = j > 0 ? state.blocks.sketch(j) : state.sketch.keys;
+  const detail::LevelPlan::Level& level = plan.level[j];
+  const detail::Candidates* const some = j < plan.highest() ? &state.candidates : nullptr;
+  const TopKOptions forced{j > 0 ? 1 : options_.top_k.window, level.keep_first, level.keep_last};
+  const Index rows = kept_rows(input), tasks = k.batch() * k.heads();
+  // Candidates grow by less than a block before the next block is whole.
+  const Index count = some != nullptr ? some->count : k.len();
+  const Index most = some != nullptr
+                         ? round_up(count + 1, options_.two_levels.block)
+                         : std::max(input.capacity, input.k.len()) / (input.k.len() / k.len());
   float* const scores = state.sketch.scores.reserve_amortised(tasks * most);
   detail::sketched_softmax_scores(sketch, nullptr, state.q_bar.data(), rows, k, input.logit_scale(),
                                   most, j > 0 ? Aggregation::max : options_.aggregation,
@@ -237,8 +302,10 @@ QUOKA_FUNC void QuokaScorer::appended(const SelectorInput& input, State& state,
                                       ExecutorRef executor) const {
   if (!sketches(input)) return;
   state.sketch.keys.append(input.k, input.capacity, executor);
-  if (two_levels())
-    state.blocks.append(input.k, options_.two_levels.block, input.capacity, executor);
+  if (!two_levels()) return;
+  const LevelBlock& block = options_.two_levels.block;
+  const detail::LevelsCode& code = QUOKA_DEMANDED(block.code_, detail::levels_code)();
+  (state.blocks.*code.append)(input.k, block, input.capacity, executor);
 }
 
 }  // namespace QUOKA_ABI

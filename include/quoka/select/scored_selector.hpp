@@ -57,23 +57,9 @@ class ScoredSelector {
   // Writes the keys to attend to. Throws std::invalid_argument when shapes do not fit together, and
   // when the State was told of other keys.
   void select(const SelectorInput& input, State& state, Selection& selection,
-              ExecutorRef executor) const {
-    check_selector_input(input);
-    if constexpr (keeps_per_key)
-      if (remembers(input, state)) state.keys.check(input);
-    choose(input, state, selection, executor);
-    if constexpr (keeps_per_key)
-      if (remembers(input, state)) state.keys.require(input);
-  }
+              ExecutorRef executor) const;
 
-  void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
-    if constexpr (keeps_per_key)
-      if (remembers(input, state)) state.keys.check(input);
-    if constexpr (requires { scorer_.appended(input, state.scorer, executor); })
-      scorer_.appended(input, state.scorer, executor);
-    if constexpr (keeps_per_key)
-      if (remembers(input, state)) state.keys.require(input);
-  }
+  void appended(const SelectorInput& input, State& state, ExecutorRef executor) const;
 
   // For a caller's own cache, one call: q [batch, q_heads, q_len, head_dim], past_k [batch,
   // kv_heads, kv_len, head_dim], inverse_norms of past_k [batch, kv_heads, kv_len] or absent, and
@@ -113,47 +99,77 @@ class ScoredSelector {
   }
 
   void choose(const SelectorInput& input, State& state, Selection& selection,
-              ExecutorRef executor) const {
-    const Rows& k = input.k;
-    const Index budget = options_.budget.keys(k.len());
-    if (options_.budget.least(k.len()) == k.len())
-      return selection.select_all(k.batch(), k.heads(), k.len());
-    if (budget == 0) return selection.select_none(k.batch(), k.heads(), k.len());
-
-    const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
-    selection.reserve(heads * options_.budget.keys(capacity));
-    if constexpr (requires { scorer_.select(input, budget, state.scorer, selection, executor); })
-      if (scorer_.select(input, budget, state.scorer, selection, executor)) return;
-    float* const scores = state.scores.reserve_amortised(heads * capacity);
-    state.top_k.reserve(executor.workers(), capacity, top_k().window);
-    scorer_.score(input, state.scorer,
-                  TensorView<float, 3>(scores, {k.batch(), k.heads(), k.len()}), executor);
-    if (options_.budget.by_scores()) {
-      Index* const counts = state.counts.reserve(heads);
-      executor.run(heads, [&](Index head, int worker) {
-        counts[head] = std::clamp(count(scores + head * k.len(), k.len(), state.top_k[worker]),
-                                  options_.budget.least(k.len()), budget);
-      });
-      return detail::select_counted(scores, k.batch(), k.heads(), k.len(), counts, top_k(),
-                                    selection, state.top_k, executor);
-    }
-    detail::select_top_k(scores, k.batch(), k.heads(), k.len(), budget, top_k(), selection,
-                         state.top_k, executor);
-  }
-
-  // Of one head, by a budget by scores.
-  Index count(const float* scores, Index kv_len, detail::TopKScratch& scratch) const {
-    if constexpr (has_bar)
-      return detail::count_at_least(scores, kv_len, scorer_.bar(), top_k(), scratch);
-    const double threshold = options_.budget.threshold();
-    return options_.budget.rule() == Budget::Rule::mass
-               ? detail::count_mass(scores, kv_len, threshold, top_k(), scratch)
-               : detail::count_relative(scores, kv_len, threshold, top_k(), scratch);
-  }
+              ExecutorRef executor) const;
+  Index count(const float* scores, Index kv_len, detail::TopKScratch& scratch) const;
 
   Options options_;
   S scorer_;
 };
+
+// Not inline: where the library has a selector compiled, callers do not compile it again.
+template <Scorer S>
+void ScoredSelector<S>::select(const SelectorInput& input, State& state, Selection& selection,
+                               ExecutorRef executor) const {
+  check_selector_input(input);
+  if constexpr (keeps_per_key)
+    if (remembers(input, state)) state.keys.check(input);
+  choose(input, state, selection, executor);
+  if constexpr (keeps_per_key)
+    if (remembers(input, state)) state.keys.require(input);
+}
+
+template <Scorer S>
+void ScoredSelector<S>::appended(const SelectorInput& input, State& state,
+                                 ExecutorRef executor) const {
+  if constexpr (keeps_per_key)
+    if (remembers(input, state)) state.keys.check(input);
+  if constexpr (requires { scorer_.appended(input, state.scorer, executor); })
+    scorer_.appended(input, state.scorer, executor);
+  if constexpr (keeps_per_key)
+    if (remembers(input, state)) state.keys.require(input);
+}
+
+template <Scorer S>
+void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selection& selection,
+                               ExecutorRef executor) const {
+  const Rows& k = input.k;
+  const Index budget = options_.budget.keys(k.len());
+  if (options_.budget.least(k.len()) == k.len())
+    return selection.select_all(k.batch(), k.heads(), k.len());
+  if (budget == 0) return selection.select_none(k.batch(), k.heads(), k.len());
+
+  const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
+  selection.reserve(heads * options_.budget.keys(capacity));
+  if constexpr (requires { scorer_.select(input, budget, state.scorer, selection, executor); })
+    if (scorer_.select(input, budget, state.scorer, selection, executor)) return;
+  float* const scores = state.scores.reserve_amortised(heads * capacity);
+  state.top_k.reserve(executor.workers(), capacity, top_k().window);
+  scorer_.score(input, state.scorer, TensorView<float, 3>(scores, {k.batch(), k.heads(), k.len()}),
+                executor);
+  if (options_.budget.by_scores()) {
+    Index* const counts = state.counts.reserve(heads);
+    executor.run(heads, [&](Index head, int worker) {
+      counts[head] = std::clamp(count(scores + head * k.len(), k.len(), state.top_k[worker]),
+                                options_.budget.least(k.len()), budget);
+    });
+    return detail::select_counted(scores, k.batch(), k.heads(), k.len(), counts, top_k(), selection,
+                                  state.top_k, executor);
+  }
+  detail::select_top_k(scores, k.batch(), k.heads(), k.len(), budget, top_k(), selection,
+                       state.top_k, executor);
+}
+
+// Of one head, by a budget by scores.
+template <Scorer S>
+Index ScoredSelector<S>::count(const float* scores, Index kv_len,
+                               detail::TopKScratch& scratch) const {
+  if constexpr (has_bar)
+    return detail::count_at_least(scores, kv_len, scorer_.bar(), top_k(), scratch);
+  const double threshold = options_.budget.threshold();
+  return options_.budget.rule() == Budget::Rule::mass
+             ? detail::count_mass(scores, kv_len, threshold, top_k(), scratch)
+             : detail::count_relative(scores, kv_len, threshold, top_k(), scratch);
+}
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -1,5 +1,5 @@
 // Levels of blocks: keys in blocks by their mean, these in blocks again, and so on. A look at few rows
-// proposes what the next look is at (TwoLevels of options.hpp).
+// proposes what the next look is at (TwoLevels of quoka.hpp).
 //
 //   level 0      the keys, n[0] of them
 //   level j      row i is the mean of rows [i b, (i + 1) b) of level j - 1, b = TwoLevels::block: whole
@@ -69,7 +69,7 @@ struct LevelPlan {
   Level level[most_levels];
   Index count = 0;
 
-  LevelPlan(Index kv_len, Index budget, const TwoLevels& two_levels, const TopKOptions& forced);
+  LevelPlan(Index kv_len, Index budget, Index block, Index times, const TopKOptions& forced);
   Index highest() const { return count - 1; }
   // Of any level, for this length and for those up to the next whole block.
   Index most_candidates(Index block) const;

@@ -73,20 +73,19 @@ QUOKA_FUNC Index BlockLevels::bytes() const {
   return sum;
 }
 
-QUOKA_FUNC LevelPlan::LevelPlan(Index kv_len, Index budget, const TwoLevels& two_levels,
+QUOKA_FUNC LevelPlan::LevelPlan(Index kv_len, Index budget, Index block, Index times,
                                 const TopKOptions& forced) {
   const Index first = std::min(forced.keep_first, budget);
   level[count++] = {kv_len, budget, first, std::min(forced.keep_last, budget - first)};
-  const Index block = two_levels.block;
   while (block > 0 && count < most_levels) {
     const Level& below = level[count - 1];
-    if (two_levels.candidates > below.rows / below.wanted) break;
+    if (times > below.rows / below.wanted) break;
     Level above;
     above.rows = below.rows / block;
     above.keep_first = ceil_div(std::max<Index>(below.keep_first, 1), block);
     above.keep_last = ceil_div(std::max<Index>(below.keep_last - below.rows % block, 0), block);
-    above.wanted = std::max(ceil_div(two_levels.candidates * below.wanted, block),
-                            above.keep_first + above.keep_last);
+    above.wanted =
+        std::max(ceil_div(times * below.wanted, block), above.keep_first + above.keep_last);
     if (above.wanted >= above.rows) break;
     level[count++] = above;
   }

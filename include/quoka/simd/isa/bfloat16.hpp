@@ -105,6 +105,7 @@ QUOKA_INLINE DotBfloat16Sums fma(const DotBfloat16Sums& a, const DotBfloat16Sums
 }
 #else
 inline constexpr bool has_bfloat16_sums = false;
+inline bool bfloat16_sums_pay() { return false; }
 struct DotBfloat16Sums;
 #endif
 
