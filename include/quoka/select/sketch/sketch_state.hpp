@@ -42,9 +42,11 @@ struct SketchedQueries {
 struct SketchScratch {
   Buffer<Position> sure, members, ties;  // [kv_len] at most, as the next ones
   Buffer<float> exact, ordered;
-  Buffer<float> norms;  // inverse norms of candidates
+  Buffer<float> norms;       // inverse norms of candidates
+  Buffer<std::byte> packed;  // queries, as matrix/code_units.hpp wants them
 
-  void reserve(Index kv_len) {
+  void reserve(Index kv_len, Index packed_bytes) {
+    packed.reserve(packed_bytes);
     norms.reserve_amortised(kv_len);
     for (auto* positions : {&sure, &members, &ties})
       positions->reserve_amortised(kv_len + compact_slack);
@@ -52,7 +54,7 @@ struct SketchScratch {
   }
   Index bytes() const {
     return sure.bytes() + members.bytes() + ties.bytes() + exact.bytes() + ordered.bytes() +
-           norms.bytes();
+           norms.bytes() + packed.bytes();
   }
 };
 

@@ -18,14 +18,15 @@ QUOKA_FUNC bool sketched_mass_is_fast(bool every_query) {
 }
 
 QUOKA_FUNC void SketchedMassScratch::reserve(Index row_count, Index keys, Index most_candidates,
-                                             const Rows& k) {
-  const Index stride = SketchedMass::padded(row_count), pairs = SketchedMass::pairs(keys);
+                                             const Rows& k, Index packed_bytes) {
+  const Index stride = MassShape::padded(row_count), pairs = MassShape::pairs(keys);
   rows.reserve(row_count * k.dim());
   codes.reserve(simd::code_steps(k.dim()) * stride);
   for (auto* of_rows : {&row_units, &bounds, &shifts, &factors}) of_rows->reserve(stride);
   offsets.reserve(stride);
   sums.reserve(stride * simd::lanes);
-  products.reserve(SketchedMass::tile * simd::code_pair);
+  products.reserve(MassShape::most_height * simd::code_pair);
+  packed.reserve(packed_bytes);
   units.reserve_amortised(pairs * simd::code_pair);
   partial.reserve_amortised(pairs);
   gathered.reserve(2 * simd::code_block_bytes(k.dim()));
@@ -33,7 +34,7 @@ QUOKA_FUNC void SketchedMassScratch::reserve(Index row_count, Index keys, Index 
   const Index of_row = pairs * simd::code_pair / 2;
   const Index most = tuning::mass_weight_bytes / Index{sizeof(std::uint32_t)};
   weights.reserve_amortised(
-      std::max(std::min(stride, SketchedMass::tile) * of_row, std::min(stride * of_row, most)));
+      std::max(std::min(stride, MassShape::tile) * of_row, std::min(stride * of_row, most)));
   reader.reserve(k);
   if (most_candidates == 0) return;
   candidates.reserve_amortised(2 * most_candidates);
@@ -53,6 +54,7 @@ inline void require_sketched(const KeySketch& sketch, const KeySketch::Places& p
 }
 
 // What a call of sketched_softmax_scores() is about, and what it does for one KV head, a task.
+template <class Tiles>
 struct SketchedMassCall {
   const KeySketch& sketch;
   const KeySketch::Places* places;
@@ -126,8 +128,8 @@ struct SketchedMassCall {
   bool add(Index task, const KeySketch::Places* at, Index key_count, Index row_count,
            Aggregation aggregation, float of_row, float* mass, float& error,
            SketchedMassScratch& s) const {
-    SketchedMass of_head(sketch, at, keys_of(task), key_count, task / k.heads(), task % k.heads(),
-                         row_count, s);
+    SketchedMass<Tiles> of_head(sketch, at, keys_of(task), key_count, task / k.heads(),
+                                task % k.heads(), row_count, s);
     return of_head.add_to(mass, of_row, aggregation, error);
   }
 
@@ -140,16 +142,17 @@ struct SketchedMassCall {
   }
 };
 
-QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* places,
-                                        const float* q_bar, Index rows, const Rows& k,
-                                        float logit_scale, Index capacity, Aggregation over,
-                                        TensorView<float, 3> scores, SketchedMassState& state,
-                                        ExecutorRef executor, const Candidates* some,
-                                        FirstLook look) {
-  const SketchedMassCall call{sketch, places, q_bar, rows, k, logit_scale, over, some, look};
+template <class Tiles>
+void sketched_softmax_scores_by(const KeySketch& sketch, const KeySketch::Places* places,
+                                const float* q_bar, Index rows, const Rows& k, float logit_scale,
+                                Index capacity, Aggregation over, TensorView<float, 3> scores,
+                                SketchedMassState& state, ExecutorRef executor,
+                                const Candidates* some, FirstLook look) {
+  const SketchedMassCall<Tiles> call{sketch, places, q_bar, rows, k, logit_scale, over, some, look};
   const Index heads = k.heads(), tasks = k.batch() * heads, keys = call.keys();
   const Index most_keys = std::max(keys, capacity);
-  state.scratch.reserve(executor.workers(), rows, most_keys, look.most_candidates, k);
+  state.scratch.reserve(executor.workers(), rows, most_keys, look.most_candidates, k,
+                        code_unit_bytes<Tiles>(MassShape::padded(rows), simd::code_steps(k.dim())));
   float* const errors = state.errors.reserve(tasks);
   executor.run(tasks, [&](Index task, int worker) {
     SketchedMassScratch& s = state.scratch[worker];
@@ -171,6 +174,16 @@ QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch
     if (errors[task] == simd::infinity)
       call.in_float(task, scores.row(task / heads, task % heads, 0), state.in_float[worker]);
   });
+}
+
+QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* places,
+                                        const float* q_bar, Index rows, const Rows& k,
+                                        float logit_scale, Index capacity, Aggregation over,
+                                        TensorView<float, 3> scores, SketchedMassState& state,
+                                        ExecutorRef executor, const Candidates* some,
+                                        FirstLook look) {
+  sketched_softmax_scores_by<simd::Tiles>(sketch, places, q_bar, rows, k, logit_scale, capacity,
+                                          over, scores, state, executor, some, look);
 }
 
 QUOKA_FUNC void softmax_scores_by_sketch(KeySketch& own, const KeySketch* cache, const float* q_bar,

@@ -28,6 +28,7 @@ struct SketchedMassScratch {
   Buffer<float> row_units;        // [rows]
   Buffer<float> bounds, shifts;   // [rows] of logits; minus the reference of the weights
   Buffer<float> factors;          // [rows] from weight to share of the mass
+  Buffer<std::byte> packed;       // rows as matrix/code_units.hpp wants them
   Buffer<float> sums;             // [rows][lanes]
   Buffer<float> products;         // [rows of a tile][two blocks of keys]
   Buffer<float> units;            // [keys] scale * length; -1: no key, or none with a weight
@@ -39,12 +40,14 @@ struct SketchedMassScratch {
   TopKScratch top_k;              // that chooses them
   FloatRow reader;
 
-  void reserve(Index row_count, Index keys, Index most_candidates, const Rows& k);
+  // packed_bytes: of `packed`.
+  void reserve(Index row_count, Index keys, Index most_candidates, const Rows& k,
+               Index packed_bytes);
   Index bytes() const {
     return rows.bytes() + codes.bytes() + offsets.bytes() + row_units.bytes() + bounds.bytes() +
-           shifts.bytes() + factors.bytes() + sums.bytes() + products.bytes() + units.bytes() +
-           partial.bytes() + gathered.bytes() + weights.bytes() + candidates.bytes() +
-           candidate_mass.bytes() + top_k.bytes() + reader.bytes();
+           shifts.bytes() + factors.bytes() + packed.bytes() + sums.bytes() + products.bytes() +
+           units.bytes() + partial.bytes() + gathered.bytes() + weights.bytes() +
+           candidates.bytes() + candidate_mass.bytes() + top_k.bytes() + reader.bytes();
   }
 };
 

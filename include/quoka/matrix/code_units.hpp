@@ -1,0 +1,250 @@
+// What multiplies the queries of a head with blocks of its keys, both 8-bit codes (simd/code_dots.hpp):
+// the same integers by any unit.
+//
+//   VectorCodes       code_dots.hpp and code_products.hpp
+//   TileCodes<Tiles>  AMX: 16 queries x 16 keys x 64 channels an instruction. A block of keys is a tile
+//                     as it lies; queries are packed once per task
+//
+// A unit belongs to a task and its thread: it configures the thread's tiles, and gives back what was
+// configured before. with_code_unit() chooses: tiles where the compiler's flags and the system allow
+// them, for some queries and channels that fill them.
+#pragma once
+
+#include <quoka/simd/code_products.hpp>
+#include <quoka/simd/isa/tiles.hpp>
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// `rows` queries of the `stride` that lie side by side.
+struct QueryCodes {
+  const std::int32_t* codes;    // [steps][stride]
+  const std::int32_t* offsets;  // [rows]
+  Index rows, stride, steps;
+};
+
+// Two blocks of keys, aligned to 64 bytes.
+using CodePair = const std::uint8_t* const (&)[2];
+
+class VectorCodes {
+ public:
+  static constexpr Index most_height = simd::most_code_queries;
+  static constexpr Index bytes(Index, Index) { return 0; }
+
+  VectorCodes(const QueryCodes& queries, std::byte*) : queries_(queries) {}
+
+  // best [pair of blocks] takes the dot products with all queries in, where `stride` is their number.
+  // Asks for the blocks `later`.
+  template <simd::CodeScores Over>
+  void dots(CodePair keys, std::int32_t* best, const simd::LaterBlocks& later) const {
+    simd::code_dots<Over>(keys, queries_.codes, queries_.rows, queries_.steps, queries_.offsets,
+                          best, later);
+  }
+
+  // use(m, height): products [height][pair of blocks] are those of queries [m, m + height). The number
+  // of queries is even, and so are m and height.
+  template <class Use>
+  void products(CodePair keys, float* products, const simd::LaterBlocks& later, Use&& use) const {
+    simd::for_each_code_tile(queries_.rows, [&](auto height, Index m) {
+      if constexpr (decltype(height)::value % 2 == 0) {
+        simd::code_products_of<height>(keys, queries_.codes + m, queries_.stride, queries_.steps,
+                                       queries_.offsets + m, products,
+                                       m == 0 ? later : simd::LaterBlocks{});
+        use(m, Index{height});
+      }
+    });
+  }
+
+ private:
+  QueryCodes queries_;
+};
+
+// Tiles: simd::Tiles, or simd::EmulatedTiles.
+//
+//   a   queries [tile][slab][height][4 slab_steps], signed
+//   b   keys [slab_steps][16 keys][4], unsigned: a slab of a block
+//   c   [height][16 keys], which begins as the queries' offsets
+//
+// Slabs of a block, and tiles of queries, are of one size each, so that one configuration serves.
+template <class Tiles>
+class TileCodes {
+ public:
+  static constexpr Index most_height = simd::tile_height;
+  // Room for packed queries.
+  static constexpr Index bytes(Index rows, Index steps) {
+    return round_up(rows, most_height) * (4 * steps + row_of_c);
+  }
+  // Steps that are cut into equal slabs of at least half a tile.
+  static constexpr bool fits(Index steps) {
+    return steps > 0 && steps / slabs_of(steps) >= least(steps);
+  }
+
+  TileCodes(const QueryCodes& queries, std::byte* packed)
+      : rows_(queries.rows),
+        tiles_(ceil_div(queries.rows, most_height)),
+        height_(round_up(ceil_div(queries.rows, tiles_), Index{2})),
+        slabs_(slabs_of(queries.steps)),
+        slab_steps_(queries.steps / slabs_),
+        a_(packed),
+        offsets_(packed + tiles_ * height_ * queries.steps * 4) {
+    pack(queries, packed);
+    Tiles::configuration(before_);
+    simd::TileShapes shapes;
+    shapes.palette = 1;
+    const auto shape = [&](int t, Index rows, Index row_bytes) {
+      shapes.rows[t] = static_cast<std::uint8_t>(rows);
+      shapes.row_bytes[t] = static_cast<std::uint16_t>(row_bytes);
+    };
+    for (int t = 0; t < a_tile; ++t) shape(t, height_, row_of_c);
+    for (int t = a_tile; t < b_tile; ++t) shape(t, height_, 4 * slab_steps_);
+    for (int t = b_tile; t < b_tile + 2; ++t) shape(t, slab_steps_, row_of_c);
+    Tiles::configure(shapes);
+  }
+  ~TileCodes() { Tiles::configure(before_); }
+  TileCodes(const TileCodes&) = delete;
+  TileCodes& operator=(const TileCodes&) = delete;
+
+  template <simd::CodeScores Over>
+  void dots(CodePair keys, std::int32_t* best, const simd::LaterBlocks& later) {
+    for_each_tile(keys, later, [&](Index m, const std::int32_t* dots) {
+      simd::take_dots_in<Over>(dots, std::min(height_, rows_ - m), best);
+    });
+  }
+
+  template <class Use>
+  void products(CodePair keys, float* products, const simd::LaterBlocks& later, Use&& use) {
+    for_each_tile(keys, later, [&](Index m, const std::int32_t* dots) {
+      const Index height = std::min(height_, rows_ - m);
+      simd::dots_to_floats(dots, height, products);
+      use(m, height);
+    });
+  }
+
+ private:
+  static constexpr int a_tile = 4, b_tile = 6;  // c has 0 to 3
+  static constexpr Index row_of_c = simd::tile_bytes, most_steps = simd::tile_bytes / 4;
+
+  static constexpr Index slabs_of(Index steps) {
+    Index slabs = ceil_div(steps, most_steps);
+    while (steps % slabs != 0) ++slabs;
+    return slabs;
+  }
+  static constexpr Index least(Index steps) { return std::min(steps, most_steps / 2); }
+
+  // Queries beyond the last are zeros.
+  void pack(const QueryCodes& queries, std::byte* packed) const {
+    std::byte* const offsets = packed + tiles_ * height_ * queries.steps * 4;
+    for (Index m = 0; m < tiles_ * height_; ++m) {
+      std::byte* const tile =
+          packed + m / height_ * height_ * queries.steps * 4 + m % height_ * slab_steps_ * 4;
+      for (Index s = 0; s < queries.steps; ++s) {
+        const std::int32_t code = m < rows_ ? queries.codes[s * queries.stride + m] : 0;
+        std::memcpy(tile + (s / slab_steps_ * height_ * slab_steps_ + s % slab_steps_) * 4, &code,
+                    4);
+      }
+      const std::int32_t offset = m < rows_ ? queries.offsets[m] : 0;
+      for (Index i = 0; i < simd::code_block; ++i)
+        std::memcpy(offsets + m * row_of_c + i * 4, &offset, 4);
+    }
+  }
+
+  // use(m, dots): the dot products [height][pair of blocks] with queries from m on.
+  template <class Use>
+  void for_each_tile(CodePair keys, const simd::LaterBlocks& later, Use&& use) {
+    Index t = 0;
+    for (; t + 2 <= tiles_; t += 2) {
+      multiply<2>(keys, t, t == 0 ? later : simd::LaterBlocks{});
+      use(t * height_, dots_[0]);
+      use((t + 1) * height_, dots_[1]);
+    }
+    if (t == tiles_) return;
+    multiply<1>(keys, t, t == 0 ? later : simd::LaterBlocks{});
+    use(t * height_, dots_[0]);
+  }
+
+  // Count tiles of queries from t on, times both blocks.
+  template <int Count>
+  void multiply(CodePair keys, Index t, const simd::LaterBlocks& later) {
+    const Index slab_bytes = height_ * slab_steps_ * 4, key_bytes = slab_steps_ * row_of_c;
+    const std::byte* const a = a_ + t * slabs_ * slab_bytes;
+    const std::byte* const offsets = offsets_ + t * height_ * row_of_c;
+    begin<0>(offsets);
+    if constexpr (Count > 1) begin<1>(offsets + height_ * row_of_c);
+    for (Index s = 0; s < slabs_; ++s) {
+      if (later.first != nullptr)
+        for (Index line = s * key_bytes; line < (s + 1) * key_bytes; line += 64)
+          simd::prefetch(later.first + line), simd::prefetch(later.second + line);
+      Tiles::template load<b_tile>(keys[0] + s * key_bytes, row_of_c);
+      Tiles::template load<b_tile + 1>(keys[1] + s * key_bytes, row_of_c);
+      add<0>(a + s * slab_bytes);
+      if constexpr (Count > 1) add<1>(a + (slabs_ + s) * slab_bytes);
+    }
+    end<0>();
+    if constexpr (Count > 1) end<1>();
+  }
+
+  // Of tile i of the queries at hand.
+  template <int i>
+  void begin(const std::byte* offsets) const {
+    Tiles::template load<2 * i>(offsets, row_of_c);
+    Tiles::template load<2 * i + 1>(offsets, row_of_c);
+  }
+  template <int i>
+  void add(const std::byte* a) const {
+    Tiles::template load<a_tile + i>(a, 4 * slab_steps_);
+    Tiles::template dot_signed_codes<2 * i, a_tile + i, b_tile>();
+    Tiles::template dot_signed_codes<2 * i + 1, a_tile + i, b_tile + 1>();
+  }
+  template <int i>
+  void end() {
+    Tiles::template store<2 * i>(dots_[i], 2 * row_of_c);
+    Tiles::template store<2 * i + 1>(dots_[i] + simd::code_block, 2 * row_of_c);
+  }
+
+  Index rows_, tiles_, height_, slabs_, slab_steps_;
+  const std::byte *a_, *offsets_;
+  simd::TileShapes before_;  // another library's tiles of this thread
+  alignas(64) std::int32_t dots_[2][simd::tile_height * simd::code_pair];
+};
+
+// Fewer queries are left to vectors: reading the keys takes longer.
+inline constexpr Index least_tile_queries = 4;
+
+template <class Tiles>
+bool tiles_serve(Index rows, Index steps) {
+  if constexpr (!simd::has_tiles && std::is_same_v<Tiles, simd::Tiles>)
+    return false;
+  else if (rows < least_tile_queries || !TileCodes<Tiles>::fits(steps))
+    return false;
+  else if constexpr (std::is_same_v<Tiles, simd::Tiles>)
+    return simd::tiles_allowed();
+  else
+    return true;
+}
+
+// Room that a unit of these queries may want.
+template <class Tiles>
+Index code_unit_bytes(Index rows, Index steps) {
+  return tiles_serve<Tiles>(rows, steps) ? TileCodes<Tiles>::bytes(rows, steps) : 0;
+}
+
+// use(unit), whose packed queries lie in `packed`.
+template <class Tiles, class Use>
+decltype(auto) with_code_unit(const QueryCodes& queries, std::byte* packed, Use&& use) {
+  if constexpr (simd::has_tiles || !std::is_same_v<Tiles, simd::Tiles>)
+    if (tiles_serve<Tiles>(queries.rows, queries.steps)) {
+      TileCodes<Tiles> unit(queries, packed);
+      return use(unit);
+    }
+  VectorCodes unit(queries, packed);
+  return use(unit);
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
