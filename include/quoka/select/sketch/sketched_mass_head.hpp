@@ -10,6 +10,7 @@
 #include <quoka/select/options.hpp>
 #include <quoka/select/sketch/code_blocks.hpp>
 #include <quoka/select/sketch/sketched_mass_state.hpp>
+#include <quoka/simd/isa/rough_logits.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -46,7 +47,7 @@ class SketchedMass : MassShape {
   SketchedMass(const KeySketch& sketch, const KeySketch::Places* places, const HeadRows& k,
                Index keys, Index b, Index head, Index rows, SketchedMassScratch& s)
       : sketch_(sketch),
-        blocks_(sketch, places, b, head, k.shape.dim, s.gathered.data()),
+        blocks_(sketch, places, keys, b, head, k.shape.dim, s.gathered.data()),
         in_order_(places == nullptr),
         k_(k),
         b_(b),
@@ -58,8 +59,10 @@ class SketchedMass : MassShape {
         s_(s) {}
 
   // mass [keys] and the bound on the logits' error, in nats. False: this head is for float; mass
-  // holds anything.
-  bool add_to(float* mass, float share, Aggregation over, float& error) {
+  // holds anything. With `rough`, and Aggregation::max, mass is in the order of the largest shares alone:
+  // 128 times their logarithms to base 2, off by rough_logit_error of those.
+  bool add_to(float* mass, float share, Aggregation over, float& error, bool rough = false) {
+    rough_ = rough && simd::has_rough_logits;
     if (!read_keys() || !encode_rows()) return false;
     error = worst_error_ * static_cast<float>(ln_2);
     if (!(error <= most_logit_error)) return false;
@@ -240,6 +243,8 @@ class SketchedMass : MassShape {
       std::uint32_t* const to = weights(kv, count);
       const bool partial = s_.partial.data()[kv / pair] != 0;
       for_each_tile(unit, kv, [&](Index m, Index height) {
+        if constexpr (simd::has_rough_logits)
+          if (rough_) return weigh_roughly(partial, first, m, height, kv, to + m * pair / 2);
         if (partial)
           weigh_rows<true>(first, m, height, kv, to + m * pair / 2);
         else
@@ -279,10 +284,31 @@ class SketchedMass : MassShape {
     }
   }
 
+  // To logits of 16 bits [row][keys of the blocks].
+  void weigh_roughly(bool partial, Index first, Index begin, Index height, Index kv,
+                     std::uint32_t* to) {
+    const float* const units = s_.units.data() + kv;
+    for (Index i = 0; i < height; ++i, to += pair / 2) {
+      const float *const products = s_.products.data() + i * pair,
+                         unit = s_.row_units.data()[first + begin + i],
+                         shift = s_.shifts.data()[first + begin + i];
+      float* const sums = s_.sums.data() + (begin + i) * simd::lanes;
+      simd::Packet total = simd::load(sums);
+      if (partial)
+        simd::store_rough_logits<true>(products, units, unit, shift, least_weight, to, total);
+      else
+        simd::store_rough_logits<false>(products, units, unit, shift, least_weight, to, total);
+      simd::store(sums, total);
+    }
+  }
+
   // What takes each row's weights to its share of the mass.
   void finish(Index first, Index count, float share) {
     for (Index m = 0; m < count; ++m) {
       const float sum = simd::reduce_add(simd::load(s_.sums.data() + m * simd::lanes));
+      if (rough_)
+        s_.rough_sums.data()[m] =
+            simd::rough_logit_of_sum(first + m < rows_ ? sum : simd::infinity);
       s_.factors.data()[m] = first + m < rows_ && sum > 0.0f ? share * share_scale / sum : 0.0f;
     }
   }
@@ -293,7 +319,9 @@ class SketchedMass : MassShape {
       alignas(64) float of_keys[pair];
       const std::uint32_t* const from = weights(kv, count);
       constexpr int together = packets < 2 ? 1 : 2;
-      for (Index j = 0; j < packets; j += together) {
+      if constexpr (simd::has_rough_logits)
+        if (rough_) simd::best_rough_logits(from, s_.rough_sums.data(), count, of_keys);
+      for (Index j = 0; j < packets && !rough_; j += together) {
         simd::Packet sum[together][2];
         simd::unroll<together, 2>([&](auto i, auto row)
                                       QUOKA_INLINE_LAMBDA { sum[i][row] = simd::zero(); });
@@ -342,6 +370,7 @@ class SketchedMass : MassShape {
   HeadRows k_;
   Index b_, head_, keys_, dim_, rows_, stride_;
   SketchedMassScratch& s_;
+  bool rough_ = false;
   float longest_ = 0.0f, missed_ = 0.0f, worst_error_ = 0.0f;
 };
 

@@ -17,6 +17,10 @@ QUOKA_FUNC bool sketched_mass_is_fast(bool every_query) {
   return every_query ? simd::has_fast_code_products : simd::code_dots_beat_float;
 }
 
+QUOKA_FUNC float first_look_error() {
+  return simd::has_rough_logits ? simd::rough_logit_error : 0.0f;
+}
+
 QUOKA_FUNC void SketchedMassScratch::reserve(Index row_count, Index keys, Index most_candidates,
                                              const Rows& k, Index packed_bytes) {
   const Index stride = MassShape::padded(row_count), pairs = MassShape::pairs(keys);
@@ -24,6 +28,7 @@ QUOKA_FUNC void SketchedMassScratch::reserve(Index row_count, Index keys, Index 
   codes.reserve(simd::code_steps(k.dim()) * stride);
   for (auto* of_rows : {&row_units, &bounds, &shifts, &factors}) of_rows->reserve(stride);
   offsets.reserve(stride);
+  rough_sums.reserve(stride);
   sums.reserve(stride * simd::lanes);
   products.reserve(MassShape::most_height * simd::code_pair);
   packed.reserve(packed_bytes);
@@ -95,7 +100,7 @@ struct SketchedMassCall {
     if (look.candidates > 0) {
       const Index first = read_rows(task, s.rows.data(), s.reader, look.rows);
       if (first > 0)
-        return add(task, at, keys(), first, Aggregation::max, 1.0f, mass, error, s) &&
+        return add(task, at, keys(), first, Aggregation::max, 1.0f, mass, error, s, true) &&
                look_at_best(task, at, mass, error, s);
     }
     const Index count = read_rows(task, s.rows.data(), s.reader);
@@ -120,17 +125,20 @@ struct SketchedMassCall {
     if (!add(task, &of_best, look.candidates, count, over, share(count), found, theirs, s))
       return false;
     error = std::max(error, theirs);
-    for (Index t = 0; t < keys(); ++t) mass[t] = std::isnan(mass[t]) ? mass[t] : 0.0f;
+    for_each_place(keys(), [&](auto at) QUOKA_INLINE_LAMBDA {
+      const auto x = at.load(mass);
+      at.store(mass, select_finite(x, at.broadcast(0.0f), x));
+    });
     for (std::size_t i = 0; i < best.size(); ++i) mass[best[i]] = found[i];
     return true;
   }
 
   bool add(Index task, const KeySketch::Places* at, Index key_count, Index row_count,
-           Aggregation aggregation, float of_row, float* mass, float& error,
-           SketchedMassScratch& s) const {
+           Aggregation aggregation, float of_row, float* mass, float& error, SketchedMassScratch& s,
+           bool rough = false) const {
     SketchedMass<Tiles> of_head(sketch, at, keys_of(task), key_count, task / k.heads(),
                                 task % k.heads(), row_count, s);
-    return of_head.add_to(mass, of_row, aggregation, error);
+    return of_head.add_to(mass, of_row, aggregation, error, rough);
   }
 
   void in_float(Index task, float* mass, MassScratch& s) const {

@@ -107,7 +107,7 @@ class SketchScan {
   template <class Unit>
   void at_places(Unit& unit, const KeySketch& keys, const KeySketch::Places& places, Index begin,
                  Index end) const {
-    const CodeBlocks blocks(keys, &places, b_, head_, dim_, gathered_);
+    const CodeBlocks blocks(keys, &places, end, b_, head_, dim_, gathered_);
     const float *const scales = keys.scales(b_, head_), *const errors = keys.errors(b_, head_);
     alignas(64) float of_key[pair];
     for (Index kv = begin; kv < end; kv += pair) {
