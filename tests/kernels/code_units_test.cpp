@@ -195,6 +195,19 @@ TEST(CodeUnits, TilesServeSomeQueriesAndChannelsThatFillThem) {
   EXPECT_EQ(detail::code_unit_bytes<simd::Tiles>(16, 32), simd::has_tiles ? 16 * (128 + 64) : 0);
 }
 
+// Tiles that lose something.
+struct ForgetfulTiles : EmulatedTiles {
+  template <int t>
+  static void load(const void* p, Index step) {
+    EmulatedTiles::load<t>(p, step);
+    if (t == 7) EmulatedTiles::zero<t>();
+  }
+};
+TEST(CodeUnits, TilesAreUsedWhereTheyAgreeWithVectors) {
+  EXPECT_TRUE(detail::code_tiles_agree<EmulatedTiles>());
+  EXPECT_FALSE(detail::code_tiles_agree<ForgetfulTiles>());
+}
+
 // Another library's tiles are there again, also where its guest throws.
 TEST(CodeUnits, GiveBackTheTilesThatWereConfigured) {
   Random random(712);

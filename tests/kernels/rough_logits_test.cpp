@@ -32,6 +32,7 @@ struct Row {
     for (Index i = 0; i < pair; ++i) {
       products[i] = std::nearbyint(static_cast<float>(1000.0 * spread * random.normal()));
       units[i] = static_cast<float>(0.5 + random.uniform());
+      shift = std::min(shift, 60.0f - products[i] * units[i] * unit);  // as callers see to
     }
   }
   double logit(Index i) const {

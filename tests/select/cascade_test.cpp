@@ -65,18 +65,18 @@ void expect_cascaded(const Tensor3<float>& scores, const Tensor4<float>& q_bar,
       double least = 1.0, missed = 0.0;
       for (Index t = 0; t < k.dimension(2); ++t) {
         const auto share = static_cast<double>(shares(b, h, t));
-        if (scores(b, h, t) > 0.0f)
-          best.push_back(t), least = std::min(least, share);
-        else
-          ASSERT_EQ(scores(b, h, t), 0.0f), missed = std::max(missed, share);
+        if (scores(b, h, t) > 0.0f) {
+          best.push_back(t);
+          least = std::min(least, share);
+        } else {
+          ASSERT_EQ(scores(b, h, t), 0.0f);
+          missed = std::max(missed, share);
+        }
       }
       ASSERT_EQ(std::ssize(best), candidates);
-      // Twice the error of either key, and what the shares above are rounded to.
-      if (apart > 0.0)
-        ASSERT_GE(least, missed * std::exp2(-2.0 * apart) *
-                             (1.0 - 2.0 * static_cast<double>(detail::weight_error)));
-      else
-        ASSERT_GE(least, missed);
+      // Errors have one sign, so that two keys differ by one; and what the shares above are rounded to.
+      const double rounding = apart > 0.0 ? 2.0 * static_cast<double>(detail::weight_error) : 0.0;
+      ASSERT_GE(least, missed * std::exp2(-apart) * (1.0 - rounding));
       Tensor4<float> few(1, 1, candidates, k.dimension(3)),
           row(1, 1, q_bar.dimension(2), k.dimension(3));
       row.chip(0, 0).chip(0, 0) = q_bar.chip(b, 0).chip(h, 0);

@@ -7,13 +7,15 @@
 //
 // A unit belongs to a task and its thread: it configures the thread's tiles, and gives back what was
 // configured before. with_code_unit() chooses: tiles where the compiler's flags and the system allow
-// them, for some queries and channels that fill them.
+// them and they compute what vectors do, for some queries and channels that fill them.
 #pragma once
 
+#include <quoka/matrix/emulated_tiles.hpp>
 #include <quoka/simd/code_products.hpp>
 #include <quoka/simd/isa/tiles.hpp>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <type_traits>
 
@@ -33,7 +35,8 @@ using CodePair = const std::uint8_t* const (&)[2];
 
 class VectorCodes {
  public:
-  static constexpr Index most_height = simd::most_code_queries;
+  // As many as registers hold; else as many as make calls few.
+  static constexpr Index most_height = simd::has_fast_code_products ? simd::most_code_queries : 12;
   static constexpr Index bytes(Index, Index) { return 0; }
 
   VectorCodes(const QueryCodes& queries, std::byte*) : queries_(queries) {}
@@ -50,7 +53,7 @@ class VectorCodes {
   // of queries is even, and so are m and height.
   template <class Use>
   void products(CodePair keys, float* products, const simd::LaterBlocks& later, Use&& use) const {
-    simd::for_each_code_tile(queries_.rows, [&](auto height, Index m) {
+    simd::for_each_code_tile<most_height>(queries_.rows, [&](auto height, Index m) {
       if constexpr (decltype(height)::value % 2 == 0) {
         simd::code_products_of<height>(keys, queries_.codes + m, queries_.stride, queries_.steps,
                                        queries_.offsets + m, products,
@@ -215,6 +218,49 @@ class TileCodes {
 // Fewer queries are left to vectors: reading the keys takes longer.
 inline constexpr Index least_tile_queries = 4;
 
+// Do tiles and vectors agree on some products?
+template <class Tiles>
+bool code_tiles_agree() {
+  constexpr Index rows = 20, steps = 32;
+  alignas(64) static std::uint8_t keys[2][steps * simd::code_channels * simd::code_block];
+  static std::int32_t codes[steps * rows];
+  static std::byte packed[static_cast<std::size_t>(TileCodes<Tiles>::bytes(rows, steps))];
+  alignas(64) std::int32_t best[2][simd::code_pair] = {};
+  std::int32_t offsets[rows] = {};
+  std::uint32_t state = 1;
+  const auto draw = [&] { return (state = state * 1664525u + 1013904223u) >> 24; };
+  for (auto& block : keys)
+    for (std::uint8_t& x : block) x = static_cast<std::uint8_t>(draw());
+  // Small codes: no ISA's sums of 16 bits saturate.
+  for (std::int32_t& x : codes) {
+    std::int8_t four[simd::code_channels];
+    for (std::int8_t& c : four) c = static_cast<std::int8_t>(static_cast<int>(draw() % 31u) - 15);
+    std::memcpy(&x, four, sizeof x);
+  }
+  for (Index m = 0; m < rows; ++m)
+    for (Index c = 0; c < steps * simd::code_channels; ++c)
+      offsets[m] += simd::code_offset(
+          reinterpret_cast<const std::int8_t*>(codes)[simd::query_code_at(rows, m, c)]);
+  const QueryCodes queries{codes, offsets, rows, rows, steps};
+  const std::uint8_t* const blocks[2] = {keys[0], keys[1]};
+  VectorCodes(queries, nullptr).dots<simd::CodeScores::sum>(blocks, best[0], {});
+  TileCodes<Tiles>(queries, packed).template dots<simd::CodeScores::sum>(blocks, best[1], {});
+  return std::equal(best[0], best[0] + simd::code_pair, best[1]);
+}
+
+// May tiles be used, and do they compute? As tiles_work() of tile_unit.hpp, for codes.
+template <class Tiles>
+bool code_tiles_work() {
+  static const bool work = [] {
+    if (!simd::tiles_allowed()) return false;
+    if (code_tiles_agree<Tiles>()) return true;
+    std::fputs("quoka: this machine's AMX tiles give wrong products of codes: using vectors\n",
+               stderr);
+    return false;
+  }();
+  return work;
+}
+
 template <class Tiles>
 bool tiles_serve(Index rows, Index steps) {
   if constexpr (!simd::has_tiles && std::is_same_v<Tiles, simd::Tiles>)
@@ -222,7 +268,7 @@ bool tiles_serve(Index rows, Index steps) {
   else if (rows < least_tile_queries || !TileCodes<Tiles>::fits(steps))
     return false;
   else if constexpr (std::is_same_v<Tiles, simd::Tiles>)
-    return simd::tiles_allowed();
+    return code_tiles_work<Tiles>();
   else
     return true;
 }

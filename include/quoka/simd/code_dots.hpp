@@ -119,15 +119,15 @@ void code_tile_of(Index height, Index m, Tile&& tile) {
     code_tile_of<Most - 4>(height, m, tile);
 }
 
-// All of `rows` queries in tiles that registers hold: tile(height, m) is that of queries [m, m + height),
+// All of `rows` queries in tiles of Most at most: tile(height, m) is that of queries [m, m + height),
 // height a Constant. Tiles of four and more are of nearly one size.
-template <class Tile>
+template <int Most, class Tile>
 void for_each_code_tile(Index rows, Tile&& tile) {
   Index m = 0;
   for (Index left = rows, height; left >= 4; left -= height, m += height) {
-    const Index equal = ceil_div(left, ceil_div(left, Index{most_code_queries}));
+    const Index equal = ceil_div(left, ceil_div(left, Index{Most}));
     height = std::min(round_up(equal, 4), left / 4 * 4);
-    code_tile_of<most_code_queries>(height, m, tile);
+    code_tile_of<Most>(height, m, tile);
   }
   if (rows - m >= 2) tile(Constant<2>{}, m), m += 2;
   if (rows - m == 1) tile(Constant<1>{}, m);
@@ -137,7 +137,7 @@ template <CodeScores Over>
 void code_dots(const std::uint8_t* const (&keys)[2], const std::int32_t* queries, Index rows,
                Index steps, const std::int32_t* offset, std::int32_t* best,
                const LaterBlocks& later) {
-  for_each_code_tile(rows, [&](auto height, Index m) {
+  for_each_code_tile<most_code_queries>(rows, [&](auto height, Index m) {
     code_dots_of<height, Over>(keys, queries + m, rows, steps, offset + m, best,
                                m == 0 ? later : LaterBlocks{});
   });

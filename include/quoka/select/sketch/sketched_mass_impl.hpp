@@ -1,6 +1,7 @@
 // Definitions of sketched_mass.hpp.
 #pragma once
 
+#include <quoka/kernels/compact.hpp>
 #include <quoka/select/kit_impl.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/select/sketch/sketched_mass_head.hpp>
@@ -125,9 +126,9 @@ struct SketchedMassCall {
     if (!add(task, &of_best, look.candidates, count, over, share(count), found, theirs, s))
       return false;
     error = std::max(error, theirs);
-    for_each_place(keys(), [&](auto at) QUOKA_INLINE_LAMBDA {
-      const auto x = at.load(mass);
-      at.store(mass, select_finite(x, at.broadcast(0.0f), x));
+    for_each_place(keys(), [&](auto place) QUOKA_INLINE_LAMBDA {
+      const auto x = place.load(mass);
+      place.store(mass, select_finite(x, place.broadcast(0.0f), x));
     });
     for (std::size_t i = 0; i < best.size(); ++i) mass[best[i]] = found[i];
     return true;

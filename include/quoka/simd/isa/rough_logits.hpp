@@ -24,7 +24,7 @@ inline constexpr float rough_logit_scale = 128.0f, rough_logit_zero = 127.0f;
 inline constexpr float rough_logit_error = 0.1f;
 
 #if QUOKA_ISA_AVX512
-// Of the 32 keys of two blocks with one row: to, and the bfloat16's own sum to total. logit = product *
+// Of the 32 keys of two blocks with one row: to, and the sum of the bfloat16s to total. logit = product *
 // units[key] * unit + shift, at most 127 - rounding; a smaller one than `least` is raised to that. Partial:
 // a key whose unit is negative counts for nothing.
 template <bool Partial>
@@ -46,17 +46,12 @@ QUOKA_INLINE void store_rough_logits(const float* products, const float* units, 
       x[i] = _mm512_maskz_mov_epi32(some, x[i]);
     }
   });
-  // Low halves side by side: (x[1] << 16) | (x[0] & 0xffff).
-  const __m512i both =
-      _mm512_ternarylogic_epi32(_mm512_slli_epi32(x[1], 16), x[0], _mm512_set1_epi32(0xffff), 0xf8);
+  const __m512i high = _mm512_slli_epi32(x[1], 16);
+  // Low halves side by side: high | (x[0] & 0xffff).
+  const __m512i both = _mm512_ternarylogic_epi32(high, x[0], _mm512_set1_epi32(0xffff), 0xf8);
   _mm512_store_si512(to, both);
-#if QUOKA_ISA_BF16_DOTS
-  total = _mm512_dpbf16_ps(total, (__m512bh)both, (__m512bh)_mm512_set1_epi32(0x3f803f80));
-#else
   const __m512 low = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
-  const __m512 high = _mm512_castsi512_ps(_mm512_slli_epi32(x[1], 16));
-  total = _mm512_add_ps(total, _mm512_add_ps(low, high));
-#endif
+  total = _mm512_add_ps(total, _mm512_add_ps(low, _mm512_castsi512_ps(high)));
 }
 
 // best[32] = the largest of rows' logits[row][32 keys] - sums[row], in the units of x.
@@ -72,6 +67,10 @@ QUOKA_INLINE void best_rough_logits(const std::uint32_t* logits, const std::int1
   _mm512_store_ps(best, _mm512_cvtepi32_ps(low));
   _mm512_store_ps(best + code_block, _mm512_cvtepi32_ps(_mm512_srai_epi32(most, 16)));
 }
+#else
+template <bool Partial>
+void store_rough_logits(const float*, const float*, float, float, float, std::uint32_t*, Packet&);
+void best_rough_logits(const std::uint32_t*, const std::int16_t*, Index, float*);
 #endif
 
 // What the logits of a row are compared with: the logarithm of the sum of its weights.
