@@ -206,6 +206,7 @@ struct ForgetfulTiles : EmulatedTiles {
 TEST(CodeUnits, TilesAreUsedWhereTheyAgreeWithVectors) {
   EXPECT_TRUE(detail::code_tiles_agree<EmulatedTiles>());
   EXPECT_FALSE(detail::code_tiles_agree<ForgetfulTiles>());
+  EXPECT_FALSE(detail::code_tiles_work<ForgetfulTiles>());
 }
 
 // Another library's tiles are there again, also where its guest throws.

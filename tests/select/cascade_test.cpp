@@ -102,6 +102,18 @@ TEST(CascadedMass, IsThatOfAllRowsAmongTheBestOfTheFirst) {
     }
 }
 
+// Logits beyond what 16 bits and weights hold: of signs, which codes hold exactly.
+TEST(CascadedMass, MovesLogitsThatAreLarge) {
+  Random random(809);
+  auto q_bar = random.tensor<float>(1, 2, 9, 128), k = random.tensor<float>(1, 2, 300, 128);
+  for (auto* x : {&q_bar, &k})
+    for (Index i = 0; i < x->size(); ++i)
+      x->data()[i] = std::copysign(x == &k ? 1.0f : 40.0f, x->data()[i]);
+  const std::vector<Index> first{0, 4, 8};
+  expect_cascaded(masses(q_bar, k, Aggregation::mean, {first, 30}), q_bar, k, Aggregation::mean,
+                  first, 30);
+}
+
 // A row with a NaN is left out, in either look; where all of the first ones are, the others look at once.
 TEST(CascadedMass, LeavesOutRowsAndKeysThatAreNotFinite) {
   Random random(801);

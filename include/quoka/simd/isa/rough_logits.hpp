@@ -60,7 +60,7 @@ QUOKA_INLINE void best_rough_logits(const std::uint32_t* logits, const std::int1
   __m512i most = _mm512_set1_epi16(-32768);
   for (Index m = 0; m < rows; ++m) {
     const __m512i x =
-        _mm512_subs_epi16(_mm512_load_si512(logits + m * code_block), _mm512_set1_epi16(sums[m]));
+        _mm512_sub_epi16(_mm512_load_si512(logits + m * code_block), _mm512_set1_epi16(sums[m]));
     most = _mm512_max_epi16(most, x);
   }
   const __m512i low = _mm512_srai_epi32(_mm512_slli_epi32(most, 16), 16);
