@@ -145,12 +145,17 @@ class TileCodes {
     for (Index m = 0; m < tiles_ * height_; ++m) {
       std::byte* const tile =
           packed + m / height_ * height_ * queries.steps * 4 + m % height_ * slab_steps_ * 4;
+      std::int32_t sum = 0;
       for (Index s = 0; s < queries.steps; ++s) {
-        const std::int32_t code = m < rows_ ? queries.codes[s * queries.stride + m] : 0;
-        std::memcpy(tile + (s / slab_steps_ * height_ * slab_steps_ + s % slab_steps_) * 4, &code,
-                    4);
+        std::int8_t code[simd::code_channels] = {};
+        if (m < rows_) std::memcpy(code, queries.codes + s * queries.stride + m, sizeof code);
+        std::memcpy(tile + (s / slab_steps_ * height_ * slab_steps_ + s % slab_steps_) * 4, code,
+                    sizeof code);
+        for (const std::int8_t x : code) sum += x;
       }
-      const std::int32_t offset = m < rows_ ? queries.offsets[m] : 0;
+      // Of an ISA whose own products have no bias, offsets do not take it back.
+      const std::int32_t offset =
+          (m < rows_ ? queries.offsets[m] : 0) + (simd::product_bias - simd::code_bias) * sum;
       for (Index i = 0; i < simd::code_block; ++i)
         std::memcpy(offsets + m * row_of_c + i * 4, &offset, 4);
     }
