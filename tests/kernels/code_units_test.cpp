@@ -112,6 +112,11 @@ struct Codes {
     }
   }
   detail::QueryCodes view() const { return {queries.data(), offsets.data(), rows, stride, steps}; }
+  std::vector<std::byte> packed() const {
+    std::vector<std::byte> result(uz(detail::packed_bytes<EmulatedTiles>(rows, steps)));
+    detail::pack_codes<EmulatedTiles>(view(), result.data());
+    return result;
+  }
   std::int32_t dot(Index m, Index key) const {
     const auto* const bytes = reinterpret_cast<const std::int8_t*>(queries.data());
     const std::uint8_t* const block = keys.data() + key / 16 * simd::code_block_bytes(4 * steps);
@@ -173,11 +178,11 @@ TEST(CodeUnits, AreExactForAnyNumberOfQueriesAndChannels) {
       for (const Index more : {0, 3}) {
         SCOPED_TRACE(std::to_string(rows) + " queries, " + std::to_string(steps) + " steps");
         const Codes x(random, rows, rows + more, steps);
-        detail::VectorCodes vectors(x.view(), nullptr);
+        detail::VectorCodes vectors(x.view());
         ASSERT_NO_FATAL_FAILURE(expect_exact(x, vectors));
-        if (!detail::TileCodes<EmulatedTiles>::fits(steps)) FAIL() << "these fill tiles";
+        if (!detail::TiledQueries::fits(steps)) FAIL() << "these fill tiles";
         for_each_tiles([&]<class Tiles>(std::type_identity<Tiles>) {
-          std::vector<std::byte> packed(uz(detail::TileCodes<Tiles>::bytes(rows, steps)));
+          const std::vector<std::byte> packed = x.packed();
           detail::TileCodes<Tiles> tiles(x.view(), packed.data());
           ASSERT_NO_FATAL_FAILURE(expect_exact(x, tiles));
         });
@@ -185,14 +190,14 @@ TEST(CodeUnits, AreExactForAnyNumberOfQueriesAndChannels) {
 }
 
 TEST(CodeUnits, TilesServeSomeQueriesAndChannelsThatFillThem) {
-  using Emulated = detail::TileCodes<EmulatedTiles>;
+  using Emulated = detail::TiledQueries;
   for (const Index steps : {1, 10, 16, 18, 20, 32, 40, 144}) EXPECT_TRUE(Emulated::fits(steps));
   for (const Index steps : {0, 17, 25, 37}) EXPECT_FALSE(Emulated::fits(steps)) << steps;
   EXPECT_TRUE(detail::tiles_serve<EmulatedTiles>(4, 32));
   EXPECT_FALSE(detail::tiles_serve<EmulatedTiles>(3, 32));
   EXPECT_FALSE(detail::tiles_serve<EmulatedTiles>(16, 17));
   EXPECT_EQ(detail::tiles_serve<simd::Tiles>(16, 32), simd::has_tiles);
-  EXPECT_EQ(detail::code_unit_bytes<simd::Tiles>(16, 32), simd::has_tiles ? 16 * (128 + 64) : 0);
+  EXPECT_EQ(detail::packed_bytes<simd::Tiles>(16, 32), simd::has_tiles ? 16 * (128 + 64) : 0);
 }
 
 // Tiles that lose something.
@@ -213,7 +218,7 @@ TEST(CodeUnits, TilesAreUsedWhereTheyAgreeWithVectors) {
 TEST(CodeUnits, GiveBackTheTilesThatWereConfigured) {
   Random random(712);
   const Codes x(random, 16, 16, 32);
-  std::vector<std::byte> packed(uz(detail::TileCodes<EmulatedTiles>::bytes(16, 32)));
+  const std::vector<std::byte> packed = x.packed();
   const auto same = [](const simd::TileShapes& a) {
     simd::TileShapes now;
     EmulatedTiles::configuration(now);
@@ -365,7 +370,7 @@ TEST(CodeUnits, CountsOfOneSelection) {
     const Codes x(random, rows, rows, steps);
     const std::uint8_t* const blocks[2] = {x.keys.data(),
                                            x.keys.data() + simd::code_block_bytes(4 * steps)};
-    std::vector<std::byte> packed(uz(detail::TileCodes<EmulatedTiles>::bytes(rows, steps)));
+    const std::vector<std::byte> packed = x.packed();
     alignas(64) std::int32_t best[32] = {};
     EmulatedTiles::counts() = {};
     constexpr Index part = 64;  // of the pairs of blocks; the others are the same

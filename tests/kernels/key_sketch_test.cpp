@@ -252,7 +252,7 @@ TEST(SketchOf, MissesACosineByNoMoreThanItsBound) {
       s.queries.encode_head(q_bar.data(), 0, 16, dim);
       const float e = *s.queries.error.data(), longest = *s.queries.length.data();
       std::vector<float> scores(200);
-      detail::VectorCodes unit(detail::query_codes(s.queries, 0, 16, dim), nullptr);
+      detail::VectorCodes unit(detail::query_codes(s.queries, 0, 16, dim));
       detail::SketchScan(s.queries, 0, 1, 16, dim, Aggregation::max, scores.data(), nullptr)
           .in_order(unit, s.keys, 0, 200);
       const oracle::Tensor keys = to_oracle(k), queries = to_oracle(q_bar);

@@ -14,6 +14,7 @@ struct SketchedQueries {
   Buffer<std::int32_t> codes;         // [batch * kv_heads][steps][rows]: 4 channels of one row
   Buffer<std::int32_t> offset;        // [batch * kv_heads][rows] -128 * sum of codes
   Buffer<std::int32_t> group_offset;  // [batch * kv_heads][groups][rows], for code_rows.hpp
+  Buffer<std::byte> packed;           // [batch * kv_heads][packed_bytes] for matrix/code_units.hpp
   Buffer<float> scale;                // [batch * kv_heads]
   Buffer<float> error, length;  // [batch * kv_heads] the largest; infinity where codes cannot stand
                                 // for a query
@@ -28,7 +29,7 @@ struct SketchedQueries {
   }
   Index bytes() const {
     return codes.bytes() + offset.bytes() + group_offset.bytes() + scale.bytes() + error.bytes() +
-           length.bytes();
+           length.bytes() + packed.bytes();
   }
 
   // Of a head's codes: whole groups.
@@ -42,11 +43,9 @@ struct SketchedQueries {
 struct SketchScratch {
   Buffer<Position> sure, members, ties;  // [kv_len] at most, as the next ones
   Buffer<float> exact, ordered;
-  Buffer<float> norms;       // inverse norms of candidates
-  Buffer<std::byte> packed;  // queries, as matrix/code_units.hpp wants them
+  Buffer<float> norms;  // inverse norms of candidates
 
-  void reserve(Index kv_len, Index packed_bytes) {
-    packed.reserve(packed_bytes);
+  void reserve(Index kv_len) {
     norms.reserve_amortised(kv_len);
     for (auto* positions : {&sure, &members, &ties})
       positions->reserve_amortised(kv_len + compact_slack);
@@ -54,7 +53,7 @@ struct SketchScratch {
   }
   Index bytes() const {
     return sure.bytes() + members.bytes() + ties.bytes() + exact.bytes() + ordered.bytes() +
-           norms.bytes() + packed.bytes();
+           norms.bytes();
   }
 };
 

@@ -71,6 +71,7 @@ class SketchedMass : MassShape {
       const Index count = std::min(at_once, stride_ - row);
       const QueryCodes codes{s_.codes.data() + row, s_.offsets.data() + row, count, stride_,
                              simd::code_steps(dim_)};
+      pack_codes<Tiles>(codes, s_.packed.data());
       with_code_unit<Tiles>(codes, s_.packed.data(), [&](auto& unit) {
         place_references(unit, row, count);
         weigh(unit, row, count);

@@ -161,7 +161,7 @@ void sketched_softmax_scores_by(const KeySketch& sketch, const KeySketch::Places
   const Index heads = k.heads(), tasks = k.batch() * heads, keys = call.keys();
   const Index most_keys = std::max(keys, capacity);
   state.scratch.reserve(executor.workers(), rows, most_keys, look.most_candidates, k,
-                        code_unit_bytes<Tiles>(MassShape::padded(rows), simd::code_steps(k.dim())));
+                        packed_bytes<Tiles>(MassShape::padded(rows), simd::code_steps(k.dim())));
   float* const errors = state.errors.reserve(tasks);
   executor.run(tasks, [&](Index task, int worker) {
     SketchedMassScratch& s = state.scratch[worker];

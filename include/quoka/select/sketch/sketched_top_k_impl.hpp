@@ -277,10 +277,14 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
   if (!in_order) s.errors.reserve_amortised(tasks * std::max(kv_len, capacity));
   s.queries.reserve(tasks, rows, dim);
   score.reserve(executor.workers(), k, rows);
-  s.scratch.reserve(executor.workers(), std::max(kv_len, capacity),
-                    code_unit_bytes<Tiles>(rows, simd::code_steps(dim)));
-  for (Index task = 0; task < tasks; ++task)
+  const Index packed = packed_bytes<Tiles>(rows, simd::code_steps(dim));
+  s.queries.packed.reserve(tasks * packed);
+  for (Index task = 0; task < tasks; ++task) {
     s.queries.encode_head(q_bar + task * rows * dim, task, rows, dim);
+    if (what != SketchOf::codes)
+      pack_codes<Tiles>(query_codes(s.queries, task, rows, dim),
+                        s.queries.packed.data() + task * packed);
+  }
   executor.run(tasks * parts, [&](Index part, int worker) {
     const Index task = part / parts, begin = part % parts * tuning::sketch_task_keys;
     const Index end = std::min(begin + tuning::sketch_task_keys, kv_len);
@@ -289,15 +293,17 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
     if (what == SketchOf::codes)
       return scan.of_codes(k.head(task / k.heads(), task % k.heads()), inverse_norms,
                            score[worker].row, begin, end);
-    with_code_unit<Tiles>(
-        query_codes(s.queries, task, rows, dim), s.scratch[worker].packed.data(), [&](auto& unit) {
-          if (in_order)
-            scan.in_order(unit, *sketch, begin, end);
-          else
-            scan.at_places(unit, *sketch, some != nullptr ? some->places(task) : places, begin,
-                           end);
-        });
+    with_code_unit<Tiles>(query_codes(s.queries, task, rows, dim),
+                          s.queries.packed.data() + task * packed, [&](auto& unit) {
+                            if (in_order)
+                              scan.in_order(unit, *sketch, begin, end);
+                            else
+                              scan.at_places(unit, *sketch,
+                                             some != nullptr ? some->places(task) : places, begin,
+                                             end);
+                          });
   });
+  s.scratch.reserve(executor.workers(), std::max(kv_len, capacity));
   s.top_k.reserve(executor.workers(), std::max(kv_len, capacity), options.window);
   SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), wanted);
   executor.run(tasks, [&](Index task, int worker) {
