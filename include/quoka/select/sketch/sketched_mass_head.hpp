@@ -5,11 +5,12 @@
 #include <quoka/cache/key_sketch_impl.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/softmax_state.hpp>
+#include <quoka/matrix/code_units.hpp>
 #include <quoka/simd/tuning.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/select/sketch/code_blocks.hpp>
 #include <quoka/select/sketch/sketched_mass_state.hpp>
-#include <quoka/simd/code_products.hpp>
+#include <quoka/simd/isa/rough_logits.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -19,14 +20,34 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// One KV head: rows and sketched keys to mass. Logits are in units of log2.
-class SketchedMass {
+// How rows and keys are grouped.
+struct MassShape {
+  static constexpr Index pair = simd::code_pair;
+  // Groups of rows are a multiple of this, unless they are all.
+  static constexpr Index tile = 12;
+  // Rows whose products are there at once.
+  static constexpr Index most_height = std::max<Index>(VectorCodes::most_height, simd::tile_height);
+  // Room for the rows in pairs, and for a pair of blocks of keys.
+  static Index padded(Index rows) { return rows + rows % 2; }
+  static Index pairs(Index keys) { return ceil_div(keys, pair); }
+  // Rows whose weights fit at once.
+  static Index rows_at_once(Index rows, Index keys) {
+    const Index of_row = pairs(keys) * pair * Index{sizeof(std::uint16_t)};
+    const Index fit = tuning::mass_weight_bytes / std::max<Index>(of_row, 1) / tile * tile;
+    return std::min(padded(rows), std::max(fit, tile));
+  }
+};
+
+// One KV head: rows and sketched keys to mass. Logits are in units of log2. Tiles: what multiplies codes
+// where tiles serve (matrix/code_units.hpp).
+template <class Tiles>
+class SketchedMass : MassShape {
  public:
   // s.rows holds `rows` rows, times the logit scale and log2(e).
   SketchedMass(const KeySketch& sketch, const KeySketch::Places* places, const HeadRows& k,
                Index keys, Index b, Index head, Index rows, SketchedMassScratch& s)
       : sketch_(sketch),
-        blocks_(sketch, places, b, head, k.shape.dim, s.gathered.data()),
+        blocks_(sketch, places, keys, b, head, k.shape.dim, s.gathered.data()),
         in_order_(places == nullptr),
         k_(k),
         b_(b),
@@ -37,30 +58,24 @@ class SketchedMass {
         stride_(padded(rows)),
         s_(s) {}
 
-  // Rows of a tile: their sums fill 24 of AVX-512's registers. With 8 rows loads and branches took as long
-  // as the products, and these a tenth longer.
-  static constexpr Index tile = 12;
-  // Room for the rows in pairs, and for a pair of blocks of keys.
-  static Index padded(Index rows) { return rows + rows % 2; }
-  static Index pairs(Index keys) { return ceil_div(keys, pair); }
-  // Rows whose weights fit at once.
-  static Index rows_at_once(Index rows, Index keys) {
-    const Index of_row = pairs(keys) * pair * Index{sizeof(std::uint16_t)};
-    const Index fit = tuning::mass_weight_bytes / std::max<Index>(of_row, 1) / tile * tile;
-    return std::min(padded(rows), std::max(fit, tile));
-  }
-
   // mass [keys] and the bound on the logits' error, in nats. False: this head is for float; mass
-  // holds anything.
-  bool add_to(float* mass, float share, Aggregation over, float& error) {
+  // holds anything. With `rough`, and Aggregation::max, mass is in the order of the largest shares alone:
+  // 128 times their logarithms to base 2, off by rough_logit_error of those.
+  bool add_to(float* mass, float share, Aggregation over, float& error, bool rough = false) {
+    rough_ = rough && simd::has_rough_logits;
     if (!read_keys() || !encode_rows()) return false;
     error = worst_error_ * static_cast<float>(ln_2);
     if (!(error <= most_logit_error)) return false;
     const Index at_once = rows_at_once(rows_, keys_);
     for (Index row = 0; row < stride_; row += at_once) {
       const Index count = std::min(at_once, stride_ - row);
-      place_references(row, count);
-      weigh(row, count);
+      const QueryCodes codes{s_.codes.data() + row, s_.offsets.data() + row, count, stride_,
+                             simd::code_steps(dim_)};
+      pack_codes<Tiles>(codes, s_.packed.data());
+      with_code_unit<Tiles>(codes, s_.packed.data(), [&](auto& unit) {
+        place_references(unit, row, count);
+        weigh(unit, row, count);
+      });
       finish(row, count, share);
       add(mass, row, count, over);
     }
@@ -69,7 +84,6 @@ class SketchedMass {
   }
 
  private:
-  static constexpr Index pair = simd::code_pair;
   static constexpr Index packets = pair / simd::lanes;
   // A weight lies in 2^[least_weight, most_weight], a smaller one is raised to that; and a row's largest
   // in 2^[least_top, most_weight], so that what is raised is below 2^-50 of it. Shares are added up as
@@ -165,7 +179,8 @@ class SketchedMass {
   // Weights are taken against what lengths allow logits to be. Where the largest might be too far below,
   // logits of every 16th pair of blocks are looked at; where these are, too, of all: then weights are
   // taken against the row's largest.
-  void place_references(Index first, Index count) {
+  template <class Unit>
+  void place_references(Unit& unit, Index first, Index count) {
     float *const shifts = s_.shifts.data() + first, *const largest = s_.factors.data();
     const auto far = [&](const float* least) {
       for (Index m = 0; m < count; ++m)
@@ -174,17 +189,18 @@ class SketchedMass {
     };
     for (Index m = 0; m < count; ++m) largest[m] = -s_.bounds.data()[first + m];
     if (!far(largest)) return;
-    largest_logits(first, count, 16);
+    largest_logits(unit, first, count, 16);
     if (!far(largest)) return;
-    largest_logits(first, count, 1);
+    largest_logits(unit, first, count, 1);
     for (Index m = 0; m < count; ++m) shifts[m] = std::isfinite(largest[m]) ? -largest[m] : 0.0f;
   }
 
   // Of every step-th pair of blocks, to s.factors.
-  void largest_logits(Index first, Index count, Index step) {
+  template <class Unit>
+  void largest_logits(Unit& unit_of_rows, Index first, Index count, Index step) {
     std::fill_n(s_.sums.data(), count * simd::lanes, -simd::infinity);
     for (Index kv = 0; kv < keys_; kv += step * pair)
-      for_each_tile(kv, first, count, [&](Index m, Index height) {
+      for_each_tile(unit_of_rows, kv, [&](Index m, Index height) {
         for (Index i = 0; i < height; ++i) {
           float* const largest = s_.sums.data() + (m + i) * simd::lanes;
           const simd::Packet unit = simd::broadcast(s_.row_units.data()[first + m + i]);
@@ -205,10 +221,9 @@ class SketchedMass {
 
   std::uint32_t* weights(Index kv, Index count) const { return s_.weights.data() + kv / 2 * count; }
 
-  // use(m, height): products of the pair of blocks at kv with rows first + [m, m + height) are there. count
-  // is even.
-  template <class Use>
-  void for_each_tile(Index kv, Index first, Index count, Use&& use) {
+  // use(m, height): products of the pair of blocks at kv with rows [m, m + height) of the unit are there.
+  template <class Unit, class Use>
+  void for_each_tile(Unit& unit, Index kv, Use&& use) {
     const Index n = std::min(pair, keys_ - kv);
     const std::uint8_t* keys[2];
     keys[0] = blocks_.block(kv, std::min<Index>(n, simd::code_block), 0);
@@ -218,26 +233,19 @@ class SketchedMass {
     simd::LaterBlocks later;
     if (ahead + pair <= keys_)
       later = {blocks_.around(ahead), blocks_.around(ahead + simd::code_block)};
-    const auto tile_of = [&](auto height, Index m) {
-      simd::code_products_of<height>(keys, s_.codes.data() + first + m, stride_,
-                                     simd::code_steps(dim_), s_.offsets.data() + first + m,
-                                     s_.products.data(), m == 0 ? later : simd::LaterBlocks{});
-      use(m, Index{height});
-    };
-    Index m = 0;  // the last 16 rows are faster as 8 and 8 than as 12 and 4
-    for (; m + tile <= count && count - m != 16; m += tile) tile_of(simd::Constant<tile>{}, m);
-    for (; m + 8 <= count; m += 8) tile_of(simd::Constant<8>{}, m);
-    for (; m + 4 <= count; m += 4) tile_of(simd::Constant<4>{}, m);
-    for (; m < count; m += 2) tile_of(simd::Constant<2>{}, m);
+    unit.products(keys, s_.products.data(), later, use);
   }
 
   // Weights of rows [first, first + count) and their sums.
-  void weigh(Index first, Index count) {
+  template <class Unit>
+  void weigh(Unit& unit, Index first, Index count) {
     std::fill_n(s_.sums.data(), count * simd::lanes, 0.0f);
     for (Index kv = 0; kv < keys_; kv += pair) {
       std::uint32_t* const to = weights(kv, count);
       const bool partial = s_.partial.data()[kv / pair] != 0;
-      for_each_tile(kv, first, count, [&](Index m, Index height) {
+      for_each_tile(unit, kv, [&](Index m, Index height) {
+        if constexpr (simd::has_rough_logits)
+          if (rough_) return weigh_roughly(partial, first, m, height, kv, to + m * pair / 2);
         if (partial)
           weigh_rows<true>(first, m, height, kv, to + m * pair / 2);
         else
@@ -277,10 +285,31 @@ class SketchedMass {
     }
   }
 
+  // To logits of 16 bits [row][keys of the blocks].
+  void weigh_roughly(bool partial, Index first, Index begin, Index height, Index kv,
+                     std::uint32_t* to) {
+    const float* const units = s_.units.data() + kv;
+    for (Index i = 0; i < height; ++i, to += pair / 2) {
+      const float *const products = s_.products.data() + i * pair,
+                         unit = s_.row_units.data()[first + begin + i],
+                         shift = s_.shifts.data()[first + begin + i];
+      float* const sums = s_.sums.data() + (begin + i) * simd::lanes;
+      simd::Packet total = simd::load(sums);
+      if (partial)
+        simd::store_rough_logits<true>(products, units, unit, shift, least_weight, to, total);
+      else
+        simd::store_rough_logits<false>(products, units, unit, shift, least_weight, to, total);
+      simd::store(sums, total);
+    }
+  }
+
   // What takes each row's weights to its share of the mass.
   void finish(Index first, Index count, float share) {
     for (Index m = 0; m < count; ++m) {
       const float sum = simd::reduce_add(simd::load(s_.sums.data() + m * simd::lanes));
+      if (rough_)
+        s_.rough_sums.data()[m] =
+            simd::rough_logit_of_sum(first + m < rows_ ? sum : simd::infinity);
       s_.factors.data()[m] = first + m < rows_ && sum > 0.0f ? share * share_scale / sum : 0.0f;
     }
   }
@@ -291,7 +320,9 @@ class SketchedMass {
       alignas(64) float of_keys[pair];
       const std::uint32_t* const from = weights(kv, count);
       constexpr int together = packets < 2 ? 1 : 2;
-      for (Index j = 0; j < packets; j += together) {
+      if constexpr (simd::has_rough_logits)
+        if (rough_) simd::best_rough_logits(from, s_.rough_sums.data(), count, of_keys);
+      for (Index j = 0; j < packets && !rough_; j += together) {
         simd::Packet sum[together][2];
         simd::unroll<together, 2>([&](auto i, auto row)
                                       QUOKA_INLINE_LAMBDA { sum[i][row] = simd::zero(); });
@@ -340,6 +371,7 @@ class SketchedMass {
   HeadRows k_;
   Index b_, head_, keys_, dim_, rows_, stride_;
   SketchedMassScratch& s_;
+  bool rough_ = false;
   float longest_ = 0.0f, missed_ = 0.0f, worst_error_ = 0.0f;
 };
 

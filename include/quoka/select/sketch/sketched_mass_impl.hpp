@@ -1,6 +1,7 @@
 // Definitions of sketched_mass.hpp.
 #pragma once
 
+#include <quoka/kernels/compact.hpp>
 #include <quoka/select/kit_impl.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/select/sketch/sketched_mass_head.hpp>
@@ -17,15 +18,21 @@ QUOKA_FUNC bool sketched_mass_is_fast(bool every_query) {
   return every_query ? simd::has_fast_code_products : simd::code_dots_beat_float;
 }
 
+QUOKA_FUNC float first_look_error() {
+  return simd::has_rough_logits ? simd::rough_logit_error : 0.0f;
+}
+
 QUOKA_FUNC void SketchedMassScratch::reserve(Index row_count, Index keys, Index most_candidates,
-                                             const Rows& k) {
-  const Index stride = SketchedMass::padded(row_count), pairs = SketchedMass::pairs(keys);
+                                             const Rows& k, Index packed_bytes) {
+  const Index stride = MassShape::padded(row_count), pairs = MassShape::pairs(keys);
   rows.reserve(row_count * k.dim());
   codes.reserve(simd::code_steps(k.dim()) * stride);
   for (auto* of_rows : {&row_units, &bounds, &shifts, &factors}) of_rows->reserve(stride);
   offsets.reserve(stride);
+  rough_sums.reserve(stride);
   sums.reserve(stride * simd::lanes);
-  products.reserve(SketchedMass::tile * simd::code_pair);
+  products.reserve(MassShape::most_height * simd::code_pair);
+  packed.reserve(packed_bytes);
   units.reserve_amortised(pairs * simd::code_pair);
   partial.reserve_amortised(pairs);
   gathered.reserve(2 * simd::code_block_bytes(k.dim()));
@@ -33,7 +40,7 @@ QUOKA_FUNC void SketchedMassScratch::reserve(Index row_count, Index keys, Index 
   const Index of_row = pairs * simd::code_pair / 2;
   const Index most = tuning::mass_weight_bytes / Index{sizeof(std::uint32_t)};
   weights.reserve_amortised(
-      std::max(std::min(stride, SketchedMass::tile) * of_row, std::min(stride * of_row, most)));
+      std::max(std::min(stride, MassShape::tile) * of_row, std::min(stride * of_row, most)));
   reader.reserve(k);
   if (most_candidates == 0) return;
   candidates.reserve_amortised(2 * most_candidates);
@@ -53,6 +60,7 @@ inline void require_sketched(const KeySketch& sketch, const KeySketch::Places& p
 }
 
 // What a call of sketched_softmax_scores() is about, and what it does for one KV head, a task.
+template <class Tiles>
 struct SketchedMassCall {
   const KeySketch& sketch;
   const KeySketch::Places* places;
@@ -93,7 +101,7 @@ struct SketchedMassCall {
     if (look.candidates > 0) {
       const Index first = read_rows(task, s.rows.data(), s.reader, look.rows);
       if (first > 0)
-        return add(task, at, keys(), first, Aggregation::max, 1.0f, mass, error, s) &&
+        return add(task, at, keys(), first, Aggregation::max, 1.0f, mass, error, s, true) &&
                look_at_best(task, at, mass, error, s);
     }
     const Index count = read_rows(task, s.rows.data(), s.reader);
@@ -118,17 +126,20 @@ struct SketchedMassCall {
     if (!add(task, &of_best, look.candidates, count, over, share(count), found, theirs, s))
       return false;
     error = std::max(error, theirs);
-    for (Index t = 0; t < keys(); ++t) mass[t] = std::isnan(mass[t]) ? mass[t] : 0.0f;
+    for_each_place(keys(), [&](auto place) QUOKA_INLINE_LAMBDA {
+      const auto x = place.load(mass);
+      place.store(mass, select_finite(x, place.broadcast(0.0f), x));
+    });
     for (std::size_t i = 0; i < best.size(); ++i) mass[best[i]] = found[i];
     return true;
   }
 
   bool add(Index task, const KeySketch::Places* at, Index key_count, Index row_count,
-           Aggregation aggregation, float of_row, float* mass, float& error,
-           SketchedMassScratch& s) const {
-    SketchedMass of_head(sketch, at, keys_of(task), key_count, task / k.heads(), task % k.heads(),
-                         row_count, s);
-    return of_head.add_to(mass, of_row, aggregation, error);
+           Aggregation aggregation, float of_row, float* mass, float& error, SketchedMassScratch& s,
+           bool rough = false) const {
+    SketchedMass<Tiles> of_head(sketch, at, keys_of(task), key_count, task / k.heads(),
+                                task % k.heads(), row_count, s);
+    return of_head.add_to(mass, of_row, aggregation, error, rough);
   }
 
   void in_float(Index task, float* mass, MassScratch& s) const {
@@ -140,16 +151,17 @@ struct SketchedMassCall {
   }
 };
 
-QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* places,
-                                        const float* q_bar, Index rows, const Rows& k,
-                                        float logit_scale, Index capacity, Aggregation over,
-                                        TensorView<float, 3> scores, SketchedMassState& state,
-                                        ExecutorRef executor, const Candidates* some,
-                                        FirstLook look) {
-  const SketchedMassCall call{sketch, places, q_bar, rows, k, logit_scale, over, some, look};
+template <class Tiles>
+void sketched_softmax_scores_by(const KeySketch& sketch, const KeySketch::Places* places,
+                                const float* q_bar, Index rows, const Rows& k, float logit_scale,
+                                Index capacity, Aggregation over, TensorView<float, 3> scores,
+                                SketchedMassState& state, ExecutorRef executor,
+                                const Candidates* some, FirstLook look) {
+  const SketchedMassCall<Tiles> call{sketch, places, q_bar, rows, k, logit_scale, over, some, look};
   const Index heads = k.heads(), tasks = k.batch() * heads, keys = call.keys();
   const Index most_keys = std::max(keys, capacity);
-  state.scratch.reserve(executor.workers(), rows, most_keys, look.most_candidates, k);
+  state.scratch.reserve(executor.workers(), rows, most_keys, look.most_candidates, k,
+                        packed_bytes<Tiles>(MassShape::padded(rows), simd::code_steps(k.dim())));
   float* const errors = state.errors.reserve(tasks);
   executor.run(tasks, [&](Index task, int worker) {
     SketchedMassScratch& s = state.scratch[worker];
@@ -171,6 +183,16 @@ QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch
     if (errors[task] == simd::infinity)
       call.in_float(task, scores.row(task / heads, task % heads, 0), state.in_float[worker]);
   });
+}
+
+QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* places,
+                                        const float* q_bar, Index rows, const Rows& k,
+                                        float logit_scale, Index capacity, Aggregation over,
+                                        TensorView<float, 3> scores, SketchedMassState& state,
+                                        ExecutorRef executor, const Candidates* some,
+                                        FirstLook look) {
+  sketched_softmax_scores_by<simd::Tiles>(sketch, places, q_bar, rows, k, logit_scale, capacity,
+                                          over, scores, state, executor, some, look);
 }
 
 QUOKA_FUNC void softmax_scores_by_sketch(KeySketch& own, const KeySketch* cache, const float* q_bar,

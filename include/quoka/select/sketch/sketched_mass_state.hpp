@@ -22,29 +22,33 @@ inline constexpr float weight_error = 0.01f;
 
 // Scratch of one worker.
 struct SketchedMassScratch {
-  Buffer<float> rows;             // [rows][dim]
-  Buffer<std::int32_t> codes;     // [steps][rows]
-  Buffer<std::int32_t> offsets;   // [rows]
-  Buffer<float> row_units;        // [rows]
-  Buffer<float> bounds, shifts;   // [rows] of logits; minus the reference of the weights
-  Buffer<float> factors;          // [rows] from weight to share of the mass
-  Buffer<float> sums;             // [rows][lanes]
-  Buffer<float> products;         // [rows of a tile][two blocks of keys]
-  Buffer<float> units;            // [keys] scale * length; -1: no key, or none with a weight
-  Buffer<std::uint8_t> partial;   // [pairs of blocks] is a unit of these keys -1?
-  Buffer<std::uint8_t> gathered;  // two blocks of codes
-  Buffer<std::uint32_t> weights;  // [pair of blocks][pair of rows][keys of the blocks]
-  Buffer<Position> candidates;    // of a first look: positions, then rows of the sketch
-  Buffer<float> candidate_mass;   // [candidates]
-  TopKScratch top_k;              // that chooses them
+  Buffer<float> rows;               // [rows][dim]
+  Buffer<std::int32_t> codes;       // [steps][rows]
+  Buffer<std::int32_t> offsets;     // [rows]
+  Buffer<float> row_units;          // [rows]
+  Buffer<float> bounds, shifts;     // [rows] of logits; minus the reference of the weights
+  Buffer<float> factors;            // [rows] from weight to share of the mass
+  Buffer<std::int16_t> rough_sums;  // [rows] likewise, of a first look in 16 bits
+  Buffer<std::byte> packed;         // rows as matrix/code_units.hpp wants them
+  Buffer<float> sums;               // [rows][lanes]
+  Buffer<float> products;           // [rows of a tile][two blocks of keys]
+  Buffer<float> units;              // [keys] scale * length; -1: no key, or none with a weight
+  Buffer<std::uint8_t> partial;     // [pairs of blocks] is a unit of these keys -1?
+  Buffer<std::uint8_t> gathered;    // two blocks of codes
+  Buffer<std::uint32_t> weights;    // [pair of blocks][pair of rows][keys of the blocks]
+  Buffer<Position> candidates;      // of a first look: positions, then rows of the sketch
+  Buffer<float> candidate_mass;     // [candidates]
+  TopKScratch top_k;                // that chooses them
   FloatRow reader;
 
-  void reserve(Index row_count, Index keys, Index most_candidates, const Rows& k);
+  // packed_bytes: of `packed`.
+  void reserve(Index row_count, Index keys, Index most_candidates, const Rows& k,
+               Index packed_bytes);
   Index bytes() const {
     return rows.bytes() + codes.bytes() + offsets.bytes() + row_units.bytes() + bounds.bytes() +
-           shifts.bytes() + factors.bytes() + sums.bytes() + products.bytes() + units.bytes() +
-           partial.bytes() + gathered.bytes() + weights.bytes() + candidates.bytes() +
-           candidate_mass.bytes() + top_k.bytes() + reader.bytes();
+           shifts.bytes() + factors.bytes() + rough_sums.bytes() + packed.bytes() + sums.bytes() +
+           products.bytes() + units.bytes() + partial.bytes() + gathered.bytes() + weights.bytes() +
+           candidates.bytes() + candidate_mass.bytes() + top_k.bytes() + reader.bytes();
   }
 };
 
