@@ -3,6 +3,8 @@
 
 #include "support/safetensors.hpp"
 
+#include <nlohmann/json.hpp>
+
 #include <fstream>
 #include <map>
 #include <string>

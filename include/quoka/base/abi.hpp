@@ -142,7 +142,9 @@
 #define QUOKA_ISA_AMX 0
 #define QUOKA_ISA_I8MM 0
 #define QUOKA_ABI_MATRIX _emulated_tiles
-#elif QUOKA_ISA_AVX512 && defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
+#elif QUOKA_ISA_AVX512 &&                                                                   \
+    ((defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)) || /* GCC */ \
+     (defined(__AMXTILE__) && defined(__AMXBF16__) && defined(__AMXINT8__)))      /* Clang 14 */
 #define QUOKA_ISA_AMX 1
 #define QUOKA_ISA_I8MM 0
 #define QUOKA_ABI_MATRIX _amx

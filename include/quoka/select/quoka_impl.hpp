@@ -74,6 +74,11 @@ QUOKA_FUNC const LevelsCode& levels_code() {
 
 // Rows of 8-bit codes need no second sketch where they are scored in place.
 inline bool are_codes(const Rows& k) { return !k.empty() && k.format().read_codes != nullptr; }
+// What level j keeps whatever its scores; blocks have no window.
+inline TopKOptions forced_in(const LevelPlan::Level& level, Index j, Index window) {
+  return {j > 0 ? 1 : window, level.keep_first, level.keep_last};
+}
+
 }  // namespace detail
 
 QUOKA_FUNC bool QuokaScorer::uses_sketch() const {
@@ -251,7 +256,7 @@ QUOKA_FUNC void QuokaScorer::select_level(const detail::LevelPlan& plan, Index j
   const KeySketch& sketch = j > 0 ? state.blocks.sketch(j) : state.sketch.keys;
   const detail::LevelPlan::Level& level = plan.level[j];
   const detail::Candidates* const some = j < plan.highest() ? &state.candidates : nullptr;
-  const TopKOptions forced{j > 0 ? 1 : options_.top_k.window, level.keep_first, level.keep_last};
+  const TopKOptions forced = detail::forced_in(level, j, options_.top_k.window);
   const Index rows = kept_rows(input);
   // Candidates grow by less than a block before the next block is whole.
   const Index count = some != nullptr ? some->count : k.len();
@@ -275,7 +280,7 @@ QUOKA_FUNC void QuokaScorer::softmax_level(const detail::LevelPlan& plan, Index 
   const KeySketch& sketch = j > 0 ? state.blocks.sketch(j) : state.sketch.keys;
   const detail::LevelPlan::Level& level = plan.level[j];
   const detail::Candidates* const some = j < plan.highest() ? &state.candidates : nullptr;
-  const TopKOptions forced{j > 0 ? 1 : options_.top_k.window, level.keep_first, level.keep_last};
+  const TopKOptions forced = detail::forced_in(level, j, options_.top_k.window);
   const Index rows = kept_rows(input), tasks = k.batch() * k.heads();
   // Candidates grow by less than a block before the next block is whole.
   const Index count = some != nullptr ? some->count : k.len();
