@@ -320,7 +320,7 @@ TEST(View, RowsAreAViewOfTheirTypeAgain) {
     EXPECT_EQ(rows.typed<T>().strides(), cache.view().strides());
     EXPECT_TRUE(same_bits(rows.typed<T>(), x));
     using Other = std::conditional_t<std::is_same_v<T, float>, Eigen::half, float>;
-    expect_refused([&] { (void)rows.typed<Other>(); }, {"not of the type"});
+    expect_refused([&] { (void)rows.typed<Other>(); }, {"typed(): rows are of format"});
   });
 }
 
