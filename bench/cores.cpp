@@ -141,8 +141,8 @@ int run(Flags& flags, Report& report) {
               {"rounds", flags.rounds}});
   report["results"] = nlohmann::json::array();
   Table table("chunk\tkeys\tmethod\tworkers\ttime\tspeedup\tefficiency\tover dense\truns\ttasks");
-  Progress bar("cores", std::ssize(flags.chunks) * std::ssize(flags.lengths) *
-                            std::ssize(methods) * std::ssize(flags.workers));
+  Progress bar("cores", std::ssize(flags.chunks) * std::ssize(flags.lengths) * std::ssize(methods) *
+                            std::ssize(flags.workers));
   Index done = 0;
   for (const Index chunk : flags.chunks)
     for (const Index kv_len : flags.lengths) {
@@ -184,8 +184,8 @@ int run(Flags& flags, Report& report) {
               return call.seconds(which == 0 ? single : pool);
             });
             const double real = median_ratio(taken[0], taken[1]);
-            table.row("\t\tthe same by real threads\t{}\t{:.3f} ms\t{:.1f}x\t{:.0f} %\t\t\t", workers,
-                      1e3 * median(taken[1]), real, 100.0 * real / workers);
+            table.row("\t\tthe same by real threads\t{}\t{:.3f} ms\t{:.1f}x\t{:.0f} %\t\t\t",
+                      workers, 1e3 * median(taken[1]), real, 100.0 * real / workers);
             report["results"].back()["real_speedup"] = real;
           }
           bar.update(++done);
@@ -200,7 +200,8 @@ int run(Flags& flags, Report& report) {
 
 int main(int argc, char** argv) {
   Flags flags;
-  Program app(argc, argv, "What a step would take on more cores: recorded tasks, simulated workers");
+  Program app(argc, argv,
+              "What a step would take on more cores: recorded tasks, simulated workers");
   app.add_option("--lengths", flags.lengths, "cached keys")->delimiter(',');
   app.add_option("--chunks", flags.chunks, "tokens per chunk; 1 is a decode step")->delimiter(',');
   app.add_option("--workers", flags.workers, "simulated workers")

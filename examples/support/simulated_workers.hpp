@@ -77,7 +77,8 @@ class Recorder {
     section.orders.resize(static_cast<std::size_t>(workers_));
     for (Index worker = 0; worker < workers_; ++worker)
       for (Index i = 0; i < chains.slots(); ++i)
-        section.orders[static_cast<std::size_t>(worker)].push_back(chains.slot(worker, workers_, i));
+        section.orders[static_cast<std::size_t>(worker)].push_back(
+            chains.slot(worker, workers_, i));
     for (int stage = 0; stage < chains.stages(); ++stage)
       section.tasks.push_back(chains.tasks(stage));
     for (Index chain = 0; chain < chains.count(); ++chain)
@@ -156,7 +157,8 @@ inline double simulated_seconds(const Section& section, int workers, const Costs
     }
     slot.left = slot.not_begun = section.tasks[slot.stage];
   };
-  for (std::size_t i = 0; i < slots.size(); ++i) slots[i].chain = static_cast<Index>(i), enter(slots[i]);
+  for (std::size_t i = 0; i < slots.size(); ++i)
+    slots[i].chain = static_cast<Index>(i), enter(slots[i]);
   struct Event {
     double at;
     int worker;
@@ -177,9 +179,10 @@ inline double simulated_seconds(const Section& section, int workers, const Costs
       idle.pop_back();
       bool found = false;
       for (Index i = 0; i < section.slots && !found; ++i) {
-        const Index at = section.orders.empty() ? i
-                                                : section.orders[static_cast<std::size_t>(worker)]
-                                                                [static_cast<std::size_t>(i)];
+        const Index at =
+            section.orders.empty()
+                ? i
+                : section.orders[static_cast<std::size_t>(worker)][static_cast<std::size_t>(i)];
         Slot& slot = slots[static_cast<std::size_t>(at)];
         if (slot.not_begun == 0) continue;
         const auto task = static_cast<std::size_t>(slot.chain * per_chain + slot.next);

@@ -202,8 +202,7 @@ class AttentionTasks {
     window_blocks_ = ceil_div(blocks, windows_);
     // Two tasks of a window for each worker; the larger they are the less often packed keys are read.
     const Index panels = panels_ * heads() / (2 * Index{workers});
-    tasks_per_head_ =
-        ceil_div(panels_, std::clamp<Index>(panels, 1, tuning::max_panels_per_task));
+    tasks_per_head_ = ceil_div(panels_, std::clamp<Index>(panels, 1, tuning::max_panels_per_task));
   }
   KeyRange all_keys(const KeySequence& keys) const { return keys.in_sight(0, call_.q.len() - 1); }
   Index blocks_of(const KeySequence& keys) const {
@@ -258,9 +257,9 @@ class AttentionTasks {
     return most;
   }
   Index size_of_parts(Index keys) const {
-    return attends_to_a_token() ? part_keys(keys, 1, tuning::token_part_keys)
-                                : part_keys(keys, call_.block_keys,
-                                            tuning::part_blocks * call_.block_keys);
+    return attends_to_a_token()
+               ? part_keys(keys, 1, tuning::token_part_keys)
+               : part_keys(keys, call_.block_keys, tuning::part_blocks * call_.block_keys);
   }
   // As many heads as leave enough tasks for the workers; results do not depend on it.
   Index heads_together(int workers) const {
@@ -329,7 +328,7 @@ class AttentionTasks {
   Index panels_;  // of a head
   Index tasks_per_head_ = 0, panels_per_task_ = 0;
   Index windows_ = 0, window_blocks_ = 0, slots_ = 0;  // 0: each task packs for itself
-  Index parts_ = 0;        // of a head's keys; 0: they are not cut
+  Index parts_ = 0;                                    // of a head's keys; 0: they are not cut
   Index step_ = 0;         // heads of a token that a task takes; 0: it is no token
   bool together_ = false;  // in turns
 };
@@ -354,9 +353,7 @@ struct AttentionWorkspace::Parts {
     calls.reserve(sequences);
     tasks.reserve(sequences);
   }
-  Index bytes() const {
-    return scratch.bytes() + partials.bytes() + visible.bytes();
-  }
+  Index bytes() const { return scratch.bytes() + partials.bytes() + visible.bytes(); }
 
   // All calls, each in its own arithmetic. The order of their tasks decides nothing but who works when.
   void run(ExecutorRef executor) {

@@ -84,9 +84,10 @@ struct HeadScratch {
     mixed.reserve(call);
   }
   Index bytes() const {
-    return keys.bytes() + values.bytes() + own.bytes() + out_rows.bytes() + panel.logits.bytes() + panel.weights.bytes() +
-           panel.lane_out.bytes() + panel.lane_values.bytes() + added.bytes() + mask_row.bytes() +
-           panel.row.bytes() + query_rows.bytes() + mixed.bytes();
+    return keys.bytes() + values.bytes() + own.bytes() + out_rows.bytes() + panel.logits.bytes() +
+           panel.weights.bytes() + panel.lane_out.bytes() + panel.lane_values.bytes() +
+           added.bytes() + mask_row.bytes() + panel.row.bytes() + query_rows.bytes() +
+           mixed.bytes();
   }
 };
 
@@ -136,8 +137,8 @@ class HeadAttention {
         std::clamp<Index>(keys_.end_for(call_.q.len() - 1) - block, 0, call_.block_keys);
     const ArithmeticScope scope(arithmetic_, s_.panel);
     keys_.rows(block, count, to.mixed, to.rows);
-    for (const auto& [rows, bytes] : {std::pair(to.rows.k, to.rows.k_bytes()),
-                                      std::pair(to.rows.v, to.rows.v_bytes())}) {
+    for (const auto& [rows, bytes] :
+         {std::pair(to.rows.k, to.rows.k_bytes()), std::pair(to.rows.v, to.rows.v_bytes())}) {
       RowPrefetch all(rows, count, bytes);
       all.next(all.lines());
     }
@@ -156,7 +157,8 @@ class HeadAttention {
       for (Index i = 0; i < count; ++i) {
         // The next block is in another worker's cache.
         const std::byte* next[2] = {};
-        if (i + 1 < count) next[0] = blocks[i + 1].keys.data(), next[1] = blocks[i + 1].values.data();
+        if (i + 1 < count)
+          next[0] = blocks[i + 1].keys.data(), next[1] = blocks[i + 1].values.data();
         const Index bytes[2] = {arithmetic_.key_bytes(call_.q.dim()),
                                 arithmetic_.value_bytes(call_.v_dim)};
         for (Index p = 0; p < panels_; ++p) {

@@ -29,8 +29,7 @@ class Chains {
 
   // `chains` of them, at most `at_once` begun and not done.
   Chains(Index chains, Index at_once)
-      : chains_(chains),
-        slots_(std::min({chains, std::max<Index>(at_once, 1), most_slots})) {}
+      : chains_(chains), slots_(std::min({chains, std::max<Index>(at_once, 1), most_slots})) {}
 
   // The next stage of every chain: f(chain, task, worker) for every task in [0, tasks). f must outlive the
   // run.
@@ -43,9 +42,10 @@ class Chains {
   // The same of a member: (object.*member)(chain, stage, task, worker), with the stage's number.
   template <auto member, class T>
   void add_member(Index tasks, T& object) {
-    add(tasks, std::addressof(object), [](void* of, Index chain, int stage, Index task, int worker) {
-      (static_cast<T*>(of)->*member)(chain, stage, task, worker);
-    });
+    add(tasks, std::addressof(object),
+        [](void* of, Index chain, int stage, Index task, int worker) {
+          (static_cast<T*>(of)->*member)(chain, stage, task, worker);
+        });
   }
 
   Index count() const { return chains_; }

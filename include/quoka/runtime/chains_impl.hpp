@@ -80,13 +80,10 @@ class ChainRun {
 
 QUOKA_FUNC void run_chains(const ExecutorRef& executor, const Chains& chains) {
   if (chains.tasks_of_chain() == 0) return;
-  const Index workers =
-      std::min<Index>(executor.workers(), chains.slots() * chains.most_tasks());
+  const Index workers = std::min<Index>(executor.workers(), chains.slots() * chains.most_tasks());
   if (workers > 1) {
     ChainRun run(chains);
-    return executor.run(workers, [&](Index task, int worker) {
-      run.work(task, workers, worker);
-    });
+    return executor.run(workers, [&](Index task, int worker) { run.work(task, workers, worker); });
   }
   executor.run(1, [&](Index, int worker) {
     for (Index chain = 0; chain < chains.count(); ++chain)

@@ -21,9 +21,8 @@ QUOKA_FUNC Index QuokaScorer::State::kept_bytes() const {
 }
 QUOKA_FUNC Index QuokaScorer::State::bytes() const {
   return positions.bytes() + first_rows.bytes() + q_bar.bytes() + subselect.bytes() + rows.bytes() +
-         keys.bytes() +
-         score.bytes() + softmax.bytes() + sketched_mass.bytes() + sketch.bytes() + blocks.bytes() +
-         candidates.bytes();
+         keys.bytes() + score.bytes() + softmax.bytes() + sketched_mass.bytes() + sketch.bytes() +
+         blocks.bytes() + candidates.bytes();
 }
 
 QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) {
@@ -216,10 +215,10 @@ QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& st
     detail::QueryStages queries(input, options_, scoring(), state, executor.workers());
     if (input.sketch == nullptr) queries.check(state.sketch.keys);
     queries.add_to(chains);
-    return detail::softmax_scores_by_sketch(
-        state.sketch.keys, input.sketch, state.q_bar.data(), rows, k, input.logit_scale(),
-        input.capacity, options_.aggregation, scores, state.sketched_mass, executor,
-        first_look(input, state), &chains);
+    return detail::softmax_scores_by_sketch(state.sketch.keys, input.sketch, state.q_bar.data(),
+                                            rows, k, input.logit_scale(), input.capacity,
+                                            options_.aggregation, scores, state.sketched_mass,
+                                            executor, first_look(input, state), &chains);
   }
   aggregate_queries(input, state, executor);
   const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& to) {
@@ -260,8 +259,7 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
     return false;
   if (what == SketchOf::keys) state.sketch.keys.require_shape_of(input.k);
   const KeySketch* const sketch = input.sketch != nullptr ? input.sketch : &state.sketch.keys;
-  Chains chains(input.k.batch() * input.k.heads(),
-                detail::chains_at_once(executor.workers()));
+  Chains chains(input.k.batch() * input.k.heads(), detail::chains_at_once(executor.workers()));
   detail::QueryStages queries(input, options_, scoring(), state, executor.workers());
   if (what == SketchOf::keys) queries.check(state.sketch.keys);
   queries.add_to(chains);

@@ -71,8 +71,8 @@ struct SketchedChoice {
 struct SketchState {
   KeySketch keys;
   SketchedQueries queries;
-  Buffer<float> scores;  // [batch, kv_heads, kv_len], by the sketch
-  Buffer<float> errors;  // likewise, of keys that do not lie in the sketch's order
+  Buffer<float> scores;           // [batch, kv_heads, kv_len], by the sketch
+  Buffer<float> errors;           // likewise, of keys that do not lie in the sketch's order
   Parts<SketchedChoice> choices;  // of each slot of chains
   WorkerScratch<TopKScratch> top_k;
 

@@ -157,8 +157,7 @@ class SketchedHead {
     const Index kv_len = of_.kv_len, candidates = this->candidates();
     TopKScratch& top_k = of_.state.top_k[worker_];
     if (free_ > 0) {
-      float* const pooled =
-          pool_window(sketched_, kv_len, of_.options.window, top_k.pooled.data());
+      float* const pooled = pool_window(sketched_, kv_len, of_.options.window, top_k.pooled.data());
       for (Index kv = 0; kv < kv_len; ++kv)  // a key without codes may be one without a score
         pooled[kv] = errors_[kv] < simd::infinity ? pooled[kv] : -simd::infinity;
       const float nth = std::isfinite(slope_)
@@ -169,19 +168,15 @@ class SketchedHead {
         return simd::not_less(at.load(sketched_), at.broadcast(nth));
       });
       const float floor = score(0, 0, n.members);
-      n.far = positions_where(
-          kv_len, 0, members(0) + n.members, [&](auto at) QUOKA_INLINE_LAMBDA {
-            const auto sketched = at.load(sketched_);
-            const auto most =
-                simd::add(sketched, simd::fma(at.broadcast(slope_), at.load(errors_),
-                                              at.broadcast(constant_)));
-            return simd::less(sketched, at.broadcast(nth)) &
-                   simd::not_less(most, at.broadcast(floor));
-          });
+      n.far = positions_where(kv_len, 0, members(0) + n.members, [&](auto at) QUOKA_INLINE_LAMBDA {
+        const auto sketched = at.load(sketched_);
+        const auto most = simd::add(
+            sketched, simd::fma(at.broadcast(slope_), at.load(errors_), at.broadcast(constant_)));
+        return simd::less(sketched, at.broadcast(nth)) & simd::not_less(most, at.broadcast(floor));
+      });
       score(0, n.members, n.members + n.far);
       std::fill_n(sketched_, kv_len, std::numeric_limits<float>::lowest());
-      for (Index i = 0; i < n.members + n.far; ++i)
-        sketched_[members(0)[i]] = c_.exact.data()[i];
+      for (Index i = 0; i < n.members + n.far; ++i) sketched_[members(0)[i]] = c_.exact.data()[i];
     }
     top_k_head(sketched_, kv_len, of_.options, kept, top_k);
   }
@@ -209,7 +204,8 @@ class SketchedHead {
         above_level += bucket_[count - 1] >= c_.level ? 1 : 0;
       }
     }
-    if (sure > 0 && above_level > free_ - sure) {  // a sure one might have to go: they are scored, too
+    if (sure > 0 &&
+        above_level > free_ - sure) {  // a sure one might have to go: they are scored, too
       for (Index r = 0; r < ranges.count; ++r) {
         RangeCounts& n = counts(r);
         const Index end = n.members + n.far;
@@ -229,7 +225,8 @@ class SketchedHead {
     const Index words = ceil_div(of_.kv_len, 64);
     std::uint64_t* const bits = c_.kept.data();
     std::fill_n(bits, words, std::uint64_t{0});
-    const auto keep = [bits](Position key, bool kept = true) {  // without a branch that nobody foresees
+    const auto keep = [bits](Position key,
+                             bool kept = true) {  // without a branch that nobody foresees
       bits[key / 64] |= static_cast<std::uint64_t>(kept) << (key % 64);
     };
     Position* const ties = c_.ties.data();

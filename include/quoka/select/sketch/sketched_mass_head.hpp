@@ -254,8 +254,7 @@ class SketchedMass {
   template <class Reduce>
   void leave_sums(Index r, Index count, Reduce&& reduce) const {
     for (Index m = 0; m < count; ++m)
-      l_.range_rows.data()[r * stride_ + m] =
-          reduce(simd::load(s_.sums.data() + m * simd::lanes));
+      l_.range_rows.data()[r * stride_ + m] = reduce(simd::load(s_.sums.data() + m * simd::lanes));
   }
   // Of all ranges, to factors.
   void find_largest() {

@@ -115,8 +115,7 @@ class MassStages {
         state_(state),
         slots_(chains.slots()),
         twice_(call.look.candidates > 0),
-        ranges_{SketchedMass::ranges(call.keys(),
-                                     twice_ ? std::ssize(call.look.rows) : call.rows),
+        ranges_{SketchedMass::ranges(call.keys(), twice_ ? std::ssize(call.look.rows) : call.rows),
                 SketchedMass::ranges(call.look.candidates, call.rows)},
         chosen_(KeyRanges::for_workers(call.keys(), chains.count(), workers)) {}
 
@@ -178,9 +177,9 @@ class MassStages {
         call_.some != nullptr ? call_.some->places(task) : KeySketch::Places{};
     KeySketch::Places of_best;
     if (look == 1) of_best.map.cells = best(task).data() + best(task).size();
-    const KeySketch::Places* const places = look == 1                ? &of_best
+    const KeySketch::Places* const places = look == 1               ? &of_best
                                             : call_.some != nullptr ? &listed
-                                                                     : call_.places;
+                                                                    : call_.places;
     SketchedMass head(call_.sketch, places, call_.keys_of(task), ranges_[look], task / heads(),
                       task % heads(), rows, slot(task).looks[look], state_.scratch[worker]);
     use(head);
@@ -248,22 +247,19 @@ class MassStages {
   }
   template <int look>
   void weigh(Index task, int stage, Index range, int worker) {
-    with<look>(task, worker,
-               [&](SketchedMass& head) { head.weigh(pass<look>(stage), range); });
+    with<look>(task, worker, [&](SketchedMass& head) { head.weigh(pass<look>(stage), range); });
   }
   template <int look>
   void total(Index task, int stage, Index, int worker) {
     const Index count = std::max<Index>(slot(task).looks[look].count, 1);
     const float share = largest<look>(task) ? 1.0f : call_.share(count);
-    with<look>(task, worker,
-               [&](SketchedMass& head) { head.total(pass<look>(stage), share); });
+    with<look>(task, worker, [&](SketchedMass& head) { head.total(pass<look>(stage), share); });
   }
   template <int look>
   void add(Index task, int stage, Index range, int worker) {
     float* const to = look == 0 ? mass(task) : slot(task).candidate_mass.data();
     with<look>(task, worker, [&](SketchedMass& head) {
-      head.add(to, pass<look>(stage), range,
-               largest<look>(task) ? Aggregation::max : call_.over);
+      head.add(to, pass<look>(stage), range, largest<look>(task) ? Aggregation::max : call_.over);
     });
   }
 
@@ -313,8 +309,7 @@ class MassStages {
     float* const x = mass(task);
     for (Index i = 0; second && i < call_.look.candidates; ++i)
       x[best(task)[static_cast<std::size_t>(i)]] = slot(task).candidate_mass.data()[i];
-    if (call_.places != nullptr)
-      require(task, std::max_element(x, x + call_.keys()) - x, worker);
+    if (call_.places != nullptr) require(task, std::max_element(x, x + call_.keys()) - x, worker);
   }
 
   const SketchedMassCall& call_;

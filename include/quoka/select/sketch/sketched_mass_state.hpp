@@ -28,23 +28,23 @@ struct MassLook {
   };
   enum class By { sketch, floats, nothing };
 
-  Buffer<float> rows;               // [rows][dim]
-  Buffer<std::int32_t> codes;       // [steps][rows]
-  Buffer<std::int32_t> offsets;     // [rows]
-  Buffer<float> row_units;          // [rows]
-  Buffer<float> lengths, missed;    // [rows]; of the row, and of what its codes miss
-  Buffer<float> bounds, shifts;     // [rows] of logits; minus the reference of the weights
-  Buffer<float> factors;            // [rows] from weight to share of the mass
-  Buffer<float> units;              // [keys] scale * length; -1: no key, or none with a weight
-  Buffer<std::uint8_t> partial;     // [pairs of blocks] is a unit of these keys -1?
-  Buffer<std::uint32_t> weights;    // [pair of blocks][pair of rows][keys of the blocks]
-  Buffer<float> range_rows;         // [ranges][rows]: the largest logit, then the sum of weights
+  Buffer<float> rows;             // [rows][dim]
+  Buffer<std::int32_t> codes;     // [steps][rows]
+  Buffer<std::int32_t> offsets;   // [rows]
+  Buffer<float> row_units;        // [rows]
+  Buffer<float> lengths, missed;  // [rows]; of the row, and of what its codes miss
+  Buffer<float> bounds, shifts;   // [rows] of logits; minus the reference of the weights
+  Buffer<float> factors;          // [rows] from weight to share of the mass
+  Buffer<float> units;            // [keys] scale * length; -1: no key, or none with a weight
+  Buffer<std::uint8_t> partial;   // [pairs of blocks] is a unit of these keys -1?
+  Buffer<std::uint32_t> weights;  // [pair of blocks][pair of rows][keys of the blocks]
+  Buffer<float> range_rows;       // [ranges][rows]: the largest logit, then the sum of weights
   Buffer<Range> ranges;
-  Index count = 0;                  // rows that are finite
+  Index count = 0;  // rows that are finite
   By by = By::nothing;
-  bool whole = false;               // no row of a first look is finite: it is that of all rows
-  bool far = false;                 // may a row's largest logit be too far below its bound?
-  float error = 0.0f;               // of the logits, in units of log2
+  bool whole = false;  // no row of a first look is finite: it is that of all rows
+  bool far = false;    // may a row's largest logit be too far below its bound?
+  float error = 0.0f;  // of the logits, in units of log2
 
   void reserve(Index row_count, Index keys, Index dim);
   Index bytes() const {

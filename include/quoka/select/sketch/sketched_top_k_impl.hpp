@@ -258,11 +258,11 @@ QUOKA_FUNC void sketched_top_k(const KeySketch* sketch, SketchOf what, const flo
   const bool windows = options.window > 1;
   Chains own(tasks, chains_at_once(workers));
   Chains& chains = before != nullptr ? *before : own;
-  const KeyRanges scanned =
-      KeyRanges::of_size(kv_len, std::min(tuning::sketch_task_keys,
-                                          KeyRanges::for_workers(kv_len, tasks, workers).size));
-  const KeyRanges ranges = windows ? KeyRanges::of_size(kv_len, kv_len)
-                                   : KeyRanges::for_workers(kv_len, tasks, workers);
+  const KeyRanges scanned = KeyRanges::of_size(
+      kv_len,
+      std::min(tuning::sketch_task_keys, KeyRanges::for_workers(kv_len, tasks, workers).size));
+  const KeyRanges ranges =
+      windows ? KeyRanges::of_size(kv_len, kv_len) : KeyRanges::for_workers(kv_len, tasks, workers);
   s.scores.reserve_amortised(tasks * most);
   if (!in_order) s.errors.reserve_amortised(tasks * most);
   s.queries.reserve(tasks, rows, dim);
@@ -288,8 +288,8 @@ QUOKA_FUNC void sketched_top_k(const KeySketch* sketch, SketchOf what, const flo
     else if (what == SketchOf::cache)
       of_head.at_places(*sketch, places, begin, end);
     else
-      of_head.of_codes(k.head(task / k.heads(), task % k.heads()), inverse_norms,
-                       score[worker].row, begin, end);
+      of_head.of_codes(k.head(task / k.heads(), task % k.heads()), inverse_norms, score[worker].row,
+                       begin, end);
   };
   const SketchedHeads heads{q_bar, rows, aggregation, kv_len, wanted, options, ranges, s, score};
   const auto with_head = [&](Index task, int worker, auto&& step) {
@@ -329,9 +329,8 @@ QUOKA_FUNC void sketched_top_k(const KeySketch* sketch, SketchOf what, const flo
   };
   auto finish = [&](Index task, Index, int worker) {
     const std::span<Position> kept = writer.row(task / k.heads(), task % k.heads());
-    with_head(task, worker, [&](SketchedHead& head) {
-      windows ? head.select_windows(kept) : head.finish(kept);
-    });
+    with_head(task, worker,
+              [&](SketchedHead& head) { windows ? head.select_windows(kept) : head.finish(kept); });
     if (some == nullptr) return;
     for (Position& key : kept) key = some->of(task)[key];
   };

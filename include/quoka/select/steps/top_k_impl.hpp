@@ -204,7 +204,8 @@ QUOKA_FUNC void RangedTopK::propose(Index range) {
       x[i] = ordered_score(scores_[begin - before + i]);
     for (Index w = 1; w < options_.window; w *= 2) {  // as pool_window
       const Index step = std::min(w, options_.window - w);
-      for (Index i = 0; i < end - begin + before + after - step; ++i) x[i] = std::max(x[i], x[i + step]);
+      for (Index i = 0; i < end - begin + before + after - step; ++i)
+        x[i] = std::max(x[i], x[i + step]);
     }
     if (options_.window > 1)
       for (Index i = 0; i < end - begin; ++i)
@@ -264,17 +265,14 @@ QUOKA_FUNC void select_top_k(const float* scores, Index batch, Index kv_heads, I
                              WorkerScratch<TopKScratch>& scratch, ExecutorRef executor) {
   if (k >= kv_len) return selection.select_all(batch, kv_heads, kv_len);
   SelectionWriter writer(selection, batch, kv_heads, kv_len, k);
-  const KeyRanges ranges =
-      KeyRanges::for_workers(kv_len, batch * kv_heads, executor.workers());
+  const KeyRanges ranges = KeyRanges::for_workers(kv_len, batch * kv_heads, executor.workers());
   Chains chains(batch * kv_heads, chains_at_once(executor.workers()));
   const auto of_head = [&](Index head, int worker) {
     return RangedTopK(scores + head * kv_len, options, k, ranges,
                       scratch[static_cast<int>(head % chains.slots())].lists, scratch[worker]);
   };
   auto begin = [&](Index head, Index, int worker) { of_head(head, worker).begin(); };
-  auto propose = [&](Index head, Index range, int worker) {
-    of_head(head, worker).propose(range);
-  };
+  auto propose = [&](Index head, Index range, int worker) { of_head(head, worker).propose(range); };
   auto finish = [&](Index head, Index, int worker) {
     of_head(head, worker).finish(writer.row(head / kv_heads, head % kv_heads));
   };
