@@ -200,9 +200,12 @@ class AttentionTasks {
       blocks = std::max(blocks, blocks_of(keys_of(head)));
     windows_ = std::min(ceil_div(blocks, tuning::window_blocks), Index{Chains::most_stages - 1});
     window_blocks_ = ceil_div(blocks, windows_);
-    // Two tasks of a window for each worker; the larger they are the less often packed keys are read.
-    const Index panels = panels_ * heads() / (2 * Index{workers});
-    tasks_per_head_ = ceil_div(panels_, std::clamp<Index>(panels, 1, tuning::max_panels_per_task));
+    // One task of a window for each worker, or two where there is but one window, so that uneven ones
+    // balance. The larger they are the less often packed keys are read.
+    const Index wanted = Index{workers} * (windows_ == 1 ? 2 : 1);
+    const Index panels =
+        std::clamp<Index>(panels_ * heads() / wanted, 1, tuning::max_panels_per_task);
+    tasks_per_head_ = ceil_div(panels_, panels);
   }
   KeyRange all_keys(const KeySequence& keys) const { return keys.in_sight(0, call_.q.len() - 1); }
   Index blocks_of(const KeySequence& keys) const {

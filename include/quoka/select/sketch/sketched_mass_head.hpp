@@ -60,7 +60,7 @@ class SketchedMass {
   // Keys of a range, for so many rows: some 15 us of work. Sums are added up range by range, so that this
   // must not depend on the workers.
   static KeyRanges ranges(Index keys, Index rows) {
-    return KeyRanges::of_size(keys, rows < 16 ? 1024 : rows < 48 ? 512 : 256);
+    return KeyRanges::of_size(keys, rows < 16 ? 2048 : rows < 48 ? 512 : 256);
   }
   static Index passes(Index rows, Index keys) {
     return keys == 0 ? 0 : ceil_div(padded(rows), rows_at_once(rows, keys));
