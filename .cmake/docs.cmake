@@ -9,9 +9,12 @@ endif()
 function(quoka_add_docs)
   set(docs_dir ${PROJECT_SOURCE_DIR}/.cmake/docs)
   set(quoka_docs ${PROJECT_BINARY_DIR}/docs)
-  set(docs_excluded kernels simd select/steps select/sketch)  # not public
+  set(docs_excluded kernels matrix simd select/steps select/sketch)  # not public
   list(TRANSFORM docs_excluded PREPEND ${PROJECT_SOURCE_DIR}/include/quoka/)
   list(JOIN docs_excluded " " docs_excluded)
+  # The interpreter itself, which a wrapper in its place would start for every header anew.
+  execute_process(COMMAND ${Python3_EXECUTABLE} -c "import sys; print(sys.executable)"
+    OUTPUT_VARIABLE docs_python OUTPUT_STRIP_TRAILING_WHITESPACE)
   configure_file(${docs_dir}/Doxyfile.in ${quoka_docs}/Doxyfile @ONLY)
   add_custom_target(docs COMMAND ${DOXYGEN_EXECUTABLE} ${quoka_docs}/Doxyfile
     COMMENT "API reference: ${quoka_docs}/html/index.html" VERBATIM)

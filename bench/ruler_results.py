@@ -110,16 +110,18 @@ class Results:
 def trinomial(count, plus, minus):
     """Cumulative probabilities of -count .. count: the sum of `count` draws from outcomes, plus / count of which are 1 and minus / count -1."""
     logs = [math.lgamma(k + 1) for k in range(count + 1)]
-    shares = [math.log(n / count) if n else None for n in (plus, minus, count - plus - minus)]
+
+    def terms(drawn):
+        """log of share ** k / k! for k = 0 .. count."""
+        share = math.log(drawn / count) if drawn else -math.inf
+        return [k * share - logs[k] if k else 0.0 for k in range(count + 1)]
+
+    ups, downs, sames = terms(plus), terms(minus), terms(count - plus - minus)
     probability = [0.0] * (2 * count + 1)
     for up in range(count + 1 if plus else 1):
+        base = logs[count] + ups[up]
         for down in range(count + 1 - up if minus else 1):
-            same = count - up - down
-            if same and shares[2] is None:
-                continue
-            log = logs[count] - logs[up] - logs[down] - logs[same]
-            log += sum(n * share for n, share in zip((up, down, same), shares) if n)
-            probability[count + up - down] += math.exp(log)
+            probability[count + up - down] += math.exp(base + downs[down] + sames[count - up - down])
     return list(itertools.accumulate(probability))
 
 

@@ -3,49 +3,16 @@
 
 #include <nlohmann/json.hpp>
 
-#include <filesystem>
-#include <fstream>
-#include <stdexcept>
 #include <string>
 
 namespace quoka_examples {
 
 // A result's settings, a member a line, then its arrays of records, a record a line: what a reader
 // scrolls through and a diff shows.
-inline std::string one_record_a_line(const nlohmann::json& json) {
-  if (!json.is_object() || json.empty()) return json.dump(1);
-  const auto is_records = [](const nlohmann::json& x) {
-    return x.is_array() && !x.empty() && x.front().is_object();
-  };
-  std::string settings, records;
-  for (const auto& [name, value] : json.items()) {
-    std::string key = " ";
-    key += nlohmann::json(name).dump() + ": ";
-    if (!is_records(value)) {
-      settings += key + value.dump() + ",\n";
-      continue;
-    }
-    records += key + "[\n";
-    for (const auto& record : value) records += "  " + record.dump() + ",\n";
-    records.erase(records.size() - 2, 1);  // the last comma
-    records += " ],\n";
-  }
-  std::string text = "{\n" + settings + records;
-  text.erase(text.size() - 2, 1);
-  return text + "}";
-}
+std::string one_record_a_line(const nlohmann::json& json);
 
 // In place of what the file held, which stays until the new one is whole: a run that is cut short
 // leaves a file to go on with. Throws std::runtime_error where it cannot be written.
-inline void write_json(const std::string& path, const nlohmann::json& json) {
-  namespace fs = std::filesystem;
-  const bool is_file = !fs::exists(path) || fs::is_regular_file(path);  // and not /dev/stdout
-  const std::string written = is_file ? path + ".part" : path;
-  std::ofstream file(written);
-  file << one_record_a_line(json) << '\n';
-  file.close();
-  if (!file) throw std::runtime_error("could not write " + written);
-  if (is_file) fs::rename(written, path);
-}
+void write_json(const std::string& path, const nlohmann::json& json);
 
 }  // namespace quoka_examples

@@ -917,6 +917,29 @@ TEST_F(AttentionRefuses, ANegativeFirstPosition) {
       },
       {"first_position", -1, 0});
 }
+TEST_F(AttentionRefuses, QueriesAndOutputsThatNeedMoreThanTheirRows) {
+  Tensor4<float> out(2, 6, 7, 20);
+  out.setConstant(-12345.0f);
+  const Tensor4<float> before = out;
+  const float scale = 0.5f;
+  const auto refused = [&](const Rows& q, const quoka::OutputRows& to,
+                           std::initializer_list<Fragment> fragments) {
+    expect_refused(
+        [&] {
+          quoka::attention(q, {in_.past_k, in_.past_v}, {in_.k, in_.v}, to);
+        },
+        fragments);
+    EXPECT_TRUE(same_bits(out, before));
+  };
+  const Rows q(in_.q);
+  const quoka::OutputRows rows(out);
+  refused(q.with_scales(&scale, 0), rows, {"q has scales that lie apart"});
+  refused(q, rows.with_scales(&scale, 0), {"out has scales that lie apart"});
+  refused(Rows(q.data(), q.format(), q.sizes(), q.strides(), 8), rows,
+          {"q's step between channels in bytes is", 8, "a step of", 0});
+  refused(q, quoka::OutputRows(rows.data(), rows.format(), rows.sizes(), rows.strides(), 12),
+          {"out's step between channels in bytes is", 12, "a step of", 0});
+}
 TEST_F(AttentionRefuses, NoKvHeads) {
   Tensor4<float> out(2, 6, 7, 20);
   expect_refused([&] { quoka::attention(in_.q, {}, {}, out); }, {"q_heads", 6, "kv_heads", 0});
@@ -995,9 +1018,15 @@ TEST_F(AttentionSharedMemory, LseInAnInputIsRefused) {
   Tensor4<float> out(1, 2, 7, 16);
   out.setConstant(-12345.0f);
   const Tensor4<float> before = out;
-  for (Tensor4<float>* x : {&in_.q, &in_.k, &in_.v, &in_.past_k, &in_.past_v})
-    refused(past(), {view(out), TensorView<float, 3>(x->data(), {1, 2, 7}, {14, 7, 1})},
-            {"lse shares memory with an input"});
+  const auto refused_in = [&](Tensor4<float>& x, const char* name) {
+    refused(past(), {view(out), TensorView<float, 3>(x.data(), {1, 2, 7}, {14, 7, 1})},
+            {std::string("lse shares memory with ") + name});
+  };
+  refused_in(in_.q, "q");
+  refused_in(in_.k, "the chunk's keys");
+  refused_in(in_.v, "the chunk's values");
+  refused_in(in_.past_k, "the past's keys");
+  refused_in(in_.past_v, "the past's values");
   EXPECT_TRUE(same_bits(out, before));
 }
 TEST_F(AttentionSharedMemory, AChunkInsideThePastIsRefused) {

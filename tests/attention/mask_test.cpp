@@ -714,11 +714,11 @@ class MaskRefuses : public ::testing::Test {
 TEST_F(MaskRefuses, OtherSizes) {
   refused(random_mask(random_, 3, 4, 7, 44), {"mask's batch", 3, 2});
   refused(random_mask(random_, 2, 2, 7, 44), {"mask's heads", 2, 4});
-  refused(random_mask(random_, 2, 4, 6, 44), {"mask's rows", 6, 7});
-  refused(random_mask(random_, 2, 4, 7, 37), {"mask's columns", 37, 44});
-  refused(random_mask(random_, 2, 4, 7, 45), {"mask's columns", 45, 44});
-  refused(random_mask(random_, 2, 4, 7, 0), {"mask's columns", 0, 44});
-  refused(random_mask(random_, 2, 4, 0, 44), {"mask's rows", 0, 7});
+  refused(random_mask(random_, 2, 4, 6, 44), {"mask's q_len", 6, 7});
+  refused(random_mask(random_, 2, 4, 7, 37), {"mask's keys", 37, 44});
+  refused(random_mask(random_, 2, 4, 7, 45), {"mask's keys", 45, 44});
+  refused(random_mask(random_, 2, 4, 7, 0), {"mask's keys", 0, 44});
+  refused(random_mask(random_, 2, 4, 0, 44), {"mask's q_len", 0, 7});
 }
 
 TEST_F(MaskRefuses, AnotherNumberOfFactorsOrSlopes) {
@@ -728,8 +728,18 @@ TEST_F(MaskRefuses, AnotherNumberOfFactorsOrSlopes) {
 }
 
 TEST_F(MaskRefuses, NoMemoryAndNegativeSizes) {
-  expect_refused([] { (void)Mask::bytes(nullptr, {1, 1, 7, 44}, {0, 0, 44}); }, {"null"});
-  expect_refused([] { (void)Mask::bits(nullptr, {1, 1, 7, -1}, {0, 0, 44}); }, {-1, 0});
+  expect_refused(
+      [] {
+        (void)Mask::bytes(nullptr, {1, 1, 7, 44}, {0, 0, 44});
+      },
+      {"a mask of [1, 1, 7, 44]", "null"});
+  const auto refused = [](const Mask::Sizes& sizes, const char* axis) {
+    expect_refused([&] { (void)Mask::bits(nullptr, sizes, {0, 0, 44}); }, {axis, -1, 0});
+  };
+  refused({-1, 1, 7, 44}, "a mask's batch");
+  refused({1, -1, 7, 44}, "a mask's heads");
+  refused({1, 1, -1, 44}, "a mask's q_len");
+  refused({1, 1, 7, -1}, "a mask's keys");
 }
 
 TEST_F(MaskRefuses, RowsInPagesAndOtherFormats) {

@@ -60,23 +60,29 @@ float scale_at(const std::vector<float>& scales, Way way, Index head, Index dim,
 
 // ---- the formats, naively -----------------------------------------------------------------------
 
-float e4m3_size(int code) {  // of codes 0 ... 0x7e
-  const int exponent = code >> 3, mantissa = code & 7;
-  return static_cast<float>(exponent == 0 ? std::ldexp(mantissa, -9)
-                                          : std::ldexp(8 + mantissa, exponent - 10));
+std::vector<float> e4m3_sizes() {  // of codes 0 ... 0x7e
+  std::vector<float> sizes;
+  for (int code = 0; code <= 0x7e; ++code) {
+    const int exponent = code >> 3, mantissa = code & 7;
+    sizes.push_back(static_cast<float>(exponent == 0 ? std::ldexp(mantissa, -9)
+                                                     : std::ldexp(8 + mantissa, exponent - 10)));
+  }
+  return sizes;
 }
 // What is kept of x: the nearest code, of two the even one, saturated; integers have no NaN.
 float kept(bool fp8, float x, float scale) {
   const float q = scale == 0 ? 0.0f : x / scale;
   if (!fp8) return std::isnan(q) ? 0.0f : scale * std::clamp(std::nearbyint(q), -127.0f, 127.0f);
   if (std::isnan(q)) return q;
+  static const std::vector<float> sizes = e4m3_sizes();
+  const double size = std::abs(double{q});
   int best = 0;
+  double least = size;
   for (int code = 1; code <= 0x7e; ++code) {
-    const double far = std::abs(double{e4m3_size(code)} - std::abs(double{q})),
-                 least = std::abs(double{e4m3_size(best)} - std::abs(double{q}));
-    if (far < least || (far == least && code % 2 == 0)) best = code;
+    const double far = std::abs(double{sizes[uz(code)]} - size);
+    if (far < least || (far == least && code % 2 == 0)) best = code, least = far;
   }
-  return scale * std::copysign(e4m3_size(std::isinf(q) ? 0x7e : best), q);
+  return scale * std::copysign(sizes[uz(std::isinf(q) ? 0x7e : best)], q);
 }
 // The largest error that byte_formats.hpp allows; infinity for what lies beyond the codes.
 double bound_of(bool fp8, float x, float scale) {

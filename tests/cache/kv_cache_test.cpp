@@ -368,7 +368,7 @@ TEST(CacheFormats, OfKeysAndValuesMayDiffer) {
   const Tensor4<Eigen::bfloat16> v_rounded = v.cast<Eigen::bfloat16>();
   EXPECT_TRUE(same_bits(cache.k().typed<Eigen::half>(), view_of(k_rounded)));
   EXPECT_TRUE(same_bits(cache.v().typed<Eigen::bfloat16>(), view_of(v_rounded)));
-  expect_refused([&] { (void)cache.k().typed<float>(); }, {"type"});
+  expect_refused([&] { (void)cache.k().typed<float>(); }, {"of format half", "float is asked"});
 }
 
 TEST(Cache, TruncateRefusesBeyondItsLengthAndBelowZero) {

@@ -1,6 +1,7 @@
 // select/sketch/sketched_mass.hpp: masses by 8-bit codes lie within the stated bound of an oracle's in
 // double, whatever the keys; the bound is needed, and is what decides between codes and float.
 
+#include <quoka/matrix/emulated_tiles.hpp>
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/quoka.hpp>
@@ -12,6 +13,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <numeric>
@@ -68,6 +70,12 @@ TEST(CodeProducts, AreExactForAnyCodes) {
   Random random(700);
   for (Index steps : {0, 1, 7, 32, 40})
     for (Index more : {0, 3}) {
+      if constexpr (simd::most_code_queries >= 24) {
+        expect_exact_products<24>(random, steps, 24 + more);
+        expect_exact_products<20>(random, steps, 20 + more);
+        expect_exact_products<16>(random, steps, 16 + more);
+        expect_exact_products<12>(random, steps, 12 + more);
+      }
       expect_exact_products<8>(random, steps, 8 + more);
       expect_exact_products<4>(random, steps, 4 + more);
       expect_exact_products<2>(random, steps, 2 + more);
@@ -115,7 +123,7 @@ struct Masses {
   std::vector<double> error;  // eps of each head in nats; infinity: in float
 };
 
-// Of rows q_bar [batch, kv_heads, rows, dim].
+// Of rows q_bar [batch, kv_heads, rows, dim]. By emulated tiles they are the same bits.
 Masses masses(const Tensor4<float>& q_bar, const Rows& k, const KeySketch& sketch,
               const KeySketch::Places* places, Aggregation over, float scale = 1.0f,
               ExecutorRef executor = SerialExecutor{}) {
@@ -125,6 +133,12 @@ Masses masses(const Tensor4<float>& q_bar, const Rows& k, const KeySketch& sketc
   detail::sketched_softmax_scores(sketch, places, q_bar.data(), q_bar.dimension(2), k, scale,
                                   k.len(), over, result.scores, state, executor);
   result.error.assign(state.errors.data(), state.errors.data() + k.batch() * k.heads());
+  Tensor3<float> by_tiles(k.batch(), k.heads(), k.len());
+  detail::sketched_softmax_scores_by<simd::EmulatedTiles>(
+      sketch, places, q_bar.data(), q_bar.dimension(2), k, scale, k.len(), over, by_tiles, state,
+      executor, nullptr, {});
+  EXPECT_EQ(std::memcmp(by_tiles.data(), result.scores.data(), uz(by_tiles.size()) * sizeof(float)),
+            0);
   return result;
 }
 Masses masses(const Tensor4<float>& q_bar, const Rows& k, Aggregation over, float scale = 1.0f) {
@@ -529,7 +543,7 @@ TEST(SketchedMassGroups, ManyRowsAndKeys) {
   const Index rows = quoka::tuning::mass_weight_bytes / (2 * kv_len) + 9;  // a group, and some more
   const auto q = random.tensor<float>(1, 1, rows, 3);
   const auto k = random.tensor<float>(1, 1, kv_len, 3);
-  ASSERT_LT(detail::SketchedMass::rows_at_once(rows, kv_len), rows);
+  ASSERT_LT(detail::MassShape::rows_at_once(rows, kv_len), rows);
   expect_as_oracle(q, k);
 }
 

@@ -265,6 +265,20 @@ class RaggedRefuses : public ::testing::Test {
     }
   }
 
+  // The text of one sequence's output in what another one has.
+  static std::string shares(std::size_t sequence, const std::string& output, std::size_t other,
+                            const std::string& name) {
+    return output + " of sequence " + std::to_string(sequence) + " shares memory with " + name +
+           " of sequence " + std::to_string(other);
+  }
+  std::vector<std::pair<std::string, Tensor4<float>*>> named_inputs(std::size_t i) {
+    return {{"q", &in_[i].q},
+            {"the past's keys", &in_[i].past_k},
+            {"the past's values", &in_[i].past_v},
+            {"the chunk's keys", &in_[i].k},
+            {"the chunk's values", &in_[i].v}};
+  }
+
   Random random_{3};
   std::vector<Inputs<float>> in_;
   std::vector<Output<float>> output_;
@@ -281,12 +295,12 @@ TEST_F(RaggedRefuses, OneSequenceOfOtherShapes) {
 
 TEST_F(RaggedRefuses, AMaskOfAnotherSequence) {
   batch_[2].mask = mask_[1];
-  refused({"mask's columns", 36, 37});
+  refused({"mask's keys", 36, 37});
 }
 
 TEST_F(RaggedRefuses, TheOptionsMaskForSequencesItDoesNotFit) {
   batch_[1].mask = {};
-  refused({"mask's columns", 35, 36}, {.mask = mask_[0]});
+  refused({"mask's keys", 35, 36}, {.mask = mask_[0]});
 }
 
 TEST_F(RaggedRefuses, APositionInsideThePast) {
@@ -296,19 +310,19 @@ TEST_F(RaggedRefuses, APositionInsideThePast) {
 
 TEST_F(RaggedRefuses, OutputsThatShareMemory) {
   batch_[2].out = {output_[0].out, output_[2].lse};
-  refused({"outputs of two sequences share memory"});
+  refused({shares(2, "out", 0, "out")});
   const TensorView<float> by_one(output_[0].out.data() + 4 * 5 * 16 - 1, {1, 4, 5, 16},
                                  {320, 80, 16, 1});
   batch_[2].out = {by_one, output_[2].lse};
-  refused({"outputs of two sequences share memory"});
+  refused({shares(2, "out", 0, "out")});
 }
 
 TEST_F(RaggedRefuses, LogSumsThatShareMemory) {
   batch_[2].out = {output_[2].out, output_[0].lse};
-  refused({"two sequences' lse share memory"});
+  refused({shares(2, "lse", 0, "lse")});
   const TensorView<float, 3> in_out(output_[0].out.data(), {1, 4, 5}, {20, 5, 1});
   batch_[2].out = {output_[2].out, in_out};
-  refused({"lse shares memory with another sequence's out"});
+  refused({shares(2, "lse", 0, "out")});
 }
 
 TEST_F(RaggedRefuses, AnOutputInAnothersInput) {
@@ -316,19 +330,17 @@ TEST_F(RaggedRefuses, AnOutputInAnothersInput) {
     return quoka::AttentionOutput(TensorView<float>(x.data(), {1, 4, 5, 16}, {320, 80, 16, 1}));
   };
   for (const std::size_t other : {0u, 2u})
-    for (Tensor4<float>* x :
-         {&in_[other].q, &in_[other].past_k, &in_[other].past_v, &in_[other].k, &in_[other].v}) {
+    for (const auto& [name, x] : named_inputs(other)) {
       batch_[1].out = out_in(*x);
-      refused({"out shares memory with an input of another sequence"});
+      refused({shares(1, "out", other, name)});
     }
 }
 
 TEST_F(RaggedRefuses, AnLseInAnothersInput) {
   for (const std::size_t other : {0u, 2u})
-    for (Tensor4<float>* x :
-         {&in_[other].q, &in_[other].past_k, &in_[other].past_v, &in_[other].k, &in_[other].v}) {
+    for (const auto& [name, x] : named_inputs(other)) {
       batch_[1].out = {output_[1].out, TensorView<float, 3>(x->data(), {1, 4, 5}, {20, 5, 1})};
-      refused({"lse shares memory with an input of another sequence"});
+      refused({shares(1, "lse", other, name)});
     }
 }
 
@@ -336,14 +348,14 @@ TEST_F(RaggedRefuses, ResultsInAnothersMask) {
   for (const std::size_t other : {0u, 2u}) {
     const TensorView<float, 3> lse(mask_[other].data(), {1, 4, 5}, {20, 5, 1});
     batch_[1].out = {output_[1].out, lse};
-    refused({"lse shares memory with the mask of another sequence"});
+    refused({shares(1, "lse", other, "the mask")});
     Tensor4<float> wide(1, 1, 5, 400);  // room for an output
     wide.setZero();
     const TensorView<float> out(wide.data(), {1, 4, 5, 16}, {320, 80, 16, 1});
     const auto own = batch_[other].mask;
     batch_[other].mask = Rows(wide).first_channels(own.keys());
     batch_[1].out = out;
-    refused({"out shares memory with the mask of another sequence"});
+    refused({shares(1, "out", other, "the mask")});
     batch_[other].mask = own;
   }
 }
@@ -362,7 +374,7 @@ TEST_F(RaggedRefuses, OnlyBytesThatAreShared) {
   EXPECT_NO_THROW(quoka::attention(batch_));
   batch_[1].out = TensorView<float>(output_[1].out);
   batch_[2].q = TensorView<const float>(memory.data() + 19 * 48, {1, 4, 5, 16}, {0, 0, 0, 1});
-  refused({"out shares memory with an input of another sequence"});
+  refused({shares(0, "out", 2, "q")});
   batch_[2].q = TensorView<const float>(memory.data() + 19 * 48 + 16, {1, 4, 5, 16}, {0, 0, 0, 1});
   EXPECT_NO_THROW(quoka::attention(batch_));
 }
@@ -374,7 +386,7 @@ TEST_F(RaggedRefuses, AnInputInAWideOutputBehindNarrowOnes) {
   batch_[1].out = TensorView<float>(memory.data() + 100, {1, 4, 5, 16}, {320, 80, 16, 1});
   EXPECT_NO_THROW(quoka::attention(batch_));
   batch_[2].q = TensorView<const float>(memory.data() + 6010, {1, 4, 5, 16}, {0, 0, 0, 1});
-  refused({"out shares memory with an input of another sequence"});
+  refused({shares(0, "out", 2, "q")});
 }
 
 // Sequences may read the same memory: a common prefix.

@@ -901,7 +901,7 @@ TEST(Fault, OfSettingsThatDifferNamesTheRankAndBothNumbers) {
   layer_told([](auto&, auto& a, auto&) { a.scale = 0.25f; }, "attention's scale is 0.25, but 0");
   layer_told([](auto&, auto& a, auto&) { a.softcap = 30.0f; }, "softcap is 30, but 0 on rank 0");
   layer_told([](auto&, auto& a, auto&) { a.arithmetic = quoka::Arithmetic::fixed16; },
-             "attention's arithmetic is 1, but 0");
+             "attention's arithmetic is 5, but 0");
   layer_told([&](auto&, auto& a, auto&) { a.sink_logits = sinks; }, "the hash of sink_logits is");
   layer_told([](auto& s, auto&, auto&) { s.k_format = &quoka::format_of<Eigen::half>(); },
              "the hash of k_format is");
@@ -971,7 +971,8 @@ TEST(Fault, OfARankThatNeverComesEndsInTime) {
         run_chunks(layer, shape, prompt, result);
       },
       std::chrono::milliseconds(50));
-  EXPECT_NE(what(errors[0]).find("did not come"), std::string::npos);
+  EXPECT_NE(what(errors[0]).find("1 of 2 ranks came within the limit of 50 ms"), std::string::npos)
+      << what(errors[0]);
   EXPECT_EQ(errors[1], nullptr);
 }
 
@@ -1004,10 +1005,21 @@ TEST(ShardedPrefillRefuses, WhatNeedsAllKeysInOnePlace) {
   refuses(QuokaSelector(), {}, {"block", 0}, ShardLayout::contiguous(0));
   AttentionOptions attention;
   attention.sliding_window = 9;
-  refuses(QuokaSelector(), {}, {"over shards"}, {}, attention);
+  refuses(QuokaSelector(), {}, {"sliding_window", 9, "over shards", 0}, {}, attention);
   attention = {};
   attention.causal = false;
-  refuses(QuokaSelector(), {}, {"over shards"}, {}, attention);
+  refuses(QuokaSelector(), {}, {"over shards causal"}, {}, attention);
+  attention = {};
+  const std::vector<float> slopes(uz(shape.q_heads), 0.5f);
+  attention.alibi_slopes = slopes;
+  refuses(QuokaSelector(), {}, {"alibi_slopes", shape.q_heads, "over shards", 0}, {}, attention);
+  attention = {};
+  const std::uint8_t seen = 1;
+  attention.mask = quoka::Mask::bytes(&seen, {1, 1, 1, 1}, {1, 1, 1});
+  refuses(QuokaSelector(), {}, {"over shards there is no mask"}, {}, attention);
+  attention = {};
+  attention.query_position = 0;
+  refuses(QuokaSelector(), {}, {"over shards there is no query_position"}, {}, attention);
 }
 
 TEST(ShardedPrefillRefuses, AWindowLongerThanABlock) {
@@ -1030,6 +1042,24 @@ TEST(ThreadRanks, RefusesRanksThatThereAreNot) {
   ThreadRanks ranks(2);
   expect_refused([&] { ranks.communicator(2); }, {"rank", 2, 1});
   expect_refused([&] { ranks.communicator(-1); }, {"rank", -1});
+}
+
+TEST(ThreadRanks, RefusesANegativeLimit) {
+  expect_refused([] { ThreadRanks ranks(2, std::chrono::milliseconds(-5)); }, {"limit", -5, 0});
+}
+
+// Who comes later is told of the same meeting.
+TEST(ThreadRanks, TheOneThatIsLateIsToldWhoCame) {
+  ThreadRanks ranks(3, std::chrono::milliseconds(20));
+  for (const int rank : {0, 2}) {
+    try {
+      std::int64_t one = 1;
+      ranks.communicator(rank).allreduce_sum(std::span(&one, 1));
+      ADD_FAILURE() << "nobody was missed";
+    } catch (const std::runtime_error& error) {
+      EXPECT_STREQ(error.what(), "quoka: 1 of 3 ranks came within the limit of 20 ms");
+    }
+  }
 }
 
 }  // namespace

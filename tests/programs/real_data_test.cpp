@@ -67,11 +67,13 @@ std::vector<Layer> whole_captures() {
 template <class T>
 Tensor4<T> rows(const Tensor4<float>& x, Index begin, Index n) {
   Tensor4<T> part(x.dimension(0), x.dimension(1), n, x.dimension(3));
-  for (Index b = 0; b < part.dimension(0); ++b)
-    for (Index head = 0; head < part.dimension(1); ++head)
-      for (Index i = 0; i < n; ++i)
-        for (Index c = 0; c < part.dimension(3); ++c)
-          part(b, head, i, c) = static_cast<T>(x(b, head, begin + i, c));
+  const Index dim = part.dimension(3), heads = part.dimension(0) * part.dimension(1);
+  T* to = part.data();
+  for (Index head = 0; head < heads; ++head) {
+    const float* const from = x.data() + (head * x.dimension(2) + begin) * dim;
+    to =
+        std::transform(from, from + n * dim, to, [](float value) { return static_cast<T>(value); });
+  }
   return part;
 }
 
@@ -225,10 +227,13 @@ TEST(RealDataStored, AttentionIsTheOraclesUpToTheRoundingOfTheOutput) {
 class RealDataWhole : public ::testing::Test {
  protected:
   void SetUp() override {
-    layers_ = whole_captures();
     if (layers_.empty()) GTEST_SKIP() << "no captures in '" << QUOKA_SHARED_DATA << "'";
   }
-  std::vector<Layer> layers_;
+  static const std::vector<Layer>& all_layers() {
+    static const std::vector<Layer> layers = whole_captures();
+    return layers;
+  }
+  const std::vector<Layer>& layers_ = all_layers();
 };
 
 TEST_F(RealDataWhole, DenseAttentionIsTheOracles) {

@@ -191,6 +191,7 @@ class Strided {
 class Fragment {
  public:
   Fragment(const char* text) : text_(text) {}                                           // NOLINT
+  Fragment(std::string text) : text_(std::move(text)) {}                                // NOLINT
   Fragment(std::integral auto number) : text_(std::to_string(number)), alone_(true) {}  // NOLINT
 
   const std::string& text() const { return text_; }

@@ -153,10 +153,11 @@ Scores score_keys(const Tensor& q_bar, const Tensor& keys, Scoring scoring,
     for (Index g = 0; g < keys.heads; ++g)
       for (Index t = 0; t < keys.len; ++t) {
         const Row key = keys.row(b, g, t);
+        const double length = norm(key);
         double largest = -infinity, sum = 0;
         for (Index m = 0; m < q_bar.len; ++m) {
           double score = dot(q_bar.row(b, g, m), key);
-          if (scoring == Scoring::cosine) score = norm(key) > 0 ? score / norm(key) : 0.0;
+          if (scoring == Scoring::cosine) score = length > 0 ? score / length : 0.0;
           largest = std::max(largest, score);
           sum += score;
         }
@@ -175,16 +176,18 @@ Scores softmax_scores(const Tensor& q_bar, const Tensor& keys, double scale,
     for (Index g = 0; g < keys.heads; ++g) {
       std::vector<double>& score = scores[uz(b)][uz(g)];
       score.assign(uz(keys.len), 0.0);
+      std::vector<bool> finite;
+      for (Index t = 0; t < keys.len; ++t) finite.push_back(is_finite(keys.row(b, g, t)));
       for (Index m = 0; m < q_bar.len; ++m) {
         std::vector<double> p(uz(keys.len), 0.0);
         double largest = -infinity, sum = 0;
         for (Index t = 0; t < keys.len; ++t) {
-          if (!is_finite(keys.row(b, g, t))) continue;
+          if (!finite[uz(t)]) continue;
           p[uz(t)] = scale * dot(q_bar.row(b, g, m), keys.row(b, g, t));
           largest = std::max(largest, p[uz(t)]);
         }
         for (Index t = 0; t < keys.len; ++t)
-          if (is_finite(keys.row(b, g, t))) sum += p[uz(t)] = std::exp(p[uz(t)] - largest);
+          if (finite[uz(t)]) sum += p[uz(t)] = std::exp(p[uz(t)] - largest);
         for (Index t = 0; t < keys.len; ++t) {
           const double share = p[uz(t)] / sum;
           if (aggregation == Aggregation::max)
@@ -194,7 +197,7 @@ Scores softmax_scores(const Tensor& q_bar, const Tensor& keys, double scale,
         }
       }
       for (Index t = 0; t < keys.len; ++t)
-        if (!is_finite(keys.row(b, g, t))) score[uz(t)] = not_a_number;
+        if (!finite[uz(t)]) score[uz(t)] = not_a_number;
     }
   return scores;
 }
@@ -321,9 +324,11 @@ AttentionResult attention(const Tensor& q, const Tensor& past_k, const Tensor& p
           continue;
         }
         for (double x : logits) sum += std::exp(x - largest);
-        for (std::size_t n = 0; n < values.size(); ++n)
+        for (std::size_t n = 0; n < values.size(); ++n) {
+          const double weight = std::exp(logits[n] - largest) / sum;
           for (Index c = 0; c < result.out.dim; ++c)
-            result.out.at(b, h, i, c) += std::exp(logits[n] - largest) / sum * values[n][uz(c)];
+            result.out.at(b, h, i, c) += weight * values[n][uz(c)];
+        }
         result.lse.push_back(largest + std::log(sum));
       }
   return result;

@@ -279,8 +279,12 @@ TEST(Selection, RefusesPositionsThatDescend) {
 TEST(Selection, RefusesTheOneBadRowAmongGoodOnes) {
   Tensor3<Position> positions(2, 2, 3);
   for (Index i = 0; i < positions.size(); ++i) positions.data()[i] = static_cast<Position>(i % 3);
-  positions(1, 1, 2) = 9;
-  expect_refused([&] { Selection(positions, 7); }, {9, 6});
+  positions(1, 0, 2) = 9;
+  expect_refused([&] { Selection(positions, 7); }, {"position of batch 1, KV head 0 is", 9, 6});
+  positions(1, 0, 2) = 1;
+  expect_refused([&] { Selection(positions, 7); }, {"of batch 1, KV head 0 is", 1, "before"});
+  positions(1, 0, 2) = 2, positions(0, 1, 0) = -4;
+  expect_refused([&] { Selection(positions, 7); }, {"of batch 0, KV head 1 is", -4, 0});
 }
 
 TEST(Selection, RefusesANegativeLength) {
@@ -293,6 +297,12 @@ TEST(SelectionWriter, RefusesMorePositionsThanKeys) {
   expect_refused([&] { SelectionWriter(selection, 1, 1, 3, -1); }, {"positions", -1, 0});
 }
 
+TEST(SelectionWriter, RefusesNegativeSizes) {
+  Selection selection;
+  expect_refused([&] { SelectionWriter(selection, -2, 1, 3, 1); }, {"batch", -2, 0});
+  expect_refused([&] { SelectionWriter(selection, 1, -2, 3, 1); }, {"kv_heads", -2, 0});
+}
+
 TEST(SelectionWriter, RefusesKeysBeyondTheLargestPosition) {
   Selection selection;
   const Index most = std::numeric_limits<Position>::max();
@@ -303,8 +313,8 @@ TEST(SelectionWriter, RefusesKeysBeyondTheLargestPosition) {
 TEST(SelectionWriter, RefusesACountBeyondTheRoom) {
   Selection selection;
   SelectionWriter writer(selection, 1, 2, 7, 3);
-  expect_refused([&] { writer.set_count(0, 1, 4); }, {4, 3});
-  expect_refused([&] { writer.set_count(0, 1, -1); }, {-1, 0});
+  expect_refused([&] { writer.set_count(0, 1, 4); }, {"of batch 0, KV head 1 is", 4, 3});
+  expect_refused([&] { writer.set_count(0, 1, -1); }, {"of batch 0, KV head 1 is", -1, 0});
 }
 
 // What is refused leaves nothing of nothing, whatever the Selection held before.

@@ -114,8 +114,20 @@ inline void check_memory(const Rows& q, const Past& past, const Chunk& chunk,
   if (rows_share_memory(ByteLattice(lse), lse.sizes(), lse.strides()))
     fail_because("rows of lse share memory with each other");
   require_apart(lse, out, "lse shares memory with out");
-  for (const Rows& input : {q, past.k, past.v, chunk.k, chunk.v})
-    require_apart(lse, input, "lse shares memory with an input");
+  require_apart(lse, q, "lse shares memory with q");
+  require_apart(lse, past.k, "lse shares memory with the past's keys");
+  require_apart(lse, past.v, "lse shares memory with the past's values");
+  require_apart(lse, chunk.k, "lse shares memory with the chunk's keys");
+  require_apart(lse, chunk.v, "lse shares memory with the chunk's values");
+}
+
+// Rows that are not by themselves all that is needed.
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_apart(const char* name,
+                                                              const RowShape& shape) {
+  if (shape.channel_step != 0)
+    fail(std::string(name) + "'s step between channels in bytes", shape.channel_step,
+         "but channels must lie side by side, a step of", "", 0);
+  fail_because(std::string(name) + " has scales that lie apart, but must need none");
 }
 
 // KV heads and channels of a value: an empty part may leave its shape open.
@@ -155,8 +167,8 @@ inline void check_call(const Rows& q, const Past& past, const Chunk& chunk,
   require_at_least("query_position", first_query(past, position),
                    past.first_position + past.k.len());
   check_memory(q, past, chunk, output);
-  if (!q.stores_alone() || !output.out.stores_alone())
-    fail_because("q and out must be rows that need no scales, with channels side by side");
+  if (!q.stores_alone()) fail_apart("q", q.shape(0));
+  if (!output.out.stores_alone()) fail_apart("out", output.out.shape(0));
   if (!mask.absent()) {
     mask.check(q.batch(), q.heads(), q.len(), past.k.len() + chunk.k.len());
     require_apart(output.out, mask, "out shares memory with the mask");
@@ -233,17 +245,22 @@ inline ByteLattice memory_of(const AttentionCall& call, CallMemory which) {
   return ByteLattice(Rows());
 }
 
-[[noreturn, gnu::cold]] inline void fail_shared(CallMemory output, CallMemory other) {
-  const bool is_out = output == CallMemory::out;
-  if (other == CallMemory::out || other == CallMemory::lse)
-    fail_because(output != other ? "lse shares memory with another sequence's out"
-                 : is_out        ? "outputs of two sequences share memory"
-                                 : "two sequences' lse share memory");
-  if (other == CallMemory::mask)
-    fail_because(is_out ? "out shares memory with the mask of another sequence"
-                        : "lse shares memory with the mask of another sequence");
-  fail_because(is_out ? "out shares memory with an input of another sequence"
-                      : "lse shares memory with an input of another sequence");
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_shared(CallMemory output, Index sequence,
+                                                               CallMemory other,
+                                                               Index other_sequence) {
+  static constexpr const char* names[] = {"out",
+                                          "lse",
+                                          "q",
+                                          "the past's keys",
+                                          "the past's values",
+                                          "the chunk's keys",
+                                          "the chunk's values",
+                                          "the mask"};
+  char message[128];
+  std::snprintf(message, sizeof message, "%s of sequence %td shares memory with %s of sequence %td",
+                names[static_cast<int>(output)], sequence, names[static_cast<int>(other)],
+                other_sequence);
+  fail_because(message);
 }
 
 // One output among those of all sequences in the order of memory.
@@ -279,7 +296,7 @@ inline void check_outputs_apart(const std::vector<AttentionCall>& calls,
                                [&](const OutputMemory& output) { return output.begin < x.end(); });
       while (at != outputs.begin() && (--at)->reach > x.base)
         if (at->call != &call && share_memory(memory_of(*at->call, at->which), x))
-          fail_shared(at->which, which);
+          fail_shared(at->which, at->call - calls.data(), which, &call - calls.data());
     }
 }
 

@@ -1,7 +1,7 @@
 // What an attention call takes: options, the past, the chunk, where results go, and scratch memory.
 #pragma once
 
-#include <quoka/kernels/arithmetic.hpp>
+#include <quoka/attention/arithmetic.hpp>
 #include <quoka/views/mask.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/views/rows.hpp>

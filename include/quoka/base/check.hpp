@@ -69,12 +69,16 @@ namespace detail {
     fail(a, a_value, "but must be a positive multiple of", b, b_value);
 }
 
-// One axis of a tensor: [batch, heads, len] or [batch, heads, len, dim].
+// The axes of a tensor: [batch, heads, len] or [batch, heads, len, dim].
+using AxisNames = const char* const[4];
+inline constexpr AxisNames tensor_axes = {"batch", "heads", "len", "dim"};
+
+// One axis of a tensor.
 [[noreturn, gnu::cold, gnu::noinline]] inline void fail_axis(std::string_view tensor,
                                                              std::size_t axis, Index size,
                                                              std::string_view relation,
-                                                             Index expected) {
-  static constexpr const char* axes[] = {"batch", "heads", "len", "dim"};
+                                                             Index expected,
+                                                             const AxisNames& axes = tensor_axes) {
   char name[128];
   std::snprintf(name, sizeof name, "%.*s's %s", static_cast<int>(tensor.size()), tensor.data(),
                 axes[axis]);
@@ -93,11 +97,12 @@ template <std::size_t Rank>
 // Sizes that memory can have: none is negative, and without a pointer there are no elements.
 template <std::size_t Rank>
 [[gnu::noinline]] void require_memory(std::string_view tensor, const void* data,
-                                      const std::array<Index, Rank>& sizes) {
+                                      const std::array<Index, Rank>& sizes,
+                                      const AxisNames& axes = tensor_axes) {
   bool elements = true;
   for (std::size_t axis = 0; axis < Rank; ++axis) {
     if (sizes[axis] < 0) [[unlikely]]
-      fail_axis(tensor, axis, sizes[axis], "but a size must be at least", 0);
+      fail_axis(tensor, axis, sizes[axis], "but a size must be at least", 0, axes);
     elements = elements && sizes[axis] > 0;
   }
   if (data != nullptr || !elements) [[likely]]

@@ -76,6 +76,21 @@ concept ShardableSelector = std::same_as<S, DenseSelector> ||
       selector.options().budget;
     });
 
+namespace detail {
+// Throws std::invalid_argument for what attention over shards cannot do.
+inline void check_options_of_shards(const AttentionOptions& attention) {
+  if (attention.sliding_window != 0)
+    fail("sliding_window", attention.sliding_window, "but over shards must be", "", 0);
+  if (!attention.alibi_slopes.empty())
+    fail("the number of alibi_slopes", std::ssize(attention.alibi_slopes),
+         "but over shards must be", "", 0);
+  if (!attention.mask.absent()) fail_because("over shards there is no mask");
+  if (!attention.causal) fail_because("over shards causal = false is not supported");
+  if (attention.query_position.has_value())
+    fail_because("over shards there is no query_position: it is the layer's len");
+}
+}  // namespace detail
+
 template <ShardableSelector S, Storage T = float>
 class ShardedPrefill {
  public:
@@ -90,11 +105,7 @@ class ShardedPrefill {
         rounds_(communicator),
         map_(layout, shard_keys(), communicator.rank(), communicator.ranks()) {
     list_settings(shape);
-    if (attention.sliding_window != 0 || !attention.mask.absent() || !attention.causal ||
-        !attention.alibi_slopes.empty() || attention.query_position.has_value())
-      detail::fail_because(
-          "attention over shards has no sliding_window, mask, alibi_slopes, query_position or "
-          "causal = false");
+    detail::check_options_of_shards(attention);
   }
   ShardedPrefill(const ShardedPrefill&) = delete;  // what it borrows of itself does not move
   ShardedPrefill& operator=(const ShardedPrefill&) = delete;

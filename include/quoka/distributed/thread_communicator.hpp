@@ -82,9 +82,10 @@ class ThreadRanks {
     int rank_;
   };
 
-  // Throws std::invalid_argument for fewer than one rank. A limit of 0: none.
+  // Throws std::invalid_argument for fewer than one rank and a negative limit. A limit of 0: none.
   explicit ThreadRanks(int ranks, Limit limit = Limit(0)) : count_(ranks), limit_(limit) {
     detail::require_at_least("ranks", ranks, 1);
+    detail::require_at_least("the limit in milliseconds", static_cast<Index>(limit.count()), 0);
     data_.resize(static_cast<std::size_t>(ranks));
   }
 
@@ -118,11 +119,14 @@ class ThreadRanks {
     if (limit_ == Limit(0))
       all_here_.wait(lock, passed);
     else if (!all_here_.wait_for(lock, limit_, passed))
-      broken_ = true, all_here_.notify_all();
+      came_ = std::max(came_, here_), broken_ = true, all_here_.notify_all();
     if (turn_ == turn) fail();
   }
-  [[noreturn]] static void fail() {
-    throw std::runtime_error("quoka: a rank did not come in time");
+  [[noreturn]] void fail() const {
+    char message[128];
+    std::snprintf(message, sizeof message, "quoka: %d of %d ranks came within the limit of %td ms",
+                  came_, count_, static_cast<Index>(limit_.count()));
+    throw std::runtime_error(message);
   }
 
   int count_;
@@ -130,6 +134,7 @@ class ThreadRanks {
   std::mutex mutex_;
   std::condition_variable all_here_;
   int here_ = 0;
+  int came_ = 0;  // of the meeting that failed
   std::uint64_t turn_ = 0;
   bool broken_ = false;
   std::vector<const void*> data_;  // of each rank, between two waits

@@ -19,8 +19,32 @@ struct Place {
     else
       return simd::load_unaligned(x + i);
   }
+  QUOKA_INLINE void store(float* x, const P& value) const {
+    if constexpr (std::is_same_v<P, float>)
+      x[i] = value;
+    else
+      simd::store_unaligned(x + i, value);
+  }
   QUOKA_INLINE static P broadcast(float x) { return simd::broadcast<P>(x); }
 };
+
+// f(place) over [0, n): by packets, then one by one.
+QUOKA_PACKET_ARGUMENTS_BEGIN
+template <class F>
+QUOKA_INLINE void for_each_place(Index n, F&& f) {
+  Index i = 0;
+  if constexpr (simd::lanes > 1)
+    for (; i + simd::lanes <= n; i += simd::lanes) f(Place<simd::Packet>{i});
+  for (; i < n; ++i) f(Place<float>{i});
+}
+
+// `yes` where x is finite.
+template <class P>
+QUOKA_INLINE P select_finite(const P& x, const P& yes, const P& no) {
+  const P size = simd::max(x, simd::sub(simd::zero<P>(), x));
+  return simd::select_less(size, simd::broadcast<P>(simd::infinity), yes, no);
+}
+QUOKA_PACKET_ARGUMENTS_END
 
 // step(place) over [0, n): by packets where their comparisons give masks, then one by one.
 QUOKA_PACKET_ARGUMENTS_BEGIN

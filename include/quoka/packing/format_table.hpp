@@ -110,6 +110,7 @@ void score_codes(const Keys& keys, const simd::CodeQueries& queries, bool mean, 
 
 }  // namespace detail
 
+// The table of a row type.
 template <class Row>
 constexpr Format format_table() {
   Format format{.name = Row::name,

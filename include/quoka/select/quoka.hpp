@@ -68,7 +68,7 @@ class QuokaDomain {
   QUOKA_INLINE constexpr QuokaDomain(Domain domain) : domain_(domain) {
     if (domain == Domain::softmax) code_ = QUOKA_ON_DEMAND(detail::softmax_code);
   }
-  constexpr operator Domain() const { return domain_; }
+  constexpr operator Domain() const { return domain_; }  // as it was given
 
  private:
   friend class QuokaScorer;
@@ -84,7 +84,7 @@ class LevelBlock {
   // Of so many keys.
   QUOKA_INLINE constexpr LevelBlock(Index keys)
       : keys_(keys), code_(QUOKA_ON_DEMAND(detail::levels_code)) {}
-  constexpr operator Index() const { return keys_; }
+  constexpr operator Index() const { return keys_; }  // as they were given
 
  private:
   friend class QuokaScorer;

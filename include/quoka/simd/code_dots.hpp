@@ -110,21 +110,37 @@ void code_dots_of(const std::uint8_t* const (&keys)[2], const std::int32_t* quer
   }
 }
 
-// All `rows` queries, in tiles of 8 (32 registers), 4 and 1.
+// tile(Constant, m) of `height`, a multiple of four up to Most.
+template <int Most, class Tile>
+void code_tile_of(Index height, Index m, Tile&& tile) {
+  if (height == Most)
+    tile(Constant<Most>{}, m);
+  else if constexpr (Most > 4)
+    code_tile_of<Most - 4>(height, m, tile);
+}
+
+// All of `rows` queries in tiles of Most at most: tile(height, m) is that of queries [m, m + height),
+// height a Constant. Tiles of four and more are of nearly one size.
+template <int Most, class Tile>
+void for_each_code_tile(Index rows, Tile&& tile) {
+  Index m = 0;
+  for (Index left = rows, height; left >= 4; left -= height, m += height) {
+    const Index equal = ceil_div(left, ceil_div(left, Index{Most}));
+    height = std::min(round_up(equal, 4), left / 4 * 4);
+    code_tile_of<Most>(height, m, tile);
+  }
+  if (rows - m >= 2) tile(Constant<2>{}, m), m += 2;
+  if (rows - m == 1) tile(Constant<1>{}, m);
+}
+
 template <CodeScores Over>
 void code_dots(const std::uint8_t* const (&keys)[2], const std::int32_t* queries, Index rows,
                Index steps, const std::int32_t* offset, std::int32_t* best,
                const LaterBlocks& later) {
-  Index m = 0;
-  const auto tile = [&](auto height) {
+  for_each_code_tile<most_code_queries>(rows, [&](auto height, Index m) {
     code_dots_of<height, Over>(keys, queries + m, rows, steps, offset + m, best,
                                m == 0 ? later : LaterBlocks{});
-    m += height;
-  };
-  if constexpr (registers >= 32)
-    while (m + 8 <= rows) tile(Constant<8>{});
-  while (m + 4 <= rows) tile(Constant<4>{});
-  while (m < rows) tile(Constant<1>{});
+  });
 }
 
 }  // namespace simd

@@ -14,12 +14,8 @@ inline namespace QUOKA_ABI {
 
 QUOKA_FUNC Mask::Mask(const void* data, Kind kind, const Sizes& sizes, const Strides& strides)
     : data_(static_cast<const std::byte*>(data)), kind_(kind), sizes_(sizes), strides_(strides) {
-  bool any = true;
-  for (const Index size : sizes) {
-    detail::require_at_least("a size of a mask", size, 0);
-    any = any && size > 0;
-  }
-  if (data == nullptr && any) detail::fail_because("a mask has elements, but its pointer is null");
+  static constexpr detail::AxisNames axes = {"batch", "heads", "q_len", "keys"};
+  detail::require_memory("a mask", data, sizes, axes);
 }
 
 QUOKA_FUNC Mask::Mask(const Rows& added, Checked)
@@ -47,8 +43,8 @@ QUOKA_FUNC Index Mask::row_bytes() const {
 QUOKA_FUNC void Mask::check(Index batch, Index q_heads, Index q_len, Index keys) const {
   if (sizes_[0] != 1) detail::require_equal("the mask's batch", sizes_[0], "q's batch", batch);
   if (sizes_[1] != 1) detail::require_equal("the mask's heads", sizes_[1], "q_heads", q_heads);
-  detail::require_equal("the mask's rows", sizes_[2], "q_len", q_len);
-  detail::require_equal("the mask's columns", sizes_[3], "the past's and the chunk's keys", keys);
+  detail::require_equal("the mask's q_len", sizes_[2], "q_len", q_len);
+  detail::require_equal("the mask's keys", sizes_[3], "the past's and the chunk's keys", keys);
 }
 
 QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* list, Index first,
@@ -116,7 +112,7 @@ QUOKA_FUNC void read_column_sight(const Mask& mask, Index b, Index first, Index 
 QUOKA_FUNC VisibleCells::VisibleCells(const Mask& mask, Index past_len, Index b,
                                       ExecutorRef executor) {
   detail::require_at_least("past_len", past_len, 0);
-  detail::require_at_most("past_len", past_len, "the mask's columns", mask.keys());
+  detail::require_at_most("past_len", past_len, "the mask's keys", mask.keys());
   detail::require_at_least("the mask's sequence", b, 0);
   if (mask.batch() > 1)
     detail::require_at_most("the mask's sequence", b, "its last one", mask.batch() - 1);

@@ -148,8 +148,7 @@ class BasicRows {
   // As a view of T. Throws std::invalid_argument where they are of another format, or mapped.
   template <Storage T>
   TensorView<const T> typed() const requires(!writes) {
-    if (format_ != &format_of<T>())
-      detail::fail_because("rows are not of the type they are asked for");
+    if (format_ != &format_of<T>()) fail_type(format_of<T>().name);
     if (mapped()) detail::fail_because("rows in pages, or of a list, have no strides");
     const auto elements = [](Index step) { return step / static_cast<Index>(sizeof(T)); };
     return {reinterpret_cast<const T*>(data_),
@@ -229,6 +228,11 @@ class BasicRows {
   friend BasicRows<const std::byte> paged(const BasicRows<const std::byte>& pool,
                                           std::span<const Position> table, Index len);
 
+  [[noreturn, gnu::cold, gnu::noinline]] void fail_type(const char* wanted) const {
+    detail::fail_because(std::string("typed(): rows are of format ") +
+                         (format_ != nullptr ? format_->name : "none") + ", but " + wanted +
+                         " is asked for");
+  }
   static void require_below(std::string_view what, std::span<const Position> list,
                             std::string_view limit_name, Index limit) {
     for (const Position x : list)

@@ -138,9 +138,11 @@ class Selection {
 class SelectionWriter {
  public:
   // Room for `most` positions for each KV head. Throws std::invalid_argument for more than kv_len,
-  // and for a kv_len beyond the largest Position.
+  // for a kv_len beyond the largest Position, and for a negative size.
   SelectionWriter(Selection& selection, Index batch, Index kv_heads, Index kv_len, Index most)
       : selection_(selection), batch_(batch), kv_heads_(kv_heads), kv_len_(kv_len), most_(most) {
+    detail::require_at_least("the selection's batch", batch, 0);
+    detail::require_at_least("the selection's kv_heads", kv_heads, 0);
     detail::require_at_least("the number of positions", most, 0);
     detail::require_at_most("the number of positions", most, "kv_len", kv_len);
     detail::require_at_most("kv_len", kv_len, "the largest Position",
@@ -159,9 +161,12 @@ class SelectionWriter {
   }
   // Only the first `count` of row() count. Throws std::invalid_argument beyond the room.
   void set_count(Index b, Index kv_head, Index count) {
-    detail::require_at_least("the number of positions", count, 0);
-    detail::require_at_most("the number of positions", count, "the room for them", most_);
-    selection_.counts_[static_cast<std::size_t>(b * kv_heads_ + kv_head)] = count;
+    const Index head = b * kv_heads_ + kv_head;
+    if (count < 0) fail_at(head, "the number of positions", count, "but must be at least", "", 0);
+    if (count > most_)
+      fail_at(head, "the number of positions", count, "but must be at most", "the room for them",
+              most_);
+    selection_.counts_[static_cast<std::size_t>(head)] = count;
   }
   // Throws std::invalid_argument unless every row ascends strictly within [0, kv_len).
   void commit() {
@@ -171,21 +176,31 @@ class SelectionWriter {
       if (count == 0) continue;
       unsigned descends = 0;
       for (Index i = 1; i < count; ++i) descends |= x[i] <= x[i - 1] ? 1u : 0u;
-      if (descends != 0u) fail_order(x, count);
-      detail::require_at_least("a selected position", x[0], 0);
-      detail::require_at_most("a selected position", x[count - 1], "the last past position",
-                              kv_len_ - 1);
+      if (descends != 0u) fail_order(head, x, count);
+      if (x[0] < 0) fail_at(head, "a selected position", x[0], "but must be at least", "", 0);
+      if (x[count - 1] >= kv_len_)
+        fail_at(head, "a selected position", x[count - 1], "but must be at most",
+                "the last past position", kv_len_ - 1);
     }
     selection_.batch_ = batch_, selection_.kv_heads_ = kv_heads_, selection_.kv_len_ = kv_len_;
     selection_.room_ = most_, selection_.is_all_ = false;
   }
 
  private:
-  [[noreturn, gnu::cold]] static void fail_order(const Position* x, Index count) {
+  [[noreturn, gnu::cold]] void fail_order(Index head, const Position* x, Index count) const {
     Index i = 1;
     while (i + 1 < count && x[i] > x[i - 1]) ++i;
-    detail::fail("a selected position", x[i], "but must be larger than", "the one before",
-                 x[i - 1]);
+    fail_at(head, "a selected position", x[i], "but must be larger than", "the one before",
+            x[i - 1]);
+  }
+  // detail::fail of one KV head, by name.
+  [[noreturn, gnu::cold, gnu::noinline]] void fail_at(Index head, const char* what, Index value,
+                                                      const char* relation, const char* limit,
+                                                      Index limit_value) const {
+    char name[128];
+    std::snprintf(name, sizeof name, "%s of batch %td, KV head %td", what, head / kv_heads_,
+                  head % kv_heads_);
+    detail::fail(name, value, relation, limit, limit_value);
   }
 
   Selection& selection_;

@@ -4,6 +4,7 @@
 
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/simd/code_dots.hpp>
+#include <quoka/simd/tuning.hpp>
 
 #include <cstring>
 
@@ -13,11 +14,12 @@ namespace detail {
 
 class CodeBlocks {
  public:
-  // places: null where key i is row i of the sketch. gathered: two blocks.
-  CodeBlocks(const KeySketch& sketch, const KeySketch::Places* places, Index b, Index head,
-             Index dim, std::uint8_t* gathered)
+  // Of keys [0, end). places: null where key i is row i of the sketch. gathered: two blocks.
+  CodeBlocks(const KeySketch& sketch, const KeySketch::Places* places, Index end, Index b,
+             Index head, Index dim, std::uint8_t* gathered)
       : sketch_(sketch),
         places_(places),
+        end_(end),
         b_(b),
         head_(head),
         steps_(simd::code_steps(dim)),
@@ -41,12 +43,19 @@ class CodeBlocks {
     for (Index i = 0; i < n; ++i) in_place = in_place && rows[i] == rows[0] + i;
     if (in_place && rows[0] % width == 0) return sketch_.codes(b_, head_, rows[0] / width);
     std::uint8_t* const to = gathered_ + half * steps_ * simd::code_channels * width;
+    const std::uint8_t* asked = nullptr;
     for (Index i = 0; i < n; ++i) {
-      const std::uint8_t* const from = sketch_.codes(b_, head_, rows[i] / width);
-      for (Index s = 0; s < steps_; ++s)
-        std::memcpy(to + (s * width + i) * simd::code_channels,
-                    from + (s * width + rows[i] % width) * simd::code_channels,
+      const std::uint8_t* const from =
+          sketch_.codes(b_, head_, rows[i] / width) + rows[i] % width * simd::code_channels;
+      const Index ahead = first + i + tuning::gathered_prefetch_keys;
+      const std::uint8_t* const later = ahead < end_ ? around(ahead) : asked;
+      // A key's codes lie in every line of its block.
+      for (Index s = 0; s < steps_; ++s) {
+        std::memcpy(to + (s * width + i) * simd::code_channels, from + s * line,
                     simd::code_channels);
+        if (later != asked) simd::prefetch(later + s * line);
+      }
+      asked = later;
     }
     return to;
   }
@@ -57,6 +66,8 @@ class CodeBlocks {
   }
 
  private:
+  static constexpr Index line = simd::code_block * simd::code_channels;
+
   Index row(Index key) const { return places_ != nullptr ? (*places_)(key) : key; }
   bool in_one_block(Index first) const {
     return places_ == nullptr || places_->keeps_blocks(first);
@@ -64,7 +75,7 @@ class CodeBlocks {
 
   const KeySketch& sketch_;
   const KeySketch::Places* places_;
-  Index b_, head_, steps_;
+  Index end_, b_, head_, steps_;
   std::uint8_t* gathered_;
 };
 

@@ -15,6 +15,7 @@ struct SketchedQueries {
   Buffer<std::int32_t> codes;         // [batch * kv_heads][steps][rows]: 4 channels of one row
   Buffer<std::int32_t> offset;        // [batch * kv_heads][rows] -128 * sum of codes
   Buffer<std::int32_t> group_offset;  // [batch * kv_heads][groups][rows], for code_rows.hpp
+  Buffer<std::byte> packed;           // [batch * kv_heads][packed_bytes] for matrix/code_units.hpp
   Buffer<float> scale;                // [batch * kv_heads]
   Buffer<float> error, length;  // [batch * kv_heads] the largest; infinity where codes cannot stand
                                 // for a query
@@ -29,7 +30,7 @@ struct SketchedQueries {
   }
   Index bytes() const {
     return codes.bytes() + offset.bytes() + group_offset.bytes() + scale.bytes() + error.bytes() +
-           length.bytes();
+           length.bytes() + packed.bytes();
   }
 
   // Of a head's codes: whole groups.

@@ -31,12 +31,14 @@
 // and S' holds M(S) but for 0.002 points on average and 0.03 in the worst head (bench/README.md).
 //
 // Where FirstLook says so, in two looks. Each of some rows finds the largest of its shares; the keys of the
-// largest ones are the candidates; and mass is that of all rows among these, as if there were no other keys.
-// Of the others it is 0. The bound above is then that of the best of the candidates, and nothing is
-// promised of other keys. Their codes are put together, of 16 keys from up to 16 blocks.
+// largest ones, as far as first_look_error() tells them apart, are the candidates; and mass is that of all
+// rows among these, as if there were no other keys. Of the others it is 0. The bound above is then that of
+// the best of the candidates, and nothing is promised of other keys. Their codes are put together, of 16 keys
+// from up to 16 blocks.
 //
-// 2 * rows * keys * dim 8-bit operations and rows * keys exponentials; reads dim + 12 bytes per key; holds
-// weights of 2 bytes per row and key until the sums are known, tuning::mass_weight_bytes of them at a time.
+// 2 * rows * keys * dim 8-bit operations and rows * keys exponentials (a first look: none, see below); reads
+// dim + 12 bytes per key; holds weights of 2 bytes per row and key until the sums are known,
+// tuning::mass_weight_bytes of them at a time.
 #pragma once
 
 #include <quoka/cache/key_sketch.hpp>
@@ -54,6 +56,10 @@ namespace detail {
 // those of every query. By AVX2, which has no kernel for several rows, 64 take 0.6 of the time in float, 512 take
 // 1.4 times as long.
 bool sketched_mass_is_fast(bool every_query = false);
+
+// By what the first look's shares may be off, in units of log2, beside eps: where the ISA has a kernel for
+// it, logits have 16 bits, and need no exponential (simd/isa/rough_logits.hpp). 0: they are those above.
+float first_look_error();
 
 // The first look of a cascade: which rows of each KV head, and how many candidates they choose, fewer than
 // there are keys. 0: all rows look at all keys.

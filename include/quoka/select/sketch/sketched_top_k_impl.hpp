@@ -2,6 +2,7 @@
 #pragma once
 
 #include <quoka/cache/key_sketch_impl.hpp>
+#include <quoka/matrix/code_units.hpp>
 #include <quoka/select/sketch/code_blocks.hpp>
 #include <quoka/select/sketch/sketched_head.hpp>
 #include <quoka/select/sketch/sketched_top_k.hpp>
@@ -62,6 +63,12 @@ QUOKA_FUNC void SketchedQueries::encode_head(const float* q_bar, Index task, Ind
 
 static_assert(code_group == simd::code_row_group);
 
+// Of KV head `task`.
+inline QueryCodes query_codes(const SketchedQueries& queries, Index task, Index rows, Index dim) {
+  return {queries.codes.data() + task * SketchedQueries::steps(dim) * rows,
+          queries.offset.data() + task * rows, rows, rows, simd::code_steps(dim)};
+}
+
 // One KV head's keys and queries as codes, and where scores and errors go.
 class SketchScan {
  public:
@@ -72,15 +79,16 @@ class SketchScan {
         rows_(rows),
         dim_(dim),
         codes_(queries.codes.data() + task * SketchedQueries::steps(dim) * rows),
-        offset_(queries.offset.data() + task * rows),
         group_offset_(queries.group_offset.data() + task * ceil_div(dim, code_group) * rows),
         mean_(aggregation == Aggregation::mean),
         scale_(queries.scale.data()[task] * (mean_ ? 1.0f / static_cast<float>(rows) : 1.0f)),
         scores_(scores),
         errors_(errors) {}
 
-  // Keys [begin, end) in the order of their sketch; begin and end at blocks, or end at the end.
-  void in_order(const KeySketch& keys, Index begin, Index end) const {
+  // Keys [begin, end) in the order of their sketch; begin and end at blocks, or end at the end. unit:
+  // holds the queries.
+  template <class Unit>
+  void in_order(Unit& unit, const KeySketch& keys, Index begin, Index end) const {
     const Index block_bytes = simd::code_block_bytes(dim_);
     const Index later = 2 * tuning::sketch_prefetch_pairs * block_bytes;
     const float* const of_key = keys.scales(b_, head_);
@@ -89,16 +97,17 @@ class SketchScan {
       const std::uint8_t* const of_keys[2] = {
           keys.codes(b_, head_, block),
           keys.codes(b_, head_, block + (count > simd::code_block ? 1 : 0))};
-      score_pair(of_keys, {of_keys[0] + later, of_keys[0] + later + block_bytes}, of_key + kv, kv,
-                 count);
+      score_pair(unit, of_keys, {of_keys[0] + later, of_keys[0] + later + block_bytes}, of_key + kv,
+                 kv, count);
     }
   }
 
   // Keys [begin, end), key i at place places(i) of the sketch. Blocks that lie there as they are
   // wanted are read in place, others are put together.
-  void at_places(const KeySketch& keys, const KeySketch::Places& places, Index begin,
+  template <class Unit>
+  void at_places(Unit& unit, const KeySketch& keys, const KeySketch::Places& places, Index begin,
                  Index end) const {
-    const CodeBlocks blocks(keys, &places, b_, head_, dim_, gathered_);
+    const CodeBlocks blocks(keys, &places, end, b_, head_, dim_, gathered_);
     const float *const scales = keys.scales(b_, head_), *const errors = keys.errors(b_, head_);
     alignas(64) float of_key[pair];
     for (Index kv = begin; kv < end; kv += pair) {
@@ -128,7 +137,7 @@ class SketchScan {
         for (const float* const of_rows : {scales, errors})
           simd::prefetch(of_rows + first), simd::prefetch(of_rows + second);
       }
-      score_pair(of_keys, later, of_key, kv, count);
+      score_pair(unit, of_keys, later, of_key, kv, count);
     }
   }
 
@@ -186,17 +195,26 @@ class SketchScan {
   static constexpr Index pair = 2 * simd::code_block;
   static constexpr Index most_dim = 1024, most_bytes = most_dim * simd::code_block;
 
-  void score_pair(const std::uint8_t* const (&of_keys)[2], const simd::LaterBlocks& later,
-                  const float* of_key, Index kv, Index count) const {
+  template <class Unit>
+  void score_pair(Unit& unit, CodePair of_keys, const simd::LaterBlocks& later, const float* of_key,
+                  Index kv, Index count) const {
     alignas(64) std::int32_t best[pair];
-    const Index steps = simd::code_steps(dim_);
     std::fill_n(best, pair, mean_ ? 0 : std::numeric_limits<std::int32_t>::min());
     if (mean_)
-      simd::code_dots<simd::CodeScores::sum>(of_keys, codes_, rows_, steps, offset_, best, later);
+      unit.template dots<simd::CodeScores::sum>(of_keys, best, later);
     else
-      simd::code_dots<simd::CodeScores::max>(of_keys, codes_, rows_, steps, offset_, best, later);
-    for (Index i = 0; i < count; ++i)
-      scores_[kv + i] = static_cast<float>(best[i]) * (of_key[i] * scale_);
+      unit.template dots<simd::CodeScores::max>(of_keys, best, later);
+    alignas(64) float dots[pair];
+    simd::dots_to_floats(best, 1, dots);
+    if (count < pair) {
+      for (Index i = 0; i < count; ++i) scores_[kv + i] = dots[i] * (of_key[i] * scale_);
+      return;
+    }
+    const simd::Packet scale = simd::broadcast(scale_);
+    for (Index i = 0; i < pair; i += simd::lanes)
+      simd::store_unaligned(
+          scores_ + kv + i,
+          simd::mul(simd::load(dots + i), simd::mul(simd::load_unaligned(of_key + i), scale)));
   }
 
   // Scores of a block of rows of codes. False, and nothing written, if any row is for float: most are
@@ -227,7 +245,7 @@ class SketchScan {
   }
 
   Index b_, head_, rows_, dim_;
-  const std::int32_t *codes_, *offset_, *group_offset_;
+  const std::int32_t *codes_, *group_offset_;
   bool mean_;
   float scale_;
   float *scores_, *errors_;
@@ -240,13 +258,14 @@ QUOKA_FUNC bool codes_fit(Index rows, Index dim, Aggregation aggregation) {
   return most <= std::numeric_limits<std::int32_t>::max() && SketchScan::fits(dim);
 }
 
-QUOKA_FUNC void sketched_top_k(const KeySketch* sketch, SketchOf what, const float* q_bar,
-                               Index rows, const Rows& k,
-                               const TensorView<const float, 3>& inverse_norms,
-                               Aggregation aggregation, Index wanted, Index capacity,
-                               const TopKOptions& options, Selection& selection, SketchState& s,
-                               WorkerScratch<ScoreScratch>& score, ExecutorRef executor,
-                               const Candidates* some, Chains* before) {
+// Tiles: what multiplies codes where tiles serve (matrix/code_units.hpp).
+template <class Tiles>
+void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_bar, Index rows,
+                       const Rows& k, const TensorView<const float, 3>& inverse_norms,
+                       Aggregation aggregation, Index wanted, Index capacity,
+                       const TopKOptions& options, Selection& selection, SketchState& s,
+                       WorkerScratch<ScoreScratch>& score, ExecutorRef executor,
+                       const Candidates* some, Chains* before) {
   const Index tasks = k.batch() * k.heads(), dim = k.dim();
   const Index kv_len = some != nullptr ? some->count : k.len();
   const int workers = executor.workers();
@@ -272,24 +291,33 @@ QUOKA_FUNC void sketched_top_k(const KeySketch* sketch, SketchOf what, const flo
   const Index most_ranges =
       std::max(ranges.count, KeyRanges::for_workers(most, tasks, workers).count);
   for (SketchedChoice& choice : s.choices) choice.reserve(most, most_ranges);
+  const Index packed = packed_bytes<Tiles>(rows, simd::code_steps(dim));
+  s.queries.packed.reserve(tasks * packed);
   SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), wanted);
 
   auto encode = [&](Index task, Index, int) {
     s.queries.encode_head(q_bar + task * rows * dim, task, rows, dim);
+    if (what != SketchOf::codes)
+      pack_codes<Tiles>(query_codes(s.queries, task, rows, dim),
+                        s.queries.packed.data() + task * packed);
   };
   auto scan = [&](Index task, Index part, int worker) {
     const auto [begin, end] = scanned.of(part);
     const SketchScan of_head(s.queries, task, k.heads(), rows, dim, aggregation,
                              s.scores.data() + task * kv_len, s.errors.data() + task * kv_len);
-    if (in_order)
-      of_head.in_order(*sketch, begin, end);
-    else if (some != nullptr)
-      of_head.at_places(*sketch, some->places(task), begin, end);
-    else if (what == SketchOf::cache)
-      of_head.at_places(*sketch, places, begin, end);
-    else
-      of_head.of_codes(k.head(task / k.heads(), task % k.heads()), inverse_norms, score[worker].row,
-                       begin, end);
+    if (what == SketchOf::codes)
+      return of_head.of_codes(k.head(task / k.heads(), task % k.heads()), inverse_norms,
+                              score[worker].row, begin, end);
+    with_code_unit<Tiles>(query_codes(s.queries, task, rows, dim),
+                          s.queries.packed.data() + task * packed,
+                          [&, begin = begin, end = end](auto& unit) {
+                            if (in_order)
+                              of_head.in_order(unit, *sketch, begin, end);
+                            else
+                              of_head.at_places(unit, *sketch,
+                                                some != nullptr ? some->places(task) : places,
+                                                begin, end);
+                          });
   };
   const SketchedHeads heads{q_bar, rows, aggregation, kv_len, wanted, options, ranges, s, score};
   const auto with_head = [&](Index task, int worker, auto&& step) {
@@ -346,6 +374,17 @@ QUOKA_FUNC void sketched_top_k(const KeySketch* sketch, SketchOf what, const flo
   chains.add(1, finish);
   executor.run_chains(chains);
   writer.commit();
+}
+
+QUOKA_FUNC void sketched_top_k(const KeySketch* sketch, SketchOf what, const float* q_bar,
+                               Index rows, const Rows& k,
+                               const TensorView<const float, 3>& inverse_norms,
+                               Aggregation aggregation, Index wanted, Index capacity,
+                               const TopKOptions& options, Selection& selection, SketchState& s,
+                               WorkerScratch<ScoreScratch>& score, ExecutorRef executor,
+                               const Candidates* some, Chains* before) {
+  sketched_top_k_by<simd::Tiles>(sketch, what, q_bar, rows, k, inverse_norms, aggregation, wanted,
+                                 capacity, options, selection, s, score, executor, some, before);
 }
 
 }  // namespace detail

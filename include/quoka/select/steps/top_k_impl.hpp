@@ -26,17 +26,23 @@ inline float* pool_window(const float* scores, Index kv_len, Index window, float
   window = TopKScratch::window_span(kv_len, window);
   const Index before = (window - 1) / 2, size = kv_len + window - 1;
   std::fill_n(x, before, -simd::infinity);
-  for (Index i = 0; i < kv_len; ++i)
-    x[before + i] = std::isfinite(scores[i]) ? scores[i] : -simd::infinity;
+  for_each_place(kv_len, [&](auto at) QUOKA_INLINE_LAMBDA {
+    const auto score = at.load(scores);
+    at.store(x + before, select_finite(score, score, at.broadcast(-simd::infinity)));
+  });
   std::fill_n(x + before + kv_len, size - before - kv_len, -simd::infinity);
   Index span = 1;
   while (span < window) {
     const Index step = std::min(span, window - span);
-    for (Index i = 0; i + step < size; ++i) x[i] = std::max(x[i], x[i + step]);
+    for_each_place(size - step, [&](auto at) QUOKA_INLINE_LAMBDA {
+      at.store(x, simd::max(at.load(x), at.load(x + step)));
+    });
     span += step;
   }
-  for (Index i = 0; i < kv_len; ++i)
-    if (!std::isfinite(scores[i])) x[i] = scores[i];
+  for_each_place(kv_len, [&](auto at) QUOKA_INLINE_LAMBDA {
+    const auto score = at.load(scores);
+    at.store(x, select_finite(score, at.load(x), score));
+  });
   return x;
 }
 
@@ -146,7 +152,10 @@ QUOKA_FUNC void top_k_head(const float* scores, Index kv_len, const TopKOptions&
   if (free > 0) {
     if (options.window > 1) scores = pool_window(scores, kv_len, options.window, s.pooled.data());
     float* const ordered = s.ordered.data();
-    for (Index i = 0; i < candidates; ++i) ordered[i] = ordered_score(scores[first + i]);
+    for_each_place(candidates, [&, from = scores + first](auto at) QUOKA_INLINE_LAMBDA {
+      const auto score = at.load(from);
+      at.store(ordered, select_finite(score, score, at.broadcast(-simd::infinity)));
+    });
     const Position* const best = k_best(ordered, candidates, free, static_cast<Position>(first),
                                         s.bucket.data(), s.positions.data());
     out = std::copy_n(best, free, out);

@@ -31,84 +31,60 @@ QUOKA_INLINE VnniPairSums fma(const VnniPairSums& a, const VnniPairSums& b,
 #endif
 }
 
-// See code_dots.hpp. 64 products per instruction. Two blocks share each broadcast query: with one,
-// loads and not products were the limit. Not inlined: GCC 12 keeps the accumulators in registers
-// only so.
+// dot[m] becomes the products of a block of keys with query m: 64 products per instruction, a query's
+// four codes broadcast by the instruction itself. Memory's prefetcher follows one block at a time, which up to
+// 24 queries need no second time: with two blocks side by side, and 12 queries, 16 took a fifth longer on a
+// Sapphire Rapids. Assembler: GCC 12 copies the sums around the intrinsics.
+template <int Queries>
+QUOKA_INLINE void block_dots(const std::uint8_t* keys, const std::int32_t* queries, Index stride,
+                             Index steps, const std::int32_t* offset, const std::uint8_t* later,
+                             __m512i (&dot)[static_cast<std::size_t>(Queries)]) {
+  unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { dot[m] = _mm512_set1_epi32(offset[m]); });
+  for (Index s = 0; s < steps; ++s, queries += stride) {
+    if (later != nullptr) prefetch(later + s * 64);
+    const __m512i block = _mm512_load_si512(keys + s * 64);
+    unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
+#if defined(__clang__)
+      dot[m] = _mm512_dpbusd_epi32(dot[m], block, _mm512_set1_epi32(queries[m]));
+#else
+      asm("vpdpbusd\t%2%{1to16%}, %1, %0" : "+v"(dot[m]) : "v"(block), "m"(queries[m]));
+#endif
+    });
+  }
+}
+
+// See code_dots.hpp. Not inlined: GCC 12 keeps the sums in registers only so.
 template <int Queries, CodeScores Over>
 [[gnu::noinline]] void code_dots_of(const std::uint8_t* const (&keys)[2],
                                     const std::int32_t* queries, Index stride, Index steps,
                                     const std::int32_t* offset, std::int32_t* best,
                                     const LaterBlocks& later) {
-  __m512i dot[static_cast<std::size_t>(Queries)][2];
-  unroll<Queries>(
-      [&](auto m) QUOKA_INLINE_LAMBDA { dot[m][0] = dot[m][1] = _mm512_set1_epi32(offset[m]); });
-  const Index lines = steps * code_channels * code_block / 64;  // of a block
-  // With few queries memory is the limit, and its prefetcher follows one block, not two in turns.
-  constexpr int together = Queries < 4 ? 1 : 2;
-  unroll<2 / together>([&](auto turn) QUOKA_INLINE_LAMBDA {
-    const std::int32_t* query = queries;
-    for (Index s = 0; s < steps; ++s, query += stride) {
-      if (together == 2 && later.first != nullptr) {  // one block after the other
-        const std::uint8_t* const at =
-            2 * s < lines ? later.first + 2 * s * 64 : later.second + (2 * s - lines) * 64;
-        prefetch(at);
-        prefetch(at + 64);
-      }
-      __m512i block[static_cast<std::size_t>(together)];
-      unroll<together>([&](auto i) QUOKA_INLINE_LAMBDA {
-        block[i] = _mm512_load_si512(keys[turn + i] + s * code_block * code_channels);
-      });
-      unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
-        const __m512i x = _mm512_set1_epi32(query[m]);
-        unroll<together>([&](auto i) QUOKA_INLINE_LAMBDA {
-          dot[m][turn + i] = _mm512_dpbusd_epi32(dot[m][turn + i], block[i], x);
-        });
-      });
-    }
-  });
-  unroll<2>([&](auto half) QUOKA_INLINE_LAMBDA {
-    __m512i all = _mm512_load_si512(best + half * code_block);
+  const std::uint8_t* const ask[2] = {later.first, later.second};
+  for (int i = 0; i < 2; ++i, best += code_block) {
+    __m512i dot[static_cast<std::size_t>(Queries)];
+    block_dots<Queries>(keys[i], queries, stride, steps, offset, ask[i], dot);
+    __m512i all = _mm512_load_si512(best);
     unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
-      all = Over == CodeScores::max ? _mm512_max_epi32(all, dot[m][half])
-                                    : _mm512_add_epi32(all, dot[m][half]);
+      all = Over == CodeScores::max ? _mm512_max_epi32(all, dot[m]) : _mm512_add_epi32(all, dot[m]);
     });
-    _mm512_store_si512(best + half * code_block, all);
-  });
+    _mm512_store_si512(best, all);
+  }
 }
 
-// See code_products.hpp. As code_dots_of; assembler, because GCC 12 copies the accumulators around the
-// intrinsics, which took twice the time.
+// See code_products.hpp.
 template <int Queries>
 [[gnu::noinline]] void code_products_of(const std::uint8_t* const (&keys)[2],
                                         const std::int32_t* queries, Index stride, Index steps,
                                         const std::int32_t* offset, float* products,
                                         const LaterBlocks& later) {
-  __m512i dot[static_cast<std::size_t>(Queries)][2];
-  unroll<Queries>(
-      [&](auto m) QUOKA_INLINE_LAMBDA { dot[m][0] = dot[m][1] = _mm512_set1_epi32(offset[m]); });
-  for (Index s = 0; s < steps; ++s, queries += stride) {
-    if (later.first != nullptr) {
-      prefetch(later.first + s * 64);
-      prefetch(later.second + s * 64);
-    }
-    __m512i block[2];
-    unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
-      block[i] = _mm512_load_si512(keys[i] + s * code_block * code_channels);
-    });
+  const std::uint8_t* const ask[2] = {later.first, later.second};
+  for (int i = 0; i < 2; ++i, products += code_block) {
+    __m512i dot[static_cast<std::size_t>(Queries)];
+    block_dots<Queries>(keys[i], queries, stride, steps, offset, ask[i], dot);
     unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
-      const __m512i x = _mm512_set1_epi32(queries[m]);
-      unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
-#if defined(__clang__)
-        dot[m][i] = _mm512_dpbusd_epi32(dot[m][i], block[i], x);
-#else
-        asm("vpdpbusd\t%2, %1, %0" : "+v"(dot[m][i]) : "v"(block[i]), "v"(x));
-#endif
-      });
+      _mm512_store_ps(products + m * 2 * code_block, _mm512_cvtepi32_ps(dot[m]));
     });
   }
-  unroll<Queries, 2>([&](auto m, auto i) QUOKA_INLINE_LAMBDA {
-    _mm512_store_ps(products + (m * 2 + i) * code_block, _mm512_cvtepi32_ps(dot[m][i]));
-  });
 }
 
 // See code_rows.hpp. Eight keys at a time share each load of 16 queries.

@@ -61,6 +61,36 @@ QUOKA_INLINE void store_pairs(Int16Pair* p, const Packet& low, const Packet& hig
 #endif
 }
 
+// best [2 * code_block] takes in dots [rows][2 * code_block]; aligned to 64 bytes.
+template <CodeScores Over>
+QUOKA_INLINE void take_dots_in(const std::int32_t* dots, Index rows, std::int32_t* best) {
+  constexpr Index pair = 2 * code_block;
+#if QUOKA_ISA_AVX512
+  __m512i first = _mm512_load_si512(best), second = _mm512_load_si512(best + code_block);
+  for (Index m = 0; m < rows; ++m, dots += pair) {
+    const __m512i x = _mm512_load_si512(dots), y = _mm512_load_si512(dots + code_block);
+    first = Over == CodeScores::max ? _mm512_max_epi32(first, x) : _mm512_add_epi32(first, x);
+    second = Over == CodeScores::max ? _mm512_max_epi32(second, y) : _mm512_add_epi32(second, y);
+  }
+  _mm512_store_si512(best, first), _mm512_store_si512(best + code_block, second);
+#else
+  for (Index m = 0; m < rows; ++m, dots += pair)
+    for (Index i = 0; i < pair; ++i)
+      best[i] =
+          Over == CodeScores::max ? (best[i] < dots[i] ? dots[i] : best[i]) : best[i] + dots[i];
+#endif
+}
+
+// As floats.
+QUOKA_INLINE void dots_to_floats(const std::int32_t* dots, Index rows, float* x) {
+#if QUOKA_ISA_AVX512
+  for (Index i = 0; i < rows * 2 * code_block; i += 16)
+    _mm512_store_ps(x + i, _mm512_cvtepi32_ps(_mm512_load_si512(dots + i)));
+#else
+  for (Index i = 0; i < rows * 2 * code_block; ++i) x[i] = static_cast<float>(dots[i]);
+#endif
+}
+
 // VnniPairSums: the ISA's own PairSums, one instruction for 2 * lanes products, where float has
 // `lanes`. Without it, as two instructions, vpmaddwd and vpaddd, it is no faster than float.
 #if QUOKA_ISA_VNNI
@@ -76,6 +106,12 @@ struct VnniPairSums;
 inline constexpr bool has_code_dots = true;
 #else
 inline constexpr bool has_code_dots = false;
+#endif
+// Queries whose sums with a block of keys, or with two (8 and fewer), are held in registers at once.
+#if QUOKA_ISA_VNNI && QUOKA_ISA_AVX512
+inline constexpr int most_code_queries = 24;
+#else
+inline constexpr int most_code_queries = registers >= 32 ? 8 : 4;
 #endif
 inline constexpr bool has_token_codes = QUOKA_ISA_VNNI && QUOKA_ISA_AVX512;
 

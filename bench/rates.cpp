@@ -1,0 +1,364 @@
+// What each arithmetic of attention reaches on this machine, beside what its instruction could.
+//
+//   peaks      products held in registers, no memory: float FMA, vdpbf16ps, 16-bit integers, tiles
+//   kernels    a causal chunk over cached keys, every unit that is compiled, whether it pays or not:
+//              time against float (interleaved, medians of ratios), share of its peak, error
+//   counts     the tile instructions of one chunk, by the emulation: what a machine with AMX would run
+//
+// Time is that of one thread. Errors are of sampled rows against sums in double, relative to the
+// largest output.
+
+#include <quoka/attention/attention_impl.hpp>
+#include <quoka/kernels/bfloat16_panels.hpp>
+#include <quoka/kernels/fixed_panels.hpp>
+#include <quoka/kernels/float_panels.hpp>
+#include <quoka/matrix/emulated_tiles.hpp>
+#include <quoka/matrix/pair_unit.hpp>
+#include <quoka/matrix/square_unit.hpp>
+#include <quoka/matrix/tile_unit.hpp>
+
+#include "normal.hpp"
+
+#include "support/clock.hpp"
+#include "support/machine.hpp"
+#include "support/program.hpp"
+#include "support/statistics.hpp"
+#include "support/table.hpp"
+
+#include <Eigen/Core>
+
+namespace {
+
+using namespace quoka_examples;
+using quoka::Index;
+using quoka::TensorView;
+using quoka::detail::PanelArithmetic;
+namespace detail = quoka::detail;
+namespace simd = quoka::simd;
+
+struct Flags {
+  Index kv_len = 8192, chunk = 128, q_heads = 32, kv_heads = 8, head_dim = 128,
+        emulated_kv_len = 512;
+  int rounds = 7;
+};
+
+// ---- peaks --------------------------------------------------------------------------------------
+
+struct Peak {
+  std::string instruction;
+  double gflops;  // a product and its sum count 2
+};
+
+// Best GFLOP/s of run(steps), which does `flops` for each step.
+template <class Run>
+double best_rate(double flops, Run&& run) {
+  constexpr Index steps = 20000;
+  double best = 0.0;
+  for (int i = 0; i < 40; ++i) {
+    const double start = thread_seconds();
+    run(steps);
+    best = std::max(best, flops * static_cast<double>(steps) / (thread_seconds() - start) / 1e9);
+  }
+  return best;
+}
+
+// Independent sums of pairs: Sums of bfloat16 or of 16-bit integers.
+template <class Sums, class Pair>
+double pair_peak() {
+  constexpr int chains = 16;
+  alignas(64) Pair pairs[simd::lanes] = {};
+  Sums acc[chains];
+  for (Sums& one : acc) one = Sums::load(pairs);
+  const Sums a = Sums::load(pairs), b = Sums::load(pairs);
+  const double rate = best_rate(4.0 * simd::lanes * chains, [&](Index steps) {
+    for (Index s = 0; s < steps; ++s)
+      simd::unroll<chains>([&](auto i) QUOKA_INLINE_LAMBDA { acc[i] = fma(a, b, acc[i]); });
+  });
+  float sum = 0.0f;
+  for (const Sums& one : acc) sum += simd::reduce_add(one.to_float());
+  return sum == 0.0f ? rate : 0.0;
+}
+
+template <class Tiles>
+double tile_peak(bool codes) {
+  detail::UnitSession session;
+  detail::TileUnit<Tiles>::enter(session);
+  Tiles::template zero<0>(), Tiles::template zero<1>(), Tiles::template zero<2>();
+  Tiles::template zero<3>(), Tiles::template zero<4>(), Tiles::template zero<5>();
+  Tiles::template zero<6>(), Tiles::template zero<7>();
+  const double depth = codes ? 64.0 : 32.0;
+  const double rate = best_rate(4 * 2.0 * 16 * 16 * depth, [&](Index steps) {
+    for (Index s = 0; s < steps; ++s) {
+      if (codes) {
+        Tiles::template dot_codes<0, 4, 6>(), Tiles::template dot_codes<1, 4, 7>();
+        Tiles::template dot_codes<2, 5, 6>(), Tiles::template dot_codes<3, 5, 7>();
+      } else {
+        Tiles::template dot_bfloat16<0, 4, 6>(), Tiles::template dot_bfloat16<1, 4, 7>();
+        Tiles::template dot_bfloat16<2, 5, 6>(), Tiles::template dot_bfloat16<3, 5, 7>();
+      }
+    }
+  });
+  detail::TileUnit<Tiles>::leave(session);
+  return rate;
+}
+
+// Has the machine tiles of its own, not the emulated ones?
+inline constexpr bool own_tiles =
+    simd::has_tiles && !std::is_same_v<simd::Tiles, simd::EmulatedTiles>;
+
+template <bool sums = simd::has_bfloat16_sums, bool integers = simd::has_pair_sums,
+          bool tiles = own_tiles>
+std::vector<Peak> peaks() {
+  std::vector<Peak> all{{"float FMA", fma_peak_gflops()}};
+  if constexpr (sums)
+    all.push_back({"vdpbf16ps", pair_peak<simd::DotBfloat16Sums, simd::Bfloat16Pair>()});
+  if constexpr (integers) all.push_back({"vpdpwssd", pair_peak<simd::PairSums, simd::Int16Pair>()});
+  if constexpr (tiles)
+    if (detail::tiles_work()) {
+      all.push_back({"tdpbf16ps", tile_peak<simd::Tiles>(false)});
+      all.push_back({"tdpbusd", tile_peak<simd::Tiles>(true)});
+    }
+  return all;
+}
+
+// ---- kernels ------------------------------------------------------------------------------------
+
+// One chunk and its past, in float and rounded to bfloat16.
+struct Data {
+  Data(const Flags& flags, Index kv_len)
+      : q(normal(flags.q_heads * flags.chunk * flags.head_dim, 1)),
+        k(normal(flags.kv_heads * (kv_len + flags.chunk) * flags.head_dim, 2)),
+        v(normal(flags.kv_heads * (kv_len + flags.chunk) * flags.head_dim, 3)),
+        short_k(rounded(k)),
+        short_v(rounded(v)) {}
+
+  static std::vector<float> normal(Index count, std::uint64_t seed) {
+    std::vector<float> x(static_cast<std::size_t>(count));
+    quoka_bench::fill_normal(x.data(), count, seed);
+    return x;
+  }
+  static std::vector<Eigen::bfloat16> rounded(const std::vector<float>& x) {
+    std::vector<Eigen::bfloat16> y(x.size());
+    std::transform(x.begin(), x.end(), y.begin(),
+                   [](float one) { return static_cast<Eigen::bfloat16>(one); });
+    return y;
+  }
+
+  std::vector<float> q, k, v;
+  std::vector<Eigen::bfloat16> short_k, short_v;
+};
+
+struct Contender {
+  std::string arithmetic, instruction;
+  const PanelArithmetic* panels;
+  int products;  // of the instruction for one of the method's
+  bool bfloat16_cache;
+};
+
+template <class Unit>
+void add_unit(std::vector<Contender>& all, const std::string& instruction) {
+  all.push_back({"bfloat16", instruction, &detail::bfloat16_panels<Unit, 1>(), 1, true});
+  all.push_back({"bfloat16_x2", instruction, &detail::bfloat16_panels<Unit, 2>(), 2, true});
+  all.push_back({"bfloat16", instruction, &detail::bfloat16_panels<Unit, 1>(), 1, false});
+  all.push_back({"bfloat16_x3", instruction, &detail::bfloat16_panels<Unit, 3>(), 3, false});
+}
+
+template <bool sums = simd::has_bfloat16_sums, bool integers = simd::has_pair_sums,
+          bool tiles = own_tiles, bool squares = simd::has_bfloat16_squares>
+std::vector<Contender> contenders() {
+  std::vector<Contender> all{{"single", "float FMA", &detail::float_panels(), 1, false},
+                             {"single", "float FMA", &detail::float_panels(), 1, true}};
+  if constexpr (integers)
+    all.push_back({"fixed16", "vpdpwssd", &detail::fixed_panels<simd::PairSums>(), 1, false});
+  if constexpr (sums) add_unit<detail::PairUnit<simd::DotBfloat16Sums>>(all, "vdpbf16ps");
+  if constexpr (squares)
+    add_unit<detail::SquareUnit<simd::Bfloat16Square, simd::Bfloat16Eight>>(all, "bfmmla");
+  if constexpr (tiles)
+    if (detail::tiles_work()) add_unit<detail::TileUnit<simd::Tiles>>(all, "tdpbf16ps");
+  return all;
+}
+
+// [1, heads, len, dim] of `x`, whose heads are `stride` rows apart, from row `first` on.
+template <class T>
+TensorView<const T> rows(const std::vector<T>& x, const Flags& flags, Index stride, Index first,
+                         Index len) {
+  return TensorView<const T>(x.data() + first * flags.head_dim,
+                             {1, flags.kv_heads, len, flags.head_dim},
+                             {0, stride * flags.head_dim, flags.head_dim, 1});
+}
+
+void attend(const Flags& flags, const Data& data, Index kv_len, const Contender& by,
+            quoka::AttentionWorkspace& workspace, std::vector<float>& out) {
+  const std::array<Index, 4> sizes{1, flags.q_heads, flags.chunk, flags.head_dim};
+  const TensorView<const float> q(data.q.data(), sizes);
+  const Index all = kv_len + flags.chunk;
+  const auto over = [&](const auto& k, const auto& v) {
+    workspace.parts().begin(1);
+    workspace.parts().calls.push_back(detail::checked_call(
+        q, {rows(k, flags, all, 0, kv_len), rows(v, flags, all, 0, kv_len)},
+        {rows(k, flags, all, kv_len, flags.chunk), rows(v, flags, all, kv_len, flags.chunk)},
+        {TensorView<float>(out.data(), sizes)}, {}));
+    workspace.parts().calls.back().use(*by.panels);
+    workspace.parts().run(quoka::SerialExecutor{});
+  };
+  if (by.bfloat16_cache)
+    over(data.short_k, data.short_v);
+  else
+    over(data.k, data.v);
+}
+
+// The largest error of some rows, relative to the largest output.
+double error_of(const Flags& flags, const Data& data, Index kv_len, bool bfloat16_cache,
+                const std::vector<float>& out) {
+  const Index dim = flags.head_dim, all = kv_len + flags.chunk;
+  const auto at = [&](const std::vector<float>& x, const std::vector<Eigen::bfloat16>& y, Index i) {
+    const auto n = static_cast<std::size_t>(i);
+    return static_cast<double>(bfloat16_cache ? static_cast<float>(y[n]) : x[n]);
+  };
+  double worst = 0.0, largest = 0.0;
+  for (const float x : out) largest = std::max(largest, static_cast<double>(std::abs(x)));
+  for (Index sample = 0; sample < 8; ++sample) {
+    const Index head = sample * (flags.q_heads - 1) / 7, i = sample * (flags.chunk - 1) / 7;
+    const Index kv = head / (flags.q_heads / flags.kv_heads) * all, row = head * flags.chunk + i;
+    std::vector<double> sum(static_cast<std::size_t>(dim)), logits;
+    double top = -1e300, total = 0.0;
+    for (Index t = 0; t <= kv_len + i; ++t) {
+      double logit = 0.0;
+      for (Index c = 0; c < dim; ++c)
+        logit += static_cast<double>(data.q[static_cast<std::size_t>(row * dim + c)]) *
+                 at(data.k, data.short_k, (kv + t) * dim + c);
+      logits.push_back(logit / std::sqrt(static_cast<double>(dim)));
+      top = std::max(top, logits.back());
+    }
+    for (Index t = 0; t <= kv_len + i; ++t) {
+      const double weight = std::exp(logits[static_cast<std::size_t>(t)] - top);
+      total += weight;
+      for (Index c = 0; c < dim; ++c)
+        sum[static_cast<std::size_t>(c)] += weight * at(data.v, data.short_v, (kv + t) * dim + c);
+    }
+    for (Index c = 0; c < dim; ++c)
+      worst = std::max(worst,
+                       std::abs(sum[static_cast<std::size_t>(c)] / total -
+                                static_cast<double>(out[static_cast<std::size_t>(row * dim + c)])));
+  }
+  return worst / largest;
+}
+
+double flops(const Flags& flags, Index kv_len) {
+  const double pairs = static_cast<double>(flags.chunk * kv_len) +
+                       0.5 * static_cast<double>(flags.chunk * (flags.chunk + 1));
+  return 4.0 * static_cast<double>(flags.q_heads * flags.head_dim) * pairs;
+}
+
+void measure_kernels(const Flags& flags, const std::vector<Peak>& limits, Report& report) {
+  const Data data(flags, flags.kv_len);
+  const std::vector<Contender> all = contenders();
+  std::vector<std::vector<double>> seconds(all.size()), ratios(all.size());
+  std::vector<double> errors(all.size());
+  quoka::AttentionWorkspace workspace;
+  std::vector<float> out(data.q.size());
+  for (int round = 0; round <= flags.rounds; ++round)  // the first one warms up
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const double start = thread_seconds();
+      attend(flags, data, flags.kv_len, all[i], workspace, out);
+      const double took = thread_seconds() - start;
+      if (round == 0) {
+        errors[i] = error_of(flags, data, flags.kv_len, all[i].bfloat16_cache, out);
+        continue;
+      }
+      seconds[i].push_back(took);
+      ratios[i].push_back(seconds[0].back() / took);
+    }
+  Table table("arithmetic\tcache\tinstruction\tspeed against single\tGFLOP/s\tof its peak\terror");
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const Contender& x = all[i];
+    const double rate = flops(flags, flags.kv_len) / median(seconds[i]) / 1e9;
+    const auto peak = std::find_if(limits.begin(), limits.end(), [&](const Peak& one) {
+      return one.instruction == x.instruction;
+    });
+    const double share = peak == limits.end() ? 0.0 : rate * x.products / peak->gflops;
+    const std::string cache = x.bfloat16_cache ? "bfloat16" : "float";
+    table.row("{}\t{}\t{}\t{:.2f}x\t{:.0f}\t{:.2f}\t{:.1e}", x.arithmetic, cache, x.instruction,
+              median(ratios[i]), rate, share, errors[i]);
+    report["kernels"].push_back({{"arithmetic", x.arithmetic},
+                                 {"cache", cache},
+                                 {"instruction", x.instruction},
+                                 {"speed", median(ratios[i])},
+                                 {"gflops", rate},
+                                 {"share_of_peak", share},
+                                 {"error", errors[i]}});
+  }
+  table.print();
+}
+
+// ---- counts -------------------------------------------------------------------------------------
+
+// Tile instructions of one chunk, and how many products of the floor's they are: the floor multiplies
+// nothing but what is needed.
+void count_tiles(const Flags& flags, Report& report) {
+  using Unit = detail::TileUnit<simd::EmulatedTiles>;
+  const Index kv_len = flags.emulated_kv_len;
+  const Data data(flags, kv_len);
+  quoka::AttentionWorkspace workspace;
+  std::vector<float> out(data.q.size());
+  Table table("arithmetic\ttile products\tof the floor\tloads\tstores\terror");
+  const auto count = [&](const Contender& by) {
+    simd::EmulatedTiles::counts() = {};
+    attend(flags, data, kv_len, by, workspace, out);
+    const auto counts = simd::EmulatedTiles::counts();
+    const double floor = flops(flags, kv_len) * by.products / (2.0 * 16 * 16 * 32);
+    const double error = error_of(flags, data, kv_len, by.bfloat16_cache, out);
+    table.row("{}\t{}\t{:.2f}\t{}\t{}\t{:.1e}", by.arithmetic, counts.dot,
+              static_cast<double>(counts.dot) / floor, counts.load, counts.store, error);
+    report["tiles"].push_back({{"arithmetic", by.arithmetic},
+                               {"kv_len", kv_len},
+                               {"products", counts.dot},
+                               {"of_the_floor", static_cast<double>(counts.dot) / floor},
+                               {"loads", counts.load},
+                               {"stores", counts.store},
+                               {"error", error}});
+  };
+  count({"bfloat16", "", &detail::bfloat16_panels<Unit, 1>(), 1, true});
+  count({"bfloat16_x2", "", &detail::bfloat16_panels<Unit, 2>(), 2, true});
+  count({"bfloat16_x3", "", &detail::bfloat16_panels<Unit, 3>(), 3, false});
+  table.print();
+}
+
+int run(const Flags& flags, Report& report) {
+  fmt::print("{}\n\n", machine());
+  const std::vector<Peak> limits = peaks();
+  Table table("instruction\tpeak GFLOP/s\tof float FMA");
+  for (const Peak& peak : limits) {
+    table.row("{}\t{:.0f}\t{:.2f}", peak.instruction, peak.gflops,
+              peak.gflops / limits.front().gflops);
+    report["peaks"].push_back({{"instruction", peak.instruction},
+                               {"gflops", peak.gflops},
+                               {"of_float", peak.gflops / limits.front().gflops}});
+  }
+  table.print();
+  fmt::print("\nA chunk of {} over {} keys, {}/{}/{} heads and channels, medians of {} rounds\n\n",
+             flags.chunk, flags.kv_len, flags.q_heads, flags.kv_heads, flags.head_dim,
+             flags.rounds);
+  report["shape"] = {{"chunk", flags.chunk},       {"kv_len", flags.kv_len},
+                     {"q_heads", flags.q_heads},   {"kv_heads", flags.kv_heads},
+                     {"head_dim", flags.head_dim}, {"rounds", flags.rounds}};
+  measure_kernels(flags, limits, report);
+  if (flags.emulated_kv_len == 0) return 0;
+  fmt::print("\nAMX emulated, the same chunk over {} keys\n\n", flags.emulated_kv_len);
+  count_tiles(flags, report);
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Flags flags;
+  Program app(argc, argv, "Rates and errors of every arithmetic of attention, one thread");
+  app.add_option("--kv-len", flags.kv_len, "cached keys")->capture_default_str();
+  app.add_option("--chunk", flags.chunk, "queries")->capture_default_str();
+  app.add_option("--rounds", flags.rounds, "timed calls of each")->capture_default_str();
+  app.add_option("--emulated-kv-len", flags.emulated_kv_len,
+                 "cached keys of the emulated chunk; 0: none")
+      ->capture_default_str();
+  return app.run([&] { return run(flags, app.report); });
+}
