@@ -265,7 +265,7 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
                        Aggregation aggregation, Index wanted, Index capacity,
                        const TopKOptions& options, Selection& selection, SketchState& s,
                        WorkerScratch<ScoreScratch>& score, ExecutorRef executor,
-                       const Candidates* some, Chains* before) {
+                       const Candidates* some, Chains* before = nullptr) {
   const Index tasks = k.batch() * k.heads(), dim = k.dim();
   const Index kv_len = some != nullptr ? some->count : k.len();
   const int workers = executor.workers();
