@@ -6,6 +6,7 @@
     prefill_speedup.png   whole prefill of one layer, relative to dense, against prompt length   speedup_all.json
     decode_latency.png    one token against cache length                                         decode_all.json
     chunk_parts.png       what a QuoKA chunk spends its time on                                  quoka_parts.json
+    cores.png             speedup of simulated workers                                         cores.json
     scaling.png           selection time and scratch against kv_len, n_queries, q_heads          scaling.json
     needle_*.png          needle in a haystack: exact match per prompt length and depth          needle_*.json
     evaluate_*.png        mass kept and output error against budget, by method                   evaluate_*.json
@@ -187,6 +188,28 @@ def chunk_parts(data, path):
     axis.set_ylabel("cached tokens")
     axis.legend(fontsize=8, frameon=False, loc="upper center", bbox_to_anchor=(0.45, -0.16), ncol=2)
     axis.set_title("The parts of a QuoKA chunk: 32/8 heads of 128, budget 1024, 16 queries, 1 thread", fontsize=10)
+    save(figure, path)
+
+
+def cores(data, path):
+    """Speedup over one simulated worker: a panel for each chunk and length."""
+    shapes = sorted({(-r["chunk"], r["kv_len"]) for r in data["results"]})
+    figure, axes = plt.subplots(1, len(shapes), figsize=(3.6 * len(shapes), 3.6), sharey=True, squeeze=False)
+    for axis, (chunk, kv_len) in zip(axes[0], shapes):
+        points = [r for r in data["results"] if (-r["chunk"], r["kv_len"]) == (chunk, kv_len)]
+        for method in dict.fromkeys(r["method"] for r in points):
+            series = [(r["workers"], r["speedup"]) for r in points if r["method"] == method]
+            axis.plot([x for x, _ in series], [y for _, y in series], label=method, **style(method))
+        workers = sorted({r["workers"] for r in points})
+        axis.plot(workers, workers, color="gray", linewidth=0.8, linestyle=":")
+        power_of_two_axis(axis, workers)
+        axis.set_yscale("log", base=2)
+        axis.grid(True, which="major", alpha=0.25)
+        axis.set_xlabel("workers")
+        axis.set_title(f"chunk of {-chunk}, {kv_len:,} keys", fontsize=9)
+    axes[0][0].set_ylabel("speedup over one worker")
+    axes[0][0].legend(fontsize=7, frameon=False)
+    figure.suptitle(f"Simulated workers, a barrier of {data['barrier_us']:g} us", fontsize=10)
     save(figure, path)
 
 
@@ -496,6 +519,7 @@ def main():
         ("decode_all.json", decode_latency, "decode_latency.png"),
         ("quoka_parts.json", chunk_parts, "chunk_parts.png"),
         ("scaling.json", scaling, "scaling.png"),
+        ("cores.json", cores, "cores.png"),
         ("ggml_first_token.json", first_token, "ggml_first_token.png"),
         ("ggml_first_token_zen4.json", first_token, "ggml_first_token_zen4.png"),
         ("evaluate_tinyllama.json", evaluation, "evaluate_tinyllama.png"),

@@ -239,6 +239,19 @@ def threads(folder):
 
 
 @named
+def cores(folder):
+    """Efficiency of simulated workers, before the work was split for many of them and now."""
+    def of(name):
+        return {(r["chunk"], r["kv_len"], r["method"], r["workers"]): r for r in folder.load(name)["results"]}
+    before, now = of("cores_before"), of("cores")
+    return table(["chunk, keys", "method", "64 workers: before", "now", "over dense", "128: before", "now", "over dense"], [
+        [f"{chunk}, {kv_len:,}", method] + [
+            cell for workers in (64, 128) for r in (now[chunk, kv_len, method, workers],)
+            for cell in (f"{percent(before[chunk, kv_len, method, workers]['efficiency'], 0)} %", f"{percent(r['efficiency'], 0)} %", times(r["over_dense"]))]
+        for chunk, kv_len, method, workers in now if workers == 64])
+
+
+@named
 def fixed_point(folder):
     errors, groups = folder.load("fixed_point")["errors"], {}
     for e in errors:

@@ -26,7 +26,7 @@ class LayerBase : public AnyLayer {
       : layer_(shape, options, std::forward<Rest>(rest)...), shape_(shape), options_(options) {}
 
   void forward(View q, View k, View v, quoka::TensorView<float> out,
-               quoka::ThreadPool& threads) override {
+               quoka::ExecutorRef threads) override {
     layer_.forward(q, k, v, out, threads);
   }
   void append(View k, View v) override { layer_.append(k, v); }
@@ -58,10 +58,10 @@ class LayerOf final : public LayerBase<S, quoka::ChunkedPrefill<S>> {
  public:
   using Base::append, Base::Base;
 
-  const quoka::Selection& select(View q, quoka::ThreadPool& threads, View k) override {
+  const quoka::Selection& select(View q, quoka::ExecutorRef threads, View k) override {
     return k.empty() ? layer_.select(q, threads) : layer_.select(q, k, threads);
   }
-  void append(View q, View k, View v, quoka::ThreadPool& threads) override {
+  void append(View q, View k, View v, quoka::ExecutorRef threads) override {
     layer_.append(q, k, v, threads);
   }
   View keys() const override { return layer_.cache().k().template typed<float>(); }
@@ -82,10 +82,10 @@ class ShardedLayerOf final : public LayerBase<S, quoka::ShardedPrefill<S>> {
  public:
   using Base::append, Base::Base;
 
-  void append(View, View k, View v, quoka::ThreadPool& threads) override {
+  void append(View, View k, View v, quoka::ExecutorRef threads) override {
     this->layer_.append(k, v, threads);
   }
-  const quoka::Selection& select(View, quoka::ThreadPool&, View) override { refuse(); }
+  const quoka::Selection& select(View, quoka::ExecutorRef, View) override { refuse(); }
   View keys() const override { refuse(); }
   View values() const override { refuse(); }
   Index scratch_bytes() const override { refuse(); }

@@ -39,11 +39,11 @@ class AnyLayer {
 
   virtual ~AnyLayer() = default;
   virtual void forward(View q, View k, View v, quoka::TensorView<float> out,
-                       quoka::ThreadPool& threads) = 0;
+                       quoka::ExecutorRef threads) = 0;
   // k: the chunk's own keys, for methods that look at them.
-  virtual const quoka::Selection& select(View q, quoka::ThreadPool& threads, View k = {}) = 0;
+  virtual const quoka::Selection& select(View q, quoka::ExecutorRef threads, View k = {}) = 0;
   virtual void append(View k, View v) = 0;
-  virtual void append(View q, View k, View v, quoka::ThreadPool& threads) = 0;
+  virtual void append(View q, View k, View v, quoka::ExecutorRef threads) = 0;
   virtual void truncate(Index len) = 0;
   virtual void reserve(Index len) = 0;
   virtual Index kv_len() const = 0;

@@ -21,7 +21,7 @@ template <class T>
 void expect_same_on_pools(const Inputs<T>& in, const AttentionOptions& options = {},
                           const Selection* keep = nullptr) {
   const auto serial = attend(in, options, keep);
-  for (const int workers : {1, 2, 3, 5}) {
+  for (const int workers : {1, 2, 3, 5, 33}) {
     SCOPED_TRACE(std::to_string(workers) + " workers");
     quoka::ThreadPool pool(workers);
     expect_same(attend(in, options, keep, pool), serial);
@@ -61,6 +61,20 @@ TEST(AttentionThreads, SelectionWindowAndSinksOnThreadsGiveTheSameBits) {
       random_inputs<Element>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 127, .kv_len = 501});
   const Selection keep = random_selection(random, 1, 2, 501, 200);
   expect_same_on_pools(in, {.softcap = 20.0f, .sink_logits = sinks, .sliding_window = 300}, &keep);
+}
+
+// Blocks that are packed once for all panels of a head: more than two windows of them, and masks.
+TEST(AttentionThreads, BlocksPackedForAllPanelsGiveTheSameBits) {
+  Random random(7);
+  const Index len = tuning::block_keys * (2 * tuning::window_blocks + 3) + 5;
+  const auto in = random_inputs<Element>(
+      random,
+      {.q_heads = 4, .kv_heads = 2, .head_dim = 16, .v_dim = 24, .q_len = 150, .kv_len = len});
+  expect_same_on_pools(in);
+  expect_same_on_pools(in, {.sliding_window = 700});
+  expect_same_on_pools(in, {.arithmetic = quoka::Arithmetic::fixed16});
+  const Selection keep = random_selection(random, 1, 2, len, 1024);
+  expect_same_on_pools(in, {}, &keep);
 }
 
 TEST(AttentionThreads, ADecodeStepOnThreadsGivesTheSameBits) {

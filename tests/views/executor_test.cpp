@@ -7,7 +7,13 @@
 
 #include <atomic>
 #include <chrono>
+#include <ctime>
 #include <thread>
+
+#if defined(__unix__)
+#include <sys/wait.h>
+#include <unistd.h>
+#endif
 
 namespace {
 
@@ -233,6 +239,71 @@ TEST(ThreadPool, SharedByThreadsGivesEachItsOwnErrors) {
   EXPECT_EQ(wrong, 0);
 }
 
+// More callers than the pool has places for jobs.
+TEST(ThreadPool, MayBeSharedByManyThreads) {
+  ThreadPool pool(32);
+  const auto user = [&] {
+    for (Index tasks : {37, 2, 127, 1, 33}) {
+      Record record(tasks, pool.workers());
+      pool.run(tasks, record);
+      record.expect_each_once();
+    }
+  };
+  std::vector<std::thread> users;
+  for (int i = 0; i < 20; ++i) users.emplace_back(user);
+  for (std::thread& thread : users) thread.join();
+}
+
+TEST(ThreadPool, TasksMayUseAnotherPool) {
+  ThreadPool outer(3), inner(2);
+  std::atomic<int> sum = 0;
+  outer.run(7, [&](Index, int) { inner.run(5, [&](Index, int) { ++sum; }); });
+  EXPECT_EQ(sum, 35);
+}
+
+TEST(ThreadPool, IsMadeAndDestroyedTenThousandTimes) {
+  std::atomic<int> sum = 0;
+  for (int i = 0; i < 10000; ++i) {
+    ThreadPool pool(1 + i % 3);
+    if (i % 2 == 0) pool.run(3, [&](Index, int) { ++sum; });
+  }
+  EXPECT_EQ(sum, 15000);
+}
+
+#if defined(__unix__)
+// Helpers that have nothing to do sleep.
+TEST(ThreadPool, IdleHelpersUseNoTime) {
+  ThreadPool pool(8);
+  pool.run(64, [](Index task, int) { work(task); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  const std::clock_t before = std::clock();  // of all threads
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_LT(static_cast<double>(std::clock() - before) / CLOCKS_PER_SEC, 0.03);
+}
+
+// The child has the pool and none of its helpers.
+TEST(ThreadPool, WorksOnAfterAFork) {
+  auto pool = std::make_unique<ThreadPool>(4);
+  pool->run(37, [](Index task, int) { work(task); });
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    std::atomic<int> sum = 0;
+    pool->run(37, [&](Index, int) { ++sum; });
+    pool.reset();
+    ThreadPool another(3);
+    another.run(5, [&](Index, int) { ++sum; });
+    ::_exit(sum == 42 ? 0 : 1);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  Record record(37, 4);
+  pool->run(37, record);
+  record.expect_each_once();
+}
+#endif
+
 TEST(ThreadPool, RefusesFewerThanOneWorker) {
   expect_refused([] { ThreadPool pool(0); }, {"workers", 0, 1});
   expect_refused([] { ThreadPool pool(-3); }, {"workers", -3, 1});
@@ -374,6 +445,98 @@ TEST(ExecutorRef, RefusesThemInACallOfTheLibrary) {
         quoka::attention(x, {}, {x, x}, out, {}, WithoutWorkers{0});
       },
       {"workers()", 0, 1});
+}
+
+// ---- chains of stages ---------------------------------------------------------------------------
+
+// Each task once, those of a stage after those of the stage before, and of a slot one chain at a time.
+struct ChainRecord {
+  static constexpr Index stages = 4;
+  static constexpr Index tasks[stages] = {3, 1, 0, 7};
+
+  explicit ChainRecord(Index chains) : done(uz(chains)), begun(uz(chains)), of_slot(uz(chains)) {}
+
+  void step(Index chain, int stage, Index task, int) {
+    const Index before = stage == 0 ? 0 : stage == 1 ? 3 : 4;
+    if (done[uz(chain)] < before) ++early;
+    if (stage == 0 && chain >= slots && done[uz(chain - slots)] < 11) ++early;
+    work(task);
+    ++begun[uz(chain)];
+    ++done[uz(chain)];
+  }
+  void run_on(ExecutorRef executor, Index at_once) {
+    quoka::Chains chains(std::ssize(done), at_once);
+    slots = chains.slots();
+    for (const Index count : tasks) chains.add_member<&ChainRecord::step>(count, *this);
+    executor.run_chains(chains);
+    EXPECT_EQ(early, 0) << "tasks before what they wait for";
+    for (const auto& n : done) EXPECT_EQ(n, 11);
+  }
+
+  std::vector<std::atomic<Index>> done, begun, of_slot;
+  std::atomic<int> early = 0;
+  Index slots = 0;
+};
+
+TEST(Chains, RunEachTaskOnceAndInOrder) {
+  for (const int workers : {1, 2, 3, 7, 32}) {
+    ThreadPool pool(workers);
+    for (const Index at_once : {1, 2, 5, 64})
+      for (const Index chains : {1, 2, 5, 8, 100}) {
+        SCOPED_TRACE(std::to_string(workers) + " workers, " + std::to_string(at_once) + " of " +
+                     std::to_string(chains) + " chains at once");
+        ChainRecord(chains).run_on(pool, at_once);
+      }
+  }
+}
+
+TEST(Chains, RunOnAnyExecutor) {
+  ChainRecord(5).run_on(SerialExecutor{}, 5);
+  OwnPool own;
+  ChainRecord(5).run_on(own, 2);
+  Backwards backwards;
+  ChainRecord(5).run_on(backwards, 5);
+  EXPECT_EQ(backwards.runs, 1);
+}
+
+TEST(Chains, HandAnErrorOfAnyTaskToTheCaller) {
+  ThreadPool pool(7);
+  for (int stage : {0, 1, 2})
+    for (Index thrower : {0, 3}) {
+      quoka::Chains chains(5, 5);
+      std::atomic<int> later = 0;
+      auto fails = [&](Index chain, Index task, int) {
+        work(task);
+        if (chain == thrower && task == 0) throw std::out_of_range("here");
+      };
+      auto works = [&](Index chain, Index task, int) {
+        work(task);
+        later += chain == thrower ? 1 : 0;
+      };
+      for (int i = 0; i < stage; ++i) chains.add(4, works);
+      chains.add(3, fails);
+      chains.add(4, works);
+      EXPECT_THROW(ExecutorRef(pool).run_chains(chains), std::out_of_range);
+      EXPECT_EQ(later, 4 * stage);  // nothing of that chain after the error
+    }
+}
+
+// An executor that has a graph of its own takes chains as they are.
+TEST(Chains, GoToAnExecutorThatTakesThem) {
+  struct Graph {
+    int workers() const { return 2; }
+    void run(Index, const std::function<void(Index, int)>&) {}
+    void run_chains(const quoka::Chains& chains) {
+      tasks += chains.count() * chains.tasks_of_chain();
+    }
+    Index tasks = 0;
+  } graph;
+  quoka::Chains chains(3, 3);
+  auto f = [](Index, Index, int) { ADD_FAILURE(); };
+  chains.add(4, f);
+  chains.add(1, f);
+  ExecutorRef(graph).run_chains(chains);
+  EXPECT_EQ(graph.tasks, 15);
 }
 
 }  // namespace

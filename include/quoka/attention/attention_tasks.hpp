@@ -4,6 +4,10 @@
 // few panels, or a single token, over its keys, and the parts are merged (partial_rows.hpp). How a
 // head is cut over its keys depends on its own shape alone, so a sequence's results depend neither on
 // the workers nor on the other sequences of a batch. Of a batch, the costliest tasks are begun first.
+//
+// Where workers are so many that groups become small, packing the keys for each of them would cost
+// more than it brings: a block of keys is packed once then, by one task, for all panels of its head. Heads
+// are chains (chains.hpp) that walk windows of blocks: while one window is attended to, the next is packed.
 #pragma once
 
 #include <quoka/attention/head_attention.hpp>
@@ -13,6 +17,7 @@
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/views/selection.hpp>
 
+#include <limits>
 #include <vector>
 
 namespace quoka {
@@ -30,10 +35,60 @@ struct TokenHeads {
   Index bytes() const { return heads.bytes(); }
 };
 
-// Of the workers.
+// What scratch memory of a call depends on: a call like the last one has it already.
+struct CallMemoryShape {
+  const PanelArithmetic* arithmetic = nullptr;
+  const Format *q = nullptr, *out = nullptr;
+  Index dim = 0, v_dim = 0, block_keys = 0, panels = 0, count = 0;
+  bool biased = false, mixed_k = false, mixed_v = false;
+
+  CallMemoryShape() = default;
+  CallMemoryShape(const AttentionCall& call, Index panel_count, Index of)
+      : arithmetic(call.arithmetic),
+        q(&call.q.format()),
+        out(&call.out.format()),
+        dim(call.q.dim()),
+        v_dim(call.v_dim),
+        block_keys(call.block_keys),
+        panels(panel_count),
+        count(of),
+        biased(call.biased()),
+        mixed_k(MixedRows::mixes(call.past_k, call.chunk_k)),
+        mixed_v(MixedRows::mixes(call.past_v, call.chunk_v)) {}
+  bool operator==(const CallMemoryShape&) const = default;
+};
+
+// A head whose blocks are packed for all of its panels.
+struct SharedHead {
+  PanelMemory panels;
+  Parts<KeptBlock> blocks;  // two windows
+  CallMemoryShape known;    // reserved for
+
+  void reserve(const AttentionCall& call, Index panel_count, Index block_count) {
+    const CallMemoryShape shape(call, panel_count, block_count);
+    if (shape == known) return;
+    known = shape;
+    panels.reserve(*call.arithmetic, call, panel_count);
+    blocks.at_least(block_count);
+    for (KeptBlock& block : blocks) block.reserve(*call.arithmetic, call);
+  }
+  Index bytes() const { return panels.bytes() + blocks.bytes(); }
+};
+
+// Of the workers, and of the slots of chains.
 struct AttentionScratch {
   WorkerScratch<HeadScratch> heads;
   WorkerScratch<TokenHeads> token;
+  Parts<SharedHead> shared;
+  CallMemoryShape known;  // that `heads` is reserved for
+
+  void reserve_heads(const AttentionCall& call, Index panels, int workers) {
+    const CallMemoryShape shape(call, panels, workers);
+    if (shape == known) return;
+    known = shape;
+    heads.reserve(workers, *call.arithmetic, call, panels);
+  }
+  Index bytes() const { return heads.bytes() + token.bytes() + shared.bytes(); }
 };
 
 // Tasks per KV head: enough of them for the workers, none too small to pay for its packing unless
@@ -67,11 +122,12 @@ class AttentionTasks {
       s_.token.reserve(workers, call_, together_ ? call_.kv_heads : 1);
     } else if (panels_ < tuning::min_panels_per_task && parts_of_a_head() > 1) {
       parts_ = parts_of_a_head();
-      s_.heads.reserve(workers, arithmetic_, call_, panels_);
+      s_.reserve_heads(call_, panels_, workers);
     } else {
       tasks_per_head_ = tasks_per_head(panels_, heads(), workers);
+      if (tasks_per_head_ > ceil_div(panels_, tuning::max_panels_per_task)) share(workers);
       panels_per_task_ = ceil_div(panels_, tasks_per_head_);
-      s_.heads.reserve(workers, arithmetic_, call_, panels_per_task_);
+      s_.reserve_heads(call_, windows_ > 0 ? 0 : panels_per_task_, workers);
     }
     if (parts_ > 0)
       partials_.reserve(heads(), parts_, call_.rows(), call_.v_dim,
@@ -91,6 +147,27 @@ class AttentionTasks {
                                     : panels_per_task_ * width;
     return static_cast<double>(keys) * static_cast<double>(rows) *
            static_cast<double>(call_.q.dim() + call_.v_dim);
+  }
+
+  // Is it a list of tasks, or chains of its own, which merge by themselves?
+  bool chained(bool alone) const { return windows_ > 0 || (alone && parts_ > 0); }
+  void run_chains(ExecutorRef executor) {
+    if (windows_ > 0) {
+      Chains chains(heads(), chains_at_once(executor.workers()));
+      slots_ = chains.slots();
+      s_.shared.at_least(slots_);
+      for (Index slot = 0; slot < slots_; ++slot)
+        s_.shared[slot].reserve(call_, panels_, 2 * window_blocks_);
+      chains.add_member<&AttentionTasks::pack_first>(window_blocks_, *this);
+      for (Index window = 0; window < windows_; ++window)
+        chains.add_member<&AttentionTasks::attend_window>(packed_beside(window) + tasks_per_head_,
+                                                          *this);
+      return executor.run_chains(chains);
+    }
+    Chains chains(heads() / heads_per_task(), Chains::most_slots);
+    chains.add_member<&AttentionTasks::attend_part>(parts_, *this);
+    chains.add_member<&AttentionTasks::merge_parts>(heads_per_task(), *this);
+    executor.run_chains(chains);
   }
 
   void run(Index task, int worker) {
@@ -116,6 +193,56 @@ class AttentionTasks {
            (call_.mask == nullptr || call_.mask->heads() == 1);
   }
 
+  // Blocks packed once for all panels of a head: windows of blocks, and panels of a task.
+  void share(int workers) {
+    Index blocks = 1;
+    for (Index head = 0; head < (call_.listed() ? heads() : 1); ++head)
+      blocks = std::max(blocks, blocks_of(keys_of(head)));
+    windows_ = std::min(ceil_div(blocks, tuning::window_blocks), Index{Chains::most_stages - 1});
+    window_blocks_ = ceil_div(blocks, windows_);
+    // One task of a window for each worker, or two where there is but one window, so that uneven ones
+    // balance. The larger they are the less often packed keys are read.
+    const Index wanted = Index{workers} * (windows_ == 1 ? 2 : 1);
+    const Index panels =
+        std::clamp<Index>(panels_ * heads() / wanted, 1, tuning::max_panels_per_task);
+    tasks_per_head_ = ceil_div(panels_, panels);
+  }
+  KeyRange all_keys(const KeySequence& keys) const { return keys.in_sight(0, call_.q.len() - 1); }
+  Index blocks_of(const KeySequence& keys) const {
+    const KeyRange all = all_keys(keys);
+    return ceil_div(all.end - all.begin, call_.block_keys);
+  }
+  // Blocks of the next window, which are packed beside this one.
+  Index packed_beside(Index window) const { return window + 1 < windows_ ? window_blocks_ : 0; }
+
+  void pack_first(Index head, int, Index block, int worker) { pack(head, block, worker); }
+  void pack(Index head, Index block, int worker) {
+    const KeySequence keys = keys_of(head);
+    if (block >= blocks_of(keys)) return;
+    HeadAttention(arithmetic_, keys, 0, 0, s_.heads[worker])
+        .pack_block(all_keys(keys).begin + block * call_.block_keys,
+                    s_.shared[head % slots_].blocks[block % (2 * window_blocks_)]);
+  }
+  void attend_window(Index head, int stage, Index task, int worker) {
+    const Index window = stage - 1, packed = packed_beside(window);
+    if (task < packed) return pack(head, (window + 1) * window_blocks_ + task, worker);
+    const KeySequence keys = keys_of(head);
+    const Index first = (task - packed) * panels_per_task_;
+    const Index panels = std::min(panels_per_task_, panels_ - first);
+    if (panels <= 0) return;
+    const Index block = window * window_blocks_;
+    const Index count = std::clamp<Index>(blocks_of(keys) - block, 0, window_blocks_);
+    SharedHead& shared = s_.shared[head % slots_];
+    HeadAttention(arithmetic_, keys, first, panels, shared.panels, s_.heads[worker])
+        .attend_to(all_keys(keys).begin + block * call_.block_keys, count,
+                   shared.blocks.begin() + window % 2 * window_blocks_, window == 0,
+                   window + 1 == windows_);
+  }
+  void attend_part(Index chain, int, Index part, int worker) {
+    run_part(chain * parts_ + part, worker);
+  }
+  void merge_parts(Index chain, int, Index head, int) { merge(chain * heads_per_task() + head); }
+
   // The most keys of a head that are in sight.
   Index most_keys(Index past_count) const {
     const Index all = past_count + call_.chunk_k.len();
@@ -128,9 +255,14 @@ class AttentionTasks {
     Index most = 1;
     for (Index head = 0; head < (call_.listed() ? heads() : 1); ++head) {
       const Index keys = most_keys(keys_of(head).past_count());
-      most = std::max(most, ceil_div(keys, part_keys(keys, call_.block_keys)));
+      most = std::max(most, ceil_div(keys, size_of_parts(keys)));
     }
     return most;
+  }
+  Index size_of_parts(Index keys) const {
+    return attends_to_a_token()
+               ? part_keys(keys, 1, tuning::token_part_keys)
+               : part_keys(keys, call_.block_keys, tuning::part_blocks * call_.block_keys);
   }
   // As many heads as leave enough tasks for the workers; results do not depend on it.
   Index heads_together(int workers) const {
@@ -153,8 +285,7 @@ class AttentionTasks {
     const Index head = task / parts_ * heads_per_task(), part = task % parts_;
     const KeySequence keys = keys_of(head);
     const KeyRange all = keys.in_sight(0, call_.q.len() - 1);
-    const Index size =
-        part_keys(most_keys(keys.past_count()), call_.block_keys);  // of this head alone
+    const Index size = size_of_parts(most_keys(keys.past_count()));  // of this head alone
     const Index begin = std::min(all.begin + part * size, all.end);
     const Index end = part + 1 == parts_ ? all.end : std::min(begin + size, all.end);
     if (step_ > 0)
@@ -199,7 +330,8 @@ class AttentionTasks {
   Partials& partials_;
   Index panels_;  // of a head
   Index tasks_per_head_ = 0, panels_per_task_ = 0;
-  Index parts_ = 0;        // of a head's keys; 0: they are not cut
+  Index windows_ = 0, window_blocks_ = 0, slots_ = 0;  // 0: each task packs for itself
+  Index parts_ = 0;                                    // of a head's keys; 0: they are not cut
   Index step_ = 0;         // heads of a token that a task takes; 0: it is no token
   bool together_ = false;  // in turns
 };
@@ -224,9 +356,7 @@ struct AttentionWorkspace::Parts {
     calls.reserve(sequences);
     tasks.reserve(sequences);
   }
-  Index bytes() const {
-    return scratch.heads.bytes() + scratch.token.bytes() + partials.bytes() + visible.bytes();
-  }
+  Index bytes() const { return scratch.bytes() + partials.bytes() + visible.bytes(); }
 
   // All calls, each in its own arithmetic. The order of their tasks decides nothing but who works when.
   void run(ExecutorRef executor) {
@@ -240,7 +370,12 @@ struct AttentionWorkspace::Parts {
       tasks.emplace_back(call, scratch, partials[i], executor.workers(), calls.size() == 1);
     }
     order.clear();
-    for (Index i = 0; i < std::ssize(tasks); ++i) order.push_back(i);
+    for (Index i = 0; i < std::ssize(tasks); ++i)
+      if (of(i).chained(calls.size() == 1))
+        of(i).run_chains(executor);
+      else
+        order.push_back(i);
+    if (order.empty()) return;
     detail::sort(order.data(), std::ssize(order), [&](Index a, Index b) {
       const double x = of(a).cost(), y = of(b).cost();
       return x > y || (x == y && a < b);

@@ -23,11 +23,44 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
+// Panels of queries as the arithmetic packs them, and what they have seen so far.
+struct PanelMemory {
+  Buffer<std::byte> queries;
+  Buffer<float> out, row_factors;
+  Buffer<PacketState> states;
+
+  void reserve(const PanelArithmetic& arithmetic, const AttentionCall& call, Index panels) {
+    queries.reserve(panels * arithmetic.query_bytes(call.q.dim()));
+    out.reserve(panels * padded_outputs(call.v_dim) * tuning::panel_rows);
+    row_factors.reserve(panels * tuning::panel_rows);
+    states.reserve(panels * tuning::tile_packets);
+  }
+  Index bytes() const {
+    return queries.bytes() + out.bytes() + row_factors.bytes() + states.bytes();
+  }
+};
+
+// A block that is packed once for the tasks of several workers.
+struct KeptBlock {
+  Buffer<std::byte> keys, values;
+  BlockRows rows;
+  MixedRows mixed;
+  PackedBlock packed;
+  bool masks = false;  // the mask is of consequence for some row and key
+
+  void reserve(const PanelArithmetic& arithmetic, const AttentionCall& call) {
+    keys.reserve(arithmetic.key_bytes(call.q.dim()));
+    values.reserve(arithmetic.value_bytes(call.v_dim));
+    mixed.reserve(call);
+  }
+  Index bytes() const { return keys.bytes() + values.bytes() + mixed.bytes(); }
+};
+
 // Scratch of one worker.
 struct HeadScratch {
-  Buffer<std::byte> keys, values, queries;  // as the arithmetic packs them
-  Buffer<float> out, row_factors, out_rows;
-  Buffer<PacketState> states;
+  Buffer<std::byte> keys, values;  // as the arithmetic packs them
+  PanelMemory own;
+  Buffer<float> out_rows;
   PanelScratch panel;
   FloatRows query_rows;
   MixedRows mixed;
@@ -39,10 +72,7 @@ struct HeadScratch {
     constexpr Index width = tuning::panel_rows;
     keys.reserve(arithmetic.key_bytes(call.q.dim()));
     values.reserve(arithmetic.value_bytes(call.v_dim));
-    queries.reserve(panels * arithmetic.query_bytes(call.q.dim()));
-    out.reserve(panels * padded_outputs(call.v_dim) * width);
-    row_factors.reserve(panels * width);
-    states.reserve(panels * tuning::tile_packets);
+    own.reserve(arithmetic, call, panels);
     arithmetic.reserve(panel, call.v_dim, call.biased());
     if (call.biased()) {
       added.reserve(call.block_keys * width);
@@ -54,10 +84,10 @@ struct HeadScratch {
     mixed.reserve(call);
   }
   Index bytes() const {
-    return keys.bytes() + values.bytes() + queries.bytes() + out.bytes() + row_factors.bytes() +
-           out_rows.bytes() + states.bytes() + panel.logits.bytes() + panel.weights.bytes() +
-           panel.lane_out.bytes() + panel.lane_values.bytes() + added.bytes() + mask_row.bytes() +
-           panel.row.bytes() + query_rows.bytes() + mixed.bytes();
+    return keys.bytes() + values.bytes() + own.bytes() + out_rows.bytes() + panel.logits.bytes() +
+           panel.weights.bytes() + panel.lane_out.bytes() + panel.lane_values.bytes() +
+           added.bytes() + mask_row.bytes() + panel.row.bytes() + query_rows.bytes() +
+           mixed.bytes();
   }
 };
 
@@ -73,6 +103,18 @@ class HeadAttention {
         keys_(keys),
         first_row_(first_panel * width),
         panels_(panels),
+        memory_(scratch.own),
+        s_(scratch) {}
+  // The same, whose panels are those from first_panel on of `memory`.
+  HeadAttention(const PanelArithmetic& arithmetic, const KeySequence& keys, Index first_panel,
+                Index panels, PanelMemory& memory, HeadScratch& scratch)
+      : arithmetic_(arithmetic),
+        call_(keys.call()),
+        keys_(keys),
+        first_row_(first_panel * width),
+        panels_(panels),
+        memory_(memory),
+        first_in_memory_(first_panel),
         s_(scratch) {}
 
   // All keys; writes the call's output.
@@ -89,7 +131,55 @@ class HeadAttention {
     for (Index p = 0; p < panels_; ++p) keep_partial(p, to);
   }
 
+  // Packs the block of keys that begins at `block`, for all rows of the head.
+  void pack_block(Index block, KeptBlock& to) const {
+    const Index count =
+        std::clamp<Index>(keys_.end_for(call_.q.len() - 1) - block, 0, call_.block_keys);
+    const ArithmeticScope scope(arithmetic_, s_.panel);
+    keys_.rows(block, count, to.mixed, to.rows);
+    for (const auto& [rows, bytes] :
+         {std::pair(to.rows.k, to.rows.k_bytes()), std::pair(to.rows.v, to.rows.v_bytes())}) {
+      RowPrefetch all(rows, count, bytes);
+      all.next(all.lines());
+    }
+    describe(to.rows, count, to.packed);
+    to.packed.keys = to.keys.data(), to.packed.values = to.values.data();
+    arithmetic_.pack(to.packed);
+    to.masks = keys_.masked(block, count);
+  }
+  // Attends to `count` packed blocks, the first of which begins at `block`. begins, ends: they are the
+  // first ones, and the last, after which the call's output is written.
+  void attend_to(Index block, Index count, KeptBlock* blocks, bool begins, bool ends) {
+    if (begins)
+      for (Index p = 0; p < panels_; ++p) begin_panel(p, true);
+    {
+      const ArithmeticScope scope(arithmetic_, s_.panel);
+      for (Index i = 0; i < count; ++i) {
+        // The next block is in another worker's cache.
+        const std::byte* next[2] = {};
+        if (i + 1 < count)
+          next[0] = blocks[i + 1].keys.data(), next[1] = blocks[i + 1].values.data();
+        const Index bytes[2] = {arithmetic_.key_bytes(call_.q.dim()),
+                                arithmetic_.value_bytes(call_.v_dim)};
+        for (Index p = 0; p < panels_; ++p) {
+          for (int of = 0; i + 1 < count && of < 2; ++of)
+            for (Index at = p * bytes[of] / panels_; at < (p + 1) * bytes[of] / panels_; at += 64)
+              simd::prefetch(next[of] + at);
+          attend(p, block + i * call_.block_keys, blocks[i].packed, blocks[i].masks);
+        }
+      }
+    }
+    for (Index p = 0; ends && p < panels_; ++p) finish_panel(p);
+  }
+
  private:
+  void describe(const BlockRows& rows, Index count, PackedBlock& packed) const {
+    packed.k = rows.k, packed.v = rows.v;
+    packed.k_format = rows.k_format, packed.v_format = rows.v_format;
+    packed.k_shape = rows.k_shape, packed.v_shape = rows.v_shape;
+    packed.count = count, packed.dim = call_.q.dim(), packed.v_dim = call_.v_dim;
+  }
+
   void accumulate(Index block, Index end, bool with_sinks) {
     assert(0 < panels_ && panels_ <= tuning::max_panels_per_task);
     assert(first_row_ < call_.rows());
@@ -103,10 +193,7 @@ class HeadAttention {
     PackedBlock packed;
     for (; block < end; block += step, std::swap(rows, next_rows)) {
       const Index count = count_at(block), next_count = count_at(block + step);
-      packed.k = rows->k, packed.v = rows->v;
-      packed.k_format = rows->k_format, packed.v_format = rows->v_format;
-      packed.k_shape = rows->k_shape, packed.v_shape = rows->v_shape;
-      packed.count = count, packed.dim = call_.q.dim(), packed.v_dim = call_.v_dim;
+      describe(*rows, count, packed);
       packed.keys = s_.keys.data(), packed.values = s_.values.data();
       arithmetic_.pack(packed);
       keys_.rows(block + step, next_count, s_.mixed, *next_rows);
@@ -126,13 +213,15 @@ class HeadAttention {
   Index panel_row(Index p) const { return first_row_ + p * width; }
   Index panel_count(Index p) const { return std::min<Index>(width, call_.rows() - panel_row(p)); }
   PanelState& state(Index p) const {
-    return *reinterpret_cast<PanelState*>(s_.states.data() + p * tuning::tile_packets);
+    return *reinterpret_cast<PanelState*>(memory_.states.data() +
+                                          (first_in_memory_ + p) * tuning::tile_packets);
   }
   Panel panel(Index p) const {
-    return {.queries = s_.queries.data() + p * arithmetic_.query_bytes(call_.q.dim()),
-            .row_factors = s_.row_factors.data() + p * width,
+    const Index at = first_in_memory_ + p;
+    return {.queries = memory_.queries.data() + at * arithmetic_.query_bytes(call_.q.dim()),
+            .row_factors = memory_.row_factors.data() + at * width,
             .state = state(p),
-            .out = s_.out.data() + p * padded_outputs(call_.v_dim) * width,
+            .out = memory_.out.data() + at * padded_outputs(call_.v_dim) * width,
             .rows = panel_count(p),
             .source = {this, p, [](const void* owner, Index of, const float** rows) {
                          static_cast<const HeadAttention*>(owner)->query_rows(of, rows);
@@ -270,6 +359,8 @@ class HeadAttention {
   const AttentionCall& call_;
   const KeySequence& keys_;
   Index first_row_, panels_;
+  PanelMemory& memory_;
+  Index first_in_memory_ = 0;
   HeadScratch& s_;
 };
 

@@ -23,10 +23,9 @@ struct PartialRows {
   float* out;                  // [rows, v_dim]
 };
 
-// Keys per part, for `keys` of them in all: a multiple of block_keys.
-inline Index part_keys(Index keys, Index block_keys) {
-  const Index least = tuning::part_blocks * block_keys;
-  return std::max(least, round_up(ceil_div(keys, tuning::max_parts), block_keys));
+// Keys per part, for `keys` of them in all: a multiple of `step`, and at least `least`.
+inline Index part_keys(Index keys, Index step, Index least) {
+  return std::max(least, round_up(ceil_div(keys, tuning::max_parts), step));
 }
 
 class Partials {

@@ -212,3 +212,12 @@
           _Pragma("GCC diagnostic ignored \"-Wsign-conversion\"")
 #endif
 #define QUOKA_INTRINSICS_END QUOKA_PACKET_ARGUMENTS_END
+
+// What a thread that waits in a loop says to its core.
+#if defined(__SSE2__) && defined(__GNUC__)
+#define QUOKA_SPIN_HINT() __builtin_ia32_pause()
+#elif defined(__aarch64__) && defined(__GNUC__)
+#define QUOKA_SPIN_HINT() __asm__ volatile("yield")
+#else
+#define QUOKA_SPIN_HINT() static_cast<void>(0)
+#endif

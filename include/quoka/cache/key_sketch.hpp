@@ -80,6 +80,9 @@ class KeySketch {
   // keys of each KV head are sketched again and compared, the last one and one that depends on
   // len(): a cheap check, which a change of a few keys may pass.
   void require_made_from(const Rows& k);
+  // The same in two steps: the shape, then the keys of one head, for which `reader` has room.
+  void require_shape_of(const Rows& k) const;
+  void require_made_from(const Rows& k, Index b, Index head, detail::FloatRow& reader) const;
   // Is `key` [head_dim] the one that was sketched as this row?
   bool holds(Index b, Index head, Index row, const float* key) const;
   // Of `len` keys of a cache, one that depends on len: to be looked up.
@@ -99,9 +102,10 @@ class KeySketch {
 
  private:
   void reshape(const Rows& k, Index batch);
-  void make_room(Index capacity, Index len);
+  void make_room(Index capacity, Index len, bool all_written);
   template <class RowOf, class Read>
-  void sketch(Index count, const RowOf& row_of, const Read& read, ExecutorRef executor);
+  void sketch(Index count, const RowOf& row_of, const Read& read, bool ascending,
+              ExecutorRef executor);
 
   RowStore<std::uint8_t> codes_;               // [batch, kv_heads, blocks, bytes of a block]
   RowStore<float> scales_, errors_, lengths_;  // [batch, kv_heads, blocks, 16]

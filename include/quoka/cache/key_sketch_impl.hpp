@@ -111,21 +111,38 @@ QUOKA_FUNC void KeySketch::reshape(const Rows& k, Index batch) {
   lengths_.reshape(batch, k.heads(), simd::code_block);
 }
 
-// The keys read(reader, b, head, i) to rows row_of(i), for i in [0, count).
+// The keys read(reader, b, head, i) to rows row_of(i), for i in [0, count). Tasks are of rows of whole
+// blocks, where these ascend; a few keys are not worth a parallel run.
 template <class RowOf, class Read>
-void KeySketch::sketch(Index count, const RowOf& row_of, const Read& read, ExecutorRef executor) {
+void KeySketch::sketch(Index count, const RowOf& row_of, const Read& read, bool ascending,
+                       ExecutorRef executor) {
   constexpr Index width = simd::code_block;
-  const Index heads = codes_.heads();
-  executor.run(codes_.batch() * heads, [&](Index task, int worker) {
-    const Index b = task / heads, head = task % heads;
-    for (Index i = 0; i < count; ++i) {
+  if (count == 0) return;
+  const Index heads = codes_.heads(), all = codes_.batch() * heads;
+  const Index first = ascending ? row_of(0) / width : 0;
+  const Index blocks = ascending ? ceil_div(row_of(count - 1) + 1, width) - first : 1;
+  const Index wanted = std::max<Index>(1, 2 * Index{executor.workers()} / all);
+  const Index size = ceil_div(blocks, std::min(blocks, wanted));  // blocks of a task
+  const Index parts = ceil_div(blocks, size);
+  const auto run = [&](Index task, int worker) {
+    const Index b = task / parts / heads, head = task / parts % heads;
+    Index begin = 0, end = count;
+    if (ascending) {
+      const Index base = row_of(0), from = (first + task % parts * size) * width;
+      begin = std::clamp<Index>(from - base, 0, count);
+      end = std::clamp<Index>(from + size * width - base, 0, count);
+    }
+    for (Index i = begin; i < end; ++i) {
       const Index row = row_of(i);
       detail::SketchedKey{codes_.row(b, head, row / width), row % width,
                           scales_.row(b, head, row / width), errors_.row(b, head, row / width),
                           lengths_.row(b, head, row / width)}
           .write(read(floats_[worker], b, head, i), dim_);
     }
-  });
+  };
+  constexpr Index few = 16;
+  if (count * all <= few) return SerialExecutor{}.run(all * parts, run);
+  executor.run(all * parts, run);
 }
 
 QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef executor) {
@@ -133,27 +150,31 @@ QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef exe
   detail::require_at_most("the length that the sketch knows", len_,
                           "the keys' (it was not told by truncate())", k.len());
   floats_.reserve(executor.workers(), k);
-  make_room(std::max(capacity, k.len()), k.len());
+  make_room(std::max(capacity, k.len()), k.len(), true);
   const Index begin = len_;
   sketch(
       k.len() - begin, [begin](Index i) { return begin + i; },
       [&](detail::FloatRow& reader, Index b, Index head, Index i) {
         return reader.read(k, b, head, begin + i);
       },
-      executor);
+      true, executor);
   len_ = k.len();
 }
 
-// Room for `len` rows, those that are new without codes.
-QUOKA_FUNC void KeySketch::make_room(Index capacity, Index len) {
+// Room for `len` rows, those that are new without codes; all_written: they are written next, whole blocks as
+// they are.
+QUOKA_FUNC void KeySketch::make_room(Index capacity, Index len, bool all_written) {
   constexpr Index width = simd::code_block;
   codes_.reserve(simd::code_blocks(capacity)), codes_.resize(simd::code_blocks(len));
   scales_.reserve(simd::code_blocks(capacity)), scales_.resize(simd::code_blocks(len));
   errors_.reserve(simd::code_blocks(capacity)), errors_.resize(simd::code_blocks(len));
   lengths_.reserve(simd::code_blocks(capacity)), lengths_.resize(simd::code_blocks(len));
+  const bool padded = dim_ % code_group != 0;  // a row's last codes are written by nobody
+  const Index known = simd::code_blocks(len_), blocks = simd::code_blocks(len);
+  const Index first = all_written && !padded ? std::max(known, len / width) : known;
   for (Index b = 0; b < codes_.batch(); ++b)
     for (Index head = 0; head < codes_.heads(); ++head)
-      for (Index block = simd::code_blocks(len_); block < simd::code_blocks(len); ++block) {
+      for (Index block = first; block < blocks; ++block) {
         std::fill_n(codes_.row(b, head, block), codes_.dim(), simd::stored_key_code(0));
         std::fill_n(scales_.row(b, head, block), width, 0.0f);
         std::fill_n(errors_.row(b, head, block), width, simd::infinity);
@@ -174,7 +195,7 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> ro
   reshape(pool, 1);
   // Rows are counted through pages: with pages of another length they are other rows.
   if (page_len != pool_.len() && std::max(pool.batch(), pool_.batch()) > 1) len_ = 0;
-  if (total > len_) make_room(total, total);
+  if (total > len_) make_room(total, total, false);
   len_ = std::max(len_, total);
   pool_ = pool;
   sketch(
@@ -183,7 +204,7 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> ro
         const Index row = rows[static_cast<std::size_t>(i)];
         return reader.read(pool, row / page_len, head, row % page_len);
       },
-      executor);
+      false, executor);
 }
 
 QUOKA_FUNC void KeySketch::update(const Rows& pool, Index begin, Index count,
@@ -237,18 +258,26 @@ QUOKA_FUNC bool KeySketch::holds(Index b, Index head, Index row, const float* ke
   return same;
 }
 
-QUOKA_FUNC void KeySketch::require_made_from(const Rows& k) {
+QUOKA_FUNC void KeySketch::require_shape_of(const Rows& k) const {
   detail::require_sizes("the keys, other than those of the state,", k.sizes(),
                         {codes_.batch(), codes_.heads(), len_, dim_});
+}
+
+QUOKA_FUNC void KeySketch::require_made_from(const Rows& k, Index b, Index head,
+                                             detail::FloatRow& reader) const {
   if (len_ == 0) return;
+  for (const Index t : {len_ - 1, somewhere(len_)})
+    if (!holds(b, head, t, reader.read(k, b, head, t)))
+      detail::fail("the key at position", t,
+                   "not the one that the state was told of; a state belongs to one sequence of", "",
+                   len_);
+}
+
+QUOKA_FUNC void KeySketch::require_made_from(const Rows& k) {
+  require_shape_of(k);
   floats_.reserve(1, k);
   for (Index b = 0; b < k.batch(); ++b)
-    for (Index head = 0; head < k.heads(); ++head)
-      for (const Index t : {len_ - 1, somewhere(len_)})
-        if (!holds(b, head, t, floats_[0].read(k, b, head, t)))
-          detail::fail("the key at position", t,
-                       "not the one that the state was told of; a state belongs to one sequence of",
-                       "", len_);
+    for (Index head = 0; head < k.heads(); ++head) require_made_from(k, b, head, floats_[0]);
 }
 
 }  // namespace QUOKA_ABI

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <quoka/cache/row_store.hpp>
+#include <quoka/runtime/executor.hpp>
 #include <quoka/views/rows.hpp>
 
 #include <algorithm>
@@ -73,12 +74,12 @@ class KvCache {
   // Rows of the cache's format and scales keep their bytes. Throws std::invalid_argument, with the
   // cache as it was, when shapes do not fit and when k or v lie in this cache's memory, which growth
   // frees.
-  void append(const Rows& k, const Rows& v) {
+  void append(const Rows& k, const Rows& v, ExecutorRef executor = SerialExecutor{}) {
     check(k, v);
-    append_checked(k, v);
+    append_checked(k, v, executor);
   }
   // The same of what check(k, v) has passed.
-  void append_checked(const Rows& k, const Rows& v);
+  void append_checked(const Rows& k, const Rows& v, ExecutorRef executor = SerialExecutor{});
 
   // Back to the first `len` keys. Throws std::invalid_argument beyond the present length.
   void truncate(Index len) {
@@ -118,7 +119,7 @@ class KvCache {
 
   Part k_, v_;
   RowStore<float> inverse_norms_;
-  Buffer<float> row_;  // one key or value, widened
+  Buffer<float> rows_;  // one key or value of each worker, widened
 };
 
 }  // namespace QUOKA_ABI

@@ -94,7 +94,7 @@ QUOKA_FUNC KvCache::KvCache(Index batch, Index kv_heads, Index key_dim, Index va
     : k_("k", batch, kv_heads, key_dim, k_format),
       v_("v", batch, kv_heads, value_dim, v_format),
       inverse_norms_(batch, kv_heads, 1) {
-  row_.reserve(std::max(key_dim, value_dim));
+  rows_.reserve(std::max(key_dim, value_dim));
 }
 
 QUOKA_FUNC void KvCache::check(const Rows& k, const Rows& v) const {
@@ -116,22 +116,35 @@ QUOKA_FUNC void KvCache::require_outside(const Rows& x, std::string_view message
     detail::fail_because(message);
 }
 
-QUOKA_FUNC void KvCache::append_checked(const Rows& k, const Rows& v) {
-  const Index begin = len(), n = k.len();
+QUOKA_FUNC void KvCache::append_checked(const Rows& k, const Rows& v, ExecutorRef executor) {
+  const Index begin = len(), n = k.len(), heads = k.heads(), all = k.batch() * heads;
   grow(begin + n);
-  for (Index b = 0; b < k.batch(); ++b)
-    for (Index head = 0; head < k.heads(); ++head)
-      for (Index i = 0; i < n; ++i) {
-        k_.put(k, b, head, i, begin + i, row_.data());
-        v_.put(v, b, head, i, begin + i, row_.data());
-        const std::byte* const key = k_.rows.row(b, head, begin + i);
-        const float* floats = reinterpret_cast<const float*>(key);
-        if (!k_.format->is_float) {
-          k_.format->widen(key, k_.shape(head), row_.data());
-          floats = row_.data();
-        }
-        *inverse_norms_.row(b, head, begin + i) = detail::inverse_norm_of_row(floats, k_.dim);
+  const Index room = std::max(k_.dim, v_.dim);
+  rows_.reserve(executor.workers() * room);
+  // Rows of a task: some 0.2 us each. A few are not worth a parallel run.
+  const Index wanted = std::max<Index>(1, 2 * Index{executor.workers()} / all);
+  const Index size = std::max<Index>(1, std::max(std::min<Index>(n, 8), ceil_div(n, wanted)));
+  const Index parts = ceil_div(n, size);
+  const auto run = [&](Index task, int worker) {
+    const Index b = task / parts / heads, head = task / parts % heads, first = task % parts * size;
+    float* const row = rows_.data() + worker * room;
+    for (Index i = first; i < std::min(first + size, n); ++i) {
+      k_.put(k, b, head, i, begin + i, row);
+      v_.put(v, b, head, i, begin + i, row);
+      const std::byte* const key = k_.rows.row(b, head, begin + i);
+      const float* floats = reinterpret_cast<const float*>(key);
+      if (!k_.format->is_float) {
+        k_.format->widen(key, k_.shape(head), row);
+        floats = row;
       }
+      *inverse_norms_.row(b, head, begin + i) = detail::inverse_norm_of_row(floats, k_.dim);
+    }
+  };
+  constexpr Index few = 64;
+  if (all * n <= few)
+    SerialExecutor{}.run(all * parts, run);
+  else
+    executor.run(all * parts, run);
   set_len(begin + n);
 }
 

@@ -107,7 +107,7 @@ class ChunkedPrefill {
  private:
   void append_checked(const Rows& q, const Rows& k, const Rows& v, ExecutorRef executor) {
     detail::Rewind rewind(*this, kv_len());
-    layer_.cache().append_checked(k, v);
+    layer_.cache().append_checked(k, v, executor);
     selector_.appended(layer_.input(q, {}), state_, executor);
     rewind.dismiss();
   }

@@ -7,7 +7,10 @@
 
 #include <quoka/base/index.hpp>
 
+#include <array>
+#include <cstddef>
 #include <memory>
+#include <type_traits>
 #include <utility>
 
 namespace quoka {
@@ -61,6 +64,14 @@ class WorkerScratch {
   // At least `workers` parts, each of them with part.reserve(sizes...).
   template <class... Sizes>
   void reserve(int workers, const Sizes&... sizes) {
+    if constexpr (sizeof...(sizes) > 0 && (std::is_same_v<Sizes, Index> && ...)) {
+      // With a hundred workers looking at every buffer of each takes its time.
+      const std::array<Index, most_sizes> asked{Index{workers}, sizes...};
+      bool known = parts_.count() >= workers;
+      for (std::size_t i = 0; i < asked.size(); ++i) known = known && asked[i] <= reserved_[i];
+      if (known) return;
+      reserved_ = asked;
+    }
     parts_.at_least(workers);
     for (Part& part : parts_) part.reserve(sizes...);
   }
@@ -68,7 +79,10 @@ class WorkerScratch {
   Index bytes() const { return parts_.bytes(); }           // of all parts
 
  private:
+  static constexpr std::size_t most_sizes = 5;
+
   detail::Parts<Part> parts_;
+  std::array<Index, most_sizes> reserved_{};  // by the last call that was not for less
 };
 
 }  // namespace QUOKA_ABI

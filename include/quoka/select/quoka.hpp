@@ -170,7 +170,7 @@ class QuokaScorer {
     Buffer<Index> first_rows;    // of a cascade
     Buffer<float> q_bar;         // [batch, kv_heads, rows, head_dim]
     WorkerScratch<detail::SubselectScratch> subselect;
-    WorkerScratch<detail::FloatRow> rows;
+    WorkerScratch<detail::FloatRow> rows, keys;  // to read one
     WorkerScratch<detail::ScoreScratch> score;
     QueryScoreState softmax;
     detail::SketchedMassState sketched_mass;

@@ -21,8 +21,8 @@ QUOKA_FUNC Index QuokaScorer::State::kept_bytes() const {
 }
 QUOKA_FUNC Index QuokaScorer::State::bytes() const {
   return positions.bytes() + first_rows.bytes() + q_bar.bytes() + subselect.bytes() + rows.bytes() +
-         score.bytes() + softmax.bytes() + sketched_mass.bytes() + sketch.bytes() + blocks.bytes() +
-         candidates.bytes();
+         keys.bytes() + score.bytes() + softmax.bytes() + sketched_mass.bytes() + sketch.bytes() +
+         blocks.bytes() + candidates.bytes();
 }
 
 QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) {
@@ -126,34 +126,88 @@ QUOKA_FUNC Index QuokaScorer::kept_rows(const SelectorInput& input) const {
                                  options_.group_mode);
 }
 
+namespace detail {
+
+// The first stages of each KV head's chain: its queries to q_bar.
+class QueryStages {
+ public:
+  QueryStages(const SelectorInput& input, const QuokaOptions& options, Scoring scoring,
+              QuokaScorer::State& state, int workers)
+      : input_(input),
+        options_(options),
+        scoring_(scoring),
+        state_(state),
+        n_(std::min(options.n_queries, input.q.len())),
+        subselect_{options.query_choice,
+                   options.group_mode == GroupMode::shared ? input.group() : 1, input.group()},
+        keys_(state.keys) {
+    const Rows &q = input.q, &k = input.k;
+    state.positions.reserve(q.batch() * q.heads() * n_);
+    state.subselect.reserve(workers, q);
+    state.rows.reserve(workers, q);
+    state.keys.reserve(workers, k);
+    state.q_bar.reserve(k.batch() * k.heads() *
+                        aggregated_rows(n_, input.group(), options.group_mode) * k.dim());
+  }
+
+  // The keys are what was sketched: looked up with the queries.
+  void check(const KeySketch& sketch) { sketch_ = &sketch; }
+
+  void add_to(Chains& chains) {
+    // A token, or a chunk of few, keeps all of its queries in order.
+    if (n_ < input_.q.len()) chains.add_member<&QueryStages::choose>(sets(), *this);
+    chains.add_member<&QueryStages::aggregate>(1, *this);
+  }
+
+ private:
+  Index sets() const { return input_.group() / subselect_.heads_per_set; }  // of a KV head
+
+  void choose(Index task, int, Index set, int worker) {
+    subselect_set(input_.q, n_, subselect_, state_.positions.data(), task * sets() + set,
+                  state_.subselect[worker]);
+  }
+  void aggregate(Index task, int, Index, int worker) {
+    if (sketch_ != nullptr)
+      sketch_->require_made_from(input_.k, task / input_.k.heads(), task % input_.k.heads(),
+                                 keys_[worker]);
+    pre_aggregate_head(input_.q, n_ < input_.q.len() ? state_.positions.data() : nullptr, n_,
+                       input_.k.heads(), options_.group_mode, scoring_, state_.q_bar.data(), task,
+                       state_.rows[worker]);
+  }
+
+  const SelectorInput& input_;
+  const QuokaOptions& options_;
+  Scoring scoring_;
+  QuokaScorer::State& state_;
+  Index n_;
+  SubselectOptions subselect_;
+  const KeySketch* sketch_ = nullptr;
+  WorkerScratch<FloatRow>& keys_;
+};
+
+}  // namespace detail
+
 // Those queries, to state.q_bar.
 QUOKA_FUNC void QuokaScorer::aggregate_queries(const SelectorInput& input, State& state,
                                                ExecutorRef executor) const {
-  const Rows &q = input.q, &k = input.k;
-  const Index group = input.group(), n = std::min(options_.n_queries, q.len());
-  const SubselectOptions subselect{options_.query_choice,
-                                   options_.group_mode == GroupMode::shared ? group : 1, group};
-  Position* const positions = state.positions.reserve(q.batch() * q.heads() * n);
-  detail::subselect_positions(q, n, subselect, positions, state.subselect, executor);
-  float* const q_bar = state.q_bar.reserve(k.batch() * k.heads() * kept_rows(input) * k.dim());
-  detail::pre_aggregate_rows(q, positions, n, k.heads(), options_.group_mode, scoring(), q_bar,
-                             state.rows, executor);
+  Chains chains(input.k.batch() * input.k.heads(), Chains::most_slots);
+  detail::QueryStages queries(input, options_, scoring(), state, executor.workers());
+  queries.add_to(chains);
+  executor.run_chains(chains);
 }
 
 QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
                                    TensorView<float, 3> scores, ExecutorRef executor) const {
-  aggregate_queries(input, state, executor);
-  const Rows& k = input.k;
-  const Index rows = kept_rows(input);
-  if (options_.domain == Domain::logit)
-    return detail::score_all_keys(state.q_bar.data(), rows, k, input.inverse_norms,
-                                  {options_.scoring, options_.aggregation}, scores.data(),
-                                  state.score, executor);
+  if (options_.domain == Domain::logit) {
+    aggregate_queries(input, state, executor);
+    return detail::score_all_keys(state.q_bar.data(), kept_rows(input), input.k,
+                                  input.inverse_norms, {options_.scoring, options_.aggregation},
+                                  scores.data(), state.score, executor);
+  }
   const detail::SoftmaxCode& code = QUOKA_DEMANDED(options_.domain.code_, detail::softmax_code)();
   (this->*code.score)(input, state, scores, executor);
 }
 
-// Of the queries in state.q_bar.
 QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& state,
                                            TensorView<float, 3> scores,
                                            ExecutorRef executor) const {
@@ -161,11 +215,17 @@ QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& st
   const Index rows = kept_rows(input);
   if (uses_sketch() && input.shard == nullptr &&
       (input.sketch != nullptr || state.sketch.keys.len() == k.len()) &&
-      detail::codes_fit(rows, k.dim(), Aggregation::max))
+      detail::codes_fit(rows, k.dim(), Aggregation::max)) {
+    Chains chains(k.batch() * k.heads(), detail::chains_at_once(executor.workers()));
+    detail::QueryStages queries(input, options_, scoring(), state, executor.workers());
+    if (input.sketch == nullptr) queries.check(state.sketch.keys);
+    queries.add_to(chains);
     return detail::softmax_scores_by_sketch(state.sketch.keys, input.sketch, state.q_bar.data(),
                                             rows, k, input.logit_scale(), input.capacity,
                                             options_.aggregation, scores, state.sketched_mass,
-                                            executor, first_look(input, state));
+                                            executor, first_look(input, state), &chains);
+  }
+  aggregate_queries(input, state, executor);
   const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& to) {
     const float* const of_head = state.q_bar.data() + (b * k.heads() + kv_head) * rows * k.dim();
     for (Index m = 0; m < rows; ++m) to.add(of_head + m * k.dim(), factor * input.logit_scale());
@@ -202,12 +262,15 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
   if (what == SketchOf::codes && options_.sketch == Sketch::automatic &&
       !detail::code_rows_are_fast(rows))
     return false;
-  if (what == SketchOf::keys) state.sketch.keys.require_made_from(input.k);
+  if (what == SketchOf::keys) state.sketch.keys.require_shape_of(input.k);
   const KeySketch* const sketch = input.sketch != nullptr ? input.sketch : &state.sketch.keys;
-  aggregate_queries(input, state, executor);
+  Chains chains(input.k.batch() * input.k.heads(), detail::chains_at_once(executor.workers()));
+  detail::QueryStages queries(input, options_, scoring(), state, executor.workers());
+  if (what == SketchOf::keys) queries.check(state.sketch.keys);
+  queries.add_to(chains);
   detail::sketched_top_k(sketch, what, state.q_bar.data(), rows, input.k, input.inverse_norms,
                          options_.aggregation, budget, input.capacity, options_.top_k, selection,
-                         state.sketch, state.score, executor);
+                         state.sketch, state.score, executor, nullptr, &chains);
   return true;
 }
 

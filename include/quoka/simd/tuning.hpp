@@ -59,7 +59,12 @@ inline constexpr Index min_panels_per_task = 4;
 inline constexpr Index part_blocks = 4;
 inline constexpr Index max_parts = 16;
 
+// Blocks that are packed for all workers at once, twice: while they are attended to, the next ones are packed.
+// 12 blocks of floats are 1.3 MiB at head_dim 128, and some 0.1 ms of work for one panel.
+inline constexpr Index window_blocks = 12;
+
 // One token's attention.
+//   token_part_keys       the fewest keys of a part: 12 us of work for four query rows
 //   token_rows            query rows of a KV head up to which it is used; for more a panel is faster
 //   token_block_keys      keys per softmax step. Each change from keys to values leaves memory idle
 //                         for a while: 128 reached 0.63 of the bandwidth, 1,024 reach 0.85. More
@@ -73,6 +78,7 @@ inline constexpr Index max_parts = 16;
 //                         than it brings. Near: memory is waited for. Far: lines leave L1 unused
 //   token_value_packets   packets of channels held in registers, for two query rows
 inline constexpr Index token_rows = panel_rows / 2;
+inline constexpr Index token_part_keys = 128;
 QUOKA_TUNABLE Index token_block_keys = 1024;
 QUOKA_TUNABLE Index token_together_keys = 48;
 QUOKA_TUNABLE Index token_stretch_keys = 16;
@@ -95,8 +101,10 @@ QUOKA_TUNABLE Index mass_weight_bytes = Index{16} << 20;
 // AVX-512) stay in L1 beside 128 channels of a panel of queries, 1,024 channels of them (224 KiB) in L2.
 inline constexpr int strided_tiles = 4;
 
-// Keys per task of the sketched scan: 512 KiB of codes at head_dim 128; a multiple of 16.
+// Keys per task of the sketched scan: 512 KiB of codes at head_dim 128; a multiple of 16. With many workers
+// fewer, range_keys at least: some 5 us of scores for one token, 13 us for 16 queries.
 inline constexpr Index sketch_task_keys = 4096;
+inline constexpr Index range_keys = 1024;
 
 // Pairs of code blocks (4 KiB at head_dim 128) between the one that is used and the one asked for.
 // Near: memory is waited for. Far: lines leave L1 or L2 before they are used.

@@ -3,6 +3,7 @@
 
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/formats/format.hpp>
+#include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/steps/top_k.hpp>
 
 namespace quoka {
@@ -39,34 +40,45 @@ struct SketchedQueries {
   void encode_head(const float* q_bar, Index task, Index rows, Index dim);
 };
 
-// Scratch of one worker.
-struct SketchScratch {
-  Buffer<Position> sure, members, ties;  // [kv_len] at most, as the next ones
-  Buffer<float> exact, ordered;
-  Buffer<float> norms;  // inverse norms of candidates
+// Of a range of a head's keys.
+struct RangeCounts {
+  Index proposed = 0, sure = 0, members = 0, far = 0;  // members: the near ones, then the far ones
+  float least = 0.0f;                                  // score of a near one
+};
 
-  void reserve(Index kv_len) {
+// What the stages of one head (sketched_head.hpp) leave for each other. Lists are of ranges of keys.
+struct SketchedChoice {
+  Buffer<Position> proposed, sure, members, ties;
+  Buffer<float> values, exact;  // sketched scores of the proposed, scores of the members
+  Buffer<float> norms;          // inverse norms of candidates
+  Buffer<std::uint64_t> kept;   // a bit for each key
+  Buffer<RangeCounts> ranges;
+  float pivot, nth, level;
+
+  void reserve(Index kv_len, Index range_count) {
+    const Index room = kv_len + range_count * compact_slack;
     norms.reserve_amortised(kv_len);
-    for (auto* positions : {&sure, &members, &ties})
-      positions->reserve_amortised(kv_len + compact_slack);
-    for (auto* scores : {&exact, &ordered}) scores->reserve_amortised(kv_len + compact_slack);
+    for (auto* positions : {&proposed, &sure, &members, &ties}) positions->reserve_amortised(room);
+    for (auto* scores : {&values, &exact}) scores->reserve_amortised(room);
+    kept.reserve_amortised(ceil_div(kv_len, 64));
+    ranges.reserve(range_count);
   }
   Index bytes() const {
-    return sure.bytes() + members.bytes() + ties.bytes() + exact.bytes() + ordered.bytes() +
-           norms.bytes();
+    return proposed.bytes() + sure.bytes() + members.bytes() + ties.bytes() + values.bytes() +
+           exact.bytes() + norms.bytes() + kept.bytes() + ranges.bytes();
   }
 };
 
 struct SketchState {
   KeySketch keys;
   SketchedQueries queries;
-  Buffer<float> scores;  // [batch, kv_heads, kv_len], by the sketch
-  Buffer<float> errors;  // likewise, of keys that do not lie in the sketch's order
-  WorkerScratch<SketchScratch> scratch;
+  Buffer<float> scores;           // [batch, kv_heads, kv_len], by the sketch
+  Buffer<float> errors;           // likewise, of keys that do not lie in the sketch's order
+  Parts<SketchedChoice> choices;  // of each slot of chains
   WorkerScratch<TopKScratch> top_k;
 
   Index bytes() const {
-    return keys.bytes() + queries.bytes() + scores.bytes() + errors.bytes() + scratch.bytes() +
+    return keys.bytes() + queries.bytes() + scores.bytes() + errors.bytes() + choices.bytes() +
            top_k.bytes();
   }
 };

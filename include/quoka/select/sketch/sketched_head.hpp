@@ -1,4 +1,7 @@
-// One KV head's keys by their sketched scores: sure, near, far or out (sketched_top_k.hpp).
+// One KV head's keys by their sketched scores: sure, near, far or out (sketched_top_k.hpp), in ranges.
+//
+// Stages, each of one task or of one per range: begin, propose (ranges), threshold, near (ranges), far
+// (ranges), finish. The Selection does not depend on the ranges.
 #pragma once
 
 #include <quoka/kernels/compact.hpp>
@@ -8,7 +11,9 @@
 #include <quoka/select/steps/top_k_impl.hpp>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
+#include <limits>
 #include <span>
 #include <utility>
 
@@ -16,175 +21,271 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
+// What the stages of all heads have in common.
+struct SketchedHeads {
+  const float* q_bar;  // [heads][rows][dim]
+  Index rows;
+  Aggregation aggregation;
+  Index kv_len, wanted;
+  const TopKOptions& options;
+  KeyRanges ranges;
+  SketchState& state;
+  WorkerScratch<ScoreScratch>& score;
+};
+
 // One KV head: sketched scores to its best keys.
 class SketchedHead {
  public:
   // errors: what the codes of each key miss of its direction. positions: of the keys; null: all.
-  SketchedHead(const HeadKeys& keys, Index kv_len, const Position* positions, Index task,
-               Index rows, TileScorer& scorer, const float* errors, SketchState& state, int worker)
-      : keys_(keys),
-        kv_len_(kv_len),
+  SketchedHead(const SketchedHeads& heads, const HeadKeys& keys, const Position* positions,
+               Index task, const float* errors, SketchedChoice& choice, int worker)
+      : of_(heads),
+        keys_(keys),
         positions_(positions),
-        scorer_(scorer),
-        sketched_(state.scores.data() + task * kv_len),
+        task_(task),
+        sketched_(heads.state.scores.data() + task * heads.kv_len),
         errors_(errors),
-        s_(state.scratch[worker]),
-        top_k_(state.top_k[worker]) {
-    const float e = state.queries.error.data()[task], longest = state.queries.length.data()[task];
+        c_(choice),
+        bucket_(heads.state.top_k[worker].bucket.data()),
+        worker_(worker) {
+    const float e = heads.state.queries.error.data()[task],
+                longest = heads.state.queries.length.data()[task];
     slope_ = longest + e;
-    constant_ = e + static_cast<float>(keys.dim + rows + 16) * 0x1p-23f * longest;
+    constant_ = e + static_cast<float>(keys.dim + heads.rows + 16) * 0x1p-23f * longest;
     // Heuristic; changes speed, never the result. Measured: sketches are off by less than e / 8, so
     // e / 4 leaves room.
     slack_ = 0.25f * e;
+    first_ = std::min(heads.options.keep_first, heads.wanted);
+    last_ = std::min(heads.options.keep_last, heads.wanted - first_);
+    free_ = heads.wanted - first_ - last_;
   }
 
-  void select(const TopKOptions& options, std::span<Position> kept) {
-    const Index wanted = std::ssize(kept), kv_len = kv_len_;
-    const Index first = std::min(options.keep_first, wanted);
-    const Index last = std::min(options.keep_last, wanted - first);
-    const Index free = wanted - first - last, candidates = kv_len - first - last;
+  // A score that some more than the wanted keys reach.
+  void begin() {
+    c_.pivot = -simd::infinity;
+    // Where a query is beyond codes all keys count.
+    if (free_ > 0 && std::isfinite(slope_))
+      c_.pivot = sampled_pivot(candidates(), free_, bucket_,
+                               [x = sketched_ + first_](Index i) { return x[i]; });
+  }
+
+  // The keys of range r that reach it.
+  void propose(Index r) {
+    const auto [begin, end] = range(r);
+    const float* const x = sketched_ + begin;
+    PositionList positions{proposed(r)};
+    float* const values = c_.values.data() + of_.ranges.room(r);
+    walk(end - begin, [&](auto at) QUOKA_INLINE_LAMBDA {
+      const auto value = at.load(x);
+      const unsigned reaches = simd::not_less(value, at.broadcast(c_.pivot));
+      simd::store_compressed(values + positions.count, reaches, value);
+      positions.add(at, reaches, static_cast<Position>(begin));
+    });
+    counts(r) = {};
+    counts(r).proposed = positions.count;
+  }
+
+  // The n-th best sketched score; minus infinity where a query is beyond codes.
+  void threshold() {
+    c_.nth = -simd::infinity;
+    if (free_ > 0 && std::isfinite(slope_)) {
+      Index count = 0;
+      for (Index r = 0; r < of_.ranges.count; ++r)
+        count = std::copy_n(c_.values.data() + of_.ranges.room(r), counts(r).proposed,
+                            bucket_ + count) -
+                bucket_;
+      if (count < free_) {  // the sample was not fair
+        c_.pivot = -simd::infinity;
+        for (Index r = 0; r < of_.ranges.count; ++r) propose(r);
+        count = candidates();
+        std::copy_n(sketched_ + first_, count, bucket_);
+      }
+      c_.nth = kth_by_bins(bucket_, count, free_).value;
+    }
+    c_.level = std::isfinite(slope_) ? c_.nth + slack_ : -simd::infinity;
+  }
+
+  // Of the proposed keys of range r that reach the n-th best: the sure ones, and the others, near the
+  // threshold, which are scored.
+  void near(Index r) {
+    if (free_ == 0) return;
+    const Position* const proposed = this->proposed(r);
+    const float* const values = c_.values.data() + of_.ranges.room(r);
+    Position *const sure = c_.sure.data() + of_.ranges.room(r), *const members = this->members(r);
+    RangeCounts& n = counts(r);
+    for (Index i = 0; i < n.proposed; ++i) {
+      const Position key = proposed[i];
+      sure[n.sure] = members[n.members] = key;
+      const bool reaches = !(values[i] < c_.nth);
+      const bool above = reaches && c_.level < values[i] - bound(key);
+      n.sure += above ? 1 : 0;
+      n.members += reaches && !above ? 1 : 0;
+    }
+    n.least = score(r, 0, n.members);
+  }
+
+  // The others whose sketch, with its bound, reaches the least score of the near ones.
+  void far(Index r) {
+    if (free_ == 0) return;
+    float floor = c_.level;
+    for (Index i = 0; i < of_.ranges.count; ++i) floor = std::min(floor, counts(i).least);
+    const auto [begin, end] = range(r);
+    const float *const x = sketched_ + begin, *const errors = errors_ + begin;
+    RangeCounts& n = counts(r);
+    n.far = positions_where(
+        end - begin, static_cast<Position>(begin), members(r) + n.members,
+        [&](auto at) QUOKA_INLINE_LAMBDA {
+          const auto sketched = at.load(x);
+          const auto most = simd::add(
+              sketched, simd::fma(at.broadcast(slope_), at.load(errors), at.broadcast(constant_)));
+          return simd::less(sketched, at.broadcast(c_.nth)) &
+                 simd::not_less(most, at.broadcast(floor));
+        });
+    score(r, n.members, n.members + n.far);
+  }
+
+  // The best of all, ascending.
+  void finish(std::span<Position> kept) {
     Position* out = kept.data();
-    if (options.window > 1 && free > 0) return select_windows(options, first, candidates, kept);
-    for (Index i = 0; i < first; ++i) *out++ = static_cast<Position>(i);
-    if (free > 0) out = select_best(first, candidates, free, out);
-    for (Index i = kv_len - last; i < kv_len; ++i) *out++ = static_cast<Position>(i);
+    for (Index i = 0; i < first_; ++i) *out++ = static_cast<Position>(i);
+    if (free_ > 0) out = keep_best(out);
+    for (Index i = of_.kv_len - last_; i < of_.kv_len; ++i) *out++ = static_cast<Position>(i);
+  }
+
+  // With a window all of it at once: a score is its neighbours' maximum.
+  void select_windows(std::span<Position> kept) {
+    const Index kv_len = of_.kv_len, candidates = this->candidates();
+    TopKScratch& top_k = of_.state.top_k[worker_];
+    if (free_ > 0) {
+      float* const pooled = pool_window(sketched_, kv_len, of_.options.window, top_k.pooled.data());
+      for (Index kv = 0; kv < kv_len; ++kv)  // a key without codes may be one without a score
+        pooled[kv] = errors_[kv] < simd::infinity ? pooled[kv] : -simd::infinity;
+      const float nth = std::isfinite(slope_)
+                            ? kth_largest(pooled + first_, candidates, free_, bucket_).value
+                            : -simd::infinity;
+      RangeCounts& n = counts(0) = {};
+      n.members = positions_where(kv_len, 0, members(0), [&](auto at) QUOKA_INLINE_LAMBDA {
+        return simd::not_less(at.load(sketched_), at.broadcast(nth));
+      });
+      const float floor = score(0, 0, n.members);
+      n.far = positions_where(kv_len, 0, members(0) + n.members, [&](auto at) QUOKA_INLINE_LAMBDA {
+        const auto sketched = at.load(sketched_);
+        const auto most = simd::add(
+            sketched, simd::fma(at.broadcast(slope_), at.load(errors_), at.broadcast(constant_)));
+        return simd::less(sketched, at.broadcast(nth)) & simd::not_less(most, at.broadcast(floor));
+      });
+      score(0, n.members, n.members + n.far);
+      std::fill_n(sketched_, kv_len, std::numeric_limits<float>::lowest());
+      for (Index i = 0; i < n.members + n.far; ++i) sketched_[members(0)[i]] = c_.exact.data()[i];
+    }
+    top_k_head(sketched_, kv_len, of_.options, kept, top_k);
   }
 
  private:
-  // The n-th best sketched score; minus infinity where a query is beyond codes and all keys count.
-  float nth_best(const float* sketched, Index n, Index wanted) const {
-    if (!std::isfinite(slope_)) return -simd::infinity;
-    return kth_largest(sketched, n, wanted, top_k_.bucket.data()).value;
+  Index candidates() const { return of_.kv_len - first_ - last_; }
+  std::pair<Index, Index> range(Index r) const {
+    const auto [begin, end] = of_.ranges.of(r);
+    const Index from = std::clamp(begin, first_, of_.kv_len - last_);
+    return {from, std::clamp(end, from, of_.kv_len - last_)};
   }
+  RangeCounts& counts(Index r) const { return c_.ranges.data()[r]; }
+  Position* proposed(Index r) const { return c_.proposed.data() + of_.ranges.room(r); }
+  Position* members(Index r) const { return c_.members.data() + of_.ranges.room(r); }
+  float bound(Index key) const { return simd::fma(slope_, errors_[key], constant_); }
 
-  // The `wanted` best of the keys [first, first + n), ascending, to out; returns their end.
-  Position* select_best(Index first, Index n, Index wanted, Position* out) {
-    const float nth = nth_best(sketched_ + first, n, wanted), level = nth + slack_;
-    Position *const members = s_.members.data(), *const sure_at = s_.sure.data();
-    auto [sure, near] = sort_proposed(first, n, nth, level);
-    const float floor = std::min(score(0, near), level);
-    Index count = near + add_far(first, n, nth, floor, members + near);
-    score(near, count);
-    const float* const exact = s_.exact.data();
-    if (sure > 0 && std::count_if(exact, exact + count, [&](float x) {
-                      return ordered_score(x) >= level;
-                    }) > wanted - sure) {
-      std::copy_n(sure_at, sure, members + count);
-      score(count, count + sure);
-      count += std::exchange(sure, 0);
+  Position* keep_best(Position* out) {
+    const KeyRanges& ranges = of_.ranges;
+    Index sure = 0, count = 0, above_level = 0;
+    for (Index r = 0; r < ranges.count; ++r) {
+      const float* const exact = c_.exact.data() + ranges.room(r);
+      sure += counts(r).sure;
+      for (Index i = 0; i < counts(r).members + counts(r).far; ++i) {
+        bucket_[count++] = ordered_score(exact[i]);
+        above_level += bucket_[count - 1] >= c_.level ? 1 : 0;
+      }
     }
-    keep_best(wanted - sure, count);
-    // What is kept has a sketch above the level now: the sure, and what keep_best took.
-    const float least = sure > 0 ? level : simd::infinity;
-    return std::copy_n(sure_at, propose(first, n, least, sure_at), out);
-  }
-
-  // Sets the sketch of the `wanted` best members by their exact scores to infinity, and that of the
-  // other members to minus infinity.
-  void keep_best(Index wanted, Index count) {
-    const Position* const members = s_.members.data();
-    float *const exact = s_.exact.data(), *const bucket = s_.ordered.data();
-    for (Index i = 0; i < count; ++i) bucket[i] = exact[i] = ordered_score(exact[i]);
+    if (sure > 0 &&
+        above_level > free_ - sure) {  // a sure one might have to go: they are scored, too
+      for (Index r = 0; r < ranges.count; ++r) {
+        RangeCounts& n = counts(r);
+        const Index end = n.members + n.far;
+        std::copy_n(c_.sure.data() + ranges.room(r), n.sure, members(r) + end);
+        score(r, end, end + n.sure);
+        for (Index i = end; i < end + n.sure; ++i)
+          bucket_[count++] = ordered_score(c_.exact.data()[ranges.room(r) + i]);
+        n.far += n.sure, n.sure = 0;
+      }
+      sure = 0;
+    }
+    const Index wanted = free_ - sure;
     const auto [least, above] =
-        wanted > 0 ? kth_by_bins(bucket, count, wanted) : KthLargest{simd::infinity, 0};
+        wanted > 0 ? kth_by_bins(bucket_, count, wanted) : KthLargest{simd::infinity, 0};
+
+    // A bit for each key; of equal ones the earliest.
+    const Index words = ceil_div(of_.kv_len, 64);
+    std::uint64_t* const bits = c_.kept.data();
+    std::fill_n(bits, words, std::uint64_t{0});
+    const auto keep = [bits](Position key,
+                             bool kept = true) {  // without a branch that nobody foresees
+      bits[key / 64] |= static_cast<std::uint64_t>(kept) << (key % 64);
+    };
+    Position* const ties = c_.ties.data();
     Index equal = 0;
-    for (Index i = 0; i < count; ++i) {
-      sketched_[members[i]] = exact[i] > least ? simd::infinity : -simd::infinity;
-      s_.ties.data()[equal] = members[i];
-      equal += exact[i] == least ? 1 : 0;
+    for (Index r = 0; r < ranges.count; ++r) {
+      const RangeCounts& n = counts(r);
+      const float* const exact = c_.exact.data() + ranges.room(r);
+      for (Index i = 0; i < n.sure; ++i) keep(c_.sure.data()[ranges.room(r) + i]);
+      for (Index i = 0; i < n.members + n.far; ++i) {
+        const float value = ordered_score(exact[i]);
+        keep(members(r)[i], value > least);
+        ties[equal] = members(r)[i];
+        equal += value == least ? 1 : 0;
+      }
     }
-    // Of equal ones the earliest; near and far members are two ascending lists.
-    Position* const ties = s_.ties.data();
     if (equal > wanted - above) sort(ties, equal, [](Position x, Position y) { return x < y; });
-    for (Index i = 0; i < wanted - above; ++i) sketched_[ties[i]] = simd::infinity;
+    for (Index i = 0; i < wanted - above; ++i) keep(ties[i]);
+    for (Index word = 0; word < words; ++word)
+      for (std::uint64_t left = bits[word]; left != 0; left &= left - 1)
+        *out++ = static_cast<Position>(word * 64 + std::countr_zero(left));
+    return out;
   }
 
-  void select_windows(const TopKOptions& options, Index first, Index candidates,
-                      std::span<Position> kept) {
-    const Index kv_len = kv_len_;
-    const Index last = kv_len - first - candidates;
-    float* const pooled = pool_window(sketched_, kv_len, options.window, top_k_.pooled.data());
-    for (Index kv = 0; kv < kv_len; ++kv)  // a key without codes may be one without a score
-      pooled[kv] = errors_[kv] < simd::infinity ? pooled[kv] : -simd::infinity;
-    const float nth = nth_best(pooled + first, candidates, std::ssize(kept) - first - last);
-    Position* const members = s_.members.data();
-    const Index near = propose(0, kv_len, nth, members);
-    const float floor = score(0, near);
-    const Index count = near + add_far(0, kv_len, nth, floor, members + near);
-    score(near, count);
-    std::fill_n(sketched_, kv_len, std::numeric_limits<float>::lowest());
-    for (Index i = 0; i < count; ++i) sketched_[members[i]] = s_.exact.data()[i];
-    top_k_head(sketched_, kv_len, options, kept, top_k_);
-  }
-
-  // Keys of [first, first + n) whose sketch reaches nth: the sure ones to s_.sure, the others, near
-  // the threshold, to s_.members; their numbers.
-  std::pair<Index, Index> sort_proposed(Index first, Index n, float nth, float level) const {
-    const float *const x = sketched_ + first, *const errors = errors_ + first;
-    PositionList sure{s_.sure.data()}, near{s_.members.data()};
-    walk(n, [&](auto at) QUOKA_INLINE_LAMBDA {
-      const auto sketched = at.load(x);
-      const auto least = simd::sub(
-          sketched, simd::fma(at.broadcast(slope_), at.load(errors), at.broadcast(constant_)));
-      const unsigned proposed = simd::not_less(sketched, at.broadcast(nth));
-      const unsigned above = proposed & simd::less(at.broadcast(level), least);
-      sure.add(at, above, static_cast<Position>(first));
-      near.add(at, proposed & ~above, static_cast<Position>(first));
-    });
-    return {sure.count, near.count};
-  }
-
-  // Keys of [first, first + n) whose sketch reaches nth, to out.
-  Index propose(Index first, Index n, float nth, Position* out) const {
-    const float* const x = sketched_ + first;
-    return positions_where(n, static_cast<Position>(first), out, [&](auto at) QUOKA_INLINE_LAMBDA {
-      return simd::not_less(at.load(x), at.broadcast(nth));
-    });
-  }
-
-  // The others whose sketch, with its bound, reaches `floor`.
-  Index add_far(Index first, Index n, float nth, float floor, Position* out) const {
-    const float *const x = sketched_ + first, *const errors = errors_ + first;
-    return positions_where(n, static_cast<Position>(first), out, [&](auto at) QUOKA_INLINE_LAMBDA {
-      const auto sketched = at.load(x);
-      const auto most = simd::add(
-          sketched, simd::fma(at.broadcast(slope_), at.load(errors), at.broadcast(constant_)));
-      return simd::less(sketched, at.broadcast(nth)) & simd::not_less(most, at.broadcast(floor));
-    });
-  }
-
-  // Scores members [begin, end) in float; returns the least score, minus infinity if one is not
-  // finite.
-  float score(Index begin, Index end) {
-    const Position* const members = s_.members.data() + begin;
-    float* const exact = s_.exact.data() + begin;
-    score_keys_of_head(keys_, {0, members}, end - begin, scorer_, Scoring::cosine, exact);
+  // Scores members [begin, end) of range r in float; returns the least score, minus infinity if one is
+  // not finite.
+  float score(Index r, Index begin, Index end) {
     float least = simd::infinity;
+    if (begin == end) return least;
+    const Position* const keys = members(r) + begin;
+    float* const exact = c_.exact.data() + of_.ranges.room(r) + begin;
+    TileScorer scorer(of_.q_bar + task_ * of_.rows * keys_.dim, of_.rows, keys_.dim,
+                      of_.aggregation, of_.score[worker_]);
+    score_keys_of_head(keys_, {0, keys}, end - begin, scorer, Scoring::cosine, exact);
     for (Index i = 0; i < end - begin; ++i) {
       least = std::min(least, ordered_score(exact[i]));
-      require_within_bound(members[i], exact[i]);
+      require_within_bound(keys[i], exact[i]);
     }
     return least;
   }
   // A float score beyond the bound of its sketch is one of another key.
   void require_within_bound(Index kv, float exact) const {
-    const float bound = slope_ * errors_[kv] + constant_;
-    if (std::abs(exact - sketched_[kv]) > bound) [[unlikely]]
+    if (std::abs(exact - sketched_[kv]) > slope_ * errors_[kv] + constant_) [[unlikely]]
       fail("the key at position", positions_ != nullptr ? positions_[kv] : kv,
            "not the one that was sketched (its cache changed and the sketch was not told, or its "
            "inverse norm is not its own), of",
-           "", kv_len_);
+           "", of_.kv_len);
   }
 
+  const SketchedHeads& of_;
   HeadKeys keys_;
-  Index kv_len_;
   const Position* positions_;
-  TileScorer& scorer_;
+  Index task_;
   float* sketched_;
   const float* errors_;
-  SketchScratch& s_;
-  TopKScratch& top_k_;
+  SketchedChoice& c_;
+  float* bucket_;
+  int worker_;
   float slope_, constant_, slack_;
+  Index first_, last_, free_;
 };
 
 }  // namespace detail

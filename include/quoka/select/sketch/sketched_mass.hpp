@@ -74,19 +74,22 @@ struct FirstLook {
 // with one has no weight and ends with NaN. codes_fit() holds. k is what was
 // sketched, all of it; or it lies in the cache that was, at `places`: then three keys of each head are looked
 // up, and one that is not what was sketched throws std::invalid_argument. some: of these keys alone, as if
-// there were no others; scores [batch, kv_heads, their count], places null.
+// there were no others; scores [batch, kv_heads, their count], places null. before: what the heads, each a
+// chain, have to do first: to q_bar, which is not read until then.
 void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* places,
                              const float* q_bar, Index rows, const Rows& k, float logit_scale,
                              Index capacity, Aggregation over, TensorView<float, 3> scores,
                              SketchedMassState& state, ExecutorRef executor,
-                             const Candidates* some = nullptr, FirstLook look = {});
+                             const Candidates* some = nullptr, FirstLook look = {},
+                             Chains* before = nullptr);
 
 // The same by `own`, a sketch of all of k, or by that of the cache that k lies in. Throws
-// std::invalid_argument where k is not what was sketched.
+// std::invalid_argument where k is not what was sketched; `before` looks that up by itself.
 void softmax_scores_by_sketch(KeySketch& own, const KeySketch* cache, const float* q_bar,
                               Index rows, const Rows& k, float logit_scale, Index capacity,
                               Aggregation over, TensorView<float, 3> scores,
-                              SketchedMassState& state, ExecutorRef executor, FirstLook look = {});
+                              SketchedMassState& state, ExecutorRef executor, FirstLook look = {},
+                              Chains* before = nullptr);
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

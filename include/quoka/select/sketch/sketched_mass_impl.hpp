@@ -190,7 +190,8 @@ QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch
                                         float logit_scale, Index capacity, Aggregation over,
                                         TensorView<float, 3> scores, SketchedMassState& state,
                                         ExecutorRef executor, const Candidates* some,
-                                        FirstLook look) {
+                                        FirstLook look, Chains* before) {
+  if (before != nullptr) executor.run_chains(*before);
   sketched_softmax_scores_by<simd::Tiles>(sketch, places, q_bar, rows, k, logit_scale, capacity,
                                           over, scores, state, executor, some, look);
 }
@@ -199,12 +200,15 @@ QUOKA_FUNC void softmax_scores_by_sketch(KeySketch& own, const KeySketch* cache,
                                          Index rows, const Rows& k, float logit_scale,
                                          Index capacity, Aggregation over,
                                          TensorView<float, 3> scores, SketchedMassState& state,
-                                         ExecutorRef executor, FirstLook look) {
-  if (cache == nullptr) own.require_made_from(k);
+                                         ExecutorRef executor, FirstLook look, Chains* before) {
+  if (cache == nullptr && before == nullptr)
+    own.require_made_from(k);
+  else if (cache == nullptr)
+    own.require_shape_of(k);  // the keys are looked up by what comes before
   const KeySketch::Places places = cache == nullptr ? KeySketch::Places{} : cache->places_of(k);
   sketched_softmax_scores(cache == nullptr ? own : *cache, cache == nullptr ? nullptr : &places,
                           q_bar, rows, k, logit_scale, capacity, over, scores, state, executor,
-                          nullptr, look);
+                          nullptr, look, before);
 }
 
 }  // namespace detail

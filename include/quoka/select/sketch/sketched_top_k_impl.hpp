@@ -265,69 +265,114 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
                        Aggregation aggregation, Index wanted, Index capacity,
                        const TopKOptions& options, Selection& selection, SketchState& s,
                        WorkerScratch<ScoreScratch>& score, ExecutorRef executor,
-                       const Candidates* some) {
+                       const Candidates* some, Chains* before = nullptr) {
   const Index tasks = k.batch() * k.heads(), dim = k.dim();
   const Index kv_len = some != nullptr ? some->count : k.len();
+  const int workers = executor.workers();
   assert(0 < wanted && wanted < kv_len);
   const KeySketch::Places places =
       what == SketchOf::cache ? sketch->places_of(k) : KeySketch::Places{};
-  const Index parts = ceil_div(kv_len, tuning::sketch_task_keys);
-  s.scores.reserve_amortised(tasks * std::max(kv_len, capacity));
+  const Index most = std::max(kv_len, capacity);
   const bool in_order = what == SketchOf::keys && some == nullptr;
-  if (!in_order) s.errors.reserve_amortised(tasks * std::max(kv_len, capacity));
+  const bool windows = options.window > 1;
+  Chains own(tasks, chains_at_once(workers));
+  Chains& chains = before != nullptr ? *before : own;
+  const KeyRanges scanned = KeyRanges::of_size(
+      kv_len,
+      std::min(tuning::sketch_task_keys, KeyRanges::for_workers(kv_len, tasks, workers).size));
+  const KeyRanges ranges =
+      windows ? KeyRanges::of_size(kv_len, kv_len) : KeyRanges::for_workers(kv_len, tasks, workers);
+  s.scores.reserve_amortised(tasks * most);
+  if (!in_order) s.errors.reserve_amortised(tasks * most);
   s.queries.reserve(tasks, rows, dim);
-  score.reserve(executor.workers(), k, rows);
+  score.reserve(workers, k, rows);
+  s.top_k.reserve(workers, most, options.window);
+  s.choices.at_least(chains.slots());
+  const Index most_ranges =
+      std::max(ranges.count, KeyRanges::for_workers(most, tasks, workers).count);
+  for (SketchedChoice& choice : s.choices) choice.reserve(most, most_ranges);
   const Index packed = packed_bytes<Tiles>(rows, simd::code_steps(dim));
   s.queries.packed.reserve(tasks * packed);
-  for (Index task = 0; task < tasks; ++task) {
+  SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), wanted);
+
+  auto encode = [&](Index task, Index, int) {
     s.queries.encode_head(q_bar + task * rows * dim, task, rows, dim);
     if (what != SketchOf::codes)
       pack_codes<Tiles>(query_codes(s.queries, task, rows, dim),
                         s.queries.packed.data() + task * packed);
-  }
-  executor.run(tasks * parts, [&](Index part, int worker) {
-    const Index task = part / parts, begin = part % parts * tuning::sketch_task_keys;
-    const Index end = std::min(begin + tuning::sketch_task_keys, kv_len);
-    const SketchScan scan(s.queries, task, k.heads(), rows, dim, aggregation,
-                          s.scores.data() + task * kv_len, s.errors.data() + task * kv_len);
+  };
+  auto scan = [&](Index task, Index part, int worker) {
+    const auto [begin, end] = scanned.of(part);
+    const SketchScan of_head(s.queries, task, k.heads(), rows, dim, aggregation,
+                             s.scores.data() + task * kv_len, s.errors.data() + task * kv_len);
     if (what == SketchOf::codes)
-      return scan.of_codes(k.head(task / k.heads(), task % k.heads()), inverse_norms,
-                           score[worker].row, begin, end);
+      return of_head.of_codes(k.head(task / k.heads(), task % k.heads()), inverse_norms,
+                              score[worker].row, begin, end);
     with_code_unit<Tiles>(query_codes(s.queries, task, rows, dim),
-                          s.queries.packed.data() + task * packed, [&](auto& unit) {
+                          s.queries.packed.data() + task * packed,
+                          [&, begin = begin, end = end](auto& unit) {
                             if (in_order)
-                              scan.in_order(unit, *sketch, begin, end);
+                              of_head.in_order(unit, *sketch, begin, end);
                             else
-                              scan.at_places(unit, *sketch,
-                                             some != nullptr ? some->places(task) : places, begin,
-                                             end);
+                              of_head.at_places(unit, *sketch,
+                                                some != nullptr ? some->places(task) : places,
+                                                begin, end);
                           });
-  });
-  s.scratch.reserve(executor.workers(), std::max(kv_len, capacity));
-  s.top_k.reserve(executor.workers(), std::max(kv_len, capacity), options.window);
-  SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), wanted);
-  executor.run(tasks, [&](Index task, int worker) {
+  };
+  const SketchedHeads heads{q_bar, rows, aggregation, kv_len, wanted, options, ranges, s, score};
+  const auto with_head = [&](Index task, int worker, auto&& step) {
     const Index b = task / k.heads(), head = task % k.heads();
-    TileScorer scorer(q_bar + task * rows * dim, rows, dim, aggregation, score[worker]);
+    SketchedChoice& choice = s.choices[task % chains.slots()];
     const float* const errors =
         in_order ? sketch->errors(b, head) : s.errors.data() + task * kv_len;
-    const std::span<Position> kept = writer.row(b, head);
-    if (some == nullptr)
-      return SketchedHead(HeadKeys(k, inverse_norms, b, head), kv_len, nullptr, task, rows, scorer,
-                          errors, s, worker)
-          .select(options, kept);
-    const Position* const cells = some->of(task);
-    TensorView<const float, 3> norms;
-    if (!inverse_norms.absent()) {
-      float* const gathered = s.scratch[worker].norms.data();
-      for (Index i = 0; i < kv_len; ++i) gathered[i] = inverse_norms.at(b, head, cells[i]);
-      norms = {gathered, {1, 1, kv_len}, {kv_len, kv_len, 1}};
+    if (some == nullptr) {
+      SketchedHead of_head(heads, HeadKeys(k, inverse_norms, b, head), nullptr, task, errors,
+                           choice, worker);
+      return step(of_head);
     }
-    SketchedHead(HeadKeys(some->rows(k, task), norms), kv_len, cells, task, rows, scorer, errors, s,
-                 worker)
-        .select(options, kept);
-    for (Position& key : kept) key = cells[key];
-  });
+    TensorView<const float, 3> norms;
+    if (!inverse_norms.absent()) norms = {choice.norms.data(), {1, 1, kv_len}, {kv_len, kv_len, 1}};
+    SketchedHead of_head(heads, HeadKeys(some->rows(k, task), norms), some->of(task), task, errors,
+                         choice, worker);
+    step(of_head);
+  };
+  auto begin = [&](Index task, Index, int worker) {
+    if (some != nullptr && !inverse_norms.absent())
+      for (Index i = 0; i < kv_len; ++i)
+        s.choices[task % chains.slots()].norms.data()[i] =
+            inverse_norms.at(task / k.heads(), task % k.heads(), some->of(task)[i]);
+    if (!windows) with_head(task, worker, [](SketchedHead& head) { head.begin(); });
+  };
+  auto propose = [&](Index task, Index r, int worker) {
+    with_head(task, worker, [r](SketchedHead& head) { head.propose(r); });
+  };
+  auto threshold = [&](Index task, Index, int worker) {
+    with_head(task, worker, [](SketchedHead& head) { head.threshold(); });
+  };
+  auto near = [&](Index task, Index r, int worker) {
+    with_head(task, worker, [r](SketchedHead& head) { head.near(r); });
+  };
+  auto far = [&](Index task, Index r, int worker) {
+    with_head(task, worker, [r](SketchedHead& head) { head.far(r); });
+  };
+  auto finish = [&](Index task, Index, int worker) {
+    const std::span<Position> kept = writer.row(task / k.heads(), task % k.heads());
+    with_head(task, worker,
+              [&](SketchedHead& head) { windows ? head.select_windows(kept) : head.finish(kept); });
+    if (some == nullptr) return;
+    for (Position& key : kept) key = some->of(task)[key];
+  };
+  chains.add(1, encode);
+  chains.add(scanned.count, scan);
+  chains.add(1, begin);
+  if (!windows) {
+    chains.add(ranges.count, propose);
+    chains.add(1, threshold);
+    chains.add(ranges.count, near);
+    chains.add(ranges.count, far);
+  }
+  chains.add(1, finish);
+  executor.run_chains(chains);
   writer.commit();
 }
 
@@ -337,9 +382,9 @@ QUOKA_FUNC void sketched_top_k(const KeySketch* sketch, SketchOf what, const flo
                                Aggregation aggregation, Index wanted, Index capacity,
                                const TopKOptions& options, Selection& selection, SketchState& s,
                                WorkerScratch<ScoreScratch>& score, ExecutorRef executor,
-                               const Candidates* some) {
+                               const Candidates* some, Chains* before) {
   sketched_top_k_by<simd::Tiles>(sketch, what, q_bar, rows, k, inverse_norms, aggregation, wanted,
-                                 capacity, options, selection, s, score, executor, some);
+                                 capacity, options, selection, s, score, executor, some, before);
 }
 
 }  // namespace detail

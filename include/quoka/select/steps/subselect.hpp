@@ -58,6 +58,13 @@ struct SubselectScratch {
 // options.heads_per_set and options.group.
 void check_subselect(const Rows& q, Index n_queries, const SubselectOptions& options);
 
+// Sets of heads that keep the same tokens are chosen for one by one, each a task.
+inline Index subselect_sets(const Rows& q, const SubselectOptions& options) {
+  return q.batch() * (q.heads() / options.heads_per_set);
+}
+void subselect_set(const Rows& q, Index n_queries, const SubselectOptions& options,
+                   Position* positions, Index set, SubselectScratch& scratch);
+
 // q [batch, q_heads, q_len, head_dim] to positions [batch, q_heads, min(n_queries, q_len)].
 void subselect_positions(const Rows& q, Index n_queries, const SubselectOptions& options,
                          Position* positions, WorkerScratch<SubselectScratch>& scratch,

@@ -97,18 +97,23 @@ QUOKA_FUNC void check_subselect(const Rows& q, Index n_queries, const SubselectO
   require_multiple("q_heads", q.heads(), "group", options.group);
 }
 
+QUOKA_FUNC void subselect_set(const Rows& q, Index n_queries, const SubselectOptions& options,
+                              Position* positions, Index set, SubselectScratch& scratch) {
+  const Index n = std::min(n_queries, q.len()), heads = options.heads_per_set;
+  const Index sets = q.heads() / heads, members = std::max<Index>(1, options.group / heads);
+  const Index b = set / sets, head = set % sets * heads;
+  Position* first = positions + (b * q.heads() + head) * n;
+  subselect_set(q, b, head, heads, options.query_choice, set % sets % members, members,
+                {first, static_cast<std::size_t>(n)}, scratch);
+  for (Index other = 1; other < heads; ++other) std::copy_n(first, n, first + other * n);
+}
+
 QUOKA_FUNC void subselect_positions(const Rows& q, Index n_queries, const SubselectOptions& options,
                                     Position* positions, WorkerScratch<SubselectScratch>& scratch,
                                     ExecutorRef executor) {
-  const Index n = std::min(n_queries, q.len()), heads = options.heads_per_set;
-  const Index sets = q.heads() / heads, members = std::max<Index>(1, options.group / heads);
   scratch.reserve(executor.workers(), q);
-  executor.run(q.batch() * sets, [&](Index task, int worker) {
-    const Index b = task / sets, head = task % sets * heads;
-    Position* first = positions + (b * q.heads() + head) * n;
-    subselect_set(q, b, head, heads, options.query_choice, task % sets % members, members,
-                  {first, static_cast<std::size_t>(n)}, scratch[worker]);
-    for (Index other = 1; other < heads; ++other) std::copy_n(first, n, first + other * n);
+  executor.run(subselect_sets(q, options), [&](Index set, int worker) {
+    subselect_set(q, n_queries, options, positions, set, scratch[worker]);
   });
 }
 

@@ -16,7 +16,11 @@
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/options.hpp>
+#include <quoka/simd/tuning.hpp>
 #include <quoka/views/selection.hpp>
+
+#include <algorithm>
+#include <utility>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -25,23 +29,64 @@ namespace detail {
 // An output of compaction has room for so many elements beyond the last: the widest packet.
 inline constexpr Index compact_slack = 16;
 
-// Scratch of one worker.
+// A head's keys in ranges, each a task of a stage, with room for a list of each range's keys.
+struct KeyRanges {
+  Index keys, size, count;
+
+  // Ranges of `size` keys.
+  static KeyRanges of_size(Index keys, Index size) {
+    return {keys, size, std::max<Index>(1, ceil_div(keys, size))};
+  }
+  // For results that do not depend on the ranges: two for each worker of a head, one where there is but one
+  // worker, none of them too small to be worth its task.
+  static KeyRanges for_workers(Index keys, Index heads, int workers) {
+    if (workers == 1) return of_size(keys, std::max<Index>(keys, 1));
+    const Index wanted = std::max<Index>(1, 2 * workers / heads);
+    const Index size = std::max(ceil_div(keys, wanted), std::min<Index>(keys, tuning::range_keys));
+    return of_size(keys, round_up(std::max<Index>(size, 1), Index{64}));
+  }
+  std::pair<Index, Index> of(Index r) const {
+    return {std::min(r * size, keys), std::min((r + 1) * size, keys)};
+  }
+  Index room(Index r) const { return r * (size + compact_slack); }  // where range r's list begins
+  Index rooms() const { return room(count); }
+};
+
+// What a head's ranges leave for each other.
+struct TopKLists {
+  Buffer<float> values;        // that reach the pivot, of each range
+  Buffer<Position> positions;  // likewise
+  Buffer<Index> counts;        // of each range
+  float pivot;
+
+  void reserve(Index kv_len) {
+    const Index count = kv_len / tuning::range_keys + 2;
+    values.reserve_amortised(kv_len + count * compact_slack);
+    positions.reserve_amortised(kv_len + count * compact_slack);
+    counts.reserve_amortised(count);
+  }
+  Index bytes() const { return values.bytes() + positions.bytes() + counts.bytes(); }
+};
+
+// Scratch of one worker, and of one slot of chains.
 struct TopKScratch {
   Buffer<float> ordered;       // [kv_len]
   Buffer<float> bucket;        // [kv_len] at most
   Buffer<Position> positions;  // [kv_len] at most
   Buffer<float> pooled;        // [kv_len + window], where a window is asked for
+  TopKLists lists;             // of the slot
 
   void reserve(Index kv_len, Index window) {
     ordered.reserve_amortised(kv_len);
     bucket.reserve_amortised(kv_len + compact_slack);
     positions.reserve_amortised(kv_len + compact_slack);
+    lists.reserve(kv_len);
     if (window > 1) pooled.reserve_amortised(kv_len + window_span(kv_len, window) - 1);
   }
   // Beyond this span every key sees every other.
   static Index window_span(Index kv_len, Index window) { return std::min(window, 2 * kv_len + 1); }
   Index bytes() const {
-    return ordered.bytes() + bucket.bytes() + positions.bytes() + pooled.bytes();
+    return ordered.bytes() + bucket.bytes() + positions.bytes() + pooled.bytes() + lists.bytes();
   }
 };
 
@@ -51,6 +96,28 @@ void check_top_k(Index k, const TopKOptions& options);
 // scores [kv_len] of one head to its k = kept.size() positions, k <= kv_len.
 void top_k_head(const float* scores, Index kv_len, const TopKOptions& options,
                 std::span<Position> kept, TopKScratch& s);
+
+// top_k_head by ranges of keys, in stages: begin, propose for each range, finish. The same positions.
+class RangedTopK {
+ public:
+  // `scratch` is reserved for kv_len and options.window.
+  RangedTopK(const float* scores, const TopKOptions& options, Index k, const KeyRanges& ranges,
+             TopKLists& lists, TopKScratch& scratch);
+  void begin();
+  void propose(Index range);
+  void finish(std::span<Position> kept);
+
+ private:
+  bool by_ranges() const;
+  float pooled(Index key) const;
+
+  const float* scores_;
+  const TopKOptions& options_;
+  const KeyRanges& ranges_;
+  TopKLists& lists_;
+  TopKScratch& s_;
+  Index first_, last_, free_;  // keys that are forced, and that are not
+};
 
 // scores [batch, kv_heads, kv_len], contiguous, to the k best of each; all where k >= kv_len.
 // `scratch` is reserved for kv_len and options.window.

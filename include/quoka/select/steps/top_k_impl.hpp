@@ -96,21 +96,28 @@ inline KthLargest kth_by_bins(float* x, Index n, Index k) {
   return {value, above};
 }
 
+// A value that some more than k of n reach, by those at(i) of a sample; minus infinity where there are too few
+// to tell. bucket [top_k_samples].
+template <class At>
+float sampled_pivot(Index n, Index k, float* bucket, At&& at) {
+  const Index samples = tuning::top_k_samples;
+  if (n <= 4 * samples) return -simd::infinity;
+  // In a fair sample as many are among the k best, give or take the root of it.
+  const double share =
+      static_cast<double>(k) * static_cast<double>(samples) / static_cast<double>(n);
+  const Index rank = static_cast<Index>(share + 3.5 * std::sqrt(share)) + 4;
+  if (rank >= samples) return -simd::infinity;
+  for (Index i = 0; i < samples; ++i) bucket[i] = at(i * (n / samples));
+  return kth_by_bins(bucket, samples, rank).value;
+}
+
 // Of x[0, n) without a NaN, 0 < k <= n. bucket [n + compact_slack].
 inline KthLargest kth_largest(const float* x, Index n, Index k, float* bucket) {
   assert(0 < k && k <= n);
-  const Index samples = tuning::top_k_samples;
-  if (n > 4 * samples) {
-    for (Index i = 0; i < samples; ++i) bucket[i] = x[i * (n / samples)];
-    // In a fair sample as many are among the k best, give or take the root of it.
-    const double share =
-        static_cast<double>(k) * static_cast<double>(samples) / static_cast<double>(n);
-    const Index rank = static_cast<Index>(share + 3.5 * std::sqrt(share)) + 4;
-    if (rank < samples) {
-      const float pivot = kth_by_bins(bucket, samples, rank).value;
-      const Index count = values_at_least(x, n, pivot, bucket);
-      if (count >= k) return kth_by_bins(bucket, count, k);
-    }
+  const float pivot = sampled_pivot(n, k, bucket, [x](Index i) { return x[i]; });
+  if (pivot > -simd::infinity) {
+    const Index count = values_at_least(x, n, pivot, bucket);
+    if (count >= k) return kth_by_bins(bucket, count, k);
   }
   std::copy_n(x, n, bucket);  // few keys, or a sample that was not fair
   return kth_by_bins(bucket, n, k);
@@ -156,6 +163,105 @@ QUOKA_FUNC void top_k_head(const float* scores, Index kv_len, const TopKOptions&
   for (Index i = kv_len - last; i < kv_len; ++i) *out++ = static_cast<Position>(i);
 }
 
+QUOKA_FUNC RangedTopK::RangedTopK(const float* scores, const TopKOptions& options, Index k,
+                                  const KeyRanges& ranges, TopKLists& lists, TopKScratch& scratch)
+    : scores_(scores),
+      options_(options),
+      ranges_(ranges),
+      lists_(lists),
+      s_(scratch),
+      first_(std::min(options.keep_first, k)),
+      last_(std::min(options.keep_last, k - first_)),
+      free_(k - first_ - last_) {}
+
+// One range, or windows that see more than their neighbours: all of it is finish()'s.
+QUOKA_FUNC bool RangedTopK::by_ranges() const {
+  return ranges_.count > 1 && free_ > 0 && options_.window <= 8;
+}
+
+QUOKA_FUNC float RangedTopK::pooled(Index key) const {
+  float most = ordered_score(scores_[key]);
+  if (options_.window == 1 || most == -simd::infinity) return most;
+  const Index begin = std::max<Index>(0, key - (options_.window - 1) / 2);
+  const Index end = std::min(ranges_.keys, key + options_.window / 2 + 1);
+  for (Index i = begin; i < end; ++i) most = std::max(most, ordered_score(scores_[i]));
+  return most;
+}
+
+QUOKA_FUNC void RangedTopK::begin() {
+  if (!by_ranges()) return;
+  const Index before = (options_.window - 1) / 2, n = ranges_.keys - first_ - last_;
+  lists_.pivot = sampled_pivot(n, free_, s_.bucket.data(), [&](Index i) {
+    const Index key = first_ + i;
+    if (key < before || key + options_.window - before > ranges_.keys) return pooled(key);
+    float most = -simd::infinity;
+    for (Index w = 0; w < options_.window; ++w)
+      most = std::max(most, ordered_score(scores_[key - before + w]));
+    return most;  // of a key without a score more than it has: no matter in a sample
+  });
+}
+
+QUOKA_FUNC void RangedTopK::propose(Index range) {
+  if (!by_ranges()) return;
+  const auto [from, to] = ranges_.of(range);
+  const Index begin = std::clamp(from, first_, ranges_.keys - last_);
+  const Index end = std::clamp(to, begin, ranges_.keys - last_);
+  float* const x = s_.ordered.data();
+  const Index before = (options_.window - 1) / 2, after = options_.window / 2;
+  if (begin >= before && end + after <= ranges_.keys) {
+    for (Index i = 0; i < end - begin + before + after; ++i)
+      x[i] = ordered_score(scores_[begin - before + i]);
+    for (Index w = 1; w < options_.window; w *= 2) {  // as pool_window
+      const Index step = std::min(w, options_.window - w);
+      for (Index i = 0; i < end - begin + before + after - step; ++i)
+        x[i] = std::max(x[i], x[i + step]);
+    }
+    if (options_.window > 1)
+      for (Index i = 0; i < end - begin; ++i)
+        x[i] = ordered_score(scores_[begin + i]) == -simd::infinity ? -simd::infinity : x[i];
+  } else {
+    for (Index i = begin; i < end; ++i) x[i - begin] = pooled(i);
+  }
+  float* const values = lists_.values.data() + ranges_.room(range);
+  PositionList positions{lists_.positions.data() + ranges_.room(range)};
+  walk(end - begin, [&](auto at) QUOKA_INLINE_LAMBDA {
+    const auto value = at.load(x);
+    const unsigned reaches = simd::not_less(value, at.broadcast(lists_.pivot));
+    simd::store_compressed(values + positions.count, reaches, value);
+    positions.add(at, reaches, static_cast<Position>(begin));
+  });
+  lists_.counts.data()[range] = positions.count;
+}
+
+QUOKA_FUNC void RangedTopK::finish(std::span<Position> kept) {
+  Index count = 0;
+  if (by_ranges())
+    for (Index r = 0; r < ranges_.count; ++r) {
+      const Index n = lists_.counts.data()[r];
+      std::copy_n(lists_.values.data() + ranges_.room(r), n, s_.bucket.data() + count);
+      count += n;
+    }
+  if (count < free_ || !by_ranges())  // the sample was not fair
+    return top_k_head(scores_, ranges_.keys, options_, kept, s_);
+  const auto [least, above] = kth_by_bins(s_.bucket.data(), count, free_);
+  Index ties = free_ - above;  // of equal ones the earliest
+  Position *const best = s_.positions.data(), *end = best;
+  for (Index r = 0; r < ranges_.count; ++r) {
+    const float* const values = lists_.values.data() + ranges_.room(r);
+    const Position* const positions = lists_.positions.data() + ranges_.room(r);
+    for (Index i = 0; i < lists_.counts.data()[r]; ++i) {
+      const bool equal = values[i] == least;
+      *end = positions[i];
+      end += (values[i] > least) | (equal & (ties > 0)) ? 1 : 0;
+      ties -= equal ? 1 : 0;
+    }
+  }
+  Position* out = kept.data();
+  for (Index i = 0; i < first_; ++i) *out++ = static_cast<Position>(i);
+  out = std::copy(best, end, out);
+  for (Index i = ranges_.keys - last_; i < ranges_.keys; ++i) *out++ = static_cast<Position>(i);
+}
+
 QUOKA_FUNC void check_top_k(Index k, const TopKOptions& options) {
   require_at_least("k", k, 0);
   require_at_least("window", options.window, 1);
@@ -168,10 +274,23 @@ QUOKA_FUNC void select_top_k(const float* scores, Index batch, Index kv_heads, I
                              WorkerScratch<TopKScratch>& scratch, ExecutorRef executor) {
   if (k >= kv_len) return selection.select_all(batch, kv_heads, kv_len);
   SelectionWriter writer(selection, batch, kv_heads, kv_len, k);
-  executor.run(batch * kv_heads, [&](Index head, int worker) {
-    top_k_head(scores + head * kv_len, kv_len, options,
-               writer.row(head / kv_heads, head % kv_heads), scratch[worker]);
-  });
+  const KeyRanges ranges = KeyRanges::for_workers(kv_len, batch * kv_heads, executor.workers());
+  Chains chains(batch * kv_heads, chains_at_once(executor.workers()));
+  const auto of_head = [&](Index head, int worker) {
+    return RangedTopK(scores + head * kv_len, options, k, ranges,
+                      scratch[static_cast<int>(head % chains.slots())].lists, scratch[worker]);
+  };
+  auto begin = [&](Index head, Index, int worker) { of_head(head, worker).begin(); };
+  auto propose = [&](Index head, Index range, int worker) { of_head(head, worker).propose(range); };
+  auto finish = [&](Index head, Index, int worker) {
+    of_head(head, worker).finish(writer.row(head / kv_heads, head % kv_heads));
+  };
+  if (ranges.count > 1) {
+    chains.add(1, begin);
+    chains.add(ranges.count, propose);
+  }
+  chains.add(1, finish);
+  executor.run_chains(chains);
   writer.commit();
 }
 

@@ -1,0 +1,122 @@
+// Selection under threads: the same Selection whoever runs the tasks and however many they are.
+
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/runtime/thread_pool.hpp>
+#include <quoka/select/quoka.hpp>
+
+#include "support/selector_fixtures.hpp"
+
+#include <memory>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::QuokaSelector;
+
+struct Case {
+  const char* name;
+  QuokaOptions options;
+};
+std::vector<Case> cases() {
+  QuokaOptions mean{.budget = 100, .aggregation = quoka::Aggregation::mean};
+  QuokaOptions window{.budget = 100, .top_k = {.window = 3}};
+  QuokaOptions in_float{.budget = 100, .sketch = quoka::Sketch::off};
+  QuokaOptions forced{.budget = 100, .top_k = {.keep_first = 4, .keep_last = 9}};
+  QuokaOptions recommended = QuokaOptions::recommended(4, 100),
+               robust = QuokaOptions::robust(4, 100);
+  for (QuokaOptions* const x : {&mean, &window, &forced, &recommended, &robust})
+    x->sketch = quoka::Sketch::on;
+  return {{"quoka", {.budget = 100, .sketch = quoka::Sketch::on}},
+          {"mean", mean},
+          {"window", window},
+          {"float", in_float},
+          {"forced", forced},
+          {"recommended", recommended},
+          {"robust", robust}};
+}
+
+// A chunk's outputs and Selection over a cache of several ranges of keys; keys 0 ... 99 are copies of one,
+// so that there are ties.
+struct Step {
+  Tensor4<float> out;
+  Selection keep;
+};
+Step step(const QuokaOptions& options, Index q_len, ExecutorRef executor) {
+  Random random(501);
+  const Index len = 9000, dim = 32;
+  auto k = random.tensor<float>(1, 2, len, dim);
+  const auto v = random.tensor<float>(1, 2, len, dim);
+  for (Index i = 1; i < 100; ++i) k.chip(i * 80, 2) = Tensor3<float>(k.chip(0, 2));
+  quoka::ChunkedPrefill<QuokaSelector> layer({.q_heads = 8, .kv_heads = 2, .head_dim = dim},
+                                             options);
+  layer.append(k, v, executor);
+  const auto q = random.tensor<float>(1, 8, q_len, dim),
+             more = random.tensor<float>(1, 2, q_len, dim);
+  Step result{Tensor4<float>(1, 8, q_len, dim), {}};
+  layer.forward(q, more, more, result.out, executor);
+  result.keep = layer.selection();
+  return result;
+}
+
+TEST(SelectThreads, AnyNumberOfWorkersGivesTheSameSelectionAndBits) {
+  for (const Case& of : cases())
+    for (const Index q_len : {1, 40, 130}) {
+      const Step serial = step(of.options, q_len, SerialExecutor{});
+      EXPECT_FALSE(serial.keep.is_all());
+      for (const int workers : {2, 3, 16, 128}) {
+        SCOPED_TRACE(std::string(of.name) + ", " + std::to_string(q_len) + " queries, " +
+                     std::to_string(workers) + " workers");
+        quoka::ThreadPool pool(workers);
+        const Step got = step(of.options, q_len, pool);
+        EXPECT_EQ(got.keep, serial.keep);
+        EXPECT_TRUE(same_bits(got.out, serial.out));
+      }
+    }
+}
+
+// A sample of every 8th key guesses the threshold: where these are the best it is not fair.
+TEST(SelectThreads, AnUnfairSampleGivesTheSameSelection) {
+  Random random(503);
+  const Index len = 9000;
+  auto q = random.tensor<float>(1, 4, 5, 16), k = random.tensor<float>(1, 1, len, 16);
+  for (Index i = 0; i < q.size(); i += 16) q.data()[i] += 5.0f;
+  for (Index i = 0; i < len; i += 8) k(0, 0, i, 0) += 9.0f;
+  const QuokaSelector selector({.budget = 300, .sketch = quoka::Sketch::on}),
+      in_float({.budget = 300, .sketch = quoka::Sketch::off});
+  const auto select = [&](const QuokaSelector& by, ExecutorRef executor) {
+    QuokaSelector::State state;
+    Selection keep;
+    by.appended({.q = q, .k = k, .capacity = len}, state, executor);
+    by.select({.q = q, .k = k, .capacity = len}, state, keep, executor);
+    return keep;
+  };
+  quoka::ThreadPool pool(16);
+  const Selection expected = select(in_float, SerialExecutor{});
+  EXPECT_EQ(select(selector, SerialExecutor{}), expected);
+  EXPECT_EQ(select(selector, pool), expected);
+}
+
+// By ranges as in one piece, with ties, NaN, infinities, windows and forced keys.
+TEST(SelectThreads, TopKOverRangesIsThatOfOne) {
+  Random random(502);
+  quoka::ThreadPool pool(16);
+  for (const bool ties : {false, true})
+    for (const bool fair : {true, false}) {  // a sample of every 8th score guesses the threshold
+      auto all = random.tensor<float>(1, 1, 3, 9001);
+      Tensor3<float> scores = all.chip(0, 0);
+      for (Index i = 0; i < scores.size(); ++i) {
+        float& x = scores.data()[i];
+        if (ties) x = std::floor(4.0f * x);
+        if (!fair && i % 9001 % 8 == 0) x += 100.0f;
+        if (i % 97 == 0) x = i % 2 == 0 ? not_a_number : infinity;
+      }
+      for (const Index window : {1, 2, 3, 8, 9})
+        for (const Index k : {1, 100, 1024, 1500, 5000, 8999})
+          for (const Index forced : {0, 5})
+            EXPECT_EQ(quoka::top_k(scores, k, {window, forced, 2 * forced}, pool),
+                      quoka::top_k(scores, k, {window, forced, 2 * forced}))
+                << "window " << window << ", k " << k << ", ties " << ties << ", fair " << fair;
+    }
+}
+
+}  // namespace
