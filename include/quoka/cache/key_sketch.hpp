@@ -80,8 +80,9 @@ class KeySketch {
   // keys of each KV head are sketched again and compared, the last one and one that depends on
   // len(): a cheap check, which a change of a few keys may pass.
   void require_made_from(const Rows& k);
-  // The same in two steps: the shape, then the keys of one head, for which `reader` has room.
+  // The same in two steps: the shape,
   void require_shape_of(const Rows& k) const;
+  // then the keys of one head, for which `reader` has room.
   void require_made_from(const Rows& k, Index b, Index head, detail::FloatRow& reader) const;
   // Is `key` [head_dim] the one that was sketched as this row?
   bool holds(Index b, Index head, Index row, const float* key) const;

@@ -24,8 +24,8 @@ inline namespace QUOKA_ABI {
 
 class Chains {
  public:
-  static constexpr int most_stages = 512;
-  static constexpr Index most_slots = 64;
+  static constexpr int most_stages = 512;  // of a chain
+  static constexpr Index most_slots = 64;  // chains begun and not done
 
   // `chains` of them, at most `at_once` begun and not done.
   Chains(Index chains, Index at_once)
@@ -48,14 +48,15 @@ class Chains {
         });
   }
 
-  Index count() const { return chains_; }
-  Index slots() const { return slots_; }
-  int stages() const { return count_; }
-  Index tasks(int stage) const { return end(stage) - begin(stage); }
-  Index tasks_of_chain() const { return per_chain_; }  // of all stages
-  Index most_tasks() const { return most_tasks_; }     // of a stage
-  // The first task of a stage, counted through those of a chain, and the one after its last.
+  Index count() const { return chains_; }  // chains
+  Index slots() const { return slots_; }   // that are begun and not done at most
+  int stages() const { return count_; }    // of each chain
+  Index tasks(int stage) const { return end(stage) - begin(stage); }  // of a stage of one chain
+  Index tasks_of_chain() const { return per_chain_; }                 // of all stages
+  Index most_tasks() const { return most_tasks_; }                    // of a stage
+  // The first task of a stage, counted through those of a chain.
   Index begin(int stage) const { return stages_[static_cast<std::size_t>(stage)].begin; }
+  // The one after its last.
   Index end(int stage) const { return stage + 1 < count_ ? begin(stage + 1) : per_chain_; }
   // Where worker `worker` of `workers` looks for a task, in this order: i in [0, slots()). Workers share some
   // slots, and the later ones have work for them while the first is between two stages.
