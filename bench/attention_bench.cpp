@@ -176,7 +176,7 @@ void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index
                    24.0f);
   for (const LayerShape& shape : {llama32_3b, group_7, head_dim_64, head_dim_80})
     add_dense<float>("attention/dense", shape, usual);
-  constexpr auto fixed16 = quoka::Arithmetic::fixed16;
+  const auto fixed16 = quoka::Arithmetic::fixed16;
   for (const LayerShape& shape : {qwen3_4b, head_dim_64})
     for (const Index kv_len : {usual, longest_kv_len})
       add_dense<float>("attention/dense/fixed16", shape, kv_len, 1, fixed16);

@@ -36,7 +36,8 @@ inline constexpr int slab_channels = 16;
 // 14 KiB with AVX-512) stays in L1 between softmax and the value product; packed K and V of a block
 // (112 KiB at head_dim 128) stay in L2 for all panels. Fewer: the accumulators are read and written
 // more often. More: the weights leave L1. Changes the order of sums. most_block_keys: room for them.
-QUOKA_TUNABLE int block_keys = tile_rows * (simd::registers >= 32 ? 8 : 16);
+inline constexpr int usual_block_keys = tile_rows * (simd::registers >= 32 ? 8 : 16);
+QUOKA_TUNABLE int block_keys = usual_block_keys;
 #if defined(QUOKA_TUNING)
 inline constexpr int most_block_keys = tile_rows * (simd::registers >= 32 ? 24 : 48);
 #else
