@@ -91,6 +91,10 @@ template <class Row>
 inline constexpr int group_packets = 0;
 template <Grouped Row>
 inline constexpr int group_packets<Row> = static_cast<int>(Row::Group::channels / simd::lanes);
+// Are so many packets whole groups?
+template <class Row, int packets>
+inline constexpr bool whole_groups =
+    group_packets<Row> > 0 && packets % (group_packets<Row> > 0 ? group_packets<Row> : 1) == 0;
 
 // out[r][c...] += sum over keys of weight[r][key * step] * v[key][c...], for Height rows of out,
 // `width` apart, and Packets packets of channels.
@@ -108,7 +112,7 @@ QUOKA_INLINE void token_value_packets(const RowRun& v, Index c, Index count, con
     const ConstRow value = v[i];
     if (ask != nullptr) ask_for(*ask, i);
     simd::Packet channels[Packets];
-    if constexpr (Grouped<Row> && group_packets < Row >> 0 && Packets % group_packets<Row> == 0) {
+    if constexpr (whole_groups<Row, Packets>) {
       simd::unroll<Packets / group_packets<Row>>([&](auto g) QUOKA_INLINE_LAMBDA {
         const typename Row::Group group(value, c + g * Row::Group::channels);
         simd::unroll<group_packets<Row>>([&](auto p) QUOKA_INLINE_LAMBDA {

@@ -74,7 +74,7 @@ class QuokaDomain {
   friend class QuokaScorer;
 
   Domain domain_ = Domain::logit;
-  const detail::SoftmaxCode& (*code_)() = nullptr;
+  [[maybe_unused]] const detail::SoftmaxCode& (*code_)() = nullptr;
 };
 
 // The keys of a block, as TwoLevels keep them; likewise.
@@ -90,7 +90,7 @@ class LevelBlock {
   friend class QuokaScorer;
 
   Index keys_ = 0;
-  const detail::LevelsCode& (*code_)() = nullptr;
+  [[maybe_unused]] const detail::LevelsCode& (*code_)() = nullptr;
 };
 
 // Two levels: a look at blocks of keys proposes candidates, and the scorer looks at those alone, so that

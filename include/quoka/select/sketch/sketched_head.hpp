@@ -71,7 +71,8 @@ class SketchedHead {
 
   // The keys of range r that reach it.
   void propose(Index r) {
-    const auto [begin, end] = range(r);
+    const auto keys = range(r);
+    const Index begin = keys.first, end = keys.second;
     const float* const x = sketched_ + begin;
     PositionList positions{proposed(r)};
     float* const values = c_.values.data() + of_.ranges.room(r);
