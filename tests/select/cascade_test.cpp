@@ -106,7 +106,10 @@ TEST(CascadedMass, IsThatOfAllRowsAmongTheBestOfTheFirst) {
 }
 
 // Logits beyond what 16 bits and weights hold: of signs, which codes hold exactly.
+// Where the first look has weights, most of them vanish, and more keys than asked for tie at nothing.
 TEST(CascadedMass, MovesLogitsThatAreLarge) {
+  if (detail::first_look_error() == 0.0f)
+    GTEST_SKIP() << "the first look has no 16-bit logits here";
   Random random(809);
   auto q_bar = random.tensor<float>(1, 2, 9, 128), k = random.tensor<float>(1, 2, 300, 128);
   for (auto* x : {&q_bar, &k})
