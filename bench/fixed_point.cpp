@@ -54,12 +54,9 @@ Tensor4 attend(const Input& in, const quoka::detail::PanelArithmetic& panels) {
   quoka::Past past(in.past_k, in.past_v);
   if (in.keep.kv_len() > 0) past.keep = &in.keep;
   quoka::AttentionWorkspace workspace;
-  const auto call =
-      quoka::detail::checked_call(in.q, past, {in.k, in.v}, out, {.scale = in.scale});
-  workspace.parts().begin(1);
-  workspace.parts().calls.push_back(call);
-  workspace.parts().calls.back().use(panels);
-  workspace.parts().run(quoka::SerialExecutor{});
+  quoka::detail::attend_by(
+      panels, quoka::detail::checked_call(in.q, past, {in.k, in.v}, out, {.scale = in.scale}),
+      quoka::SerialExecutor{}, workspace);
   return out;
 }
 

@@ -193,13 +193,13 @@ void attend(const Flags& flags, const Data& data, Index kv_len, const Contender&
   const TensorView<const float> q(data.q.data(), sizes);
   const Index all = kv_len + flags.chunk;
   const auto over = [&](const auto& k, const auto& v) {
-    workspace.parts().begin(1);
-    workspace.parts().calls.push_back(detail::checked_call(
-        q, {rows(k, flags, all, 0, kv_len), rows(v, flags, all, 0, kv_len)},
-        {rows(k, flags, all, kv_len, flags.chunk), rows(v, flags, all, kv_len, flags.chunk)},
-        {TensorView<float>(out.data(), sizes)}, {}));
-    workspace.parts().calls.back().use(*by.panels);
-    workspace.parts().run(quoka::SerialExecutor{});
+    detail::attend_by(
+        *by.panels,
+        detail::checked_call(
+            q, {rows(k, flags, all, 0, kv_len), rows(v, flags, all, 0, kv_len)},
+            {rows(k, flags, all, kv_len, flags.chunk), rows(v, flags, all, kv_len, flags.chunk)},
+            {TensorView<float>(out.data(), sizes)}, {}),
+        quoka::SerialExecutor{}, workspace);
   };
   if (by.bfloat16_cache)
     over(data.short_k, data.short_v);

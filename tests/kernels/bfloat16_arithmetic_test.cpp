@@ -2,7 +2,6 @@
 // emulations in plain C++, which run everywhere. Against the oracle, to the bound that
 // bfloat16_error() states for all inputs.
 
-#include <quoka/attention/attention_impl.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/matrix/emulated_tiles.hpp>
 #include <quoka/packing/byte_formats.hpp>
@@ -10,7 +9,7 @@
 #include <quoka/matrix/square_unit.hpp>
 #include <quoka/matrix/tile_unit.hpp>
 
-#include "support/attention_fixtures.hpp"
+#include "kernels/arithmetic_fixtures.hpp"
 
 #include <gtest/gtest.h>
 
@@ -69,16 +68,7 @@ void for_each_unit(F&& f) {
 template <class T>
 Output<T> attend_by(const Panels& unit, const Inputs<T>& in, const AttentionOptions& options = {},
                     const Selection* keep = nullptr, ExecutorRef executor = SerialExecutor{}) {
-  Output<T> output = unwritten<T>(in.q, std::max(in.past_v.dimension(3), in.v.dimension(3)));
-  quoka::Past past(in.past_k, in.past_v);
-  past.keep = keep;
-  quoka::AttentionWorkspace workspace;
-  workspace.parts().begin(1);
-  workspace.parts().calls.push_back(
-      detail::checked_call(in.q, past, {in.k, in.v}, {output.out, output.lse}, options));
-  workspace.parts().calls.back().use(unit.panels);
-  workspace.parts().run(executor);
-  return output;
+  return attend_with(unit.panels, in, options, keep, executor);
 }
 
 // ---- the option ---------------------------------------------------------------------------------
@@ -462,27 +452,6 @@ TEST(Bfloat16Attention, InfinityIsALogitOfItsSignAndAValueOfItsOwn) {
 }
 
 // ---- masks --------------------------------------------------------------------------------------
-
-// Biases, and -infinity in some places: the mask, and the oracle's.
-struct RandomMask {
-  RandomMask(Random& random, Index q_len, Index keys) : added(1, 1, q_len, keys) {
-    for (Index i = 0; i < added.size(); ++i) {
-      const Index kind = random.below(8);
-      added.data()[i] = kind < 3   ? -infinity
-                        : kind < 5 ? static_cast<float>(random.normal())
-                                   : 0.0f;
-    }
-  }
-  oracle::AttentionOptions with(AttentionOptions& options) const {
-    oracle::AttentionOptions exact = to_oracle(options);
-    exact.mask = [this](Index, Index, Index i, Index key) {
-      return static_cast<double>(added(0, 0, i, key));
-    };
-    options.mask = added;
-    return exact;
-  }
-  Tensor4<float> added;
-};
 
 TEST(Bfloat16Attention, MasksAndAlibi) {
   Random random(35);

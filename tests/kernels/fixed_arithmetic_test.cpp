@@ -5,10 +5,9 @@
 // Errors are relative to the largest |value|: an output is a mean of values. bench/README.md has
 // them relative to the largest output.
 
-#include <quoka/attention/attention_impl.hpp>
 #include <quoka/select/quoka.hpp>
 
-#include "support/attention_fixtures.hpp"
+#include "kernels/arithmetic_fixtures.hpp"
 #include "support/capture.hpp"
 
 #include <gtest/gtest.h>
@@ -29,17 +28,7 @@ template <class T, class Sums = simd::PairSums>
 Output<T> attend_in_fixed(const Inputs<T>& in, const AttentionOptions& options = {},
                           const Selection* keep = nullptr,
                           ExecutorRef executor = SerialExecutor{}) {
-  Output<T> output = unwritten<T>(in.q, std::max(in.past_v.dimension(3), in.v.dimension(3)));
-  quoka::Past past(in.past_k, in.past_v);
-  past.keep = keep;
-  quoka::AttentionWorkspace workspace;
-  const auto call =
-      quoka::detail::checked_call(in.q, past, {in.k, in.v}, {output.out, output.lse}, options);
-  workspace.parts().begin(1);
-  workspace.parts().calls.push_back(call);
-  workspace.parts().calls.back().use(quoka::detail::fixed_panels<Sums>());
-  workspace.parts().run(executor);
-  return output;
+  return attend_with(quoka::detail::fixed_panels<Sums>(), in, options, keep, executor);
 }
 
 // Of the largest |value|, each element; of the whole, Frobenius, beside the rounding of the output;
@@ -371,27 +360,6 @@ TEST(FixedAttention, NaNInThePastSpoilsOnlyRowsWhoseWindowReachesIt) {
 }
 
 // ---- masks --------------------------------------------------------------------------------------
-
-// Biases, and -infinity in some places: the mask, and the oracle's.
-struct RandomMask {
-  RandomMask(Random& random, Index q_len, Index keys) : added(1, 1, q_len, keys) {
-    for (Index i = 0; i < added.size(); ++i) {
-      const Index kind = random.below(8);
-      added.data()[i] = kind < 3   ? -infinity
-                        : kind < 5 ? static_cast<float>(random.normal())
-                                   : 0.0f;
-    }
-  }
-  oracle::AttentionOptions with(AttentionOptions& options) const {
-    oracle::AttentionOptions exact = to_oracle(options);
-    exact.mask = [this](Index, Index, Index i, Index key) {
-      return static_cast<double>(added(0, 0, i, key));
-    };
-    options.mask = added;
-    return exact;
-  }
-  Tensor4<float> added;
-};
 
 TEST(FixedAttention, MasksAndAlibi) {
   Random random(35);

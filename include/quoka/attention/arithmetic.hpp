@@ -80,7 +80,7 @@ class Arithmetic : public detail::Arithmetics<Arithmetic> {
       : id_(of_id), panels_(of_panels) {}
 
   constexpr const char* name() const { return detail::name_of(id_); }  // "bfloat16_x2"
-  constexpr detail::ArithmeticId id() const { return id_; }      // the library's own
+  constexpr detail::ArithmeticId id() const { return id_; }            // the library's own
   constexpr detail::PanelsOf panels() const { return panels_; }  // null with the compiled library
   friend constexpr bool operator==(const Arithmetic& a, const Arithmetic& b) {
     return a.id_ == b.id_;

@@ -5,7 +5,6 @@
 #include <quoka/attention/visible_past.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
 #include <quoka/kernels/softmax_state.hpp>
-#include <quoka/simd/tuning.hpp>
 #include <quoka/views/overlap.hpp>
 
 #include <algorithm>
@@ -27,10 +26,9 @@ struct AttentionCall {
   const Mask* mask;                      // null: none
   const VisiblePast* visible = nullptr;  // what the mask leaves of the past; null without a mask
   Index kv_heads, group, v_dim;
-  const PanelArithmetic* arithmetic = nullptr;  // and the keys of its blocks
-  Index block_keys = tuning::block_keys;
-  float query_scale;  // logit in log2 units, or the argument of tanh
-  float cap_log2;     // 0: no soft-cap
+  const PanelArithmetic* arithmetic = nullptr;  // chosen before anything runs
+  float query_scale;                            // logit in log2 units, or the argument of tanh
+  float cap_log2;                               // 0: no soft-cap
   std::span<const float> sink_logits;
   Index window;          // no window: the largest Index
   Index first_position;  // of past key 0
@@ -38,10 +36,7 @@ struct AttentionCall {
   bool causal;
   std::span<const float> mask_factors, alibi_slopes;
 
-  void use(const PanelArithmetic& panels) {
-    arithmetic = &panels;
-    block_keys = panels.block_keys();
-  }
+  Index block_keys() const { return arithmetic->block_keys(); }
   Index rows() const { return group * q.len(); }  // query rows of a KV head
   // Does attended() say which rows of the past are attended to? Else it is all of them.
   bool listed() const { return keep != nullptr || (visible != nullptr && visible->listed()); }

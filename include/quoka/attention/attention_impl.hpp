@@ -89,21 +89,26 @@ inline float cache_rounding(const AttentionCall& call) {
   return least;
 }
 
-inline void run_calls(AttentionWorkspace::Parts& parts, Arithmetic arithmetic,
-                      ExecutorRef executor) {
-  for (AttentionCall& call : parts.calls)
-    call.use(*used_arithmetic(arithmetic, cache_rounding(call)).panels);
+inline const PanelArithmetic& panels_for(Arithmetic asked, const AttentionCall& call) {
+  return *used_arithmetic(asked, cache_rounding(call)).panels;
+}
+
+// One call that was checked, in this arithmetic.
+inline void attend_by(const PanelArithmetic& panels, const AttentionCall& call,
+                      ExecutorRef executor, AttentionWorkspace& workspace) {
+  AttentionWorkspace::Parts& parts = workspace.parts();
+  parts.begin(1);
+  parts.calls.push_back(call);
+  parts.calls.back().arithmetic = &panels;
   parts.run(executor);
 }
 
 QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
                        const AttentionOutput& output, const AttentionOptions& options,
                        ExecutorRef executor, AttentionWorkspace& workspace) {
-  AttentionWorkspace::Parts& parts = workspace.parts();
-  parts.begin(1);
-  parts.calls.push_back(
-      resolved_call(q, past, chunk, output, options, options.mask, options.query_position));
-  run_calls(parts, options.arithmetic, executor);
+  const AttentionCall call =
+      resolved_call(q, past, chunk, output, options, options.mask, options.query_position);
+  attend_by(panels_for(options.arithmetic, call), call, executor, workspace);
 }
 
 }  // namespace detail
@@ -143,7 +148,9 @@ QUOKA_FUNC void attention(std::span<const AttentionSequence> batch, const Attent
         x.q, x.past, x.chunk, x.out, options, x.mask.absent() ? options.mask : x.mask,
         x.query_position ? x.query_position : options.query_position));
   detail::check_outputs_apart(calls, parts.outputs);
-  detail::run_calls(parts, options.arithmetic, executor);
+  for (detail::AttentionCall& call : calls)
+    call.arithmetic = &detail::panels_for(options.arithmetic, call);
+  parts.run(executor);
 }
 
 }  // namespace QUOKA_ABI

@@ -10,11 +10,9 @@
 // are chains (chains.hpp) that walk windows of blocks: while one window is attended to, the next is packed.
 #pragma once
 
-#include <quoka/attention/head_attention.hpp>
-#include <quoka/attention/token_attention.hpp>
+#include <quoka/attention/attention_scratch.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/base/sort.hpp>
-#include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/views/selection.hpp>
 
 #include <limits>
@@ -23,73 +21,6 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
-
-// A token's heads that one worker takes in turns.
-struct TokenHeads {
-  Parts<TokenScratch> heads;
-
-  void reserve(const AttentionCall& call, Index count) {
-    heads.at_least(count);
-    for (TokenScratch& head : heads) head.reserve(call);
-  }
-  Index bytes() const { return heads.bytes(); }
-};
-
-// What scratch memory of a call depends on: a call like the last one has it already.
-struct CallMemoryShape {
-  const PanelArithmetic* arithmetic = nullptr;
-  const Format *q = nullptr, *out = nullptr;
-  Index dim = 0, v_dim = 0, block_keys = 0, panels = 0, count = 0;
-  bool biased = false, mixed_k = false, mixed_v = false;
-
-  CallMemoryShape() = default;
-  CallMemoryShape(const AttentionCall& call, Index panel_count, Index of)
-      : arithmetic(call.arithmetic),
-        q(&call.q.format()),
-        out(&call.out.format()),
-        dim(call.q.dim()),
-        v_dim(call.v_dim),
-        block_keys(call.block_keys),
-        panels(panel_count),
-        count(of),
-        biased(call.biased()),
-        mixed_k(MixedRows::mixes(call.past_k, call.chunk_k)),
-        mixed_v(MixedRows::mixes(call.past_v, call.chunk_v)) {}
-  bool operator==(const CallMemoryShape&) const = default;
-};
-
-// A head whose blocks are packed for all of its panels.
-struct SharedHead {
-  PanelMemory panels;
-  Parts<KeptBlock> blocks;  // two windows
-  CallMemoryShape known;    // reserved for
-
-  void reserve(const AttentionCall& call, Index panel_count, Index block_count) {
-    const CallMemoryShape shape(call, panel_count, block_count);
-    if (shape == known) return;
-    known = shape;
-    panels.reserve(*call.arithmetic, call, panel_count);
-    blocks.at_least(block_count);
-    for (KeptBlock& block : blocks) block.reserve(*call.arithmetic, call);
-  }
-  Index bytes() const { return panels.bytes() + blocks.bytes(); }
-};
-
-// Of the workers, and of the slots of chains.
-struct AttentionScratch {
-  WorkerScratch<HeadScratch> heads;
-  WorkerScratch<TokenHeads> token;
-  Parts<SharedHead> shared;
-  CallMemoryShape known;  // that `heads` is reserved for
-
-  void reserve_heads(const AttentionCall& call, Index panels, int workers) {
-    const CallMemoryShape shape(call, panels, workers);
-    if (shape == known) return;
-    known = shape;
-    heads.reserve(workers, *call.arithmetic, call, panels);
-  }
-  Index bytes() const { return heads.bytes() + token.bytes() + shared.bytes(); }
-};
 
 // Tasks per KV head: enough of them for the workers, none too small to pay for its packing unless
 // workers would stand idle.
@@ -109,7 +40,6 @@ class AttentionTasks {
   AttentionTasks(const AttentionCall& call, AttentionScratch& scratch, Partials& partials,
                  int workers, bool room_to_grow)
       : call_(call),
-        arithmetic_(*call.arithmetic),
         s_(scratch),
         partials_(partials),
         panels_(ceil_div(call.rows(), tuning::panel_rows)) {
@@ -210,7 +140,7 @@ class AttentionTasks {
   KeyRange all_keys(const KeySequence& keys) const { return keys.in_sight(0, call_.q.len() - 1); }
   Index blocks_of(const KeySequence& keys) const {
     const KeyRange all = all_keys(keys);
-    return ceil_div(all.end - all.begin, call_.block_keys);
+    return ceil_div(all.end - all.begin, call_.block_keys());
   }
   // Blocks of the next window, which are packed beside this one.
   Index packed_beside(Index window) const { return window + 1 < windows_ ? window_blocks_ : 0; }
@@ -219,8 +149,8 @@ class AttentionTasks {
   void pack(Index head, Index block, int worker) {
     const KeySequence keys = keys_of(head);
     if (block >= blocks_of(keys)) return;
-    HeadAttention(arithmetic_, keys, 0, 0, s_.heads[worker])
-        .pack_block(all_keys(keys).begin + block * call_.block_keys,
+    HeadAttention(keys, 0, 0, s_.heads[worker])
+        .pack_block(all_keys(keys).begin + block * call_.block_keys(),
                     s_.shared[head % slots_].blocks[block % (2 * window_blocks_)]);
   }
   void attend_window(Index head, int stage, Index task, int worker) {
@@ -233,8 +163,8 @@ class AttentionTasks {
     const Index block = window * window_blocks_;
     const Index count = std::clamp<Index>(blocks_of(keys) - block, 0, window_blocks_);
     SharedHead& shared = s_.shared[head % slots_];
-    HeadAttention(arithmetic_, keys, first, panels, shared.panels, s_.heads[worker])
-        .attend_to(all_keys(keys).begin + block * call_.block_keys, count,
+    HeadAttention(keys, first, panels, shared.panels, first, s_.heads[worker])
+        .attend_to(all_keys(keys).begin + block * call_.block_keys(), count,
                    shared.blocks.begin() + window % 2 * window_blocks_, window == 0,
                    window + 1 == windows_);
   }
@@ -247,7 +177,7 @@ class AttentionTasks {
   Index most_keys(Index past_count) const {
     const Index all = past_count + call_.chunk_k.len();
     if (call_.window >= all) return all;
-    return std::min(all, call_.window + call_.q.len() + call_.block_keys);
+    return std::min(all, call_.window + call_.q.len() + call_.block_keys());
   }
   // The most parts that a head is cut into: not always those of the head with the most keys, whose
   // parts may be larger.
@@ -262,7 +192,7 @@ class AttentionTasks {
   Index size_of_parts(Index keys) const {
     return attends_to_a_token()
                ? part_keys(keys, 1, tuning::token_part_keys)
-               : part_keys(keys, call_.block_keys, tuning::part_blocks * call_.block_keys);
+               : part_keys(keys, call_.block_keys(), tuning::part_blocks * call_.block_keys());
   }
   // As many heads as leave enough tasks for the workers; results do not depend on it.
   Index heads_together(int workers) const {
@@ -277,7 +207,7 @@ class AttentionTasks {
     const KeySequence keys = keys_of(task / tasks_per_head_);
     const Index first = task % tasks_per_head_ * panels_per_task_;
     const Index count = std::min(panels_per_task_, panels_ - first);
-    if (count > 0) HeadAttention(arithmetic_, keys, first, count, s_.heads[worker]).run();
+    if (count > 0) HeadAttention(keys, first, count, s_.heads[worker]).run();
   }
 
   // All rows of a head, or a token's rows of heads side by side, over a part of their keys.
@@ -291,7 +221,7 @@ class AttentionTasks {
     if (step_ > 0)
       run_token(head, part, {begin, end}, worker);
     else
-      HeadAttention(arithmetic_, keys, 0, panels_, s_.heads[worker])
+      HeadAttention(keys, 0, panels_, s_.heads[worker])
           .run_part(begin, end, part == 0, partials_.part(head, part));
   }
 
@@ -325,7 +255,6 @@ class AttentionTasks {
   }
 
   const AttentionCall& call_;
-  const PanelArithmetic& arithmetic_;
   AttentionScratch& s_;
   Partials& partials_;
   Index panels_;  // of a head

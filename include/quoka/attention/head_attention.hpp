@@ -29,9 +29,9 @@ struct PanelMemory {
   Buffer<float> out, row_factors;
   Buffer<PacketState> states;
 
-  void reserve(const PanelArithmetic& arithmetic, const AttentionCall& call, Index panels) {
-    queries.reserve(panels * arithmetic.query_bytes(call.q.dim()));
-    out.reserve(panels * padded_outputs(call.v_dim) * tuning::panel_rows);
+  void reserve(const AttentionCall& call, Index panels) {
+    queries.reserve(panels * call.arithmetic->query_bytes(call.q.dim()));
+    out.reserve(panels * padded_channels(call.v_dim) * tuning::panel_rows);
     row_factors.reserve(panels * tuning::panel_rows);
     states.reserve(panels * tuning::tile_packets);
   }
@@ -48,9 +48,9 @@ struct KeptBlock {
   PackedBlock packed;
   bool masks = false;  // the mask is of consequence for some row and key
 
-  void reserve(const PanelArithmetic& arithmetic, const AttentionCall& call) {
-    keys.reserve(arithmetic.key_bytes(call.q.dim()));
-    values.reserve(arithmetic.value_bytes(call.v_dim));
+  void reserve(const AttentionCall& call) {
+    keys.reserve(call.arithmetic->key_bytes(call.q.dim()));
+    values.reserve(call.arithmetic->value_bytes(call.v_dim));
     mixed.reserve(call);
   }
   Index bytes() const { return keys.bytes() + values.bytes() + mixed.bytes(); }
@@ -68,15 +68,16 @@ struct HeadScratch {
   Buffer<float> added;     // [block_keys][panel_rows] to logits
   Buffer<float> mask_row;  // of one query and a block
 
-  void reserve(const PanelArithmetic& arithmetic, const AttentionCall& call, Index panels) {
+  void reserve(const AttentionCall& call, Index panels) {
     constexpr Index width = tuning::panel_rows;
+    const PanelArithmetic& arithmetic = *call.arithmetic;
     keys.reserve(arithmetic.key_bytes(call.q.dim()));
     values.reserve(arithmetic.value_bytes(call.v_dim));
-    own.reserve(arithmetic, call, panels);
+    own.reserve(call, panels);
     arithmetic.reserve(panel, call.v_dim, call.biased());
     if (call.biased()) {
-      added.reserve(call.block_keys * width);
-      mask_row.reserve(call.block_keys);
+      added.reserve(call.block_keys() * width);
+      mask_row.reserve(call.block_keys());
     }
     panel.row.reserve(std::max(call.q.dim(), call.v_dim));
     query_rows.reserve(call.q.format(), width, call.q.dim());
@@ -96,25 +97,18 @@ class HeadAttention {
   static constexpr Index width = tuning::panel_rows;
 
  public:
-  HeadAttention(const PanelArithmetic& arithmetic, const KeySequence& keys, Index first_panel,
-                Index panels, HeadScratch& scratch)
-      : arithmetic_(arithmetic),
-        call_(keys.call()),
-        keys_(keys),
-        first_row_(first_panel * width),
-        panels_(panels),
-        memory_(scratch.own),
-        s_(scratch) {}
-  // The same, whose panels are those from first_panel on of `memory`.
-  HeadAttention(const PanelArithmetic& arithmetic, const KeySequence& keys, Index first_panel,
-                Index panels, PanelMemory& memory, HeadScratch& scratch)
-      : arithmetic_(arithmetic),
-        call_(keys.call()),
+  HeadAttention(const KeySequence& keys, Index first_panel, Index panels, HeadScratch& scratch)
+      : HeadAttention(keys, first_panel, panels, scratch.own, 0, scratch) {}
+  // The same, whose panels are those from first_in_memory on of `memory`.
+  HeadAttention(const KeySequence& keys, Index first_panel, Index panels, PanelMemory& memory,
+                Index first_in_memory, HeadScratch& scratch)
+      : call_(keys.call()),
+        arithmetic_(*call_.arithmetic),
         keys_(keys),
         first_row_(first_panel * width),
         panels_(panels),
         memory_(memory),
-        first_in_memory_(first_panel),
+        first_in_memory_(first_in_memory),
         s_(scratch) {}
 
   // All keys; writes the call's output.
@@ -134,7 +128,7 @@ class HeadAttention {
   // Packs the block of keys that begins at `block`, for all rows of the head.
   void pack_block(Index block, KeptBlock& to) const {
     const Index count =
-        std::clamp<Index>(keys_.end_for(call_.q.len() - 1) - block, 0, call_.block_keys);
+        std::clamp<Index>(keys_.end_for(call_.q.len() - 1) - block, 0, call_.block_keys());
     const ArithmeticScope scope(arithmetic_, s_.panel);
     keys_.rows(block, count, to.mixed, to.rows);
     for (const auto& [rows, bytes] :
@@ -165,7 +159,7 @@ class HeadAttention {
           for (int of = 0; i + 1 < count && of < 2; ++of)
             for (Index at = p * bytes[of] / panels_; at < (p + 1) * bytes[of] / panels_; at += 64)
               simd::prefetch(next[of] + at);
-          attend(p, block + i * call_.block_keys, blocks[i].packed, blocks[i].masks);
+          attend(p, block + i * call_.block_keys(), blocks[i].packed, blocks[i].masks);
         }
       }
     }
@@ -185,7 +179,7 @@ class HeadAttention {
     assert(first_row_ < call_.rows());
     for (Index p = 0; p < panels_; ++p) begin_panel(p, with_sinks);
     const ArithmeticScope scope(arithmetic_, s_.panel);
-    const Index step = call_.block_keys;
+    const Index step = call_.block_keys();
     const Index last = arithmetic_.packs_whole_blocks() ? keys_.end_for(call_.q.len() - 1) : end;
     const auto count_at = [&](Index at) { return std::clamp<Index>(last - at, 0, step); };
     BlockRows *rows = &s_.rows[0], *next_rows = &s_.rows[1];
@@ -221,7 +215,7 @@ class HeadAttention {
     return {.queries = memory_.queries.data() + at * arithmetic_.query_bytes(call_.q.dim()),
             .row_factors = memory_.row_factors.data() + at * width,
             .state = state(p),
-            .out = memory_.out.data() + at * padded_outputs(call_.v_dim) * width,
+            .out = memory_.out.data() + at * padded_channels(call_.v_dim) * width,
             .rows = panel_count(p),
             .source = {this, p, [](const void* owner, Index of, const float** rows) {
                          static_cast<const HeadAttention*>(owner)->query_rows(of, rows);
@@ -234,7 +228,7 @@ class HeadAttention {
     query_rows(p, rows);
     const Panel to = panel(p);
     arithmetic_.pack_queries(rows, to.rows, call_.q.dim(), call_.query_scale, to);
-    std::fill_n(to.out, padded_outputs(call_.v_dim) * width, 0.0f);
+    std::fill_n(to.out, padded_channels(call_.v_dim) * width, 0.0f);
     for (Index i = 0; i < width; ++i)
       sink[i] =
           with_sinks && i < to.rows ? call_.sink_log2(head_of(panel_row(p) + i)) : -simd::infinity;
@@ -355,12 +349,12 @@ class HeadAttention {
     for (Index i = 0; i < panel_count(p); ++i) f(i, SoftmaxState<float>{max[i], sum[i]});
   }
 
-  const PanelArithmetic& arithmetic_;
   const AttentionCall& call_;
+  const PanelArithmetic& arithmetic_;
   const KeySequence& keys_;
   Index first_row_, panels_;
   PanelMemory& memory_;
-  Index first_in_memory_ = 0;
+  Index first_in_memory_;
   HeadScratch& s_;
 };
 

@@ -29,8 +29,8 @@ struct MixedRows {
   Buffer<float> k, v;
 
   void reserve(const AttentionCall& call) {
-    if (mixes(call.past_k, call.chunk_k)) k.reserve(call.block_keys * call.q.dim());
-    if (mixes(call.past_v, call.chunk_v)) v.reserve(call.block_keys * call.v_dim);
+    if (mixes(call.past_k, call.chunk_k)) k.reserve(call.block_keys() * call.q.dim());
+    if (mixes(call.past_v, call.chunk_v)) v.reserve(call.block_keys() * call.v_dim);
   }
   static bool mixes(const Rows& past, const Rows& chunk) {
     return past.len() > 0 && chunk.len() > 0 && !past.stored_as(chunk);
@@ -117,7 +117,7 @@ class KeySequence {
   // All keys that queries first ... last see, from the beginning of a block on.
   KeyRange in_sight(Index first, Index last) const {
     const Index end = end_for(last);
-    return {std::min(begin_for(first) / call_.block_keys * call_.block_keys, end), end};
+    return {std::min(begin_for(first) / call_.block_keys() * call_.block_keys(), end), end};
   }
 
  private:

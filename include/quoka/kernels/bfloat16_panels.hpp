@@ -138,7 +138,7 @@ class Bfloat16Panels final : public PanelArithmetic {
     return round_up(most_keys, rows) * padded_depth<Unit>(dim);
   }
   static constexpr Index value_part(Index v_dim) { return unit_value_size<Unit>(v_dim, most_keys); }
-  static constexpr Index query_part(Index dim) { return unit_query_size<Unit>(dim); }
+  static constexpr Index query_part(Index dim) { return width * padded_depth<Unit>(dim); }
   static constexpr Index weight_part = round_up(round_up(most_keys, rows), 32) * width;
 
   static Bfloat16Parts parts(void* at, bool two, Index size) {

@@ -48,7 +48,7 @@ struct Panel {
   void* queries;
   float* row_factors;  // [panel_rows], NaN for a row that is left to float
   PanelState& state;
-  float* out;  // [padded v_dim][panel_rows]
+  float* out;  // [padded_channels(v_dim)][panel_rows]
   Index rows;  // at most panel_rows
   PanelRows source;
 };
@@ -117,9 +117,6 @@ class ArithmeticScope {
   const PanelArithmetic& arithmetic_;
   PanelScratch& scratch_;
 };
-
-// Rows of a panel's sums of values.
-constexpr Index padded_outputs(Index v_dim) { return padded_channels(v_dim); }
 
 // Logits as products left them to logits for the softmax; `again`: top must be looked for again.
 inline void finish_logits(float* x, const Sight& sight, bool again, PanelPackets& top) {

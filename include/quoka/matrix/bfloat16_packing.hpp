@@ -62,12 +62,6 @@ QUOKA_INLINE void split(const float* x, Index count, const simd::Packet& scale, 
   }
 }
 
-// Elements of `keys` packed keys.
-template <class Unit>
-constexpr Index unit_key_size(Index dim, Index keys) {
-  return round_up(keys, Unit::tile_rows) * padded_depth<Unit>(dim);
-}
-
 // Channels of keys and queries are padded to whole slabs, and to whole packets.
 template <class Unit>
 constexpr Index padded_depth(Index dim) {
@@ -109,12 +103,6 @@ bool pack_unit_keys(const Format& format, const ConstRow* rows, Index count, con
     }
   }
   return all;
-}
-
-// Floats of a query panel's room.
-template <class Unit>
-constexpr Index unit_query_size(Index dim) {
-  return padded_depth<Unit>(dim) * tuning::panel_rows;
 }
 
 // rows[0, count) times scale to [padded depth / interleave][panel_rows][interleave]. False if one is

@@ -11,11 +11,11 @@
 #pragma once
 
 #include <quoka/matrix/emulated_tiles.hpp>
+#include <quoka/matrix/tiles_pass.hpp>
 #include <quoka/simd/code_products.hpp>
 #include <quoka/simd/isa/tiles.hpp>
 
 #include <algorithm>
-#include <cstdio>
 #include <cstring>
 #include <type_traits>
 
@@ -261,16 +261,9 @@ bool code_tiles_agree() {
   return std::equal(best[0], best[0] + simd::code_pair, best[1]);
 }
 
-// May tiles be used, and do they compute? As tiles_work() of tile_unit.hpp, for codes.
 template <class Tiles>
 bool code_tiles_work() {
-  static const bool work = [] {
-    if (!simd::tiles_allowed()) return false;
-    if (code_tiles_agree<Tiles>()) return true;
-    std::fputs("quoka: this machine's AMX tiles give wrong products of codes: using vectors\n",
-               stderr);
-    return false;
-  }();
+  static const bool work = tiles_pass(code_tiles_agree<Tiles>, "vectors for codes");
   return work;
 }
 

@@ -3,10 +3,10 @@
 #pragma once
 
 #include <quoka/matrix/emulated_tiles.hpp>
+#include <quoka/matrix/tiles_pass.hpp>
 #include <quoka/matrix/unit.hpp>
 
 #include <algorithm>
-#include <cstdio>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -140,17 +140,10 @@ bool tiles_agree() {
   return true;
 }
 
-// May tiles be used, and do they compute? Some virtual machines are said to lose their contents: where
-// they do not agree with plain code, one line says so, and they are not used. Found out once.
 template <bool has = simd::has_tiles>
 bool tiles_work() {
   if constexpr (has) {
-    static const bool work = [] {
-      if (!simd::tiles_allowed()) return false;
-      if (tiles_agree<simd::Tiles, simd::EmulatedTiles>()) return true;
-      std::fputs("quoka: this machine's AMX tiles give wrong products: using floats\n", stderr);
-      return false;
-    }();
+    static const bool work = tiles_pass(tiles_agree<simd::Tiles, simd::EmulatedTiles>, "floats");
     return work;
   }
   return false;

@@ -33,7 +33,6 @@ struct alignas(64) UnitSession {
   simd::TileShapes before;  // another library's tiles of this thread
 };
 
-// A product's right-hand side begins at b, `slab` after slab of k.
 using Bfloat16 = std::uint16_t;  // its bits
 
 template <class Unit>

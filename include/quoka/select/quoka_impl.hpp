@@ -74,10 +74,25 @@ QUOKA_FUNC const LevelsCode& levels_code() {
 
 // Rows of 8-bit codes need no second sketch where they are scored in place.
 inline bool are_codes(const Rows& k) { return !k.empty() && k.format().read_codes != nullptr; }
-// What level j keeps whatever its scores; blocks have no window.
-inline TopKOptions forced_in(const LevelPlan::Level& level, Index j, Index window) {
-  return {j > 0 ? 1 : window, level.keep_first, level.keep_last};
-}
+// One of two levels, j: its rows, of all or of the candidates.
+struct LevelRows {
+  Rows k;                   // keys, or means of blocks
+  const KeySketch& sketch;  // of them
+  const Candidates* some;   // null: all
+  Index count, most;        // rows looked at, and how many of them there may be as the cache grows
+  TopKOptions forced;       // kept whatever its scores; blocks have no window
+
+  LevelRows(const LevelPlan& plan, Index j, const SelectorInput& input,
+            const QuokaScorer::State& state, Index block, Index window)
+      : k(j > 0 ? state.blocks.means(j) : input.k),
+        sketch(j > 0 ? state.blocks.sketch(j) : state.sketch.keys),
+        some(j < plan.highest() ? &state.candidates : nullptr),
+        count(some != nullptr ? some->count : k.len()),
+        // Candidates grow by less than a block before the next block is whole.
+        most(some != nullptr ? round_up(count + 1, block)
+                             : std::max(input.capacity, input.k.len()) / (input.k.len() / k.len())),
+        forced{j > 0 ? 1 : window, plan.level[j].keep_first, plan.level[j].keep_last} {}
+};
 
 }  // namespace detail
 
@@ -315,22 +330,14 @@ QUOKA_FUNC bool QuokaScorer::select_by_levels(const SelectorInput& input, Index 
 QUOKA_FUNC void QuokaScorer::select_level(const detail::LevelPlan& plan, Index j,
                                           const SelectorInput& input, State& state,
                                           Selection& selection, ExecutorRef executor) const {
-  const Rows k = j > 0 ? state.blocks.means(j) : input.k;
-  const KeySketch& sketch = j > 0 ? state.blocks.sketch(j) : state.sketch.keys;
-  const detail::LevelPlan::Level& level = plan.level[j];
-  const detail::Candidates* const some = j < plan.highest() ? &state.candidates : nullptr;
-  const TopKOptions forced = detail::forced_in(level, j, options_.top_k.window);
-  const Index rows = kept_rows(input);
-  // Candidates grow by less than a block before the next block is whole.
-  const Index count = some != nullptr ? some->count : k.len();
-  const Index most = some != nullptr
-                         ? round_up(count + 1, options_.two_levels.block)
-                         : std::max(input.capacity, input.k.len()) / (input.k.len() / k.len());
+  const detail::LevelRows of(plan, j, input, state, options_.two_levels.block,
+                             options_.top_k.window);
   if (options_.domain == Domain::logit)
-    return detail::sketched_top_k(&sketch, detail::SketchOf::keys, state.q_bar.data(), rows, k,
+    return detail::sketched_top_k(&of.sketch, detail::SketchOf::keys, state.q_bar.data(),
+                                  kept_rows(input), of.k,
                                   j > 0 ? TensorView<const float, 3>{} : input.inverse_norms,
-                                  options_.aggregation, level.wanted, most, forced, selection,
-                                  state.sketch, state.score, executor, some);
+                                  options_.aggregation, plan.level[j].wanted, of.most, of.forced,
+                                  selection, state.sketch, state.score, executor, of.some);
   const detail::SoftmaxCode& code = QUOKA_DEMANDED(options_.domain.code_, detail::softmax_code)();
   (this->*code.select_level)(plan, j, input, state, selection, executor);
 }
@@ -339,29 +346,24 @@ QUOKA_FUNC void QuokaScorer::select_level(const detail::LevelPlan& plan, Index j
 QUOKA_FUNC void QuokaScorer::softmax_level(const detail::LevelPlan& plan, Index j,
                                            const SelectorInput& input, State& state,
                                            Selection& selection, ExecutorRef executor) const {
-  const Rows k = j > 0 ? state.blocks.means(j) : input.k;
-  const KeySketch& sketch = j > 0 ? state.blocks.sketch(j) : state.sketch.keys;
-  const detail::LevelPlan::Level& level = plan.level[j];
-  const detail::Candidates* const some = j < plan.highest() ? &state.candidates : nullptr;
-  const TopKOptions forced = detail::forced_in(level, j, options_.top_k.window);
-  const Index rows = kept_rows(input), tasks = k.batch() * k.heads();
-  // Candidates grow by less than a block before the next block is whole.
-  const Index count = some != nullptr ? some->count : k.len();
-  const Index most = some != nullptr
-                         ? round_up(count + 1, options_.two_levels.block)
-                         : std::max(input.capacity, input.k.len()) / (input.k.len() / k.len());
-  float* const scores = state.sketch.scores.reserve_amortised(tasks * most);
-  detail::sketched_softmax_scores(sketch, nullptr, state.q_bar.data(), rows, k, input.logit_scale(),
-                                  most, j > 0 ? Aggregation::max : options_.aggregation,
-                                  TensorView<float, 3>(scores, {k.batch(), k.heads(), count}),
-                                  state.sketched_mass, executor, some);
-  state.sketch.top_k.reserve(executor.workers(), most, forced.window);
-  SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), level.wanted);
+  const detail::LevelRows of(plan, j, input, state, options_.two_levels.block,
+                             options_.top_k.window);
+  const Rows& k = of.k;
+  const Index tasks = k.batch() * k.heads();
+  float* const scores = state.sketch.scores.reserve_amortised(tasks * of.most);
+  detail::sketched_softmax_scores(of.sketch, nullptr, state.q_bar.data(), kept_rows(input), k,
+                                  input.logit_scale(), of.most,
+                                  j > 0 ? Aggregation::max : options_.aggregation,
+                                  TensorView<float, 3>(scores, {k.batch(), k.heads(), of.count}),
+                                  state.sketched_mass, executor, of.some);
+  state.sketch.top_k.reserve(executor.workers(), of.most, of.forced.window);
+  SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), plan.level[j].wanted);
   executor.run(tasks, [&](Index task, int worker) {
     const std::span<Position> kept = writer.row(task / k.heads(), task % k.heads());
-    detail::top_k_head(scores + task * count, count, forced, kept, state.sketch.top_k[worker]);
-    if (some != nullptr)
-      for (Position& key : kept) key = some->of(task)[key];
+    detail::top_k_head(scores + task * of.count, of.count, of.forced, kept,
+                       state.sketch.top_k[worker]);
+    if (of.some != nullptr)
+      for (Position& key : kept) key = of.some->of(task)[key];
   });
   writer.commit();
 }

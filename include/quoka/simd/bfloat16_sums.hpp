@@ -58,15 +58,6 @@ struct PlainBfloat16Sums {
   return result;
 }
 
-template <class P>
-QUOKA_INLINE P broadcast(Bfloat16Pair x) {
-  return P::broadcast(x);
-}
-template <class P>
-QUOKA_INLINE P load(const Bfloat16Pair* p) {
-  return P::load(p);
-}
-
 }  // namespace simd
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -50,15 +50,6 @@ struct PlainPairSums {
 
 using PairSums = std::conditional_t<has_pair_sums, VnniPairSums, PlainPairSums>;
 
-template <class P>
-QUOKA_INLINE P broadcast(Int16Pair x) {
-  return P::broadcast(x);
-}
-template <class P>
-QUOKA_INLINE P load(const Int16Pair* p) {
-  return P::load(p);
-}
-
 }  // namespace simd
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -12,6 +12,18 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace simd {
 
+// Sums that are no packet of floats bring these by themselves (pair_sums.hpp, bfloat16_sums.hpp).
+template <class P, class Pair>
+QUOKA_INLINE P broadcast(const Pair& x) requires requires {
+  P::broadcast(x);
+}
+{ return P::broadcast(x); }
+template <class P, class Pair>
+QUOKA_INLINE P load(const Pair* p) requires requires {
+  P::load(p);
+}
+{ return P::load(p); }
+
 // Two 16-bit integers side by side: what the dot-product instructions multiply and add at once, and
 // a 32-bit broadcast from memory is free.
 struct Int16Pair {

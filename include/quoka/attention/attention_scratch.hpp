@@ -1,0 +1,81 @@
+// Memory that attention calls use again: of the workers, and of heads whose blocks are packed for all
+// of their panels.
+#pragma once
+
+#include <quoka/attention/head_attention.hpp>
+#include <quoka/attention/token_attention.hpp>
+#include <quoka/runtime/worker_scratch.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// A token's heads that one worker takes in turns.
+struct TokenHeads {
+  Parts<TokenScratch> heads;
+
+  void reserve(const AttentionCall& call, Index count) {
+    heads.at_least(count);
+    for (TokenScratch& head : heads) head.reserve(call);
+  }
+  Index bytes() const { return heads.bytes(); }
+};
+
+// What scratch memory of a call depends on: a call like the last one has it already.
+struct CallMemoryShape {
+  const PanelArithmetic* arithmetic = nullptr;
+  const Format *q = nullptr, *out = nullptr;
+  Index dim = 0, v_dim = 0, panels = 0, count = 0;
+  bool biased = false, mixed_k = false, mixed_v = false;
+
+  CallMemoryShape() = default;
+  CallMemoryShape(const AttentionCall& call, Index panel_count, Index of)
+      : arithmetic(call.arithmetic),
+        q(&call.q.format()),
+        out(&call.out.format()),
+        dim(call.q.dim()),
+        v_dim(call.v_dim),
+        panels(panel_count),
+        count(of),
+        biased(call.biased()),
+        mixed_k(MixedRows::mixes(call.past_k, call.chunk_k)),
+        mixed_v(MixedRows::mixes(call.past_v, call.chunk_v)) {}
+  bool operator==(const CallMemoryShape&) const = default;
+};
+
+// A head whose blocks are packed for all of its panels.
+struct SharedHead {
+  PanelMemory panels;
+  Parts<KeptBlock> blocks;  // two windows
+  CallMemoryShape known;    // reserved for
+
+  void reserve(const AttentionCall& call, Index panel_count, Index block_count) {
+    const CallMemoryShape shape(call, panel_count, block_count);
+    if (shape == known) return;
+    known = shape;
+    panels.reserve(call, panel_count);
+    blocks.at_least(block_count);
+    for (KeptBlock& block : blocks) block.reserve(call);
+  }
+  Index bytes() const { return panels.bytes() + blocks.bytes(); }
+};
+
+// Of the workers, and of the slots of chains.
+struct AttentionScratch {
+  WorkerScratch<HeadScratch> heads;
+  WorkerScratch<TokenHeads> token;
+  Parts<SharedHead> shared;
+  CallMemoryShape known;  // that `heads` is reserved for
+
+  void reserve_heads(const AttentionCall& call, Index panels, int workers) {
+    const CallMemoryShape shape(call, panels, workers);
+    if (shape == known) return;
+    known = shape;
+    heads.reserve(workers, call, panels);
+  }
+  Index bytes() const { return heads.bytes() + token.bytes() + shared.bytes(); }
+};
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
