@@ -129,7 +129,7 @@ class Bfloat16Panels final : public PanelArithmetic {
       softmax.finish(panel.state);
     }
     add_values(block, weights, added, sight.keys, panel.out);
-    if (exceptions || sight.added != nullptr) admit_not_finite(x, sight.keys, panel.state);
+    if (exceptions) admit_not_finite(x, sight.keys, panel.state);
     if (!block.all_values) values_in_float(block, panel, sight, x, most_length, s.row.data());
   }
 

@@ -131,17 +131,8 @@ class SketchedHead {
     float floor = c_.level;
     for (Index i = 0; i < of_.ranges.count; ++i) floor = std::min(floor, counts(i).least);
     const auto [begin, end] = range(r);
-    const float *const x = sketched_ + begin, *const errors = errors_ + begin;
     RangeCounts& n = counts(r);
-    n.far = positions_where(
-        end - begin, static_cast<Position>(begin), members(r) + n.members,
-        [&](auto at) QUOKA_INLINE_LAMBDA {
-          const auto sketched = at.load(x);
-          const auto most = simd::add(
-              sketched, simd::fma(at.broadcast(slope_), at.load(errors), at.broadcast(constant_)));
-          return simd::less(sketched, at.broadcast(c_.nth)) &
-                 simd::not_less(most, at.broadcast(floor));
-        });
+    n.far = may_reach(floor, begin, end, c_.nth, members(r) + n.members);
     score(r, n.members, n.members + n.far);
   }
 
@@ -169,12 +160,7 @@ class SketchedHead {
         return simd::not_less(at.load(sketched_), at.broadcast(nth));
       });
       const float floor = score(0, 0, n.members);
-      n.far = positions_where(kv_len, 0, members(0) + n.members, [&](auto at) QUOKA_INLINE_LAMBDA {
-        const auto sketched = at.load(sketched_);
-        const auto most = simd::add(
-            sketched, simd::fma(at.broadcast(slope_), at.load(errors_), at.broadcast(constant_)));
-        return simd::less(sketched, at.broadcast(nth)) & simd::not_less(most, at.broadcast(floor));
-      });
+      n.far = may_reach(floor, 0, kv_len, nth, members(0) + n.members);
       score(0, n.members, n.members + n.far);
       std::fill_n(sketched_, kv_len, std::numeric_limits<float>::lowest());
       for (Index i = 0; i < n.members + n.far; ++i) sketched_[members(0)[i]] = c_.exact.data()[i];
@@ -193,6 +179,19 @@ class SketchedHead {
   Position* proposed(Index r) const { return c_.proposed.data() + of_.ranges.room(r); }
   Position* members(Index r) const { return c_.members.data() + of_.ranges.room(r); }
   float bound(Index key) const { return simd::fma(slope_, errors_[key], constant_); }
+
+  // Those of keys [begin, end) whose sketch is below `nth`, and with its bound not below `floor`.
+  Index may_reach(float floor, Index begin, Index end, float nth, Position* to) const {
+    const float *const x = sketched_ + begin, *const errors = errors_ + begin;
+    return positions_where(
+        end - begin, static_cast<Position>(begin), to, [&](auto at) QUOKA_INLINE_LAMBDA {
+          const auto sketched = at.load(x);
+          const auto most = simd::add(
+              sketched, simd::fma(at.broadcast(slope_), at.load(errors), at.broadcast(constant_)));
+          return simd::less(sketched, at.broadcast(nth)) &
+                 simd::not_less(most, at.broadcast(floor));
+        });
+  }
 
   Position* keep_best(Position* out) {
     const KeyRanges& ranges = of_.ranges;
@@ -269,7 +268,7 @@ class SketchedHead {
   }
   // A float score beyond the bound of its sketch is one of another key.
   void require_within_bound(Index kv, float exact) const {
-    if (std::abs(exact - sketched_[kv]) > slope_ * errors_[kv] + constant_) [[unlikely]]
+    if (std::abs(exact - sketched_[kv]) > bound(kv)) [[unlikely]]
       fail("the key at position", positions_ != nullptr ? positions_[kv] : kv,
            "not the one that was sketched (its cache changed and the sketch was not told, or its "
            "inverse norm is not its own), of",
