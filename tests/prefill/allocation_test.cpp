@@ -1,6 +1,6 @@
 // What is allocated, and when: nothing in the steady state of a decode loop, and little beyond the
-// cache at 32,768 keys. Every allocation of the program is counted, operator new's and the
-// library's own.
+// cache at 32,768 keys. And what is left where memory runs out. Every allocation of the program is
+// counted, operator new's and the library's own.
 
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
@@ -15,7 +15,9 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdlib>
+#include <limits>
 #include <memory>
+#include <new>
 
 // A sanitizer brings an allocator of its own, and other C libraries have other entry points: there
 // the counting tests are skipped.
@@ -37,16 +39,19 @@ namespace {
 std::atomic<bool> counting{false};
 std::atomic<long> allocations{0};
 std::atomic<std::size_t> allocated_bytes{0};
+std::atomic<long> allocations_left{std::numeric_limits<long>::max()};  // while they are counted
 
 }  // namespace
 
 #if defined(QUOKA_TEST_COUNTS)
 
 namespace {
-void count(std::size_t bytes) noexcept {
-  if (!counting.load(std::memory_order_relaxed)) return;
+// False: there is no such memory.
+bool count(std::size_t bytes) noexcept {
+  if (!counting.load(std::memory_order_relaxed)) return true;
   allocations.fetch_add(1, std::memory_order_relaxed);
   allocated_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  return allocations_left.fetch_sub(1, std::memory_order_relaxed) > 0;
 }
 }  // namespace
 
@@ -59,24 +64,19 @@ void* __libc_realloc(void* p, std::size_t bytes);
 void* __libc_memalign(std::size_t alignment, std::size_t bytes);
 
 void* malloc(std::size_t bytes) noexcept {
-  count(bytes);
-  return __libc_malloc(bytes);
+  return count(bytes) ? __libc_malloc(bytes) : nullptr;
 }
 void* calloc(std::size_t n, std::size_t bytes) noexcept {
-  count(n * bytes);
-  return __libc_calloc(n, bytes);
+  return count(n * bytes) ? __libc_calloc(n, bytes) : nullptr;
 }
 void* realloc(void* p, std::size_t bytes) noexcept {
-  count(bytes);
-  return __libc_realloc(p, bytes);
+  return count(bytes) ? __libc_realloc(p, bytes) : nullptr;
 }
 void* aligned_alloc(std::size_t alignment, std::size_t bytes) noexcept {
-  count(bytes);
-  return __libc_memalign(alignment, bytes);
+  return count(bytes) ? __libc_memalign(alignment, bytes) : nullptr;
 }
 int posix_memalign(void** p, std::size_t alignment, std::size_t bytes) noexcept {
-  count(bytes);
-  *p = __libc_memalign(alignment, bytes);
+  *p = count(bytes) ? __libc_memalign(alignment, bytes) : nullptr;
   return *p == nullptr ? ENOMEM : 0;
 }
 }
@@ -340,6 +340,75 @@ TEST_F(Allocation, NoneInAttentionOverPagesAndMasks) {
               for (const Index len : {337, 330, 100, 337}) run(len);
             }),
             0);
+}
+
+// ---- out of memory ------------------------------------------------------------------------------
+
+// Lets the first allocation of f() fail, then the second, and so on, until one call has all it asks
+// for. Returns how many failed.
+template <class F>
+long run_out_of_memory(F&& f) {
+  for (long failed = 0;; ++failed) {
+    bool whole = true;
+    allocations_left = failed;
+    counting = true;
+    try {
+      f();
+    } catch (const std::bad_alloc&) {
+      whole = false;
+    }
+    counting = false;
+    allocations_left = std::numeric_limits<long>::max();
+    if (whole) return failed;
+  }
+}
+
+// A call that failed halfway leaves no belief in memory that is not there: of the same workspace, the
+// next one writes what a fresh one writes. The panels of one worker, of heads that all share, a token.
+TEST_F(Allocation, AWorkspaceServesAfterMemoryRanOut) {
+  Random random(9);
+  quoka::ThreadPool pool(2);
+  for (const Index q_len : {130, 37, 1}) {
+    SCOPED_TRACE("q_len " + std::to_string(q_len));
+    const auto in = random_inputs<float>(
+        random, {.q_heads = 8, .kv_heads = 2, .q_len = q_len, .kv_len = 901});
+    for (const ExecutorRef executor : {ExecutorRef(SerialExecutor{}), ExecutorRef(pool)}) {
+      const auto expected = attend(in, {}, nullptr, executor);
+      auto output = unwritten<float>(in.q, 16);
+      quoka::AttentionWorkspace workspace;
+      const long failed = run_out_of_memory([&] {
+        quoka::attention(in.q, {in.past_k, in.past_v}, {in.k, in.v}, {output.out, output.lse}, {},
+                         executor, workspace);
+      });
+      EXPECT_GT(failed, 3);
+      EXPECT_TRUE(same_bits(output.out, expected.out));
+    }
+  }
+}
+
+// A chunk that failed is not in the cache; given again, it is attended to as if nothing had been.
+TEST_F(Allocation, APrefillGoesOnAfterMemoryRanOut) {
+  Random random(10);
+  const auto q = random.tensor<float>(1, 8, 120, 24), k = random.tensor<float>(1, 2, 120, 24),
+             v = random.tensor<float>(1, 2, 120, 20);
+  Tensor4<float> expected(1, 8, 120, 20), out(1, 8, 120, 20);
+  for (const bool recommended : {false, true}) {
+    QuokaSelector::Options options{.budget = 100};
+    if (recommended) options = QuokaSelector::Options::recommended(4), options.budget = 100;
+    ChunkedPrefill<QuokaSelector> undisturbed(layer_shape, options), layer(layer_shape, options);
+    for (int chunk = 0; chunk < 4; ++chunk) {
+      SCOPED_TRACE("chunk " + std::to_string(chunk));
+      undisturbed.forward(q, k, v, expected);
+      const long failed = run_out_of_memory([&] {
+        ASSERT_EQ(layer.kv_len(), 120 * chunk);
+        layer.forward(q, k, v, out);
+      });
+      if (chunk < 2) {
+        EXPECT_GT(failed, 3);
+      }
+      EXPECT_TRUE(same_bits(out, expected));
+    }
+  }
 }
 
 // ---- memory -------------------------------------------------------------------------------------

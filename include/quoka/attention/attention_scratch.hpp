@@ -25,7 +25,7 @@ struct TokenHeads {
 struct CallMemoryShape {
   const PanelArithmetic* arithmetic = nullptr;
   const Format *q = nullptr, *out = nullptr;
-  Index dim = 0, v_dim = 0, panels = 0, count = 0;
+  Index block_keys = 0, dim = 0, v_dim = 0, panels = 0, count = 0;
   bool biased = false, mixed_k = false, mixed_v = false;
 
   CallMemoryShape() = default;
@@ -33,6 +33,7 @@ struct CallMemoryShape {
       : arithmetic(call.arithmetic),
         q(&call.q.format()),
         out(&call.out.format()),
+        block_keys(call.block_keys()),
         dim(call.q.dim()),
         v_dim(call.v_dim),
         panels(panel_count),
@@ -52,10 +53,11 @@ struct SharedHead {
   void reserve(const AttentionCall& call, Index panel_count, Index block_count) {
     const CallMemoryShape shape(call, panel_count, block_count);
     if (shape == known) return;
-    known = shape;
+    known = {};  // if memory runs out halfway
     panels.reserve(call, panel_count);
     blocks.at_least(block_count);
     for (KeptBlock& block : blocks) block.reserve(call);
+    known = shape;
   }
   Index bytes() const { return panels.bytes() + blocks.bytes(); }
 };
@@ -70,8 +72,9 @@ struct AttentionScratch {
   void reserve_heads(const AttentionCall& call, Index panels, int workers) {
     const CallMemoryShape shape(call, panels, workers);
     if (shape == known) return;
-    known = shape;
+    known = {};  // if memory runs out halfway
     heads.reserve(workers, call, panels);
+    known = shape;
   }
   Index bytes() const { return heads.bytes() + token.bytes() + shared.bytes(); }
 };

@@ -70,16 +70,24 @@ class WorkerScratch {
       bool known = parts_.count() >= workers;
       for (std::size_t i = 0; i < asked.size(); ++i) known = known && asked[i] <= reserved_[i];
       if (known) return;
+      reserved_ = {};  // if memory runs out halfway
+      reserve_all(workers, sizes...);
       reserved_ = asked;
+    } else {
+      reserve_all(workers, sizes...);
     }
-    parts_.at_least(workers);
-    for (Part& part : parts_) part.reserve(sizes...);
   }
   Part& operator[](int worker) { return parts_[worker]; }  // that of one worker
   Index bytes() const { return parts_.bytes(); }           // of all parts
 
  private:
   static constexpr std::size_t most_sizes = 5;
+
+  template <class... Sizes>
+  void reserve_all(int workers, const Sizes&... sizes) {
+    parts_.at_least(workers);
+    for (Part& part : parts_) part.reserve(sizes...);
+  }
 
   detail::Parts<Part> parts_;
   std::array<Index, most_sizes> reserved_{};  // by the last call that was not for less
