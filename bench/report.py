@@ -205,7 +205,7 @@ def records():
     return found
 
 
-def chart(lines):
+def chart(lines, aria="speed of prefill against dense, by tokens"):
     """Lines of speedup against tokens, both logarithmic: [(label, {tokens: speedup}, colour)]."""
     lines = [(label, dict(sorted(points.items())), colour) for label, points, colour in lines if points]
     xs = sorted({x for _, points, _ in lines for x in points})
@@ -216,7 +216,7 @@ def chart(lines):
     at = lambda x, y: (left + (width - left - right) * math.log(x / xs[0]) / span,
                        24 + (height - 58) * (1 - math.log(y / bottom) / math.log(top * 1.1 / bottom)))
     parts = []
-    for y in [0.5, 1, 2, 4, 8, 16, 32, 64, 128]:
+    for y in [0.5, 1, 2, 4, 8, 16, 32, 64, 128] if top / bottom > 4 else [0.5, 0.75, 1, 1.25, 1.5, 2, 2.5, 3]:
         if bottom <= y <= top * 1.1:
             _, h = at(xs[0], y)
             parts.append(f'<line x1="{left}" x2="{width - right}" y1="{h:.1f}" y2="{h:.1f}" stroke="var(--rule)"/>'
@@ -236,7 +236,7 @@ def chart(lines):
             h += 3
         taken.append(h)
         parts.append(f'<text x="{w + 8:.1f}" y="{h + 4:.1f}" style="fill:{colour}">{html.escape(label)}</text>')
-    return (f'<div class="scroll"><svg viewBox="0 0 {width} {height}" role="img" aria-label="speed of prefill against dense, by tokens">'
+    return (f'<div class="scroll"><svg viewBox="0 0 {width} {height}" role="img" aria-label="{aria}">'
             + "".join(parts) + "</svg></div>")
 
 

@@ -114,7 +114,9 @@ void Attend::look_at(const Node& node, Stream& stream) {
   for (const Piece& piece : stream.pieces) {
     const Index past =
         piece.first_sees() - 1 + (piece.count - 1) / settings_.chunk * settings_.chunk;
-    if (!chooses(piece) || past < 1 || budget.least(past) == past) continue;
+    if (!chooses(piece) || past < std::max<Index>(1, settings_.min_past) ||
+        budget.least(past) == past)
+      continue;
     queries += piece.count, scattered = scattered || !in_order(piece.cells);
   }
   // Rows of 8-bit codes are scored by cosine as they are; a budget by scores wants scores in float.
@@ -158,7 +160,8 @@ void Attend::add(const Node& node, Index number, const Stream& stream, Piece& pi
     const auto before = cells.first(static_cast<std::size_t>(past));
     const auto own = cells.subspan(static_cast<std::size_t>(past))
                          .first(static_cast<std::size_t>(seen > 0 ? count : 0));
-    if (selects && chooses(piece)) choices_.push_back({calls_.size(), stream.known->sketch()});
+    if (selects && chooses(piece) && past >= settings_.min_past)
+      choices_.push_back({calls_.size(), stream.known->sketch()});
     call(i, count, {rows_at(stream.k, before, ordered), rows_at(stream.v, before, ordered)},
          {rows_at(stream.k, own, ordered), rows_at(stream.v, own, ordered)}, {});
   }

@@ -137,7 +137,7 @@ ggml_backend_reg_t registry() {
   device_state().stats.print = settings.stats;
   if (!settings.isa.empty()) quoka::use_isa(settings.isa);
   if (!problem.empty()) say(problem + "; attention stays exact");
-  say(settings.summary());
+  if (!settings.quiet) say(settings.summary());
   reg.iface.get_name = [](ggml_backend_reg_t) { return "QuoKA"; };
   reg.iface.get_device_count = [](ggml_backend_reg_t) { return size_t{1}; };
   reg.iface.get_device = [](ggml_backend_reg_t, size_t) { return &device; };

@@ -80,6 +80,12 @@ class Session {
     llama_batch_free(batch);
     if (failed != 0) throw std::runtime_error("llama_decode: " + std::to_string(failed));
   }
+  // Sequence 0 keeps its first `tokens`. Throws where the model's memory cannot forget.
+  void cut(std::int64_t tokens) {
+    if (!llama_memory_seq_rm(memory(), 0, static_cast<llama_pos>(tokens), -1))
+      throw std::runtime_error("the model's memory cannot forget what follows " +
+                               std::to_string(tokens) + " tokens");
+  }
   // Of the last decode's token i, which asked for them.
   std::span<const float> logits(int i) {
     return {llama_get_logits_ith(context_.get(), i), static_cast<std::size_t>(n_vocab_)};

@@ -54,10 +54,12 @@ Settings parse(json all) {
     quoka_examples::refuse_json("mode", mode, "exact, quoka, recommended or robust");
   s.chunk = whole("chunk", 1, 1 << 20, s.chunk);
   s.decode = flag("decode", false);
+  s.min_past = whole("min_past", 0, quoka_examples::most_keys, 0);
   s.min_queries = whole("min_queries", 0, 1 << 20, 0);
   s.threads = static_cast<int>(whole("threads", 0, 1024, 0));
   s.sketch = flag("sketch", true);
   s.stats = flag("stats", false);
+  s.quiet = flag("quiet", false);
   s.isa = level(take("isa", ""));
   s.policy = quoka_examples::parse_policy(all);
   if (s.mode == Mode::exact) return s;
@@ -87,8 +89,8 @@ Settings read_settings(std::string& problem) try {
     if (!file) throw std::invalid_argument(std::string("QUOKA_CONFIG: cannot read ") + path);
     all = object(path, json::parse(file, nullptr, false));
   }
-  for (const std::string key : {"mode", "budget", "chunk", "dense_layers", "decode", "min_queries",
-                                "threads", "sketch", "stats", "isa"}) {
+  for (const std::string key : {"mode", "budget", "chunk", "dense_layers", "decode", "min_past",
+                                "min_queries", "threads", "sketch", "stats", "quiet", "isa"}) {
     std::string name = "QUOKA_" + key;
     for (char& c : name) c = static_cast<char>(std::toupper(c));
     if (const char* const text = std::getenv(name.c_str())) all[key] = value_of(text);

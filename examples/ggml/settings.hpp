@@ -19,11 +19,13 @@ struct Settings {
   quoka_examples::LayerPolicy policy;
   Index chunk = 128;      // queries that select together
   bool decode = false;    // select for single queries, too
+  Index min_past = 0;     // fewer cells before a chunk: exact
   Index min_queries = 0;  // fewer are left to the CPU backend; 0: reason_to_refuse() decides
   int threads = 0;        // 0: as many as the engine says
   bool sketch = true;     // keep one of the keys where that is faster
   std::string isa = {};   // of quoka::isa_levels(); empty: as the library chose
   bool stats = false;
+  bool quiet = false;       // say nothing at the start but what is wrong
   std::string told = "{}";  // all of it, as one JSON object
 
   // How this layer selects, unless the mode is exact. group: query heads for each KV head.

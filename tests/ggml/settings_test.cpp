@@ -60,10 +60,12 @@ TEST(GgmlSettings, Variables) {
                    {"QUOKA_DENSE_LAYERS", "[2, 5]"},
                    {"QUOKA_CHUNK", "64"},
                    {"QUOKA_DECODE", "1"},
+                   {"QUOKA_MIN_PAST", "4096"},
                    {"QUOKA_MIN_QUERIES", "7"},
                    {"QUOKA_THREADS", "3"},
                    {"QUOKA_SKETCH", "0"},
                    {"QUOKA_STATS", "true"},
+                   {"QUOKA_QUIET", "1"},
                    {"QUOKA_ISA", quoka::isa_levels().front()}});
   EXPECT_EQ(told.problem, "");
   const Settings& s = told.settings;
@@ -72,9 +74,10 @@ TEST(GgmlSettings, Variables) {
   EXPECT_EQ(s.selection(8, 0).n_queries, quoka::QuokaOptions::robust(8).n_queries);
   EXPECT_EQ(s.policy.dense, (std::set<Index>{2, 5}));
   EXPECT_EQ(s.chunk, 64);
+  EXPECT_EQ(s.min_past, 4096);
   EXPECT_EQ(s.min_queries, 7);
   EXPECT_EQ(s.threads, 3);
-  EXPECT_TRUE(s.decode && s.stats && !s.sketch);
+  EXPECT_TRUE(s.decode && s.stats && s.quiet && !s.sketch);
   EXPECT_EQ(s.isa, quoka::isa_levels().front());
   EXPECT_NE(s.summary().find("robust"), std::string::npos);
   EXPECT_NE(s.summary().find("0.25"), std::string::npos);

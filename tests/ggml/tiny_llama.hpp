@@ -1,11 +1,13 @@
 // Tiny random models that llama.cpp runs, of architectures with windows, sinks and experts. They have
-// no vocabulary: tokens are numbers.
+// no vocabulary: tokens are numbers; or one whose tokens are a text's bytes.
 #pragma once
 
 #include "decoder/file/gguf_writer.hpp"
 #include "decoder/tiny_models.hpp"
 
 #include <cmath>
+#include <cstdint>
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -19,7 +21,9 @@ inline constexpr Index tiny_vocabulary = 128;
 // "llama", "qwen3moe", "gemma3" (windows of 64) or "gpt-oss" (sinks, windows of 64, biases).
 class TinyLlama {
  public:
-  explicit TinyLlama(std::string architecture) : arch_(std::move(architecture)) {
+  explicit TinyLlama(std::string architecture, bool reads_bytes = false)
+      : arch_(std::move(architecture)) {
+    const Index vocabulary = reads_bytes ? 3 + 256 : tiny_vocabulary;
     const bool gpt = arch_ == "gpt-oss", gemma = arch_ == "gemma3",
                moe = gpt || arch_ == "qwen3moe";
     file_.add("general.architecture", arch_);
@@ -28,7 +32,7 @@ class TinyLlama {
         number("embedding_length", width);
     number("feed_forward_length", ffn), number("attention.head_count", heads);
     number("attention.head_count_kv", kv_heads), number("attention.key_length", dim);
-    number("attention.value_length", dim), number("vocab_size", tiny_vocabulary);
+    number("attention.value_length", dim), number("vocab_size", vocabulary);
     number("rope.dimension_count", dim);
     file_.add(arch_ + ".attention.layer_norm_rms_epsilon", 1e-5f);
     file_.add(arch_ + ".rope.freq_base", 10000.0f);
@@ -36,11 +40,14 @@ class TinyLlama {
     if (moe)
       number("expert_count", experts), number("expert_used_count", 2),
           number("expert_feed_forward_length", ffn);
-    file_.add("tokenizer.ggml.model", std::string("no_vocab"));
+    if (reads_bytes)
+      add_bytes();
+    else
+      file_.add("tokenizer.ggml.model", std::string("no_vocab"));
 
-    matrix("token_embd.weight", {width, tiny_vocabulary}, 1.0);
+    matrix("token_embd.weight", {width, vocabulary}, 1.0);
     vector("output_norm.weight", width);
-    matrix("output.weight", {width, tiny_vocabulary}, 4 / std::sqrt(width));
+    matrix("output.weight", {width, vocabulary}, 4 / std::sqrt(width));
     for (Index layer = 0; layer < layers; ++layer) {
       const std::string of = "blk." + std::to_string(layer) + ".";
       vector(of + "attn_norm.weight", width);
@@ -76,6 +83,20 @@ class TinyLlama {
   static constexpr Index layers = 4, width = 64, heads = 8, kv_heads = 2, dim = 32, ffn = 96,
                          experts = 4;
 
+  // A SentencePiece vocabulary of single bytes.
+  void add_bytes() {
+    std::vector<std::string> tokens{"<unk>", "<s>", "</s>"};
+    std::vector<std::int32_t> types{2, 3, 3};
+    for (int byte = 0; byte < 256; ++byte) {
+      char text[8];
+      std::snprintf(text, sizeof text, "<0x%02X>", byte);
+      tokens.emplace_back(text), types.push_back(6);
+    }
+    file_.add("tokenizer.ggml.model", std::string("llama"));
+    file_.add("tokenizer.ggml.tokens", tokens);
+    file_.add("tokenizer.ggml.scores", std::vector<float>(tokens.size(), 0.0f));
+    file_.add("tokenizer.ggml.token_type", types);
+  }
   void number(const char* key, Index value) {
     file_.add(arch_ + "." + key, static_cast<std::uint32_t>(value));
   }

@@ -1,0 +1,520 @@
+// "Does it work on my model?" One model, in unmodified llama.cpp, with this backend and without: what is
+// gained, what is lost, with which settings. examples/ggml/check.sh builds and calls it.
+//
+//     check MODEL.gguf [TEXT ...] [--quick] [--lengths 2048,8192] [--out FOLDER]
+//
+//   measure  llama.cpp, exact mode and every preset read the first half of the text side by side (check_pass.hpp)
+//   layers   each layer selects alone, over a dense cache: how far are the logits off?
+//   refine   if nothing is good enough: the layers that hurt stay dense
+//   verify   the written settings on the second half of the text, with other needles: do they keep the promise?
+//
+// FOLDER/check.json holds all of it and is written after each step; a run that was stopped goes on there.
+// FOLDER/settings.json is what QUOKA_CONFIG wants. check_page.py makes a page of the JSON.
+#include "check_advice.hpp"
+
+#include "support/program.hpp"
+#include "support/progress.hpp"
+#include "support/table.hpp"
+
+#include <cstdlib>
+#include <fstream>
+#include <iterator>
+#include <numeric>
+#include <thread>
+
+#include <unistd.h>
+
+namespace {
+
+using namespace quoka_ggml;
+using nlohmann::json;
+
+constexpr Index question_room = 96;
+constexpr std::uint32_t measuring_seed = 1, verifying_seed = 1001;
+const std::vector<std::string> settings_names{"mode",   "budget", "dense_layers", "min_past",
+                                              "config", "chunk",  "decode",       "min_queries",
+                                              "sketch", "stats"};
+
+std::string variable(std::string name) {
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](char c) { return static_cast<char>(std::toupper(c)); });
+  return "QUOKA_" + name;
+}
+// For contexts to come.
+void settings(const json& wanted) {
+  for (const std::string& name : settings_names) unsetenv(variable(name).c_str());
+  for (const auto& [name, value] : wanted.items())
+    setenv(variable(name).c_str(),
+           (value.is_string() ? value.get<std::string>() : value.dump()).c_str(), 1);
+  setenv("QUOKA_QUIET", "1", 1);
+  restart_quoka();
+}
+
+struct Model {
+  llama_model_ptr model;
+  const llama_vocab* vocab;
+  std::string name, description;
+  Index layers, q_heads, kv_heads, head_dim, context;
+
+  explicit Model(const std::string& path)
+      : model(load_model(path)),
+        vocab(llama_model_get_vocab(model.get())),
+        name(std::filesystem::path(path).filename().string()) {
+    const llama_model* const m = model.get();
+    char text[256];
+    llama_model_desc(m, text, sizeof text);
+    description = text;
+    layers = llama_model_n_layer(m), q_heads = llama_model_n_head(m),
+    kv_heads = llama_model_n_head_kv(m);
+    context = llama_model_n_ctx_train(m);
+    head_dim = llama_model_n_embd(m) / std::max<Index>(1, q_heads);
+    if (llama_model_meta_val_str(m, "general.architecture", text, sizeof text) > 0 &&
+        llama_model_meta_val_str(m, (std::string(text) + ".attention.key_length").c_str(), text,
+                                 sizeof text) > 0)
+      head_dim = std::atoll(text);
+    if (llama_model_is_recurrent(m))
+      throw std::invalid_argument(name + " is recurrent: it has no attention to select for");
+    if (llama_model_has_encoder(m))
+      throw std::invalid_argument(name + " has an encoder: nothing is cached");
+    if (llama_vocab_type(vocab) == LLAMA_VOCAB_TYPE_NONE)
+      throw std::invalid_argument(name + " has no vocabulary to read a text with");
+  }
+  json told() const {
+    return {{"file", name},       {"description", description}, {"layers", layers},
+            {"q_heads", q_heads}, {"kv_heads", kv_heads},       {"head_dim", head_dim},
+            {"context", context}};
+  }
+};
+
+struct Flags {
+  std::string model, out, cache = "f16";
+  std::vector<std::string> texts{QUOKA_GGML_PROMPT}, modes{"quoka", "recommended", "robust"};
+  std::vector<Index> lengths, budgets;
+  Index ubatch = 256, samples = 384, questions = 12, together = 0;
+  int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+  bool quick = false, fresh = false;
+  Limits limits;
+};
+
+std::string read_texts(const std::vector<std::string>& paths) {
+  std::string all;
+  for (const std::string& path : paths) {
+    std::ifstream file(path, std::ios::binary);
+    if (!file) throw std::invalid_argument("cannot read " + path);
+    all.append(std::istreambuf_iterator<char>(file), {});
+    all += '\n';
+  }
+  return all;
+}
+
+double available_bytes() {
+  return static_cast<double>(sysconf(_SC_AVPHYS_PAGES)) *
+         static_cast<double>(sysconf(_SC_PAGESIZE));
+}
+
+class Check {
+ public:
+  Check(Flags flags, json& result, std::function<void()> save)
+      : flags_(std::move(flags)), result_(result), save_(std::move(save)), model_(flags_.model) {
+    prepare();
+  }
+
+  int run() {
+    measure();
+    look_at_layers();
+    decide();
+    verify();
+    return 0;
+  }
+
+ private:
+  struct Tried {
+    std::string name;
+    json settings;  // null: llama.cpp's own
+  };
+
+  void prepare() {
+    if (flags_.lengths.empty()) {
+      const Index most =
+          std::min<Index>(model_.context - question_room, flags_.quick ? 2048 : 8192);
+      for (Index length = 512; length < most; length *= 2) flags_.lengths.push_back(length);
+      if (!flags_.lengths.empty() && flags_.lengths.back() * 5 > most * 4)
+        flags_.lengths.pop_back();
+      flags_.lengths.push_back(most);
+    }
+    std::sort(flags_.lengths.begin(), flags_.lengths.end());
+    const Index longest = flags_.lengths.back();
+    if (flags_.lengths.front() < 128)
+      throw std::invalid_argument(
+          fmt::format("--lengths {}: at least 128 tokens", flags_.lengths.front()));
+    if (longest + question_room > model_.context)
+      throw std::invalid_argument(fmt::format(
+          "--lengths {}: with {} tokens of a question it is longer than the model's context of {}",
+          longest, question_room, model_.context));
+    if (flags_.budgets.empty()) {
+      const auto part = [&](Index of) {
+        return std::max<Index>(64, (longest / of + 32) / 64 * 64);
+      };
+      flags_.budgets = {part(4)};
+      if (!flags_.quick) flags_.budgets.push_back(part(8));
+    }
+    tried_ = {{"llama.cpp", nullptr}, {"exact", {{"mode", "exact"}}}};
+    for (const std::string& mode : flags_.modes)
+      for (const Index budget : flags_.budgets)
+        tried_.push_back({fmt::format("{} {}", mode, budget),
+                          {{"mode", mode}, {"budget", budget}, {"dense_layers", 1}}});
+    const std::string text = read_texts(flags_.texts);
+    const int facts = static_cast<int>(std::clamp<Index>(longest / 80, 12, 96));
+    measured_text_ = Reader(model_.vocab, measuring_seed).read(text, longest, facts);
+    verified_text_ =
+        Reader(model_.vocab, verifying_seed)
+            .read(std::string_view(text).substr(measured_text_.characters), longest, facts);
+    const json asked{{"model", model_.told()},
+                     {"lengths", flags_.lengths},
+                     {"tried", names(tried_)},
+                     {"ubatch", flags_.ubatch},
+                     {"threads", flags_.threads},
+                     {"cache", flags_.cache},
+                     {"samples", flags_.samples},
+                     {"questions", flags_.questions},
+                     {"facts", facts},
+                     {"text", std::to_string(std::hash<std::string>{}(text))},
+                     {"limits",
+                      {{"perplexity", flags_.limits.perplexity},
+                       {"kl", flags_.limits.kl},
+                       {"needles", flags_.limits.needles},
+                       {"gain", flags_.limits.gain}}}};
+    if (result_.contains("asked") && (flags_.fresh || result_["asked"] != asked)) {
+      if (!flags_.fresh)
+        fmt::print(stderr, "check: {}/check.json is of other settings, and begun anew\n",
+                   flags_.out);
+      result_ = json::object();
+    }
+    if (result_.contains("steps")) fmt::print(stderr, "check: goes on where it stopped\n");
+    result_["asked"] = asked;
+    result_["cpu"] = quoka_examples::cpu_name(),
+    result_["build"] = quoka_examples::build_description();
+    json texts = json::array();
+    for (const std::string& path : flags_.texts)
+      texts.push_back(std::filesystem::path(path).filename().string());
+    result_["texts"] = texts;
+  }
+
+  static json names(const std::vector<Tried>& tried) {
+    json all = json::array();
+    for (const Tried& one : tried) all.push_back(one.name);
+    return all;
+  }
+  llama_context_params context() const {
+    return context_params(flags_.lengths.back() + question_room, flags_.ubatch, flags_.threads,
+                          flags_.cache);
+  }
+  // llama.cpp's own comes first; after it the library stays loaded.
+  Contender contender(const Tried& tried) {
+    if (tried.settings.is_null()) {
+      if (ggml_backend_reg_t const quoka = ggml_backend_reg_by_name("QuoKA"))
+        ggml_backend_unload(quoka);
+    } else {
+      settings(tried.settings);
+    }
+    return {tried.name, std::make_unique<Session>(model_.model.get(), context())};
+  }
+
+  // ---- a pass, or what is left of it ----
+
+  // Contenders whose caches fit half of the memory read side by side, each group with llama.cpp.
+  Index together() const {
+    if (flags_.together > 0) return std::max<Index>(2, flags_.together);
+    const double cell =
+        2.0 * static_cast<double>(model_.layers * model_.kv_heads * model_.head_dim) * 2;
+    const double cache = cell * static_cast<double>(flags_.lengths.back() + question_room) + 100e6;
+    return std::max<Index>(2, static_cast<Index>(available_bytes() / 2 / cache));
+  }
+  json& step(const std::string& name) { return result_["steps"][name]; }
+  bool is_done(const std::string& name) {
+    return result_.contains("steps") && result_["steps"].contains(name);
+  }
+
+  std::vector<Outcome> pass(const std::string& name, const Reading& reading,
+                            const std::vector<Tried>& tried) {
+    const auto most = static_cast<std::size_t>(together());
+    std::vector<Outcome> all;
+    for (std::size_t begin = 1; begin < tried.size(); begin += most - 1) {
+      std::vector<Tried> group{tried[0]};
+      for (std::size_t i = begin; i < std::min(tried.size(), begin + most - 1); ++i)
+        group.push_back(tried[i]);
+      const std::string part =
+          begin == 1 && most >= tried.size() ? name : fmt::format("{} {}", name, begin);
+      if (!is_done(part)) step(part) = one_pass(name, reading, group), save_();
+      const std::vector<Outcome> outcomes = outcomes_of(step(part)["all"]);
+      all.insert(all.end(), outcomes.begin() + (begin == 1 ? 0 : 1), outcomes.end());
+    }
+    return all;
+  }
+  json one_pass(const std::string& name, const Reading& reading, const std::vector<Tried>& tried) {
+    std::vector<Contender> contenders;
+    for (const Tried& one : tried) contenders.push_back(contender(one));
+    quoka_examples::Progress bar(name, flags_.lengths.back() * std::ssize(tried));
+    Index done = 0;
+    const Pass p =
+        run_pass(reading, {flags_.lengths, flags_.ubatch, flags_.samples, flags_.questions},
+                 contenders, [&](Index tokens) { bar.update(done += tokens); });
+    json by_length = json::array(), all = json::array(), needles = json::array(),
+         pays = json::object();
+    for (std::size_t c = 0; c < tried.size(); ++c) {
+      for (std::size_t l = 0; l < flags_.lengths.size(); ++l)
+        by_length.push_back(outcome(p, flags_.lengths, c, tried[c].name, l, l));
+      all.push_back(outcome(p, flags_.lengths, c, tried[c].name, 0, flags_.lengths.size() - 1));
+      if (c > 1) pays[tried[c].name] = pays_from(p, flags_.lengths, c, flags_.limits.gain);
+      for (std::size_t l = 0; l < flags_.lengths.size(); ++l)
+        for (std::size_t q = 0; q < p.asked[l].size(); ++q) {
+          const Question& question = reading.questions[p.asked[l][q]];
+          needles.push_back(
+              {{"name", tried[c].name},
+               {"length", flags_.lengths[l]},
+               {"kind", question.kind},
+               {"depth", static_cast<double>(question.at) / static_cast<double>(flags_.lengths[l])},
+               {"right", p.of[c].right[l][q]}});
+        }
+    }
+    return {{"by_length", by_length},
+            {"all", all},
+            {"needles", needles},
+            {"pays_from", pays},
+            {"samples", p.samples.size()}};
+  }
+  static std::vector<Outcome> outcomes_of(const json& all) {
+    std::vector<Outcome> outcomes;
+    const auto of = [](const json& x) { return Estimate{x[0], x[1], x[2]}; };
+    for (const json& x : all)
+      outcomes.push_back({x["name"], x["length"], x["seconds"], x["speedup"], of(x["perplexity"]),
+                          of(x["needles"]), x["kl"], x["agrees"], x["right"]});
+    return outcomes;
+  }
+
+  // ---- the steps ----
+
+  void measure() { outcomes_ = pass("measure", measured_text_, tried_); }
+
+  // The last tokens of the longest prefix, which one layer reads by selection and the others densely.
+  void look_at_layers() {
+    if (tried_.size() < 3) return;
+    if (!is_done("layers")) {
+      const Index length = flags_.lengths.back(),
+                  last = std::min<Index>(128, flags_.lengths.front() / 2);
+      const Tried& selects = tried_[2];
+      quoka_examples::Progress bar("layers", length + model_.layers * last * 2);
+      Index done = 0;
+      std::vector<TokenAt> rest;
+      for (Index i = length - last; i < length; ++i)
+        rest.push_back({measured_text_.tokens[static_cast<std::size_t>(i)],
+                        static_cast<llama_pos>(i), 0, i % 4 == 3});
+      Contender dense = contender(tried_[1]);
+      for (Index begin = 0; begin < length - last; begin += flags_.ubatch) {
+        std::vector<TokenAt> batch;
+        for (Index i = begin; i < std::min(begin + flags_.ubatch, length - last); ++i)
+          batch.push_back(
+              {measured_text_.tokens[static_cast<std::size_t>(i)], static_cast<llama_pos>(i)});
+        dense.session->decode(batch);
+        bar.update(done += std::ssize(batch));
+      }
+      const std::vector<std::uint8_t> state = dense.session->state(0);
+      dense.session->decode(rest);
+      json layers = json::array();
+      for (Index layer = 0; layer < model_.layers; ++layer) {
+        json others = json::array();
+        for (Index other = 0; other < model_.layers; ++other)
+          if (other != layer) others.push_back(other);
+        json with = selects.settings;
+        with["dense_layers"] = others;
+        const Contender one = contender({"", with});
+        one.session->load(state, 0);
+        one.session->decode(rest);
+        double kl = 0, count = 0;
+        for (int i = 0; i < static_cast<int>(rest.size()); ++i)
+          if (rest[static_cast<std::size_t>(i)].logits)
+            kl += divergence(dense.session->logits(i), one.session->logits(i)), ++count;
+        layers.push_back({{"layer", layer}, {"kl", kl / count}});
+        bar.update(done += 2 * last);
+      }
+      step("layers") = {{"settings", selects.name}, {"layers", layers}};
+      save_();
+    }
+  }
+
+  // Those that hurt far more than others do, a quarter of all at the most, and the first.
+  std::vector<Index> hurt_layers() {
+    std::vector<std::pair<double, Index>> harm;  // of all but the first, which is dense anyway
+    double all = 0;
+    for (const json& one : step("layers")["layers"])
+      if (one["layer"] != 0) harm.emplace_back(one["kl"], one["layer"]), all += harm.back().first;
+    std::sort(harm.rbegin(), harm.rend());
+    std::vector<Index> worst{0};
+    for (const auto& [kl, layer] : harm)
+      if (kl > 2 * all / static_cast<double>(harm.size()) && std::ssize(worst) <= model_.layers / 4)
+        worst.push_back(layer);
+    std::sort(worst.begin(), worst.end());
+    return worst;
+  }
+
+  void decide() {
+    Advice advice = advise(outcomes_, flags_.limits);
+    const bool gains = std::any_of(outcomes_.begin() + 2, outcomes_.end(), [&](const Outcome& o) {
+      return o.speedup >= flags_.limits.gain * outcomes_[1].speedup;
+    });
+    if (advice.use != Advice::Use::selection && gains) {
+      // The one that loses least, with the layers that hurt left dense.
+      std::size_t least = 2;
+      for (std::size_t i = 2; i < outcomes_.size(); ++i)
+        if (outcomes_[i].kl < outcomes_[least].kl) least = i;
+      Tried refined = tried_[least];
+      refined.settings["dense_layers"] = hurt_layers();
+      refined.name += fmt::format(", dense {}", fmt::join(hurt_layers(), " "));
+      const std::vector<Outcome> again =
+          pass("refine", measured_text_, {tried_[0], tried_[1], refined});
+      const Advice better = advise(again, flags_.limits);
+      if (better.use == Advice::Use::selection) {
+        outcomes_ = again, advice = better;
+        tried_ = {tried_[0], tried_[1], refined};
+        measured_in_ = "refine";
+      }
+    }
+    chosen_ = tried_[advice.contender == 0 ? 1 : advice.contender];
+    advice_ = advice;
+    json written =
+        advice.use == Advice::Use::selection ? chosen_.settings : json{{"mode", "exact"}};
+    if (advice.use == Advice::Use::selection) {
+      Index least = 0;
+      for (const auto& [name, one] : result_["steps"].items())
+        if (name.starts_with(measured_in_) && one["pays_from"].contains(chosen_.name))
+          least = one["pays_from"][chosen_.name];
+      if (least > 0 && least < flags_.lengths.back()) written["min_past"] = least;
+    }
+    written["model"] = {
+        {"q_heads", model_.q_heads}, {"kv_heads", model_.kv_heads}, {"head_dim", model_.head_dim}};
+    settings_ = written;
+    result_["advice"] = {{"use", advice.use == Advice::Use::selection ? "selection"
+                                 : advice.use == Advice::Use::exact   ? "exact"
+                                                                      : "nothing"},
+                         {"why", advice.why},
+                         {"settings", written},
+                         {"contender", chosen_.name}};
+    save_();
+  }
+
+  void verify() {
+    const std::string path = flags_.out + "/settings.json";
+    if (advice_.use == Advice::Use::nothing) {
+      std::filesystem::remove(path);
+      return;
+    }
+    quoka_examples::write_json(path, settings_);
+    std::vector<Tried> tried{tried_[0]};
+    if (advice_.use == Advice::Use::selection) tried.push_back(tried_[1]);
+    tried.push_back({chosen_.name, {{"config", path}}});
+    const std::vector<Outcome> kept = pass("verify", verified_text_, tried);
+    const std::string broken =
+        broken_promise(outcomes_[advice_.contender], kept.back(), flags_.limits);
+    result_["advice"]["kept"] = broken.empty();
+    if (!broken.empty()) {
+      result_["advice"]["use"] = "nothing";
+      result_["advice"]["why"] =
+          "do not use it here: the settings that were measured on one text (" +
+          losses(outcomes_[advice_.contender]) + ") lose more on another: " + broken;
+      std::filesystem::remove(path);
+    } else {
+      result_["advice"]["verified"] = losses(kept.back());
+    }
+    save_();
+  }
+
+  Flags flags_;
+  json& result_;
+  std::function<void()> save_;
+  Model model_;
+  Reading measured_text_, verified_text_;
+  std::vector<Tried> tried_;
+  std::vector<Outcome> outcomes_;
+  std::string measured_in_ = "measure";
+  Advice advice_;
+  Tried chosen_;
+  json settings_;
+};
+
+void print(const json& result) {
+  for (const auto& [name, one] : result["steps"].items()) {
+    if (!one.contains("by_length")) continue;
+    fmt::print("\n{}\n", name);
+    quoka_examples::Table table(
+        "settings\ttokens\tto first token\tspeed\tperplexity\tKL\ttop-1\tneedles");
+    for (const json& x : one["by_length"])
+      table.row("{}\t{}\t{:.1f} s\t{:.2f}x\t{:+.2f} %\t{:.4f}\t{:.1f} %\t{:.0f} %",
+                x["name"].get<std::string>(), x["length"].get<Index>(), x["seconds"].get<double>(),
+                x["speedup"].get<double>(), x["perplexity"][0].get<double>(), x["kl"].get<double>(),
+                100 * x["agrees"].get<double>(), 100 * x["right"].get<double>());
+    table.print();
+  }
+  const json& advice = result["advice"];
+  fmt::print("\n{}: {}\n", advice["contender"].get<std::string>(),
+             advice["why"].get<std::string>());
+  if (advice.contains("verified"))
+    fmt::print("On the other half of the text: {}\n", advice["verified"].get<std::string>());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  quoka_examples::Program program(
+      argc, argv, "Does it work on my model? llama.cpp with the QuoKA backend and without");
+  Flags flags;
+  program.add_option("model", flags.model, "a GGUF file")->required()->check(CLI::ExistingFile);
+  program
+      .add_option("texts", flags.texts,
+                  "files of plain text: one half measures, the other verifies")
+      ->check(CLI::ExistingFile);
+  program
+      .add_option(
+          "--lengths", flags.lengths,
+          "of prompts, in tokens; by default 512, 1024 and so on up to the context or 8,192")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  program.add_option("--modes", flags.modes, "presets")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"quoka", "recommended", "robust"}));
+  program
+      .add_option("--budgets", flags.budgets,
+                  "past keys for each KV head; by default a quarter and an eighth of the longest")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber);
+  program.add_flag("--quick", flags.quick, "2,048 tokens at most, one budget");
+  program.add_option("--ubatch", flags.ubatch)->check(CLI::Range(32, 65536));
+  program.add_option("--samples", flags.samples, "positions at which logits are compared")
+      ->check(CLI::Range(16, 65536));
+  program.add_option("--questions", flags.questions, "at each length")->check(CLI::Range(1, 1000));
+  program
+      .add_option(
+          "--together", flags.together,
+          "contenders that read side by side; by default as many as half of the memory holds")
+      ->check(CLI::PositiveNumber);
+  program.add_option("--threads", flags.threads)->check(CLI::PositiveNumber);
+  program.add_option("--cache", flags.cache)->check(CLI::IsMember({"f16", "q8_0"}));
+  program.add_option("--max-perplexity", flags.limits.perplexity, "percent that settings may add");
+  program.add_option("--max-kl", flags.limits.kl,
+                     "divergence from llama.cpp's logits that settings may have, in nats");
+  program.add_option("--max-needles", flags.limits.needles, "points of 100 that settings may lose");
+  program.add_option("--min-gain", flags.limits.gain, "times as fast as exact mode, at least");
+  program.add_option("--out", flags.out, "folder of check.json and settings.json")->required();
+  program.add_flag("--fresh", flags.fresh, "do not go on with what --out holds");
+  return program.run([&] {
+    llama_log_set(only_errors, nullptr);
+    std::filesystem::create_directories(flags.out);
+    const std::string path = flags.out + "/check.json";
+    json result = json::object();
+    if (std::ifstream file(path); file) result = json::parse(file, nullptr, false);
+    if (!result.is_object()) result = json::object();
+    const int status =
+        Check(flags, result, [&] { quoka_examples::write_json(path, result); }).run();
+    print(result);
+    return status;
+  });
+}

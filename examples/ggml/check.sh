@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# Will it work on my model? What is gained, what is lost, with which settings, measured in unmodified llama.cpp:
+#
+#     check.sh MODEL.gguf [TEXT ...] [--quick] [--lengths 2048,8192] [--out DIR] [OPTION ...]
+#     check.sh --compare DIR DIR ...       one page of several results
+#
+# Writes to DIR (build/check/MODEL unless said otherwise): check.html, the page to look at; check.json, all numbers; and
+# settings.json, which QUOKA_CONFIG names to use what is recommended. A run that was stopped goes on where it was.
+# Installs what is missing, and gets llama.cpp's libraries unless GGML_DIR names others. --help lists all options.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../../.ci/setup.sh"
+here=$quoka_root/examples/ggml
+build=$quoka_root/build/check-programs
+
+install_missing "${quoka_packages[@]}" python3
+if [[ ${1:-} == --compare ]]; then
+  shift
+  python3 "$here/check_page.py" "${@/%//check.json}" --out "$quoka_root/build/check/comparison.html"
+  exit
+fi
+[[ $# -gt 0 ]] || { sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+
+ggml=${GGML_DIR:-$quoka_root/build/llama.cpp}
+[[ -n ${GGML_DIR:-} ]] || bash "$here/get_llama_cpp.sh" >&2
+echo "Building for this machine, a minute the first time" >&2
+cmake -S "$quoka_root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DQUOKA_NATIVE=ON -DGGML_DIR="$ggml" \
+  -DQUOKA_BUILD_TESTS=OFF -DQUOKA_BUILD_BENCHES=OFF -DQUOKA_BUILD_DECODER=OFF >"$quoka_root/build/check.log"
+cmake --build "$build" --target check -j "$quoka_jobs" >>"$quoka_root/build/check.log" ||
+  { tail -n 40 "$quoka_root/build/check.log" >&2; exit 1; }
+
+out=
+for ((i = 1; i <= $#; ++i)); do
+  [[ ${!i} == --help || ${!i} == -h ]] && exec "$build/examples/ggml/check" --help
+  [[ ${!i} == --out ]] && ((i < $#)) && { ((++i)); out=${!i}; }
+  [[ ${!i} == --out=* ]] && out=${!i#--out=}
+done
+if [[ -z $out ]]; then
+  for argument in "$@"; do [[ $argument == *.gguf ]] && { out=$quoka_root/build/check/$(basename "$argument" .gguf); break; }; done
+  [[ -n $out ]] || { echo "check.sh: no model.gguf among the arguments: give --out" >&2; exit 2; }
+  set -- "$@" --out "$out"
+fi
+"$build/examples/ggml/check" "$@"
+python3 "$here/check_page.py" "$out/check.json"

@@ -1,0 +1,171 @@
+// What a pass says of its contenders, and which settings follow.
+#pragma once
+
+#include "check_pass.hpp"
+
+#include "support/bootstrap.hpp"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace quoka_ggml {
+
+// A mean over samples and its interval of 95 % (support/bootstrap.hpp).
+struct Estimate {
+  double mean = 0, low = 0, high = 0;
+};
+
+// Of one contender, up to a length, beside the pass's first one.
+struct Outcome {
+  std::string name;
+  Index length = 0;
+  double seconds = 0, speedup = 1;  // to first token
+  Estimate perplexity, needles;     // change: in percent; in points of 100
+  double kl = 0, agrees = 1, right = 0;
+};
+
+// Loss beyond which settings are not recommended, and the least gain that is worth their while. A text's perplexity
+// may rise and fall by chance; the divergence from dense cannot fall.
+struct Limits {
+  double perplexity = 1, kl = 0.05, needles = 5, gain = 1.05;
+};
+
+// Divergence of exact mode's logits, in nats, that other roundings make: some 0.0005 with 8-bit weights, of
+// which each layer rounds its input to 8 bits anew.
+inline constexpr double most_rounding = 0.01;
+
+struct Advice {
+  enum class Use { selection, exact, nothing } use = Use::nothing;
+  std::size_t contender = 0;  // of the outcomes
+  std::string why;
+};
+
+inline Estimate estimate(const std::vector<double>& values) {
+  if (values.empty()) return {};
+  const auto interval = quoka_examples::Bootstrap(std::ssize(values), 2000).of_mean(values);
+  return {quoka_examples::mean(values), interval.low, interval.high};
+}
+
+// Losses: of the text from `from` to lengths[last], and of the questions at lengths[first .. last].
+inline Outcome outcome(const Pass& pass, const std::vector<Index>& lengths, std::size_t c,
+                       const std::string& name, std::size_t first, std::size_t last) {
+  const Readings &base = pass.of[0], &own = pass.of[c];
+  const Index from = first == 0 ? 0 : lengths[first - 1], to = lengths[last];
+  Outcome o;
+  o.name = name, o.length = to;
+  double base_seconds = 0;
+  for (std::size_t i = 0; i < pass.ends.size() && pass.ends[i] <= to; ++i)
+    o.seconds += own.seconds[i], base_seconds += base.seconds[i];
+  o.speedup = base_seconds / o.seconds;
+  std::vector<double> nll, right;
+  double agree = 0, all = 0, count = 0;
+  for (std::size_t i = 0; i < pass.samples.size(); ++i) {
+    if (pass.samples[i] < from || pass.samples[i] >= to) continue;
+    nll.push_back(own.nll[i] - base.nll[i]);
+    o.kl += own.kl[i], agree += own.agrees[i] ? 1 : 0;
+  }
+  if (!nll.empty()) {
+    o.kl /= static_cast<double>(nll.size()), o.agrees = agree / static_cast<double>(nll.size());
+    const Estimate change = estimate(nll);
+    const auto percent = [](double x) { return 100 * std::expm1(x); };
+    o.perplexity = {percent(change.mean), percent(change.low), percent(change.high)};
+  }
+  for (std::size_t l = first; l <= last; ++l)
+    for (std::size_t q = 0; q < own.right[l].size(); ++q, ++count)
+      all += own.right[l][q], right.push_back(100 * (own.right[l][q] - base.right[l][q]));
+  if (count > 0) o.right = all / count;
+  o.needles = estimate(right);
+  return o;
+}
+
+inline bool loses_too_much(const Outcome& o, const Limits& limits) {
+  return o.perplexity.mean > limits.perplexity || o.kl > limits.kl ||
+         -o.needles.mean > limits.needles;
+}
+inline std::string losses(const Outcome& o) {
+  return fmt::format(
+      "perplexity {:+.2f} % ({:+.2f} to {:+.2f}), divergence {:.4f}, needles {:+.1f} points "
+      "({:+.1f} to {:+.1f})",
+      o.perplexity.mean, o.perplexity.low, o.perplexity.high, o.kl, o.needles.mean, o.needles.low,
+      o.needles.high);
+}
+
+// outcomes: llama.cpp's own, exact mode's, then those that select, each over all lengths.
+inline Advice advise(const std::vector<Outcome>& outcomes, const Limits& limits) {
+  const Outcome& exact = outcomes[1];
+  if (exact.kl > most_rounding)
+    return {Advice::Use::nothing, 0,
+            fmt::format(
+                "do not use it here: exact mode's logits are off by a divergence of {:.4f} from "
+                "llama.cpp's, rounding explains {:g}. Please report it",
+                exact.kl, most_rounding)};
+  std::optional<std::size_t> best;
+  std::size_t nearest = 0;  // the fastest, whatever it loses
+  for (std::size_t i = 2; i < outcomes.size(); ++i) {
+    const Outcome& o = outcomes[i];
+    if (nearest == 0 || o.speedup > outcomes[nearest].speedup) nearest = i;
+    if (!loses_too_much(o, limits) && (!best || o.speedup > outcomes[*best].speedup)) best = i;
+  }
+  std::string but = "no settings that select were tried";
+  if (best && outcomes[*best].speedup >= limits.gain * exact.speedup)
+    return {Advice::Use::selection, *best,
+            fmt::format("{:.2f} times as fast to the first token of {} tokens as llama.cpp, {:.2f} "
+                        "as exact mode: {}",
+                        outcomes[*best].speedup, outcomes[*best].length,
+                        outcomes[*best].speedup / exact.speedup, losses(outcomes[*best]))};
+  if (best)
+    but = fmt::format("{} is only {:.2f} times as fast as exact mode, {:.2f} are wanted",
+                      outcomes[*best].name, outcomes[*best].speedup / exact.speedup, limits.gain);
+  else if (nearest != 0)
+    but = fmt::format("{} loses too much: {}; at most {:g} %, {:g} and {:g} points are allowed",
+                      outcomes[nearest].name, losses(outcomes[nearest]), limits.perplexity,
+                      limits.kl, limits.needles);
+  if (exact.speedup >= limits.gain)
+    return {Advice::Use::exact, 1,
+            fmt::format("exact mode is {:.2f} times as fast as llama.cpp; {}", exact.speedup, but)};
+  return {Advice::Use::nothing, 0,
+          fmt::format("do not use it here: exact mode is {:.2f} times as fast as llama.cpp; {}",
+                      exact.speedup, but)};
+}
+
+// The least past from which contender c is faster than exact mode, and stays so: a length, or 0.
+inline Index pays_from(const Pass& pass, const std::vector<Index>& lengths, std::size_t c,
+                       double gain) {
+  Index from = lengths.back();
+  for (std::size_t l = lengths.size(); l-- > 0;) {
+    const Index begin = l == 0 ? 0 : lengths[l - 1];
+    double exact = 0, own = 0;
+    for (std::size_t i = 0; i < pass.ends.size(); ++i)
+      if (begin < pass.ends[i] && pass.ends[i] <= lengths[l])
+        exact += pass.of[1].seconds[i], own += pass.of[c].seconds[i];
+    if (exact < gain * own) break;
+    from = begin;
+  }
+  return from;
+}
+
+// Were the losses of the second text within what the first one's interval promised? Empty: yes.
+inline std::string broken_promise(const Outcome& promised, const Outcome& kept,
+                                  const Limits& limits) {
+  if (kept.perplexity.low > std::max(promised.perplexity.high, limits.perplexity))
+    return fmt::format("perplexity {:+.2f} % at the least, {:+.2f} were promised at the most",
+                       kept.perplexity.low, promised.perplexity.high);
+  if (kept.needles.high < std::min(promised.needles.low, -limits.needles))
+    return fmt::format("needles {:+.1f} points at the most, {:+.1f} were promised at the least",
+                       kept.needles.high, promised.needles.low);
+  return "";
+}
+
+inline void to_json(nlohmann::json& json, const Estimate& e) { json = {e.mean, e.low, e.high}; }
+inline void to_json(nlohmann::json& json, const Outcome& o) {
+  json = {{"name", o.name},       {"length", o.length},         {"seconds", o.seconds},
+          {"speedup", o.speedup}, {"perplexity", o.perplexity}, {"needles", o.needles},
+          {"kl", o.kl},           {"agrees", o.agrees},         {"right", o.right}};
+}
+
+}  // namespace quoka_ggml

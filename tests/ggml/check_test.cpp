@@ -1,0 +1,185 @@
+// What `check` concludes from what it measured, on passes made up here.
+
+#include "ggml/check_advice.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+namespace {
+
+using namespace quoka_ggml;
+
+// ubatches of 100 tokens; contender c takes seconds[c](ubatch), and each sample's next token costs it nll[c] more.
+Pass made_up(const std::vector<Index>& lengths,
+             const std::vector<std::function<double(Index)>>& seconds,
+             const std::vector<double>& nll, const std::vector<double>& right) {
+  Pass pass;
+  for (Index end = 100; end <= lengths.back(); end += 100) pass.ends.push_back(end);
+  for (Index at = 5; at < lengths.back(); at += 10) pass.samples.push_back(at);
+  pass.asked.assign(lengths.size(), {0, 1});
+  for (std::size_t c = 0; c < seconds.size(); ++c) {
+    Readings r;
+    for (Index i = 0; i < std::ssize(pass.ends); ++i) r.seconds.push_back(seconds[c](i));
+    for (std::size_t i = 0; i < pass.samples.size(); ++i) {
+      r.nll.push_back(2.0 + nll[c]), r.kl.push_back(nll[c] / 2);
+      r.agrees.push_back(c == 0 || i % 4 != 0);
+    }
+    r.right.assign(lengths.size(), {right[c], 1.0});
+    pass.of.push_back(r);
+  }
+  return pass;
+}
+double one(Index) { return 1.0; }
+
+TEST(CheckOutcome, SumsTimesAndComparesWithTheFirst) {
+  const Pass pass =
+      made_up({200, 400}, {one, [](Index i) { return i < 2 ? 0.5 : 0.25; }}, {0, 0.02}, {1, 0.5});
+  const Outcome first = outcome(pass, {200, 400}, 1, "x", 0, 0),
+                second = outcome(pass, {200, 400}, 1, "x", 1, 1),
+                all = outcome(pass, {200, 400}, 1, "x", 0, 1);
+  EXPECT_DOUBLE_EQ(first.seconds, 1.0);
+  EXPECT_DOUBLE_EQ(first.speedup, 2.0);
+  EXPECT_DOUBLE_EQ(second.seconds, 1.5) << "from the prompt's beginning";
+  EXPECT_DOUBLE_EQ(second.speedup, 4 / 1.5);
+  EXPECT_EQ(second.length, 400);
+  EXPECT_NEAR(all.perplexity.mean, 100 * std::expm1(0.02), 1e-9);
+  EXPECT_NEAR(all.perplexity.low, all.perplexity.mean, 1e-9) << "all samples alike";
+  EXPECT_NEAR(all.kl, 0.01, 1e-12);
+  EXPECT_NEAR(all.agrees, 0.75, 1e-12);
+  EXPECT_NEAR(all.right, 0.75, 1e-12);
+  EXPECT_NEAR(all.needles.mean, -25, 1e-9);
+  EXPECT_LT(all.needles.low, -25);
+}
+
+// The text's change from one length to the next, not from the beginning.
+TEST(CheckOutcome, ALengthHasItsOwnSamples) {
+  Pass pass = made_up({200, 400}, {one, one}, {0, 0}, {1, 1});
+  for (std::size_t i = 20; i < pass.of[1].nll.size(); ++i) pass.of[1].nll[i] += 0.1;
+  EXPECT_NEAR(outcome(pass, {200, 400}, 1, "", 0, 0).perplexity.mean, 0, 1e-9);
+  EXPECT_NEAR(outcome(pass, {200, 400}, 1, "", 1, 1).perplexity.mean, 100 * std::expm1(0.1), 1e-9);
+  EXPECT_NEAR(outcome(pass, {200, 400}, 1, "", 0, 1).perplexity.mean, 100 * std::expm1(0.05), 1e-9);
+}
+
+Outcome with(const std::string& name, double speedup, double perplexity, double needles,
+             double kl = 0) {
+  Outcome o;
+  o.name = name, o.length = 1000, o.speedup = speedup, o.kl = kl;
+  o.perplexity = {perplexity, perplexity - 1, perplexity + 1},
+  o.needles = {needles, needles - 5, needles + 5};
+  return o;
+}
+
+TEST(CheckAdvice, TakesTheFastestThatLosesLittle) {
+  const Advice a =
+      advise({with("llama.cpp", 1, 0, 0), with("exact", 2, 0, 0), with("quoka", 8, 1.01, 0),
+              with("robust", 7, 0, -5.1), with("recommended", 5, 0.99, -4.9), with("slow", 4, 0, 0),
+              with("far", 9, -2, 3, 0.051)},
+             {});
+  EXPECT_EQ(a.use, Advice::Use::selection);
+  EXPECT_EQ(a.contender, 4u);
+  EXPECT_NE(a.why.find("5.00 times"), std::string::npos) << a.why;
+  EXPECT_NE(a.why.find("2.50 as exact"), std::string::npos) << a.why;
+  EXPECT_EQ(advise({with("", 1, 0, 0), with("", 2, 0, 0), with("", 8, 1.01, 0)}, {.perplexity = 2})
+                .contender,
+            2u);
+  EXPECT_EQ(
+      advise({with("", 1, 0, 0), with("", 2, 0, 0), with("", 8, 0, -9)}, {.needles = 10}).contender,
+      2u);
+}
+
+TEST(CheckAdvice, ExactModeWhereSelectionLosesOrGainsNothing) {
+  const Advice loses =
+      advise({with("llama.cpp", 1, 0, 0), with("exact", 2, 0, 0), with("quoka", 8, 3, 0)}, {});
+  EXPECT_EQ(loses.use, Advice::Use::exact);
+  EXPECT_EQ(loses.contender, 1u);
+  EXPECT_NE(loses.why.find("quoka loses too much: perplexity +3.00 %"), std::string::npos)
+      << loses.why;
+  const Advice slow =
+      advise({with("llama.cpp", 1, 0, 0), with("exact", 2, 0, 0), with("quoka", 2.09, 0, 0)}, {});
+  EXPECT_EQ(slow.use, Advice::Use::exact) << "1.045 times exact mode, 1.05 are wanted";
+  EXPECT_EQ(advise({with("", 1, 0, 0), with("", 2, 0, 0), with("", 2.11, 0, 0)}, {}).use,
+            Advice::Use::selection);
+  EXPECT_EQ(advise({with("", 1, 0, 0), with("", 2, 0, 0)}, {}).use, Advice::Use::exact)
+      << "nothing else was tried";
+}
+
+TEST(CheckAdvice, NothingWhereNothingGainsOrExactIsNotDense) {
+  const Advice none =
+      advise({with("llama.cpp", 1, 0, 0), with("exact", 1.04, 0, 0), with("quoka", 2, 5, 0)}, {});
+  EXPECT_EQ(none.use, Advice::Use::nothing);
+  EXPECT_TRUE(none.why.starts_with("do not use it here")) << none.why;
+  const Advice wrong = advise(
+      {with("llama.cpp", 1, 0, 0), with("exact", 3, 0, 0, 0.011), with("quoka", 9, 0, 0)}, {});
+  EXPECT_EQ(wrong.use, Advice::Use::nothing);
+  EXPECT_NE(wrong.why.find("0.0110"), std::string::npos) << wrong.why;
+}
+
+TEST(CheckAdvice, PaysFromTheLengthAfterWhichItStaysFaster) {
+  const std::vector<Index> lengths{200, 400, 800};
+  const auto from = [&](double a, double b, double c) {
+    return pays_from(
+        made_up(lengths, {one, one, [=](Index i) { return i < 2   ? a
+                                                          : i < 4 ? b
+                                                                  : c; }}, {0, 0, 0},
+                {1, 1, 1}),
+        lengths, 2, 1.05);
+  };
+  EXPECT_EQ(from(0.5, 0.5, 0.5), 0);
+  EXPECT_EQ(from(1.0, 0.5, 0.5), 200);
+  EXPECT_EQ(from(0.5, 0.96, 0.5), 400) << "1.04 times is not enough";
+  EXPECT_EQ(from(0.5, 0.5, 1.5), 800);
+}
+
+TEST(CheckAdvice, APromiseIsBrokenBeyondItsInterval) {
+  const auto at = [](double perplexity, double needles) {
+    return with("", 2, perplexity, needles);
+  };
+  EXPECT_EQ(broken_promise(at(0.5, 0), at(0.9, -3), {}), "");
+  EXPECT_EQ(broken_promise(at(0.5, 0), at(2.4, 0), {}), "") << "intervals meet";
+  EXPECT_NE(broken_promise(at(0.5, 0), at(2.6, 0), {}).find("+1.60 % at the least, +1.50"),
+            std::string::npos);
+  EXPECT_EQ(broken_promise(at(0.5, -1), at(0, -10.9), {}), "");
+  EXPECT_NE(broken_promise(at(0.5, -1), at(0, -11.1), {}).find("-6.1 points at the most, -6.0"),
+            std::string::npos);
+  EXPECT_EQ(broken_promise(at(-3, 9), at(1.9, -9), {}), "") << "within what was allowed at all";
+}
+
+TEST(CheckPass, DivergenceIsKullbackAndLeiblers) {
+  const std::vector<float> a{std::log(0.5f), std::log(0.25f), std::log(0.25f)}, b{1.0f, 1.0f, 1.0f};
+  EXPECT_NEAR(divergence(a, b), 0.5 * std::log(1.5) + 0.5 * std::log(0.75), 1e-6);
+  EXPECT_NEAR(divergence(b, a), (std::log(2.0 / 3) + 2 * std::log(4.0 / 3)) / 3, 1e-6);
+  EXPECT_EQ(divergence(a, a), 0);
+  const std::vector<float> far{1000.0f, -1000.0f, 0.0f};
+  EXPECT_EQ(divergence(far, far), 0) << "no overflow";
+  const std::vector<float> bad{0.0f, std::numeric_limits<float>::quiet_NaN(), 0.0f};
+  EXPECT_THROW(divergence(a, bad), std::runtime_error);
+}
+
+TEST(CheckPass, SamplesAreWhereTheTextGoesOn) {
+  Reading reading;
+  reading.tokens.assign(100, 7), reading.is_text.assign(100, true);
+  for (int i = 50; i < 60; ++i) reading.is_text[static_cast<std::size_t>(i)] = false;
+  const auto all = sample_positions(reading, 1000);
+  EXPECT_EQ(all.front(), 31);
+  EXPECT_EQ(all.back(), 98) << "the last token has none after it";
+  EXPECT_EQ(std::ssize(all), 68 - 11) << "neither a fact's nor the one before";
+  for (const Index at : all) EXPECT_TRUE(at < 49 || at >= 60) << at;
+  const auto some = sample_positions(reading, 10);
+  ASSERT_EQ(some.size(), 10u);
+  EXPECT_EQ(some.front(), 31);
+  EXPECT_GT(some.back(), 88);
+}
+
+TEST(CheckPass, AsksForWhatAPrefixHolds) {
+  Reading reading;
+  for (const Index until : {10, 20, 30, 40})
+    reading.questions.push_back({"key", until - 5, until, {}, {}});
+  EXPECT_EQ(questions_within(reading, 30, 9), (std::vector<std::size_t>{0, 1, 2}));
+  EXPECT_EQ(questions_within(reading, 29, 9), (std::vector<std::size_t>{0, 1}));
+  EXPECT_EQ(questions_within(reading, 40, 2), (std::vector<std::size_t>{0, 2}));
+  EXPECT_TRUE(questions_within(reading, 5, 2).empty());
+}
+
+}  // namespace
