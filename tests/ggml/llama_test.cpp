@@ -245,6 +245,49 @@ TEST(LlamaCpp, AKnownCacheThroughRemovalShiftAndCopy) {
   EXPECT_EQ(differences.below(1.0), 0.0);
 }
 
+// ggml unloads the library while contexts have threads asleep in it: they still wake, compute and end.
+TEST(LlamaCpp, ContextsOutliveTheUnloadingOfTheirBackend) {
+  const Model model("llama");
+  std::mt19937 random(3);
+  const auto prompt = random_tokens(random, 900, 0, 0);
+  llama_context_params p = context_params(1024, 512, 2);
+  restart_with({});
+  for (int round = 0; round < 5; ++round) {
+    Session session(model.model.get(), p);
+    session.decode(prompt);
+    const auto before = copy(session.logits(899));
+    ggml_backend_unload(ggml_backend_dev_backend_reg(ggml_backend_dev_by_name("QuoKA")));
+    if (round % 2 == 0) load_quoka();
+    session.cut(0);
+    session.decode(prompt);
+    EXPECT_EQ(copy(session.logits(899)), before);
+    load_quoka();
+  }
+}
+
+// Chunks with fewer cells before them than min_past are exact, those with more select.
+TEST(LlamaCpp, SelectsFromMinPastOn) {
+  const Model model("llama");
+  std::mt19937 random(4);
+  const auto first = random_tokens(random, 512, 0, 0), second = random_tokens(random, 128, 0, 512);
+  const auto logits = [&](const char* mode, const char* min_past) {
+    restart_with({{"QUOKA_MODE", mode}, {"QUOKA_BUDGET", "16"}, {"QUOKA_MIN_PAST", min_past}});
+    const auto session = model.session(true, 512);
+    session->decode(first);
+    std::vector<float> all = copy(session->logits(511));
+    session->decode(second);
+    const auto more = copy(session->logits(127));
+    restart_with({});
+    return std::pair(all, more);
+  };
+  const auto exact = logits("exact", "0");
+  EXPECT_EQ(logits("quoka", "513"), exact);
+  const auto late = logits("quoka", "512"), early = logits("quoka", "384");
+  EXPECT_EQ(late.first, exact.first);
+  EXPECT_NE(late.second, exact.second);
+  EXPECT_NE(early.first, exact.first) << "the last chunk of four has 384 cells before it";
+}
+
 // A model that was trained: prompts of two sequences in one batch, then what llama.cpp writes.
 TEST(TinyLlama1B, ExactModeGivesLlamaCppsLogits) {
   const auto model = tiny_llama_1b();
