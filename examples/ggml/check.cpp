@@ -414,16 +414,24 @@ class Check {
     tried.push_back({chosen_.name, {{"config", path}}});
     const std::vector<Outcome> kept = pass("verify", verified_text_, tried);
     const std::string broken =
-        broken_promise(outcomes_[advice_.contender], kept.back(), flags_.limits);
-    result_["advice"]["kept"] = broken.empty();
-    if (!broken.empty()) {
-      result_["advice"]["use"] = "nothing";
-      result_["advice"]["why"] =
-          "do not use it here: the settings that were measured on one text (" +
-          losses(outcomes_[advice_.contender]) + ") lose more on another: " + broken;
-      std::filesystem::remove(path);
+        broken_promise(outcomes_[advice_.contender], kept.back(), flags_.limits, advice_.use);
+    json& advice = result_["advice"];
+    advice["kept"] = broken.empty();
+    if (broken.empty()) {
+      advice["verified"] = losses(kept.back());
     } else {
-      result_["advice"]["verified"] = losses(kept.back());
+      const std::string lost = chosen_.name + " loses more on another text than on the first (" +
+                               losses(outcomes_[advice_.contender]) + "): " + broken;
+      if (advice_.use == Advice::Use::selection && outcomes_[1].speedup >= flags_.limits.gain) {
+        advice["use"] = "exact", advice["contender"] = "exact";
+        advice["why"] = fmt::format("exact mode is {:.2f} times as fast as llama.cpp; {}",
+                                    outcomes_[1].speedup, lost);
+        advice["settings"] = {{"mode", "exact"}, {"model", settings_["model"]}};
+        quoka_examples::write_json(path, advice["settings"]);
+      } else {
+        advice["use"] = "nothing", advice["why"] = "do not use it here: " + lost;
+        std::filesystem::remove(path);
+      }
     }
     save_();
   }

@@ -149,12 +149,19 @@ inline Index pays_from(const Pass& pass, const std::vector<Index>& lengths, std:
   return from;
 }
 
-// Were the losses of the second text within what the first one's interval promised? Empty: yes.
+// Were the losses of the second text within what the first one's interval promised (a divergence half as large
+// again is no other one)? Empty: yes. Exact mode promises llama.cpp's logits and nothing else.
 inline std::string broken_promise(const Outcome& promised, const Outcome& kept,
-                                  const Limits& limits) {
+                                  const Limits& limits, Advice::Use use) {
+  if (use == Advice::Use::exact)
+    return kept.kl <= most_rounding
+               ? ""
+               : fmt::format("divergence {:.4f}, rounding explains {:g}", kept.kl, most_rounding);
   if (kept.perplexity.low > std::max(promised.perplexity.high, limits.perplexity))
     return fmt::format("perplexity {:+.2f} % at the least, {:+.2f} were promised at the most",
                        kept.perplexity.low, promised.perplexity.high);
+  if (const double most = std::max(1.5 * promised.kl, limits.kl); kept.kl > most)
+    return fmt::format("divergence {:.4f}, {:.4f} is the most", kept.kl, most);
   if (kept.needles.high < std::min(promised.needles.low, -limits.needles))
     return fmt::format("needles {:+.1f} points at the most, {:+.1f} were promised at the least",
                        kept.needles.high, promised.needles.low);

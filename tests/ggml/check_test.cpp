@@ -133,17 +133,26 @@ TEST(CheckAdvice, PaysFromTheLengthAfterWhichItStaysFaster) {
 }
 
 TEST(CheckAdvice, APromiseIsBrokenBeyondItsInterval) {
-  const auto at = [](double perplexity, double needles) {
-    return with("", 2, perplexity, needles);
+  const auto at = [](double perplexity, double needles, double kl = 0) {
+    return with("", 2, perplexity, needles, kl);
   };
-  EXPECT_EQ(broken_promise(at(0.5, 0), at(0.9, -3), {}), "");
-  EXPECT_EQ(broken_promise(at(0.5, 0), at(2.4, 0), {}), "") << "intervals meet";
-  EXPECT_NE(broken_promise(at(0.5, 0), at(2.6, 0), {}).find("+1.60 % at the least, +1.50"),
+  const auto broken = [](const Outcome& promised, const Outcome& kept,
+                         Advice::Use use = Advice::Use::selection) {
+    return broken_promise(promised, kept, {}, use);
+  };
+  EXPECT_EQ(broken(at(0.5, 0), at(0.9, -3)), "");
+  EXPECT_EQ(broken(at(0.5, 0), at(2.4, 0)), "") << "intervals meet";
+  EXPECT_NE(broken(at(0.5, 0), at(2.6, 0)).find("+1.60 % at the least, +1.50"), std::string::npos);
+  EXPECT_EQ(broken(at(0.5, -1), at(0, -10.9)), "");
+  EXPECT_NE(broken(at(0.5, -1), at(0, -11.1)).find("-6.1 points at the most, -6.0"),
             std::string::npos);
-  EXPECT_EQ(broken_promise(at(0.5, -1), at(0, -10.9), {}), "");
-  EXPECT_NE(broken_promise(at(0.5, -1), at(0, -11.1), {}).find("-6.1 points at the most, -6.0"),
+  EXPECT_EQ(broken(at(-3, 9), at(1.9, -9)), "") << "within what was allowed at all";
+  EXPECT_EQ(broken(at(0, 0, 0.04), at(0, 0, 0.0599)), "");
+  EXPECT_NE(broken(at(0, 0, 0.04), at(0, 0, 0.0601)).find("0.0601, 0.0600"), std::string::npos);
+  EXPECT_EQ(broken(at(0, 0, 0.001), at(0, 0, 0.0499)), "") << "within what was allowed at all";
+  EXPECT_EQ(broken(at(0, 0), at(5, -50, 0.009), Advice::Use::exact), "");
+  EXPECT_NE(broken(at(0, 0), at(0, 0, 0.011), Advice::Use::exact).find("0.0110"),
             std::string::npos);
-  EXPECT_EQ(broken_promise(at(-3, 9), at(1.9, -9), {}), "") << "within what was allowed at all";
 }
 
 TEST(CheckPass, DivergenceIsKullbackAndLeiblers) {
