@@ -117,37 +117,77 @@ class Differences {
   std::size_t same_top_ = 0;
 };
 
+// Of four: gemma2 and gpt-oss have windows in every other layer, gemma3 in five of six.
+int layers_without_window(const std::string& architecture) {
+  if (architecture == "gemma3") return 0;
+  return architecture == "gemma2" || architecture == "gpt-oss" ? 2 : 4;
+}
+
 class Architectures : public ::testing::TestWithParam<const char*> {};
 
 // Prompt, decode steps, two sequences: exact mode against llama.cpp's own flash attention.
 TEST_P(Architectures, ExactModeGivesLlamaCppsLogits) {
   const Model model(GetParam());
-  for (const bool unified : {true, false}) {
-    for (const std::uint32_t ubatch : {128u, 512u}) {
-      SCOPED_TRACE(std::to_string(ubatch) + (unified ? ", one cache" : ", streams"));
-      const auto theirs = model.session(false, ubatch, unified),
-                 ours = model.session(true, ubatch, unified);
-      std::mt19937 random(1);
-      Differences differences;
-      llama_pos length[2] = {0, 0};
-      for (int step = 0; step < 40; ++step) {
-        std::vector<TokenAt> batch;
-        for (llama_seq_id s = 0; s < 2; ++s) {
-          const int count = step == s ? 300 : step == 20 ? 150 : 1;
-          for (const TokenAt& x : random_tokens(random, count, s, length[s])) batch.push_back(x);
-          length[s] += count;
-          if (step == 0) break;
-        }
-        theirs->decode(batch), ours->decode(batch);
-        differences.add(*ours, *theirs, batch);
+  for (const auto& [unified, ubatch] : {std::pair(true, 128u), std::pair(false, 512u)}) {
+    SCOPED_TRACE(std::to_string(ubatch) + (unified ? ", one cache" : ", streams"));
+    const auto theirs = model.session(false, ubatch, unified),
+               ours = model.session(true, ubatch, unified);
+    std::mt19937 random(1);
+    Differences differences;
+    llama_pos length[2] = {0, 0};
+    for (int step = 0; step < 40; ++step) {
+      std::vector<TokenAt> batch;
+      for (llama_seq_id s = 0; s < 2; ++s) {
+        const int count = step == s ? 300 : step == 20 ? 150 : 1;
+        for (const TokenAt& x : random_tokens(random, count, s, length[s])) batch.push_back(x);
+        length[s] += count;
+        if (step == 0) break;
       }
-      EXPECT_LT(differences.below(0.5), 0.03);
-      EXPECT_LT(differences.below(0.8), 0.06);
+      theirs->decode(batch), ours->decode(batch);
+      differences.add(*ours, *theirs, batch);
     }
+    EXPECT_LT(differences.below(0.5), 0.03);
+    EXPECT_LT(differences.below(0.8), 0.06);
   }
 }
-INSTANTIATE_TEST_SUITE_P(All, Architectures,
-                         ::testing::Values("llama", "qwen3moe", "gemma3", "gpt-oss"));
+// Every layer selects: the last chunk sees `budget` cells of a past three times as long, and the logits
+// show it, but for layers with a window. A budget for all of the past is exact mode, to the last bit.
+TEST_P(Architectures, EveryPresetSelects) {
+  const Model model(GetParam());
+  std::mt19937 random(2);
+  const auto prompt = random_tokens(random, 640, 0, 0);
+  const auto logits = [&](const char* mode, const char* budget, const std::string& dense) {
+    restart_with({{"QUOKA_MODE", mode}, {"QUOKA_BUDGET", budget}, {"QUOKA_DENSE_LAYERS", dense}});
+    const auto session = model.session(true, 512);
+    session->decode(prompt);
+    auto all = copy(session->logits(639));
+    restart_with({});
+    return all;
+  };
+  const auto exact = logits("exact", "16", "0");
+  for (const char* const mode : {"quoka", "recommended", "robust"}) {
+    SCOPED_TRACE(mode);
+    EXPECT_EQ(logits(mode, "640", "0"), exact);
+    int felt = 0;
+    for (int layer = 0; layer < 4; ++layer) {
+      std::string others = "[";
+      for (int other = 0; other < 4; ++other)
+        if (other != layer) others += (others.size() > 1 ? ", " : "") + std::to_string(other);
+      felt += logits(mode, "16", others + "]") != exact ? 1 : 0;
+    }
+    EXPECT_EQ(felt, layers_without_window(GetParam()));
+  }
+}
+INSTANTIATE_TEST_SUITE_P(All, Architectures, ::testing::ValuesIn([] {
+                           std::vector<const char*> names;
+                           for (const auto& [name, face] : quoka_test::faces) names.push_back(name);
+                           return names;
+                         }()),
+                         [](const auto& of) {
+                           std::string name = of.param;
+                           std::replace(name.begin(), name.end(), '-', '_');
+                           return name;
+                         });
 
 TEST(LlamaCpp, CacheInEightBits) {
   const Model model("llama");

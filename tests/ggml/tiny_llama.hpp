@@ -5,10 +5,13 @@
 #include "decoder/file/gguf_writer.hpp"
 #include "decoder/tiny_models.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace quoka_test {
@@ -18,14 +21,43 @@ using quoka_decoder::Index;
 
 inline constexpr Index tiny_vocabulary = 128;
 
-// "llama", "qwen3moe", "gemma3" (windows of 64) or "gpt-oss" (sinks, windows of 64, biases).
+// What a model has besides Llama's layers.
+struct Face {
+  bool qkv_biases = false, qk_norms = false, post_norms = false, ffn_norm = true, experts = false;
+  bool tied = false;     // the embedding is the output's matrix, too
+  bool split = false;    // the width is that of all heads together
+  bool fused = false;    // q, k and v in one matrix, gate and up in another
+  bool windows = false;  // of 64, in some layers
+  bool sinks = false, biases = false, softcaps = false, rope_factors = false;
+};
+inline constexpr std::pair<const char*, Face> faces[] = {
+    {"llama", {.rope_factors = true}},  // Llama 3's
+    {"qwen2", {.qkv_biases = true, .split = true}},
+    {"qwen3", {.qk_norms = true}},
+    {"qwen3moe", {.qk_norms = true, .experts = true}},
+    {"smollm3", {}},  // each fourth layer without RoPE
+    {"phi3", {.split = true, .fused = true}},
+    {"gemma2", {.post_norms = true, .tied = true, .windows = true, .softcaps = true}},
+    {"gemma3", {.qk_norms = true, .post_norms = true, .windows = true}},
+    {"gpt-oss",
+     {.qkv_biases = true,
+      .post_norms = true,
+      .ffn_norm = false,
+      .experts = true,
+      .windows = true,
+      .sinks = true,
+      .biases = true}}};
+
+// One of `faces`.
 class TinyLlama {
  public:
   explicit TinyLlama(std::string architecture, bool reads_bytes = false)
       : arch_(std::move(architecture)) {
     const Index vocabulary = reads_bytes ? 3 + 256 : tiny_vocabulary;
-    const bool gpt = arch_ == "gpt-oss", gemma = arch_ == "gemma3",
-               moe = gpt || arch_ == "qwen3moe";
+    const Face face = std::find_if(std::begin(faces), std::end(faces), [&](const auto& one) {
+                        return arch_ == one.first;
+                      })->second;
+    const Index width = face.split ? heads * dim : 64;
     file_.add("general.architecture", arch_);
     file_.add("general.file_type", std::uint32_t{0});
     number("block_count", layers), number("context_length", 4096),
@@ -36,8 +68,13 @@ class TinyLlama {
     number("rope.dimension_count", dim);
     file_.add(arch_ + ".attention.layer_norm_rms_epsilon", 1e-5f);
     file_.add(arch_ + ".rope.freq_base", 10000.0f);
-    if (gpt || gemma) number("attention.sliding_window", 64);
-    if (moe)
+    if (face.windows) number("attention.sliding_window", 64);
+    if (face.softcaps) {
+      file_.add(arch_ + ".attn_logit_softcapping", 5.0f);
+      file_.add(arch_ + ".final_logit_softcapping", 30.0f);
+    }
+    if (face.rope_factors) add("rope_freqs.weight", {dim / 2}, 4, 3);
+    if (face.experts)
       number("expert_count", experts), number("expert_used_count", 2),
           number("expert_feed_forward_length", ffn);
     if (reads_bytes)
@@ -47,41 +84,44 @@ class TinyLlama {
 
     matrix("token_embd.weight", {width, vocabulary}, 1.0);
     vector("output_norm.weight", width);
-    matrix("output.weight", {width, vocabulary}, 4 / std::sqrt(width));
+    if (!face.tied) matrix("output.weight", {width, vocabulary}, 4 / std::sqrt(width));
     for (Index layer = 0; layer < layers; ++layer) {
       const std::string of = "blk." + std::to_string(layer) + ".";
       vector(of + "attn_norm.weight", width);
-      for (const auto& [part, rows] : {std::pair("q", heads * dim), std::pair("k", kv_heads * dim),
-                                       std::pair("v", kv_heads * dim)}) {
+      const auto attention = [&](const std::string& part, Index rows) {
         matrix(of + "attn_" + part + ".weight", {width, rows}, 3 / std::sqrt(width));
-        if (gpt) bias(of + "attn_" + part + ".bias", {rows});
-      }
+        if (face.qkv_biases) bias(of + "attn_" + part + ".bias", {rows});
+      };
+      if (face.fused)
+        attention("qkv", (heads + 2 * kv_heads) * dim);
+      else
+        attention("q", heads * dim), attention("k", kv_heads * dim), attention("v", kv_heads * dim);
       matrix(of + "attn_output.weight", {heads * dim, width}, 2 / std::sqrt(heads * dim));
-      if (gpt) bias(of + "attn_output.bias", {width});
-      if (gpt) bias(of + "attn_sinks.weight", {heads});
-      if (gemma || arch_ == "qwen3moe")
+      if (face.biases) bias(of + "attn_output.bias", {width});
+      if (face.sinks) bias(of + "attn_sinks.weight", {heads});
+      if (face.qk_norms)
         vector(of + "attn_q_norm.weight", dim), vector(of + "attn_k_norm.weight", dim);
-      if (gpt || gemma) vector(of + "post_attention_norm.weight", width);
-      if (!gpt) vector(of + "ffn_norm.weight", width);
-      if (gemma) vector(of + "post_ffw_norm.weight", width);
-      const std::string kind = moe ? "_exps" : "";
-      for (const auto& [part, in, out] :
-           {std::tuple("gate", width, ffn), std::tuple("up", width, ffn),
-            std::tuple("down", ffn, width)}) {
+      if (face.post_norms) vector(of + "post_attention_norm.weight", width);
+      if (face.ffn_norm) vector(of + "ffn_norm.weight", width);
+      if (face.post_norms && face.ffn_norm) vector(of + "post_ffw_norm.weight", width);
+      const std::string kind = face.experts ? "_exps" : "";
+      const auto feed_forward = [&](const std::string& part, Index in, Index out) {
         std::vector<Index> shape{in, out};
-        if (moe) shape.push_back(experts);
+        if (face.experts) shape.push_back(experts);
         matrix(of + "ffn_" + part + kind + ".weight", shape, 2 / std::sqrt(in));
-        if (gpt) bias(of + "ffn_" + part + kind + ".bias", {out, experts});
-      }
-      if (moe) matrix(of + "ffn_gate_inp.weight", {width, experts}, 2 / std::sqrt(width));
-      if (gpt) bias(of + "ffn_gate_inp.bias", {experts});
+        if (face.biases) bias(of + "ffn_" + part + kind + ".bias", {out, experts});
+      };
+      if (!face.fused) feed_forward("gate", width, ffn);
+      feed_forward("up", width, face.fused ? 2 * ffn : ffn);
+      feed_forward("down", ffn, width);
+      if (face.experts) matrix(of + "ffn_gate_inp.weight", {width, experts}, 2 / std::sqrt(width));
+      if (face.experts && face.biases) bias(of + "ffn_gate_inp.bias", {experts});
     }
   }
   void write(const std::string& path) const { file_.write(path); }
 
  private:
-  static constexpr Index layers = 4, width = 64, heads = 8, kv_heads = 2, dim = 32, ffn = 96,
-                         experts = 4;
+  static constexpr Index layers = 4, heads = 8, kv_heads = 2, dim = 32, ffn = 96, experts = 4;
 
   // A SentencePiece vocabulary of single bytes.
   void add_bytes() {
