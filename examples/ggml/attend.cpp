@@ -49,16 +49,31 @@ const float* Attend::floats_of(const ggml_tensor& t, quoka::Buffer<float>& to) {
   return to.data();
 }
 
-bool Attend::selects(const Node& node) {
-  if (settings_.mode == Mode::exact || settings_.policy.dense.contains(node.layer)) return false;
+const char* Attend::why_exact(const Node& node) {
+  if (settings_.mode == Mode::exact) return "exact: the mode";
+  if (settings_.policy.dense.contains(node.layer)) return "exact: a dense layer by the settings";
+  if (node.mask == nullptr || node.mask->ne[2] != 1 || node.max_bias > 0.0f)
+    return "exact: no mask, one for each head, or ALiBi";
   try {
     settings_.policy.check(node.q_heads(), node.kv_heads(), node.head_dim(),
                            std::numeric_limits<Index>::max());
-    return true;
+    return nullptr;
   } catch (const std::invalid_argument& e) {
     stats_.warn(std::string("exact, since ") + e.what());
-    return false;
+    return "exact: settings of another model";
   }
+}
+
+// Of a layer whose chunks may select.
+const char* Attend::did(const std::deque<Stream>& streams, const Work& work) const {
+  if (work.attended < work.seen) return "selected";
+  bool causal = true, several = false;
+  for (const Stream& stream : streams)
+    for (const Piece& piece : stream.pieces)
+      causal = causal && piece.causal, several = several || piece.count > 1;
+  if (!causal) return "exact: a sliding window, or tokens that are seen both ways";
+  return several || settings_.decode ? "exact: the budget holds all, or less than min_past"
+                                     : "exact: single queries";
 }
 
 void Attend::run(const ggml_tensor& op) {
@@ -72,7 +87,8 @@ void Attend::run(const ggml_tensor& op) {
 
   const std::vector<float> factors = mask_factors(node);
   const bool by_sequence = node.mask != nullptr && node.mask->ne[2] == 1 && factors.empty();
-  const bool selects = by_sequence && this->selects(node);
+  const char* const why = why_exact(node);
+  const bool selects = why == nullptr;
   calls_.clear(), choices_.clear();
   if (caches_.size() > most_caches) caches_.clear();
   std::deque<Stream> streams;  // calls refer to their cells
@@ -102,7 +118,7 @@ void Attend::run(const ggml_tensor& op) {
                            static_cast<std::size_t>(node.q_heads())};
   quoka::attention(calls_, options, *pool_, workspace_);
   work.attend = watch.lap();
-  stats_.add(work);
+  stats_.add(node.layer, work, why != nullptr ? why : did(streams, work));
 }
 
 // Before something is selected: where keys will be scored by a sketch, and where the cell of a chunk's

@@ -39,10 +39,12 @@ class Attend {
 
   void take_pool(const Node& node);
   const float* floats_of(const ggml_tensor& t, quoka::Buffer<float>& to);
-  bool selects(const Node& node);
+  // Why all of a layer's attention is exact; null: its chunks may select.
+  const char* why_exact(const Node& node);
   bool chooses(const Piece& piece) const {
     return piece.causal && (piece.count > 1 || settings_.decode);
   }
+  const char* did(const std::deque<Stream>& streams, const Work& work) const;
   void look_at(const Node& node, Stream& stream);
   void add(const Node& node, Index number, const Stream& stream, Piece& piece, bool selects);
   void select(const Node& node, Work& work);

@@ -134,7 +134,7 @@ ggml_backend_reg_t registry() {
   // Read again where the library was unloaded and stayed in memory.
   std::string problem;
   Settings& settings = device_state().settings = read_settings(problem);
-  device_state().stats.print = settings.stats;
+  device_state().stats.restart(settings.stats, settings.stats_file);
   if (!settings.isa.empty()) quoka::use_isa(settings.isa);
   if (!problem.empty()) say(problem + "; attention stays exact");
   if (!settings.quiet) say(settings.summary());

@@ -246,7 +246,7 @@ class Check {
       const std::string part =
           begin == 1 && most >= tried.size() ? name : fmt::format("{} {}", name, begin);
       if (!is_done(part)) step(part) = one_pass(name, reading, group), save_();
-      const std::vector<Outcome> outcomes = outcomes_of(step(part)["all"]);
+      const std::vector<Outcome> outcomes = outcomes_of(step(part)["longest"]);
       all.insert(all.end(), outcomes.begin() + (begin == 1 ? 0 : 1), outcomes.end());
     }
     return all;
@@ -259,12 +259,13 @@ class Check {
     const Pass p =
         run_pass(reading, {flags_.lengths, flags_.ubatch, flags_.samples, flags_.questions},
                  contenders, [&](Index tokens) { bar.update(done += tokens); });
-    json by_length = json::array(), all = json::array(), needles = json::array(),
+    json by_length = json::array(), longest = json::array(), needles = json::array(),
          pays = json::object();
     for (std::size_t c = 0; c < tried.size(); ++c) {
       for (std::size_t l = 0; l < flags_.lengths.size(); ++l)
         by_length.push_back(outcome(p, flags_.lengths, c, tried[c].name, l, l));
-      all.push_back(outcome(p, flags_.lengths, c, tried[c].name, 0, flags_.lengths.size() - 1));
+      longest.push_back(outcome(p, flags_.lengths, c, tried[c].name, flags_.lengths.size() - 1,
+                                flags_.lengths.size() - 1));
       if (c > 1) pays[tried[c].name] = pays_from(p, flags_.lengths, c, flags_.limits.gain);
       for (std::size_t l = 0; l < flags_.lengths.size(); ++l)
         for (std::size_t q = 0; q < p.asked[l].size(); ++q) {
@@ -278,15 +279,15 @@ class Check {
         }
     }
     return {{"by_length", by_length},
-            {"all", all},
+            {"longest", longest},
             {"needles", needles},
             {"pays_from", pays},
             {"samples", p.samples.size()}};
   }
-  static std::vector<Outcome> outcomes_of(const json& all) {
+  static std::vector<Outcome> outcomes_of(const json& rows) {
     std::vector<Outcome> outcomes;
     const auto of = [](const json& x) { return Estimate{x[0], x[1], x[2]}; };
-    for (const json& x : all)
+    for (const json& x : rows)
       outcomes.push_back({x["name"], x["length"], x["seconds"], x["speedup"], of(x["perplexity"]),
                           of(x["needles"]), x["kl"], x["agrees"], x["right"]});
     return outcomes;

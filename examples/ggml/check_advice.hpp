@@ -95,7 +95,7 @@ inline std::string losses(const Outcome& o) {
       o.needles.high);
 }
 
-// outcomes: llama.cpp's own, exact mode's, then those that select, each over all lengths.
+// outcomes at the longest length, where most is lost: llama.cpp's own, exact mode's, then those that select.
 inline Advice advise(const std::vector<Outcome>& outcomes, const Limits& limits) {
   const Outcome& exact = outcomes[1];
   if (exact.kl > most_rounding)

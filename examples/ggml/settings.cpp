@@ -58,7 +58,13 @@ Settings parse(json all) {
   s.min_queries = whole("min_queries", 0, 1 << 20, 0);
   s.threads = static_cast<int>(whole("threads", 0, 1024, 0));
   s.sketch = flag("sketch", true);
-  s.stats = flag("stats", false);
+  if (const json stats = all.value("stats", json(false)); stats.is_string()) {
+    s.stats_file = stats.get<std::string>();
+    if (s.stats_file.empty()) quoka_examples::refuse_json("stats", stats, "0, 1 or a file's path");
+    all.erase("stats");
+  } else {
+    s.stats = flag("stats", false);
+  }
   s.quiet = flag("quiet", false);
   s.isa = level(take("isa", ""));
   s.policy = quoka_examples::parse_policy(all);

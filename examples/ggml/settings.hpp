@@ -25,6 +25,7 @@ struct Settings {
   bool sketch = true;     // keep one of the keys where that is faster
   std::string isa = {};   // of quoka::isa_levels(); empty: as the library chose
   bool stats = false;
+  std::string stats_file = {};
   bool quiet = false;       // say nothing at the start but what is wrong
   std::string told = "{}";  // all of it, as one JSON object
 

@@ -97,9 +97,9 @@ TEST_F(CheckProgram, WritesWhatItRecommendsVerifiesItAndGoesOnWhereItStopped) {
   EXPECT_TRUE(says("begun anew")) << said_;
   const json grouped = result();
   EXPECT_EQ(grouped["asked"]["cache"], "q8_0");
-  EXPECT_EQ(grouped["steps"]["measure 1"]["all"].size(), 3u);
-  ASSERT_EQ(grouped["steps"]["measure 3"]["all"].size(), 2u);
-  EXPECT_EQ(grouped["steps"]["measure 3"]["all"][0]["name"], "llama.cpp");
+  EXPECT_EQ(grouped["steps"]["measure 1"]["longest"].size(), 3u);
+  ASSERT_EQ(grouped["steps"]["measure 3"]["longest"].size(), 2u);
+  EXPECT_EQ(grouped["steps"]["measure 3"]["longest"][0]["name"], "llama.cpp");
   EXPECT_FALSE(grouped["steps"].contains("measure"));
   EXPECT_EQ(grouped["advice"]["use"], "selection");
 }
@@ -110,7 +110,7 @@ TEST_F(CheckProgram, LeavesHurtLayersDenseAndGivesUp) {
   const json told = result();
   EXPECT_EQ(told["advice"]["use"], "exact");
   ASSERT_TRUE(told["steps"].contains("refine"));
-  EXPECT_NE(told["steps"]["refine"]["all"][2]["name"].get<std::string>().find(", dense 0"),
+  EXPECT_NE(told["steps"]["refine"]["longest"][2]["name"].get<std::string>().find(", dense 0"),
             std::string::npos);
   EXPECT_EQ(json::parse(text_of(folder_ / "out/settings.json"))["mode"], "exact");
   ASSERT_EQ(run(nothing_goes + "1e9"), 0) << said_;

@@ -8,8 +8,10 @@
 #include "ggml/tiny_llama.hpp"
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <memory>
 #include <random>
@@ -177,6 +179,47 @@ TEST_P(Architectures, EveryPresetSelects) {
     }
     EXPECT_EQ(felt, layers_without_window(GetParam()));
   }
+}
+// The backend says of each layer what it did: nothing falls back in silence.
+TEST_P(Architectures, EveryLayerSaysWhatWasDone) {
+  const Model model(GetParam());
+  std::mt19937 random(5);
+  const auto file = std::filesystem::path(::testing::TempDir()) /
+                    ("quoka_stats_" + std::to_string(::getpid()) + ".json");
+  restart_with({{"QUOKA_MODE", "recommended"},
+                {"QUOKA_BUDGET", "16"},
+                {"QUOKA_DENSE_LAYERS", "[1]"},
+                {"QUOKA_STATS", file.string()}});
+  const auto session = model.session(true, 512);
+  session->decode(random_tokens(random, 512, 0, 0));
+  session->decode(random_tokens(random, 128, 0, 512));
+  session->decode(random_tokens(random, 1, 0, 640));
+  restart_with({});
+  std::ifstream stream(file);
+  const auto layers = nlohmann::json::parse(stream)["layers"];
+  std::filesystem::remove(file);
+  ASSERT_EQ(layers.size(), 4u);
+  int selected = 0;
+  for (const auto& layer : layers) {
+    SCOPED_TRACE(layer.dump());
+    const auto& did = layer["did"];
+    const bool dense = layer["layer"] == 1, selects = did.contains("selected");
+    if (dense) {
+      EXPECT_EQ(did.value("exact: a dense layer by the settings", 0), 3);
+    } else if (selects) {
+      EXPECT_EQ(did["selected"], 2);
+      EXPECT_EQ(did.value("exact: single queries", 0), 1);
+      EXPECT_LT(layer["attended"], 0.3 * layer["seen"].get<double>());
+    } else {
+      EXPECT_EQ(did.value("exact: a sliding window, or tokens that are seen both ways", 0), 2);
+    }
+    if (!selects) {
+      EXPECT_EQ(layer["attended"], layer["seen"]);
+    }
+    selected += selects ? 1 : 0;
+  }
+  const int open = layers_without_window(GetParam());
+  EXPECT_TRUE(open == 4 ? selected == 3 : selected == open || selected == open - 1) << selected;
 }
 INSTANTIATE_TEST_SUITE_P(All, Architectures, ::testing::ValuesIn([] {
                            std::vector<const char*> names;

@@ -104,6 +104,16 @@ TEST(GgmlSettings, APolicyFileThatVariablesOverrule) {
   EXPECT_EQ(with_parameters(s, nullptr).told, s.told);
 }
 
+TEST(GgmlSettings, StatsToAFile) {
+  using Variables = std::map<std::string, std::string>;
+  const Told told(Variables{{"QUOKA_STATS", "/tmp/a file.json"}});
+  EXPECT_EQ(told.problem, "");
+  EXPECT_EQ(told.settings.stats_file, "/tmp/a file.json");
+  EXPECT_FALSE(told.settings.stats);
+  EXPECT_NE(Told(Variables{{"QUOKA_STATS", "\"\""}}).problem.find("a file's path"),
+            std::string::npos);
+}
+
 TEST(GgmlSettings, BudgetsByScores) {
   const Told told({{"QUOKA_MODE", "robust"}, {"QUOKA_BUDGET", "mass:0.9:64:4096"}});
   EXPECT_EQ(told.problem, "");
