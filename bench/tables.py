@@ -610,6 +610,19 @@ def decoder_compare(folder):
 
 
 @named
+def check_model(folder):
+    """What examples/ggml/check.sh found of TinyLlama: at the longest length, then what it recommends on other text."""
+    steps, rows = folder.load("check_tinyllama")["steps"], []
+    for step, note in (("measure", ""), ("verify", ", other text")):
+        for x in steps[step]["by_length"]:
+            if x["name"] != "llama.cpp" and x["length"] > 1024:
+                low, high = x["perplexity"][1:]
+                rows.append([x["name"] + note, times(x["speedup"], 2), f"{x['perplexity'][0]:+.1f} % ({low:+.1f} to {high:+.1f})",
+                             f"{x['kl']:.4f}", f"{percent(x['agrees'])} %", f"{100 * x['right']:.0f} %"])
+    return table(["settings", "speed", "perplexity", "KL, nat", "top-1 agrees", "needles"], rows)
+
+
+@named
 def capture(folder):
     return table(["budget", "KV pairs, of dense", "mass kept", "output error", "speedup"], [
         [r["budget"], f"{percent(r['kv_pairs_share'])} %", f"{percent(r['mass_kept'])} %", f"{r['output_error']:.3f}", times(r["speedup"])]
