@@ -38,7 +38,7 @@ class CheckProgram : public ::testing::Test {
   // The exit status; what it printed is in said_.
   int run(const std::string& arguments, const std::string& model = "tiny.gguf") {
     const std::string command = "cd " + folder_.string() + " && " QUOKA_CHECK " " + model +
-                                " text --out out " + arguments + " > said 2>&1";
+                                " text --threads 1 --out out " + arguments + " > said 2>&1";
     const int status = std::system(command.c_str());
     said_ = text_of(folder_ / "said");
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
