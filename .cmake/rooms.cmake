@@ -14,4 +14,5 @@ set(quoka_rooms
   select       # which keys: stages, selectors, methods to compare with
   attention    # over past and chunk; merging; what a selection keeps
   prefill      # one layer's loop: select, attend, append
+  engine       # attention over an engine's cache, as its mask says
   distributed) # that loop over several ranks

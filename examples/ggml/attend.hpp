@@ -1,67 +1,97 @@
-// One FLASH_ATTN_EXT node: mask to pieces, pieces to chunks, selection, attention.
-//
-// Exact: a piece is one call. Otherwise a causal piece is cut into chunks of 128 queries. What all of
-// a chunk's queries see, without the chunk's own cells, is its past; the selector keeps `budget` of
-// it. All chunks of all sequences and streams are one ragged batch.
+// One FLASH_ATTN_EXT node: what the settings say of its layer, then quoka::MaskedAttention.
 #pragma once
 
-#include "known_cells.hpp"
 #include "node.hpp"
-#include "pieces.hpp"
 #include "settings.hpp"
 #include "stats.hpp"
 
-#include <deque>
-#include <map>
-#include <memory>
+#include <quoka/attention/alibi.hpp>
+
+#include <limits>
 
 namespace quoka_ggml {
 
-// Of one engine context: threads, scratch memory, KnownCells. One call at a time.
+// Of one engine context: threads, scratch memory, what is remembered of its caches. One call at a time.
 class Attend {
  public:
   Attend(Settings settings, Stats& stats) : settings_(std::move(settings)), stats_(stats) {}
 
   void set_threads(int threads) { threads_ = settings_.threads > 0 ? settings_.threads : threads; }
+
   // Writes the node's result. Throws what the library throws.
-  void run(const ggml_tensor& op);
+  void run(const ggml_tensor& op) {
+    const Node node(op);
+    quoka::ThreadPool& pool = pools_.try_emplace(threads_, threads_).first->second;
+    streams_.clear();
+    for (Index i = 0; i < node.q.ne[3]; ++i) {
+      streams_.push_back({.q = rows_of<quoka::Rows>(node.q, quoka::format_of<float>(), i, 2, 1),
+                          .k = cache_rows(node.k, i, k_floats_, pool),
+                          .v = cache_rows(node.v, i, v_floats_, pool),
+                          .out = rows_of<quoka::OutputRows>(op, quoka::format_of<float>(), i, 1, 2),
+                          .kept = format_of_type(node.k.type) != nullptr});
+      if (node.mask == nullptr) continue;  // it may have more rows than there are queries
+      streams_.back().mask = rows_of<quoka::Rows>(*node.mask, quoka::format_of<Eigen::half>(),
+                                                  i % node.mask->ne[3], 2, 1)
+                                 .slice(0, node.q.ne[1]);
+    }
+    quoka::AttentionOptions options{.scale = node.scale, .softcap = node.softcap};
+    std::vector<float> factors;
+    if (node.max_bias > 0) factors = quoka::alibi_slopes(node.q_heads(), node.max_bias);
+    options.mask_factors = factors;
+    if (node.sinks != nullptr)
+      options.sink_logits = {static_cast<const float*>(node.sinks->data),
+                             static_cast<std::size_t>(node.q_heads())};
+    quoka::MaskedOptions masked{.chunk = settings_.chunk,
+                                .min_past = settings_.min_past,
+                                .decode = settings_.decode,
+                                .sketch = settings_.sketch};
+    const char* exact = why_exact(node);
+    if (exact == nullptr)
+      masked.selection = settings_.selection(node.q_heads() / node.kv_heads(), node.layer);
+    quoka::MaskedReport report;
+    try {
+      report = attention_.run(streams_, masked, options, pool);
+    } catch (const std::invalid_argument& e) {  // nothing was written
+      if (!masked.selection) throw;
+      stats_.note(std::string("exact, since selection refused: ") + e.what(), true);
+      masked.selection.reset(), exact = "exact: selection refused";
+      report = attention_.run(streams_, masked, options, pool);
+    }
+    stats_.add(node.layer, report, exact != nullptr ? exact : quoka::describe(report.outcome));
+  }
 
  private:
-  struct Stream {
-    quoka::Rows k, v;
-    std::vector<Piece> pieces;
-    const KnownCells* known;
-  };
-  struct Choice {
-    std::size_t call;
-    const quoka::KeySketch* sketch;
-  };
-
-  void take_pool(const Node& node);
-  const float* floats_of(const ggml_tensor& t, quoka::Buffer<float>& to);
-  // Why all of a layer's attention is exact; null: its chunks may select.
-  const char* why_exact(const Node& node);
-  bool chooses(const Piece& piece) const {
-    return piece.causal && (piece.count > 1 || settings_.decode);
+  // k or v of one stream; of a type that is not read in place: all of it is converted with the first.
+  static quoka::Rows cache_rows(const ggml_tensor& t, Index stream, quoka::Buffer<float>& floats,
+                                quoka::ThreadPool& pool) {
+    if (const quoka::Format* const format = format_of_type(t.type))
+      return rows_of<quoka::Rows>(t, *format, stream, 2, 1);
+    if (stream == 0) dequantise(t, floats.reserve_amortised(ggml_nelements(&t)), pool);
+    const auto row = static_cast<Index>(sizeof(float)) * t.ne[0], head = row * t.ne[1];
+    return {reinterpret_cast<const std::byte*>(floats.data()) + stream * t.ne[2] * head,
+            quoka::format_of<float>(),
+            {1, t.ne[2], t.ne[1], t.ne[0]},
+            {0, head, row}};
   }
-  const char* did(const std::deque<Stream>& streams, const Work& work) const;
-  void look_at(const Node& node, Stream& stream);
-  void add(const Node& node, Index number, const Stream& stream, Piece& piece, bool selects);
-  void select(const Node& node, Work& work);
+  // Why the settings leave this layer exact; null: its chunks may select.
+  const char* why_exact(const Node& node) try {
+    if (settings_.mode == "exact") return "exact: the mode";
+    if (settings_.policy.dense.contains(node.layer)) return "exact: a dense layer by the settings";
+    settings_.policy.check(node.q_heads(), node.kv_heads(), node.q.ne[0],
+                           std::numeric_limits<Index>::max());
+    return nullptr;
+  } catch (const std::invalid_argument& e) {
+    stats_.note(std::string("exact, since ") + e.what(), true);
+    return "exact: settings of another model";
+  }
 
   const Settings settings_;
   Stats& stats_;
   int threads_ = 1;
   std::map<int, quoka::ThreadPool> pools_;
-  quoka::ThreadPool* pool_ = nullptr;         // of this call
-  std::map<const void*, KnownCells> caches_;  // by where a layer's keys begin
-  const KnownCells unknown_;                  // of a cache that was not looked at
   quoka::Buffer<float> k_floats_, v_floats_;
-  std::vector<quoka::AttentionSequence> calls_;
-  std::vector<Choice> choices_;        // those that select
-  std::deque<quoka::Selection> keep_;  // for each of these
-  quoka::QuokaSelector::State state_;  // scratch memory: nothing in it outlives a call
-  quoka::AttentionWorkspace workspace_;
+  std::vector<quoka::MaskedStream> streams_;
+  quoka::MaskedAttention attention_;
 };
 
 }  // namespace quoka_ggml

@@ -1,13 +1,8 @@
 // A ggml backend whose one operation is attention, computed by QuoKA's library: libggml-quoka.so.
 // Programs built on ggml load it by GGML_BACKEND_PATH and need no change.
 //
-//   engine's graph ─▶ supports_op ─▶ graph_compute ─▶ Attend::run
-//                     node.hpp       here             mask ─▶ pieces ─▶ chunks ─▶ select ─▶ attention
-//                                                     pieces.hpp        attend.hpp
-//
-// What is kept between calls: known_cells.hpp, and nothing that is believed unseen. K, V and the mask
-// are read in each call. So cells may be overwritten, shifted, removed and copied, a context freed and
-// another made at its address.
+//   engine's graph ─▶ supports_op ─▶ graph_compute ─▶ Attend::run ─▶ quoka::MaskedAttention
+//                     node.hpp       here             attend.hpp      mask ─▶ chunks ─▶ select ─▶ attention
 //
 // The device is of type ACCEL on the CPU's own buffers, as BLAS is: the scheduler moves the nodes here
 // that supports_op takes, and no tensor is copied. No exception leaves this file.
@@ -17,21 +12,19 @@
 
 #include <ggml-backend-impl.h>
 
-#include <cstring>
 #include <new>
+#include <string_view>
+
+#if GGML_BACKEND_API_VERSION < 2 || GGML_BACKEND_API_VERSION > 6
+#error \
+    "quoka: written for versions 2 to 6 of ggml's backend interface; GGML_BACKEND_API_VERSION is another"
+#endif
 
 namespace quoka_ggml {
 namespace {
 
-struct Device {
-  Settings settings;
-  Stats stats;
-};
-
-Device& device_state() {
-  static Device device;
-  return device;
-}
+Settings settings;  // of this process
+Stats stats;
 
 // ---- backend: one per engine context ------------------------------------------------------------
 
@@ -43,30 +36,26 @@ ggml_guid_t guid() {
 
 Attend& attend_of(ggml_backend_t backend) { return *static_cast<Attend*>(backend->context); }
 
-ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) {
+ggml_status compute(ggml_backend_t backend, ggml_cgraph* graph) try {
   for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
     const ggml_tensor* const node = ggml_graph_node(graph, i);
-    if (node->op != GGML_OP_FLASH_ATTN_EXT || ggml_is_empty(node)) continue;
-    try {
-      attend_of(backend).run(*node);
-    } catch (const std::bad_alloc&) {
-      say("no memory for attention");
-      return GGML_STATUS_ALLOC_FAILED;
-    } catch (const std::exception& e) {
-      say(e.what());
-      return GGML_STATUS_FAILED;
-    }
+    if (node->op == GGML_OP_FLASH_ATTN_EXT && !ggml_is_empty(node)) attend_of(backend).run(*node);
   }
   return GGML_STATUS_SUCCESS;
+} catch (const std::bad_alloc&) {
+  say("no memory for attention");
+  return GGML_STATUS_ALLOC_FAILED;
+} catch (const std::exception& e) {
+  say(e.what());
+  return GGML_STATUS_FAILED;
 }
 
 void set_n_threads(ggml_backend_t backend, int threads) {
-  attend_of(backend).set_threads(threads > 0 ? threads : 1);
+  attend_of(backend).set_threads(std::max(threads, 1));
 }
 
 ggml_backend_t make_backend(ggml_backend_dev_t device, const char* parameters) try {
-  auto attend = std::make_unique<Attend>(with_parameters(device_state().settings, parameters),
-                                         device_state().stats);
+  auto attend = std::make_unique<Attend>(with_parameters(settings, parameters), stats);
   auto backend = std::make_unique<ggml_backend>();
   backend->guid = guid();
   backend->iface.get_name = [](ggml_backend_t) { return "QuoKA"; };
@@ -86,25 +75,15 @@ ggml_backend_t make_backend(ggml_backend_dev_t device, const char* parameters) t
 
 // ---- device, registry ---------------------------------------------------------------------------
 
-bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) {
-  switch (op->op) {
-    case GGML_OP_NONE:
-    case GGML_OP_RESHAPE:
-    case GGML_OP_VIEW:
-    case GGML_OP_PERMUTE:
-    case GGML_OP_TRANSPOSE:
-      return true;  // nothing to compute
-    case GGML_OP_FLASH_ATTN_EXT:
-      break;
-    default:
-      return false;
-  }
-  const char* const why = reason_to_refuse(*op, device_state().settings.min_queries);
-  try {
-    if (why != nullptr) device_state().stats.note(std::string("left to the CPU: ") + why);
-  } catch (const std::exception&) {
-  }
+bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) try {
+  if (op->op != GGML_OP_FLASH_ATTN_EXT)  // or there is nothing to compute
+    return op->op == GGML_OP_NONE || op->op == GGML_OP_RESHAPE || op->op == GGML_OP_VIEW ||
+           op->op == GGML_OP_PERMUTE || op->op == GGML_OP_TRANSPOSE;
+  const char* const why = reason_to_refuse(*op, settings.min_queries);
+  if (why != nullptr) stats.note(std::string("left to the CPU: ") + why);
   return why == nullptr;
+} catch (const std::exception&) {
+  return false;
 }
 
 ggml_backend_device_i device_interface() {
@@ -133,17 +112,17 @@ ggml_backend_reg_t registry() {
   static ggml_backend_device device{device_interface(), &reg, nullptr};
   // Read again where the library was unloaded and stayed in memory.
   std::string problem;
-  Settings& settings = device_state().settings = read_settings(problem);
-  device_state().stats.restart(settings.stats, settings.stats_file);
-  if (!settings.isa.empty()) quoka::use_isa(settings.isa);
+  const Settings& told = settings = read_settings(problem);
+  stats.restart(told.stats, told.stats_file, told.quiet);
+  if (!told.isa.empty()) quoka::use_isa(told.isa);
   if (!problem.empty()) say(problem + "; attention stays exact");
-  if (!settings.quiet) say(settings.summary());
+  if (!told.quiet) say(told.summary());
   reg.iface.get_name = [](ggml_backend_reg_t) { return "QuoKA"; };
   reg.iface.get_device_count = [](ggml_backend_reg_t) { return size_t{1}; };
   reg.iface.get_device = [](ggml_backend_reg_t, size_t) { return &device; };
-  reg.iface.get_proc_address = [](ggml_backend_reg_t, const char* name) -> void* {
-    if (std::strcmp(name, "ggml_backend_set_n_threads") != 0) return nullptr;
-    return reinterpret_cast<void*>(set_n_threads);
+  reg.iface.get_proc_address = [](ggml_backend_reg_t, const char* name) {
+    const bool threads = std::string_view(name) == "ggml_backend_set_n_threads";
+    return threads ? reinterpret_cast<void*>(set_n_threads) : nullptr;
   };
   return &reg;
 }
@@ -151,10 +130,8 @@ ggml_backend_reg_t registry() {
 }  // namespace
 }  // namespace quoka_ggml
 
-extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init() {
-  try {
-    return quoka_ggml::registry();
-  } catch (const std::exception&) {
-    return nullptr;  // the engine says that it was not loaded
-  }
+extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init() try {
+  return quoka_ggml::registry();
+} catch (const std::exception&) {
+  return nullptr;  // the engine says that it was not loaded
 }

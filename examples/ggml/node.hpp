@@ -10,42 +10,87 @@
 // float first, by ggml.
 #pragma once
 
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/quoka.hpp>
 
+#include <ggml-backend.h>
 #include <ggml.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
 
 namespace quoka_ggml {
 
 using quoka::Index;
 
+// How rows of this type are read in place; null: they are not.
+inline const quoka::Format* format_of_type(ggml_type type) {
+  if (type == GGML_TYPE_F32) return &quoka::format_of<float>();
+  if (type == GGML_TYPE_F16) return &quoka::format_of<Eigen::half>();
+  if (type == GGML_TYPE_BF16) return &quoka::format_of<Eigen::bfloat16>();
+  return type == GGML_TYPE_Q8_0 ? &quoka::q8_0_format() : nullptr;
+}
+
+// One stream as [1, heads, len, dim], heads and len being these axes of t.
+template <class R>
+R rows_of(const ggml_tensor& t, const quoka::Format& format, Index stream, int heads, int len) {
+  const auto stride = [&](int axis) { return static_cast<Index>(t.nb[axis]); };
+  return {static_cast<std::byte*>(t.data) + stream * stride(3),
+          format,
+          {1, t.ne[heads], t.ne[len], t.ne[0]},
+          {0, stride(heads), stride(len)}};
+}
+
 struct Node {
-  explicit Node(const ggml_tensor& op);
+  const ggml_tensor &out, &q = *out.src[0], &k = *out.src[1], &v = *out.src[2];
+  const ggml_tensor *mask = out.src[3], *sinks = out.src[4];  // or null
+  float scale = parameter(0), max_bias = parameter(1), softcap = parameter(2);
+  int layer = layer_of(k);  // -1: K is of no cache
 
-  const ggml_tensor &q, &k, &v, &out;
-  const ggml_tensor *mask, *sinks;
-  float scale = 0, max_bias = 0, softcap = 0;
-  int layer;  // -1: K is of no cache
+  explicit Node(const ggml_tensor& op) : out(op) {}
 
-  Index n_q() const { return q.ne[1]; }
   Index q_heads() const { return q.ne[2]; }
   Index kv_heads() const { return k.ne[2]; }
-  Index head_dim() const { return q.ne[0]; }
-  Index cells() const { return k.ne[1]; }
-  Index streams() const { return q.ne[3]; }
 
-  // Queries [first, first + count) of a stream: [1, q_heads, count, head_dim], and their results.
-  quoka::Rows queries(Index stream, Index first, Index count) const;
-  quoka::OutputRows results(Index stream, Index first, Index count) const;
-  const std::uint16_t* mask_row(Index stream, Index query) const;
-  quoka::Mask mask_of(Index stream, Index first, Index count) const;
+ private:
+  float parameter(int i) const {
+    float value;
+    std::memcpy(&value, out.op_params + i, sizeof value);
+    return value;
+  }
+  // What the engine calls the cache that k is a view of: "cache_k_l3" gives 3, others -1.
+  static int layer_of(const ggml_tensor& k) {
+    int layer = -1;
+    const char* const name = k.view_src != nullptr ? k.view_src->name : "";
+    return std::sscanf(name, "cache_k_l%d", &layer) == 1 ? layer : -1;
+  }
 };
 
-// k or v of one stream: [1, kv_heads, cells, dim]. floats: where dequantise() wrote, or null.
-quoka::Rows cache_rows(const ggml_tensor& t, Index stream, const float* floats);
-// Is a type read in place?
-const quoka::Format* format_of_type(ggml_type type);
 // All of t [dim, len, heads, streams] as floats, to [streams, heads, len, dim].
-void dequantise(const ggml_tensor& t, float* to, quoka::ExecutorRef executor);
+inline void dequantise(const ggml_tensor& t, float* to, quoka::ExecutorRef executor) {
+  const ggml_to_float_t to_float = ggml_get_type_traits(t.type)->to_float;
+  constexpr Index step = 64;
+  const Index parts = quoka::ceil_div(t.ne[1], step);
+  executor.run(parts * t.ne[2] * t.ne[3], [&](Index task, int) {
+    const Index head = task / parts, begin = task % parts * step;
+    const auto* const of_head = static_cast<const char*>(t.data) +
+                                static_cast<std::size_t>(head % t.ne[2]) * t.nb[2] +
+                                static_cast<std::size_t>(head / t.ne[2]) * t.nb[3];
+    for (Index i = begin; i < std::min(begin + step, t.ne[1]); ++i)
+      to_float(of_head + static_cast<std::size_t>(i) * t.nb[1], to + (head * t.ne[1] + i) * t.ne[0],
+               t.ne[0]);
+  });
+}
+
+// Does the first cell hold nothing but zeros, or cannot be looked at?
+inline bool empty_cache(const ggml_tensor& k) {
+  const ggml_backend_buffer_t buffer = k.view_src->buffer;
+  if (k.data == nullptr || buffer == nullptr || !ggml_backend_buffer_is_host(buffer)) return true;
+  const auto* const key = static_cast<const char*>(k.data);
+  return std::all_of(key, key + ggml_row_size(k.type, k.ne[0]), [](char x) { return x == 0; });
+}
 
 // Why the CPU backend computes this one; null: it is taken.
 //
@@ -53,6 +98,40 @@ void dequantise(const ggml_tensor& t, float* to, quoka::ExecutorRef executor);
 // switch it off if that lands on another device than the layer's weights. They ask before anything was
 // cached: their cache is zeros then. So a cache without keys is refused for few queries, and decode
 // steps over a cache with keys are taken. min_queries > 0: fewer are refused, and this alone decides.
-const char* reason_to_refuse(const ggml_tensor& op, Index min_queries);
+inline const char* reason_to_refuse(const ggml_tensor& op, Index min_queries) {
+  constexpr Index most_asking = 256;  // tokens of a graph that asks; engines' ubatches are larger
+  // Fewer are not worth the change of backends over keys of no cache, nor, anywhere, to dequantise keys for.
+  constexpr Index least_queries = 32;
+  const auto readable = [](const ggml_tensor& t) {
+    return t.nb[0] == ggml_type_size(t.type) &&
+           (format_of_type(t.type) != nullptr || ggml_get_type_traits(t.type)->to_float != nullptr);
+  };
+  const Node node(op);
+  const ggml_tensor &q = node.q, &k = node.k, &v = node.v;
+  if (q.type != GGML_TYPE_F32 || op.type != GGML_TYPE_F32 || q.nb[0] != sizeof(float) ||
+      op.nb[0] != sizeof(float))
+    return "q or out is not F32";
+  if (!readable(k) || !readable(v)) return "a type of K or V";
+  if (k.ne[2] == 0 || k.ne[2] != v.ne[2] || q.ne[2] % k.ne[2] != 0 || k.ne[1] != v.ne[1] ||
+      k.ne[3] != q.ne[3] || v.ne[3] != q.ne[3])
+    return "shapes of K and V";
+  if (const ggml_tensor* const mask = node.mask;
+      mask != nullptr &&
+      (mask->type != GGML_TYPE_F16 || mask->nb[0] != 2 || mask->ne[0] != k.ne[1] ||
+       mask->ne[1] < q.ne[1] || (mask->ne[2] != 1 && mask->ne[2] != q.ne[2]) || mask->ne[3] == 0))
+    return "the mask's shape";
+  if (node.sinks != nullptr && (node.sinks->type != GGML_TYPE_F32 || node.sinks->ne[0] != q.ne[2]))
+    return "the sinks' shape";
+  if (!(std::abs(node.scale) <= 1e30f) || !(node.softcap >= 0 && node.softcap <= 1e30f) ||
+      !(node.max_bias >= 0 && (node.max_bias == 0 || node.mask != nullptr)))
+    return "scale, soft-cap or ALiBi";
+  if (min_queries > 0) return q.ne[1] < min_queries ? "fewer queries than min_queries" : nullptr;
+  if (q.ne[1] < least_queries && node.layer < 0) return "few queries over keys that are no cache's";
+  if (q.ne[1] < least_queries && (!format_of_type(k.type) || !format_of_type(v.type)))
+    return "few queries over a type that is dequantised";
+  if (node.layer >= 0 && q.ne[1] * q.ne[3] <= most_asking && empty_cache(k))
+    return "few queries over an empty cache";
+  return nullptr;
+}
 
 }  // namespace quoka_ggml

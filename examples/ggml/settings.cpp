@@ -2,83 +2,44 @@
 
 #include "support/layer_policy_file.hpp"
 
-#include <quoka/runtime/isa.hpp>
 #include <quoka/base/version.hpp>
+#include <quoka/runtime/isa.hpp>
 
 #include <cctype>
 #include <cstdlib>
-#include <fstream>
-#include <stdexcept>
 
 namespace quoka_ggml {
 namespace {
 
 using nlohmann::json;
 
-// One of the ISA levels that this library was built for and this machine runs.
-std::string level(const json& x) {
-  std::string all;
-  for (const char* const name : quoka::isa_levels()) {
-    if (x == name) return name;
-    all += std::string(all.empty() ? "" : " or ") + name;
-  }
-  if (x != "") quoka_examples::refuse_json("isa", x, all);
-  return "";
-}
+constexpr const char* modes[] = {"exact", "quoka", "recommended", "robust"};
 
 Settings parse(json all) {
   all.emplace("budget", 1024), all.emplace("dense_layers", 1);
   Settings s;
   s.told = all.dump();
-  const auto take = [&](const char* key, const json& otherwise) {
-    const json x = all.value(key, otherwise);
-    all.erase(key);
-    return x;
-  };
-  const auto whole = [&](const char* key, Index least, Index most, Index otherwise) {
-    return quoka_examples::whole_from(key, take(key, otherwise), least, most);
-  };
-  const auto flag = [&](const char* key, bool otherwise) {
-    const json x = take(key, otherwise);
-    if (x != true && x != false && x != 1 && x != 0) quoka_examples::refuse_json(key, x, "0 or 1");
-    return x == true || x == 1;
-  };
-  const json mode = take("mode", "exact");
-  if (mode == "quoka")
-    s.mode = Mode::quoka;
-  else if (mode == "recommended")
-    s.mode = Mode::recommended;
-  else if (mode == "robust")
-    s.mode = Mode::robust;
-  else if (mode != "exact")
-    quoka_examples::refuse_json("mode", mode, "exact, quoka, recommended or robust");
-  s.chunk = whole("chunk", 1, 1 << 20, s.chunk);
-  s.decode = flag("decode", false);
-  s.min_past = whole("min_past", 0, quoka_examples::most_keys, 0);
-  s.min_queries = whole("min_queries", 0, 1 << 20, 0);
-  s.threads = static_cast<int>(whole("threads", 0, 1024, 0));
-  s.sketch = flag("sketch", true);
-  if (const json stats = all.value("stats", json(false)); stats.is_string()) {
-    s.stats_file = stats.get<std::string>();
-    if (s.stats_file.empty()) quoka_examples::refuse_json("stats", stats, "0, 1 or a file's path");
-    all.erase("stats");
-  } else {
-    s.stats = flag("stats", false);
-  }
-  s.quiet = flag("quiet", false);
-  s.isa = level(take("isa", ""));
-  s.policy = quoka_examples::parse_policy(all);
-  if (s.mode == Mode::exact) return s;
+  quoka_examples::Members members(std::move(all));
+  s.mode = members.one_of("mode", modes, s.mode);
+  s.chunk = members.whole("chunk", 1, 1 << 20, s.chunk);
+  s.decode = members.flag("decode", s.decode);
+  s.min_past = members.whole("min_past", 0, quoka_examples::most_keys, s.min_past);
+  s.min_queries = members.whole("min_queries", 0, 1 << 20, s.min_queries);
+  s.threads = static_cast<int>(members.whole("threads", 0, 1024, s.threads));
+  s.sketch = members.flag("sketch", s.sketch);
+  s.quiet = members.flag("quiet", s.quiet);
+  s.isa = members.one_of("isa", quoka::isa_levels(), s.isa);
+  const json stats = members.take("stats", false);
+  if (stats.is_string()) s.stats_file = stats.get<std::string>();
+  s.stats = stats == true || stats == 1;
+  if (!s.stats && s.stats_file.empty() && stats != false && stats != 0)
+    quoka_examples::refuse_json("stats", stats, "0, 1 or a file's path");
+  s.policy = quoka_examples::parse_policy(members.rest());
+  if (s.mode == "exact") return s;
   (void)quoka::QuokaSelector(s.selection(1, -1));  // refuses now what the method refuses
   for (const auto& [layer, budget] : s.policy.budgets)
     (void)quoka::QuokaSelector(s.selection(1, static_cast<int>(layer)));
   return s;
-}
-
-// JSON, or else the text itself.
-json value_of(const char* text) {
-  const json value = json::parse(text, nullptr, false);
-  return value.is_discarded() ? json(text) : value;
 }
 
 json object(const std::string& source, const json& x) {
@@ -99,7 +60,10 @@ Settings read_settings(std::string& problem) try {
                                 "min_queries", "threads", "sketch", "stats", "quiet", "isa"}) {
     std::string name = "QUOKA_" + key;
     for (char& c : name) c = static_cast<char>(std::toupper(c));
-    if (const char* const text = std::getenv(name.c_str())) all[key] = value_of(text);
+    const char* const text = std::getenv(name.c_str());
+    if (text == nullptr) continue;
+    all[key] = json::parse(text, nullptr, false);
+    if (all[key].is_discarded()) all[key] = text;  // no JSON: the text itself
   }
   return parse(all);
 } catch (const std::exception& e) {
@@ -117,20 +81,9 @@ Settings with_parameters(const Settings& settings, const char* text) {
   return parse(all);
 }
 
-quoka::QuokaOptions Settings::selection(Index group, int layer) const {
-  const auto own = policy.budgets.find(layer);
-  const quoka::Budget budget = own != policy.budgets.end() ? own->second : policy.budget.value();
-  if (mode == Mode::recommended) return quoka::QuokaOptions::recommended(group, budget);
-  return mode == Mode::robust ? quoka::QuokaOptions::robust(group, budget)
-                              : quoka::QuokaOptions::paper(budget);
-}
-
 std::string Settings::summary() const {
-  const std::string version = std::to_string(QUOKA_VERSION_MAJOR) + '.' +
-                              std::to_string(QUOKA_VERSION_MINOR) + '.' +
-                              std::to_string(QUOKA_VERSION_PATCH);
-  return "version " + version + " (" + quoka::isa() +
-         "): " + (mode == Mode::exact ? "exact attention" : "selects keys by " + told);
+  return std::string("version ") + QUOKA_VERSION_STRING + " (" + quoka::isa() +
+         "): " + (mode == "exact" ? "exact attention" : "selects keys by " + told);
 }
 
 }  // namespace quoka_ggml

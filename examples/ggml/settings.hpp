@@ -12,11 +12,9 @@ namespace quoka_ggml {
 
 using quoka::Index;
 
-enum class Mode { exact, quoka, recommended, robust };
-
 struct Settings {
-  Mode mode = Mode::exact;
-  quoka_examples::LayerPolicy policy;
+  std::string mode = "exact";  // or a preset's name
+  quoka_examples::LayerPolicy policy = {};
   Index chunk = 128;      // queries that select together
   bool decode = false;    // select for single queries, too
   Index min_past = 0;     // fewer cells before a chunk: exact
@@ -30,7 +28,11 @@ struct Settings {
   std::string told = "{}";  // all of it, as one JSON object
 
   // How this layer selects, unless the mode is exact. group: query heads for each KV head.
-  quoka::QuokaOptions selection(Index group, int layer) const;
+  quoka::QuokaOptions selection(Index group, int layer) const {
+    const auto own = policy.budgets.find(layer);
+    return quoka::QuokaOptions::preset(
+        mode, group, own != policy.budgets.end() ? own->second : policy.budget.value());
+  }
   std::string summary() const;  // one line
 };
 

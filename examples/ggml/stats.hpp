@@ -1,126 +1,89 @@
-// What the backend did, over all contexts of a process, and with each layer: QUOKA_STATS=1 prints it at the
-// end, QUOKA_STATS=FILE writes it there as JSON.
+// What the backend did, over all contexts of a process: said once when layers begin to select and once at the
+// end. QUOKA_STATS=1 adds a line per layer at the end, QUOKA_STATS=FILE keeps that file up to date as JSON.
 #pragma once
 
-#include "support/clock.hpp"
-
-#include <quoka/base/index.hpp>
+#include <quoka/engine/layer_account.hpp>
 
 #include <nlohmann/json.hpp>
 
-#include <cstdio>
+#include <filesystem>
 #include <fstream>
-#include <map>
 #include <mutex>
-#include <string>
 
 namespace quoka_ggml {
 
-using quoka::Index, quoka_examples::Stopwatch;
+using quoka::Index, nlohmann::json;
 
 inline void say(const std::string& what) { std::fprintf(stderr, "quoka: %s\n", what.c_str()); }
-
-// One call, or a sum of them.
-struct Work {
-  Index calls = 0, queries = 0, sequences = 0;
-  double seen = 0, attended = 0;                         // past keys, summed over queries
-  double mask = 0, convert = 0, select = 0, attend = 0;  // seconds
-
-  void operator+=(const Work& x) {
-    calls += x.calls, queries += x.queries, sequences += x.sequences;
-    seen += x.seen, attended += x.attended;
-    mask += x.mask, convert += x.convert, select += x.select, attend += x.attend;
-  }
-};
 
 class Stats {
  public:
   ~Stats() { report(); }
   // Reports what was done so far; from here on anew. file: empty for none.
-  void restart(bool print, const std::string& file) {
+  void restart(bool print, const std::string& file, bool quiet) {
     const std::lock_guard<std::mutex> lock(mutex_);
     report();
-    print_ = print, file_ = file;
-    chunks_ = tokens_ = {};
-    notes_.clear(), layers_.clear();
+    print_ = print, file_ = file, quiet_ = quiet, first_ = none;
+    account_ = {}, notes_.clear();
   }
   // did: what was done with the layer's attention, "selected" or why not.
-  void add(int layer, const Work& work, const char* did) {
+  void add(int layer, const quoka::MaskedReport& call, const char* did) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    (work.queries == work.sequences ? tokens_ : chunks_) += work;
-    Layer& of = layers_[layer];
-    of.seen += work.seen, of.attended += work.attended;
-    ++of.did[did];
+    if (first_ == layer && !quiet_) {  // all layers of a graph are counted
+      for (const std::string& line : account_.lines()) say(line);
+      first_ = said;
+    }
+    account_.add(layer, call, did);
+    if (first_ == none && call.attended < call.seen) first_ = layer;
+    const auto now = std::chrono::steady_clock::now();
+    if (file_.empty() || now - written_ < std::chrono::seconds(1)) return;
+    written_ = now;
+    write();
   }
   // An operation that was left to the CPU backend. Said at the end, or (warn) when it comes first.
   void note(const std::string& why, bool warn = false) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (++notes_[why] == 1 && warn) say(why);
   }
-  // A selection that was not made.
-  void warn(const std::string& why) { note(why, true); }
 
  private:
-  struct Layer {
-    double seen = 0, attended = 0;     // past keys, summed over queries
-    std::map<std::string, Index> did;  // calls
+  static constexpr int none = -2, said = -3;
 
-    bool operator==(const Layer&) const = default;
-    std::string text() const {
-      std::string all;
-      for (const auto& [what, calls] : did)
-        all += (all.empty() ? "" : ", ") + what + " (" + std::to_string(calls) + " calls)";
-      char used[48];
-      std::snprintf(used, sizeof used, "; %.1f %% of the past",
-                    seen > 0 ? 100 * attended / seen : 100.0);
-      return all + used;
-    }
-  };
-
-  void report() {
-    if (print_) table();
-    if (!file_.empty() && !(std::ofstream(file_)
-                            << json().dump(1, ' ', false, nlohmann::json::error_handler_t::replace)
-                            << '\n'))
-      say("stats: cannot write " + file_);
-  }
-  nlohmann::json json() const {
-    nlohmann::json layers = nlohmann::json::array();
-    for (const auto& [layer, of] : layers_)
-      layers.push_back(
-          {{"layer", layer}, {"seen", of.seen}, {"attended", of.attended}, {"did", of.did}});
-    return {{"layers", layers}, {"left_to_the_cpu", notes_}};
-  }
-  // A line for layers in a row that were treated alike.
-  void each_layer() const {
-    for (auto from = layers_.begin(); from != layers_.end();) {
-      auto end = from;
-      int last = from->first;
-      for (; end != layers_.end() && end->second == from->second && end->first <= last + 1; ++end)
-        last = end->first;
-      std::string name = std::to_string(from->first);
-      if (last != from->first) name += " to " + std::to_string(last);
-      say((from->first < 0 ? "no cache" : "layer " + name) + ": " + from->second.text());
-      from = end;
-    }
-  }
-  void table() {
-    std::fprintf(stderr, "quoka: %10s %8s %9s %9s %8s %8s %8s %8s\n", "", "calls", "queries",
-                 "past used", "mask s", "convert s", "select s", "attend s");
-    for (const auto& [name, x] : {std::pair("chunks", chunks_), std::pair("one token", tokens_)})
-      std::fprintf(stderr, "quoka: %10s %8td %9td %8.1f%% %8.3f %8.3f %8.3f %8.3f\n", name, x.calls,
-                   x.queries, x.seen > 0 ? 100 * x.attended / x.seen : 100.0, x.mask, x.convert,
-                   x.select, x.attend);
-    each_layer();
+  void report() const {
+    if (!file_.empty()) write();
+    const auto [took, dense] = account_.saving();
+    char text[120];
+    std::snprintf(text, sizeof text,
+                  "attention that selected took %.2f s, with every key about %.2f s", took, dense);
+    if (took > 0 && (print_ || !quiet_)) say(text);
+    if (!print_) return;
+    for (const std::string& line : account_.lines()) say(line);
     for (const auto& [why, count] : notes_) say(std::to_string(count) + " times: " + why);
   }
+  // Whoever reads the file finds a whole one.
+  void write() const {
+    json layers = json::array();
+    for (const auto& [layer, of] : account_.layers())
+      layers.push_back(
+          {{"layer", layer}, {"seen", of.seen}, {"attended", of.attended}, {"did", of.did}});
+    const auto [took, dense] = account_.saving();
+    const json all = {{"layers", layers},
+                      {"left_to_the_cpu", notes_},
+                      {"selecting_seconds", took},
+                      {"seconds_with_every_key", dense}};
+    std::error_code error = std::make_error_code(std::errc::io_error);
+    if (std::ofstream(file_ + ".new") << all.dump(1, ' ', false, json::error_handler_t::replace))
+      std::filesystem::rename(file_ + ".new", file_, error);
+    if (error) say("stats: cannot write " + file_);
+  }
 
-  bool print_ = false;
+  bool print_ = false, quiet_ = true;
   std::string file_;
+  int first_ = none;  // the first layer that selected
   std::mutex mutex_;
-  Work chunks_, tokens_;
+  std::chrono::steady_clock::time_point written_{};
+  quoka::LayerAccount account_;
   std::map<std::string, Index> notes_;
-  std::map<int, Layer> layers_;
 };
 
 }  // namespace quoka_ggml

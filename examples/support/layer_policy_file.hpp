@@ -8,6 +8,7 @@
 #include <fstream>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace quoka_examples {
 
@@ -24,6 +25,42 @@ inline Index whole_from(const std::string& what, const nlohmann::json& x, Index 
                 "a whole number from " + std::to_string(least) + " to " + std::to_string(most));
   return x.get<Index>();
 }
+
+// The members of a JSON object, taken one by one. Each throws std::invalid_argument, which names the member, for
+// what is not understood.
+class Members {
+ public:
+  explicit Members(nlohmann::json all) : all_(std::move(all)) {}
+  nlohmann::json take(const char* key, const nlohmann::json& otherwise) {
+    const nlohmann::json x = all_.value(key, otherwise);
+    all_.erase(key);
+    return x;
+  }
+  Index whole(const char* key, Index least, Index most, Index otherwise) {
+    return whole_from(key, take(key, otherwise), least, most);
+  }
+  bool flag(const char* key, bool otherwise) {
+    const nlohmann::json x = take(key, otherwise);
+    if (x != true && x != false && x != 1 && x != 0) refuse_json(key, x, "0 or 1");
+    return x == true || x == 1;
+  }
+  // One of these names.
+  template <class Names>
+  std::string one_of(const char* key, const Names& names, const std::string& otherwise) {
+    const nlohmann::json x = take(key, otherwise);
+    std::string all;
+    for (const char* const name : names) {
+      if (x == name) return name;
+      all += (all.empty() ? "" : " or ") + std::string(name);
+    }
+    if (x != otherwise) refuse_json(key, x, all);
+    return otherwise;
+  }
+  const nlohmann::json& rest() const { return all_; }
+
+ private:
+  nlohmann::json all_;
+};
 
 // A count, a fraction, or a text as "mass:0.95". Throws std::invalid_argument for anything else.
 inline quoka::Budget budget_from(const std::string& what, const nlohmann::json& x) {

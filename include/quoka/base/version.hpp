@@ -17,6 +17,12 @@
 #define QUOKA_VERSION_MAJOR 0
 #define QUOKA_VERSION_MINOR 2
 #define QUOKA_VERSION_PATCH 0
+// "0.2.0"
+#define QUOKA_TEXT_(x) #x
+#define QUOKA_TEXT(x) QUOKA_TEXT_(x)
+#define QUOKA_VERSION_STRING      \
+  QUOKA_TEXT(QUOKA_VERSION_MAJOR) \
+  "." QUOKA_TEXT(QUOKA_VERSION_MINOR) "." QUOKA_TEXT(QUOKA_VERSION_PATCH)
 
 #define QUOKA_ABI_JOIN_(major, minor, patch, simd, loops, fma, half, dot, bf16, matrix, later, \
                         tuning)                                                                \

@@ -46,6 +46,8 @@
 #include <quoka/select/steps/subselect.hpp>
 
 #include <algorithm>
+#include <string>
+#include <string_view>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -152,6 +154,16 @@ struct QuokaOptions {
     options.top_k.window = 1;
     options.cascade = 0;
     return options;
+  }
+
+  // "quoka", "recommended" or "robust": paper(), recommended() or robust(). Throws std::invalid_argument for
+  // another name, and as these.
+  static QuokaOptions preset(std::string_view name, Index group, Budget budget = 1024) {
+    if (name == "quoka") return paper(budget);
+    if (name == "recommended") return recommended(group, budget);
+    if (name == "robust") return robust(group, budget);
+    detail::fail_because("the preset is \"" + std::string(name) +
+                         "\", but must be quoka, recommended or robust");
   }
 
   // The first look of a cascade is that of each head's last query and of each fourth of the others: chosen

@@ -1,5 +1,5 @@
 // What is remembered of one layer's keys in one stream's cache: a hash of each cell, and a sketch of
-// the keys (quoka::KeySketch), which selection scores in place of the keys themselves.
+// the keys (cache/key_sketch.hpp), which selection scores in place of the keys themselves.
 //
 // An engine overwrites, shifts, removes, copies and loads cells without a word to a backend, and makes
 // a new cache where an old one lay. So nothing is believed: before each use every cell is hashed, all
@@ -14,6 +14,7 @@
 // A wrong answer costs one query's own key.
 #pragma once
 
+#include <quoka/base/index.hpp>
 #include <quoka/cache/key_sketch.hpp>
 
 #include <algorithm>
@@ -22,14 +23,16 @@
 #include <utility>
 #include <vector>
 
-namespace quoka_ggml {
+namespace quoka {
+inline namespace QUOKA_ABI {
 
-using quoka::Index, quoka::Position;
+// Of the keys of one layer in one stream's cache. One call at a time.
 
 class KnownCells {
  public:
-  // Looks at all cells of k [1, kv_heads, cells, dim]. sketch: from now on there is one.
-  void look(const quoka::Rows& k, bool sketch, quoka::ExecutorRef executor) try {
+  // Looks at all cells of k [1, kv_heads, cells, dim], any format. sketch: from now on there is one. After a
+  // throw (std::bad_alloc) all is looked at anew.
+  void look(const Rows& k, bool sketch, ExecutorRef executor) try {
     if (&k.format() != format_ || k.dim() != dim_ || (sketch && !sketched_)) hashes_.clear();
     format_ = &k.format(), dim_ = k.dim(), sketched_ = sketched_ || sketch;
     const auto cells = static_cast<std::size_t>(k.len());
@@ -37,7 +40,7 @@ class KnownCells {
     changed_.resize(cells);
     make_key(words_of(k) * k.heads());
     constexpr Index step = 64;
-    executor.run(quoka::ceil_div(k.len(), step), [&](Index task, int) {
+    executor.run(ceil_div(k.len(), step), [&](Index task, int) {
       for (Index i = task * step; i < std::min(task * step + step, k.len()); ++i) {
         const auto at = static_cast<std::size_t>(i);
         const std::uint64_t before = std::exchange(hashes_[at], hash_of(k, i));
@@ -54,7 +57,7 @@ class KnownCells {
     throw;
   }
   // Of the cells as they were looked at last; null: there is none.
-  const quoka::KeySketch* sketch() const { return sketched_ ? &sketch_ : nullptr; }
+  const KeySketch* sketch() const { return sketched_ ? &sketch_ : nullptr; }
 
   // Moves the cell that a chunk's first query wrote to the end of cells[0, seen), all that it sees.
   void find_own(std::vector<Position>& cells, Index seen) const {
@@ -80,15 +83,15 @@ class KnownCells {
 
  private:
   // 8 bytes each, of a head's row.
-  static Index words_of(const quoka::Rows& k) {
-    return quoka::ceil_div(k.format().row_bytes({k.dim()}), Index{8});
+  static Index words_of(const Rows& k) {
+    return ceil_div(k.format().row_bytes({k.dim()}), Index{8});
   }
   void make_key(Index words) {
     std::random_device random;
     while (std::ssize(key_) < words) key_.push_back(std::uint64_t{random()} << 32 | random());
   }
   // The sum of (low + its key) * (high + its key) over words, sums of 32 bits.
-  std::uint64_t hash_of(const quoka::Rows& k, Index cell) const {
+  std::uint64_t hash_of(const Rows& k, Index cell) const {
     const Index bytes = k.format().row_bytes({k.dim()}), whole = bytes / 8;
     std::uint64_t hash = 0;
     const auto add = [&hash](std::uint64_t word, std::uint64_t key) {
@@ -110,13 +113,14 @@ class KnownCells {
     return hash;
   }
 
-  const quoka::Format* format_ = nullptr;
+  const Format* format_ = nullptr;
   Index dim_ = 0;
   bool sketched_ = false;
   std::vector<std::uint64_t> hashes_, key_;  // of cells; random words
   std::vector<std::uint8_t> changed_;        // cells, since they were looked at before
   std::vector<Position> list_;               // thereof
-  quoka::KeySketch sketch_;
+  KeySketch sketch_;
 };
 
-}  // namespace quoka_ggml
+}  // namespace QUOKA_ABI
+}  // namespace quoka

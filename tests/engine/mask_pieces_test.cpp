@@ -1,6 +1,6 @@
 // Sequences found in masks.
 
-#include "ggml/pieces.hpp"
+#include <quoka/engine/mask_pieces.hpp>
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 
 namespace {
 
-using namespace quoka_ggml;
+using namespace quoka;
 
 class Masks : public ::testing::Test {
  protected:
@@ -16,12 +16,19 @@ class Masks : public ::testing::Test {
   static constexpr std::uint16_t hidden = 0xfc00;
 
   void row(const std::vector<Position>& seen) {
-    rows.emplace_back(cells, hidden);
-    for (const Position cell : seen) rows.back()[static_cast<std::size_t>(cell)] = 0;
+    rows.insert(rows.end(), cells, hidden);
+    for (const Position cell : seen) at(count() - 1, cell) = 0;
   }
-  std::vector<Piece> read() {
-    return read_pieces([&](Index query) { return rows[static_cast<std::size_t>(query)].data(); },
-                       static_cast<Index>(rows.size()), cells, quoka::SerialExecutor{});
+  Index count() const { return std::ssize(rows) / cells; }
+  std::uint16_t& at(Index row, Index cell) {
+    return rows[static_cast<std::size_t>(row * cells + cell)];
+  }
+  std::vector<MaskPiece> read() {
+    return read_mask_pieces({reinterpret_cast<const std::byte*>(rows.data()),
+                             format_of<Eigen::half>(),
+                             {1, 1, count(), cells},
+                             {0, 0, cells * 2}},
+                            SerialExecutor{});
   }
   static std::vector<Position> range(Position begin, Position end) {
     std::vector<Position> list(static_cast<std::size_t>(end - begin));
@@ -29,7 +36,7 @@ class Masks : public ::testing::Test {
     return list;
   }
 
-  std::vector<std::vector<std::uint16_t>> rows;
+  std::vector<std::uint16_t> rows;
 };
 
 TEST_F(Masks, OneChunk) {
@@ -39,7 +46,7 @@ TEST_F(Masks, OneChunk) {
   EXPECT_TRUE(pieces[0].causal);
   EXPECT_EQ(pieces[0].cells, range(0, 549));
   EXPECT_EQ(pieces[0].first_sees(), 500);
-  EXPECT_TRUE(in_order(pieces[0].cells));
+  EXPECT_TRUE(pieces[0].in_order());
 }
 
 TEST_F(Masks, TokensInTheOrderOfTheirCellsOrNot) {
@@ -49,7 +56,7 @@ TEST_F(Masks, TokensInTheOrderOfTheirCellsOrNot) {
   const auto pieces = read();
   ASSERT_EQ(pieces.size(), 1u);
   EXPECT_EQ(pieces[0].cells, (std::vector<Position>{4, 5, 9, 600, 2}));
-  EXPECT_FALSE(in_order(pieces[0].cells));
+  EXPECT_FALSE(pieces[0].in_order());
 }
 
 TEST_F(Masks, SeveralSequences) {
@@ -60,7 +67,7 @@ TEST_F(Masks, SeveralSequences) {
   ASSERT_EQ(pieces.size(), 3u);
   EXPECT_EQ(pieces[1].begin, 1);
   EXPECT_EQ(pieces[2].count, 20);
-  for (const Piece& piece : pieces) EXPECT_TRUE(piece.causal);
+  for (const MaskPiece& piece : pieces) EXPECT_TRUE(piece.causal);
 }
 
 TEST_F(Masks, AWindow) {
@@ -118,13 +125,13 @@ TEST_F(Masks, ALongSequenceAndItsBeginning) {
   row(range(0, 50));
   const auto pieces = read();
   ASSERT_EQ(pieces.size(), 2u);
-  for (const Piece& piece : pieces) EXPECT_TRUE(piece.causal);
+  for (const MaskPiece& piece : pieces) EXPECT_TRUE(piece.causal);
 }
 
 TEST_F(Masks, OtherNumbers) {
   row(range(0, 100));
   row(range(0, 101));
-  rows[1][600] = 0x3c00;
+  at(1, 600) = 0x3c00;
   const auto pieces = read();
   ASSERT_EQ(pieces.size(), 1u);
   EXPECT_FALSE(pieces[0].causal);
@@ -138,13 +145,26 @@ TEST_F(Masks, RowsThatSeeNothing) {
   ASSERT_EQ(read().size(), 2u);
   EXPECT_FALSE(read()[0].causal);
   EXPECT_EQ(read()[1].first_sees(), 1);
-  rows.erase(rows.begin());
+  rows.erase(rows.begin(), rows.begin() + cells);
   row({7, 8});
   const auto pieces = read();
   ASSERT_EQ(pieces.size(), 2u);
   EXPECT_EQ(pieces[0].first_sees(), 0);
   EXPECT_EQ(pieces[1].first_sees(), 1);
   EXPECT_EQ(pieces[1].count, 2);
+}
+
+TEST_F(Masks, AreHalvesOfOneSequenceAndHead) {
+  row({1});
+  const auto rows_of = [&](const Format& format, Index heads) {
+    return Rows(reinterpret_cast<const std::byte*>(rows.data()), format, {1, heads, 1, cells / 2},
+                {0, 0, 0});
+  };
+  EXPECT_THROW(read_mask_pieces(rows_of(format_of<float>(), 1), SerialExecutor{}),
+               std::invalid_argument);
+  EXPECT_THROW(read_mask_pieces(rows_of(format_of<Eigen::half>(), 2), SerialExecutor{}),
+               std::invalid_argument);
+  EXPECT_TRUE(read_mask_pieces({}, SerialExecutor{}).empty());
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // What the backend remembers of a cache, whatever an engine does to it without a word.
 
-#include "ggml/known_cells.hpp"
+#include <quoka/engine/known_cells.hpp>
 
 #include <quoka/quoka.hpp>
 
@@ -13,8 +13,7 @@
 
 namespace {
 
-using namespace quoka_ggml;
-using quoka::Rows;
+using namespace quoka;
 
 // A cache [1, heads, cells, dim] of bytes, heads side by side, cells further apart than they need.
 class Memory {

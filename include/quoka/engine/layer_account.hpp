@@ -1,0 +1,87 @@
+// What selection did to each layer of a model, summed over calls: which layers select, which do not and
+// why, how much of the past is read, and about what it saves.
+#pragma once
+
+#include <quoka/engine/masked_attention.hpp>
+
+#include <cstdio>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+class LayerAccount {
+ public:
+  // One layer's sums. Layers that were treated alike are equal.
+  struct Layer {
+    double seen = 0, attended = 0;          // past keys, summed over queries
+    std::map<std::string, Index> did = {};  // calls, by what was done with them
+
+    bool operator==(const Layer&) const = default;
+    // In one line: part of the past that was read; what was done, and in how many calls.
+    std::string text() const {
+      char used[48];
+      std::snprintf(used, sizeof used, "%.1f %% of the past",
+                    seen > 0 ? 100 * attended / seen : 100.0);
+      std::string all = used;
+      for (const auto& [what, calls] : did)
+        all += "; " + what + " (" + std::to_string(calls) + " calls)";
+      return all;
+    }
+  };
+  // Of the calls that selected.
+  struct Saving {
+    double took = 0;   // seconds
+    double dense = 0;  // about the seconds that they would have taken with every key
+  };
+
+  // Counts a call of a layer; did: describe() of its outcome, or the caller's own reason.
+  void add(int layer, const MaskedReport& call, const char* did) {
+    Layer& of = layers_[layer];
+    of.seen += call.seen, of.attended += call.attended, ++of.did[did];
+    Spent& spent = spent_[call.queries == call.sequences][call.attended < call.seen];
+    spent.all_pairs += call.seen + call.own, spent.pairs += call.attended + call.own;
+    spent.attend += call.attend, spent.all += call.mask + call.select + call.attend;
+  }
+  // By number; -1: attention over no cache.
+  const std::map<int, Layer>& layers() const { return layers_; }
+  // At the price per query and key of the calls that did not select; where these are few, of those that did.
+  Saving saving() const {
+    Saving sum;
+    for (const auto& [exact, selecting] : spent_) {
+      const Spent& price = exact.pairs > selecting.pairs / 100 ? exact : selecting;
+      sum.took += selecting.all;
+      if (price.pairs > 0) sum.dense += selecting.all_pairs * price.attend / price.pairs;
+    }
+    return sum;
+  }
+  // A line for layers in a row that were treated alike.
+  std::vector<std::string> lines() const {
+    std::vector<std::string> all;
+    for (auto from = layers_.begin(); from != layers_.end();) {
+      auto end = from;
+      int last = from->first;
+      for (; end != layers_.end() && end->second == from->second && end->first <= last + 1; ++end)
+        last = end->first;
+      std::string name = from->first < 0 ? "no cache" : "layer " + std::to_string(from->first);
+      if (last != from->first) name += " to " + std::to_string(last);
+      all.push_back(name + ": " + from->second.text());
+      from = end;
+    }
+    return all;
+  }
+
+ private:
+  struct Spent {
+    double all_pairs = 0, pairs = 0;  // of a query and a key: there were, and were attended
+    double attend = 0, all = 0;       // seconds
+  };
+
+  std::map<int, Layer> layers_;
+  Spent spent_[2][2];  // of chunks and single tokens; exact and selecting
+};
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
