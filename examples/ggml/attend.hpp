@@ -28,7 +28,7 @@ class Attend {
                           .k = cache_rows(node.k, i, k_floats_, pool),
                           .v = cache_rows(node.v, i, v_floats_, pool),
                           .out = rows_of<quoka::OutputRows>(op, quoka::format_of<float>(), i, 1, 2),
-                          .kept = format_of_type(node.k.type) != nullptr});
+                          .kept = node.cached && format_of_type(node.k.type) != nullptr});
       if (node.mask == nullptr) continue;  // it may have more rows than there are queries
       streams_.back().mask = rows_of<quoka::Rows>(*node.mask, quoka::format_of<Eigen::half>(),
                                                   i % node.mask->ne[3], 2, 1)

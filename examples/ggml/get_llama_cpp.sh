@@ -14,9 +14,6 @@ set -euo pipefail
 # shellcheck source=../support/npm.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../support/npm.sh"
 
-sources=(node-llama-cpp@3.22.1 node-llama-cpp-3.22.1.tgz
-  sha512-bltIipuWmc123H7tMIgDGKSsSrhmhlQYeVUC48XTjVW7XGJJiJJyCdlTMzQ/LiWoPkGDpcL4FviDpgw7qfTiDw==)
-
 to=$quoka_root/build/llama.cpp
 read_options to "$@"
 enter "$to"
@@ -25,15 +22,12 @@ if [[ -f whole ]]; then
   exit
 fi
 command -v git >/dev/null || install_missing git
-rm -rf include lib tests unfinished/source
+rm -rf include lib tests
 mkdir -p unfinished include tests
 fetch "${llama_cpp[@]}"
-fetch "${sources[@]}"
+fetch "${llama_cpp_sources[@]}"
 unpack "${llama_cpp[1]}" lib 3 'package/bins/linux-x64/*.so'
-unpack "${sources[1]}" unfinished 2 package/llama/gitRelease.bundle
-git clone --quiet --no-checkout unfinished/gitRelease.bundle unfinished/source
-git -C unfinished/source checkout --quiet HEAD -- ggml/include ggml/src/ggml-backend-impl.h include LICENSE \
-  tests/test-backend-ops.cpp
+checkout_sources ggml/include ggml/src/ggml-backend-impl.h include LICENSE tests/test-backend-ops.cpp
 cp unfinished/source/ggml/include/*.h unfinished/source/include/*.h unfinished/source/ggml/src/ggml-backend-impl.h include
 cp unfinished/source/tests/test-backend-ops.cpp tests
 cp unfinished/source/LICENSE .

@@ -47,7 +47,8 @@ struct Node {
   const ggml_tensor &out, &q = *out.src[0], &k = *out.src[1], &v = *out.src[2];
   const ggml_tensor *mask = out.src[3], *sinks = out.src[4];  // or null
   float scale = parameter(0), max_bias = parameter(1), softcap = parameter(2);
-  int layer = layer_of(k);  // -1: K is of no cache
+  int layer = layer_of(&k);                           // -1: K is of no cache
+  bool cached = layer >= 0 && k.view_src != nullptr;  // it lies there
 
   explicit Node(const ggml_tensor& op) : out(op) {}
 
@@ -60,11 +61,12 @@ struct Node {
     std::memcpy(&value, out.op_params + i, sizeof value);
     return value;
   }
-  // What the engine calls the cache that k is a view of: "cache_k_l3" gives 3, others -1.
-  static int layer_of(const ggml_tensor& k) {
+  // What the engine calls the cache that k is a view, or a converted copy, of: "cache_k_l3" gives 3.
+  static int layer_of(const ggml_tensor* k) {
     int layer = -1;
-    const char* const name = k.view_src != nullptr ? k.view_src->name : "";
-    return std::sscanf(name, "cache_k_l%d", &layer) == 1 ? layer : -1;
+    for (; k != nullptr && layer < 0; k = k->src[0])
+      if (k->view_src != nullptr) std::sscanf(k->view_src->name, "cache_k_l%d", &layer);
+    return layer;
   }
 };
 
@@ -126,10 +128,10 @@ inline const char* reason_to_refuse(const ggml_tensor& op, Index min_queries) {
       !(node.max_bias >= 0 && (node.max_bias == 0 || node.mask != nullptr)))
     return "scale, soft-cap or ALiBi";
   if (min_queries > 0) return q.ne[1] < min_queries ? "fewer queries than min_queries" : nullptr;
-  if (q.ne[1] < least_queries && node.layer < 0) return "few queries over keys that are no cache's";
+  if (q.ne[1] < least_queries && !node.cached) return "few queries over keys that are no cache's";
   if (q.ne[1] < least_queries && (!format_of_type(k.type) || !format_of_type(v.type)))
     return "few queries over a type that is dequantised";
-  if (node.layer >= 0 && q.ne[1] * q.ne[3] <= most_asking && empty_cache(k))
+  if (node.cached && q.ne[1] * q.ne[3] <= most_asking && empty_cache(k))
     return "few queries over an empty cache";
   return nullptr;
 }

@@ -37,8 +37,7 @@ class Stats {
     if (first_ == none && call.attended < call.seen) first_ = layer;
     const auto now = std::chrono::steady_clock::now();
     if (file_.empty() || now - written_ < std::chrono::seconds(1)) return;
-    written_ = now;
-    write();
+    written_ = now, write();
   }
   // An operation that was left to the CPU backend. Said at the end, or (warn) when it comes first.
   void note(const std::string& why, bool warn = false) {

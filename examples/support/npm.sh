@@ -9,6 +9,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/../../.ci/setup.sh"
 # shellcheck disable=SC2034  # for those who source this
 llama_cpp=(@node-llama-cpp/linux-x64@3.22.1 node-llama-cpp-linux-x64-3.22.1.tgz
   sha512-5uCCDNqWCNfaAm8aR/Uzxbo4HBpKgNF91kCHPepKhgMgV2OAmatoefbOlMihsqCiH2Od35E/eUHQCFbfRBJuOg==)
+# A git bundle of the same release: its sources.
+# shellcheck disable=SC2034
+llama_cpp_sources=(node-llama-cpp@3.22.1 node-llama-cpp-3.22.1.tgz
+  sha512-bltIipuWmc123H7tMIgDGKSsSrhmhlQYeVUC48XTjVW7XGJJiJJyCdlTMzQ/LiWoPkGDpcL4FviDpgw7qfTiDw==)
 
 say() { echo "$*" >&2; }
 fail() {
@@ -62,4 +66,12 @@ fetch() {
 unpack() {
   mkdir -p "$2"
   tar -xzf "unfinished/$1" -C "$2" --strip-components="$3" --wildcards "${@:4}"
+}
+
+# checkout_sources PATH...: these of llama.cpp's sources, fetched before, into unfinished/source.
+checkout_sources() {
+  rm -rf unfinished/source
+  unpack "${llama_cpp_sources[1]}" unfinished 2 package/llama/gitRelease.bundle
+  git clone --quiet --no-checkout unfinished/gitRelease.bundle unfinished/source
+  git -C unfinished/source checkout --quiet HEAD -- "$@"
 }

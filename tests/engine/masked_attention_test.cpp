@@ -72,10 +72,10 @@ class Engine {
       std::vector<Position> list_of = s.cells;
       std::sort(list_of.begin(), list_of.end() - s.chunk);
       const std::span<const Position> list = list_of;
-      const Index first = std::ssize(list) - s.chunk,
-                  step = masked.selection ? masked.chunk : s.chunk;
-      for (Index i = 0; i < s.chunk; i += step) {
-        const Index count = std::min(step, s.chunk - i), past = first + i;
+      const Index first = std::ssize(list) - s.chunk;
+      for (Index i = 0, count = 0; i < s.chunk; i += count) {
+        const Index past = first + i, border = (past / masked.chunk + 1) * masked.chunk;
+        count = masked.selection ? std::min(border - past, s.chunk - i) : s.chunk;
         const auto before = list.first(static_cast<std::size_t>(past));
         const auto own =
             list.subspan(static_cast<std::size_t>(past), static_cast<std::size_t>(count));

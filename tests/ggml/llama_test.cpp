@@ -232,6 +232,29 @@ INSTANTIATE_TEST_SUITE_P(All, Architectures, ::testing::ValuesIn([] {
                            return name;
                          });
 
+// llama.cpp converts a float cache for each call: what arrives is no cache, and yet a layer's.
+TEST(LlamaCpp, LayersOfAFloatCacheAreKnown) {
+  const Model model("llama");
+  std::mt19937 random(5);
+  const auto file = std::filesystem::path(::testing::TempDir()) /
+                    ("quoka_float_cache_" + std::to_string(::getpid()) + ".json");
+  restart_with({{"QUOKA_MODE", "quoka"},
+                {"QUOKA_BUDGET", "16"},
+                {"QUOKA_DENSE_LAYERS", "[2]"},
+                {"QUOKA_STATS", file.string()}});
+  const auto session = model.session(true, 512, true, GGML_TYPE_F32);
+  session->decode(random_tokens(random, 640, 0, 0));
+  restart_with({});
+  std::ifstream stream(file);
+  const auto layers = nlohmann::json::parse(stream)["layers"];
+  std::filesystem::remove(file);
+  ASSERT_EQ(layers.size(), 4u);
+  for (int layer = 0; layer < 4; ++layer) {
+    EXPECT_EQ(layers[layer]["layer"], layer);
+    EXPECT_EQ(layers[layer]["did"].contains("selected"), layer != 2);
+  }
+}
+
 TEST(LlamaCpp, CacheInEightBits) {
   const Model model("llama");
   const auto theirs = model.session(false, 128, true, GGML_TYPE_Q8_0),

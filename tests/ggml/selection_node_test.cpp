@@ -54,8 +54,9 @@ void expect_selected(GraphOfOne& graph, const Sequence& sequence, const std::vec
                               : quoka::QuokaOptions::paper(budget));
   const Index q_row = s.q_heads * s.head_dim;
   std::vector<float> expected(static_cast<std::size_t>(sequence.count * q_row));
-  for (Index i = 0; i < sequence.count; i += chunk) {
-    const Index n = std::min(chunk, sequence.count - i), begin = len - sequence.count + i;
+  for (Index i = 0, n = 0; i < sequence.count; i += n) {  // chunks end at multiples of 32 tokens
+    const Index begin = len - sequence.count + i;
+    n = std::min(chunk - begin % chunk, sequence.count - i);
     const quoka::TensorView<const float> q(
         static_cast<const float*>(graph.q_rows->data) + (sequence.first_query + i) * q_row,
         {1, s.q_heads, n, s.head_dim}, {0, s.head_dim, q_row, 1});

@@ -4,8 +4,10 @@
 //   mask ─▶ pieces ──────▶ chunks ─▶ selection ─▶ attention
 //           mask_pieces.hpp          QuokaSelector   all of it one ragged batch
 //
-// Exact: a piece is one call. Where a selection is asked for, a causal piece is cut into chunks. What all
-// of a chunk's queries see, without the chunk's own cells, is its past; the selector keeps `budget` of it.
+// Exact: a piece is one call. Where a selection is asked for, a causal piece is cut into chunks, which end
+// where their sequence is a multiple of the chunk long, wherever the engine cut it: other sequences of a
+// batch move no other border. What all of a chunk's queries see, without the chunk's own cells, is its
+// past; the selector keeps `budget` of it.
 // Exact in any case: windows, tokens that are seen both ways, rows of a mask with other numbers than 0 and
 // minus infinity, masks for each head.
 //
@@ -177,7 +179,9 @@ class MaskedAttention {
     Index queries = 0;
     bool scattered = false;
     for (const MaskPiece& piece : read.pieces) {
-      const Index past = piece.first_sees() - 1 + (piece.count - 1) / masked.chunk * masked.chunk;
+      // Before the last chunk.
+      const Index first = piece.first_sees() - 1, last = first + piece.count - 1;
+      const Index past = std::max(first, last / masked.chunk * masked.chunk);
       if (!chooses(masked, piece) || past < std::max<Index>(1, masked.min_past) ||
           budget.least(past) == past)
         continue;
@@ -217,11 +221,11 @@ class MaskedAttention {
     if (selects && !ordered)
       (read.known != nullptr ? *read.known : unknown_).find_own(piece.cells, seen);
     const std::span<const Position> cells = piece.cells;
-    const Index step = selects ? masked.chunk : piece.count;
-    for (Index i = 0; i < piece.count; i += step) {
-      const Index count = std::min(step, piece.count - i);
+    for (Index i = 0, count = 0; i < piece.count; i += count) {
       // A query that sees nothing at all has no cell of its own.
       const Index past = std::max<Index>(seen + i - 1, 0);
+      count = piece.count - i;
+      if (selects) count = std::min(count, masked.chunk - past % masked.chunk);
       const auto before = cells.first(static_cast<std::size_t>(past));
       const auto own = cells.subspan(static_cast<std::size_t>(past))
                            .first(static_cast<std::size_t>(seen > 0 ? count : 0));
