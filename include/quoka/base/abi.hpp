@@ -34,6 +34,11 @@
 #include "stopped by the error above"
 #endif
 
+#if defined(__SIZEOF_POINTER__) && __SIZEOF_POINTER__ != 8
+#error "quoka needs a 64-bit target: caches are larger than 32 bits can count"
+#include "stopped by the error above"
+#endif
+
 // --- the ISA ----------------------------------------------------------------------------------
 
 // What the compiler may emit, the level of its flags. Loops in plain C++ use it too. The AVX-512

@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <cstdlib>
 #include <limits>
 #include <new>
 #include <type_traits>
@@ -30,19 +29,22 @@ class BufferMemory {
  public:
   BufferMemory() = default;
   BufferMemory(BufferMemory&& other) noexcept
-      : data_(std::exchange(other.data_, nullptr)), capacity_(std::exchange(other.capacity_, 0)) {}
+      : data_(std::exchange(other.data_, nullptr)),
+        capacity_(std::exchange(other.capacity_, 0)),
+        alignment_(other.alignment_) {}
   [[gnu::noinline]] BufferMemory& operator=(BufferMemory&& other) noexcept {
     std::swap(data_, other.data_), std::swap(capacity_, other.capacity_);
+    std::swap(alignment_, other.alignment_);
     other.release();
     return *this;
   }
-  ~BufferMemory() { std::free(data_); }
+  ~BufferMemory() { release(); }
 
  protected:
   [[gnu::noinline]] void grow(Index count, Index element_bytes) {
     if (count > std::numeric_limits<Index>::max() / element_bytes / 2) throw std::bad_alloc();
     release();
-    data_ = allocate(static_cast<std::size_t>(count * element_bytes));
+    allocate(static_cast<std::size_t>(count * element_bytes));
     capacity_ = count;
   }
 
@@ -53,19 +55,20 @@ class BufferMemory {
   static constexpr std::size_t huge_page = std::size_t{1} << 21;
 
   void release() {
-    std::free(data_);
+    ::operator delete(data_, std::align_val_t{alignment_});
     data_ = nullptr, capacity_ = 0;
   }
   // Whole huge pages for large sizes, cache lines for small ones.
-  static void* allocate(std::size_t bytes) {
-    const std::size_t alignment = bytes < 2 * huge_page ? 64 : huge_page;
-    void* const p = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-    if (p == nullptr) throw std::bad_alloc();
+  void allocate(std::size_t bytes) {
+    alignment_ = bytes < 2 * huge_page ? 64 : huge_page;
+    data_ = ::operator new((bytes + alignment_ - 1) / alignment_ * alignment_,
+                           std::align_val_t{alignment_});
 #if defined(__linux__)
-    if (alignment == huge_page) ::madvise(p, bytes, MADV_HUGEPAGE);  // a wish: failure is no error
+    if (alignment_ == huge_page) ::madvise(data_, bytes, MADV_HUGEPAGE);  // a wish, no more
 #endif
-    return p;
   }
+
+  std::size_t alignment_ = 64;
 };
 
 }  // namespace detail

@@ -68,7 +68,10 @@ QUOKA_INLINE void store_upper_half(std::uint16_t* p, const Packet& x) {
 #endif
 
 #if QUOKA_ISA_NEON
-QUOKA_INLINE void store_zipped(float* p, Packet a, Packet b) { vst2q_f32(p, {{a, b}}); }
+QUOKA_INLINE void store_zipped(float* p, Packet a, Packet b) {
+  const float32x4x2_t both{{a, b}};  // with a name: vst2q_f32 may be a macro
+  vst2q_f32(p, both);
+}
 #else
 QUOKA_INLINE void store_zipped(float* p, const Packet& a, const Packet& b) {
   alignas(64) float first[lanes], second[lanes];
