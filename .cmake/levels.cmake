@@ -21,9 +21,13 @@ set(quoka_flags_of_armv8-a -march=armv8-a)
 set(quoka_flags_of_armv8.2-a-dotprod -march=armv8.2-a+dotprod)
 set(quoka_flags_of_armv8.6-a -march=armv8.6-a)
 
+# GNU's linker: lld cannot join objects so that groups are resolved.
+find_program(quoka_level_linker NAMES ${CMAKE_SYSTEM_PROCESSOR}-linux-gnu-ld ld.bfd ld)
+mark_as_advanced(quoka_level_linker)
+
 # Can they be built here, and which are usual?
 set(quoka_usual_levels "")
-if(CMAKE_OBJCOPY AND CMAKE_NM AND CMAKE_LINKER AND CMAKE_EXECUTABLE_FORMAT STREQUAL "ELF"
+if(CMAKE_OBJCOPY AND CMAKE_NM AND quoka_level_linker AND CMAKE_EXECUTABLE_FORMAT STREQUAL "ELF"
     AND CMAKE_CXX_COMPILER_ID MATCHES "^(GNU|Clang)$")
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     set(quoka_usual_levels x86-64-v2 x86-64-v3 x86-64-v4 x86-64-v4-vnni x86-64-v4-bf16 x86-64-v4-amx)
@@ -53,7 +57,7 @@ function(quoka_add_levels target)
       $<$<CXX_COMPILER_ID:GNU>:-fno-gnu-unique>)
     set_target_properties(${part} PROPERTIES POSITION_INDEPENDENT_CODE ON)
     add_custom_command(OUTPUT ${folder}/${suffix}.o ${folder}/${suffix}.entries
-      COMMAND ${CMAKE_COMMAND} -D LD=${CMAKE_LINKER} -D NM=${CMAKE_NM} -D OBJCOPY=${CMAKE_OBJCOPY}
+      COMMAND ${CMAKE_COMMAND} -D LD=${quoka_level_linker} -D NM=${CMAKE_NM} -D OBJCOPY=${CMAKE_OBJCOPY}
         -D OBJECT=$<TARGET_OBJECTS:${part}> -D SUFFIX=${suffix} -D OUT=${folder}/${suffix}
         -P ${quoka_levels_dir}/make_level.cmake
       DEPENDS ${part} $<TARGET_OBJECTS:${part}> ${quoka_levels_dir}/make_level.cmake

@@ -19,9 +19,15 @@ endif()
 set(quoka_zig ${CMAKE_CURRENT_LIST_DIR}/../build/zig)
 foreach(language IN ITEMS C CXX)
   set(CMAKE_${language}_COMPILER_TARGET ${QUOKA_ZIG_TARGET})
+  set(CMAKE_${language}_FLAGS_INIT -fno-sanitize=undefined)  # which it asks for where nothing is optimised
 endforeach()
 set(CMAKE_C_COMPILER ${quoka_zig}/cc)
 set(CMAKE_CXX_COMPILER ${quoka_zig}/c++)
+foreach(tool IN ITEMS OBJCOPY:objcopy NM:nm)  # for ISA levels: GNU's
+  string(REGEX MATCH "([A-Z]+):(.*)" tool ${tool})
+  set(CMAKE_${CMAKE_MATCH_1} /usr/bin/${CMAKE_SYSTEM_PROCESSOR}-linux-gnu-${CMAKE_MATCH_2})
+endforeach()
+set(CMAKE_INSTALL_NAME_TOOL /bin/true)  # macOS's, for what would be installed
 set(CMAKE_AR ${quoka_zig}/ar)
 set(CMAKE_RANLIB ${quoka_zig}/ranlib)
 set(CMAKE_CXX_STANDARD_INCLUDE_DIRECTORIES ${quoka_zig}/include)  # this machine's nlohmann_json, which lies beside its C library

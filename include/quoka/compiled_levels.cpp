@@ -2,6 +2,7 @@
 // functions are jumps through quoka_entries, which dispatch.cpp, a file that the build makes, defines
 // beside each level's addresses. They are taken over as the program starts, before its own globals
 // are made.
+#include <quoka/base/cpu.hpp>
 #include <quoka/runtime/isa.hpp>
 
 #include <algorithm>
@@ -14,12 +15,9 @@
 
 #if defined(__aarch64__)
 #include <sys/auxv.h>
-#elif defined(__x86_64__)
-#include <cpuid.h>
-#if defined(__linux__)
+#elif defined(__x86_64__) && defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
-#endif
 #endif
 
 extern "C" {
@@ -36,26 +34,12 @@ inline namespace QUOKA_ABI {
 namespace {
 
 #if defined(__x86_64__)
-// Leaf 7 of CPUID, where the compilers at hand do not all know the names.
-struct Leaf7 {
-  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
-  explicit Leaf7(unsigned part) {
-    if (__get_cpuid_count(7, part, &eax, &ebx, &ecx, &edx) == 0) eax = edx = 0;
-  }
-};
-
-bool has_bf16() { return (Leaf7(1).eax >> 5 & 1) != 0; }
-
 // AMX with both of its kinds, a system that saves tiles, and its permission for this process.
 bool has_amx() {
 #if defined(__linux__)
-  constexpr unsigned bf16 = 1u << 22, tile = 1u << 24, int8 = 1u << 25, all = bf16 | tile | int8;
-  if ((Leaf7(0).edx & all) != all) return false;
-  unsigned low, high;
-  asm("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-  constexpr unsigned tiles = 3u << 17;
   constexpr long request_permission = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM
-  return (low & tiles) == tiles && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+  return detail::cpu_has("amx-tile") && detail::cpu_has("amx-bf16") &&
+         detail::cpu_has("amx-int8") && syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
 #else
   return false;
 #endif
@@ -64,25 +48,20 @@ bool has_amx() {
 
 bool runs_here(std::string_view level) {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
+  using detail::cpu_has;
   // Processors that have these have the rest of their level: f16c, lzcnt, movbe.
-  const bool v2 = __builtin_cpu_supports("ssse3") && __builtin_cpu_supports("sse4.2") &&
-                  __builtin_cpu_supports("popcnt");
-  const bool v3 = v2 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                  __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2");
-  const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                  __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
-                  __builtin_cpu_supports("avx512vl");
+  const bool v2 = cpu_has("ssse3") && cpu_has("sse4.2") && cpu_has("popcnt");
+  const bool v3 = v2 && cpu_has("avx2") && cpu_has("fma") && cpu_has("bmi") && cpu_has("bmi2");
+  const bool v4 = v3 && cpu_has("avx512f") && cpu_has("avx512bw") && cpu_has("avx512cd") &&
+                  cpu_has("avx512dq") && cpu_has("avx512vl");
   if (level == "x86-64-v2") return v2;
   if (level == "x86-64-v3") return v3;
-#if defined(__GNUC__) && !defined(__clang__)  // clang 14 cannot tell
-  if (level == "x86-64-v3-vnni") return v3 && __builtin_cpu_supports("avxvnni");
-#endif
+  if (level == "x86-64-v3-vnni") return v3 && cpu_has("avxvnni");
   if (level == "x86-64-v4") return v4;
-  const bool vnni = v4 && __builtin_cpu_supports("avx512vnni");
+  const bool vnni = v4 && cpu_has("avx512vnni");
   if (level == "x86-64-v4-vnni") return vnni;
-  if (level == "x86-64-v4-bf16") return vnni && has_bf16();
-  if (level == "x86-64-v4-amx") return vnni && has_bf16() && has_amx();
+  if (level == "x86-64-v4-bf16") return vnni && cpu_has("avx512bf16");
+  if (level == "x86-64-v4-amx") return vnni && cpu_has("avx512bf16") && has_amx();
 #elif defined(__aarch64__)
   constexpr unsigned long dot_products = 1ul << 20;  // HWCAP_ASIMDDP
   if (level == "armv8-a") return true;

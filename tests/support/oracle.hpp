@@ -26,7 +26,7 @@
 
 namespace oracle {
 
-using Index = std::int64_t;
+using Index = std::ptrdiff_t;
 using Row = std::span<const double>;
 using Positions =
     std::vector<std::vector<std::vector<Index>>>;              // [batch][head] -> list of positions

@@ -2,6 +2,7 @@
 // any processor, before anything else of the library runs: a plug-in's own check.
 #pragma once
 
+#include <quoka/base/cpu.hpp>
 #include <quoka/runtime/isa.hpp>
 
 #include <string>
@@ -22,14 +23,11 @@ inline int isa_score() {
     return there;
   };
   const bool wide = isa.starts_with("avx512");
-  if (!needs("avx2", __builtin_cpu_supports("avx2")) ||
-      !needs("avx512", __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                           __builtin_cpu_supports("avx512dq") &&
-                           __builtin_cpu_supports("avx512vl")) ||
-      !needs("fma", __builtin_cpu_supports("fma")) ||
-      !needs("f16c", __builtin_cpu_supports("f16c")) ||
-      !needs("vnni",
-             wide ? __builtin_cpu_supports("avx512vnni") : __builtin_cpu_supports("avxvnni")))
+  if (!needs("avx2", detail::cpu_has("avx2")) ||
+      !needs("avx512", detail::cpu_has("avx512f") && detail::cpu_has("avx512bw") &&
+                           detail::cpu_has("avx512dq") && detail::cpu_has("avx512vl")) ||
+      !needs("fma", detail::cpu_has("fma")) || !needs("f16c", detail::cpu_has("f16c")) ||
+      !needs("vnni", wide ? detail::cpu_has("avx512vnni") : detail::cpu_has("avxvnni")))
     return 0;
 #endif
   return score;

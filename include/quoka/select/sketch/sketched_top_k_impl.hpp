@@ -310,13 +310,13 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
                               score[worker].row, begin, end);
     with_code_unit<Tiles>(query_codes(s.queries, task, rows, dim),
                           s.queries.packed.data() + task * packed,
-                          [&, begin = begin, end = end](auto& unit) {
+                          [&, from = begin, to = end](auto& unit) {
                             if (in_order)
-                              of_head.in_order(unit, *sketch, begin, end);
+                              of_head.in_order(unit, *sketch, from, to);
                             else
                               of_head.at_places(unit, *sketch,
                                                 some != nullptr ? some->places(task) : places,
-                                                begin, end);
+                                                from, to);
                           });
   };
   const SketchedHeads heads{q_bar, rows, aggregation, kv_len, wanted, options, ranges, s, score};

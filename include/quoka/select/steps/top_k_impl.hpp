@@ -129,13 +129,13 @@ inline const Position* k_best(const float* x, Index n, Index k, Position first, 
                               Position* positions) {
   const auto [least, above] = kth_largest(x, n, k, bucket);
   const Index count =
-      positions_where(n, first, positions, [&, least = least](auto at) QUOKA_INLINE_LAMBDA {
-        return simd::not_less(at.load(x), at.broadcast(least));
+      positions_where(n, first, positions, [&, bound = least](auto at) QUOKA_INLINE_LAMBDA {
+        return simd::not_less(at.load(x), at.broadcast(bound));
       });
   if (count == k) return positions;
   Index ties = k - above;  // more are equal than fit: the later ones go
-  (void)std::remove_if(positions, positions + count, [&, least = least](Position at) {
-    return x[at - first] == least && ties-- <= 0;
+  (void)std::remove_if(positions, positions + count, [&, bound = least](Position at) {
+    return x[at - first] == bound && ties-- <= 0;
   });
   return positions;
 }

@@ -11,6 +11,7 @@
 // off by 2^-126 besides being rounded to float.
 #pragma once
 
+#include <quoka/base/cpu.hpp>
 #include <quoka/simd/isa/dots.hpp>
 
 QUOKA_INTRINSICS_BEGIN
@@ -87,7 +88,7 @@ inline constexpr bool has_bfloat16_sums = true;
 // Are they faster than float's? Zen 4 multiplies pairs at the rate of floats, twice the products; Intel's
 // Emerald Rapids at a quarter of it (measured, both).
 inline bool bfloat16_sums_pay() {
-  static const bool amd = (__builtin_cpu_init(), __builtin_cpu_is("amd") != 0);
+  static const bool amd = detail::cpu_is_amd();
   return amd;
 }
 struct DotBfloat16Sums {
