@@ -5,8 +5,7 @@
 #
 #     --tag TAG    v and the version; by default that of the header
 #     --to DIR     build/release, unless said otherwise; must be empty or not there
-#     --plugin     also the ggml backend, for x86-64, and for aarch64 where there are its ggml and its compiler:
-#                  GGML_DIR_AARCH64=DIR names the former (examples/ggml/CMakeLists.txt says what is in it)
+#     --plugin     also the ggml backend, for x86-64 and aarch64: takes ggml from the npm registry, and some minutes
 #
 #     DIR/quoka-VERSION.tar.gz              headers and CMake files, reproducible; a user's project is built from it
 #     DIR/quoka.hpp                         the library as one header
@@ -16,7 +15,8 @@
 # Refused: a tag that is not the header's version, a changelog without its section, recipes of another version, and a
 # version that promises more than it keeps to its predecessor, the last tag before it (CONTRIBUTING.md: Versions).
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../.ci/setup.sh"
+# shellcheck source=SCRIPTDIR/../examples/support/npm.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../examples/support/npm.sh"
 cd "$quoka_root"
 
 fail() {
@@ -115,18 +115,20 @@ backend() {
   tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$(git log -1 --format=%ct)" -C "$work" \
     -cf - "${folder##*/}" | gzip -9n >"$to/${folder##*/}.tar.gz"
 }
+# As ${llama_cpp[@]} of npm.sh, for Arm.
+arm=(@node-llama-cpp/linux-arm64@3.22.1 node-llama-cpp-linux-arm64-3.22.1.tgz
+  sha512-W+7naKCXX9/eEjjFmRS8vvx91QyLXDbeFxexZc3bh/PtQABZgmRL3C0AtYYXn4YGTj/3Qor4lWZn2tpjZFPLdQ==)
 if [[ -n $plugin ]]; then
   install_missing "${quoka_example_packages[@]}"
   command -v npm >/dev/null || install_missing npm
   bash examples/ggml/get_llama_cpp.sh
   backend x86_64 -DGGML_DIR="$quoka_root/build/llama.cpp"
-  if [[ -n ${GGML_DIR_AARCH64-} ]]; then
-    install_missing g++-aarch64-linux-gnu
-    backend aarch64 -DGGML_DIR="$GGML_DIR_AARCH64" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
-      -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
-  else
-    echo "No backend for aarch64: GGML_DIR_AARCH64 names no ggml for it"
-  fi
+  install_missing g++-aarch64-linux-gnu
+  mkdir -p "$work/ggml/unfinished" "$work/ggml/lib"
+  cp -r build/llama.cpp/include "$work/ggml"
+  (cd "$work/ggml" && fetch "${arm[@]}" && unpack "${arm[1]}" lib 3 'package/bins/linux-arm64/*.so')
+  backend aarch64 -DGGML_DIR="$work/ggml" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+    -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
 fi
 
 (cd "$to" && find . -maxdepth 1 -type f ! -name SHA256SUMS ! -name notes.md -printf '%P\n' | sort | xargs sha256sum >SHA256SUMS)

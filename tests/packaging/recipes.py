@@ -9,7 +9,6 @@ recipes are that of include/quoka/base/version.hpp.
 import fnmatch
 import importlib.util
 import json
-import os
 import pathlib
 import re
 import shutil
