@@ -127,8 +127,9 @@ if [[ -n $plugin ]]; then
   mkdir -p "$work/ggml/unfinished" "$work/ggml/lib"
   cp -r build/llama.cpp/include "$work/ggml"
   (cd "$work/ggml" && fetch "${arm[@]}" && unpack "${arm[1]}" lib 3 'package/bins/linux-arm64/*.so')
+  # fmt is asked for when programs are configured, which are not built here: this machine's will do.
   backend aarch64 -DGGML_DIR="$work/ggml" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
-    -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++
+    -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -Dfmt_DIR="/usr/lib/$(uname -m)-linux-gnu/cmake/fmt"
 fi
 
 (cd "$to" && find . -maxdepth 1 -type f ! -name SHA256SUMS ! -name notes.md -printf '%P\n' | sort | xargs sha256sum >SHA256SUMS)

@@ -47,7 +47,8 @@ def declarations(path):
                 depth += not bare.startswith("namespace")
         elif c == "}" and round_ == 0 and line.count("{") < line.count("}"):
             depth, line = max(depth - 1, 0), ""
-    return [entry for entry in found if entry.strip() not in (";", "public:", "private:", "protected:")]
+    return [re.sub(r" try;$", ";", entry) for entry in found
+            if not re.match(r"(;|public:|private:|protected:|catch \(.*)$", entry.strip())]
 
 
 def public():
