@@ -111,7 +111,6 @@ backend() {
   cmake --install "$work/$arch" --component ggml --prefix "$folder" >"$work/log"
   [[ -n $(find "$folder" -name '*ggml-quoka*.so' 2>/dev/null) ]] ||
     fail "cmake --install --component ggml put no ggml-quoka into the package: $(<"$work/log")"
-  cp LICENSE "$folder"
   tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$(git log -1 --format=%ct)" -C "$work" \
     -cf - "${folder##*/}" | gzip -9n >"$to/${folder##*/}.tar.gz"
 }
