@@ -34,6 +34,12 @@ install_missing() {
     apt-get install -qq -y --no-install-recommends "${missing[@]}" >&2
 }
 
+# The library's version, of its header.
+quoka_version() {
+  awk '/^#define QUOKA_VERSION_(MAJOR|MINOR|PATCH) / { printf "%s%s", dot, $3; dot = "." }' \
+    "$quoka_root/include/quoka/base/version.hpp"
+}
+
 # New build folders use ccache where it is installed. Without that sloppiness it skips what has a precompiled header.
 if command -v ccache >/dev/null; then
   export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER-ccache}

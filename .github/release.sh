@@ -1,0 +1,136 @@
+#!/usr/bin/env bash
+# What a release consists of, made from HEAD and checked:
+#
+#     release.sh [--tag TAG] [--to DIR] [--plugin]
+#
+#     --tag TAG    v and the version; by default that of the header
+#     --to DIR     build/release, unless said otherwise; must be empty or not there
+#     --plugin     also the ggml backend, for x86-64 and aarch64: takes ggml from the npm registry, and some minutes
+#
+#     DIR/quoka-VERSION.tar.gz              headers and CMake files, reproducible; a user's project is built from it
+#     DIR/quoka.hpp                         the library as one header
+#     DIR/ggml-quoka-VERSION-ARCH.tar.gz    the backend
+#     DIR/SHA256SUMS, DIR/notes.md          the changelog's section
+#
+# Refused: a tag that is not the header's version, a changelog without its section, recipes of another version, and a
+# version that promises more than it keeps to its predecessor, the last tag before it (CONTRIBUTING.md: Versions).
+set -euo pipefail
+# shellcheck source=SCRIPTDIR/../examples/support/npm.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../examples/support/npm.sh"
+cd "$quoka_root"
+
+fail() {
+  echo "release.sh: $*" >&2
+  exit 1
+}
+
+version=$(quoka_version)
+tag=v$version to=build/release plugin=
+while (($#)); do
+  case $1 in
+    --tag) tag=${2:?--tag TAG} && shift 2 ;;
+    --to) to=${2:?--to DIR} && shift 2 ;;
+    --plugin) plugin=1 && shift ;;
+    *) fail "no option $1; there are --tag TAG, --to DIR, --plugin" ;;
+  esac
+done
+[[ $tag == "v$version" ]] || fail "the tag is $tag, include/quoka/base/version.hpp says $version"
+[[ -z $(git status --porcelain --untracked-files=no) ]] || fail "there are changes that are not committed: $(git status --short)"
+if [[ -d $to && -n $(ls -A "$to") ]]; then fail "$to is not empty"; fi
+install_missing g++ cmake ninja-build libeigen3-dev python3 git
+mkdir -p "$to"
+to=$(cd "$to" && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# ---- what is claimed ---------------------------------------------------------------------------
+awk -v heading="## $version" '$0 == heading { inside = 1; next } /^## / { inside = 0 } inside' .github/CHANGELOG.md |
+  sed '/./,$!d' >"$to/notes.md"
+[[ -s $to/notes.md ]] || fail ".github/CHANGELOG.md has no section \"## $version\"; it has: $(grep '^## ' .github/CHANGELOG.md | tr '\n' ';')"
+for recipe in vcpkg/vcpkg.json spack/spack_repo/quoka/packages/quoka/package.py debian/changelog; do
+  grep -q "[\"(]${version//./\\.}[-\"]" "examples/packaging/$recipe" ||
+    fail "examples/packaging/$recipe is not of version $version"
+done
+python3 -B tests/abi/check.py
+
+# library TREE FILE: its compiled library as a shared object with debugging information, the version out of its names.
+library() {
+  sed -i 's/^\(#define QUOKA_VERSION_[A-Z]*\) .*/\1 0/' "$1/include/quoka/base/version.hpp"
+  g++ -std=c++20 -O0 -g -fPIC -shared -DQUOKA_COMPILED -I"$1/include" -isystem /usr/include/eigen3 \
+    "$1/include/quoka/compiled.cpp" -o "$2"
+}
+previous=$(git describe --tags --match 'v[0-9]*' --exclude "$tag" --abbrev=0 HEAD 2>/dev/null || true)
+if [[ -z $previous ]] || ! git show "$previous:tests/abi/public.txt" >"$work/public.txt" 2>/dev/null; then
+  echo "No tag before $tag that has tests/abi/public.txt: nothing to compare with"
+else
+  IFS=. read -r major minor patch <<<"$version"
+  IFS=. read -r old_major old_minor old_patch <<<"${previous#v}"
+  older=$((old_major * 1000000 + old_minor * 1000 + old_patch))
+  ((major * 1000000 + minor * 1000 + patch > older)) || fail "$version does not come after $previous"
+  status=0
+  python3 -B tests/abi/check.py --against "$work/public.txt" >"$work/changed" || status=$?
+  if [[ $major.$minor == "$old_major.$old_minor" ]]; then
+    [[ -z $(<"$work/changed") ]] ||
+      fail "$previous to $version is a patch release, and what is public differs: $(<"$work/changed")"
+    install_missing abigail-tools
+    mkdir "$work/old" "$work/new"
+    git archive "$previous" include | tar -C "$work/old" -x
+    git archive HEAD include | tar -C "$work/new" -x
+    library "$work/old" "$work/old.so"
+    library "$work/new" "$work/new.so"
+    # What is instantiated of std and Eigen comes and goes.
+    printf '[suppress_function]\n  symbol_name_not_regexp = ^_ZN[A-Z]*5quoka\n' \
+      >"$work/suppressed"
+    abidiff --suppressions "$work/suppressed" --no-added-syms "$work/old.so" "$work/new.so" >"$work/changed" ||
+      fail "$previous to $version is a patch release, and programs compiled for the one cannot use the other: $(<"$work/changed")"
+  elif ((status == 3 && major > 0)) && [[ $major == "$old_major" ]]; then
+    fail "$previous to $version is a minor release, and something public is gone or changed: $(<"$work/changed")"
+  fi
+fi
+
+# ---- what is handed out -------------------------------------------------------------------------
+name=quoka-$version
+git archive --prefix="$name/" HEAD CMakeLists.txt LICENSE .cmake include | gzip -9n >"$to/$name.tar.gz"
+cmake -S tests/consumer -B "$work/consumer" -G Ninja -DQUOKA_URL="file://$to/$name.tar.gz" -DQUOKA_WANTED="$version" \
+  -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 >"$work/log" || fail "$(<"$work/log")"
+cmake --build "$work/consumer" >"$work/log" || fail "$(<"$work/log")"
+"$work/consumer/consumer" || fail "a user's program, built from $name.tar.gz, returned $?"
+
+python3 -B examples/packaging/amalgamate.py -o "$to/quoka.hpp"
+grep -v '^#include <quoka/' tests/consumer/main.cpp | cat <(echo '#include "quoka.hpp"') - >"$work/single.cpp"
+g++ -std=c++20 -O0 -I"$to" -isystem /usr/include/eigen3 "$work/single.cpp" -o "$work/single" -pthread
+"$work/single" || fail "a user's program, built from quoka.hpp, returned $?"
+
+# backend ARCH [CMAKE ARGUMENT...]: the plug-in for every usual ISA level.
+backend() {
+  local arch=$1 folder=$work/ggml-quoka-$version-$1
+  shift
+  cmake -S . -B "$work/$arch" -G Ninja -DCMAKE_BUILD_TYPE=Release -DQUOKA_ISA_LEVELS=usual -DQUOKA_BUILD_TESTS=OFF \
+    -DQUOKA_BUILD_BENCHES=OFF -DQUOKA_BUILD_DECODER=OFF -DQUOKA_BUILD_EXAMPLES=ON "$@" >"$work/log" || fail "$(<"$work/log")"
+  cmake --build "$work/$arch" -j "$quoka_jobs" --target ggml-quoka >"$work/log" || fail "$(tail -50 "$work/log")"
+  cmake --install "$work/$arch" --component ggml --prefix "$folder" >"$work/log"
+  [[ -n $(find "$folder" -name '*ggml-quoka*.so' 2>/dev/null) ]] ||
+    fail "cmake --install --component ggml put no ggml-quoka into the package: $(<"$work/log")"
+  tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$(git log -1 --format=%ct)" -C "$work" \
+    -cf - "${folder##*/}" | gzip -9n >"$to/${folder##*/}.tar.gz"
+}
+# As ${llama_cpp[@]} of npm.sh, for Arm.
+arm=(@node-llama-cpp/linux-arm64@3.22.1 node-llama-cpp-linux-arm64-3.22.1.tgz
+  sha512-W+7naKCXX9/eEjjFmRS8vvx91QyLXDbeFxexZc3bh/PtQABZgmRL3C0AtYYXn4YGTj/3Qor4lWZn2tpjZFPLdQ==)
+if [[ -n $plugin ]]; then
+  install_missing "${quoka_example_packages[@]}"
+  command -v npm >/dev/null || install_missing npm
+  bash examples/ggml/get_llama_cpp.sh
+  backend x86_64 -DGGML_DIR="$quoka_root/build/llama.cpp"
+  install_missing g++-aarch64-linux-gnu
+  mkdir -p "$work/ggml/unfinished" "$work/ggml/lib"
+  cp -r build/llama.cpp/include "$work/ggml"
+  (cd "$work/ggml" && fetch "${arm[@]}" && unpack "${arm[1]}" lib 3 'package/bins/linux-arm64/*.so')
+  # fmt is asked for when programs are configured, which are not built here: this machine's will do.
+  backend aarch64 -DGGML_DIR="$work/ggml" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+    -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -Dfmt_DIR="/usr/lib/$(uname -m)-linux-gnu/cmake/fmt"
+fi
+
+(cd "$to" && find . -maxdepth 1 -type f ! -name SHA256SUMS ! -name notes.md -printf '%P\n' | sort | xargs sha256sum >SHA256SUMS)
+echo "quoka $version in $to:"
+ls -l "$to"

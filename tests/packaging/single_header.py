@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""single_header.py WORK EIGEN CXX [FLAG...]: examples/packaging/amalgamate.py, tried in the folder WORK.
+
+The first example compiles and runs from the one header and Eigen, with no other include directory. After preprocessing,
+for each instruction set that the compiler has, the one header holds the lines that the library's headers hold.
+"""
+import collections
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+
+SOURCE = pathlib.Path(__file__).resolve().parents[2]
+SCRIPT = SOURCE / "examples/packaging/amalgamate.py"
+MORE = ["select/stages.hpp", "select/all.hpp", "attention/diagnostics.hpp", "distributed/sharded_prefill.hpp"]
+LEVELS = {  # -m flags, and what every run has: the code without packets
+    "x86_64": ["-march=x86-64", "-march=x86-64-v2", "-march=x86-64-v3", "-march=x86-64-v3 -mavxvnni",
+               "-march=x86-64-v4", "-march=x86-64-v4 -mavx512vnni -mavx512bf16 -mamx-tile -mamx-bf16 -mamx-int8"],
+    "aarch64": ["-march=armv8-a", "-march=armv8.2-a+dotprod", "-march=armv8.6-a"],
+}
+
+work, eigen, cxx, *flags = sys.argv[1:]
+work = pathlib.Path(work)
+compiler = [cxx, *flags, "-isystem", eigen]
+failures = []
+
+
+def run(*command, **options):
+    return subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=work, **options)
+
+
+def check(holds, what):
+    if not holds:
+        failures.append(what)
+
+
+def refused(says, *command):
+    result = run(*command)
+    said = result.stdout + result.stderr
+    check(result.returncode != 0 and says in said, f"{command[-1]}: not refused by \"{says}\" but: {result.returncode}\n{said[-2000:]}")
+
+
+def amalgamate(name, *headers):
+    result = run(sys.executable, SCRIPT, "-o", work / name, *headers)
+    if result.returncode != 0:
+        sys.exit(f"{SCRIPT.name}: {result.stderr}")
+    return (work / name).read_text(encoding="utf-8")
+
+
+def lines_of(text, level, *include):
+    """What is left of `text` without comments, as a multiset of lines; Eigen's own lines are dropped."""
+    result = run(*compiler, *level.split(), *include, "-DNDEBUG", "-E", "-x", "c++", "-", input=text)
+    if result.returncode != 0:
+        return result.stderr[-2000:]
+    lines, ours = collections.Counter(), False
+    for line in result.stdout.splitlines():
+        if line.startswith("# "):
+            ours = "quoka" in pathlib.PurePath(line.split('"')[1]).name or f"{SOURCE}/include" in line
+        elif ours and line.strip():
+            lines[line.strip()] += 1
+    return lines
+
+
+shutil.rmtree(work, ignore_errors=True)
+work.mkdir(parents=True)
+single = amalgamate("quoka.hpp")
+check(single == amalgamate("again.hpp", "quoka.hpp"), "two runs differ")
+check(single.count("#pragma once") == 1, "#pragma once is not there once")
+check("#include <quoka/" not in single, "an include of the library is left")
+refused("no header", sys.executable, SCRIPT, "select/none.hpp")
+
+# The user's program, with that header beside it.
+example = (SOURCE / "examples/01_first_screen.cpp").read_text(encoding="utf-8")
+program = example.replace("#include <quoka/quoka.hpp>\n#include <quoka/views/tensor.hpp>\n", '#include "quoka.hpp"\n')
+check(program != example, "examples/01_first_screen.cpp no longer begins with the two includes")
+(work / "program.cpp").write_text(program, encoding="utf-8")
+built = run(*compiler, "-O1", "-Wall", "-Wextra", "program.cpp", "-o", "program", "-pthread")
+check(built.returncode == 0 and not built.stderr, f"program.cpp does not compile without a word:\n{built.stderr[-4000:]}")
+if built.returncode == 0:
+    ran = run(work / "program")
+    check(ran.returncode == 0 and ran.stdout.startswith("prefilled 3072 tokens; the last chunk attended to 1024 of 2944 "),
+          f"program returned {ran.returncode} and said: {ran.stdout}{ran.stderr}")
+
+(work / "twice.cpp").write_text('#include <quoka/base/version.hpp>\n#include "quoka.hpp"\n')
+refused("quoka is here twice", *compiler, f"-I{SOURCE}/include", "-fsyntax-only", "twice.cpp")
+refused("header-only", *compiler, "-DQUOKA_COMPILED", "-fsyntax-only", "program.cpp")
+
+# The same code, whatever the flags.
+everything = amalgamate("quoka_everything.hpp", *MORE)
+check(len(everything) > len(single), "more headers are not more text")
+headers = "".join(f"#include <quoka/{name}>\n" for name in ["quoka.hpp", "views/tensor.hpp", *MORE])
+levels = [""] + ["-DEIGEN_DONT_VECTORIZE", *LEVELS.get(platform.machine(), [])]
+compared = 0
+for level in levels:
+    if level.startswith("-m") and run(*compiler, *level.split(), "-E", "-x", "c++", "-", input="").returncode != 0:
+        continue  # an older compiler
+    one = lines_of('#include "quoka_everything.hpp"\n', level, f"-I{work}")
+    many = lines_of(headers, level, f"-I{SOURCE}/include")
+    if isinstance(one, str) or isinstance(many, str):
+        failures.append(f"{level}: the preprocessor says {one if isinstance(one, str) else many}")
+        continue
+    check(sum(many.values()) > 5000, f"{level}: only {sum(many.values())} lines were compared")
+    differ = [f"  {count} too many: {line}" for line, count in (one - many).items()]
+    differ += [f"  {count} too few: {line}" for line, count in (many - one).items()]
+    check(not differ, "\n".join([f"{level}: {len(differ)} lines differ, such as", *differ[:10]]))
+    compared += 1
+check(compared >= 2, f"only {compared} instruction sets were compared")
+
+if failures:
+    sys.exit("\n".join(failures))
+print(f"one header of {len(single.splitlines())} lines; the same code for {compared} sets of flags")
