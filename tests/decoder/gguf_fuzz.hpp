@@ -1,5 +1,5 @@
 // One input of a fuzzer for the reader of GGUF files: shared by gguf_fuzz_test.cpp, which mutates a
-// sound file, and gguf_fuzz.cpp, the entry point of libFuzzer.
+// sound file, and fuzz/gguf_fuzz.hpp.
 #pragma once
 
 #include <algorithm>

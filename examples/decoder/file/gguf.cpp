@@ -92,7 +92,7 @@ class GgufFile::Parser {
   void read_key() {
     const std::uint64_t start = position_;
     const std::string key(read_string("a key"));
-    const std::string who = "key " + quoted(key);
+    const std::string who = "key " + in_quotes(key);
     if (file_.has(key)) fail(start, who, " occurs twice");
     Value value;
     value.type = read_value_type(who);
@@ -145,7 +145,7 @@ class GgufFile::Parser {
     const std::uint64_t start = position_;
     GgufTensor tensor;
     tensor.name = read_string("a tensor's name");
-    const std::string who = "tensor " + quoted(tensor.name);
+    const std::string who = "tensor " + in_quotes(tensor.name);
     if (file_.places_.find(tensor.name) != file_.places_.end()) fail(start, who, " occurs twice");
     const std::uint64_t values = read_shape(tensor, who);
     Place place;
@@ -210,7 +210,7 @@ class GgufFile::Parser {
     for (std::size_t i = 0; i < pending.size(); ++i) {
       const auto [offset, field, bytes] = pending[i];
       if (bytes > available || offset > available - bytes) {
-        fail(field, "tensor ", quoted(file_.tensors_[i].name), " has ", bytes,
+        fail(field, "tensor ", in_quotes(file_.tensors_[i].name), " has ", bytes,
              " bytes of data at offset ", offset, "; the file has ", available, " bytes of data");
       }
       file_.tensors_[i].data = bytes_.subspan(position_ + padding + offset, bytes);
@@ -259,7 +259,7 @@ const GgufTensor* GgufFile::find_tensor(std::string_view name) const {
     for (const TensorType type : readable_types) {
       readable += (readable.empty() ? "" : ", ") + std::string(name_of(type));
     }
-    fail(name_, place.type_offset, "tensor ", quoted(name), " has type ",
+    fail(name_, place.type_offset, "tensor ", in_quotes(name), " has type ",
          ggml_type_name(place.type), " (", place.type, "); this program reads ", readable);
   }
   return &tensors_[static_cast<std::size_t>(place.index)];
@@ -268,7 +268,7 @@ const GgufTensor* GgufFile::find_tensor(std::string_view name) const {
 const GgufTensor& GgufFile::tensor(std::string_view name) const {
   const GgufTensor* found = find_tensor(name);
   if (found != nullptr) return *found;
-  throw std::runtime_error(name_ + ": there is no tensor " + quoted(name) + " among its " +
+  throw std::runtime_error(name_ + ": there is no tensor " + in_quotes(name) + " among its " +
                            std::to_string(places_.size()));
 }
 

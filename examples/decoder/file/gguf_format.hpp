@@ -52,7 +52,7 @@ T read_at(std::span<const std::byte> bytes, std::uint64_t offset) {
 }
 
 // A name from a file, for a message: in quotes, without control characters, at most 80 bytes of it.
-inline std::string quoted(std::string_view text) {
+inline std::string in_quotes(std::string_view text) {
   std::string result = "'";
   for (const char letter : text.substr(0, 80)) {
     const bool is_control = static_cast<unsigned char>(letter) < 32 || letter == 127;

@@ -80,7 +80,7 @@ template <class To, class From>
 To convert(const Source& from, std::uint64_t offset) {
   const From value = read_at<From>(from.bytes, offset);
   if (!fits<To>(value)) {
-    fail(from.file, offset, "key ", quoted(from.key), " holds ", +value, "; ",
+    fail(from.file, offset, "key ", in_quotes(from.key), " holds ", +value, "; ",
          name_of_value(type_of<To>()), " goes from ", +std::numeric_limits<To>::lowest(), " to ",
          +std::numeric_limits<To>::max());
   }
@@ -133,12 +133,12 @@ T GgufFile::get(std::string_view key) const {
   const std::string wanted = describe(type_of<Element>(), wants_array);
   const auto found = values_.find(key);
   if (found == values_.end()) {
-    throw std::runtime_error(name_ + ": there is no key " + quoted(key) + " (" + wanted +
+    throw std::runtime_error(name_ + ": there is no key " + in_quotes(key) + " (" + wanted +
                              " is wanted) among its " + std::to_string(values_.size()));
   }
   const Value& value = found->second;
   if (value.is_array != wants_array || !is_read_as<Element>(value.type)) {
-    fail(name_, value.offset, "key ", quoted(key), " is ", describe(value.type, value.is_array),
+    fail(name_, value.offset, "key ", in_quotes(key), " is ", describe(value.type, value.is_array),
          "; ", wanted, " is wanted");
   }
   const Source from{name_, key, bytes_};

@@ -1,0 +1,29 @@
+// The ggml backend's settings: any text is taken whole, or refused in one line; what was taken is taken again.
+#pragma once
+
+#include "fuzz/bytes.hpp"
+#include "ggml/settings.hpp"
+
+#include <exception>
+
+namespace quoka_fuzz {
+
+inline void fuzz_settings(Input input) {
+  const std::string text(reinterpret_cast<const char*>(input.data()), input.size());
+  quoka_ggml::Settings settings;
+  try {
+    settings = quoka_ggml::with_parameters({}, text.c_str());
+  } catch (const std::exception& e) {
+    if (std::string(e.what()).find('\n') != std::string::npos)
+      broken(std::string("two lines: ") + e.what());
+    return;
+  }
+  if (settings.chunk < 1 || settings.threads < 0 || settings.min_past < 0)
+    broken("a setting out of range");
+  if (settings.mode != "exact")
+    for (int layer = 0; layer < 3; ++layer) (void)settings.selection(4, layer).budget.keys(1000);
+  if (quoka_ggml::with_parameters({}, settings.told.c_str()).told != settings.told)
+    broken("what was told is not what is told again");
+}
+
+}  // namespace quoka_fuzz
