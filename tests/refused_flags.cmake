@@ -46,5 +46,6 @@ if(GNU AND X86)
 endif()
 
 expect_refusal("-U__BYTE_ORDER__ -D__BYTE_ORDER__=__ORDER_BIG_ENDIAN__" "quoka needs a little-endian target")
+expect_refusal("-U__GNUC__ -U__clang__ -DQUOKA_COMPILED" "quoka needs GCC or Clang")
 expect_refusal("-U__SIZEOF_POINTER__ -D__SIZEOF_POINTER__=4" "quoka needs a 64-bit target")
 expect_refusal("-DQUOKA_COMPILED -ffast-math" "${no_fast_math}")

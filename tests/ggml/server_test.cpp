@@ -15,14 +15,16 @@ TEST(LlamaServer, ExactAnswersNeighboursCancelledReusedAndShifted) {
   const std::filesystem::path server = std::filesystem::path(GGML_LIBRARIES) / "llama-server";
   if (!std::filesystem::exists(server))
     GTEST_SKIP() << "no llama-server: bash examples/ggml/get_llama_server.sh";
+  const char* const minutes = std::getenv("QUOKA_SERVER_MINUTES");
   const auto model = std::filesystem::path(::testing::TempDir()) /
                      ("quoka_server_" + std::to_string(::getpid()) + ".gguf");
   quoka_test::TinyLlama("llama", true).write(model.string());
-  const std::string command = "python3 " QUOKA_SERVER_TEST " --server " + server.string() +
-                              " --backend " QUOKA_GGML_BACKEND " --text " QUOKA_SERVER_TEXT
-                              " --bytes --model " + model.string();
+  const std::string command =
+      "python3 " QUOKA_SERVER_TEST " --server " + server.string() +
+      " --backend " QUOKA_GGML_BACKEND " --text " QUOKA_SERVER_TEXT " --bytes --model " +
+      model.string() + (minutes != nullptr ? std::string(" --minutes ") + minutes : "");
   EXPECT_EQ(std::system(command.c_str()), 0);
-  if (std::getenv("KEEP") == nullptr) std::filesystem::remove(model);
+  std::filesystem::remove(model);
 }
 
 }  // namespace

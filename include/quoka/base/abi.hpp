@@ -10,6 +10,11 @@
 #include "stopped by the error above"
 #endif
 
+#if !defined(__GNUC__) && !defined(__clang__)
+#error "quoka needs GCC or Clang: on Windows clang-cl or MinGW-w64"
+#include "stopped by the error above"
+#endif
+
 #if !defined(__cpp_exceptions)
 #error "quoka reports bad input by exceptions: compile without -fno-exceptions"
 #include "stopped by the error above"
