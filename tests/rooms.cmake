@@ -52,6 +52,21 @@ if(arrows LESS 300)
   list(APPEND faults "only ${arrows} includes were found: this test no longer reads them")
 endif()
 
+# A guarantee names the tests that hold it.
+file(STRINGS ${include}/README.md held REGEX "^Held by ")
+string(REGEX MATCHALL "`[a-z_]+`" held "${held}")
+list(LENGTH held count)
+if(count LESS 15)
+  list(APPEND faults "only ${count} tests are named as holding a guarantee: this test no longer reads them")
+endif()
+foreach(name IN LISTS held)
+  string(REPLACE "`" "" name ${name})
+  file(GLOB_RECURSE found ${SOURCE}/tests/${name}.cpp)
+  if(NOT found AND NOT IS_DIRECTORY ${SOURCE}/tests/${name})
+    list(APPEND faults "include/quoka/README.md names the test ${name}, which is not there")
+  endif()
+endforeach()
+
 # The map: one row of its table for each room, in this order.
 file(STRINGS ${include}/README.md rows REGEX "^\\| `[a-z]+/` \\|")
 list(TRANSFORM rows REPLACE "^\\| `([a-z]+)/`.*" "\\1")
