@@ -10,6 +10,7 @@ namespace quoka_fuzz {
 
 inline void fuzz_settings(Input input) {
   const std::string text(reinterpret_cast<const char*>(input.data()), input.size());
+  if (text.c_str()[0] == 0) return;  // nothing said
   quoka_ggml::Settings settings;
   try {
     settings = quoka_ggml::with_parameters({}, text.c_str());
