@@ -16,8 +16,7 @@
 #include <string_view>
 
 #if GGML_BACKEND_API_VERSION < 2 || GGML_BACKEND_API_VERSION > 6
-#error \
-    "quoka: written for versions 2 to 6 of ggml's backend interface; GGML_BACKEND_API_VERSION is another"
+#error "quoka: the version of ggml's backend interface must be 2 to 6"
 #endif
 
 namespace quoka_ggml {

@@ -60,7 +60,7 @@ void fuzz_attention_of(Bytes& bytes) {
   const int layout = bytes.byte() % 5, threads = bytes.byte() % 3 + 1;
   const bool lists = bytes.seldom(2), hides = bytes.seldom(3), wrong = bytes.seldom(6);
   AttentionOptions options;
-  if (bytes.seldom(3)) options.scale = 0.01f * static_cast<float>(bytes.byte());
+  if (bytes.seldom(3)) options.scale = 0.01f * static_cast<float>(bytes.byte() + 1);
   if (bytes.seldom(3)) options.softcap = 1 + static_cast<float>(bytes.byte());
   if (bytes.seldom(3)) options.sliding_window = bytes.number(1, 200);
   options.causal = !bytes.seldom(5);

@@ -1,0 +1,43 @@
+# One source for several versions of ggml's backend interface: backend.cpp compiles with the header at hand as it is and
+# as version 6 has it, whose buffers have members more; another version is refused in one line.
+#
+#   cmake -D CXX=... -D "FLAGS=..." -D "INCLUDES=a|b" -D HEADERS=<ggml-backend-impl.h's folder> -D WORK=... -D SOURCE=... -P interface.cmake
+cmake_minimum_required(VERSION 3.21)
+file(READ ${HEADERS}/ggml-backend-impl.h header)
+separate_arguments(command UNIX_COMMAND "${FLAGS}")
+string(REPLACE "|" ";" includes "${INCLUDES}")
+
+function(compile version result says)
+  string(REGEX REPLACE "(GGML_BACKEND_API_VERSION) [0-9]+" "\\1 ${version}" text "${header}")
+  if(version EQUAL 6)
+    string(REGEX REPLACE "(\\(\\*is_host\\)[^;]*;)" "\\1 const void * (*get_alloc_interface)(ggml_backend_buffer_type_t);" text "${text}")
+    string(REGEX REPLACE "(enum ggml_backend_buffer_usage usage;)" "\\1 const void * binding;" text "${text}")
+  endif()
+  if(NOT text MATCHES "GGML_BACKEND_API_VERSION ${version}" OR (version EQUAL 6 AND NOT text MATCHES "get_alloc_interface.*binding"))
+    message(FATAL_ERROR "${HEADERS}/ggml-backend-impl.h could not be made version ${version}")
+  endif()
+  file(WRITE ${WORK}/${version}/ggml-backend-impl.h "${text}")
+  set(paths -isystem ${WORK}/${version})
+  foreach(path IN LISTS includes)
+    list(APPEND paths -isystem ${path})
+  endforeach()
+  execute_process(COMMAND ${CXX} ${command} ${paths} -fsyntax-only ${SOURCE}/examples/ggml/backend.cpp
+    RESULT_VARIABLE failed ERROR_VARIABLE text)
+  set(${result} ${failed} PARENT_SCOPE)
+  set(${says} "${text}" PARENT_SCOPE)
+endfunction()
+
+foreach(version 2 6)
+  compile(${version} failed says)
+  if(failed)
+    message(FATAL_ERROR "version ${version}:\n${says}")
+  endif()
+endforeach()
+foreach(version 1 7)
+  compile(${version} failed says)
+  string(REGEX MATCHALL "error:" errors "${says}")
+  list(LENGTH errors count)
+  if(NOT failed OR NOT count EQUAL 1 OR NOT says MATCHES "backend interface must be 2 to 6")
+    message(FATAL_ERROR "version ${version} is not refused in one line:\n${says}")
+  endif()
+endforeach()
