@@ -23,7 +23,7 @@ foreach(language IN ITEMS C CXX)
 endforeach()
 set(CMAKE_C_COMPILER ${quoka_zig}/cc)
 set(CMAKE_CXX_COMPILER ${quoka_zig}/c++)
-foreach(tool IN ITEMS OBJCOPY:objcopy NM:nm)  # for ISA levels: GNU's
+foreach(tool IN ITEMS OBJCOPY:objcopy NM:nm STRIP:strip)  # for ISA levels: GNU's
   string(REGEX MATCH "([A-Z]+):(.*)" tool ${tool})
   set(CMAKE_${CMAKE_MATCH_1} /usr/bin/${CMAKE_SYSTEM_PROCESSOR}-linux-gnu-${CMAKE_MATCH_2})
 endforeach()

@@ -101,14 +101,14 @@ grep -v '^#include <quoka/' tests/consumer/main.cpp | cat <(echo '#include "quok
 g++ -std=c++20 -O0 -I"$to" -isystem /usr/include/eigen3 "$work/single.cpp" -o "$work/single" -pthread
 "$work/single" || fail "a user's program, built from quoka.hpp, returned $?"
 
-# backend ARCH [CMAKE ARGUMENT...]: the plug-in for every usual ISA level.
+# backend ARCH FOLDER: the plug-in for every usual ISA level, beside the ggml in FOLDER, for glibc 2.17 and later.
 backend() {
   local arch=$1 folder=$work/ggml-quoka-$version-$1
-  shift
-  cmake -S . -B "$work/$arch" -G Ninja -DCMAKE_BUILD_TYPE=Release -DQUOKA_ISA_LEVELS=usual -DQUOKA_BUILD_TESTS=OFF \
-    -DQUOKA_BUILD_BENCHES=OFF -DQUOKA_BUILD_DECODER=OFF -DQUOKA_BUILD_EXAMPLES=ON "$@" >"$work/log" || fail "$(<"$work/log")"
+  cmake -S . -B "$work/$arch" -G Ninja --toolchain "$quoka_root/.cmake/zig.cmake" -DCMAKE_BUILD_TYPE=Release \
+    -DQUOKA_ZIG_TARGET="$arch-linux-gnu.2.17" -DQUOKA_ISA_LEVELS=usual -DQUOKA_BUILD_TESTS=OFF -DQUOKA_BUILD_BENCHES=OFF \
+    -DQUOKA_BUILD_EXAMPLES=OFF -DQUOKA_BUILD_GGML=ON -DGGML_DIR="$2" >"$work/log" || fail "$(<"$work/log")"
   cmake --build "$work/$arch" -j "$quoka_jobs" --target ggml-quoka >"$work/log" || fail "$(tail -50 "$work/log")"
-  cmake --install "$work/$arch" --component ggml --prefix "$folder" >"$work/log"
+  cmake --install "$work/$arch" --component ggml --prefix "$folder" --strip >"$work/log"
   [[ -n $(find "$folder" -name '*ggml-quoka*.so' 2>/dev/null) ]] ||
     fail "cmake --install --component ggml put no ggml-quoka into the package: $(<"$work/log")"
   tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$(git log -1 --format=%ct)" -C "$work" \
@@ -121,14 +121,13 @@ if [[ -n $plugin ]]; then
   install_missing "${quoka_example_packages[@]}"
   command -v npm >/dev/null || install_missing npm
   bash examples/ggml/get_llama_cpp.sh
-  backend x86_64 -DGGML_DIR="$quoka_root/build/llama.cpp"
+  bash .ci/get_zig.sh
+  backend x86_64 "$quoka_root/build/llama.cpp"
   install_missing g++-aarch64-linux-gnu
   mkdir -p "$work/ggml/unfinished" "$work/ggml/lib"
   cp -r build/llama.cpp/include "$work/ggml"
   (cd "$work/ggml" && fetch "${arm[@]}" && unpack "${arm[1]}" lib 3 'package/bins/linux-arm64/*.so')
-  # fmt is asked for when programs are configured, which are not built here: this machine's will do.
-  backend aarch64 -DGGML_DIR="$work/ggml" -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
-    -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -Dfmt_DIR="/usr/lib/$(uname -m)-linux-gnu/cmake/fmt"
+  backend aarch64 "$work/ggml"
 fi
 
 (cd "$to" && find . -maxdepth 1 -type f ! -name SHA256SUMS ! -name notes.md -printf '%P\n' | sort | xargs sha256sum >SHA256SUMS)
