@@ -5,8 +5,8 @@
 quoka_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 quoka_jobs=$(nproc)
 quoka_example_packages=(g++ cmake ninja-build libeigen3-dev nlohmann-json3-dev libcli11-dev libfmt-dev)
-quoka_packages=("${quoka_example_packages[@]}" pkg-config  # for everything in the tree
-  libgtest-dev libbenchmark-dev libpcre2-dev libopenblas-pthread-dev)
+quoka_test_packages=("${quoka_example_packages[@]}" pkg-config libgtest-dev)
+quoka_packages=("${quoka_test_packages[@]}" libbenchmark-dev libpcre2-dev libopenblas-pthread-dev)  # for everything in the tree
 
 # install_missing PACKAGE...: installs those that are not there, and does nothing when all are.
 install_missing() {

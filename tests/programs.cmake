@@ -1,0 +1,81 @@
+# What is built on the library: the programs of examples/, fuzzers, packages, pages. Included by CMakeLists.txt where
+# QUOKA_TEST_PROGRAMS is ON; ctest -L programs runs these alone.
+get_property(library_tests DIRECTORY PROPERTY TESTS)
+
+# ---- fuzzers --------------------------------------------------------------------------------------------
+
+# The fuzzers on inputs that were kept, and by libFuzzer.
+add_test_program(fuzz_tests outside fuzz/replay_test.cpp)
+if(TARGET fuzz_tests)
+  target_sources(fuzz_tests PRIVATE ${PROJECT_SOURCE_DIR}/examples/ggml/settings.cpp)
+  target_compile_definitions(fuzz_tests PRIVATE QUOKA_FUZZ_CORPUS="${CMAKE_CURRENT_SOURCE_DIR}/fuzz/corpus")
+endif()
+if(QUOKA_BUILD_FUZZERS)
+  add_subdirectory(fuzz)
+endif()
+
+# ---- the programs of examples/ --------------------------------------------------------------------------
+
+if(TARGET quoka_methods)
+  add_test_folder(programs outside LIBRARIES quoka_methods)
+endif()
+if(QUOKA_BUILD_DECODER)
+  foreach(layer file text model tasks)
+    add_test_folder(decoder/${layer} outside LIBRARIES decoder_${layer})
+  endforeach()
+endif()
+
+if(TARGET quoka_ggml_engine)
+  add_test_folder(ggml outside LIBRARIES quoka_ggml quoka_ggml_engine quoka_support)
+  add_subdirectory(ggml)
+endif()
+
+# ---- pages: tables as bench/results/*.json gives them; links, headings, the number of words ------------
+
+wanted(results_tables is_wanted)
+if(is_wanted AND Python3_FOUND)
+  add_test(NAME results_tables COMMAND ${Python3_EXECUTABLE} -B ${PROJECT_SOURCE_DIR}/bench/tables.py --check)
+endif()
+
+# ---- a selector and a format, added as CONTRIBUTING.md says ------------------------------------------
+
+wanted(contributing is_wanted)
+if(is_wanted AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang" AND NOT CMAKE_CROSSCOMPILING)
+  add_test(NAME contributing
+    COMMAND ${CMAKE_COMMAND} -D SOURCE=${PROJECT_SOURCE_DIR} -D WORK=${CMAKE_CURRENT_BINARY_DIR}/contributing
+      -D CXX=${CMAKE_CXX_COMPILER} -D "FLAGS=${CMAKE_CXX20_STANDARD_COMPILE_OPTION} ${CMAKE_CXX_FLAGS}"
+      -D "INCLUDES=$<JOIN:$<TARGET_PROPERTY:quoka,INTERFACE_INCLUDE_DIRECTORIES>,|>"
+      -P ${CMAKE_CURRENT_SOURCE_DIR}/contributing/check.cmake)
+  set_tests_properties(contributing PROPERTIES SKIP_REGULAR_EXPRESSION "neither git nor patch: skipped")
+endif()
+
+# ---- the reports of one's own machine, and of one's own model --------------------------------------------------------------
+
+wanted(report is_wanted)
+find_program(CHROMIUM chromium)
+if(is_wanted AND CHROMIUM AND Python3_FOUND)
+  add_test(NAME report COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/report_test.py ${CHROMIUM})
+  add_test(NAME ggml.check_page
+    COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/check_page_test.py ${CHROMIUM})
+endif()
+
+# ---- the library as one header; recipes of package managers ---------------------------------------------
+
+wanted(packaging is_wanted)
+if(is_wanted AND Python3_FOUND AND CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang" AND NOT CMAKE_CROSSCOMPILING)
+  separate_arguments(flags UNIX_COMMAND "${CMAKE_CXX20_STANDARD_COMPILE_OPTION} ${CMAKE_CXX_FLAGS}")
+  get_target_property(eigen Eigen3::Eigen INTERFACE_INCLUDE_DIRECTORIES)
+  add_test(NAME packaging.single_header
+    COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/packaging/single_header.py
+      ${CMAKE_CURRENT_BINARY_DIR}/single_header ${eigen} ${CMAKE_CXX_COMPILER} ${flags})
+  add_test(NAME packaging.recipes
+    COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/packaging/recipes.py
+      ${CMAKE_CURRENT_BINARY_DIR}/recipes ${CMAKE_COMMAND} -DCMAKE_CXX_COMPILER=${CMAKE_CXX_COMPILER}
+      -DCMAKE_CXX_FLAGS=${CMAKE_CXX_FLAGS} -DEigen3_DIR=${Eigen3_DIR})
+endif()
+
+get_property(program_tests DIRECTORY PROPERTY TESTS)
+list(REMOVE_ITEM program_tests ${library_tests})
+if(program_tests)
+  set_tests_properties(${program_tests} PROPERTIES LABELS programs)
+endif()
