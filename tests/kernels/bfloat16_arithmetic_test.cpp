@@ -551,6 +551,34 @@ TEST(Bfloat16Parts, RoundingAndSplittingKeepTheirBounds) {
   }
 }
 
+// Two packets to pairs and back.
+TEST(Bfloat16Parts, PairsAreRoundedInOrder) {
+  Random random(52);
+  for (int round = 0; round < 20000; ++round) {
+    alignas(64) float x[2][simd::lanes], back[2][simd::lanes], start[simd::lanes], sum[simd::lanes];
+    for (auto& row : x)
+      for (float& one : row) {
+        do one = simd::float_of(static_cast<std::uint32_t>(random.bits()));
+        while (!(std::abs(one) < 0x1p126f));
+      }
+    for (float& one : start) one = static_cast<float>(random.normal());
+    const simd::Packet pairs = simd::round_pairs(simd::load(x[0]), simd::load(x[1]));
+    simd::store(back[0], simd::firsts(pairs));
+    simd::store(back[1], simd::seconds(pairs));
+    simd::store(sum, simd::add_pairs(simd::load(start), pairs));
+    for (int i = 0; i < simd::lanes; ++i) {
+      double exact = static_cast<double>(start[i]), size = std::abs(exact);
+      for (int of = 0; of < 2; ++of) {
+        const double at = static_cast<double>(x[of][i]), rounded = static_cast<double>(back[of][i]);
+        EXPECT_EQ(simd::bits_of(back[of][i]) & 0xffffu, 0u);
+        EXPECT_LE(std::abs(rounded - at), 0x1p-8 * std::abs(at) + 0x1p-126);
+        exact += rounded, size += std::abs(rounded);
+      }
+      EXPECT_LE(std::abs(static_cast<double>(sum[i]) - exact), 0x1p-23 * size + 0x1p-126);
+    }
+  }
+}
+
 TEST(Bfloat16Parts, HalvesSideBySideAndZipped) {
   alignas(64) float a[simd::lanes], b[simd::lanes], pairs[simd::lanes], zipped[2 * simd::lanes];
   std::uint16_t halves[simd::lanes];

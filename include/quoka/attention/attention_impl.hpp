@@ -33,7 +33,7 @@ const PanelArithmetic* bfloat16_of_here() {
     if (tiles_work()) return &bfloat16_panels<TileUnit<simd::Tiles>, products>();
   if constexpr (simd::has_bfloat16_squares && (!automatic || products < 3))
     return &bfloat16_panels<SquareUnit<simd::Bfloat16Square, simd::Bfloat16Eight>, products>();
-  if constexpr (simd::has_bfloat16_sums && !automatic)
+  if constexpr (simd::has_bfloat16_sums && !automatic && products == 1)
     if (simd::bfloat16_sums_pay())
       return &bfloat16_panels<PairUnit<simd::DotBfloat16Sums>, products>();
   return nullptr;

@@ -266,14 +266,13 @@ class Bfloat16Panels final : public PanelArithmetic {
       const float* const at = x_ + key * width + j * simd::lanes;
       const simd::Packet a = simd::exp2(simd::sub(simd::load(at), reference_[j]));
       const simd::Packet b = simd::exp2(simd::sub(simd::load(at + width), reference_[j]));
-      const simd::Packet a_high = simd::round_bfloat16(a), b_high = simd::round_bfloat16(b);
-      high = simd::upper_halves(a_high, b_high);
+      high = simd::round_pairs(a, b);
       if constexpr (splits_queries) {
-        low = simd::upper_halves(simd::round_bfloat16(simd::sub(a, a_high)),
-                                 simd::round_bfloat16(simd::sub(b, b_high)));
+        low =
+            simd::round_pairs(simd::sub(a, simd::firsts(high)), simd::sub(b, simd::seconds(high)));
         sum_[j] = simd::add(simd::add(sum_[j], a), b);
       } else {
-        sum_[j] = simd::add(simd::add(sum_[j], a_high), b_high);
+        sum_[j] = simd::add_pairs(sum_[j], high);
       }
     }
     QUOKA_INLINE static void store(Bfloat16* p, const simd::Packet (&words)[1]) {

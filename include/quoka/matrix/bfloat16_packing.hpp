@@ -216,12 +216,12 @@ bool pack_unit_values(const Format& format, const ConstRow* rows, Index count,
         for (int j = 0; j < simd::lanes; ++j) {
           const simd::Packet a = simd::load_unaligned(x[2 * j] + c);
           const simd::Packet b = simd::load_unaligned(x[2 * j + 1] + c);
-          const simd::Packet a_high = simd::round_bfloat16(a), b_high = simd::round_bfloat16(b);
           squares = simd::fma(a, a, simd::fma(b, b, squares));
-          high.packet[j] = simd::upper_halves(a_high, b_high);
+          const simd::Packet pairs = simd::round_pairs(a, b);
+          high.packet[j] = pairs;
           if (to.low != nullptr)
-            low.packet[j] = simd::upper_halves(simd::round_bfloat16(simd::sub(a, a_high)),
-                                               simd::round_bfloat16(simd::sub(b, b_high)));
+            low.packet[j] = simd::round_pairs(simd::sub(a, simd::firsts(pairs)),
+                                              simd::sub(b, simd::seconds(pairs)));
         }
         store_value_turn<Unit>(high, key, c, channels, to.high);
         if (to.low != nullptr) store_value_turn<Unit>(low, key, c, channels, to.low);

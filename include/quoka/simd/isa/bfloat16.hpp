@@ -4,6 +4,8 @@
 //   round_bfloat16(x)      x as a float of 8 significant bits: to nearest, ties away from zero.
 //                          |x| < 2^127; what becomes of NaN and infinity is not said
 //   upper_halves(a, b)     of two such packets, the pairs (a[i], b[i]) as `lanes` words of 32 bits
+//   round_pairs(a, b)      the pairs (a[i], b[i]) rounded; ties, denormals as is fastest
+//   firsts(p), seconds(p)  of such pairs, as floats; add_pairs(x, p) adds both to x
 //   store_upper_half(p, a) of one such packet, its `lanes` numbers of 16 bits
 //   store_zipped(p, a, b)  words a[0], b[0], a[1], b[1] ...: aligned to a packet
 //
@@ -81,12 +83,62 @@ QUOKA_INLINE void store_zipped(float* p, const Packet& a, const Packet& b) {
 }
 #endif
 
+#if QUOKA_ISA_AVX512
+QUOKA_INLINE Packet firsts(Packet pairs) {
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(pairs), 16));
+}
+QUOKA_INLINE Packet seconds(Packet pairs) {
+  return _mm512_castsi512_ps(
+      _mm512_and_si512(_mm512_castps_si512(pairs), _mm512_set1_epi32(-0x10000)));
+}
+#elif QUOKA_ISA_NEON
+QUOKA_INLINE Packet firsts(Packet pairs) {
+  return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_f32(pairs), 16));
+}
+QUOKA_INLINE Packet seconds(Packet pairs) {
+  return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(pairs), vdupq_n_u32(0xffff0000u)));
+}
+#else
+QUOKA_INLINE Packet firsts(const Packet& pairs) {
+  alignas(64) float each[lanes];
+  store(each, pairs);
+  for (float& one : each) one = float_of(bits_of(one) << 16);
+  return load_packet(each);
+}
+QUOKA_INLINE Packet seconds(const Packet& pairs) {
+  alignas(64) float each[lanes];
+  store(each, pairs);
+  for (float& one : each) one = float_of(bits_of(one) & 0xffff0000u);
+  return load_packet(each);
+}
+#endif
+
+#if !QUOKA_ISA_BF16_DOTS
+QUOKA_INLINE Packet round_pairs(const Packet& a, const Packet& b) {
+  return upper_halves(round_bfloat16(a), round_bfloat16(b));
+}
+QUOKA_INLINE Packet add_pairs(const Packet& sums, const Packet& pairs) {
+  return add(add(sums, firsts(pairs)), seconds(pairs));
+}
+#endif
+
 // --- AVX512_BF16 ------------------------------------------------------------------------------
 
 #if QUOKA_ISA_BF16_DOTS
+QUOKA_INLINE Packet round_pairs(Packet a, Packet b) {
+  alignas(64) static constexpr std::uint16_t order[32] = {
+      0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512i in_turn = (__m512i)_mm512_cvtne2ps_pbh(b, a);
+  return _mm512_castsi512_ps(_mm512_permutexvar_epi16(_mm512_load_si512(order), in_turn));
+}
+QUOKA_INLINE Packet add_pairs(Packet sums, Packet pairs) {
+  asm("vdpbf16ps\t%2, %1, %0" : "+v"(sums) : "v"(pairs), "v"(_mm512_set1_epi32(0x3f803f80)));
+  return sums;
+}
 inline constexpr bool has_bfloat16_sums = true;
-// Are they faster than float's? Zen 4 multiplies pairs at the rate of floats, twice the products; Intel's
-// Emerald Rapids at a quarter of it (measured, both).
+// Are they faster than float's? Zen 4 and 5 multiply pairs at the rate of floats, twice the products;
+// Intel's Emerald Rapids at a quarter of it (measured, all three).
 inline bool bfloat16_sums_pay() {
   static const bool amd = detail::cpu_is_amd();
   return amd;
