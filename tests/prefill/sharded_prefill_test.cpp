@@ -714,8 +714,8 @@ TEST(Sent, IsWhatTheHeaderSays) {
   EXPECT_EQ(sent(shape, options, 2, 1, past, n),
             (Sent{plain + 12 * 2 * 5 * rows + 2 * Rounds::header_bytes, 1 + 1 + 1 + 5 + 4}));
   options = {.budget = k, .top_k = {.window = 4}};
-  EXPECT_EQ(sent(shape, options, 2, 1, past, n),  // 700 keys in blocks of 512: one run on each
-            (Sent{plain + 4 * 2 * 5 * 3 + Rounds::header_bytes, 1 + 1 + 1 + 5 + 2}));
+  EXPECT_EQ(sent(shape, options, 2, 1, past, n),  // 700 keys in blocks of 64: at most 6 runs on each
+            (Sent{plain + 4 * 2 * 5 * 3 * 6 + Rounds::header_bytes, 1 + 1 + 1 + 5 + 2}));
 }
 
 TEST(Sent, DoesNotDependOnTheLengthOfTheCache) {

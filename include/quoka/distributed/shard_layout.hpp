@@ -15,7 +15,9 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 
 struct ShardLayout {
-  Index block = 0;  // tokens; 0, round robin alone: the method's least multiple of 512 or more
+  // Tokens; 0, round robin alone: the method's least multiple of 64 or more. Larger ones leave a chunk to one
+  // rank, and the others wait until that has appended it.
+  Index block = 0;
   bool is_contiguous = false;  // false: round robin
 
   // Blocks of tokens in turn.
@@ -31,7 +33,7 @@ class ShardMap {
   // `multiple`: what the method asks for. Throws std::invalid_argument for a block that is none.
   ShardMap(const ShardLayout& layout, Index multiple, int rank, int ranks)
       : rank_(rank), ranks_(ranks), is_contiguous_(layout.is_contiguous) {
-    block_ = layout.block == 0 && !is_contiguous_ ? round_up(512, multiple) : layout.block;
+    block_ = layout.block == 0 && !is_contiguous_ ? round_up(64, multiple) : layout.block;
     detail::require_multiple("the tokens of a shard's block", block_, "the method's keys",
                              multiple);
   }
