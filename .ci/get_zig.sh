@@ -24,9 +24,18 @@ unpack "${libraries[1]}" lib 1 package
 for tool in cc c++ ar ranlib; do
   cat >"$tool" <<WRAPPER
 #!/bin/bash
-# zig $tool, which calls the levels of x86-64 by other names.
+# zig $tool, which calls architectures by other names: x86-64-v3 x86_64_v3, armv8.6-a+x generic+v8_6a+x.
 export ZIG_LIB_DIR="$PWD/lib"
-exec "$PWD/zig" $tool "\${@/#-march=x86-64-v/-march=x86_64_v}"
+arguments=()
+for argument; do
+  if [[ \$argument == -march=x86-64-v* ]]; then
+    argument=-march=x86_64_v\${argument#-march=x86-64-v}
+  elif [[ \$argument =~ ^-march=armv8(\.([0-9]))?-a(.*)\$ ]]; then
+    argument=-mcpu=generic\${BASH_REMATCH[2]:++v8_\${BASH_REMATCH[2]}a}\${BASH_REMATCH[3]}
+  fi
+  arguments+=("\$argument")
+done
+exec "$PWD/zig" $tool "\${arguments[@]}"
 WRAPPER
   chmod +x "$tool"
 done

@@ -247,9 +247,12 @@ Totals run(const Flags& flags, const typename S::Options& options, MpiCommunicat
   totals.network = measured_network(mpi);
   totals.contention = measured_contention(flags, mpi, threads);
   const Index past = flags.len - 1 - (flags.len - 1) % flags.chunk;  // of the last chunk
-  totals.shape = {flags.q_heads, flags.kv_heads, flags.head_dim, flags.len - past, 0, 0};
+  totals.shape = {flags.q_heads, flags.kv_heads, flags.head_dim, flags.len - past, 0, 0, 0};
   if constexpr (!std::is_same_v<S, quoka::DenseSelector>) {
-    if (options.budget.keys(past) < past) totals.shape.wanted = options.budget.keys(past);
+    if (options.budget.keys(past) < past) {
+      totals.shape.wanted = options.budget.keys(past);
+      totals.shape.proposed = sharded.proposed();
+    }
     if (options.domain == quoka::Domain::softmax)
       totals.shape.softmax_rows = quoka::round_up(
           std::min(options.n_queries, totals.shape.q_len) * flags.q_heads / flags.kv_heads,
@@ -282,10 +285,11 @@ int run_job(const Flags& flags, Report& report) {
     double seconds = 0.0;
     for (Index past = 0; past < flags.len; past += flags.chunk) {
       ChunkShape shape = totals.shape;
+      shape.proposed = std::min(shape.wanted, quoka::ceil_div(shape.wanted, ranks) * 9 / 8 + 16);
       shape.q_len = std::min(flags.chunk, flags.len - past);
       ComputeCost parts = totals.parts;
       if (past <= flags.budget && !flags.dense) {  // all of it is attended to
-        shape.wanted = 0, parts.choose = parts.score_per_key = 0.0;
+        shape.wanted = shape.proposed = 0, parts.choose = parts.score_per_key = 0.0;
         parts.past *= static_cast<double>(past) / static_cast<double>(flags.budget);
       }
       seconds += chunk_seconds(shape, parts, network, header_bytes, ranks, past, contention);

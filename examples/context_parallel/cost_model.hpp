@@ -5,12 +5,12 @@
 //           + (score L + past(L)) / P                    its own keys, and those selected of them
 //           + chunk u,  u = c r / (g n)                  the chunk's own keys, for the rows at home: c of g
 //                                                        KV heads, r of n rows
-//           + candidate g k P                            every rank merges all ranks' candidates
+//           + candidate g m P                            every rank merges all ranks' candidates
 //           + merge u P                                  results by log-sum-exp, at home
 //           + deliver                                    every rank writes the whole output
 //           + rounds latency(P) + received / bandwidth
 //
-// L cached keys, g KV heads, k keys wanted by score. Seconds of one process, all of its threads. Computing
+// L cached keys, g KV heads, m keys proposed by a rank. Seconds of one process, all of its threads. Computing
 // takes `contention` times as long where ranks share what a machine has; measured, 1 for a machine a rank.
 // What is selected is taken to lie evenly over the ranks. Not in it: waiting for the slowest rank, and the
 // rest of a model, which other kinds of parallelism divide.
@@ -31,6 +31,7 @@ using quoka::Index;
 struct ChunkShape {
   Index q_heads, kv_heads, v_dim, q_len;
   Index wanted;        // keys of each KV head by their scores; 0: nothing is selected
+  Index proposed;      // thereof by each rank
   Index softmax_rows;  // queries that score for a KV head, whole panels, in Domain::softmax; else 0
 };
 
@@ -48,7 +49,7 @@ inline Sent sent_per_chunk(const ChunkShape& s, Index header_bytes, Index ranks,
   Sent sent;
   Index headers = 2;  // at begin and at end
   if (s.wanted > 0) {
-    sent.candidates = 8 * s.kv_heads * s.wanted;
+    sent.candidates = 8 * s.kv_heads * s.proposed;
     ++sent.calls, ++headers;
     sent.softmax = 12 * s.kv_heads * s.softmax_rows;
     if (s.softmax_rows > 0) sent.calls += 2, headers += 2;
@@ -96,7 +97,7 @@ inline double chunk_seconds(const ChunkShape& s, const ComputeCost& cost, const 
                    (cost.score_per_key * len + cost.past + cost.past_per_key * len) / p +
                    cost.chunk * home;
   if (ranks == 1) return compute * contention;
-  compute += cost.candidate * static_cast<double>(s.kv_heads * s.wanted) * p +
+  compute += cost.candidate * static_cast<double>(s.kv_heads * s.proposed) * p +
              cost.merge * home * p + cost.deliver;
   const Sent sent = sent_per_chunk(s, header_bytes, ranks, 0);
   const Index exchanged = ranks - 1;  // calls that pass partial results from one rank to one

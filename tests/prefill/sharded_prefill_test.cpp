@@ -444,6 +444,66 @@ TEST(ShardedQuoka, KeepsTheSketchOfItsOwnKeys) {
   }));
 }
 
+// Ranks propose what the last chunk took of each, and a little more: no key is lost when all of the best lie
+// on one rank from one chunk to the next, or where a rank has fewer keys than that.
+TEST(ShardedQuoka, BestKeysThatMoveToOneRankAreAllFound) {
+  constexpr Index chunk = 64, chunks = 12, budget = 128;
+  Random random(916);
+  Shape shape;
+  shape.q_heads = shape.kv_heads = 2;
+  shape.chunks.assign(static_cast<std::size_t>(chunks), chunk);
+  Prompt<float> prompt(random, shape);
+  // Of one KV head, the keys of even chunks, which rank 0 of 2 keeps, answer the queries of chunk 9; to all
+  // other queries they are as those of odd chunks.
+  for (Index i = 0; i < chunks * chunk; ++i) {
+    const Index at = i / chunk;
+    prompt.k(0, 1, i, at % 2) += 3.0f;
+    prompt.q(0, 1, i, 0) = at == 9 ? 20.0f : 0.0f;
+    prompt.q(0, 1, i, 1) = 0.0f;
+  }
+  for (const Index sinks : {0, 5}) {
+    const QuokaOptions options{.budget = budget, .top_k = {.keep_first = sinks}};
+    for (const ShardLayout& layout :
+         {ShardLayout::round_robin(chunk), ShardLayout::contiguous(700)})
+      expect_as_one_machine<QuokaSelector>(shape, options, prompt, 2, layout);
+    // What each chunk asked for.
+    expect_no_errors(on_ranks(2, [&](auto communicator) {
+      ShardedPrefill<QuokaSelector> layer(shape.layer(), options, communicator,
+                                          ShardLayout::round_robin(chunk));
+      const Index all = budget - sinks;
+      for (Index i = 0; i < chunks; ++i) {
+        const auto part = [&](const Tensor4<float>& x) {
+          return quoka::view_of(x).slice(i * chunk, chunk);
+        };
+        Tensor4<float> out(1, 2, chunk, shape.v_dim);
+        layer.forward(part(prompt.q), part(prompt.k), part(prompt.v), {TensorView<float>(out)});
+        if (i == 9) {
+          EXPECT_EQ(layer.proposed(), all);
+        } else if (i > 3 && i != 10) {
+          EXPECT_LT(layer.proposed(), all);
+          EXPECT_GE(layer.proposed(), all / 2);
+        }
+        if (i == 7) layer.truncate(layer.kv_len() - 1);  // knows nothing any more
+        if (i == 7) {
+          layer.forward(part(prompt.q).slice(chunk - 1, 1), part(prompt.k).slice(chunk - 1, 1),
+                        part(prompt.v).slice(chunk - 1, 1), {TensorView<float>(out).slice(0, 1)});
+          EXPECT_EQ(layer.proposed(), all);
+        }
+      }
+    }));
+  }
+}
+
+// A budget that grows faster than what a rank proposes, and another rank that has no more keys.
+TEST(ShardedQuoka, ABudgetThatGrowsIsFilled) {
+  Random random(917);
+  Shape shape;
+  shape.chunks = {256, 256, 64};
+  const Prompt<float> prompt(random, shape);
+  expect_as_one_machine<QuokaSelector>(shape, {.budget = 0.9}, prompt, 2,
+                                       ShardLayout::contiguous(384));
+}
+
 TEST(ShardedSoftmax, OfSeveralGroupsOfPanelsHasTheBitsOfOneMachine) {  // the order of sums
   Random random(912);
   Shape shape;
@@ -714,8 +774,9 @@ TEST(Sent, IsWhatTheHeaderSays) {
   EXPECT_EQ(sent(shape, options, 2, 1, past, n),
             (Sent{plain + 12 * 2 * 5 * rows + 2 * Rounds::header_bytes, 1 + 1 + 1 + 5 + 4}));
   options = {.budget = k, .top_k = {.window = 4}};
-  EXPECT_EQ(sent(shape, options, 2, 1, past, n),  // 700 keys in blocks of 64: at most 6 runs on each
-            (Sent{plain + 4 * 2 * 5 * 3 * 6 + Rounds::header_bytes, 1 + 1 + 1 + 5 + 2}));
+  EXPECT_EQ(
+      sent(shape, options, 2, 1, past, n),  // 700 keys in blocks of 64: at most 6 runs on each
+      (Sent{plain + 4 * 2 * 5 * 3 * 6 + Rounds::header_bytes, 1 + 1 + 1 + 5 + 2}));
 }
 
 TEST(Sent, DoesNotDependOnTheLengthOfTheCache) {

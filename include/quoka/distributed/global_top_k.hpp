@@ -8,6 +8,10 @@
 //
 // No two are equal, 0 is none, and every rank finds the same k largest. Forced keys are known without
 // scores. With a window w > 1, runs of keys exchange the w - 1 scores at their ends first.
+//
+// k from each rank are more than are taken. From the second selection on each sends m <= k: an eighth and 16
+// more than the last one took from any rank for any KV head. Where all m of a rank are taken there may be
+// better ones behind them: select() says so, to all ranks alike, and all are asked for.
 #pragma once
 
 #include <quoka/distributed/rounds.hpp>
@@ -32,13 +36,20 @@ class GlobalTopK {
   // How many keys must be found by their scores; 0: none.
   Index wanted() const { return wanted_; }
 
+  // How many of them each rank proposes.
+  Index proposed() const { return each_; }
+  // In this selection: all that are wanted. From the next one on, as in the first.
+  void propose_all();
+  void forget() { most_taken_ = 0; }
+
   // One of these, for this rank's keys: scores [batch, kv_heads, local_len]; or the scores [batch,
   // kv_heads, stride] of a Selection that holds the best of them, window 1.
   void propose(const float* scores, Rounds& rounds, ExecutorRef executor);
   void propose(const Selection& best, const float* scores, Index stride, ExecutorRef executor);
 
-  // Collective: the Selection of all keys, and this rank's part of it by the places in its cache.
-  void select(Selection& selection, Selection& own, Rounds& rounds, ExecutorRef executor);
+  // Collective: the Selection of all keys, and this rank's part of it by the places in its cache. False on
+  // all ranks, and neither is of use, where too few were proposed: propose_all().
+  bool select(Selection& selection, Selection& own, Rounds& rounds, ExecutorRef executor);
 
   // Bytes that each rank sends in propose() and select(), without headers.
   Index bytes() const;
@@ -59,7 +70,9 @@ class GlobalTopK {
   };
 
   const float* pooled(const float* scores, Rounds& rounds, ExecutorRef executor);
+  // Writes to most_of_head_, too.
   Position* merge_candidates(Index head, Scratch& s, Position* to) const;
+  void reserve_candidates();
   Index keep_best(Candidate* candidates, Index n, Candidate* copy) const;
   Index halo() const { return options_.window - 1; }
   // Where run i of a head on a rank has its ends: the first window / 2 scores, then the last.
@@ -71,8 +84,11 @@ class GlobalTopK {
   TopKOptions options_;
   Index kv_len_ = 0, local_len_ = 0, batch_ = 0, kv_heads_ = 0, heads_ = 0, runs_ = 0, ranks_ = 1;
   Index first_ = 0, last_ = 0, wanted_ = 0;  // forced at both ends; by scores
+  Index each_ = 0;                           // thereof proposed by each rank
+  Index most_taken_ = 0;                     // of these in the last selection; 0: not known
   Index local_first_ = 0, local_end_ = 0;    // this rank's keys that are not forced
-  Buffer<Candidate> mine_, all_;             // [batch, kv_heads, wanted], of each rank
+  Buffer<Candidate> mine_, all_;             // [batch, kv_heads, proposed], of each rank
+  Buffer<Index> most_of_head_;               // [batch, kv_heads]: taken of a rank
   Buffer<float> ends_, all_ends_, pooled_;
   WorkerScratch<Scratch> scratch_;
 };

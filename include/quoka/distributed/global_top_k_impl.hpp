@@ -23,7 +23,7 @@ QUOKA_FUNC void GlobalTopK::Scratch::reserve(Index local_len, Index wanted, Inde
   top_k.reserve(local_len + window, window);
   best.reserve_amortised(std::max(wanted * ranks, local_len));
   listed.reserve_amortised(local_len);
-  next.reserve(ranks);
+  next.reserve(2 * ranks);
   kept.reserve_amortised(std::min(local_len, wanted));
   if (window > 1) run.reserve_amortised(local_len + window);
 }
@@ -44,13 +44,24 @@ QUOKA_FUNC void GlobalTopK::begin(const ShardMap& map, Index kv_len, Index budge
   if (options.window > 1)
     require_at_most("window, of keys in shards,", options.window, "the tokens of a block",
                     map.block());
-  mine_.reserve(heads_ * wanted_);
-  all_.reserve(ranks_ * heads_ * wanted_);
+  const Index likely = std::max(ceil_div(wanted_, ranks_), most_taken_ + most_taken_ / 8 + 16);
+  each_ = most_taken_ > 0 ? std::min(wanted_, likely) : wanted_;
+  reserve_candidates();
   scratch_.reserve(workers, local_len_, wanted_, ranks_, options.window);
 }
 
+QUOKA_FUNC void GlobalTopK::reserve_candidates() {
+  mine_.reserve_amortised(heads_ * each_);
+  all_.reserve_amortised(ranks_ * heads_ * each_);
+  most_of_head_.reserve(heads_);
+}
+QUOKA_FUNC void GlobalTopK::propose_all() {
+  each_ = wanted_;
+  reserve_candidates();
+}
+
 QUOKA_FUNC Index GlobalTopK::bytes() const {
-  const Index candidates = heads_ * wanted_ * Index{sizeof(Candidate)};
+  const Index candidates = heads_ * each_ * Index{sizeof(Candidate)};
   return wanted_ == 0 ? 0 : candidates + heads_ * runs_ * halo() * Index{sizeof(float)};
 }
 
@@ -101,15 +112,15 @@ QUOKA_FUNC const float* GlobalTopK::pooled(const float* scores, Rounds& rounds,
   return pooled;
 }
 
-// The `wanted` largest of n, in their order; returns how many.
+// The largest of n, as many as are proposed, in their order; returns how many.
 QUOKA_FUNC Index GlobalTopK::keep_best(Candidate* candidates, Index n, Candidate* copy) const {
-  if (n <= wanted_) return n;
+  if (n <= each_) return n;
   std::copy_n(candidates, n, copy);
-  std::nth_element(copy, copy + wanted_ - 1, copy + n,
+  std::nth_element(copy, copy + each_ - 1, copy + n,
                    [](Candidate a, Candidate b) { return a > b; });
-  const Candidate least = copy[wanted_ - 1];
+  const Candidate least = copy[each_ - 1];
   (void)std::remove_if(candidates, candidates + n, [least](Candidate x) { return x < least; });
-  return wanted_;
+  return each_;
 }
 
 QUOKA_FUNC void GlobalTopK::propose(const float* scores, Rounds& rounds, ExecutorRef executor) {
@@ -117,9 +128,9 @@ QUOKA_FUNC void GlobalTopK::propose(const float* scores, Rounds& rounds, Executo
   executor.run(heads_, [&](Index head, int worker) {
     Scratch& s = scratch_[worker];
     const float* const from = by + head * local_len_ + local_first_;
-    const Index n = local_end_ - local_first_, count = std::min(wanted_, n);
-    Candidate* to = mine_.data() + head * wanted_;
-    std::fill_n(to, wanted_, Candidate{0});
+    const Index n = local_end_ - local_first_, count = std::min(each_, n);
+    Candidate* to = mine_.data() + head * each_;
+    std::fill_n(to, each_, Candidate{0});
     if (count <= 0) return;
     const std::span<Position> kept(s.kept.data(), static_cast<std::size_t>(count));
     top_k_head(from, n, {}, kept, s.top_k);
@@ -132,7 +143,7 @@ QUOKA_FUNC void GlobalTopK::propose(const Selection& best, const float* scores, 
   executor.run(heads_, [&](Index head, int worker) {
     Scratch& s = scratch_[worker];
     const std::span<const Position> kept = best.row(head / kv_heads_, head % kv_heads_);
-    Candidate* const to = mine_.data() + head * wanted_;
+    Candidate* const to = mine_.data() + head * each_;
     Candidate* const free = s.listed.data();
     Index n = 0;
     for (std::size_t i = 0; i < kept.size(); ++i)
@@ -140,13 +151,13 @@ QUOKA_FUNC void GlobalTopK::propose(const Selection& best, const float* scores, 
         free[n++] =
             candidate_of(scores[head * stride + static_cast<Index>(i)], map_.position(kept[i]));
     n = keep_best(free, n, s.best.data());
-    std::fill(std::copy_n(free, n, to), to + wanted_, Candidate{0});
+    std::fill(std::copy_n(free, n, to), to + each_, Candidate{0});
   });
 }
 
-QUOKA_FUNC void GlobalTopK::select(Selection& selection, Selection& own, Rounds& rounds,
+QUOKA_FUNC bool GlobalTopK::select(Selection& selection, Selection& own, Rounds& rounds,
                                    ExecutorRef executor) {
-  const Index budget = first_ + wanted_ + last_, each = heads_ * wanted_;
+  const Index budget = first_ + wanted_ + last_, each = heads_ * each_;
   SelectionWriter writer(selection, batch_, kv_heads_, kv_len_, budget);
   SelectionWriter own_writer(own, batch_, kv_heads_, local_len_, std::min(budget, local_len_));
   if (wanted_ > 0) {
@@ -163,6 +174,7 @@ QUOKA_FUNC void GlobalTopK::select(Selection& selection, Selection& own, Rounds&
     Position* to = row.data();
     for (Index i = 0; i < first_; ++i) *to++ = static_cast<Position>(i);
     if (wanted_ > 0) to = merge_candidates(head, scratch_[worker], to);
+    if (to == nullptr) return;  // too few
     for (Index i = kv_len_ - last_; i < kv_len_; ++i) *to++ = static_cast<Position>(i);
     Position* const places = own_writer.row(b, kv_head).data();
     Index count = 0;
@@ -173,34 +185,43 @@ QUOKA_FUNC void GlobalTopK::select(Selection& selection, Selection& own, Rounds&
     }
     own_writer.set_count(b, kv_head, count);
   });
+  if (wanted_ > 0) {
+    most_taken_ = *std::max_element(most_of_head_.data(), most_of_head_.data() + heads_);
+    if (most_taken_ == each_ && each_ < wanted_) return false;
+  }
   writer.commit();
   own_writer.commit();
+  return true;
 }
 
-// The `wanted` best of all ranks' candidates, as ascending positions.
+// The `wanted` best of all ranks' candidates, as ascending positions; null where there are not so many.
 QUOKA_FUNC Position* GlobalTopK::merge_candidates(Index head, Scratch& s, Position* to) const {
-  const auto of_rank = [&](Index rank) { return all_.data() + (rank * heads_ + head) * wanted_; };
+  const auto of_rank = [&](Index rank) { return all_.data() + (rank * heads_ + head) * each_; };
   Candidate* const copy = s.best.data();
   for (Index rank = 0; rank < ranks_; ++rank)
-    std::copy_n(of_rank(rank), wanted_, copy + rank * wanted_);
-  std::nth_element(copy, copy + wanted_ - 1, copy + ranks_ * wanted_,
+    std::copy_n(of_rank(rank), each_, copy + rank * each_);
+  std::nth_element(copy, copy + wanted_ - 1, copy + ranks_ * each_,
                    [](Candidate a, Candidate b) { return a > b; });
   const Candidate least = copy[wanted_ - 1];
+  Index& most = most_of_head_.data()[head];
+  most = each_;
+  if (least == 0) return nullptr;
   // Each rank's ascend in position.
-  Index* const at = s.next.data();
-  std::fill_n(at, ranks_, Index{0});
+  Index *const at = s.next.data(), *const taken = at + ranks_;
+  std::fill_n(at, 2 * ranks_, Index{0});
   for (Index i = 0; i < wanted_; ++i) {
     Index next = -1, next_position = kv_len_;
     for (Index rank = 0; rank < ranks_; ++rank) {
       const Candidate* const list = of_rank(rank);
-      while (at[rank] < wanted_ && list[at[rank]] < least) ++at[rank];
-      if (at[rank] == wanted_) continue;
+      while (at[rank] < each_ && list[at[rank]] < least) ++at[rank];
+      if (at[rank] == each_) continue;
       const Index position = position_of(list[at[rank]]);
       if (position < next_position) next = rank, next_position = position;
     }
-    ++at[next];
+    ++at[next], ++taken[next];
     *to++ = static_cast<Position>(next_position);
   }
+  most = *std::max_element(taken, taken + ranks_);
   return to;
 }
 

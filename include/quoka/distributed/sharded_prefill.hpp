@@ -35,14 +35,14 @@
 // c = ceil(g / P) KV heads at a home and r = n rows of them; with P > g, c = 1, r = ceil(n / floor(P / g)).
 // u is the rows of queries at home: c h r / g, fewer on the last ranks. Each rank sends, per chunk:
 //
-//   candidates        8 b g k                        1 allgather
+//   candidates        8 b g m                        1 allgather; m <= k (global_top_k.hpp), twice for some
 //   window w > 1      4 b g (w - 1) runs             1 allgather; runs: 1, or blocks of tokens per rank
 //   softmax           12 b g round_up(rows, panel)   2 allreduces; rows of queries that score for a KV head
 //   partial results   4 (h n - u) b (d + 1)          P - 1 sendrecvs
 //   merged results    4 (c h / g) r b (d + 1)        1 allgather
 //   headers           Rounds::header_bytes           1 allgather before each line, at begin and at end
 //
-// None of it depends on kv_len, with a budget in keys and a window of 1. Without selection (DenseSelector,
+// None of it grows with kv_len, with a budget in keys and a window of 1. Without selection (DenseSelector,
 // a past within the budget) the first three lines are nothing. Of dense attention by a ring each rank sends
 // 4 b g (kv_len / P) (head_dim + v_dim) (P - 1). FLOPs: scoring and attention over the past are divided by
 // the ranks as the layout divides the keys; choosing queries is done by each; the chunk's own part is
@@ -166,6 +166,7 @@ class ShardedPrefill {
     kv_len_ = len;
     layer_.cache().truncate(map_.local_len(len));
     state_.truncate(map_.local_len(len));
+    global_.forget();
   }
   // Room for `len` tokens on all ranks together. Not collective.
   void reserve(Index len) { layer_.cache().reserve(map_.local_len(len)); }
@@ -179,6 +180,8 @@ class ShardedPrefill {
   const Selection& selection() const { return selection_; }
   // Thereof this rank's, by places in its cache.
   const Selection& own_selection() const { return own_; }
+  // Keys of each KV head that every rank proposed for it; selection() has as many forced ones besides.
+  Index proposed() const { return global_.proposed(); }
 
  private:
   static constexpr bool is_dense = std::same_as<S, DenseSelector>;
@@ -283,17 +286,26 @@ class ShardedPrefill {
       if (budget < kv_len_) {
         const Shard shard(map_, kv_len_, rounds_);
         global_.begin(map_, kv_len_, budget, batch, heads, selector_.top_k(), executor.workers());
-        if (global_.wanted() > 0) propose(input(q, chunk_k, shard), budget, executor);
-        return global_.select(selection_, own_, rounds_, executor);
+        const Index forced = budget - global_.wanted();
+        const auto select = [&] {
+          if (global_.wanted() > 0)
+            propose(input(q, chunk_k, shard), global_.proposed() + forced, executor);
+          return global_.select(selection_, own_, rounds_, executor);
+        };
+        if (select()) return;
+        global_.propose_all();
+        select();
+        return;
       }
     }
     selection_.select_all(batch, heads, kv_len_);
     own_.select_all(batch, heads, local);
   }
 
-  void propose(const SelectorInput& in, Index budget, ExecutorRef executor) {
+  // The best `keys` of this rank.
+  void propose(const SelectorInput& in, Index keys, ExecutorRef executor) {
     const auto& scorer = selector_.scorer();
-    const Index heads = in.k.batch() * in.k.heads(), len = in.k.len(), most = std::min(budget, len);
+    const Index heads = in.k.batch() * in.k.heads(), len = in.k.len(), most = std::min(keys, len);
     if constexpr (requires { &std::decay_t<decltype(scorer)>::score_selected; }) {
       if (selector_.top_k().window == 1 && most < len &&
           scorer.select(in, most, state_, proposed_, executor)) {
