@@ -6,9 +6,11 @@
 #
 # Writes to DIR (build/check/MODEL unless said otherwise): check.html, the page to look at; check.json, all numbers; and
 # settings.json, which QUOKA_CONFIG names to use what is recommended. A run that was stopped goes on where it was.
-# Installs what is missing, and gets llama.cpp's libraries unless GGML_DIR names others. --help lists all options.
+# Installs what is missing. Takes the llama.cpp of GGML_DIR, or one that is installed, or else gets its libraries. --help
+# lists all options.
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/../../.ci/setup.sh"
+# shellcheck source=../support/npm.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../support/npm.sh"
 here=$quoka_root/examples/ggml
 build=$quoka_root/build/check-programs
 
@@ -18,10 +20,9 @@ if [[ ${1:-} == --compare ]]; then
   python3 "$here/check_page.py" "${@/%//check.json}" --out "$quoka_root/build/check/comparison.html"
   exit
 fi
-[[ $# -gt 0 ]] || { sed -n '2,9s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+[[ $# -gt 0 ]] || { sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 
-ggml=${GGML_DIR:-$quoka_root/build/llama.cpp}
-[[ -n ${GGML_DIR:-} ]] || bash "$here/get_llama_cpp.sh" >&2
+ggml=$(ggml_folder)
 echo "Building for this machine, a minute the first time" >&2
 cmake -S "$quoka_root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DQUOKA_NATIVE=ON -DGGML_DIR="$ggml" \
   -DQUOKA_BUILD_TESTS=OFF -DQUOKA_BUILD_BENCHES=OFF -DQUOKA_BUILD_DECODER=OFF >"$quoka_root/build/check.log"

@@ -3,7 +3,8 @@
 #
 #     install.sh [--prefix DIR]      ~/.local unless said otherwise: DIR/lib/quoka/libggml-quoka.so
 #
-# Gets llama.cpp's headers and libraries (get_llama_cpp.sh) unless GGML_DIR names others. Three minutes of two cores.
+# Takes the llama.cpp of GGML_DIR, or one that is installed, or else gets its headers and libraries. Three minutes of
+# two cores.
 set -euo pipefail
 # shellcheck source=../support/npm.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../support/npm.sh"
@@ -11,9 +12,9 @@ source "$(dirname "${BASH_SOURCE[0]}")/../support/npm.sh"
 prefix=$HOME/.local
 read_options prefix "$@"
 install_missing g++ cmake ninja-build libeigen3-dev nlohmann-json3-dev
-[[ -n ${GGML_DIR:-} ]] || bash "$quoka_root/examples/ggml/get_llama_cpp.sh"
+ggml=$(ggml_folder)
 cd "$quoka_root"
-cmake --preset plugin -DGGML_DIR="${GGML_DIR:-$quoka_root/build/llama.cpp}" >&2
+cmake --preset plugin -DGGML_DIR="$ggml" >&2
 cmake --build --preset plugin -j "$quoka_jobs" --target ggml-quoka >&2
 cmake --install build/plugin --component ggml --prefix "$prefix" --strip >&2
 library=$(find "$prefix" -name libggml-quoka.so | head -n 1)

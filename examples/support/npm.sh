@@ -15,6 +15,25 @@ llama_cpp_sources=(node-llama-cpp@3.22.1 node-llama-cpp-3.22.1.tgz
   sha512-bltIipuWmc123H7tMIgDGKSsSrhmhlQYeVUC48XTjVW7XGJJiJJyCdlTMzQ/LiWoPkGDpcL4FviDpgw7qfTiDw==)
 
 say() { echo "$*" >&2; }
+
+# ggml_folder: what the ggml backend is built against. GGML_DIR; else an installed llama.cpp, if it has
+# ggml-backend-impl.h besides what it installs by itself; else what get_llama_cpp.sh gets.
+ggml_folder() {
+  local installed
+  if [[ -n ${GGML_DIR:-} ]]; then
+    echo "$GGML_DIR"
+    return
+  fi
+  installed=$(pkg-config --variable=prefix llama 2>/dev/null || true)
+  if [[ -n $installed && -f $installed/include/ggml-backend-impl.h ]]; then
+    echo "$installed"
+    return
+  fi
+  [[ -z $installed ]] || say "The llama.cpp in $installed is without ggml-backend-impl.h, which backends are built on:" \
+    "taking another. GGML_DIR=FOLDER names one with its sources."
+  bash "$quoka_root/examples/ggml/get_llama_cpp.sh" >&2
+  echo "$quoka_root/build/llama.cpp"
+}
 fail() {
   say "$(basename "$0"): $*"
   exit 1
