@@ -84,6 +84,21 @@ TEST(FixedArithmetic, OneTokenIsInFloat) {
   expect_same(attend_in_fixed(in), attend(in));
 }
 
+// Equal weights and equal values: their product is as large as integers hold, if the norm of the values is
+// right. It is not where squares are denormals.
+TEST(FixedArithmetic, ValuesWhoseSquaresAreDenormalsDoNotOverflow) {
+  Random random(9);
+  for (const float value : {1.6e-22f, 2.6e-22f, 1e-21f, 1e-15f, 1e-3f}) {
+    auto in =
+        random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 37, .kv_len = 501});
+    in.q.setZero();
+    in.past_v.setConstant(value), in.v.setConstant(value);
+    const auto output = attend_in_fixed(in);
+    for (Index i = 0; i < output.out.size(); ++i)
+      ASSERT_NEAR(static_cast<double>(output.out.data()[i] / value), 1.0, 1e-3) << value;
+  }
+}
+
 // ---- the packets --------------------------------------------------------------------------------
 
 struct IntegerPacket {

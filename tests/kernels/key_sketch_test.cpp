@@ -273,6 +273,34 @@ TEST(SketchOf, MissesACosineByNoMoreThanItsBound) {
     }
 }
 
+// Vectors that are integers times one number: quotients round to integers, and nothing seems to be missed.
+TEST(SketchOf, CountsWhatTheRoundingOfQuotientsHides) {
+  Random random(311);
+  int hidden = 0;
+  for (const Index dim : {1, 16, 37, 64, 128})
+    for (int round = 0; round < 200; ++round) {
+      const float unit = static_cast<float>(std::exp(random.normal()));
+      std::vector<float> x(uz(dim));
+      for (float& one : x) one = (static_cast<float>(random.below(255)) - 127.0f) * unit;
+      x[uz(static_cast<Index>(random.below(static_cast<std::uint64_t>(dim))))] = 127.0f * unit;
+      const float scale = detail::code_scale(x.data(), dim);
+      double square = 0.0;
+      const float bound =
+          detail::encode(x.data(), dim, scale, [&](Index first, Index n, const std::int8_t* codes) {
+            for (Index c = 0; c < n; ++c) {
+              const double missed = static_cast<double>(x[uz(first + c)]) -
+                                    static_cast<double>(codes[c]) * static_cast<double>(scale);
+              square += missed * missed;
+            }
+          });
+      hidden += square > 0.0 ? 1 : 0;
+      ASSERT_LE(std::sqrt(square), static_cast<double>(bound)) << dim << " channels";
+      ASSERT_LE(static_cast<double>(bound),
+                1e-3 * static_cast<double>(scale * std::sqrt(static_cast<float>(dim))));
+    }
+  EXPECT_GT(hidden, 100);
+}
+
 // Unit vectors for which the bound is used up: what codes miss of a key, or of a query, is parallel
 // to the other one, whose codes are exact. Codes of a vector with one channel of 127 are its integers.
 //
