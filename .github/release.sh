@@ -101,7 +101,8 @@ grep -v '^#include <quoka/' tests/consumer/main.cpp | cat <(echo '#include "quok
 g++ -std=c++20 -O0 -I"$to" -isystem /usr/include/eigen3 "$work/single.cpp" -o "$work/single" -pthread
 "$work/single" || fail "a user's program, built from quoka.hpp, returned $?"
 
-# backend ARCH FOLDER: the plug-in for every usual ISA level, beside the ggml in FOLDER, for glibc 2.17 and later.
+# backend ARCH FOLDER COMMAND...: the plug-in for every usual ISA level, beside the ggml in FOLDER, for glibc 2.17 and
+# later. It must load: COMMAND runs a program of its machine.
 backend() {
   local arch=$1 folder=$work/ggml-quoka-$version-$1
   cmake -S . -B "$work/$arch" -G Ninja --toolchain "$quoka_root/.cmake/zig.cmake" -DCMAKE_BUILD_TYPE=Release \
@@ -111,6 +112,9 @@ backend() {
   cmake --install "$work/$arch" --component ggml --prefix "$folder" --strip >"$work/log"
   [[ -n $(find "$folder" -name '*ggml-quoka*.so' 2>/dev/null) ]] ||
     fail "cmake --install --component ggml put no ggml-quoka into the package: $(<"$work/log")"
+  "$arch-linux-gnu-gcc" tests/packaging/load_backend.c -o "$work/load" -ldl
+  "${@:3}" "$work/load" "$(find "$folder" -name '*ggml-quoka*.so')" >"$work/log" ||
+    fail "the backend for $arch does not load"
   tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$(git log -1 --format=%ct)" -C "$work" \
     -cf - "${folder##*/}" | gzip -9n >"$to/${folder##*/}.tar.gz"
 }
@@ -122,12 +126,13 @@ if [[ -n $plugin ]]; then
   command -v npm >/dev/null || install_missing npm
   bash examples/ggml/get_llama_cpp.sh
   bash .ci/get_zig.sh
-  backend x86_64 "$quoka_root/build/llama.cpp"
-  install_missing g++-aarch64-linux-gnu
+  backend x86_64 "$quoka_root/build/llama.cpp" env LD_LIBRARY_PATH="$quoka_root/build/llama.cpp/lib"
+  install_missing g++-aarch64-linux-gnu qemu-user
   mkdir -p "$work/ggml/unfinished" "$work/ggml/lib"
   cp -r build/llama.cpp/include "$work/ggml"
   (cd "$work/ggml" && fetch "${arm[@]}" && unpack "${arm[1]}" lib 3 'package/bins/linux-arm64/*.so')
-  backend aarch64 "$work/ggml"
+  backend aarch64 "$work/ggml" \
+    qemu-aarch64 -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH="$work/ggml/lib:/usr/aarch64-linux-gnu/lib"
 fi
 
 (cd "$to" && find . -maxdepth 1 -type f ! -name SHA256SUMS ! -name notes.md -printf '%P\n' | sort | xargs sha256sum >SHA256SUMS)
