@@ -23,8 +23,9 @@ namespace detail {
 // How rows and keys are grouped.
 struct MassShape {
   static constexpr Index pair = simd::code_pair;
-  // Groups of rows are a multiple of this, unless they are all.
+  // Passes of rows are a multiple of this, unless they are all.
   static constexpr Index tile = 12;
+  static constexpr Index most_passes = 64;  // each is some stages of a chain
   // Rows whose products are there at once.
   static constexpr Index most_height = std::max<Index>(VectorCodes::most_height, simd::tile_height);
   // Room for the rows in pairs, and for a pair of blocks of keys.
@@ -34,72 +35,88 @@ struct MassShape {
   static Index rows_at_once(Index rows, Index keys) {
     const Index of_row = pairs(keys) * pair * Index{sizeof(std::uint16_t)};
     const Index fit = tuning::mass_weight_bytes / std::max<Index>(of_row, 1) / tile * tile;
-    return std::min(padded(rows), std::max(fit, tile));
+    const Index least = round_up(std::max<Index>(ceil_div(rows, most_passes), 1), tile);
+    return std::min(padded(rows), std::max(fit, least));
+  }
+  static Index passes(Index rows, Index keys) {
+    return keys == 0 ? 0 : ceil_div(padded(rows), rows_at_once(rows, keys));
+  }
+  // Keys of a range, for so many rows: some 15 us of work. Sums are added up range by range, so that this
+  // must not depend on the workers.
+  static KeyRanges ranges(Index keys, Index rows) {
+    return KeyRanges::of_size(keys, rows < 16 ? 2048 : rows < 48 ? 1024 : 512);
   }
 };
 
-// One KV head: rows and sketched keys to mass. Logits are in units of log2. Tiles: what multiplies codes
-// where tiles serve (matrix/code_units.hpp).
+// One KV head: rows and sketched keys to mass, in ranges of keys. Logits are in units of log2. Stages:
+// encode_rows beside read_keys of each range; bound; sample of the ranges, place, sample of all of them,
+// place; then for each pass of rows weigh of the ranges, total, add of the ranges. Tiles: what multiplies
+// codes where tiles serve (matrix/code_units.hpp).
 template <class Tiles>
 class SketchedMass : MassShape {
  public:
-  // s.rows holds `rows` rows, times the logit scale and log2(e).
+  // look.rows holds `rows` rows, times the logit scale and log2(e).
   SketchedMass(const KeySketch& sketch, const KeySketch::Places* places, const HeadRows& k,
-               Index keys, Index b, Index head, Index rows, SketchedMassScratch& s)
+               const KeyRanges& ranges, Index b, Index head, Index rows, MassLook& look,
+               SketchedMassScratch& s)
       : sketch_(sketch),
-        blocks_(sketch, places, keys, b, head, k.shape.dim, s.gathered.data()),
+        blocks_(sketch, places, ranges.keys, b, head, k.shape.dim, s.gathered.data()),
         in_order_(places == nullptr),
         k_(k),
         b_(b),
         head_(head),
-        keys_(keys),
+        ranges_(ranges),
+        keys_(ranges.keys),
         dim_(k.shape.dim),
         rows_(rows),
         stride_(padded(rows)),
+        l_(look),
         s_(s) {}
 
-  // mass [keys] and the bound on the logits' error, in nats. False: this head is for float; mass
-  // holds anything. With `rough`, and Aggregation::max, mass is in the order of the largest shares alone:
-  // 128 times their logarithms to base 2, off by rough_logit_error of those.
-  bool add_to(float* mass, float share, Aggregation over, float& error, bool rough = false) {
-    rough_ = rough && simd::has_rough_logits;
-    if (!read_keys() || !encode_rows()) return false;
-    error = worst_error_ * static_cast<float>(ln_2);
-    if (!(error <= most_logit_error)) return false;
-    const Index at_once = rows_at_once(rows_, keys_);
-    for (Index row = 0; row < stride_; row += at_once) {
-      const Index count = std::min(at_once, stride_ - row);
-      const QueryCodes codes{s_.codes.data() + row, s_.offsets.data() + row, count, stride_,
-                             simd::code_steps(dim_)};
-      pack_codes<Tiles>(codes, s_.packed.data());
-      with_code_unit<Tiles>(codes, s_.packed.data(), [&](auto& unit) {
-        place_references(unit, row, count);
-        weigh(unit, row, count);
-      });
-      finish(row, count, share);
-      add(mass, row, count, over);
+  // Codes of all rows.
+  void encode_rows() {
+    std::fill_n(l_.codes.data(), simd::code_steps(dim_) * stride_, 0);
+    auto* const bytes = reinterpret_cast<std::int8_t*>(l_.codes.data());
+    l_.by = MassLook::By::sketch;
+    for (Index m = 0; m < stride_; ++m) {
+      l_.offsets.data()[m] = 0;
+      l_.row_units.data()[m] = l_.bounds.data()[m] = l_.shifts.data()[m] = 0.0f;
+      if (m >= rows_) continue;
+      const float* const row = l_.rows.data() + m * dim_;
+      const float length = std::sqrt(sum_of_squares(row, dim_)) * (1.0f + 1e-5f);
+      const bool zero = std::all_of(row, row + dim_, [](float x) { return x == 0.0f; });
+      if (!zero && !(length > least_coded_length && length < most_coded_length)) {
+        l_.by = MassLook::By::floats;
+        return;
+      }
+      const float unit = std::max(code_scale(row, dim_), simd::run_scale(row, dim_));
+      std::int32_t sum = 0;
+      const auto put = [&](Index channel, Index n, const std::int8_t* codes) {
+        for (Index c = 0; c < n; ++c) {
+          bytes[simd::query_code_at(stride_, m, channel + c)] = codes[c];
+          sum += codes[c];
+        }
+      };
+      l_.lengths.data()[m] = length;
+      l_.missed.data()[m] = encode(row, dim_, unit, put);
+      l_.offsets.data()[m] = simd::code_offset(sum);
+      l_.row_units.data()[m] = unit;
     }
-    leave_out(mass);
-    return true;
+    for (Index pass = 0; pass < passes(rows_, keys_); ++pass)
+      pack_codes<Tiles>(codes_of(pass), packed_of(pass));
   }
 
- private:
-  static constexpr Index packets = pair / simd::lanes;
-  // A weight lies in 2^[least_weight, most_weight], a smaller one is raised to that; and a row's largest
-  // in 2^[least_top, most_weight], so that what is raised is below 2^-50 of it. Shares are added up as
-  // multiples of 2^-64. Nothing overflows, and nothing is denormal, which would be slow.
-  static constexpr float most_weight = 60.0f, least_top = -45.0f, least_weight = -95.0f;
-  static constexpr float share_scale = 0x1p64f, least_share = 0x1p-62f;
-
-  // Units of all keys and the largest lengths. False if codes cannot stand for a finite key.
-  bool read_keys() {
+  // Units of the keys of a range and the largest lengths.
+  void read_keys(Index r) {
+    const auto [begin, range_end] = ranges_.of(r);
+    bool coded = true;
     const float *const scales = sketch_.scales(b_, head_),
                        *const errors = sketch_.errors(b_, head_),
                        *const lengths = sketch_.lengths(b_, head_);
-    float* const units = s_.units.data();
+    float* const units = l_.units.data();
     simd::Packet longest = simd::zero(), missed = simd::zero();
     alignas(64) float gathered[3][pair];
-    for (Index kv = 0; kv < keys_; kv += pair) {
+    for (Index kv = begin; kv < range_end; kv += pair) {
       const Index count = std::min(pair, keys_ - kv);
       const float *scale = scales + kv, *error = errors + kv, *length = lengths + kv;
       if (!in_order_ || count < pair) {
@@ -127,99 +144,180 @@ class SketchedMass : MassShape {
         missed = simd::max(missed, simd::mul(simd::min(e, simd::broadcast(1.0f)), l));
       }
       const bool partial = simd::reduce_max(worst) == simd::infinity;
-      s_.partial.data()[kv / pair] = partial ? 1 : 0;
+      l_.partial.data()[kv / pair] = partial ? 1 : 0;
       if (!partial) continue;
       for (Index i = 0; i < pair; ++i) {
         if (error[i] < simd::infinity) continue;
-        if (i < count && finite(kv + i)) return false;
+        if (i < count && finite(kv + i)) coded = false;
         units[kv + i] = -1.0f;
       }
     }
-    longest_ = simd::reduce_max(longest);
-    missed_ = simd::reduce_max(missed);
-    return true;
+    l_.ranges.data()[r] = {simd::reduce_max(longest), simd::reduce_max(missed), coded};
+  }
+
+  // What logits may be, and how far off they are.
+  void bound() {
+    float longest = 0.0f, missed = 0.0f;
+    for (Index r = 0; r < ranges_.count; ++r) {
+      const MassLook::Range& of = l_.ranges.data()[r];
+      longest = std::max(longest, of.longest), missed = std::max(missed, of.missed);
+      if (!of.coded) l_.by = MassLook::By::floats;
+    }
+    if (!by_sketch()) return;
+    l_.error = 0.0f;
+    for (Index m = 0; m < rows_; ++m) {
+      const float length = l_.lengths.data()[m], of_row = l_.missed.data()[m];
+      const float rounding = static_cast<float>(2 * dim_ + 32) * 0x1p-24f * length * longest;
+      const float error = of_row * longest + (length + of_row) * missed + rounding;
+      const float most = length * longest + error;
+      l_.bounds.data()[m] = most;
+      l_.shifts.data()[m] = -std::max(0.0f, most - most_weight);
+      l_.error = std::max(l_.error, error);
+    }
+    if (!(l_.error * static_cast<float>(ln_2) <= most_logit_error)) l_.by = MassLook::By::floats;
+    // Weights are taken against what lengths allow logits to be. Where the largest might be too far
+    // below, logits of every 16th pair of blocks are looked at; where these are, too, of all: then
+    // weights are taken against the row's largest.
+    for (Index m = 0; m < stride_; ++m) l_.factors.data()[m] = -l_.bounds.data()[m];
+    l_.far = far();
+  }
+  // Largest logits of ranges [first, end), of every step-th pair of blocks.
+  void sample(Index first, Index end, Index step) {
+    if (!by_sketch() || !l_.far) return;
+    for (Index r = first; r < end; ++r) largest_logits(r, step);
+  }
+  void place_sampled() {
+    if (!by_sketch() || !l_.far) return;
+    find_largest();
+    l_.far = far();
+  }
+  void place_largest() {
+    if (!by_sketch() || !l_.far) return;
+    find_largest();
+    for (Index m = 0; m < stride_; ++m) {
+      const float most = l_.factors.data()[m];
+      l_.shifts.data()[m] = std::isfinite(most) ? -most : 0.0f;
+    }
+  }
+
+  // Weights of a range for a pass of rows, and their sums.
+  void weigh(Index pass, Index r) {
+    const auto [first, count] = rows_of(pass);
+    if (!by_sketch() || count <= 0) return;
+    std::fill_n(s_.sums.data(), count * simd::lanes, 0.0f);
+    with_unit(pass,
+              [&, first = first, count = count](auto& unit) { weigh(unit, first, count, r); });
+    leave_sums(r, 0, count, [](simd::Packet sum) { return simd::reduce_add(sum); });
+  }
+  // What takes each row's weights to its share of the mass.
+  void total(Index pass, float share) {
+    const auto [first, count] = rows_of(pass);
+    if (!by_sketch() || count <= 0) return;
+    for (Index m = 0; m < count; ++m) {
+      float sum = 0.0f;
+      for (Index r = 0; r < ranges_.count; ++r) sum += l_.range_rows.data()[r * stride_ + m];
+      if (l_.rough)
+        l_.rough_sums.data()[m] =
+            simd::rough_logit_of_sum(first + m < rows_ ? sum : simd::infinity);
+      l_.factors.data()[m] = first + m < rows_ && sum > 0.0f ? share * share_scale / sum : 0.0f;
+    }
+  }
+  // mass [keys] of a range. Keys that are not finite have no mass to speak of. Of a rough look it is in the
+  // order of the largest shares alone: 128 times their logarithms to base 2, off by rough_logit_error.
+  void add(float* mass, Index pass, Index r, Aggregation over) {
+    if (l_.by == MassLook::By::nothing && pass == 0) {
+      const auto [begin, end] = ranges_.of(r);
+      std::fill(mass + begin, mass + end, 0.0f);
+    }
+    const auto [first, count] = rows_of(pass);
+    if (!by_sketch() || count <= 0) return;
+    add(mass, first, count, over, r);
+    leave_out(mass, r);
+  }
+
+ private:
+  static constexpr Index packets = pair / simd::lanes;
+  // A weight lies in 2^[least_weight, most_weight], a smaller one is raised to that; and a row's largest
+  // in 2^[least_top, most_weight], so that what is raised is below 2^-50 of it. Shares are added up as
+  // multiples of 2^-64. Nothing overflows, and nothing is denormal, which would be slow.
+  static constexpr float most_weight = 60.0f, least_top = -45.0f, least_weight = -95.0f;
+  static constexpr float share_scale = 0x1p64f, least_share = 0x1p-62f;
+
+  bool by_sketch() const { return l_.by == MassLook::By::sketch; }
+  std::pair<Index, Index> rows_of(Index pass) const {
+    const Index at_once = rows_at_once(rows_, keys_), first = pass * at_once;
+    return {first, std::min(at_once, stride_ - first)};
+  }
+  QueryCodes codes_of(Index pass) const {
+    const auto [first, count] = rows_of(pass);
+    return {l_.codes.data() + first, l_.offsets.data() + first, count, stride_,
+            simd::code_steps(dim_)};
+  }
+  std::byte* packed_of(Index pass) const {
+    return l_.packed.data() +
+           pass * packed_bytes<Tiles>(rows_at_once(rows_, keys_), simd::code_steps(dim_));
+  }
+  template <class Use>
+  void with_unit(Index pass, Use&& use) const {
+    with_code_unit<Tiles>(codes_of(pass), packed_of(pass), use);
+  }
+
+  // Might a row's largest weight be too small?
+  bool far() const {
+    for (Index m = 0; m < rows_; ++m)
+      if (l_.factors.data()[m] + l_.shifts.data()[m] < least_top) return true;
+    return false;
+  }
+  // Of rows [first, first + count), the first `count` of s.sums.
+  template <class Reduce>
+  void leave_sums(Index r, Index first, Index count, Reduce&& reduce) const {
+    for (Index m = 0; m < count; ++m)
+      l_.range_rows.data()[r * stride_ + first + m] =
+          reduce(simd::load(s_.sums.data() + m * simd::lanes));
+  }
+  // Of all ranges, to factors.
+  void find_largest() {
+    for (Index m = 0; m < stride_; ++m) {
+      float most = -simd::infinity;
+      for (Index r = 0; r < ranges_.count; ++r)
+        most = std::max(most, l_.range_rows.data()[r * stride_ + m]);
+      l_.factors.data()[m] = most;
+    }
   }
 
   bool finite(Index key) { return all_finite(s_.reader.read(k_, key), dim_); }
 
-  // Codes of all rows, with what their weights are taken against. False if codes cannot stand for one.
-  bool encode_rows() {
-    std::fill_n(s_.codes.data(), simd::code_steps(dim_) * stride_, 0);
-    auto* const bytes = reinterpret_cast<std::int8_t*>(s_.codes.data());
-    worst_error_ = 0.0f;
-    for (Index m = 0; m < stride_; ++m) {
-      s_.offsets.data()[m] = 0;
-      s_.row_units.data()[m] = s_.bounds.data()[m] = s_.shifts.data()[m] = 0.0f;
-      if (m >= rows_) continue;
-      const float* const row = s_.rows.data() + m * dim_;
-      const float length = std::sqrt(sum_of_squares(row, dim_)) * (1.0f + 1e-5f);
-      const bool zero = std::all_of(row, row + dim_, [](float x) { return x == 0.0f; });
-      if (!zero && !(length > least_coded_length && length < most_coded_length)) return false;
-      const float unit = std::max(code_scale(row, dim_), simd::run_scale(row, dim_));
-      std::int32_t sum = 0;
-      const auto put = [&](Index channel, Index n, const std::int8_t* codes) {
-        for (Index c = 0; c < n; ++c) {
-          bytes[simd::query_code_at(stride_, m, channel + c)] = codes[c];
-          sum += codes[c];
-        }
-      };
-      const float missed = encode(row, dim_, unit, put);
-      s_.offsets.data()[m] = simd::code_offset(sum);
-      s_.row_units.data()[m] = unit;
-      const float rounding = static_cast<float>(2 * dim_ + 32) * 0x1p-24f * length * longest_;
-      const float error = missed * longest_ + (length + missed) * missed_ + rounding;
-      const float bound = length * longest_ + error;
-      s_.bounds.data()[m] = bound;
-      s_.shifts.data()[m] = -std::max(0.0f, bound - most_weight);
-      worst_error_ = std::max(worst_error_, error);
-    }
-    return worst_error_ < simd::infinity;
-  }
-
-  // Weights are taken against what lengths allow logits to be. Where the largest might be too far below,
-  // logits of every 16th pair of blocks are looked at; where these are, too, of all: then weights are
-  // taken against the row's largest.
-  template <class Unit>
-  void place_references(Unit& unit, Index first, Index count) {
-    float *const shifts = s_.shifts.data() + first, *const largest = s_.factors.data();
-    const auto far = [&](const float* least) {
-      for (Index m = 0; m < count; ++m)
-        if (first + m < rows_ && least[m] + shifts[m] < least_top) return true;
-      return false;
-    };
-    for (Index m = 0; m < count; ++m) largest[m] = -s_.bounds.data()[first + m];
-    if (!far(largest)) return;
-    largest_logits(unit, first, count, 16);
-    if (!far(largest)) return;
-    largest_logits(unit, first, count, 1);
-    for (Index m = 0; m < count; ++m) shifts[m] = std::isfinite(largest[m]) ? -largest[m] : 0.0f;
-  }
-
-  // Of every step-th pair of blocks, to s.factors.
-  template <class Unit>
-  void largest_logits(Unit& unit_of_rows, Index first, Index count, Index step) {
-    std::fill_n(s_.sums.data(), count * simd::lanes, -simd::infinity);
-    for (Index kv = 0; kv < keys_; kv += step * pair)
-      for_each_tile(unit_of_rows, kv, [&](Index m, Index height) {
-        for (Index i = 0; i < height; ++i) {
-          float* const largest = s_.sums.data() + (m + i) * simd::lanes;
-          const simd::Packet unit = simd::broadcast(s_.row_units.data()[first + m + i]);
-          simd::Packet most = simd::load(largest);
-          for (Index j = 0; j < pair; j += simd::lanes) {
-            const simd::Packet of_key = simd::load(s_.units.data() + kv + j);
-            const simd::Packet product = simd::load(s_.products.data() + i * pair + j);
-            const simd::Packet logit = simd::mul(simd::mul(product, of_key), unit);
-            const simd::Packet none = simd::broadcast(-simd::infinity);
-            most = simd::max(most, simd::select_less(of_key, simd::zero(), none, logit));
-          }
-          simd::store(largest, most);
-        }
+  void largest_logits(Index r, Index step) {
+    const auto [begin, end] = ranges_.of(r);
+    for (Index pass = 0; pass < passes(rows_, keys_); ++pass) {
+      const auto [first, count] = rows_of(pass);
+      std::fill_n(s_.sums.data(), count * simd::lanes, -simd::infinity);
+      with_unit(pass, [&, begin = begin, end = end, first = first](auto& unit) {
+        for (Index kv = begin; kv < end; kv += step * pair) largest_logits(unit, first, kv);
       });
-    for (Index m = 0; m < count; ++m)
-      s_.factors.data()[m] = simd::reduce_max(simd::load(s_.sums.data() + m * simd::lanes));
+      leave_sums(r, first, count, [](simd::Packet most) { return simd::reduce_max(most); });
+    }
+  }
+  template <class Unit>
+  void largest_logits(Unit& unit_of_rows, Index first, Index kv) {
+    for_each_tile(unit_of_rows, kv, [&](Index m, Index height) {
+      for (Index i = 0; i < height; ++i) {
+        float* const largest = s_.sums.data() + (m + i) * simd::lanes;
+        const simd::Packet unit = simd::broadcast(l_.row_units.data()[first + m + i]);
+        simd::Packet most = simd::load(largest);
+        for (Index j = 0; j < pair; j += simd::lanes) {
+          const simd::Packet of_key = simd::load(l_.units.data() + kv + j);
+          const simd::Packet product = simd::load(s_.products.data() + i * pair + j);
+          const simd::Packet logit = simd::mul(simd::mul(product, of_key), unit);
+          const simd::Packet none = simd::broadcast(-simd::infinity);
+          most = simd::max(most, simd::select_less(of_key, simd::zero(), none, logit));
+        }
+        simd::store(largest, most);
+      }
+    });
   }
 
-  std::uint32_t* weights(Index kv, Index count) const { return s_.weights.data() + kv / 2 * count; }
+  std::uint32_t* weights(Index kv, Index count) const { return l_.weights.data() + kv / 2 * count; }
 
   // use(m, height): products of the pair of blocks at kv with rows [m, m + height) of the unit are there.
   template <class Unit, class Use>
@@ -236,16 +334,16 @@ class SketchedMass : MassShape {
     unit.products(keys, s_.products.data(), later, use);
   }
 
-  // Weights of rows [first, first + count) and their sums.
+  // Weights of a range for rows [first, first + count) and their sums.
   template <class Unit>
-  void weigh(Unit& unit, Index first, Index count) {
-    std::fill_n(s_.sums.data(), count * simd::lanes, 0.0f);
-    for (Index kv = 0; kv < keys_; kv += pair) {
+  void weigh(Unit& unit, Index first, Index count, Index r) {
+    const auto [begin, end] = ranges_.of(r);
+    for (Index kv = begin; kv < end; kv += pair) {
       std::uint32_t* const to = weights(kv, count);
-      const bool partial = s_.partial.data()[kv / pair] != 0;
+      const bool partial = l_.partial.data()[kv / pair] != 0;
       for_each_tile(unit, kv, [&](Index m, Index height) {
         if constexpr (simd::has_rough_logits)
-          if (rough_) return weigh_roughly(partial, first, m, height, kv, to + m * pair / 2);
+          if (l_.rough) return weigh_roughly(partial, first, m, height, kv, to + m * pair / 2);
         if (partial)
           weigh_rows<true>(first, m, height, kv, to + m * pair / 2);
         else
@@ -257,13 +355,13 @@ class SketchedMass : MassShape {
   // Products of rows first + [begin, begin + height) to weights.
   template <bool Partial>
   void weigh_rows(Index first, Index begin, Index height, Index kv, std::uint32_t* to) {
-    const float* const units = s_.units.data() + kv;
+    const float* const units = l_.units.data() + kv;
     const float* products = s_.products.data();
     for (Index m = 0; m < height; m += 2, products += 2 * pair, to += pair) {
       simd::Packet unit[2], shift[2], total[2];
       simd::unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
-        unit[i] = simd::broadcast(s_.row_units.data()[first + begin + m + i]);
-        shift[i] = simd::broadcast(s_.shifts.data()[first + begin + m + i]);
+        unit[i] = simd::broadcast(l_.row_units.data()[first + begin + m + i]);
+        shift[i] = simd::broadcast(l_.shifts.data()[first + begin + m + i]);
         total[i] = simd::load(s_.sums.data() + (begin + m + i) * simd::lanes);
       });
       simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
@@ -288,11 +386,11 @@ class SketchedMass : MassShape {
   // To logits of 16 bits [row][keys of the blocks].
   void weigh_roughly(bool partial, Index first, Index begin, Index height, Index kv,
                      std::uint32_t* to) {
-    const float* const units = s_.units.data() + kv;
+    const float* const units = l_.units.data() + kv;
     for (Index i = 0; i < height; ++i, to += pair / 2) {
       const float *const products = s_.products.data() + i * pair,
-                         unit = s_.row_units.data()[first + begin + i],
-                         shift = s_.shifts.data()[first + begin + i];
+                         unit = l_.row_units.data()[first + begin + i],
+                         shift = l_.shifts.data()[first + begin + i];
       float* const sums = s_.sums.data() + (begin + i) * simd::lanes;
       simd::Packet total = simd::load(sums);
       if (partial)
@@ -303,32 +401,22 @@ class SketchedMass : MassShape {
     }
   }
 
-  // What takes each row's weights to its share of the mass.
-  void finish(Index first, Index count, float share) {
-    for (Index m = 0; m < count; ++m) {
-      const float sum = simd::reduce_add(simd::load(s_.sums.data() + m * simd::lanes));
-      if (rough_)
-        s_.rough_sums.data()[m] =
-            simd::rough_logit_of_sum(first + m < rows_ ? sum : simd::infinity);
-      s_.factors.data()[m] = first + m < rows_ && sum > 0.0f ? share * share_scale / sum : 0.0f;
-    }
-  }
-
-  void add(float* mass, Index first, Index count, Aggregation over) const {
+  void add(float* mass, Index first, Index count, Aggregation over, Index r) const {
     const bool fresh = first == 0;
-    for (Index kv = 0; kv < keys_; kv += pair) {
+    const auto [begin, end] = ranges_.of(r);
+    for (Index kv = begin; kv < end; kv += pair) {
       alignas(64) float of_keys[pair];
       const std::uint32_t* const from = weights(kv, count);
       constexpr int together = packets < 2 ? 1 : 2;
       if constexpr (simd::has_rough_logits)
-        if (rough_) simd::best_rough_logits(from, s_.rough_sums.data(), count, of_keys);
-      for (Index j = 0; j < packets && !rough_; j += together) {
+        if (l_.rough) simd::best_rough_logits(from, l_.rough_sums.data(), count, of_keys);
+      for (Index j = 0; j < packets && !l_.rough; j += together) {
         simd::Packet sum[together][2];
         simd::unroll<together, 2>([&](auto i, auto row)
                                       QUOKA_INLINE_LAMBDA { sum[i][row] = simd::zero(); });
         for (Index m = 0; m < count; m += 2) {
-          const simd::Packet factor[2] = {simd::broadcast(s_.factors.data()[m]),
-                                          simd::broadcast(s_.factors.data()[m + 1])};
+          const simd::Packet factor[2] = {simd::broadcast(l_.factors.data()[m]),
+                                          simd::broadcast(l_.factors.data()[m + 1])};
           simd::unroll<together>([&](auto i) QUOKA_INLINE_LAMBDA {
             const std::uint32_t* const at = from + m / 2 * pair + (j + i) * simd::lanes;
             const simd::Packet weight[2] = {simd::first_weights(at), simd::second_weights(at)};
@@ -357,22 +445,23 @@ class SketchedMass : MassShape {
     }
   }
 
-  // Keys that are not finite have no mass to speak of.
-  void leave_out(float* mass) const {
-    for (Index kv = 0; kv < keys_; kv += pair)
-      if (s_.partial.data()[kv / pair] != 0)
-        for (Index t = kv; t < std::min(kv + pair, keys_); ++t)
-          if (s_.units.data()[t] < 0.0f) mass[t] = std::numeric_limits<float>::quiet_NaN();
+  void leave_out(float* mass, Index r) const {
+    const auto [begin, end] = ranges_.of(r);
+    for (Index kv = begin; kv < end; kv += pair)
+      if (l_.partial.data()[kv / pair] != 0)
+        for (Index t = kv; t < std::min(kv + pair, end); ++t)
+          if (l_.units.data()[t] < 0.0f) mass[t] = std::numeric_limits<float>::quiet_NaN();
   }
 
   const KeySketch& sketch_;
   CodeBlocks blocks_;
   bool in_order_;
   HeadRows k_;
-  Index b_, head_, keys_, dim_, rows_, stride_;
+  Index b_, head_;
+  const KeyRanges& ranges_;
+  Index keys_, dim_, rows_, stride_;
+  MassLook& l_;
   SketchedMassScratch& s_;
-  bool rough_ = false;
-  float longest_ = 0.0f, missed_ = 0.0f, worst_error_ = 0.0f;
 };
 
 }  // namespace detail

@@ -1,7 +1,6 @@
 // Definitions of sketched_mass.hpp.
 #pragma once
 
-#include <quoka/kernels/compact.hpp>
 #include <quoka/select/kit_impl.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/select/sketch/sketched_mass_head.hpp>
@@ -22,27 +21,37 @@ QUOKA_FUNC float first_look_error() {
   return simd::has_rough_logits ? simd::rough_logit_error : 0.0f;
 }
 
-QUOKA_FUNC void SketchedMassScratch::reserve(Index row_count, Index keys, Index most_candidates,
-                                             const Rows& k, Index packed_bytes) {
+QUOKA_FUNC void MassLook::reserve(Index row_count, Index keys, Index dim, Index packed_bytes) {
   const Index stride = MassShape::padded(row_count), pairs = MassShape::pairs(keys);
-  rows.reserve(row_count * k.dim());
-  codes.reserve(simd::code_steps(k.dim()) * stride);
-  for (auto* of_rows : {&row_units, &bounds, &shifts, &factors}) of_rows->reserve(stride);
+  rows.reserve(row_count * dim);
+  codes.reserve(simd::code_steps(dim) * stride);
+  for (auto* of_rows : {&row_units, &lengths, &missed, &bounds, &shifts, &factors})
+    of_rows->reserve(stride);
   offsets.reserve(stride);
   rough_sums.reserve(stride);
-  sums.reserve(stride * simd::lanes);
-  products.reserve(MassShape::most_height * simd::code_pair);
-  packed.reserve(packed_bytes);
+  packed.reserve(packed_bytes * MassShape::passes(row_count, keys));
   units.reserve_amortised(pairs * simd::code_pair);
   partial.reserve_amortised(pairs);
-  gathered.reserve(2 * simd::code_block_bytes(k.dim()));
+  // Few rows have fewer ranges, and as many as all of them lie within these.
+  const Index most_ranges = MassShape::ranges(keys, 64).count;
+  ranges.reserve_amortised(most_ranges);
+  range_rows.reserve_amortised(most_ranges * stride);
   // A shorter cache may take more rows at once: whichever needs more.
   const Index of_row = pairs * simd::code_pair / 2;
   const Index most = tuning::mass_weight_bytes / Index{sizeof(std::uint32_t)};
   weights.reserve_amortised(
-      std::max(std::min(stride, MassShape::tile) * of_row, std::min(stride * of_row, most)));
+      std::max(MassShape::rows_at_once(row_count, keys) * of_row, std::min(stride * of_row, most)));
+}
+
+QUOKA_FUNC void SketchedMassScratch::reserve(Index row_count, Index keys, Index most_candidates,
+                                             const Rows& k, Index packed_bytes) {
+  sums.reserve(MassShape::padded(row_count) * simd::lanes);
+  products.reserve(MassShape::most_height * simd::code_pair);
+  gathered.reserve(2 * simd::code_block_bytes(k.dim()));
   reader.reserve(k);
+  looks[0].reserve(row_count, keys, k.dim(), packed_bytes);
   if (most_candidates == 0) return;
+  looks[1].reserve(row_count, most_candidates, k.dim(), packed_bytes);
   candidates.reserve_amortised(2 * most_candidates);
   candidate_mass.reserve_amortised(most_candidates);
   top_k.reserve(keys, 1);
@@ -59,8 +68,7 @@ inline void require_sketched(const KeySketch& sketch, const KeySketch::Places& p
          k.len());
 }
 
-// What a call of sketched_softmax_scores() is about, and what it does for one KV head, a task.
-template <class Tiles>
+// What a call of sketched_softmax_scores() is about.
 struct SketchedMassCall {
   const KeySketch& sketch;
   const KeySketch::Places* places;
@@ -92,56 +100,6 @@ struct SketchedMassCall {
     return writer.count();
   }
 
-  // mass [keys()] and the bound on the logits' error, in nats. False: this head is for float; mass holds
-  // anything.
-  bool by_sketch(Index task, float* mass, float& error, SketchedMassScratch& s) const {
-    const KeySketch::Places listed = some != nullptr ? some->places(task) : KeySketch::Places{};
-    const KeySketch::Places* const at = some != nullptr ? &listed : places;
-    error = 0.0f;
-    if (look.candidates > 0) {
-      const Index first = read_rows(task, s.rows.data(), s.reader, look.rows);
-      if (first > 0)
-        return add(task, at, keys(), first, Aggregation::max, 1.0f, mass, error, s, true) &&
-               look_at_best(task, at, mass, error, s);
-    }
-    const Index count = read_rows(task, s.rows.data(), s.reader);
-    if (count > 0) return add(task, at, keys(), count, over, share(count), mass, error, s);
-    std::fill_n(mass, keys(), 0.0f);
-    return true;
-  }
-
-  // mass, of the first look, becomes that of all rows for the best keys, as if there were no others.
-  bool look_at_best(Index task, const KeySketch::Places* at, float* mass, float& error,
-                    SketchedMassScratch& s) const {
-    const std::span best(s.candidates.data(), static_cast<std::size_t>(look.candidates));
-    top_k_head(mass, keys(), {}, best, s.top_k);
-    KeySketch::Places of_best;
-    Position* cell = best.data() + best.size();
-    of_best.map.cells = cell;
-    for (const Position key : best)
-      *cell++ = at != nullptr ? static_cast<Position>((*at)(key)) : key;
-    const Index count = read_rows(task, s.rows.data(), s.reader);
-    float* const found = s.candidate_mass.data();
-    float theirs;
-    if (!add(task, &of_best, look.candidates, count, over, share(count), found, theirs, s))
-      return false;
-    error = std::max(error, theirs);
-    for_each_place(keys(), [&](auto place) QUOKA_INLINE_LAMBDA {
-      const auto x = place.load(mass);
-      place.store(mass, select_finite(x, place.broadcast(0.0f), x));
-    });
-    for (std::size_t i = 0; i < best.size(); ++i) mass[best[i]] = found[i];
-    return true;
-  }
-
-  bool add(Index task, const KeySketch::Places* at, Index key_count, Index row_count,
-           Aggregation aggregation, float of_row, float* mass, float& error, SketchedMassScratch& s,
-           bool rough = false) const {
-    SketchedMass<Tiles> of_head(sketch, at, keys_of(task), key_count, task / k.heads(),
-                                task % k.heads(), row_count, s);
-    return of_head.add_to(mass, of_row, aggregation, error, rough);
-  }
-
   void in_float(Index task, float* mass, MassScratch& s) const {
     const Index count = read_rows(task, s.rows.data(), s.query);
     std::fill_n(mass, keys(), 0.0f);
@@ -151,31 +109,247 @@ struct SketchedMassCall {
   }
 };
 
+// The stages of a call. Each head's work lies in its slot's scratch memory.
+template <class Tiles>
+class MassStages : MassShape {
+  using By = MassLook::By;
+
+ public:
+  MassStages(const SketchedMassCall& call, const TensorView<float, 3>& scores,
+             SketchedMassState& state, const Chains& chains, int workers)
+      : call_(call),
+        scores_(scores),
+        state_(state),
+        slots_(chains.slots()),
+        twice_(call.look.candidates > 0),
+        ranges_{MassShape::ranges(call.keys(), twice_ ? std::ssize(call.look.rows) : call.rows),
+                MassShape::ranges(call.look.candidates, call.rows)},
+        chosen_(KeyRanges::for_workers(call.keys(), chains.count(), workers)) {}
+
+  void add_to(Chains& chains) {
+    chains.add_member<&MassStages::read>(of_rows() + ranges_[0].count, *this);
+    add_look<0>(chains);
+    if (twice_) {
+      chains.add_member<&MassStages::begin_best>(1, *this);
+      chains.add_member<&MassStages::propose_best>(chosen_.count, *this);
+      chains.add_member<&MassStages::find_best>(1, *this);
+      chains.add_member<&MassStages::read_best>(ranges_[1].count + chosen_.count, *this);
+      add_look<1>(chains);
+    }
+    chains.add_member<&MassStages::finish>(1, *this);
+  }
+
+ private:
+  static constexpr Index together = 8;  // ranges of a task that mostly has nothing to do
+
+  template <int look>
+  void add_look(Chains& chains) {
+    const Index ranges = ranges_[look].count, sampled = ceil_div(ranges, together);
+    chains.add_member<&MassStages::bound<look>>(1, *this);
+    chains.add_member<&MassStages::sample<look, 16>>(sampled, *this);
+    chains.add_member<&MassStages::place_sampled<look>>(1, *this);
+    chains.add_member<&MassStages::sample<look, 1>>(sampled, *this);
+    chains.add_member<&MassStages::place_largest<look>>(1, *this);
+    first_pass_[look] = chains.stages();
+    for (Index left = MassShape::passes(call_.rows, ranges_[look].keys); left > 0; --left) {
+      chains.add_member<&MassStages::weigh<look>>(ranges, *this);
+      chains.add_member<&MassStages::total<look>>(1, *this);
+      chains.add_member<&MassStages::add<look>>(ranges, *this);
+    }
+  }
+
+  Index of_rows() const { return twice_ ? 2 : 1; }  // tasks of read() that see to rows
+  Index heads() const { return call_.k.heads(); }
+  SketchedMassScratch& slot(Index task) const {
+    return state_.scratch[static_cast<int>(task % slots_)];
+  }
+  float* mass(Index task) const { return scores_.row(task / heads(), task % heads(), 0); }
+  std::span<Position> best(Index task) const {
+    return {slot(task).candidates.data(), static_cast<std::size_t>(call_.look.candidates)};
+  }
+  // Does the head go on to its candidates?
+  bool goes_on(Index task) const {
+    const MassLook& first = slot(task).looks[0];
+    return twice_ && first.by == By::sketch && !first.whole;
+  }
+  void require(Index task, Index key, int worker) const {
+    require_sketched(call_.sketch, *call_.places, call_.k, task / heads(), task % heads(), key,
+                     state_.scratch[worker].reader);
+  }
+
+  // use(head) with so many rows of a look; the second at its candidates.
+  template <int look, class Use>
+  void with_rows(Index task, Index rows, int worker, Use&& use) const {
+    const KeySketch::Places listed =
+        call_.some != nullptr ? call_.some->places(task) : KeySketch::Places{};
+    KeySketch::Places of_best;
+    if (look == 1) of_best.map.cells = best(task).data() + best(task).size();
+    const KeySketch::Places* const places = look == 1               ? &of_best
+                                            : call_.some != nullptr ? &listed
+                                                                    : call_.places;
+    SketchedMass<Tiles> head(call_.sketch, places, call_.keys_of(task), ranges_[look],
+                             task / heads(), task % heads(), rows, slot(task).looks[look],
+                             state_.scratch[worker]);
+    use(head);
+  }
+  template <int look, class Use>
+  void with(Index task, int worker, Use&& use) const {
+    if (look == 0 || goes_on(task))
+      with_rows<look>(task, slot(task).looks[look].count, worker, use);
+  }
+
+  // Rows of the looks to codes, and what there is of the keys.
+  void read(Index task, int, Index part, int worker) {
+    FloatRow& reader = state_.scratch[worker].reader;
+    if (part >= of_rows())
+      return with_rows<0>(task, 0, worker,
+                          [&](SketchedMass<Tiles>& head) { head.read_keys(part - of_rows()); });
+    MassLook& to = slot(task).looks[part];
+    to.whole = to.rough = false, to.by = By::nothing;
+    if (part == 1) {
+      to.count = call_.read_rows(task, to.rows.data(), reader);
+      if (to.count > 0)
+        with_rows<1>(task, to.count, worker, [](SketchedMass<Tiles>& head) { head.encode_rows(); });
+      return;
+    }
+    if (call_.places != nullptr)
+      require(task, call_.keys() - 1, worker),
+          require(task, KeySketch::somewhere(call_.keys()), worker);
+    to.count = call_.read_rows(task, to.rows.data(), reader,
+                               twice_ ? call_.look.rows : std::span<const Index>{});
+    if (twice_ && to.count == 0) {
+      to.whole = true;
+      to.count = call_.read_rows(task, to.rows.data(), reader);
+    }
+    to.rough = simd::has_rough_logits && largest<0>(task);
+    if (to.count > 0)
+      with_rows<0>(task, to.count, worker, [](SketchedMass<Tiles>& head) { head.encode_rows(); });
+  }
+
+  template <int look>
+  void bound(Index task, int, Index, int worker) {
+    with<look>(task, worker, [](SketchedMass<Tiles>& head) { head.bound(); });
+  }
+  template <int look, Index step>
+  void sample(Index task, int, Index part, int worker) {
+    const Index first = part * together;
+    with<look>(task, worker, [&](SketchedMass<Tiles>& head) {
+      head.sample(first, std::min(first + together, ranges_[look].count), step);
+    });
+  }
+  template <int look>
+  void place_sampled(Index task, int, Index, int worker) {
+    with<look>(task, worker, [](SketchedMass<Tiles>& head) { head.place_sampled(); });
+  }
+  template <int look>
+  void place_largest(Index task, int, Index, int worker) {
+    with<look>(task, worker, [](SketchedMass<Tiles>& head) { head.place_largest(); });
+  }
+  template <int look>
+  Index pass(int stage) const {
+    return (stage - first_pass_[look]) / 3;
+  }
+  // Of a first look each row counts by itself.
+  template <int look>
+  bool largest(Index task) const {
+    return look == 0 && twice_ && !slot(task).looks[0].whole;
+  }
+  template <int look>
+  void weigh(Index task, int stage, Index range, int worker) {
+    with<look>(task, worker,
+               [&](SketchedMass<Tiles>& head) { head.weigh(pass<look>(stage), range); });
+  }
+  template <int look>
+  void total(Index task, int stage, Index, int worker) {
+    const Index count = std::max<Index>(slot(task).looks[look].count, 1);
+    const float share = largest<look>(task) ? 1.0f : call_.share(count);
+    with<look>(task, worker,
+               [&](SketchedMass<Tiles>& head) { head.total(pass<look>(stage), share); });
+  }
+  template <int look>
+  void add(Index task, int stage, Index range, int worker) {
+    float* const to = look == 0 ? mass(task) : slot(task).candidate_mass.data();
+    with<look>(task, worker, [&](SketchedMass<Tiles>& head) {
+      head.add(to, pass<look>(stage), range, largest<look>(task) ? Aggregation::max : call_.over);
+    });
+  }
+
+  // The keys of the largest shares.
+  template <class Use>
+  void with_top_k(Index task, int worker, Use&& use) const {
+    if (!goes_on(task)) return;
+    RangedTopK top_k(mass(task), plain_, call_.look.candidates, chosen_, slot(task).top_k.lists,
+                     state_.scratch[worker].top_k);
+    use(top_k);
+  }
+  void begin_best(Index task, int, Index, int worker) {
+    with_top_k(task, worker, [](RangedTopK& top_k) { top_k.begin(); });
+  }
+  void propose_best(Index task, int, Index range, int worker) {
+    with_top_k(task, worker, [&](RangedTopK& top_k) { top_k.propose(range); });
+  }
+  void find_best(Index task, int, Index, int worker) {
+    with_top_k(task, worker, [&](RangedTopK& top_k) { top_k.finish(best(task)); });
+    if (!goes_on(task)) return;
+    const KeySketch::Places listed =
+        call_.some != nullptr ? call_.some->places(task) : KeySketch::Places{};
+    const KeySketch::Places* const places = call_.some != nullptr ? &listed : call_.places;
+    Position* cell = best(task).data() + best(task).size();
+    for (const Position key : best(task))
+      *cell++ = places != nullptr ? static_cast<Position>((*places)(key)) : key;
+  }
+  // What there is of these; and the mass of all others, which is 0.
+  void read_best(Index task, int, Index part, int worker) {
+    if (!goes_on(task)) return;
+    if (part < ranges_[1].count)
+      return with<1>(task, worker, [&](SketchedMass<Tiles>& head) { head.read_keys(part); });
+    const auto [begin, end] = chosen_.of(part - ranges_[1].count);
+    float* const x = mass(task);
+    for (Index t = begin; t < end; ++t) x[t] = std::isfinite(x[t]) ? 0.0f : x[t];
+  }
+
+  void finish(Index task, int, Index, int worker) {
+    const MassLook* const looks = slot(task).looks;
+    float& error = state_.errors.data()[task];
+    const bool second = goes_on(task);
+    const bool in_float = looks[0].by == By::floats || (second && looks[1].by == By::floats);
+    error = looks[0].by == By::nothing ? 0.0f : looks[0].error;
+    if (second) error = std::max(error, looks[1].error);
+    error = in_float ? simd::infinity : error * static_cast<float>(ln_2);
+    if (in_float) return;
+    float* const x = mass(task);
+    for (Index i = 0; second && i < call_.look.candidates; ++i)
+      x[best(task)[static_cast<std::size_t>(i)]] = slot(task).candidate_mass.data()[i];
+    if (call_.places != nullptr) require(task, std::max_element(x, x + call_.keys()) - x, worker);
+  }
+
+  const SketchedMassCall& call_;
+  const TensorView<float, 3>& scores_;
+  SketchedMassState& state_;
+  Index slots_;
+  bool twice_;
+  KeyRanges ranges_[2], chosen_;
+  int first_pass_[2] = {};
+  TopKOptions plain_;
+};
+
 template <class Tiles>
 void sketched_softmax_scores_by(const KeySketch& sketch, const KeySketch::Places* places,
                                 const float* q_bar, Index rows, const Rows& k, float logit_scale,
                                 Index capacity, Aggregation over, TensorView<float, 3> scores,
                                 SketchedMassState& state, ExecutorRef executor,
-                                const Candidates* some, FirstLook look) {
-  const SketchedMassCall<Tiles> call{sketch, places, q_bar, rows, k, logit_scale, over, some, look};
-  const Index heads = k.heads(), tasks = k.batch() * heads, keys = call.keys();
-  const Index most_keys = std::max(keys, capacity);
+                                const Candidates* some, FirstLook look, Chains* before = nullptr) {
+  const SketchedMassCall call{sketch, places, q_bar, rows, k, logit_scale, over, some, look};
+  const Index heads = k.heads(), tasks = k.batch() * heads;
+  const Index most_keys = std::max(call.keys(), capacity);
   state.scratch.reserve(executor.workers(), rows, most_keys, look.most_candidates, k,
                         packed_bytes<Tiles>(MassShape::padded(rows), simd::code_steps(k.dim())));
   float* const errors = state.errors.reserve(tasks);
-  executor.run(tasks, [&](Index task, int worker) {
-    SketchedMassScratch& s = state.scratch[worker];
-    const Index b = task / heads, head = task % heads;
-    float* const mass = scores.row(b, head, 0);
-    const auto require = [&](Index key) {
-      require_sketched(sketch, *places, k, b, head, key, s.reader);
-    };
-    if (places != nullptr) require(keys - 1), require(KeySketch::somewhere(keys));
-    if (!call.by_sketch(task, mass, errors[task], s))
-      errors[task] = simd::infinity;
-    else if (places != nullptr)
-      require(std::max_element(mass, mass + keys) - mass);
-  });
+  Chains own(tasks, chains_at_once(executor.workers()));
+  Chains& chains = before != nullptr ? *before : own;
+  MassStages<Tiles> stages(call, scores, state, chains, executor.workers());
+  stages.add_to(chains);
+  executor.run_chains(chains);
   if (std::all_of(errors, errors + tasks, [](float e) { return e < simd::infinity; })) return;
   state.in_float.reserve(executor.workers(), rows, most_keys, k.dim());
   for (int worker = 0; worker < executor.workers(); ++worker) state.in_float[worker].key.reserve(k);
@@ -191,9 +365,8 @@ QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch
                                         TensorView<float, 3> scores, SketchedMassState& state,
                                         ExecutorRef executor, const Candidates* some,
                                         FirstLook look, Chains* before) {
-  if (before != nullptr) executor.run_chains(*before);
   sketched_softmax_scores_by<simd::Tiles>(sketch, places, q_bar, rows, k, logit_scale, capacity,
-                                          over, scores, state, executor, some, look);
+                                          over, scores, state, executor, some, look, before);
 }
 
 QUOKA_FUNC void softmax_scores_by_sketch(KeySketch& own, const KeySketch* cache, const float* q_bar,

@@ -20,35 +20,63 @@ inline constexpr float most_logit_error = 4.0f;
 // Weights: their exponential, the 16 bits that are kept of them, and sums in float.
 inline constexpr float weight_error = 0.01f;
 
-// Scratch of one worker.
-struct SketchedMassScratch {
+// Some rows of a head's queries over some of its keys: what its ranges of keys share.
+struct MassLook {
+  struct Range {
+    float longest, missed;
+    bool coded;  // do codes stand for all finite keys?
+  };
+  enum class By { sketch, floats, nothing };
+
   Buffer<float> rows;               // [rows][dim]
   Buffer<std::int32_t> codes;       // [steps][rows]
   Buffer<std::int32_t> offsets;     // [rows]
+  Buffer<std::byte> packed;         // rows of each pass as matrix/code_units.hpp wants them
   Buffer<float> row_units;          // [rows]
+  Buffer<float> lengths, missed;    // [rows]; of the row, and of what its codes miss
   Buffer<float> bounds, shifts;     // [rows] of logits; minus the reference of the weights
   Buffer<float> factors;            // [rows] from weight to share of the mass
   Buffer<std::int16_t> rough_sums;  // [rows] likewise, of a first look in 16 bits
-  Buffer<std::byte> packed;         // rows as matrix/code_units.hpp wants them
-  Buffer<float> sums;               // [rows][lanes]
-  Buffer<float> products;           // [rows of a tile][two blocks of keys]
   Buffer<float> units;              // [keys] scale * length; -1: no key, or none with a weight
   Buffer<std::uint8_t> partial;     // [pairs of blocks] is a unit of these keys -1?
-  Buffer<std::uint8_t> gathered;    // two blocks of codes
   Buffer<std::uint32_t> weights;    // [pair of blocks][pair of rows][keys of the blocks]
-  Buffer<Position> candidates;      // of a first look: positions, then rows of the sketch
-  Buffer<float> candidate_mass;     // [candidates]
-  TopKScratch top_k;                // that chooses them
-  FloatRow reader;
+  Buffer<float> range_rows;         // [ranges][rows]: the largest logit, then the sum of weights
+  Buffer<Range> ranges;
+  Index count = 0;  // rows that are finite
+  By by = By::nothing;
+  bool whole = false;  // no row of a first look is finite: it is that of all rows
+  bool rough = false;  // mass is in the order of the largest shares alone
+  bool far = false;    // may a row's largest logit be too far below its bound?
+  float error = 0.0f;  // of the logits, in units of log2
 
-  // packed_bytes: of `packed`.
+  // packed_bytes: of the rows of a pass.
+  void reserve(Index row_count, Index keys, Index dim, Index packed_bytes);
+  Index bytes() const {
+    return rows.bytes() + codes.bytes() + offsets.bytes() + packed.bytes() + row_units.bytes() +
+           lengths.bytes() + missed.bytes() + bounds.bytes() + shifts.bytes() + factors.bytes() +
+           rough_sums.bytes() + units.bytes() + partial.bytes() + weights.bytes() +
+           range_rows.bytes() + ranges.bytes();
+  }
+};
+
+// Scratch of one worker, and of one slot of chains.
+struct SketchedMassScratch {
+  Buffer<float> sums;             // [rows][lanes]
+  Buffer<float> products;         // [rows of a tile][two blocks of keys]
+  Buffer<std::uint8_t> gathered;  // two blocks of codes
+  FloatRow reader;
+  // Of the slot.
+  MassLook looks[2];             // the only one, or the first and that at its candidates
+  Buffer<Position> candidates;   // positions, then rows of the sketch
+  Buffer<float> candidate_mass;  // [candidates]
+  TopKScratch top_k;             // that chooses them
+
+  // packed_bytes: of the rows of a pass.
   void reserve(Index row_count, Index keys, Index most_candidates, const Rows& k,
                Index packed_bytes);
   Index bytes() const {
-    return rows.bytes() + codes.bytes() + offsets.bytes() + row_units.bytes() + bounds.bytes() +
-           shifts.bytes() + factors.bytes() + rough_sums.bytes() + packed.bytes() + sums.bytes() +
-           products.bytes() + units.bytes() + partial.bytes() + gathered.bytes() + weights.bytes() +
-           candidates.bytes() + candidate_mass.bytes() + top_k.bytes() + reader.bytes();
+    return sums.bytes() + products.bytes() + gathered.bytes() + reader.bytes() + looks[0].bytes() +
+           looks[1].bytes() + candidates.bytes() + candidate_mass.bytes() + top_k.bytes();
   }
 };
 
