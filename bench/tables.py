@@ -247,8 +247,9 @@ def cores(folder):
     return table(["chunk, keys", "method", "64 workers: before", "now", "over dense", "128: before", "now", "over dense"], [
         [f"{chunk}, {kv_len:,}", method] + [
             cell for workers in (64, 128) for r in (now[chunk, kv_len, method, workers],)
-            for cell in (f"{percent(before[chunk, kv_len, method, workers]['efficiency'], 0)} %", f"{percent(r['efficiency'], 0)} %", times(r["over_dense"]))]
-        for chunk, kv_len, method, workers in now if workers == 64])
+            for was in (before.get((chunk, kv_len, method, workers)),)
+            for cell in (f"{percent(was['efficiency'], 0)} %" if was else "", f"{percent(r['efficiency'], 0)} %", times(r["over_dense"]))]
+        for chunk, kv_len, method, workers in now if workers == 64 and method != "quoka.robust" and (chunk > 1 or kv_len > 8192)])
 
 
 @named
