@@ -3,6 +3,9 @@
 #include "fuzz/attention_fuzz.hpp"
 #include "fuzz/top_k_fuzz.hpp"
 #include "fuzz/settings_fuzz.hpp"
+#if defined(QUOKA_FUZZ_GGUF)
+#include "fuzz/gguf_fuzz.hpp"
+#endif
 
 #include <gtest/gtest.h>
 
@@ -14,12 +17,16 @@ namespace {
 
 using quoka_fuzz::Input;
 
+std::vector<char> kept(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 void replay(void (*fuzz)(Input), const std::string& name, int seeds) {
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(QUOKA_FUZZ_CORPUS "/" + name)) {
     SCOPED_TRACE(entry.path().string());
-    std::ifstream file(entry.path(), std::ios::binary);
-    const std::vector<char> bytes{std::istreambuf_iterator<char>(file), {}};
+    const std::vector<char> bytes = kept(entry.path());
     EXPECT_NO_THROW(fuzz({reinterpret_cast<const std::uint8_t*>(bytes.data()), bytes.size()}));
     ++files;
   }
@@ -36,6 +43,17 @@ void replay(void (*fuzz)(Input), const std::string& name, int seeds) {
 TEST(FuzzReplay, Attention) { replay(quoka_fuzz::fuzz_attention, "attention", 300); }
 TEST(FuzzReplay, TopK) { replay(quoka_fuzz::fuzz_top_k, "top_k", 1000); }
 TEST(FuzzReplay, Settings) { replay(quoka_fuzz::fuzz_settings, "settings", 100); }
+#if defined(QUOKA_FUZZ_GGUF)
+TEST(FuzzReplay, Gguf) {
+  replay(quoka_fuzz::fuzz_gguf, "gguf", 1000);
+  const std::vector<char> whole =
+      kept(QUOKA_FUZZ_CORPUS "/gguf/whole");  // or the fuzzer would begin with nothing
+  const auto read = quoka_decoder::fuzz_one(std::as_bytes(std::span(whole)));
+  EXPECT_EQ(read.refusal, "");
+  EXPECT_EQ(read.tensors, 2u);
+  EXPECT_EQ(read.keys, 5u);
+}
+#endif
 
 // The fuzzers notice: a promise that is broken throws.
 TEST(FuzzReplay, ABrokenPromiseThrows) { EXPECT_THROW(quoka_fuzz::broken("so"), std::logic_error); }
