@@ -282,7 +282,7 @@ TEST(SketchOf, CountsWhatTheRoundingOfQuotientsHides) {
       const float unit = static_cast<float>(std::exp(random.normal()));
       std::vector<float> x(uz(dim));
       for (float& one : x) one = (static_cast<float>(random.below(255)) - 127.0f) * unit;
-      x[uz(static_cast<Index>(random.below(static_cast<std::uint64_t>(dim))))] = 127.0f * unit;
+      x[uz(random.below(dim))] = 127.0f * unit;
       const float scale = detail::code_scale(x.data(), dim);
       double square = 0.0;
       const float bound =
