@@ -205,8 +205,7 @@ class SketchedMass : MassShape {
     const auto [first, count] = rows_of(pass);
     if (!by_sketch() || count <= 0) return;
     std::fill_n(s_.sums.data(), count * simd::lanes, 0.0f);
-    with_unit(pass,
-              [&, first = first, count = count](auto& unit) { weigh(unit, first, count, r); });
+    with_unit(pass, [&, from = first, rows = count](auto& unit) { weigh(unit, from, rows, r); });
     leave_sums(r, 0, count, [](simd::Packet sum) { return simd::reduce_add(sum); });
   }
   // What takes each row's weights to its share of the mass.
@@ -292,8 +291,8 @@ class SketchedMass : MassShape {
     for (Index pass = 0; pass < passes(rows_, keys_); ++pass) {
       const auto [first, count] = rows_of(pass);
       std::fill_n(s_.sums.data(), count * simd::lanes, -simd::infinity);
-      with_unit(pass, [&, begin = begin, end = end, first = first](auto& unit) {
-        for (Index kv = begin; kv < end; kv += step * pair) largest_logits(unit, first, kv);
+      with_unit(pass, [&, at = begin, stop = end, from = first](auto& unit) {
+        for (Index kv = at; kv < stop; kv += step * pair) largest_logits(unit, from, kv);
       });
       leave_sums(r, first, count, [](simd::Packet most) { return simd::reduce_max(most); });
     }
