@@ -78,6 +78,24 @@ TEST(Exp2, IsWithinItsDeclaredErrorOverItsRange) {
   RecordProperty("exp2_error", std::to_string(largest * 1e9) + "e-9");
 }
 
+TEST(Exp2, IsShortWithinItsErrorAndZeroAtTheSamePlaces) {
+  double largest = 0;
+  for (const float x : exp2_arguments()) {
+    const double exact = std::exp2(static_cast<double>(x));
+    const Lanes y = lanes_of(simd::exp2_short(simd::broadcast(x)));
+    for (const float lane : y) ASSERT_EQ(bits(lane), bits(simd::exp2_short(x))) << x;
+    largest = std::max(largest, std::abs(static_cast<double>(y[0]) / exact - 1.0));
+  }
+  EXPECT_LE(largest, static_cast<double>(simd::exp2_short_max_error));
+  EXPECT_GT(largest, 0.8 * static_cast<double>(simd::exp2_short_max_error));
+  for (const float x : {std::nextafter(simd::exp2_least, -1e9f), -126.5f, -149.0f, -1e30f,
+                        -std::numeric_limits<float>::infinity()})
+    for (const float lane : lanes_of(simd::exp2_short(simd::broadcast(x))))
+      EXPECT_EQ(bits(lane), 0u) << x;
+  for (const float lane : lanes_of(simd::exp2_short(simd::broadcast(std::nanf("")))))
+    EXPECT_TRUE(std::isnan(lane));
+}
+
 TEST(Exp2, OfPacketsAndOfFloatsHasTheSameBits) {
   const std::vector<float> xs = exp2_arguments();
   for (std::size_t at = 0; at < xs.size(); at += width) {

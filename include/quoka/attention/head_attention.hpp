@@ -146,6 +146,7 @@ class HeadAttention {
   void attend_to(Index block, Index count, KeptBlock* blocks, bool begins, bool ends) {
     if (begins)
       for (Index p = 0; p < panels_; ++p) begin_panel(p, true);
+    s_.panel.next = {};
     {
       const ArithmeticScope scope(arithmetic_, s_.panel);
       for (Index i = 0; i < count; ++i) {
@@ -191,13 +192,14 @@ class HeadAttention {
       packed.keys = s_.keys.data(), packed.values = s_.values.data();
       arithmetic_.pack(packed);
       keys_.rows(block + step, next_count, s_.mixed, *next_rows);
-      RowPrefetch next_k(next_rows->k, next_count, next_rows->k_bytes()),
-          next_v(next_rows->v, next_count, next_rows->v_bytes());
+      s_.panel.next = {{next_rows->k, next_count, next_rows->k_bytes()},
+                       {next_rows->v, next_count, next_rows->v_bytes()},
+                       panels_};
       const bool masks = keys_.masked(block, count);
       for (Index p = 0; p < panels_; ++p) {
-        next_k.next(ceil_div(next_k.lines(), panels_));
-        next_v.next(ceil_div(next_v.lines(), panels_));
+        s_.panel.next.begin_panel();
         attend(p, block, packed, masks);
+        s_.panel.next.end_panel();
       }
     }
   }

@@ -45,6 +45,7 @@ template <class As>
 struct ShortRow {
   static constexpr const char* name = As::name;
   static constexpr bool is_float = false;
+  static constexpr bool is_bfloat16 = As::is_bfloat16;
   static constexpr float rounding = As::rounding;
   static constexpr Index element_bytes = 2;
   static Index bytes(const RowShape& shape) { return shape.dim * 2; }
@@ -67,6 +68,7 @@ struct ShortRow {
 
 struct AsHalf {
   static constexpr const char* name = "half";
+  static constexpr bool is_bfloat16 = false;
   static constexpr float rounding = 0x1p-11f;
   QUOKA_INLINE static simd::Packet load(const std::uint16_t* p) { return simd::load_half(p); }
   QUOKA_INLINE static float to_float(std::uint16_t x) { return simd::half_to_float(x); }
@@ -77,6 +79,7 @@ struct AsHalf {
 };
 struct AsBfloat16 {
   static constexpr const char* name = "bfloat16";
+  static constexpr bool is_bfloat16 = true;
   static constexpr float rounding = 0x1p-8f;
   QUOKA_INLINE static simd::Packet load(const std::uint16_t* p) { return simd::load_bfloat16(p); }
   QUOKA_INLINE static float to_float(std::uint16_t x) { return simd::bfloat16_to_float(x); }

@@ -38,6 +38,7 @@ struct RowShape {
 struct Format {
   const char* name;  // for messages
   bool is_float;     // a row is `dim` floats: it can be read in place
+  bool is_bfloat16;  // a row is `dim` numbers of bfloat16: likewise
   bool writes;       // narrow() can be called
   // Of a number that is stored, what rounding may take, as a part of it or of the largest that shares
   // its scale: 2^-8 for bfloat16. 0: float, or not known.

@@ -45,7 +45,8 @@ constexpr Bfloat16Error bfloat16_error(int products, bool cache_is_bfloat16) {
   const double other = products == 1 ? 0x1p-8 : 0x1p-16;
   const double dropped = products == 3 ? 0x1p-16 : 0.0;
   // Rounded weights have a sum of their own: their error counts twice.
-  const double weights = products == 1 ? 2 * other : other;
+  const double exponential = static_cast<double>(simd::exp2_short_max_error);
+  const double weights = products == 1 ? 2 * (other + exponential) : other;
   return {cache + other + cache * other + dropped, cache + weights + cache * weights + dropped};
 }
 
@@ -107,6 +108,9 @@ class Bfloat16Panels final : public PanelArithmetic {
     float* const x = s.logits.data();
     const Bfloat16Parts weights = parts(s.weights.data(), splits_queries, weight_part);
     Index added = 0;  // keys whose values are in the sums
+    // Lines of the next block's rows to be asked for beside each tile but the first.
+    const Index wanted =
+        ceil_div(s.next.left(), std::max<Index>(1, ceil_div(sight.keys, rows) - 1));
     multiply(block, panel, 0, x, [] {});
     for (Index key = 0; key < sight.keys; key += rows) {
       const KeysOfBlock keys{key, std::min(key + rows, sight.keys)};
@@ -121,9 +125,12 @@ class Bfloat16Panels final : public PanelArithmetic {
       Weights softmax(x + key * width, weights, key, panel.state);
       if (keys.end < sight.keys) {
         const Index slabs = padded_depth<Unit>(block.dim) / Unit::depth;
-        const Index share = ceil_div(rows, Products * slabs);
-        multiply(block, panel, keys.end, x + keys.end * width,
-                 [&]() QUOKA_INLINE_LAMBDA { softmax.take(share); });
+        const Index times = Products * slabs * Unit::between_calls, share = ceil_div(rows, times);
+        const Index lines = ceil_div(wanted, times);
+        multiply(block, panel, keys.end, x + keys.end * width, [&]() QUOKA_INLINE_LAMBDA {
+          softmax.take(share);
+          s.next.ask(lines);
+        });
       }
       softmax.take(rows);
       softmax.finish(panel.state);
@@ -243,37 +250,55 @@ class Bfloat16Panels final : public PanelArithmetic {
       }
     }
     QUOKA_INLINE void take(Index keys) {
+      // Copies, which stay in registers: the unit's instructions may write to memory, for all a
+      // compiler knows.
+      simd::Packet reference[packets], sum[packets];
+      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+        reference[j] = reference_[j];
+        sum[j] = sum_[j];
+      });
+      const float* const x = x_;
+      Bfloat16 *const to_high = high_, *const to_low = low_;
       const Index end = std::min(next_ + round_up(keys, Unit::interleave), rows);
-      for (; next_ < end; next_ += Unit::interleave) {
+      for (Index key = next_; key < end; key += Unit::interleave) {
         simd::Packet high[packets][Unit::interleave / 2], low[packets][Unit::interleave / 2];
         simd::unroll<packets, Unit::interleave / 2>([&](auto j, auto i) QUOKA_INLINE_LAMBDA {
-          weigh(next_ + 2 * i, j, high[j][i], low[j][i]);
+          const float* const at = x + (key + 2 * i) * width + j * simd::lanes;
+          weigh(at, reference[j], high[j][i], low[j][i], sum[j]);
         });
         simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-          const Index at = next_ * width + j * simd::lanes * Unit::interleave;
-          store(high_ + at, high[j]);
-          if constexpr (splits_queries) store(low_ + at, low[j]);
+          const Index at = key * width + j * simd::lanes * Unit::interleave;
+          store(to_high + at, high[j]);
+          if constexpr (splits_queries) store(to_low + at, low[j]);
         });
       }
+      next_ = end;
+      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA { sum_[j] = sum[j]; });
     }
     void finish(PanelState& state) const {
       for (int j = 0; j < packets; ++j) state[j].sum = simd::add(state[j].sum, sum_[j]);
     }
 
    private:
-    // Two keys.
-    QUOKA_INLINE void weigh(Index key, int j, simd::Packet& high, simd::Packet& low) {
-      const float* const at = x_ + key * width + j * simd::lanes;
-      const simd::Packet a = simd::exp2(simd::sub(simd::load(at), reference_[j]));
-      const simd::Packet b = simd::exp2(simd::sub(simd::load(at + width), reference_[j]));
+    // One row's logits of two keys.
+    QUOKA_INLINE static void weigh(const float* x, const simd::Packet& reference,
+                                   simd::Packet& high, simd::Packet& low, simd::Packet& sum) {
+      const simd::Packet a = weight(simd::sub(simd::load(x), reference));
+      const simd::Packet b = weight(simd::sub(simd::load(x + width), reference));
       high = simd::round_pairs(a, b);
       if constexpr (splits_queries) {
         low =
             simd::round_pairs(simd::sub(a, simd::firsts(high)), simd::sub(b, simd::seconds(high)));
-        sum_[j] = simd::add(simd::add(sum_[j], a), b);
+        sum = simd::add(sum, simd::add(a, b));
       } else {
-        sum_[j] = simd::add_pairs(sum_[j], high);
+        sum = simd::add_pairs(sum, high);
       }
+    }
+    QUOKA_INLINE static simd::Packet weight(const simd::Packet& x) {
+      if constexpr (splits_queries)
+        return simd::exp2(x);
+      else
+        return simd::exp2_short(x);
     }
     QUOKA_INLINE static void store(Bfloat16* p, const simd::Packet (&words)[1]) {
       simd::store(reinterpret_cast<float*>(p), words[0]);

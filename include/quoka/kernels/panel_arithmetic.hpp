@@ -13,6 +13,7 @@
 #include <quoka/matrix/unit.hpp>
 #include <quoka/packing/panel_packing.hpp>
 
+#include <algorithm>
 #include <cstddef>
 
 namespace quoka {
@@ -68,6 +69,29 @@ struct Sight {
   }
 };
 
+// The rows of the next block, asked for while this one meets its panels: a share of their lines for each
+// panel, which an arithmetic may spread over its work, since a core waits for no more than a dozen or
+// two at once.
+class NextRows {
+ public:
+  NextRows() = default;
+  NextRows(const RowPrefetch& k, const RowPrefetch& v, Index panels)
+      : rows_{k, v}, share_(ceil_div(k.lines() + v.lines(), panels)) {}
+
+  void begin_panel() { left_ = share_; }
+  Index left() const { return left_; }  // of this panel's share
+  QUOKA_INLINE void ask(Index lines) {
+    lines = std::min(lines, left_);
+    left_ -= lines;
+    rows_[1].next(rows_[0].next(lines));
+  }
+  void end_panel() { ask(left_); }
+
+ private:
+  RowPrefetch rows_[2];
+  Index share_ = 0, left_ = 0;
+};
+
 struct PanelScratch {
   Buffer<float> logits;       // [block_keys, rounded up to tiles][panel_rows]
   Buffer<std::byte> weights;  // the same in the arithmetic's own elements
@@ -75,6 +99,7 @@ struct PanelScratch {
   Buffer<float> lane_out;     // two accumulators
   Buffer<float> lane_values;  // a block's values as one row sees them, where there is a mask
   UnitSession session;
+  NextRows next;
 };
 
 class PanelArithmetic {

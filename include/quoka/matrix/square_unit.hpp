@@ -15,6 +15,7 @@ struct SquareUnit {
   static constexpr int tile_rows = 2 * high;
   static constexpr int depth = 4, value_depth = 4, interleave = 4;
   static constexpr Index block_keys = 8 * tile_rows;
+  static constexpr int between_calls = 1;
 
   static void enter(UnitSession&) {}
   static void leave(const UnitSession&) {}

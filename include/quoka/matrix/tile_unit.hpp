@@ -19,6 +19,7 @@ struct TileUnit {
   static constexpr int tile_rows = 2 * height;
   static constexpr int depth = 32, value_depth = 32, interleave = 2;
   static constexpr Index block_keys = 128;
+  static constexpr int between_calls = 2;
 
   static void enter(UnitSession& session) {
     Tiles::configuration(session.before);
@@ -42,6 +43,7 @@ struct TileUnit {
       for (Index s = 0; s < slabs; ++s) {
         load_b(b[p] + s * b_slab);
         multiply<0>(a[p] + s * tile_rows * depth);
+        between();
         multiply<1>(a[p] + (s * tile_rows + height) * depth);
         between();
       }

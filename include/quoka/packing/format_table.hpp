@@ -74,6 +74,12 @@ constexpr Index element_bytes_of() {
 }
 
 template <class Row>
+constexpr bool is_bfloat16() {
+  if constexpr (requires { Row::is_bfloat16; }) return Row::is_bfloat16;
+  return false;
+}
+
+template <class Row>
 constexpr float rounding_of() {
   if constexpr (requires { Row::rounding; }) return Row::rounding;
   return 0.0f;
@@ -115,6 +121,7 @@ template <class Row>
 constexpr Format format_table() {
   Format format{.name = Row::name,
                 .is_float = Row::is_float,
+                .is_bfloat16 = detail::is_bfloat16<Row>(),
                 .writes = detail::RowNarrower<Row> || detail::ChannelWriter<Row>,
                 .rounding = detail::rounding_of<Row>(),
                 .element_bytes = detail::element_bytes_of<Row>(),

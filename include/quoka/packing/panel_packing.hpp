@@ -111,12 +111,14 @@ class RowPrefetch {
 
   Index lines() const { return count_ * ceil_div(row_bytes_, 64); }
 
-  QUOKA_INLINE void next(Index lines) {
+  // Returns how many of `lines` it did not need.
+  QUOKA_INLINE Index next(Index lines) {
     for (; lines > 0 && row_ < count_; --lines) {
       simd::prefetch(rows_[row_] + at_);
       at_ += 64;
       if (at_ >= row_bytes_) at_ = 0, ++row_;
     }
+    return lines;
   }
 
  private:

@@ -27,8 +27,11 @@
 // float_to_e4m3 rounds to nearest, ties to even, and what lies beyond 448 to 448; NaN stays NaN.
 #pragma once
 
+#include <quoka/simd/isa/exponents.hpp>
 #include <quoka/simd/isa/isa.hpp>
+#include <quoka/simd/unroll.hpp>
 
+#include <cstddef>
 #include <limits>
 #include <type_traits>
 
@@ -68,11 +71,15 @@ QUOKA_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 // exactly 0 for x < exp2_least (minus infinity too), NaN for NaN. 2^round(x) is an exponent, put
 // together from bits; the product with it is exact. 2^f, f in [-1/2, 1/2], is the minimax
 // polynomial of degree 6 with its constant held at 1, so that an unchanged maximum rescales by
-// exactly 1 however often it is applied. exp2_least: softmax weights below it are no part of any sum, and
+// exactly 1 however often it is applied. Where the ISA has instructions for exponents, f is in [0, 1),
+// and degree 5 is enough. exp2_least: softmax weights below it are no part of any sum, and
 // products of larger ones with values down to 2^-26 are no denormals. Those take an x86 core some 150 cycles
 // each: with the weights of real models, down to 2^-125, attention took up to three times as long.
+//
+// exp2_short(x): the same with a polynomial of degree 3, for weights that are rounded to 8 bits.
 inline constexpr float exp2_least = -100.0f;
 inline constexpr float exp2_max_error = 1.5e-7f;
+inline constexpr float exp2_short_max_error = 8.7e-5f;
 
 // x rounded to an integer, by adding a large number that leaves no bits for the fraction. Compilers
 // told that sums have no order would cancel that number: opaque() keeps them from it.
@@ -84,20 +91,47 @@ struct Rounded {
       : shifted(opaque(add(x, magic))), fraction(sub(x, opaque(sub(shifted, magic)))) {}
 };
 
+// Of 2^f, from the highest power of f down.
+template <class P, std::size_t count>
+QUOKA_INLINE P polynomial(const P& f, const float (&coefficients)[count]) {
+  P y = broadcast<P>(coefficients[0]);
+  unroll<int{count} - 1>(
+      [&](auto i) QUOKA_INLINE_LAMBDA { y = fma(y, f, broadcast<P>(coefficients[i + 1])); });
+  return y;
+}
+
+// 2^x for x <= 0, by the coefficients of 2^f for f in [-1/2, 1/2], or in [0, 1).
+template <class P, std::size_t centred, std::size_t unit>
+QUOKA_INLINE P exp2_by(const P& x, const float (&of_centred)[centred],
+                       const float (&of_unit)[unit]) {
+  const P least = broadcast<P>(exp2_least);
+  if constexpr (has_exponents) {
+    return scale_not_less(polynomial(fraction(x), of_unit), x, least);
+  } else {
+    const Rounded<P> rounded(max(x, least), broadcast<P>(12582912.0f));
+    const P y = polynomial(rounded.fraction, of_centred);
+    return select_less(x, least, zero<P>(), mul(y, power_of_rounded_bits(rounded.shifted)));
+  }
+}
+
 template <class P>
 QUOKA_INLINE P exp2(const P& x) {
-  const P clamped = max(x, broadcast<P>(exp2_least));
-  const Rounded<P> rounded(clamped, broadcast<P>(12582912.0f));
-  const P f = rounded.fraction;
-  P y = broadcast<P>(1.55946747e-4f);
-  y = fma(y, f, broadcast<P>(1.34066438e-3f));
-  y = fma(y, f, broadcast<P>(9.61769298e-3f));
-  y = fma(y, f, broadcast<P>(5.55031031e-2f));
-  y = fma(y, f, broadcast<P>(2.40226528e-1f));
-  y = fma(y, f, broadcast<P>(6.93147215e-1f));
-  y = fma(y, f, broadcast<P>(1.0f));
-  const P scale = power_of_rounded_bits(rounded.shifted);
-  return select_less(x, broadcast<P>(exp2_least), zero<P>(), mul(y, scale));
+  constexpr float centred[] = {1.55946747e-4f,
+                               1.34066438e-3f,
+                               9.61769298e-3f,
+                               5.55031031e-2f,
+                               2.40226528e-1f,
+                               6.93147215e-1f,
+                               1.0f};
+  constexpr float unit[] = {1.86713005e-3f, 9.01703071e-3f, 5.57999127e-2f,
+                            2.40164444e-1f, 6.93151295e-1f, 1.0f};
+  return exp2_by(x, centred, unit);
+}
+template <class P>
+QUOKA_INLINE P exp2_short(const P& x) {
+  constexpr float centred[] = {5.51716691e-2f, 2.42611122e-1f, 6.93260985e-1f, 9.99928074e-1f};
+  constexpr float unit[] = {7.70670399e-2f, 2.27644995e-1f, 6.95116758e-1f, 1.0f};
+  return exp2_by(x, centred, unit);
 }
 
 // 2^(x + bits) for x <= 0, to be rounded to an integer: relative error below exp2_scaled_max_error,
