@@ -146,16 +146,17 @@ void expect_exact_dots(const Codes& x, Unit& unit, detail::CodePair keys) {
 template <class Unit>
 void expect_exact_products(const Codes& x, Unit& unit, detail::CodePair keys) {
   Index done = 0;
-  alignas(64) float products[detail::MassShape::most_height * simd::code_pair];
-  unit.products(keys, products, {keys[0], keys[1]}, [&](Index m, Index height) {
+  alignas(64) float room[detail::MassShape::most_height * simd::code_pair];
+  const auto use = [&](Index m, Index height, const auto* products) {
     ASSERT_EQ(m, done);
     ASSERT_EQ(height % 2, 0);
     ASSERT_LE(height, Unit::most_height);
     for (Index i = 0; i < height * 32; ++i)
-      ASSERT_EQ(products[i], static_cast<float>(x.dot(m + i / 32, i % 32)))
+      ASSERT_EQ(static_cast<float>(products[i]), static_cast<float>(x.dot(m + i / 32, i % 32)))
           << "query " << m + i / 32 << ", key " << i % 32;
     done += height;
-  });
+  };
+  unit.products(keys, room, {keys[0], keys[1]}, use);
   ASSERT_EQ(done, x.rows);
 }
 

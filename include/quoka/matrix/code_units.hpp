@@ -18,6 +18,7 @@
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
+#include <utility>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -48,16 +49,16 @@ class VectorCodes {
                           best, later);
   }
 
-  // use(m, height): products [height][pair of blocks] are those of queries [m, m + height). The number
-  // of queries is even, and so are m and height.
+  // use(m, height, products): products [height][pair of blocks], floats or integers, are those of queries
+  // [m, m + height). The number of queries is even, and so are m and height. room: of as many floats.
   template <class Use>
-  void products(CodePair keys, float* products, const simd::LaterBlocks& later, Use&& use) const {
+  void products(CodePair keys, float* room, const simd::LaterBlocks& later, Use&& use) const {
     simd::for_each_code_tile<most_height>(queries_.rows, [&](auto height, Index m) {
       if constexpr (decltype(height)::value % 2 == 0) {
         simd::code_products_of<height>(keys, queries_.codes + m, queries_.stride, queries_.steps,
-                                       queries_.offsets + m, products,
+                                       queries_.offsets + m, room,
                                        m == 0 ? later : simd::LaterBlocks{});
-        use(m, Index{height});
+        use(m, Index{height}, std::as_const(room));
       }
     });
   }
@@ -156,51 +157,52 @@ class TileCodes {
   }
 
   template <class Use>
-  void products(CodePair keys, float* products, const simd::LaterBlocks& later, Use&& use) {
+  void products(CodePair keys, float*, const simd::LaterBlocks& later, Use&& use) {
     for_each_tile(keys, later, [&](Index m, const std::int32_t* dots) {
-      const Index height = std::min(q_.height, q_.rows - m);
-      simd::dots_to_floats(dots, height, products);
-      use(m, height);
+      use(m, std::min(q_.height, q_.rows - m), dots);
     });
   }
 
  private:
   static constexpr int a_tile = 4, b_tile = 6;  // c has 0 to 3
-  static constexpr Index row_of_c = TiledQueries::row_of_sums;
+  static constexpr Index row_of_c = TiledQueries::row_of_sums, at_once = 4;
+  using Dots = std::int32_t[simd::tile_height * simd::code_pair];
 
-  // use(m, dots): the dot products [height][pair of blocks] with queries from m on.
+  // use(m, dots): the dot products [height][pair of blocks] with queries from m on. Several tiles are
+  // multiplied before the first is used: what uses it need not wait.
   template <class Use>
   void for_each_tile(CodePair keys, const simd::LaterBlocks& later, Use&& use) {
-    Index t = 0;
-    for (; t + 2 <= q_.tiles; t += 2) {
-      multiply<2>(keys, t, t == 0 ? later : simd::LaterBlocks{});
-      use(t * q_.height, dots_[0]);
-      use((t + 1) * q_.height, dots_[1]);
+    for (Index t = 0; t < q_.tiles; t += at_once) {
+      const Index count = std::min(at_once, q_.tiles - t);
+      Index i = 0;
+      for (; i + 2 <= count; i += 2) multiply<2>(keys, t + i, later, dots_ + i);
+      if (i < count) multiply<1>(keys, t + i, later, dots_ + i);
+      for (i = 0; i < count; ++i) use((t + i) * q_.height, dots_[i]);
     }
-    if (t == q_.tiles) return;
-    multiply<1>(keys, t, t == 0 ? later : simd::LaterBlocks{});
-    use(t * q_.height, dots_[0]);
   }
 
   // Count tiles of queries from t on, times both blocks.
   template <int Count>
-  void multiply(CodePair keys, Index t, const simd::LaterBlocks& later) {
+  void multiply(CodePair keys, Index t, const simd::LaterBlocks& later, Dots* dots) const {
     const Index slab_bytes = q_.slab_bytes(), key_bytes = q_.slab_steps * row_of_c;
     const std::byte* const a = a_ + t * q_.slabs * slab_bytes;
     const std::byte* const offsets = offsets_ + t * q_.height * row_of_c;
     begin<0>(offsets);
     if constexpr (Count > 1) begin<1>(offsets + q_.height * row_of_c);
+    // Its share of the lines to be asked for: a core waits for few at once.
+    const Index lines = q_.slabs * q_.slab_steps, shares = ceil_div(q_.tiles, Index{2}) * q_.slabs;
     for (Index s = 0; s < q_.slabs; ++s) {
+      const Index share = t / 2 * q_.slabs + s;
       if (later.first != nullptr)
-        for (Index line = s * key_bytes; line < (s + 1) * key_bytes; line += 64)
-          simd::prefetch(later.first + line), simd::prefetch(later.second + line);
+        for (Index i = share * lines / shares; i < (share + 1) * lines / shares; ++i)
+          simd::prefetch(later.first + i * row_of_c), simd::prefetch(later.second + i * row_of_c);
       Tiles::template load<b_tile>(keys[0] + s * key_bytes, row_of_c);
       Tiles::template load<b_tile + 1>(keys[1] + s * key_bytes, row_of_c);
       add<0>(a + s * slab_bytes);
       if constexpr (Count > 1) add<1>(a + (q_.slabs + s) * slab_bytes);
     }
-    end<0>();
-    if constexpr (Count > 1) end<1>();
+    end<0>(dots[0]);
+    if constexpr (Count > 1) end<1>(dots[1]);
   }
 
   // Of tile i of the queries at hand.
@@ -216,15 +218,15 @@ class TileCodes {
     Tiles::template dot_signed_codes<2 * i + 1, a_tile + i, b_tile + 1>();
   }
   template <int i>
-  void end() {
-    Tiles::template store<2 * i>(dots_[i], 2 * row_of_c);
-    Tiles::template store<2 * i + 1>(dots_[i] + simd::code_block, 2 * row_of_c);
+  void end(Dots& dots) const {
+    Tiles::template store<2 * i>(dots, 2 * row_of_c);
+    Tiles::template store<2 * i + 1>(dots + simd::code_block, 2 * row_of_c);
   }
 
   TiledQueries q_;
   const std::byte *a_, *offsets_;
   simd::TileShapes before_;  // another library's tiles of this thread
-  alignas(64) std::int32_t dots_[2][simd::tile_height * simd::code_pair];
+  alignas(64) Dots dots_[at_once];
 };
 
 // Fewer queries are left to vectors: reading the keys takes longer.

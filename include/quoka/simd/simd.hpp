@@ -76,10 +76,10 @@ QUOKA_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 // products of larger ones with values down to 2^-26 are no denormals. Those take an x86 core some 150 cycles
 // each: with the weights of real models, down to 2^-125, attention took up to three times as long.
 //
-// exp2_short(x): the same with a polynomial of degree 3, for weights that are rounded to 8 bits.
+// exp2_short(x): the same by exp2_rough()'s polynomial, for weights that are rounded to 8 bits: 2^0 is no
+// more exact than others.
 inline constexpr float exp2_least = -100.0f;
 inline constexpr float exp2_max_error = 1.5e-7f;
-inline constexpr float exp2_short_max_error = 8.7e-5f;
 
 // x rounded to an integer, by adding a large number that leaves no bits for the fraction. Compilers
 // told that sums have no order would cancel that number: opaque() keeps them from it.
@@ -127,11 +127,15 @@ QUOKA_INLINE P exp2(const P& x) {
                             2.40164444e-1f, 6.93151295e-1f, 1.0f};
   return exp2_by(x, centred, unit);
 }
+// Minimax of degree 3, constant and all.
+inline constexpr float exp2_rough_max_error = 7.7e-5f;
+inline constexpr float exp2_rough_centred[] = {5.51716691e-2f, 2.42611122e-1f, 6.93260985e-1f,
+                                               9.99928074e-1f};
+inline constexpr float exp2_rough_unit[] = {7.80245215e-2f, 2.26067156e-1f, 6.95833564e-1f,
+                                            9.99925196e-1f};
 template <class P>
 QUOKA_INLINE P exp2_short(const P& x) {
-  constexpr float centred[] = {5.51716691e-2f, 2.42611122e-1f, 6.93260985e-1f, 9.99928074e-1f};
-  constexpr float unit[] = {7.70670399e-2f, 2.27644995e-1f, 6.95116758e-1f, 1.0f};
-  return exp2_by(x, centred, unit);
+  return exp2_by(x, exp2_rough_centred, exp2_rough_unit);
 }
 
 // 2^(x + bits) for x <= 0, to be rounded to an integer: relative error below exp2_scaled_max_error,
@@ -151,18 +155,16 @@ QUOKA_INLINE P exp2_scaled(const P& x) {
   return mul(y, power_of_rounded_bits(rounded.shifted));
 }
 
-// 2^x for x in [-126, 126], which is not checked: relative error below exp2_rough_max_error. As exp2(),
-// with the minimax polynomial of degree 3, constant and all.
-inline constexpr float exp2_rough_max_error = 7.7e-5f;
+// 2^x for x in [-126, 126], which is not checked: relative error below exp2_rough_max_error.
 template <class P>
 QUOKA_INLINE P exp2_rough(const P& x) {
-  const Rounded<P> rounded(x, broadcast<P>(12582912.0f));
-  const P f = rounded.fraction;
-  P y = broadcast<P>(5.51716691e-2f);
-  y = fma(y, f, broadcast<P>(2.42611122e-1f));
-  y = fma(y, f, broadcast<P>(6.93260985e-1f));
-  y = fma(y, f, broadcast<P>(9.99928074e-1f));
-  return mul(y, power_of_rounded_bits(rounded.shifted));
+  if constexpr (has_exponents) {
+    return scale(polynomial(fraction(x), exp2_rough_unit), x);
+  } else {
+    const Rounded<P> rounded(x, broadcast<P>(12582912.0f));
+    return mul(polynomial(rounded.fraction, exp2_rough_centred),
+               power_of_rounded_bits(rounded.shifted));
+  }
 }
 
 // --- tanh -------------------------------------------------------------------------------------

@@ -299,14 +299,14 @@ class SketchedMass : MassShape {
   }
   template <class Unit>
   void largest_logits(Unit& unit_of_rows, Index first, Index kv) {
-    for_each_tile(unit_of_rows, kv, [&](Index m, Index height) {
+    for_each_tile(unit_of_rows, kv, [&](Index m, Index height, const auto* products) {
       for (Index i = 0; i < height; ++i) {
         float* const largest = s_.sums.data() + (m + i) * simd::lanes;
         const simd::Packet unit = simd::broadcast(l_.row_units.data()[first + m + i]);
         simd::Packet most = simd::load(largest);
         for (Index j = 0; j < pair; j += simd::lanes) {
           const simd::Packet of_key = simd::load(l_.units.data() + kv + j);
-          const simd::Packet product = simd::load(s_.products.data() + i * pair + j);
+          const simd::Packet product = simd::load_dots(products + i * pair + j);
           const simd::Packet logit = simd::mul(simd::mul(product, of_key), unit);
           const simd::Packet none = simd::broadcast(-simd::infinity);
           most = simd::max(most, simd::select_less(of_key, simd::zero(), none, logit));
@@ -318,7 +318,7 @@ class SketchedMass : MassShape {
 
   std::uint32_t* weights(Index kv, Index count) const { return l_.weights.data() + kv / 2 * count; }
 
-  // use(m, height): products of the pair of blocks at kv with rows [m, m + height) of the unit are there.
+  // use(m, height, products): those of the pair of blocks at kv with rows [m, m + height) of the unit.
   template <class Unit, class Use>
   void for_each_tile(Unit& unit, Index kv, Use&& use) {
     const Index n = std::min(pair, keys_ - kv);
@@ -340,22 +340,23 @@ class SketchedMass : MassShape {
     for (Index kv = begin; kv < end; kv += pair) {
       std::uint32_t* const to = weights(kv, count);
       const bool partial = l_.partial.data()[kv / pair] != 0;
-      for_each_tile(unit, kv, [&](Index m, Index height) {
+      for_each_tile(unit, kv, [&](Index m, Index height, const auto* products) {
         if constexpr (simd::has_rough_logits)
-          if (l_.rough) return weigh_roughly(partial, first, m, height, kv, to + m * pair / 2);
+          if (l_.rough)
+            return weigh_roughly(partial, products, first, m, height, kv, to + m * pair / 2);
         if (partial)
-          weigh_rows<true>(first, m, height, kv, to + m * pair / 2);
+          weigh_rows<true>(products, first, m, height, kv, to + m * pair / 2);
         else
-          weigh_rows<false>(first, m, height, kv, to + m * pair / 2);
+          weigh_rows<false>(products, first, m, height, kv, to + m * pair / 2);
       });
     }
   }
 
   // Products of rows first + [begin, begin + height) to weights.
-  template <bool Partial>
-  void weigh_rows(Index first, Index begin, Index height, Index kv, std::uint32_t* to) {
+  template <bool Partial, class Product>
+  void weigh_rows(const Product* products, Index first, Index begin, Index height, Index kv,
+                  std::uint32_t* to) {
     const float* const units = l_.units.data() + kv;
-    const float* products = s_.products.data();
     for (Index m = 0; m < height; m += 2, products += 2 * pair, to += pair) {
       simd::Packet unit[2], shift[2], total[2];
       simd::unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
@@ -367,7 +368,7 @@ class SketchedMass : MassShape {
         const simd::Packet of_key = simd::load(units + j * simd::lanes);
         simd::Packet weight[2];
         simd::unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
-          const simd::Packet product = simd::load(products + i * pair + j * simd::lanes);
+          const simd::Packet product = simd::load_dots(products + i * pair + j * simd::lanes);
           const simd::Packet logit = simd::fma(simd::mul(product, of_key), unit[i], shift[i]);
           weight[i] = simd::exp2_rough(simd::max(logit, simd::broadcast(least_weight)));
           if constexpr (Partial)
@@ -383,13 +384,13 @@ class SketchedMass : MassShape {
   }
 
   // To logits of 16 bits [row][keys of the blocks].
-  void weigh_roughly(bool partial, Index first, Index begin, Index height, Index kv,
-                     std::uint32_t* to) {
+  template <class Product>
+  void weigh_roughly(bool partial, const Product* products, Index first, Index begin, Index height,
+                     Index kv, std::uint32_t* to) {
     const float* const units = l_.units.data() + kv;
-    for (Index i = 0; i < height; ++i, to += pair / 2) {
-      const float *const products = s_.products.data() + i * pair,
-                         unit = l_.row_units.data()[first + begin + i],
-                         shift = l_.shifts.data()[first + begin + i];
+    for (Index i = 0; i < height; ++i, to += pair / 2, products += pair) {
+      const float unit = l_.row_units.data()[first + begin + i],
+                  shift = l_.shifts.data()[first + begin + i];
       float* const sums = s_.sums.data() + (begin + i) * simd::lanes;
       simd::Packet total = simd::load(sums);
       if (partial)

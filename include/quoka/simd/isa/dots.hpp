@@ -103,6 +103,18 @@ QUOKA_INLINE void dots_to_floats(const std::int32_t* dots, Index rows, float* x)
 #endif
 }
 
+// A packet of them, or of what are floats already.
+QUOKA_INLINE Packet load_dots(const std::int32_t* dots) {
+#if QUOKA_ISA_AVX512
+  return _mm512_cvtepi32_ps(_mm512_load_si512(dots));
+#else
+  alignas(64) float each[lanes];
+  for (int i = 0; i < lanes; ++i) each[i] = static_cast<float>(dots[i]);
+  return load_packet(each);
+#endif
+}
+QUOKA_INLINE Packet load_dots(const float* dots) { return load_packet(dots); }
+
 // VnniPairSums: the ISA's own PairSums, one instruction for 2 * lanes products, where float has
 // `lanes`. Without it, as two instructions, vpmaddwd and vpaddd, it is no faster than float.
 #if QUOKA_ISA_VNNI

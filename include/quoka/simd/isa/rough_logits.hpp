@@ -27,8 +27,8 @@ inline constexpr float rough_logit_error = 0.1f;
 // Of the 32 keys of two blocks with one row: to, and the sum of the bfloat16s to total. logit = product *
 // units[key] * unit + shift, at most 127 - rounding; a smaller one than `least` is raised to that. Partial:
 // a key whose unit is negative counts for nothing.
-template <bool Partial>
-QUOKA_INLINE void store_rough_logits(const float* products, const float* units, float unit,
+template <bool Partial, class Product>
+QUOKA_INLINE void store_rough_logits(const Product* products, const float* units, float unit,
                                      float shift, float least, std::uint32_t* to, Packet& total) {
   const float magic = 12582912.0f;
   const __m512 scale = _mm512_set1_ps(unit * rough_logit_scale);
@@ -38,7 +38,7 @@ QUOKA_INLINE void store_rough_logits(const float* products, const float* units, 
   __m512i x[2];
   unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
     const __m512 of_key = _mm512_load_ps(units + i * code_block);
-    const __m512 product = _mm512_mul_ps(_mm512_load_ps(products + i * code_block), of_key);
+    const __m512 product = _mm512_mul_ps(load_dots(products + i * code_block), of_key);
     const __m512 logit = _mm512_fmadd_ps(product, scale, start);
     x[i] = _mm512_castps_si512(_mm512_max_ps(logit, floor));
     if constexpr (Partial) {
@@ -68,8 +68,8 @@ QUOKA_INLINE void best_rough_logits(const std::uint32_t* logits, const std::int1
   _mm512_store_ps(best + code_block, _mm512_cvtepi32_ps(_mm512_srai_epi32(most, 16)));
 }
 #else
-template <bool Partial>
-void store_rough_logits(const float*, const float*, float, float, float, std::uint32_t*, Packet&);
+template <bool Partial, class Product>
+void store_rough_logits(const Product*, const float*, float, float, float, std::uint32_t*, Packet&);
 void best_rough_logits(const std::uint32_t*, const std::int16_t*, Index, float*);
 #endif
 
