@@ -8,11 +8,7 @@
 // they are not on every one with AVX-512.
 #pragma once
 
-#include <quoka/base/version.hpp>
-
-#if QUOKA_ISA_AMX
-#include <quoka/simd/isa/avx512.hpp>
-#endif
+#include <quoka/simd/isa/isa.hpp>
 
 QUOKA_INTRINSICS_BEGIN
 namespace quoka {
