@@ -14,8 +14,8 @@
 namespace quoka_decoder {
 namespace {
 
-// Logits of the goldens are of size 1.7 (rms); every sum here is in float.
-// Of logits: where Arithmetic::automatic takes products of bfloat16, a layer's error is one of 2^-16.
+// Logits of the goldens are of size 1.7 (rms); every sum here is in float, but for attention's where
+// Arithmetic::automatic takes products of bfloat16, off by some 2^-16 in each layer.
 const double tolerance =
     quoka::arithmetic_used(quoka::Arithmetic::automatic) == quoka::Arithmetic::single ? 1e-4 : 1e-3;
 
