@@ -4,6 +4,7 @@
 #
 #   bash bench/accuracy.sh              goes on where the JSON files end; all of it takes hours
 #   SAMPLES=20 RESULTS=/tmp/a bash bench/accuracy.sh    less of it, elsewhere
+#   bash bench/accuracy.sh long       only the part of 1,024 to 16,384 tokens
 #
 # DECODER: the program, built with -DQUOKA_NATIVE=ON. MODELS: where they lie. LENGTHS, BUDGETS, SELECTORS, THREADS: as
 # decoder ruler's flags. Lengths are run at budget 1/8, budgets at LENGTH tokens, ablations there and at budget 1/16.
@@ -58,13 +59,35 @@ run() {
     --samples "${SAMPLES:-200}" --threads "${THREADS:-0}" --json "$results/accuracy_$1.json"
 }
 
+# Longer prompts, with the models that were trained on them. MODEL TASKS SELECTORS LENGTHS BUDGETS SAMPLES
+seed_of_long=16  # all else that was ever run, tuning above all, had 1
+long() {
+  "$decoder" ruler --model "$models/$1_16k.gguf" --tasks "$2" --selectors "$3" --lengths "$4" --budgets "$5" \
+    --samples "${SAMPLES:-$6}" --seed $seed_of_long --threads "${THREADS:-0}" --json "$results/long_$1.json"
+}
+both() { long needles $needles "$@" && long words cwe "$@"; }
+
 mkdir -p "$results"
 needles=single,multi_key,haystack,multi_value,multi_query,vt
-run needles $needles "$selectors" "${LENGTHS:-512,1024,2048,4096}" 0.125
-run needles $needles "$selectors" "${LENGTH:-2048}" "${BUDGETS:-0.03125,0.0625,0.25}"
-run needles $needles "$ablations" "${LENGTH:-2048}" 0.0625
-run words cwe "$selectors" "${LENGTHS:-512,1024,2048,4096}" 0.125
-run words cwe "$selectors" "${LENGTH:-2048}" "${BUDGETS:-0.03125,0.0625,0.25}"
+if [[ ${1:-all} != long ]]; then
+  run needles $needles "$selectors" "${LENGTHS:-512,1024,2048,4096}" 0.125
+  run needles $needles "$selectors" "${LENGTH:-2048}" "${BUDGETS:-0.03125,0.0625,0.25}"
+  run needles $needles "$ablations" "${LENGTH:-2048}" 0.0625
+  run words cwe "$selectors" "${LENGTHS:-512,1024,2048,4096}" 0.125
+  run words cwe "$selectors" "${LENGTH:-2048}" "${BUDGETS:-0.03125,0.0625,0.25}"
+fi
+
+shares=0.125,0.0625,0.03125 counts=64,128,256
+presets=quoka.recommended,quoka,quoka.robust
+long words cwe quoka.recommended 8192,16384 $shares 200
+both $presets 8192,16384 $shares 48
+both $presets,sample_attention 1024,2048,4096 $shares 96
+both $presets,sample_attention 1024 0.5 96  # 512 keys, as 1/8 of 4,096 tokens and 1/32 of 16,384
+both $presets,sample_attention 2048 0.25 96
+both quoka.recommended 1024,2048,4096,8192,16384 mass:0.9 48
+both sample_attention,xattention,flash_prefill,oracle 8192,16384 $shares 24
+both quoka.recommended,quoka.robust 1024,2048,4096,8192,16384 $counts 48
+long needles $needles quoka.recommended 8192,16384 0.125 200
 
 [[ -f $results/accuracy.md ]] || cp bench/results/accuracy.md "$results"
 python3 bench/tables.py --write "$results"

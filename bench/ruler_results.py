@@ -90,6 +90,11 @@ class Results:
 
     def mean_of(self, selector, budget, places, minus=None):
         """The same over any (task, length)."""
+        strata = self.strata(selector, budget, places, minus)
+        return stratified_bootstrap(strata) if strata else None
+
+    def strata(self, selector, budget, places, minus=None):
+        """(weight, outcomes) of each cell, less those of `minus` on the same samples; None where a cell is missing."""
         strata = []
         for task, length in places:
             entries = self.cell(selector, budget, task, length)
@@ -103,7 +108,7 @@ class Results:
                         return None
                     outcomes = [a - int(b) for a, b in zip(outcomes, others[entry["model"]]["exact"])]
                 strata.append((1.0 / (len(places) * len(entries)), outcomes))
-        return stratified_bootstrap(strata) if strata else None
+        return strata
 
 
 @functools.cache
@@ -139,3 +144,8 @@ def stratified_bootstrap(strata, resamples=RESAMPLES):
             means = [mean + weight * drawn / n for mean, drawn in zip(means, sums)]
     means.sort()
     return total, means[round(0.025 * (resamples - 1))], means[round(0.975 * (resamples - 1))]
+
+
+def difference(strata, less):
+    """The mean of one set of cells less that of another, with its interval: samples are drawn in both."""
+    return stratified_bootstrap(strata + [(weight, [-outcome for outcome in outcomes]) for weight, outcomes in less])

@@ -273,8 +273,7 @@ def fixed_point_speed(folder):
 # ---- mass -------------------------------------------------------------------------------------------------------------
 
 EVALUATED = [
-    "quoka", "quoka.recommended", "quoka.robust", "quoka.uniform", "quoka.dissimilar_and_last", "quoka.per_head", "quoka.dot", "quoka.window7",
-    "sample_attention", "sample_attention.logit", "sparq", "loki", "tidal_decode", "less_is_more", "snapkv", "keydiff", "quest", "xattention",
+    "quoka", "quoka.recommended", "quoka.robust", "sample_attention", "sample_attention.logit", "sparq", "loki", "tidal_decode", "less_is_more", "snapkv", "keydiff", "quest", "xattention",
     "flash_prefill", "random", "first_recent", "oracle",
 ]
 
@@ -302,7 +301,7 @@ def kept_of_generated(folder):
     data = folder.load("evaluate_generated")
     of, names = of_all_layers(folder, "evaluate_generated"), [source["name"] for source in data["data"]]
     rows = []
-    for selector in EVALUATED:
+    for selector in (*EVALUATED[:3], "quoka.per_head", "quoka.dot", *EVALUATED[3:]):
         row = [code(selector)]
         for name in names:
             r = of[name, "256", selector]
@@ -331,7 +330,7 @@ def ablations_of_mass(folder):
     rows = []
     for name, ablation, value in of:
         r = of[name, ablation, value]
-        if name != recorded or (ablation == "budget" and value == "256"):
+        if name != recorded or (ablation, value) in (("budget", "256"), ("other methods", "random"), ("other methods", "sample_attention.logit")):
             continue
         label = " ".join(filter(None, (ablation.replace(", n_queries a quarter of it", "").replace("other methods", ""), value)))
         other = [of.get((data, ablation, value)) for data in shown]
@@ -344,6 +343,11 @@ def ablations_of_mass(folder):
 
 def asked_everywhere(results, budget, lengths):
     return [name for name in results.selectors() if all(results.holds(name, budget, results.averaged_tasks(), n) for n in lengths)]
+
+
+def logit(name):
+    """A form that does not come near dense with any budget: one table has it, the JSON files the rest."""
+    return name.endswith(".logit")
 
 
 @named
@@ -362,7 +366,7 @@ def answers(folder):
 def answers_by_budget(folder):
     results = folder.answers()
     tasks, length, budgets = results.averaged_tasks(), results.length_of_budgets(), results.budgets()
-    names = [n for n in asked_everywhere(results, EIGHTH, [length]) if n != "dense" and all(results.holds(n, b, tasks, length) for b in budgets)]
+    names = [n for n in asked_everywhere(results, EIGHTH, [length]) if n != "dense" and not logit(n) and all(results.holds(n, b, tasks, length) for b in budgets)]
     return table(["selector", *map(part, budgets)], [
         [code(name), *(interval(results.mean(name, b, tasks, [length], "dense")) for b in budgets)] for name in names])
 
@@ -372,7 +376,8 @@ def answers_by_task(folder):
     results = folder.answers()
     tasks, lengths = results.tasks(), results.lengths()
     return table(["selector", *tasks], [
-        [code(name), *(percent(results.share(name, EIGHTH, [task], lengths)) for task in tasks)] for name in asked_everywhere(results, EIGHTH, lengths)])
+        [code(name), *(percent(results.share(name, EIGHTH, [task], lengths)) for task in tasks)]
+        for name in asked_everywhere(results, EIGHTH, lengths) if not logit(name)])
 
 
 RIVALS = [
@@ -403,21 +408,23 @@ def rivals(folder):
 def ablations_of_answers(folder):
     results = folder.answers()
     tasks, length, budget = results.averaged_tasks(), results.length_of_budgets(), "0.0625"
-    names = [n for n in results.selectors() if (n.startswith("quoka") or n == "random") and results.holds(n, budget, tasks, length)]
+    between = ("quoka.robust.window3", "quoka.window7", "quoka.queries4", "quoka.mixed.softmax.mean.per_head.queries4")
+    names = [n for n in results.selectors() if (n.startswith("quoka") or n == "random") and n not in between and results.holds(n, budget, tasks, length)]
     names.sort(key=lambda name: -results.share(name, budget, tasks, [length]))
-    return table(["selector", *tasks, "mean"], [
-        [code(name), *(percent(results.share(name, budget, [task], [length]), 0) for task in tasks), interval(results.mean(name, budget, tasks, [length]))]
+    shown = tasks[2:]  # the first two are easy
+    return table(["selector", *shown, "mean of six"], [
+        [code(name), *(percent(results.share(name, budget, [task], [length]), 0) for task in shown), interval(results.mean(name, budget, tasks, [length]))]
         for name in names])
 
 
-def thresholds(folder, file, selectors):
+def thresholds(folder, file, selectors, shown=lambda selector, budget: True):  # noqa: ARG005
     entries, cells = folder.load(file)["results"], {}
     for entry in entries:
         own = entry["selector"].split(".")[-1] in ("threshold", "compact")
         cells.setdefault((entry["selector"], "own" if own else entry["budget"]), {}).setdefault(entry["length"], []).append(entry)
     lengths = sorted({length for of in cells.values() for length in of})
     mean = lambda of, key: sum(e[key] for e in of) / len(of)  # noqa: E731
-    order = sorted((key for key in cells if key[0] in selectors), key=lambda key: -mean(cells[key][lengths[0]], "kept"))
+    order = sorted((key for key in cells if key[0] in selectors and shown(*key)), key=lambda key: -mean(cells[key][lengths[0]], "kept"))
     rows = []
     for key in order:
         row = [code(key[0]), "-" if key[0] == "dense" else key[1]]
@@ -430,7 +437,9 @@ def thresholds(folder, file, selectors):
 
 @named
 def thresholds_of_needles(folder):
-    return thresholds(folder, "kept_needles", ("dense", "quoka.recommended", "xattention", "flash_prefill", "xattention.threshold", "flash_prefill.threshold", "flash_prefill.compact"))
+    names = ("dense", "quoka.recommended", "xattention", "flash_prefill", "xattention.threshold", "flash_prefill.threshold", "flash_prefill.compact")
+    # Smaller shares of the block methods stand in `answers-by-budget`.
+    return thresholds(folder, "kept_needles", names, lambda selector, budget: budget == "0.5" or (budget != "0.25" and selector not in ("xattention", "flash_prefill")))
 
 
 @named
@@ -445,17 +454,41 @@ def deep_model(folder):
     places = [(task, n) for task in results.tasks() for n in results.lengths() if (results.share("dense", None, [task], [n]) or 0) >= 0.9]
     names = [n for n in results.selectors() if results.mean_of(n, EIGHTH, places)]
     names.sort(key=lambda name: (name != "dense", name != own, -results.mean_of(name, EIGHTH, places)[0]))
-    return table(["selector", "answers, 1/8", "less dense", f"`{own}` less it"], [
-        [code(name), interval(results.mean_of(name, EIGHTH, places)), "" if name == "dense" else interval(results.mean_of(name, EIGHTH, places, "dense")),
-         "" if name in ("dense", own) else interval(results.mean_of(own, EIGHTH, places, name))] for name in names])
+    return table(["selector", "answers, 1/8", "less dense"], [
+        [code(name), interval(results.mean_of(name, EIGHTH, places)), "" if name == "dense" else interval(results.mean_of(name, EIGHTH, places, "dense"))]
+        for name in names])
 
 
 @named
-def longer(folder):
-    results = folder.answers("longer_needles.json")
-    return table(["tokens", "attention", *results.tasks()], [
-        [f"{n:,}", code(name), *(percent(results.share(name, EIGHTH, [task], [n]), 0) for task in results.tasks())]
-        for n in results.lengths() for name in ("dense", "quoka.recommended")])
+def long_answers(folder):
+    """The two lengths that the models of 16,384 tokens were trained for, with the time of a prefill on their shape."""
+    results, lengths, shares = folder.answers("long_*.json"), [8192, 16384], ["0.125", "0.0625", "0.03125"]
+    speeds = [{r["selector"]: r["dense_over_it"] for r in folder.rows(f"prefill_16384_{n}")} for n in (8, 16, 32)]
+    at_shares = lambda name, tasks, n: "/".join(percent(results.share(name, b, tasks, [n])) for b in shares)  # noqa: E731
+    rows = []
+    for name in ("quoka.recommended", "quoka.robust", "quoka", "sample_attention", "xattention", "flash_prefill", "oracle"):
+        row = [code(name)]
+        for n in lengths:
+            row += [at_shares(name, ruler_results.RETRIEVAL, n), interval(results.mean(name, shares[-1], ruler_results.RETRIEVAL, [n], "dense")), at_shares(name, ["cwe"], n)]
+        rows.append([*row, "/".join(f"{of[name]:.1f}" for of in speeds) + "x"])
+    return table(["1/8, 1/16, 1/32", *(text for n in lengths for text in (f"{n:,} tokens", "1/32 less dense", "`cwe`")), "prefill of 16,384"], rows)
+
+
+@named
+def answers_by_length(folder):
+    """Less dense at fixed shares, counts and masses, by length; and how much more is lost at the longest than at the shortest."""
+    results, rules = folder.answers("long_*.json"), {
+        "512 keys": lambda n: f"{512 / n}", "1/32": lambda n: "0.03125", "1/8": lambda n: EIGHTH}  # noqa: ARG005
+    lengths, rows = results.lengths(), []
+    for name, budgets in (("quoka.recommended", ["128 keys", *rules, "mass:0.9"]), ("quoka.robust", ["512 keys", "1/32"]),
+                          ("quoka", ["512 keys", "1/32"]), ("sample_attention", ["512 keys", "1/32"])):
+        for label in budgets:
+            budget = rules.get(label, lambda n: label.removesuffix(" keys"))  # noqa: ARG005, B023
+            less = lambda tasks, n: results.strata(name, budget(n), [(task, n) for task in tasks], "dense")  # noqa: E731, B023
+            mean = lambda tasks, n: percent(sum(w * sum(of) / len(of) for w, of in less(tasks, n)))  # noqa: E731, B023
+            more = ruler_results.difference(less(ruler_results.RETRIEVAL, lengths[-1]), less(ruler_results.RETRIEVAL, lengths[0]))
+            rows.append([code(name), label, *(mean(ruler_results.RETRIEVAL, n) + "/" + mean(["cwe"], n) for n in lengths), interval(more)])
+    return table(["retrieval/`cwe`", "budget", *(f"{n:,}" for n in lengths), "16,384 less 1,024"], rows)
 
 
 @named
@@ -482,6 +515,9 @@ def cascade_speed(folder):
 # ---- TinyLlama --------------------------------------------------------------------------------------------------------
 
 
+FIND_NOTHING = ("keydiff", "quest", "snapkv", "tidal_decode")
+
+
 @named
 def needles(folder):
     """A row per selector and budget: needles found by prompt length, and the mean log-probability of the key at 2,040 tokens."""
@@ -490,7 +526,7 @@ def needles(folder):
         results = folder.load(file)["results"]
         for selector, budget in dict.fromkeys((e["selector"], e["budget"]) for e in results):
             own = selector.startswith("quoka")
-            if (selector == "dense" and file != "needle_tinyllama") or (budget == "0.25" and not own):
+            if (selector == "dense" and file != "needle_tinyllama") or (budget == "0.25" and not own) or selector in FIND_NOTHING:
                 continue
             at = {n: [e for e in results if (e["selector"], e["budget"], e["length"]) == (selector, budget, n)] for n in lengths}
             of = at[2040]

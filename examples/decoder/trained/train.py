@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains the small retrieval models of this folder on the tasks of tasks.py, on one CPU core.
+"""Trains the small retrieval models of this folder on the tasks of tasks.py, on one CPU core or a GPU.
 
     train.py train NAME [--seed N] [--out DIR] ...   writes NAME.gguf, NAME.log, NAME.golden.json
     train.py evaluate NAME.gguf [--samples N] ...    dense accuracy per task and length, of the weights in the file
@@ -11,9 +11,11 @@ thousands of tokens affordable. The file's matrices are F16, its norms F32; what
 """
 
 import argparse
+import collections
 import itertools
 import json
 import math
+import multiprocessing
 import os
 import struct
 import time
@@ -82,6 +84,14 @@ class CausalAttention(torch.autograd.Function):
         return dq.view(*shape, group, length, dim), dk.view(*shape, length, dim), dv.view(*shape, length, dim), None
 
 
+def fused_attention(q, k, v, scale):
+    """CausalAttention by the kernels that PyTorch has for a GPU: in bfloat16 while it learns, else in float32."""
+    kind = torch.bfloat16 if torch.is_grad_enabled() else torch.float32
+    k, v = (x[:, :, None].expand(-1, -1, q.shape[2], -1, -1).flatten(1, 2).to(kind) for x in (k, v))
+    out = torch.nn.functional.scaled_dot_product_attention(q.flatten(1, 2).to(kind), k, v, is_causal=True, scale=scale)
+    return out.to(q.dtype).view(q.shape)
+
+
 def matrix_shapes(c):
     q, kv = c["heads"] * c["head_dim"], c["kv_heads"] * c["head_dim"]
     return dict(attn_q=(q, c["d_model"]), attn_k=(kv, c["d_model"]), attn_v=(kv, c["d_model"]),
@@ -116,6 +126,7 @@ class Transformer:
     def __init__(self, config, weights):
         self.config, self.weights = config, weights
         self.scale = config["head_dim"] ** -0.5
+        self.device = next(iter(weights.values())).device
         self.angles = {}
 
     def norm(self, x, name):
@@ -127,7 +138,7 @@ class Transformer:
         if length not in self.angles:
             frequencies = self.config["rope_base"] ** (-torch.arange(0, dim, 2, dtype=torch.float64) / dim)
             angles = torch.arange(length, dtype=torch.float64)[:, None] * frequencies
-            self.angles[length] = angles.cos().float(), angles.sin().float()
+            self.angles[length] = angles.cos().float().to(self.device), angles.sin().float().to(self.device)
         cos, sin = self.angles[length]
         even, odd = x[..., 0::2], x[..., 1::2]
         return torch.stack([even * cos - odd * sin, even * sin + odd * cos], dim=-1).flatten(-2)
@@ -147,12 +158,13 @@ class Transformer:
         if positions is None:
             if has_rope:
                 q, k = self.rope(q), self.rope(k)
-            out = CausalAttention.apply(q.contiguous(), k.contiguous(), v.contiguous(), self.scale)
+            attend = CausalAttention.apply if self.device.type == "cpu" else fused_attention
+            out = attend(q.contiguous(), k.contiguous(), v.contiguous(), self.scale)
         else:
             if has_rope:
                 raise ValueError(f"layer {layer} has RoPE, which is not done for single positions")
             scores = torch.einsum("bkgqd,bktd->bkgqt", q * self.scale, k)
-            future = torch.arange(length) > positions[:, :, None]
+            future = torch.arange(length, device=self.device) > positions[:, :, None]
             out = torch.einsum("bkgqt,bktd->bkgqd", scores.masked_fill(future[:, None, None], -math.inf).softmax(-1), v)
         return out.permute(0, 3, 1, 2, 4).flatten(2) @ w[block + "attn_output.weight"].T
 
@@ -239,7 +251,7 @@ def write_gguf(path, config, weights, name, description):
         keys.append(packed_string(key) + struct.pack("<I", kind) + body)
     infos, data = [], b""
     for tensor_name, tensor in weights.items():
-        array = tensor.detach().numpy()
+        array = tensor.detach().cpu().numpy()
         raw = array.astype("<f2" if array.ndim == 2 else "<f4").tobytes()
         infos.append(packed_string(tensor_name) + struct.pack("<I", array.ndim)
                      + struct.pack(f"<{array.ndim}Q", *reversed(array.shape))
@@ -333,9 +345,14 @@ def stages(args):
 
 
 def make_batch(task, length, size, rng, tokens_a_step):
-    count = max(1, (tokens_a_step if length < 256 else 2 * tokens_a_step) // length)
+    """rng: a generator, or a seed for one."""
+    rng, count = np.random.default_rng(rng), max(1, (tokens_a_step if length < 256 else 2 * tokens_a_step) // length)
     samples = [tasks.training_sample(task, rng, length, size) for _ in range(count)]
-    return tuple(torch.from_numpy(np.stack(part)) for part in zip(*samples))
+    return tuple(np.stack(part) for part in zip(*samples))
+
+
+def on(device, arrays):
+    return tuple(torch.from_numpy(array).to(device) for array in arrays)
 
 
 def right(logits, answers):
@@ -358,16 +375,37 @@ class Log:
 class Trainer:
     def __init__(self, config, args, log):
         self.args, self.log, self.config = args, log, config
-        self.weights = initial_weights(config, args.seed, args.qk_norm)
-        if args.start:
-            self.weights = {name: w.requires_grad_() for name, w in read_gguf(args.start)[1].items()}
+        # Before the GPU is touched: a process that has does not survive a fork.
+        self.pool = multiprocessing.get_context("fork").Pool(args.workers) if args.workers else None
+        weights = read_gguf(args.start)[1] if args.start else initial_weights(config, args.seed, args.qk_norm)
+        self.weights = {name: w.detach().to(args.device).requires_grad_() for name, w in weights.items()}
         self.model = Transformer(config, self.weights)
         self.rng = np.random.default_rng(args.seed)
         self.optimizer = torch.optim.AdamW(self.weights.values(), lr=args.rate, betas=(0.9, 0.98), weight_decay=0.0)
         self.step = 0
 
-    def one_step(self, task, length, size, rate):
-        tokens, positions, answers = make_batch(task, length, size, self.rng, self.args.tokens_a_step)
+    def batches(self, stage, ahead=24):
+        """(task, length, batch) of every step. Workers draw them ahead, each batch from a seed of its own."""
+        names, shares = zip(*stage["mixture"].items())
+        shares = np.array(shares) / sum(shares)
+        waiting = collections.deque()
+        for step in range(self.step, self.step + stage["steps"]):
+            task = names[self.rng.choice(len(names), p=shares)]
+            length = int(self.rng.choice(list(stage["lengths"])))
+            what = task, length, stage["lengths"][length]
+            if not self.pool:
+                yield task, length, make_batch(*what, self.rng, self.args.tokens_a_step)
+                continue
+            seed = [self.args.seed, step]
+            waiting.append((task, length, self.pool.apply_async(make_batch, (*what, seed, self.args.tokens_a_step))))
+            if len(waiting) > ahead:
+                task, length, batch = waiting.popleft()
+                yield task, length, batch.get()
+        for task, length, batch in waiting:
+            yield task, length, batch.get()
+
+    def one_step(self, batch, rate):
+        tokens, positions, answers = on(self.args.device, batch)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * min(1.0, (self.step + 1) / 200)
         logits = self.model.logits(tokens, positions)
@@ -379,26 +417,32 @@ class Trainer:
         self.step += 1
         return loss.item(), right(logits.detach(), answers).mean().item()
 
+    def gone(self, stage, i, begin):
+        """Share of a stage that is over, by steps or by the clock."""
+        by_clock = (time.time() - begin) / max(1e-3, self.log.start + self.args.seconds - begin) if self.args.seconds else 0.0
+        return max(i / stage["steps"], by_clock)
+
     def run_stage(self, stage, rate, window=15):
-        names, shares = zip(*stage["mixture"].items())
-        shares = np.array(shares) / sum(shares)
-        recent, last_report = {}, time.time()
-        for i in range(stage["steps"]):
-            task = names[self.rng.choice(len(names), p=shares)]
-            length = int(self.rng.choice(list(stage["lengths"])))
-            decay = 1.0 - 0.95 * i / stage["steps"] if stage.get("decay") else 1.0
-            loss, accuracy = self.one_step(task, length, stage["lengths"][length], rate * decay)
+        recent, begin, last_report = {}, time.time(), time.time()
+        for i, (task, length, batch) in enumerate(self.batches(stage)):
+            decay = 1.0 - 0.95 * self.gone(stage, i, begin) if stage.get("decay") else 1.0
+            loss, accuracy = self.one_step(batch, rate * decay)
             recent.setdefault((task, length), []).append((loss, accuracy))
             means = {cell: np.mean(values[-window:], axis=0) for cell, values in recent.items()}
-            enough = len(means) == len(names) * len(stage["lengths"]) and all(len(v) >= window for v in recent.values())
+            enough = len(means) == len(stage["mixture"]) * len(stage["lengths"]) and all(len(v) >= window for v in recent.values())
             done = enough and min(m[1] for m in means.values()) >= stage["accuracy"]
-            if done or i + 1 == stage["steps"] or time.time() - last_report > 30:
+            over = self.gone(stage, i + 1, begin) >= 1.0
+            if done or over or time.time() - last_report > 30:
                 last_report = time.time()
                 cells = "  ".join(f"{t} {n}: {m[0]:.3f} {100 * m[1]:.1f}%" for (t, n), m in sorted(means.items()))
                 self.log(f"step {self.step}  {stage['name']}  {cells}")
-            if done:
-                return True
+                self.save()
+            if done or over:
+                return done
         return False
+
+    def save(self):
+        write_gguf(self.args.base + ".gguf", self.config, self.weights, self.args.name, self.args.description)
 
 
 def evaluate(model, names, lengths, samples, seed, log):
@@ -407,17 +451,17 @@ def evaluate(model, names, lengths, samples, seed, log):
     for length in lengths:
         for task in names:
             rng = np.random.default_rng([seed, length, tasks.TASKS.index(task)])
-            exact, recall, count = 0, 0.0, max(1, 4096 // length)
+            exact, recall, count = 0, 0.0, max(1, (4096 if model.device.type == "cpu" else 65536) // length)
             for first in range(0, samples, count):
                 drawn = [tasks.make(task, rng, length, (i % tasks.DEPTHS) / (tasks.DEPTHS - 1))
                          for i in range(first, min(first + count, samples))]
-                tokens, positions, answers = (torch.from_numpy(np.stack(part)) for part in zip(*drawn))
+                tokens, positions, answers = on(model.device, (np.stack(part) for part in zip(*drawn)))
                 with torch.no_grad():
                     shares = right(model.logits(tokens, positions), answers)
                 exact += (shares == 1).all(-1).sum().item()
                 recall += shares.mean(-1).sum().item()
             result[task, length] = 100 * exact / samples
-            log(f"dense  {task:12s} {length:5d} tokens  exact {100 * exact / samples:6.2f} %  "
+            log(f"dense  {task:11s} {length:6d} tokens  exact {100 * exact / samples:6.2f} %  "
                 f"recall {100 * recall / samples:6.2f} %  of {samples}")
     return result
 
@@ -430,7 +474,7 @@ def write_goldens(path, model, names, lengths=(256, 256, 1024)):
         for i, length in enumerate(lengths):
             tokens, positions, answers = tasks.make(task, rng, length, (i + 0.5) / len(lengths))
             with torch.no_grad():
-                logits = model.logits(torch.from_numpy(tokens)[None], torch.from_numpy(positions)[None])[0]
+                logits = model.logits(*on(model.device, (tokens[None], positions[None])))[0].cpu()
             best = logits.topk(answers.shape[1], dim=-1)
             goldens.append(dict(task=task, tokens=tokens.tolist(), positions=positions.tolist(), answers=answers.tolist(),
                                 best=best.indices.tolist(), best_logits=best.values.double().numpy().round(4).tolist()))
@@ -438,30 +482,39 @@ def write_goldens(path, model, names, lengths=(256, 256, 1024)):
         file.write("[\n" + ",\n".join(json.dumps(g, separators=(",", ":")) for g in goldens) + "\n]\n")
 
 
+def loaded(path, device):
+    config, weights = read_gguf(path)
+    return Transformer(config, {name: w.to(device) for name, w in weights.items()})
+
+
 def train(args):
-    config = {**CONFIG, "layers": args.layers, "rope_base": args.rope_base, "context": max(8192, 2 * max(long_lengths(args), default=2048))}
-    base = os.path.join(args.out, args.name)
-    log = Log(base + ".log")
+    config = {**CONFIG, "layers": args.layers, "rope_base": args.rope_base}
+    if args.start:
+        config = read_gguf(args.start)[0]
+    longest = max(long_lengths(args), default=2048)
+    config["context"] = max(8192, 2 * longest)
     settings = " ".join(f"{key}={value}" for key, value in vars(args).items() if key not in ("command", "out"))
+    args.base = os.path.join(args.out, args.name)
+    args.description = "Trained on the tasks of tasks.py by train.py: " + settings
+    log = Log(args.base + ".log")
     log(settings)
     trainer = Trainer(config, args, log)
     names = tasks.WORD_TASKS if args.tasks == "words" else tasks.NEEDLE_TASKS
     if args.tasks == "retrieval":
         names = tuple(name for name in names if name != "multi_value")
     log(f"{sum(w.numel() for w in trainer.weights.values())} parameters, {config}")
-    description = "Trained on the tasks of tasks.py by train.py: " + settings
     for stage in itertools.islice(stages(args), args.skip_stages, None):
         done = trainer.run_stage(stage, args.rate if max(stage["lengths"]) <= 512 else args.long_rate)
         log(f"stage {stage['name']} {'reached' if done else 'ended'} at step {trainer.step}")
         if not done and not stage["name"].startswith("mixture"):
             log("does not learn: stopped")
             return
-        write_gguf(base + ".gguf", config, trainer.weights, args.name, description)
+        trainer.save()
         if stage["name"].startswith("mixture"):
-            evaluate(Transformer(config, rounded_to_file(trainer.weights)), names, (512, 4096), 16, 3, log)
-    model = Transformer(*read_gguf(base + ".gguf"))
-    write_goldens(base + ".golden.json", model, names)
-    evaluate(model, names, (512, 1024, 2048, 4096), args.samples, 1, log)
+            evaluate(Transformer(config, rounded_to_file(trainer.weights)), names, (512, max(4096, longest)), 16, 3, log)
+    model = loaded(args.base + ".gguf", args.device)
+    write_goldens(args.base + ".golden.json", model, names)
+    evaluate(model, names, [n for n in (512, 1024, 2048, 4096, 8192, 16384) if n <= max(4096, longest)], args.samples, 1, log)
 
 
 def main():
@@ -486,6 +539,9 @@ def main():
     one.add_argument("--steps-4096", type=int, default=600)
     one.add_argument("--steps-8192", type=int, default=0)
     one.add_argument("--steps-16384", type=int, default=0)
+    one.add_argument("--seconds", type=float, default=0, help="the last stage ends then, if its steps are not over; 0: never")
+    one.add_argument("--device", default="cpu", help="cuda: a GPU, with PyTorch 2")
+    one.add_argument("--workers", type=int, default=0, help="processes that draw prompts ahead")
     one.add_argument("--samples", type=int, default=200, help="prompts of a task and length, in the evaluation at the end")
     two = commands.add_parser("evaluate")
     two.add_argument("model")
@@ -493,12 +549,13 @@ def main():
     two.add_argument("--lengths", nargs="+", type=int, default=[512, 1024, 2048, 4096, 8192])
     two.add_argument("--samples", type=int, default=200)
     two.add_argument("--seed", type=int, default=1)
+    two.add_argument("--device", default="cpu")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if args.command == "train":
         train(args)
     else:
-        evaluate(Transformer(*read_gguf(args.model)), args.tasks, args.lengths, args.samples, args.seed, print)
+        evaluate(loaded(args.model, args.device), args.tasks, args.lengths, args.samples, args.seed, print)
 
 
 if __name__ == "__main__":
