@@ -609,8 +609,11 @@ def two_levels_lost(folder):
 @named
 def ggml_operation(folder):
     rows = []
-    for r in folder.load("ggml")["operation"]["rows"]:
+    of_amx = [{**r, "cache": r["cache"] + ", AMX"} for r in folder.load("ggml_amx")["operation"]["rows"]]
+    for r in [*folder.load("ggml")["operation"]["rows"], *of_amx]:
         q_heads, kv_heads, dim, queries, cached = r["shape"].split("/")
+        if int(cached) <= 256 or r["shape"] in ("32/8/128/512/7680", "32/8/128/16/1024"):
+            continue  # in the files alone
         rows.append([r["cache"], f"{q_heads}/{kv_heads}/{dim}", queries, f"{int(cached):,}", f"{r['ggml_ms']:,.0f}" if r["ggml_ms"] >= 100 else f"{r['ggml_ms']:.3g}", *(f"{r[mode]:.3g}" for mode in ("exact", "quoka", "robust"))])
     return table(["cache", "heads/KV heads/channels", "queries", "cached", "ggml, ms", "exact", "QuoKA", "robust"], rows)
 
@@ -622,9 +625,10 @@ def prompts(run, tokens):
 
 @named
 def first_token(folder):
-    runs = [folder.load("ggml_first_token_zen4")["runs"][0], *folder.load("ggml_first_token")["runs"][:3]]
+    runs = [*(folder.load(name)["runs"][0] for name in ("ggml_amx", "ggml_first_token_zen4")),
+            *folder.load("ggml_first_token")["runs"][:3]]
     rows = [[f"{n:,}", *(" / ".join(prompts(run, n)) for run in runs)] for n in (2048, 4096, 8192, 16384, 32768)]
-    return table(["prompt", "TinyLlama, Zen 4", "TinyLlama", "Qwen2.5-1.5B", "Llama-3.1-8B"], rows)
+    return table(["prompt", "TinyLlama, AMX", "TinyLlama, Zen 4", "TinyLlama", "Qwen2.5-1.5B", "Llama-3.1-8B"], rows)
 
 
 @named
