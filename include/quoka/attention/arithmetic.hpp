@@ -50,8 +50,8 @@ struct Arithmetics {
   static const Self single;
   // Products of bfloat16, by AMX's tiles, Armv8.6's bfmmla or, one product on AMD, AVX512_BF16; single
   // elsewhere. Tiles make one product 5.2 times as fast as single, two 3.7, three 2.6; Zen 5's vdpbf16ps
-  // one 1.7, two 0.97, three 0.66; Intel's one 0.65 (measured). One product: q, k, weights and v rounded to 8 bits. Typically off by
-  // 2e-3 of the largest output.
+  // one 1.7, two 0.97, three 0.66; Intel's one 0.65 (measured). One product: q, k, weights and v rounded
+  // to 8 bits. Typically off by 2e-3 of the largest output.
   static const Self bfloat16;
   // Two: q and weights split in two. A cache of bfloat16 is read exactly as it is; another one is
   // rounded to it. Typically off by 4e-6.

@@ -34,11 +34,12 @@ struct Bfloat16Parts {
   Bfloat16Parts from(Index i) const { return {high + i, low != nullptr ? low + i : nullptr}; }
 };
 
-// Rows of T, float or Bfloat16, that can be read where they lie, whole packets of them.
+// Rows of T, float or Bfloat16, that can be read where they lie: whole packets of them.
 template <class T>
 bool in_place(const Format& format, const RowShape& shape, Index padded) {
+  constexpr Index packet = Index{simd::lanes} * 4 / Index{sizeof(T)};
   const bool is_t = std::is_same_v<T, float> ? format.is_float : format.is_bfloat16;
-  return is_t && shape.channel_step == 0 && padded == shape.dim;
+  return is_t && shape.channel_step == 0 && padded == shape.dim && padded % packet == 0;
 }
 
 // A row's channels as floats, zeros up to `padded`: in place, or in `room` [padded].
