@@ -27,6 +27,7 @@ struct Face {
   bool tied = false;     // the embedding is the output's matrix, too
   bool split = false;    // the width is that of all heads together
   bool fused = false;    // q, k and v in one matrix, gate and up in another
+  bool latent = false;   // one KV head of latent and turned channels (MLA), values its first ones
   bool windows = false;  // of 64, in some layers
   bool sinks = false, biases = false, softcaps = false, rope_factors = false;
 };
@@ -37,6 +38,7 @@ inline constexpr std::pair<const char*, Face> faces[] = {
     {"qwen3moe", {.qk_norms = true, .experts = true}},
     {"smollm3", {}},  // each fourth layer without RoPE
     {"phi3", {.split = true, .fused = true}},
+    {"deepseek2", {.latent = true}},
     {"gemma2", {.post_norms = true, .tied = true, .windows = true, .softcaps = true}},
     {"gemma3", {.qk_norms = true, .post_norms = true, .windows = true}},
     {"gpt-oss",
@@ -63,9 +65,16 @@ class TinyLlama {
     number("block_count", layers), number("context_length", 4096),
         number("embedding_length", width);
     number("feed_forward_length", ffn), number("attention.head_count", heads);
-    number("attention.head_count_kv", kv_heads), number("attention.key_length", dim);
+    number("attention.head_count_kv", face.latent ? 1 : kv_heads);
+    number("attention.key_length", face.latent ? dim + turned : dim);
     number("attention.value_length", dim), number("vocab_size", vocabulary);
-    number("rope.dimension_count", dim);
+    number("rope.dimension_count", face.latent ? turned : dim);
+    if (face.latent) {
+      number("attention.key_length_mla", dim), number("attention.value_length_mla", dim);
+      number("attention.q_lora_rank", q_rank), number("attention.kv_lora_rank", dim);
+      number("leading_dense_block_count", layers), number("expert_shared_count", 1);
+      file_.add(arch_ + ".expert_weights_scale", 1.0f);
+    }
     file_.add(arch_ + ".attention.layer_norm_rms_epsilon", 1e-5f);
     file_.add(arch_ + ".rope.freq_base", 10000.0f);
     if (face.windows) number("attention.sliding_window", 64);
@@ -74,7 +83,7 @@ class TinyLlama {
       file_.add(arch_ + ".final_logit_softcapping", 30.0f);
     }
     if (face.rope_factors) add("rope_freqs.weight", {dim / 2}, 4, 3);
-    if (face.experts)
+    if (face.experts || face.latent)
       number("expert_count", experts), number("expert_used_count", 2),
           number("expert_feed_forward_length", ffn);
     if (reads_bytes)
@@ -92,7 +101,9 @@ class TinyLlama {
         matrix(of + "attn_" + part + ".weight", {width, rows}, 3 / std::sqrt(width));
         if (face.qkv_biases) bias(of + "attn_" + part + ".bias", {rows});
       };
-      if (face.fused)
+      if (face.latent)
+        add_latent(of, width);
+      else if (face.fused)
         attention("qkv", (heads + 2 * kv_heads) * dim);
       else
         attention("q", heads * dim), attention("k", kv_heads * dim), attention("v", kv_heads * dim);
@@ -122,7 +133,19 @@ class TinyLlama {
 
  private:
   static constexpr Index layers = 4, heads = 8, kv_heads = 2, dim = 32, ffn = 96, experts = 4;
+  static constexpr Index q_rank = 48,
+                         turned = 16;  // channels of MLA's latent queries, and with RoPE
 
+  // MLA's matrices: heads are expanded from latent channels, `dim` of them for keys and values.
+  void add_latent(const std::string& of, Index width) {
+    matrix(of + "attn_q_a.weight", {width, q_rank}, 2 / std::sqrt(width));
+    vector(of + "attn_q_a_norm.weight", q_rank);
+    matrix(of + "attn_q_b.weight", {q_rank, heads * dim}, 3 / std::sqrt(q_rank));
+    matrix(of + "attn_kv_a_mqa.weight", {width, dim + turned}, 3 / std::sqrt(width));
+    vector(of + "attn_kv_a_norm.weight", dim);
+    matrix(of + "attn_k_b.weight", {dim - turned, dim, heads}, 1 / std::sqrt(dim));
+    matrix(of + "attn_v_b.weight", {dim, dim, heads}, 1 / std::sqrt(dim));
+  }
   // A SentencePiece vocabulary of single bytes.
   void add_bytes() {
     std::vector<std::string> tokens{"<unk>", "<s>", "</s>"};
