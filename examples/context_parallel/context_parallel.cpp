@@ -6,9 +6,8 @@
 //
 //   mpirun -n 2 build/examples/context_parallel/context_parallel --len 32768
 //
-// Exits with 1 where a Selection differs, an output by more than 2e-6 of the largest one (2e-5 by products of
-// bfloat16, where Arithmetic::automatic takes them), or what was sent
-// from what the model says.
+// Exits with 1 where a Selection differs, an output by more than 2e-6 of the largest one (2e-5 where
+// Arithmetic::automatic takes products of bfloat16), or what was sent from what the model says.
 
 #include "context_parallel/cost_model.hpp"
 #include "context_parallel/mpi_communicator.hpp"
