@@ -37,7 +37,7 @@ class CodeBlocks {
   const std::uint8_t* block(Index first, Index n, Index half) const {
     constexpr Index width = simd::code_block;
     if (in_one_block(first)) return sketch_.codes(b_, head_, row(first) / width);
-    Index rows[width];
+    Index rows[width] = {};  // n is not 0, which a compiler does not know
     this->rows(first, n, rows);
     bool in_place = true;
     for (Index i = 0; i < n; ++i) in_place = in_place && rows[i] == rows[0] + i;
