@@ -552,6 +552,79 @@ TEST(Bfloat16Parts, RoundingAndSplittingKeepTheirBounds) {
 }
 
 // Two packets to pairs and back.
+// ---- what is left to float ----------------------------------------------------------------------
+
+// Rows of one number, but for `huge` at one place.
+template <class T>
+struct PackedRows {
+  PackedRows(Index rows, Index dim, Index at_row, Index at_channel, float huge)
+      : numbers(uz(rows * dim), static_cast<T>(0.5f)) {
+    numbers[uz(at_row * dim + at_channel)] = static_cast<T>(huge);
+    for (Index i = 0; i < rows; ++i)
+      all.push_back(reinterpret_cast<quoka::ConstRow>(numbers.data() + i * dim));
+    shape.dim = dim;
+  }
+  std::vector<T> numbers;
+  std::vector<quoka::ConstRow> all;
+  quoka::RowShape shape;
+};
+
+template <class Unit, class T>
+void expect_huge_keys_and_values_are_found(Index rows, Index dim) {
+  const quoka::Format& format = quoka::format_of<T>();
+  const Index padded = detail::padded_depth<Unit>(dim), channels = detail::padded_channels(dim);
+  const Index tiled = quoka::round_up(rows, Index{Unit::tile_rows});
+  std::vector<detail::Bfloat16> keys(uz(tiled * padded)),
+      values(uz(detail::unit_value_size<Unit>(dim, rows)));
+  std::vector<float> factors(uz(tiled)), apart(uz(channels)),
+      room(uz(padded + detail::unit_value_room(dim)));
+  for (const Index row : {Index{0}, Index{1}, rows / 2, rows - 1})
+    for (Index c = 0; c < dim; ++c) {
+      SCOPED_TRACE("row " + std::to_string(row) + ", channel " + std::to_string(c));
+      for (const float huge : {0x1p49f, 0x1p51f}) {
+        const PackedRows<T> x(rows, dim, row, c, huge);
+        const bool held = huge < detail::most_length;
+        ASSERT_EQ(detail::pack_unit_keys<Unit>(format, x.all.data(), rows, x.shape,
+                                               {keys.data(), nullptr}, factors.data(), room.data()),
+                  held);
+        for (Index i = 0; i < rows; ++i) ASSERT_EQ(std::isnan(factors[uz(i)]), !held && i == row);
+        ASSERT_EQ(
+            detail::pack_unit_values<Unit>(format, x.all.data(), rows, x.shape,
+                                           {values.data(), nullptr}, apart.data(), room.data()),
+            held);
+        for (Index i = 0; i < channels; ++i) ASSERT_EQ(apart[uz(i)], !held && i == c ? 1.0f : 0.0f);
+      }
+    }
+}
+TEST(Bfloat16Packing, FindsHugeKeysAndValuesWhereverTheyAre) {
+  for (const Index dim : {37, 64, 128}) {
+    expect_huge_keys_and_values_are_found<Emulated, float>(35, dim);
+    expect_huge_keys_and_values_are_found<Emulated, Eigen::bfloat16>(35, dim);
+    expect_huge_keys_and_values_are_found<PlainPairs, Eigen::bfloat16>(35, dim);
+  }
+}
+TEST(Bfloat16Packing, FindsHugeQueriesWhereverTheyAre) {
+  constexpr Index rows = tuning::panel_rows;
+  for (const Index dim : {37, 128}) {
+    std::vector<detail::Bfloat16> packed(uz(rows * detail::padded_depth<Emulated>(dim)));
+    for (const Index row : {Index{0}, rows - 1})
+      for (Index c = 0; c < dim; ++c)
+        for (const float huge : {0x1p49f, 0x1p51f}) {
+          const PackedRows<float> x(rows, dim, row, c, 4 * huge);
+          std::vector<const float*> floats;
+          for (const quoka::ConstRow of_row : x.all)
+            floats.push_back(reinterpret_cast<const float*>(of_row));
+          alignas(64) float factors[rows];
+          const bool held = huge < detail::most_length;
+          ASSERT_EQ(detail::pack_unit_queries<Emulated>(floats.data(), rows, dim, 0.25f,
+                                                        {packed.data(), nullptr}, factors),
+                    held)
+              << dim << " channels, row " << row << ", channel " << c;
+          for (Index i = 0; i < rows; ++i) ASSERT_EQ(std::isnan(factors[uz(i)]), !held && i == row);
+        }
+  }
+}
+
 TEST(Bfloat16Parts, PairsAreRoundedInOrder) {
   Random random(52);
   for (int round = 0; round < 20000; ++round) {
