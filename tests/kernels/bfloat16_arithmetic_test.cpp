@@ -606,7 +606,8 @@ TEST(Bfloat16Packing, FindsHugeKeysAndValuesWhereverTheyAre) {
 TEST(Bfloat16Packing, FindsHugeQueriesWhereverTheyAre) {
   constexpr Index rows = tuning::panel_rows;
   for (const Index dim : {37, 128}) {
-    std::vector<detail::Bfloat16> packed(uz(rows * detail::padded_depth<Emulated>(dim)));
+    quoka::Buffer<detail::Bfloat16> packed;  // aligned
+    packed.reserve(rows * detail::padded_depth<Emulated>(dim));
     for (const Index row : {Index{0}, rows - 1})
       for (Index c = 0; c < dim; ++c)
         for (const float huge : {0x1p49f, 0x1p51f}) {
