@@ -133,8 +133,8 @@ class TinyLlama {
 
  private:
   static constexpr Index layers = 4, heads = 8, kv_heads = 2, dim = 32, ffn = 96, experts = 4;
-  static constexpr Index q_rank = 48,
-                         turned = 16;  // channels of MLA's latent queries, and with RoPE
+  // MLA: channels of latent queries, and of those with RoPE.
+  static constexpr Index q_rank = 48, turned = 16;
 
   // MLA's matrices: heads are expanded from latent channels, `dim` of them for keys and values.
   void add_latent(const std::string& of, Index width) {

@@ -553,7 +553,6 @@ TEST(Bfloat16Parts, RoundingAndSplittingKeepTheirBounds) {
   }
 }
 
-// Two packets to pairs and back.
 // ---- what is left to float ----------------------------------------------------------------------
 
 // Rows of one number, but for `huge` at one place.
@@ -628,6 +627,7 @@ TEST(Bfloat16Packing, FindsHugeQueriesWhereverTheyAre) {
   }
 }
 
+// Two packets to pairs and back.
 TEST(Bfloat16Parts, PairsAreRoundedInOrder) {
   Random random(52);
   for (int round = 0; round < 20000; ++round) {

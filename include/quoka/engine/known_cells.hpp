@@ -38,18 +38,20 @@ class KnownCells {
     const auto cells = static_cast<std::size_t>(k.len());
     hashes_.resize(cells);  // of new ones 0, which is as good as any other
     changed_.resize(cells);
-    make_key(words_of(k) * k.heads());
-    const Index bytes = k.format().row_bytes({dim_});
+    const Index bytes = k.format().row_bytes({dim_}), words = ceil_div(bytes, Index{8});
+    make_key(words * k.heads());
     executor.run(ceil_div(k.len(), together), [&](Index task, int) {
       const Index first = task * together, count = std::min(together, k.len() - first);
       std::uint64_t hashes[together] = {};
       // A head's rows may lie far from another's: one after the other they come faster.
-      for (Index head = 0; head < k.heads(); ++head)
+      for (Index head = 0; head < k.heads(); ++head) {
+        const std::uint64_t* const key = key_.data() + head * words;
         for (Index i = 0; i < count; ++i) {
           if (const Index ahead = first + i + asked_ahead; ahead < k.len())
             for (Index at = 0; at < bytes; at += 64) simd::prefetch(k.row(0, head, ahead) + at);
-          hashes[i] += hash_of(k, head, first + i);
+          hashes[i] += hash_of(k.row(0, head, first + i), bytes, key);
         }
+      }
       for (Index i = 0; i < count; ++i) {
         const auto at = static_cast<std::size_t>(first + i);
         changed_[at] = std::exchange(hashes_[at], hashes[i]) != hashes[i];
@@ -93,32 +95,26 @@ class KnownCells {
   static constexpr Index together = 64;     // cells of a task
   static constexpr Index asked_ahead = 16;  // cells between the one at hand and the one asked for
 
-  // 8 bytes each, of a head's row.
-  static Index words_of(const Rows& k) {
-    return ceil_div(k.format().row_bytes({k.dim()}), Index{8});
-  }
   void make_key(Index words) {
     std::random_device random;
     while (std::ssize(key_) < words) key_.push_back(std::uint64_t{random()} << 32 | random());
   }
   // The sum of (low + its key) * (high + its key) over words, sums of 32 bits; a cell's is that of its heads.
-  std::uint64_t hash_of(const Rows& k, Index head, Index cell) const {
-    const Index bytes = k.format().row_bytes({k.dim()}), whole = bytes / 8;
+  static std::uint64_t hash_of(const std::byte* row, Index bytes, const std::uint64_t* keys) {
+    const Index whole = bytes / 8;
     std::uint64_t hash = 0;
     const auto add = [&hash](std::uint64_t word, std::uint64_t key) {
       constexpr std::uint64_t half = 0xffffffff;
       hash += ((word + key) & half) * (((word >> 32) + (key >> 32)) & half);
     };
-    const std::byte* const row = k.row(0, head, cell);
-    const std::uint64_t* const key = key_.data() + head * words_of(k);
     for (Index i = 0; i < whole; ++i) {
       std::uint64_t word;
       std::memcpy(&word, row + 8 * i, 8);
-      add(word, key[i]);
+      add(word, keys[i]);
     }
     std::uint64_t rest = 0;
     std::memcpy(&rest, row + 8 * whole, static_cast<std::size_t>(bytes % 8));
-    if (bytes % 8 != 0) add(rest, key[whole]);
+    if (bytes % 8 != 0) add(rest, keys[whole]);
     return hash;
   }
 

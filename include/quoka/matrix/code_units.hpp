@@ -175,8 +175,9 @@ class TileCodes {
     for (Index t = 0; t < q_.tiles; t += at_once) {
       const Index count = std::min(at_once, q_.tiles - t);
       Index i = 0;
-      for (; i + 2 <= count; i += 2) multiply<2>(keys, t + i, later, dots_ + i);
-      if (i < count) multiply<1>(keys, t + i, later, dots_ + i);
+      const auto asked = [&] { return t + i == 0 ? later : simd::LaterBlocks{}; };
+      for (; i + 2 <= count; i += 2) multiply<2>(keys, t + i, asked(), dots_ + i);
+      if (i < count) multiply<1>(keys, t + i, asked(), dots_ + i);
       for (i = 0; i < count; ++i) use((t + i) * q_.height, dots_[i]);
     }
   }
@@ -189,13 +190,10 @@ class TileCodes {
     const std::byte* const offsets = offsets_ + t * q_.height * row_of_c;
     begin<0>(offsets);
     if constexpr (Count > 1) begin<1>(offsets + q_.height * row_of_c);
-    // Its share of the lines to be asked for: a core waits for few at once.
-    const Index lines = q_.slabs * q_.slab_steps, shares = ceil_div(q_.tiles, Index{2}) * q_.slabs;
     for (Index s = 0; s < q_.slabs; ++s) {
-      const Index share = t / 2 * q_.slabs + s;
       if (later.first != nullptr)
-        for (Index i = share * lines / shares; i < (share + 1) * lines / shares; ++i)
-          simd::prefetch(later.first + i * row_of_c), simd::prefetch(later.second + i * row_of_c);
+        for (Index line = s * key_bytes; line < (s + 1) * key_bytes; line += 64)
+          simd::prefetch(later.first + line), simd::prefetch(later.second + line);
       Tiles::template load<b_tile>(keys[0] + s * key_bytes, row_of_c);
       Tiles::template load<b_tile + 1>(keys[1] + s * key_bytes, row_of_c);
       add<0>(a + s * slab_bytes);

@@ -43,8 +43,8 @@ concept MatrixUnit = requires(const Bfloat16* const (&two)[2], float* c, UnitSes
   { Unit::interleave } -> std::convertible_to<int>;   // of b
   { Unit::block_keys } -> std::convertible_to<Index>;
   Unit::enter(session), Unit::leave(session);  // around all use by a thread
-  // c[tile_rows] = sum of a[i] b[i]; between() is called between_calls times per slab and product
   { Unit::between_calls } -> std::convertible_to<int>;
+  // c[tile_rows] = sum of a[i] b[i]; between() is called between_calls times per slab and product
   Unit::template logits<2>(two, two, Index{}, c, [] {});
   // c[channels] += sum of a[i] b[i]; channels is a multiple of channel_step
   Unit::template values<2>(two, two, Index{}, Index{}, c);

@@ -204,17 +204,16 @@ class SketchScan {
       unit.template dots<simd::CodeScores::sum>(of_keys, best, later);
     else
       unit.template dots<simd::CodeScores::max>(of_keys, best, later);
-    alignas(64) float dots[pair];
-    simd::dots_to_floats(best, 1, dots);
     if (count < pair) {
-      for (Index i = 0; i < count; ++i) scores_[kv + i] = dots[i] * (of_key[i] * scale_);
+      for (Index i = 0; i < count; ++i)
+        scores_[kv + i] = static_cast<float>(best[i]) * (of_key[i] * scale_);
       return;
     }
     const simd::Packet scale = simd::broadcast(scale_);
     for (Index i = 0; i < pair; i += simd::lanes)
       simd::store_unaligned(
           scores_ + kv + i,
-          simd::mul(simd::load(dots + i), simd::mul(simd::load_unaligned(of_key + i), scale)));
+          simd::mul(simd::load_dots(best + i), simd::mul(simd::load_unaligned(of_key + i), scale)));
   }
 
   // Scores of a block of rows of codes. False, and nothing written, if any row is for float: most are
@@ -308,16 +307,15 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
     if (what == SketchOf::codes)
       return of_head.of_codes(k.head(task / k.heads(), task % k.heads()), inverse_norms,
                               score[worker].row, begin, end);
-    with_code_unit<Tiles>(query_codes(s.queries, task, rows, dim),
-                          s.queries.packed.data() + task * packed,
-                          [&, from = begin, to = end](auto& unit) {
-                            if (in_order)
-                              of_head.in_order(unit, *sketch, from, to);
-                            else
-                              of_head.at_places(unit, *sketch,
-                                                some != nullptr ? some->places(task) : places,
-                                                from, to);
-                          });
+    with_code_unit<Tiles>(
+        query_codes(s.queries, task, rows, dim), s.queries.packed.data() + task * packed,
+        [&, from = begin, to = end](auto& unit) {
+          if (in_order)
+            of_head.in_order(unit, *sketch, from, to);
+          else
+            of_head.at_places(unit, *sketch, some != nullptr ? some->places(task) : places, from,
+                              to);
+        });
   };
   const SketchedHeads heads{q_bar, rows, aggregation, kv_len, wanted, options, ranges, s, score};
   const auto with_head = [&](Index task, int worker, auto&& step) {

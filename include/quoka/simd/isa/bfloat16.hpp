@@ -138,13 +138,12 @@ QUOKA_INLINE Packet round_pairs(Packet a, Packet b) {
   return _mm512_castsi512_ps(
       _mm512_ternarylogic_epi32(upper, second, _mm512_srli_epi32(first, 16), 0xca));
 }
-QUOKA_INLINE Packet add_pairs(Packet sums, Packet pairs) {
-  return add(add(sums, firsts(pairs)), seconds(pairs));
-}
 #else
 QUOKA_INLINE Packet round_pairs(const Packet& a, const Packet& b) {
   return upper_halves(round_bfloat16(a), round_bfloat16(b));
 }
+#endif
+#if !QUOKA_ISA_BF16_DOTS || QUOKA_ISA_AMX
 QUOKA_INLINE Packet add_pairs(const Packet& sums, const Packet& pairs) {
   return add(add(sums, firsts(pairs)), seconds(pairs));
 }

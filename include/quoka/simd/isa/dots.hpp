@@ -93,17 +93,7 @@ QUOKA_INLINE void take_dots_in(const std::int32_t* dots, Index rows, std::int32_
 #endif
 }
 
-// As floats.
-QUOKA_INLINE void dots_to_floats(const std::int32_t* dots, Index rows, float* x) {
-#if QUOKA_ISA_AVX512
-  for (Index i = 0; i < rows * 2 * code_block; i += 16)
-    _mm512_store_ps(x + i, _mm512_cvtepi32_ps(_mm512_load_si512(dots + i)));
-#else
-  for (Index i = 0; i < rows * 2 * code_block; ++i) x[i] = static_cast<float>(dots[i]);
-#endif
-}
-
-// A packet of them, or of what are floats already.
+// A packet of them as floats, or of what are floats already.
 QUOKA_INLINE Packet load_dots(const std::int32_t* dots) {
 #if QUOKA_ISA_AVX512
   return _mm512_cvtepi32_ps(_mm512_load_si512(dots));
