@@ -33,7 +33,7 @@ inline float code_scale(const float* x, Index dim) {
 }
 
 // x [dim] as code * scale, for finite x and a scale of code_scale() or more: put(c, n, codes) is called
-// with integers in [-127, 127] of the channels [c, c + n), c a multiple of code_slab; codes has room for
+// with integers in [-127, 127] of the channels [c, c + n), c a multiple of code_slab, and with zeros up to
 // code_slab. Returns an upper bound on the length of what is missed. Taken in units of the scale, where
 // squares neither underflow nor overflow; a scale of 0 codes zeros. Each quotient is off by at most 2^-23
 // of 127, and so is what is left of it.
@@ -42,7 +42,7 @@ inline constexpr Index code_slab = 64;
 template <class Put>
 float encode(const float* x, Index dim, float scale, Put&& put) {
   const float magic = 12582912.0f, inverse = scale > 0.0f ? 1.0f / scale : 0.0f;
-  alignas(64) float shifted[code_slab] = {};
+  alignas(64) float shifted[code_slab];
   std::int8_t codes[code_slab];
   simd::Packet sums = simd::zero();
   float sum = 0.0f;
@@ -61,6 +61,7 @@ float encode(const float* x, Index dim, float scale, Put&& put) {
       sum = simd::fma(rounded.fraction, rounded.fraction, sum);
       shifted[c] = rounded.shifted;
     }
+    std::fill_n(shifted + n, code_slab - n, 0.0f);
     for (c = 0; c < code_slab; ++c) codes[c] = static_cast<std::int8_t>(simd::bits_of(shifted[c]));
     put(first, n, codes);
   }

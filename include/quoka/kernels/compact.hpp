@@ -79,6 +79,11 @@ struct PositionList {
     count += simd::store_compressed<Place::lanes>(out + count, mask,
                                                   first + static_cast<Position>(place.i));
   }
+  // Those of `from` at the place's elements; out may be `from`.
+  template <class Place>
+  QUOKA_INLINE void take(const Place& place, unsigned mask, const Position* from) {
+    count += simd::store_compressed<Place::lanes>(out + count, mask, from + place.i);
+  }
 };
 
 // first + i for each i < n for which test(place) is set, to out; returns how many.

@@ -112,7 +112,8 @@ struct TiledQueries {
         std::int8_t code[simd::code_channels] = {};
         if (m < rows) std::memcpy(code, queries.codes + s * queries.stride + m, sizeof code);
         std::memcpy(tile + s / slab_steps * slab_bytes() + s % slab_steps * 4, code, sizeof code);
-        for (const std::int8_t x : code) sum += x;
+        if constexpr (simd::product_bias != simd::code_bias)
+          for (const std::int8_t x : code) sum += x;
       }
       // Of an ISA whose own products have no bias, offsets do not take it back.
       const std::int32_t offset =

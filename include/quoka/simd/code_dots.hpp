@@ -47,6 +47,20 @@ constexpr Index key_code_at(Index key, Index c) {
 constexpr Index query_code_at(Index rows, Index m, Index c) {
   return (c / code_channels * rows + m) * code_channels + c % code_channels;
 }
+// Whole steps of the `rows` queries: codes [n, and zeros to the end of a step] of query m from channel
+// `first` on, where a step begins.
+inline void store_query_codes(const std::int8_t* codes, Index n, Index rows, Index m, Index first,
+                              std::int32_t* queries) {
+  std::int32_t* to = queries + first / code_channels * rows + m;
+  for (Index c = 0; c < n; c += code_channels, to += rows)
+    std::memcpy(to, codes + c, code_channels);
+}
+template <Index Count>
+std::int32_t sum_of_codes(const std::int8_t* codes) {
+  std::int32_t sum = 0;
+  for (Index c = 0; c < Count; ++c) sum += codes[c];
+  return sum;
+}
 // What takes the keys' bias back, from the sum of a query's codes.
 constexpr std::int32_t code_offset(std::int32_t sum_of_query) {
   return -product_bias * sum_of_query;

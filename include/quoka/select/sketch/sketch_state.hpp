@@ -44,6 +44,9 @@ struct SketchedQueries {
 struct RangeCounts {
   Index proposed = 0, sure = 0, members = 0, far = 0;  // members: the near ones, then the far ones
   float least = 0.0f;                                  // score of a near one
+  Index ties = 0;                                      // kept of those with the least kept score
+  bool all_ties = false;                               // all that there are?
+  Index before = 0;                                    // kept keys of the ranges before
 };
 
 // What the stages of one head (sketched_head.hpp) leave for each other. Lists are of ranges of keys.
@@ -51,21 +54,23 @@ struct SketchedChoice {
   Buffer<Position> proposed, sure, members, ties;
   Buffer<float> values, exact;  // sketched scores of the proposed, scores of the members
   Buffer<float> norms;          // inverse norms of candidates
+  Buffer<float> sample;         // of the sketched scores
   Buffer<std::uint64_t> kept;   // a bit for each key
   Buffer<RangeCounts> ranges;
-  float pivot, nth, level;
+  float pivot, nth, level, least;
 
   void reserve(Index kv_len, Index range_count) {
     const Index room = kv_len + range_count * compact_slack;
     norms.reserve_amortised(kv_len);
     for (auto* positions : {&proposed, &sure, &members, &ties}) positions->reserve_amortised(room);
     for (auto* scores : {&values, &exact}) scores->reserve_amortised(room);
+    sample.reserve(tuning::top_k_samples);
     kept.reserve_amortised(ceil_div(kv_len, 64));
     ranges.reserve(range_count);
   }
   Index bytes() const {
     return proposed.bytes() + sure.bytes() + members.bytes() + ties.bytes() + values.bytes() +
-           exact.bytes() + norms.bytes() + kept.bytes() + ranges.bytes();
+           exact.bytes() + norms.bytes() + sample.bytes() + kept.bytes() + ranges.bytes();
   }
 };
 

@@ -1,7 +1,7 @@
 // One KV head's keys by their sketched scores: sure, near, far or out (sketched_top_k.hpp), in ranges.
 //
-// Stages, each of one task or of one per range: begin, propose (ranges), threshold, near (ranges), far
-// (ranges), finish. The Selection does not depend on the ranges.
+// Stages, each of one task or of one per range: sample, with the scores; begin, propose (ranges), threshold,
+// near (ranges), far (ranges), decide, write (ranges). The Selection does not depend on the ranges.
 #pragma once
 
 #include <quoka/kernels/compact.hpp>
@@ -60,13 +60,22 @@ class SketchedHead {
     free_ = heads.wanted - first_ - last_;
   }
 
+  // Of keys [begin, end), whose scores are there, those in the sample: other workers' caches hold them later.
+  void sample(Index begin, Index end) {
+    const Index step = sample_step(candidates());
+    if (step == 0) return;
+    const Index last =
+        std::min(ceil_div(std::max<Index>(end - first_, 0), step), tuning::top_k_samples);
+    for (Index i = ceil_div(std::max<Index>(begin - first_, 0), step); i < last; ++i)
+      c_.sample.data()[i] = sketched_[first_ + i * step];
+  }
+
   // A score that some more than the wanted keys reach.
   void begin() {
     c_.pivot = -simd::infinity;
     // Where a query is beyond codes all keys count.
     if (free_ > 0 && std::isfinite(slope_))
-      c_.pivot = sampled_pivot(candidates(), free_, bucket_,
-                               [x = sketched_ + first_](Index i) { return x[i]; });
+      c_.pivot = sampled_pivot(candidates(), free_, c_.sample.data());
   }
 
   // The keys of range r that reach it.
@@ -136,12 +145,37 @@ class SketchedHead {
     score(r, n.members, n.members + n.far);
   }
 
-  // The best of all, ascending.
-  void finish(std::span<Position> kept) {
-    Position* out = kept.data();
-    for (Index i = 0; i < first_; ++i) *out++ = static_cast<Position>(i);
-    if (free_ > 0) out = keep_best(out);
-    for (Index i = of_.kv_len - last_; i < of_.kv_len; ++i) *out++ = static_cast<Position>(i);
+  // How many of each range are kept, and from which score on. Writes the forced ones.
+  void decide(std::span<Position> kept) {
+    for (Index i = 0; i < first_; ++i) kept[static_cast<std::size_t>(i)] = static_cast<Position>(i);
+    Position* const last = kept.data() + first_ + free_;
+    for (Index i = 0; i < last_; ++i) last[i] = static_cast<Position>(of_.kv_len - last_ + i);
+    if (free_ > 0) count_best();
+  }
+
+  // The kept ones of range r, ascending, where they belong.
+  void write(Index r, std::span<Position> kept) {
+    if (free_ == 0) return;
+    const RangeCounts& n = counts(r);
+    const float* const exact = c_.exact.data() + of_.ranges.room(r);
+    const auto [begin, end] = of_.ranges.of(r);
+    // A bit for each key: ranges begin at words.
+    std::uint64_t* const bits = c_.kept.data();
+    std::fill(bits + begin / 64, bits + ceil_div(end, 64), std::uint64_t{0});
+    const auto keep = [bits](Position key,
+                             bool is_kept = true) {  // without a branch that nobody foresees
+      bits[key / 64] |= static_cast<std::uint64_t>(is_kept) << (key % 64);
+    };
+    for (Index i = 0; i < n.sure; ++i) keep(c_.sure.data()[of_.ranges.room(r) + i]);
+    for (Index i = 0; i < n.members + n.far; ++i) {
+      const float value = ordered_score(exact[i]);
+      keep(members(r)[i], value > c_.least || (n.all_ties && value == c_.least));
+    }
+    if (!n.all_ties) keep_earliest_ties(r, keep);
+    Position* out = kept.data() + first_ + n.before;
+    for (Index word = begin / 64; word < ceil_div(end, 64); ++word)
+      for (std::uint64_t left = bits[word]; left != 0; left &= left - 1)
+        *out++ = static_cast<Position>(word * 64 + std::countr_zero(left));
   }
 
   // With a window all of it at once: a score is its neighbours' maximum.
@@ -193,7 +227,7 @@ class SketchedHead {
         });
   }
 
-  Position* keep_best(Position* out) {
+  void count_best() {
     const KeyRanges& ranges = of_.ranges;
     Index sure = 0, count = 0, above_level = 0;
     for (Index r = 0; r < ranges.count; ++r) {
@@ -220,34 +254,33 @@ class SketchedHead {
     const Index wanted = free_ - sure;
     const auto [least, above] =
         wanted > 0 ? kth_by_bins(bucket_, count, wanted) : KthLargest{simd::infinity, 0};
-
-    // A bit for each key; of equal ones the earliest.
-    const Index words = ceil_div(of_.kv_len, 64);
-    std::uint64_t* const bits = c_.kept.data();
-    std::fill_n(bits, words, std::uint64_t{0});
-    const auto keep = [bits](Position key,
-                             bool kept = true) {  // without a branch that nobody foresees
-      bits[key / 64] |= static_cast<std::uint64_t>(kept) << (key % 64);
-    };
-    Position* const ties = c_.ties.data();
-    Index equal = 0;
+    c_.least = least;
+    Index ties = wanted - above, before = 0;  // of equal ones the earliest
     for (Index r = 0; r < ranges.count; ++r) {
-      const RangeCounts& n = counts(r);
+      RangeCounts& n = counts(r);
       const float* const exact = c_.exact.data() + ranges.room(r);
-      for (Index i = 0; i < n.sure; ++i) keep(c_.sure.data()[ranges.room(r) + i]);
+      Index larger = 0, equal = 0;
       for (Index i = 0; i < n.members + n.far; ++i) {
         const float value = ordered_score(exact[i]);
-        keep(members(r)[i], value > least);
-        ties[equal] = members(r)[i];
-        equal += value == least ? 1 : 0;
+        larger += value > least ? 1 : 0, equal += value == least ? 1 : 0;
       }
+      n.ties = std::min(equal, ties), n.all_ties = n.ties == equal;
+      n.before = before;
+      ties -= n.ties, before += n.sure + larger + n.ties;
     }
-    if (equal > wanted - above) sort(ties, equal, [](Position x, Position y) { return x < y; });
-    for (Index i = 0; i < wanted - above; ++i) keep(ties[i]);
-    for (Index word = 0; word < words; ++word)
-      for (std::uint64_t left = bits[word]; left != 0; left &= left - 1)
-        *out++ = static_cast<Position>(word * 64 + std::countr_zero(left));
-    return out;
+  }
+
+  // The first ones by position: the far ones of a range lie behind the near ones.
+  template <class Keep>
+  void keep_earliest_ties(Index r, Keep&& keep) {
+    const RangeCounts& n = counts(r);
+    const float* const exact = c_.exact.data() + of_.ranges.room(r);
+    Position* const ties = c_.ties.data() + of_.ranges.room(r);
+    Index equal = 0;
+    for (Index i = 0; i < n.members + n.far; ++i)
+      if (ordered_score(exact[i]) == c_.least) ties[equal++] = members(r)[i];
+    sort(ties, equal, [](Position x, Position y) { return x < y; });
+    for (Index i = 0; i < n.ties; ++i) keep(ties[i]);
   }
 
   // Scores members [begin, end) of range r in float; returns the least score, minus infinity if one is

@@ -44,7 +44,7 @@ struct MassShape {
   // Keys of a range, for so many rows: some 15 us of work. Sums are added up range by range, so that this
   // must not depend on the workers.
   static KeyRanges ranges(Index keys, Index rows) {
-    return KeyRanges::of_size(keys, rows < 16 ? 2048 : rows < 48 ? 1024 : 512);
+    return KeyRanges::of_size(keys, rows < 16 ? 2048 : rows < 48 ? 1024 : 256);
   }
 };
 
@@ -76,7 +76,6 @@ class SketchedMass : MassShape {
   // Codes of all rows.
   void encode_rows() {
     std::fill_n(l_.codes.data(), simd::code_steps(dim_) * stride_, 0);
-    auto* const bytes = reinterpret_cast<std::int8_t*>(l_.codes.data());
     l_.by = MassLook::By::sketch;
     for (Index m = 0; m < stride_; ++m) {
       l_.offsets.data()[m] = 0;
@@ -92,10 +91,8 @@ class SketchedMass : MassShape {
       const float unit = std::max(code_scale(row, dim_), simd::run_scale(row, dim_));
       std::int32_t sum = 0;
       const auto put = [&](Index channel, Index n, const std::int8_t* codes) {
-        for (Index c = 0; c < n; ++c) {
-          bytes[simd::query_code_at(stride_, m, channel + c)] = codes[c];
-          sum += codes[c];
-        }
+        simd::store_query_codes(codes, n, stride_, m, channel, l_.codes.data());
+        sum += simd::sum_of_codes<code_slab>(codes);
       };
       l_.lengths.data()[m] = length;
       l_.missed.data()[m] = encode(row, dim_, unit, put);

@@ -41,15 +41,14 @@ QUOKA_FUNC void SketchedQueries::encode_head(const float* q_bar, Index task, Ind
   if (longest > most_coded_length || (!zero && longest < least_coded_length))
     longest = simd::infinity;
   if (longest < simd::infinity) {
-    auto* const bytes = reinterpret_cast<std::int8_t*>(head);
     for (Index m = 0; m < rows; ++m) {
       std::int32_t sum = 0;
       const auto put = [&](Index first, Index n, const std::int8_t* of_row) {
-        for (Index c = first; c < first + n; ++c) {
-          const std::int8_t code = of_row[c - first];
-          bytes[simd::query_code_at(rows, m, c)] = code;
-          sum += code;
-          of_groups[c / code_group * rows + m] += simd::code_offset(code);
+        simd::store_query_codes(of_row, n, rows, m, first, head);
+        for (Index c = 0; c < n; c += code_group) {
+          const std::int32_t of_group = simd::sum_of_codes<code_group>(of_row + c);
+          of_groups[(first + c) / code_group * rows + m] = simd::code_offset(of_group);
+          sum += of_group;
         }
       };
       most_missed = std::max(most_missed, encode(q_bar + m * dim, dim, of_codes, put));
@@ -61,7 +60,7 @@ QUOKA_FUNC void SketchedQueries::encode_head(const float* q_bar, Index task, Ind
   length.data()[task] = longest * (1.0f + 1e-5f);
 }
 
-static_assert(code_group == simd::code_row_group);
+static_assert(code_group == simd::code_row_group && code_slab % code_group == 0);
 
 // Of KV head `task`.
 inline QueryCodes query_codes(const SketchedQueries& queries, Index task, Index rows, Index dim) {
@@ -300,23 +299,6 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
       pack_codes<Tiles>(query_codes(s.queries, task, rows, dim),
                         s.queries.packed.data() + task * packed);
   };
-  auto scan = [&](Index task, Index part, int worker) {
-    const auto [begin, end] = scanned.of(part);
-    const SketchScan of_head(s.queries, task, k.heads(), rows, dim, aggregation,
-                             s.scores.data() + task * kv_len, s.errors.data() + task * kv_len);
-    if (what == SketchOf::codes)
-      return of_head.of_codes(k.head(task / k.heads(), task % k.heads()), inverse_norms,
-                              score[worker].row, begin, end);
-    with_code_unit<Tiles>(
-        query_codes(s.queries, task, rows, dim), s.queries.packed.data() + task * packed,
-        [&, from = begin, to = end](auto& unit) {
-          if (in_order)
-            of_head.in_order(unit, *sketch, from, to);
-          else
-            of_head.at_places(unit, *sketch, some != nullptr ? some->places(task) : places, from,
-                              to);
-        });
-  };
   const SketchedHeads heads{q_bar, rows, aggregation, kv_len, wanted, options, ranges, s, score};
   const auto with_head = [&](Index task, int worker, auto&& step) {
     const Index b = task / k.heads(), head = task % k.heads();
@@ -333,6 +315,27 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
     SketchedHead of_head(heads, HeadKeys(some->rows(k, task), norms), some->of(task), task, errors,
                          choice, worker);
     step(of_head);
+  };
+  auto scan = [&](Index task, Index part, int worker) {
+    const auto [begin, end] = scanned.of(part);
+    const SketchScan of_keys(s.queries, task, k.heads(), rows, dim, aggregation,
+                             s.scores.data() + task * kv_len, s.errors.data() + task * kv_len);
+    if (what == SketchOf::codes)
+      of_keys.of_codes(k.head(task / k.heads(), task % k.heads()), inverse_norms, score[worker].row,
+                       begin, end);
+    else
+      with_code_unit<Tiles>(
+          query_codes(s.queries, task, rows, dim), s.queries.packed.data() + task * packed,
+          [&, from = begin, to = end](auto& unit) {
+            if (in_order)
+              of_keys.in_order(unit, *sketch, from, to);
+            else
+              of_keys.at_places(unit, *sketch, some != nullptr ? some->places(task) : places, from,
+                                to);
+          });
+    if (!windows)
+      with_head(task, worker,
+                [from = begin, to = end](SketchedHead& head) { head.sample(from, to); });
   };
   auto begin = [&](Index task, Index, int worker) {
     if (some != nullptr && !inverse_norms.absent())
@@ -353,23 +356,33 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
   auto far = [&](Index task, Index r, int worker) {
     with_head(task, worker, [r](SketchedHead& head) { head.far(r); });
   };
-  auto finish = [&](Index task, Index, int worker) {
-    const std::span<Position> kept = writer.row(task / k.heads(), task % k.heads());
-    with_head(task, worker,
-              [&](SketchedHead& head) { windows ? head.select_windows(kept) : head.finish(kept); });
-    if (some == nullptr) return;
-    for (Position& key : kept) key = some->of(task)[key];
+  const auto kept_of = [&](Index task) { return writer.row(task / k.heads(), task % k.heads()); };
+  auto decide = [&](Index task, Index, int worker) {
+    with_head(task, worker, [&](SketchedHead& head) { head.decide(kept_of(task)); });
+  };
+  auto write = [&](Index task, Index r, int worker) {
+    with_head(task, worker, [&](SketchedHead& head) { head.write(r, kept_of(task)); });
+  };
+  auto select_windows = [&](Index task, Index, int worker) {
+    with_head(task, worker, [&](SketchedHead& head) { head.select_windows(kept_of(task)); });
+  };
+  auto to_keys = [&](Index task, Index, int) {  // from candidates
+    for (Position& key : kept_of(task)) key = some->of(task)[key];
   };
   chains.add(1, encode);
   chains.add(scanned.count, scan);
   chains.add(1, begin);
-  if (!windows) {
+  if (windows) {
+    chains.add(1, select_windows);
+  } else {
     chains.add(ranges.count, propose);
     chains.add(1, threshold);
     chains.add(ranges.count, near);
     chains.add(ranges.count, far);
+    chains.add(1, decide);
+    chains.add(ranges.count, write);
   }
-  chains.add(1, finish);
+  if (some != nullptr) chains.add(1, to_keys);
   executor.run_chains(chains);
   writer.commit();
 }

@@ -1,9 +1,8 @@
 // Definitions of top_k.hpp.
 #pragma once
 
+#include <quoka/select/steps/kth_largest.hpp>
 #include <quoka/select/steps/top_k.hpp>
-#include <quoka/kernels/compact.hpp>
-#include <quoka/simd/tuning.hpp>
 
 #include <algorithm>
 #include <array>
@@ -44,83 +43,6 @@ inline float* pool_window(const float* scores, Index kv_len, Index window, float
     at.store(x, select_finite(score, at.load(x), score));
   });
   return x;
-}
-
-// Unsigned integers in the order of floats without a NaN.
-QUOKA_INLINE std::uint32_t rank_of(float x) {
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(x + 0.0f);  // -0 becomes +0
-  return bits ^ ((0u - (bits >> 31)) | 0x80000000u);
-}
-
-// The k-th largest value, and how many are larger.
-struct KthLargest {
-  float value;
-  Index above;
-};
-
-// Of x[0, n) without a NaN, 0 < k <= n, which is overwritten: a histogram between the least and the
-// largest finds the bin of the k-th, whose members are looked at again until they are few.
-inline KthLargest kth_by_bins(float* x, Index n, Index k) {
-  constexpr int bins = 256;
-  Index above = 0;
-  while (n > 32) {
-    std::uint32_t least = rank_of(x[0]), largest = least;
-    for (Index i = 1; i < n; ++i) {
-      least = std::min(least, rank_of(x[i]));
-      largest = std::max(largest, rank_of(x[i]));
-    }
-    if (least == largest) break;
-    const int shift = std::max(0, static_cast<int>(std::bit_width(largest - least)) - 8);
-    const auto bin_of = [=](float value)
-                            QUOKA_INLINE_LAMBDA { return (rank_of(value) - least) >> shift; };
-    std::array<Position, bins> count{};
-    for (Index i = 0; i < n; ++i) ++count[bin_of(x[i])];
-    std::uint32_t bin = bins - 1;
-    for (; count[bin] < k; --bin) k -= count[bin], above += count[bin];
-    Index members = 0;
-    for (Index i = 0; i < n; ++i) {
-      const float value = x[i];
-      x[members] = value;
-      members += bin_of(value) == bin ? 1 : 0;
-    }
-    n = members;
-  }
-  for (Index i = 1; i < n; ++i) {  // few are left: descending, by insertion
-    const float value = x[i];
-    Index at = i;
-    for (; at > 0 && x[at - 1] < value; --at) x[at] = x[at - 1];
-    x[at] = value;
-  }
-  const float value = x[k - 1];
-  for (Index i = 0; i < k - 1 && x[i] > value; ++i) ++above;
-  return {value, above};
-}
-
-// A value that some more than k of n reach, by those at(i) of a sample; minus infinity where there are too few
-// to tell. bucket [top_k_samples].
-template <class At>
-float sampled_pivot(Index n, Index k, float* bucket, At&& at) {
-  const Index samples = tuning::top_k_samples;
-  if (n <= 4 * samples) return -simd::infinity;
-  // In a fair sample as many are among the k best, give or take the root of it.
-  const double share =
-      static_cast<double>(k) * static_cast<double>(samples) / static_cast<double>(n);
-  const Index rank = static_cast<Index>(share + 3.5 * std::sqrt(share)) + 4;
-  if (rank >= samples) return -simd::infinity;
-  for (Index i = 0; i < samples; ++i) bucket[i] = at(i * (n / samples));
-  return kth_by_bins(bucket, samples, rank).value;
-}
-
-// Of x[0, n) without a NaN, 0 < k <= n. bucket [n + compact_slack].
-inline KthLargest kth_largest(const float* x, Index n, Index k, float* bucket) {
-  assert(0 < k && k <= n);
-  const float pivot = sampled_pivot(n, k, bucket, [x](Index i) { return x[i]; });
-  if (pivot > -simd::infinity) {
-    const Index count = values_at_least(x, n, pivot, bucket);
-    if (count >= k) return kth_by_bins(bucket, count, k);
-  }
-  std::copy_n(x, n, bucket);  // few keys, or a sample that was not fair
-  return kth_by_bins(bucket, n, k);
 }
 
 // The k best of x[0, n) without a NaN, 0 < k <= n, as ascending positions counted from `first`.
@@ -244,21 +166,40 @@ QUOKA_FUNC void RangedTopK::finish(std::span<Position> kept) {
   if (count < free_ || !by_ranges())  // the sample was not fair
     return top_k_head(scores_, ranges_.keys, options_, kept, s_);
   const auto [least, above] = kth_by_bins(s_.bucket.data(), count, free_);
-  Index ties = free_ - above;  // of equal ones the earliest
-  Position *const best = s_.positions.data(), *end = best;
+  // Of equal ones the earliest: all of a range, or none, but for the range where they run out.
+  Index ties = free_ - above;
+  PositionList best{s_.positions.data()};
   for (Index r = 0; r < ranges_.count; ++r) {
+    const Index n = lists_.counts.data()[r];
     const float* const values = lists_.values.data() + ranges_.room(r);
     const Position* const positions = lists_.positions.data() + ranges_.room(r);
-    for (Index i = 0; i < lists_.counts.data()[r]; ++i) {
-      const bool equal = values[i] == least;
-      *end = positions[i];
-      end += (values[i] > least) | (equal & (ties > 0)) ? 1 : 0;
-      ties -= equal ? 1 : 0;
+    const Index before = best.count;
+    Index larger = 0;
+    walk(n, [&, bound = least](auto at) QUOKA_INLINE_LAMBDA {
+      const auto value = at.load(values);
+      larger += std::popcount(simd::less(at.broadcast(bound), value));
+      best.take(at,
+                ties > 0 ? simd::not_less(value, at.broadcast(bound))
+                         : simd::less(at.broadcast(bound), value),
+                positions);
+    });
+    const Index equal = best.count - before - larger;
+    if (equal <= ties) {
+      ties -= equal;
+      continue;
     }
+    best.count = before;
+    for (Index i = 0; i < n; ++i) {
+      const bool tie = values[i] == least;
+      best.out[best.count] = positions[i];
+      best.count += (values[i] > least) | (tie & (ties > 0)) ? 1 : 0;
+      ties -= tie ? 1 : 0;
+    }
+    ties = 0;
   }
   Position* out = kept.data();
   for (Index i = 0; i < first_; ++i) *out++ = static_cast<Position>(i);
-  out = std::copy(best, end, out);
+  out = std::copy_n(best.out, best.count, out);
   for (Index i = ranges_.keys - last_; i < ranges_.keys; ++i) *out++ = static_cast<Position>(i);
 }
 

@@ -82,6 +82,14 @@ QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask,
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), x);
   return __builtin_popcount(mask);
 }
+template <int Lanes>
+QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask,
+                                  const std::int32_t* from) requires(Lanes == lanes) {
+  const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                      _mm256_permutevar8x32_epi32(x, lanes_of(mask)));
+  return __builtin_popcount(mask);
+}
 
 // --- half and bfloat16 ------------------------------------------------------------------------
 

@@ -59,6 +59,13 @@ QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask,
   _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), x));
   return __builtin_popcount(mask);
 }
+template <int Lanes>
+QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask,
+                                  const std::int32_t* from) requires(Lanes == lanes) {
+  const __m512i x = _mm512_loadu_si512(from);
+  _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), x));
+  return __builtin_popcount(mask);
+}
 
 // --- half and bfloat16 ------------------------------------------------------------------------
 

@@ -51,6 +51,12 @@ QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask,
   *p = first;
   return static_cast<int>(mask);
 }
+template <int Lanes>
+QUOKA_INLINE int store_compressed(std::int32_t* p, unsigned mask,
+                                  const std::int32_t* from) requires(Lanes == 1) {
+  *p = *from;
+  return static_cast<int>(mask);
+}
 
 // x. The compiler knows nothing of the result: it cannot move arithmetic across, whatever its flags
 // allow. Free: an empty instruction.
