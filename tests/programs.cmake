@@ -86,3 +86,8 @@ list(REMOVE_ITEM program_tests ${library_tests})
 if(program_tests)
   set_tests_properties(${program_tests} PROPERTIES LABELS programs)
 endif()
+foreach(test server_test check_run_test packaging.single_header llama_test)  # begun first: half a minute and more
+  if(TEST ${test})
+    set_tests_properties(${test} PROPERTIES COST 100)
+  endif()
+endforeach()

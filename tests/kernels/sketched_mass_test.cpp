@@ -359,11 +359,12 @@ TEST(SketchedMassExtremes, LogitsMayLieFarBelowWhatLengthsAllow) {
       }
 }
 
-// One key decides, wherever it lies: in a pair of blocks that is looked at first, or in another one.
+// One key decides, wherever it lies: in a pair of blocks that is looked at first, or in another one; in the
+// first range of keys, or in another one.
 TEST(SketchedMassExtremes, OneKeyFarAboveAllOthers) {
   Random random(711);
-  for (Index best : {0, 31, 40, 511, 512, 530, 699}) {
-    FarLogits x(random, 700, 300.0, -280.0);
+  for (Index best : {0, 31, 40, 511, 512, 530, 699, 2047, 2080, 4999}) {
+    FarLogits x(random, best < 700 ? 700 : 5000, 300.0, -280.0);
     x.k(0, 0, best, 0) = -x.k(0, 0, best, 0);
     expect_as_oracle(x.q, x.k);
     EXPECT_TRUE(by_codes(x.q, x.k));

@@ -96,6 +96,64 @@ TEST(SelectThreads, AnUnfairSampleGivesTheSameSelection) {
   EXPECT_EQ(select(selector, pool), expected);
 }
 
+// Copies of a few keys all over the cache: of those that equal the least kept one the earliest are kept,
+// whatever ranges they lie in.
+TEST(SelectThreads, TiesAtTheThresholdGoToTheEarlierKeys) {
+  Random random(504);
+  const Index len = 9001, dim = 16;
+  const auto q = random.tensor<float>(1, 4, 40, dim), few = random.tensor<float>(1, 2, 7, dim);
+  Tensor4<float> k(1, 2, len, dim);
+  for (Index t = 0; t < len; ++t) k.chip(t, 2) = Tensor3<float>(few.chip(random.below(7), 2));
+  quoka::ThreadPool pool(16);
+  for (const Index budget : {1, 150, 1286, 4000, 8999})
+    for (const Index forced : {0, 5}) {
+      QuokaOptions options{.budget = budget,
+                           .top_k = {.keep_first = forced, .keep_last = 2 * forced},
+                           .sketch = quoka::Sketch::on};
+      QuokaOptions float_options = options;
+      float_options.sketch = quoka::Sketch::off;
+      const Selection expected = QuokaSelector(float_options).select(q, k);
+      for (const bool by_pool : {false, true}) {
+        QuokaSelector::State state;
+        Selection keep;
+        const QuokaSelector selector(options);
+        const quoka::SelectorInput input{.q = q, .k = k, .capacity = len};
+        selector.appended(input, state, SerialExecutor{});
+        selector.select(input, state, keep, by_pool ? ExecutorRef(pool) : SerialExecutor{});
+        EXPECT_EQ(keep, expected) << "budget " << budget << ", forced " << forced;
+      }
+    }
+}
+
+// A head whose keys are too long for codes has its mass in float, after that of the others.
+TEST(SelectThreads, AHeadThatCodesCannotStandForIsThatOfFloat) {
+  Random random(505);
+  const Index len = 9000, dim = 32;
+  auto k = random.tensor<float>(1, 2, len, dim);
+  const auto q = random.tensor<float>(1, 8, 130, dim);
+  for (Index t = 0; t < len; ++t)
+    for (Index c = 0; c < dim; ++c) k(0, 1, t, c) *= 1e13f;
+  quoka::ThreadPool pool(16);
+  for (QuokaOptions options : {QuokaOptions::recommended(4, 100), QuokaOptions::robust(4, 100)}) {
+    options.sketch = quoka::Sketch::off;
+    const Selection in_float = QuokaSelector(options).select(q, k);
+    options.sketch = quoka::Sketch::on;
+    const QuokaSelector selector(options);
+    const quoka::SelectorInput input{.q = q, .k = k, .capacity = len};
+    Selection serial;
+    for (const bool by_pool : {false, true}) {
+      QuokaSelector::State state;
+      Selection keep;
+      selector.appended(input, state, SerialExecutor{});
+      selector.select(input, state, keep, by_pool ? ExecutorRef(pool) : SerialExecutor{});
+      EXPECT_EQ(keep.positions(0, 1), in_float.positions(0, 1));
+      EXPECT_EQ(keep.count(0, 0), 100);
+      if (!by_pool) serial = keep;
+      EXPECT_EQ(keep, serial);
+    }
+  }
+}
+
 // By ranges as in one piece, with ties, NaN, infinities, windows and forced keys.
 TEST(SelectThreads, TopKOverRangesIsThatOfOne) {
   Random random(502);

@@ -255,6 +255,11 @@ class QuokaScorer {
   }
   void softmax_score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
                      ExecutorRef executor) const;
+  bool softmax_select(const SelectorInput& input, Index budget, State& state, Selection& selection,
+                      ExecutorRef executor) const;
+  bool has_sketched_mass(const SelectorInput& input, const State& state) const;
+  void sketched_mass(const SelectorInput& input, State& state, TensorView<float, 3> scores,
+                     ExecutorRef executor, Chains& chains, detail::TopKStages* after) const;
   bool uses_sketch() const;
   bool sketches(const SelectorInput& input) const;
   detail::FirstLook first_look(const SelectorInput& input, State& state) const;

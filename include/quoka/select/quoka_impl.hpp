@@ -53,11 +53,14 @@ namespace detail {
 struct SoftmaxCode {
   void (QuokaScorer::*score)(const SelectorInput&, QuokaScorer::State&, TensorView<float, 3>,
                              ExecutorRef) const;
+  bool (QuokaScorer::*select)(const SelectorInput&, Index, QuokaScorer::State&, Selection&,
+                              ExecutorRef) const;
   void (QuokaScorer::*select_level)(const LevelPlan&, Index, const SelectorInput&,
                                     QuokaScorer::State&, Selection&, ExecutorRef) const;
 };
 QUOKA_FUNC const SoftmaxCode& softmax_code() {
-  static constexpr SoftmaxCode code{&QuokaScorer::softmax_score, &QuokaScorer::softmax_level};
+  static constexpr SoftmaxCode code{&QuokaScorer::softmax_score, &QuokaScorer::softmax_select,
+                                    &QuokaScorer::softmax_level};
   return code;
 }
 
@@ -223,22 +226,34 @@ QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
   (this->*code.score)(input, state, scores, executor);
 }
 
+// By the sketch?
+QUOKA_FUNC bool QuokaScorer::has_sketched_mass(const SelectorInput& input,
+                                               const State& state) const {
+  return uses_sketch() && input.shard == nullptr &&
+         (input.sketch != nullptr || state.sketch.keys.len() == input.k.len()) &&
+         detail::codes_fit(kept_rows(input), input.k.dim(), Aggregation::max);
+}
+// Queries, their mass and what comes after it, as stages of `chains`.
+QUOKA_FUNC void QuokaScorer::sketched_mass(const SelectorInput& input, State& state,
+                                           TensorView<float, 3> scores, ExecutorRef executor,
+                                           Chains& chains, detail::TopKStages* after) const {
+  detail::QueryStages queries(input, options_, scoring(), state, executor.workers());
+  if (input.sketch == nullptr) queries.check(state.sketch.keys);
+  queries.add_to(chains);
+  detail::softmax_scores_by_sketch(state.sketch.keys, input.sketch, state.q_bar.data(),
+                                   kept_rows(input), input.k, input.logit_scale(), input.capacity,
+                                   options_.aggregation, scores, state.sketched_mass, executor,
+                                   first_look(input, state), &chains, after);
+}
+
 QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& state,
                                            TensorView<float, 3> scores,
                                            ExecutorRef executor) const {
   const Rows& k = input.k;
   const Index rows = kept_rows(input);
-  if (uses_sketch() && input.shard == nullptr &&
-      (input.sketch != nullptr || state.sketch.keys.len() == k.len()) &&
-      detail::codes_fit(rows, k.dim(), Aggregation::max)) {
+  if (has_sketched_mass(input, state)) {
     Chains chains(k.batch() * k.heads(), detail::chains_at_once(executor.workers()));
-    detail::QueryStages queries(input, options_, scoring(), state, executor.workers());
-    if (input.sketch == nullptr) queries.check(state.sketch.keys);
-    queries.add_to(chains);
-    return detail::softmax_scores_by_sketch(state.sketch.keys, input.sketch, state.q_bar.data(),
-                                            rows, k, input.logit_scale(), input.capacity,
-                                            options_.aggregation, scores, state.sketched_mass,
-                                            executor, first_look(input, state), &chains);
+    return sketched_mass(input, state, scores, executor, chains, nullptr);
   }
   aggregate_queries(input, state, executor);
   const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& to) {
@@ -247,6 +262,23 @@ QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& st
   };
   softmax_scores({rows, k.dim()}, fill, k, input.capacity, options_.aggregation, scores,
                  state.softmax, executor, input.shard);
+}
+
+// Scores and top-k in one run.
+QUOKA_FUNC bool QuokaScorer::softmax_select(const SelectorInput& input, Index budget, State& state,
+                                            Selection& selection, ExecutorRef executor) const {
+  if (!has_sketched_mass(input, state)) return false;
+  const Rows& k = input.k;
+  const Index most = std::max(k.len(), input.capacity), tasks = k.batch() * k.heads();
+  float* const scores = state.sketch.scores.reserve_amortised(tasks * most);
+  state.sketch.top_k.reserve(executor.workers(), most, options_.top_k.window);
+  SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), budget);
+  Chains chains(tasks, detail::chains_at_once(executor.workers()));
+  detail::TopKStages top_k(scores, k.heads(), k.len(), budget, options_.top_k, writer,
+                           state.sketch.top_k, chains, executor.workers());
+  sketched_mass(input, state, {scores, {k.batch(), k.heads(), k.len()}}, executor, chains, &top_k);
+  writer.commit();
+  return true;
 }
 
 // Of the queries in state.q_bar.
@@ -266,7 +298,10 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
         QUOKA_DEMANDED(options_.two_levels.block.code_, detail::levels_code)();
     if ((this->*code.select)(input, budget, state, selection, executor)) return true;
   }
-  if (options_.domain == Domain::softmax) return false;
+  if (options_.domain == Domain::softmax) {
+    const detail::SoftmaxCode& code = QUOKA_DEMANDED(options_.domain.code_, detail::softmax_code)();
+    return (this->*code.select)(input, budget, state, selection, executor);
+  }
   using detail::SketchOf;
   const SketchOf what = input.sketch != nullptr      ? SketchOf::cache
                         : detail::are_codes(input.k) ? SketchOf::codes

@@ -75,13 +75,14 @@ struct FirstLook {
 // sketched, all of it; or it lies in the cache that was, at `places`: then three keys of each head are looked
 // up, and one that is not what was sketched throws std::invalid_argument. some: of these keys alone, as if
 // there were no others; scores [batch, kv_heads, their count], places null. before: what the heads, each a
-// chain, have to do first: to q_bar, which is not read until then.
+// chain, have to do first: to q_bar, which is not read until then. after: top-k of the scores, in the same
+// chains.
 void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* places,
                              const float* q_bar, Index rows, const Rows& k, float logit_scale,
                              Index capacity, Aggregation over, TensorView<float, 3> scores,
                              SketchedMassState& state, ExecutorRef executor,
                              const Candidates* some = nullptr, FirstLook look = {},
-                             Chains* before = nullptr);
+                             Chains* before = nullptr, TopKStages* after = nullptr);
 
 // The same by `own`, a sketch of all of k, or by that of the cache that k lies in. Throws
 // std::invalid_argument where k is not what was sketched; `before` looks that up by itself.
@@ -89,7 +90,7 @@ void softmax_scores_by_sketch(KeySketch& own, const KeySketch* cache, const floa
                               Index rows, const Rows& k, float logit_scale, Index capacity,
                               Aggregation over, TensorView<float, 3> scores,
                               SketchedMassState& state, ExecutorRef executor, FirstLook look = {},
-                              Chains* before = nullptr);
+                              Chains* before = nullptr, TopKStages* after = nullptr);
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

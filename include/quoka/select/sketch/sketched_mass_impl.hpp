@@ -338,7 +338,8 @@ void sketched_softmax_scores_by(const KeySketch& sketch, const KeySketch::Places
                                 const float* q_bar, Index rows, const Rows& k, float logit_scale,
                                 Index capacity, Aggregation over, TensorView<float, 3> scores,
                                 SketchedMassState& state, ExecutorRef executor,
-                                const Candidates* some, FirstLook look, Chains* before = nullptr) {
+                                const Candidates* some, FirstLook look, Chains* before = nullptr,
+                                TopKStages* after = nullptr) {
   const SketchedMassCall call{sketch, places, q_bar, rows, k, logit_scale, over, some, look};
   const Index heads = k.heads(), tasks = k.batch() * heads;
   const Index most_keys = std::max(call.keys(), capacity);
@@ -349,13 +350,15 @@ void sketched_softmax_scores_by(const KeySketch& sketch, const KeySketch::Places
   Chains& chains = before != nullptr ? *before : own;
   MassStages<Tiles> stages(call, scores, state, chains, executor.workers());
   stages.add_to(chains);
+  if (after != nullptr) after->add_to(chains, errors);
   executor.run_chains(chains);
   if (std::all_of(errors, errors + tasks, [](float e) { return e < simd::infinity; })) return;
   state.in_float.reserve(executor.workers(), rows, most_keys, k.dim());
   for (int worker = 0; worker < executor.workers(); ++worker) state.in_float[worker].key.reserve(k);
   executor.run(tasks, [&](Index task, int worker) {
-    if (errors[task] == simd::infinity)
-      call.in_float(task, scores.row(task / heads, task % heads, 0), state.in_float[worker]);
+    if (errors[task] < simd::infinity) return;
+    call.in_float(task, scores.row(task / heads, task % heads, 0), state.in_float[worker]);
+    if (after != nullptr) after->run(task, worker);
   });
 }
 
@@ -364,16 +367,17 @@ QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch
                                         float logit_scale, Index capacity, Aggregation over,
                                         TensorView<float, 3> scores, SketchedMassState& state,
                                         ExecutorRef executor, const Candidates* some,
-                                        FirstLook look, Chains* before) {
+                                        FirstLook look, Chains* before, TopKStages* after) {
   sketched_softmax_scores_by<simd::Tiles>(sketch, places, q_bar, rows, k, logit_scale, capacity,
-                                          over, scores, state, executor, some, look, before);
+                                          over, scores, state, executor, some, look, before, after);
 }
 
 QUOKA_FUNC void softmax_scores_by_sketch(KeySketch& own, const KeySketch* cache, const float* q_bar,
                                          Index rows, const Rows& k, float logit_scale,
                                          Index capacity, Aggregation over,
                                          TensorView<float, 3> scores, SketchedMassState& state,
-                                         ExecutorRef executor, FirstLook look, Chains* before) {
+                                         ExecutorRef executor, FirstLook look, Chains* before,
+                                         TopKStages* after) {
   if (cache == nullptr && before == nullptr)
     own.require_made_from(k);
   else if (cache == nullptr)
@@ -381,7 +385,7 @@ QUOKA_FUNC void softmax_scores_by_sketch(KeySketch& own, const KeySketch* cache,
   const KeySketch::Places places = cache == nullptr ? KeySketch::Places{} : cache->places_of(k);
   sketched_softmax_scores(cache == nullptr ? own : *cache, cache == nullptr ? nullptr : &places,
                           q_bar, rows, k, logit_scale, capacity, over, scores, state, executor,
-                          nullptr, look, before);
+                          nullptr, look, before, after);
 }
 
 }  // namespace detail

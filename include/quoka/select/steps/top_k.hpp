@@ -119,6 +119,37 @@ class RangedTopK {
   Index first_, last_, free_;  // keys that are forced, and that are not
 };
 
+// Top-k as the last stages of each head's chain, which others have written the scores of.
+class TopKStages {
+ public:
+  // scores [batch * kv_heads, kv_len], k < kv_len; writer: of k positions for each head. `scratch` is
+  // reserved for kv_len and options.window, for `workers`.
+  TopKStages(const float* scores, Index kv_heads, Index kv_len, Index k, const TopKOptions& options,
+             SelectionWriter& writer, WorkerScratch<TopKScratch>& scratch, Chains& chains,
+             int workers);
+  // errors [batch * kv_heads]: heads whose error is infinite have no scores yet; null: none of them.
+  void add_to(Chains& chains, const float* errors = nullptr);
+  // All of a head at once: of one that had no scores.
+  void run(Index head, int worker) const;
+
+ private:
+  void begin(Index head, int stage, Index task, int worker) const;
+  void propose(Index head, int stage, Index range, int worker) const;
+  void finish(Index head, int stage, Index task, int worker) const;
+  bool has_scores(Index head) const;
+  RangedTopK of(Index head, int worker) const;
+  std::span<Position> kept(Index head) const;
+
+  const float* scores_;
+  Index kv_heads_, kv_len_, k_;
+  const TopKOptions& options_;
+  SelectionWriter& writer_;
+  WorkerScratch<TopKScratch>& scratch_;
+  KeyRanges ranges_;
+  Index slots_;
+  const float* errors_ = nullptr;
+};
+
 // scores [batch, kv_heads, kv_len], contiguous, to the k best of each; all where k >= kv_len.
 // `scratch` is reserved for kv_len and options.window.
 void select_top_k(const float* scores, Index batch, Index kv_heads, Index kv_len, Index k,

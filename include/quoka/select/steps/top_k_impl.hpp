@@ -210,27 +210,60 @@ QUOKA_FUNC void check_top_k(Index k, const TopKOptions& options) {
   require_at_least("keep_last", options.keep_last, 0);
 }
 
+QUOKA_FUNC TopKStages::TopKStages(const float* scores, Index kv_heads, Index kv_len, Index k,
+                                  const TopKOptions& options, SelectionWriter& writer,
+                                  WorkerScratch<TopKScratch>& scratch, Chains& chains, int workers)
+    : scores_(scores),
+      kv_heads_(kv_heads),
+      kv_len_(kv_len),
+      k_(k),
+      options_(options),
+      writer_(writer),
+      scratch_(scratch),
+      ranges_(KeyRanges::for_workers(kv_len, chains.count(), workers)),
+      slots_(chains.slots()) {}
+
+QUOKA_FUNC void TopKStages::add_to(Chains& chains, const float* errors) {
+  errors_ = errors;
+  if (ranges_.count > 1) {
+    chains.add_member<&TopKStages::begin>(1, *this);
+    chains.add_member<&TopKStages::propose>(ranges_.count, *this);
+  }
+  chains.add_member<&TopKStages::finish>(1, *this);
+}
+
+QUOKA_FUNC void TopKStages::run(Index head, int worker) const {
+  top_k_head(scores_ + head * kv_len_, kv_len_, options_, kept(head), scratch_[worker]);
+}
+QUOKA_FUNC void TopKStages::begin(Index head, int, Index, int worker) const {
+  if (has_scores(head)) of(head, worker).begin();
+}
+QUOKA_FUNC void TopKStages::propose(Index head, int, Index range, int worker) const {
+  if (has_scores(head)) of(head, worker).propose(range);
+}
+QUOKA_FUNC void TopKStages::finish(Index head, int, Index, int worker) const {
+  if (has_scores(head)) of(head, worker).finish(kept(head));
+}
+QUOKA_FUNC bool TopKStages::has_scores(Index head) const {
+  return errors_ == nullptr || errors_[head] < simd::infinity;
+}
+QUOKA_FUNC RangedTopK TopKStages::of(Index head, int worker) const {
+  return RangedTopK(scores_ + head * kv_len_, options_, k_, ranges_,
+                    scratch_[static_cast<int>(head % slots_)].lists, scratch_[worker]);
+}
+QUOKA_FUNC std::span<Position> TopKStages::kept(Index head) const {
+  return writer_.row(head / kv_heads_, head % kv_heads_);
+}
+
 QUOKA_FUNC void select_top_k(const float* scores, Index batch, Index kv_heads, Index kv_len,
                              Index k, const TopKOptions& options, Selection& selection,
                              WorkerScratch<TopKScratch>& scratch, ExecutorRef executor) {
   if (k >= kv_len) return selection.select_all(batch, kv_heads, kv_len);
   SelectionWriter writer(selection, batch, kv_heads, kv_len, k);
-  const KeyRanges ranges = KeyRanges::for_workers(kv_len, batch * kv_heads, executor.workers());
   Chains chains(batch * kv_heads, chains_at_once(executor.workers()));
-  const auto of_head = [&](Index head, int worker) {
-    return RangedTopK(scores + head * kv_len, options, k, ranges,
-                      scratch[static_cast<int>(head % chains.slots())].lists, scratch[worker]);
-  };
-  auto begin = [&](Index head, Index, int worker) { of_head(head, worker).begin(); };
-  auto propose = [&](Index head, Index range, int worker) { of_head(head, worker).propose(range); };
-  auto finish = [&](Index head, Index, int worker) {
-    of_head(head, worker).finish(writer.row(head / kv_heads, head % kv_heads));
-  };
-  if (ranges.count > 1) {
-    chains.add(1, begin);
-    chains.add(ranges.count, propose);
-  }
-  chains.add(1, finish);
+  TopKStages stages(scores, kv_heads, kv_len, k, options, writer, scratch, chains,
+                    executor.workers());
+  stages.add_to(chains);
   executor.run_chains(chains);
   writer.commit();
 }
