@@ -9,6 +9,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <iterator>
+#include <numeric>
 #include <thread>
 
 namespace {
@@ -63,18 +66,44 @@ TEST(AttentionThreads, SelectionWindowAndSinksOnThreadsGiveTheSameBits) {
   expect_same_on_pools(in, {.softcap = 20.0f, .sink_logits = sinks, .sliding_window = 300}, &keep);
 }
 
-// Blocks that are packed once for all panels of a head: more than two windows of them, and masks.
+// Blocks that are packed once for all panels of a head, and keys in parts: with windows that leave the first
+// parts out, sinks, lists of different lengths, every arithmetic.
 TEST(AttentionThreads, BlocksPackedForAllPanelsGiveTheSameBits) {
   Random random(7);
-  const Index len = tuning::block_keys * (2 * tuning::window_blocks + 3) + 5;
-  const auto in = random_inputs<Element>(
-      random,
-      {.q_heads = 4, .kv_heads = 2, .head_dim = 16, .v_dim = 24, .q_len = 150, .kv_len = len});
-  expect_same_on_pools(in);
-  expect_same_on_pools(in, {.sliding_window = 700});
-  expect_same_on_pools(in, {.arithmetic = quoka::Arithmetic::fixed16});
-  const Selection keep = random_selection(random, 1, 2, len, 1024);
-  expect_same_on_pools(in, {}, &keep);
+  for (const Index len : {tuning::long_part_keys - 300, 2 * tuning::long_part_keys + 700}) {
+    const auto in = random_inputs<Element>(
+        random,
+        {.q_heads = 4, .kv_heads = 2, .head_dim = 16, .v_dim = 24, .q_len = 150, .kv_len = len});
+    const std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f};
+    expect_same_on_pools(in, {.sink_logits = sinks});
+    expect_same_on_pools(in, {.sink_logits = sinks, .sliding_window = 700});
+    expect_same_on_pools(in, {.sliding_window = 2});
+    for (const quoka::Arithmetic arithmetic :
+         {quoka::Arithmetic::single, quoka::Arithmetic::bfloat16, quoka::Arithmetic::bfloat16_x2,
+          quoka::Arithmetic::bfloat16_x3, quoka::Arithmetic::fixed16})
+      expect_same_on_pools(in, {.arithmetic = arithmetic});
+    const Selection keep = random_selection(random, 1, 2, len, 1024);
+    expect_same_on_pools(in, {}, &keep);
+    std::vector<Position> some, all(static_cast<std::size_t>(len));
+    std::iota(all.begin(), all.end(), 0);
+    std::copy_if(all.begin(), all.end(), std::back_inserter(some),
+                 [](Position i) { return i % 9; });
+    const std::vector<Position> lists[] = {some, {3, 5}};
+    const Selection uneven = Selection::from_lists(1, 2, len, lists);
+    expect_same_on_pools(in, {}, &uneven);
+  }
+}
+
+// Parts of the keys are walked as one piece but for rounding, wherever the chunk and the mask lie.
+TEST(AttentionThreads, ManyKeysInPartsAreWhatOnePieceIs) {
+  Random random(8);
+  const Index len = 2 * tuning::long_part_keys - 40;
+  const auto in = random_inputs<float>(
+      random, {.q_heads = 2, .kv_heads = 1, .head_dim = 16, .q_len = 140, .kv_len = len});
+  for (const Index window : {0, 1, 90, 2100}) {
+    const AttentionOptions options{.sliding_window = window};
+    expect_close(attend(in, options), oracle_attend(in, options), in);
+  }
 }
 
 TEST(AttentionThreads, ADecodeStepOnThreadsGivesTheSameBits) {

@@ -296,6 +296,7 @@ def trace(args, leg, programs, work):
 
     reach = collections.defaultdict(list)
     total = tests = 0
+    failed = []
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for name, out in pool.map(run_one, programs.items()):
             if not out.exists():
@@ -304,11 +305,13 @@ def trace(args, leg, programs, work):
             for line in out.read_text().splitlines():
                 test, passed, milliseconds, *numbers = line.split()
                 if passed != "1":
-                    print(f"{test} fails without any mutant: left out", flush=True)
+                    failed.append(test)
                     continue
                 total, tests = total + int(milliseconds) / 1000, tests + 1
                 for number in numbers:
                     reach[int(number)].append(Test(name, test, int(milliseconds) / 1000))
+    if failed:
+        sys.exit(f"without any mutant these fail; is what a mutant replaces a whole expression? {' '.join(failed)}")
     print(f"{tests} tests of {len(programs)} programs, {total:.0f} s in all", flush=True)
     return reach
 

@@ -3,6 +3,7 @@
 // cache as it was.
 
 #include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/simd/tuning.hpp>
 #include <quoka/select/baselines/snapkv.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>
@@ -114,6 +115,15 @@ TEST(ChunkedPrefillTest, ChunkSizeChangesNoBitOfDenseOutput) {
     EXPECT_TRUE(same_up_to_rounding(run(layer, prompt, chunk_len), whole, noise * 4))
         << "chunk " << chunk_len;
   }
+}
+
+// So many keys that they are walked in parts.
+TEST(ChunkedPrefillTest, ChunkSizeChangesNoBitOfManyKeys) {
+  Random random(12);
+  const Index len = 2 * quoka::tuning::long_part_keys + 200;
+  const Prompt<Element> prompt(random, len);
+  Dense<Element> whole_layer(layer_shape), layer(layer_shape);
+  EXPECT_TRUE(same_bits(run(layer, prompt, 999), run(whole_layer, prompt, len)));
 }
 
 TEST(ChunkedPrefillTest, ChunkSizeChangesNoBitWithAWindowAndSinks) {

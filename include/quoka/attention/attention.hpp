@@ -8,12 +8,13 @@
 // KV head h / group. Exact, FlashAttention style: one pass over the keys with an online softmax, no
 // score matrix. 2 * q_heads * q_len * keys * (head_dim + v_dim) FLOPs. The shape says how:
 //
-//   a chunk      panels of query rows over packed keys, bound by arithmetic: head_attention.hpp
+//   a chunk      panels of query rows over packed keys, many keys in parts, bound by arithmetic:
+//                head_attention.hpp
 //   few rows     the same, cut over the keys and merged: partial_rows.hpp
 //   one token    keys and values read once where they lie, bound by memory: token_attention.hpp
 //
 // Each KV head's keys and values are read once per 16 panels of query rows. Scratch per worker: one
-// packed block of keys and values, and the queries and accumulators of a task, 0.7 MiB at head_dim
+// packed block of keys and values, and the queries and accumulators of a task, 0.9 MiB at head_dim
 // 128; one token needs 0.3 MiB in all with 32/8 heads of 128.
 #pragma once
 

@@ -26,10 +26,10 @@ struct CallMemoryShape {
   const PanelArithmetic* arithmetic = nullptr;
   const Format *q = nullptr, *out = nullptr;
   Index block_keys = 0, dim = 0, v_dim = 0, panels = 0, count = 0;
-  bool biased = false, mixed_k = false, mixed_v = false;
+  bool biased = false, mixed_k = false, mixed_v = false, in_parts = false;
 
   CallMemoryShape() = default;
-  CallMemoryShape(const AttentionCall& call, Index panel_count, Index of)
+  CallMemoryShape(const AttentionCall& call, Index panel_count, Index of, bool parts = false)
       : arithmetic(call.arithmetic),
         q(&call.q.format()),
         out(&call.out.format()),
@@ -40,26 +40,44 @@ struct CallMemoryShape {
         count(of),
         biased(call.biased()),
         mixed_k(MixedRows::mixes(call.past_k, call.chunk_k)),
-        mixed_v(MixedRows::mixes(call.past_v, call.chunk_v)) {}
+        mixed_v(MixedRows::mixes(call.past_v, call.chunk_v)),
+        in_parts(parts) {}
   bool operator==(const CallMemoryShape&) const = default;
 };
 
 // A head whose blocks are packed for all of its panels.
 struct SharedHead {
-  PanelMemory panels;
-  Parts<KeptBlock> blocks;  // two windows
-  CallMemoryShape known;    // reserved for
+  Parts<KeptBlock> blocks;
+  CallMemoryShape known;  // reserved for
 
-  void reserve(const AttentionCall& call, Index panel_count, Index block_count) {
-    const CallMemoryShape shape(call, panel_count, block_count);
+  void reserve(const AttentionCall& call, Index block_count) {
+    const CallMemoryShape shape(call, 0, block_count);
     if (shape == known) return;
     known = {};  // if memory runs out halfway
-    panels.reserve(call, panel_count);
     blocks.at_least(block_count);
     for (KeptBlock& block : blocks) block.reserve(call);
     known = shape;
   }
-  Index bytes() const { return panels.bytes() + blocks.bytes(); }
+  Index bytes() const { return blocks.bytes(); }
+};
+
+// A head whose keys are cut into parts, which several workers take: its panels, and what they have seen of each
+// part.
+struct PartedHead {
+  PackedQueries queries;
+  Parts<PanelSums> parts;
+  CallMemoryShape known;  // reserved for
+
+  void reserve(const AttentionCall& call, Index panel_count, Index part_count) {
+    const CallMemoryShape shape(call, panel_count, part_count);
+    if (shape == known) return;
+    known = {};  // if memory runs out halfway
+    queries.reserve(call, panel_count);
+    parts.at_least(part_count);
+    for (PanelSums& part : parts) part.reserve(call, panel_count);
+    known = shape;
+  }
+  Index bytes() const { return queries.bytes() + parts.bytes(); }
 };
 
 // Of the workers, and of the slots of chains.
@@ -67,16 +85,17 @@ struct AttentionScratch {
   WorkerScratch<HeadScratch> heads;
   WorkerScratch<TokenHeads> token;
   Parts<SharedHead> shared;
+  Parts<PartedHead> parted;
   CallMemoryShape known;  // that `heads` is reserved for
 
-  void reserve_heads(const AttentionCall& call, Index panels, int workers) {
-    const CallMemoryShape shape(call, panels, workers);
+  void reserve_heads(const AttentionCall& call, Index panels, int workers, bool in_parts = false) {
+    const CallMemoryShape shape(call, panels, workers, in_parts);
     if (shape == known) return;
     known = {};  // if memory runs out halfway
-    heads.reserve(workers, call, panels);
+    heads.reserve(workers, call, panels, in_parts);
     known = shape;
   }
-  Index bytes() const { return heads.bytes() + token.bytes() + shared.bytes(); }
+  Index bytes() const { return heads.bytes() + token.bytes() + shared.bytes() + parted.bytes(); }
 };
 
 }  // namespace detail

@@ -6,8 +6,10 @@
 // the workers nor on the other sequences of a batch. Of a batch, the costliest tasks are begun first.
 //
 // Where workers are so many that groups become small, packing the keys for each of them would cost
-// more than it brings: a block of keys is packed once then, by one task, for all panels of its head. Heads
-// are chains (chains.hpp) that walk windows of blocks: while one window is attended to, the next is packed.
+// more than it brings. Many keys are then cut into the parts that one worker walks one after the other
+// (head_attention.hpp), a task for each; what each has found is joined by a task for each panel. Of few keys
+// each block is packed once, by one task, for all panels of its head. Either way a head is a chain
+// (chains.hpp).
 #pragma once
 
 #include <quoka/attention/attention_scratch.hpp>
@@ -55,9 +57,16 @@ class AttentionTasks {
       s_.reserve_heads(call_, panels_, workers);
     } else {
       tasks_per_head_ = tasks_per_head(panels_, heads(), workers);
-      if (tasks_per_head_ > ceil_div(panels_, tuning::max_panels_per_task)) share(workers);
+      const Index long_parts = long_parts_of_a_head();
+      if (tasks_per_head_ > ceil_div(panels_, tuning::max_panels_per_task)) {
+        if (long_parts > 1)
+          cut(long_parts, workers);
+        else
+          share(workers);
+      }
       panels_per_task_ = ceil_div(panels_, tasks_per_head_);
-      s_.reserve_heads(call_, windows_ > 0 ? 0 : panels_per_task_, workers);
+      s_.reserve_heads(call_, long_parts_ > 0 ? 0 : panels_per_task_, workers,
+                       long_parts > 1 && long_parts_ == 0);
     }
     if (parts_ > 0)
       partials_.reserve(heads(), parts_, call_.rows(), call_.v_dim,
@@ -80,18 +89,29 @@ class AttentionTasks {
   }
 
   // Is it a list of tasks, or chains of its own, which merge by themselves?
-  bool chained(bool alone) const { return windows_ > 0 || (alone && parts_ > 0); }
+  bool chained(bool alone) const { return blocks_ > 0 || long_parts_ > 0 || (alone && parts_ > 0); }
   void run_chains(ExecutorRef executor) {
-    if (windows_ > 0) {
+    if (long_parts_ > 0) {
+      // Each head that is begun has memory for all of its parts: no more of them than workers need.
+      constexpr Index few = 16;
+      const Index of_head = long_parts_ * tasks_per_head_;
+      Chains chains(heads(), std::max(few, ceil_div(4 * Index{executor.workers()}, of_head)));
+      slots_ = chains.slots();
+      s_.parted.at_least(slots_);
+      for (Index slot = 0; slot < slots_; ++slot)
+        s_.parted[slot].reserve(call_, panels_, long_parts_);
+      chains.add_member<&AttentionTasks::pack_panel>(panels_, *this);
+      chains.add_member<&AttentionTasks::attend_long_part>(of_head, *this);
+      chains.add_member<&AttentionTasks::join_long_parts>(panels_, *this);
+      return executor.run_chains(chains);
+    }
+    if (blocks_ > 0) {
       Chains chains(heads(), chains_at_once(executor.workers()));
       slots_ = chains.slots();
       s_.shared.at_least(slots_);
-      for (Index slot = 0; slot < slots_; ++slot)
-        s_.shared[slot].reserve(call_, panels_, 2 * window_blocks_);
-      chains.add_member<&AttentionTasks::pack_first>(window_blocks_, *this);
-      for (Index window = 0; window < windows_; ++window)
-        chains.add_member<&AttentionTasks::attend_window>(packed_beside(window) + tasks_per_head_,
-                                                          *this);
+      for (Index slot = 0; slot < slots_; ++slot) s_.shared[slot].reserve(call_, blocks_);
+      chains.add_member<&AttentionTasks::pack_block>(blocks_, *this);
+      chains.add_member<&AttentionTasks::attend_to_blocks>(tasks_per_head_, *this);
       return executor.run_chains(chains);
     }
     Chains chains(heads() / heads_per_task(), Chains::most_slots);
@@ -111,6 +131,8 @@ class AttentionTasks {
 
  private:
   static constexpr Index width = tuning::panel_rows;
+  // A block of keys is packed in the time that so many panels take to attend to it.
+  static constexpr double packing_in_panels = 1.3;
 
   Index heads() const { return call_.q.batch() * call_.kv_heads; }
   Index heads_per_task() const { return std::max<Index>(step_, 1); }
@@ -123,50 +145,84 @@ class AttentionTasks {
            (call_.mask == nullptr || call_.mask->heads() == 1);
   }
 
-  // Blocks packed once for all panels of a head: windows of blocks, and panels of a task.
+  // Keys of a part: twice as many and again, so that there are few.
+  Index long_part_keys(Index keys) const {
+    Index size = round_up(tuning::long_part_keys, call_.block_keys());
+    while (ceil_div(keys, size) > tuning::most_long_parts) size *= 2;
+    return size;
+  }
+  // Of the head that has most, which may be another one than that with the most keys.
+  Index long_parts_of_a_head() const {
+    Index most = 1;
+    for (Index head = 0; head < (call_.listed() ? heads() : 1); ++head) {
+      const Index keys = all_keys(keys_of(head)).end;
+      most = std::max(most, ceil_div(keys, long_part_keys(keys)));
+    }
+    return most;
+  }
+  // A task for each part of the keys, or several, each of some panels, where it is done sooner so: all parts
+  // are as long, but for the last, which may be so short that it does not count. A panel's share of packing is
+  // more then.
+  void cut(Index parts, int workers) {
+    long_parts_ = parts;
+    const Index keys = most_keys(call_.past_k.len()), size = long_part_keys(keys);
+    const Index long_ones = heads() * std::max<Index>(1, (keys + size / 2) / size);
+    const auto seconds = [&](Index groups) {
+      return static_cast<double>(ceil_div(long_ones * groups, Index{workers})) *
+             (static_cast<double>(ceil_div(panels_, groups)) + packing_in_panels);
+    };
+    tasks_per_head_ = ceil_div(panels_, tuning::max_panels_per_task);
+    for (Index groups = tasks_per_head_; groups <= panels_; ++groups)
+      if (seconds(groups) < seconds(tasks_per_head_)) tasks_per_head_ = groups;
+  }
+  void pack_panel(Index head, int, Index panel, int worker) {
+    const KeySequence keys = keys_of(head);
+    PartedHead& of = s_.parted[head % slots_];
+    HeadAttention(keys, panel, 1, of.queries, of.parts[0], s_.heads[worker]).pack_panels();
+  }
+  void attend_long_part(Index head, int, Index task, int worker) {
+    const KeySequence keys = keys_of(head);
+    const Index part = task / tasks_per_head_, first = task % tasks_per_head_ * panels_per_task_;
+    const Index panels = std::min(panels_per_task_, panels_ - first);
+    if (panels <= 0) return;
+    PartedHead& of = s_.parted[head % slots_];
+    HeadAttention(keys, first, panels, of.queries, of.parts[part], s_.heads[worker])
+        .run_part(part, long_part_keys(all_keys(keys).end));
+  }
+  void join_long_parts(Index head, int, Index panel, int worker) {
+    const KeySequence keys = keys_of(head);
+    PartedHead& of = s_.parted[head % slots_];
+    HeadAttention(keys, panel, 1, of.queries, of.parts[0], s_.heads[worker])
+        .join_parts(of.parts.begin(), long_parts_);
+  }
+
+  // Each block packed once for all panels of a head. Two tasks for each worker, so that uneven ones balance.
   void share(int workers) {
-    Index blocks = 1;
     for (Index head = 0; head < (call_.listed() ? heads() : 1); ++head)
-      blocks = std::max(blocks, blocks_of(keys_of(head)));
-    windows_ = std::min(ceil_div(blocks, tuning::window_blocks), Index{Chains::most_stages - 1});
-    window_blocks_ = ceil_div(blocks, windows_);
-    // One task of a window for each worker, or two where there is but one window, so that uneven ones
-    // balance. The larger they are the less often packed keys are read.
-    const Index wanted = Index{workers} * (windows_ == 1 ? 2 : 1);
+      blocks_ = std::max(blocks_, blocks_of(keys_of(head)));
     const Index panels =
-        std::clamp<Index>(panels_ * heads() / wanted, 1, tuning::max_panels_per_task);
+        std::clamp<Index>(panels_ * heads() / (2 * Index{workers}), 1, tuning::max_panels_per_task);
     tasks_per_head_ = ceil_div(panels_, panels);
   }
   KeyRange all_keys(const KeySequence& keys) const { return keys.in_sight(0, call_.q.len() - 1); }
   Index blocks_of(const KeySequence& keys) const {
     const KeyRange all = all_keys(keys);
-    return ceil_div(all.end - all.begin, call_.block_keys());
+    return std::max<Index>(1, ceil_div(all.end - all.begin, call_.block_keys()));
   }
-  // Blocks of the next window, which are packed beside this one.
-  Index packed_beside(Index window) const { return window + 1 < windows_ ? window_blocks_ : 0; }
-
-  void pack_first(Index head, int, Index block, int worker) { pack(head, block, worker); }
-  void pack(Index head, Index block, int worker) {
+  void pack_block(Index head, int, Index block, int worker) {
     const KeySequence keys = keys_of(head);
     if (block >= blocks_of(keys)) return;
     HeadAttention(keys, 0, 0, s_.heads[worker])
         .pack_block(all_keys(keys).begin + block * call_.block_keys(),
-                    s_.shared[head % slots_].blocks[block % (2 * window_blocks_)]);
+                    s_.shared[head % slots_].blocks[block]);
   }
-  void attend_window(Index head, int stage, Index task, int worker) {
-    const Index window = stage - 1, packed = packed_beside(window);
-    if (task < packed) return pack(head, (window + 1) * window_blocks_ + task, worker);
+  void attend_to_blocks(Index head, int, Index task, int worker) {
     const KeySequence keys = keys_of(head);
-    const Index first = (task - packed) * panels_per_task_;
+    const Index first = task * panels_per_task_;
     const Index panels = std::min(panels_per_task_, panels_ - first);
     if (panels <= 0) return;
-    const Index block = window * window_blocks_;
-    const Index count = std::clamp<Index>(blocks_of(keys) - block, 0, window_blocks_);
-    SharedHead& shared = s_.shared[head % slots_];
-    HeadAttention(keys, first, panels, shared.panels, first, s_.heads[worker])
-        .attend_to(all_keys(keys).begin + block * call_.block_keys(), count,
-                   shared.blocks.begin() + window % 2 * window_blocks_, window == 0,
-                   window + 1 == windows_);
+    HeadAttention(keys, first, panels, s_.heads[worker])
+        .attend_to(all_keys(keys).begin, blocks_of(keys), s_.shared[head % slots_].blocks.begin());
   }
   void attend_part(Index chain, int, Index part, int worker) {
     run_part(chain * parts_ + part, worker);
@@ -207,7 +263,8 @@ class AttentionTasks {
     const KeySequence keys = keys_of(task / tasks_per_head_);
     const Index first = task % tasks_per_head_ * panels_per_task_;
     const Index count = std::min(panels_per_task_, panels_ - first);
-    if (count > 0) HeadAttention(keys, first, count, s_.heads[worker]).run();
+    if (count > 0)
+      HeadAttention(keys, first, count, s_.heads[worker]).run(long_part_keys(all_keys(keys).end));
   }
 
   // All rows of a head, or a token's rows of heads side by side, over a part of their keys.
@@ -259,8 +316,10 @@ class AttentionTasks {
   Partials& partials_;
   Index panels_;  // of a head
   Index tasks_per_head_ = 0, panels_per_task_ = 0;
-  Index windows_ = 0, window_blocks_ = 0, slots_ = 0;  // 0: each task packs for itself
-  Index parts_ = 0;                                    // of a head's keys; 0: they are not cut
+  Index long_parts_ = 0;   // of a head's many keys; 0: not cut
+  Index blocks_ = 0;       // of a head, packed once; 0: each task packs
+  Index slots_ = 0;        // of the chains
+  Index parts_ = 0;        // of a head's keys; 0: they are not cut
   Index step_ = 0;         // heads of a token that a task takes; 0: it is no token
   bool together_ = false;  // in turns
 };

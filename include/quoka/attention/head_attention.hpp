@@ -3,10 +3,12 @@
 // The rows of a KV head are the group x q_len queries that share its keys, ordered query by query
 // so that a panel's rows see nearly the same keys. The keys are one sequence: the kept past in
 // ascending order, then the chunk; it is walked in blocks of the arithmetic's size, counted from its
-// beginning, and each block is packed once for all panels of the task. A row's arithmetic is
-// therefore the same whatever the number of tasks and of threads; in float, and whatever the chunk
-// size as long as a head has enough panels not to be cut over its keys (partial_rows.hpp). In fixed
-// point the values of a block share their scale, later ones of the chunk included.
+// beginning, and each block is packed once for all panels of the task. Many keys are walked in parts, each from
+// an empty softmax on, which join in their order: so several workers may take one each, and find the same.
+// A row's arithmetic is therefore the same whatever the number of tasks and of threads; in float, and
+// whatever the chunk size as long as a head has enough panels not to be cut over its keys
+// (partial_rows.hpp) and parts have the same size. In fixed point the values of a block share their scale,
+// later ones of the chunk included.
 #pragma once
 
 #include <quoka/attention/key_sequence.hpp>
@@ -17,27 +19,39 @@
 #include <algorithm>
 #include <cassert>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
 #include <utility>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Panels of queries as the arithmetic packs them, and what they have seen so far.
-struct PanelMemory {
-  Buffer<std::byte> queries;
-  Buffer<float> out, row_factors;
+// What panels of queries have seen so far: unnormalised outputs, softmax states, and whether they have seen
+// any key at all.
+struct PanelSums {
+  Buffer<float> out;
   Buffer<PacketState> states;
+  Buffer<std::uint8_t> seen;
 
   void reserve(const AttentionCall& call, Index panels) {
-    queries.reserve(panels * call.arithmetic->query_bytes(call.q.dim()));
     out.reserve(panels * padded_channels(call.v_dim) * tuning::panel_rows);
-    row_factors.reserve(panels * tuning::panel_rows);
     states.reserve(panels * tuning::tile_packets);
+    seen.reserve(panels);
   }
-  Index bytes() const {
-    return queries.bytes() + out.bytes() + row_factors.bytes() + states.bytes();
+  Index bytes() const { return out.bytes() + states.bytes() + seen.bytes(); }
+};
+
+// Panels of queries as the arithmetic packs them.
+struct PackedQueries {
+  Buffer<std::byte> panels;
+  Buffer<float> row_factors;
+
+  void reserve(const AttentionCall& call, Index count) {
+    panels.reserve(count * call.arithmetic->query_bytes(call.q.dim()));
+    row_factors.reserve(count * tuning::panel_rows);
   }
+  Index bytes() const { return panels.bytes() + row_factors.bytes(); }
 };
 
 // A block that is packed once for the tasks of several workers.
@@ -59,7 +73,9 @@ struct KeptBlock {
 // Scratch of one worker.
 struct HeadScratch {
   Buffer<std::byte> keys, values;  // as the arithmetic packs them
-  PanelMemory own;
+  PackedQueries queries;
+  PanelSums sums;
+  PanelSums of_part;  // of the keys after the first part, where there are several
   Buffer<float> out_rows;
   PanelScratch panel;
   FloatRows query_rows;
@@ -68,12 +84,14 @@ struct HeadScratch {
   Buffer<float> added;     // [block_keys][panel_rows] to logits
   Buffer<float> mask_row;  // of one query and a block
 
-  void reserve(const AttentionCall& call, Index panels) {
+  void reserve(const AttentionCall& call, Index panels, bool in_parts) {
     constexpr Index width = tuning::panel_rows;
     const PanelArithmetic& arithmetic = *call.arithmetic;
     keys.reserve(arithmetic.key_bytes(call.q.dim()));
     values.reserve(arithmetic.value_bytes(call.v_dim));
-    own.reserve(call, panels);
+    queries.reserve(call, panels);
+    sums.reserve(call, panels);
+    if (in_parts) of_part.reserve(call, panels);
     arithmetic.reserve(panel, call.v_dim, call.biased());
     if (call.biased()) {
       added.reserve(call.block_keys() * width);
@@ -85,10 +103,10 @@ struct HeadScratch {
     mixed.reserve(call);
   }
   Index bytes() const {
-    return keys.bytes() + values.bytes() + own.bytes() + out_rows.bytes() + panel.logits.bytes() +
-           panel.weights.bytes() + panel.lane_out.bytes() + panel.lane_values.bytes() +
-           added.bytes() + mask_row.bytes() + panel.row.bytes() + query_rows.bytes() +
-           mixed.bytes();
+    return keys.bytes() + values.bytes() + queries.bytes() + sums.bytes() + of_part.bytes() +
+           out_rows.bytes() + panel.logits.bytes() + panel.weights.bytes() +
+           panel.lane_out.bytes() + panel.lane_values.bytes() + added.bytes() + mask_row.bytes() +
+           panel.row.bytes() + query_rows.bytes() + mixed.bytes();
   }
 };
 
@@ -98,31 +116,44 @@ class HeadAttention {
 
  public:
   HeadAttention(const KeySequence& keys, Index first_panel, Index panels, HeadScratch& scratch)
-      : HeadAttention(keys, first_panel, panels, scratch.own, 0, scratch) {}
-  // The same, whose panels are those from first_in_memory on of `memory`.
-  HeadAttention(const KeySequence& keys, Index first_panel, Index panels, PanelMemory& memory,
-                Index first_in_memory, HeadScratch& scratch)
-      : call_(keys.call()),
-        arithmetic_(*call_.arithmetic),
-        keys_(keys),
-        first_row_(first_panel * width),
-        panels_(panels),
-        memory_(memory),
-        first_in_memory_(first_in_memory),
-        s_(scratch) {}
+      : HeadAttention(keys, first_panel, panels, scratch.queries, 0, scratch.sums, 0, scratch) {}
+  // The same with memory for all panels of the head.
+  HeadAttention(const KeySequence& keys, Index first_panel, Index panels, PackedQueries& queries,
+                PanelSums& sums, HeadScratch& scratch)
+      : HeadAttention(keys, first_panel, panels, queries, first_panel, sums, first_panel, scratch) {
+  }
 
-  // All keys; writes the call's output.
-  void run() {
-    const Index last_row = std::min(first_row_ + panels_ * width, call_.rows()) - 1;
-    const KeyRange keys = keys_.in_sight(query_of(first_row_), query_of(last_row));
-    accumulate(keys.begin, keys.end, true);
+  // All keys, in parts of part_keys; writes the call's output.
+  void run(Index part_keys) {
+    const KeyRange keys = in_sight();
+    pack_panels();
+    accumulate(keys.begin, keys.end, part_keys, true);
     for (Index p = 0; p < panels_; ++p) finish_panel(p);
   }
 
   // Keys [begin, end) of those in sight, begin at a block; leaves them in `to`.
   void run_part(Index begin, Index end, bool with_sinks, const PartialRows& to) {
-    accumulate(begin, end, with_sinks);
+    pack_panels();
+    accumulate(begin, end, std::numeric_limits<Index>::max(), with_sinks);
     for (Index p = 0; p < panels_; ++p) keep_partial(p, to);
+  }
+
+  void pack_panels() {
+    for (Index p = 0; p < panels_; ++p) pack_panel(p);
+  }
+  // Part `part` of the keys, once panels are packed.
+  void run_part(Index part, Index part_keys) {
+    const KeyRange keys = in_sight();
+    const Index end = std::min(keys.end, (part + 1) * part_keys);
+    accumulate(std::max(keys.begin, part * part_keys), end, std::numeric_limits<Index>::max(),
+               part == 0);
+  }
+  // What was seen of the later parts joins the first one's, which this has; writes the call's output.
+  void join_parts(const PanelSums* parts, Index count) {
+    for (Index p = 0; p < panels_; ++p) {
+      for (Index part = 1; part < count; ++part) join(p, parts[part], first_in_sums_);
+      finish_panel(p);
+    }
   }
 
   // Packs the block of keys that begins at `block`, for all rows of the head.
@@ -141,11 +172,13 @@ class HeadAttention {
     arithmetic_.pack(to.packed);
     to.masks = keys_.masked(block, count);
   }
-  // Attends to `count` packed blocks, the first of which begins at `block`. begins, ends: they are the
-  // first ones, and the last, after which the call's output is written.
-  void attend_to(Index block, Index count, KeptBlock* blocks, bool begins, bool ends) {
-    if (begins)
-      for (Index p = 0; p < panels_; ++p) begin_panel(p, true);
+  // Attends to `count` packed blocks, all there are, of which the first begins at `block`; writes the
+  // call's output.
+  void attend_to(Index block, Index count, const KeptBlock* blocks) {
+    const Index bytes[2] = {arithmetic_.key_bytes(call_.q.dim()),
+                            arithmetic_.value_bytes(call_.v_dim)};
+    pack_panels();
+    for (Index p = 0; p < panels_; ++p) clear_panel(p, true);
     s_.panel.next = {};
     {
       const ArithmeticScope scope(arithmetic_, s_.panel);
@@ -154,8 +187,6 @@ class HeadAttention {
         const std::byte* next[2] = {};
         if (i + 1 < count)
           next[0] = blocks[i + 1].keys.data(), next[1] = blocks[i + 1].values.data();
-        const Index bytes[2] = {arithmetic_.key_bytes(call_.q.dim()),
-                                arithmetic_.value_bytes(call_.v_dim)};
         for (Index p = 0; p < panels_; ++p) {
           for (int of = 0; i + 1 < count && of < 2; ++of)
             for (Index at = p * bytes[of] / panels_; at < (p + 1) * bytes[of] / panels_; at += 64)
@@ -164,7 +195,7 @@ class HeadAttention {
         }
       }
     }
-    for (Index p = 0; ends && p < panels_; ++p) finish_panel(p);
+    for (Index p = 0; p < panels_; ++p) finish_panel(p);
   }
 
  private:
@@ -175,10 +206,30 @@ class HeadAttention {
     packed.count = count, packed.dim = call_.q.dim(), packed.v_dim = call_.v_dim;
   }
 
-  void accumulate(Index block, Index end, bool with_sinks) {
+  HeadAttention(const KeySequence& keys, Index first_panel, Index panels, PackedQueries& queries,
+                Index first_in_queries, PanelSums& sums, Index first_in_sums, HeadScratch& scratch)
+      : call_(keys.call()),
+        arithmetic_(*call_.arithmetic),
+        keys_(keys),
+        first_row_(first_panel * width),
+        panels_(panels),
+        queries_(queries),
+        first_in_queries_(first_in_queries),
+        sums_(&sums),
+        first_in_sums_(first_in_sums),
+        s_(scratch) {}
+
+  KeyRange in_sight() const {
+    const Index last_row = std::min(first_row_ + panels_ * width, call_.rows()) - 1;
+    return keys_.in_sight(query_of(first_row_), query_of(last_row));
+  }
+
+  // Keys [block, end), from block on in parts that begin at multiples of part_keys. The first one has the sinks,
+  // whether it has keys or not.
+  void accumulate(Index block, Index end, Index part_keys, bool with_sinks) {
     assert(0 < panels_ && panels_ <= tuning::max_panels_per_task);
     assert(first_row_ < call_.rows());
-    for (Index p = 0; p < panels_; ++p) begin_panel(p, with_sinks);
+    for (Index p = 0; p < panels_; ++p) clear_panel(p, with_sinks);
     const ArithmeticScope scope(arithmetic_, s_.panel);
     const Index step = call_.block_keys();
     const Index last = arithmetic_.packs_whole_blocks() ? keys_.end_for(call_.q.len() - 1) : end;
@@ -186,7 +237,20 @@ class HeadAttention {
     BlockRows *rows = &s_.rows[0], *next_rows = &s_.rows[1];
     keys_.rows(block, count_at(block), s_.mixed, *rows);
     PackedBlock packed;
-    for (; block < end; block += step, std::swap(rows, next_rows)) {
+    PanelSums& first = *sums_;
+    const Index first_at = first_in_sums_;
+    const auto join_first = [&] {
+      if (sums_ == &first) return;
+      const PanelSums& part = *sums_;
+      sums_ = &first, first_in_sums_ = first_at;
+      for (Index p = 0; p < panels_; ++p) join(p, part, 0);
+    };
+    for (Index part = 0; block < end; block += step, std::swap(rows, next_rows)) {
+      if (block / part_keys != part) {
+        join_first();
+        part = block / part_keys, sums_ = &s_.of_part, first_in_sums_ = 0;
+        for (Index p = 0; p < panels_; ++p) clear_panel(p, false);
+      }
       const Index count = count_at(block), next_count = count_at(block + step);
       describe(*rows, count, packed);
       packed.keys = s_.keys.data(), packed.values = s_.values.data();
@@ -202,6 +266,31 @@ class HeadAttention {
         s_.panel.next.end_panel();
       }
     }
+    join_first();
+  }
+
+  // What panel p has seen of a part of the keys, `part` from `at` on, joins what it has seen of those before.
+  // A part of which it has seen nothing changes no bit.
+  void join(Index p, const PanelSums& part, Index at) {
+    if (part.seen.data()[at + p] == 0) return;
+    constexpr int packets = tuning::tile_packets;
+    const Index size = padded_channels(call_.v_dim) * width;
+    const Panel to = panel(p);
+    const float* const from = part.out.data() + (at + p) * size;
+    simd::Packet own[packets], other[packets];
+    for (int j = 0; j < packets; ++j) {
+      const auto factors = to.state[j].merge(part.states.data()[(at + p) * packets + j]);
+      own[j] = factors.self, other[j] = factors.other;
+    }
+    for (Index i = 0; i < size; i += width) {
+      simd::prefetch(from + i + 4 * width), simd::prefetch(from + i + 5 * width - simd::lanes);
+      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+        float* const x = to.out + i + j * simd::lanes;
+        const simd::Packet added = simd::mul(simd::load(from + i + j * simd::lanes), other[j]);
+        simd::store(x, simd::fma(simd::load(x), own[j], added));
+      });
+    }
+    sums_->seen.data()[first_in_sums_ + p] = 1;
   }
 
   Index query_of(Index row) const { return row / call_.group; }
@@ -209,27 +298,32 @@ class HeadAttention {
   Index panel_row(Index p) const { return first_row_ + p * width; }
   Index panel_count(Index p) const { return std::min<Index>(width, call_.rows() - panel_row(p)); }
   PanelState& state(Index p) const {
-    return *reinterpret_cast<PanelState*>(memory_.states.data() +
-                                          (first_in_memory_ + p) * tuning::tile_packets);
+    return *reinterpret_cast<PanelState*>(sums_->states.data() +
+                                          (first_in_sums_ + p) * tuning::tile_packets);
   }
   Panel panel(Index p) const {
-    const Index at = first_in_memory_ + p;
-    return {.queries = memory_.queries.data() + at * arithmetic_.query_bytes(call_.q.dim()),
-            .row_factors = memory_.row_factors.data() + at * width,
+    const Index at = first_in_queries_ + p;
+    return {.queries = queries_.panels.data() + at * arithmetic_.query_bytes(call_.q.dim()),
+            .row_factors = queries_.row_factors.data() + at * width,
             .state = state(p),
-            .out = memory_.out.data() + at * padded_channels(call_.v_dim) * width,
+            .out = sums_->out.data() + (first_in_sums_ + p) * padded_channels(call_.v_dim) * width,
             .rows = panel_count(p),
             .source = {this, p, [](const void* owner, Index of, const float** rows) {
                          static_cast<const HeadAttention*>(owner)->query_rows(of, rows);
                        }}};
   }
 
-  void begin_panel(Index p, bool with_sinks) {
+  void pack_panel(Index p) {
     const float* rows[width];
-    alignas(64) float sink[width];
     query_rows(p, rows);
     const Panel to = panel(p);
     arithmetic_.pack_queries(rows, to.rows, call_.q.dim(), call_.query_scale, to);
+  }
+  // Nothing was seen.
+  void clear_panel(Index p, bool with_sinks) {
+    alignas(64) float sink[width];
+    const Panel to = panel(p);
+    sums_->seen.data()[first_in_sums_ + p] = 0;
     std::fill_n(to.out, padded_channels(call_.v_dim) * width, 0.0f);
     for (Index i = 0; i < width; ++i)
       sink[i] =
@@ -255,6 +349,7 @@ class HeadAttention {
     const Index last_query = query_of(panel_row(p) + panel_count(p) - 1);
     const Index keys = std::min(packed.count, keys_.end_for(last_query) - block);
     if (keys <= 0 || keys_.begin_for(first_query) >= block + keys) return;
+    sums_->seen.data()[first_in_sums_ + p] = 1;
     const bool masked =
         keys_.end_for(first_query) < block + keys || keys_.begin_for(last_query) > block;
     PanelMask mask;
@@ -355,8 +450,10 @@ class HeadAttention {
   const PanelArithmetic& arithmetic_;
   const KeySequence& keys_;
   Index first_row_, panels_;
-  PanelMemory& memory_;
-  Index first_in_memory_;
+  PackedQueries& queries_;
+  Index first_in_queries_;
+  PanelSums* sums_;
+  Index first_in_sums_;
   HeadScratch& s_;
 };
 

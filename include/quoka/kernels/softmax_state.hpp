@@ -57,10 +57,13 @@ struct SoftmaxState {
   struct Factors {
     P self, other;
   };
-  QUOKA_INLINE Factors merge(SoftmaxState other) {
-    const P top = simd::max(max, other.max);
-    const Factors factors{raise(top), other.raise(top)};
-    sum = simd::add(sum, other.sum);
+  QUOKA_INLINE Factors merge(const SoftmaxState& other) {
+    const P before = max;
+    max = simd::max(max, other.max);
+    const Factors factors{simd::exp2(simd::sub(before, reference())),
+                          simd::exp2(simd::sub(other.max, reference()))};
+    // Spelled out: where it is inlined a compiler may contract a product and a sum, or not.
+    sum = simd::fma(other.sum, factors.other, simd::mul(sum, factors.self));
     return factors;
   }
 
