@@ -242,14 +242,12 @@ def threads(folder):
 def cores(folder):
     """Efficiency of simulated workers, before the work was split for many of them and now."""
     def of(name):
-        return {(r["chunk"], r["kv_len"], r["method"], r["workers"]): r for r in folder.load(name)["results"]}
-    before, now = of("cores_before"), of("cores")
-    return table(["chunk, keys", "method", "64 workers: before", "now", "over dense", "128: before", "now", "over dense"], [
+        return {(r["chunk"], r["kv_len"], r["method"], r["workers"]): r["efficiency"] for r in folder.load(name)["results"]}
+    runs = [of(name) for name in ("cores_before", "cores", "cores_amx")]
+    return table(["chunk, keys", "method"] + [f"{workers} {name}" for workers in (64, 128) for name in ("before", "AVX-512", "AMX")], [
         [f"{chunk}, {kv_len:,}", method] + [
-            cell for workers in (64, 128) for r in (now[chunk, kv_len, method, workers],)
-            for was in (before.get((chunk, kv_len, method, workers)),)
-            for cell in (f"{percent(was['efficiency'], 0)} %" if was else "", f"{percent(r['efficiency'], 0)} %", times(r["over_dense"]))]
-        for chunk, kv_len, method, workers in now if workers == 64 and method != "quoka.robust" and (chunk > 1 or kv_len > 8192)])
+            f"{percent(run[key], 0)} %" if key in run else "" for workers in (64, 128) for key in ((chunk, kv_len, method, workers),) for run in runs]
+        for chunk, kv_len, method, workers in runs[1] if workers == 64 and method != "quoka.robust" and (chunk > 1 or kv_len > 8192)])
 
 
 @named

@@ -110,7 +110,7 @@ class AttentionTasks {
       slots_ = chains.slots();
       s_.shared.at_least(slots_);
       for (Index slot = 0; slot < slots_; ++slot) s_.shared[slot].reserve(call_, blocks_);
-      chains.add_member<&AttentionTasks::pack_block>(blocks_, *this);
+      chains.add_member<&AttentionTasks::pack_half_block>(2 * blocks_, *this);
       chains.add_member<&AttentionTasks::attend_to_blocks>(tasks_per_head_, *this);
       return executor.run_chains(chains);
     }
@@ -145,30 +145,39 @@ class AttentionTasks {
            (call_.mask == nullptr || call_.mask->heads() == 1);
   }
 
-  // Keys of a part: twice as many and again, so that there are few.
-  Index long_part_keys(Index keys) const {
+  // Parts of a head's keys begin at multiples of `size`, wherever the keys in sight do. The first of the `count`
+  // that there are is that of key 0, which has the sinks; the others are those in sight.
+  struct LongParts {
+    Index size, first, count;
+    Index part(Index i) const { return i == 0 ? 0 : first + i; }
+  };
+  LongParts long_parts_of(const KeySequence& keys) const {
+    const KeyRange all = all_keys(keys);
     Index size = round_up(tuning::long_part_keys, call_.block_keys());
-    while (ceil_div(keys, size) > tuning::most_long_parts) size *= 2;
-    return size;
+    while (ceil_div(all.end - all.begin, size) > tuning::most_long_parts) size *= 2;
+    const Index first = std::max<Index>(all.begin / size - 1, 0);
+    return {size, first, std::max<Index>(ceil_div(all.end, size) - first, 1)};
   }
-  // Of the head that has most, which may be another one than that with the most keys.
+  // Of the head that has most.
   Index long_parts_of_a_head() const {
     Index most = 1;
-    for (Index head = 0; head < (call_.listed() ? heads() : 1); ++head) {
-      const Index keys = all_keys(keys_of(head)).end;
-      most = std::max(most, ceil_div(keys, long_part_keys(keys)));
-    }
+    for (Index head = 0; head < (call_.listed() ? heads() : 1); ++head)
+      most = std::max(most, long_parts_of(keys_of(head)).count);
     return most;
   }
-  // A task for each part of the keys, or several, each of some panels, where it is done sooner so: all parts
-  // are as long, but for the last, which may be so short that it does not count. A panel's share of packing is
-  // more then.
+  // A task for each part of the keys, or several, each of some panels, where it is done sooner so. A panel's share
+  // of packing is more then.
   void cut(Index parts, int workers) {
     long_parts_ = parts;
-    const Index keys = most_keys(call_.past_k.len()), size = long_part_keys(keys);
-    const Index long_ones = heads() * std::max<Index>(1, (keys + size / 2) / size);
+    Index whole_parts = 0;  // of all heads, rounded: what is left of the others hardly counts
+    for (Index head = 0; head < heads(); ++head) {
+      const KeySequence keys = keys_of(head);
+      const KeyRange all = all_keys(keys);
+      const Index size = long_parts_of(keys).size;
+      whole_parts += (all.end - all.begin + size / 2) / size;
+    }
     const auto seconds = [&](Index groups) {
-      return static_cast<double>(ceil_div(long_ones * groups, Index{workers})) *
+      return static_cast<double>(ceil_div(whole_parts * groups, Index{workers})) *
              (static_cast<double>(ceil_div(panels_, groups)) + packing_in_panels);
     };
     tasks_per_head_ = ceil_div(panels_, tuning::max_panels_per_task);
@@ -182,12 +191,13 @@ class AttentionTasks {
   }
   void attend_long_part(Index head, int, Index task, int worker) {
     const KeySequence keys = keys_of(head);
-    const Index part = task / tasks_per_head_, first = task % tasks_per_head_ * panels_per_task_;
+    const Index i = task / tasks_per_head_, first = task % tasks_per_head_ * panels_per_task_;
     const Index panels = std::min(panels_per_task_, panels_ - first);
     if (panels <= 0) return;
+    const LongParts parts = long_parts_of(keys);
     PartedHead& of = s_.parted[head % slots_];
-    HeadAttention(keys, first, panels, of.queries, of.parts[part], s_.heads[worker])
-        .run_part(part, long_part_keys(all_keys(keys).end));
+    HeadAttention(keys, first, panels, of.queries, of.parts[i], s_.heads[worker])
+        .run_part(parts.part(i), parts.size);
   }
   void join_long_parts(Index head, int, Index panel, int worker) {
     const KeySequence keys = keys_of(head);
@@ -209,12 +219,16 @@ class AttentionTasks {
     const KeyRange all = all_keys(keys);
     return std::max<Index>(1, ceil_div(all.end - all.begin, call_.block_keys()));
   }
-  void pack_block(Index head, int, Index block, int worker) {
+  void pack_half_block(Index head, int, Index task, int worker) {
     const KeySequence keys = keys_of(head);
+    const Index block = task / 2, begin = all_keys(keys).begin + block * call_.block_keys();
     if (block >= blocks_of(keys)) return;
-    HeadAttention(keys, 0, 0, s_.heads[worker])
-        .pack_block(all_keys(keys).begin + block * call_.block_keys(),
-                    s_.shared[head % slots_].blocks[block]);
+    KeptBlock& to = s_.shared[head % slots_].blocks[block];
+    const HeadAttention of_head(keys, 0, 0, s_.heads[worker]);
+    if (task % 2 == 0)
+      of_head.pack_keys(begin, to);
+    else
+      of_head.pack_values(begin, to);
   }
   void attend_to_blocks(Index head, int, Index task, int worker) {
     const KeySequence keys = keys_of(head);
@@ -264,7 +278,7 @@ class AttentionTasks {
     const Index first = task % tasks_per_head_ * panels_per_task_;
     const Index count = std::min(panels_per_task_, panels_ - first);
     if (count > 0)
-      HeadAttention(keys, first, count, s_.heads[worker]).run(long_part_keys(all_keys(keys).end));
+      HeadAttention(keys, first, count, s_.heads[worker]).run(long_parts_of(keys).size);
   }
 
   // All rows of a head, or a token's rows of heads side by side, over a part of their keys.

@@ -156,21 +156,28 @@ class HeadAttention {
     }
   }
 
-  // Packs the block of keys that begins at `block`, for all rows of the head.
-  void pack_block(Index block, KeptBlock& to) const {
-    const Index count =
-        std::clamp<Index>(keys_.end_for(call_.q.len() - 1) - block, 0, call_.block_keys());
+  // Packs the keys, or the values, of the block that begins at `block`, for all rows of the head.
+  void pack_keys(Index block, KeptBlock& to) const {
+    const Index count = count_of(block);
     const ArithmeticScope scope(arithmetic_, s_.panel);
-    keys_.rows(block, count, to.mixed, to.rows);
-    for (const auto& [rows, bytes] :
-         {std::pair(to.rows.k, to.rows.k_bytes()), std::pair(to.rows.v, to.rows.v_bytes())}) {
-      RowPrefetch all(rows, count, bytes);
-      all.next(all.lines());
-    }
-    describe(to.rows, count, to.packed);
-    to.packed.keys = to.keys.data(), to.packed.values = to.values.data();
-    arithmetic_.pack(to.packed);
+    keys_.k_rows(block, count, to.mixed.k, to.rows);
+    ask_for(to.rows.k, count, to.rows.k_bytes());
+    describe_keys(to.rows, count, to.packed);
+    to.packed.keys = to.keys.data();
+    arithmetic_.pack_keys(to.packed);
     to.masks = keys_.masked(block, count);
+  }
+  void pack_values(Index block, KeptBlock& to) const {
+    const Index count = count_of(block);
+    const ArithmeticScope scope(arithmetic_, s_.panel);
+    keys_.v_rows(block, count, to.mixed.v, to.rows);
+    ask_for(to.rows.v, count, to.rows.v_bytes());
+    PackedBlock packed{};  // another worker may be packing the keys
+    packed.count = count;
+    describe_values(to.rows, packed);
+    packed.values = to.values.data();
+    arithmetic_.pack_values(packed);
+    to.packed.take_values(packed);
   }
   // Attends to `count` packed blocks, all there are, of which the first begins at `block`; writes the
   // call's output.
@@ -199,11 +206,20 @@ class HeadAttention {
   }
 
  private:
-  void describe(const BlockRows& rows, Index count, PackedBlock& packed) const {
-    packed.k = rows.k, packed.v = rows.v;
-    packed.k_format = rows.k_format, packed.v_format = rows.v_format;
-    packed.k_shape = rows.k_shape, packed.v_shape = rows.v_shape;
-    packed.count = count, packed.dim = call_.q.dim(), packed.v_dim = call_.v_dim;
+  Index count_of(Index block) const {
+    return std::clamp<Index>(keys_.end_for(call_.q.len() - 1) - block, 0, call_.block_keys());
+  }
+  static void ask_for(const ConstRow* rows, Index count, Index bytes) {
+    RowPrefetch all(rows, count, bytes);
+    all.next(all.lines());
+  }
+  void describe_keys(const BlockRows& rows, Index count, PackedBlock& packed) const {
+    packed.k = rows.k, packed.k_format = rows.k_format, packed.k_shape = rows.k_shape;
+    packed.count = count, packed.dim = call_.q.dim();
+  }
+  void describe_values(const BlockRows& rows, PackedBlock& packed) const {
+    packed.v = rows.v, packed.v_format = rows.v_format, packed.v_shape = rows.v_shape;
+    packed.v_dim = call_.v_dim;
   }
 
   HeadAttention(const KeySequence& keys, Index first_panel, Index panels, PackedQueries& queries,
@@ -252,7 +268,7 @@ class HeadAttention {
         for (Index p = 0; p < panels_; ++p) clear_panel(p, false);
       }
       const Index count = count_at(block), next_count = count_at(block + step);
-      describe(*rows, count, packed);
+      describe_keys(*rows, count, packed), describe_values(*rows, packed);
       packed.keys = s_.keys.data(), packed.values = s_.values.data();
       arithmetic_.pack(packed);
       keys_.rows(block + step, next_count, s_.mixed, *next_rows);

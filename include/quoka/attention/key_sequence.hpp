@@ -63,11 +63,16 @@ class KeySequence {
 
   // Keys [first, first + count).
   void rows(Index first, Index count, MixedRows& mixed, BlockRows& to) const {
+    k_rows(first, count, mixed.k, to);
+    v_rows(first, count, mixed.v, to);
+  }
+  void k_rows(Index first, Index count, Buffer<float>& mixed, BlockRows& to) const {
     const Index of_past = std::clamp<Index>(past_count_ - first, 0, count);
-    to.k_format =
-        find(call_.past_k, call_.chunk_k, first, of_past, count, mixed.k, to.k, to.k_shape);
-    to.v_format =
-        find(call_.past_v, call_.chunk_v, first, of_past, count, mixed.v, to.v, to.v_shape);
+    to.k_format = find(call_.past_k, call_.chunk_k, first, of_past, count, mixed, to.k, to.k_shape);
+  }
+  void v_rows(Index first, Index count, Buffer<float>& mixed, BlockRows& to) const {
+    const Index of_past = std::clamp<Index>(past_count_ - first, 0, count);
+    to.v_format = find(call_.past_v, call_.chunk_v, first, of_past, count, mixed, to.v, to.v_shape);
   }
   // One past the last key that query i sees.
   Index end_for(Index query) const {

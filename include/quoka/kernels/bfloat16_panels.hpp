@@ -85,14 +85,17 @@ class Bfloat16Panels final : public PanelArithmetic {
   void enter(PanelScratch& s) const override { Unit::enter(s.session); }
   void leave(PanelScratch& s) const override { Unit::leave(s.session); }
 
-  void pack(PackedBlock& block) const override {
-    const Bfloat16Parts k = key_parts(block), v = value_parts(block);
+  void pack_keys(PackedBlock& block) const override {
+    const Bfloat16Parts k = key_parts(block);
     const Index k_size = (1 + splits_cache) * key_part(block.dim);
-    const Index v_size = (1 + splits_cache) * value_part(block.v_dim);
-    block.apart = reinterpret_cast<float*>(v.high + v_size);
     block.all_keys =
         pack_unit_keys<Unit>(*block.k_format, block.k, block.count, block.k_shape, k,
                              block.key_factors, reinterpret_cast<float*>(k.high + k_size));
+  }
+  void pack_values(PackedBlock& block) const override {
+    const Bfloat16Parts v = value_parts(block);
+    const Index v_size = (1 + splits_cache) * value_part(block.v_dim);
+    block.apart = reinterpret_cast<float*>(v.high + v_size);
     block.all_values =
         pack_unit_values<Unit>(*block.v_format, block.v, block.count, block.v_shape, v, block.apart,
                                block.apart + padded_channels(block.v_dim));

@@ -49,14 +49,16 @@ class FixedPanels final : public PanelArithmetic {
   }
   bool packs_whole_blocks() const override { return true; }
 
-  void pack(PackedBlock& block) const override {
-    Pair *const keys = static_cast<Pair*>(block.keys), *const values =
-                                                           static_cast<Pair*>(block.values);
-    block.units = reinterpret_cast<float*>(values + value_rows * value_stride(block.v_dim));
-    block.apart = block.units + value_stride(block.v_dim);
+  void pack_keys(PackedBlock& block) const override {
+    Pair* const keys = static_cast<Pair*>(block.keys);
     block.all_keys =
         pack_fixed_keys(*block.k_format, block.k, block.count, block.k_shape, keys,
                         block.key_factors, reinterpret_cast<float*>(keys + tile_pairs(block.dim)));
+  }
+  void pack_values(PackedBlock& block) const override {
+    Pair* const values = static_cast<Pair*>(block.values);
+    block.units = reinterpret_cast<float*>(values + value_rows * value_stride(block.v_dim));
+    block.apart = block.units + value_stride(block.v_dim);
     block.all_values =
         pack_fixed_values(*block.v_format, block.v, block.count, block.v_shape, values, block.units,
                           block.apart, block.apart + value_stride(block.v_dim));

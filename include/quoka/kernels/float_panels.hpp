@@ -27,9 +27,11 @@ class FloatPanels final : public PanelArithmetic {
   }
   bool packs_whole_blocks() const override { return false; }
 
-  void pack(PackedBlock& block) const override {
-    pack_keys(*block.k_format, block.k, block.count, block.k_shape,
-              static_cast<float*>(block.keys));
+  void pack_keys(PackedBlock& block) const override {
+    detail::pack_keys(*block.k_format, block.k, block.count, block.k_shape,
+                      static_cast<float*>(block.keys));
+  }
+  void pack_values(PackedBlock& block) const override {
     block.finite_values = block.v_format->pack_values(block.v, block.count, block.v_shape,
                                                       static_cast<float*>(block.values));
   }

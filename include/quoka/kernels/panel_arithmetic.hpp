@@ -1,7 +1,7 @@
 // In what arithmetic a block of keys meets a panel of queries: float, bfloat16, 16-bit fixed point.
 //
 //   enter, leave   around all that follows of one task
-//   pack           one block of keys and values, once for all panels of a task
+//   pack           one block of keys and values, once for all panels of a task; or each by itself
 //   pack_queries   one panel of queries, once for all blocks
 //   attend         logits, softmax and values of one block and one panel
 //
@@ -35,6 +35,13 @@ struct PackedBlock {
   alignas(64) float key_factors[round_up(tuning::most_block_keys, tuning::tile_rows* simd::lanes)];
   float *units, *apart;
   bool all_keys, all_values;
+
+  // What packing values has written elsewhere.
+  void take_values(const PackedBlock& from) {
+    v = from.v, v_format = from.v_format, v_shape = from.v_shape, v_dim = from.v_dim;
+    values = from.values, finite_values = from.finite_values;
+    units = from.units, apart = from.apart, all_values = from.all_values;
+  }
 };
 
 // Queries of a panel, found again where packed ones do not serve: fills the panel's rows.
@@ -116,7 +123,10 @@ class PanelArithmetic {
 
   virtual void enter(PanelScratch&) const {}
   virtual void leave(PanelScratch&) const {}
-  virtual void pack(PackedBlock& block) const = 0;
+  void pack(PackedBlock& block) const { pack_keys(block), pack_values(block); }
+  // What they read and write of a block is its own, but for `count`.
+  virtual void pack_keys(PackedBlock& block) const = 0;
+  virtual void pack_values(PackedBlock& block) const = 0;
   // rows[0, count) times `scale` to panel.queries.
   virtual void pack_queries(const float* const* rows, Index count, Index dim, float scale,
                             const Panel& panel) const = 0;
