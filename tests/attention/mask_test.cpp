@@ -2,6 +2,7 @@
 // must hold to the last bit: what a query may not see has no influence on it.
 
 #include <quoka/attention/attention.hpp>
+#include <quoka/runtime/thread_pool.hpp>
 
 #include "support/attention_fixtures.hpp"
 
@@ -622,6 +623,28 @@ TEST(Masked, ThreadsChangeNoBit) {
     for_each_executor([&](ExecutorRef executor) {
       expect_same(attend_masked(in, added, {}, nullptr, executor), serial);
     });
+  }
+}
+
+// A sequence whose chunk is hidden has fewer keys than the next one of the batch: fewer blocks, and fewer parts.
+TEST(Masked, ASequenceWithoutItsChunkBesideOneWithIt) {
+  Random random(26);
+  constexpr int block = tuning::usual_block_keys, q_len = 130;
+  for (const Index kv_len :
+       {Index{4 * block}, Index{4 * 128}, quoka::round_up(tuning::long_part_keys, Index{block}),
+        tuning::long_part_keys, 2 * tuning::long_part_keys}) {
+    const auto in = random_inputs<float>(
+        random, {.batch = 2, .q_heads = 1, .head_dim = 16, .q_len = q_len, .kv_len = kv_len});
+    Added added(2, 1, q_len, kv_len + q_len);
+    added.setZero();
+    for (Index i = 0; i < q_len; ++i)
+      for (Index key = kv_len; key < kv_len + q_len; ++key) added(0, 0, i, key) = -infinity;
+    const auto serial = attend_masked(in, added);
+    expect_close(serial, oracle_masked(in, added), in, 2.0);
+    for (const int workers : {3, 16}) {
+      quoka::ThreadPool pool(workers);
+      expect_same(attend_masked(in, added, {}, nullptr, pool), serial);
+    }
   }
 }
 

@@ -93,9 +93,11 @@ class AttentionTasks {
   void run_chains(ExecutorRef executor) {
     if (long_parts_ > 0) {
       // Each head that is begun has memory for all of its parts: no more of them than workers need.
-      constexpr Index few = 16;
+      constexpr Index few = 16, most_floats = Index{1} << 24;
       const Index of_head = long_parts_ * tasks_per_head_;
-      Chains chains(heads(), std::max(few, ceil_div(4 * Index{executor.workers()}, of_head)));
+      const Index floats = long_parts_ * panels_ * width * padded_channels(call_.v_dim);
+      Chains chains(heads(), std::max(ceil_div(2 * Index{executor.workers()}, of_head),
+                                      std::min(few, most_floats / floats)));
       slots_ = chains.slots();
       s_.parted.at_least(slots_);
       for (Index slot = 0; slot < slots_; ++slot)
@@ -139,6 +141,9 @@ class AttentionTasks {
   KeySequence keys_of(Index head) const {
     return {call_, head / call_.kv_heads, head % call_.kv_heads};
   }
+  // Heads that may have another number of keys than head 0: by lists, or where a mask hides all of a sequence's
+  // chunk.
+  Index unlike_heads() const { return call_.listed() || call_.mask != nullptr ? heads() : 1; }
   // One token, whose heads see the same keys: what a mask hides is not among them.
   bool attends_to_a_token() const {
     return call_.q.len() == 1 && call_.group <= tuning::token_rows &&
@@ -161,7 +166,7 @@ class AttentionTasks {
   // Of the head that has most.
   Index long_parts_of_a_head() const {
     Index most = 1;
-    for (Index head = 0; head < (call_.listed() ? heads() : 1); ++head)
+    for (Index head = 0; head < unlike_heads(); ++head)
       most = std::max(most, long_parts_of(keys_of(head)).count);
     return most;
   }
@@ -208,7 +213,7 @@ class AttentionTasks {
 
   // Each block packed once for all panels of a head. Two tasks for each worker, so that uneven ones balance.
   void share(int workers) {
-    for (Index head = 0; head < (call_.listed() ? heads() : 1); ++head)
+    for (Index head = 0; head < unlike_heads(); ++head)
       blocks_ = std::max(blocks_, blocks_of(keys_of(head)));
     const Index panels =
         std::clamp<Index>(panels_ * heads() / (2 * Index{workers}), 1, tuning::max_panels_per_task);
