@@ -39,7 +39,7 @@ class Stored {
   enum class Kind { single, half, bfloat16, bytes, bits };
 
   Stored(const Added& x, Kind kind, Index padding = 3) : kind_(kind) {
-    for (std::size_t axis = 0; axis < 4; ++axis) sizes_[axis] = x.dimension(static_cast<int>(axis));
+    for (std::size_t axis = 0; axis < 4; ++axis) sizes_[axis] = x.dimension(axis);
     const Index keys = sizes_[3], width = kind == Kind::single                           ? 4
                                           : kind == Kind::half || kind == Kind::bfloat16 ? 2
                                                                                          : 1;
