@@ -15,7 +15,8 @@
 //
 // Each KV head's keys and values are read once per 16 panels of query rows. Scratch per worker: one
 // packed block of keys and values, and the queries and accumulators of a task, 0.9 MiB at head_dim
-// 128; one token needs 0.3 MiB in all with 32/8 heads of 128.
+// 128; one token needs 0.3 MiB in all with 32/8 heads of 128. With more workers than KV heads besides, for
+// each head begun: 2 MiB of packed keys, or its output for each of up to 20 parts.
 #pragma once
 
 #include <quoka/attention/attention_options.hpp>

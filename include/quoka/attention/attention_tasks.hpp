@@ -290,7 +290,7 @@ class AttentionTasks {
   void run_part(Index task, int worker) {
     const Index head = task / parts_ * heads_per_task(), part = task % parts_;
     const KeySequence keys = keys_of(head);
-    const KeyRange all = keys.in_sight(0, call_.q.len() - 1);
+    const KeyRange all = all_keys(keys);
     const Index size = size_of_parts(most_keys(keys.past_count()));  // of this head alone
     const Index begin = std::min(all.begin + part * size, all.end);
     const Index end = part + 1 == parts_ ? all.end : std::min(begin + size, all.end);
