@@ -20,8 +20,11 @@ endif()
 
 # ---- the programs of examples/ --------------------------------------------------------------------------
 
+file(GLOB sources CONFIGURE_DEPENDS programs/*_test.cpp)
+list(FILTER sources EXCLUDE REGEX "safetensors_test")  # a leg of .ci/run takes it and wants no selectors by name
 if(TARGET quoka_methods)
-  add_test_folder(programs outside LIBRARIES quoka_methods)
+  add_test_program(programs_tests outside ${sources} LIBRARIES quoka_methods)
+  add_test_program(files_tests outside programs/safetensors_test.cpp LIBRARIES quoka_support)
 endif()
 if(TARGET programs_tests)
   target_compile_definitions(programs_tests PRIVATE QUOKA_PROGRAMS_DATA="${CMAKE_CURRENT_SOURCE_DIR}/programs/data")

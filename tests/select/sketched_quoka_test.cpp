@@ -1,0 +1,208 @@
+// QuokaOptions::sketch in the softmax domain: what selections by 8-bit codes lose of the mass that float's hold, on
+// random keys and on a real model's; when codes are used, and what they follow (caches, rows of codes, other branches).
+
+#include <quoka/packing/byte_formats.hpp>
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/select/quoka.hpp>
+#include <quoka/select/sketch/sketched_mass.hpp>
+
+#include "support/capture.hpp"
+#include "support/selector_fixtures.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::KeySketch;
+using quoka::QuokaScorer;
+using quoka::QuokaSelector;
+using quoka::SelectorInput;
+using quoka::Sketch;
+namespace detail = quoka::detail;
+
+QuokaOptions robust(Index group, Sketch sketch, Index budget) {
+  QuokaOptions options = QuokaOptions::robust(group, budget);
+  options.sketch = sketch;
+  return options;
+}
+
+// Mass of the selection by the sketch, less that in float, by float's own scores; the largest loss of a
+// head.
+double mass_lost(const Rows& q, const Rows& k, QuokaOptions options, float scale) {
+  const SelectorInput input{.q = q, .k = k, .capacity = k.len(), .scale = scale};
+  options.sketch = Sketch::off;
+  const QuokaScorer scorer(options);
+  QuokaScorer::State state;
+  Tensor3<float> scores(k.batch(), k.heads(), k.len());
+  scorer.score(input, state, scores, SerialExecutor{});
+  Selection in_float, by_sketch;
+  QuokaSelector::State a, b;
+  QuokaSelector(options).select(input, a, in_float, SerialExecutor{});
+  options.sketch = Sketch::on;
+  const QuokaSelector sketched(options);
+  sketched.appended(input, b, SerialExecutor{});
+  sketched.select(input, b, by_sketch, SerialExecutor{});
+  EXPECT_TRUE(std::isfinite(b.scorer.sketched_mass.errors.data()[0])) << "no codes were used";
+  double most = 0.0;
+  for (Index head = 0; head < k.heads(); ++head) {
+    double lost = 0.0;
+    for (const Position t : in_float.positions(0, head))
+      lost += static_cast<double>(scores(0, head, t));
+    for (const Position t : by_sketch.positions(0, head))
+      lost -= static_cast<double>(scores(0, head, t));
+    most = std::max(most, lost);
+  }
+  return most;
+}
+
+TEST(SketchedQuoka, LosesLittleOfTheMassOfRealLayers) {
+  double most = 0.0;
+  const auto test = [&](const std::filesystem::path& path) {
+    const quoka_examples::SafetensorsFile file(path.string());
+    for (const auto& layer : quoka_examples::load_layers(file)) {
+      const TensorView<const float> q = layer.q, k = layer.k;
+      for (const Index begin : {Index{512}, Index{1280}, q.len() - 128})
+        for (const Index budget : {begin / 32, begin / 8}) {
+          const QuokaOptions options = robust(q.heads() / k.heads(), Sketch::on, budget);
+          const float scale = 1.0f / std::sqrt(static_cast<float>(q.dim()));
+          const double lost = mass_lost(q.slice(begin, 128), k.slice(0, begin), options, scale);
+          EXPECT_LE(lost, 0.002) << layer.name << ", " << budget << " of " << begin;
+          most = std::max(most, lost);
+        }
+    }
+  };
+  test(std::filesystem::path(QUOKA_EXAMPLES_DATA) / "tinyllama_passkey_2046_layer11.safetensors");
+  if (std::filesystem::is_directory(QUOKA_SHARED_DATA))
+    for (const auto& entry : std::filesystem::directory_iterator(QUOKA_SHARED_DATA))
+      if (entry.path().extension() == ".safetensors") test(entry.path());
+  RecordProperty("most_mass_lost", std::to_string(most));
+}
+
+TEST(SketchedQuoka, LosesLittleWithEverySwitch) {
+  Random random(721);
+  const auto q = random.tensor<float>(1, 6, 37, 24), k = random.tensor<float>(1, 2, 401, 24);
+  for (QuokaOptions options : every_switch()) {
+    if (options.domain != quoka::Domain::softmax) continue;
+    options.budget = 63;
+    EXPECT_LE(mass_lost(q, k, options, 0.4f), 0.002) << name_of(options);
+  }
+}
+
+TEST(SketchedQuoka, OneTokenSelects) {
+  Random random(722);
+  const auto q = random.tensor<float>(1, 6, 1, 24), k = random.tensor<float>(1, 2, 401, 24);
+  EXPECT_LE(mass_lost(q, k, robust(3, Sketch::on, 40), 0.4f), 0.002);
+}
+
+TEST(SketchedQuoka, RobustUsesItWhereItIsFast) {
+  Random random(723);
+  const auto q = random.tensor<float>(1, 4, 37, 24), k = random.tensor<float>(1, 2, 401, 24);
+  const SelectorInput input{q, k};
+  for (const Sketch sketch : {Sketch::automatic, Sketch::on, Sketch::off}) {
+    const QuokaSelector selector(robust(2, sketch, 40));
+    QuokaSelector::State state;
+    Selection keep;
+    selector.appended(input, state, SerialExecutor{});
+    selector.select(input, state, keep, SerialExecutor{});
+    const bool used =
+        sketch == Sketch::on || (sketch == Sketch::automatic && detail::sketched_mass_is_fast());
+    EXPECT_EQ(state.scorer.sketch.keys.len(), used ? 401 : 0);
+    EXPECT_EQ(state.scorer.sketched_mass.bytes() > 0, used);
+    EXPECT_EQ(state.scorer.softmax.bytes() > 0, !used);
+  }
+}
+
+// Keys that the state was not told of: float, and the same Selection as without a sketch.
+TEST(SketchedQuoka, ScoresInFloatWhereKeysWereNotTold) {
+  Random random(724);
+  const auto q = random.tensor<float>(1, 4, 37, 24), k = random.tensor<float>(1, 2, 401, 24);
+  const TensorView<const float> keys(k);
+  QuokaSelector::State told, not_told;
+  Selection a, b;
+  const QuokaSelector selector(robust(2, Sketch::on, 40));
+  selector.appended(SelectorInput{{}, keys.slice(0, 300)}, told, SerialExecutor{});
+  selector.select(SelectorInput{q, k}, told, a, SerialExecutor{});
+  QuokaSelector(robust(2, Sketch::off, 40))
+      .select(SelectorInput{q, k}, not_told, b, SerialExecutor{});
+  EXPECT_EQ(a, b);
+  EXPECT_EQ(told.scorer.sketched_mass.bytes(), 0);
+}
+
+TEST(SketchedQuoka, FollowsTheCacheThroughTruncateAndAnotherBranch) {
+  Random random(725);
+  const auto q = random.tensor<float>(1, 4, 16, 24), k = random.tensor<float>(1, 2, 300, 24),
+             other = random.tensor<float>(1, 2, 100, 24), v = random.tensor<float>(1, 2, 300, 8);
+  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 24, .v_dim = 8};
+  quoka::ChunkedPrefill<QuokaSelector> layer(shape, robust(2, Sketch::on, 31)),
+      fresh(shape, robust(2, Sketch::on, 31));
+  const TensorView<const float> keys(k), values(v), branch(other);
+  layer.append(keys, values);
+  layer.select(q);
+  layer.truncate(203);
+  layer.append(branch, values.slice(0, 100));
+  fresh.append(keys.slice(0, 203), values.slice(0, 203));
+  fresh.append(branch, values.slice(0, 100));
+  EXPECT_EQ(layer.select(q), fresh.select(q));
+}
+
+TEST(SketchedQuoka, KeepsASketchOfRowsOfCodes) {
+  Random random(726);
+  const auto q = random.tensor<float>(1, 4, 16, 64), k = random.tensor<float>(1, 2, 300, 64),
+             v = random.tensor<float>(1, 2, 300, 8);
+  quoka::KvCache cache(1, 2, 64, 8, quoka::q8_0_format(), quoka::format_of<float>());
+  cache.append(quoka::view_of(k), quoka::view_of(v));
+  EXPECT_LE(mass_lost(q, cache.k(), robust(2, Sketch::on, 31), 0.2f), 0.002);
+}
+
+// A sketch of the engine's cache: used, also where it was not told of all keys; a key that changed behind
+// its back is found if it is looked up.
+TEST(SketchedQuoka, UsesTheSketchOfACache) {
+  Random random(727);
+  const auto q = random.tensor<float>(1, 4, 16, 24);
+  auto k = random.tensor<float>(1, 2, 300, 24);
+  KeySketch sketch;
+  sketch.update(Rows(k), 0, 300, SerialExecutor{});
+  const QuokaSelector selector(robust(2, Sketch::on, 31)), exact(robust(2, Sketch::off, 31));
+  const SelectorInput input{.q = q, .k = k, .sketch = &sketch};
+  QuokaSelector::State state, own, plain;
+  Selection a, b;
+  selector.select(input, state, a, SerialExecutor{});
+  EXPECT_EQ(state.scorer.sketch.keys.len(), 0);
+  selector.appended(SelectorInput{q, k}, own, SerialExecutor{});
+  selector.select(SelectorInput{q, k}, own, b, SerialExecutor{});
+  EXPECT_EQ(a, b);
+
+  KeySketch of_some;
+  of_some.update(Rows(k), 0, 250, SerialExecutor{});
+  of_some.update(Rows(k), 260, 40, SerialExecutor{});
+  QuokaSelector::State other;
+  selector.select(SelectorInput{.q = q, .k = k, .sketch = &of_some}, other, a, SerialExecutor{});
+  exact.select(SelectorInput{q, k}, plain, b, SerialExecutor{});
+  EXPECT_EQ(a, b) << "a head with keys that codes do not know is done in float";
+
+  for (Index c = 0; c < 24; ++c) k(0, 1, 299, c) += 1.0f;
+  expect_refused([&] { selector.select(input, state, a, SerialExecutor{}); },
+                 {"key at position", 299, "sketched", 300});
+}
+
+TEST(SketchedQuoka, ADecodeLoopDoesNotGrow) {
+  Random random(728);
+  const auto q = random.tensor<float>(1, 4, 1, 24), k = random.tensor<float>(1, 2, 300, 24);
+  const TensorView<const float> keys(k);
+  const QuokaSelector selector(robust(2, Sketch::on, 31));
+  QuokaSelector::State state;
+  Selection keep;
+  Index bytes = 0;
+  for (Index len = 200; len <= 300; ++len) {
+    const SelectorInput input{.q = q, .k = keys.slice(0, len), .capacity = 300};
+    selector.appended(input, state, SerialExecutor{});
+    selector.select(input, state, keep, SerialExecutor{});
+    if (len == 200) bytes = state.bytes();
+    EXPECT_EQ(state.bytes(), bytes);
+  }
+}
+
+}  // namespace
