@@ -2,13 +2,15 @@
 //
 //   peaks      products held in registers, no memory: float FMA, vdpbf16ps, 16-bit integers, tiles
 //   kernels    a causal chunk over cached keys, every unit that is compiled, whether it pays or not:
-//              time against float (interleaved, medians of ratios), share of its peak, error
+//              time against float (interleaved, medians of ratios), the same where the past is packed
+//              once (packed_past.hpp), share of its peak, error
 //   counts     the tile instructions of one chunk, by the emulation: what a machine with AMX would run
 //
 // Time is that of one thread. Errors are of sampled rows against sums in double, relative to the
 // largest output.
 
 #include <quoka/attention/attention_impl.hpp>
+#include <quoka/attention/packed_past.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/kernels/fixed_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>
@@ -188,18 +190,20 @@ TensorView<const T> rows(const std::vector<T>& x, const Flags& flags, Index stri
 }
 
 void attend(const Flags& flags, const Data& data, Index kv_len, const Contender& by,
-            quoka::AttentionWorkspace& workspace, std::vector<float>& out) {
+            quoka::AttentionWorkspace& workspace, std::vector<float>& out,
+            quoka::PackedPast* packed = nullptr) {
   const std::array<Index, 4> sizes{1, flags.q_heads, flags.chunk, flags.head_dim};
   const TensorView<const float> q(data.q.data(), sizes);
   const Index all = kv_len + flags.chunk;
   const auto over = [&](const auto& k, const auto& v) {
-    detail::attend_by(
-        *by.panels,
-        detail::checked_call(
-            q, {rows(k, flags, all, 0, kv_len), rows(v, flags, all, 0, kv_len)},
-            {rows(k, flags, all, kv_len, flags.chunk), rows(v, flags, all, kv_len, flags.chunk)},
-            {TensorView<float>(out.data(), sizes)}, {}),
-        quoka::SerialExecutor{}, workspace);
+    quoka::Past past(rows(k, flags, all, 0, kv_len), rows(v, flags, all, 0, kv_len));
+    past.packed = packed;
+    detail::attend_by(*by.panels,
+                      detail::checked_call(q, past,
+                                           {rows(k, flags, all, kv_len, flags.chunk),
+                                            rows(v, flags, all, kv_len, flags.chunk)},
+                                           {TensorView<float>(out.data(), sizes)}, {}),
+                      quoka::SerialExecutor{}, workspace);
   };
   if (by.bfloat16_cache)
     over(data.short_k, data.short_v);
@@ -253,23 +257,31 @@ double flops(const Flags& flags, Index kv_len) {
 void measure_kernels(const Flags& flags, const std::vector<Peak>& limits, Report& report) {
   const Data data(flags, flags.kv_len);
   const std::vector<Contender> all = contenders();
-  std::vector<std::vector<double>> seconds(all.size()), ratios(all.size());
+  std::vector<std::vector<double>> seconds(all.size()), ratios(all.size()),
+      packed_ratios(all.size());
   std::vector<double> errors(all.size());
   quoka::AttentionWorkspace workspace;
   std::vector<float> out(data.q.size());
+  std::vector<quoka::PackedPast> packed(all.size());
+  const auto time_of = [&](std::size_t i, quoka::PackedPast* past) {
+    const double start = thread_seconds();
+    attend(flags, data, flags.kv_len, all[i], workspace, out, past);
+    return thread_seconds() - start;
+  };
   for (int round = 0; round <= flags.rounds; ++round)  // the first one warms up
     for (std::size_t i = 0; i < all.size(); ++i) {
-      const double start = thread_seconds();
-      attend(flags, data, flags.kv_len, all[i], workspace, out);
-      const double took = thread_seconds() - start;
+      const double took = time_of(i, nullptr), took_packed = time_of(i, &packed[i]);
       if (round == 0) {
         errors[i] = error_of(flags, data, flags.kv_len, all[i].bfloat16_cache, out);
         continue;
       }
       seconds[i].push_back(took);
       ratios[i].push_back(seconds[0].back() / took);
+      packed_ratios[i].push_back(seconds[0].back() / took_packed);
     }
-  Table table("arithmetic\tcache\tinstruction\tspeed against single\tGFLOP/s\tof its peak\terror");
+  Table table(
+      "arithmetic\tcache\tinstruction\tspeed against single\tpast packed\tGFLOP/s\tof its "
+      "peak\terror");
   for (std::size_t i = 0; i < all.size(); ++i) {
     const Contender& x = all[i];
     const double rate = flops(flags, flags.kv_len) / median(seconds[i]) / 1e9;
@@ -278,12 +290,13 @@ void measure_kernels(const Flags& flags, const std::vector<Peak>& limits, Report
     });
     const double share = peak == limits.end() ? 0.0 : rate * x.products / peak->gflops;
     const std::string cache = x.bfloat16_cache ? "bfloat16" : "float";
-    table.row("{}\t{}\t{}\t{:.2f}x\t{:.0f}\t{:.2f}\t{:.1e}", x.arithmetic, cache, x.instruction,
-              median(ratios[i]), rate, share, errors[i]);
+    table.row("{}\t{}\t{}\t{:.2f}x\t{:.2f}x\t{:.0f}\t{:.2f}\t{:.1e}", x.arithmetic, cache,
+              x.instruction, median(ratios[i]), median(packed_ratios[i]), rate, share, errors[i]);
     report["kernels"].push_back({{"arithmetic", x.arithmetic},
                                  {"cache", cache},
                                  {"instruction", x.instruction},
                                  {"speed", median(ratios[i])},
+                                 {"speed_packed", median(packed_ratios[i])},
                                  {"gflops", rate},
                                  {"share_of_peak", share},
                                  {"error", errors[i]}});

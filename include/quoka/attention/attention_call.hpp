@@ -16,6 +16,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
+class PackedBlocks;
+
 struct AttentionCall {
   Rows q;                                // [batch, q_heads, q_len, head_dim]
   Rows past_k, past_v;                   // [batch, kv_heads, kv_len, head_dim | v_dim]
@@ -24,6 +26,8 @@ struct AttentionCall {
   TensorView<float, 3> lse;              // [batch, q_heads, q_len], or empty
   const Selection* keep;                 // of the past; null: all
   const Mask* mask;                      // null: none
+  PackedPast* past = nullptr;            // where blocks of the past are packed once; null: nowhere
+  const PackedBlocks* packed = nullptr;  // its blocks, where they serve this call
   const VisiblePast* visible = nullptr;  // what the mask leaves of the past; null without a mask
   Index kv_heads, group, v_dim;
   const PanelArithmetic* arithmetic = nullptr;  // chosen before anything runs
@@ -46,6 +50,10 @@ struct AttentionCall {
   }
   Index past_count(Index b, Index kv_head) const {
     return listed() ? std::ssize(attended(b, kv_head)) : past_k.len();
+  }
+  // One token, whose heads see the same keys: what a mask hides is not among them.
+  bool is_a_token() const {
+    return q.len() == 1 && group <= tuning::token_rows && (mask == nullptr || mask->heads() == 1);
   }
   // Is something added to logits?
   bool biased() const { return mask != nullptr || !alibi_slopes.empty(); }
@@ -189,6 +197,7 @@ inline AttentionCall resolved_call(const Rows& q, const Past& past, const Chunk&
           .lse = output.lse_nat,
           .keep = all ? nullptr : past.keep,
           .mask = mask.absent() ? nullptr : &mask,
+          .past = past.packed,
           .kv_heads = kv_heads,
           .group = q.heads() / kv_heads,
           .v_dim = v_dim,

@@ -131,6 +131,18 @@ QUOKA_FUNC AttentionWorkspace::Parts& AttentionWorkspace::parts() {
   return *parts_;
 }
 
+QUOKA_FUNC PackedPast::PackedPast() = default;
+QUOKA_FUNC PackedPast::~PackedPast() = default;
+QUOKA_FUNC PackedPast::PackedPast(PackedPast&& other) noexcept = default;
+QUOKA_FUNC PackedPast& PackedPast::operator=(PackedPast&& other) noexcept = default;
+QUOKA_FUNC void PackedPast::truncate(Index len) { blocks().truncate(len); }
+QUOKA_FUNC Index PackedPast::len() const { return blocks_ == nullptr ? 0 : blocks_->len(); }
+QUOKA_FUNC Index PackedPast::bytes() const { return blocks_ == nullptr ? 0 : blocks_->bytes(); }
+QUOKA_FUNC detail::PackedBlocks& PackedPast::blocks() {
+  if (blocks_ == nullptr) blocks_ = std::make_unique<detail::PackedBlocks>();
+  return *blocks_;
+}
+
 QUOKA_FUNC void attention(const Rows& q, const Past& past, const Chunk& chunk,
                           const AttentionOutput& output, const AttentionOptions& options,
                           ExecutorRef executor, AttentionWorkspace& workspace) {

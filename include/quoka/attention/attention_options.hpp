@@ -38,16 +38,21 @@ struct AttentionOptions {
                                              // - the key's); empty: none
 };
 
+class PackedPast;
+
 // The cached keys and values before the chunk. Any strides, any formats.
 struct Past {
   Rows k = {};                      // [batch, kv_heads, kv_len, head_dim]
   Rows v = {};                      // [batch, kv_heads, kv_len, v_dim]
   const Selection* keep = nullptr;  // null: all; must outlive the call
-  Index first_position = 0;         // of key 0: a shard of a cache says where it begins
+  PackedPast* packed = nullptr;  // of this cache (packed_past.hpp): packed once; null: in each call
+  Index first_position = 0;      // of key 0: a shard of a cache says where it begins
 
   Past() = default;
   // All of these keys.
   Past(Rows k_in, Rows v_in) : k(k_in), v(v_in) {}
+  // All of these keys, which are packed once.
+  Past(Rows k_in, Rows v_in, PackedPast& packed_in) : k(k_in), v(v_in), packed(&packed_in) {}
   // Those that `keep_in` names.
   Past(Rows k_in, Rows v_in, const Selection& keep_in) : k(k_in), v(v_in), keep(&keep_in) {}
   // A temporary Selection would be gone before the call: give it a name.

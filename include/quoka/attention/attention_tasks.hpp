@@ -13,6 +13,7 @@
 #pragma once
 
 #include <quoka/attention/attention_scratch.hpp>
+#include <quoka/attention/packed_past.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/base/sort.hpp>
 #include <quoka/views/selection.hpp>
@@ -45,7 +46,7 @@ class AttentionTasks {
         s_(scratch),
         partials_(partials),
         panels_(ceil_div(call.rows(), tuning::panel_rows)) {
-    if (attends_to_a_token()) {
+    if (call_.is_a_token()) {
       together_ =
           !call_.listed() && call_.past_k.heads_side_by_side() && call_.past_v.heads_side_by_side();
       parts_ = parts_of_a_head();
@@ -144,12 +145,6 @@ class AttentionTasks {
   // Heads that may have another number of keys than head 0: by lists, or where a mask hides all of a sequence's
   // chunk.
   Index unlike_heads() const { return call_.listed() || call_.mask != nullptr ? heads() : 1; }
-  // One token, whose heads see the same keys: what a mask hides is not among them.
-  bool attends_to_a_token() const {
-    return call_.q.len() == 1 && call_.group <= tuning::token_rows &&
-           (call_.mask == nullptr || call_.mask->heads() == 1);
-  }
-
   // Parts of a head's keys begin at multiples of `size`, wherever the keys in sight do. The first of the `count`
   // that there are is that of key 0, which has the sinks; the others are those in sight.
   struct LongParts {
@@ -265,7 +260,7 @@ class AttentionTasks {
     return most;
   }
   Index size_of_parts(Index keys) const {
-    return attends_to_a_token()
+    return call_.is_a_token()
                ? part_keys(keys, 1, tuning::token_part_keys)
                : part_keys(keys, call_.block_keys(), tuning::part_blocks * call_.block_keys());
   }
@@ -373,6 +368,11 @@ struct AttentionWorkspace::Parts {
         visible[i].find(*call.mask, call.keep, call.q.batch(), call.kv_heads, call.past_k.len(),
                         executor);
         call.visible = &visible[i];
+      }
+      if (call.past != nullptr && call.arithmetic->keeps_packed() && !call.listed() &&
+          !call.is_a_token()) {
+        call.past->blocks().pack(call, executor);
+        call.packed = &call.past->blocks();
       }
       tasks.emplace_back(call, scratch, partials[i], executor.workers(), calls.size() == 1);
     }

@@ -11,7 +11,7 @@
 // later ones of the chunk included.
 #pragma once
 
-#include <quoka/attention/key_sequence.hpp>
+#include <quoka/attention/packed_blocks.hpp>
 #include <quoka/attention/partial_rows.hpp>
 #include <quoka/views/float_rows.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
@@ -81,6 +81,7 @@ struct HeadScratch {
   FloatRows query_rows;
   MixedRows mixed;
   BlockRows rows[2];       // of this block and the next
+  ConstRow packed[2];      // keys and values of the next block, where they are packed already
   Buffer<float> added;     // [block_keys][panel_rows] to logits
   Buffer<float> mask_row;  // of one query and a block
 
@@ -161,20 +162,26 @@ class HeadAttention {
     const Index count = count_of(block);
     const ArithmeticScope scope(arithmetic_, s_.panel);
     keys_.k_rows(block, count, to.mixed.k, to.rows);
-    ask_for(to.rows.k, count, to.rows.k_bytes());
-    describe_keys(to.rows, count, to.packed);
-    to.packed.keys = to.keys.data();
-    arithmetic_.pack_keys(to.packed);
+    to.rows.describe_keys(call_, count, to.packed);
+    if (const PackedBlock* const packed = packed_at(block)) {
+      to.packed.take_keys(*packed);
+    } else {
+      ask_for(to.rows.k, count, to.rows.k_bytes());
+      to.packed.keys = to.keys.data();
+      arithmetic_.pack_keys(to.packed);
+    }
     to.masks = keys_.masked(block, count);
   }
   void pack_values(Index block, KeptBlock& to) const {
     const Index count = count_of(block);
     const ArithmeticScope scope(arithmetic_, s_.panel);
     keys_.v_rows(block, count, to.mixed.v, to.rows);
+    to.rows.describe_values(call_, to.packed);
+    if (const PackedBlock* const packed = packed_at(block)) return to.packed.take_values(*packed);
     ask_for(to.rows.v, count, to.rows.v_bytes());
     PackedBlock packed{};  // another worker may be packing the keys
     packed.count = count;
-    describe_values(to.rows, packed);
+    to.rows.describe_values(call_, packed);
     packed.values = to.values.data();
     arithmetic_.pack_values(packed);
     to.packed.take_values(packed);
@@ -193,7 +200,8 @@ class HeadAttention {
         // The next block is in another worker's cache.
         const std::byte* next[2] = {};
         if (i + 1 < count)
-          next[0] = blocks[i + 1].keys.data(), next[1] = blocks[i + 1].values.data();
+          next[0] = static_cast<const std::byte*>(blocks[i + 1].packed.keys),
+          next[1] = static_cast<const std::byte*>(blocks[i + 1].packed.values);
         for (Index p = 0; p < panels_; ++p) {
           for (int of = 0; i + 1 < count && of < 2; ++of)
             for (Index at = p * bytes[of] / panels_; at < (p + 1) * bytes[of] / panels_; at += 64)
@@ -213,13 +221,22 @@ class HeadAttention {
     RowPrefetch all(rows, count, bytes);
     all.next(all.lines());
   }
-  void describe_keys(const BlockRows& rows, Index count, PackedBlock& packed) const {
-    packed.k = rows.k, packed.k_format = rows.k_format, packed.k_shape = rows.k_shape;
-    packed.count = count, packed.dim = call_.q.dim();
+  // The block of the past that begins there, where it is packed.
+  const PackedBlock* packed_at(Index block) const {
+    return call_.packed != nullptr ? call_.packed->find(keys_.b(), keys_.kv_head(), block)
+                                   : nullptr;
   }
-  void describe_values(const BlockRows& rows, PackedBlock& packed) const {
-    packed.v = rows.v, packed.v_format = rows.v_format, packed.v_shape = rows.v_shape;
-    packed.v_dim = call_.v_dim;
+  // What is asked for while panels meet the block before this one.
+  NextRows asked_next(Index block, Index count, const BlockRows& rows) const {
+    const PackedBlock* const packed = packed_at(block);
+    if (packed == nullptr)
+      return {{rows.k, count, rows.k_bytes()}, {rows.v, count, rows.v_bytes()}, panels_};
+    s_.packed[0] = static_cast<ConstRow>(packed->keys);
+    s_.packed[1] = static_cast<ConstRow>(packed->values);
+    const Index one = count > 0 ? 1 : 0;
+    return {{&s_.packed[0], one, arithmetic_.key_bytes(call_.q.dim())},
+            {&s_.packed[1], one, arithmetic_.value_bytes(call_.v_dim)},
+            panels_};
   }
 
   HeadAttention(const KeySequence& keys, Index first_panel, Index panels, PackedQueries& queries,
@@ -268,13 +285,15 @@ class HeadAttention {
         for (Index p = 0; p < panels_; ++p) clear_panel(p, false);
       }
       const Index count = count_at(block), next_count = count_at(block + step);
-      describe_keys(*rows, count, packed), describe_values(*rows, packed);
-      packed.keys = s_.keys.data(), packed.values = s_.values.data();
-      arithmetic_.pack(packed);
+      rows->describe_keys(call_, count, packed), rows->describe_values(call_, packed);
+      if (const PackedBlock* const known = packed_at(block)) {
+        packed.take_keys(*known), packed.take_values(*known);
+      } else {
+        packed.keys = s_.keys.data(), packed.values = s_.values.data();
+        arithmetic_.pack(packed);
+      }
       keys_.rows(block + step, next_count, s_.mixed, *next_rows);
-      s_.panel.next = {{next_rows->k, next_count, next_rows->k_bytes()},
-                       {next_rows->v, next_count, next_rows->v_bytes()},
-                       panels_};
+      s_.panel.next = asked_next(block + step, next_count, *next_rows);
       const bool masks = keys_.masked(block, count);
       for (Index p = 0; p < panels_; ++p) {
         s_.panel.next.begin_panel();

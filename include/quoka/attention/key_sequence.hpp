@@ -20,6 +20,15 @@ struct BlockRows {
   const Format *k_format, *v_format;
   RowShape k_shape, v_shape;
 
+  // What packing the first `count` of them must know.
+  void describe_keys(const AttentionCall& call, Index count, PackedBlock& packed) const {
+    packed.k = k, packed.k_format = k_format, packed.k_shape = k_shape;
+    packed.count = count, packed.dim = call.q.dim();
+  }
+  void describe_values(const AttentionCall& call, PackedBlock& packed) const {
+    packed.v = v, packed.v_format = v_format, packed.v_shape = v_shape;
+    packed.v_dim = call.v_dim;
+  }
   Index k_bytes() const { return bytes_together(*k_format, k_shape); }
   Index v_bytes() const { return bytes_together(*v_format, v_shape); }
 };

@@ -86,10 +86,6 @@ class KeySketch {
   void require_made_from(const Rows& k, Index b, Index head, detail::FloatRow& reader) const;
   // Is `key` [head_dim] the one that was sketched as this row?
   bool holds(Index b, Index head, Index row, const float* key) const;
-  // Of `len` keys of a cache, one that depends on len: to be looked up.
-  static Index somewhere(Index len) {
-    return static_cast<Index>((static_cast<std::uint64_t>(len) * 0x9e3779b97f4a7c15u) >> 33) % len;
-  }
 
   // The block of 16 keys that begins at 16 * block. Places beyond len() hold zero keys or old ones.
   const std::uint8_t* codes(Index b, Index head, Index block) const {

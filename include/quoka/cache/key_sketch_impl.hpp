@@ -267,7 +267,7 @@ QUOKA_FUNC void KeySketch::require_shape_of(const Rows& k) const {
 QUOKA_FUNC void KeySketch::require_made_from(const Rows& k, Index b, Index head,
                                              detail::FloatRow& reader) const {
   if (len_ == 0) return;
-  for (const Index t : {len_ - 1, somewhere(len_)})
+  for (const Index t : {len_ - 1, detail::somewhere(len_)})
     if (!holds(b, head, t, reader.read(k, b, head, t)))
       detail::fail("the key at position", t,
                    "not the one that the state was told of; a state belongs to one sequence of", "",

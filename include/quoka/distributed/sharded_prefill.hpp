@@ -120,8 +120,7 @@ class ShardedPrefill {
       begin("forward", q.len());
       layer_.cache().grow(map_.local_len(kv_len_ + q.len()));
       choose(q, k, executor);
-      attention_.run(q, Past(cache().k(), cache().v(), own_), {k, v}, out, layer_.options(),
-                     rounds_, executor);
+      attention_.run(q, layer_.past(own_), {k, v}, out, layer_.options(), rounds_, executor);
       append_own(q, k, v, executor);
     });
     rewind.dismiss();
@@ -164,7 +163,7 @@ class ShardedPrefill {
     detail::require_at_least("truncate's len", len, 0);
     detail::require_at_most("truncate's len", len, "the layer's len", kv_len_);
     kv_len_ = len;
-    layer_.cache().truncate(map_.local_len(len));
+    layer_.truncate(map_.local_len(len));
     state_.truncate(map_.local_len(len));
     global_.forget();
   }

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <iterator>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -36,9 +37,13 @@ struct PackedBlock {
   float *units, *apart;
   bool all_keys, all_values;
 
+  // What packing keys has written elsewhere.
+  void take_keys(const PackedBlock& from) {
+    keys = from.keys, all_keys = from.all_keys;
+    std::copy(std::begin(from.key_factors), std::end(from.key_factors), key_factors);
+  }
   // What packing values has written elsewhere.
   void take_values(const PackedBlock& from) {
-    v = from.v, v_format = from.v_format, v_shape = from.v_shape, v_dim = from.v_dim;
     values = from.values, finite_values = from.finite_values;
     units = from.units, apart = from.apart, all_values = from.all_values;
   }
@@ -120,6 +125,8 @@ class PanelArithmetic {
   virtual void reserve(PanelScratch& s, Index v_dim, bool biased) const = 0;
   // Does a block's result depend on how many of its keys are packed? Then every task packs all.
   virtual bool packs_whole_blocks() const = 0;
+  // Is it less work to keep packed blocks than to pack them again?
+  virtual bool keeps_packed() const { return true; }
 
   virtual void enter(PanelScratch&) const {}
   virtual void leave(PanelScratch&) const {}

@@ -87,7 +87,7 @@ class ChunkedPrefill {
   // Back to the first `len` tokens: the next turn, another branch. Throws std::invalid_argument
   // beyond the present length.
   void truncate(Index len) {
-    layer_.cache().truncate(len);
+    layer_.truncate(len);
     state_.truncate(len);
   }
   // Room for `len` tokens without another allocation of the cache.
@@ -99,10 +99,12 @@ class ChunkedPrefill {
   const Selection& selection() const { return selection_; }
   const S& selector() const { return selector_; }  // made from the options
   typename S::State& state() { return state_; }    // the selector's
-  // Memory beyond the cache that the selector keeps per key.
-  Index kept_bytes() const { return kept_bytes_of(state_); }
+  // Memory beyond the cache that is kept per key: by the selector, and of packed keys and values.
+  Index kept_bytes() const { return kept_bytes_of(state_) + layer_.packed_bytes(); }
   // Memory that calls reuse, without kept_bytes().
-  Index scratch_bytes() const { return layer_.scratch_bytes() + state_.bytes() - kept_bytes(); }
+  Index scratch_bytes() const {
+    return layer_.scratch_bytes() + state_.bytes() - kept_bytes_of(state_);
+  }
 
  private:
   void append_checked(const Rows& q, const Rows& k, const Rows& v, ExecutorRef executor) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <quoka/attention/attention.hpp>
+#include <quoka/attention/packed_past.hpp>
 #include <quoka/cache/kv_cache.hpp>
 #include <quoka/prefill/layer_shape.hpp>
 #include <quoka/select/selector.hpp>
@@ -33,6 +34,12 @@ class Layer {
   void attend(const Rows& q, const Selection& keep, const Chunk& chunk, const AttentionOutput& out,
               ExecutorRef executor);
 
+  // The cached keys in `keep`, for attention.
+  Past past(const Selection& keep) {
+    Past all(cache_.k(), cache_.v(), keep);
+    all.packed = shape_.packed ? &packed_ : nullptr;
+    return all;
+  }
   // For a selector: these queries over the cached keys.
   SelectorInput input(const Rows& q, const Rows& chunk_k) const;
 
@@ -41,12 +48,19 @@ class Layer {
   KvCache& cache() { return cache_; }
   const KvCache& cache() const { return cache_; }
   Index scratch_bytes() const { return workspace_.bytes(); }
+  Index packed_bytes() const { return packed_.bytes(); }  // beside the cache
+  // Back to the first `len` keys. Throws as KvCache::truncate.
+  void truncate(Index len) {
+    cache_.truncate(len);
+    packed_.truncate(len);
+  }
 
  private:
   LayerShape shape_;
   AttentionOptions options_;
   std::vector<float> sink_logits_;
   KvCache cache_;
+  PackedPast packed_;
   AttentionWorkspace workspace_;
 };
 

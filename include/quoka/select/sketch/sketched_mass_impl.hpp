@@ -214,7 +214,7 @@ class MassStages : MassShape {
     }
     if (call_.places != nullptr)
       require(task, call_.keys() - 1, worker),
-          require(task, KeySketch::somewhere(call_.keys()), worker);
+          require(task, somewhere(call_.keys()), worker);
     to.count = call_.read_rows(task, to.rows.data(), reader,
                                twice_ ? call_.look.rows : std::span<const Index>{});
     if (twice_ && to.count == 0) {

@@ -1,0 +1,53 @@
+// Keys and values of a past as attention multiplies them, kept from chunk to chunk.
+//
+//   PackedPast packed;                                  // one for each cache, beside it
+//   attention(q, {cache.k(), cache.v(), packed}, ...);  // packs what is not packed yet
+//   packed.truncate(len);                               // as the cache
+//
+// Without one, each call packs all keys in sight anew. The output is the same, bit for bit. It serves calls that attend
+// to all of the past with several tokens, and not in float, where packing is a copy. One token reads rows as they lie;
+// keys that a selection or a mask names are packed as they are named. ChunkedPrefill has one for LayerShape::packed.
+//
+// Memory: whole blocks of keys in the arithmetic's elements, for each key and KV head 2 (head_dim + v_dim) bytes by one
+// or two products of bfloat16 and in fixed point, twice as many by three products, and up to an eighth more. By tiles
+// over 8,192 keys of float, one or two products, chunks of 128 / 32 / 8 tokens are 1.11 to 1.16 / 1.3 / 1.5 times as
+// fast; by three products, or from a cache of bfloat16, 1.02 to 1.08 times.
+#pragma once
+
+#include <quoka/base/index.hpp>
+
+#include <memory>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+namespace detail {
+class PackedBlocks;
+}
+
+class PackedPast {
+ public:
+  // Empty; calls fill it. What was packed is forgotten where a call comes in another arithmetic, with other formats or
+  // of another shape. A call throws std::invalid_argument, with what was packed unchanged, for a past that is shorter
+  // than what was packed, or of which one of two keys of each head that are looked up is another one.
+  PackedPast();
+  ~PackedPast();
+  // Takes the memory over; what was moved from is empty.
+  PackedPast(PackedPast&&) noexcept;
+  // Takes the memory over.
+  PackedPast& operator=(PackedPast&&) noexcept;
+
+  // Back to the first `len` keys; no more than whole blocks of these stay. Throws std::invalid_argument below 0.
+  void truncate(Index len);
+
+  Index len() const;    // keys that are packed
+  Index bytes() const;  // of memory
+
+  detail::PackedBlocks& blocks();  // the library's own
+
+ private:
+  std::unique_ptr<detail::PackedBlocks> blocks_;
+};
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

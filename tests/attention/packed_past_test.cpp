@@ -1,0 +1,266 @@
+// attention/packed_past.hpp: with a PackedPast every call gives the bits that it gives without one, as the cache grows,
+// is cut and goes on elsewhere; what it was not told of is found.
+
+#include <quoka/attention/packed_past.hpp>
+#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/runtime/thread_pool.hpp>
+#include <quoka/select/dense.hpp>
+#include <quoka/views/tensor.hpp>
+
+#include "support/attention_fixtures.hpp"
+
+#include <limits>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::Arithmetic;
+using quoka::PackedPast;
+using quoka::Past;
+
+const Arithmetic arithmetics[] = {Arithmetic::automatic,   Arithmetic::single,
+                                      Arithmetic::bfloat16,    Arithmetic::bfloat16_x2,
+                                      Arithmetic::bfloat16_x3, Arithmetic::fixed16};
+
+// Are blocks kept in what this comes to for a cache and a chunk of T?
+template <class T>
+bool keeps(Arithmetic asked) {
+  const quoka::Format& format = quoka::format_of<T>();
+  return quoka::arithmetic_used(asked, format, format) != Arithmetic::single;
+}
+
+template <class T>
+Output<T> attend_packed(const Inputs<T>& in, PackedPast* packed, const AttentionOptions& options,
+                        ExecutorRef executor = SerialExecutor{}, const Selection* keep = nullptr) {
+  auto output = unwritten<T>(in.q, in.past_v.dimension(3));
+  quoka::AttentionWorkspace workspace;
+  Past past(in.past_k, in.past_v);
+  past.keep = keep, past.packed = packed;
+  quoka::attention(in.q, past, {in.k, in.v}, {output.out, output.lse}, options, executor,
+                   workspace);
+  return output;
+}
+
+template <class T>
+void expect_same_with(const Inputs<T>& in, const AttentionOptions& options, PackedPast& packed,
+                      ExecutorRef executor = SerialExecutor{}, const Selection* keep = nullptr) {
+  const auto plain = attend_packed<T>(in, nullptr, options, executor, keep);
+  for (int times = 0; times < 2; ++times) {  // the second call finds all of it
+    const auto output = attend_packed<T>(in, &packed, options, executor, keep);
+    EXPECT_TRUE(same_bits(output.out, plain.out));
+    EXPECT_TRUE(same_bits(output.lse, plain.lse));
+  }
+}
+
+template <class T>
+Inputs<T> first_keys(const Inputs<T>& in, Index len) {
+  const auto cut = [len](const Tensor4<T>& x) {
+    Tensor4<T> y(x.dimension(0), x.dimension(1), len, x.dimension(3));
+    for (Index b = 0; b < x.dimension(0); ++b)
+      for (Index head = 0; head < x.dimension(1); ++head)
+        for (Index i = 0; i < len; ++i)
+          for (Index c = 0; c < x.dimension(3); ++c) y(b, head, i, c) = x(b, head, i, c);
+    return y;
+  };
+  return {in.q, cut(in.past_k), cut(in.past_v), in.k, in.v};
+}
+
+TEST(PackedPast, ChangesNoBit) {
+  Random random(1);
+  quoka::ThreadPool pool(3);
+  const std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f}, slopes{0.1f, 0.0f, 0.3f, 0.02f};
+  const AttentionOptions cases[] = {{},
+                                    {.softcap = 10.0f, .sink_logits = sinks, .sliding_window = 130},
+                                    {.scale = -0.3f, .causal = false},
+                                    {.alibi_slopes = slopes}};
+  for_each_storage([&]<class T>() {
+    // Heads that are cut into groups of rows, and over their keys; one that is neither.
+    for (const Index q_len : {Index{131}, Index{5}, Index{2}}) {
+      const auto in = random_inputs<T>(random, {.batch = 2,
+                                                .q_heads = 4,
+                                                .kv_heads = 2,
+                                                .head_dim = 40,
+                                                .v_dim = 24,
+                                                .q_len = q_len,
+                                                .kv_len = 700});
+      for (const Arithmetic arithmetic : arithmetics)
+        for (AttentionOptions options : cases) {
+          options.arithmetic = arithmetic;
+          PackedPast packed;
+          expect_same_with<T>(in, options, packed);
+          EXPECT_EQ(packed.len() > 0, keeps<T>(arithmetic)) << arithmetic.name();
+          EXPECT_LE(packed.len(), 700);
+          EXPECT_GT(packed.len(), keeps<T>(arithmetic) ? 700 - 192 : -1);
+          expect_same_with<T>(in, options, packed, pool);
+        }
+    }
+  });
+}
+
+// So many keys that they are walked in parts; so many workers that each part, or each block, is a task's.
+TEST(PackedPast, ChangesNoBitOfManyKeysAndWorkers) {
+  Random random(2);
+  quoka::ThreadPool pool(8);
+  for (const Index len : {Index{1500}, Index{4500}}) {
+    const auto in = random_inputs<float>(
+        random, {.q_heads = 2, .kv_heads = 1, .head_dim = 16, .q_len = 300, .kv_len = len});
+    for (const Arithmetic arithmetic : {Arithmetic::automatic, Arithmetic::fixed16}) {
+      PackedPast packed;
+      expect_same_with<float>(in, {.arithmetic = arithmetic}, packed, pool);
+      EXPECT_EQ(packed.len() > 0, keeps<float>(arithmetic));
+      expect_same_with<float>(in, {.arithmetic = arithmetic}, packed);
+    }
+  }
+}
+
+TEST(PackedPast, WhatAnArithmeticCannotHoldIsStillFound) {
+  Random random(3);
+  auto in = random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 50, .kv_len = 400});
+  in.past_k(0, 1, 7, 3) = std::numeric_limits<float>::infinity();
+  in.past_k(0, 0, 130, 2) = 3e38f;
+  in.past_v(0, 0, 9, 5) = std::nanf("");
+  in.past_v(0, 1, 300, 1) = -3e38f;
+  in.q(0, 2, 4, 0) = 3e38f;
+  for (const Arithmetic arithmetic : arithmetics) {
+    PackedPast packed;
+    expect_same_with<float>(in, {.arithmetic = arithmetic}, packed);
+  }
+}
+
+TEST(PackedPast, AMaskThatListsNothingUsesIt) {
+  Random random(4);
+  const auto in =
+      random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 40, .kv_len = 300});
+  Tensor4<float> bias(1, 1, 40, 340);
+  for (Index i = 0; i < bias.size(); ++i) bias.data()[i] = static_cast<float>(i % 7) * 0.25f;
+  for (Index i = 0; i < 40; ++i) bias(0, 0, i, i * 5) = -std::numeric_limits<float>::infinity();
+  AttentionOptions options{.arithmetic = Arithmetic::fixed16, .causal = false};
+  options.mask = quoka::Mask(quoka::TensorView<const float>(bias));
+  PackedPast packed;
+  expect_same_with<float>(in, options, packed);
+  EXPECT_EQ(packed.len() > 0, keeps<float>(Arithmetic::fixed16));
+}
+
+TEST(PackedPast, FollowsAGrowingCacheAndIsCutWithIt) {
+  Random random(5);
+  const auto in = random_inputs<float>(random,
+                                       {.q_heads = 4, .kv_heads = 2, .q_len = 30, .kv_len = 900}),
+             other = random_inputs<float>(
+                 random, {.q_heads = 4, .kv_heads = 2, .q_len = 30, .kv_len = 900});
+  for (const Arithmetic arithmetic : arithmetics) {
+    const AttentionOptions options{.arithmetic = arithmetic};
+    PackedPast packed;
+    for (const Index len : {1, 100, 101, 350, 600, 900}) {
+      const Index before = packed.len();
+      expect_same_with<float>(first_keys(in, len), options, packed);
+      EXPECT_GE(packed.len(), before);
+    }
+    // Another branch from key 450 on.
+    auto branch = in;
+    for (Index head = 0; head < 2; ++head)
+      for (Index i = 450; i < 900; ++i)
+        for (Index c = 0; c < 16; ++c) {
+          branch.past_k(0, head, i, c) = other.past_k(0, head, i, c);
+          branch.past_v(0, head, i, c) = other.past_v(0, head, i, c);
+        }
+    packed.truncate(450);
+    EXPECT_LE(packed.len(), 450);
+    EXPECT_EQ(packed.len() > 0, keeps<float>(arithmetic));
+    expect_same_with<float>(branch, options, packed);
+    packed.truncate(0);
+    EXPECT_EQ(packed.len(), 0);
+    expect_same_with<float>(other, options, packed);
+  }
+  PackedPast packed;
+  expect_refused([&] { packed.truncate(-1); }, {"truncate's len", -1, 0});
+}
+
+TEST(PackedPast, IsMadeAnewForAnotherArithmeticOrShape) {
+  Random random(6);
+  const Shape shape{.q_heads = 4, .kv_heads = 2, .q_len = 30, .kv_len = 500};
+  Shape wider = shape, fewer = shape, two = shape;
+  wider.v_dim = 24, fewer.kv_heads = 1, two.batch = 2;
+  PackedPast packed;
+  for (const Shape& s : {shape, wider, fewer, two, shape})
+    for (const Arithmetic arithmetic :
+         {Arithmetic::fixed16, Arithmetic::bfloat16_x3, Arithmetic::bfloat16}) {
+      packed.truncate(0);  // of equal shape: another cache, of which it is told
+      expect_same_with<float>(random_inputs<float>(random, s), {.arithmetic = arithmetic}, packed);
+      expect_same_with<Eigen::bfloat16>(random_inputs<Eigen::bfloat16>(random, s),
+                                        {.arithmetic = arithmetic}, packed);
+    }
+}
+
+TEST(PackedPast, StaysEmptyWhereItDoesNotServe) {
+  Random random(7);
+  const auto token =
+      random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 1, .kv_len = 500});
+  const auto in =
+      random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 30, .kv_len = 500});
+  const Selection some = random_selection(random, 1, 2, 500, 300), all = Selection::all(1, 2, 500);
+  for (const Arithmetic arithmetic : arithmetics) {
+    PackedPast packed;
+    expect_same_with<float>(token, {.arithmetic = arithmetic}, packed);
+    expect_same_with<float>(in, {.arithmetic = arithmetic}, packed, SerialExecutor{}, &some);
+    EXPECT_EQ(packed.len(), 0) << arithmetic.name();
+    expect_same_with<float>(in, {.arithmetic = arithmetic}, packed, SerialExecutor{}, &all);
+    EXPECT_EQ(packed.len() > 0, keeps<float>(arithmetic)) << arithmetic.name();
+  }
+}
+
+TEST(PackedPast, FindsACacheThatChangedUnheard) {
+  Random random(8);
+  auto in = random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 30, .kv_len = 500});
+  for (const Arithmetic arithmetic : arithmetics) {
+    if (!keeps<float>(arithmetic)) continue;
+    const AttentionOptions options{.arithmetic = arithmetic};
+    PackedPast packed;
+    expect_same_with<float>(in, options, packed);
+    const Index len = packed.len();
+    expect_refused([&] { attend_packed<float>(first_keys(in, 40), &packed, options); },
+                   {"length that is packed", len, "truncate()", 40});
+    for (auto* const x : {&in.past_k, &in.past_v}) {
+      float& last = (*x)(0, 1, len - 1, 3);
+      const float kept = last;
+      last += 1.0f;
+      expect_refused([&] { attend_packed<float>(in, &packed, options); },
+                     {"position", len - 1, "packed", len});
+      last = kept;
+    }
+    expect_same_with<float>(in, options, packed);  // as it was
+    EXPECT_EQ(packed.len(), len);
+    PackedPast moved = std::move(packed);
+    expect_same_with<float>(in, options, moved);
+    EXPECT_EQ(packed.len(), 0);  // NOLINT: what was moved from is empty, and may be used
+    expect_same_with<float>(in, options, packed);
+  }
+}
+
+TEST(PackedPast, ALayerMayKeepOne) {
+  Random random(9);
+  const auto q = random.tensor<float>(2, 4, 700, 24), k = random.tensor<float>(2, 2, 700, 24),
+             v = random.tensor<float>(2, 2, 700, 16);
+  for (const Arithmetic arithmetic : {Arithmetic::automatic, Arithmetic::fixed16}) {
+    quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 24, .v_dim = 16, .batch = 2};
+    quoka::ChunkedPrefill<quoka::DenseSelector> plain(shape, {}, {.arithmetic = arithmetic});
+    shape.packed = true;
+    quoka::ChunkedPrefill<quoka::DenseSelector> layer(shape, {}, {.arithmetic = arithmetic});
+    Tensor4<float> outs[2] = {Tensor4<float>(2, 4, 700, 16), Tensor4<float>(2, 4, 700, 16)};
+    plain.prefill(q, k, v, outs[0], 90);
+    layer.prefill(q, k, v, outs[1], 90);
+    EXPECT_TRUE(same_bits(outs[0], outs[1]));
+    EXPECT_EQ(plain.kept_bytes(), 0);
+    EXPECT_EQ(layer.kept_bytes() > 0, keeps<float>(arithmetic));
+    // Another branch.
+    const quoka::TensorView<const float> queries(q), keys(k), values(v);
+    for (auto* const x : {&plain, &layer}) {
+      x->truncate(333);
+      x->prefill(queries.slice(100, 300), keys.slice(100, 300), values.slice(100, 300),
+                 quoka::TensorView<float>(outs[x == &plain ? 0 : 1]).slice(0, 300), 90);
+    }
+    EXPECT_TRUE(same_bits(outs[0], outs[1]));
+    EXPECT_EQ(layer.scratch_bytes(), plain.scratch_bytes());
+  }
+}
+
+}  // namespace
