@@ -20,7 +20,7 @@
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/select/quoka.hpp>
-#include <quoka/select/top_k.hpp>
+#include <quoka/select/stages.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -19,8 +19,8 @@ using quoka::PackedPast;
 using quoka::Past;
 
 const Arithmetic arithmetics[] = {Arithmetic::automatic,   Arithmetic::single,
-                                      Arithmetic::bfloat16,    Arithmetic::bfloat16_x2,
-                                      Arithmetic::bfloat16_x3, Arithmetic::fixed16};
+                                  Arithmetic::bfloat16,    Arithmetic::bfloat16_x2,
+                                  Arithmetic::bfloat16_x3, Arithmetic::fixed16};
 
 // Are blocks kept in what this comes to for a cache and a chunk of T?
 template <class T>

@@ -305,14 +305,14 @@ TEST(StateSketch, TheLastKeyAndOneMoreAreLookedAt) {
   KeySketch sketch;
   sketch.append(k, 300, SerialExecutor{});
   EXPECT_NO_THROW(sketch.require_made_from(k));
-  for (const Index at : {Index{299}, KeySketch::somewhere(300)}) {
+  for (const Index at : {Index{299}, quoka::detail::somewhere(300)}) {
     k(0, 1, at, 5) += 1.0f;
     expect_refused([&] { sketch.require_made_from(k); }, {"key at position", at, 300});
     k(0, 1, at, 5) -= 1.0f;
     sketch.truncate(0);
     sketch.append(k, 300, SerialExecutor{});
   }
-  EXPECT_NE(KeySketch::somewhere(300), 299);
+  EXPECT_NE(quoka::detail::somewhere(300), 299);
 }
 
 TEST(StateSketch, IsRefusedWithOtherKeysAndLeftAloneWithMoreKeysThanItWasToldOf) {
@@ -362,7 +362,7 @@ TEST(CacheSketch, AForgottenChangeOfEachKeyThatIsLookedAtIsFoundInTheSoftmaxDoma
   QuokaSelector::State state;
   Selection keep;
   selector.select(input, state, keep, SerialExecutor{});
-  for (const Index at : {Index{299}, KeySketch::somewhere(300), Index{keep.row(0, 1)[0]}}) {
+  for (const Index at : {Index{299}, quoka::detail::somewhere(300), Index{keep.row(0, 1)[0]}}) {
     const Index row = cache.rows().pool_row(at);
     float& x = cache.pool(row / 16, 1, row % 16, 5);
     const float before = x;

@@ -1,7 +1,7 @@
 // top_k() of any scores, with NaN, infinities and ties among them, is the oracle's, by one worker and by three.
 #pragma once
 
-#include <quoka/select/top_k.hpp>
+#include <quoka/select/stages.hpp>
 
 #include "fuzz/bytes.hpp"
 #include "support/fixtures.hpp"

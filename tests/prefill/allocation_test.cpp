@@ -3,6 +3,7 @@
 // counted, operator new's and the library's own.
 
 #include <quoka/packing/byte_formats.hpp>
+#include <quoka/attention/packed_past.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>
@@ -63,9 +64,7 @@ void* __libc_calloc(std::size_t n, std::size_t bytes);
 void* __libc_realloc(void* p, std::size_t bytes);
 void* __libc_memalign(std::size_t alignment, std::size_t bytes);
 
-void* malloc(std::size_t bytes) noexcept {
-  return count(bytes) ? __libc_malloc(bytes) : nullptr;
-}
+void* malloc(std::size_t bytes) noexcept { return count(bytes) ? __libc_malloc(bytes) : nullptr; }
 void* calloc(std::size_t n, std::size_t bytes) noexcept {
   return count(n * bytes) ? __libc_calloc(n, bytes) : nullptr;
 }
@@ -370,8 +369,8 @@ TEST_F(Allocation, AWorkspaceServesAfterMemoryRanOut) {
   quoka::ThreadPool pool(2);
   for (const Index q_len : {130, 37, 1}) {
     SCOPED_TRACE("q_len " + std::to_string(q_len));
-    const auto in = random_inputs<float>(
-        random, {.q_heads = 8, .kv_heads = 2, .q_len = q_len, .kv_len = 901});
+    const auto in =
+        random_inputs<float>(random, {.q_heads = 8, .kv_heads = 2, .q_len = q_len, .kv_len = 901});
     for (const ExecutorRef executor : {ExecutorRef(SerialExecutor{}), ExecutorRef(pool)}) {
       const auto expected = attend(in, {}, nullptr, executor);
       auto output = unwritten<float>(in.q, 16);
@@ -384,6 +383,30 @@ TEST_F(Allocation, AWorkspaceServesAfterMemoryRanOut) {
       EXPECT_TRUE(same_bits(output.out, expected.out));
     }
   }
+}
+
+// Nor does a past that is packed once: what failed halfway is packed by the next call.
+TEST_F(Allocation, APackedPastServesAfterMemoryRanOut) {
+  Random random(9);
+  const auto in =
+      random_inputs<float>(random, {.q_heads = 8, .kv_heads = 2, .q_len = 37, .kv_len = 901});
+  const AttentionOptions options{.arithmetic = quoka::Arithmetic::fixed16};
+  const auto expected = attend(in, options);
+  auto output = unwritten<float>(in.q, 16);
+  quoka::AttentionWorkspace workspace;
+  quoka::PackedPast packed;
+  const auto call = [&](Index past) {
+    quoka::Past of(in.past_k, in.past_v, packed);
+    of.k = of.k.slice(0, past), of.v = of.v.slice(0, past);
+    quoka::attention(in.q, of, {in.k, in.v}, {output.out, output.lse}, options, SerialExecutor{},
+                     workspace);
+  };
+  for (const Index past : {450, 901}) {
+    const long failed = run_out_of_memory([&] { call(past); });
+    EXPECT_GT(failed, 3);
+  }
+  EXPECT_TRUE(same_bits(output.out, expected.out));
+  EXPECT_EQ(allocations_of([&] { call(901); }), 0);
 }
 
 // A chunk that failed is not in the cache; given again, it is attended to as if nothing had been.

@@ -1,6 +1,6 @@
 // Pre-aggregation against the oracle: every group mode and scoring, zero and non-finite queries.
 
-#include <quoka/select/pre_aggregate.hpp>
+#include <quoka/select/stages.hpp>
 
 #include "support/selector_fixtures.hpp"
 

@@ -1,7 +1,7 @@
 // Key scores against the oracle, and the bits they keep however keys are tiled, strided or shared
 // out.
 
-#include <quoka/select/score_keys.hpp>
+#include <quoka/select/stages.hpp>
 #include <quoka/cache/kv_cache.hpp>
 
 #include "support/selector_fixtures.hpp"

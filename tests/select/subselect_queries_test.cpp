@@ -1,6 +1,6 @@
 // Query sub-selection against the oracle, its order on ties, and which query a NaN may disturb.
 
-#include <quoka/select/subselect_queries.hpp>
+#include <quoka/select/stages.hpp>
 
 #include "support/selector_fixtures.hpp"
 

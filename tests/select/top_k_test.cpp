@@ -1,6 +1,6 @@
 // Top-k against the oracle, which gets the very same scores: every position must be equal.
 
-#include <quoka/select/top_k.hpp>
+#include <quoka/select/stages.hpp>
 
 #include "support/fixtures.hpp"
 

@@ -528,7 +528,7 @@ TEST(TwoLevels, NamesTheKeyThatChanged) {
   selector.appended({.q = x.q, .k = x.k}, state, SerialExecutor{});
   Index found = 0;
   for (Index t = 0; t < 500; ++t) {
-    if (t == KeySketch::somewhere(501)) continue;  // looked up in any case, as is the last
+    if (t == quoka::detail::somewhere(501)) continue;  // looked up in any case, as is the last
     const float was = x.k(0, 0, t, 5);
     x.k(0, 0, t, 5) = was + 30.0f;
     try {

@@ -6,7 +6,7 @@
 
 #include <quoka/select/options.hpp>
 #include <quoka/select/quoka.hpp>
-#include <quoka/select/subselect_queries.hpp>
+#include <quoka/select/stages.hpp>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 // Gather: the selected rows, in order, bit for bit.
 
-#include <quoka/select/gather.hpp>
+#include <quoka/select/stages.hpp>
 
 #include "support/fixtures.hpp"
 

@@ -135,7 +135,10 @@ QUOKA_FUNC PackedPast::PackedPast() = default;
 QUOKA_FUNC PackedPast::~PackedPast() = default;
 QUOKA_FUNC PackedPast::PackedPast(PackedPast&& other) noexcept = default;
 QUOKA_FUNC PackedPast& PackedPast::operator=(PackedPast&& other) noexcept = default;
-QUOKA_FUNC void PackedPast::truncate(Index len) { blocks().truncate(len); }
+QUOKA_FUNC void PackedPast::truncate(Index len) {
+  detail::require_at_least("truncate's len", len, 0);
+  if (blocks_ != nullptr) blocks_->truncate(len);  // allocates nothing: layers rewind by it
+}
 QUOKA_FUNC Index PackedPast::len() const { return blocks_ == nullptr ? 0 : blocks_->len(); }
 QUOKA_FUNC Index PackedPast::bytes() const { return blocks_ == nullptr ? 0 : blocks_->bytes(); }
 QUOKA_FUNC detail::PackedBlocks& PackedPast::blocks() {

@@ -18,7 +18,6 @@ class PackedBlocks {
   Index len() const { return len_; }
   Index bytes() const { return heads_.bytes() + k_.bytes() + v_.bytes(); }
   void truncate(Index len) {
-    require_at_least("truncate's len", len, 0);
     if (len < len_) len_ = len / shape_.step * shape_.step;
   }
 

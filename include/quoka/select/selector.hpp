@@ -49,7 +49,6 @@
 
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/runtime/executor.hpp>
-#include <quoka/select/key_shard.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/views/rows.hpp>
 #include <quoka/views/selection.hpp>
@@ -61,6 +60,25 @@
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+
+// What a selector knows of the other shards when its keys are one shard of a longer cache
+// (distributed/sharded_prefill.hpp). Without it the keys of a call are all there are.
+//
+// A shard is some blocks of consecutive keys. Calls with a shard are collective: all shards make the
+// same ones, with the same queries.
+class KeyShard {
+ public:
+  virtual Index kv_len() const = 0;           // keys of all shards
+  virtual Index position(Index i) const = 0;  // of the shard's key i among them; ascending in i
+
+  // Element by element over all shards; collective.
+  virtual void maximum(std::span<float> x) const = 0;
+  // Likewise their sum.
+  virtual void sum(std::span<std::int64_t> x) const = 0;
+
+ protected:
+  ~KeyShard() = default;
+};
 
 // One layer, one chunk.
 struct SelectorInput {

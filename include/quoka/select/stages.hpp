@@ -10,8 +10,147 @@
 // Tensor takes a compiler longer to read than the rest of the library.
 #pragma once
 
-#include <quoka/select/subselect_queries.hpp>
-#include <quoka/select/pre_aggregate.hpp>
-#include <quoka/select/score_keys.hpp>
-#include <quoka/select/top_k.hpp>
-#include <quoka/select/gather.hpp>
+#include <quoka/runtime/executor.hpp>
+#include <quoka/select/steps/pre_aggregate.hpp>
+#include <quoka/select/steps/score.hpp>
+#include <quoka/select/steps/subselect.hpp>
+#include <quoka/select/steps/top_k.hpp>
+#include <quoka/views/selection.hpp>
+#include <quoka/views/tensor.hpp>
+
+#include <algorithm>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// ---- query sub-selection: the formula is in steps/subselect.hpp --------------------------------
+
+// Positions in the chunk of the queries kept: [batch, q_heads, min(n_queries, q_len)], most
+// dissimilar first. Throws std::invalid_argument for n_queries < 1, an empty chunk, or q_heads not
+// a multiple of options.heads_per_set and options.group.
+template <TensorLike Q>
+Tensor<Position, 3> subselect_query_positions(const Q& q, Index n_queries,
+                                              const SubselectOptions& options = {},
+                                              ExecutorRef executor = SerialExecutor{}) {
+  const auto view = view_of(q);  // [batch, q_heads, q_len, head_dim]
+  detail::check_subselect(Rows(view), n_queries, options);
+  Tensor<Position, 3> positions(view.batch(), view.heads(), std::min(n_queries, view.len()));
+  WorkerScratch<detail::SubselectScratch> scratch;
+  detail::subselect_positions(Rows(view), n_queries, options, positions.data(), scratch, executor);
+  return positions;
+}
+
+// The queries kept, as they are: [batch, q_heads, min(n_queries, q_len), head_dim], most dissimilar
+// first. Throws as subselect_query_positions.
+template <TensorLike Q>
+Tensor<storage_t<Q>> subselect_queries(const Q& q, Index n_queries,
+                                       const SubselectOptions& options = {},
+                                       ExecutorRef executor = SerialExecutor{}) {
+  const auto positions = subselect_query_positions(q, n_queries, options, executor);
+  const auto view = view_of(q);
+  const Index n = positions.dimension(2);
+  Tensor<storage_t<Q>> kept(view.batch(), view.heads(), n, view.dim());
+  for (Index b = 0; b < view.batch(); ++b)
+    for (Index head = 0; head < view.heads(); ++head)
+      for (Index m = 0; m < n; ++m)
+        std::copy_n(view.row(b, head, positions(b, head, m)), view.dim(), &kept(b, head, m, 0));
+  return kept;
+}
+
+// ---- pre-aggregation: steps/pre_aggregate.hpp --------------------------------------------------
+
+// kept [batch, q_heads, n, head_dim] to [batch, kv_heads, n, head_dim]; per_head: [batch, kv_heads,
+// group * n, head_dim], row r * n + m being slot m of the group's head r. Throws
+// std::invalid_argument when q_heads is not a multiple of kv_heads.
+template <TensorLike Q>
+Tensor<float> pre_aggregate(const Q& kept, Index kv_heads, GroupMode mode = GroupMode::rank,
+                            Scoring scoring = Scoring::cosine,
+                            ExecutorRef executor = SerialExecutor{}) {
+  const Rows q = view_of(kept);
+  detail::require_multiple("q_heads", q.heads(), "kv_heads", kv_heads);
+  const Index rows = detail::aggregated_rows(q.len(), q.heads() / kv_heads, mode);
+  Tensor<float> q_bar(q.batch(), kv_heads, rows, q.dim());
+  WorkerScratch<detail::FloatRow> scratch;
+  detail::pre_aggregate_rows(q, nullptr, q.len(), kv_heads, mode, scoring, q_bar.data(), scratch,
+                             executor);
+  return q_bar;
+}
+
+// ---- scores: steps/score.hpp -------------------------------------------------------------------
+
+// 1 / |k| of each key, 0 for a zero key: [batch, kv_heads, kv_len] of keys [batch, kv_heads,
+// kv_len, head_dim]. For a caller whose cache is not KvCache: computed once per key and handed to
+// the selector with every chunk, they save it a quarter of the scoring time.
+template <TensorLike K>
+Tensor<float, 3> inverse_norms(const K& keys, ExecutorRef executor = SerialExecutor{}) {
+  const auto k = view_of(keys);
+  Tensor<float, 3> norms(k.batch(), k.heads(), k.len());
+  detail::write_inverse_norms(Rows(k), norms, executor);
+  return norms;
+}
+
+// q_bar [batch, kv_heads, rows, head_dim] (float), keys [batch, kv_heads, kv_len, head_dim],
+// inverse_norms [batch, kv_heads, kv_len] or absent: scores [batch, kv_heads, kv_len]. Throws
+// std::invalid_argument when shapes do not fit together.
+template <TensorLike K>
+Tensor<float, 3> score_keys(const Tensor<float>& q_bar, const K& keys,
+                            const ScoreOptions& options = {},
+                            TensorView<const float, 3> inverse_norms = {},
+                            ExecutorRef executor = SerialExecutor{}) {
+  const auto k = view_of(keys);
+  detail::require_at_least("q_bar's rows", q_bar.dimension(2), 1);
+  detail::require_at_least("head_dim", k.dim(), 1);
+  detail::require_sizes("k", k.sizes(),
+                        {q_bar.dimension(0), q_bar.dimension(1), k.len(), q_bar.dimension(3)});
+  if (!inverse_norms.absent())
+    detail::require_sizes("inverse_norms", inverse_norms.sizes(), {k.batch(), k.heads(), k.len()});
+  Tensor<float, 3> scores(k.batch(), k.heads(), k.len());
+  WorkerScratch<detail::ScoreScratch> scratch;
+  detail::score_all_keys(q_bar.data(), q_bar.dimension(2), Rows(k), inverse_norms, options,
+                         scores.data(), scratch, executor);
+  return scores;
+}
+
+// ---- top-k: steps/top_k.hpp says in which order ------------------------------------------------
+
+// scores [batch, kv_heads, kv_len] to the k best of each head; all where k >= kv_len. Throws
+// std::invalid_argument for a negative k, keep_first or keep_last and for window < 1.
+inline Selection top_k(const Tensor<float, 3>& scores, Index k, const TopKOptions& options = {},
+                       ExecutorRef executor = SerialExecutor{}) {
+  detail::check_top_k(k, options);
+  Selection selection;
+  WorkerScratch<detail::TopKScratch> scratch;
+  scratch.reserve(executor.workers(), scores.dimension(2), options.window);
+  detail::select_top_k(scores.data(), scores.dimension(0), scores.dimension(1), scores.dimension(2),
+                       k, options, selection, scratch, executor);
+  return selection;
+}
+
+// ---- gather, for those who feed another attention kernel: quoka::attention packs selected rows from the cache
+
+// past [batch, kv_heads, kv_len, dim] (keys or values) to [batch, kv_heads, most, dim], positions
+// ascending; `most` is keep.max_count(), and a KV head that keeps fewer ends in rows of zeros. Throws
+// std::invalid_argument when the selection was made for another shape.
+template <TensorLike K>
+Tensor<storage_t<K>> gather(const K& past, const Selection& keep,
+                            ExecutorRef executor = SerialExecutor{}) {
+  using T = storage_t<K>;
+  const auto view = view_of(past);
+  keep.require_shape(view.batch(), view.heads(), view.len());
+  const Index most = keep.max_count();
+  Tensor<T> rows(view.batch(), view.heads(), most, view.dim());
+  executor.run(view.batch() * view.heads(), [&](Index task, int) {
+    const Index b = task / view.heads(), kv_head = task % view.heads();
+    const auto positions = keep.row(b, kv_head);
+    const Index count = keep.count(b, kv_head);
+    T* to = rows.data() + task * most * view.dim();
+    for (Index i = 0; i < count; ++i, to += view.dim())
+      std::copy_n(view.row(b, kv_head, keep.is_all() ? i : positions[static_cast<std::size_t>(i)]),
+                  view.dim(), to);
+    std::fill_n(to, (most - count) * view.dim(), T(0.0f));
+  });
+  return rows;
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
