@@ -147,6 +147,36 @@ TEST(ChunkedPrefillTest, ChunkSizeChangesNoBitWithAWindowAndSinks) {
   EXPECT_TRUE(same_up_to_rounding(run(layer, prompt, 1), whole, noise * 4));
 }
 
+// As a model's layers do: in turns, of different shapes, also moved.
+TEST(ChunkedPrefillTest, LayersMayShareAWorkspace) {
+  Random random(21);
+  const Prompt<float> prompt(random, 301);
+  quoka::AttentionWorkspace workspace;
+  const AttentionOptions window{.sliding_window = 50};
+  Dense<float> alone[] = {Dense<float>(layer_shape), Dense<float>(layer_shape, {}, window)};
+  Dense<float> sharing[] = {Dense<float>(layer_shape), Dense<float>(layer_shape, {}, window)};
+  Tensor4<float> before = output_of(prompt);
+  run(sharing[0], prompt, 0, 40, 40, before);
+  EXPECT_GT(sharing[0].scratch_bytes(), 0);
+  sharing[0].truncate(0);
+  for (auto& layer : sharing) layer.share_workspace(workspace);
+  EXPECT_EQ(sharing[0].scratch_bytes(), 0);
+  Dense<float> moved = std::move(sharing[0]);
+  Tensor4<float> outs[] = {output_of(prompt), output_of(prompt), output_of(prompt),
+                           output_of(prompt)};
+  for (Index begin = 0; begin < 301; begin += 43) {
+    const Index end = std::min<Index>(begin + 43, 301);
+    run(alone[0], prompt, begin, end, 43, outs[0]);
+    run(moved, prompt, begin, end, 43, outs[1]);
+    run(alone[1], prompt, begin, end, 43, outs[2]);
+    run(sharing[1], prompt, begin, end, 43, outs[3]);
+  }
+  EXPECT_TRUE(same_bits(outs[0], outs[1]));
+  EXPECT_TRUE(same_bits(outs[2], outs[3]));
+  EXPECT_EQ(moved.scratch_bytes() + sharing[1].scratch_bytes(), 0);
+  EXPECT_GT(workspace.bytes(), 0);
+}
+
 TEST(ChunkedPrefillTest, DenseDecodeStepsContinueThePrefill) {
   Random random(4);
   const Prompt<Element> prompt(random, 150);

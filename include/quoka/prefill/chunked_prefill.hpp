@@ -93,6 +93,10 @@ class ChunkedPrefill {
   // Room for `len` tokens without another allocation of the cache.
   void reserve(Index len) { layer_.cache().reserve(len); }
 
+  // Attention's scratch memory, some MiB a worker, from now on that of `workspace`, which outlives the layer. For a
+  // model's layers, of which one is called at a time: one workspace in place of one each.
+  void share_workspace(AttentionWorkspace& workspace) { layer_.share_workspace(workspace); }
+
   Index kv_len() const { return cache().len(); }           // tokens in the cache
   const KvCache& cache() const { return layer_.cache(); }  // keys and values so far
   // What the last forward() attended to of its past, or the last select() chose.
@@ -101,7 +105,7 @@ class ChunkedPrefill {
   typename S::State& state() { return state_; }    // the selector's
   // Memory beyond the cache that is kept per key: by the selector, and of packed keys and values.
   Index kept_bytes() const { return kept_bytes_of(state_) + layer_.packed_bytes(); }
-  // Memory that calls reuse, without kept_bytes().
+  // Memory that calls reuse, without kept_bytes() and a workspace that is shared.
   Index scratch_bytes() const {
     return layer_.scratch_bytes() + state_.bytes() - kept_bytes_of(state_);
   }

@@ -47,8 +47,13 @@ class Layer {
   const AttentionOptions& options() const { return options_; }
   KvCache& cache() { return cache_; }
   const KvCache& cache() const { return cache_; }
-  Index scratch_bytes() const { return workspace_.bytes(); }
-  Index packed_bytes() const { return packed_.bytes(); }  // beside the cache
+  // Another's scratch memory from now on, which outlives the layer.
+  void share_workspace(AttentionWorkspace& workspace) {
+    workspace_ = {};
+    shared_workspace_ = &workspace;
+  }
+  Index scratch_bytes() const { return workspace_.bytes(); }  // of its own
+  Index packed_bytes() const { return packed_.bytes(); }      // beside the cache
   // Back to the first `len` keys. Throws as KvCache::truncate.
   void truncate(Index len) {
     cache_.truncate(len);
@@ -62,6 +67,7 @@ class Layer {
   KvCache cache_;
   PackedPast packed_;
   AttentionWorkspace workspace_;
+  AttentionWorkspace* shared_workspace_ = nullptr;  // in its place, if given
 };
 
 // A layer back at `len` tokens, unless all went well.

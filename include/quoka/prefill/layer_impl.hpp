@@ -61,7 +61,8 @@ QUOKA_FUNC void Layer::attend(const Rows& q, const Selection& keep, const Chunk&
     keep.require_shape(shape_.batch, shape_.kv_heads, cache_.len());
   else
     require_equal("the selection's kv_len", keep.kv_len(), "the keys' kv_len", 0);
-  detail::attend(q, past(keep), chunk, out, options_, executor, workspace_);
+  AttentionWorkspace& workspace = shared_workspace_ != nullptr ? *shared_workspace_ : workspace_;
+  detail::attend(q, past(keep), chunk, out, options_, executor, workspace);
 }
 
 QUOKA_FUNC SelectorInput Layer::input(const Rows& q, const Rows& chunk_k) const {
