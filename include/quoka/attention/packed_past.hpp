@@ -25,6 +25,7 @@ namespace detail {
 class PackedBlocks;
 }
 
+// One cache's past, packed. One call at a time.
 class PackedPast {
  public:
   // Empty; calls fill it. What was packed is forgotten where a call comes in another arithmetic, with other formats or
