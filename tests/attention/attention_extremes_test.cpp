@@ -24,23 +24,27 @@ TEST(AttentionExtremes, NaNInAChunkKeyOrValueSpoilsTheRowsThatSeeIt) {
     Random random(80);
     const auto in = random_inputs<T>(
         random, {.batch = 2, .q_heads = 6, .kv_heads = 2, .q_len = 37, .kv_len = 101});
-    const auto clean = attend(in);
     for (const Index j : {0, 1, 10, 11, 36})
-      for (const bool key : {true, false}) {
-        SCOPED_TRACE((key ? "key " : "value ") + std::to_string(j));
-        auto spoilt = in;
-        auto& x = key ? spoilt.k : spoilt.v;
-        for (Index c = 0; c < (key ? 1 : 16); ++c) x(1, 1, j, c) = stored<T>(std::nan(""));
-        auto output = attend(spoilt);
-        // A NaN value leaves the log-sum-exp alone: that is a matter of keys.
-        if (!key) {
-          EXPECT_TRUE(same_bits(output.lse, clean.lse));
-          for (Index i = j; i < 37; ++i)
-            for (Index head = 3; head < 6; ++head) output.lse(1, head, i) = not_a_number;
+      for (const bool key : {true, false})
+        for (const quoka::Arithmetic by :
+             {quoka::Arithmetic::automatic, quoka::Arithmetic::single}) {
+          const AttentionOptions options{.arithmetic = by};
+          const auto clean = attend(in, options);
+          SCOPED_TRACE((key ? "key " : "value ") + std::to_string(j));
+          auto spoilt = in;
+          auto& x = key ? spoilt.k : spoilt.v;
+          for (Index c = 0; c < (key ? 1 : 16); ++c) x(1, 1, j, c) = stored<T>(std::nan(""));
+          auto output = attend(spoilt, options);
+          // A NaN value leaves the log-sum-exp alone: that is a matter of keys.
+          if (!key) {
+            EXPECT_TRUE(same_bits(output.lse, clean.lse));
+            for (Index i = j; i < 37; ++i)
+              for (Index head = 3; head < 6; ++head) output.lse(1, head, i) = not_a_number;
+          }
+          expect_spoilt(output, clean, [&](Index b, Index head, Index i) {
+            return b == 1 && head >= 3 && i >= j;
+          });
         }
-        expect_spoilt(output, clean,
-                      [&](Index b, Index head, Index i) { return b == 1 && head >= 3 && i >= j; });
-      }
   });
 }
 

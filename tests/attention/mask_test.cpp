@@ -491,33 +491,34 @@ TEST(Masked, NaNSpoilsTheRowsThatSeeIt) {
       random, {.batch = 2, .q_heads = 4, .kv_heads = 2, .q_len = 37, .kv_len = 150});
   const std::vector<float> slopes{0.5f, 0.125f, 0.25f, 0.0625f};
   for (const bool causal : {true, false})
-    for (const Index heads : {1, 4}) {
-      const Added added = random_mask(random, 2, heads, 37, 187, 0.5, 0.2);
-      const AttentionOptions options{.causal = causal, .alibi_slopes = slopes};
-      const auto clean = attend_masked(in, added, options);
-      for (const Index t : {0, 111, 112, 149, 150, 170, 186})
-        for (const bool key : {true, false}) {
-          SCOPED_TRACE((key ? "key " : "value ") + std::to_string(t));
-          auto spoilt = in;
-          if (t < 150)
-            spoil(key ? spoilt.past_k : spoilt.past_v, t);
-          else
-            spoil(key ? spoilt.k : spoilt.v, t - 150);
-          auto output = attend_masked(spoilt, added, options);
-          const auto sees = [&](Index b, Index head, Index i) {
-            return added(b, head % heads, i, t) > -infinity && (!causal || t - 150 <= i);
-          };
-          // A NaN value leaves the log-sum-exp alone.
-          for (Index b = 0; b < 2 && !key; ++b)
-            for (Index head = 0; head < 4; ++head)
-              for (Index i = 0; i < 37; ++i)
-                if (sees(b, head, i)) {
-                  EXPECT_EQ(output.lse(b, head, i), clean.lse(b, head, i));
-                  output.lse(b, head, i) = not_a_number;
-                }
-          expect_spoilt(output, clean, sees);
-        }
-    }
+    for (const Index heads : {1, 4})
+      for (const quoka::Arithmetic by : {quoka::Arithmetic::automatic, quoka::Arithmetic::single}) {
+        const Added added = random_mask(random, 2, heads, 37, 187, 0.5, 0.2);
+        const AttentionOptions options{.arithmetic = by, .causal = causal, .alibi_slopes = slopes};
+        const auto clean = attend_masked(in, added, options);
+        for (const Index t : {0, 111, 112, 149, 150, 170, 186})
+          for (const bool key : {true, false}) {
+            SCOPED_TRACE((key ? "key " : "value ") + std::to_string(t));
+            auto spoilt = in;
+            if (t < 150)
+              spoil(key ? spoilt.past_k : spoilt.past_v, t);
+            else
+              spoil(key ? spoilt.k : spoilt.v, t - 150);
+            auto output = attend_masked(spoilt, added, options);
+            const auto sees = [&](Index b, Index head, Index i) {
+              return added(b, head % heads, i, t) > -infinity && (!causal || t - 150 <= i);
+            };
+            // A NaN value leaves the log-sum-exp alone.
+            for (Index b = 0; b < 2 && !key; ++b)
+              for (Index head = 0; head < 4; ++head)
+                for (Index i = 0; i < 37; ++i)
+                  if (sees(b, head, i)) {
+                    EXPECT_EQ(output.lse(b, head, i), clean.lse(b, head, i));
+                    output.lse(b, head, i) = not_a_number;
+                  }
+            expect_spoilt(output, clean, sees);
+          }
+      }
 }
 
 // The same with a NaN that is hidden by causality alone, under biases.

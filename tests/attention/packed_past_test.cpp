@@ -71,7 +71,7 @@ TEST(PackedPast, ChangesNoBit) {
   const std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f}, slopes{0.1f, 0.0f, 0.3f, 0.02f};
   const AttentionOptions cases[] = {{},
                                     {.softcap = 10.0f, .sink_logits = sinks, .sliding_window = 130},
-                                    {.scale = -0.3f, .causal = false},
+                                    {.scale = -0.3f, .sliding_window = 1000, .causal = false},
                                     {.alibi_slopes = slopes}};
   for_each_storage([&]<class T>() {
     // Heads that are cut into groups of rows, and over their keys; one that is neither.
@@ -88,9 +88,10 @@ TEST(PackedPast, ChangesNoBit) {
           options.arithmetic = arithmetic;
           PackedPast packed;
           expect_same_with<T>(in, options, packed);
-          EXPECT_EQ(packed.len() > 0, keeps<T>(arithmetic)) << arithmetic.name();
+          const bool kept = keeps<T>(arithmetic) && options.sliding_window != 130;
+          EXPECT_EQ(packed.len() > 0, kept) << arithmetic.name();
           EXPECT_LE(packed.len(), 700);
-          EXPECT_GT(packed.len(), keeps<T>(arithmetic) ? 700 - 192 : -1);
+          EXPECT_GT(packed.len(), kept ? 700 - 192 : -1);
           expect_same_with<T>(in, options, packed, pool);
         }
     }
@@ -164,7 +165,7 @@ TEST(PackedPast, FollowsAGrowingCacheAndIsCutWithIt) {
           branch.past_v(0, head, i, c) = other.past_v(0, head, i, c);
         }
     packed.truncate(450);
-    EXPECT_LE(packed.len(), 450);
+    EXPECT_LT(packed.len(), 450);  // no block ends there
     EXPECT_EQ(packed.len() > 0, keeps<float>(arithmetic));
     expect_same_with<float>(branch, options, packed);
     packed.truncate(0);
@@ -233,6 +234,90 @@ TEST(PackedPast, FindsACacheThatChangedUnheard) {
     expect_same_with<float>(in, options, moved);
     EXPECT_EQ(packed.len(), 0);  // NOLINT: what was moved from is empty, and may be used
     expect_same_with<float>(in, options, packed);
+  }
+}
+
+// Whatever was cut: the last key of a block that is left.
+TEST(PackedPast, FindsAnotherCacheAfterACut) {
+  Random random(10);
+  const Shape shape{.q_heads = 4, .kv_heads = 2, .q_len = 30, .kv_len = 700};
+  const auto in = random_inputs<float>(random, shape), other = random_inputs<float>(random, shape);
+  const AttentionOptions options{.arithmetic = Arithmetic::fixed16};
+  if (!keeps<float>(options.arithmetic)) GTEST_SKIP() << "blocks are kept in no arithmetic here";
+  for (const Index cut : {200, 350, 500, 699}) {
+    PackedPast packed;
+    expect_same_with<float>(in, options, packed);
+    packed.truncate(cut);
+    EXPECT_THROW(attend_packed<float>(other, &packed, options), std::invalid_argument) << cut;
+    EXPECT_LE(packed.len(), cut);
+    expect_same_with<float>(in, options, packed);
+  }
+}
+
+TEST(PackedPast, SequencesOfABatchHaveOneEach) {
+  Random random(11);
+  const Shape shape{.q_heads = 4, .kv_heads = 2, .q_len = 30, .kv_len = 500};
+  const auto a = random_inputs<float>(random, shape), b = random_inputs<float>(random, shape);
+  const AttentionOptions options{.arithmetic = Arithmetic::fixed16};
+  auto of_a = unwritten<float>(a.q, 16), of_b = unwritten<float>(b.q, 16);
+  PackedPast packed[2];
+  quoka::AttentionWorkspace workspace;
+  const auto call = [&](PackedPast& second) {
+    const quoka::AttentionSequence batch[] = {
+        {a.q, Past(a.past_k, a.past_v, packed[0]), {a.k, a.v}, {of_a.out, of_a.lse}},
+        {b.q, Past(b.past_k, b.past_v, second), {b.k, b.v}, {of_b.out, of_b.lse}}};
+    quoka::attention(batch, options, SerialExecutor{}, workspace);
+  };
+  expect_refused([&] { call(packed[0]); }, {"PackedPast of sequence", 1, 0});
+  EXPECT_EQ(packed[0].len(), 0);
+  for (int times = 0; times < 2; ++times) {
+    call(packed[1]);
+    EXPECT_TRUE(same_bits(of_a.out, attend_packed<float>(a, nullptr, options).out));
+    EXPECT_TRUE(same_bits(of_b.out, attend_packed<float>(b, nullptr, options).out));
+  }
+  EXPECT_EQ(packed[0].len(), packed[1].len());
+}
+
+TEST(PackedPast, AChunkWithoutAPast) {
+  Random random(12);
+  const auto in =
+      random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 200, .kv_len = 300});
+  for (const Arithmetic arithmetic : arithmetics) {
+    const AttentionOptions options{.arithmetic = arithmetic};
+    PackedPast packed;
+    const auto first = [&](PackedPast* of) {
+      auto output = unwritten<float>(in.q, 16);
+      Past none;
+      none.packed = of;
+      quoka::attention(in.q, none, {in.k, in.v}, {output.out, output.lse}, options);
+      return output;
+    };
+    EXPECT_TRUE(same_bits(first(&packed).out, first(nullptr).out));
+    EXPECT_EQ(packed.len(), 0);
+    expect_same_with<float>(in, options, packed);
+    const Index len = packed.len();
+    if (len == 0) continue;
+    expect_refused([&] { first(&packed); }, {"length that is packed", len, 0});
+    EXPECT_EQ(packed.len(), len);
+  }
+}
+
+// A key costs what is said: the room in which blocks are packed is not kept with each.
+TEST(PackedPast, TakesTheMemoryThatIsSaid) {
+  Random random(13);
+  const auto in = random_inputs<float>(
+      random,
+      {.q_heads = 2, .kv_heads = 2, .head_dim = 128, .v_dim = 128, .q_len = 3, .kv_len = 6000});
+  for (const Arithmetic arithmetic : arithmetics) {
+    if (!keeps<float>(arithmetic)) continue;
+    PackedPast packed;
+    attend_packed<float>(in, &packed, {.arithmetic = arithmetic});
+    const Arithmetic used = quoka::arithmetic_used(arithmetic);
+    const double of_key = used == Arithmetic::bfloat16_x3 ? 4 * 256.0 : 2 * 256.0;
+    const double bytes =
+        static_cast<double>(packed.bytes()) / static_cast<double>(2 * packed.len());
+    EXPECT_GE(bytes, of_key) << arithmetic.name();
+    EXPECT_LE(bytes, of_key * 1.2) << arithmetic.name();
   }
 }
 

@@ -546,6 +546,23 @@ TEST(SketchedMassGroups, ManyRowsAndKeys) {
   expect_as_oracle(q, k);
 }
 
+// The same where weights must be taken against each row's largest logit, and rows of the last group have theirs at the
+// other end of what lengths allow.
+TEST(SketchedMassGroups, ManyRowsWithLogitsFarApart) {
+  Random random(729);
+  const Index kv_len = 70'000;
+  const Index rows = quoka::tuning::mass_weight_bytes / (2 * kv_len) + 9;
+  const Index at_once = detail::MassShape::rows_at_once(rows, kv_len);
+  ASSERT_LT(at_once, rows);
+  const FarLogits far(random, kv_len, 300.0, -270.0);
+  Tensor4<float> q(1, 1, rows, 4);
+  for (Index m = 0; m < rows; ++m)
+    for (Index c = 0; c < 4; ++c)
+      q(0, 0, m, c) = (m < at_once ? 1.0f : -1.0f) * far.q(0, 0, m % 3, c);
+  expect_as_oracle(q, far.k);
+  EXPECT_TRUE(by_codes(q, far.k));
+}
+
 TEST(SketchedMassThreads, AnyNumberOfThreadsGivesTheSame) {
   Random random(719);
   const auto q = random.tensor<float>(2, 3, 13, 24), k = random.tensor<float>(2, 3, 333, 24);

@@ -267,6 +267,15 @@ inline ByteLattice memory_of(const AttentionCall& call, CallMemory which) {
   fail_because(message);
 }
 
+// No two sequences may have one PackedPast: each packs its own cache.
+inline void check_packed_apart(const std::vector<AttentionCall>& calls) {
+  for (std::size_t i = 0; i < calls.size(); ++i)
+    for (std::size_t j = 0; j < i && calls[i].past != nullptr; ++j)
+      if (calls[j].past == calls[i].past)
+        fail("the PackedPast of sequence", static_cast<Index>(i), "also that of", "sequence",
+             static_cast<Index>(j));
+}
+
 // One output among those of all sequences in the order of memory.
 struct OutputMemory {
   std::uintptr_t begin;

@@ -163,6 +163,7 @@ QUOKA_FUNC void attention(std::span<const AttentionSequence> batch, const Attent
         x.q, x.past, x.chunk, x.out, options, x.mask.absent() ? options.mask : x.mask,
         x.query_position ? x.query_position : options.query_position));
   detail::check_outputs_apart(calls, parts.outputs);
+  detail::check_packed_apart(calls);
   for (detail::AttentionCall& call : calls)
     call.arithmetic = &detail::panels_for(options.arithmetic, call);
   parts.run(executor);

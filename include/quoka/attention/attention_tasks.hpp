@@ -369,8 +369,7 @@ struct AttentionWorkspace::Parts {
                         executor);
         call.visible = &visible[i];
       }
-      if (call.past != nullptr && call.arithmetic->keeps_packed() && !call.listed() &&
-          !call.is_a_token()) {
+      if (call.past != nullptr && detail::PackedBlocks::serve(call)) {
         call.past->blocks().pack(call, executor);
         call.packed = &call.past->blocks();
       }

@@ -149,8 +149,8 @@ class HeadAttention {
     s_.packed[0] = static_cast<ConstRow>(packed->keys);
     s_.packed[1] = static_cast<ConstRow>(packed->values);
     const Index one = count > 0 ? 1 : 0;
-    return {{&s_.packed[0], one, arithmetic_.key_bytes(call_.q.dim())},
-            {&s_.packed[1], one, arithmetic_.value_bytes(call_.v_dim)},
+    return {{&s_.packed[0], one, arithmetic_.kept_key_bytes(call_.q.dim())},
+            {&s_.packed[1], one, arithmetic_.kept_value_bytes(call_.v_dim)},
             panels_};
   }
 

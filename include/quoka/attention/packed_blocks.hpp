@@ -15,32 +15,41 @@ namespace detail {
 
 class PackedBlocks {
  public:
+  // Does the call attend to all of its past, by panels of rows, in an arithmetic whose blocks are worth keeping?
+  static bool serve(const AttentionCall& call) {
+    const bool all_in_sight = call.query_position - call.first_position < call.window;
+    return call.arithmetic->kept_key_bytes(call.q.dim()) > 0 && all_in_sight && !call.listed() &&
+           !call.is_a_token();
+  }
+
   Index len() const { return len_; }
-  Index bytes() const { return heads_.bytes() + k_.bytes() + v_.bytes(); }
+  Index bytes() const { return heads_.bytes() + rooms_.bytes(); }
   void truncate(Index len) {
     if (len < len_) len_ = len / shape_.step * shape_.step;
   }
 
-  // Packs the blocks of the call's past that are whole and not packed yet. The call's arithmetic is chosen, and no list
-  // says what it attends to.
+  // Packs the blocks of the call's past that are whole and not packed yet; they serve it.
   void pack(const AttentionCall& call, ExecutorRef executor) {
-    const Shape shape(call);
-    if (shape != shape_) len_ = 0, shape_ = shape;
-    require_at_most("the length that is packed", len_,
-                    "the past's (PackedPast::truncate() was not called)", call.past_k.len());
-    const Index heads = call.q.batch() * call.kv_heads;
+    const Index past = call.past_k.len();
+    const Shape shape = past > 0 ? Shape(call) : shape_;
+    const Index known = shape == shape_ ? len_ / shape.step : 0, blocks = past / shape.step;
+    require_at_most("the length that is packed", known * shape.step,
+                    "the past's (PackedPast::truncate() was not called)", past);
+    if (blocks == 0) return truncate(0);
+    const Index heads = shape.batch * shape.kv_heads;
+    rooms_.reserve(executor.workers(), call);
+    for (Index head = 0; known > 0 && head < heads; ++head)
+      for (const Index block : {known - 1, somewhere(known)})
+        require_same(sequence(call, head), heads_[head].blocks[block], block * shape.step);
+    len_ = known * shape.step, shape_ = shape;
+    if (blocks == known) return;
     heads_.at_least(heads);
-    k_.reserve(call.q.dim()), v_.reserve(call.v_dim);
-    for (Index head = 0; head < heads; ++head) require_same(call, head);
-    const Index step = call.block_keys(), known = len_ / step, blocks = call.past_k.len() / step;
-    if (blocks == known) return;  // and at least one key was looked up, or none is packed
     for (Index head = 0; head < heads; ++head) heads_[head].reserve(call, blocks);
-    executor.run(heads * (blocks - known), [&](Index task, int) {
+    executor.run(heads * (blocks - known), [&](Index task, int worker) {
       const Index head = task % heads, block = known + task / heads;
-      heads_[head].blocks[block].pack(sequence(call, head), block * step);
+      heads_[head].blocks[block].pack(sequence(call, head), block * shape.step, rooms_[worker]);
     });
-    len_ = blocks * step;
-    for (Index head = 0; head < heads; ++head) remember(call, head);
+    len_ = blocks * shape.step;
   }
 
   // The block that begins at key `first`; null where it is not packed.
@@ -50,46 +59,71 @@ class PackedBlocks {
   }
 
  private:
-  struct Block {
+  // Where a worker packs.
+  struct Room {
     Buffer<std::byte> keys, values;
-    PackedBlock packed{};
+    Buffer<float> row;  // a key, then a value
+    BlockRows rows;
+    PanelScratch session;
 
     void reserve(const AttentionCall& call) {
       keys.reserve(call.arithmetic->key_bytes(call.q.dim()));
       values.reserve(call.arithmetic->value_bytes(call.v_dim));
+      row.reserve(call.q.dim() + call.v_dim);
     }
-    void pack(const KeySequence& of, Index first) {
-      const AttentionCall& call = of.call();
-      PanelScratch session;
-      const ArithmeticScope scope(*call.arithmetic, session);
-      BlockRows rows;
-      MixedRows none;  // all of them are of the past
-      of.rows(first, call.block_keys(), none, rows);
-      rows.describe_keys(call, call.block_keys(), packed);
-      rows.describe_values(call, packed);
-      packed.keys = keys.data(), packed.values = values.data();
-      call.arithmetic->pack(packed);
-    }
-    Index bytes() const { return keys.bytes() + values.bytes() + Index{sizeof packed}; }
+    Index bytes() const { return keys.bytes() + values.bytes() + row.bytes(); }
   };
-  // A key and its value when they were packed, to be looked up: a cache that changed and did not say so is found by it.
-  struct Mark {
-    Index key = 0;
-    Buffer<float> k, v;
+  struct Block {
+    Buffer<std::byte> keys, values;
+    Buffer<float>
+        last;  // key and value, to be looked up: a cache that changed and did not say so is found by it
+    PackedBlock packed{};
 
-    void reserve(const AttentionCall& call) { k.reserve(call.q.dim()), v.reserve(call.v_dim); }
-    Index bytes() const { return k.bytes() + v.bytes(); }
+    void reserve(const AttentionCall& call) {
+      keys.reserve(call.arithmetic->kept_key_bytes(call.q.dim()));
+      values.reserve(call.arithmetic->kept_value_bytes(call.v_dim));
+      last.reserve(call.q.dim() + call.v_dim);
+    }
+    void pack(const KeySequence& of, Index first, Room& room) {
+      const AttentionCall& call = of.call();
+      const ArithmeticScope scope(*call.arithmetic, room.session);
+      MixedRows none;  // all of them are of the past
+      of.rows(first, call.block_keys(), none, room.rows);
+      room.rows.describe_keys(call, call.block_keys(), packed);
+      room.rows.describe_values(call, packed);
+      packed.keys = room.keys.data(), packed.values = room.values.data();
+      packed.units = packed.apart = nullptr;
+      call.arithmetic->pack(packed);
+      keep(call, room);
+      read(of, first + call.block_keys() - 1, last.data());
+    }
+    Index bytes() const {
+      return keys.bytes() + values.bytes() + last.bytes() + Index{sizeof packed};
+    }
+
+   private:
+    // What is packed, out of the room.
+    void keep(const AttentionCall& call, const Room& room) {
+      const auto moved = [&](float* x) {
+        const std::byte* const at = reinterpret_cast<const std::byte*>(x);
+        return x == nullptr ? x
+                            : reinterpret_cast<float*>(values.data() + (at - room.values.data()));
+      };
+      std::copy_n(room.keys.data(), call.arithmetic->kept_key_bytes(call.q.dim()), keys.data());
+      std::copy_n(room.values.data(), call.arithmetic->kept_value_bytes(call.v_dim), values.data());
+      packed.keys = keys.data(), packed.values = values.data();
+      packed.units = moved(packed.units), packed.apart = moved(packed.apart);
+      packed.k = packed.v = nullptr;  // each call finds its rows anew
+    }
   };
   struct Head {
     Parts<Block> blocks;
-    Mark marks[2];
 
     void reserve(const AttentionCall& call, Index count) {
       if (count > blocks.count()) blocks.at_least(std::max(count, 2 * blocks.count()));
       for (Index i = 0; i < count; ++i) blocks[i].reserve(call);
-      for (Mark& mark : marks) mark.reserve(call);
     }
-    Index bytes() const { return blocks.bytes() + marks[0].bytes() + marks[1].bytes(); }
+    Index bytes() const { return blocks.bytes(); }
   };
   struct Shape {
     const PanelArithmetic* arithmetic = nullptr;
@@ -112,40 +146,27 @@ class PackedBlocks {
   static KeySequence sequence(const AttentionCall& call, Index head) {
     return {call, head / call.kv_heads, head % call.kv_heads};
   }
-  static void read(const HeadRows& rows, Index key, float* to) {
-    rows.format->widen(rows[key], rows.shape, to);
-  }
-  // The last key, and one that depends on the length.
-  void remember(const AttentionCall& call, Index head) {
-    const Index keys[] = {len_ - 1, somewhere(len_)};
-    const KeySequence of = sequence(call, head);
-    for (int i = 0; i < 2; ++i) {
-      Mark& mark = heads_[head].marks[i];
-      mark.key = keys[i];
-      read(of.past(call.past_k), mark.key, mark.k.data());
-      read(of.past(call.past_v), mark.key, mark.v.data());
+  static void read(const KeySequence& of, Index key, float* to) {
+    for (const Rows* const x : {&of.call().past_k, &of.call().past_v}) {
+      const HeadRows rows = of.past(*x);
+      rows.format->widen(rows[key], rows.shape, to);
+      to += x->dim();
     }
   }
-  void require_same(const AttentionCall& call, Index head) {
-    const KeySequence of = sequence(call, head);
-    for (const Mark& mark : heads_[head].marks) {
-      if (mark.key >= len_) continue;  // forgotten
-      read(of.past(call.past_k), mark.key, k_.data());
-      read(of.past(call.past_v), mark.key, v_.data());
-      if (!same(k_, mark.k, call.q.dim()) || !same(v_, mark.v, call.v_dim))
-        fail("the key or value at position", mark.key,
-             "not the one that was packed (the cache changed and PackedPast was not told), of", "",
-             len_);
-    }
-  }
-  static bool same(const Buffer<float>& a, const Buffer<float>& b, Index n) {
-    return std::memcmp(a.data(), b.data(), static_cast<std::size_t>(n) * sizeof(float)) == 0;
+  void require_same(const KeySequence& of, const Block& block, Index first) {
+    const Index last = first + shape_.step - 1, floats = shape_.dim + shape_.v_dim;
+    float* const now = rooms_[0].row.data();
+    read(of, last, now);
+    if (std::memcmp(now, block.last.data(), static_cast<std::size_t>(floats) * sizeof(float)) != 0)
+      fail("the key or value at position", last,
+           "not the one that was packed (the cache changed and PackedPast was not told), of", "",
+           len_);
   }
 
   Shape shape_;
   Index len_ = 0;
   Parts<Head> heads_;
-  Buffer<float> k_, v_;  // of a key that is looked up
+  WorkerScratch<Room> rooms_;
 };
 
 }  // namespace detail

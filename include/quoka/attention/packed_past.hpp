@@ -4,14 +4,16 @@
 //   attention(q, {cache.k(), cache.v(), packed}, ...);  // packs what is not packed yet
 //   packed.truncate(len);                               // as the cache
 //
-// Without one, each call packs all keys in sight anew. The output is the same, bit for bit. It serves calls that attend
-// to all of the past with several tokens, and not in float, where packing is a copy. One token reads rows as they lie;
-// keys that a selection or a mask names are packed as they are named. ChunkedPrefill has one for LayerShape::packed.
+// Without one, each call packs all keys in sight anew. The output is the same, bit for bit. It serves calls of several
+// tokens that attend to all of the past, but not in float, where packing is a copy. One token reads rows as they lie;
+// keys that a selection, a mask or a window names are packed as they are named. ChunkedPrefill has one for
+// LayerShape::packed.
 //
-// Memory: whole blocks of keys in the arithmetic's elements, for each key and KV head 2 (head_dim + v_dim) bytes by one
-// or two products of bfloat16 and in fixed point, twice as many by three products, and up to an eighth more. By tiles
-// over 8,192 keys of float, one or two products, chunks of 128 / 32 / 8 tokens are 1.11 to 1.16 / 1.3 / 1.5 times as
-// fast; by three products, or from a cache of bfloat16, 1.02 to 1.08 times.
+// Memory: whole blocks of keys in the arithmetic's elements. For each key and KV head 2 (head_dim + v_dim) bytes by one
+// or two products of bfloat16 and in fixed point, twice as many by three products, with channels rounded up to what the
+// instruction takes, and up to a fifth more; it grows as blocks fill. By tiles over 8,192 keys of float, one or two
+// products, chunks of 128 / 32 / 8 tokens are 1.08 to 1.16 / 1.3 to 1.4 / 1.5 to 1.7 times as fast; from a cache of
+// bfloat16 0.98 to 1.05 / 1.1 / 1.05 to 1.2 times; by three products 0.99 to 1.07 times.
 #pragma once
 
 #include <quoka/base/index.hpp>
@@ -30,7 +32,8 @@ class PackedPast {
  public:
   // Empty; calls fill it. What was packed is forgotten where a call comes in another arithmetic, with other formats or
   // of another shape. A call throws std::invalid_argument, with what was packed unchanged, for a past that is shorter
-  // than what was packed, or of which one of two keys of each head that are looked up is another one.
+  // than what was packed; or where the last key and value of the last block, or of one that depends on their number, are
+  // others than those that were packed. Sequences of one batch have one each.
   PackedPast();
   ~PackedPast();
   // Takes the memory over; what was moved from is empty.

@@ -174,7 +174,7 @@ class ShardedPrefill {
   const KvCache& cache() const { return layer_.cache(); }  // this rank's
   const ShardMap& shard() const { return map_; }           // which tokens are this rank's
   // Memory of this rank beyond its cache that the method keeps per key.
-  Index kept_bytes() const { return kept_bytes_of(state_); }
+  Index kept_bytes() const { return kept_bytes_of(state_) + layer_.packed_bytes(); }
   // What the last forward() attended to of its past, by positions; the same on all ranks.
   const Selection& selection() const { return selection_; }
   // Thereof this rank's, by places in its cache.

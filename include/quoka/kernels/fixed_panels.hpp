@@ -41,6 +41,10 @@ class FixedPanels final : public PanelArithmetic {
   Index value_bytes(Index v_dim) const override {
     return ((value_rows + 2) * value_stride(v_dim) + fixed_value_memory(v_dim)) * 4;
   }
+  Index kept_key_bytes(Index dim) const override { return tile_pairs(dim) * 4; }
+  Index kept_value_bytes(Index v_dim) const override {
+    return (value_rows + 2) * value_stride(v_dim) * 4;
+  }
   Index query_bytes(Index dim) const override { return pair_steps(dim) * width * 4; }
   void reserve(PanelScratch& s, Index, bool) const override {
     const Index block = round_up(tuning::block_keys, tuning::tile_rows) * width;

@@ -25,9 +25,9 @@ class FloatPanels final : public PanelArithmetic {
     s.lane_out.reserve(2 * v_dim * width);
     if (biased) s.lane_values.reserve(tuning::block_keys * value_stride(v_dim));
   }
-  bool keeps_packed() const override {
-    return false;
-  }  // packing copies rows: 0.88 to 0.98 times as fast
+  // Packing copies rows: with kept blocks a chunk is 0.88 to 0.98 times as fast.
+  Index kept_key_bytes(Index) const override { return 0; }
+  Index kept_value_bytes(Index) const override { return 0; }
   bool packs_whole_blocks() const override { return false; }
 
   void pack_keys(PackedBlock& block) const override {

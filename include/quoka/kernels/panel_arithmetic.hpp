@@ -122,11 +122,13 @@ class PanelArithmetic {
   virtual Index key_bytes(Index dim) const = 0;
   virtual Index value_bytes(Index v_dim) const = 0;
   virtual Index query_bytes(Index dim) const = 0;
+  // Those that are still needed once it is packed: the first ones. Of keys 0: to keep blocks is more work than to pack
+  // them again.
+  virtual Index kept_key_bytes(Index dim) const = 0;
+  virtual Index kept_value_bytes(Index v_dim) const = 0;
   virtual void reserve(PanelScratch& s, Index v_dim, bool biased) const = 0;
   // Does a block's result depend on how many of its keys are packed? Then every task packs all.
   virtual bool packs_whole_blocks() const = 0;
-  // Is it less work to keep packed blocks than to pack them again?
-  virtual bool keeps_packed() const { return true; }
 
   virtual void enter(PanelScratch&) const {}
   virtual void leave(PanelScratch&) const {}
