@@ -76,13 +76,14 @@ TEST(PackedPast, ChangesNoBit) {
   for_each_storage([&]<class T>() {
     // Heads that are cut into groups of rows, and over their keys; one that is neither.
     for (const Index q_len : {Index{131}, Index{5}, Index{2}}) {
+      if (q_len != 5 && !std::is_same_v<T, float>) continue;
       const auto in = random_inputs<T>(random, {.batch = 2,
                                                 .q_heads = 4,
                                                 .kv_heads = 2,
                                                 .head_dim = 40,
                                                 .v_dim = 24,
                                                 .q_len = q_len,
-                                                .kv_len = 700});
+                                                .kv_len = 450});
       for (const Arithmetic arithmetic : arithmetics)
         for (AttentionOptions options : cases) {
           options.arithmetic = arithmetic;
@@ -90,8 +91,8 @@ TEST(PackedPast, ChangesNoBit) {
           expect_same_with<T>(in, options, packed);
           const bool kept = keeps<T>(arithmetic) && options.sliding_window != 130;
           EXPECT_EQ(packed.len() > 0, kept) << arithmetic.name();
-          EXPECT_LE(packed.len(), 700);
-          EXPECT_GT(packed.len(), kept ? 700 - 192 : -1);
+          EXPECT_LE(packed.len(), 450);
+          EXPECT_GT(packed.len(), kept ? 450 - 192 : -1);
           expect_same_with<T>(in, options, packed, pool);
         }
     }

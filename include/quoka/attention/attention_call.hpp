@@ -26,7 +26,7 @@ struct AttentionCall {
   TensorView<float, 3> lse;              // [batch, q_heads, q_len], or empty
   const Selection* keep;                 // of the past; null: all
   const Mask* mask;                      // null: none
-  PackedPast* past = nullptr;            // where blocks of the past are packed once; null: nowhere
+  PackedPast* packed_past = nullptr;     // where blocks of the past are packed once; null: nowhere
   const PackedBlocks* packed = nullptr;  // its blocks, where they serve this call
   const VisiblePast* visible = nullptr;  // what the mask leaves of the past; null without a mask
   Index kv_heads, group, v_dim;
@@ -197,7 +197,7 @@ inline AttentionCall resolved_call(const Rows& q, const Past& past, const Chunk&
           .lse = output.lse_nat,
           .keep = all ? nullptr : past.keep,
           .mask = mask.absent() ? nullptr : &mask,
-          .past = past.packed,
+          .packed_past = past.packed,
           .kv_heads = kv_heads,
           .group = q.heads() / kv_heads,
           .v_dim = v_dim,
@@ -270,8 +270,8 @@ inline ByteLattice memory_of(const AttentionCall& call, CallMemory which) {
 // No two sequences may have one PackedPast: each packs its own cache.
 inline void check_packed_apart(const std::vector<AttentionCall>& calls) {
   for (std::size_t i = 0; i < calls.size(); ++i)
-    for (std::size_t j = 0; j < i && calls[i].past != nullptr; ++j)
-      if (calls[j].past == calls[i].past)
+    for (std::size_t j = 0; j < i && calls[i].packed_past != nullptr; ++j)
+      if (calls[j].packed_past == calls[i].packed_past)
         fail("the PackedPast of sequence", static_cast<Index>(i), "also that of", "sequence",
              static_cast<Index>(j));
 }

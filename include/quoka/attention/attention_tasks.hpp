@@ -369,9 +369,9 @@ struct AttentionWorkspace::Parts {
                         executor);
         call.visible = &visible[i];
       }
-      if (call.past != nullptr && detail::PackedBlocks::serve(call)) {
-        call.past->blocks().pack(call, executor);
-        call.packed = &call.past->blocks();
+      if (call.packed_past != nullptr && detail::PackedBlocks::serve(call)) {
+        call.packed_past->blocks().pack(call, executor);
+        call.packed = &call.packed_past->blocks();
       }
       tasks.emplace_back(call, scratch, partials[i], executor.workers(), calls.size() == 1);
     }
