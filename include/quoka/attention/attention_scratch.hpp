@@ -43,6 +43,15 @@ struct CallMemoryShape {
         mixed_v(MixedRows::mixes(call.past_v, call.chunk_v)),
         in_parts(parts) {}
   bool operator==(const CallMemoryShape&) const = default;
+
+  // reserve(), unless this is the shape already that memory was reserved for; if it runs out halfway, it is none.
+  template <class Reserve>
+  void become(const CallMemoryShape& shape, Reserve&& reserve) {
+    if (shape == *this) return;
+    *this = {};
+    reserve();
+    *this = shape;
+  }
 };
 
 // A head whose blocks are packed for all of its panels.
@@ -51,12 +60,10 @@ struct SharedHead {
   CallMemoryShape known;  // reserved for
 
   void reserve(const AttentionCall& call, Index block_count) {
-    const CallMemoryShape shape(call, 0, block_count);
-    if (shape == known) return;
-    known = {};  // if memory runs out halfway
-    blocks.at_least(block_count);
-    for (KeptBlock& block : blocks) block.reserve(call);
-    known = shape;
+    known.become({call, 0, block_count}, [&] {
+      blocks.at_least(block_count);
+      for (KeptBlock& block : blocks) block.reserve(call);
+    });
   }
   Index bytes() const { return blocks.bytes(); }
 };
@@ -69,13 +76,11 @@ struct PartedHead {
   CallMemoryShape known;  // reserved for
 
   void reserve(const AttentionCall& call, Index panel_count, Index part_count) {
-    const CallMemoryShape shape(call, panel_count, part_count);
-    if (shape == known) return;
-    known = {};  // if memory runs out halfway
-    queries.reserve(call, panel_count);
-    parts.at_least(part_count);
-    for (PanelSums& part : parts) part.reserve(call, panel_count);
-    known = shape;
+    known.become({call, panel_count, part_count}, [&] {
+      queries.reserve(call, panel_count);
+      parts.at_least(part_count);
+      for (PanelSums& part : parts) part.reserve(call, panel_count);
+    });
   }
   Index bytes() const { return queries.bytes() + parts.bytes(); }
 };
@@ -89,11 +94,8 @@ struct AttentionScratch {
   CallMemoryShape known;  // that `heads` is reserved for
 
   void reserve_heads(const AttentionCall& call, Index panels, int workers, bool in_parts = false) {
-    const CallMemoryShape shape(call, panels, workers, in_parts);
-    if (shape == known) return;
-    known = {};  // if memory runs out halfway
-    heads.reserve(workers, call, panels, in_parts);
-    known = shape;
+    known.become({call, panels, workers, in_parts},
+                 [&] { heads.reserve(workers, call, panels, in_parts); });
   }
   Index bytes() const { return heads.bytes() + token.bytes() + shared.bytes() + parted.bytes(); }
 };
