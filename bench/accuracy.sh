@@ -79,15 +79,12 @@ fi
 
 shares=0.125,0.0625,0.03125 counts=64,128,256
 presets=quoka.recommended,quoka,quoka.robust
-long words cwe quoka.recommended 8192,16384 $shares 200
-both $presets 8192,16384 $shares 48
+both $presets,sample_attention,xattention,flash_prefill,oracle 8192,16384 $shares 200
 both $presets,sample_attention 1024,2048,4096 $shares 96
 both $presets,sample_attention 1024 0.5 96  # 512 keys, as 1/8 of 4,096 tokens and 1/32 of 16,384
 both $presets,sample_attention 2048 0.25 96
 both quoka.recommended 1024,2048,4096,8192,16384 mass:0.9 48
-both sample_attention,xattention,flash_prefill,oracle 8192,16384 $shares 24
 both quoka.recommended,quoka.robust 1024,2048,4096,8192,16384 $counts 48
-long needles $needles quoka.recommended 8192,16384 0.125 200
 
 [[ -f $results/accuracy.md ]] || cp bench/results/accuracy.md "$results"
 python3 bench/tables.py --write "$results"
