@@ -75,9 +75,9 @@ TEST(PackedPast, ChangesNoBit) {
                                     {.alibi_slopes = slopes}};
   for_each_storage([&]<class T>() {
     // Heads that are cut into groups of rows, and over their keys; one that is neither.
-    for (const Index q_len : {Index{131}, Index{5}, Index{2}}) {
+    for (const Index q_len : {Index{70}, Index{5}, Index{2}}) {
       if (q_len != 5 && !std::is_same_v<T, float>) continue;
-      const auto in = random_inputs<T>(random, {.batch = 2,
+      const auto in = random_inputs<T>(random, {.batch = q_len == 5 ? 2 : 1,
                                                 .q_heads = 4,
                                                 .kv_heads = 2,
                                                 .head_dim = 40,
