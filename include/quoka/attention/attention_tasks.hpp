@@ -139,9 +139,7 @@ class AttentionTasks {
 
   Index heads() const { return call_.q.batch() * call_.kv_heads; }
   Index heads_per_task() const { return std::max<Index>(step_, 1); }
-  KeySequence keys_of(Index head) const {
-    return {call_, head / call_.kv_heads, head % call_.kv_heads};
-  }
+  KeySequence keys_of(Index head) const { return {call_, head}; }
   // Heads that may have another number of keys than head 0: by lists, or where a mask hides all of a sequence's
   // chunk.
   Index unlike_heads() const { return call_.listed() || call_.mask != nullptr ? heads() : 1; }

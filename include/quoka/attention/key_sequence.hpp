@@ -59,6 +59,10 @@ class KeySequence {
         chunk_len_(call.mask != nullptr && call.visible->chunk_row(b) < 0 ? 0
                                                                           : call.chunk_k.len()) {}
 
+  // Of head b * kv_heads + kv_head.
+  KeySequence(const AttentionCall& call, Index head)
+      : KeySequence(call, head / call.kv_heads, head % call.kv_heads) {}
+
   const AttentionCall& call() const { return call_; }
   Index b() const { return b_; }
   Index kv_head() const { return kv_head_; }

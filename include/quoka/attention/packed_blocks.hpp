@@ -40,14 +40,14 @@ class PackedBlocks {
     rooms_.reserve(executor.workers(), call);
     for (Index head = 0; known > 0 && head < heads; ++head)
       for (const Index block : {known - 1, somewhere(known)})
-        require_same(sequence(call, head), heads_[head].blocks[block], block * shape.step);
+        require_same(KeySequence(call, head), heads_[head].blocks[block], block * shape.step);
     len_ = known * shape.step, shape_ = shape;
     if (blocks == known) return;
     heads_.at_least(heads);
-    for (Index head = 0; head < heads; ++head) heads_[head].reserve(call, blocks);
+    for (Index head = 0; head < heads; ++head) heads_[head].reserve(call, known, blocks);
     executor.run(heads * (blocks - known), [&](Index task, int worker) {
       const Index head = task % heads, block = known + task / heads;
-      heads_[head].blocks[block].pack(sequence(call, head), block * shape.step, rooms_[worker]);
+      heads_[head].blocks[block].pack(KeySequence(call, head), block * shape.step, rooms_[worker]);
     });
     len_ = blocks * shape.step;
   }
@@ -75,8 +75,8 @@ class PackedBlocks {
   };
   struct Block {
     Buffer<std::byte> keys, values;
-    Buffer<float>
-        last;  // key and value, to be looked up: a cache that changed and did not say so is found by it
+    // Key and value, to be looked up: a cache that changed and did not say so is found by it.
+    Buffer<float> last;
     PackedBlock packed{};
 
     void reserve(const AttentionCall& call) {
@@ -119,9 +119,10 @@ class PackedBlocks {
   struct Head {
     Parts<Block> blocks;
 
-    void reserve(const AttentionCall& call, Index count) {
+    // Blocks [known, count); those before have their memory.
+    void reserve(const AttentionCall& call, Index known, Index count) {
       if (count > blocks.count()) blocks.at_least(std::max(count, 2 * blocks.count()));
-      for (Index i = 0; i < count; ++i) blocks[i].reserve(call);
+      for (Index i = known; i < count; ++i) blocks[i].reserve(call);
     }
     Index bytes() const { return blocks.bytes(); }
   };
@@ -143,9 +144,6 @@ class PackedBlocks {
     bool operator==(const Shape&) const = default;
   };
 
-  static KeySequence sequence(const AttentionCall& call, Index head) {
-    return {call, head / call.kv_heads, head % call.kv_heads};
-  }
   static void read(const KeySequence& of, Index key, float* to) {
     for (const Rows* const x : {&of.call().past_k, &of.call().past_v}) {
       const HeadRows rows = of.past(*x);
