@@ -845,7 +845,7 @@ TEST(ChunkedPrefillSelector, AfterAnExecutorThrowsTheCacheIsAsItWas) {
       ASSERT_EQ(layer.kv_len(), 74);
     }
   }
-  EXPECT_GE(failures, 2);  // selection and attention at least
+  EXPECT_GE(failures, 1);  // in one run, each of whose tasks fails in one_run_test.cpp
   EXPECT_EQ(layer.kv_len(), 111);
   EXPECT_TRUE(same_bits(out, expected));
 }

@@ -254,7 +254,7 @@ TEST(Cascade, HasMemoryWhereAFullCacheHasNone) {
   o.budget = quoka::Budget(0.125);
   Selected with_room = select(o, {.q = q, .k = k, .capacity = 64});
   EXPECT_EQ(with_room.keep, select(o, {q, k}).keep);
-  EXPECT_GE(with_room.state.scorer.sketched_mass.scratch[0].candidates.bytes(), 2 * 28 * 4);
+  EXPECT_GE(with_room.state.scorer.sketched_mass.slots[0].candidates.bytes(), 2 * 28 * 4);
 }
 
 TEST(Cascade, FollowsACacheThroughTruncate) {

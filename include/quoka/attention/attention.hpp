@@ -75,6 +75,12 @@ void check_options(const AttentionOptions& options, Index q_heads);
 // attention() of what was checked.
 void attend(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
             const AttentionOptions& options, ExecutorRef executor, AttentionWorkspace& workspace);
+// The same as stages of `chains`, one for each (batch, KV head), for so many workers: lists of the past have their
+// lengths, and are read by the stages. `workspace` serves nothing else until these have run. False, and nothing
+// added, where the lists decide how work is cut (masks, windows), or many heads at once take too much memory.
+bool add_attention(const Rows& q, const Past& past, const Chunk& chunk,
+                   const AttentionOutput& output, const AttentionOptions& options, int workers,
+                   AttentionWorkspace& workspace, Chains& chains);
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

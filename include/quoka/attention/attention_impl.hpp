@@ -111,6 +111,16 @@ QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
   attend_by(panels_for(options.arithmetic, call), call, executor, workspace);
 }
 
+QUOKA_FUNC bool add_attention(const Rows& q, const Past& past, const Chunk& chunk,
+                              const AttentionOutput& output, const AttentionOptions& options,
+                              int workers, AttentionWorkspace& workspace, Chains& chains) {
+  if (!options.mask.absent() || options.sliding_window > 0 || past.keep->is_all()) return false;
+  AttentionCall call =
+      resolved_call(q, past, chunk, output, options, options.mask, options.query_position);
+  call.arithmetic = &panels_for(options.arithmetic, call);
+  return workspace.parts().add_to(call, chains, workers);
+}
+
 }  // namespace detail
 
 QUOKA_FUNC Arithmetic arithmetic_used(Arithmetic asked, const Format& k, const Format& v) {

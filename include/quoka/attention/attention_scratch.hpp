@@ -21,7 +21,7 @@ struct TokenHeads {
   Index bytes() const { return heads.bytes(); }
 };
 
-// What scratch memory of a call depends on: a call like the last one has it already.
+// What scratch memory of a call depends on: a call like the last one, or of fewer panels or workers, has it already.
 struct CallMemoryShape {
   const PanelArithmetic* arithmetic = nullptr;
   const Format *q = nullptr, *out = nullptr;
@@ -44,13 +44,21 @@ struct CallMemoryShape {
         in_parts(parts) {}
   bool operator==(const CallMemoryShape&) const = default;
 
-  // reserve(), unless this is the shape already that memory was reserved for; if it runs out halfway, it is none.
+  // reserve(), unless memory was reserved for this shape or a larger one; if it runs out halfway, it is for none.
   template <class Reserve>
   void become(const CallMemoryShape& shape, Reserve&& reserve) {
-    if (shape == *this) return;
+    if (shape.within(*this)) return;
     *this = {};
     reserve();
     *this = shape;
+  }
+
+ private:
+  bool within(const CallMemoryShape& other) const {
+    CallMemoryShape alike = other;
+    alike.panels = panels, alike.count = count, alike.in_parts = in_parts;
+    return alike == *this && panels <= other.panels && count <= other.count &&
+           in_parts <= other.in_parts;
   }
 };
 

@@ -92,42 +92,48 @@ class AttentionTasks {
   // Is it a list of tasks, or chains of its own, which merge by themselves?
   bool chained(bool alone) const { return blocks_ > 0 || long_parts_ > 0 || (alone && parts_ > 0); }
   void run_chains(ExecutorRef executor) {
+    Chains chains(heads() / heads_per_task(), most_at_once(executor.workers()));
+    add_to(chains);
+    executor.run_chains(chains);
+  }
+  // How many chains may be begun and not done.
+  Index most_at_once(int workers) const {
+    if (blocks_ > 0) return chains_at_once(workers);
+    if (long_parts_ == 0) return Chains::most_slots;
+    // Each head that is begun has memory for all of its parts: no more of them than workers need.
+    constexpr Index few = 16, most_floats = Index{1} << 24;
+    const Index floats = long_parts_ * panels_ * width * padded_channels(call_.v_dim);
+    return std::max(ceil_div(2 * Index{workers}, long_parts_ * tasks_per_head_),
+                    std::min(few, most_floats / floats));
+  }
+  // The stages of every chain.
+  void add_to(Chains& chains) {
+    slots_ = chains.slots();
     if (long_parts_ > 0) {
-      // Each head that is begun has memory for all of its parts: no more of them than workers need.
-      constexpr Index few = 16, most_floats = Index{1} << 24;
-      const Index of_head = long_parts_ * tasks_per_head_;
-      const Index floats = long_parts_ * panels_ * width * padded_channels(call_.v_dim);
-      Chains chains(heads(), std::max(ceil_div(2 * Index{executor.workers()}, of_head),
-                                      std::min(few, most_floats / floats)));
-      slots_ = chains.slots();
       s_.parted.at_least(slots_);
       for (Index slot = 0; slot < slots_; ++slot)
         s_.parted[slot].reserve(call_, panels_, long_parts_);
       chains.add_member<&AttentionTasks::pack_panel>(panels_, *this);
-      chains.add_member<&AttentionTasks::attend_long_part>(of_head, *this);
+      chains.add_member<&AttentionTasks::attend_long_part>(long_parts_ * tasks_per_head_, *this);
       chains.add_member<&AttentionTasks::join_long_parts>(panels_, *this);
-      return executor.run_chains(chains);
-    }
-    if (blocks_ > 0) {
-      Chains chains(heads(), chains_at_once(executor.workers()));
-      slots_ = chains.slots();
+    } else if (blocks_ > 0) {
       s_.shared.at_least(slots_);
       for (Index slot = 0; slot < slots_; ++slot) s_.shared[slot].reserve(call_, blocks_);
       chains.add_member<&AttentionTasks::pack_half_block>(2 * blocks_, *this);
       chains.add_member<&AttentionTasks::attend_to_blocks>(tasks_per_head_, *this);
-      return executor.run_chains(chains);
+    } else if (parts_ > 0) {
+      chains.add_member<&AttentionTasks::attend_part>(parts_, *this);
+      chains.add_member<&AttentionTasks::merge_parts>(heads_per_task(), *this);
+    } else {
+      chains.add_member<&AttentionTasks::attend_panels>(tasks_per_head_, *this);
     }
-    Chains chains(heads() / heads_per_task(), Chains::most_slots);
-    chains.add_member<&AttentionTasks::attend_part>(parts_, *this);
-    chains.add_member<&AttentionTasks::merge_parts>(heads_per_task(), *this);
-    executor.run_chains(chains);
   }
 
   void run(Index task, int worker) {
     if (parts_ > 0)
       run_part(task, worker);
     else
-      run_panels(task, worker);
+      run_panels(task / tasks_per_head_, task % tasks_per_head_, worker);
   }
   // After all tasks have run.
   void merge(Index head) const { write(head, partials_.merged(head)); }
@@ -270,10 +276,11 @@ class AttentionTasks {
     return heads;
   }
 
+  void attend_panels(Index head, int, Index task, int worker) { run_panels(head, task, worker); }
   // Some panels of a head, over all keys.
-  void run_panels(Index task, int worker) {
-    const KeySequence keys = keys_of(task / tasks_per_head_);
-    const Index first = task % tasks_per_head_ * panels_per_task_;
+  void run_panels(Index head, Index task, int worker) {
+    const KeySequence keys = keys_of(head);
+    const Index first = task * panels_per_task_;
     const Index count = std::min(panels_per_task_, panels_ - first);
     if (count > 0)
       HeadAttention(keys, first, count, s_.heads[worker]).run(long_parts_of(keys).size);
@@ -357,6 +364,16 @@ struct AttentionWorkspace::Parts {
     tasks.reserve(sequences);
   }
   Index bytes() const { return scratch.bytes() + partials.bytes() + visible.bytes(); }
+
+  // One call, as stages of chains of one head each. False where these are too many at once.
+  bool add_to(const detail::AttentionCall& call, Chains& chains, int workers) {
+    begin(1);
+    calls.push_back(call);
+    tasks.emplace_back(calls.front(), scratch, partials[0], workers, true);
+    if (chains.slots() > tasks.front().most_at_once(workers)) return false;
+    tasks.front().add_to(chains);
+    return true;
+  }
 
   // All calls, each in its own arithmetic. The order of their tasks decides nothing but who works when.
   void run(ExecutorRef executor) {

@@ -48,6 +48,23 @@ class KeySketch {
   // keys it has seen; room for `capacity` keys is made at once. Forgets all where the shape is
   // another one than before. Throws std::invalid_argument for fewer keys than it has seen.
   void append(const Rows& k, Index capacity, ExecutorRef executor);
+  // The same in tasks that others run, parts() of each (batch, KV head): the sketch has the keys once finish() is
+  // called. Keys are read by the tasks; room is made, and append()'s throws are thrown, at once.
+  class Appending {
+   public:
+    // The sketch is not touched meanwhile, but read.
+    Appending(KeySketch& sketch, const Rows& k, Index capacity, int workers);
+
+    Index parts() const { return ceil_div(last_ - first_, blocks_); }  // tasks of a head
+    void run(Index head, Index part, int worker) const;  // head: b * kv_heads + kv_head
+    // All tasks have run.
+    void finish() const { sketch_.len_ = k_.len(); }
+
+   private:
+    KeySketch& sketch_;
+    Rows k_;
+    Index first_, last_, blocks_;  // blocks [first, last) get new keys; blocks of a task
+  };
   // Sketches the rows `rows` of pool [pages, kv_heads, page_len, head_dim], counted through all pages
   // (row i of page p is p * page_len + i), or of a cache [1, kv_heads, len, head_dim]. The pool may
   // have grown, or moved; with pages of another length all rows are forgotten. Throws
@@ -76,6 +93,11 @@ class KeySketch {
 
   void truncate(Index len) { len_ = len < len_ ? len : len_; }  // back to the first `len` keys
 
+  // Of this shape, and as many?
+  bool knows(const Rows& k) const {
+    return codes_.batch() == k.batch() && codes_.heads() == k.heads() && dim_ == k.dim() &&
+           len_ == k.len();
+  }
   // Throws std::invalid_argument where k is not what was sketched: another shape, or other keys. Two
   // keys of each KV head are sketched again and compared, the last one and one that depends on
   // len(): a cheap check, which a change of a few keys may pass.
@@ -100,9 +122,7 @@ class KeySketch {
  private:
   void reshape(const Rows& k, Index batch);
   void make_room(Index capacity, Index len, bool all_written);
-  template <class RowOf, class Read>
-  void sketch(Index count, const RowOf& row_of, const Read& read, bool ascending,
-              ExecutorRef executor);
+  void write(Index b, Index head, Index row, const float* key);
 
   RowStore<std::uint8_t> codes_;               // [batch, kv_heads, blocks, bytes of a block]
   RowStore<float> scales_, errors_, lengths_;  // [batch, kv_heads, blocks, 16]

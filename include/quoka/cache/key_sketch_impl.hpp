@@ -112,54 +112,49 @@ QUOKA_FUNC void KeySketch::reshape(const Rows& k, Index batch) {
   lengths_.reshape(batch, k.heads(), simd::code_block);
 }
 
-// The keys read(reader, b, head, i) to rows row_of(i), for i in [0, count). Tasks are of rows of whole
-// blocks, where these ascend; a few keys are not worth a parallel run.
-template <class RowOf, class Read>
-void KeySketch::sketch(Index count, const RowOf& row_of, const Read& read, bool ascending,
-                       ExecutorRef executor) {
+// `key` becomes this row.
+QUOKA_FUNC void KeySketch::write(Index b, Index head, Index row, const float* key) {
   constexpr Index width = simd::code_block;
-  if (count == 0) return;
-  const Index heads = codes_.heads(), all = codes_.batch() * heads;
-  const Index first = ascending ? row_of(0) / width : 0;
-  const Index blocks = ascending ? ceil_div(row_of(count - 1) + 1, width) - first : 1;
-  const Index wanted = std::max<Index>(1, 2 * Index{executor.workers()} / all);
-  const Index size = ceil_div(blocks, std::min(blocks, wanted));  // blocks of a task
-  const Index parts = ceil_div(blocks, size);
-  const auto run = [&](Index task, int worker) {
-    const Index b = task / parts / heads, head = task / parts % heads;
-    Index begin = 0, end = count;
-    if (ascending) {
-      const Index base = row_of(0), from = (first + task % parts * size) * width;
-      begin = std::clamp<Index>(from - base, 0, count);
-      end = std::clamp<Index>(from + size * width - base, 0, count);
-    }
-    for (Index i = begin; i < end; ++i) {
-      const Index row = row_of(i);
-      detail::SketchedKey{codes_.row(b, head, row / width), row % width,
-                          scales_.row(b, head, row / width), errors_.row(b, head, row / width),
-                          lengths_.row(b, head, row / width)}
-          .write(read(floats_[worker], b, head, i), dim_);
-    }
-  };
-  constexpr Index few = 16;
-  if (count * all <= few) return SerialExecutor{}.run(all * parts, run);
-  executor.run(all * parts, run);
+  detail::SketchedKey{codes_.row(b, head, row / width), row % width,
+                      scales_.row(b, head, row / width), errors_.row(b, head, row / width),
+                      lengths_.row(b, head, row / width)}
+      .write(key, dim_);
+}
+
+QUOKA_FUNC KeySketch::Appending::Appending(KeySketch& sketch, const Rows& k, Index capacity,
+                                           int workers)
+    : sketch_(sketch), k_(k) {
+  sketch.reshape(k, k.batch());
+  detail::require_at_most("the length that the sketch knows", sketch.len_,
+                          "the keys' (it was not told by truncate())", k.len());
+  sketch.floats_.reserve(workers, k);
+  sketch.make_room(std::max(capacity, k.len()), k.len(), true);
+  // Whole blocks are one task's.
+  first_ = sketch.len_ / simd::code_block;
+  last_ = sketch.len_ < k.len() ? simd::code_blocks(k.len()) : first_;
+  const Index wanted = std::max<Index>(1, 2 * Index{workers} / (k.batch() * k.heads()));
+  blocks_ = std::max<Index>(1, ceil_div(last_ - first_, wanted));
+}
+
+QUOKA_FUNC void KeySketch::Appending::run(Index head, Index part, int worker) const {
+  const Index b = head / k_.heads(), kv_head = head % k_.heads();
+  const Index block = first_ + part * blocks_;
+  const Index begin = std::max(block * simd::code_block, sketch_.len_);
+  const Index end = std::min((block + blocks_) * simd::code_block, k_.len());
+  for (Index row = begin; row < end; ++row)
+    sketch_.write(b, kv_head, row, sketch_.floats_[worker].read(k_, b, kv_head, row));
 }
 
 QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef executor) {
-  reshape(k, k.batch());
-  detail::require_at_most("the length that the sketch knows", len_,
-                          "the keys' (it was not told by truncate())", k.len());
-  floats_.reserve(executor.workers(), k);
-  make_room(std::max(capacity, k.len()), k.len(), true);
-  const Index begin = len_;
-  sketch(
-      k.len() - begin, [begin](Index i) { return begin + i; },
-      [&](detail::FloatRow& reader, Index b, Index head, Index i) {
-        return reader.read(k, b, head, begin + i);
-      },
-      true, executor);
-  len_ = k.len();
+  const Appending rows(*this, k, capacity, executor.workers());
+  const Index parts = rows.parts(), heads = k.batch() * k.heads();
+  const auto run = [&](Index task, int worker) { rows.run(task / parts, task % parts, worker); };
+  constexpr Index few = 16;  // are not worth a parallel run
+  if (heads * (k.len() - len_) <= few)
+    SerialExecutor{}.run(heads * parts, run);
+  else
+    executor.run(heads * parts, run);
+  rows.finish();
 }
 
 // Room for `len` rows, those that are new without codes; all_written: they are written next, whole blocks as
@@ -199,13 +194,15 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> ro
   if (total > len_) make_room(total, total, false);
   len_ = std::max(len_, total);
   pool_ = pool;
-  sketch(
-      std::ssize(rows), [&](Index i) { return Index{rows[static_cast<std::size_t>(i)]}; },
-      [&](detail::FloatRow& reader, Index, Index head, Index i) {
-        const Index row = rows[static_cast<std::size_t>(i)];
-        return reader.read(pool, row / page_len, head, row % page_len);
-      },
-      false, executor);
+  const auto run = [&](Index head, int worker) {
+    for (const Position row : rows)
+      write(0, head, row, floats_[worker].read(pool, row / page_len, head, row % page_len));
+  };
+  constexpr Index few = 16;
+  if (std::ssize(rows) * pool.heads() <= few)
+    SerialExecutor{}.run(pool.heads(), run);
+  else
+    executor.run(pool.heads(), run);
 }
 
 QUOKA_FUNC void KeySketch::update(const Rows& pool, Index begin, Index count,

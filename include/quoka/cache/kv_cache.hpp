@@ -49,14 +49,11 @@ class KvCache {
   Index bytes() const { return k_.bytes() + v_.bytes() + inverse_norms_.bytes(); }  // of memory
 
   // [batch, kv_heads, len, key_dim]
-  Rows k() const { return k_.view(); }
+  Rows k() const { return k_.view(len()); }
   // [batch, kv_heads, len, value_dim]
-  Rows v() const { return v_.view(); }
+  Rows v() const { return v_.view(len()); }
   // 1 / |k| of each key, 0 for a zero key: [batch, kv_heads, len]
-  TensorView<const float, 3> inverse_norms() const {
-    return {
-        inverse_norms_.data(), {k_.rows.batch(), k_.rows.heads(), len()}, inverse_norms_.strides()};
-  }
+  TensorView<const float, 3> inverse_norms() const { return norms(len()); }
 
   // Room for `capacity` keys. Throws std::invalid_argument for a negative one and std::bad_alloc;
   // the keys are then as they were.
@@ -80,6 +77,27 @@ class KvCache {
   }
   // The same of what check(k, v) has passed.
   void append_checked(const Rows& k, const Rows& v, ExecutorRef executor = SerialExecutor{});
+  // The same in tasks that others run, parts() of each (batch, KV head): the cache has the keys once finish()
+  // is called. Makes room at once.
+  class Appending {
+   public:
+    // k and v outlive it, and the cache is not touched meanwhile.
+    Appending(KvCache& cache, const Rows& k, const Rows& v, int workers);
+
+    Index parts() const { return ceil_div(k_.len(), size_); }  // tasks of a head
+    void run(Index head, Index part, int worker) const;        // head: b * kv_heads + kv_head
+    // The cache's k() and inverse_norms() as they will be.
+    Rows k() const { return cache_.k_.view(begin_ + k_.len()); }
+    // Likewise.
+    TensorView<const float, 3> inverse_norms() const { return cache_.norms(begin_ + k_.len()); }
+    // All tasks have run.
+    void finish() const { cache_.set_len(begin_ + k_.len()); }
+
+   private:
+    KvCache& cache_;
+    Rows k_, v_;
+    Index begin_, size_;  // the first new row; rows of a task
+  };
 
   // Back to the first `len` keys. Throws std::invalid_argument beyond the present length.
   void truncate(Index len) {
@@ -100,7 +118,7 @@ class KvCache {
 
     Index bytes() const { return rows.bytes() + scales.bytes(); }
     RowShape shape(Index head) const;
-    Rows view() const;
+    Rows view(Index len) const;
     // Row i of (b, head) is row n of `from` now; `row` has room for dim floats.
     void put(const Rows& from, Index b, Index head, Index n, Index i, float* row);
 
@@ -111,11 +129,17 @@ class KvCache {
     Index scales_step = 0;  // 0: none
   };
 
+  TensorView<const float, 3> norms(Index count) const {
+    return {
+        inverse_norms_.data(), {k_.rows.batch(), k_.rows.heads(), count}, inverse_norms_.strides()};
+  }
   [[gnu::noinline]] void set_len(Index len) {
     k_.rows.resize(len);
     v_.rows.resize(len);
     inverse_norms_.resize(len);
   }
+
+  Index row_room() const { return std::max(k_.dim, v_.dim); }
 
   Part k_, v_;
   RowStore<float> inverse_norms_;

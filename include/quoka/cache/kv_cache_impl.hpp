@@ -71,9 +71,8 @@ QUOKA_FUNC RowShape KvCache::Part::shape(Index head) const {
   return {dim, 0, scales_step > 0 ? scales.data() + head * scales_step : nullptr};
 }
 
-QUOKA_FUNC Rows KvCache::Part::view() const {
-  const Rows all(rows.data(), *format, {rows.batch(), rows.heads(), rows.len(), dim},
-                 rows.strides());
+QUOKA_FUNC Rows KvCache::Part::view(Index len) const {
+  const Rows all(rows.data(), *format, {rows.batch(), rows.heads(), len, dim}, rows.strides());
   return scales_step > 0 ? all.with_scales(scales.data(), scales_step) : all;
 }
 
@@ -116,36 +115,43 @@ QUOKA_FUNC void KvCache::require_outside(const Rows& x, std::string_view message
     detail::fail_because(message);
 }
 
-QUOKA_FUNC void KvCache::append_checked(const Rows& k, const Rows& v, ExecutorRef executor) {
-  const Index begin = len(), n = k.len(), heads = k.heads(), all = k.batch() * heads;
-  grow(begin + n);
-  const Index room = std::max(k_.dim, v_.dim);
-  rows_.reserve(executor.workers() * room);
-  // Rows of a task: some 0.2 us each. A few are not worth a parallel run.
-  const Index wanted = std::max<Index>(1, 2 * Index{executor.workers()} / all);
-  const Index size = std::max<Index>(1, std::max(std::min<Index>(n, 8), ceil_div(n, wanted)));
-  const Index parts = ceil_div(n, size);
-  const auto run = [&](Index task, int worker) {
-    const Index b = task / parts / heads, head = task / parts % heads, first = task % parts * size;
-    float* const row = rows_.data() + worker * room;
-    for (Index i = first; i < std::min(first + size, n); ++i) {
-      k_.put(k, b, head, i, begin + i, row);
-      v_.put(v, b, head, i, begin + i, row);
-      const std::byte* const key = k_.rows.row(b, head, begin + i);
-      const float* floats = reinterpret_cast<const float*>(key);
-      if (!k_.format->is_float) {
-        k_.format->widen(key, k_.shape(head), row);
-        floats = row;
-      }
-      *inverse_norms_.row(b, head, begin + i) = detail::inverse_norm_of_row(floats, k_.dim);
+QUOKA_FUNC KvCache::Appending::Appending(KvCache& cache, const Rows& k, const Rows& v, int workers)
+    : cache_(cache), k_(k), v_(v), begin_(cache.len()) {
+  cache.grow(begin_ + k.len());
+  cache.rows_.reserve(workers * cache.row_room());
+  // Rows of a task: some 0.2 us each.
+  const Index wanted = std::max<Index>(1, 2 * Index{workers} / (k.batch() * k.heads()));
+  size_ = std::max<Index>(1, std::max(std::min<Index>(k.len(), 8), ceil_div(k.len(), wanted)));
+}
+
+QUOKA_FUNC void KvCache::Appending::run(Index head, Index part, int worker) const {
+  const Index b = head / k_.heads(), kv_head = head % k_.heads(), first = part * size_;
+  Part &keys = cache_.k_, &values = cache_.v_;
+  float* const row = cache_.rows_.data() + worker * cache_.row_room();
+  for (Index i = first; i < std::min(first + size_, k_.len()); ++i) {
+    keys.put(k_, b, kv_head, i, begin_ + i, row);
+    values.put(v_, b, kv_head, i, begin_ + i, row);
+    const std::byte* const key = keys.rows.row(b, kv_head, begin_ + i);
+    const float* floats = reinterpret_cast<const float*>(key);
+    if (!keys.format->is_float) {
+      keys.format->widen(key, keys.shape(kv_head), row);
+      floats = row;
     }
-  };
-  constexpr Index few = 64;
-  if (all * n <= few)
-    SerialExecutor{}.run(all * parts, run);
+    *cache_.inverse_norms_.row(b, kv_head, begin_ + i) =
+        detail::inverse_norm_of_row(floats, keys.dim);
+  }
+}
+
+QUOKA_FUNC void KvCache::append_checked(const Rows& k, const Rows& v, ExecutorRef executor) {
+  const Appending rows(*this, k, v, executor.workers());
+  const Index parts = rows.parts(), heads = k.batch() * k.heads();
+  const auto run = [&](Index task, int worker) { rows.run(task / parts, task % parts, worker); };
+  constexpr Index few = 64;  // are not worth a parallel run
+  if (heads * k.len() <= few)
+    SerialExecutor{}.run(heads * parts, run);
   else
-    executor.run(all * parts, run);
-  set_len(begin + n);
+    executor.run(heads * parts, run);
+  rows.finish();
 }
 
 }  // namespace QUOKA_ABI

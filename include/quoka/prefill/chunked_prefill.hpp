@@ -4,12 +4,12 @@
 //   out  = attention(q, cache[keep], {k, v})        the chunk itself always in full, causally
 //   cache += {k, v}
 //
-// The same call with one query is a decode step. Queries, new keys, new values and outputs may each
-// have a format of their own; the cache keeps T, or LayerShape's formats (byte_formats.hpp). A chunk
-// attends to itself as it was given, and to its past as the cache keeps it. Selectors do not know of
-// a sliding window: a layer that has one is best left dense. Every selector enters by the same
-// concept; QuoKA has no private path. Buffers are kept from call to call: with reserve() a steady
-// state does not allocate.
+// all three in one parallel run where the selector can (select/after_selection.hpp). The same call with one query
+// is a decode step. Queries, new keys, new values and outputs may each have a format of their own; the cache keeps
+// T, or LayerShape's formats (byte_formats.hpp). A chunk attends to itself as it was given, and to its past as the
+// cache keeps it. Selectors do not know of a sliding window: a layer that has one is best left dense. Every selector
+// enters by the same concept; QuoKA has no private path. Buffers are kept from call to call: with reserve() a
+// steady state does not allocate.
 #pragma once
 
 #include <quoka/prefill/layer.hpp>
@@ -37,9 +37,19 @@ class ChunkedPrefill {
                ExecutorRef executor = SerialExecutor{}) {
     layer_.check_forward(q, k, v, out);
     layer_.cache().grow(kv_len() + q.len());
-    selector_.select(layer_.input(q, k), state_, selection_, executor);
-    layer_.attend(q, selection_, {k, v}, out, executor);
-    append_checked(q, k, v, executor);
+    detail::Rewind rewind(*this, kv_len());
+    detail::LayerStep step(layer_, q, {k, v}, out, executor.workers());
+    const SelectorInput input = layer_.input(q, k);
+    if constexpr (requires { selector_.select(input, state_, selection_, executor, &step); })
+      selector_.select(input, state_, selection_, executor, &step);
+    else
+      selector_.select(input, state_, selection_, executor);
+    if (!step.finish()) {
+      layer_.attend(q, selection_, {k, v}, out, executor);
+      layer_.cache().append_checked(k, v, executor);
+    }
+    selector_.appended(layer_.input(q, {}), state_, executor);
+    rewind.dismiss();
   }
   // What forward() would attend to of the past, for these queries: selection alone, which selection()
   // then gives as well. Throws as forward(). Methods that look at the chunk's own keys (XAttention)

@@ -10,6 +10,7 @@
 #include <quoka/prefill/layer_shape.hpp>
 #include <quoka/select/selector.hpp>
 
+#include <optional>
 #include <vector>
 
 namespace quoka {
@@ -52,6 +53,9 @@ class Layer {
     workspace_ = {};
     shared_workspace_ = &workspace;
   }
+  AttentionWorkspace& workspace() {
+    return shared_workspace_ != nullptr ? *shared_workspace_ : workspace_;
+  }
   Index scratch_bytes() const { return workspace_.bytes(); }  // of its own
   Index packed_bytes() const { return packed_.bytes(); }      // beside the cache
   // Back to the first `len` keys. Throws as KvCache::truncate.
@@ -68,6 +72,30 @@ class Layer {
   PackedPast packed_;
   AttentionWorkspace workspace_;
   AttentionWorkspace* shared_workspace_ = nullptr;  // in its place, if given
+};
+
+// What forward() does behind a selection, as stages of the selector's parallel run: attention, and the chunk's rows
+// into the cache. Of what was checked; the cache has room.
+class LayerStep final : public AfterSelection {
+ public:
+  LayerStep(Layer& layer, const Rows& q, const Chunk& chunk, const AttentionOutput& out,
+            int workers)
+      : layer_(layer), q_(q), chunk_(chunk), out_(out), workers_(workers) {}
+
+  bool add_to(Chains& chains, const Selection& chosen) override;
+  SelectorInput appended() const override;
+  // Once the selector is done: the cache has the chunk, where its stages were taken along.
+  bool finish() const;
+
+ private:
+  void append(Index head, int, Index part, int worker) const;
+
+  Layer& layer_;
+  const Rows& q_;
+  Chunk chunk_;
+  const AttentionOutput& out_;
+  int workers_;
+  std::optional<KvCache::Appending> appending_;  // none: they were not
 };
 
 // A layer back at `len` tokens, unless all went well.

@@ -61,8 +61,29 @@ QUOKA_FUNC void Layer::attend(const Rows& q, const Selection& keep, const Chunk&
     keep.require_shape(shape_.batch, shape_.kv_heads, cache_.len());
   else
     require_equal("the selection's kv_len", keep.kv_len(), "the keys' kv_len", 0);
-  AttentionWorkspace& workspace = shared_workspace_ != nullptr ? *shared_workspace_ : workspace_;
-  detail::attend(q, past(keep), chunk, out, options_, executor, workspace);
+  detail::attend(q, past(keep), chunk, out, options_, executor, workspace());
+}
+
+QUOKA_FUNC bool LayerStep::add_to(Chains& chains, const Selection& chosen) {
+  if (!add_attention(q_, layer_.past(chosen), chunk_, out_, layer_.options(), workers_,
+                     layer_.workspace(), chains))
+    return false;
+  appending_.emplace(layer_.cache(), chunk_.k, chunk_.v, workers_);
+  chains.add_member<&LayerStep::append>(appending_->parts(), *this);
+  return true;
+}
+QUOKA_FUNC void LayerStep::append(Index head, int, Index part, int worker) const {
+  appending_->run(head, part, worker);
+}
+QUOKA_FUNC SelectorInput LayerStep::appended() const {
+  SelectorInput input = layer_.input(q_, {});
+  input.k = appending_->k(), input.inverse_norms = appending_->inverse_norms();
+  return input;
+}
+QUOKA_FUNC bool LayerStep::finish() const {
+  if (!appending_) return false;
+  appending_->finish();
+  return true;
 }
 
 QUOKA_FUNC SelectorInput Layer::input(const Rows& q, const Rows& chunk_k) const {

@@ -64,11 +64,13 @@ class WorkerScratch {
   // At least `workers` parts, each of them with part.reserve(sizes...).
   template <class... Sizes>
   void reserve(int workers, const Sizes&... sizes) {
-    if constexpr (sizeof...(sizes) > 0 && (std::is_same_v<Sizes, Index> && ...)) {
+    if constexpr (sizeof...(sizes) > 0 && (is_number<Sizes> && ...)) {
       // With a hundred workers looking at every buffer of each takes its time.
-      const std::array<Index, most_sizes> asked{Index{workers}, sizes...};
+      const std::array<Index, most_sizes> asked{Index{workers}, number(sizes)...};
+      constexpr std::array<bool, most_sizes> kinds{false, std::is_pointer_v<Sizes>...};
       bool known = parts_.count() >= workers;
-      for (std::size_t i = 0; i < asked.size(); ++i) known = known && asked[i] <= reserved_[i];
+      for (std::size_t i = 0; i < asked.size(); ++i)
+        known = known && (kinds[i] ? asked[i] == reserved_[i] : asked[i] <= reserved_[i]);
       if (known) return;
       reserved_ = {};  // if memory runs out halfway
       reserve_all(workers, sizes...);
@@ -77,11 +79,19 @@ class WorkerScratch {
       reserve_all(workers, sizes...);
     }
   }
+  // As many without memory: a part for which a task reserves it, where that is seldom needed.
+  void at_least(int workers) { parts_.at_least(workers); }
   Part& operator[](int worker) { return parts_[worker]; }  // that of one worker
   Index bytes() const { return parts_.bytes(); }           // of all parts
 
  private:
-  static constexpr std::size_t most_sizes = 5;
+  static constexpr std::size_t most_sizes = 6;
+
+  // A size, or the kind of what has it: a pointer that need not be read.
+  template <class T>
+  static constexpr bool is_number = std::is_same_v<T, Index> || std::is_pointer_v<T>;
+  static Index number(Index size) { return size; }
+  static Index number(const void* kind) { return reinterpret_cast<Index>(kind); }
 
   template <class... Sizes>
   void reserve_all(int workers, const Sizes&... sizes) {

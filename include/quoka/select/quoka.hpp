@@ -212,8 +212,9 @@ class QuokaScorer {
 
   // The Selection by way of the sketch; false, and nothing done, where there is none of all keys. Throws
   // std::invalid_argument for two levels with SelectorInput::sketch, which knows cells and no order.
+  // after: as a Scorer's (selector.hpp).
   bool select(const SelectorInput& input, Index budget, State& state, Selection& selection,
-              ExecutorRef executor) const;
+              ExecutorRef executor, AfterSelection* after = nullptr) const;
 
   // The float scores of what select() selected.
   void score_selected(const SelectorInput& input, State& state, const Selection& selection,
@@ -256,10 +257,12 @@ class QuokaScorer {
   void softmax_score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
                      ExecutorRef executor) const;
   bool softmax_select(const SelectorInput& input, Index budget, State& state, Selection& selection,
-                      ExecutorRef executor) const;
+                      ExecutorRef executor, AfterSelection* after) const;
+  bool select_by_sketch(const SelectorInput& input, Index budget, State& state,
+                        Selection& selection, ExecutorRef executor, AfterSelection* after) const;
   bool has_sketched_mass(const SelectorInput& input, const State& state) const;
   void sketched_mass(const SelectorInput& input, State& state, TensorView<float, 3> scores,
-                     ExecutorRef executor, Chains& chains, detail::TopKStages* after) const;
+                     ExecutorRef executor, Chains& chains, const detail::StagesRef* after) const;
   bool uses_sketch() const;
   bool sketches(const SelectorInput& input) const;
   detail::FirstLook first_look(const SelectorInput& input, State& state) const;
@@ -279,8 +282,8 @@ static_assert(Selector<QuokaSelector>);
 
 // In the library.
 #if defined(QUOKA_COMPILED) && !defined(QUOKA_COMPILING)
-extern template void QuokaSelector::select(const SelectorInput&, State&, Selection&,
-                                           ExecutorRef) const;
+extern template void QuokaSelector::select(const SelectorInput&, State&, Selection&, ExecutorRef,
+                                           AfterSelection*) const;
 extern template void QuokaSelector::appended(const SelectorInput&, State&, ExecutorRef) const;
 #endif
 

@@ -4,6 +4,7 @@
 #include <quoka/select/quoka.hpp>
 
 #include <algorithm>
+#include <optional>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -54,7 +55,7 @@ struct SoftmaxCode {
   void (QuokaScorer::*score)(const SelectorInput&, QuokaScorer::State&, TensorView<float, 3>,
                              ExecutorRef) const;
   bool (QuokaScorer::*select)(const SelectorInput&, Index, QuokaScorer::State&, Selection&,
-                              ExecutorRef) const;
+                              ExecutorRef, AfterSelection*) const;
   void (QuokaScorer::*select_level)(const LevelPlan&, Index, const SelectorInput&,
                                     QuokaScorer::State&, Selection&, ExecutorRef) const;
 };
@@ -161,7 +162,7 @@ class QueryStages {
         keys_(state.keys) {
     const Rows &q = input.q, &k = input.k;
     state.positions.reserve(q.batch() * q.heads() * n_);
-    state.subselect.reserve(workers, q);
+    state.subselect.reserve(workers, &q.format(), q.dim(), q.len());
     state.rows.reserve(workers, q);
     state.keys.reserve(workers, k);
     state.q_bar.reserve(k.batch() * k.heads() *
@@ -203,6 +204,35 @@ class QueryStages {
   WorkerScratch<FloatRow>& keys_;
 };
 
+// What follows a selection, and behind it the sketch of the keys that came to the cache by it.
+class SketchAfter final : public AfterSelection {
+ public:
+  // sketch: null, where the State keeps none.
+  SketchAfter(AfterSelection& after, KeySketch* sketch, int workers)
+      : after_(after), sketch_(sketch), workers_(workers) {}
+
+  bool add_to(Chains& chains, const Selection& chosen) override {
+    if (!after_.add_to(chains, chosen)) return false;
+    if (sketch_ == nullptr) return true;
+    const SelectorInput input = after_.appended();
+    appending_.emplace(*sketch_, input.k, input.capacity, workers_);
+    chains.add_member<&SketchAfter::append>(appending_->parts(), *this);
+    return true;
+  }
+  SelectorInput appended() const override { return after_.appended(); }
+  void finish() {
+    if (appending_) appending_->finish();
+  }
+
+ private:
+  void append(Index head, int, Index part, int worker) { appending_->run(head, part, worker); }
+
+  AfterSelection& after_;
+  KeySketch* sketch_;
+  int workers_;
+  std::optional<KeySketch::Appending> appending_;
+};
+
 }  // namespace detail
 
 // Those queries, to state.q_bar.
@@ -236,7 +266,7 @@ QUOKA_FUNC bool QuokaScorer::has_sketched_mass(const SelectorInput& input,
 // Queries, their mass and what comes after it, as stages of `chains`.
 QUOKA_FUNC void QuokaScorer::sketched_mass(const SelectorInput& input, State& state,
                                            TensorView<float, 3> scores, ExecutorRef executor,
-                                           Chains& chains, detail::TopKStages* after) const {
+                                           Chains& chains, const detail::StagesRef* after) const {
   detail::QueryStages queries(input, options_, scoring(), state, executor.workers());
   if (input.sketch == nullptr) queries.check(state.sketch.keys);
   queries.add_to(chains);
@@ -266,7 +296,8 @@ QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& st
 
 // Scores and top-k in one run.
 QUOKA_FUNC bool QuokaScorer::softmax_select(const SelectorInput& input, Index budget, State& state,
-                                            Selection& selection, ExecutorRef executor) const {
+                                            Selection& selection, ExecutorRef executor,
+                                            AfterSelection* after) const {
   if (!has_sketched_mass(input, state)) return false;
   const Rows& k = input.k;
   const Index most = std::max(k.len(), input.capacity), tasks = k.batch() * k.heads();
@@ -276,7 +307,14 @@ QUOKA_FUNC bool QuokaScorer::softmax_select(const SelectorInput& input, Index bu
   Chains chains(tasks, detail::chains_at_once(executor.workers()));
   detail::TopKStages top_k(scores, k.heads(), k.len(), budget, options_.top_k, writer,
                            state.sketch.top_k, chains, executor.workers());
-  sketched_mass(input, state, {scores, {k.batch(), k.heads(), k.len()}}, executor, chains, &top_k);
+  detail::AfterWriting follows(writer, after);
+  const auto rest = [&](Chains& to) {
+    top_k.add_to(to);
+    follows.add_to(to);
+  };
+  const detail::StagesRef add_rest(rest);
+  sketched_mass(input, state, {scores, {k.batch(), k.heads(), k.len()}}, executor, chains,
+                &add_rest);
   writer.commit();
   return true;
 }
@@ -291,7 +329,21 @@ QUOKA_FUNC void QuokaScorer::score_selected(const SelectorInput& input, State& s
 }
 
 QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, State& state,
-                                    Selection& selection, ExecutorRef executor) const {
+                                    Selection& selection, ExecutorRef executor,
+                                    AfterSelection* after) const {
+  if (after != nullptr) {
+    detail::SketchAfter with_sketch(*after, sketches(input) ? &state.sketch.keys : nullptr,
+                                    executor.workers());
+    if (!select_by_sketch(input, budget, state, selection, executor, &with_sketch)) return false;
+    with_sketch.finish();
+    return true;
+  }
+  return select_by_sketch(input, budget, state, selection, executor, nullptr);
+}
+
+QUOKA_FUNC bool QuokaScorer::select_by_sketch(const SelectorInput& input, Index budget,
+                                              State& state, Selection& selection,
+                                              ExecutorRef executor, AfterSelection* after) const {
   if (!uses_sketch()) return false;
   if (two_levels()) {
     const detail::LevelsCode& code =
@@ -300,7 +352,7 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
   }
   if (options_.domain == Domain::softmax) {
     const detail::SoftmaxCode& code = QUOKA_DEMANDED(options_.domain.code_, detail::softmax_code)();
-    return (this->*code.select)(input, budget, state, selection, executor);
+    return (this->*code.select)(input, budget, state, selection, executor, after);
   }
   using detail::SketchOf;
   const SketchOf what = input.sketch != nullptr      ? SketchOf::cache
@@ -320,7 +372,7 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
   queries.add_to(chains);
   detail::sketched_top_k(sketch, what, state.q_bar.data(), rows, input.k, input.inverse_norms,
                          options_.aggregation, budget, input.capacity, options_.top_k, selection,
-                         state.sketch, state.score, executor, nullptr, &chains);
+                         state.sketch, state.score, executor, nullptr, &chains, after);
   return true;
 }
 
@@ -406,6 +458,7 @@ QUOKA_FUNC void QuokaScorer::softmax_level(const detail::LevelPlan& plan, Index 
 QUOKA_FUNC void QuokaScorer::appended(const SelectorInput& input, State& state,
                                       ExecutorRef executor) const {
   if (!sketches(input)) return;
+  if (!two_levels() && state.sketch.keys.knows(input.k)) return;  // by select()
   state.sketch.keys.append(input.k, input.capacity, executor);
   if (!two_levels()) return;
   const LevelBlock& block = options_.two_levels.block;

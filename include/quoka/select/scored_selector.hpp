@@ -57,7 +57,12 @@ class ScoredSelector {
   // Writes the keys to attend to. Throws std::invalid_argument when shapes do not fit together, and
   // when the State was told of other keys.
   void select(const SelectorInput& input, State& state, Selection& selection,
-              ExecutorRef executor) const;
+              ExecutorRef executor) const {
+    select(input, state, selection, executor, nullptr);
+  }
+  // The same, and what follows where it can be in the same parallel run; null: nothing.
+  void select(const SelectorInput& input, State& state, Selection& selection, ExecutorRef executor,
+              AfterSelection* after) const;
 
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const;
 
@@ -98,8 +103,8 @@ class ScoredSelector {
     return input.sketch == nullptr || state.kept_bytes() > 0;
   }
 
-  void choose(const SelectorInput& input, State& state, Selection& selection,
-              ExecutorRef executor) const;
+  void choose(const SelectorInput& input, State& state, Selection& selection, ExecutorRef executor,
+              AfterSelection* after) const;
   Index count(const float* scores, Index kv_len, detail::TopKScratch& scratch) const;
 
   Options options_;
@@ -109,11 +114,11 @@ class ScoredSelector {
 // Not inline: where the library has a selector compiled, callers do not compile it again.
 template <Scorer S>
 void ScoredSelector<S>::select(const SelectorInput& input, State& state, Selection& selection,
-                               ExecutorRef executor) const {
+                               ExecutorRef executor, AfterSelection* after) const {
   check_selector_input(input);
   if constexpr (keeps_per_key)
     if (remembers(input, state)) state.keys.check(input);
-  choose(input, state, selection, executor);
+  choose(input, state, selection, executor, after);
   if constexpr (keeps_per_key)
     if (remembers(input, state)) state.keys.require(input);
 }
@@ -131,7 +136,7 @@ void ScoredSelector<S>::appended(const SelectorInput& input, State& state,
 
 template <Scorer S>
 void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selection& selection,
-                               ExecutorRef executor) const {
+                               ExecutorRef executor, AfterSelection* after) const {
   const Rows& k = input.k;
   const Index budget = options_.budget.keys(k.len());
   if (options_.budget.least(k.len()) == k.len())
@@ -140,8 +145,10 @@ void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selecti
 
   const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
   selection.reserve(heads * options_.budget.keys(capacity));
-  if constexpr (requires { scorer_.select(input, budget, state.scorer, selection, executor); })
-    if (scorer_.select(input, budget, state.scorer, selection, executor)) return;
+  if constexpr (requires {
+                  scorer_.select(input, budget, state.scorer, selection, executor, after);
+                })
+    if (scorer_.select(input, budget, state.scorer, selection, executor, after)) return;
   float* const scores = state.scores.reserve_amortised(heads * capacity);
   state.top_k.reserve(executor.workers(), capacity, top_k().window);
   scorer_.score(input, state.scorer, TensorView<float, 3>(scores, {k.batch(), k.heads(), k.len()}),
@@ -156,7 +163,7 @@ void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selecti
                                   state.top_k, executor);
   }
   detail::select_top_k(scores, k.batch(), k.heads(), k.len(), budget, top_k(), selection,
-                       state.top_k, executor);
+                       state.top_k, executor, after);
 }
 
 // Of one head, by a budget by scores.

@@ -8,8 +8,9 @@
 //     // scores [batch, kv_heads, kv_len]; more is better
 //     void score(const SelectorInput&, State&, TensorView<float, 3> scores, ExecutorRef) const;
 //     // optional: the Selection that top_k would make of the scores, by a shorter way; false where
-//     // there is none
-//     bool select(const SelectorInput&, Index budget, State&, Selection&, ExecutorRef) const;
+//     // there is none. after: as below, or null
+//     bool select(const SelectorInput&, Index budget, State&, Selection&, ExecutorRef,
+//                 AfterSelection* after) const;
 //     // optional: which budgets by scores it takes (Budget::Rule). mass: scores are not negative, and
 //     // their sum means something. Without it such a budget is refused
 //     bool takes(Budget::Rule rule) const;
@@ -36,6 +37,8 @@
 //     explicit MySelector(const Options&);
 //     // before the chunk's attention
 //     void select(const SelectorInput&, State&, Selection&, ExecutorRef) const;
+//     // optional: the same, and what follows in the same parallel run. It may leave that alone
+//     void select(const SelectorInput&, State&, Selection&, ExecutorRef, AfterSelection*) const;
 //     // after its keys were appended; optional in a Scorer
 //     void appended(const SelectorInput&, State&, ExecutorRef) const;
 //   };
@@ -49,6 +52,7 @@
 
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/runtime/executor.hpp>
+#include <quoka/select/after_selection.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/views/rows.hpp>
 #include <quoka/views/selection.hpp>

@@ -39,7 +39,10 @@ class FloatRow {
  public:
   // Room for a row of x.
   void reserve(const Rows& x) {
-    if (!x.empty() && !x.format().is_float) widened_.reserve(x.dim());
+    if (!x.empty()) reserve(x.format(), x.dim());
+  }
+  void reserve(const Format& format, Index dim) {
+    if (!format.is_float) widened_.reserve(dim);
   }
   void reserve(const HeadRows& x) {
     if (!x.format->is_float) widened_.reserve(x.shape.dim);

@@ -134,7 +134,7 @@ class Selection {
 
 // Writes a Selection: fill row() of each KV head, set_count() where it is not full, then commit().
 // KV heads may be written by several threads. Until commit() has checked it the Selection is nothing
-// of nothing.
+// of nothing, but for who was promised it.
 class SelectionWriter {
  public:
   // Room for `most` positions for each KV head. Throws std::invalid_argument for more than kv_len,
@@ -153,6 +153,11 @@ class SelectionWriter {
     selection_.counts_.resize(heads);
     for (Index& count : selection_.counts_) count = most;
   }
+  SelectionWriter(const SelectionWriter&) = delete;
+  SelectionWriter& operator=(const SelectionWriter&) = delete;
+  ~SelectionWriter() {
+    if (promised_) selection_.select_all(0, 0, 0);
+  }
 
   // Room for the positions of one KV head: [most].
   std::span<Position> row(Index b, Index kv_head) {
@@ -168,25 +173,38 @@ class SelectionWriter {
               most_);
     selection_.counts_[static_cast<std::size_t>(head)] = count;
   }
-  // Throws std::invalid_argument unless every row ascends strictly within [0, kv_len).
+  // The Selection ahead of its positions, with the counts as they are: for who reads a KV head's positions once
+  // they are written, and calls check() before. Without a commit() it is nothing of nothing in the end.
+  const Selection& promise() {
+    promised_ = true;
+    complete();
+    return selection_;
+  }
+  // Throws std::invalid_argument unless the row of batch * kv_heads' head ascends strictly within [0, kv_len).
+  void check(Index head) const {
+    const Position* const x = selection_.positions_.data() + head * most_;
+    const Index count = selection_.counts_[static_cast<std::size_t>(head)];
+    if (count == 0) return;
+    unsigned descends = 0;
+    for (Index i = 1; i < count; ++i) descends |= x[i] <= x[i - 1] ? 1u : 0u;
+    if (descends != 0u) fail_order(head, x, count);
+    if (x[0] < 0) fail_at(head, "a selected position", x[0], "but must be at least", "", 0);
+    if (x[count - 1] >= kv_len_)
+      fail_at(head, "a selected position", x[count - 1], "but must be at most",
+              "the last past position", kv_len_ - 1);
+  }
+  // Throws as check() for any head. What was promised has been checked, head by head, by who was promised it.
   void commit() {
-    for (Index head = 0; head < batch_ * kv_heads_; ++head) {
-      const Position* const x = selection_.positions_.data() + head * most_;
-      const Index count = selection_.counts_[static_cast<std::size_t>(head)];
-      if (count == 0) continue;
-      unsigned descends = 0;
-      for (Index i = 1; i < count; ++i) descends |= x[i] <= x[i - 1] ? 1u : 0u;
-      if (descends != 0u) fail_order(head, x, count);
-      if (x[0] < 0) fail_at(head, "a selected position", x[0], "but must be at least", "", 0);
-      if (x[count - 1] >= kv_len_)
-        fail_at(head, "a selected position", x[count - 1], "but must be at most",
-                "the last past position", kv_len_ - 1);
-    }
-    selection_.batch_ = batch_, selection_.kv_heads_ = kv_heads_, selection_.kv_len_ = kv_len_;
-    selection_.room_ = most_, selection_.is_all_ = false;
+    for (Index head = 0; head < batch_ * kv_heads_ && !promised_; ++head) check(head);
+    promised_ = false;
+    complete();
   }
 
  private:
+  void complete() {
+    selection_.batch_ = batch_, selection_.kv_heads_ = kv_heads_, selection_.kv_len_ = kv_len_;
+    selection_.room_ = most_, selection_.is_all_ = false;
+  }
   [[noreturn, gnu::cold]] void fail_order(Index head, const Position* x, Index count) const {
     Index i = 1;
     while (i + 1 < count && x[i] > x[i - 1]) ++i;
@@ -205,6 +223,7 @@ class SelectionWriter {
 
   Selection& selection_;
   Index batch_, kv_heads_, kv_len_, most_;
+  bool promised_ = false;
 };
 
 inline Selection::Selection(TensorView<const Position, 3> positions, Index kv_len) {

@@ -44,17 +44,22 @@ QUOKA_FUNC void MassLook::reserve(Index row_count, Index keys, Index dim, Index 
 }
 
 QUOKA_FUNC void SketchedMassScratch::reserve(Index row_count, Index keys, Index most_candidates,
-                                             const Rows& k, Index packed_bytes) {
+                                             const Format* format, Index dim) {
   sums.reserve(MassShape::padded(row_count) * simd::lanes);
   products.reserve(MassShape::most_height * simd::code_pair);
-  gathered.reserve(2 * simd::code_block_bytes(k.dim()));
-  reader.reserve(k);
-  looks[0].reserve(row_count, keys, k.dim(), packed_bytes);
+  gathered.reserve(2 * simd::code_block_bytes(dim));
+  reader.reserve(*format, dim);
+  if (most_candidates > 0) top_k.reserve(keys, 1);
+}
+
+QUOKA_FUNC void SketchedMassSlot::reserve(Index row_count, Index keys, Index most_candidates,
+                                          Index dim, Index packed_bytes) {
+  looks[0].reserve(row_count, keys, dim, packed_bytes);
   if (most_candidates == 0) return;
-  looks[1].reserve(row_count, most_candidates, k.dim(), packed_bytes);
+  looks[1].reserve(row_count, most_candidates, dim, packed_bytes);
   candidates.reserve_amortised(2 * most_candidates);
   candidate_mass.reserve_amortised(most_candidates);
-  top_k.reserve(keys, 1);
+  lists.reserve(keys);
 }
 
 // A key of the cache that is not what was sketched.
@@ -116,10 +121,11 @@ class MassStages : MassShape {
 
  public:
   MassStages(const SketchedMassCall& call, const TensorView<float, 3>& scores,
-             SketchedMassState& state, const Chains& chains, int workers)
+             SketchedMassState& state, Index most_keys, const Chains& chains, int workers)
       : call_(call),
         scores_(scores),
         state_(state),
+        most_keys_(most_keys),
         slots_(chains.slots()),
         twice_(call.look.candidates > 0),
         ranges_{MassShape::ranges(call.keys(), twice_ ? std::ssize(call.look.rows) : call.rows),
@@ -160,9 +166,7 @@ class MassStages : MassShape {
 
   Index of_rows() const { return twice_ ? 2 : 1; }  // tasks of read() that see to rows
   Index heads() const { return call_.k.heads(); }
-  SketchedMassScratch& slot(Index task) const {
-    return state_.scratch[static_cast<int>(task % slots_)];
-  }
+  SketchedMassSlot& slot(Index task) const { return state_.slots[static_cast<int>(task % slots_)]; }
   float* mass(Index task) const { return scores_.row(task / heads(), task % heads(), 0); }
   std::span<Position> best(Index task) const {
     return {slot(task).candidates.data(), static_cast<std::size_t>(call_.look.candidates)};
@@ -213,8 +217,7 @@ class MassStages : MassShape {
       return;
     }
     if (call_.places != nullptr)
-      require(task, call_.keys() - 1, worker),
-          require(task, somewhere(call_.keys()), worker);
+      require(task, call_.keys() - 1, worker), require(task, somewhere(call_.keys()), worker);
     to.count = call_.read_rows(task, to.rows.data(), reader,
                                twice_ ? call_.look.rows : std::span<const Index>{});
     if (twice_ && to.count == 0) {
@@ -278,7 +281,7 @@ class MassStages : MassShape {
   template <class Use>
   void with_top_k(Index task, int worker, Use&& use) const {
     if (!goes_on(task)) return;
-    RangedTopK top_k(mass(task), plain_, call_.look.candidates, chosen_, slot(task).top_k.lists,
+    RangedTopK top_k(mass(task), plain_, call_.look.candidates, chosen_, slot(task).lists,
                      state_.scratch[worker].top_k);
     use(top_k);
   }
@@ -316,8 +319,13 @@ class MassStages : MassShape {
     error = looks[0].by == By::nothing ? 0.0f : looks[0].error;
     if (second) error = std::max(error, looks[1].error);
     error = in_float ? simd::infinity : error * static_cast<float>(ln_2);
-    if (in_float) return;
     float* const x = mass(task);
+    if (in_float) {
+      MassScratch& s = state_.in_float[worker];
+      s.reserve(call_.rows, most_keys_, call_.k.dim());
+      s.key.reserve(call_.k);
+      return call_.in_float(task, x, s);
+    }
     for (Index i = 0; second && i < call_.look.candidates; ++i)
       x[best(task)[static_cast<std::size_t>(i)]] = slot(task).candidate_mass.data()[i];
     if (call_.places != nullptr) require(task, std::max_element(x, x + call_.keys()) - x, worker);
@@ -326,6 +334,7 @@ class MassStages : MassShape {
   const SketchedMassCall& call_;
   const TensorView<float, 3>& scores_;
   SketchedMassState& state_;
+  Index most_keys_;  // as the cache grows
   Index slots_;
   bool twice_;
   KeyRanges ranges_[2], chosen_;
@@ -339,27 +348,23 @@ void sketched_softmax_scores_by(const KeySketch& sketch, const KeySketch::Places
                                 Index capacity, Aggregation over, TensorView<float, 3> scores,
                                 SketchedMassState& state, ExecutorRef executor,
                                 const Candidates* some, FirstLook look, Chains* before = nullptr,
-                                TopKStages* after = nullptr) {
+                                const StagesRef* after = nullptr) {
   const SketchedMassCall call{sketch, places, q_bar, rows, k, logit_scale, over, some, look};
-  const Index heads = k.heads(), tasks = k.batch() * heads;
+  const Index tasks = k.batch() * k.heads();
   const Index most_keys = std::max(call.keys(), capacity);
-  state.scratch.reserve(executor.workers(), rows, most_keys, look.most_candidates, k,
-                        packed_bytes<Tiles>(MassShape::padded(rows), simd::code_steps(k.dim())));
-  float* const errors = state.errors.reserve(tasks);
   Chains own(tasks, chains_at_once(executor.workers()));
   Chains& chains = before != nullptr ? *before : own;
-  MassStages<Tiles> stages(call, scores, state, chains, executor.workers());
+  state.scratch.reserve(executor.workers(), rows, most_keys, look.most_candidates, &k.format(),
+                        k.dim());
+  state.slots.reserve(static_cast<int>(chains.slots()), rows, most_keys, look.most_candidates,
+                      k.dim(),
+                      packed_bytes<Tiles>(MassShape::padded(rows), simd::code_steps(k.dim())));
+  state.in_float.at_least(executor.workers());
+  state.errors.reserve(tasks);
+  MassStages<Tiles> stages(call, scores, state, most_keys, chains, executor.workers());
   stages.add_to(chains);
-  if (after != nullptr) after->add_to(chains, errors);
+  if (after != nullptr) (*after)(chains);
   executor.run_chains(chains);
-  if (std::all_of(errors, errors + tasks, [](float e) { return e < simd::infinity; })) return;
-  state.in_float.reserve(executor.workers(), rows, most_keys, k.dim());
-  for (int worker = 0; worker < executor.workers(); ++worker) state.in_float[worker].key.reserve(k);
-  executor.run(tasks, [&](Index task, int worker) {
-    if (errors[task] < simd::infinity) return;
-    call.in_float(task, scores.row(task / heads, task % heads, 0), state.in_float[worker]);
-    if (after != nullptr) after->run(task, worker);
-  });
 }
 
 QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* places,
@@ -367,7 +372,7 @@ QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch
                                         float logit_scale, Index capacity, Aggregation over,
                                         TensorView<float, 3> scores, SketchedMassState& state,
                                         ExecutorRef executor, const Candidates* some,
-                                        FirstLook look, Chains* before, TopKStages* after) {
+                                        FirstLook look, Chains* before, const StagesRef* after) {
   sketched_softmax_scores_by<simd::Tiles>(sketch, places, q_bar, rows, k, logit_scale, capacity,
                                           over, scores, state, executor, some, look, before, after);
 }
@@ -377,7 +382,7 @@ QUOKA_FUNC void softmax_scores_by_sketch(KeySketch& own, const KeySketch* cache,
                                          Index capacity, Aggregation over,
                                          TensorView<float, 3> scores, SketchedMassState& state,
                                          ExecutorRef executor, FirstLook look, Chains* before,
-                                         TopKStages* after) {
+                                         const StagesRef* after) {
   if (cache == nullptr && before == nullptr)
     own.require_made_from(k);
   else if (cache == nullptr)

@@ -59,33 +59,44 @@ struct MassLook {
   }
 };
 
-// Scratch of one worker, and of one slot of chains.
+// Scratch of one worker.
 struct SketchedMassScratch {
   Buffer<float> sums;             // [rows][lanes]
   Buffer<float> products;         // [rows of a tile][two blocks of keys]
   Buffer<std::uint8_t> gathered;  // two blocks of codes
   FloatRow reader;
-  // Of the slot.
+  TopKScratch top_k;  // that chooses candidates
+
+  void reserve(Index row_count, Index keys, Index most_candidates, const Format* format, Index dim);
+  Index bytes() const {
+    return sums.bytes() + products.bytes() + gathered.bytes() + reader.bytes() + top_k.bytes();
+  }
+};
+
+// What the workers of one head share: of one slot of chains.
+struct SketchedMassSlot {
   MassLook looks[2];             // the only one, or the first and that at its candidates
   Buffer<Position> candidates;   // positions, then rows of the sketch
   Buffer<float> candidate_mass;  // [candidates]
-  TopKScratch top_k;             // that chooses them
+  TopKLists lists;               // of those who choose them
 
   // packed_bytes: of the rows of a pass.
-  void reserve(Index row_count, Index keys, Index most_candidates, const Rows& k,
-               Index packed_bytes);
+  void reserve(Index row_count, Index keys, Index most_candidates, Index dim, Index packed_bytes);
   Index bytes() const {
-    return sums.bytes() + products.bytes() + gathered.bytes() + reader.bytes() + looks[0].bytes() +
-           looks[1].bytes() + candidates.bytes() + candidate_mass.bytes() + top_k.bytes();
+    return looks[0].bytes() + looks[1].bytes() + candidates.bytes() + candidate_mass.bytes() +
+           lists.bytes();
   }
 };
 
 struct SketchedMassState {
   WorkerScratch<SketchedMassScratch> scratch;
-  WorkerScratch<MassScratch> in_float;  // empty until a head is done in float
+  WorkerScratch<SketchedMassSlot> slots;
+  WorkerScratch<MassScratch> in_float;  // empty until the worker does a head in float
   Buffer<float> errors;  // [batch, kv_heads] eps in nats; infinity: the head was done in float
 
-  Index bytes() const { return scratch.bytes() + in_float.bytes() + errors.bytes(); }
+  Index bytes() const {
+    return scratch.bytes() + slots.bytes() + in_float.bytes() + errors.bytes();
+  }
 };
 
 }  // namespace detail

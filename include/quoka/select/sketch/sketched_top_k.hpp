@@ -58,13 +58,15 @@ enum class SketchOf { keys, cache, codes };
 
 // The Selection that top_k makes of score_all_keys' scores. 0 < wanted < kv_len keys are selected;
 // codes_fit(). some: SketchOf::keys, of these alone, as if there were no others; wanted < their count,
-// window 1. before: what the heads, each a chain, have to do first: to q_bar, which is not read until then.
+// window 1. before: what the heads, each a chain, have to do first: to q_bar, which is not read until then;
+// after: last.
 void sketched_top_k(const KeySketch* sketch, SketchOf what, const float* q_bar, Index rows,
                     const Rows& k, const TensorView<const float, 3>& inverse_norms,
                     Aggregation aggregation, Index wanted, Index capacity,
                     const TopKOptions& options, Selection& selection, SketchState& s,
                     WorkerScratch<ScoreScratch>& score, ExecutorRef executor,
-                    const Candidates* some = nullptr, Chains* before = nullptr);
+                    const Candidates* some = nullptr, Chains* before = nullptr,
+                    AfterSelection* after = nullptr);
 
 }  // namespace detail
 

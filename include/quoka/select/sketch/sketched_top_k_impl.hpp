@@ -263,7 +263,7 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
                        Aggregation aggregation, Index wanted, Index capacity,
                        const TopKOptions& options, Selection& selection, SketchState& s,
                        WorkerScratch<ScoreScratch>& score, ExecutorRef executor,
-                       const Candidates* some, Chains* before = nullptr) {
+                       const Candidates* some, Chains* before = nullptr, AfterSelection* after = nullptr) {
   const Index tasks = k.batch() * k.heads(), dim = k.dim();
   const Index kv_len = some != nullptr ? some->count : k.len();
   const int workers = executor.workers();
@@ -283,7 +283,7 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
   s.scores.reserve_amortised(tasks * most);
   if (!in_order) s.errors.reserve_amortised(tasks * most);
   s.queries.reserve(tasks, rows, dim);
-  score.reserve(workers, k, rows);
+  score.reserve(workers, &k.format(), dim, rows);
   s.top_k.reserve(workers, most, options.window);
   s.choices.at_least(chains.slots());
   const Index most_ranges =
@@ -383,6 +383,8 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
     chains.add(ranges.count, write);
   }
   if (some != nullptr) chains.add(1, to_keys);
+  AfterWriting rest(writer, after);
+  rest.add_to(chains);
   executor.run_chains(chains);
   writer.commit();
 }
@@ -393,9 +395,10 @@ QUOKA_FUNC void sketched_top_k(const KeySketch* sketch, SketchOf what, const flo
                                Aggregation aggregation, Index wanted, Index capacity,
                                const TopKOptions& options, Selection& selection, SketchState& s,
                                WorkerScratch<ScoreScratch>& score, ExecutorRef executor,
-                               const Candidates* some, Chains* before) {
+                               const Candidates* some, Chains* before, AfterSelection* after) {
   sketched_top_k_by<simd::Tiles>(sketch, what, q_bar, rows, k, inverse_norms, aggregation, wanted,
-                                 capacity, options, selection, s, score, executor, some, before);
+                                 capacity, options, selection, s, score, executor, some, before,
+                                 after);
 }
 
 }  // namespace detail

@@ -11,11 +11,10 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-QUOKA_FUNC void ScoreScratch::reserve(const Rows& keys, Index rows) {
-  const Index dim = keys.dim();
+QUOKA_FUNC void ScoreScratch::reserve(const Format* format, Index dim, Index rows) {
   tile.reserve(key_tile_size(dim));
   panels.reserve(round_up(rows, simd::lanes) * dim);
-  row.reserve(keys);
+  if (format != nullptr) row.reserve(*format, dim);
 }
 
 QUOKA_FUNC void score_all_keys(const float* q_bar, Index rows, const Rows& keys,
@@ -23,7 +22,7 @@ QUOKA_FUNC void score_all_keys(const float* q_bar, Index rows, const Rows& keys,
                                const ScoreOptions& options, float* scores,
                                WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor) {
   const Index parts = std::max<Index>(1, ceil_div(keys.len(), tuning::score_task_keys));
-  scratch.reserve(executor.workers(), keys, rows);
+  scratch.reserve(executor.workers(), keys.empty() ? nullptr : &keys.format(), keys.dim(), rows);
   executor.run(keys.batch() * keys.heads() * parts, [&](Index task, int worker) {
     const Index head = task / parts, begin = task % parts * tuning::score_task_keys;
     TileScorer scorer(q_bar + head * rows * keys.dim(), rows, keys.dim(), options.aggregation,
@@ -40,7 +39,7 @@ QUOKA_FUNC void score_selected_keys(const float* q_bar, Index rows, const Rows& 
                                     const ScoreOptions& options, const Selection& selection,
                                     Index stride, float* scores,
                                     WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor) {
-  scratch.reserve(executor.workers(), keys, rows);
+  scratch.reserve(executor.workers(), keys.empty() ? nullptr : &keys.format(), keys.dim(), rows);
   executor.run(keys.batch() * keys.heads(), [&](Index head, int worker) {
     const Index b = head / keys.heads(), kv_head = head % keys.heads();
     const std::span<const Position> kept = selection.row(b, kv_head);

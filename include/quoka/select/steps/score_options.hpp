@@ -21,7 +21,7 @@ struct ScoreScratch {
   Buffer<float> panels;  // q_bar, transposed, in panels of one or two packets
   FloatRow row;
 
-  void reserve(const Rows& keys, Index rows);
+  void reserve(const Format* format, Index dim, Index rows);  // of keys; null: there are none
   Index bytes() const { return tile.bytes() + panels.bytes() + row.bytes(); }
 };
 

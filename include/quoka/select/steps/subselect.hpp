@@ -42,12 +42,12 @@ struct SubselectScratch {
   Buffer<Position> order;  // [q_len]
   FloatRow row;
 
-  void reserve(const Rows& q) {
-    mean.reserve(q.dim());
-    inverse.reserve(q.len());
-    cosines.reserve(q.len());
-    order.reserve(q.len());
-    row.reserve(q);
+  void reserve(const Format* format, Index dim, Index q_len) {
+    mean.reserve(dim);
+    inverse.reserve(q_len);
+    cosines.reserve(q_len);
+    order.reserve(q_len);
+    row.reserve(*format, dim);
   }
   Index bytes() const {
     return mean.bytes() + inverse.bytes() + cosines.bytes() + order.bytes() + row.bytes();

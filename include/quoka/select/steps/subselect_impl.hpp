@@ -111,7 +111,7 @@ QUOKA_FUNC void subselect_set(const Rows& q, Index n_queries, const SubselectOpt
 QUOKA_FUNC void subselect_positions(const Rows& q, Index n_queries, const SubselectOptions& options,
                                     Position* positions, WorkerScratch<SubselectScratch>& scratch,
                                     ExecutorRef executor) {
-  scratch.reserve(executor.workers(), q);
+  scratch.reserve(executor.workers(), &q.format(), q.dim(), q.len());
   executor.run(subselect_sets(q, options), [&](Index set, int worker) {
     subselect_set(q, n_queries, options, positions, set, scratch[worker]);
   });

@@ -15,6 +15,7 @@
 #include <quoka/base/buffer.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
+#include <quoka/select/after_selection.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/simd/tuning.hpp>
 #include <quoka/views/selection.hpp>
@@ -127,16 +128,12 @@ class TopKStages {
   TopKStages(const float* scores, Index kv_heads, Index kv_len, Index k, const TopKOptions& options,
              SelectionWriter& writer, WorkerScratch<TopKScratch>& scratch, Chains& chains,
              int workers);
-  // errors [batch * kv_heads]: heads whose error is infinite have no scores yet; null: none of them.
-  void add_to(Chains& chains, const float* errors = nullptr);
-  // All of a head at once: of one that had no scores.
-  void run(Index head, int worker) const;
+  void add_to(Chains& chains);
 
  private:
   void begin(Index head, int stage, Index task, int worker) const;
   void propose(Index head, int stage, Index range, int worker) const;
   void finish(Index head, int stage, Index task, int worker) const;
-  bool has_scores(Index head) const;
   RangedTopK of(Index head, int worker) const;
   std::span<Position> kept(Index head) const;
 
@@ -147,14 +144,14 @@ class TopKStages {
   WorkerScratch<TopKScratch>& scratch_;
   KeyRanges ranges_;
   Index slots_;
-  const float* errors_ = nullptr;
 };
 
 // scores [batch, kv_heads, kv_len], contiguous, to the k best of each; all where k >= kv_len.
-// `scratch` is reserved for kv_len and options.window.
+// `scratch` is reserved for kv_len and options.window. after: what follows in the same parallel run.
 void select_top_k(const float* scores, Index batch, Index kv_heads, Index kv_len, Index k,
                   const TopKOptions& options, Selection& selection,
-                  WorkerScratch<TopKScratch>& scratch, ExecutorRef executor);
+                  WorkerScratch<TopKScratch>& scratch, ExecutorRef executor,
+                  AfterSelection* after = nullptr);
 
 // The same with a number of its own for each KV head, counts [batch * kv_heads], each at most kv_len.
 void select_counted(const float* scores, Index batch, Index kv_heads, Index kv_len,

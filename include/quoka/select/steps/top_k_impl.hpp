@@ -223,8 +223,7 @@ QUOKA_FUNC TopKStages::TopKStages(const float* scores, Index kv_heads, Index kv_
       ranges_(KeyRanges::for_workers(kv_len, chains.count(), workers)),
       slots_(chains.slots()) {}
 
-QUOKA_FUNC void TopKStages::add_to(Chains& chains, const float* errors) {
-  errors_ = errors;
+QUOKA_FUNC void TopKStages::add_to(Chains& chains) {
   if (ranges_.count > 1) {
     chains.add_member<&TopKStages::begin>(1, *this);
     chains.add_member<&TopKStages::propose>(ranges_.count, *this);
@@ -232,20 +231,14 @@ QUOKA_FUNC void TopKStages::add_to(Chains& chains, const float* errors) {
   chains.add_member<&TopKStages::finish>(1, *this);
 }
 
-QUOKA_FUNC void TopKStages::run(Index head, int worker) const {
-  top_k_head(scores_ + head * kv_len_, kv_len_, options_, kept(head), scratch_[worker]);
-}
 QUOKA_FUNC void TopKStages::begin(Index head, int, Index, int worker) const {
-  if (has_scores(head)) of(head, worker).begin();
+  of(head, worker).begin();
 }
 QUOKA_FUNC void TopKStages::propose(Index head, int, Index range, int worker) const {
-  if (has_scores(head)) of(head, worker).propose(range);
+  of(head, worker).propose(range);
 }
 QUOKA_FUNC void TopKStages::finish(Index head, int, Index, int worker) const {
-  if (has_scores(head)) of(head, worker).finish(kept(head));
-}
-QUOKA_FUNC bool TopKStages::has_scores(Index head) const {
-  return errors_ == nullptr || errors_[head] < simd::infinity;
+  of(head, worker).finish(kept(head));
 }
 QUOKA_FUNC RangedTopK TopKStages::of(Index head, int worker) const {
   return RangedTopK(scores_ + head * kv_len_, options_, k_, ranges_,
@@ -257,13 +250,16 @@ QUOKA_FUNC std::span<Position> TopKStages::kept(Index head) const {
 
 QUOKA_FUNC void select_top_k(const float* scores, Index batch, Index kv_heads, Index kv_len,
                              Index k, const TopKOptions& options, Selection& selection,
-                             WorkerScratch<TopKScratch>& scratch, ExecutorRef executor) {
+                             WorkerScratch<TopKScratch>& scratch, ExecutorRef executor,
+                             AfterSelection* after) {
   if (k >= kv_len) return selection.select_all(batch, kv_heads, kv_len);
   SelectionWriter writer(selection, batch, kv_heads, kv_len, k);
   Chains chains(batch * kv_heads, chains_at_once(executor.workers()));
   TopKStages stages(scores, kv_heads, kv_len, k, options, writer, scratch, chains,
                     executor.workers());
   stages.add_to(chains);
+  AfterWriting rest(writer, after);
+  rest.add_to(chains);
   executor.run_chains(chains);
   writer.commit();
 }

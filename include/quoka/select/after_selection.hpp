@@ -1,0 +1,53 @@
+// What a layer does with a KV head's keys once they are chosen: attention to them, then the chunk's own keys into
+// the cache. A selector whose heads are chains takes it along, where it would be three parallel runs more:
+//
+//   choose ─▶ attend ─▶ append ─▶ sketch     head 0
+//   choose ─▶ attend ─▶ append ─▶ sketch     head 1, whatever head 0 does
+//
+// ChunkedPrefill has one (prefill/layer.hpp); a selector that cannot take it along leaves it alone.
+#pragma once
+
+#include <quoka/runtime/chains.hpp>
+#include <quoka/views/selection.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+struct SelectorInput;
+
+class AfterSelection {
+ public:
+  // Adds its stages behind those that choose, where each (batch, KV head) is a chain, in their order. `chosen`
+  // has the counts; a head's positions once the stages before are done. False, and nothing added, where
+  // it has to wait for all heads.
+  virtual bool add_to(Chains& chains, const Selection& chosen) = 0;
+  // What appended() will be told: the chunk's keys are there behind these stages, and a selector may add
+  // stages of its own for what it keeps of them.
+  virtual SelectorInput appended() const = 0;
+
+ protected:
+  ~AfterSelection() = default;
+};
+
+namespace detail {
+// Behind the stages that write to `writer`: a head's positions are checked, and `after` follows. null: nothing does.
+class AfterWriting {
+ public:
+  AfterWriting(SelectionWriter& writer, AfterSelection* after) : writer_(writer), after_(after) {}
+
+  void add_to(Chains& chains) {
+    if (after_ == nullptr) return;
+    chains.add_member<&AfterWriting::check>(1, *this);
+    after_->add_to(chains, writer_.promise());
+  }
+
+ private:
+  void check(Index head, int, Index, int) const { writer_.check(head); }
+
+  SelectionWriter& writer_;
+  AfterSelection* after_;
+};
+}  // namespace detail
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
