@@ -2,6 +2,8 @@
 // share a pool, layers that share a selector, and scratch memory that outlives changing shapes.
 
 #include <quoka/attention/attention.hpp>
+#include <quoka/cache/kv_cache.hpp>
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/quoka.hpp>
 
@@ -13,6 +15,7 @@
 #include <iterator>
 #include <numeric>
 #include <thread>
+#include <vector>
 
 namespace {
 
@@ -233,6 +236,61 @@ TEST(AttentionThreadsWorkspace, ReuseOverChangingShapesAndThreadsGivesTheSameBit
     expect_same(output, attend(in));
   }
   EXPECT_GT(workspace.bytes(), 0);
+}
+
+// So many workers take the tasks in turns, on one thread.
+struct InTurns {
+  int claimed;
+  int workers() const { return claimed; }
+  template <class F>
+  void run(Index tasks, F&& f) const {
+    for (Index task = 0; task < tasks; ++task) f(task, static_cast<int>(task % claimed));
+  }
+  void run_chains(const quoka::Chains& chains) const {
+    for (Index chain = 0; chain < chains.count(); ++chain)
+      for (int stage = 0; stage < chains.stages(); ++stage)
+        run(chains.tasks(stage),
+            [&](Index task, int worker) { chains(chain, stage, task, worker); });
+  }
+};
+
+// Memory is asked for by what a call needs, not by what the last one was: a token of codes after one of floats,
+// larger groups, biased calls, other formats, fewer workers and more.
+TEST(AttentionThreadsWorkspace, ServesCallsOfAnyKindInAnyOrder) {
+  Random random(29);
+  constexpr Index dim = 32, kv_heads = 1;
+  std::vector<quoka::KvCache> caches;
+  for (const auto& [format, len] : {std::pair{&quoka::float_format(), Index{300}},
+                                    {&quoka::format_of<Eigen::half>(), 300},
+                                    {&quoka::q8_0_format(), 300},
+                                    {&quoka::float_format(), 2500}}) {
+    caches.emplace_back(1, kv_heads, dim, dim, *format, *format);
+    const auto k = random.tensor<float>(1, kv_heads, len, dim),
+               v = random.tensor<float>(1, kv_heads, len, dim);
+    caches.back().append(k, v);
+  }
+  const std::vector<float> slopes(16, 0.125f);
+  const auto one_of = [&](auto... all) {
+    const Index values[] = {all...};
+    return values[random.below(std::ssize(values))];
+  };
+  quoka::AttentionWorkspace workspace;
+  for (int round = 0; round < 1200; ++round) {
+    if (round % 4 == 0) workspace = {};  // what it has once, it keeps
+    const Index q_heads = kv_heads * one_of(1, 4), q_len = one_of(1, 1, 90);
+    const quoka::KvCache& cache = caches[uz(one_of(0, 1, 2, 3))];
+    const auto q = random.tensor<float>(1, q_heads, q_len, dim);
+    quoka::AttentionOptions options;
+    options.arithmetic =
+        quoka::Arithmetic::single;  // that of each format would be memory of its own
+    if (one_of(0, 1) == 1) options.alibi_slopes = std::span(slopes).first(uz(q_heads));
+    Tensor4<float> own(1, q_heads, q_len, dim), out(1, q_heads, q_len, dim);
+    const InTurns executor{static_cast<int>(one_of(1, 1, 20))};
+    const quoka::Past past(cache.k(), cache.v());
+    quoka::attention(q, past, {}, quoka::TensorView<float>(own), options, executor);
+    quoka::attention(q, past, {}, quoka::TensorView<float>(out), options, executor, workspace);
+    ASSERT_TRUE(same_bits(out, own)) << "round " << round << ": " << q_heads << " heads, " << q_len;
+  }
 }
 
 }  // namespace

@@ -25,8 +25,8 @@ struct TokenHeads {
 struct CallMemoryShape {
   const PanelArithmetic* arithmetic = nullptr;
   const Format *q = nullptr, *out = nullptr;
-  Index block_keys = 0, dim = 0, v_dim = 0, panels = 0, count = 0;
-  bool biased = false, mixed_k = false, mixed_v = false, in_parts = false;
+  Index block_keys = 0, dim = 0, v_dim = 0, group = 0, panels = 0, count = 0;
+  bool biased = false, mixed_k = false, mixed_v = false, codes = false, in_parts = false;
 
   CallMemoryShape() = default;
   CallMemoryShape(const AttentionCall& call, Index panel_count, Index of, bool parts = false)
@@ -36,11 +36,13 @@ struct CallMemoryShape {
         block_keys(call.block_keys()),
         dim(call.q.dim()),
         v_dim(call.v_dim),
+        group(call.group),
         panels(panel_count),
         count(of),
         biased(call.biased()),
         mixed_k(MixedRows::mixes(call.past_k, call.chunk_k)),
         mixed_v(MixedRows::mixes(call.past_v, call.chunk_v)),
+        codes(TokenScratch::multiplies_codes(call)),
         in_parts(parts) {}
   bool operator==(const CallMemoryShape&) const = default;
 
@@ -99,8 +101,13 @@ struct AttentionScratch {
   WorkerScratch<TokenHeads> token;
   Parts<SharedHead> shared;
   Parts<PartedHead> parted;
-  CallMemoryShape known;  // that `heads` is reserved for
+  CallMemoryShape known;        // that `heads` is reserved for
+  CallMemoryShape known_token;  // likewise `token`
 
+  // count: of heads that a worker takes in turns.
+  void reserve_token(const AttentionCall& call, Index count, int workers) {
+    known_token.become({call, count, workers}, [&] { token.reserve(workers, call, count); });
+  }
   void reserve_heads(const AttentionCall& call, Index panels, int workers, bool in_parts = false) {
     known.become({call, panels, workers, in_parts},
                  [&] { heads.reserve(workers, call, panels, in_parts); });

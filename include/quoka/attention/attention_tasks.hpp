@@ -52,7 +52,7 @@ class AttentionTasks {
       parts_ = parts_of_a_head();
       step_ = together_ ? heads_together(workers) : 1;
       // As many as there may be when the cache has grown.
-      s_.token.reserve(workers, call_, together_ ? call_.kv_heads : 1);
+      s_.reserve_token(call_, together_ ? call_.kv_heads : 1, workers);
     } else if (panels_ < tuning::min_panels_per_task && parts_of_a_head() > 1) {
       parts_ = parts_of_a_head();
       s_.reserve_heads(call_, panels_, workers);
