@@ -291,4 +291,33 @@ TEST(OneRun, APromiseIsNothingUnlessItIsKept) {
   EXPECT_EQ(selection.positions(0, 0), std::vector<quoka::Position>{7});
 }
 
+// Positions that are none are found before anything reads keys by them.
+TEST(OneRun, ChecksAHeadsPositionsBeforeTheyAreRead) {
+  struct Reader final : quoka::AfterSelection {
+    bool add_to(quoka::Chains& chains, const Selection&) override {
+      chains.add_member<&Reader::read>(1, *this);
+      return true;
+    }
+    quoka::SelectorInput appended() const override { return {}; }
+    void read(Index head, int, Index, int) { heads.push_back(head); }
+    std::vector<Index> heads;
+  };
+  for (const quoka::Position wrong : {-1, 3, 10}) {
+    Selection selection;
+    Reader reader;
+    {
+      quoka::SelectionWriter writer(selection, 1, 2, 10, 2);
+      quoka::detail::AfterWriting rest(writer, &reader);
+      quoka::Chains chains(2, 1);
+      rest.add_to(chains);
+      for (const Index head : {0, 1})
+        writer.row(0, head)[0] = 3, writer.row(0, head)[1] = head == 0 ? 5 : wrong;
+      ExecutorRef executor = SerialExecutor{};
+      EXPECT_THROW(executor.run_chains(chains), std::invalid_argument);
+    }
+    EXPECT_EQ(reader.heads, std::vector<Index>{0});
+    EXPECT_EQ(selection, Selection());
+  }
+}
+
 }  // namespace
