@@ -2,7 +2,7 @@
 #pragma once
 
 #include <quoka/attention/attention.hpp>
-#include <quoka/attention/attention_tasks.hpp>
+#include <quoka/attention/workspace_parts.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/kernels/fixed_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>

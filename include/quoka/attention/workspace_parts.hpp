@@ -1,0 +1,98 @@
+// What an AttentionWorkspace is made of: memory, the calls at hand and their tasks; and how these are run.
+//
+// One call is chains, or a list of tasks and then of merges. Several are one after the other where they are chains,
+// and one list of all tasks where they are not.
+#pragma once
+
+#include <quoka/attention/attention.hpp>
+#include <quoka/attention/attention_tasks.hpp>
+#include <quoka/attention/packed_past.hpp>
+#include <quoka/base/sort.hpp>
+
+#include <vector>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// Everything that calls reuse.
+struct AttentionWorkspace::Parts {
+  detail::AttentionScratch scratch;
+  detail::Parts<detail::Partials> partials;    // of each sequence
+  detail::Parts<detail::VisiblePast> visible;  // likewise
+  std::vector<detail::AttentionCall> calls;
+  std::vector<detail::OutputMemory> outputs;
+  std::vector<detail::AttentionTasks> tasks;
+  std::vector<Index> order, ends;  // of the calls, the costliest first, and of their tasks
+
+  void begin(std::size_t sequences) {
+    partials.at_least(static_cast<Index>(sequences));
+    visible.at_least(static_cast<Index>(sequences));
+    tasks.clear();
+    calls.clear();
+    calls.reserve(sequences);
+    tasks.reserve(sequences);
+  }
+  Index bytes() const { return scratch.bytes() + partials.bytes() + visible.bytes(); }
+
+  // One call, as stages of chains of one head each. False where these are too many at once.
+  bool add_to(const detail::AttentionCall& call, Chains& chains, int workers) {
+    begin(1);
+    calls.push_back(call);
+    tasks.emplace_back(calls.front(), scratch, partials[0], workers, true);
+    if (chains.slots() > tasks.front().most_at_once(workers)) return false;
+    tasks.front().add_to(chains);
+    return true;
+  }
+
+  // All calls, each in its own arithmetic. The order of their tasks decides nothing but who works when.
+  void run(ExecutorRef executor) {
+    for (Index i = 0; i < std::ssize(calls); ++i) {
+      detail::AttentionCall& call = calls[static_cast<std::size_t>(i)];
+      if (call.mask != nullptr) {
+        visible[i].find(*call.mask, call.keep, call.q.batch(), call.kv_heads, call.past_k.len(),
+                        executor);
+        call.visible = &visible[i];
+      }
+      if (call.packed_past != nullptr && detail::PackedBlocks::serve(call)) {
+        call.packed_past->blocks().pack(call, executor);
+        call.packed = &call.packed_past->blocks();
+      }
+      tasks.emplace_back(call, scratch, partials[i], executor.workers(), calls.size() == 1);
+    }
+    order.clear();
+    for (Index i = 0; i < std::ssize(tasks); ++i)
+      if (of(i).chained(calls.size() == 1))
+        of(i).run_chains(executor);
+      else
+        order.push_back(i);
+    if (order.empty()) return;
+    detail::sort(order.data(), std::ssize(order), [&](Index a, Index b) {
+      const double x = of(a).cost(), y = of(b).cost();
+      return x > y || (x == y && a < b);
+    });
+    run_each(
+        executor, [](const detail::AttentionTasks& call) { return call.tasks(); },
+        [](detail::AttentionTasks& call, Index task, int worker) { call.run(task, worker); });
+    run_each(
+        executor, [](const detail::AttentionTasks& call) { return call.merges(); },
+        [](detail::AttentionTasks& call, Index head, int) { call.merge(head); });
+  }
+
+ private:
+  detail::AttentionTasks& of(Index call) { return tasks[static_cast<std::size_t>(call)]; }
+
+  template <class Count, class Each>
+  void run_each(ExecutorRef executor, Count&& count, Each&& each) {
+    ends.clear();
+    Index total = 0;
+    for (const Index i : order) ends.push_back(total += count(of(i)));
+    executor.run(total, [&](Index task, int worker) {
+      std::size_t at = 0;
+      while (ends[at] <= task) ++at;
+      each(of(order[at]), task - (at > 0 ? ends[at - 1] : 0), worker);
+    });
+  }
+};
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka

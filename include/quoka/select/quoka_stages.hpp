@@ -1,0 +1,102 @@
+// The first and the last stages of a KV head's chain in QuokaScorer::select: its queries to q_bar, and behind all that
+// a layer does with the keys the sketch of those that came.
+#pragma once
+
+#include <quoka/select/quoka.hpp>
+
+#include <algorithm>
+#include <optional>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// The first stages of each KV head's chain: its queries to q_bar.
+class QueryStages {
+ public:
+  QueryStages(const SelectorInput& input, const QuokaOptions& options, Scoring scoring,
+              QuokaScorer::State& state, int workers)
+      : input_(input),
+        options_(options),
+        scoring_(scoring),
+        state_(state),
+        n_(std::min(options.n_queries, input.q.len())),
+        subselect_{options.query_choice,
+                   options.group_mode == GroupMode::shared ? input.group() : 1, input.group()},
+        keys_(state.keys) {
+    const Rows &q = input.q, &k = input.k;
+    state.positions.reserve(q.batch() * q.heads() * n_);
+    state.subselect.reserve(workers, &q.format(), q.dim(), q.len());
+    state.rows.reserve(workers, q);
+    state.keys.reserve(workers, k);
+    state.q_bar.reserve(k.batch() * k.heads() *
+                        aggregated_rows(n_, input.group(), options.group_mode) * k.dim());
+  }
+
+  // The keys are what was sketched: looked up with the queries.
+  void check(const KeySketch& sketch) { sketch_ = &sketch; }
+
+  void add_to(Chains& chains) {
+    // A token, or a chunk of few, keeps all of its queries in order.
+    if (n_ < input_.q.len()) chains.add_member<&QueryStages::choose>(sets(), *this);
+    chains.add_member<&QueryStages::aggregate>(1, *this);
+  }
+
+ private:
+  Index sets() const { return input_.group() / subselect_.heads_per_set; }  // of a KV head
+
+  void choose(Index task, int, Index set, int worker) {
+    subselect_set(input_.q, n_, subselect_, state_.positions.data(), task * sets() + set,
+                  state_.subselect[worker]);
+  }
+  void aggregate(Index task, int, Index, int worker) {
+    if (sketch_ != nullptr)
+      sketch_->require_made_from(input_.k, task / input_.k.heads(), task % input_.k.heads(),
+                                 keys_[worker]);
+    pre_aggregate_head(input_.q, n_ < input_.q.len() ? state_.positions.data() : nullptr, n_,
+                       input_.k.heads(), options_.group_mode, scoring_, state_.q_bar.data(), task,
+                       state_.rows[worker]);
+  }
+
+  const SelectorInput& input_;
+  const QuokaOptions& options_;
+  Scoring scoring_;
+  QuokaScorer::State& state_;
+  Index n_;
+  SubselectOptions subselect_;
+  const KeySketch* sketch_ = nullptr;
+  WorkerScratch<FloatRow>& keys_;
+};
+
+// What follows a selection, and behind it the sketch of the keys that came to the cache by it.
+class SketchAfter final : public AfterSelection {
+ public:
+  // sketch: null, where the State keeps none.
+  SketchAfter(AfterSelection& after, KeySketch* sketch, int workers)
+      : after_(after), sketch_(sketch), workers_(workers) {}
+
+  bool add_to(Chains& chains, const Selection& chosen) override {
+    if (!after_.add_to(chains, chosen)) return false;
+    if (sketch_ == nullptr) return true;
+    const SelectorInput input = after_.appended();
+    appending_.emplace(*sketch_, input.k, input.capacity, workers_);
+    chains.add_member<&SketchAfter::append>(appending_->parts(), *this);
+    return true;
+  }
+  SelectorInput appended() const override { return after_.appended(); }
+  void finish() {
+    if (appending_) appending_->finish();
+  }
+
+ private:
+  void append(Index head, int, Index part, int worker) { appending_->run(head, part, worker); }
+
+  AfterSelection& after_;
+  KeySketch* sketch_;
+  int workers_;
+  std::optional<KeySketch::Appending> appending_;
+};
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
