@@ -153,9 +153,11 @@ class Decoder {
     layer.reserve(reserved);
   }
 
-  void prefill(Index len, ExecutorRef executor) {
-    const auto q = random_.tensor<float>(1, 8, len, 24), k = random_.tensor<float>(1, 2, len, 24),
-               v = random_.tensor<float>(1, 2, len, 20);
+  // Of the second KV head's keys a channel is so many times as large.
+  void prefill(Index len, ExecutorRef executor, float outlier = 1.0f) {
+    const auto q = random_.tensor<float>(1, 8, len, 24), v = random_.tensor<float>(1, 2, len, 20);
+    auto k = random_.tensor<float>(1, 2, len, 24);
+    for (Index i = 0; i < len; ++i) k(0, 1, i, 3) *= outlier;
     Tensor4<float> out(1, 8, len, 20);
     layer.prefill(q, k, v, out, 120, executor);
   }
@@ -233,6 +235,18 @@ TEST_F(Allocation, NoneWhicheverWorkerRunsATask) {
   Decoder<QuokaSelector> decoder(1024, {.budget = 100, .top_k = {.window = 7}});
   decoder.prefill(600, AsWorker{0});
   decoder.decode(3, AsWorker{0});
+  EXPECT_EQ(allocations_of([&] { decoder.decode(10, AsWorker{1}); }), 0);
+}
+
+// Heads that codes cannot stand for are done in float, by any worker.
+TEST_F(Allocation, NoneWhicheverWorkerDoesAHeadInFloat) {
+  quoka::QuokaOptions options = quoka::QuokaOptions::recommended(4, 100);
+  options.sketch = quoka::Sketch::on;
+  Decoder<QuokaSelector> decoder(1024, options);
+  decoder.prefill(600, AsWorker{0}, 1e20f);
+  decoder.decode(3, AsWorker{0});
+  EXPECT_EQ(decoder.layer.state().scorer.sketched_mass.errors.data()[1],
+            std::numeric_limits<float>::infinity());
   EXPECT_EQ(allocations_of([&] { decoder.decode(10, AsWorker{1}); }), 0);
 }
 

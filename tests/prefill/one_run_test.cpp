@@ -6,6 +6,7 @@
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 #include <quoka/select/baselines/sample_attention.hpp>
+#include <quoka/select/baselines/tidal_decode.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include "support/attention_fixtures.hpp"
@@ -14,7 +15,9 @@
 
 #include <cmath>
 #include <limits>
+#include <memory>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -294,7 +297,7 @@ TEST(OneRun, APromiseIsNothingUnlessItIsKept) {
 // Positions that are none are found before anything reads keys by them.
 TEST(OneRun, ChecksAHeadsPositionsBeforeTheyAreRead) {
   struct Reader final : quoka::AfterSelection {
-    bool add_to(quoka::Chains& chains, const Selection&) override {
+    bool add_to(quoka::Chains& chains, const Selection&, int) override {
       chains.add_member<&Reader::read>(1, *this);
       return true;
     }
@@ -309,7 +312,7 @@ TEST(OneRun, ChecksAHeadsPositionsBeforeTheyAreRead) {
       quoka::SelectionWriter writer(selection, 1, 2, 10, 2);
       quoka::detail::AfterWriting rest(writer, &reader);
       quoka::Chains chains(2, 1);
-      rest.add_to(chains);
+      rest.add_to(chains, 1);
       for (const Index head : {0, 1})
         writer.row(0, head)[0] = 3, writer.row(0, head)[1] = head == 0 ? 5 : wrong;
       ExecutorRef executor = SerialExecutor{};
@@ -318,6 +321,104 @@ TEST(OneRun, ChecksAHeadsPositionsBeforeTheyAreRead) {
     EXPECT_EQ(reader.heads, std::vector<Index>{0});
     EXPECT_EQ(selection, Selection());
   }
+}
+
+// A selector of a caller's own that takes along what follows.
+enum class By { itself, other_pool, wrong_selection, wrong_chains, failing_run };
+struct Own {
+  struct Options {
+    By by = By::itself;
+  };
+  using State = quoka::NoState;
+  explicit Own(const Options& o) : options(o) {}
+  void select(const quoka::SelectorInput& input, State&, Selection& selection,
+              ExecutorRef) const {  // every third key
+    choose(input, selection, nullptr, SerialExecutor{});
+  }
+  void select(const quoka::SelectorInput& input, State&, Selection& selection, ExecutorRef executor,
+              quoka::AfterSelection* after) const {
+    if (options.by != By::failing_run)
+      return choose(input, selection, after,
+                    options.by == By::other_pool ? ExecutorRef(sixteen) : executor);
+    long left = 5;
+    Counting failing{1, nullptr, &left};
+    try {
+      choose(input, selection, after, failing);
+    } catch (const std::runtime_error&) {
+      choose(input, selection, nullptr, executor);
+    }
+  }
+  void appended(const quoka::SelectorInput&, State&, ExecutorRef) const {}
+
+  void choose(const quoka::SelectorInput& input, Selection& selection, quoka::AfterSelection* after,
+              ExecutorRef executor) const {
+    const Index batch = input.k.batch(), heads = input.k.heads();
+    const Index len =
+        input.k.len() + (options.by == By::wrong_selection && after != nullptr ? 9 : 0);
+    quoka::SelectionWriter writer(selection, batch, heads, len, len / 3);
+    quoka::Chains chains(batch * heads - (options.by == By::wrong_chains ? 1 : 0),
+                         executor.workers());
+    auto write = [&](Index head, Index, int) {
+      for (Index i = 0; i < len / 3; ++i)
+        writer.row(head / heads, head % heads)[uz(i)] = static_cast<quoka::Position>(3 * i);
+    };
+    chains.add(1, write);
+    quoka::detail::AfterWriting rest(writer, after);
+    rest.add_to(chains, executor.workers());
+    executor.run_chains(chains);
+    writer.commit();
+  }
+
+  Options options;
+  mutable Counting sixteen{16};
+};
+static_assert(quoka::Selector<Own>);
+
+TEST(OneRun, TakesInACallersSelector) {
+  const Case of = cases().front();
+  for (const By by : {By::itself, By::other_pool, By::failing_run})
+    expect_the_same<Own>(of, {by}, Counting{2});
+}
+TEST(OneRun, RefusesWhatACallersSelectorMustNotPassOn) {
+  const Case of = cases().front();
+  for (const By by : {By::wrong_selection, By::wrong_chains}) {
+    ChunkedPrefill<Own> layer(of.shape, {by});
+    std::vector<Chunk> prompt = prompt_of(of, 7);
+    layer.append(prompt[0].k, prompt[0].v);
+    if (by == By::wrong_selection)
+      expect_refused([&] { forward(layer, prompt[1], SerialExecutor{}); }, {"kv_len", 309, 300});
+    else
+      expect_refused([&] { forward(layer, prompt[1], SerialExecutor{}); },
+                     {"chains", 1, "kv_heads", 2});
+    EXPECT_EQ(layer.kv_len(), 300);
+    EXPECT_EQ(prompt[1].out(0, 0, 0, 0), -1234.0f);
+  }
+}
+
+// A choice that layers share outlives a layer's failure: the layer can be called again.
+TEST(OneRun, AFailedLayerKeepsTheChoiceOfOthers) {
+  const Case of = cases().front();
+  using Layer = ChunkedPrefill<quoka::TidalDecodeSelector>;
+  const auto shared = std::make_shared<quoka::SharedChoice>();
+  std::vector<Layer> layers;
+  for (Index i = 0; i < 3; ++i) {
+    quoka::TidalDecodeSelector::Options options;
+    options.budget = 30;
+    options.plan = {.layer = i, .layer_count = 3, .first_sparse = 0};
+    quoka::TidalDecodeSelector::State state;
+    state.shared = shared;
+    layers.emplace_back(of.shape, options, AttentionOptions{}, std::move(state));
+  }
+  std::vector<Chunk> prompt = prompt_of(of, 7);
+  for (Layer& layer : layers) layer.append(prompt[0].k, prompt[0].v);
+  for (Index i = 0; i < 3; ++i) {
+    long left = 1;
+    if (i == 2)
+      EXPECT_THROW(forward(layers[uz(i)], prompt[1], Counting{1, nullptr, &left}),
+                   std::runtime_error);
+    forward(layers[uz(i)], prompt[1], SerialExecutor{});
+  }
+  EXPECT_EQ(layers[2].selection(), layers[1].selection());
 }
 
 }  // namespace

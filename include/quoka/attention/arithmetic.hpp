@@ -53,8 +53,8 @@ struct Arithmetics {
   // one 1.7, two 0.97, three 0.66; Intel's one 0.65 (measured). One product: q, k, weights and v rounded
   // to 8 bits. Typically off by 2e-3 of the largest output.
   static const Self bfloat16;
-  // Two: q and weights split in two. A cache of bfloat16 is read exactly as it is; another one is
-  // rounded to it. Typically off by 4e-6.
+  // Two: q and weights split in two. A cache of bfloat16 is read exactly as it is: typically off by 4e-6.
+  // Another one is rounded to it: by 2e-3.
   static const Self bfloat16_x2;
   // Three: k and v split as well. Typically off by 6e-6. bfloat16_error() (bfloat16_panels.hpp) has the
   // bounds of the three, which hold for every input.

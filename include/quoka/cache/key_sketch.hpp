@@ -52,7 +52,7 @@ class KeySketch {
   // called. Keys are read by the tasks; room is made, and append()'s throws are thrown, at once.
   class Appending {
    public:
-    // The sketch is not touched meanwhile, but read.
+    // Moves the sketch's memory where it must grow. It is not touched meanwhile, but read.
     Appending(KeySketch& sketch, const Rows& k, Index capacity, int workers);
 
     Index parts() const { return ceil_div(last_ - first_, blocks_); }  // tasks of a head

@@ -81,7 +81,7 @@ class KvCache {
   // is called. Makes room at once.
   class Appending {
    public:
-    // k and v outlive it, and the cache is not touched meanwhile.
+    // The rows of k and v outlive it, and the cache is not touched meanwhile.
     Appending(KvCache& cache, const Rows& k, const Rows& v, int workers);
 
     Index parts() const { return ceil_div(k_.len(), size_); }  // tasks of a head

@@ -32,22 +32,23 @@ class ChunkedPrefill {
   // One chunk, or one decode step. q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, q_len,
   // head_dim], v [batch, kv_heads, q_len, v_dim], out [batch, q_heads, q_len, v_dim], optionally
   // {out, lse}. None of them may lie in this layer's cache, which growth moves. After a throw
-  // (std::invalid_argument where shapes do not fit) the cache is as it was.
+  // (std::invalid_argument where shapes do not fit) the cache is as it was; of out, rows may be written.
   void forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out,
                ExecutorRef executor = SerialExecutor{}) {
     layer_.check_forward(q, k, v, out);
     layer_.cache().grow(kv_len() + q.len());
-    detail::Rewind rewind(*this, kv_len());
-    detail::LayerStep step(layer_, q, {k, v}, out, executor.workers());
+    detail::LayerStep step(layer_, q, {k, v}, out);
     const SelectorInput input = layer_.input(q, k);
     if constexpr (requires { selector_.select(input, state_, selection_, executor, &step); })
       selector_.select(input, state_, selection_, executor, &step);
     else
       selector_.select(input, state_, selection_, executor);
-    if (!step.finish()) {
-      layer_.attend(q, selection_, {k, v}, out, executor);
+    if (!step.done()) layer_.attend(q, selection_, {k, v}, out, executor);
+    detail::Rewind rewind(*this, kv_len());
+    if (step.done())
+      step.finish();
+    else
       layer_.cache().append_checked(k, v, executor);
-    }
     selector_.appended(layer_.input(q, {}), state_, executor);
     rewind.dismiss();
   }
@@ -109,7 +110,8 @@ class ChunkedPrefill {
 
   Index kv_len() const { return cache().len(); }           // tokens in the cache
   const KvCache& cache() const { return layer_.cache(); }  // keys and values so far
-  // What the last forward() attended to of its past, or the last select() chose.
+  // What the last forward() attended to of its past, or the last select() chose; nothing of nothing after one that
+  // threw.
   const Selection& selection() const { return selection_; }
   const S& selector() const { return selector_; }  // made from the options
   typename S::State& state() { return state_; }    // the selector's

@@ -10,6 +10,7 @@
 #include <quoka/prefill/layer_shape.hpp>
 #include <quoka/select/selector.hpp>
 
+#include <atomic>
 #include <optional>
 #include <vector>
 
@@ -78,24 +79,25 @@ class Layer {
 // into the cache. Of what was checked; the cache has room.
 class LayerStep final : public AfterSelection {
  public:
-  LayerStep(Layer& layer, const Rows& q, const Chunk& chunk, const AttentionOutput& out,
-            int workers)
-      : layer_(layer), q_(q), chunk_(chunk), out_(out), workers_(workers) {}
+  LayerStep(Layer& layer, const Rows& q, const Chunk& chunk, const AttentionOutput& out)
+      : layer_(layer), q_(q), chunk_(chunk), out_(out) {}
 
-  bool add_to(Chains& chains, const Selection& chosen) override;
+  bool add_to(Chains& chains, const Selection& chosen, int workers) override;
   SelectorInput appended() const override;
-  // Once the selector is done: the cache has the chunk, where its stages were taken along.
-  bool finish() const;
+  // Once the selector is done: were its stages taken along, and have they run?
+  bool done() const { return left_.load(std::memory_order_relaxed) == 0; }
+  // Then the cache has the chunk.
+  void finish() const { appending_->finish(); }
 
  private:
-  void append(Index head, int, Index part, int worker) const;
+  void append(Index head, int, Index part, int worker);
 
   Layer& layer_;
   const Rows& q_;
   Chunk chunk_;
   const AttentionOutput& out_;
-  int workers_;
-  std::optional<KvCache::Appending> appending_;  // none: they were not
+  std::optional<KvCache::Appending> appending_;
+  std::atomic<Index> left_{-1};  // tasks of it; below 0: there are none
 };
 
 // A layer back at `len` tokens, unless all went well.

@@ -1,7 +1,7 @@
 // Scratch memory of a parallel call: one part per worker of the executor.
 //
 // Parts are sized before the tasks start and for every worker, whichever of them will run a task,
-// so no task allocates and a repeated call allocates nothing. A Part has reserve(sizes...) and
+// so no task allocates (but where at_least() says so) and a repeated call allocates nothing. A Part has reserve(sizes...) and
 // bytes(). Not to be shared by concurrent calls.
 #pragma once
 
@@ -61,6 +61,16 @@ class Parts {
 template <class Part>
 class WorkerScratch {
  public:
+  WorkerScratch() = default;
+  // Takes the memory over; the other one is then empty.
+  WorkerScratch(WorkerScratch&& other) noexcept
+      : parts_(std::move(other.parts_)), reserved_(std::exchange(other.reserved_, {})) {}
+  // Likewise.
+  WorkerScratch& operator=(WorkerScratch&& other) noexcept {
+    parts_ = std::move(other.parts_), reserved_ = std::exchange(other.reserved_, {});
+    return *this;
+  }
+
   // At least `workers` parts, each of them with part.reserve(sizes...).
   template <class... Sizes>
   void reserve(int workers, const Sizes&... sizes) {
@@ -79,7 +89,7 @@ class WorkerScratch {
       reserve_all(workers, sizes...);
     }
   }
-  // As many without memory: a part for which a task reserves it, where that is seldom needed.
+  // As many without memory: parts for which a task reserves it, where that is seldom needed.
   void at_least(int workers) { parts_.at_least(workers); }
   Part& operator[](int worker) { return parts_[worker]; }  // that of one worker
   Index bytes() const { return parts_.bytes(); }           // of all parts

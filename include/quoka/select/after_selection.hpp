@@ -1,8 +1,8 @@
 // What a layer does with a KV head's keys once they are chosen: attention to them, then the chunk's own keys into
 // the cache. A selector whose heads are chains takes it along, where it would be three parallel runs more:
 //
-//   choose ─▶ attend ─▶ append ─▶ sketch     head 0
-//   choose ─▶ attend ─▶ append ─▶ sketch     head 1, whatever head 0 does
+//   choose ─▶ check ─▶ attend ─▶ append ─▶ sketch     head 0
+//   choose ─▶ check ─▶ attend ─▶ append ─▶ sketch     head 1, whatever head 0 does
 //
 // ChunkedPrefill has one (prefill/layer.hpp); a selector that cannot take it along leaves it alone.
 #pragma once
@@ -17,12 +17,13 @@ struct SelectorInput;
 
 class AfterSelection {
  public:
-  // Adds its stages behind those that choose, where each (batch, KV head) is a chain, in their order. `chosen`
-  // has the counts; a head's positions once the stages before are done. False, and nothing added, where
-  // it has to wait for all heads.
-  virtual bool add_to(Chains& chains, const Selection& chosen) = 0;
-  // What appended() will be told: the chunk's keys are there behind these stages, and a selector may add
-  // stages of its own for what it keeps of them.
+  // Adds its stages behind those that choose. Each (batch, KV head) is a chain, in their order; an executor of
+  // `workers` will run them. `chosen` has the counts, and a head's positions, checked, once the stages before are
+  // done. What the run throws, the selector throws. False, and nothing added, where all heads must be chosen first.
+  // Throws std::invalid_argument for chains or a Selection of another shape.
+  virtual bool add_to(Chains& chains, const Selection& chosen, int workers) = 0;
+  // What appended() will be told, once stages were added: the chunk's keys are there behind these, and a selector may
+  // add stages of its own for what it keeps of them.
   virtual SelectorInput appended() const = 0;
 
  protected:
@@ -30,15 +31,16 @@ class AfterSelection {
 };
 
 namespace detail {
+
 // Behind the stages that write to `writer`: a head's positions are checked, and `after` follows. null: nothing does.
 class AfterWriting {
  public:
   AfterWriting(SelectionWriter& writer, AfterSelection* after) : writer_(writer), after_(after) {}
 
-  void add_to(Chains& chains) {
+  void add_to(Chains& chains, int workers) {
     if (after_ == nullptr) return;
     chains.add_member<&AfterWriting::check>(1, *this);
-    after_->add_to(chains, writer_.promise());
+    after_->add_to(chains, writer_.promise(), workers);
   }
 
  private:
@@ -47,7 +49,7 @@ class AfterWriting {
   SelectionWriter& writer_;
   AfterSelection* after_;
 };
-}  // namespace detail
 
+}  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka

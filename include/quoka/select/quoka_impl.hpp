@@ -220,7 +220,7 @@ QUOKA_FUNC bool QuokaScorer::softmax_select(const SelectorInput& input, Index bu
   detail::AfterWriting follows(writer, after);
   const auto rest = [&](Chains& to) {
     top_k.add_to(to);
-    follows.add_to(to);
+    follows.add_to(to, executor.workers());
   };
   const detail::StagesRef add_rest(rest);
   sketched_mass(input, state, {scores, {k.batch(), k.heads(), k.len()}}, executor, chains,
@@ -242,8 +242,7 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
                                     Selection& selection, ExecutorRef executor,
                                     AfterSelection* after) const {
   if (after != nullptr) {
-    detail::SketchAfter with_sketch(*after, sketches(input) ? &state.sketch.keys : nullptr,
-                                    executor.workers());
+    detail::SketchAfter with_sketch(*after, sketches(input) ? &state.sketch.keys : nullptr);
     if (!select_by_sketch(input, budget, state, selection, executor, &with_sketch)) return false;
     with_sketch.finish();
     return true;

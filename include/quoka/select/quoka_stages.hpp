@@ -21,6 +21,7 @@ class QueryStages {
         scoring_(scoring),
         state_(state),
         n_(std::min(options.n_queries, input.q.len())),
+        parts_(workers == 1 ? 1 : std::min<Index>(n_, 4)),
         subselect_{options.query_choice,
                    options.group_mode == GroupMode::shared ? input.group() : 1, input.group()},
         keys_(state.keys) {
@@ -39,7 +40,7 @@ class QueryStages {
   void add_to(Chains& chains) {
     // A token, or a chunk of few, keeps all of its queries in order.
     if (n_ < input_.q.len()) chains.add_member<&QueryStages::choose>(sets(), *this);
-    chains.add_member<&QueryStages::aggregate>(1, *this);
+    chains.add_member<&QueryStages::aggregate>(parts_, *this);
   }
 
  private:
@@ -49,20 +50,20 @@ class QueryStages {
     subselect_set(input_.q, n_, subselect_, state_.positions.data(), task * sets() + set,
                   state_.subselect[worker]);
   }
-  void aggregate(Index task, int, Index, int worker) {
-    if (sketch_ != nullptr)
+  void aggregate(Index task, int, Index part, int worker) {
+    if (part == 0 && sketch_ != nullptr)
       sketch_->require_made_from(input_.k, task / input_.k.heads(), task % input_.k.heads(),
                                  keys_[worker]);
     pre_aggregate_head(input_.q, n_ < input_.q.len() ? state_.positions.data() : nullptr, n_,
                        input_.k.heads(), options_.group_mode, scoring_, state_.q_bar.data(), task,
-                       state_.rows[worker]);
+                       part * n_ / parts_, (part + 1) * n_ / parts_, state_.rows[worker]);
   }
 
   const SelectorInput& input_;
   const QuokaOptions& options_;
   Scoring scoring_;
   QuokaScorer::State& state_;
-  Index n_;
+  Index n_, parts_;  // of a head: queries that are kept, and tasks that see to some of them
   SubselectOptions subselect_;
   const KeySketch* sketch_ = nullptr;
   WorkerScratch<FloatRow>& keys_;
@@ -72,14 +73,13 @@ class QueryStages {
 class SketchAfter final : public AfterSelection {
  public:
   // sketch: null, where the State keeps none.
-  SketchAfter(AfterSelection& after, KeySketch* sketch, int workers)
-      : after_(after), sketch_(sketch), workers_(workers) {}
+  SketchAfter(AfterSelection& after, KeySketch* sketch) : after_(after), sketch_(sketch) {}
 
-  bool add_to(Chains& chains, const Selection& chosen) override {
-    if (!after_.add_to(chains, chosen)) return false;
+  bool add_to(Chains& chains, const Selection& chosen, int workers) override {
+    if (!after_.add_to(chains, chosen, workers)) return false;
     if (sketch_ == nullptr) return true;
     const SelectorInput input = after_.appended();
-    appending_.emplace(*sketch_, input.k, input.capacity, workers_);
+    appending_.emplace(*sketch_, input.k, input.capacity, workers);
     chains.add_member<&SketchAfter::append>(appending_->parts(), *this);
     return true;
   }
@@ -93,7 +93,6 @@ class SketchAfter final : public AfterSelection {
 
   AfterSelection& after_;
   KeySketch* sketch_;
-  int workers_;
   std::optional<KeySketch::Appending> appending_;
 };
 

@@ -147,8 +147,13 @@ void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selecti
   selection.reserve(heads * options_.budget.keys(capacity));
   if constexpr (requires {
                   scorer_.select(input, budget, state.scorer, selection, executor, after);
-                })
+                }) {
     if (scorer_.select(input, budget, state.scorer, selection, executor, after)) return;
+  } else if constexpr (requires {
+                         scorer_.select(input, budget, state.scorer, selection, executor);
+                       }) {
+    if (scorer_.select(input, budget, state.scorer, selection, executor)) return;
+  }
   float* const scores = state.scores.reserve_amortised(heads * capacity);
   state.top_k.reserve(executor.workers(), capacity, top_k().window);
   scorer_.score(input, state.scorer, TensorView<float, 3>(scores, {k.batch(), k.heads(), k.len()}),

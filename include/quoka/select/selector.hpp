@@ -8,9 +8,9 @@
 //     // scores [batch, kv_heads, kv_len]; more is better
 //     void score(const SelectorInput&, State&, TensorView<float, 3> scores, ExecutorRef) const;
 //     // optional: the Selection that top_k would make of the scores, by a shorter way; false where
-//     // there is none. after: as below, or null
+//     // there is none. after: as below, or null; may be left out
 //     bool select(const SelectorInput&, Index budget, State&, Selection&, ExecutorRef,
-//                 AfterSelection* after) const;
+//                 AfterSelection* after = nullptr) const;
 //     // optional: which budgets by scores it takes (Budget::Rule). mass: scores are not negative, and
 //     // their sum means something. Without it such a budget is refused
 //     bool takes(Budget::Rule rule) const;

@@ -174,7 +174,8 @@ class SelectionWriter {
     selection_.counts_[static_cast<std::size_t>(head)] = count;
   }
   // The Selection ahead of its positions, with the counts as they are: for who reads a KV head's positions once
-  // they are written, and calls check() before. Without a commit() it is nothing of nothing in the end.
+  // they are written. The writer's owner calls check() of each head before, and commit() does not again. Without a
+  // commit() it is nothing of nothing in the end.
   const Selection& promise() {
     promised_ = true;
     complete();

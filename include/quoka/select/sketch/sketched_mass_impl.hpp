@@ -130,7 +130,8 @@ class MassStages : MassShape {
         twice_(call.look.candidates > 0),
         ranges_{MassShape::ranges(call.keys(), twice_ ? std::ssize(call.look.rows) : call.rows),
                 MassShape::ranges(call.look.candidates, call.rows)},
-        chosen_(KeyRanges::for_workers(call.keys(), chains.count(), workers)) {}
+        chosen_(KeyRanges::for_workers(call.keys(), chains.count(), workers)),
+        candidates_(KeyRanges::for_workers(call.look.candidates, chains.count(), workers)) {}
 
   void add_to(Chains& chains) {
     chains.add_member<&MassStages::read>(of_rows() + ranges_[0].count, *this);
@@ -142,7 +143,13 @@ class MassStages : MassShape {
       chains.add_member<&MassStages::read_best>(ranges_[1].count + chosen_.count, *this);
       add_look<1>(chains);
     }
-    chains.add_member<&MassStages::finish>(1, *this);
+    chains.add_member<&MassStages::finish>(twice_ ? candidates_.count : 1, *this);
+    if (call_.places != nullptr) chains.add_member<&MassStages::look_up>(1, *this);
+  }
+  void reserve_in_float(int worker) const {
+    MassScratch& s = state_.in_float[worker];
+    s.reserve(call_.rows, most_keys_, call_.k.dim());
+    s.key.reserve(call_.k);
   }
 
  private:
@@ -293,42 +300,57 @@ class MassStages : MassShape {
   }
   void find_best(Index task, int, Index, int worker) {
     with_top_k(task, worker, [&](RangedTopK& top_k) { top_k.finish(best(task)); });
-    if (!goes_on(task)) return;
-    const KeySketch::Places listed =
-        call_.some != nullptr ? call_.some->places(task) : KeySketch::Places{};
-    const KeySketch::Places* const places = call_.some != nullptr ? &listed : call_.places;
-    Position* cell = best(task).data() + best(task).size();
-    for (const Position key : best(task))
-      *cell++ = places != nullptr ? static_cast<Position>((*places)(key)) : key;
   }
   // What there is of these; and the mass of all others, which is 0.
   void read_best(Index task, int, Index part, int worker) {
     if (!goes_on(task)) return;
-    if (part < ranges_[1].count)
+    if (part < ranges_[1].count) {
+      find_cells(task, part);
       return with<1>(task, worker, [&](SketchedMass<Tiles>& head) { head.read_keys(part); });
+    }
     const auto [begin, end] = chosen_.of(part - ranges_[1].count);
     float* const x = mass(task);
     for (Index t = begin; t < end; ++t) x[t] = std::isfinite(x[t]) ? 0.0f : x[t];
   }
 
-  void finish(Index task, int, Index, int worker) {
+  // Rows of the sketch where a range of candidates lies.
+  void find_cells(Index task, Index range) const {
+    const KeySketch::Places listed =
+        call_.some != nullptr ? call_.some->places(task) : KeySketch::Places{};
+    const KeySketch::Places* const places = call_.some != nullptr ? &listed : call_.places;
+    const Position* const keys = best(task).data();
+    Position* const cells = best(task).data() + best(task).size();
+    const auto [begin, end] = ranges_[1].of(range);
+    for (Index i = begin; i < end; ++i)
+      cells[i] = places != nullptr ? static_cast<Position>((*places)(keys[i])) : keys[i];
+  }
+
+  // The candidates' mass in its place; or all of the head in float.
+  void finish(Index task, int, Index part, int worker) {
     const MassLook* const looks = slot(task).looks;
-    float& error = state_.errors.data()[task];
     const bool second = goes_on(task);
     const bool in_float = looks[0].by == By::floats || (second && looks[1].by == By::floats);
-    error = looks[0].by == By::nothing ? 0.0f : looks[0].error;
-    if (second) error = std::max(error, looks[1].error);
-    error = in_float ? simd::infinity : error * static_cast<float>(ln_2);
     float* const x = mass(task);
-    if (in_float) {
-      MassScratch& s = state_.in_float[worker];
-      s.reserve(call_.rows, most_keys_, call_.k.dim());
-      s.key.reserve(call_.k);
-      return call_.in_float(task, x, s);
+    if (part == 0) {
+      float error = looks[0].by == By::nothing ? 0.0f : looks[0].error;
+      if (second) error = std::max(error, looks[1].error);
+      state_.errors.data()[task] = in_float ? simd::infinity : error * static_cast<float>(ln_2);
     }
-    for (Index i = 0; second && i < call_.look.candidates; ++i)
+    if (in_float) {
+      if (part > 0) return;
+      reserve_in_float(worker);
+      return call_.in_float(task, x, state_.in_float[worker]);
+    }
+    if (!second) return;
+    const auto [begin, end] = candidates_.of(part);
+    for (Index i = begin; i < end; ++i)
       x[best(task)[static_cast<std::size_t>(i)]] = slot(task).candidate_mass.data()[i];
-    if (call_.places != nullptr) require(task, std::max_element(x, x + call_.keys()) - x, worker);
+  }
+  // The key that has most is what was sketched.
+  void look_up(Index task, int, Index, int worker) {
+    if (state_.errors.data()[task] == simd::infinity) return;
+    const float* const x = mass(task);
+    require(task, std::max_element(x, x + call_.keys()) - x, worker);
   }
 
   const SketchedMassCall& call_;
@@ -337,7 +359,7 @@ class MassStages : MassShape {
   Index most_keys_;  // as the cache grows
   Index slots_;
   bool twice_;
-  KeyRanges ranges_[2], chosen_;
+  KeyRanges ranges_[2], chosen_, candidates_;
   int first_pass_[2] = {};
   TopKOptions plain_;
 };
@@ -360,11 +382,17 @@ void sketched_softmax_scores_by(const KeySketch& sketch, const KeySketch::Places
                       k.dim(),
                       packed_bytes<Tiles>(MassShape::padded(rows), simd::code_steps(k.dim())));
   state.in_float.at_least(executor.workers());
-  state.errors.reserve(tasks);
+  float* const errors = state.errors.reserve(tasks);
   MassStages<Tiles> stages(call, scores, state, most_keys, chains, executor.workers());
   stages.add_to(chains);
   if (after != nullptr) (*after)(chains);
+  // Where there was a head for float, there will be others, of any worker.
+  for (int worker = 0; state.any_in_float && worker < executor.workers(); ++worker)
+    stages.reserve_in_float(worker);
   executor.run_chains(chains);
+  state.any_in_float = state.any_in_float || std::any_of(errors, errors + tasks, [](float e) {
+                         return e == simd::infinity;
+                       });
 }
 
 QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* places,

@@ -91,8 +91,10 @@ struct SketchedMassSlot {
 struct SketchedMassState {
   WorkerScratch<SketchedMassScratch> scratch;
   WorkerScratch<SketchedMassSlot> slots;
-  WorkerScratch<MassScratch> in_float;  // empty until the worker does a head in float
-  Buffer<float> errors;  // [batch, kv_heads] eps in nats; infinity: the head was done in float
+  WorkerScratch<MassScratch>
+      in_float;               // empty until the worker does a head in float, or after any did
+  bool any_in_float = false;  // in a call before
+  Buffer<float> errors;       // [batch, kv_heads] eps in nats; infinity: the head was done in float
 
   Index bytes() const {
     return scratch.bytes() + slots.bytes() + in_float.bytes() + errors.bytes();

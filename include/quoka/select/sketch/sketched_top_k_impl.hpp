@@ -263,7 +263,8 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
                        Aggregation aggregation, Index wanted, Index capacity,
                        const TopKOptions& options, Selection& selection, SketchState& s,
                        WorkerScratch<ScoreScratch>& score, ExecutorRef executor,
-                       const Candidates* some, Chains* before = nullptr, AfterSelection* after = nullptr) {
+                       const Candidates* some, Chains* before = nullptr,
+                       AfterSelection* after = nullptr) {
   const Index tasks = k.batch() * k.heads(), dim = k.dim();
   const Index kv_len = some != nullptr ? some->count : k.len();
   const int workers = executor.workers();
@@ -384,7 +385,7 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
   }
   if (some != nullptr) chains.add(1, to_keys);
   AfterWriting rest(writer, after);
-  rest.add_to(chains);
+  rest.add_to(chains, workers);
   executor.run_chains(chains);
   writer.commit();
 }

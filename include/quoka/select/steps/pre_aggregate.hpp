@@ -28,10 +28,10 @@ constexpr Index aggregated_rows(Index n_queries, Index group, GroupMode mode) {
 
 // q [batch, q_heads, q_len, head_dim], of which positions [batch, q_heads, n] (null: all q_len = n)
 // are averaged: q_bar [batch, kv_heads, aggregated_rows, head_dim].
-// pre_aggregate_head does KV head task = b * kv_heads + kv_head alone.
+// pre_aggregate_head does KV head task = b * kv_heads + kv_head alone, the slots [begin, end) of [0, n).
 void pre_aggregate_head(const Rows& q, const Position* positions, Index n, Index kv_heads,
-                        GroupMode mode, Scoring scoring, float* q_bar, Index task,
-                        FloatRow& reader);
+                        GroupMode mode, Scoring scoring, float* q_bar, Index task, Index begin,
+                        Index end, FloatRow& reader);
 void pre_aggregate_rows(const Rows& q, const Position* positions, Index n, Index kv_heads,
                         GroupMode mode, Scoring scoring, float* q_bar,
                         WorkerScratch<FloatRow>& scratch, ExecutorRef executor);

@@ -13,17 +13,18 @@ namespace detail {
 
 QUOKA_FUNC void pre_aggregate_head(const Rows& q, const Position* positions, Index n,
                                    Index kv_heads, GroupMode mode, Scoring scoring, float* q_bar,
-                                   Index task, FloatRow& reader) {
+                                   Index task, Index begin, Index end, FloatRow& reader) {
   const Index group = q.heads() / kv_heads, dim = q.dim();
   const Index rows = aggregated_rows(n, group, mode);
   const bool apart = mode == GroupMode::per_head;
   const float share = apart ? 1.0f : 1.0f / static_cast<float>(group);
   const Index b = task / kv_heads;
   float* const of_task = q_bar + task * rows * dim;
-  std::fill_n(of_task, rows * dim, 0.0f);
+  for (Index first = 0; first < rows; first += n)
+    std::fill_n(of_task + (first + begin) * dim, (end - begin) * dim, 0.0f);
   for (Index r = 0; r < group; ++r) {
     const Index head = task % kv_heads * group + r;
-    for (Index m = 0; m < n; ++m) {
+    for (Index m = begin; m < end; ++m) {
       const Index at = positions != nullptr ? positions[(b * q.heads() + head) * n + m] : m;
       const float* const row = reader.read(q, b, head, at);
       const float inverse = inverse_norm_of_row(row, dim);
@@ -40,7 +41,8 @@ QUOKA_FUNC void pre_aggregate_rows(const Rows& q, const Position* positions, Ind
                                    WorkerScratch<FloatRow>& scratch, ExecutorRef executor) {
   scratch.reserve(executor.workers(), q);
   executor.run(q.batch() * kv_heads, [&](Index task, int worker) {
-    pre_aggregate_head(q, positions, n, kv_heads, mode, scoring, q_bar, task, scratch[worker]);
+    pre_aggregate_head(q, positions, n, kv_heads, mode, scoring, q_bar, task, 0, n,
+                       scratch[worker]);
   });
 }
 

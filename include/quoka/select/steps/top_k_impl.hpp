@@ -259,7 +259,7 @@ QUOKA_FUNC void select_top_k(const float* scores, Index batch, Index kv_heads, I
                     executor.workers());
   stages.add_to(chains);
   AfterWriting rest(writer, after);
-  rest.add_to(chains);
+  rest.add_to(chains, executor.workers());
   executor.run_chains(chains);
   writer.commit();
 }
