@@ -179,6 +179,14 @@ TEST(OneRun, TakesInASelectorThatOnlyScores) {
     for (const int workers : {1, 40})
       expect_the_same<quoka::SampleAttentionSelector>(of, {.budget = 60}, Counting{workers});
 }
+// How work is cut follows from which keys a window hides: attention waits for all heads' lists.
+TEST(OneRun, WaitsWhereAWindowHidesKeysOfTheLists) {
+  Case of = cases().front();
+  of.attention.sliding_window = 300;
+  of.chunks = {700, 96, 96, 96, 96, 96, 96, 1, 96};
+  for (const int workers : {1, 64})
+    expect_the_same<QuokaSelector>(of, of_preset("quoka", of.shape, 500), Counting{workers});
+}
 // Lists as long as several parts, and chunks in one of them.
 TEST(OneRun, AttendsToLongLists) {
   const Case of{
