@@ -218,6 +218,17 @@ TEST(SketchThreads, AnyNumberOfThreadsGivesTheSame) {
   });
 }
 
+TEST(SketchedCache, MayBeToldOfNoKeysAndOfNoHeads) {
+  quoka::KeySketch sketch;
+  sketch.append(Rows(), 0, SerialExecutor{});
+  EXPECT_EQ(sketch.len(), 0);
+  Random random(31);
+  const auto k = random.tensor<float>(1, 2, 40, 24);
+  sketch.append(Rows(k), 40, SerialExecutor{});
+  sketch.append(Rows(k), 40, SerialExecutor{});
+  EXPECT_EQ(sketch.len(), 40);
+}
+
 TEST(SketchedCache, FollowsTheCacheThroughTruncateAndAnotherBranch) {
   Random random(309);
   const auto q = random.tensor<float>(1, 4, 16, 24), k = random.tensor<float>(1, 2, 300, 24),

@@ -4,7 +4,6 @@
 // and one list of all tasks where they are not.
 #pragma once
 
-#include <quoka/attention/attention.hpp>
 #include <quoka/attention/attention_tasks.hpp>
 #include <quoka/attention/packed_past.hpp>
 #include <quoka/base/sort.hpp>

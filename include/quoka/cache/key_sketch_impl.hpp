@@ -132,7 +132,8 @@ QUOKA_FUNC KeySketch::Appending::Appending(KeySketch& sketch, const Rows& k, Ind
   // Whole blocks are one task's.
   first_ = sketch.len_ / simd::code_block;
   last_ = sketch.len_ < k.len() ? simd::code_blocks(k.len()) : first_;
-  const Index wanted = std::max<Index>(1, 2 * Index{workers} / (k.batch() * k.heads()));
+  const Index heads = std::max<Index>(1, k.batch() * k.heads());
+  const Index wanted = std::max<Index>(1, 2 * Index{workers} / heads);
   blocks_ = std::max<Index>(1, ceil_div(last_ - first_, wanted));
 }
 

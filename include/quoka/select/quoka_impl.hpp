@@ -2,7 +2,7 @@
 #pragma once
 
 #include <quoka/select/quoka.hpp>
-#include <quoka/select/quoka_stages.hpp>
+#include <quoka/select/quoka_stages_impl.hpp>
 
 #include <algorithm>
 
