@@ -198,7 +198,7 @@ TEST(OneRun, AttendsToLongLists) {
 TEST(OneRun, IsOneParallelRun) {
   const Case of = cases().front();
   for (const char* const preset : {"quoka", "recommended", "robust"})
-    for (const int workers : {1, 2, 64}) {
+    for (const int workers : {1, 8, 64}) {
       ChunkedPrefill<QuokaSelector> layer(of.shape, of_preset(preset, of.shape, 60));
       std::vector<Chunk> prompt = prompt_of(of, 7);
       forward(layer, prompt[0], SerialExecutor{});
@@ -385,7 +385,7 @@ static_assert(quoka::Selector<Own>);
 TEST(OneRun, TakesInACallersSelector) {
   const Case of = cases().front();
   for (const By by : {By::itself, By::other_pool, By::failing_run})
-    expect_the_same<Own>(of, {by}, Counting{2});
+    expect_the_same<Own>(of, {by}, Counting{8});
 }
 TEST(OneRun, RefusesWhatACallersSelectorMustNotPassOn) {
   const Case of = cases().front();
@@ -421,9 +421,10 @@ TEST(OneRun, AFailedLayerKeepsTheChoiceOfOthers) {
   for (Layer& layer : layers) layer.append(prompt[0].k, prompt[0].v);
   for (Index i = 0; i < 3; ++i) {
     long left = 1;
-    if (i == 2)
+    if (i == 2) {
       EXPECT_THROW(forward(layers[uz(i)], prompt[1], Counting{1, nullptr, &left}),
                    std::runtime_error);
+    }
     forward(layers[uz(i)], prompt[1], SerialExecutor{});
   }
   EXPECT_EQ(layers[2].selection(), layers[1].selection());

@@ -77,7 +77,8 @@ void attend(const Rows& q, const Past& past, const Chunk& chunk, const Attention
             const AttentionOptions& options, ExecutorRef executor, AttentionWorkspace& workspace);
 // The same as stages of `chains`, one for each (batch, KV head), for so many workers: lists of the past have their
 // lengths, and are read by the stages. `workspace` serves nothing else until these have run. False, and nothing
-// added, where the lists decide how work is cut (masks, windows), or many heads at once take too much memory.
+// added, where the lists decide how work is cut (masks, windows), where many heads at once take too much memory, and
+// for few workers, who do it sooner by itself.
 bool add_attention(const Rows& q, const Past& past, const Chunk& chunk,
                    const AttentionOutput& output, const AttentionOptions& options, int workers,
                    AttentionWorkspace& workspace, Chains& chains);

@@ -33,12 +33,12 @@ struct AttentionWorkspace::Parts {
   }
   Index bytes() const { return scratch.bytes() + partials.bytes() + visible.bytes(); }
 
-  // One call, as stages of chains of one head each. False where these are too many at once.
+  // One call, as stages of chains of one head each. False where it is better done by itself.
   bool add_to(const detail::AttentionCall& call, Chains& chains, int workers) {
     begin(1);
     calls.push_back(call);
     tasks.emplace_back(calls.front(), scratch, partials[0], workers, true);
-    if (chains.slots() > tasks.front().most_at_once(workers)) return false;
+    if (!tasks.front().may_follow(chains, workers)) return false;
     tasks.front().add_to(chains);
     return true;
   }

@@ -82,14 +82,19 @@ class LayerStep final : public AfterSelection {
   LayerStep(Layer& layer, const Rows& q, const Chunk& chunk, const AttentionOutput& out)
       : layer_(layer), q_(q), chunk_(chunk), out_(out) {}
 
-  bool add_to(Chains& chains, const Selection& chosen, int workers) override;
-  SelectorInput appended() const override;
+  // Here, so that its virtual table is where it is used, and not in one level of quoka::compiled.
+  bool add_to(Chains& chains, const Selection& chosen, int workers) override {
+    return add_stages(chains, chosen, workers);
+  }
+  SelectorInput appended() const override { return input_with_chunk(); }
   // Once the selector is done: were its stages taken along, and have they run?
   bool done() const { return left_.load(std::memory_order_relaxed) == 0; }
   // Then the cache has the chunk.
   void finish() const { appending_->finish(); }
 
  private:
+  bool add_stages(Chains& chains, const Selection& chosen, int workers);
+  SelectorInput input_with_chunk() const;
   void append(Index head, int, Index part, int worker);
 
   Layer& layer_;

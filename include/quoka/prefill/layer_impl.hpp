@@ -64,7 +64,7 @@ QUOKA_FUNC void Layer::attend(const Rows& q, const Selection& keep, const Chunk&
   detail::attend(q, past(keep), chunk, out, options_, executor, workspace());
 }
 
-QUOKA_FUNC bool LayerStep::add_to(Chains& chains, const Selection& chosen, int workers) {
+QUOKA_FUNC bool LayerStep::add_stages(Chains& chains, const Selection& chosen, int workers) {
   const LayerShape& shape = layer_.shape();
   left_ = -1;  // of a run that failed before
   require_equal("the number of chains", chains.count(), "batch * kv_heads",
@@ -82,7 +82,7 @@ QUOKA_FUNC void LayerStep::append(Index head, int, Index part, int worker) {
   appending_->run(head, part, worker);
   left_.fetch_sub(1, std::memory_order_relaxed);
 }
-QUOKA_FUNC SelectorInput LayerStep::appended() const {
+QUOKA_FUNC SelectorInput LayerStep::input_with_chunk() const {
   SelectorInput input = layer_.input(q_, {});
   input.k = appending_->k(), input.inverse_norms = appending_->inverse_norms();
   return input;
