@@ -4,8 +4,8 @@
 //   out  = attention(q, cache[keep], {k, v})        the chunk itself always in full, causally
 //   cache += {k, v}
 //
-// all three in one parallel run where the selector can and it pays (select/after_selection.hpp). The same call with one query
-// is a decode step. Queries, new keys, new values and outputs may each have a format of their own; the cache keeps
+// all three in one parallel run where the selector can and it pays (select/after_selection.hpp). The same call with
+// one query is a decode step. Queries, new keys, new values and outputs may each have a format of their own; the cache keeps
 // T, or LayerShape's formats (byte_formats.hpp). A chunk attends to itself as it was given, and to its past as the
 // cache keeps it. Selectors do not know of a sliding window: a layer that has one is best left dense. Every selector
 // enters by the same concept; QuoKA has no private path. Buffers are kept from call to call: with reserve() a
