@@ -19,7 +19,8 @@ class AfterSelection {
  public:
   // Adds its stages behind those that choose. Each (batch, KV head) is a chain, in their order; an executor of
   // `workers` will run them. `chosen` has the counts, and a head's positions, checked, once the stages before are
-  // done. What the run throws, the selector throws. False, and nothing added, where all heads must be chosen first.
+  // done. What the run throws, the selector throws. False, and nothing added, where all heads must be chosen first,
+  // or few workers do it sooner in a run of its own.
   // Throws std::invalid_argument for chains or a Selection of another shape.
   virtual bool add_to(Chains& chains, const Selection& chosen, int workers) = 0;
   // What appended() will be told, once stages were added: the chunk's keys are there behind these, and a selector may
