@@ -13,6 +13,7 @@
 #include "context_parallel/mpi_communicator.hpp"
 #include "support/clock.hpp"
 #include "support/program.hpp"
+#include "support/selector_flags.hpp"
 #include "support/statistics.hpp"
 
 #include <quoka/attention/merge.hpp>
@@ -37,8 +38,7 @@ using namespace quoka_examples;
 using quoka::Index;
 using Tensor = Eigen::Tensor<float, 4, Eigen::RowMajor>;
 
-struct Flags {
-  Index len = 32768, chunk = 128, q_heads = 32, kv_heads = 8, head_dim = 128, budget = 1024;
+struct Flags : PrefillFlags {
   Index block = 0;  // tokens of a shard's block; 0: the layer's choice
   int threads = 1;  // of each process
   bool robust = false, dense = false;
@@ -377,12 +377,7 @@ int main(int argc, char** argv) {
   const MpiSession session(&argc, &argv);
   Flags flags;
   Program app(argc, argv, "Prefill over the processes of an MPI job, against one process");
-  app.add_option("--len", flags.len, "tokens of the prompt")->capture_default_str();
-  app.add_option("--chunk", flags.chunk)->capture_default_str();
-  app.add_option("--q-heads", flags.q_heads)->capture_default_str();
-  app.add_option("--kv-heads", flags.kv_heads)->capture_default_str();
-  app.add_option("--head-dim", flags.head_dim)->capture_default_str();
-  app.add_option("--budget", flags.budget, "keys per KV head")->capture_default_str();
+  add_prefill_flags(app, flags);
   app.add_option("--block", flags.block, "tokens of a shard's block; 0: the layer's choice");
   app.add_option("--threads", flags.threads, "of each process")->capture_default_str();
   app.add_flag("--robust", flags.robust, "QuoKA's robust preset");

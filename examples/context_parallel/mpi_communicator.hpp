@@ -45,7 +45,9 @@ class MpiCommunicator {
   void allgather(std::span<const std::byte> mine, std::span<std::byte> all) {
     add_sent(mine.size());
     const int n = in_int(mine.size());
-    MPI_Allgather(mine.data(), n, MPI_BYTE, all.data(), n, MPI_BYTE, comm_);
+    const bool in_place = mine.data() == all.data() + static_cast<std::size_t>(rank_) * mine.size();
+    MPI_Allgather(in_place ? MPI_IN_PLACE : mine.data(), n, MPI_BYTE, all.data(), n, MPI_BYTE,
+                  comm_);
   }
   void allreduce_max(std::span<float> x) {
     add_sent(x.size_bytes());

@@ -10,6 +10,7 @@
 #include "numa/node_executor.hpp"
 #include "support/clock.hpp"
 #include "support/program.hpp"
+#include "support/selector_flags.hpp"
 #include "support/statistics.hpp"
 
 #include <quoka/prefill/chunked_prefill.hpp>
@@ -25,8 +26,7 @@ namespace {
 
 using namespace quoka_examples;
 
-struct Flags {
-  Index len = 32768, chunk = 128, q_heads = 32, kv_heads = 8, head_dim = 128, budget = 1024;
+struct Flags : PrefillFlags {
   int workers = 0;
   std::string topology;
 };
@@ -91,12 +91,7 @@ int measure(const Flags& flags, Report& report) {
 int main(int argc, char** argv) {
   Flags flags;
   Program app(argc, argv, "Each KV head on a NUMA node, against any worker for any task");
-  app.add_option("--len", flags.len, "tokens of the prompt")->capture_default_str();
-  app.add_option("--chunk", flags.chunk)->capture_default_str();
-  app.add_option("--q-heads", flags.q_heads)->capture_default_str();
-  app.add_option("--kv-heads", flags.kv_heads)->capture_default_str();
-  app.add_option("--head-dim", flags.head_dim)->capture_default_str();
-  app.add_option("--budget", flags.budget, "keys per KV head")->capture_default_str();
+  add_prefill_flags(app, flags);
   app.add_option("--workers", flags.workers, "of each node; 0: its cores");
   app.add_option("--topology", flags.topology,
                  "one that is described, such as \"numa:2 core:1 pu:1\"");

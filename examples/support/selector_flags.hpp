@@ -1,5 +1,5 @@
-// Command-line flags that are the same in every program: QuokaOptions, budgets, and those of a
-// timed run.
+// Command-line flags that are the same in every program: QuokaOptions, budgets, those of a timed run, and of a
+// prompt.
 #pragma once
 
 #include "support/budget_text.hpp"
@@ -38,6 +38,19 @@ inline quoka::Budget parse_budget(const std::string& text) {
       ", or with a point a fraction of the past in (0, 1], such as 0.25, or a "
       "threshold, such as mass:0.95 or relative:0.1, with a floor and a "
       "ceiling if wanted: mass:0.95:64:4096");
+}
+
+// A prompt through one layer, of random numbers.
+struct PrefillFlags {
+  Index len = 32768, chunk = 128, q_heads = 32, kv_heads = 8, head_dim = 128, budget = 1024;
+};
+inline void add_prefill_flags(CLI::App& app, PrefillFlags& flags) {
+  app.add_option("--len", flags.len, "tokens of the prompt")->capture_default_str();
+  app.add_option("--chunk", flags.chunk)->capture_default_str();
+  app.add_option("--q-heads", flags.q_heads)->capture_default_str();
+  app.add_option("--kv-heads", flags.kv_heads)->capture_default_str();
+  app.add_option("--head-dim", flags.head_dim)->capture_default_str();
+  app.add_option("--budget", flags.budget, "keys per KV head")->capture_default_str();
 }
 
 // The items of "128,256,0.25", spaces around them dropped. Throws as parse_budget does for a bad

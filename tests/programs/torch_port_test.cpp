@@ -50,19 +50,14 @@ std::vector<Case> cases_with(std::string_view order) {
   return cases;
 }
 
-Tensor4<float> rows(const Tensor4<float>& x, Index begin, Index n) {
-  const Eigen::array<Index, 4> from{0, 0, begin, 0},
-      size{x.dimension(0), x.dimension(1), n, x.dimension(3)};
-  return x.slice(from, size);
-}
-
 struct Chunk {
   Tensor4<float> q, past_k;
 };
 Chunk chunk_of(const Case& one) {
   static const auto layers = quoka_examples::load_layers(quoka_examples::SafetensorsFile(
       QUOKA_EXAMPLES_DATA "/tinyllama_passkey_2046_layer11.safetensors"));
-  return {rows(layers.front().q, one.past, one.chunk), rows(layers.front().k, 0, one.past)};
+  return {rows<float>(layers.front().q, one.past, one.chunk),
+          rows<float>(layers.front().k, 0, one.past)};
 }
 
 Selection port_selects(const Case& one) {

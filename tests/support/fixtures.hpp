@@ -160,6 +160,20 @@ oracle::Positions to_positions(const Tensor3<Position>& positions);
 // Lists of any lengths.
 Selection to_selection(const oracle::Positions& lists, Index kv_len);
 
+// The rows [begin, begin + n) of x, as T.
+template <class T>
+Tensor4<T> rows(const Tensor4<float>& x, Index begin, Index n) {
+  Tensor4<T> part(x.dimension(0), x.dimension(1), n, x.dimension(3));
+  const Index dim = part.dimension(3), heads = part.dimension(0) * part.dimension(1);
+  T* to = part.data();
+  for (Index head = 0; head < heads; ++head) {
+    const float* const from = x.data() + (head * x.dimension(2) + begin) * dim;
+    to =
+        std::transform(from, from + n * dim, to, [](float value) { return static_cast<T>(value); });
+  }
+  return part;
+}
+
 // ---- strided copies -----------------------------------------------------------------------------
 
 // A copy of x in [batch, len, heads, dim] order, with `padding` NaNs between the rows and at both

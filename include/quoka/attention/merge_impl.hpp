@@ -3,11 +3,9 @@
 
 #include <quoka/attention/merge.hpp>
 #include <quoka/packing/format_table.hpp>
-#include <quoka/kernels/softmax_state.hpp>
+#include <quoka/kernels/merge_row.hpp>
 #include <quoka/base/buffer.hpp>
 #include <quoka/views/overlap.hpp>
-
-#include <cmath>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -27,23 +25,10 @@ QUOKA_FUNC void merge(const OutputRows& out_a, TensorView<float, 3> lse_a, const
   for (Index b = 0; b < out_a.batch(); ++b) {
     for (Index head = 0; head < out_a.heads(); ++head) {
       for (Index i = 0; i < out_a.len(); ++i) {
-        const float lse = lse_a.at(b, head, i), other = lse_b.at(b, head, i);
-        // Differences first: a large lse costs no accuracy. A NaN on either side stays.
-        const float top = lse < other || std::isnan(other) ? other : lse;
-        if (top == -simd::infinity) continue;
-        // A finished part is a state whose sum is 1 at the maximum lse.
-        const auto state_of = [top](float part) {
-          return SoftmaxState<float>{(part - top) * log2_e, part == -simd::infinity ? 0.0f : 1.0f};
-        };
-        SoftmaxState<float> state = state_of(lse);
-        const auto [factor_a, factor_b] = state.merge(state_of(other));
-        const float scale_a = factor_a * state.inverse_sum(),
-                    scale_b = factor_b * state.inverse_sum();
         out_a.format().widen(out_a.row(b, head, i), out_a.shape(head), to);
         out_b.format().widen(out_b.row(b, head, i), out_b.shape(head), from);
-        for (Index c = 0; c < dim; ++c) to[c] = to[c] * scale_a + from[c] * scale_b;
+        detail::merge_row(to, lse_a.at(b, head, i), from, lse_b.at(b, head, i), dim);
         out_a.format().narrow(to, out_a.shape(head), out_a.row(b, head, i));
-        lse_a.at(b, head, i) = top + lse_nat(state.max, state.sum);
       }
     }
   }

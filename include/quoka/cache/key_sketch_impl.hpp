@@ -19,6 +19,8 @@ namespace detail {
 // rounding is relative to the lengths.
 inline constexpr float least_coded_length = 1e-12f, most_coded_length = 1e12f;
 
+inline constexpr Index few_rows = 16;  // that one worker codes sooner than several
+
 // The scale at which the largest of x [dim] is coded as 127.
 inline float code_scale(const float* x, Index dim) {
   simd::Packet most = simd::zero();
@@ -150,11 +152,7 @@ QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef exe
   const Appending rows(*this, k, capacity, executor.workers());
   const Index parts = rows.parts(), heads = k.batch() * k.heads();
   const auto run = [&](Index task, int worker) { rows.run(task / parts, task % parts, worker); };
-  constexpr Index few = 16;  // are not worth a parallel run
-  if (heads * (k.len() - len_) <= few)
-    SerialExecutor{}.run(heads * parts, run);
-  else
-    executor.run(heads * parts, run);
+  detail::run_rows(executor, heads * (k.len() - len_), detail::few_rows, heads * parts, run);
   rows.finish();
 }
 
@@ -199,11 +197,7 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> ro
     for (const Position row : rows)
       write(0, head, row, floats_[worker].read(pool, row / page_len, head, row % page_len));
   };
-  constexpr Index few = 16;
-  if (std::ssize(rows) * pool.heads() <= few)
-    SerialExecutor{}.run(pool.heads(), run);
-  else
-    executor.run(pool.heads(), run);
+  detail::run_rows(executor, std::ssize(rows) * pool.heads(), detail::few_rows, pool.heads(), run);
 }
 
 QUOKA_FUNC void KeySketch::update(const Rows& pool, Index begin, Index count,

@@ -1,10 +1,11 @@
 // Attention over keys that lie on several ranks.
 //
-//   past     each rank attends with all query heads to what was selected of its own keys
 //   home     each output row has a home among the ranks: KV heads are dealt out in ranges, and where there are
-//            more ranks than heads, each head's rows in as many ranges as there are ranks for it. A home gets
-//            all ranks' partial results for its rows, and attends to the chunk itself for them alone
-//   merge    at home: rank 0's, rank 1's, ..., then the chunk's, by log-sum-exp (attention/merge.hpp)
+//            more ranks than heads, each head's rows in as many ranges as there are ranks for it
+//   attend   each rank with all query heads to what was selected of its own keys, and with the rows at home to
+//            the chunk itself: in one call where heads are whole at home and no past is packed
+//   merge    at home all ranks' partial results for its rows: rank 0's, rank 1's, ..., then the chunk's where it is
+//            apart, by log-sum-exp (attention/merge.hpp)
 //   result   all homes' to all ranks, the same bits on each
 //
 // What is sent, in floats, with c = ceil(kv_heads / ranks) KV heads at a home and all their rows, r = q_len;
@@ -79,12 +80,20 @@ class ShardedAttention {
     TensorView<float, 3> lse(float* x, Index heads) const;
   };
 
+  // Writes parts_; and of_chunk_, unless at home parts_ are of both.
+  void attend_whole_heads(const Rows& q, const Past& past, const Chunk& chunk,
+                          const AttentionOptions& options, const Homes::Home& home,
+                          ExecutorRef executor);
+  void attend_apart(const Rows& q, const Past& past, const Chunk& chunk,
+                    const AttentionOptions& options, const Homes::Home& home, ExecutorRef executor);
+
   AttentionWorkspace workspace_;
   Buffer<float> parts_;     // of own keys, all rows
   Buffer<float> packed_;    // thereof a home's, where these are not whole heads
   Buffer<float> received_;  // [ranks], of other ranks' keys, the rows at home
   Buffer<float> of_chunk_;  // the rows at home
   Buffer<float> results_;   // [ranks], what each is home to
+  Selection keep_[3];       // of the heads before home, at home, behind it
 };
 
 }  // namespace detail

@@ -1,8 +1,8 @@
 // Definitions of sharded_attention.hpp.
 #pragma once
 
-#include <quoka/attention/merge.hpp>
 #include <quoka/distributed/sharded_attention.hpp>
+#include <quoka/kernels/merge_row.hpp>
 #include <quoka/packing/format_table.hpp>
 
 #include <algorithm>
@@ -22,6 +22,87 @@ QUOKA_FUNC TensorView<float, 3> ShardedAttention::Layout::lse(float* x, Index he
   return {x + rows() * v_dim, {batch, heads, q_len}, {q_len, head(), 1}};
 }
 
+// The past of some KV heads, whose lists are copied to `keep`.
+inline Past past_of_heads(const Past& past, Index first, Index count, Selection& keep) {
+  Past some(past.k.some_heads(first, count), past.v.some_heads(first, count));
+  if (past.keep == nullptr || past.keep->is_all()) return some;
+  SelectionWriter writer(keep, past.keep->batch(), count, past.keep->kv_len(),
+                         past.keep->max_count());
+  for (Index b = 0; b < past.keep->batch(); ++b)
+    for (Index head = 0; head < count; ++head) {
+      const std::span<const Position> from = past.keep->row(b, first + head);
+      std::copy(from.begin(), from.end(), writer.row(b, head).begin());
+      writer.set_count(b, head, std::ssize(from));
+    }
+  writer.commit();
+  some.keep = &keep;
+  return some;
+}
+
+// For the rows at home: sinks belong to one part, the chunk's.
+inline AttentionOptions options_at_home(const AttentionOptions& options, Index q_head,
+                                        Index q_heads) {
+  AttentionOptions at_home = options;
+  if (!options.sink_logits.empty())
+    at_home.sink_logits = options.sink_logits.subspan(static_cast<std::size_t>(q_head),
+                                                      static_cast<std::size_t>(q_heads));
+  return at_home;
+}
+inline AttentionOptions options_elsewhere(const AttentionOptions& options) {
+  AttentionOptions elsewhere = options;
+  elsewhere.sink_logits = {};
+  return elsewhere;
+}
+
+QUOKA_FUNC void ShardedAttention::attend_whole_heads(const Rows& q, const Past& past,
+                                                     const Chunk& chunk,
+                                                     const AttentionOptions& options,
+                                                     const Homes::Home& home,
+                                                     ExecutorRef executor) {
+  const Index kv_heads = chunk.k.heads(), group = q.heads() / kv_heads;
+  const Layout whole{q.batch(), q.len(), chunk.v.dim()};
+  const auto sequence = [&](Index first, Index count, Selection& keep) {
+    float* const to = parts_.data() + first * group * whole.head();
+    const Index q_count = count * group;
+    return AttentionSequence{.q = q.some_heads(first * group, q_count),
+                             .past = past_of_heads(past, first, count, keep),
+                             .out = {whole.out(to, q_count), whole.lse(to, q_count)}};
+  };
+  const Index behind = home.kv_head + home.heads;
+  const AttentionSequence elsewhere[] = {sequence(0, home.kv_head, keep_[0]),
+                                         sequence(behind, kv_heads - behind, keep_[2])};
+  std::span<const AttentionSequence> with_heads = elsewhere;
+  if (home.kv_head == 0) with_heads = with_heads.last(1);
+  if (behind == kv_heads) with_heads = with_heads.first(with_heads.size() - 1);
+  attention(with_heads, options_elsewhere(options), executor, workspace_);
+  if (home.heads == 0) return;
+  const AttentionSequence here = sequence(home.kv_head, home.heads, keep_[1]);
+  attention(
+      here.q, here.past,
+      {chunk.k.some_heads(home.kv_head, home.heads), chunk.v.some_heads(home.kv_head, home.heads)},
+      here.out, options_at_home(options, home.kv_head * group, home.heads * group), executor,
+      workspace_);
+}
+
+QUOKA_FUNC void ShardedAttention::attend_apart(const Rows& q, const Past& past, const Chunk& chunk,
+                                               const AttentionOptions& options,
+                                               const Homes::Home& home, ExecutorRef executor) {
+  const Index group = q.heads() / chunk.k.heads();
+  const Layout whole{q.batch(), q.len(), chunk.v.dim()};
+  attention(q, past, {}, {whole.out(parts_.data(), q.heads()), whole.lse(parts_.data(), q.heads())},
+            options_elsewhere(options), executor, workspace_);
+  if (home.heads * home.rows == 0) return;
+  const Index q_begin = home.kv_head * group, q_count = home.heads * group;
+  const Layout layout{whole.batch, home.rows, whole.v_dim};
+  const Rows k = chunk.k.some_heads(home.kv_head, home.heads),
+             v = chunk.v.some_heads(home.kv_head, home.heads);
+  attention(q.some_heads(q_begin, q_count).slice(home.row, home.rows),
+            {k.slice(0, home.row), v.slice(0, home.row)},
+            {k.slice(home.row, home.rows), v.slice(home.row, home.rows)},
+            {layout.out(of_chunk_.data(), q_count), layout.lse(of_chunk_.data(), q_count)},
+            options_at_home(options, q_begin, q_count), executor, workspace_);
+}
+
 QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chunk& chunk,
                                       const AttentionOutput& output,
                                       const AttentionOptions& options, Rounds& rounds,
@@ -39,32 +120,18 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
   };
   const Index block =
       homes.heads_each() * group * Layout{whole.batch, homes.rows_each(), whole.v_dim}.head();
+  const bool at_once = homes.whole_heads() && past.packed == nullptr;
   float* const parts = parts_.reserve(q.heads() * whole.head());
   float* const packed = packed_.reserve(homes.whole_heads() ? 0 : block);
   float* const received = received_.reserve(ranks * block);
-  float* const of_chunk = of_chunk_.reserve(block);
+  float* const of_chunk = of_chunk_.reserve(at_once ? 0 : block);
   float* const results = results_.reserve(ranks * block);
 
-  AttentionOptions of_past = options;
-  of_past.sink_logits = {};  // they belong to one part: the chunk's
-  attention(q, past, {}, {whole.out(parts, q.heads()), whole.lse(parts, q.heads())}, of_past,
-            executor, workspace_);
   const Homes::Home home = homes.of(me);
-  const Layout layout = layout_of(home);
-  const Index q_begin = home.kv_head * group, q_count = home.heads * group;
-  if (floats_of(home) > 0) {
-    AttentionOptions of_home = options;
-    if (!options.sink_logits.empty())
-      of_home.sink_logits = options.sink_logits.subspan(static_cast<std::size_t>(q_begin),
-                                                        static_cast<std::size_t>(q_count));
-    const Rows k = chunk.k.some_heads(home.kv_head, home.heads),
-               v = chunk.v.some_heads(home.kv_head, home.heads);
-    attention(q.some_heads(q_begin, q_count).slice(home.row, home.rows),
-              {k.slice(0, home.row), v.slice(0, home.row)},
-              {k.slice(home.row, home.rows), v.slice(home.row, home.rows)},
-              {layout.out(of_chunk, q_count), layout.lse(of_chunk, q_count)}, of_home, executor,
-              workspace_);
-  }
+  if (at_once)
+    attend_whole_heads(q, past, chunk, options, home, executor);
+  else
+    attend_apart(q, past, chunk, options, home, executor);
 
   // The part of `parts` that belongs to a home, as one message.
   const auto part_of = [&](const Homes::Home& to) {
@@ -96,17 +163,33 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
     }
   });
 
-  float* const own = part_of(home);
-  const auto of_rank = [&](Index rank) { return rank == me ? own : received + rank * block; };
-  float* const merged = received + me * block;  // nothing is received from oneself
-  std::copy_n(of_rank(0), q_count * layout.head(), merged);
-  executor.run(q_count, [&](Index head, int) {
-    const Index at = head * layout.head();
-    for (Index rank = 1; rank <= ranks; ++rank) {
-      float* const other = (rank < ranks ? of_rank(rank) : of_chunk) + at;
-      merge(layout.out(merged + at, 1), layout.lse(merged + at, 1), layout.out(other, 1),
-            layout.lse(other, 1));
+  // Query head h of those at a home, as it lies in a message, to the output.
+  const OutputRows& out = output.out;
+  const auto deliver = [&](const Homes::Home& from, Index h, const float* of_head) {
+    const Layout there = layout_of(from);
+    const Index head = from.kv_head * group + h;
+    for (Index row = 0; row < there.rows(); ++row) {
+      const Index b = row / from.rows, i = from.row + row % from.rows;
+      out.format().narrow(of_head + row * there.v_dim, out.shape(head), out.row(b, head, i));
+      if (!output.lse_nat.absent())
+        output.lse_nat.at(b, head, i) = of_head[there.rows() * there.v_dim + row];
     }
+  };
+  const float* const own = part_of(home);
+  float* const merged = results + me * block;
+  const Layout layout = layout_of(home);
+  executor.run(home.heads * group, [&](Index head, int) {
+    const Index at = head * layout.head(), lse = at + layout.rows() * layout.v_dim;
+    const auto of_rank = [&](Index rank) { return rank == me ? own : received + rank * block; };
+    for (Index row = 0; row < layout.rows(); ++row) {
+      const Index x = at + row * layout.v_dim, l = lse + row;
+      std::copy_n(of_rank(0) + x, layout.v_dim, merged + x);
+      merged[l] = of_rank(0)[l];
+      for (Index rank = 1; rank < ranks; ++rank)
+        merge_row(merged + x, merged[l], of_rank(rank) + x, of_rank(rank)[l], layout.v_dim);
+      if (!at_once) merge_row(merged + x, merged[l], of_chunk + x, of_chunk[l], layout.v_dim);
+    }
+    deliver(home, head, merged + at);
   });
   rounds.agree("merged results");
   rounds.exchange([&](const CommunicatorRef& c) {
@@ -115,21 +198,13 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
                 std::as_writable_bytes(std::span(results, sent * static_cast<std::size_t>(ranks))));
   });
 
-  const OutputRows& out = output.out;
-  for (Index rank = 0; rank < ranks; ++rank) {
+  const Index heads_each = homes.heads_each() * group;
+  executor.run(ranks * heads_each, [&](Index task, int) {
+    const Index rank = task / heads_each, h = task % heads_each;
     const Homes::Home from = homes.of(rank);
-    const Layout there = layout_of(from);
-    for (Index h = 0; h < from.heads * group; ++h) {
-      const Index head = from.kv_head * group + h;
-      const float* const of_head = results + rank * block + h * there.head();
-      for (Index row = 0; row < there.rows(); ++row) {
-        const Index b = row / from.rows, i = from.row + row % from.rows;
-        out.format().narrow(of_head + row * there.v_dim, out.shape(head), out.row(b, head, i));
-        if (!output.lse_nat.absent())
-          output.lse_nat.at(b, head, i) = of_head[there.rows() * there.v_dim + row];
-      }
-    }
-  }
+    if (rank != me && h < from.heads * group)
+      deliver(from, h, results + rank * block + h * layout_of(from).head());
+  });
 }
 
 }  // namespace detail

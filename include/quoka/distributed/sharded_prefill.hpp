@@ -8,8 +8,8 @@
 //   score    its own keys, by the method's scorer; what is kept per key (norms, sketch) lies with the keys
 //   select   its best keys of each KV head as candidates to all; from all of them every rank takes the same
 //            best, by (score, position): global_top_k.hpp
-//   attend   to what was selected of its own keys; results are merged by log-sum-exp in the order of the
-//            ranks, the chunk's own keys last: sharded_attention.hpp
+//   attend   to what was selected of its own keys, and with its part of the rows to the chunk's own; results are
+//            merged by log-sum-exp: sharded_attention.hpp
 //   append   the chunk's keys and values that its layout gives it: shard_layout.hpp
 //
 // The Selection has the bits of ChunkedPrefill's on one machine, for every number of ranks and every

@@ -102,6 +102,18 @@ class ExecutorRef {
 
 static_assert(Executor<SerialExecutor> && Executor<ExecutorRef>);
 
+namespace detail {
+// As executor.run(tasks, f); by the caller alone where they are about `few` rows or less, which take less time than
+// waking others.
+template <class F>
+void run_rows(const ExecutorRef& executor, Index rows, Index few, Index tasks, F&& f) {
+  if (rows <= few)
+    SerialExecutor{}.run(tasks, f);
+  else
+    executor.run(tasks, f);
+}
+}  // namespace detail
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 

@@ -7,10 +7,9 @@
 #include <quoka/kernels/softmax_state.hpp>
 #include <quoka/matrix/code_units.hpp>
 #include <quoka/simd/tuning.hpp>
-#include <quoka/select/options.hpp>
 #include <quoka/select/sketch/code_blocks.hpp>
+#include <quoka/select/sketch/mass_weights.hpp>
 #include <quoka/select/sketch/sketched_mass_state.hpp>
-#include <quoka/simd/isa/rough_logits.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -232,13 +231,6 @@ class SketchedMass : MassShape {
   }
 
  private:
-  static constexpr Index packets = pair / simd::lanes;
-  // A weight lies in 2^[least_weight, most_weight], a smaller one is raised to that; and a row's largest
-  // in 2^[least_top, most_weight], so that what is raised is below 2^-50 of it. Shares are added up as
-  // multiples of 2^-64. Nothing overflows, and nothing is denormal, which would be slow.
-  static constexpr float most_weight = 60.0f, least_top = -45.0f, least_weight = -95.0f;
-  static constexpr float share_scale = 0x1p64f, least_share = 0x1p-62f;
-
   bool by_sketch() const { return l_.by == MassLook::By::sketch; }
   std::pair<Index, Index> rows_of(Index pass) const {
     const Index at_once = rows_at_once(rows_, keys_), first = pass * at_once;
@@ -338,63 +330,16 @@ class SketchedMass : MassShape {
       std::uint32_t* const to = weights(kv, count);
       const bool partial = l_.partial.data()[kv / pair] != 0;
       for_each_tile(unit, kv, [&](Index m, Index height, const auto* products) {
-        if constexpr (simd::has_rough_logits)
-          if (l_.rough)
-            return weigh_roughly(partial, products, first, m, height, kv, to + m * pair / 2);
-        if (partial)
-          weigh_rows<true>(products, first, m, height, kv, to + m * pair / 2);
+        const RowsToWeigh rows{height, l_.row_units.data() + first + m,
+                               l_.shifts.data() + first + m, s_.sums.data() + m * simd::lanes};
+        const float* const units = l_.units.data() + kv;
+        if (l_.rough)
+          weigh_roughly(partial, products, units, rows, to + m * pair / 2);
+        else if (partial)
+          weigh_rows<true>(products, units, rows, to + m * pair / 2);
         else
-          weigh_rows<false>(products, first, m, height, kv, to + m * pair / 2);
+          weigh_rows<false>(products, units, rows, to + m * pair / 2);
       });
-    }
-  }
-
-  // Products of rows first + [begin, begin + height) to weights.
-  template <bool Partial, class Product>
-  void weigh_rows(const Product* products, Index first, Index begin, Index height, Index kv,
-                  std::uint32_t* to) {
-    const float* const units = l_.units.data() + kv;
-    for (Index m = 0; m < height; m += 2, products += 2 * pair, to += pair) {
-      simd::Packet unit[2], shift[2], total[2];
-      simd::unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
-        unit[i] = simd::broadcast(l_.row_units.data()[first + begin + m + i]);
-        shift[i] = simd::broadcast(l_.shifts.data()[first + begin + m + i]);
-        total[i] = simd::load(s_.sums.data() + (begin + m + i) * simd::lanes);
-      });
-      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-        const simd::Packet of_key = simd::load(units + j * simd::lanes);
-        simd::Packet weight[2];
-        simd::unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
-          const simd::Packet product = simd::load_dots(products + i * pair + j * simd::lanes);
-          const simd::Packet logit = simd::fma(simd::mul(product, of_key), unit[i], shift[i]);
-          weight[i] = simd::exp2_rough(simd::max(logit, simd::broadcast(least_weight)));
-          if constexpr (Partial)
-            weight[i] = simd::select_less(of_key, simd::zero(), simd::zero(), weight[i]);
-          total[i] = simd::add(total[i], weight[i]);
-        });
-        simd::store_weight_pairs(to + j * simd::lanes, weight[0], weight[1]);
-      });
-      simd::unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
-        simd::store(s_.sums.data() + (begin + m + i) * simd::lanes, total[i]);
-      });
-    }
-  }
-
-  // To logits of 16 bits [row][keys of the blocks].
-  template <class Product>
-  void weigh_roughly(bool partial, const Product* products, Index first, Index begin, Index height,
-                     Index kv, std::uint32_t* to) {
-    const float* const units = l_.units.data() + kv;
-    for (Index i = 0; i < height; ++i, to += pair / 2, products += pair) {
-      const float unit = l_.row_units.data()[first + begin + i],
-                  shift = l_.shifts.data()[first + begin + i];
-      float* const sums = s_.sums.data() + (begin + i) * simd::lanes;
-      simd::Packet total = simd::load(sums);
-      if (partial)
-        simd::store_rough_logits<true>(products, units, unit, shift, least_weight, to, total);
-      else
-        simd::store_rough_logits<false>(products, units, unit, shift, least_weight, to, total);
-      simd::store(sums, total);
     }
   }
 
@@ -404,34 +349,10 @@ class SketchedMass : MassShape {
     for (Index kv = begin; kv < end; kv += pair) {
       alignas(64) float of_keys[pair];
       const std::uint32_t* const from = weights(kv, count);
-      constexpr int together = packets < 2 ? 1 : 2;
-      if constexpr (simd::has_rough_logits)
-        if (l_.rough) simd::best_rough_logits(from, l_.rough_sums.data(), count, of_keys);
-      for (Index j = 0; j < packets && !l_.rough; j += together) {
-        simd::Packet sum[together][2];
-        simd::unroll<together, 2>([&](auto i, auto row)
-                                      QUOKA_INLINE_LAMBDA { sum[i][row] = simd::zero(); });
-        for (Index m = 0; m < count; m += 2) {
-          const simd::Packet factor[2] = {simd::broadcast(l_.factors.data()[m]),
-                                          simd::broadcast(l_.factors.data()[m + 1])};
-          simd::unroll<together>([&](auto i) QUOKA_INLINE_LAMBDA {
-            const std::uint32_t* const at = from + m / 2 * pair + (j + i) * simd::lanes;
-            const simd::Packet weight[2] = {simd::first_weights(at), simd::second_weights(at)};
-            simd::unroll<2>([&](auto row) QUOKA_INLINE_LAMBDA {
-              sum[i][row] = over != Aggregation::max
-                                ? simd::fma(weight[row], factor[row], sum[i][row])
-                                : simd::max(sum[i][row], simd::mul(weight[row], factor[row]));
-            });
-          });
-        }
-        simd::unroll<together>([&](auto i) QUOKA_INLINE_LAMBDA {
-          const simd::Packet of_rows = over != Aggregation::max ? simd::add(sum[i][0], sum[i][1])
-                                                                : simd::max(sum[i][0], sum[i][1]);
-          const simd::Packet large = simd::max(of_rows, simd::broadcast(least_share));
-          simd::store(of_keys + (j + i) * simd::lanes,
-                      simd::mul(large, simd::broadcast(1.0f / share_scale)));
-        });
-      }
+      if (l_.rough)
+        best_of_rough_weights(from, l_.rough_sums.data(), count, of_keys);
+      else
+        shares_of_weights(from, l_.factors.data(), count, over, of_keys);
       const Index n = std::min(pair, keys_ - kv);
       if (fresh)
         std::copy_n(of_keys, n, mass + kv);
