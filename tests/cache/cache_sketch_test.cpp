@@ -698,6 +698,46 @@ TEST(SelectAndAttend, EachSequenceIsAsInACallOfItsOwn) {
   }
 }
 
+// Of a sequence that attends to all of its past.
+TEST(SelectAndAttend, PacksAPastOnce) {
+  Random random(516);
+  quoka::ThreadPool threads(2);
+  quoka::RaggedWorkspace<QuokaSelector> workspace;
+  const QuokaSelector selector(options(Sketch::off, 30));
+  const quoka::AttentionOptions attention{.arithmetic = quoka::Arithmetic::bfloat16_x3};
+  constexpr Index len = 700, n = 16;
+  const auto q = random.tensor<float>(1, q_heads, n, 16),
+             k = random.tensor<float>(1, kv_heads, len, 16),
+             v = random.tensor<float>(1, kv_heads, len, 16);
+  const bool packs = quoka::arithmetic_used(attention.arithmetic, quoka::float_format(),
+                                            quoka::float_format()) != quoka::Arithmetic::single;
+  const auto run = [&](Index past, quoka::PackedPast* packed, quoka::PackedPast* other) {
+    std::vector<Tensor4<float>> out(2, q);
+    std::vector<quoka::RaggedSequence<QuokaSelector>> batch;
+    for (Tensor4<float>& to : out)
+      batch.push_back({.q = q,
+                       .past_k = quoka::Rows(k).slice(0, past),
+                       .past_v = quoka::Rows(v).slice(0, past),
+                       .chunk = {quoka::Rows(k).slice(past, n), quoka::Rows(v).slice(past, n)},
+                       .out = to});
+    batch[0].packed = packed, batch[1].packed = other;
+    quoka::select_and_attend<QuokaSelector>(selector, batch, attention, threads, workspace);
+    return out;
+  };
+  quoka::PackedPast packed, other;
+  Index before = 0;
+  for (const Index past : {300, 500, 684}) {
+    const auto plain = run(past, nullptr, nullptr), with = run(past, &packed, &other);
+    for (std::size_t i = 0; i < 2; ++i)
+      EXPECT_TRUE(same_bits(quoka::view_of(plain[i]), quoka::view_of(with[i]))) << past;
+    EXPECT_EQ(packed.len() > before, packs) << past;
+    EXPECT_EQ(packed.len(), other.len());
+    before = packed.len();
+  }
+  if (packs)
+    expect_refused([&] { run(684, &packed, &packed); }, {"the PackedPast of sequence", 1, 0});
+}
+
 TEST(SelectAndAttend, SelectsAmongTheCellsThatAMaskShows) {
   Random random(515);
   const auto q = random.tensor<float>(1, q_heads, 4, 16),

@@ -35,6 +35,7 @@ struct RaggedSequence {
   std::uint64_t sequence = 0;                     // its number, for a State that checks it
   Mask mask = {};                                 // of past and chunk
   std::optional<Index> query_position = {};       // of the first query; absent: where the past ends
+  PackedPast* packed = nullptr;  // of past_k and past_v, for this sequence alone; optional
 };
 
 // Memory of select_and_attend(), kept from call to call. One call at a time.
@@ -59,6 +60,7 @@ class RaggedWorkspace {
                         .out = x.out,
                         .mask = x.mask,
                         .query_position = x.query_position});
+      calls_.back().past.packed = x.packed;
     }
     attention(calls_, options, executor, attention_);
   }
