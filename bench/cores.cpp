@@ -1,7 +1,7 @@
 // What a call would take on more cores than this machine has: a simulation.
 //
-// A real call runs on one thread by an executor that claims `workers` of them and records what it is
-// given: parallel runs, their tasks, how long each took, and the time between runs. The record is then
+// A real call runs by an executor that claims `workers` threads and records what it is given: parallel runs, their
+// tasks, how long each took on one thread, and what the caller did between runs on its own. The record is then
 // played on that many workers: a free one takes the next task that may start. A run costs a barrier, a task
 // a hand-over, and the call no less than the bytes that it must read take. Efficiency is the time of one
 // worker over workers times theirs. Not simulated: caches that workers share, clocks that fall, and
@@ -54,13 +54,14 @@ class Call {
   }
   // For as many workers, and for one; in turns, as the machine may change.
   std::pair<Recording, Recording> record(int workers, int rounds) {
+    OtherThread worker;
     std::vector<Recording> by_all, by_one;
     for (int round = 0; round <= rounds; ++round)
       for (const bool all : {true, false}) {
         // Memory is for as many workers as the last call had: the first one takes it.
         for (const bool counts : {false, true}) {
           layer().truncate(kv_len_);
-          Recorder recorder(all ? workers : 1);
+          Recorder recorder(all ? workers : 1, worker);
           forward(recorder);
           if (round > 0 && counts) (all ? by_all : by_one).push_back(recorder.finished());
         }

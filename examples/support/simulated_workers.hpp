@@ -6,8 +6,12 @@
 #include <quoka/runtime/executor.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
+#include <exception>
 #include <queue>
+#include <thread>
+#include <utility>
 #include <vector>
 
 namespace quoka_examples {
@@ -55,10 +59,62 @@ double undisturbed_seconds(F&& f) {
   return std::min(wall, own);
 }
 
-// Claims `workers` and runs every task on the calling thread.
+// A thread that runs what it is given while the caller waits, both without sleeping. Where there is one core, the caller
+// itself.
+class OtherThread {
+ public:
+  using Work = quoka::FunctionRef<void()>;
+
+  OtherThread() {
+    if (std::thread::hardware_concurrency() > 1) thread_ = std::thread([this] { serve(); });
+  }
+  ~OtherThread() {
+    if (!thread_.joinable()) return;
+    work_ = nullptr;
+    begun_.fetch_add(1);
+    thread_.join();
+  }
+  OtherThread(const OtherThread&) = delete;
+  OtherThread& operator=(const OtherThread&) = delete;
+
+  // Throws what f throws.
+  template <class F>
+  void run(F&& f) {
+    if (!thread_.joinable()) return f();
+    const Work work(f);
+    work_ = &work;
+    const int turn = begun_.fetch_add(1) + 1;
+    while (done_.load() != turn) {
+    }
+    if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+ private:
+  void serve() {
+    for (int turn = 1;; ++turn) {
+      while (begun_.load() < turn) {
+      }
+      if (work_ == nullptr) return;
+      try {
+        (*work_)();
+      } catch (...) {
+        error_ = std::current_exception();
+      }
+      done_.store(turn);
+    }
+  }
+
+  std::atomic<int> begun_{0}, done_{0};
+  const Work* work_ = nullptr;
+  std::exception_ptr error_;
+  std::thread thread_;
+};
+
+// Claims `workers` and runs every task on one thread, which is not the caller's: of many workers the caller does few
+// tasks itself, and finds in its caches what it left there.
 class Recorder {
  public:
-  explicit Recorder(int workers) : workers_(workers) {}
+  Recorder(int workers, OtherThread& worker) : workers_(workers), worker_(worker) {}
 
   int workers() const { return workers_; }
   template <class F>
@@ -66,8 +122,10 @@ class Recorder {
     if (tasks == 0) return;
     Section& section = begin(1);
     section.tasks = {tasks};
-    for (Index task = 0; task < tasks; ++task)
-      section.seconds.push_back(undisturbed_seconds([&] { f(task, 0); }));
+    worker_.run([&] {
+      for (Index task = 0; task < tasks; ++task)
+        section.seconds.push_back(undisturbed_seconds([&] { f(task, 0); }));
+    });
     watch_.lap();
   }
   void run_chains(const quoka::Chains& chains) {
@@ -81,10 +139,12 @@ class Recorder {
             chains.slot(worker, workers_, i));
     for (int stage = 0; stage < chains.stages(); ++stage)
       section.tasks.push_back(chains.tasks(stage));
-    for (Index chain = 0; chain < chains.count(); ++chain)
-      for (int stage = 0; stage < chains.stages(); ++stage)
-        for (Index task = 0; task < chains.tasks(stage); ++task)
-          section.seconds.push_back(undisturbed_seconds([&] { chains(chain, stage, task, 0); }));
+    worker_.run([&] {
+      for (Index chain = 0; chain < chains.count(); ++chain)
+        for (int stage = 0; stage < chains.stages(); ++stage)
+          for (Index task = 0; task < chains.tasks(stage); ++task)
+            section.seconds.push_back(undisturbed_seconds([&] { chains(chain, stage, task, 0); }));
+    });
     watch_.lap();
   }
   // When the call is over.
@@ -102,6 +162,7 @@ class Recorder {
   }
 
   int workers_;
+  OtherThread& worker_;
   Recording recording_;
   Stopwatch watch_;
 };
