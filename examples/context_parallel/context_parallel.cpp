@@ -16,8 +16,8 @@
 #include "support/selector_flags.hpp"
 #include "support/statistics.hpp"
 
-#include <quoka/attention/merge.hpp>
 #include <quoka/distributed/sharded_prefill.hpp>
+#include <quoka/kernels/merge_row.hpp>
 #include <quoka/simd/tuning.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/runtime/isa.hpp>
@@ -148,8 +148,19 @@ ComputeCost parts_of(const Flags& flags, const typename S::Options& options,
   }
   cost.chunk = attend({}, {k, v});
   other = out, other_lse = lse;
-  cost.merge = median_seconds(rounds, [&] { quoka::merge(out, lse, other, other_lse); });
-  cost.deliver = median_seconds(rounds, [&] { std::copy_n(out.data(), out.size(), other.data()); });
+  const Index dim = flags.head_dim;
+  cost.merge = median_seconds(rounds, [&] {
+    threads.run(heads, [&](Index head, int) {
+      for (Index row = head * n; row < (head + 1) * n; ++row)
+        quoka::detail::merge_row(out.data() + row * dim, lse.data()[row], other.data() + row * dim,
+                                 other_lse.data()[row], dim);
+    });
+  });
+  cost.deliver = median_seconds(rounds, [&] {
+    threads.run(heads, [&](Index head, int) {
+      std::copy_n(out.data() + head * n * dim, n * dim, other.data() + head * n * dim);
+    });
+  });
   return cost;
 }
 

@@ -6,7 +6,7 @@
 //           + chunk u,  u = c r / (g n)                  the chunk's own keys, for the rows at home: c of g
 //                                                        KV heads, r of n rows
 //           + candidate g m P                            every rank merges all ranks' candidates
-//           + merge u (P - 1)                            results by log-sum-exp, at home
+//           + merge u (P - 1)                            results by log-sum-exp, at home; P where rows are dealt out
 //           + deliver                                    every rank writes the whole output
 //           + rounds latency(P) + received / bandwidth
 //
@@ -98,7 +98,7 @@ inline double chunk_seconds(const ChunkShape& s, const ComputeCost& cost, const 
                    cost.chunk * home;
   if (ranks == 1) return compute * contention;
   compute += cost.candidate * static_cast<double>(s.kv_heads * s.proposed) * p +
-             cost.merge * home * (p - 1.0) + cost.deliver;
+             cost.merge * home * (homes.whole_heads() ? p - 1.0 : p) + cost.deliver;
   const Sent sent = sent_per_chunk(s, header_bytes, ranks, 0);
   const Index exchanged = ranks - 1;  // calls that pass partial results from one rank to one
   const double rounds = static_cast<double>(sent.calls - exchanged) * doublings(ranks) +

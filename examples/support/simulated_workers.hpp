@@ -4,6 +4,7 @@
 #include "support/clock.hpp"
 
 #include <quoka/runtime/executor.hpp>
+#include <quoka/runtime/pause.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -59,7 +60,7 @@ double undisturbed_seconds(F&& f) {
   return std::min(wall, own);
 }
 
-// A thread that runs what it is given while the caller waits, both without sleeping. Where there is one core, the caller
+// A thread that runs what it is given while the caller waits, both awake. Where there is one core, the caller
 // itself.
 class OtherThread {
  public:
@@ -84,16 +85,14 @@ class OtherThread {
     const Work work(f);
     work_ = &work;
     const int turn = begun_.fetch_add(1) + 1;
-    while (done_.load() != turn) {
-    }
+    while (done_.load() != turn) QUOKA_SPIN_HINT();
     if (error_ != nullptr) std::rethrow_exception(std::exchange(error_, nullptr));
   }
 
  private:
   void serve() {
     for (int turn = 1;; ++turn) {
-      while (begun_.load() < turn) {
-      }
+      while (begun_.load() < turn) QUOKA_SPIN_HINT();
       if (work_ == nullptr) return;
       try {
         (*work_)();
@@ -110,8 +109,8 @@ class OtherThread {
   std::thread thread_;
 };
 
-// Claims `workers` and runs every task on one thread, which is not the caller's: of many workers the caller does few
-// tasks itself, and finds in its caches what it left there.
+// Claims `workers` and runs every task on one thread. Of several workers it is not the caller's: that does few tasks
+// itself then, and finds in its caches what it left there.
 class Recorder {
  public:
   Recorder(int workers, OtherThread& worker) : workers_(workers), worker_(worker) {}
@@ -122,7 +121,7 @@ class Recorder {
     if (tasks == 0) return;
     Section& section = begin(1);
     section.tasks = {tasks};
-    worker_.run([&] {
+    on_a_worker([&] {
       for (Index task = 0; task < tasks; ++task)
         section.seconds.push_back(undisturbed_seconds([&] { f(task, 0); }));
     });
@@ -139,7 +138,7 @@ class Recorder {
             chains.slot(worker, workers_, i));
     for (int stage = 0; stage < chains.stages(); ++stage)
       section.tasks.push_back(chains.tasks(stage));
-    worker_.run([&] {
+    on_a_worker([&] {
       for (Index chain = 0; chain < chains.count(); ++chain)
         for (int stage = 0; stage < chains.stages(); ++stage)
           for (Index task = 0; task < chains.tasks(stage); ++task)
@@ -154,6 +153,13 @@ class Recorder {
   }
 
  private:
+  template <class F>
+  void on_a_worker(F&& f) {
+    if (workers_ == 1)
+      f();
+    else
+      worker_.run(f);
+  }
   Section& begin(Index chains) {
     const double alone = watch_.lap();
     Section& section = recording_.sections.emplace_back();

@@ -624,19 +624,63 @@ TEST(ShardedAttention, HasSinkLogitsASoftcapAndAScale) {
                                          ShardLayout::round_robin(13), attention);
 }
 
-TEST(ShardedAttention, AnyExecutorGivesTheSameBits) {
-  Random random(921);
+// Without a mask they are factors of nothing.
+TEST(ShardedAttention, TakesMaskFactors) {
+  Random random(922);
   const Shape shape;
   const Prompt<float> prompt(random, shape);
+  const std::vector<float> factors = {1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f};
+  for (const int ranks : {1, 2, 4})
+    expect_as_one_machine<QuokaSelector>(shape, {.budget = 31}, prompt, ranks,
+                                         ShardLayout::round_robin(13), {.mask_factors = factors});
+}
+
+// Packed once or in each call: the same bits, of heads that are whole at home and of rows that are dealt out.
+TEST(ShardedAttention, OfAPackedPastHasTheSameBits) {
+  Random random(923);
+  const Shape shape{.q_heads = 6, .kv_heads = 3, .chunks = {300, 300, 300, 1, 90}};
+  const Prompt<float> prompt(random, shape);
+  const AttentionOptions attention{.arithmetic = quoka::Arithmetic::bfloat16_x3};
+  const bool packs = quoka::arithmetic_used(attention.arithmetic, quoka::float_format(),
+                                            quoka::float_format()) != quoka::Arithmetic::single;
+  for (const int ranks : {2, 3, 4, 6})
+    expect_no_errors(on_ranks(ranks, [&](auto communicator) {
+      LayerShape packed = shape.layer();
+      packed.packed = true;
+      const auto run = [&](ShardedPrefill<quoka::DenseSelector>& layer) {
+        Result<float> result(shape);
+        run_chunks(layer, shape, prompt, result);
+        return result;
+      };
+      const ShardLayout layout = ShardLayout::round_robin(13);
+      ShardedPrefill<quoka::DenseSelector> once(packed, {}, communicator, layout, attention),
+          each(shape.layer(), {}, communicator, layout, attention);
+      for (int turn = 0; turn < 2; ++turn) {  // the second after a truncate()
+        const Result<float> a = run(once), b = run(each);
+        EXPECT_TRUE(same_bits(a.out, b.out)) << ranks;
+        EXPECT_TRUE(
+            same_bits(TensorView<const float, 3>(a.lse), TensorView<const float, 3>(b.lse)));
+        EXPECT_EQ(once.kept_bytes() > 0, packs) << ranks;
+        EXPECT_EQ(each.kept_bytes(), 0);
+        once.truncate(0), each.truncate(0);
+      }
+    }));
+}
+
+TEST(ShardedAttention, AnyExecutorGivesTheSameBits) {
+  Random random(921);
+  const Shape shape{.q_heads = 6,
+                    .kv_heads = 3};  // the second of three ranks has heads on both sides
+  const Prompt<float> prompt(random, shape);
   Result<float> serial(shape);
-  expect_no_errors(on_ranks(2, [&](auto communicator) {
+  expect_no_errors(on_ranks(3, [&](auto communicator) {
     ShardedPrefill<QuokaSelector> layer(shape.layer(), {.budget = 31}, communicator,
                                         ShardLayout::round_robin(13));
     Result<float> result(shape);
     run_chunks(layer, shape, prompt, result);
     if (communicator.rank() == 0) serial = result;
   }));
-  expect_no_errors(on_ranks(2, [&](auto communicator) {
+  expect_no_errors(on_ranks(3, [&](auto communicator) {
     quoka::ThreadPool threads(3);
     ShardedPrefill<QuokaSelector> layer(shape.layer(), {.budget = 31}, communicator,
                                         ShardLayout::round_robin(13));

@@ -7,7 +7,7 @@
 // Without one, each call packs all keys in sight anew. The output is the same, bit for bit. It serves calls of several
 // tokens that attend to all of the past, but not in float, where packing is a copy. One token reads rows as they lie;
 // keys that a selection, a mask or a window names are packed as they are named. ChunkedPrefill has one for
-// LayerShape::packed.
+// LayerShape::packed, a RaggedSequence may have one.
 //
 // Memory: whole blocks of keys in the arithmetic's elements. For each key and KV head 2 (head_dim + v_dim) bytes by one
 // or two products of bfloat16 and in fixed point, twice as many by three products, with channels rounded up to what the

@@ -6,7 +6,7 @@
 //     int rank() const;    // of this process, in [0, ranks())
 //     int ranks() const;
 //     // all [ranks() * mine.size()]: every rank's `mine`, in the order of the ranks; `mine` may lie in its place
-//     // there (MPI_IN_PLACE)
+//     // there, on all of them or on none (MPI_IN_PLACE)
 //     void allgather(std::span<const std::byte> mine, std::span<std::byte> all);
 //     // in place, element by element over the ranks
 //     void allreduce_max(std::span<float> x);

@@ -3,7 +3,7 @@
 //   home     each output row has a home among the ranks: KV heads are dealt out in ranges, and where there are
 //            more ranks than heads, each head's rows in as many ranges as there are ranks for it
 //   attend   each rank with all query heads to what was selected of its own keys, and with the rows at home to
-//            the chunk itself: in one call where heads are whole at home and no past is packed
+//            the chunk itself: at once where heads are whole at home
 //   merge    at home all ranks' partial results for its rows: rank 0's, rank 1's, ..., then the chunk's where it is
 //            apart, by log-sum-exp (attention/merge.hpp)
 //   result   all homes' to all ranks, the same bits on each
@@ -18,6 +18,7 @@
 #pragma once
 
 #include <quoka/attention/attention.hpp>
+#include <quoka/attention/packed_past.hpp>
 #include <quoka/distributed/rounds.hpp>
 
 #include <algorithm>
@@ -64,9 +65,14 @@ class ShardedAttention {
   void run(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
            const AttentionOptions& options, Rounds& rounds, ExecutorRef executor);
 
-  Index bytes() const {
-    return workspace_.bytes() + parts_.bytes() + packed_.bytes() + received_.bytes() +
-           of_chunk_.bytes() + results_.bytes();
+  // As the cache.
+  void truncate(Index len) {
+    for (PackedPast& packed : packed_pasts_) packed.truncate(len);
+  }
+  Index packed_bytes() const {
+    Index sum = 0;
+    for (const PackedPast& packed : packed_pasts_) sum += packed.bytes();
+    return sum;
   }
 
  private:
@@ -80,20 +86,23 @@ class ShardedAttention {
     TensorView<float, 3> lse(float* x, Index heads) const;
   };
 
-  // Writes parts_; and of_chunk_, unless at home parts_ are of both.
+  // Writes parts_, at home of the chunk, too.
   void attend_whole_heads(const Rows& q, const Past& past, const Chunk& chunk,
                           const AttentionOptions& options, const Homes::Home& home,
                           ExecutorRef executor);
+  // Writes parts_, and of_chunk_.
   void attend_apart(const Rows& q, const Past& past, const Chunk& chunk,
                     const AttentionOptions& options, const Homes::Home& home, ExecutorRef executor);
 
   AttentionWorkspace workspace_;
-  Buffer<float> parts_;     // of own keys, all rows
+  Buffer<float> parts_;     // of own keys, all rows; with the chunk where these are one call
   Buffer<float> packed_;    // thereof a home's, where these are not whole heads
   Buffer<float> received_;  // [ranks], of other ranks' keys, the rows at home
   Buffer<float> of_chunk_;  // the rows at home
   Buffer<float> results_;   // [ranks], what each is home to
-  Selection keep_[3];       // of the heads before home, at home, behind it
+  // Of the heads before home, at home, behind it.
+  Selection keep_[3];
+  PackedPast packed_pasts_[3];  // where the layer has one: that of all heads serves rows apart
 };
 
 }  // namespace detail

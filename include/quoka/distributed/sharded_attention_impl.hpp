@@ -23,8 +23,12 @@ QUOKA_FUNC TensorView<float, 3> ShardedAttention::Layout::lse(float* x, Index he
 }
 
 // The past of some KV heads, whose lists are copied to `keep`.
-inline Past past_of_heads(const Past& past, Index first, Index count, Selection& keep) {
-  Past some(past.k.some_heads(first, count), past.v.some_heads(first, count));
+inline Past past_of_heads(const Past& past, Index first, Index count, Selection& keep,
+                          PackedPast& packed) {
+  Past some = past;
+  some.k = past.k.some_heads(first, count), some.v = past.v.some_heads(first, count);
+  some.packed = past.packed != nullptr ? &packed : nullptr;
+  some.keep = nullptr;
   if (past.keep == nullptr || past.keep->is_all()) return some;
   SelectionWriter writer(keep, past.keep->batch(), count, past.keep->kv_len(),
                          past.keep->max_count());
@@ -39,19 +43,17 @@ inline Past past_of_heads(const Past& past, Index first, Index count, Selection&
   return some;
 }
 
-// For the rows at home: sinks belong to one part, the chunk's.
-inline AttentionOptions options_at_home(const AttentionOptions& options, Index q_head,
-                                        Index q_heads) {
-  AttentionOptions at_home = options;
-  if (!options.sink_logits.empty())
-    at_home.sink_logits = options.sink_logits.subspan(static_cast<std::size_t>(q_head),
-                                                      static_cast<std::size_t>(q_heads));
-  return at_home;
-}
-inline AttentionOptions options_elsewhere(const AttentionOptions& options) {
-  AttentionOptions elsewhere = options;
-  elsewhere.sink_logits = {};
-  return elsewhere;
+// For some query heads: sinks belong to one part, the chunk's. There is no mask whose factors would count.
+inline AttentionOptions options_of_heads(const AttentionOptions& options, bool with_sinks,
+                                         Index q_head, Index q_heads) {
+  AttentionOptions some = options;
+  some.mask_factors = {};
+  if (!with_sinks)
+    some.sink_logits = {};
+  else if (!options.sink_logits.empty())
+    some.sink_logits = options.sink_logits.subspan(static_cast<std::size_t>(q_head),
+                                                   static_cast<std::size_t>(q_heads));
+  return some;
 }
 
 QUOKA_FUNC void ShardedAttention::attend_whole_heads(const Rows& q, const Past& past,
@@ -61,27 +63,31 @@ QUOKA_FUNC void ShardedAttention::attend_whole_heads(const Rows& q, const Past& 
                                                      ExecutorRef executor) {
   const Index kv_heads = chunk.k.heads(), group = q.heads() / kv_heads;
   const Layout whole{q.batch(), q.len(), chunk.v.dim()};
-  const auto sequence = [&](Index first, Index count, Selection& keep) {
+  const auto sequence = [&](int range, Index first, Index count) {
     float* const to = parts_.data() + first * group * whole.head();
     const Index q_count = count * group;
-    return AttentionSequence{.q = q.some_heads(first * group, q_count),
-                             .past = past_of_heads(past, first, count, keep),
-                             .out = {whole.out(to, q_count), whole.lse(to, q_count)}};
+    AttentionSequence of_range{
+        .q = q.some_heads(first * group, q_count),
+        .past = past_of_heads(past, first, count, keep_[range], packed_pasts_[range]),
+        .out = {whole.out(to, q_count), whole.lse(to, q_count)}};
+    if (range == 1)
+      of_range.chunk = {chunk.k.some_heads(first, count), chunk.v.some_heads(first, count)};
+    return of_range;
   };
   const Index behind = home.kv_head + home.heads;
-  const AttentionSequence elsewhere[] = {sequence(0, home.kv_head, keep_[0]),
-                                         sequence(behind, kv_heads - behind, keep_[2])};
-  std::span<const AttentionSequence> with_heads = elsewhere;
-  if (home.kv_head == 0) with_heads = with_heads.last(1);
-  if (behind == kv_heads) with_heads = with_heads.first(with_heads.size() - 1);
-  attention(with_heads, options_elsewhere(options), executor, workspace_);
-  if (home.heads == 0) return;
-  const AttentionSequence here = sequence(home.kv_head, home.heads, keep_[1]);
-  attention(
-      here.q, here.past,
-      {chunk.k.some_heads(home.kv_head, home.heads), chunk.v.some_heads(home.kv_head, home.heads)},
-      here.out, options_at_home(options, home.kv_head * group, home.heads * group), executor,
-      workspace_);
+  const AttentionSequence ranges[] = {sequence(0, 0, home.kv_head),
+                                      sequence(1, home.kv_head, home.heads),
+                                      sequence(2, behind, kv_heads - behind)};
+  // Those without heads are the first, the last, or the last two.
+  const std::size_t begin = home.kv_head == 0 ? 1 : 0;
+  const std::size_t end = home.heads == 0 ? 1 : behind == kv_heads ? 2 : 3;
+  if (options.sink_logits.empty())
+    return attention(std::span(ranges).subspan(begin, end - begin),
+                     options_of_heads(options, false, 0, 0), executor, workspace_);
+  for (std::size_t i = begin; i < end; ++i)
+    attention(std::span(&ranges[i], 1),
+              options_of_heads(options, i == 1, home.kv_head * group, home.heads * group), executor,
+              workspace_);
 }
 
 QUOKA_FUNC void ShardedAttention::attend_apart(const Rows& q, const Past& past, const Chunk& chunk,
@@ -90,7 +96,7 @@ QUOKA_FUNC void ShardedAttention::attend_apart(const Rows& q, const Past& past, 
   const Index group = q.heads() / chunk.k.heads();
   const Layout whole{q.batch(), q.len(), chunk.v.dim()};
   attention(q, past, {}, {whole.out(parts_.data(), q.heads()), whole.lse(parts_.data(), q.heads())},
-            options_elsewhere(options), executor, workspace_);
+            options_of_heads(options, false, 0, 0), executor, workspace_);
   if (home.heads * home.rows == 0) return;
   const Index q_begin = home.kv_head * group, q_count = home.heads * group;
   const Layout layout{whole.batch, home.rows, whole.v_dim};
@@ -100,7 +106,7 @@ QUOKA_FUNC void ShardedAttention::attend_apart(const Rows& q, const Past& past, 
             {k.slice(0, home.row), v.slice(0, home.row)},
             {k.slice(home.row, home.rows), v.slice(home.row, home.rows)},
             {layout.out(of_chunk_.data(), q_count), layout.lse(of_chunk_.data(), q_count)},
-            options_at_home(options, q_begin, q_count), executor, workspace_);
+            options_of_heads(options, true, q_begin, q_count), executor, workspace_);
 }
 
 QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chunk& chunk,
@@ -120,15 +126,14 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
   };
   const Index block =
       homes.heads_each() * group * Layout{whole.batch, homes.rows_each(), whole.v_dim}.head();
-  const bool at_once = homes.whole_heads() && past.packed == nullptr;
   float* const parts = parts_.reserve(q.heads() * whole.head());
   float* const packed = packed_.reserve(homes.whole_heads() ? 0 : block);
   float* const received = received_.reserve(ranks * block);
-  float* const of_chunk = of_chunk_.reserve(at_once ? 0 : block);
+  float* const of_chunk = of_chunk_.reserve(homes.whole_heads() ? 0 : block);
   float* const results = results_.reserve(ranks * block);
 
   const Homes::Home home = homes.of(me);
-  if (at_once)
+  if (homes.whole_heads())
     attend_whole_heads(q, past, chunk, options, home, executor);
   else
     attend_apart(q, past, chunk, options, home, executor);
@@ -178,19 +183,22 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
   const float* const own = part_of(home);
   float* const merged = results + me * block;
   const Layout layout = layout_of(home);
-  executor.run(home.heads * group, [&](Index head, int) {
-    const Index at = head * layout.head(), lse = at + layout.rows() * layout.v_dim;
-    const auto of_rank = [&](Index rank) { return rank == me ? own : received + rank * block; };
-    for (Index row = 0; row < layout.rows(); ++row) {
-      const Index x = at + row * layout.v_dim, l = lse + row;
-      std::copy_n(of_rank(0) + x, layout.v_dim, merged + x);
-      merged[l] = of_rank(0)[l];
-      for (Index rank = 1; rank < ranks; ++rank)
-        merge_row(merged + x, merged[l], of_rank(rank) + x, of_rank(rank)[l], layout.v_dim);
-      if (!at_once) merge_row(merged + x, merged[l], of_chunk + x, of_chunk[l], layout.v_dim);
-    }
-    deliver(home, head, merged + at);
-  });
+  constexpr Index few = 64;  // rows that one worker merges or copies sooner than several
+  run_rows(
+      executor, home.heads * group * layout.rows(), few, home.heads * group, [&](Index head, int) {
+        const Index at = head * layout.head(), lse = at + layout.rows() * layout.v_dim;
+        const auto of_rank = [&](Index rank) { return rank == me ? own : received + rank * block; };
+        for (Index row = 0; row < layout.rows(); ++row) {
+          const Index x = at + row * layout.v_dim, l = lse + row;
+          std::copy_n(of_rank(0) + x, layout.v_dim, merged + x);
+          merged[l] = of_rank(0)[l];
+          for (Index rank = 1; rank < ranks; ++rank)
+            merge_row(merged + x, merged[l], of_rank(rank) + x, of_rank(rank)[l], layout.v_dim);
+          if (!homes.whole_heads())
+            merge_row(merged + x, merged[l], of_chunk + x, of_chunk[l], layout.v_dim);
+        }
+        deliver(home, head, merged + at);
+      });
   rounds.agree("merged results");
   rounds.exchange([&](const CommunicatorRef& c) {
     const auto sent = static_cast<std::size_t>(block);
@@ -199,7 +207,7 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
   });
 
   const Index heads_each = homes.heads_each() * group;
-  executor.run(ranks * heads_each, [&](Index task, int) {
+  run_rows(executor, q.heads() * whole.rows(), few, ranks * heads_each, [&](Index task, int) {
     const Index rank = task / heads_each, h = task % heads_each;
     const Homes::Home from = homes.of(rank);
     if (rank != me && h < from.heads * group)

@@ -165,6 +165,7 @@ class ShardedPrefill {
     kv_len_ = len;
     layer_.truncate(map_.local_len(len));
     state_.truncate(map_.local_len(len));
+    attention_.truncate(map_.local_len(len));
     global_.forget();
   }
   // Room for `len` tokens on all ranks together. Not collective.
@@ -174,7 +175,9 @@ class ShardedPrefill {
   const KvCache& cache() const { return layer_.cache(); }  // this rank's
   const ShardMap& shard() const { return map_; }           // which tokens are this rank's
   // Memory of this rank beyond its cache that the method keeps per key.
-  Index kept_bytes() const { return kept_bytes_of(state_) + layer_.packed_bytes(); }
+  Index kept_bytes() const {
+    return kept_bytes_of(state_) + layer_.packed_bytes() + attention_.packed_bytes();
+  }
   // What the last forward() attended to of its past, by positions; the same on all ranks.
   const Selection& selection() const { return selection_; }
   // Thereof this rank's, by places in its cache.

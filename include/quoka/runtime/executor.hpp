@@ -103,8 +103,8 @@ class ExecutorRef {
 static_assert(Executor<SerialExecutor> && Executor<ExecutorRef>);
 
 namespace detail {
-// As executor.run(tasks, f); by the caller alone where they are about `few` rows or less, which take less time than
-// waking others.
+// As executor.run(tasks, f), of so many rows; by the caller alone where these are no more than `few`, which take less
+// time than waking others.
 template <class F>
 void run_rows(const ExecutorRef& executor, Index rows, Index few, Index tasks, F&& f) {
   if (rows <= few)

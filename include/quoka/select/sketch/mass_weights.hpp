@@ -11,11 +11,11 @@
 // simd/isa/rough_logits.hpp. A key whose unit is below 0 has no weight.
 #pragma once
 
-#include <quoka/kernels/softmax_state.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/simd/code_products.hpp>
 #include <quoka/simd/isa/rough_logits.hpp>
 #include <quoka/simd/isa/weight_pairs.hpp>
+#include <quoka/simd/simd.hpp>
 
 #include <cstdint>
 
