@@ -1,6 +1,7 @@
 // One row of attention over two disjoint sets of keys, from its two parts (attention/merge.hpp).
 #pragma once
 
+#include <quoka/base/index.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 
 #include <cmath>
