@@ -173,6 +173,21 @@ TEST(Merge, NaNAndAPartThatSawNothingAreNaN) {
 }
 
 // A difference of 1e4 between two log-sum-exps: the smaller part is an exact zero.
+// All logits of a part may be -inf beside a value that is not finite: no weight, and NaN all the same.
+TEST(Merge, NaNWithoutWeightStays) {
+  Random random(13);
+  const auto in = random_inputs<Element>(random, shape);
+  auto broken = empty_part(in);
+  broken.out(1, 3, 5, 2) = stored<Element>(std::nan(""));
+  for (const auto& merged :
+       {merged_parts(broken, empty_part(in)), merged_parts(empty_part(in), broken)}) {
+    for (Index c = 0; c < shape.v_dim; ++c)
+      EXPECT_EQ(std::isnan(static_cast<float>(merged.out(1, 3, 5, c))), c == 2) << c;
+    EXPECT_EQ(merged.lse(1, 3, 5), -infinity);
+    EXPECT_EQ(static_cast<float>(merged.out(1, 3, 4, 2)), 0.0f);
+  }
+}
+
 TEST(Merge, AFarLargerPartIsTheAnswer) {
   Random random(9);
   const auto in = random_inputs<Element>(random, shape);
@@ -259,9 +274,8 @@ TEST(MergeWindow, AShardOutOfTheWindowSeesNothing) {
   Random random(21);
   const auto in = random_inputs<Element>(random, {.q_heads = 2, .q_len = 7, .kv_len = 500}, false);
   auto output = unwritten<Element>(in.q, 16);
-  AttentionOptions options{.sliding_window = 101,
-                           .arithmetic = quoka::Arithmetic::single,
-                           .query_position = 600};
+  AttentionOptions options{
+      .sliding_window = 101, .arithmetic = quoka::Arithmetic::single, .query_position = 600};
   quoka::attention(in.q, {in.past_k, in.past_v}, {}, {output.out, output.lse}, options);
   for (Index i = 0; i < output.out.size(); ++i)
     EXPECT_EQ(static_cast<float>(output.out.data()[i]), 0.0f);

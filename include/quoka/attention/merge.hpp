@@ -4,7 +4,7 @@
 //
 // For caches in shards, or a prefix shared by many sequences: call attention() on each part with a
 // log-sum-exp output (and, where a window is used, with Past::first_position and query_position), then
-// merge. Associative up to rounding; a part that saw nothing (lse -inf)
+// merge. Associative up to rounding; a part that saw nothing (lse -inf, out 0)
 // changes nothing. A sink logit belongs to one of the parts only.
 #pragma once
 

@@ -14,7 +14,10 @@ namespace detail {
 // A part that saw nothing (-inf) changes nothing, a NaN on either side stays.
 inline void merge_row(float* a, float& lse_a, const float* b, float lse_b, Index dim) {
   const float top = lse_a < lse_b || std::isnan(lse_b) ? lse_b : lse_a;
-  if (top == -simd::infinity) return;
+  if (top == -simd::infinity) {  // nothing, or NaN: of a weight of 0 and a value that is not finite
+    for (Index c = 0; c < dim; ++c) a[c] += b[c];
+    return;
+  }
   // A finished part is a state whose sum is 1 at the maximum lse.
   const auto state_of = [top](float part) {
     return SoftmaxState<float>{(part - top) * log2_e, part == -simd::infinity ? 0.0f : 1.0f};
