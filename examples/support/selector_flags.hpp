@@ -40,19 +40,6 @@ inline quoka::Budget parse_budget(const std::string& text) {
       "ceiling if wanted: mass:0.95:64:4096");
 }
 
-// A prompt through one layer, of random numbers.
-struct PrefillFlags {
-  Index len = 32768, chunk = 128, q_heads = 32, kv_heads = 8, head_dim = 128, budget = 1024;
-};
-inline void add_prefill_flags(CLI::App& app, PrefillFlags& flags) {
-  app.add_option("--len", flags.len, "tokens of the prompt")->capture_default_str();
-  app.add_option("--chunk", flags.chunk)->capture_default_str();
-  app.add_option("--q-heads", flags.q_heads)->capture_default_str();
-  app.add_option("--kv-heads", flags.kv_heads)->capture_default_str();
-  app.add_option("--head-dim", flags.head_dim)->capture_default_str();
-  app.add_option("--budget", flags.budget, "keys per KV head")->capture_default_str();
-}
-
 // The items of "128,256,0.25", spaces around them dropped. Throws as parse_budget does for a bad
 // one, an empty one too.
 inline std::vector<std::string> parse_budgets(const std::string& list) {
@@ -157,6 +144,19 @@ inline void add_quoka_flags(CLI::App& app, quoka::QuokaOptions& options) {
   app.add_option("--keep-last", options.top_k.keep_last, "recent keys inside the budget")
       ->check(whole_number(0, most_keys))
       ->capture_default_str();
+}
+
+// A prompt through one layer, of random numbers.
+struct PrefillFlags {
+  Index len = 32768, chunk = 128, q_heads = 32, kv_heads = 8, head_dim = 128, budget = 1024;
+};
+inline void add_prefill_flags(CLI::App& app, PrefillFlags& flags) {
+  app.add_option("--len", flags.len, "tokens of the prompt")->capture_default_str();
+  app.add_option("--chunk", flags.chunk)->capture_default_str();
+  app.add_option("--q-heads", flags.q_heads)->capture_default_str();
+  app.add_option("--kv-heads", flags.kv_heads)->capture_default_str();
+  app.add_option("--head-dim", flags.head_dim)->capture_default_str();
+  app.add_option("--budget", flags.budget, "keys per KV head")->capture_default_str();
 }
 
 }  // namespace quoka_examples

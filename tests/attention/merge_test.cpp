@@ -172,7 +172,6 @@ TEST(Merge, NaNAndAPartThatSawNothingAreNaN) {
   expect_spoilt(merged_parts(empty_part(in), broken), broken, everywhere);
 }
 
-// A difference of 1e4 between two log-sum-exps: the smaller part is an exact zero.
 // All logits of a part may be -inf beside a value that is not finite: no weight, and NaN all the same.
 TEST(Merge, NaNWithoutWeightStays) {
   Random random(13);
@@ -188,6 +187,7 @@ TEST(Merge, NaNWithoutWeightStays) {
   }
 }
 
+// A difference of 1e4 between two log-sum-exps: the smaller part is an exact zero.
 TEST(Merge, AFarLargerPartIsTheAnswer) {
   Random random(9);
   const auto in = random_inputs<Element>(random, shape);

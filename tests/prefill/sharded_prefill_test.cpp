@@ -667,10 +667,10 @@ TEST(ShardedAttention, OfAPackedPastHasTheSameBits) {
     }));
 }
 
+// The second of three ranks has heads elsewhere on both sides of its own.
 TEST(ShardedAttention, AnyExecutorGivesTheSameBits) {
   Random random(921);
-  const Shape shape{.q_heads = 6,
-                    .kv_heads = 3};  // the second of three ranks has heads on both sides
+  const Shape shape{.q_heads = 6, .kv_heads = 3};
   const Prompt<float> prompt(random, shape);
   Result<float> serial(shape);
   expect_no_errors(on_ranks(3, [&](auto communicator) {

@@ -146,8 +146,7 @@ QUOKA_FUNC void KvCache::append_checked(const Rows& k, const Rows& v, ExecutorRe
   const Appending rows(*this, k, v, executor.workers());
   const Index parts = rows.parts(), heads = k.batch() * k.heads();
   const auto run = [&](Index task, int worker) { rows.run(task / parts, task % parts, worker); };
-  constexpr Index few = 64;  // rows that one worker copies sooner than several
-  detail::run_rows(executor, heads * k.len(), few, heads * parts, run);
+  detail::run_rows(executor, heads * k.len(), detail::few_copies, heads * parts, run);
   rows.finish();
 }
 

@@ -183,9 +183,9 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
   const float* const own = part_of(home);
   float* const merged = results + me * block;
   const Layout layout = layout_of(home);
-  constexpr Index few = 64;  // rows that one worker merges or copies sooner than several
   run_rows(
-      executor, home.heads * group * layout.rows(), few, home.heads * group, [&](Index head, int) {
+      executor, home.heads * group * layout.rows(), few_copies, home.heads * group,
+      [&](Index head, int) {
         const Index at = head * layout.head(), lse = at + layout.rows() * layout.v_dim;
         const auto of_rank = [&](Index rank) { return rank == me ? own : received + rank * block; };
         for (Index row = 0; row < layout.rows(); ++row) {
@@ -207,12 +207,13 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
   });
 
   const Index heads_each = homes.heads_each() * group;
-  run_rows(executor, q.heads() * whole.rows(), few, ranks * heads_each, [&](Index task, int) {
-    const Index rank = task / heads_each, h = task % heads_each;
-    const Homes::Home from = homes.of(rank);
-    if (rank != me && h < from.heads * group)
-      deliver(from, h, results + rank * block + h * layout_of(from).head());
-  });
+  run_rows(executor, q.heads() * whole.rows(), few_copies, ranks * heads_each,
+           [&](Index task, int) {
+             const Index rank = task / heads_each, h = task % heads_each;
+             const Homes::Home from = homes.of(rank);
+             if (rank != me && h < from.heads * group)
+               deliver(from, h, results + rank * block + h * layout_of(from).head());
+           });
 }
 
 }  // namespace detail

@@ -103,6 +103,8 @@ class ExecutorRef {
 static_assert(Executor<SerialExecutor> && Executor<ExecutorRef>);
 
 namespace detail {
+inline constexpr Index few_copies = 64;  // rows that one worker copies sooner than several
+
 // As executor.run(tasks, f), of so many rows; by the caller alone where these are no more than `few`, which take less
 // time than waking others.
 template <class F>
