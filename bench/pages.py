@@ -1,6 +1,6 @@
 """The rules for Markdown pages, which `bench/tables.py --check` applies.
 
-Relative links lead to a file, and to a heading where they name one. All pages together are short. Every JSON file and picture in
+Relative links lead to a file, and to a heading where they name one. Every JSON file and picture in
 bench/results/ is named by a page or by a function that makes a table or a picture. Every table is shown somewhere.
 """
 
@@ -9,7 +9,6 @@ import pathlib
 import re
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-MOST_WORDS = 28000
 SKIPPED = ("build*", "models", ".git", "node_modules")
 
 
@@ -67,7 +66,4 @@ def faults(texts, results, tables):
     wrong = [*broken_links(pages), *unnamed_results(pages, results)]
     shown = set(re.findall(r"<!-- table: (\S+) -->", "\n".join(pages.values())))
     wrong += [f"bench/tables.py: no page shows the table {name}" for name in tables if name not in shown]
-    words = sum(len(text.split()) for text in pages.values())
-    if words > MOST_WORDS:
-        wrong.append(f"all pages together have {words:,} words; at most {MOST_WORDS:,}")
     return wrong

@@ -40,7 +40,7 @@ if(TARGET quoka_ggml_engine)
   add_subdirectory(ggml)
 endif()
 
-# ---- pages: tables as bench/results/*.json gives them; links, headings, the number of words ------------
+# ---- pages: tables as bench/results/*.json gives them; links and headings ------------
 
 wanted(results_tables is_wanted)
 if(is_wanted AND Python3_FOUND)
