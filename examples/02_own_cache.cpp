@@ -53,10 +53,12 @@ int main() {
   const auto k = cache.keys(cached, chunk), v = cache.values(cached, chunk);
   quoka::ThreadPool threads(2);
 
-  const quoka::Selection keep = quoka::QuokaSelector({.budget = 0.5}).select(q, past_k, threads);
-  quoka::attention(q, {past_k, past_v, keep}, {k, v}, out, {.scale = 0.088f}, threads);
+  const quoka::AttentionOptions options{.scale = 0.088f};  // both calls get the same
+  const quoka::QuokaSelector selector({.budget = quoka::Budget::share(0.5)});
+  const quoka::Selection keep = selector.select(q, past_k, options, threads);
+  quoka::attention(q, {past_k, past_v, keep}, {k, v}, out, options, threads);
 
-  quoka::attention(q, {past_k, past_v}, {k, v}, out_dense, {.scale = 0.088f}, threads);
+  quoka::attention(q, {past_k, past_v}, {k, v}, out_dense, options, threads);
   std::cout << "attended to " << keep.max_count() << " of " << keep.kv_len()
             << " cached keys; output differs from dense by " << quoka::output_error(out, out_dense)
             << " (random keys: the worst case, all of them matter)\n";

@@ -59,15 +59,17 @@ int main() {
   quoka::KeySketch sketch;
   sketch.update(pool(k_pages), 0, pages * page, threads);
 
-  const quoka::QuokaSelector selector({.budget = 0.5});
+  const quoka::QuokaSelector selector({.budget = quoka::Budget::share(0.5)});
   quoka::QuokaSelector::State state;
   quoka::Selection keep;
-  selector.select({.q = q, .k = past.k, .sketch = &sketch}, state, keep, threads);
+  const quoka::AttentionOptions options;  // both calls get the same: the defaults here
+  selector.select({.q = q, .k = past.k, .logits = options, .sketch = &sketch}, state, keep,
+                  threads);
   past.keep = &keep;
-  quoka::attention(q, past, own, out, {}, threads);
+  quoka::attention(q, past, own, out, options, threads);
 
   past.keep = nullptr;
-  quoka::attention(q, past, own, dense, {}, threads);
+  quoka::attention(q, past, own, dense, options, threads);
   std::cout << "attended to " << keep.max_count() << " of " << keep.kv_len()
             << " cached keys in pages; output differs from dense by "
             << quoka::output_error(out, dense)

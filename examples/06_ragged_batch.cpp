@@ -63,7 +63,7 @@ int main() {
        {std::pair<Index, Index>{4096, 128}, {700, 128}, {9000, 1}, {300, 1}, {2500, 1}})
     sequences.emplace_back(cached, tokens);
 
-  const quoka::QuokaSelector selector({.budget = 512});
+  const quoka::QuokaSelector selector({.budget = quoka::Budget::keys(512)});
   quoka::ThreadPool threads(2);
   quoka::RaggedWorkspace<quoka::QuokaSelector> workspace;
   std::vector<quoka::RaggedSequence<quoka::QuokaSelector>> batch;

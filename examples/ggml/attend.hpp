@@ -46,8 +46,7 @@ class Attend {
                                 .decode = settings_.decode,
                                 .sketch = settings_.sketch};
     const char* exact = why_exact(node);
-    if (exact == nullptr)
-      masked.selection = settings_.selection(node.q_heads() / node.kv_heads(), node.layer);
+    if (exact == nullptr) masked.selection = settings_.selection(node.layer);
     quoka::MaskedReport report;
     try {
       report = attention_.run(streams_, masked, options, pool);

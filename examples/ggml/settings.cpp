@@ -36,9 +36,9 @@ Settings parse(json all) {
     quoka_examples::refuse_json("stats", stats, "0, 1 or a file's path");
   s.policy = quoka_examples::parse_policy(members.rest());
   if (s.mode == "exact") return s;
-  (void)quoka::QuokaSelector(s.selection(1, -1));  // refuses now what the method refuses
+  (void)quoka::QuokaSelector(s.selection(-1));  // refuses now what the method refuses
   for (const auto& [layer, budget] : s.policy.budgets)
-    (void)quoka::QuokaSelector(s.selection(1, static_cast<int>(layer)));
+    (void)quoka::QuokaSelector(s.selection(static_cast<int>(layer)));
   return s;
 }
 

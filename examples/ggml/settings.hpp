@@ -27,11 +27,11 @@ struct Settings {
   bool quiet = false;       // say nothing at the start but what is wrong
   std::string told = "{}";  // all of it, as one JSON object
 
-  // How this layer selects, unless the mode is exact. group: query heads for each KV head.
-  quoka::QuokaOptions selection(Index group, int layer) const {
+  // How this layer selects, unless the mode is exact.
+  quoka::QuokaOptions selection(int layer) const {
     const auto own = policy.budgets.find(layer);
     return quoka::QuokaOptions::preset(
-        mode, group, own != policy.budgets.end() ? own->second : policy.budget.value());
+        mode, own != policy.budgets.end() ? own->second : policy.budget.value());
   }
   std::string summary() const;  // one line
 };

@@ -69,12 +69,12 @@ class DenseReference {
     quoka::Selection& found = oracles_[{layer, begin, count}];
     if (found.kv_len() > 0 || begin == 0) return found;
     const quoka::TensorView<const float> q = layers_[layer].q, k = layers_[layer].k;
-    const quoka::OracleSelector selector({.budget = count});
+    const quoka::OracleSelector selector({.budget = quoka::Budget::keys(count)});
     quoka::OracleSelector::State state;
     selector.select(quoka::SelectorInput{.q = q.slice(begin, chunk_len(begin)),
                                          .k = k.slice(0, begin),
-                                         .capacity = begin,
-                                         .scale = attention_.scale},
+                                         .logits = attention_,
+                                         .capacity = begin},
                     state, found, threads_);
     return found;
   }

@@ -5,7 +5,9 @@
 #include "support/json_file.hpp"
 #include "support/layer_policy.hpp"
 
+#include <cstdint>
 #include <fstream>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -62,16 +64,20 @@ class Members {
   nlohmann::json all_;
 };
 
-// A count, a fraction, or a text as "mass:0.95". Throws std::invalid_argument for anything else.
+// A count, a share with a point, or a text as "mass:0.95": budget_text.hpp. Throws std::invalid_argument for anything
+// else, 0, 1 and true among it.
 inline quoka::Budget budget_from(const std::string& what, const nlohmann::json& x) {
-  quoka::Budget budget = 0;
-  if (x.is_number_integer()) return whole_from(what, x, 0, most_keys);
-  if (x.is_string() && read_budget_by_scores(x.get<std::string>(), budget)) return budget;
-  if (!x.is_number() || !(x.get<double>() > 0.0 && x.get<double>() <= 1.0))
-    refuse_json(what, x,
-                "a count of keys, a fraction of the past in (0, 1], or as \"mass:0.95\" or "
-                "\"relative:0.1\"");
-  return x.get<double>();
+  std::optional<quoka::Budget> budget;
+  if (x.is_number_unsigned() && x.get<std::uint64_t>() > std::uint64_t{most_keys})
+    budget.reset();
+  else if (x.is_number_integer())
+    budget = count_budget(x.get<Index>());
+  else if (x.is_number_float())
+    budget = share_budget(x.get<double>());
+  else if (x.is_string())
+    budget = read_budget_by_scores(x.get<std::string>());
+  if (!budget) refuse_json(what, x, budget_rules());
+  return *budget;
 }
 
 // Throws std::invalid_argument, which names the member, for what is not understood.

@@ -162,7 +162,7 @@ Tensor4<float> run_layer(Layer& layer, const Prompt& prompt, quoka::ThreadPool& 
 }
 
 constexpr quoka::LayerShape layer_shape{.q_heads = 8, .kv_heads = 2, .head_dim = 16};
-const quoka::QuokaOptions layer_options{.budget = 37, .n_queries = 7};
+const quoka::QuokaOptions layer_options{.budget = Budget::keys(37), .n_queries = 7};
 
 TEST(AttentionThreadsShared, LayersOnThreadsOfTheirOwnShareAPool) {
   Random random(11);
@@ -188,14 +188,14 @@ TEST(AttentionThreadsShared, OneSelectorServesThreadsWithStatesOfTheirOwn) {
   Random random(12);
   const auto q = random.tensor<float>(1, 8, 37, 16), k = random.tensor<float>(1, 2, 501, 16);
   const quoka::QuokaSelector selector(layer_options);
-  const Selection expected = selector.select(q, k);
+  const Selection expected = selector.select(q, k, {});
   int wrong[2] = {0, 0};
   const auto caller = [&](int which) {
     quoka::QuokaSelector::State state;
     Selection keep;
     quoka::SerialExecutor executor;
     for (int round = 0; round < 20; ++round) {
-      selector.select(quoka::SelectorInput{q, k}, state, keep, executor);
+      selector.select(quoka::SelectorInput{q, k, LogitOptions{}}, state, keep, executor);
       if (!(keep == expected)) ++wrong[which];
     }
   };

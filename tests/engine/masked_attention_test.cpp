@@ -84,8 +84,11 @@ class Engine {
         QuokaSelector::State state;
         if (masked.selection && past >= masked.min_past) {
           QuokaSelector(*masked.selection)
-              .select({.q = q.slice(row + i, count), .k = of.k, .capacity = past}, state, keep,
-                      SerialExecutor{});
+              .select({.q = q.slice(row + i, count),
+                       .k = of.k,
+                       .logits = LogitOptions{},
+                       .capacity = past},
+                      state, keep, SerialExecutor{});
           of.keep = &keep;
         }
         attention(q.slice(row + i, count), of, {k.listed(own), v.listed(own)},
@@ -130,9 +133,10 @@ MaskedOptions selecting(QuokaOptions options, Index chunk = 32) {
 TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
   ThreadPool threads(3);
   for (const bool shuffled : {false, true})
-    for (MaskedOptions masked : {MaskedOptions{}, selecting(QuokaOptions::paper(40)),
-                                 selecting(QuokaOptions::recommended(2, 40), 16),
-                                 selecting(QuokaOptions::robust(2, 0.25))}) {
+    for (MaskedOptions masked :
+         {MaskedOptions{}, selecting(QuokaOptions::paper(quoka::Budget::keys(40))),
+          selecting(QuokaOptions::recommended(Budget::keys(40)), 16),
+          selecting(QuokaOptions::robust(Budget::share(0.25)))}) {
       masked.sketch = false;  // whose float twin chooses other keys in the softmax domain
       Engine engine(shuffled);
       MaskedAttention layer;
@@ -154,7 +158,7 @@ TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
 
 // Of all that is remembered between calls nothing is believed: the cache changed, and so does the result.
 TEST(MaskedAttention, ACacheThatChangesUnderneath) {
-  const MaskedOptions masked = selecting(QuokaOptions::paper(40));
+  const MaskedOptions masked = selecting(QuokaOptions::paper(quoka::Budget::keys(40)));
   MaskedAttention layer;
   for (int i = 0; i < 3; ++i) {
     Engine engine(i == 1);  // at another address, or in the place of the one before
@@ -174,17 +178,20 @@ TEST(MaskedAttention, SaysWhyItIsExact) {
   };
   Engine engine(false);
   EXPECT_EQ(outcome(engine, {}), MaskedOutcome::asked_exact);
-  EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(4000))), MaskedOutcome::all_kept);
-  MaskedOptions late = selecting(QuokaOptions::paper(40));
+  EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(quoka::Budget::keys(4000)))),
+            MaskedOutcome::all_kept);
+  MaskedOptions late = selecting(QuokaOptions::paper(quoka::Budget::keys(40)));
   late.min_past = 5000;
   EXPECT_EQ(outcome(engine, late), MaskedOutcome::all_kept);
   EXPECT_LE(engine.distance(engine.expected({})), 2e-5f);
   const std::vector<float> slopes = alibi_slopes(Engine::q_heads);
   AttentionOptions factors;
   factors.mask_factors = slopes;
-  EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(40)), factors), MaskedOutcome::masks);
+  EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(quoka::Budget::keys(40))), factors),
+            MaskedOutcome::masks);
   engine.mask(3, 699) = Eigen::half(0.5f);  // a bias: all is read from the mask
-  EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(40))), MaskedOutcome::both_ways);
+  EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(quoka::Budget::keys(40)))),
+            MaskedOutcome::both_ways);
   for (const auto what : {MaskedOutcome::masks, MaskedOutcome::both_ways, MaskedOutcome::all_kept})
     EXPECT_EQ(std::string(describe(what)).find("exact: "), 0u);
 }
@@ -192,13 +199,15 @@ TEST(MaskedAttention, SaysWhyItIsExact) {
 TEST(MaskedAttention, RefusesBeforeItWrites) {
   Engine engine(false);
   MaskedAttention layer;
-  EXPECT_THROW(layer.run(std::vector{engine.stream()}, selecting(QuokaOptions::paper(40), 0), {},
-                         SerialExecutor{}),
-               std::invalid_argument);
+  EXPECT_THROW(
+      layer.run(std::vector{engine.stream()},
+                selecting(QuokaOptions::paper(quoka::Budget::keys(40)), 0), {}, SerialExecutor{}),
+      std::invalid_argument);
   MaskedStream stream = engine.stream();
   stream.v = stream.v.slice(0, 100);
   EXPECT_THROW(
-      layer.run(std::vector{stream}, selecting(QuokaOptions::paper(40)), {}, SerialExecutor{}),
+      layer.run(std::vector{stream}, selecting(QuokaOptions::paper(quoka::Budget::keys(40))), {},
+                SerialExecutor{}),
       std::invalid_argument);
   EXPECT_EQ(engine.distance(engine.expected({})), INFINITY) << "out is NaN as it was";
 }

@@ -49,9 +49,7 @@ void expect_selected(GraphOfOne& graph, const Sequence& sequence, const std::vec
                                                 {0, s.head_dim, row, 1});
   };
   const quoka::QuokaSelector selector(
-      mode == "robust"        ? quoka::QuokaOptions::robust(s.q_heads / s.kv_heads, budget)
-      : mode == "recommended" ? quoka::QuokaOptions::recommended(s.q_heads / s.kv_heads, budget)
-                              : quoka::QuokaOptions::paper(budget));
+      quoka::QuokaOptions::preset(mode, quoka::Budget::keys(budget)));
   const Index q_row = s.q_heads * s.head_dim;
   std::vector<float> expected(static_cast<std::size_t>(sequence.count * q_row));
   for (Index i = 0, n = 0; i < sequence.count; i += n) {  // chunks end at multiples of 32 tokens
@@ -67,7 +65,10 @@ void expect_selected(GraphOfOne& graph, const Sequence& sequence, const std::vec
     sketch.update(k, 0, len, quoka::SerialExecutor{});
     quoka::QuokaSelector::State state;
     quoka::Selection keep;
-    selector.select({.q = q, .k = k.slice(0, begin), .sketch = mode != "quoka" ? &sketch : nullptr},
+    selector.select({.q = q,
+                     .k = k.slice(0, begin),
+                     .logits = quoka::LogitOptions{},
+                     .sketch = mode != "quoka" ? &sketch : nullptr},
                     state, keep, quoka::SerialExecutor{});
     quoka::attention(q, {k.slice(0, begin), v.slice(0, begin), keep},
                      {k.slice(begin, n), v.slice(begin, n)}, out);

@@ -50,7 +50,7 @@ TEST(GgmlSettings, AreExactUnlessToldOtherwise) {
   EXPECT_EQ(told.problem, "");
   EXPECT_EQ(told.settings.mode, "exact");
   EXPECT_EQ(told.settings.policy.dense, std::set<Index>{0});
-  EXPECT_EQ(told.settings.policy.budget->keys(9000), 1024);
+  EXPECT_EQ(told.settings.policy.budget->count(9000), 1024);
   EXPECT_NE(told.settings.summary().find("exact attention"), std::string::npos);
 }
 
@@ -70,8 +70,8 @@ TEST(GgmlSettings, Variables) {
   EXPECT_EQ(told.problem, "");
   const Settings& s = told.settings;
   EXPECT_EQ(s.mode, "robust");
-  EXPECT_EQ(s.selection(1, 0).budget.keys(800), 200);
-  EXPECT_EQ(s.selection(8, 0).n_queries, quoka::QuokaOptions::robust(8).n_queries);
+  EXPECT_EQ(s.selection(0).budget.count(800), 200);
+  EXPECT_EQ(s.selection(0).n_queries, quoka::QuokaOptions::robust().n_queries);
   EXPECT_EQ(s.policy.dense, (std::set<Index>{2, 5}));
   EXPECT_EQ(s.chunk, 64);
   EXPECT_EQ(s.min_past, 4096);
@@ -92,15 +92,15 @@ TEST(GgmlSettings, APolicyFileThatVariablesOverrule) {
   EXPECT_EQ(told.problem, "");
   const Settings& s = told.settings;
   EXPECT_EQ(s.mode, "robust");
-  EXPECT_EQ(s.selection(1, 1).budget.keys(9000), 512);
-  EXPECT_EQ(s.selection(1, 2).budget.keys(9000), 4500);
-  EXPECT_EQ(s.selection(1, 7).budget.keys(9000), 2048);
+  EXPECT_EQ(s.selection(1).budget.count(9000), 512);
+  EXPECT_EQ(s.selection(2).budget.count(9000), 4500);
+  EXPECT_EQ(s.selection(7).budget.count(9000), 2048);
   EXPECT_EQ(s.policy.kv_heads, 4);
   // A backend's own parameters come last.
   const Settings more = with_parameters(s, R"({"mode": "quoka", "dense_layers": 1})");
   EXPECT_EQ(more.mode, "quoka");
   EXPECT_EQ(more.policy.dense, std::set<Index>{0});
-  EXPECT_EQ(more.selection(1, 7).budget.keys(9000), 2048);
+  EXPECT_EQ(more.selection(7).budget.count(9000), 2048);
   EXPECT_EQ(with_parameters(s, nullptr).told, s.told);
 }
 
@@ -117,10 +117,10 @@ TEST(GgmlSettings, StatsToAFile) {
 TEST(GgmlSettings, BudgetsByScores) {
   const Told told({{"QUOKA_MODE", "robust"}, {"QUOKA_BUDGET", "mass:0.9:64:4096"}});
   EXPECT_EQ(told.problem, "");
-  const quoka::Budget budget = told.settings.selection(4, 1).budget;
+  const quoka::Budget budget = told.settings.selection(1).budget;
   EXPECT_EQ(budget.rule(), quoka::Budget::Rule::mass);
   EXPECT_EQ(budget.least(9000), 64);
-  EXPECT_EQ(budget.keys(9000), 4096);
+  EXPECT_EQ(budget.count(9000), 4096);
   EXPECT_EQ(Told({{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "relative:0.5"}}).problem, "");
 }
 
@@ -129,11 +129,11 @@ TEST(GgmlSettings, EveryPreset) {
     const std::map<std::string, std::string> variables{{"QUOKA_MODE", mode}};
     const Told told(variables);
     EXPECT_EQ(told.problem, "");
-    return told.settings.selection(4, 1).top_k.window;
+    return told.settings.selection(1).top_k.window;
   };
   EXPECT_EQ(window("quoka"), quoka::QuokaOptions::paper().top_k.window);
-  EXPECT_EQ(window("recommended"), quoka::QuokaOptions::recommended(4).top_k.window);
-  EXPECT_EQ(window("robust"), quoka::QuokaOptions::robust(4).top_k.window);
+  EXPECT_EQ(window("recommended"), quoka::QuokaOptions::recommended().top_k.window);
+  EXPECT_EQ(window("robust"), quoka::QuokaOptions::robust().top_k.window);
 }
 
 TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
@@ -141,6 +141,9 @@ TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
       {{{"QUOKA_MODE", "fast"}}, "mode is \"fast\""},
       {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "-3"}}, "budget is -3"},
       {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "1.5"}}, "budget is 1.5"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "0"}}, "budget is 0, but must be a count"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "1"}}, "budget is 1, but must be a count"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "true"}}, "budget is true"},
       {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "mass:2"}}, "mass:2"},
       {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "mass:0.9"}}, "no mass"},
       {{{"QUOKA_MODE", "quoka"}, {"QUOKA_DENSE_LAYERS", "99999999999"}}, "dense_layers"},

@@ -177,7 +177,7 @@ class Decoder {
 
 TEST_F(Allocation, NoneInAQuokaDecodeLoop) {
   quoka::SerialExecutor serial;
-  Decoder<QuokaSelector> decoder(1024, {.budget = 100});
+  Decoder<QuokaSelector> decoder(1024, {.budget = Budget::keys(100)});
   decoder.prefill(600, serial);
   decoder.decode(3, serial);
   EXPECT_EQ(allocations_of([&] { decoder.decode(100, serial); }), 0);
@@ -193,7 +193,7 @@ TEST_F(Allocation, NoneInADenseDecodeLoop) {
 
 TEST_F(Allocation, NoneInAQuokaDecodeLoopOnThreads) {
   quoka::ThreadPool pool(2);
-  Decoder<QuokaSelector> decoder(1024, {.budget = 100});
+  Decoder<QuokaSelector> decoder(1024, {.budget = Budget::keys(100)});
   decoder.prefill(600, pool);
   for (const int worker : {0, 1}) decoder.decode(3, AsWorker{worker});
   decoder.decode(3, pool);
@@ -211,7 +211,7 @@ TEST_F(Allocation, NoneInADenseDecodeLoopOnThreads) {
 // The cache has room for 1,024 keys, so what follows its length has it too.
 TEST_F(Allocation, NoneUpToTheReservedLength) {
   quoka::SerialExecutor serial;
-  Decoder<QuokaSelector> quoka_decoder(1024, {.budget = 37});
+  Decoder<QuokaSelector> quoka_decoder(1024, {.budget = Budget::keys(37)});
   quoka_decoder.prefill(120, serial);
   quoka_decoder.decode(3, serial);
   EXPECT_EQ(allocations_of([&] { quoka_decoder.decode(900, serial); }), 0);
@@ -224,7 +224,8 @@ TEST_F(Allocation, NoneUpToTheReservedLength) {
 TEST_F(Allocation, NoneInTwoLevelsUpToTheReservedLength) {
   quoka::SerialExecutor serial;
   for (const auto domain : {quoka::Domain::logit, quoka::Domain::softmax}) {
-    Decoder<QuokaSelector> decoder(1024, {.budget = 17, .domain = domain, .two_levels = {16, 2}});
+    Decoder<QuokaSelector> decoder(
+        1024, {.budget = Budget::keys(17), .domain = domain, .two_levels = {16, 2}});
     decoder.prefill(20, serial);
     decoder.decode(3, serial);
     EXPECT_EQ(allocations_of([&] { decoder.decode(1000, serial); }), 0);
@@ -232,7 +233,7 @@ TEST_F(Allocation, NoneInTwoLevelsUpToTheReservedLength) {
 }
 
 TEST_F(Allocation, NoneWhicheverWorkerRunsATask) {
-  Decoder<QuokaSelector> decoder(1024, {.budget = 100, .top_k = {.window = 7}});
+  Decoder<QuokaSelector> decoder(1024, {.budget = Budget::keys(100), .top_k = {.window = 7}});
   decoder.prefill(600, AsWorker{0});
   decoder.decode(3, AsWorker{0});
   EXPECT_EQ(allocations_of([&] { decoder.decode(10, AsWorker{1}); }), 0);
@@ -240,7 +241,7 @@ TEST_F(Allocation, NoneWhicheverWorkerRunsATask) {
 
 // Heads that codes cannot stand for are done in float, by any worker.
 TEST_F(Allocation, NoneWhicheverWorkerDoesAHeadInFloat) {
-  quoka::QuokaOptions options = quoka::QuokaOptions::recommended(4, 100);
+  quoka::QuokaOptions options = quoka::QuokaOptions::recommended(Budget::keys(100));
   options.sketch = quoka::Sketch::on;
   Decoder<QuokaSelector> decoder(1024, options);
   decoder.prefill(600, AsWorker{0}, 1e20f);
@@ -267,7 +268,7 @@ TEST_F(Allocation, NoneInLaterChunksOfADensePrefill) {
 
 TEST_F(Allocation, NoneAfterTruncate) {
   quoka::SerialExecutor serial;
-  Decoder<QuokaSelector> decoder(1024, {.budget = 100});
+  Decoder<QuokaSelector> decoder(1024, {.budget = Budget::keys(100)});
   decoder.prefill(600, serial);
   decoder.decode(50, serial);
   EXPECT_EQ(allocations_of([&] {
@@ -430,8 +431,9 @@ TEST_F(Allocation, APrefillGoesOnAfterMemoryRanOut) {
              v = random.tensor<float>(1, 2, 120, 20);
   Tensor4<float> expected(1, 8, 120, 20), out(1, 8, 120, 20);
   for (const bool recommended : {false, true}) {
-    QuokaSelector::Options options{.budget = 100};
-    if (recommended) options = QuokaSelector::Options::recommended(4), options.budget = 100;
+    QuokaSelector::Options options{.budget = Budget::keys(100)};
+    if (recommended)
+      options = QuokaSelector::Options::recommended(), options.budget = Budget::keys(100);
     ChunkedPrefill<QuokaSelector> undisturbed(layer_shape, options), layer(layer_shape, options);
     for (int chunk = 0; chunk < 4; ++chunk) {
       SCOPED_TRACE("chunk " + std::to_string(chunk));
@@ -462,7 +464,7 @@ TEST(Scratch, AtMost32MiBFor32768Keys) {
   Tensor4<float> out(1, 32, 128, 128);
   quoka::ThreadPool pool(2);
   ChunkedPrefill<QuokaSelector> layer({.q_heads = 32, .kv_heads = 8, .head_dim = 128},
-                                      {.budget = 1024});
+                                      {.budget = Budget::keys(1024)});
   layer.reserve(kv_len + 128);
   for (Index i = 0; i < kv_len; i += block) layer.append(block_k, block_v);
   ASSERT_EQ(layer.kv_len(), kv_len);

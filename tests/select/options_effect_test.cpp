@@ -150,7 +150,8 @@ std::vector<Selection> selected(const typename S::Options& options) {
     auto of_layer = options;
     for (Index layer = 0; layer <= options.plan.layer; ++layer) {
       of_layer.plan.layer = layer;
-      S(of_layer).select({.q = q.slice(layer * chunk, chunk), .k = k}, state, keep[0], serial);
+      S(of_layer).select({.q = q.slice(layer * chunk, chunk), .k = k, .logits = LogitOptions{}},
+                         state, keep[0], serial);
     }
   } else {
     const S selector(options);
@@ -158,7 +159,8 @@ std::vector<Selection> selected(const typename S::Options& options) {
       selector.appended({.q = q.slice(begin, chunk), .k = k.slice(0, begin + chunk)}, state,
                         serial);
     for (Index i = 0; i < std::ssize(keep); ++i)
-      selector.select({.q = q.slice(i * chunk, chunk), .k = k}, state, keep[uz(i)], serial);
+      selector.select({.q = q.slice(i * chunk, chunk), .k = k, .logits = LogitOptions{}}, state,
+                      keep[uz(i)], serial);
   }
   return keep;
 }
@@ -179,15 +181,16 @@ std::shared_ptr<const LokiCalibration> calibration() {
 
 TEST(OptionsEffect, Quoka) {
   using O = QuokaOptions;
-  const O paper{.budget = 20}, mean{.budget = 20, .domain = Domain::softmax};
-  O coded = O::recommended(group, 20);
+  const O paper{.budget = Budget::keys(20)},
+      mean{.budget = Budget::keys(20), .domain = Domain::softmax};
+  O coded = O::recommended(Budget::keys(20));
   coded.sketch = Sketch::on;
   O exact = coded;
-  exact.budget = 150, exact.sketch = Sketch::off, exact.cascade = 0;
+  exact.budget = Budget::keys(150), exact.sketch = Sketch::off, exact.cascade = 0;
   O levels = paper;
   levels.sketch = Sketch::on, levels.two_levels = {.block = 16, .candidates = 3};
   expect_selects_otherwise<QuokaSelector>(
-      "quoka", Case<O, Budget>{paper, 21}, Case<O, Index>{paper, 15},
+      "quoka", Case<O, Budget>{paper, Budget::keys(21)}, Case<O, quoka::QueryCount>{paper, 15},
       Case<O, Scoring>{paper, Scoring::dot}, Case<O, Aggregation>{mean, Aggregation::mean},
       Case<O, GroupMode>{paper, GroupMode::shared},
       Case<O, QueryChoice>{paper, QueryChoice::dissimilar_and_last},
@@ -201,7 +204,7 @@ TEST(OptionsEffect, EveryChoiceOfQuoka) {
   const auto expect_differ = [](auto member, auto values) {
     std::vector<std::vector<Selection>> all;
     for (const auto value : values) {
-      QuokaOptions o{.budget = 20};
+      QuokaOptions o{.budget = Budget::keys(20)};
       o.*member = value;
       all.push_back(selected<QuokaSelector>(o));
     }
@@ -216,30 +219,33 @@ TEST(OptionsEffect, EveryChoiceOfQuoka) {
 }
 
 TEST(OptionsEffect, MethodsThatScoreKeys) {
-  const Budget some = 20;
+  const Budget some = Budget::keys(20);
   {
     using O = SampleAttentionOptions;
-    const O base{.budget = some}, exact{.budget = 150, .sketch = Sketch::off};
+    const O base{.budget = some}, exact{.budget = Budget::keys(150), .sketch = Sketch::off};
     expect_selects_otherwise<SampleAttentionSelector>(
-        "sample_attention", Case<O, Budget>{base, 21}, Case<O, Index>{base, 15},
+        "sample_attention", Case<O, Budget>{base, Budget::keys(21)}, Case<O, Index>{base, 15},
         Case<O, Domain>{base, Domain::logit}, Case<O, Sketch>{exact, Sketch::on},
         Case<O, Index>{base, 3}, Case<O, Index>{base, 1}, Case<O, Index>{base, 1});
   }
   {
     using O = SparqOptions;
     const O base{.budget = some, .rank = 12},
-        exact{.budget = 150, .rank = 12, .sketch = Sketch::off};
+        exact{.budget = Budget::keys(150), .rank = 12, .sketch = Sketch::off};
     expect_selects_otherwise<SparqSelector>(
-        "sparq", Case<O, Budget>{base, 21}, Case<O, Index>{base, 6},
+        "sparq", Case<O, Budget>{base, Budget::keys(21)}, Case<O, Index>{base, 6},
         Case<O, Domain>{base, Domain::logit}, Case<O, Sketch>{exact, Sketch::on},
         Case<O, Index>{base, 3}, Case<O, Index>{base, 1}, Case<O, Index>{base, 1});
   }
   {
     using O = LokiOptions;
     const O base{.budget = some, .rank = 6, .calibration = calibration()},
-        exact{.budget = 150, .rank = 6, .calibration = calibration(), .sketch = Sketch::off};
+        exact{.budget = Budget::keys(150),
+              .rank = 6,
+              .calibration = calibration(),
+              .sketch = Sketch::off};
     expect_selects_otherwise<LokiSelector>(
-        "loki", Case<O, Budget>{base, 21}, Case<O, Index>{base, 4},
+        "loki", Case<O, Budget>{base, Budget::keys(21)}, Case<O, Index>{base, 4},
         Case<O, Domain>{base, Domain::logit},
         Case<O, std::shared_ptr<const LokiCalibration>>{base, nullptr},
         Case<O, Sketch>{exact, Sketch::on}, Case<O, Index>{base, 3}, Case<O, Index>{base, 1},
@@ -248,22 +254,23 @@ TEST(OptionsEffect, MethodsThatScoreKeys) {
   {
     using O = OracleOptions;
     const O base{.budget = some};
-    expect_selects_otherwise<OracleSelector>(
-        "oracle", Case<O, Budget>{base, 21}, Case<O, Aggregation>{base, Aggregation::max},
-        Case<O, Index>{base, 3}, Case<O, Index>{base, 1}, Case<O, Index>{base, 1});
+    expect_selects_otherwise<OracleSelector>("oracle", Case<O, Budget>{base, Budget::keys(21)},
+                                             Case<O, Aggregation>{base, Aggregation::max},
+                                             Case<O, Index>{base, 3}, Case<O, Index>{base, 1},
+                                             Case<O, Index>{base, 1});
   }
   {
     using O = RandomOptions;
     const O base{.budget = some};
     expect_selects_otherwise<RandomSelector>(
-        "random", Case<O, Budget>{base, 21}, Case<O, std::uint64_t>{base, 1},
+        "random", Case<O, Budget>{base, Budget::keys(21)}, Case<O, std::uint64_t>{base, 1},
         Case<O, Index>{base, 3}, Case<O, Index>{base, 4}, Case<O, Index>{base, 4});
   }
   {
     using O = FirstRecentOptions;
     const O base{.budget = some};
-    expect_selects_otherwise<FirstRecentSelector>("first_recent", Case<O, Budget>{base, 21},
-                                                  Case<O, Index>{base, 5});
+    expect_selects_otherwise<FirstRecentSelector>(
+        "first_recent", Case<O, Budget>{base, Budget::keys(21)}, Case<O, Index>{base, 5});
   }
 }
 
@@ -271,35 +278,36 @@ TEST(OptionsEffect, MethodsThatScoreKeys) {
 TEST(OptionsEffect, MethodsThatChooseBlocks) {
   {
     using O = QuestOptions;
-    const O base{.budget = 50};
+    const O base{.budget = Budget::keys(50)};
     expect_selects_otherwise<QuestSelector>(
-        "quest", Case<O, Budget>{base, 51}, Case<O, Index>{base, 8},
+        "quest", Case<O, Budget>{base, Budget::keys(51)}, Case<O, Index>{base, 8},
         Case<O, Domain>{base, Domain::softmax}, Case<O, Index>{base, 3}, Case<O, Index>{base, 1},
         Case<O, Index>{base, 3});
   }
   {
     using O = XAttentionOptions;
-    const O base{.budget = 50, .stride = 4, .block = 16};
-    expect_selects_otherwise<XAttentionSelector>("xattention", Case<O, Budget>{base, 51},
+    const O base{.budget = Budget::keys(50), .stride = 4, .block = 16};
+    expect_selects_otherwise<XAttentionSelector>("xattention",
+                                                 Case<O, Budget>{base, Budget::keys(51)},
                                                  Case<O, Index>{base, 8}, Case<O, Index>{base, 8});
   }
   {
     using O = FlashPrefillOptions;
-    const O base{.budget = 150, .block = 16};
-    expect_selects_otherwise<FlashPrefillSelector>("flash_prefill", Case<O, Budget>{base, 151},
-                                                   Case<O, Index>{base, 8});
+    const O base{.budget = Budget::keys(150), .block = 16};
+    expect_selects_otherwise<FlashPrefillSelector>(
+        "flash_prefill", Case<O, Budget>{base, Budget::keys(151)}, Case<O, Index>{base, 8});
   }
 }
 
 TEST(OptionsEffect, MethodsThatEvict) {
   using S = SnapKvOptions;
-  const S snapkv{.budget = 50, .observation = 8};
-  expect_selects_otherwise<SnapKvSelector>("snapkv", Case<S, Budget>{snapkv, 51},
+  const S snapkv{.budget = Budget::keys(50), .observation = 8};
+  expect_selects_otherwise<SnapKvSelector>("snapkv", Case<S, Budget>{snapkv, Budget::keys(51)},
                                            Case<S, Index>{snapkv, 9}, Case<S, Index>{snapkv, 3},
                                            Case<S, Index>{snapkv, 4});
   using K = KeyDiffOptions;
-  const K keydiff{.budget = 50};
-  expect_selects_otherwise<KeyDiffSelector>("keydiff", Case<K, Budget>{keydiff, 51},
+  const K keydiff{.budget = Budget::keys(50)};
+  expect_selects_otherwise<KeyDiffSelector>("keydiff", Case<K, Budget>{keydiff, Budget::keys(51)},
                                             Case<K, Index>{keydiff, 4});
 }
 
@@ -307,16 +315,18 @@ TEST(OptionsEffect, MethodsThatEvict) {
 TEST(OptionsEffect, MethodsThatShareAChoice) {
   const LayerPlan plan{.layer = 5, .layer_count = 10}, first{.layer = 3, .layer_count = 10};
   using T = TidalDecodeOptions;
-  const T tidal{.budget = 20, .plan = plan}, tidal_first{.budget = 20, .plan = first};
+  const T tidal{.budget = Budget::keys(20), .plan = plan},
+      tidal_first{.budget = Budget::keys(20), .plan = first};
   expect_selects_otherwise<TidalDecodeSelector>(
-      "tidal_decode", Case<T, Budget>{tidal, 21}, Case<T, Index>{tidal, 3},
+      "tidal_decode", Case<T, Budget>{tidal, Budget::keys(21)}, Case<T, Index>{tidal, 3},
       Case<T, Index>{tidal, 32}, Case<T, Index>{tidal_first, 3}, Case<T, Index>{tidal, 3},
       Case<T, Index>{tidal, 1}, Case<T, Index>{tidal, 1});
   using L = LessIsMoreOptions;
-  const L less{.budget = 20, .plan = plan}, less_first{.budget = 20, .plan = first};
+  const L less{.budget = Budget::keys(20), .plan = plan},
+      less_first{.budget = Budget::keys(20), .plan = first};
   expect_selects_otherwise<LessIsMoreSelector>(
-      "less_is_more", Case<L, Budget>{less, 21}, Case<L, Index>{less, 0}, Case<L, Index>{less, 3},
-      Case<L, Index>{less, 32}, Case<L, Index>{less_first, 3});
+      "less_is_more", Case<L, Budget>{less, Budget::keys(21)}, Case<L, Index>{less, 0},
+      Case<L, Index>{less, 3}, Case<L, Index>{less, 32}, Case<L, Index>{less_first, 3});
 }
 
 TEST(OptionsEffect, Attention) {

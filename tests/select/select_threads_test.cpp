@@ -18,15 +18,15 @@ struct Case {
   QuokaOptions options;
 };
 std::vector<Case> cases() {
-  QuokaOptions mean{.budget = 100, .aggregation = quoka::Aggregation::mean};
-  QuokaOptions window{.budget = 100, .top_k = {.window = 3}};
-  QuokaOptions in_float{.budget = 100, .sketch = quoka::Sketch::off};
-  QuokaOptions forced{.budget = 100, .top_k = {.keep_first = 4, .keep_last = 9}};
-  QuokaOptions recommended = QuokaOptions::recommended(4, 100),
-               robust = QuokaOptions::robust(4, 100);
+  QuokaOptions mean{.budget = Budget::keys(100), .aggregation = quoka::Aggregation::mean};
+  QuokaOptions window{.budget = Budget::keys(100), .top_k = {.window = 3}};
+  QuokaOptions in_float{.budget = Budget::keys(100), .sketch = quoka::Sketch::off};
+  QuokaOptions forced{.budget = Budget::keys(100), .top_k = {.keep_first = 4, .keep_last = 9}};
+  QuokaOptions recommended = QuokaOptions::recommended(Budget::keys(100)),
+               robust = QuokaOptions::robust(Budget::keys(100));
   for (QuokaOptions* const x : {&mean, &window, &forced, &recommended, &robust})
     x->sketch = quoka::Sketch::on;
-  return {{"quoka", {.budget = 100, .sketch = quoka::Sketch::on}},
+  return {{"quoka", {.budget = Budget::keys(100), .sketch = quoka::Sketch::on}},
           {"mean", mean},
           {"window", window},
           {"float", in_float},
@@ -81,13 +81,13 @@ TEST(SelectThreads, AnUnfairSampleGivesTheSameSelection) {
   auto q = random.tensor<float>(1, 4, 5, 16), k = random.tensor<float>(1, 1, len, 16);
   for (Index i = 0; i < q.size(); i += 16) q.data()[i] += 5.0f;
   for (Index i = 0; i < len; i += 8) k(0, 0, i, 0) += 9.0f;
-  const QuokaSelector selector({.budget = 300, .sketch = quoka::Sketch::on}),
-      in_float({.budget = 300, .sketch = quoka::Sketch::off});
+  const QuokaSelector selector({.budget = Budget::keys(300), .sketch = quoka::Sketch::on}),
+      in_float({.budget = Budget::keys(300), .sketch = quoka::Sketch::off});
   const auto select = [&](const QuokaSelector& by, ExecutorRef executor) {
     QuokaSelector::State state;
     Selection keep;
     by.appended({.q = q, .k = k, .capacity = len}, state, executor);
-    by.select({.q = q, .k = k, .capacity = len}, state, keep, executor);
+    by.select({.q = q, .k = k, .logits = LogitOptions{}, .capacity = len}, state, keep, executor);
     return keep;
   };
   quoka::ThreadPool pool(16);
@@ -107,17 +107,17 @@ TEST(SelectThreads, TiesAtTheThresholdGoToTheEarlierKeys) {
   quoka::ThreadPool pool(16);
   for (const Index budget : {1, 150, 1286, 4000, 8999})
     for (const Index forced : {0, 5}) {
-      QuokaOptions options{.budget = budget,
+      QuokaOptions options{.budget = Budget::keys(budget),
                            .top_k = {.keep_first = forced, .keep_last = 2 * forced},
                            .sketch = quoka::Sketch::on};
       QuokaOptions float_options = options;
       float_options.sketch = quoka::Sketch::off;
-      const Selection expected = QuokaSelector(float_options).select(q, k);
+      const Selection expected = QuokaSelector(float_options).select(q, k, {});
       for (const bool by_pool : {false, true}) {
         QuokaSelector::State state;
         Selection keep;
         const QuokaSelector selector(options);
-        const quoka::SelectorInput input{.q = q, .k = k, .capacity = len};
+        const quoka::SelectorInput input{.q = q, .k = k, .logits = LogitOptions{}, .capacity = len};
         selector.appended(input, state, SerialExecutor{});
         selector.select(input, state, keep, by_pool ? ExecutorRef(pool) : SerialExecutor{});
         EXPECT_EQ(keep, expected) << "budget " << budget << ", forced " << forced;
@@ -134,12 +134,13 @@ TEST(SelectThreads, AHeadThatCodesCannotStandForIsThatOfFloat) {
   for (Index t = 0; t < len; ++t)
     for (Index c = 0; c < dim; ++c) k(0, 1, t, c) *= 1e13f;
   quoka::ThreadPool pool(16);
-  for (QuokaOptions options : {QuokaOptions::recommended(4, 100), QuokaOptions::robust(4, 100)}) {
+  for (QuokaOptions options :
+       {QuokaOptions::recommended(Budget::keys(100)), QuokaOptions::robust(Budget::keys(100))}) {
     options.sketch = quoka::Sketch::off;
-    const Selection in_float = QuokaSelector(options).select(q, k);
+    const Selection in_float = QuokaSelector(options).select(q, k, {});
     options.sketch = quoka::Sketch::on;
     const QuokaSelector selector(options);
-    const quoka::SelectorInput input{.q = q, .k = k, .capacity = len};
+    const quoka::SelectorInput input{.q = q, .k = k, .logits = LogitOptions{}, .capacity = len};
     Selection serial;
     for (const bool by_pool : {false, true}) {
       QuokaSelector::State state;

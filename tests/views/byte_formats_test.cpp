@@ -740,11 +740,11 @@ TEST_P(EveryFormat, QuokaSelectsAsAmongTheFloatsOfItsRows) {
     for (const Index q_len : {1, 40}) {
       const auto q = random.tensor<float>(1, q_heads, q_len, dim);
       const Stored k(random, GetParam(), kv_heads, 700, dim);
-      for (const auto& options :
-           {quoka::QuokaOptions::paper(64), quoka::QuokaOptions::robust(2, 64)}) {
+      for (const auto& options : {quoka::QuokaOptions::paper(Budget::keys(64)),
+                                  quoka::QuokaOptions::robust(Budget::keys(64))}) {
         const quoka::QuokaSelector selector(options);
-        EXPECT_EQ(to_positions(selector.select(q, k.rows())),
-                  to_positions(selector.select(q, k.floats())));
+        EXPECT_EQ(to_positions(selector.select(q, k.rows(), {})),
+                  to_positions(selector.select(q, k.floats(), {})));
       }
     }
 }
@@ -898,10 +898,12 @@ TEST(PrefillOfBytes, IsAttentionOverTheKeptValues) {
                                 .k_format = &q8_0,
                                 .v_format = &q8_0};
   expect_prefill_over_kept_values<quoka::DenseSelector>(shape, q8_0, q8_0, {});
-  expect_prefill_over_kept_values<quoka::QuokaSelector>(shape, q8_0, q8_0, {.budget = 64});
+  expect_prefill_over_kept_values<quoka::QuokaSelector>(shape, q8_0, q8_0,
+                                                        {.budget = Budget::keys(64)});
   quoka::LayerShape other = shape;
   other.k_format = &u8, other.v_format = &e4m3;
-  expect_prefill_over_kept_values<quoka::QuokaSelector>(other, u8, e4m3, {.budget = 64});
+  expect_prefill_over_kept_values<quoka::QuokaSelector>(other, u8, e4m3,
+                                                        {.budget = Budget::keys(64)});
 }
 
 TEST(PrefillOfBytes, KeysAndValuesMayHaveTheElementTypesFormat) {

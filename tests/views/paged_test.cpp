@@ -204,11 +204,11 @@ TEST(Paged, SelectionIsTheSame) {
   const auto in = random_inputs<Element>(
       random, {.q_heads = 4, .kv_heads = 2, .head_dim = 64, .q_len = 37, .kv_len = 301});
   quoka::QuokaOptions options;
-  options.budget = 40;
+  options.budget = Budget::keys(40);
   options.n_queries = 8;
   for_each_paging(random, in, [&](const Rows& k, const Rows&, const Rows& flat, const Rows&) {
-    const Selection selected = quoka::QuokaSelector(options).select(in.q, k);
-    EXPECT_EQ(selected, quoka::QuokaSelector(options).select(in.q, flat));
+    const Selection selected = quoka::QuokaSelector(options).select(in.q, k, {});
+    EXPECT_EQ(selected, quoka::QuokaSelector(options).select(in.q, flat, {}));
     EXPECT_EQ(selected.max_count(), 40);
   });
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <quoka/attention/arithmetic.hpp>
+#include <quoka/views/logit_options.hpp>
 #include <quoka/views/mask.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/views/rows.hpp>
@@ -20,7 +21,8 @@ inline namespace QUOKA_ABI {
 Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
                            const Format& v = float_format());
 
-// What attention() is told besides its tensors. The defaults are plain causal attention.
+// What attention() is told besides its tensors. The defaults are plain causal attention. select() gets the same
+// object (views/logit_options.hpp).
 struct AttentionOptions {
   std::optional<float> scale = {};          // of the logits; absent: 1 / sqrt(head_dim)
   float softcap = 0.0f;                     // cap on |logit| (Gemma 2); 0: none
@@ -36,6 +38,15 @@ struct AttentionOptions {
                                              // ALiBi; empty: 1
   std::span<const float> alibi_slopes = {};  // [q_heads] logit -= slope * (the query's position
                                              // - the key's); empty: none
+
+  // What a selector has to know of them.
+  operator LogitOptions() const {
+    return {.scale = scale,
+            .softcap = softcap,
+            .sliding_window = sliding_window,
+            .alibi_slopes = alibi_slopes,
+            .masked = !mask.absent()};
+  }
 };
 
 class PackedPast;

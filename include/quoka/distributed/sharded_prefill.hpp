@@ -237,7 +237,7 @@ class ShardedPrefill {
 
   void begin(const char* what, Index q_len) {
     Index budget = 0;
-    if constexpr (!is_dense) budget = selector_.options().budget.keys(kv_len_ + q_len);
+    if constexpr (!is_dense) budget = selector_.options().budget.count(kv_len_ + q_len);
     rounds_.agree(what,
                   {{"q_len", q_len},
                    {"kv_len", kv_len_},
@@ -284,7 +284,7 @@ class ShardedPrefill {
   void choose(const Rows& q, const Rows& chunk_k, ExecutorRef executor) {
     const Index batch = shape().batch, heads = shape().kv_heads, local = cache().len();
     if constexpr (!is_dense) {
-      const Index budget = selector_.options().budget.keys(kv_len_);
+      const Index budget = selector_.options().budget.count(kv_len_);
       if (budget < kv_len_) {
         const Shard shard(map_, kv_len_, rounds_);
         global_.begin(map_, kv_len_, budget, batch, heads, selector_.top_k(), executor.workers());

@@ -12,7 +12,7 @@
 // minus infinity, masks for each head.
 //
 //   quoka::MaskedAttention layer;                            // of one engine context
-//   layer.run(streams, {.selection = QuokaOptions::recommended(group)}, attention_options, threads);
+//   layer.run(streams, {.selection = QuokaOptions::recommended()}, attention_options, threads);
 //
 // What is kept between calls, unless the mode is exact: KnownCells of each stream's keys, and nothing that is
 // believed unseen. K, V and the mask are read in each call. So cells may be overwritten, shifted,
@@ -107,13 +107,13 @@ class MaskedAttention {
       else
         read.pieces = {{0, stream.q.len(), false, {}}};
       report.mask += clock.lap();
-      if (selects && stream.kept) look_at(stream, masked, read, executor);
+      if (selects && stream.kept) look_at(stream, masked, options, read, executor);
       report.select += clock.lap();
       for (MaskPiece& piece : read.pieces) add(stream, masked, selects, read, piece);
       report.queries += stream.q.len(), report.sequences += std::ssize(read.pieces);
     }
     report.mask += clock.lap();
-    select(masked, options.scale, report, executor);
+    select(masked, options, report, executor);
     report.select += clock.lap();
     attention(calls_, options, executor, workspace_);
     report.attend = clock.lap();
@@ -173,8 +173,8 @@ class MaskedAttention {
 
   // Before something is selected: where keys will be scored by a sketch, and where the cell of a chunk's
   // first query has to be found.
-  void look_at(const MaskedStream& stream, const MaskedOptions& masked, Read& read,
-               ExecutorRef executor) {
+  void look_at(const MaskedStream& stream, const MaskedOptions& masked, const LogitOptions& logits,
+               Read& read, ExecutorRef executor) {
     const Budget budget = masked.selection->budget;
     Index queries = 0;
     bool scattered = false;
@@ -187,10 +187,12 @@ class MaskedAttention {
         continue;
       queries += piece.count, scattered = scattered || !piece.in_order();
     }
-    // Rows of 8-bit codes are scored by cosine as they are; a budget by scores wants scores in float.
+    // Rows of 8-bit codes are scored by cosine as they are; a budget by scores and a soft-cap want scores in
+    // float.
     const bool codes = stream.k.format().read_codes != nullptr;
-    const bool sketch = masked.sketch && queries >= sketching_queries && !budget.by_scores() &&
-                        (masked.selection->domain == Domain::softmax || !codes);
+    const bool sketch =
+        masked.sketch && queries >= sketching_queries && !budget.by_scores() &&
+        (masked.selection->domain == Domain::softmax ? logits.softcap == 0.0f : !codes);
     if (!sketch && !scattered) return;
     KnownCells& known = caches_[stream.k.data()];
     known.look(stream.k, sketch, executor);
@@ -237,7 +239,7 @@ class MaskedAttention {
     }
   }
 
-  void select(const MaskedOptions& masked, std::optional<float> scale, MaskedReport& report,
+  void select(const MaskedOptions& masked, const LogitOptions& logits, MaskedReport& report,
               ExecutorRef executor) {
     for (const AttentionSequence& call : calls_) {
       report.seen += static_cast<double>(call.q.len() * call.past.k.len());
@@ -253,8 +255,8 @@ class MaskedAttention {
       state_.truncate(0);  // keys of no other call
       selector.select({.q = call.q,
                        .k = call.past.k,
+                       .logits = logits,
                        .capacity = choice.cells,
-                       .scale = scale,
                        .sketch = choice.sketch},
                       state_, *keep, executor);
       call.past.keep = &*keep;

@@ -91,9 +91,9 @@ QUOKA_FUNC SelectorInput LayerStep::input_with_chunk() const {
 QUOKA_FUNC SelectorInput Layer::input(const Rows& q, const Rows& chunk_k) const {
   return {.q = q,
           .k = cache_.k(),
+          .logits = options_,
           .inverse_norms = cache_.inverse_norms(),
           .capacity = cache_.capacity(),
-          .scale = options_.scale,
           .chunk_k = chunk_k};
 }
 

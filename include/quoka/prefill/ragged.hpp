@@ -74,9 +74,9 @@ class RaggedWorkspace {
         return keep_[i].select_all(x.q.batch(), x.past_k.heads(), x.past_k.len());
       SelectorInput input{.q = x.q,
                           .k = x.past_k,
+                          .logits = options,
                           .inverse_norms = x.inverse_norms,
                           .capacity = x.past_k.len(),
-                          .scale = options.scale,
                           .sequence = x.sequence,
                           .sketch = x.sketch};
       if (x.mask.absent()) {  // causal: a mask may hide the chunk's own keys

@@ -102,7 +102,7 @@ class EvictingSelector {
   // shorter and the State was not told by truncate().
   void select(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
-    check_selector_input(input);
+    detail::check_choice_input(input, method_);
     const Rows& k = input.k;
     SelectorInput keys_alone = input;  // nobody told of the last ones: judged without their queries
     keys_alone.q = {};
@@ -128,6 +128,8 @@ class EvictingSelector {
   void update(const SelectorInput& input, State& s, ExecutorRef executor) const {
     const Rows& k = input.k;
     const Index heads = k.heads(), kv_len = k.len(), tasks = k.batch() * heads;
+    if constexpr (requires { method_.weighs_logits(); })
+      if (input.q.len() > 0 && method_.weighs_logits()) (void)input.logit_scale();
     KeysIdentity keys = s.keys;
     keys.require(input);
     const Index known = s.dropped_at.len(), kept = s.retained.len();
@@ -136,7 +138,7 @@ class EvictingSelector {
     if (known == kv_len) return;
     detail::require_at_most("kv_len", kv_len, "the largest Position", never - 1);
     const Index candidates = kept + kv_len - known;
-    const Index stay = std::min(candidates, options_.budget.keys(kv_len));
+    const Index stay = std::min(candidates, options_.budget.count(kv_len));
     s.dropped_at.reshape(k.batch(), heads, 1);
     s.retained.reshape(k.batch(), heads, 1);
     s.dropped_at.reserve(input.capacity), s.dropped_at.grow(kv_len);

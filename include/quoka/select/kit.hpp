@@ -148,10 +148,11 @@ class KeySource {
 // a multiple of the keys' KV heads. `capacity`: as many keys as there may be in later calls, for
 // scratch memory. Of a shard's keys: the scores they have among all keys, for twice the FLOPs and an
 // exchange of 12 bytes per row (filled up to whole panels); blocks of a multiple of softmax_shard_keys().
-// Throws std::invalid_argument unless the scores of a head lie side by side.
+// softcap, if not 0, caps the logits, as attention does. Throws std::invalid_argument unless the scores of a
+// head lie side by side.
 void softmax_scores(const QueryRows& shape, FillRows fill, const KeySource& keys, Index capacity,
                     Aggregation over, TensorView<float, 3> scores, QueryScoreState& state,
-                    ExecutorRef executor, const KeyShard* shard = nullptr);
+                    ExecutorRef executor, const KeyShard* shard = nullptr, float softcap = 0.0f);
 // Keys of a block that softmax_scores() takes of a shard: blocks have a multiple of them.
 Index softmax_shard_keys();
 

@@ -91,14 +91,14 @@ class LayerSharedSelector {
   // and when there is no choice to reuse.
   void select(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
-    check_selector_input(input);
+    detail::check_choice_input(input, method_);
     const Rows& k = input.k;
     const LayerPlan& plan = options_.plan;
     SharedChoice& shared = *state.shared;
     if (shared.kv_len != k.len() || shared.sequence != input.sequence) shared.forget();
     detail::require_at_least("layer, called after others of this chunk,", plan.layer,
                              shared.last_layer);
-    const Index budget = options_.budget.keys(k.len());
+    const Index budget = options_.budget.count(k.len());
     const bool dense = plan.layer < plan.first_sparse || budget == k.len();
     if (!dense && plan.chooses()) {
       if (budget == 0)

@@ -20,7 +20,7 @@ class QueryStages {
         options_(options),
         scoring_(scoring),
         state_(state),
-        n_(std::min(options.n_queries, input.q.len())),
+        n_(std::min(options.n_queries.of_head(input.group()), input.q.len())),
         parts_(workers == 1 ? 1 : std::min<Index>(n_, 4)),
         subselect_{options.query_choice,
                    options.group_mode == GroupMode::shared ? input.group() : 1, input.group()},

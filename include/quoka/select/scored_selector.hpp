@@ -67,17 +67,20 @@ class ScoredSelector {
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const;
 
   // For a caller's own cache, one call: q [batch, q_heads, q_len, head_dim], past_k [batch,
-  // kv_heads, kv_len, head_dim], inverse_norms of past_k [batch, kv_heads, kv_len] or absent, and
-  // attention's scale where it is not 1 / sqrt(head_dim). What the method keeps per key is made anew
-  // in each call: a method that keeps much is better served by the call above, with a State. Throws
-  // as above.
-  Selection select(const Rows& q, const Rows& past_k, ExecutorRef executor = SerialExecutor{},
-                   TensorView<const float, 3> inverse_norms = {},
-                   std::optional<float> scale = {}) const {
+  // kv_heads, kv_len, head_dim], the options that attention() gets, or {} for its defaults, and
+  // inverse_norms of past_k [batch, kv_heads, kv_len] or absent. What the method keeps per key is made
+  // anew in each call: a method that keeps much is better served by the call above, with a State. Throws
+  // as above, and for a mask, which select_visible() reads.
+  Selection select(const Rows& q, const Rows& past_k, const LogitOptions& logits,
+                   ExecutorRef executor = SerialExecutor{},
+                   TensorView<const float, 3> inverse_norms = {}) const {
+    if (logits.masked)
+      detail::fail_because(
+          "there is a mask, and select() takes all keys to be seen: select_visible() reads masks");
     if (past_k.heads() == 0 && past_k.len() == 0) return Selection::all(q.batch(), 0, 0);
     State state;
     Selection selection;
-    select({q, past_k, inverse_norms, past_k.len(), scale}, state, selection, executor);
+    select({q, past_k, logits, inverse_norms, past_k.len()}, state, selection, executor);
     return selection;
   }
 
@@ -115,7 +118,7 @@ class ScoredSelector {
 template <Scorer S>
 void ScoredSelector<S>::select(const SelectorInput& input, State& state, Selection& selection,
                                ExecutorRef executor, AfterSelection* after) const {
-  check_selector_input(input);
+  detail::check_choice_input(input, scorer_);
   if constexpr (keeps_per_key)
     if (remembers(input, state)) state.keys.check(input);
   choose(input, state, selection, executor, after);
@@ -138,13 +141,13 @@ template <Scorer S>
 void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selection& selection,
                                ExecutorRef executor, AfterSelection* after) const {
   const Rows& k = input.k;
-  const Index budget = options_.budget.keys(k.len());
+  const Index budget = options_.budget.count(k.len());
   if (options_.budget.least(k.len()) == k.len())
     return selection.select_all(k.batch(), k.heads(), k.len());
   if (budget == 0) return selection.select_none(k.batch(), k.heads(), k.len());
 
   const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
-  selection.reserve(heads * options_.budget.keys(capacity));
+  selection.reserve(heads * options_.budget.count(capacity));
   if constexpr (requires {
                   scorer_.select(input, budget, state.scorer, selection, executor, after);
                 }) {

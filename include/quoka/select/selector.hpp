@@ -14,7 +14,12 @@
 //     // optional: which budgets by scores it takes (Budget::Rule). mass: scores are not negative, and
 //     // their sum means something. Without it such a budget is refused
 //     bool takes(Budget::Rule rule) const;
-//     // optional, in place of it: a budget by scores keeps the keys that score at least so much
+//     // optional: does it weigh attention's logits, by SelectorInput::logit_scale()? Then a call that does not
+//     // say what they are is refused at once
+//     bool weighs_logits() const;
+//     // optional, beside it: does it cap them, by SelectorInput::softcap()? Without it a soft-cap is refused
+//     bool knows_softcap() const;
+//     // optional, in place of takes(): a budget by scores keeps the keys that score at least so much
 //     float bar() const;
 //     // optional: shards of the keys can be scored one by one (SelectorInput::shard), to the same bits,
 //     // if each is made of blocks of a multiple of so many keys. 0, or without it: they cannot
@@ -54,6 +59,7 @@
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/after_selection.hpp>
 #include <quoka/select/options.hpp>
+#include <quoka/views/logit_options.hpp>
 #include <quoka/views/rows.hpp>
 #include <quoka/views/selection.hpp>
 
@@ -61,6 +67,7 @@
 #include <cmath>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -88,9 +95,11 @@ class KeyShard {
 struct SelectorInput {
   Rows q;  // [batch, q_heads, q_len, head_dim]
   Rows k;  // [batch, kv_heads, kv_len, head_dim], cached keys
+  // The options that attention gets, or LogitOptions{} for its defaults. Methods that weigh logits
+  // refuse a call without.
+  std::optional<LogitOptions> logits = {};
   TensorView<const float, 3> inverse_norms = {};  // [batch, kv_heads, kv_len] of k; optional
   Index capacity = 0;  // keys the cache has room for: what follows kv_len is allocated for so many
-  std::optional<float> scale = {};  // of attention's logits; absent: 1 / sqrt(head_dim)
   std::uint64_t sequence = 0;  // the caller's number for these sequences: a State that was told of
                                // one refuses another. 0: no number
 
@@ -108,9 +117,24 @@ struct SelectorInput {
   Index position(Index i) const { return shard != nullptr ? shard->position(i) : i; }
   Index kv_len() const { return shard != nullptr ? shard->kv_len() : k.len(); }  // of all shards
   Index group() const { return q.heads() / k.heads(); }  // query heads that share a KV head
-  // `scale`, or its default.
+  // Attention's scale, for methods that weigh its logits. Throws std::invalid_argument where nothing is
+  // known of the logits, and for ALiBi, which no method here weighs.
   float logit_scale() const {
-    return scale.value_or(1.0f / std::sqrt(static_cast<float>(k.dim())));
+    if (!logits || !logits->alibi_slopes.empty()) fail_logits();
+    return logits->scale.value_or(1.0f / std::sqrt(static_cast<float>(k.dim())));
+  }
+
+  float softcap() const { return logits ? logits->softcap : 0.0f; }  // attention's; 0: none
+
+ private:
+  [[noreturn, gnu::cold, gnu::noinline]] void fail_logits() const {
+    if (!logits)
+      detail::fail_because(
+          "SelectorInput::logits is absent, and this method weighs attention's logits: give it the "
+          "options that attention() gets, or LogitOptions{} for its defaults");
+    detail::fail_because("there are " + std::to_string(logits->alibi_slopes.size()) +
+                         " alibi_slopes, and this method weighs logits without: leave the layer "
+                         "dense, or select by cosines");
   }
 };
 
@@ -198,6 +222,31 @@ inline void check_selector_input(const SelectorInput& input) {
     detail::require_sizes("chunk_k", input.chunk_k.sizes(),
                           {input.k.batch(), input.k.heads(), input.q.len(), input.q.dim()});
 }
+
+namespace detail {
+
+// The same of a selector that leaves keys out, as `method` says. Throws std::invalid_argument for a sliding window,
+// too: the keys that it hides would take the budget of those that are seen; and what logit_scale() refuses.
+template <class Method>
+void check_choice_input(const SelectorInput& input, const Method& method) {
+  check_selector_input(input);
+  if constexpr (requires { method.weighs_logits(); })
+    if (method.weighs_logits()) {
+      (void)input.logit_scale();
+      bool knows_softcap = input.softcap() == 0.0f;
+      if constexpr (requires { method.knows_softcap(); })
+        knows_softcap = knows_softcap || method.knows_softcap();
+      if (!knows_softcap)
+        fail_because("softcap is " + std::to_string(input.softcap()) +
+                     ", and this method weighs logits without: leave the layer dense, or select by "
+                     "cosines or by QuokaOptions::recommended()");
+    }
+  if (input.logits && input.logits->sliding_window > 0)
+    fail_because("sliding_window is " + std::to_string(input.logits->sliding_window) +
+                 ", and selectors know no window: a layer with one is left dense");
+}
+
+}  // namespace detail
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

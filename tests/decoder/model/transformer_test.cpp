@@ -36,7 +36,7 @@ std::vector<Token> tokens_of(const Golden& g) { return {g.tokens.begin(), g.toke
 
 // Dense, but with another method where one is named.
 SessionOptions cut_into(Index chunk, Index batch, const std::string& method = "dense",
-                        quoka::Budget budget = 1024) {
+                        quoka::Budget budget = quoka::Budget::keys(1024)) {
   SessionOptions options;
   options.method = method;
   options.selector.budget = budget;

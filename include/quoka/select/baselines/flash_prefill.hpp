@@ -32,8 +32,8 @@ inline namespace QUOKA_ABI {
 
 // What FlashPrefillSelector leaves open.
 struct FlashPrefillOptions {
-  Budget budget = 1024;  // or Budget::relative(0.12), the method's own
-  Index block = 128;     // keys of a block, and queries
+  Budget budget = Budget::keys(1024);  // or Budget::relative(0.12), the method's own
+  Index block = 128;                   // keys of a block, and queries
 
   // As published: a threshold in place of a budget.
   static FlashPrefillOptions paper(double alpha = 0.12) {
@@ -77,6 +77,9 @@ class FlashPrefillScorer {
           "the mass");
   }
 
+  // Attention's, by its scale.
+  static bool weighs_logits() { return true; }
+
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;
@@ -84,11 +87,12 @@ class FlashPrefillScorer {
     catch_up(k, input.capacity, state, executor);
     const Rows means = state.means.view();
     const detail::BlockQueries shape{input.group() * q.len(), input.group() * query_blocks, q};
+    const float logit_scale = input.logit_scale();
     const auto fill = [&](Index b, Index kv_head, float factor, detail::BlockRowWriter& to) {
       for (Index r = 0; r < input.group(); ++r) {
         for (Index i = 0; i < q.len(); ++i) {
           const float* const row = to.read(q, b, kv_head * input.group() + r, i);
-          if (scale_row(row, k.dim(), factor * input.logit_scale(), to.next()))
+          if (scale_row(row, k.dim(), factor * logit_scale, to.next()))
             to.keep(r * query_blocks + i / block, means.len());
         }
       }

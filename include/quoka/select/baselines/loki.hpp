@@ -27,9 +27,9 @@ inline namespace QUOKA_ABI {
 
 // What LokiSelector leaves open.
 struct LokiOptions {
-  Budget budget = 1024;             // keys per KV head
-  Index rank = 64;                  // r: directions used; head_dim or more: all
-  Domain domain = Domain::softmax;  // in which several queries' logits are averaged
+  Budget budget = Budget::keys(1024);  // keys per KV head
+  Index rank = 64;                     // r: directions used; head_dim or more: all
+  Domain domain = Domain::softmax;     // in which several queries' logits are averaged
   std::shared_ptr<const LokiCalibration> calibration = nullptr;  // of this layer; null: of its keys
   TopKOptions top_k = {};             // window, sinks and recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit logits, of softmax
@@ -61,6 +61,9 @@ class LokiScorer {
     detail::require_at_least("rank", options.rank, 1);
   }
 
+  // Attention's, by its scale.
+  static bool weighs_logits() { return true; }
+
   // Throws std::invalid_argument when the calibration is for other heads.
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {
@@ -71,11 +74,12 @@ class LokiScorer {
           input, q.len(), [](Index m) { return m; }, options_.domain, Aggregation::mean, scores,
           state.scores, executor);
     const Index rank = std::min(options_.rank, k.dim()), group = input.group();
+    const float logit_scale = input.logit_scale();
     const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& rows) {
       for (Index r = 0; r < group; ++r) {
         for (Index j = 0; j < q.len(); ++j) {
           const float* const row = rows.read(q, b, kv_head * group + r, j);
-          basis->project(kv_head, row, factor * input.logit_scale(), rank, rows.next());
+          basis->project(kv_head, row, factor * logit_scale, rank, rows.next());
           rows.keep_if_finite();
         }
       }

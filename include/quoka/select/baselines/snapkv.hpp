@@ -24,10 +24,10 @@ inline namespace QUOKA_ABI {
 
 // What SnapKvSelector leaves open.
 struct SnapKvOptions {
-  Budget budget = 1024;    // keys retained
-  Index observation = 32;  // w: queries at the end of the chunk that judge
-  Index pool = 5;          // neighbours pooled, odd; 1: none
-  Index keep_first = 0;    // attention sinks that are never evicted, inside the budget
+  Budget budget = Budget::keys(1024);  // keys retained
+  Index observation = 32;              // w: queries at the end of the chunk that judge
+  Index pool = 5;                      // neighbours pooled, odd; 1: none
+  Index keep_first = 0;                // attention sinks that are never evicted, inside the budget
 };
 
 // Who stays: the scores behind SnapKvSelector.
@@ -56,6 +56,9 @@ class SnapKvEviction {
     detail::require_at_least("pool", options.pool, 1);
     detail::require_equal("pool % 2", options.pool % 2, "that of an odd number", 1);
   }
+
+  // Attention's, by its scale.
+  static bool weighs_logits() { return true; }
 
   Index score(const SelectorInput& input, Index b, Index kv_head,
               std::span<const Position> candidates, std::span<float> scores, Scratch& s) const {

@@ -112,18 +112,20 @@ struct MassRows {
 };
 
 // Rows [0, rows) of queries, [rows, dim] contiguous floats that hold the logit scale and log2(e).
-// ends, if given, is one past the last key that each row sees. mass [keys].
+// ends, if given, is one past the last key that each row sees. cap_log2, if not 0, is a soft-cap times
+// log2(e): rows hold the logit scale over the cap then. mass [keys].
 class MassAccumulator {
  public:
   MassAccumulator(const float* queries, Index rows, Index dim, MassKeys& keys, Index key_count,
-                  MassScratch& scratch, const Index* ends = nullptr)
+                  MassScratch& scratch, const Index* ends = nullptr, float cap_log2 = 0.0f)
       : queries_(queries),
         rows_(rows),
         dim_(dim),
         keys_(keys),
         key_count_(key_count),
         s_(scratch),
-        ends_(ends) {}
+        ends_(ends),
+        cap_log2_(cap_log2) {}
 
   void add_to(float* mass, float share, Aggregation over) {
     for_groups(key_count_, [&](Index) {
@@ -212,6 +214,7 @@ class MassAccumulator {
       keys_.logits(s_.tiles.data(), queries(p), count, tail_, top);
       std::copy_n(tail_, count * width, x);
     }
+    if (cap_log2_ != 0.0f) cap_logits(x, count * width, cap_log2_);
     const bool masked = ends_ != nullptr && hide_unseen(p, key, count, x);
     if (!finite)
       for (Index i = 0; i < count; ++i)
@@ -219,7 +222,8 @@ class MassAccumulator {
           std::fill_n(x + i * width, width, -simd::infinity);
           mass[key + i] = std::numeric_limits<float>::quiet_NaN();
         }
-    if (masked || !finite || count % tuning::tile_rows != 0) block_maximum(x, count, top);
+    if (masked || !finite || cap_log2_ != 0.0f || count % tuning::tile_rows != 0)
+      block_maximum(x, count, top);
     PanelState state;
     for (int j = 0; j < tuning::tile_packets; ++j) state[j] = {top[j], simd::zero()};
     block_weights(x, count, state);
@@ -334,6 +338,7 @@ class MassAccumulator {
   Index key_count_;
   MassScratch& s_;
   const Index* ends_;
+  float cap_log2_;
   MassRows stats_{};
   Index first_row_ = 0, panels_ = 0;
   alignas(64) float tail_[tuning::most_block_keys * tuning::panel_rows];
