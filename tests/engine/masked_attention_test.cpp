@@ -62,7 +62,7 @@ class Engine {
   }
   // The same by select() and attention(), sequence by sequence, chunk by chunk. An engine's mask does not tell
   // the order of the tokens before a batch: it is that of their cells.
-  std::vector<float> expected(const MaskedOptions& masked) {
+  std::vector<float> expected(const MaskedOptions& masked, const AttentionOptions& options = {}) {
     std::vector<float> all(out_.size(), NAN);
     const OutputRows out = TensorView<float>(all.data(), {1, q_heads, n_q, dim});
     const Rows k = view(k_, kv_heads, cells), v = view(v_, kv_heads, cells),
@@ -84,15 +84,13 @@ class Engine {
         QuokaSelector::State state;
         if (masked.selection && past >= masked.min_past) {
           QuokaSelector(*masked.selection)
-              .select({.q = q.slice(row + i, count),
-                       .k = of.k,
-                       .logits = LogitOptions{},
-                       .capacity = past},
-                      state, keep, SerialExecutor{});
+              .select(
+                  {.q = q.slice(row + i, count), .k = of.k, .logits = options, .capacity = past},
+                  state, keep, SerialExecutor{});
           of.keep = &keep;
         }
         attention(q.slice(row + i, count), of, {k.listed(own), v.listed(own)},
-                  out.slice(row + i, count));
+                  out.slice(row + i, count), options);
       }
       row += s.chunk;
     }
@@ -138,13 +136,14 @@ TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
           selecting(QuokaOptions::recommended(Budget::keys(40)), 16),
           selecting(QuokaOptions::robust(Budget::share(0.25)))}) {
       masked.sketch = false;  // whose float twin chooses other keys in the softmax domain
+      const AttentionOptions options{.scale = 0.7f};
       Engine engine(shuffled);
       MaskedAttention layer;
       const auto write = engine.before_the_batch();
-      layer.run(std::vector{engine.stream()}, masked, {}, threads);
+      layer.run(std::vector{engine.stream()}, masked, options, threads);
       write();
-      const MaskedReport report = layer.run(std::vector{engine.stream()}, masked, {}, threads);
-      EXPECT_LE(engine.distance(engine.expected(masked)), 2e-5f) << shuffled;
+      const MaskedReport report = layer.run(std::vector{engine.stream()}, masked, options, threads);
+      EXPECT_LE(engine.distance(engine.expected(masked, options)), 2e-5f) << shuffled;
       EXPECT_EQ(report.outcome,
                 masked.selection ? MaskedOutcome::selected : MaskedOutcome::asked_exact);
       EXPECT_EQ(report.queries, 115);

@@ -305,7 +305,8 @@ TEST(BudgetByScores, DrivesAPrefillARaggedBatchAndDiagnostics) {
              v = random.tensor<float>(1, 2, 300, 16);
   const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 16};
   const auto options = quoka::QuokaOptions::robust(Budget::mass(0.8));
-  quoka::ChunkedPrefill<quoka::QuokaSelector> layer(shape, options);
+  const quoka::AttentionOptions attention{.scale = 0.6f};
+  quoka::ChunkedPrefill<quoka::QuokaSelector> layer(shape, options, attention);
   const auto part = [](const Tensor4<float>& x, Index begin, Index n) {
     return quoka::view_of(x).slice(begin, n);
   };
@@ -314,12 +315,13 @@ TEST(BudgetByScores, DrivesAPrefillARaggedBatchAndDiagnostics) {
     const auto chunk_q = part(q, begin, 50), chunk_k = part(k, begin, 50),
                chunk_v = part(v, begin, 50);
     const auto past_k = part(k, 0, begin), past_v = part(v, 0, begin);
-    const Selection keep = begin == 0 ? Selection::all(1, 2, 0)
-                                      : quoka::QuokaSelector(options).select(chunk_q, past_k, {});
+    const Selection keep = begin == 0
+                               ? Selection::all(1, 2, 0)
+                               : quoka::QuokaSelector(options).select(chunk_q, past_k, attention);
     if (begin > 0) {
       EXPECT_NE(keep.count(0, 0), keep.count(0, 1)) << begin;
     }
-    quoka::attention(chunk_q, {past_k, past_v, keep}, {chunk_k, chunk_v}, expected);
+    quoka::attention(chunk_q, {past_k, past_v, keep}, {chunk_k, chunk_v}, expected, attention);
     layer.forward(chunk_q, chunk_k, chunk_v, out);
     EXPECT_EQ(layer.selection(), keep);
     EXPECT_TRUE(same_bits(out, expected));
@@ -332,7 +334,7 @@ TEST(BudgetByScores, DrivesAPrefillARaggedBatchAndDiagnostics) {
                                                                        .chunk = {chunk_k, chunk_v},
                                                                        .out = of_batch,
                                                                        .state = &state}};
-    workspace.run(quoka::QuokaSelector(options), batch, {}, quoka::SerialExecutor{});
+    workspace.run(quoka::QuokaSelector(options), batch, attention, quoka::SerialExecutor{});
     EXPECT_EQ(workspace.selection(0), keep);
     EXPECT_TRUE(same_bits(of_batch, expected));
   }

@@ -7,7 +7,7 @@
 // all three in one parallel run where the selector can and it pays (select/after_selection.hpp). The same call with
 // one query is a decode step. Queries, new keys, new values and outputs may each have a format of their own; the
 // cache keeps T, or LayerShape's formats (byte_formats.hpp). A chunk attends to itself as it was given, and to its
-// past as the cache keeps it. Selectors do not know of a sliding window: a layer that has one is best left dense.
+// past as the cache keeps it. Selectors refuse a sliding window: a layer that has one is left dense.
 // Every selector enters by the same concept; QuoKA has no private path. Buffers are kept from call to call: with
 // reserve() a steady state does not allocate.
 #pragma once

@@ -2,11 +2,13 @@
 // padding, holes, a prefix that only some of the chunk sees.
 //
 //   const VisibleCells visible(mask, past_len);           // views/mask.hpp
-//   select_visible(selector, input, visible, state, keep, executor);
-//   attention(q, {past_k, past_v, keep}, {k, v}, out, {.mask = mask}, executor);
+//   const AttentionOptions options{.mask = mask};
+//   select_visible(selector, {.q = q, .k = past_k, .logits = options}, visible, state, keep, executor);
+//   attention(q, {past_k, past_v, keep}, {k, v}, out, options, executor);
 //
 // The selector considers what every query of the chunk may see, and no other cell's key is read. What
-// only some may see is kept besides, outside the budget: attention's mask says who sees it.
+// only some may see is kept besides, outside the budget: attention's mask says who sees it. Of a mask it reads
+// what is hidden: numbers that it adds to the logits of visible cells change no score.
 #pragma once
 
 #include <quoka/views/mask.hpp>
