@@ -217,7 +217,8 @@ TEST(Cascade, DoesNothingElsewhere) {
   const auto expect_same = [&](const auto& vary, const Rows& queries) {
     QuokaOptions with = options(20), without = options(20, 0);
     vary(with), vary(without);
-    const Selected a = select(with, {queries, k}), b = select(without, {queries, k});
+    const Selected a = select(with, {queries, k, LogitOptions{}}),
+                   b = select(without, {queries, k, LogitOptions{}});
     EXPECT_EQ(a.keep, b.keep);
     EXPECT_EQ(a.state.bytes(), b.state.bytes());
   };

@@ -73,7 +73,7 @@ TEST(Budget, ThresholdsAreTaken) {
 
 TEST(Budget, ListsAreTaken) {
   EXPECT_EQ(parse_budgets("128"), std::vector<std::string>{"128"});
-  EXPECT_EQ(parse_budgets("128, 0.25 ,1"), (std::vector<std::string>{"128", "0.25", "1"}));
+  EXPECT_EQ(parse_budgets("128, 0.25 ,2"), (std::vector<std::string>{"128", "0.25", "2"}));
 }
 
 const std::vector<std::string> bad_budgets{"",
