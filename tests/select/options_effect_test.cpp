@@ -156,8 +156,9 @@ std::vector<Selection> selected(const typename S::Options& options) {
   } else {
     const S selector(options);
     for (Index begin = 0; begin < past_len; begin += chunk)
-      selector.appended({.q = q.slice(begin, chunk), .k = k.slice(0, begin + chunk)}, state,
-                        serial);
+      selector.appended(
+          {.q = q.slice(begin, chunk), .k = k.slice(0, begin + chunk), .logits = LogitOptions{}},
+          state, serial);
     for (Index i = 0; i < std::ssize(keep); ++i)
       selector.select({.q = q.slice(i * chunk, chunk), .k = k, .logits = LogitOptions{}}, state,
                       keep[uz(i)], serial);

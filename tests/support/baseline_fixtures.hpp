@@ -138,7 +138,7 @@ class EvictingLayer {
   // The layer alone.
   void append(const TensorView<const T>& q, const TensorView<const T>& k) {
     cache.append(k, k);
-    selector.appended(SelectorInput{q, cache.k()}, state, serial);
+    selector.appended(SelectorInput{q, cache.k(), LogitOptions{}}, state, serial);
   }
   void truncate(Index len) {
     cache.truncate(len);
