@@ -81,7 +81,7 @@ TEST(LayerPolicyRefuses, WhatItDoesNotUnderstandByName) {
       {R"({"dense_layers": [-1]})", "-1"},
       {R"({"dense_layers": [0.5]})", "0.5"},
       {R"({"dense_layers": "all"})", "all"},
-      {R"({"layer_budgets": {"x": 1}})", "a layer with a budget"},
+      {R"({"layer_budgets": {"x": 3}})", "a layer with a budget"},
       {R"({"layer_budgets": {"3": 0.0}})", "layer 3"},
       {R"({"layer_budgets": [1]})", "layer_budgets"},
       {R"({"model": {"q_heads": -4}})", "q_heads"},
