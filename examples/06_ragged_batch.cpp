@@ -26,7 +26,7 @@ std::vector<float> numbers(Index count) {
 }
 
 quoka::TensorView<float> view(std::vector<float>& x, Index heads, Index len) {
-  return {x.data(), {1, heads, len, head_dim}, {0, len * head_dim, head_dim, 1}};
+  return quoka::head_major(x, len, heads, head_dim);
 }
 
 // What the engine keeps for one sequence: its cache, in 8 bits, and the selector's state.
