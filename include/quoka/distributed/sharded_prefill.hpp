@@ -269,7 +269,7 @@ class ShardedPrefill {
       add("top_k.window", top_k.window);
       add("top_k.keep_first", top_k.keep_first);
       add("top_k.keep_last", top_k.keep_last);
-      if constexpr (requires { selector_.scorer().for_each_setting(add); })
+      if constexpr (detail::has_for_each_setting<decltype(selector_.scorer())>)
         selector_.scorer().for_each_setting(add);
     }
   }
@@ -308,7 +308,7 @@ class ShardedPrefill {
   void propose(const SelectorInput& in, Index keys, ExecutorRef executor) {
     const auto& scorer = selector_.scorer();
     const Index heads = in.k.batch() * in.k.heads(), len = in.k.len(), most = std::min(keys, len);
-    if constexpr (requires { &std::decay_t<decltype(scorer)>::score_selected; }) {
+    if constexpr (detail::has_score_selected<decltype(scorer)>) {
       if (selector_.top_k().window == 1 && most < len &&
           scorer.select(in, most, state_, proposed_, executor)) {
         // It forces keys at the ends of the shard: those that count are still among the others.
@@ -331,9 +331,7 @@ class ShardedPrefill {
     kv_len_ += k.len();
     if constexpr (!is_dense) {
       const Shard shard(map_, kv_len_, rounds_);
-      if constexpr (requires {
-                      selector_.scorer().appended(input(q, {}, shard), state_, executor);
-                    })
+      if constexpr (detail::has_appended<decltype(selector_.scorer())>)
         selector_.scorer().appended(input(q, {}, shard), state_, executor);
     }
   }

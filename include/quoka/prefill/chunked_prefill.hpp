@@ -39,7 +39,7 @@ class ChunkedPrefill {
     layer_.cache().grow(kv_len() + q.len());
     detail::LayerStep step(layer_, q, {k, v}, out);
     const SelectorInput input = layer_.input(q, k);
-    if constexpr (requires { selector_.select(input, state_, selection_, executor, &step); })
+    if constexpr (detail::selects_before<S>())
       selector_.select(input, state_, selection_, executor, &step);
     else
       selector_.select(input, state_, selection_, executor);

@@ -9,6 +9,7 @@
 // worker.
 #pragma once
 
+#include <quoka/select/scorer_members.hpp>
 #include <quoka/select/selector.hpp>
 #include <quoka/select/steps/top_k.hpp>
 
@@ -17,13 +18,16 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-template <Scorer S>
+// Of a Scorer: as MyScorer at the top of selector.hpp.
+template <class S>
 class ScoredSelector {
+  using Method = detail::CheckedScorer<S>;
+
  public:
-  using Options = typename S::Options;
+  using Options = typename Method::Options;
 
   struct State {
-    typename S::State scorer;
+    typename Method::State scorer;
     KeysIdentity keys;
     Buffer<float> scores;  // [batch, kv_heads, kv_len]
     WorkerScratch<detail::TopKScratch> top_k;
@@ -41,16 +45,16 @@ class ScoredSelector {
   // scorer refuses, a budget by scores among it.
   explicit ScoredSelector(const Options& options = {}) : options_(options), scorer_(options) {
     detail::check_top_k(0, top_k_of(options));
-    if constexpr (requires { scorer_.takes(Budget::Rule::mass); }) {
+    if constexpr (detail::has_takes<Method>) {
       if (!scorer_.takes(options.budget.rule()))
         detail::require_sized(options.budget, "this method, with these options,");
-    } else if constexpr (!has_bar) {
+    } else if constexpr (!detail::has_bar<Method>) {
       detail::require_sized(options.budget, "this method");
     }
   }
 
   const Options& options() const { return options_; }
-  const S& scorer() const { return scorer_; }
+  const Method& scorer() const { return scorer_; }
   // The options' own top_k, or what a keep_first says.
   TopKOptions top_k() const { return top_k_of(options_); }
 
@@ -83,20 +87,16 @@ class ScoredSelector {
 
  private:
   // A state that keeps nothing per key may serve any keys.
-  static constexpr bool keeps_per_key = requires(const typename S::State& state) {
-    state.kept_bytes();
-  };
+  static constexpr bool keeps_per_key = detail::has_kept_bytes<typename Method::State>;
 
   static TopKOptions top_k_of(const Options& options) {
-    if constexpr (requires { options.top_k; })
+    if constexpr (detail::has_top_k<Options>)
       return options.top_k;
-    else if constexpr (requires { options.keep_first; })
+    else if constexpr (detail::has_keep_first<Options>)
       return {.keep_first = options.keep_first};
     else
       return {};
   }
-
-  static constexpr bool has_bar = requires(const S& scorer) { scorer.bar(); };
 
   // With a sketch of the cache's owner nothing is remembered, and cells may come and go.
   static bool remembers(const SelectorInput& input, const State& state) {
@@ -108,11 +108,11 @@ class ScoredSelector {
   Index count(const float* scores, Index kv_len, detail::TopKScratch& scratch) const;
 
   Options options_;
-  S scorer_;
+  Method scorer_;
 };
 
 // Not inline: where the library has a selector compiled, callers do not compile it again.
-template <Scorer S>
+template <class S>
 void ScoredSelector<S>::select(const SelectorInput& input, State& state, Selection& selection,
                                ExecutorRef executor, AfterSelection* after) const {
   check_selector_input(input);
@@ -123,18 +123,17 @@ void ScoredSelector<S>::select(const SelectorInput& input, State& state, Selecti
     if (remembers(input, state)) state.keys.require(input);
 }
 
-template <Scorer S>
+template <class S>
 void ScoredSelector<S>::appended(const SelectorInput& input, State& state,
                                  ExecutorRef executor) const {
   if constexpr (keeps_per_key)
     if (remembers(input, state)) state.keys.check(input);
-  if constexpr (requires { scorer_.appended(input, state.scorer, executor); })
-    scorer_.appended(input, state.scorer, executor);
+  if constexpr (detail::has_appended<Method>) scorer_.appended(input, state.scorer, executor);
   if constexpr (keeps_per_key)
     if (remembers(input, state)) state.keys.require(input);
 }
 
-template <Scorer S>
+template <class S>
 void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selection& selection,
                                ExecutorRef executor, AfterSelection* after) const {
   const Rows& k = input.k;
@@ -145,13 +144,9 @@ void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selecti
 
   const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
   selection.reserve(heads * options_.budget.keys(capacity));
-  if constexpr (requires {
-                  scorer_.select(input, budget, state.scorer, selection, executor, after);
-                }) {
+  if constexpr (detail::ScorerSelectsBefore<Method>) {
     if (scorer_.select(input, budget, state.scorer, selection, executor, after)) return;
-  } else if constexpr (requires {
-                         scorer_.select(input, budget, state.scorer, selection, executor);
-                       }) {
+  } else if constexpr (detail::has_select<Method>) {
     if (scorer_.select(input, budget, state.scorer, selection, executor)) return;
   }
   float* const scores = state.scores.reserve_amortised(heads * capacity);
@@ -172,10 +167,10 @@ void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selecti
 }
 
 // Of one head, by a budget by scores.
-template <Scorer S>
+template <class S>
 Index ScoredSelector<S>::count(const float* scores, Index kv_len,
                                detail::TopKScratch& scratch) const {
-  if constexpr (has_bar)
+  if constexpr (detail::has_bar<Method>)
     return detail::count_at_least(scores, kv_len, scorer_.bar(), top_k(), scratch);
   const double threshold = options_.budget.threshold();
   return options_.budget.rule() == Budget::Rule::mass

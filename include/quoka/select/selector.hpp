@@ -3,7 +3,8 @@
 //
 //   struct MyScorer {                       // ScoredSelector<MyScorer> is a Selector
 //     struct Options { Budget budget; ... };  // and TopKOptions top_k, or Index keep_first
-//     using State = NoState;                // or what is carried from chunk to chunk of one layer
+//     using State = NoState;                // or what is carried from chunk to chunk of one layer, with
+//                                           // truncate(), bytes() and perhaps kept_bytes() as below
 //     explicit MyScorer(const Options&);
 //     // scores [batch, kv_heads, kv_len]; more is better
 //     void score(const SelectorInput&, State&, TensorView<float, 3> scores, ExecutorRef) const;
@@ -48,8 +49,12 @@
 // set, or a choice shared with other layers. appended() sees the cache with the chunk's keys at its
 // end, so such state grows with it (q is empty where keys came without queries, from a saved
 // prefix); truncate() takes it back to a shorter prefix. kit.hpp has what selectors are made of.
+//
+// Of a Scorer a member that is missing, or has one of these names and does not fit, is a sentence at
+// compile time (scorer_members.hpp). Of a State so is kept_bytes(), of a selector the longer select().
 #pragma once
 
+#include <quoka/base/member.hpp>
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/after_selection.hpp>
@@ -59,6 +64,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <cstdint>
 #include <optional>
 
@@ -153,10 +159,25 @@ struct NoState {
   static constexpr Index bytes() { return 0; }
 };
 
+namespace detail {
+QUOKA_DEFINE_HAS_MEMBER(kept_bytes);
+
+// True, or a sentence.
+template <class State>
+constexpr bool checked_kept_bytes() {
+  constexpr bool fits = !has_kept_bytes<State> || requires(const State& state) {
+    { state.kept_bytes() } -> std::same_as<Index>;
+  };
+  static_assert(fits, "quoka: a State's kept_bytes() must be Index kept_bytes() const");
+  return fits;
+}
+}  // namespace detail
+
 // What a state keeps per key beside the cache, as against scratch.
 template <class State>
 Index kept_bytes_of(const State& state) {
-  if constexpr (requires { state.kept_bytes(); }) return state.kept_bytes();
+  if constexpr (detail::has_kept_bytes<State>)
+    if constexpr (detail::checked_kept_bytes<State>()) return state.kept_bytes();
   return 0;
 }
 
@@ -172,16 +193,27 @@ concept Selector = requires(const S& selector, const SelectorInput& input, typen
   { state.bytes() } -> std::convertible_to<Index>;
 };
 
-// What a scorer has at least: as MyScorer at the top of selector.hpp. ScoredSelector makes a selector
-// of it.
+namespace detail {
+// Does it take along what follows its selection? A select() with one argument more that is something else
+// is a sentence.
 template <class S>
-concept Scorer = requires(const S& scorer, const SelectorInput& input, typename S::State& state,
-                          TensorView<float, 3> scores, ExecutorRef executor,
-                          typename S::Options options) {
-  S(options);
-  scorer.score(input, state, scores, executor);
-  { options.budget } -> std::convertible_to<Budget>;
-};
+constexpr bool selects_before() {
+  constexpr bool fits =
+      requires(const S& selector, const SelectorInput& input, typename S::State& state,
+               Selection& selection, ExecutorRef executor, AfterSelection* after) {
+    selector.select(input, state, selection, executor, after);
+  };
+  constexpr bool other =
+      requires(const S& selector, const SelectorInput& input, typename S::State& state,
+               Selection& selection, ExecutorRef executor) {
+    selector.select(input, state, selection, executor, {});
+  };
+  static_assert(fits || !other,
+                "quoka: a selector's select() of five arguments must be void select(const "
+                "SelectorInput&, State&, Selection&, ExecutorRef, AfterSelection*) const");
+  return fits;
+}
+}  // namespace detail
 
 // Every selector's contract on its input. Throws std::invalid_argument.
 inline void check_selector_input(const SelectorInput& input) {
