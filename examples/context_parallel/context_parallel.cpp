@@ -113,7 +113,8 @@ ComputeCost parts_of(const Flags& flags, const typename S::Options& options,
   quoka::AttentionWorkspace workspace;
   const auto attend = [&](const quoka::Past& past, const quoka::Chunk& chunk) {
     return median_seconds(rounds, [&] {
-      quoka::attention(q, past, chunk, {out, lse}, {}, threads, workspace);
+      quoka::attention(q, past, chunk, {out, lse}, {.causal = !chunk.k.empty()}, threads,
+                       workspace);
     });
   };
   ComputeCost cost{};

@@ -131,8 +131,12 @@ TEST(Attention, PastAlone) {
   const auto expected = oracle_attend(in);
   expect_close(attend(in), expected, in);
   auto absent = unwritten<Element>(in.q, 16);
-  quoka::attention(in.q, {in.past_k, in.past_v}, {}, {absent.out, absent.lse});
-  expect_close(absent, expected, in);
+  for (const AttentionOptions& said :
+       {AttentionOptions{.query_position = 127}, AttentionOptions{.causal = false}}) {
+    absent = unwritten<Element>(in.q, 16);
+    quoka::attention(in.q, {in.past_k, in.past_v}, {}, {absent.out, absent.lse}, said);
+    expect_close(absent, expected, in);
+  }
 }
 
 TEST(Attention, RankThreeIsBatchOne) {
@@ -527,8 +531,7 @@ TEST(Attention, AWindowOfOneCopiesTheOwnValueExactly) {
   for_each_storage([]<class T>() {
     Random random(64);
     const auto in = random_inputs<T>(random, {.q_heads = 3, .q_len = 127, .kv_len = 501});
-    const auto output =
-        attend(in, {.sliding_window = 1, .arithmetic = quoka::Arithmetic::single});
+    const auto output = attend(in, {.sliding_window = 1, .arithmetic = quoka::Arithmetic::single});
     for (Index head = 0; head < 3; ++head)
       for (Index i = 0; i < 127; ++i)
         for (Index c = 0; c < 16; ++c) EXPECT_EQ(output.out(0, head, i, c), in.v(0, 0, i, c)) << i;
@@ -609,7 +612,7 @@ TEST(Attention, OneKeyForAllByStrideZero) {
   const TensorView<const Element> k(in.past_k.data(), {1, 1, 127, 16}, {0, 0, 0, 1}),
       v(in.past_v.data(), {1, 1, 127, 16}, {0, 0, 0, 1});
   Tensor4<Element> out(1, 2, 3, 16);
-  quoka::attention(in.q, {k, v}, {}, out);
+  quoka::attention(in.q, {k, v}, {}, out, {.causal = false});
   EXPECT_TRUE(elements_close(out, oracle_attend(in).out, noise * 3.5));
 }
 

@@ -280,7 +280,7 @@ TEST(AttentionThreadsWorkspace, ServesCallsOfAnyKindInAnyOrder) {
     const Index q_heads = kv_heads * one_of(1, 4), q_len = one_of(1, 1, 90);
     const quoka::KvCache& cache = caches[uz(one_of(0, 1, 2, 3))];
     const auto q = random.tensor<float>(1, q_heads, q_len, dim);
-    quoka::AttentionOptions options;
+    quoka::AttentionOptions options{.causal = false};
     options.arithmetic =
         quoka::Arithmetic::single;  // that of each format would be memory of its own
     if (one_of(0, 1) == 1) options.alibi_slopes = std::span(slopes).first(uz(q_heads));

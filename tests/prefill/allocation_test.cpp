@@ -518,7 +518,7 @@ TEST(Scratch, OverPagesOfOtherFormatsIsThatOverFloat) {
       const quoka::Rows of_k = cache.k(), of_v = cache.v();
       const quoka::Past past(in_pages ? pages_of(of_k, table, len) : of_k.slice(0, len),
                              in_pages ? pages_of(of_v, table, len) : of_v.slice(0, len));
-      quoka::attention(q, past, {}, out, {}, quoka::SerialExecutor{}, workspace);
+      quoka::attention(q, past, {}, out, {.causal = false}, quoka::SerialExecutor{}, workspace);
       return workspace.bytes();
     };
     for (const Index len : {2048, 4096}) {

@@ -79,6 +79,7 @@ class Batches {
     }
     if (chance(3)) x.mask = mask(batch, q_heads, q_len, kv_len + x.chunk.k.len());
     if (chance(4)) x.query_position = kv_len + random_.below(30);
+    if (x.chunk.k.len() == 0 && !x.query_position) x.query_position = kv_len;
     return x;
   }
 

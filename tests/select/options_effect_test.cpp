@@ -88,7 +88,7 @@ auto members(FirstRecentOptions& o) {
 }
 auto members(AttentionOptions& o) {
   auto& [scale, softcap, sink_logits, sliding_window, arithmetic, query_position, causal, mask,
-         mask_factors, alibi_slopes] = o;
+         mask_factors, alibi_slopes, may_repeat] = o;  // the last refuses: repeated_chunk_test
   return std::tie(scale, softcap, sink_logits, sliding_window, arithmetic, query_position, causal,
                   mask, mask_factors, alibi_slopes);
 }

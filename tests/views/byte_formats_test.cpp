@@ -771,13 +771,13 @@ TEST(NanInBytes, IsSeenByAttention) {
   std::memcpy(v.row(1, 30) + 34, &nan, 2);  // channels 32 ... 63 of head 1
   Tensor4<float> out(1, q_heads, 40, 64);
   for (const auto arithmetic : {quoka::Arithmetic::single, quoka::Arithmetic::fixed16}) {
-    quoka::attention(q, {k.rows(), v.rows()}, {}, out, {.arithmetic = arithmetic});
+    quoka::attention(q, {k.rows(), v.rows()}, {}, out, {.arithmetic = arithmetic, .causal = false});
     for (Index head = 0; head < q_heads; ++head)
       for (Index c = 0; c < 64; ++c)
         ASSERT_EQ(std::isnan(out(0, head, 39, c)), head >= 2 && c >= 32) << head << " " << c;
   }
   k.row(0, 7)[5] = std::byte{0x7f};
-  quoka::attention(q, {k.rows(), v.rows()}, {}, out);
+  quoka::attention(q, {k.rows(), v.rows()}, {}, out, {.causal = false});
   for (Index c = 0; c < 64; ++c) {
     EXPECT_TRUE(std::isnan(out(0, 1, 0, c)));
     EXPECT_EQ(std::isnan(out(0, 2, 0, c)), c >= 32);

@@ -28,8 +28,10 @@ inline namespace QUOKA_ABI {
 // not depend on the executor, nor a sequence's on the others of its batch. NaN in a query row, or
 // in a key that a row sees, makes that row NaN; NaN in a value makes its channel NaN in the rows
 // that see it; nothing else. Throws std::invalid_argument, before anything is written, when shapes
-// do not fit together, when the output shares memory with an input, and when the chunk's keys or
-// values lie in the past's, where they would count twice.
+// do not fit together, when the output shares memory with an input, when the chunk's keys or values
+// lie in the past's, or a copy of them is its last rows (repeated_chunk.hpp): they would count twice;
+// and for several queries over a past without a chunk, unless query_position or causal = false says
+// that all of the past lies before them.
 void attention(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
                const AttentionOptions& options, ExecutorRef executor,
                AttentionWorkspace& workspace);

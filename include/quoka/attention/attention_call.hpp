@@ -2,6 +2,7 @@
 #pragma once
 
 #include <quoka/attention/attention_options.hpp>
+#include <quoka/attention/repeated_chunk.hpp>
 #include <quoka/attention/visible_past.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
 #include <quoka/kernels/softmax_state.hpp>
@@ -145,6 +146,19 @@ inline Index first_query(const Past& past, std::optional<Index> position) {
   return position.value_or(past.first_position + past.k.len());
 }
 
+// Without a chunk nothing says in which order the past's keys and several queries stand.
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_order(Index q_len, Index kv_len) {
+  char message[384];
+  std::snprintf(
+      message, sizeof message,
+      "q_len is %td and there is no chunk: each query would see all %td keys of the past, "
+      "those of later tokens among them; chunk_in_cache(k, v, q_len) splits a cache that "
+      "holds the chunk; query_position or causal = false says that all keys lie before the "
+      "queries",
+      q_len, kv_len);
+  fail_because(message);
+}
+
 // The one check of a call. mask and position: the call's own, in place of the options'.
 inline void check_call(const Rows& q, const Past& past, const Chunk& chunk,
                        const AttentionOutput& output, const AttentionOptions& options,
@@ -169,6 +183,8 @@ inline void check_call(const Rows& q, const Past& past, const Chunk& chunk,
   require_at_least("the past's first_position", past.first_position, 0);
   require_at_least("query_position", first_query(past, position),
                    past.first_position + past.k.len());
+  if (options.causal && !position && chunk.k.len() == 0 && past.k.len() > 0 && q.len() > 1)
+    fail_order(q.len(), past.k.len());
   check_memory(q, past, chunk, output);
   if (!q.stores_alone()) fail_apart("q", q.shape(0));
   if (!output.out.stores_alone()) fail_apart("out", output.out.shape(0));
@@ -179,6 +195,7 @@ inline void check_call(const Rows& q, const Past& past, const Chunk& chunk,
       require_apart(TensorView<const float, 3>(output.lse_nat), mask,
                     "lse shares memory with the mask");
   }
+  require_chunk_once(past, chunk, options, mask);
 }
 
 // What was checked, with its defaults filled in. The mask outlives the call.

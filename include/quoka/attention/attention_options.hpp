@@ -30,12 +30,17 @@ struct AttentionOptions {
   Arithmetic arithmetic =
       Arithmetic::automatic;                 // asked for; arithmetic_used() says what it comes to
   std::optional<Index> query_position = {};  // of the first query; absent: where the past ends
-  bool causal = true;                        // query i sees the chunk's keys 0..i; false: all
+  bool causal = true;                        // query i sees the chunk's keys 0..i; false: all.
+                                             // Several queries without a chunk need false, or
+                                             // query_position
   Mask mask = {};                            // of past and chunk: mask.hpp
   std::span<const float> mask_factors = {};  // [q_heads] times the mask's biases, as ggml has
                                              // ALiBi; empty: 1
   std::span<const float> alibi_slopes = {};  // [q_heads] logit -= slope * (the query's position
                                              // - the key's); empty: none
+  bool may_repeat = false;  // keys have no positions, so that a chunk may equal the
+                            // past's last rows; false: that is refused as a chunk
+                            // handed over twice
 };
 
 class PackedPast;

@@ -206,7 +206,8 @@ class MaskedAttention {
                         .past = past,
                         .chunk = chunk,
                         .out = stream.out.slice(piece.begin + begin, count),
-                        .mask = mask});
+                        .mask = mask,
+                        .query_position = past.k.len()});  // a past without a chunk is meant
     };
     if (!piece.causal) {
       for (Index i = 0; i < piece.count; i += by_mask_rows) {
