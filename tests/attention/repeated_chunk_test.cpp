@@ -90,7 +90,7 @@ TEST(RepeatedChunk, ACopyThatTheCacheHasRoundedIsRefused) {
 TEST(RepeatedChunk, RowsOfManyChannelsAreCompared) {
   Random random(3);
   Shape s = shape;
-  s.head_dim = 1100, s.v_dim = 3;
+  s.head_dim = 3000, s.v_dim = 3;
   const auto in = random_inputs<float>(random, s);
   const auto k = as<Eigen::half>(joined(in.past_k, in.k));
   const auto v = joined(in.past_v, in.v);
@@ -169,7 +169,14 @@ TEST(RepeatedChunk, IsFoundBehindASelector) {
   expect_refused([&] { layer.forward(in.q, in.k, in.v, out.out); }, {7, 47, "count twice"});
   EXPECT_EQ(layer.kv_len(), 47);
   layer.truncate(40);
-  layer.forward(in.q, in.k, in.v, out.out);
+  // What was attended to may come again: the layer appended it itself.
+  for (int i = 0; i < 3; ++i) layer.forward(in.q, in.k, in.v, out.out);
+  layer.append(in.k, in.v);
+  expect_refused([&] { layer.forward(in.q, in.k, in.v, out.out); }, {7, 68, "count twice"});
+  quoka::ChunkedPrefill<quoka::QuokaSelector> without_positions(
+      {.q_heads = 6, .kv_heads = 2, .head_dim = 37}, {.budget = 20}, {.may_repeat = true});
+  without_positions.append(k, v);
+  without_positions.forward(in.q, in.k, in.v, out.out);
 }
 
 // ---- what is none -------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class RowComparison {
   float* memory() { return many_.empty() ? few_.data() : many_.data(); }
 
   Index channels_, bytes_;
-  alignas(64) std::array<float, 1024> few_;
+  alignas(64) std::array<float, 4096> few_;
   std::vector<float> many_;
 };
 

@@ -31,8 +31,9 @@ class ChunkedPrefill {
 
   // One chunk, or one decode step. q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, q_len,
   // head_dim], v [batch, kv_heads, q_len, v_dim], out [batch, q_heads, q_len, v_dim], optionally
-  // {out, lse}. None of them may lie in this layer's cache, which growth moves. After a throw
-  // (std::invalid_argument where shapes do not fit) the cache is as it was; of out, rows may be written.
+  // {out, lse}. None of them may lie in this layer's cache, which growth moves; nor may they be what
+  // append() took over last: forward() appends them. After a throw (std::invalid_argument where shapes do
+  // not fit) the cache is as it was; of out, rows may be written.
   void forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out,
                ExecutorRef executor = SerialExecutor{}) {
     layer_.check_forward(q, k, v, out);
@@ -50,6 +51,7 @@ class ChunkedPrefill {
     else
       layer_.cache().append_checked(k, v, executor);
     selector_.appended(layer_.input(q, {}), state_, executor);
+    layer_.took_over(false);
     rewind.dismiss();
   }
   // What forward() would attend to of the past, for these queries: selection alone, which selection()
@@ -127,6 +129,7 @@ class ChunkedPrefill {
     detail::Rewind rewind(*this, kv_len());
     layer_.cache().append_checked(k, v, executor);
     selector_.appended(layer_.input(q, {}), state_, executor);
+    if (k.len() > 0) layer_.took_over(true);
     rewind.dismiss();
   }
 

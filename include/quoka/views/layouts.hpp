@@ -116,8 +116,8 @@ enum class LayoutOrder { tokens, heads };
 // The one place that says in words what a buffer may be.
 template <class Buffer>
 constexpr bool checked_buffer() {
-  static_assert(HasExtent<Buffer>,
-                "quoka: a buffer must know its extent: std::span(pointer, count)");
+  constexpr bool known = HasExtent<Buffer>;
+  static_assert(known, "quoka: a buffer must know its extent: std::span(pointer, count)");
   if constexpr (!HasExtent<Buffer>) {
     return false;
   } else {
