@@ -54,8 +54,7 @@ QUOKA_FUNC void ChannelMajorKeys::append(const Rows& k, Index capacity) {
   if (blocks.batch() != k.batch() || blocks.heads() != k.heads() || blocks.dim() != k.dim() * width)
     len = 0;
   blocks.reshape(k.batch(), k.heads(), k.dim() * width);
-  blocks.reserve(ceil_div(capacity, width));
-  blocks.resize(ceil_div(k.len(), width));
+  blocks.resize(ceil_div(k.len(), width), ceil_div(capacity, width));
   row.reserve(k);
   for (Index b = 0; b < k.batch(); ++b) {
     for (Index head = 0; head < k.heads(); ++head) {

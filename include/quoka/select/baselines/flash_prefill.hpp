@@ -127,8 +127,7 @@ class FlashPrefillScorer {
       state.len = 0;
     const Index block = options_.block, dim = k.dim();
     state.means.reshape(k.batch(), k.heads(), dim);
-    state.means.reserve(ceil_div(capacity, block));
-    state.means.resize(ceil_div(k.len(), block));
+    state.means.resize(ceil_div(k.len(), block), ceil_div(capacity, block));
     state.sums.reshape(k.batch(), k.heads(), dim);
     state.sums.resize(1);
     state.readers.reserve(executor.workers(), k);

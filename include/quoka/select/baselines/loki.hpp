@@ -137,8 +137,7 @@ class LokiScorer {
     const Index rank = std::min(options_.rank, k.dim());
     state.projected.reshape(k.batch(), k.heads(), rank);
     const Index known = std::min(state.projected.len(), k.len());
-    state.projected.reserve(input.capacity);
-    state.projected.grow(k.len());
+    state.projected.grow(k.len(), input.capacity);
     state.rows.reserve(executor.workers(), k);
     for_each_kv_head(k, executor, [&](Index b, Index kv_head, int worker) {
       for (Index t = known; t < k.len(); ++t)

@@ -114,8 +114,7 @@ class QuestScorer {
         state.pages.dim() != 2 * k.dim())
       state.len = 0;
     state.pages.reshape(k.batch(), k.heads(), 2 * k.dim());
-    state.pages.reserve(ceil_div(capacity, options_.page));
-    state.pages.resize(ceil_div(k.len(), options_.page));
+    state.pages.resize(ceil_div(k.len(), options_.page), ceil_div(capacity, options_.page));
     state.row.reserve(k);
     const Index first = std::min(state.len, k.len()) / options_.page * options_.page;
     for (Index b = 0; b < k.batch(); ++b) {
