@@ -43,7 +43,7 @@ class DenseReference {
   }
 
   const std::vector<LayerCapture>& layers() const { return layers_; }
-  const quoka::AttentionOptions& attention() const { return attention_; }
+  quoka::AttentionOptions attention() const { return attention_.view(); }
   Index len() const { return layers_.front().q.dimension(2); }
   Index chunk() const { return chunk_; }
   Index chunk_len(Index begin) const { return std::min(chunk_, len() - begin); }
@@ -74,7 +74,7 @@ class DenseReference {
     selector.select(quoka::SelectorInput{.q = q.slice(begin, chunk_len(begin)),
                                          .k = k.slice(0, begin),
                                          .capacity = begin,
-                                         .scale = attention_.scale},
+                                         .scale = attention().scale},
                     state, found, threads_);
     return found;
   }
@@ -91,16 +91,16 @@ class DenseReference {
       const auto to = quoka::TensorView<float>(outs).slice(begin, n);
       seconds += seconds_of([&] {
         quoka::attention(rows, {past_k, v.slice(0, begin)}, {k.slice(begin, n), v.slice(begin, n)},
-                         to, attention_, threads_);
+                         to, attention(), threads_);
       });
-      lses.push_back(quoka::past_lse(rows, past_k, attention_, threads_));
+      lses.push_back(quoka::past_lse(rows, past_k, attention(), threads_));
     }
     return seconds;
   }
 
   const std::vector<LayerCapture>& layers_;
   Index chunk_;
-  quoka::AttentionOptions attention_;
+  quoka::OwnedAttentionOptions attention_;
   quoka::ThreadPool& threads_;
   double seconds_ = 0.0;
   std::vector<Tensor<float>> outs_;

@@ -735,7 +735,7 @@ TEST(SelectAndAttend, PacksAPastOnce) {
     before = packed.len();
   }
   if (packs)
-    expect_refused([&] { run(684, &packed, &packed); }, {"the PackedPast of sequence", 1, 0});
+    expect_refused([&] { run(684, &packed, &packed); }, {"sequences", 0, 1, "the same PackedPast"});
 }
 
 TEST(SelectAndAttend, SelectsAmongTheCellsThatAMaskShows) {

@@ -203,6 +203,28 @@ TEST(MaskedAttention, RefusesBeforeItWrites) {
   EXPECT_EQ(engine.distance(engine.expected({})), INFINITY) << "out is NaN as it was";
 }
 
+TEST(MaskedAttention, NamesTheStreamThatIsRefused) {
+  Engine first(false), second(false);
+  MaskedAttention layer;
+  const auto answer = [&](const MaskedStream& stream) -> std::string {
+    try {
+      layer.run(std::vector{first.stream(), stream}, selecting(QuokaOptions::paper(40)), {},
+                SerialExecutor{});
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  MaskedStream stream = second.stream();
+  stream.v = stream.v.slice(0, 100);
+  EXPECT_EQ(answer(stream), "quoka: stream 1: past v's len is 100, but must be 700");
+  stream = second.stream();
+  stream.mask = stream.mask.slice(0, 30);  // some queries would be left out
+  EXPECT_EQ(answer(stream),
+            "quoka: stream 1: the mask's q_len is 30, but must equal q_len, which is 115");
+  EXPECT_EQ(first.distance(first.expected({})), INFINITY) << "out is NaN as it was";
+}
+
 TEST(LayerAccount, SumsByLayerAndSaysAboutWhatIsSaved) {
   LayerAccount account;
   // Exact: 1000 pairs in 1 s. Selecting: of 4000 pairs 1000, in 1.5 s all told.

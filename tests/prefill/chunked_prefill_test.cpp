@@ -2,6 +2,8 @@
 // 2 and against itself: chunk sizes, batches, threads, turns; and that what is refused leaves the
 // cache as it was.
 
+#include <quoka/attention/alibi.hpp>
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/simd/tuning.hpp>
 #include <quoka/select/baselines/snapkv.hpp>
@@ -586,6 +588,61 @@ TEST(ChunkedPrefillOwnership, SinkLogitsAreTheLayersOwn) {
   const auto expected =
       reference.forward(to_oracle(prompt.q), to_oracle(prompt.k), to_oracle(prompt.v));
   EXPECT_TRUE(elements_close(out, expected, noise * 3.5));
+}
+
+// Whatever options and shape refer to may be gone once the layer is made, and once it has moved.
+TEST(ChunkedPrefillOwnership, AllThatOptionsReferToIsTheLayersOwn) {
+  Random random(43);
+  const Prompt<float> prompt(random, 127);
+  struct Numbers {
+    std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f, 1.0f, 2.0f},
+        factors{1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f},
+        slopes{0.5f, 0.25f, 0.125f, 0.0625f, 0.3f, 0.7f}, k_scales{0.03f, 0.04f},
+        v_scales{0.05f, 0.06f};
+    void spoil() {
+      for (auto* x : {&sinks, &factors, &slopes, &k_scales, &v_scales})
+        std::fill(x->begin(), x->end(), 100.0f);
+    }
+    auto layer() const {
+      LayerShape shape = layer_shape;
+      shape.k_format = shape.v_format = &quoka::i8_format();
+      shape.k_scales = k_scales, shape.v_scales = v_scales;
+      return Quoka<float>(shape, {.budget = 37},
+                          {.sink_logits = sinks, .mask_factors = factors, .alibi_slopes = slopes});
+    }
+  };
+  const Numbers stay;
+  Quoka<float> undisturbed = stay.layer();
+  const auto expected = run(undisturbed, prompt, 37);
+  auto gone = std::make_unique<Numbers>();
+  auto first = std::make_unique<Quoka<float>>(gone->layer());
+  gone->spoil(), gone.reset();
+  auto out = output_of(prompt);
+  run(*first, prompt, 0, 74, 37, out);
+  Quoka<float> second(std::move(*first));
+  first.reset();
+  run(second, prompt, 74, 111, 37, out);
+  Quoka<float> third(layer_shape);
+  third = std::move(second);
+  run(third, prompt, 111, 127, 37, out);
+  EXPECT_TRUE(same_bits(out, expected));
+  // As a user writes it.
+  const std::vector<float> slopes = quoka::alibi_slopes(q_heads);
+  Dense<float> named(layer_shape, {}, {.alibi_slopes = slopes}),
+      temporary(layer_shape, {}, {.alibi_slopes = quoka::alibi_slopes(q_heads)});
+  EXPECT_TRUE(same_bits(run(temporary, prompt, 37), run(named, prompt, 37)));
+}
+
+// They are one call's: with the next chunk there are more keys.
+TEST(ChunkedPrefillOwnership, ALayerHasNoMaskAndNoPosition) {
+  const std::uint8_t seen[] = {1};
+  expect_refused(
+      [&] {
+        Dense<float>(layer_shape, {}, {.mask = quoka::Mask::bytes(seen, {1, 1, 1, 1}, {1, 1, 1})});
+      },
+      {"mask", "one call's"});
+  expect_refused([] { Dense<float>(layer_shape, {}, {.query_position = 9}); },
+                 {"query_position", 9});
 }
 
 TEST(ChunkedPrefillOwnership, AMovedLayerGoesOn) {

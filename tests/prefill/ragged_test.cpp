@@ -290,22 +290,56 @@ TEST_F(RaggedRefuses, NothingOfWhatFits) { EXPECT_NO_THROW(quoka::attention(batc
 
 TEST_F(RaggedRefuses, OneSequenceOfOtherShapes) {
   batch_[2].past.v = Rows(in_[2].past_v).slice(0, 31);
-  refused({"past v's len", 31, 32});
+  refused({"sequence", 2, "past v's len", 31, 32});
 }
 
 TEST_F(RaggedRefuses, AMaskOfAnotherSequence) {
   batch_[2].mask = mask_[1];
-  refused({"mask's keys", 36, 37});
+  refused({"sequence", 2, "mask's keys", 36, 37});
 }
 
 TEST_F(RaggedRefuses, TheOptionsMaskForSequencesItDoesNotFit) {
   batch_[1].mask = {};
-  refused({"mask's keys", 35, 36}, {.mask = mask_[0]});
+  refused({"sequence", 1, "mask's keys", 35, 36}, {.mask = mask_[0]});
 }
 
 TEST_F(RaggedRefuses, APositionInsideThePast) {
   batch_[1].query_position = 30;
-  refused({"query_position", 30, 31});
+  refused({"sequence", 1, "query_position", 30, 31});
+}
+
+TEST_F(RaggedRefuses, AnOutputInItsOwnInput) {
+  batch_[1].out = TensorView<float>(in_[1].past_k.data(), {1, 4, 5, 16}, {320, 80, 16, 1});
+  refused({"sequence", 1, "out shares memory with the past's keys"});
+}
+
+// What is found as late as when the past is packed.
+TEST_F(RaggedRefuses, APackedPastOfOtherKeys) {
+  AttentionOptions options;
+  for (const quoka::Arithmetic kept : {quoka::Arithmetic::fixed16, quoka::Arithmetic::bfloat16_x3})
+    if (quoka::arithmetic_used(kept) == kept) options.arithmetic = kept;
+  if (quoka::arithmetic_used(options.arithmetic) == quoka::Arithmetic::single)
+    GTEST_SKIP() << "nothing is packed";
+  const auto x =
+      random_inputs<float>(random_, {.q_heads = 4, .kv_heads = 4, .q_len = 40, .kv_len = 700});
+  auto output = unwritten<float>(x.q, 16);
+  quoka::PackedPast packed;
+  quoka::attention(x.q, {x.past_k, x.past_v, packed}, {x.k, x.v}, output.out, options);
+  ASSERT_GT(packed.len(), 0);
+  const auto other =
+      random_inputs<float>(random_, {.q_heads = 4, .kv_heads = 4, .q_len = 40, .kv_len = 700});
+  batch_.pop_back();
+  batch_.push_back({.q = x.q,
+                    .past = {other.past_k, other.past_v, packed},
+                    .chunk = {x.k, x.v},
+                    .out = output.out});
+  expect_refused([&] { quoka::attention(batch_, options); }, {"sequence", 2, "at position"});
+}
+
+TEST_F(RaggedRefuses, TwoSequencesWithOnePackedPast) {
+  quoka::PackedPast packed, other;
+  batch_[0].past.packed = &packed, batch_[1].past.packed = &other, batch_[2].past.packed = &packed;
+  refused({"sequences", 0, 2, "the same PackedPast"});
 }
 
 TEST_F(RaggedRefuses, OutputsThatShareMemory) {
@@ -377,6 +411,102 @@ TEST_F(RaggedRefuses, OnlyBytesThatAreShared) {
   refused({shares(0, "out", 2, "q")});
   batch_[2].q = TensorView<const float>(memory.data() + 19 * 48 + 16, {1, 4, 5, 16}, {0, 0, 0, 1});
   EXPECT_NO_THROW(quoka::attention(batch_));
+}
+
+// Heads of many sequences in turn, as [heads, tokens, dim] of a whole batch has them: compared stretch by
+// stretch, in the order of memory. Pair by pair this many would take a minute.
+TEST(RaggedMemory, OfThousandsOfTokensHeadByHead) {
+  constexpr Index n = 3000, heads = 8, dim = 4;
+  std::vector<float> memory(uz(2 * heads * n * dim), 0.25f), lse(uz(heads * n)), out = memory;
+  // Head h of token i; queries and outputs in one buffer, the outputs behind.
+  const auto rows = [&](Index first, Index i) {
+    return TensorView<float>(memory.data() + (first * n + i) * dim, {1, heads, 1, dim},
+                             {0, 2 * n * dim, dim, 1});
+  };
+  std::vector<AttentionSequence> batch;
+  for (Index i = 0; i < n; ++i) {
+    const TensorView<float, 3> sums(lse.data() + i, {1, heads, 1}, {0, n, 1});
+    batch.push_back({.q = rows(0, i),
+                     .past = {TensorView<const float>(out.data(), {1, heads, 3, dim}),
+                              TensorView<const float>(out.data(), {1, heads, 3, dim})},
+                     .out = {rows(1, i), sums}});
+  }
+  EXPECT_NO_THROW(quoka::attention(batch));
+  batch[2000].out = {rows(1, 17), TensorView<float, 3>()};
+  expect_refused([&] { quoka::attention(batch); },
+                 {"out of sequence", 2000, "out of sequence", 17});
+  batch[2000].out = {rows(1, 2000),
+                     TensorView<float, 3>(lse.data() + 2999, {1, heads, 1}, {0, n, 1})};
+  expect_refused([&] { quoka::attention(batch); }, {"lse of sequence", 2999, 2000});
+  batch[2000].out = rows(1, 2000);
+  batch[40].q = rows(1, 2999);
+  expect_refused([&] { quoka::attention(batch); }, {"out of sequence", 2999, "q of sequence", 40});
+}
+
+// Random strides in a small memory, against a list of the bytes.
+TEST(RaggedMemory, IsSharedWhereAListOfBytesSaysSo) {
+  Random random(4);
+  constexpr Index room = 3000;
+  std::vector<float> memory(room, 0.5f), inputs(room, 0.5f);
+  int accepted = 0, refused = 0;
+  for (int round = 0; round < 2000; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    const Index apart = 1 + random.below(40);
+    const auto view = [&](std::vector<float>& of, Index heads, Index len, Index dim) {
+      return TensorView<float>(
+          of.data() + random.below(room - 800), {1, heads, len, dim},
+          {0, random.below(4) == 0 ? apart * 4 : random.below(150), random.below(60), 1});
+    };
+    std::vector<AttentionSequence> batch;
+    std::vector<std::vector<bool>> written, touched;
+    const Index sequences = 2 + random.below(5);
+    for (Index tries = 0; std::ssize(batch) < sequences && tries < 30; ++tries) {
+      const Index heads = 1 + random.below(4), q_len = 1 + random.below(4), len = random.below(6);
+      const auto input = [&]() -> auto& { return random.below(8) == 0 ? memory : inputs; };
+      const TensorView<float> q = view(input(), heads, q_len, 4), k = view(input(), heads, len, 4),
+                              v = view(input(), heads, len, 3), out = view(memory, heads, q_len, 3);
+      const TensorView<float, 3> lse(memory.data() + random.below(room - 800), {1, heads, q_len},
+                                     {0, random.below(90), random.below(60)});
+      const bool has_lse = random.below(2) == 0;
+      AttentionSequence x{
+          .q = q, .past = {k, v}, .out = {out, has_lse ? lse : TensorView<float, 3>()}};
+      try {  // by itself it is sound
+        quoka::attention({&x, 1});
+      } catch (const std::invalid_argument&) {
+        continue;
+      }
+      std::vector<bool> writes(room), touches(room);
+      const auto mark = [&](std::vector<bool>& of, const TensorView<float>& rows) {
+        if (rows.data() < memory.data() || rows.data() >= memory.data() + room) return;
+        for (Index head = 0; head < rows.heads(); ++head)
+          for (Index i = 0; i < rows.len(); ++i)
+            for (Index c = 0; c < rows.dim(); ++c)
+              of[uz(rows.row(0, head, i) + c - memory.data())] = true;
+      };
+      mark(writes, out);
+      for (Index head = 0; has_lse && head < heads; ++head)
+        for (Index i = 0; i < q_len; ++i) writes[uz(&lse.at(0, head, i) - memory.data())] = true;
+      touches = writes;
+      for (const auto& rows : {q, k, v}) mark(touches, rows);
+      batch.push_back(x), written.push_back(writes), touched.push_back(touches);
+    }
+    bool shared = false;
+    for (std::size_t i = 0; i < batch.size(); ++i)
+      for (std::size_t j = 0; j < batch.size(); ++j)
+        for (std::size_t at = 0; at < room && i != j; ++at)
+          shared = shared || (written[i][at] && touched[j][at]);
+    bool thrown = false;
+    try {
+      quoka::attention(batch);
+    } catch (const std::invalid_argument&) {
+      thrown = true;
+    }
+    std::fill(memory.begin(), memory.end(), 0.5f);
+    ASSERT_EQ(thrown, shared);
+    (shared ? refused : accepted) += batch.size() > 1 ? 1 : 0;
+  }
+  EXPECT_GT(accepted, 300);
+  EXPECT_GT(refused, 300);
 }
 
 // Behind the outputs that lie inside a wide one, the wide one goes on.

@@ -1124,10 +1124,25 @@ TEST(ShardedPrefillRefuses, WhatNeedsAllKeysInOnePlace) {
   attention = {};
   const std::uint8_t seen = 1;
   attention.mask = quoka::Mask::bytes(&seen, {1, 1, 1, 1}, {1, 1, 1});
-  refuses(QuokaSelector(), {}, {"over shards there is no mask"}, {}, attention);
+  refuses(QuokaSelector(), {}, {"mask", "one call's"}, {}, attention);
   attention = {};
   attention.query_position = 0;
-  refuses(QuokaSelector(), {}, {"over shards there is no query_position"}, {}, attention);
+  refuses(QuokaSelector(), {}, {"query_position", 0, "have none"}, {}, attention);
+}
+
+// A scorer may make up the names of its options, which are compared as long as the layer lives.
+TEST(ShardedSettings, HaveTheirOwnNames) {
+  quoka::detail::Settings settings;
+  std::string name = "an option of the caller's";
+  settings.add({name.c_str(), 3});
+  std::fill(name.begin(), name.end(), '?');
+  const quoka::detail::Settings copy = settings;
+  settings = {};
+  ASSERT_EQ(copy.size(), 1u);
+  EXPECT_STREQ(copy[0].name, "an option of the caller's");
+  EXPECT_EQ(copy[0].bits, 3);
+  for (std::size_t i = 0; i < quoka::detail::Settings::most; ++i) settings.add({"one", 1});
+  expect_refused([&] { settings.add({"one more", 1}); }, {"settings", 21, 20});
 }
 
 TEST(ShardedPrefillRefuses, AWindowLongerThanABlock) {

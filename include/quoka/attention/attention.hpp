@@ -27,9 +27,10 @@ inline namespace QUOKA_ABI {
 // Attention of q [batch, q_heads, q_len, head_dim] to past and chunk, written to output. Results do
 // not depend on the executor, nor a sequence's on the others of its batch. NaN in a query row, or
 // in a key that a row sees, makes that row NaN; NaN in a value makes its channel NaN in the rows
-// that see it; nothing else. Throws std::invalid_argument, before anything is written, when shapes
-// do not fit together, when the output shares memory with an input, and when the chunk's keys or
-// values lie in the past's, where they would count twice.
+// that see it; nothing else. Throws std::invalid_argument, before anything is read, when shapes do not
+// fit together, for more than max_keys keys and positions beyond max_position, when the output shares
+// memory with an input, and when the chunk's keys or values lie in the past's, where they would count
+// twice.
 void attention(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
                const AttentionOptions& options, ExecutorRef executor,
                AttentionWorkspace& workspace);
@@ -54,8 +55,8 @@ struct AttentionSequence {
 
 // Sequences of different kv_len and q_len in one call: prefill chunks and decode steps mixed, as
 // continuous batching has them. Each is computed as by a call of its own, to the last bit; work is
-// balanced over the workers by what it costs. Throws as above, before anything is written, and when
-// one sequence's output shares memory with an input or output of another.
+// balanced over the workers by what it costs. Throws as above, before anything is written, with the number of
+// the sequence, and when one sequence's output shares memory with an input or output of another.
 void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
                ExecutorRef executor, AttentionWorkspace& workspace);
 // As above with scratch memory of its own, allocated in each call.
@@ -75,6 +76,11 @@ void check_options(const AttentionOptions& options, Index q_heads);
 // attention() of what was checked.
 void attend(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
             const AttentionOptions& options, ExecutorRef executor, AttentionWorkspace& workspace);
+// The same of a batch, in two steps: between them lists of the past may become shorter.
+void check_attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
+                     AttentionWorkspace& workspace);
+void attend(std::span<const AttentionSequence> batch, const AttentionOptions& options,
+            ExecutorRef executor, AttentionWorkspace& workspace);
 // The same as stages of `chains`, one for each (batch, KV head), for so many workers: lists of the past have their
 // lengths, and are read by the stages. `workspace` serves nothing else until these have run. False, and nothing
 // added, where the lists decide how work is cut (masks, windows), where many heads at once take too much memory, and

@@ -12,6 +12,7 @@
 #include <span>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -20,7 +21,8 @@ inline namespace QUOKA_ABI {
 Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
                            const Format& v = float_format());
 
-// What attention() is told besides its tensors. The defaults are plain causal attention.
+// What attention() is told besides its tensors. The defaults are plain causal attention. Spans and the mask are the
+// caller's, and are read in the call; an object that keeps options has an OwnedAttentionOptions.
 struct AttentionOptions {
   std::optional<float> scale = {};          // of the logits; absent: 1 / sqrt(head_dim)
   float softcap = 0.0f;                     // cap on |logit| (Gemma 2); 0: none
@@ -29,13 +31,37 @@ struct AttentionOptions {
   Index sliding_window = 0;  // a query sees no key this far before it, or further; 0: no window
   Arithmetic arithmetic =
       Arithmetic::automatic;                 // asked for; arithmetic_used() says what it comes to
-  std::optional<Index> query_position = {};  // of the first query; absent: where the past ends
+  std::optional<Index> query_position = {};  // of the first query, up to max_position with the
+                                             // others; absent: where the past ends
   bool causal = true;                        // query i sees the chunk's keys 0..i; false: all
   Mask mask = {};                            // of past and chunk: mask.hpp
   std::span<const float> mask_factors = {};  // [q_heads] times the mask's biases, as ggml has
                                              // ALiBi; empty: 1
   std::span<const float> alibi_slopes = {};  // [q_heads] logit -= slope * (the query's position
                                              // - the key's); empty: none
+};
+
+// Options for objects that keep them: the numbers that AttentionOptions' spans refer to are its own, and so are
+// those of a copy.
+class OwnedAttentionOptions {
+ public:
+  OwnedAttentionOptions() = default;  // the defaults
+  // Copies what spans refer to. Throws std::invalid_argument for what is one call's alone: a mask, which has a column
+  // for each key of it, and a query_position.
+  explicit OwnedAttentionOptions(const AttentionOptions& options);
+
+  // Good as long as this object, which is not assigned to meanwhile.
+  AttentionOptions view() const {
+    AttentionOptions options = numbers_;
+    options.sink_logits = sink_logits_;
+    options.mask_factors = mask_factors_;
+    options.alibi_slopes = alibi_slopes_;
+    return options;
+  }
+
+ private:
+  AttentionOptions numbers_;  // without spans
+  std::vector<float> sink_logits_, mask_factors_, alibi_slopes_;
 };
 
 class PackedPast;
@@ -46,7 +72,8 @@ struct Past {
   Rows v = {};                      // [batch, kv_heads, kv_len, v_dim]
   const Selection* keep = nullptr;  // null: all; must outlive the call
   PackedPast* packed = nullptr;  // of this cache (packed_past.hpp): packed once; null: in each call
-  Index first_position = 0;      // of key 0: a shard of a cache says where it begins
+  Index first_position = 0;      // of key 0, up to max_position with the others: a shard of a cache
+                                 // says where it begins
 
   Past() = default;
   // All of these keys.

@@ -62,6 +62,11 @@ namespace detail {
     fail(a, a_value, "but must be at most", b, b_value);
 }
 
+// No more than can be numbered.
+[[gnu::noinline]] inline void require_keys(std::string_view name, Index count) {
+  require_at_most(name, count, "max_keys", max_keys);
+}
+
 // a must be a positive multiple of b; b must be positive.
 [[gnu::noinline]] inline void require_multiple(std::string_view a, Index a_value,
                                                std::string_view b, Index b_value) {
@@ -116,6 +121,31 @@ template <std::size_t Rank>
   std::snprintf(message, sizeof message, "%.*s of [%s] has elements, but its pointer is null",
                 static_cast<int>(tensor.size()), tensor.data(), list);
   fail_because(message);
+}
+
+// Throws again what part i of a call was refused for, with its name and number.
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_part(const char* name, Index i,
+                                                             const char* message) {
+  const std::string_view own = "quoka: ", text = message;
+  char named[640];
+  std::snprintf(named, sizeof named, "quoka: %s %td: %s", name, i,
+                message + (text.substr(0, own.size()) == own ? own.size() : 0));
+  throw std::invalid_argument(named);
+}
+
+// f(), of part i of a call: a std::invalid_argument that it throws says which part it is.
+template <class F>
+void name_part(const char* name, Index i, F&& f) {
+  try {
+    f();
+  } catch (const std::invalid_argument& error) {
+    fail_part(name, i, error.what());
+  }
+}
+// The same for sequence i of a batch.
+template <class F>
+void name_sequence(Index i, F&& f) {
+  name_part("sequence", i, f);
 }
 
 }  // namespace detail

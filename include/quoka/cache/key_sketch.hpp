@@ -46,7 +46,7 @@ class KeySketch {
 
   // Sketches the keys [len(), k.len()) of k [batch, kv_heads, kv_len, head_dim], whose first len()
   // keys it has seen; room for `capacity` keys is made at once. Forgets all where the shape is
-  // another one than before. Throws std::invalid_argument for fewer keys than it has seen.
+  // another one than before. Throws std::invalid_argument for fewer keys than it has seen, and for more than max_keys.
   void append(const Rows& k, Index capacity, ExecutorRef executor);
   // The same in tasks that others run, parts() of each (batch, KV head): the sketch has the keys once finish() is
   // called. Keys are read by the tasks; room is made, and append()'s throws are thrown, at once.
@@ -68,9 +68,10 @@ class KeySketch {
   // Sketches the rows `rows` of pool [pages, kv_heads, page_len, head_dim], counted through all pages
   // (row i of page p is p * page_len + i), or of a cache [1, kv_heads, len, head_dim]. The pool may
   // have grown, or moved; with pages of another length all rows are forgotten. Throws
-  // std::invalid_argument, with nothing changed, for a row that is not in the pool.
+  // std::invalid_argument, with nothing changed, for a row that is not in the pool, and for a pool of more than
+  // max_keys rows.
   void update(const Rows& pool, std::span<const Position> rows, ExecutorRef executor);
-  // The same for rows [begin, begin + count).
+  // The same for rows [begin, begin + count), which lie in the pool.
   void update(const Rows& pool, Index begin, Index count, ExecutorRef executor);
 
   // Where keys [1, kv_heads, kv_len, head_dim] of the cache lie in the sketch: row i is places(i).
@@ -127,7 +128,7 @@ class KeySketch {
   RowStore<std::uint8_t> codes_;               // [batch, kv_heads, blocks, bytes of a block]
   RowStore<float> scales_, errors_, lengths_;  // [batch, kv_heads, blocks, 16]
   Index dim_ = 0, len_ = 0;
-  Rows pool_;  // as update() saw it
+  Rows pool_;  // as update() saw it: where it lies is compared, and its rows are never read
   WorkerScratch<detail::FloatRow> floats_;
 };
 

@@ -84,10 +84,7 @@ inline void check_options_of_shards(const AttentionOptions& attention) {
   if (!attention.alibi_slopes.empty())
     fail("the number of alibi_slopes", std::ssize(attention.alibi_slopes),
          "but over shards must be", "", 0);
-  if (!attention.mask.absent()) fail_because("over shards there is no mask");
   if (!attention.causal) fail_because("over shards causal = false is not supported");
-  if (attention.query_position.has_value())
-    fail_because("over shards there is no query_position: it is the layer's len");
 }
 }  // namespace detail
 
@@ -236,6 +233,7 @@ class ShardedPrefill {
   }
 
   void begin(const char* what, Index q_len) {
+    detail::require_at_most("q_len", q_len, "max_keys without the layer's len", max_keys - kv_len_);
     Index budget = 0;
     if constexpr (!is_dense) budget = selector_.options().budget.keys(kv_len_ + q_len);
     rounds_.agree(what,
@@ -256,10 +254,11 @@ class ShardedPrefill {
   void list_settings(const LayerShape& given) {
     const auto add = [this](const char* name, auto value) { settings_.add({name, value}); };
     const auto hash = [](const auto& x) { return detail::hash_of(std::as_bytes(std::span(x))); };
-    add("attention's scale", layer_.options().scale.value_or(0.0f));
-    add("attention's softcap", layer_.options().softcap);
-    add("attention's arithmetic", layer_.options().arithmetic.id());
-    add("the hash of sink_logits", hash(layer_.options().sink_logits));
+    const AttentionOptions attention = layer_.options();
+    add("attention's scale", attention.scale.value_or(0.0f));
+    add("attention's softcap", attention.softcap);
+    add("attention's arithmetic", attention.arithmetic.id());
+    add("the hash of sink_logits", hash(attention.sink_logits));
     add("the hash of k_format", detail::hash_of(shape().k_format->name));
     add("the hash of v_format", detail::hash_of(shape().v_format->name));
     add("the hash of k_scales", hash(given.k_scales));

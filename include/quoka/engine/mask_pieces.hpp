@@ -92,11 +92,14 @@ inline bool list_seen(const std::uint16_t* row, Index n, std::vector<Position>& 
 }  // namespace detail
 
 // The pieces of mask [1, 1, queries, cells], which hold all of its queries in order. Throws
-// std::invalid_argument for another format than half, and for more than one sequence or head.
+// std::invalid_argument for another format than half, for more than one sequence or head, and for more than max_keys
+// queries or cells.
 inline std::vector<MaskPiece> read_mask_pieces(const Rows& mask, ExecutorRef executor) {
   const Index n_q = mask.len(), n_cells = mask.dim();
   std::vector<MaskPiece> pieces;
   if (n_q == 0) return pieces;
+  detail::require_keys("the queries of a mask", n_q);
+  detail::require_keys("the cells of a mask", n_cells);
   detail::require_equal("the sequences of a mask that is read in pieces", mask.batch(), "one", 1);
   detail::require_equal("the heads of a mask that is read in pieces", mask.heads(), "one", 1);
   if (!mask.empty() && &mask.format() != &format_of<Eigen::half>())

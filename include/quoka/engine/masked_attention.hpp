@@ -86,12 +86,15 @@ class MaskedAttention {
  public:
   // Writes each stream's out, [1, q_heads, n_q, v_dim]. options' mask and query_position are the streams'.
   // Where waking other threads would take longer than the work, the calling thread does it alone. Throws
-  // std::invalid_argument as select() and attention() do, before anything is written, and for a chunk below 1.
+  // std::invalid_argument, before anything is read, with the number of the stream, as attention() does and for a chunk
+  // below 1; and as select() does, before anything is written.
   MaskedReport run(std::span<const MaskedStream> streams, const MaskedOptions& masked,
                    const AttentionOptions& options, ExecutorRef all_workers) {
     const SerialExecutor alone;
     const ExecutorRef executor = worth_waking(streams) ? all_workers : ExecutorRef(alone);
     detail::require_at_least("chunk", masked.chunk, 1);
+    for (const MaskedStream& stream : streams)
+      detail::name_part("stream", &stream - streams.data(), [&] { check(stream, options); });
     Clock clock;
     MaskedReport report{.mask = 0};
     calls_.clear(), choices_.clear(), read_.clear();
@@ -149,6 +152,13 @@ class MaskedAttention {
     const KeySketch* sketch;
   };
 
+  // As attention() of all of it.
+  static void check(const MaskedStream& stream, AttentionOptions options) {
+    if (stream.q.len() == 0) return;
+    options.mask = stream.mask.empty() ? Mask() : Mask(stream.mask);
+    options.query_position.reset();
+    detail::check_attention(stream.q, {stream.k, stream.v}, {}, stream.out, options);
+  }
   // 100 us of multiply-adds, or of reading.
   static bool worth_waking(std::span<const MaskedStream> streams) {
     double reads = 0, adds = 0;

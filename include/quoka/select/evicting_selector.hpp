@@ -52,6 +52,7 @@ template <EvictionMethod S>
 class EvictingSelector {
  public:
   using Options = typename S::Options;
+  static constexpr bool evicts = true;  // selector.hpp
 
   struct State {
     RowStore<Position> dropped_at;  // [batch, kv_heads, kv_len, 1] cache length; never: the largest
@@ -134,12 +135,12 @@ class EvictingSelector {
     detail::require_at_most("the length that the state knows", known,
                             "the keys' (the state was not told by truncate())", kv_len);
     if (known == kv_len) return;
-    detail::require_at_most("kv_len", kv_len, "the largest Position", never - 1);
+    detail::require_keys("kv_len", kv_len);
     const Index candidates = kept + kv_len - known;
     const Index stay = std::min(candidates, options_.budget.keys(kv_len));
     s.dropped_at.reshape(k.batch(), heads, 1);
     s.retained.reshape(k.batch(), heads, 1);
-    s.dropped_at.reserve(input.capacity), s.dropped_at.grow(kv_len);
+    s.dropped_at.grow(kv_len, input.capacity);
     s.retained.grow(stay);
     Position* const lists = s.candidates.reserve_amortised(tasks * candidates);
     Position* const best = s.best.reserve_amortised(tasks * stay);

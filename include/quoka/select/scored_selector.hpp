@@ -126,6 +126,7 @@ void ScoredSelector<S>::select(const SelectorInput& input, State& state, Selecti
 template <Scorer S>
 void ScoredSelector<S>::appended(const SelectorInput& input, State& state,
                                  ExecutorRef executor) const {
+  detail::require_keys("kv_len", input.k.len());
   if constexpr (keeps_per_key)
     if (remembers(input, state)) state.keys.check(input);
   if constexpr (requires { scorer_.appended(input, state.scorer, executor); })

@@ -35,6 +35,8 @@
 //       Index kept_bytes() const;  // thereof what is kept per key; optional
 //     };
 //     explicit MySelector(const Options&);
+//     // optional: the State cannot be made anew from the keys. Refused where a mask hides some of them
+//     static constexpr bool evicts = true;
 //     // before the chunk's attention
 //     void select(const SelectorInput&, State&, Selection&, ExecutorRef) const;
 //     // optional: the same, and what follows in the same parallel run. It may leave that alone
@@ -89,7 +91,8 @@ struct SelectorInput {
   Rows q;  // [batch, q_heads, q_len, head_dim]
   Rows k;  // [batch, kv_heads, kv_len, head_dim], cached keys
   TensorView<const float, 3> inverse_norms = {};  // [batch, kv_heads, kv_len] of k; optional
-  Index capacity = 0;  // keys the cache has room for: what follows kv_len is allocated for so many
+  Index capacity = 0;  // keys the cache has room for: what follows kv_len is allocated for so many;
+                       // not above kv_len: by doubling
   std::optional<float> scale = {};  // of attention's logits; absent: 1 / sqrt(head_dim)
   std::uint64_t sequence = 0;  // the caller's number for these sequences: a State that was told of
                                // one refuses another. 0: no number
@@ -183,11 +186,14 @@ concept Scorer = requires(const S& scorer, const SelectorInput& input, typename 
   { options.budget } -> std::convertible_to<Budget>;
 };
 
-// Every selector's contract on its input. Throws std::invalid_argument.
+// Every selector's contract on its input, before any key is read. Throws std::invalid_argument.
 inline void check_selector_input(const SelectorInput& input) {
   detail::require_at_least("q's batch", input.q.batch(), 1);
   detail::require_at_least("q_len", input.q.len(), 1);
   detail::require_at_least("head_dim", input.q.dim(), 1);
+  detail::require_keys("q_len", input.q.len());
+  detail::require_keys("kv_len", input.k.len());
+  if (input.shard != nullptr) detail::require_keys("kv_len of all shards", input.shard->kv_len());
   detail::require_multiple("q_heads", input.q.heads(), "kv_heads", input.k.heads());
   detail::require_sizes("k", input.k.sizes(),
                         {input.q.batch(), input.k.heads(), input.k.len(), input.q.dim()});

@@ -96,7 +96,7 @@ struct VisibleCells {
   std::vector<Position> to_some;  // ascending, without those above: attended to exactly
 
   // Of the mask's first past_len columns, for sequence b. Throws std::invalid_argument for more
-  // columns, or another sequence, than the mask has.
+  // columns, or another sequence, than the mask has, and for more than max_keys.
   VisibleCells(const Mask& mask, Index past_len, Index b = 0,
                ExecutorRef executor = SerialExecutor{});
 };
