@@ -269,7 +269,7 @@ TEST(PackedPast, SequencesOfABatchHaveOneEach) {
         {b.q, Past(b.past_k, b.past_v, second), {b.k, b.v}, {of_b.out, of_b.lse}}};
     quoka::attention(batch, options, SerialExecutor{}, workspace);
   };
-  expect_refused([&] { call(packed[0]); }, {"PackedPast of sequence", 1, 0});
+  expect_refused([&] { call(packed[0]); }, {"sequences", 0, 1, "the same PackedPast"});
   EXPECT_EQ(packed[0].len(), 0);
   for (int times = 0; times < 2; ++times) {
     call(packed[1]);
