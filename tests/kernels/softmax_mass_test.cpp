@@ -29,8 +29,7 @@ std::vector<float> masses(const Tensor4<float>& queries, const Rows& keys, Aggre
   const Index rows = queries.dimension(2), dim = keys.dim();
   MassScratch scratch;
   scratch.reserve(rows, keys.len(), dim);
-  for (Index i = 0; i < rows * dim; ++i)
-    scratch.rows.data()[i] = queries.data()[i] * quoka::log2_of_e;
+  std::copy_n(queries.data(), rows * dim, scratch.rows.data());
   std::vector<float> mass(uz(keys.len()), before);
   RowKeys of_keys(keys.head(0, 0), keys.len(), scratch.key);
   MassAccumulator(scratch.rows.data(), rows, dim, of_keys, keys.len(), scratch,

@@ -13,6 +13,13 @@
 //   few rows     the same, cut over the keys and merged: partial_rows.hpp
 //   one token    keys and values read once where they lie, bound by memory: token_attention.hpp
 //
+// Numbers. Logits are natural, and every finite one counts: q * scale, then times k, added up in float.
+// What overflows there is infinite, as in IEEE arithmetic: a logit of -infinity is a key that is not
+// seen, one of infinity or NaN makes its row NaN. A key more than `negligible_below` below the row's
+// largest logit, its sink included, may count as nothing: its weight is below 5e-28 of the largest,
+// and to keep those down to float's denormals would make attention up to three times slower. Values
+// are weighted, added up and then divided: their sum is finite where each is below 3.4e38 / keys.
+//
 // Each KV head's keys and values are read once per 16 panels of query rows. Scratch per worker: one
 // packed block of keys and values, and the queries and accumulators of a task, 0.9 MiB at head_dim
 // 128; one token needs 0.3 MiB in all with 32/8 heads of 128. With more workers than KV heads besides, for
@@ -23,6 +30,10 @@
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+
+// Weights of e^-negligible_below of a row's largest, and smaller ones, may be no part of its sums. All
+// larger ones are.
+inline constexpr float negligible_below = 63.0f;
 
 // Attention of q [batch, q_heads, q_len, head_dim] to past and chunk, written to output. Results do
 // not depend on the executor, nor a sequence's on the others of its batch. NaN in a query row, or

@@ -31,14 +31,15 @@ struct AttentionCall {
   const VisiblePast* visible = nullptr;  // what the mask leaves of the past; null without a mask
   Index kv_heads, group, v_dim;
   const PanelArithmetic* arithmetic = nullptr;  // chosen before anything runs
-  float query_scale;                            // logit in log2 units, or the argument of tanh
-  float cap_log2;                               // 0: no soft-cap
+  float query_scale;                            // of the logits; times the queries, before products
+  float softcap;                                // 0: none
   std::span<const float> sink_logits;
   Index window;          // no window: the largest Index
   Index first_position;  // of past key 0
   Index query_position;  // of query 0, and of chunk key 0
   bool causal;
   std::span<const float> mask_factors, alibi_slopes;
+  bool codes_queries = false;  // may one token's queries be rounded to codes (token_codes.hpp)?
 
   Index block_keys() const { return arithmetic->block_keys(); }
   Index rows() const { return group * q.len(); }  // query rows of a KV head
@@ -57,19 +58,16 @@ struct AttentionCall {
   }
   // Is something added to logits?
   bool biased() const { return mask != nullptr || !alibi_slopes.empty(); }
-  // What takes a mask's bias to a head's logits in log2 units, and its ALiBi slope.
-  float mask_factor(Index q_head) const {
-    return mask_factors.empty() ? log2_e : mask_factors[static_cast<std::size_t>(q_head)] * log2_e;
+  // What a head's biases of the mask are times, its ALiBi slope, and its sink logit, -inf without one.
+  float mask_factor(Index q_head) const { return of_head(mask_factors, q_head, 1.0f); }
+  float alibi_slope(Index q_head) const { return of_head(alibi_slopes, q_head, 0.0f); }
+  float sink_logit(Index q_head) const {
+    return of_head(sink_logits, q_head, -std::numeric_limits<float>::infinity());
   }
-  float alibi_slope(Index q_head) const {
-    return alibi_slopes.empty() ? 0.0f : alibi_slopes[static_cast<std::size_t>(q_head)] * log2_e;
-  }
-  // The sink logit of a query head in log2 units, -inf without one. So large a sink that it would
-  // overflow takes all.
-  float sink_log2(Index q_head) const {
-    if (sink_logits.empty()) return -std::numeric_limits<float>::infinity();
-    return std::min(sink_logits[static_cast<std::size_t>(q_head)] * log2_e,
-                    std::numeric_limits<float>::max());
+
+ private:
+  static float of_head(std::span<const float> numbers, Index q_head, float without) {
+    return numbers.empty() ? without : numbers[static_cast<std::size_t>(q_head)];
   }
 };
 
@@ -91,10 +89,16 @@ inline void check_call_options(const AttentionOptions& options, Index q_heads) {
     require_equal("the number of alibi_slopes", std::ssize(options.alibi_slopes), "q_heads",
                   q_heads);
   require_at_least("sliding_window", options.sliding_window, 0);
-  const float scale = options.scale.value_or(1.0f);
-  if (!(std::abs(scale) <= 1e30f)) fail_range("scale", static_cast<double>(scale), "[-1e30, 1e30]");
-  if (!(options.softcap >= 0.0f && options.softcap <= 1e30f))
-    fail_range("softcap", static_cast<double>(options.softcap), "[0, 1e30]");
+  require_factor("scale", options.scale.value_or(1.0f));
+  // Its reciprocal multiplies logits.
+  if (options.softcap != 0.0f && !(options.softcap >= 1e-30f && options.softcap <= 1e30f))
+    fail_range("softcap", static_cast<double>(options.softcap), "[1e-30, 1e30], nor 0 for none");
+  require_factors("mask_factors", options.mask_factors);
+  require_factors("alibi_slopes", options.alibi_slopes);
+  for (std::size_t i = 0; i < options.sink_logits.size(); ++i)
+    if (!(options.sink_logits[i] <= std::numeric_limits<float>::max()))
+      fail_element("sink_logits", static_cast<Index>(i),
+                   static_cast<double>(options.sink_logits[i]), "[-infinity, 3.4e38]");
 }
 
 inline void check_memory(const Rows& q, const Past& past, const Chunk& chunk,
@@ -201,8 +205,8 @@ inline AttentionCall resolved_call(const Rows& q, const Past& past, const Chunk&
           .kv_heads = kv_heads,
           .group = q.heads() / kv_heads,
           .v_dim = v_dim,
-          .query_scale = options.softcap > 0.0f ? scale / options.softcap : scale * log2_e,
-          .cap_log2 = options.softcap * log2_e,
+          .query_scale = scale,
+          .softcap = options.softcap,
           .sink_logits = options.sink_logits,
           .window = options.sliding_window > 0 ? options.sliding_window
                                                : std::numeric_limits<Index>::max(),
@@ -210,7 +214,8 @@ inline AttentionCall resolved_call(const Rows& q, const Past& past, const Chunk&
           .query_position = first_query(past, position),
           .causal = options.causal,
           .mask_factors = options.mask_factors,
-          .alibi_slopes = options.alibi_slopes};
+          .alibi_slopes = options.alibi_slopes,
+          .codes_queries = options.arithmetic == Arithmetic::automatic};
 }
 
 inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& chunk,

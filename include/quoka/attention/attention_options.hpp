@@ -20,12 +20,15 @@ inline namespace QUOKA_ABI {
 Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
                            const Format& v = float_format());
 
-// What attention() is told besides its tensors. The defaults are plain causal attention.
+// What attention() is told besides its tensors. The defaults are plain causal attention. What is not
+// finite, or beyond the ranges in brackets, is refused with its index and value.
 struct AttentionOptions {
-  std::optional<float> scale = {};          // of the logits; absent: 1 / sqrt(head_dim)
-  float softcap = 0.0f;                     // cap on |logit| (Gemma 2); 0: none
+  std::optional<float> scale = {};          // of the logits, times q before any product; absent:
+                                            // 1 / sqrt(head_dim) [-1e30, 1e30]
+  float softcap = 0.0f;                     // cap on |logit| (Gemma 2) [1e-30, 1e30]; 0: none
   std::span<const float> sink_logits = {};  // [q_heads] learned sink logit per head (GPT-OSS):
-                                            // joins the softmax sum and has no value; empty: none
+                                            // joins the softmax sum and has no value; -infinity:
+                                            // this head has none; empty: none has
   Index sliding_window = 0;  // a query sees no key this far before it, or further; 0: no window
   Arithmetic arithmetic =
       Arithmetic::automatic;                 // asked for; arithmetic_used() says what it comes to
@@ -33,9 +36,9 @@ struct AttentionOptions {
   bool causal = true;                        // query i sees the chunk's keys 0..i; false: all
   Mask mask = {};                            // of past and chunk: mask.hpp
   std::span<const float> mask_factors = {};  // [q_heads] times the mask's biases, as ggml has
-                                             // ALiBi; empty: 1
+                                             // ALiBi [-1e30, 1e30]; empty: 1
   std::span<const float> alibi_slopes = {};  // [q_heads] logit -= slope * (the query's position
-                                             // - the key's); empty: none
+                                             // - the key's) [-1e30, 1e30]; empty: none
 };
 
 class PackedPast;

@@ -277,7 +277,7 @@ class HeadAttention {
     std::fill_n(to.out, padded_channels(call_.v_dim) * width, 0.0f);
     for (Index i = 0; i < width; ++i)
       sink[i] =
-          with_sinks && i < to.rows ? call_.sink_log2(head_of(panel_row(p) + i)) : -simd::infinity;
+          with_sinks && i < to.rows ? call_.sink_logit(head_of(panel_row(p) + i)) : -simd::infinity;
     for (int j = 0; j < tuning::tile_packets; ++j) {
       to.state[j] = PacketState::identity();
       to.state[j].admit(simd::load(sink + j * simd::lanes));
@@ -308,7 +308,7 @@ class HeadAttention {
     if (adds) fill_added(p, block, keys, masks);
     arithmetic_.attend(packed, panel(p),
                        {keys, masked ? &mask : nullptr, adds ? s_.added.data() : nullptr,
-                        call_.query_scale, call_.cap_log2},
+                        call_.query_scale, call_.softcap},
                        s_.panel);
   }
 

@@ -7,7 +7,9 @@
 #include <quoka/base/index.hpp>
 
 #include <array>
+#include <cfenv>
 #include <cstdio>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -38,6 +40,15 @@ namespace detail {
   throw std::invalid_argument(message);
 }
 
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_element(std::string_view name, Index index,
+                                                                double value,
+                                                                std::string_view range) {
+  char element[128];
+  std::snprintf(element, sizeof element, "%.*s[%td]", static_cast<int>(name.size()), name.data(),
+                index);
+  fail_range(element, value, range);
+}
+
 [[noreturn, gnu::cold, gnu::noinline]] inline void fail_because(std::string_view reason) {
   char message[512];
   std::snprintf(message, sizeof message, "quoka: %.*s", static_cast<int>(reason.size()),
@@ -60,6 +71,36 @@ namespace detail {
                                               Index b_value) {
   if (a_value > b_value) [[unlikely]]
     fail(a, a_value, "but must be at most", b, b_value);
+}
+
+// A key is not what was kept of it. The mode in which numbers are rounded may be why.
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_other_key(Index position,
+                                                                  std::string_view reason,
+                                                                  Index len) {
+  if (std::fegetround() != FE_TONEAREST)
+    fail_because(
+        "the rounding mode is not to nearest (std::fesetround): a key is not the same as "
+        "what was kept of it in another mode; make all calls in one");
+  fail("the key at position", position, reason, "", len);
+}
+
+// What multiplies logits, or biases of them: so large that no product of use is beyond it, so small that
+// few products overflow.
+inline constexpr float most_option = 1e30f;
+inline constexpr std::string_view factor_range = "[-1e30, 1e30]";
+
+// A NaN is in no range.
+inline bool is_factor(float x) { return -most_option <= x && x <= most_option; }
+
+[[gnu::noinline]] inline void require_factor(std::string_view name, float x) {
+  if (!is_factor(x)) [[unlikely]]
+    fail_range(name, static_cast<double>(x), factor_range);
+}
+
+[[gnu::noinline]] inline void require_factors(std::string_view name, std::span<const float> x) {
+  for (std::size_t i = 0; i < x.size(); ++i)
+    if (!is_factor(x[i])) [[unlikely]]
+      fail_element(name, static_cast<Index>(i), static_cast<double>(x[i]), factor_range);
 }
 
 // a must be a positive multiple of b; b must be positive.

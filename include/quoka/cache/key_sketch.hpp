@@ -1,7 +1,7 @@
 // A sketch of the keys: 8-bit codes with one scale per key, an eighth of the bytes of float K and
 // V, kept beside a cache so that a scan of all keys reads little and multiplies 8-bit numbers.
 //
-//   code[c] = round(k[c] / s), s = max |k[c]| / 127
+//   code[c] = round(k[c] / s), s = (1 + 2^-20) max |k[c]| / 127: no rounding mode makes a 128
 //   scale   = s / |k|                     so that codes stand for the key's direction
 //   error   = |k - s code| / |k|          what they miss of it, rounded up
 //   length  = |k|                         for dot products, which want the key itself

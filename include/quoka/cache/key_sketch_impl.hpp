@@ -21,7 +21,7 @@ inline constexpr float least_coded_length = 1e-12f, most_coded_length = 1e12f;
 
 inline constexpr Index few_rows = 16;  // that one worker codes sooner than several
 
-// The scale at which the largest of x [dim] is coded as 127.
+// The scale at which the largest of x [dim] is coded as 127, whichever way quotients are rounded.
 inline float code_scale(const float* x, Index dim) {
   simd::Packet most = simd::zero();
   Index c = 0;
@@ -31,7 +31,7 @@ inline float code_scale(const float* x, Index dim) {
   }
   float largest = simd::reduce_max(most);
   for (; c < dim; ++c) largest = simd::max(largest, std::abs(x[c]));
-  return largest / 127.0f;
+  return largest * ((1.0f + 0x1p-20f) / 127.0f);
 }
 
 // x [dim] as code * scale, for finite x and a scale of code_scale() or more: put(c, n, codes) is called
@@ -261,9 +261,8 @@ QUOKA_FUNC void KeySketch::require_made_from(const Rows& k, Index b, Index head,
   if (len_ == 0) return;
   for (const Index t : {len_ - 1, detail::somewhere(len_)})
     if (!holds(b, head, t, reader.read(k, b, head, t)))
-      detail::fail("the key at position", t,
-                   "not the one that the state was told of; a state belongs to one sequence of", "",
-                   len_);
+      detail::fail_other_key(
+          t, "not the one that the state was told of; a state belongs to one sequence of", len_);
 }
 
 QUOKA_FUNC void KeySketch::require_made_from(const Rows& k) {

@@ -1,7 +1,7 @@
 // One block of keys against one panel of query rows: logits, softmax, values.
 //
 //   logits    x[key][row]   = sum over channels of k[key][c] * q[c][row]
-//   softmax   state.raise(max over keys of x); w = 2^(x - max); state.sum += w
+//   softmax   state.raise(max over keys of x); w = e^(x - max); state.sum += w
 //   values    out[c][row]   = factor[row] * out[c][row] + sum over keys of v[key][c] * w[key][row]
 //
 // Query rows lie across the lanes, so the softmax runs down the keys without a horizontal step, a
@@ -56,11 +56,11 @@ inline void block_logits(const float* tiles, const float* queries, Index dim, In
   });
 }
 
-// x = cap * tanh(x / cap) in log2 units, for `count` logits, whole packets: the queries were scaled
-// by 1 / cap, `cap_log2` brings it back.
-[[gnu::noinline]] inline void cap_logits(float* x, Index count, float cap_log2) {
+// x = cap * tanh(x / cap) for `count` logits, whole packets.
+[[gnu::noinline]] inline void cap_logits(float* x, Index count, float cap) {
+  const simd::Packet inverse = simd::broadcast(1.0f / cap), most = simd::broadcast(cap);
   for (Index i = 0; i < count; i += simd::lanes)
-    simd::store(x + i, simd::mul(simd::tanh(simd::load(x + i)), simd::broadcast(cap_log2)));
+    simd::store(x + i, simd::mul(simd::tanh(simd::mul(simd::load(x + i), inverse)), most));
 }
 
 // Logits of `keys` keys from `first` of the block on: those outside a lane's keys become -inf.
@@ -104,7 +104,7 @@ inline void block_weights(float* x, Index keys, PanelState& state) {
   });
   for (Index key = 0; key < keys; ++key, x += tuning::panel_rows) {
     simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-      const simd::Packet w = simd::exp2(simd::sub(simd::load(x + j * simd::lanes), reference[j]));
+      const simd::Packet w = simd::exp(simd::sub(simd::load(x + j * simd::lanes), reference[j]));
       sum[j] = simd::add(sum[j], w);
       simd::store(x + j * simd::lanes, w);
     });

@@ -88,8 +88,8 @@ class RowWriter {
   RowReader* reader_;
 };
 
-// Writes the rows that score for one head of the scores, times `factor`.
-using FillRows = FunctionRef<void(Index b, Index head, float factor, RowWriter& rows)>;
+// Writes the rows that score for one head of the scores, times the logit scale.
+using FillRows = FunctionRef<void(Index b, Index head, RowWriter& rows)>;
 
 // The rows that score for one head.
 struct QueryRows {
@@ -171,7 +171,7 @@ using CausalMassScratch = detail::MassScratch;
 
 // Attention of some query rows to listed keys, each row to those before its end: mass[0, key_count)
 // = share * the sum of the rows' softmax. scratch.rows [rows, dim] hold the queries times the logit
-// scale and log2_of_e; ends [rows]; scratch is reserved for (rows, key_count, dim).
+// scale; ends [rows]; scratch is reserved for (rows, key_count, dim).
 void add_causal_mass(Index rows, const Index* ends, const HeadRows& keys, Index key_count,
                      Index dim, float share, float* mass, CausalMassScratch& scratch);
 
@@ -196,9 +196,6 @@ inline void best_keys(const TensorView<float, 3>& scores, Index budget, const To
 inline float ordered_score(float score) {
   return std::isfinite(score) ? score : -std::numeric_limits<float>::infinity();
 }
-
-// What takes natural units to those of weights, powers of two.
-inline constexpr float log2_of_e = 1.44269504088896341f;
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

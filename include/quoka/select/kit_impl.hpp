@@ -187,7 +187,7 @@ QUOKA_FUNC void softmax_scores(const QueryRows& shape, FillRows fill, const KeyS
       const Index b = task / heads, head = task % heads;
       detail::MassScratch& s = state.mass[worker];
       RowWriter rows(s.rows.data(), shape.dim, s.query);
-      fill(b, head, log2_of_e, rows);
+      fill(b, head, rows);
       float* const mass = key_count > 0 ? scores.row(b, head, 0) : nullptr;
       const float share = over == Aggregation::max
                               ? 1.0f
@@ -248,7 +248,7 @@ QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const R
     detail::MassScratch& s = state.mass[worker];
     float* const first = s.rows.data();
     RowWriter rows(first, shape.dim, s.query);
-    fill(task / keys.heads(), task % keys.heads(), 1.0f, rows);
+    fill(task / keys.heads(), task % keys.heads(), rows);
     float* const mean = means + task * shape.dim;
     std::fill_n(mean, shape.dim, 0.0f);
     const float share = 1.0f / static_cast<float>(std::max<Index>(rows.count(), 1));
@@ -265,10 +265,10 @@ QUOKA_FUNC void exact_scores(const SelectorInput& input, Index n,
                              ExecutorRef executor) {
   const Rows &q = input.q, &k = input.k;
   const Index group = input.group();
-  const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& rows) {
+  const auto fill = [&](Index b, Index kv_head, RowWriter& rows) {
     for (Index r = 0; r < group; ++r)
       for (Index m = 0; m < n; ++m)
-        rows.add(q, b, kv_head * group + r, position_of(m), factor * input.logit_scale());
+        rows.add(q, b, kv_head * group + r, position_of(m), input.logit_scale());
   };
   const QueryRows shape{group * n, k.dim(), q};
   if (domain == Domain::logit) return mean_logit_scores(shape, fill, k, scores, state, executor);

@@ -196,9 +196,9 @@ QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& st
     return sketched_mass(input, state, scores, executor, chains, nullptr);
   }
   aggregate_queries(input, state, executor);
-  const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& to) {
+  const auto fill = [&](Index b, Index kv_head, RowWriter& to) {
     const float* const of_head = state.q_bar.data() + (b * k.heads() + kv_head) * rows * k.dim();
-    for (Index m = 0; m < rows; ++m) to.add(of_head + m * k.dim(), factor * input.logit_scale());
+    for (Index m = 0; m < rows; ++m) to.add(of_head + m * k.dim(), input.logit_scale());
   };
   softmax_scores({rows, k.dim()}, fill, k, input.capacity, options_.aggregation, scores,
                  state.softmax, executor, input.shard);

@@ -90,7 +90,8 @@ struct SelectorInput {
   Rows k;  // [batch, kv_heads, kv_len, head_dim], cached keys
   TensorView<const float, 3> inverse_norms = {};  // [batch, kv_heads, kv_len] of k; optional
   Index capacity = 0;  // keys the cache has room for: what follows kv_len is allocated for so many
-  std::optional<float> scale = {};  // of attention's logits; absent: 1 / sqrt(head_dim)
+  std::optional<float> scale =
+      {};                      // of attention's logits [-1e30, 1e30]; absent: 1 / sqrt(head_dim)
   std::uint64_t sequence = 0;  // the caller's number for these sequences: a State that was told of
                                // one refuses another. 0: no number
 
@@ -188,6 +189,7 @@ inline void check_selector_input(const SelectorInput& input) {
   detail::require_at_least("q's batch", input.q.batch(), 1);
   detail::require_at_least("q_len", input.q.len(), 1);
   detail::require_at_least("head_dim", input.q.dim(), 1);
+  detail::require_factor("scale", input.scale.value_or(1.0f));
   detail::require_multiple("q_heads", input.q.heads(), "kv_heads", input.k.heads());
   detail::require_sizes("k", input.k.sizes(),
                         {input.q.batch(), input.k.heads(), input.k.len(), input.q.dim()});

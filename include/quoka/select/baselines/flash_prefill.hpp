@@ -84,11 +84,11 @@ class FlashPrefillScorer {
     catch_up(k, input.capacity, state, executor);
     const Rows means = state.means.view();
     const detail::BlockQueries shape{input.group() * q.len(), input.group() * query_blocks, q};
-    const auto fill = [&](Index b, Index kv_head, float factor, detail::BlockRowWriter& to) {
+    const auto fill = [&](Index b, Index kv_head, detail::BlockRowWriter& to) {
       for (Index r = 0; r < input.group(); ++r) {
         for (Index i = 0; i < q.len(); ++i) {
           const float* const row = to.read(q, b, kv_head * input.group() + r, i);
-          if (scale_row(row, k.dim(), factor * input.logit_scale(), to.next()))
+          if (scale_row(row, k.dim(), input.logit_scale(), to.next()))
             to.keep(r * query_blocks + i / block, means.len());
         }
       }

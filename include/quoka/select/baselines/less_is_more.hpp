@@ -65,8 +65,8 @@ class LessIsMoreChoice {
     const Index part = budget - sinks - recent;
 
     float* const of_head = s.of_head.reserve_amortised(tasks * kv_len);
-    const auto fill = [&](Index b, Index q_head, float factor, RowWriter& rows) {
-      for (Index j = 0; j < q.len(); ++j) rows.add(q, b, q_head, j, factor * input.logit_scale());
+    const auto fill = [&](Index b, Index q_head, RowWriter& rows) {
+      for (Index j = 0; j < q.len(); ++j) rows.add(q, b, q_head, j, input.logit_scale());
     };
     softmax_scores({q.len(), k.dim(), q}, fill, k, input.capacity, Aggregation::mean,
                    score_view(of_head, q.batch(), q_heads, kv_len), s.query_scores, executor);

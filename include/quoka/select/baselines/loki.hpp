@@ -71,11 +71,11 @@ class LokiScorer {
           input, q.len(), [](Index m) { return m; }, options_.domain, Aggregation::mean, scores,
           state.scores, executor);
     const Index rank = std::min(options_.rank, k.dim()), group = input.group();
-    const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& rows) {
+    const auto fill = [&](Index b, Index kv_head, RowWriter& rows) {
       for (Index r = 0; r < group; ++r) {
         for (Index j = 0; j < q.len(); ++j) {
           const float* const row = rows.read(q, b, kv_head * group + r, j);
-          basis->project(kv_head, row, factor * input.logit_scale(), rank, rows.next());
+          basis->project(kv_head, row, input.logit_scale(), rank, rows.next());
           rows.keep_if_finite();
         }
       }

@@ -61,13 +61,13 @@ class QuestScorer {
     catch_up(k, input.capacity, state);
     const Index pages = state.pages.len();
     const QueryRows shape{group * q.len(), 2 * k.dim(), q};
-    const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& rows) {
+    const auto fill = [&](Index b, Index kv_head, RowWriter& rows) {
       for (Index r = 0; r < group; ++r) {
         for (Index j = 0; j < q.len(); ++j) {
           const float* const row = rows.read(q, b, kv_head * group + r, j);
           float* const to = rows.next();
           for (Index c = 0; c < k.dim(); ++c) {
-            const float x = row[c] * (factor * input.logit_scale());
+            const float x = row[c] * input.logit_scale();
             to[c] = x > 0.0f ? x : 0.0f;
             to[k.dim() + c] = x > 0.0f ? 0.0f : x;
           }

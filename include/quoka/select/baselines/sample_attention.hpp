@@ -52,10 +52,10 @@ class SampleAttentionScorer {
              ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;
     const Index len = q.len(), n = std::min(options_.n_queries, len), group = input.group();
-    const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& rows) {
+    const auto fill = [&](Index b, Index kv_head, RowWriter& rows) {
       for (Index r = 0; r < group; ++r)
         for (Index m = 0; m < n; ++m)
-          rows.add(q, b, kv_head * group + r, (m + 1) * len / n - 1, factor * input.logit_scale());
+          rows.add(q, b, kv_head * group + r, (m + 1) * len / n - 1, input.logit_scale());
     };
     const QueryRows shape{group * n, k.dim(), q};
     if (options_.domain == Domain::logit)

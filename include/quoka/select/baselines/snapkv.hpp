@@ -72,7 +72,7 @@ class SnapKvEviction {
     for (Index r = 0; r < group; ++r) {
       for (Index j = 0; j < window; ++j) {
         ends[rows.count()] = before + j + 1;
-        rows.add(q, b, kv_head * group + r, q.len() - window + j, log2_of_e * input.logit_scale());
+        rows.add(q, b, kv_head * group + r, q.len() - window + j, input.logit_scale());
       }
     }
     float* const raw = s.raw.data();

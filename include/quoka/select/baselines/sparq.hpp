@@ -79,11 +79,11 @@ class SparqScorer {
     });
     // A row of the chosen channels alone, or of all with zeros in place of the others.
     const auto fill_with = [&](bool packed) {
-      return [&, packed](Index b, Index kv_head, float factor, RowWriter& rows) {
+      return [&, packed](Index b, Index kv_head, RowWriter& rows) {
         const Index* const chosen = channels + (b * k.heads() + kv_head) * dim;
         for (Index r = 0; r < group; ++r)
           for (Index j = 0; j < q.len(); ++j)
-            add_row(rows.read(q, b, kv_head * group + r, j), dim, factor * input.logit_scale(),
+            add_row(rows.read(q, b, kv_head * group + r, j), dim, input.logit_scale(),
                     {chosen, static_cast<std::size_t>(rank)}, packed, rows);
       };
     };

@@ -70,8 +70,8 @@ class XAttentionScorer {
     const Index rows = ceil_div(q.len(), stride), query_blocks = ceil_div(q.len(), block);
     const detail::BlockQueries shape{input.group() * rows, input.group() * query_blocks, q};
     const detail::BlockKeys keys{k, input.chunk_k, stride, block / stride, true};
-    const auto fill = [&](Index b, Index kv_head, float factor, detail::BlockRowWriter& to) {
-      const float scale = factor * input.logit_scale() / static_cast<float>(stride);
+    const auto fill = [&](Index b, Index kv_head, detail::BlockRowWriter& to) {
+      const float scale = input.logit_scale() / static_cast<float>(stride);
       for (Index r = 0; r < input.group(); ++r) {
         for (Index i = 0; i < rows; ++i) {
           float* const row = to.next();

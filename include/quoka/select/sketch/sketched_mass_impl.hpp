@@ -68,9 +68,9 @@ inline void require_sketched(const KeySketch& sketch, const KeySketch::Places& p
   const Index row = places(key);
   if (sketch.errors(0, head)[row] == simd::infinity) return;  // never told of, or not coded
   if (!sketch.holds(0, head, row, reader.read(k, b, head, key)))
-    fail("the key at position", key,
-         "not the one that was sketched (its cache changed and the sketch was not told), of", "",
-         k.len());
+    fail_other_key(
+        key, "not the one that was sketched (its cache changed and the sketch was not told), of",
+        k.len());
 }
 
 // What a call of sketched_softmax_scores() is about.
@@ -93,14 +93,13 @@ struct SketchedMassCall {
     return over == Aggregation::max ? 1.0f : 1.0f / static_cast<float>(count);
   }
 
-  // Those of the head's rows, or of `only` these, that are finite, times the logit scale and log2(e); how
-  // many.
+  // Those of the head's rows, or of `only` these, that are finite, times the logit scale; how many.
   Index read_rows(Index task, float* to, FloatRow& reader, std::span<const Index> only = {}) const {
     RowWriter writer(to, k.dim(), reader);
     const Index count = only.empty() ? rows : std::ssize(only);
     for (Index i = 0; i < count; ++i) {
       const Index m = only.empty() ? i : only[static_cast<std::size_t>(i)];
-      writer.add(q_bar + (task * rows + m) * k.dim(), log2_of_e * logit_scale);
+      writer.add(q_bar + (task * rows + m) * k.dim(), logit_scale);
     }
     return writer.count();
   }

@@ -9,7 +9,7 @@
 // tuning::mass_weight_bytes. 2 * rows * keys * dim FLOPs and one read of the keys per group. A key with a
 // NaN or an infinity has no weight and ends with mass NaN; a query with one is the caller's to leave out.
 //
-// A row's sum is that of its blocks' sums, 2^(block's maximum - row's maximum) times each, in fixed point
+// A row's sum is that of its blocks' sums, e^(block's maximum - row's maximum) times each, in fixed point
 // of 31 fractional bits: exact whatever the order. So blocks of keys may lie on several machines, which
 // exchange nothing but rows' maxima and sums, and every key gets the bits it would get on one:
 //
@@ -111,7 +111,7 @@ struct MassRows {
   std::int64_t* row_sum;  // the same, in units of 2^-31
 };
 
-// Rows [0, rows) of queries, [rows, dim] contiguous floats that hold the logit scale and log2(e).
+// Rows [0, rows) of queries, [rows, dim] contiguous floats that hold the logit scale.
 // ends, if given, is one past the last key that each row sees. mass [keys].
 class MassAccumulator {
  public:
@@ -262,10 +262,10 @@ class MassAccumulator {
     }
   }
 
-  // 2^(a block's maximum - its row's): 0 for a block without a weight.
+  // e^(a block's maximum - its row's): 0 for a block without a weight.
   simd::Packet factor(Index p, Index block, Index lane) const {
     const PacketState row{simd::load_unaligned(stats_.row_max + p * width + lane), simd::zero()};
-    return simd::exp2(
+    return simd::exp(
         simd::sub(simd::load(stats_.block_max + at(p, block) + lane), row.reference()));
   }
 
