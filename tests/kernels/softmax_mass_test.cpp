@@ -114,6 +114,24 @@ TEST(SoftmaxMass, AgreesWithTheOracleForAnyNumberOfRows) {
     expect_as_oracle<Element>(random, rows, block + 3, 17);
 }
 
+// Logits of 2.36e38 and more would overflow in units of log2, and their differences overflow anyway.
+TEST(SoftmaxMass, LogitsUpToTheLastFloatHaveTheirMass) {
+  constexpr float last = std::numeric_limits<float>::max();
+  constexpr Index rows = 5, len = 2 * block + 3;
+  Tensor4<float> q(1, 1, rows, 3), k(1, 1, len, 3);
+  q.setZero(), k.setZero();
+  q.chip(0, 3).setConstant(1.0f);
+  for (const float top : {2.35e38f, 2.37e38f, last}) {
+    for (Index t = 0; t < len; ++t) k(0, 0, t, 0) = t % 2 == 0 ? -top : 0.5f * top;
+    k(0, 0, 7, 0) = k(0, 0, block + 4, 0) = top;
+    const auto mass = masses(q, k, sum);
+    for (Index t = 0; t < len; ++t)
+      ASSERT_EQ(mass[uz(t)], t == 7 || t == block + 4 ? 0.5f * rows : 0.0f) << top << ", key " << t;
+    k.chip(0, 3).setConstant(-top);
+    for (const float of_key : masses(q, k, most)) ASSERT_NEAR(of_key * len, 1.0f, 1e-5f);
+  }
+}
+
 TEST(SoftmaxMassInGroups, OfPanelsAgreesWithTheOracle) {  // more rows than one task takes
   Random random(404);
   constexpr Index at_once = quoka::tuning::max_panels_per_task * panel;

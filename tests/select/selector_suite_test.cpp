@@ -376,6 +376,21 @@ bool remembers_keys(const State& state) {
 }
 
 // Those that remember keys say whose; the others serve any sequence.
+// Which would make all logits NaN, or infinite, and so rank by position.
+TYPED_TEST(EverySelector, RefusesAScaleThatIsNoScale) {
+  Random random(220);
+  const auto q = random.tensor<float>(batch, q_heads, 5, head_dim);
+  const auto k = random.tensor<float>(batch, kv_heads, 37, head_dim);
+  const auto selector = with_budget<TypeParam>(10);
+  for (const float scale : {not_a_number, infinity, -infinity, 1.1e30f}) {
+    typename TypeParam::State state;
+    Selection selection;
+    const SelectorInput input{.q = q, .k = k, .capacity = 37, .scale = scale};
+    expect_refused([&] { selector.select(input, state, selection, SerialExecutor{}); },
+                   {"scale", "[-1e30, 1e30]"});
+  }
+}
+
 TYPED_TEST(EverySelector, RefusesTheStateOfAnotherSequenceWhereItRemembersKeys) {
   Random random(215);
   const Prompt<float> prompt(random, 164);
