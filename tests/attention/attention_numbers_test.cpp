@@ -73,7 +73,10 @@ Real product_error(const Case& c) {
     return codes ? 0x1p-14L : 0x1p-22L;
   }
   if (used == Arithmetic::single) return 0x1p-22L;
-  return used == Arithmetic::bfloat16 ? 0x1p-5L : 0x1p-12L;
+  if (used == Arithmetic::bfloat16) return 0x1p-5L;
+  const bool as_it_is =
+      used == Arithmetic::bfloat16_x3 || c.format == &quoka::format_of<Eigen::bfloat16>();
+  return as_it_is ? 0x1p-12L : 0x1p-7L;
 }
 
 std::optional<Logit> logit_of(const Case& c, Index b, Index head, Index i, Index t) {
@@ -254,12 +257,13 @@ Case random_case(Random& random, std::vector<std::byte>& k, std::vector<std::byt
       c.slopes.push_back(static_cast<float>(one_of(0.0, 0.25, 1e-40, 1e30, -0.5)));
   if (seldom(4) && keys > 0) {
     c.mask = Tensor4<float>(1, 1, c.q_len, keys);
-    const bool hides_all = seldom(5);
+    const bool hides_all = seldom(5), infinite = seldom(5);
     for (Index i = 0; i < c.q_len; ++i)
       for (Index t = 0; t < keys; ++t)
         c.mask(0, 0, i, t) = hides_all && i == 0 ? -infinity
                              : seldom(3) ? one_of(-1.0f, 2.5f, -infinity, -65504.0f, -FLT_MAX,
-                                                  not_a_number, -59999.0f, moderate ? 1e30f : 1.0f)
+                                                  not_a_number, -59999.0f, moderate ? 1e30f : 1.0f,
+                                                  infinite && seldom(30) ? infinity : 2.0f)
                                          : 0.0f;
     if (seldom(2))
       for (Index h = 0; h < c.heads(); ++h)

@@ -17,6 +17,7 @@
 #include <quoka/kernels/softmax_state.hpp>
 
 #include <cassert>
+#include <limits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -78,12 +79,13 @@ inline void block_logits(const float* tiles, const float* queries, Index dim, In
   }
 }
 
-// Logits plus what is added to them; -inf where that is -inf or NaN, whatever the logit.
+// Logits plus what is added to them; -inf where that is -inf, whatever the logit.
 [[gnu::noinline]] inline void add_to_logits(float* x, Index keys, const float* added) {
   const simd::Packet hidden = simd::broadcast(-simd::infinity);
+  const simd::Packet least = simd::broadcast(std::numeric_limits<float>::lowest());
   for (Index i = 0; i < keys * tuning::panel_rows; i += simd::lanes) {
     const simd::Packet more = simd::load(added + i);
-    simd::store(x + i, simd::select_less(hidden, more, simd::add(simd::load(x + i), more), hidden));
+    simd::store(x + i, simd::select_less(more, least, hidden, simd::add(simd::load(x + i), more)));
   }
 }
 
