@@ -35,12 +35,16 @@ struct Mode {
   int rounding;
   bool no_denormals;
 };
-const std::vector<Mode> modes = {{"to nearest", FE_TONEAREST, false},
-                                 {"upward", FE_UPWARD, false},
-                                 {"downward", FE_DOWNWARD, false},
-                                 {"toward zero", FE_TOWARDZERO, false},
-                                 {"to nearest, denormals are zeros", FE_TONEAREST, true},
-                                 {"downward, denormals are zeros", FE_DOWNWARD, true}};
+const std::vector<Mode> modes = {
+    {"to nearest", FE_TONEAREST, false},
+    {"upward", FE_UPWARD, false},
+    {"downward", FE_DOWNWARD, false},
+    {"toward zero", FE_TOWARDZERO, false},
+#if defined(__SSE2__)
+    {"to nearest, denormals are zeros", FE_TONEAREST, true},
+    {"downward, denormals are zeros", FE_DOWNWARD, true},
+#endif
+};
 
 // Sets a mode for this thread, and takes it back.
 class InMode {

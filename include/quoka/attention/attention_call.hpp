@@ -215,7 +215,7 @@ inline AttentionCall resolved_call(const Rows& q, const Past& past, const Chunk&
           .causal = options.causal,
           .mask_factors = options.mask_factors,
           .alibi_slopes = options.alibi_slopes,
-          .codes_queries = options.arithmetic == Arithmetic::automatic};
+          .codes_queries = options.arithmetic.id() == ArithmeticId::automatic};
 }
 
 inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& chunk,
