@@ -276,7 +276,8 @@ TEST(FlashPrefillsState, KeepsAMeanKeyForEachBlock) {
   FlashPrefillSelector::State state;
   Selection keep;
   FlashPrefillSelector().select({q, k}, state, keep, quoka::SerialExecutor{});
-  EXPECT_EQ(state.kept_bytes(), 2 * (2048 / 128 + 1) * 20 * 4);  // and a running sum
+  // And a running sum; 2 bytes of each key to know it by.
+  EXPECT_EQ(state.kept_bytes(), 2 * (2048 / 128 + 1) * 20 * 4 + 2 * 2 * 2048);
 }
 
 // ---- refused ------------------------------------------------------------------------------------

@@ -446,7 +446,7 @@ TEST(Loki, WithoutACalibrationIsExactUntilThereAreKeysToFit) {
     }
     const auto scores = scores_by<LokiScorer>(options, SelectorInput{q, k}, state);
     ASSERT_NE(state.own, nullptr);
-    EXPECT_EQ(state.fitted, 512);
+    EXPECT_EQ(LokiScorer::fitted(20), 512);
     expect_directions(*state.own, bases_of(to_oracle(k), 20));
     expect_scores(scores,
                   oracle::loki_scores(to_oracle(q), to_oracle(k), bases_of(to_oracle(k), 7),
@@ -464,7 +464,8 @@ TEST(LokisOwnBasis, WaitsForTwiceAsManyKeysAsChannels) {  // exact before, to th
       scores_by<quoka::OracleScorer>({}, SelectorInput{q, quoka::view_of(k).slice(0, 519)})));
   EXPECT_EQ(state.own, nullptr);
   (void)scores_of_prefix({}, q, k, 520, state);
-  EXPECT_EQ(state.fitted, 520);
+  EXPECT_NE(state.own, nullptr);
+  EXPECT_EQ(LokiScorer::fitted(260), 520);
 }
 
 TEST(LokisOwnBasis, IsKeptAsThePastGrows) {
@@ -477,11 +478,10 @@ TEST(LokisOwnBasis, IsKeptAsThePastGrows) {
   const auto basis = state.own;
   LokiScorer(options).appended(SelectorInput{{}, quoka::view_of(k).slice(0, 601)}, state,
                                quoka::SerialExecutor{});
-  const auto bases = bases_of(to_oracle(quoka::view_of(k).slice(0, 600)), 7);
+  const auto bases = bases_of(to_oracle(quoka::view_of(k).slice(0, 512)), 7);
   for (Index kv_len : {601, 701}) {
     const auto scores = scores_of_prefix(options, q, k, kv_len, state);
     EXPECT_EQ(state.own, basis);
-    EXPECT_EQ(state.fitted, 600);
     expect_scores(scores,
                   oracle::loki_scores(to_oracle(q), to_oracle(quoka::view_of(k).slice(0, kv_len)),
                                       bases, oracle::Domain::softmax, 0),
@@ -497,7 +497,7 @@ TEST(LokisOwnBasis, SurvivesACutAboveTheKeysItIsOf) {
   const auto before = scores_of_prefix({.rank = 7}, q, k, 650, state);
   const auto basis = state.own;
   (void)scores_of_prefix({.rank = 7}, q, k, 701, state);
-  for (Index cut : {701, 650, 600}) {
+  for (Index cut : {701, 650, 512}) {
     state.truncate(cut);
     EXPECT_EQ(state.own, basis);
     EXPECT_TRUE(same_bits(scores_of_prefix({.rank = 7}, q, k, 650, state), before));
@@ -513,7 +513,7 @@ TEST(LokisOwnBasis, IsForgottenWithAnyKeyItIsOfAndFittedAnew) {
     LokiScorer::State state, fresh;
     (void)scores_of_prefix({.rank = 7}, q, other, 600, state);
     state.truncate(cut);
-    EXPECT_EQ(state.own, nullptr);
+    EXPECT_EQ(state.own == nullptr, cut < 512);
     const auto mixed = joined(other, cut, k);
     for (Index kv_len : {511, 513, 701}) {  // exact, fitted, kept
       if (kv_len <= cut) continue;
@@ -521,8 +521,26 @@ TEST(LokisOwnBasis, IsForgottenWithAnyKeyItIsOfAndFittedAnew) {
                             scores_of_prefix({.rank = 7}, q, mixed, kv_len, fresh)))
           << "cut at " << cut << ", grown to " << kv_len;
     }
-    EXPECT_EQ(state.fitted, cut < 513 ? 513 : 701);
   }
+}
+
+// Whatever calls saw the keys: the basis is that of the first ones, from when they are there.
+TEST(LokisOwnBasis, IsOfTheKeysAndNotOfTheCalls) {
+  Random random(484);
+  const auto q = random.tensor<float>(1, 2, 7, 20);
+  const auto k = Spectrum(random, 1, 20).keys<float>(random, 1, 701);
+  const LokiOptions options{.rank = 7, .sketch = quoka::Sketch::off};
+  const auto expected = scores_of_prefix(options, q, k, 701);
+  LokiScorer::State looked, told;
+  for (const Index kv_len : {100, 600, 650}) (void)scores_of_prefix(options, q, k, kv_len, looked);
+  for (const Index kv_len : {500, 530, 701})
+    LokiScorer(options).appended({{}, quoka::view_of(k).slice(0, kv_len)}, told,
+                                 quoka::SerialExecutor{});
+  for (LokiScorer::State* const state : {&looked, &told})
+    for (const Index cut : {701, 600, 512, 511, 700}) {
+      state->truncate(cut);
+      EXPECT_TRUE(same_bits(scores_of_prefix(options, q, k, 701, *state), expected)) << cut;
+    }
 }
 
 TEST(LokisOwnBasis, IsNotThatOfKeysThatAreNotFinite) {

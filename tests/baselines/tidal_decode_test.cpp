@@ -178,14 +178,30 @@ TEST(SharedChoices, MayBeMadeInADecodeStep) {
 
 // ---- what is no choice --------------------------------------------------------------------------
 
+// A layer below the last one begins the chunk anew: those that choose may, the others have no choice to reuse.
 TEST(SharedChoicesRefuse, LayersOutOfOrder) {
   Random random(541);
   const Chunk<float> chunk(random, 6, 127);
   Tidal stack({.budget = 31}, 6);
   for (Index layer = 0; layer < 6; ++layer) (void)chunk.select(stack, layer);
-  for (Index layer = 0; layer < 5; ++layer)
-    expect_refused([&] { (void)chunk.select(stack, layer); }, {"layer", layer, 5});
+  for (const Index layer : {3, 4})
+    expect_refused([&] { (void)chunk.select(stack, layer); }, {"layer", layer, "first_sparse", 2});
   EXPECT_EQ(chunk.select(stack, 5).max_count(), 31);  // and nothing has changed
+}
+TEST(SharedChoices, MayBeginAChunkAnew) {
+  Random random(546);
+  const Chunk<float> chunk(random, 6, 127);
+  Tidal stack({.budget = 31}, 6), fresh({.budget = 31}, 6);
+  std::vector<Selection> expected;
+  for (Index layer = 0; layer < 6; ++layer) expected.push_back(chunk.select(fresh, layer));
+  for (const Index fails_at : {1, 2, 3, 5}) {
+    for (Index layer = 0; layer <= fails_at; ++layer) (void)chunk.select(stack, layer);
+    for (const Index first : {0, 2}) {
+      if (first > fails_at) continue;
+      for (Index layer = first; layer < 6; ++layer)
+        EXPECT_EQ(chunk.select(stack, layer), expected[uz(layer)]) << fails_at << ", " << first;
+    }
+  }
 }
 
 TEST(SharedChoicesRefuse, ReuseBeforeAnyChoice) {

@@ -4,6 +4,8 @@
 
 #include <quoka/quoka.hpp>
 
+#include "support/failing_executor.hpp"
+
 #include <Eigen/Core>
 
 #include <gtest/gtest.h>
@@ -167,6 +169,44 @@ struct Failing {
     throw std::runtime_error("no more");
   }
 };
+
+// A look that failed, in its first run or its second, has changed nothing that the next one finds.
+TEST(KnownCells, AfterALookThatFailedTheNextFindsTheSame) {
+  for (const bool sketch : {false, true})
+    for (long at = 0;; ++at) {
+      Memory memory(quoka::format_of<Eigen::half>(), 2, 200, 32);
+      KnownCells known;
+      known.look(memory.rows(), sketch, quoka::SerialExecutor{});
+      for (const Index cell : {20, 21, 130}) memory.write(cell);
+      for (Index cell = 30; cell < 50; ++cell) memory.write(cell);
+      bool failed = false;
+      try {
+        known.look(memory.rows(), sketch, quoka_test::FailsAt{at});
+      } catch (const quoka_test::Failure&) {
+        failed = true;
+        for (Index cell = 40; cell < 50; ++cell) memory.write(cell);
+        known.look(memory.rows(), sketch, quoka::SerialExecutor{});
+      }
+      // Of those that changed the nearest before the next cell, and no other.
+      std::vector<Position> cells{3, 20, 21, 60, 130, 140, 55};
+      known.find_own(cells, 6);
+      EXPECT_EQ(cells[5], 21) << at;
+      if (sketch) expect_sketched(known, memory.rows());
+      // And once more, where the call that it was for failed later.
+      known.find_again();
+      memory.write(22);
+      known.look(memory.rows(), sketch, quoka::SerialExecutor{});
+      cells = {3, 20, 21, 60, 130, 140, 55};
+      known.find_own(cells, 6);
+      EXPECT_EQ(cells[5], 21) << at;
+      memory.write(3);
+      known.look(memory.rows(), sketch, quoka::SerialExecutor{});
+      cells = {3, 20, 21, 60, 130, 140, 55};
+      known.find_own(cells, 6);
+      EXPECT_EQ(cells[5], 3) << at;
+      if (!failed) break;
+    }
+}
 
 // After a look that failed nothing is believed.
 TEST(KnownCells, AFailureForgetsAll) {

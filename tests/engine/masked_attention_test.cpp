@@ -4,6 +4,8 @@
 #include <quoka/engine/layer_account.hpp>
 #include <quoka/quoka.hpp>
 
+#include "support/failing_executor.hpp"
+
 #include <Eigen/Core>
 #include <gtest/gtest.h>
 
@@ -49,6 +51,18 @@ class Engine {
             .v = view(v_, kv_heads, cells),
             .mask = TensorView<const Eigen::half>(mask_.data(), {1, 1, n_q, cells}),
             .out = TensorView<float>(out_.data(), {1, q_heads, n_q, dim})};
+  }
+  // The same, a stream for each sequence.
+  std::vector<MaskedStream> streams() {
+    std::vector<MaskedStream> all;
+    Index row = 0;
+    for (const Sequence& s : sequences) {
+      MaskedStream x = stream();
+      x.q = x.q.slice(row, s.chunk), x.mask = x.mask.slice(row, s.chunk);
+      x.out = x.out.slice(row, s.chunk);
+      all.push_back(x), row += s.chunk;
+    }
+    return all;
   }
   // Before the batch's keys were written; the returned function writes them.
   auto before_the_batch() {
@@ -163,6 +177,60 @@ TEST(MaskedAttention, ACacheThatChangesUnderneath) {
     write();
     layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{});
     EXPECT_LE(engine.distance(engine.expected(masked)), 2e-5f) << i;
+  }
+}
+
+// Which cells were written is found for both: the cache is looked at once.
+TEST(MaskedAttention, TwoStreamsMayShareACache) {
+  for (const bool shuffled : {false, true})
+    for (const bool sketch : {false, true}) {
+      MaskedOptions masked = selecting(QuokaOptions::paper(40));
+      masked.sketch = sketch;
+      Engine engine(shuffled);
+      MaskedAttention layer;
+      const auto write = engine.before_the_batch();
+      layer.run(engine.streams(), masked, {}, SerialExecutor{});
+      write();
+      const MaskedReport report = layer.run(engine.streams(), masked, {}, SerialExecutor{});
+      EXPECT_LE(engine.distance(engine.expected(masked)), 2e-5f) << shuffled << sketch;
+      EXPECT_EQ(report.sequences, 2);
+      EXPECT_EQ(report.queries, 115);
+    }
+}
+TEST(MaskedAttention, RefusesTwoViewsOfOneCache) {
+  Engine engine(true);
+  MaskedAttention layer;
+  std::vector<MaskedStream> streams = engine.streams();
+  const Rows& k = streams[1].k;
+  streams[1].k =
+      Rows(k.data(), k.format(), k.sizes(), {k.strides()[0], k.strides()[1] / 2, k.strides()[2]});
+  EXPECT_THROW(layer.run(streams, selecting(QuokaOptions::paper(40)), {}, SerialExecutor{}),
+               std::invalid_argument);
+}
+
+// Wherever a call fails: made again it is right, and so is the one after it.
+TEST(MaskedAttention, ACallThatFailedMayBeMadeAgain) {
+  for (const bool sketch : {false, true}) {
+    MaskedOptions masked = selecting(QuokaOptions::paper(40));
+    masked.sketch = sketch;
+    bool fails = true;
+    Index failures = 0;
+    for (long at = 0; fails; at += 1 + at / 8) {
+      Engine engine(true);
+      MaskedAttention layer;
+      const auto write = engine.before_the_batch();
+      layer.run(engine.streams(), masked, {}, SerialExecutor{});
+      write();
+      try {
+        layer.run(engine.streams(), masked, {}, quoka_test::FailsAt{at});
+        fails = false;
+      } catch (const quoka_test::Failure&) {
+        ++failures;
+        layer.run(engine.streams(), masked, {}, SerialExecutor{});
+      }
+      ASSERT_LE(engine.distance(engine.expected(masked)), 2e-5f) << "place " << at;
+    }
+    EXPECT_GT(failures, 10);
   }
 }
 

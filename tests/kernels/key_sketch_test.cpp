@@ -578,49 +578,60 @@ KeySketch sketch_of(const Rows& k) {
   return sketch;
 }
 
+// Keys of a cache, looked up in its sketch.
+void look_up(const KeySketch& sketch, const Rows& k, std::uint64_t turn = 0) {
+  detail::FloatRow reader;
+  reader.reserve(k);
+  sketch.require_held(k, sketch.places_of(k), turn, reader);
+}
+KeySketch cache_sketch_of(const Rows& k) {
+  KeySketch sketch;
+  sketch.update(k, 0, k.len(), SerialExecutor{});
+  return sketch;
+}
+
 TEST(KeySketch, KnowsTheKeysItWasMadeFrom) {
   Random random(318);
-  for (Index len : {1, 16, 37}) {
-    const auto k = random.tensor<float>(2, 3, len, 30);
-    KeySketch sketch = sketch_of(k);
-    EXPECT_NO_THROW(sketch.require_made_from(k));
+  for (Index len : {1, 16, 37, 500}) {
+    const auto k = random.tensor<float>(1, 3, len, 30);
+    const KeySketch sketch = cache_sketch_of(k);
+    for (std::uint64_t turn = 0; turn < 20; ++turn) EXPECT_NO_THROW(look_up(sketch, k, turn));
   }
 }
 
 TEST(KeySketch, RefusesOtherKeysOfTheSameShape) {
   Random random(319);
   for (Index len : {1, 16, 37}) {
-    const auto k = random.tensor<float>(2, 3, len, 30), other = random.tensor<float>(2, 3, len, 30);
-    KeySketch sketch = sketch_of(k);
-    expect_refused([&] { sketch.require_made_from(other); }, {"key", "state"});
+    auto k = random.tensor<float>(1, 3, len, 30);
+    const KeySketch sketch = cache_sketch_of(k);
+    k = random.tensor<float>(1, 3, len, 30);
+    expect_refused([&] { look_up(sketch, k); }, {"key at position", len, "update()"});
   }
 }
 
 TEST(KeySketch, RefusesKeysOfWhichOneHeadIsAnothers) {
   Random random(320);
-  const auto k = random.tensor<float>(2, 3, 37, 30);
-  for (Index b = 0; b < 2; ++b)
-    for (Index head = 0; head < 3; ++head) {
-      auto other = k;
-      other.chip(b, 0).chip(head, 0) = random.tensor<float>(1, 1, 37, 30).chip(0, 0).chip(0, 0);
-      KeySketch sketch = sketch_of(k);
-      expect_refused([&] { sketch.require_made_from(other); }, {"key"});
-    }
+  for (Index head = 0; head < 3; ++head) {
+    auto k = random.tensor<float>(1, 3, 37, 30);
+    const KeySketch sketch = cache_sketch_of(k);
+    k.chip(head, 1) = random.tensor<float>(1, 1, 37, 30).chip(0, 1);
+    expect_refused([&] { look_up(sketch, k); }, {"KV head " + std::to_string(head)});
+  }
 }
 
 TEST(KeySketch, RefusesKeysOfAnotherLength) {
   Random random(321);
   const auto k = random.tensor<float>(1, 2, 37, 30);
-  KeySketch sketch = sketch_of(k);
-  expect_refused([&] { sketch.require_made_from(Rows(k).slice(0, 36)); }, {"len", 36, 37});
+  const KeySketch sketch = sketch_of(k);
+  expect_refused([&] { sketch.require_shape_of(Rows(k).slice(0, 36)); }, {"len", 36, 37});
 }
 
 TEST(KeySketch, RefusesAnotherHeadDimOfTheSamePaddedWidth) {
   Random random(322);
   const auto k = random.tensor<float>(1, 2, 37, 30), wider = random.tensor<float>(1, 2, 37, 32);
   ASSERT_EQ(simd::code_block_bytes(30), simd::code_block_bytes(32));
-  KeySketch sketch = sketch_of(k);
-  expect_refused([&] { sketch.require_made_from(wider); }, {"dim", 32, 30});
+  const KeySketch sketch = sketch_of(k);
+  expect_refused([&] { sketch.require_shape_of(wider); }, {"dim", 32, 30});
 }
 
 TEST(KeySketch, AppendForgetsKeysOfAnotherHeadDimOfTheSamePaddedWidth) {
@@ -644,7 +655,8 @@ TEST(KeySketch, AppendForgetsKeysOfAnotherBatchAndOfOtherHeads) {
     const auto other = random.tensor<float>(batch, heads, 37, 30);
     KeySketch sketch = sketch_of(k);
     sketch.append(other, 37, SerialExecutor{});
-    EXPECT_NO_THROW(sketch.require_made_from(other)) << batch << ", " << heads;
+    EXPECT_NO_THROW(sketch.require_shape_of(other)) << batch << ", " << heads;
+    EXPECT_TRUE(sketch.holds(batch - 1, heads - 1, 36, &other(batch - 1, heads - 1, 36, 0)));
   }
 }
 

@@ -5,8 +5,7 @@
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/attention/packed_past.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
-#include <quoka/select/dense.hpp>
-#include <quoka/select/quoka.hpp>
+#include <quoka/select/all.hpp>
 
 #include "support/attention_fixtures.hpp"
 
@@ -397,6 +396,37 @@ TEST_F(Allocation, AWorkspaceServesAfterMemoryRanOut) {
       EXPECT_TRUE(same_bits(output.out, expected.out));
     }
   }
+}
+
+// Nor does what any selector keeps from chunk to chunk.
+TEST_F(Allocation, ALayerOfAnySelectorServesAfterMemoryRanOut) {
+  Random random(10);
+  const auto q = random.tensor<float>(1, 4, 700, 20), k = random.tensor<float>(1, 2, 700, 20),
+             v = random.tensor<float>(1, 2, 700, 20);
+  quoka::for_each_selector([&]<class S>(const char* name) {
+    SCOPED_TRACE(name);
+    typename S::Options options{};
+    if constexpr (requires { options.budget = 31; }) options.budget = 31;
+    if constexpr (requires { options.sketch = quoka::Sketch::on; })
+      options.sketch = quoka::Sketch::on;
+    const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 20};
+    ChunkedPrefill<S> layer(shape, options), plain(shape, options);
+    for (const auto& [begin, n] :
+         {std::pair<Index, Index>{0, 300}, {300, 40}, {340, 230}, {570, 1}, {571, 40}}) {
+      const auto part = [&](const auto& x) { return quoka::Rows(x).slice(begin, n); };
+      Tensor4<float> out(1, 4, n, 20), expected(1, 4, n, 20);
+      const long failed = run_out_of_memory(
+          [&] { layer.forward(part(q), part(k), part(v), TensorView<float>(out)); });
+      if (begin == 0) EXPECT_GT(failed, 3);
+      plain.forward(part(q), part(k), part(v), TensorView<float>(expected));
+      ASSERT_EQ(layer.selection(), plain.selection()) << begin;
+      ASSERT_TRUE(same_bits(out, expected)) << begin;
+      if (begin == 340)
+        layer.truncate(410), plain.truncate(410),
+            layer.append(part(k).slice(70, 160), part(v).slice(70, 160)),
+            plain.append(part(k).slice(70, 160), part(v).slice(70, 160));
+    }
+  });
 }
 
 // Nor does a past that is packed once: what failed halfway is packed by the next call.

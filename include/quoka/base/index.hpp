@@ -20,14 +20,5 @@ constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
 // The least multiple that is not below a, for a >= 0 and multiple > 0.
 constexpr Index round_up(Index a, Index multiple) { return ceil_div(a, multiple) * multiple; }
 
-namespace detail {
-
-// Of `len` > 0 keys one that depends on len: to be looked up where a cache may have changed unheard.
-constexpr Index somewhere(Index len) {
-  return static_cast<Index>((static_cast<std::uint64_t>(len) * 0x9e3779b97f4a7c15u) >> 33) % len;
-}
-
-}  // namespace detail
-
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -21,9 +21,10 @@
 //
 // A row that it was never told of is scored in float; a removed one needs no telling, since no query
 // looks at it. A pool that several sequences share, pages with a common prefix among them, has one
-// sketch. Forgotten changes are looked for in each selection: keys near the threshold are scored in
-// float and compared with their sketch (select/sketch/sketched_head.hpp), and in a cache without
-// pages two keys per KV head are sketched again.
+// sketch. Forgotten changes are looked for in each selection: some keys are sketched again, those that key_witness.hpp
+// names, and found as it says, but for changes that codes do not show; and keys near the threshold are scored in float
+// and compared with their sketch (select/sketch/sketched_head.hpp). After an update() that threw, its rows are such as
+// the sketch was never told of.
 #pragma once
 
 #include <quoka/cache/row_store.hpp>
@@ -68,7 +69,8 @@ class KeySketch {
   // Sketches the rows `rows` of pool [pages, kv_heads, page_len, head_dim], counted through all pages
   // (row i of page p is p * page_len + i), or of a cache [1, kv_heads, len, head_dim]. The pool may
   // have grown, or moved; with pages of another length all rows are forgotten. Throws
-  // std::invalid_argument, with nothing changed, for a row that is not in the pool.
+  // std::invalid_argument, with nothing changed, for a row that is not in the pool; after another exception (an
+  // executor's, std::bad_alloc) these rows have no codes.
   void update(const Rows& pool, std::span<const Position> rows, ExecutorRef executor);
   // The same for rows [begin, begin + count).
   void update(const Rows& pool, Index begin, Index count, ExecutorRef executor);
@@ -98,14 +100,15 @@ class KeySketch {
     return codes_.batch() == k.batch() && codes_.heads() == k.heads() && dim_ == k.dim() &&
            len_ == k.len();
   }
-  // Throws std::invalid_argument where k is not what was sketched: another shape, or other keys. Two
-  // keys of each KV head are sketched again and compared, the last one and one that depends on
-  // len(): a cheap check, which a change of a few keys may pass.
-  void require_made_from(const Rows& k);
-  // The same in two steps: the shape,
+  // Throws std::invalid_argument where k is of another shape than what was sketched.
   void require_shape_of(const Rows& k) const;
-  // then the keys of one head, for which `reader` has room.
-  void require_made_from(const Rows& k, Index b, Index head, detail::FloatRow& reader) const;
+  // Looks some of the keys up that lie at `places`; turn counts the calls (key_witness.hpp). Throws
+  // std::invalid_argument, naming head and position, where one is not what was sketched. `reader` has room for a key.
+  void require_held(const Rows& keys, const Places& places, std::uint64_t turn,
+                    detail::FloatRow& reader) const;
+  // The same of one key.
+  void require_held(const Rows& keys, const Places& places, Index head, Index key,
+                    detail::FloatRow& reader) const;
   // Is `key` [head_dim] the one that was sketched as this row?
   bool holds(Index b, Index head, Index row, const float* key) const;
 
@@ -123,6 +126,7 @@ class KeySketch {
   void reshape(const Rows& k, Index batch);
   void make_room(Index capacity, Index len, bool all_written);
   void write(Index b, Index head, Index row, const float* key);
+  void forget(Index head, Index row);
 
   RowStore<std::uint8_t> codes_;               // [batch, kv_heads, blocks, bytes of a block]
   RowStore<float> scales_, errors_, lengths_;  // [batch, kv_heads, blocks, 16]

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <quoka/cache/key_sketch.hpp>
+#include <quoka/cache/key_witness_impl.hpp>
 #include <quoka/packing/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/simd/code_dots.hpp>
@@ -190,6 +191,7 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> ro
   reshape(pool, 1);
   // Rows are counted through pages: with pages of another length they are other rows.
   if (page_len != pool_.len() && std::max(pool.batch(), pool_.batch()) > 1) len_ = 0;
+  pool_ = {};  // of none, if memory runs out
   if (total > len_) make_room(total, total, false);
   len_ = std::max(len_, total);
   pool_ = pool;
@@ -197,7 +199,23 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> ro
     for (const Position row : rows)
       write(0, head, row, floats_[worker].read(pool, row / page_len, head, row % page_len));
   };
-  detail::run_rows(executor, std::ssize(rows) * pool.heads(), detail::few_rows, pool.heads(), run);
+  try {
+    detail::run_rows(executor, std::ssize(rows) * pool.heads(), detail::few_rows, pool.heads(),
+                     run);
+  } catch (...) {
+    for (const Position row : rows)
+      for (Index head = 0; head < pool.heads(); ++head) forget(head, row);
+    throw;
+  }
+}
+// As a row that the sketch was never told of.
+QUOKA_FUNC void KeySketch::forget(Index head, Index row) {
+  constexpr Index width = simd::code_block;
+  const Index block = row / width, at = row % width;
+  std::uint8_t* const codes = codes_.row(0, head, block);
+  for (Index c = 0; c < dim_; ++c) codes[simd::key_code_at(at, c)] = simd::stored_key_code(0);
+  scales_.row(0, head, block)[at] = lengths_.row(0, head, block)[at] = 0.0f;
+  errors_.row(0, head, block)[at] = simd::infinity;
 }
 
 QUOKA_FUNC void KeySketch::update(const Rows& pool, Index begin, Index count,
@@ -256,21 +274,21 @@ QUOKA_FUNC void KeySketch::require_shape_of(const Rows& k) const {
                         {codes_.batch(), codes_.heads(), len_, dim_});
 }
 
-QUOKA_FUNC void KeySketch::require_made_from(const Rows& k, Index b, Index head,
-                                             detail::FloatRow& reader) const {
-  if (len_ == 0) return;
-  for (const Index t : {len_ - 1, detail::somewhere(len_)})
-    if (!holds(b, head, t, reader.read(k, b, head, t)))
-      detail::fail("the key at position", t,
-                   "not the one that the state was told of; a state belongs to one sequence of", "",
-                   len_);
+QUOKA_FUNC void KeySketch::require_held(const Rows& keys, const Places& places, std::uint64_t turn,
+                                        detail::FloatRow& reader) const {
+  if (keys.len() == 0) return;
+  const detail::LookUps at(keys.len(), keys.heads(), turn);
+  for (Index head = 0; head < keys.heads(); ++head)
+    for (Index i = 0; i < at.count(); ++i) require_held(keys, places, head, at(head, i), reader);
 }
-
-QUOKA_FUNC void KeySketch::require_made_from(const Rows& k) {
-  require_shape_of(k);
-  floats_.reserve(1, k);
-  for (Index b = 0; b < k.batch(); ++b)
-    for (Index head = 0; head < k.heads(); ++head) require_made_from(k, b, head, floats_[0]);
+QUOKA_FUNC void KeySketch::require_held(const Rows& keys, const Places& places, Index head,
+                                        Index key, detail::FloatRow& reader) const {
+  const Index row = places(key);
+  if (errors(0, head)[row] == simd::infinity) return;  // never told of, or not coded
+  if (!holds(0, head, row, reader.read(keys, 0, head, key)))
+    detail::fail_changed(
+        {"key", "was sketched", "its cache changed, and KeySketch::update() was not told"}, 0, head,
+        key, keys.len());
 }
 
 }  // namespace QUOKA_ABI

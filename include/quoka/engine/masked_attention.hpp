@@ -14,9 +14,9 @@
 //   quoka::MaskedAttention layer;                            // of one engine context
 //   layer.run(streams, {.selection = QuokaOptions::recommended(group)}, attention_options, threads);
 //
-// What is kept between calls, unless the mode is exact: KnownCells of each stream's keys, and nothing that is
+// What is kept between calls, unless the mode is exact: KnownCells of each cache, and nothing that is
 // believed unseen. K, V and the mask are read in each call. So cells may be overwritten, shifted,
-// removed and copied.
+// removed and copied, and several streams may share a cache. A call that threw may be made again.
 #pragma once
 
 #include <quoka/attention/attention.hpp>
@@ -106,16 +106,28 @@ class MaskedAttention {
         read.pieces = read_mask_pieces(stream.mask, executor);
       else
         read.pieces = {{0, stream.q.len(), false, {}}};
-      report.mask += clock.lap();
-      if (selects && stream.kept) look_at(stream, masked, read, executor);
-      report.select += clock.lap();
-      for (MaskPiece& piece : read.pieces) add(stream, masked, selects, read, piece);
       report.queries += stream.q.len(), report.sequences += std::ssize(read.pieces);
     }
     report.mask += clock.lap();
-    select(masked, options.scale, report, executor);
-    report.select += clock.lap();
-    attention(calls_, options, executor, workspace_);
+    looks_.clear();
+    if (selects) plan_looks(streams, masked);
+    try {
+      for (Look& look : looks_) {
+        look.begun = true;
+        look.known->look(look.k, look.sketch, executor);
+      }
+      report.select += clock.lap();
+      for (std::size_t i = 0; i < streams.size(); ++i)
+        for (MaskPiece& piece : read_[i].pieces) add(streams[i], masked, selects, read_[i], piece);
+      report.mask += clock.lap();
+      select(masked, options.scale, report, executor);
+      report.select += clock.lap();
+      attention(calls_, options, executor, workspace_);
+    } catch (...) {
+      for (const Look& look : looks_)
+        if (look.begun) look.known->find_again();
+      throw;
+    }
     report.attend = clock.lap();
     report.outcome = !masked.selection ? MaskedOutcome::asked_exact
                      : !can_select     ? MaskedOutcome::masks
@@ -142,6 +154,12 @@ class MaskedAttention {
   struct Read {  // of a stream
     std::vector<MaskPiece> pieces = {};
     const KnownCells* known = nullptr;
+  };
+  struct Look {  // at a cache: the longest of the streams' views
+    Rows k;
+    bool sketch;
+    KnownCells* known;
+    bool begun = false;
   };
   struct Choice {
     std::size_t call;
@@ -172,9 +190,13 @@ class MaskedAttention {
   }
 
   // Before something is selected: where keys will be scored by a sketch, and where the cell of a chunk's
-  // first query has to be found.
-  void look_at(const MaskedStream& stream, const MaskedOptions& masked, Read& read,
-               ExecutorRef executor) {
+  // first query has to be found. A cache is looked at once, whichever streams read it: a second look would find
+  // that nothing has changed.
+  void plan_looks(std::span<const MaskedStream> streams, const MaskedOptions& masked) {
+    for (std::size_t i = 0; i < streams.size(); ++i)
+      if (streams[i].kept) plan_look(streams[i], masked, read_[i]);
+  }
+  void plan_look(const MaskedStream& stream, const MaskedOptions& masked, Read& read) {
     const Budget budget = masked.selection->budget;
     Index queries = 0;
     bool scattered = false;
@@ -192,9 +214,20 @@ class MaskedAttention {
     const bool sketch = masked.sketch && queries >= sketching_queries && !budget.by_scores() &&
                         (masked.selection->domain == Domain::softmax || !codes);
     if (!sketch && !scattered) return;
-    KnownCells& known = caches_[stream.k.data()];
-    known.look(stream.k, sketch, executor);
-    read.known = &known;
+    const Rows& k = stream.k;
+    KnownCells* const known = &caches_[k.data()];
+    read.known = known;
+    const auto look = std::find_if(looks_.begin(), looks_.end(),
+                                   [&](const Look& other) { return other.known == known; });
+    if (look == looks_.end()) return void(looks_.push_back({k, sketch, known}));
+    if (!look->k.stored_as(k) || look->k.strides()[1] != k.strides()[1] ||
+        look->k.strides()[2] != k.strides()[2] || look->k.heads() != k.heads() ||
+        look->k.dim() != k.dim())
+      detail::fail_because(
+          "the keys of two streams begin at one address, but are of other formats, sizes or "
+          "strides");
+    if (k.len() > look->k.len()) look->k = k;
+    look->sketch = look->sketch || sketch;
   }
 
   // A piece's calls.
@@ -278,6 +311,7 @@ class MaskedAttention {
   }
 
   std::map<const void*, KnownCells> caches_;  // by where a layer's keys begin
+  std::vector<Look> looks_;                   // of a call
   const KnownCells unknown_;                  // of a cache that was not looked at
   std::deque<Read> read_;                     // calls refer to their cells
   std::vector<AttentionSequence> calls_;

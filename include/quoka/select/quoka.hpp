@@ -182,7 +182,9 @@ class QuokaScorer {
     Buffer<Index> first_rows;    // of a cascade
     Buffer<float> q_bar;         // [batch, kv_heads, rows, head_dim]
     WorkerScratch<detail::SubselectScratch> subselect;
-    WorkerScratch<detail::FloatRow> rows, keys;  // to read one
+    WorkerScratch<detail::FloatRow> rows;  // to read one
+    detail::FloatRow key;                  // likewise
+    std::uint64_t turn = 0;                // of looking keys up in a sketch of the cache
     WorkerScratch<detail::ScoreScratch> score;
     QueryScoreState softmax;
     detail::SketchedMassState sketched_mass;
@@ -198,6 +200,7 @@ class QuokaScorer {
     ~State();
 
     void truncate(Index kv_len);
+    Index kept_len() const;
     Index kept_bytes() const;
     Index bytes() const;
   };

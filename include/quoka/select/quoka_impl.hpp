@@ -17,12 +17,13 @@ QUOKA_FUNC void QuokaScorer::State::truncate(Index kv_len) {
   sketch.keys.truncate(kv_len);
   blocks.truncate(kv_len);
 }
+QUOKA_FUNC Index QuokaScorer::State::kept_len() const { return sketch.keys.len(); }
 QUOKA_FUNC Index QuokaScorer::State::kept_bytes() const {
   return sketch.keys.bytes() + blocks.bytes();
 }
 QUOKA_FUNC Index QuokaScorer::State::bytes() const {
   return positions.bytes() + first_rows.bytes() + q_bar.bytes() + subselect.bytes() + rows.bytes() +
-         keys.bytes() + score.bytes() + softmax.bytes() + sketched_mass.bytes() + sketch.bytes() +
+         key.bytes() + score.bytes() + softmax.bytes() + sketched_mass.bytes() + sketch.bytes() +
          blocks.bytes() + candidates.bytes();
 }
 
@@ -178,7 +179,6 @@ QUOKA_FUNC void QuokaScorer::sketched_mass(const SelectorInput& input, State& st
                                            TensorView<float, 3> scores, ExecutorRef executor,
                                            Chains& chains, const detail::StagesRef* after) const {
   detail::QueryStages queries(input, options_, scoring(), state, executor.workers());
-  if (input.sketch == nullptr) queries.check(state.sketch.keys);
   queries.add_to(chains);
   detail::softmax_scores_by_sketch(state.sketch.keys, input.sketch, state.q_bar.data(),
                                    kept_rows(input), input.k, input.logit_scale(), input.capacity,
@@ -275,9 +275,12 @@ QUOKA_FUNC bool QuokaScorer::select_by_sketch(const SelectorInput& input, Index 
     return false;
   if (what == SketchOf::keys) state.sketch.keys.require_shape_of(input.k);
   const KeySketch* const sketch = input.sketch != nullptr ? input.sketch : &state.sketch.keys;
+  if (what == SketchOf::cache) {
+    state.key.reserve(input.k);
+    sketch->require_held(input.k, sketch->places_of(input.k), state.turn++, state.key);
+  }
   Chains chains(input.k.batch() * input.k.heads(), detail::chains_at_once(executor.workers()));
   detail::QueryStages queries(input, options_, scoring(), state, executor.workers());
-  if (what == SketchOf::keys) queries.check(state.sketch.keys);
   queries.add_to(chains);
   detail::sketched_top_k(sketch, what, state.q_bar.data(), rows, input.k, input.inverse_norms,
                          options_.aggregation, budget, input.capacity, options_.top_k, selection,
@@ -312,7 +315,6 @@ QUOKA_FUNC bool QuokaScorer::select_by_levels(const SelectorInput& input, Index 
   if (plan.highest() == 0 || state.sketch.keys.len() != k.len() || k.map().cells != nullptr ||
       !detail::codes_fit(rows, k.dim(), options_.aggregation))
     return false;
-  state.sketch.keys.require_made_from(k);
   aggregate_queries(input, state, executor);
   for (Index j = plan.highest(); j > 0; --j) {
     select_level(plan, j, input, state, state.picked, executor);

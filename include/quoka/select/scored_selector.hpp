@@ -16,6 +16,46 @@
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+namespace detail {
+
+// What follows a selection, and behind it a note of the keys that came to the cache by it.
+class NotingAfter final : public AfterSelection {
+ public:
+  // after: null, where nothing follows. kept: keys of which the State keeps something.
+  NotingAfter(AfterSelection* after, KeyWitness& witness, Index kept)
+      : after_(after), witness_(witness), kept_(kept) {
+    witness_.keep_staged(0);
+  }
+
+  AfterSelection* if_any() { return after_ != nullptr ? this : nullptr; }
+  bool add_to(Chains& chains, const Selection& chosen, int workers) override {
+    if (!after_->add_to(chains, chosen, workers)) return false;
+    input_ = after_->appended();
+    if (kept_ == 0 || witness_.len() != kept_) return true;
+    witness_.reserve(input_.k, input_.k.len(), input_.capacity, workers);
+    chains.add_member<&NotingAfter::stage>(1, *this);
+    staged_ = input_.k.len();
+    return true;
+  }
+  SelectorInput appended() const override { return after_->appended(); }
+  // The selection is done.
+  void finish() {
+    if (staged_ > 0) witness_.keep_staged(staged_);
+  }
+
+ private:
+  void stage(Index task, int, Index, int worker) {
+    const Index heads = input_.k.heads();
+    witness_.stage(input_.k, task / heads, task % heads, kept_, staged_, worker);
+  }
+
+  AfterSelection* after_;
+  KeyWitness& witness_;
+  Index kept_, staged_ = 0;
+  SelectorInput input_;
+};
+
+}  // namespace detail
 
 template <Scorer S>
 class ScoredSelector {
@@ -33,8 +73,10 @@ class ScoredSelector {
       scorer.truncate(kv_len);
       keys.truncate(kv_len);
     }
-    Index kept_bytes() const { return kept_bytes_of(scorer); }
-    Index bytes() const { return scorer.bytes() + scores.bytes() + top_k.bytes() + counts.bytes(); }
+    Index kept_bytes() const { return kept_bytes_of(scorer) + keys.bytes(); }
+    Index bytes() const {
+      return scorer.bytes() + keys.bytes() + scores.bytes() + top_k.bytes() + counts.bytes();
+    }
   };
 
   // Throws std::invalid_argument for a window < 1, a negative keep_first or keep_last, and what the
@@ -55,7 +97,7 @@ class ScoredSelector {
   TopKOptions top_k() const { return top_k_of(options_); }
 
   // Writes the keys to attend to. Throws std::invalid_argument when shapes do not fit together, and
-  // when the State was told of other keys.
+  // when the State was told of other keys (KeysIdentity::check). After a throw the State is as it was.
   void select(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
     select(input, state, selection, executor, nullptr);
@@ -86,6 +128,9 @@ class ScoredSelector {
   static constexpr bool keeps_per_key = requires(const typename S::State& state) {
     state.kept_bytes();
   };
+  static_assert(
+      !keeps_per_key || requires(const typename S::State& state) { state.kept_len(); },
+      "quoka: a Scorer's State that has kept_bytes() has kept_len() as well");
 
   static TopKOptions top_k_of(const Options& options) {
     if constexpr (requires { options.top_k; })
@@ -100,7 +145,23 @@ class ScoredSelector {
 
   // With a sketch of the cache's owner nothing is remembered, and cells may come and go.
   static bool remembers(const SelectorInput& input, const State& state) {
-    return input.sketch == nullptr || state.kept_bytes() > 0;
+    return input.sketch == nullptr || state.scorer.kept_len() > 0;
+  }
+  // call() by which the State comes to know of input's keys, or, after a throw, is as it was.
+  template <class Call>
+  static void know(const SelectorInput& input, State& state, ExecutorRef executor, Call&& call) {
+    if (remembers(input, state)) state.keys.check(input);
+    const Index known = state.keys.len();
+    try {
+      call();
+      if (!remembers(input, state)) return;
+      const Index kept = std::min(state.scorer.kept_len(), input.k.len());
+      state.keys.prepare(input, kept, executor);
+      state.keys.take(input, kept);
+    } catch (...) {
+      state.truncate(known);
+      throw;
+    }
   }
 
   void choose(const SelectorInput& input, State& state, Selection& selection, ExecutorRef executor,
@@ -116,22 +177,28 @@ template <Scorer S>
 void ScoredSelector<S>::select(const SelectorInput& input, State& state, Selection& selection,
                                ExecutorRef executor, AfterSelection* after) const {
   check_selector_input(input);
-  if constexpr (keeps_per_key)
-    if (remembers(input, state)) state.keys.check(input);
-  choose(input, state, selection, executor, after);
-  if constexpr (keeps_per_key)
-    if (remembers(input, state)) state.keys.require(input);
+  if constexpr (keeps_per_key) {
+    know(input, state, executor, [&] {
+      detail::NotingAfter noting(after, state.keys.witness(), state.scorer.kept_len());
+      choose(input, state, selection, executor, noting.if_any());
+      noting.finish();
+    });
+  } else {
+    choose(input, state, selection, executor, after);
+  }
 }
 
 template <Scorer S>
 void ScoredSelector<S>::appended(const SelectorInput& input, State& state,
                                  ExecutorRef executor) const {
+  const auto tell = [&] {
+    if constexpr (requires { scorer_.appended(input, state.scorer, executor); })
+      scorer_.appended(input, state.scorer, executor);
+  };
   if constexpr (keeps_per_key)
-    if (remembers(input, state)) state.keys.check(input);
-  if constexpr (requires { scorer_.appended(input, state.scorer, executor); })
-    scorer_.appended(input, state.scorer, executor);
-  if constexpr (keeps_per_key)
-    if (remembers(input, state)) state.keys.require(input);
+    know(input, state, executor, tell);
+  else
+    tell();
 }
 
 template <Scorer S>

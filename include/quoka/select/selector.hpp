@@ -33,6 +33,7 @@
 //       void truncate(Index kv_len);
 //       Index bytes() const;       // all of it
 //       Index kept_bytes() const;  // thereof what is kept per key; optional
+//       Index kept_len() const;    // of a Scorer that has it: of how many keys, the first ones
 //     };
 //     explicit MySelector(const Options&);
 //     // before the chunk's attention
@@ -43,6 +44,11 @@
 //     void appended(const SelectorInput&, State&, ExecutorRef) const;
 //   };
 //
+// After select() or appended() threw, a State is as it was before, or makes anew what it keeps. A Scorer's State
+// comes back by truncate() to the keys that it knew before the call: so truncate() to the present length changes
+// nothing that was kept of these keys, and repairs what a call left half done. What is kept is made of the keys
+// alone, whatever calls saw them.
+//
 // Both are const and shareable; all that changes lives in the State its caller holds: reused
 // buffers, and for some methods something kept per key (projected keys, page bounds), a retained
 // set, or a choice shared with other layers. appended() sees the cache with the chunk's keys at its
@@ -51,6 +57,7 @@
 #pragma once
 
 #include <quoka/cache/key_sketch.hpp>
+#include <quoka/cache/key_witness.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/after_selection.hpp>
 #include <quoka/select/options.hpp>
@@ -118,20 +125,14 @@ struct SelectorInput {
 // would select by what it remembers of the first ones.
 class KeysIdentity {
  public:
-  // Throws std::invalid_argument where input is of another shape, or of another sequence, than the
-  // first one since truncate(0), and where the cache has become shorter without a truncate().
-  void require(const SelectorInput& input) {
-    check(input);
-    len_ = input.k.len();
-  }
-  void truncate(Index kv_len) { len_ = std::min(len_, kv_len); }
-  // The same without taking note of the length: before what may throw.
+  Index len() const { return len_; }                // keys that it was told of
+  Index bytes() const { return witness_.bytes(); }  // of memory, kept per key
+
+  // Throws std::invalid_argument where input is of another shape, or of another sequence, than the first one since
+  // truncate(0); where the cache has become shorter without a truncate(); and where some of the keys of which
+  // something is kept are looked up and one is not what it was (key_witness.hpp). Nothing has changed then.
   void check(const SelectorInput& input) {
-    if (len_ == 0) {
-      batch_ = input.k.batch(), kv_heads_ = input.k.heads(), dim_ = input.k.dim();
-      sequence_ = input.sequence;
-      return;
-    }
+    if (len_ == 0) return;
     detail::require_equal("the batch", input.k.batch(), "that of the state's keys", batch_);
     detail::require_equal("kv_heads", input.k.heads(), "that of the state's keys", kv_heads_);
     detail::require_equal("head_dim", input.k.dim(), "that of the state's keys", dim_);
@@ -140,11 +141,35 @@ class KeysIdentity {
                    "that of the state's keys", static_cast<Index>(sequence_));
     detail::require_at_most("the length that the state knows", len_,
                             "the keys' (the state was not told by truncate())", input.k.len());
+    witness_.require(
+        input.k,
+        {"key", "the state was told of",
+         "the cache has changed. truncate(n) of the state to the first keys that are as they "
+         "were, then appended(), or truncate(0) for another sequence"});
   }
+  // Takes note of input's keys, of whose first `kept` ones something is kept, in two steps: what may throw,
+  void prepare(const SelectorInput& input, Index kept, ExecutorRef executor) {
+    witness_.stage(input.k, kept, input.capacity, executor);
+  }
+  // and the rest.
+  void take(const SelectorInput& input, Index kept) {
+    batch_ = input.k.batch(), kv_heads_ = input.k.heads(), dim_ = input.k.dim();
+    sequence_ = input.sequence;
+    len_ = input.k.len();
+    witness_.commit(kept);
+  }
+  void truncate(Index kv_len) {
+    len_ = std::min(len_, kv_len);
+    witness_.truncate(kv_len);
+  }
+  // Of those of which something is kept: for who prepares in tasks of its own.
+  detail::KeyWitness& witness() { return witness_; }
 
+ private:
   Index batch_ = 0, kv_heads_ = 0, dim_ = 0;
   std::uint64_t sequence_ = 0;
   Index len_ = 0;
+  detail::KeyWitness witness_;
 };
 
 // The state of a selector that carries nothing.

@@ -58,12 +58,13 @@ class FlashPrefillScorer {
     detail::BlockScoreState rows;
     detail::BlockChoiceState blocks;
     Index len = 0;     // keys whose means are up to date
-    bool cut = false;  // since then: the sums may hold keys that are gone
+    bool cut = false;  // the sums may hold keys that are gone, or too few
 
     void truncate(Index kv_len) {
       if (kv_len >= len) return;
       len = kv_len, cut = true;
     }
+    Index kept_len() const { return len; }
     Index kept_bytes() const { return means.bytes() + sums.bytes(); }
     Index bytes() const { return kept_bytes() + rows.bytes() + blocks.bytes() + readers.bytes(); }
   };
@@ -133,6 +134,7 @@ class FlashPrefillScorer {
     state.sums.resize(1);
     state.readers.reserve(executor.workers(), k);
     const Index first = state.cut ? state.len / block * block : state.len;
+    state.cut = true;  // until all heads are done
     for_each_kv_head(k, executor, [&](Index b, Index head, int worker) {
       float* const sum = state.sums.row(b, head, 0);
       for (Index t = first; t < k.len(); ++t) {

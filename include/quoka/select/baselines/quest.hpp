@@ -45,6 +45,7 @@ class QuestScorer {
     Index len = 0;  // keys whose pages are up to date
 
     void truncate(Index kv_len) { len = std::min(len, kv_len); }
+    Index kept_len() const { return len; }
     Index kept_bytes() const { return pages.bytes(); }
     Index bytes() const { return pages.bytes() + of_page.bytes() + scores.bytes(); }
   };

@@ -39,6 +39,7 @@ class SampleAttentionScorer {
     QueryScoreState scores;
 
     void truncate(Index kv_len) { sketch.truncate(kv_len); }
+    Index kept_len() const { return sketch.kept_len(); }
     Index kept_bytes() const { return sketch.kept_bytes(); }
     Index bytes() const { return sketch.bytes() + scores.bytes(); }
   };

@@ -52,6 +52,7 @@ class SparqScorer {
     QueryScoreState scores;
 
     void truncate(Index kv_len) { keys.truncate(kv_len), sketch.truncate(kv_len); }
+    Index kept_len() const { return std::max(keys.len, sketch.kept_len()); }
     Index kept_bytes() const { return keys.blocks.bytes() + sketch.kept_bytes(); }
     Index bytes() const {
       return keys.blocks.bytes() + sketch.bytes() + magnitudes.bytes() + channels.bytes() +
