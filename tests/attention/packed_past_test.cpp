@@ -229,6 +229,17 @@ TEST(PackedPast, FindsACacheThatChangedUnheard) {
                      {"position", len - 1, "packed", len});
       last = kept;
     }
+    // A ring buffer that went round: keys in the middle, or values.
+    for (auto* const x : {&in.past_k, &in.past_v}) {
+      const Tensor4<float> before = *x;
+      for (Index head = 0; head < 2; ++head)
+        for (Index t = 210; t < 225; ++t)
+          for (Index c = 0; c < 16; ++c) (*x)(0, head, t, c) = static_cast<float>(random.normal());
+      expect_refused([&] { attend_packed<float>(in, &packed, options); },
+                     {x == &in.past_k ? "key at position" : "value at position", "packed", len,
+                      "PackedPast::truncate(n)"});
+      *x = before;
+    }
     expect_same_with<float>(in, options, packed);  // as it was
     EXPECT_EQ(packed.len(), len);
     PackedPast moved = std::move(packed);

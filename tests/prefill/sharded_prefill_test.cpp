@@ -848,64 +848,82 @@ struct FailingExecutor {
   }
 };
 
-TEST(Fault, OfOneRankAnywhereEndsTheCallOnAllAndLeavesTheCaches) {
+template <class S>
+void expect_faults_leave_all_as_it_was(const typename S::Options& options) {
   Random random(940);
   Shape shape;
   shape.chunks = {130, 129, 37};
   const Prompt<float> prompt(random, shape);
-  QuokaOptions robust = QuokaOptions::robust(3, 31);
-  for (const QuokaOptions& options :
-       {QuokaOptions{.budget = 31}, robust, QuokaOptions{.budget = 31, .top_k = {.window = 3}}}) {
-    Result<float> expected(shape);
+  Result<float> expected(shape);
+  expect_no_errors(on_ranks(3, [&](auto communicator) {
+    ShardedPrefill<S> layer(shape.layer(), options, communicator);
+    Result<float> result(shape);
+    run_chunks(layer, shape, prompt, result);
+    if (communicator.rank() == 0) expected = result;
+  }));
+  int faults = 0;
+  for (Index runs = 0;; ++runs) {
+    bool threw = false;
+    const int bad = static_cast<int>(runs % 3);
+    std::vector<std::exception_ptr> inner(3);
     expect_no_errors(on_ranks(3, [&](auto communicator) {
-      ShardedPrefill<QuokaSelector> layer(shape.layer(), options, communicator);
+      ShardedPrefill<S> layer(shape.layer(), options, communicator);
+      const int rank = communicator.rank();
       Result<float> result(shape);
-      run_chunks(layer, shape, prompt, result);
-      if (communicator.rank() == 0) expected = result;
+      Shape begin = shape, rest = shape;
+      begin.chunks = {130}, rest.chunks = {129, 37};
+      run_chunks(layer, begin, prompt, result);
+      const auto part = [&](auto& x) { return quoka::view_of(x).slice(130, 129); };
+      const auto forward = [&](ExecutorRef executor) {
+        layer.forward(part(prompt.q), part(prompt.k), part(prompt.v),
+                      TensorView<float>(result.out).slice(130, 129), executor);
+      };
+      const Index before = layer.cache().len();
+      try {
+        if (rank == bad)
+          forward(FailingExecutor{runs});
+        else
+          forward(SerialExecutor{});
+      } catch (const RankError&) {
+        inner[static_cast<std::size_t>(rank)] = std::current_exception();
+      }
+      if (inner[static_cast<std::size_t>(rank)] == nullptr) return;  // past the last run
+      if (rank == 0) threw = true;
+      EXPECT_EQ(layer.kv_len(), 130);
+      EXPECT_EQ(layer.cache().len(), before);
+      forward(SerialExecutor{});  // as if it had never been
+      EXPECT_EQ(layer.selection(), expected.selections[1]);
+      for (Index head = 0; head < 6; ++head)
+        for (Index i = 130; i < 259; ++i)
+          for (Index c = 0; c < 20; ++c)
+            ASSERT_EQ(result.out(0, head, i, c), expected.out(0, head, i, c));
     }));
-    int faults = 0;
-    for (Index runs = 0;; ++runs) {
-      bool threw = false;
-      const int bad = static_cast<int>(runs % 3);
-      std::vector<std::exception_ptr> inner(3);
-      expect_no_errors(on_ranks(3, [&](auto communicator) {
-        ShardedPrefill<QuokaSelector> layer(shape.layer(), options, communicator);
-        const int rank = communicator.rank();
-        Result<float> result(shape);
-        Shape begin = shape, rest = shape;
-        begin.chunks = {130}, rest.chunks = {129, 37};
-        run_chunks(layer, begin, prompt, result);
-        const auto part = [&](auto& x) { return quoka::view_of(x).slice(130, 129); };
-        const auto forward = [&](ExecutorRef executor) {
-          layer.forward(part(prompt.q), part(prompt.k), part(prompt.v),
-                        TensorView<float>(result.out).slice(130, 129), executor);
-        };
-        const Index before = layer.cache().len();
-        try {
-          if (rank == bad)
-            forward(FailingExecutor{runs});
-          else
-            forward(SerialExecutor{});
-        } catch (const RankError&) {
-          inner[static_cast<std::size_t>(rank)] = std::current_exception();
-        }
-        if (inner[static_cast<std::size_t>(rank)] == nullptr) return;  // past the last run
-        if (rank == 0) threw = true;
-        EXPECT_EQ(layer.kv_len(), 130);
-        EXPECT_EQ(layer.cache().len(), before);
-        forward(SerialExecutor{});  // as if it had never been
-        EXPECT_EQ(layer.selection(), expected.selections[1]);
-        for (Index head = 0; head < 6; ++head)
-          for (Index i = 130; i < 259; ++i)
-            for (Index c = 0; c < 20; ++c)
-              ASSERT_EQ(result.out(0, head, i, c), expected.out(0, head, i, c));
-      }));
-      if (!threw) break;
-      ++faults;
-      expect_rank_error(inner, bad, "a worker went away");
-    }
-    EXPECT_GE(faults, 5);
+    if (!threw) break;
+    ++faults;
+    expect_rank_error(inner, bad, "a worker went away");
   }
+  EXPECT_GE(faults, 5);
+}
+TEST(Fault, OfOneRankAnywhereEndsTheCallOnAllAndLeavesTheCaches) {
+  const QuokaOptions robust = QuokaOptions::robust(3, 31);
+  for (const QuokaOptions& options :
+       {QuokaOptions{.budget = 31}, robust, QuokaOptions{.budget = 31, .top_k = {.window = 3}}})
+    expect_faults_leave_all_as_it_was<QuokaSelector>(options);
+}
+// Whatever a method keeps of a rank's keys.
+TEST(Fault, LeavesWhatAMethodKeeps) {
+  expect_faults_leave_all_as_it_was<quoka::SampleAttentionSelector>({.budget = 31});
+  expect_faults_leave_all_as_it_was<quoka::SparqSelector>({.budget = 31, .rank = 7});
+  expect_faults_leave_all_as_it_was<quoka::QuestSelector>({.budget = 31});
+  Random random(942);
+  const Shape shape;
+  quoka::LokiFit fit(shape.layer().kv_heads, shape.layer().head_dim);
+  const auto keys = random.tensor<float>(1, shape.layer().kv_heads, 64, shape.layer().head_dim);
+  fit.add(keys);
+  expect_faults_leave_all_as_it_was<quoka::LokiSelector>(
+      {.budget = 31,
+       .rank = 7,
+       .calibration = std::make_shared<const quoka::LokiCalibration>(fit.finish())});
 }
 
 TEST(Fault, OfSizesThatDifferNamesTheRankAndBothNumbers) {

@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 namespace quoka {
@@ -29,7 +30,7 @@ struct RaggedSequence {
   Rows past_v = {};                    // [1, kv_heads, kv_len, v_dim]
   Chunk chunk = {};                    // [1, kv_heads, q_len, ...], in the cache or apart
   AttentionOutput out;                 // [1, q_heads, q_len, v_dim]
-  typename S::State* state = nullptr;  // null: attends to all of its past
+  typename S::State* state = nullptr;  // its own; null: attends to all of its past
   TensorView<const float, 3> inverse_norms = {};  // of past_k; optional
   const KeySketch* sketch = nullptr;              // of the cache; optional
   std::uint64_t sequence = 0;                     // its number, for a State that checks it
@@ -49,6 +50,7 @@ class RaggedWorkspace {
   // select_and_attend() with this workspace.
   void run(const S& selector, std::span<const RaggedSequence<S>> batch,
            const AttentionOptions& options, ExecutorRef executor) {
+    require_states_apart(batch);
     keep_.resize(std::max(keep_.size(), batch.size()));
     select(selector, batch, options, executor);
     calls_.clear();
@@ -66,6 +68,18 @@ class RaggedWorkspace {
   }
 
  private:
+  // Sequences are selected for at once.
+  void require_states_apart(std::span<const RaggedSequence<S>> batch) {
+    states_.clear();
+    for (std::size_t i = 0; i < batch.size(); ++i)
+      if (batch[i].state != nullptr) states_.push_back({batch[i].state, i});
+    std::sort(states_.begin(), states_.end());
+    for (std::size_t i = 1; i < states_.size(); ++i)
+      if (states_[i].first == states_[i - 1].first)
+        detail::fail("the number of a sequence", static_cast<Index>(states_[i].second),
+                     "and has the State of sequence", "",
+                     static_cast<Index>(states_[i - 1].second));
+  }
   void select(const S& selector, std::span<const RaggedSequence<S>> batch,
               const AttentionOptions& options, ExecutorRef executor) {
     const auto select_for = [&](std::size_t i, ExecutorRef by) {
@@ -111,11 +125,12 @@ class RaggedWorkspace {
   std::vector<Selection> keep_;
   std::vector<AttentionSequence> calls_;
   std::vector<std::size_t> order_;
+  std::vector<std::pair<const void*, std::size_t>> states_;  // and whose
   AttentionWorkspace attention_;
 };
 
 // Selects for each sequence that has a State and attends, in one call. The options' mask and
-// query_position are those of the sequences. Throws std::invalid_argument as select() and attention()
+// query_position are those of the sequences. Throws std::invalid_argument for a State that two sequences have, and as select() and attention()
 // would for one of them; no output is written then, but States may have been used.
 template <Selector S>
 void select_and_attend(const S& selector, std::span<const RaggedSequence<S>> batch,

@@ -99,7 +99,7 @@ class EvictingSelector {
   const Options& options() const { return options_; }
 
   // Throws std::invalid_argument when shapes do not fit together, and when the State was told of other
-  // keys (KeysIdentity::check).
+  // keys (KeysIdentity::look_up).
   void select(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
     check_selector_input(input);
@@ -128,7 +128,7 @@ class EvictingSelector {
   void update(const SelectorInput& input, State& s, ExecutorRef executor) const {
     const Rows& k = input.k;
     const Index heads = k.heads(), kv_len = k.len(), tasks = k.batch() * heads;
-    s.keys.check(input);
+    s.keys.look_up(input);
     const Index known = s.dropped_at.len(), kept = s.retained.len();
     if (known == kv_len) return;
     detail::require_at_most("kv_len", kv_len, "the largest Position", never - 1);

@@ -97,7 +97,7 @@ class ScoredSelector {
   TopKOptions top_k() const { return top_k_of(options_); }
 
   // Writes the keys to attend to. Throws std::invalid_argument when shapes do not fit together, and
-  // when the State was told of other keys (KeysIdentity::check). After a throw the State is as it was.
+  // when the State was told of other keys (KeysIdentity::look_up). After a throw the State is as it was.
   void select(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
     select(input, state, selection, executor, nullptr);
@@ -150,7 +150,6 @@ class ScoredSelector {
   // call() by which the State comes to know of input's keys, or, after a throw, is as it was.
   template <class Call>
   static void know(const SelectorInput& input, State& state, ExecutorRef executor, Call&& call) {
-    if (remembers(input, state)) state.keys.check(input);
     const Index known = state.keys.len();
     try {
       call();
@@ -178,6 +177,7 @@ void ScoredSelector<S>::select(const SelectorInput& input, State& state, Selecti
                                ExecutorRef executor, AfterSelection* after) const {
   check_selector_input(input);
   if constexpr (keeps_per_key) {
+    if (remembers(input, state)) state.keys.look_up(input);
     know(input, state, executor, [&] {
       detail::NotingAfter noting(after, state.keys.witness(), state.scorer.kept_len());
       choose(input, state, selection, executor, noting.if_any());
@@ -195,10 +195,12 @@ void ScoredSelector<S>::appended(const SelectorInput& input, State& state,
     if constexpr (requires { scorer_.appended(input, state.scorer, executor); })
       scorer_.appended(input, state.scorer, executor);
   };
-  if constexpr (keeps_per_key)
+  if constexpr (keeps_per_key) {
+    if (remembers(input, state)) state.keys.check(input);
     know(input, state, executor, tell);
-  else
+  } else {
     tell();
+  }
 }
 
 template <Scorer S>

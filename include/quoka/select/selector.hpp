@@ -129,9 +129,8 @@ class KeysIdentity {
   Index bytes() const { return witness_.bytes(); }  // of memory, kept per key
 
   // Throws std::invalid_argument where input is of another shape, or of another sequence, than the first one since
-  // truncate(0); where the cache has become shorter without a truncate(); and where some of the keys of which
-  // something is kept are looked up and one is not what it was (key_witness.hpp). Nothing has changed then.
-  void check(const SelectorInput& input) {
+  // truncate(0), and where the cache has become shorter without a truncate(). Nothing has changed then.
+  void check(const SelectorInput& input) const {
     if (len_ == 0) return;
     detail::require_equal("the batch", input.k.batch(), "that of the state's keys", batch_);
     detail::require_equal("kv_heads", input.k.heads(), "that of the state's keys", kv_heads_);
@@ -141,6 +140,11 @@ class KeysIdentity {
                    "that of the state's keys", static_cast<Index>(sequence_));
     detail::require_at_most("the length that the state knows", len_,
                             "the keys' (the state was not told by truncate())", input.k.len());
+  }
+  // The same, and of the keys of which something is kept some are looked up: throws where one is not what it was
+  // (key_witness.hpp). Before each selection.
+  void look_up(const SelectorInput& input) {
+    check(input);
     witness_.require(
         input.k,
         {"key", "the state was told of",
