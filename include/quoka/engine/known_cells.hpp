@@ -100,7 +100,8 @@ class KnownCells {
         const std::uint64_t* const key = key_.data() + head * words;
         for (Index i = 0; i < count; ++i) {
           if (const Index ahead = first + i + asked_ahead; ahead < k.len())
-            for (Index at = 0; at < bytes; at += 64) simd::prefetch(k.row(0, head, ahead) + at);
+            for (Index at = 0; at < bytes; at += 64)
+              __builtin_prefetch(k.row(0, head, ahead) + at, 0, 2);
           hashes[i] += detail::keyed_hash(k.row(0, head, first + i), bytes,
                                           [key](Index word) { return key[word]; });
         }

@@ -312,7 +312,7 @@ class MaskedAttention {
 
   std::map<const void*, KnownCells> caches_;  // by where a layer's keys begin
   std::vector<Look> looks_;                   // of a call
-  const KnownCells unknown_;                  // of a cache that was not looked at
+  const KnownCells unknown_{};                // of a cache that was not looked at
   std::deque<Read> read_;                     // calls refer to their cells
   std::vector<AttentionSequence> calls_;
   std::vector<Choice> choices_;  // those that select
