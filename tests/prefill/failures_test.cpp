@@ -342,6 +342,26 @@ TEST(AfterFailuresOfASharedChoice, AChunkIsGivenAgainFromTheFirstLayerOrTheOneTh
       }
 }
 
+// Each layer fails wherever it can and is called again; the others are left alone.
+TEST(AfterFailuresOfASharedChoice, TheLayerMayBeCalledAgain) {
+  const Keys keys(627);
+  const LayerShape shape{
+      .q_heads = q_heads, .kv_heads = kv_heads, .head_dim = dim, .v_dim = dim, .batch = batch};
+  Stack stack(shape), fresh(shape);
+  for (const auto& [begin, n] : {std::pair<Index, Index>{0, 200}, {200, 40}, {240, 1}, {241, 20}})
+    for (std::size_t i = 0; i < stack.layers.size(); ++i) {
+      const auto step = forward<Stack::S>(keys, begin, n);
+      const std::vector<float> expected = step(fresh.layers[i], SerialExecutor{});
+      for (long at = 0;; ++at) {
+        try {
+          ASSERT_EQ(step(stack.layers[i], FailsAt{at}), expected) << "layer " << i << ", " << at;
+          break;
+        } catch (const Failure&) {
+        }
+      }
+    }
+}
+
 // ---- ragged batches -----------------------------------------------------------------------------
 
 struct Batch {

@@ -20,6 +20,7 @@
 
 #include <quoka/select/selector.hpp>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -72,8 +73,12 @@ class LayerSharedSelector {
     std::shared_ptr<SharedChoice> shared = std::make_shared<SharedChoice>();
     typename S::State method;
 
+    Index len = 0;  // keys that appended() told of
+
+    // Forgets the choice, unless these are all the keys: a chunk that failed before its keys came may be given again.
     void truncate(Index kv_len) {
-      shared->forget();
+      if (kv_len < len || len == 0) shared->forget();
+      len = std::min(len, kv_len);
       method.truncate(kv_len);
     }
     Index bytes() const { return method.bytes(); }
@@ -125,7 +130,9 @@ class LayerSharedSelector {
     shared.made = made;
   }
 
-  void appended(const SelectorInput&, State&, ExecutorRef) const {}
+  void appended(const SelectorInput& input, State& state, ExecutorRef) const {
+    state.len = input.k.len();
+  }
 
  private:
   Options options_;
