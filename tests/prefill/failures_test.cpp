@@ -100,7 +100,8 @@ typename S::Options options_of() {
   typename S::Options options{};
   if constexpr (requires { options.budget = 31; }) options.budget = 31;
   if constexpr (requires { options.rank = 7; }) options.rank = 7;
-  if constexpr (requires { options.block = Index{32}; }) options.block = 32;
+  // Beyond the blocks that are kept whatever their score.
+  if constexpr (requires { options.block = Index{16}; }) options.block = 16, options.budget = 130;
   if constexpr (requires { options.sketch = quoka::Sketch::on; })
     options.sketch = quoka::Sketch::on;
   return options;
