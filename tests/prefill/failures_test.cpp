@@ -152,8 +152,7 @@ TYPED_TEST_SUITE(AfterFailures, TypesOf<quoka::AllSelectors>::Types, SelectorNam
 
 // Those that run nothing in parallel have nothing to fail.
 template <class S>
-inline constexpr bool runs_tasks =
-    !std::is_same_v<S, quoka::DenseSelector> && !std::is_same_v<S, quoka::FirstRecentSelector>;
+inline constexpr bool runs_tasks = !std::is_same_v<S, quoka::DenseSelector>;
 
 TYPED_TEST(AfterFailures, AStateGoesOnAsIfTheyHadNeverBeen) {
   using Object = Alone<TypeParam>;
