@@ -22,11 +22,13 @@
 //   rewritten with the same bytes                  nothing has changed
 //
 // What a call returned before it was found out may be that of the old keys. Whoever changes keys says so: truncate()
-// to the first keys that are as they were, then the others anew.
+// to the first keys that are as they were, then the others anew. For engines that say nothing engine/known_cells.hpp
+// hashes every cell in each call.
 //
-// Cost: 2 bytes a key and KV head, kept; a hash of each row as it comes (a multiplication for 8 bytes); and in each
-// call 64 rows or 2 a head, whichever is more, and 2 more a head, asked for ahead of their use: with 8 KV heads of
-// 128 floats 80 rows, 640 cache lines.
+// Cost: 2 bytes a key and KV head, kept; a hash of each row as it comes (a multiplication for 8 bytes; 30 ns for 128
+// floats); and in each call 64 rows or 2 a head, whichever is more, and 2 more a head, asked for ahead of their use:
+// with 8 KV heads of 128 floats 80 rows, 640 cache lines. Over 32,768 keys that is 0.5 % of the time in which
+// recommended() selects for a chunk of 128, and 1.8 % for one token.
 #pragma once
 
 #include <quoka/base/hash.hpp>
