@@ -76,8 +76,8 @@ g++ -std=c++20 -O0 -I"$to" -isystem /usr/include/eigen3 "$work/single.cpp" -o "$
 backend() {
   local arch=$1 folder=$work/ggml-quoka-$version-$1
   cmake -S . -B "$work/$arch" -G Ninja --toolchain "$quoka_root/.cmake/zig.cmake" -DCMAKE_BUILD_TYPE=Release \
-    -DQUOKA_ZIG_TARGET="$arch-linux-gnu.2.17" -DQUOKA_ISA_LEVELS=usual -DQUOKA_BUILD_TESTS=OFF -DQUOKA_BUILD_BENCHES=OFF \
-    -DQUOKA_BUILD_EXAMPLES=OFF -DQUOKA_BUILD_GGML=ON -DGGML_DIR="$2" >"$work/log" || fail "$(<"$work/log")"
+    -DQUOKA_ZIG_TARGET="$arch-linux-gnu.2.17" -DQUOKA_ISA_LEVELS=usual -DQUOKA_BUILD_GGML=ON \
+    -DGGML_DIR="$2" >"$work/log" || fail "$(<"$work/log")"
   cmake --build "$work/$arch" -j "$quoka_jobs" --target ggml-quoka >"$work/log" || fail "$(tail -50 "$work/log")"
   cmake --install "$work/$arch" --component ggml --prefix "$folder" --strip >"$work/log"
   [[ -n $(find "$folder" -name '*ggml-quoka*.so' 2>/dev/null) ]] ||

@@ -25,7 +25,7 @@ fi
 ggml=$(ggml_folder)
 echo "Building for this machine, a minute the first time" >&2
 cmake -S "$quoka_root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DQUOKA_NATIVE=ON -DGGML_DIR="$ggml" \
-  -DQUOKA_BUILD_TESTS=OFF -DQUOKA_BUILD_BENCHES=OFF -DQUOKA_BUILD_DECODER=OFF >"$quoka_root/build/check.log"
+  -DQUOKA_BUILD_EXAMPLES=ON -DQUOKA_BUILD_GGML=ON >"$quoka_root/build/check.log"
 cmake --build "$build" --target check -j "$quoka_jobs" >>"$quoka_root/build/check.log" ||
   { tail -n 40 "$quoka_root/build/check.log" >&2; exit 1; }
 

@@ -4,7 +4,7 @@
 #     debian.sh [--to DIR]       DIR, if given, keeps the package
 #
 # dpkg-buildpackage; lintian, for which a warning is a failure; a program, compiled by find_package and by pkg-config
-# against what the package holds. Nothing is installed.
+# against what the package holds. Installs what this needs and is missing; libquoka-dev itself is unpacked, not installed.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../.ci/setup.sh"
 cd "$quoka_root"
