@@ -6,6 +6,18 @@
 
 namespace quoka_examples {
 
+nlohmann::json parse_json(const std::string& text) try {
+  RepeatedKeys is_repeated;
+  return nlohmann::json::parse(
+      text, [&](int, RepeatedKeys::Event event, const nlohmann::json& parsed) {
+        if (is_repeated(event, parsed))
+          throw std::invalid_argument("the key " + parsed.dump() + " occurs twice in one object");
+        return true;
+      });
+} catch (const nlohmann::json::exception& error) {
+  throw std::invalid_argument("it is not JSON: " + std::string(error.what()).substr(0, 200));
+}
+
 std::string one_record_a_line(const nlohmann::json& json) {
   if (!json.is_object() || json.empty()) return json.dump(1);
   const auto is_records = [](const nlohmann::json& x) {

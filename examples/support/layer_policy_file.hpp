@@ -6,6 +6,7 @@
 #include "support/layer_policy.hpp"
 
 #include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -114,7 +115,7 @@ inline LayerPolicy parse_policy(const nlohmann::json& json) {
 inline LayerPolicy read_policy(const std::string& path) try {
   std::ifstream file(path);
   if (!file) throw std::invalid_argument("cannot be read");
-  return parse_policy(nlohmann::json::parse(file, nullptr, false));
+  return parse_policy(parse_json({std::istreambuf_iterator<char>(file), {}}));
 } catch (const std::invalid_argument& e) {
   throw std::invalid_argument(path + ": " + e.what());
 }

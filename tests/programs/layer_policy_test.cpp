@@ -6,6 +6,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <fstream>
+#include <string>
+
 namespace {
 
 using nlohmann::json;
@@ -77,6 +81,20 @@ TEST(LayerPolicyRefuses, WhatItDoesNotUnderstandByName) {
   };
   for (const auto& [text, named] : cases)
     quoka_test::expect_refused([&, t = text] { (void)parsed(t); }, {named});
+}
+
+TEST(LayerPolicyRefuses, AFileWithAMemberTwice) {
+  const std::string path = testing::TempDir() + "policy_twice.json";
+  const auto refused = [&](const char* text, const char* named) {
+    std::ofstream(path) << text;
+    quoka_test::expect_refused([&] { (void)quoka_examples::read_policy(path); }, {path, named});
+  };
+  refused(R"({"budget": 64, "budget": 128})", "\"budget\" occurs twice");
+  refused(R"({"layer_budgets": {"3": 64, "3": 128}})", "\"3\" occurs twice");
+  refused(R"({"budget": )", "not JSON");
+  std::ofstream(path) << R"({"layer_budgets": {"3": 64}, "model": {"q_heads": 3}})";
+  EXPECT_EQ(quoka_examples::read_policy(path).budgets.size(), 1u);
+  std::remove(path.c_str());
 }
 
 }  // namespace
