@@ -15,7 +15,7 @@ case ${1-} in
   --to) to=${2:?--to DIR} ;;
   *) echo "debian.sh: no option $1, only --to DIR" >&2 && exit 2 ;;
 esac
-install_missing g++ cmake libeigen3-dev dpkg-dev debhelper fakeroot lintian pkg-config
+install_missing build-essential cmake libeigen3-dev dpkg-dev debhelper fakeroot lintian pkg-config
 
 version=$(quoka_version)
 work=$(mktemp -d)
