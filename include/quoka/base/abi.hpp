@@ -49,7 +49,7 @@
 #if !defined(__OPTIMIZE__) && (!defined(QUOKA_COMPILED) || defined(QUOKA_COMPILING)) && \
     !defined(QUOKA_ALLOW_UNOPTIMIZED)
 #pragma message( \
-    "quoka is compiled without optimisation and will be slow, often 100 times: -O2 (CMake: a build type). Meant so: -DQUOKA_ALLOW_UNOPTIMIZED")
+    "quoka is compiled without optimisation and will be very slow: give -O2 (CMake: a build type), or -DQUOKA_ALLOW_UNOPTIMIZED if this is meant")
 #endif
 
 // --- the ISA ----------------------------------------------------------------------------------
