@@ -7,6 +7,7 @@
 #include <Eigen/Core>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <numeric>
 #include <random>
@@ -101,6 +102,56 @@ class Engine {
       most = std::max(most, std::abs(out_[i] - wanted[i]));
     return std::isnan(std::accumulate(out_.begin(), out_.end(), 0.0f)) ? INFINITY : most;
   }
+  // Of one query.
+  float distance(const std::vector<float>& wanted, Index query) const {
+    float most = 0;
+    for (Index head = 0; head < q_heads; ++head)
+      for (Index c = 0; c < dim; ++c) {
+        const auto at = static_cast<std::size_t>((head * n_q + query) * dim + c);
+        most = std::max(most, std::abs(out_[at] - wanted[at]));
+      }
+    return most;
+  }
+  const std::vector<float>& out() const { return out_; }
+  // What the mask says, by the sum that attention is, in double precision.
+  std::vector<float> by_the_mask() const {
+    std::vector<float> all;
+    for (Index head = 0; head < q_heads; ++head)
+      for (Index query = 0; query < n_q; ++query) {
+        const Index kv_head = head / (q_heads / kv_heads);
+        std::vector<double> weights, sums(static_cast<std::size_t>(dim), 0.0);
+        double most = -INFINITY, total = 0;
+        for (Index cell = 0; cell < cells; ++cell) {
+          const float bias =
+              static_cast<float>(mask_[static_cast<std::size_t>(query * cells + cell)]);
+          double logit = 0;
+          for (Index c = 0; c < dim; ++c)
+            logit +=
+                static_cast<double>(q_[static_cast<std::size_t>((head * n_q + query) * dim + c)]) *
+                static_cast<double>(
+                    k_[static_cast<std::size_t>((kv_head * cells + cell) * dim + c)]);
+          logit = bias > -60000.0f
+                      ? logit / std::sqrt(static_cast<double>(dim)) + static_cast<double>(bias)
+                      : -INFINITY;
+          weights.push_back(logit), most = std::max(most, logit);
+        }
+        for (Index cell = 0; cell < cells && most > -INFINITY; ++cell) {
+          const double weight = std::exp(weights[static_cast<std::size_t>(cell)] - most);
+          total += weight;
+          for (Index c = 0; c < dim; ++c)
+            sums[static_cast<std::size_t>(c)] +=
+                weight * static_cast<double>(
+                             v_[static_cast<std::size_t>((kv_head * cells + cell) * dim + c)]);
+        }
+        for (const double sum : sums)
+          all.push_back(static_cast<float>(total > 0 ? sum / total : 0));
+      }
+    return all;
+  }
+  // To what the row sees; nothing else.
+  void add_to_mask(Index row, Index cell, float bias) {
+    if (!std::isinf(static_cast<float>(mask(row, cell)))) mask(row, cell) = Eigen::half(bias);
+  }
   Eigen::half& mask(Index row, Index cell) {
     return mask_[static_cast<std::size_t>(row * cells + cell)];
   }
@@ -183,10 +234,79 @@ TEST(MaskedAttention, SaysWhyItIsExact) {
   AttentionOptions factors;
   factors.mask_factors = slopes;
   EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(40)), factors), MaskedOutcome::masks);
-  engine.mask(3, 699) = Eigen::half(0.5f);  // a bias: all is read from the mask
-  EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(40))), MaskedOutcome::both_ways);
-  for (const auto what : {MaskedOutcome::masks, MaskedOutcome::both_ways, MaskedOutcome::all_kept})
-    EXPECT_EQ(std::string(describe(what)).find("exact: "), 0u);
+  for (Index row = 0; row < engine.n_q; ++row) engine.mask(row, 3) = Eigen::half(0.5f);
+  for (Index row = 0; row < engine.n_q; ++row) engine.mask(row, 403) = Eigen::half(0.5f);
+  EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(4000))), MaskedOutcome::biases);
+  Engine slides(false);
+  for (Index row = 0; row < 70; ++row)
+    for (Index cell = 0; cell < 300 + row; ++cell) slides.mask(row, cell) = Eigen::half(-INFINITY);
+  const MaskedReport windows =
+      layer.run(std::vector{slides.stream()}, MaskedOptions{}, {}, SerialExecutor{});
+  EXPECT_TRUE(windows.window) << "asked for or not";
+  EXPECT_EQ(outcome(slides, selecting(QuokaOptions::paper(4000))), MaskedOutcome::window);
+  Engine alike(false);
+  for (Index row = 0; row < 70; ++row)
+    for (Index cell = 0; cell < Engine::cells; ++cell)
+      alike.mask(row, cell) = Eigen::half(cell < 400 ? 0.0f : -INFINITY);
+  EXPECT_EQ(outcome(alike, selecting(QuokaOptions::paper(4000))), MaskedOutcome::both_ways);
+  for (int what = static_cast<int>(MaskedOutcome::asked_exact);
+       what <= static_cast<int>(MaskedOutcome::single_queries); ++what)
+    EXPECT_EQ(std::string(describe(static_cast<MaskedOutcome>(what))).find("exact: "), 0u);
+}
+
+// A biased entry is its row's affair: that row attends to all that it sees, to the last bias; the others select as
+// if it were not there, to the last bit.
+TEST(MaskedAttention, ABiasedEntryCostsItsRowAlone) {
+  for (const bool shuffled : {false, true})
+    for (const MaskedOptions& masked : {MaskedOptions{}, selecting(QuokaOptions::paper(40))}) {
+      Engine engine(shuffled);
+      MaskedAttention layer;
+      const auto run = [&] {  // on keys that are new
+        const auto write = engine.before_the_batch();
+        layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{});
+        write();
+        return layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{});
+      };
+      const MaskedReport without = run();
+      const std::vector<float> plain = engine.out();
+      const Index row = 33, cell = engine.sequences[0].cells[123];
+      engine.mask(row, cell) = Eigen::half(-0.001f);
+      const MaskedReport with = run();
+      EXPECT_EQ(with.outcome, without.outcome);
+      EXPECT_LE(engine.distance(engine.by_the_mask(), row), 2e-5f);
+      EXPECT_NE(engine.distance(plain, row), 0.0f);
+      for (Index other = 0; other < engine.n_q; ++other)
+        EXPECT_TRUE(other == row || engine.distance(plain, other) == 0.0f) << other;
+      EXPECT_GE(with.attended, without.attended);
+      EXPECT_LE(with.attended, without.attended + 400) << "that row's past, and no other's";
+    }
+}
+
+// Random biases, few and many, alone and in stretches, and rows that see nothing: every row is what its mask says.
+TEST(MaskedAttention, RandomBiasesAreWhatTheMaskSays) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 16; ++round) {
+    Engine engine(round % 2 == 0);
+    const auto some = [&](unsigned n) { return static_cast<Index>(random() % n); };
+    const Index biases = round % 4 == 0 ? 1 : round % 4 == 1 ? 5 : round % 4 == 2 ? 300 : 0;
+    for (Index i = 0; i < biases; ++i)
+      engine.add_to_mask(some(static_cast<unsigned>(engine.n_q)), some(Engine::cells),
+                         i % 7 == 0 ? 3.0f : -0.001f);
+    if (round % 4 == 3)  // all of a stretch of rows
+      for (Index row = some(40), end = row + some(60); row < end; ++row)
+        for (Index cell = 0; cell < Engine::cells; ++cell)
+          engine.add_to_mask(row, cell, static_cast<float>(some(200)) * 0.01f - 1.0f);
+    for (Index i = 0; i < Engine::cells;
+         ++i)  // a row that sees nothing, another as engines hide, too
+      engine.mask(17, i) = Eigen::half(-INFINITY);
+    for (Index i = 0; i < Engine::cells; ++i)
+      if (std::isinf(static_cast<float>(engine.mask(60, i))))
+        engine.mask(60, i) = Eigen::half(-65504.0f);
+    MaskedAttention layer;
+    ThreadPool threads(1 + round % 3);
+    layer.run(std::vector{engine.stream()}, {}, {}, threads);
+    EXPECT_LE(engine.distance(engine.by_the_mask()), 3e-5f) << round;
+  }
 }
 
 TEST(MaskedAttention, RefusesBeforeItWrites) {
@@ -200,6 +320,13 @@ TEST(MaskedAttention, RefusesBeforeItWrites) {
   EXPECT_THROW(
       layer.run(std::vector{stream}, selecting(QuokaOptions::paper(40)), {}, SerialExecutor{}),
       std::invalid_argument);
+  stream = engine.stream();
+  stream.mask = stream.mask.slice(0, engine.n_q - 1);
+  EXPECT_THROW(layer.run(std::vector{stream}, {}, {}, SerialExecutor{}), std::invalid_argument);
+  stream = engine.stream();
+  stream.k = stream.k.slice(0, 600), stream.v = stream.v.slice(0, 600);
+  EXPECT_THROW(layer.run(std::vector{stream}, {}, {}, SerialExecutor{}), std::invalid_argument)
+      << "a mask of other cells";
   EXPECT_EQ(engine.distance(engine.expected({})), INFINITY) << "out is NaN as it was";
 }
 

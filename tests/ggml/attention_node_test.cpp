@@ -117,6 +117,26 @@ TEST_F(AttentionNode, AdditiveMasks) {
   }
 }
 
+// A causal mask with a few biases, and with what engines write for minus infinity.
+TEST_F(AttentionNode, BiasesInACausalMask) {
+  for (const int biases : {1, 3, 40, 2000}) {
+    SCOPED_TRACE(biases);
+    NodeShape s;
+    s.n_q = 150, s.cells = 512;
+    GraphOfOne graph(s);
+    graph.see_causally(300);
+    std::mt19937 random(3);
+    for (int i = 0; i < biases; ++i) {
+      const auto query = static_cast<std::int64_t>(random() % 150),
+                 cell = static_cast<std::int64_t>(random() % 512);
+      graph.mask_at(cell, query) = cell > 300 + query
+                                       ? ggml_fp32_to_fp16(-65504.0f)
+                                       : ggml_fp32_to_fp16(i % 2 == 0 ? -0.001f : 0.5f);
+    }
+    expect_as_cpu(graph);
+  }
+}
+
 TEST_F(AttentionNode, SinksSoftcapAlibi) {
   for (int kind = 0; kind < 4; ++kind) {
     for (const std::int64_t n_q : {1, 40}) {

@@ -290,10 +290,35 @@ TEST(SelectionNode, BadParametersMakeNoBackend) {
     EXPECT_EQ(Backends::quoka(text), nullptr) << text;
 }
 
-TEST(SelectionNode, MasksWithOtherNumbersAreExact) {
+// One biased entry: its row is exact, the others select as without it.
+TEST(SelectionNode, ABiasedEntryCostsItsRowAlone) {
+  GraphOfOne graph(shape(40));
+  const Sequence sequence{range(0, 340), 0, 40};
+  see(graph, sequence);
+  const auto without = graph.computed_by(Backends::quoka(settings).get());
+  graph.mask_at(3, 7) = ggml_fp32_to_fp16(-0.001f);
+  const auto ours = graph.computed_by(Backends::quoka(settings).get()),
+             theirs = graph.computed_by(backends().cpu.get());
+  const auto row = [&](const std::vector<float>& all, Index query) {
+    const auto first = all.begin() + query * graph.s.q_heads * graph.s.v_dim;
+    return std::vector<float>(first, first + graph.s.q_heads * graph.s.v_dim);
+  };
+  for (Index query = 0; query < 40; ++query) {
+    SCOPED_TRACE(query);
+    if (query == 7)
+      EXPECT_LT(relative_error(row(ours, query), row(theirs, query)), 1e-5);
+    else
+      EXPECT_EQ(row(ours, query), row(without, query));
+  }
+}
+
+// Every row biased: no chunk of it is left to select.
+TEST(SelectionNode, BiasedRowsAreExact) {
   GraphOfOne graph(shape(40));
   graph.see_causally(300);
-  graph.mask_at(3, 7) = ggml_fp32_to_fp16(-0.5f);
+  for (std::int64_t query = 0; query < 40; ++query)
+    for (std::int64_t cell = query % 3; cell <= 300 + query; cell += 3)
+      graph.mask_at(cell, query) = ggml_fp32_to_fp16(-0.5f);
   const auto ours = graph.computed_by(Backends::quoka(settings).get());
   EXPECT_LT(relative_error(ours, graph.computed_by(backends().cpu.get())), 1e-5);
 }

@@ -8,8 +8,9 @@
 // where their sequence is a multiple of the chunk long, wherever the engine cut it: other sequences of a
 // batch move no other border. What all of a chunk's queries see, without the chunk's own cells, is its
 // past; the selector keeps `budget` of it.
-// Exact in any case: windows, tokens that are seen both ways, rows of a mask with other numbers than 0 and
-// minus infinity, masks for each head.
+// A chunk's row with biases is attended to by the mask, exactly; the others of its chunk are as without it. A few
+// such rows are written twice, a long stretch of them ends a chunk.
+// Exact in any case: windows, tokens that are seen both ways, biased rows, masks for each head.
 //
 //   quoka::MaskedAttention layer;                            // of one engine context
 //   layer.run(streams, {.selection = QuokaOptions::recommended(group)}, attention_options, threads);
@@ -56,7 +57,9 @@ enum class MaskedOutcome {
   selected,        // at least one chunk read less than its past
   asked_exact,     // no selection asked for
   masks,           // no mask, one for each head, or factors for it
-  both_ways,       // sliding windows, or tokens that are seen both ways
+  window,          // a sliding window
+  both_ways,       // tokens that see each other, or copies of a sequence side by side
+  biases,          // a mask of other numbers than 0 and what hides
   all_kept,        // the budget holds all, or the past is less than min_past
   single_queries,  // and no decode
 };
@@ -66,7 +69,9 @@ inline const char* describe(MaskedOutcome outcome) {
   constexpr const char* words[] = {"selected",
                                    "exact: no selection asked for",
                                    "exact: no mask, one for each head, or ALiBi",
-                                   "exact: a sliding window, or tokens that are seen both ways",
+                                   "exact: a sliding window",
+                                   "exact: tokens that see each other, or copies of a sequence",
+                                   "exact: a mask of other numbers than 0 and minus infinity",
                                    "exact: the budget holds all, or less than min_past",
                                    "exact: single queries"};
   return words[static_cast<int>(outcome)];
@@ -76,6 +81,7 @@ inline const char* describe(MaskedOutcome outcome) {
 struct MaskedReport {
   MaskedOutcome outcome = MaskedOutcome::asked_exact;  // of its streams together
   Index queries = 0, sequences = 0;                    // a sequence: a piece of the mask
+  bool window = false;                                 // a piece is a sliding window
   double seen = 0, attended = 0,
          own = 0;  // keys of the past, and of the chunk, summed over queries
   double mask = 0, select = 0, attend = 0;  // seconds
@@ -94,7 +100,7 @@ class MaskedAttention {
     detail::require_at_least("chunk", masked.chunk, 1);
     Clock clock;
     MaskedReport report{.mask = 0};
-    calls_.clear(), choices_.clear(), read_.clear();
+    calls_.clear(), choices_.clear(), read_.clear(), biased_.clear();
     if (caches_.size() > most_caches) caches_.clear();
     const bool can_select = std::all_of(streams.begin(), streams.end(), [&](const auto& stream) {
       return one_mask(stream, options);
@@ -102,20 +108,29 @@ class MaskedAttention {
     const bool selects = masked.selection.has_value() && can_select;
     for (const MaskedStream& stream : streams) {
       Read& read = read_.emplace_back();
+      if (!stream.mask.empty()) {
+        detail::require_equal("the mask's queries", stream.mask.len(), "the stream's",
+                              stream.q.len());
+        detail::require_equal("the mask's cells", stream.mask.dim(), "the cache's", stream.k.len());
+      }
       if (one_mask(stream, options))
         read.pieces = read_mask_pieces(stream.mask, executor);
       else
-        read.pieces = {{0, stream.q.len(), false, {}}};
+        read.pieces = {{.begin = 0, .count = stream.q.len(), .kind = MaskKind::alike}};
       report.mask += clock.lap();
       if (selects && stream.kept) look_at(stream, masked, read, executor);
       report.select += clock.lap();
       for (MaskPiece& piece : read.pieces) add(stream, masked, selects, read, piece);
       report.queries += stream.q.len(), report.sequences += std::ssize(read.pieces);
+      for (const MaskPiece& piece : read.pieces)
+        report.window = report.window || piece.kind == MaskKind::window;
     }
+    for (const AttentionSequence& row : biased_) check_biased(row, options);
     report.mask += clock.lap();
     select(masked, options.scale, report, executor);
     report.select += clock.lap();
     attention(calls_, options, executor, workspace_);
+    if (!biased_.empty()) attention(biased_, options, executor, workspace_);
     report.attend = clock.lap();
     report.outcome = !masked.selection ? MaskedOutcome::asked_exact
                      : !can_select     ? MaskedOutcome::masks
@@ -125,6 +140,9 @@ class MaskedAttention {
 
  private:
   static constexpr Index by_mask_rows = 128;  // of a mask: they share the cells they read
+  // Biased rows of a chunk. So many side by side end it; fewer are attended to with the others, which all read the
+  // same packed keys, and once more by the mask.
+  static constexpr Index long_stretch = 16;
   // Fewer queries do not pay for a look at all cells: keys are scored as they lie in the cache.
   static constexpr Index sketching_queries = 32;
   static constexpr std::size_t most_caches = 4096;  // then all are forgotten
@@ -145,7 +163,8 @@ class MaskedAttention {
   };
   struct Choice {
     std::size_t call;
-    Index cells;  // of its stream
+    Index cells;   // of its stream
+    Index biased;  // queries that attend to all that they see
     const KeySketch* sketch;
   };
 
@@ -163,7 +182,7 @@ class MaskedAttention {
     return stream.mask.heads() == 1 && !stream.mask.empty() && options.mask_factors.empty();
   }
   static bool chooses(const MaskedOptions& masked, const MaskPiece& piece) {
-    return piece.causal && (piece.count > 1 || masked.decode);
+    return piece.causal() && (piece.count > 1 || masked.decode);
   }
   // The rows in the order of a list: a slice where they lie so.
   static Rows rows_at(const Rows& all, std::span<const Position> cells, bool ordered) {
@@ -200,41 +219,65 @@ class MaskedAttention {
   // A piece's calls.
   void add(const MaskedStream& stream, const MaskedOptions& masked, bool selects, const Read& read,
            MaskPiece& piece) {
-    const auto call = [&](Index begin, Index count, const Past& past, const Chunk& chunk,
-                          const Mask& mask) {
-      calls_.push_back({.q = stream.q.slice(piece.begin + begin, count),
-                        .past = past,
-                        .chunk = chunk,
-                        .out = stream.out.slice(piece.begin + begin, count),
-                        .mask = mask});
-    };
-    if (!piece.causal) {
-      for (Index i = 0; i < piece.count; i += by_mask_rows) {
-        const Index count = std::min(by_mask_rows, piece.count - i);
-        call(i, count, {stream.k, stream.v}, {},
-             stream.mask.empty() ? Mask() : Mask(stream.mask.slice(piece.begin + i, count)));
-      }
-      return;
-    }
+    if (!piece.causal()) return add_by_mask(stream, piece.begin, piece.count, calls_);
     const Index seen = piece.first_sees();
     const bool ordered = piece.in_order();
     if (selects && !ordered)
       (read.known != nullptr ? *read.known : unknown_).find_own(piece.cells, seen);
     const std::span<const Position> cells = piece.cells;
+    auto biased = piece.biased.begin();
     for (Index i = 0, count = 0; i < piece.count; i += count) {
       // A query that sees nothing at all has no cell of its own.
       const Index past = std::max<Index>(seen + i - 1, 0);
       count = piece.count - i;
       if (selects) count = std::min(count, masked.chunk - past % masked.chunk);
+      Index alone = 0;  // biased queries of this call
+      for (; biased != piece.biased.end() && biased->begin < i + count; ++biased) {
+        if (is_long(*biased, piece)) {
+          count = biased->begin - i;
+          break;
+        }
+        add_by_mask(stream, piece.begin + biased->begin, biased->count, biased_);
+        alone += biased->count;
+      }
+      if (count == 0) {
+        count = biased->count;
+        add_by_mask(stream, piece.begin + i, count, calls_);
+        ++biased;
+        continue;
+      }
       const auto before = cells.first(static_cast<std::size_t>(past));
       const auto own = cells.subspan(static_cast<std::size_t>(past))
                            .first(static_cast<std::size_t>(seen > 0 ? count : 0));
       if (selects && chooses(masked, piece) && past >= masked.min_past)
-        choices_.push_back({calls_.size(), stream.k.len(),
+        choices_.push_back({calls_.size(), stream.k.len(), std::min(alone, count),
                             read.known != nullptr ? read.known->sketch() : nullptr});
-      call(i, count, {rows_at(stream.k, before, ordered), rows_at(stream.v, before, ordered)},
-           {rows_at(stream.k, own, ordered), rows_at(stream.v, own, ordered)}, {});
+      calls_.push_back(
+          {.q = stream.q.slice(piece.begin + i, count),
+           .past = {rows_at(stream.k, before, ordered), rows_at(stream.v, before, ordered)},
+           .chunk = {rows_at(stream.k, own, ordered), rows_at(stream.v, own, ordered)},
+           .out = stream.out.slice(piece.begin + i, count)});
     }
+  }
+  static bool is_long(const MaskStretch& biased, const MaskPiece& piece) {
+    return biased.count >= long_stretch || biased.count == piece.count;
+  }
+  // Queries of a stream, over all cells that their rows of the mask show them.
+  static void add_by_mask(const MaskedStream& stream, Index begin, Index count,
+                          std::vector<AttentionSequence>& to) {
+    for (Index i = 0; i < count; i += by_mask_rows) {
+      const Index first = begin + i, n = std::min(by_mask_rows, count - i);
+      to.push_back({.q = stream.q.slice(first, n),
+                    .past = {stream.k, stream.v},
+                    .chunk = {},
+                    .out = stream.out.slice(first, n),
+                    .mask = stream.mask.empty() ? Mask() : Mask(stream.mask.slice(first, n))});
+    }
+  }
+  // Throws what their call would: it comes after others have written.
+  static void check_biased(const AttentionSequence& row, AttentionOptions options) {
+    options.mask = row.mask;
+    detail::check_attention(row.q, row.past, row.chunk, row.out, options);
   }
 
   void select(const MaskedOptions& masked, std::optional<float> scale, MaskedReport& report,
@@ -259,7 +302,7 @@ class MaskedAttention {
                       state_, *keep, executor);
       call.past.keep = &*keep;
       report.attended -=
-          static_cast<double>(call.q.len()) *
+          static_cast<double>(call.q.len() - choice.biased) *
           (static_cast<double>(call.past.k.len()) -
            static_cast<double>(keep->total()) / static_cast<double>(call.past.k.heads()));
       ++keep;
@@ -268,22 +311,27 @@ class MaskedAttention {
 
   MaskedOutcome outcome(const MaskedOptions& masked, const MaskedReport& report) const {
     if (report.attended < report.seen) return MaskedOutcome::selected;
-    bool several = masked.decode;
+    if (report.window) return MaskedOutcome::window;
+    bool several = masked.decode, biases = false;
     for (const Read& read : read_)
       for (const MaskPiece& piece : read.pieces) {
-        if (!piece.causal) return MaskedOutcome::both_ways;
+        if (!piece.causal()) return MaskedOutcome::both_ways;
         several = several || piece.count > 1;
+        for (const MaskStretch& biased : piece.biased) biases = biases || is_long(biased, piece);
       }
-    return several ? MaskedOutcome::all_kept : MaskedOutcome::single_queries;
+    return biases    ? MaskedOutcome::biases
+           : several ? MaskedOutcome::all_kept
+                     : MaskedOutcome::single_queries;
   }
 
   std::map<const void*, KnownCells> caches_;  // by where a layer's keys begin
   const KnownCells unknown_;                  // of a cache that was not looked at
   std::deque<Read> read_;                     // calls refer to their cells
   std::vector<AttentionSequence> calls_;
-  std::vector<Choice> choices_;  // those that select
-  std::deque<Selection> keep_;   // for each of these
-  QuokaSelector::State state_;   // scratch memory: nothing in it outlives a call
+  std::vector<AttentionSequence> biased_;  // queries of these once more, by the mask
+  std::vector<Choice> choices_;            // those that select
+  std::deque<Selection> keep_;             // for each of these
+  QuokaSelector::State state_;             // scratch memory: nothing in it outlives a call
   AttentionWorkspace workspace_;
 };
 
