@@ -15,6 +15,9 @@ using quoka::Index;
 struct Settings {
   std::string mode = "exact";  // or a preset's name
   quoka_examples::LayerPolicy policy = {};
+  Index first_dense =
+      0;  // so many of the first layers that could select are dense (layer_order.hpp); beside
+          // those that the policy lists by the model's numbers
   Index chunk = 128;      // queries that select together
   bool decode = false;    // select for single queries, too
   Index min_past = 0;     // fewer cells before a chunk: exact
@@ -36,7 +39,8 @@ struct Settings {
   std::string summary() const;  // one line
 };
 
-// Never throws: what cannot be understood is named in `problem`, and the mode is exact then.
+// Never throws: what cannot be understood is named in `problem`, and the mode is exact then. So is a variable that
+// begins with QUOKA_ and is none of README.md's: a mode with a typo would be exact in silence.
 Settings read_settings(std::string& problem);
 // The same with what a JSON object says besides: the parameters of one backend. Throws.
 Settings with_parameters(const Settings& settings, const char* json);

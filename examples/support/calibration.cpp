@@ -1,5 +1,6 @@
 #include "support/calibration.hpp"
 
+#include "support/json_file.hpp"
 #include "support/layer_policy_file.hpp"
 #include "support/require.hpp"
 #include "support/table.hpp"

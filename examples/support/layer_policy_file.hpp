@@ -2,10 +2,11 @@
 #pragma once
 
 #include "support/budget_text.hpp"
-#include "support/json_file.hpp"
+#include "support/json_object.hpp"
 #include "support/layer_policy.hpp"
 
 #include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -65,7 +66,7 @@ class Members {
 // A count, a fraction, or a text as "mass:0.95". Throws std::invalid_argument for anything else.
 inline quoka::Budget budget_from(const std::string& what, const nlohmann::json& x) {
   quoka::Budget budget = 0;
-  if (x.is_number_integer()) return whole_from(what, x, 0, most_keys);
+  if (x.is_number_integer()) return whole_from(what, x, 1, most_keys);
   if (x.is_string() && read_budget_by_scores(x.get<std::string>(), budget)) return budget;
   if (!x.is_number() || !(x.get<double>() > 0.0 && x.get<double>() <= 1.0))
     refuse_json(what, x,
@@ -114,7 +115,7 @@ inline LayerPolicy parse_policy(const nlohmann::json& json) {
 inline LayerPolicy read_policy(const std::string& path) try {
   std::ifstream file(path);
   if (!file) throw std::invalid_argument("cannot be read");
-  return parse_policy(nlohmann::json::parse(file, nullptr, false));
+  return parse_policy(parse_json_object("it", {std::istreambuf_iterator<char>(file), {}}));
 } catch (const std::invalid_argument& e) {
   throw std::invalid_argument(path + ": " + e.what());
 }

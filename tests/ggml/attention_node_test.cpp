@@ -34,13 +34,19 @@ TEST_F(AttentionNode, IsChosenByTheScheduler) {
 }
 
 TEST_F(AttentionNode, LeavesAnEmptyCacheAndFewQueriesToTheCpu) {
-  NodeShape s;
-  s.n_q = 1;
-  GraphOfOne graph(s);
-  const ggml_backend_ptr ours = Backends::quoka("");
-  EXPECT_TRUE(ggml_backend_supports_op(ours.get(), graph.out));
-  std::memset(graph.k_cache->data, 0, ggml_nbytes(graph.k_cache));
-  EXPECT_FALSE(ggml_backend_supports_op(ours.get(), graph.out));
+  for (const ggml_type type :
+       {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0,
+        GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL})
+    for (const std::int64_t n_q : {1, 2, 31, 256}) {
+      SCOPED_TRACE(std::string(ggml_type_name(type)) + ", queries " + std::to_string(n_q));
+      NodeShape s;
+      s.n_q = n_q, s.k_type = s.v_type = type;
+      GraphOfOne graph(s);
+      const ggml_backend_ptr ours = Backends::quoka("");
+      EXPECT_TRUE(ggml_backend_supports_op(ours.get(), graph.out));
+      std::memset(graph.k_cache->data, 0, ggml_nbytes(graph.k_cache));
+      EXPECT_FALSE(ggml_backend_supports_op(ours.get(), graph.out));
+    }
 }
 
 TEST_F(AttentionNode, EveryTypeOfCache) {

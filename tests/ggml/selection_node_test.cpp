@@ -115,7 +115,8 @@ TEST(SelectionNode, Presets) {  // by a sketch
     GraphOfOne graph(shape(40));
     const Sequence sequence{range(0, 300), 0, 40};
     see(graph, sequence);
-    const std::string told = R"({"mode": ")" + mode + R"(", "budget": 48, "chunk": 32})";
+    const std::string told =
+        R"({"mode": ")" + mode + R"(", "budget": 48, "chunk": 32, "dense_layers": 0})";
     expect_selected(graph, sequence, graph.computed_by(Backends::quoka(told).get()), mode);
   }
 }
@@ -274,9 +275,9 @@ TEST(SelectionNode, DenseLayersAndOtherModelsStayExact) {
   const auto exact = graph.computed_by(Backends::quoka("").get());
   for (const char* const text :
        {R"({"mode": "quoka", "budget": 48, "dense_layers": [1]})",
-        R"({"mode": "quoka", "budget": 48, "dense_layers": 2})",
-        R"({"mode": "quoka", "budget": 48, "model": {"head_dim": 128}})",
-        R"({"mode": "quoka", "budget": 48, "layer_budgets": {"1": 1000}})"}) {
+        R"({"mode": "quoka", "budget": 48, "dense_layers": 1})",
+        R"({"mode": "quoka", "budget": 48, "dense_layers": 0, "model": {"head_dim": 128}})",
+        R"({"mode": "quoka", "budget": 48, "dense_layers": 0, "layer_budgets": {"1": 1000}})"}) {
     SCOPED_TRACE(text);
     EXPECT_LT(relative_error(graph.computed_by(Backends::quoka(text).get()), exact), tolerance);
   }
@@ -286,7 +287,8 @@ TEST(SelectionNode, BadParametersMakeNoBackend) {
   backends();
   for (const char* const text :
        {R"({"mode": "fast"})", R"({"budget": -3})", R"({"budget": 1.5})", R"({"bugdet": 3})", "[1]",
-        "{", R"({"threads": -1})", R"({"layer_budgets": {"x": 3}})"})
+        "{", R"({"threads": -1})", R"({"layer_budgets": {"x": 3}})", R"({"budget": 0})",
+        R"({"chunk": 64,})", R"({"chunk": 64, "chunk": 32})"})
     EXPECT_EQ(Backends::quoka(text), nullptr) << text;
 }
 
