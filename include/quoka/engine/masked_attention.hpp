@@ -325,7 +325,7 @@ class MaskedAttention {
   }
 
   std::map<const void*, KnownCells> caches_;  // by where a layer's keys begin
-  const KnownCells unknown_;                  // of a cache that was not looked at
+  const KnownCells unknown_{};                // of a cache that was not looked at
   std::deque<Read> read_;                     // calls refer to their cells
   std::vector<AttentionSequence> calls_;
   std::vector<AttentionSequence> biased_;  // queries of these once more, by the mask
