@@ -219,12 +219,20 @@ class MaskedAttention {
   // A piece's calls.
   void add(const MaskedStream& stream, const MaskedOptions& masked, bool selects, const Read& read,
            MaskPiece& piece) {
-    if (!piece.causal()) return add_by_mask(stream, piece.begin, piece.count, calls_);
+    if (!piece.causal())
+      return add_by_mask(stream, piece.begin, piece.count, calls_, 0, stream.k.len());
     const Index seen = piece.first_sees();
     const bool ordered = piece.in_order();
     if (selects && !ordered)
       (read.known != nullptr ? *read.known : unknown_).find_own(piece.cells, seen);
     const std::span<const Position> cells = piece.cells;
+    // Stretch `of` by the mask. Cells side by side are a slice of the cache, read in the order of memory.
+    const auto add_biased = [&](const MaskStretch& of, std::vector<AttentionSequence>& to) {
+      const Index most = seen + of.begin + of.count - 1;
+      const bool slice = ordered && seen > 0;
+      add_by_mask(stream, piece.begin + of.begin, of.count, to, slice ? cells.front() : Index{0},
+                  slice ? most : stream.k.len());
+    };
     auto biased = piece.biased.begin();
     for (Index i = 0, count = 0; i < piece.count; i += count) {
       // A query that sees nothing at all has no cell of its own.
@@ -237,12 +245,12 @@ class MaskedAttention {
           count = biased->begin - i;
           break;
         }
-        add_by_mask(stream, piece.begin + biased->begin, biased->count, biased_);
+        add_biased(*biased, biased_);
         alone += biased->count;
       }
       if (count == 0) {
         count = biased->count;
-        add_by_mask(stream, piece.begin + i, count, calls_);
+        add_biased(*biased, calls_);
         ++biased;
         continue;
       }
@@ -262,16 +270,21 @@ class MaskedAttention {
   static bool is_long(const MaskStretch& biased, const MaskPiece& piece) {
     return biased.count >= long_stretch || biased.count == piece.count;
   }
-  // Queries of a stream, over all cells that their rows of the mask show them.
+  // Queries of a stream, over what their rows of the mask show them of cells [first_cell, first_cell + cells).
   static void add_by_mask(const MaskedStream& stream, Index begin, Index count,
-                          std::vector<AttentionSequence>& to) {
+                          std::vector<AttentionSequence>& to, Index first_cell, Index cells) {
+    const Rows k = stream.k.slice(first_cell, cells), v = stream.v.slice(first_cell, cells);
     for (Index i = 0; i < count; i += by_mask_rows) {
       const Index first = begin + i, n = std::min(by_mask_rows, count - i);
+      const auto columns = [&](const Rows& mask) {
+        return Mask(Rows(mask.data() + first_cell * mask.format().element_bytes, mask.format(),
+                         {mask.batch(), mask.heads(), mask.len(), cells}, mask.strides()));
+      };
       to.push_back({.q = stream.q.slice(first, n),
-                    .past = {stream.k, stream.v},
+                    .past = {k, v},
                     .chunk = {},
                     .out = stream.out.slice(first, n),
-                    .mask = stream.mask.empty() ? Mask() : Mask(stream.mask.slice(first, n))});
+                    .mask = stream.mask.empty() ? Mask() : columns(stream.mask.slice(first, n))});
     }
   }
   // Throws what their call would: it comes after others have written.
