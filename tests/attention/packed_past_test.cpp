@@ -9,7 +9,9 @@
 
 #include "support/attention_fixtures.hpp"
 
+#include <functional>
 #include <limits>
+#include <stdexcept>
 
 namespace {
 
@@ -191,6 +193,74 @@ TEST(PackedPast, IsMadeAnewForAnotherArithmeticOrShape) {
       expect_same_with<Eigen::bfloat16>(random_inputs<Eigen::bfloat16>(random, s),
                                         {.arithmetic = arithmetic}, packed);
     }
+}
+
+// A past too short for a block, of another shape: nothing of the first one is left to be found.
+TEST(PackedPast, OfNoBlockIsEmpty) {
+  Random random(14);
+  const Shape shape{.q_heads = 4, .kv_heads = 2, .q_len = 30, .kv_len = 500};
+  Shape wider = shape, two = shape;
+  wider.head_dim = 24, two.batch = 2;
+  for (const Arithmetic arithmetic : arithmetics)
+    for (Shape other : {wider, two}) {
+      other.kv_len = 5;
+      PackedPast packed;
+      const AttentionOptions options{.arithmetic = arithmetic};
+      expect_same_with<float>(random_inputs<float>(random, shape), options, packed);
+      const auto few = random_inputs<float>(random, other);
+      expect_same_with<float>(few, options, packed);
+      EXPECT_EQ(packed.len(), 0) << arithmetic.name();
+    }
+}
+
+// Blocks that were being packed when it failed are packed anew.
+TEST(PackedPast, AFailureKeepsWhatWasThereBefore) {
+  struct Fails {
+    static int workers() { return 1; }
+    static void run(Index, const std::function<void(Index, int)>&) {
+      throw std::runtime_error("no more");
+    }
+  };
+  Random random(15);
+  const Shape shape{.q_heads = 4, .kv_heads = 2, .q_len = 30, .kv_len = 900};
+  const auto in = random_inputs<float>(random, shape);
+  Shape wider = shape;
+  wider.v_dim = 24;
+  const auto other = random_inputs<float>(random, wider);
+  for (const Arithmetic arithmetic : arithmetics) {
+    if (!keeps<float>(arithmetic)) continue;
+    const AttentionOptions options{.arithmetic = arithmetic};
+    PackedPast packed;
+    expect_same_with<float>(first_keys(in, 500), options, packed);
+    const Index len = packed.len();
+    EXPECT_THROW(attend_packed<float>(in, &packed, options, Fails{}), std::runtime_error);
+    EXPECT_EQ(packed.len(), len);
+    expect_same_with<float>(in, options, packed);
+    EXPECT_THROW(attend_packed<float>(other, &packed, options, Fails{}), std::runtime_error);
+    EXPECT_EQ(packed.len(), 0) << "of another shape";
+    expect_same_with<float>(other, options, packed);
+  }
+}
+
+// The second head's keys, and the second sequence's.
+TEST(PackedPast, LooksAtEveryHead) {
+  Random random(16);
+  auto in = random_inputs<float>(
+      random, {.batch = 2, .q_heads = 4, .kv_heads = 2, .q_len = 30, .kv_len = 500});
+  for (const Arithmetic arithmetic : arithmetics) {
+    if (!keeps<float>(arithmetic)) continue;
+    PackedPast packed;
+    expect_same_with<float>(in, {.arithmetic = arithmetic}, packed);
+    for (Index b = 0; b < 2; ++b)
+      for (Index head = 0; head < 2; ++head) {
+        float& last = in.past_k(b, head, packed.len() - 1, 3);
+        const float kept = last;
+        last += 1.0f;
+        expect_refused([&] { attend_packed<float>(in, &packed, {.arithmetic = arithmetic}); },
+                       {"position", packed.len() - 1});
+        last = kept;
+      }
+  }
 }
 
 TEST(PackedPast, StaysEmptyWhereItDoesNotServe) {

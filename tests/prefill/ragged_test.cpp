@@ -1,7 +1,9 @@
-// Ragged batches (attention/attention.hpp): each sequence as by a call of its own, to the last bit,
+// Ragged batches (attention/attention.hpp, prefill/ragged.hpp): each sequence as by a call of its own, to the last bit,
 // and nothing written where one of them is refused.
 
-#include <quoka/attention/attention.hpp>
+#include <quoka/attention/packed_past.hpp>
+#include <quoka/prefill/ragged.hpp>
+#include <quoka/select/quoka.hpp>
 
 #include "support/attention_fixtures.hpp"
 
@@ -17,6 +19,7 @@ using quoka::AttentionSequence;
 using quoka::AttentionWorkspace;
 using quoka::Mask;
 using quoka::OutputRows;
+using quoka::QuokaSelector;
 
 template <class T>
 std::vector<T> noise_memory(Random& random, Index count) {
@@ -228,6 +231,119 @@ TEST(Ragged, NoSequenceIsNothingToDo) {
   quoka::ThreadPool pool(2);
   EXPECT_NO_THROW(quoka::attention(std::span<const AttentionSequence>{}, {}, pool, workspace));
   EXPECT_NO_THROW(quoka::attention(std::span<const AttentionSequence>{}));
+}
+
+// ---- with selection -----------------------------------------------------------------------------
+
+// Sequences of different lengths, of which the second attends to all of its past.
+class RaggedSelection : public ::testing::Test {
+ protected:
+  using State = QuokaSelector::State;
+  using Sequence = quoka::RaggedSequence<QuokaSelector>;
+  static constexpr std::size_t sequences = 4;
+
+  void SetUp() override {
+    constexpr Index lens[sequences][2] = {{41, 1}, {450, 5}, {300, 7}, {150, 30}};
+    for (const auto& [kv_len, q_len] : lens) {
+      in_.push_back(random_inputs<float>(
+          random_, {.q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = kv_len}));
+      output_.push_back(unwritten<float>(in_.back().q, 16));
+    }
+    for (std::size_t i = 0; i < sequences; ++i)
+      batch_.push_back({.q = in_[i].q,
+                        .past_k = in_[i].past_k,
+                        .past_v = in_[i].past_v,
+                        .chunk = {in_[i].k, in_[i].v},
+                        .out = {output_[i].out, output_[i].lse},
+                        .state = i == 1 ? nullptr : &states_[i]});
+  }
+  Selection selected_alone(const QuokaSelector& selector, std::size_t i,
+                           std::optional<float> scale) const {
+    if (batch_[i].state == nullptr) return Selection::all(1, 2, in_[i].past_k.dimension(2));
+    State state;
+    Selection keep;
+    selector.select({.q = in_[i].q, .k = in_[i].past_k, .scale = scale}, state, keep,
+                    SerialExecutor{});
+    return keep;
+  }
+
+  Random random_{6};
+  std::vector<Inputs<float>> in_;
+  std::vector<Output<float>> output_;
+  State states_[sequences];
+  std::vector<Sequence> batch_;
+  quoka::RaggedWorkspace<QuokaSelector> workspace_;
+};
+
+// Selection knows attention's scale, of every sequence.
+TEST_F(RaggedSelection, IsThatOfEachSequenceAlone) {
+  const QuokaSelector selector({.budget = 20,
+                                .n_queries = 4,
+                                .domain = quoka::Domain::softmax,
+                                .sketch = quoka::Sketch::off});
+  quoka::ThreadPool pool(3);
+  for (const ExecutorRef executor : {ExecutorRef(SerialExecutor{}), ExecutorRef(pool)})
+    for (const std::optional<float> scale : {std::optional<float>{}, {2.0f}}) {
+      const AttentionOptions options{.scale = scale};
+      quoka::select_and_attend<QuokaSelector>(selector, batch_, options, executor, workspace_);
+      for (std::size_t i = 0; i < sequences; ++i) {
+        const Selection alone = selected_alone(selector, i, scale);
+        EXPECT_EQ(workspace_.selection(static_cast<Index>(i)), alone) << i;
+        expect_same(output_[i], attend(in_[i], options, &alone));
+      }
+    }
+  EXPECT_NE(selected_alone(selector, 2, {}), selected_alone(selector, 2, 2.0f));
+}
+
+// A second, smaller batch by the same workspace, then the first again.
+TEST_F(RaggedSelection, AWorkspaceServesFewerSequencesAndMore) {
+  const QuokaSelector selector({.budget = 20});
+  for (const std::size_t count : {sequences, std::size_t{2}, std::size_t{3}, sequences}) {
+    const std::span<const Sequence> some(batch_.data() + sequences - count, count);
+    quoka::select_and_attend<QuokaSelector>(selector, some, {}, SerialExecutor{}, workspace_);
+    for (std::size_t i = 0; i < count; ++i)
+      EXPECT_EQ(workspace_.selection(static_cast<Index>(i)),
+                selected_alone(selector, sequences - count + i, {}));
+  }
+}
+
+// The numbers are that sequence's own.
+TEST_F(RaggedSelection, RefusesTheStateOfAnotherSequence) {
+  const QuokaSelector selector({.budget = 20, .sketch = quoka::Sketch::on});
+  for (std::size_t i = 0; i < sequences; ++i) {
+    batch_[i].sequence = 10 + i;
+    selector.appended({.q = in_[i].q, .k = in_[i].past_k, .sequence = 10 + i}, states_[i],
+                      SerialExecutor{});
+  }
+  EXPECT_NO_THROW(
+      quoka::select_and_attend<QuokaSelector>(selector, batch_, {}, SerialExecutor{}, workspace_));
+  batch_[2].sequence = 77;
+  const auto before = output_;
+  expect_refused(
+      [&] {
+        quoka::select_and_attend<QuokaSelector>(selector, batch_, {}, SerialExecutor{}, workspace_);
+      },
+      {"sequence", 77, 12});
+  for (std::size_t i = 0; i < sequences; ++i) expect_same(output_[i], before[i]);
+}
+
+// Each its own position and packed past.
+TEST_F(RaggedSelection, PassesOnWhatASequenceHas) {
+  const QuokaSelector selector({.budget = 20});
+  batch_[3].query_position = 600;
+  quoka::PackedPast packed;
+  batch_[1].packed = &packed;
+  const AttentionOptions options{.sliding_window = 500, .arithmetic = quoka::Arithmetic::fixed16};
+  quoka::select_and_attend<QuokaSelector>(selector, batch_, options, SerialExecutor{}, workspace_);
+  for (std::size_t i = 0; i < sequences; ++i) {
+    AttentionOptions own = options;
+    own.query_position = batch_[i].query_position;
+    const Selection alone = selected_alone(selector, i, {});
+    expect_same(output_[i], attend(in_[i], own, &alone));
+  }
+  const bool keeps =
+      quoka::arithmetic_used(quoka::Arithmetic::fixed16) != quoka::Arithmetic::single;
+  EXPECT_EQ(packed.bytes() > 0, keeps);
 }
 
 // ---- what is refused ----------------------------------------------------------------------------

@@ -160,6 +160,36 @@ TEST(BudgetByScores, CountsForcedKeysFirst) {
     }
 }
 
+// The best score is that of all keys, forced ones too.
+TEST(BudgetByScores, IsRelativeToAForcedKeyThatIsTheBest) {
+  Tensor3<float> scores(1, 2, 6);
+  const float of_heads[2][6] = {{10, 1, 6, 5, 4, 0}, {0, 1, 6, 5, 4, 10}};
+  std::copy_n(&of_heads[0][0], 12, scores.data());
+  expect_kept(scores, Budget::relative(0.5), {.keep_first = 1});
+  expect_kept(scores, Budget::relative(0.5), {.keep_last = 1});
+  const Tensor4<float> q(1, 2, 1, 4), k(1, 2, 6, 4);
+  const Selection keep = GivenSelector({.budget = Budget::relative(0.5),
+                                        .top_k = {.keep_first = 1, .keep_last = 1},
+                                        .scores = &scores})
+                             .select(q, k);
+  EXPECT_EQ(keep.positions(0, 0), (std::vector<Position>{0, 2, 3, 5}));
+  EXPECT_EQ(keep.positions(0, 1), (std::vector<Position>{0, 2, 3, 5}));
+}
+
+// Room is made for the head that keeps most, whichever it is.
+TEST(BudgetByScores, TheLaterHeadMayKeepMore) {
+  Tensor3<float> scores(2, 2, 100);
+  scores.setConstant(1.0f);
+  scores(0, 0, 50) = scores(1, 0, 3) = 1000.0f;
+  const Tensor4<float> q(2, 2, 1, 4), k(2, 2, 100, 4);
+  const Selection keep =
+      GivenSelector({.budget = Budget::relative(0.5), .scores = &scores}).select(q, k);
+  EXPECT_EQ(keep.positions(0, 0), std::vector<Position>{50});
+  EXPECT_EQ(keep.count(0, 1), 100);
+  EXPECT_EQ(keep.positions(1, 0), std::vector<Position>{3});
+  EXPECT_EQ(keep.count(1, 1), 100);
+}
+
 TEST(BudgetByScores, LooksAtWindowsAndSumsTheKeysOwn) {
   Random random(703);
   const auto mass = masses(random, 1, 3, 300);

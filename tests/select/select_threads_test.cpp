@@ -6,7 +6,10 @@
 
 #include "support/selector_fixtures.hpp"
 
+#include <algorithm>
 #include <memory>
+#include <new>
+#include <utility>
 
 namespace {
 
@@ -199,6 +202,67 @@ TEST(WorkerScratchTest, ReservesWhatItHasNot) {
   EXPECT_EQ(times(2, 2, 6), 2);
   EXPECT_EQ(times(2, 0, 6), 2);
   EXPECT_EQ(times(4, 0, 6), 4);
+}
+
+// Of what failed halfway nothing is known to be there: the memory that grows is freed first.
+TEST(WorkerScratchTest, AFailureHalfwayIsNoReservation) {
+  struct Part {
+    Index has = 0;
+    void reserve(int* const& fails, Index count) {
+      if (count <= has) return;
+      has = 0;
+      if ((*fails)-- == 0) throw std::bad_alloc();
+      has = count;
+    }
+    Index bytes() const { return has; }
+  };
+  int left = 100;
+  quoka::WorkerScratch<Part> scratch;
+  scratch.reserve(2, &left, Index{5});
+  left = 1;
+  EXPECT_THROW(scratch.reserve(2, &left, Index{8}), std::bad_alloc);
+  EXPECT_EQ(scratch[0].has, 8);
+  EXPECT_EQ(scratch[1].has, 0);
+  left = 100;
+  scratch.reserve(2, &left, Index{5});
+  EXPECT_EQ(scratch[1].has, 5);
+}
+
+TEST(WorkerScratchTest, WhatWasMovedFromHasNothing) {
+  struct Part {
+    Index has = 0;
+    void reserve(Index count) { has = std::max(has, count); }
+    Index bytes() const { return has; }
+  };
+  quoka::WorkerScratch<Part> a, c;
+  a.reserve(2, Index{5});
+  quoka::WorkerScratch<Part> b(std::move(a));
+  EXPECT_EQ(b.bytes(), 10);
+  EXPECT_EQ(a.bytes(), 0);  // NOLINT: what was moved from may be used
+  a.reserve(2, Index{5});
+  EXPECT_EQ(a.bytes(), 10);
+  c = std::move(a);
+  EXPECT_EQ(c.bytes(), 10);
+  EXPECT_EQ(a.bytes(), 0);  // NOLINT
+  a.reserve(2, Index{4});
+  EXPECT_EQ(a[1].has, 4);
+}
+
+// More workers find what the first ones have, and those have it still.
+TEST(WorkerScratchTest, MoreWorkersKeepWhatTheOthersHave) {
+  struct Part {
+    int times = 0;
+    Index has = 0;
+    void reserve(Index count) { times += count > has ? 1 : 0, has = std::max(has, count); }
+    Index bytes() const { return has; }
+  };
+  quoka::WorkerScratch<Part> scratch;
+  scratch.reserve(2, Index{5});
+  scratch.reserve(4, Index{5});
+  for (int worker = 0; worker < 4; ++worker) {
+    EXPECT_EQ(scratch[worker].times, 1) << worker;
+    EXPECT_EQ(scratch[worker].has, 5) << worker;
+  }
 }
 
 }  // namespace

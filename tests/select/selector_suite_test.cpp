@@ -397,6 +397,55 @@ TYPED_TEST(EverySelector, RefusesTheStateOfAnotherSequenceWhereItRemembersKeys) 
   EXPECT_NO_THROW(layer.selector.select(other, layer.state, selection, SerialExecutor{}));
 }
 
+// A select() tells a State of its keys as appended() does: whose they are, and how many.
+TYPED_TEST(EverySelector, ASelectionTellsTheStateWhoseKeysItSaw) {
+  Random random(216);
+  const Prompt<float> prompt(random, 164);
+  Layer<TypeParam, float> layer(31);
+  if (!remembers_keys(layer.state)) return;
+  layer.cache.append(quoka::view_of(prompt.k).slice(0, 127),
+                     quoka::view_of(prompt.k).slice(0, 127));
+  SelectorInput ours = layer.input(prompt.q_chunk(127, 37)), other = ours;
+  ours.sequence = 8, other.sequence = 9;
+  Selection selection;
+  const auto select = [&](const SelectorInput& input) {
+    layer.selector.select(input, layer.state, selection, SerialExecutor{});
+  };
+  select(ours);
+  expect_refused([&] { select(other); }, {"sequence", 9, 8});
+  expect_refused([&] { layer.selector.appended(other, layer.state, SerialExecutor{}); },
+                 {"sequence", 9, 8});
+  SelectorInput fewer = ours;
+  fewer.k = fewer.k.slice(0, 100), fewer.inverse_norms = {};
+  expect_refused([&] { select(fewer); }, {"truncate()", 127, 100});
+  EXPECT_NO_THROW(select(ours));
+  layer.state.truncate(100);
+  EXPECT_NO_THROW(select(fewer));
+  expect_refused([&] { select(other); }, {"sequence", 9, 8});
+}
+
+TYPED_TEST(EverySelector, AppendedKeysTellTheStateWhoseTheyAre) {
+  Random random(217);
+  const Prompt<float> prompt(random, 164);
+  Layer<TypeParam, float> layer(31);
+  if (!remembers_keys(layer.state)) return;
+  layer.cache.append(quoka::view_of(prompt.k).slice(0, 127),
+                     quoka::view_of(prompt.k).slice(0, 127));
+  SelectorInput ours = layer.input(prompt.q_chunk(90, 37)), other = ours, fewer = ours;
+  ours.sequence = fewer.sequence = 8, other.sequence = 9;
+  fewer.k = fewer.k.slice(0, 100), fewer.inverse_norms = {};
+  const auto append = [&](const SelectorInput& input) {
+    layer.selector.appended(input, layer.state, SerialExecutor{});
+  };
+  append(ours);
+  expect_refused([&] { append(other); }, {"sequence", 9, 8});
+  expect_refused([&] { append(fewer); }, {"truncate()", 127, 100});
+  Selection selection;
+  expect_refused([&] { layer.selector.select(fewer, layer.state, selection, SerialExecutor{}); },
+                 {"truncate()", 127, 100});
+  EXPECT_NO_THROW(append(ours));
+}
+
 // A caller's own selector, the least there is: the concept asks for no more.
 struct LeastSelector {
   struct Options {};
