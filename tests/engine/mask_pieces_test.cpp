@@ -75,6 +75,7 @@ TEST_F(Masks, AWindow) {
   const auto pieces = read();
   ASSERT_EQ(pieces.size(), 1u);
   EXPECT_FALSE(pieces[0].causal);
+  EXPECT_TRUE(pieces[0].cells.empty());
 }
 
 // Tokens of copies share a mask; a chunk after them is one.
@@ -138,6 +139,33 @@ TEST_F(Masks, OtherNumbers) {
   EXPECT_EQ(pieces[0].count, 2);
 }
 
+// In the first row, and in one that would begin another sequence.
+TEST_F(Masks, OtherNumbersInAnyRow) {
+  for (const Index of : {0, 2}) {
+    rows.clear();
+    row(range(0, 100));
+    row(range(0, 101));
+    row(range(300, 310));
+    at(of, 305) = 0xbc00;
+    const auto pieces = read();
+    ASSERT_EQ(pieces.size(), 1u) << of;
+    EXPECT_FALSE(pieces[0].causal);
+    EXPECT_EQ(pieces[0].count, 3);
+    EXPECT_TRUE(pieces[0].cells.empty());
+  }
+}
+
+// Two cells more, or less: another sequence.
+TEST_F(Masks, TwoCellsMoreOrLess) {
+  row(range(0, 100));
+  row(range(0, 102));
+  row(range(0, 100));
+  const auto pieces = read();
+  ASSERT_EQ(pieces.size(), 3u);
+  for (const MaskPiece& piece : pieces) EXPECT_TRUE(piece.causal);
+  EXPECT_EQ(pieces[1].cells, range(0, 102));
+}
+
 TEST_F(Masks, RowsThatSeeNothing) {
   row({});
   row({});
@@ -156,10 +184,12 @@ TEST_F(Masks, RowsThatSeeNothing) {
 
 TEST_F(Masks, AreHalvesOfOneSequenceAndHead) {
   row({1});
-  const auto rows_of = [&](const Format& format, Index heads) {
-    return Rows(reinterpret_cast<const std::byte*>(rows.data()), format, {1, heads, 1, cells / 2},
-                {0, 0, 0});
+  const auto rows_of = [&](const Format& format, Index heads, Index batch = 1) {
+    return Rows(reinterpret_cast<const std::byte*>(rows.data()), format,
+                {batch, heads, 1, cells / 2}, {0, 0, 0});
   };
+  EXPECT_THROW(read_mask_pieces(rows_of(format_of<Eigen::half>(), 1, 2), SerialExecutor{}),
+               std::invalid_argument);
   EXPECT_THROW(read_mask_pieces(rows_of(format_of<float>(), 1), SerialExecutor{}),
                std::invalid_argument);
   EXPECT_THROW(read_mask_pieces(rows_of(format_of<Eigen::half>(), 2), SerialExecutor{}),

@@ -7,10 +7,14 @@
 #include <Eigen/Core>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <stdexcept>
+#include <utility>
 
 namespace {
 
@@ -25,12 +29,13 @@ class Engine {
     Index chunk;                  // tokens of the batch, its last
   };
 
-  explicit Engine(bool shuffled) {
+  explicit Engine(bool shuffled, unsigned seed = 5, std::array<Index, 2> chunks = {70, 45})
+      : random_(seed) {
     std::vector<Position> order(cells);
     std::iota(order.begin(), order.end(), 0);
     if (shuffled) std::shuffle(order.begin(), order.end(), random_);
-    sequences = {{{order.begin(), order.begin() + 400}, 70},
-                 {{order.begin() + 400, order.begin() + 600}, 45}};
+    sequences = {{{order.begin(), order.begin() + 400}, chunks[0]},
+                 {{order.begin() + 400, order.begin() + 600}, chunks[1]}};
     fill(k_, kv_heads * cells * dim), fill(v_, kv_heads * cells * dim);
     n_q = 0;
     for (const Sequence& s : sequences) n_q += s.chunk;
@@ -62,7 +67,8 @@ class Engine {
   }
   // The same by select() and attention(), sequence by sequence, chunk by chunk. An engine's mask does not tell
   // the order of the tokens before a batch: it is that of their cells.
-  std::vector<float> expected(const MaskedOptions& masked) {
+  std::vector<float> expected(const MaskedOptions& masked, std::optional<float> scale = {},
+                              const KeySketch* sketch = nullptr) {
     std::vector<float> all(out_.size(), NAN);
     const OutputRows out = TensorView<float>(all.data(), {1, q_heads, n_q, dim});
     const Rows k = view(k_, kv_heads, cells), v = view(v_, kv_heads, cells),
@@ -82,17 +88,35 @@ class Engine {
         Past of{k.listed(before), v.listed(before)};
         Selection keep;
         QuokaSelector::State state;
-        if (masked.selection && past >= masked.min_past) {
+        if (masked.selection && (s.chunk > 1 || masked.decode) && past >= masked.min_past) {
           QuokaSelector(*masked.selection)
-              .select({.q = q.slice(row + i, count), .k = of.k, .capacity = past}, state, keep,
-                      SerialExecutor{});
+              .select({.q = q.slice(row + i, count),
+                       .k = of.k,
+                       .capacity = past,
+                       .scale = scale,
+                       .sketch = sketch},
+                      state, keep, SerialExecutor{});
           of.keep = &keep;
         }
         attention(q.slice(row + i, count), of, {k.listed(own), v.listed(own)},
-                  out.slice(row + i, count));
+                  out.slice(row + i, count), {.scale = scale});
       }
       row += s.chunk;
     }
+    return all;
+  }
+  // Of all cells as they lie.
+  KeySketch sketch() const {
+    KeySketch sketch;
+    sketch.update(view(k_, kv_heads, cells), 0, cells, SerialExecutor{});
+    return sketch;
+  }
+  // By the mask alone.
+  std::vector<float> by_mask() {
+    std::vector<float> all(out_.size(), NAN);
+    const MaskedStream of = stream();
+    attention(of.q, {of.k, of.v}, {}, TensorView<float>(all.data(), {1, q_heads, n_q, dim}),
+              {.causal = false, .mask = of.mask});
     return all;
   }
   float distance(const std::vector<float>& wanted) const {
@@ -118,7 +142,7 @@ class Engine {
     return TensorView<const float>(x.data(), {1, heads, len, dim});
   }
 
-  std::mt19937 random_{5};
+  std::mt19937 random_;
   std::vector<float> q_, k_, v_, out_;
   std::vector<Eigen::half> mask_;
 };
@@ -150,6 +174,191 @@ TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
       else
         EXPECT_EQ(report.attended, report.seen);
     }
+}
+
+// Two caches in one call, each with what is remembered of its own.
+TEST(MaskedAttention, StreamsOfTwoCaches) {
+  for (const MaskedOptions& masked :
+       {MaskedOptions{}, selecting(QuokaOptions::paper(40)), selecting(QuokaOptions::paper(0.25))})
+    for (const bool shuffled : {false, true}) {
+      Engine one(shuffled), other(!shuffled, 6);
+      MaskedAttention layer;
+      const auto write_one = one.before_the_batch(), write_other = other.before_the_batch();
+      const auto run = [&] {
+        return layer.run(std::vector{one.stream(), other.stream()}, masked, {}, SerialExecutor{});
+      };
+      run();
+      write_one(), write_other();
+      for (int times = 0; times < 2; ++times) {
+        const MaskedReport report = run();
+        EXPECT_EQ(report.queries, 230);
+        EXPECT_EQ(report.sequences, 4);
+        if (times > 0) break;  // which cells are new is known in the first
+        EXPECT_LE(one.distance(one.expected(masked)), 2e-5f);
+        EXPECT_LE(other.distance(other.expected(masked)), 2e-5f);
+      }
+    }
+}
+
+// One stream without a mask of one head: all are exact, and the call says so.
+TEST(MaskedAttention, OneStreamThatCannotSelect) {
+  Engine one(false), other(false, 6);
+  MaskedStream all = other.stream();
+  all.mask = {};
+  MaskedAttention layer;
+  const MaskedReport report = layer.run(std::vector{one.stream(), all},
+                                        selecting(QuokaOptions::paper(40)), {}, SerialExecutor{});
+  EXPECT_EQ(report.outcome, MaskedOutcome::masks);
+  EXPECT_EQ(report.attended, report.seen);
+  EXPECT_LE(one.distance(one.expected({})), 2e-5f);
+}
+
+// In the softmax domain the selection knows attention's scale.
+TEST(MaskedAttention, SelectsByAttentionsScale) {
+  MaskedOptions masked = selecting(QuokaOptions::robust(2, 40));
+  masked.sketch = false;
+  Engine engine(false);
+  const auto report_at = [&](float scale) {
+    MaskedAttention layer;
+    layer.run(std::vector{engine.stream()}, masked, {.scale = scale}, SerialExecutor{});
+    return engine.distance(engine.expected(masked, scale));
+  };
+  EXPECT_LE(report_at(0.05f), 2e-5f);
+  EXPECT_LE(report_at(1.0f), 2e-5f);
+}
+
+// A failed call leaves nothing behind that the next one would take for its own.
+TEST(MaskedAttention, ACallAfterOneThatFailed) {
+  Engine engine(false);
+  const MaskedOptions masked = selecting(QuokaOptions::paper(40));
+  MaskedAttention layer;
+  MaskedStream wrong = engine.stream();
+  wrong.v = wrong.v.slice(0, 100);
+  EXPECT_THROW(layer.run(std::vector{engine.stream(), wrong}, masked, {}, SerialExecutor{}),
+               std::invalid_argument);
+  const MaskedReport report = layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{});
+  EXPECT_LE(engine.distance(engine.expected(masked)), 2e-5f);
+  EXPECT_EQ(report.queries, 115);
+  EXPECT_EQ(report.outcome, MaskedOutcome::selected);
+}
+
+// What a call made of its keys shows in the softmax domain, where a sketch chooses other keys than float.
+class MaskedSketch : public ::testing::Test {
+ protected:
+  // Of one call: as by a sketch of the cells, or as in float?
+  bool sketches(Engine& engine, MaskedOptions asked, bool kept = true) {
+    asked.selection->sketch = Sketch::on;
+    MaskedAttention layer;
+    MaskedStream stream = engine.stream();
+    stream.kept = kept;
+    layer.run(std::vector{stream}, asked, {}, SerialExecutor{});
+    const KeySketch sketch = engine.sketch();
+    const float by_sketch = engine.distance(engine.expected(asked, {}, &sketch)),
+                in_float = engine.distance(engine.expected(asked));
+    EXPECT_LE(std::min(by_sketch, in_float), 2e-5f);
+    EXPECT_GT(std::max(by_sketch, in_float), 1e-3f);
+    return by_sketch < in_float;
+  }
+  const MaskedOptions masked = selecting(QuokaOptions::recommended(2, 40));
+};
+
+// By the queries of all pieces that select, together.
+TEST_F(MaskedSketch, IsMadeForThirtyTwoQueries) {
+  Engine many(false), together(false, 5, {20, 12}), few(false, 5, {20, 11}), one(false, 5, {31, 1});
+  EXPECT_TRUE(sketches(many, masked));
+  EXPECT_TRUE(sketches(together, masked));
+  EXPECT_FALSE(sketches(few, masked));
+  EXPECT_FALSE(sketches(one, masked)) << "a single query selects nothing";
+  MaskedOptions decode = masked;
+  decode.decode = true;
+  EXPECT_TRUE(sketches(one, decode));
+}
+
+TEST_F(MaskedSketch, IsNotMadeOfKeysThatWillLieElsewhere) {
+  Engine engine(false);
+  EXPECT_FALSE(sketches(engine, masked, false));
+  MaskedOptions off = masked;
+  off.sketch = false;
+  EXPECT_FALSE(sketches(engine, off));
+}
+
+// A whole prompt in one call: its first chunk selects nothing, its last ones do.
+TEST_F(MaskedSketch, IsMadeForTheLastChunksOfAPrompt) {
+  Engine engine(false, 5, {400, 200});
+  EXPECT_TRUE(sketches(engine, masked));
+  MaskedOptions late = masked;
+  late.min_past = 384;  // of the first sequence's last chunk
+  EXPECT_TRUE(sketches(engine, late));
+}
+
+// What is read of the past, and that the first tokens of a sequence have none.
+TEST(MaskedAttention, ReportsWhatItRead) {
+  Engine engine(false, 5, {400, 45});
+  MaskedAttention layer;
+  MaskedOptions masked = selecting(QuokaOptions::paper(40));
+  for (const Index min_past : {0, 200}) {
+    masked.min_past = min_past;
+    const MaskedReport report =
+        layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{});
+    double seen = 0, attended = 0, own = 0;
+    for (const auto& [begin, end] : {std::pair<Index, Index>{0, 400}, {155, 200}})
+      for (Index past = begin, count = 0; past < end; past += count) {
+        count = std::min(end - past, 32 - past % 32);
+        seen += static_cast<double>(past * count);
+        attended +=
+            static_cast<double>((past >= min_past ? std::min<Index>(past, 40) : past) * count);
+        own += static_cast<double>(count * (count + 1)) / 2;
+      }
+    EXPECT_DOUBLE_EQ(report.seen, seen);
+    EXPECT_DOUBLE_EQ(report.attended, attended);
+    EXPECT_DOUBLE_EQ(report.own, own);
+    EXPECT_LE(engine.distance(engine.expected(masked)), 2e-5f);
+  }
+}
+
+// Tokens of two sequences, seen both ways, so many that their rows are read in parts.
+TEST(MaskedAttention, SequencesSeenBothWays) {
+  Engine engine(false, 5, {150, 140});
+  Index row = 0;
+  for (const Engine::Sequence& s : engine.sequences)
+    for (Index i = 0; i < s.chunk; ++i, ++row)
+      for (const Position cell : s.cells) engine.mask(row, cell) = Eigen::half(0.0f);
+  MaskedAttention layer;
+  const MaskedReport report = layer.run(std::vector{engine.stream()},
+                                        selecting(QuokaOptions::paper(40)), {}, SerialExecutor{});
+  EXPECT_EQ(report.outcome, MaskedOutcome::both_ways);
+  EXPECT_EQ(report.sequences, 2);
+  EXPECT_LE(engine.distance(engine.by_mask()), 2e-5f);
+}
+
+// Padding: a row at the beginning, between two sequences and at the end.
+TEST(MaskedAttention, QueriesThatSeeNothingAreZero) {
+  for (const Index row : {0, 69, 70, 114}) {
+    Engine engine(false);
+    for (Index cell = 0; cell < Engine::cells; ++cell)
+      engine.mask(row, cell) = Eigen::half(-INFINITY);
+    MaskedAttention layer;
+    layer.run(std::vector{engine.stream()}, selecting(QuokaOptions::paper(4000)), {},
+              SerialExecutor{});
+    EXPECT_LE(engine.distance(engine.by_mask()), 2e-5f) << row;
+  }
+}
+
+// Why a call was exact is said of that call and of all its sequences.
+TEST(MaskedAttention, SaysItOfThisCallAndOfAllSequences) {
+  MaskedAttention layer;
+  const auto outcome = [&](Engine& engine, bool decode = false) {
+    MaskedOptions masked = selecting(QuokaOptions::paper(4000));
+    masked.decode = decode;
+    return layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{}).outcome;
+  };
+  Engine biased(false), tokens(false, 5, {1, 1}), first(false, 5, {5, 1}), second(false, 5, {1, 5});
+  biased.mask(3, 699) = Eigen::half(0.5f);
+  EXPECT_EQ(outcome(biased), MaskedOutcome::both_ways);
+  EXPECT_EQ(outcome(tokens), MaskedOutcome::single_queries);
+  EXPECT_EQ(outcome(tokens, true), MaskedOutcome::all_kept);
+  EXPECT_EQ(outcome(first), MaskedOutcome::all_kept);
+  EXPECT_EQ(outcome(second), MaskedOutcome::all_kept);
 }
 
 // Of all that is remembered between calls nothing is believed: the cache changed, and so does the result.
@@ -227,6 +436,46 @@ TEST(LayerAccount, SumsByLayerAndSaysAboutWhatIsSaved) {
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_EQ(lines[0], "layer 0: 100.0 % of the past; exact: x (1 calls)");
   EXPECT_EQ(lines[1], "layer 1 to 3: 23.1 % of the past; selected (1 calls)");
+}
+
+// Chunks and single tokens have prices of their own; where few calls are exact, that of those that select.
+TEST(LayerAccount, PricesChunksAndSingleTokensApart) {
+  const auto call = [](Index queries, Index sequences, double seen, double attended,
+                       double attend) {
+    return MaskedReport{.queries = queries,
+                        .sequences = sequences,
+                        .seen = seen,
+                        .attended = attended,
+                        .attend = attend};
+  };
+  LayerAccount account;
+  account.add(0, call(10, 1, 1000, 1000, 1), "exact");  // a pair of a chunk: 1 ms
+  account.add(0, call(1, 1, 1000, 1000, 10), "exact");  // of a token: 10 ms
+  account.add(1, call(10, 1, 5000, 1000, 2), "selected");
+  account.add(1, call(1, 1, 3000, 1000, 4), "selected");
+  EXPECT_NEAR(account.saving().took, 6, 1e-9);
+  EXPECT_NEAR(account.saving().dense, 5 + 30, 1e-9);
+  LayerAccount selecting;  // nothing was exact: 2 s for 1000 pairs
+  selecting.add(1, call(10, 1, 5000, 1000, 2), "selected");
+  EXPECT_NEAR(selecting.saving().dense, 10, 1e-9);
+  selecting.add(1, call(10, 1, 9, 9, 5), "exact");  // of 9 pairs nothing is learnt
+  EXPECT_NEAR(selecting.saving().dense, 10, 1e-9);
+  EXPECT_EQ(LayerAccount().saving().dense, 0);
+}
+
+TEST(LayerAccount, JoinsLayersInARowThatWereTreatedAlike) {
+  LayerAccount account;
+  const MaskedReport report{.queries = 10, .sequences = 1, .seen = 100, .attended = 50};
+  for (const int layer : {-1, 0, 1, 3, 4}) account.add(layer, report, "selected");
+  account.add(5, {.queries = 10, .sequences = 1, .seen = 100, .attended = 100}, "exact: x");
+  for (int times = 0; times < 2; ++times) account.add(6, report, "selected");
+  account.add(7, {.queries = 10, .sequences = 1}, "exact: x");  // of no past all is read
+  const std::string half = ": 50.0 % of the past; selected (1 calls)";
+  EXPECT_EQ(account.lines(), (std::vector<std::string>{
+                                 "no cache" + half, "layer 0 to 1" + half, "layer 3 to 4" + half,
+                                 "layer 5: 100.0 % of the past; exact: x (1 calls)",
+                                 "layer 6: 50.0 % of the past; selected (2 calls)",
+                                 "layer 7: 100.0 % of the past; exact: x (1 calls)"}));
 }
 
 // The paper's own: 8 heads from 1/2 to 1/256; and 12 heads, which are no power of two.

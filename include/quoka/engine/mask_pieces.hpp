@@ -132,7 +132,7 @@ inline std::vector<MaskPiece> read_mask_pieces(const Rows& mask, ExecutorRef exe
     } else if (!step.next_token() && step.nearly_same() && (last.count == 1 || !last.causal)) {
       last.causal = false, last.cells.clear();
     } else {
-      if (!begin_piece(i)) return by_mask;
+      begin_piece(i);  // holds no other number: it would have been one of a step
       continue;
     }
     ++pieces.back().count;
