@@ -216,6 +216,22 @@ Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index 
   return scores_of_prefix(q, k, kv_len, fresh);
 }
 
+// A head of which no query is finite has no say, and neither has its set of blocks.
+TEST(FlashPrefill, AHeadWithoutAQueryHasNoSay) {
+  Random random(391);
+  Tensor4<float> q = random.tensor<float>(1, 2, 16, 24), one(1, 1, 16, 24);
+  const auto k = random.tensor<float>(1, 1, 640, 24);
+  for (Index i = 0; i < 16; ++i)
+    for (Index c = 0; c < 24; ++c) {
+      one(0, 0, i, c) = q(0, 1, i, c);
+      q(0, 0, i, c) = not_a_number;
+    }
+  for (const quoka::Budget budget : {quoka::Budget(200), quoka::Budget::relative(0.9)}) {
+    const quoka::FlashPrefillSelector selector({.budget = budget, .block = 16});
+    EXPECT_EQ(selector.select(q, k), selector.select(one, k));
+  }
+}
+
 TEST(FlashPrefill, AStateThatGrewIsAsAFreshOne) {  // to the bit
   Random random(644);
   const auto q = random.tensor<Element>(2, 4, 7, 20);

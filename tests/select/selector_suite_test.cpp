@@ -332,6 +332,18 @@ TYPED_TEST(EverySelector, AfterTruncateIsAsIfTheRestHadNeverBeen) {
   EXPECT_EQ(layer.select(prompt.q_chunk(127, 37)), fresh.select(prompt.q_chunk(127, 37)));
 }
 
+TYPED_TEST(EverySelector, TruncateBeyondItsLengthIsNothing) {
+  Random random(218);
+  const Prompt<float> prompt(random, 164);
+  Layer<TypeParam, float> layer(31), fresh(31);
+  for (auto* const each : {&layer, &fresh}) {
+    prompt.feed(*each, 0, 74);
+    if (each == &layer) each->state.truncate(1000);
+    prompt.feed(*each, 74, 127);
+  }
+  EXPECT_EQ(layer.select(prompt.q_chunk(127, 37)), fresh.select(prompt.q_chunk(127, 37)));
+}
+
 // ---- refused ------------------------------------------------------------------------------------
 
 TYPED_TEST(EverySelector, RefusesShapesThatDoNotFitAndSelectsNothing) {
