@@ -315,6 +315,23 @@ TEST(StateSketch, TheLastKeyAndOneMoreAreLookedAt) {
   EXPECT_NE(quoka::detail::somewhere(300), 299);
 }
 
+TEST(StateSketch, LooksAtEveryHeadOfEverySequence) {
+  Random random(526);
+  auto k = random.tensor<float>(2, kv_heads, 37, 32);
+  KeySketch sketch;
+  EXPECT_NO_THROW(sketch.append(Rows(k).slice(0, 0), 37, SerialExecutor{}));
+  EXPECT_NO_THROW(sketch.require_made_from(Rows(k).slice(0, 0))) << "of no keys";
+  sketch.append(k, 37, SerialExecutor{});
+  for (Index b = 0; b < 2; ++b)
+    for (Index head = 0; head < kv_heads; ++head) {
+      const float kept = k(b, head, 36, 5);
+      k(b, head, 36, 5) += 1.0f;
+      expect_refused([&] { sketch.require_made_from(k); }, {"key at position", 36, 37});
+      k(b, head, 36, 5) = kept;
+    }
+  EXPECT_NO_THROW(sketch.require_made_from(k));
+}
+
 TEST(StateSketch, IsRefusedWithOtherKeysAndLeftAloneWithMoreKeysThanItWasToldOf) {
   Random random(525);
   const auto k = random.tensor<float>(1, kv_heads, 300, 32),

@@ -411,6 +411,24 @@ TEST(ChunkedPrefillDriver, SelectionIsWhatTheLastSelectChose) {
   EXPECT_EQ(layer.selection(), chosen);
 }
 
+// In the softmax domain the selector knows attention's scale.
+TEST(ChunkedPrefillDriver, SelectsByAttentionsScale) {
+  Random random(64);
+  const auto k = random.tensor<float>(1, 2, 100, 16), last = random.tensor<float>(1, 4, 7, 16);
+  const quoka::QuokaOptions options{
+      .budget = 20, .domain = quoka::Domain::softmax, .sketch = quoka::Sketch::off};
+  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 16};
+  std::vector<Selection> of_scales;
+  for (const float scale : {0.05f, 2.0f}) {
+    Quoka<float> layer(shape, options, {.scale = scale});
+    layer.append(k, k);
+    of_scales.push_back(layer.select(last));
+    EXPECT_EQ(of_scales.back(),
+              quoka::QuokaSelector(options).select(last, k, SerialExecutor{}, {}, scale));
+  }
+  EXPECT_NE(of_scales[0], of_scales[1]);
+}
+
 TEST(ChunkedPrefillDriver, LseIsOptional) {
   Random random(23);
   const Prompt<float> prompt(random, 64);
@@ -995,6 +1013,20 @@ TEST(ChunkedPrefillRefuses, RowsOfItsOwnCache) {
   expect_refused([&] { layer.forward(q, k, k, out_inside); }, {"out lies in the layer's cache"});
   EXPECT_EQ(layer.kv_len(), 37);
   EXPECT_TRUE(same_bits(layer.cache().k(), k));
+}
+
+TEST(ChunkedPrefillRefuses, APromptWhoseOutputLiesInItsInputs) {
+  Random random(63);
+  const auto q = random.tensor<float>(1, 2, 37, 16), k = random.tensor<float>(1, 2, 37, 16),
+             v = random.tensor<float>(1, 2, 37, 16);
+  Quoka<float> layer({.q_heads = 2, .kv_heads = 2, .head_dim = 16});
+  for (const auto& [x, name] : {std::pair{&q, "q"}, {&k, "k"}, {&v, "v"}}) {
+    const TensorView<float> out(const_cast<float*>(x->data()), {1, 2, 37, 16},
+                                {2 * 37 * 16, 37 * 16, 16, 1});
+    expect_refused([&] { layer.prefill(q, k, v, out, 10); },
+                   {std::string("out shares memory with ") + name});
+    EXPECT_EQ(layer.kv_len(), 0);
+  }
 }
 
 TEST(ChunkedPrefillRefuses, ANegativeReserve) {

@@ -3,6 +3,8 @@
 
 #include <quoka/attention/packed_past.hpp>
 #include <quoka/prefill/ragged.hpp>
+#include <quoka/cache/key_sketch.hpp>
+#include <quoka/select/kit.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include "support/attention_fixtures.hpp"
@@ -327,17 +329,42 @@ TEST_F(RaggedSelection, RefusesTheStateOfAnotherSequence) {
   for (std::size_t i = 0; i < sequences; ++i) expect_same(output_[i], before[i]);
 }
 
-// Each its own position and packed past.
+// A sketch, or inverse norms, of one sequence's cache are no other's.
+TEST_F(RaggedSelection, TakesTheSketchAndTheNormsOfASequencesCache) {
+  const QuokaSelector selector({.budget = 20, .sketch = quoka::Sketch::on});
+  Tensor3<float> norms(1, 2, 41);  // of the first one's 41 keys
+  for (Index head = 0; head < 2; ++head)
+    for (Index i = 0; i < 41; ++i)
+      norms(0, head, i) = quoka::inverse_norm(&in_[0].past_k(0, head, i, 0), 16);
+  quoka::KeySketch sketch;
+  sketch.update(in_[2].past_k, 0, 300, SerialExecutor{});
+  batch_[0].inverse_norms = norms, batch_[2].sketch = &sketch;
+  const auto run = [&] {
+    quoka::select_and_attend<QuokaSelector>(selector, batch_, {}, SerialExecutor{}, workspace_);
+  };
+  run();
+  for (std::size_t i = 0; i < sequences; ++i)
+    EXPECT_EQ(workspace_.selection(static_cast<Index>(i)), selected_alone(selector, i, {})) << i;
+  const Tensor4<float> before = in_[2].past_k;
+  for (Index i = 0; i < before.size(); ++i) in_[2].past_k.data()[i] = before.data()[i] * -1.0f;
+  expect_refused(run, {"not the one that was sketched"});
+}
+
+// Each its own position, mask and packed past.
 TEST_F(RaggedSelection, PassesOnWhatASequenceHas) {
   const QuokaSelector selector({.budget = 20});
   batch_[3].query_position = 600;
+  Tensor4<float> hides(1, 1, 5, 455);
+  hides.setZero();
+  for (Index i = 0; i < 5; ++i) hides(0, 0, i, 90 * i + 7) = -infinity;
+  batch_[1].mask = hides;
   quoka::PackedPast packed;
   batch_[1].packed = &packed;
   const AttentionOptions options{.sliding_window = 500, .arithmetic = quoka::Arithmetic::fixed16};
   quoka::select_and_attend<QuokaSelector>(selector, batch_, options, SerialExecutor{}, workspace_);
   for (std::size_t i = 0; i < sequences; ++i) {
     AttentionOptions own = options;
-    own.query_position = batch_[i].query_position;
+    own.query_position = batch_[i].query_position, own.mask = batch_[i].mask;
     const Selection alone = selected_alone(selector, i, {});
     expect_same(output_[i], attend(in_[i], own, &alone));
   }

@@ -239,11 +239,13 @@ TEST(WorkerScratchTest, WhatWasMovedFromHasNothing) {
   quoka::WorkerScratch<Part> b(std::move(a));
   EXPECT_EQ(b.bytes(), 10);
   EXPECT_EQ(a.bytes(), 0);  // NOLINT: what was moved from may be used
+  a.at_least(2);            // without memory
   a.reserve(2, Index{5});
   EXPECT_EQ(a.bytes(), 10);
   c = std::move(a);
   EXPECT_EQ(c.bytes(), 10);
   EXPECT_EQ(a.bytes(), 0);  // NOLINT
+  a.at_least(2);            // without memory
   a.reserve(2, Index{4});
   EXPECT_EQ(a[1].has, 4);
 }
