@@ -162,6 +162,35 @@ TEST(SharedChoices, OfTwoSequencesDoNotMix) {
   }
 }
 
+// The caller's numbers tell two sequences of one length apart.
+TEST(SharedChoices, BelongToTheSequenceOfTheirNumber) {
+  Random random(541);
+  const auto q = random.tensor<float>(1, 4, 17, 20), k = random.tensor<float>(1, 2, 127, 20);
+  const TidalDecodeSelector chooses({.budget = 31}), reuses({.budget = 31, .plan = {.layer = 3}});
+  TidalDecodeSelector::State state;
+  const auto select = [&](const TidalDecodeSelector& layer, std::uint64_t sequence) {
+    Selection keep;
+    layer.select({.q = q, .k = k, .sequence = sequence}, state, keep, SerialExecutor{});
+    return keep;
+  };
+  const Selection chosen = select(chooses, 5);
+  EXPECT_EQ(select(reuses, 5), chosen);
+  expect_refused([&] { select(reuses, 6); }, {"layer", 3, 2});
+  expect_refused([&] { select(reuses, 5); }, {"layer", 3, 2});  // it is forgotten
+  EXPECT_EQ(select(chooses, 6), chosen);
+  EXPECT_EQ(select(reuses, 6), chosen);
+}
+
+TEST(SharedChoices, AreNotNeededWhereTheBudgetHoldsAll) {
+  Random random(542);
+  const auto q = random.tensor<float>(1, 4, 17, 20), k = random.tensor<float>(1, 2, 127, 20);
+  const TidalDecodeSelector reuses({.budget = 127, .plan = {.layer = 3}});
+  TidalDecodeSelector::State state;
+  Selection keep;
+  reuses.select({q, k}, state, keep, SerialExecutor{});
+  EXPECT_TRUE(keep.is_all());
+}
+
 TEST(SharedChoices, MayBeMadeInADecodeStep) {
   Random random(540);
   Tidal stack({.budget = 31}, 4);
