@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by examples/run.sh, tests/run.sh and .ci/run: what a bare Debian lacks, and a build for this machine.
+# Sourced by the scripts that build, test and measure: what a bare Debian lacks, and a build for this machine.
 # All that is said here goes to stderr, so that a program's own output stays alone on stdout.
 
 quoka_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -46,10 +46,11 @@ if command -v ccache >/dev/null; then
   export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS-pch_defines,time_macros}
 fi
 
-# build_native FOLDER TARGET [CMAKE ARGUMENT...]: builds it for this machine in FOLDER.
+# build_native FOLDER "TARGET..." [CMAKE ARGUMENT...]: builds them for this machine in FOLDER.
 build_native() {
-  local folder=$1 target=$2
+  local folder=$1 targets
+  read -ra targets <<<"$2"
   shift 2
   cmake -S "$quoka_root" -B "$folder" -G Ninja -DQUOKA_NATIVE=ON "$@" >&2
-  cmake --build "$folder" -j "$quoka_jobs" --target "$target" >&2
+  cmake --build "$folder" -j "$quoka_jobs" --target "${targets[@]}" >&2
 }

@@ -62,13 +62,13 @@ fi
 name=quoka-$version
 git archive --prefix="$name/" HEAD CMakeLists.txt LICENSE .cmake include | gzip -9n >"$to/$name.tar.gz"
 cmake -S tests/consumer -B "$work/consumer" -G Ninja -DQUOKA_URL="file://$to/$name.tar.gz" -DQUOKA_WANTED="$version" \
-  -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 >"$work/log" || fail "$(<"$work/log")"
+  -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O0 -DQUOKA_ALLOW_UNOPTIMIZED" >"$work/log" || fail "$(<"$work/log")"
 cmake --build "$work/consumer" >"$work/log" || fail "$(<"$work/log")"
 "$work/consumer/consumer" || fail "a user's program, built from $name.tar.gz, returned $?"
 
 python3 -B examples/packaging/amalgamate.py -o "$to/quoka.hpp"
 grep -v '^#include <quoka/' tests/consumer/main.cpp | cat <(echo '#include "quoka.hpp"') - >"$work/single.cpp"
-g++ -std=c++20 -O0 -I"$to" -isystem /usr/include/eigen3 "$work/single.cpp" -o "$work/single" -pthread
+g++ -std=c++20 -O0 -DQUOKA_ALLOW_UNOPTIMIZED -I"$to" -isystem /usr/include/eigen3 "$work/single.cpp" -o "$work/single" -pthread
 "$work/single" || fail "a user's program, built from quoka.hpp, returned $?"
 
 # backend ARCH FOLDER COMMAND...: the plug-in for every usual ISA level, beside the ggml in FOLDER, for glibc 2.17 and
@@ -76,8 +76,8 @@ g++ -std=c++20 -O0 -I"$to" -isystem /usr/include/eigen3 "$work/single.cpp" -o "$
 backend() {
   local arch=$1 folder=$work/ggml-quoka-$version-$1
   cmake -S . -B "$work/$arch" -G Ninja --toolchain "$quoka_root/.cmake/zig.cmake" -DCMAKE_BUILD_TYPE=Release \
-    -DQUOKA_ZIG_TARGET="$arch-linux-gnu.2.17" -DQUOKA_ISA_LEVELS=usual -DQUOKA_BUILD_TESTS=OFF -DQUOKA_BUILD_BENCHES=OFF \
-    -DQUOKA_BUILD_EXAMPLES=OFF -DQUOKA_BUILD_GGML=ON -DGGML_DIR="$2" >"$work/log" || fail "$(<"$work/log")"
+    -DQUOKA_ZIG_TARGET="$arch-linux-gnu.2.17" -DQUOKA_ISA_LEVELS=usual -DQUOKA_BUILD_GGML=ON \
+    -DGGML_DIR="$2" >"$work/log" || fail "$(<"$work/log")"
   cmake --build "$work/$arch" -j "$quoka_jobs" --target ggml-quoka >"$work/log" || fail "$(tail -50 "$work/log")"
   cmake --install "$work/$arch" --component ggml --prefix "$folder" --strip >"$work/log"
   [[ -n $(find "$folder" -name '*ggml-quoka*.so' 2>/dev/null) ]] ||

@@ -6,11 +6,14 @@
 #   SAMPLES=20 RESULTS=/tmp/a bash bench/accuracy.sh    less of it, elsewhere
 #   bash bench/accuracy.sh long       only the part of 1,024 to 16,384 tokens
 #
-# DECODER: the program, built with -DQUOKA_NATIVE=ON. MODELS: where they lie. LENGTHS, BUDGETS, SELECTORS, THREADS: as
+# DECODER: the program; built, with what it needs, if this is not given. MODELS: where they lie. LENGTHS, BUDGETS, SELECTORS, THREADS: as
 # decoder ruler's flags. Lengths are run at budget 1/8, budgets at LENGTH tokens, ablations there and at budget 1/16.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source .ci/setup.sh
 
+python3 -c 'import matplotlib' 2>/dev/null || install_missing python3 python3-matplotlib
+[[ -n ${DECODER-} ]] || bash examples/build.sh decoder
 decoder=${DECODER:-build/examples/decoder/decoder}
 models=${MODELS:-examples/decoder/trained}
 results=${RESULTS:-bench/results}

@@ -45,7 +45,7 @@ using Layer = quoka::ChunkedPrefill<Warmed<S>>;
 template <class S>
 typename S::Options options_of() {
   if constexpr (std::is_same_v<S, quoka::QuokaSelector>)
-    return {.budget = budget, .n_queries = n_queries};
+    return {.budget = quoka::Budget::keys(budget), .n_queries = n_queries};
   else
     return {};
 }

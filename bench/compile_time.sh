@@ -4,9 +4,11 @@
 #   bash bench/compile_time.sh                          g++ or what CXX names, -O2 -march=native
 #   CXX=clang++ bash bench/compile_time.sh -march=x86-64-v3 -O3    other flags, after -O2; CXXFLAGS, if there are no arguments
 #
-# RUNS: of how many the best counts. Writes nothing outside a temporary folder.
+# RUNS: of how many the best counts. Writes nothing outside a temporary folder; installs g++ and Eigen if they are missing.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source .ci/setup.sh
+install_missing g++ libeigen3-dev
 
 compiler=${CXX:-g++}
 runs=${RUNS:-3}

@@ -86,7 +86,7 @@ double bytes_read(const std::string& method, Index kv_len, const Flags& flags) {
   const double row = static_cast<double>(shape.head_dim) * sizeof(float);
   const double len = static_cast<double>(kv_len), heads = static_cast<double>(shape.kv_heads);
   if (method == "dense") return heads * len * 2.0 * row;
-  const double kept = static_cast<double>(parse_budget(flags.budget).keys(kv_len));
+  const double kept = static_cast<double>(parse_budget(flags.budget).count(kv_len));
   const bool in_float = method.find(".float") != std::string::npos;
   const double scored = in_float ? row : static_cast<double>(shape.head_dim) + 12.0;
   return heads * (len * scored + kept * 2.0 * row);

@@ -59,6 +59,34 @@ void ragged(benchmark::State& state, int threads) {
   for (auto& x : tokens) verify(state, all_finite(x->out), "a sequence was left out");
 }
 
+// One token of each of 1,024 sequences of 16 keys, outputs head by head or token by token: of so little work what a batch
+// is checked for shows. Calls of their own are its twin.
+void short_sequences(benchmark::State& state, bool head_by_head, bool in_one_call) {
+  const Index sequences = 1024, len = 16, heads = shape.q_heads, dim = shape.head_dim;
+  const auto past = past_of<float>(shape, len);
+  ChunkData<float> token(shape, 1);
+  std::vector<float> out(static_cast<std::size_t>(sequences * heads * dim), NAN);
+  std::vector<quoka::AttentionSequence> batch;
+  for (Index i = 0; i < sequences; ++i) {
+    const auto to =
+        head_by_head ? quoka::TensorView<float>(out.data() + i * dim, {1, heads, 1, dim},
+                                                {0, sequences * dim, dim, 1})
+                     : quoka::TensorView<float>(out.data() + i * heads * dim, {1, heads, 1, dim});
+    batch.push_back({.q = token.q.view(),
+                     .past = {past.k, past.v},
+                     .chunk = {token.k.view(), token.v.view()},
+                     .out = to});
+  }
+  quoka::AttentionWorkspace workspace;
+  measure(state, {.flops = static_cast<double>(sequences) * attention_flops(shape, 1, len)}, [&] {
+    if (in_one_call) return quoka::attention(batch, {}, quoka::SerialExecutor{}, workspace);
+    for (const auto& x : batch)
+      quoka::attention(x.q, x.past, x.chunk, x.out, {}, quoka::SerialExecutor{}, workspace);
+  });
+  const auto finite = [](float x) { return std::isfinite(x); };
+  verify(state, std::all_of(out.begin(), out.end(), finite), "a sequence was left out");
+}
+
 const bool registered = [] {
   const auto row = [](const quoka::Format& format, Layout layout) {
     const std::string name =
@@ -77,6 +105,11 @@ const bool registered = [] {
       row(*format, layout);
   row(quoka::format_of<Eigen::half>(), Layout::slots);
   row(quoka::format_of<Eigen::half>(), Layout::transposed);
+  for (const bool head_by_head : {false, true})
+    for (const bool in_one_call : {false, true})
+      add(std::string("engine/ragged/1024_short/") + (head_by_head ? "by_head/" : "by_token/") +
+              (in_one_call ? "one_call" : "calls_of_their_own"),
+          [=](benchmark::State& state) { short_sequences(state, head_by_head, in_one_call); });
   for (const int threads : {1, 2})
     timed_for(add(named("engine/ragged/32_tokens", {{"threads", threads}}),
                   [=](benchmark::State& state) { ragged(state, threads); }),

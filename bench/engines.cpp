@@ -83,7 +83,7 @@ class Engines {
     const EngineCache flat(quoka::format_of<Eigen::half>(), len),
         paged(quoka::format_of<Eigen::half>(), len, Layout::pages);
     ChunkData<float> chunk(shape, chunk_len), token(shape, 1);
-    const quoka::QuokaSelector selector({.budget = budget});
+    const quoka::QuokaSelector selector({.budget = quoka::Budget::keys(budget)});
     // The sketches belong to the caches.
     quoka::KeySketch of_flat, of_pages;
     const Rows pool = pool_of(paged);
@@ -91,8 +91,9 @@ class Engines {
     of_pages.update(pool, 0, pool.batch() * pool.len(), pool_);
     const auto quoka_chunk = [&](const EngineCache& cache, const quoka::KeySketch& sketch) -> Work {
       return [&](quoka::ExecutorRef executor) {
-        selector.select({.q = chunk.q.view(), .k = cache.k, .sketch = &sketch}, state_, keep_,
-                        executor);
+        selector.select(
+            {.q = chunk.q.view(), .k = cache.k, .logits = quoka::LogitOptions{}, .sketch = &sketch},
+            state_, keep_, executor);
         attend(cache, chunk, &keep_)(executor);
       };
     };
@@ -137,19 +138,23 @@ class Engines {
     compare("dense chunk of 128, 8,192 keys", one + " in float", attend(short_half, chunk),
             two + " in fixed16", attend(short_q8, chunk, nullptr, quoka::Arithmetic::fixed16),
             false, arithmetic_name(quoka::Arithmetic::fixed16));
-    const quoka::QuokaSelector selector({.budget = budget});
+    const quoka::QuokaSelector selector({.budget = quoka::Budget::keys(budget)});
     quoka::KeySketch sketch;
     sketch.update(half.k, 0, len, pool_);
     std::vector<float> memory[2];
     const auto norms = norms_of(q8, memory[0]), half_norms = norms_of(half, memory[1]);
-    const quoka::QuokaSelector in_float({.budget = budget, .sketch = quoka::Sketch::off});
+    const quoka::QuokaSelector in_float(
+        {.budget = quoka::Budget::keys(budget), .sketch = quoka::Sketch::off});
     const auto select = [&](const quoka::QuokaSelector& by, const EngineCache& cache,
                             const TensorView<const float, 3>& inverse_norms,
                             const quoka::KeySketch* of_cache) -> Work {
       return [&, inverse_norms, of_cache](quoka::ExecutorRef executor) {
-        by.select(
-            {.q = chunk.q.view(), .k = cache.k, .inverse_norms = inverse_norms, .sketch = of_cache},
-            state_, keep_, executor);
+        by.select({.q = chunk.q.view(),
+                   .k = cache.k,
+                   .logits = quoka::LogitOptions{},
+                   .inverse_norms = inverse_norms,
+                   .sketch = of_cache},
+                  state_, keep_, executor);
       };
     };
     const Work by_sketch = select(selector, half, half_norms, &sketch),

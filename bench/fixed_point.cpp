@@ -136,7 +136,8 @@ void measure_capture(const std::string& path, const Flags& flags, std::vector<Ro
                  .scale = scale,
                  .keep = {}};
         if (selected)
-          in.keep = quoka::QuokaSelector({.budget = flags.budget}).select(in.q, in.past_k);
+          in.keep = quoka::QuokaSelector({.budget = quoka::Budget::keys(flags.budget)})
+                        .select(in.q, in.past_k, {.scale = scale});
         measure(in, rows);
       }
   }

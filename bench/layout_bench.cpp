@@ -65,11 +65,12 @@ void quoka_chunk(benchmark::State& state, Layout layout, Index kv_len) {
   const auto past = past_of<float>(qwen3_4b, kv_len);
   const LaidOut<float> k(past.k, layout), v(past.v, layout);
   ChunkData<float> chunk(qwen3_4b, chunk_len);
-  const quoka::QuokaSelector selector({.budget = budget});
+  const quoka::QuokaSelector selector({.budget = quoka::Budget::keys(budget)});
   quoka::QuokaSelector::State selector_state;
   quoka::Selection keep, expected;
   quoka::AttentionWorkspace workspace;
-  const quoka::SelectorInput input{chunk.q.view(), k.view(), past.inverse_norms, kv_len};
+  const quoka::SelectorInput input{chunk.q.view(), k.view(), quoka::LogitOptions{},
+                                   past.inverse_norms, kv_len};
   selector.appended(input, selector_state, quoka::SerialExecutor{});
   poison(chunk.out);
   measure(state, {.flops = attention_flops(qwen3_4b, chunk_len, budget)}, [&] {
@@ -79,7 +80,8 @@ void quoka_chunk(benchmark::State& state, Layout layout, Index kv_len) {
     quoka::attention(chunk.q.view(), {k.view(), v.view(), keep}, {chunk.k.view(), chunk.v.view()},
                      {chunk.out.view()}, {}, quoka::SerialExecutor{}, workspace);
   });
-  expected = selector.select(chunk.q.view(), past.k, quoka::SerialExecutor{}, past.inverse_norms);
+  expected =
+      selector.select(chunk.q.view(), past.k, {}, quoka::SerialExecutor{}, past.inverse_norms);
   verify(state, keep == expected && all_finite(chunk.out), "the step is wrong");
 }
 

@@ -128,9 +128,9 @@ class MassPair {
   }
   void in_float() {
     const Index rows = s_.q_bar.dimension(2), dim = s_.k.dim();
-    const auto fill = [&](Index, Index head, float factor, quoka::RowWriter& to) {
+    const auto fill = [&](Index, Index head, quoka::RowWriter& to) {
       for (Index m = 0; m < rows; ++m)
-        to.add(s_.q_bar.data() + (head * rows + m) * dim, factor * logit_scale);
+        to.add(s_.q_bar.data() + (head * rows + m) * dim, logit_scale);
     };
     quoka::softmax_scores({rows, dim}, fill, quoka::Rows(s_.k), s_.k.len(),
                           quoka::Aggregation::mean, view(float_scores_), float_state_,

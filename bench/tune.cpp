@@ -174,7 +174,7 @@ class Tuner {
       return select({.sketch = quoka::Sketch::on}, "by the sketch");
     if (value == "code_row_prefetch_keys") return select_codes();
     if (value == "top_k_samples") return top_k();
-    quoka::QuokaOptions options = quoka::QuokaOptions::recommended(group);
+    quoka::QuokaOptions options = quoka::QuokaOptions::recommended();
     options.sketch = quoka::Sketch::off;
     return select(options, "by recommended() in float", 2);
   }
@@ -207,11 +207,13 @@ class Tuner {
 
   Work select_from(quoka::QuokaOptions options, std::string what, const Rows& k,
                    const TensorView<const float, 3>& inverse_norms) {
-    options.budget = quoka::Budget(std::min<Index>(1024, len_ / 4));
+    options.budget = quoka::Budget::keys(std::min<Index>(1024, len_ / 4));
     const quoka::QuokaSelector selector(options);
     state_ = std::make_unique<quoka::QuokaSelector::State>();
-    const quoka::SelectorInput input{
-        .q = q_.rows(k.heads() * group, chunk_ / 2), .k = k, .inverse_norms = inverse_norms};
+    const quoka::SelectorInput input{.q = q_.rows(k.heads() * group, chunk_ / 2),
+                                     .k = k,
+                                     .logits = quoka::LogitOptions{},
+                                     .inverse_norms = inverse_norms};
     selector.appended(input, *state_, quoka::SerialExecutor{});
     return {std::move(what),
             [=, this] { selector.select(input, *state_, keep_, quoka::SerialExecutor{}); },

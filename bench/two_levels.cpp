@@ -53,11 +53,11 @@ struct Method {
 };
 
 // One level first, then every block size and number of candidates, for the paper's defaults and for robust().
-std::vector<Method> methods_for(Index group, Index budget, const Flags& flags) {
+std::vector<Method> methods_for(Index budget, const Flags& flags) {
   std::vector<Method> methods;
   for (const bool robust : {false, true}) {
     QuokaOptions options =
-        robust ? QuokaOptions::robust(group, budget) : QuokaOptions::paper(budget);
+        QuokaOptions::preset(robust ? "robust" : "quoka", quoka::Budget::keys(budget));
     options.sketch = quoka::Sketch::on;
     const std::string name = robust ? "quoka.robust" : "quoka";
     methods.push_back({name, options});
@@ -87,13 +87,14 @@ Table measure_time(const Flags& flags, Report& report) {
   const Index most = *std::max_element(flags.lengths.begin(), flags.lengths.end());
   Keys q(1, q_heads, chunk, dim), k(1, kv_heads, most, dim);
   fill_normal(q, 1), fill_normal(k, 2);
-  const std::vector<Method> methods = methods_for(q_heads / kv_heads, flags.budget, flags);
+  const std::vector<Method> methods = methods_for(flags.budget, flags);
   std::vector<QuokaSelector::State> states(methods.size());
   std::vector<std::vector<double>> medians(methods.size());  // [method][length]
   quoka::ThreadPool one(1);
   Selection keep;
   for (const Index len : flags.lengths) {
-    const SelectorInput input{.q = q, .k = Rows(k).slice(0, len), .capacity = most};
+    const SelectorInput input{
+        .q = q, .k = Rows(k).slice(0, len), .logits = quoka::LogitOptions{}, .capacity = most};
     for (std::size_t m = 0; m < methods.size(); ++m)
       QuokaSelector(methods[m].options).appended(input, states[m], one);
     Progress bar(std::to_string(len) + " keys", flags.rounds + 1);
@@ -278,8 +279,7 @@ void tell(const std::string& data, Index keys, Index budget, const std::vector<M
 void measure_capture(const Flags& flags, nlohmann::json& records, Table& table) {
   const std::vector<LayerCapture> layers = load_layers(SafetensorsFile(flags.capture));
   for (const Index budget : flags.budgets) {
-    const Index group = layers.front().q.dimension(1) / layers.front().k.dimension(1);
-    const std::vector<Method> methods = methods_for(group, budget, flags);
+    const std::vector<Method> methods = methods_for(budget, flags);
     std::vector<Found> plain(methods.size()), planted(methods.size());
     const Index len = layers.front().k.dimension(2);
     for (const LayerCapture& layer : layers)
@@ -296,7 +296,7 @@ void measure_capture(const Flags& flags, nlohmann::json& records, Table& table) 
 
 void measure_lone_needles(const Flags& flags, nlohmann::json& records, Table& table) {
   for (const Index len : flags.needle_lengths) {
-    const std::vector<Method> methods = methods_for(4, flags.budget, flags);
+    const std::vector<Method> methods = methods_for(flags.budget, flags);
     std::vector<Found> planted(methods.size());
     Keys q(1, 16, 128, 128), k(1, 4, len, 128);
     fill_about_means(q, 3), fill_normal(k, 4);

@@ -9,7 +9,7 @@ int main() {
   quoka::Tensor<float> q(1, 32, 128, 128), k(1, 8, 128, 128), v(1, 8, 128, 128), out = q;
   quoka::ThreadPool threads(2);
   quoka::ChunkedPrefill<quoka::QuokaSelector> layer({.q_heads = 32, .kv_heads = 8, .head_dim = 128},
-                                                    {.budget = 1024});
+                                                    {.budget = quoka::Budget::keys(1024)});
 
   for (int chunk = 0; chunk < 24; ++chunk) {
     q.setRandom(), k.setRandom(), v.setRandom();

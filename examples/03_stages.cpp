@@ -43,7 +43,8 @@ int main() {
   std::cout << "KV head 0 keeps keys " << row[0] << ", " << row[1] << ", " << row[2] << ", ... "
             << row.back() << "\n";
 
-  const bool same = keep == quoka::QuokaSelector({.budget = 1024}).select(q, past_k);
+  const bool same =
+      keep == quoka::QuokaSelector({.budget = quoka::Budget::keys(1024)}).select(q, past_k, {});
   std::cout << "QuokaSelector selects " << (same ? "the same" : "OTHER KEYS") << "\n";
   return same ? 0 : 1;
 }

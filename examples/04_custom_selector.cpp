@@ -13,7 +13,7 @@ using quoka::Index;
 
 struct MeanQueryScorer {
   struct Options {
-    quoka::Budget budget = 1024;
+    quoka::Budget budget = quoka::Budget::keys(1024);
     quoka::TopKOptions top_k = {.keep_first = 4};
   };
   using State = quoka::NoState;  // nothing is carried from chunk to chunk
@@ -42,8 +42,9 @@ using MeanQuerySelector = quoka::ScoredSelector<MeanQueryScorer>;
 int main() {
   quoka::Tensor<float> q(1, 8, 128, 64), k(1, 2, 128, 64), v(1, 2, 128, 64), out = q;
   const quoka::LayerShape shape{.q_heads = 8, .kv_heads = 2, .head_dim = 64};
-  quoka::ChunkedPrefill<MeanQuerySelector> mine(shape, {.budget = 256});
-  quoka::ChunkedPrefill<quoka::QuokaSelector> quoka_layer(shape, {.budget = 256});
+  quoka::ChunkedPrefill<MeanQuerySelector> mine(shape, {.budget = quoka::Budget::keys(256)});
+  quoka::ChunkedPrefill<quoka::QuokaSelector> quoka_layer(shape,
+                                                          {.budget = quoka::Budget::keys(256)});
 
   for (int chunk = 0; chunk < 16; ++chunk) {
     q.setRandom(), k.setRandom(), v.setRandom();

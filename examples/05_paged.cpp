@@ -38,16 +38,13 @@ int main() {
   std::vector<float> queries(q_heads * chunk * head_dim), results(queries.size()),
       exact(queries.size());
   for (auto& x : queries) x = 3.0f * normal(random);
-  const quoka::TensorView<float>::Sizes sizes{1, q_heads, chunk, head_dim},
-      strides{0, head_dim, q_heads * head_dim, 1};
-  const quoka::TensorView<float> q(queries.data(), sizes, strides),
-      out(results.data(), sizes, strides), dense(exact.data(), sizes, strides);
+  const auto q = quoka::token_major(queries, chunk, q_heads, head_dim),
+             out = quoka::token_major(results, chunk, q_heads, head_dim),
+             dense = quoka::token_major(exact, chunk, q_heads, head_dim);
 
   // The pools, and the sequence in them.
   const auto pool = [](const std::vector<Eigen::half>& memory) {
-    return quoka::TensorView<const Eigen::half>(
-        memory.data(), {pages, kv_heads, page, head_dim},
-        {kv_heads * page * head_dim, page * head_dim, head_dim, 1});
+    return quoka::head_major(memory, page, kv_heads, head_dim, {.batch = pages});
   };
   const quoka::Rows k = paged(pool(k_pages), table, tokens),
                     v = paged(pool(v_pages), table, tokens);
@@ -59,15 +56,17 @@ int main() {
   quoka::KeySketch sketch;
   sketch.update(pool(k_pages), 0, pages * page, threads);
 
-  const quoka::QuokaSelector selector({.budget = 0.5});
+  const quoka::QuokaSelector selector({.budget = quoka::Budget::share(0.5)});
   quoka::QuokaSelector::State state;
   quoka::Selection keep;
-  selector.select({.q = q, .k = past.k, .sketch = &sketch}, state, keep, threads);
+  const quoka::AttentionOptions options;  // both calls get the same: the defaults here
+  selector.select({.q = q, .k = past.k, .logits = options, .sketch = &sketch}, state, keep,
+                  threads);
   past.keep = &keep;
-  quoka::attention(q, past, own, out, {}, threads);
+  quoka::attention(q, past, own, out, options, threads);
 
   past.keep = nullptr;
-  quoka::attention(q, past, own, dense, {}, threads);
+  quoka::attention(q, past, own, dense, options, threads);
   std::cout << "attended to " << keep.max_count() << " of " << keep.kv_len()
             << " cached keys in pages; output differs from dense by "
             << quoka::output_error(out, dense)

@@ -26,7 +26,7 @@ std::vector<float> numbers(Index count) {
 }
 
 quoka::TensorView<float> view(std::vector<float>& x, Index heads, Index len) {
-  return {x.data(), {1, heads, len, head_dim}, {0, len * head_dim, head_dim, 1}};
+  return quoka::head_major(x, len, heads, head_dim);
 }
 
 // What the engine keeps for one sequence: its cache, in 8 bits, and the selector's state.
@@ -63,7 +63,7 @@ int main() {
        {std::pair<Index, Index>{4096, 128}, {700, 128}, {9000, 1}, {300, 1}, {2500, 1}})
     sequences.emplace_back(cached, tokens);
 
-  const quoka::QuokaSelector selector({.budget = 512});
+  const quoka::QuokaSelector selector({.budget = quoka::Budget::keys(512)});
   quoka::ThreadPool threads(2);
   quoka::RaggedWorkspace<quoka::QuokaSelector> workspace;
   std::vector<quoka::RaggedSequence<quoka::QuokaSelector>> batch;

@@ -370,7 +370,7 @@ int run(Flags& flags, Report& report) {
   }
   quoka::ThreadPool threads(flags.threads);
   report.add({{"chunk", flags.chunk},
-              {"n_queries", quoka::QuokaOptions{}.n_queries},
+              {"n_queries", quoka::QuokaOptions{}.n_queries.count()},
               {"past_per_budget", flags.past_per_budget},
               {"threads", flags.threads}});
   if (flags.rounds > 0) report["rounds"] = flags.rounds;

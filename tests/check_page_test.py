@@ -78,12 +78,16 @@ def main():
 
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "check.json"
-        path.write_text('{"asked": {}}')
-        try:
-            check_page.read(path)
-            raise AssertionError("a check that did not end has no page")
-        except SystemExit as refused:
-            assert "goes on" in str(refused), refused
+        for text, says in (('{"asked": {}}', "goes on"), ("{", "is no JSON"), ("[1]", "nothing that check.sh wrote"),
+                           ("{}", "nothing that check.sh wrote"), (None, "No such file")):
+            path.unlink(missing_ok=True)
+            if text is not None:
+                path.write_text(text)
+            try:
+                check_page.read(path)
+                raise AssertionError(f"{text} has no page")
+            except SystemExit as refused:
+                assert says in str(refused) and str(path) in str(refused), refused
 
 
 if __name__ == "__main__":

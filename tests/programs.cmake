@@ -35,6 +35,30 @@ if(QUOKA_BUILD_DECODER)
   endforeach()
 endif()
 
+# What `decoder logits` takes for tokens: whole numbers of the vocabulary, of which the model here has 512.
+wanted(decoder_tokens is_wanted)
+if(TARGET decoder AND is_wanted)
+  add_dependencies(quoka_tests decoder)
+  function(add_tokens_test name json expected)
+    set(file ${CMAKE_CURRENT_BINARY_DIR}/tokens_${name}.json)
+    file(CONFIGURE OUTPUT ${file} CONTENT "${json}" @ONLY)
+    add_test(NAME decoder_tokens.${name}
+      COMMAND decoder logits -m ${PROJECT_SOURCE_DIR}/examples/decoder/trained/needles.gguf --tokens ${file}
+        --against ${file})
+    set_tests_properties(decoder_tokens.${name} PROPERTIES PASS_REGULAR_EXPRESSION "${expected}")
+  endfunction()
+  add_tokens_test(whole "[1, 5, 9]" "has 9 bytes, these logits 6144")  # 3 * 512 floats: they were computed
+  add_tokens_test(object "{\"tokens\": [1, 5]}" "has 18 bytes, these logits 4096")
+  add_tokens_test(fraction "[1.5]" "token 0 is 1.5, but must be a whole number from 0 to 511")
+  add_tokens_test(negative "[1, -1]" "token 1 is -1, but must be a whole number from 0 to 511")
+  add_tokens_test(beyond "[1, 2, 512]" "token 2 is 512, but must be a whole number from 0 to 511")
+  add_tokens_test(beyond_64_bits "[4294967297]" "token 0 is 4294967297, but must be a whole number")
+  add_tokens_test(text "[\"1\"]" "token 0 is .1., but must be a whole number")
+  add_tokens_test(none "[]" "its list has no token")
+  add_tokens_test(other "{\"ids\": [1]}" "there is no list of tokens in it")
+  add_tokens_test(twice "{\"tokens\": [1], \"tokens\": [2]}" "occurs twice")
+endif()
+
 if(TARGET quoka_ggml_engine)
   add_test_folder(ggml outside LIBRARIES quoka_ggml quoka_ggml_engine quoka_support)
   add_subdirectory(ggml)

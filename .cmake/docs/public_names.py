@@ -30,6 +30,8 @@ CONTRACTS = {
         "for_each_setting": "Calls f(name, value) for each option: ranks compare theirs.",
         "takes": "Can the method have a budget by scores of this rule?",
         "bar": "The score that a key must reach: of a budget by scores.",
+        "weighs_logits": "Does the method weigh attention's logits? Then it refuses a call that does not say them.",
+        "knows_softcap": "Does it weigh them under a soft-cap, too?",
         "options": "As given.",
         "scorer": "The method's scorer.",
     },

@@ -113,7 +113,8 @@ ComputeCost parts_of(const Flags& flags, const typename S::Options& options,
   quoka::AttentionWorkspace workspace;
   const auto attend = [&](const quoka::Past& past, const quoka::Chunk& chunk) {
     return median_seconds(rounds, [&] {
-      quoka::attention(q, past, chunk, {out, lse}, {}, threads, workspace);
+      quoka::attention(q, past, chunk, {out, lse}, {.causal = !chunk.k.empty()}, threads,
+                       workspace);
     });
   };
   ComputeCost cost{};
@@ -133,7 +134,7 @@ ComputeCost parts_of(const Flags& flags, const typename S::Options& options,
     const double at_half = select();
     cost.score_per_key = (at_all - at_half) / static_cast<double>(len - half);
     cost.choose = std::max(0.0, at_half - cost.score_per_key * static_cast<double>(half));
-    const Index wanted = options.budget.keys(len);
+    const Index wanted = options.budget.count(len);
     std::vector<std::uint64_t> candidates(static_cast<std::size_t>(2 * wanted)), copy;
     std::uint64_t state = 1;
     for (std::uint64_t& x : candidates)
@@ -260,13 +261,14 @@ Totals run(const Flags& flags, const typename S::Options& options, MpiCommunicat
   const Index past = flags.len - 1 - (flags.len - 1) % flags.chunk;  // of the last chunk
   totals.shape = {flags.q_heads, flags.kv_heads, flags.head_dim, flags.len - past, 0, 0, 0};
   if constexpr (!std::is_same_v<S, quoka::DenseSelector>) {
-    if (options.budget.keys(past) < past) {
-      totals.shape.wanted = options.budget.keys(past);
+    if (options.budget.count(past) < past) {
+      totals.shape.wanted = options.budget.count(past);
       totals.shape.proposed = sharded.proposed();
     }
     if (options.domain == quoka::Domain::softmax)
       totals.shape.softmax_rows = quoka::round_up(
-          std::min(options.n_queries, totals.shape.q_len) * flags.q_heads / flags.kv_heads,
+          std::min(options.n_queries.of_head(flags.q_heads / flags.kv_heads), totals.shape.q_len) *
+              flags.q_heads / flags.kv_heads,
           quoka::tuning::panel_rows);
   }
   if (first) totals.parts = parts_of<S>(flags, one_machine, alone, threads);
@@ -277,9 +279,8 @@ Totals run(const Flags& flags, const typename S::Options& options, MpiCommunicat
 int run_job(const Flags& flags, Report& report) {
   MpiCommunicator mpi;
   quoka::ThreadPool threads(flags.threads);
-  const quoka::QuokaOptions options =
-      flags.robust ? quoka::QuokaOptions::robust(flags.q_heads / flags.kv_heads, flags.budget)
-                   : quoka::QuokaOptions{.budget = flags.budget};
+  const quoka::QuokaOptions options = quoka::QuokaOptions::preset(
+      flags.robust ? "robust" : "quoka", quoka::Budget::keys(flags.budget));
   const Totals totals = flags.dense ? run<quoka::DenseSelector>(flags, {}, mpi, threads)
                                     : run<quoka::QuokaSelector>(flags, options, mpi, threads);
   if (mpi.rank() != 0) {

@@ -1,13 +1,12 @@
 // One FLASH_ATTN_EXT node: what the settings say of its layer, then quoka::MaskedAttention.
 #pragma once
 
+#include "layer_order.hpp"
 #include "node.hpp"
 #include "settings.hpp"
 #include "stats.hpp"
 
 #include <quoka/attention/alibi.hpp>
-
-#include <limits>
 
 namespace quoka_ggml {
 
@@ -45,17 +44,24 @@ class Attend {
                                 .min_past = settings_.min_past,
                                 .decode = settings_.decode,
                                 .sketch = settings_.sketch};
+    if (node.layer >= 0)
+      layers_.saw(node.layer, node.cache_cells(),
+                  node.mask != nullptr && node.mask->ne[2] == 1 && node.max_bias == 0 &&
+                      !node.model_chooses());
     const char* exact = why_exact(node);
-    if (exact == nullptr)
-      masked.selection = settings_.selection(node.q_heads() / node.kv_heads(), node.layer);
+    if (exact == nullptr) masked.selection = settings_.selection(node.layer);
     quoka::MaskedReport report;
     try {
       report = attention_.run(streams_, masked, options, pool);
     } catch (const std::invalid_argument& e) {  // nothing was written
       if (!masked.selection) throw;
-      stats_.note(std::string("exact, since selection refused: ") + e.what(), true);
+      stats_.refused(std::string("selection refused: ") + e.what());
       masked.selection.reset(), exact = "exact: selection refused";
       report = attention_.run(streams_, masked, options, pool);
+    }
+    if (report.window && node.layer >= 0 && !layers_.has_window(node.layer)) {
+      layers_.slides(node.layer);
+      if (exact == among_first) exact = a_window();
     }
     stats_.add(node.layer, report, exact != nullptr ? exact : quoka::describe(report.outcome));
   }
@@ -73,20 +79,27 @@ class Attend {
             {1, t.ne[2], t.ne[1], t.ne[0]},
             {0, head, row}};
   }
-  // Why the settings leave this layer exact; null: its chunks may select.
+  static constexpr const char* among_first =
+      "exact: one of the first layers, dense by the settings";
+  static const char* a_window() { return quoka::describe(quoka::MaskedOutcome::window); }
+
+  // Why this layer is exact; null: its chunks may select.
   const char* why_exact(const Node& node) try {
     if (settings_.mode == "exact") return "exact: the mode";
+    if (node.model_chooses()) return "exact: the model chooses keys by itself";
     if (settings_.policy.dense.contains(node.layer)) return "exact: a dense layer by the settings";
-    settings_.policy.check(node.q_heads(), node.kv_heads(), node.q.ne[0],
-                           std::numeric_limits<Index>::max());
+    if (layers_.has_window(node.layer)) return a_window();
+    if (node.layer >= 0 && layers_.before(node.layer) < settings_.first_dense) return among_first;
+    settings_.policy.check_shape(node.q_heads(), node.kv_heads(), node.q.ne[0]);
     return nullptr;
   } catch (const std::invalid_argument& e) {
-    stats_.note(std::string("exact, since ") + e.what(), true);
+    stats_.refused(e.what());
     return "exact: settings of another model";
   }
 
   const Settings settings_;
   Stats& stats_;
+  LayerOrder layers_;
   int threads_ = 1;
   std::map<int, quoka::ThreadPool> pools_;
   quoka::Buffer<float> k_floats_, v_floats_;

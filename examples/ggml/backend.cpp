@@ -79,7 +79,7 @@ bool supports_op(ggml_backend_dev_t, const ggml_tensor* op) try {
     return op->op == GGML_OP_NONE || op->op == GGML_OP_RESHAPE || op->op == GGML_OP_VIEW ||
            op->op == GGML_OP_PERMUTE || op->op == GGML_OP_TRANSPOSE;
   const char* const why = reason_to_refuse(*op, settings.min_queries);
-  if (why != nullptr) stats.note(std::string("left to the CPU: ") + why);
+  if (why != nullptr) stats.declined(why);
   return why == nullptr;
 } catch (const std::exception&) {
   return false;

@@ -1,12 +1,13 @@
 // Times FLASH_ATTN_EXT alone: ggml's CPU backend against this one, by default exact, QuoKA and robust.
 //
-//     ggml_bench [--rounds 7] [--type f16|q8_0|f32|bf16] [--threads 1] [--modes exact,quoka,robust] [--no-ggml]
-//                [--out results.json] [SHAPE...]
+//     ggml_bench [--rounds 7] [--type f16|q8_0|q4_0|...] [--threads 1] [--modes exact,quoka,robust] [--no-ggml]
+//                [--biased 1] [--out results.json] [SHAPE...]
 //
 // A shape is q_heads/kv_heads/head_dim/queries/cached. Each mode computes the same node twice between two runs of
 // ggml's; the chunk's keys are other ones each time. Printed are ggml's time and the medians of its ratios to the
 // modes'. A mode may have its own number of threads, exact:2, and may score in float, robust:float. --no-ggml: in
-// place of ggml's the first mode's.
+// place of ggml's the first mode's. --biased: each mode once more, as `exact+bias`, with -0.001 in so many entries of
+// the mask, of as many queries, evenly spaced: what they cost.
 #include "graph_of_one.hpp"
 
 #include "support/clock.hpp"
@@ -35,15 +36,22 @@ double seconds(GraphOfOne& graph, std::int64_t cached, ggml_backend_t backend) {
 }  // namespace
 
 int main(int argc, char** argv) try {
+  std::map<std::string, ggml_type> types;  // those of llama.cpp's --cache-type-k
+  for (const ggml_type t :
+       {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0,
+        GGML_TYPE_Q4_1, GGML_TYPE_IQ4_NL, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1})
+    types[ggml_type_name(t)] = t;
   CLI::App app("FLASH_ATTN_EXT by ggml's CPU backend and by this one");
   int rounds = 7, threads = 1;
+  std::int64_t biased = 0;
   bool no_ggml = false;
   std::vector<std::string> modes{"exact", "quoka", "robust"};
   std::string type = "f16", out;
   std::vector<std::string> shapes{"32/8/128/128/1024", "32/8/128/128/7936", "32/8/128/128/16256",
                                   "32/8/128/512/7680", "32/4/64/128/16256", "32/8/128/1/2048"};
   app.add_option("--rounds", rounds)->check(CLI::PositiveNumber);
-  app.add_option("--type", type)->check(CLI::IsMember({"f16", "q8_0", "f32", "bf16"}));
+  app.add_option("--type", type)->check(CLI::IsMember(types));
+  app.add_option("--biased", biased)->check(CLI::NonNegativeNumber);
   app.add_option("--threads", threads)->check(CLI::PositiveNumber);
   app.add_option("--modes", modes)->delimiter(',')->allow_extra_args(false);  // shapes may follow
   app.add_flag("--no-ggml", no_ggml);
@@ -51,26 +59,31 @@ int main(int argc, char** argv) try {
   app.add_option("shapes", shapes);
   CLI11_PARSE(app, argc, argv);
 
-  const std::map<std::string, ggml_type> types{{"f16", GGML_TYPE_F16},
-                                               {"q8_0", GGML_TYPE_Q8_0},
-                                               {"f32", GGML_TYPE_F32},
-                                               {"bf16", GGML_TYPE_BF16}};
   Backends backends;
   Backends::set_threads(backends.cpu.get(), threads);
-  std::vector<std::pair<std::string, ggml_backend_ptr>> ours;
+  struct Mode {
+    std::string name;
+    ggml_backend_ptr backend;
+    bool biased;
+  };
+  std::vector<Mode> ours;
   for (const std::string& mode : modes) {
     const std::string name = mode.substr(0, mode.find(':')),
                       more = mode.substr(std::min(mode.find(':') + 1, mode.size()));
     const bool in_float = more == "float", own = mode != name && !in_float;
     nlohmann::json parameters{{"dense_layers", 0}, {"mode", name}};
     if (in_float) parameters["sketch"] = 0;
-    ours.emplace_back(mode, Backends::quoka(parameters.dump(), own ? std::stoi(more) : threads));
-    if (!ours.back().second) throw std::invalid_argument(mode + " is no mode");
+    for (const bool bias : {false, true}) {
+      if (bias && biased == 0) continue;
+      ours.push_back({mode + (bias ? "+bias" : ""),
+                      Backends::quoka(parameters.dump(), own ? std::stoi(more) : threads), bias});
+      if (!ours.back().backend) throw std::invalid_argument(mode + " is no mode");
+    }
   }
-  ggml_backend_t const reference = no_ggml ? ours.front().second.get() : backends.cpu.get();
+  ggml_backend_t const reference = no_ggml ? ours.front().backend.get() : backends.cpu.get();
   nlohmann::json results = nlohmann::json::array();
   fmt::print("{:22} {:>13}", "shape", no_ggml ? "the first, ms" : "ggml ms");
-  for (const auto& mode : ours) fmt::print(" {:>13}", mode.first);
+  for (const Mode& mode : ours) fmt::print(" {:>13}", mode.name);
   fmt::print("\n");
   for (const std::string& text : shapes) {
     NodeShape s;
@@ -82,13 +95,21 @@ int main(int argc, char** argv) try {
     s.cells = (cached + s.n_q + 255) / 256 * 256;
     GraphOfOne graph(s);
     graph.see_causally(cached);
+    const auto see = [&](bool bias) {  // entries of the past, each a query's
+      const std::int64_t count = std::min(biased, s.n_q);
+      for (std::int64_t i = 0; i < count; ++i)
+        graph.mask_at((2 * i + 1) * cached / (2 * count), (2 * i + 1) * s.n_q / (2 * count)) =
+            ggml_fp32_to_fp16(bias ? -0.001f : 0.0f);
+    };
     std::map<std::string, std::vector<double>> ratio;
     std::vector<double> theirs;
     for (int round = -1; round < rounds; ++round) {  // the first is not counted
       double before = seconds(graph, cached, reference);
-      for (const auto& [name, backend] : ours) {
+      for (const auto& [name, backend, bias] : ours) {
+        see(bias);
         const double x = seconds(graph, cached, backend.get()),
                      again = seconds(graph, cached, backend.get());
+        see(false);
         const double after = seconds(graph, cached, reference);
         if (round >= 0) ratio[name].push_back((before + after) / (x + again));
         if (round >= 0) theirs.push_back(before);
@@ -101,7 +122,7 @@ int main(int argc, char** argv) try {
                        {no_ggml ? "first_ms" : "ggml_ms", 1e3 * median(theirs)}};
     for (const auto& [name, of_mode] : ratio) row[name] = median(of_mode);
     fmt::print("{:22} {:13.2f}", text, 1e3 * median(theirs));
-    for (const auto& mode : ours) fmt::print(" {:13.2f}", median(ratio[mode.first]));
+    for (const Mode& mode : ours) fmt::print(" {:13.2f}", median(ratio[mode.name]));
     fmt::print("\n");
     std::fflush(stdout);
     results.push_back(row);

@@ -9,7 +9,7 @@
 //   verify   the written settings on the second half of the text, with other needles: do they keep the promise?
 //
 // FOLDER/check.json holds all of it and is written after each step; a run that was stopped goes on there.
-// FOLDER/settings.json is what QUOKA_CONFIG wants. check_page.py makes a page of the JSON.
+// FOLDER/settings.json is what QUOKA_CONFIG wants, where something is recommended. check_page.py makes a page of the JSON.
 #include "check_advice.hpp"
 
 #include "support/program.hpp"
@@ -120,6 +120,7 @@ class Check {
   }
 
   int run() {
+    say_how_long();
     measure();
     look_at_layers();
     decide();
@@ -149,8 +150,9 @@ class Check {
           fmt::format("--lengths {}: at least 128 tokens", flags_.lengths.front()));
     if (longest + question_room > model_.context)
       throw std::invalid_argument(fmt::format(
-          "--lengths {}: with {} tokens of a question it is longer than the model's context of {}",
-          longest, question_room, model_.context));
+          "--lengths {}: with {} tokens of a question it is longer than the model's context of {}; "
+          "--lengths {} is the longest that works",
+          longest, question_room, model_.context, model_.context - question_room));
     if (flags_.budgets.empty()) {
       const auto part = [&](Index of) {
         return std::max<Index>(64, (longest / of + 32) / 64 * 64);
@@ -218,6 +220,53 @@ class Check {
       settings(tried.settings);
     }
     return {tried.name, std::make_unique<Session>(model_.model.get(), context())};
+  }
+
+  // ---- before it starts ----
+
+  // Two ubatches of llama.cpp alone say how long all of them may take, and whether the model's memory can forget a
+  // question's tokens.
+  void say_how_long() {
+    if (is_done("verify") || (is_done("layers") && result_.contains("advice"))) return;
+    Contender alone = contender(tried_[0]);
+    const Index count = std::min(flags_.ubatch, flags_.lengths.front());
+    std::vector<TokenAt> batch;
+    for (Index i = 0; i < count; ++i)
+      batch.push_back(
+          {measured_text_.tokens[static_cast<std::size_t>(i)], static_cast<llama_pos>(i)});
+    batch.back().logits = true;
+    double seconds = 0;
+    for (int turn = 0; turn < 2; ++turn) {  // the first reads the model's file
+      const double start = quoka_examples::wall_seconds();
+      alone.session->decode(batch);
+      (void)alone.session->logits(static_cast<int>(count) - 1);
+      seconds = quoka_examples::wall_seconds() - start;
+      alone.session->cut(turn == 0 ? count / 2 : 0);
+      if (turn == 0) alone.session->cut(0);
+    }
+    // A token's multiply-adds: the weights', and at half of the longest prompt attention's.
+    const auto longest = static_cast<double>(flags_.lengths.back());
+    const double weights = static_cast<double>(llama_model_n_params(model_.model.get())),
+                 attention = static_cast<double>(model_.layers * model_.q_heads * model_.head_dim) *
+                             longest;
+    const double a_token = seconds / static_cast<double>(count) * (1 + attention / weights);
+    const auto tried = static_cast<double>(tried_.size());
+    const double most = static_cast<double>(together()) - 1;
+    const double readers = tried - 1 + std::ceil((tried - 1) / most);  // llama.cpp in each group
+    const double left = is_done("measure") ? 0 : readers * longest,
+                 layers = longest + 256.0 * static_cast<double>(model_.layers),
+                 rest = left + (is_done("layers") || tried < 3 ? 0 : layers) + 3 * longest;
+    fmt::print(stderr,
+               "check: {} settings read {} tokens, each of {} layers selects alone, and what is "
+               "chosen reads {} more: about {} with {} threads, half as much again where nothing "
+               "is good enough at once\n",
+               tried_.size(), flags_.lengths.back(), model_.layers, flags_.lengths.back(),
+               duration(a_token * rest), flags_.threads);
+  }
+  static std::string duration(double seconds) {
+    if (seconds < 90) return fmt::format("{:.0f} s", std::max(1.0, seconds));
+    if (seconds < 90 * 60) return fmt::format("{:.0f} minutes", seconds / 60);
+    return fmt::format("{:.1f} hours", seconds / 3600);
   }
 
   // ---- a pass, or what is left of it ----
@@ -343,14 +392,20 @@ class Check {
     }
   }
 
-  // Those that hurt far more than others do, a quarter of all at the most, and the first.
+  // Those that hurt far more than others do, a quarter of all at the most, and the first that selects. A layer that
+  // cannot select changes nothing.
   std::vector<Index> hurt_layers() {
     std::vector<std::pair<double, Index>> harm;  // of all but the first, which is dense anyway
+    std::vector<Index> worst;
     double all = 0;
-    for (const json& one : step("layers")["layers"])
-      if (one["layer"] != 0) harm.emplace_back(one["kl"], one["layer"]), all += harm.back().first;
+    for (const json& one : step("layers")["layers"]) {
+      if (one["kl"] == 0.0) continue;
+      if (worst.empty())
+        worst.push_back(one["layer"]);
+      else
+        harm.emplace_back(one["kl"], one["layer"]), all += harm.back().first;
+    }
     std::sort(harm.rbegin(), harm.rend());
-    std::vector<Index> worst{0};
     for (const auto& [kl, layer] : harm)
       if (kl > 2 * all / static_cast<double>(harm.size()) && std::ssize(worst) <= model_.layers / 4)
         worst.push_back(layer);
@@ -398,8 +453,8 @@ class Check {
                                  : advice.use == Advice::Use::exact   ? "exact"
                                                                       : "nothing"},
                          {"why", advice.why},
-                         {"settings", written},
                          {"contender", chosen_.name}};
+    if (advice.use != Advice::Use::nothing) result_["advice"]["settings"] = written;
     save_();
   }
 
@@ -418,6 +473,9 @@ class Check {
         broken_promise(outcomes_[advice_.contender], kept.back(), flags_.limits, advice_.use);
     json& advice = result_["advice"];
     advice["kept"] = broken.empty();
+    if (measured_in_ == "measure")
+      if (const std::string said = unsteady(outcomes_, kept); !said.empty())
+        advice["unsteady"] = said;
     if (broken.empty()) {
       advice["verified"] = losses(kept.back());
     } else {
@@ -431,6 +489,7 @@ class Check {
         quoka_examples::write_json(path, advice["settings"]);
       } else {
         advice["use"] = "nothing", advice["why"] = "do not use it here: " + lost;
+        advice.erase("settings");
         std::filesystem::remove(path);
       }
     }
@@ -450,10 +509,18 @@ class Check {
   json settings_;
 };
 
-void print(const json& result) {
+// What was read in a step, by its name.
+std::string heading(const std::string& step) {
+  if (step.starts_with("verify")) return "What is recommended, on the other half of the text";
+  if (step.starts_with("refine")) return "With the layers that hurt left dense";
+  return "On the first half of the text";
+}
+
+void print(const json& result, const std::string& folder) {
   for (const auto& [name, one] : result["steps"].items()) {
     if (!one.contains("by_length")) continue;
-    fmt::print("\n{}\n", name);
+    fmt::print("\n{}. Time to first token, and times as fast as llama.cpp beside it\n",
+               heading(name));
     quoka_examples::Table table(
         "settings\ttokens\tto first token\tspeed\tperplexity\tKL\ttop-1\tneedles");
     for (const json& x : one["by_length"])
@@ -468,6 +535,11 @@ void print(const json& result) {
              advice["why"].get<std::string>());
   if (advice.contains("verified"))
     fmt::print("On the other half of the text: {}\n", advice["verified"].get<std::string>());
+  if (advice.contains("unsteady")) fmt::print("{}.\n", advice["unsteady"].get<std::string>());
+  if (advice["use"] == "nothing")
+    fmt::print("No settings were written.\n");
+  else
+    fmt::print("Use it by QUOKA_CONFIG={}/settings.json\n", folder);
 }
 
 }  // namespace
@@ -523,7 +595,7 @@ int main(int argc, char** argv) {
     if (!result.is_object()) result = json::object();
     const int status =
         Check(flags, result, [&] { quoka_examples::write_json(path, result); }).run();
-    print(result);
+    print(result, std::filesystem::absolute(flags.out).lexically_normal().string());
     return status;
   });
 }

@@ -1,44 +1,75 @@
 #!/usr/bin/env bash
 # Will it work on my model? What is gained, what is lost, with which settings, measured in unmodified llama.cpp:
 #
-#     check.sh MODEL.gguf [TEXT ...] [--quick] [--lengths 2048,8192] [--out DIR] [OPTION ...]
+#     check.sh MODEL.gguf [TEXT ...] [OPTION ...]
 #     check.sh --compare DIR DIR ...       one page of several results
 #
-# Writes to DIR (build/check/MODEL unless said otherwise): check.html, the page to look at; check.json, all numbers; and
-# settings.json, which QUOKA_CONFIG names to use what is recommended. A run that was stopped goes on where it was.
-# Installs what is missing. Takes the llama.cpp of GGML_DIR, or one that is installed, or else gets its libraries. --help
-# lists all options.
+# Writes to a folder: check.html, the page to look at; check.json, all numbers; and, where something is recommended,
+# settings.json, which QUOKA_CONFIG names to use it. A run that was stopped goes on where it was. Says how long it will
+# take before it starts. Installs what is missing. Takes the llama.cpp of GGML_DIR, or one that is installed, or else
+# gets its libraries.
+#
+#     --out DIR            the folder; build/check/MODEL unless said otherwise
+#     --quick              2,048 tokens at most, one budget
+#     --lengths 512,2048   of prompts, in tokens; unless said otherwise 512, 1024 and so on up to the context or 8,192
+#     --modes quoka,recommended,robust
+#     --budgets 512,1024   past keys for each KV head; a quarter and an eighth of the longest length
+#     --cache f16          how llama.cpp stores keys and values: f16 or q8_0
+#     --threads 4          as many as there are processors
+#     --ubatch 256         tokens that llama.cpp computes together
+#     --samples 384        positions at which logits are compared
+#     --questions 12       needles that are asked for at each length
+#     --together 8         settings that read side by side; as many as half of the memory holds
+#     --max-perplexity 1   percent that settings may add
+#     --max-kl 0.05        divergence from llama.cpp's logits that settings may have, in nats
+#     --max-needles 5      points of 100 that settings may lose
+#     --min-gain 1.05      times as fast as exact mode, at least
+#     --fresh              does not go on with what the folder holds
+#     --json FILE          who measured, when, how: the program's own report
+#     --help               this
 set -euo pipefail
 # shellcheck source=../support/npm.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../support/npm.sh"
 here=$quoka_root/examples/ggml
 build=$quoka_root/build/check-programs
 
-install_missing "${quoka_packages[@]}" python3
-if [[ ${1:-} == --compare ]]; then
+usage() { sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; }
+for argument in "$@"; do
+  [[ $argument != --help && $argument != -h ]] || { usage; exit; }
+done
+(($#)) || { usage >&2; exit 2; }
+
+if [[ $1 == --compare ]]; then
   shift
+  (($#)) || fail "--compare wants the folders of the results"
+  command -v python3 >/dev/null || install_missing python3
   python3 "$here/check_page.py" "${@/%//check.json}" --out "$quoka_root/build/check/comparison.html"
   exit
 fi
-[[ $# -gt 0 ]] || { sed -n '2,10s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 
+# What can be refused before anything is installed and built.
+model='' out=''
+for ((i = 1; i <= $#; ++i)); do
+  case ${!i} in
+    --out) ((i < $#)) || fail "--out wants a folder"; ((++i)); out=${!i} ;;
+    --out=*) out=${!i#--out=} ;;
+    *.gguf) [[ -n $model ]] || model=${!i} ;;
+  esac
+done
+[[ -n $model ]] || fail "no MODEL.gguf among the arguments"
+[[ -f $model ]] || fail "there is no file $model"
+if [[ -z $out ]]; then
+  out=$quoka_root/build/check/$(basename "$model" .gguf)
+  set -- "$@" --out "$out"
+fi
+
+install_missing "${quoka_example_packages[@]}" python3
 ggml=$(ggml_folder)
 echo "Building for this machine, a minute the first time" >&2
 cmake -S "$quoka_root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DQUOKA_NATIVE=ON -DGGML_DIR="$ggml" \
-  -DQUOKA_BUILD_TESTS=OFF -DQUOKA_BUILD_BENCHES=OFF -DQUOKA_BUILD_DECODER=OFF >"$quoka_root/build/check.log"
+  -DQUOKA_BUILD_EXAMPLES=ON -DQUOKA_BUILD_GGML=ON >"$quoka_root/build/check.log"
 cmake --build "$build" --target check -j "$quoka_jobs" >>"$quoka_root/build/check.log" ||
   { tail -n 40 "$quoka_root/build/check.log" >&2; exit 1; }
 
-out=
-for ((i = 1; i <= $#; ++i)); do
-  [[ ${!i} == --help || ${!i} == -h ]] && exec "$build/examples/ggml/check" --help
-  [[ ${!i} == --out ]] && ((i < $#)) && { ((++i)); out=${!i}; }
-  [[ ${!i} == --out=* ]] && out=${!i#--out=}
-done
-if [[ -z $out ]]; then
-  for argument in "$@"; do [[ $argument == *.gguf ]] && { out=$quoka_root/build/check/$(basename "$argument" .gguf); break; }; done
-  [[ -n $out ]] || { echo "check.sh: no model.gguf among the arguments: give --out" >&2; exit 2; }
-  set -- "$@" --out "$out"
-fi
 "$build/examples/ggml/check" "$@"
 python3 "$here/check_page.py" "$out/check.json"

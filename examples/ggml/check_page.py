@@ -135,6 +135,7 @@ def page(told):
         f'<div class="verdict {advice["use"]}"><p class="big"><b>{VERDICTS[advice["use"]]}</b>: {html.escape(advice["contender"])}</p>'
         f'<p>{html.escape(advice["why"])}.</p>',
         f'<p>On the other half of the text: {html.escape(advice["verified"])}.</p>' if "verified" in advice else "",
+        f'<p>{html.escape(advice["unsteady"])}.</p>' if "unsteady" in advice else "",
         f"<pre>{html.escape(json.dumps(advice['settings'], indent=1))}</pre>" if advice["use"] != "nothing" else "", "</div>",
         "<h2>Gain: time to first token</h2>",
         '<p class="soft">Times as fast as unmodified llama.cpp, by tokens of the prompt; ubatches of all settings took turns.</p>', speeds(found, colour),
@@ -181,9 +182,17 @@ def comparison(all_told):
 
 
 def read(path):
-    told = json.loads(path.read_text())
+    """What `check` wrote. Ends the program with one line that names what is wrong."""
+    try:
+        told = json.loads(path.read_text())
+    except OSError as error:
+        sys.exit(f"check_page.py: cannot read {path}: {error.strerror}. A result is a folder that check.sh wrote to")
+    except ValueError:
+        sys.exit(f"check_page.py: {path} is no JSON, so nothing that check.sh wrote")
+    if not isinstance(told, dict) or "asked" not in told:
+        sys.exit(f"check_page.py: {path} is nothing that check.sh wrote")
     if "advice" not in told:
-        sys.exit(f"{path}: the check did not come to its end; start it again with the same --out, and it goes on")
+        sys.exit(f"check_page.py: {path}: the check did not come to its end; start it again with the same --out, and it goes on")
     return told
 
 
@@ -194,7 +203,12 @@ def main():
     flags = parse.parse_args()
     told = [read(path) for path in flags.files]
     out = flags.out or flags.files[0].with_name("check.html" if len(told) == 1 else "comparison.html")
-    out.write_text(page(told[0]) if len(told) == 1 else comparison(told))
+    text = page(told[0]) if len(told) == 1 else comparison(told)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text)
+    except OSError as error:
+        sys.exit(f"check_page.py: cannot write {out}: {error.strerror}")
     print(out)
 
 

@@ -1,6 +1,7 @@
 // One pass of `check`: contenders read the same text side by side, a ubatch each in turn, the first of
 // them is what the others are compared with.
 //
+//   first ubatch, read once and forgotten
 //   ubatch ─▶ times, logits at samples ─▶ at each length: questions, whose tokens leave the cache again
 //
 // What is measured at a position is what a prompt of that length would give: a prefix knows nothing of
@@ -118,6 +119,15 @@ inline Pass run_pass(const Reading& reading, const PassShape& shape,
   auto sample = pass.samples.begin();
   std::size_t turn = 0;
   Index begin = 0;
+  // Nothing that is paid once counts: pages of the model, threads, scratch memory.
+  for (Contender& one : contenders) {
+    std::vector<TokenAt> batch;
+    for (Index i = 0; i < std::min(shape.ubatch, shape.lengths.front()); ++i)
+      batch.push_back({reading.tokens[static_cast<std::size_t>(i)], static_cast<llama_pos>(i)});
+    batch.back().logits = true;
+    one.session->decode(batch);
+    one.session->cut(0);
+  }
   for (const Index length : shape.lengths) {
     for (; begin < length; begin = pass.ends.back()) {
       const Index end = std::min({begin + shape.ubatch, length});

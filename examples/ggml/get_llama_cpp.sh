@@ -33,4 +33,4 @@ cp unfinished/source/tests/test-backend-ops.cpp tests
 cp unfinished/source/LICENSE .
 rm -rf unfinished
 touch whole
-say "Done. Build against it: cmake ... -DGGML_DIR=$PWD"
+say "Done. Build against it: cmake ... -DQUOKA_BUILD_GGML=ON -DGGML_DIR=$PWD (examples/build.sh takes build/llama.cpp)"

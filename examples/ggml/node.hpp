@@ -47,10 +47,21 @@ struct Node {
   const ggml_tensor &out, &q = *out.src[0], &k = *out.src[1], &v = *out.src[2];
   const ggml_tensor *mask = out.src[3], *sinks = out.src[4];  // or null
   float scale = parameter(0), max_bias = parameter(1), softcap = parameter(2);
-  int layer = layer_of(&k);                           // -1: K is of no cache
-  bool cached = layer >= 0 && k.view_src != nullptr;  // it lies there
+  const ggml_tensor* cache = cache_of(&k);  // the engine's tensor; null: K is of no cache
+  int layer = layer_of(cache);              // -1: likewise
+  bool cached = cache != nullptr && k.view_src == cache;  // it lies there
 
   explicit Node(const ggml_tensor& op) : out(op) {}
+
+  // Cells of the cache that K is of, whether seen now or not; 0: of none.
+  Index cache_cells() const { return cache != nullptr ? cache->ne[1] : 0; }
+  // Does the model say by itself which keys a query attends to? So it is where it says how many (n_kv_max), where its
+  // graph computes the mask, and where K is put together from a cache and other keys (deepseek4's compressed layers).
+  bool model_chooses() const {
+    const ggml_tensor* const keys = behind_copies(&k);
+    return out.op_params[4] > 0 || (layer >= 0 && keys->op != GGML_OP_NONE) ||
+           (mask != nullptr && behind_copies(mask)->op != GGML_OP_NONE);
+  }
 
   Index q_heads() const { return q.ne[2]; }
   Index kv_heads() const { return k.ne[2]; }
@@ -61,12 +72,27 @@ struct Node {
     std::memcpy(&value, out.op_params + i, sizeof value);
     return value;
   }
-  // What the engine calls the cache that k is a view, or a converted copy, of: "cache_k_l3" gives 3.
-  static int layer_of(const ggml_tensor* k) {
+  // What the engine calls a layer's cache: "cache_k_l3" gives 3.
+  static int layer_of(const ggml_tensor* named) {
     int layer = -1;
-    for (; k != nullptr && layer < 0; k = k->src[0])
-      if (k->view_src != nullptr) std::sscanf(k->view_src->name, "cache_k_l%d", &layer);
+    if (named != nullptr) std::sscanf(named->name, "cache_k_l%d", &layer);
     return layer;
+  }
+  // The cache that k is a view, or a converted copy, of, or is put together from.
+  static const ggml_tensor* cache_of(const ggml_tensor* k) {
+    for (; k != nullptr; k = k->src[0])
+      if (layer_of(k->view_src) >= 0) return k->view_src;
+    return nullptr;
+  }
+  // Where x comes from, through views and copies in other types and orders.
+  static const ggml_tensor* behind_copies(const ggml_tensor* x) {
+    const auto same_numbers = [](ggml_op op) {
+      return op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
+             op == GGML_OP_TRANSPOSE || op == GGML_OP_CPY || op == GGML_OP_CONT ||
+             op == GGML_OP_DUP;
+    };
+    while (same_numbers(x->op) && x->src[0] != nullptr) x = x->src[0];
+    return x;
   }
 };
 
@@ -102,7 +128,8 @@ inline bool empty_cache(const ggml_tensor& k) {
 // steps over a cache with keys are taken. min_queries > 0: fewer are refused, and this alone decides.
 inline const char* reason_to_refuse(const ggml_tensor& op, Index min_queries) {
   constexpr Index most_asking = 256;  // tokens of a graph that asks; engines' ubatches are larger
-  // Fewer are not worth the change of backends over keys of no cache, nor, anywhere, to dequantise keys for.
+  // Fewer are not worth the change of backends over keys of no cache. Over a cache one query is, of every type:
+  // ggml's own kernel takes 2 to 3 times as long over 4-bit and 5-bit types, which are dequantised here.
   constexpr Index least_queries = 32;
   const auto readable = [](const ggml_tensor& t) {
     return t.nb[0] == ggml_type_size(t.type) &&
@@ -129,8 +156,6 @@ inline const char* reason_to_refuse(const ggml_tensor& op, Index min_queries) {
     return "scale, soft-cap or ALiBi";
   if (min_queries > 0) return q.ne[1] < min_queries ? "fewer queries than min_queries" : nullptr;
   if (q.ne[1] < least_queries && !node.cached) return "few queries over keys that are no cache's";
-  if (q.ne[1] < least_queries && (!format_of_type(k.type) || !format_of_type(v.type)))
-    return "few queries over a type that is dequantised";
   if (node.cached && q.ne[1] * q.ne[3] <= most_asking && empty_cache(k))
     return "few queries over an empty cache";
   return nullptr;

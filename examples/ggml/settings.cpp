@@ -5,8 +5,13 @@
 #include <quoka/base/version.hpp>
 #include <quoka/runtime/isa.hpp>
 
+#include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <iterator>
+#include <vector>
+
+#include <unistd.h>
 
 namespace quoka_ggml {
 namespace {
@@ -14,8 +19,70 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* modes[] = {"exact", "quoka", "recommended", "robust"};
+// Members of the file that are variables, too: QUOKA_ before the capitals.
+const std::vector<std::string> variables{"mode",   "budget",   "dense_layers", "chunk",
+                                         "decode", "min_past", "min_queries",  "threads",
+                                         "sketch", "stats",    "quiet",        "isa"};
+// What this project's tests and test scripts are told by: not settings, and no typos.
+const std::vector<std::string> of_tests{"QUOKA_TINYLLAMA", "QUOKA_SOAK_STEPS",
+                                        "QUOKA_SERVER_MINUTES", "QUOKA_MUTANT",
+                                        "QUOKA_MUTANT_TRACE"};
+
+std::string variable(std::string key) {
+  for (char& c : key) c = static_cast<char>(std::toupper(c));
+  return "QUOKA_" + key;
+}
+
+// Letters to insert, leave out, replace, or swap with their neighbour.
+std::size_t distance(const std::string& a, const std::string& b) {
+  std::vector<std::vector<std::size_t>> d(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
+  for (std::size_t i = 0; i <= a.size(); ++i)
+    for (std::size_t j = 0; j <= b.size(); ++j) {
+      if (i == 0 || j == 0) {
+        d[i][j] = i + j;
+        continue;
+      }
+      d[i][j] = std::min(
+          {d[i - 1][j] + 1, d[i][j - 1] + 1, d[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1)});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
+        d[i][j] = std::min(d[i][j], d[i - 2][j - 2] + 1);
+    }
+  return d[a.size()][b.size()];
+}
+[[noreturn]] void refuse_name(const std::string& kind, const std::string& name,
+                              const std::vector<std::string>& known) {
+  const auto nearest = std::min_element(
+      known.begin(), known.end(),
+      [&](const auto& a, const auto& b) { return distance(name, a) < distance(name, b); });
+  throw std::invalid_argument(name + " is no " + kind + " of this backend, " + *nearest + " is");
+}
+
+// Throws std::invalid_argument for a variable that looks like one of ours and is none.
+void check_variables() {
+  std::vector<std::string> known{"QUOKA_CONFIG"};
+  for (const std::string& key : variables) known.push_back(variable(key));
+  for (char** at = environ; at != nullptr && *at != nullptr; ++at) {
+    const std::string one = *at, name = one.substr(0, one.find('='));
+    if (name.starts_with("QUOKA_") && std::find(known.begin(), known.end(), name) == known.end() &&
+        std::find(of_tests.begin(), of_tests.end(), name) == of_tests.end())
+      refuse_name("variable", name, known);
+  }
+}
+void check_members(const json& all) {
+  std::vector<std::string> known = variables;
+  known.insert(known.end(), {"layer_budgets", "model"});
+  for (const auto& [key, x] : all.items())
+    if (std::find(known.begin(), known.end(), key) == known.end())
+      refuse_name("setting", key, known);
+}
+
+// A path has a slash in it or ends in .json: what else someone wrote is no name of a file.
+bool is_path(const std::string& text) {
+  return text.find('/') != text.npos || text.ends_with(".json");
+}
 
 Settings parse(json all) {
+  check_members(all);
   all.emplace("budget", 1024), all.emplace("dense_layers", 1);
   Settings s;
   s.told = all.dump();
@@ -30,37 +97,36 @@ Settings parse(json all) {
   s.quiet = members.flag("quiet", s.quiet);
   s.isa = members.one_of("isa", quoka::isa_levels(), s.isa);
   const json stats = members.take("stats", false);
-  if (stats.is_string()) s.stats_file = stats.get<std::string>();
+  if (stats.is_string() && is_path(stats.get<std::string>()))
+    s.stats_file = stats.get<std::string>();
+  else if (stats != true && stats != 1 && stats != false && stats != 0)
+    quoka_examples::refuse_json("stats", stats, "0, 1, or a file's path with a / or .json in it");
   s.stats = stats == true || stats == 1;
-  if (!s.stats && s.stats_file.empty() && stats != false && stats != 0)
-    quoka_examples::refuse_json("stats", stats, "0, 1 or a file's path");
-  s.policy = quoka_examples::parse_policy(members.rest());
+  json dense = members.take("dense_layers", 0), policy = members.rest();
+  if (dense.is_array())
+    policy["dense_layers"] = std::move(dense);
+  else
+    s.first_dense = quoka_examples::whole_from("dense_layers", dense, 0, 10'000);
+  s.policy = quoka_examples::parse_policy(policy);
   if (s.mode == "exact") return s;
-  (void)quoka::QuokaSelector(s.selection(1, -1));  // refuses now what the method refuses
+  (void)quoka::QuokaSelector(s.selection(-1));  // refuses now what the method refuses
   for (const auto& [layer, budget] : s.policy.budgets)
-    (void)quoka::QuokaSelector(s.selection(1, static_cast<int>(layer)));
+    (void)quoka::QuokaSelector(s.selection(static_cast<int>(layer)));
   return s;
-}
-
-json object(const std::string& source, const json& x) {
-  if (!x.is_object()) throw std::invalid_argument(source + " is no JSON object");
-  return x;
 }
 
 }  // namespace
 
 Settings read_settings(std::string& problem) try {
+  check_variables();
   json all = json::object();
   if (const char* const path = std::getenv("QUOKA_CONFIG")) {
     std::ifstream file(path);
     if (!file) throw std::invalid_argument(std::string("QUOKA_CONFIG: cannot read ") + path);
-    all = object(path, json::parse(file, nullptr, false));
+    all = quoka_examples::parse_json_object(path, {std::istreambuf_iterator<char>(file), {}});
   }
-  for (const std::string key : {"mode", "budget", "chunk", "dense_layers", "decode", "min_past",
-                                "min_queries", "threads", "sketch", "stats", "quiet", "isa"}) {
-    std::string name = "QUOKA_" + key;
-    for (char& c : name) c = static_cast<char>(std::toupper(c));
-    const char* const text = std::getenv(name.c_str());
+  for (const std::string& key : variables) {
+    const char* const text = std::getenv(variable(key).c_str());
     if (text == nullptr) continue;
     all[key] = json::parse(text, nullptr, false);
     if (all[key].is_discarded()) all[key] = text;  // no JSON: the text itself
@@ -74,7 +140,7 @@ Settings read_settings(std::string& problem) try {
 Settings with_parameters(const Settings& settings, const char* text) {
   if (text == nullptr || *text == 0) return settings;
   json all = json::parse(settings.told);
-  const json own = object("parameters", json::parse(text, nullptr, false));
+  const json own = quoka_examples::parse_json_object("parameters", text);
   if (own.contains("isa"))
     quoka_examples::refuse_json("isa", own["isa"], "QUOKA_ISA's, for the whole program");
   all.update(own);

@@ -15,6 +15,9 @@ using quoka::Index;
 struct Settings {
   std::string mode = "exact";  // or a preset's name
   quoka_examples::LayerPolicy policy = {};
+  Index first_dense =
+      0;  // so many of the first layers that could select are dense (layer_order.hpp); beside
+          // those that the policy lists by the model's numbers
   Index chunk = 128;      // queries that select together
   bool decode = false;    // select for single queries, too
   Index min_past = 0;     // fewer cells before a chunk: exact
@@ -27,16 +30,17 @@ struct Settings {
   bool quiet = false;       // say nothing at the start but what is wrong
   std::string told = "{}";  // all of it, as one JSON object
 
-  // How this layer selects, unless the mode is exact. group: query heads for each KV head.
-  quoka::QuokaOptions selection(Index group, int layer) const {
+  // How this layer selects, unless the mode is exact.
+  quoka::QuokaOptions selection(int layer) const {
     const auto own = policy.budgets.find(layer);
     return quoka::QuokaOptions::preset(
-        mode, group, own != policy.budgets.end() ? own->second : policy.budget.value());
+        mode, own != policy.budgets.end() ? own->second : policy.budget.value());
   }
   std::string summary() const;  // one line
 };
 
-// Never throws: what cannot be understood is named in `problem`, and the mode is exact then.
+// Never throws: what cannot be understood is named in `problem`, and the mode is exact then. So is a variable that
+// begins with QUOKA_ and is none of README.md's: a mode with a typo would be exact in silence.
 Settings read_settings(std::string& problem);
 // The same with what a JSON object says besides: the parameters of one backend. Throws.
 Settings with_parameters(const Settings& settings, const char* json);

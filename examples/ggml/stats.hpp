@@ -1,5 +1,11 @@
 // What the backend did, over all contexts of a process: said once when layers begin to select and once at the
-// end. QUOKA_STATS=1 adds a line per layer at the end, QUOKA_STATS=FILE keeps that file up to date as JSON.
+// end. QUOKA_STATS=1 adds a line per layer at the end, QUOKA_STATS=FILE keeps that file up to date as JSON:
+//
+//   layers               each with its past's keys seen and attended, summed over queries, and what was done in how
+//                        many calls
+//   selections_refused   why, and in how many calls
+//   questions_declined   why an operation was left to the CPU, and how often the engine had asked
+//   selecting_seconds, seconds_with_every_key
 #pragma once
 
 #include <quoka/engine/layer_account.hpp>
@@ -24,7 +30,7 @@ class Stats {
     const std::lock_guard<std::mutex> lock(mutex_);
     report();
     print_ = print, file_ = file, quiet_ = quiet, first_ = none;
-    account_ = {}, notes_.clear();
+    account_ = {}, declined_.clear(), refused_.clear(), unwritten_ = false;
   }
   // did: what was done with the layer's attention, "selected" or why not.
   void add(int layer, const quoka::MaskedReport& call, const char* did) {
@@ -39,16 +45,22 @@ class Stats {
     if (file_.empty() || now - written_ < std::chrono::seconds(1)) return;
     written_ = now, write();
   }
-  // An operation that was left to the CPU backend. Said at the end, or (warn) when it comes first.
-  void note(const std::string& why, bool warn = false) {
+  // The engine asked whether an operation is taken, and it is not. An engine asks several times for a graph that it
+  // makes, and not when it runs one again: a number of questions, not of operations.
+  void declined(const std::string& why) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (++notes_[why] == 1 && warn) say(why);
+    ++declined_[why];
+  }
+  // A call that was to select and is exact, since selection or settings refused it. Said when it comes first.
+  void refused(const std::string& why) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (++refused_[why] == 1) say("exact, since " + why);
   }
 
  private:
   static constexpr int none = -2, said = -3;
 
-  void report() const {
+  void report() {
     if (!file_.empty()) write();
     const auto [took, dense] = account_.saving();
     char text[120];
@@ -57,23 +69,28 @@ class Stats {
     if (took > 0 && (print_ || !quiet_)) say(text);
     if (!print_) return;
     for (const std::string& line : account_.lines()) say(line);
-    for (const auto& [why, count] : notes_) say(std::to_string(count) + " times: " + why);
+    for (const auto& [why, count] : refused_)
+      say(std::to_string(count) + " calls exact, since " + why);
+    for (const auto& [why, count] : declined_)
+      say("asked " + std::to_string(count) + " times, and left to the CPU: " + why);
   }
   // Whoever reads the file finds a whole one.
-  void write() const {
+  void write() {
     json layers = json::array();
     for (const auto& [layer, of] : account_.layers())
       layers.push_back(
           {{"layer", layer}, {"seen", of.seen}, {"attended", of.attended}, {"did", of.did}});
     const auto [took, dense] = account_.saving();
     const json all = {{"layers", layers},
-                      {"left_to_the_cpu", notes_},
+                      {"questions_declined", declined_},
+                      {"selections_refused", refused_},
                       {"selecting_seconds", took},
                       {"seconds_with_every_key", dense}};
     std::error_code error = std::make_error_code(std::errc::io_error);
     if (std::ofstream(file_ + ".new") << all.dump(1, ' ', false, json::error_handler_t::replace))
       std::filesystem::rename(file_ + ".new", file_, error);
-    if (error) say("stats: cannot write " + file_);
+    if (error && !unwritten_) say("stats: cannot write " + file_);
+    unwritten_ = static_cast<bool>(error);
   }
 
   bool print_ = false, quiet_ = true;
@@ -82,7 +99,8 @@ class Stats {
   std::mutex mutex_;
   std::chrono::steady_clock::time_point written_{};
   quoka::LayerAccount account_;
-  std::map<std::string, Index> notes_;
+  std::map<std::string, Index> declined_, refused_;  // why: questions, calls
+  bool unwritten_ = false;                           // the file, when it was tried last
 };
 
 }  // namespace quoka_ggml

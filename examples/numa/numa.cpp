@@ -58,8 +58,9 @@ int measure(const Flags& flags, Report& report) {
   print_traffic(flags, nodes.nodes());
 
   const quoka::LayerShape shape{flags.q_heads, flags.kv_heads, flags.head_dim};
-  quoka::ChunkedPrefill<quoka::QuokaSelector> pinned(shape, {.budget = flags.budget}),
-      anywhere(shape, {.budget = flags.budget});
+  quoka::ChunkedPrefill<quoka::QuokaSelector> pinned(shape,
+                                                     {.budget = quoka::Budget::keys(flags.budget)}),
+      anywhere(shape, {.budget = quoka::Budget::keys(flags.budget)});
   pinned.reserve(flags.len), anywhere.reserve(flags.len);
   std::vector<double> ratios;
   for (Index begin = 0; begin < flags.len; begin += flags.chunk) {

@@ -4,7 +4,7 @@
 #     debian.sh [--to DIR]       DIR, if given, keeps the package
 #
 # dpkg-buildpackage; lintian, for which a warning is a failure; a program, compiled by find_package and by pkg-config
-# against what the package holds. Nothing is installed.
+# against what the package holds. Installs what this needs and is missing; libquoka-dev itself is unpacked, not installed.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../.ci/setup.sh"
 cd "$quoka_root"
@@ -15,7 +15,7 @@ case ${1-} in
   --to) to=${2:?--to DIR} ;;
   *) echo "debian.sh: no option $1, only --to DIR" >&2 && exit 2 ;;
 esac
-install_missing g++ cmake libeigen3-dev dpkg-dev debhelper fakeroot lintian pkg-config
+install_missing build-essential cmake libeigen3-dev dpkg-dev debhelper fakeroot lintian pkg-config
 
 version=$(quoka_version)
 work=$(mktemp -d)
@@ -36,11 +36,11 @@ dpkg-deb -x "$work"/libquoka-dev_*_all.deb "$root"
 differ=$(diff -rq include/quoka "$root/usr/include/quoka" | grep -v 'README.md$\|compiled_levels.cpp$' || true)
 [[ -z $differ ]] || { echo "The package's headers are not the tree's: $differ" >&2; exit 1; }
 cmake -S tests/consumer -B "$work/consumer" -DQUOKA_WANTED="$version" -DCMAKE_PREFIX_PATH="$root/usr" \
-  -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG=-O0 >"$work/log"
+  -DCMAKE_BUILD_TYPE=Debug -DCMAKE_CXX_FLAGS_DEBUG="-O0 -DQUOKA_ALLOW_UNOPTIMIZED" >"$work/log"
 grep -q "^quoka_DIR:PATH=$root/" "$work/consumer/CMakeCache.txt" || { echo "find_package took another quoka" >&2; exit 1; }
 cmake --build "$work/consumer" >>"$work/log" || { cat "$work/log" >&2; exit 1; }
 "$work/consumer/consumer"
-cmake -D CXX=c++ -D FLAGS="-std=c++20 -O0" -D PKG_CONFIG=pkg-config -D PC_DIR="$root/usr/share/pkgconfig" \
+cmake -D CXX=c++ -D FLAGS="-std=c++20 -O0 -DQUOKA_ALLOW_UNOPTIMIZED" -D PKG_CONFIG=pkg-config -D PC_DIR="$root/usr/share/pkgconfig" \
   -D VERSION="$version" -D OUT="$work/by_pkg_config" -P tests/consumer/pkg_config.cmake
 
 [[ -z $to ]] || { mkdir -p "$to" && cp "$work"/libquoka-dev_*_all.deb "$to"; }

@@ -1,9 +1,17 @@
-// Budgets by scores as text, the same on command lines and in files.
+// Budgets as text and as numbers of a file, the same on command lines and in files.
+//
+//   1024               a count of keys, at least 2
+//   0.25               with a point: a share of the past, (0, 1]; 1.0 is all of it
+//   mass:0.95          by scores, with a floor and a ceiling in keys after it if wanted: mass:0.95:64:4096
+//   relative:0.1       likewise
+//
+// 0 and 1 are refused: who writes 1 may mean one key or the whole past.
 #pragma once
 
 #include <quoka/select/options.hpp>
 
 #include <charconv>
+#include <optional>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -12,7 +20,7 @@ namespace quoka_examples {
 
 using quoka::Index;
 
-inline constexpr Index most_keys = 1'000'000'000;  // that a flag may ask for
+inline constexpr Index least_keys = 2, most_keys = 1'000'000'000;  // that a flag may ask for
 
 // True if all of the text is one number of that type: no sign but '-', no spaces, no suffix.
 template <class Number>
@@ -22,9 +30,28 @@ bool read_number(const std::string& text, Number& number) {
   return error == std::errc() && stopped == end;
 }
 
-// "mass:0.95" or "relative:0.1", and a floor and a ceiling in keys after it if wanted:
-// "mass:0.95:64:4096". False if the text is none.
-inline bool read_budget_by_scores(const std::string& text, quoka::Budget& budget) {
+// What a budget has to be, in words.
+inline std::string budget_rules() {
+  return "a count of keys from " + std::to_string(least_keys) + " to " + std::to_string(most_keys) +
+         ", or with a point a share of the past in (0, 1], such as 0.25, or 1.0 for all of it, or "
+         "by scores, such as "
+         "mass:0.95 or relative:0.1, with a floor and a ceiling in keys if wanted: "
+         "mass:0.95:64:4096";
+}
+
+// Nothing where it is none.
+inline std::optional<quoka::Budget> count_budget(Index keys) {
+  if (keys < least_keys || keys > most_keys) return std::nullopt;
+  return quoka::Budget::keys(keys);
+}
+// Likewise.
+inline std::optional<quoka::Budget> share_budget(double share) {
+  if (!(share > 0.0 && share <= 1.0)) return std::nullopt;
+  return quoka::Budget::share(share);
+}
+
+// "mass:0.95", "relative:0.1:64:4096": nothing if the text is neither.
+inline std::optional<quoka::Budget> read_budget_by_scores(const std::string& text) {
   std::vector<std::string> parts(1);
   for (const char c : text)
     if (c == ':')
@@ -37,12 +64,20 @@ inline bool read_budget_by_scores(const std::string& text, quoka::Budget& budget
       (parts.size() > 2 && !read_number(parts[2], floor)) ||
       (parts.size() > 3 && !read_number(parts[3], ceiling)) || floor < 1 || ceiling < floor ||
       ceiling > most_keys || !(threshold > 0.0 && threshold <= 1.0))
-    return false;
-  if (parts[0] == "mass")
-    budget = quoka::Budget::mass(threshold, floor, ceiling);
-  else if (parts[0] == "relative")
-    budget = quoka::Budget::relative(threshold, floor, ceiling);
-  return parts[0] == "mass" || parts[0] == "relative";
+    return std::nullopt;
+  if (parts[0] == "mass") return quoka::Budget::mass(threshold, floor, ceiling);
+  if (parts[0] == "relative") return quoka::Budget::relative(threshold, floor, ceiling);
+  return std::nullopt;
+}
+
+// Any of the forms above; nothing if the text is none.
+inline std::optional<quoka::Budget> read_budget(const std::string& text) {
+  Index count = 0;
+  double share = 0.0;
+  if (text.find(':') != std::string::npos) return read_budget_by_scores(text);
+  if (text.find('.') == std::string::npos)
+    return read_number(text, count) ? count_budget(count) : std::nullopt;
+  return read_number(text, share) ? share_budget(share) : std::nullopt;
 }
 
 }  // namespace quoka_examples

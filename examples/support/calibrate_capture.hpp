@@ -25,7 +25,7 @@ inline Calibration calibrate_capture(const DenseReference& reference, const std:
     refuse("a capture of ", reference.len(), " tokens is one chunk of ", chunk,
            ": nothing is selected from");
   for (const nlohmann::json& budget : ladder)
-    if (budget_from("a budget of the ladder", budget).keys(longest_past) == longest_past)
+    if (budget_from("a budget of the ladder", budget).count(longest_past) == longest_past)
       refuse("a budget of ", budget.dump(), " keeps all of the longest past, ", longest_past,
              " tokens: it cannot be measured");
   for (const LayerCapture& layer : layers)

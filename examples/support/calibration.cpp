@@ -1,5 +1,6 @@
 #include "support/calibration.hpp"
 
+#include "support/json_file.hpp"
 #include "support/layer_policy_file.hpp"
 #include "support/require.hpp"
 #include "support/table.hpp"
@@ -20,8 +21,7 @@ double ratio(double difference, double size) {
 
 // "256" as a whole number, "0.25" as one that is not.
 nlohmann::json number_of(const std::string& text) {
-  quoka::Budget by_scores = 0;
-  if (read_budget_by_scores(text, by_scores))
+  if (read_budget_by_scores(text))
     refuse("a ladder is of counts of keys or of fractions, not of ", text);
   const bool fraction = text.find('.') != std::string::npos;
   Index count = 0;

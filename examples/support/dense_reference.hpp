@@ -43,7 +43,7 @@ class DenseReference {
   }
 
   const std::vector<LayerCapture>& layers() const { return layers_; }
-  const quoka::AttentionOptions& attention() const { return attention_; }
+  quoka::AttentionOptions attention() const { return attention_.view(); }
   Index len() const { return layers_.front().q.dimension(2); }
   Index chunk() const { return chunk_; }
   Index chunk_len(Index begin) const { return std::min(chunk_, len() - begin); }
@@ -69,12 +69,12 @@ class DenseReference {
     quoka::Selection& found = oracles_[{layer, begin, count}];
     if (found.kv_len() > 0 || begin == 0) return found;
     const quoka::TensorView<const float> q = layers_[layer].q, k = layers_[layer].k;
-    const quoka::OracleSelector selector({.budget = count});
+    const quoka::OracleSelector selector({.budget = quoka::Budget::keys(count)});
     quoka::OracleSelector::State state;
     selector.select(quoka::SelectorInput{.q = q.slice(begin, chunk_len(begin)),
                                          .k = k.slice(0, begin),
-                                         .capacity = begin,
-                                         .scale = attention_.scale},
+                                         .logits = attention_,
+                                         .capacity = begin},
                     state, found, threads_);
     return found;
   }
@@ -91,16 +91,16 @@ class DenseReference {
       const auto to = quoka::TensorView<float>(outs).slice(begin, n);
       seconds += seconds_of([&] {
         quoka::attention(rows, {past_k, v.slice(0, begin)}, {k.slice(begin, n), v.slice(begin, n)},
-                         to, attention_, threads_);
+                         to, attention(), threads_);
       });
-      lses.push_back(quoka::past_lse(rows, past_k, attention_, threads_));
+      lses.push_back(quoka::past_lse(rows, past_k, attention(), threads_));
     }
     return seconds;
   }
 
   const std::vector<LayerCapture>& layers_;
   Index chunk_;
-  quoka::AttentionOptions attention_;
+  quoka::OwnedAttentionOptions attention_;
   quoka::ThreadPool& threads_;
   double seconds_ = 0.0;
   std::vector<Tensor<float>> outs_;

@@ -2,10 +2,13 @@
 #pragma once
 
 #include "support/budget_text.hpp"
-#include "support/json_file.hpp"
+#include "support/json_text.hpp"
 #include "support/layer_policy.hpp"
 
+#include <cstdint>
 #include <fstream>
+#include <iterator>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -62,16 +65,20 @@ class Members {
   nlohmann::json all_;
 };
 
-// A count, a fraction, or a text as "mass:0.95". Throws std::invalid_argument for anything else.
+// A count, a share with a point, or a text as "mass:0.95": budget_text.hpp. Throws std::invalid_argument for anything
+// else, 0, 1 and true among it.
 inline quoka::Budget budget_from(const std::string& what, const nlohmann::json& x) {
-  quoka::Budget budget = 0;
-  if (x.is_number_integer()) return whole_from(what, x, 0, most_keys);
-  if (x.is_string() && read_budget_by_scores(x.get<std::string>(), budget)) return budget;
-  if (!x.is_number() || !(x.get<double>() > 0.0 && x.get<double>() <= 1.0))
-    refuse_json(what, x,
-                "a count of keys, a fraction of the past in (0, 1], or as \"mass:0.95\" or "
-                "\"relative:0.1\"");
-  return x.get<double>();
+  std::optional<quoka::Budget> budget;
+  if (x.is_number_unsigned() && x.get<std::uint64_t>() > std::uint64_t{most_keys})
+    budget.reset();
+  else if (x.is_number_integer())
+    budget = count_budget(x.get<Index>());
+  else if (x.is_number_float())
+    budget = share_budget(x.get<double>());
+  else if (x.is_string())
+    budget = read_budget_by_scores(x.get<std::string>());
+  if (!budget) refuse_json(what, x, budget_rules());
+  return *budget;
 }
 
 // Throws std::invalid_argument, which names the member, for what is not understood.
@@ -114,7 +121,7 @@ inline LayerPolicy parse_policy(const nlohmann::json& json) {
 inline LayerPolicy read_policy(const std::string& path) try {
   std::ifstream file(path);
   if (!file) throw std::invalid_argument("cannot be read");
-  return parse_policy(nlohmann::json::parse(file, nullptr, false));
+  return parse_policy(parse_json_object("it", {std::istreambuf_iterator<char>(file), {}}));
 } catch (const std::invalid_argument& e) {
   throw std::invalid_argument(path + ": " + e.what());
 }

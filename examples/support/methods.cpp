@@ -110,13 +110,16 @@ struct Method {
   std::function<LayerStack(const Request&)> make;
 };
 
+Index group_of(const Request& r) { return r.shape.q_heads / std::max<Index>(1, r.shape.kv_heads); }
+
 // The options every method has in common, where S has them.
 template <class S>
 typename S::Options common_options(const Request& r) {
   typename S::Options o{};
   if constexpr (std::is_same_v<S, quoka::QuokaSelector>) o = r.options.quoka;
   if constexpr (requires { o.budget; }) o.budget = r.options.budget;
-  if constexpr (requires { o.n_queries; }) o.n_queries = r.options.quoka.n_queries;
+  if constexpr (!std::is_same_v<S, quoka::QuokaSelector> && requires { o.n_queries; })
+    o.n_queries = r.options.quoka.n_queries.of_head(group_of(r));
   if constexpr (requires { o.rank; })
     o.rank = r.options.rank > 0 ? r.options.rank
                                 : std::min<Index>(64, std::max<Index>(1, r.shape.head_dim / 2));
@@ -130,13 +133,11 @@ typename S::Options common_options(const Request& r) {
   return o;
 }
 
-// Sets the options that `part` names, as methods.hpp documents, for a group of query heads; false if
-// it names none.
-bool vary_quoka(const std::string& part, Index group, quoka::QuokaOptions& o) {
+// Sets the options that `part` names, as methods.hpp documents; false if it names none.
+bool vary_quoka(const std::string& part, quoka::QuokaOptions& o) {
   using namespace quoka;
   if (part == "recommended" || part == "robust") {
-    auto preset = part == "robust" ? QuokaOptions::robust(group, o.budget)
-                                   : QuokaOptions::recommended(group, o.budget);
+    auto preset = QuokaOptions::preset(part, o.budget);
     // What presets say nothing of is as asked for.
     preset.scoring = o.scoring, preset.sketch = o.sketch, preset.two_levels = o.two_levels;
     preset.top_k.keep_first = o.top_k.keep_first, preset.top_k.keep_last = o.top_k.keep_last;
@@ -215,11 +216,10 @@ std::optional<Method> composed_quoka(const std::string& name) {
   if (part != "quoka") return std::nullopt;
   std::vector<std::string> parts;
   for (quoka::QuokaOptions tried; std::getline(in, part, '.'); parts.push_back(part))
-    if (!vary_quoka(part, 1, tried)) return std::nullopt;
+    if (!vary_quoka(part, tried)) return std::nullopt;
   return Method{name, false, [parts](const Request& r) {
                   return layers_of<quoka::QuokaSelector>(r, [&](quoka::QuokaOptions& o) {
-                    const Index group = r.shape.q_heads / std::max<Index>(1, r.shape.kv_heads);
-                    for (const std::string& p : parts) vary_quoka(p, group, o);
+                    for (const std::string& p : parts) vary_quoka(p, o);
                   });
                 }};
 }

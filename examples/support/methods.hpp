@@ -62,7 +62,7 @@ using LayerStack = std::vector<std::unique_ptr<AnyLayer>>;
 // keep_first and keep_last are for every method that has them; a method that keeps first keys anyway
 // (first_recent, less_is_more) keeps at least its own.
 struct MethodOptions {
-  quoka::Budget budget = 1024;
+  quoka::Budget budget = quoka::Budget::keys(1024);
   Index rank = 0;  // channels or directions of SparQ and Loki; 0: half of head_dim, at most 64
   quoka::QuokaOptions quoka = {};
   // Layers in shards over these, called on all of them; absent: whole layers. Of dense and quoka alone.

@@ -38,6 +38,24 @@ class Report {
   std::string path_;
 };
 
+// Throws CLI::ValidationError for a list with nothing before, between or behind its commas: CLI11 reads "512," as one
+// item, in silence.
+inline void refuse_empty_items(const CLI::App& app, int argc, const char* const* argv) {
+  for (const CLI::Option* const option : app.get_options())
+    for (int i = 1; i < argc && option->get_delimiter() == ','; ++i)
+      for (const std::string& name : option->get_lnames()) {
+        const std::string flag = "--" + name, text = argv[i];
+        const std::string list = text.starts_with(flag + "=")   ? text.substr(flag.size() + 1)
+                                 : text == flag && i + 1 < argc ? argv[i + 1]
+                                                                : "no list";
+        if (list.empty() || list.front() == ',' || list.back() == ',' ||
+            list.find(",,") != list.npos)
+          throw CLI::ValidationError(flag, "an item of " + list + " is empty");
+      }
+  for (const CLI::App* const command : app.get_subcommands())
+    refuse_empty_items(*command, argc, argv);
+}
+
 // A program with one command. Options are CLI11's.
 class Program : public CLI::App {
  public:
@@ -49,7 +67,12 @@ class Program : public CLI::App {
   template <class Run, class Failed>
   int run(Run&& body, Failed&& failed) {
     report.add_flag(*this);
-    CLI11_PARSE(*this, argc_, argv_);
+    try {
+      parse(argc_, argv_);
+      refuse_empty_items(*this, argc_, argv_);
+    } catch (const CLI::ParseError& error) {
+      return exit(error);
+    }
     try {
       const int status = body();
       report.write();

@@ -1,5 +1,7 @@
 #include "support/safetensors.hpp"
 
+#include "support/json_text.hpp"
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -56,12 +58,16 @@ struct SafetensorsFile::Header {
            "the header has a zero byte; only spaces may pad it");
     }
     // A sound header nests three deep. Deeper is refused on the way in, before it takes memory.
-    const auto shallow = [this](int depth, nlohmann::json::parse_event_t, const nlohmann::json&) {
+    RepeatedKeys is_repeated;
+    const auto sound = [&](int depth, RepeatedKeys::Event event, const nlohmann::json& parsed) {
       if (depth > 3) fail(8, "the header nests ", depth, " deep; the limit is 3");
+      if (is_repeated(event, parsed)) {
+        fail(8, "the header has the name ", parsed.dump().substr(0, 200), " twice");
+      }
       return true;
     };
     try {
-      return nlohmann::json::parse(text, text + length, shallow);
+      return nlohmann::json::parse(text, text + length, sound);
     } catch (const nlohmann::json::parse_error& error) {
       fail(error.byte + 7, "the header is not JSON: ", std::string(error.what()).substr(0, 200));
     } catch (const nlohmann::json::exception& error) {  // a number beyond double

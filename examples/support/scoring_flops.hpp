@@ -47,7 +47,7 @@ inline double product(std::initializer_list<Index> factors) {
 // Rows that QuoKA scores for each KV head: all keys, or those of its levels.
 inline Index scored_rows(const quoka::QuokaOptions& o, Index kv_len) {
   const auto [block, candidates] = o.two_levels;
-  Index rows = 0, len = kv_len, wanted = o.budget.keys(kv_len);
+  Index rows = 0, len = kv_len, wanted = o.budget.count(kv_len);
   while (block > 0 && wanted > 0 && candidates <= len / wanted) {
     const Index blocks = quoka::ceil_div(candidates * wanted, block);
     if (blocks >= len / block) break;
@@ -59,7 +59,7 @@ inline Index scored_rows(const quoka::QuokaOptions& o, Index kv_len) {
 
 // Rows times keys that QuokaOptions scores for each KV head by a cascade, `sets` sets of n rows; 0: it does not.
 inline double cascade_products(const quoka::QuokaOptions& o, Index n, Index sets, Index kv_len) {
-  const Index candidates = o.cascade * o.budget.keys(kv_len), step = o.cascade_step;
+  const Index candidates = o.cascade * o.budget.count(kv_len), step = o.cascade_step;
   if (candidates == 0 || o.domain == quoka::Domain::logit || o.two_levels.block > 0 ||
       o.sketch == quoka::Sketch::off || o.budget.by_scores() || kv_len <= 2 * candidates)
     return 0.0;
@@ -70,7 +70,7 @@ inline double cascade_products(const quoka::QuokaOptions& o, Index n, Index sets
 }
 
 inline double flops(const quoka::QuokaOptions& o, const ChunkShape& c) {
-  const Index n = std::min(o.n_queries, c.q_len);
+  const Index n = std::min(o.n_queries.of_head(c.q_heads / c.kv_heads), c.q_len);
   const bool per_head = o.group_mode == quoka::GroupMode::per_head;
   using quoka::QueryChoice;
   const bool by_rank = o.query_choice == QueryChoice::dissimilar ||
@@ -137,11 +137,11 @@ inline double flops(const quoka::FlashPrefillOptions& o, const ChunkShape& c) {
 }
 
 inline double flops(const quoka::SnapKvOptions& o, const ChunkShape& c) {
-  const Index candidates = o.budget.keys(c.kv_len) + c.q_len;
+  const Index candidates = o.budget.count(c.kv_len) + c.q_len;
   return product({2, c.q_heads, std::min(o.observation, c.q_len), candidates, c.head_dim});
 }
 inline double flops(const quoka::KeyDiffOptions& o, const ChunkShape& c) {
-  return product({4, c.kv_heads, o.budget.keys(c.kv_len) + c.q_len, c.head_dim});
+  return product({4, c.kv_heads, o.budget.count(c.kv_len) + c.q_len, c.head_dim});
 }
 
 inline double flops(const quoka::DenseSelector::Options&, const ChunkShape&) { return 0.0; }
@@ -158,7 +158,7 @@ double scoring_flops(const Options& options, const ChunkShape& chunk) {
       requires { detail::flops(options, chunk); }, "a selector without a formula: write one above");
   if constexpr (requires { options.budget; }) {
     const Index least = options.budget.least(chunk.kv_len);
-    if (least == chunk.kv_len || options.budget.keys(chunk.kv_len) == 0) return 0.0;
+    if (least == chunk.kv_len || options.budget.count(chunk.kv_len) == 0) return 0.0;
   }
   return detail::flops(options, chunk);
 }

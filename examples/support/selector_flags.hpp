@@ -19,25 +19,10 @@ namespace quoka_examples {
 
 using quoka::Index;
 
-// "1024" is a count, "0.25" (anything with a point) a fraction of the past, "mass:0.95" and
-// "relative:0.1" budgets by scores. Throws CLI::ValidationError, which quotes the text and says what is
-// allowed.
+// As budget_text.hpp has it. Throws CLI::ValidationError, which quotes the text and says what is allowed.
 inline quoka::Budget parse_budget(const std::string& text) {
-  Index count = 0;
-  double fraction = 0.0;
-  quoka::Budget budget = 0;
-  if (text.find(':') != std::string::npos) {
-    if (read_budget_by_scores(text, budget)) return budget;
-  } else if (text.find('.') == std::string::npos) {
-    if (read_number(text, count) && count >= 0 && count <= most_keys) return quoka::Budget(count);
-  } else if (read_number(text, fraction) && fraction > 0.0 && fraction <= 1.0) {
-    return quoka::Budget(fraction);
-  }
-  throw CLI::ValidationError(
-      '"' + text + "\" is not a budget: give a count of keys, 0 to " + std::to_string(most_keys) +
-      ", or with a point a fraction of the past in (0, 1], such as 0.25, or a "
-      "threshold, such as mass:0.95 or relative:0.1, with a floor and a "
-      "ceiling if wanted: mass:0.95:64:4096");
+  if (const auto budget = read_budget(text)) return *budget;
+  throw CLI::ValidationError('"' + text + "\" is not a budget: give " + budget_rules());
 }
 
 // The items of "128,256,0.25", spaces around them dropped. Throws as parse_budget does for a bad
@@ -113,9 +98,11 @@ inline void add_quoka_flags(CLI::App& app, quoka::QuokaOptions& options) {
       {"last", QueryChoice::last},
       {"dissimilar_and_last", QueryChoice::dissimilar_and_last},
       {"mixed", QueryChoice::mixed}};
-  app.add_option("--n-queries", options.n_queries, "queries kept for scoring")
+  app.add_option_function<Index>(
+         "--n-queries", [&options](const Index& asked) { options.n_queries = asked; },
+         "queries kept for scoring, of each query head")
       ->check(whole_number(1, 65536))
-      ->capture_default_str();
+      ->default_str(std::to_string(options.n_queries.count()));
   app.add_option("--scoring", options.scoring, "cosine | dot")
       ->transform(CLI::CheckedTransformer(scoring));
   const std::map<std::string, Domain> domain{{"logit", Domain::logit},

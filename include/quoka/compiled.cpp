@@ -12,6 +12,7 @@
 #include <quoka/attention/attention_impl.hpp>
 #include <quoka/attention/merge_impl.hpp>
 #include <quoka/cache/key_sketch_impl.hpp>
+#include <quoka/cache/key_witness_impl.hpp>
 #include <quoka/cache/kv_cache_impl.hpp>
 #include <quoka/distributed/global_top_k_impl.hpp>
 #include <quoka/distributed/rounds_impl.hpp>

@@ -28,6 +28,7 @@
 
 #include <quoka/views/tensor_view.hpp>
 #include <quoka/views/rows.hpp>
+#include <quoka/views/layouts.hpp>
 #include <quoka/views/selection.hpp>
 #include <quoka/views/mask.hpp>
 

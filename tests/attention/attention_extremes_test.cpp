@@ -2,12 +2,14 @@
 // infinities, huge logits, denormals nor a long cache spoil what they need not.
 
 #include <quoka/attention/attention.hpp>
+#include <quoka/packing/byte_formats.hpp>
 
 #include "support/attention_fixtures.hpp"
 
 #include <gtest/gtest.h>
 
 #include <cfenv>
+#include <cstdio>
 #include <limits>
 #include <numeric>
 #include <type_traits>
@@ -174,14 +176,37 @@ TEST(AttentionExtremes, NaNUnderASoftCapIsStillNaN) {
   expect_spoilt(attend(in, options), clean, [](Index, Index, Index i) { return i >= 20; });
 }
 
-TEST(AttentionExtremes, NaNInASinkSpoilsItsHeadAlone) {
+// A NaN among the options would spoil some rows and be hidden in others, by what their softmax meets first.
+TEST(AttentionExtremes, OptionsThatAreNotFiniteAreRefusedWithIndexAndValue) {
   Random random(89);
-  const auto in = random_inputs<Element>(random, {.q_heads = 4, .kv_heads = 2, .kv_len = 101});
-  std::vector<float> sinks{0.5f, 1.0f, 1.5f, 2.0f};
-  const auto clean = attend(in, {.sink_logits = sinks});
-  sinks[2] = not_a_number;
-  expect_spoilt(attend(in, {.sink_logits = sinks}), clean,
-                [](Index, Index head, Index) { return head == 2; });
+  for (const Index q_len : {1, 2, 37}) {
+    const auto in = random_inputs<Element>(
+        random, {.q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = 101});
+    const std::vector<float> sound{0.5f, 1.0f, -1.5f, 2.0f};
+    const auto with = [&](float x) {
+      std::vector<float> four = sound;
+      four[2] = x;
+      return four;
+    };
+    for (const float wrong : {not_a_number, infinity, -infinity, 1.1e30f, -1.1e30f}) {
+      char value[32];
+      std::snprintf(value, sizeof value, "%g", static_cast<double>(wrong));
+      const auto four = with(wrong);
+      expect_refused([&] { attend(in, {.scale = wrong}); }, {"scale", value, "[-1e30, 1e30]"});
+      expect_refused([&] { attend(in, {.alibi_slopes = four}); },
+                     {"alibi_slopes[2]", value, "[-1e30, 1e30]"});
+      expect_refused([&] { attend(in, {.mask_factors = four}); },
+                     {"mask_factors[2]", value, "[-1e30, 1e30]"});
+    }
+    for (const float wrong : {not_a_number, infinity})
+      expect_refused([&] { attend(in, {.sink_logits = with(wrong)}); },
+                     {"sink_logits[2]", "[-infinity, 3.4e38]"});
+    for (const float wrong : {not_a_number, infinity, -infinity, -1.0f, 1e-40f, 0.9e-30f, 1.1e30f})
+      expect_refused([&] { attend(in, {.softcap = wrong}); }, {"softcap", "[1e-30, 1e30]"});
+    for (const float end : {1e-30f, 1e30f})
+      EXPECT_TRUE(std::isfinite(attend(in, {.scale = end, .softcap = end}).lse(0, 0, 0)));
+    expect_same(attend(in, {.sink_logits = std::vector<float>(4, -infinity)}), attend(in));
+  }
 }
 
 // ---- extremes -----------------------------------------------------------------------------------
@@ -203,7 +228,7 @@ TEST(AttentionExtremes, HugeLogitsStayFinite) {
   }
 }
 
-// Weights below 2^-100 are zeros, not denormals, and none of them counts.
+// Weights below e^-69.3 are zeros, not denormals, and none of them counts.
 TEST(AttentionExtremes, AKeyFarAboveTheOthersIsTheAnswer) {
   Random random(91);
   auto in = random_inputs<Element>(random, {.q_heads = 1, .q_len = 1, .kv_len = 501});
@@ -248,7 +273,96 @@ TEST(AttentionExtremes, SumsOfTinyWeightsAreNoDenormals) {
   }
 }
 
-// The largest float times log2(e) would be infinite, and its difference to itself NaN.
+// Key 0 is the largest of all and its value 0; key 1 lies `below` it and has a value that would count. Chunks,
+// few rows, and one token.
+float share_of_key_below(float below, Index q_len, quoka::Arithmetic by, float value) {
+  Random random(99);
+  auto in = random_inputs<float>(random, {.q_heads = 1, .q_len = q_len, .kv_len = 2}, false);
+  in.q.setZero(), in.past_k.setZero(), in.past_v.setZero();
+  in.q.chip(0, 3).setConstant(1.0f);
+  in.past_k(0, 0, 1, 0) = -below;
+  in.past_v(0, 0, 1, 5) = value;
+  return attend(in, {.scale = 1.0f, .arithmetic = by}).out(0, 0, q_len - 1, 5);
+}
+
+TEST(AttentionExtremesFloat, AWeightCountsDownToTheLimitAndMayBeNothingBeyondIt) {
+  constexpr float limit = quoka::negligible_below;
+  for (const quoka::Arithmetic by :
+       {quoka::Arithmetic::single, quoka::Arithmetic::automatic, quoka::Arithmetic::bfloat16,
+        quoka::Arithmetic::bfloat16_x2, quoka::Arithmetic::bfloat16_x3})
+    for (const Index q_len : {1, 2, 130}) {
+      SCOPED_TRACE(std::string(by.name()) + ", " + std::to_string(q_len) + " queries");
+      const double exact = 1e30 * std::exp(-static_cast<double>(limit));
+      EXPECT_NEAR(share_of_key_below(limit, q_len, by, 1e30f) / exact, 1.0, 0.01);
+      EXPECT_EQ(share_of_key_below(70.0f, q_len, by, 1e30f), 0.0f);
+    }
+}
+
+// Those of other units would overflow from 2.36e38 on, and differences of such logits beyond 3.4e38.
+TEST(AttentionExtremesFloat, LogitsUpToTheLastFloatAreLogits) {
+  constexpr float most = std::numeric_limits<float>::max();
+  Random random(100);
+  for (const Index q_len : {1, 2, 37}) {
+    auto in = random_inputs<float>(random, {.q_heads = 3, .q_len = q_len, .kv_len = 200}, false);
+    in.q.setZero(), in.past_k.setZero();
+    in.q.chip(0, 3).setConstant(1.0f);
+    for (const float top : {2.35e38f, 2.37e38f, most}) {
+      for (Index t = 0; t < 200; ++t) in.past_k(0, 0, t, 0) = t % 2 == 0 ? -top : 0.5f * top;
+      in.past_k(0, 0, 66, 0) = in.past_k(0, 0, 133, 0) = top;
+      const auto got = attend(in, {.scale = 1.0f, .arithmetic = quoka::Arithmetic::single});
+      for (Index i = 0; i < q_len; ++i) {
+        EXPECT_EQ(got.lse(0, 2, i), top);
+        for (Index c = 0; c < 16; ++c)
+          EXPECT_FLOAT_EQ(got.out(0, 2, i, c),
+                          0.5f * in.past_v(0, 0, 66, c) + 0.5f * in.past_v(0, 0, 133, c));
+      }
+      in.past_k.chip(0, 3).setConstant(-top);  // all of them the lowest: the mean
+      const auto low = attend(in, {.scale = 1.0f});
+      EXPECT_EQ(low.lse(0, 1, 0), -top);
+      for (Index t = 0; t < 200; ++t) in.past_k(0, 0, t, 0) = 0.0f;
+      const std::vector<float> sinks(3, -top);  // counts for nothing beside logits of 0
+      expect_same(attend(in, {.sink_logits = sinks}), attend(in));
+    }
+  }
+}
+
+// Queries are not rounded for products of codes, for which `automatic` takes 15 bits: 1/32,638 of a query's
+// largest channel, which here outweighs the others.
+TEST(AttentionExtremesFloat, SingleIsSingleForOneTokenAndKeysOfBytes) {
+  Random random(101);
+  constexpr Index dim = 64, len = 300;
+  for (const Index group : {1, 3, 4, 7}) {
+    auto in = random_inputs<float>(
+        random, {.q_heads = group, .head_dim = dim, .q_len = 1, .kv_len = len}, false);
+    for (Index h = 0; h < group; ++h) in.q(0, h, 0, 3) = 1000.0f;
+    const quoka::Format& format = quoka::q8_0_format();
+    const Index row = format.row_bytes({dim});
+    std::vector<std::byte> bytes(uz(row * len));
+    for (Index t = 0; t < len; ++t) {
+      in.past_k(0, 0, t, 3) = 0.0f;
+      format.narrow(&in.past_k(0, 0, t, 0), {dim}, bytes.data() + t * row);
+      format.widen(bytes.data() + t * row, {dim}, &in.past_k(0, 0, t, 0));
+    }
+    const Rows k(bytes.data(), format, {1, 1, len, dim}, {row * len, row * len, row});
+    for (const quoka::Arithmetic by : {quoka::Arithmetic::single, quoka::Arithmetic::bfloat16_x2,
+                                       quoka::Arithmetic::automatic}) {
+      const AttentionOptions options{.scale = 1.0f, .arithmetic = by};
+      auto got = unwritten(in.q, 16);
+      quoka::attention(in.q, {k, in.past_v}, {}, {got.out, got.lse}, options);
+      const auto exact = oracle_attend(in, options);
+      double worst = 0;
+      for (Index h = 0; h < group; ++h)
+        worst = std::max(worst, std::abs(got.lse(0, h, 0) - exact.lse[uz(h)]));
+      if (by == quoka::Arithmetic::automatic) {
+        EXPECT_LE(worst, 1000.0 / 32638 * dim * 3.5) << group;  // what arithmetic.hpp says
+      } else {
+        EXPECT_LE(worst, 1e-5) << by.name() << ", " << group;
+        expect_close(got, exact, in);
+      }
+    }
+  }
+}
+
 TEST(AttentionExtremesFloat, ASinkBeyondAllLogitsTakesAll) {
   Random random(97);
   for (const Index q_len : {1, 37}) {

@@ -131,8 +131,12 @@ TEST(Attention, PastAlone) {
   const auto expected = oracle_attend(in);
   expect_close(attend(in), expected, in);
   auto absent = unwritten<Element>(in.q, 16);
-  quoka::attention(in.q, {in.past_k, in.past_v}, {}, {absent.out, absent.lse});
-  expect_close(absent, expected, in);
+  for (const AttentionOptions& said :
+       {AttentionOptions{.query_position = 127}, AttentionOptions{.causal = false}}) {
+    absent = unwritten<Element>(in.q, 16);
+    quoka::attention(in.q, {in.past_k, in.past_v}, {}, {absent.out, absent.lse}, said);
+    expect_close(absent, expected, in);
+  }
 }
 
 TEST(Attention, RankThreeIsBatchOne) {
@@ -311,18 +315,51 @@ TEST(Attention, AHeadsBitsDoNotDependOnTheCountsOfOthers) {
     const auto in = random_inputs<Element>(
         random,
         {.q_heads = 2, .kv_heads = 2, .head_dim = 8, .v_dim = 8, .q_len = q_len, .kv_len = kv_len});
-    for (const Index own : {Index{0}, Index{100}, Index{1000}, sixteen_parts - q_len}) {
-      std::optional<Output<Element>> first;
-      for (const Index others : {own, Index{0}, Index{1000}, sixteen_parts - q_len + 1, kv_len}) {
-        SCOPED_TRACE("q_len " + std::to_string(q_len) + ", count " + std::to_string(own) +
-                     ", the other's " + std::to_string(others));
-        Random same(38);
-        const Selection keep = ragged_selection(same, {own, others}, 1, 2, kv_len);
-        const auto output = attend(in, {}, &keep);
-        if (!first) first = output;
-        for (Index i = 0; i < q_len; ++i) EXPECT_TRUE(same_row(output, *first, 0, 0, i)) << i;
+    for (const Index head : {0, 1})  // before the other one, and behind it
+      for (const Index own : {Index{0}, Index{100}, Index{1000}, sixteen_parts - q_len}) {
+        std::optional<Output<Element>> first;
+        for (const Index others : {own, Index{0}, Index{1000}, sixteen_parts - q_len + 1, kv_len}) {
+          SCOPED_TRACE("q_len " + std::to_string(q_len) + ", head " + std::to_string(head) +
+                       ", count " + std::to_string(own) + ", the other's " +
+                       std::to_string(others));
+          Random same(38), another(39);
+          std::vector<Position> lists[2];
+          lists[head] = ragged_selection(same, {own}, 1, 1, kv_len).positions(0, 0);
+          lists[1 - head] = ragged_selection(another, {others}, 1, 1, kv_len).positions(0, 0);
+          const Selection keep = Selection::from_lists(1, 2, kv_len, lists);
+          const auto output = attend(in, {}, &keep);
+          if (!first) first = output;
+          for (Index i = 0; i < q_len; ++i) EXPECT_TRUE(same_row(output, *first, 0, head, i)) << i;
+        }
       }
-    }
+  }
+}
+
+// A Selection of nothing selects nothing, whatever its heads.
+TEST(Attention, ASelectionOfNoPast) {
+  Random random(39);
+  const auto in = random_inputs<float>(
+      random, {.batch = 2, .q_heads = 4, .kv_heads = 2, .q_len = 7, .kv_len = 0});
+  const auto without = attend(in);
+  for (const Selection& keep : {Selection::all(2, 2, 0), to_selection({{{}}}, 0), Selection()}) {
+    auto output = unwritten<float>(in.q, 16);
+    quoka::attention(in.q, {in.past_k, in.past_v, keep}, {in.k, in.v}, {output.out, output.lse});
+    expect_same(output, without);
+  }
+}
+
+// The chunk stands where a shard ends, wherever that begins.
+TEST(Attention, TheFirstQueryStandsBehindTheShard) {
+  Random random(40);
+  for (const Index q_len : {1, 40}) {
+    const auto in =
+        random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = 127});
+    const AttentionOptions options{.sliding_window = 50};
+    auto output = unwritten<float>(in.q, 16);
+    quoka::Past past(in.past_k, in.past_v);
+    past.first_position = 1000;
+    quoka::attention(in.q, past, {in.k, in.v}, {output.out, output.lse}, options);
+    expect_same(output, attend(in, options));
   }
 }
 
@@ -527,8 +564,7 @@ TEST(Attention, AWindowOfOneCopiesTheOwnValueExactly) {
   for_each_storage([]<class T>() {
     Random random(64);
     const auto in = random_inputs<T>(random, {.q_heads = 3, .q_len = 127, .kv_len = 501});
-    const auto output =
-        attend(in, {.sliding_window = 1, .arithmetic = quoka::Arithmetic::single});
+    const auto output = attend(in, {.sliding_window = 1, .arithmetic = quoka::Arithmetic::single});
     for (Index head = 0; head < 3; ++head)
       for (Index i = 0; i < 127; ++i)
         for (Index c = 0; c < 16; ++c) EXPECT_EQ(output.out(0, head, i, c), in.v(0, 0, i, c)) << i;
@@ -609,7 +645,7 @@ TEST(Attention, OneKeyForAllByStrideZero) {
   const TensorView<const Element> k(in.past_k.data(), {1, 1, 127, 16}, {0, 0, 0, 1}),
       v(in.past_v.data(), {1, 1, 127, 16}, {0, 0, 0, 1});
   Tensor4<Element> out(1, 2, 3, 16);
-  quoka::attention(in.q, {k, v}, {}, out);
+  quoka::attention(in.q, {k, v}, {}, out, {.causal = false});
   EXPECT_TRUE(elements_close(out, oracle_attend(in).out, noise * 3.5));
 }
 
@@ -870,6 +906,20 @@ TEST_F(AttentionRefuses, ASelectionOfAPastThatIsNotThere) {
       },
       {"selection", 37, 0});
 }
+TEST_F(AttentionRefuses, ValuesWithoutKeys) {
+  Tensor4<float> out(2, 6, 7, 20);
+  const TensorView<const float> past_k(in_.past_k), k(in_.k);
+  expect_refused(
+      [&] {
+        quoka::attention(in_.q, {past_k.slice(0, 0), in_.past_v}, {in_.k, in_.v}, out);
+      },
+      {"past v's len", 37, 0});
+  expect_refused(
+      [&] {
+        quoka::attention(in_.q, {in_.past_k, in_.past_v}, {k.slice(0, 0), in_.v}, out);
+      },
+      {"chunk v's len", 7, 0});
+}
 TEST_F(AttentionRefuses, SinksOfAnotherNumber) {
   const std::vector<float> sinks(3);
   options_.sink_logits = sinks;
@@ -882,7 +932,7 @@ TEST_F(AttentionRefuses, ANegativeWindow) {
 TEST_F(AttentionRefuses, ASoftCapThatIsNoCap) {
   for (const float cap : {-1.0f, infinity, not_a_number}) {
     options_.softcap = cap;
-    refused({"softcap", "[0, 1e30]"});
+    refused({"softcap", "[1e-30, 1e30]"});
   }
 }
 TEST_F(AttentionRefuses, AScaleThatIsNotFinite) {

@@ -97,6 +97,28 @@ TEST(AttentionThreads, BlocksPackedForAllPanelsGiveTheSameBits) {
   }
 }
 
+// The head with most keys decides for all, whichever it is: how many blocks are packed, how many parts there are.
+TEST(AttentionThreads, TheLaterHeadMayHaveMoreKeys) {
+  Random random(9);
+  for (const Index q_len : {Index{1}, Index{3}, Index{150}})
+    for (const Index len : {tuning::long_part_keys - 300, 3 * tuning::long_part_keys + 700}) {
+      const auto in = random_inputs<Element>(
+          random,
+          {.batch = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 16, .q_len = q_len, .kv_len = len});
+      std::vector<Position> some, all(static_cast<std::size_t>(len));
+      std::iota(all.begin(), all.end(), 0);
+      std::copy_if(all.begin(), all.end(), std::back_inserter(some),
+                   [](Position i) { return i % 9; });
+      for (const std::size_t longest : {0u, 1u, 3u}) {
+        std::vector<Position> lists[] = {{3, 5}, {}, {7}, {2, 4}};
+        lists[longest] = some;
+        const Selection uneven = Selection::from_lists(2, 2, len, lists);
+        expect_same_on_pools(in, {}, &uneven);
+        expect_close(attend(in, {}, &uneven), oracle_attend(in, {}, &uneven), in);
+      }
+    }
+}
+
 // Parts of the keys are walked as one piece but for rounding, wherever the chunk and the mask lie.
 TEST(AttentionThreads, ManyKeysInPartsAreWhatOnePieceIs) {
   Random random(8);
@@ -162,7 +184,7 @@ Tensor4<float> run_layer(Layer& layer, const Prompt& prompt, quoka::ThreadPool& 
 }
 
 constexpr quoka::LayerShape layer_shape{.q_heads = 8, .kv_heads = 2, .head_dim = 16};
-const quoka::QuokaOptions layer_options{.budget = 37, .n_queries = 7};
+const quoka::QuokaOptions layer_options{.budget = Budget::keys(37), .n_queries = 7};
 
 TEST(AttentionThreadsShared, LayersOnThreadsOfTheirOwnShareAPool) {
   Random random(11);
@@ -188,14 +210,14 @@ TEST(AttentionThreadsShared, OneSelectorServesThreadsWithStatesOfTheirOwn) {
   Random random(12);
   const auto q = random.tensor<float>(1, 8, 37, 16), k = random.tensor<float>(1, 2, 501, 16);
   const quoka::QuokaSelector selector(layer_options);
-  const Selection expected = selector.select(q, k);
+  const Selection expected = selector.select(q, k, {});
   int wrong[2] = {0, 0};
   const auto caller = [&](int which) {
     quoka::QuokaSelector::State state;
     Selection keep;
     quoka::SerialExecutor executor;
     for (int round = 0; round < 20; ++round) {
-      selector.select(quoka::SelectorInput{q, k}, state, keep, executor);
+      selector.select(quoka::SelectorInput{q, k, LogitOptions{}}, state, keep, executor);
       if (!(keep == expected)) ++wrong[which];
     }
   };
@@ -236,6 +258,83 @@ TEST(AttentionThreadsWorkspace, ReuseOverChangingShapesAndThreadsGivesTheSameBit
     expect_same(output, attend(in));
   }
   EXPECT_GT(workspace.bytes(), 0);
+}
+
+// Keys and values of the past and of the chunk have formats of their own: a block of both is widened, of keys or of
+// values alone, in memory that the calls before it did not need.
+TEST(AttentionThreadsWorkspace, ServesValuesOfAnotherFormatThanTheKeys) {
+  Random random(30);
+  const auto in = random_inputs<float>(random, {.q_len = 50, .kv_len = 301});
+  const auto halves = [](const Tensor4<float>& x) {
+    return Tensor4<Eigen::half>(x.cast<Eigen::half>());
+  };
+  const Tensor4<Eigen::half> half_k = halves(in.past_k), half_v = halves(in.past_v),
+                             half_chunk_v = halves(in.v);
+  const Rows pasts_k[] = {in.past_k, half_k}, pasts_v[] = {in.past_v, half_v},
+             chunks_v[] = {in.v, half_chunk_v};
+  const auto expect_same_in = [&](quoka::AttentionWorkspace& workspace, int kinds) {
+    const Rows k = pasts_k[kinds % 2], v = pasts_v[kinds / 2 % 2], own_v = chunks_v[kinds / 4];
+    auto output = unwritten<float>(in.q, 16), alone = output;
+    quoka::attention(in.q, {k, v}, {in.k, own_v}, {output.out, output.lse}, {}, SerialExecutor{},
+                     workspace);
+    quoka::attention(in.q, {k, v}, {in.k, own_v}, {alone.out, alone.lse});
+    expect_same(output, alone);
+  };
+  for (int first = 0; first < 8; ++first)
+    for (int second = 0; second < 8; ++second) {
+      SCOPED_TRACE(std::to_string(first) + ", then " + std::to_string(second));
+      quoka::AttentionWorkspace workspace;
+      expect_same_in(workspace, first);
+      expect_same_in(workspace, second);
+    }
+}
+
+// Where memory ran out halfway, what there was before is gone: the next call makes it anew.
+TEST(AttentionThreadsWorkspace, ServesOnAfterMemoryRanOut) {
+  Random random(31);
+  for (const Index q_len : {1, 3, 37}) {
+    const auto in =
+        random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = 301});
+    const auto alone = attend(in);
+    quoka::AttentionWorkspace workspace;
+    const auto call = [&](const Rows& past_v, const Rows& v, const quoka::OutputRows& out) {
+      quoka::attention(in.q, {in.past_k, past_v}, {in.k, v}, out, {}, SerialExecutor{}, workspace);
+    };
+    // Rows that nobody reads before there is memory for them, of so many channels that there is none.
+    constexpr Index many = Index{1} << 44;
+    const auto nowhere = [](int at) { return reinterpret_cast<float*>(std::uintptr_t{1} << at); };
+    const auto rows = [&](int at, Index heads, Index len) {
+      return TensorView<float>(nowhere(at), {1, heads, len, many},
+                               {heads * len * many, len * many, many, 1});
+    };
+    auto output = unwritten<float>(in.q, 16);
+    for (int times = 0; times < 2; ++times) {
+      call(in.past_v, in.v, TensorView<float>(output.out));
+      EXPECT_TRUE(same_bits(output.out, alone.out)) << q_len;
+      EXPECT_THROW(call(rows(60, 2, 301), rows(61, 2, q_len), rows(62, 4, q_len)), std::bad_alloc);
+    }
+    call(in.past_v, in.v, TensorView<float>(output.out));
+    EXPECT_TRUE(same_bits(output.out, alone.out)) << q_len;
+  }
+}
+
+TEST(AttentionThreadsWorkspace, WhatWasMovedFromIsEmptyAndServesOn) {
+  Random random(32);
+  const auto in = random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .kv_len = 101});
+  quoka::AttentionWorkspace a;
+  auto output = unwritten<float>(in.q, 16);
+  const auto call = [&] {
+    quoka::attention(in.q, {in.past_k, in.past_v}, {in.k, in.v}, {output.out, output.lse}, {},
+                     SerialExecutor{}, a);
+  };
+  call();
+  const Index bytes = a.bytes();
+  const quoka::AttentionWorkspace b(std::move(a));
+  EXPECT_EQ(b.bytes(), bytes);
+  EXPECT_EQ(a.bytes(), 0);  // NOLINT: what was moved from may be used
+  call();
+  expect_same(output, attend(in));
+  EXPECT_EQ(a.bytes(), bytes);
 }
 
 // So many workers take the tasks in turns, on one thread.
@@ -280,7 +379,7 @@ TEST(AttentionThreadsWorkspace, ServesCallsOfAnyKindInAnyOrder) {
     const Index q_heads = kv_heads * one_of(1, 4), q_len = one_of(1, 1, 90);
     const quoka::KvCache& cache = caches[uz(one_of(0, 1, 2, 3))];
     const auto q = random.tensor<float>(1, q_heads, q_len, dim);
-    quoka::AttentionOptions options;
+    quoka::AttentionOptions options{.causal = false};
     options.arithmetic =
         quoka::Arithmetic::single;  // that of each format would be memory of its own
     if (one_of(0, 1) == 1) options.alibi_slopes = std::span(slopes).first(uz(q_heads));

@@ -22,8 +22,8 @@ TEST(LongContext, HalfAMillionKeys) {
   const auto k = random.tensor<T>(1, 2, kv_len, dim), v = random.tensor<T>(1, 2, kv_len, dim);
   quoka::ChunkedPrefill<quoka::DenseSelector, T> dense(shape);
   quoka::ChunkedPrefill<quoka::QuokaSelector, T> sketched(
-      shape, {.budget = 1000, .sketch = quoka::Sketch::on}),
-      exact(shape, {.budget = 1000, .sketch = quoka::Sketch::off});
+      shape, {.budget = Budget::keys(1000), .sketch = quoka::Sketch::on}),
+      exact(shape, {.budget = Budget::keys(1000), .sketch = quoka::Sketch::off});
   dense.append(k, v), sketched.append(k, v), exact.append(k, v);
   ASSERT_EQ(sketched.kv_len(), kv_len);
 
@@ -65,8 +65,9 @@ TEST(LongContext, StridesBeyond32Bits) {
   Output<T> output = unwritten<T>(in.q, dim);
   quoka::attention(in.q, {far(0), far(rows)}, {in.k, in.v}, {output.out, output.lse});
   expect_same(output, expected);
-  const quoka::QuokaSelector selector({.budget = 2});
-  EXPECT_EQ(selector.select(in.q, far(0)), selector.select(in.q, TensorView<const T>(in.past_k)));
+  const quoka::QuokaSelector selector({.budget = Budget::keys(2)});
+  EXPECT_EQ(selector.select(in.q, far(0), {}),
+            selector.select(in.q, TensorView<const T>(in.past_k), {}));
   ::munmap(memory, bytes);
 }
 

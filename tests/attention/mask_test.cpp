@@ -255,6 +255,28 @@ TEST(Masked, SelectionWindowSinksScaleAndSoftCap) {
   });
 }
 
+// What a mask leaves of each head's list has room for the longest, whichever it is.
+TEST(Masked, ListsOfWhichTheFirstIsShortest) {
+  Random random(27);
+  for (const Index q_len : {1, 40}) {
+    const auto in = random_inputs<float>(
+        random, {.batch = 2, .q_heads = 6, .kv_heads = 3, .q_len = q_len, .kv_len = 150});
+    std::vector<std::vector<Position>> lists(6);
+    for (std::size_t head = 0; head < 6; ++head)
+      for (Position i = 0; i < 150; ++i)
+        if (head == 0 ? i == 7 : (i + static_cast<Position>(head)) % 4 != 0)
+          lists[head].push_back(i);
+    const Selection keep = Selection::from_lists(2, 3, 150, lists);
+    expect_masked_as_oracle(in, random_mask(random, 2, 1, q_len, 150 + q_len), {}, &keep);
+    expect_masked_as_oracle(in, random_mask(random, 1, 6, q_len, 150 + q_len), {}, &keep);
+    Added hides(1, 1, q_len, 150 + q_len);  // cells from all queries: lists are made anew
+    hides.setZero();
+    for (Index cell = 0; cell < 150; cell += 3)
+      for (Index i = 0; i < q_len; ++i) hides(0, 0, i, cell) = -infinity;
+    expect_masked_as_oracle(in, hides, {}, &keep);
+  }
+}
+
 // Finite biases alone: nothing is hidden. Columns 0 and 1 have them for one query, or for all.
 TEST(Masked, FiniteBiases) {
   Random random(9);

@@ -28,7 +28,7 @@ Output<T> past_part(const Inputs<T>& in, Index begin, Index end) {
   Output<T> part = unwritten<T>(in.q, shape.v_dim);
   const View<T> k(in.past_k), v(in.past_v);
   quoka::attention(in.q, {k.slice(begin, end - begin), v.slice(begin, end - begin)}, {},
-                   {part.out, part.lse});
+                   {part.out, part.lse}, {.causal = false});
   return part;
 }
 // Attention to the past keys [begin, kv_len) and the chunk.

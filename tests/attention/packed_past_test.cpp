@@ -9,7 +9,9 @@
 
 #include "support/attention_fixtures.hpp"
 
+#include <functional>
 #include <limits>
+#include <stdexcept>
 
 namespace {
 
@@ -143,6 +145,30 @@ TEST(PackedPast, AMaskThatListsNothingUsesIt) {
   EXPECT_EQ(packed.len() > 0, keeps<float>(Arithmetic::fixed16));
 }
 
+// A mask that hides cells from all lists the others, for its own call alone.
+TEST(PackedPast, AMaskThatListsNothingUsesItAfterOneThatDid) {
+  if (!keeps<float>(Arithmetic::fixed16)) GTEST_SKIP() << "blocks are not kept in fixed point here";
+  Random random(17);
+  const auto in =
+      random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 40, .kv_len = 300});
+  Tensor4<float> bias(1, 1, 40, 340), hides(1, 1, 40, 340);
+  bias.setConstant(0.25f), hides.setZero();
+  for (Index i = 0; i < 40; ++i) hides(0, 0, i, 7) = -std::numeric_limits<float>::infinity();
+  quoka::AttentionWorkspace workspace;
+  PackedPast packed;
+  auto output = unwritten<float>(in.q, 16);
+  const auto call = [&](const Tensor4<float>& mask) {
+    AttentionOptions options{.arithmetic = Arithmetic::fixed16};
+    options.mask = quoka::Mask(quoka::TensorView<const float>(mask));
+    quoka::attention(in.q, Past(in.past_k, in.past_v, packed), {in.k, in.v},
+                     {output.out, output.lse}, options, SerialExecutor{}, workspace);
+  };
+  call(hides);
+  EXPECT_EQ(packed.len(), 0);
+  call(bias);
+  EXPECT_GT(packed.len(), 0);
+}
+
 TEST(PackedPast, FollowsAGrowingCacheAndIsCutWithIt) {
   Random random(5);
   const auto in = random_inputs<float>(random,
@@ -193,6 +219,74 @@ TEST(PackedPast, IsMadeAnewForAnotherArithmeticOrShape) {
     }
 }
 
+// A past too short for a block, of another shape: nothing of the first one is left to be found.
+TEST(PackedPast, OfNoBlockIsEmpty) {
+  Random random(14);
+  const Shape shape{.q_heads = 4, .kv_heads = 2, .q_len = 30, .kv_len = 500};
+  Shape wider = shape, two = shape;
+  wider.head_dim = 24, two.batch = 2;
+  for (const Arithmetic arithmetic : arithmetics)
+    for (Shape other : {wider, two}) {
+      other.kv_len = 5;
+      PackedPast packed;
+      const AttentionOptions options{.arithmetic = arithmetic};
+      expect_same_with<float>(random_inputs<float>(random, shape), options, packed);
+      const auto few = random_inputs<float>(random, other);
+      expect_same_with<float>(few, options, packed);
+      EXPECT_EQ(packed.len(), 0) << arithmetic.name();
+    }
+}
+
+// Blocks that were being packed when it failed are packed anew.
+TEST(PackedPast, AFailureKeepsWhatWasThereBefore) {
+  struct Fails {
+    static int workers() { return 1; }
+    static void run(Index, const std::function<void(Index, int)>&) {
+      throw std::runtime_error("no more");
+    }
+  };
+  Random random(15);
+  const Shape shape{.q_heads = 4, .kv_heads = 2, .q_len = 30, .kv_len = 900};
+  const auto in = random_inputs<float>(random, shape);
+  Shape wider = shape;
+  wider.v_dim = 24;
+  const auto other = random_inputs<float>(random, wider);
+  for (const Arithmetic arithmetic : arithmetics) {
+    if (!keeps<float>(arithmetic)) continue;
+    const AttentionOptions options{.arithmetic = arithmetic};
+    PackedPast packed;
+    expect_same_with<float>(first_keys(in, 500), options, packed);
+    const Index len = packed.len();
+    EXPECT_THROW(attend_packed<float>(in, &packed, options, Fails{}), std::runtime_error);
+    EXPECT_EQ(packed.len(), len);
+    expect_same_with<float>(in, options, packed);
+    EXPECT_THROW(attend_packed<float>(other, &packed, options, Fails{}), std::runtime_error);
+    EXPECT_EQ(packed.len(), 0) << "of another shape";
+    expect_same_with<float>(other, options, packed);
+  }
+}
+
+// The second head's keys, and the second sequence's.
+TEST(PackedPast, LooksAtEveryHead) {
+  Random random(16);
+  auto in = random_inputs<float>(
+      random, {.batch = 2, .q_heads = 4, .kv_heads = 2, .q_len = 30, .kv_len = 500});
+  for (const Arithmetic arithmetic : arithmetics) {
+    if (!keeps<float>(arithmetic)) continue;
+    PackedPast packed;
+    expect_same_with<float>(in, {.arithmetic = arithmetic}, packed);
+    for (Index b = 0; b < 2; ++b)
+      for (Index head = 0; head < 2; ++head) {
+        float& last = in.past_k(b, head, packed.len() - 1, 3);
+        const float kept = last;
+        last += 1.0f;
+        expect_refused([&] { attend_packed<float>(in, &packed, {.arithmetic = arithmetic}); },
+                       {"position", packed.len() - 1});
+        last = kept;
+      }
+  }
+}
+
 TEST(PackedPast, StaysEmptyWhereItDoesNotServe) {
   Random random(7);
   const auto token =
@@ -228,6 +322,17 @@ TEST(PackedPast, FindsACacheThatChangedUnheard) {
       expect_refused([&] { attend_packed<float>(in, &packed, options); },
                      {"position", len - 1, "packed", len});
       last = kept;
+    }
+    // A ring buffer that went round: keys in the middle, or values.
+    for (auto* const x : {&in.past_k, &in.past_v}) {
+      const Tensor4<float> before = *x;
+      for (Index head = 0; head < 2; ++head)
+        for (Index t = 210; t < 225; ++t)
+          for (Index c = 0; c < 16; ++c) (*x)(0, head, t, c) = static_cast<float>(random.normal());
+      expect_refused([&] { attend_packed<float>(in, &packed, options); },
+                     {x == &in.past_k ? "key at position" : "value at position", "packed", len,
+                      "PackedPast::truncate(n)"});
+      *x = before;
     }
     expect_same_with<float>(in, options, packed);  // as it was
     EXPECT_EQ(packed.len(), len);
@@ -269,7 +374,7 @@ TEST(PackedPast, SequencesOfABatchHaveOneEach) {
         {b.q, Past(b.past_k, b.past_v, second), {b.k, b.v}, {of_b.out, of_b.lse}}};
     quoka::attention(batch, options, SerialExecutor{}, workspace);
   };
-  expect_refused([&] { call(packed[0]); }, {"PackedPast of sequence", 1, 0});
+  expect_refused([&] { call(packed[0]); }, {"sequences", 0, 1, "the same PackedPast"});
   EXPECT_EQ(packed[0].len(), 0);
   for (int times = 0; times < 2; ++times) {
     call(packed[1]);

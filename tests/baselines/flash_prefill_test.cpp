@@ -15,7 +15,7 @@ using quoka::FlashPrefillScorer;
 using quoka::FlashPrefillSelector;
 
 Selection select(const FlashPrefillOptions& options, const Rows& q, const Rows& k) {
-  return FlashPrefillSelector(options).select(q, k);
+  return FlashPrefillSelector(options).select(q, k, {});
 }
 
 // In the order in which a budget takes them.
@@ -31,8 +31,8 @@ void expect_agrees_with_oracle(const FlashPrefillOptions& options, const Tensor4
   const Index kv_len = k.dimension(2), q_len = q.dimension(2), block = options.block;
   SCOPED_TRACE("kv_len " + std::to_string(kv_len) + ", q_len " + std::to_string(q_len) +
                ", block " + std::to_string(block));
-  SelectorInput input{q, k};
-  if (scale != 0) input.scale = static_cast<float>(scale);
+  SelectorInput input{q, k, LogitOptions{}};
+  if (scale != 0) input.logits->scale = static_cast<float>(scale);
   FlashPrefillScorer::State state;
   (void)scores_by<FlashPrefillScorer>(options, input, state);
   FlashPrefillSelector::State whole;
@@ -59,7 +59,7 @@ void expect_agrees_with_oracle(const FlashPrefillOptions& options, const Tensor4
                                                  options.budget.threshold(), 2, 4, &margin),
                     block, kv_len)
               : oracle::best_blocks(forced_blocks(options, kv_len), oracle::parts_of_best(exact),
-                                    block, kv_len, options.budget.keys(kv_len), &margin);
+                                    block, kv_len, options.budget.count(kv_len), &margin);
       ASSERT_GT(margin, 1e-6) << "another seed";
       EXPECT_EQ(keep[uz(b)][uz(g)], expected) << "batch " << b << ", head " << g;
     }
@@ -74,7 +74,8 @@ TEST(FlashPrefill, AgreesWithTheOracle) {
       for (const Index kv_len : {384, 501, 1200}) {
         const auto q = random.tensor<T>(2, 2 * group, 37, 24, 4.0);
         const auto k = random.tensor<T>(2, 2, kv_len, 24, 4.0);
-        for (const Budget& budget : {Budget::relative(0.06), Budget::relative(0.5), Budget(200)}) {
+        for (const Budget& budget :
+             {Budget::relative(0.06), Budget::relative(0.5), Budget::keys(200)}) {
           expect_agrees_with_oracle({.budget = budget, .block = 40}, q, k);
           expect_agrees_with_oracle({.budget = budget, .block = 16}, q, k);
         }
@@ -86,7 +87,7 @@ TEST(FlashPrefillSelects, AsTheOracleForEveryBlock) {
   Random random(632);
   const auto q = random.tensor<float>(1, 4, 75, 20, 3.0), k = random.tensor<float>(1, 2, 269, 20);
   for (const Index block : {1, 2, 7, 16, 64, 128, 268, 269, 300})
-    for (const Budget& budget : {Budget::relative(0.3), Budget(100)})
+    for (const Budget& budget : {Budget::relative(0.3), Budget::keys(100)})
       expect_agrees_with_oracle({.budget = budget, .block = block}, q, k);
 }
 
@@ -99,7 +100,7 @@ TEST(FlashPrefillSelects, AsTheOracleForEveryLength) {
                  k = random.tensor<float>(1, 2, kv_len, 17, 2.0);
       expect_agrees_with_oracle({.budget = Budget::relative(0.4)}, q, k);
       expect_agrees_with_oracle({.budget = Budget::relative(0.4), .block = 32}, q, k);
-      expect_agrees_with_oracle({.budget = 1 + kv_len / 2, .block = 32}, q, k);
+      expect_agrees_with_oracle({.budget = Budget::keys(1 + kv_len / 2), .block = 32}, q, k);
     }
 }
 
@@ -108,7 +109,7 @@ TEST(FlashPrefillSelects, AsTheOracleForEveryBudget) {  // of the last block its
   const auto q = random.tensor<float>(1, 4, 37, 20, 3.0), k = random.tensor<float>(1, 2, 301, 20);
   for (const Index budget : {1, 15, 16, 17, 28, 29, 30, 31, 45, 61, 77, 78, 100, 128, 299, 300})
     for (const Index block : {16, 61, 301})
-      expect_agrees_with_oracle({.budget = budget, .block = block}, q, k);
+      expect_agrees_with_oracle({.budget = Budget::keys(budget), .block = block}, q, k);
 }
 
 TEST(FlashPrefillSelects, AsTheOracleForManyRows) {  // in more than one group of panels
@@ -134,7 +135,7 @@ TEST(FlashPrefillSelects, NothingOfNoPastAndAllOfOneKey) {
   Random random(638);
   const auto q = random.tensor<float>(1, 4, 37, 20), one = random.tensor<float>(1, 2, 1, 20);
   const Tensor4<float> none(1, 2, 0, 20);
-  for (const Budget& budget : {Budget::relative(0.9), Budget(31)}) {
+  for (const Budget& budget : {Budget::relative(0.9), Budget::keys(31)}) {
     EXPECT_EQ(select({.budget = budget}, q, none).total(), 0);
     EXPECT_EQ(select({.budget = budget}, q, one), Selection::all(1, 2, 1));
   }
@@ -197,7 +198,7 @@ TEST(FlashPrefill, LeavesQueriesAndBlocksThatAreNotFiniteOut) {
          k = random.tensor<Element>(1, 2, 300, 24, 2.0);
     q(0, 1, 5, 19) = q(0, 2, 36, 0) = stored<Element>(odd);
     k(0, 0, 100, 3) = k(0, 1, 299, 23) = stored<Element>(odd);
-    for (const Budget& budget : {Budget::relative(0.4), Budget(100)})
+    for (const Budget& budget : {Budget::relative(0.4), Budget::keys(100)})
       expect_agrees_with_oracle({.budget = budget, .block = 16}, q, k);
   }
 }
@@ -208,12 +209,29 @@ template <class T>
 Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len,
                                 FlashPrefillScorer::State& state) {
   return scores_by<FlashPrefillScorer>(
-      {.block = 16}, SelectorInput{q, TensorView<const T>(k).slice(0, kv_len)}, state);
+      {.block = 16}, SelectorInput{q, TensorView<const T>(k).slice(0, kv_len), LogitOptions{}},
+      state);
 }
 template <class T>
 Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len) {
   FlashPrefillScorer::State fresh;
   return scores_of_prefix(q, k, kv_len, fresh);
+}
+
+// A head of which no query is finite has no say, and neither has its set of blocks.
+TEST(FlashPrefill, AHeadWithoutAQueryHasNoSay) {
+  Random random(391);
+  Tensor4<float> q = random.tensor<float>(1, 2, 16, 24), one(1, 1, 16, 24);
+  const auto k = random.tensor<float>(1, 1, 640, 24);
+  for (Index i = 0; i < 16; ++i)
+    for (Index c = 0; c < 24; ++c) {
+      one(0, 0, i, c) = q(0, 1, i, c);
+      q(0, 0, i, c) = not_a_number;
+    }
+  for (const quoka::Budget budget : {quoka::Budget::keys(200), quoka::Budget::relative(0.9)}) {
+    const quoka::FlashPrefillSelector selector({.budget = budget, .block = 16});
+    EXPECT_EQ(selector.select(q, k, {}), selector.select(one, k, {}));
+  }
 }
 
 TEST(FlashPrefill, AStateThatGrewIsAsAFreshOne) {  // to the bit
@@ -225,7 +243,7 @@ TEST(FlashPrefill, AStateThatGrewIsAsAFreshOne) {  // to the bit
     const auto scores = scores_of_prefix(q, k, kv_len);
     EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, state), scores)) << kv_len;
     FlashPrefillScorer({.block = 16})
-        .appended(SelectorInput{{}, quoka::view_of(k).slice(0, kv_len), {}, kv_len + 37}, told,
+        .appended(SelectorInput{{}, quoka::view_of(k).slice(0, kv_len), {}, {}, kv_len + 37}, told,
                   quoka::SerialExecutor{});
     if (kv_len != 17) continue;  // the others are told only
     EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, told), scores)) << kv_len;
@@ -275,8 +293,9 @@ TEST(FlashPrefillsState, KeepsAMeanKeyForEachBlock) {
   const auto q = random.tensor<float>(1, 4, 7, 20), k = random.tensor<float>(1, 2, 2048, 20);
   FlashPrefillSelector::State state;
   Selection keep;
-  FlashPrefillSelector().select({q, k}, state, keep, quoka::SerialExecutor{});
-  EXPECT_EQ(state.kept_bytes(), 2 * (2048 / 128 + 1) * 20 * 4);  // and a running sum
+  FlashPrefillSelector().select({q, k, LogitOptions{}}, state, keep, quoka::SerialExecutor{});
+  // And a running sum; 2 bytes of each key to know it by.
+  EXPECT_EQ(state.kept_bytes(), 2 * (2048 / 128 + 1) * 20 * 4 + 2 * 2 * 2048);
 }
 
 // ---- refused ------------------------------------------------------------------------------------

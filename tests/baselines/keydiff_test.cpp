@@ -19,7 +19,7 @@ using Layer = EvictingLayer<KeyDiffSelector, T>;
 template <class T>
 Layer<T> layer_of(const KeyDiffOptions& options, Index batch = 1, Index kv_heads = 2,
                   Index dim = 20) {
-  return Layer<T>(options, {.budget = options.budget.keys(1000000)}, batch, kv_heads, dim);
+  return Layer<T>(options, {.budget = options.budget.count(1000000)}, batch, kv_heads, dim);
 }
 template <class T>
 void append(Layer<T>& layer, const Tensor4<T>& keys, Index begin, Index end) {
@@ -36,7 +36,7 @@ void append_and_compare(Layer<T>& layer, const Tensor4<T>& keys, Index begin, In
 template <class T>
 std::vector<float> scores_of(const Tensor4<T>& k, const std::vector<Index>& positions) {
   const std::vector<Position> candidates(positions.begin(), positions.end());
-  const SelectorInput input{{}, k};
+  const SelectorInput input{{}, k, LogitOptions{}};
   KeyDiffEviction::Scratch scratch;
   scratch.reserve(input, std::ssize(candidates));
   std::vector<float> scores(positions.size(), -12345.0f);
@@ -119,7 +119,7 @@ TEST(KeyDiff, RetainsWhatTheOracleDoesChunkAfterChunk) {
     for (Index chunk : {1, 7, 16, 37, 64}) {
       SCOPED_TRACE("chunks of " + std::to_string(chunk));
       const auto k = random.tensor<T>(2, 2, 256, 20);
-      auto layer = layer_of<T>({.budget = 31}, 2);
+      auto layer = layer_of<T>({.budget = Budget::keys(31)}, 2);
       for (Index begin = 0; begin < 256; begin += chunk)
         append_and_compare(layer, k, begin, std::min<Index>(begin + chunk, 256));
     }
@@ -131,7 +131,7 @@ TEST(KeyDiffRetains, WhatTheOracleDoesForAnyBudget) {
   const auto k = random.tensor<float>(1, 2, 200, 17);
   for (Index budget : {0, 1, 2, 36, 37, 38, 127, 199, 200}) {
     SCOPED_TRACE("budget " + std::to_string(budget));
-    auto layer = layer_of<float>({.budget = budget}, 1, 2, 17);
+    auto layer = layer_of<float>({.budget = quoka::Budget::keys(budget)}, 1, 2, 17);
     for (Index begin = 0; begin < 200; begin += 40) append_and_compare(layer, k, begin, begin + 40);
     EXPECT_EQ(std::ssize(layer.retained()[0][0]), budget);
   }
@@ -141,7 +141,7 @@ TEST(KeyDiffRetains, KeysThatAreNotLikeTheOthers) {  // one direction for all, b
   Random random(577);
   auto k = random.tensor<float>(1, 1, 128, 64, 0.1);
   for (Index t = 0; t < 128; ++t) k(0, 0, t, t == 5 || t == 50 || t == 100 ? 7 : 3) += 2.0f;
-  auto layer = layer_of<float>({.budget = 7}, 1, 1, 64);
+  auto layer = layer_of<float>({.budget = Budget::keys(7)}, 1, 1, 64);
   for (Index begin = 0; begin < 128; begin += 16) append(layer, k, begin, begin + 16);
   const auto kept = layer.retained()[0][0];
   for (Index t : {5, 50, 100}) EXPECT_TRUE(std::binary_search(kept.begin(), kept.end(), t)) << t;
@@ -151,7 +151,7 @@ TEST(KeyDiffRetains, NoKeyThatIsNotFiniteWhileThereAreOthers) {
   Random random(578);
   auto k = random.tensor<float>(1, 1, 120, 20);
   for (Index t = 0; t < 120; t += 9) k(0, 0, t, t % 20) = t % 2 == 0 ? not_a_number : infinity;
-  auto layer = layer_of<float>({.budget = 31}, 1, 1);
+  auto layer = layer_of<float>({.budget = Budget::keys(31)}, 1, 1);
   for (Index begin = 0; begin < 120; begin += 40) append(layer, k, begin, begin + 40);
   const auto kept = layer.retained()[0][0];
   for (Index t : kept) EXPECT_NE(t % 9, 0) << t;
@@ -164,8 +164,8 @@ TEST(KeyDiffRetains, TheFirstKeysWhereAskedTo) {  // alike, so that they would g
     for (Index t = 0; t < 6; ++t)
       for (Index c = 0; c < 20; ++c) k(0, head, t, c) = 1.0f;
   for (Index t = 0; t < 200; ++t) k(0, 0, t, 0) = k(0, 1, t, 0) = 3.0f;
-  auto without = layer_of<float>({.budget = 31}, 1),
-       with = layer_of<float>({.budget = 31, .keep_first = 4}, 1);
+  auto without = layer_of<float>({.budget = Budget::keys(31)}, 1),
+       with = layer_of<float>({.budget = Budget::keys(31), .keep_first = 4}, 1);
   for (Index begin = 0; begin < 200; begin += 40) {
     append(without, k, begin, begin + 40);
     append(with, k, begin, begin + 40);
@@ -181,13 +181,13 @@ TEST(KeyDiffRetains, TheFirstKeysWhereAskedTo) {  // alike, so that they would g
 TEST(KeyDiffRetains, HeadsAndSequencesOnTheirOwn) {
   Random random(579);
   const auto k = random.tensor<float>(2, 2, 120, 20);
-  auto together = layer_of<float>({.budget = 31}, 2);
+  auto together = layer_of<float>({.budget = Budget::keys(31)}, 2);
   for (Index begin = 0; begin < 120; begin += 40) append(together, k, begin, begin + 40);
   for (Index b = 0; b < 2; ++b)
     for (Index head = 0; head < 2; ++head) {
       Tensor4<float> own(1, 1, 120, 20);
       std::copy_n(&k(b, head, 0, 0), own.size(), own.data());
-      auto alone = layer_of<float>({.budget = 31}, 1, 1);
+      auto alone = layer_of<float>({.budget = Budget::keys(31)}, 1, 1);
       for (Index begin = 0; begin < 120; begin += 40) append(alone, own, begin, begin + 40);
       EXPECT_EQ(alone.retained()[0][0], together.retained()[uz(b)][uz(head)]);
     }
@@ -197,7 +197,7 @@ TEST(KeyDiffRetains, HeadsAndSequencesOnTheirOwn) {
 
 TEST(KeyDiff, HoldsItsBudgetAndBringsNothingBackOverHundredsOfChunks) {
   Random random(580);
-  auto layer = layer_of<Element>({.budget = 31});
+  auto layer = layer_of<Element>({.budget = Budget::keys(31)});
   oracle::Positions before = layer.retained();
   Index len = 0;
   for (int chunk = 0; chunk < 400; ++chunk) {
@@ -222,7 +222,7 @@ TEST(KeyDiff, HoldsItsBudgetAndBringsNothingBackOverHundredsOfChunks) {
 TEST(KeyDiff, TruncateToTheEndOfAnyChunkBringsBackWhatWasRetainedThen) {
   Random random(581);
   const auto k = random.tensor<Element>(2, 2, 20 * 17, 20);
-  auto layer = layer_of<Element>({.budget = 31}, 2);
+  auto layer = layer_of<Element>({.budget = Budget::keys(31)}, 2);
   std::vector<oracle::Positions> history;
   for (Index chunk = 0; chunk < 20; ++chunk) {
     append(layer, k, 17 * chunk, 17 * (chunk + 1));
@@ -245,7 +245,8 @@ TEST(KeyDiffTruncate, ThenOtherKeysIsAsIfTheRestHadNeverBeen) {
   Random random(582);
   const auto k = random.tensor<float>(1, 2, 170, 20), other = random.tensor<float>(1, 2, 170, 20);
   for (Index cut : {0, 17, 85, 153}) {
-    auto layer = layer_of<float>({.budget = 31}), fresh = layer_of<float>({.budget = 31});
+    auto layer = layer_of<float>({.budget = Budget::keys(31)}),
+         fresh = layer_of<float>({.budget = Budget::keys(31)});
     for (Index begin = 0; begin < 170; begin += 17)
       append(layer, joined(k, cut, other), begin, begin + 17);
     layer.truncate(cut);
@@ -260,7 +261,7 @@ TEST(KeyDiffTruncate, ThenOtherKeysIsAsIfTheRestHadNeverBeen) {
 TEST(KeyDiffTruncate, InsideAChunkIsAsBeforeItPlusItsPart) {
   Random random(583);
   const auto k = random.tensor<float>(1, 2, 170, 20);
-  auto layer = layer_of<float>({.budget = 31});
+  auto layer = layer_of<float>({.budget = Budget::keys(31)});
   for (Index begin = 0; begin < 136; begin += 17) append(layer, k, begin, begin + 17);
   auto expected = layer.retained();
   append(layer, k, 136, 153);
@@ -282,12 +283,12 @@ TEST(KeyDiffTruncate, InsideAChunkIsAsBeforeItPlusItsPart) {
 TEST(KeyDiffTruncate, ToNothingIsAFreshStart) {
   Random random(584);
   const auto k = random.tensor<float>(1, 2, 170, 20);
-  auto layer = layer_of<float>({.budget = 31});
+  auto layer = layer_of<float>({.budget = Budget::keys(31)});
   append(layer, k, 0, 170);
   layer.truncate(0);
   const auto any = random.tensor<float>(1, 2, 1, 20);
   Selection keep;
-  layer.selector.select(SelectorInput{any, layer.cache.k()}, layer.state, keep,
+  layer.selector.select(SelectorInput{any, layer.cache.k(), LogitOptions{}}, layer.state, keep,
                         quoka::SerialExecutor{});
   EXPECT_EQ(keep, Selection::all(1, 2, 0));
 }
@@ -295,7 +296,7 @@ TEST(KeyDiffTruncate, ToNothingIsAFreshStart) {
 TEST(KeyDiffBudget, OfAFractionGrowsWithThePast) {
   Random random(585);
   const auto k = random.tensor<float>(1, 2, 400, 20);
-  Layer<float> layer(KeyDiffOptions{.budget = 0.25}, {}, 1, 2, 20);
+  Layer<float> layer(KeyDiffOptions{.budget = Budget::share(0.25)}, {}, 1, 2, 20);
   for (Index begin = 0; begin < 400; begin += 40) {
     append(layer, k, begin, begin + 40);
     EXPECT_EQ(std::ssize(layer.retained()[0][1]), (begin + 40) / 4);
@@ -305,18 +306,19 @@ TEST(KeyDiffBudget, OfAFractionGrowsWithThePast) {
 TEST(KeyDiffSelects, WhatItWasNotToldOfAsOneChunk) {  // a caller that never calls appended()
   Random random(586);
   const auto k = random.tensor<float>(1, 2, 127, 20);
-  auto told = layer_of<float>({.budget = 31});
+  auto told = layer_of<float>({.budget = Budget::keys(31)});
   append(told, k, 0, 127);
   KeyDiffSelector::State state;
   Selection keep;
-  KeyDiffSelector({.budget = 31}).select(SelectorInput{k, k}, state, keep, quoka::SerialExecutor{});
+  KeyDiffSelector({.budget = Budget::keys(31)})
+      .select(SelectorInput{k, k, LogitOptions{}}, state, keep, quoka::SerialExecutor{});
   EXPECT_EQ(to_positions(keep), told.retained());
 }
 
 TEST(KeyDiffState, CountsTwoPositionsPerKey) {
   Random random(587);
   const auto k = random.tensor<float>(1, 2, 1000, 20);
-  auto layer = layer_of<float>({.budget = 1000});
+  auto layer = layer_of<float>({.budget = Budget::keys(1000)});
   append(layer, k, 0, 1000);
   EXPECT_GE(layer.state.bytes(), 2 * 2 * 1000 * Index{sizeof(Position)});
 }
@@ -333,12 +335,13 @@ struct ThrowingExecutor {
 TEST(KeyDiffState, AfterAnExecutorThrowsIsAsItWas) {
   Random random(604);
   const auto k = random.tensor<float>(1, 2, 140, 20);
-  auto layer = layer_of<float>({.budget = 31}, 1), undisturbed = layer_of<float>({.budget = 31}, 1);
+  auto layer = layer_of<float>({.budget = Budget::keys(31)}, 1),
+       undisturbed = layer_of<float>({.budget = Budget::keys(31)}, 1);
   append(layer, k, 0, 100), append(undisturbed, k, 0, 100);
   const auto before = layer.retained();
   const auto chunk = quoka::view_of(k).slice(100, 40);
   layer.cache.append(chunk, chunk);
-  const quoka::SelectorInput input{chunk, layer.cache.k()};
+  const quoka::SelectorInput input{chunk, layer.cache.k(), LogitOptions{}};
   ThrowingExecutor failing;
   EXPECT_THROW(layer.selector.appended(input, layer.state, failing), std::runtime_error);
   layer.cache.truncate(100);
@@ -353,7 +356,7 @@ TEST(KeyDiffState, AfterAnExecutorThrowsIsAsItWas) {
 TEST(KeyDiffPrefill, AttendsToWhatIsRetainedAndToTheChunk) {
   Random random(588);
   quoka::ChunkedPrefill<KeyDiffSelector> prefill({.q_heads = 4, .kv_heads = 2, .head_dim = 20},
-                                                 {.budget = 31});
+                                                 {.budget = Budget::keys(31)});
   std::vector<oracle::Eviction> simulated(2, {.budget = 31});
   oracle::Tensor past_k(1, 2, 0, 20), past_v(1, 2, 0, 20);
   for (int chunk = 0; chunk < 9; ++chunk) {
@@ -376,7 +379,8 @@ TEST(KeyDiffPrefill, AttendsToWhatIsRetainedAndToTheChunk) {
 TEST(KeyDiffPrefill, OfAChunkThatIsTakenBackGoesOnAsIfItHadNotBeen) {
   Random random(589);
   const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 20};
-  quoka::ChunkedPrefill<KeyDiffSelector> a(shape, {.budget = 31}), b(shape, {.budget = 31});
+  quoka::ChunkedPrefill<KeyDiffSelector> a(shape, {.budget = Budget::keys(31)}),
+      b(shape, {.budget = Budget::keys(31)});
   for (int chunk = 0; chunk < 9; ++chunk) {
     const auto q = random.tensor<float>(1, 4, 17, 20), k = random.tensor<float>(1, 2, 17, 20),
                other = random.tensor<float>(1, 2, 17, 20);
@@ -395,11 +399,11 @@ TEST(KeyDiffPrefill, OfAChunkThatIsTakenBackGoesOnAsIfItHadNotBeen) {
 TEST(KeyDiffRefuses, ACacheThatIsShorterThanItWasTold) {  // the cache alone was truncated
   Random random(603);
   const auto k = random.tensor<float>(1, 2, 100, 20);
-  auto layer = layer_of<float>({.budget = 31}, 1);
+  auto layer = layer_of<float>({.budget = Budget::keys(31)}, 1);
   append(layer, k, 0, 100);
   layer.cache.truncate(60);
   expect_refused([&] { (void)layer.retained(); }, {100, 60, "truncate()"});
-  const quoka::SelectorInput input{{}, layer.cache.k()};
+  const quoka::SelectorInput input{{}, layer.cache.k(), LogitOptions{}};
   expect_refused([&] { layer.selector.appended(input, layer.state, quoka::SerialExecutor{}); },
                  {100, 60, "truncate()"});
   layer.state.truncate(60);
@@ -407,7 +411,7 @@ TEST(KeyDiffRefuses, ACacheThatIsShorterThanItWasTold) {  // the cache alone was
 }
 
 TEST(KeyDiffRefuses, ANegativeBudget) {
-  expect_refused([] { KeyDiffSelector({.budget = -5}); }, {"budget", -5, 0});
+  expect_refused([] { KeyDiffSelector({.budget = Budget::keys(-5)}); }, {"budget", -5, 0});
 }
 
 TEST(KeyDiffRefuses, ANegativeKeepFirst) {

@@ -45,7 +45,7 @@ void expect_same_set(const std::vector<Index>& keep, const std::vector<Index>& e
 template <class T>
 void expect_agrees_with_oracle(const LessIsMoreOptions& options, const Tensor4<T>& q,
                                const Tensor4<T>& k) {
-  const Index kv_len = k.dimension(2), budget = options.budget.keys(kv_len);
+  const Index kv_len = k.dimension(2), budget = options.budget.count(kv_len);
   SCOPED_TRACE("budget " + std::to_string(budget) + " of " + std::to_string(kv_len) +
                ", keep_first " + std::to_string(options.keep_first));
   const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
@@ -67,7 +67,7 @@ TEST(LessIsMore, AgreesWithTheOracle) {
         const auto q = random.tensor<T>(2, 2 * group, q_len, 24);
         const auto k = random.tensor<T>(2, 2, 127, 24);
         for (Index sinks : {0, 4})
-          expect_agrees_with_oracle({.budget = 31, .keep_first = sinks}, q, k);
+          expect_agrees_with_oracle({.budget = Budget::keys(31), .keep_first = sinks}, q, k);
       }
   });
 }
@@ -77,14 +77,16 @@ TEST(LessIsMoreSelects, AsTheOracleForEveryBudget) {
   const auto q = random.tensor<float>(1, 6, 7, 20), k = random.tensor<float>(1, 2, 67, 20);
   for (Index budget : {0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 31, 65, 66, 67, 68})
     for (Index sinks : {0, 1, 4, 15, 40})
-      expect_agrees_with_oracle({.budget = budget, .keep_first = sinks}, q, k);
-  for (double budget : {0.1, 0.5}) expect_agrees_with_oracle({.budget = budget}, q, k);
+      expect_agrees_with_oracle({.budget = quoka::Budget::keys(budget), .keep_first = sinks}, q, k);
+  for (double budget : {0.1, 0.5})
+    expect_agrees_with_oracle({.budget = quoka::Budget::share(budget)}, q, k);
 }
 
 TEST(LessIsMoreSelects, AsTheOracleForManyHeads) {  // more of them than keys are chosen
   Random random(553);
   const auto q = random.tensor<float>(1, 40, 3, 20), k = random.tensor<float>(1, 4, 127, 20);
-  for (Index budget : {1, 7, 15, 31, 63}) expect_agrees_with_oracle({.budget = budget}, q, k);
+  for (Index budget : {1, 7, 15, 31, 63})
+    expect_agrees_with_oracle({.budget = quoka::Budget::keys(budget)}, q, k);
 }
 
 TEST(LessIsMoreSelects,
@@ -93,7 +95,8 @@ TEST(LessIsMoreSelects,
   const auto q = random.tensor<float>(1, 2, 3, 20);
   auto k = random.tensor<float>(1, 2, 127, 20);
   k.chip(0, 1).setZero();
-  for (Index budget : {15, 31}) expect_agrees_with_oracle({.budget = budget}, q, k);
+  for (Index budget : {15, 31})
+    expect_agrees_with_oracle({.budget = quoka::Budget::keys(budget)}, q, k);
 }
 
 // ---- the parts of the set -----------------------------------------------------------------------
@@ -106,17 +109,17 @@ TEST(LessIsMore, OfOneHeadIsTheSortedTopK) {  // to the bit, as one head needs n
     for (Index sinks : {0, 4, 12}) {
       const Index first = budget > sinks ? sinks : 0;
       const Index recent = std::max<Index>(0, budget - budget * 3 / 4 - first);
-      EXPECT_EQ(selected({.budget = budget, .keep_first = sinks}, q, k),
-                quoka::OracleSelector(
-                    {.budget = budget, .top_k = {.keep_first = first, .keep_last = recent}})
-                    .select(q, k));
+      EXPECT_EQ(selected({.budget = quoka::Budget::keys(budget), .keep_first = sinks}, q, k),
+                quoka::OracleSelector({.budget = quoka::Budget::keys(budget),
+                                       .top_k = {.keep_first = first, .keep_last = recent}})
+                    .select(q, k, {}));
     }
 }
 
 TEST(LessIsMoreSelects, TheSameKeysForEveryHead) {
   Random random(555);
   const auto q = random.tensor<float>(2, 6, 17, 24), k = random.tensor<float>(2, 3, 127, 24);
-  const auto keep = to_positions(selected({.budget = 31}, q, k));
+  const auto keep = to_positions(selected({.budget = Budget::keys(31)}, q, k));
   for (const auto& heads : keep)
     for (const auto& list : heads) EXPECT_EQ(list, heads[0]);
   EXPECT_NE(keep[0], keep[1]);  // but not for every sequence
@@ -125,7 +128,7 @@ TEST(LessIsMoreSelects, TheSameKeysForEveryHead) {
 TEST(LessIsMoreSelects, SinksRecentKeysAndTheBestOfEveryHead) {
   Random random(556);
   const auto q = random.tensor<float>(1, 8, 17, 24), k = random.tensor<float>(1, 2, 127, 24);
-  const auto keep = to_positions(selected({.budget = 40}, q, k))[0][0];
+  const auto keep = to_positions(selected({.budget = Budget::keys(40)}, q, k))[0][0];
   const auto has = [&](Index t) { return std::binary_search(keep.begin(), keep.end(), t); };
   ASSERT_EQ(std::ssize(keep), 40);  // 30 by score, 4 sinks, 6 recent
   for (Index t : {0, 1, 2, 3, 121, 122, 123, 124, 125, 126}) EXPECT_TRUE(has(t)) << t;
@@ -145,7 +148,7 @@ TEST(LessIsMoreSelects, NoSinksWhereTheBudgetIsNoLarger) {
   for (Index i = 0; i < 7; ++i) q(0, 0, i, 0) = q(0, 1, i, 0) = 9.0f;
   for (Index t = 0; t < 4; ++t) k(0, 0, t, 0) = -9.0f;  // nobody wants the first ones
   for (Index budget : {1, 4, 5}) {
-    const auto keep = to_positions(selected({.budget = budget}, q, k))[0][0];
+    const auto keep = to_positions(selected({.budget = quoka::Budget::keys(budget)}, q, k))[0][0];
     EXPECT_EQ(keep[0] == 0, budget == 5) << budget;
   }
 }
@@ -153,12 +156,13 @@ TEST(LessIsMoreSelects, NoSinksWhereTheBudgetIsNoLarger) {
 TEST(LessIsMoreSelects, BatchesOnTheirOwn) {
   Random random(558);
   const auto q = random.tensor<float>(2, 4, 7, 20), k = random.tensor<float>(2, 2, 127, 20);
-  const auto together = to_positions(selected({.budget = 31}, q, k));
+  const auto together = to_positions(selected({.budget = Budget::keys(31)}, q, k));
   for (Index b = 0; b < 2; ++b) {
     Tensor4<float> q_own(1, 4, 7, 20), k_own(1, 2, 127, 20);
     std::copy_n(&q(b, 0, 0, 0), q_own.size(), q_own.data());
     std::copy_n(&k(b, 0, 0, 0), k_own.size(), k_own.data());
-    EXPECT_EQ(to_positions(selected({.budget = 31}, q_own, k_own))[0], together[uz(b)]);
+    EXPECT_EQ(to_positions(selected({.budget = Budget::keys(31)}, q_own, k_own))[0],
+              together[uz(b)]);
   }
 }
 
@@ -166,7 +170,7 @@ TEST(LessIsMoreSelects, BatchesOnTheirOwn) {
 
 TEST(LessIsMoreSelects, AtTwoLayersForAll) {
   Random random(559);
-  Stack<LessIsMoreSelector> stack({.budget = 31}, 10);  // choose: 2 and 4
+  Stack<LessIsMoreSelector> stack({.budget = Budget::keys(31)}, 10);  // choose: 2 and 4
   for (Index kv_len : {127, 164}) {
     Selection chosen;
     for (Index layer = 0; layer < 10; ++layer) {
@@ -194,7 +198,7 @@ TEST(LessIsMore, AKeyThatIsNotFiniteRanksLast) {
     k(0, 0, 20, 3) = stored<Element>(odd);
     auto others = oracle::range(0, 37);
     others.erase(others.begin() + 20);
-    EXPECT_EQ(to_positions(selected({.budget = 36}, q, k))[0][0], others);
+    EXPECT_EQ(to_positions(selected({.budget = Budget::keys(36)}, q, k))[0][0], others);
   }
 }
 
@@ -202,9 +206,9 @@ TEST(LessIsMore, LeavesQueriesThatAreNotFiniteOut) {
   Random random(561);
   const auto q = random.tensor<Element>(1, 4, 17, 20);
   const auto k = random.tensor<Element>(1, 2, 127, 20);
-  const Selection keep = selected({.budget = 31}, without_row(q, 5), k);
+  const Selection keep = selected({.budget = Budget::keys(31)}, without_row(q, 5), k);
   for (float odd : {not_a_number, infinity, -infinity})
-    EXPECT_EQ(selected({.budget = 31}, with_row(q, 5, odd), k), keep);
+    EXPECT_EQ(selected({.budget = Budget::keys(31)}, with_row(q, 5, odd), k), keep);
 }
 
 // ---- refused ------------------------------------------------------------------------------------

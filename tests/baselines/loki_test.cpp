@@ -291,9 +291,11 @@ TEST(Loki, AgreesWithTheOracle) {
           SCOPED_TRACE(name_of(domain) + ", rank " + std::to_string(rank));
           const auto expected = oracle::loki_scores(
               to_oracle(q), to_oracle(k), bases_of(to_oracle(text), rank), to_oracle(domain), 0);
-          expect_scores_and_keys<LokiScorer>(
-              {.budget = 31, .rank = rank, .domain = domain, .calibration = calibration}, q, k,
-              expected, domain, tolerance);
+          expect_scores_and_keys<LokiScorer>({.budget = Budget::keys(31),
+                                              .rank = rank,
+                                              .domain = domain,
+                                              .calibration = calibration},
+                                             q, k, expected, domain, tolerance);
         }
     }
   });
@@ -307,8 +309,8 @@ TEST(Loki, OfAllDirectionsIsTheExactScorer) {  // a rotation changes no dot prod
   for (Index rank : {24, 1000})
     for (Domain domain : domains)
       expect_scores_and_keys<LokiScorer>(
-          {.budget = 31, .rank = rank, .domain = domain, .calibration = calibration}, q, k,
-          oracle::exact_scores(to_oracle(q), to_oracle(k), to_oracle(domain), 0), domain,
+          {.budget = Budget::keys(31), .rank = rank, .domain = domain, .calibration = calibration},
+          q, k, oracle::exact_scores(to_oracle(q), to_oracle(k), to_oracle(domain), 0), domain,
           tolerance);
 }
 
@@ -317,10 +319,10 @@ TEST(LokiSelects, ByAttentionsScaleWithWindowsAndForcedKeys) {
   const Spectrum spectrum(random, 2, 20);
   const auto text = spectrum.keys<float>(random, 1, 137), k = spectrum.keys<float>(random, 1, 127);
   const auto q = random.tensor<float>(1, 4, 7, 20);
-  SelectorInput input{q, k};
-  input.scale = 0.5f;
+  SelectorInput input{q, k, LogitOptions{}};
+  input.logits->scale = 0.5f;
   for (Domain domain : domains) {
-    const LokiOptions options{.budget = 31,
+    const LokiOptions options{.budget = Budget::keys(31),
                               .rank = 8,
                               .domain = domain,
                               .calibration = calibrated_by(text),
@@ -340,7 +342,8 @@ TEST(LokiSelects, AllOfAPastWithinTheBudget) {  // and looks at no calibration
   Random random(473);
   const auto q = random.tensor<float>(1, 4, 37, 17), k = random.tensor<float>(1, 2, 37, 17);
   for (Index budget : {37, 38})
-    EXPECT_EQ(LokiSelector({.budget = budget}).select(q, k), Selection::all(1, 2, 37));
+    EXPECT_EQ(LokiSelector({.budget = quoka::Budget::keys(budget)}).select(q, k, {}),
+              Selection::all(1, 2, 37));
 }
 
 TEST(Loki, LeavesQueriesThatAreNotFiniteOut) {  // to the bit
@@ -353,8 +356,9 @@ TEST(Loki, LeavesQueriesThatAreNotFiniteOut) {  // to the bit
       auto spoilt = q;
       for (Index head = 0; head < 4; ++head) spoilt(0, head, 5, 19) = stored<Element>(odd);
       const LokiOptions options{.rank = 7, .domain = domain, .calibration = calibrated_by(k)};
-      EXPECT_TRUE(same_bits(scores_by<LokiScorer>(options, SelectorInput{spoilt, k}),
-                            scores_by<LokiScorer>(options, SelectorInput{rest, k})));
+      EXPECT_TRUE(
+          same_bits(scores_by<LokiScorer>(options, SelectorInput{spoilt, k, LogitOptions{}}),
+                    scores_by<LokiScorer>(options, SelectorInput{rest, k, LogitOptions{}})));
     }
 }
 
@@ -371,9 +375,11 @@ TEST(Loki, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {
       auto expected = oracle::loki_scores(to_oracle(q), to_oracle(without_row(finite, 20)),
                                           bases_of(to_oracle(text), 7), to_oracle(domain), 0);
       expected[0][0].insert(expected[0][0].begin() + 20, oracle::not_a_number);
-      expect_scores_and_keys<LokiScorer>(
-          {.budget = 31, .rank = 7, .domain = domain, .calibration = calibrated_by(text)}, q, k,
-          expected, domain, tolerance);
+      expect_scores_and_keys<LokiScorer>({.budget = Budget::keys(31),
+                                          .rank = 7,
+                                          .domain = domain,
+                                          .calibration = calibrated_by(text)},
+                                         q, k, expected, domain, tolerance);
     }
 }
 
@@ -382,8 +388,8 @@ TEST(Loki, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {
 template <class T>
 Tensor3<float> scores_of_prefix(const LokiOptions& options, const Tensor4<T>& q,
                                 const Tensor4<T>& k, Index kv_len, LokiScorer::State& state) {
-  return scores_by<LokiScorer>(options, SelectorInput{q, TensorView<const T>(k).slice(0, kv_len)},
-                               state);
+  return scores_by<LokiScorer>(
+      options, SelectorInput{q, TensorView<const T>(k).slice(0, kv_len), LogitOptions{}}, state);
 }
 template <class T>
 Tensor3<float> scores_of_prefix(const LokiOptions& options, const Tensor4<T>& q,
@@ -405,7 +411,8 @@ TEST(Loki, AStateThatGrewOrWasCutIsAsAFreshOne) {
     state.truncate(cut);
     const auto mixed = joined(other, cut, k);
     for (Index kv_len : {cut + 1, Index{137}}) {
-      const SelectorInput told{{}, quoka::view_of(mixed).slice(0, kv_len), {}, kv_len + 37};
+      const SelectorInput told{
+          {}, quoka::view_of(mixed).slice(0, kv_len), LogitOptions{}, {}, kv_len + 37};
       if (cut == 37) LokiScorer(options).appended(told, state, quoka::SerialExecutor{});
       EXPECT_TRUE(same_bits(scores_of_prefix(options, q, mixed, kv_len, state),
                             scores_of_prefix(options, q, mixed, kv_len)))
@@ -437,16 +444,16 @@ TEST(Loki, WithoutACalibrationIsExactUntilThereAreKeysToFit) {
     const LokiOptions options{.rank = 7, .domain = domain};
     LokiScorer::State state;
     for (Index kv_len : {1, 37, 511}) {
-      const SelectorInput input{q, quoka::view_of(k).slice(0, kv_len)};
+      const SelectorInput input{q, quoka::view_of(k).slice(0, kv_len), LogitOptions{}};
       const auto scores = scores_by<LokiScorer>(options, input, state);
       expect_scores(scores,
                     oracle::exact_scores(to_oracle(q), to_oracle(input.k), to_oracle(domain), 0),
                     domain);
       EXPECT_EQ(state.own, nullptr);
     }
-    const auto scores = scores_by<LokiScorer>(options, SelectorInput{q, k}, state);
+    const auto scores = scores_by<LokiScorer>(options, SelectorInput{q, k, LogitOptions{}}, state);
     ASSERT_NE(state.own, nullptr);
-    EXPECT_EQ(state.fitted, 512);
+    EXPECT_EQ(LokiScorer::fitted(20), 512);
     expect_directions(*state.own, bases_of(to_oracle(k), 20));
     expect_scores(scores,
                   oracle::loki_scores(to_oracle(q), to_oracle(k), bases_of(to_oracle(k), 7),
@@ -459,12 +466,14 @@ TEST(LokisOwnBasis, WaitsForTwiceAsManyKeysAsChannels) {  // exact before, to th
   Random random(479);
   const auto q = random.tensor<float>(1, 1, 1, 260), k = random.tensor<float>(1, 1, 520, 260);
   LokiScorer::State state;
-  EXPECT_TRUE(same_bits(
-      scores_of_prefix({}, q, k, 519, state),
-      scores_by<quoka::OracleScorer>({}, SelectorInput{q, quoka::view_of(k).slice(0, 519)})));
+  EXPECT_TRUE(
+      same_bits(scores_of_prefix({}, q, k, 519, state),
+                scores_by<quoka::OracleScorer>(
+                    {}, SelectorInput{q, quoka::view_of(k).slice(0, 519), LogitOptions{}})));
   EXPECT_EQ(state.own, nullptr);
   (void)scores_of_prefix({}, q, k, 520, state);
-  EXPECT_EQ(state.fitted, 520);
+  EXPECT_NE(state.own, nullptr);
+  EXPECT_EQ(LokiScorer::fitted(260), 520);
 }
 
 TEST(LokisOwnBasis, IsKeptAsThePastGrows) {
@@ -477,11 +486,10 @@ TEST(LokisOwnBasis, IsKeptAsThePastGrows) {
   const auto basis = state.own;
   LokiScorer(options).appended(SelectorInput{{}, quoka::view_of(k).slice(0, 601)}, state,
                                quoka::SerialExecutor{});
-  const auto bases = bases_of(to_oracle(quoka::view_of(k).slice(0, 600)), 7);
+  const auto bases = bases_of(to_oracle(quoka::view_of(k).slice(0, 512)), 7);
   for (Index kv_len : {601, 701}) {
     const auto scores = scores_of_prefix(options, q, k, kv_len, state);
     EXPECT_EQ(state.own, basis);
-    EXPECT_EQ(state.fitted, 600);
     expect_scores(scores,
                   oracle::loki_scores(to_oracle(q), to_oracle(quoka::view_of(k).slice(0, kv_len)),
                                       bases, oracle::Domain::softmax, 0),
@@ -497,7 +505,7 @@ TEST(LokisOwnBasis, SurvivesACutAboveTheKeysItIsOf) {
   const auto before = scores_of_prefix({.rank = 7}, q, k, 650, state);
   const auto basis = state.own;
   (void)scores_of_prefix({.rank = 7}, q, k, 701, state);
-  for (Index cut : {701, 650, 600}) {
+  for (Index cut : {701, 650, 512}) {
     state.truncate(cut);
     EXPECT_EQ(state.own, basis);
     EXPECT_TRUE(same_bits(scores_of_prefix({.rank = 7}, q, k, 650, state), before));
@@ -513,7 +521,7 @@ TEST(LokisOwnBasis, IsForgottenWithAnyKeyItIsOfAndFittedAnew) {
     LokiScorer::State state, fresh;
     (void)scores_of_prefix({.rank = 7}, q, other, 600, state);
     state.truncate(cut);
-    EXPECT_EQ(state.own, nullptr);
+    EXPECT_EQ(state.own == nullptr, cut < 512);
     const auto mixed = joined(other, cut, k);
     for (Index kv_len : {511, 513, 701}) {  // exact, fitted, kept
       if (kv_len <= cut) continue;
@@ -521,8 +529,26 @@ TEST(LokisOwnBasis, IsForgottenWithAnyKeyItIsOfAndFittedAnew) {
                             scores_of_prefix({.rank = 7}, q, mixed, kv_len, fresh)))
           << "cut at " << cut << ", grown to " << kv_len;
     }
-    EXPECT_EQ(state.fitted, cut < 513 ? 513 : 701);
   }
+}
+
+// Whatever calls saw the keys: the basis is that of the first ones, from when they are there.
+TEST(LokisOwnBasis, IsOfTheKeysAndNotOfTheCalls) {
+  Random random(484);
+  const auto q = random.tensor<float>(1, 2, 7, 20);
+  const auto k = Spectrum(random, 1, 20).keys<float>(random, 1, 701);
+  const LokiOptions options{.rank = 7, .sketch = quoka::Sketch::off};
+  const auto expected = scores_of_prefix(options, q, k, 701);
+  LokiScorer::State looked, told;
+  for (const Index kv_len : {100, 600, 650}) (void)scores_of_prefix(options, q, k, kv_len, looked);
+  for (const Index kv_len : {500, 530, 701})
+    LokiScorer(options).appended({{}, quoka::view_of(k).slice(0, kv_len)}, told,
+                                 quoka::SerialExecutor{});
+  for (LokiScorer::State* const state : {&looked, &told})
+    for (const Index cut : {701, 600, 512, 511, 700}) {
+      state->truncate(cut);
+      EXPECT_TRUE(same_bits(scores_of_prefix(options, q, k, 701, *state), expected)) << cut;
+    }
 }
 
 TEST(LokisOwnBasis, IsNotThatOfKeysThatAreNotFinite) {
@@ -561,8 +587,9 @@ TEST(LokiRefuses, ACalibrationOfOtherHeads) {
   const auto q = random.tensor<float>(1, 4, 7, 20), k = random.tensor<float>(1, 2, 37, 20);
   const auto refuses = [&](Index heads, Index dim, std::initializer_list<Fragment> both) {
     const LokiSelector selector(
-        {.budget = 7, .calibration = calibrated_by(random.tensor<float>(1, heads, 37, dim))});
-    expect_refused([&] { (void)selector.select(q, k); }, both);
+        {.budget = Budget::keys(7),
+         .calibration = calibrated_by(random.tensor<float>(1, heads, 37, dim))});
+    expect_refused([&] { (void)selector.select(q, k, {}); }, both);
   };
   refuses(3, 20, {"kv_heads", 3, 2});
   refuses(1, 20, {"kv_heads", 1, 2});

@@ -39,7 +39,7 @@ void expect_agrees_with_oracle(const QuestOptions& options, const Tensor4<T>& q,
                std::to_string(k.dimension(2)));
   const auto exact =
       oracle::quest_scores(to_oracle(q), to_oracle(k), options.page, to_oracle(options.domain), 0);
-  const auto scores = scores_by<QuestScorer>(options, SelectorInput{q, k});
+  const auto scores = scores_by<QuestScorer>(options, SelectorInput{q, k, LogitOptions{}});
   const Index kv_len = k.dimension(2), whole = kv_len / options.page * options.page;
   // The partial page's own score is never asked for.
   auto expected = exact;
@@ -56,8 +56,8 @@ void expect_agrees_with_oracle(const QuestOptions& options, const Tensor4<T>& q,
       }
   expect_scores(of_whole, expected, options.domain);
 
-  const auto keep = to_positions(QuestSelector(options).select(q, k));
-  const Index budget = options.budget.keys(kv_len);
+  const auto keep = to_positions(QuestSelector(options).select(q, k, {}));
+  const Index budget = options.budget.count(kv_len);
   for (std::size_t b = 0; b < exact.size(); ++b)
     for (std::size_t head = 0; head < exact[b].size(); ++head)
       expect_same_pages(keep[b][head], exact[b][head], budget, options.page);
@@ -73,7 +73,8 @@ TEST(Quest, AgreesWithTheOracle) {
       const auto k = random.tensor<T>(2, 2, 127, 24);
       for (Domain domain : domains)
         for (Index page : {1, 3, 16, 126, 127, 1000})
-          expect_agrees_with_oracle({.budget = 31, .page = page, .domain = domain}, q, k);
+          expect_agrees_with_oracle({.budget = Budget::keys(31), .page = page, .domain = domain}, q,
+                                    k);
     }
   });
 }
@@ -84,7 +85,7 @@ TEST(QuestSelects, AsTheOracleForEveryBudget) {  // whole pages, and the first k
   for (Index kv_len : {112, 113, 119, 127}) {
     const auto k = random.tensor<float>(1, 2, kv_len, 20);
     for (Index budget : {0, 1, 6, 7, 8, 15, 16, 17, 31, 32, 111, 112, 126, 127})
-      expect_agrees_with_oracle({.budget = budget}, q, k);
+      expect_agrees_with_oracle({.budget = quoka::Budget::keys(budget)}, q, k);
   }
 }
 
@@ -94,7 +95,7 @@ TEST(QuestSelects, AsTheOracleForAnyNumberOfPages) {  // across blocks of pages,
   for (Index kv_len : {16, 17, 31, 501, 2003}) {
     const auto k = random.tensor<float>(1, 1, kv_len, 20);
     for (Domain domain : domains)
-      expect_agrees_with_oracle({.budget = 0.25, .page = 4, .domain = domain}, q, k);
+      expect_agrees_with_oracle({.budget = Budget::share(0.25), .page = 4, .domain = domain}, q, k);
   }
 }
 
@@ -102,14 +103,16 @@ TEST(QuestSelects, AllOfAPastWithinTheBudget) {
   Random random(494);
   const auto q = random.tensor<float>(1, 4, 37, 17), k = random.tensor<float>(1, 2, 37, 17);
   for (Index budget : {37, 38})
-    EXPECT_EQ(QuestSelector({.budget = budget}).select(q, k), Selection::all(1, 2, 37));
+    EXPECT_EQ(QuestSelector({.budget = quoka::Budget::keys(budget)}).select(q, k, {}),
+              Selection::all(1, 2, 37));
 }
 
 TEST(QuestSelects, ThePartialPageAndForcedKeys) {
   Random random(495);
   const auto q = random.tensor<float>(1, 2, 7, 20), k = random.tensor<float>(1, 1, 119, 20);
   const auto keep = to_positions(
-      QuestSelector({.budget = 31, .top_k = {.keep_first = 4, .keep_last = 9}}).select(q, k))[0][0];
+      QuestSelector({.budget = Budget::keys(31), .top_k = {.keep_first = 4, .keep_last = 9}})
+          .select(q, k, {}))[0][0];
   ASSERT_EQ(std::ssize(keep), 31);
   for (Index t : {0, 1, 2, 3, 110, 111, 112, 118})
     EXPECT_TRUE(std::binary_search(keep.begin(), keep.end(), t)) << t;
@@ -118,8 +121,8 @@ TEST(QuestSelects, ThePartialPageAndForcedKeys) {
 TEST(QuestSelects, ByAttentionsScale) {
   Random random(496);
   const auto q = random.tensor<float>(1, 4, 7, 20), k = random.tensor<float>(1, 2, 128, 20);
-  SelectorInput input{q, k};
-  input.scale = 0.5f;
+  SelectorInput input{q, k, LogitOptions{}};
+  input.logits->scale = 0.5f;
   for (Domain domain : domains)
     expect_scores(scores_by<QuestScorer>({.domain = domain}, input),
                   oracle::quest_scores(to_oracle(q), to_oracle(k), 16, to_oracle(domain), 0.5),
@@ -134,7 +137,7 @@ TEST(Quest, OfPagesOfOneIsTheExactScorer) {  // the bound of one key is its logi
   const auto k = random.tensor<Element>(1, 2, 127, 24);
   for (Domain domain : domains)
     expect_scores_and_keys<QuestScorer>(
-        {.budget = 31, .page = 1, .domain = domain}, q, k,
+        {.budget = Budget::keys(31), .page = 1, .domain = domain}, q, k,
         oracle::exact_scores(to_oracle(q), to_oracle(k), to_oracle(domain), 0), domain);
 }
 
@@ -144,7 +147,7 @@ TEST(Quest, NoKeysLogitIsAboveItsPages) {
   const auto k = random.tensor<Element>(1, 2, 128, 24);
   const auto logits = oracle::exact_scores(to_oracle(q), to_oracle(k), oracle::Domain::logit, 0);
   for (Index page : {1, 2, 16, 64}) {
-    const auto bounds = scores_by<QuestScorer>({.page = page}, SelectorInput{q, k});
+    const auto bounds = scores_by<QuestScorer>({.page = page}, SelectorInput{q, k, LogitOptions{}});
     for (Index head = 0; head < 2; ++head)
       for (Index t = 0; t < 128; ++t)
         EXPECT_GE(static_cast<double>(bounds(0, head, t)), logits[0][uz(head)][uz(t)] - 1e-6);
@@ -161,18 +164,19 @@ TEST(Quest, TheOrderOfAPagesKeysDoesNotMatter) {  // to the bit
     for (Index i = 0; i < 16; ++i) copy_row(k, first + from[uz(i)], shuffled, first + i);
   }
   for (Domain domain : domains)
-    EXPECT_TRUE(same_bits(scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, k}),
-                          scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, shuffled})));
+    EXPECT_TRUE(same_bits(
+        scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, k, LogitOptions{}}),
+        scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, shuffled, LogitOptions{}})));
 }
 
 TEST(Quest, ScalingTheQueriesByAPowerOfTwoDoesNotChangeWhatLogitsSelect) {
   Random random(500);
   auto q = random.tensor<Element>(1, 4, 17, 24);
   const auto k = random.tensor<Element>(1, 2, 128, 24);
-  const auto before = scores_by<QuestScorer>({}, SelectorInput{q, k});
+  const auto before = scores_by<QuestScorer>({}, SelectorInput{q, k, LogitOptions{}});
   for (Index i = 0; i < q.size(); ++i)
     q.data()[i] = stored<Element>(8.0 * static_cast<double>(static_cast<float>(q.data()[i])));
-  const auto scaled = scores_by<QuestScorer>({}, SelectorInput{q, k});
+  const auto scaled = scores_by<QuestScorer>({}, SelectorInput{q, k, LogitOptions{}});
   for (Index i = 0; i < scaled.size(); ++i) EXPECT_EQ(scaled.data()[i], 8.0f * before.data()[i]);
 }
 
@@ -187,8 +191,9 @@ TEST(Quest, LeavesQueriesThatAreNotFiniteOut) {  // to the bit
     for (Domain domain : domains) {
       auto spoilt = q;
       for (Index head = 0; head < 4; ++head) spoilt(0, head, 5, 19) = stored<Element>(odd);
-      EXPECT_TRUE(same_bits(scores_by<QuestScorer>({.domain = domain}, SelectorInput{spoilt, k}),
-                            scores_by<QuestScorer>({.domain = domain}, SelectorInput{rest, k})));
+      EXPECT_TRUE(same_bits(
+          scores_by<QuestScorer>({.domain = domain}, SelectorInput{spoilt, k, LogitOptions{}}),
+          scores_by<QuestScorer>({.domain = domain}, SelectorInput{rest, k, LogitOptions{}})));
     }
 }
 
@@ -202,8 +207,9 @@ TEST(Quest,
       auto k = finite, repeated = finite;
       k(0, 0, t, 3) = stored<Element>(std::nan(""));
       repeated(0, 0, t, 3) = repeated(0, 0, t == 40 ? 41 : 40, 3);
-      EXPECT_TRUE(same_bits(scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, k}),
-                            scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, repeated})))
+      EXPECT_TRUE(same_bits(
+          scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, k, LogitOptions{}}),
+          scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, repeated, LogitOptions{}})))
           << "key " << t;
     }
 }
@@ -224,7 +230,8 @@ TEST(Quest, APageWithoutBoundsOrWithAnInfinityRanksLastAndSpoilsNoOther) {
       auto k = finite;
       for (Index t = 32; t < 48; ++t)
         if (std::isnan(odd) || t == 40) k(0, 0, t, 3) = stored<Element>(odd);
-      const auto scores = scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, k});
+      const auto scores =
+          scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, k, LogitOptions{}});
       const auto expected = exact(domain);
       for (Index t = 0; t < 112; ++t) {
         if (t / 16 == 2)
@@ -234,7 +241,8 @@ TEST(Quest, APageWithoutBoundsOrWithAnInfinityRanksLastAndSpoilsNoOther) {
       }
       auto others = oracle::range(0, 127);
       others.erase(others.begin() + 32, others.begin() + 48);
-      EXPECT_EQ(to_positions(QuestSelector({.budget = 111, .domain = domain}).select(q, k))[0][0],
+      EXPECT_EQ(to_positions(QuestSelector({.budget = Budget::keys(111), .domain = domain})
+                                 .select(q, k, {}))[0][0],
                 others);
     }
 }
@@ -244,8 +252,8 @@ TEST(Quest, APageWithoutBoundsOrWithAnInfinityRanksLastAndSpoilsNoOther) {
 template <class T>
 Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len,
                                 QuestScorer::State& state) {
-  return scores_by<QuestScorer>({}, SelectorInput{q, TensorView<const T>(k).slice(0, kv_len)},
-                                state);
+  return scores_by<QuestScorer>(
+      {}, SelectorInput{q, TensorView<const T>(k).slice(0, kv_len), LogitOptions{}}, state);
 }
 template <class T>
 Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len) {
@@ -261,8 +269,9 @@ TEST(Quest, AStateThatGrewIsAsAFreshOne) {
   for (Index kv_len : {1, 2, 15, 16, 17, 37, 64, 137}) {
     const auto scores = scores_of_prefix(q, k, kv_len);
     EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, state), scores)) << kv_len;
-    QuestScorer().appended(SelectorInput{{}, quoka::view_of(k).slice(0, kv_len), {}, kv_len + 37},
-                           told, quoka::SerialExecutor{});
+    QuestScorer().appended(
+        SelectorInput{{}, quoka::view_of(k).slice(0, kv_len), {}, {}, kv_len + 37}, told,
+        quoka::SerialExecutor{});
     if (kv_len != 17) continue;  // the others are told only
     EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, told), scores)) << kv_len;
   }

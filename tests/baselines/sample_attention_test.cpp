@@ -33,7 +33,8 @@ TEST(SampleAttention, AgreesWithTheOracle) {
       const auto k = random.tensor<T>(2, 2, 127, 24);
       for (Domain domain : domains)
         for (Index n_queries : {1, 3, 16, 36, 37, 1000})
-          expect_agrees_with_oracle({.budget = 31, .n_queries = n_queries, .domain = domain}, q, k);
+          expect_agrees_with_oracle(
+              {.budget = Budget::keys(31), .n_queries = n_queries, .domain = domain}, q, k);
     }
   });
 }
@@ -43,7 +44,8 @@ TEST(SampleAttentionSelects, AsTheOracleForEveryChunk) {
   const auto k = random.tensor<float>(1, 2, 127, 17);
   for (Index q_len : {1, 2, 15, 16, 17, 33, 128}) {
     const auto q = random.tensor<float>(1, 4, q_len, 17);
-    for (Domain domain : domains) expect_agrees_with_oracle({.budget = 31, .domain = domain}, q, k);
+    for (Domain domain : domains)
+      expect_agrees_with_oracle({.budget = Budget::keys(31), .domain = domain}, q, k);
   }
 }
 
@@ -55,7 +57,7 @@ TEST(SampleAttentionSelects, AsTheOracleWithWindowsAndForcedKeys) {
       for (Index keep_last : {0, 7})
         for (Domain domain : domains)
           expect_agrees_with_oracle(
-              {.budget = 31,
+              {.budget = Budget::keys(31),
                .domain = domain,
                .top_k = {.window = window, .keep_first = keep_first, .keep_last = keep_last}},
               q, k);
@@ -65,7 +67,8 @@ TEST(SampleAttentionSelects, AllOfAPastWithinTheBudget) {
   Random random(434);
   const auto q = random.tensor<float>(1, 4, 37, 17), k = random.tensor<float>(1, 2, 37, 17);
   for (Index budget : {37, 38})
-    EXPECT_EQ(SampleAttentionSelector({.budget = budget}).select(q, k), Selection::all(1, 2, 37));
+    EXPECT_EQ(SampleAttentionSelector({.budget = quoka::Budget::keys(budget)}).select(q, k, {}),
+              Selection::all(1, 2, 37));
 }
 
 // ---- which queries ------------------------------------------------------------------------------
@@ -77,18 +80,21 @@ TEST(SampleAttention, LooksAtTheSampledQueriesAlone) {  // to the bit
   for (Domain domain : domains)
     for (Index n_queries : {1, 5, 16, 36}) {
       const SampleAttentionOptions options{.n_queries = n_queries, .domain = domain};
-      const auto expected = scores_by<SampleAttentionScorer>(options, SelectorInput{q, k});
+      const auto expected =
+          scores_by<SampleAttentionScorer>(options, SelectorInput{q, k, LogitOptions{}});
       const std::vector<Index> sampled = oracle::sample_positions(37, n_queries);
       ASSERT_EQ(sampled.back(), 36);  // the last one is
       auto others = q;
       for (Index i = 0; i < 37; ++i)
         if (!std::binary_search(sampled.begin(), sampled.end(), i)) others = with_row(others, i, 7);
-      EXPECT_TRUE(
-          same_bits(scores_by<SampleAttentionScorer>(options, SelectorInput{others, k}), expected));
+      EXPECT_TRUE(same_bits(
+          scores_by<SampleAttentionScorer>(options, SelectorInput{others, k, LogitOptions{}}),
+          expected));
       for (Index i : sampled) {
         const auto without = with_row(q, i, 7);
-        EXPECT_FALSE(same_bits(scores_by<SampleAttentionScorer>(options, SelectorInput{without, k}),
-                               expected))
+        EXPECT_FALSE(same_bits(
+            scores_by<SampleAttentionScorer>(options, SelectorInput{without, k, LogitOptions{}}),
+            expected))
             << "query " << i;
       }
     }
@@ -98,7 +104,7 @@ TEST(SampleAttention, OfAllQueriesIsTheExactScorer) {  // to the bit
   Random random(436);
   const auto q = random.tensor<Element>(1, 4, 37, 20);
   const auto k = random.tensor<Element>(1, 2, 127, 20);
-  const SelectorInput input{q, k};
+  const SelectorInput input{q, k, LogitOptions{}};
   const auto exact = scores_by<quoka::OracleScorer>({}, input);
   for (Index n_queries : {37, 1000})
     EXPECT_TRUE(
@@ -115,19 +121,23 @@ TEST(SampleAttention, OfAllLogitsIsQuokaByDotProductAndMeanUpToTheScale) {
     for (Index group : {1, 3}) {
       const auto q = random.tensor<Element>(1, 2 * group, 37, dim);
       const auto k = random.tensor<Element>(1, 2, 127, dim);
-      const SampleAttentionOptions options{.budget = 31, .n_queries = 37, .domain = Domain::logit};
-      const QuokaOptions same{
-          .budget = 31, .n_queries = 37, .scoring = Scoring::dot, .aggregation = Aggregation::mean};
+      const SampleAttentionOptions options{
+          .budget = Budget::keys(31), .n_queries = 37, .domain = Domain::logit};
+      const QuokaOptions same{.budget = Budget::keys(31),
+                              .n_queries = 37,
+                              .scoring = Scoring::dot,
+                              .aggregation = Aggregation::mean};
       oracle::Scores quokas =
           oracle::scores_of_kept(to_oracle(q), oracle::all_positions(1, 2 * group, 37),
-                                 to_oracle(k), to_oracle(same, 127));
-      expect_same_keys(to_positions(SampleAttentionSelector(options).select(q, k)), quokas,
+                                 to_oracle(k), to_oracle(same, 127, group));
+      expect_same_keys(to_positions(SampleAttentionSelector(options).select(q, k, {})), quokas,
                        {.budget = 31});
       for (auto& head : quokas[0])
         for (double& x : head) x /= std::sqrt(static_cast<double>(dim));
-      expect_scores(scores_by<SampleAttentionScorer>(options, SelectorInput{q, k}), quokas,
-                    Domain::logit);
-      expect_keeps_best(quoka::QuokaSelector(same).select(q, k), quokas, Domain::logit, options);
+      expect_scores(scores_by<SampleAttentionScorer>(options, SelectorInput{q, k, LogitOptions{}}),
+                    quokas, Domain::logit);
+      expect_keeps_best(quoka::QuokaSelector(same).select(q, k, {}), quokas, Domain::logit,
+                        options);
     }
 }
 
@@ -136,9 +146,10 @@ TEST(SampleAttention, OfOneQueryRanksAlikeInBothDomains) {  // softmax keeps the
   const auto q = random.tensor<Element>(1, 2, 37, 20);
   const auto k = random.tensor<Element>(1, 2, 127, 20);
   const auto keep = [&](Domain domain) {
-    return SampleAttentionSelector({.budget = 31, .n_queries = 1, .domain = domain}).select(q, k);
+    return SampleAttentionSelector({.budget = Budget::keys(31), .n_queries = 1, .domain = domain})
+        .select(q, k, {});
   };
-  const SampleAttentionOptions one{.budget = 31, .n_queries = 1};
+  const SampleAttentionOptions one{.budget = Budget::keys(31), .n_queries = 1};
   const auto logits =
       oracle::sample_scores(to_oracle(q), to_oracle(k), 1, oracle::Domain::logit, 0);
   for (Domain domain : domains) expect_keeps_best(keep(domain), logits, Domain::logit, one);
@@ -148,13 +159,14 @@ TEST(SampleAttention, ScalingTheQueriesByAPowerOfTwoDoesNotChangeWhatLogitsSelec
   Random random(439);
   auto q = random.tensor<Element>(1, 4, 37, 20);
   const auto k = random.tensor<Element>(1, 2, 127, 20);
-  const SampleAttentionSelector logit({.budget = 31, .domain = Domain::logit}),
-      softmax({.budget = 31});
-  const Selection by_logit = logit.select(q, k), by_softmax = softmax.select(q, k);
+  const SampleAttentionSelector logit({.budget = Budget::keys(31), .domain = Domain::logit}),
+      softmax({.budget = Budget::keys(31)});
+  const Selection by_logit = logit.select(q, k, {}), by_softmax = softmax.select(q, k, {});
   for (Index i = 0; i < q.size(); ++i)
     q.data()[i] = stored<Element>(8.0 * static_cast<double>(static_cast<float>(q.data()[i])));
-  EXPECT_EQ(logit.select(q, k), by_logit);
-  EXPECT_FALSE(softmax.select(q, k) == by_softmax);  // there each row's best keys count for more
+  EXPECT_EQ(logit.select(q, k, {}), by_logit);
+  EXPECT_FALSE(softmax.select(q, k, {}) ==
+               by_softmax);  // there each row's best keys count for more
 }
 
 // ---- refused ------------------------------------------------------------------------------------

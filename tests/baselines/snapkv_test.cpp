@@ -14,7 +14,7 @@ using quoka::SnapKvOptions;
 using quoka::SnapKvSelector;
 
 oracle::Eviction simulated_by(const SnapKvOptions& options, double scale = 0) {
-  return {.budget = options.budget.keys(1000000),
+  return {.budget = options.budget.count(1000000),
           .method = oracle::Evict::snapkv,
           .window = options.observation,
           .kernel = options.pool,
@@ -52,7 +52,7 @@ template <class T>
 Scores scores_of(const SnapKvOptions& options, const Tensor4<T>& q, const Tensor4<T>& k,
                  const std::vector<Index>& positions) {
   const std::vector<Position> candidates(positions.begin(), positions.end());
-  const SelectorInput input{q, k};
+  const SelectorInput input{q, k, LogitOptions{}};
   SnapKvEviction::Scratch scratch;
   scratch.reserve(input, std::ssize(candidates));
   Scores scores{std::vector<float>(positions.size(), -12345.0f), 0};
@@ -112,10 +112,10 @@ TEST(SnapKvScores, PoolAlongWhatIsRetainedNotAlongPositions) {  // neighbours ma
 TEST(SnapKvScores, TakeAttentionsScale) {
   Random random(593);
   const auto q = random.tensor<float>(1, 2, 60, 20), k = random.tensor<float>(1, 2, 60, 20);
-  const SnapKvOptions options{.budget = 31};
+  const SnapKvOptions options{.budget = Budget::keys(31)};
   oracle::Eviction simulated = simulated_by(options, 2.0);
-  SelectorInput input{q, k};
-  input.scale = 2.0f;
+  SelectorInput input{q, k, LogitOptions{}};
+  input.logits->scale = 2.0f;
   SnapKvSelector::State state;
   SnapKvSelector(options).appended(input, state, quoka::SerialExecutor{});
   Selection keep;
@@ -130,7 +130,7 @@ TEST(SnapKv, RetainsWhatTheOracleDoesChunkAfterChunk) {
   for_each_storage([]<class T>() {
     Random random(594);
     for (Index chunk : {1, 7, 37, 64})
-      expect_agrees_with_oracle<T>(random, {.budget = 64}, 256, chunk);
+      expect_agrees_with_oracle<T>(random, {.budget = Budget::keys(64)}, 256, chunk);
   });
 }
 
@@ -140,14 +140,16 @@ TEST(SnapKvRetains, WhatTheOracleDoesUnderEverySwitch) {
     for (Index pool : {1, 5, 7})
       for (Index group : {1, 3})
         expect_agrees_with_oracle<float>(
-            random, {.budget = 40, .observation = observation, .pool = pool}, 192, 32, group);
+            random, {.budget = Budget::keys(40), .observation = observation, .pool = pool}, 192, 32,
+            group);
 }
 
 TEST(SnapKvRetains, WhatTheOracleDoesForAnyBudget) {  // less than the window, too: its last keys
   Random random(596);
   for (Index budget : {0, 1, 15, 16, 17, 31, 119, 120, 121}) {
     SCOPED_TRACE("budget " + std::to_string(budget));
-    expect_agrees_with_oracle<float>(random, {.budget = budget, .observation = 16}, 120, 24);
+    expect_agrees_with_oracle<float>(
+        random, {.budget = quoka::Budget::keys(budget), .observation = 16}, 120, 24);
   }
 }
 
@@ -155,7 +157,8 @@ TEST(SnapKvRetains, TheWindow) {
   Random random(597);
   auto q = random.tensor<float>(1, 1, 200, 20), k = random.tensor<float>(1, 1, 200, 20);
   for (Index t = 0; t < 200; ++t) k(0, 0, t, 0) = q(0, 0, t, 0) = t % 40 >= 32 ? -6.0f : 6.0f;
-  const SnapKvOptions options{.budget = 20, .observation = 8};  // each looks away from its window
+  const SnapKvOptions options{.budget = Budget::keys(20),
+                              .observation = 8};  // each looks away from its window
   Layer<float> layer(options, simulated_by(options), 1, 1, 20);
   for (Index begin = 0; begin < 200; begin += 40) {
     layer.append(quoka::view_of(q).slice(begin, 40), quoka::view_of(k).slice(begin, 40));
@@ -168,7 +171,7 @@ TEST(SnapKvRetains, TheWindow) {
 TEST(SnapKvRetains, TheFirstKeysWhereAskedToBesideTheWindow) {
   Random random(606);
   const auto q = random.tensor<float>(1, 2, 200, 20), k = random.tensor<float>(1, 1, 200, 20);
-  const SnapKvOptions options{.budget = 20, .observation = 8, .keep_first = 4};
+  const SnapKvOptions options{.budget = Budget::keys(20), .observation = 8, .keep_first = 4};
   Layer<float> layer(options, simulated_by(options), 1, 1, 20);
   for (Index begin = 0; begin < 200; begin += 40) {
     layer.append(quoka::view_of(q).slice(begin, 40), quoka::view_of(k).slice(begin, 40));
@@ -185,7 +188,7 @@ TEST(SnapKvRetains, WhatTheQueriesLookAt) {  // and its neighbours, by pooling
   auto q = random.tensor<float>(1, 2, 128, 20, 0.3), k = random.tensor<float>(1, 1, 128, 20);
   for (Index i = 0; i < 128; ++i) q(0, 0, i, 3) = q(0, 1, i, 3) = 5.0f;
   k(0, 0, 50, 3) = 9.0f;
-  const SnapKvOptions options{.budget = 37};
+  const SnapKvOptions options{.budget = Budget::keys(37)};
   Layer<float> layer(options, simulated_by(options), 1, 1, 20);
   layer.append(q, k);
   const auto kept = layer.retained()[0][0];
@@ -196,7 +199,7 @@ TEST(SnapKvRetains, WhatTheQueriesLookAt) {  // and its neighbours, by pooling
 
 TEST(SnapKv, HoldsItsBudgetAndBringsNothingBackOverHundredsOfChunks) {
   Random random(599);
-  const SnapKvOptions options{.budget = 31, .observation = 4};
+  const SnapKvOptions options{.budget = Budget::keys(31), .observation = 4};
   Layer<Element> layer(options, simulated_by(options), 1, 2, 20);
   oracle::Positions before{{{}, {}}};
   Index len = 0;
@@ -220,7 +223,7 @@ TEST(SnapKv, HoldsItsBudgetAndBringsNothingBackOverHundredsOfChunks) {
 
 TEST(SnapKv, TruncateToTheEndOfAnyChunkBringsBackWhatWasRetainedThen) {
   Random random(600);
-  const SnapKvOptions options{.budget = 31, .observation = 8};
+  const SnapKvOptions options{.budget = Budget::keys(31), .observation = 8};
   const auto q = random.tensor<Element>(1, 4, 10 * 17, 20);
   const auto k = random.tensor<Element>(1, 2, 10 * 17, 20);
   Layer<Element> layer(options, simulated_by(options), 1, 2, 20);
@@ -240,13 +243,13 @@ TEST(SnapKv, TruncateToTheEndOfAnyChunkBringsBackWhatWasRetainedThen) {
 TEST(SnapKvRetains, TheLastOfKeysThatCameWithoutQueries) {  // a saved prefix: judged by age
   Random random(601);
   const auto k = random.tensor<float>(1, 2, 127, 20), q = random.tensor<float>(1, 4, 17, 20);
-  const SnapKvOptions options{.budget = 31};
+  const SnapKvOptions options{.budget = Budget::keys(31)};
   Layer<float> layer(options, simulated_by(options), 1, 2, 20);
   layer.append({}, k);
   EXPECT_EQ(layer.retained()[0][1], oracle::range(96, 127));
   SnapKvSelector::State state;  // nor was it told of them
   Selection keep;
-  layer.selector.select(SelectorInput{q, k}, state, keep, quoka::SerialExecutor{});
+  layer.selector.select(SelectorInput{q, k, LogitOptions{}}, state, keep, quoka::SerialExecutor{});
   EXPECT_EQ(to_positions(keep)[0][1], oracle::range(96, 127));
 }
 
@@ -310,7 +313,7 @@ TEST(SnapKv, AQueryThatIsNotFiniteIsLeftOut) {  // those that are left see what 
 
 TEST(SnapKvPrefill, AttendsToWhatIsRetainedAndToTheChunk) {
   Random random(604);
-  const SnapKvOptions options{.budget = 31, .observation = 8};
+  const SnapKvOptions options{.budget = Budget::keys(31), .observation = 8};
   quoka::ChunkedPrefill<SnapKvSelector> prefill({.q_heads = 4, .kv_heads = 2, .head_dim = 20},
                                                 options, {.scale = 0.3f});
   std::vector<oracle::Eviction> simulated(2, simulated_by(options, static_cast<double>(0.3f)));
@@ -340,7 +343,7 @@ TEST(SnapKvRefuses, OptionsOutOfRange) {
   expect_refused([] { SnapKvSelector({.pool = 0}); }, {"pool", 0, 1});
   expect_refused([] { SnapKvSelector({.pool = -1}); }, {"pool", -1, 1});
   expect_refused([] { SnapKvSelector({.pool = 4}); }, {"pool", "odd", 0, 1});
-  expect_refused([] { SnapKvSelector({.budget = -5}); }, {"budget", -5, 0});
+  expect_refused([] { SnapKvSelector({.budget = Budget::keys(-5)}); }, {"budget", -5, 0});
 }
 
 }  // namespace

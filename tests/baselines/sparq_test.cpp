@@ -34,7 +34,8 @@ TEST(Sparq, AgreesWithTheOracle) {
       const auto k = random.tensor<T>(2, 2, 127, 24);
       for (Domain domain : domains)
         for (Index rank : {1, 3, 16, 23, 24, 1000})
-          expect_agrees_with_oracle({.budget = 31, .rank = rank, .domain = domain}, q, k);
+          expect_agrees_with_oracle({.budget = Budget::keys(31), .rank = rank, .domain = domain}, q,
+                                    k);
     }
   });
 }
@@ -45,7 +46,7 @@ TEST(SparqSelects, AsTheOracleForAnyNumberOfKeys) {
   for (Index kv_len : {Index{32}, block - 1, block, block + 1, 2 * block + 3, Index{501}}) {
     const auto k = random.tensor<float>(1, 2, kv_len, 20);
     for (Domain domain : domains)
-      expect_agrees_with_oracle({.budget = 31, .rank = 7, .domain = domain}, q, k);
+      expect_agrees_with_oracle({.budget = Budget::keys(31), .rank = 7, .domain = domain}, q, k);
   }
 }
 
@@ -56,7 +57,7 @@ TEST(SparqSelects, AsTheOracleWithWindowsAndForcedKeys) {
     for (Index keep_first : {0, 4})
       for (Index keep_last : {0, 7})
         expect_agrees_with_oracle(
-            {.budget = 31,
+            {.budget = Budget::keys(31),
              .rank = 16,
              .top_k = {.window = window, .keep_first = keep_first, .keep_last = keep_last}},
             q, k);
@@ -66,7 +67,8 @@ TEST(SparqSelects, AllOfAPastWithinTheBudget) {
   Random random(444);
   const auto q = random.tensor<float>(1, 4, 37, 17), k = random.tensor<float>(1, 2, 37, 17);
   for (Index budget : {37, 38})
-    EXPECT_EQ(SparqSelector({.budget = budget}).select(q, k), Selection::all(1, 2, 37));
+    EXPECT_EQ(SparqSelector({.budget = quoka::Budget::keys(budget)}).select(q, k, {}),
+              Selection::all(1, 2, 37));
 }
 
 TEST(Sparq, OfAllChannelsIsTheExactScorer) {
@@ -75,7 +77,7 @@ TEST(Sparq, OfAllChannelsIsTheExactScorer) {
   const auto k = random.tensor<Element>(1, 2, 127, 24);
   for (Index rank : {24, 1000})
     for (Domain domain : domains) {
-      const SparqOptions options{.budget = 31, .rank = rank, .domain = domain};
+      const SparqOptions options{.budget = Budget::keys(31), .rank = rank, .domain = domain};
       const auto exact = oracle::exact_scores(to_oracle(q), to_oracle(k), to_oracle(domain), 0);
       expect_scores_and_keys<SparqScorer>(options, q, k, exact, domain);
     }
@@ -88,15 +90,16 @@ TEST(Sparq, OfOneQueryAndItsLogitsRanksAsItsAuthorsDo) {
     const auto q = random.tensor<Element>(1, 2 * group, 1, 24);
     const auto k = random.tensor<Element>(1, 2, 127, 24);
     for (Index rank : {1, 8, 24}) {
-      const SparqOptions options{.budget = 31, .rank = rank, .domain = Domain::logit};
+      const SparqOptions options{.budget = Budget::keys(31), .rank = rank, .domain = Domain::logit};
       oracle::Scores official(1);
       for (Index head = 0; head < 2; ++head)
         official[0].push_back(
             oracle::sparq_official_scores(to_oracle(q), to_oracle(k), 0, head, rank));
-      expect_keeps_best(SparqSelector(options).select(q, k), official, Domain::logit, options);
+      expect_keeps_best(SparqSelector(options).select(q, k, {}), official, Domain::logit, options);
       for (auto& head : official[0])
         for (double& x : head) x /= static_cast<double>(group);
-      expect_scores(scores_by<SparqScorer>(options, SelectorInput{q, k}), official, Domain::logit);
+      expect_scores(scores_by<SparqScorer>(options, SelectorInput{q, k, LogitOptions{}}), official,
+                    Domain::logit);
     }
   }
 }
@@ -104,8 +107,8 @@ TEST(Sparq, OfOneQueryAndItsLogitsRanksAsItsAuthorsDo) {
 TEST(SparqSelects, ByAttentionsScale) {
   Random random(447);
   const auto q = random.tensor<float>(1, 4, 7, 24), k = random.tensor<float>(1, 2, 127, 24);
-  SelectorInput input{q, k};
-  input.scale = 0.5f;
+  SelectorInput input{q, k, LogitOptions{}};
+  input.logits->scale = 0.5f;
   for (Domain domain : domains)
     expect_scores(scores_by<SparqScorer>({.rank = 8, .domain = domain}, input),
                   oracle::sparq_scores(to_oracle(q), to_oracle(k), 8, to_oracle(domain), 0.5),
@@ -124,13 +127,14 @@ TEST(Sparq, LooksAtTheChosenChannelsOfTheKeysAlone) {  // to the bit
   auto k = random.tensor<Element>(1, 2, 127, 24);
   for (Domain domain : domains) {
     const SparqOptions options{.rank = 5, .domain = domain};
-    const auto expected = scores_by<SparqScorer>(options, SelectorInput{q, k});
+    const auto expected = scores_by<SparqScorer>(options, SelectorInput{q, k, LogitOptions{}});
     auto others = random.tensor<Element>(1, 2, 127, 24);
     for (Index head = 0; head < 2; ++head)
       for (Index t = 0; t < 127; ++t)
         for (Index c = head == 0 ? 3 : 11, end = c + 5; c < end; ++c)
           others(0, head, t, c) = k(0, head, t, c);
-    EXPECT_TRUE(same_bits(scores_by<SparqScorer>(options, SelectorInput{q, others}), expected));
+    EXPECT_TRUE(same_bits(scores_by<SparqScorer>(options, SelectorInput{q, others, LogitOptions{}}),
+                          expected));
   }
 }
 
@@ -140,12 +144,14 @@ TEST(Sparq, ChoosesTheFirstOfEqualChannels) {
   for (Index i = 0; i < q.size(); ++i)
     q.data()[i] = stored<Element>(random.bits() % 2 == 0 ? 0.5 : -0.5);
   auto k = random.tensor<Element>(1, 1, 127, 24);
-  const auto expected = scores_by<SparqScorer>({.rank = 7}, SelectorInput{q, k});
+  const auto expected = scores_by<SparqScorer>({.rank = 7}, SelectorInput{q, k, LogitOptions{}});
   for (Index t = 0; t < 127; ++t)
     for (Index c = 7; c < 24; ++c) k(0, 0, t, c) = stored<Element>(random.normal());
-  EXPECT_TRUE(same_bits(scores_by<SparqScorer>({.rank = 7}, SelectorInput{q, k}), expected));
+  EXPECT_TRUE(same_bits(scores_by<SparqScorer>({.rank = 7}, SelectorInput{q, k, LogitOptions{}}),
+                        expected));
   for (Index t = 0; t < 127; ++t) k(0, 0, t, 6) = stored<Element>(random.normal());
-  EXPECT_FALSE(same_bits(scores_by<SparqScorer>({.rank = 7}, SelectorInput{q, k}), expected));
+  EXPECT_FALSE(same_bits(scores_by<SparqScorer>({.rank = 7}, SelectorInput{q, k, LogitOptions{}}),
+                         expected));
 }
 
 TEST(Sparq, ARowThatIsZeroOnTheChosenChannelsHasNoLogits) {  // 0 / 0 counts as 1
@@ -159,7 +165,7 @@ TEST(Sparq, ARowThatIsZeroOnTheChosenChannelsHasNoLogits) {  // 0 / 0 counts as 
   for (Index c = 0; c < 24; ++c) q(0, 0, 3, c) = stored<Element>(0.0);  // zero everywhere
   const auto k = random.tensor<Element>(1, 1, 127, 24);
   for (Domain domain : domains)
-    expect_agrees_with_oracle({.budget = 31, .rank = 4, .domain = domain}, q, k);
+    expect_agrees_with_oracle({.budget = Budget::keys(31), .rank = 4, .domain = domain}, q, k);
 }
 
 TEST(SparqSelects, TheFirstKeysForZeroQueries) {
@@ -168,9 +174,9 @@ TEST(SparqSelects, TheFirstKeysForZeroQueries) {
   q.setZero();
   const auto k = random.tensor<float>(1, 1, 127, 24);
   for (Domain domain : domains)
-    EXPECT_EQ(
-        to_positions(SparqSelector({.budget = 31, .rank = 7, .domain = domain}).select(q, k))[0][0],
-        oracle::range(0, 31));
+    EXPECT_EQ(to_positions(SparqSelector({.budget = Budget::keys(31), .rank = 7, .domain = domain})
+                               .select(q, k, {}))[0][0],
+              oracle::range(0, 31));
 }
 
 TEST(Sparq, ScalingTheQueriesByAPowerOfTwoDoesNotChangeWhatLogitsSelect) {
@@ -178,10 +184,10 @@ TEST(Sparq, ScalingTheQueriesByAPowerOfTwoDoesNotChangeWhatLogitsSelect) {
   auto q = random.tensor<Element>(1, 4, 17, 24);
   const auto k = random.tensor<Element>(1, 2, 127, 24);
   const SparqOptions options{.rank = 7, .domain = Domain::logit};
-  const auto before = scores_by<SparqScorer>(options, SelectorInput{q, k});
+  const auto before = scores_by<SparqScorer>(options, SelectorInput{q, k, LogitOptions{}});
   for (Index i = 0; i < q.size(); ++i)
     q.data()[i] = stored<Element>(8.0 * static_cast<double>(static_cast<float>(q.data()[i])));
-  const auto scaled = scores_by<SparqScorer>(options, SelectorInput{q, k});
+  const auto scaled = scores_by<SparqScorer>(options, SelectorInput{q, k, LogitOptions{}});
   for (Index i = 0; i < scaled.size(); ++i) EXPECT_EQ(scaled.data()[i], 8.0f * before.data()[i]);
 }
 
@@ -197,8 +203,9 @@ TEST(Sparq, LeavesQueriesThatAreNotFiniteOut) {  // of the channels too, to the 
       auto spoilt = with_row(q, 5, 1000.0f);
       for (Index head = 0; head < 4; ++head) spoilt(0, head, 5, 23) = stored<Element>(odd);
       const SparqOptions options{.rank = 7, .domain = domain};
-      EXPECT_TRUE(same_bits(scores_by<SparqScorer>(options, SelectorInput{spoilt, k}),
-                            scores_by<SparqScorer>(options, SelectorInput{rest, k})));
+      EXPECT_TRUE(
+          same_bits(scores_by<SparqScorer>(options, SelectorInput{spoilt, k, LogitOptions{}}),
+                    scores_by<SparqScorer>(options, SelectorInput{rest, k, LogitOptions{}})));
     }
 }
 
@@ -215,8 +222,8 @@ TEST(Sparq, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {
         auto expected = oracle::sparq_scores(to_oracle(q), to_oracle(without_row(finite, t)), 7,
                                              to_oracle(domain));
         expected[0][0].insert(expected[0][0].begin() + t, oracle::not_a_number);
-        expect_scores_and_keys<SparqScorer>({.budget = 31, .rank = 7, .domain = domain}, q, k,
-                                            expected, domain);
+        expect_scores_and_keys<SparqScorer>(
+            {.budget = Budget::keys(31), .rank = 7, .domain = domain}, q, k, expected, domain);
       }
 }
 
@@ -226,8 +233,9 @@ TEST(Sparq, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {
 template <class T>
 Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len,
                                 SparqScorer::State& state) {
-  return scores_by<SparqScorer>({.rank = 7, .sketch = quoka::Sketch::off},
-                                SelectorInput{q, TensorView<const T>(k).slice(0, kv_len)}, state);
+  return scores_by<SparqScorer>(
+      {.rank = 7, .sketch = quoka::Sketch::off},
+      SelectorInput{q, TensorView<const T>(k).slice(0, kv_len), LogitOptions{}}, state);
 }
 template <class T>
 Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len) {
@@ -245,7 +253,7 @@ TEST(Sparq, AStateThatGrewIsAsAFreshOne) {
     const auto scores = scores_of_prefix(q, k, kv_len);
     EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, state), scores)) << kv_len;
     SparqScorer({.sketch = quoka::Sketch::off})
-        .appended(SelectorInput{{}, quoka::view_of(k).slice(0, kv_len), {}, kv_len + 37}, told,
+        .appended(SelectorInput{{}, quoka::view_of(k).slice(0, kv_len), {}, {}, kv_len + 37}, told,
                   quoka::SerialExecutor{});
     if (kv_len != block + 1) continue;  // the others are told only
     EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, told), scores)) << kv_len;
@@ -290,7 +298,8 @@ TEST(SparqsState, CountsTheCopyAndLogitsNeedNone) {
   const auto q = random.tensor<float>(1, 2, 7, 24), k = random.tensor<float>(1, 1, 501, 24);
   for (Domain domain : domains) {
     SparqScorer::State state;
-    (void)scores_by<SparqScorer>({.rank = 7, .domain = domain}, SelectorInput{q, k}, state);
+    (void)scores_by<SparqScorer>({.rank = 7, .domain = domain}, SelectorInput{q, k, LogitOptions{}},
+                                 state);
     const Index copy = 501 * 24 * Index{sizeof(float)};
     if (domain == Domain::softmax)
       EXPECT_GE(state.bytes(), copy);

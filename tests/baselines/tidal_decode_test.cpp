@@ -45,9 +45,10 @@ TEST(TidalDecode, ChoosesByTheExactAttentionOfAllQueries) {
         const auto exact =
             oracle::exact_scores(to_oracle(q), to_oracle(k), oracle::Domain::softmax, 0);
         for (TidalDecodeOptions options :
-             {TidalDecodeOptions{.budget = 31},
-              {.budget = 0.5},
-              {.budget = 31, .top_k = {.window = 3, .keep_first = 4, .keep_last = 7}}}) {
+             {TidalDecodeOptions{.budget = Budget::keys(31)},
+              {.budget = Budget::share(0.5)},
+              {.budget = Budget::keys(31),
+              .top_k = {.window = 3, .keep_first = 4, .keep_last = 7}}}) {
           Tidal one(options, 32);
           expect_keeps_best(one.select(2, q, k), exact, Domain::softmax, options);
         }
@@ -60,19 +61,21 @@ TEST(TidalDecodeAlone, IsTheOracleControl) {  // a layer on its own chooses for 
   const Chunk<float> chunk(random, 1, 127);
   TidalDecodeSelector::State state;
   Selection keep;
-  TidalDecodeSelector({.budget = 31})
-      .select(SelectorInput{chunk.q[0], chunk.k[0]}, state, keep, quoka::SerialExecutor{});
-  EXPECT_EQ(keep, quoka::OracleSelector({.budget = 31}).select(chunk.q[0], chunk.k[0]));
+  TidalDecodeSelector({.budget = Budget::keys(31)})
+      .select(SelectorInput{chunk.q[0], chunk.k[0], LogitOptions{}}, state, keep,
+              quoka::SerialExecutor{});
+  EXPECT_EQ(keep,
+            quoka::OracleSelector({.budget = Budget::keys(31)}).select(chunk.q[0], chunk.k[0], {}));
 }
 
 TEST(TidalDecodeAlone, TakesAttentionsScale) {
   Random random(533);
   const Chunk<float> chunk(random, 1, 127);
-  SelectorInput input{chunk.q[0], chunk.k[0]};
-  input.scale = 2.0f;
+  SelectorInput input{chunk.q[0], chunk.k[0], LogitOptions{}};
+  input.logits->scale = 2.0f;
   TidalDecodeSelector::State state;
   Selection keep;
-  const TidalDecodeOptions options{.budget = 31};
+  const TidalDecodeOptions options{.budget = Budget::keys(31)};
   TidalDecodeSelector(options).select(input, state, keep, quoka::SerialExecutor{});
   expect_keeps_best(keep,
                     oracle::exact_scores(to_oracle(chunk.q[0]), to_oracle(chunk.k[0]),
@@ -90,8 +93,8 @@ TEST(LayerPlans, CorrectAtTwoFifths) {
 
 TEST(SharedChoices, AreMadeByTwoLayersAndReusedByTheOthers) {
   Random random(534);
-  Tidal stack({.budget = 31}, 10);   // dense: 0, 1; choose: 2 and 4
-  for (Index kv_len : {127, 164}) {  // two chunks
+  Tidal stack({.budget = Budget::keys(31)}, 10);  // dense: 0, 1; choose: 2 and 4
+  for (Index kv_len : {127, 164}) {               // two chunks
     const Chunk<float> chunk(random, 10, kv_len, 2);
     for (Index layer = 0; layer < 10; ++layer) {
       SCOPED_TRACE("layer " + std::to_string(layer) + ", kv_len " + std::to_string(kv_len));
@@ -101,9 +104,8 @@ TEST(SharedChoices, AreMadeByTwoLayersAndReusedByTheOthers) {
         continue;
       }
       const std::size_t chosen_at = layer < 4 ? 2 : 4;
-      EXPECT_EQ(
-          keep,
-          quoka::OracleSelector({.budget = 31}).select(chunk.q[chosen_at], chunk.k[chosen_at]));
+      EXPECT_EQ(keep, quoka::OracleSelector({.budget = Budget::keys(31)})
+                          .select(chunk.q[chosen_at], chunk.k[chosen_at], {}));
     }
   }
 }
@@ -114,7 +116,7 @@ TEST(SharedChoices, AreMadeWhereThePlanSays) {
   for (const auto& [layers, first, correction] :
        {std::array<Index, 3>{6, 0, 2}, {8, 1, 3}, {8, 3, 3}, {6, 3, 2}, {6, 2, 2}, {1, 0, 0}}) {
     SCOPED_TRACE(std::to_string(layers) + " layers, first_sparse " + std::to_string(first));
-    Tidal stack({.budget = 31, .plan = {.first_sparse = first}}, layers);
+    Tidal stack({.budget = Budget::keys(31), .plan = {.first_sparse = first}}, layers);
     for (Index layer = 0; layer < layers; ++layer) {
       const Selection keep = chunk.select(stack, layer);
       if (layer < first) {
@@ -123,9 +125,8 @@ TEST(SharedChoices, AreMadeWhereThePlanSays) {
       }
       const std::size_t chosen_at =
           uz(layer >= correction && correction > first ? correction : first);
-      EXPECT_EQ(
-          keep,
-          quoka::OracleSelector({.budget = 31}).select(chunk.q[chosen_at], chunk.k[chosen_at]))
+      EXPECT_EQ(keep, quoka::OracleSelector({.budget = Budget::keys(31)})
+                          .select(chunk.q[chosen_at], chunk.k[chosen_at], {}))
           << layer;
     }
   }
@@ -135,7 +136,7 @@ TEST(SharedChoices, KeepAllOfAPastWithinTheBudgetAndNoneOfABudgetOfZero) {
   Random random(537);
   const Chunk<float> chunk(random, 10, 37);
   for (Index budget : {0, 37, 38}) {
-    Tidal stack({.budget = budget}, 10);
+    Tidal stack({.budget = quoka::Budget::keys(budget)}, 10);
     for (Index layer = 0; layer < 10; ++layer)
       EXPECT_EQ(chunk.select(stack, layer).max_count(), layer < 2 || budget > 0 ? 37 : 0);
   }
@@ -144,7 +145,7 @@ TEST(SharedChoices, KeepAllOfAPastWithinTheBudgetAndNoneOfABudgetOfZero) {
 TEST(SharedChoices, MayBeAskedForTwice) {
   Random random(538);
   const Chunk<float> chunk(random, 6, 127);
-  Tidal stack({.budget = 31}, 6);
+  Tidal stack({.budget = Budget::keys(31)}, 6);
   for (Index layer = 0; layer < 6; ++layer) {
     const Selection keep = chunk.select(stack, layer);
     EXPECT_EQ(chunk.select(stack, layer), keep) << layer;
@@ -154,7 +155,8 @@ TEST(SharedChoices, MayBeAskedForTwice) {
 TEST(SharedChoices, OfTwoSequencesDoNotMix) {
   Random random(539);
   const Chunk<float> one(random, 4, 127), other(random, 4, 127);
-  Tidal a({.budget = 31}, 4), b({.budget = 31}, 4), alone({.budget = 31}, 4);
+  Tidal a({.budget = Budget::keys(31)}, 4), b({.budget = Budget::keys(31)}, 4),
+      alone({.budget = Budget::keys(31)}, 4);
   for (Index layer = 0; layer < 4; ++layer) {
     const Selection keep = one.select(a, layer);
     (void)other.select(b, layer);
@@ -162,15 +164,48 @@ TEST(SharedChoices, OfTwoSequencesDoNotMix) {
   }
 }
 
+// The caller's numbers tell two sequences of one length apart.
+TEST(SharedChoices, BelongToTheSequenceOfTheirNumber) {
+  Random random(541);
+  const auto q = random.tensor<float>(1, 4, 17, 20), k = random.tensor<float>(1, 2, 127, 20);
+  const TidalDecodeSelector chooses({.budget = quoka::Budget::keys(31)}),
+      reuses({.budget = quoka::Budget::keys(31), .plan = {.layer = 3}});
+  TidalDecodeSelector::State state;
+  const auto select = [&](const TidalDecodeSelector& layer, std::uint64_t sequence) {
+    Selection keep;
+    layer.select({.q = q, .k = k, .logits = quoka::LogitOptions{}, .sequence = sequence}, state,
+                 keep, SerialExecutor{});
+    return keep;
+  };
+  const Selection chosen = select(chooses, 5);
+  EXPECT_EQ(select(reuses, 5), chosen);
+  expect_refused([&] { select(reuses, 6); }, {"layer", 3, 2});
+  EXPECT_EQ(select(reuses, 5), chosen);  // what was refused has changed nothing
+  EXPECT_EQ(select(chooses, 6), chosen);
+  EXPECT_EQ(select(reuses, 6), chosen);
+}
+
+TEST(SharedChoices, AreNotNeededWhereTheBudgetHoldsAll) {
+  Random random(542);
+  const auto q = random.tensor<float>(1, 4, 17, 20), k = random.tensor<float>(1, 2, 127, 20);
+  const TidalDecodeSelector reuses({.budget = quoka::Budget::keys(127), .plan = {.layer = 3}});
+  TidalDecodeSelector::State state;
+  Selection keep;
+  reuses.select({q, k, quoka::LogitOptions{}}, state, keep, SerialExecutor{});
+  EXPECT_TRUE(keep.is_all());
+}
+
 TEST(SharedChoices, MayBeMadeInADecodeStep) {
   Random random(540);
-  Tidal stack({.budget = 31}, 4);
+  Tidal stack({.budget = Budget::keys(31)}, 4);
   for (Index kv_len = 127; kv_len < 134; ++kv_len) {
     const Chunk<float> step(random, 4, kv_len, 1, 1);
     for (Index layer = 0; layer < 4; ++layer) {
       const Selection keep = step.select(stack, layer);
       if (layer >= 2) {
-        EXPECT_EQ(keep, quoka::OracleSelector({.budget = 31}).select(step.q[2], step.k[2]));
+        EXPECT_EQ(
+            keep,
+            quoka::OracleSelector({.budget = Budget::keys(31)}).select(step.q[2], step.k[2], {}));
       }
     }
   }
@@ -178,20 +213,37 @@ TEST(SharedChoices, MayBeMadeInADecodeStep) {
 
 // ---- what is no choice --------------------------------------------------------------------------
 
+// A layer below the last one begins the chunk anew: those that choose may, the others have no choice to reuse.
 TEST(SharedChoicesRefuse, LayersOutOfOrder) {
   Random random(541);
   const Chunk<float> chunk(random, 6, 127);
-  Tidal stack({.budget = 31}, 6);
+  Tidal stack({.budget = Budget::keys(31)}, 6);
   for (Index layer = 0; layer < 6; ++layer) (void)chunk.select(stack, layer);
-  for (Index layer = 0; layer < 5; ++layer)
-    expect_refused([&] { (void)chunk.select(stack, layer); }, {"layer", layer, 5});
+  for (const Index layer : {3, 4})
+    expect_refused([&] { (void)chunk.select(stack, layer); }, {"layer", layer, "first_sparse", 2});
   EXPECT_EQ(chunk.select(stack, 5).max_count(), 31);  // and nothing has changed
+}
+TEST(SharedChoices, MayBeginAChunkAnew) {
+  Random random(546);
+  const Chunk<float> chunk(random, 6, 127);
+  Tidal stack({.budget = quoka::Budget::keys(31)}, 6),
+      fresh({.budget = quoka::Budget::keys(31)}, 6);
+  std::vector<Selection> expected;
+  for (Index layer = 0; layer < 6; ++layer) expected.push_back(chunk.select(fresh, layer));
+  for (const Index fails_at : {1, 2, 3, 5}) {
+    for (Index layer = 0; layer <= fails_at; ++layer) (void)chunk.select(stack, layer);
+    for (const Index first : {0, 2}) {
+      if (first > fails_at) continue;
+      for (Index layer = first; layer < 6; ++layer)
+        EXPECT_EQ(chunk.select(stack, layer), expected[uz(layer)]) << fails_at << ", " << first;
+    }
+  }
 }
 
 TEST(SharedChoicesRefuse, ReuseBeforeAnyChoice) {
   Random random(542);
   const Chunk<float> chunk(random, 6, 127), next(random, 6, 128);
-  Tidal stack({.budget = 31}, 6);
+  Tidal stack({.budget = Budget::keys(31)}, 6);
   expect_refused([&] { (void)chunk.select(stack, 3); }, {"layer", 3, "first_sparse", 2});
   for (Index layer = 0; layer < 6; ++layer) (void)chunk.select(stack, layer);
   expect_refused([&] { (void)next.select(stack, 5); }, {"layer", 5, "first_sparse", 2});
@@ -200,7 +252,7 @@ TEST(SharedChoicesRefuse, ReuseBeforeAnyChoice) {
 TEST(SharedChoicesRefuse, ReuseAfterTruncate) {  // even at the same length: the keys are others
   Random random(543);
   const Chunk<float> chunk(random, 6, 127);
-  Tidal stack({.budget = 31}, 6);
+  Tidal stack({.budget = Budget::keys(31)}, 6);
   for (Index layer = 0; layer < 4; ++layer) (void)chunk.select(stack, layer);
   stack.truncate(127);
   expect_refused([&] { (void)chunk.select(stack, 4); }, {"layer", 4, "first_sparse", 2});
@@ -211,7 +263,7 @@ TEST(SharedChoicesRefuse, LayersOfAnotherShape) {
   Random random(544);
   const auto q = random.tensor<float>(2, 4, 7, 20), k = random.tensor<float>(2, 2, 127, 20);
   const auto refuses = [&](Index batch, Index heads, std::initializer_list<Fragment> both) {
-    Tidal stack({.budget = 31}, 6);
+    Tidal stack({.budget = Budget::keys(31)}, 6);
     (void)stack.select(2, q, k);
     const auto q_other = random.tensor<float>(batch, 4, 7, 20),
                k_other = random.tensor<float>(batch, heads, 127, 20);
@@ -245,7 +297,7 @@ TEST(SharedChoices, GoThroughAStackOfPrefills) {
     state.shared = shared;
     layers.emplace_back(
         quoka::LayerShape{.q_heads = 4, .kv_heads = 2, .head_dim = 20},
-        TidalDecodeOptions{.budget = 31,
+        TidalDecodeOptions{.budget = Budget::keys(31),
                            .plan = {.layer = layer, .layer_count = 7, .first_sparse = 1}},  // and 3
         quoka::AttentionOptions{}, std::move(state));
   }
@@ -255,7 +307,8 @@ TEST(SharedChoices, GoThroughAStackOfPrefills) {
       const auto q = random.tensor<float>(1, 4, 37, 20), k = random.tensor<float>(1, 2, 37, 20);
       auto out = q;
       const TensorView<const float> past = layers[layer].cache().k().typed<float>();
-      const Selection expected = quoka::OracleSelector({.budget = 31}).select(q, past);
+      const Selection expected =
+          quoka::OracleSelector({.budget = Budget::keys(31)}).select(q, past, {});
       layers[layer].forward(q, k, k, out);
       chosen[layer] = layers[layer].selection();
       if (layer == 0) {

@@ -27,7 +27,7 @@ struct Case {
         chunk(random.tensor<T>(batch, 2, q_len, dim, scale)) {}
 
   SelectorInput input(bool with_chunk) const {
-    SelectorInput input{q, k};
+    SelectorInput input{q, k, LogitOptions{}};
     if (with_chunk) input.chunk_k = chunk;
     return input;
   }
@@ -54,7 +54,7 @@ void expect_agrees_with_oracle(const XAttentionOptions& options, const Case<T>& 
                ", stride " + std::to_string(options.stride) + ", block " + std::to_string(block) +
                (chunk ? ", with the chunk" : ""));
   SelectorInput input = x.input(chunk);
-  if (scale != 0) input.scale = static_cast<float>(scale);
+  if (scale != 0) input.logits->scale = static_cast<float>(scale);
   XAttentionScorer::State state;
   (void)scores_by<XAttentionScorer>(options, input, state);
   const oracle::Positions keep = to_positions(select(options, input));
@@ -78,7 +78,7 @@ void expect_agrees_with_oracle(const XAttentionOptions& options, const Case<T>& 
         std::vector<Index> forced{0};
         if (kv_len % block != 0) forced.push_back(kv_len / block);
         expected = oracle::best_blocks(forced, oracle::shares_of_total(exact, kv_len, block), block,
-                                       kv_len, options.budget.keys(kv_len), &margin);
+                                       kv_len, options.budget.count(kv_len), &margin);
       }
       ASSERT_GT(margin, 1e-6) << "another seed";
       EXPECT_EQ(keep[uz(b)][uz(g)], expected) << "batch " << b << ", head " << g;
@@ -94,7 +94,7 @@ TEST(XAttention, AgreesWithTheOracle) {
       for (const Index kv_len : {130, 256, 501}) {
         const Case<T> x(random, 2, group, kv_len, 37, 24);
         for (const bool chunk : {false, true})
-          for (const Budget& budget : {Budget::mass(0.7), Budget::mass(0.9), Budget(129)}) {
+          for (const Budget& budget : {Budget::mass(0.7), Budget::mass(0.9), Budget::keys(129)}) {
             expect_agrees_with_oracle({.budget = budget}, x, chunk);
             expect_agrees_with_oracle({.budget = budget, .stride = 4, .block = 16}, x, chunk);
           }
@@ -116,7 +116,7 @@ TEST(XAttentionSelects, AsTheOracleForEveryStrideAndBlock) {
                                         {16, 128},
                                         {16, 256},
                                         {64, 64}})
-      for (const Budget& budget : {Budget::mass(0.8), Budget(100)})
+      for (const Budget& budget : {Budget::mass(0.8), Budget::keys(100)})
         expect_agrees_with_oracle({.budget = budget, .stride = stride, .block = block}, x, chunk);
 }
 
@@ -129,7 +129,7 @@ TEST(XAttentionSelects, AsTheOracleForEveryLength) {
       for (const bool chunk : {false, true}) {
         expect_agrees_with_oracle({.budget = Budget::mass(0.85)}, x, chunk);
         expect_agrees_with_oracle({.budget = Budget::mass(0.85), .block = 32}, x, chunk);
-        expect_agrees_with_oracle({.budget = 1 + kv_len / 2, .block = 32}, x, chunk);
+        expect_agrees_with_oracle({.budget = Budget::keys(1 + kv_len / 2), .block = 32}, x, chunk);
       }
     }
 }
@@ -138,7 +138,7 @@ TEST(XAttentionSelects, AsTheOracleForEveryBudget) {  // of the last block its f
   Random random(604);
   const Case<float> x(random, 1, 2, 301, 37, 20);
   for (const Index budget : {1, 15, 16, 17, 28, 29, 30, 31, 45, 128, 299, 300})
-    expect_agrees_with_oracle({.budget = budget, .block = 16}, x, true);
+    expect_agrees_with_oracle({.budget = Budget::keys(budget), .block = 16}, x, true);
 }
 
 TEST(XAttentionSelects, AsTheOracleForManyRows) {  // in more than one group of panels
@@ -156,7 +156,7 @@ TEST(XAttentionSelects, ByAttentionsScale) {
 TEST(XAttentionSelects, NothingOfNoPastAndAllOfOneKey) {
   Random random(607);
   const Case<float> none(random, 1, 2, 0, 37, 20), one(random, 1, 2, 1, 37, 20);
-  for (const Budget& budget : {Budget::mass(0.9), Budget(31)}) {
+  for (const Budget& budget : {Budget::mass(0.9), Budget::keys(31)}) {
     EXPECT_EQ(select({.budget = budget}, none.input(true)).total(), 0);
     EXPECT_EQ(select({.budget = budget}, one.input(true)), Selection::all(1, 2, 1));
   }
@@ -172,7 +172,8 @@ TEST(XAttentionSelects, AsManyKeysAsEachKvHeadNeeds) {
     for (const Index head : {0, 1}) x.q(0, head, i, 3) = 20;
   for (Index t = 640; t < 768; ++t) x.k(0, 0, t, 3) = 4;
   const Selection keep = select(XAttentionOptions::paper(0.85), x.input(false));
-  EXPECT_EQ(keep.positions(0, 0), select({.budget = 256}, x.input(false)).positions(0, 0));
+  EXPECT_EQ(keep.positions(0, 0),
+            select({.budget = Budget::keys(256)}, x.input(false)).positions(0, 0));
   EXPECT_EQ(keep.count(0, 0), 256);  // the first block, and that one
   EXPECT_GE(keep.count(0, 1), 9 * 128);
 }
@@ -323,7 +324,7 @@ TEST(XAttention, LeavesRowsThatAreNotFiniteOut) {  // of queries, past keys and 
     x.k(0, 0, 100, 3) = x.k(0, 1, 299, 23) = stored<Element>(odd);
     x.chunk(0, 1, 3, 7) = stored<Element>(odd);
     for (const bool chunk : {false, true})
-      for (const Budget& budget : {Budget::mass(0.7), Budget(100)})
+      for (const Budget& budget : {Budget::mass(0.7), Budget::keys(100)})
         expect_agrees_with_oracle({.budget = budget, .block = 16}, x, chunk);
   }
 }

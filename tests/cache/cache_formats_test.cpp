@@ -466,7 +466,8 @@ void expect_layer(Way k_way, Way v_way, const typename S::Options& options) {
 
     Selection chosen;
     typename S::State state;
-    S(options).select({.q = part(q), .k = hand_k.rows()}, state, chosen, SerialExecutor{});
+    S(options).select({.q = part(q), .k = hand_k.rows(), .logits = LogitOptions{}}, state, chosen,
+                      SerialExecutor{});
     EXPECT_EQ(to_positions(chosen), to_positions(layer.selection())) << begin;
     quoka::attention(part(q), {hand_k.rows(), hand_v.rows(), chosen}, {part(k), part(v)}, by_hand);
     EXPECT_TRUE(same_bits(out, by_hand)) << begin;
@@ -485,7 +486,7 @@ void expect_layer(Way k_way, Way v_way, const typename S::Options& options) {
 TEST_P(EveryWay, ALayerIsTheOraclesOverWhatIsKept) {
   const Way way = GetParam();
   expect_layer<quoka::DenseSelector>(way, next_way(way), {});
-  expect_layer<quoka::QuokaSelector>(way, next_way(way), {.budget = 64});
+  expect_layer<quoka::QuokaSelector>(way, next_way(way), {.budget = Budget::keys(64)});
 }
 
 // A saved prefix: the other layer goes on with the same bits.
@@ -500,8 +501,8 @@ TEST_P(EveryWay, ALayerGoesOnFromAnothersCache) {
                                 .v_format = &format_of_way(way),
                                 .k_scales = scales,
                                 .v_scales = scales};
-  quoka::ChunkedPrefill<quoka::QuokaSelector> first(shape, {.budget = 64}),
-      second(shape, {.budget = 64});
+  quoka::ChunkedPrefill<quoka::QuokaSelector> first(shape, {.budget = Budget::keys(64)}),
+      second(shape, {.budget = Budget::keys(64)});
   const auto q = random.tensor<float>(1, q_heads, 120, 64),
              k = random.tensor<float>(1, kv_heads, 120, 64),
              v = random.tensor<float>(1, kv_heads, 120, 64);

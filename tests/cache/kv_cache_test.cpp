@@ -8,6 +8,10 @@
 
 #include "support/fixtures.hpp"
 
+#include <array>
+#include <limits>
+#include <new>
+
 namespace {
 
 using namespace quoka_test;
@@ -243,6 +247,98 @@ TEST(Cache, CountsItsBytes) {
     const Index per_key = (key_dim + value_dim) * static_cast<Index>(sizeof(T)) + 4;
     EXPECT_GE(one.cache.bytes(), batch * kv_heads * 37 * per_key);
   });
+}
+
+// Rows that are converted go through memory of the worker's own, as wide as a value, which may be wider than a key.
+TEST(Cache, WorkersConvertRowsApart) {
+  Random random(38);
+  constexpr Index heads = 8, wide = 200, n = 600;
+  const auto k = random.tensor<float>(1, heads, n, 16), v = random.tensor<float>(1, heads, n, wide);
+  const auto& half = quoka::format_of<Eigen::half>();
+  KvCache alone(1, heads, 16, wide, half, half);
+  alone.append(k, v);
+  quoka::ThreadPool pool(4);
+  for (int round = 0; round < 5; ++round) {
+    KvCache cache(1, heads, 16, wide, half, half);
+    cache.append(k, v, pool);
+    EXPECT_TRUE(same_bits(cache.k(), alone.k()));
+    EXPECT_TRUE(same_bits(cache.v(), alone.v()));
+    EXPECT_TRUE(same_bits(cache.inverse_norms(), alone.inverse_norms()));
+  }
+}
+
+TEST(Cache, AnAppendOfNoKeysChangesNothing) {
+  Random random(39);
+  OneCache<float> one;
+  const auto keys = one.keys(random, 7), values = one.values(random, 7),
+             no_keys = one.keys(random, 0), no_values = one.values(random, 0);
+  one.cache.append(keys, values);
+  const auto k = one.cache.k();
+  const Index bytes = one.cache.bytes();
+  quoka::ThreadPool pool(2);
+  for (const ExecutorRef executor : {ExecutorRef(SerialExecutor{}), ExecutorRef(pool)}) {
+    one.cache.append(no_keys, no_values, executor);
+    EXPECT_EQ(one.cache.len(), 7);
+    EXPECT_EQ(one.cache.k().data(), k.data());
+    EXPECT_EQ(one.cache.bytes(), bytes);
+  }
+}
+
+// ---- rows that grow -----------------------------------------------------------------------------
+
+TEST(RowStore, GrowsByDoublingAndKeepsTheRowsOfEveryHead) {
+  quoka::RowStore<float> rows(2, 3, 4);
+  Index grown = 0;
+  for (Index len = 1; len <= 1000; ++len) {
+    const Index before = rows.capacity();
+    rows.resize(len);
+    grown += rows.capacity() != before;
+    for (Index b = 0; b < 2; ++b)
+      for (Index head = 0; head < 3; ++head)
+        rows.row(b, head, len - 1)[3] = static_cast<float>((b * 3 + head) * 1000 + len);
+  }
+  EXPECT_LE(grown, 11);
+  for (Index b = 0; b < 2; ++b)
+    for (Index head = 0; head < 3; ++head)
+      for (Index i = 0; i < 1000; ++i)
+        ASSERT_EQ(rows.row(b, head, i)[3], static_cast<float>((b * 3 + head) * 1000 + i + 1));
+}
+
+TEST(RowStore, ForgetsAllInAnotherShape) {
+  for (const std::array<Index, 3>& other :
+       {std::array<Index, 3>{1, 3, 4}, std::array<Index, 3>{2, 1, 4},
+        std::array<Index, 3>{2, 3, 5}}) {
+    quoka::RowStore<float> rows(2, 3, 4);
+    rows.resize(7);
+    rows.reshape(2, 3, 4);
+    EXPECT_EQ(rows.len(), 7);
+    rows.reshape(other[0], other[1], other[2]);
+    EXPECT_EQ(rows.len(), 0);
+    EXPECT_EQ(rows.capacity(), 0);
+    EXPECT_EQ(rows.batch(), other[0]);
+    EXPECT_EQ(rows.heads(), other[1]);
+    EXPECT_EQ(rows.dim(), other[2]);
+  }
+}
+
+TEST(RowStore, OfNoShapeHasRoomForRowsOfNothing) {
+  quoka::RowStore<float> rows;
+  rows.resize(5);
+  EXPECT_EQ(rows.len(), 5);
+  EXPECT_EQ(rows.dim(), 0);
+}
+
+// More elements than there is memory for, or than an Index counts.
+TEST(RowStore, IsAsItWasWhenMemoryRunsOut) {
+  for (const Index count : {Index{1} << 50, std::numeric_limits<Index>::max() / 2}) {
+    quoka::RowStore<float> rows(2, 3, 4);
+    rows.resize(2);
+    rows.row(1, 2, 1)[3] = 5.0f;
+    EXPECT_THROW(rows.reserve(count), std::bad_alloc);
+    EXPECT_EQ(rows.len(), 2);
+    EXPECT_EQ(rows.capacity(), 2);
+    EXPECT_EQ(rows.row(1, 2, 1)[3], 5.0f);
+  }
 }
 
 // ---- refused ------------------------------------------------------------------------------------

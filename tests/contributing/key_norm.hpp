@@ -15,7 +15,7 @@ inline namespace QUOKA_ABI {
 
 // What KeyNormSelector leaves open.
 struct KeyNormOptions {
-  Budget budget = 1024;    // keys per KV head
+  quoka::Budget budget = quoka::Budget::keys(1024);  // keys per KV head
   TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
 };
 

@@ -65,10 +65,10 @@ void check_selector() {
   cache.append(k, k);
   k(0, 1, 4, 1) = 0.0f;  // an infinite key is chosen last, as a zero key is
 
-  const typename S::Options options{.budget = budget};
+  const typename S::Options options{.budget = quoka::Budget::keys(budget)};
   const S selector(options);
   for (const auto& norms : {cache.inverse_norms(), quoka::TensorView<const float, 3>()}) {
-    const quoka::Selection kept = selector.select(q, cache.k(), quoka::SerialExecutor{}, norms);
+    const quoka::Selection kept = selector.select(q, cache.k(), {}, quoka::SerialExecutor{}, norms);
     for (Index head = 0; head < kv_heads; ++head)
       expect(std::ranges::equal(kept.row(0, head), largest(k, head)),
              norms.absent() ? "key_norm keeps the largest keys"

@@ -4,6 +4,8 @@
 
 #include <quoka/quoka.hpp>
 
+#include "support/failing_executor.hpp"
+
 #include <Eigen/Core>
 
 #include <gtest/gtest.h>
@@ -160,6 +162,18 @@ TEST(KnownCells, AnotherShapeAtTheSameAddress) {
   expect_sketched(known, other);
 }
 
+// More heads, or longer rows, than any look before: the hash has random words for all of them.
+TEST(KnownCells, MoreHeadsAndChannelsThanBefore) {
+  KnownCells known;
+  for (const Index heads : {1, 2, 8}) {
+    Memory memory(quoka::format_of<Eigen::half>(), heads, 64, 32 * heads);
+    known.look(memory.rows(), false, quoka::SerialExecutor{});
+    memory.byte(9, heads - 1, 64 * heads - 1) ^= std::byte{1};
+    known.look(memory.rows(), false, quoka::SerialExecutor{});
+    EXPECT_EQ(changed_cell(known, 64), 9) << heads;
+  }
+}
+
 struct Failing {
   static constexpr int workers() { return 1; }
   template <class F>
@@ -167,6 +181,44 @@ struct Failing {
     throw std::runtime_error("no more");
   }
 };
+
+// A look that failed, in its first run or its second, has changed nothing that the next one finds.
+TEST(KnownCells, AfterALookThatFailedTheNextFindsTheSame) {
+  for (const bool sketch : {false, true})
+    for (long at = 0;; ++at) {
+      Memory memory(quoka::format_of<Eigen::half>(), 2, 200, 32);
+      KnownCells known;
+      known.look(memory.rows(), sketch, quoka::SerialExecutor{});
+      for (const Index cell : {20, 21, 130}) memory.write(cell);
+      for (Index cell = 30; cell < 50; ++cell) memory.write(cell);
+      bool failed = false;
+      try {
+        known.look(memory.rows(), sketch, quoka_test::FailsAt{at});
+      } catch (const quoka_test::Failure&) {
+        failed = true;
+        for (Index cell = 40; cell < 50; ++cell) memory.write(cell);
+        known.look(memory.rows(), sketch, quoka::SerialExecutor{});
+      }
+      // Of those that changed the nearest before the next cell, and no other.
+      std::vector<Position> cells{3, 20, 21, 52, 130, 140, 55};
+      known.find_own(cells, 6);
+      EXPECT_EQ(cells[5], 21) << at;
+      if (sketch) expect_sketched(known, memory.rows());
+      // And once more, where the call that it was for failed later.
+      known.find_again();
+      memory.write(22);
+      known.look(memory.rows(), sketch, quoka::SerialExecutor{});
+      cells = {3, 20, 21, 52, 130, 140, 55};
+      known.find_own(cells, 6);
+      EXPECT_EQ(cells[5], 21) << at;
+      memory.write(3);
+      known.look(memory.rows(), sketch, quoka::SerialExecutor{});
+      cells = {3, 20, 21, 52, 130, 140, 55};
+      known.find_own(cells, 6);
+      EXPECT_EQ(cells[5], 3) << at;
+      if (!failed) break;
+    }
+}
 
 // After a look that failed nothing is believed.
 TEST(KnownCells, AFailureForgetsAll) {
@@ -177,6 +229,39 @@ TEST(KnownCells, AFailureForgetsAll) {
   EXPECT_THROW(known.look(memory.rows(), true, Failing{}), std::runtime_error);
   known.look(memory.rows(), true, quoka::SerialExecutor{});
   expect_sketched(known, memory.rows());
+}
+
+// Runs as often, then fails.
+struct FailsAfter {
+  int runs;
+  static constexpr int workers() { return 1; }
+  template <class F>
+  void run(Index tasks, F&& f) {
+    if (runs-- == 0) throw std::runtime_error("no more");
+    for (Index task = 0; task < tasks; ++task) f(task, 0);
+  }
+};
+
+// The cells were hashed, and are not sketched.
+TEST(KnownCells, AFailureBehindTheHashesForgetsThem) {
+  Memory memory(quoka::format_of<Eigen::half>(), 2, 64, 32);
+  KnownCells known;
+  known.look(memory.rows(), true, quoka::SerialExecutor{});
+  for (Index cell = 20; cell < 50; ++cell) memory.write(cell);
+  EXPECT_THROW(known.look(memory.rows(), true, FailsAfter{1}), std::runtime_error);
+  known.look(memory.rows(), true, quoka::SerialExecutor{});
+  expect_sketched(known, memory.rows());
+}
+
+// The chunk's cells may be beyond those that were looked at.
+TEST(KnownCells, CellsBeyondTheLastLookDidNotChange) {
+  Memory memory(quoka::format_of<Eigen::half>(), 1, 640, 32);
+  KnownCells known;
+  known.look(memory.rows(), false, quoka::SerialExecutor{});
+  known.look(memory.rows().slice(0, 64), false, quoka::SerialExecutor{});
+  memory.write(9);
+  known.look(memory.rows().slice(0, 64), false, quoka::SerialExecutor{});
+  EXPECT_EQ(changed_cell(known, 640), 9);
 }
 
 TEST(KnownCells, TheCellOfAChunksFirstQuery) {

@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <numeric>
+#include <random>
 
 namespace {
 
@@ -43,7 +45,7 @@ TEST_F(Masks, OneChunk) {
   for (Position i = 0; i < 50; ++i) row(range(0, 500 + i));
   const auto pieces = read();
   ASSERT_EQ(pieces.size(), 1u);
-  EXPECT_TRUE(pieces[0].causal);
+  EXPECT_TRUE(pieces[0].causal());
   EXPECT_EQ(pieces[0].cells, range(0, 549));
   EXPECT_EQ(pieces[0].first_sees(), 500);
   EXPECT_TRUE(pieces[0].in_order());
@@ -67,14 +69,14 @@ TEST_F(Masks, SeveralSequences) {
   ASSERT_EQ(pieces.size(), 3u);
   EXPECT_EQ(pieces[1].begin, 1);
   EXPECT_EQ(pieces[2].count, 20);
-  for (const MaskPiece& piece : pieces) EXPECT_TRUE(piece.causal);
+  for (const MaskPiece& piece : pieces) EXPECT_TRUE(piece.causal());
 }
 
 TEST_F(Masks, AWindow) {
   for (Position i = 0; i < 20; ++i) row(range(i, 100 + i));
   const auto pieces = read();
   ASSERT_EQ(pieces.size(), 1u);
-  EXPECT_FALSE(pieces[0].causal);
+  EXPECT_FALSE(pieces[0].causal());
 }
 
 // Tokens of copies share a mask; a chunk after them is one.
@@ -90,9 +92,9 @@ TEST_F(Masks, CopiesOfASequence) {
   row(with(range(0, 100), {202, 203, 204}));
   const auto pieces = read();
   ASSERT_EQ(pieces.size(), 2u);
-  EXPECT_FALSE(pieces[0].causal);
+  EXPECT_FALSE(pieces[0].causal());
   EXPECT_EQ(pieces[0].count, 2);
-  EXPECT_TRUE(pieces[1].causal);
+  EXPECT_TRUE(pieces[1].causal());
   EXPECT_EQ(pieces[1].begin, 2);
   EXPECT_EQ(pieces[1].count, 3);
   EXPECT_EQ(pieces[1].cells, with(range(0, 100), {202, 203, 204}));
@@ -103,9 +105,9 @@ TEST_F(Masks, AWindowThatFillsFirst) {
   for (Position i = 1; i < 20; ++i) row(range(i, 49 + i));
   const auto pieces = read();
   ASSERT_EQ(pieces.size(), 2u);
-  EXPECT_TRUE(pieces[0].causal);
+  EXPECT_TRUE(pieces[0].causal());
   EXPECT_EQ(pieces[0].count, 10);
-  EXPECT_FALSE(pieces[1].causal);
+  EXPECT_FALSE(pieces[1].causal());
   EXPECT_EQ(pieces[1].count, 19);
 }
 
@@ -114,9 +116,9 @@ TEST_F(Masks, TokensSeenBothWaysAndAChunkAfterThem) {
   for (Position i = 1; i < 4; ++i) row(range(0, 105 + i));
   const auto pieces = read();
   ASSERT_EQ(pieces.size(), 2u);
-  EXPECT_FALSE(pieces[0].causal);
+  EXPECT_FALSE(pieces[0].causal());
   EXPECT_EQ(pieces[0].count, 5);
-  EXPECT_TRUE(pieces[1].causal);
+  EXPECT_TRUE(pieces[1].causal());
   EXPECT_EQ(pieces[1].cells, range(0, 108));
 }
 
@@ -125,17 +127,161 @@ TEST_F(Masks, ALongSequenceAndItsBeginning) {
   row(range(0, 50));
   const auto pieces = read();
   ASSERT_EQ(pieces.size(), 2u);
-  for (const MaskPiece& piece : pieces) EXPECT_TRUE(piece.causal);
+  for (const MaskPiece& piece : pieces) EXPECT_TRUE(piece.causal());
 }
 
-TEST_F(Masks, OtherNumbers) {
-  row(range(0, 100));
-  row(range(0, 101));
-  at(1, 600) = 0x3c00;
+constexpr std::uint16_t a_bias = 0x9419;  // about -0.001, as half
+
+// A biased row is a token like the others, and is named.
+TEST_F(Masks, BiasedRowsStayTokensOfTheirChunk) {
+  for (Position i = 0; i < 40; ++i) row(range(0, 100 + i));
+  at(7, 3) = a_bias;
+  at(7, 90) = 0x3c00;
+  at(20, 99) = a_bias;
   const auto pieces = read();
   ASSERT_EQ(pieces.size(), 1u);
-  EXPECT_FALSE(pieces[0].causal);
-  EXPECT_EQ(pieces[0].count, 2);
+  EXPECT_TRUE(pieces[0].causal());
+  EXPECT_EQ(pieces[0].cells, range(0, 139));
+  EXPECT_EQ(pieces[0].biased, (std::vector<MaskStretch>{{7, 1}, {20, 1}}));
+}
+
+// Rows with few others between them are one stretch, and a bias may stay from row to row.
+TEST_F(Masks, BiasedRowsAreNamedInStretches) {
+  for (Position i = 0; i < 40; ++i) row(range(0, 100 + i));
+  for (const Index query : {0, 1, 2, 10, 19}) at(query, 50) = a_bias;  // gaps of 7 and of 8
+  const auto pieces = read();
+  ASSERT_EQ(pieces.size(), 1u);
+  EXPECT_EQ(pieces[0].biased, (std::vector<MaskStretch>{{0, 11}, {19, 1}}));
+  for (Index query = 0; query < 40; ++query) at(query, 50) = a_bias;
+  EXPECT_EQ(read()[0].biased, (std::vector<MaskStretch>{{0, 40}}));
+}
+
+TEST_F(Masks, WhatHidesIsNoBias) {
+  // Minus infinity, the lowest half, -60,000, NaN of both signs. Beside them: -59,968, infinity, the smallest half, -0.
+  const std::uint16_t hides[] = {0xfc00, 0xfbff, 0xfb53, 0x7e00, 0xfe00},
+                      biases[] = {0xfb52, 0x7c00, 0x0001};
+  for (Position i = 0; i < 10; ++i) row(range(0, 100 + i));
+  for (const std::uint16_t x : hides) {
+    for (Position i = 0; i < 10; ++i) at(i, 300) = x;
+    const auto pieces = read();
+    ASSERT_EQ(pieces.size(), 1u) << x;
+    EXPECT_EQ(pieces[0].cells, range(0, 109)) << x;
+    EXPECT_TRUE(pieces[0].biased.empty()) << x;
+  }
+  for (Position i = 0; i < 10; ++i) at(i, 300) = hidden;
+  for (const std::uint16_t x : biases) {
+    at(4, 10) = x;
+    EXPECT_EQ(read()[0].biased, (std::vector<MaskStretch>{{4, 1}})) << x;
+    EXPECT_EQ(read()[0].cells, range(0, 109)) << x;
+  }
+  at(4, 10) = 0x8000;
+  EXPECT_TRUE(read()[0].biased.empty()) << "-0 adds nothing";
+}
+
+TEST_F(Masks, SaysWhatIsNoChunk) {
+  for (Position i = 0; i < 20; ++i) row(range(i, 100 + i));
+  EXPECT_EQ(read()[0].kind, MaskKind::window);
+  rows.clear();
+  for (int i = 0; i < 20; ++i) row(range(0, 100));
+  EXPECT_EQ(read()[0].kind, MaskKind::alike) << "seen both ways";
+  rows.clear();
+  for (Position i = 0; i < 20; ++i) {
+    auto seen = range(0, 100);
+    seen.push_back(200 + i);
+    row(seen);
+  }
+  EXPECT_EQ(read()[0].kind, MaskKind::alike) << "copies";
+}
+
+// Whatever a mask holds: pieces hold all rows in order, a chunk's cells are what its rows see, and exactly the biased
+// rows are in its stretches but for the gaps between them.
+TEST_F(Masks, RandomMasksAreReadAsTheyAre) {
+  std::mt19937 random(3);
+  const auto some = [&](unsigned n) { return static_cast<unsigned>(random() % n); };
+  Index chunks = 0, biased_rows = 0;
+  for (int round = 0; round < 200; ++round) {
+    rows.clear();
+    const unsigned count = 1 + some(40);
+    std::vector<Position> seen;
+    for (unsigned i = 0; i < count; ++i) {
+      const unsigned kind = some(12);
+      if (i == 0 || kind == 0) {  // another sequence
+        seen.clear();
+        const unsigned most = some(3) == 0 ? 1 : 300;
+        for (Position cell = 0; cell < cells; ++cell)
+          if (some(300) < most) seen.push_back(cell);
+      } else if (kind == 1) {  // nothing
+        row({});
+        continue;
+      } else if (kind > 2) {  // the next token; else the same cells
+        const auto next = static_cast<Position>(some(cells));
+        if (std::find(seen.begin(), seen.end(), next) == seen.end()) seen.push_back(next);
+      }
+      if (kind == 3 && seen.size() > 2) seen.erase(seen.begin());
+      row(seen);
+    }
+    const unsigned biases = some(3) == 0 ? 0 : some(2) == 0 ? some(4) : some(4000);
+    for (unsigned i = 0; i < biases; ++i) {
+      std::uint16_t& x = at(some(count), some(cells));
+      if (x != hidden) x = static_cast<std::uint16_t>(a_bias + some(100));
+    }
+    if (round % 5 == 0)  // as some engines write what is hidden
+      for (std::uint16_t& x : rows) x = x == hidden && some(2) == 0 ? 0xfbff : x;
+    const auto sees = [&](Index query, Index cell) {
+      const std::uint16_t x = at(query, cell);
+      return x != hidden && x != 0xfbff;
+    };
+    Index next = 0;
+    for (const MaskPiece& piece : read()) {
+      ASSERT_EQ(piece.begin, next) << round;
+      ASSERT_GT(piece.count, 0) << round;
+      next += piece.count;
+      if (!piece.causal()) {
+        EXPECT_TRUE(piece.cells.empty() && piece.biased.empty());
+        continue;
+      }
+      ++chunks;
+      std::vector<bool> of_piece(static_cast<std::size_t>(cells), false);
+      for (Index i = 0; i < piece.first_sees(); ++i)
+        of_piece[static_cast<std::size_t>(piece.cells[static_cast<std::size_t>(i)])] = true;
+      std::size_t stretch = 0;
+      for (Index i = 0; i < piece.count; ++i) {
+        if (i > 0)
+          of_piece[static_cast<std::size_t>(
+              piece.cells[static_cast<std::size_t>(piece.first_sees() + i - 1)])] = true;
+        bool biased = false;
+        for (Index cell = 0; cell < cells; ++cell) {
+          ASSERT_EQ(sees(piece.begin + i, cell), of_piece[static_cast<std::size_t>(cell)])
+              << round << ", row " << piece.begin + i << ", cell " << cell;
+          biased = biased || (sees(piece.begin + i, cell) && at(piece.begin + i, cell) != 0);
+        }
+        biased_rows += biased ? 1 : 0;
+        while (stretch < piece.biased.size() &&
+               piece.biased[stretch].begin + piece.biased[stretch].count <= i)
+          ++stretch;
+        const bool within = stretch < piece.biased.size() && piece.biased[stretch].begin <= i;
+        EXPECT_TRUE(!biased || within) << round << ", row " << piece.begin + i;
+        if (within && (i == piece.biased[stretch].begin ||
+                       i + 1 == piece.biased[stretch].begin + piece.biased[stretch].count)) {
+          EXPECT_TRUE(biased) << round << ", row " << piece.begin + i;
+        }
+      }
+    }
+    ASSERT_EQ(next, count) << round;
+  }
+  EXPECT_GT(chunks, 500);
+  EXPECT_GT(biased_rows, 200);
+}
+
+// Two cells more, or less: another sequence.
+TEST_F(Masks, TwoCellsMoreOrLess) {
+  row(range(0, 100));
+  row(range(0, 102));
+  row(range(0, 100));
+  const auto pieces = read();
+  ASSERT_EQ(pieces.size(), 3u);
+  for (const MaskPiece& piece : pieces) EXPECT_TRUE(piece.causal());
+  EXPECT_EQ(pieces[1].cells, range(0, 102));
 }
 
 TEST_F(Masks, RowsThatSeeNothing) {
@@ -143,7 +289,7 @@ TEST_F(Masks, RowsThatSeeNothing) {
   row({});
   row({7});
   ASSERT_EQ(read().size(), 2u);
-  EXPECT_FALSE(read()[0].causal);
+  EXPECT_FALSE(read()[0].causal());
   EXPECT_EQ(read()[1].first_sees(), 1);
   rows.erase(rows.begin(), rows.begin() + cells);
   row({7, 8});
@@ -156,10 +302,12 @@ TEST_F(Masks, RowsThatSeeNothing) {
 
 TEST_F(Masks, AreHalvesOfOneSequenceAndHead) {
   row({1});
-  const auto rows_of = [&](const Format& format, Index heads) {
-    return Rows(reinterpret_cast<const std::byte*>(rows.data()), format, {1, heads, 1, cells / 2},
-                {0, 0, 0});
+  const auto rows_of = [&](const Format& format, Index heads, Index batch = 1) {
+    return Rows(reinterpret_cast<const std::byte*>(rows.data()), format,
+                {batch, heads, 1, cells / 2}, {0, 0, 0});
   };
+  EXPECT_THROW(read_mask_pieces(rows_of(format_of<Eigen::half>(), 1, 2), SerialExecutor{}),
+               std::invalid_argument);
   EXPECT_THROW(read_mask_pieces(rows_of(format_of<float>(), 1), SerialExecutor{}),
                std::invalid_argument);
   EXPECT_THROW(read_mask_pieces(rows_of(format_of<Eigen::half>(), 2), SerialExecutor{}),

@@ -4,13 +4,19 @@
 #include <quoka/engine/layer_account.hpp>
 #include <quoka/quoka.hpp>
 
+#include "support/failing_executor.hpp"
+
 #include <Eigen/Core>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <stdexcept>
+#include <utility>
 
 namespace {
 
@@ -25,12 +31,13 @@ class Engine {
     Index chunk;                  // tokens of the batch, its last
   };
 
-  explicit Engine(bool shuffled) {
+  explicit Engine(bool shuffled, unsigned seed = 5, std::array<Index, 2> chunks = {70, 45})
+      : random_(seed) {
     std::vector<Position> order(cells);
     std::iota(order.begin(), order.end(), 0);
     if (shuffled) std::shuffle(order.begin(), order.end(), random_);
-    sequences = {{{order.begin(), order.begin() + 400}, 70},
-                 {{order.begin() + 400, order.begin() + 600}, 45}};
+    sequences = {{{order.begin(), order.begin() + 400}, chunks[0]},
+                 {{order.begin() + 400, order.begin() + 600}, chunks[1]}};
     fill(k_, kv_heads * cells * dim), fill(v_, kv_heads * cells * dim);
     n_q = 0;
     for (const Sequence& s : sequences) n_q += s.chunk;
@@ -50,6 +57,18 @@ class Engine {
             .mask = TensorView<const Eigen::half>(mask_.data(), {1, 1, n_q, cells}),
             .out = TensorView<float>(out_.data(), {1, q_heads, n_q, dim})};
   }
+  // The same, a stream for each sequence.
+  std::vector<MaskedStream> streams() {
+    std::vector<MaskedStream> all;
+    Index row = 0;
+    for (const Sequence& s : sequences) {
+      MaskedStream x = stream();
+      x.q = x.q.slice(row, s.chunk), x.mask = x.mask.slice(row, s.chunk);
+      x.out = x.out.slice(row, s.chunk);
+      all.push_back(x), row += s.chunk;
+    }
+    return all;
+  }
   // Before the batch's keys were written; the returned function writes them.
   auto before_the_batch() {
     const std::vector<float> written = k_;
@@ -62,7 +81,8 @@ class Engine {
   }
   // The same by select() and attention(), sequence by sequence, chunk by chunk. An engine's mask does not tell
   // the order of the tokens before a batch: it is that of their cells.
-  std::vector<float> expected(const MaskedOptions& masked) {
+  std::vector<float> expected(const MaskedOptions& masked, const AttentionOptions& options = {},
+                              const KeySketch* sketch = nullptr) {
     std::vector<float> all(out_.size(), NAN);
     const OutputRows out = TensorView<float>(all.data(), {1, q_heads, n_q, dim});
     const Rows k = view(k_, kv_heads, cells), v = view(v_, kv_heads, cells),
@@ -82,17 +102,35 @@ class Engine {
         Past of{k.listed(before), v.listed(before)};
         Selection keep;
         QuokaSelector::State state;
-        if (masked.selection && past >= masked.min_past) {
+        if (masked.selection && (s.chunk > 1 || masked.decode) && past >= masked.min_past) {
           QuokaSelector(*masked.selection)
-              .select({.q = q.slice(row + i, count), .k = of.k, .capacity = past}, state, keep,
-                      SerialExecutor{});
+              .select({.q = q.slice(row + i, count),
+                       .k = of.k,
+                       .logits = options,
+                       .capacity = past,
+                       .sketch = sketch},
+                      state, keep, SerialExecutor{});
           of.keep = &keep;
         }
         attention(q.slice(row + i, count), of, {k.listed(own), v.listed(own)},
-                  out.slice(row + i, count));
+                  out.slice(row + i, count), options);
       }
       row += s.chunk;
     }
+    return all;
+  }
+  // Of all cells as they lie.
+  KeySketch sketch() const {
+    KeySketch sketch;
+    sketch.update(view(k_, kv_heads, cells), 0, cells, SerialExecutor{});
+    return sketch;
+  }
+  // By the mask alone.
+  std::vector<float> by_mask() {
+    std::vector<float> all(out_.size(), NAN);
+    const MaskedStream of = stream();
+    attention(of.q, {of.k, of.v}, {}, TensorView<float>(all.data(), {1, q_heads, n_q, dim}),
+              {.causal = false, .mask = of.mask});
     return all;
   }
   float distance(const std::vector<float>& wanted) const {
@@ -100,6 +138,56 @@ class Engine {
     for (std::size_t i = 0; i < out_.size(); ++i)
       most = std::max(most, std::abs(out_[i] - wanted[i]));
     return std::isnan(std::accumulate(out_.begin(), out_.end(), 0.0f)) ? INFINITY : most;
+  }
+  // Of one query.
+  float distance(const std::vector<float>& wanted, Index query) const {
+    float most = 0;
+    for (Index head = 0; head < q_heads; ++head)
+      for (Index c = 0; c < dim; ++c) {
+        const auto at = static_cast<std::size_t>((head * n_q + query) * dim + c);
+        most = std::max(most, std::abs(out_[at] - wanted[at]));
+      }
+    return most;
+  }
+  const std::vector<float>& out() const { return out_; }
+  // What the mask says, by the sum that attention is, in double precision.
+  std::vector<float> by_the_mask() const {
+    std::vector<float> all;
+    for (Index head = 0; head < q_heads; ++head)
+      for (Index query = 0; query < n_q; ++query) {
+        const Index kv_head = head / (q_heads / kv_heads);
+        std::vector<double> weights, sums(static_cast<std::size_t>(dim), 0.0);
+        double most = -INFINITY, total = 0;
+        for (Index cell = 0; cell < cells; ++cell) {
+          const float bias =
+              static_cast<float>(mask_[static_cast<std::size_t>(query * cells + cell)]);
+          double logit = 0;
+          for (Index c = 0; c < dim; ++c)
+            logit +=
+                static_cast<double>(q_[static_cast<std::size_t>((head * n_q + query) * dim + c)]) *
+                static_cast<double>(
+                    k_[static_cast<std::size_t>((kv_head * cells + cell) * dim + c)]);
+          logit = bias > -60000.0f
+                      ? logit / std::sqrt(static_cast<double>(dim)) + static_cast<double>(bias)
+                      : -INFINITY;
+          weights.push_back(logit), most = std::max(most, logit);
+        }
+        for (Index cell = 0; cell < cells && most > -INFINITY; ++cell) {
+          const double weight = std::exp(weights[static_cast<std::size_t>(cell)] - most);
+          total += weight;
+          for (Index c = 0; c < dim; ++c)
+            sums[static_cast<std::size_t>(c)] +=
+                weight * static_cast<double>(
+                             v_[static_cast<std::size_t>((kv_head * cells + cell) * dim + c)]);
+        }
+        for (const double sum : sums)
+          all.push_back(static_cast<float>(total > 0 ? sum / total : 0));
+      }
+    return all;
+  }
+  // To what the row sees; nothing else.
+  void add_to_mask(Index row, Index cell, float bias) {
+    if (!std::isinf(static_cast<float>(mask(row, cell)))) mask(row, cell) = Eigen::half(bias);
   }
   Eigen::half& mask(Index row, Index cell) {
     return mask_[static_cast<std::size_t>(row * cells + cell)];
@@ -118,7 +206,7 @@ class Engine {
     return TensorView<const float>(x.data(), {1, heads, len, dim});
   }
 
-  std::mt19937 random_{5};
+  std::mt19937 random_;
   std::vector<float> q_, k_, v_, out_;
   std::vector<Eigen::half> mask_;
 };
@@ -130,17 +218,19 @@ MaskedOptions selecting(QuokaOptions options, Index chunk = 32) {
 TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
   ThreadPool threads(3);
   for (const bool shuffled : {false, true})
-    for (MaskedOptions masked : {MaskedOptions{}, selecting(QuokaOptions::paper(40)),
-                                 selecting(QuokaOptions::recommended(2, 40), 16),
-                                 selecting(QuokaOptions::robust(2, 0.25))}) {
+    for (MaskedOptions masked :
+         {MaskedOptions{}, selecting(QuokaOptions::paper(quoka::Budget::keys(40))),
+          selecting(QuokaOptions::recommended(Budget::keys(40)), 16),
+          selecting(QuokaOptions::robust(Budget::share(0.25)))}) {
       masked.sketch = false;  // whose float twin chooses other keys in the softmax domain
+      const AttentionOptions options{.scale = 0.7f};
       Engine engine(shuffled);
       MaskedAttention layer;
       const auto write = engine.before_the_batch();
-      layer.run(std::vector{engine.stream()}, masked, {}, threads);
+      layer.run(std::vector{engine.stream()}, masked, options, threads);
       write();
-      const MaskedReport report = layer.run(std::vector{engine.stream()}, masked, {}, threads);
-      EXPECT_LE(engine.distance(engine.expected(masked)), 2e-5f) << shuffled;
+      const MaskedReport report = layer.run(std::vector{engine.stream()}, masked, options, threads);
+      EXPECT_LE(engine.distance(engine.expected(masked, options)), 2e-5f) << shuffled;
       EXPECT_EQ(report.outcome,
                 masked.selection ? MaskedOutcome::selected : MaskedOutcome::asked_exact);
       EXPECT_EQ(report.queries, 115);
@@ -152,9 +242,197 @@ TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
     }
 }
 
+// Two caches in one call, each with what is remembered of its own.
+TEST(MaskedAttention, StreamsOfTwoCaches) {
+  for (const MaskedOptions& masked :
+       {MaskedOptions{}, selecting(QuokaOptions::paper(quoka::Budget::keys(40))),
+        selecting(QuokaOptions::paper(quoka::Budget::share(0.25)))})
+    for (const bool shuffled : {false, true}) {
+      Engine one(shuffled), other(!shuffled, 6);
+      MaskedAttention layer;
+      const auto write_one = one.before_the_batch(), write_other = other.before_the_batch();
+      const auto run = [&] {
+        return layer.run(std::vector{one.stream(), other.stream()}, masked, {}, SerialExecutor{});
+      };
+      run();
+      write_one(), write_other();
+      for (int times = 0; times < 2; ++times) {
+        const MaskedReport report = run();
+        EXPECT_EQ(report.queries, 230);
+        EXPECT_EQ(report.sequences, 4);
+        if (times > 0) break;  // which cells are new is known in the first
+        EXPECT_LE(one.distance(one.expected(masked)), 2e-5f);
+        EXPECT_LE(other.distance(other.expected(masked)), 2e-5f);
+      }
+    }
+}
+
+// One stream without a mask of one head: all are exact, and the call says so.
+TEST(MaskedAttention, OneStreamThatCannotSelect) {
+  Engine one(false), other(false, 6);
+  MaskedStream all = other.stream();
+  all.mask = {};
+  MaskedAttention layer;
+  const MaskedReport report =
+      layer.run(std::vector{one.stream(), all},
+                selecting(QuokaOptions::paper(quoka::Budget::keys(40))), {}, SerialExecutor{});
+  EXPECT_EQ(report.outcome, MaskedOutcome::masks);
+  EXPECT_EQ(report.attended, report.seen);
+  EXPECT_LE(one.distance(one.expected({})), 2e-5f);
+}
+
+// In the softmax domain the selection knows attention's scale.
+TEST(MaskedAttention, SelectsByAttentionsScale) {
+  MaskedOptions masked = selecting(QuokaOptions::robust(quoka::Budget::keys(40)));
+  masked.sketch = false;
+  Engine engine(false);
+  const auto report_at = [&](float scale) {
+    MaskedAttention layer;
+    layer.run(std::vector{engine.stream()}, masked, {.scale = scale}, SerialExecutor{});
+    return engine.distance(engine.expected(masked, {.scale = scale}));
+  };
+  EXPECT_LE(report_at(0.05f), 2e-5f);
+  EXPECT_LE(report_at(1.0f), 2e-5f);
+}
+
+// A failed call leaves nothing behind that the next one would take for its own.
+TEST(MaskedAttention, ACallAfterOneThatFailed) {
+  Engine engine(false);
+  const MaskedOptions masked = selecting(QuokaOptions::paper(quoka::Budget::keys(40)));
+  MaskedAttention layer;
+  MaskedStream wrong = engine.stream();
+  wrong.v = wrong.v.slice(0, 100);
+  EXPECT_THROW(layer.run(std::vector{engine.stream(), wrong}, masked, {}, SerialExecutor{}),
+               std::invalid_argument);
+  const MaskedReport report = layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{});
+  EXPECT_LE(engine.distance(engine.expected(masked)), 2e-5f);
+  EXPECT_EQ(report.queries, 115);
+  EXPECT_EQ(report.outcome, MaskedOutcome::selected);
+}
+
+// What a call made of its keys shows in the softmax domain, where a sketch chooses other keys than float.
+class MaskedSketch : public ::testing::Test {
+ protected:
+  // Of one call: as by a sketch of the cells, or as in float?
+  bool sketches(Engine& engine, MaskedOptions asked, bool kept = true) {
+    asked.selection->sketch = Sketch::on;
+    MaskedAttention layer;
+    MaskedStream stream = engine.stream();
+    stream.kept = kept;
+    layer.run(std::vector{stream}, asked, {}, SerialExecutor{});
+    const KeySketch sketch = engine.sketch();
+    const float by_sketch = engine.distance(engine.expected(asked, {}, &sketch)),
+                in_float = engine.distance(engine.expected(asked));
+    EXPECT_LE(std::min(by_sketch, in_float), 2e-5f);
+    EXPECT_GT(std::max(by_sketch, in_float), 1e-3f);
+    return by_sketch < in_float;
+  }
+  const MaskedOptions masked = selecting(QuokaOptions::recommended(quoka::Budget::keys(40)));
+};
+
+// By the queries of all pieces that select, together.
+TEST_F(MaskedSketch, IsMadeForThirtyTwoQueries) {
+  Engine many(false), together(false, 5, {20, 12}), few(false, 5, {20, 11}), one(false, 5, {31, 1});
+  EXPECT_TRUE(sketches(many, masked));
+  EXPECT_TRUE(sketches(together, masked));
+  EXPECT_FALSE(sketches(few, masked));
+  EXPECT_FALSE(sketches(one, masked)) << "a single query selects nothing";
+  MaskedOptions decode = masked;
+  decode.decode = true;
+  EXPECT_TRUE(sketches(one, decode));
+}
+
+TEST_F(MaskedSketch, IsNotMadeOfKeysThatWillLieElsewhere) {
+  Engine engine(false);
+  EXPECT_FALSE(sketches(engine, masked, false));
+  MaskedOptions off = masked;
+  off.sketch = false;
+  EXPECT_FALSE(sketches(engine, off));
+}
+
+// A whole prompt in one call: its first chunk selects nothing, its last ones do.
+TEST_F(MaskedSketch, IsMadeForTheLastChunksOfAPrompt) {
+  Engine engine(false, 5, {400, 200});
+  EXPECT_TRUE(sketches(engine, masked));
+  MaskedOptions late = masked;
+  late.min_past = 384;  // of the first sequence's last chunk
+  EXPECT_TRUE(sketches(engine, late));
+}
+
+// What is read of the past, and that the first tokens of a sequence have none.
+TEST(MaskedAttention, ReportsWhatItRead) {
+  Engine engine(false, 5, {400, 45});
+  MaskedAttention layer;
+  MaskedOptions masked = selecting(QuokaOptions::paper(quoka::Budget::keys(40)));
+  for (const Index min_past : {0, 200}) {
+    masked.min_past = min_past;
+    const MaskedReport report =
+        layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{});
+    double seen = 0, attended = 0, own = 0;
+    for (const auto& [begin, end] : {std::pair<Index, Index>{0, 400}, {155, 200}})
+      for (Index past = begin, count = 0; past < end; past += count) {
+        count = std::min(end - past, 32 - past % 32);
+        seen += static_cast<double>(past * count);
+        attended +=
+            static_cast<double>((past >= min_past ? std::min<Index>(past, 40) : past) * count);
+        own += static_cast<double>(count * (count + 1)) / 2;
+      }
+    EXPECT_DOUBLE_EQ(report.seen, seen);
+    EXPECT_DOUBLE_EQ(report.attended, attended);
+    EXPECT_DOUBLE_EQ(report.own, own);
+    EXPECT_LE(engine.distance(engine.expected(masked)), 2e-5f);
+  }
+}
+
+// Tokens of two sequences, seen both ways, so many that their rows are read in parts.
+TEST(MaskedAttention, SequencesSeenBothWays) {
+  Engine engine(false, 5, {150, 140});
+  Index row = 0;
+  for (const Engine::Sequence& s : engine.sequences)
+    for (Index i = 0; i < s.chunk; ++i, ++row)
+      for (const Position cell : s.cells) engine.mask(row, cell) = Eigen::half(0.0f);
+  MaskedAttention layer;
+  const MaskedReport report =
+      layer.run(std::vector{engine.stream()},
+                selecting(QuokaOptions::paper(quoka::Budget::keys(40))), {}, SerialExecutor{});
+  EXPECT_EQ(report.outcome, MaskedOutcome::both_ways);
+  EXPECT_EQ(report.sequences, 2);
+  EXPECT_LE(engine.distance(engine.by_mask()), 2e-5f);
+}
+
+// Padding: a row at the beginning, between two sequences and at the end.
+TEST(MaskedAttention, QueriesThatSeeNothingAreZero) {
+  for (const Index row : {0, 69, 70, 114}) {
+    Engine engine(false);
+    for (Index cell = 0; cell < Engine::cells; ++cell)
+      engine.mask(row, cell) = Eigen::half(-INFINITY);
+    MaskedAttention layer;
+    layer.run(std::vector{engine.stream()},
+              selecting(QuokaOptions::paper(quoka::Budget::keys(4000))), {}, SerialExecutor{});
+    EXPECT_LE(engine.distance(engine.by_mask()), 2e-5f) << row;
+  }
+}
+
+// Why a call was exact is said of that call and of all its sequences.
+TEST(MaskedAttention, SaysItOfThisCallAndOfAllSequences) {
+  MaskedAttention layer;
+  const auto outcome = [&](Engine& engine, bool decode = false) {
+    MaskedOptions masked = selecting(QuokaOptions::paper(quoka::Budget::keys(4000)));
+    masked.decode = decode;
+    return layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{}).outcome;
+  };
+  Engine biased(false), tokens(false, 5, {1, 1}), first(false, 5, {5, 1}), second(false, 5, {1, 5});
+  for (Index row = 0; row < 70; ++row) biased.mask(row, 3) = Eigen::half(0.5f);
+  EXPECT_EQ(outcome(biased), MaskedOutcome::biases);
+  EXPECT_EQ(outcome(tokens), MaskedOutcome::single_queries);
+  EXPECT_EQ(outcome(tokens, true), MaskedOutcome::all_kept);
+  EXPECT_EQ(outcome(first), MaskedOutcome::all_kept);
+  EXPECT_EQ(outcome(second), MaskedOutcome::all_kept);
+}
+
 // Of all that is remembered between calls nothing is believed: the cache changed, and so does the result.
 TEST(MaskedAttention, ACacheThatChangesUnderneath) {
-  const MaskedOptions masked = selecting(QuokaOptions::paper(40));
+  const MaskedOptions masked = selecting(QuokaOptions::paper(quoka::Budget::keys(40)));
   MaskedAttention layer;
   for (int i = 0; i < 3; ++i) {
     Engine engine(i == 1);  // at another address, or in the place of the one before
@@ -166,6 +444,61 @@ TEST(MaskedAttention, ACacheThatChangesUnderneath) {
   }
 }
 
+// Which cells were written is found for both: the cache is looked at once.
+TEST(MaskedAttention, TwoStreamsMayShareACache) {
+  for (const bool shuffled : {false, true})
+    for (const bool sketch : {false, true}) {
+      MaskedOptions masked = selecting(QuokaOptions::paper(quoka::Budget::keys(40)));
+      masked.sketch = sketch;
+      Engine engine(shuffled);
+      MaskedAttention layer;
+      const auto write = engine.before_the_batch();
+      layer.run(engine.streams(), masked, {}, SerialExecutor{});
+      write();
+      const MaskedReport report = layer.run(engine.streams(), masked, {}, SerialExecutor{});
+      EXPECT_LE(engine.distance(engine.expected(masked)), 2e-5f) << shuffled << sketch;
+      EXPECT_EQ(report.sequences, 2);
+      EXPECT_EQ(report.queries, 115);
+    }
+}
+TEST(MaskedAttention, RefusesTwoViewsOfOneCache) {
+  Engine engine(true);
+  MaskedAttention layer;
+  std::vector<MaskedStream> streams = engine.streams();
+  const Rows& k = streams[1].k;
+  streams[1].k =
+      Rows(k.data(), k.format(), k.sizes(), {k.strides()[0], k.strides()[1] / 2, k.strides()[2]});
+  EXPECT_THROW(layer.run(streams, selecting(QuokaOptions::paper(quoka::Budget::keys(40))), {},
+                         SerialExecutor{}),
+               std::invalid_argument);
+}
+
+// Wherever a call fails: made again it is right, and so is the one after it.
+TEST(MaskedAttention, ACallThatFailedMayBeMadeAgain) {
+  for (const bool sketch : {false, true}) {
+    MaskedOptions masked = selecting(QuokaOptions::paper(quoka::Budget::keys(40)));
+    masked.sketch = sketch;
+    bool fails = true;
+    Index failures = 0;
+    for (long at = 0; fails; at += 1 + at / 8) {
+      Engine engine(true);
+      MaskedAttention layer;
+      const auto write = engine.before_the_batch();
+      layer.run(engine.streams(), masked, {}, SerialExecutor{});
+      write();
+      try {
+        layer.run(engine.streams(), masked, {}, quoka_test::FailsAt{at});
+        fails = false;
+      } catch (const quoka_test::Failure&) {
+        ++failures;
+        layer.run(engine.streams(), masked, {}, SerialExecutor{});
+      }
+      ASSERT_LE(engine.distance(engine.expected(masked)), 2e-5f) << "place " << at;
+    }
+    EXPECT_GT(failures, 10);
+  }
+}
+
 TEST(MaskedAttention, SaysWhyItIsExact) {
   MaskedAttention layer;
   const auto outcome = [&](Engine& engine, const MaskedOptions& masked,
@@ -174,33 +507,145 @@ TEST(MaskedAttention, SaysWhyItIsExact) {
   };
   Engine engine(false);
   EXPECT_EQ(outcome(engine, {}), MaskedOutcome::asked_exact);
-  EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(4000))), MaskedOutcome::all_kept);
-  MaskedOptions late = selecting(QuokaOptions::paper(40));
+  EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(quoka::Budget::keys(4000)))),
+            MaskedOutcome::all_kept);
+  MaskedOptions late = selecting(QuokaOptions::paper(quoka::Budget::keys(40)));
   late.min_past = 5000;
   EXPECT_EQ(outcome(engine, late), MaskedOutcome::all_kept);
   EXPECT_LE(engine.distance(engine.expected({})), 2e-5f);
   const std::vector<float> slopes = alibi_slopes(Engine::q_heads);
   AttentionOptions factors;
   factors.mask_factors = slopes;
-  EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(40)), factors), MaskedOutcome::masks);
-  engine.mask(3, 699) = Eigen::half(0.5f);  // a bias: all is read from the mask
-  EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(40))), MaskedOutcome::both_ways);
-  for (const auto what : {MaskedOutcome::masks, MaskedOutcome::both_ways, MaskedOutcome::all_kept})
-    EXPECT_EQ(std::string(describe(what)).find("exact: "), 0u);
+  EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(quoka::Budget::keys(40))), factors),
+            MaskedOutcome::masks);
+  for (Index row = 0; row < engine.n_q; ++row) engine.mask(row, 3) = Eigen::half(0.5f);
+  for (Index row = 0; row < engine.n_q; ++row) engine.mask(row, 403) = Eigen::half(0.5f);
+  EXPECT_EQ(outcome(engine, selecting(QuokaOptions::paper(quoka::Budget::keys(4000)))),
+            MaskedOutcome::biases);
+  Engine slides(false);
+  for (Index row = 0; row < 70; ++row)
+    for (Index cell = 0; cell < 300 + row; ++cell) slides.mask(row, cell) = Eigen::half(-INFINITY);
+  const MaskedReport windows =
+      layer.run(std::vector{slides.stream()}, MaskedOptions{}, {}, SerialExecutor{});
+  EXPECT_TRUE(windows.window) << "asked for or not";
+  EXPECT_EQ(outcome(slides, selecting(QuokaOptions::paper(quoka::Budget::keys(4000)))),
+            MaskedOutcome::window);
+  Engine alike(false);
+  for (Index row = 0; row < 70; ++row)
+    for (Index cell = 0; cell < Engine::cells; ++cell)
+      alike.mask(row, cell) = Eigen::half(cell < 400 ? 0.0f : -INFINITY);
+  EXPECT_EQ(outcome(alike, selecting(QuokaOptions::paper(quoka::Budget::keys(4000)))),
+            MaskedOutcome::both_ways);
+  for (int what = static_cast<int>(MaskedOutcome::asked_exact);
+       what <= static_cast<int>(MaskedOutcome::single_queries); ++what)
+    EXPECT_EQ(std::string(describe(static_cast<MaskedOutcome>(what))).find("exact: "), 0u);
+}
+
+// A biased entry is its row's affair: that row attends to all that it sees, to the last bias; the others select as
+// if it were not there, to the last bit.
+TEST(MaskedAttention, ABiasedEntryCostsItsRowAlone) {
+  for (const bool shuffled : {false, true})
+    for (const MaskedOptions& masked :
+         {MaskedOptions{}, selecting(QuokaOptions::paper(quoka::Budget::keys(40)))}) {
+      Engine engine(shuffled);
+      MaskedAttention layer;
+      const auto run = [&] {  // on keys that are new
+        const auto write = engine.before_the_batch();
+        layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{});
+        write();
+        return layer.run(std::vector{engine.stream()}, masked, {}, SerialExecutor{});
+      };
+      const MaskedReport without = run();
+      const std::vector<float> plain = engine.out();
+      const Index row = 33, cell = engine.sequences[0].cells[123];
+      engine.mask(row, cell) = Eigen::half(-0.001f);
+      const MaskedReport with = run();
+      EXPECT_EQ(with.outcome, without.outcome);
+      EXPECT_LE(engine.distance(engine.by_the_mask(), row), 2e-5f);
+      EXPECT_NE(engine.distance(plain, row), 0.0f);
+      for (Index other = 0; other < engine.n_q; ++other)
+        EXPECT_TRUE(other == row || engine.distance(plain, other) == 0.0f) << other;
+      if (masked.selection)
+        EXPECT_GT(with.attended, without.attended);
+      else
+        EXPECT_EQ(with.attended, without.attended);
+      EXPECT_LE(with.attended, without.attended + 400) << "that row's past, and no other's";
+      engine.mask(row, cell) = Eigen::half(0.0f);
+      run();
+      EXPECT_EQ(engine.distance(plain), 0.0f) << "nothing of it is left";
+    }
+}
+
+// Random biases, few and many, alone and in stretches, and rows that see nothing: every row is what its mask says.
+TEST(MaskedAttention, RandomBiasesAreWhatTheMaskSays) {
+  std::mt19937 random(11);
+  for (int round = 0; round < 8; ++round) {
+    Engine engine(round % 2 == 0);
+    const auto some = [&](unsigned n) { return static_cast<Index>(random() % n); };
+    const Index biases = round % 4 == 0 ? 1 : round % 4 == 1 ? 5 : round % 4 == 2 ? 300 : 0;
+    for (Index i = 0; i < biases; ++i)
+      engine.add_to_mask(some(static_cast<unsigned>(engine.n_q)), some(Engine::cells),
+                         i % 7 == 0 ? 3.0f : -0.001f);
+    if (round % 4 == 3)  // all of a stretch of rows
+      for (Index row = some(40), end = row + some(60); row < end; ++row)
+        for (Index cell = 0; cell < Engine::cells; ++cell)
+          engine.add_to_mask(row, cell, static_cast<float>(some(200)) * 0.01f - 1.0f);
+    for (Index i = 0; i < Engine::cells;
+         ++i)  // a row that sees nothing, another as engines hide, too
+      engine.mask(17, i) = Eigen::half(-INFINITY);
+    for (Index i = 0; i < Engine::cells; ++i)
+      if (std::isinf(static_cast<float>(engine.mask(60, i))))
+        engine.mask(60, i) = Eigen::half(-65504.0f);
+    MaskedAttention layer;
+    ThreadPool threads(1 + round % 3);
+    layer.run(std::vector{engine.stream()}, {}, {}, threads);
+    EXPECT_LE(engine.distance(engine.by_the_mask()), 3e-5f) << round;
+  }
 }
 
 TEST(MaskedAttention, RefusesBeforeItWrites) {
   Engine engine(false);
   MaskedAttention layer;
-  EXPECT_THROW(layer.run(std::vector{engine.stream()}, selecting(QuokaOptions::paper(40), 0), {},
-                         SerialExecutor{}),
-               std::invalid_argument);
+  EXPECT_THROW(
+      layer.run(std::vector{engine.stream()},
+                selecting(QuokaOptions::paper(quoka::Budget::keys(40)), 0), {}, SerialExecutor{}),
+      std::invalid_argument);
   MaskedStream stream = engine.stream();
   stream.v = stream.v.slice(0, 100);
   EXPECT_THROW(
-      layer.run(std::vector{stream}, selecting(QuokaOptions::paper(40)), {}, SerialExecutor{}),
+      layer.run(std::vector{stream}, selecting(QuokaOptions::paper(quoka::Budget::keys(40))), {},
+                SerialExecutor{}),
       std::invalid_argument);
+  stream = engine.stream();
+  stream.mask = stream.mask.slice(0, engine.n_q - 1);
+  EXPECT_THROW(layer.run(std::vector{stream}, {}, {}, SerialExecutor{}), std::invalid_argument);
+  stream = engine.stream();
+  stream.k = stream.k.slice(0, 600), stream.v = stream.v.slice(0, 600);
+  EXPECT_THROW(layer.run(std::vector{stream}, {}, {}, SerialExecutor{}), std::invalid_argument)
+      << "a mask of other cells";
   EXPECT_EQ(engine.distance(engine.expected({})), INFINITY) << "out is NaN as it was";
+}
+
+TEST(MaskedAttention, NamesTheStreamThatIsRefused) {
+  Engine first(false), second(false);
+  MaskedAttention layer;
+  const auto answer = [&](const MaskedStream& stream) -> std::string {
+    try {
+      layer.run(std::vector{first.stream(), stream},
+                selecting(QuokaOptions::paper(quoka::Budget::keys(40))), {}, SerialExecutor{});
+    } catch (const std::invalid_argument& error) {
+      return error.what();
+    }
+    return "nothing was thrown";
+  };
+  MaskedStream stream = second.stream();
+  stream.v = stream.v.slice(0, 100);
+  EXPECT_EQ(answer(stream), "quoka: stream 1: past v's len is 100, but must be 700");
+  stream = second.stream();
+  stream.mask = stream.mask.slice(0, 30);  // some queries would be left out
+  EXPECT_EQ(answer(stream),
+            "quoka: stream 1: the mask's q_len is 30, but must equal q_len, which is 115");
+  EXPECT_EQ(first.distance(first.expected({})), INFINITY) << "out is NaN as it was";
 }
 
 TEST(LayerAccount, SumsByLayerAndSaysAboutWhatIsSaved) {
@@ -227,6 +672,46 @@ TEST(LayerAccount, SumsByLayerAndSaysAboutWhatIsSaved) {
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_EQ(lines[0], "layer 0: 100.0 % of the past; exact: x (1 calls)");
   EXPECT_EQ(lines[1], "layer 1 to 3: 23.1 % of the past; selected (1 calls)");
+}
+
+// Chunks and single tokens have prices of their own; where few calls are exact, that of those that select.
+TEST(LayerAccount, PricesChunksAndSingleTokensApart) {
+  const auto call = [](Index queries, Index sequences, double seen, double attended,
+                       double attend) {
+    return MaskedReport{.queries = queries,
+                        .sequences = sequences,
+                        .seen = seen,
+                        .attended = attended,
+                        .attend = attend};
+  };
+  LayerAccount account;
+  account.add(0, call(10, 1, 1000, 1000, 1), "exact");  // a pair of a chunk: 1 ms
+  account.add(0, call(1, 1, 1000, 1000, 10), "exact");  // of a token: 10 ms
+  account.add(1, call(10, 1, 5000, 1000, 2), "selected");
+  account.add(1, call(1, 1, 3000, 1000, 4), "selected");
+  EXPECT_NEAR(account.saving().took, 6, 1e-9);
+  EXPECT_NEAR(account.saving().dense, 5 + 30, 1e-9);
+  LayerAccount selecting;  // nothing was exact: 2 s for 1000 pairs
+  selecting.add(1, call(10, 1, 5000, 1000, 2), "selected");
+  EXPECT_NEAR(selecting.saving().dense, 10, 1e-9);
+  selecting.add(1, call(10, 1, 9, 9, 5), "exact");  // of 9 pairs nothing is learnt
+  EXPECT_NEAR(selecting.saving().dense, 10, 1e-9);
+  EXPECT_EQ(LayerAccount().saving().dense, 0);
+}
+
+TEST(LayerAccount, JoinsLayersInARowThatWereTreatedAlike) {
+  LayerAccount account;
+  const MaskedReport report{.queries = 10, .sequences = 1, .seen = 100, .attended = 50};
+  for (const int layer : {-1, 0, 1, 3, 4}) account.add(layer, report, "selected");
+  account.add(5, {.queries = 10, .sequences = 1, .seen = 100, .attended = 100}, "exact: x");
+  for (int times = 0; times < 2; ++times) account.add(6, report, "selected");
+  account.add(7, {.queries = 10, .sequences = 1}, "exact: x");  // of no past all is read
+  const std::string half = ": 50.0 % of the past; selected (1 calls)";
+  EXPECT_EQ(account.lines(), (std::vector<std::string>{
+                                 "no cache" + half, "layer 0 to 1" + half, "layer 3 to 4" + half,
+                                 "layer 5: 100.0 % of the past; exact: x (1 calls)",
+                                 "layer 6: 50.0 % of the past; selected (2 calls)",
+                                 "layer 7: 100.0 % of the past; exact: x (1 calls)"}));
 }
 
 // The paper's own: 8 heads from 1/2 to 1/256; and 12 heads, which are no power of two.

@@ -103,6 +103,7 @@ void fuzz_attention_of(Bytes& bytes) {
   quoka::Past past(past_k.rows(), past_v.rows());
   past.keep = keep;
   quoka::Chunk own{in.k, in.v};
+  if (!chunk && !options.query_position) options.query_position = s.kv_len;
   Output<T> output = unwritten<T>(in.q, s.v_dim);
   const Output<T> untouched = output;
   quoka::ThreadPool pool(threads);

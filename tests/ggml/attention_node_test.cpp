@@ -34,13 +34,19 @@ TEST_F(AttentionNode, IsChosenByTheScheduler) {
 }
 
 TEST_F(AttentionNode, LeavesAnEmptyCacheAndFewQueriesToTheCpu) {
-  NodeShape s;
-  s.n_q = 1;
-  GraphOfOne graph(s);
-  const ggml_backend_ptr ours = Backends::quoka("");
-  EXPECT_TRUE(ggml_backend_supports_op(ours.get(), graph.out));
-  std::memset(graph.k_cache->data, 0, ggml_nbytes(graph.k_cache));
-  EXPECT_FALSE(ggml_backend_supports_op(ours.get(), graph.out));
+  for (const ggml_type type :
+       {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0, GGML_TYPE_Q4_0,
+        GGML_TYPE_Q4_1, GGML_TYPE_Q5_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL})
+    for (const std::int64_t n_q : {1, 2, 31, 256}) {
+      SCOPED_TRACE(std::string(ggml_type_name(type)) + ", queries " + std::to_string(n_q));
+      NodeShape s;
+      s.n_q = n_q, s.k_type = s.v_type = type;
+      GraphOfOne graph(s);
+      const ggml_backend_ptr ours = Backends::quoka("");
+      EXPECT_TRUE(ggml_backend_supports_op(ours.get(), graph.out));
+      std::memset(graph.k_cache->data, 0, ggml_nbytes(graph.k_cache));
+      EXPECT_FALSE(ggml_backend_supports_op(ours.get(), graph.out));
+    }
 }
 
 TEST_F(AttentionNode, EveryTypeOfCache) {
@@ -113,6 +119,26 @@ TEST_F(AttentionNode, AdditiveMasks) {
           if (random() % 3 != 0)
             graph.mask_at(cell, query, 0, head) =
                 ggml_fp32_to_fp16(static_cast<float>(random() % 2000) * 1e-3f - 1.0f);
+    expect_as_cpu(graph);
+  }
+}
+
+// A causal mask with a few biases, and with what engines write for minus infinity.
+TEST_F(AttentionNode, BiasesInACausalMask) {
+  for (const int biases : {1, 3, 40, 2000}) {
+    SCOPED_TRACE(biases);
+    NodeShape s;
+    s.n_q = 150, s.cells = 512;
+    GraphOfOne graph(s);
+    graph.see_causally(300);
+    std::mt19937 random(3);
+    for (int i = 0; i < biases; ++i) {
+      const auto query = static_cast<std::int64_t>(random() % 150),
+                 cell = static_cast<std::int64_t>(random() % 512);
+      graph.mask_at(cell, query) = cell > 300 + query
+                                       ? ggml_fp32_to_fp16(-65504.0f)
+                                       : ggml_fp32_to_fp16(i % 2 == 0 ? -0.001f : 0.5f);
+    }
     expect_as_cpu(graph);
   }
 }

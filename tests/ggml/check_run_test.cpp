@@ -9,6 +9,9 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <regex>
+#include <set>
+#include <string>
 
 #include <unistd.h>
 
@@ -82,6 +85,12 @@ TEST_F(CheckProgram, WritesWhatItRecommendsVerifiesItAndGoesOnWhereItStopped) {
   EXPECT_EQ(settings["budget"], 64);
   EXPECT_EQ(settings["model"]["q_heads"], 8);
   EXPECT_TRUE(says("On the other half of the text")) << said_;
+  EXPECT_TRUE(says("Use it by QUOKA_CONFIG=" + (folder_ / "out/settings.json").string())) << said_;
+  const std::size_t told = said_.find(" settings read 2400 tokens"), began = said_.find("measure");
+  EXPECT_LT(told, began) << "how long it takes is said before it starts: " << said_;
+  EXPECT_NE(said_.find("minutes with 1 threads", told) & said_.find(" s with 1 threads", told),
+            std::string::npos)
+      << said_;
 
   json stopped = whole;
   stopped["steps"].erase("verify"), stopped["steps"].erase("layers"), stopped.erase("advice");
@@ -118,11 +127,21 @@ TEST_F(CheckProgram, LeavesHurtLayersDenseAndGivesUp) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out/settings.json"))
       << "settings that are not recommended are not left";
   EXPECT_TRUE(says("do not use it here")) << said_;
+  EXPECT_TRUE(says("No settings were written")) << said_;
+  EXPECT_FALSE(says("settings.json")) << "none that is not there is named: " << said_;
+  EXPECT_FALSE(result()["advice"].contains("settings"));
 }
 
 TEST_F(CheckProgram, NamesWhatItCannotDo) {
   EXPECT_EQ(run("--lengths 4090"), 1);
   EXPECT_TRUE(says("4090") && says("context of 4096")) << said_;
+  EXPECT_TRUE(says("--lengths 4000 is the longest that works")) << said_;
+  for (const char* const list :
+       {"--lengths 1000,", "--lengths=,1000", "--budgets 64,,128", "--modes quoka,"}) {
+    EXPECT_NE(run(list), 0) << list;
+    EXPECT_TRUE(says("is empty")) << said_;
+  }
+  EXPECT_NE(run("--lengths 1000,x"), 0) << said_;
   EXPECT_EQ(run("--lengths 100"), 1);
   EXPECT_TRUE(says("--lengths 100: at least 128")) << said_;
   std::filesystem::resize_file(folder_ / "text", 60);
@@ -133,6 +152,89 @@ TEST_F(CheckProgram, NamesWhatItCannotDo) {
   EXPECT_TRUE(says("no vocabulary")) << said_;
   EXPECT_NE(run(sizes, "none.gguf"), 0);
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out/check.json"));
+}
+
+// The script, with what installs and builds replaced by what notes that it was called.
+class CheckScript : public ::testing::Test {
+ protected:
+  CheckScript()
+      : folder_(std::filesystem::path(::testing::TempDir()) /
+                ("quoka_check_sh_" + std::to_string(::getpid()))) {
+    std::filesystem::create_directories(folder_ / "bin");
+    for (const char* const name : {"cmake", "ninja", "npm", "apt-get", "sudo", "dpkg-query"}) {
+      const auto path = folder_ / "bin" / name;
+      std::ofstream(path) << "#!/bin/sh\ntouch " << (folder_ / "called").string() << "\nexit 1\n";
+      std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    }
+  }
+  ~CheckScript() override { std::filesystem::remove_all(folder_); }
+
+  // The exit status; nothing was installed or built.
+  int run(const std::string& arguments) {
+    const std::string command = "PATH=" + (folder_ / "bin").string() +
+                                ":$PATH bash " QUOKA_CHECK_SCRIPT " " + arguments + " > " +
+                                (folder_ / "said").string() + " 2>&1";
+    const int status = std::system(command.c_str());
+    said_ = text_of(folder_ / "said");
+    EXPECT_FALSE(std::filesystem::exists(folder_ / "called")) << arguments;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+  bool says(const std::string& what) const { return said_.find(what) != said_.npos; }
+  // Its --options.
+  static std::set<std::string> options(const std::string& text) {
+    std::set<std::string> all;
+    const std::regex option("(^|[ ,])(--[a-z-]+)");
+    for (std::sregex_iterator at(text.begin(), text.end(), option), end; at != end; ++at)
+      all.insert((*at)[2]);
+    return all;
+  }
+
+  const std::filesystem::path folder_;
+  std::string said_;
+};
+
+TEST_F(CheckScript, HelpComesAtOnceAndListsTheProgramsOptions) {
+  const std::string help = (folder_ / "help").string();
+  ASSERT_EQ(std::system((QUOKA_CHECK " --help > " + help).c_str()), 0);
+  for (const char* const arguments : {"--help", "-h", "model.gguf --quick --help"}) {
+    EXPECT_EQ(run(arguments), 0) << said_;
+    auto listed = options(said_);
+    EXPECT_EQ(listed.erase("--compare"), 1u);
+    EXPECT_EQ(listed, options(text_of(help)));
+  }
+  EXPECT_EQ(run(""), 2);
+  EXPECT_TRUE(says("check.sh MODEL.gguf")) << said_;
+}
+
+TEST_F(CheckScript, RefusesBeforeItInstallsOrBuilds) {
+  EXPECT_EQ(run("/nowhere/model.gguf"), 1);
+  EXPECT_TRUE(says("there is no file /nowhere/model.gguf")) << said_;
+  EXPECT_EQ(run("model.bin --quick"), 1);
+  EXPECT_TRUE(says("no MODEL.gguf")) << said_;
+  EXPECT_EQ(run("--compare"), 1);
+  EXPECT_TRUE(says("--compare wants")) << said_;
+  EXPECT_EQ(run("--compare /nope"), 1);
+  EXPECT_TRUE(says("cannot read /nope/check.json")) << said_;
+  EXPECT_FALSE(says("Traceback")) << said_;
+  std::ofstream(folder_ / "check.json") << "{}";
+  EXPECT_EQ(run("--compare " + folder_.string()), 1);
+  EXPECT_TRUE(says("nothing that check.sh wrote")) << said_;
+  EXPECT_FALSE(says("Traceback")) << said_;
+}
+
+// What README.md serves selects: the example's settings begin within the context that it gives a slot.
+TEST(ServedExample, SelectsWithinItsContext) {
+  const std::string page = text_of(QUOKA_GGML_FOLDER "/README.md");
+  std::smatch found;
+  const std::regex command("llama-server -m models/tinyllama[^\n]* -c (\\d+) -np (\\d+)[^\n]*");
+  ASSERT_TRUE(std::regex_search(page, found, command));
+  const long slot = std::stol(found[1]) / std::stol(found[2]);
+  EXPECT_LE(slot, 2048) << "TinyLlama's context";
+  const json settings = json::parse(text_of(QUOKA_GGML_FOLDER "/quoka.example.json"));
+  EXPECT_LE(2 * settings["min_past"].get<long>(), slot) << "half of the slot is left to select in";
+  const double budget = settings["budget"];
+  EXPECT_LT(budget <= 1 ? budget * static_cast<double>(slot) : budget,
+            0.5 * static_cast<double>(slot));
 }
 
 }  // namespace

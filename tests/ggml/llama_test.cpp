@@ -6,6 +6,7 @@
 
 #include "ggml/llama_session.hpp"
 #include "ggml/tiny_llama.hpp"
+#include "ggml/user_model.hpp"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -40,7 +41,7 @@ struct Model {
     p.n_threads = p.n_threads_batch = threads, p.kv_unified = unified, p.type_k = p.type_v = type;
     p.flash_attn_type =
         quoka || type == GGML_TYPE_F16 ? LLAMA_FLASH_ATTN_TYPE_AUTO : LLAMA_FLASH_ATTN_TYPE_ENABLED;
-    p.swa_full = true;
+    p.swa_full = swa_full;
     ggml_backend_dev_t const device = ggml_backend_dev_by_name("QuoKA");
     if (quoka)
       load_quoka();
@@ -51,6 +52,7 @@ struct Model {
 
   llama_model_ptr model;
   int threads = 1;
+  bool swa_full = true;  // caches of layers with a window are as long as others
 };
 
 // Null, and why, where it is not there.
@@ -211,7 +213,7 @@ TEST_P(Architectures, EveryLayerSaysWhatWasDone) {
       EXPECT_EQ(did.value("exact: single queries", 0), 1);
       EXPECT_LT(layer["attended"], 0.3 * layer["seen"].get<double>());
     } else {
-      EXPECT_EQ(did.value("exact: a sliding window, or tokens that are seen both ways", 0), 2);
+      EXPECT_EQ(did.value("exact: a sliding window", 0), 3);
     }
     if (!selects) {
       EXPECT_EQ(layer["attended"], layer["seen"]);
@@ -231,6 +233,72 @@ INSTANTIATE_TEST_SUITE_P(All, Architectures, ::testing::ValuesIn([] {
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+
+// What each layer did, by its number, with these settings: a prompt of 512 tokens, then 128 more.
+std::map<int, std::map<std::string, int>> what_layers_did(
+    const Model& model, std::map<std::string, std::string> variables) {
+  const auto file = std::filesystem::path(::testing::TempDir()) /
+                    ("quoka_layers_" + std::to_string(::getpid()) + ".json");
+  variables["QUOKA_STATS"] = file.string();
+  restart_with(variables);
+  std::mt19937 random(5);
+  const auto session = model.session(true, 512);
+  session->decode(random_tokens(random, 512, 0, 0));
+  session->decode(random_tokens(random, 128, 0, 512));
+  restart_with({});
+  std::ifstream stream(file);
+  std::map<int, std::map<std::string, int>> all;
+  const auto told = nlohmann::json::parse(stream);
+  for (const auto& layer : told["layers"])
+    all[layer["layer"].get<int>()] = layer["did"].get<std::map<std::string, int>>();
+  std::filesystem::remove(file);
+  return all;
+}
+using Did = std::map<std::string, int>;
+const std::map<std::string, std::string> one_dense_layer{
+    {"QUOKA_MODE", "recommended"}, {"QUOKA_BUDGET", "16"}, {"QUOKA_DENSE_LAYERS", "1"}};
+const Did selected{{"selected", 2}}, a_window{{"exact: a sliding window", 2}},
+    among_first{{"exact: one of the first layers, dense by the settings", 2}};
+
+// The first layers of the settings are the first that could select: layer 0 of a hybrid is recurrent and never
+// calls, in Gemma 2 it has a window.
+TEST(LlamaCpp, TheFirstLayersAreThoseThatCouldSelect) {
+  const Model hybrid(quoka_test::UserModel::lfm2());
+  EXPECT_EQ(what_layers_did(hybrid, one_dense_layer),
+            (std::map<int, Did>{{1, among_first}, {3, selected}}));
+  Model gemma("gemma2");
+  for (const bool same_size : {true, false}) {
+    SCOPED_TRACE(same_size);
+    gemma.swa_full = same_size;
+    auto all = what_layers_did(gemma, one_dense_layer);
+    if (!same_size) {  // nothing was known of other caches when the first layer's first call came
+      EXPECT_EQ(all[0].size(), 1u);
+      all[0] = a_window;
+    }
+    EXPECT_EQ(all,
+              (std::map<int, Did>{{0, a_window}, {1, among_first}, {2, a_window}, {3, selected}}));
+  }
+  auto listed = one_dense_layer;
+  listed["QUOKA_DENSE_LAYERS"] = "[3]";  // by the model's own numbers
+  EXPECT_EQ(
+      what_layers_did(hybrid, listed),
+      (std::map<int, Did>{{1, selected}, {3, {{"exact: a dense layer by the settings", 2}}}}));
+  listed["QUOKA_DENSE_LAYERS"] = "2";
+  EXPECT_EQ(what_layers_did(hybrid, listed),
+            (std::map<int, Did>{{1, among_first}, {3, among_first}}));
+}
+
+// Compressed and chosen keys are the model's own selection, and the account says so.
+TEST(LlamaCpp, ModelsThatChooseKeysByThemselves) {
+  const Model model(quoka_test::UserModel::deepseek4());
+  const Did chooses{{"exact: the model chooses keys by itself", 2}};
+  const auto all = what_layers_did(model, one_dense_layer);
+  ASSERT_EQ(all.size(), 4u);
+  EXPECT_EQ(all.at(2), chooses);
+  EXPECT_EQ(all.at(3), chooses);
+  for (const int raw : {0, 1})
+    EXPECT_EQ(all.at(raw).count("selected"), 0u) << "these have a window";
+}
 
 // llama.cpp converts a float cache for each call: what arrives is no cache, and yet a layer's.
 TEST(LlamaCpp, LayersOfAFloatCacheAreKnown) {
@@ -263,6 +331,37 @@ TEST(LlamaCpp, CacheInEightBits) {
   const auto batch = random_tokens(random, 500, 0, 0);
   theirs->decode(batch), ours->decode(batch);
   EXPECT_LT(difference(ours->logits(499), copy(theirs->logits(499))), 0.1);
+}
+
+// llama.cpp's `auto` asks with an empty cache whether flash attention lands where the layer is: it stays on, and what
+// comes after the first prompt is computed here, single tokens, too.
+TEST(LlamaCpp, SingleTokensOverACacheOfFourBits) {
+  const Model model("llama");
+  for (const ggml_type type : {GGML_TYPE_Q4_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL}) {
+    SCOPED_TRACE(ggml_type_name(type));
+    const auto file = std::filesystem::path(::testing::TempDir()) /
+                      ("quoka_four_bits_" + std::to_string(::getpid()) + ".json");
+    const auto theirs = model.session(false, 128, true, type);
+    restart_with({{"QUOKA_STATS", file.string()}});
+    const auto ours = model.session(true, 128, true, type);
+    std::mt19937 random(1);
+    for (const int count : {400, 1, 1, 2}) {
+      static llama_pos length = 0;
+      if (count == 400) length = 0;
+      const auto batch = random_tokens(random, count, 0, length);
+      length += count;
+      theirs->decode(batch), ours->decode(batch);
+      EXPECT_LT(difference(ours->logits(count - 1), copy(theirs->logits(count - 1))), 0.3);
+    }
+    restart_with({});
+    std::ifstream stream(file);
+    const auto all = nlohmann::json::parse(stream);
+    std::filesystem::remove(file);
+    ASSERT_EQ(all["layers"].size(), 4u);
+    // Of four ubatches of a prompt the first is over an empty cache, and the second has the same graph.
+    for (const auto& layer : all["layers"]) EXPECT_EQ(layer["did"]["exact: the mode"], 2 + 3);
+    EXPECT_GT(all["questions_declined"]["few queries over an empty cache"], 0);
+  }
 }
 
 // Random decode steps, chunks, removals, shifts and copies on two sequences, the same in both sessions.

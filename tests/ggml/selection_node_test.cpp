@@ -49,9 +49,7 @@ void expect_selected(GraphOfOne& graph, const Sequence& sequence, const std::vec
                                                 {0, s.head_dim, row, 1});
   };
   const quoka::QuokaSelector selector(
-      mode == "robust"        ? quoka::QuokaOptions::robust(s.q_heads / s.kv_heads, budget)
-      : mode == "recommended" ? quoka::QuokaOptions::recommended(s.q_heads / s.kv_heads, budget)
-                              : quoka::QuokaOptions::paper(budget));
+      quoka::QuokaOptions::preset(mode, quoka::Budget::keys(budget)));
   const Index q_row = s.q_heads * s.head_dim;
   std::vector<float> expected(static_cast<std::size_t>(sequence.count * q_row));
   for (Index i = 0, n = 0; i < sequence.count; i += n) {  // chunks end at multiples of 32 tokens
@@ -67,7 +65,10 @@ void expect_selected(GraphOfOne& graph, const Sequence& sequence, const std::vec
     sketch.update(k, 0, len, quoka::SerialExecutor{});
     quoka::QuokaSelector::State state;
     quoka::Selection keep;
-    selector.select({.q = q, .k = k.slice(0, begin), .sketch = mode != "quoka" ? &sketch : nullptr},
+    selector.select({.q = q,
+                     .k = k.slice(0, begin),
+                     .logits = quoka::LogitOptions{},
+                     .sketch = mode != "quoka" ? &sketch : nullptr},
                     state, keep, quoka::SerialExecutor{});
     quoka::attention(q, {k.slice(0, begin), v.slice(0, begin), keep},
                      {k.slice(begin, n), v.slice(begin, n)}, out);
@@ -115,7 +116,8 @@ TEST(SelectionNode, Presets) {  // by a sketch
     GraphOfOne graph(shape(40));
     const Sequence sequence{range(0, 300), 0, 40};
     see(graph, sequence);
-    const std::string told = R"({"mode": ")" + mode + R"(", "budget": 48, "chunk": 32})";
+    const std::string told =
+        R"({"mode": ")" + mode + R"(", "budget": 48, "chunk": 32, "dense_layers": 0})";
     expect_selected(graph, sequence, graph.computed_by(Backends::quoka(told).get()), mode);
   }
 }
@@ -274,9 +276,9 @@ TEST(SelectionNode, DenseLayersAndOtherModelsStayExact) {
   const auto exact = graph.computed_by(Backends::quoka("").get());
   for (const char* const text :
        {R"({"mode": "quoka", "budget": 48, "dense_layers": [1]})",
-        R"({"mode": "quoka", "budget": 48, "dense_layers": 2})",
-        R"({"mode": "quoka", "budget": 48, "model": {"head_dim": 128}})",
-        R"({"mode": "quoka", "budget": 48, "layer_budgets": {"1": 1000}})"}) {
+        R"({"mode": "quoka", "budget": 48, "dense_layers": 1})",
+        R"({"mode": "quoka", "budget": 48, "dense_layers": 0, "model": {"head_dim": 128}})",
+        R"({"mode": "quoka", "budget": 48, "dense_layers": 0, "layer_budgets": {"1": 1000}})"}) {
     SCOPED_TRACE(text);
     EXPECT_LT(relative_error(graph.computed_by(Backends::quoka(text).get()), exact), tolerance);
   }
@@ -286,14 +288,40 @@ TEST(SelectionNode, BadParametersMakeNoBackend) {
   backends();
   for (const char* const text :
        {R"({"mode": "fast"})", R"({"budget": -3})", R"({"budget": 1.5})", R"({"bugdet": 3})", "[1]",
-        "{", R"({"threads": -1})", R"({"layer_budgets": {"x": 3}})"})
+        "{", R"({"threads": -1})", R"({"layer_budgets": {"x": 3}})", R"({"budget": 0})",
+        R"({"chunk": 64,})", R"({"chunk": 64, "chunk": 32})"})
     EXPECT_EQ(Backends::quoka(text), nullptr) << text;
 }
 
-TEST(SelectionNode, MasksWithOtherNumbersAreExact) {
+// One biased entry: its row is exact, the others select as without it.
+TEST(SelectionNode, ABiasedEntryCostsItsRowAlone) {
+  GraphOfOne graph(shape(40));
+  const Sequence sequence{range(0, 340), 0, 40};
+  see(graph, sequence);
+  const auto without = graph.computed_by(Backends::quoka(settings).get());
+  graph.mask_at(3, 7) = ggml_fp32_to_fp16(-0.001f);
+  const auto ours = graph.computed_by(Backends::quoka(settings).get()),
+             theirs = graph.computed_by(backends().cpu.get());
+  const auto row = [&](const std::vector<float>& all, Index query) {
+    const auto first = all.begin() + query * graph.s.q_heads * graph.s.v_dim;
+    return std::vector<float>(first, first + graph.s.q_heads * graph.s.v_dim);
+  };
+  for (Index query = 0; query < 40; ++query) {
+    SCOPED_TRACE(query);
+    if (query == 7)
+      EXPECT_LT(relative_error(row(ours, query), row(theirs, query)), 1e-5);
+    else
+      EXPECT_EQ(row(ours, query), row(without, query));
+  }
+}
+
+// Every row biased: no chunk of it is left to select.
+TEST(SelectionNode, BiasedRowsAreExact) {
   GraphOfOne graph(shape(40));
   graph.see_causally(300);
-  graph.mask_at(3, 7) = ggml_fp32_to_fp16(-0.5f);
+  for (std::int64_t query = 0; query < 40; ++query)
+    for (std::int64_t cell = query % 3; cell <= 300 + query; cell += 3)
+      graph.mask_at(cell, query) = ggml_fp32_to_fp16(-0.5f);
   const auto ours = graph.computed_by(Backends::quoka(settings).get());
   EXPECT_LT(relative_error(ours, graph.computed_by(backends().cpu.get())), 1e-5);
 }

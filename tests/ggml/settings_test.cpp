@@ -49,8 +49,9 @@ TEST(GgmlSettings, AreExactUnlessToldOtherwise) {
   const Told told({});
   EXPECT_EQ(told.problem, "");
   EXPECT_EQ(told.settings.mode, "exact");
-  EXPECT_EQ(told.settings.policy.dense, std::set<Index>{0});
-  EXPECT_EQ(told.settings.policy.budget->keys(9000), 1024);
+  EXPECT_EQ(told.settings.first_dense, 1);
+  EXPECT_TRUE(told.settings.policy.dense.empty());
+  EXPECT_EQ(told.settings.policy.budget->count(9000), 1024);
   EXPECT_NE(told.settings.summary().find("exact attention"), std::string::npos);
 }
 
@@ -70,9 +71,10 @@ TEST(GgmlSettings, Variables) {
   EXPECT_EQ(told.problem, "");
   const Settings& s = told.settings;
   EXPECT_EQ(s.mode, "robust");
-  EXPECT_EQ(s.selection(1, 0).budget.keys(800), 200);
-  EXPECT_EQ(s.selection(8, 0).n_queries, quoka::QuokaOptions::robust(8).n_queries);
+  EXPECT_EQ(s.selection(0).budget.count(800), 200);
+  EXPECT_EQ(s.selection(0).n_queries, quoka::QuokaOptions::robust().n_queries);
   EXPECT_EQ(s.policy.dense, (std::set<Index>{2, 5}));
+  EXPECT_EQ(s.first_dense, 0);
   EXPECT_EQ(s.chunk, 64);
   EXPECT_EQ(s.min_past, 4096);
   EXPECT_EQ(s.min_queries, 7);
@@ -92,35 +94,102 @@ TEST(GgmlSettings, APolicyFileThatVariablesOverrule) {
   EXPECT_EQ(told.problem, "");
   const Settings& s = told.settings;
   EXPECT_EQ(s.mode, "robust");
-  EXPECT_EQ(s.selection(1, 1).budget.keys(9000), 512);
-  EXPECT_EQ(s.selection(1, 2).budget.keys(9000), 4500);
-  EXPECT_EQ(s.selection(1, 7).budget.keys(9000), 2048);
+  EXPECT_EQ(s.selection(1).budget.count(9000), 512);
+  EXPECT_EQ(s.selection(2).budget.count(9000), 4500);
+  EXPECT_EQ(s.selection(7).budget.count(9000), 2048);
   EXPECT_EQ(s.policy.kv_heads, 4);
   // A backend's own parameters come last.
   const Settings more = with_parameters(s, R"({"mode": "quoka", "dense_layers": 1})");
   EXPECT_EQ(more.mode, "quoka");
-  EXPECT_EQ(more.policy.dense, std::set<Index>{0});
-  EXPECT_EQ(more.selection(1, 7).budget.keys(9000), 2048);
+  EXPECT_EQ(more.first_dense, 1);
+  EXPECT_TRUE(more.policy.dense.empty());
+  EXPECT_EQ(more.selection(7).budget.count(9000), 2048);
   EXPECT_EQ(with_parameters(s, nullptr).told, s.told);
 }
 
-TEST(GgmlSettings, StatsToAFile) {
-  using Variables = std::map<std::string, std::string>;
-  const Told told(Variables{{"QUOKA_STATS", "/tmp/a file.json"}});
-  EXPECT_EQ(told.problem, "");
-  EXPECT_EQ(told.settings.stats_file, "/tmp/a file.json");
-  EXPECT_FALSE(told.settings.stats);
-  EXPECT_NE(Told(Variables{{"QUOKA_STATS", "\"\""}}).problem.find("a file's path"),
-            std::string::npos);
+using Variables = std::map<std::string, std::string>;
+
+TEST(GgmlSettings, StatsAreASwitchOrAPath) {
+  for (const char* const path : {"/tmp/a file.json", "here.json", "./1", "folder/yes"}) {
+    const Told told(Variables{{"QUOKA_STATS", path}});
+    EXPECT_EQ(told.problem, "");
+    EXPECT_EQ(told.settings.stats_file, path);
+    EXPECT_FALSE(told.settings.stats);
+  }
+  for (const char* const on : {"1", "true"})
+    EXPECT_TRUE(Told(Variables{{"QUOKA_STATS", on}}).settings.stats) << on;
+  for (const char* const off : {"0", "false"}) {
+    const Told told(Variables{{"QUOKA_STATS", off}});
+    EXPECT_EQ(told.problem, "") << off;
+    EXPECT_FALSE(told.settings.stats) << off;
+  }
+  for (const char* const neither : {"yes", "on", "2", "1,", "", "\"\"", "[1]", "stats"}) {
+    const Told told(Variables{{"QUOKA_STATS", neither}});
+    EXPECT_NE(told.problem.find("0, 1, or a file's path"), std::string::npos) << neither;
+    EXPECT_EQ(told.settings.stats_file, "") << neither;
+  }
+}
+
+// A variable with a typo is no variable: silence would leave its user in exact mode.
+TEST(GgmlSettings, UnknownVariablesAreNamedWithTheNearest) {
+  const std::pair<const char*, const char*> cases[] = {{"QUOKA_MOED", "QUOKA_MODE"},
+                                                       {"QUOKA_BUGDET", "QUOKA_BUDGET"},
+                                                       {"QUOKA_DENSE_LAYER", "QUOKA_DENSE_LAYERS"},
+                                                       {"QUOKA_MINPAST", "QUOKA_MIN_PAST"},
+                                                       {"QUOKA_CONFG", "QUOKA_CONFIG"},
+                                                       {"QUOKA_STAT", "QUOKA_STATS"},
+                                                       {"QUOKA_mode", "QUOKA_MODE"}};
+  for (const auto& [name, nearest] : cases) {
+    const Told told(Variables{{name, "quoka"}, {"QUOKA_MODE", "robust"}});
+    EXPECT_NE(told.problem.find(std::string(name) + " is no variable"), std::string::npos)
+        << told.problem;
+    EXPECT_NE(told.problem.find(std::string(nearest) + " is"), std::string::npos) << told.problem;
+    EXPECT_EQ(told.settings.mode, "exact") << name;
+  }
+  EXPECT_EQ(
+      Told(Variables{{"QUOKA_TINYLLAMA", "x"}, {"QUOKAS", "x"}, {"MY_QUOKA_MODE", "x"}}).problem,
+      "")
+      << "not ours";
+  const Told member(Variables{{"QUOKA_CONFIG", written(R"({"min_pasts": 3})")}});
+  EXPECT_NE(member.problem.find("min_pasts is no setting of this backend, min_past is"),
+            std::string::npos)
+      << member.problem;
+}
+
+// Every variable, with numbers that do not end where they should, of the wrong kind, and at their borders.
+TEST(GgmlSettings, ValuesAreReadToTheirEnd) {
+  const std::vector<std::string> garbage{"1,",
+                                         "1024 keys",
+                                         "0x10",
+                                         "1e",
+                                         "[1",
+                                         "[1],",
+                                         "{}",
+                                         "null",
+                                         "1;",
+                                         "--1",
+                                         "99999999999999999999",
+                                         "nan",
+                                         ""};
+  for (const char* const name :
+       {"QUOKA_MODE", "QUOKA_BUDGET", "QUOKA_DENSE_LAYERS", "QUOKA_CHUNK", "QUOKA_DECODE",
+        "QUOKA_MIN_PAST", "QUOKA_MIN_QUERIES", "QUOKA_THREADS", "QUOKA_SKETCH", "QUOKA_QUIET",
+        "QUOKA_ISA", "QUOKA_CONFIG"})
+    for (const std::string& value : garbage) {
+      if (value.empty() && std::string(name) == "QUOKA_ISA") continue;  // none, as for the library
+      const Told told(Variables{{name, value}});
+      EXPECT_NE(told.problem, "") << name << "=" << value;
+      EXPECT_EQ(told.settings.mode, "exact");
+    }
 }
 
 TEST(GgmlSettings, BudgetsByScores) {
   const Told told({{"QUOKA_MODE", "robust"}, {"QUOKA_BUDGET", "mass:0.9:64:4096"}});
   EXPECT_EQ(told.problem, "");
-  const quoka::Budget budget = told.settings.selection(4, 1).budget;
+  const quoka::Budget budget = told.settings.selection(1).budget;
   EXPECT_EQ(budget.rule(), quoka::Budget::Rule::mass);
   EXPECT_EQ(budget.least(9000), 64);
-  EXPECT_EQ(budget.keys(9000), 4096);
+  EXPECT_EQ(budget.count(9000), 4096);
   EXPECT_EQ(Told({{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "relative:0.5"}}).problem, "");
 }
 
@@ -129,11 +198,11 @@ TEST(GgmlSettings, EveryPreset) {
     const std::map<std::string, std::string> variables{{"QUOKA_MODE", mode}};
     const Told told(variables);
     EXPECT_EQ(told.problem, "");
-    return told.settings.selection(4, 1).top_k.window;
+    return told.settings.selection(1).top_k.window;
   };
   EXPECT_EQ(window("quoka"), quoka::QuokaOptions::paper().top_k.window);
-  EXPECT_EQ(window("recommended"), quoka::QuokaOptions::recommended(4).top_k.window);
-  EXPECT_EQ(window("robust"), quoka::QuokaOptions::robust(4).top_k.window);
+  EXPECT_EQ(window("recommended"), quoka::QuokaOptions::recommended().top_k.window);
+  EXPECT_EQ(window("robust"), quoka::QuokaOptions::robust().top_k.window);
 }
 
 TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
@@ -141,6 +210,19 @@ TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
       {{{"QUOKA_MODE", "fast"}}, "mode is \"fast\""},
       {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "-3"}}, "budget is -3"},
       {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "1.5"}}, "budget is 1.5"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "0"}}, "budget is 0, but must be a count"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "1"}}, "budget is 1, but must be a count"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "true"}}, "budget is true"},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "1024,"}}, "budget is \"1024,\""},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_DENSE_LAYERS", "[0,5,]"}}, "dense_layers is \"[0,5,]\""},
+      {{{"QUOKA_CONFIG", written(R"({"mode": "quoka",})")}}, "cannot be read from byte"},
+      {{{"QUOKA_CONFIG", written(R"({"mode": "quoka"} x)")}}, "cannot be read from byte"},
+      {{{"QUOKA_CONFIG", written(R"({"mode": "quoka", "budget": 9, "mode": "exact"})")}},
+       "\"mode\" occurs twice"},
+      {{{"QUOKA_CONFIG", written(R"({"model": {"q_heads": 1, "q_heads": 2}})")}},
+       "\"q_heads\" occurs twice"},
+      {{{"QUOKA_CONFIG", written(R"({"mode": 3})")}}, "mode is 3"},
+      {{{"QUOKA_CONFIG", written(R"({"layer_budgets": {"3": 0}})")}}, "layer 3 is 0"},
       {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "mass:2"}}, "mass:2"},
       {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "mass:0.9"}}, "no mass"},
       {{{"QUOKA_MODE", "quoka"}, {"QUOKA_DENSE_LAYERS", "99999999999"}}, "dense_layers"},
@@ -166,7 +248,8 @@ TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
 
 TEST(GgmlSettings, BadParametersThrow) {
   for (const char* const text :
-       {R"({"mode": "fast"})", "[1]", "{", R"({"threads": 2000})", R"({"isa": "sse2"})"})
+       {R"({"mode": "fast"})", "[1]", "{", R"({"threads": 2000})", R"({"isa": "sse2"})",
+        R"({"moed": "quoka"})", R"({"mode": "quoka", "mode": "quoka"})"})
     EXPECT_THROW((void)with_parameters({}, text), std::invalid_argument) << text;
 }
 

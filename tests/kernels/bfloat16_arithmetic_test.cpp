@@ -285,7 +285,8 @@ TEST(Bfloat16Attention, ARowsBitsAreItsOwn) {
     for (Index c = 0; c < 16; ++c)
       if (i != 17) others.q(0, 0, i, c) *= i % 2 == 0 ? -8.0f : 8.0f;
   for_each_unit([&](const Panels& unit) {
-    const auto a = attend_by(unit, in), b = attend_by(unit, others);
+    const AttentionOptions options{.query_position = 501};
+    const auto a = attend_by(unit, in, options), b = attend_by(unit, others, options);
     EXPECT_TRUE(same_row(a, b, 0, 0, 17));
     EXPECT_FALSE(same_row(a, b, 0, 0, 16));
   });

@@ -86,18 +86,18 @@ void expect_same_selection(const Tensor4<T>& q, const Tensor4<T>& k, QuokaOption
   for (Index begin = 0; begin < k.dimension(2); begin += chunk) {
     const Index n = std::min(chunk, k.dimension(2) - begin);
     cache.append(quoka::view_of(k).slice(begin, n), quoka::view_of(v).slice(begin, n));
-    sketched.appended(SelectorInput{{}, cache.k(), cache.inverse_norms(), cache.capacity()}, state,
-                      SerialExecutor{});
+    sketched.appended(SelectorInput{{}, cache.k(), {}, cache.inverse_norms(), cache.capacity()},
+                      state, SerialExecutor{});
   }
   const bool used = options.scoring == Scoring::cosine;  // a dot product has no sketch
   ASSERT_EQ(options.domain, quoka::Domain::logit) << "sketched_mass_test.cpp";
   ASSERT_EQ(state.scorer.sketch.keys.len(), used ? k.dimension(2) : 0);
-  const SelectorInput input{q, cache.k(), cache.inverse_norms(), cache.capacity()};
+  const SelectorInput input{q, cache.k(), LogitOptions{}, cache.inverse_norms(), cache.capacity()};
   Selection a, b;
   sketched.select(input, state, a, SerialExecutor{});
   exact.select(input, exact_state, b, SerialExecutor{});
   EXPECT_EQ(a, b) << name_of(options);
-  sketched.select(SelectorInput{q, cache.k()}, state, a, SerialExecutor{});
+  sketched.select(SelectorInput{q, cache.k(), LogitOptions{}}, state, a, SerialExecutor{});
   EXPECT_EQ(a, b) << "without inverse norms";
 }
 
@@ -108,7 +108,8 @@ TEST(SketchOf, SelectsWhatFloatScoresSelect) {
       for (Index kv_len : {5, 127, 501}) {
         const auto q = random.tensor<T>(2, 4, 37, dim);
         const auto k = random.tensor<T>(2, 2, kv_len, dim);
-        for (Index budget : {1, 4, 100}) expect_same_selection(q, k, {.budget = budget});
+        for (Index budget : {1, 4, 100})
+          expect_same_selection(q, k, {.budget = Budget::keys(budget)});
       }
   });
 }
@@ -119,7 +120,7 @@ TEST(SketchOf, SelectsTheSameWithEverySwitch) {
   const auto k = random.tensor<Element>(1, 2, 401, 24);
   for (QuokaOptions options : every_switch()) {
     if (options.domain == quoka::Domain::softmax) continue;  // sketched_mass_test.cpp
-    options.budget = 63;
+    options.budget = Budget::keys(63);
     expect_same_selection(q, k, options);
   }
 }
@@ -134,7 +135,7 @@ TEST(SketchOf, SelectsTheSameOfTiesAndNearTies) {
                                       (t % 3 == 0 && c == t % 32 ? 1.002 : 1.0));
   for (Index budget : {1, 50, 120, 250})
     for (Index window : {1, 5})
-      expect_same_selection(q, k, {.budget = budget, .top_k = {.window = window}});
+      expect_same_selection(q, k, {.budget = Budget::keys(budget), .top_k = {.window = window}});
 }
 
 TEST(SketchOf, SelectsTheSameWithOneHugeChannel) {
@@ -143,9 +144,9 @@ TEST(SketchOf, SelectsTheSameWithOneHugeChannel) {
   auto k = random.tensor<Element>(1, 1, 300, 64);
   for (Index t = 0; t < 300; ++t)
     k(0, 0, t, 5) = stored<Element>(200.0 + 0.5 * static_cast<double>(t % 7));
-  expect_same_selection(q, k, {.budget = 20});
+  expect_same_selection(q, k, {.budget = Budget::keys(20)});
   for (Index i = 0; i < 17; ++i) q(0, 1, i, 5) = stored<Element>(-500.0);
-  expect_same_selection(q, k, {.budget = 20});
+  expect_same_selection(q, k, {.budget = Budget::keys(20)});
 }
 
 TEST(SketchOf, SelectsTheSameOfZeroKeysAndZeroQueries) {
@@ -154,9 +155,9 @@ TEST(SketchOf, SelectsTheSameOfZeroKeysAndZeroQueries) {
   auto k = random.tensor<Element>(1, 1, 130, 20);
   for (Index t = 0; t < 130; t += 2)
     for (Index c = 0; c < 20; ++c) k(0, 0, t, c) = stored<Element>(0.0);
-  expect_same_selection(q, k, {.budget = 90});
+  expect_same_selection(q, k, {.budget = Budget::keys(90)});
   q.setZero();
-  expect_same_selection(q, k, {.budget = 90});
+  expect_same_selection(q, k, {.budget = Budget::keys(90)});
 }
 
 TEST(SketchOf, SelectsTheSameAmongKeysThatAreNotFinite) {
@@ -167,7 +168,7 @@ TEST(SketchOf, SelectsTheSameAmongKeysThatAreNotFinite) {
     for (Index t = 0; t < 130; t += 3) k(0, 0, t, t % 20) = stored<Element>(odd);
     for (Index budget : {10, 80, 100, 129})  // 86 keys are finite
       for (Index window : {1, 7})
-        expect_same_selection(q, k, {.budget = budget, .top_k = {.window = window}});
+        expect_same_selection(q, k, {.budget = Budget::keys(budget), .top_k = {.window = window}});
   }
 }
 
@@ -179,7 +180,8 @@ TEST(SketchExtremes, SelectsTheSameOfKeysNearTheEndsOfFloat) {
   for (Index t = 0; t < 130; ++t)
     for (Index c = 0; c < 20; ++c)
       k(0, 0, t, c) = static_cast<float>(static_cast<double>(k(0, 0, t, c)) * sizes[t % 8]);
-  for (Index budget : {1, 10, 64, 120}) expect_same_selection(q, k, {.budget = budget});
+  for (Index budget : {1, 10, 64, 120})
+    expect_same_selection(q, k, {.budget = Budget::keys(budget)});
 }
 
 // Sums of so many products of codes do not fit 32 bits.
@@ -193,7 +195,7 @@ TEST(SketchExtremes, SelectsTheSameByTheMeanOfVeryManyQueries) {
     for (Index c = 0; c < 128; ++c)
       k(0, 0, t, c) = (c % 2 == 0 ? 1.0f : -1.0f) + 0.001f * k(0, 0, t, c);
   expect_same_selection(q, k,
-                        {.budget = 20,
+                        {.budget = Budget::keys(20),
                          .n_queries = 128,
                          .aggregation = quoka::Aggregation::mean,
                          .group_mode = quoka::GroupMode::per_head});
@@ -203,8 +205,8 @@ TEST(SketchThreads, AnyNumberOfThreadsGivesTheSame) {
   Random random(308);
   const Index kv_len = quoka::tuning::sketch_task_keys + 127;
   const auto q = random.tensor<float>(1, 4, 37, 16), k = random.tensor<float>(1, 2, kv_len, 16);
-  const SelectorInput input{q, k};
-  const QuokaSelector selector({.budget = 501, .sketch = Sketch::on});
+  const SelectorInput input{q, k, LogitOptions{}};
+  const QuokaSelector selector({.budget = Budget::keys(501), .sketch = Sketch::on});
   QuokaSelector::State alone;
   Selection expected;
   selector.appended(input, alone, SerialExecutor{});
@@ -234,8 +236,9 @@ TEST(SketchedCache, FollowsTheCacheThroughTruncateAndAnotherBranch) {
   const auto q = random.tensor<float>(1, 4, 16, 24), k = random.tensor<float>(1, 2, 300, 24),
              other = random.tensor<float>(1, 2, 100, 24), v = random.tensor<float>(1, 2, 300, 8);
   const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 24, .v_dim = 8};
-  quoka::ChunkedPrefill<QuokaSelector> layer(shape, {.budget = 31, .sketch = Sketch::on}),
-      fresh(shape, {.budget = 31, .sketch = Sketch::off});
+  quoka::ChunkedPrefill<QuokaSelector> layer(shape,
+                                             {.budget = Budget::keys(31), .sketch = Sketch::on}),
+      fresh(shape, {.budget = Budget::keys(31), .sketch = Sketch::off});
   const TensorView<const float> keys(k), values(v), branch(other);
   layer.append(keys, values);
   layer.truncate(203);
@@ -373,11 +376,11 @@ void expect_bound_is_kept(const Tensor4<float>& q, const WholeBound::Vector& odd
   const auto k = rows_of(keys);
   for (Aggregation aggregation : aggregations)
     for (Index window : {1, 2}) {
-      const QuokaOptions options{.budget = 20,
+      const QuokaOptions options{.budget = Budget::keys(20),
                                  .aggregation = aggregation,
                                  .top_k = {.window = window},
                                  .sketch = Sketch::off};
-      const auto list = QuokaSelector(options).select(q, k).positions(0, 0);
+      const auto list = QuokaSelector(options).select(q, k, {}).positions(0, 0);
       if (window == 1) {
         ASSERT_EQ(std::binary_search(list.begin(), list.end(), Position{50}), contains_odd);
       }
@@ -444,8 +447,8 @@ TEST(SketchBound, TakesAKeyBeforeOneThatIsSureToBeAboveTheLevel) {
   for (std::size_t i = 0; i < 10; ++i) keys[12 + 2 * i] = key(0, 1);
   for (std::size_t i = 0; i < 3; ++i) keys[34 + 2 * i] = key(-7, 2);
   const auto q = rows_of({x.coarse(1)}), k = rows_of(keys);
-  const QuokaOptions options{.budget = 15, .sketch = Sketch::off};
-  const auto list = QuokaSelector(options).select(q, k).positions(0, 0);
+  const QuokaOptions options{.budget = Budget::keys(15), .sketch = Sketch::off};
+  const auto list = QuokaSelector(options).select(q, k, {}).positions(0, 0);
   EXPECT_EQ(list[0], 0);
   EXPECT_EQ(list[1], 2);
   EXPECT_EQ(list[2], 12);
@@ -526,7 +529,7 @@ TEST_F(SketchFuzz, SelectsWhatFloatScoresSelect) {
     const auto k = rows(1, kv_len, dim, 15);
     if (group == 2 && random_.below(2) == 0) cancel(q);
     const QuokaOptions options{
-        .budget = 1 + random_.below(kv_len - 1),
+        .budget = Budget::keys(1 + random_.below(kv_len - 1)),
         .n_queries = 1 + random_.below(6),
         .aggregation = aggregations[uz(random_.below(2))],
         .group_mode = group_modes[uz(random_.below(3))],
@@ -546,10 +549,11 @@ TEST(SketchExtremes, SelectsTheSameByAQueryOfDenormals) {
     q(0, 1, 0, 0) = -1.0f, q(0, 1, 0, 1) = rest;
     for (Index t = 0; t < 40; ++t)
       k(0, 0, t, 0) = t < 30 ? 1.0f : 0.0f, k(0, 0, t, 1) = 1.0f - k(0, 0, t, 0);
-    for (Index budget : {1, 10, 35}) expect_same_selection(q, k, {.budget = budget});
+    for (Index budget : {1, 10, 35}) expect_same_selection(q, k, {.budget = Budget::keys(budget)});
     if (rest == 0.0f) continue;
-    const auto list =
-        QuokaSelector({.budget = 10, .sketch = Sketch::off}).select(q, k).positions(0, 0);
+    const auto list = QuokaSelector({.budget = Budget::keys(10), .sketch = Sketch::off})
+                          .select(q, k, {})
+                          .positions(0, 0);
     EXPECT_EQ(list.front(), 30) << rest;
   }
 }
@@ -565,8 +569,10 @@ TEST(SketchExtremes, SelectsTheSameByTinyQueriesOfTinyKeys) {
       const auto k = random.tensor<float>(1, 1, 60, 20, of_k);
       for (Aggregation aggregation : aggregations)
         for (Index window : {1, 3})
-          expect_same_selection(
-              q, k, {.budget = 20, .aggregation = aggregation, .top_k = {.window = window}});
+          expect_same_selection(q, k,
+                                {.budget = Budget::keys(20),
+                                 .aggregation = aggregation,
+                                 .top_k = {.window = window}});
     }
 }
 
@@ -578,49 +584,60 @@ KeySketch sketch_of(const Rows& k) {
   return sketch;
 }
 
+// Keys of a cache, looked up in its sketch.
+void look_up(const KeySketch& sketch, const Rows& k, std::uint64_t turn = 0) {
+  detail::FloatRow reader;
+  reader.reserve(k);
+  sketch.require_held(k, sketch.places_of(k), turn, reader);
+}
+KeySketch cache_sketch_of(const Rows& k) {
+  KeySketch sketch;
+  sketch.update(k, 0, k.len(), SerialExecutor{});
+  return sketch;
+}
+
 TEST(KeySketch, KnowsTheKeysItWasMadeFrom) {
   Random random(318);
-  for (Index len : {1, 16, 37}) {
-    const auto k = random.tensor<float>(2, 3, len, 30);
-    KeySketch sketch = sketch_of(k);
-    EXPECT_NO_THROW(sketch.require_made_from(k));
+  for (Index len : {1, 16, 37, 500}) {
+    const auto k = random.tensor<float>(1, 3, len, 30);
+    const KeySketch sketch = cache_sketch_of(k);
+    for (std::uint64_t turn = 0; turn < 20; ++turn) EXPECT_NO_THROW(look_up(sketch, k, turn));
   }
 }
 
 TEST(KeySketch, RefusesOtherKeysOfTheSameShape) {
   Random random(319);
   for (Index len : {1, 16, 37}) {
-    const auto k = random.tensor<float>(2, 3, len, 30), other = random.tensor<float>(2, 3, len, 30);
-    KeySketch sketch = sketch_of(k);
-    expect_refused([&] { sketch.require_made_from(other); }, {"key", "state"});
+    auto k = random.tensor<float>(1, 3, len, 30);
+    const KeySketch sketch = cache_sketch_of(k);
+    for (Index i = 0; i < k.size(); ++i) k.data()[i] = static_cast<float>(random.normal());
+    expect_refused([&] { look_up(sketch, k); }, {"key at position", len, "update()"});
   }
 }
 
 TEST(KeySketch, RefusesKeysOfWhichOneHeadIsAnothers) {
   Random random(320);
-  const auto k = random.tensor<float>(2, 3, 37, 30);
-  for (Index b = 0; b < 2; ++b)
-    for (Index head = 0; head < 3; ++head) {
-      auto other = k;
-      other.chip(b, 0).chip(head, 0) = random.tensor<float>(1, 1, 37, 30).chip(0, 0).chip(0, 0);
-      KeySketch sketch = sketch_of(k);
-      expect_refused([&] { sketch.require_made_from(other); }, {"key"});
-    }
+  for (Index head = 0; head < 3; ++head) {
+    auto k = random.tensor<float>(1, 3, 37, 30);
+    const KeySketch sketch = cache_sketch_of(k);
+    k.chip(head, 1) = random.tensor<float>(1, 1, 37, 30).chip(0, 1);
+    expect_refused([&] { look_up(sketch, k); }, {"KV head " + std::to_string(head)});
+  }
 }
 
 TEST(KeySketch, RefusesKeysOfAnotherLength) {
   Random random(321);
   const auto k = random.tensor<float>(1, 2, 37, 30);
-  KeySketch sketch = sketch_of(k);
-  expect_refused([&] { sketch.require_made_from(Rows(k).slice(0, 36)); }, {"len", 36, 37});
+  const KeySketch sketch = sketch_of(k);
+  expect_refused([&] { sketch.require_shape_of(Rows(k).slice(0, 36)); }, {"len", 36, 37});
 }
 
 TEST(KeySketch, RefusesAnotherHeadDimOfTheSamePaddedWidth) {
   Random random(322);
   const auto k = random.tensor<float>(1, 2, 37, 30), wider = random.tensor<float>(1, 2, 37, 32);
   ASSERT_EQ(simd::code_block_bytes(30), simd::code_block_bytes(32));
-  KeySketch sketch = sketch_of(k);
-  expect_refused([&] { sketch.require_made_from(wider); }, {"dim", 32, 30});
+  const KeySketch sketch = sketch_of(k);
+  expect_refused([&] { sketch.require_shape_of(wider); }, {"dim", 32, 30});
 }
 
 TEST(KeySketch, AppendForgetsKeysOfAnotherHeadDimOfTheSamePaddedWidth) {
@@ -644,7 +661,8 @@ TEST(KeySketch, AppendForgetsKeysOfAnotherBatchAndOfOtherHeads) {
     const auto other = random.tensor<float>(batch, heads, 37, 30);
     KeySketch sketch = sketch_of(k);
     sketch.append(other, 37, SerialExecutor{});
-    EXPECT_NO_THROW(sketch.require_made_from(other)) << batch << ", " << heads;
+    EXPECT_NO_THROW(sketch.require_shape_of(other)) << batch << ", " << heads;
+    EXPECT_TRUE(sketch.holds(batch - 1, heads - 1, 36, &other(batch - 1, heads - 1, 36, 0)));
   }
 }
 

@@ -1,4 +1,4 @@
-// The vector unit: exp2 and tanh within the errors they declare, max and min as in std, conversions
+// The vector unit: exp2, exp and tanh within the errors they declare, max and min as in std, conversions
 // of half and bfloat16 as Eigen's, transposes and reductions, whatever the ISA.
 
 #include <quoka/simd/simd.hpp>
@@ -78,24 +78,6 @@ TEST(Exp2, IsWithinItsDeclaredErrorOverItsRange) {
   RecordProperty("exp2_error", std::to_string(largest * 1e9) + "e-9");
 }
 
-TEST(Exp2, IsShortWithinItsErrorAndZeroAtTheSamePlaces) {
-  double largest = 0;
-  for (const float x : exp2_arguments()) {
-    const double exact = std::exp2(static_cast<double>(x));
-    const Lanes y = lanes_of(simd::exp2_short(simd::broadcast(x)));
-    for (const float lane : y) ASSERT_EQ(bits(lane), bits(simd::exp2_short(x))) << x;
-    largest = std::max(largest, std::abs(static_cast<double>(y[0]) / exact - 1.0));
-  }
-  EXPECT_LE(largest, static_cast<double>(simd::exp2_rough_max_error));
-  EXPECT_GT(largest, 0.8 * static_cast<double>(simd::exp2_rough_max_error));
-  for (const float x : {std::nextafter(simd::exp2_least, -1e9f), -126.5f, -149.0f, -1e30f,
-                        -std::numeric_limits<float>::infinity()})
-    for (const float lane : lanes_of(simd::exp2_short(simd::broadcast(x))))
-      EXPECT_EQ(bits(lane), 0u) << x;
-  for (const float lane : lanes_of(simd::exp2_short(simd::broadcast(std::nanf("")))))
-    EXPECT_TRUE(std::isnan(lane));
-}
-
 TEST(Exp2, OfPacketsAndOfFloatsHasTheSameBits) {
   const std::vector<float> xs = exp2_arguments();
   for (std::size_t at = 0; at < xs.size(); at += width) {
@@ -169,28 +151,108 @@ TEST(Exp2, LeavesTheOtherLanesAlone) {
     }
 }
 
-// ---- exp2_scaled --------------------------------------------------------------------------------
+// ---- exp ----------------------------------------------------------------------------------------
 
-TEST(Exp2Scaled, IsWithinItsDeclaredErrorOverItsRange) {
-  double largest = 0;
-  for (float x = -14.0f; x <= 0.0f; x += 0x1p-13f) {
-    const double exact = std::exp2(static_cast<double>(x) + 14.0);
-    const float y = simd::exp2_scaled<14>(x);
-    largest = std::max(largest, std::abs(static_cast<double>(y) - exact) / exact);
-    ASSERT_EQ(bits(lanes_of(simd::exp2_scaled<14>(simd::broadcast(x)))[width - 1]), bits(y)) << x;
+// [exp_least, 0], as exp2_arguments().
+std::vector<float> exp_arguments() {
+  std::vector<float> xs;
+  for (float x : exp2_arguments()) xs.push_back(std::max(x * 0.6931472f, simd::exp_least));
+  for (float x : exp2_arguments())
+    if (x >= simd::exp_least) xs.push_back(x);
+  while (xs.size() % width != 0) xs.push_back(-0.0f);
+  return xs;
+}
+double exp_error(float x) {
+  return static_cast<double>(simd::exp2_max_error - x * simd::exp_error_per_x);
+}
+// What is below the range, down to the last.
+const std::vector<float> below_exp = {
+    std::nextafter(simd::exp_least, -1e9f), -87.0f,   -88.0f, -104.0f, -1e4f, -1e30f, -2.4e38f,
+    std::numeric_limits<float>::lowest(),   -infinity};
+
+TEST(Exp, IsWithinItsDeclaredErrorOverItsRange) {
+  const std::vector<float> xs = exp_arguments();
+  double most = 0;
+  for (std::size_t at = 0; at < xs.size(); at += width) {
+    const Lanes y = lanes_of(simd::exp(simd::load_unaligned(&xs[at])));
+    for (std::size_t i = 0; i < width; ++i) {
+      const float x = xs[at + i];
+      const double exact = std::exp(static_cast<double>(x));
+      const double error = std::abs(static_cast<double>(y[i]) - exact) / exact;
+      ASSERT_LE(error, exp_error(x)) << x;
+      ASSERT_EQ(bits(y[i]), bits(simd::exp(x))) << x;
+      most = std::max(most, error / exp_error(x));
+    }
   }
-  EXPECT_LE(largest, static_cast<double>(simd::exp2_scaled_max_error));
+  EXPECT_GT(most, 0.3);
 }
 
-TEST(Exp2Scaled, AtTheEndsOfItsRange) {
-  EXPECT_EQ(simd::exp2_scaled<14>(0.0f), 0x1p14f);
-  EXPECT_EQ(lanes_of(simd::exp2_scaled<14>(simd::zero()))[0], 0x1p14f);
-  for (float x : {-16.01f, -20.0f, -1e30f, -infinity}) {
-    EXPECT_LT(simd::exp2_scaled<14>(x), 0.25f) << x;
-    EXPECT_LT(lanes_of(simd::exp2_scaled<14>(simd::broadcast(x)))[0], 0.25f) << x;
+TEST(Exp, OfZeroIsExactlyOne) {
+  for (const float zero : {0.0f, -0.0f}) {
+    EXPECT_EQ(simd::exp(zero), 1.0f);
+    for (const float lane : lanes_of(simd::exp(simd::broadcast(zero)))) EXPECT_EQ(lane, 1.0f);
   }
-  EXPECT_TRUE(std::isnan(simd::exp2_scaled<14>(not_a_number)));
-  EXPECT_TRUE(std::isnan(lanes_of(simd::exp2_scaled<14>(simd::broadcast(not_a_number)))[0]));
+}
+
+TEST(Exp, BelowItsRangeIsExactlyZeroAndOfNanNan) {
+  for (const float x : below_exp) {
+    EXPECT_EQ(bits(simd::exp(x)), 0u) << x;
+    for (const float lane : lanes_of(simd::exp(simd::broadcast(x)))) EXPECT_EQ(bits(lane), 0u) << x;
+    for (const float lane : lanes_of(simd::exp_short(simd::broadcast(x))))
+      EXPECT_EQ(bits(lane), 0u) << x;
+  }
+  for (std::uint32_t payload : {0x7fc00000u, 0xffc00000u, 0x7fc000ffu, 0xffc001ffu, 0x7fffffffu}) {
+    const float nan = std::bit_cast<float>(payload);
+    EXPECT_TRUE(std::isnan(simd::exp(nan)));
+    for (const float lane : lanes_of(simd::exp(simd::broadcast(nan))))
+      EXPECT_TRUE(std::isnan(lane));
+    for (const float lane : lanes_of(simd::exp_short(simd::broadcast(nan))))
+      EXPECT_TRUE(std::isnan(lane));
+  }
+}
+
+TEST(Exp, IsNeverDenormalNorAboveOneAndItsProductsAreNotEither) {
+  for (float x : exp_arguments()) {
+    const float y = simd::exp(x);
+    ASSERT_GE(y * 0x1p-26f, std::numeric_limits<float>::min()) << x;
+    ASSERT_LE(y, 1.0f) << x;
+  }
+}
+
+TEST(Exp, IsShortWithinItsError) {
+  double largest = 0;
+  for (const float x : exp_arguments()) {
+    const double exact = std::exp(static_cast<double>(x));
+    const Lanes y = lanes_of(simd::exp_short(simd::broadcast(x)));
+    for (const float lane : y) ASSERT_EQ(bits(lane), bits(simd::exp_short(x))) << x;
+    largest = std::max(largest, std::abs(static_cast<double>(y[0]) / exact - 1.0) - exp_error(x));
+  }
+  EXPECT_LE(largest, static_cast<double>(simd::exp2_rough_max_error));
+  EXPECT_GT(largest, 0.8 * static_cast<double>(simd::exp2_rough_max_error));
+}
+
+// ---- exp_scaled ---------------------------------------------------------------------------------
+
+TEST(ExpScaled, IsWithinItsDeclaredErrorOverItsRange) {
+  double largest = 0;
+  for (float x = -9.7f; x <= 0.0f; x += 0x1p-13f) {
+    const double exact = std::exp(static_cast<double>(x)) * 0x1p14;
+    const float y = simd::exp_scaled<14>(x);
+    largest = std::max(largest, std::abs(static_cast<double>(y) - exact) / exact);
+    ASSERT_EQ(bits(lanes_of(simd::exp_scaled<14>(simd::broadcast(x)))[width - 1]), bits(y)) << x;
+  }
+  EXPECT_LE(largest, static_cast<double>(simd::exp_scaled_max_error));
+}
+
+TEST(ExpScaled, AtTheEndsOfItsRange) {
+  EXPECT_EQ(simd::exp_scaled<14>(0.0f), 0x1p14f);
+  EXPECT_EQ(lanes_of(simd::exp_scaled<14>(simd::zero()))[0], 0x1p14f);
+  for (float x : {-11.1f, -20.0f, -1e30f, -3.4e38f, -infinity}) {
+    EXPECT_LT(simd::exp_scaled<14>(x), 0.25f) << x;
+    EXPECT_LT(lanes_of(simd::exp_scaled<14>(simd::broadcast(x)))[0], 0.25f) << x;
+  }
+  EXPECT_TRUE(std::isnan(simd::exp_scaled<14>(not_a_number)));
+  EXPECT_TRUE(std::isnan(lanes_of(simd::exp_scaled<14>(simd::broadcast(not_a_number)))[0]));
 }
 
 // ---- opaque -------------------------------------------------------------------------------------
@@ -208,21 +270,26 @@ TEST(Opaque, ReturnsItsArgument) {
   __attribute__((noinline,        \
                  optimize("O2", "associative-math", "no-signed-zeros", "no-trapping-math")))
 QUOKA_TEST_UNORDERED_SUMS float unordered_exp2(float x) { return simd::exp2(x); }
-QUOKA_TEST_UNORDERED_SUMS float unordered_exp2_scaled(float x) { return simd::exp2_scaled<14>(x); }
-QUOKA_TEST_UNORDERED_SUMS void unordered_exp2(const float* x, float* y) {
-  simd::store_unaligned(y, simd::exp2(simd::load_unaligned(x)));
+QUOKA_TEST_UNORDERED_SUMS float unordered_exp(float x) { return simd::exp(x); }
+QUOKA_TEST_UNORDERED_SUMS float unordered_exp_scaled(float x) { return simd::exp_scaled<14>(x); }
+QUOKA_TEST_UNORDERED_SUMS void unordered_exp(const float* x, float* y) {
+  simd::store_unaligned(y, simd::exp(simd::load_unaligned(x)));
 }
 
-TEST(Opaque, KeepsExp2FromReassociation) {
+TEST(Opaque, KeepsExponentialsFromReassociation) {
   for (float x = simd::exp2_least; x <= 0.0f; x += 0x1p-7f) {
-    const float exact = static_cast<float>(std::exp2(static_cast<double>(x)));
-    ASSERT_NEAR(unordered_exp2(x), exact, exact * 3e-7f) << x;
+    const float of_two = static_cast<float>(std::exp2(static_cast<double>(x)));
+    ASSERT_NEAR(unordered_exp2(x), of_two, of_two * 3e-7f) << x;
+    if (x < simd::exp_least) continue;
+    const auto exact = static_cast<float>(std::exp(static_cast<double>(x)));
+    const float error = 3e-7f - 2 * x * simd::exp_error_per_x;
+    ASSERT_NEAR(unordered_exp(x), exact, exact * error) << x;
     Lanes values, y;
     values.fill(x);
-    unordered_exp2(values.data(), y.data());
-    ASSERT_NEAR(y[width - 1], exact, exact * 3e-7f) << x;
-    if (x >= -14.0f) {
-      ASSERT_NEAR(unordered_exp2_scaled(x), exact * 0x1p14f, exact * 0x1p14f * 4e-6f) << x;
+    unordered_exp(values.data(), y.data());
+    ASSERT_NEAR(y[width - 1], exact, exact * error) << x;
+    if (x >= -9.0f) {
+      ASSERT_NEAR(unordered_exp_scaled(x), exact * 0x1p14f, exact * 0x1p14f * 5e-6f) << x;
     }
   }
 }

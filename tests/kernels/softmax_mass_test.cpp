@@ -29,8 +29,7 @@ std::vector<float> masses(const Tensor4<float>& queries, const Rows& keys, Aggre
   const Index rows = queries.dimension(2), dim = keys.dim();
   MassScratch scratch;
   scratch.reserve(rows, keys.len(), dim);
-  for (Index i = 0; i < rows * dim; ++i)
-    scratch.rows.data()[i] = queries.data()[i] * quoka::log2_of_e;
+  std::copy_n(queries.data(), rows * dim, scratch.rows.data());
   std::vector<float> mass(uz(keys.len()), before);
   RowKeys of_keys(keys.head(0, 0), keys.len(), scratch.key);
   MassAccumulator(scratch.rows.data(), rows, dim, of_keys, keys.len(), scratch,
@@ -113,6 +112,24 @@ TEST(SoftmaxMass, AgreesWithTheOracleForAnyNumberOfRows) {
   for (Index rows : {Index{1}, Index{3}, lanes, lanes + 1, panel - 1, panel, panel + 1, 2 * panel,
                      3 * panel + 1})
     expect_as_oracle<Element>(random, rows, block + 3, 17);
+}
+
+// Logits of 2.36e38 and more would overflow in units of log2, and their differences overflow anyway.
+TEST(SoftmaxMass, LogitsUpToTheLastFloatHaveTheirMass) {
+  constexpr float last = std::numeric_limits<float>::max();
+  constexpr Index rows = 5, len = 2 * block + 3;
+  Tensor4<float> q(1, 1, rows, 3), k(1, 1, len, 3);
+  q.setZero(), k.setZero();
+  q.chip(0, 3).setConstant(1.0f);
+  for (const float top : {2.35e38f, 2.37e38f, last}) {
+    for (Index t = 0; t < len; ++t) k(0, 0, t, 0) = t % 2 == 0 ? -top : 0.5f * top;
+    k(0, 0, 7, 0) = k(0, 0, block + 4, 0) = top;
+    const auto mass = masses(q, k, sum);
+    for (Index t = 0; t < len; ++t)
+      ASSERT_EQ(mass[uz(t)], t == 7 || t == block + 4 ? 0.5f * rows : 0.0f) << top << ", key " << t;
+    k.chip(0, 3).setConstant(-top);
+    for (const float of_key : masses(q, k, most)) ASSERT_NEAR(of_key * len, 1.0f, 1e-5f);
+  }
 }
 
 TEST(SoftmaxMassInGroups, OfPanelsAgreesWithTheOracle) {  // more rows than one task takes
@@ -357,11 +374,11 @@ TEST(SoftmaxMass, MakesTheScoresOfTheQueriesAskedFor) {
       const auto q = random.tensor<Element>(2, 2 * group, 37, 20);
       const auto k = random.tensor<Element>(2, 2, block + 3, 20);
       for (Domain domain : domains)
-        expect_scores(exact_scores(SelectorInput{q, k}, stride, domain),
+        expect_scores(exact_scores(SelectorInput{q, k, LogitOptions{}}, stride, domain),
                       oracle::scores_by_rows(to_oracle(q), to_oracle(k), every(stride, 37),
                                              to_oracle(domain), 0),
                       domain);
-      expect_scores(exact_scores(SelectorInput{q, k}, 1, Domain::softmax, most),
+      expect_scores(exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, Domain::softmax, most),
                     oracle::max_scores(to_oracle(q), to_oracle(k), 0), Domain::softmax);
     }
 }
@@ -371,8 +388,8 @@ TEST(QueryScores, TakeAttentionsScale) {
   const auto q = random.tensor<float>(1, 4, 7, 20), k = random.tensor<float>(1, 2, 37, 20);
   for (float scale : {0.01f, 0.5f, 1.0f})
     for (Domain domain : domains) {
-      SelectorInput input{q, k};
-      input.scale = scale;
+      SelectorInput input{q, k, LogitOptions{}};
+      input.logits->scale = scale;
       expect_scores(exact_scores(input, 1, domain),
                     oracle::exact_scores(to_oracle(q), to_oracle(k), to_oracle(domain),
                                          static_cast<double>(scale)),
@@ -383,10 +400,11 @@ TEST(QueryScores, TakeAttentionsScale) {
 TEST(QueryScores, OfACacheWithRoomForMoreAreTheSame) {  // scratch is sized for what is to come
   Random random(421);
   const auto q = random.tensor<float>(1, 4, 70, 20), k = random.tensor<float>(1, 2, 137, 20);
-  const auto scores = exact_scores(SelectorInput{q, k}, 1, Domain::softmax);
+  const auto scores = exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, Domain::softmax);
   for (Index capacity : {1, 137, 138, 50000})
-    EXPECT_TRUE(
-        same_bits(exact_scores(SelectorInput{q, k, {}, capacity}, 1, Domain::softmax), scores));
+    EXPECT_TRUE(same_bits(
+        exact_scores(SelectorInput{q, k, LogitOptions{}, {}, capacity}, 1, Domain::softmax),
+        scores));
 }
 
 TEST(QueryScores, OfAStateThatServedOthersAreTheSame) {
@@ -395,15 +413,15 @@ TEST(QueryScores, OfAStateThatServedOthersAreTheSame) {
   const auto q_other = random.tensor<float>(2, 8, 70, 64),
              k_other = random.tensor<float>(2, 2, 501, 64);
   for (Domain domain : domains) {
-    const auto fresh = exact_scores(SelectorInput{q, k}, 1, domain);
+    const auto fresh = exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, domain);
     quoka::QueryScoreState state;
     quoka::SerialExecutor serial;
     std::vector<float> scores(uz(2 * 2 * 501));
     const auto all = [](Index m) { return m; };
     for (Domain before : domains)
-      quoka::exact_scores(SelectorInput{q_other, k_other}, 70, all, before, sum,
+      quoka::exact_scores(SelectorInput{q_other, k_other, LogitOptions{}}, 70, all, before, sum,
                           quoka::score_view(scores.data(), 2, 2, 501), state, serial);
-    quoka::exact_scores(SelectorInput{q, k}, 7, all, domain, sum,
+    quoka::exact_scores(SelectorInput{q, k, LogitOptions{}}, 7, all, domain, sum,
                         quoka::score_view(scores.data(), 1, 1, 37), state, serial);
     for (Index t = 0; t < 37; ++t) EXPECT_EQ(scores[uz(t)], fresh(0, 0, t));
   }
@@ -415,11 +433,12 @@ TEST(SoftmaxMass, LeavesQueriesThatAreNotFiniteOut) {  // to the bit
   const auto k = random.tensor<Element>(1, 2, block + 3, 20);
   const auto rest = without_row(q, 5);
   for (Domain domain : domains) {
-    const auto expected = exact_scores(SelectorInput{rest, k}, 1, domain);
+    const auto expected = exact_scores(SelectorInput{rest, k, LogitOptions{}}, 1, domain);
     for (float odd : {not_a_number, infinity, -infinity}) {
       auto spoilt = q;
       for (Index head = 0; head < 4; ++head) spoilt(0, head, 5, 19) = stored<Element>(odd);
-      EXPECT_TRUE(same_bits(exact_scores(SelectorInput{spoilt, k}, 1, domain), expected));
+      EXPECT_TRUE(
+          same_bits(exact_scores(SelectorInput{spoilt, k, LogitOptions{}}, 1, domain), expected));
     }
   }
 }
@@ -433,7 +452,7 @@ TEST(QueryScores, CountAQueryOfOneHeadAloneOut) {  // the mean is over the other
   std::vector<oracle::Row> rows = oracle::group_rows(q_exact, 0, 0, 1, oracle::range(0, 7));
   rows.erase(rows.begin() + 7 + 3);
   for (Domain domain : domains)
-    expect_scores(exact_scores(SelectorInput{q, k}, 1, domain),
+    expect_scores(exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, domain),
                   {{oracle::aggregate(oracle::scaled_dots(rows, oracle::rows_of(k_exact, 0, 0), 0),
                                       to_oracle(domain))}},
                   domain);
@@ -444,7 +463,7 @@ TEST(QueryScores, OfNoFiniteQueryAreZero) {
   const auto q = with_row(random.tensor<float>(1, 2, 1, 20), 0, not_a_number);
   const auto k = random.tensor<float>(1, 1, 37, 20);
   for (Domain domain : domains) {
-    const auto scores = exact_scores(SelectorInput{q, k}, 1, domain);
+    const auto scores = exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, domain);
     for (Index t = 0; t < 37; ++t) EXPECT_EQ(scores(0, 0, t), 0.0f);
   }
 }
@@ -453,10 +472,10 @@ TEST(SoftmaxMass, OfALogitIsNotFiniteForAKeyThatIsNot) {
   Random random(426);
   const auto q = random.tensor<Element>(1, 2, 7, 20);
   auto k = random.tensor<Element>(1, 1, 37, 20);
-  const auto before = exact_scores(SelectorInput{q, k}, 1, Domain::logit);
+  const auto before = exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, Domain::logit);
   for (float odd : {not_a_number, infinity, -infinity}) {
     k(0, 0, 20, 3) = stored<Element>(odd);
-    const auto scores = exact_scores(SelectorInput{q, k}, 1, Domain::logit);
+    const auto scores = exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, Domain::logit);
     for (Index t = 0; t < 37; ++t) {
       if (t == 20)
         EXPECT_FALSE(std::isfinite(scores(0, 0, t)));
@@ -470,10 +489,10 @@ TEST(SoftmaxMass, ScalingQueriesByAPowerOfTwoScalesLogitsAlone) {
   Random random(427);
   auto q = random.tensor<Element>(1, 4, 17, 20);
   const auto k = random.tensor<Element>(1, 2, 127, 20);
-  const auto logits = exact_scores(SelectorInput{q, k}, 1, Domain::logit);
+  const auto logits = exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, Domain::logit);
   for (Index i = 0; i < q.size(); ++i)
     q.data()[i] = stored<Element>(8.0 * static_cast<double>(static_cast<float>(q.data()[i])));
-  const auto scaled = exact_scores(SelectorInput{q, k}, 1, Domain::logit);
+  const auto scaled = exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, Domain::logit);
   for (Index i = 0; i < scaled.size(); ++i) EXPECT_EQ(scaled.data()[i], 8.0f * logits.data()[i]);
 }
 

@@ -169,4 +169,43 @@ TEST(TokenCodes, DoNotSaturate) {
   }
 }
 
+// ---- which formats have them --------------------------------------------------------------------
+
+struct Silent {};
+struct Says {
+  static constexpr bool has_codes = true;
+};
+
+// Rows {int8 sign of the row; int8 codes[dim]}. A Group with a member named `codes`, which alone says nothing.
+template <class Said>
+struct SignedRow {
+  static constexpr const char* name = "signed";
+  static constexpr bool is_float = false;
+  static Index bytes(const quoka::RowShape& shape) { return 1 + shape.dim; }
+  static float sign(ConstRow row) { return row[0] == std::byte{0} ? 1.0f : -1.0f; }
+  struct Group : Said {
+    static constexpr Index channels = 32;
+    const std::int8_t* codes;
+    simd::Packet scale;
+
+    Group(ConstRow row, Index c)
+        : codes(reinterpret_cast<const std::int8_t*>(row + 1 + c)),
+          scale(simd::broadcast(sign(row))) {}
+    simd::Packet load(Index c) const { return simd::mul(scale, simd::load_int8(codes + c)); }
+  };
+  static simd::Packet load(ConstRow row, Index c, const quoka::RowShape&) {
+    return Group(row, c).load(0);
+  }
+  static float at(ConstRow row, Index c, const quoka::RowShape&) {
+    return sign(row) * static_cast<float>(static_cast<std::int8_t>(row[1 + c]));
+  }
+};
+
+TEST(TokenCodes, AreTakenOfAGroupThatSaysItHasThem) {
+  EXPECT_EQ(quoka::format_table<SignedRow<Silent>>().token_code_logits, nullptr);
+  EXPECT_EQ(quoka::format_table<SignedRow<Says>>().token_code_logits != nullptr,
+            simd::has_token_codes);
+  EXPECT_EQ(quoka::q8_0_format().token_code_logits != nullptr, simd::has_token_codes);
+}
+
 }  // namespace

@@ -19,9 +19,9 @@ using namespace quoka_test;
 
 // What isa() begins with.
 const std::map<std::string, std::string> instructions_of{
-    {"x86-64-v2", "sse"},         {"x86-64-v3", "avx2_"},        {"x86-64-v3-vnni", "avx2_"},
-    {"x86-64-v4", "avx512_"},     {"x86-64-v4-vnni", "avx512_"}, {"armv8-a", "neon"},
-    {"x86-64-v4-bf16", "avx512_"}, {"x86-64-v4-amx", "avx512_"}, {"armv8.2-a-dotprod", "neon"},
+    {"x86-64-v2", "sse"},          {"x86-64-v3", "avx2_"},        {"x86-64-v3-vnni", "avx2_"},
+    {"x86-64-v4", "avx512_"},      {"x86-64-v4-vnni", "avx512_"}, {"armv8-a", "neon"},
+    {"x86-64-v4-bf16", "avx512_"}, {"x86-64-v4-amx", "avx512_"},  {"armv8.2-a-dotprod", "neon"},
     {"armv8.6-a", "neon"}};
 
 struct Results {
@@ -37,8 +37,9 @@ Results results() {
     made.outputs.insert(made.outputs.end(), out.data(), out.data() + out.size());
   };
   for (const auto sketch : {quoka::Sketch::on, quoka::Sketch::off}) {
-    quoka::ChunkedPrefill<quoka::QuokaSelector> layer({.q_heads = 8, .kv_heads = 2, .head_dim = 72},
-                                                      {.budget = 150, .sketch = sketch});
+    quoka::ChunkedPrefill<quoka::QuokaSelector> layer(
+        {.q_heads = 8, .kv_heads = 2, .head_dim = 72},
+        {.budget = Budget::keys(150), .sketch = sketch});
     for (const Index len : {300, 128, 77, 1, 1}) {
       const auto q = random.tensor<float>(1, 8, len, 72), k = random.tensor<float>(1, 2, len, 72),
                  v = random.tensor<float>(1, 2, len, 72);

@@ -239,7 +239,6 @@ def build(args, leg, tree, work):
     launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
     run_or_exit(["cmake", "-S", copy, "-B", folder, "-G", "Ninja", *leg["cmake"], *launcher,
                  "-DCMAKE_CXX_FLAGS_RELEASE=-O2 -DNDEBUG", "-DQUOKA_TEST_OPTIMIZATION=-O1", "-DQUOKA_WARNINGS=OFF",
-                 "-DQUOKA_BUILD_BENCHES=OFF", "-DQUOKA_BUILD_EXAMPLES=OFF", "-DQUOKA_BUILD_DECODER=OFF",
                  "-DQUOKA_BUILD_TESTS=ON", f"-DQUOKA_TEST_FILTER={leg['files']}", "-DQUOKA_TEST_STORAGE=float", "-DQUOKA_INSTALL=OFF",
                  f"-DQUOKA_SHARED_DATA={tree.parent / 'shared' / 'data'}",
                  f"-DCMAKE_PROJECT_quoka_INCLUDE={inject}"], stdout=subprocess.DEVNULL)

@@ -3,7 +3,7 @@
 
 namespace quoka_mutants {
 
-inline constexpr int most = 512;
+inline constexpr int most = 1024;
 extern int on[most];            // what a mutant asks first
 bool hit(int mutant) noexcept;  // and then
 

@@ -11,9 +11,9 @@ void forward(const quoka::Rows& q, const quoka::Rows& k, const quoka::Rows& v,
       {.domain = quoka::Domain::softmax, .two_levels = {.block = 32}},
       {.arithmetic = quoka::Arithmetic::fixed16});
 #else
-  quoka::ChunkedPrefill<quoka::QuokaSelector> layer(
-      {.q_heads = 32, .kv_heads = 8, .head_dim = 128}, {.budget = 1024},
-      {.arithmetic = quoka::Arithmetic::single});
+  quoka::ChunkedPrefill<quoka::QuokaSelector> layer({.q_heads = 32, .kv_heads = 8, .head_dim = 128},
+                                                    {.budget = quoka::Budget::keys(1024)},
+                                                    {.arithmetic = quoka::Arithmetic::single});
 #endif
   layer.forward(q, k, v, out, quoka::SerialExecutor{});
 }

@@ -244,8 +244,8 @@ def spack():
     said = {"version": [], "depends_on": [], "license": []}
 
     class CMakePackage:
-        def define(self, name, value):
-            return f"-D{name}:BOOL={'ON' if value else 'OFF'}"
+        def cmake_args(self):
+            return []
 
     module("spack_repo")
     module("spack_repo.builtin")

@@ -5,8 +5,7 @@
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/attention/packed_past.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
-#include <quoka/select/dense.hpp>
-#include <quoka/select/quoka.hpp>
+#include <quoka/select/all.hpp>
 
 #include "support/attention_fixtures.hpp"
 
@@ -177,7 +176,7 @@ class Decoder {
 
 TEST_F(Allocation, NoneInAQuokaDecodeLoop) {
   quoka::SerialExecutor serial;
-  Decoder<QuokaSelector> decoder(1024, {.budget = 100});
+  Decoder<QuokaSelector> decoder(1024, {.budget = Budget::keys(100)});
   decoder.prefill(600, serial);
   decoder.decode(3, serial);
   EXPECT_EQ(allocations_of([&] { decoder.decode(100, serial); }), 0);
@@ -193,7 +192,7 @@ TEST_F(Allocation, NoneInADenseDecodeLoop) {
 
 TEST_F(Allocation, NoneInAQuokaDecodeLoopOnThreads) {
   quoka::ThreadPool pool(2);
-  Decoder<QuokaSelector> decoder(1024, {.budget = 100});
+  Decoder<QuokaSelector> decoder(1024, {.budget = Budget::keys(100)});
   decoder.prefill(600, pool);
   for (const int worker : {0, 1}) decoder.decode(3, AsWorker{worker});
   decoder.decode(3, pool);
@@ -211,7 +210,7 @@ TEST_F(Allocation, NoneInADenseDecodeLoopOnThreads) {
 // The cache has room for 1,024 keys, so what follows its length has it too.
 TEST_F(Allocation, NoneUpToTheReservedLength) {
   quoka::SerialExecutor serial;
-  Decoder<QuokaSelector> quoka_decoder(1024, {.budget = 37});
+  Decoder<QuokaSelector> quoka_decoder(1024, {.budget = Budget::keys(37)});
   quoka_decoder.prefill(120, serial);
   quoka_decoder.decode(3, serial);
   EXPECT_EQ(allocations_of([&] { quoka_decoder.decode(900, serial); }), 0);
@@ -224,7 +223,8 @@ TEST_F(Allocation, NoneUpToTheReservedLength) {
 TEST_F(Allocation, NoneInTwoLevelsUpToTheReservedLength) {
   quoka::SerialExecutor serial;
   for (const auto domain : {quoka::Domain::logit, quoka::Domain::softmax}) {
-    Decoder<QuokaSelector> decoder(1024, {.budget = 17, .domain = domain, .two_levels = {16, 2}});
+    Decoder<QuokaSelector> decoder(
+        1024, {.budget = Budget::keys(17), .domain = domain, .two_levels = {16, 2}});
     decoder.prefill(20, serial);
     decoder.decode(3, serial);
     EXPECT_EQ(allocations_of([&] { decoder.decode(1000, serial); }), 0);
@@ -232,7 +232,7 @@ TEST_F(Allocation, NoneInTwoLevelsUpToTheReservedLength) {
 }
 
 TEST_F(Allocation, NoneWhicheverWorkerRunsATask) {
-  Decoder<QuokaSelector> decoder(1024, {.budget = 100, .top_k = {.window = 7}});
+  Decoder<QuokaSelector> decoder(1024, {.budget = Budget::keys(100), .top_k = {.window = 7}});
   decoder.prefill(600, AsWorker{0});
   decoder.decode(3, AsWorker{0});
   EXPECT_EQ(allocations_of([&] { decoder.decode(10, AsWorker{1}); }), 0);
@@ -240,7 +240,7 @@ TEST_F(Allocation, NoneWhicheverWorkerRunsATask) {
 
 // Heads that codes cannot stand for are done in float, by any worker.
 TEST_F(Allocation, NoneWhicheverWorkerDoesAHeadInFloat) {
-  quoka::QuokaOptions options = quoka::QuokaOptions::recommended(4, 100);
+  quoka::QuokaOptions options = quoka::QuokaOptions::recommended(Budget::keys(100));
   options.sketch = quoka::Sketch::on;
   Decoder<QuokaSelector> decoder(1024, options);
   decoder.prefill(600, AsWorker{0}, 1e20f);
@@ -267,7 +267,7 @@ TEST_F(Allocation, NoneInLaterChunksOfADensePrefill) {
 
 TEST_F(Allocation, NoneAfterTruncate) {
   quoka::SerialExecutor serial;
-  Decoder<QuokaSelector> decoder(1024, {.budget = 100});
+  Decoder<QuokaSelector> decoder(1024, {.budget = Budget::keys(100)});
   decoder.prefill(600, serial);
   decoder.decode(50, serial);
   EXPECT_EQ(allocations_of([&] {
@@ -399,6 +399,41 @@ TEST_F(Allocation, AWorkspaceServesAfterMemoryRanOut) {
   }
 }
 
+// Nor does what any selector keeps from chunk to chunk.
+TEST_F(Allocation, ALayerOfAnySelectorServesAfterMemoryRanOut) {
+  Random random(10);
+  const auto q = random.tensor<float>(1, 4, 700, 20), k = random.tensor<float>(1, 2, 700, 20),
+             v = random.tensor<float>(1, 2, 700, 20);
+  quoka::for_each_selector([&]<class S>(const char* name) {
+    SCOPED_TRACE(name);
+    typename S::Options options{};
+    if constexpr (requires { options.budget = quoka::Budget::keys(31); })
+      options.budget = quoka::Budget::keys(31);
+    if constexpr (requires { options.sketch = quoka::Sketch::on; })
+      options.sketch = quoka::Sketch::on;
+    const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 20};
+    ChunkedPrefill<S> layer(shape, options), plain(shape, options);
+    for (const auto& [begin, n] :
+         {std::pair<Index, Index>{0, 300}, {300, 40}, {340, 230}, {570, 1}, {571, 40}}) {
+      const auto part = [&](const auto& x) { return quoka::Rows(x).slice(begin, n); };
+      Tensor4<float> out(1, 4, n, 20), expected(1, 4, n, 20);
+      const long failed = run_out_of_memory(
+          [&] { layer.forward(part(q), part(k), part(v), TensorView<float>(out)); });
+      EXPECT_TRUE(begin > 0 || failed > 3) << failed;
+      plain.forward(part(q), part(k), part(v), TensorView<float>(expected));
+      ASSERT_EQ(layer.selection(), plain.selection()) << begin;
+      ASSERT_TRUE(same_bits(out, expected)) << begin;
+      // Back into the middle of a chunk, which takes no memory: it undoes what failed.
+      const Index cut = begin == 300 ? 321 : begin == 340 ? 410 : begin + n;
+      EXPECT_EQ(allocations_of([&] { layer.truncate(cut); }), 0);
+      plain.truncate(cut);
+      for (ChunkedPrefill<S>* const x : {&layer, &plain})
+        x->append(part(k).slice(cut - begin, begin + n - cut),
+                  part(v).slice(cut - begin, begin + n - cut));
+    }
+  });
+}
+
 // Nor does a past that is packed once: what failed halfway is packed by the next call.
 TEST_F(Allocation, APackedPastServesAfterMemoryRanOut) {
   Random random(9);
@@ -430,8 +465,9 @@ TEST_F(Allocation, APrefillGoesOnAfterMemoryRanOut) {
              v = random.tensor<float>(1, 2, 120, 20);
   Tensor4<float> expected(1, 8, 120, 20), out(1, 8, 120, 20);
   for (const bool recommended : {false, true}) {
-    QuokaSelector::Options options{.budget = 100};
-    if (recommended) options = QuokaSelector::Options::recommended(4), options.budget = 100;
+    QuokaSelector::Options options{.budget = Budget::keys(100)};
+    if (recommended)
+      options = QuokaSelector::Options::recommended(), options.budget = Budget::keys(100);
     ChunkedPrefill<QuokaSelector> undisturbed(layer_shape, options), layer(layer_shape, options);
     for (int chunk = 0; chunk < 4; ++chunk) {
       SCOPED_TRACE("chunk " + std::to_string(chunk));
@@ -462,7 +498,7 @@ TEST(Scratch, AtMost32MiBFor32768Keys) {
   Tensor4<float> out(1, 32, 128, 128);
   quoka::ThreadPool pool(2);
   ChunkedPrefill<QuokaSelector> layer({.q_heads = 32, .kv_heads = 8, .head_dim = 128},
-                                      {.budget = 1024});
+                                      {.budget = Budget::keys(1024)});
   layer.reserve(kv_len + 128);
   for (Index i = 0; i < kv_len; i += block) layer.append(block_k, block_v);
   ASSERT_EQ(layer.kv_len(), kv_len);
@@ -518,7 +554,7 @@ TEST(Scratch, OverPagesOfOtherFormatsIsThatOverFloat) {
       const quoka::Rows of_k = cache.k(), of_v = cache.v();
       const quoka::Past past(in_pages ? pages_of(of_k, table, len) : of_k.slice(0, len),
                              in_pages ? pages_of(of_v, table, len) : of_v.slice(0, len));
-      quoka::attention(q, past, {}, out, {}, quoka::SerialExecutor{}, workspace);
+      quoka::attention(q, past, {}, out, {.causal = false}, quoka::SerialExecutor{}, workspace);
       return workspace.bytes();
     };
     for (const Index len : {2048, 4096}) {

@@ -2,6 +2,8 @@
 // 2 and against itself: chunk sizes, batches, threads, turns; and that what is refused leaves the
 // cache as it was.
 
+#include <quoka/attention/alibi.hpp>
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/simd/tuning.hpp>
 #include <quoka/select/baselines/snapkv.hpp>
@@ -253,7 +255,7 @@ TEST(ChunkedPrefillTest, QuokaIsAlgorithm2) {
   for_each_storage([]<class T>() {
     Random random(10);
     const Prompt<T> prompt(random, 310);
-    Quoka<T> layer(layer_shape, {.budget = 37, .n_queries = 7});
+    Quoka<T> layer(layer_shape, {.budget = Budget::keys(37), .n_queries = 7});
     expect_as_algorithm_2<T>(prompt, layer, {.budget = 37, .n_queries = 7}, 37, 301);
   });
 }
@@ -263,14 +265,14 @@ TEST(ChunkedPrefillTest, QuokaIsAlgorithm2InABatchAndWithLongChunks) {
   const Prompt<Element> prompt(random, 260, 2);
   Quoka<Element> layer(
       {.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = head_dim, .v_dim = v_dim, .batch = 2},
-      {.budget = 100});
+      {.budget = Budget::keys(100)});
   expect_as_algorithm_2<Element>(prompt, layer, {.budget = 100}, 128, 257);
 }
 
 TEST(ChunkedPrefillQuoka, BudgetMayBeAFractionOfThePast) {
   Random random(12);
   const Prompt<float> prompt(random, 301);
-  Quoka<float> layer(layer_shape, {.budget = 0.25});
+  Quoka<float> layer(layer_shape, {.budget = Budget::share(0.25)});
   auto out = output_of(prompt);
   for (Index begin = 0; begin < 301; begin += 37) {
     run(layer, prompt, begin, std::min<Index>(begin + 37, 301), 37, out);
@@ -285,7 +287,7 @@ TEST(ChunkedPrefillTest, WithinTheBudgetQuokaIsDenseBitForBit) {
   Dense<Element> dense(layer_shape);
   const auto expected = run(dense, prompt, 37);
   // The last chunk begins at 185: a budget of 185 still keeps every past key of every chunk.
-  for (const quoka::Budget budget : {quoka::Budget(185), quoka::Budget(1024), quoka::Budget(1.0)}) {
+  for (const Budget budget : {Budget::keys(185), Budget::keys(1024), Budget::share(1.0)}) {
     Quoka<Element> layer(layer_shape, {.budget = budget});
     EXPECT_TRUE(same_bits(run(layer, prompt, 37), expected));
     EXPECT_TRUE(layer.selection().is_all());
@@ -295,7 +297,7 @@ TEST(ChunkedPrefillTest, WithinTheBudgetQuokaIsDenseBitForBit) {
 TEST(ChunkedPrefillTest, BudgetZeroIsEachChunkAlone) {
   Random random(14);
   const Prompt<Element> prompt(random, 200);
-  Quoka<Element> layer(layer_shape, {.budget = 0});
+  Quoka<Element> layer(layer_shape, {.budget = Budget::keys(0)});
   const auto out = run(layer, prompt, 37);
   auto alone = output_of(prompt);
   for (Index begin = 0; begin < 200; begin += 37) {
@@ -313,7 +315,8 @@ TEST(ChunkedPrefillTest, BudgetZeroIsEachChunkAlone) {
 TEST(ChunkedPrefillTest, PrefillIsTheLoopOverForward) {
   Random random(20);
   const Prompt<Element> prompt(random, 201);
-  Quoka<Element> loop(layer_shape, {.budget = 37}), whole(layer_shape, {.budget = 37});
+  Quoka<Element> loop(layer_shape, {.budget = Budget::keys(37)}),
+      whole(layer_shape, {.budget = Budget::keys(37)});
   const auto expected = run(loop, prompt, 37);
   auto out = output_of(prompt);
   whole.prefill(prompt.q, prompt.k, prompt.v, out, 37);
@@ -324,13 +327,13 @@ TEST(ChunkedPrefillTest, PrefillIsTheLoopOverForward) {
 TEST(ChunkedPrefillDriver, ForwardIsSelectAttendAppend) {
   Random random(21);
   const Prompt<float> prompt(random, 164);
-  Quoka<float> layer(layer_shape, {.budget = 37});
+  Quoka<float> layer(layer_shape, {.budget = Budget::keys(37)});
   auto out = output_of(prompt);
   run(layer, prompt, 0, 127, 127, out);
   run(layer, prompt, 127, 164, 37, out);
   const auto past_k = prompt.k_rows(0, 127), past_v = prompt.v_rows(0, 127);
   const auto q = prompt.q_rows(127, 37);
-  const Selection keep = QuokaSelector({.budget = 37}).select(q, past_k);
+  const Selection keep = QuokaSelector({.budget = Budget::keys(37)}).select(q, past_k, {});
   EXPECT_EQ(layer.selection(), keep);
   Tensor4<float> expected(1, q_heads, 37, v_dim);
   quoka::attention(q, {past_k, past_v, keep}, {prompt.k_rows(127, 37), prompt.v_rows(127, 37)},
@@ -357,7 +360,7 @@ TEST(ChunkedPrefillTest, TheCacheHoldsWhatWasGiven) {
 TEST(ChunkedPrefillDriver, FloatRowsGoThroughAHalfCache) {
   Random random(28);
   const Prompt<float> prompt(random, 301);
-  ChunkedPrefill<QuokaSelector, Eigen::half> layer(layer_shape, {.budget = 37});
+  ChunkedPrefill<QuokaSelector, Eigen::half> layer(layer_shape, {.budget = Budget::keys(37)});
   const Tensor4<Eigen::half> k_half = prompt.k.cast<Eigen::half>(),
                              v_half = prompt.v.cast<Eigen::half>();
   for (Index begin = 0; begin < 301; begin += 43) {
@@ -370,7 +373,7 @@ TEST(ChunkedPrefillDriver, FloatRowsGoThroughAHalfCache) {
     EXPECT_TRUE(same_bits(layer.cache().v(), past_v));
     Tensor4<float> out(1, q_heads, 43, v_dim);
     layer.forward(q, k, v, out);
-    EXPECT_EQ(layer.selection(), QuokaSelector({.budget = 37}).select(q, past_k));
+    EXPECT_EQ(layer.selection(), QuokaSelector({.budget = Budget::keys(37)}).select(q, past_k, {}));
     const oracle::Positions keep = to_positions(layer.selection());
     const auto expected = oracle::attention(to_oracle(q), to_oracle(past_k), to_oracle(past_v),
                                             &keep, to_oracle(k), to_oracle(v));
@@ -397,18 +400,38 @@ TEST(ChunkedPrefillDriver, ADecodeStepInFloatGoesThroughAHalfCache) {
 TEST(ChunkedPrefillDriver, SelectionIsWhatTheLastSelectChose) {
   Random random(47);
   const Prompt<float> prompt(random, 200);
-  Quoka<float> layer(layer_shape, {.budget = 37});
+  Quoka<float> layer(layer_shape, {.budget = Budget::keys(37)});
   auto out = output_of(prompt);
   run(layer, prompt, 0, 126, 63, out);
   EXPECT_EQ(layer.selection().kv_len(), 63);
   const auto q = prompt.q_rows(126, 37);
   const Selection& keep = layer.select(q);
   EXPECT_EQ(&keep, &layer.selection());
-  EXPECT_EQ(layer.selection(), QuokaSelector({.budget = 37}).select(q, prompt.k_rows(0, 126)));
+  EXPECT_EQ(layer.selection(),
+            QuokaSelector({.budget = Budget::keys(37)}).select(q, prompt.k_rows(0, 126), {}));
   EXPECT_EQ(layer.kv_len(), 126);
   const Selection chosen = keep;
   run(layer, prompt, 126, 163, 37, out);
   EXPECT_EQ(layer.selection(), chosen);
+}
+
+// In the softmax domain the selector knows attention's scale.
+TEST(ChunkedPrefillDriver, SelectsByAttentionsScale) {
+  Random random(64);
+  const auto k = random.tensor<float>(1, 2, 100, 16), last = random.tensor<float>(1, 4, 7, 16);
+  const quoka::QuokaOptions options{.budget = quoka::Budget::keys(20),
+                                    .domain = quoka::Domain::softmax,
+                                    .sketch = quoka::Sketch::off};
+  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 16};
+  std::vector<Selection> of_scales;
+  for (const float scale : {0.05f, 2.0f}) {
+    Quoka<float> layer(shape, options, {.scale = scale});
+    layer.append(k, k);
+    of_scales.push_back(layer.select(last));
+    EXPECT_EQ(of_scales.back(),
+              quoka::QuokaSelector(options).select(last, k, {.scale = scale}, SerialExecutor{}));
+  }
+  EXPECT_NE(of_scales[0], of_scales[1]);
 }
 
 TEST(ChunkedPrefillDriver, LseIsOptional) {
@@ -439,7 +462,7 @@ TEST(ChunkedPrefillTest, ABatchIsItsSequencesOneByOne) {
   const Prompt<Element> both(random, 201, 2);
   Quoka<Element> layer(
       {.q_heads = q_heads, .kv_heads = kv_heads, .head_dim = head_dim, .v_dim = v_dim, .batch = 2},
-      {.budget = 37});
+      {.budget = Budget::keys(37)});
   const auto out = run(layer, both, 37);
   for (const Index b : {0, 1}) {
     const auto of = [b](const Tensor4<Element>& x) {
@@ -449,7 +472,7 @@ TEST(ChunkedPrefillTest, ABatchIsItsSequencesOneByOne) {
     };
     Prompt<Element> single(random, 1);
     single.q = of(both.q), single.k = of(both.k), single.v = of(both.v);
-    Quoka<Element> alone(layer_shape, {.budget = 37});
+    Quoka<Element> alone(layer_shape, {.budget = Budget::keys(37)});
     EXPECT_TRUE(same_bits(run(alone, single, 37), of(out))) << "sequence " << b;
   }
 }
@@ -457,7 +480,8 @@ TEST(ChunkedPrefillTest, ABatchIsItsSequencesOneByOne) {
 TEST(ChunkedPrefillTest, StridedInputsAndOutputGiveTheSameBits) {
   Random random(26);
   const Prompt<Element> prompt(random, 127);
-  Quoka<Element> dense(layer_shape, {.budget = 37}), strided(layer_shape, {.budget = 37});
+  Quoka<Element> dense(layer_shape, {.budget = Budget::keys(37)}),
+      strided(layer_shape, {.budget = Budget::keys(37)});
   const auto expected = run(dense, prompt, 37);
   const Strided<Element> q(prompt.q), k(prompt.k), v(prompt.v);
   Strided<Element> out(1, q_heads, 127, v_dim);
@@ -469,11 +493,11 @@ TEST(ChunkedPrefillTest, StridedInputsAndOutputGiveTheSameBits) {
 TEST(ChunkedPrefillTest, ThreadsChangeNoBit) {
   Random random(27);
   const Prompt<Element> prompt(random, 201);
-  Quoka<Element> layer(layer_shape, {.budget = 37});
+  Quoka<Element> layer(layer_shape, {.budget = Budget::keys(37)});
   const auto expected = run(layer, prompt, 37);
   const Selection keep = layer.selection();
   for_each_executor([&](ExecutorRef executor) {
-    Quoka<Element> other(layer_shape, {.budget = 37});
+    Quoka<Element> other(layer_shape, {.budget = Budget::keys(37)});
     EXPECT_TRUE(same_bits(run(other, prompt, 37, executor), expected));
     EXPECT_EQ(other.selection(), keep);
   });
@@ -484,7 +508,7 @@ TEST(ChunkedPrefillTest, ThreadsChangeNoBit) {
 TEST(ChunkedPrefillTest, TruncateAndRunAgainGivesTheSameBits) {
   Random random(30);
   const Prompt<Element> prompt(random, 201), other(random, 90);
-  Quoka<Element> layer(layer_shape, {.budget = 37});
+  Quoka<Element> layer(layer_shape, {.budget = Budget::keys(37)});
   const auto expected = run(layer, prompt, 37);
   auto out = expected;
   for (const Index len : {185, 111, 37, 0}) {  // borders of chunks
@@ -504,11 +528,11 @@ TEST(ChunkedPrefillTest, TruncateAndRunAgainGivesTheSameBits) {
 TEST(ChunkedPrefillTest, ASharedPrefixServesTwoTurns) {
   Random random(31);
   const Prompt<Element> prefix(random, 127), turns[2] = {{random, 37}, {random, 50}};
-  Quoka<Element> layer(layer_shape, {.budget = 37});
+  Quoka<Element> layer(layer_shape, {.budget = Budget::keys(37)});
   run(layer, prefix, 37);
   for (const auto& turn : turns) {
     layer.truncate(127);
-    Quoka<Element> fresh(layer_shape, {.budget = 37});
+    Quoka<Element> fresh(layer_shape, {.budget = Budget::keys(37)});
     run(fresh, prefix, 37);
     EXPECT_TRUE(same_bits(run(layer, turn, 37), run(fresh, turn, 37)));
   }
@@ -517,7 +541,8 @@ TEST(ChunkedPrefillTest, ASharedPrefixServesTwoTurns) {
 TEST(ChunkedPrefillTest, AppendTakesOverASavedPrefix) {
   Random random(32);
   const Prompt<Element> prefix(random, 127), turn(random, 37);
-  Quoka<Element> computed(layer_shape, {.budget = 37}), restored(layer_shape, {.budget = 37});
+  Quoka<Element> computed(layer_shape, {.budget = Budget::keys(37)}),
+      restored(layer_shape, {.budget = Budget::keys(37)});
   run(computed, prefix, 37);
   restored.append(computed.cache().k(), computed.cache().v());
   EXPECT_EQ(restored.kv_len(), 127);
@@ -529,7 +554,8 @@ TEST(ChunkedPrefillDriver, AppendWithQueriesIsTheEndOfForward) {
   Random random(46);
   const Prompt<float> prompt(random, 201);
   using Layer = quoka::ChunkedPrefill<quoka::SnapKvSelector>;
-  Layer forwarded(layer_shape, {.budget = 37}), in_steps(layer_shape, {.budget = 37});
+  Layer forwarded(layer_shape, {.budget = Budget::keys(37)}),
+      in_steps(layer_shape, {.budget = Budget::keys(37)});
   for (Index begin = 0; begin < 201; begin += 67) {
     const auto q = prompt.q_rows(begin, 67), k = prompt.k_rows(begin, 67),
                v = prompt.v_rows(begin, 67);
@@ -559,7 +585,8 @@ TEST(ChunkedPrefillTurns, TruncateBeyondTheLengthIsRefused) {
 TEST(ChunkedPrefillTurns, ReserveChangesNoBit) {
   Random random(34);
   const Prompt<float> prompt(random, 127);
-  Quoka<float> layer(layer_shape, {.budget = 37}), reserved(layer_shape, {.budget = 37});
+  Quoka<float> layer(layer_shape, {.budget = Budget::keys(37)}),
+      reserved(layer_shape, {.budget = Budget::keys(37)});
   const auto expected = run(layer, prompt, 7);
   reserved.reserve(64);
   auto out = output_of(prompt);
@@ -588,16 +615,71 @@ TEST(ChunkedPrefillOwnership, SinkLogitsAreTheLayersOwn) {
   EXPECT_TRUE(elements_close(out, expected, noise * 3.5));
 }
 
+// Whatever options and shape refer to may be gone once the layer is made, and once it has moved.
+TEST(ChunkedPrefillOwnership, AllThatOptionsReferToIsTheLayersOwn) {
+  Random random(43);
+  const Prompt<float> prompt(random, 127);
+  struct Numbers {
+    std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f, 1.0f, 2.0f},
+        factors{1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f},
+        slopes{0.5f, 0.25f, 0.125f, 0.0625f, 0.3f, 0.7f}, k_scales{0.03f, 0.04f},
+        v_scales{0.05f, 0.06f};
+    void spoil() {
+      for (auto* x : {&sinks, &factors, &slopes, &k_scales, &v_scales})
+        std::fill(x->begin(), x->end(), 100.0f);
+    }
+    auto layer() const {
+      LayerShape shape = layer_shape;
+      shape.k_format = shape.v_format = &quoka::i8_format();
+      shape.k_scales = k_scales, shape.v_scales = v_scales;
+      return Quoka<float>(shape, {.budget = quoka::Budget::keys(37)},
+                          {.sink_logits = sinks, .mask_factors = factors, .alibi_slopes = slopes});
+    }
+  };
+  const Numbers stay;
+  Quoka<float> undisturbed = stay.layer();
+  const auto expected = run(undisturbed, prompt, 37);
+  auto gone = std::make_unique<Numbers>();
+  auto first = std::make_unique<Quoka<float>>(gone->layer());
+  gone->spoil(), gone.reset();
+  auto out = output_of(prompt);
+  run(*first, prompt, 0, 74, 37, out);
+  Quoka<float> second(std::move(*first));
+  first.reset();
+  run(second, prompt, 74, 111, 37, out);
+  Quoka<float> third(layer_shape);
+  third = std::move(second);
+  run(third, prompt, 111, 127, 37, out);
+  EXPECT_TRUE(same_bits(out, expected));
+  // As a user writes it.
+  const std::vector<float> slopes = quoka::alibi_slopes(q_heads);
+  Dense<float> named(layer_shape, {}, {.alibi_slopes = slopes}),
+      temporary(layer_shape, {}, {.alibi_slopes = quoka::alibi_slopes(q_heads)});
+  EXPECT_TRUE(same_bits(run(temporary, prompt, 37), run(named, prompt, 37)));
+}
+
+// They are one call's: with the next chunk there are more keys.
+TEST(ChunkedPrefillOwnership, ALayerHasNoMaskAndNoPosition) {
+  const std::uint8_t seen[] = {1};
+  expect_refused(
+      [&] {
+        Dense<float>(layer_shape, {}, {.mask = quoka::Mask::bytes(seen, {1, 1, 1, 1}, {1, 1, 1})});
+      },
+      {"mask", "one call's"});
+  expect_refused([] { Dense<float>(layer_shape, {}, {.query_position = 9}); },
+                 {"query_position", 9});
+}
+
 TEST(ChunkedPrefillOwnership, AMovedLayerGoesOn) {
   static_assert(std::is_move_constructible_v<Quoka<float>> &&
                 std::is_move_assignable_v<Quoka<float>>);
   Random random(41);
   const Prompt<float> prompt(random, 127);
   const std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f, 1.0f, 2.0f};
-  Quoka<float> stays(layer_shape, {.budget = 37}, {.sink_logits = sinks});
+  Quoka<float> stays(layer_shape, {.budget = Budget::keys(37)}, {.sink_logits = sinks});
   const auto expected = run(stays, prompt, 37);
   auto out = output_of(prompt);
-  auto first = std::make_unique<Quoka<float>>(layer_shape, QuokaOptions{.budget = 37},
+  auto first = std::make_unique<Quoka<float>>(layer_shape, QuokaOptions{.budget = Budget::keys(37)},
                                               AttentionOptions{.sink_logits = sinks});
   run(*first, prompt, 0, 74, 37, out);
   Quoka<float> second(std::move(*first));
@@ -830,9 +912,9 @@ struct Failing {
 TEST(ChunkedPrefillSelector, AfterAnExecutorThrowsTheCacheIsAsItWas) {
   Random random(52);
   const Prompt<float> prompt(random, 111);
-  Quoka<float> undisturbed(layer_shape, {.budget = 37});
+  Quoka<float> undisturbed(layer_shape, {.budget = Budget::keys(37)});
   const auto expected = run(undisturbed, prompt, 37);
-  Quoka<float> layer(layer_shape, {.budget = 37});
+  Quoka<float> layer(layer_shape, {.budget = Budget::keys(37)});
   auto out = output_of(prompt);
   run(layer, prompt, 0, 74, 37, out);
   int failures = 0;
@@ -874,8 +956,10 @@ TEST(ChunkedPrefillRefuses, ShapesThatAreNone) {
 
 TEST(ChunkedPrefillRefuses, OptionsThatAreNone) {
   for (const double fraction : {0.0, -0.25, 1.5, std::nan(""), HUGE_VAL})
-    expect_refused([&] { Quoka<float>(layer_shape, {.budget = fraction}); }, {"budget", "(0, 1]"});
-  expect_refused([] { Quoka<float>(layer_shape, {.budget = -1}); }, {"budget", -1, 0});
+    expect_refused([&] { Quoka<float>(layer_shape, {.budget = Budget::share(fraction)}); },
+                   {"budget", "(0, 1]"});
+  expect_refused([] { Quoka<float>(layer_shape, {.budget = Budget::keys(-1)}); },
+                 {"budget", -1, 0});
   expect_refused([] { Quoka<float>(layer_shape, {.n_queries = 0}); }, {"n_queries", 0, 1});
   expect_refused([] { Quoka<float>(layer_shape, {.top_k = {.window = 0}}); }, {"window", 0, 1});
   expect_refused([] { Quoka<float>(layer_shape, {.top_k = {.keep_first = -1}}); },
@@ -889,7 +973,7 @@ TEST(ChunkedPrefillRefuses, OptionsThatAreNone) {
 class ChunkedPrefillRefusesAChunk : public ::testing::Test {
  protected:
   void refused(std::initializer_list<Fragment> fragments) {
-    Quoka<float> layer(layer_shape, {.budget = 37});
+    Quoka<float> layer(layer_shape, {.budget = Budget::keys(37)});
     layer.append(prefix_.k, prefix_.v);
     for (const bool whole : {false, true}) {
       SCOPED_TRACE(whole ? "prefill" : "forward");
@@ -907,7 +991,7 @@ class ChunkedPrefillRefusesAChunk : public ::testing::Test {
       EXPECT_TRUE(same_bits(layer.cache().k(), prefix_.k));
       EXPECT_TRUE(same_bits(layer.cache().v(), prefix_.v));
     }
-    Quoka<float> undisturbed(layer_shape, {.budget = 37});
+    Quoka<float> undisturbed(layer_shape, {.budget = Budget::keys(37)});
     undisturbed.append(prefix_.k, prefix_.v);
     EXPECT_TRUE(same_bits(run(layer, sound_, 37), run(undisturbed, sound_, 37)));
   }
@@ -975,7 +1059,7 @@ TEST(ChunkedPrefillRefuses, OptionsThatAttentionRefuses) {
     expect_refused([&] { Quoka<float>(layer_shape, {}, options); }, fragments);
   };
   refused({.sink_logits = sinks}, {"sink_logits", 5, 6});
-  refused({.softcap = -1.0f}, {"softcap", "[0, 1e30]"});
+  refused({.softcap = -1.0f}, {"softcap", "[1e-30, 1e30]"});
   refused({.sliding_window = -3}, {"sliding_window", -3, 0});
 }
 
@@ -997,6 +1081,20 @@ TEST(ChunkedPrefillRefuses, RowsOfItsOwnCache) {
   EXPECT_TRUE(same_bits(layer.cache().k(), k));
 }
 
+TEST(ChunkedPrefillRefuses, APromptWhoseOutputLiesInItsInputs) {
+  Random random(63);
+  const auto q = random.tensor<float>(1, 2, 37, 16), k = random.tensor<float>(1, 2, 37, 16),
+             v = random.tensor<float>(1, 2, 37, 16);
+  Quoka<float> layer({.q_heads = 2, .kv_heads = 2, .head_dim = 16});
+  for (const auto& [x, name] : {std::pair{&q, "q"}, {&k, "k"}, {&v, "v"}}) {
+    const TensorView<float> out(const_cast<float*>(x->data()), {1, 2, 37, 16},
+                                {2 * 37 * 16, 37 * 16, 16, 1});
+    expect_refused([&] { layer.prefill(q, k, v, out, 10); },
+                   {std::string("out shares memory with ") + name});
+    EXPECT_EQ(layer.kv_len(), 0);
+  }
+}
+
 TEST(ChunkedPrefillRefuses, ANegativeReserve) {
   Quoka<float> layer(layer_shape);
   expect_refused([&] { layer.reserve(-5); }, {"capacity", -5, 0});
@@ -1007,7 +1105,7 @@ TEST(ChunkedPrefillRefuses, ANegativeReserve) {
 TEST(ChunkedPrefillRefuses, AWrongOutputBeforeItSelects) {
   Random random(61);
   const Prompt<float> prompt(random, 111);
-  Quoka<float> layer(layer_shape, {.budget = 37});
+  Quoka<float> layer(layer_shape, {.budget = Budget::keys(37)});
   auto out = output_of(prompt);
   run(layer, prompt, 0, 74, 37, out);
   const Selection before = layer.selection();

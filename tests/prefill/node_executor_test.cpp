@@ -92,8 +92,9 @@ TEST(NodeExecutor, ALayerHasTheBitsOfOneThread) {
   Random random(77);
   NodeExecutor executor(MadeUp{{2, 2}});
   for (const bool recommended : {false, true}) {
-    const quoka::QuokaOptions options =
-        recommended ? quoka::QuokaOptions::recommended(3, 64) : quoka::QuokaOptions{.budget = 64};
+    const quoka::QuokaOptions options = recommended
+                                            ? quoka::QuokaOptions::recommended(Budget::keys(64))
+                                            : quoka::QuokaOptions{.budget = Budget::keys(64)};
     quoka::ChunkedPrefill<quoka::QuokaSelector> by_nodes({9, 3, 40}, options),
         alone({9, 3, 40}, options);
     by_nodes.reserve(1200);

@@ -1,7 +1,11 @@
-// Ragged batches (attention/attention.hpp): each sequence as by a call of its own, to the last bit,
+// Ragged batches (attention/attention.hpp, prefill/ragged.hpp): each sequence as by a call of its own, to the last bit,
 // and nothing written where one of them is refused.
 
-#include <quoka/attention/attention.hpp>
+#include <quoka/attention/packed_past.hpp>
+#include <quoka/prefill/ragged.hpp>
+#include <quoka/cache/key_sketch.hpp>
+#include <quoka/select/kit.hpp>
+#include <quoka/select/quoka.hpp>
 
 #include "support/attention_fixtures.hpp"
 
@@ -17,6 +21,7 @@ using quoka::AttentionSequence;
 using quoka::AttentionWorkspace;
 using quoka::Mask;
 using quoka::OutputRows;
+using quoka::QuokaSelector;
 
 template <class T>
 std::vector<T> noise_memory(Random& random, Index count) {
@@ -79,6 +84,7 @@ class Batches {
     }
     if (chance(3)) x.mask = mask(batch, q_heads, q_len, kv_len + x.chunk.k.len());
     if (chance(4)) x.query_position = kv_len + random_.below(30);
+    if (x.chunk.k.len() == 0 && !x.query_position) x.query_position = kv_len;
     return x;
   }
 
@@ -230,6 +236,146 @@ TEST(Ragged, NoSequenceIsNothingToDo) {
   EXPECT_NO_THROW(quoka::attention(std::span<const AttentionSequence>{}));
 }
 
+// ---- with selection -----------------------------------------------------------------------------
+
+// Sequences of different lengths, of which the second attends to all of its past.
+class RaggedSelection : public ::testing::Test {
+ protected:
+  using State = QuokaSelector::State;
+  using Sequence = quoka::RaggedSequence<QuokaSelector>;
+  static constexpr std::size_t sequences = 4;
+
+  void SetUp() override {
+    constexpr Index lens[sequences][2] = {{41, 1}, {450, 5}, {300, 7}, {150, 30}};
+    for (const auto& [kv_len, q_len] : lens) {
+      in_.push_back(random_inputs<float>(
+          random_, {.q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = kv_len}));
+      output_.push_back(unwritten<float>(in_.back().q, 16));
+    }
+    for (std::size_t i = 0; i < sequences; ++i)
+      batch_.push_back({.q = in_[i].q,
+                        .past_k = in_[i].past_k,
+                        .past_v = in_[i].past_v,
+                        .chunk = {in_[i].k, in_[i].v},
+                        .out = {output_[i].out, output_[i].lse},
+                        .state = i == 1 ? nullptr : &states_[i]});
+  }
+  Selection selected_alone(const QuokaSelector& selector, std::size_t i,
+                           std::optional<float> scale) const {
+    if (batch_[i].state == nullptr) return Selection::all(1, 2, in_[i].past_k.dimension(2));
+    State state;
+    Selection keep;
+    selector.select(
+        {.q = in_[i].q, .k = in_[i].past_k, .logits = quoka::LogitOptions{.scale = scale}}, state,
+        keep, SerialExecutor{});
+    return keep;
+  }
+
+  Random random_{6};
+  std::vector<Inputs<float>> in_;
+  std::vector<Output<float>> output_;
+  State states_[sequences];
+  std::vector<Sequence> batch_;
+  quoka::RaggedWorkspace<QuokaSelector> workspace_;
+};
+
+// Selection knows attention's scale, of every sequence.
+TEST_F(RaggedSelection, IsThatOfEachSequenceAlone) {
+  const QuokaSelector selector({.budget = quoka::Budget::keys(20),
+                                .n_queries = 4,
+                                .domain = quoka::Domain::softmax,
+                                .sketch = quoka::Sketch::off});
+  quoka::ThreadPool pool(3);
+  for (const ExecutorRef executor : {ExecutorRef(SerialExecutor{}), ExecutorRef(pool)})
+    for (const std::optional<float> scale : {std::optional<float>{}, {2.0f}}) {
+      const AttentionOptions options{.scale = scale};
+      quoka::select_and_attend<QuokaSelector>(selector, batch_, options, executor, workspace_);
+      for (std::size_t i = 0; i < sequences; ++i) {
+        const Selection alone = selected_alone(selector, i, scale);
+        EXPECT_EQ(workspace_.selection(static_cast<Index>(i)), alone) << i;
+        expect_same(output_[i], attend(in_[i], options, &alone));
+      }
+    }
+  EXPECT_NE(selected_alone(selector, 2, {}), selected_alone(selector, 2, 2.0f));
+}
+
+// A second, smaller batch by the same workspace, then the first again.
+TEST_F(RaggedSelection, AWorkspaceServesFewerSequencesAndMore) {
+  const QuokaSelector selector({.budget = quoka::Budget::keys(20)});
+  for (const std::size_t count : {sequences, std::size_t{2}, std::size_t{3}, sequences}) {
+    const std::span<const Sequence> some(batch_.data() + sequences - count, count);
+    quoka::select_and_attend<QuokaSelector>(selector, some, {}, SerialExecutor{}, workspace_);
+    for (std::size_t i = 0; i < count; ++i)
+      EXPECT_EQ(workspace_.selection(static_cast<Index>(i)),
+                selected_alone(selector, sequences - count + i, {}));
+  }
+}
+
+// The numbers are that sequence's own.
+TEST_F(RaggedSelection, RefusesTheStateOfAnotherSequence) {
+  const QuokaSelector selector({.budget = quoka::Budget::keys(20), .sketch = quoka::Sketch::on});
+  for (std::size_t i = 0; i < sequences; ++i) {
+    batch_[i].sequence = 10 + i;
+    selector.appended({.q = in_[i].q, .k = in_[i].past_k, .sequence = 10 + i}, states_[i],
+                      SerialExecutor{});
+  }
+  EXPECT_NO_THROW(
+      quoka::select_and_attend<QuokaSelector>(selector, batch_, {}, SerialExecutor{}, workspace_));
+  batch_[2].sequence = 77;
+  const auto before = output_;
+  expect_refused(
+      [&] {
+        quoka::select_and_attend<QuokaSelector>(selector, batch_, {}, SerialExecutor{}, workspace_);
+      },
+      {"sequence", 77, 12});
+  for (std::size_t i = 0; i < sequences; ++i) expect_same(output_[i], before[i]);
+}
+
+// A sketch, or inverse norms, of one sequence's cache are no other's.
+TEST_F(RaggedSelection, TakesTheSketchAndTheNormsOfASequencesCache) {
+  const QuokaSelector selector({.budget = quoka::Budget::keys(20), .sketch = quoka::Sketch::on});
+  Tensor3<float> norms(1, 2, 41);  // of the first one's 41 keys
+  for (Index head = 0; head < 2; ++head)
+    for (Index i = 0; i < 41; ++i)
+      norms(0, head, i) = quoka::inverse_norm(&in_[0].past_k(0, head, i, 0), 16);
+  quoka::KeySketch sketch;
+  sketch.update(in_[2].past_k, 0, 300, SerialExecutor{});
+  batch_[0].inverse_norms = norms, batch_[2].sketch = &sketch;
+  const auto run = [&] {
+    quoka::select_and_attend<QuokaSelector>(selector, batch_, {}, SerialExecutor{}, workspace_);
+  };
+  run();
+  for (std::size_t i = 0; i < sequences; ++i)
+    EXPECT_EQ(workspace_.selection(static_cast<Index>(i)), selected_alone(selector, i, {})) << i;
+  const Tensor4<float> before = in_[2].past_k;
+  for (Index i = 0; i < before.size(); ++i) in_[2].past_k.data()[i] = before.data()[i] * -1.0f;
+  expect_refused(run, {"not the one that was sketched"});
+}
+
+// Each its own position, mask and packed past.
+TEST_F(RaggedSelection, PassesOnWhatASequenceHas) {
+  const QuokaSelector selector({.budget = quoka::Budget::keys(20)});
+  batch_[3].query_position = 600;
+  Tensor4<float> hides(1, 1, 5, 455);
+  hides.setZero();
+  for (Index i = 0; i < 5; ++i) hides(0, 0, i, 90 * i + 7) = -infinity;
+  batch_[1].mask = hides;
+  quoka::PackedPast packed;
+  batch_[1].packed = &packed;
+  const std::vector<float> slopes(static_cast<std::size_t>(batch_[0].q.heads()), 0.01f);
+  const AttentionOptions options{.arithmetic = quoka::Arithmetic::fixed16, .alibi_slopes = slopes};
+  quoka::select_and_attend<QuokaSelector>(selector, batch_, options, SerialExecutor{}, workspace_);
+  for (std::size_t i = 0; i < sequences; ++i) {
+    AttentionOptions own = options;
+    own.query_position = batch_[i].query_position, own.mask = batch_[i].mask;
+    const Selection alone = selected_alone(selector, i, {});
+    expect_same(output_[i], attend(in_[i], own, &alone));
+  }
+  const bool keeps =
+      quoka::arithmetic_used(quoka::Arithmetic::fixed16) != quoka::Arithmetic::single;
+  EXPECT_EQ(packed.bytes() > 0, keeps);
+}
+
 // ---- what is refused ----------------------------------------------------------------------------
 
 class RaggedRefuses : public ::testing::Test {
@@ -290,22 +436,56 @@ TEST_F(RaggedRefuses, NothingOfWhatFits) { EXPECT_NO_THROW(quoka::attention(batc
 
 TEST_F(RaggedRefuses, OneSequenceOfOtherShapes) {
   batch_[2].past.v = Rows(in_[2].past_v).slice(0, 31);
-  refused({"past v's len", 31, 32});
+  refused({"sequence", 2, "past v's len", 31, 32});
 }
 
 TEST_F(RaggedRefuses, AMaskOfAnotherSequence) {
   batch_[2].mask = mask_[1];
-  refused({"mask's keys", 36, 37});
+  refused({"sequence", 2, "mask's keys", 36, 37});
 }
 
 TEST_F(RaggedRefuses, TheOptionsMaskForSequencesItDoesNotFit) {
   batch_[1].mask = {};
-  refused({"mask's keys", 35, 36}, {.mask = mask_[0]});
+  refused({"sequence", 1, "mask's keys", 35, 36}, {.mask = mask_[0]});
 }
 
 TEST_F(RaggedRefuses, APositionInsideThePast) {
   batch_[1].query_position = 30;
-  refused({"query_position", 30, 31});
+  refused({"sequence", 1, "query_position", 30, 31});
+}
+
+TEST_F(RaggedRefuses, AnOutputInItsOwnInput) {
+  batch_[1].out = TensorView<float>(in_[1].past_k.data(), {1, 4, 5, 16}, {320, 80, 16, 1});
+  refused({"sequence", 1, "out shares memory with the past's keys"});
+}
+
+// What is found as late as when the past is packed.
+TEST_F(RaggedRefuses, APackedPastOfOtherKeys) {
+  AttentionOptions options;
+  for (const quoka::Arithmetic kept : {quoka::Arithmetic::fixed16, quoka::Arithmetic::bfloat16_x3})
+    if (quoka::arithmetic_used(kept) == kept) options.arithmetic = kept;
+  if (quoka::arithmetic_used(options.arithmetic) == quoka::Arithmetic::single)
+    GTEST_SKIP() << "nothing is packed";
+  const auto x =
+      random_inputs<float>(random_, {.q_heads = 4, .kv_heads = 4, .q_len = 40, .kv_len = 700});
+  auto output = unwritten<float>(x.q, 16);
+  quoka::PackedPast packed;
+  quoka::attention(x.q, {x.past_k, x.past_v, packed}, {x.k, x.v}, output.out, options);
+  ASSERT_GT(packed.len(), 0);
+  const auto other =
+      random_inputs<float>(random_, {.q_heads = 4, .kv_heads = 4, .q_len = 40, .kv_len = 700});
+  batch_.pop_back();
+  batch_.push_back({.q = x.q,
+                    .past = {other.past_k, other.past_v, packed},
+                    .chunk = {x.k, x.v},
+                    .out = output.out});
+  expect_refused([&] { quoka::attention(batch_, options); }, {"sequence", 2, "at position"});
+}
+
+TEST_F(RaggedRefuses, TwoSequencesWithOnePackedPast) {
+  quoka::PackedPast packed, other;
+  batch_[0].past.packed = &packed, batch_[1].past.packed = &other, batch_[2].past.packed = &packed;
+  refused({"sequences", 0, 2, "the same PackedPast"});
 }
 
 TEST_F(RaggedRefuses, OutputsThatShareMemory) {
@@ -377,6 +557,102 @@ TEST_F(RaggedRefuses, OnlyBytesThatAreShared) {
   refused({shares(0, "out", 2, "q")});
   batch_[2].q = TensorView<const float>(memory.data() + 19 * 48 + 16, {1, 4, 5, 16}, {0, 0, 0, 1});
   EXPECT_NO_THROW(quoka::attention(batch_));
+}
+
+// Heads of many sequences in turn, as [heads, tokens, dim] of a whole batch has them: compared stretch by
+// stretch, in the order of memory. Pair by pair this many would take a minute.
+TEST(RaggedMemory, OfThousandsOfTokensHeadByHead) {
+  constexpr Index n = 3000, heads = 8, dim = 4;
+  std::vector<float> memory(uz(2 * heads * n * dim), 0.25f), lse(uz(heads * n)), out = memory;
+  // Head h of token i; queries and outputs in one buffer, the outputs behind.
+  const auto rows = [&](Index first, Index i) {
+    return TensorView<float>(memory.data() + (first * n + i) * dim, {1, heads, 1, dim},
+                             {0, 2 * n * dim, dim, 1});
+  };
+  std::vector<AttentionSequence> batch;
+  for (Index i = 0; i < n; ++i) {
+    const TensorView<float, 3> sums(lse.data() + i, {1, heads, 1}, {0, n, 1});
+    batch.push_back({.q = rows(0, i),
+                     .past = {TensorView<const float>(out.data(), {1, heads, 3, dim}),
+                              TensorView<const float>(out.data(), {1, heads, 3, dim})},
+                     .out = {rows(1, i), sums}});
+  }
+  EXPECT_NO_THROW(quoka::attention(batch));
+  batch[2000].out = {rows(1, 17), TensorView<float, 3>()};
+  expect_refused([&] { quoka::attention(batch); },
+                 {"out of sequence", 2000, "out of sequence", 17});
+  batch[2000].out = {rows(1, 2000),
+                     TensorView<float, 3>(lse.data() + 2999, {1, heads, 1}, {0, n, 1})};
+  expect_refused([&] { quoka::attention(batch); }, {"lse of sequence", 2999, 2000});
+  batch[2000].out = rows(1, 2000);
+  batch[40].q = rows(1, 2999);
+  expect_refused([&] { quoka::attention(batch); }, {"out of sequence", 2999, "q of sequence", 40});
+}
+
+// Random strides in a small memory, against a list of the bytes.
+TEST(RaggedMemory, IsSharedWhereAListOfBytesSaysSo) {
+  Random random(4);
+  constexpr Index room = 3000;
+  std::vector<float> memory(room, 0.5f), inputs(room, 0.5f);
+  int accepted = 0, refused = 0;
+  for (int round = 0; round < 2000; ++round) {
+    SCOPED_TRACE("round " + std::to_string(round));
+    const Index apart = 1 + random.below(40);
+    const auto view = [&](std::vector<float>& of, Index heads, Index len, Index dim) {
+      return TensorView<float>(
+          of.data() + random.below(room - 800), {1, heads, len, dim},
+          {0, random.below(4) == 0 ? apart * 4 : random.below(150), random.below(60), 1});
+    };
+    std::vector<AttentionSequence> batch;
+    std::vector<std::vector<bool>> written, touched;
+    const Index sequences = 2 + random.below(5);
+    for (Index tries = 0; std::ssize(batch) < sequences && tries < 30; ++tries) {
+      const Index heads = 1 + random.below(4), q_len = 1 + random.below(4), len = random.below(6);
+      const auto input = [&]() -> auto& { return random.below(8) == 0 ? memory : inputs; };
+      const TensorView<float> q = view(input(), heads, q_len, 4), k = view(input(), heads, len, 4),
+                              v = view(input(), heads, len, 3), out = view(memory, heads, q_len, 3);
+      const TensorView<float, 3> lse(memory.data() + random.below(room - 800), {1, heads, q_len},
+                                     {0, random.below(90), random.below(60)});
+      const bool has_lse = random.below(2) == 0;
+      AttentionSequence x{
+          .q = q, .past = {k, v}, .out = {out, has_lse ? lse : TensorView<float, 3>()}};
+      try {  // by itself it is sound
+        quoka::attention({&x, 1});
+      } catch (const std::invalid_argument&) {
+        continue;
+      }
+      std::vector<bool> writes(room), touches(room);
+      const auto mark = [&](std::vector<bool>& of, const TensorView<float>& rows) {
+        if (rows.data() < memory.data() || rows.data() >= memory.data() + room) return;
+        for (Index head = 0; head < rows.heads(); ++head)
+          for (Index i = 0; i < rows.len(); ++i)
+            for (Index c = 0; c < rows.dim(); ++c)
+              of[uz(rows.row(0, head, i) + c - memory.data())] = true;
+      };
+      mark(writes, out);
+      for (Index head = 0; has_lse && head < heads; ++head)
+        for (Index i = 0; i < q_len; ++i) writes[uz(&lse.at(0, head, i) - memory.data())] = true;
+      touches = writes;
+      for (const auto& rows : {q, k, v}) mark(touches, rows);
+      batch.push_back(x), written.push_back(writes), touched.push_back(touches);
+    }
+    bool shared = false;
+    for (std::size_t i = 0; i < batch.size(); ++i)
+      for (std::size_t j = 0; j < batch.size(); ++j)
+        for (std::size_t at = 0; at < room && i != j; ++at)
+          shared = shared || (written[i][at] && touched[j][at]);
+    bool thrown = false;
+    try {
+      quoka::attention(batch);
+    } catch (const std::invalid_argument&) {
+      thrown = true;
+    }
+    std::fill(memory.begin(), memory.end(), 0.5f);
+    ASSERT_EQ(thrown, shared);
+    (shared ? refused : accepted) += batch.size() > 1 ? 1 : 0;
+  }
+  EXPECT_GT(accepted, 300);
+  EXPECT_GT(refused, 300);
 }
 
 // Behind the outputs that lie inside a wide one, the wide one goes on.

@@ -248,7 +248,7 @@ TYPED_TEST(Sharded, SelectsAndAttendsAsOneMachineDoes) {
   Shape shape;
   shape.chunks = {130, 37, 129, 1, 53, 1};
   const Prompt<float> prompt(random, shape);
-  const auto options = with_budget<TypeParam>(31);
+  const auto options = with_budget<TypeParam>(Budget::keys(31));
   for (const int ranks : {1, 2, 3, 4})
     for (const ShardLayout& layout : layouts<TypeParam>(options))
       expect_as_one_machine<TypeParam>(shape, options, prompt, ranks, layout);
@@ -260,7 +260,8 @@ TYPED_TEST(Sharded, TakesAFractionAndBudgetsOfAnySize) {
   shape.batch = 2, shape.kv_heads = 3;
   shape.chunks = {127, 37, 1};
   const Prompt<float> prompt(random, shape);
-  for (const Budget& budget : {Budget(0), Budget(1), Budget(126), Budget(163), Budget(0.25)}) {
+  for (const Budget& budget : {Budget::keys(0), Budget::keys(1), Budget::keys(126),
+                               Budget::keys(163), Budget::share(0.25)}) {
     const auto options = with_budget<TypeParam>(budget, shape);
     expect_as_one_machine<TypeParam>(shape, options, prompt, 3, layouts<TypeParam>(options)[0]);
   }
@@ -271,7 +272,7 @@ TYPED_TEST(Sharded, HasSinksRecentKeysAndAWindowOfAllKeys) {
   Shape shape;
   shape.chunks = {127, 37, 129, 5};
   const Prompt<float> prompt(random, shape);
-  auto options = with_budget<TypeParam>(31);
+  auto options = with_budget<TypeParam>(Budget::keys(31));
   if constexpr (requires { options.top_k; }) {
     for (const TopKOptions& top_k :
          {TopKOptions{.keep_first = 4, .keep_last = 14}, TopKOptions{.window = 2},
@@ -291,7 +292,7 @@ TYPED_TEST(Sharded, OfZerosAndNanSelectsAsOneMachineDoes) {  // ties by position
   Shape shape;
   shape.chunks = {129, 37, 5};
   Prompt<float> prompt(random, shape);
-  const auto options = with_budget<TypeParam>(31);
+  const auto options = with_budget<TypeParam>(Budget::keys(31));
   const auto select = [&](int ranks) {
     for (const ShardLayout& layout : layouts<TypeParam>(options)) {
       std::vector<Selection> expected;
@@ -326,7 +327,7 @@ TYPED_TEST(Sharded, OfHalfIsThatOfOneMachine) {
   Random random(905);
   const Shape shape;
   const Prompt<Eigen::half> prompt(random, shape);
-  const auto options = with_budget<TypeParam>(31);
+  const auto options = with_budget<TypeParam>(Budget::keys(31));
   expect_as_one_machine<TypeParam>(shape, options, prompt, 3, layouts<TypeParam>(options)[0]);
 }
 
@@ -335,7 +336,7 @@ TYPED_TEST(Sharded, TakesPrefixesBranchesAndDecodes) {
   Shape shape;
   shape.chunks = {300};
   const Prompt<float> prompt(random, shape), other(random, shape);
-  const auto options = with_budget<TypeParam>(31);
+  const auto options = with_budget<TypeParam>(Budget::keys(31));
   const auto drive = [&](auto& layer, std::vector<Selection>& selections, Tensor4<float>& out) {
     const auto part = [](const Tensor4<float>& x, Index begin, Index n) {
       return quoka::view_of(x).slice(begin, n);
@@ -375,7 +376,7 @@ TYPED_TEST(Sharded, TakesPrefixesBranchesAndDecodes) {
 // ---- QuoKA's options ------------------------------------------------------------------------------
 
 std::vector<QuokaOptions> quoka_options(Budget budget) {
-  QuokaOptions robust = QuokaOptions::robust(3, budget);
+  QuokaOptions robust = QuokaOptions::robust(budget);
   robust.sketch = quoka::Sketch::off;
   QuokaOptions softmax_max = robust;
   softmax_max.aggregation = quoka::Aggregation::max;
@@ -397,7 +398,7 @@ TEST(ShardedQuoka, SelectsAsOneMachineWithAllItsOptions) {
   Shape shape;
   shape.chunks = {130, 129, 129, 37, 1};
   const Prompt<float> prompt(random, shape);
-  for (const QuokaOptions& options : quoka_options(31))
+  for (const QuokaOptions& options : quoka_options(Budget::keys(31)))
     for (const ShardLayout& layout : layouts<QuokaSelector>(options))
       expect_as_one_machine<QuokaSelector>(shape, options, prompt, 3, layout);
 }
@@ -410,7 +411,8 @@ TEST(ShardedQuoka, KeepsKeysInFormatsWithScalesOfTheCaller) {
     shape.k_scales.push_back(0.02f + 0.001f * static_cast<float>(c));
   shape.v_scales = {0.01f, 0.03f};
   // Other arithmetics round a chunk of floats as they do a cache of 8 bits that it meets in one call.
-  expect_as_one_machine<QuokaSelector>(shape, {.budget = 31}, Prompt<float>(random, shape), 3, {},
+  expect_as_one_machine<QuokaSelector>(shape, {.budget = Budget::keys(31)},
+                                       Prompt<float>(random, shape), 3, {},
                                        {.arithmetic = quoka::Arithmetic::single});
 }
 
@@ -419,7 +421,7 @@ TEST(ShardedQuoka, OfRobustSelectsAsWithoutTheSketch) {
   Shape shape;
   shape.chunks = {130, 129, 1};
   const Prompt<float> prompt(random, shape);
-  QuokaOptions options = QuokaOptions::robust(3, 31), off = options;
+  QuokaOptions options = QuokaOptions::robust(Budget::keys(31)), off = options;
   options.sketch = quoka::Sketch::on, off.sketch = quoka::Sketch::off;
   Result<float> expected(shape);
   ChunkedPrefill<QuokaSelector> alone(shape.layer(), off);
@@ -465,7 +467,7 @@ TEST(ShardedQuoka, BestKeysThatMoveToOneRankAreAllFound) {
     prompt.q(0, 1, i, 1) = 0.0f;
   }
   for (const Index sinks : {0, 5}) {
-    const QuokaOptions options{.budget = budget, .top_k = {.keep_first = sinks}};
+    const QuokaOptions options{.budget = Budget::keys(budget), .top_k = {.keep_first = sinks}};
     for (const ShardLayout& layout :
          {ShardLayout::round_robin(chunk), ShardLayout::contiguous(700)})
       expect_as_one_machine<QuokaSelector>(shape, options, prompt, 2, layout);
@@ -503,7 +505,7 @@ TEST(ShardedQuoka, ABudgetThatGrowsIsFilled) {
   Shape shape;
   shape.chunks = {256, 256, 64};
   const Prompt<float> prompt(random, shape);
-  expect_as_one_machine<QuokaSelector>(shape, {.budget = 0.9}, prompt, 2,
+  expect_as_one_machine<QuokaSelector>(shape, {.budget = Budget::share(0.9)}, prompt, 2,
                                        ShardLayout::contiguous(384));
 }
 
@@ -513,7 +515,7 @@ TEST(ShardedSoftmax, OfSeveralGroupsOfPanelsHasTheBitsOfOneMachine) {  // the or
   shape.q_heads = 24, shape.kv_heads = 1, shape.head_dim = shape.v_dim = 3;
   shape.chunks = {250, 250};
   const Prompt<float> prompt(random, shape);
-  const quoka::OracleOptions options{.budget = 31};
+  const quoka::OracleOptions options{.budget = Budget::keys(31)};
   expect_as_one_machine<quoka::OracleSelector>(shape, options, prompt, 2,
                                                layouts<quoka::OracleSelector>(options)[0]);
 }
@@ -542,7 +544,7 @@ void expect_scores_of_shards_have_the_bits_of_all(const Shape& shape, Index kv_l
   const Rows q = quoka::view_of(prompt.q).slice(kv_len, shape.len() - kv_len);
   const quoka::OracleScorer scorer({.aggregation = over});
   const auto score = [&](Index first, Index n, const quoka::KeyShard* shard) {
-    quoka::SelectorInput input{q, quoka::view_of(prompt.k).slice(first, n)};
+    quoka::SelectorInput input{q, quoka::view_of(prompt.k).slice(first, n), LogitOptions{}};
     input.shard = shard;
     Tensor3<float> scores(1, shape.kv_heads, n);
     quoka::QueryScoreState state;
@@ -594,7 +596,7 @@ TEST(ShardedQuoka, FiveHundredRandomShapesSelectAsOneMachine) {
     for (Index n = 2 + random.below(3); n > 0; --n)
       shape.chunks.push_back(random.below(4) == 0 ? 1 : 1 + random.below(110));
     const Prompt<float> prompt(random, shape);
-    const std::vector<QuokaOptions> all = quoka_options(1 + random.below(60));
+    const std::vector<QuokaOptions> all = quoka_options(Budget::keys(1 + random.below(60)));
     QuokaOptions options = all[static_cast<std::size_t>(random.below(std::ssize(all)))];
     options.n_queries = 1 + random.below(20);
     if (random.below(3) == 0)
@@ -620,7 +622,7 @@ TEST(ShardedAttention, HasSinkLogitsASoftcapAndAScale) {
   AttentionOptions attention;
   attention.scale = 0.7f, attention.softcap = 3.0f, attention.sink_logits = sinks;
   for (const int ranks : {1, 2, 4})  // of the last ones two are home to no KV head
-    expect_as_one_machine<QuokaSelector>(shape, {.budget = 31}, prompt, ranks,
+    expect_as_one_machine<QuokaSelector>(shape, {.budget = Budget::keys(31)}, prompt, ranks,
                                          ShardLayout::round_robin(13), attention);
 }
 
@@ -631,7 +633,7 @@ TEST(ShardedAttention, TakesMaskFactors) {
   const Prompt<float> prompt(random, shape);
   const std::vector<float> factors = {1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f};
   for (const int ranks : {1, 2, 4})
-    expect_as_one_machine<QuokaSelector>(shape, {.budget = 31}, prompt, ranks,
+    expect_as_one_machine<QuokaSelector>(shape, {.budget = Budget::keys(31)}, prompt, ranks,
                                          ShardLayout::round_robin(13), {.mask_factors = factors});
 }
 
@@ -674,7 +676,7 @@ TEST(ShardedAttention, AnyExecutorGivesTheSameBits) {
   const Prompt<float> prompt(random, shape);
   Result<float> serial(shape);
   expect_no_errors(on_ranks(3, [&](auto communicator) {
-    ShardedPrefill<QuokaSelector> layer(shape.layer(), {.budget = 31}, communicator,
+    ShardedPrefill<QuokaSelector> layer(shape.layer(), {.budget = Budget::keys(31)}, communicator,
                                         ShardLayout::round_robin(13));
     Result<float> result(shape);
     run_chunks(layer, shape, prompt, result);
@@ -682,7 +684,7 @@ TEST(ShardedAttention, AnyExecutorGivesTheSameBits) {
   }));
   expect_no_errors(on_ranks(3, [&](auto communicator) {
     quoka::ThreadPool threads(3);
-    ShardedPrefill<QuokaSelector> layer(shape.layer(), {.budget = 31}, communicator,
+    ShardedPrefill<QuokaSelector> layer(shape.layer(), {.budget = Budget::keys(31)}, communicator,
                                         ShardLayout::round_robin(13));
     Result<float> result(shape);
     run_chunks(layer, shape, prompt, result, threads);
@@ -698,8 +700,9 @@ TEST(ShardedPrefillCall, OfAWholePromptIsThatOfItsChunks) {
   const Prompt<float> prompt(random, shape);
   expect_no_errors(on_ranks(2, [&](auto communicator) {
     const auto layout = ShardLayout::round_robin(13);
-    ShardedPrefill<QuokaSelector> one(shape.layer(), {.budget = 31}, communicator, layout),
-        another(shape.layer(), {.budget = 31}, communicator, layout);
+    ShardedPrefill<QuokaSelector> one(shape.layer(), {.budget = Budget::keys(31)}, communicator,
+                                      layout),
+        another(shape.layer(), {.budget = Budget::keys(31)}, communicator, layout);
     Result<float> result(shape), whole(shape);
     run_chunks(one, shape, prompt, result);
     another.prefill(prompt.q, prompt.k, prompt.v, whole.out, 64);
@@ -808,19 +811,20 @@ TEST(Sent, IsWhatTheHeaderSays) {
       const Index partial = 4 * (10 * n - heads * rows) * 2 * (12 + 1),
                   merged = 4 * (c * 2) * r * 2 * (12 + 1);
       const Index candidates = 8 * 2 * 5 * k;
-      EXPECT_EQ(sent(shape, {.budget = k}, ranks, rank, past, n),
+      EXPECT_EQ(sent(shape, {.budget = Budget::keys(k)}, ranks, rank, past, n),
                 (Sent{candidates + partial + merged + 5 * Rounds::header_bytes,
                       1 + (ranks - 1) + 1 + 5}));
-      EXPECT_EQ(sent(shape, {.budget = past}, ranks, rank, past, n),  // nothing to select
-                (Sent{partial + merged + 4 * Rounds::header_bytes, (ranks - 1) + 1 + 4}));
+      EXPECT_EQ(
+          sent(shape, {.budget = Budget::keys(past)}, ranks, rank, past, n),  // nothing to select
+          (Sent{partial + merged + 4 * Rounds::header_bytes, (ranks - 1) + 1 + 4}));
     }
   }
-  QuokaOptions options = QuokaOptions::robust(2, k);
-  const Index rows = quoka::round_up(options.n_queries * 2, quoka::tuning::panel_rows);
-  const Index plain = sent(shape, {.budget = k}, 2, 1, past, n).bytes;
+  QuokaOptions options = QuokaOptions::robust(Budget::keys(k));
+  const Index rows = quoka::round_up(options.n_queries.of_head(2) * 2, quoka::tuning::panel_rows);
+  const Index plain = sent(shape, {.budget = Budget::keys(k)}, 2, 1, past, n).bytes;
   EXPECT_EQ(sent(shape, options, 2, 1, past, n),
             (Sent{plain + 12 * 2 * 5 * rows + 2 * Rounds::header_bytes, 1 + 1 + 1 + 5 + 4}));
-  options = {.budget = k, .top_k = {.window = 4}};
+  options = {.budget = Budget::keys(k), .top_k = {.window = 4}};
   EXPECT_EQ(
       sent(shape, options, 2, 1, past, n),  // 700 keys in blocks of 64: at most 6 runs on each
       (Sent{plain + 4 * 2 * 5 * 3 * 6 + Rounds::header_bytes, 1 + 1 + 1 + 5 + 2}));
@@ -829,7 +833,7 @@ TEST(Sent, IsWhatTheHeaderSays) {
 TEST(Sent, DoesNotDependOnTheLengthOfTheCache) {
   Shape shape;
   shape.q_heads = 2, shape.kv_heads = 1, shape.head_dim = shape.v_dim = 8;
-  const QuokaOptions options{.budget = 512};
+  const QuokaOptions options{.budget = Budget::keys(512)};
   const Sent at_8k = sent(shape, options, 2, 0, 8192, 128);
   EXPECT_EQ(sent(shape, options, 2, 0, 131072, 128), at_8k);
   EXPECT_EQ(sent(shape, options, 2, 0, 32768, 128), at_8k);
@@ -848,64 +852,85 @@ struct FailingExecutor {
   }
 };
 
-TEST(Fault, OfOneRankAnywhereEndsTheCallOnAllAndLeavesTheCaches) {
+template <class S>
+void expect_faults_leave_all_as_it_was(const typename S::Options& options) {
   Random random(940);
   Shape shape;
   shape.chunks = {130, 129, 37};
   const Prompt<float> prompt(random, shape);
-  QuokaOptions robust = QuokaOptions::robust(3, 31);
-  for (const QuokaOptions& options :
-       {QuokaOptions{.budget = 31}, robust, QuokaOptions{.budget = 31, .top_k = {.window = 3}}}) {
-    Result<float> expected(shape);
+  Result<float> expected(shape);
+  expect_no_errors(on_ranks(3, [&](auto communicator) {
+    ShardedPrefill<S> layer(shape.layer(), options, communicator);
+    Result<float> result(shape);
+    run_chunks(layer, shape, prompt, result);
+    if (communicator.rank() == 0) expected = result;
+  }));
+  int faults = 0;
+  for (Index runs = 0;; ++runs) {
+    bool threw = false;
+    const int bad = static_cast<int>(runs % 3);
+    std::vector<std::exception_ptr> inner(3);
     expect_no_errors(on_ranks(3, [&](auto communicator) {
-      ShardedPrefill<QuokaSelector> layer(shape.layer(), options, communicator);
+      ShardedPrefill<S> layer(shape.layer(), options, communicator);
+      const int rank = communicator.rank();
       Result<float> result(shape);
-      run_chunks(layer, shape, prompt, result);
-      if (communicator.rank() == 0) expected = result;
+      Shape begin = shape, rest = shape;
+      begin.chunks = {130}, rest.chunks = {129, 37};
+      run_chunks(layer, begin, prompt, result);
+      const auto part = [&](auto& x) { return quoka::view_of(x).slice(130, 129); };
+      const auto forward = [&](ExecutorRef executor) {
+        layer.forward(part(prompt.q), part(prompt.k), part(prompt.v),
+                      TensorView<float>(result.out).slice(130, 129), executor);
+      };
+      const Index before = layer.cache().len();
+      try {
+        if (rank == bad)
+          forward(FailingExecutor{runs});
+        else
+          forward(SerialExecutor{});
+      } catch (const RankError&) {
+        inner[static_cast<std::size_t>(rank)] = std::current_exception();
+      }
+      if (inner[static_cast<std::size_t>(rank)] == nullptr) return;  // past the last run
+      if (rank == 0) threw = true;
+      EXPECT_EQ(layer.kv_len(), 130);
+      EXPECT_EQ(layer.cache().len(), before);
+      forward(SerialExecutor{});  // as if it had never been
+      EXPECT_EQ(layer.selection(), expected.selections[1]);
+      for (Index head = 0; head < 6; ++head)
+        for (Index i = 130; i < 259; ++i)
+          for (Index c = 0; c < 20; ++c)
+            ASSERT_EQ(result.out(0, head, i, c), expected.out(0, head, i, c));
     }));
-    int faults = 0;
-    for (Index runs = 0;; ++runs) {
-      bool threw = false;
-      const int bad = static_cast<int>(runs % 3);
-      std::vector<std::exception_ptr> inner(3);
-      expect_no_errors(on_ranks(3, [&](auto communicator) {
-        ShardedPrefill<QuokaSelector> layer(shape.layer(), options, communicator);
-        const int rank = communicator.rank();
-        Result<float> result(shape);
-        Shape begin = shape, rest = shape;
-        begin.chunks = {130}, rest.chunks = {129, 37};
-        run_chunks(layer, begin, prompt, result);
-        const auto part = [&](auto& x) { return quoka::view_of(x).slice(130, 129); };
-        const auto forward = [&](ExecutorRef executor) {
-          layer.forward(part(prompt.q), part(prompt.k), part(prompt.v),
-                        TensorView<float>(result.out).slice(130, 129), executor);
-        };
-        const Index before = layer.cache().len();
-        try {
-          if (rank == bad)
-            forward(FailingExecutor{runs});
-          else
-            forward(SerialExecutor{});
-        } catch (const RankError&) {
-          inner[static_cast<std::size_t>(rank)] = std::current_exception();
-        }
-        if (inner[static_cast<std::size_t>(rank)] == nullptr) return;  // past the last run
-        if (rank == 0) threw = true;
-        EXPECT_EQ(layer.kv_len(), 130);
-        EXPECT_EQ(layer.cache().len(), before);
-        forward(SerialExecutor{});  // as if it had never been
-        EXPECT_EQ(layer.selection(), expected.selections[1]);
-        for (Index head = 0; head < 6; ++head)
-          for (Index i = 130; i < 259; ++i)
-            for (Index c = 0; c < 20; ++c)
-              ASSERT_EQ(result.out(0, head, i, c), expected.out(0, head, i, c));
-      }));
-      if (!threw) break;
-      ++faults;
-      expect_rank_error(inner, bad, "a worker went away");
-    }
-    EXPECT_GE(faults, 5);
+    if (!threw) break;
+    ++faults;
+    expect_rank_error(inner, bad, "a worker went away");
   }
+  EXPECT_GE(faults, 5);
+}
+TEST(Fault, OfOneRankAnywhereEndsTheCallOnAllAndLeavesTheCaches) {
+  const QuokaOptions robust = QuokaOptions::robust(quoka::Budget::keys(31));
+  for (const QuokaOptions& options :
+       {QuokaOptions{.budget = quoka::Budget::keys(31)}, robust,
+        QuokaOptions{.budget = quoka::Budget::keys(31), .top_k = {.window = 3}}})
+    expect_faults_leave_all_as_it_was<QuokaSelector>(options);
+}
+// Whatever a method keeps of a rank's keys.
+TEST(Fault, LeavesWhatAMethodKeeps) {
+  expect_faults_leave_all_as_it_was<quoka::SampleAttentionSelector>(
+      {.budget = quoka::Budget::keys(31)});
+  expect_faults_leave_all_as_it_was<quoka::SparqSelector>(
+      {.budget = quoka::Budget::keys(31), .rank = 7});
+  expect_faults_leave_all_as_it_was<quoka::QuestSelector>({.budget = quoka::Budget::keys(31)});
+  Random random(942);
+  const Shape shape;
+  quoka::LokiFit fit(shape.layer().kv_heads, shape.layer().head_dim);
+  const auto keys = random.tensor<float>(1, shape.layer().kv_heads, 64, shape.layer().head_dim);
+  fit.add(keys);
+  expect_faults_leave_all_as_it_was<quoka::LokiSelector>(
+      {.budget = quoka::Budget::keys(31),
+       .rank = 7,
+       .calibration = std::make_shared<const quoka::LokiCalibration>(fit.finish())});
 }
 
 TEST(Fault, OfSizesThatDifferNamesTheRankAndBothNumbers) {
@@ -922,9 +947,9 @@ TEST(Fault, OfSizesThatDifferNamesTheRankAndBothNumbers) {
                            const std::string& fragment) {
     expect_rank_error(on_ranks(3,
                                [&](auto communicator) {
-                                 ShardedPrefill<QuokaSelector> layer(shape.layer(), {.budget = 7},
-                                                                     communicator,
-                                                                     ShardLayout::round_robin(13));
+                                 ShardedPrefill<QuokaSelector> layer(
+                                     shape.layer(), {.budget = Budget::keys(7)}, communicator,
+                                     ShardLayout::round_robin(13));
                                  forward(layer, 0, 60);
                                  f(communicator.rank(), layer);
                                }),
@@ -965,7 +990,7 @@ void expect_settings_told(const std::function<void(typename S::Options&, LayerSh
   Random random(942);
   const Shape shape;
   const Prompt<float> prompt(random, shape);
-  const auto options = with_budget<S>(9);
+  const auto options = with_budget<S>(Budget::keys(9));
   expect_rank_error(on_ranks(2,
                              [&](auto communicator) {
                                typename S::Options own = options;
@@ -987,7 +1012,7 @@ TEST(Fault, OfSettingsThatDifferNamesTheRankAndBothNumbers) {
                              const std::string& fragment) {
     expect_settings_told<QuokaSelector>([&](auto& o, auto&, auto&, auto&) { change(o); }, fragment);
   };
-  quoka_told([](auto& o) { o.budget = 7; }, "the budget is 7, but 9 on rank 0");
+  quoka_told([](auto& o) { o.budget = Budget::keys(7); }, "the budget is 7, but 9 on rank 0");
   quoka_told([](auto& o) { o.n_queries = 5; }, "n_queries is 5, but 16 on rank 0");
   quoka_told([](auto& o) { o.scoring = quoka::Scoring::dot; }, "scoring is 1, but 0");
   quoka_told([](auto& o) { o.aggregation = quoka::Aggregation::mean; }, "aggregation is 1, but 0");
@@ -1052,7 +1077,7 @@ TEST(Fault, OfMethodsThatDifferNamesTheRank) {
   const Shape shape;
   const Prompt<float> prompt(random, shape);
   const auto run = [&]<class S>(S, auto& communicator) {
-    ShardedPrefill<S> layer(shape.layer(), {.budget = 9}, communicator);
+    ShardedPrefill<S> layer(shape.layer(), {.budget = Budget::keys(9)}, communicator);
     Result<float> result(shape);
     run_chunks(layer, shape, prompt, result);
   };
@@ -1074,7 +1099,8 @@ TEST(Fault, OfARankThatNeverComesEndsInTime) {
       2,
       [&](auto communicator) {
         if (communicator.rank() == 1) return;
-        ShardedPrefill<QuokaSelector> layer(shape.layer(), {.budget = 7}, communicator);
+        ShardedPrefill<QuokaSelector> layer(shape.layer(), {.budget = Budget::keys(7)},
+                                            communicator);
         Result<float> result(shape);
         run_chunks(layer, shape, prompt, result);
       },
@@ -1124,10 +1150,25 @@ TEST(ShardedPrefillRefuses, WhatNeedsAllKeysInOnePlace) {
   attention = {};
   const std::uint8_t seen = 1;
   attention.mask = quoka::Mask::bytes(&seen, {1, 1, 1, 1}, {1, 1, 1});
-  refuses(QuokaSelector(), {}, {"over shards there is no mask"}, {}, attention);
+  refuses(QuokaSelector(), {}, {"mask", "one call's"}, {}, attention);
   attention = {};
   attention.query_position = 0;
-  refuses(QuokaSelector(), {}, {"over shards there is no query_position"}, {}, attention);
+  refuses(QuokaSelector(), {}, {"query_position", 0, "have none"}, {}, attention);
+}
+
+// A scorer may make up the names of its options, which are compared as long as the layer lives.
+TEST(ShardedSettings, HaveTheirOwnNames) {
+  quoka::detail::Settings settings;
+  std::string name = "an option of the caller's";
+  settings.add({name.c_str(), 3});
+  std::fill(name.begin(), name.end(), '?');
+  const quoka::detail::Settings copy = settings;
+  settings = {};
+  ASSERT_EQ(copy.size(), 1u);
+  EXPECT_STREQ(copy[0].name, "an option of the caller's");
+  EXPECT_EQ(copy[0].bits, 3);
+  for (std::size_t i = 0; i < quoka::detail::Settings::most; ++i) settings.add({"one", 1});
+  expect_refused([&] { settings.add({"one more", 1}); }, {"settings", 21, 20});
 }
 
 TEST(ShardedPrefillRefuses, AWindowLongerThanABlock) {
@@ -1137,7 +1178,8 @@ TEST(ShardedPrefillRefuses, AWindowLongerThanABlock) {
   expect_rank_error(on_ranks(2,
                              [&](auto communicator) {
                                ShardedPrefill<QuokaSelector> layer(
-                                   shape.layer(), {.budget = 7, .top_k = {.window = 14}},
+                                   shape.layer(),
+                                   {.budget = Budget::keys(7), .top_k = {.window = 14}},
                                    communicator, ShardLayout::round_robin(13));
                                Result<float> result(shape);
                                run_chunks(layer, shape, prompt, result);

@@ -110,7 +110,8 @@ TEST(Accuracy, IsWhatItsDefinitionsSayLayerByLayerAndOverall) {
   quoka::ThreadPool threads(2);
   const auto layers = random_layers(random, 2);
   DenseReference reference(layers, chunk, {.scale = static_cast<float>(scale)}, threads);
-  const auto sums = AccuracyRun("first_recent", {.budget = 9}, reference, {}, threads).run();
+  const auto sums =
+      AccuracyRun("first_recent", {.budget = Budget::keys(9)}, reference, {}, threads).run();
   Naive all;
   ASSERT_EQ(sums.size(), 2u);
   for (std::size_t i = 0; i < 2; ++i) {
@@ -130,7 +131,7 @@ TEST(Accuracy, CountsChunksWhosePastIsLongerThanTheRuleAsks) {
   DenseReference reference(layers, chunk, {}, threads);
   const auto chunks = [&](double past_per_budget) {
     const AccuracyRules rules{.past_per_budget = past_per_budget};
-    return AccuracyRun("random", {.budget = 20}, reference, rules, threads)
+    return AccuracyRun("random", {.budget = Budget::keys(20)}, reference, rules, threads)
         .run()[0]
         .result()
         .chunks;
@@ -148,7 +149,7 @@ TEST(Accuracy, OfTheOracleIsFullOverlapAndTheMostMassOfAll) {
   DenseReference reference(layers, chunk, {}, threads);
   const auto accuracy = [&](const std::string& method) {
     return quoka_examples::overall(
-        AccuracyRun(method, {.budget = 13}, reference, {}, threads).run());
+        AccuracyRun(method, {.budget = Budget::keys(13)}, reference, {}, threads).run());
   };
   const Accuracy best = accuracy("oracle");
   EXPECT_EQ(best.overlap, 1.0);
@@ -188,7 +189,7 @@ TEST(Accuracy, CountsTheTargetsThatAreInThePastAndKept) {
   layers[0].targets(0, 1, 3) = 1;      // of a chunk that is not measured
   DenseReference reference(layers, chunk, {}, threads);
   const auto hits = [&] {
-    return AccuracyRun("first_recent", {.budget = 9}, reference, {}, threads)
+    return AccuracyRun("first_recent", {.budget = Budget::keys(9)}, reference, {}, threads)
         .run()[0]
         .result()
         .hits;
@@ -204,11 +205,13 @@ TEST(Accuracy, OfGeneratedLayersIsThatOfEachOnItsOwn) {  // no choice is shared
   const auto layers = random_layers(random, 2);
   DenseReference together(layers, chunk, {}, threads);
   const AccuracyRules alone{.one_sequence = false};
-  const auto sums = AccuracyRun("tidal_decode", {.budget = 9}, together, alone, threads).run();
+  const auto sums =
+      AccuracyRun("tidal_decode", {.budget = Budget::keys(9)}, together, alone, threads).run();
   for (std::size_t i = 0; i < 2; ++i) {
     const std::vector<LayerCapture> one{layers[i]};
     DenseReference reference(one, chunk, {}, threads);
-    const auto expected = AccuracyRun("tidal_decode", {.budget = 9}, reference, {}, threads).run();
+    const auto expected =
+        AccuracyRun("tidal_decode", {.budget = Budget::keys(9)}, reference, {}, threads).run();
     EXPECT_EQ(sums[i].result().mass_kept, expected[0].result().mass_kept);
   }
 }
@@ -237,7 +240,7 @@ Selection selection_of(const std::string& method, const MethodOptions& options) 
 
 TEST(Methods, AComposedNameSetsEachOfItsOptions) {
   using namespace quoka;
-  const QuokaOptions expected{.budget = 11,
+  const QuokaOptions expected{.budget = Budget::keys(11),
                               .n_queries = 6,
                               .aggregation = Aggregation::mean,
                               .group_mode = GroupMode::per_head,
@@ -246,11 +249,11 @@ TEST(Methods, AComposedNameSetsEachOfItsOptions) {
   Random random(931);
   const LayerCapture layer = random_layers(random, 1).front();
   const TensorView<const float> q = layer.q, k = layer.k;
-  const Selection keep = QuokaSelector(expected).select(q.slice(100, 37), k.slice(0, 100));
+  const Selection keep = QuokaSelector(expected).select(q.slice(100, 37), k.slice(0, 100), {});
   EXPECT_EQ(selection_of("quoka.dissimilar_and_last.per_head.window3.mean.first2.recent1.queries6",
-                         {.budget = 11}),
+                         {.budget = Budget::keys(11)}),
             keep);
-  EXPECT_FALSE(selection_of("quoka", {.budget = 11}) == keep);
+  EXPECT_FALSE(selection_of("quoka", {.budget = Budget::keys(11)}) == keep);
 }
 
 // A window that is asked for stays, whichever comes first; recommended has one of its own.
@@ -261,10 +264,11 @@ TEST(Methods, APresetLeavesAWindowThatIsAskedFor) {
   const TensorView<const float> q = layer.q, k = layer.k;
   const auto select = [&](QuokaOptions options, Index window) {
     options.top_k.window = window, options.sketch = Sketch::off;
-    return QuokaSelector(options).select(q.slice(100, 37), k.slice(0, 100));
+    return QuokaSelector(options).select(q.slice(100, 37), k.slice(0, 100), {});
   };
-  const auto robust = QuokaOptions::robust(2, 11), recommended = QuokaOptions::recommended(2, 11);
-  const MethodOptions options{.budget = 11};
+  const auto robust = QuokaOptions::robust(Budget::keys(11)),
+             recommended = QuokaOptions::recommended(Budget::keys(11));
+  const MethodOptions options{.budget = Budget::keys(11)};
   EXPECT_EQ(selection_of("quoka.robust.float", options), select(robust, 1));
   EXPECT_EQ(selection_of("quoka.window5.robust.float", options), select(robust, 5));
   EXPECT_EQ(selection_of("quoka.robust.window5.float", options), select(robust, 5));
@@ -277,14 +281,14 @@ TEST(Methods, APresetLeavesAWindowThatIsAskedFor) {
 // The preset's cascade is in its name.
 TEST(Methods, ThePresetHasItsCascade) {
   if (!quoka::detail::sketched_mass_is_fast()) GTEST_SKIP() << "scores in float";
-  const MethodOptions options{.budget = 5};
+  const MethodOptions options{.budget = Budget::keys(5)};
   const Selection keep = selection_of("quoka.recommended", options);
   EXPECT_EQ(keep, selection_of("quoka.recommended.cascade4", options));
   EXPECT_FALSE(keep == selection_of("quoka.recommended.cascade0", options));
 }
 
 TEST(Methods, EachKeepsFirstKeysWhereAskedTo) {
-  MethodOptions options{.budget = 17};
+  MethodOptions options{.budget = Budget::keys(17)};
   options.quoka.top_k.keep_first = 5;
   for (const std::string& method : quoka_examples::all_methods()) {
     const Selection keep = selection_of(method, options);

@@ -121,10 +121,10 @@ TEST(Calibration, ItsPolicyIsReadBackAsItWasChosen) {
   EXPECT_EQ(written["mode"], "first_recent");
   const LayerPolicy policy = quoka_examples::parse_policy(written);
   ASSERT_TRUE(policy.budget.has_value());
-  EXPECT_EQ(policy.budget->keys(1000), 100);
+  EXPECT_EQ(policy.budget->count(1000), 100);
   EXPECT_EQ(policy.dense, std::set<Index>{11});
   ASSERT_EQ(policy.budgets.size(), 1u);
-  EXPECT_EQ(policy.budgets.at(5).keys(1000), 500);
+  EXPECT_EQ(policy.budgets.at(5).count(1000), 500);
   EXPECT_NO_THROW(policy.check_shape(q_heads, kv_heads, dim));
   EXPECT_THROW(policy.check_shape(q_heads, kv_heads, v_dim), std::invalid_argument);
   EXPECT_EQ(calibration.results().size(), 6u);
@@ -211,9 +211,9 @@ std::vector<Index> kept(const std::string& method, const LayerPolicy& policy) {
   Random random(947);
   quoka::ThreadPool threads(1);
   const auto captures = random_layers(random);
-  const auto layers =
-      quoka_examples::make_policy_layers(method, quoka_examples::shape_of(captures[0]),
-                                         {.budget = 10}, policy, {3, 5, 11}, {.scale = scale});
+  const auto layers = quoka_examples::make_policy_layers(
+      method, quoka_examples::shape_of(captures[0]), {.budget = Budget::keys(10)}, policy,
+      {3, 5, 11}, {.scale = scale});
   std::vector<Index> counts;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const quoka::TensorView<const float> q = captures[i].q, k = captures[i].k, v = captures[i].v;
@@ -226,10 +226,12 @@ std::vector<Index> kept(const std::string& method, const LayerPolicy& policy) {
 TEST(PolicyLayers, HaveTheirOwnBudgetsByTheirNumbers) {
   using Counts = std::vector<Index>;
   EXPECT_EQ(kept("quoka", {}), (Counts{10, 10, 10}));
-  EXPECT_EQ(kept("quoka", policy_of({3, 7}, {{5, 21}, {0, 33}})), (Counts{80, 21, 10}));
-  EXPECT_EQ(kept("quoka.recommended", policy_of({}, {{11, 0.5}})), (Counts{10, 10, 40}));
+  EXPECT_EQ(kept("quoka", policy_of({3, 7}, {{5, Budget::keys(21)}, {0, Budget::keys(33)}})),
+            (Counts{80, 21, 10}));
+  EXPECT_EQ(kept("quoka.recommended", policy_of({}, {{11, Budget::share(0.5)}})),
+            (Counts{10, 10, 40}));
   LayerPolicy with_budget = policy_of({}, {});
-  with_budget.budget = 50;  // the caller's
+  with_budget.budget = Budget::keys(50);  // the caller's
   EXPECT_EQ(kept("quoka", with_budget), (Counts{10, 10, 10}));
   EXPECT_EQ(kept("tidal_decode", policy_of({3}, {})).front(), 80);
 }
@@ -240,7 +242,7 @@ TEST(PolicyLayers, AreRefusedForAnotherShapeAndWhereLayersShareAChoice) {
   expect_refused([&] { kept("quoka", policy); }, {3, kv_heads, "KV heads"});
   expect_refused(
       [&] {
-        kept("tidal_decode", policy_of({}, {{5, 20}}));
+        kept("tidal_decode", policy_of({}, {{5, Budget::keys(20)}}));
       },
       {"tidal_decode", "shares a choice", 1});
 }
@@ -251,12 +253,12 @@ TEST(Accuracy, FollowsAPolicyByTheNumbersInTheNames) {
   const auto layers = random_layers(random);
   DenseReference reference(layers, chunk, {.scale = scale}, threads);
   const auto sums = [&](Index budget, std::optional<LayerPolicy> policy) {
-    return quoka_examples::AccuracyRun("quoka", {.budget = budget}, reference,
+    return quoka_examples::AccuracyRun("quoka", {.budget = Budget::keys(budget)}, reference,
                                        {.past_per_budget = 0.0, .policy = std::move(policy)},
                                        threads)
         .run();
   };
-  const auto by_policy = sums(9, policy_of({3}, {{11, 30}})), plain = sums(9, {});
+  const auto by_policy = sums(9, policy_of({3}, {{11, Budget::keys(30)}})), plain = sums(9, {});
   EXPECT_EQ(by_policy[0].result().output_error, 0.0);
   EXPECT_EQ(by_policy[0].result().kv_pairs, 1.0);
   EXPECT_EQ(by_policy[1].result().output_error, plain[1].result().output_error);

@@ -6,6 +6,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdio>
+#include <fstream>
+#include <string>
+
 namespace {
 
 using nlohmann::json;
@@ -20,11 +24,11 @@ TEST(LayerPolicy, SaysWhichLayersAreDenseAndWhatTheOthersHave) {
       "layer_budgets": {"2": 0.5, "7": 2048},
       "model": {"q_heads": 32, "kv_heads": 4, "head_dim": 64}})");
   ASSERT_TRUE(policy.budget.has_value());
-  EXPECT_EQ(policy.budget->keys(800), 100);
+  EXPECT_EQ(policy.budget->count(800), 100);
   EXPECT_EQ(policy.dense, (std::set<Index>{0, 3}));
   ASSERT_EQ(policy.budgets.size(), 2u);
-  EXPECT_EQ(policy.budgets.at(2).keys(800), 400);
-  EXPECT_EQ(policy.budgets.at(7).keys(8000), 2048);
+  EXPECT_EQ(policy.budgets.at(2).count(800), 400);
+  EXPECT_EQ(policy.budgets.at(7).count(8000), 2048);
   EXPECT_NO_THROW(policy.check(32, 4, 64, 8));
 }
 
@@ -35,6 +39,11 @@ TEST(LayerPolicy, TakesANumberOfFirstLayersAndLeavesOutWhatIsNotThere) {
   EXPECT_TRUE(policy.budgets.empty());
   EXPECT_NO_THROW(policy.check(7, 7, 7, 2));  // of any shape
   EXPECT_TRUE(parsed("{}").dense.empty());
+}
+
+TEST(LayerPolicy, TakesAllOfThePastAndTwoKeys) {
+  EXPECT_EQ(parsed(R"({"budget": 1.0})").budget->count(800), 800);
+  EXPECT_EQ(parsed(R"({"budget": 2})").budget->count(800), 2);
 }
 
 TEST(LayerPolicy, TakesBudgetsByScores) {
@@ -63,20 +72,42 @@ TEST(LayerPolicyRefuses, WhatItDoesNotUnderstandByName) {
       {R"({"budgets": 3})", "budgets"},
       {R"({"budget": 1.5})", "1.5"},
       {R"({"budget": -1})", "-1"},
+      {R"({"budget": 0})", "budget is 0, but must be a count of keys from 2"},
+      {R"({"budget": 1})", "1.0 for all of it"},
+      {R"({"budget": true})", "budget is true"},
+      {R"({"budget": 18446744073709551615})", "18446744073709551615"},
+      {R"({"budget": 1024.0})", "1024.0"},
+      {R"({"layer_budgets": {"3": 1}})", "the budget of layer 3 is 1,"},
+      {R"({"layer_budgets": {"3": 0}})", "layer 3 is 0"},
       {R"({"budget": "many"})", "many"},
+      {R"({"budget": "mass:0.9,"})", "mass:0.9,"},
       {R"({"budget": "mass:1.5"})", "mass:1.5"},
       {R"({"dense_layers": 2000000000})", "dense_layers"},
       {R"({"model": {"heads": 4}})", "heads"},
       {R"({"dense_layers": [-1]})", "-1"},
       {R"({"dense_layers": [0.5]})", "0.5"},
       {R"({"dense_layers": "all"})", "all"},
-      {R"({"layer_budgets": {"x": 1}})", "a layer with a budget"},
+      {R"({"layer_budgets": {"x": 3}})", "a layer with a budget"},
       {R"({"layer_budgets": {"3": 0.0}})", "layer 3"},
       {R"({"layer_budgets": [1]})", "layer_budgets"},
       {R"({"model": {"q_heads": -4}})", "q_heads"},
   };
   for (const auto& [text, named] : cases)
     quoka_test::expect_refused([&, t = text] { (void)parsed(t); }, {named});
+}
+
+TEST(LayerPolicyRefuses, AFileWithAMemberTwice) {
+  const std::string path = testing::TempDir() + "policy_twice.json";
+  const auto refused = [&](const char* text, const char* named) {
+    std::ofstream(path) << text;
+    quoka_test::expect_refused([&] { (void)quoka_examples::read_policy(path); }, {path, named});
+  };
+  refused(R"({"budget": 64, "budget": 128})", "\"budget\" occurs twice");
+  refused(R"({"layer_budgets": {"3": 64, "3": 128}})", "\"3\" occurs twice");
+  refused(R"({"budget": )", "not JSON");
+  std::ofstream(path) << R"({"layer_budgets": {"3": 64}, "model": {"q_heads": 3}})";
+  EXPECT_EQ(quoka_examples::read_policy(path).budgets.size(), 1u);
+  std::remove(path.c_str());
 }
 
 }  // namespace

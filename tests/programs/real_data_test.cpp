@@ -28,7 +28,7 @@ using quoka_examples::LayerCapture;
 using quoka_examples::SafetensorsFile;
 
 constexpr Index budget = 256;
-const quoka::QuokaOptions quoka_options{.budget = budget};
+const quoka::QuokaOptions quoka_options{.budget = quoka::Budget::keys(budget)};
 const oracle::QuokaOptions oracle_options{.budget = budget};
 
 struct Layer {
@@ -89,7 +89,7 @@ void expect_dense(const Layer& layer, Index begin, Index n) {
 void expect_selected(const Layer& layer, Index begin, Index n) {
   SCOPED_TRACE(layer.capture.name + ", rows from " + std::to_string(begin));
   const auto in = chunk_at<float>(layer, begin, n);
-  const Selection keep = quoka::QuokaSelector(quoka_options).select(in.q, in.past_k);
+  const Selection keep = quoka::QuokaSelector(quoka_options).select(in.q, in.past_k, {});
   ASSERT_EQ(keep.max_count(), budget);
   const auto output = attend(in, {.scale = layer.scale}, &keep);
   const double error = oracle::relative_error(to_oracle(output.out),
@@ -103,7 +103,7 @@ void expect_selected(const Layer& layer, Index begin, Index n) {
 // As promised of fixed16: an element is off by at most 1e-3 of the largest output, and so is the whole.
 void expect_fixed(const Layer& layer, Index begin, Index n) {
   const auto in = chunk_at<float>(layer, begin, n);
-  const Selection keep = quoka::QuokaSelector(quoka_options).select(in.q, in.past_k);
+  const Selection keep = quoka::QuokaSelector(quoka_options).select(in.q, in.past_k, {});
   const quoka::AttentionOptions options{.scale = layer.scale,
                                         .arithmetic = quoka::Arithmetic::fixed16};
   for (const Selection* kept : {static_cast<const Selection*>(nullptr), &keep}) {
@@ -122,7 +122,7 @@ void expect_overlap(const Layer& layer, Index begin, Index n) {
   SCOPED_TRACE(layer.capture.name + ", rows from " + std::to_string(begin));
   const auto in = chunk_at<float>(layer, begin, n);
   const oracle::Positions got =
-      to_positions(quoka::QuokaSelector(quoka_options).select(in.q, in.past_k));
+      to_positions(quoka::QuokaSelector(quoka_options).select(in.q, in.past_k, {}));
   const oracle::Positions expected =
       oracle::select(to_oracle(in.q), to_oracle(in.past_k), oracle_options);
   Index common = 0, all = 0;
@@ -143,7 +143,7 @@ void expect_overlap(const Layer& layer, Index begin, Index n) {
 double mass_kept(const Layer& layer, Index begin, Index n) {
   const auto in = chunk_at<float>(layer, begin, n);
   const oracle::Positions keep =
-      to_positions(quoka::QuokaSelector(quoka_options).select(in.q, in.past_k));
+      to_positions(quoka::QuokaSelector(quoka_options).select(in.q, in.past_k, {}));
   const oracle::Tensor q = to_oracle(in.q);
   oracle::Tensor some(q.batch, q.heads, q.len / 16, q.dim);
   for (Index head = 0; head < q.heads; ++head)
@@ -222,7 +222,7 @@ TEST(RealDataStored, AttentionIsTheOraclesUpToTheRoundingOfTheOutput) {
     for (const Layer& layer : layers) {
       const auto in = chunk_at<T>(layer, 1500, 37);
       expect_as_oracle(in, {.scale = layer.scale});
-      const Selection keep = quoka::QuokaSelector(quoka_options).select(in.q, in.past_k);
+      const Selection keep = quoka::QuokaSelector(quoka_options).select(in.q, in.past_k, {});
       expect_as_oracle(in, {.scale = layer.scale}, &keep);
     }
   });

@@ -382,6 +382,22 @@ TEST_F(Hostile, HeaderThatNestsWithoutEnd) {
                       {"nests", "limit is 3"});
 }
 
+// A JSON parser keeps the last, silently; which of two tensors is meant cannot be known.
+TEST_F(Hostile, NameThatOccursTwice) {
+  const std::string entry = R"({"dtype": "F32", "shape": [3], "data_offsets": [0, 12]})";
+  expect_file_refused(
+      write_file(R"({"x": )" + entry + R"(, "y": )" + entry + R"(, "x": )" + entry + "}"),
+      {"\"x\"", "twice"});
+  expect_file_refused(
+      write_file(
+          R"({"x": {"dtype": "F32", "dtype": "F32", "shape": [3], "data_offsets": [0, 12]}})"),
+      {"\"dtype\"", "twice"});
+  expect_file_refused(
+      write_file(R"({"__metadata__": {"scale": "1", "scale": "2"}, "x": )" + entry + "}"),
+      {"\"scale\"", "twice"});
+  EXPECT_NO_THROW(SafetensorsFile(write_file(R"({"x": )" + entry + R"(, "y": )" + entry + "}")));
+}
+
 TEST_F(Hostile, NumberBeyondDouble) {
   expect_file_refused(write_entry("\"F32\"", "[1e999]", "[0, 12]"), {"at byte", "not JSON"});
 }

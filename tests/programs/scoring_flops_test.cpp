@@ -42,20 +42,20 @@ TEST(ScoringFlops, OfLogitsAreThoseOfOneQueryPerKvHead) {  // one of group * q_l
 constexpr ChunkShape small{.q_heads = 4, .kv_heads = 2, .head_dim = 3, .q_len = 7, .kv_len = 50};
 
 TEST(ScoringFlops, OfQuokaCountRankingOnlyWhereQueriesAreRanked) {
-  QuokaOptions options{.budget = 10, .n_queries = 5};
+  QuokaOptions options{.budget = Budget::keys(10), .n_queries = 5};
   const double keys = 2 * 2 * 5 * 50 * 3, aggregate = 4 * 4 * 5 * 3, rank = 5 * 4 * 7 * 3;
   EXPECT_EQ(scoring_flops(options, small), keys + aggregate + rank);
   options.query_choice = QueryChoice::last;
   EXPECT_EQ(scoring_flops(options, small), keys + aggregate);
-  options = {.budget = 10, .n_queries = 16};  // all 7 score
+  options = {.budget = Budget::keys(10), .n_queries = 16};  // all 7 score
   EXPECT_EQ(scoring_flops(options, small), 2 * 2 * 7 * 50 * 3 + 4 * 4 * 7 * 3);
 }
 
 TEST(ScoringFlops,
      OfBlocksRoundUp) {  // 7 queries and 57 keys in rows of 4, 50 keys in blocks of 16
-  EXPECT_EQ(scoring_flops(XAttentionOptions{.budget = 10, .stride = 4}, small),
+  EXPECT_EQ(scoring_flops(XAttentionOptions{.budget = Budget::keys(10), .stride = 4}, small),
             2 * 4 * 2 * 15 * 4 * 3);
-  EXPECT_EQ(scoring_flops(FlashPrefillOptions{.budget = 10, .block = 16}, small),
+  EXPECT_EQ(scoring_flops(FlashPrefillOptions{.budget = Budget::keys(10), .block = 16}, small),
             2 * 4 * 7 * 4 * 3 + 2 * 7 * 3);
   EXPECT_EQ(scoring_flops(XAttentionOptions{.budget = Budget::mass(0.9), .stride = 4}, small),
             2 * 4 * 2 * 15 * 4 * 3);
@@ -64,7 +64,8 @@ TEST(ScoringFlops,
 
 TEST(ScoringFlops, OfTwoLevelsAreThoseOfTheRowsLookedAt) {
   const ChunkShape shape{4, 2, 3, 7, 1000};
-  QuokaOptions options{.budget = 20, .n_queries = 7, .two_levels = {.block = 16, .candidates = 4}};
+  QuokaOptions options{
+      .budget = Budget::keys(20), .n_queries = 7, .two_levels = {.block = 16, .candidates = 4}};
   const double queries = 4 * 4 * 7 * 3;
   // 5 of 62 blocks; 2 of 3 blocks of them, and 14 behind
   EXPECT_EQ(scoring_flops(options, shape),
@@ -74,13 +75,13 @@ TEST(ScoringFlops, OfTwoLevelsAreThoseOfTheRowsLookedAt) {
 }
 
 TEST(ScoringFlops, OfEvictionDoNotGrowWithThePast) {
-  EXPECT_EQ(scoring_flops(KeyDiffOptions{.budget = 10}, small), 4 * 2 * 17 * 3);
-  EXPECT_EQ(scoring_flops(SnapKvOptions{.budget = 10, .observation = 5}, small),
+  EXPECT_EQ(scoring_flops(KeyDiffOptions{.budget = Budget::keys(10)}, small), 4 * 2 * 17 * 3);
+  EXPECT_EQ(scoring_flops(SnapKvOptions{.budget = Budget::keys(10), .observation = 5}, small),
             2 * 4 * 5 * 17 * 3);
 }
 
 TEST(ScoringFlops, OfASharedChoiceAreSpentWhereItIsMade) {
-  TidalDecodeOptions options{.budget = 10, .plan = {.layer = 2, .layer_count = 32}};
+  TidalDecodeOptions options{.budget = Budget::keys(10), .plan = {.layer = 2, .layer_count = 32}};
   EXPECT_EQ(scoring_flops(options, small), 2 * 4 * 7 * 50 * 3);
   options.plan.layer = 3;
   EXPECT_EQ(scoring_flops(options, small), 0.0);
@@ -89,10 +90,10 @@ TEST(ScoringFlops, OfASharedChoiceAreSpentWhereItIsMade) {
 }
 
 TEST(ScoringFlops, AreNoneWhereNothingIsScored) {
-  EXPECT_EQ(scoring_flops(QuokaOptions{.budget = 50}, small), 0.0);
-  EXPECT_EQ(scoring_flops(QuokaOptions{.budget = 0}, small), 0.0);
-  EXPECT_EQ(scoring_flops(RandomOptions{.budget = 10}, small), 0.0);
-  EXPECT_EQ(scoring_flops(FirstRecentOptions{.budget = 10}, small), 0.0);
+  EXPECT_EQ(scoring_flops(QuokaOptions{.budget = Budget::keys(50)}, small), 0.0);
+  EXPECT_EQ(scoring_flops(QuokaOptions{.budget = Budget::keys(0)}, small), 0.0);
+  EXPECT_EQ(scoring_flops(RandomOptions{.budget = Budget::keys(10)}, small), 0.0);
+  EXPECT_EQ(scoring_flops(FirstRecentOptions{.budget = Budget::keys(10)}, small), 0.0);
   EXPECT_EQ(scoring_flops(DenseSelector::Options{}, small), 0.0);
 }
 

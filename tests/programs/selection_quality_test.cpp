@@ -57,7 +57,7 @@ class SelectionQuality : public ::testing::TestWithParam<Expected> {
 
 TEST_P(SelectionQuality, IsWhatItWas) {
   const Expected& expected = GetParam();
-  const MethodOptions options{.budget = expected.budget};
+  const MethodOptions options{.budget = quoka::Budget::keys(expected.budget)};
   const AccuracyRules rules{.overlap = false};
   const Accuracy got =
       overall(AccuracyRun(expected.method, options, *reference, rules, *threads).run());

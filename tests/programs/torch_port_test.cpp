@@ -68,10 +68,10 @@ Selection library_selects(const Case& one, const Chunk& chunk, quoka::Sketch ske
   const auto part = [](double share, Index of) {
     return std::max<Index>(1, static_cast<Index>(share * static_cast<double>(of)));
   };
-  quoka::QuokaOptions options{.budget = part(one.keys, one.past)};
+  quoka::QuokaOptions options{.budget = quoka::Budget::keys(part(one.keys, one.past))};
   options.n_queries = part(one.queries, one.chunk);
   options.sketch = sketch;
-  return quoka::QuokaSelector(options).select(chunk.q, chunk.past_k);
+  return quoka::QuokaSelector(options).select(chunk.q, chunk.past_k, {});
 }
 
 double mean_mass(const Chunk& chunk, const Selection& keep) {

@@ -68,7 +68,7 @@ Kept kept_by_sort(const std::vector<double>& scores, const Budget& budget,
     }
     sum += std::isfinite(x) ? x : 0;
   }
-  n = std::clamp(n, budget.least(len), budget.keys(len));
+  n = std::clamp(n, budget.least(len), budget.count(len));
   // A ceiling below the forced keys: the first ones stay.
   kept.keys.assign(order.begin(), order.begin() + n);
   std::sort(kept.keys.begin(), kept.keys.end());
@@ -80,7 +80,7 @@ Kept kept_by_sort(const std::vector<double>& scores, const Budget& budget,
 // Scores keys by a tensor.
 struct GivenScorer {
   struct Options {
-    Budget budget = 31;
+    Budget budget = Budget::keys(31);
     TopKOptions top_k = {};
     const Tensor3<float>* scores = nullptr;
   };
@@ -102,7 +102,7 @@ void expect_kept(const Tensor3<float>& scores, const Budget& budget, const TopKO
   const Index batch = scores.dimension(0), heads = scores.dimension(1), len = scores.dimension(2);
   const Tensor4<float> q(batch, heads, 1, 4), k(batch, heads, len, 4);
   const Selection keep =
-      GivenSelector({.budget = budget, .top_k = options, .scores = &scores}).select(q, k);
+      GivenSelector({.budget = budget, .top_k = options, .scores = &scores}).select(q, k, {});
   const oracle::Positions lists = to_positions(keep);
   const oracle::Scores exact = to_oracle_scores(scores);
   for (Index b = 0; b < batch; ++b)
@@ -140,7 +140,7 @@ TEST(BudgetByScores, GivesEachHeadANumberOfItsOwn) {
   for (Index t = 0; t < 10; ++t) scores(0, 1, t) = 90;  // ten of .909
   const Tensor4<float> q(1, 3, 1, 4), k(1, 3, 100, 4);
   const Selection keep =
-      GivenSelector({.budget = Budget::mass(0.9), .scores = &scores}).select(q, k);
+      GivenSelector({.budget = Budget::mass(0.9), .scores = &scores}).select(q, k, {});
   EXPECT_EQ(keep.positions(0, 0), std::vector<Position>{50});
   EXPECT_EQ(keep.count(0, 1), 10);
   EXPECT_EQ(keep.count(0, 2), 90);
@@ -158,6 +158,36 @@ TEST(BudgetByScores, CountsForcedKeysFirst) {
       expect_kept(mass, Budget::relative(threshold), options);
       expect_kept(any, Budget::relative(threshold), options);
     }
+}
+
+// The best score is that of all keys, forced ones too.
+TEST(BudgetByScores, IsRelativeToAForcedKeyThatIsTheBest) {
+  Tensor3<float> scores(1, 2, 6);
+  const float of_heads[2][6] = {{10, 1, 6, 5, 4, 0}, {0, 1, 6, 5, 4, 10}};
+  std::copy_n(&of_heads[0][0], 12, scores.data());
+  expect_kept(scores, Budget::relative(0.5), {.keep_first = 1});
+  expect_kept(scores, Budget::relative(0.5), {.keep_last = 1});
+  const Tensor4<float> q(1, 2, 1, 4), k(1, 2, 6, 4);
+  const Selection keep = GivenSelector({.budget = Budget::relative(0.5),
+                                        .top_k = {.keep_first = 1, .keep_last = 1},
+                                        .scores = &scores})
+                             .select(q, k, {});
+  EXPECT_EQ(keep.positions(0, 0), (std::vector<Position>{0, 2, 3, 5}));
+  EXPECT_EQ(keep.positions(0, 1), (std::vector<Position>{0, 2, 3, 5}));
+}
+
+// Room is made for the head that keeps most, whichever it is.
+TEST(BudgetByScores, TheLaterHeadMayKeepMore) {
+  Tensor3<float> scores(2, 2, 100);
+  scores.setConstant(1.0f);
+  scores(0, 0, 50) = scores(1, 0, 3) = 1000.0f;
+  const Tensor4<float> q(2, 2, 1, 4), k(2, 2, 100, 4);
+  const Selection keep =
+      GivenSelector({.budget = Budget::relative(0.5), .scores = &scores}).select(q, k, {});
+  EXPECT_EQ(keep.positions(0, 0), std::vector<Position>{50});
+  EXPECT_EQ(keep.count(0, 1), 100);
+  EXPECT_EQ(keep.positions(1, 0), std::vector<Position>{3});
+  EXPECT_EQ(keep.count(1, 1), 100);
 }
 
 TEST(BudgetByScores, LooksAtWindowsAndSumsTheKeysOwn) {
@@ -207,7 +237,7 @@ TEST(BudgetByScores, OfAllTheMassLeavesOutWhatHasNone) {
   for (Index t = 0; t < 5000; t += 3) scores(0, 1, t) = 0.0f;
   const Tensor4<float> q(1, 2, 1, 4), k(1, 2, 5000, 4);
   const Selection keep =
-      GivenSelector({.budget = Budget::mass(1.0), .scores = &scores}).select(q, k);
+      GivenSelector({.budget = Budget::mass(1.0), .scores = &scores}).select(q, k, {});
   EXPECT_GT(keep.count(0, 0), 4990);
   EXPECT_LE(keep.count(0, 1), 3333);
   EXPECT_GT(keep.count(0, 1), 3323);
@@ -220,7 +250,7 @@ TEST(BudgetByScores, OfScoresBelowZeroCountsFromTheBest) {  // best -2: alpha 0.
   const Tensor4<float> q(1, 1, 1, 4), k(1, 1, 5, 4);
   const auto count = [&](double alpha) {
     return GivenSelector({.budget = Budget::relative(alpha), .scores = &scores})
-        .select(q, k)
+        .select(q, k, {})
         .count(0, 0);
   };
   EXPECT_EQ(count(0.5), 3);
@@ -247,9 +277,9 @@ TEST(BudgetByScores, PassesOverWhatIsNotFinite) {
 // By the scorer's own scores.
 template <class S, class T>
 void expect_kept_by(const typename S::Options& options, const Tensor4<T>& q, const Tensor4<T>& k) {
-  const Tensor3<float> of_scorer = scores_by<S>(options, SelectorInput{q, k});
+  const Tensor3<float> of_scorer = scores_by<S>(options, SelectorInput{q, k, LogitOptions{}});
   const oracle::Scores scores = to_oracle_scores(of_scorer);
-  const oracle::Positions keep = to_positions(quoka::ScoredSelector<S>(options).select(q, k));
+  const oracle::Positions keep = to_positions(quoka::ScoredSelector<S>(options).select(q, k, {}));
   for (std::size_t b = 0; b < scores.size(); ++b)
     for (std::size_t head = 0; head < scores[b].size(); ++head)
       EXPECT_EQ(keep[b][head], kept_by_sort(scores[b][head], options.budget, options.top_k).keys);
@@ -266,7 +296,7 @@ TEST(BudgetByScoresOf, SoftmaxScorers) {
     expect_kept_by<quoka::SparqScorer>(
         {.budget = budget, .rank = 7, .domain = Domain::softmax, .top_k = top_k}, q, k);
     expect_kept_by<quoka::OracleScorer>({.budget = budget, .top_k = top_k}, q, k);
-    auto robust = quoka::QuokaOptions::robust(3, budget);
+    auto robust = quoka::QuokaOptions::robust(budget);
     robust.top_k = top_k;
     expect_kept_by<quoka::QuokaScorer>(robust, q, k);
   }
@@ -304,8 +334,9 @@ TEST(BudgetByScores, DrivesAPrefillARaggedBatchAndDiagnostics) {
   const auto q = random.tensor<float>(1, 4, 300, 16, 1.5), k = random.tensor<float>(1, 2, 300, 16),
              v = random.tensor<float>(1, 2, 300, 16);
   const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 16};
-  const auto options = quoka::QuokaOptions::robust(2, Budget::mass(0.8));
-  quoka::ChunkedPrefill<quoka::QuokaSelector> layer(shape, options);
+  const auto options = quoka::QuokaOptions::robust(Budget::mass(0.8));
+  const quoka::AttentionOptions attention{.scale = 0.6f};
+  quoka::ChunkedPrefill<quoka::QuokaSelector> layer(shape, options, attention);
   const auto part = [](const Tensor4<float>& x, Index begin, Index n) {
     return quoka::view_of(x).slice(begin, n);
   };
@@ -314,12 +345,13 @@ TEST(BudgetByScores, DrivesAPrefillARaggedBatchAndDiagnostics) {
     const auto chunk_q = part(q, begin, 50), chunk_k = part(k, begin, 50),
                chunk_v = part(v, begin, 50);
     const auto past_k = part(k, 0, begin), past_v = part(v, 0, begin);
-    const Selection keep = begin == 0 ? Selection::all(1, 2, 0)
-                                      : quoka::QuokaSelector(options).select(chunk_q, past_k);
+    const Selection keep = begin == 0
+                               ? Selection::all(1, 2, 0)
+                               : quoka::QuokaSelector(options).select(chunk_q, past_k, attention);
     if (begin > 0) {
       EXPECT_NE(keep.count(0, 0), keep.count(0, 1)) << begin;
     }
-    quoka::attention(chunk_q, {past_k, past_v, keep}, {chunk_k, chunk_v}, expected);
+    quoka::attention(chunk_q, {past_k, past_v, keep}, {chunk_k, chunk_v}, expected, attention);
     layer.forward(chunk_q, chunk_k, chunk_v, out);
     EXPECT_EQ(layer.selection(), keep);
     EXPECT_TRUE(same_bits(out, expected));
@@ -332,7 +364,7 @@ TEST(BudgetByScores, DrivesAPrefillARaggedBatchAndDiagnostics) {
                                                                        .chunk = {chunk_k, chunk_v},
                                                                        .out = of_batch,
                                                                        .state = &state}};
-    workspace.run(quoka::QuokaSelector(options), batch, {}, quoka::SerialExecutor{});
+    workspace.run(quoka::QuokaSelector(options), batch, attention, quoka::SerialExecutor{});
     EXPECT_EQ(workspace.selection(0), keep);
     EXPECT_TRUE(same_bits(of_batch, expected));
   }
@@ -342,9 +374,9 @@ TEST(BudgetByScores, IsTheSameForAnyNumberOfThreads) {
   Random random(712);
   const auto q = random.tensor<float>(2, 6, 37, 20), k = random.tensor<float>(2, 2, 501, 20);
   const quoka::SampleAttentionSelector selector({.budget = Budget::mass(0.8)});
-  const Selection expected = selector.select(q, k);
+  const Selection expected = selector.select(q, k, {});
   for_each_executor(
-      [&](ExecutorRef executor) { EXPECT_EQ(selector.select(q, k, executor), expected); });
+      [&](ExecutorRef executor) { EXPECT_EQ(selector.select(q, k, {}, executor), expected); });
 }
 
 // ---- refused ------------------------------------------------------------------------------------

@@ -142,8 +142,8 @@ TEST(CascadedMass, LeavesOutRowsAndKeysThatAreNotFinite) {
 
 // ---- the selector -------------------------------------------------------------------------------
 
-QuokaOptions options(Index group, Index budget, Index cascade = 4) {
-  QuokaOptions o = QuokaOptions::recommended(group, budget);
+QuokaOptions options(Index budget, Index cascade = 4) {
+  QuokaOptions o = QuokaOptions::recommended(Budget::keys(budget));
   o.sketch = Sketch::on;
   o.cascade = cascade;
   return o;
@@ -165,7 +165,7 @@ Selected select(const QuokaOptions& o, const SelectorInput& input,
 TEST(Cascade, TheLastQueryOfEachHeadAndEachFourthOfTheOthersLookFirst) {
   Random random(802);
   const auto q = random.tensor<float>(1, 8, 40, 32), k = random.tensor<float>(1, 2, 500, 32);
-  Selected got = select(options(4, 30), {q, k});
+  Selected got = select(options(30), {q, k, LogitOptions{}});
   const std::vector<Index> expected{0,  4,  8,  12, 15, 17, 21, 25, 29, 31,
                                     34, 38, 42, 46, 47, 51, 55, 59, 63};
   const auto* const first = got.state.scorer.first_rows.data();
@@ -181,9 +181,9 @@ TEST(Cascade, TheLastQueryOfEachHeadAndEachFourthOfTheOthersLookFirst) {
                                   1.0f / std::sqrt(32.0f), 500, Aggregation::mean, scores, state,
                                   SerialExecutor{}, nullptr, {expected, 120, 120});
   EXPECT_EQ(got.keep, quoka::top_k(scores, 30, {.window = 3}));
-  EXPECT_NE(got.keep, select(options(4, 30, 0), {q, k}).keep);
+  EXPECT_NE(got.keep, select(options(30, 0), {q, k, LogitOptions{}}).keep);
   quoka::ThreadPool pool(3);
-  EXPECT_EQ(select(options(4, 30), {q, k}, pool).keep, got.keep);
+  EXPECT_EQ(select(options(30), {q, k, LogitOptions{}}, pool).keep, got.keep);
 }
 
 TEST(Cascade, BeginsWhereThePastIsLongerThanTwiceTheCandidates) {
@@ -193,15 +193,15 @@ TEST(Cascade, BeginsWhereThePastIsLongerThanTwiceTheCandidates) {
   const auto differs = [&](Index len, const QuokaOptions& o) {
     QuokaOptions plain = o;
     plain.cascade = 0;
-    const SelectorInput input{q, keys.slice(0, len)};
+    const SelectorInput input{q, keys.slice(0, len), LogitOptions{}};
     return select(o, input).keep != select(plain, input).keep;
   };
-  EXPECT_FALSE(differs(240, options(2, 30)));
-  EXPECT_TRUE(differs(241, options(2, 30)));
-  EXPECT_TRUE(differs(181, options(2, 30, 3)));
-  EXPECT_FALSE(differs(180, options(2, 30, 3)));
-  EXPECT_FALSE(differs(241, options(2, 1, 1 << 20)));
-  QuokaOptions half = options(2, 30);  // no more than half of the queries look first
+  EXPECT_FALSE(differs(240, options(30)));
+  EXPECT_TRUE(differs(241, options(30)));
+  EXPECT_TRUE(differs(181, options(30, 3)));
+  EXPECT_FALSE(differs(180, options(30, 3)));
+  EXPECT_FALSE(differs(241, options(1, 1 << 20)));
+  QuokaOptions half = options(30);  // no more than half of the queries look first
   half.n_queries = 4;
   EXPECT_TRUE(differs(241, half));
   half.n_queries = 2;
@@ -215,17 +215,19 @@ TEST(Cascade, DoesNothingElsewhere) {
   const auto q = random.tensor<float>(1, 4, 40, 32), one = random.tensor<float>(1, 4, 1, 32),
              k = random.tensor<float>(1, 2, 400, 32);
   const auto expect_same = [&](const auto& vary, const Rows& queries) {
-    QuokaOptions with = options(2, 20), without = options(2, 20, 0);
+    QuokaOptions with = options(20), without = options(20, 0);
     vary(with), vary(without);
-    const Selected a = select(with, {queries, k}), b = select(without, {queries, k});
+    const Selected a = select(with, {queries, k, LogitOptions{}}),
+                   b = select(without, {queries, k, LogitOptions{}});
     EXPECT_EQ(a.keep, b.keep);
     EXPECT_EQ(a.state.bytes(), b.state.bytes());
   };
-  EXPECT_NE(select(options(2, 20), {q, k}).keep, select(options(2, 20, 0), {q, k}).keep);
+  EXPECT_NE(select(options(20), {q, k, LogitOptions{}}).keep,
+            select(options(20, 0), {q, k, LogitOptions{}}).keep);
   expect_same([](QuokaOptions&) {}, one);
   expect_same([](QuokaOptions& o) { o.domain = quoka::Domain::logit, o.top_k.window = 1; }, q);
   expect_same([](QuokaOptions& o) { o.sketch = Sketch::off; }, q);
-  expect_same([](QuokaOptions& o) { o.budget = quoka::Budget::mass(0.3, 1, 20); }, q);
+  expect_same([](QuokaOptions& o) { o.budget = Budget::mass(0.3, 1, 20); }, q);
   // As many candidates as keys: all keys are scored, in one look.
   expect_same([](QuokaOptions& o) { o.two_levels = {.block = 16, .candidates = 20}; }, q);
 }
@@ -241,19 +243,21 @@ TEST(Cascade, FindsCodesInTheSketchOfACache) {
   Tensor4<float> k(1, 2, std::ssize(cells), 32);
   for (Index i = 0; i < std::ssize(cells); ++i) k.chip(i, 2) = pool.chip(cells[uz(i)], 2);
   const Rows listed = Rows(pool).listed(cells);
-  const Selection own = select(options(2, 20), {q, k}).keep;
-  EXPECT_EQ(select(options(2, 20), {.q = q, .k = listed, .sketch = &sketch}).keep, own);
-  EXPECT_NE(select(options(2, 20, 0), {q, k}).keep, own);
+  const Selection own = select(options(20), {q, k, LogitOptions{}}).keep;
+  EXPECT_EQ(
+      select(options(20), {.q = q, .k = listed, .logits = LogitOptions{}, .sketch = &sketch}).keep,
+      own);
+  EXPECT_NE(select(options(20, 0), {q, k, LogitOptions{}}).keep, own);
 }
 
 // An eighth of 63 keys is 7, and has a cascade; an eighth of the 64 that there is room for is 8, and has none.
 TEST(Cascade, HasMemoryWhereAFullCacheHasNone) {
   Random random(808);
   const auto q = random.tensor<float>(1, 4, 40, 32), k = random.tensor<float>(1, 2, 63, 32);
-  QuokaOptions o = options(2, 1);
-  o.budget = quoka::Budget(0.125);
-  Selected with_room = select(o, {.q = q, .k = k, .capacity = 64});
-  EXPECT_EQ(with_room.keep, select(o, {q, k}).keep);
+  QuokaOptions o = options(1);
+  o.budget = Budget::share(0.125);
+  Selected with_room = select(o, {.q = q, .k = k, .logits = LogitOptions{}, .capacity = 64});
+  EXPECT_EQ(with_room.keep, select(o, {q, k, LogitOptions{}}).keep);
   EXPECT_GE(with_room.state.scorer.sketched_mass.slots[0].candidates.bytes(), 2 * 28 * 4);
 }
 
@@ -262,7 +266,7 @@ TEST(Cascade, FollowsACacheThroughTruncate) {
   const auto q = random.tensor<float>(1, 4, 40, 24), k = random.tensor<float>(1, 2, 500, 24),
              other = random.tensor<float>(1, 2, 100, 24), v = random.tensor<float>(1, 2, 500, 8);
   const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 24, .v_dim = 8};
-  quoka::ChunkedPrefill<QuokaSelector> layer(shape, options(2, 20)), fresh(shape, options(2, 20));
+  quoka::ChunkedPrefill<QuokaSelector> layer(shape, options(20)), fresh(shape, options(20));
   const TensorView<const float> keys(k), values(v), branch(other);
   layer.append(keys, values);
   layer.select(q);
@@ -277,15 +281,16 @@ TEST(Cascade, MemoryIsTakenOnceForACacheThatGrows) {
   Random random(807);
   const auto q = random.tensor<float>(1, 4, 40, 24), k = random.tensor<float>(1, 2, 900, 24);
   const TensorView<const float> keys(k);
-  for (const quoka::Budget budget : {quoka::Budget(30), quoka::Budget(0.1)}) {
-    QuokaOptions o = options(2, 30);
+  for (const Budget budget : {Budget::keys(30), Budget::share(0.1)}) {
+    QuokaOptions o = options(30);
     o.budget = budget;
     const QuokaSelector selector(o);
     QuokaSelector::State state;
     Selection keep;
     Index bytes = 0;
     for (Index len = 100; len <= 900; len += 100) {
-      const SelectorInput input{.q = q, .k = keys.slice(0, len), .capacity = 900};
+      const SelectorInput input{
+          .q = q, .k = keys.slice(0, len), .logits = LogitOptions{}, .capacity = 900};
       selector.appended(input, state, SerialExecutor{});
       selector.select(input, state, keep, SerialExecutor{});
       if (len == 100) bytes = state.bytes();
@@ -296,8 +301,8 @@ TEST(Cascade, MemoryIsTakenOnceForACacheThatGrows) {
 
 // Of the mass that the selection without a cascade holds, by float's scores; the mean over heads.
 double mass_kept(const Rows& q, const Rows& k, Index budget) {
-  QuokaOptions o = options(q.heads() / k.heads(), budget);
-  const SelectorInput input{q, k};
+  QuokaOptions o = options(budget);
+  const SelectorInput input{q, k, LogitOptions{}};
   const Selection with = select(o, input).keep;
   o.cascade = 0;
   const Selection without = select(o, input).keep;
@@ -337,8 +342,8 @@ TEST(Cascade, KeepsTheMassOfRealLayers) {
 }
 
 TEST(Cascade, RefusesWhatItCannotDo) {
-  expect_refused([] { QuokaSelector(options(2, 20, -1)); }, {"cascade", -1, 0});
-  expect_refused([] { QuokaSelector(options(2, 20, (1 << 20) + 1)); },
+  expect_refused([] { QuokaSelector(options(20, -1)); }, {"cascade", -1, 0});
+  expect_refused([] { QuokaSelector(options(20, (1 << 20) + 1)); },
                  {"cascade", (1 << 20) + 1, 1 << 20});
 }
 

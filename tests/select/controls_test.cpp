@@ -27,11 +27,11 @@ TEST(OracleControl, IsTheExactAttentionOfTheChunk) {
         const auto k = random.tensor<T>(2, 2, 127, 24);
         const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
         expect_scores_and_keys<OracleScorer>(
-            {.budget = 31}, q, k,
+            {.budget = Budget::keys(31)}, q, k,
             oracle::exact_scores(q_exact, k_exact, oracle::Domain::softmax, 0), Domain::softmax);
-        expect_scores_and_keys<OracleScorer>({.budget = 31, .aggregation = Aggregation::max}, q, k,
-                                             oracle::max_scores(q_exact, k_exact, 0),
-                                             Domain::softmax);
+        expect_scores_and_keys<OracleScorer>(
+            {.budget = Budget::keys(31), .aggregation = Aggregation::max}, q, k,
+            oracle::max_scores(q_exact, k_exact, 0), Domain::softmax);
       }
   });
 }
@@ -44,7 +44,7 @@ TEST(OracleControls, TakesWindowsAndForcedKeys) {
     for (Index keep_first : {0, 4})
       for (Index keep_last : {0, 7})
         expect_scores_and_keys<OracleScorer>(
-            {.budget = 31,
+            {.budget = Budget::keys(31),
              .top_k = {.window = window, .keep_first = keep_first, .keep_last = keep_last}},
             q, k, exact, Domain::softmax);
 }
@@ -54,8 +54,9 @@ TEST(OracleControls, NoOtherKeysKeepMoreOfTheMass) {  // of all 35 sets of 3 of 
     Random random(seed);
     const auto q = random.tensor<float>(1, 3, 5, 8, 3.0), k = random.tensor<float>(1, 1, 7, 8);
     const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
-    const double kept = oracle::mass_kept(q_exact, k_exact,
-                                          to_positions(OracleSelector({.budget = 3}).select(q, k)));
+    const double kept = oracle::mass_kept(
+        q_exact, k_exact,
+        to_positions(OracleSelector({.budget = Budget::keys(3)}).select(q, k, {})));
     int sets = 0;
     for (Index x = 0; x < 7; ++x)
       for (Index y = x + 1; y < 7; ++y)
@@ -72,12 +73,12 @@ TEST(OracleControls, KeepsMoreOfTheMassThanTheOthers) {
   const auto mass = [&](const Selection& keep) {
     return oracle::mass_kept(q_exact, k_exact, to_positions(keep));
   };
-  const double most = mass(OracleSelector({.budget = 31}).select(q, k));
-  EXPECT_GT(most, mass(quoka::QuokaSelector({.budget = 31}).select(q, k)));
-  EXPECT_GT(most, mass(FirstRecentSelector({.budget = 31}).select(q, k)));
-  EXPECT_GT(most, mass(RandomSelector({.budget = 31}).select(q, k)));
-  EXPECT_GT(most,
-            mass(OracleSelector({.budget = 31, .aggregation = Aggregation::max}).select(q, k)));
+  const double most = mass(OracleSelector({.budget = Budget::keys(31)}).select(q, k, {}));
+  EXPECT_GT(most, mass(quoka::QuokaSelector({.budget = Budget::keys(31)}).select(q, k, {})));
+  EXPECT_GT(most, mass(FirstRecentSelector({.budget = Budget::keys(31)}).select(q, k, {})));
+  EXPECT_GT(most, mass(RandomSelector({.budget = Budget::keys(31)}).select(q, k, {})));
+  EXPECT_GT(most, mass(OracleSelector({.budget = Budget::keys(31), .aggregation = Aggregation::max})
+                           .select(q, k, {})));
 }
 
 // One query of 64 wants key 250 and nothing else, the others want key 100 most.
@@ -90,8 +91,8 @@ TEST(OracleControls, ByTheMaximumKeepsWhatOneQueryLivesOnByTheMeanWhatMostDo) {
   }
   k(0, 0, 250, 0) = k(0, 0, 100, 1) = 12.0f;
   const auto kept = [&](Aggregation aggregation) {
-    const OracleSelector selector({.budget = 1, .aggregation = aggregation});
-    return to_positions(selector.select(q, k))[0][0];
+    const OracleSelector selector({.budget = Budget::keys(1), .aggregation = aggregation});
+    return to_positions(selector.select(q, k, {}))[0][0];
   };
   EXPECT_EQ(kept(Aggregation::max), std::vector<Index>{250});
   EXPECT_EQ(kept(Aggregation::mean), std::vector<Index>{100});
@@ -106,9 +107,10 @@ TEST(OracleControl, AKeyThatIsNotFiniteRanksLast) {
       k(0, 0, 20, 3) = stored<Element>(odd);
       auto others = oracle::range(0, 37);
       others.erase(others.begin() + 20);
-      EXPECT_EQ(to_positions(
-                    OracleSelector({.budget = 36, .aggregation = aggregation}).select(q, k))[0][0],
-                others);
+      EXPECT_EQ(
+          to_positions(OracleSelector({.budget = Budget::keys(36), .aggregation = aggregation})
+                           .select(q, k, {}))[0][0],
+          others);
     }
 }
 
@@ -118,7 +120,8 @@ std::vector<Index> drawn(std::uint64_t seed, Index kv_len, Index budget = 7) {
   Tensor4<float> q(1, 1, 1, 1), k(1, 1, kv_len, 1);
   q.setConstant(not_a_number);  // it looks at neither
   k.setConstant(not_a_number);
-  return to_positions(RandomSelector({.budget = budget, .seed = seed}).select(q, k))[0][0];
+  return to_positions(
+      RandomSelector({.budget = Budget::keys(budget), .seed = seed}).select(q, k, {}))[0][0];
 }
 
 // By another implementation of the formula; the same on every machine.
@@ -133,7 +136,7 @@ TEST(RandomControl, DrawsAnewForEverySeedSequenceHeadAndLength) {
   EXPECT_NE(drawn(3, 501), drawn(4, 501));
   EXPECT_NE(drawn(3, 501), drawn(3, 502));
   const Tensor4<float> q(2, 4, 1, 1), k(2, 2, 501, 1);
-  const auto keep = to_positions(RandomSelector({.budget = 7}).select(q, k));
+  const auto keep = to_positions(RandomSelector({.budget = Budget::keys(7)}).select(q, k, {}));
   EXPECT_NE(keep[0][0], keep[0][1]);
   EXPECT_NE(keep[0][0], keep[1][0]);
   EXPECT_NE(keep[0][1], keep[1][0]);
@@ -161,9 +164,10 @@ TEST(RandomControl, TakesForcedKeysAndAll) {
   Random random(526);
   const auto q = random.tensor<float>(1, 2, 7, 17), k = random.tensor<float>(1, 1, 37, 17);
   const auto keep = to_positions(
-      RandomSelector({.budget = 7, .top_k = {.keep_first = 2, .keep_last = 3}}).select(q, k))[0][0];
+      RandomSelector({.budget = Budget::keys(7), .top_k = {.keep_first = 2, .keep_last = 3}})
+          .select(q, k, {}))[0][0];
   for (Index t : {0, 1, 34, 35, 36}) EXPECT_TRUE(std::binary_search(keep.begin(), keep.end(), t));
-  EXPECT_TRUE(RandomSelector({.budget = 37}).select(q, k).is_all());
+  EXPECT_TRUE(RandomSelector({.budget = Budget::keys(37)}).select(q, k, {}).is_all());
 }
 
 // ---- first and recent ---------------------------------------------------------------------------
@@ -172,7 +176,7 @@ std::vector<Index> first_and_recent(const quoka::FirstRecentOptions& options, In
   Tensor4<float> q(1, 1, 1, 1), k(1, 1, kv_len, 1);
   q.setConstant(not_a_number);  // it looks at neither
   k.setConstant(not_a_number);
-  return to_positions(FirstRecentSelector(options).select(q, k))[0][0];
+  return to_positions(FirstRecentSelector(options).select(q, k, {}))[0][0];
 }
 std::vector<Index> both(Index first, Index last, Index kv_len) {
   std::vector<Index> list = oracle::range(0, first);
@@ -182,27 +186,29 @@ std::vector<Index> both(Index first, Index last, Index kv_len) {
 
 TEST(FirstRecentControl, KeepsFourSinksAndTheLastOnes) {
   for (Index kv_len : {32, 37, 501}) {
-    EXPECT_EQ(first_and_recent({.budget = 31}, kv_len), both(4, 27, kv_len));
-    EXPECT_EQ(first_and_recent({.budget = 5}, kv_len), both(4, 1, kv_len));
+    EXPECT_EQ(first_and_recent({.budget = Budget::keys(31)}, kv_len), both(4, 27, kv_len));
+    EXPECT_EQ(first_and_recent({.budget = Budget::keys(5)}, kv_len), both(4, 1, kv_len));
   }
 }
 
 TEST(FirstRecentControl, OfASmallBudgetKeepsSinksAlone) {
   for (Index budget : {0, 1, 4})
-    EXPECT_EQ(first_and_recent({.budget = budget}, 37), oracle::range(0, budget));
+    EXPECT_EQ(first_and_recent({.budget = Budget::keys(budget)}, 37), oracle::range(0, budget));
 }
 
 TEST(FirstRecentControl, WithoutSinksIsASlidingWindow) {
-  EXPECT_EQ(first_and_recent({.budget = 7, .keep_first = 0}, 37), oracle::range(30, 37));
+  EXPECT_EQ(first_and_recent({.budget = Budget::keys(7), .keep_first = 0}, 37),
+            oracle::range(30, 37));
 }
 
 TEST(FirstRecentControl, KeepsAsManySinksAsItIsAskedFor) {
-  EXPECT_EQ(first_and_recent({.budget = 31, .keep_first = 9}, 501), both(9, 22, 501));
+  EXPECT_EQ(first_and_recent({.budget = Budget::keys(31), .keep_first = 9}, 501), both(9, 22, 501));
 }
 
 TEST(FirstRecentControl, OfAFractionGrowsWithThePast) {
   for (Index kv_len : {40, 100, 1000})
-    EXPECT_EQ(first_and_recent({.budget = 0.25}, kv_len), both(4, kv_len / 4 - 4, kv_len));
+    EXPECT_EQ(first_and_recent({.budget = Budget::share(0.25)}, kv_len),
+              both(4, kv_len / 4 - 4, kv_len));
 }
 
 // ---- refused ------------------------------------------------------------------------------------
@@ -212,7 +218,7 @@ TEST(ControlsRefuse, OptionsOutOfRange) {
   expect_refused([] { OracleSelector({.top_k = {.keep_last = -4}}); }, {"keep_last", -4, 0});
   expect_refused([] { RandomSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
   expect_refused([] { FirstRecentSelector({.keep_first = -3}); }, {"keep_first", -3, 0});
-  expect_refused([] { FirstRecentSelector({.budget = -5}); }, {"budget", -5, 0});
+  expect_refused([] { FirstRecentSelector({.budget = Budget::keys(-5)}); }, {"budget", -5, 0});
 }
 
 }  // namespace

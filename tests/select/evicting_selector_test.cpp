@@ -14,7 +14,7 @@ using quoka::SelectorInput;
 // Keeps the keys whose first channel is largest. Throws at the KV head it is told to.
 struct LargestFirstChannel {
   struct Options {
-    quoka::Budget budget = 8;
+    Budget budget = Budget::keys(8);
     Index keep_first = 0;
     const int* throws_after = nullptr;  // so many calls of score() are left; null: any number
   };
@@ -51,7 +51,7 @@ struct FailingExecutor {
 class Eviction : public ::testing::Test {
  protected:
   static SelectorInput input(const Rows& k, std::uint64_t sequence = 0) {
-    SelectorInput x{q_of(k), k};
+    SelectorInput x{q_of(k), k, LogitOptions{}};
     x.sequence = sequence;
     return x;
   }
@@ -83,7 +83,7 @@ class Eviction : public ::testing::Test {
 
   Random random{430};
   Tensor4<float> k = random.tensor<float>(2, 2, 60, 3);
-  Evicting selector{{.budget = 8, .keep_first = 1}};
+  Evicting selector{{.budget = Budget::keys(8), .keep_first = 1}};
 };
 
 TEST_F(Eviction, KeepsTheBestOfWhatIsLeft) {
@@ -161,7 +161,8 @@ TEST_F(Eviction, TakesOtherSequencesAfterTruncateToNothing) {
 TEST_F(Eviction, AMethodThatThrowsLeavesTheStateAsItWas) {
   for (int throws_after : {0, 1, 3})
     for (bool in_select : {true, false}) {
-      const Evicting throwing({.budget = 8, .keep_first = 1, .throws_after = &throws_after});
+      const Evicting throwing(
+          {.budget = Budget::keys(8), .keep_first = 1, .throws_after = &throws_after});
       Evicting::State state, expected;
       feed(state, {20, 35}), feed(expected, {20, 35});
       Selection selection = Selection::all(1, 1, 5);

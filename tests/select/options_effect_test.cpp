@@ -1,10 +1,14 @@
-// Every option has an effect: for each member of the options of attention and of every selector a case in which a
-// change of this member alone changes the Selection, or the output. A member that has no case does not compile.
+// Every option has an effect: for each member of the options of every selector of select/all.hpp, of attention, of
+// MaskedAttention and of the stages a case in which a change of this member alone changes the Selection, or the output.
+// A member that has no case does not compile, nor does a selector without cases.
 
 #include <quoka/attention/attention.hpp>
+#include <quoka/engine/masked_attention.hpp>
 #include <quoka/select/all.hpp>
+#include <quoka/select/stages.hpp>
 
 #include "support/fixtures.hpp"
+#include "support/selector_names.hpp"
 
 #include <tuple>
 
@@ -15,83 +19,54 @@ using namespace quoka;
 
 // ---- all members: one that is not named here does not compile ------------------------------------
 
-auto members(TopKOptions& o) {
-  auto& [window, keep_first, keep_last] = o;
-  return std::tie(window, keep_first, keep_last);
+// A member as it is, or the members of a struct of options in it.
+template <class T>
+auto parts(T& member) {
+  return std::tie(member);
 }
-auto members(TwoLevels& o) {
-  auto& [block, candidates] = o;
-  return std::tie(block, candidates);
+auto parts(TopKOptions& o);
+auto parts(TwoLevels& o);
+auto parts(LayerPlan& o);
+template <class... T>
+auto parts_of(T&... members) {
+  return std::tuple_cat(parts(members)...);
 }
-auto members(LayerPlan& o) {
-  auto& [layer, layer_count, first_sparse] = o;
-  return std::tie(layer, layer_count, first_sparse);
-}
-auto members(QuokaOptions& o) {
-  auto& [budget, n_queries, scoring, aggregation, group_mode, query_choice, domain, top_k, sketch,
-         cascade, two_levels] = o;
-  return std::tuple_cat(std::tie(budget, n_queries, scoring, aggregation, group_mode, query_choice,
-                                 domain, sketch, cascade),
-                        members(top_k), members(two_levels));
-}
-auto members(SampleAttentionOptions& o) {
-  auto& [budget, n_queries, domain, top_k, sketch] = o;
-  return std::tuple_cat(std::tie(budget, n_queries, domain, sketch), members(top_k));
-}
-auto members(SparqOptions& o) {
-  auto& [budget, rank, domain, top_k, sketch] = o;
-  return std::tuple_cat(std::tie(budget, rank, domain, sketch), members(top_k));
-}
-auto members(LokiOptions& o) {
-  auto& [budget, rank, domain, calibration, top_k, sketch] = o;
-  return std::tuple_cat(std::tie(budget, rank, domain, calibration, sketch), members(top_k));
-}
-auto members(TidalDecodeOptions& o) {
-  auto& [budget, plan, top_k] = o;
-  return std::tuple_cat(std::tie(budget), members(plan), members(top_k));
-}
-auto members(LessIsMoreOptions& o) {
-  auto& [budget, plan, keep_first] = o;
-  return std::tuple_cat(std::tie(budget, keep_first), members(plan));
-}
-auto members(SnapKvOptions& o) {
-  auto& [budget, observation, pool, keep_first] = o;
-  return std::tie(budget, observation, pool, keep_first);
-}
-auto members(KeyDiffOptions& o) {
-  auto& [budget, keep_first] = o;
-  return std::tie(budget, keep_first);
-}
-auto members(QuestOptions& o) {
-  auto& [budget, page, domain, top_k] = o;
-  return std::tuple_cat(std::tie(budget, page, domain), members(top_k));
-}
-auto members(XAttentionOptions& o) {
-  auto& [budget, stride, block] = o;
-  return std::tie(budget, stride, block);
-}
-auto members(FlashPrefillOptions& o) {
-  auto& [budget, block] = o;
-  return std::tie(budget, block);
-}
-auto members(OracleOptions& o) {
-  auto& [budget, aggregation, top_k] = o;
-  return std::tuple_cat(std::tie(budget, aggregation), members(top_k));
-}
-auto members(RandomOptions& o) {
-  auto& [budget, seed, top_k] = o;
-  return std::tuple_cat(std::tie(budget, seed), members(top_k));
-}
-auto members(FirstRecentOptions& o) {
-  auto& [budget, keep_first] = o;
-  return std::tie(budget, keep_first);
-}
-auto members(AttentionOptions& o) {
-  auto& [scale, softcap, sink_logits, sliding_window, arithmetic, query_position, causal, mask,
-         mask_factors, alibi_slopes] = o;
-  return std::tie(scale, softcap, sink_logits, sliding_window, arithmetic, query_position, causal,
-                  mask, mask_factors, alibi_slopes);
-}
+
+// All members of T, in their order, by their names: another number of them does not compile, and each that is named
+// wants a case. members(options): references to all of them.
+#define QUOKA_TEST_MEMBERS(T, ...) \
+  auto members(T& o) {             \
+    auto& [__VA_ARGS__] = o;       \
+    return parts_of(__VA_ARGS__);  \
+  }
+QUOKA_TEST_MEMBERS(TopKOptions, window, keep_first, keep_last)
+QUOKA_TEST_MEMBERS(TwoLevels, block, candidates)
+QUOKA_TEST_MEMBERS(LayerPlan, layer, layer_count, first_sparse)
+auto parts(TopKOptions& o) { return members(o); }
+auto parts(TwoLevels& o) { return members(o); }
+auto parts(LayerPlan& o) { return members(o); }
+
+QUOKA_TEST_MEMBERS(QuokaOptions, budget, n_queries, scoring, aggregation, group_mode, query_choice,
+                   domain, top_k, sketch, cascade, two_levels)
+QUOKA_TEST_MEMBERS(SampleAttentionOptions, budget, n_queries, domain, top_k, sketch)
+QUOKA_TEST_MEMBERS(SparqOptions, budget, rank, domain, top_k, sketch)
+QUOKA_TEST_MEMBERS(LokiOptions, budget, rank, domain, calibration, top_k, sketch)
+QUOKA_TEST_MEMBERS(TidalDecodeOptions, budget, plan, top_k)
+QUOKA_TEST_MEMBERS(LessIsMoreOptions, budget, plan, keep_first)
+QUOKA_TEST_MEMBERS(SnapKvOptions, budget, observation, pool, keep_first)
+QUOKA_TEST_MEMBERS(KeyDiffOptions, budget, keep_first)
+QUOKA_TEST_MEMBERS(QuestOptions, budget, page, domain, top_k)
+QUOKA_TEST_MEMBERS(XAttentionOptions, budget, stride, block)
+QUOKA_TEST_MEMBERS(FlashPrefillOptions, budget, block)
+QUOKA_TEST_MEMBERS(OracleOptions, budget, aggregation, top_k)
+QUOKA_TEST_MEMBERS(RandomOptions, budget, seed, top_k)
+QUOKA_TEST_MEMBERS(FirstRecentOptions, budget, keep_first)
+QUOKA_TEST_MEMBERS(AttentionOptions, scale, softcap, sink_logits, sliding_window, arithmetic,
+                   query_position, causal, mask, mask_factors, alibi_slopes, may_repeat)
+QUOKA_TEST_MEMBERS(MaskedOptions, selection, chunk, min_past, decode, sketch)
+QUOKA_TEST_MEMBERS(SubselectOptions, query_choice, heads_per_set, group)
+QUOKA_TEST_MEMBERS(ScoreOptions, scoring, aggregation)
+#undef QUOKA_TEST_MEMBERS
 
 // ---- a case for each of them ---------------------------------------------------------------------
 
@@ -150,15 +125,18 @@ std::vector<Selection> selected(const typename S::Options& options) {
     auto of_layer = options;
     for (Index layer = 0; layer <= options.plan.layer; ++layer) {
       of_layer.plan.layer = layer;
-      S(of_layer).select({.q = q.slice(layer * chunk, chunk), .k = k}, state, keep[0], serial);
+      S(of_layer).select({.q = q.slice(layer * chunk, chunk), .k = k, .logits = LogitOptions{}},
+                         state, keep[0], serial);
     }
   } else {
     const S selector(options);
     for (Index begin = 0; begin < past_len; begin += chunk)
-      selector.appended({.q = q.slice(begin, chunk), .k = k.slice(0, begin + chunk)}, state,
-                        serial);
+      selector.appended(
+          {.q = q.slice(begin, chunk), .k = k.slice(0, begin + chunk), .logits = LogitOptions{}},
+          state, serial);
     for (Index i = 0; i < std::ssize(keep); ++i)
-      selector.select({.q = q.slice(i * chunk, chunk), .k = k}, state, keep[uz(i)], serial);
+      selector.select({.q = q.slice(i * chunk, chunk), .k = k, .logits = LogitOptions{}}, state,
+                      keep[uz(i)], serial);
   }
   return keep;
 }
@@ -177,31 +155,188 @@ std::shared_ptr<const LokiCalibration> calibration() {
   return std::make_shared<const LokiCalibration>(fit.finish());
 }
 
-TEST(OptionsEffect, Quoka) {
+// A selector's cases: one of its own for each selector of select/all.hpp.
+template <class S>
+void expect_effects_of() {
+  static_assert(!std::is_same_v<S, S>, "this selector has no cases of its options");
+}
+template <>
+void expect_effects_of<DenseSelector>() {
+  static_assert(std::is_empty_v<DenseSelector::Options>);
+}
+
+template <>
+void expect_effects_of<QuokaSelector>() {
   using O = QuokaOptions;
-  const O paper{.budget = 20}, mean{.budget = 20, .domain = Domain::softmax};
-  O coded = O::recommended(group, 20);
+  const O paper{.budget = Budget::keys(20)},
+      mean{.budget = Budget::keys(20), .domain = Domain::softmax};
+  O coded = O::recommended(Budget::keys(20));
   coded.sketch = Sketch::on;
   O exact = coded;
-  exact.budget = 150, exact.sketch = Sketch::off, exact.cascade = 0;
+  exact.budget = Budget::keys(150), exact.sketch = Sketch::off, exact.cascade = 0;
   O levels = paper;
   levels.sketch = Sketch::on, levels.two_levels = {.block = 16, .candidates = 3};
   expect_selects_otherwise<QuokaSelector>(
-      "quoka", Case<O, Budget>{paper, 21}, Case<O, Index>{paper, 15},
+      "quoka", Case<O, Budget>{paper, Budget::keys(21)}, Case<O, quoka::QueryCount>{paper, 15},
       Case<O, Scoring>{paper, Scoring::dot}, Case<O, Aggregation>{mean, Aggregation::mean},
       Case<O, GroupMode>{paper, GroupMode::shared},
       Case<O, QueryChoice>{paper, QueryChoice::dissimilar_and_last},
-      Case<O, Domain>{paper, Domain::softmax}, Case<O, Sketch>{exact, Sketch::on},
-      Case<O, Index>{coded, 0}, Case<O, Index>{paper, 3}, Case<O, Index>{paper, 1},
-      Case<O, Index>{paper, 1}, Case<O, Index>{paper, 16}, Case<O, Index>{levels, 6});
+      Case<O, Domain>{paper, Domain::softmax}, Case<O, Index>{paper, 3}, Case<O, Index>{paper, 1},
+      Case<O, Index>{paper, 1}, Case<O, Sketch>{exact, Sketch::on}, Case<O, Index>{coded, 0},
+      Case<O, Index>{paper, 16}, Case<O, Index>{levels, 6});
 }
+
+template <>
+void expect_effects_of<SampleAttentionSelector>() {
+  using O = SampleAttentionOptions;
+  const O base{.budget = quoka::Budget::keys(20)},
+      exact{.budget = quoka::Budget::keys(150), .sketch = Sketch::off};
+  expect_selects_otherwise<SampleAttentionSelector>(
+      "sample_attention", Case<O, Budget>{base, Budget::keys(21)}, Case<O, Index>{base, 15},
+      Case<O, Domain>{base, Domain::logit}, Case<O, Index>{base, 3}, Case<O, Index>{base, 1},
+      Case<O, Index>{base, 1}, Case<O, Sketch>{exact, Sketch::on});
+}
+
+template <>
+void expect_effects_of<SparqSelector>() {
+  using O = SparqOptions;
+  const O base{.budget = quoka::Budget::keys(20), .rank = 12},
+      exact{.budget = quoka::Budget::keys(150), .rank = 12, .sketch = Sketch::off};
+  expect_selects_otherwise<SparqSelector>(
+      "sparq", Case<O, Budget>{base, Budget::keys(21)}, Case<O, Index>{base, 6},
+      Case<O, Domain>{base, Domain::logit}, Case<O, Index>{base, 3}, Case<O, Index>{base, 1},
+      Case<O, Index>{base, 1}, Case<O, Sketch>{exact, Sketch::on});
+}
+
+template <>
+void expect_effects_of<LokiSelector>() {
+  using O = LokiOptions;
+  const O base{.budget = quoka::Budget::keys(20), .rank = 6, .calibration = calibration()},
+      exact{.budget = quoka::Budget::keys(150),
+            .rank = 6,
+            .calibration = calibration(),
+            .sketch = Sketch::off};
+  expect_selects_otherwise<LokiSelector>(
+      "loki", Case<O, Budget>{base, Budget::keys(21)}, Case<O, Index>{base, 4},
+      Case<O, Domain>{base, Domain::logit},
+      Case<O, std::shared_ptr<const LokiCalibration>>{base, nullptr}, Case<O, Index>{base, 3},
+      Case<O, Index>{base, 1}, Case<O, Index>{base, 1}, Case<O, Sketch>{exact, Sketch::on});
+}
+
+template <>
+void expect_effects_of<OracleSelector>() {
+  using O = OracleOptions;
+  const O base{.budget = quoka::Budget::keys(20)};
+  expect_selects_otherwise<OracleSelector>("oracle", Case<O, Budget>{base, Budget::keys(21)},
+                                           Case<O, Aggregation>{base, Aggregation::max},
+                                           Case<O, Index>{base, 3}, Case<O, Index>{base, 1},
+                                           Case<O, Index>{base, 1});
+}
+
+template <>
+void expect_effects_of<RandomSelector>() {
+  using O = RandomOptions;
+  const O base{.budget = quoka::Budget::keys(20)};
+  expect_selects_otherwise<RandomSelector>("random", Case<O, Budget>{base, Budget::keys(21)},
+                                           Case<O, std::uint64_t>{base, 1}, Case<O, Index>{base, 3},
+                                           Case<O, Index>{base, 4}, Case<O, Index>{base, 4});
+}
+
+template <>
+void expect_effects_of<FirstRecentSelector>() {
+  using O = FirstRecentOptions;
+  const O base{.budget = quoka::Budget::keys(20)};
+  expect_selects_otherwise<FirstRecentSelector>(
+      "first_recent", Case<O, Budget>{base, Budget::keys(21)}, Case<O, Index>{base, 5});
+}
+
+// Keys that end inside a page: most recent ones are forced by keep_last alone.
+template <>
+void expect_effects_of<QuestSelector>() {
+  using O = QuestOptions;
+  const O base{.budget = quoka::Budget::keys(50)};
+  expect_selects_otherwise<QuestSelector>(
+      "quest", Case<O, Budget>{base, Budget::keys(51)}, Case<O, Index>{base, 8},
+      Case<O, Domain>{base, Domain::softmax}, Case<O, Index>{base, 3}, Case<O, Index>{base, 1},
+      Case<O, Index>{base, 3});
+}
+
+template <>
+void expect_effects_of<XAttentionSelector>() {
+  using O = XAttentionOptions;
+  const O base{.budget = quoka::Budget::keys(50), .stride = 4, .block = 16};
+  expect_selects_otherwise<XAttentionSelector>("xattention",
+                                               Case<O, Budget>{base, Budget::keys(51)},
+                                               Case<O, Index>{base, 8}, Case<O, Index>{base, 8});
+}
+
+template <>
+void expect_effects_of<FlashPrefillSelector>() {
+  using O = FlashPrefillOptions;
+  const O base{.budget = quoka::Budget::keys(150), .block = 16};
+  expect_selects_otherwise<FlashPrefillSelector>(
+      "flash_prefill", Case<O, Budget>{base, Budget::keys(151)}, Case<O, Index>{base, 8});
+}
+
+template <>
+void expect_effects_of<SnapKvSelector>() {
+  using O = SnapKvOptions;
+  const O base{.budget = quoka::Budget::keys(50), .observation = 8};
+  expect_selects_otherwise<SnapKvSelector>("snapkv", Case<O, Budget>{base, Budget::keys(51)},
+                                           Case<O, Index>{base, 9}, Case<O, Index>{base, 3},
+                                           Case<O, Index>{base, 4});
+}
+
+template <>
+void expect_effects_of<KeyDiffSelector>() {
+  using O = KeyDiffOptions;
+  const O base{.budget = quoka::Budget::keys(50)};
+  expect_selects_otherwise<KeyDiffSelector>("keydiff", Case<O, Budget>{base, Budget::keys(51)},
+                                            Case<O, Index>{base, 4});
+}
+
+// Layers 2 and 4 of 10 choose.
+const LayerPlan plan{.layer = 5, .layer_count = 10}, first_plan{.layer = 3, .layer_count = 10};
+
+template <>
+void expect_effects_of<TidalDecodeSelector>() {
+  using O = TidalDecodeOptions;
+  const O base{.budget = quoka::Budget::keys(20), .plan = plan},
+      first{.budget = quoka::Budget::keys(20), .plan = first_plan};
+  expect_selects_otherwise<TidalDecodeSelector>(
+      "tidal_decode", Case<O, Budget>{base, Budget::keys(21)}, Case<O, Index>{base, 3},
+      Case<O, Index>{base, 32}, Case<O, Index>{first, 3}, Case<O, Index>{base, 3},
+      Case<O, Index>{base, 1}, Case<O, Index>{base, 1});
+}
+
+template <>
+void expect_effects_of<LessIsMoreSelector>() {
+  using O = LessIsMoreOptions;
+  const O base{.budget = quoka::Budget::keys(20), .plan = plan},
+      first{.budget = quoka::Budget::keys(20), .plan = first_plan};
+  expect_selects_otherwise<LessIsMoreSelector>(
+      "less_is_more", Case<O, Budget>{base, Budget::keys(21)}, Case<O, Index>{base, 3},
+      Case<O, Index>{base, 32}, Case<O, Index>{first, 3}, Case<O, Index>{base, 0});
+}
+
+template <class List>
+struct TypesOf;
+template <class... Entries>
+struct TypesOf<SelectorList<Entries...>> {
+  using Types = ::testing::Types<typename Entries::Type...>;
+};
+template <class S>
+class OptionsEffectOf : public ::testing::Test {};
+TYPED_TEST_SUITE(OptionsEffectOf, TypesOf<AllSelectors>::Types, SelectorNames);
+
+TYPED_TEST(OptionsEffectOf, EachMember) { expect_effects_of<TypeParam>(); }
 
 // Each value of an option of QuoKA's selects otherwise than every other.
 TEST(OptionsEffect, EveryChoiceOfQuoka) {
   const auto expect_differ = [](auto member, auto values) {
     std::vector<std::vector<Selection>> all;
     for (const auto value : values) {
-      QuokaOptions o{.budget = 20};
+      QuokaOptions o{.budget = Budget::keys(20)};
       o.*member = value;
       all.push_back(selected<QuokaSelector>(o));
     }
@@ -213,110 +348,6 @@ TEST(OptionsEffect, EveryChoiceOfQuoka) {
   expect_differ(&QuokaOptions::query_choice,
                 std::array{QueryChoice::dissimilar, QueryChoice::uniform, QueryChoice::last,
                            QueryChoice::dissimilar_and_last, QueryChoice::mixed});
-}
-
-TEST(OptionsEffect, MethodsThatScoreKeys) {
-  const Budget some = 20;
-  {
-    using O = SampleAttentionOptions;
-    const O base{.budget = some}, exact{.budget = 150, .sketch = Sketch::off};
-    expect_selects_otherwise<SampleAttentionSelector>(
-        "sample_attention", Case<O, Budget>{base, 21}, Case<O, Index>{base, 15},
-        Case<O, Domain>{base, Domain::logit}, Case<O, Sketch>{exact, Sketch::on},
-        Case<O, Index>{base, 3}, Case<O, Index>{base, 1}, Case<O, Index>{base, 1});
-  }
-  {
-    using O = SparqOptions;
-    const O base{.budget = some, .rank = 12},
-        exact{.budget = 150, .rank = 12, .sketch = Sketch::off};
-    expect_selects_otherwise<SparqSelector>(
-        "sparq", Case<O, Budget>{base, 21}, Case<O, Index>{base, 6},
-        Case<O, Domain>{base, Domain::logit}, Case<O, Sketch>{exact, Sketch::on},
-        Case<O, Index>{base, 3}, Case<O, Index>{base, 1}, Case<O, Index>{base, 1});
-  }
-  {
-    using O = LokiOptions;
-    const O base{.budget = some, .rank = 6, .calibration = calibration()},
-        exact{.budget = 150, .rank = 6, .calibration = calibration(), .sketch = Sketch::off};
-    expect_selects_otherwise<LokiSelector>(
-        "loki", Case<O, Budget>{base, 21}, Case<O, Index>{base, 4},
-        Case<O, Domain>{base, Domain::logit},
-        Case<O, std::shared_ptr<const LokiCalibration>>{base, nullptr},
-        Case<O, Sketch>{exact, Sketch::on}, Case<O, Index>{base, 3}, Case<O, Index>{base, 1},
-        Case<O, Index>{base, 1});
-  }
-  {
-    using O = OracleOptions;
-    const O base{.budget = some};
-    expect_selects_otherwise<OracleSelector>(
-        "oracle", Case<O, Budget>{base, 21}, Case<O, Aggregation>{base, Aggregation::max},
-        Case<O, Index>{base, 3}, Case<O, Index>{base, 1}, Case<O, Index>{base, 1});
-  }
-  {
-    using O = RandomOptions;
-    const O base{.budget = some};
-    expect_selects_otherwise<RandomSelector>(
-        "random", Case<O, Budget>{base, 21}, Case<O, std::uint64_t>{base, 1},
-        Case<O, Index>{base, 3}, Case<O, Index>{base, 4}, Case<O, Index>{base, 4});
-  }
-  {
-    using O = FirstRecentOptions;
-    const O base{.budget = some};
-    expect_selects_otherwise<FirstRecentSelector>("first_recent", Case<O, Budget>{base, 21},
-                                                  Case<O, Index>{base, 5});
-  }
-}
-
-// Keys that end inside a page: most recent ones are forced by keep_last alone.
-TEST(OptionsEffect, MethodsThatChooseBlocks) {
-  {
-    using O = QuestOptions;
-    const O base{.budget = 50};
-    expect_selects_otherwise<QuestSelector>(
-        "quest", Case<O, Budget>{base, 51}, Case<O, Index>{base, 8},
-        Case<O, Domain>{base, Domain::softmax}, Case<O, Index>{base, 3}, Case<O, Index>{base, 1},
-        Case<O, Index>{base, 3});
-  }
-  {
-    using O = XAttentionOptions;
-    const O base{.budget = 50, .stride = 4, .block = 16};
-    expect_selects_otherwise<XAttentionSelector>("xattention", Case<O, Budget>{base, 51},
-                                                 Case<O, Index>{base, 8}, Case<O, Index>{base, 8});
-  }
-  {
-    using O = FlashPrefillOptions;
-    const O base{.budget = 150, .block = 16};
-    expect_selects_otherwise<FlashPrefillSelector>("flash_prefill", Case<O, Budget>{base, 151},
-                                                   Case<O, Index>{base, 8});
-  }
-}
-
-TEST(OptionsEffect, MethodsThatEvict) {
-  using S = SnapKvOptions;
-  const S snapkv{.budget = 50, .observation = 8};
-  expect_selects_otherwise<SnapKvSelector>("snapkv", Case<S, Budget>{snapkv, 51},
-                                           Case<S, Index>{snapkv, 9}, Case<S, Index>{snapkv, 3},
-                                           Case<S, Index>{snapkv, 4});
-  using K = KeyDiffOptions;
-  const K keydiff{.budget = 50};
-  expect_selects_otherwise<KeyDiffSelector>("keydiff", Case<K, Budget>{keydiff, 51},
-                                            Case<K, Index>{keydiff, 4});
-}
-
-// Layers 2 and 4 of 10 choose.
-TEST(OptionsEffect, MethodsThatShareAChoice) {
-  const LayerPlan plan{.layer = 5, .layer_count = 10}, first{.layer = 3, .layer_count = 10};
-  using T = TidalDecodeOptions;
-  const T tidal{.budget = 20, .plan = plan}, tidal_first{.budget = 20, .plan = first};
-  expect_selects_otherwise<TidalDecodeSelector>(
-      "tidal_decode", Case<T, Budget>{tidal, 21}, Case<T, Index>{tidal, 3},
-      Case<T, Index>{tidal, 32}, Case<T, Index>{tidal_first, 3}, Case<T, Index>{tidal, 3},
-      Case<T, Index>{tidal, 1}, Case<T, Index>{tidal, 1});
-  using L = LessIsMoreOptions;
-  const L less{.budget = 20, .plan = plan}, less_first{.budget = 20, .plan = first};
-  expect_selects_otherwise<LessIsMoreSelector>(
-      "less_is_more", Case<L, Budget>{less, 21}, Case<L, Index>{less, 0}, Case<L, Index>{less, 3},
-      Case<L, Index>{less, 32}, Case<L, Index>{less_first, 3});
 }
 
 TEST(OptionsEffect, Attention) {
@@ -345,8 +376,22 @@ TEST(OptionsEffect, Attention) {
     EXPECT_NE(attended({.arithmetic = fixed}), attended(base));
   else
     EXPECT_EQ(attended({.arithmetic = Arithmetic::fixed16}), attended(base));
+  // The chunk is handed over twice: in the past, and as the chunk.
+  const auto refuses_twice = [&](const O& options) {
+    std::vector<float> out(uz(group * kv_heads * chunk * head_dim));
+    const Tensor4<float> copy =
+        inputs().k.slice(Eigen::array<Index, 4>{0, 0, past_len - chunk, 0},
+                         Eigen::array<Index, 4>{1, kv_heads, chunk, head_dim});
+    try {
+      attention(q, Past(k, k), {copy, copy},
+                TensorView<float>(out.data(), {1, group * kv_heads, chunk, head_dim}), options);
+      return false;
+    } catch (const std::invalid_argument&) {
+      return true;
+    }
+  };
   const auto outcome = [&](const O& options) {
-    return std::pair(options.arithmetic, attended(options));
+    return std::tuple(options.arithmetic, attended(options), refuses_twice(options));
   };
   expect_effects<O>("attention", outcome, Case<O, float>{base, 0.1f}, Case<O, float>{base, 2.0f},
                     Case<O, std::span<const float>>{base, of_heads}, Case<O, Index>{base, 30},
@@ -354,7 +399,66 @@ TEST(OptionsEffect, Attention) {
                     Case<O, Index>{windowed, past_len}, Case<O, bool>{base, false},
                     Case<O, Mask>{base, Mask(biases)},
                     Case<O, std::span<const float>>{masked, of_heads},
-                    Case<O, std::span<const float>>{base, of_heads});
+                    Case<O, std::span<const float>>{base, of_heads}, Case<O, bool>{base, true});
+}
+
+TEST(OptionsEffect, TheStages) {
+  const Tensor4<float> q =
+      inputs().q.slice(Eigen::array<Index, 4>{0, 0, 0, 0},
+                       Eigen::array<Index, 4>{1, group * kv_heads, chunk, head_dim});
+  using O = SubselectOptions;
+  const O mixed{.query_choice = QueryChoice::mixed};
+  const auto kept = [&](const O& options) {
+    const auto positions = subselect_query_positions(q, 8, options);
+    return std::vector<Position>(positions.data(), positions.data() + positions.size());
+  };
+  expect_effects<O>("subselect", kept, Case<O, QueryChoice>{O{}, QueryChoice::uniform},
+                    Case<O, Index>{O{}, group}, Case<O, Index>{mixed, group});
+  using S = ScoreOptions;
+  const auto scored = [&](const S& options) {
+    const auto scores =
+        score_keys(pre_aggregate(subselect_queries(q, 8), kv_heads), inputs().k, options);
+    return std::vector<float>(scores.data(), scores.data() + scores.size());
+  };
+  expect_effects<S>("score", scored, Case<S, Scoring>{S{}, Scoring::dot},
+                    Case<S, Aggregation>{S{}, Aggregation::mean});
+}
+
+// The keys of the inputs as an engine's cache: a chunk of queries, then a single one.
+TEST(OptionsEffect, MaskedAttentions) {
+  using O = MaskedOptions;
+  const TensorView<const float> q(inputs().q), k(inputs().k);
+  const auto mask_of = [](Index queries, Index first_sees) {
+    Tensor4<Eigen::half> mask(1, 1, queries, past_len);
+    for (Index i = 0; i < queries; ++i)
+      for (Index cell = 0; cell < past_len; ++cell)
+        mask(0, 0, i, cell) = Eigen::half(cell < first_sees + i ? 0.0f : -infinity);
+    return mask;
+  };
+  const auto of_chunk = mask_of(chunk, past_len - chunk + 1), of_one = mask_of(1, past_len);
+  const auto outcome = [&](const O& options) {
+    MaskedAttention layer;
+    std::vector<float> all;
+    for (const auto* mask : {&of_chunk, &of_one}) {
+      const Index n = mask->dimension(2);
+      Tensor4<float> out(1, group * kv_heads, n, head_dim);
+      layer.run(
+          std::vector{MaskedStream{
+              .q = q.slice(0, n), .k = k, .v = k, .mask = *mask, .out = TensorView<float>(out)}},
+          options, {}, SerialExecutor{});
+      all.insert(all.end(), out.data(), out.data() + out.size());
+    }
+    return all;
+  };
+  QuokaOptions recommended = QuokaOptions::recommended(quoka::Budget::keys(60));
+  recommended.sketch = Sketch::on;
+  const O base{.selection = QuokaOptions::paper(quoka::Budget::keys(20))},
+      coded{.selection = recommended};
+  expect_effects<O>(
+      "masked", outcome,
+      Case<O, std::optional<QuokaOptions>>{base, QuokaOptions::paper(quoka::Budget::keys(21))},
+      Case<O, Index>{base, 16}, Case<O, Index>{base, past_len}, Case<O, bool>{base, true},
+      Case<O, bool>{coded, false});
 }
 
 }  // namespace

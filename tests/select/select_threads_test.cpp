@@ -6,7 +6,10 @@
 
 #include "support/selector_fixtures.hpp"
 
+#include <algorithm>
 #include <memory>
+#include <new>
+#include <utility>
 
 namespace {
 
@@ -18,15 +21,15 @@ struct Case {
   QuokaOptions options;
 };
 std::vector<Case> cases() {
-  QuokaOptions mean{.budget = 100, .aggregation = quoka::Aggregation::mean};
-  QuokaOptions window{.budget = 100, .top_k = {.window = 3}};
-  QuokaOptions in_float{.budget = 100, .sketch = quoka::Sketch::off};
-  QuokaOptions forced{.budget = 100, .top_k = {.keep_first = 4, .keep_last = 9}};
-  QuokaOptions recommended = QuokaOptions::recommended(4, 100),
-               robust = QuokaOptions::robust(4, 100);
+  QuokaOptions mean{.budget = Budget::keys(100), .aggregation = quoka::Aggregation::mean};
+  QuokaOptions window{.budget = Budget::keys(100), .top_k = {.window = 3}};
+  QuokaOptions in_float{.budget = Budget::keys(100), .sketch = quoka::Sketch::off};
+  QuokaOptions forced{.budget = Budget::keys(100), .top_k = {.keep_first = 4, .keep_last = 9}};
+  QuokaOptions recommended = QuokaOptions::recommended(Budget::keys(100)),
+               robust = QuokaOptions::robust(Budget::keys(100));
   for (QuokaOptions* const x : {&mean, &window, &forced, &recommended, &robust})
     x->sketch = quoka::Sketch::on;
-  return {{"quoka", {.budget = 100, .sketch = quoka::Sketch::on}},
+  return {{"quoka", {.budget = Budget::keys(100), .sketch = quoka::Sketch::on}},
           {"mean", mean},
           {"window", window},
           {"float", in_float},
@@ -81,13 +84,13 @@ TEST(SelectThreads, AnUnfairSampleGivesTheSameSelection) {
   auto q = random.tensor<float>(1, 4, 5, 16), k = random.tensor<float>(1, 1, len, 16);
   for (Index i = 0; i < q.size(); i += 16) q.data()[i] += 5.0f;
   for (Index i = 0; i < len; i += 8) k(0, 0, i, 0) += 9.0f;
-  const QuokaSelector selector({.budget = 300, .sketch = quoka::Sketch::on}),
-      in_float({.budget = 300, .sketch = quoka::Sketch::off});
+  const QuokaSelector selector({.budget = Budget::keys(300), .sketch = quoka::Sketch::on}),
+      in_float({.budget = Budget::keys(300), .sketch = quoka::Sketch::off});
   const auto select = [&](const QuokaSelector& by, ExecutorRef executor) {
     QuokaSelector::State state;
     Selection keep;
     by.appended({.q = q, .k = k, .capacity = len}, state, executor);
-    by.select({.q = q, .k = k, .capacity = len}, state, keep, executor);
+    by.select({.q = q, .k = k, .logits = LogitOptions{}, .capacity = len}, state, keep, executor);
     return keep;
   };
   quoka::ThreadPool pool(16);
@@ -107,17 +110,17 @@ TEST(SelectThreads, TiesAtTheThresholdGoToTheEarlierKeys) {
   quoka::ThreadPool pool(16);
   for (const Index budget : {1, 150, 1286, 4000, 8999})
     for (const Index forced : {0, 5}) {
-      QuokaOptions options{.budget = budget,
+      QuokaOptions options{.budget = Budget::keys(budget),
                            .top_k = {.keep_first = forced, .keep_last = 2 * forced},
                            .sketch = quoka::Sketch::on};
       QuokaOptions float_options = options;
       float_options.sketch = quoka::Sketch::off;
-      const Selection expected = QuokaSelector(float_options).select(q, k);
+      const Selection expected = QuokaSelector(float_options).select(q, k, {});
       for (const bool by_pool : {false, true}) {
         QuokaSelector::State state;
         Selection keep;
         const QuokaSelector selector(options);
-        const quoka::SelectorInput input{.q = q, .k = k, .capacity = len};
+        const quoka::SelectorInput input{.q = q, .k = k, .logits = LogitOptions{}, .capacity = len};
         selector.appended(input, state, SerialExecutor{});
         selector.select(input, state, keep, by_pool ? ExecutorRef(pool) : SerialExecutor{});
         EXPECT_EQ(keep, expected) << "budget " << budget << ", forced " << forced;
@@ -134,12 +137,13 @@ TEST(SelectThreads, AHeadThatCodesCannotStandForIsThatOfFloat) {
   for (Index t = 0; t < len; ++t)
     for (Index c = 0; c < dim; ++c) k(0, 1, t, c) *= 1e13f;
   quoka::ThreadPool pool(16);
-  for (QuokaOptions options : {QuokaOptions::recommended(4, 100), QuokaOptions::robust(4, 100)}) {
+  for (QuokaOptions options :
+       {QuokaOptions::recommended(Budget::keys(100)), QuokaOptions::robust(Budget::keys(100))}) {
     options.sketch = quoka::Sketch::off;
-    const Selection in_float = QuokaSelector(options).select(q, k);
+    const Selection in_float = QuokaSelector(options).select(q, k, {});
     options.sketch = quoka::Sketch::on;
     const QuokaSelector selector(options);
-    const quoka::SelectorInput input{.q = q, .k = k, .capacity = len};
+    const quoka::SelectorInput input{.q = q, .k = k, .logits = LogitOptions{}, .capacity = len};
     Selection serial;
     for (const bool by_pool : {false, true}) {
       QuokaSelector::State state;
@@ -199,6 +203,69 @@ TEST(WorkerScratchTest, ReservesWhatItHasNot) {
   EXPECT_EQ(times(2, 2, 6), 2);
   EXPECT_EQ(times(2, 0, 6), 2);
   EXPECT_EQ(times(4, 0, 6), 4);
+}
+
+// Of what failed halfway nothing is known to be there: the memory that grows is freed first.
+TEST(WorkerScratchTest, AFailureHalfwayIsNoReservation) {
+  struct Part {
+    Index has = 0;
+    void reserve(int* const& fails, Index count) {
+      if (count <= has) return;
+      has = 0;
+      if ((*fails)-- == 0) throw std::bad_alloc();
+      has = count;
+    }
+    Index bytes() const { return has; }
+  };
+  int left = 100;
+  quoka::WorkerScratch<Part> scratch;
+  scratch.reserve(2, &left, Index{5});
+  left = 1;
+  EXPECT_THROW(scratch.reserve(2, &left, Index{8}), std::bad_alloc);
+  EXPECT_EQ(scratch[0].has, 8);
+  EXPECT_EQ(scratch[1].has, 0);
+  left = 100;
+  scratch.reserve(2, &left, Index{5});
+  EXPECT_EQ(scratch[1].has, 5);
+}
+
+TEST(WorkerScratchTest, WhatWasMovedFromHasNothing) {
+  struct Part {
+    Index has = 0;
+    void reserve(Index count) { has = std::max(has, count); }
+    Index bytes() const { return has; }
+  };
+  quoka::WorkerScratch<Part> a, c;
+  a.reserve(2, Index{5});
+  quoka::WorkerScratch<Part> b(std::move(a));
+  EXPECT_EQ(b.bytes(), 10);
+  EXPECT_EQ(a.bytes(), 0);  // NOLINT: what was moved from may be used
+  a.at_least(2);            // without memory
+  a.reserve(2, Index{5});
+  EXPECT_EQ(a.bytes(), 10);
+  c = std::move(a);
+  EXPECT_EQ(c.bytes(), 10);
+  EXPECT_EQ(a.bytes(), 0);  // NOLINT
+  a.at_least(2);            // without memory
+  a.reserve(2, Index{4});
+  EXPECT_EQ(a[1].has, 4);
+}
+
+// More workers find what the first ones have, and those have it still.
+TEST(WorkerScratchTest, MoreWorkersKeepWhatTheOthersHave) {
+  struct Part {
+    int times = 0;
+    Index has = 0;
+    void reserve(Index count) { times += count > has ? 1 : 0, has = std::max(has, count); }
+    Index bytes() const { return has; }
+  };
+  quoka::WorkerScratch<Part> scratch;
+  scratch.reserve(2, Index{5});
+  scratch.reserve(4, Index{5});
+  for (int worker = 0; worker < 4; ++worker) {
+    EXPECT_EQ(scratch[worker].times, 1) << worker;
+    EXPECT_EQ(scratch[worker].has, 5) << worker;
+  }
 }
 
 }  // namespace

@@ -40,17 +40,18 @@ std::string answer(const std::string& flag, const std::string& value) {
 }
 
 TEST(Budget, CountsAreTaken) {
-  EXPECT_EQ(parse_budget("0").keys(5000), 0);
-  EXPECT_EQ(parse_budget("1").keys(5000), 1);
-  EXPECT_EQ(parse_budget("1024").keys(5000), 1024);
-  EXPECT_EQ(parse_budget("1000000000").keys(5000), 5000);
+  EXPECT_EQ(parse_budget("2").count(5000), 2);
+  EXPECT_EQ(parse_budget("1024").count(5000), 1024);
+  EXPECT_EQ(parse_budget("1000000000").count(5000), 5000);
 }
 
 TEST(Budget, FractionsAreTaken) {
-  EXPECT_EQ(parse_budget("0.25").keys(5000), 1250);
-  EXPECT_EQ(parse_budget(".25").keys(5000), 1250);
-  EXPECT_EQ(parse_budget("1.0").keys(5000), 5000);
-  EXPECT_EQ(parse_budget("2.5e-1").keys(5000), 1250);
+  EXPECT_EQ(parse_budget("0.25").count(5000), 1250);
+  EXPECT_EQ(parse_budget(".25").count(5000), 1250);
+  EXPECT_EQ(parse_budget("1.0").count(5000), 5000);
+  EXPECT_EQ(parse_budget("1.").count(5000), 5000);
+  EXPECT_EQ(parse_budget("0.999").count(11001), 10989);
+  EXPECT_EQ(parse_budget("2.5e-1").count(5000), 1250);
 }
 
 TEST(Budget, ThresholdsAreTaken) {
@@ -60,25 +61,29 @@ TEST(Budget, ThresholdsAreTaken) {
   EXPECT_EQ(mass.rule(), Budget::Rule::mass);
   EXPECT_EQ(mass.threshold(), 0.95);
   EXPECT_EQ(mass.least(5000), 1);
-  EXPECT_EQ(mass.keys(5000), 5000);
+  EXPECT_EQ(mass.count(5000), 5000);
   EXPECT_EQ(relative.rule(), Budget::Rule::relative);
   EXPECT_EQ(relative.threshold(), 0.1);
   EXPECT_EQ(relative.least(5000), 7);
   EXPECT_EQ(both.threshold(), 1.0);
   EXPECT_EQ(both.least(5000), 64);
-  EXPECT_EQ(both.keys(5000), 4096);
+  EXPECT_EQ(both.count(5000), 4096);
   EXPECT_EQ(parse_budgets("128,mass:0.9").size(), 2u);
 }
 
 TEST(Budget, ListsAreTaken) {
   EXPECT_EQ(parse_budgets("128"), std::vector<std::string>{"128"});
-  EXPECT_EQ(parse_budgets("128, 0.25 ,1"), (std::vector<std::string>{"128", "0.25", "1"}));
+  EXPECT_EQ(parse_budgets("128, 0.25 ,2"), (std::vector<std::string>{"128", "0.25", "2"}));
 }
 
 const std::vector<std::string> bad_budgets{"",
                                            "nan",
                                            "inf",
                                            "abc",
+                                           "0",
+                                           "1",
+                                           "01",
+                                           "true",
                                            "-3",
                                            "+3",
                                            "1.5",
@@ -123,9 +128,10 @@ TEST(Budget, OthersAreRefusedByOneSentence) {
       EXPECT_EQ(
           error.what(),
           '"' + bad +
-              "\" is not a budget: give a count of keys, 0 to 1000000000, or with "
-              "a point a fraction of the past in (0, 1], such as 0.25, or a threshold, such as "
-              "mass:0.95 or relative:0.1, with a floor and a ceiling if wanted: "
+              "\" is not a budget: give a count of keys from 2 to 1000000000, or with a point a "
+              "share "
+              "of the past in (0, 1], such as 0.25, or 1.0 for all of it, or by scores, such as "
+              "mass:0.95 or relative:0.1, with a floor and a ceiling in keys if wanted: "
               "mass:0.95:64:4096");
     }
   }

@@ -8,6 +8,7 @@
 
 #include <concepts>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
@@ -41,7 +42,7 @@ TEST(SelectorList, GivesEachSelectorANameOfItsOwn) {
 
 template <class S>
 concept HasBudget = requires(typename S::Options options) {
-  options.budget = 7;
+  options.budget = Budget::keys(7);
 };
 
 constexpr Index batch = 2, q_heads = 6, kv_heads = 2, head_dim = 20;
@@ -60,7 +61,7 @@ std::shared_ptr<const quoka::LokiCalibration> calibration() {
 
 // All else by default, but for what would make the method exact at these sizes.
 template <class S>
-S with_budget([[maybe_unused]] quoka::Budget budget) {
+S with_budget([[maybe_unused]] Budget budget) {
   typename S::Options options{};
   if constexpr (HasBudget<S>) options.budget = budget;
   if constexpr (requires { options.rank = 7; }) options.rank = 7;  // of head_dim channels
@@ -83,7 +84,7 @@ Index expected_count([[maybe_unused]] Index budget, Index kv_len) {
 // A cache and the state that a selector carries along, driven as a prefill drives them.
 template <class S, class T>
 struct Layer {
-  explicit Layer(Index budget = 31) : selector(with_budget<S>(budget)) {}
+  explicit Layer(Index budget = 31) : selector(with_budget<S>(Budget::keys(budget))) {}
 
   // Appends a chunk of these keys.
   void append(const Rows& q, const Rows& k, ExecutorRef executor = SerialExecutor{}) {
@@ -99,7 +100,9 @@ struct Layer {
     cache.truncate(len);
     state.truncate(len);
   }
-  SelectorInput input(const Rows& q) const { return {q, cache.k(), cache.inverse_norms()}; }
+  SelectorInput input(const Rows& q) const {
+    return {q, cache.k(), LogitOptions{}, cache.inverse_norms()};
+  }
 
   S selector;
   typename S::State state;
@@ -196,7 +199,7 @@ TYPED_TEST(EverySelector, TakesAFractionAsItsBudget) {  // unless it has no budg
   Random random(204);
   const Prompt<float> prompt(random, 164);
   Layer<TypeParam, float> layer;
-  layer.selector = with_budget<TypeParam>(0.25);
+  layer.selector = with_budget<TypeParam>(Budget::share(0.25));
   prompt.feed(layer, 0, 127);
   expect_valid(layer.select(prompt.q_chunk(127, 37)), 127, expected_count<TypeParam>(31, 127));
 }
@@ -262,7 +265,7 @@ TYPED_TEST(EverySelector, AnyNumberOfThreadsGivesTheSame) {
 TYPED_TEST(EverySelector, MayBeSharedByThreads) {  // each with a layer of its own
   Random random(210);
   const Prompt<float> prompt(random, 164);
-  const TypeParam shared = with_budget<TypeParam>(31);
+  const TypeParam shared = with_budget<TypeParam>(Budget::keys(31));
   std::vector<Layer<TypeParam, float>> layers(4);
   for (auto& layer : layers) prompt.feed(layer, 0, 127);
   std::vector<Selection> selections(4);
@@ -298,8 +301,9 @@ TYPED_TEST(EverySelector, StridedQueriesAndKeysGiveTheSame) {
   prompt.feed(layer, 0, 127);
   const Strided<float> q(prompt.q_chunk(127, 37)), k(layer.cache.k().template typed<float>());
   Selection selection;
-  layer.selector.select(SelectorInput{q.view(), k.view(), layer.cache.inverse_norms()}, layer.state,
-                        selection, SerialExecutor{});
+  layer.selector.select(
+      SelectorInput{q.view(), k.view(), LogitOptions{}, layer.cache.inverse_norms()}, layer.state,
+      selection, SerialExecutor{});
   EXPECT_EQ(selection, layer.select(prompt.q_chunk(127, 37)));
 }
 
@@ -332,10 +336,22 @@ TYPED_TEST(EverySelector, AfterTruncateIsAsIfTheRestHadNeverBeen) {
   EXPECT_EQ(layer.select(prompt.q_chunk(127, 37)), fresh.select(prompt.q_chunk(127, 37)));
 }
 
+TYPED_TEST(EverySelector, TruncateBeyondItsLengthIsNothing) {
+  Random random(218);
+  const Prompt<float> prompt(random, 164);
+  Layer<TypeParam, float> layer(31), fresh(31);
+  for (auto* const each : {&layer, &fresh}) {
+    prompt.feed(*each, 0, 74);
+    if (each == &layer) each->state.truncate(1000);
+    prompt.feed(*each, 74, 127);
+  }
+  EXPECT_EQ(layer.select(prompt.q_chunk(127, 37)), fresh.select(prompt.q_chunk(127, 37)));
+}
+
 // ---- refused ------------------------------------------------------------------------------------
 
 TYPED_TEST(EverySelector, RefusesShapesThatDoNotFitAndSelectsNothing) {
-  const TypeParam selector = with_budget<TypeParam>(7);
+  const TypeParam selector = with_budget<TypeParam>(Budget::keys(7));
   const auto refuses = [&](std::array<Index, 4> q_sizes, std::array<Index, 4> k_sizes,
                            std::initializer_list<Fragment> both,
                            std::array<Index, 3> norm_sizes = {0, 0, 0}) {
@@ -346,7 +362,7 @@ TYPED_TEST(EverySelector, RefusesShapesThatDoNotFitAndSelectsNothing) {
     };
     const Tensor4<float> q = tensor(q_sizes), k = tensor(k_sizes);
     Tensor3<float> norms(norm_sizes[0], norm_sizes[1], norm_sizes[2]);
-    SelectorInput input{q, k};
+    SelectorInput input{q, k, LogitOptions{}};
     if (norm_sizes[0] > 0) input.inverse_norms = norms;
     typename TypeParam::State state;
     Selection selection = to_selection({{{1, 3}}}, 7);
@@ -366,6 +382,50 @@ TYPED_TEST(EverySelector, RefusesShapesThatDoNotFitAndSelectsNothing) {
   refuses({2, 6, 37, 20}, {2, 2, 127, 20}, {"inverse_norms", 126, 127}, {2, 2, 126});
 }
 
+// The keys that a window hides would take the budget of those that are seen.
+TYPED_TEST(EverySelector, RefusesALayerWithAWindowUnlessItKeepsAll) {
+  Layer<TypeParam, float> layer;
+  Random random(218);
+  const Prompt<float> prompt(random, 164);
+  prompt.feed(layer, 0, 127);
+  SelectorInput windowed = layer.input(prompt.q_chunk(127, 37));
+  windowed.logits->sliding_window = 50;
+  Selection selection = to_selection({{{1, 3}}}, 7);
+  const auto select = [&] {
+    layer.selector.select(windowed, layer.state, selection, SerialExecutor{});
+  };
+  if constexpr (HasBudget<TypeParam>) {
+    expect_refused(select, {"sliding_window", 50});
+    EXPECT_EQ(selection, to_selection({{{1, 3}}}, 7));
+  } else {
+    EXPECT_NO_THROW(select());
+  }
+}
+
+// One that chooses otherwise by another scale refuses a call that does not say which.
+TYPED_TEST(EverySelector, AsksForTheScaleOrDoesNotNeedIt) {
+  Layer<TypeParam, float> layer;
+  Random random(219);
+  const Prompt<float> prompt(random, 164);
+  prompt.feed(layer, 0, 127);
+  SelectorInput input = layer.input(prompt.q_chunk(127, 37));
+  const auto selected = [&](const std::optional<LogitOptions>& logits) {
+    input.logits = logits;
+    Selection selection;
+    layer.selector.select(input, layer.state, selection, SerialExecutor{});
+    return selection;
+  };
+  Selection unasked;
+  try {
+    unasked = selected({});
+  } catch (const std::invalid_argument& error) {
+    EXPECT_NE(std::string(error.what()).find("SelectorInput::logits"), std::string::npos);
+    return;
+  }
+  for (const float scale : {0.01f, 3.0f})
+    EXPECT_EQ(selected(LogitOptions{.scale = scale}), unasked) << scale;
+}
+
 // Does its State keep something of every key?
 template <class State>
 bool remembers_keys(const State& state) {
@@ -373,6 +433,22 @@ bool remembers_keys(const State& state) {
       state.scorer.kept_bytes();
     };
   return requires { state.kept_bytes(); };
+}
+
+// Which would make all logits NaN, or infinite, and so rank by position.
+TYPED_TEST(EverySelector, RefusesAScaleThatIsNoScale) {
+  Random random(220);
+  const auto q = random.tensor<float>(batch, q_heads, 5, head_dim);
+  const auto k = random.tensor<float>(batch, kv_heads, 37, head_dim);
+  const auto selector = with_budget<TypeParam>(Budget::keys(10));
+  for (const float scale : {not_a_number, infinity, -infinity, 1.1e30f}) {
+    typename TypeParam::State state;
+    Selection selection;
+    const SelectorInput input{
+        .q = q, .k = k, .logits = LogitOptions{.scale = scale}, .capacity = 37};
+    expect_refused([&] { selector.select(input, state, selection, SerialExecutor{}); },
+                   {"scale", "[-1e30, 1e30]"});
+  }
 }
 
 // Those that remember keys say whose; the others serve any sequence.
@@ -395,6 +471,55 @@ TYPED_TEST(EverySelector, RefusesTheStateOfAnotherSequenceWhereItRemembersKeys) 
     layer.selector.appended(other, layer.state, SerialExecutor{});
   }
   EXPECT_NO_THROW(layer.selector.select(other, layer.state, selection, SerialExecutor{}));
+}
+
+// A select() tells a State of its keys as appended() does: whose they are, and how many.
+TYPED_TEST(EverySelector, ASelectionTellsTheStateWhoseKeysItSaw) {
+  Random random(216);
+  const Prompt<float> prompt(random, 164);
+  Layer<TypeParam, float> layer(31);
+  if (!remembers_keys(layer.state)) return;
+  layer.cache.append(quoka::view_of(prompt.k).slice(0, 127),
+                     quoka::view_of(prompt.k).slice(0, 127));
+  SelectorInput ours = layer.input(prompt.q_chunk(127, 37)), other = ours;
+  ours.sequence = 8, other.sequence = 9;
+  Selection selection;
+  const auto select = [&](const SelectorInput& input) {
+    layer.selector.select(input, layer.state, selection, SerialExecutor{});
+  };
+  select(ours);
+  expect_refused([&] { select(other); }, {"sequence", 9, 8});
+  expect_refused([&] { layer.selector.appended(other, layer.state, SerialExecutor{}); },
+                 {"sequence", 9, 8});
+  SelectorInput fewer = ours;
+  fewer.k = fewer.k.slice(0, 100), fewer.inverse_norms = {};
+  expect_refused([&] { select(fewer); }, {"truncate()", 127, 100});
+  EXPECT_NO_THROW(select(ours));
+  layer.state.truncate(100);
+  EXPECT_NO_THROW(select(fewer));
+  expect_refused([&] { select(other); }, {"sequence", 9, 8});
+}
+
+TYPED_TEST(EverySelector, AppendedKeysTellTheStateWhoseTheyAre) {
+  Random random(217);
+  const Prompt<float> prompt(random, 164);
+  Layer<TypeParam, float> layer(31);
+  if (!remembers_keys(layer.state)) return;
+  layer.cache.append(quoka::view_of(prompt.k).slice(0, 127),
+                     quoka::view_of(prompt.k).slice(0, 127));
+  SelectorInput ours = layer.input(prompt.q_chunk(90, 37)), other = ours, fewer = ours;
+  ours.sequence = fewer.sequence = 8, other.sequence = 9;
+  fewer.k = fewer.k.slice(0, 100), fewer.inverse_norms = {};
+  const auto append = [&](const SelectorInput& input) {
+    layer.selector.appended(input, layer.state, SerialExecutor{});
+  };
+  append(ours);
+  expect_refused([&] { append(other); }, {"sequence", 9, 8});
+  expect_refused([&] { append(fewer); }, {"truncate()", 127, 100});
+  Selection selection;
+  expect_refused([&] { layer.selector.select(fewer, layer.state, selection, SerialExecutor{}); },
+                 {"truncate()", 127, 100});
+  EXPECT_NO_THROW(append(ours));
 }
 
 // A caller's own selector, the least there is: the concept asks for no more.

@@ -23,8 +23,8 @@ using quoka::SelectorInput;
 using quoka::Sketch;
 namespace detail = quoka::detail;
 
-QuokaOptions robust(Index group, Sketch sketch, Index budget) {
-  QuokaOptions options = QuokaOptions::robust(group, budget);
+QuokaOptions robust(Sketch sketch, Index budget) {
+  QuokaOptions options = QuokaOptions::robust(Budget::keys(budget));
   options.sketch = sketch;
   return options;
 }
@@ -32,7 +32,8 @@ QuokaOptions robust(Index group, Sketch sketch, Index budget) {
 // Mass of the selection by the sketch, less that in float, by float's own scores; the largest loss of a
 // head.
 double mass_lost(const Rows& q, const Rows& k, QuokaOptions options, float scale) {
-  const SelectorInput input{.q = q, .k = k, .capacity = k.len(), .scale = scale};
+  const SelectorInput input{
+      .q = q, .k = k, .logits = LogitOptions{.scale = scale}, .capacity = k.len()};
   options.sketch = Sketch::off;
   const QuokaScorer scorer(options);
   QuokaScorer::State state;
@@ -66,7 +67,7 @@ TEST(SketchedQuoka, LosesLittleOfTheMassOfRealLayers) {
       const TensorView<const float> q = layer.q, k = layer.k;
       for (const Index begin : {Index{512}, Index{1280}, q.len() - 128})
         for (const Index budget : {begin / 32, begin / 8}) {
-          const QuokaOptions options = robust(q.heads() / k.heads(), Sketch::on, budget);
+          const QuokaOptions options = robust(Sketch::on, budget);
           const float scale = 1.0f / std::sqrt(static_cast<float>(q.dim()));
           const double lost = mass_lost(q.slice(begin, 128), k.slice(0, begin), options, scale);
           EXPECT_LE(lost, 0.002) << layer.name << ", " << budget << " of " << begin;
@@ -86,7 +87,7 @@ TEST(SketchedQuoka, LosesLittleWithEverySwitch) {
   const auto q = random.tensor<float>(1, 6, 37, 24), k = random.tensor<float>(1, 2, 401, 24);
   for (QuokaOptions options : every_switch()) {
     if (options.domain != quoka::Domain::softmax) continue;
-    options.budget = 63;
+    options.budget = Budget::keys(63);
     EXPECT_LE(mass_lost(q, k, options, 0.4f), 0.002) << name_of(options);
   }
 }
@@ -94,15 +95,15 @@ TEST(SketchedQuoka, LosesLittleWithEverySwitch) {
 TEST(SketchedQuoka, OneTokenSelects) {
   Random random(722);
   const auto q = random.tensor<float>(1, 6, 1, 24), k = random.tensor<float>(1, 2, 401, 24);
-  EXPECT_LE(mass_lost(q, k, robust(3, Sketch::on, 40), 0.4f), 0.002);
+  EXPECT_LE(mass_lost(q, k, robust(Sketch::on, 40), 0.4f), 0.002);
 }
 
 TEST(SketchedQuoka, RobustUsesItWhereItIsFast) {
   Random random(723);
   const auto q = random.tensor<float>(1, 4, 37, 24), k = random.tensor<float>(1, 2, 401, 24);
-  const SelectorInput input{q, k};
+  const SelectorInput input{q, k, LogitOptions{}};
   for (const Sketch sketch : {Sketch::automatic, Sketch::on, Sketch::off}) {
-    const QuokaSelector selector(robust(2, sketch, 40));
+    const QuokaSelector selector(robust(sketch, 40));
     QuokaSelector::State state;
     Selection keep;
     selector.appended(input, state, SerialExecutor{});
@@ -122,11 +123,11 @@ TEST(SketchedQuoka, ScoresInFloatWhereKeysWereNotTold) {
   const TensorView<const float> keys(k);
   QuokaSelector::State told, not_told;
   Selection a, b;
-  const QuokaSelector selector(robust(2, Sketch::on, 40));
+  const QuokaSelector selector(robust(Sketch::on, 40));
   selector.appended(SelectorInput{{}, keys.slice(0, 300)}, told, SerialExecutor{});
-  selector.select(SelectorInput{q, k}, told, a, SerialExecutor{});
-  QuokaSelector(robust(2, Sketch::off, 40))
-      .select(SelectorInput{q, k}, not_told, b, SerialExecutor{});
+  selector.select(SelectorInput{q, k, LogitOptions{}}, told, a, SerialExecutor{});
+  QuokaSelector(robust(Sketch::off, 40))
+      .select(SelectorInput{q, k, LogitOptions{}}, not_told, b, SerialExecutor{});
   EXPECT_EQ(a, b);
   EXPECT_EQ(told.scorer.sketched_mass.bytes(), 0);
 }
@@ -136,8 +137,8 @@ TEST(SketchedQuoka, FollowsTheCacheThroughTruncateAndAnotherBranch) {
   const auto q = random.tensor<float>(1, 4, 16, 24), k = random.tensor<float>(1, 2, 300, 24),
              other = random.tensor<float>(1, 2, 100, 24), v = random.tensor<float>(1, 2, 300, 8);
   const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 24, .v_dim = 8};
-  quoka::ChunkedPrefill<QuokaSelector> layer(shape, robust(2, Sketch::on, 31)),
-      fresh(shape, robust(2, Sketch::on, 31));
+  quoka::ChunkedPrefill<QuokaSelector> layer(shape, robust(Sketch::on, 31)),
+      fresh(shape, robust(Sketch::on, 31));
   const TensorView<const float> keys(k), values(v), branch(other);
   layer.append(keys, values);
   layer.select(q);
@@ -154,7 +155,7 @@ TEST(SketchedQuoka, KeepsASketchOfRowsOfCodes) {
              v = random.tensor<float>(1, 2, 300, 8);
   quoka::KvCache cache(1, 2, 64, 8, quoka::q8_0_format(), quoka::format_of<float>());
   cache.append(quoka::view_of(k), quoka::view_of(v));
-  EXPECT_LE(mass_lost(q, cache.k(), robust(2, Sketch::on, 31), 0.2f), 0.002);
+  EXPECT_LE(mass_lost(q, cache.k(), robust(Sketch::on, 31), 0.2f), 0.002);
 }
 
 // A sketch of the engine's cache: used, also where it was not told of all keys; a key that changed behind
@@ -165,22 +166,23 @@ TEST(SketchedQuoka, UsesTheSketchOfACache) {
   auto k = random.tensor<float>(1, 2, 300, 24);
   KeySketch sketch;
   sketch.update(Rows(k), 0, 300, SerialExecutor{});
-  const QuokaSelector selector(robust(2, Sketch::on, 31)), exact(robust(2, Sketch::off, 31));
-  const SelectorInput input{.q = q, .k = k, .sketch = &sketch};
+  const QuokaSelector selector(robust(Sketch::on, 31)), exact(robust(Sketch::off, 31));
+  const SelectorInput input{.q = q, .k = k, .logits = LogitOptions{}, .sketch = &sketch};
   QuokaSelector::State state, own, plain;
   Selection a, b;
   selector.select(input, state, a, SerialExecutor{});
   EXPECT_EQ(state.scorer.sketch.keys.len(), 0);
   selector.appended(SelectorInput{q, k}, own, SerialExecutor{});
-  selector.select(SelectorInput{q, k}, own, b, SerialExecutor{});
+  selector.select(SelectorInput{q, k, LogitOptions{}}, own, b, SerialExecutor{});
   EXPECT_EQ(a, b);
 
   KeySketch of_some;
   of_some.update(Rows(k), 0, 250, SerialExecutor{});
   of_some.update(Rows(k), 260, 40, SerialExecutor{});
   QuokaSelector::State other;
-  selector.select(SelectorInput{.q = q, .k = k, .sketch = &of_some}, other, a, SerialExecutor{});
-  exact.select(SelectorInput{q, k}, plain, b, SerialExecutor{});
+  selector.select(SelectorInput{.q = q, .k = k, .logits = LogitOptions{}, .sketch = &of_some},
+                  other, a, SerialExecutor{});
+  exact.select(SelectorInput{q, k, LogitOptions{}}, plain, b, SerialExecutor{});
   EXPECT_EQ(a, b) << "a head with keys that codes do not know is done in float";
 
   for (Index c = 0; c < 24; ++c) k(0, 1, 299, c) += 1.0f;
@@ -192,12 +194,13 @@ TEST(SketchedQuoka, ADecodeLoopDoesNotGrow) {
   Random random(728);
   const auto q = random.tensor<float>(1, 4, 1, 24), k = random.tensor<float>(1, 2, 300, 24);
   const TensorView<const float> keys(k);
-  const QuokaSelector selector(robust(2, Sketch::on, 31));
+  const QuokaSelector selector(robust(Sketch::on, 31));
   QuokaSelector::State state;
   Selection keep;
   Index bytes = 0;
   for (Index len = 200; len <= 300; ++len) {
-    const SelectorInput input{.q = q, .k = keys.slice(0, len), .capacity = 300};
+    const SelectorInput input{
+        .q = q, .k = keys.slice(0, len), .logits = LogitOptions{}, .capacity = 300};
     selector.appended(input, state, SerialExecutor{});
     selector.select(input, state, keep, SerialExecutor{});
     if (len == 200) bytes = state.bytes();

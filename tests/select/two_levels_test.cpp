@@ -117,7 +117,7 @@ std::vector<Index> descend(const std::vector<Level>& levels, Index block, const 
 // In double throughout. [batch][kv_head]
 oracle::Positions oracle_selection(const QuokaOptions& options, const oracle::Tensor& q,
                                    const oracle::Tensor& k) {
-  const oracle::QuokaOptions o = to_oracle(options, k.len);
+  const oracle::QuokaOptions o = to_oracle(options, k.len, q.heads / k.heads);
   const oracle::Tensor kept = oracle::gather_queries(
       q, oracle::subselect_queries(q, o.n_queries, o.choice, k.heads, o.group));
   const oracle::Tensor q_bar =
@@ -145,7 +145,7 @@ oracle::Positions oracle_selection(const QuokaOptions& options, const oracle::Te
 void expect_as_oracle(const QuokaOptions& options, const Layer& x) {
   SCOPED_TRACE(name_of(options) + ", " + std::to_string(x.k.dimension(2)) + " keys, blocks of " +
                std::to_string(options.two_levels.block));
-  EXPECT_EQ(to_positions(select(options, {.q = x.q, .k = x.k})),
+  EXPECT_EQ(to_positions(select(options, {.q = x.q, .k = x.k, .logits = LogitOptions{}})),
             oracle_selection(options, to_oracle(x.q), to_oracle(x.k)));
 }
 
@@ -155,7 +155,7 @@ TEST(TwoLevels, AgreesWithTheOracle) {
     for (const Aggregation aggregation : aggregations)
       for (const GroupMode mode : group_modes) {
         const Layer x(random, 2, 2, 21, 501, dim, 2);
-        expect_as_oracle({.budget = 20,
+        expect_as_oracle({.budget = Budget::keys(20),
                           .n_queries = 7,
                           .aggregation = aggregation,
                           .group_mode = mode,
@@ -174,26 +174,28 @@ TEST(TwoLevels, AgreesWithTheOracleForSequencesThatDiffer) {
   for (Index i = 0; i < x.k.size() / 2; ++i) x.k.data()[i] = 0.0f;
   for (Index head = 0; head < 2; ++head)
     for (Index t = 0; t < 501; ++t) x.k(1, head, t, t % 32) += 254.0f;
-  expect_as_oracle({.budget = 20, .two_levels = {.block = 16, .candidates = 3}}, x);
+  expect_as_oracle({.budget = Budget::keys(20), .two_levels = {.block = 16, .candidates = 3}}, x);
 }
 
 TEST(TwoLevels, AgreesWithTheOracleThroughSeveralLevels) {
   Random random(801);
   const Layer x(random, 2, 2, 21, 5003, 16);
-  const QuokaOptions options{.budget = 24, .two_levels = {.block = 16, .candidates = 2}};
+  const QuokaOptions options{.budget = Budget::keys(24),
+                             .two_levels = {.block = 16, .candidates = 2}};
   ASSERT_EQ(levels_of(to_oracle(x.k), 24, options).size(), 3u);
   expect_as_oracle(options, x);
-  expect_as_oracle({.budget = 24, .two_levels = {.block = 16, .candidates = 5}}, x);
-  expect_as_oracle({.budget = 0.01, .two_levels = {.block = 32, .candidates = 2}}, x);
+  expect_as_oracle({.budget = Budget::keys(24), .two_levels = {.block = 16, .candidates = 5}}, x);
+  expect_as_oracle({.budget = Budget::share(0.01), .two_levels = {.block = 32, .candidates = 2}},
+                   x);
 }
 
 TEST(TwoLevels, AgreesWithTheOracleForAnyLength) {
   Random random(802);
   for (Index len = 1; len <= 150; ++len)
-    expect_as_oracle({.budget = 9, .two_levels = {.block = 16, .candidates = 2}},
+    expect_as_oracle({.budget = Budget::keys(9), .two_levels = {.block = 16, .candidates = 2}},
                      Layer(random, 1, 2, 5, len, 12));
   for (Index len = 78; len <= 130; ++len)  // from twice the budget on there may be a level
-    expect_as_oracle({.budget = 40, .two_levels = {.block = 16, .candidates = 2}},
+    expect_as_oracle({.budget = Budget::keys(40), .two_levels = {.block = 16, .candidates = 2}},
                      Layer(random, 1, 2, 5, len, 12));
 }
 
@@ -202,7 +204,7 @@ TEST(TwoLevels, KeepsForcedKeysWhateverTheirBlocksScore) {
   const Layer x(random, 2, 2, 21, 813, 16);
   for (const Index keep_first : {0, 4, 16, 17, 40})
     for (const Index keep_last : {0, 7, 13, 14, 45, 60})
-      expect_as_oracle({.budget = 60,
+      expect_as_oracle({.budget = Budget::keys(60),
                         .top_k = {.keep_first = keep_first, .keep_last = keep_last},
                         .two_levels = {.block = 16, .candidates = 2}},
                        x);
@@ -214,8 +216,10 @@ TEST(TwoLevels, KeysThatAreNotFiniteHideNoOthersAndAreNotKept) {
   for (Index t = 160; t < 175; ++t) x.k(0, 0, t, t % 16) = t % 2 == 0 ? not_a_number : infinity;
   for (Index c = 0; c < 16; ++c) x.k(0, 0, 175, c) = 3.0f * x.q(0, 0, 0, c);  // alone in its block
   for (Index t = 192; t < 208; ++t) x.k(0, 0, t, 3) = infinity;               // a whole block
-  const QuokaOptions options{.budget = 10, .two_levels = {.block = 16, .candidates = 2}};
-  const auto keep = to_positions(select(options, {.q = x.q, .k = x.k}))[0][0];
+  const QuokaOptions options{.budget = Budget::keys(10),
+                             .two_levels = {.block = 16, .candidates = 2}};
+  const auto keep =
+      to_positions(select(options, {.q = x.q, .k = x.k, .logits = LogitOptions{}}))[0][0];
   EXPECT_NE(std::find(keep.begin(), keep.end(), 175), keep.end());
   const oracle::Tensor k = to_oracle(x.k);
   for (const Index t : keep) EXPECT_TRUE(oracle::is_finite(k.row(0, 0, t))) << t;
@@ -232,8 +236,8 @@ TEST(TwoLevels, MeansOfTheLongestKeysDoNotOverflow) {
     Layer y = x;
     for (Index t = 96; t < 112; ++t)
       for (Index c = 0; c < 16; ++c) y.k(0, 0, t, c) *= factor;
-    return select({.budget = 20, .two_levels = {.block = 16, .candidates = 2}},
-                  {.q = y.q, .k = y.k});
+    return select({.budget = Budget::keys(20), .two_levels = {.block = 16, .candidates = 2}},
+                  {.q = y.q, .k = y.k, .logits = LogitOptions{}});
   };
   EXPECT_EQ(longest(2e26f), longest(1e-11f));
 }
@@ -243,7 +247,7 @@ TEST(TwoLevels, MeansOfTheLongestKeysDoNotOverflow) {
 // One level, by a sketch of the candidates alone, gathered: for every head by itself.
 Selection selection_of_gathered(const QuokaOptions& options, const Tensor4<float>& q,
                                 const oracle::Tensor& k) {
-  const Index group = q.dimension(1) / k.heads, budget = options.budget.keys(k.len);
+  const Index group = q.dimension(1) / k.heads, budget = options.budget.count(k.len);
   const std::vector<Level> levels = levels_of(k, budget, options);
   oracle::Positions keep(uz(k.batch));
   for (Index b = 0; b < k.batch; ++b)
@@ -261,10 +265,11 @@ Selection selection_of_gathered(const QuokaOptions& options, const Tensor4<float
               for (Index c = 0; c < k.dim; ++c)
                 gathered(0, 0, i, c) = static_cast<float>(level.rows.at(b, head, rows[uz(i)], c));
             QuokaOptions of_level = one_level(options);
-            of_level.budget = level.wanted;
+            of_level.budget = Budget::keys(level.wanted);
             of_level.top_k = {j > 0 ? 1 : options.top_k.window, level.keep_first, level.keep_last};
             if (j > 0 && options.domain == Domain::softmax) of_level.aggregation = Aggregation::max;
-            const auto best = to_positions(select(of_level, {.q = q_of_head, .k = gathered}));
+            const auto best = to_positions(
+                select(of_level, {.q = q_of_head, .k = gathered, .logits = LogitOptions{}}));
             std::vector<Index> picked;
             for (const Index i : best[0][0]) picked.push_back(rows[uz(i)]);
             return picked;
@@ -273,8 +278,8 @@ Selection selection_of_gathered(const QuokaOptions& options, const Tensor4<float
   return to_selection(keep, k.len);
 }
 
-QuokaOptions robust(Index group, Budget budget, const TwoLevels& two_levels) {
-  QuokaOptions options = QuokaOptions::robust(group, budget);
+QuokaOptions robust(Budget budget, const TwoLevels& two_levels) {
+  QuokaOptions options = QuokaOptions::robust(budget);
   options.two_levels = two_levels;
   return options;
 }
@@ -304,10 +309,10 @@ TEST(TwoLevels, InTheSoftmaxDomainIsOneLevelOfTheCandidates) {
       const auto k = drifting_keys(random, 2, 2, len, 64);
       const auto q = random.tensor<float>(2, 8, 37, 64, 2.0);
       for (const Index window : {1, 3}) {
-        QuokaOptions options = robust(4, 24, two_levels);
+        QuokaOptions options = robust(Budget::keys(24), two_levels);
         options.top_k.window = window;
         ASSERT_GT(levels_of(to_oracle(k), 24, options).size(), 1u);
-        EXPECT_EQ(select(options, {.q = q, .k = k}),
+        EXPECT_EQ(select(options, {.q = q, .k = k, .logits = LogitOptions{}}),
                   selection_of_gathered(options, q, to_oracle(k)));
       }
     }
@@ -318,9 +323,10 @@ TEST(TwoLevels, InTheSoftmaxDomainIsOneLevelOfTheCandidatesInFloatToo) {
   Random random(815);
   const auto k = drifting_keys(random, 2, 2, 1024, 64);
   const auto q = random.tensor<float>(2, 8, 37, 64, 20.0);
-  QuokaOptions options = robust(4, 24, {16, 2});
+  QuokaOptions options = robust(Budget::keys(24), {16, 2});
   options.top_k.window = 5;
-  EXPECT_EQ(select(options, {.q = q, .k = k}), selection_of_gathered(options, q, to_oracle(k)));
+  EXPECT_EQ(select(options, {.q = q, .k = k, .logits = LogitOptions{}}),
+            selection_of_gathered(options, q, to_oracle(k)));
 }
 
 TEST(TwoLevels, InTheSoftmaxDomainKeysThatAreNotFiniteDoNotCount) {
@@ -330,8 +336,9 @@ TEST(TwoLevels, InTheSoftmaxDomainKeysThatAreNotFiniteDoNotCount) {
     if (t / 64 % 3 != 0) k(0, t / 2 % 2, t, 5) = t % 4 == 0 ? not_a_number : infinity;
   for (Index t = 96; t < 112; ++t) k(0, 0, t, 0) = k(0, 1, t, 0) = infinity;
   const auto q = random.tensor<float>(1, 8, 37, 64, 2.0);
-  const QuokaOptions options = robust(4, 24, {16, 4});
-  EXPECT_EQ(select(options, {.q = q, .k = k}), selection_of_gathered(options, q, to_oracle(k)));
+  const QuokaOptions options = robust(Budget::keys(24), {16, 4});
+  EXPECT_EQ(select(options, {.q = q, .k = k, .logits = LogitOptions{}}),
+            selection_of_gathered(options, q, to_oracle(k)));
 }
 
 TEST(TwoLevels, IsOneLevelOfTheCandidatesInEveryFormatAndLayout) {
@@ -340,10 +347,10 @@ TEST(TwoLevels, IsOneLevelOfTheCandidatesInEveryFormatAndLayout) {
   const auto k = drifting_keys(random, 1, 2, len, dim);
   const auto q = random.tensor<float>(1, 4, 21, dim);
   for (const Domain domain : {Domain::logit, Domain::softmax}) {
-    QuokaOptions options{.budget = 30, .domain = domain, .two_levels = {16, 3}};
+    QuokaOptions options{.budget = Budget::keys(30), .domain = domain, .two_levels = {16, 3}};
     const auto half = k.cast<Eigen::half>().eval();
     const Tensor4<Eigen::half> narrow = half;
-    EXPECT_EQ(select(options, {.q = q, .k = narrow}),
+    EXPECT_EQ(select(options, {.q = q, .k = narrow, .logits = LogitOptions{}}),
               selection_of_gathered(options, q, to_oracle(narrow)));
     // in pages, in any order
     const Index page_len = 24, pages = quoka::ceil_div(len, page_len);
@@ -355,19 +362,22 @@ TEST(TwoLevels, IsOneLevelOfTheCandidatesInEveryFormatAndLayout) {
       for (Index head = 0; head < 2; ++head)
         for (Index c = 0; c < dim; ++c)
           pool(table[uz(t / page_len)], head, t % page_len, c) = k(0, head, t, c);
-    EXPECT_EQ(select(options, {.q = q, .k = paged(Rows(pool), table, len)}),
-              select(options, {.q = q, .k = k}));
+    EXPECT_EQ(
+        select(options, {.q = q, .k = paged(Rows(pool), table, len), .logits = LogitOptions{}}),
+        select(options, {.q = q, .k = k, .logits = LogitOptions{}}));
     // from a row within a page on
     const Tensor4<float> rest =
         k.slice(Eigen::array<Index, 4>{0, 0, 43, 0}, Eigen::array<Index, 4>{1, 2, len - 43, dim});
-    EXPECT_EQ(select(options, {.q = q, .k = paged(Rows(pool), table, len).slice(43, len - 43)}),
-              select(options, {.q = q, .k = rest}));
+    EXPECT_EQ(select(options, {.q = q,
+                               .k = paged(Rows(pool), table, len).slice(43, len - 43),
+                               .logits = LogitOptions{}}),
+              select(options, {.q = q, .k = rest, .logits = LogitOptions{}}));
     // 8-bit rows
     quoka::KvCache cache(1, 2, dim, dim, quoka::q8_0_format(), quoka::q8_0_format());
     cache.append(k, k);
     const auto of_codes = to_oracle(cache.k());
     if (domain == Domain::softmax) continue;
-    EXPECT_EQ(to_positions(select(options, {.q = q, .k = cache.k()})),
+    EXPECT_EQ(to_positions(select(options, {.q = q, .k = cache.k(), .logits = LogitOptions{}})),
               oracle_selection(options, to_oracle(q), of_codes));
   }
 }
@@ -377,14 +387,21 @@ TEST(TwoLevels, TakesInverseNormsThatAreKnown) {
   const Layer x(random, 2, 2, 21, 501, 64);
   quoka::KvCache cache(1, 2, 64, 64, quoka::format_of<float>(), quoka::format_of<float>());
   cache.append(x.k, x.k);
-  const QuokaOptions options{.budget = 20, .two_levels = {.block = 16, .candidates = 3}};
-  EXPECT_EQ(select(options, {.q = x.q, .k = cache.k(), .inverse_norms = cache.inverse_norms()}),
-            select(options, {.q = x.q, .k = x.k}));
+  const QuokaOptions options{.budget = Budget::keys(20),
+                             .two_levels = {.block = 16, .candidates = 3}};
+  EXPECT_EQ(select(options, {.q = x.q,
+                             .k = cache.k(),
+                             .logits = LogitOptions{},
+                             .inverse_norms = cache.inverse_norms()}),
+            select(options, {.q = x.q, .k = x.k, .logits = LogitOptions{}}));
   // Norms of other keys are no norms of theirs: each candidate has its own.
   Tensor3<float> wrong(1, 2, 501);
   wrong.setConstant(7.0f);
-  expect_refused([&] { select(options, {.q = x.q, .k = x.k, .inverse_norms = wrong}); },
-                 {"not the one that was sketched"});
+  expect_refused(
+      [&] {
+        select(options, {.q = x.q, .k = x.k, .logits = LogitOptions{}, .inverse_norms = wrong});
+      },
+      {"not the one that was sketched"});
 }
 
 TEST(TwoLevels, IsOneLevelWhereTheCandidatesAreAllKeys) {
@@ -392,10 +409,11 @@ TEST(TwoLevels, IsOneLevelWhereTheCandidatesAreAllKeys) {
   const Layer x(random, 2, 2, 21, 501, 64, 2);
   for (const Domain domain : {Domain::logit, Domain::softmax})
     for (const Index candidates : {Index{26}, Index{1000}, Index{1} << 62}) {
-      const QuokaOptions options{
-          .budget = 20, .domain = domain, .two_levels = {.block = 16, .candidates = candidates}};
-      EXPECT_EQ(select(options, {.q = x.q, .k = x.k}),
-                select(one_level(options), {.q = x.q, .k = x.k}));
+      const QuokaOptions options{.budget = Budget::keys(20),
+                                 .domain = domain,
+                                 .two_levels = {.block = 16, .candidates = candidates}};
+      EXPECT_EQ(select(options, {.q = x.q, .k = x.k, .logits = LogitOptions{}}),
+                select(one_level(options), {.q = x.q, .k = x.k, .logits = LogitOptions{}}));
     }
 }
 
@@ -403,11 +421,12 @@ TEST(TwoLevels, IsTheSameForAnyNumberOfThreads) {
   Random random(814);
   const Layer x(random, 4, 3, 21, 5003, 32, 2);
   for (const Domain domain : {Domain::logit, Domain::softmax}) {
-    const QuokaOptions options{.budget = 24, .domain = domain, .two_levels = {16, 2}};
-    const Selection serial = select(options, {.q = x.q, .k = x.k});
+    const QuokaOptions options{.budget = Budget::keys(24), .domain = domain, .two_levels = {16, 2}};
+    const Selection serial = select(options, {.q = x.q, .k = x.k, .logits = LogitOptions{}});
     for (const int workers : {1, 2, 3, 5}) {
       quoka::ThreadPool threads(workers);
-      EXPECT_EQ(select(options, {.q = x.q, .k = x.k}, threads), serial) << workers;
+      EXPECT_EQ(select(options, {.q = x.q, .k = x.k, .logits = LogitOptions{}}, threads), serial)
+          << workers;
     }
   }
 }
@@ -419,12 +438,12 @@ TEST(TwoLevels, AStateThatGrowsSelectsAsAFreshOne) {
   const Layer x(random, 2, 2, 9, 701, 32);
   const Rows k(x.k);
   for (const Domain domain : {Domain::logit, Domain::softmax}) {
-    const QuokaOptions options{.budget = 20, .domain = domain, .two_levels = {16, 2}};
+    const QuokaOptions options{.budget = Budget::keys(20), .domain = domain, .two_levels = {16, 2}};
     const QuokaSelector selector(options);
     QuokaSelector::State state;
     Selection keep;
     for (Index len = 1, step = 1; len <= 701; len += step, step = step % 53 + 7) {
-      const SelectorInput input{.q = x.q, .k = k.slice(0, len)};
+      const SelectorInput input{.q = x.q, .k = k.slice(0, len), .logits = LogitOptions{}};
       selector.appended(input, state, SerialExecutor{});
       selector.select(input, state, keep, SerialExecutor{});
       ASSERT_EQ(keep, select(options, input)) << len << " keys";
@@ -437,23 +456,26 @@ TEST(TwoLevels, AStateThatIsCutSelectsAsAFreshOne) {
   const Layer before(random, 2, 2, 9, 5003, 16), after(random, 2, 2, 9, 5003, 16);
   for (const Domain domain : {Domain::logit, Domain::softmax})
     for (const Index len : {0, 15, 16, 255, 256, 300, 4800, 4999, 5003}) {
-      const QuokaOptions options{.budget = 100, .domain = domain, .two_levels = {16, 2}};
+      const QuokaOptions options{
+          .budget = Budget::keys(100), .domain = domain, .two_levels = {16, 2}};
       const QuokaSelector selector(options);
       QuokaSelector::State state;
       Selection keep;
       selector.appended({.q = before.q, .k = before.k}, state, SerialExecutor{});
-      selector.select({.q = before.q, .k = before.k}, state, keep, SerialExecutor{});
+      selector.select({.q = before.q, .k = before.k, .logits = LogitOptions{}}, state, keep,
+                      SerialExecutor{});
       state.truncate(len);
       Tensor4<float> k = after.k;
       for (Index head = 0; head < 2; ++head)
         for (Index t = 0; t < len; ++t)
           for (Index c = 0; c < 16; ++c) k(0, head, t, c) = before.k(0, head, t, c);
       if (len > 0) {
-        const SelectorInput cut{.q = before.q, .k = Rows(before.k).slice(0, len)};
+        const SelectorInput cut{
+            .q = before.q, .k = Rows(before.k).slice(0, len), .logits = LogitOptions{}};
         selector.select(cut, state, keep, SerialExecutor{});
         EXPECT_EQ(keep, select(options, cut)) << len;
       }
-      const SelectorInput input{.q = after.q, .k = k};
+      const SelectorInput input{.q = after.q, .k = k, .logits = LogitOptions{}};
       selector.appended(input, state, SerialExecutor{});
       selector.select(input, state, keep, SerialExecutor{});
       EXPECT_EQ(keep, select(options, input)) << len;
@@ -463,15 +485,15 @@ TEST(TwoLevels, AStateThatIsCutSelectsAsAFreshOne) {
 TEST(TwoLevels, AStateServesAnotherShapeAfterItWasCutToNothing) {
   Random random(822);
   const Layer x(random, 2, 2, 9, 501, 16), y(random, 2, 3, 9, 433, 32, 2);
-  const QuokaOptions options{.budget = 20, .two_levels = {16, 2}};
+  const QuokaOptions options{.budget = Budget::keys(20), .two_levels = {16, 2}};
   const QuokaSelector selector(options);
   QuokaSelector::State state;
   Selection keep;
   selector.appended({.q = x.q, .k = x.k}, state, SerialExecutor{});
   state.truncate(0);
   selector.appended({.q = y.q, .k = y.k}, state, SerialExecutor{});
-  selector.select({.q = y.q, .k = y.k}, state, keep, SerialExecutor{});
-  EXPECT_EQ(keep, select(options, {.q = y.q, .k = y.k}));
+  selector.select({.q = y.q, .k = y.k, .logits = LogitOptions{}}, state, keep, SerialExecutor{});
+  EXPECT_EQ(keep, select(options, {.q = y.q, .k = y.k, .logits = LogitOptions{}}));
 }
 
 // Where no selector stands before it that refuses other keys.
@@ -494,45 +516,50 @@ TEST(BlockLevels, ForgetRowsOfAnotherShape) {
 TEST(TwoLevels, AStateThatWasNotToldOfAllKeysScoresThemAll) {
   Random random(823);
   const Layer x(random, 2, 2, 9, 501, 16);
-  const QuokaOptions options{.budget = 20, .two_levels = {16, 2}};
+  const QuokaOptions options{.budget = Budget::keys(20), .two_levels = {16, 2}};
   const QuokaSelector selector(options);
   QuokaSelector::State state;
   Selection keep;
   selector.appended({.q = x.q, .k = Rows(x.k).slice(0, 400)}, state, SerialExecutor{});
-  selector.select({.q = x.q, .k = x.k}, state, keep, SerialExecutor{});
-  EXPECT_EQ(keep, select(one_level(options), {.q = x.q, .k = x.k}));
+  selector.select({.q = x.q, .k = x.k, .logits = LogitOptions{}}, state, keep, SerialExecutor{});
+  EXPECT_EQ(keep, select(one_level(options), {.q = x.q, .k = x.k, .logits = LogitOptions{}}));
 }
 
 TEST(TwoLevels, FindsKeysThatChangedBehindItsBack) {
   Random random(824);
   for (const Domain domain : {Domain::logit, Domain::softmax}) {
     Layer x(random, 2, 2, 9, 501, 16);
-    const QuokaSelector selector({.budget = 20, .domain = domain, .two_levels = {16, 2}});
+    const QuokaSelector selector(
+        {.budget = Budget::keys(20), .domain = domain, .two_levels = {16, 2}});
     QuokaSelector::State state;
     Selection keep;
     selector.appended({.q = x.q, .k = x.k}, state, SerialExecutor{});
     for (Index head = 0; head < 2; ++head)
       for (Index t = 0; t < 501; ++t) x.k(0, head, t, t % 16) += 5.0f;
-    expect_refused([&] { selector.select({.q = x.q, .k = x.k}, state, keep, SerialExecutor{}); },
-                   {"not the one"});
+    expect_refused(
+        [&] {
+          selector.select({.q = x.q, .k = x.k, .logits = LogitOptions{}}, state, keep,
+                          SerialExecutor{});
+        },
+        {"not the one"});
   }
 }
 
-// A changed key that is scored in float is found, and named by its position.
+// A changed key that is scored in float, or looked up, is found, and named by its position.
 TEST(TwoLevels, NamesTheKeyThatChanged) {
   Random random(825);
   Layer x(random, 1, 1, 9, 501, 16);
-  const QuokaSelector selector({.budget = 20, .two_levels = {16, 2}});
+  const QuokaSelector selector({.budget = Budget::keys(20), .two_levels = {16, 2}});
   QuokaSelector::State state;
   Selection keep;
   selector.appended({.q = x.q, .k = x.k}, state, SerialExecutor{});
   Index found = 0;
   for (Index t = 0; t < 500; ++t) {
-    if (t == quoka::detail::somewhere(501)) continue;  // looked up in any case, as is the last
     const float was = x.k(0, 0, t, 5);
     x.k(0, 0, t, 5) = was + 30.0f;
     try {
-      selector.select({.q = x.q, .k = x.k}, state, keep, SerialExecutor{});
+      selector.select({.q = x.q, .k = x.k, .logits = LogitOptions{}}, state, keep,
+                      SerialExecutor{});
     } catch (const std::invalid_argument& error) {
       ++found;
       EXPECT_TRUE(Fragment(t).is_in(error.what())) << t << ": " << error.what();
@@ -588,8 +615,9 @@ TEST(TwoLevels, RefusesASketchOfTheCache) {
         [&] {
           QuokaSelector::State state;
           Selection keep;
-          QuokaSelector({.budget = 20, .domain = domain, .two_levels = {16, 2}})
-              .select({.q = x.q, .k = x.k, .sketch = &sketch}, state, keep, SerialExecutor{});
+          QuokaSelector({.budget = Budget::keys(20), .domain = domain, .two_levels = {16, 2}})
+              .select({.q = x.q, .k = x.k, .logits = LogitOptions{}, .sketch = &sketch}, state,
+                      keep, SerialExecutor{});
         },
         {"two levels", "sketch"});
 }
@@ -599,8 +627,8 @@ TEST(TwoLevels, ScoresAllKeysOfAList) {
   const Layer x(random, 2, 2, 9, 501, 16);
   std::vector<Position> cells(uz(400));
   std::iota(cells.begin(), cells.end(), Position{50});
-  const QuokaOptions options{.budget = 20, .two_levels = {16, 2}};
-  const SelectorInput input{.q = x.q, .k = Rows(x.k).listed(cells)};
+  const QuokaOptions options{.budget = Budget::keys(20), .two_levels = {16, 2}};
+  const SelectorInput input{.q = x.q, .k = Rows(x.k).listed(cells), .logits = LogitOptions{}};
   EXPECT_EQ(select(options, input), select(one_level(options), input));
 }
 
@@ -608,7 +636,7 @@ TEST(TwoLevels, ScoresAllKeysOfAList) {
 TEST(TwoLevels, WorksInALayer) {
   Random random(832);
   const Layer x(random, 2, 2, 600, 600, 32);
-  const QuokaOptions options{.budget = 40, .two_levels = {16, 2}};
+  const QuokaOptions options{.budget = Budget::keys(40), .two_levels = {16, 2}};
   quoka::ChunkedPrefill<QuokaSelector> layer({.q_heads = 4, .kv_heads = 2, .head_dim = 32},
                                              options);
   Tensor4<float> out(1, 4, 100, 32);
@@ -617,7 +645,8 @@ TEST(TwoLevels, WorksInALayer) {
     const auto of_chunk = q.slice(begin, 100);
     layer.forward(of_chunk, k.slice(begin, 100), k.slice(begin, 100), out);
     if (begin == 0) continue;
-    EXPECT_EQ(layer.selection(), select(options, {.q = of_chunk, .k = k.slice(0, begin)}));
+    EXPECT_EQ(layer.selection(),
+              select(options, {.q = of_chunk, .k = k.slice(0, begin), .logits = LogitOptions{}}));
   }
 }
 

@@ -57,7 +57,7 @@ void expect_keeps_best(const Selection& keep, const oracle::Scores& scores, Doma
                        const Options& options) {
   expect_same_keys(to_positions(keep),
                    oracle::window_max(comparable(scores, domain), options.top_k.window),
-                   {.budget = options.budget.keys(keep.kv_len()),
+                   {.budget = options.budget.count(keep.kv_len()),
                     .keep_first = options.top_k.keep_first,
                     .keep_last = options.top_k.keep_last});
 }
@@ -67,8 +67,9 @@ template <class S, class T>
 void expect_scores_and_keys(const typename S::Options& options, const Tensor4<T>& q,
                             const Tensor4<T>& k, const oracle::Scores& expected, Domain domain,
                             double tolerance = 1e-5) {
-  expect_scores(scores_by<S>(options, SelectorInput{q, k}), expected, domain, tolerance);
-  expect_keeps_best(quoka::ScoredSelector<S>(options).select(q, k), expected, domain, options);
+  expect_scores(scores_by<S>(options, SelectorInput{q, k, LogitOptions{}}), expected, domain,
+                tolerance);
+  expect_keeps_best(quoka::ScoredSelector<S>(options).select(q, k, {}), expected, domain, options);
 }
 
 // Row i of every head of `to` becomes row j of `from`.
@@ -101,7 +102,8 @@ struct Stack {
   Selection select(Index layer, const Tensor4<T>& q, const Tensor4<T>& k) {
     Selection keep;
     quoka::SerialExecutor serial;
-    selectors[uz(layer)].select(SelectorInput{q, k}, states[uz(layer)], keep, serial);
+    selectors[uz(layer)].select(SelectorInput{q, k, LogitOptions{}}, states[uz(layer)], keep,
+                                serial);
     return keep;
   }
   void truncate(Index len) {
@@ -136,7 +138,7 @@ class EvictingLayer {
   // The layer alone.
   void append(const TensorView<const T>& q, const TensorView<const T>& k) {
     cache.append(k, k);
-    selector.appended(SelectorInput{q, cache.k()}, state, serial);
+    selector.appended(SelectorInput{q, cache.k(), LogitOptions{}}, state, serial);
   }
   void truncate(Index len) {
     cache.truncate(len);
@@ -146,7 +148,7 @@ class EvictingLayer {
   oracle::Positions retained() {
     Selection keep;
     const Tensor4<T> any(cache.k().batch(), cache.k().heads(), 1, cache.k().dim());
-    selector.select(SelectorInput{any, cache.k()}, state, keep, serial);
+    selector.select(SelectorInput{any, cache.k(), LogitOptions{}}, state, keep, serial);
     return to_positions(keep);
   }
 

@@ -13,6 +13,8 @@
 #include <quoka/kernels/softmax_state.hpp>
 #include <quoka/simd/tuning.hpp>
 #include <quoka/runtime/thread_pool.hpp>
+#include <quoka/select/budget.hpp>
+#include <quoka/views/logit_options.hpp>
 #include <quoka/views/rows.hpp>
 #include <quoka/views/selection.hpp>
 #include <quoka/views/tensor.hpp>
@@ -38,8 +40,10 @@
 
 namespace quoka_test {
 
+using quoka::Budget;
 using quoka::ExecutorRef;
 using quoka::Index;
+using quoka::LogitOptions;
 using quoka::Position;
 using quoka::Rows;
 using quoka::Selection;

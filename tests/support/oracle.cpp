@@ -242,12 +242,6 @@ Positions top_k(const Scores& scores, Index k, Index keep_first, Index keep_last
   return keep;
 }
 
-Index resolve_budget(double fraction, Index kv_len) {
-  if (kv_len <= 0) return 0;
-  return std::max<Index>(
-      1, static_cast<Index>(std::floor(fraction * static_cast<double>(kv_len) + 1e-6)));
-}
-
 Scores scores_of_kept(const Tensor& q, const Positions& kept, const Tensor& past_k,
                       const QuokaOptions& options) {
   const Tensor q_bar = pre_aggregate(gather_queries(q, kept), past_k.heads, options.group,

@@ -139,10 +139,6 @@ Scores window_max(const Scores& scores, Index w);
 // position. Ascending, unique, min(k, len).
 Positions top_k(const Scores& scores, Index k, Index keep_first, Index keep_last);
 
-// A budget given as a fraction of the cache: max(1, floor(fraction kv_len)), the product taken as
-// the decimal number it stands for, and 0 for an empty cache.
-Index resolve_budget(double fraction, Index kv_len);
-
 struct QuokaOptions {
   Index budget = 1024;   // B_SA
   Index n_queries = 16;  // N_Q

@@ -22,8 +22,8 @@ oracle::Choice to_oracle(QueryChoice x) {
   return x == QueryChoice::last ? oracle::Choice::last : oracle::Choice::dissimilar_and_last;
 }
 
-oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len) {
-  return {x.budget.keys(kv_len),   x.n_queries,
+oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len, Index group) {
+  return {x.budget.count(kv_len),  x.n_queries.of_head(group),
           to_oracle(x.scoring),    to_oracle(x.aggregation),
           to_oracle(x.group_mode), to_oracle(x.query_choice),
           x.top_k.window,          x.top_k.keep_first,
@@ -35,7 +35,7 @@ std::vector<QuokaOptions> every_switch() {
   for (GroupMode mode : group_modes)
     for (QueryChoice choice : query_choices)
       for (Aggregation aggregation : aggregations) {
-        QuokaOptions options{.budget = 31,
+        QuokaOptions options{.budget = Budget::keys(31),
                              .n_queries = 7,
                              .aggregation = aggregation,
                              .group_mode = mode,
@@ -59,7 +59,8 @@ std::string name_of(const QuokaOptions& x) {
                                                         : "dot") +
          (x.aggregation == Aggregation::max ? ", max, " : ", mean, ") +
          modes[static_cast<int>(x.group_mode)] + ", " + choices[static_cast<int>(x.query_choice)] +
-         ", n_queries " + std::to_string(x.n_queries) + ", window " +
+         ", n_queries " + std::to_string(x.n_queries.count()) +
+         (x.n_queries.is_per_kv_head() ? " per KV head" : "") + ", window " +
          std::to_string(x.top_k.window) + ", keep_first " + std::to_string(x.top_k.keep_first) +
          ", keep_last " + std::to_string(x.top_k.keep_last);
 }
@@ -131,15 +132,16 @@ void expect_agrees_with_oracle(const QuokaOptions& options, const Tensor4<T>& q,
                                const Tensor4<T>& k) {
   SCOPED_TRACE(name_of(options));
   const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
-  const oracle::QuokaOptions wanted = to_oracle(options, k_exact.len);
-  const oracle::Positions keep = to_positions(quoka::QuokaSelector(options).select(q, k));
+  const oracle::QuokaOptions wanted =
+      to_oracle(options, k_exact.len, q_exact.heads / k_exact.heads);
+  const oracle::Positions keep = to_positions(quoka::QuokaSelector(options).select(q, k, {}));
   if (wanted.budget == 0 || wanted.budget == k_exact.len) {
     EXPECT_EQ(keep, oracle::select(q_exact, k_exact, wanted));
     return;
   }
   const Index group = q_exact.heads / k_exact.heads;
   const oracle::Positions kept = to_positions(quoka::subselect_query_positions(
-      q, options.n_queries,
+      q, wanted.n_queries,
       {options.query_choice, options.group_mode == GroupMode::shared ? group : 1, group}));
   expect_same_queries(kept,
                       oracle::subselect_queries(q_exact, wanted.n_queries, wanted.choice,

@@ -34,7 +34,7 @@ oracle::Aggregation to_oracle(Aggregation x);
 oracle::Group to_oracle(GroupMode x);
 oracle::Choice to_oracle(QueryChoice x);
 // Of a budget that is resolved for this kv_len.
-oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len);
+oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len, Index group);
 
 // 90 of them, with n_queries 7 and a budget of 31.
 std::vector<QuokaOptions> every_switch();

@@ -740,11 +740,11 @@ TEST_P(EveryFormat, QuokaSelectsAsAmongTheFloatsOfItsRows) {
     for (const Index q_len : {1, 40}) {
       const auto q = random.tensor<float>(1, q_heads, q_len, dim);
       const Stored k(random, GetParam(), kv_heads, 700, dim);
-      for (const auto& options :
-           {quoka::QuokaOptions::paper(64), quoka::QuokaOptions::robust(2, 64)}) {
+      for (const auto& options : {quoka::QuokaOptions::paper(Budget::keys(64)),
+                                  quoka::QuokaOptions::robust(Budget::keys(64))}) {
         const quoka::QuokaSelector selector(options);
-        EXPECT_EQ(to_positions(selector.select(q, k.rows())),
-                  to_positions(selector.select(q, k.floats())));
+        EXPECT_EQ(to_positions(selector.select(q, k.rows(), {})),
+                  to_positions(selector.select(q, k.floats(), {})));
       }
     }
 }
@@ -771,13 +771,13 @@ TEST(NanInBytes, IsSeenByAttention) {
   std::memcpy(v.row(1, 30) + 34, &nan, 2);  // channels 32 ... 63 of head 1
   Tensor4<float> out(1, q_heads, 40, 64);
   for (const auto arithmetic : {quoka::Arithmetic::single, quoka::Arithmetic::fixed16}) {
-    quoka::attention(q, {k.rows(), v.rows()}, {}, out, {.arithmetic = arithmetic});
+    quoka::attention(q, {k.rows(), v.rows()}, {}, out, {.arithmetic = arithmetic, .causal = false});
     for (Index head = 0; head < q_heads; ++head)
       for (Index c = 0; c < 64; ++c)
         ASSERT_EQ(std::isnan(out(0, head, 39, c)), head >= 2 && c >= 32) << head << " " << c;
   }
   k.row(0, 7)[5] = std::byte{0x7f};
-  quoka::attention(q, {k.rows(), v.rows()}, {}, out);
+  quoka::attention(q, {k.rows(), v.rows()}, {}, out, {.causal = false});
   for (Index c = 0; c < 64; ++c) {
     EXPECT_TRUE(std::isnan(out(0, 1, 0, c)));
     EXPECT_EQ(std::isnan(out(0, 2, 0, c)), c >= 32);
@@ -898,10 +898,12 @@ TEST(PrefillOfBytes, IsAttentionOverTheKeptValues) {
                                 .k_format = &q8_0,
                                 .v_format = &q8_0};
   expect_prefill_over_kept_values<quoka::DenseSelector>(shape, q8_0, q8_0, {});
-  expect_prefill_over_kept_values<quoka::QuokaSelector>(shape, q8_0, q8_0, {.budget = 64});
+  expect_prefill_over_kept_values<quoka::QuokaSelector>(shape, q8_0, q8_0,
+                                                        {.budget = Budget::keys(64)});
   quoka::LayerShape other = shape;
   other.k_format = &u8, other.v_format = &e4m3;
-  expect_prefill_over_kept_values<quoka::QuokaSelector>(other, u8, e4m3, {.budget = 64});
+  expect_prefill_over_kept_values<quoka::QuokaSelector>(other, u8, e4m3,
+                                                        {.budget = Budget::keys(64)});
 }
 
 TEST(PrefillOfBytes, KeysAndValuesMayHaveTheElementTypesFormat) {

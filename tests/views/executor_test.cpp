@@ -239,6 +239,20 @@ TEST(ThreadPool, SharedByThreadsGivesEachItsOwnErrors) {
   EXPECT_EQ(wrong, 0);
 }
 
+// Places for jobs are free again once these are done: tasks run at once in the hundredth run, too.
+TEST(ThreadPool, RunsTasksAtOnceHoweverOftenItIsCalled) {
+  ThreadPool pool(2);
+  for (int round = 0; round < 100; ++round) {
+    std::atomic<int> begun = 0, alone = 0;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    pool.run(2, [&](Index, int) {
+      for (++begun; begun < 2 && alone == 0;)
+        if (std::chrono::steady_clock::now() > end) ++alone;
+    });
+    ASSERT_EQ(alone, 0) << "one task after the other in round " << round;
+  }
+}
+
 // More callers than the pool has places for jobs.
 TEST(ThreadPool, MayBeSharedByManyThreads) {
   ThreadPool pool(32);
@@ -519,6 +533,80 @@ TEST(Chains, HandAnErrorOfAnyTaskToTheCaller) {
       EXPECT_THROW(ExecutorRef(pool).run_chains(chains), std::out_of_range);
       EXPECT_EQ(later, 4 * stage);  // nothing of that chain after the error
     }
+}
+
+// As many as there is memory for, and as wide as the widest stage, whichever it is.
+TEST(Chains, SayHowManyThereAreAndHowWideTheyAre) {
+  auto f = [](Index, Index, int) {};
+  quoka::Chains chains(5, 3);
+  EXPECT_EQ(chains.tasks_of_chain(), 0);
+  EXPECT_EQ(chains.most_tasks(), 0);
+  for (const Index tasks : {4, 7, 0, 1}) chains.add(tasks, f);
+  EXPECT_EQ(chains.count(), 5);
+  EXPECT_EQ(chains.slots(), 3);
+  EXPECT_EQ(chains.stages(), 4);
+  EXPECT_EQ(chains.tasks_of_chain(), 12);
+  EXPECT_EQ(chains.most_tasks(), 7);
+  EXPECT_EQ(chains.tasks(2), 0);
+  EXPECT_EQ(chains.end(3), 12);
+  EXPECT_EQ(quoka::Chains(5, 0).slots(), 1);
+  EXPECT_EQ(quoka::Chains(1000, 1000).slots(), quoka::Chains::most_slots);
+  EXPECT_EQ(quoka::Chains(0, 7).slots(), 0);
+}
+
+TEST(Chains, WithoutATaskOrAChainAreNothing) {
+  ThreadPool pool(3);
+  auto fails = [](Index, Index, int) { ADD_FAILURE(); };
+  for (const ExecutorRef executor : {ExecutorRef(pool), ExecutorRef(SerialExecutor{})}) {
+    quoka::Chains none(3, 2), empty(3, 2), no_chain(0, 2);
+    empty.add(0, fails);
+    no_chain.add(4, fails);
+    executor.run_chains(none);
+    executor.run_chains(empty);
+    executor.run_chains(no_chain);
+  }
+}
+
+// Hundreds of workers and chains: no more are begun than there are slots.
+TEST(Chains, MayBeManyAtOnce) {
+  ThreadPool pool(100);
+  ChainRecord(300).run_on(pool, 1000);
+}
+
+// Two workers are at a stage when one of its tasks throws: the other one does not wait for what will never be done.
+TEST(Chains, NoWorkerWaitsForAStageThatFailed) {
+  ThreadPool pool(2);
+  for (int round = 0; round < 10; ++round) {
+    quoka::Chains chains(1, 1);
+    std::atomic<int> begun = 0;
+    auto fails = [&](Index, Index task, int) {
+      for (++begun; begun < 2;) std::this_thread::yield();
+      if (task == 0) throw std::out_of_range("here");
+    };
+    auto never = [](Index, Index, int) { ADD_FAILURE(); };
+    chains.add(2, fails);
+    chains.add(2, never);
+    EXPECT_THROW(ExecutorRef(pool).run_chains(chains), std::out_of_range);
+    ChainRecord(5).run_on(pool, 5);  // the pool serves on
+  }
+}
+
+// Nor does it go on with tasks of that stage, or of other chains.
+TEST(Chains, BeginNoTaskAfterAnError) {
+  ThreadPool pool(2);
+  for (const Index count : {1, 2}) {
+    quoka::Chains chains(count, count);
+    std::atomic<int> begun = 0;
+    auto fails = [&](Index, Index, int) {
+      const int number = ++begun;
+      while (begun < 2) std::this_thread::yield();
+      if (number == 1) throw std::out_of_range("here");
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    };
+    chains.add(2000, fails);
+    EXPECT_THROW(ExecutorRef(pool).run_chains(chains), std::out_of_range);
+    EXPECT_LT(begun, 1000) << "of " << 2000 * count;
+  }
 }
 
 // An executor that has a graph of its own takes chains as they are.

@@ -1,4 +1,4 @@
-// The budget: counts, fractions of the past, and what is neither.
+// The budget: counts, shares of the past, by scores, and what is neither.
 
 #include <quoka/select/options.hpp>
 
@@ -40,84 +40,176 @@ TEST(Refusals, NameWhatIsWrongAndBothNumbers) {
 // ---- budgets -------------------------------------------------------------------------------------
 
 TEST(Budget, ACountIsThatManyKeys) {
-  for (Index kv_len : {1024, 1025, 32768}) EXPECT_EQ(Budget(1024).keys(kv_len), 1024);
+  for (Index kv_len : {1024, 1025, 32768}) EXPECT_EQ(Budget::keys(1024).count(kv_len), 1024);
 }
 
 TEST(Budget, ACountIsAllOfAShorterPast) {
-  for (Index kv_len : {0, 1, 37, 1023, 1024}) EXPECT_EQ(Budget(1024).keys(kv_len), kv_len);
+  for (Index kv_len : {0, 1, 37, 1023, 1024}) EXPECT_EQ(Budget::keys(1024).count(kv_len), kv_len);
 }
 
 TEST(Budget, OfZeroIsNone) {
-  for (Index kv_len : {0, 1, 37}) EXPECT_EQ(Budget(0).keys(kv_len), 0);
+  for (Index kv_len : {0, 1, 37}) EXPECT_EQ(Budget::keys(0).count(kv_len), 0);
 }
 
 TEST(Budget, ACountMayHaveAnyIntegerType) {
-  EXPECT_EQ(Budget(std::int8_t{7}).keys(37), 7);
-  EXPECT_EQ(Budget(std::size_t{7}).keys(37), 7);
-  EXPECT_EQ(Budget(7u).keys(37), 7);
-  EXPECT_EQ(Budget(std::int64_t{1} << 40).keys(37), 37);
+  EXPECT_EQ(Budget::keys(std::int8_t{7}).count(37), 7);
+  EXPECT_EQ(Budget::keys(std::size_t{7}).count(37), 7);
+  EXPECT_EQ(Budget::keys(7u).count(37), 7);
+  EXPECT_EQ(Budget::keys(std::int64_t{1} << 40).count(37), 37);
 }
 
 TEST(Budget, AFractionIsRoundedDown) {
-  EXPECT_EQ(Budget(0.25).keys(100), 25);
-  EXPECT_EQ(Budget(0.25).keys(103), 25);
-  EXPECT_EQ(Budget(0.25).keys(104), 26);
-  EXPECT_EQ(Budget(0.5).keys(501), 250);
-  EXPECT_EQ(Budget(0.999).keys(37), 36);
+  EXPECT_EQ(Budget::share(0.25).count(100), 25);
+  EXPECT_EQ(Budget::share(0.25).count(103), 25);
+  EXPECT_EQ(Budget::share(0.25).count(104), 26);
+  EXPECT_EQ(Budget::share(0.5).count(501), 250);
+  EXPECT_EQ(Budget::share(0.999).count(37), 36);
 }
 
-TEST(Budget, AFractionAgreesWithTheFormula) {
-  for (double fraction : {0.001, 0.03, 0.1, 0.25, 1.0 / 3.0, 0.5, 0.7, 0.9, 1.0})
-    for (Index kv_len = 0; kv_len <= 501; ++kv_len)
-      ASSERT_EQ(Budget(fraction).keys(kv_len), oracle::resolve_budget(fraction, kv_len))
-          << fraction << " of " << kv_len;
+// floor(p * len / q), at least one key and at most all: of whole numbers alone.
+Index exact_share(Index p, Index q, Index len) {
+  const Index whole = len / q * p + len % q * p / q;
+  return std::min(std::max<Index>(whole, 1), len);
+}
+
+constexpr Index lengths[] = {1,
+                             2,
+                             3,
+                             7,
+                             37,
+                             999,
+                             1000,
+                             1001,
+                             11'001,
+                             16'383,
+                             65'536,
+                             101'101,
+                             131'072,
+                             1'000'001,
+                             1 << 30,
+                             99'999'999,
+                             1'000'000'000'001};
+
+TEST(Budget, ADecimalShareIsExact) {
+  EXPECT_EQ(Budget::share(0.999).count(11'001), 10'989);   // 10,989.999
+  EXPECT_EQ(Budget::share(0.99).count(101'101), 100'089);  // 100,089.99
+  EXPECT_EQ(Budget::share(0.999f).count(11'001), 10'989);
+  for (const Index q : {10, 100, 1000, 10'000})
+    for (Index p = 1; p <= q; ++p)
+      for (const Index len : lengths) {
+        const Index expected = exact_share(p, q, len);
+        ASSERT_EQ(Budget::share(static_cast<double>(p) / static_cast<double>(q)).count(len),
+                  expected)
+            << p << " / " << q << " of " << len;
+        ASSERT_EQ(Budget::share(static_cast<float>(p) / static_cast<float>(q)).count(len), expected)
+            << p << " / " << q << " of " << len << " in float";
+      }
+}
+
+TEST(Budget, ADecimalShareOfNineDigitsIsExactAndSoIsAFloatOfFive) {
+  for (const Index p : {1, 37, 123'456'789, 499'999'999, 900'000'001, 999'999'999})
+    for (const Index len : lengths)
+      EXPECT_EQ(Budget::share(static_cast<double>(p) / 1e9).count(len),
+                exact_share(p, 1'000'000'000, len))
+          << p << " of " << len;
+  for (const Index p : {1, 3, 12'345, 49'999, 90'001, 99'999})
+    for (const Index len : lengths)
+      EXPECT_EQ(Budget::share(static_cast<float>(p) / 1e5f).count(len),
+                exact_share(p, 100'000, len))
+          << p << " of " << len;
+}
+
+TEST(Budget, AShareThatIsARatioIsThatRatio) {  // though no decimal is
+  for (Index q = 1; q <= 250; ++q)
+    for (Index p = 1; p <= q; ++p)
+      for (const Index times : {1, 2, 7, 1000}) {
+        ASSERT_EQ(Budget::share(static_cast<double>(p) / static_cast<double>(q)).count(q * times),
+                  p * times)
+            << p << " / " << q;
+        if (q > 150 || times > 7) continue;  // a float has too few digits
+        ASSERT_EQ(Budget::share(static_cast<float>(p) / static_cast<float>(q)).count(q * times),
+                  p * times)
+            << p << " / " << q << " in float";
+      }
+}
+
+TEST(Budget, AShareJustBelowAllIsNotAll) {
+  EXPECT_EQ(Budget::share(std::nextafter(1.0, 0.0)).count(1'000'000), 999'999);
+  EXPECT_EQ(Budget::share(std::nextafter(1.0f, 0.0f)).count(1000), 999);
+}
+
+TEST(Budget, AShareMayBeSmall) {
+  EXPECT_EQ(Budget::share(0x1p-30).count(Index{5} << 40), Index{5} << 10);
+  EXPECT_EQ(Budget::share(1e-6f).count(37'999'999), 37);
 }
 
 TEST(Budget, AFractionIsAtLeastOneKey) {
-  EXPECT_EQ(Budget(0.25).keys(1), 1);
-  EXPECT_EQ(Budget(0.25).keys(3), 1);
-  EXPECT_EQ(Budget(1e-300).keys(127), 1);
-  EXPECT_EQ(Budget(std::numeric_limits<double>::denorm_min()).keys(127), 1);
+  EXPECT_EQ(Budget::share(0.25).count(1), 1);
+  EXPECT_EQ(Budget::share(0.25).count(3), 1);
+  EXPECT_EQ(Budget::share(1e-300).count(127), 1);
+  EXPECT_EQ(Budget::share(std::numeric_limits<double>::denorm_min()).count(127), 1);
 }
 
-TEST(Budget, AFractionOfAnEmptyPastIsNone) { EXPECT_EQ(Budget(0.25).keys(0), 0); }
+TEST(Budget, AFractionOfAnEmptyPastIsNone) { EXPECT_EQ(Budget::share(0.25).count(0), 0); }
 
 TEST(Budget, TheWholeFractionIsAll) {
-  for (Index kv_len : {0, 1, 37, 501, 1 << 24}) EXPECT_EQ(Budget(1.0).keys(kv_len), kv_len);
+  for (Index kv_len : {0, 1, 37, 501, 1 << 24}) EXPECT_EQ(Budget::share(1.0).count(kv_len), kv_len);
 }
 
-TEST(Budget, AFractionMayBeAFloat) { EXPECT_EQ(Budget(0.25f).keys(100), 25); }
+TEST(Budget, AFractionMayBeAFloat) { EXPECT_EQ(Budget::share(0.25f).count(100), 25); }
 
 TEST(Budget, OfOneIsOneKeyAndOfOnePointZeroIsAll) {
-  EXPECT_EQ(Budget(1).keys(37), 1);
-  EXPECT_EQ(Budget(1.0).keys(37), 37);
+  EXPECT_EQ(Budget::keys(1).count(37), 1);
+  EXPECT_EQ(Budget::share(1.0).count(37), 37);
 }
 
-TEST(Budget, ConvertsImplicitlyInOptions) {
-  const auto keys = [](Budget budget) { return budget.keys(1000); };
-  EXPECT_EQ(keys(7), 7);
-  EXPECT_EQ(keys(0.25), 250);
+// ---- a bare number is none -------------------------------------------------------------------------
+
+template <class T>
+concept MakesABudget = std::is_convertible_v<T, Budget> || std::is_constructible_v<Budget, T>;
+template <class T>
+concept IsACount = requires(T x) {
+  Budget::keys(x);
+};
+template <class T>
+concept IsAShare = requires(T x) {
+  Budget::share(x);
+};
+
+TEST(Budget, SaysWhatItsNumberIs) {
+  static_assert(!MakesABudget<int> && !MakesABudget<Index> && !MakesABudget<unsigned>);
+  static_assert(!MakesABudget<double> && !MakesABudget<float> && !MakesABudget<bool>);
+  static_assert(!std::is_default_constructible_v<Budget>);
+  static_assert(IsACount<int> && IsACount<std::size_t> && IsAShare<double> && IsAShare<float>);
+  static_assert(!IsACount<bool> && !IsACount<double> && !IsACount<float>);
+  static_assert(!IsAShare<int> && !IsAShare<bool> && !IsAShare<Index>);
+  struct Options {
+    Budget budget = Budget::keys(1024);
+    Index window = 1;
+  };
+  EXPECT_EQ((Options{.budget = Budget::share(0.125), .window = 3}.budget.count(800)), 100);
+  EXPECT_EQ(Options{}.budget.count(8000), 1024);
 }
 
 TEST(Budget, RefusesANegativeCount) {
-  expect_refused([] { Budget(-1); }, {"budget", -1, 0});
-  expect_refused([] { Budget(std::int64_t{-1024}); }, {"budget", -1024, 0});
+  expect_refused([] { Budget::keys(-1); }, {"budget", -1, 0});
+  expect_refused([] { Budget::keys(std::int64_t{-1024}); }, {"budget", -1024, 0});
 }
 
 TEST(Budget, RefusesACountBeyondIndex) {
-  expect_refused([] { Budget{std::numeric_limits<std::uint64_t>::max()}; }, {"budget"});
+  expect_refused([] { Budget::keys(std::numeric_limits<std::uint64_t>::max()); }, {"budget"});
 }
 
 TEST(Budget, RefusesAFractionOutsideItsRange) {
-  expect_refused([] { Budget(0.0); }, {"budget", "is 0,", "(0, 1]"});
-  expect_refused([] { Budget(-0.25); }, {"budget", "-0.25", "(0, 1]"});
-  expect_refused([] { Budget(1.5); }, {"budget", "1.5", "(0, 1]"});
-  expect_refused([] { Budget(1024.0); }, {"budget", "1024", "(0, 1]"});
+  expect_refused([] { Budget::share(0.0); }, {"budget", "is 0,", "(0, 1]"});
+  expect_refused([] { Budget::share(-0.25); }, {"budget", "-0.25", "(0, 1]"});
+  expect_refused([] { Budget::share(1.5); }, {"budget", "1.5", "(0, 1]"});
+  expect_refused([] { Budget::share(1024.0); }, {"budget", "1024", "(0, 1]"});
 }
 
 TEST(Budget, RefusesAFractionThatIsNoNumber) {
-  expect_refused([] { Budget(std::nan("")); }, {"budget", "nan"});
-  expect_refused([] { Budget{std::numeric_limits<double>::infinity()}; }, {"budget", "inf"});
+  expect_refused([] { Budget::share(std::nan("")); }, {"budget", "nan"});
+  expect_refused([] { Budget::share(std::numeric_limits<double>::infinity()); }, {"budget", "inf"});
 }
 
 // ---- by scores ----------------------------------------------------------------------------------
@@ -127,7 +219,7 @@ TEST(BudgetByScores, HasAFloorAndACeiling) {
     EXPECT_TRUE(budget.by_scores());
     for (Index kv_len : {0, 1, 100, 101, 999, 1000, 1001, 1 << 24}) {
       EXPECT_EQ(budget.least(kv_len), std::min<Index>(kv_len, 100));
-      EXPECT_EQ(budget.keys(kv_len), std::min<Index>(kv_len, 1000));
+      EXPECT_EQ(budget.count(kv_len), std::min<Index>(kv_len, 1000));
     }
   }
 }
@@ -135,22 +227,22 @@ TEST(BudgetByScores, HasAFloorAndACeiling) {
 TEST(BudgetByScores, IsOneKeyAtLeastAndAllAtMost) {
   for (const Budget& budget : {Budget::mass(1.0), Budget::relative(1e-9)}) {
     EXPECT_EQ(budget.least(501), 1);
-    EXPECT_EQ(budget.keys(501), 501);
+    EXPECT_EQ(budget.count(501), 501);
   }
 }
 
 TEST(BudgetByScores, SaysItsRule) {
   EXPECT_EQ(Budget::mass(0.75).rule(), Budget::Rule::mass);
   EXPECT_EQ(Budget::relative(0.25).rule(), Budget::Rule::relative);
-  EXPECT_EQ(Budget(7).rule(), Budget::Rule::size);
+  EXPECT_EQ(Budget::keys(7).rule(), Budget::Rule::size);
   EXPECT_EQ(Budget::mass(0.75).threshold(), 0.75);
   EXPECT_EQ(Budget::relative(0.25).threshold(), 0.25);
 }
 
 TEST(BudgetOfASize, IsItsLeastToo) {
-  for (const Budget& budget : {Budget(37), Budget(0.25)}) {
+  for (const Budget& budget : {Budget::keys(37), Budget::share(0.25)}) {
     EXPECT_FALSE(budget.by_scores());
-    for (Index kv_len : {0, 1, 37, 501}) EXPECT_EQ(budget.least(kv_len), budget.keys(kv_len));
+    for (Index kv_len : {0, 1, 37, 501}) EXPECT_EQ(budget.least(kv_len), budget.count(kv_len));
   }
 }
 

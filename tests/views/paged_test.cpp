@@ -204,11 +204,11 @@ TEST(Paged, SelectionIsTheSame) {
   const auto in = random_inputs<Element>(
       random, {.q_heads = 4, .kv_heads = 2, .head_dim = 64, .q_len = 37, .kv_len = 301});
   quoka::QuokaOptions options;
-  options.budget = 40;
+  options.budget = Budget::keys(40);
   options.n_queries = 8;
   for_each_paging(random, in, [&](const Rows& k, const Rows&, const Rows& flat, const Rows&) {
-    const Selection selected = quoka::QuokaSelector(options).select(in.q, k);
-    EXPECT_EQ(selected, quoka::QuokaSelector(options).select(in.q, flat));
+    const Selection selected = quoka::QuokaSelector(options).select(in.q, k, {});
+    EXPECT_EQ(selected, quoka::QuokaSelector(options).select(in.q, flat, {}));
     EXPECT_EQ(selected.max_count(), 40);
   });
 }
@@ -459,12 +459,10 @@ TEST(PagedChunks, WhatTwoViewsOfOnePoolShareCounts) {
   EXPECT_NO_THROW(attend_to_chunk(page(7).slice(8, 4)));  // rows of the last page behind the past
   expect_refused([&] { attend_to_chunk(page(7).slice(7, 4)); }, {"keys lie in the past's"});
   // A list of the rows of one page, and a chunk in pages of its own.
-  EXPECT_NO_THROW(attend_to_chunk(Rows(page(7)).listed(List{15, 8, 9, 10})));
-  expect_refused(
-      [&] {
-        attend_to_chunk(Rows(page(7)).listed(List{15, 8, 7, 10}));
-      },
-      {"keys lie in the past's"});
+  const List apart{15, 8, 9, 10}, one_shared{15, 8, 7, 10};
+  EXPECT_NO_THROW(attend_to_chunk(Rows(page(7)).listed(apart)));
+  expect_refused([&] { attend_to_chunk(Rows(page(7)).listed(one_shared)); },
+                 {"keys lie in the past's"});
   const List elsewhere{6};
   EXPECT_NO_THROW(attend_to_chunk(quoka::paged(pool, elsewhere, 4)));
   const List shared{1};
@@ -559,6 +557,29 @@ TEST(PagedChunks, OneRowOfALongChunkInThePastIsFound) {
   }
 }
 
+// The same of two views that describe the memory in two ways: by pages of one row and by pages of three.
+TEST(PagedChunks, OneRowInAnotherViewOfTheMemoryIsFound) {
+  Random random(21);
+  const auto pool = random.tensor<float>(3000, 1, 1, 4);
+  const auto q = random.tensor<float>(1, 1, 900, 4);
+  const TensorView<const float> thirds(pool.data(), {1000, 1, 3, 4}, {12, 12, 4, 1});
+  List past_slots(900), chunk_pages(300);
+  for (Index i = 0; i < 900; ++i) past_slots[uz(i)] = static_cast<Position>(i / 3 * 6 + i % 3);
+  for (Index i = 0; i < 300; ++i) chunk_pages[uz(i)] = static_cast<Position>(2 * (299 - i) + 1);
+  const auto attend_both = [&] {
+    const Rows past = quoka::paged(pool, past_slots, 900),
+               chunk = quoka::paged(thirds, chunk_pages, 900);
+    return attend_to(q, {past, past}, {chunk, chunk});
+  };
+  EXPECT_NO_THROW(attend_both());
+  for (const Index i : {0, 170, 171, 299}) {
+    const Position own =
+        std::exchange(past_slots[uz(3 * i + 1)], static_cast<Position>(chunk_pages[uz(i)] * 3 + 2));
+    expect_refused(attend_both, {"keys lie in the past's"});
+    past_slots[uz(3 * i + 1)] = own;
+  }
+}
+
 TEST(PagedChunks, MoreThanTheCacheHoldsIsRefused) {
   Random random(17);
   const auto k = random.tensor<float>(1, 1, 16, 4), shorter = random.tensor<float>(1, 1, 15, 4);
@@ -633,10 +654,11 @@ TEST_F(PagedRefuses, ATableTooShort) {
   EXPECT_EQ(quoka::paged(pool(), table, 48).len(), 48);
   expect_refused([&] { (void)quoka::paged(pool(), table, 49); }, {"block table", 3, 4});
   expect_refused([&] { (void)quoka::paged(pool(), {}, 1); }, {"block table", 0, 1});
+  for (const Index beyond : {Index{0}, Index{14}, Index{15}})
+    expect_refused([&] { (void)quoka::paged(pool(), table, quoka::max_keys - beyond); },
+                   {"block table", 3, (quoka::max_keys - beyond - 1) / 16 + 1});
   const Index most = std::numeric_limits<Index>::max();
-  for (const Index beyond : {Index{0}, Index{7}, Index{14}, Index{15}})
-    expect_refused([&] { (void)quoka::paged(pool(), table, most - beyond); },
-                   {"block table", 3, (most - beyond - 1) / 16 + 1});
+  expect_refused([&] { (void)quoka::paged(pool(), table, most); }, {most, quoka::max_keys});
 }
 
 TEST_F(PagedRefuses, PagesOfNothing) {

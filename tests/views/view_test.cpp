@@ -1,5 +1,6 @@
 // Views: what they are made of, where each row lies, what they refuse.
 
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/views/overlap.hpp>
 #include <quoka/views/tensor.hpp>
 
@@ -446,6 +447,22 @@ TEST(SharedMemory, IsWhatAListOfBytesSays) {
   }
   EXPECT_GT(shared, 300);
   EXPECT_LT(shared, 2700);
+}
+
+// The second head's scales are its own, also where it is the first of some heads.
+TEST(RowsOfHeads, HaveTheirOwnScales) {
+  const std::vector<std::byte> memory(4 * 2 * 8);
+  const float scales[4] = {1, 2, 3, 4};
+  const Rows all =
+      Rows(memory.data(), quoka::i8_format(), {1, 4, 2, 8}, {64, 16, 8}).with_scales(scales, 1);
+  for (Index head = 0; head < 4; ++head) EXPECT_EQ(all.shape(head).scales, scales + head);
+  const Rows last = all.some_heads(1, 3).some_heads(1, 2);
+  EXPECT_EQ(last.heads(), 2);
+  EXPECT_EQ(last.row(0, 1, 1), all.row(0, 3, 1));
+  EXPECT_EQ(last.shape(1).scales, scales + 3);
+  EXPECT_TRUE(all.stored_as(all));
+  EXPECT_FALSE(all.stored_as(all.with_scales(scales, 2))) << "another step from head to head";
+  EXPECT_FALSE(all.stored_as(all.with_scales(scales + 1, 1)));
 }
 
 }  // namespace

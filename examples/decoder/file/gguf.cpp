@@ -250,6 +250,12 @@ std::vector<std::string> GgufFile::keys() const {
   return result;
 }
 
+std::vector<std::string> GgufFile::tensor_names() const {
+  std::vector<std::string> result;
+  for (const auto& item : places_) result.push_back(item.first);
+  return result;
+}
+
 const GgufTensor* GgufFile::find_tensor(std::string_view name) const {
   const auto found = places_.find(name);
   if (found == places_.end()) return nullptr;

@@ -92,6 +92,9 @@ class GgufFile {
   // file, whose keys may be all that is wanted: it is refused, by its type's name, when asked for.
   const std::vector<GgufTensor>& tensors() const { return tensors_; }
 
+  // Of all tensors, those of other types too; in alphabetical order.
+  std::vector<std::string> tensor_names() const;
+
   // Throws std::runtime_error if its type is not read; null if there is no such tensor.
   const GgufTensor* find_tensor(std::string_view name) const;
 

@@ -10,6 +10,10 @@
 // Biases, head norms, frequency factors and tied embeddings are taken where the file has them.
 // Beyond llama.cpp: "<architecture>.no_rope_layer_interval" n, where layers n - 1, 2n - 1, ... have
 // no RoPE; 4 for smollm3, none for the others.
+//
+// A key "<architecture>.*" is computed with, or known to change no logit, or refused by name: config.cpp
+// has the lists. A key of a part that this program has not (a soft-cap, experts) may say that the model
+// is without it.
 #pragma once
 
 #include <quoka/base/index.hpp>
@@ -25,13 +29,16 @@ class GgufFile;
 enum class RopePairing { adjacent, halves };
 enum class RopeScaling { none, linear, yarn };
 
-// Rotary position embedding; `scaling` stretches a trained context to `factor` times its length.
+// Rotary position embedding; `scaling` stretches a trained context to `factor` times its length. As in
+// llama.cpp a factor without a type is linear, 0 is none, and rope.scale_linear is the factor where
+// rope.scaling.factor is not there.
 struct RopeConfig {
   Index dim = 0;  // channels that turn, the first of each head
   float base = 10000.0f;
   RopePairing pairing = RopePairing::adjacent;
   RopeScaling scaling = RopeScaling::none;
   float factor = 1.0f;
+  float magnitude = 1.0f;     // cosine and sine are multiplied with it: rope.scaling.attn_factor
   Index trained_context = 0;  // of yarn: the context before it was stretched
 };
 
@@ -53,8 +60,8 @@ struct ModelConfig {
   bool has_rope(Index layer) const { return no_rope_step == 0 || (layer + 1) % no_rope_step != 0; }
 };
 
-// Throws std::runtime_error for an architecture, a RoPE scaling or a feature that is not among
-// those above (mixtures of experts), naming it, and for sizes that do not fit together.
+// Throws std::runtime_error for a part of a split file, an architecture, a RoPE scaling or a key that is
+// not among those above, naming it, and for sizes that do not fit together.
 ModelConfig read_config(const GgufFile& file);
 
 // Throws std::invalid_argument, with both numbers, for sizes that do not fit together.

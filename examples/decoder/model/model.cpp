@@ -36,9 +36,9 @@ class Tensors {
 
   // Throws where a tensor was left.
   void require_all_taken() const {
-    for (const GgufTensor& tensor : file_.tensors())
-      if (!taken_.contains(tensor.name))
-        throw std::runtime_error(file_.name() + ": tensor " + tensor.name +
+    for (const std::string& name : file_.tensor_names())
+      if (!taken_.contains(name))
+        throw std::runtime_error(file_.name() + ": tensor " + name +
                                  " is not one that this program knows how to use");
   }
 

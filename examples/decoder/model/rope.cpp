@@ -26,11 +26,12 @@ RopeFrequencies rope_frequencies(const RopeConfig& config, std::span<const float
   const double stretch = config.scaling == RopeScaling::none ? 1.0 : config.factor;
   double first = 0.0, last = 0.0;  // YaRN's ramp
   RopeFrequencies result;
+  result.magnitude = config.magnitude;
   if (config.scaling == RopeScaling::yarn) {
     quoka_examples::require_at_least("YaRN's trained context", config.trained_context, 1);
     first = std::max(0.0, std::floor(pair_of_turns(32.0, config)));
     last = std::min(static_cast<double>(config.dim - 1), std::ceil(pair_of_turns(1.0, config)));
-    result.magnitude = 1.0 + 0.1 * std::log(stretch);
+    if (stretch > 1.0) result.magnitude *= 1.0 + 0.1 * std::log(stretch);
   }
   for (Index i = 0; i < pairs; ++i) {
     const double pair = static_cast<double>(i);

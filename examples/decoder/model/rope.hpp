@@ -5,7 +5,8 @@
 //   linear scaling by s (Chen et al. 2023)   f_i / s
 //   yarn (Peng et al. 2023, NTK by parts)    f_i where a pair turns more than 32 times in the
 //                                            trained context, f_i / s where less than once, between
-//                                            them linear in i; cosine and sine times 1 + 0.1 ln s
+//                                            them linear in i; cosine and sine times 1 + 0.1 ln s, if s > 1
+// Besides, cosine and sine are multiplied by RopeConfig::magnitude.
 //
 // Deviation: the ends of YaRN's ramp are rounded outwards to whole pairs, as llama.cpp does.
 #pragma once

@@ -23,6 +23,7 @@ void override_rope(RopeConfig& rope, const ModelFlags& flags, Index context) {
   if (flags.rope_scaling.empty()) return;
   rope.scaling = names.at(flags.rope_scaling);
   rope.factor = rope.scaling == RopeScaling::none ? 1.0f : flags.rope_factor;
+  rope.magnitude = 1.0f;  // the file's belongs to its own scaling
   if (rope.trained_context == 0) rope.trained_context = context;
 }
 
@@ -90,6 +91,7 @@ void add_prompt_flags(CLI::App& app, PromptFlags& flags) {
       ->required()
       ->check(CLI::ExistingFile);
   app.add_option("--max-tokens", flags.max_tokens, "cut the prompt there; 0: all of it")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
 }
 

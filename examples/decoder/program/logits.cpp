@@ -3,9 +3,8 @@
 #include "decoder/program/common.hpp"
 #include "decoder/sampling/sampler.hpp"
 
+#include "support/layer_policy_file.hpp"
 #include "support/mapped_file.hpp"
-
-#include <nlohmann/json.hpp>
 
 #include <cmath>
 #include <cstring>
@@ -20,10 +19,20 @@ struct Flags {
   std::string tokens, out, against;
 };
 
-// A JSON list of numbers, or an object that has one as "tokens".
-std::vector<Token> read_tokens(const std::string& path) {
-  const auto json = nlohmann::json::parse(read_file(path));
-  return (json.is_object() ? json.at("tokens") : json).get<std::vector<Token>>();
+// A JSON list of token ids, or an object that has one as "tokens". Throws std::invalid_argument, which names the
+// file and the id, for anything but whole numbers of the vocabulary.
+std::vector<Token> read_tokens(const std::string& path, Index vocabulary) try {
+  nlohmann::json json = parse_json("it", read_file(path));
+  if (json.is_object() && json.contains("tokens")) json = nlohmann::json(json["tokens"]);
+  if (!json.is_array()) throw std::invalid_argument("there is no list of tokens in it");
+  std::vector<Token> tokens;
+  for (const auto& id : json)
+    tokens.push_back(static_cast<Token>(
+        whole_from("token " + std::to_string(tokens.size()), id, 0, vocabulary - 1)));
+  if (tokens.empty()) throw std::invalid_argument("its list has no token");
+  return tokens;
+} catch (const std::invalid_argument& error) {
+  throw std::invalid_argument(path + ": " + error.what());
 }
 
 Vector dense_logits(const LoadedModel& loaded, const Flags& flags, std::span<const Token> tokens) {
@@ -71,7 +80,7 @@ void compare_with(const std::string& path, const Vector& logits, Index vocabular
 
 void run(const Flags& flags) {
   const LoadedModel loaded = load(flags.model);
-  const auto tokens = read_tokens(flags.tokens);
+  const auto tokens = read_tokens(flags.tokens, loaded.model.config.vocabulary);
   const Vector logits = dense_logits(loaded, flags, tokens);
   if (!flags.out.empty()) {
     std::ofstream file(flags.out, std::ios::binary);

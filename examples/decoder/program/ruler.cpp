@@ -51,7 +51,7 @@ struct Cell {
   // A count, or what chooses one by scores.
   quoka::Budget keys() const {
     const quoka::Budget asked = parse_budget(budget);
-    return asked.by_scores() ? asked : quoka::Budget(asked.keys(length));
+    return asked.by_scores() ? asked : quoka::Budget::keys(asked.count(length));
   }
   auto name() const { return std::tuple(method, budget, name_of(task), length); }
 };
@@ -66,7 +66,7 @@ nlohmann::json settings_of(const Flags& flags) {
   nlohmann::json settings = run_settings(flags.model);
   settings["model_fnv1a"] = checksum(read_file(flags.model.model));
   settings["seed"] = flags.seed;
-  settings["quoka"] = {{"n_queries", o.n_queries},
+  settings["quoka"] = {{"n_queries", o.n_queries.count()},
                        {"scoring", static_cast<int>(o.scoring)},
                        {"domain", static_cast<int>(quoka::Domain{o.domain})},
                        {"aggregation", static_cast<int>(o.aggregation)},

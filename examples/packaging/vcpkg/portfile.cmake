@@ -6,8 +6,7 @@
 set(VCPKG_BUILD_TYPE release)  # headers alone
 get_filename_component(SOURCE_PATH "${CURRENT_PORT_DIR}/../../.." ABSOLUTE)
 
-vcpkg_cmake_configure(SOURCE_PATH "${SOURCE_PATH}"
-  OPTIONS -DQUOKA_BUILD_TESTS=OFF -DQUOKA_BUILD_BENCHES=OFF -DQUOKA_BUILD_EXAMPLES=OFF)
+vcpkg_cmake_configure(SOURCE_PATH "${SOURCE_PATH}")
 vcpkg_cmake_install()
 vcpkg_cmake_config_fixup(CONFIG_PATH share/cmake/quoka)
 vcpkg_fixup_pkgconfig()

@@ -44,7 +44,10 @@ template <class Self>
 struct Arithmetics {
   // The fastest whose rounding is no larger than what the cache's storage has rounded already, and
   // the default: bfloat16_x2 for keys and values of bfloat16 or of 8 bits (by tiles and by bfmmla),
-  // bfloat16_x3 for others (by tiles), single where neither is faster.
+  // bfloat16_x3 for others (by tiles), single where neither is faster. For one token, whose query heads
+  // in threes or more share keys of q8_0, queries are rounded to 15 bits (token_codes.hpp): a
+  // logit is off by at most scale * max|q| / 32,638 * sum |k|, where the storage's rounding is up to
+  // scale * sum over groups of 32 channels of max|k| / 254 * sum |q|.
   static const Self automatic;
   // Float.
   static const Self single;
@@ -73,7 +76,7 @@ struct Arithmetics {
 
 // What Q K^T and P V of a chunk are computed in: Arithmetic::automatic, single, bfloat16, bfloat16_x2,
 // bfloat16_x3 or fixed16. Sums and softmax are always in single precision, and so is all of one
-// token's attention (token_attention.hpp), which is bound by memory.
+// token's attention (token_attention.hpp), which is bound by memory, but for `automatic` with q8_0.
 class Arithmetic : public detail::Arithmetics<Arithmetic> {
  public:
   // The library's own: the named ones above are all there are.

@@ -13,6 +13,13 @@
 //   few rows     the same, cut over the keys and merged: partial_rows.hpp
 //   one token    keys and values read once where they lie, bound by memory: token_attention.hpp
 //
+// Numbers. Logits are natural, and every finite one counts: q * scale, then times k, added up in float.
+// What overflows there is infinite, as in IEEE arithmetic: a logit of -infinity is a key that is not
+// seen, one of infinity or NaN makes its row NaN. A key more than `negligible_below` below the row's
+// largest logit, its sink included, may count as nothing: its weight is below 5e-28 of the largest,
+// and to keep those down to float's denormals would make attention up to three times slower. Values
+// are weighted, added up and then divided: their sum is finite where each is below 3.4e38 / keys.
+//
 // Each KV head's keys and values are read once per 16 panels of query rows. Scratch per worker: one
 // packed block of keys and values, and the queries and accumulators of a task, 0.9 MiB at head_dim
 // 128; one token needs 0.3 MiB in all with 32/8 heads of 128. With more workers than KV heads besides, for
@@ -24,12 +31,18 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// Weights of e^-negligible_below of a row's largest, and smaller ones, may be no part of its sums. All
+// larger ones are.
+inline constexpr float negligible_below = 63.0f;
+
 // Attention of q [batch, q_heads, q_len, head_dim] to past and chunk, written to output. Results do
 // not depend on the executor, nor a sequence's on the others of its batch. NaN in a query row, or
 // in a key that a row sees, makes that row NaN; NaN in a value makes its channel NaN in the rows
-// that see it; nothing else. Throws std::invalid_argument, before anything is written, when shapes
-// do not fit together, when the output shares memory with an input, and when the chunk's keys or
-// values lie in the past's, where they would count twice.
+// that see it; nothing else. Throws std::invalid_argument, before anything is written, when shapes do
+// not fit together; for more than max_keys keys and positions beyond max_position; when the output
+// shares memory with an input; when the chunk's keys or values lie in the past's, or a copy of them is
+// its last rows (repeated_chunk.hpp): they would count twice; and for several queries over a past
+// without a chunk, unless query_position or causal = false says that all of the past lies before them.
 void attention(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
                const AttentionOptions& options, ExecutorRef executor,
                AttentionWorkspace& workspace);
@@ -54,8 +67,8 @@ struct AttentionSequence {
 
 // Sequences of different kv_len and q_len in one call: prefill chunks and decode steps mixed, as
 // continuous batching has them. Each is computed as by a call of its own, to the last bit; work is
-// balanced over the workers by what it costs. Throws as above, before anything is written, and when
-// one sequence's output shares memory with an input or output of another.
+// balanced over the workers by what it costs. Throws as above, before anything is written, with the number of
+// the sequence, and when one sequence's output shares memory with an input or output of another.
 void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
                ExecutorRef executor, AttentionWorkspace& workspace);
 // As above with scratch memory of its own, allocated in each call.
@@ -75,6 +88,11 @@ void check_options(const AttentionOptions& options, Index q_heads);
 // attention() of what was checked.
 void attend(const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
             const AttentionOptions& options, ExecutorRef executor, AttentionWorkspace& workspace);
+// The same of a batch, in two steps: between them lists of the past may become shorter.
+void check_attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
+                     AttentionWorkspace& workspace);
+void attend(std::span<const AttentionSequence> batch, const AttentionOptions& options,
+            ExecutorRef executor, AttentionWorkspace& workspace);
 // The same as stages of `chains`, one for each (batch, KV head), for so many workers: lists of the past have their
 // lengths, and are read by the stages. `workspace` serves nothing else until these have run. False, and nothing
 // added, where the lists decide how work is cut (masks, windows), where many heads at once take too much memory, and

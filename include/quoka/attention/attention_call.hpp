@@ -2,6 +2,7 @@
 #pragma once
 
 #include <quoka/attention/attention_options.hpp>
+#include <quoka/attention/repeated_chunk.hpp>
 #include <quoka/attention/visible_past.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
 #include <quoka/kernels/softmax_state.hpp>
@@ -31,14 +32,14 @@ struct AttentionCall {
   const VisiblePast* visible = nullptr;  // what the mask leaves of the past; null without a mask
   Index kv_heads, group, v_dim;
   const PanelArithmetic* arithmetic = nullptr;  // chosen before anything runs
-  float query_scale;                            // logit in log2 units, or the argument of tanh
-  float cap_log2;                               // 0: no soft-cap
+  LogitRule logits;
   std::span<const float> sink_logits;
   Index window;          // no window: the largest Index
   Index first_position;  // of past key 0
   Index query_position;  // of query 0, and of chunk key 0
   bool causal;
   std::span<const float> mask_factors, alibi_slopes;
+  bool codes_queries = false;  // may one token's queries be rounded to codes (token_codes.hpp)?
 
   Index block_keys() const { return arithmetic->block_keys(); }
   Index rows() const { return group * q.len(); }  // query rows of a KV head
@@ -57,19 +58,16 @@ struct AttentionCall {
   }
   // Is something added to logits?
   bool biased() const { return mask != nullptr || !alibi_slopes.empty(); }
-  // What takes a mask's bias to a head's logits in log2 units, and its ALiBi slope.
-  float mask_factor(Index q_head) const {
-    return mask_factors.empty() ? log2_e : mask_factors[static_cast<std::size_t>(q_head)] * log2_e;
+  // What a head's biases of the mask are times, its ALiBi slope, and its sink logit, -inf without one.
+  float mask_factor(Index q_head) const { return of_head(mask_factors, q_head, 1.0f); }
+  float alibi_slope(Index q_head) const { return of_head(alibi_slopes, q_head, 0.0f); }
+  float sink_logit(Index q_head) const {
+    return of_head(sink_logits, q_head, -std::numeric_limits<float>::infinity());
   }
-  float alibi_slope(Index q_head) const {
-    return alibi_slopes.empty() ? 0.0f : alibi_slopes[static_cast<std::size_t>(q_head)] * log2_e;
-  }
-  // The sink logit of a query head in log2 units, -inf without one. So large a sink that it would
-  // overflow takes all.
-  float sink_log2(Index q_head) const {
-    if (sink_logits.empty()) return -std::numeric_limits<float>::infinity();
-    return std::min(sink_logits[static_cast<std::size_t>(q_head)] * log2_e,
-                    std::numeric_limits<float>::max());
+
+ private:
+  static float of_head(std::span<const float> numbers, Index q_head, float without) {
+    return numbers.empty() ? without : numbers[static_cast<std::size_t>(q_head)];
   }
 };
 
@@ -91,10 +89,14 @@ inline void check_call_options(const AttentionOptions& options, Index q_heads) {
     require_equal("the number of alibi_slopes", std::ssize(options.alibi_slopes), "q_heads",
                   q_heads);
   require_at_least("sliding_window", options.sliding_window, 0);
-  const float scale = options.scale.value_or(1.0f);
-  if (!(std::abs(scale) <= 1e30f)) fail_range("scale", static_cast<double>(scale), "[-1e30, 1e30]");
-  if (!(options.softcap >= 0.0f && options.softcap <= 1e30f))
-    fail_range("softcap", static_cast<double>(options.softcap), "[0, 1e30]");
+  require_factor("scale", options.scale.value_or(1.0f));
+  require_softcap(options.softcap);
+  require_factors("mask_factors", options.mask_factors);
+  require_factors("alibi_slopes", options.alibi_slopes);
+  for (std::size_t i = 0; i < options.sink_logits.size(); ++i)
+    if (!(options.sink_logits[i] <= std::numeric_limits<float>::max()))
+      fail_element("sink_logits", static_cast<Index>(i),
+                   static_cast<double>(options.sink_logits[i]), "[-infinity, 3.4e38]");
 }
 
 inline void check_memory(const Rows& q, const Past& past, const Chunk& chunk,
@@ -145,6 +147,19 @@ inline Index first_query(const Past& past, std::optional<Index> position) {
   return position.value_or(past.first_position + past.k.len());
 }
 
+// Without a chunk nothing says in which order the past's keys and several queries stand.
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_order(Index q_len, Index kv_len) {
+  char message[384];
+  std::snprintf(
+      message, sizeof message,
+      "q_len is %td and there is no chunk: each query would see all %td keys of the past, "
+      "those of later tokens among them; chunk_in_cache(k, v, q_len) splits a cache that "
+      "holds the chunk; query_position or causal = false says that all keys lie before the "
+      "queries",
+      q_len, kv_len);
+  fail_because(message);
+}
+
 // The one check of a call. mask and position: the call's own, in place of the options'.
 inline void check_call(const Rows& q, const Past& past, const Chunk& chunk,
                        const AttentionOutput& output, const AttentionOptions& options,
@@ -155,6 +170,8 @@ inline void check_call(const Rows& q, const Past& past, const Chunk& chunk,
   const auto [kv_heads, v_dim] = key_shape(past, chunk);
   require_multiple("q_heads", q.heads(), "kv_heads", kv_heads);
   require_at_least("v's dim", v_dim, 1);
+  require_keys("q_len", q.len());
+  require_keys("the past's len", past.k.len());
   check_keys_and_values(q, past.k, past.v, kv_heads, v_dim, "past k", "past v");
   check_keys_and_values(q, chunk.k, chunk.v, kv_heads, v_dim, "chunk k", "chunk v");
   if (chunk.k.len() > 0) require_equal("chunk k's len", chunk.k.len(), "q_len", q.len());
@@ -166,9 +183,16 @@ inline void check_call(const Rows& q, const Past& past, const Chunk& chunk,
   else if (past.keep != nullptr)
     require_equal("the selection's kv_len", past.keep->kv_len(), "the keys' kv_len", 0);
   check_call_options(options, q.heads());
+  require_keys("the number of past and chunk keys", past.k.len() + chunk.k.len());
   require_at_least("the past's first_position", past.first_position, 0);
+  require_at_most("the past's first_position", past.first_position,
+                  "max_position without the past's len", max_position - past.k.len());
   require_at_least("query_position", first_query(past, position),
                    past.first_position + past.k.len());
+  require_at_most("query_position", first_query(past, position), "max_position without q_len",
+                  max_position - q.len());
+  if (options.causal && !position && chunk.k.len() == 0 && past.k.len() > 0 && q.len() > 1)
+    fail_order(q.len(), past.k.len());
   check_memory(q, past, chunk, output);
   if (!q.stores_alone()) fail_apart("q", q.shape(0));
   if (!output.out.stores_alone()) fail_apart("out", output.out.shape(0));
@@ -179,6 +203,7 @@ inline void check_call(const Rows& q, const Past& past, const Chunk& chunk,
       require_apart(TensorView<const float, 3>(output.lse_nat), mask,
                     "lse shares memory with the mask");
   }
+  require_chunk_once(past, chunk, options, mask);
 }
 
 // What was checked, with its defaults filled in. The mask outlives the call.
@@ -201,8 +226,7 @@ inline AttentionCall resolved_call(const Rows& q, const Past& past, const Chunk&
           .kv_heads = kv_heads,
           .group = q.heads() / kv_heads,
           .v_dim = v_dim,
-          .query_scale = options.softcap > 0.0f ? scale / options.softcap : scale * log2_e,
-          .cap_log2 = options.softcap * log2_e,
+          .logits = {.scale = scale, .softcap = options.softcap},
           .sink_logits = options.sink_logits,
           .window = options.sliding_window > 0 ? options.sliding_window
                                                : std::numeric_limits<Index>::max(),
@@ -210,7 +234,8 @@ inline AttentionCall resolved_call(const Rows& q, const Past& past, const Chunk&
           .query_position = first_query(past, position),
           .causal = options.causal,
           .mask_factors = options.mask_factors,
-          .alibi_slopes = options.alibi_slopes};
+          .alibi_slopes = options.alibi_slopes,
+          .codes_queries = options.arithmetic.id() == ArithmeticId::automatic};
 }
 
 inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& chunk,
@@ -267,49 +292,107 @@ inline ByteLattice memory_of(const AttentionCall& call, CallMemory which) {
   fail_because(message);
 }
 
-// No two sequences may have one PackedPast: each packs its own cache.
-inline void check_packed_apart(const std::vector<AttentionCall>& calls) {
-  for (std::size_t i = 0; i < calls.size(); ++i)
-    for (std::size_t j = 0; j < i && calls[i].packed_past != nullptr; ++j)
-      if (calls[j].packed_past == calls[i].packed_past)
-        fail("the PackedPast of sequence", static_cast<Index>(i), "also that of", "sequence",
-             static_cast<Index>(j));
+// No two sequences may have one PackedPast: each packs its own cache. `order` is scratch.
+inline void check_packed_apart(const std::vector<AttentionCall>& calls, std::vector<Index>& order) {
+  require_own("PackedPast", std::ssize(calls), order,
+              [&](Index i) { return calls[static_cast<std::size_t>(i)].packed_past; });
 }
 
-// One output among those of all sequences in the order of memory.
+// An output of a sequence, or a stretch of one, in the order of memory.
 struct OutputMemory {
-  std::uintptr_t begin;
-  std::uintptr_t reach;  // the end of this one, or of one before it
+  std::uintptr_t begin, end;
   const AttentionCall* call;
   CallMemory which;
+  bool is_whole;  // the extent of all rows, between which there may be gaps
 };
 
-// No sequence's output may lie where another one reads or writes. `outputs` is scratch; of so many
-// sequences, only those are compared whose extents meet.
-inline void check_outputs_apart(const std::vector<AttentionCall>& calls,
-                                std::vector<OutputMemory>& outputs) {
-  if (calls.size() < 2) return;
+inline void sort_outputs(std::vector<OutputMemory>& outputs) {
+  sort(outputs.data(), std::ssize(outputs),
+       [](const OutputMemory& a, const OutputMemory& b) { return a.begin < b.begin; });
+}
+
+// Outputs whose extents meet, stretch by stretch: heads of many sequences may lie in turn. No two have a byte in
+// common then, or this throws.
+inline void list_outputs(const std::vector<AttentionCall>& calls,
+                         std::vector<OutputMemory>& outputs) {
   outputs.clear();
   for (const AttentionCall& call : calls)
     for (const CallMemory which : {CallMemory::out, CallMemory::lse}) {
       const ByteLattice x = memory_of(call, which);
-      if (x.rows() > 0) outputs.push_back({x.base, x.end(), &call, which});
+      if (x.rows() > 0) outputs.push_back({x.base, x.end(), &call, which, true});
     }
-  sort(outputs.data(), std::ssize(outputs),
-       [](const OutputMemory& a, const OutputMemory& b) { return a.begin < b.begin; });
-  for (std::size_t i = 1; i < outputs.size(); ++i)
-    outputs[i].reach = std::max(outputs[i].reach, outputs[i - 1].reach);
+  sort_outputs(outputs);
+  const std::size_t extents = outputs.size();
+  std::size_t alone = 0;
+  for (std::size_t first = 0, next = 0; first < extents; first = next) {
+    std::uintptr_t reach = outputs[first].end;
+    for (next = first + 1; next < extents && outputs[next].begin < reach; ++next)
+      reach = std::max(reach, outputs[next].end);
+    if (next == first + 1) {
+      outputs[alone++] = outputs[first];
+      continue;
+    }
+    for (std::size_t i = first; i < next; ++i) {
+      const OutputMemory of = outputs[i];
+      memory_of(*of.call, of.which).for_each_stretch([&](auto begin, auto end) {
+        outputs.push_back({begin, end, of.call, of.which, false});
+      });
+    }
+  }
+  if (outputs.size() == extents) return;
+  outputs.erase(outputs.begin() + static_cast<Index>(alone),
+                outputs.begin() + static_cast<Index>(extents));
+  sort_outputs(outputs);
+  for (std::size_t i = 1; i < outputs.size(); ++i) {
+    if (outputs[i - 1].end <= outputs[i].begin) continue;
+    const OutputMemory* pair[2] = {&outputs[i - 1], &outputs[i]};
+    if (pair[0]->call < pair[1]->call) std::swap(pair[0], pair[1]);
+    fail_shared(pair[0]->which, pair[0]->call - calls.data(), pair[1]->which,
+                pair[1]->call - calls.data());
+  }
+}
+
+// No sequence's output may lie where another one reads or writes. `outputs` is scratch. An input is compared with
+// the outputs that its extent reaches: by its stretches or by theirs, whichever are fewer.
+inline void check_outputs_apart(const std::vector<AttentionCall>& calls,
+                                std::vector<OutputMemory>& outputs) {
+  if (calls.size() < 2) return;
+  list_outputs(calls, outputs);
+  const auto first_behind = [&](std::uintptr_t begin) {
+    return std::partition_point(outputs.begin(), outputs.end(),
+                                [&](const OutputMemory& output) { return output.end <= begin; });
+  };
   for (const AttentionCall& call : calls)
-    for (int i = 0; i <= static_cast<int>(CallMemory::mask); ++i) {
-      const auto which = static_cast<CallMemory>(i);
+    for (const CallMemory which : {CallMemory::q, CallMemory::past_k, CallMemory::past_v,
+                                   CallMemory::chunk_k, CallMemory::chunk_v, CallMemory::mask}) {
       const ByteLattice x = memory_of(call, which);
       if (x.rows() == 0) continue;
-      auto at =
-          std::partition_point(outputs.begin(), outputs.end(),
-                               [&](const OutputMemory& output) { return output.begin < x.end(); });
-      while (at != outputs.begin() && (--at)->reach > x.base)
-        if (at->call != &call && share_memory(memory_of(*at->call, at->which), x))
-          fail_shared(at->which, at->call - calls.data(), which, &call - calls.data());
+      const auto first = first_behind(x.base);
+      if (first == outputs.end() || first->begin >= x.end()) continue;
+      const auto end = std::partition_point(
+          first, outputs.end(), [&](const OutputMemory& output) { return output.begin < x.end(); });
+      const auto refuse = [&](const OutputMemory& output) {
+        fail_shared(output.which, output.call - calls.data(), which, &call - calls.data());
+      };
+      if (x.stretches() < end - first) {
+        x.for_each_stretch([&](std::uintptr_t begin, std::uintptr_t stop) {
+          for (auto at = first_behind(begin); at != end && at->begin < stop; ++at) {
+            if (at->call == &call) continue;
+            const ByteLattice output = memory_of(*at->call, at->which);
+            if (!at->is_whole || output.meets(static_cast<Index>(begin - output.base),
+                                              static_cast<Index>(stop - output.base)))
+              refuse(*at);
+          }
+        });
+        continue;
+      }
+      for (auto at = first; at != end; ++at) {
+        if (at->call == &call) continue;
+        if (at->is_whole ? share_memory(memory_of(*at->call, at->which), x)
+                         : x.meets(static_cast<Index>(at->begin - x.base),
+                                   static_cast<Index>(at->end - x.base)))
+          refuse(*at);
+      }
     }
 }
 

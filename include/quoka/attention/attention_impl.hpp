@@ -121,10 +121,62 @@ QUOKA_FUNC bool add_attention(const Rows& q, const Past& past, const Chunk& chun
   return workspace.parts().add_to(call, chains, workers);
 }
 
+// Of a sequence, or of all of them.
+inline const Mask& mask_of(const AttentionSequence& x, const AttentionOptions& options) {
+  return x.mask.absent() ? options.mask : x.mask;
+}
+inline std::optional<Index> position_of(const AttentionSequence& x,
+                                        const AttentionOptions& options) {
+  return x.query_position ? x.query_position : options.query_position;
+}
+// The workspace's calls, which were checked.
+inline void run_batch(AttentionWorkspace::Parts& parts, const AttentionOptions& options,
+                      ExecutorRef executor) {
+  for (AttentionCall& call : parts.calls) call.arithmetic = &panels_for(options.arithmetic, call);
+  parts.run(executor, true);
+}
+
+QUOKA_FUNC void check_attention(std::span<const AttentionSequence> batch,
+                                const AttentionOptions& options, AttentionWorkspace& workspace) {
+  AttentionWorkspace::Parts& parts = workspace.parts();
+  parts.begin(batch.size());
+  for (const AttentionSequence& x : batch)
+    name_sequence(&x - batch.data(), [&] {
+      parts.calls.push_back(checked_call(x.q, x.past, x.chunk, x.out, options, mask_of(x, options),
+                                         position_of(x, options)));
+    });
+  check_outputs_apart(parts.calls, parts.outputs);
+  check_packed_apart(parts.calls, parts.order);
+}
+
+QUOKA_FUNC void attend(std::span<const AttentionSequence> batch, const AttentionOptions& options,
+                       ExecutorRef executor, AttentionWorkspace& workspace) {
+  AttentionWorkspace::Parts& parts = workspace.parts();
+  parts.begin(batch.size());
+  for (const AttentionSequence& x : batch)
+    parts.calls.push_back(resolved_call(x.q, x.past, x.chunk, x.out, options, mask_of(x, options),
+                                        position_of(x, options)));
+  run_batch(parts, options, executor);
+}
+
 }  // namespace detail
 
 QUOKA_FUNC Arithmetic arithmetic_used(Arithmetic asked, const Format& k, const Format& v) {
   return {detail::used_arithmetic(asked, std::min(k.rounding, v.rounding)).id, asked.panels()};
+}
+
+QUOKA_FUNC OwnedAttentionOptions::OwnedAttentionOptions(const AttentionOptions& options)
+    : numbers_(options),
+      sink_logits_(options.sink_logits.begin(), options.sink_logits.end()),
+      mask_factors_(options.mask_factors.begin(), options.mask_factors.end()),
+      alibi_slopes_(options.alibi_slopes.begin(), options.alibi_slopes.end()) {
+  if (!options.mask.absent())
+    detail::fail_because(
+        "a mask is one call's, which has as many columns as keys: options that are kept have none");
+  if (options.query_position)
+    detail::fail("query_position", *options.query_position,
+                 "but options that are kept have none: it is where the past ends", "", 0);
+  numbers_.sink_logits = numbers_.mask_factors = numbers_.alibi_slopes = {};
 }
 
 QUOKA_FUNC AttentionWorkspace::AttentionWorkspace() : parts_(std::make_unique<Parts>()) {}
@@ -165,18 +217,8 @@ QUOKA_FUNC void attention(const Rows& q, const Past& past, const Chunk& chunk,
 
 QUOKA_FUNC void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
                           ExecutorRef executor, AttentionWorkspace& workspace) {
-  AttentionWorkspace::Parts& parts = workspace.parts();
-  parts.begin(batch.size());
-  std::vector<detail::AttentionCall>& calls = parts.calls;
-  for (const AttentionSequence& x : batch)
-    calls.push_back(detail::checked_call(
-        x.q, x.past, x.chunk, x.out, options, x.mask.absent() ? options.mask : x.mask,
-        x.query_position ? x.query_position : options.query_position));
-  detail::check_outputs_apart(calls, parts.outputs);
-  detail::check_packed_apart(calls);
-  for (detail::AttentionCall& call : calls)
-    call.arithmetic = &detail::panels_for(options.arithmetic, call);
-  parts.run(executor);
+  detail::check_attention(batch, options, workspace);
+  detail::run_batch(workspace.parts(), options, executor);
 }
 
 }  // namespace QUOKA_ABI

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <quoka/attention/arithmetic.hpp>
+#include <quoka/views/logit_options.hpp>
 #include <quoka/views/mask.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/views/rows.hpp>
@@ -12,6 +13,7 @@
 #include <span>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -20,22 +22,65 @@ inline namespace QUOKA_ABI {
 Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
                            const Format& v = float_format());
 
-// What attention() is told besides its tensors. The defaults are plain causal attention.
+// What attention() is told besides its tensors. The defaults are plain causal attention. What is not finite, or beyond
+// the ranges in brackets, is refused with its index and value. select() gets the same object
+// (views/logit_options.hpp). Spans and the mask are the caller's, and are read in the call; an object that keeps
+// options has an OwnedAttentionOptions.
 struct AttentionOptions {
-  std::optional<float> scale = {};          // of the logits; absent: 1 / sqrt(head_dim)
-  float softcap = 0.0f;                     // cap on |logit| (Gemma 2); 0: none
+  std::optional<float> scale = {};          // of the logits, times q before any product; absent:
+                                            // 1 / sqrt(head_dim) [-1e30, 1e30]
+  float softcap = 0.0f;                     // cap on |logit| (Gemma 2) [1e-30, 1e30]; 0: none
   std::span<const float> sink_logits = {};  // [q_heads] learned sink logit per head (GPT-OSS):
-                                            // joins the softmax sum and has no value; empty: none
+                                            // joins the softmax sum and has no value; -infinity:
+                                            // this head has none; empty: none has
   Index sliding_window = 0;  // a query sees no key this far before it, or further; 0: no window
   Arithmetic arithmetic =
       Arithmetic::automatic;                 // asked for; arithmetic_used() says what it comes to
-  std::optional<Index> query_position = {};  // of the first query; absent: where the past ends
-  bool causal = true;                        // query i sees the chunk's keys 0..i; false: all
+  std::optional<Index> query_position = {};  // of the first query, up to max_position with the
+                                             // others; absent: where the past ends
+  bool causal = true;                        // query i sees the chunk's keys 0..i; false: all.
+                                             // Several queries without a chunk need false, or
+                                             // query_position
   Mask mask = {};                            // of past and chunk: mask.hpp
   std::span<const float> mask_factors = {};  // [q_heads] times the mask's biases, as ggml has
-                                             // ALiBi; empty: 1
+                                             // ALiBi [-1e30, 1e30]; empty: 1
   std::span<const float> alibi_slopes = {};  // [q_heads] logit -= slope * (the query's position
-                                             // - the key's); empty: none
+                                             // - the key's) [-1e30, 1e30]; empty: none
+  bool may_repeat = false;  // keys have no positions, so that a chunk may equal the
+                            // past's last rows; false: that is refused as a chunk
+                            // handed over twice
+
+  // What a selector has to know of them.
+  operator LogitOptions() const {
+    return {.scale = scale,
+            .softcap = softcap,
+            .sliding_window = sliding_window,
+            .alibi_slopes = alibi_slopes,
+            .masked = !mask.absent()};
+  }
+};
+
+// Options for objects that keep them: the numbers that AttentionOptions' spans refer to are its own, and so are
+// those of a copy.
+class OwnedAttentionOptions {
+ public:
+  OwnedAttentionOptions() = default;  // the defaults
+  // Copies what spans refer to. Throws std::invalid_argument for what is one call's alone: a mask, which has a column
+  // for each key of it, and a query_position.
+  explicit OwnedAttentionOptions(const AttentionOptions& options);
+
+  // Good as long as this object, which is not assigned to meanwhile.
+  AttentionOptions view() const {
+    AttentionOptions options = numbers_;
+    options.sink_logits = sink_logits_;
+    options.mask_factors = mask_factors_;
+    options.alibi_slopes = alibi_slopes_;
+    return options;
+  }
+
+ private:
+  AttentionOptions numbers_;  // without spans
+  std::vector<float> sink_logits_, mask_factors_, alibi_slopes_;
 };
 
 class PackedPast;
@@ -46,7 +91,8 @@ struct Past {
   Rows v = {};                      // [batch, kv_heads, kv_len, v_dim]
   const Selection* keep = nullptr;  // null: all; must outlive the call
   PackedPast* packed = nullptr;  // of this cache (packed_past.hpp): packed once; null: in each call
-  Index first_position = 0;      // of key 0: a shard of a cache says where it begins
+  Index first_position = 0;      // of key 0, up to max_position with the others: a shard of a cache
+                                 // says where it begins
 
   Past() = default;
   // All of these keys.

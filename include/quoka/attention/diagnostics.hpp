@@ -39,6 +39,7 @@ inline Tensor<float, 3> past_lse(const Rows& q, const Rows& past_k,
   past.keep = keep;
   AttentionOptions past_alone = options;
   past_alone.sink_logits = {};
+  past_alone.causal = false;  // there is no chunk
   Tensor<float> out(q.batch(), q.heads(), q.len(), 1);
   Tensor<float, 3> lse(q.batch(), q.heads(), q.len());
   attention(q, past, {}, {out, lse}, past_alone, executor);

@@ -267,7 +267,7 @@ class HeadAttention {
     const float* rows[width];
     query_rows(p, rows);
     const Panel to = panel(p);
-    arithmetic_.pack_queries(rows, to.rows, call_.q.dim(), call_.query_scale, to);
+    arithmetic_.pack_queries(rows, to.rows, call_.q.dim(), call_.logits.scale, to);
   }
   // Nothing was seen.
   void clear_panel(Index p, bool with_sinks) {
@@ -277,7 +277,7 @@ class HeadAttention {
     std::fill_n(to.out, padded_channels(call_.v_dim) * width, 0.0f);
     for (Index i = 0; i < width; ++i)
       sink[i] =
-          with_sinks && i < to.rows ? call_.sink_log2(head_of(panel_row(p) + i)) : -simd::infinity;
+          with_sinks && i < to.rows ? call_.sink_logit(head_of(panel_row(p) + i)) : -simd::infinity;
     for (int j = 0; j < tuning::tile_packets; ++j) {
       to.state[j] = PacketState::identity();
       to.state[j].admit(simd::load(sink + j * simd::lanes));
@@ -306,10 +306,9 @@ class HeadAttention {
     if (masked) fill_mask(p, block, keys, mask);
     const bool adds = masks || !call_.alibi_slopes.empty();
     if (adds) fill_added(p, block, keys, masks);
-    arithmetic_.attend(packed, panel(p),
-                       {keys, masked ? &mask : nullptr, adds ? s_.added.data() : nullptr,
-                        call_.query_scale, call_.cap_log2},
-                       s_.panel);
+    arithmetic_.attend(
+        packed, panel(p),
+        {keys, masked ? &mask : nullptr, adds ? s_.added.data() : nullptr, call_.logits}, s_.panel);
   }
 
   // What is added to the logits of `keys` keys from `block` on: the mask's biases and ALiBi.

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <quoka/attention/key_sequence.hpp>
+#include <quoka/cache/key_witness.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 
 #include <algorithm>
 #include <cstddef>
-#include <cstring>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -23,9 +23,10 @@ class PackedBlocks {
   }
 
   Index len() const { return len_; }
-  Index bytes() const { return heads_.bytes() + rooms_.bytes(); }
+  Index bytes() const { return heads_.bytes() + rooms_.bytes() + keys_.bytes() + values_.bytes(); }
   void truncate(Index len) {
     if (len < len_) len_ = len / shape_.step * shape_.step;
+    keys_.truncate(len_), values_.truncate(len_);
   }
 
   // Packs the blocks of the call's past that are whole and not packed yet; they serve it.
@@ -37,19 +38,27 @@ class PackedBlocks {
                     "the past's (PackedPast::truncate() was not called)", past);
     if (blocks == 0) return truncate(0);
     const Index heads = shape.batch * shape.kv_heads;
-    rooms_.reserve(executor.workers(), call);
-    for (Index head = 0; known > 0 && head < heads; ++head)
-      for (const Index block : {known - 1, somewhere(known)})
-        require_same(KeySequence(call, head), heads_[head].blocks[block], block * shape.step);
-    len_ = known * shape.step, shape_ = shape;
+    if (known > 0)
+      keys_.require(call.past_k, words("key")), values_.require(call.past_v, words("value"));
     if (blocks == known) return;
+    truncate(known * shape.step);
+    shape_ = shape;
+    rooms_.reserve(executor.workers(), call);
+    const Index len = blocks * shape.step;
+    keys_.reserve(call.past_k, len, 0, executor.workers());
+    values_.reserve(call.past_v, len, 0, executor.workers());
     heads_.at_least(heads);
     for (Index head = 0; head < heads; ++head) heads_[head].reserve(call, known, blocks);
     executor.run(heads * (blocks - known), [&](Index task, int worker) {
       const Index head = task % heads, block = known + task / heads;
-      heads_[head].blocks[block].pack(KeySequence(call, head), block * shape.step, rooms_[worker]);
+      const KeySequence of(call, head);
+      const Index first = block * shape.step, end = first + shape.step;
+      heads_[head].blocks[block].pack(of, first, rooms_[worker]);
+      keys_.stage(call.past_k, of.b(), of.kv_head(), first, end, worker);
+      values_.stage(call.past_v, of.b(), of.kv_head(), first, end, worker);
     });
-    len_ = blocks * shape.step;
+    keys_.commit(len), values_.commit(len);
+    len_ = len;
   }
 
   // The block that begins at key `first`; null where it is not packed.
@@ -62,27 +71,22 @@ class PackedBlocks {
   // Where a worker packs.
   struct Room {
     Buffer<std::byte> keys, values;
-    Buffer<float> row;  // a key, then a value
     BlockRows rows;
     PanelScratch session;
 
     void reserve(const AttentionCall& call) {
       keys.reserve(call.arithmetic->key_bytes(call.q.dim()));
       values.reserve(call.arithmetic->value_bytes(call.v_dim));
-      row.reserve(call.q.dim() + call.v_dim);
     }
-    Index bytes() const { return keys.bytes() + values.bytes() + row.bytes(); }
+    Index bytes() const { return keys.bytes() + values.bytes(); }
   };
   struct Block {
     Buffer<std::byte> keys, values;
-    // Key and value, to be looked up: a cache that changed and did not say so is found by it.
-    Buffer<float> last;
     PackedBlock packed{};
 
     void reserve(const AttentionCall& call) {
       keys.reserve(call.arithmetic->kept_key_bytes(call.q.dim()));
       values.reserve(call.arithmetic->kept_value_bytes(call.v_dim));
-      last.reserve(call.q.dim() + call.v_dim);
     }
     void pack(const KeySequence& of, Index first, Room& room) {
       const AttentionCall& call = of.call();
@@ -95,11 +99,8 @@ class PackedBlocks {
       packed.units = packed.apart = nullptr;
       call.arithmetic->pack(packed);
       keep(call, room);
-      read(of, first + call.block_keys() - 1, last.data());
     }
-    Index bytes() const {
-      return keys.bytes() + values.bytes() + last.bytes() + Index{sizeof packed};
-    }
+    Index bytes() const { return keys.bytes() + values.bytes() + Index{sizeof packed}; }
 
    private:
     // What is packed, out of the room.
@@ -144,26 +145,16 @@ class PackedBlocks {
     bool operator==(const Shape&) const = default;
   };
 
-  static void read(const KeySequence& of, Index key, float* to) {
-    for (const Rows* const x : {&of.call().past_k, &of.call().past_v}) {
-      const HeadRows rows = of.past(*x);
-      rows.format->widen(rows[key], rows.shape, to);
-      to += x->dim();
-    }
-  }
-  void require_same(const KeySequence& of, const Block& block, Index first) {
-    const Index last = first + shape_.step - 1, floats = shape_.dim + shape_.v_dim;
-    float* const now = rooms_[0].row.data();
-    read(of, last, now);
-    if (std::memcmp(now, block.last.data(), static_cast<std::size_t>(floats) * sizeof(float)) != 0)
-      fail("the key or value at position", last,
-           "not the one that was packed (the cache changed and PackedPast was not told), of", "",
-           len_);
+  static WitnessWords words(const char* row) {
+    return {
+        row, "was packed",
+        "the cache has changed. PackedPast::truncate(n) to the first keys that are as they were"};
   }
 
   Shape shape_;
   Index len_ = 0;
   Parts<Head> heads_;
+  KeyWitness keys_, values_;  // rows that are packed
   WorkerScratch<Room> rooms_;
 };
 

@@ -11,7 +11,7 @@
 //
 // Memory: whole blocks of keys in the arithmetic's elements. For each key and KV head 2 (head_dim + v_dim) bytes by one
 // or two products of bfloat16 and in fixed point, twice as many by three products, with channels rounded up to what the
-// instruction takes, and up to a fifth more; it grows as blocks fill. By tiles over 8,192 keys of float, one or two
+// instruction takes, and up to a fifth more; 4 bytes to look keys and values up; it grows as blocks fill. By tiles over 8,192 keys of float, one or two
 // products, chunks of 128 / 32 / 8 tokens are 1.08 to 1.16 / 1.3 to 1.4 / 1.5 to 1.7 times as fast; from a cache of
 // bfloat16 0.98 to 1.05 / 1.1 / 1.05 to 1.2 times; by three products 0.99 to 1.07 times.
 #pragma once
@@ -32,8 +32,8 @@ class PackedPast {
  public:
   // Empty; calls fill it. What was packed is forgotten where a call comes in another arithmetic, with other formats or
   // of another shape. A call throws std::invalid_argument, with what was packed unchanged, for a past that is shorter
-  // than what was packed; or where the last key and value of the last block, or of one that depends on their number, are
-  // others than those that were packed. Sequences of one batch have one each.
+  // than what was packed; or where some keys and values are looked up and one is not what was packed
+  // (cache/key_witness.hpp says which and how surely). Sequences of one batch have one each.
   PackedPast();
   ~PackedPast();
   // Takes the memory over; what was moved from is empty.

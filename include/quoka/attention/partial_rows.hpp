@@ -19,7 +19,7 @@ namespace detail {
 
 // One state and one row of sums per query row, of one part.
 struct PartialRows {
-  SoftmaxState<float>* state;  // [rows], in log2 units
+  SoftmaxState<float>* state;  // [rows]
   float* out;                  // [rows, v_dim]
 };
 

@@ -53,8 +53,9 @@ struct TokenScratch {
     if (call.biased()) bias.reserve(block_keys);
     if (multiplies_codes(call)) codes.reserve(rows / token_code_rows * token_code_bytes(k_width));
   }
-  // Are there keys that are multiplied as codes?
+  // Are there keys that are multiplied as codes, by queries that may be rounded for it?
   static bool multiplies_codes(const AttentionCall& call) {
+    if (!call.codes_queries) return false;
     const auto has = [](const Rows& k) {
       return !k.empty() && k.format().token_code_logits != nullptr;
     };
@@ -91,8 +92,8 @@ class TokenAttention {
       const Index head = keys_.kv_head() * call_.group + r;
       float* const to = s_.queries.data() + r * k_width_;
       call_.q.format().widen(call_.q.row(keys_.b(), head, 0), call_.q.shape(head), to);
-      for (Index c = 0; c < dim; ++c) to[c] *= call_.query_scale;
-      if (with_sinks) s_.states.data()[r].admit(call_.sink_log2(head));
+      for (Index c = 0; c < dim; ++c) to[c] *= call_.logits.scale;
+      if (with_sinks) s_.states.data()[r].admit(call_.sink_logit(head));
     }
     s_.coded = TokenScratch::multiplies_codes(call_);
     for (Index tile = 0; s_.coded && tile < rows_ / tile_rows_; ++tile)
@@ -224,9 +225,9 @@ class TokenAttention {
   [[gnu::noinline]] void weigh(Index first, Index count) {
     constexpr int lanes = simd::lanes;
     const Index size = count * tile_rows_, padded = round_up(size, lanes);
-    if (call_.cap_log2 != 0.0f)
+    if (call_.logits.changes())
       for (Index row = 0; row < rows_; row += tile_rows_)
-        cap_logits(weights(row / tile_rows_), padded, call_.cap_log2);
+        call_.logits.apply(weights(row / tile_rows_), padded);
     if (call_.biased()) add_biases(first, count);
     for (Index row = 0; row < rows_; row += tile_rows_) {
       float* const x = weights(row / tile_rows_);
@@ -245,7 +246,7 @@ class TokenAttention {
       for (Index l = 0; l < lanes; ++l) lane[l] = states[l % tile_rows_].reference();
       const simd::Packet reference = simd::load(lane);
       for (Index i = 0; i < padded; i += lanes) {
-        const simd::Packet w = simd::exp2(simd::sub(simd::load(x + i), reference));
+        const simd::Packet w = simd::exp(simd::sub(simd::load(x + i), reference));
         sum = simd::add(sum, w);
         simd::store(x + i, w);
       }

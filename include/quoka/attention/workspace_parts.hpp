@@ -8,6 +8,7 @@
 #include <quoka/attention/packed_past.hpp>
 #include <quoka/base/sort.hpp>
 
+#include <algorithm>
 #include <vector>
 
 namespace quoka {
@@ -43,8 +44,9 @@ struct AttentionWorkspace::Parts {
     return true;
   }
 
-  // All calls, each in its own arithmetic. The order of their tasks decides nothing but who works when.
-  void run(ExecutorRef executor) {
+  // All calls, each in its own arithmetic. The order of their tasks decides nothing but who works when. What one is
+  // refused for says its number where they are a batch.
+  void run(ExecutorRef executor, bool is_batch = false) {
     for (Index i = 0; i < std::ssize(calls); ++i) {
       detail::AttentionCall& call = calls[static_cast<std::size_t>(i)];
       if (call.mask != nullptr) {
@@ -53,8 +55,12 @@ struct AttentionWorkspace::Parts {
         call.visible = &visible[i];
       }
       if (call.packed_past != nullptr && detail::PackedBlocks::serve(call)) {
-        call.packed_past->blocks().pack(call, executor);
-        call.packed = &call.packed_past->blocks();
+        detail::PackedBlocks& blocks = call.packed_past->blocks();
+        if (is_batch)
+          detail::name_sequence(i, [&] { blocks.pack(call, executor); });
+        else
+          blocks.pack(call, executor);
+        call.packed = &blocks;
       }
       tasks.emplace_back(call, scratch, partials[i], executor.workers(), calls.size() == 1);
     }
@@ -86,8 +92,8 @@ struct AttentionWorkspace::Parts {
     Index total = 0;
     for (const Index i : order) ends.push_back(total += count(of(i)));
     executor.run(total, [&](Index task, int worker) {
-      std::size_t at = 0;
-      while (ends[at] <= task) ++at;
+      const auto end = std::upper_bound(ends.begin(), ends.end(), task);
+      const auto at = static_cast<std::size_t>(end - ends.begin());
       each(of(order[at]), task - (at > 0 ? ends[at - 1] : 0), worker);
     });
   }

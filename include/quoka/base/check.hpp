@@ -7,7 +7,9 @@
 #include <quoka/base/index.hpp>
 
 #include <array>
+#include <cfenv>
 #include <cstdio>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -38,6 +40,15 @@ namespace detail {
   throw std::invalid_argument(message);
 }
 
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_element(std::string_view name, Index index,
+                                                                double value,
+                                                                std::string_view range) {
+  char element[128];
+  std::snprintf(element, sizeof element, "%.*s[%td]", static_cast<int>(name.size()), name.data(),
+                index);
+  fail_range(element, value, range);
+}
+
 [[noreturn, gnu::cold, gnu::noinline]] inline void fail_because(std::string_view reason) {
   char message[512];
   std::snprintf(message, sizeof message, "quoka: %.*s", static_cast<int>(reason.size()),
@@ -60,6 +71,52 @@ namespace detail {
                                               Index b_value) {
   if (a_value > b_value) [[unlikely]]
     fail(a, a_value, "but must be at most", b, b_value);
+}
+
+// No more than can be numbered.
+[[gnu::noinline]] inline void require_keys(std::string_view name, Index count) {
+  require_at_most(name, count, "max_keys", max_keys);
+}
+
+// The mode in which numbers are rounded may be why a key is not what was kept of it.
+[[gnu::cold, gnu::noinline]] inline void require_rounding_to_nearest() {
+  if (std::fegetround() != FE_TONEAREST)
+    fail_because(
+        "the rounding mode is not to nearest (std::fesetround): a key is not the same as "
+        "what was kept of it in another mode; make all calls in one");
+}
+
+// A key is not what was kept of it.
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_other_key(Index position,
+                                                                  std::string_view reason,
+                                                                  Index len) {
+  require_rounding_to_nearest();
+  fail("the key at position", position, reason, "", len);
+}
+
+// What multiplies logits, or biases of them: so large that no product of use is beyond it, so small that
+// few products overflow.
+inline constexpr float most_option = 1e30f;
+inline constexpr std::string_view factor_range = "[-1e30, 1e30]";
+
+// A NaN is in no range.
+inline bool is_factor(float x) { return -most_option <= x && x <= most_option; }
+
+[[gnu::noinline]] inline void require_factor(std::string_view name, float x) {
+  if (!is_factor(x)) [[unlikely]]
+    fail_range(name, static_cast<double>(x), factor_range);
+}
+
+// Its reciprocal multiplies logits.
+[[gnu::noinline]] inline void require_softcap(float softcap) {
+  if (softcap != 0.0f && !(softcap >= 1e-30f && softcap <= 1e30f)) [[unlikely]]
+    fail_range("softcap", static_cast<double>(softcap), "[1e-30, 1e30], nor 0 for none");
+}
+
+[[gnu::noinline]] inline void require_factors(std::string_view name, std::span<const float> x) {
+  for (std::size_t i = 0; i < x.size(); ++i)
+    if (!is_factor(x[i])) [[unlikely]]
+      fail_element(name, static_cast<Index>(i), static_cast<double>(x[i]), factor_range);
 }
 
 // a must be a positive multiple of b; b must be positive.
@@ -116,6 +173,31 @@ template <std::size_t Rank>
   std::snprintf(message, sizeof message, "%.*s of [%s] has elements, but its pointer is null",
                 static_cast<int>(tensor.size()), tensor.data(), list);
   fail_because(message);
+}
+
+// Throws again what part i of a call was refused for, with its name and number.
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_part(const char* name, Index i,
+                                                             const char* message) {
+  const std::string_view own = "quoka: ", text = message;
+  char named[640];
+  std::snprintf(named, sizeof named, "quoka: %s %td: %s", name, i,
+                message + (text.substr(0, own.size()) == own ? own.size() : 0));
+  throw std::invalid_argument(named);
+}
+
+// f(), of part i of a call: a std::invalid_argument that it throws says which part it is.
+template <class F>
+void name_part(const char* name, Index i, F&& f) {
+  try {
+    f();
+  } catch (const std::invalid_argument& error) {
+    fail_part(name, i, error.what());
+  }
+}
+// The same for sequence i of a batch.
+template <class F>
+void name_sequence(Index i, F&& f) {
+  name_part("sequence", i, f);
 }
 
 }  // namespace detail

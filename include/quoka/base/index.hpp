@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -15,19 +16,16 @@ using Index = std::ptrdiff_t;
 // Positions inside a Selection: half the bytes of Index, enough for 2^31 - 1 keys.
 using Position = std::int32_t;
 
+// The most keys of a call, past and chunk together, and the most queries: what a Position numbers. A call with more
+// is refused before anything is read.
+inline constexpr Index max_keys = std::numeric_limits<Position>::max();
+// The largest absolute position: Past::first_position and AttentionOptions::query_position, with the rows that follow.
+inline constexpr Index max_position = Index{1} << 62;
+
 // a / b rounded up, for a >= 0 and b > 0.
 constexpr Index ceil_div(Index a, Index b) { return (a + b - 1) / b; }
 // The least multiple that is not below a, for a >= 0 and multiple > 0.
 constexpr Index round_up(Index a, Index multiple) { return ceil_div(a, multiple) * multiple; }
-
-namespace detail {
-
-// Of `len` > 0 keys one that depends on len: to be looked up where a cache may have changed unheard.
-constexpr Index somewhere(Index len) {
-  return static_cast<Index>((static_cast<std::uint64_t>(len) * 0x9e3779b97f4a7c15u) >> 33) % len;
-}
-
-}  // namespace detail
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -1,7 +1,7 @@
 // A sketch of the keys: 8-bit codes with one scale per key, an eighth of the bytes of float K and
 // V, kept beside a cache so that a scan of all keys reads little and multiplies 8-bit numbers.
 //
-//   code[c] = round(k[c] / s), s = max |k[c]| / 127
+//   code[c] = round(k[c] / s), s = (1 + 2^-20) max |k[c]| / 127: no rounding mode makes a 128
 //   scale   = s / |k|                     so that codes stand for the key's direction
 //   error   = |k - s code| / |k|          what they miss of it, rounded up
 //   length  = |k|                         for dot products, which want the key itself
@@ -21,9 +21,10 @@
 //
 // A row that it was never told of is scored in float; a removed one needs no telling, since no query
 // looks at it. A pool that several sequences share, pages with a common prefix among them, has one
-// sketch. Forgotten changes are looked for in each selection: keys near the threshold are scored in
-// float and compared with their sketch (select/sketch/sketched_head.hpp), and in a cache without
-// pages two keys per KV head are sketched again.
+// sketch. Forgotten changes are looked for in each selection: some keys are sketched again, those that key_witness.hpp
+// names, and found as it says, but for changes that codes do not show; and keys near the threshold are scored in float
+// and compared with their sketch (select/sketch/sketched_head.hpp). After an update() that threw, its rows are such as
+// the sketch was never told of.
 #pragma once
 
 #include <quoka/cache/row_store.hpp>
@@ -46,7 +47,7 @@ class KeySketch {
 
   // Sketches the keys [len(), k.len()) of k [batch, kv_heads, kv_len, head_dim], whose first len()
   // keys it has seen; room for `capacity` keys is made at once. Forgets all where the shape is
-  // another one than before. Throws std::invalid_argument for fewer keys than it has seen.
+  // another one than before. Throws std::invalid_argument for fewer keys than it has seen, and for more than max_keys.
   void append(const Rows& k, Index capacity, ExecutorRef executor);
   // The same in tasks that others run, parts() of each (batch, KV head): the sketch has the keys once finish() is
   // called. Keys are read by the tasks; room is made, and append()'s throws are thrown, at once.
@@ -68,9 +69,10 @@ class KeySketch {
   // Sketches the rows `rows` of pool [pages, kv_heads, page_len, head_dim], counted through all pages
   // (row i of page p is p * page_len + i), or of a cache [1, kv_heads, len, head_dim]. The pool may
   // have grown, or moved; with pages of another length all rows are forgotten. Throws
-  // std::invalid_argument, with nothing changed, for a row that is not in the pool.
+  // std::invalid_argument, with nothing changed, for a row that is not in the pool, and for a pool of more than
+  // max_keys rows; after another exception (an executor's, std::bad_alloc) these rows have no codes.
   void update(const Rows& pool, std::span<const Position> rows, ExecutorRef executor);
-  // The same for rows [begin, begin + count).
+  // The same for rows [begin, begin + count), which lie in the pool.
   void update(const Rows& pool, Index begin, Index count, ExecutorRef executor);
 
   // Where keys [1, kv_heads, kv_len, head_dim] of the cache lie in the sketch: row i is places(i).
@@ -98,14 +100,15 @@ class KeySketch {
     return codes_.batch() == k.batch() && codes_.heads() == k.heads() && dim_ == k.dim() &&
            len_ == k.len();
   }
-  // Throws std::invalid_argument where k is not what was sketched: another shape, or other keys. Two
-  // keys of each KV head are sketched again and compared, the last one and one that depends on
-  // len(): a cheap check, which a change of a few keys may pass.
-  void require_made_from(const Rows& k);
-  // The same in two steps: the shape,
+  // Throws std::invalid_argument where k is of another shape than what was sketched.
   void require_shape_of(const Rows& k) const;
-  // then the keys of one head, for which `reader` has room.
-  void require_made_from(const Rows& k, Index b, Index head, detail::FloatRow& reader) const;
+  // Looks some of the keys up that lie at `places`; turn counts the calls (key_witness.hpp). Throws
+  // std::invalid_argument, naming head and position, where one is not what was sketched. `reader` has room for a key.
+  void require_held(const Rows& keys, const Places& places, std::uint64_t turn,
+                    detail::FloatRow& reader) const;
+  // The same of one key.
+  void require_held(const Rows& keys, const Places& places, Index head, Index key,
+                    detail::FloatRow& reader) const;
   // Is `key` [head_dim] the one that was sketched as this row?
   bool holds(Index b, Index head, Index row, const float* key) const;
 
@@ -123,11 +126,12 @@ class KeySketch {
   void reshape(const Rows& k, Index batch);
   void make_room(Index capacity, Index len, bool all_written);
   void write(Index b, Index head, Index row, const float* key);
+  void forget(Index head, Index row);
 
   RowStore<std::uint8_t> codes_;               // [batch, kv_heads, blocks, bytes of a block]
   RowStore<float> scales_, errors_, lengths_;  // [batch, kv_heads, blocks, 16]
   Index dim_ = 0, len_ = 0;
-  Rows pool_;  // as update() saw it
+  Rows pool_;  // as update() saw it: where it lies is compared, and its rows are never read
   WorkerScratch<detail::FloatRow> floats_;
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <quoka/cache/key_sketch.hpp>
+#include <quoka/cache/key_witness_impl.hpp>
 #include <quoka/packing/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/simd/code_dots.hpp>
@@ -21,7 +22,7 @@ inline constexpr float least_coded_length = 1e-12f, most_coded_length = 1e12f;
 
 inline constexpr Index few_rows = 16;  // that one worker codes sooner than several
 
-// The scale at which the largest of x [dim] is coded as 127.
+// The scale at which the largest of x [dim] is coded as 127, whichever way quotients are rounded.
 inline float code_scale(const float* x, Index dim) {
   simd::Packet most = simd::zero();
   Index c = 0;
@@ -31,7 +32,7 @@ inline float code_scale(const float* x, Index dim) {
   }
   float largest = simd::reduce_max(most);
   for (; c < dim; ++c) largest = simd::max(largest, std::abs(x[c]));
-  return largest / 127.0f;
+  return largest * ((1.0f + 0x1p-20f) / 127.0f);
 }
 
 // x [dim] as code * scale, for finite x and a scale of code_scale() or more: put(c, n, codes) is called
@@ -69,6 +70,14 @@ float encode(const float* x, Index dim, float scale, Put&& put) {
   }
   const float rounding = 127.0f * 0x1p-22f * std::sqrt(static_cast<float>(dim));
   return (std::sqrt(simd::reduce_add(sums) + sum) * (1.0f + 1e-5f) + rounding) * scale;
+}
+
+// Of all pages. Throws std::invalid_argument for more than can be numbered.
+inline Index rows_of_pool(const Rows& pool) {
+  require_keys("the number of pages", pool.batch());
+  require_keys("the rows of a page", pool.len());
+  require_keys("the rows of all pages", pool.batch() * pool.len());
+  return pool.batch() * pool.len();
 }
 
 // One key of a block of code_block keys.
@@ -126,11 +135,12 @@ QUOKA_FUNC void KeySketch::write(Index b, Index head, Index row, const float* ke
 QUOKA_FUNC KeySketch::Appending::Appending(KeySketch& sketch, const Rows& k, Index capacity,
                                            int workers)
     : sketch_(sketch), k_(k) {
+  detail::require_keys("kv_len", k.len());
   sketch.reshape(k, k.batch());
   detail::require_at_most("the length that the sketch knows", sketch.len_,
                           "the keys' (it was not told by truncate())", k.len());
   sketch.floats_.reserve(workers, k);
-  sketch.make_room(std::max(capacity, k.len()), k.len(), true);
+  sketch.make_room(capacity, k.len(), true);
   // Whole blocks are one task's.
   first_ = sketch.len_ / simd::code_block;
   last_ = sketch.len_ < k.len() ? simd::code_blocks(k.len()) : first_;
@@ -156,16 +166,15 @@ QUOKA_FUNC void KeySketch::append(const Rows& k, Index capacity, ExecutorRef exe
   rows.finish();
 }
 
-// Room for `len` rows, those that are new without codes; all_written: they are written next, whole blocks as
-// they are.
+// Room for `len` rows, or for `capacity` if that is more; new rows are without codes. all_written: they are written
+// next, whole blocks as they are.
 QUOKA_FUNC void KeySketch::make_room(Index capacity, Index len, bool all_written) {
   constexpr Index width = simd::code_block;
-  codes_.reserve(simd::code_blocks(capacity)), codes_.resize(simd::code_blocks(len));
-  scales_.reserve(simd::code_blocks(capacity)), scales_.resize(simd::code_blocks(len));
-  errors_.reserve(simd::code_blocks(capacity)), errors_.resize(simd::code_blocks(len));
-  lengths_.reserve(simd::code_blocks(capacity)), lengths_.resize(simd::code_blocks(len));
+  const Index known = simd::code_blocks(len_), blocks = simd::code_blocks(len),
+              most = simd::code_blocks(capacity);
+  codes_.resize(blocks, most), scales_.resize(blocks, most);
+  errors_.resize(blocks, most), lengths_.resize(blocks, most);
   const bool padded = dim_ % code_group != 0;  // a row's last codes are written by nobody
-  const Index known = simd::code_blocks(len_), blocks = simd::code_blocks(len);
   const Index first = all_written && !padded ? std::max(known, len / width) : known;
   for (Index b = 0; b < codes_.batch(); ++b)
     for (Index head = 0; head < codes_.heads(); ++head)
@@ -179,9 +188,9 @@ QUOKA_FUNC void KeySketch::make_room(Index capacity, Index len, bool all_written
 
 QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> rows,
                                   ExecutorRef executor) {
-  const Index page_len = pool.len(), total = pool.batch() * page_len;
   if (pool.mapped())
     detail::fail_because("update() takes the whole pool, not rows in pages or of a list");
+  const Index page_len = pool.len(), total = detail::rows_of_pool(pool);
   for (const Position row : rows) {
     detail::require_at_least("a row of the pool", row, 0);
     detail::require_at_most("a row of the pool", row, "its last", total - 1);
@@ -190,19 +199,40 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, std::span<const Position> ro
   reshape(pool, 1);
   // Rows are counted through pages: with pages of another length they are other rows.
   if (page_len != pool_.len() && std::max(pool.batch(), pool_.batch()) > 1) len_ = 0;
-  if (total > len_) make_room(total, total, false);
+  pool_ = {};  // of none, if memory runs out
+  if (total > len_) make_room(0, total, false);
   len_ = std::max(len_, total);
   pool_ = pool;
   const auto run = [&](Index head, int worker) {
     for (const Position row : rows)
       write(0, head, row, floats_[worker].read(pool, row / page_len, head, row % page_len));
   };
-  detail::run_rows(executor, std::ssize(rows) * pool.heads(), detail::few_rows, pool.heads(), run);
+  try {
+    detail::run_rows(executor, std::ssize(rows) * pool.heads(), detail::few_rows, pool.heads(),
+                     run);
+  } catch (...) {
+    for (const Position row : rows)
+      for (Index head = 0; head < pool.heads(); ++head) forget(head, row);
+    throw;
+  }
+}
+// As a row that the sketch was never told of.
+QUOKA_FUNC void KeySketch::forget(Index head, Index row) {
+  constexpr Index width = simd::code_block;
+  const Index block = row / width, at = row % width;
+  std::uint8_t* const codes = codes_.row(0, head, block);
+  for (Index c = 0; c < dim_; ++c) codes[simd::key_code_at(at, c)] = simd::stored_key_code(0);
+  scales_.row(0, head, block)[at] = lengths_.row(0, head, block)[at] = 0.0f;
+  errors_.row(0, head, block)[at] = simd::infinity;
 }
 
 QUOKA_FUNC void KeySketch::update(const Rows& pool, Index begin, Index count,
                                   ExecutorRef executor) {
+  const Index total = detail::rows_of_pool(pool);
+  detail::require_at_least("the first row", begin, 0);
+  detail::require_at_most("the first row", begin, "the pool's rows", total);
   detail::require_at_least("the number of rows", count, 0);
+  detail::require_at_most("the number of rows", count, "those from the first on", total - begin);
   std::vector<Position> rows(static_cast<std::size_t>(count));
   for (Index i = 0; i < count; ++i)
     rows[static_cast<std::size_t>(i)] = static_cast<Position>(begin + i);
@@ -217,22 +247,26 @@ QUOKA_FUNC KeySketch::Places KeySketch::places_of(const Rows& keys) const {
   detail::require_equal("head_dim", keys.dim(), "the sketch's", dim_);
   detail::require_equal("the batch of keys with a sketch of their cache", keys.batch(),
                         "one sequence", 1);
-  if (keys.mapped()) {
-    const bool pages = keys.map().pages != nullptr;
+  const Index step = pool_.strides()[2];
+  if (keys.strides()[1] != pool_.strides()[1] || keys.strides()[2] != step) refuse();
+  RowMap map = keys.map();
+  if (map.pages != nullptr) {
     if (keys.data() != pool_.data() || keys.pool_sizes()[2] != pool_.len() ||
-        keys.strides()[1] != pool_.strides()[1] || keys.strides()[2] != pool_.strides()[2] ||
-        (pages && keys.map().page_step != pool_.strides()[0]) || (!pages && pool_.batch() != 1))
+        map.page_step != pool_.strides()[0])
       refuse();
     detail::require_at_most("the number of pages", keys.pool_sizes()[0],
                             "that of the pool that the sketch was told of", pool_.batch());
-    return {keys.map(), keys.pool_begin()};
+    return {map, keys.pool_begin()};
   }
-  const Index step = pool_.strides()[2];
+  // Side by side, or a list of such: some of the cache's rows, wherever they begin.
   const Index bytes = keys.data() - pool_.data();
-  if (pool_.batch() != 1 || keys.strides()[2] != step || keys.strides()[1] != pool_.strides()[1] ||
-      step == 0 || bytes % step != 0 || bytes / step < 0 || bytes / step + keys.len() > pool_.len())
+  const Index rows = map.cells != nullptr ? keys.pool_sizes()[2] : keys.len();
+  if (pool_.batch() != 1 || step == 0 || bytes % step != 0 || bytes / step < 0 ||
+      bytes / step + rows > pool_.len())
     refuse();
-  return {{}, bytes / step};
+  if (map.cells == nullptr) return {{}, bytes / step};
+  map.first_cell += bytes / step;
+  return {map, keys.pool_begin()};
 }
 
 QUOKA_FUNC bool KeySketch::holds(Index b, Index head, Index row, const float* key) const {
@@ -256,21 +290,21 @@ QUOKA_FUNC void KeySketch::require_shape_of(const Rows& k) const {
                         {codes_.batch(), codes_.heads(), len_, dim_});
 }
 
-QUOKA_FUNC void KeySketch::require_made_from(const Rows& k, Index b, Index head,
-                                             detail::FloatRow& reader) const {
-  if (len_ == 0) return;
-  for (const Index t : {len_ - 1, detail::somewhere(len_)})
-    if (!holds(b, head, t, reader.read(k, b, head, t)))
-      detail::fail("the key at position", t,
-                   "not the one that the state was told of; a state belongs to one sequence of", "",
-                   len_);
+QUOKA_FUNC void KeySketch::require_held(const Rows& keys, const Places& places, std::uint64_t turn,
+                                        detail::FloatRow& reader) const {
+  if (keys.len() == 0) return;
+  const detail::LookUps at(keys.len(), keys.heads(), turn);
+  for (Index head = 0; head < keys.heads(); ++head)
+    for (Index i = 0; i < at.count(); ++i) require_held(keys, places, head, at(head, i), reader);
 }
-
-QUOKA_FUNC void KeySketch::require_made_from(const Rows& k) {
-  require_shape_of(k);
-  floats_.reserve(1, k);
-  for (Index b = 0; b < k.batch(); ++b)
-    for (Index head = 0; head < k.heads(); ++head) require_made_from(k, b, head, floats_[0]);
+QUOKA_FUNC void KeySketch::require_held(const Rows& keys, const Places& places, Index head,
+                                        Index key, detail::FloatRow& reader) const {
+  const Index row = places(key);
+  if (errors(0, head)[row] == simd::infinity) return;  // never told of, or not coded
+  if (!holds(0, head, row, reader.read(keys, 0, head, key)))
+    detail::fail_changed(
+        {"key", "was sketched", "its cache changed, and KeySketch::update() was not told"}, 0, head,
+        key, keys.len());
 }
 
 }  // namespace QUOKA_ABI

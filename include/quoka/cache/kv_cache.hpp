@@ -23,6 +23,7 @@ struct CacheFormat {
   // `own` must outlive the construction of the cache
   CacheFormat(const Format& as, std::span<const float> own = {})  // NOLINT
       : format(&as), scales(own) {}
+  CacheFormat(const Format&& as, std::span<const float> own = {}) = delete;  // it would be gone
 
   const Format* format;  // not null
   // Of a format that keeps scales apart from its rows: [kv_heads, n], or [n] for all heads, with n =
@@ -55,22 +56,23 @@ class KvCache {
   // 1 / |k| of each key, 0 for a zero key: [batch, kv_heads, len]
   TensorView<const float, 3> inverse_norms() const { return norms(len()); }
 
-  // Room for `capacity` keys. Throws std::invalid_argument for a negative one and std::bad_alloc;
-  // the keys are then as they were.
+  // Room for `capacity` keys. Throws std::invalid_argument for a negative one and for more than max_keys, and
+  // std::bad_alloc; the keys are then as they were.
   void reserve(Index capacity) {
+    detail::require_keys("capacity", capacity);
     k_.rows.reserve(capacity);
     v_.rows.reserve(capacity);
     inverse_norms_.reserve(capacity);
   }
   // Room for `len` keys, by doubling at least.
   void grow(Index len) {
-    if (len > capacity()) reserve(std::max(len, 2 * capacity()));
+    if (len > capacity()) reserve(std::max(len, std::min(2 * capacity(), max_keys)));
   }
 
   // Appends k [batch, kv_heads, n, key_dim] and v [batch, kv_heads, n, value_dim], of any formats.
   // Rows of the cache's format and scales keep their bytes. Throws std::invalid_argument, with the
-  // cache as it was, when shapes do not fit and when k or v lie in this cache's memory, which growth
-  // frees.
+  // cache as it was, when shapes do not fit, when there would be more than max_keys keys, and when k or v lie in this
+  // cache's memory, which growth frees.
   void append(const Rows& k, const Rows& v, ExecutorRef executor = SerialExecutor{}) {
     check(k, v);
     append_checked(k, v, executor);

@@ -100,6 +100,7 @@ QUOKA_FUNC void KvCache::check(const Rows& k, const Rows& v) const {
   const Index batch = k_.rows.batch(), heads = k_.rows.heads();
   detail::require_sizes("k", k.sizes(), {batch, heads, k.len(), k_.dim});
   detail::require_sizes("v", v.sizes(), {batch, heads, k.len(), v_.dim});
+  detail::require_at_most("k's len", k.len(), "max_keys without the cache's", max_keys - len());
   require_outside(k, "k lies in the cache that it is to be appended to");
   require_outside(v, "v lies in the cache that it is to be appended to");
 }

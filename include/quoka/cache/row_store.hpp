@@ -58,13 +58,16 @@ class RowStore {
     data_ = std::move(data);
     capacity_ = capacity;
   }
-  // Room for `len` rows, by doubling at least.
-  void grow(Index len) {
-    if (len > capacity_) reserve(std::max(len, 2 * capacity_));
+  // Room for `len` rows: for `capacity` at once, where that is known to be more; else by doubling at least.
+  void grow(Index len, Index capacity = 0) {
+    if (capacity > len)
+      reserve(capacity);
+    else if (len > capacity_)
+      reserve(std::max(len, 2 * capacity_));
   }
   // Room and length; rows beyond the old length are for the owner to write.
-  void resize(Index len) {
-    grow(len);
+  void resize(Index len, Index capacity = 0) {
+    grow(len, capacity);
     len_ = len;
   }
   void truncate(Index len) { len_ = std::min(len_, len); }  // forgets the rows from len on

@@ -21,7 +21,9 @@
 #include <concepts>
 #include <exception>
 #include <initializer_list>
+#include <string>
 #include <type_traits>
+#include <vector>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -45,21 +47,27 @@ struct Named {
       : Named(name_in, static_cast<std::int64_t>(value)) {}
 };
 
-// What every rank was made with, and does not change.
+// What every rank was made with, and does not change. Names are copied: a scorer may make them up.
 class Settings {
  public:
   static constexpr std::size_t most = 20;
 
-  // At most `most` of them.
+  // Throws std::invalid_argument for more than `most` of them.
   void add(const Named& setting);
   // Of all of them, names included; and of the names alone.
   std::int64_t hash() const { return hash_; }
   std::int64_t hash_of_names() const { return hash_of_names_; }
-  std::span<const Named> list() const { return {list_.data(), count_}; }
+  std::size_t size() const { return names_.size(); }
+  // Good as long as this object.
+  Named operator[](std::size_t i) const {
+    Named setting = numbers_[i];
+    setting.name = names_[i].c_str();
+    return setting;
+  }
 
  private:
-  std::array<Named, most> list_{};
-  std::size_t count_ = 0;
+  std::vector<std::string> names_;
+  std::vector<Named> numbers_;
   std::int64_t hash_ = 0, hash_of_names_ = 0;
 };
 

@@ -20,7 +20,10 @@ QUOKA_FUNC void Settings::add(const Named& setting) {
   const std::int64_t name = hash_of(setting.name);
   hash_of_names_ = extended(hash_of_names_, name);
   hash_ = extended(extended(hash_, name), setting.bits);
-  list_[count_++] = setting;
+  require_at_most("the number of settings", std::ssize(names_) + 1, "the most",
+                  static_cast<Index>(most));
+  names_.emplace_back(setting.name);
+  numbers_.push_back(setting);
 }
 
 QUOKA_FUNC Rounds::Rounds(CommunicatorRef communicator) : communicator_(communicator) {
@@ -111,7 +114,7 @@ QUOKA_FUNC void Rounds::compare_settings(const Settings& settings) {
   while (headers_.data()[other].settings == headers_.data()[0].settings) ++other;
   std::array<Named, Settings::most> list;
   list.fill(Named("a setting", 0));
-  std::copy(settings.list().begin(), settings.list().end(), list.begin());
+  for (std::size_t i = 0; i < settings.size(); ++i) list[i] = settings[i];
   // Names first: the numbers of other methods are not comparable.
   gather("names", std::array{Named("the hash of the names", settings.hash_of_names())}, nullptr);
   for (int rank = 1; rank < ranks(); ++rank)

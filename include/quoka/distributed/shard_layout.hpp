@@ -30,12 +30,14 @@ struct ShardLayout {
 class ShardMap {
  public:
   ShardMap() = default;
-  // `multiple`: what the method asks for. Throws std::invalid_argument for a block that is none.
+  // `multiple`: what the method asks for. Throws std::invalid_argument for a block that is none, and for more than
+  // max_keys tokens.
   ShardMap(const ShardLayout& layout, Index multiple, int rank, int ranks)
       : rank_(rank), ranks_(ranks), is_contiguous_(layout.is_contiguous) {
     block_ = layout.block == 0 && !is_contiguous_ ? round_up(64, multiple) : layout.block;
     detail::require_multiple("the tokens of a shard's block", block_, "the method's keys",
                              multiple);
+    detail::require_keys("the tokens of a shard's block", block_);
   }
 
   Index block() const { return block_; }  // tokens of a block, or of a rank's range

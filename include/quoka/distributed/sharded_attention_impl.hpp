@@ -48,6 +48,7 @@ inline AttentionOptions options_of_heads(const AttentionOptions& options, bool w
                                          Index q_head, Index q_heads) {
   AttentionOptions some = options;
   some.mask_factors = {};
+  some.may_repeat = true;  // the past is the layer's own: nobody else put the chunk there
   if (!with_sinks)
     some.sink_logits = {};
   else if (!options.sink_logits.empty())
@@ -69,7 +70,8 @@ QUOKA_FUNC void ShardedAttention::attend_whole_heads(const Rows& q, const Past& 
     AttentionSequence of_range{
         .q = q.some_heads(first * group, q_count),
         .past = past_of_heads(past, first, count, keep_[range], packed_pasts_[range]),
-        .out = {whole.out(to, q_count), whole.lse(to, q_count)}};
+        .out = {whole.out(to, q_count), whole.lse(to, q_count)},
+        .query_position = past.k.len()};  // all of it lies before the queries
     if (range == 1)
       of_range.chunk = {chunk.k.some_heads(first, count), chunk.v.some_heads(first, count)};
     return of_range;
@@ -95,8 +97,10 @@ QUOKA_FUNC void ShardedAttention::attend_apart(const Rows& q, const Past& past, 
                                                const Homes::Home& home, ExecutorRef executor) {
   const Index group = q.heads() / chunk.k.heads();
   const Layout whole{q.batch(), q.len(), chunk.v.dim()};
+  AttentionOptions of_past = options_of_heads(options, false, 0, 0);
+  of_past.query_position = past.k.len();  // all of it lies before the queries
   attention(q, past, {}, {whole.out(parts_.data(), q.heads()), whole.lse(parts_.data(), q.heads())},
-            options_of_heads(options, false, 0, 0), executor, workspace_);
+            of_past, executor, workspace_);
   if (home.heads * home.rows == 0) return;
   const Index q_begin = home.kv_head * group, q_count = home.heads * group;
   const Layout layout{whole.batch, home.rows, whole.v_dim};
@@ -113,7 +117,11 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
                                       const AttentionOutput& output,
                                       const AttentionOptions& options, Rounds& rounds,
                                       ExecutorRef executor) {
-  if (rounds.ranks() == 1) return attention(q, past, chunk, output, options, executor, workspace_);
+  if (rounds.ranks() == 1) {
+    AttentionOptions all = options;
+    all.may_repeat = true;  // as for parts
+    return attention(q, past, chunk, output, all, executor, workspace_);
+  }
   const Index ranks = rounds.ranks(), me = rounds.rank();
   const Index kv_heads = chunk.k.heads(), group = q.heads() / kv_heads;
   const Homes homes(kv_heads, q.len(), ranks);

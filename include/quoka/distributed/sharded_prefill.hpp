@@ -84,10 +84,7 @@ inline void check_options_of_shards(const AttentionOptions& attention) {
   if (!attention.alibi_slopes.empty())
     fail("the number of alibi_slopes", std::ssize(attention.alibi_slopes),
          "but over shards must be", "", 0);
-  if (!attention.mask.absent()) fail_because("over shards there is no mask");
   if (!attention.causal) fail_because("over shards causal = false is not supported");
-  if (attention.query_position.has_value())
-    fail_because("over shards there is no query_position: it is the layer's len");
 }
 }  // namespace detail
 
@@ -236,8 +233,9 @@ class ShardedPrefill {
   }
 
   void begin(const char* what, Index q_len) {
+    detail::require_at_most("q_len", q_len, "max_keys without the layer's len", max_keys - kv_len_);
     Index budget = 0;
-    if constexpr (!is_dense) budget = selector_.options().budget.keys(kv_len_ + q_len);
+    if constexpr (!is_dense) budget = selector_.options().budget.count(kv_len_ + q_len);
     rounds_.agree(what,
                   {{"q_len", q_len},
                    {"kv_len", kv_len_},
@@ -256,10 +254,11 @@ class ShardedPrefill {
   void list_settings(const LayerShape& given) {
     const auto add = [this](const char* name, auto value) { settings_.add({name, value}); };
     const auto hash = [](const auto& x) { return detail::hash_of(std::as_bytes(std::span(x))); };
-    add("attention's scale", layer_.options().scale.value_or(0.0f));
-    add("attention's softcap", layer_.options().softcap);
-    add("attention's arithmetic", layer_.options().arithmetic.id());
-    add("the hash of sink_logits", hash(layer_.options().sink_logits));
+    const AttentionOptions attention = layer_.options();
+    add("attention's scale", attention.scale.value_or(0.0f));
+    add("attention's softcap", attention.softcap);
+    add("attention's arithmetic", attention.arithmetic.id());
+    add("the hash of sink_logits", hash(attention.sink_logits));
     add("the hash of k_format", detail::hash_of(shape().k_format->name));
     add("the hash of v_format", detail::hash_of(shape().v_format->name));
     add("the hash of k_scales", hash(given.k_scales));
@@ -269,7 +268,7 @@ class ShardedPrefill {
       add("top_k.window", top_k.window);
       add("top_k.keep_first", top_k.keep_first);
       add("top_k.keep_last", top_k.keep_last);
-      if constexpr (requires { selector_.scorer().for_each_setting(add); })
+      if constexpr (detail::has_for_each_setting<decltype(selector_.scorer())>)
         selector_.scorer().for_each_setting(add);
     }
   }
@@ -284,7 +283,7 @@ class ShardedPrefill {
   void choose(const Rows& q, const Rows& chunk_k, ExecutorRef executor) {
     const Index batch = shape().batch, heads = shape().kv_heads, local = cache().len();
     if constexpr (!is_dense) {
-      const Index budget = selector_.options().budget.keys(kv_len_);
+      const Index budget = selector_.options().budget.count(kv_len_);
       if (budget < kv_len_) {
         const Shard shard(map_, kv_len_, rounds_);
         global_.begin(map_, kv_len_, budget, batch, heads, selector_.top_k(), executor.workers());
@@ -308,7 +307,7 @@ class ShardedPrefill {
   void propose(const SelectorInput& in, Index keys, ExecutorRef executor) {
     const auto& scorer = selector_.scorer();
     const Index heads = in.k.batch() * in.k.heads(), len = in.k.len(), most = std::min(keys, len);
-    if constexpr (requires { &std::decay_t<decltype(scorer)>::score_selected; }) {
+    if constexpr (detail::has_score_selected<decltype(scorer)>) {
       if (selector_.top_k().window == 1 && most < len &&
           scorer.select(in, most, state_, proposed_, executor)) {
         // It forces keys at the ends of the shard: those that count are still among the others.
@@ -331,9 +330,7 @@ class ShardedPrefill {
     kv_len_ += k.len();
     if constexpr (!is_dense) {
       const Shard shard(map_, kv_len_, rounds_);
-      if constexpr (requires {
-                      selector_.scorer().appended(input(q, {}, shard), state_, executor);
-                    })
+      if constexpr (detail::has_appended<decltype(selector_.scorer())>)
         selector_.scorer().appended(input(q, {}, shard), state_, executor);
     }
   }

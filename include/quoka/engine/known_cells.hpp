@@ -14,13 +14,13 @@
 // A wrong answer costs one query's own key.
 #pragma once
 
+#include <quoka/base/hash.hpp>
 #include <quoka/base/index.hpp>
 #include <quoka/cache/key_sketch.hpp>
 
 #include <algorithm>
-#include <cstring>
+#include <cstdint>
 #include <random>
-#include <utility>
 #include <vector>
 
 namespace quoka {
@@ -31,41 +31,30 @@ inline namespace QUOKA_ABI {
 class KnownCells {
  public:
   // Looks at all cells of k [1, kv_heads, cells, dim], any format. sketch: from now on there is one. After a
-  // throw (std::bad_alloc) all is looked at anew.
-  void look(const Rows& k, bool sketch, ExecutorRef executor) try {
-    if (&k.format() != format_ || k.dim() != dim_ || (sketch && !sketched_)) hashes_.clear();
-    format_ = &k.format(), dim_ = k.dim(), sketched_ = sketched_ || sketch;
+  // throw (std::bad_alloc, the executor's) the next look finds what this one would have.
+  void look(const Rows& k, bool sketch, ExecutorRef executor) {
+    const bool sketched = sketched_ || sketch;
+    const bool anew = &k.format() != format_ || k.dim() != dim_ || sketched != sketched_;
     const auto cells = static_cast<std::size_t>(k.len());
-    hashes_.resize(cells);  // of new ones 0, which is as good as any other
-    changed_.resize(cells);
-    const Index bytes = k.format().row_bytes({dim_}), words = ceil_div(bytes, Index{8});
-    make_key(words * k.heads());
-    executor.run(ceil_div(k.len(), together), [&](Index task, int) {
-      const Index first = task * together, count = std::min(together, k.len() - first);
-      std::uint64_t hashes[together] = {};
-      // A head's rows may lie far from another's: one after the other they come faster.
-      for (Index head = 0; head < k.heads(); ++head) {
-        const std::uint64_t* const key = key_.data() + head * words;
-        for (Index i = 0; i < count; ++i) {
-          if (const Index ahead = first + i + asked_ahead; ahead < k.len())
-            for (Index at = 0; at < bytes; at += 64) simd::prefetch(k.row(0, head, ahead) + at);
-          hashes[i] += hash_of(k.row(0, head, first + i), bytes, key);
-        }
-      }
-      for (Index i = 0; i < count; ++i) {
-        const auto at = static_cast<std::size_t>(first + i);
-        changed_[at] = std::exchange(hashes_[at], hashes[i]) != hashes[i];
-      }
-    });
-    if (!sketched_) return;
+    const std::size_t known = std::min(anew ? 0 : hashes_.size(), cells);
+    now_.resize(cells), changed_.resize(cells), hashes_.resize(cells);
+    if (!again_) std::fill(changed_.begin(), changed_.end(), std::uint8_t{0});
+    hash_cells(k, executor);
     list_.clear();
     for (std::size_t i = 0; i < cells; ++i)
-      if (changed_[i] != 0) list_.push_back(static_cast<Position>(i));
-    sketch_.update(k, list_, executor);
-  } catch (...) {
-    hashes_.clear();  // of cells that may not have been sketched
-    throw;
+      if (i >= known || now_[i] != hashes_[i]) list_.push_back(static_cast<Position>(i));
+    if (sketched) {
+      // Until all of them are sketched each has changed.
+      for (const Position cell : list_) at(hashes_, cell) = ~at(now_, cell);
+      sketch_.update(k, list_, executor);
+    }
+    format_ = &k.format(), dim_ = k.dim(), sketched_ = sketched;
+    again_ = false;
+    for (const Position cell : list_) at(hashes_, cell) = at(now_, cell), at(changed_, cell) = 1;
   }
+  // What the last look found to have changed, the next one finds, too: the call that it was for has failed, and will
+  // be made again.
+  void find_again() { again_ = true; }
   // Of the cells as they were looked at last; null: there is none.
   const KeySketch* sketch() const { return sketched_ ? &sketch_ : nullptr; }
 
@@ -99,31 +88,40 @@ class KnownCells {
     std::random_device random;
     while (std::ssize(key_) < words) key_.push_back(std::uint64_t{random()} << 32 | random());
   }
-  // The sum of (low + its key) * (high + its key) over words, sums of 32 bits; a cell's is that of its heads.
-  static std::uint64_t hash_of(const std::byte* row, Index bytes, const std::uint64_t* keys) {
-    const Index whole = bytes / 8;
-    std::uint64_t hash = 0;
-    const auto add = [&hash](std::uint64_t word, std::uint64_t key) {
-      constexpr std::uint64_t half = 0xffffffff;
-      hash += ((word + key) & half) * (((word >> 32) + (key >> 32)) & half);
-    };
-    for (Index i = 0; i < whole; ++i) {
-      std::uint64_t word;
-      std::memcpy(&word, row + 8 * i, 8);
-      add(word, keys[i]);
-    }
-    std::uint64_t rest = 0;
-    std::memcpy(&rest, row + 8 * whole, static_cast<std::size_t>(bytes % 8));
-    if (bytes % 8 != 0) add(rest, keys[whole]);
-    return hash;
+  // Of each cell the sum of its heads' hashes, to now_.
+  void hash_cells(const Rows& k, ExecutorRef executor) {
+    const Index bytes = k.format().row_bytes({k.dim()}), words = ceil_div(bytes, Index{8});
+    make_key(words * k.heads());
+    executor.run(ceil_div(k.len(), together), [&](Index task, int) {
+      const Index first = task * together, count = std::min(together, k.len() - first);
+      std::uint64_t hashes[together] = {};
+      // A head's rows may lie far from another's: one after the other they come faster.
+      for (Index head = 0; head < k.heads(); ++head) {
+        const std::uint64_t* const key = key_.data() + head * words;
+        for (Index i = 0; i < count; ++i) {
+          if (const Index ahead = first + i + asked_ahead; ahead < k.len())
+            for (Index at = 0; at < bytes; at += 64)
+              __builtin_prefetch(k.row(0, head, ahead) + at, 0, 2);
+          hashes[i] += detail::keyed_hash(k.row(0, head, first + i), bytes,
+                                          [key](Index word) { return key[word]; });
+        }
+      }
+      std::copy_n(hashes, count, now_.begin() + first);
+    });
+  }
+  template <class T>
+  static T& at(std::vector<T>& of_cells, Position cell) {
+    return of_cells[static_cast<std::size_t>(cell)];
   }
 
   const Format* format_ = nullptr;
   Index dim_ = 0;
   bool sketched_ = false;
-  std::vector<std::uint64_t> hashes_, key_;  // of cells; random words
-  std::vector<std::uint8_t> changed_;        // cells, since they were looked at before
-  std::vector<Position> list_;               // thereof
+  bool again_ = false;
+  std::vector<std::uint64_t> hashes_, now_,
+      key_;                            // of cells, as known and as they are; random words
+  std::vector<std::uint8_t> changed_;  // cells, since they were looked at before
+  std::vector<Position> list_;         // thereof
   KeySketch sketch_;
 };
 

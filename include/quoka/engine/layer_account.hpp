@@ -57,15 +57,18 @@ class LayerAccount {
     }
     return sum;
   }
-  // A line for layers in a row that were treated alike.
+  // A line for layers in a row that were treated alike; one for attention over no cache.
   std::vector<std::string> lines() const {
     std::vector<std::string> all;
     for (auto from = layers_.begin(); from != layers_.end();) {
       auto end = from;
       int last = from->first;
-      for (; end != layers_.end() && end->second == from->second && end->first <= last + 1; ++end)
+      const bool numbered = from->first >= 0;
+      for (++end; numbered && end != layers_.end() && end->second == from->second &&
+                  end->first == last + 1;
+           ++end)
         last = end->first;
-      std::string name = from->first < 0 ? "no cache" : "layer " + std::to_string(from->first);
+      std::string name = numbered ? "layer " + std::to_string(from->first) : "no cache";
       if (last != from->first) name += " to " + std::to_string(last);
       all.push_back(name + ": " + from->second.text());
       from = end;

@@ -1,23 +1,26 @@
 // Which queries of an engine's batch belong together, read from its mask: a piece is the chunk of one
 // sequence, or rows that share a mask.
 //
-// An engine's mask holds 0 (seen) and minus infinity (hidden). Row by row:
+// An engine adds its mask to the logits. What hides a cell: minus infinity, all at or below
+// Mask::hides_from, and NaN. The cells that a row sees say what it is:
 //
-//   one cell more than the row before                 the next token of a sequence's chunk
-//   one more and one less, or the same cells          no chunk, but nearly the same cells: a window,
-//                                                     tokens seen both ways, copies of a sequence
-//   anything else                                     another sequence
+//   one cell more than the row before       the next token of a sequence's chunk
+//   one more and one less                   no chunk: a window that slides, or copies of a sequence
+//   the same cells                          tokens that see each other
+//   anything else                           another sequence
 //
-// A chunk is causal: it knows its cells, in the order of the tokens, and needs no mask. Rows of the
-// second kind are attended to by their part of the mask, and so is everything where the mask holds
-// other numbers. Both ways give every row exactly what the mask says; what is guessed wrong here
-// costs time alone.
+// A chunk is causal: it knows its cells, in the order of the tokens, and needs no mask. The other
+// numbers of a mask, biases, are noted row by row: a biased row stays a token of its chunk, and is
+// attended to by its part of the mask, and no other row is. Rows that are no chunk are attended to by
+// their part of the mask. Every way gives every row exactly what the mask says; what is guessed wrong
+// here costs time alone.
 //
 // 2 bytes per query and cell are read once, and compared with the row before while that is in cache.
 #pragma once
 
 #include <quoka/base/index.hpp>
 #include <quoka/runtime/executor.hpp>
+#include <quoka/views/mask.hpp>
 #include <quoka/views/rows.hpp>
 
 #include <algorithm>
@@ -28,17 +31,36 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+enum class MaskKind {
+  chunk,   // one sequence's tokens, each of which sees one cell more than the one before
+  window,  // tokens that gain a cell and lose an old one
+  alike  // nearly the same cells: tokens that are seen both ways, copies of a sequence side by side
+};
+
+// Some queries of a piece, counted from its first.
+struct MaskStretch {
+  Index begin = 0, count = 0;
+
+  bool operator==(const MaskStretch&) const = default;
+};
+
 // Queries [begin, begin + count) of a mask.
 struct MaskPiece {
-  Index begin = 0;      // the first query
-  Index count = 0;      // queries
-  bool causal = false;  // one sequence's chunk
+  Index begin = 0;  // the first query
+  Index count = 0;  // queries
+  MaskKind kind = MaskKind::chunk;
   std::vector<Position> cells =
-      {};  // if causal: what the first query sees, then one for each other
+      {};  // of a chunk: what the first query sees, then one for each other
+  // Of a chunk, ascending: begun and ended by queries whose rows hold a bias, and at most
+  // `gap` others between two such.
+  std::vector<MaskStretch> biased = {};
 
-  // How many cells the first query of a causal piece sees.
+  static constexpr Index gap = 7;
+
+  bool causal() const { return kind == MaskKind::chunk; }
+  // How many cells the first query of a chunk sees.
   Index first_sees() const { return static_cast<Index>(cells.size()) - count + 1; }
-  // Are a causal piece's cells side by side, in order?
+  // Are a chunk's cells side by side, in order?
   bool in_order() const {
     for (std::size_t i = 1; i < cells.size(); ++i)
       if (cells[i] != cells[i - 1] + 1) return false;
@@ -48,94 +70,137 @@ struct MaskPiece {
 
 namespace detail {
 
-constexpr std::uint16_t mask_seen = 0, mask_hidden = 0xfc00;  // as halves
+// Of a half's bits. The others, seen or not, are biases: neither 0 nor hidden.
+constexpr bool mask_hides(std::uint16_t x) {
+  constexpr std::uint16_t hides_from = 0xfb53, magnitude = 0x7fff, infinity = 0x7c00;
+  return x >= hides_from || ((x & magnitude) > infinity);
+}
+static_assert(Mask::hides_from == -60000.0f);  // 0xfb53 as half
+constexpr bool mask_biases(std::uint16_t x) { return !mask_hides(x) && (x & 0x7fff) != 0; }
 
 // How a row of a mask differs from the one before.
 struct MaskStep {
-  Index added = 0, removed = 0;
-  Position last_added = 0;
-  bool other = false;  // a number that is neither
+  Index added = 0, removed = 0;  // cells
+  Position last_added = 0, last_removed = 0;
+  Index biases = 0;  // more than the row before has
 
   MaskStep() = default;
   MaskStep(const std::uint16_t* before, const std::uint16_t* row, Index n) {
     constexpr Index block = 256;
     for (Index begin = 0; begin < n; begin += block) {
-      const Index end = std::min(begin + block, n);
-      const auto bytes = static_cast<std::size_t>(end - begin) * sizeof *row;
-      if (std::memcmp(before + begin, row + begin, bytes) == 0) continue;
-      for (Index i = begin; i < end; ++i) {
-        if (before[i] == row[i]) continue;
-        if (row[i] == mask_seen)
-          ++added, last_added = static_cast<Position>(i);
-        else if (row[i] == mask_hidden)
-          ++removed;
-        else
-          other = true;
-      }
+      const Index count = std::min(block, n - begin);
+      if (std::memcmp(before + begin, row + begin, static_cast<std::size_t>(count) * 2) != 0)
+        add(before + begin, row + begin, begin, count);
     }
   }
   bool next_token() const { return added == 1 && removed == 0; }
   bool nearly_same() const { return added <= 1 && removed <= 1; }
+  // Gained a cell and lost an old one: not that which the row before had gained, as copies of a sequence do.
+  bool slides_after(const MaskStep& before) const {
+    return added == 1 && removed == 1 && before.added == 1 && last_removed != before.last_added;
+  }
+
+ private:
+  void add(const std::uint16_t* before, const std::uint16_t* row, Index first, Index count) {
+    std::uint16_t gained = 0, lost = 0, biased = 0, was_biased = 0;  // of a block at most
+    for (Index i = 0; i < count; ++i) {
+      const bool hid = mask_hides(before[i]), hides = mask_hides(row[i]);
+      gained = static_cast<std::uint16_t>(gained + (hid && !hides));
+      lost = static_cast<std::uint16_t>(lost + (!hid && hides));
+      biased = static_cast<std::uint16_t>(biased + mask_biases(row[i]));
+      was_biased = static_cast<std::uint16_t>(was_biased + mask_biases(before[i]));
+    }
+    added += gained, removed += lost, biases += Index{biased} - Index{was_biased};
+    for (Index i = count; gained + lost > 0 && i-- > 0;) {
+      const bool hid = mask_hides(before[i]), hides = mask_hides(row[i]);
+      if (gained > 0 && hid && !hides) last_added = static_cast<Position>(first + i), gained = 0;
+      if (lost > 0 && !hid && hides) last_removed = static_cast<Position>(first + i), lost = 0;
+    }
+  }
 };
 
-// The cells that a row sees; false where it holds other numbers.
-inline bool list_seen(const std::uint16_t* row, Index n, std::vector<Position>& cells) {
+// Adds the cells that a row sees. How many biases it holds.
+inline Index list_seen(const std::uint16_t* row, Index n, std::vector<Position>& cells) {
+  Index biases = 0;
   for (Index i = 0; i < n; ++i) {
-    if (row[i] == mask_seen)
-      cells.push_back(static_cast<Position>(i));
-    else if (row[i] != mask_hidden)
-      return false;
+    if (mask_hides(row[i])) continue;
+    cells.push_back(static_cast<Position>(i));
+    biases += mask_biases(row[i]) ? 1 : 0;
   }
-  return true;
+  return biases;
 }
 
 }  // namespace detail
 
 // The pieces of mask [1, 1, queries, cells], which hold all of its queries in order. Throws
-// std::invalid_argument for another format than half, and for more than one sequence or head.
+// std::invalid_argument for another format than half, for more than one sequence or head, and for more than max_keys
+// queries or cells.
 inline std::vector<MaskPiece> read_mask_pieces(const Rows& mask, ExecutorRef executor) {
   const Index n_q = mask.len(), n_cells = mask.dim();
   std::vector<MaskPiece> pieces;
   if (n_q == 0) return pieces;
+  detail::require_keys("the queries of a mask", n_q);
+  detail::require_keys("the cells of a mask", n_cells);
   detail::require_equal("the sequences of a mask that is read in pieces", mask.batch(), "one", 1);
   detail::require_equal("the heads of a mask that is read in pieces", mask.heads(), "one", 1);
   if (!mask.empty() && &mask.format() != &format_of<Eigen::half>())
     detail::fail_because(std::string("a mask that is read in pieces is of format ") +
                          mask.format().name + ", but must be " + format_of<Eigen::half>().name);
-  const std::vector<MaskPiece> by_mask{{0, n_q, false, {}}};
   const auto row = [&](Index query) {
     return reinterpret_cast<const std::uint16_t*>(mask.row(0, 0, query));
   };
-  std::vector<detail::MaskStep> steps(static_cast<std::size_t>(n_q));
+  std::vector<detail::MaskStep> steps(static_cast<std::size_t>(n_q));  // the first is not used
   constexpr Index rows = 16;
   executor.run(ceil_div(n_q, rows), [&](Index task, int) {
     for (Index i = std::max<Index>(task * rows, 1); i < std::min(task * rows + rows, n_q); ++i)
       steps[static_cast<std::size_t>(i)] = {row(i - 1), row(i), n_cells};
   });
+  Index biases = 0;  // of the row at hand
   const auto begin_piece = [&](Index at) {
-    pieces.push_back({at, 1, true, {}});
+    pieces.push_back({at, 1, MaskKind::chunk, {}, {}});
     return detail::list_seen(row(at), n_cells, pieces.back().cells);
+  };
+  // Row i, the last of the last piece, is biased.
+  const auto note_bias = [&](Index i) {
+    MaskPiece& piece = pieces.back();
+    const Index at = i - piece.begin;
+    if (piece.biased.empty() ||
+        at - (piece.biased.back().begin + piece.biased.back().count) > MaskPiece::gap)
+      piece.biased.push_back({at, 0});
+    piece.biased.back().count = at + 1 - piece.biased.back().begin;
   };
   for (Index i = 0; i < n_q; ++i) {
     const detail::MaskStep& step = steps[static_cast<std::size_t>(i)];
-    if (step.other || (i == 0 && !begin_piece(0))) return by_mask;
-    if (i == 0) continue;
+    if (i == 0) {
+      biases = begin_piece(0);
+      if (biases > 0) note_bias(0);
+      continue;
+    }
+    const detail::MaskStep& before = steps[static_cast<std::size_t>(i - 1)];
+    const bool before_biased = biases > 0;
+    biases += step.biases;
     MaskPiece& last = pieces.back();
     // A row that sees nothing is no token of a chunk: it has no cell.
-    bool same = step.next_token() && last.causal && !last.cells.empty();
-    if (step.next_token() && !last.causal && steps[static_cast<std::size_t>(i - 1)].added == 1) {
+    bool same = step.next_token() && last.causal() && !last.cells.empty();
+    if (step.next_token() && !last.causal() && before.added == 1) {
       --last.count;  // the row before was this chunk's first
-      same = begin_piece(i - 1);
+      begin_piece(i - 1);
+      if (before_biased) note_bias(i - 1);
+      same = true;
     }
     if (same) {
       pieces.back().cells.push_back(step.last_added);
-    } else if (!step.next_token() && step.nearly_same() && (last.count == 1 || !last.causal)) {
-      last.causal = false, last.cells.clear();
+    } else if (!step.next_token() && step.nearly_same() && (last.count == 1 || !last.causal())) {
+      if (last.causal()) last.kind = MaskKind::alike;
+      if (step.slides_after(before)) last.kind = MaskKind::window;
+      last.cells.clear(), last.biased.clear();
     } else {
-      if (!begin_piece(i)) return by_mask;
+      begin_piece(i);
+      if (biases > 0) note_bias(i);
       continue;
     }
     ++pieces.back().count;
+    if (biases > 0 && pieces.back().causal()) note_bias(i);
   }
   return pieces;
 }

@@ -8,15 +8,16 @@
 // where their sequence is a multiple of the chunk long, wherever the engine cut it: other sequences of a
 // batch move no other border. What all of a chunk's queries see, without the chunk's own cells, is its
 // past; the selector keeps `budget` of it.
-// Exact in any case: windows, tokens that are seen both ways, rows of a mask with other numbers than 0 and
-// minus infinity, masks for each head.
+// A chunk's row with biases is attended to by the mask, exactly; the others of its chunk are as without it. A few
+// such rows are written twice, a long stretch of them ends a chunk.
+// Exact in any case: windows, tokens that are seen both ways, biased rows, masks for each head.
 //
 //   quoka::MaskedAttention layer;                            // of one engine context
-//   layer.run(streams, {.selection = QuokaOptions::recommended(group)}, attention_options, threads);
+//   layer.run(streams, {.selection = QuokaOptions::recommended()}, attention_options, threads);
 //
-// What is kept between calls, unless the mode is exact: KnownCells of each stream's keys, and nothing that is
+// What is kept between calls, unless the mode is exact: KnownCells of each cache, and nothing that is
 // believed unseen. K, V and the mask are read in each call. So cells may be overwritten, shifted,
-// removed and copied.
+// removed and copied, and several streams may share a cache. A call that threw may be made again.
 #pragma once
 
 #include <quoka/attention/attention.hpp>
@@ -56,7 +57,9 @@ enum class MaskedOutcome {
   selected,        // at least one chunk read less than its past
   asked_exact,     // no selection asked for
   masks,           // no mask, one for each head, or factors for it
-  both_ways,       // sliding windows, or tokens that are seen both ways
+  window,          // a sliding window
+  both_ways,       // tokens that see each other, or copies of a sequence side by side
+  biases,          // a mask of other numbers than 0 and what hides
   all_kept,        // the budget holds all, or the past is less than min_past
   single_queries,  // and no decode
 };
@@ -66,7 +69,9 @@ inline const char* describe(MaskedOutcome outcome) {
   constexpr const char* words[] = {"selected",
                                    "exact: no selection asked for",
                                    "exact: no mask, one for each head, or ALiBi",
-                                   "exact: a sliding window, or tokens that are seen both ways",
+                                   "exact: a sliding window",
+                                   "exact: tokens that see each other, or copies of a sequence",
+                                   "exact: a mask of other numbers than 0 and minus infinity",
                                    "exact: the budget holds all, or less than min_past",
                                    "exact: single queries"};
   return words[static_cast<int>(outcome)];
@@ -76,6 +81,7 @@ inline const char* describe(MaskedOutcome outcome) {
 struct MaskedReport {
   MaskedOutcome outcome = MaskedOutcome::asked_exact;  // of its streams together
   Index queries = 0, sequences = 0;                    // a sequence: a piece of the mask
+  bool window = false;                                 // a piece is a sliding window
   double seen = 0, attended = 0,
          own = 0;  // keys of the past, and of the chunk, summed over queries
   double mask = 0, select = 0, attend = 0;  // seconds
@@ -86,15 +92,18 @@ class MaskedAttention {
  public:
   // Writes each stream's out, [1, q_heads, n_q, v_dim]. options' mask and query_position are the streams'.
   // Where waking other threads would take longer than the work, the calling thread does it alone. Throws
-  // std::invalid_argument as select() and attention() do, before anything is written, and for a chunk below 1.
+  // std::invalid_argument, before anything is read, with the number of the stream, as attention() does and for a chunk
+  // below 1; and as select() does, before anything is written.
   MaskedReport run(std::span<const MaskedStream> streams, const MaskedOptions& masked,
                    const AttentionOptions& options, ExecutorRef all_workers) {
     const SerialExecutor alone;
     const ExecutorRef executor = worth_waking(streams) ? all_workers : ExecutorRef(alone);
     detail::require_at_least("chunk", masked.chunk, 1);
+    for (const MaskedStream& stream : streams)
+      detail::name_part("stream", &stream - streams.data(), [&] { check(stream, options); });
     Clock clock;
     MaskedReport report{.mask = 0};
-    calls_.clear(), choices_.clear(), read_.clear();
+    calls_.clear(), choices_.clear(), read_.clear(), biased_.clear();
     if (caches_.size() > most_caches) caches_.clear();
     const bool can_select = std::all_of(streams.begin(), streams.end(), [&](const auto& stream) {
       return one_mask(stream, options);
@@ -102,20 +111,41 @@ class MaskedAttention {
     const bool selects = masked.selection.has_value() && can_select;
     for (const MaskedStream& stream : streams) {
       Read& read = read_.emplace_back();
+      if (!stream.mask.empty()) {
+        detail::require_equal("the mask's queries", stream.mask.len(), "the stream's",
+                              stream.q.len());
+        detail::require_equal("the mask's cells", stream.mask.dim(), "the cache's", stream.k.len());
+      }
       if (one_mask(stream, options))
         read.pieces = read_mask_pieces(stream.mask, executor);
       else
-        read.pieces = {{0, stream.q.len(), false, {}}};
-      report.mask += clock.lap();
-      if (selects && stream.kept) look_at(stream, masked, read, executor);
-      report.select += clock.lap();
-      for (MaskPiece& piece : read.pieces) add(stream, masked, selects, read, piece);
+        read.pieces = {{.begin = 0, .count = stream.q.len(), .kind = MaskKind::alike}};
       report.queries += stream.q.len(), report.sequences += std::ssize(read.pieces);
+      for (const MaskPiece& piece : read.pieces)
+        report.window = report.window || piece.kind == MaskKind::window;
     }
     report.mask += clock.lap();
-    select(masked, options.scale, report, executor);
-    report.select += clock.lap();
-    attention(calls_, options, executor, workspace_);
+    looks_.clear();
+    if (selects) plan_looks(streams, masked, options);
+    try {
+      for (Look& look : looks_) {
+        look.begun = true;
+        look.known->look(look.k, look.sketch, executor);
+      }
+      report.select += clock.lap();
+      for (std::size_t i = 0; i < streams.size(); ++i)
+        for (MaskPiece& piece : read_[i].pieces) add(streams[i], masked, selects, read_[i], piece);
+      for (const AttentionSequence& row : biased_) check_biased(row, options);
+      report.mask += clock.lap();
+      select(masked, options, report, executor);
+      report.select += clock.lap();
+      attention(calls_, options, executor, workspace_);
+      if (!biased_.empty()) attention(biased_, options, executor, workspace_);
+    } catch (...) {
+      for (const Look& look : looks_)
+        if (look.begun) look.known->find_again();
+      throw;
+    }
     report.attend = clock.lap();
     report.outcome = !masked.selection ? MaskedOutcome::asked_exact
                      : !can_select     ? MaskedOutcome::masks
@@ -125,6 +155,9 @@ class MaskedAttention {
 
  private:
   static constexpr Index by_mask_rows = 128;  // of a mask: they share the cells they read
+  // Biased rows of a chunk. So many side by side end it; fewer are attended to with the others, which all read the
+  // same packed keys, and once more by the mask.
+  static constexpr Index long_stretch = 16;
   // Fewer queries do not pay for a look at all cells: keys are scored as they lie in the cache.
   static constexpr Index sketching_queries = 32;
   static constexpr std::size_t most_caches = 4096;  // then all are forgotten
@@ -143,12 +176,26 @@ class MaskedAttention {
     std::vector<MaskPiece> pieces = {};
     const KnownCells* known = nullptr;
   };
+  struct Look {  // at a cache: the longest of the streams' views
+    Rows k;
+    bool sketch;
+    KnownCells* known;
+    bool begun = false;
+  };
   struct Choice {
     std::size_t call;
-    Index cells;  // of its stream
+    Index cells;   // of its stream
+    Index biased;  // queries that attend to all that they see
     const KeySketch* sketch;
   };
 
+  // As attention() of all of it.
+  static void check(const MaskedStream& stream, AttentionOptions options) {
+    if (stream.q.len() == 0) return;
+    options.mask = stream.mask.empty() ? Mask() : Mask(stream.mask);
+    options.query_position = stream.k.len();  // a past without a chunk is meant
+    detail::check_attention(stream.q, {stream.k, stream.v}, {}, stream.out, options);
+  }
   // 100 us of multiply-adds, or of reading.
   static bool worth_waking(std::span<const MaskedStream> streams) {
     double reads = 0, adds = 0;
@@ -163,7 +210,7 @@ class MaskedAttention {
     return stream.mask.heads() == 1 && !stream.mask.empty() && options.mask_factors.empty();
   }
   static bool chooses(const MaskedOptions& masked, const MaskPiece& piece) {
-    return piece.causal && (piece.count > 1 || masked.decode);
+    return piece.causal() && (piece.count > 1 || masked.decode);
   }
   // The rows in the order of a list: a slice where they lie so.
   static Rows rows_at(const Rows& all, std::span<const Position> cells, bool ordered) {
@@ -172,9 +219,15 @@ class MaskedAttention {
   }
 
   // Before something is selected: where keys will be scored by a sketch, and where the cell of a chunk's
-  // first query has to be found.
-  void look_at(const MaskedStream& stream, const MaskedOptions& masked, Read& read,
-               ExecutorRef executor) {
+  // first query has to be found. A cache is looked at once, whichever streams read it: a second look would find
+  // that nothing has changed.
+  void plan_looks(std::span<const MaskedStream> streams, const MaskedOptions& masked,
+                  const LogitOptions& logits) {
+    for (std::size_t i = 0; i < streams.size(); ++i)
+      if (streams[i].kept) plan_look(streams[i], masked, logits, read_[i]);
+  }
+  void plan_look(const MaskedStream& stream, const MaskedOptions& masked,
+                 const LogitOptions& logits, Read& read) {
     const Budget budget = masked.selection->budget;
     Index queries = 0;
     bool scattered = false;
@@ -187,57 +240,109 @@ class MaskedAttention {
         continue;
       queries += piece.count, scattered = scattered || !piece.in_order();
     }
-    // Rows of 8-bit codes are scored by cosine as they are; a budget by scores wants scores in float.
+    // Rows of 8-bit codes are scored by cosine as they are; a budget by scores and a soft-cap want scores in
+    // float.
     const bool codes = stream.k.format().read_codes != nullptr;
-    const bool sketch = masked.sketch && queries >= sketching_queries && !budget.by_scores() &&
-                        (masked.selection->domain == Domain::softmax || !codes);
+    const bool sketch =
+        masked.sketch && queries >= sketching_queries && !budget.by_scores() &&
+        (masked.selection->domain == Domain::softmax ? logits.softcap == 0.0f : !codes);
     if (!sketch && !scattered) return;
-    KnownCells& known = caches_[stream.k.data()];
-    known.look(stream.k, sketch, executor);
-    read.known = &known;
+    const Rows& k = stream.k;
+    KnownCells* const known = &caches_[k.data()];
+    read.known = known;
+    const auto look = std::find_if(looks_.begin(), looks_.end(),
+                                   [&](const Look& other) { return other.known == known; });
+    if (look == looks_.end()) return void(looks_.push_back({k, sketch, known}));
+    if (!look->k.stored_as(k) || look->k.strides()[1] != k.strides()[1] ||
+        look->k.strides()[2] != k.strides()[2] || look->k.heads() != k.heads() ||
+        look->k.dim() != k.dim())
+      detail::fail_because(
+          "the keys of two streams begin at one address, but are of other formats, sizes or "
+          "strides");
+    if (k.len() > look->k.len()) look->k = k;
+    look->sketch = look->sketch || sketch;
   }
 
   // A piece's calls.
   void add(const MaskedStream& stream, const MaskedOptions& masked, bool selects, const Read& read,
            MaskPiece& piece) {
-    const auto call = [&](Index begin, Index count, const Past& past, const Chunk& chunk,
-                          const Mask& mask) {
-      calls_.push_back({.q = stream.q.slice(piece.begin + begin, count),
-                        .past = past,
-                        .chunk = chunk,
-                        .out = stream.out.slice(piece.begin + begin, count),
-                        .mask = mask});
-    };
-    if (!piece.causal) {
-      for (Index i = 0; i < piece.count; i += by_mask_rows) {
-        const Index count = std::min(by_mask_rows, piece.count - i);
-        call(i, count, {stream.k, stream.v}, {},
-             stream.mask.empty() ? Mask() : Mask(stream.mask.slice(piece.begin + i, count)));
-      }
-      return;
-    }
+    if (!piece.causal())
+      return add_by_mask(stream, piece.begin, piece.count, calls_, 0, stream.k.len());
     const Index seen = piece.first_sees();
     const bool ordered = piece.in_order();
     if (selects && !ordered)
       (read.known != nullptr ? *read.known : unknown_).find_own(piece.cells, seen);
     const std::span<const Position> cells = piece.cells;
+    // Stretch `of` by the mask. Cells side by side are a slice of the cache, read in the order of memory.
+    const auto add_biased = [&](const MaskStretch& of, std::vector<AttentionSequence>& to) {
+      const Index most = seen + of.begin + of.count - 1;
+      const bool slice = ordered && seen > 0;
+      add_by_mask(stream, piece.begin + of.begin, of.count, to, slice ? cells.front() : Index{0},
+                  slice ? most : stream.k.len());
+    };
+    auto biased = piece.biased.begin();
     for (Index i = 0, count = 0; i < piece.count; i += count) {
       // A query that sees nothing at all has no cell of its own.
       const Index past = std::max<Index>(seen + i - 1, 0);
       count = piece.count - i;
       if (selects) count = std::min(count, masked.chunk - past % masked.chunk);
+      Index alone = 0;  // biased queries of this call
+      for (; biased != piece.biased.end() && biased->begin < i + count; ++biased) {
+        if (is_long(*biased, piece)) {
+          count = biased->begin - i;
+          break;
+        }
+        add_biased(*biased, biased_);
+        alone += biased->count;
+      }
+      if (count == 0) {
+        count = biased->count;
+        add_biased(*biased, calls_);
+        ++biased;
+        continue;
+      }
       const auto before = cells.first(static_cast<std::size_t>(past));
       const auto own = cells.subspan(static_cast<std::size_t>(past))
                            .first(static_cast<std::size_t>(seen > 0 ? count : 0));
       if (selects && chooses(masked, piece) && past >= masked.min_past)
-        choices_.push_back({calls_.size(), stream.k.len(),
+        choices_.push_back({calls_.size(), stream.k.len(), std::min(alone, count),
                             read.known != nullptr ? read.known->sketch() : nullptr});
-      call(i, count, {rows_at(stream.k, before, ordered), rows_at(stream.v, before, ordered)},
-           {rows_at(stream.k, own, ordered), rows_at(stream.v, own, ordered)}, {});
+      calls_.push_back(
+          {.q = stream.q.slice(piece.begin + i, count),
+           .past = {rows_at(stream.k, before, ordered), rows_at(stream.v, before, ordered)},
+           .chunk = {rows_at(stream.k, own, ordered), rows_at(stream.v, own, ordered)},
+           .out = stream.out.slice(piece.begin + i, count),
+           .query_position = past});  // a past without a chunk is meant
     }
   }
+  static bool is_long(const MaskStretch& biased, const MaskPiece& piece) {
+    return biased.count >= long_stretch || biased.count == piece.count;
+  }
+  // Queries of a stream, over what their rows of the mask show them of cells [first_cell, first_cell + cells).
+  static void add_by_mask(const MaskedStream& stream, Index begin, Index count,
+                          std::vector<AttentionSequence>& to, Index first_cell, Index cells) {
+    const Rows k = stream.k.slice(first_cell, cells), v = stream.v.slice(first_cell, cells);
+    for (Index i = 0; i < count; i += by_mask_rows) {
+      const Index first = begin + i, n = std::min(by_mask_rows, count - i);
+      const auto columns = [&](const Rows& mask) {
+        return Mask(Rows(mask.data() + first_cell * mask.format().element_bytes, mask.format(),
+                         {mask.batch(), mask.heads(), mask.len(), cells}, mask.strides()));
+      };
+      to.push_back({.q = stream.q.slice(first, n),
+                    .past = {k, v},
+                    .chunk = {},
+                    .out = stream.out.slice(first, n),
+                    .mask = stream.mask.empty() ? Mask() : columns(stream.mask.slice(first, n)),
+                    .query_position = k.len()});  // a past without a chunk is meant
+    }
+  }
+  // Throws what their call would: it comes after others have written.
+  static void check_biased(const AttentionSequence& row, AttentionOptions options) {
+    options.mask = row.mask, options.query_position = row.query_position;
+    detail::check_attention(row.q, row.past, row.chunk, row.out, options);
+  }
 
-  void select(const MaskedOptions& masked, std::optional<float> scale, MaskedReport& report,
+  void select(const MaskedOptions& masked, const LogitOptions& logits, MaskedReport& report,
               ExecutorRef executor) {
     for (const AttentionSequence& call : calls_) {
       report.seen += static_cast<double>(call.q.len() * call.past.k.len());
@@ -253,13 +358,13 @@ class MaskedAttention {
       state_.truncate(0);  // keys of no other call
       selector.select({.q = call.q,
                        .k = call.past.k,
+                       .logits = logits,
                        .capacity = choice.cells,
-                       .scale = scale,
                        .sketch = choice.sketch},
                       state_, *keep, executor);
       call.past.keep = &*keep;
       report.attended -=
-          static_cast<double>(call.q.len()) *
+          static_cast<double>(call.q.len() - choice.biased) *
           (static_cast<double>(call.past.k.len()) -
            static_cast<double>(keep->total()) / static_cast<double>(call.past.k.heads()));
       ++keep;
@@ -268,22 +373,28 @@ class MaskedAttention {
 
   MaskedOutcome outcome(const MaskedOptions& masked, const MaskedReport& report) const {
     if (report.attended < report.seen) return MaskedOutcome::selected;
-    bool several = masked.decode;
+    if (report.window) return MaskedOutcome::window;
+    bool several = masked.decode, biases = false;
     for (const Read& read : read_)
       for (const MaskPiece& piece : read.pieces) {
-        if (!piece.causal) return MaskedOutcome::both_ways;
+        if (!piece.causal()) return MaskedOutcome::both_ways;
         several = several || piece.count > 1;
+        for (const MaskStretch& biased : piece.biased) biases = biases || is_long(biased, piece);
       }
-    return several ? MaskedOutcome::all_kept : MaskedOutcome::single_queries;
+    return biases    ? MaskedOutcome::biases
+           : several ? MaskedOutcome::all_kept
+                     : MaskedOutcome::single_queries;
   }
 
   std::map<const void*, KnownCells> caches_;  // by where a layer's keys begin
-  const KnownCells unknown_;                  // of a cache that was not looked at
+  std::vector<Look> looks_;                   // of a call
+  const KnownCells unknown_{};                // of a cache that was not looked at
   std::deque<Read> read_;                     // calls refer to their cells
   std::vector<AttentionSequence> calls_;
-  std::vector<Choice> choices_;  // those that select
-  std::deque<Selection> keep_;   // for each of these
-  QuokaSelector::State state_;   // scratch memory: nothing in it outlives a call
+  std::vector<AttentionSequence> biased_;  // queries of these once more, by the mask
+  std::vector<Choice> choices_;            // those that select
+  std::deque<Selection> keep_;             // for each of these
+  QuokaSelector::State state_;             // scratch memory: nothing in it outlives a call
   AttentionWorkspace workspace_;
 };
 

@@ -97,6 +97,7 @@ struct Q8_0Row {
   // A block, its scale read once.
   struct Group {
     static constexpr Index channels = block;
+    static constexpr bool has_codes = true;
     const std::int8_t* codes;
     simd::Packet scale;
 
@@ -129,7 +130,7 @@ struct Q8_0Row {
       }
     }
   }
-  // What no row has, -128 and scales that are not finite, is looked for once.
+  // Many rows at once: what no row has, -128 and scales that are not finite, is looked for once.
   static void read_code_rows(const ConstRow* rows, Index count, const RowShape& shape,
                              std::uint8_t* codes, float* scales) {
     const Index blocks = ceil_div(shape.dim, block), width = blocks * block;

@@ -11,7 +11,7 @@
 //   softmax of tile t        vector work, a few keys after each slab of that product
 //   values                   once per block: the sums are read and written once
 //
-// A row's reference is not its maximum: where a logit exceeds it, it rises to 2^8 times that, and then
+// A row's reference is not its maximum: where a logit exceeds it, it rises to `headroom` above that, and then
 // holds for as long as no logit exceeds that again. Where some row's rises, the values so far are
 // added and sums rescaled; that is rare. A sum of values is one chain over all keys, so its bits do
 // not depend on when other rows of the panel rise. Sums and softmax are in float. With one product the
@@ -65,8 +65,8 @@ class Bfloat16Panels final : public PanelArithmetic {
   static constexpr Index most_keys = Unit::block_keys;
   static_assert(most_keys <= tuning::most_block_keys && rows % Unit::value_depth == 0 &&
                 Unit::value_depth % Unit::interleave == 0);
-  // Of a reference above the maximum that raised it.
-  static constexpr float headroom = 8.0f;
+  // Of a reference above the maximum that raised it: weights are e^-headroom and less.
+  static constexpr float headroom = 5.5f;
 
  public:
   Index block_keys() const override { return most_keys; }
@@ -221,7 +221,7 @@ class Bfloat16Panels final : public PanelArithmetic {
   // Products of a tile to logits, -inf beyond the last key; top: their maximum.
   static void finish(float* x, const KeysOfBlock& keys, const Sight& sight, PanelPackets& top) {
     const Index count = keys.end - keys.begin;
-    if (sight.cap_log2 != 0.0f) cap_logits(x, count * width, sight.cap_log2);
+    sight.logits.apply(x, count * width);
     if (sight.added != nullptr) add_to_logits(x, count, sight.added + keys.begin * width);
     if (sight.mask != nullptr) mask_logits(x, count, *sight.mask, keys.begin);
     std::fill(x + count * width, x + rows * width, -simd::infinity);
@@ -307,9 +307,9 @@ class Bfloat16Panels final : public PanelArithmetic {
     }
     QUOKA_INLINE static simd::Packet weight(const simd::Packet& x) {
       if constexpr (splits_queries)
-        return simd::exp2(x);
+        return simd::exp(x);
       else
-        return simd::exp2_short(x);
+        return simd::exp_short(x);
     }
     QUOKA_INLINE static void store(Bfloat16* p, const simd::Packet (&words)[1]) {
       simd::store(reinterpret_cast<float*>(p), words[0]);

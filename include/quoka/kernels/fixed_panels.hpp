@@ -1,7 +1,7 @@
 // A block of keys against a panel of queries in 16-bit fixed point: twice the products of float.
 //
 //   logits    x[key][row] = (k~ . q~) |k| |q| scale / (key_norm query_norm)
-//   weights   w~ = round(2^weight_bits 2^(x - block's maximum))
+//   weights   w~ = round(2^weight_bits e^(x - block's maximum))
 //   values    out[c][row] = before[row] out[c][row] + block[row] unit[c] sum of v~[key][c] w~[key][row]
 //
 // Keys and queries are integers relative to their own norms, weights to the row's maximum in the
@@ -145,11 +145,11 @@ class FixedPanels final : public PanelArithmetic {
       reference[j] = PacketState{top[j], top[j]}.reference();
       sum[j] = Sums::zero();
       factors.before[j] = state[j].raise(top[j]);
-      factors.block[j] = simd::exp2(simd::sub(top[j], state[j].reference()));
+      factors.block[j] = simd::exp(simd::sub(top[j], state[j].reference()));
     }
     const Sums ones = Sums::broadcast(simd::pair_of(1, 1));
     const auto weight = [&](Index key, auto j) QUOKA_INLINE_LAMBDA {
-      return simd::exp2_scaled<weight_bits>(
+      return simd::exp_scaled<weight_bits>(
           simd::sub(simd::load(x + key * width + j * simd::lanes), reference[j]));
     };
     const auto leave = [&](Index pair, auto j, const simd::Packet& low, const simd::Packet& high)

@@ -38,7 +38,7 @@ struct KeysOfBlock {
         continue;
       float dot = 0.0f;
       for (Index c = 0; c < block.dim; ++c)
-        dot = simd::fma(k[c], q[row][c] * sight.query_scale, dot);
+        dot = simd::fma(k[c], q[row][c] * sight.logits.scale, dot);
       x[key * tuning::panel_rows + row] = dot;
     }
   }
@@ -66,7 +66,7 @@ inline void admit_not_finite(const float* x, Index keys, PanelState& state) {
     block.v_format->widen(block.v[key], block.v_shape, v);
     for (Index row = 0; row < width; ++row) {
       if (!sight.sees(row, key)) continue;
-      const float weight = simd::exp2(x[key * width + row] - reference[row]);
+      const float weight = simd::exp(x[key * width + row] - reference[row]);
       for (Index c = 0; c < block.v_dim; ++c) {
         float& to = panel.out[c * width + row];
         if (block.apart[c] != 0.0f && !(simd::max(v[c], -v[c]) < held))

@@ -20,7 +20,7 @@ inline void merge_row(float* a, float& lse_a, const float* b, float lse_b, Index
   }
   // A finished part is a state whose sum is 1 at the maximum lse.
   const auto state_of = [top](float part) {
-    return SoftmaxState<float>{(part - top) * log2_e, part == -simd::infinity ? 0.0f : 1.0f};
+    return SoftmaxState<float>{part - top, part == -simd::infinity ? 0.0f : 1.0f};
   };
   SoftmaxState<float> state = state_of(lse_a);
   const auto [factor_a, factor_b] = state.merge(state_of(lse_b));

@@ -71,8 +71,7 @@ struct Sight {
   Index keys;             // the first ones of the block; some row sees the last of them
   const PanelMask* mask;  // null: every row sees all of them
   const float* added;     // [keys][panel_rows] to logits, -inf hides; null: nothing
-  float query_scale;      // of the logits
-  float cap_log2;         // 0: no soft-cap
+  LogitRule logits;       // scale and what changes logits by themselves
 
   bool sees(Index row, Index key) const {
     const float at = static_cast<float>(key);
@@ -164,10 +163,10 @@ class ArithmeticScope {
 
 // Logits as products left them to logits for the softmax; `again`: top must be looked for again.
 inline void finish_logits(float* x, const Sight& sight, bool again, PanelPackets& top) {
-  if (sight.cap_log2 != 0.0f) cap_logits(x, sight.keys * tuning::panel_rows, sight.cap_log2);
+  sight.logits.apply(x, sight.keys * tuning::panel_rows);
   if (sight.added != nullptr) add_to_logits(x, sight.keys, sight.added);
   if (sight.mask != nullptr) mask_logits(x, sight.keys, *sight.mask);
-  if (again || sight.added != nullptr || sight.mask != nullptr || sight.cap_log2 != 0.0f ||
+  if (again || sight.added != nullptr || sight.mask != nullptr || sight.logits.changes() ||
       sight.keys % tuning::tile_rows != 0)
     block_maximum(x, sight.keys, top);
 }

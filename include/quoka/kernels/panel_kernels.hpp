@@ -1,7 +1,7 @@
 // One block of keys against one panel of query rows: logits, softmax, values.
 //
 //   logits    x[key][row]   = sum over channels of k[key][c] * q[c][row]
-//   softmax   state.raise(max over keys of x); w = 2^(x - max); state.sum += w
+//   softmax   state.raise(max over keys of x); w = e^(x - max); state.sum += w
 //   values    out[c][row]   = factor[row] * out[c][row] + sum over keys of v[key][c] * w[key][row]
 //
 // Query rows lie across the lanes, so the softmax runs down the keys without a horizontal step, a
@@ -14,9 +14,11 @@
 
 #include <quoka/packing/panel_packing.hpp>
 #include <quoka/matrix/register_tile.hpp>
+#include <quoka/kernels/logit_rule.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 
 #include <cassert>
+#include <limits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -56,13 +58,6 @@ inline void block_logits(const float* tiles, const float* queries, Index dim, In
   });
 }
 
-// x = cap * tanh(x / cap) in log2 units, for `count` logits, whole packets: the queries were scaled
-// by 1 / cap, `cap_log2` brings it back.
-[[gnu::noinline]] inline void cap_logits(float* x, Index count, float cap_log2) {
-  for (Index i = 0; i < count; i += simd::lanes)
-    simd::store(x + i, simd::mul(simd::tanh(simd::load(x + i)), simd::broadcast(cap_log2)));
-}
-
 // Logits of `keys` keys from `first` of the block on: those outside a lane's keys become -inf.
 [[gnu::noinline]] inline void mask_logits(float* x, Index keys, const PanelMask& mask,
                                           Index first = 0) {
@@ -78,12 +73,13 @@ inline void block_logits(const float* tiles, const float* queries, Index dim, In
   }
 }
 
-// Logits plus what is added to them; -inf where that is -inf or NaN, whatever the logit.
+// Logits plus what is added to them; -inf where that is -inf, whatever the logit.
 [[gnu::noinline]] inline void add_to_logits(float* x, Index keys, const float* added) {
   const simd::Packet hidden = simd::broadcast(-simd::infinity);
+  const simd::Packet least = simd::broadcast(std::numeric_limits<float>::lowest());
   for (Index i = 0; i < keys * tuning::panel_rows; i += simd::lanes) {
     const simd::Packet more = simd::load(added + i);
-    simd::store(x + i, simd::select_less(hidden, more, simd::add(simd::load(x + i), more), hidden));
+    simd::store(x + i, simd::select_less(more, least, hidden, simd::add(simd::load(x + i), more)));
   }
 }
 
@@ -104,7 +100,7 @@ inline void block_weights(float* x, Index keys, PanelState& state) {
   });
   for (Index key = 0; key < keys; ++key, x += tuning::panel_rows) {
     simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-      const simd::Packet w = simd::exp2(simd::sub(simd::load(x + j * simd::lanes), reference[j]));
+      const simd::Packet w = simd::exp(simd::sub(simd::load(x + j * simd::lanes), reference[j]));
       sum[j] = simd::add(sum[j], w);
       simd::store(x + j * simd::lanes, w);
     });

@@ -2,12 +2,13 @@
 //
 //   identity       max = -inf, sum = 0
 //   raise(m)       admits logits up to m; returns the factor for all that was accumulated so far
-//   weight(x)      2^(x - max): what a logit x <= max adds to sum and, times its value, to out
+//   weight(x)      e^(x - max): what a logit x <= max adds to sum and, times its value, to out
 //   admit(x)       adds a logit that has no value
 //   merge(other)   the state of both key sets; returns the factors for the two outs
 //   inverse_sum    finishes: out / sum; lse_nat gives the log-sum-exp
 //
-// Logits are in units of log2 (log2(e) is folded into the attention scale). A masked logit is -inf
+// Logits are natural, so that all finite ones count: log2(e) comes in with the exponential of a
+// difference, which may overflow to -inf, a weight of 0. A masked logit is -inf
 // and nothing stands in for it: while max is -inf every difference is taken against 0, so weights
 // and factors are exact zeros and an empty row ends as zeros with log-sum-exp -inf. The accumulated
 // output stays with its owner, who applies the factors. Source: Milakov and Gimelshein, 2018; the
@@ -21,7 +22,6 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-inline constexpr float log2_e = 1.44269504088896341f;
 inline constexpr double ln_2 = 0.693147180559945309;
 
 template <class P>  // float, or simd::Packet: one row per lane
@@ -38,12 +38,12 @@ struct SoftmaxState {
     return simd::select_less(simd::broadcast<P>(-simd::infinity), max, max, simd::zero<P>());
   }
 
-  QUOKA_INLINE P weight(const P& logit) const { return simd::exp2(simd::sub(logit, reference())); }
+  QUOKA_INLINE P weight(const P& logit) const { return simd::exp(simd::sub(logit, reference())); }
 
   QUOKA_INLINE P raise(const P& logit_max) {
     const P before = max;
     max = simd::max(max, logit_max);
-    const P factor = simd::exp2(simd::sub(before, reference()));
+    const P factor = simd::exp(simd::sub(before, reference()));
     sum = simd::mul(sum, factor);
     return factor;
   }
@@ -60,8 +60,8 @@ struct SoftmaxState {
   QUOKA_INLINE Factors merge(const SoftmaxState& other) {
     const P before = max;
     max = simd::max(max, other.max);
-    const Factors factors{simd::exp2(simd::sub(before, reference())),
-                          simd::exp2(simd::sub(other.max, reference()))};
+    const Factors factors{simd::exp(simd::sub(before, reference())),
+                          simd::exp(simd::sub(other.max, reference()))};
     // Spelled out: where it is inlined a compiler may contract a product and a sum, or not.
     sum = simd::fma(other.sum, factors.other, simd::mul(sum, factors.self));
     return factors;
@@ -82,9 +82,9 @@ QUOKA_PACKET_ARGUMENTS_END
 
 // Natural logarithm of the sum of exp(logit) of one finished row.
 inline float lse_nat(float max, float sum) {
-  return sum == 0.0f ? -simd::infinity
-                     : static_cast<float>(
-                           (static_cast<double>(max) + std::log2(static_cast<double>(sum))) * ln_2);
+  return sum == 0.0f
+             ? -simd::infinity
+             : static_cast<float>(static_cast<double>(max) + std::log(static_cast<double>(sum)));
 }
 
 }  // namespace QUOKA_ABI

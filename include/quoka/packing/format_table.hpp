@@ -2,26 +2,51 @@
 //
 //   struct MyRow {
 //     static constexpr const char* name = "mine";
-//     static constexpr bool is_float = false;
-//     static constexpr Index element_bytes = 2;  // optional: Format::element_bytes
-//     static constexpr float rounding = 0x1p-8f; // optional: Format::rounding
+//     static constexpr bool is_float = false;                             // Format::is_float
 //     static Index bytes(const RowShape&);                                // of a row
-//     static Index scales_apart(Index dim);  // optional: how many floats RowShape::scales holds
 //     static simd::Packet load(ConstRow row, Index c, const RowShape&);   // `lanes` channels from c
 //     static float at(ConstRow row, Index c, const RowShape&);            // one channel
+//
 //     // to be written channel by channel ...
 //     static void store(std::byte* row, Index c, const simd::Packet&, const RowShape&);
 //     static void put(std::byte* row, Index c, float, const RowShape&);
 //     // ... or as a whole, where channels share a scale; with neither, rows are only read
 //     static void narrow(const float* from, const RowShape&, std::byte* row);
-//     // optional, for rows of 8-bit integers: x[c] = scales[c / code_group] * codes[c], codes in
-//     // [-127, 127]; false for a row that they cannot give
+//
+//     // optional
+//     static constexpr Index element_bytes = 2;   // Format::element_bytes
+//     static constexpr bool is_bfloat16 = false;  // Format::is_bfloat16
+//     static constexpr float rounding = 0x1p-8f;  // Format::rounding
+//     static Index scales_apart(Index dim);       // how many floats RowShape::scales holds
+//
+//     // optional, for rows of 8-bit integers, which are then scored as they are: codes[0, dim) in
+//     // [-127, 127] and a scale for each code_group of 32 channels, x[c] = scales[c / 32] * codes[c].
+//     // False for a row that they cannot give
 //     static bool read_codes(ConstRow row, const RowShape&, std::int8_t* codes, float* scales);
+//     // the same of `count` rows at once, in its place where that is faster. Of each row codes are
+//     // filled up to whole groups, as code + 128, with 128 behind the last channel; a row that they
+//     // cannot give has scales of NaN (Format::read_codes)
+//     static void read_code_rows(const ConstRow* rows, Index count, const RowShape&,
+//                                std::uint8_t* codes, float* scales);
+//
+//     // optional, where channels side by side share a scale: some of a row, the scale read once. One
+//     // token's products load channels by it, whole groups at a time, in place of load()
+//     struct Group {
+//       static constexpr Index channels = 32;  // of a group, a multiple of simd::lanes
+//       Group(ConstRow row, Index c);          // from channel c on, a multiple of `channels`
+//       simd::Packet load(Index c) const;      // `lanes` channels, c counted from the group's first
+//       // optional: one token's products are those of 8-bit codes where that is faster. `channels` is
+//       // 32 then, and x[c] = scale * codes[c], codes in [-127, 127]
+//       static constexpr bool has_codes = true;
+//       const std::int8_t* codes;
+//       simd::Packet scale;                    // the same in each lane
+//     };
 //   };
 //   inline constexpr Format my_format = format_table<MyRow>();
 //
 // load() is called with c a multiple of `lanes` and at least `lanes` channels left, narrow() with
-// all channels of a row.
+// all channels of a row. A member that is missing, or has one of these names and does not fit, is a
+// sentence at compile time (row_type.hpp).
 #pragma once
 
 #include <quoka/base/version.hpp>
@@ -33,6 +58,7 @@
 
 #include <quoka/formats/element_rows.hpp>
 #include <quoka/packing/panel_packing.hpp>
+#include <quoka/packing/row_type.hpp>
 #include <quoka/packing/token_codes.hpp>
 #include <quoka/packing/token_kernels.hpp>
 #include <quoka/base/check.hpp>
@@ -45,21 +71,11 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 template <class Row>
-concept ChannelWriter = requires(std::byte* row, simd::Packet x, const RowShape& shape) {
-  Row::store(row, Index{}, x, shape);
-  Row::put(row, Index{}, 0.0f, shape);
-};
-template <class Row>
-concept RowNarrower = requires(const float* from, const RowShape& shape, std::byte* row) {
-  Row::narrow(from, shape, row);
-};
-
-template <class Row>
 constexpr auto narrow_of() {
   using Narrow = void (*)(const float*, const RowShape&, std::byte*);
-  if constexpr (RowNarrower<Row>)
+  if constexpr (has_narrow<Row>)
     return Narrow{Row::narrow};
-  else if constexpr (ChannelWriter<Row>)
+  else if constexpr (has_store<Row>)
     return Narrow{narrow_row<Row>};
   else
     return Narrow{[](const float*, const RowShape&, std::byte*) {
@@ -69,25 +85,25 @@ constexpr auto narrow_of() {
 
 template <class Row>
 constexpr Index element_bytes_of() {
-  if constexpr (requires { Row::element_bytes; }) return Row::element_bytes;
+  if constexpr (has_element_bytes<Row>) return Row::element_bytes;
   return 0;
 }
 
 template <class Row>
 constexpr bool is_bfloat16() {
-  if constexpr (requires { Row::is_bfloat16; }) return Row::is_bfloat16;
+  if constexpr (has_is_bfloat16<Row>) return Row::is_bfloat16;
   return false;
 }
 
 template <class Row>
 constexpr float rounding_of() {
-  if constexpr (requires { Row::rounding; }) return Row::rounding;
+  if constexpr (has_rounding<Row>) return Row::rounding;
   return 0.0f;
 }
 
 template <class Row>
 Index scales_apart_of([[maybe_unused]] Index dim) {
-  if constexpr (requires { Row::scales_apart(dim); }) return Row::scales_apart(dim);
+  if constexpr (has_scales_apart<Row>) return Row::scales_apart(dim);
   return 0;
 }
 
@@ -114,21 +130,19 @@ void score_codes(const Keys& keys, const simd::CodeQueries& queries, bool mean, 
     simd::code_row_scores<simd::CodeScores::max>(keys, queries, scores);
 }
 
-}  // namespace detail
-
-// The table of a row type.
+// Of a row type that was checked.
 template <class Row>
-constexpr Format format_table() {
+constexpr Format table_of() {
   Format format{.name = Row::name,
                 .is_float = Row::is_float,
-                .is_bfloat16 = detail::is_bfloat16<Row>(),
-                .writes = detail::RowNarrower<Row> || detail::ChannelWriter<Row>,
-                .rounding = detail::rounding_of<Row>(),
-                .element_bytes = detail::element_bytes_of<Row>(),
+                .is_bfloat16 = is_bfloat16<Row>(),
+                .writes = has_narrow<Row> || has_store<Row>,
+                .rounding = rounding_of<Row>(),
+                .element_bytes = element_bytes_of<Row>(),
                 .row_bytes = Row::bytes,
-                .scales_apart = detail::scales_apart_of<Row>,
-                .widen = detail::widen_row<Row>,
-                .narrow = detail::narrow_of<Row>(),
+                .scales_apart = scales_apart_of<Row>,
+                .widen = widen_row<Row>,
+                .narrow = narrow_of<Row>(),
                 .pack_key_tile = detail::pack_key_tile<Row>,
                 .pack_values = detail::pack_values<Row>,
                 .token_logits = detail::token_logits<Row>,
@@ -138,18 +152,28 @@ constexpr Format format_table() {
                 .read_codes = nullptr,
                 .score_codes = nullptr,
                 .square_codes = nullptr};
-  if constexpr (simd::has_token_codes && requires { Row::Group::codes; })
+  if constexpr (simd::has_token_codes && group_has_codes<Row>())
     format.token_code_logits = detail::token_code_logits<typename Row::Group>;
-  if constexpr (requires { Row::read_code_rows; })
+  if constexpr (has_read_code_rows<Row>)
     format.read_codes = Row::read_code_rows;
-  else if constexpr (requires { Row::read_codes; })
+  else if constexpr (has_read_codes<Row>)
     format.read_codes = detail::read_code_rows<Row>;
-  if constexpr (
-      requires { Row::read_code_rows; } || requires { Row::read_codes; }) {
+  if constexpr (has_read_code_rows<Row> || has_read_codes<Row>) {
     format.score_codes = detail::score_codes<simd::CodeRows>;
     format.square_codes = simd::code_row_squares<simd::CodeRows>;
   }
   return format;
+}
+
+}  // namespace detail
+
+// The table of a row type.
+template <class Row>
+constexpr Format format_table() {
+  if constexpr (detail::checked_row_type<Row>())
+    return detail::table_of<Row>();
+  else
+    return {};  // its members were named
 }
 
 // A template, so that a format that is not used is not compiled.

@@ -4,7 +4,7 @@
 // a key's 16 bytes are broadcast to the four quarters of a register, one for each query, and
 // multiplied as they are. Queries are rounded to 15 bits, q = unit * (128 * high + low), which two
 // instructions take: |unit| is max|q| / 16,319, so that a channel is off by at most max|q| / 32,638,
-// and a logit by at most that times sum |k[c]|. Sums within a group of 32 channels are exact; its
+// and a logit by at most that times sum |k[c]|: for Arithmetic::automatic alone. Sums within a group of 32 channels are exact; its
 // scale, then the sum over groups and the unit are float's.
 #pragma once
 
@@ -100,7 +100,7 @@ inline bool code_token_queries(const float* queries, Index dim, std::byte* codes
 }
 
 // Logits x[key][4] of `count` keys, rounded up to whole fours, against coded queries. Group: what
-// Row::Group of a format is, with `codes` and `scale`. One row of `ask`, if given, is asked for per key.
+// Row::Group of a format is that has_codes. One row of `ask`, if given, is asked for per key.
 template <class Group>
 void token_code_logits(const RowRun& keys, Index count, const RowShape& shape,
                        const std::byte* coded, float* x, const RowsAhead* ask) {

@@ -2,6 +2,7 @@
 // bound by memory. Many rows are the business of register_tile.hpp.
 #pragma once
 
+#include <quoka/packing/row_type.hpp>
 #include <quoka/simd/tuning.hpp>
 #include <quoka/formats/format.hpp>
 
@@ -25,12 +26,6 @@ QUOKA_INLINE void ask_for(const RowsAhead& ahead, Index i) {
   if (row == nullptr) return;
   for (Index at = 0; at < ahead.row_bytes; at += 64) simd::prefetch(row + at);
 }
-
-// Does a row type have groups of channels that share a scale, read once for all of them?
-template <class Row>
-concept Grouped = requires {
-  typename Row::Group;
-};
 
 // f(c, channels from c on) for all packets of a row.
 template <class Row, class F>
@@ -93,8 +88,9 @@ template <Grouped Row>
 inline constexpr int group_packets<Row> = static_cast<int>(Row::Group::channels / simd::lanes);
 // Are so many packets whole groups?
 template <class Row, int packets>
-inline constexpr bool whole_groups =
-    group_packets<Row> > 0 && packets % (group_packets<Row> > 0 ? group_packets<Row> : 1) == 0;
+inline constexpr bool whole_groups = group_packets<Row> > 0 &&
+                                     packets % (group_packets<Row> > 0 ? group_packets<Row> : 1) ==
+                                         0;
 
 // out[r][c...] += sum over keys of weight[r][key * step] * v[key][c...], for Height rows of out,
 // `width` apart, and Packets packets of channels.

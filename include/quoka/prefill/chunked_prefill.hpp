@@ -7,7 +7,7 @@
 // all three in one parallel run where the selector can and it pays (select/after_selection.hpp). The same call with
 // one query is a decode step. Queries, new keys, new values and outputs may each have a format of their own; the
 // cache keeps T, or LayerShape's formats (byte_formats.hpp). A chunk attends to itself as it was given, and to its
-// past as the cache keeps it. Selectors do not know of a sliding window: a layer that has one is best left dense.
+// past as the cache keeps it. Selectors refuse a sliding window: a layer that has one is left dense.
 // Every selector enters by the same concept; QuoKA has no private path. Buffers are kept from call to call: with
 // reserve() a steady state does not allocate.
 #pragma once
@@ -22,24 +22,25 @@ inline namespace QUOKA_ABI {
 template <Selector S, Storage T = float>
 class ChunkedPrefill {
  public:
-  // A layer with an empty cache; sink_logits and scales are copied. Throws std::invalid_argument for
-  // sizes below 1, q_heads not a multiple of kv_heads, formats and scales that KvCache refuses, and
-  // options that attention() refuses.
+  // A layer with an empty cache. Formats must outlive it; all that options and scales refer to is copied. Throws
+  // std::invalid_argument for sizes below 1, q_heads not a multiple of kv_heads, formats and scales that
+  // KvCache refuses, options that attention() refuses, and a mask or a query_position, which are one call's.
   explicit ChunkedPrefill(const LayerShape& shape, const typename S::Options& options = {},
                           const AttentionOptions& attention = {}, typename S::State state = {})
       : layer_(shape, format_of<T>(), attention), selector_(options), state_(std::move(state)) {}
 
   // One chunk, or one decode step. q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, q_len,
   // head_dim], v [batch, kv_heads, q_len, v_dim], out [batch, q_heads, q_len, v_dim], optionally
-  // {out, lse}. None of them may lie in this layer's cache, which growth moves. After a throw
-  // (std::invalid_argument where shapes do not fit) the cache is as it was; of out, rows may be written.
+  // {out, lse}. None of them may lie in this layer's cache, which growth moves; nor may they be what
+  // append() took over last: forward() appends them. After a throw (std::invalid_argument where shapes do
+  // not fit) the cache is as it was; of out, rows may be written.
   void forward(const Rows& q, const Rows& k, const Rows& v, const AttentionOutput& out,
                ExecutorRef executor = SerialExecutor{}) {
     layer_.check_forward(q, k, v, out);
     layer_.cache().grow(kv_len() + q.len());
     detail::LayerStep step(layer_, q, {k, v}, out);
     const SelectorInput input = layer_.input(q, k);
-    if constexpr (requires { selector_.select(input, state_, selection_, executor, &step); })
+    if constexpr (detail::selects_before<S>())
       selector_.select(input, state_, selection_, executor, &step);
     else
       selector_.select(input, state_, selection_, executor);
@@ -50,6 +51,7 @@ class ChunkedPrefill {
     else
       layer_.cache().append_checked(k, v, executor);
     selector_.appended(layer_.input(q, {}), state_, executor);
+    layer_.took_over(false);
     rewind.dismiss();
   }
   // What forward() would attend to of the past, for these queries: selection alone, which selection()
@@ -127,6 +129,7 @@ class ChunkedPrefill {
     detail::Rewind rewind(*this, kv_len());
     layer_.cache().append_checked(k, v, executor);
     selector_.appended(layer_.input(q, {}), state_, executor);
+    if (k.len() > 0) layer_.took_over(true);
     rewind.dismiss();
   }
 

@@ -12,7 +12,6 @@
 
 #include <atomic>
 #include <optional>
-#include <vector>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -22,7 +21,7 @@ class Layer {
  public:
   // `own`: the format of keys and values where the shape names none. Throws std::invalid_argument for
   // sizes below 1, q_heads that are no multiple of kv_heads, formats and scales that KvCache refuses,
-  // and options that attention() refuses.
+  // and options that attention() or OwnedAttentionOptions refuses.
   Layer(const LayerShape& shape, const Format& own, const AttentionOptions& options);
 
   // Each throws std::invalid_argument for what its call must not be given: shapes that do not fit,
@@ -46,7 +45,7 @@ class Layer {
   SelectorInput input(const Rows& q, const Rows& chunk_k) const;
 
   const LayerShape& shape() const { return shape_; }  // v_dim and formats filled in, no scales
-  const AttentionOptions& options() const { return options_; }
+  AttentionOptions options() const { return options_.view(); }
   KvCache& cache() { return cache_; }
   const KvCache& cache() const { return cache_; }
   // Another's scratch memory from now on, which outlives the layer.
@@ -63,14 +62,18 @@ class Layer {
   void truncate(Index len) {
     cache_.truncate(len);
     packed_.truncate(len);
+    taken_over_ = false;
   }
+  // Whether the last keys of the cache were taken over without attention: a chunk that they are is
+  // refused by check_forward(). Those of a chunk that was attended to may come again.
+  void took_over(bool last_keys) { taken_over_ = last_keys; }
 
  private:
   LayerShape shape_;
-  AttentionOptions options_;
-  std::vector<float> sink_logits_;
+  OwnedAttentionOptions options_;
   KvCache cache_;
   PackedPast packed_;
+  bool taken_over_ = false;
   AttentionWorkspace workspace_;
   AttentionWorkspace* shared_workspace_ = nullptr;  // in its place, if given
 };

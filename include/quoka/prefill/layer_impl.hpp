@@ -19,12 +19,10 @@ inline LayerShape whole_shape(LayerShape shape, const Format& own) {
 QUOKA_FUNC Layer::Layer(const LayerShape& shape, const Format& own, const AttentionOptions& options)
     : shape_(whole_shape(shape, own)),
       options_(options),
-      sink_logits_(options.sink_logits.begin(), options.sink_logits.end()),
       cache_(shape_.batch, shape_.kv_heads, shape_.head_dim, shape_.v_dim,
              {*shape_.k_format, shape_.k_scales}, {*shape_.v_format, shape_.v_scales}) {
   check_options(options, shape.q_heads);
   shape_.k_scales = shape_.v_scales = {};  // the cache has its own
-  options_.sink_logits = sink_logits_;
 }
 
 QUOKA_FUNC void Layer::check_queries(const Rows& q) const {
@@ -42,7 +40,9 @@ QUOKA_FUNC void Layer::check_forward(const Rows& q, const Rows& k, const Rows& v
                                      const AttentionOutput& out) const {
   check_chunk(q, k, v);
   cache_.require_outside(out.out, "out lies in the layer's cache");
-  check_attention(q, Past(cache_.k(), cache_.v()), {k, v}, out, options_);
+  AttentionOptions options = this->options();
+  options.may_repeat = options.may_repeat || !taken_over_;
+  check_attention(q, Past(cache_.k(), cache_.v()), {k, v}, out, options);
 }
 
 QUOKA_FUNC void Layer::check_prompt(const Rows& q, const Rows& k, const Rows& v,
@@ -61,7 +61,7 @@ QUOKA_FUNC void Layer::attend(const Rows& q, const Selection& keep, const Chunk&
     keep.require_shape(shape_.batch, shape_.kv_heads, cache_.len());
   else
     require_equal("the selection's kv_len", keep.kv_len(), "the keys' kv_len", 0);
-  detail::attend(q, past(keep), chunk, out, options_, executor, workspace());
+  detail::attend(q, past(keep), chunk, out, options(), executor, workspace());
 }
 
 QUOKA_FUNC bool LayerStep::add_stages(Chains& chains, const Selection& chosen, int workers) {
@@ -91,9 +91,9 @@ QUOKA_FUNC SelectorInput LayerStep::input_with_chunk() const {
 QUOKA_FUNC SelectorInput Layer::input(const Rows& q, const Rows& chunk_k) const {
   return {.q = q,
           .k = cache_.k(),
+          .logits = options(),
           .inverse_norms = cache_.inverse_norms(),
           .capacity = cache_.capacity(),
-          .scale = options_.scale,
           .chunk_k = chunk_k};
 }
 

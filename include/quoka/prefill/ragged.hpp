@@ -11,11 +11,13 @@
 #pragma once
 
 #include <quoka/attention/attention.hpp>
+#include <quoka/base/sort.hpp>
 #include <quoka/select/selector.hpp>
 #include <quoka/select/visible.hpp>
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 namespace quoka {
@@ -29,7 +31,8 @@ struct RaggedSequence {
   Rows past_v = {};                    // [1, kv_heads, kv_len, v_dim]
   Chunk chunk = {};                    // [1, kv_heads, q_len, ...], in the cache or apart
   AttentionOutput out;                 // [1, q_heads, q_len, v_dim]
-  typename S::State* state = nullptr;  // null: attends to all of its past
+  typename S::State* state = nullptr;  // its own; null: attends to all of its past. Where a mask
+                                       // hides cells: select_visible()
   TensorView<const float, 3> inverse_norms = {};  // of past_k; optional
   const KeySketch* sketch = nullptr;              // of the cache; optional
   std::uint64_t sequence = 0;                     // its number, for a State that checks it
@@ -50,53 +53,67 @@ class RaggedWorkspace {
   void run(const S& selector, std::span<const RaggedSequence<S>> batch,
            const AttentionOptions& options, ExecutorRef executor) {
     keep_.resize(std::max(keep_.size(), batch.size()));
-    select(selector, batch, options, executor);
     calls_.clear();
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      const RaggedSequence<S>& x = batch[i];
+    for (const RaggedSequence<S>& x : batch) {
       calls_.push_back({.q = x.q,
-                        .past = {x.past_k, x.past_v, keep_[i]},
+                        .past = {x.past_k, x.past_v},
                         .chunk = x.chunk,
                         .out = x.out,
                         .mask = x.mask,
                         .query_position = x.query_position});
       calls_.back().past.packed = x.packed;
     }
-    attention(calls_, options, executor, attention_);
+    detail::check_attention(calls_, options, attention_);
+    detail::require_own("State", std::ssize(batch), order_,
+                        [&](Index i) { return batch[static_cast<std::size_t>(i)].state; });
+    select(selector, batch, options, executor);
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      const Rows& k = batch[i].past_k;
+      if (k.len() > 0)  // a selector may be the caller's own
+        detail::name_sequence(static_cast<Index>(i),
+                              [&] { keep_[i].require_shape(k.batch(), k.heads(), k.len()); });
+      calls_[i].past.keep = k.len() > 0 ? &keep_[i] : nullptr;
+    }
+    detail::attend(calls_, options, executor, attention_);
   }
 
  private:
   void select(const S& selector, std::span<const RaggedSequence<S>> batch,
               const AttentionOptions& options, ExecutorRef executor) {
-    const auto select_for = [&](std::size_t i, ExecutorRef by) {
+    const auto select_one = [&](std::size_t i, ExecutorRef by) {
       const RaggedSequence<S>& x = batch[i];
       if (x.state == nullptr || x.past_k.len() == 0)
         return keep_[i].select_all(x.q.batch(), x.past_k.heads(), x.past_k.len());
       SelectorInput input{.q = x.q,
                           .k = x.past_k,
+                          .logits = options,
                           .inverse_norms = x.inverse_norms,
                           .capacity = x.past_k.len(),
-                          .scale = options.scale,
                           .sequence = x.sequence,
                           .sketch = x.sketch};
-      if (x.mask.absent()) {  // causal: a mask may hide the chunk's own keys
+      const Mask& mask = x.mask.absent() ? options.mask : x.mask;
+      if (mask.absent()) {  // causal: a mask may hide the chunk's own keys
         input.chunk_k = x.chunk.k;
         return selector.select(input, *x.state, keep_[i], by);
       }
-      select_visible(selector, input, VisibleCells(x.mask, x.past_k.len(), 0, by), *x.state,
-                     keep_[i], by);
+      select_visible(selector, input, VisibleCells(mask, x.past_k.len(), 0, by), *x.state, keep_[i],
+                     by);
+    };
+    const auto select_for = [&](Index i, ExecutorRef by) {
+      detail::name_sequence(i, [&] { select_one(static_cast<std::size_t>(i), by); });
     };
     // By the keys there are to look at.
-    const auto cost = [&](std::size_t i) {
-      return batch[i].state == nullptr ? 0 : batch[i].past_k.len();
+    const auto cost = [&](Index i) {
+      const RaggedSequence<S>& x = batch[static_cast<std::size_t>(i)];
+      return x.state == nullptr ? 0 : x.past_k.len();
     };
     order_.resize(batch.size());
-    std::iota(order_.begin(), order_.end(), std::size_t{0});
-    std::sort(order_.begin(), order_.end(), [&](std::size_t a, std::size_t b) {
+    std::iota(order_.begin(), order_.end(), Index{0});
+    detail::sort(order_.data(), std::ssize(order_), [&](Index a, Index b) {
       return cost(a) > cost(b) || (cost(a) == cost(b) && a < b);
     });
     Index left = 0;
-    for (const std::size_t i : order_) left += cost(i);
+    for (const Index i : order_) left += cost(i);
     std::size_t at = 0;
     for (; at < order_.size() && executor.workers() > 1; ++at) {
       if (cost(order_[at]) * executor.workers() <= left) break;
@@ -110,13 +127,14 @@ class RaggedWorkspace {
 
   std::vector<Selection> keep_;
   std::vector<AttentionSequence> calls_;
-  std::vector<std::size_t> order_;
+  std::vector<Index> order_;
   AttentionWorkspace attention_;
 };
 
 // Selects for each sequence that has a State and attends, in one call. The options' mask and
-// query_position are those of the sequences. Throws std::invalid_argument as select() and attention()
-// would for one of them; no output is written then, but States may have been used.
+// query_position are those of the sequences that have none. Throws std::invalid_argument, with the number of the
+// sequence, as attention() would for one of them, before anything is done, and where two have the same State; and as
+// select() would, where no output is written, but States may have been used.
 template <Selector S>
 void select_and_attend(const S& selector, std::span<const RaggedSequence<S>> batch,
                        const AttentionOptions& options, ExecutorRef executor,

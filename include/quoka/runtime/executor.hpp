@@ -17,6 +17,7 @@
 
 #include <quoka/base/check.hpp>
 #include <quoka/base/function_ref.hpp>
+#include <quoka/base/member.hpp>
 #include <quoka/runtime/chains.hpp>
 
 #include <concepts>
@@ -49,7 +50,20 @@ using TaskRef = FunctionRef<void(Index task, int worker)>;
 class ExecutorRef;
 namespace detail {
 void run_chains(const ExecutorRef& executor, const Chains& chains);
+
+QUOKA_DEFINE_HAS_MEMBER(run_chains);
+
+// Has it run_chains()? One that does not fit is a sentence.
+template <class E>
+constexpr bool takes_chains() {
+  constexpr bool fits = requires(std::remove_reference_t<E> & executor, const Chains& chains) {
+    executor.run_chains(chains);
+  };
+  static_assert(fits || !has_run_chains<E>,
+                "quoka: an executor's run_chains() must be void run_chains(const quoka::Chains&)");
+  return fits;
 }
+}  // namespace detail
 
 // An executor of any type, borrowed for a call. An executor itself; it does not allocate. Throws
 // std::invalid_argument where an executor has no worker, and from run() where it runs a task under a
@@ -64,9 +78,7 @@ class ExecutorRef {
         run_([](void* of, Index tasks, const TaskRef& task) {
           static_cast<std::remove_reference_t<E>*>(of)->run(tasks, task);
         }) {
-    if constexpr (requires(std::remove_reference_t<E> & own, const Chains& chains) {
-                    own.run_chains(chains);
-                  })
+    if constexpr (detail::takes_chains<E>())
       run_chains_ = [](void* of, const Chains& chains) {
         static_cast<std::remove_reference_t<E>*>(of)->run_chains(chains);
       };

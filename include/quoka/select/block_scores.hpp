@@ -1,14 +1,14 @@
 // Scores of blocks of keys: what XAttention and FlashPrefill share.
 //
-//   x[i][t]   = row i . key row t, in log2 units
-//   each_row  score[s][j] = sum over rows i of set s of (sum over t in block j of 2^x[i][t])
-//                                                     / (sum over all t of 2^x[i][t])
-//   whole_set score[s][j] = sum over rows i of s and t in j of 2^(x[i][t] - m[s]), m[s] their largest x
+//   x[i][t]   = row i . key row t
+//   each_row  score[s][j] = sum over rows i of set s of (sum over t in block j of e^x[i][t])
+//                                                     / (sum over all t of e^x[i][t])
+//   whole_set score[s][j] = sum over rows i of s and t in j of e^(x[i][t] - m[s]), m[s] their largest x
 //
 // Rows are what a method makes of the queries, in sets (one query head's block of queries). Key rows
 // are keys, or `stride` keys side by side, the last one filled up with zeros; those of the chunk
 // follow those of the past. The register tile and the online softmax of attention, one group of
-// panels over all keys at a time: 2 * rows * key rows * stride * dim FLOPs and one exp2 per row and
+// panels over all keys at a time: 2 * rows * key rows * stride * dim FLOPs and one exp per row and
 // key row, one read of the keys per group (all rows of a KV head where they are at most 16 panels), 4
 // bytes of scratch per row and block, and per row and step of keys. A row with a NaN or an infinity is
 // left out, and so is a key row with one.
@@ -73,8 +73,8 @@ class BlockRowWriter {
   Index *sets_, *ends_;
 };
 
-// Writes the rows of one KV head, times `factor`.
-using FillBlockRows = FunctionRef<void(Index b, Index kv_head, float factor, BlockRowWriter& rows)>;
+// Writes the rows of one KV head, times the logit scale.
+using FillBlockRows = FunctionRef<void(Index b, Index kv_head, BlockRowWriter& rows)>;
 
 // Scratch of one worker.
 struct BlockScratch {
@@ -103,7 +103,7 @@ struct BlockScratch {
 using BlockScoreState = WorkerScratch<BlockScratch>;
 
 // scores [batch, kv_heads, sets, keys.blocks()], an array. `capacity`: as many keys as there may be in
-// later calls, for scratch memory. fill() gives rows of log2 logits: factor is log2_of_e.
+// later calls, for scratch memory.
 void block_scores(const BlockQueries& shape, FillBlockRows fill, const BlockKeys& keys,
                   Index capacity, BlockNormaliser normaliser, float* scores, BlockScoreState& state,
                   ExecutorRef executor);

@@ -220,7 +220,7 @@ class BlockAccumulator {
         for (Index i = at; i < end; ++i)
           weights = simd::add(
               weights,
-              simd::exp2(simd::sub(simd::load(x + i * width + j * simd::lanes), reference)));
+              simd::exp(simd::sub(simd::load(x + i * width + j * simd::lanes), reference)));
         simd::store(sum + j * simd::lanes, weights);
         lanes[j].sum = simd::add(lanes[j].sum, weights);
       });
@@ -278,8 +278,8 @@ class BlockAccumulator {
         simd::Packet factors[tuning::tile_packets];
         for (int j = 0; j < tuning::tile_packets; ++j)
           factors[j] = simd::mul(
-              shares[j], simd::exp2(simd::sub(simd::load(reference(p, step) + j * simd::lanes),
-                                              state(p)[j].reference())));
+              shares[j], simd::exp(simd::sub(simd::load(reference(p, step) + j * simd::lanes),
+                                             state(p)[j].reference())));
         const Index until = (std::min(t + step_, last) - 1) / keys_.block_rows;
         for (Index block = t / keys_.block_rows; block <= until; ++block, ++segment) {
           const float* const sum = sums(p) + segment * width;
@@ -311,7 +311,7 @@ class BlockAccumulator {
     }
     float& before = s_.set_tops.data()[set];
     if (top > before) {
-      const float shrink = std::exp2(before - top);  // 0 where there was none
+      const float shrink = std::exp(before - top);  // 0 where there was none
       for (Index block = 0; block < blocks_; ++block) scores_[set * blocks_ + block] *= shrink;
       before = top;
     }
@@ -319,7 +319,7 @@ class BlockAccumulator {
     for (int j = 0; j < tuning::tile_packets; ++j)
       shares[j] =
           simd::mul(simd::load(inside + j * simd::lanes),
-                    simd::exp2(simd::sub(state(p)[j].reference(), simd::broadcast(reference))));
+                    simd::exp(simd::sub(state(p)[j].reference(), simd::broadcast(reference))));
   }
 
   const BlockKeys& keys_;
@@ -343,7 +343,7 @@ QUOKA_FUNC void block_scores(const BlockQueries& shape, FillBlockRows fill, cons
     detail::BlockScratch& s = state[worker];
     BlockRowWriter rows(RowWriter(s.rows.data(), keys.stride * keys.k.dim(), s.query),
                         s.sets.data(), s.ends.data());
-    fill(task / heads, task % heads, log2_of_e, rows);
+    fill(task / heads, task % heads, rows);
     detail::BlockAccumulator(keys, task / heads, task % heads, rows.count(), shape.sets, normaliser,
                              scores + task * size, s)
         .run();

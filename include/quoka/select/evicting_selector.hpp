@@ -7,7 +7,7 @@
 // each position remembers the cache length at which it was dropped, so the state at any earlier
 // length comes back exactly as it was. (In the middle of a chunk: as it was before that chunk, plus
 // the chunk's part; up to a chunk more than the budget.) The memory itself is not given back: this
-// measures what eviction costs in accuracy and gains in time. 8 bytes per key and KV head. After a throw the
+// measures what eviction costs in accuracy and gains in time. 10 bytes per key and KV head. After a throw the
 // State is as it was.
 //
 //   struct MyEviction {
@@ -52,6 +52,7 @@ template <EvictionMethod S>
 class EvictingSelector {
  public:
   using Options = typename S::Options;
+  static constexpr bool evicts = true;  // selector.hpp
 
   struct State {
     RowStore<Position> dropped_at;  // [batch, kv_heads, kv_len, 1] cache length; never: the largest
@@ -83,10 +84,10 @@ class EvictingSelector {
         }
       }
     }
-    Index kept_bytes() const { return dropped_at.bytes() + retained.bytes(); }
+    Index kept_bytes() const { return dropped_at.bytes() + retained.bytes() + keys.bytes(); }
     Index bytes() const {
-      return dropped_at.bytes() + retained.bytes() + candidates.bytes() + scores.bytes() +
-             best.bytes() + scratch.bytes() + top_k.bytes();
+      return kept_bytes() + candidates.bytes() + scores.bytes() + best.bytes() + scratch.bytes() +
+             top_k.bytes();
     }
   };
 
@@ -98,11 +99,11 @@ class EvictingSelector {
 
   const Options& options() const { return options_; }
 
-  // Throws std::invalid_argument when shapes do not fit together, and when the cache has become
-  // shorter and the State was not told by truncate().
+  // Throws std::invalid_argument when shapes do not fit together, and when the State was told of other
+  // keys (KeysIdentity::look_up).
   void select(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
-    check_selector_input(input);
+    detail::check_choice_input(input, method_);
     const Rows& k = input.k;
     SelectorInput keys_alone = input;  // nobody told of the last ones: judged without their queries
     keys_alone.q = {};
@@ -128,19 +129,17 @@ class EvictingSelector {
   void update(const SelectorInput& input, State& s, ExecutorRef executor) const {
     const Rows& k = input.k;
     const Index heads = k.heads(), kv_len = k.len(), tasks = k.batch() * heads;
-    KeysIdentity keys = s.keys;
-    keys.require(input);
+    if (input.q.len() > 0 && detail::weighs_logits(method_)) (void)input.logit_scale();
+    s.keys.look_up(input);
     const Index known = s.dropped_at.len(), kept = s.retained.len();
-    detail::require_at_most("the length that the state knows", known,
-                            "the keys' (the state was not told by truncate())", kv_len);
     if (known == kv_len) return;
-    detail::require_at_most("kv_len", kv_len, "the largest Position", never - 1);
+    detail::require_keys("kv_len", kv_len);
     const Index candidates = kept + kv_len - known;
-    const Index stay = std::min(candidates, options_.budget.keys(kv_len));
+    const Index stay = std::min(candidates, options_.budget.count(kv_len));
     s.dropped_at.reshape(k.batch(), heads, 1);
     s.retained.reshape(k.batch(), heads, 1);
-    s.dropped_at.reserve(input.capacity), s.dropped_at.grow(kv_len);
-    s.retained.grow(stay);
+    s.dropped_at.grow(kv_len, input.capacity);
+    s.retained.grow(candidates);  // as many as truncate() may bring back
     Position* const lists = s.candidates.reserve_amortised(tasks * candidates);
     Position* const best = s.best.reserve_amortised(tasks * stay);
     for (Index task = 0; task < tasks; ++task) {
@@ -149,8 +148,9 @@ class EvictingSelector {
       for (Index t = known; t < kv_len; ++t) list[kept + t - known] = static_cast<Position>(t);
     }
     if (stay < candidates) choose(input, candidates, stay, s, executor);
+    s.keys.prepare(input, kv_len, executor);
 
-    s.keys = keys;  // from here on nothing throws
+    s.keys.take(input, kv_len);  // from here on nothing throws
     s.dropped_at.resize(kv_len);
     s.retained.resize(stay);
     for (Index task = 0; task < tasks; ++task) {

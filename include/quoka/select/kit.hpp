@@ -88,8 +88,8 @@ class RowWriter {
   RowReader* reader_;
 };
 
-// Writes the rows that score for one head of the scores, times `factor`.
-using FillRows = FunctionRef<void(Index b, Index head, float factor, RowWriter& rows)>;
+// Writes the rows that score for one head of the scores, times the logit scale.
+using FillRows = FunctionRef<void(Index b, Index head, RowWriter& rows)>;
 
 // The rows that score for one head.
 struct QueryRows {
@@ -148,10 +148,11 @@ class KeySource {
 // a multiple of the keys' KV heads. `capacity`: as many keys as there may be in later calls, for
 // scratch memory. Of a shard's keys: the scores they have among all keys, for twice the FLOPs and an
 // exchange of 12 bytes per row (filled up to whole panels); blocks of a multiple of softmax_shard_keys().
-// Throws std::invalid_argument unless the scores of a head lie side by side.
+// softcap, if not 0, caps the logits, as attention does. Throws std::invalid_argument unless the scores of a
+// head lie side by side.
 void softmax_scores(const QueryRows& shape, FillRows fill, const KeySource& keys, Index capacity,
                     Aggregation over, TensorView<float, 3> scores, QueryScoreState& state,
-                    ExecutorRef executor, const KeyShard* shard = nullptr);
+                    ExecutorRef executor, const KeyShard* shard = nullptr, float softcap = 0.0f);
 // Keys of a block that softmax_scores() takes of a shard: blocks have a multiple of them.
 Index softmax_shard_keys();
 
@@ -171,7 +172,7 @@ using CausalMassScratch = detail::MassScratch;
 
 // Attention of some query rows to listed keys, each row to those before its end: mass[0, key_count)
 // = share * the sum of the rows' softmax. scratch.rows [rows, dim] hold the queries times the logit
-// scale and log2_of_e; ends [rows]; scratch is reserved for (rows, key_count, dim).
+// scale; ends [rows]; scratch is reserved for (rows, key_count, dim).
 void add_causal_mass(Index rows, const Index* ends, const HeadRows& keys, Index key_count,
                      Index dim, float share, float* mass, CausalMassScratch& scratch);
 
@@ -196,9 +197,6 @@ inline void best_keys(const TensorView<float, 3>& scores, Index budget, const To
 inline float ordered_score(float score) {
   return std::isfinite(score) ? score : -std::numeric_limits<float>::infinity();
 }
-
-// What takes natural units to those of weights, powers of two.
-inline constexpr float log2_of_e = 1.44269504088896341f;
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

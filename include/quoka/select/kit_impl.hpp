@@ -54,8 +54,7 @@ QUOKA_FUNC void ChannelMajorKeys::append(const Rows& k, Index capacity) {
   if (blocks.batch() != k.batch() || blocks.heads() != k.heads() || blocks.dim() != k.dim() * width)
     len = 0;
   blocks.reshape(k.batch(), k.heads(), k.dim() * width);
-  blocks.reserve(ceil_div(capacity, width));
-  blocks.resize(ceil_div(k.len(), width));
+  blocks.resize(ceil_div(k.len(), width), ceil_div(capacity, width));
   row.reserve(k);
   for (Index b = 0; b < k.batch(); ++b) {
     for (Index head = 0; head < k.heads(); ++head) {
@@ -171,8 +170,8 @@ QUOKA_FUNC KeySource::KeySource(const ChannelMajorKeys& keys, const Index* chose
 
 QUOKA_FUNC void softmax_scores(const QueryRows& shape, FillRows fill, const KeySource& keys,
                                Index capacity, Aggregation over, TensorView<float, 3> scores,
-                               QueryScoreState& state, ExecutorRef executor,
-                               const KeyShard* shard) {
+                               QueryScoreState& state, ExecutorRef executor, const KeyShard* shard,
+                               float softcap) {
   const Index heads = scores.heads(), key_count = scores.len();
   if (key_count > 0)
     detail::require_equal("the scores' inner stride", scores.strides()[2], "that of an array", 1);
@@ -187,13 +186,14 @@ QUOKA_FUNC void softmax_scores(const QueryRows& shape, FillRows fill, const KeyS
       const Index b = task / heads, head = task % heads;
       detail::MassScratch& s = state.mass[worker];
       RowWriter rows(s.rows.data(), shape.dim, s.query);
-      fill(b, head, log2_of_e, rows);
+      fill(b, head, rows);
       float* const mass = key_count > 0 ? scores.row(b, head, 0) : nullptr;
       const float share = over == Aggregation::max
                               ? 1.0f
                               : 1.0f / static_cast<float>(std::max<Index>(rows.count(), 1));
       const auto use = [&](detail::MassKeys& of_head) {
-        MassAccumulator mass_of(s.rows.data(), rows.count(), shape.dim, of_head, key_count, s);
+        MassAccumulator mass_of(s.rows.data(), rows.count(), shape.dim, of_head, key_count, s,
+                                nullptr, detail::LogitRule{.softcap = softcap});
         step(mass_of, mass, share, task);
       };
       keys.with_keys(b, head, heads, s.key, use);
@@ -248,7 +248,7 @@ QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const R
     detail::MassScratch& s = state.mass[worker];
     float* const first = s.rows.data();
     RowWriter rows(first, shape.dim, s.query);
-    fill(task / keys.heads(), task % keys.heads(), 1.0f, rows);
+    fill(task / keys.heads(), task % keys.heads(), rows);
     float* const mean = means + task * shape.dim;
     std::fill_n(mean, shape.dim, 0.0f);
     const float share = 1.0f / static_cast<float>(std::max<Index>(rows.count(), 1));
@@ -265,14 +265,16 @@ QUOKA_FUNC void exact_scores(const SelectorInput& input, Index n,
                              ExecutorRef executor) {
   const Rows &q = input.q, &k = input.k;
   const Index group = input.group();
-  const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& rows) {
+  const float logit_scale = input.logit_scale();
+  const auto fill = [&](Index b, Index kv_head, RowWriter& rows) {
     for (Index r = 0; r < group; ++r)
       for (Index m = 0; m < n; ++m)
-        rows.add(q, b, kv_head * group + r, position_of(m), factor * input.logit_scale());
+        rows.add(q, b, kv_head * group + r, position_of(m), logit_scale);
   };
   const QueryRows shape{group * n, k.dim(), q};
   if (domain == Domain::logit) return mean_logit_scores(shape, fill, k, scores, state, executor);
-  softmax_scores(shape, fill, k, input.capacity, over, scores, state, executor, input.shard);
+  softmax_scores(shape, fill, k, input.capacity, over, scores, state, executor, input.shard,
+                 input.softcap());
 }
 
 QUOKA_FUNC void add_causal_mass(Index rows, const Index* ends, const HeadRows& keys,

@@ -5,8 +5,9 @@
 //   any other                                reuses the last choice of this chunk
 //
 // The choice is an explicit state that the layers of one sequence share: make one SharedChoice and
-// hand it to each layer's State. It belongs to one chunk; layers are called in ascending order. A
-// layer on its own (first_sparse) chooses for itself. Officially attention at the choosing layers
+// hand it to each layer's State. It belongs to one chunk; layers are called in ascending order, any of them again,
+// and a chunk may begin anew from its first layers, after a failure or without one. After a throw the choice is as
+// it was. A layer on its own (first_sparse) chooses for itself. Officially attention at the choosing layers
 // is dense; here it keeps to the budget like any other method.
 //
 //   struct MyChoice {
@@ -19,7 +20,9 @@
 
 #include <quoka/select/selector.hpp>
 
+#include <algorithm>
 #include <memory>
+#include <utility>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -43,6 +46,7 @@ struct SharedChoice {
   std::uint64_t sequence = 0;  // the caller's number for it
   Index last_layer = -1;       // called in this chunk
   bool made = false;           // has a layer chosen in this chunk?
+  Selection next;              // being made
 
   void forget() { kv_len = last_layer = -1, made = false; }  // no choice
 };
@@ -69,8 +73,12 @@ class LayerSharedSelector {
     std::shared_ptr<SharedChoice> shared = std::make_shared<SharedChoice>();
     typename S::State method;
 
+    Index len = 0;  // keys that appended() told of
+
+    // Forgets the choice, unless these are all the keys: a chunk that failed before its keys came may be given again.
     void truncate(Index kv_len) {
-      shared->forget();
+      if (kv_len < len || len == 0) shared->forget();
+      len = std::min(len, kv_len);
       method.truncate(kv_len);
     }
     Index bytes() const { return method.bytes(); }
@@ -87,38 +95,44 @@ class LayerSharedSelector {
 
   const Options& options() const { return options_; }
 
-  // Throws std::invalid_argument when shapes do not fit together, when layers come out of order,
-  // and when there is no choice to reuse.
+  // Throws std::invalid_argument when shapes do not fit together, and when there is no choice to reuse: a
+  // layer below the last one that was called begins the chunk anew.
   void select(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
-    check_selector_input(input);
+    detail::check_choice_input(input, method_);
     const Rows& k = input.k;
     const LayerPlan& plan = options_.plan;
     SharedChoice& shared = *state.shared;
-    if (shared.kv_len != k.len() || shared.sequence != input.sequence) shared.forget();
-    detail::require_at_least("layer, called after others of this chunk,", plan.layer,
-                             shared.last_layer);
-    const Index budget = options_.budget.keys(k.len());
+    bool made = shared.made && shared.kv_len == k.len() && shared.sequence == input.sequence &&
+                plan.layer >= shared.last_layer;
+    const Index budget = options_.budget.count(k.len());
     const bool dense = plan.layer < plan.first_sparse || budget == k.len();
     if (!dense && plan.chooses()) {
       if (budget == 0)
-        shared.selection.select_none(k.batch(), k.heads(), k.len());
+        shared.next.select_none(k.batch(), k.heads(), k.len());
       else
-        method_.select(input, budget, state.method, shared.selection, executor);
-      shared.made = true;
-    } else if (!dense && !shared.made) {
-      detail::fail("layer", plan.layer, "but no layer of this chunk has chosen: first_sparse is",
-                   "", plan.first_sparse);
+        method_.select(input, budget, state.method, shared.next, executor);
+      selection = shared.next;
+      std::swap(shared.selection, shared.next);
+      made = true;
+    } else if (dense) {
+      selection.select_all(k.batch(), k.heads(), k.len());
+    } else {
+      if (!made)
+        detail::fail("layer", plan.layer, "but no layer of this chunk has chosen: first_sparse is",
+                     "", plan.first_sparse);
+      shared.selection.require_shape(k.batch(), k.heads(), k.len());
+      selection = shared.selection;
     }
     shared.kv_len = k.len();
     shared.sequence = input.sequence;
     shared.last_layer = plan.layer;
-    if (dense) return selection.select_all(k.batch(), k.heads(), k.len());
-    shared.selection.require_shape(k.batch(), k.heads(), k.len());
-    selection = shared.selection;
+    shared.made = made;
   }
 
-  void appended(const SelectorInput&, State&, ExecutorRef) const {}
+  void appended(const SelectorInput& input, State& state, ExecutorRef) const {
+    state.len = input.k.len();
+  }
 
  private:
   Options options_;

@@ -19,7 +19,8 @@
 // Domain::softmax: raw queries score by their own attention to the past, softmax over t of
 // scale * q . k[t]: its maximum or mean over the kept rows, those of all heads of the group with
 // per_head. With a sketch from 8-bit logits alone, in 0.3 of the time: nearly the same Selection
-// (sketch/sketched_mass.hpp).
+// (sketch/sketched_mass.hpp). Under attention's soft-cap, if it has one: in float then, without the sketch,
+// a cascade and levels.
 //
 // Cascade: a part of these rows looks at all keys, all of them at the best candidates alone, so that many
 // queries cost little more than few (sketch/sketched_mass.hpp). It begins once the past is longer than twice
@@ -105,11 +106,43 @@ struct TwoLevels {
   Index candidates = 8;   // keys looked at, times the budget; acts with a block
 };
 
+// How many queries of a chunk score: so many of each query head, the paper's N_Q, or so many of all heads that
+// share a KV head, which then costs the same whatever the group. The group comes from the shapes of the call.
+//
+//   .n_queries = 16                              16 of each query head
+//   .n_queries = QueryCount::per_kv_head(64)     64 / group of each query head, at least 4
+class QueryCount {
+ public:
+  // Of each query head.
+  template <detail::WholeNumber T>
+  constexpr QueryCount(T per_head) : count_(static_cast<Index>(per_head)) {}
+  // Of all query heads of a group together.
+  static constexpr QueryCount per_kv_head(Index count) {
+    QueryCount queries(count);
+    queries.is_per_kv_head_ = true;
+    return queries;
+  }
+
+  // Queries of each of the `group` >= 1 query heads that share a KV head.
+  constexpr Index of_head(Index group) const {
+    return is_per_kv_head_ ? std::max<Index>(least_of_head, count_ / group) : count_;
+  }
+  constexpr Index count() const { return count_; }  // as it was given
+  constexpr bool is_per_kv_head() const { return is_per_kv_head_; }
+  friend constexpr bool operator==(const QueryCount& a, const QueryCount& b) = default;
+
+ private:
+  static constexpr Index least_of_head = 4;
+
+  Index count_;
+  bool is_per_kv_head_ = false;
+};
+
 // What QuoKA leaves open. The defaults are the paper's; recommended() is what to take in its place.
 struct QuokaOptions {
-  Budget budget = 1024;                                // B_SA: 512, 1024, 2048, or 0.25; by
-                                                       // scores: in float, without the sketch
-  Index n_queries = 16;                                // N_Q: queries kept for scoring
+  Budget budget = Budget::keys(1024);                  // B_SA: keys(512), keys(2048), share(0.25);
+                                                       // by scores: in float, without the sketch
+  QueryCount n_queries = 16;                           // N_Q: queries kept for scoring
   Scoring scoring = Scoring::cosine;                   // S; of Domain::logit
   Aggregation aggregation = Aggregation::max;          // over the kept queries
   GroupMode group_mode = GroupMode::rank;              // over the heads of a group
@@ -123,17 +156,15 @@ struct QuokaOptions {
   TwoLevels two_levels = {};                           // blocks first; 0: off. Always with a sketch
 
   // The paper's, which are the defaults.
-  static QuokaOptions paper(Budget budget = 1024) { return {.budget = budget}; }
+  static QuokaOptions paper(Budget budget = Budget::keys(1024)) { return {.budget = budget}; }
 
   // What to take where answers count: within a point or two of dense attention's on the tasks measured
-  // (bench/results/which_preset.md). Queries of every kind, each by its own softmax, about 64 per KV
-  // head (max(4, 64 / group) of each head), and a key's two neighbours come with it. In a past of more than
-  // eight budgets some 19 of the 64 choose candidates for all. Throws std::invalid_argument for a group,
-  // q_heads / kv_heads, below 1.
-  static QuokaOptions recommended(Index group, Budget budget = 1024) {
-    detail::require_at_least("group", group, 1);
+  // (bench/results/which_preset.md). Queries of every kind, each by its own softmax, 64 per KV head (at least
+  // 4 of each query head), and a key's two neighbours come with it. In a past of more than eight budgets some 19
+  // of the 64 choose candidates for all.
+  static QuokaOptions recommended(Budget budget = Budget::keys(1024)) {
     return {.budget = budget,
-            .n_queries = std::max<Index>(4, 64 / group),
+            .n_queries = QueryCount::per_kv_head(64),
             .aggregation = Aggregation::mean,
             .group_mode = GroupMode::per_head,
             .query_choice = QueryChoice::mixed,
@@ -142,26 +173,24 @@ struct QuokaOptions {
             .cascade = 4};
   }
 
-  // The same with half the queries and without neighbours, about 32 per KV head (max(4, 32 / group) of
-  // each head): more of the attention mass, and the needles that the paper's defaults miss, for 1.4
-  // (2,046 tokens of TinyLlama) to 2.7 times (32,768 keys of Qwen3-4B's shape) their scoring time
-  // in float. By the 8-bit sketch choosing keys takes 0.3 of the time in float. Evidence, exceptions
-  // included: bench/results/accuracy.md, evaluate.md. Throws std::invalid_argument for a group, q_heads /
-  // kv_heads, below 1.
-  static QuokaOptions robust(Index group, Budget budget = 1024) {
-    QuokaOptions options = recommended(group, budget);
-    options.n_queries = std::max<Index>(4, 32 / group);
+  // The same with half the queries and without neighbours, 32 per KV head (at least 4 of each query head): more
+  // of the attention mass, and the needles that the paper's defaults miss, for 1.4 (2,046 tokens of TinyLlama)
+  // to 2.7 times (32,768 keys of Qwen3-4B's shape) their scoring time in float. By the 8-bit sketch choosing
+  // keys takes 0.3 of the time in float. Evidence, exceptions included: bench/results/accuracy.md, evaluate.md.
+  static QuokaOptions robust(Budget budget = Budget::keys(1024)) {
+    QuokaOptions options = recommended(budget);
+    options.n_queries = QueryCount::per_kv_head(32);
     options.top_k.window = 1;
     options.cascade = 0;
     return options;
   }
 
   // "quoka", "recommended" or "robust": paper(), recommended() or robust(). Throws std::invalid_argument for
-  // another name, and as these.
-  static QuokaOptions preset(std::string_view name, Index group, Budget budget = 1024) {
+  // another name.
+  static QuokaOptions preset(std::string_view name, Budget budget = Budget::keys(1024)) {
     if (name == "quoka") return paper(budget);
-    if (name == "recommended") return recommended(group, budget);
-    if (name == "robust") return robust(group, budget);
+    if (name == "recommended") return recommended(budget);
+    if (name == "robust") return robust(budget);
     detail::fail_because("the preset is \"" + std::string(name) +
                          "\", but must be quoka, recommended or robust");
   }
@@ -182,7 +211,9 @@ class QuokaScorer {
     Buffer<Index> first_rows;    // of a cascade
     Buffer<float> q_bar;         // [batch, kv_heads, rows, head_dim]
     WorkerScratch<detail::SubselectScratch> subselect;
-    WorkerScratch<detail::FloatRow> rows, keys;  // to read one
+    WorkerScratch<detail::FloatRow> rows;  // to read one
+    detail::FloatRow key;                  // likewise
+    std::uint64_t turn = 0;                // of looking keys up in a sketch of the cache
     WorkerScratch<detail::ScoreScratch> score;
     QueryScoreState softmax;
     detail::SketchedMassState sketched_mass;
@@ -198,6 +229,7 @@ class QuokaScorer {
     ~State();
 
     void truncate(Index kv_len);
+    Index kept_len() const;
     Index kept_bytes() const;
     Index bytes() const;
   };
@@ -233,12 +265,18 @@ class QuokaScorer {
                  sketch, cascade, two_levels] =
         options_;  // all there are; a shard has neither sketch nor cascade
     const Domain asked = domain;
-    f("n_queries", n_queries), f("scoring", scoring), f("aggregation", aggregation);
+    f("n_queries", n_queries.count()), f("n_queries per KV head", n_queries.is_per_kv_head());
+    f("scoring", scoring), f("aggregation", aggregation);
     f("group_mode", group_mode), f("query_choice", query_choice), f("domain", asked);
   }
 
   // Sketches the new keys. A State that was not told of all keys scores in float.
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const;
+
+  // In Domain::softmax.
+  bool weighs_logits() const { return options_.domain == Domain::softmax; }
+  // In float: without the sketch, a cascade and levels of blocks.
+  static bool knows_softcap() { return true; }
 
   // Mass is that of softmax.
   bool takes(Budget::Rule rule) const {
@@ -263,7 +301,7 @@ class QuokaScorer {
   bool has_sketched_mass(const SelectorInput& input, const State& state) const;
   void sketched_mass(const SelectorInput& input, State& state, TensorView<float, 3> scores,
                      ExecutorRef executor, Chains& chains, const detail::StagesRef* after) const;
-  bool uses_sketch() const;
+  bool uses_sketch(const SelectorInput& input) const;
   bool sketches(const SelectorInput& input) const;
   detail::FirstLook first_look(const SelectorInput& input, State& state) const;
   bool two_levels() const { return options_.two_levels.block > 0; }

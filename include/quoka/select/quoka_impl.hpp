@@ -17,17 +17,18 @@ QUOKA_FUNC void QuokaScorer::State::truncate(Index kv_len) {
   sketch.keys.truncate(kv_len);
   blocks.truncate(kv_len);
 }
+QUOKA_FUNC Index QuokaScorer::State::kept_len() const { return sketch.keys.len(); }
 QUOKA_FUNC Index QuokaScorer::State::kept_bytes() const {
   return sketch.keys.bytes() + blocks.bytes();
 }
 QUOKA_FUNC Index QuokaScorer::State::bytes() const {
   return positions.bytes() + first_rows.bytes() + q_bar.bytes() + subselect.bytes() + rows.bytes() +
-         keys.bytes() + score.bytes() + softmax.bytes() + sketched_mass.bytes() + sketch.bytes() +
+         key.bytes() + score.bytes() + softmax.bytes() + sketched_mass.bytes() + sketch.bytes() +
          blocks.bytes() + candidates.bytes();
 }
 
 QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) {
-  detail::require_at_least("n_queries", options.n_queries, 1);
+  detail::require_at_least("n_queries", options.n_queries.count(), 1);
   detail::require_at_least("cascade", options.cascade, 0);
   detail::require_at_most("cascade", options.cascade, "", 1 << 20);
   const TwoLevels& levels = options.two_levels;
@@ -100,8 +101,9 @@ struct LevelRows {
 
 }  // namespace detail
 
-QUOKA_FUNC bool QuokaScorer::uses_sketch() const {
+QUOKA_FUNC bool QuokaScorer::uses_sketch(const SelectorInput& input) const {
   const bool softmax = options_.domain == Domain::softmax;
+  if (softmax && input.softcap() > 0.0f) return false;  // codes know no cap
   const bool fast = softmax ? detail::sketched_mass_is_fast() : detail::sketch_is_fast();
   const bool wanted = options_.sketch == Sketch::on || two_levels() ||
                       (options_.sketch == Sketch::automatic && fast);
@@ -110,7 +112,7 @@ QUOKA_FUNC bool QuokaScorer::uses_sketch() const {
 
 // Does the State keep a sketch of these keys?
 QUOKA_FUNC bool QuokaScorer::sketches(const SelectorInput& input) const {
-  if (!uses_sketch() || input.sketch != nullptr) return false;
+  if (!uses_sketch(input) || input.sketch != nullptr) return false;
   if (two_levels()) return true;
   return options_.domain == Domain::softmax ? input.shard == nullptr : !detail::are_codes(input.k);
 }
@@ -122,13 +124,14 @@ QUOKA_FUNC detail::FirstLook QuokaScorer::first_look(const SelectorInput& input,
   if (times == 0 || two_levels()) return {};
   // Fewer than half of the keys, or none.
   const auto candidates_of = [&](Index len) {
-    const Index budget = options_.budget.keys(len);
+    const Index budget = options_.budget.count(len);
     return budget < ceil_div(len, 2 * times) ? times * budget : 0;
   };
   const Index keys = input.k.len(), candidates = candidates_of(keys);
   // With a share of the past as budget a longer one may have none.
   const Index most = std::max(candidates, candidates_of(std::max(keys, input.capacity)));
-  const Index rows = kept_rows(input), n = std::min(options_.n_queries, input.q.len());
+  const Index rows = kept_rows(input),
+              n = std::min(options_.n_queries.of_head(input.group()), input.q.len());
   const auto looks = [&](Index m) { return m % n == n - 1 || m % n % step == m / n % step; };
   Index count = 0;
   for (Index m = 0; m < rows; ++m) count += looks(m) ? 1 : 0;
@@ -141,8 +144,8 @@ QUOKA_FUNC detail::FirstLook QuokaScorer::first_look(const SelectorInput& input,
 
 // Queries that score for each KV head.
 QUOKA_FUNC Index QuokaScorer::kept_rows(const SelectorInput& input) const {
-  return detail::aggregated_rows(std::min(options_.n_queries, input.q.len()), input.group(),
-                                 options_.group_mode);
+  return detail::aggregated_rows(std::min(options_.n_queries.of_head(input.group()), input.q.len()),
+                                 input.group(), options_.group_mode);
 }
 
 // Those queries, to state.q_bar.
@@ -169,7 +172,7 @@ QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
 // By the sketch?
 QUOKA_FUNC bool QuokaScorer::has_sketched_mass(const SelectorInput& input,
                                                const State& state) const {
-  return uses_sketch() && input.shard == nullptr &&
+  return uses_sketch(input) && input.shard == nullptr &&
          (input.sketch != nullptr || state.sketch.keys.len() == input.k.len()) &&
          detail::codes_fit(kept_rows(input), input.k.dim(), Aggregation::max);
 }
@@ -178,7 +181,6 @@ QUOKA_FUNC void QuokaScorer::sketched_mass(const SelectorInput& input, State& st
                                            TensorView<float, 3> scores, ExecutorRef executor,
                                            Chains& chains, const detail::StagesRef* after) const {
   detail::QueryStages queries(input, options_, scoring(), state, executor.workers());
-  if (input.sketch == nullptr) queries.check(state.sketch.keys);
   queries.add_to(chains);
   detail::softmax_scores_by_sketch(state.sketch.keys, input.sketch, state.q_bar.data(),
                                    kept_rows(input), input.k, input.logit_scale(), input.capacity,
@@ -196,12 +198,13 @@ QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& st
     return sketched_mass(input, state, scores, executor, chains, nullptr);
   }
   aggregate_queries(input, state, executor);
-  const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& to) {
+  const float logit_scale = input.logit_scale();
+  const auto fill = [&](Index b, Index kv_head, RowWriter& to) {
     const float* const of_head = state.q_bar.data() + (b * k.heads() + kv_head) * rows * k.dim();
-    for (Index m = 0; m < rows; ++m) to.add(of_head + m * k.dim(), factor * input.logit_scale());
+    for (Index m = 0; m < rows; ++m) to.add(of_head + m * k.dim(), logit_scale);
   };
   softmax_scores({rows, k.dim()}, fill, k, input.capacity, options_.aggregation, scores,
-                 state.softmax, executor, input.shard);
+                 state.softmax, executor, input.shard, input.softcap());
 }
 
 // Scores and top-k in one run.
@@ -253,7 +256,7 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
 QUOKA_FUNC bool QuokaScorer::select_by_sketch(const SelectorInput& input, Index budget,
                                               State& state, Selection& selection,
                                               ExecutorRef executor, AfterSelection* after) const {
-  if (!uses_sketch()) return false;
+  if (!uses_sketch(input)) return false;
   if (two_levels()) {
     const detail::LevelsCode& code =
         QUOKA_DEMANDED(options_.two_levels.block.code_, detail::levels_code)();
@@ -275,9 +278,12 @@ QUOKA_FUNC bool QuokaScorer::select_by_sketch(const SelectorInput& input, Index 
     return false;
   if (what == SketchOf::keys) state.sketch.keys.require_shape_of(input.k);
   const KeySketch* const sketch = input.sketch != nullptr ? input.sketch : &state.sketch.keys;
+  if (what == SketchOf::cache) {
+    state.key.reserve(input.k);
+    sketch->require_held(input.k, sketch->places_of(input.k), state.turn++, state.key);
+  }
   Chains chains(input.k.batch() * input.k.heads(), detail::chains_at_once(executor.workers()));
   detail::QueryStages queries(input, options_, scoring(), state, executor.workers());
-  if (what == SketchOf::keys) queries.check(state.sketch.keys);
   queries.add_to(chains);
   detail::sketched_top_k(sketch, what, state.q_bar.data(), rows, input.k, input.inverse_norms,
                          options_.aggregation, budget, input.capacity, options_.top_k, selection,
@@ -299,7 +305,7 @@ QUOKA_FUNC bool QuokaScorer::select_by_levels(const SelectorInput& input, Index 
   const detail::LevelPlan plan(k.len(), budget, block, times, options_.top_k);
   // Memory for all that the cache has room for.
   const Index room = std::max(input.capacity, k.len()), tasks = k.batch() * k.heads();
-  const detail::LevelPlan later(room, options_.budget.keys(room), block, times, options_.top_k);
+  const detail::LevelPlan later(room, options_.budget.count(room), block, times, options_.top_k);
   if (const Index most = later.most_candidates(block); most > 0) {
     const Index most_rows = std::max(most, room / block);
     state.candidates.cells.reserve_amortised(tasks * most);
@@ -312,7 +318,6 @@ QUOKA_FUNC bool QuokaScorer::select_by_levels(const SelectorInput& input, Index 
   if (plan.highest() == 0 || state.sketch.keys.len() != k.len() || k.map().cells != nullptr ||
       !detail::codes_fit(rows, k.dim(), options_.aggregation))
     return false;
-  state.sketch.keys.require_made_from(k);
   aggregate_queries(input, state, executor);
   for (Index j = plan.highest(); j > 0; --j) {
     select_level(plan, j, input, state, state.picked, executor);

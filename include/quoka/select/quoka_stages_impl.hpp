@@ -20,22 +20,17 @@ class QueryStages {
         options_(options),
         scoring_(scoring),
         state_(state),
-        n_(std::min(options.n_queries, input.q.len())),
+        n_(std::min(options.n_queries.of_head(input.group()), input.q.len())),
         parts_(workers == 1 ? 1 : std::min<Index>(n_, 4)),
         subselect_{options.query_choice,
-                   options.group_mode == GroupMode::shared ? input.group() : 1, input.group()},
-        keys_(state.keys) {
+                   options.group_mode == GroupMode::shared ? input.group() : 1, input.group()} {
     const Rows &q = input.q, &k = input.k;
     state.positions.reserve(q.batch() * q.heads() * n_);
     state.subselect.reserve(workers, &q.format(), q.dim(), q.len());
     state.rows.reserve(workers, q);
-    state.keys.reserve(workers, k);
     state.q_bar.reserve(k.batch() * k.heads() *
                         aggregated_rows(n_, input.group(), options.group_mode) * k.dim());
   }
-
-  // The keys are what was sketched: looked up with the queries.
-  void check(const KeySketch& sketch) { sketch_ = &sketch; }
 
   void add_to(Chains& chains) {
     // A token, or a chunk of few, keeps all of its queries in order.
@@ -51,9 +46,6 @@ class QueryStages {
                   state_.subselect[worker]);
   }
   void aggregate(Index task, int, Index part, int worker) {
-    if (part == 0 && sketch_ != nullptr)
-      sketch_->require_made_from(input_.k, task / input_.k.heads(), task % input_.k.heads(),
-                                 keys_[worker]);
     pre_aggregate_head(input_.q, n_ < input_.q.len() ? state_.positions.data() : nullptr, n_,
                        input_.k.heads(), options_.group_mode, scoring_, state_.q_bar.data(), task,
                        part * n_ / parts_, (part + 1) * n_ / parts_, state_.rows[worker]);
@@ -65,8 +57,6 @@ class QueryStages {
   QuokaScorer::State& state_;
   Index n_, parts_;  // of a head: queries that are kept, and tasks that see to some of them
   SubselectOptions subselect_;
-  const KeySketch* sketch_ = nullptr;
-  WorkerScratch<FloatRow>& keys_;
 };
 
 // What follows a selection, and behind it the sketch of the keys that came to the cache by it.

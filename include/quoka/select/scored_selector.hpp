@@ -9,6 +9,7 @@
 // worker.
 #pragma once
 
+#include <quoka/select/scorer_members.hpp>
 #include <quoka/select/selector.hpp>
 #include <quoka/select/steps/top_k.hpp>
 
@@ -16,14 +17,57 @@
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+namespace detail {
 
-template <Scorer S>
-class ScoredSelector {
+// What follows a selection, and behind it a note of the keys that came to the cache by it.
+class NotingAfter final : public AfterSelection {
  public:
-  using Options = typename S::Options;
+  // after: null, where nothing follows. kept: keys of which the State keeps something.
+  NotingAfter(AfterSelection* after, KeyWitness& witness, Index kept)
+      : after_(after), witness_(witness), kept_(kept) {
+    witness_.keep_staged(0);
+  }
+
+  AfterSelection* if_any() { return after_ != nullptr ? this : nullptr; }
+  bool add_to(Chains& chains, const Selection& chosen, int workers) override {
+    if (!after_->add_to(chains, chosen, workers)) return false;
+    input_ = after_->appended();
+    if (kept_ == 0 || witness_.len() != kept_) return true;
+    witness_.reserve(input_.k, input_.k.len(), input_.capacity, workers);
+    chains.add_member<&NotingAfter::stage>(1, *this);
+    staged_ = input_.k.len();
+    return true;
+  }
+  SelectorInput appended() const override { return after_->appended(); }
+  // The selection is done.
+  void finish() {
+    if (staged_ > 0) witness_.keep_staged(staged_);
+  }
+
+ private:
+  void stage(Index task, int, Index, int worker) {
+    const Index heads = input_.k.heads();
+    witness_.stage(input_.k, task / heads, task % heads, kept_, staged_, worker);
+  }
+
+  AfterSelection* after_;
+  KeyWitness& witness_;
+  Index kept_, staged_ = 0;
+  SelectorInput input_;
+};
+
+}  // namespace detail
+
+// Of a Scorer: as MyScorer at the top of selector.hpp.
+template <class S>
+class ScoredSelector {
+  using Method = detail::CheckedScorer<S>;
+
+ public:
+  using Options = typename Method::Options;
 
   struct State {
-    typename S::State scorer;
+    typename Method::State scorer;
     KeysIdentity keys;
     Buffer<float> scores;  // [batch, kv_heads, kv_len]
     WorkerScratch<detail::TopKScratch> top_k;
@@ -33,29 +77,31 @@ class ScoredSelector {
       scorer.truncate(kv_len);
       keys.truncate(kv_len);
     }
-    Index kept_bytes() const { return kept_bytes_of(scorer); }
-    Index bytes() const { return scorer.bytes() + scores.bytes() + top_k.bytes() + counts.bytes(); }
+    Index kept_bytes() const { return kept_bytes_of(scorer) + keys.bytes(); }
+    Index bytes() const {
+      return scorer.bytes() + keys.bytes() + scores.bytes() + top_k.bytes() + counts.bytes();
+    }
   };
 
   // Throws std::invalid_argument for a window < 1, a negative keep_first or keep_last, and what the
   // scorer refuses, a budget by scores among it.
   explicit ScoredSelector(const Options& options = {}) : options_(options), scorer_(options) {
     detail::check_top_k(0, top_k_of(options));
-    if constexpr (requires { scorer_.takes(Budget::Rule::mass); }) {
+    if constexpr (detail::has_takes<Method>) {
       if (!scorer_.takes(options.budget.rule()))
         detail::require_sized(options.budget, "this method, with these options,");
-    } else if constexpr (!has_bar) {
+    } else if constexpr (!detail::has_bar<Method>) {
       detail::require_sized(options.budget, "this method");
     }
   }
 
   const Options& options() const { return options_; }
-  const S& scorer() const { return scorer_; }
+  const Method& scorer() const { return scorer_; }
   // The options' own top_k, or what a keep_first says.
   TopKOptions top_k() const { return top_k_of(options_); }
 
   // Writes the keys to attend to. Throws std::invalid_argument when shapes do not fit together, and
-  // when the State was told of other keys.
+  // when the State was told of other keys (KeysIdentity::look_up). After a throw the State is as it was.
   void select(const SelectorInput& input, State& state, Selection& selection,
               ExecutorRef executor) const {
     select(input, state, selection, executor, nullptr);
@@ -67,40 +113,54 @@ class ScoredSelector {
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const;
 
   // For a caller's own cache, one call: q [batch, q_heads, q_len, head_dim], past_k [batch,
-  // kv_heads, kv_len, head_dim], inverse_norms of past_k [batch, kv_heads, kv_len] or absent, and
-  // attention's scale where it is not 1 / sqrt(head_dim). What the method keeps per key is made anew
-  // in each call: a method that keeps much is better served by the call above, with a State. Throws
-  // as above.
-  Selection select(const Rows& q, const Rows& past_k, ExecutorRef executor = SerialExecutor{},
-                   TensorView<const float, 3> inverse_norms = {},
-                   std::optional<float> scale = {}) const {
+  // kv_heads, kv_len, head_dim], the options that attention() gets, or {} for its defaults, and
+  // inverse_norms of past_k [batch, kv_heads, kv_len] or absent. What the method keeps per key is made
+  // anew in each call: a method that keeps much is better served by the call above, with a State. Throws
+  // as above, and for a mask, which select_visible() reads.
+  Selection select(const Rows& q, const Rows& past_k, const LogitOptions& logits,
+                   ExecutorRef executor = SerialExecutor{},
+                   TensorView<const float, 3> inverse_norms = {}) const {
+    if (logits.masked)
+      detail::fail_because(
+          "there is a mask, and select() takes all keys to be seen: select_visible() reads masks");
     if (past_k.heads() == 0 && past_k.len() == 0) return Selection::all(q.batch(), 0, 0);
     State state;
     Selection selection;
-    select({q, past_k, inverse_norms, past_k.len(), scale}, state, selection, executor);
+    select({q, past_k, logits, inverse_norms, past_k.len()}, state, selection, executor);
     return selection;
   }
 
  private:
   // A state that keeps nothing per key may serve any keys.
-  static constexpr bool keeps_per_key = requires(const typename S::State& state) {
-    state.kept_bytes();
-  };
+  static constexpr bool keeps_per_key = detail::has_kept_bytes<typename Method::State>;
 
   static TopKOptions top_k_of(const Options& options) {
-    if constexpr (requires { options.top_k; })
+    if constexpr (detail::has_top_k<Options>)
       return options.top_k;
-    else if constexpr (requires { options.keep_first; })
+    else if constexpr (detail::has_keep_first<Options>)
       return {.keep_first = options.keep_first};
     else
       return {};
   }
 
-  static constexpr bool has_bar = requires(const S& scorer) { scorer.bar(); };
-
   // With a sketch of the cache's owner nothing is remembered, and cells may come and go.
   static bool remembers(const SelectorInput& input, const State& state) {
-    return input.sketch == nullptr || state.kept_bytes() > 0;
+    return input.sketch == nullptr || state.scorer.kept_len() > 0;
+  }
+  // call() by which the State comes to know of input's keys, or, after a throw, is as it was.
+  template <class Call>
+  static void know(const SelectorInput& input, State& state, ExecutorRef executor, Call&& call) {
+    const Index known = state.keys.len();
+    try {
+      call();
+      if (!remembers(input, state)) return;
+      const Index kept = std::min(state.scorer.kept_len(), input.k.len());
+      state.keys.prepare(input, kept, executor);
+      state.keys.take(input, kept);
+    } catch (...) {
+      state.truncate(known);
+      throw;
+    }
   }
 
   void choose(const SelectorInput& input, State& state, Selection& selection, ExecutorRef executor,
@@ -108,50 +168,55 @@ class ScoredSelector {
   Index count(const float* scores, Index kv_len, detail::TopKScratch& scratch) const;
 
   Options options_;
-  S scorer_;
+  Method scorer_;
 };
 
 // Not inline: where the library has a selector compiled, callers do not compile it again.
-template <Scorer S>
+template <class S>
 void ScoredSelector<S>::select(const SelectorInput& input, State& state, Selection& selection,
                                ExecutorRef executor, AfterSelection* after) const {
-  check_selector_input(input);
-  if constexpr (keeps_per_key)
-    if (remembers(input, state)) state.keys.check(input);
-  choose(input, state, selection, executor, after);
-  if constexpr (keeps_per_key)
-    if (remembers(input, state)) state.keys.require(input);
+  detail::check_choice_input(input, scorer_);
+  if constexpr (keeps_per_key) {
+    if (remembers(input, state)) state.keys.look_up(input);
+    know(input, state, executor, [&] {
+      detail::NotingAfter noting(after, state.keys.witness(), state.scorer.kept_len());
+      choose(input, state, selection, executor, noting.if_any());
+      noting.finish();
+    });
+  } else {
+    choose(input, state, selection, executor, after);
+  }
 }
 
-template <Scorer S>
+template <class S>
 void ScoredSelector<S>::appended(const SelectorInput& input, State& state,
                                  ExecutorRef executor) const {
-  if constexpr (keeps_per_key)
+  detail::require_keys("kv_len", input.k.len());
+  const auto tell = [&] {
+    if constexpr (detail::has_appended<Method>) scorer_.appended(input, state.scorer, executor);
+  };
+  if constexpr (keeps_per_key) {
     if (remembers(input, state)) state.keys.check(input);
-  if constexpr (requires { scorer_.appended(input, state.scorer, executor); })
-    scorer_.appended(input, state.scorer, executor);
-  if constexpr (keeps_per_key)
-    if (remembers(input, state)) state.keys.require(input);
+    know(input, state, executor, tell);
+  } else {
+    tell();
+  }
 }
 
-template <Scorer S>
+template <class S>
 void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selection& selection,
                                ExecutorRef executor, AfterSelection* after) const {
   const Rows& k = input.k;
-  const Index budget = options_.budget.keys(k.len());
+  const Index budget = options_.budget.count(k.len());
   if (options_.budget.least(k.len()) == k.len())
     return selection.select_all(k.batch(), k.heads(), k.len());
   if (budget == 0) return selection.select_none(k.batch(), k.heads(), k.len());
 
   const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
-  selection.reserve(heads * options_.budget.keys(capacity));
-  if constexpr (requires {
-                  scorer_.select(input, budget, state.scorer, selection, executor, after);
-                }) {
+  selection.reserve(heads * options_.budget.count(capacity));
+  if constexpr (detail::ScorerSelectsBefore<Method>) {
     if (scorer_.select(input, budget, state.scorer, selection, executor, after)) return;
-  } else if constexpr (requires {
-                         scorer_.select(input, budget, state.scorer, selection, executor);
-                       }) {
+  } else if constexpr (detail::has_select<Method>) {
     if (scorer_.select(input, budget, state.scorer, selection, executor)) return;
   }
   float* const scores = state.scores.reserve_amortised(heads * capacity);
@@ -172,10 +237,10 @@ void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selecti
 }
 
 // Of one head, by a budget by scores.
-template <Scorer S>
+template <class S>
 Index ScoredSelector<S>::count(const float* scores, Index kv_len,
                                detail::TopKScratch& scratch) const {
-  if constexpr (has_bar)
+  if constexpr (detail::has_bar<Method>)
     return detail::count_at_least(scores, kv_len, scorer_.bar(), top_k(), scratch);
   const double threshold = options_.budget.threshold();
   return options_.budget.rule() == Budget::Rule::mass

@@ -3,7 +3,8 @@
 //
 //   struct MyScorer {                       // ScoredSelector<MyScorer> is a Selector
 //     struct Options { Budget budget; ... };  // and TopKOptions top_k, or Index keep_first
-//     using State = NoState;                // or what is carried from chunk to chunk of one layer
+//     using State = NoState;                // or what is carried from chunk to chunk of one layer, with
+//                                           // truncate(), bytes() and perhaps kept_bytes() as below
 //     explicit MyScorer(const Options&);
 //     // scores [batch, kv_heads, kv_len]; more is better
 //     void score(const SelectorInput&, State&, TensorView<float, 3> scores, ExecutorRef) const;
@@ -14,7 +15,12 @@
 //     // optional: which budgets by scores it takes (Budget::Rule). mass: scores are not negative, and
 //     // their sum means something. Without it such a budget is refused
 //     bool takes(Budget::Rule rule) const;
-//     // optional, in place of it: a budget by scores keeps the keys that score at least so much
+//     // optional: does it weigh attention's logits, by SelectorInput::logit_scale()? Then a call that does not
+//     // say what they are is refused at once
+//     bool weighs_logits() const;
+//     // optional, beside it: does it cap them, by SelectorInput::softcap()? Without it a soft-cap is refused
+//     bool knows_softcap() const;
+//     // optional, in place of takes(): a budget by scores keeps the keys that score at least so much
 //     float bar() const;
 //     // optional: shards of the keys can be scored one by one (SelectorInput::shard), to the same bits,
 //     // if each is made of blocks of a multiple of so many keys. 0, or without it: they cannot
@@ -33,8 +39,11 @@
 //       void truncate(Index kv_len);
 //       Index bytes() const;       // all of it
 //       Index kept_bytes() const;  // thereof what is kept per key; optional
+//       Index kept_len() const;    // of a Scorer that has it: of how many keys, the first ones
 //     };
 //     explicit MySelector(const Options&);
+//     // optional: the State cannot be made anew from the keys. Refused where a mask hides some of them
+//     static constexpr bool evicts = true;
 //     // before the chunk's attention
 //     void select(const SelectorInput&, State&, Selection&, ExecutorRef) const;
 //     // optional: the same, and what follows in the same parallel run. It may leave that alone
@@ -43,24 +52,37 @@
 //     void appended(const SelectorInput&, State&, ExecutorRef) const;
 //   };
 //
+// After select() or appended() threw, a State is as it was before, or makes anew what it keeps. A Scorer's State
+// comes back by truncate() to the keys that it knew before the call: so truncate() to the present length changes
+// nothing that was kept of these keys, and repairs what a call left half done. What is kept is made of the keys
+// alone, whatever calls saw them.
+//
 // Both are const and shareable; all that changes lives in the State its caller holds: reused
 // buffers, and for some methods something kept per key (projected keys, page bounds), a retained
 // set, or a choice shared with other layers. appended() sees the cache with the chunk's keys at its
 // end, so such state grows with it (q is empty where keys came without queries, from a saved
 // prefix); truncate() takes it back to a shorter prefix. kit.hpp has what selectors are made of.
+//
+// Of a Scorer a member that is missing, or has one of these names and does not fit, is a sentence at
+// compile time (scorer_members.hpp). Of a State so is kept_bytes(), of a selector the longer select().
 #pragma once
 
+#include <quoka/base/member.hpp>
 #include <quoka/cache/key_sketch.hpp>
+#include <quoka/cache/key_witness.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/after_selection.hpp>
 #include <quoka/select/options.hpp>
+#include <quoka/views/logit_options.hpp>
 #include <quoka/views/rows.hpp>
 #include <quoka/views/selection.hpp>
 
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -88,9 +110,12 @@ class KeyShard {
 struct SelectorInput {
   Rows q;  // [batch, q_heads, q_len, head_dim]
   Rows k;  // [batch, kv_heads, kv_len, head_dim], cached keys
+  // The options that attention gets, or LogitOptions{} for its defaults. Methods that weigh logits
+  // refuse a call without.
+  std::optional<LogitOptions> logits = {};
   TensorView<const float, 3> inverse_norms = {};  // [batch, kv_heads, kv_len] of k; optional
-  Index capacity = 0;  // keys the cache has room for: what follows kv_len is allocated for so many
-  std::optional<float> scale = {};  // of attention's logits; absent: 1 / sqrt(head_dim)
+  Index capacity = 0;  // keys the cache has room for: what follows kv_len is allocated for so many;
+                       // not above kv_len: by doubling
   std::uint64_t sequence = 0;  // the caller's number for these sequences: a State that was told of
                                // one refuses another. 0: no number
 
@@ -108,9 +133,24 @@ struct SelectorInput {
   Index position(Index i) const { return shard != nullptr ? shard->position(i) : i; }
   Index kv_len() const { return shard != nullptr ? shard->kv_len() : k.len(); }  // of all shards
   Index group() const { return q.heads() / k.heads(); }  // query heads that share a KV head
-  // `scale`, or its default.
+  // Attention's scale, for methods that weigh its logits. Throws std::invalid_argument where nothing is
+  // known of the logits, and for ALiBi, which no method here weighs.
   float logit_scale() const {
-    return scale.value_or(1.0f / std::sqrt(static_cast<float>(k.dim())));
+    if (!logits || !logits->alibi_slopes.empty()) fail_logits();
+    return logits->scale.value_or(1.0f / std::sqrt(static_cast<float>(k.dim())));
+  }
+
+  float softcap() const { return logits ? logits->softcap : 0.0f; }  // attention's; 0: none
+
+ private:
+  [[noreturn, gnu::cold, gnu::noinline]] void fail_logits() const {
+    if (!logits)
+      detail::fail_because(
+          "SelectorInput::logits is absent, and this method weighs attention's logits: give it the "
+          "options that attention() gets, or LogitOptions{} for its defaults");
+    detail::fail_because("there are " + std::to_string(logits->alibi_slopes.size()) +
+                         " alibi_slopes, and this method weighs logits without: leave the layer "
+                         "dense, or select by cosines");
   }
 };
 
@@ -118,20 +158,13 @@ struct SelectorInput {
 // would select by what it remembers of the first ones.
 class KeysIdentity {
  public:
-  // Throws std::invalid_argument where input is of another shape, or of another sequence, than the
-  // first one since truncate(0), and where the cache has become shorter without a truncate().
-  void require(const SelectorInput& input) {
-    check(input);
-    len_ = input.k.len();
-  }
-  void truncate(Index kv_len) { len_ = std::min(len_, kv_len); }
-  // The same without taking note of the length: before what may throw.
-  void check(const SelectorInput& input) {
-    if (len_ == 0) {
-      batch_ = input.k.batch(), kv_heads_ = input.k.heads(), dim_ = input.k.dim();
-      sequence_ = input.sequence;
-      return;
-    }
+  Index len() const { return len_; }                // keys that it was told of
+  Index bytes() const { return witness_.bytes(); }  // of memory, kept per key
+
+  // Throws std::invalid_argument where input is of another shape, or of another sequence, than the first one since
+  // truncate(0), and where the cache has become shorter without a truncate(). Nothing has changed then.
+  void check(const SelectorInput& input) const {
+    if (len_ == 0) return;
     detail::require_equal("the batch", input.k.batch(), "that of the state's keys", batch_);
     detail::require_equal("kv_heads", input.k.heads(), "that of the state's keys", kv_heads_);
     detail::require_equal("head_dim", input.k.dim(), "that of the state's keys", dim_);
@@ -141,10 +174,39 @@ class KeysIdentity {
     detail::require_at_most("the length that the state knows", len_,
                             "the keys' (the state was not told by truncate())", input.k.len());
   }
+  // The same, and of the keys of which something is kept some are looked up: throws where one is not what it was
+  // (key_witness.hpp). Before each selection.
+  void look_up(const SelectorInput& input) {
+    check(input);
+    witness_.require(
+        input.k,
+        {"key", "the state was told of",
+         "the cache has changed. truncate(n) of the state to the first keys that are as they "
+         "were, then appended(), or truncate(0) for another sequence"});
+  }
+  // Takes note of input's keys, of whose first `kept` ones something is kept, in two steps: what may throw,
+  void prepare(const SelectorInput& input, Index kept, ExecutorRef executor) {
+    witness_.stage(input.k, kept, input.capacity, executor);
+  }
+  // and the rest.
+  void take(const SelectorInput& input, Index kept) {
+    batch_ = input.k.batch(), kv_heads_ = input.k.heads(), dim_ = input.k.dim();
+    sequence_ = input.sequence;
+    len_ = input.k.len();
+    witness_.commit(kept);
+  }
+  void truncate(Index kv_len) {
+    len_ = std::min(len_, kv_len);
+    witness_.truncate(kv_len);
+  }
+  // Of those of which something is kept: for who prepares in tasks of its own.
+  detail::KeyWitness& witness() { return witness_; }
 
+ private:
   Index batch_ = 0, kv_heads_ = 0, dim_ = 0;
   std::uint64_t sequence_ = 0;
   Index len_ = 0;
+  detail::KeyWitness witness_;
 };
 
 // The state of a selector that carries nothing.
@@ -153,10 +215,51 @@ struct NoState {
   static constexpr Index bytes() { return 0; }
 };
 
+namespace detail {
+QUOKA_DEFINE_HAS_MEMBER(kept_bytes);
+QUOKA_DEFINE_HAS_MEMBER(weighs_logits);
+QUOKA_DEFINE_HAS_MEMBER(knows_softcap);
+
+// Does a method weigh logits, and does it know their soft-cap? False where it does not say.
+template <class Method>
+bool weighs_logits(const Method& method) {
+  if constexpr (has_weighs_logits<Method>) {
+    constexpr bool fits = requires {
+      { method.weighs_logits() } -> std::same_as<bool>;
+    };
+    static_assert(fits, "quoka: a method's weighs_logits() must be bool weighs_logits() const");
+    if constexpr (fits) return method.weighs_logits();
+  }
+  return false;
+}
+template <class Method>
+bool knows_softcap(const Method& method) {
+  if constexpr (has_knows_softcap<Method>) {
+    constexpr bool fits = requires {
+      { method.knows_softcap() } -> std::same_as<bool>;
+    };
+    static_assert(fits, "quoka: a method's knows_softcap() must be bool knows_softcap() const");
+    if constexpr (fits) return method.knows_softcap();
+  }
+  return false;
+}
+
+// True, or a sentence.
+template <class State>
+constexpr bool checked_kept_bytes() {
+  constexpr bool fits = !has_kept_bytes<State> || requires(const State& state) {
+    { state.kept_bytes() } -> std::same_as<Index>;
+  };
+  static_assert(fits, "quoka: a State's kept_bytes() must be Index kept_bytes() const");
+  return fits;
+}
+}  // namespace detail
+
 // What a state keeps per key beside the cache, as against scratch.
 template <class State>
 Index kept_bytes_of(const State& state) {
-  if constexpr (requires { state.kept_bytes(); }) return state.kept_bytes();
+  if constexpr (detail::has_kept_bytes<State>)
+    if constexpr (detail::checked_kept_bytes<State>()) return state.kept_bytes();
   return 0;
 }
 
@@ -172,22 +275,40 @@ concept Selector = requires(const S& selector, const SelectorInput& input, typen
   { state.bytes() } -> std::convertible_to<Index>;
 };
 
-// What a scorer has at least: as MyScorer at the top of selector.hpp. ScoredSelector makes a selector
-// of it.
+namespace detail {
+// Does it take along what follows its selection? A select() with one argument more that is something else
+// is a sentence.
 template <class S>
-concept Scorer = requires(const S& scorer, const SelectorInput& input, typename S::State& state,
-                          TensorView<float, 3> scores, ExecutorRef executor,
-                          typename S::Options options) {
-  S(options);
-  scorer.score(input, state, scores, executor);
-  { options.budget } -> std::convertible_to<Budget>;
-};
+constexpr bool selects_before() {
+  constexpr bool fits =
+      requires(const S& selector, const SelectorInput& input, typename S::State& state,
+               Selection& selection, ExecutorRef executor, AfterSelection* after) {
+    selector.select(input, state, selection, executor, after);
+  };
+  constexpr bool other =
+      requires(const S& selector, const SelectorInput& input, typename S::State& state,
+               Selection& selection, ExecutorRef executor) {
+    selector.select(input, state, selection, executor, {});
+  };
+  static_assert(fits || !other,
+                "quoka: a selector's select() of five arguments must be void select(const "
+                "SelectorInput&, State&, Selection&, ExecutorRef, AfterSelection*) const");
+  return fits;
+}
+}  // namespace detail
 
-// Every selector's contract on its input. Throws std::invalid_argument.
+// Every selector's contract on its input, before any key is read. Throws std::invalid_argument.
 inline void check_selector_input(const SelectorInput& input) {
   detail::require_at_least("q's batch", input.q.batch(), 1);
   detail::require_at_least("q_len", input.q.len(), 1);
   detail::require_at_least("head_dim", input.q.dim(), 1);
+  detail::require_keys("q_len", input.q.len());
+  detail::require_keys("kv_len", input.k.len());
+  if (input.shard != nullptr) detail::require_keys("kv_len of all shards", input.shard->kv_len());
+  if (input.logits) {
+    detail::require_factor("scale", input.logits->scale.value_or(1.0f));
+    detail::require_softcap(input.logits->softcap);
+  }
   detail::require_multiple("q_heads", input.q.heads(), "kv_heads", input.k.heads());
   detail::require_sizes("k", input.k.sizes(),
                         {input.q.batch(), input.k.heads(), input.k.len(), input.q.dim()});
@@ -198,6 +319,27 @@ inline void check_selector_input(const SelectorInput& input) {
     detail::require_sizes("chunk_k", input.chunk_k.sizes(),
                           {input.k.batch(), input.k.heads(), input.q.len(), input.q.dim()});
 }
+
+namespace detail {
+
+// The same of a selector that leaves keys out, as `method` says. Throws std::invalid_argument for a sliding window,
+// too: the keys that it hides would take the budget of those that are seen; and what logit_scale() refuses.
+template <class Method>
+void check_choice_input(const SelectorInput& input, const Method& method) {
+  check_selector_input(input);
+  if (weighs_logits(method)) {
+    (void)input.logit_scale();
+    if (input.softcap() != 0.0f && !knows_softcap(method))
+      fail_because("softcap is " + std::to_string(input.softcap()) +
+                   ", and this method weighs logits without: leave the layer dense, or select by "
+                   "cosines or by QuokaOptions::recommended()");
+  }
+  if (input.logits && input.logits->sliding_window > 0)
+    fail_because("sliding_window is " + std::to_string(input.logits->sliding_window) +
+                 ", and selectors know no window: a layer with one is left dense");
+}
+
+}  // namespace detail
 
 }  // namespace QUOKA_ABI
 }  // namespace quoka

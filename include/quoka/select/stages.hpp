@@ -98,6 +98,7 @@ Tensor<float, 3> score_keys(const Tensor<float>& q_bar, const K& keys,
                             TensorView<const float, 3> inverse_norms = {},
                             ExecutorRef executor = SerialExecutor{}) {
   const auto k = view_of(keys);
+  detail::require_keys("kv_len", k.len());
   detail::require_at_least("q_bar's rows", q_bar.dimension(2), 1);
   detail::require_at_least("head_dim", k.dim(), 1);
   detail::require_sizes("k", k.sizes(),
@@ -118,6 +119,7 @@ Tensor<float, 3> score_keys(const Tensor<float>& q_bar, const K& keys,
 inline Selection top_k(const Tensor<float, 3>& scores, Index k, const TopKOptions& options = {},
                        ExecutorRef executor = SerialExecutor{}) {
   detail::check_top_k(k, options);
+  detail::require_keys("kv_len", scores.dimension(2));
   Selection selection;
   WorkerScratch<detail::TopKScratch> scratch;
   scratch.reserve(executor.workers(), scores.dimension(2), options.window);

@@ -2,11 +2,13 @@
 // padding, holes, a prefix that only some of the chunk sees.
 //
 //   const VisibleCells visible(mask, past_len);           // views/mask.hpp
-//   select_visible(selector, input, visible, state, keep, executor);
-//   attention(q, {past_k, past_v, keep}, {k, v}, out, {.mask = mask}, executor);
+//   const AttentionOptions options{.mask = mask};
+//   select_visible(selector, {.q = q, .k = past_k, .logits = options}, visible, state, keep, executor);
+//   attention(q, {past_k, past_v, keep}, {k, v}, out, options, executor);
 //
 // The selector considers what every query of the chunk may see, and no other cell's key is read. What
-// only some may see is kept besides, outside the budget: attention's mask says who sees it.
+// only some may see is kept besides, outside the budget: attention's mask says who sees it. Of a mask it reads
+// what is hidden: numbers that it adds to the logits of visible cells change no score.
 #pragma once
 
 #include <quoka/views/mask.hpp>
@@ -18,10 +20,52 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+namespace detail {
+
+// What a State remembers of the keys that it was told of: more than memory.
+template <class State>
+bool remembers_keys(const State& state) {
+  bool told = true;
+  if constexpr (requires { state.keys.len_; }) told = state.keys.len_ > 0;
+  return told && kept_bytes_of(state) > 0;
+}
+
+// The State while this lives, without anything of other keys before and after.
+template <class State>
+struct AsScratch {
+  State& state;
+
+  explicit AsScratch(State& of) : state(of) { state.truncate(0); }
+  ~AsScratch() { state.truncate(0); }
+  AsScratch(const AsScratch&) = delete;
+  AsScratch& operator=(const AsScratch&) = delete;
+};
+
+// By the State as memory alone: some of the keys it knows are not there, and others have moved up.
+template <class S>
+void select_by_scratch(const S& selector, const SelectorInput& input, typename S::State& state,
+                       Selection& keep, ExecutorRef executor) {
+  if constexpr (!requires { state.kept_bytes(); }) {  // nothing per key: it serves any keys
+    selector.select(input, state, keep, executor);
+  } else if (remembers_keys(state)) {
+    typename S::State own;
+    selector.select(input, own, keep, executor);
+  } else {
+    const AsScratch<typename S::State> scratch(state);
+    selector.select(input, state, keep, executor);
+  }
+}
+
+}  // namespace detail
+
 // input.k [1, kv_heads, past_len, head_dim] is the whole past, as for select(); keep is of its cells.
-// A selector that keeps something per key needs a sketch of the cache (SelectorInput::sketch), or a
-// State that was told of the same visible cells in the same order. Throws as select(), and where
-// visible was found for more cells than there are.
+//
+// A State is one of all cells, in the order of the past: appended() tells it of them, whatever masks hide. Where all
+// queries see all cells, select() goes by what it keeps of them. Otherwise the selector makes what it needs of the
+// cells in sight anew in each call, and what the State keeps stays as it is. That is slower, and allocates; a sketch of
+// the cache (SelectorInput::sketch) serves any cells. Throws std::invalid_argument as select(), where visible was found
+// for more cells than there are, and where cells are hidden from a method that evicts: what it has dropped cannot be
+// made anew.
 template <Selector S>
 void select_visible(const S& selector, SelectorInput input, const VisibleCells& visible,
                     typename S::State& state, Selection& keep,
@@ -34,6 +78,11 @@ void select_visible(const S& selector, SelectorInput input, const VisibleCells& 
     if (!cells->empty())
       detail::require_at_most("a visible cell", cells->back(), "the last", len - 1);
   if (to_all == len) return selector.select(input, state, keep, executor);
+  if constexpr (requires { requires S::evicts; })
+    detail::fail("the number of cells that all queries see", to_all,
+                 "but a method that evicts goes by what it retains of all cells (attend without a "
+                 "State, or take a method that scores): it must be",
+                 "the past's len", len);
 
   Selection chosen;
   std::vector<float> norms;
@@ -49,7 +98,7 @@ void select_visible(const S& selector, SelectorInput input, const VisibleCells& 
           norms.push_back(input.inverse_norms.at(0, head, cell));
       input.inverse_norms = {norms.data(), {1, heads, to_all}, {heads * to_all, to_all, 1}};
     }
-    selector.select(input, state, chosen, executor);
+    detail::select_by_scratch(selector, input, state, chosen, executor);
   } else {
     chosen.select_none(1, heads, 0);
   }

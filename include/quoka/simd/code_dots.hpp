@@ -87,10 +87,9 @@ T run_sum(const T* query, Index dim) {
 }
 
 // The scale that a query [dim] of float needs at least for its codes to keep to that. Rounding may add
-// 1/2 to each.
+// 1 to each: 1/2 to nearest.
 inline float run_scale(const float* query, Index dim) {
-  return run_sum(query, dim) /
-         (static_cast<float>(most_run_sum) - 0.5f * static_cast<float>(2 * code_run));
+  return run_sum(query, dim) / static_cast<float>(most_run_sum - 2 * code_run);
 }
 
 // Two blocks of keys against Queries of the `stride` queries that lie side by side in `queries`:

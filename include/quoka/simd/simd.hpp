@@ -72,14 +72,23 @@ QUOKA_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 // together from bits; the product with it is exact. 2^f, f in [-1/2, 1/2], is the minimax
 // polynomial of degree 6 with its constant held at 1, so that an unchanged maximum rescales by
 // exactly 1 however often it is applied. Where the ISA has instructions for exponents, f is in [0, 1),
-// and degree 5 is enough. exp2_least: softmax weights below it are no part of any sum, and
+// and degree 5 is enough. exp2_least, exp_least: softmax weights below it are no part of any sum, and
 // products of larger ones with values down to 2^-26 are no denormals. Those take an x86 core some 150 cycles
 // each: with the weights of real models, down to 2^-125, attention took up to three times as long.
 //
-// exp2_short(x): the same by exp2_rough()'s polynomial, for weights that are rounded to 8 bits: 2^0 is no
+// exp(x) is the same to base e: x * log2(e) goes into the integer and the fraction as they are taken, so
+// that no x overflows. Relative error below exp2_max_error + |x| exp_error_per_x for x in [exp_least, 0],
+// exactly 1 at 0, exactly 0 for x < exp_least, NaN for NaN. Softmax takes this one: logits times log2(e)
+// would overflow from 2.36e38 on. A loop over logits has 24 instructions in place of 23 (AVX-512; AVX2 25
+// for 24, AMX 17 for 16; counted), where the products that make these logits are 128 and more.
+//
+// exp_short(x): exp(x) by exp2_rough()'s polynomial, for weights that are rounded to 8 bits: e^0 is no
 // more exact than others.
 inline constexpr float exp2_least = -100.0f;
 inline constexpr float exp2_max_error = 1.5e-7f;
+inline constexpr float log2_e = 1.44269504088896341f;
+inline constexpr float exp_least = -69.3f;
+inline constexpr float exp_error_per_x = 0x1p-23f;
 
 // x rounded to an integer, by adding a large number that leaves no bits for the fraction. Compilers
 // told that sums have no order would cancel that number: opaque() keeps them from it.
@@ -89,6 +98,10 @@ struct Rounded {
   P fraction;  // x - round(x)
   QUOKA_INLINE Rounded(const P& x, const P& magic)
       : shifted(opaque(add(x, magic))), fraction(sub(x, opaque(sub(shifted, magic)))) {}
+  // Of x * factor, which is not rounded by itself where the ISA can.
+  QUOKA_INLINE Rounded(const P& x, const P& factor, const P& magic)
+      : shifted(opaque(fma(x, factor, magic))),
+        fraction(fma(x, factor, opaque(sub(magic, shifted)))) {}
 };
 
 // Of 2^f, from the highest power of f down.
@@ -100,32 +113,40 @@ QUOKA_INLINE P polynomial(const P& f, const float (&coefficients)[count]) {
   return y;
 }
 
-// 2^x for x <= 0, by the coefficients of 2^f for f in [-1/2, 1/2], or in [0, 1).
-template <class P, std::size_t centred, std::size_t unit>
-QUOKA_INLINE P exp2_by(const P& x, const float (&of_centred)[centred],
-                       const float (&of_unit)[unit]) {
-  const P least = broadcast<P>(exp2_least);
+// 2^x, or e^x if `natural`, for x <= 0, by the coefficients of 2^f for f in [-1/2, 1/2], or in [0, 1).
+template <bool natural, class P, std::size_t centred, std::size_t unit>
+QUOKA_INLINE P exponential(const P& x, const float (&of_centred)[centred],
+                           const float (&of_unit)[unit]) {
+  const P least = broadcast<P>(natural ? exp_least : exp2_least), factor = broadcast<P>(log2_e);
   if constexpr (has_exponents) {
-    return scale_not_less(polynomial(fraction(x), of_unit), x, least);
+    const P y = natural ? mul(x, factor) : x;
+    return scale_not_less(polynomial(fraction(y), of_unit), y,
+                          natural ? mul(least, factor) : least);
   } else {
-    const Rounded<P> rounded(max(x, least), broadcast<P>(12582912.0f));
+    const P clamped = max(x, least), magic = broadcast<P>(12582912.0f);
+    const auto rounded = natural ? Rounded<P>(clamped, factor, magic) : Rounded<P>(clamped, magic);
     const P y = polynomial(rounded.fraction, of_centred);
     return select_less(x, least, zero<P>(), mul(y, power_of_rounded_bits(rounded.shifted)));
   }
 }
 
+// Minimax of degree 6, and of 5, with the constant held at 1.
+inline constexpr float exp2_centred[] = {1.55946747e-4f,
+                                         1.34066438e-3f,
+                                         9.61769298e-3f,
+                                         5.55031031e-2f,
+                                         2.40226528e-1f,
+                                         6.93147215e-1f,
+                                         1.0f};
+inline constexpr float exp2_unit[] = {1.86713005e-3f, 9.01703071e-3f, 5.57999127e-2f,
+                                      2.40164444e-1f, 6.93151295e-1f, 1.0f};
 template <class P>
 QUOKA_INLINE P exp2(const P& x) {
-  constexpr float centred[] = {1.55946747e-4f,
-                               1.34066438e-3f,
-                               9.61769298e-3f,
-                               5.55031031e-2f,
-                               2.40226528e-1f,
-                               6.93147215e-1f,
-                               1.0f};
-  constexpr float unit[] = {1.86713005e-3f, 9.01703071e-3f, 5.57999127e-2f,
-                            2.40164444e-1f, 6.93151295e-1f, 1.0f};
-  return exp2_by(x, centred, unit);
+  return exponential<false>(x, exp2_centred, exp2_unit);
+}
+template <class P>
+QUOKA_INLINE P exp(const P& x) {
+  return exponential<true>(x, exp2_centred, exp2_unit);
 }
 // Minimax of degree 3, constant and all.
 inline constexpr float exp2_rough_max_error = 7.7e-5f;
@@ -134,18 +155,20 @@ inline constexpr float exp2_rough_centred[] = {5.51716691e-2f, 2.42611122e-1f, 6
 inline constexpr float exp2_rough_unit[] = {7.80245215e-2f, 2.26067156e-1f, 6.95833564e-1f,
                                             9.99925196e-1f};
 template <class P>
-QUOKA_INLINE P exp2_short(const P& x) {
-  return exp2_by(x, exp2_rough_centred, exp2_rough_unit);
+QUOKA_INLINE P exp_short(const P& x) {
+  return exponential<true>(x, exp2_rough_centred, exp2_rough_unit);
 }
 
-// 2^(x + bits) for x <= 0, to be rounded to an integer: relative error below exp2_scaled_max_error,
-// exactly 2^bits at 0, below 1/4 for x < -bits - 2 (minus infinity too), NaN for NaN. As exp2(),
+// 2^bits e^x for x <= 0, to be rounded to an integer: relative error below exp_scaled_max_error,
+// exactly 2^bits at 0, below 1/4 for x < -(bits + 2) ln 2 (minus infinity too), NaN for NaN. As exp(),
 // with a polynomial of degree 4 and nothing to select at the end.
-inline constexpr float exp2_scaled_max_error = 3e-6f;
+inline constexpr float exp_scaled_max_error = 4e-6f;
 template <int bits, class P>
-QUOKA_INLINE P exp2_scaled(const P& x) {
-  const P clamped = max(x, broadcast<P>(-static_cast<float>(bits) - 4.0f));
-  const Rounded<P> rounded(clamped, broadcast<P>(12582912.0f + static_cast<float>(bits)));
+QUOKA_INLINE P exp_scaled(const P& x) {
+  constexpr float of_two = 0.693147181f;
+  const P clamped = max(x, broadcast<P>(-(static_cast<float>(bits) + 4.0f) * of_two));
+  const P magic = broadcast<P>(12582912.0f + static_cast<float>(bits));
+  const Rounded<P> rounded(clamped, broadcast<P>(log2_e), magic);
   const P f = rounded.fraction;
   P y = broadcast<P>(9.58538239e-3f);
   y = fma(y, f, broadcast<P>(5.59066283e-2f));

@@ -13,7 +13,8 @@
 //
 // A key that a query may not see has no influence on it, whatever its memory holds, NaN included;
 // but in fixed point a value that others see shares a scale with its block. What no query sees is
-// not read. A row that sees nothing is zero. A mask of NaN hides.
+// not read. A row that sees nothing is zero. A mask of NaN hides; one of infinity
+// is added as IEEE arithmetic has it.
 #pragma once
 
 #include <quoka/runtime/executor.hpp>
@@ -96,7 +97,7 @@ struct VisibleCells {
   std::vector<Position> to_some;  // ascending, without those above: attended to exactly
 
   // Of the mask's first past_len columns, for sequence b. Throws std::invalid_argument for more
-  // columns, or another sequence, than the mask has.
+  // columns, or another sequence, than the mask has, and for more than max_keys.
   VisibleCells(const Mask& mask, Index past_len, Index b = 0,
                ExecutorRef executor = SerialExecutor{});
 };

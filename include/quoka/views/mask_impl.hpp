@@ -113,6 +113,7 @@ QUOKA_FUNC VisibleCells::VisibleCells(const Mask& mask, Index past_len, Index b,
                                       ExecutorRef executor) {
   detail::require_at_least("past_len", past_len, 0);
   detail::require_at_most("past_len", past_len, "the mask's keys", mask.keys());
+  detail::require_keys("past_len", past_len);
   detail::require_at_least("the mask's sequence", b, 0);
   if (mask.batch() > 1)
     detail::require_at_most("the mask's sequence", b, "its last one", mask.batch() - 1);

@@ -2,7 +2,8 @@
 // fused buffer, share their extent and no byte.
 //
 // Views whose extents lie apart cost a compare. Otherwise each row of the view with fewer rows is
-// looked for in the other's lattice: a few divisions a row.
+// looked for in the other's lattice: a few divisions a row. Many views are compared by their stretches of
+// bytes, in the order of memory.
 #pragma once
 
 #include <quoka/base/sort.hpp>
@@ -58,6 +59,37 @@ struct ByteLattice {
     return bytes;
   }
   std::uintptr_t end() const { return base + static_cast<std::uintptr_t>(extent()); }
+  // Rows that follow each other without a gap are one stretch; the first `axes` axes lead from one to the next.
+  struct Stretch {
+    std::size_t axes = 3;
+    Index bytes = 0;
+  };
+  Stretch stretch() const {
+    Stretch all{.bytes = width};
+    while (all.axes > 0 && (sizes[all.axes - 1] == 1 || steps[all.axes - 1] <= all.bytes))
+      --all.axes, all.bytes += steps[all.axes] * (sizes[all.axes] - 1);
+    return all;
+  }
+  Index stretches() const {
+    const Stretch all = stretch();
+    Index count = rows() > 0 && width > 0 ? 1 : 0;
+    for (std::size_t axis = 0; axis < all.axes; ++axis) count *= sizes[axis];
+    return count;
+  }
+  // f(begin, end) for each of them. Where axes interleave they may meet, and have no order.
+  template <class F>
+  void for_each_stretch(F&& f) const {
+    if (stretches() == 0) return;
+    const Stretch all = stretch();
+    const auto size = [&](std::size_t axis) { return axis < all.axes ? sizes[axis] : 1; };
+    for (Index i = 0; i < size(0); ++i)
+      for (Index j = 0; j < size(1); ++j)
+        for (Index l = 0; l < size(2); ++l) {
+          const Index at = i * steps[0] + j * steps[1] + l * steps[2];
+          const std::uintptr_t begin = base + static_cast<std::uintptr_t>(at);
+          f(begin, begin + static_cast<std::uintptr_t>(all.bytes));
+        }
+  }
   // Does a row meet [begin, end), counted from the base?
   [[gnu::noinline]] bool meets(Index begin, Index end, std::size_t axis = 0) const {
     if (axis == 3) return begin < width && end > 0;
@@ -103,6 +135,39 @@ template <class A, class B>
   if (share_memory(ByteLattice(a), ByteLattice(b))) fail_because(message);
 }
 
+// Some stretches of bytes, in the order of memory.
+class Stretches {
+ public:
+  static constexpr Index most = 512;
+
+  bool full() const { return count_ == most; }
+  void add(std::uintptr_t begin, std::uintptr_t end) { of_[count_++] = {begin, end}; }
+  void clear() { count_ = 0; }
+  // Before meets(): those that meet become one.
+  void unite() {
+    sort(of_, count_, [](const Bytes& a, const Bytes& b) { return a.begin < b.begin; });
+    Index last = 0;
+    for (Index i = 1; i < count_; ++i)
+      if (of_[i].begin <= of_[last].end)
+        of_[last].end = std::max(of_[last].end, of_[i].end);
+      else
+        of_[++last] = of_[i];
+    if (count_ > 0) count_ = last + 1;
+  }
+  bool meets(std::uintptr_t begin, std::uintptr_t end) const {
+    const Bytes* const found = std::partition_point(
+        of_, of_ + count_, [&](const Bytes& bytes) { return bytes.end <= begin; });
+    return found != of_ + count_ && found->begin < end;
+  }
+
+ private:
+  struct Bytes {
+    std::uintptr_t begin, end;
+  };
+  Bytes of_[most];
+  Index count_ = 0;
+};
+
 // One past the last of the rows that lie evenly from row i on.
 inline Index run_end(const Rows& x, Index i) {
   if (!x.mapped()) return x.len();
@@ -125,9 +190,8 @@ inline bool transposed_apart(const Rows& a, const Rows& b) {
 }
 
 // The same for rows of one sequence that may be in pages, or of a list: of one pool, they are apart
-// if they share no row of it. Costs a compare per page of a, or per cell of a list, for each so many
-// rows of b; for two views of the same memory a compare per page of a and page of b. Allocates
-// nothing.
+// if they share no row of it. Costs a search per page of a, or per cell of a list, for each 512 rows of b;
+// for two views of the same memory one per stretch of bytes of a, for each 512 of b. Allocates nothing.
 inline bool rows_apart(const Rows& a, const Rows& b) {
   if (!share_memory(ByteLattice(a), ByteLattice(b))) return true;
   if (!a.mapped() && !b.mapped()) return transposed_apart(a, b);
@@ -137,12 +201,23 @@ inline bool rows_apart(const Rows& a, const Rows& b) {
   };
   if (!a.mapped() || !b.mapped() || a.data() != b.data() || a.pool_strides() != b.pool_strides() ||
       a.pool_sizes() != b.pool_sizes()) {
-    for (Index i = 0, next = 0; i < a.len(); i = next) {
-      const ByteLattice of_a = run(a, i, next = run_end(a, i));
-      for (Index j = 0, after = 0; j < b.len(); j = after)
-        if (share_memory(of_a, run(b, j, after = run_end(b, j)))) return false;
-    }
-    return true;
+    Stretches of_b;
+    bool met = false;
+    const auto look_for_them = [&] {
+      of_b.unite();
+      for (Index i = 0, next = 0; i < a.len() && !met; i = next)
+        run(a, i, next = run_end(a, i)).for_each_stretch([&](auto begin, auto end) {
+          met = met || of_b.meets(begin, end);
+        });
+      of_b.clear();
+    };
+    for (Index j = 0, next = 0; j < b.len() && !met; j = next)
+      run(b, j, next = run_end(b, j)).for_each_stretch([&](auto begin, auto end) {
+        if (of_b.full()) look_for_them();
+        of_b.add(begin, end);
+      });
+    look_for_them();
+    return !met;
   }
   constexpr Index together = 512;
   Index of_b[together];

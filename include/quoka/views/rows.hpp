@@ -22,6 +22,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -74,7 +75,7 @@ class BasicRows {
         pool_len_(other.pool_len_) {}
   // From memory of the caller's, in any format. channel_step: bytes between channels, for formats
   // whose channels are not side by side. Throws std::invalid_argument on a negative size, and on null
-  // with elements.
+  // with elements. The format must outlive the rows.
   [[gnu::noinline]] BasicRows(Byte* data, const Format& format, const Sizes& sizes,
                               const Strides& strides, Index channel_step = 0)
       : data_(data),
@@ -86,6 +87,9 @@ class BasicRows {
     if (writes && !format.writes)
       detail::fail_because(std::string("rows of format ") + format.name + " are only read");
   }
+  // A temporary format would be gone before the rows are used.
+  BasicRows(Byte* data, const Format&& format, const Sizes& sizes, const Strides& strides,
+            Index channel_step = 0) = delete;
 
   Byte* data() const { return data_; }                 // the first byte of the first row
   const Format& format() const { return *format_; }    // how rows are stored
@@ -214,6 +218,11 @@ class BasicRows {
     return some;
   }
 
+  // A temporary list would be gone before the rows are used.
+  template <class List>
+  requires std::same_as<List, std::vector<Position>> BasicRows listed(List&& cells)
+  const = delete;
+
   // For a format that keeps scales apart: those of head h begin at scales + h * step, and how many
   // they are is the format's matter. They must outlive the rows.
   BasicRows with_scales(const float* scales, Index step) const {
@@ -288,10 +297,11 @@ using OutputRows = BasicRows<std::byte>;
 // sequences, with any strides; token i lies in page table[i / page_len], at i % page_len. Any page
 // length; the same page may serve several sequences. With pages of one token the table is a list of
 // token slots. The table is read in each call and must outlive the rows. Throws
-// std::invalid_argument, before anything is read, for a table too short for len tokens and for an
-// entry that is no page of the pool.
+// std::invalid_argument, before anything is read, for a table too short for len tokens, for an
+// entry that is no page of the pool, and for more than max_keys tokens.
 inline Rows paged(const Rows& pool, std::span<const Position> table, Index len) {
   detail::require_at_least("the length of a paged sequence", len, 0);
+  detail::require_keys("the length of a paged sequence", len);
   if (pool.mapped()) detail::fail_because("a pool of pages is itself in pages, or of a list");
   Rows rows = pool;
   rows.sizes_[0] = 1, rows.sizes_[2] = len;
@@ -309,6 +319,12 @@ inline Rows paged(const Rows& pool, std::span<const Position> table, Index len) 
   rows.pool_pages_ = pool.batch(), rows.pool_len_ = page_len;
   return rows;
 }
+
+// A temporary table would be gone before the rows are used.
+template <class Table>
+requires std::same_as<Table, std::vector<Position>> Rows paged(const Rows& pool, Table&& table,
+                                                               Index len)
+= delete;
 
 static_assert(std::is_trivially_copyable_v<Rows>);
 

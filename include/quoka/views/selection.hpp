@@ -39,14 +39,17 @@ class Selection {
   static Selection from_lists(Index batch, Index kv_heads, Index kv_len,
                               std::span<const std::vector<Position>> lists);
 
-  // Every past key: attention over it is dense attention.
+  // Every past key: attention over it is dense attention. Throws std::invalid_argument for a kv_len outside [0,
+  // max_keys].
   static Selection all(Index batch, Index kv_heads, Index kv_len) {
     Selection selection;
     selection.select_all(batch, kv_heads, kv_len);
     return selection;
   }
-  // Becomes all(); its memory is kept.
+  // Becomes all(); its memory is kept. Throws as all().
   void select_all(Index batch, Index kv_heads, Index kv_len) {
+    detail::require_at_least("kv_len", kv_len, 0);
+    detail::require_keys("kv_len", kv_len);
     batch_ = batch, kv_heads_ = kv_heads, kv_len_ = kv_len, room_ = 0, is_all_ = true;
   }
   // Becomes no key of any KV head; its memory is kept.
@@ -138,15 +141,14 @@ class Selection {
 class SelectionWriter {
  public:
   // Room for `most` positions for each KV head. Throws std::invalid_argument for more than kv_len,
-  // for a kv_len beyond the largest Position, and for a negative size.
+  // for a kv_len beyond max_keys, and for a negative size.
   SelectionWriter(Selection& selection, Index batch, Index kv_heads, Index kv_len, Index most)
       : selection_(selection), batch_(batch), kv_heads_(kv_heads), kv_len_(kv_len), most_(most) {
     detail::require_at_least("the selection's batch", batch, 0);
     detail::require_at_least("the selection's kv_heads", kv_heads, 0);
     detail::require_at_least("the number of positions", most, 0);
     detail::require_at_most("the number of positions", most, "kv_len", kv_len);
-    detail::require_at_most("kv_len", kv_len, "the largest Position",
-                            std::numeric_limits<Position>::max());
+    detail::require_keys("kv_len", kv_len);
     selection_.select_all(0, 0, 0);
     const auto heads = static_cast<std::size_t>(batch * kv_heads);
     selection_.positions_.resize(heads * static_cast<std::size_t>(most));

@@ -179,6 +179,18 @@ class TensorView {
     return part;
   }
 
+  // Heads [begin, begin + count). Throws std::invalid_argument beyond the last.
+  TensorView some_heads(Index begin, Index count) const {
+    detail::require_at_least("the first of some heads", begin, 0);
+    detail::require_at_least("the number of heads", count, 0);
+    detail::require_at_most("the first of some heads", begin, "the view's heads", heads());
+    detail::require_at_most("the number of heads", count, "those from there on", heads() - begin);
+    TensorView part = *this;
+    if (data_ != nullptr) part.data_ += begin * strides_[1];
+    part.sizes_[1] = count;
+    return part;
+  }
+
  private:
   static Sizes row_major(const Sizes& sizes) {
     Sizes strides{};

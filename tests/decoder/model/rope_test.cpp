@@ -126,6 +126,12 @@ TEST(Rope, YarnKeepsFastPairsAndStretchesSlowOnes) {
         << "pair " << i;
   }
   EXPECT_NEAR(yarn.magnitude, 1.0 + 0.1 * std::log(4.0), 1e-12);
+  config.magnitude = 1.5f;  // attn_factor, for every kind of scaling
+  EXPECT_NEAR(rope_frequencies(config, {}).magnitude, 1.5 * (1.0 + 0.1 * std::log(4.0)), 1e-12);
+  config.factor = 0.5f;
+  EXPECT_EQ(rope_frequencies(config, {}).magnitude, 1.5);
+  config.scaling = RopeScaling::none;
+  EXPECT_EQ(rope_frequencies(config, {}).magnitude, 1.5);
   EXPECT_EQ(plain.magnitude, 1.0);
 }
 

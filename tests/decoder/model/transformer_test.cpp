@@ -36,7 +36,7 @@ std::vector<Token> tokens_of(const Golden& g) { return {g.tokens.begin(), g.toke
 
 // Dense, but with another method where one is named.
 SessionOptions cut_into(Index chunk, Index batch, const std::string& method = "dense",
-                        quoka::Budget budget = 1024) {
+                        quoka::Budget budget = quoka::Budget::keys(1024)) {
   SessionOptions options;
   options.method = method;
   options.selector.budget = budget;
@@ -94,7 +94,7 @@ TEST(Session, WithABudgetForTheWholePastIsDense) {
   const auto tokens = tokens_of(golden("llama3"));
   quoka::ThreadPool threads(2);
   Session dense(loaded->model, cut_into(8, 16), threads);
-  Session quoka(loaded->model, cut_into(8, 16, "quoka", 1024), threads);
+  Session quoka(loaded->model, cut_into(8, 16, "quoka", quoka::Budget::keys(1024)), threads);
   dense.run(tokens);
   quoka.run(tokens);
   EXPECT_EQ(quoka.logits(), dense.logits());
@@ -105,7 +105,7 @@ TEST(Session, SelectsPastTheDenseLayersOnly) {
   const auto tokens = tokens_of(golden("llama"));
   quoka::ThreadPool threads(1);
   const auto hidden = [&](Index dense_layers, Index layer) {
-    SessionOptions options = cut_into(8, 64, "quoka", 4);
+    SessionOptions options = cut_into(8, 64, "quoka", quoka::Budget::keys(4));
     options.dense_layers = dense_layers;
     Session session(loaded->model, options, threads);
     session.run(tokens);
@@ -127,7 +127,7 @@ TEST(Session, FollowsALayerPolicy) {
   const auto loaded = load_tiny("llama");
   const auto tokens = tokens_of(golden("llama"));
   quoka::ThreadPool threads(1);
-  SessionOptions options = cut_into(8, 64, "quoka", 4);
+  SessionOptions options = cut_into(8, 64, "quoka", quoka::Budget::keys(4));
   const auto first_layer_off = [&](const quoka_examples::LayerPolicy& policy) {
     Session dense(loaded->model, cut_into(8, 64), threads);
     dense.run(tokens);
@@ -145,16 +145,22 @@ TEST(Session, FollowsALayerPolicy) {
     return p;
   };
   EXPECT_EQ(first_layer_off({}), 0);
-  EXPECT_EQ(first_layer_off(policy(1024, {}, {})), 4);  // in place of the session's
+  EXPECT_EQ(first_layer_off(policy(quoka::Budget::keys(1024), {}, {})),
+            4);  // in place of the session's
   EXPECT_EQ(first_layer_off(policy({}, {0, 2}, {})), 1);
   EXPECT_EQ(first_layer_off(policy({}, {0, 1, 2, 3}, {})), 4);
-  EXPECT_EQ(first_layer_off(policy({}, {}, {{0, 1024}, {1, 1024}, {3, 1024}})), 2);
-  EXPECT_EQ(first_layer_off(policy(1024, {}, {{3, 4}})), 3);
+  EXPECT_EQ(first_layer_off(policy({}, {},
+                                   {{0, quoka::Budget::keys(1024)},
+                                    {1, quoka::Budget::keys(1024)},
+                                    {3, quoka::Budget::keys(1024)}})),
+            2);
+  EXPECT_EQ(first_layer_off(policy(quoka::Budget::keys(1024), {}, {{3, quoka::Budget::keys(4)}})),
+            3);
 
   options.policy = {};
   options.policy.q_heads = 99;
   EXPECT_THROW(Session(loaded->model, options, threads), std::invalid_argument);
-  options.policy = policy({}, {}, {{1, 4}});
+  options.policy = policy({}, {}, {{1, quoka::Budget::keys(4)}});
   options.method = "tidal_decode";
   EXPECT_THROW(Session(loaded->model, options, threads), std::invalid_argument);
 }
@@ -179,7 +185,7 @@ TEST(Session, OverRanksIsThatOfOne) {
   };
   for (const std::string method : {"dense", "quoka", "quoka.recommended.float"}) {
     SCOPED_TRACE(method);
-    SessionOptions options = cut_into(8, 16, method, 5);
+    SessionOptions options = cut_into(8, 16, method, quoka::Budget::keys(5));
     quoka::ThreadPool one(1);
     Session alone(loaded->model, options, one);
     const auto expected = run(alone);
@@ -211,7 +217,7 @@ TEST(Session, OverRanksRefusesOtherMethods) {
   const auto loaded = load_tiny("llama");
   quoka::ThreadRanks ranks(1);
   auto communicator = ranks.communicator(0);
-  SessionOptions options = cut_into(8, 16, "sparq", 5);
+  SessionOptions options = cut_into(8, 16, "sparq", quoka::Budget::keys(5));
   options.selector.ranks = quoka::CommunicatorRef(communicator);
   quoka::ThreadPool threads(1);
   EXPECT_THROW(Session(loaded->model, options, threads), std::invalid_argument);
@@ -244,7 +250,7 @@ TEST(Session, BatchesDoNotMixTheChunksOfMethodsThatShareLayers) {
   for (const std::string method : {"tidal_decode", "less_is_more"}) {
     Vector logits[2];
     for (const Index batch : {8, 64}) {
-      Session session(loaded->model, cut_into(8, batch, method, 6), threads);
+      Session session(loaded->model, cut_into(8, batch, method, quoka::Budget::keys(6)), threads);
       session.run(tokens);
       logits[batch == 8 ? 0 : 1] = session.logits();
     }
@@ -261,8 +267,8 @@ TEST(Session, FilledTokensAreSeenAsThoseThatWereRun) {
                                             rest = all.subspan(filled.size());
   quoka::ThreadPool threads(1);
   for (const std::string& method : quoka_examples::all_methods()) {
-    Session whole(loaded->model, cut_into(4, 8, method, 6), threads);
-    Session part(loaded->model, cut_into(4, 8, method, 6), threads);
+    Session whole(loaded->model, cut_into(4, 8, method, quoka::Budget::keys(6)), threads);
+    Session part(loaded->model, cut_into(4, 8, method, quoka::Budget::keys(6)), threads);
     whole.run(filled);
     whole.run(rest);
     part.fill(filled);
@@ -276,7 +282,7 @@ TEST(Session, GoesBackToAnEarlierLength) {
   const auto loaded = load_tiny("qwen3");
   const auto tokens = tokens_of(golden("qwen3"));
   quoka::ThreadPool threads(1);
-  Session session(loaded->model, cut_into(4, 64, "quoka", 8), threads);
+  Session session(loaded->model, cut_into(4, 64, "quoka", quoka::Budget::keys(8)), threads);
   session.run(tokens);
   const Vector expected = session.logits();
   session.truncate(20);

@@ -37,7 +37,7 @@ TEST(AnswerLogits, AreThoseOfTheWholePromptAtThePositions) {
   for (const Task task : {Task::single, Task::multi_query, Task::vt, Task::cwe}) {
     for (const Index length : {128, 131, 133, 200}) {
       const TaskSample sample = evaluation_sample(task, length, 5, 1);
-      const SessionOptions options = choose("quoka", 24, 32);
+      const SessionOptions options = choose("quoka", quoka::Budget::keys(24), 32);
       Session asked(model, options, threads);
       const Vector logits = answer_logits(asked, sample, options.chunk);
       SessionOptions in_one_batch = options;
@@ -62,8 +62,8 @@ TEST(Ask, GivesTheSameScoresForAnyNumberOfThreadsAndAnyPartOfTheSamples) {
     // cwe asks for ten words: noise is right about some.
     const auto rights = [&](Index first, Index count, quoka::ThreadPool& threads) {
       std::vector<Index> right;
-      for (const Asked& asked :
-           ask(model, choose(method, 16, 32), {Task::cwe, 150, first, count, 1}, threads))
+      for (const Asked& asked : ask(model, choose(method, quoka::Budget::keys(16), 32),
+                                    {Task::cwe, 150, first, count, 1}, threads))
         right.push_back(asked.score.right);
       return right;
     };
@@ -84,11 +84,11 @@ TEST(Ask, TellsHowManyPastKeysAHeadAttendedTo) {
         .front()
         .kept;
   };
-  EXPECT_DOUBLE_EQ(kept("dense", 1), (64 + 128 + 192 + 256 + 256) / 5.0);
-  EXPECT_DOUBLE_EQ(kept("quoka", 100), (64 + 4 * 100) / 5.0);
+  EXPECT_DOUBLE_EQ(kept("dense", quoka::Budget::keys(1)), (64 + 128 + 192 + 256 + 256) / 5.0);
+  EXPECT_DOUBLE_EQ(kept("quoka", quoka::Budget::keys(100)), (64 + 4 * 100) / 5.0);
   const double by_mass = kept("quoka.robust", quoka::Budget::mass(0.5));
   EXPECT_GT(by_mass, 1.0);
-  EXPECT_LT(by_mass, kept("dense", 1));
+  EXPECT_LT(by_mass, kept("dense", quoka::Budget::keys(1)));
 }
 
 TEST(Ask, RefusesAModelWithoutTheTasksTokens) {

@@ -78,7 +78,7 @@ TEST_P(SelectionFinds, WhatItFound) {
   const Model model = load(expected.model);
   SessionOptions options;
   options.method = expected.method;
-  options.selector.budget = budget;
+  options.selector.budget = quoka::Budget::keys(budget);
   quoka::ThreadPool threads(2);
   const auto asked = ask(model, options, {expected.task, length, 0, samples, 1}, threads);
   const auto exact = std::ranges::count_if(asked, &TaskScore::exact, &Asked::score);

@@ -15,8 +15,8 @@ inline namespace QUOKA_ABI {
 
 // What FirstRecentSelector leaves open.
 struct FirstRecentOptions {
-  Budget budget = 1024;  // keys per KV head
-  Index keep_first = 4;  // attention sinks; all the others are the last ones
+  Budget budget = Budget::keys(1024);  // keys per KV head
+  Index keep_first = 4;                // attention sinks; all the others are the last ones
 };
 
 // The scores behind FirstRecentSelector.

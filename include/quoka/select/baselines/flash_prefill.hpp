@@ -32,8 +32,8 @@ inline namespace QUOKA_ABI {
 
 // What FlashPrefillSelector leaves open.
 struct FlashPrefillOptions {
-  Budget budget = 1024;  // or Budget::relative(0.12), the method's own
-  Index block = 128;     // keys of a block, and queries
+  Budget budget = Budget::keys(1024);  // or Budget::relative(0.12), the method's own
+  Index block = 128;                   // keys of a block, and queries
 
   // As published: a threshold in place of a budget.
   static FlashPrefillOptions paper(double alpha = 0.12) {
@@ -58,12 +58,13 @@ class FlashPrefillScorer {
     detail::BlockScoreState rows;
     detail::BlockChoiceState blocks;
     Index len = 0;     // keys whose means are up to date
-    bool cut = false;  // since then: the sums may hold keys that are gone
+    bool cut = false;  // the sums may hold keys that are gone, or too few
 
     void truncate(Index kv_len) {
       if (kv_len >= len) return;
       len = kv_len, cut = true;
     }
+    Index kept_len() const { return len; }
     Index kept_bytes() const { return means.bytes() + sums.bytes(); }
     Index bytes() const { return kept_bytes() + rows.bytes() + blocks.bytes() + readers.bytes(); }
   };
@@ -77,6 +78,9 @@ class FlashPrefillScorer {
           "the mass");
   }
 
+  // Attention's, by its scale.
+  static bool weighs_logits() { return true; }
+
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;
@@ -84,11 +88,12 @@ class FlashPrefillScorer {
     catch_up(k, input.capacity, state, executor);
     const Rows means = state.means.view();
     const detail::BlockQueries shape{input.group() * q.len(), input.group() * query_blocks, q};
-    const auto fill = [&](Index b, Index kv_head, float factor, detail::BlockRowWriter& to) {
+    const float logit_scale = input.logit_scale();
+    const auto fill = [&](Index b, Index kv_head, detail::BlockRowWriter& to) {
       for (Index r = 0; r < input.group(); ++r) {
         for (Index i = 0; i < q.len(); ++i) {
           const float* const row = to.read(q, b, kv_head * input.group() + r, i);
-          if (scale_row(row, k.dim(), factor * input.logit_scale(), to.next()))
+          if (scale_row(row, k.dim(), logit_scale, to.next()))
             to.keep(r * query_blocks + i / block, means.len());
         }
       }
@@ -127,12 +132,12 @@ class FlashPrefillScorer {
       state.len = 0;
     const Index block = options_.block, dim = k.dim();
     state.means.reshape(k.batch(), k.heads(), dim);
-    state.means.reserve(ceil_div(capacity, block));
-    state.means.resize(ceil_div(k.len(), block));
+    state.means.resize(ceil_div(k.len(), block), ceil_div(capacity, block));
     state.sums.reshape(k.batch(), k.heads(), dim);
     state.sums.resize(1);
     state.readers.reserve(executor.workers(), k);
     const Index first = state.cut ? state.len / block * block : state.len;
+    state.cut = true;  // until all heads are done
     for_each_kv_head(k, executor, [&](Index b, Index head, int worker) {
       float* const sum = state.sums.row(b, head, 0);
       for (Index t = first; t < k.len(); ++t) {

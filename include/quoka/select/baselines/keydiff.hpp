@@ -21,8 +21,8 @@ inline namespace QUOKA_ABI {
 
 // What KeyDiffSelector leaves open.
 struct KeyDiffOptions {
-  Budget budget = 1024;  // keys retained
-  Index keep_first = 0;  // attention sinks that are never evicted, inside the budget
+  Budget budget = Budget::keys(1024);  // keys retained
+  Index keep_first = 0;                // attention sinks that are never evicted, inside the budget
 };
 
 // Who stays: the scores behind KeyDiffSelector.

@@ -24,9 +24,9 @@ inline namespace QUOKA_ABI {
 
 // What LessIsMoreSelector leaves open.
 struct LessIsMoreOptions {
-  Budget budget = 1024;  // keys per KV head
-  LayerPlan plan = {};   // this layer, and which layers choose
-  Index keep_first = 4;  // attention sinks, always kept where the budget is larger
+  Budget budget = Budget::keys(1024);  // keys per KV head
+  LayerPlan plan = {};                 // this layer, and which layers choose
+  Index keep_first = 4;                // attention sinks, always kept where the budget is larger
 };
 
 // The choice behind LessIsMoreSelector.
@@ -55,6 +55,9 @@ class LessIsMoreChoice {
     detail::require_at_least("keep_first", options.keep_first, 0);
   }
 
+  // Attention's, by its scale.
+  static bool weighs_logits() { return true; }
+
   void select(const SelectorInput& input, Index budget, State& s, Selection& selection,
               ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;
@@ -65,8 +68,9 @@ class LessIsMoreChoice {
     const Index part = budget - sinks - recent;
 
     float* const of_head = s.of_head.reserve_amortised(tasks * kv_len);
-    const auto fill = [&](Index b, Index q_head, float factor, RowWriter& rows) {
-      for (Index j = 0; j < q.len(); ++j) rows.add(q, b, q_head, j, factor * input.logit_scale());
+    const float logit_scale = input.logit_scale();
+    const auto fill = [&](Index b, Index q_head, RowWriter& rows) {
+      for (Index j = 0; j < q.len(); ++j) rows.add(q, b, q_head, j, logit_scale);
     };
     softmax_scores({q.len(), k.dim(), q}, fill, k, input.capacity, Aggregation::mean,
                    score_view(of_head, q.batch(), q_heads, kv_len), s.query_scores, executor);

@@ -7,9 +7,8 @@
 // 2 * q_heads * q_len * kv_len * r FLOPs (softmax), 2 * kv_heads * kv_len * r (logit), and 2 *
 // head_dim * r per query and new key for the projections. Keeps r floats per key. With a sketch of these
 // softmax is that of 8-bit logits, nearly the same (sketch/sketched_mass.hpp). The basis comes
-// from a calibration (loki_calibration.hpp: fit, save, load); without one, the first chunk that
-// sees max(2 * head_dim, 512) cached keys fits it to them and keeps it; before that scores are
-// exact. r >= head_dim is the exact scorer, up to rounding. Source: Singhania et al., "Loki:
+// from a calibration (loki_calibration.hpp: fit, save, load); without one it is fitted to the first
+// max(2 * head_dim, 512) keys, once they are there; before that scores are exact. r >= head_dim is the exact scorer, up to rounding. Source: Singhania et al., "Loki:
 // Low-rank Keys for Efficient Sparse Attention", arXiv 2406.02542. Deviations: one key set per KV
 // head and chunk; r is a count, not a share of the variance.
 #pragma once
@@ -27,9 +26,9 @@ inline namespace QUOKA_ABI {
 
 // What LokiSelector leaves open.
 struct LokiOptions {
-  Budget budget = 1024;             // keys per KV head
-  Index rank = 64;                  // r: directions used; head_dim or more: all
-  Domain domain = Domain::softmax;  // in which several queries' logits are averaged
+  Budget budget = Budget::keys(1024);  // keys per KV head
+  Index rank = 64;                     // r: directions used; head_dim or more: all
+  Domain domain = Domain::softmax;     // in which several queries' logits are averaged
   std::shared_ptr<const LokiCalibration> calibration = nullptr;  // of this layer; null: of its keys
   TopKOptions top_k = {};             // window, sinks and recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit logits, of softmax
@@ -41,25 +40,31 @@ class LokiScorer {
   using Options = LokiOptions;
 
   struct State {
-    std::shared_ptr<const LokiCalibration> own;  // fitted to the first `fitted` keys
+    std::shared_ptr<const LokiCalibration> own;  // fitted to the first keys that are `projected`
     RowStore<float> projected;                   // [batch, kv_heads, kv_len, r]
     SoftmaxSketch sketch;                        // of these
     WorkerScratch<RowReader> rows;
     QueryScoreState scores;
-    Index fitted = 0;
 
     void truncate(Index kv_len) {
-      if (kv_len < fitted) own = nullptr, fitted = kv_len = 0;
+      if (own != nullptr && kv_len < fitted(own->head_dim())) own = nullptr, kv_len = 0;
       projected.truncate(kv_len), sketch.truncate(kv_len);
     }
+    Index kept_len() const { return projected.len(); }
     Index kept_bytes() const { return projected.bytes() + sketch.kept_bytes(); }
     Index bytes() const { return projected.bytes() + sketch.bytes() + scores.bytes(); }
   };
+
+  // Keys that a basis of the cache's own is fitted to.
+  static Index fitted(Index head_dim) { return std::max<Index>(2 * head_dim, 512); }
 
   // Throws std::invalid_argument for a rank < 1.
   explicit LokiScorer(const Options& options = {}) : options_(options) {
     detail::require_at_least("rank", options.rank, 1);
   }
+
+  // Attention's, by its scale.
+  static bool weighs_logits() { return true; }
 
   // Throws std::invalid_argument when the calibration is for other heads.
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
@@ -71,11 +76,12 @@ class LokiScorer {
           input, q.len(), [](Index m) { return m; }, options_.domain, Aggregation::mean, scores,
           state.scores, executor);
     const Index rank = std::min(options_.rank, k.dim()), group = input.group();
-    const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& rows) {
+    const float logit_scale = input.logit_scale();
+    const auto fill = [&](Index b, Index kv_head, RowWriter& rows) {
       for (Index r = 0; r < group; ++r) {
         for (Index j = 0; j < q.len(); ++j) {
           const float* const row = rows.read(q, b, kv_head * group + r, j);
-          basis->project(kv_head, row, factor * input.logit_scale(), rank, rows.next());
+          basis->project(kv_head, row, logit_scale, rank, rows.next());
           rows.keep_if_finite();
         }
       }
@@ -92,8 +98,7 @@ class LokiScorer {
   }
 
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {
-    if (state.own == nullptr && options_.calibration == nullptr) return;
-    catch_up(input, state, executor);
+    if (catch_up(input, state, executor) == nullptr) return;
     if (sketches(input)) state.sketch.append(state.projected.view(), input.capacity, executor);
   }
 
@@ -124,11 +129,10 @@ class LokiScorer {
                                   ExecutorRef executor) const {
     const Rows& k = input.k;
     if (options_.calibration == nullptr && state.own == nullptr) {
-      if (k.len() < std::max<Index>(2 * k.dim(), 512)) return nullptr;
+      if (k.len() < fitted(k.dim())) return nullptr;
       LokiFit fit(k.heads(), k.dim());
-      fit.add(k);
+      fit.add(k.slice(0, fitted(k.dim())));
       state.own = std::make_shared<const LokiCalibration>(fit.finish());
-      state.fitted = k.len();
     }
     const LokiCalibration* basis =
         options_.calibration != nullptr ? options_.calibration.get() : state.own.get();
@@ -136,9 +140,9 @@ class LokiScorer {
     detail::require_equal("the calibration's head_dim", basis->head_dim(), "k's dim", k.dim());
     const Index rank = std::min(options_.rank, k.dim());
     state.projected.reshape(k.batch(), k.heads(), rank);
-    const Index known = std::min(state.projected.len(), k.len());
-    state.projected.reserve(input.capacity);
-    state.projected.grow(k.len());
+    const Index known = state.projected.len();
+    if (known == k.len()) return basis;
+    state.projected.grow(k.len(), input.capacity);
     state.rows.reserve(executor.workers(), k);
     for_each_kv_head(k, executor, [&](Index b, Index kv_head, int worker) {
       for (Index t = known; t < k.len(); ++t)

@@ -17,7 +17,7 @@ inline namespace QUOKA_ABI {
 
 // What OracleSelector leaves open.
 struct OracleOptions {
-  Budget budget = 1024;                         // keys per KV head
+  Budget budget = Budget::keys(1024);           // keys per KV head
   Aggregation aggregation = Aggregation::mean;  // over the queries
   TopKOptions top_k = {};                       // window, sinks and recent keys, inside the budget
 };
@@ -30,6 +30,10 @@ class OracleScorer {
 
   // Refuses none of the options.
   explicit OracleScorer(const Options& options = {}) : options_(options) {}
+
+  // Attention's, by its scale.
+  static bool weighs_logits() { return true; }
+  static bool knows_softcap() { return true; }
 
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {

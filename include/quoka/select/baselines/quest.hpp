@@ -26,10 +26,10 @@ inline namespace QUOKA_ABI {
 
 // What QuestSelector leaves open.
 struct QuestOptions {
-  Budget budget = 1024;           // keys per KV head
-  Index page = 16;                // keys per page
-  Domain domain = Domain::logit;  // in which several queries' logits are averaged
-  TopKOptions top_k = {};         // window, sinks and recent keys, inside the budget
+  Budget budget = Budget::keys(1024);  // keys per KV head
+  Index page = 16;                     // keys per page
+  Domain domain = Domain::logit;       // in which several queries' logits are averaged
+  TopKOptions top_k = {};              // window, sinks and recent keys, inside the budget
 };
 
 // The scores behind QuestSelector.
@@ -45,6 +45,7 @@ class QuestScorer {
     Index len = 0;  // keys whose pages are up to date
 
     void truncate(Index kv_len) { len = std::min(len, kv_len); }
+    Index kept_len() const { return len; }
     Index kept_bytes() const { return pages.bytes(); }
     Index bytes() const { return pages.bytes() + of_page.bytes() + scores.bytes(); }
   };
@@ -54,6 +55,9 @@ class QuestScorer {
     detail::require_at_least("page", options.page, 1);
   }
 
+  // Attention's, by its scale.
+  static bool weighs_logits() { return true; }
+
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;
@@ -61,13 +65,14 @@ class QuestScorer {
     catch_up(k, input.capacity, state);
     const Index pages = state.pages.len();
     const QueryRows shape{group * q.len(), 2 * k.dim(), q};
-    const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& rows) {
+    const float logit_scale = input.logit_scale();
+    const auto fill = [&](Index b, Index kv_head, RowWriter& rows) {
       for (Index r = 0; r < group; ++r) {
         for (Index j = 0; j < q.len(); ++j) {
           const float* const row = rows.read(q, b, kv_head * group + r, j);
           float* const to = rows.next();
           for (Index c = 0; c < k.dim(); ++c) {
-            const float x = row[c] * (factor * input.logit_scale());
+            const float x = row[c] * (logit_scale);
             to[c] = x > 0.0f ? x : 0.0f;
             to[k.dim() + c] = x > 0.0f ? 0.0f : x;
           }
@@ -114,8 +119,7 @@ class QuestScorer {
         state.pages.dim() != 2 * k.dim())
       state.len = 0;
     state.pages.reshape(k.batch(), k.heads(), 2 * k.dim());
-    state.pages.reserve(ceil_div(capacity, options_.page));
-    state.pages.resize(ceil_div(k.len(), options_.page));
+    state.pages.resize(ceil_div(k.len(), options_.page), ceil_div(capacity, options_.page));
     state.row.reserve(k);
     const Index first = std::min(state.len, k.len()) / options_.page * options_.page;
     for (Index b = 0; b < k.batch(); ++b) {

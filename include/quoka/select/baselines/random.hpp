@@ -16,9 +16,9 @@ inline namespace QUOKA_ABI {
 
 // What RandomSelector leaves open.
 struct RandomOptions {
-  Budget budget = 1024;    // keys per KV head
-  std::uint64_t seed = 0;  // equal seeds: equal scores
-  TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
+  Budget budget = Budget::keys(1024);  // keys per KV head
+  std::uint64_t seed = 0;              // equal seeds: equal scores
+  TopKOptions top_k = {};              // window, sinks and recent keys, inside the budget
 };
 
 // The scores behind RandomSelector.

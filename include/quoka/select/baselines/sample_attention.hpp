@@ -22,11 +22,11 @@ inline namespace QUOKA_ABI {
 
 // What SampleAttentionSelector leaves open.
 struct SampleAttentionOptions {
-  Budget budget = 1024;               // keys per KV head
-  Index n_queries = 16;               // queries of the chunk that are sampled, evenly spaced
-  Domain domain = Domain::softmax;    // in which several queries' logits are averaged
-  TopKOptions top_k = {};             // window, sinks and recent keys, inside the budget
-  Sketch sketch = Sketch::automatic;  // 8-bit logits, of softmax
+  Budget budget = Budget::keys(1024);  // keys per KV head
+  Index n_queries = 16;                // queries of the chunk that are sampled, evenly spaced
+  Domain domain = Domain::softmax;     // in which several queries' logits are averaged
+  TopKOptions top_k = {};              // window, sinks and recent keys, inside the budget
+  Sketch sketch = Sketch::automatic;   // 8-bit logits, of softmax
 };
 
 // The scores behind SampleAttentionSelector.
@@ -39,6 +39,7 @@ class SampleAttentionScorer {
     QueryScoreState scores;
 
     void truncate(Index kv_len) { sketch.truncate(kv_len); }
+    Index kept_len() const { return sketch.kept_len(); }
     Index kept_bytes() const { return sketch.kept_bytes(); }
     Index bytes() const { return sketch.bytes() + scores.bytes(); }
   };
@@ -48,14 +49,18 @@ class SampleAttentionScorer {
     detail::require_at_least("n_queries", options.n_queries, 1);
   }
 
+  // Attention's, by its scale.
+  static bool weighs_logits() { return true; }
+
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;
     const Index len = q.len(), n = std::min(options_.n_queries, len), group = input.group();
-    const auto fill = [&](Index b, Index kv_head, float factor, RowWriter& rows) {
+    const float logit_scale = input.logit_scale();
+    const auto fill = [&](Index b, Index kv_head, RowWriter& rows) {
       for (Index r = 0; r < group; ++r)
         for (Index m = 0; m < n; ++m)
-          rows.add(q, b, kv_head * group + r, (m + 1) * len / n - 1, factor * input.logit_scale());
+          rows.add(q, b, kv_head * group + r, (m + 1) * len / n - 1, logit_scale);
     };
     const QueryRows shape{group * n, k.dim(), q};
     if (options_.domain == Domain::logit)

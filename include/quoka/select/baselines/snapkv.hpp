@@ -24,10 +24,10 @@ inline namespace QUOKA_ABI {
 
 // What SnapKvSelector leaves open.
 struct SnapKvOptions {
-  Budget budget = 1024;    // keys retained
-  Index observation = 32;  // w: queries at the end of the chunk that judge
-  Index pool = 5;          // neighbours pooled, odd; 1: none
-  Index keep_first = 0;    // attention sinks that are never evicted, inside the budget
+  Budget budget = Budget::keys(1024);  // keys retained
+  Index observation = 32;              // w: queries at the end of the chunk that judge
+  Index pool = 5;                      // neighbours pooled, odd; 1: none
+  Index keep_first = 0;                // attention sinks that are never evicted, inside the budget
 };
 
 // Who stays: the scores behind SnapKvSelector.
@@ -57,6 +57,9 @@ class SnapKvEviction {
     detail::require_equal("pool % 2", options.pool % 2, "that of an odd number", 1);
   }
 
+  // Attention's, by its scale.
+  static bool weighs_logits() { return true; }
+
   Index score(const SelectorInput& input, Index b, Index kv_head,
               std::span<const Position> candidates, std::span<float> scores, Scratch& s) const {
     const Rows &q = input.q, &k = input.k;
@@ -72,7 +75,7 @@ class SnapKvEviction {
     for (Index r = 0; r < group; ++r) {
       for (Index j = 0; j < window; ++j) {
         ends[rows.count()] = before + j + 1;
-        rows.add(q, b, kv_head * group + r, q.len() - window + j, log2_of_e * input.logit_scale());
+        rows.add(q, b, kv_head * group + r, q.len() - window + j, input.logit_scale());
       }
     }
     float* const raw = s.raw.data();

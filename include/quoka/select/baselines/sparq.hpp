@@ -31,11 +31,11 @@ inline namespace QUOKA_ABI {
 
 // What SparqSelector leaves open.
 struct SparqOptions {
-  Budget budget = 1024;               // keys per KV head
-  Index rank = 64;                    // r: channels used; head_dim or more: all
-  Domain domain = Domain::softmax;    // in which several queries' logits are averaged
-  TopKOptions top_k = {};             // window, sinks and recent keys, inside the budget
-  Sketch sketch = Sketch::automatic;  // 8-bit logits, of softmax
+  Budget budget = Budget::keys(1024);  // keys per KV head
+  Index rank = 64;                     // r: channels used; head_dim or more: all
+  Domain domain = Domain::softmax;     // in which several queries' logits are averaged
+  TopKOptions top_k = {};              // window, sinks and recent keys, inside the budget
+  Sketch sketch = Sketch::automatic;   // 8-bit logits, of softmax
 };
 
 // The scores behind SparqSelector.
@@ -52,6 +52,7 @@ class SparqScorer {
     QueryScoreState scores;
 
     void truncate(Index kv_len) { keys.truncate(kv_len), sketch.truncate(kv_len); }
+    Index kept_len() const { return std::max(keys.len, sketch.kept_len()); }
     Index kept_bytes() const { return keys.blocks.bytes() + sketch.kept_bytes(); }
     Index bytes() const {
       return keys.blocks.bytes() + sketch.bytes() + magnitudes.bytes() + channels.bytes() +
@@ -63,6 +64,9 @@ class SparqScorer {
   explicit SparqScorer(const Options& options = {}) : options_(options) {
     detail::require_at_least("rank", options.rank, 1);
   }
+
+  // Attention's, by its scale.
+  static bool weighs_logits() { return true; }
 
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {
@@ -77,13 +81,14 @@ class SparqScorer {
       choose_channels(q, b, kv_head * group, group, rank, state.rows[worker], magnitudes + at,
                       channels + at);
     });
+    const float logit_scale = input.logit_scale();
     // A row of the chosen channels alone, or of all with zeros in place of the others.
     const auto fill_with = [&](bool packed) {
-      return [&, packed](Index b, Index kv_head, float factor, RowWriter& rows) {
+      return [&, packed](Index b, Index kv_head, RowWriter& rows) {
         const Index* const chosen = channels + (b * k.heads() + kv_head) * dim;
         for (Index r = 0; r < group; ++r)
           for (Index j = 0; j < q.len(); ++j)
-            add_row(rows.read(q, b, kv_head * group + r, j), dim, factor * input.logit_scale(),
+            add_row(rows.read(q, b, kv_head * group + r, j), dim, logit_scale,
                     {chosen, static_cast<std::size_t>(rank)}, packed, rows);
       };
     };

@@ -16,9 +16,9 @@ inline namespace QUOKA_ABI {
 
 // What TidalDecodeSelector leaves open.
 struct TidalDecodeOptions {
-  Budget budget = 1024;    // keys per KV head
-  LayerPlan plan = {};     // this layer, and which layers choose
-  TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
+  Budget budget = Budget::keys(1024);  // keys per KV head
+  LayerPlan plan = {};                 // this layer, and which layers choose
+  TopKOptions top_k = {};              // window, sinks and recent keys, inside the budget
 };
 
 // The choice behind TidalDecodeSelector.
@@ -38,6 +38,10 @@ class TidalDecodeChoice {
   explicit TidalDecodeChoice(const Options& options = {}) : options_(options) {
     check_top_k(options.top_k);
   }
+
+  // Attention's, by its scale.
+  static bool weighs_logits() { return true; }
+  static bool knows_softcap() { return true; }
 
   void select(const SelectorInput& input, Index budget, State& s, Selection& selection,
               ExecutorRef executor) const {

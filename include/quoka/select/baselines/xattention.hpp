@@ -32,9 +32,9 @@ inline namespace QUOKA_ABI {
 
 // What XAttentionSelector leaves open.
 struct XAttentionOptions {
-  Budget budget = 1024;  // or Budget::mass(0.9), the method's own
-  Index stride = 8;      // S: 8 or 16 in the paper
-  Index block = 128;     // keys of a block, and queries; a multiple of stride
+  Budget budget = Budget::keys(1024);  // or Budget::mass(0.9), the method's own
+  Index stride = 8;                    // S: 8 or 16 in the paper
+  Index block = 128;                   // keys of a block, and queries; a multiple of stride
 
   // As published: a threshold in place of a budget.
   static XAttentionOptions paper(double tau = 0.9) { return {.budget = Budget::mass(tau)}; }
@@ -63,6 +63,9 @@ class XAttentionScorer {
           "score");
   }
 
+  // Attention's, by its scale.
+  static bool weighs_logits() { return true; }
+
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const {
     const Rows &q = input.q, &k = input.k;
@@ -70,8 +73,9 @@ class XAttentionScorer {
     const Index rows = ceil_div(q.len(), stride), query_blocks = ceil_div(q.len(), block);
     const detail::BlockQueries shape{input.group() * rows, input.group() * query_blocks, q};
     const detail::BlockKeys keys{k, input.chunk_k, stride, block / stride, true};
-    const auto fill = [&](Index b, Index kv_head, float factor, detail::BlockRowWriter& to) {
-      const float scale = factor * input.logit_scale() / static_cast<float>(stride);
+    const float logit_scale = input.logit_scale();
+    const auto fill = [&](Index b, Index kv_head, detail::BlockRowWriter& to) {
+      const float scale = logit_scale / static_cast<float>(stride);
       for (Index r = 0; r < input.group(); ++r) {
         for (Index i = 0; i < rows; ++i) {
           float* const row = to.next();

@@ -302,10 +302,11 @@ class SketchedHead {
   // A float score beyond the bound of its sketch is one of another key.
   void require_within_bound(Index kv, float exact) const {
     if (std::abs(exact - sketched_[kv]) > bound(kv)) [[unlikely]]
-      fail("the key at position", positions_ != nullptr ? positions_[kv] : kv,
-           "not the one that was sketched (its cache changed and the sketch was not told, or its "
-           "inverse norm is not its own), of",
-           "", of_.kv_len);
+      fail_other_key(
+          positions_ != nullptr ? positions_[kv] : kv,
+          "not the one that was sketched (its cache changed and the sketch was not told, "
+          "or its inverse norm is not its own), of",
+          of_.kv_len);
   }
 
   const SketchedHeads& of_;

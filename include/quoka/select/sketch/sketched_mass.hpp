@@ -76,8 +76,9 @@ using StagesRef = FunctionRef<void(Chains& chains)>;
 // scores [batch, kv_heads, kv_len], side by side, of the rows q_bar [batch, kv_heads, rows, dim] times
 // `logit_scale`: their mean share, or their largest. A row with a NaN or an infinity is left out; a key
 // with one has no weight and ends with NaN. codes_fit() holds. k is what was
-// sketched, all of it; or it lies in the cache that was, at `places`: then three keys of each head are looked
-// up, and one that is not what was sketched throws std::invalid_argument. some: of these keys alone, as if
+// sketched, all of it; or it lies in the cache that was, at `places`: then some keys are looked up before
+// (KeySketch::require_held), and of each head the one that has most, and one that is not what was sketched throws
+// std::invalid_argument. some: of these keys alone, as if
 // there were no others; scores [batch, kv_heads, their count], places null. before: what the heads, each a
 // chain, have to do first: to q_bar, which is not read until then. after: adds what follows the scores.
 void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* places,
@@ -88,8 +89,8 @@ void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* p
                              Chains* before = nullptr, const StagesRef* after = nullptr);
 
 // The same by `own`, a sketch of all of k, or by that of the cache that k lies in. Throws
-// std::invalid_argument where k is not what was sketched; `before` looks that up by itself.
-void softmax_scores_by_sketch(KeySketch& own, const KeySketch* cache, const float* q_bar,
+// std::invalid_argument where k is of another shape than what was sketched.
+void softmax_scores_by_sketch(const KeySketch& own, const KeySketch* cache, const float* q_bar,
                               Index rows, const Rows& k, float logit_scale, Index capacity,
                               Aggregation over, TensorView<float, 3> scores,
                               SketchedMassState& state, ExecutorRef executor, FirstLook look = {},

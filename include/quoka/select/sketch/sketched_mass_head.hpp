@@ -54,7 +54,7 @@ struct MassShape {
 template <class Tiles>
 class SketchedMass : MassShape {
  public:
-  // look.rows holds `rows` rows, times the logit scale and log2(e).
+  // look.rows holds `rows` rows, times the logit scale.
   SketchedMass(const KeySketch& sketch, const KeySketch::Places* places, const HeadRows& k,
                const KeyRanges& ranges, Index b, Index head, Index rows, MassLook& look,
                SketchedMassScratch& s)
@@ -93,10 +93,11 @@ class SketchedMass : MassShape {
         simd::store_query_codes(codes, n, stride_, m, channel, l_.codes.data());
         sum += simd::sum_of_codes<code_slab>(codes);
       };
-      l_.lengths.data()[m] = length;
-      l_.missed.data()[m] = encode(row, dim_, unit, put);
+      // From here on in units of log2.
+      l_.lengths.data()[m] = length * simd::log2_e;
+      l_.missed.data()[m] = encode(row, dim_, unit, put) * simd::log2_e;
       l_.offsets.data()[m] = simd::code_offset(sum);
-      l_.row_units.data()[m] = unit;
+      l_.row_units.data()[m] = unit * simd::log2_e;
     }
     for (Index pass = 0; pass < passes(rows_, keys_); ++pass)
       pack_codes<Tiles>(codes_of(pass), packed_of(pass));

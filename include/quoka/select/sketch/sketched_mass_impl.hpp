@@ -62,17 +62,6 @@ QUOKA_FUNC void SketchedMassSlot::reserve(Index row_count, Index keys, Index mos
   lists.reserve(keys);
 }
 
-// A key of the cache that is not what was sketched.
-inline void require_sketched(const KeySketch& sketch, const KeySketch::Places& places,
-                             const Rows& k, Index b, Index head, Index key, FloatRow& reader) {
-  const Index row = places(key);
-  if (sketch.errors(0, head)[row] == simd::infinity) return;  // never told of, or not coded
-  if (!sketch.holds(0, head, row, reader.read(k, b, head, key)))
-    fail("the key at position", key,
-         "not the one that was sketched (its cache changed and the sketch was not told), of", "",
-         k.len());
-}
-
 // What a call of sketched_softmax_scores() is about.
 struct SketchedMassCall {
   const KeySketch& sketch;
@@ -93,14 +82,13 @@ struct SketchedMassCall {
     return over == Aggregation::max ? 1.0f : 1.0f / static_cast<float>(count);
   }
 
-  // Those of the head's rows, or of `only` these, that are finite, times the logit scale and log2(e); how
-  // many.
+  // Those of the head's rows, or of `only` these, that are finite, times the logit scale; how many.
   Index read_rows(Index task, float* to, FloatRow& reader, std::span<const Index> only = {}) const {
     RowWriter writer(to, k.dim(), reader);
     const Index count = only.empty() ? rows : std::ssize(only);
     for (Index i = 0; i < count; ++i) {
       const Index m = only.empty() ? i : only[static_cast<std::size_t>(i)];
-      writer.add(q_bar + (task * rows + m) * k.dim(), log2_of_e * logit_scale);
+      writer.add(q_bar + (task * rows + m) * k.dim(), logit_scale);
     }
     return writer.count();
   }
@@ -183,10 +171,6 @@ class MassStages : MassShape {
     const MassLook& first = slot(task).looks[0];
     return twice_ && first.by == By::sketch && !first.whole;
   }
-  void require(Index task, Index key, int worker) const {
-    require_sketched(call_.sketch, *call_.places, call_.k, task / heads(), task % heads(), key,
-                     state_.scratch[worker].reader);
-  }
 
   // use(head) with so many rows of a look; the second at its candidates.
   template <int look, class Use>
@@ -223,8 +207,6 @@ class MassStages : MassShape {
         with_rows<1>(task, to.count, worker, [](SketchedMass<Tiles>& head) { head.encode_rows(); });
       return;
     }
-    if (call_.places != nullptr)
-      require(task, call_.keys() - 1, worker), require(task, somewhere(call_.keys()), worker);
     to.count = call_.read_rows(task, to.rows.data(), reader,
                                twice_ ? call_.look.rows : std::span<const Index>{});
     if (twice_ && to.count == 0) {
@@ -350,7 +332,9 @@ class MassStages : MassShape {
   void look_up(Index task, int, Index, int worker) {
     if (state_.errors.data()[task] == simd::infinity) return;
     const float* const x = mass(task);
-    require(task, std::max_element(x, x + call_.keys()) - x, worker);
+    call_.sketch.require_held(call_.k, *call_.places, task % heads(),
+                              std::max_element(x, x + call_.keys()) - x,
+                              state_.scratch[worker].reader);
   }
 
   const SketchedMassCall& call_;
@@ -382,6 +366,7 @@ void sketched_softmax_scores_by(const KeySketch& sketch, const KeySketch::Places
                       k.dim(),
                       packed_bytes<Tiles>(MassShape::padded(rows), simd::code_steps(k.dim())));
   state.in_float.at_least(executor.workers());
+  if (places != nullptr) sketch.require_held(k, *places, state.turn++, state.scratch[0].reader);
   float* const errors = state.errors.reserve(tasks);
   MassStages<Tiles> stages(call, scores, state, most_keys, chains, executor.workers());
   stages.add_to(chains);
@@ -405,16 +390,13 @@ QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch
                                           over, scores, state, executor, some, look, before, after);
 }
 
-QUOKA_FUNC void softmax_scores_by_sketch(KeySketch& own, const KeySketch* cache, const float* q_bar,
-                                         Index rows, const Rows& k, float logit_scale,
-                                         Index capacity, Aggregation over,
+QUOKA_FUNC void softmax_scores_by_sketch(const KeySketch& own, const KeySketch* cache,
+                                         const float* q_bar, Index rows, const Rows& k,
+                                         float logit_scale, Index capacity, Aggregation over,
                                          TensorView<float, 3> scores, SketchedMassState& state,
                                          ExecutorRef executor, FirstLook look, Chains* before,
                                          const StagesRef* after) {
-  if (cache == nullptr && before == nullptr)
-    own.require_made_from(k);
-  else if (cache == nullptr)
-    own.require_shape_of(k);  // the keys are looked up by what comes before
+  if (cache == nullptr) own.require_shape_of(k);
   const KeySketch::Places places = cache == nullptr ? KeySketch::Places{} : cache->places_of(k);
   sketched_softmax_scores(cache == nullptr ? own : *cache, cache == nullptr ? nullptr : &places,
                           q_bar, rows, k, logit_scale, capacity, over, scores, state, executor,

@@ -94,6 +94,7 @@ struct SketchedMassState {
   WorkerScratch<MassScratch>
       in_float;               // empty until the worker does a head in float, or after any did
   bool any_in_float = false;  // in a call before
+  std::uint64_t turn = 0;     // of looking keys up
   Buffer<float> errors;       // [batch, kv_heads] eps in nats; infinity: the head was done in float
 
   Index bytes() const {

@@ -32,12 +32,15 @@ class SoftmaxSketch {
     keys_.append(keys, capacity, executor);
   }
   void truncate(Index len) { keys_.truncate(len); }
+  Index kept_len() const { return keys_.len(); }
   Index kept_bytes() const { return keys_.bytes(); }
   Index bytes() const { return keys_.bytes() + rows_.bytes() + readers_.bytes() + mass_.bytes(); }
 
   // scores [batch, kv_heads, len] of rows as fill() makes them. cache: a sketch of the cache that the keys
   // lie in; null: what append() was told of. False, and nothing done, where that is not all of the keys, or
-  // sums of codes would not fit. Throws std::invalid_argument where they are other keys.
+  // sums of codes would not fit. Throws std::invalid_argument for keys of another shape, and where some of those of a
+  // cache are others than its sketch was told of; who calls append() looks that up by itself (KeysIdentity).
+  // kept_len(): the keys that append() was told of.
   bool score(const QueryRows& shape, FillRows fill, const Rows& keys, const KeySketch* cache,
              Index capacity, Aggregation over, TensorView<float, 3> scores, ExecutorRef executor);
 

@@ -23,7 +23,7 @@ QUOKA_FUNC bool SoftmaxSketch::score(const QueryRows& shape, FillRows fill, cons
   for_each_kv_head(keys, executor, [&](Index b, Index kv_head, int worker) {
     float* const to = rows + (b * keys.heads() + kv_head) * of_head;
     RowWriter writer(to, shape.dim, readers_[worker]);
-    fill(b, kv_head, 1.0f, writer);
+    fill(b, kv_head, writer);
     // Rows that were left out are no rows below either.
     std::fill(to + writer.count() * shape.dim, to + of_head,
               std::numeric_limits<float>::quiet_NaN());

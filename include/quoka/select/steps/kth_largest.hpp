@@ -24,7 +24,9 @@ namespace detail {
 
 // Unsigned integers in the order of floats without a NaN, and back.
 QUOKA_INLINE std::uint32_t rank_of(float x) {
-  const std::uint32_t bits = std::bit_cast<std::uint32_t>(x + 0.0f);  // -0 becomes +0
+  // Denormals are what comparisons take them for. -0 becomes +0: by the sum, but when rounding down.
+  const std::uint32_t sum = std::bit_cast<std::uint32_t>(x + 0.0f);
+  const std::uint32_t bits = sum == 0x80000000u ? 0u : sum;
   return bits ^ ((0u - (bits >> 31)) | 0x80000000u);
 }
 QUOKA_INLINE float value_of_rank(std::uint32_t rank) {

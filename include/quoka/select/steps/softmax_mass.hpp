@@ -9,7 +9,7 @@
 // tuning::mass_weight_bytes. 2 * rows * keys * dim FLOPs and one read of the keys per group. A key with a
 // NaN or an infinity has no weight and ends with mass NaN; a query with one is the caller's to leave out.
 //
-// A row's sum is that of its blocks' sums, 2^(block's maximum - row's maximum) times each, in fixed point
+// A row's sum is that of its blocks' sums, e^(block's maximum - row's maximum) times each, in fixed point
 // of 31 fractional bits: exact whatever the order. So blocks of keys may lie on several machines, which
 // exchange nothing but rows' maxima and sums, and every key gets the bits it would get on one:
 //
@@ -111,19 +111,20 @@ struct MassRows {
   std::int64_t* row_sum;  // the same, in units of 2^-31
 };
 
-// Rows [0, rows) of queries, [rows, dim] contiguous floats that hold the logit scale and log2(e).
-// ends, if given, is one past the last key that each row sees. mass [keys].
+// Rows [0, rows) of queries, [rows, dim] contiguous floats that hold the logit scale. ends, if given, is one past the
+// last key that each row sees. rule: of the logits, its scale left out. mass [keys].
 class MassAccumulator {
  public:
   MassAccumulator(const float* queries, Index rows, Index dim, MassKeys& keys, Index key_count,
-                  MassScratch& scratch, const Index* ends = nullptr)
+                  MassScratch& scratch, const Index* ends = nullptr, const LogitRule& rule = {})
       : queries_(queries),
         rows_(rows),
         dim_(dim),
         keys_(keys),
         key_count_(key_count),
         s_(scratch),
-        ends_(ends) {}
+        ends_(ends),
+        rule_(rule) {}
 
   void add_to(float* mass, float share, Aggregation over) {
     for_groups(key_count_, [&](Index) {
@@ -212,6 +213,7 @@ class MassAccumulator {
       keys_.logits(s_.tiles.data(), queries(p), count, tail_, top);
       std::copy_n(tail_, count * width, x);
     }
+    rule_.apply(x, count * width);
     const bool masked = ends_ != nullptr && hide_unseen(p, key, count, x);
     if (!finite)
       for (Index i = 0; i < count; ++i)
@@ -219,7 +221,8 @@ class MassAccumulator {
           std::fill_n(x + i * width, width, -simd::infinity);
           mass[key + i] = std::numeric_limits<float>::quiet_NaN();
         }
-    if (masked || !finite || count % tuning::tile_rows != 0) block_maximum(x, count, top);
+    if (masked || !finite || rule_.changes() || count % tuning::tile_rows != 0)
+      block_maximum(x, count, top);
     PanelState state;
     for (int j = 0; j < tuning::tile_packets; ++j) state[j] = {top[j], simd::zero()};
     block_weights(x, count, state);
@@ -262,10 +265,10 @@ class MassAccumulator {
     }
   }
 
-  // 2^(a block's maximum - its row's): 0 for a block without a weight.
+  // e^(a block's maximum - its row's): 0 for a block without a weight.
   simd::Packet factor(Index p, Index block, Index lane) const {
     const PacketState row{simd::load_unaligned(stats_.row_max + p * width + lane), simd::zero()};
-    return simd::exp2(
+    return simd::exp(
         simd::sub(simd::load(stats_.block_max + at(p, block) + lane), row.reference()));
   }
 
@@ -334,6 +337,7 @@ class MassAccumulator {
   Index key_count_;
   MassScratch& s_;
   const Index* ends_;
+  LogitRule rule_;
   MassRows stats_{};
   Index first_row_ = 0, panels_ = 0;
   alignas(64) float tail_[tuning::most_block_keys * tuning::panel_rows];

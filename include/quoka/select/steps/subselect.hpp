@@ -54,7 +54,7 @@ struct SubselectScratch {
   }
 };
 
-// Throws std::invalid_argument for n_queries < 1, an empty chunk, or q_heads not a multiple of
+// Throws std::invalid_argument for n_queries < 1, an empty chunk, one of more than max_keys, or q_heads not a multiple of
 // options.heads_per_set and options.group.
 void check_subselect(const Rows& q, Index n_queries, const SubselectOptions& options);
 

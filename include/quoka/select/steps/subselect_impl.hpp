@@ -91,6 +91,7 @@ inline void subselect_set(const Rows& q, Index b, Index first_head, Index heads,
 
 QUOKA_FUNC void check_subselect(const Rows& q, Index n_queries, const SubselectOptions& options) {
   require_at_least("q_len", q.len(), 1);
+  require_keys("q_len", q.len());
   require_at_least("head_dim", q.dim(), 1);
   require_at_least("n_queries", n_queries, 1);
   require_multiple("q_heads", q.heads(), "heads_per_set", options.heads_per_set);

@@ -25,6 +25,3 @@ class Quoka(CMakePackage):
     depends_on("cxx", type="build")
     depends_on("cmake@3.21:", type="build")
     depends_on("eigen@3.4:3")
-
-    def cmake_args(self):
-        return [self.define(f"QUOKA_BUILD_{part}", False) for part in ("TESTS", "BENCHES", "EXAMPLES")]

@@ -1,0 +1,53 @@
+// Which layers of a model could select, in order: "the first layers" of a setting are counted over these.
+//
+// Recurrent layers have no attention and never call. Layers with a sliding window, and those for which the model itself
+// chooses keys, call and cannot select. A window is known by its cache, which has fewer cells than other layers' (as
+// engines make it unless told otherwise), or by its mask, once that slides. What is not known yet counts: until a
+// model's first graph has been computed to its first layer without a window, and where all caches have one size until
+// a prompt is longer than the window, the first layer with a window is taken for one that could select, and is dense.
+#pragma once
+
+#include <quoka/base/index.hpp>
+
+#include <algorithm>
+#include <map>
+
+namespace quoka_ggml {
+
+using quoka::Index;
+
+// Of one engine context.
+class LayerOrder {
+ public:
+  // A layer calls, over a cache of so many cells. could_select: nothing but a window forbids it.
+  void saw(int layer, Index cells, bool could_select) {
+    Layer& of = layers_.try_emplace(layer, Layer{}).first->second;
+    of.cells = cells, of.could_select = could_select;
+    most_cells_ = std::max(most_cells_, cells);
+  }
+  // Its mask slides.
+  void slides(int layer) { layers_[layer].slides = true; }
+
+  bool has_window(int layer) const {
+    const auto of = layers_.find(layer);
+    return of != layers_.end() && (of->second.slides || of->second.cells < most_cells_);
+  }
+  // How many layers before this one could select.
+  Index before(int layer) const {
+    Index count = 0;
+    for (const auto& [number, of] : layers_)
+      count += number < layer && of.could_select && !has_window(number) ? 1 : 0;
+    return count;
+  }
+
+ private:
+  struct Layer {
+    Index cells = 0;
+    bool could_select = false, slides = false;
+  };
+
+  std::map<int, Layer> layers_;
+  Index most_cells_ = 0;
+};
+
+}  // namespace quoka_ggml

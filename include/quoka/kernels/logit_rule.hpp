@@ -1,0 +1,39 @@
+// What becomes of a product q . k before the softmax, as far as it is the same for every row and key of a call.
+//
+//   q' = scale * q        before any product, where queries are packed
+//   x  = q' . k
+//   x' = softcap * tanh(x / softcap)
+//
+// The struct travels whole, from attention's options to the loops over packed keys: an option that changes a logit by
+// itself is a member and a line of apply(), and no kernel knows of it. What depends on the row or on the key (masks,
+// ALiBi, windows) is added or hidden after it: panel_arithmetic.hpp's Sight.
+#pragma once
+
+#include <quoka/simd/simd.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// x = cap * tanh(x / cap) for `count` logits, whole packets.
+[[gnu::noinline]] inline void cap_logits(float* x, Index count, float cap) {
+  const simd::Packet inverse = simd::broadcast(1.0f / cap), most = simd::broadcast(cap);
+  for (Index i = 0; i < count; i += simd::lanes)
+    simd::store(x + i, simd::mul(simd::tanh(simd::mul(simd::load(x + i), inverse)), most));
+}
+
+struct LogitRule {
+  float scale = 1.0f;    // of the queries
+  float softcap = 0.0f;  // cap on |logit|; 0: none
+
+  // Does apply() change anything? Then a maximum that was found before is none.
+  bool changes() const { return softcap != 0.0f; }
+  // To `count` logits, whole packets, in place.
+  void apply(float* x, Index count) const {
+    if (softcap != 0.0f) cap_logits(x, count, softcap);
+  }
+};
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

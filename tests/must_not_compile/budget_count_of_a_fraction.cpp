@@ -1,0 +1,11 @@
+// expect: deleted
+// Half a key is none.
+#include <quoka/select/budget.hpp>
+
+#ifdef QUOKA_VALID
+constexpr int half = 512;
+#else
+constexpr double half = 0.5;
+#endif
+
+quoka::Budget budget() { return quoka::Budget::keys(half); }

@@ -1,0 +1,11 @@
+// expect: deleted
+// true is no number of keys.
+#include <quoka/select/budget.hpp>
+
+#ifdef QUOKA_VALID
+constexpr int some = 1;
+#else
+constexpr bool some = true;
+#endif
+
+quoka::Budget budget() { return quoka::Budget::keys(some); }

@@ -1,0 +1,28 @@
+// expect: a Group that has_codes needs 32 channels, const std::int8_t. codes and simd::Packet scale
+// lines: 15
+// Products of codes read them as they lie.
+#include <quoka/packing/format_table.hpp>
+
+struct MyRow {
+  static constexpr const char* name = "mine";
+  static constexpr bool is_float = false;
+  static quoka::Index bytes(const quoka::RowShape& shape) { return shape.dim; }
+  static quoka::simd::Packet load(quoka::ConstRow, quoka::Index, const quoka::RowShape&) {
+    return quoka::simd::zero();
+  }
+  static float at(quoka::ConstRow, quoka::Index, const quoka::RowShape&) { return 0; }
+  struct Group {
+    static constexpr quoka::Index channels = 32;
+    static constexpr bool has_codes = true;
+    Group(quoka::ConstRow, quoka::Index) {}
+    quoka::simd::Packet load(quoka::Index) const { return quoka::simd::zero(); }
+#ifdef QUOKA_VALID
+    const std::int8_t* codes = nullptr;
+#else
+    const std::uint8_t* codes = nullptr;
+#endif
+    quoka::simd::Packet scale = quoka::simd::zero();
+  };
+};
+
+constexpr quoka::Format mine = quoka::format_table<MyRow>();

@@ -1,0 +1,20 @@
+// expect: a row type that is written by channels needs both static void store
+// lines: 15
+// The channels that fill no packet are written one by one.
+#include <quoka/packing/format_table.hpp>
+
+struct MyRow {
+  static constexpr const char* name = "mine";
+  static constexpr bool is_float = false;
+  static quoka::Index bytes(const quoka::RowShape& shape) { return shape.dim; }
+  static quoka::simd::Packet load(quoka::ConstRow, quoka::Index, const quoka::RowShape&) {
+    return quoka::simd::zero();
+  }
+  static float at(quoka::ConstRow, quoka::Index, const quoka::RowShape&) { return 0; }
+  static void store(std::byte*, quoka::Index, const quoka::simd::Packet&, const quoka::RowShape&) {}
+#ifdef QUOKA_VALID
+  static void put(std::byte*, quoka::Index, float, const quoka::RowShape&) {}
+#endif
+};
+
+constexpr quoka::Format mine = quoka::format_table<MyRow>();

@@ -1,0 +1,11 @@
+// expect: deleted
+// Rows borrow their list of cells.
+#include <quoka/views/rows.hpp>
+
+#ifdef QUOKA_VALID
+const std::vector<quoka::Position>& cells();
+#else
+std::vector<quoka::Position> cells();
+#endif
+
+quoka::Rows listed(const quoka::Rows& k) { return k.listed(cells()); }

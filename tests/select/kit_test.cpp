@@ -1,0 +1,73 @@
+// select/kit.hpp: what its functions refuse, and what they make of no rows.
+
+#include <quoka/select/kit.hpp>
+
+#include "support/fixtures.hpp"
+
+namespace {
+
+using namespace quoka_test;
+using quoka::Aggregation;
+using quoka::QueryRows;
+using quoka::QueryScoreState;
+using quoka::RowWriter;
+
+constexpr Index heads = 2, len = 37, dim = 16;
+
+const auto no_rows = [](Index, Index, RowWriter&) {};
+
+TEST(Kit, ScoresOfNoRowsAreZero) {
+  Random random(44);
+  const auto k = random.tensor<float>(1, heads, len, dim);
+  QueryScoreState state;
+  for (const bool softmax : {false, true}) {
+    Tensor3<float> scores(1, heads, len);
+    scores.setConstant(7.0f);
+    if (softmax)
+      quoka::softmax_scores(QueryRows{4, dim}, no_rows, Rows(k), len, Aggregation::mean, scores,
+                            state, SerialExecutor{});
+    else
+      quoka::mean_logit_scores(QueryRows{4, dim}, no_rows, k, scores, state, SerialExecutor{});
+    for (Index i = 0; i < scores.size(); ++i) ASSERT_EQ(scores.data()[i], 0.0f) << softmax;
+  }
+}
+
+TEST(KitRefuses, ScoresThatDoNotLieSideBySide) {
+  Random random(45);
+  const auto k = random.tensor<float>(1, heads, len, dim);
+  std::vector<float> memory(2 * heads * 2 * len);
+  QueryScoreState state;
+  const auto mean_logits = [&](const std::array<Index, 3>& sizes,
+                               const std::array<Index, 3>& steps) {
+    quoka::mean_logit_scores(QueryRows{4, dim}, no_rows, k,
+                             TensorView<float, 3>(memory.data(), sizes, steps), state,
+                             SerialExecutor{});
+  };
+  EXPECT_NO_THROW(mean_logits({1, heads, len}, {heads * len, len, 1}));
+  EXPECT_NO_THROW(mean_logits({1, heads, len}, {5, len, 1})) << "of one sequence there is no step";
+  expect_refused(
+      [&] {
+        mean_logits({1, heads, len}, {heads * len, 2 * len, 1});
+      },
+      {"stride of the scores", 2 * len, len});
+  expect_refused(
+      [&] {
+        mean_logits({1, heads, len}, {heads * len, len, 2});
+      },
+      {"stride of the scores", 2, 1});
+  expect_refused(
+      [&] {
+        mean_logits({1, heads, len - 1}, {heads * len, len, 1});
+      },
+      {"scores's len", len - 1, len});
+  expect_refused(
+      [&] {
+        quoka::softmax_scores(
+            QueryRows{4, dim}, no_rows, Rows(k), len, Aggregation::mean,
+            TensorView<float, 3>(memory.data(), {1, heads, len}, {2 * heads * len, 2 * len, 2}),
+            state, SerialExecutor{});
+      },
+      {"inner stride", 2, 1});
+}
+
+}  // namespace

@@ -1,0 +1,49 @@
+// An executor that fails where a test wants it to.
+#pragma once
+
+#include <quoka/runtime/executor.hpp>
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace quoka_test {
+
+struct Failure : std::runtime_error {
+  Failure() : std::runtime_error("fails") {}
+};
+
+// Two workers, both of them the calling thread. Fails before the task that is told, or where a run has ended: as a
+// thread that throws, and as a pool that cannot wake its threads.
+struct FailsAt {
+  long left;
+
+  static constexpr int workers() { return 2; }
+  template <class F>
+  void run(quoka::Index tasks, F&& f) {
+    for (quoka::Index task = 0; task < tasks; ++task) {
+      count();
+      f(task, static_cast<int>(task % 2));
+    }
+    count();
+  }
+  void run_chains(const quoka::Chains& chains) {
+    int worker = 0;
+    // All chains of the slots side by side, stage by stage.
+    for (quoka::Index first = 0; first < chains.count(); first += chains.slots())
+      for (int stage = 0; stage < chains.stages(); ++stage)
+        for (quoka::Index chain = first; chain < std::min(chains.count(), first + chains.slots());
+             ++chain)
+          for (quoka::Index task = 0; task < chains.tasks(stage); ++task) {
+            count();
+            chains(chain, stage, task, worker++ % 2);
+          }
+    count();
+  }
+
+ private:
+  void count() {
+    if (left-- == 0) throw Failure();
+  }
+};
+
+}  // namespace quoka_test
