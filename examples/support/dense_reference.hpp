@@ -73,7 +73,7 @@ class DenseReference {
     quoka::OracleSelector::State state;
     selector.select(quoka::SelectorInput{.q = q.slice(begin, chunk_len(begin)),
                                          .k = k.slice(0, begin),
-                                         .logits = attention_,
+                                         .logits = attention(),
                                          .capacity = begin},
                     state, found, threads_);
     return found;
