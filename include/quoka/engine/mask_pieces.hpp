@@ -31,32 +31,36 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
+// What the queries of a piece see, the one beside the other.
 enum class MaskKind {
   chunk,   // one sequence's tokens, each of which sees one cell more than the one before
   window,  // tokens that gain a cell and lose an old one
-  alike  // nearly the same cells: tokens that are seen both ways, copies of a sequence side by side
+  alike,   // nearly the same cells: tokens seen both ways, copies of a sequence side by side
 };
 
 // Some queries of a piece, counted from its first.
 struct MaskStretch {
-  Index begin = 0, count = 0;
+  Index begin = 0;  // the first
+  Index count = 0;  // how many
 
   bool operator==(const MaskStretch&) const = default;
 };
 
 // Queries [begin, begin + count) of a mask.
 struct MaskPiece {
-  Index begin = 0;  // the first query
-  Index count = 0;  // queries
-  MaskKind kind = MaskKind::chunk;
+  Index begin = 0;                  // the first query
+  Index count = 0;                  // queries
+  MaskKind kind = MaskKind::chunk;  // what they see
   std::vector<Position> cells =
       {};  // of a chunk: what the first query sees, then one for each other
   // Of a chunk, ascending: begun and ended by queries whose rows hold a bias, and at most
   // `gap` others between two such.
   std::vector<MaskStretch> biased = {};
 
+  // Queries without a bias that may lie between two of a stretch.
   static constexpr Index gap = 7;
 
+  // Does each see one cell more than the one before?
   bool causal() const { return kind == MaskKind::chunk; }
   // How many cells the first query of a chunk sees.
   Index first_sees() const { return static_cast<Index>(cells.size()) - count + 1; }

@@ -127,8 +127,8 @@ class QueryCount {
   constexpr Index of_head(Index group) const {
     return is_per_kv_head_ ? std::max<Index>(least_of_head, count_ / group) : count_;
   }
-  constexpr Index count() const { return count_; }  // as it was given
-  constexpr bool is_per_kv_head() const { return is_per_kv_head_; }
+  constexpr Index count() const { return count_; }                   // as it was given
+  constexpr bool is_per_kv_head() const { return is_per_kv_head_; }  // likewise
   friend constexpr bool operator==(const QueryCount& a, const QueryCount& b) = default;
 
  private:
