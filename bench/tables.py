@@ -566,41 +566,6 @@ def presets(folder):
     return table(["", "answers, 1/8", "1/16", "1/32", "needles of 10", "perplexity", "prefill, 1/32", "1/8", "enough"], rows)
 
 
-# ---- two levels -------------------------------------------------------------------------------------------------------
-
-
-def in_words(method):
-    return re.sub(r"\.blocks(\d+)\.candidates(\d+)", r"`, blocks of \1, \2 times", f"`{method}") + ("" if ".blocks" in method else "`")
-
-
-@named
-def two_levels_time(folder):
-    data = folder.load("two_levels_time")
-    lengths = sorted({r["keys"] for r in data["time"]})[::2] + [1048576]
-    at = {(r["method"], r["keys"]): r for r in data["time"]}
-    exponents = {e["method"]: e["exponent"] for e in data["exponents"]}
-    rows = [[in_words(m), *(f"{1e3 * at[m, n]['seconds']:.1f}" for n in lengths), f"{exponents[m]:.2f}"] for m in exponents]
-    rows += [[f"times as fast, `{m.split('.blocks')[0]}`", *(f"{at[m, n]['one_level_takes_times']:.1f}" for n in lengths), ""] for m in exponents if ".blocks" in m]
-    return table(["ms at keys", *(f"{n:,}" for n in lengths), "exponent"], rows)
-
-
-@named
-def two_levels_kept(folder):
-    at = {(r["method"], r["budget"]): r for r in folder.load("two_levels_kept")["kept"] if r["data"] == "recorded"}
-    names = [m for m in dict.fromkeys(m for m, _ in at) if ".blocks" not in m or "candidates8" in m]
-    cell = lambda r: f"{percent(r['mass_kept'])} / {percent(r['needles'], 0)}"  # noqa: E731
-    budgets = sorted({b for _, b in at})
-    return table(["mass, % / needles, %", *(f"budget {b}" for b in budgets)], [[in_words(m), *(cell(at[m, b]) for b in budgets)] for m in names])
-
-
-@named
-def two_levels_lost(folder):
-    of = [r for r in folder.load("two_levels_kept")["kept"] if r["data"] == "normal" and ".blocks32" in r["method"] and "candidates4" not in r["method"]]
-    lengths = sorted({r["keys"] for r in of})
-    at = {(r["method"], r["keys"]): percent(r["needles"], 0) for r in of}
-    return table(["needles found, %: keys", *(f"{n:,}" for n in lengths)], [[in_words(m), *(at[m, n] for n in lengths)] for m in dict.fromkeys(m for m, _ in at)])
-
-
 # ---- llama.cpp and the decoder ----------------------------------------------------------------------------------------
 
 

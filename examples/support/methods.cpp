@@ -139,7 +139,7 @@ bool vary_quoka(const std::string& part, quoka::QuokaOptions& o) {
   if (part == "recommended" || part == "robust") {
     auto preset = QuokaOptions::preset(part, o.budget);
     // What presets say nothing of is as asked for.
-    preset.scoring = o.scoring, preset.sketch = o.sketch, preset.two_levels = o.two_levels;
+    preset.scoring = o.scoring, preset.sketch = o.sketch;
     preset.top_k.keep_first = o.top_k.keep_first, preset.top_k.keep_last = o.top_k.keep_last;
     if (preset.top_k.window == 1) preset.top_k.window = o.top_k.window;
     o = preset;
@@ -164,9 +164,7 @@ bool vary_quoka(const std::string& part, quoka::QuokaOptions& o) {
       {"first", [](QuokaOptions& q, Index n) { q.top_k.keep_first = n; }},
       {"recent", [](QuokaOptions& q, Index n) { q.top_k.keep_last = n; }},
       {"queries", [](QuokaOptions& q, Index n) { q.n_queries = n; }},
-      {"blocks", [](QuokaOptions& q, Index n) { q.two_levels.block = n; }},
       {"cascade", [](QuokaOptions& q, Index n) { q.cascade = n; }},
-      {"candidates", [](QuokaOptions& q, Index n) { q.two_levels.candidates = n; }},
   };
   if (const auto word = words.find(part); word != words.end()) {
     word->second(o);

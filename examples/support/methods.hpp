@@ -12,7 +12,6 @@
 //   dot | softmax                                        scoring, domain
 //   window<n>, first<n>, recent<n>, queries<n>           window, keep_first, keep_last, n_queries
 //   cascade<n>                                           candidates of a first look, times the budget
-//   blocks<n>, candidates<n>                             two levels: keys of a block, times the budget
 //
 // Its layers hide which selector they hold; a virtual call per chunk costs nothing beside it.
 #pragma once

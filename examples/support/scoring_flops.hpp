@@ -4,7 +4,6 @@
 //
 //   quoka             2 kv_heads R P d, R = N, or group N rows with per_head
 //                     + 4 q_heads N d, + 5 q_heads B d where queries are ranked
-//                     two levels: the rows of the highest level and the candidates below, in place of P
 //   sample_attention  2 q_heads N P d;   logit  2 kv_heads P d + q_heads N d
 //   sparq             2 q_heads B P r + 2 q_heads B d;   logit  2 kv_heads P d + 3 q_heads B d
 //   loki              2 q_heads B P r + 2 (q_heads + kv_heads) B d r
@@ -44,24 +43,11 @@ inline double product(std::initializer_list<Index> factors) {
   return x;
 }
 
-// Rows that QuoKA scores for each KV head: all keys, or those of its levels.
-inline Index scored_rows(const quoka::QuokaOptions& o, Index kv_len) {
-  const auto [block, candidates] = o.two_levels;
-  Index rows = 0, len = kv_len, wanted = o.budget.count(kv_len);
-  while (block > 0 && wanted > 0 && candidates <= len / wanted) {
-    const Index blocks = quoka::ceil_div(candidates * wanted, block);
-    if (blocks >= len / block) break;
-    rows += blocks * block + len % block;
-    wanted = blocks, len /= block;
-  }
-  return rows + len;
-}
-
 // Rows times keys that QuokaOptions scores for each KV head by a cascade, `sets` sets of n rows; 0: it does not.
 inline double cascade_products(const quoka::QuokaOptions& o, Index n, Index sets, Index kv_len) {
   const Index candidates = o.cascade * o.budget.count(kv_len), step = o.cascade_step;
-  if (candidates == 0 || o.domain == quoka::Domain::logit || o.two_levels.block > 0 ||
-      o.sketch == quoka::Sketch::off || o.budget.by_scores() || kv_len <= 2 * candidates)
+  if (candidates == 0 || o.domain == quoka::Domain::logit || o.sketch == quoka::Sketch::off ||
+      o.budget.by_scores() || kv_len <= 2 * candidates)
     return 0.0;
   Index first = 0;
   for (Index m = 0; m < n * sets; ++m)
@@ -77,10 +63,10 @@ inline double flops(const quoka::QuokaOptions& o, const ChunkShape& c) {
                        o.query_choice == QueryChoice::dissimilar_and_last ||
                        (o.query_choice == QueryChoice::mixed && n >= 4);  // a quarter of them
   const bool ranked = c.q_len > n && by_rank;
-  const Index rows = scored_rows(o, c.kv_len);
   const double cascade = cascade_products(o, n, per_head ? c.q_heads / c.kv_heads : 1, c.kv_len);
-  return (cascade > 0.0 ? 2.0 * cascade * product({c.kv_heads, c.head_dim})
-                        : product({2, per_head ? c.q_heads : c.kv_heads, n, rows, c.head_dim})) +
+  return (cascade > 0.0
+              ? 2.0 * cascade * product({c.kv_heads, c.head_dim})
+              : product({2, per_head ? c.q_heads : c.kv_heads, n, c.kv_len, c.head_dim})) +
          product({4, c.q_heads, n, c.head_dim}) +
          (ranked ? product({5, c.q_heads, c.q_len, c.head_dim}) : 0.0);
 }

@@ -27,7 +27,6 @@
 #include <quoka/select/block_scores_impl.hpp>
 #include <quoka/select/kit_impl.hpp>
 #include <quoka/select/quoka_impl.hpp>
-#include <quoka/select/sketch/block_levels_impl.hpp>
 #include <quoka/select/sketch/sketched_mass_impl.hpp>
 #include <quoka/select/sketch/sketched_top_k_impl.hpp>
 #include <quoka/select/sketch/softmax_sketch_impl.hpp>

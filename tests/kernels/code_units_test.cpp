@@ -275,33 +275,29 @@ struct Selected {
 
 template <class Tiles>
 Selected top_k_by(const KeySketch& sketch, detail::SketchOf what, const Tensor4<float>& q_bar,
-                  const Rows& k, Aggregation aggregation, Index wanted,
-                  const detail::Candidates* some = nullptr) {
+                  const Rows& k, Aggregation aggregation, Index wanted) {
   Selected result;
   detail::SketchState state;
   quoka::WorkerScratch<detail::ScoreScratch> score;
   detail::sketched_top_k_by<Tiles>(&sketch, what, q_bar.data(), q_bar.dimension(2), k, {},
                                    aggregation, wanted, k.len(), {}, result.keep, state, score,
-                                   SerialExecutor{}, some);
-  const Index count = some != nullptr ? some->count : k.len();
-  result.scores.assign(state.scores.data(), state.scores.data() + k.batch() * k.heads() * count);
+                                   SerialExecutor{});
+  result.scores.assign(state.scores.data(), state.scores.data() + k.batch() * k.heads() * k.len());
   return result;
 }
 
 // By vectors and by emulated tiles: the same bits. configured: how often tiles were.
 void expect_same(const KeySketch& sketch, detail::SketchOf what, const Tensor4<float>& q_bar,
-                 const Rows& k, Index wanted, const detail::Candidates* some = nullptr) {
+                 const Rows& k, Index wanted) {
   for (const Aggregation aggregation : {Aggregation::max, Aggregation::mean}) {
-    const Selected vectors =
-        top_k_by<simd::Tiles>(sketch, what, q_bar, k, aggregation, wanted, some);
+    const Selected vectors = top_k_by<simd::Tiles>(sketch, what, q_bar, k, aggregation, wanted);
     EmulatedTiles::counts() = {};
-    const Selected tiles =
-        top_k_by<EmulatedTiles>(sketch, what, q_bar, k, aggregation, wanted, some);
+    const Selected tiles = top_k_by<EmulatedTiles>(sketch, what, q_bar, k, aggregation, wanted);
     EXPECT_GT(EmulatedTiles::counts().dot, 0);
     // Once for each task, and back: 4,096 keys of a head.
-    const Index keys = some != nullptr ? some->count : k.len();
-    EXPECT_EQ(EmulatedTiles::counts().configure,
-              2 * k.batch() * k.heads() * quoka::ceil_div(keys, quoka::tuning::sketch_task_keys));
+    EXPECT_EQ(
+        EmulatedTiles::counts().configure,
+        2 * k.batch() * k.heads() * quoka::ceil_div(k.len(), quoka::tuning::sketch_task_keys));
     EXPECT_EQ(tiles.keep, vectors.keep);
     EXPECT_EQ(tiles.scores, vectors.scores);
   }
@@ -320,22 +316,14 @@ TEST(CodeUnits, CosinesByTilesSelectTheSame) {
       }
 }
 
-TEST(CodeUnits, KeysOfAPoolAndCandidatesAreScoredByTiles) {
+TEST(CodeUnits, KeysOfAPoolAreScoredByTiles) {
   Random random(714);
   const auto q_bar = random.tensor<float>(1, 2, 9, 64), k = random.tensor<float>(1, 2, 700, 64);
-  KeySketch pool, own;
+  KeySketch pool;
   pool.update(Rows(k), 0, 700, SerialExecutor{});
-  own.append(Rows(k), 700, SerialExecutor{});
   std::vector<Position> cells;
   for (Index i = 699; i >= 0; i -= 1 + random.below(2)) cells.push_back(static_cast<Position>(i));
   expect_same(pool, detail::SketchOf::cache, q_bar, Rows(k).listed(cells), 50);
-  detail::Candidates some;
-  some.count = 77;
-  Position* const candidates = some.cells.reserve(2 * some.count);
-  for (Index i = 0; i < 2 * some.count; ++i)
-    candidates[i] = static_cast<Position>(i % some.count / 16 * 48 + i % some.count % 16 +
-                                          16 * (i / some.count));
-  expect_same(own, detail::SketchOf::keys, q_bar, Rows(k), 20, &some);
 }
 
 // Two threads' tiles are their own.
@@ -353,7 +341,7 @@ TEST(CodeUnits, TilesOfManyThreadsSelectTheSame) {
     if (i == 1) executor = pool;
     detail::sketched_top_k_by<EmulatedTiles>(&sketch, detail::SketchOf::keys, q_bar.data(), 16,
                                              Rows(k), {}, Aggregation::max, 300, 9000, {}, keep[i],
-                                             state, score, executor, nullptr);
+                                             state, score, executor);
   }
   EXPECT_EQ(keep[0], keep[1]);
 }

@@ -132,9 +132,9 @@ Masses masses(const Tensor4<float>& q_bar, const Rows& k, const KeySketch& sketc
                                   k.len(), over, result.scores, state, executor);
   result.error.assign(state.errors.data(), state.errors.data() + k.batch() * k.heads());
   Tensor3<float> by_tiles(k.batch(), k.heads(), k.len());
-  detail::sketched_softmax_scores_by<simd::EmulatedTiles>(
-      sketch, places, q_bar.data(), q_bar.dimension(2), k, scale, k.len(), over, by_tiles, state,
-      executor, nullptr, {});
+  detail::sketched_softmax_scores_by<simd::EmulatedTiles>(sketch, places, q_bar.data(),
+                                                          q_bar.dimension(2), k, scale, k.len(),
+                                                          over, by_tiles, state, executor, {});
   EXPECT_EQ(std::memcmp(by_tiles.data(), result.scores.data(), uz(by_tiles.size()) * sizeof(float)),
             0);
   return result;

@@ -6,10 +6,9 @@
 void forward(const quoka::Rows& q, const quoka::Rows& k, const quoka::Rows& v,
              const quoka::AttentionOutput& out) {
 #if defined(QUOKA_TEST_ASKED)
-  quoka::ChunkedPrefill<quoka::QuokaSelector> layer(
-      {.q_heads = 32, .kv_heads = 8, .head_dim = 128},
-      {.domain = quoka::Domain::softmax, .two_levels = {.block = 32}},
-      {.arithmetic = quoka::Arithmetic::fixed16});
+  quoka::ChunkedPrefill<quoka::QuokaSelector> layer({.q_heads = 32, .kv_heads = 8, .head_dim = 128},
+                                                    {.domain = quoka::Domain::softmax},
+                                                    {.arithmetic = quoka::Arithmetic::fixed16});
 #else
   quoka::ChunkedPrefill<quoka::QuokaSelector> layer({.q_heads = 32, .kv_heads = 8, .head_dim = 128},
                                                     {.budget = quoka::Budget::keys(1024)},

@@ -220,17 +220,6 @@ TEST_F(Allocation, NoneUpToTheReservedLength) {
   EXPECT_EQ(allocations_of([&] { dense_decoder.decode(900, serial); }), 0);
 }
 
-TEST_F(Allocation, NoneInTwoLevelsUpToTheReservedLength) {
-  quoka::SerialExecutor serial;
-  for (const auto domain : {quoka::Domain::logit, quoka::Domain::softmax}) {
-    Decoder<QuokaSelector> decoder(
-        1024, {.budget = Budget::keys(17), .domain = domain, .two_levels = {16, 2}});
-    decoder.prefill(20, serial);
-    decoder.decode(3, serial);
-    EXPECT_EQ(allocations_of([&] { decoder.decode(1000, serial); }), 0);
-  }
-}
-
 TEST_F(Allocation, NoneWhicheverWorkerRunsATask) {
   Decoder<QuokaSelector> decoder(1024, {.budget = Budget::keys(100), .top_k = {.window = 7}});
   decoder.prefill(600, AsWorker{0});

@@ -117,8 +117,6 @@ std::vector<quoka::QuokaOptions> variants<quoka::QuokaSelector>() {
   std::vector<quoka::QuokaOptions> presets;
   for (const char* const name : {"quoka", "recommended", "robust"})
     presets.push_back(quoka::QuokaOptions::preset(name, quoka::Budget::keys(31)));
-  presets.push_back(
-      {.budget = quoka::Budget::keys(31), .two_levels = {.block = 16, .candidates = 2}});
   for (quoka::QuokaOptions& options : presets) options.sketch = quoka::Sketch::on;
   presets.push_back({.budget = quoka::Budget::keys(31), .sketch = quoka::Sketch::off});
   return presets;

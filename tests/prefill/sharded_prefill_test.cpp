@@ -1130,7 +1130,6 @@ TEST(ShardedPrefillRefuses, WhatNeedsAllKeysInOnePlace) {
       };
   refuses(quoka::LokiSelector(), {}, {"all keys"});
   refuses(quoka::QuestSelector(), {.domain = Domain::softmax}, {"all keys"});
-  refuses(quoka::QuokaSelector(), {.two_levels = {.block = 32}}, {"all keys"});
   refuses(QuokaSelector(), {.budget = Budget::relative(0.5)}, {"a layer in shards", "a count"});
   refuses(quoka::OracleSelector(), {.budget = Budget::mass(0.5)}, {"a layer in shards"});
   refuses(QuokaSelector(), {.top_k = {.window = 0}}, {"window", 0});

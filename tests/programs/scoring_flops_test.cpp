@@ -62,18 +62,6 @@ TEST(ScoringFlops,
   EXPECT_EQ(scoring_flops(XAttentionOptions{.budget = Budget::mass(0.9, 50)}, small), 0.0);
 }
 
-TEST(ScoringFlops, OfTwoLevelsAreThoseOfTheRowsLookedAt) {
-  const ChunkShape shape{4, 2, 3, 7, 1000};
-  QuokaOptions options{
-      .budget = Budget::keys(20), .n_queries = 7, .two_levels = {.block = 16, .candidates = 4}};
-  const double queries = 4 * 4 * 7 * 3;
-  // 5 of 62 blocks; 2 of 3 blocks of them, and 14 behind
-  EXPECT_EQ(scoring_flops(options, shape),
-            2 * 2 * 7 * (5 * 16 + 8 + 2 * 16 + 14 + 3) * 3 + queries);
-  options.two_levels.candidates = 50;
-  EXPECT_EQ(scoring_flops(options, shape), 2 * 2 * 7 * 1000 * 3 + queries);
-}
-
 TEST(ScoringFlops, OfEvictionDoNotGrowWithThePast) {
   EXPECT_EQ(scoring_flops(KeyDiffOptions{.budget = Budget::keys(10)}, small), 4 * 2 * 17 * 3);
   EXPECT_EQ(scoring_flops(SnapKvOptions{.budget = Budget::keys(10), .observation = 5}, small),

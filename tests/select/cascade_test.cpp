@@ -41,7 +41,7 @@ Tensor3<float> masses(const Tensor4<float>& q_bar, const Rows& k, Aggregation ov
   detail::SketchedMassState state;
   look.most_candidates = look.candidates;
   detail::sketched_softmax_scores(sketch_of(k), nullptr, q_bar.data(), q_bar.dimension(2), k, 0.3f,
-                                  k.len(), over, scores, state, SerialExecutor{}, nullptr, look);
+                                  k.len(), over, scores, state, SerialExecutor{}, look);
   return scores;
 }
 
@@ -179,7 +179,7 @@ TEST(Cascade, TheLastQueryOfEachHeadAndEachFourthOfTheOthersLookFirst) {
   detail::SketchedMassState state;
   detail::sketched_softmax_scores(sketch_of(Rows(k)), nullptr, q_bar.data(), 64, k,
                                   1.0f / std::sqrt(32.0f), 500, Aggregation::mean, scores, state,
-                                  SerialExecutor{}, nullptr, {expected, 120, 120});
+                                  SerialExecutor{}, {expected, 120, 120});
   EXPECT_EQ(got.keep, quoka::top_k(scores, 30, {.window = 3}));
   EXPECT_NE(got.keep, select(options(30, 0), {q, k, LogitOptions{}}).keep);
   quoka::ThreadPool pool(3);
@@ -208,8 +208,8 @@ TEST(Cascade, BeginsWhereThePastIsLongerThanTwiceTheCandidates) {
   EXPECT_FALSE(differs(241, half));
 }
 
-// Budgets by scores count all keys; single tokens are all of them a head's last; cosines, float and two levels
-// have no cascade. Nothing is reserved for it there.
+// Budgets by scores count all keys; single tokens are all of them a head's last; cosines and float have no
+// cascade. Nothing is reserved for it there.
 TEST(Cascade, DoesNothingElsewhere) {
   Random random(804);
   const auto q = random.tensor<float>(1, 4, 40, 32), one = random.tensor<float>(1, 4, 1, 32),
@@ -228,8 +228,6 @@ TEST(Cascade, DoesNothingElsewhere) {
   expect_same([](QuokaOptions& o) { o.domain = quoka::Domain::logit, o.top_k.window = 1; }, q);
   expect_same([](QuokaOptions& o) { o.sketch = Sketch::off; }, q);
   expect_same([](QuokaOptions& o) { o.budget = Budget::mass(0.3, 1, 20); }, q);
-  // As many candidates as keys: all keys are scored, in one look.
-  expect_same([](QuokaOptions& o) { o.two_levels = {.block = 16, .candidates = 20}; }, q);
 }
 
 // The sketch of an engine's cache: in any order of cells, the candidates' codes are found.

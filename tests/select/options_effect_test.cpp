@@ -25,7 +25,6 @@ auto parts(T& member) {
   return std::tie(member);
 }
 auto parts(TopKOptions& o);
-auto parts(TwoLevels& o);
 auto parts(LayerPlan& o);
 template <class... T>
 auto parts_of(T&... members) {
@@ -40,14 +39,12 @@ auto parts_of(T&... members) {
     return parts_of(__VA_ARGS__);  \
   }
 QUOKA_TEST_MEMBERS(TopKOptions, window, keep_first, keep_last)
-QUOKA_TEST_MEMBERS(TwoLevels, block, candidates)
 QUOKA_TEST_MEMBERS(LayerPlan, layer, layer_count, first_sparse)
 auto parts(TopKOptions& o) { return members(o); }
-auto parts(TwoLevels& o) { return members(o); }
 auto parts(LayerPlan& o) { return members(o); }
 
 QUOKA_TEST_MEMBERS(QuokaOptions, budget, n_queries, scoring, aggregation, group_mode, query_choice,
-                   domain, top_k, sketch, cascade, two_levels)
+                   domain, top_k, sketch, cascade)
 QUOKA_TEST_MEMBERS(SampleAttentionOptions, budget, n_queries, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(SparqOptions, budget, rank, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(LokiOptions, budget, rank, domain, calibration, top_k, sketch)
@@ -174,16 +171,13 @@ void expect_effects_of<QuokaSelector>() {
   coded.sketch = Sketch::on;
   O exact = coded;
   exact.budget = Budget::keys(150), exact.sketch = Sketch::off, exact.cascade = 0;
-  O levels = paper;
-  levels.sketch = Sketch::on, levels.two_levels = {.block = 16, .candidates = 3};
   expect_selects_otherwise<QuokaSelector>(
       "quoka", Case<O, Budget>{paper, Budget::keys(21)}, Case<O, quoka::QueryCount>{paper, 15},
       Case<O, Scoring>{paper, Scoring::dot}, Case<O, Aggregation>{mean, Aggregation::mean},
       Case<O, GroupMode>{paper, GroupMode::shared},
       Case<O, QueryChoice>{paper, QueryChoice::dissimilar_and_last},
       Case<O, Domain>{paper, Domain::softmax}, Case<O, Index>{paper, 3}, Case<O, Index>{paper, 1},
-      Case<O, Index>{paper, 1}, Case<O, Sketch>{exact, Sketch::on}, Case<O, Index>{coded, 0},
-      Case<O, Index>{paper, 16}, Case<O, Index>{levels, 6});
+      Case<O, Index>{paper, 1}, Case<O, Sketch>{exact, Sketch::on}, Case<O, Index>{coded, 0});
 }
 
 template <>

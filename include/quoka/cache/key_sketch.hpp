@@ -78,14 +78,12 @@ class KeySketch {
   // Where keys [1, kv_heads, kv_len, head_dim] of the cache lie in the sketch: row i is places(i).
   // Throws std::invalid_argument where they are not of the cache that the sketch was last told of.
   struct Places {
-    RowMap map;              // of the keys, where they are in pages or listed
-    Index begin = 0;         // row 0 of the keys, counted in the map
-    bool in_blocks = false;  // 16 keys from a multiple of 16 on lie in one block, in their order
+    RowMap map;       // of the keys, where they are in pages or listed
+    Index begin = 0;  // row 0 of the keys, counted in the map
     // The sketch's row of key i.
     Index operator()(Index i) const { return map.any() ? map.pool_row(begin + i) : begin + i; }
     // Do 16 keys from i on lie in one block of the sketch, in their order?
     bool keeps_blocks(Index i) const {
-      if (in_blocks) return i % 16 == 0;
       return map.cells == nullptr && (map.pages == nullptr || map.page_len % 16 == 0) &&
              (begin + i) % 16 == 0;
     }

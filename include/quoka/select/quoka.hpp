@@ -27,9 +27,6 @@
 // the candidates. Where more than half of the queries would look first (of a single token), all look at once.
 // Another Selection than without; what is lost on trained models: bench/results/cascade.md.
 //
-// TwoLevels: blocks of keys by their means first, then the keys of the best blocks alone, so that the cost
-// hardly grows with the cache (sketch/block_levels.hpp).
-//
 // Source: Jones et al., "QuoKA: Query-Oriented KV Selection for Efficient LLM Prefill", ICLR 2026,
 // arXiv 2602.08722. Deviations, all off by default: options.hpp, steps/top_k.hpp, Domain::softmax.
 // Algorithm 1 gathers normalised keys for attention; here attention gets the raw ones, as Algorithm 2
@@ -39,7 +36,6 @@
 #include <quoka/base/on_demand.hpp>
 #include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
-#include <quoka/select/sketch/block_levels.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/select/sketch/sketched_top_k.hpp>
 #include <quoka/select/steps/pre_aggregate.hpp>
@@ -56,9 +52,7 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 struct SoftmaxCode;
-struct LevelsCode;
 QUOKA_FUNC const SoftmaxCode& softmax_code();
-QUOKA_FUNC const LevelsCode& levels_code();
 
 }  // namespace detail
 
@@ -78,32 +72,6 @@ class QuokaDomain {
 
   Domain domain_ = Domain::logit;
   [[maybe_unused]] const detail::SoftmaxCode& (*code_)() = nullptr;
-};
-
-// The keys of a block, as TwoLevels keep them; likewise.
-class LevelBlock {
- public:
-  constexpr LevelBlock() = default;  // 0
-  // Of so many keys.
-  QUOKA_INLINE constexpr LevelBlock(Index keys)
-      : keys_(keys), code_(QUOKA_ON_DEMAND(detail::levels_code)) {}
-  constexpr operator Index() const { return keys_; }  // as they were given
-
- private:
-  friend class QuokaScorer;
-
-  Index keys_ = 0;
-  [[maybe_unused]] const detail::LevelsCode& (*code_)() = nullptr;
-};
-
-// Two levels: a look at blocks of keys proposes candidates, and the scorer looks at those alone, so that
-// choosing hardly costs more for a longer cache (sketch/block_levels.hpp). Off unless `block` is given.
-//
-// Another Selection than one level's: a key that its neighbours hide is not found. What is lost on
-// recorded layers and on lone needles: bench/results/two_levels.md.
-struct TwoLevels {
-  LevelBlock block = {};  // keys of a block, a multiple of 16; 0: one level
-  Index candidates = 8;   // keys looked at, times the budget; acts with a block
 };
 
 // How many queries of a chunk score: so many of each query head, the paper's N_Q, or so many of all heads that
@@ -152,8 +120,7 @@ struct QuokaOptions {
   Sketch sketch = Sketch::automatic;                   // 8-bit codes; none for Scoring::dot
   Index cascade = 0;                                   // candidates for all queries, times the
                                                        // budget; 0: off. Of Domain::softmax by the
-                                                       // sketch in one level
-  TwoLevels two_levels = {};                           // blocks first; 0: off. Always with a sketch
+                                                       // sketch
 
   // The paper's, which are the defaults.
   static QuokaOptions paper(Budget budget = Budget::keys(1024)) { return {.budget = budget}; }
@@ -218,9 +185,6 @@ class QuokaScorer {
     QueryScoreState softmax;
     detail::SketchedMassState sketched_mass;
     detail::SketchState sketch;  // grows with the cache: appended()
-    detail::BlockLevels blocks;  // likewise, for two levels
-    detail::Candidates candidates;
-    Selection picked;  // blocks
 
     // Out of line: a caller that keeps a State does not compile what becomes of all its memory.
     State();
@@ -234,17 +198,13 @@ class QuokaScorer {
     Index bytes() const;
   };
 
-  // Throws std::invalid_argument for n_queries < 1, for a cascade outside [0, 2^20], and for two levels
-  // with a block that is no multiple of 16, fewer than 2 candidates, a budget by scores, Sketch::off,
-  // Scoring::dot, or a window of cosines.
+  // Throws std::invalid_argument for n_queries < 1 and for a cascade outside [0, 2^20].
   explicit QuokaScorer(const Options& options = {});
 
   void score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
              ExecutorRef executor) const;
 
-  // The Selection by way of the sketch; false, and nothing done, where there is none of all keys. Throws
-  // std::invalid_argument for two levels with SelectorInput::sketch, which knows cells and no order.
-  // after: as a Scorer's (selector.hpp).
+  // The Selection by way of the sketch; false, and nothing done, where there is none of all keys. after: as a Scorer's (selector.hpp).
   bool select(const SelectorInput& input, Index budget, State& state, Selection& selection,
               ExecutorRef executor, AfterSelection* after = nullptr) const;
 
@@ -252,17 +212,13 @@ class QuokaScorer {
   void score_selected(const SelectorInput& input, State& state, const Selection& selection,
                       Index stride, float* scores, ExecutorRef executor) const;
 
-  // In Domain::softmax a shard scores in float: the bits of Sketch::off. Two levels pick among the blocks
-  // of all keys, which no shard has.
-  Index shard_keys() const {
-    if (two_levels()) return 0;
-    return options_.domain == Domain::softmax ? softmax_shard_keys() : 1;
-  }
+  // In Domain::softmax a shard scores in float: the bits of Sketch::off.
+  Index shard_keys() const { return options_.domain == Domain::softmax ? softmax_shard_keys() : 1; }
 
   template <class F>
   void for_each_setting(F&& f) const {
     const auto& [budget, n_queries, scoring, aggregation, group_mode, query_choice, domain, top_k,
-                 sketch, cascade, two_levels] =
+                 sketch, cascade] =
         options_;  // all there are; a shard has neither sketch nor cascade
     const Domain asked = domain;
     f("n_queries", n_queries.count()), f("n_queries per KV head", n_queries.is_per_kv_head());
@@ -285,7 +241,6 @@ class QuokaScorer {
 
  private:
   friend const detail::SoftmaxCode& detail::softmax_code();
-  friend const detail::LevelsCode& detail::levels_code();
 
   Index kept_rows(const SelectorInput& input) const;
   void aggregate_queries(const SelectorInput& input, State& state, ExecutorRef executor) const;
@@ -304,14 +259,6 @@ class QuokaScorer {
   bool uses_sketch(const SelectorInput& input) const;
   bool sketches(const SelectorInput& input) const;
   detail::FirstLook first_look(const SelectorInput& input, State& state) const;
-  bool two_levels() const { return options_.two_levels.block > 0; }
-  bool select_by_levels(const SelectorInput& input, Index budget, State& state,
-                        Selection& selection, ExecutorRef executor) const;
-  void select_level(const detail::LevelPlan& plan, Index j, const SelectorInput& input,
-                    State& state, Selection& selection, ExecutorRef executor) const;
-  void softmax_level(const detail::LevelPlan& plan, Index j, const SelectorInput& input,
-                     State& state, Selection& selection, ExecutorRef executor) const;
-
   Options options_;
 };
 

@@ -13,40 +13,18 @@ QUOKA_FUNC QuokaScorer::State::State() = default;
 QUOKA_FUNC QuokaScorer::State::State(State&&) noexcept = default;
 QUOKA_FUNC QuokaScorer::State& QuokaScorer::State::operator=(State&&) noexcept = default;
 QUOKA_FUNC QuokaScorer::State::~State() = default;
-QUOKA_FUNC void QuokaScorer::State::truncate(Index kv_len) {
-  sketch.keys.truncate(kv_len);
-  blocks.truncate(kv_len);
-}
+QUOKA_FUNC void QuokaScorer::State::truncate(Index kv_len) { sketch.keys.truncate(kv_len); }
 QUOKA_FUNC Index QuokaScorer::State::kept_len() const { return sketch.keys.len(); }
-QUOKA_FUNC Index QuokaScorer::State::kept_bytes() const {
-  return sketch.keys.bytes() + blocks.bytes();
-}
+QUOKA_FUNC Index QuokaScorer::State::kept_bytes() const { return sketch.keys.bytes(); }
 QUOKA_FUNC Index QuokaScorer::State::bytes() const {
   return positions.bytes() + first_rows.bytes() + q_bar.bytes() + subselect.bytes() + rows.bytes() +
-         key.bytes() + score.bytes() + softmax.bytes() + sketched_mass.bytes() + sketch.bytes() +
-         blocks.bytes() + candidates.bytes();
+         key.bytes() + score.bytes() + softmax.bytes() + sketched_mass.bytes() + sketch.bytes();
 }
 
 QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) {
   detail::require_at_least("n_queries", options.n_queries.count(), 1);
   detail::require_at_least("cascade", options.cascade, 0);
   detail::require_at_most("cascade", options.cascade, "", 1 << 20);
-  const TwoLevels& levels = options.two_levels;
-  detail::require_at_least("two_levels.block", levels.block, 0);
-  if (levels.block == 0) return;
-  detail::require_multiple("two_levels.block", levels.block, "a block of codes", simd::code_block);
-  detail::require_at_least("two_levels.candidates", levels.candidates, 2);
-  if (options.domain == Domain::logit)
-    detail::require_equal("top_k.window, with two levels of cosines,", options.top_k.window, "none",
-                          1);
-  detail::require_sized(options.budget, "a selection in two levels");
-  if (options.sketch == Sketch::off)
-    detail::fail_because(
-        "two_levels.block above 0 needs a sketch of the keys, and sketch is Sketch::off");
-  if (options.domain == Domain::logit && options.scoring == Scoring::dot)
-    detail::fail_because(
-        "two_levels.block above 0 with Scoring::dot: cosines and Domain::softmax have a sketch, "
-        "dot products none");
 }
 
 namespace detail {
@@ -57,63 +35,28 @@ struct SoftmaxCode {
                              ExecutorRef) const;
   bool (QuokaScorer::*select)(const SelectorInput&, Index, QuokaScorer::State&, Selection&,
                               ExecutorRef, AfterSelection*) const;
-  void (QuokaScorer::*select_level)(const LevelPlan&, Index, const SelectorInput&,
-                                    QuokaScorer::State&, Selection&, ExecutorRef) const;
 };
 QUOKA_FUNC const SoftmaxCode& softmax_code() {
-  static constexpr SoftmaxCode code{&QuokaScorer::softmax_score, &QuokaScorer::softmax_select,
-                                    &QuokaScorer::softmax_level};
-  return code;
-}
-
-// What two levels need besides.
-struct LevelsCode {
-  bool (QuokaScorer::*select)(const SelectorInput&, Index, QuokaScorer::State&, Selection&,
-                              ExecutorRef) const;
-  void (BlockLevels::*append)(const Rows&, Index, Index, ExecutorRef);
-};
-QUOKA_FUNC const LevelsCode& levels_code() {
-  static constexpr LevelsCode code{&QuokaScorer::select_by_levels, &BlockLevels::append};
+  static constexpr SoftmaxCode code{&QuokaScorer::softmax_score, &QuokaScorer::softmax_select};
   return code;
 }
 
 // Rows of 8-bit codes need no second sketch where they are scored in place.
 inline bool are_codes(const Rows& k) { return !k.empty() && k.format().read_codes != nullptr; }
-// One of two levels, j: its rows, of all or of the candidates.
-struct LevelRows {
-  Rows k;                   // keys, or means of blocks
-  const KeySketch& sketch;  // of them
-  const Candidates* some;   // null: all
-  Index count, most;        // rows looked at, and how many of them there may be as the cache grows
-  TopKOptions forced;       // kept whatever its scores; blocks have no window
-
-  LevelRows(const LevelPlan& plan, Index j, const SelectorInput& input,
-            const QuokaScorer::State& state, Index block, Index window)
-      : k(j > 0 ? state.blocks.means(j) : input.k),
-        sketch(j > 0 ? state.blocks.sketch(j) : state.sketch.keys),
-        some(j < plan.highest() ? &state.candidates : nullptr),
-        count(some != nullptr ? some->count : k.len()),
-        // Candidates grow by less than a block before the next block is whole.
-        most(some != nullptr ? round_up(count + 1, block)
-                             : std::max(input.capacity, input.k.len()) / (input.k.len() / k.len())),
-        forced{j > 0 ? 1 : window, plan.level[j].keep_first, plan.level[j].keep_last} {}
-};
-
 }  // namespace detail
 
 QUOKA_FUNC bool QuokaScorer::uses_sketch(const SelectorInput& input) const {
   const bool softmax = options_.domain == Domain::softmax;
   if (softmax && input.softcap() > 0.0f) return false;  // codes know no cap
   const bool fast = softmax ? detail::sketched_mass_is_fast() : detail::sketch_is_fast();
-  const bool wanted = options_.sketch == Sketch::on || two_levels() ||
-                      (options_.sketch == Sketch::automatic && fast);
+  const bool wanted =
+      options_.sketch == Sketch::on || (options_.sketch == Sketch::automatic && fast);
   return wanted && !options_.budget.by_scores() && (softmax || scoring() == Scoring::cosine);
 }
 
 // Does the State keep a sketch of these keys?
 QUOKA_FUNC bool QuokaScorer::sketches(const SelectorInput& input) const {
   if (!uses_sketch(input) || input.sketch != nullptr) return false;
-  if (two_levels()) return true;
   return options_.domain == Domain::softmax ? input.shard == nullptr : !detail::are_codes(input.k);
 }
 
@@ -121,7 +64,7 @@ QUOKA_FUNC bool QuokaScorer::sketches(const SelectorInput& input) const {
 QUOKA_FUNC detail::FirstLook QuokaScorer::first_look(const SelectorInput& input,
                                                      State& state) const {
   const Index times = options_.cascade, step = Options::cascade_step;
-  if (times == 0 || two_levels()) return {};
+  if (times == 0) return {};
   // Fewer than half of the keys, or none.
   const auto candidates_of = [&](Index len) {
     const Index budget = options_.budget.count(len);
@@ -257,11 +200,6 @@ QUOKA_FUNC bool QuokaScorer::select_by_sketch(const SelectorInput& input, Index 
                                               State& state, Selection& selection,
                                               ExecutorRef executor, AfterSelection* after) const {
   if (!uses_sketch(input)) return false;
-  if (two_levels()) {
-    const detail::LevelsCode& code =
-        QUOKA_DEMANDED(options_.two_levels.block.code_, detail::levels_code)();
-    if ((this->*code.select)(input, budget, state, selection, executor)) return true;
-  }
   if (options_.domain == Domain::softmax) {
     const detail::SoftmaxCode& code = QUOKA_DEMANDED(options_.domain.code_, detail::softmax_code)();
     return (this->*code.select)(input, budget, state, selection, executor, after);
@@ -287,97 +225,15 @@ QUOKA_FUNC bool QuokaScorer::select_by_sketch(const SelectorInput& input, Index 
   queries.add_to(chains);
   detail::sketched_top_k(sketch, what, state.q_bar.data(), rows, input.k, input.inverse_norms,
                          options_.aggregation, budget, input.capacity, options_.top_k, selection,
-                         state.sketch, state.score, executor, nullptr, &chains, after);
+                         state.sketch, state.score, executor, &chains, after);
   return true;
-}
-
-// From the highest level of blocks down to the keys. False, and nothing done, where all keys are scored.
-QUOKA_FUNC bool QuokaScorer::select_by_levels(const SelectorInput& input, Index budget,
-                                              State& state, Selection& selection,
-                                              ExecutorRef executor) const {
-  if (input.sketch != nullptr)
-    detail::fail_because(
-        "SelectorInput::sketch with two levels: they need a sketch that the State keeps, which has "
-        "blocks");
-  const Rows& k = input.k;
-  const Index block = options_.two_levels.block, times = options_.two_levels.candidates;
-  const Index rows = kept_rows(input);
-  const detail::LevelPlan plan(k.len(), budget, block, times, options_.top_k);
-  // Memory for all that the cache has room for.
-  const Index room = std::max(input.capacity, k.len()), tasks = k.batch() * k.heads();
-  const detail::LevelPlan later(room, options_.budget.count(room), block, times, options_.top_k);
-  if (const Index most = later.most_candidates(block); most > 0) {
-    const Index most_rows = std::max(most, room / block);
-    state.candidates.cells.reserve_amortised(tasks * most);
-    state.sketch.errors.reserve_amortised(tasks * most);
-    state.sketch.scores.reserve_amortised(tasks * most_rows);
-    state.sketch.top_k.reserve(executor.workers(), most_rows, options_.top_k.window);
-    state.picked.reserve(tasks * most / block);
-    state.picked.select_none(k.batch(), k.heads(), 0);
-  }
-  if (plan.highest() == 0 || state.sketch.keys.len() != k.len() || k.map().cells != nullptr ||
-      !detail::codes_fit(rows, k.dim(), options_.aggregation))
-    return false;
-  aggregate_queries(input, state, executor);
-  for (Index j = plan.highest(); j > 0; --j) {
-    select_level(plan, j, input, state, state.picked, executor);
-    detail::expand_blocks(state.picked, block, plan.level[j - 1].rows, state.candidates, executor);
-  }
-  select_level(plan, 0, input, state, selection, executor);
-  return true;
-}
-
-// The rows of level j that are wanted: of all, or of the candidates.
-QUOKA_FUNC void QuokaScorer::select_level(const detail::LevelPlan& plan, Index j,
-                                          const SelectorInput& input, State& state,
-                                          Selection& selection, ExecutorRef executor) const {
-  const detail::LevelRows of(plan, j, input, state, options_.two_levels.block,
-                             options_.top_k.window);
-  if (options_.domain == Domain::logit)
-    return detail::sketched_top_k(&of.sketch, detail::SketchOf::keys, state.q_bar.data(),
-                                  kept_rows(input), of.k,
-                                  j > 0 ? TensorView<const float, 3>{} : input.inverse_norms,
-                                  options_.aggregation, plan.level[j].wanted, of.most, of.forced,
-                                  selection, state.sketch, state.score, executor, of.some);
-  const detail::SoftmaxCode& code = QUOKA_DEMANDED(options_.domain.code_, detail::softmax_code)();
-  (this->*code.select_level)(plan, j, input, state, selection, executor);
-}
-
-// The same in Domain::softmax.
-QUOKA_FUNC void QuokaScorer::softmax_level(const detail::LevelPlan& plan, Index j,
-                                           const SelectorInput& input, State& state,
-                                           Selection& selection, ExecutorRef executor) const {
-  const detail::LevelRows of(plan, j, input, state, options_.two_levels.block,
-                             options_.top_k.window);
-  const Rows& k = of.k;
-  const Index tasks = k.batch() * k.heads();
-  float* const scores = state.sketch.scores.reserve_amortised(tasks * of.most);
-  detail::sketched_softmax_scores(of.sketch, nullptr, state.q_bar.data(), kept_rows(input), k,
-                                  input.logit_scale(), of.most,
-                                  j > 0 ? Aggregation::max : options_.aggregation,
-                                  TensorView<float, 3>(scores, {k.batch(), k.heads(), of.count}),
-                                  state.sketched_mass, executor, of.some);
-  state.sketch.top_k.reserve(executor.workers(), of.most, of.forced.window);
-  SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), plan.level[j].wanted);
-  executor.run(tasks, [&](Index task, int worker) {
-    const std::span<Position> kept = writer.row(task / k.heads(), task % k.heads());
-    detail::top_k_head(scores + task * of.count, of.count, of.forced, kept,
-                       state.sketch.top_k[worker]);
-    if (of.some != nullptr)
-      for (Position& key : kept) key = of.some->of(task)[key];
-  });
-  writer.commit();
 }
 
 QUOKA_FUNC void QuokaScorer::appended(const SelectorInput& input, State& state,
                                       ExecutorRef executor) const {
   if (!sketches(input)) return;
-  if (!two_levels() && state.sketch.keys.knows(input.k)) return;  // by select()
+  if (state.sketch.keys.knows(input.k)) return;  // by select()
   state.sketch.keys.append(input.k, input.capacity, executor);
-  if (!two_levels()) return;
-  const LevelBlock& block = options_.two_levels.block;
-  const detail::LevelsCode& code = QUOKA_DEMANDED(block.code_, detail::levels_code)();
-  (state.blocks.*code.append)(input.k, block, input.capacity, executor);
 }
 
 }  // namespace QUOKA_ABI

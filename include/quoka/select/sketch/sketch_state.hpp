@@ -53,7 +53,6 @@ struct RangeCounts {
 struct SketchedChoice {
   Buffer<Position> proposed, sure, members, ties;
   Buffer<float> values, exact;  // sketched scores of the proposed, scores of the members
-  Buffer<float> norms;          // inverse norms of candidates
   Buffer<float> sample;         // of the sketched scores
   Buffer<std::uint64_t> kept;   // a bit for each key
   Buffer<RangeCounts> ranges;
@@ -61,7 +60,6 @@ struct SketchedChoice {
 
   void reserve(Index kv_len, Index range_count) {
     const Index room = kv_len + range_count * compact_slack;
-    norms.reserve_amortised(kv_len);
     for (auto* positions : {&proposed, &sure, &members, &ties}) positions->reserve_amortised(room);
     for (auto* scores : {&values, &exact}) scores->reserve_amortised(room);
     sample.reserve(tuning::top_k_samples);
@@ -70,7 +68,7 @@ struct SketchedChoice {
   }
   Index bytes() const {
     return proposed.bytes() + sure.bytes() + members.bytes() + ties.bytes() + values.bytes() +
-           exact.bytes() + norms.bytes() + sample.bytes() + kept.bytes() + ranges.bytes();
+           exact.bytes() + sample.bytes() + kept.bytes() + ranges.bytes();
   }
 };
 

@@ -36,12 +36,11 @@ struct SketchedHeads {
 // One KV head: sketched scores to its best keys.
 class SketchedHead {
  public:
-  // errors: what the codes of each key miss of its direction. positions: of the keys; null: all.
-  SketchedHead(const SketchedHeads& heads, const HeadKeys& keys, const Position* positions,
-               Index task, const float* errors, SketchedChoice& choice, int worker)
+  // errors: what the codes of each key miss of its direction.
+  SketchedHead(const SketchedHeads& heads, const HeadKeys& keys, Index task, const float* errors,
+               SketchedChoice& choice, int worker)
       : of_(heads),
         keys_(keys),
-        positions_(positions),
         task_(task),
         sketched_(heads.state.scores.data() + task * heads.kv_len),
         errors_(errors),
@@ -303,7 +302,7 @@ class SketchedHead {
   void require_within_bound(Index kv, float exact) const {
     if (std::abs(exact - sketched_[kv]) > bound(kv)) [[unlikely]]
       fail_other_key(
-          positions_ != nullptr ? positions_[kv] : kv,
+          kv,
           "not the one that was sketched (its cache changed and the sketch was not told, "
           "or its inverse norm is not its own), of",
           of_.kv_len);
@@ -311,7 +310,6 @@ class SketchedHead {
 
   const SketchedHeads& of_;
   HeadKeys keys_;
-  const Position* positions_;
   Index task_;
   float* sketched_;
   const float* errors_;

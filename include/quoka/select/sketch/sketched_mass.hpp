@@ -44,7 +44,6 @@
 #include <quoka/base/function_ref.hpp>
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/select/options.hpp>
-#include <quoka/select/sketch/candidates.hpp>
 #include <quoka/select/sketch/sketched_mass_state.hpp>
 
 #include <span>
@@ -78,14 +77,12 @@ using StagesRef = FunctionRef<void(Chains& chains)>;
 // with one has no weight and ends with NaN. codes_fit() holds. k is what was
 // sketched, all of it; or it lies in the cache that was, at `places`: then some keys are looked up before
 // (KeySketch::require_held), and of each head the one that has most, and one that is not what was sketched throws
-// std::invalid_argument. some: of these keys alone, as if
-// there were no others; scores [batch, kv_heads, their count], places null. before: what the heads, each a
+// std::invalid_argument. before: what the heads, each a
 // chain, have to do first: to q_bar, which is not read until then. after: adds what follows the scores.
 void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* places,
                              const float* q_bar, Index rows, const Rows& k, float logit_scale,
                              Index capacity, Aggregation over, TensorView<float, 3> scores,
-                             SketchedMassState& state, ExecutorRef executor,
-                             const Candidates* some = nullptr, FirstLook look = {},
+                             SketchedMassState& state, ExecutorRef executor, FirstLook look = {},
                              Chains* before = nullptr, const StagesRef* after = nullptr);
 
 // The same by `own`, a sketch of all of k, or by that of the cache that k lies in. Throws

@@ -71,13 +71,10 @@ struct SketchedMassCall {
   const Rows& k;
   float logit_scale;
   Aggregation over;
-  const Candidates* some;
   FirstLook look;
 
-  Index keys() const { return some != nullptr ? some->count : k.len(); }
-  HeadRows keys_of(Index task) const {
-    return some != nullptr ? some->rows(k, task) : k.head(task / k.heads(), task % k.heads());
-  }
+  Index keys() const { return k.len(); }
+  HeadRows keys_of(Index task) const { return k.head(task / k.heads(), task % k.heads()); }
   float share(Index count) const {
     return over == Aggregation::max ? 1.0f : 1.0f / static_cast<float>(count);
   }
@@ -175,13 +172,9 @@ class MassStages : MassShape {
   // use(head) with so many rows of a look; the second at its candidates.
   template <int look, class Use>
   void with_rows(Index task, Index rows, int worker, Use&& use) const {
-    const KeySketch::Places listed =
-        call_.some != nullptr ? call_.some->places(task) : KeySketch::Places{};
     KeySketch::Places of_best;
     if (look == 1) of_best.map.cells = best(task).data() + best(task).size();
-    const KeySketch::Places* const places = look == 1               ? &of_best
-                                            : call_.some != nullptr ? &listed
-                                                                    : call_.places;
+    const KeySketch::Places* const places = look == 1 ? &of_best : call_.places;
     SketchedMass<Tiles> head(call_.sketch, places, call_.keys_of(task), ranges_[look],
                              task / heads(), task % heads(), rows, slot(task).looks[look],
                              state_.scratch[worker]);
@@ -297,14 +290,12 @@ class MassStages : MassShape {
 
   // Rows of the sketch where a range of candidates lies.
   void find_cells(Index task, Index range) const {
-    const KeySketch::Places listed =
-        call_.some != nullptr ? call_.some->places(task) : KeySketch::Places{};
-    const KeySketch::Places* const places = call_.some != nullptr ? &listed : call_.places;
     const Position* const keys = best(task).data();
     Position* const cells = best(task).data() + best(task).size();
     const auto [begin, end] = ranges_[1].of(range);
     for (Index i = begin; i < end; ++i)
-      cells[i] = places != nullptr ? static_cast<Position>((*places)(keys[i])) : keys[i];
+      cells[i] =
+          call_.places != nullptr ? static_cast<Position>((*call_.places)(keys[i])) : keys[i];
   }
 
   // The candidates' mass in its place; or all of the head in float.
@@ -352,10 +343,9 @@ template <class Tiles>
 void sketched_softmax_scores_by(const KeySketch& sketch, const KeySketch::Places* places,
                                 const float* q_bar, Index rows, const Rows& k, float logit_scale,
                                 Index capacity, Aggregation over, TensorView<float, 3> scores,
-                                SketchedMassState& state, ExecutorRef executor,
-                                const Candidates* some, FirstLook look, Chains* before = nullptr,
-                                const StagesRef* after = nullptr) {
-  const SketchedMassCall call{sketch, places, q_bar, rows, k, logit_scale, over, some, look};
+                                SketchedMassState& state, ExecutorRef executor, FirstLook look,
+                                Chains* before = nullptr, const StagesRef* after = nullptr) {
+  const SketchedMassCall call{sketch, places, q_bar, rows, k, logit_scale, over, look};
   const Index tasks = k.batch() * k.heads();
   const Index most_keys = std::max(call.keys(), capacity);
   Chains own(tasks, chains_at_once(executor.workers()));
@@ -384,10 +374,10 @@ QUOKA_FUNC void sketched_softmax_scores(const KeySketch& sketch, const KeySketch
                                         const float* q_bar, Index rows, const Rows& k,
                                         float logit_scale, Index capacity, Aggregation over,
                                         TensorView<float, 3> scores, SketchedMassState& state,
-                                        ExecutorRef executor, const Candidates* some,
-                                        FirstLook look, Chains* before, const StagesRef* after) {
+                                        ExecutorRef executor, FirstLook look, Chains* before,
+                                        const StagesRef* after) {
   sketched_softmax_scores_by<simd::Tiles>(sketch, places, q_bar, rows, k, logit_scale, capacity,
-                                          over, scores, state, executor, some, look, before, after);
+                                          over, scores, state, executor, look, before, after);
 }
 
 QUOKA_FUNC void softmax_scores_by_sketch(const KeySketch& own, const KeySketch* cache,
@@ -400,7 +390,7 @@ QUOKA_FUNC void softmax_scores_by_sketch(const KeySketch& own, const KeySketch* 
   const KeySketch::Places places = cache == nullptr ? KeySketch::Places{} : cache->places_of(k);
   sketched_softmax_scores(cache == nullptr ? own : *cache, cache == nullptr ? nullptr : &places,
                           q_bar, rows, k, logit_scale, capacity, over, scores, state, executor,
-                          nullptr, look, before, after);
+                          look, before, after);
 }
 
 }  // namespace detail

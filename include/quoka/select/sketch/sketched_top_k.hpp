@@ -36,7 +36,6 @@
 // reads head_dim + 8 bytes per key.
 #pragma once
 
-#include <quoka/select/sketch/candidates.hpp>
 #include <quoka/select/sketch/sketch_state.hpp>
 #include <quoka/select/steps/score.hpp>
 
@@ -57,16 +56,14 @@ bool codes_fit(Index rows, Index dim, Aggregation aggregation);
 enum class SketchOf { keys, cache, codes };
 
 // The Selection that top_k makes of score_all_keys' scores. 0 < wanted < kv_len keys are selected;
-// codes_fit(). some: SketchOf::keys, of these alone, as if there were no others; wanted < their count,
-// window 1. before: what the heads, each a chain, have to do first: to q_bar, which is not read until then;
+// codes_fit(). before: what the heads, each a chain, have to do first: to q_bar, which is not read until then;
 // after: last.
 void sketched_top_k(const KeySketch* sketch, SketchOf what, const float* q_bar, Index rows,
                     const Rows& k, const TensorView<const float, 3>& inverse_norms,
                     Aggregation aggregation, Index wanted, Index capacity,
                     const TopKOptions& options, Selection& selection, SketchState& s,
                     WorkerScratch<ScoreScratch>& score, ExecutorRef executor,
-                    const Candidates* some = nullptr, Chains* before = nullptr,
-                    AfterSelection* after = nullptr);
+                    Chains* before = nullptr, AfterSelection* after = nullptr);
 
 }  // namespace detail
 

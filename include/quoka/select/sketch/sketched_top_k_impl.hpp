@@ -263,16 +263,15 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
                        Aggregation aggregation, Index wanted, Index capacity,
                        const TopKOptions& options, Selection& selection, SketchState& s,
                        WorkerScratch<ScoreScratch>& score, ExecutorRef executor,
-                       const Candidates* some, Chains* before = nullptr,
-                       AfterSelection* after = nullptr) {
+                       Chains* before = nullptr, AfterSelection* after = nullptr) {
   const Index tasks = k.batch() * k.heads(), dim = k.dim();
-  const Index kv_len = some != nullptr ? some->count : k.len();
+  const Index kv_len = k.len();
   const int workers = executor.workers();
   assert(0 < wanted && wanted < kv_len);
   const KeySketch::Places places =
       what == SketchOf::cache ? sketch->places_of(k) : KeySketch::Places{};
   const Index most = std::max(kv_len, capacity);
-  const bool in_order = what == SketchOf::keys && some == nullptr;
+  const bool in_order = what == SketchOf::keys;
   const bool windows = options.window > 1;
   Chains own(tasks, chains_at_once(workers));
   Chains& chains = before != nullptr ? *before : own;
@@ -306,15 +305,7 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
     SketchedChoice& choice = s.choices[task % chains.slots()];
     const float* const errors =
         in_order ? sketch->errors(b, head) : s.errors.data() + task * kv_len;
-    if (some == nullptr) {
-      SketchedHead of_head(heads, HeadKeys(k, inverse_norms, b, head), nullptr, task, errors,
-                           choice, worker);
-      return step(of_head);
-    }
-    TensorView<const float, 3> norms;
-    if (!inverse_norms.absent()) norms = {choice.norms.data(), {1, 1, kv_len}, {kv_len, kv_len, 1}};
-    SketchedHead of_head(heads, HeadKeys(some->rows(k, task), norms), some->of(task), task, errors,
-                         choice, worker);
+    SketchedHead of_head(heads, HeadKeys(k, inverse_norms, b, head), task, errors, choice, worker);
     step(of_head);
   };
   auto scan = [&](Index task, Index part, int worker) {
@@ -325,24 +316,19 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
       of_keys.of_codes(k.head(task / k.heads(), task % k.heads()), inverse_norms, score[worker].row,
                        begin, end);
     else
-      with_code_unit<Tiles>(
-          query_codes(s.queries, task, rows, dim), s.queries.packed.data() + task * packed,
-          [&, from = begin, to = end](auto& unit) {
-            if (in_order)
-              of_keys.in_order(unit, *sketch, from, to);
-            else
-              of_keys.at_places(unit, *sketch, some != nullptr ? some->places(task) : places, from,
-                                to);
-          });
+      with_code_unit<Tiles>(query_codes(s.queries, task, rows, dim),
+                            s.queries.packed.data() + task * packed,
+                            [&, from = begin, to = end](auto& unit) {
+                              if (in_order)
+                                of_keys.in_order(unit, *sketch, from, to);
+                              else
+                                of_keys.at_places(unit, *sketch, places, from, to);
+                            });
     if (!windows)
       with_head(task, worker,
                 [from = begin, to = end](SketchedHead& head) { head.sample(from, to); });
   };
   auto begin = [&](Index task, Index, int worker) {
-    if (some != nullptr && !inverse_norms.absent())
-      for (Index i = 0; i < kv_len; ++i)
-        s.choices[task % chains.slots()].norms.data()[i] =
-            inverse_norms.at(task / k.heads(), task % k.heads(), some->of(task)[i]);
     if (!windows) with_head(task, worker, [](SketchedHead& head) { head.begin(); });
   };
   auto propose = [&](Index task, Index r, int worker) {
@@ -367,9 +353,6 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
   auto select_windows = [&](Index task, Index, int worker) {
     with_head(task, worker, [&](SketchedHead& head) { head.select_windows(kept_of(task)); });
   };
-  auto to_keys = [&](Index task, Index, int) {  // from candidates
-    for (Position& key : kept_of(task)) key = some->of(task)[key];
-  };
   chains.add(1, encode);
   chains.add(scanned.count, scan);
   chains.add(1, begin);
@@ -383,7 +366,6 @@ void sketched_top_k_by(const KeySketch* sketch, SketchOf what, const float* q_ba
     chains.add(1, decide);
     chains.add(ranges.count, write);
   }
-  if (some != nullptr) chains.add(1, to_keys);
   AfterWriting rest(writer, after);
   rest.add_to(chains, workers);
   executor.run_chains(chains);
@@ -396,10 +378,9 @@ QUOKA_FUNC void sketched_top_k(const KeySketch* sketch, SketchOf what, const flo
                                Aggregation aggregation, Index wanted, Index capacity,
                                const TopKOptions& options, Selection& selection, SketchState& s,
                                WorkerScratch<ScoreScratch>& score, ExecutorRef executor,
-                               const Candidates* some, Chains* before, AfterSelection* after) {
+                               Chains* before, AfterSelection* after) {
   sketched_top_k_by<simd::Tiles>(sketch, what, q_bar, rows, k, inverse_norms, aggregation, wanted,
-                                 capacity, options, selection, s, score, executor, some, before,
-                                 after);
+                                 capacity, options, selection, s, score, executor, before, after);
 }
 
 }  // namespace detail
