@@ -6,8 +6,7 @@ execute_process(COMMAND ${NM} -C ${ASKED} OUTPUT_VARIABLE asked COMMAND_ERROR_IS
 if(NOT by_default MATCHES "FloatPanels::attend")
   message(FATAL_ERROR "no attention in ${DEFAULT}: the test looks at the wrong files")
 endif()
-foreach(code "FixedPanels" "pack_fixed_" "QuokaScorer::softmax_score" "MassStages<" "QuokaScorer::select_by_levels"
-    "BlockLevels::append")
+foreach(code "FixedPanels" "pack_fixed_" "QuokaScorer::softmax_score" "MassStages<")
   if(by_default MATCHES "${code}")
     message(SEND_ERROR "${code} is compiled, and nobody asked for it")
   endif()
