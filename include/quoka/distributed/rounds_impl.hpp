@@ -2,6 +2,7 @@
 #pragma once
 
 #include <quoka/distributed/rounds.hpp>
+#include <quoka/base/check.hpp>
 #include <quoka/base/hash.hpp>
 
 #include <algorithm>

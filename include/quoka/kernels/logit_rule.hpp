@@ -9,6 +9,7 @@
 // ALiBi, windows) is added or hidden after it: panel_arithmetic.hpp's Sight.
 #pragma once
 
+#include <quoka/base/index.hpp>
 #include <quoka/simd/simd.hpp>
 
 namespace quoka {
