@@ -8,6 +8,7 @@
 #include <quoka/select/all.hpp>
 
 #include "support/attention_fixtures.hpp"
+#include "support/sanitized.hpp"
 
 #include <gtest/gtest.h>
 
@@ -19,17 +20,7 @@
 #include <memory>
 #include <new>
 
-// A sanitizer brings an allocator of its own, and other C libraries have other entry points: there
-// the counting tests are skipped.
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer) || \
-    __has_feature(memory_sanitizer)
-#define QUOKA_TEST_SANITIZED
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define QUOKA_TEST_SANITIZED
-#endif
+// Under a sanitizer, and with C libraries that have other entry points, the counting tests are skipped.
 #if defined(__GLIBC__) && !defined(QUOKA_TEST_SANITIZED)
 #define QUOKA_TEST_COUNTS
 #endif
