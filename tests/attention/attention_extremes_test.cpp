@@ -357,7 +357,7 @@ TEST(AttentionExtremesFloat, SingleIsSingleForOneTokenAndKeysOfBytes) {
         EXPECT_LE(worst, 1000.0 / 32638 * dim * 3.5) << group;  // what arithmetic.hpp says
       } else {
         EXPECT_LE(worst, 1e-5) << by.name() << ", " << group;
-        expect_close(got, exact, in);
+        expect_close(got, exact, in, 8);  // logits up to 25, added up channel by channel without vectors
       }
     }
   }
