@@ -204,7 +204,8 @@ TEST(CodeDots, AQueryAtItsRunScaleKeepsToTheRunSum) {
       for (const float x : query) codes.push_back(static_cast<int>(std::nearbyint(x / scale)));
       const int sum = simd::run_sum(codes.data(), dim);
       ASSERT_LE(sum, simd::most_run_sum);
-      ASSERT_GE(sum, simd::most_run_sum - 4);  // and is as large as that leaves it
+      // And is as large as that leaves it: room for 1 a code, of which rounding takes 1/2 either way.
+      ASSERT_GE(sum, simd::most_run_sum - 3 * simd::code_run);
     }
 }
 
