@@ -599,6 +599,19 @@ TEST(ChunkedPrefillTurns, ReserveChangesNoBit) {
 
 // ---- ownership ----------------------------------------------------------------------------------
 
+// Outputs of a prompt of 127 tokens by a layer that is moved twice on the way: constructed from, then assigned.
+Tensor4<float> run_moved(std::unique_ptr<Quoka<float>> first, const Prompt<float>& prompt) {
+  Tensor4<float> out = output_of(prompt);
+  run(*first, prompt, 0, 74, 37, out);
+  Quoka<float> second(std::move(*first));
+  first.reset();
+  run(second, prompt, 74, 111, 37, out);
+  Quoka<float> third(layer_shape);
+  third = std::move(second);
+  run(third, prompt, 111, 127, 37, out);
+  return out;
+}
+
 TEST(ChunkedPrefillOwnership, SinkLogitsAreTheLayersOwn) {
   Random random(40);
   const Prompt<float> prompt(random, 64);
@@ -642,15 +655,7 @@ TEST(ChunkedPrefillOwnership, AllThatOptionsReferToIsTheLayersOwn) {
   auto gone = std::make_unique<Numbers>();
   auto first = std::make_unique<Quoka<float>>(gone->layer());
   gone->spoil(), gone.reset();
-  auto out = output_of(prompt);
-  run(*first, prompt, 0, 74, 37, out);
-  Quoka<float> second(std::move(*first));
-  first.reset();
-  run(second, prompt, 74, 111, 37, out);
-  Quoka<float> third(layer_shape);
-  third = std::move(second);
-  run(third, prompt, 111, 127, 37, out);
-  EXPECT_TRUE(same_bits(out, expected));
+  EXPECT_TRUE(same_bits(run_moved(std::move(first), prompt), expected));
   // As a user writes it.
   const std::vector<float> slopes = quoka::alibi_slopes(q_heads);
   Dense<float> named(layer_shape, {}, {.alibi_slopes = slopes}),
@@ -678,17 +683,9 @@ TEST(ChunkedPrefillOwnership, AMovedLayerGoesOn) {
   const std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f, 1.0f, 2.0f};
   Quoka<float> stays(layer_shape, {.budget = Budget::keys(37)}, {.sink_logits = sinks});
   const auto expected = run(stays, prompt, 37);
-  auto out = output_of(prompt);
   auto first = std::make_unique<Quoka<float>>(layer_shape, QuokaOptions{.budget = Budget::keys(37)},
                                               AttentionOptions{.sink_logits = sinks});
-  run(*first, prompt, 0, 74, 37, out);
-  Quoka<float> second(std::move(*first));
-  first.reset();
-  run(second, prompt, 74, 111, 37, out);
-  Quoka<float> third(layer_shape);
-  third = std::move(second);
-  run(third, prompt, 111, 127, 37, out);
-  EXPECT_TRUE(same_bits(out, expected));
+  EXPECT_TRUE(same_bits(run_moved(std::move(first), prompt), expected));
 }
 
 // ---- a selector of the caller's -----------------------------------------------------------------
