@@ -11,8 +11,9 @@ set(quoka_rooms
   views        # what a caller hands in: tensors, rows, masks, selections
   kernels      # packed numbers in, packed numbers out
   cache        # an owning cache; 8-bit codes of keys
-  select       # which keys: stages, selectors, methods to compare with
+  select       # which keys: stages, selectors
   attention    # over past and chunk; merging; what a selection keeps
   prefill      # one layer's loop: select, attend, append
   engine       # attention over an engine's cache, as its mask says
-  distributed) # that loop over several ranks
+  distributed  # that loop over several ranks
+  methods)     # the methods to compare with; no other room includes them

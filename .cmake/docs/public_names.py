@@ -346,7 +346,7 @@ class Header:
 
     def room(self):
         parts = self.below.parts
-        return "baselines" if "baselines" in parts else parts[0] if len(parts) > 1 else "base"
+        return parts[0] if len(parts) > 1 else "base"
 
     def result(self):
         self.scope(0, "", [], False)

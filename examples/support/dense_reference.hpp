@@ -6,7 +6,7 @@
 
 #include <quoka/attention/diagnostics.hpp>
 #include <quoka/prefill/layer_shape.hpp>
-#include <quoka/select/baselines/oracle.hpp>
+#include <quoka/methods/oracle.hpp>
 
 #include <map>
 #include <tuple>

@@ -2,7 +2,7 @@
 
 #include <quoka/distributed/sharded_prefill.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
-#include <quoka/select/all.hpp>
+#include <quoka/methods/all.hpp>
 
 #include "support/scoring_flops.hpp"
 

@@ -1,6 +1,6 @@
 // Selectors by name, for programs that compare them.
 //
-// A method is a selector of quoka/select/all.hpp, in its default form or in a named variant:
+// A method is a selector of quoka/methods/all.hpp, in its default form or in a named variant:
 // "sparq", "sparq.logit". "xattention.threshold" (tau 0.9), "flash_prefill.threshold" (alpha 0.12) and
 // "flash_prefill.compact" (CompactAttention's, 0.06) choose how many keys by themselves: they ignore the
 // budget. QuoKA's options may be joined by dots, in any number and order:

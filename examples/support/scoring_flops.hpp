@@ -22,7 +22,7 @@
 #pragma once
 
 #include <quoka/prefill/layer_shape.hpp>
-#include <quoka/select/all.hpp>
+#include <quoka/methods/all.hpp>
 
 #include <algorithm>
 

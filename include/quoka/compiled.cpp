@@ -23,13 +23,14 @@
 #include <quoka/runtime/chains_impl.hpp>
 #include <quoka/runtime/isa_impl.hpp>
 #include <quoka/runtime/thread_pool_impl.hpp>
-#include <quoka/select/baselines/loki_calibration_impl.hpp>
-#include <quoka/select/block_scores_impl.hpp>
+#include <quoka/methods/loki_calibration_impl.hpp>
+#include <quoka/methods/block_scores_impl.hpp>
+#include <quoka/methods/channel_keys_impl.hpp>
 #include <quoka/select/kit_impl.hpp>
 #include <quoka/select/quoka_impl.hpp>
 #include <quoka/select/sketch/sketched_mass_impl.hpp>
 #include <quoka/select/sketch/sketched_top_k_impl.hpp>
-#include <quoka/select/sketch/softmax_sketch_impl.hpp>
+#include <quoka/methods/softmax_sketch_impl.hpp>
 #include <quoka/select/steps/pre_aggregate_impl.hpp>
 #include <quoka/select/steps/score_impl.hpp>
 #include <quoka/select/steps/subselect_impl.hpp>

@@ -11,7 +11,7 @@
 // Jones et al., ICLR 2026, arXiv 2602.08722. Start at prefill/chunked_prefill.hpp, or, with a cache
 // of your own, at select/quoka.hpp and attention/attention.hpp; README.md beside this file is the map.
 // Not included here, for they take longer to compile: Algorithm 1 step by step on Eigen tensors,
-// select/stages.hpp; the methods QuoKA is compared with, select/all.hpp; what a selection keeps,
+// select/stages.hpp; the methods QuoKA is compared with, methods/all.hpp; what a selection keeps,
 // attention/diagnostics.hpp; a layer over several processes, distributed/sharded_prefill.hpp. Each header
 // includes only headers above it here.
 #pragma once

@@ -60,7 +60,7 @@ function(add what header folder)
   endif()
 endfunction()
 
-add(selector key_norm.hpp include/quoka/select/baselines)
+add(selector key_norm.hpp include/quoka/methods)
 add(format i8_pow2_row.hpp include/quoka/formats)
 
 string(REPLACE "|" ";" includes "${INCLUDES}")

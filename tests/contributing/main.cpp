@@ -3,7 +3,7 @@
 
 #include <quoka/cache/kv_cache.hpp>
 #include <quoka/packing/byte_formats.hpp>
-#include <quoka/select/all.hpp>
+#include <quoka/methods/all.hpp>
 #include <quoka/views/tensor.hpp>
 
 #include "support/scoring_flops.hpp"

@@ -5,7 +5,7 @@
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/attention/packed_past.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
-#include <quoka/select/all.hpp>
+#include <quoka/methods/all.hpp>
 
 #include "support/attention_fixtures.hpp"
 #include "support/sanitized.hpp"

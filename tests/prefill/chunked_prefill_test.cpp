@@ -6,7 +6,7 @@
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/simd/tuning.hpp>
-#include <quoka/select/baselines/snapkv.hpp>
+#include <quoka/methods/snapkv.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>
 

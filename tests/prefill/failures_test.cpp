@@ -4,7 +4,7 @@
 
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/prefill/ragged.hpp>
-#include <quoka/select/all.hpp>
+#include <quoka/methods/all.hpp>
 
 #include "support/failing_executor.hpp"
 #include "support/fixtures.hpp"

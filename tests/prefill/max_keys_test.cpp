@@ -7,7 +7,7 @@
 #include <quoka/engine/masked_attention.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/prefill/ragged.hpp>
-#include <quoka/select/all.hpp>
+#include <quoka/methods/all.hpp>
 #include <quoka/select/stages.hpp>
 
 #include "support/attention_fixtures.hpp"

@@ -5,8 +5,8 @@
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/runtime/thread_pool.hpp>
-#include <quoka/select/baselines/sample_attention.hpp>
-#include <quoka/select/baselines/tidal_decode.hpp>
+#include <quoka/methods/sample_attention.hpp>
+#include <quoka/methods/tidal_decode.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include "support/attention_fixtures.hpp"

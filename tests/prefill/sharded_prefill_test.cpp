@@ -5,7 +5,7 @@
 #include <quoka/distributed/thread_communicator.hpp>
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
-#include <quoka/select/all.hpp>
+#include <quoka/methods/all.hpp>
 
 #include "support/fixtures.hpp"
 #include "support/selector_names.hpp"

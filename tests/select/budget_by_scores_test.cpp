@@ -5,7 +5,7 @@
 #include <quoka/attention/diagnostics.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/prefill/ragged.hpp>
-#include <quoka/select/all.hpp>
+#include <quoka/methods/all.hpp>
 
 #include "support/baseline_fixtures.hpp"
 

@@ -3,7 +3,7 @@
 // the way out, and is as it was; those that keep nothing select by the keys as they are.
 
 #include <quoka/packing/byte_formats.hpp>
-#include <quoka/select/all.hpp>
+#include <quoka/methods/all.hpp>
 
 #include "support/fixtures.hpp"
 #include "support/selector_names.hpp"

@@ -1,8 +1,8 @@
 // The controls: the exact attention as its own selector, chance, and the first and recent keys.
 
-#include <quoka/select/baselines/first_recent.hpp>
-#include <quoka/select/baselines/oracle.hpp>
-#include <quoka/select/baselines/random.hpp>
+#include <quoka/methods/first_recent.hpp>
+#include <quoka/methods/oracle.hpp>
+#include <quoka/methods/random.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include "support/baseline_fixtures.hpp"

@@ -1,6 +1,6 @@
 // Evicting selectors: what their State refuses, and that a throw leaves it as it was.
 
-#include <quoka/select/evicting_selector.hpp>
+#include <quoka/methods/evicting_selector.hpp>
 
 #include "support/fixtures.hpp"
 

@@ -1,7 +1,7 @@
 // select/visible.hpp and prefill/ragged.hpp: a State of a sequence whose masks hide other cells in each call.
 
 #include <quoka/prefill/ragged.hpp>
-#include <quoka/select/all.hpp>
+#include <quoka/methods/all.hpp>
 
 #include "support/attention_fixtures.hpp"
 #include "support/selector_names.hpp"

@@ -1,10 +1,10 @@
-// Every option has an effect: for each member of the options of every selector of select/all.hpp, of attention, of
+// Every option has an effect: for each member of the options of every selector of methods/all.hpp, of attention, of
 // MaskedAttention and of the stages a case in which a change of this member alone changes the Selection, or the output.
 // A member that has no case does not compile, nor does a selector without cases.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/engine/masked_attention.hpp>
-#include <quoka/select/all.hpp>
+#include <quoka/methods/all.hpp>
 #include <quoka/select/stages.hpp>
 
 #include "support/fixtures.hpp"
@@ -152,7 +152,7 @@ std::shared_ptr<const LokiCalibration> calibration() {
   return std::make_shared<const LokiCalibration>(fit.finish());
 }
 
-// A selector's cases: one of its own for each selector of select/all.hpp.
+// A selector's cases: one of its own for each selector of methods/all.hpp.
 template <class S>
 void expect_effects_of() {
   static_assert(!std::is_same_v<S, S>, "this selector has no cases of its options");

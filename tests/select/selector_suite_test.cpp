@@ -1,6 +1,6 @@
-// What every selector owes its callers, whatever it selects by: all that select/all.hpp lists.
+// What every selector owes its callers, whatever it selects by: all that methods/all.hpp lists.
 
-#include <quoka/select/all.hpp>
+#include <quoka/methods/all.hpp>
 #include <quoka/cache/kv_cache.hpp>
 
 #include "support/fixtures.hpp"
@@ -21,7 +21,7 @@ using quoka::SelectorInput;
 
 // ---- the selectors ------------------------------------------------------------------------------
 
-// All of select/all.hpp.
+// All of methods/all.hpp.
 template <class List>
 struct TypesOf;
 template <class... Entries>

@@ -1,10 +1,10 @@
-// select/sketch/softmax_sketch.hpp: SampleAttention, SparQ and Loki by 8-bit logits score nearly as in float,
+// methods/softmax_sketch.hpp: SampleAttention, SparQ and Loki by 8-bit logits score nearly as in float,
 // and in float where their State was not told of all keys.
 
 #include <quoka/prefill/chunked_prefill.hpp>
-#include <quoka/select/baselines/loki.hpp>
-#include <quoka/select/baselines/sample_attention.hpp>
-#include <quoka/select/baselines/sparq.hpp>
+#include <quoka/methods/loki.hpp>
+#include <quoka/methods/sample_attention.hpp>
+#include <quoka/methods/sparq.hpp>
 
 #include "support/baseline_fixtures.hpp"
 

@@ -8,7 +8,7 @@
 
 #include <quoka/cache/kv_cache.hpp>
 #include <quoka/select/selector.hpp>
-#include <quoka/select/layer_shared.hpp>
+#include <quoka/methods/layer_shared.hpp>
 
 #include <cmath>
 #include <iterator>

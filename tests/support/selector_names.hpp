@@ -1,7 +1,7 @@
-// The names of typed suites over selectors: those of select/all.hpp.
+// The names of typed suites over selectors: those of methods/all.hpp.
 #pragma once
 
-#include <quoka/select/all.hpp>
+#include <quoka/methods/all.hpp>
 
 #include <string>
 #include <type_traits>

@@ -7,7 +7,7 @@
 // A method says how a KV head's rows come about (FillRows) and what lies in place of the keys
 // (KeySource). Rows with a NaN or an infinity are left out. softmax: 2 * rows * keys * dim FLOPs per
 // KV head and a weight per row and key, tuning::mass_weight_bytes of them at a time; logit: 2 * keys *
-// dim. The baselines of this library are written with these functions alone.
+// dim. The methods of this library are written with these functions alone.
 #pragma once
 
 #include <quoka/views/float_rows.hpp>
@@ -112,36 +112,33 @@ struct QueryScoreState : NoState {
   }
 };
 
-// Channel-major keys in blocks (channel_keys.hpp).
-struct ChannelMajorKeys;
-
 namespace detail {
 class MassKeys;
 }
 
-// What the rows are multiplied with.
+// What the rows are multiplied with: something that stands for the keys of each head of scores.
 class KeySource {
  public:
-  // The rows of k [batch, kv_heads, len, dim].
-  KeySource(const Rows& k);
-  // `count` channels of each key: those of a KV head begin at chosen[(b * kv_heads + head) * stride].
-  KeySource(const ChannelMajorKeys& keys, const Index* chosen, Index count, Index stride);
-
   // use(keys) with what stands for the keys of one of `heads` heads of scores.
-  void with_keys(Index b, Index head, Index heads, RowReader& reader,
-                 FunctionRef<void(detail::MassKeys&)> use) const {
-    with_keys_(*this, b, head, heads, reader, use);
-  }
+  virtual void with_keys(Index b, Index head, Index heads, RowReader& reader,
+                         FunctionRef<void(detail::MassKeys&)> use) const = 0;
   // Room for one of these keys, as floats.
-  void reserve(RowReader& reader) const { reader.reserve(rows_); }
+  virtual void reserve(RowReader& reader) const = 0;
+
+ protected:
+  ~KeySource() = default;
+};
+
+// The rows of k [batch, kv_heads, len, dim].
+class RowSource final : public KeySource {
+ public:
+  RowSource(const Rows& k) : rows_(k) {}
+  void with_keys(Index b, Index head, Index heads, RowReader& reader,
+                 FunctionRef<void(detail::MassKeys&)> use) const override;
+  void reserve(RowReader& reader) const override { reader.reserve(rows_); }
 
  private:
   Rows rows_;
-  const ChannelMajorKeys* channel_major_ = nullptr;
-  const Index* channels_ = nullptr;
-  Index count_ = 0, stride_ = 0;
-  void (*with_keys_)(const KeySource&, Index b, Index head, Index heads, RowReader& reader,
-                     FunctionRef<void(detail::MassKeys&)> use);
 };
 
 // scores [batch, heads, keys]: the mean over a head's rows of their softmax, or its maximum. heads is
@@ -153,6 +150,13 @@ class KeySource {
 void softmax_scores(const QueryRows& shape, FillRows fill, const KeySource& keys, Index capacity,
                     Aggregation over, TensorView<float, 3> scores, QueryScoreState& state,
                     ExecutorRef executor, const KeyShard* shard = nullptr, float softcap = 0.0f);
+inline void softmax_scores(const QueryRows& shape, FillRows fill, const Rows& keys, Index capacity,
+                           Aggregation over, TensorView<float, 3> scores, QueryScoreState& state,
+                           ExecutorRef executor, const KeyShard* shard = nullptr,
+                           float softcap = 0.0f) {
+  softmax_scores(shape, fill, RowSource(keys), capacity, over, scores, state, executor, shard,
+                 softcap);
+}
 // Keys of a block that softmax_scores() takes of a shard: blocks have a multiple of them.
 Index softmax_shard_keys();
 

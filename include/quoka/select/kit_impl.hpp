@@ -1,9 +1,8 @@
-// Definitions of kit.hpp and channel_keys.hpp.
+// Definitions of kit.hpp.
 #pragma once
 
 #include <quoka/packing/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/select/channel_keys.hpp>
 #include <quoka/select/kit.hpp>
 #include <quoka/select/steps/softmax_mass.hpp>
 
@@ -49,26 +48,6 @@ QUOKA_FUNC bool is_finite_row(const float* x, Index dim) {
   return detail::is_finite_row(x, dim, detail::inverse_norm_of_row(x, dim));
 }
 
-QUOKA_FUNC void ChannelMajorKeys::append(const Rows& k, Index capacity) {
-  const Index width = tuning::block_keys;
-  if (blocks.batch() != k.batch() || blocks.heads() != k.heads() || blocks.dim() != k.dim() * width)
-    len = 0;
-  blocks.reshape(k.batch(), k.heads(), k.dim() * width);
-  blocks.resize(ceil_div(k.len(), width), ceil_div(capacity, width));
-  row.reserve(k);
-  for (Index b = 0; b < k.batch(); ++b) {
-    for (Index head = 0; head < k.heads(); ++head) {
-      for (Index t = std::min(len, k.len()); t < k.len(); ++t) {
-        float* const block = blocks.row(b, head, t / width);
-        if (t % width == 0) std::fill_n(block, blocks.dim(), 0.0f);
-        const float* const key = row.read(k, b, head, t);
-        for (Index c = 0; c < k.dim(); ++c) block[c * width + t % width] = key[c];
-      }
-    }
-  }
-  len = k.len();
-}
-
 QUOKA_FUNC Index softmax_shard_keys() { return tuning::block_keys; }
 
 namespace detail {
@@ -88,85 +67,13 @@ QUOKA_FUNC void MassScratch::reserve(Index row_count, Index keys, Index dim) {
   row_max.reserve(panels * tuning::panel_rows);
   row_sum.reserve(panels * tuning::panel_rows);
 }
-// Some channels of channel-major keys.
-class ChannelKeys final : public MassKeys {
- public:
-  ChannelKeys(const float* blocks, Index stride, Index keys, const Index* channels, Index count)
-      : blocks_(blocks), stride_(stride), keys_(keys), channels_(channels), count_(count) {}
-
-  bool pack(Index first, Index count, float* packed) override {
-    const float* const block = blocks_ + first / width() * stride_;
-    simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
-    for (Index s = 0; s < count_; ++s) {
-      for (Index i = 0; i < width(); i += simd::lanes) {
-        const simd::Packet x = simd::load(block + channels_[s] * width() + i);
-        poison = simd::fma(x, simd::zero(), poison);
-        simd::store(packed + i, x);
-      }
-      packed += width();
-    }
-    next_ = first + count < keys_ ? block + stride_ : nullptr;
-    at_ = 0;
-    return simd::reduce_add(poison) == 0.0f;
-  }
-  void prefetch(Index parts) override {
-    if (next_ == nullptr) return;
-    for (Index left = ceil_div(count_, parts); left > 0 && at_ < count_; --left, ++at_)
-      for (Index i = 0; i < width(); i += 16) simd::prefetch(next_ + channels_[at_] * width() + i);
-  }
-  bool finite(Index key) override {
-    const float* const at = blocks_ + key / width() * stride_ + key % width();
-    return std::all_of(channels_, channels_ + count_,
-                       [&](Index channel) { return std::isfinite(at[channel * width()]); });
-  }
-  void logits(const float* packed, const float* panel, Index count, float* x,
-              PanelPackets& top) override {
-    block_logits(count, x, top, [&](auto& acc, Index key) QUOKA_INLINE_LAMBDA {
-      simd::unroll<tuning::tile_rows, tuning::tile_packets>(
-          [&](auto i, auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
-      rank1_updates<tuning::tile_rows, tuning::tile_packets, 1>(acc, packed + key, width(), panel,
-                                                                count_);
-    });
-  }
-
- private:
-  static Index width() { return tuning::block_keys; }
-  static_assert(tuning::most_block_keys % simd::lanes == 0);
-
-  const float* blocks_;
-  Index stride_, keys_;
-  const Index* channels_;
-  Index count_;
-  const float* next_ = nullptr;
-  Index at_ = 0;
-};
-
 }  // namespace detail
 
-QUOKA_FUNC KeySource::KeySource(const Rows& k)
-    : rows_(k),
-      with_keys_([](const KeySource& source, Index b, Index head, Index heads, RowReader& reader,
-                    FunctionRef<void(detail::MassKeys&)> use) {
-        const Rows& rows = source.rows_;
-        detail::RowKeys keys(rows.head(b, head / (heads / rows.heads())), rows.len(), reader);
-        use(keys);
-      }) {}
-
-QUOKA_FUNC KeySource::KeySource(const ChannelMajorKeys& keys, const Index* chosen, Index count,
-                                Index stride)
-    : channel_major_(&keys),
-      channels_(chosen),
-      count_(count),
-      stride_(stride),
-      with_keys_([](const KeySource& source, Index b, Index head, Index heads, RowReader&,
-                    FunctionRef<void(detail::MassKeys&)> use) {
-        const RowStore<float>& blocks = source.channel_major_->blocks;
-        const Index kv_heads = blocks.heads(), kv_head = head / (heads / kv_heads);
-        detail::ChannelKeys of_head(
-            blocks.row(b, kv_head, 0), blocks.dim(), source.channel_major_->len,
-            source.channels_ + (b * kv_heads + kv_head) * source.stride_, source.count_);
-        use(of_head);
-      }) {}
+QUOKA_FUNC void RowSource::with_keys(Index b, Index head, Index heads, RowReader& reader,
+                                     FunctionRef<void(detail::MassKeys&)> use) const {
+  detail::RowKeys keys(rows_.head(b, head / (heads / rows_.heads())), rows_.len(), reader);
+  use(keys);
+}
 
 QUOKA_FUNC void softmax_scores(const QueryRows& shape, FillRows fill, const KeySource& keys,
                                Index capacity, Aggregation over, TensorView<float, 3> scores,

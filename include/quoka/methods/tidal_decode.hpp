@@ -8,7 +8,7 @@
 // Deviations: one set per KV head and chunk; the correction layer by rule (LayerPlan).
 #pragma once
 
-#include <quoka/select/layer_shared.hpp>
+#include <quoka/methods/layer_shared.hpp>
 #include <quoka/select/kit.hpp>
 
 namespace quoka {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include <quoka/base/hash.hpp>
-#include <quoka/select/baselines/loki_calibration.hpp>
+#include <quoka/methods/loki_calibration.hpp>
 
 #include <Eigen/Eigenvalues>
 

@@ -1,8 +1,8 @@
 // LessIsMore against the oracle: one set for all heads, of first keys, recent keys, and the union
 // of what each head wants most.
 
-#include <quoka/select/baselines/less_is_more.hpp>
-#include <quoka/select/baselines/oracle.hpp>
+#include <quoka/methods/less_is_more.hpp>
+#include <quoka/methods/oracle.hpp>
 
 #include "support/baseline_fixtures.hpp"
 

@@ -15,19 +15,19 @@
 // has no exponents in bench/scaling.cpp they are compared with none.
 #pragma once
 
-#include <quoka/select/baselines/first_recent.hpp>
-#include <quoka/select/baselines/flash_prefill.hpp>
-#include <quoka/select/baselines/keydiff.hpp>
-#include <quoka/select/baselines/less_is_more.hpp>
-#include <quoka/select/baselines/loki.hpp>
-#include <quoka/select/baselines/oracle.hpp>
-#include <quoka/select/baselines/quest.hpp>
-#include <quoka/select/baselines/random.hpp>
-#include <quoka/select/baselines/sample_attention.hpp>
-#include <quoka/select/baselines/snapkv.hpp>
-#include <quoka/select/baselines/sparq.hpp>
-#include <quoka/select/baselines/tidal_decode.hpp>
-#include <quoka/select/baselines/xattention.hpp>
+#include <quoka/methods/first_recent.hpp>
+#include <quoka/methods/flash_prefill.hpp>
+#include <quoka/methods/keydiff.hpp>
+#include <quoka/methods/less_is_more.hpp>
+#include <quoka/methods/loki.hpp>
+#include <quoka/methods/oracle.hpp>
+#include <quoka/methods/quest.hpp>
+#include <quoka/methods/random.hpp>
+#include <quoka/methods/sample_attention.hpp>
+#include <quoka/methods/snapkv.hpp>
+#include <quoka/methods/sparq.hpp>
+#include <quoka/methods/tidal_decode.hpp>
+#include <quoka/methods/xattention.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>
 

@@ -16,10 +16,10 @@
 // out.
 #pragma once
 
-#include <quoka/select/channel_keys.hpp>
+#include <quoka/methods/channel_keys.hpp>
 #include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
-#include <quoka/select/sketch/softmax_sketch.hpp>
+#include <quoka/methods/softmax_sketch.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -101,7 +101,7 @@ class SparqScorer {
       return;
     state.keys.append(k, input.capacity);
     softmax_scores({group * q.len(), rank, q}, fill_with(true),
-                   KeySource(state.keys, channels, rank, dim), input.capacity, Aggregation::mean,
+                   ChannelSource(state.keys, channels, rank, dim), input.capacity, Aggregation::mean,
                    scores, state.scores, executor, input.shard);
   }
 

@@ -2,7 +2,7 @@
 // that are not finite, and keys that come without queries.
 
 #include <quoka/prefill/chunked_prefill.hpp>
-#include <quoka/select/baselines/snapkv.hpp>
+#include <quoka/methods/snapkv.hpp>
 
 #include "support/baseline_fixtures.hpp"
 

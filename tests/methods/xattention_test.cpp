@@ -4,7 +4,7 @@
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/prefill/ragged.hpp>
-#include <quoka/select/baselines/xattention.hpp>
+#include <quoka/methods/xattention.hpp>
 
 #include "support/baseline_fixtures.hpp"
 #include "support/block_oracle.hpp"

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <quoka/cache/row_store.hpp>
+#include <quoka/select/kit.hpp>
 #include <quoka/views/float_rows.hpp>
 #include <quoka/views/rows.hpp>
 
@@ -26,9 +27,24 @@ struct ChannelMajorKeys {
   void truncate(Index kv_len) { len = kv_len < len ? kv_len : len; }
 };
 
+// `count` channels of each key: those of a KV head begin at chosen[(b * kv_heads + head) * stride].
+class ChannelSource final : public KeySource {
+ public:
+  ChannelSource(const ChannelMajorKeys& keys, const Index* chosen, Index count, Index stride)
+      : keys_(keys), chosen_(chosen), count_(count), stride_(stride) {}
+  void with_keys(Index b, Index head, Index heads, RowReader& reader,
+                 FunctionRef<void(detail::MassKeys&)> use) const override;
+  void reserve(RowReader&) const override {}
+
+ private:
+  const ChannelMajorKeys& keys_;
+  const Index* chosen_;
+  Index count_, stride_;
+};
+
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 
 #if !defined(QUOKA_COMPILED)
-#include <quoka/select/kit_impl.hpp>
+#include <quoka/methods/channel_keys_impl.hpp>
 #endif

@@ -4,7 +4,7 @@
 #include <quoka/packing/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
-#include <quoka/select/block_scores.hpp>
+#include <quoka/methods/block_scores.hpp>
 
 #include <algorithm>
 #include <cmath>

@@ -14,10 +14,10 @@
 #pragma once
 
 #include <quoka/cache/row_store.hpp>
-#include <quoka/select/baselines/loki_calibration.hpp>
+#include <quoka/methods/loki_calibration.hpp>
 #include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
-#include <quoka/select/sketch/softmax_sketch.hpp>
+#include <quoka/methods/softmax_sketch.hpp>
 
 #include <memory>
 

@@ -3,7 +3,7 @@
 
 #include <quoka/select/sketch/sketched_mass_impl.hpp>
 #include <quoka/select/sketch/sketched_top_k_impl.hpp>
-#include <quoka/select/sketch/softmax_sketch.hpp>
+#include <quoka/methods/softmax_sketch.hpp>
 
 #include <algorithm>
 #include <limits>

@@ -1,7 +1,7 @@
 // FlashPrefill against the oracle: scores of blocks, the threshold's counts, the budget's ranks, and
 // mean keys that grow, are cut and grow again with the keys.
 
-#include <quoka/select/baselines/flash_prefill.hpp>
+#include <quoka/methods/flash_prefill.hpp>
 
 #include "support/baseline_fixtures.hpp"
 #include "support/block_oracle.hpp"

@@ -1,8 +1,8 @@
 // Loki against the oracle; principal directions against the oracle's, saved and loaded; and the
 // life of a basis that is fitted to the cached keys themselves.
 
-#include <quoka/select/baselines/loki.hpp>
-#include <quoka/select/baselines/oracle.hpp>
+#include <quoka/methods/loki.hpp>
+#include <quoka/methods/oracle.hpp>
 
 #include "support/baseline_fixtures.hpp"
 

@@ -12,7 +12,7 @@
 // queries are judged by age.
 #pragma once
 
-#include <quoka/select/evicting_selector.hpp>
+#include <quoka/methods/evicting_selector.hpp>
 #include <quoka/select/kit.hpp>
 
 #include <algorithm>

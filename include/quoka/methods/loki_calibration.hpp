@@ -93,5 +93,5 @@ class LokiFit {
 }  // namespace quoka
 
 #if !defined(QUOKA_COMPILED)
-#include <quoka/select/baselines/loki_calibration_impl.hpp>
+#include <quoka/methods/loki_calibration_impl.hpp>
 #endif

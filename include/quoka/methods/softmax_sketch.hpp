@@ -55,5 +55,5 @@ class SoftmaxSketch {
 }  // namespace quoka
 
 #if !defined(QUOKA_COMPILED)
-#include <quoka/select/sketch/softmax_sketch_impl.hpp>
+#include <quoka/methods/softmax_sketch_impl.hpp>
 #endif

@@ -23,8 +23,8 @@
 // A query or key row with a NaN or an infinity is left out.
 #pragma once
 
-#include <quoka/select/baselines/block_choice.hpp>
-#include <quoka/select/block_scores.hpp>
+#include <quoka/methods/block_choice.hpp>
+#include <quoka/methods/block_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 namespace quoka {

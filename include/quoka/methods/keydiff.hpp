@@ -10,7 +10,7 @@
 // keys; a key with a NaN or an infinity is left out of the anchor and goes first.
 #pragma once
 
-#include <quoka/select/evicting_selector.hpp>
+#include <quoka/methods/evicting_selector.hpp>
 #include <quoka/select/kit.hpp>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // SparQ against the oracle and its authors' own rule, the channels it chooses, and the
 // channel-major copy of the keys that grows, is cut and is filled again.
 
-#include <quoka/select/baselines/oracle.hpp>
-#include <quoka/select/baselines/sparq.hpp>
+#include <quoka/methods/oracle.hpp>
+#include <quoka/methods/sparq.hpp>
 
 #include "support/baseline_fixtures.hpp"
 

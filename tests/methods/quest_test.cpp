@@ -1,7 +1,7 @@
 // Quest against the oracle: bounds, pages, the partial page at the end, and bounds that grow, are
 // cut and grow again with the keys.
 
-#include <quoka/select/baselines/quest.hpp>
+#include <quoka/methods/quest.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 #include "support/baseline_fixtures.hpp"

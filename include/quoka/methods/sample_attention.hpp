@@ -15,7 +15,7 @@
 
 #include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
-#include <quoka/select/sketch/softmax_sketch.hpp>
+#include <quoka/methods/softmax_sketch.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

@@ -113,5 +113,5 @@ void block_scores(const BlockQueries& shape, FillBlockRows fill, const BlockKeys
 }  // namespace quoka
 
 #if !defined(QUOKA_COMPILED)
-#include <quoka/select/block_scores_impl.hpp>
+#include <quoka/methods/block_scores_impl.hpp>
 #endif

@@ -12,7 +12,7 @@
 // set per chunk; the correction layer by rule (LayerPlan).
 #pragma once
 
-#include <quoka/select/layer_shared.hpp>
+#include <quoka/methods/layer_shared.hpp>
 #include <quoka/select/kit.hpp>
 
 #include <algorithm>

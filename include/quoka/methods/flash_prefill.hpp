@@ -23,8 +23,8 @@
 #pragma once
 
 #include <quoka/cache/row_store.hpp>
-#include <quoka/select/baselines/block_choice.hpp>
-#include <quoka/select/block_scores.hpp>
+#include <quoka/methods/block_choice.hpp>
+#include <quoka/methods/block_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 namespace quoka {

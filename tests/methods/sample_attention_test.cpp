@@ -1,8 +1,8 @@
 // SampleAttention against the oracle, which queries it samples, and what it becomes when it samples
 // all of them.
 
-#include <quoka/select/baselines/oracle.hpp>
-#include <quoka/select/baselines/sample_attention.hpp>
+#include <quoka/methods/oracle.hpp>
+#include <quoka/methods/sample_attention.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include "support/baseline_fixtures.hpp"

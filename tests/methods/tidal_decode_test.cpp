@@ -2,8 +2,8 @@
 // a stack make and the others reuse.
 
 #include <quoka/prefill/chunked_prefill.hpp>
-#include <quoka/select/baselines/oracle.hpp>
-#include <quoka/select/baselines/tidal_decode.hpp>
+#include <quoka/methods/oracle.hpp>
+#include <quoka/methods/tidal_decode.hpp>
 
 #include "support/baseline_fixtures.hpp"
 

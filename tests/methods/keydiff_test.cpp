@@ -2,7 +2,7 @@
 // a budget that holds, keys that never return, and a truncate that brings back what was.
 
 #include <quoka/prefill/chunked_prefill.hpp>
-#include <quoka/select/baselines/keydiff.hpp>
+#include <quoka/methods/keydiff.hpp>
 
 #include "support/baseline_fixtures.hpp"
 
