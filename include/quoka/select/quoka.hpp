@@ -33,7 +33,6 @@
 // and every dense layer need them.
 #pragma once
 
-#include <quoka/base/on_demand.hpp>
 #include <quoka/select/kit.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
@@ -48,31 +47,6 @@
 
 namespace quoka {
 inline namespace QUOKA_ABI {
-
-namespace detail {
-
-struct SoftmaxCode;
-QUOKA_FUNC const SoftmaxCode& softmax_code();
-
-}  // namespace detail
-
-// A Domain, as QuokaOptions keep it. With headers alone Domain::softmax brings its code, which a program
-// that never asks for it does not compile.
-class QuokaDomain {
- public:
-  constexpr QuokaDomain() = default;  // Domain::logit
-  // Of this domain.
-  QUOKA_INLINE constexpr QuokaDomain(Domain domain) : domain_(domain) {
-    if (domain == Domain::softmax) code_ = QUOKA_ON_DEMAND(detail::softmax_code);
-  }
-  constexpr operator Domain() const { return domain_; }  // as it was given
-
- private:
-  friend class QuokaScorer;
-
-  Domain domain_ = Domain::logit;
-  [[maybe_unused]] const detail::SoftmaxCode& (*code_)() = nullptr;
-};
 
 // How many queries of a chunk score: so many of each query head, the paper's N_Q, or so many of all heads that
 // share a KV head, which then costs the same whatever the group. The group comes from the shapes of the call.
@@ -115,7 +89,7 @@ struct QuokaOptions {
   Aggregation aggregation = Aggregation::max;          // over the kept queries
   GroupMode group_mode = GroupMode::rank;              // over the heads of a group
   QueryChoice query_choice = QueryChoice::dissimilar;  // which queries score
-  QuokaDomain domain = {};                             // softmax: the kept queries' own attention
+  Domain domain = Domain::logit;                       // softmax: the kept queries' own attention
   TopKOptions top_k = {};                              // window, sinks and recent keys
   Sketch sketch = Sketch::automatic;                   // 8-bit codes; none for Scoring::dot
   Index cascade = 0;                                   // candidates for all queries, times the
@@ -220,10 +194,9 @@ class QuokaScorer {
     const auto& [budget, n_queries, scoring, aggregation, group_mode, query_choice, domain, top_k,
                  sketch, cascade] =
         options_;  // all there are; a shard has neither sketch nor cascade
-    const Domain asked = domain;
     f("n_queries", n_queries.count()), f("n_queries per KV head", n_queries.is_per_kv_head());
     f("scoring", scoring), f("aggregation", aggregation);
-    f("group_mode", group_mode), f("query_choice", query_choice), f("domain", asked);
+    f("group_mode", group_mode), f("query_choice", query_choice), f("domain", domain);
   }
 
   // Sketches the new keys. A State that was not told of all keys scores in float.
@@ -240,8 +213,6 @@ class QuokaScorer {
   }
 
  private:
-  friend const detail::SoftmaxCode& detail::softmax_code();
-
   Index kept_rows(const SelectorInput& input) const;
   void aggregate_queries(const SelectorInput& input, State& state, ExecutorRef executor) const;
   Scoring scoring() const {

@@ -29,18 +29,6 @@ QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) 
 
 namespace detail {
 
-// What Domain::softmax needs besides.
-struct SoftmaxCode {
-  void (QuokaScorer::*score)(const SelectorInput&, QuokaScorer::State&, TensorView<float, 3>,
-                             ExecutorRef) const;
-  bool (QuokaScorer::*select)(const SelectorInput&, Index, QuokaScorer::State&, Selection&,
-                              ExecutorRef, AfterSelection*) const;
-};
-QUOKA_FUNC const SoftmaxCode& softmax_code() {
-  static constexpr SoftmaxCode code{&QuokaScorer::softmax_score, &QuokaScorer::softmax_select};
-  return code;
-}
-
 // Rows of 8-bit codes need no second sketch where they are scored in place.
 inline bool are_codes(const Rows& k) { return !k.empty() && k.format().read_codes != nullptr; }
 }  // namespace detail
@@ -102,14 +90,11 @@ QUOKA_FUNC void QuokaScorer::aggregate_queries(const SelectorInput& input, State
 
 QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
                                    TensorView<float, 3> scores, ExecutorRef executor) const {
-  if (options_.domain == Domain::logit) {
-    aggregate_queries(input, state, executor);
-    return detail::score_all_keys(state.q_bar.data(), kept_rows(input), input.k,
-                                  input.inverse_norms, {options_.scoring, options_.aggregation},
-                                  scores.data(), state.score, executor);
-  }
-  const detail::SoftmaxCode& code = QUOKA_DEMANDED(options_.domain.code_, detail::softmax_code)();
-  (this->*code.score)(input, state, scores, executor);
+  if (options_.domain == Domain::softmax) return softmax_score(input, state, scores, executor);
+  aggregate_queries(input, state, executor);
+  detail::score_all_keys(state.q_bar.data(), kept_rows(input), input.k, input.inverse_norms,
+                         {options_.scoring, options_.aggregation}, scores.data(), state.score,
+                         executor);
 }
 
 // By the sketch?
@@ -200,10 +185,8 @@ QUOKA_FUNC bool QuokaScorer::select_by_sketch(const SelectorInput& input, Index 
                                               State& state, Selection& selection,
                                               ExecutorRef executor, AfterSelection* after) const {
   if (!uses_sketch(input)) return false;
-  if (options_.domain == Domain::softmax) {
-    const detail::SoftmaxCode& code = QUOKA_DEMANDED(options_.domain.code_, detail::softmax_code)();
-    return (this->*code.select)(input, budget, state, selection, executor, after);
-  }
+  if (options_.domain == Domain::softmax)
+    return softmax_select(input, budget, state, selection, executor, after);
   using detail::SketchOf;
   const SketchOf what = input.sketch != nullptr      ? SketchOf::cache
                         : detail::are_codes(input.k) ? SketchOf::codes
