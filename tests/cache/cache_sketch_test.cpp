@@ -62,66 +62,6 @@ struct Paged {
   }
 };
 
-TEST(CacheSketch, ServesPagesOfAnySize) {
-  Random random(500);
-  for (const Index page_len : {1, 5, 16, 17, 32, 48})
-    for (const Index dim : {7, 64}) {
-      const Index len = 333, pages = quoka::ceil_div(len, page_len) + 3;
-      const Paged cache(random, pages, page_len, dim, len);
-      const KeySketch sketch = cache.sketch();
-      const auto q = random.tensor<float>(1, q_heads, 9, dim);
-      EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}))
-          << "pages of " << page_len;
-      EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows().slice(11, 300), .sketch = &sketch}));
-    }
-}
-
-TEST(CacheSketch, ServesListsOfCellsAndSlicesOfACache) {
-  Random random(501);
-  const auto k = random.tensor<float>(1, kv_heads, 400, 32);
-  const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  KeySketch sketch;
-  sketch.update(Rows(k), 0, 400, SerialExecutor{});
-  std::vector<Position> cells;
-  for (Index i = 399; i >= 0; i -= 1 + random.below(3)) cells.push_back(static_cast<Position>(i));
-  EXPECT_TRUE(as_in_float({.q = q, .k = Rows(k).listed(cells), .sketch = &sketch}));
-  for (const Index begin : {0, 16, 37})
-    EXPECT_TRUE(as_in_float({.q = q, .k = Rows(k).slice(begin, 300), .sketch = &sketch}));
-}
-
-TEST(CacheSketch, RowsThatItWasNotToldOfAreScoredInFloat) {
-  Random random(502);
-  const Paged cache(random, 20, 16, 32, 300);
-  KeySketch sketch;
-  std::vector<Position> told;
-  for (Index i = 0; i < cache.pool_rows(); i += 3) told.push_back(static_cast<Position>(i));
-  sketch.update(Rows(cache.pool), told, SerialExecutor{});
-  const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
-}
-
-// Overwritten, moved and copied rows are rows that were written.
-TEST(CacheSketch, FollowsRowsThatWereWritten) {
-  Random random(503);
-  Paged cache(random, 24, 16, 32, 300);
-  KeySketch sketch = cache.sketch();
-  const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  for (int turn = 0; turn < 20; ++turn) {
-    std::vector<Position> written;
-    for (int i = 0; i < 30; ++i) {
-      const Index to = random.below(cache.pool_rows()), from = random.below(cache.pool_rows());
-      for (Index head = 0; head < kv_heads; ++head)
-        for (Index c = 0; c < 32; ++c)
-          cache.pool(to / 16, head, to % 16, c) = i % 2 == 0
-                                                      ? cache.pool(from / 16, head, from % 16, c)
-                                                      : static_cast<float>(random.normal());
-      written.push_back(static_cast<Position>(to));
-    }
-    sketch.update(Rows(cache.pool), written, SerialExecutor{});
-    ASSERT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch})) << turn;
-  }
-}
-
 TEST(CacheSketch, APoolThatGrewOrMovedIsFollowed) {
   Random random(504);
   const Paged large(random, 24, 16, 32, 370);
@@ -237,21 +177,6 @@ TEST(CacheSketch, RowsThatItWasNotToldOfHaveNoCodes) {
   }
 }
 
-TEST(CacheSketch, SequencesThatShareAPrefixShareIt) {
-  Random random(505);
-  Paged cache(random, 40, 16, 32, 600);
-  const KeySketch sketch = cache.sketch();
-  const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  std::vector<Position> first(cache.table.begin(), cache.table.begin() + 20);
-  std::vector<Position> second = first;  // 10 pages in common
-  for (std::size_t i = 10; i < 20; ++i) second[i] = cache.table[i + 15];
-  const Index bytes = sketch.bytes();
-  for (const auto* table : {&first, &second})
-    EXPECT_TRUE(
-        as_in_float({.q = q, .k = paged(Rows(cache.pool), *table, 311), .sketch = &sketch}));
-  EXPECT_EQ(sketch.bytes(), bytes);
-}
-
 // ---- what was forgotten ---------------------------------------------------------------------------
 
 TEST(CacheSketch, AForgottenChangeOfTheBestKeysIsFound) {
@@ -331,83 +256,6 @@ TEST(CacheSketch, EveryForgottenChangeIsFoundInTime) {
       for (Index head = 0; head < kv_heads; ++head)
         cache.pool(row / 16, head, row % 16, 5) = before[uz(head)];
     }
-  }
-}
-
-// A row of an update that threw has no codes: it is scored in float, as it is.
-TEST(CacheSketch, AfterAnUpdateThatThrewNoStaleCodeIsLeft) {
-  Random random(527);
-  Paged cache(random, 24, 16, 32, 300);
-  KeySketch sketch = cache.sketch();
-  const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  std::vector<Position> written;
-  for (Index i = 0; i < 200; ++i) {
-    const Index row = random.below(cache.pool_rows());
-    written.push_back(static_cast<Position>(row));
-    for (Index head = 0; head < kv_heads; ++head)
-      for (Index c = 0; c < 32; ++c)
-        cache.pool(row / 16, head, row % 16, c) = static_cast<float>(random.normal());
-  }
-  struct FailsAt {
-    Index left;
-    static constexpr int workers() { return 1; }
-    void run(Index tasks, const quoka::TaskRef& f) {
-      for (Index task = 0; task < tasks; ++task) {
-        if (left-- == 0) throw std::runtime_error("fails");
-        f(task, 0);
-      }
-    }
-  };
-  for (Index left = 0; left < kv_heads; ++left) {
-    EXPECT_THROW(sketch.update(Rows(cache.pool), written, FailsAt{left}), std::runtime_error);
-    EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
-  }
-  sketch.update(Rows(cache.pool), written, SerialExecutor{});
-  EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
-  for (const Position row : written)
-    EXPECT_TRUE(sketch.holds(0, 1, row, &cache.pool(row / 16, 1, row % 16, 0)));
-}
-
-TEST(StateSketch, IsRefusedWithOtherKeysAndLeftAloneWithMoreKeysThanItWasToldOf) {
-  Random random(525);
-  const auto k = random.tensor<float>(1, kv_heads, 300, 32),
-             other = random.tensor<float>(1, kv_heads, 300, 32);
-  const auto q = random.tensor<float>(1, q_heads, 9, 32);
-  for (const bool softmax : {false, true}) {
-    QuokaOptions by = softmax ? QuokaOptions::robust(Budget::keys(20)) : options(Sketch::on);
-    by.sketch = Sketch::on;
-    const QuokaSelector selector(by);
-    by.sketch = Sketch::off;
-    const QuokaSelector in_float(by);
-    QuokaSelector::State told, of_some, plain, none;
-    selector.appended({.q = q, .k = k}, told, SerialExecutor{});
-    selector.appended({.q = q, .k = Rows(k).slice(0, 200)}, of_some, SerialExecutor{});
-    Selection a, b;
-    EXPECT_NO_THROW(
-        selector.select({.q = q, .k = k, .logits = LogitOptions{}}, told, a, SerialExecutor{}));
-    expect_refused(
-        [&] {
-          selector.select({.q = q, .k = other, .logits = LogitOptions{}}, told, a,
-                          SerialExecutor{});
-        },
-        {"key at position"});
-    auto almost = k;
-    almost(0, 1, 299, 5) += 0.02f;  // less than codes tell
-    expect_refused(
-        [&] {
-          selector.select({.q = q, .k = almost, .logits = LogitOptions{}}, told, a,
-                          SerialExecutor{});
-        },
-        {"key at position", 299, "state", 300});
-    selector.select({.q = q, .k = k, .logits = LogitOptions{}}, of_some, a, SerialExecutor{});
-    in_float.select({.q = q, .k = k, .logits = LogitOptions{}}, plain, b, SerialExecutor{});
-    EXPECT_EQ(a, b);
-    // Beside a sketch of the cache a state keeps none.
-    KeySketch of_cache;
-    of_cache.update(k, 0, 300, SerialExecutor{});
-    selector.appended({.q = q, .k = k, .sketch = &of_cache}, none, SerialExecutor{});
-    EXPECT_EQ(none.kept_bytes(), 0);
-    EXPECT_GT(told.kept_bytes(), 0);
   }
 }
 
@@ -577,48 +425,6 @@ struct Stored {
   std::byte* row(Index head, Index i) { return const_cast<std::byte*>(rows.row(0, head, i)); }
 };
 
-TEST(RowsOfCodes, AreScoredInPlaceAsInFloat) {
-  Random random(509);
-  for (const quoka::Format* format : {&quoka::q8_0_format(), &quoka::i8_format()})
-    for (const Index dim : {32, 37, 64, 128})
-      for (const Index len : {21, 100, 1000}) {
-        const auto k = random.tensor<float>(1, kv_heads, len, dim, 20.0);
-        const auto q = random.tensor<float>(1, q_heads, 9, dim);
-        const Stored stored(*format, k);
-        EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows})) << format->name << " " << dim;
-        Tensor3<float> norms(1, kv_heads, len);
-        std::vector<float> row(uz(dim));
-        for (Index head = 0; head < kv_heads; ++head)
-          for (Index i = 0; i < len; ++i) {
-            format->widen(stored.rows.row(0, head, i), {dim}, row.data());
-            norms(0, head, i) = quoka::inverse_norm(row.data(), dim);
-          }
-        EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows, .inverse_norms = norms}));
-      }
-}
-
-// Few queries may be faster in float: only Sketch::on insists.
-TEST(RowsOfCodes, AreScoredInPlaceByDefaultWhereThatIsFaster) {
-  Random random(512);
-  const auto k = random.tensor<float>(1, kv_heads, 100, 64);
-  const Stored stored(quoka::q8_0_format(), k);
-  for (const Index rows : {1, 3, 4, 5, 8}) {
-    const auto q = random.tensor<float>(1, q_heads, rows, 64);
-    const bool fast = quoka::detail::sketch_is_fast() && quoka::detail::code_rows_are_fast(rows);
-    for (const Sketch sketch : {Sketch::automatic, Sketch::on, Sketch::off}) {
-      QuokaSelector::State state;
-      Selection keep;
-      QuokaSelector(options(sketch))
-          .select({.q = q, .k = stored.rows, .logits = LogitOptions{}}, state, keep,
-                  SerialExecutor{});
-      EXPECT_EQ(state.scorer.sketch.queries.bytes() > 0,
-                sketch == Sketch::on || (sketch == Sketch::automatic && fast))
-          << rows;
-    }
-    EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows}));
-  }
-}
-
 TEST(RowsOfCodes, OddRowsAreLeftToFloat) {
   Random random(510);
   const auto k = random.tensor<float>(1, kv_heads, 200, 64);
@@ -653,83 +459,6 @@ TEST(RowsOfCodes, OddRowsAreLeftToFloat) {
     EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows}, budget)) << budget;
     EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows, .inverse_norms = norms}, budget)) << budget;
   }
-}
-
-TEST(RowsOfCodes, NeedNoSecondSketch) {
-  Random random(511);
-  const auto k = random.tensor<float>(1, kv_heads, 200, 64);
-  const auto q = random.tensor<float>(1, q_heads, 9, 64);
-  const Stored stored(quoka::q8_0_format(), k);
-  QuokaSelector::State state;
-  QuokaSelector(options(Sketch::on)).appended({.q = q, .k = stored.rows}, state, SerialExecutor{});
-  EXPECT_EQ(state.kept_bytes(), 0);
-}
-
-// ---- visible cells --------------------------------------------------------------------------------
-
-TEST(SelectVisible, IsSelectionAmongTheCellsThatAllSee) {
-  Random random(512);
-  for (int turn = 0; turn < 20; ++turn) {
-    const Index len = 120, dim = 16, q_len = 5;
-    auto k = random.tensor<float>(1, kv_heads, len, dim);
-    const auto q = random.tensor<float>(1, q_heads, q_len, dim);
-    const bool prefix = turn % 3 == 0;
-    std::vector<std::uint8_t> mask(uz(q_len * (len + q_len)), 1);
-    std::vector<Position> all, some;
-    for (Index i = 0; i < len; ++i) {
-      const Index kind = prefix ? (i < 90 ? 0 : i < 100 ? 1 : 2) : random.below(4);
-      if (kind == 1) mask[uz(random.below(q_len) * (len + q_len) + i)] = 0;
-      if (kind == 2)
-        for (Index j = 0; j < q_len; ++j) mask[uz(j * (len + q_len) + i)] = 0;
-      if (kind == 2)
-        for (Index head = 0; head < kv_heads; ++head) k(0, head, i, 3) = not_a_number;
-      if (kind == 1)
-        some.push_back(static_cast<Position>(i));
-      else if (kind != 2)
-        all.push_back(static_cast<Position>(i));
-    }
-    const quoka::VisibleCells visible(
-        quoka::Mask::bytes(mask.data(), {1, 1, q_len, len + q_len}, {0, 0, len + q_len}), len);
-    ASSERT_EQ(visible.to_all, all);
-    ASSERT_EQ(visible.to_some, some);
-    Tensor3<float> norms(1, kv_heads, len);
-    for (Index head = 0; head < kv_heads; ++head)
-      for (Index i = 0; i < len; ++i)
-        norms(0, head, i) = quoka::inverse_norm(Rows(k).typed<float>().row(0, head, i), dim);
-    for (const bool with_norms : {false, true}) {
-      SelectorInput input{.q = q, .k = k, .logits = LogitOptions{}};
-      if (with_norms) input.inverse_norms = norms;
-      QuokaSelector::State state;
-      Selection keep;
-      const QuokaSelector selector(options(Sketch::off, 10));
-      select_visible(selector, input, visible, state, keep);
-      Tensor4<float> seen(1, kv_heads, std::ssize(all), dim);
-      for (Index head = 0; head < kv_heads; ++head)
-        for (Index i = 0; i < std::ssize(all); ++i)
-          std::copy_n(Rows(k).typed<float>().row(0, head, all[uz(i)]), dim, &seen(0, head, i, 0));
-      const Selection among =
-          select({.q = q, .k = seen, .logits = LogitOptions{}}, Sketch::off, 10);
-      for (Index head = 0; head < kv_heads; ++head) {
-        std::vector<Position> expected = some;
-        for (const Position i : among.positions(0, head)) expected.push_back(all[uz(i)]);
-        std::sort(expected.begin(), expected.end());
-        EXPECT_EQ(keep.positions(0, head), expected);
-      }
-    }
-  }
-}
-
-TEST(SelectVisible, WithoutACellThatAllSeeKeepsWhatSomeSee) {
-  Random random(513);
-  const auto k = random.tensor<float>(1, kv_heads, 6, 8);
-  const auto q = random.tensor<float>(1, q_heads, 2, 8);
-  const std::uint8_t mask[] = {1, 0, 1, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0};
-  const quoka::VisibleCells visible(quoka::Mask::bytes(mask, {1, 1, 2, 8}, {0, 0, 8}), 6);
-  QuokaSelector::State state;
-  Selection keep;
-  select_visible(QuokaSelector(options(Sketch::off, 1)), {.q = q, .k = k}, visible, state, keep);
-  for (Index head = 0; head < kv_heads; ++head)
-    EXPECT_EQ(keep.positions(0, head), (std::vector<Position>{0, 1, 2, 3}));
 }
 
 // ---- ragged ---------------------------------------------------------------------------------------
@@ -815,33 +544,6 @@ TEST(SelectAndAttend, PacksAPastOnce) {
   }
   if (packs)
     expect_refused([&] { run(684, &packed, &packed); }, {"sequences", 0, 1, "the same PackedPast"});
-}
-
-TEST(SelectAndAttend, SelectsAmongTheCellsThatAMaskShows) {
-  Random random(515);
-  const auto q = random.tensor<float>(1, q_heads, 4, 16),
-             k = random.tensor<float>(1, kv_heads, 100, 16),
-             own = random.tensor<float>(1, kv_heads, 4, 16);
-  Tensor4<float> out = q;
-  std::vector<std::uint8_t> bytes(4 * 104, 1);
-  for (Index i = 0; i < 4; ++i)
-    for (Index t = 0; t < 60; ++t) bytes[uz(i * 104 + t)] = 0;
-  const quoka::Mask mask = quoka::Mask::bytes(bytes.data(), {1, 1, 4, 104}, {0, 0, 104});
-  QuokaSelector::State state;
-  std::vector<quoka::RaggedSequence<QuokaSelector>> batch{{.q = q,
-                                                           .past_k = k,
-                                                           .past_v = k,
-                                                           .chunk = {own, own},
-                                                           .out = out,
-                                                           .state = &state,
-                                                           .mask = mask}};
-  quoka::RaggedWorkspace<QuokaSelector> workspace;
-  quoka::select_and_attend<QuokaSelector>(QuokaSelector(options(Sketch::off, 10)), batch, {},
-                                          SerialExecutor{}, workspace);
-  for (Index head = 0; head < kv_heads; ++head) {
-    EXPECT_EQ(workspace.selection(0).count(0, head), 10);
-    EXPECT_GE(workspace.selection(0).positions(0, head)[0], 60);
-  }
 }
 
 }  // namespace

@@ -104,21 +104,6 @@ TEST(FlashPrefillSelects, AsTheOracleForEveryLength) {
     }
 }
 
-TEST(FlashPrefillSelects, AsTheOracleForEveryBudget) {  // of the last block its first keys
-  Random random(634);
-  const auto q = random.tensor<float>(1, 4, 37, 20, 3.0), k = random.tensor<float>(1, 2, 301, 20);
-  for (const Index budget : {1, 15, 16, 17, 28, 29, 30, 31, 45, 61, 77, 78, 100, 128, 299, 300})
-    for (const Index block : {16, 61, 301})
-      expect_agrees_with_oracle({.budget = Budget::keys(budget), .block = block}, q, k);
-}
-
-TEST(FlashPrefillSelects, AsTheOracleForManyRows) {  // in more than one group of panels
-  Random random(635);
-  const auto q = random.tensor<float>(1, 6, 400, 8, 3.0), k = random.tensor<float>(1, 1, 300, 8);
-  for (const Index block : {16, 100, 128})
-    expect_agrees_with_oracle({.budget = Budget::relative(0.4), .block = block}, q, k);
-}
-
 TEST(FlashPrefillSelects, AsTheOracleForLogitsThatAreFarApart) {
   Random random(636);
   const auto q = random.tensor<float>(1, 6, 200, 8, 60.0), k = random.tensor<float>(1, 1, 300, 8);
@@ -129,16 +114,6 @@ TEST(FlashPrefillSelects, ByAttentionsScale) {
   Random random(637);
   const auto q = random.tensor<float>(1, 4, 37, 20), k = random.tensor<float>(1, 2, 301, 20);
   expect_agrees_with_oracle({.budget = Budget::relative(0.5), .block = 16}, q, k, 2.0);
-}
-
-TEST(FlashPrefillSelects, NothingOfNoPastAndAllOfOneKey) {
-  Random random(638);
-  const auto q = random.tensor<float>(1, 4, 37, 20), one = random.tensor<float>(1, 2, 1, 20);
-  const Tensor4<float> none(1, 2, 0, 20);
-  for (const Budget& budget : {Budget::relative(0.9), Budget::keys(31)}) {
-    EXPECT_EQ(select({.budget = budget}, q, none).total(), 0);
-    EXPECT_EQ(select({.budget = budget}, q, one), Selection::all(1, 2, 1));
-  }
 }
 
 // ---- how many -----------------------------------------------------------------------------------
@@ -234,23 +209,6 @@ TEST(FlashPrefill, AHeadWithoutAQueryHasNoSay) {
   }
 }
 
-TEST(FlashPrefill, AStateThatGrewIsAsAFreshOne) {  // to the bit
-  Random random(644);
-  const auto q = random.tensor<Element>(2, 4, 7, 20);
-  const auto k = random.tensor<Element>(2, 2, 137, 20);
-  FlashPrefillScorer::State state, told;
-  for (Index kv_len : {1, 2, 15, 16, 17, 37, 64, 137}) {
-    const auto scores = scores_of_prefix(q, k, kv_len);
-    EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, state), scores)) << kv_len;
-    FlashPrefillScorer({.block = 16})
-        .appended(SelectorInput{{}, quoka::view_of(k).slice(0, kv_len), {}, {}, kv_len + 37}, told,
-                  quoka::SerialExecutor{});
-    if (kv_len != 17) continue;  // the others are told only
-    EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, told), scores)) << kv_len;
-  }
-  EXPECT_TRUE(same_bits(scores_of_prefix(q, k, 137, told), scores_of_prefix(q, k, 137)));
-}
-
 TEST(FlashPrefill, ReadsEachKeyOnce) {  // what was told is not looked at again
   Random random(645);
   const auto q = random.tensor<Element>(1, 4, 7, 20);
@@ -262,32 +220,6 @@ TEST(FlashPrefill, ReadsEachKeyOnce) {  // what was told is not looked at again
   EXPECT_TRUE(same_bits(scores_of_prefix(q, k, 100, state), scores));
 }
 
-TEST(FlashPrefill, AStateThatWasCutIsAsAFreshOne) {  // in the middle of a block, too
-  Random random(646);
-  const auto q = random.tensor<Element>(2, 4, 7, 20);
-  const auto k = random.tensor<Element>(2, 2, 137, 20),
-             other = random.tensor<Element>(2, 2, 137, 20, 100.0);
-  for (Index cut : {0, 1, 16, 37, 127, 136}) {
-    FlashPrefillScorer::State state;
-    (void)scores_of_prefix(q, joined(k, cut, other), 137, state);
-    state.truncate(cut);
-    for (Index kv_len : {cut + 1, Index{137}})
-      EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, state), scores_of_prefix(q, k, kv_len)))
-          << "cut at " << cut << ", grown to " << kv_len;
-  }
-}
-
-TEST(FlashPrefillsState, ServesAnotherShapeAsAFreshOne) {
-  Random random(647);
-  FlashPrefillScorer::State state;
-  for (const auto& [batch, heads, dim] :
-       {std::array<Index, 3>{1, 2, 24}, {2, 2, 24}, {2, 1, 24}, {2, 1, 20}, {1, 1, 20}}) {
-    const auto q = random.tensor<float>(batch, 2 * heads, 7, dim);
-    const auto k = random.tensor<float>(batch, heads, 37, dim);
-    EXPECT_TRUE(same_bits(scores_of_prefix(q, k, 37, state), scores_of_prefix(q, k, 37)));
-  }
-}
-
 TEST(FlashPrefillsState, KeepsAMeanKeyForEachBlock) {
   Random random(648);
   const auto q = random.tensor<float>(1, 4, 7, 20), k = random.tensor<float>(1, 2, 2048, 20);
@@ -296,13 +228,6 @@ TEST(FlashPrefillsState, KeepsAMeanKeyForEachBlock) {
   FlashPrefillSelector().select({q, k, LogitOptions{}}, state, keep, quoka::SerialExecutor{});
   // And a running sum; 2 bytes of each key to know it by.
   EXPECT_EQ(state.kept_bytes(), 2 * (2048 / 128 + 1) * 20 * 4 + 2 * 2 * 2048);
-}
-
-// ---- refused ------------------------------------------------------------------------------------
-
-TEST(FlashPrefillRefuses, OptionsOutOfRange) {
-  expect_refused([] { FlashPrefillSelector({.block = 0}); }, {"block", 0, 1});
-  expect_refused([] { FlashPrefillSelector({.budget = Budget::mass(0.5)}); }, {"best"});
 }
 
 }  // namespace

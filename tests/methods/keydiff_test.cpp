@@ -89,12 +89,6 @@ TEST(KeyDiff, AZeroKeyScoresZeroAndAddsNothing) {
     EXPECT_NEAR(static_cast<double>(scores[t]), expected[t], 2e-6);
 }
 
-TEST(KeyDiffScores, OfNothingButZerosAreZero) {
-  Tensor4<float> k(1, 1, 7, 17);
-  k.setZero();
-  for (float x : scores_of(k, oracle::range(0, 7))) EXPECT_EQ(x, 0.0f);
-}
-
 TEST(KeyDiff, AKeyThatIsNotFiniteIsLeftOutOfTheAverage) {
   Random random(574);
   const auto finite = random.tensor<Element>(1, 1, 37, 17);
@@ -178,21 +172,6 @@ TEST(KeyDiffRetains, TheFirstKeysWhereAskedTo) {  // alike, so that they would g
   EXPECT_GT(without.retained()[0][0][0], 3);
 }
 
-TEST(KeyDiffRetains, HeadsAndSequencesOnTheirOwn) {
-  Random random(579);
-  const auto k = random.tensor<float>(2, 2, 120, 20);
-  auto together = layer_of<float>({.budget = Budget::keys(31)}, 2);
-  for (Index begin = 0; begin < 120; begin += 40) append(together, k, begin, begin + 40);
-  for (Index b = 0; b < 2; ++b)
-    for (Index head = 0; head < 2; ++head) {
-      Tensor4<float> own(1, 1, 120, 20);
-      std::copy_n(&k(b, head, 0, 0), own.size(), own.data());
-      auto alone = layer_of<float>({.budget = Budget::keys(31)}, 1, 1);
-      for (Index begin = 0; begin < 120; begin += 40) append(alone, own, begin, begin + 40);
-      EXPECT_EQ(alone.retained()[0][0], together.retained()[uz(b)][uz(head)]);
-    }
-}
-
 // ---- eviction -----------------------------------------------------------------------------------
 
 TEST(KeyDiff, HoldsItsBudgetAndBringsNothingBackOverHundredsOfChunks) {
@@ -241,23 +220,6 @@ TEST(KeyDiff, TruncateToTheEndOfAnyChunkBringsBackWhatWasRetainedThen) {
   }
 }
 
-TEST(KeyDiffTruncate, ThenOtherKeysIsAsIfTheRestHadNeverBeen) {
-  Random random(582);
-  const auto k = random.tensor<float>(1, 2, 170, 20), other = random.tensor<float>(1, 2, 170, 20);
-  for (Index cut : {0, 17, 85, 153}) {
-    auto layer = layer_of<float>({.budget = Budget::keys(31)}),
-         fresh = layer_of<float>({.budget = Budget::keys(31)});
-    for (Index begin = 0; begin < 170; begin += 17)
-      append(layer, joined(k, cut, other), begin, begin + 17);
-    layer.truncate(cut);
-    for (Index begin = 0; begin < 170; begin += 17) {
-      if (begin >= cut) append(layer, k, begin, begin + 17);
-      append(fresh, k, begin, begin + 17);
-    }
-    EXPECT_EQ(layer.retained(), fresh.retained()) << "cut at " << cut;
-  }
-}
-
 TEST(KeyDiffTruncate, InsideAChunkIsAsBeforeItPlusItsPart) {
   Random random(583);
   const auto k = random.tensor<float>(1, 2, 170, 20);
@@ -280,29 +242,6 @@ TEST(KeyDiffTruncate, InsideAChunkIsAsBeforeItPlusItsPart) {
   }
 }
 
-TEST(KeyDiffTruncate, ToNothingIsAFreshStart) {
-  Random random(584);
-  const auto k = random.tensor<float>(1, 2, 170, 20);
-  auto layer = layer_of<float>({.budget = Budget::keys(31)});
-  append(layer, k, 0, 170);
-  layer.truncate(0);
-  const auto any = random.tensor<float>(1, 2, 1, 20);
-  Selection keep;
-  layer.selector.select(SelectorInput{any, layer.cache.k(), LogitOptions{}}, layer.state, keep,
-                        quoka::SerialExecutor{});
-  EXPECT_EQ(keep, Selection::all(1, 2, 0));
-}
-
-TEST(KeyDiffBudget, OfAFractionGrowsWithThePast) {
-  Random random(585);
-  const auto k = random.tensor<float>(1, 2, 400, 20);
-  Layer<float> layer(KeyDiffOptions{.budget = Budget::share(0.25)}, {}, 1, 2, 20);
-  for (Index begin = 0; begin < 400; begin += 40) {
-    append(layer, k, begin, begin + 40);
-    EXPECT_EQ(std::ssize(layer.retained()[0][1]), (begin + 40) / 4);
-  }
-}
-
 TEST(KeyDiffSelects, WhatItWasNotToldOfAsOneChunk) {  // a caller that never calls appended()
   Random random(586);
   const auto k = random.tensor<float>(1, 2, 127, 20);
@@ -321,33 +260,6 @@ TEST(KeyDiffState, CountsTwoPositionsPerKey) {
   auto layer = layer_of<float>({.budget = Budget::keys(1000)});
   append(layer, k, 0, 1000);
   EXPECT_GE(layer.state.bytes(), 2 * 2 * 1000 * Index{sizeof(Position)});
-}
-
-// Throws at its first task.
-struct ThrowingExecutor {
-  static int workers() { return 1; }
-  template <class F>
-  void run(Index tasks, F&&) {
-    if (tasks > 0) throw std::runtime_error("fails");
-  }
-};
-
-TEST(KeyDiffState, AfterAnExecutorThrowsIsAsItWas) {
-  Random random(604);
-  const auto k = random.tensor<float>(1, 2, 140, 20);
-  auto layer = layer_of<float>({.budget = Budget::keys(31)}, 1),
-       undisturbed = layer_of<float>({.budget = Budget::keys(31)}, 1);
-  append(layer, k, 0, 100), append(undisturbed, k, 0, 100);
-  const auto before = layer.retained();
-  const auto chunk = quoka::view_of(k).slice(100, 40);
-  layer.cache.append(chunk, chunk);
-  const quoka::SelectorInput input{chunk, layer.cache.k(), LogitOptions{}};
-  ThrowingExecutor failing;
-  EXPECT_THROW(layer.selector.appended(input, layer.state, failing), std::runtime_error);
-  layer.cache.truncate(100);
-  EXPECT_EQ(layer.retained(), before);
-  append(layer, k, 100, 140), append(undisturbed, k, 100, 140);
-  EXPECT_EQ(layer.retained(), undisturbed.retained());
 }
 
 // ---- through prefill ----------------------------------------------------------------------------
@@ -374,48 +286,6 @@ TEST(KeyDiffPrefill, AttendsToWhatIsRetainedAndToTheChunk) {
     for (Index head = 0; head < 2; ++head)
       simulated[uz(head)].append(to_oracle(q), to_oracle(k), 0, head);
   }
-}
-
-TEST(KeyDiffPrefill, OfAChunkThatIsTakenBackGoesOnAsIfItHadNotBeen) {
-  Random random(589);
-  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 20};
-  quoka::ChunkedPrefill<KeyDiffSelector> a(shape, {.budget = Budget::keys(31)}),
-      b(shape, {.budget = Budget::keys(31)});
-  for (int chunk = 0; chunk < 9; ++chunk) {
-    const auto q = random.tensor<float>(1, 4, 17, 20), k = random.tensor<float>(1, 2, 17, 20),
-               other = random.tensor<float>(1, 2, 17, 20);
-    auto out_a = q, out_b = q;
-    a.forward(q, other, other, out_a);
-    a.truncate(b.kv_len());
-    a.forward(q, k, k, out_a);
-    b.forward(q, k, k, out_b);
-    EXPECT_EQ(a.selection(), b.selection());
-    EXPECT_TRUE(same_bits(out_a, out_b));
-  }
-}
-
-// ---- refused ------------------------------------------------------------------------------------
-
-TEST(KeyDiffRefuses, ACacheThatIsShorterThanItWasTold) {  // the cache alone was truncated
-  Random random(603);
-  const auto k = random.tensor<float>(1, 2, 100, 20);
-  auto layer = layer_of<float>({.budget = Budget::keys(31)}, 1);
-  append(layer, k, 0, 100);
-  layer.cache.truncate(60);
-  expect_refused([&] { (void)layer.retained(); }, {100, 60, "truncate()"});
-  const quoka::SelectorInput input{{}, layer.cache.k(), LogitOptions{}};
-  expect_refused([&] { layer.selector.appended(input, layer.state, quoka::SerialExecutor{}); },
-                 {100, 60, "truncate()"});
-  layer.state.truncate(60);
-  EXPECT_EQ(layer.retained()[0][0], oracle::range(0, 60));  // nothing had been evicted then
-}
-
-TEST(KeyDiffRefuses, ANegativeBudget) {
-  expect_refused([] { KeyDiffSelector({.budget = Budget::keys(-5)}); }, {"budget", -5, 0});
-}
-
-TEST(KeyDiffRefuses, ANegativeKeepFirst) {
-  expect_refused([] { KeyDiffSelector({.keep_first = -3}); }, {"keep_first", -3, 0});
 }
 
 }  // namespace

@@ -72,16 +72,6 @@ TEST(LessIsMore, AgreesWithTheOracle) {
   });
 }
 
-TEST(LessIsMoreSelects, AsTheOracleForEveryBudget) {
-  Random random(552);
-  const auto q = random.tensor<float>(1, 6, 7, 20), k = random.tensor<float>(1, 2, 67, 20);
-  for (Index budget : {0, 1, 2, 3, 4, 5, 6, 7, 8, 16, 31, 65, 66, 67, 68})
-    for (Index sinks : {0, 1, 4, 15, 40})
-      expect_agrees_with_oracle({.budget = quoka::Budget::keys(budget), .keep_first = sinks}, q, k);
-  for (double budget : {0.1, 0.5})
-    expect_agrees_with_oracle({.budget = quoka::Budget::share(budget)}, q, k);
-}
-
 TEST(LessIsMoreSelects, AsTheOracleForManyHeads) {  // more of them than keys are chosen
   Random random(553);
   const auto q = random.tensor<float>(1, 40, 3, 20), k = random.tensor<float>(1, 4, 127, 20);
@@ -153,19 +143,6 @@ TEST(LessIsMoreSelects, NoSinksWhereTheBudgetIsNoLarger) {
   }
 }
 
-TEST(LessIsMoreSelects, BatchesOnTheirOwn) {
-  Random random(558);
-  const auto q = random.tensor<float>(2, 4, 7, 20), k = random.tensor<float>(2, 2, 127, 20);
-  const auto together = to_positions(selected({.budget = Budget::keys(31)}, q, k));
-  for (Index b = 0; b < 2; ++b) {
-    Tensor4<float> q_own(1, 4, 7, 20), k_own(1, 2, 127, 20);
-    std::copy_n(&q(b, 0, 0, 0), q_own.size(), q_own.data());
-    std::copy_n(&k(b, 0, 0, 0), k_own.size(), k_own.data());
-    EXPECT_EQ(to_positions(selected({.budget = Budget::keys(31)}, q_own, k_own))[0],
-              together[uz(b)]);
-  }
-}
-
 // ---- a stack of layers --------------------------------------------------------------------------
 
 TEST(LessIsMoreSelects, AtTwoLayersForAll) {
@@ -209,13 +186,6 @@ TEST(LessIsMore, LeavesQueriesThatAreNotFiniteOut) {
   const Selection keep = selected({.budget = Budget::keys(31)}, without_row(q, 5), k);
   for (float odd : {not_a_number, infinity, -infinity})
     EXPECT_EQ(selected({.budget = Budget::keys(31)}, with_row(q, 5, odd), k), keep);
-}
-
-// ---- refused ------------------------------------------------------------------------------------
-
-TEST(LessIsMoreRefuses, OptionsOutOfRange) {
-  expect_refused([] { LessIsMoreSelector({.keep_first = -3}); }, {"keep_first", -3, 0});
-  expect_refused([] { LessIsMoreSelector({.plan = {.layer = 32}}); }, {"layer", 32, 31});
 }
 
 }  // namespace

@@ -338,14 +338,6 @@ TEST(LokiSelects, ByAttentionsScaleWithWindowsAndForcedKeys) {
   }
 }
 
-TEST(LokiSelects, AllOfAPastWithinTheBudget) {  // and looks at no calibration
-  Random random(473);
-  const auto q = random.tensor<float>(1, 4, 37, 17), k = random.tensor<float>(1, 2, 37, 17);
-  for (Index budget : {37, 38})
-    EXPECT_EQ(LokiSelector({.budget = quoka::Budget::keys(budget)}).select(q, k, {}),
-              Selection::all(1, 2, 37));
-}
-
 TEST(Loki, LeavesQueriesThatAreNotFiniteOut) {  // to the bit
   Random random(474);
   const auto q = random.tensor<Element>(1, 4, 17, 20);
@@ -396,42 +388,6 @@ Tensor3<float> scores_of_prefix(const LokiOptions& options, const Tensor4<T>& q,
                                 const Tensor4<T>& k, Index kv_len) {
   LokiScorer::State fresh;
   return scores_of_prefix(options, q, k, kv_len, fresh);
-}
-
-TEST(Loki, AStateThatGrewOrWasCutIsAsAFreshOne) {
-  Random random(476);
-  const auto q = random.tensor<Element>(2, 4, 7, 20);
-  const auto k = random.tensor<Element>(2, 2, 137, 20),
-             other = random.tensor<Element>(2, 2, 137, 20);
-  const LokiOptions options{
-      .rank = 7, .calibration = calibrated_by(k), .sketch = quoka::Sketch::off};
-  for (Index cut : {0, 37, 136}) {
-    LokiScorer::State state;
-    for (Index kv_len : {1, 37, 137}) (void)scores_of_prefix(options, q, other, kv_len, state);
-    state.truncate(cut);
-    const auto mixed = joined(other, cut, k);
-    for (Index kv_len : {cut + 1, Index{137}}) {
-      const SelectorInput told{
-          {}, quoka::view_of(mixed).slice(0, kv_len), LogitOptions{}, {}, kv_len + 37};
-      if (cut == 37) LokiScorer(options).appended(told, state, quoka::SerialExecutor{});
-      EXPECT_TRUE(same_bits(scores_of_prefix(options, q, mixed, kv_len, state),
-                            scores_of_prefix(options, q, mixed, kv_len)))
-          << "cut at " << cut << ", grown to " << kv_len;
-    }
-  }
-}
-
-TEST(LokisState, ServesAnotherShapeAsAFreshOne) {
-  Random random(477);
-  LokiScorer::State state;
-  for (const auto& [batch, heads, dim] :
-       {std::array<Index, 3>{1, 2, 20}, {2, 2, 20}, {2, 1, 20}, {1, 1, 20}}) {
-    const auto q = random.tensor<float>(batch, 2 * heads, 7, dim);
-    const auto k = random.tensor<float>(batch, heads, 37, dim);
-    const LokiOptions options{.rank = 7, .calibration = calibrated_by(k)};
-    EXPECT_TRUE(
-        same_bits(scores_of_prefix(options, q, k, 37, state), scores_of_prefix(options, q, k, 37)));
-  }
 }
 
 // ---- a basis of its own -------------------------------------------------------------------------
@@ -571,49 +527,6 @@ TEST(LokisOwnBasis, IsNotMadeWhereACalibrationIsGiven) {
   LokiScorer::State state;
   (void)scores_of_prefix({.rank = 7, .calibration = calibrated_by(k)}, q, k, 512, state);
   EXPECT_EQ(state.own, nullptr);
-}
-
-// ---- refused ------------------------------------------------------------------------------------
-
-TEST(LokiRefuses, OptionsOutOfRange) {
-  expect_refused([] { LokiSelector({.rank = 0}); }, {"rank", 0, 1});
-  expect_refused([] { LokiSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
-  expect_refused([] { LokiSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
-  expect_refused([] { LokiSelector({.top_k = {.keep_last = -4}}); }, {"keep_last", -4, 0});
-}
-
-TEST(LokiRefuses, ACalibrationOfOtherHeads) {
-  Random random(485);
-  const auto q = random.tensor<float>(1, 4, 7, 20), k = random.tensor<float>(1, 2, 37, 20);
-  const auto refuses = [&](Index heads, Index dim, std::initializer_list<Fragment> both) {
-    const LokiSelector selector(
-        {.budget = Budget::keys(7),
-         .calibration = calibrated_by(random.tensor<float>(1, heads, 37, dim))});
-    expect_refused([&] { (void)selector.select(q, k, {}); }, both);
-  };
-  refuses(3, 20, {"kv_heads", 3, 2});
-  refuses(1, 20, {"kv_heads", 1, 2});
-  refuses(2, 16, {"head_dim", 16, 20});
-}
-
-TEST(LokiRefuses, DirectionsThatAreNotSquareAndOfOneSize) {
-  using Directions = std::vector<Eigen::MatrixXf>;
-  expect_refused([] { LokiCalibration(Directions{}); }, {"kv_heads", 0, 1});
-  expect_refused([] { LokiCalibration(Directions{Eigen::MatrixXf(3, 4)}); }, {"columns", 4, 3});
-  expect_refused(
-      [] {
-        LokiCalibration(Directions{Eigen::MatrixXf(3, 3), Eigen::MatrixXf(5, 5)});
-      },
-      {"rows", 5, 3});
-}
-
-TEST(LokiRefuses, ToFitOtherKeys) {
-  expect_refused([] { LokiFit(0, 5); }, {"kv_heads", 0, 1});
-  expect_refused([] { LokiFit(2, 0); }, {"head_dim", 0, 1});
-  LokiFit fit(2, 5);
-  const Tensor4<float> heads(1, 3, 37, 5), dim(1, 2, 37, 7);
-  expect_refused([&] { fit.add(quoka::view_of(heads)); }, {"heads", 3, 2});
-  expect_refused([&] { fit.add(quoka::view_of(dim)); }, {"dim", 7, 5});
 }
 
 }  // namespace

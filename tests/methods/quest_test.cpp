@@ -79,16 +79,6 @@ TEST(Quest, AgreesWithTheOracle) {
   });
 }
 
-TEST(QuestSelects, AsTheOracleForEveryBudget) {  // whole pages, and the first keys of the next one
-  Random random(492);
-  const auto q = random.tensor<float>(1, 4, 7, 20);
-  for (Index kv_len : {112, 113, 119, 127}) {
-    const auto k = random.tensor<float>(1, 2, kv_len, 20);
-    for (Index budget : {0, 1, 6, 7, 8, 15, 16, 17, 31, 32, 111, 112, 126, 127})
-      expect_agrees_with_oracle({.budget = quoka::Budget::keys(budget)}, q, k);
-  }
-}
-
 TEST(QuestSelects, AsTheOracleForAnyNumberOfPages) {  // across blocks of pages, too
   Random random(493);
   const auto q = random.tensor<float>(1, 2, 7, 20);
@@ -97,14 +87,6 @@ TEST(QuestSelects, AsTheOracleForAnyNumberOfPages) {  // across blocks of pages,
     for (Domain domain : domains)
       expect_agrees_with_oracle({.budget = Budget::share(0.25), .page = 4, .domain = domain}, q, k);
   }
-}
-
-TEST(QuestSelects, AllOfAPastWithinTheBudget) {
-  Random random(494);
-  const auto q = random.tensor<float>(1, 4, 37, 17), k = random.tensor<float>(1, 2, 37, 17);
-  for (Index budget : {37, 38})
-    EXPECT_EQ(QuestSelector({.budget = quoka::Budget::keys(budget)}).select(q, k, {}),
-              Selection::all(1, 2, 37));
 }
 
 TEST(QuestSelects, ThePartialPageAndForcedKeys) {
@@ -167,17 +149,6 @@ TEST(Quest, TheOrderOfAPagesKeysDoesNotMatter) {  // to the bit
     EXPECT_TRUE(same_bits(
         scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, k, LogitOptions{}}),
         scores_by<QuestScorer>({.domain = domain}, SelectorInput{q, shuffled, LogitOptions{}})));
-}
-
-TEST(Quest, ScalingTheQueriesByAPowerOfTwoDoesNotChangeWhatLogitsSelect) {
-  Random random(500);
-  auto q = random.tensor<Element>(1, 4, 17, 24);
-  const auto k = random.tensor<Element>(1, 2, 128, 24);
-  const auto before = scores_by<QuestScorer>({}, SelectorInput{q, k, LogitOptions{}});
-  for (Index i = 0; i < q.size(); ++i)
-    q.data()[i] = stored<Element>(8.0 * static_cast<double>(static_cast<float>(q.data()[i])));
-  const auto scaled = scores_by<QuestScorer>({}, SelectorInput{q, k, LogitOptions{}});
-  for (Index i = 0; i < scaled.size(); ++i) EXPECT_EQ(scaled.data()[i], 8.0f * before.data()[i]);
 }
 
 // ---- NaN and infinity ---------------------------------------------------------------------------
@@ -259,58 +230,6 @@ template <class T>
 Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len) {
   QuestScorer::State fresh;
   return scores_of_prefix(q, k, kv_len, fresh);
-}
-
-TEST(Quest, AStateThatGrewIsAsAFreshOne) {
-  Random random(504);
-  const auto q = random.tensor<Element>(2, 4, 7, 20);
-  const auto k = random.tensor<Element>(2, 2, 137, 20);
-  QuestScorer::State state, told;
-  for (Index kv_len : {1, 2, 15, 16, 17, 37, 64, 137}) {
-    const auto scores = scores_of_prefix(q, k, kv_len);
-    EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, state), scores)) << kv_len;
-    QuestScorer().appended(
-        SelectorInput{{}, quoka::view_of(k).slice(0, kv_len), {}, {}, kv_len + 37}, told,
-        quoka::SerialExecutor{});
-    if (kv_len != 17) continue;  // the others are told only
-    EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, told), scores)) << kv_len;
-  }
-  EXPECT_TRUE(same_bits(scores_of_prefix(q, k, 137, told), scores_of_prefix(q, k, 137)));
-}
-
-TEST(Quest, AStateThatWasCutIsAsAFreshOne) {  // in the middle of a page, too
-  Random random(505);
-  const auto q = random.tensor<Element>(2, 4, 7, 20);
-  const auto k = random.tensor<Element>(2, 2, 137, 20),
-             other = random.tensor<Element>(2, 2, 137, 20, 100.0);  // wide bounds
-  for (Index cut : {0, 1, 16, 37, 127, 136}) {
-    QuestScorer::State state;
-    (void)scores_of_prefix(q, joined(k, cut, other), 137, state);
-    state.truncate(cut);
-    for (Index kv_len : {cut + 1, Index{137}})
-      EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, state), scores_of_prefix(q, k, kv_len)))
-          << "cut at " << cut << ", grown to " << kv_len;
-  }
-}
-
-TEST(QuestsState, ServesAnotherShapeAsAFreshOne) {
-  Random random(506);
-  QuestScorer::State state;
-  for (const auto& [batch, heads, dim] :
-       {std::array<Index, 3>{1, 2, 24}, {2, 2, 24}, {2, 1, 24}, {2, 1, 20}, {1, 1, 20}}) {
-    const auto q = random.tensor<float>(batch, 2 * heads, 7, dim);
-    const auto k = random.tensor<float>(batch, heads, 37, dim);
-    EXPECT_TRUE(same_bits(scores_of_prefix(q, k, 37, state), scores_of_prefix(q, k, 37)));
-  }
-}
-
-// ---- refused ------------------------------------------------------------------------------------
-
-TEST(QuestRefuses, OptionsOutOfRange) {
-  expect_refused([] { QuestSelector({.page = 0}); }, {"page", 0, 1});
-  expect_refused([] { QuestSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
-  expect_refused([] { QuestSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
-  expect_refused([] { QuestSelector({.top_k = {.keep_last = -4}}); }, {"keep_last", -4, 0});
 }
 
 }  // namespace

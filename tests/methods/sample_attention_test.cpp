@@ -12,7 +12,6 @@ namespace {
 using namespace quoka_test;
 using quoka::SampleAttentionOptions;
 using quoka::SampleAttentionScorer;
-using quoka::SampleAttentionSelector;
 
 template <class T>
 void expect_agrees_with_oracle(const SampleAttentionOptions& options, const Tensor4<T>& q,
@@ -63,14 +62,6 @@ TEST(SampleAttentionSelects, AsTheOracleWithWindowsAndForcedKeys) {
               q, k);
 }
 
-TEST(SampleAttentionSelects, AllOfAPastWithinTheBudget) {
-  Random random(434);
-  const auto q = random.tensor<float>(1, 4, 37, 17), k = random.tensor<float>(1, 2, 37, 17);
-  for (Index budget : {37, 38})
-    EXPECT_EQ(SampleAttentionSelector({.budget = quoka::Budget::keys(budget)}).select(q, k, {}),
-              Selection::all(1, 2, 37));
-}
-
 // ---- which queries ------------------------------------------------------------------------------
 
 TEST(SampleAttention, LooksAtTheSampledQueriesAlone) {  // to the bit
@@ -109,75 +100,6 @@ TEST(SampleAttention, OfAllQueriesIsTheExactScorer) {  // to the bit
   for (Index n_queries : {37, 1000})
     EXPECT_TRUE(
         same_bits(scores_by<SampleAttentionScorer>({.n_queries = n_queries}, input), exact));
-}
-
-// ---- logits -------------------------------------------------------------------------------------
-
-// Of all queries: logits are linear in the query, and a mean of means is a mean, so there is
-// nothing but the scale between the two.
-TEST(SampleAttention, OfAllLogitsIsQuokaByDotProductAndMeanUpToTheScale) {
-  Random random(437);
-  for (Index dim : {17, 64})
-    for (Index group : {1, 3}) {
-      const auto q = random.tensor<Element>(1, 2 * group, 37, dim);
-      const auto k = random.tensor<Element>(1, 2, 127, dim);
-      const SampleAttentionOptions options{
-          .budget = Budget::keys(31), .n_queries = 37, .domain = Domain::logit};
-      const QuokaOptions same{.budget = Budget::keys(31),
-                              .n_queries = 37,
-                              .scoring = Scoring::dot,
-                              .aggregation = Aggregation::mean};
-      oracle::Scores quokas =
-          oracle::scores_of_kept(to_oracle(q), oracle::all_positions(1, 2 * group, 37),
-                                 to_oracle(k), to_oracle(same, 127, group));
-      expect_same_keys(to_positions(SampleAttentionSelector(options).select(q, k, {})), quokas,
-                       {.budget = 31});
-      for (auto& head : quokas[0])
-        for (double& x : head) x /= std::sqrt(static_cast<double>(dim));
-      expect_scores(scores_by<SampleAttentionScorer>(options, SelectorInput{q, k, LogitOptions{}}),
-                    quokas, Domain::logit);
-      expect_keeps_best(quoka::QuokaSelector(same).select(q, k, {}), quokas, Domain::logit,
-                        options);
-    }
-}
-
-TEST(SampleAttention, OfOneQueryRanksAlikeInBothDomains) {  // softmax keeps the order
-  Random random(438);
-  const auto q = random.tensor<Element>(1, 2, 37, 20);
-  const auto k = random.tensor<Element>(1, 2, 127, 20);
-  const auto keep = [&](Domain domain) {
-    return SampleAttentionSelector({.budget = Budget::keys(31), .n_queries = 1, .domain = domain})
-        .select(q, k, {});
-  };
-  const SampleAttentionOptions one{.budget = Budget::keys(31), .n_queries = 1};
-  const auto logits =
-      oracle::sample_scores(to_oracle(q), to_oracle(k), 1, oracle::Domain::logit, 0);
-  for (Domain domain : domains) expect_keeps_best(keep(domain), logits, Domain::logit, one);
-}
-
-TEST(SampleAttention, ScalingTheQueriesByAPowerOfTwoDoesNotChangeWhatLogitsSelect) {
-  Random random(439);
-  auto q = random.tensor<Element>(1, 4, 37, 20);
-  const auto k = random.tensor<Element>(1, 2, 127, 20);
-  const SampleAttentionSelector logit({.budget = Budget::keys(31), .domain = Domain::logit}),
-      softmax({.budget = Budget::keys(31)});
-  const Selection by_logit = logit.select(q, k, {}), by_softmax = softmax.select(q, k, {});
-  for (Index i = 0; i < q.size(); ++i)
-    q.data()[i] = stored<Element>(8.0 * static_cast<double>(static_cast<float>(q.data()[i])));
-  EXPECT_EQ(logit.select(q, k, {}), by_logit);
-  EXPECT_FALSE(softmax.select(q, k, {}) ==
-               by_softmax);  // there each row's best keys count for more
-}
-
-// ---- refused ------------------------------------------------------------------------------------
-
-TEST(SampleAttentionRefuses, OptionsOutOfRange) {
-  expect_refused([] { SampleAttentionSelector({.n_queries = 0}); }, {"n_queries", 0, 1});
-  expect_refused([] { SampleAttentionSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
-  expect_refused([] { SampleAttentionSelector({.top_k = {.keep_first = -3}}); },
-                 {"keep_first", -3, 0});
-  expect_refused([] { SampleAttentionSelector({.top_k = {.keep_last = -4}}); },
-                 {"keep_last", -4, 0});
 }
 
 }  // namespace

@@ -197,49 +197,6 @@ TEST(SnapKvRetains, WhatTheQueriesLookAt) {  // and its neighbours, by pooling
 
 // ---- eviction -----------------------------------------------------------------------------------
 
-TEST(SnapKv, HoldsItsBudgetAndBringsNothingBackOverHundredsOfChunks) {
-  Random random(599);
-  const SnapKvOptions options{.budget = Budget::keys(31), .observation = 4};
-  Layer<Element> layer(options, simulated_by(options), 1, 2, 20);
-  oracle::Positions before{{{}, {}}};
-  Index len = 0;
-  for (int chunk = 0; chunk < 320; ++chunk) {
-    const Index n = 1 + chunk % 5;
-    const auto q = random.tensor<Element>(1, 4, n, 20), k = random.tensor<Element>(1, 2, n, 20);
-    layer.append(q, k);
-    const auto now = layer.retained();
-    for (std::size_t head = 0; head < 2; ++head) {
-      ASSERT_EQ(std::ssize(now[0][head]), std::min<Index>(31, len + n));
-      auto candidates = before[0][head];
-      for (Index t = len; t < len + n; ++t) candidates.push_back(t);
-      ASSERT_TRUE(std::includes(candidates.begin(), candidates.end(), now[0][head].begin(),
-                                now[0][head].end()))
-          << "chunk " << chunk;
-    }
-    before = now;
-    len += n;
-  }
-}
-
-TEST(SnapKv, TruncateToTheEndOfAnyChunkBringsBackWhatWasRetainedThen) {
-  Random random(600);
-  const SnapKvOptions options{.budget = Budget::keys(31), .observation = 8};
-  const auto q = random.tensor<Element>(1, 4, 10 * 17, 20);
-  const auto k = random.tensor<Element>(1, 2, 10 * 17, 20);
-  Layer<Element> layer(options, simulated_by(options), 1, 2, 20);
-  const auto append = [&](Index chunk) {
-    layer.append(quoka::view_of(q).slice(17 * chunk, 17), quoka::view_of(k).slice(17 * chunk, 17));
-  };
-  std::vector<oracle::Positions> history;
-  for (Index chunk = 0; chunk < 10; ++chunk) append(chunk), history.push_back(layer.retained());
-  for (Index back : {8, 5, 1, 0}) {
-    layer.truncate(17 * (back + 1));
-    EXPECT_EQ(layer.retained(), history[uz(back)]);
-    for (Index chunk = back + 1; chunk < 10; ++chunk) append(chunk);
-    EXPECT_EQ(layer.retained(), history[9]);
-  }
-}
-
 TEST(SnapKvRetains, TheLastOfKeysThatCameWithoutQueries) {  // a saved prefix: judged by age
   Random random(601);
   const auto k = random.tensor<float>(1, 2, 127, 20), q = random.tensor<float>(1, 4, 17, 20);
@@ -334,16 +291,6 @@ TEST(SnapKvPrefill, AttendsToWhatIsRetainedAndToTheChunk) {
     for (Index head = 0; head < 2; ++head)
       simulated[uz(head)].append(to_oracle(q), to_oracle(k), 0, head);
   }
-}
-
-// ---- refused ------------------------------------------------------------------------------------
-
-TEST(SnapKvRefuses, OptionsOutOfRange) {
-  expect_refused([] { SnapKvSelector({.observation = 0}); }, {"observation", 0, 1});
-  expect_refused([] { SnapKvSelector({.pool = 0}); }, {"pool", 0, 1});
-  expect_refused([] { SnapKvSelector({.pool = -1}); }, {"pool", -1, 1});
-  expect_refused([] { SnapKvSelector({.pool = 4}); }, {"pool", "odd", 0, 1});
-  expect_refused([] { SnapKvSelector({.budget = Budget::keys(-5)}); }, {"budget", -5, 0});
 }
 
 }  // namespace

@@ -63,14 +63,6 @@ TEST(SparqSelects, AsTheOracleWithWindowsAndForcedKeys) {
             q, k);
 }
 
-TEST(SparqSelects, AllOfAPastWithinTheBudget) {
-  Random random(444);
-  const auto q = random.tensor<float>(1, 4, 37, 17), k = random.tensor<float>(1, 2, 37, 17);
-  for (Index budget : {37, 38})
-    EXPECT_EQ(SparqSelector({.budget = quoka::Budget::keys(budget)}).select(q, k, {}),
-              Selection::all(1, 2, 37));
-}
-
 TEST(Sparq, OfAllChannelsIsTheExactScorer) {
   Random random(445);
   const auto q = random.tensor<Element>(1, 4, 17, 24);
@@ -168,29 +160,6 @@ TEST(Sparq, ARowThatIsZeroOnTheChosenChannelsHasNoLogits) {  // 0 / 0 counts as 
     expect_agrees_with_oracle({.budget = Budget::keys(31), .rank = 4, .domain = domain}, q, k);
 }
 
-TEST(SparqSelects, TheFirstKeysForZeroQueries) {
-  Random random(451);
-  Tensor4<float> q(1, 2, 17, 24);
-  q.setZero();
-  const auto k = random.tensor<float>(1, 1, 127, 24);
-  for (Domain domain : domains)
-    EXPECT_EQ(to_positions(SparqSelector({.budget = Budget::keys(31), .rank = 7, .domain = domain})
-                               .select(q, k, {}))[0][0],
-              oracle::range(0, 31));
-}
-
-TEST(Sparq, ScalingTheQueriesByAPowerOfTwoDoesNotChangeWhatLogitsSelect) {
-  Random random(452);
-  auto q = random.tensor<Element>(1, 4, 17, 24);
-  const auto k = random.tensor<Element>(1, 2, 127, 24);
-  const SparqOptions options{.rank = 7, .domain = Domain::logit};
-  const auto before = scores_by<SparqScorer>(options, SelectorInput{q, k, LogitOptions{}});
-  for (Index i = 0; i < q.size(); ++i)
-    q.data()[i] = stored<Element>(8.0 * static_cast<double>(static_cast<float>(q.data()[i])));
-  const auto scaled = scores_by<SparqScorer>(options, SelectorInput{q, k, LogitOptions{}});
-  for (Index i = 0; i < scaled.size(); ++i) EXPECT_EQ(scaled.data()[i], 8.0f * before.data()[i]);
-}
-
 // ---- NaN and infinity ---------------------------------------------------------------------------
 
 TEST(Sparq, LeavesQueriesThatAreNotFiniteOut) {  // of the channels too, to the bit
@@ -243,56 +212,6 @@ Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index 
   return scores_of_prefix(q, k, kv_len, fresh);
 }
 
-TEST(Sparq, AStateThatGrewIsAsAFreshOne) {
-  Random random(455);
-  const auto q = random.tensor<Element>(2, 4, 7, 24);
-  const auto k = random.tensor<Element>(2, 2, 3 * block + 5, 24);
-  SparqScorer::State state, told;
-  for (Index kv_len :
-       {Index{1}, Index{37}, block - 1, block, block + 1, 3 * block + 4, 3 * block + 5}) {
-    const auto scores = scores_of_prefix(q, k, kv_len);
-    EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, state), scores)) << kv_len;
-    SparqScorer({.sketch = quoka::Sketch::off})
-        .appended(SelectorInput{{}, quoka::view_of(k).slice(0, kv_len), {}, {}, kv_len + 37}, told,
-                  quoka::SerialExecutor{});
-    if (kv_len != block + 1) continue;  // the others are told only
-    EXPECT_TRUE(same_bits(scores_of_prefix(q, k, kv_len, told), scores)) << kv_len;
-  }
-  EXPECT_TRUE(same_bits(scores_of_prefix(q, k, 3 * block + 5, told),
-                        scores_of_prefix(q, k, 3 * block + 5)));
-}
-
-TEST(Sparq, AStateThatWasCutIsAsAFreshOne) {  // inside a block, and what followed was NaN
-  Random random(456);
-  const auto q = random.tensor<Element>(2, 4, 7, 24);
-  const auto k = random.tensor<Element>(2, 2, 3 * block, 24);
-  for (Index cut : {Index{0}, Index{37}, block, block + 1, 2 * block - 1})
-    for (double odd : {5.0, std::nan("")}) {
-      auto before = k;
-      for (Index t = cut; t < 3 * block; ++t)
-        before = with_row(std::move(before), t, static_cast<float>(odd));
-      SparqScorer::State state;
-      (void)scores_of_prefix(q, before, 3 * block, state);
-      state.truncate(cut);
-      for (Index kv_len : {cut + 1, std::min(cut + block, 3 * block), 3 * block})
-        EXPECT_TRUE(
-            same_bits(scores_of_prefix(q, k, kv_len, state), scores_of_prefix(q, k, kv_len)))
-            << "cut at " << cut << ", grown to " << kv_len;
-    }
-}
-
-TEST(SparqsState, ServesAnotherShapeAsAFreshOne) {
-  Random random(457);
-  SparqScorer::State state;
-  for (const auto& [batch, heads, dim] :
-       {std::array<Index, 3>{1, 2, 24}, {2, 2, 24}, {2, 1, 24}, {2, 1, 20}, {1, 1, 20}}) {
-    const auto q = random.tensor<float>(batch, 2 * heads, 7, dim);
-    const auto k = random.tensor<float>(batch, heads, block + 5, dim);
-    EXPECT_TRUE(
-        same_bits(scores_of_prefix(q, k, block + 5, state), scores_of_prefix(q, k, block + 5)));
-  }
-}
-
 TEST(SparqsState, CountsTheCopyAndLogitsNeedNone) {
   Random random(458);
   const auto q = random.tensor<float>(1, 2, 7, 24), k = random.tensor<float>(1, 1, 501, 24);
@@ -306,15 +225,6 @@ TEST(SparqsState, CountsTheCopyAndLogitsNeedNone) {
     else
       EXPECT_EQ(state.keys.blocks.bytes(), 0);
   }
-}
-
-// ---- refused ------------------------------------------------------------------------------------
-
-TEST(SparqRefuses, OptionsOutOfRange) {
-  expect_refused([] { SparqSelector({.rank = 0}); }, {"rank", 0, 1});
-  expect_refused([] { SparqSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
-  expect_refused([] { SparqSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
-  expect_refused([] { SparqSelector({.top_k = {.keep_last = -4}}); }, {"keep_last", -4, 0});
 }
 
 }  // namespace

@@ -132,16 +132,6 @@ TEST(SharedChoices, AreMadeWhereThePlanSays) {
   }
 }
 
-TEST(SharedChoices, KeepAllOfAPastWithinTheBudgetAndNoneOfABudgetOfZero) {
-  Random random(537);
-  const Chunk<float> chunk(random, 10, 37);
-  for (Index budget : {0, 37, 38}) {
-    Tidal stack({.budget = quoka::Budget::keys(budget)}, 10);
-    for (Index layer = 0; layer < 10; ++layer)
-      EXPECT_EQ(chunk.select(stack, layer).max_count(), layer < 2 || budget > 0 ? 37 : 0);
-  }
-}
-
 TEST(SharedChoices, MayBeAskedForTwice) {
   Random random(538);
   const Chunk<float> chunk(random, 6, 127);
@@ -271,19 +261,6 @@ TEST(SharedChoicesRefuse, LayersOfAnotherShape) {
   };
   refuses(1, 2, {"batch", 2, 1});
   refuses(2, 4, {"kv_heads", 2, 4});
-}
-
-TEST(SharedChoicesRefuse, PlansOutOfRange) {
-  const auto refuses = [](const LayerPlan& plan, std::initializer_list<Fragment> both) {
-    expect_refused([&] { TidalDecodeSelector({.plan = plan}); }, both);
-  };
-  refuses({.layer = -1}, {"layer", -1, 0});
-  refuses({.layer = 32}, {"layer", 32, 31});
-  refuses({.layer = 4, .layer_count = 4}, {"layer", 4, 3});
-  refuses({.first_sparse = -2}, {"first_sparse", -2, 0});
-  expect_refused([] { TidalDecodeSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
-  expect_refused([] { TidalDecodeSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
-  expect_refused([] { TidalDecodeSelector({.top_k = {.keep_last = -4}}); }, {"keep_last", -4, 0});
 }
 
 // ---- through prefill ----------------------------------------------------------------------------

@@ -134,32 +134,10 @@ TEST(XAttentionSelects, AsTheOracleForEveryLength) {
     }
 }
 
-TEST(XAttentionSelects, AsTheOracleForEveryBudget) {  // of the last block its first keys
-  Random random(604);
-  const Case<float> x(random, 1, 2, 301, 37, 20);
-  for (const Index budget : {1, 15, 16, 17, 28, 29, 30, 31, 45, 128, 299, 300})
-    expect_agrees_with_oracle({.budget = Budget::keys(budget), .block = 16}, x, true);
-}
-
-TEST(XAttentionSelects, AsTheOracleForManyRows) {  // in more than one group of panels
-  Random random(605);
-  const Case<float> x(random, 1, 8, 150, 1100, 4);
-  expect_agrees_with_oracle({.budget = Budget::mass(0.6), .stride = 8, .block = 16}, x, true);
-}
-
 TEST(XAttentionSelects, ByAttentionsScale) {
   Random random(606);
   const Case<float> x(random, 1, 2, 301, 37, 20);
   expect_agrees_with_oracle({.budget = Budget::mass(0.8), .block = 16}, x, true, 0.5);
-}
-
-TEST(XAttentionSelects, NothingOfNoPastAndAllOfOneKey) {
-  Random random(607);
-  const Case<float> none(random, 1, 2, 0, 37, 20), one(random, 1, 2, 1, 37, 20);
-  for (const Budget& budget : {Budget::mass(0.9), Budget::keys(31)}) {
-    EXPECT_EQ(select({.budget = budget}, none.input(true)).total(), 0);
-    EXPECT_EQ(select({.budget = budget}, one.input(true)), Selection::all(1, 2, 1));
-  }
 }
 
 // ---- how many -----------------------------------------------------------------------------------
@@ -265,54 +243,6 @@ TEST(XAttentionSelects, ByTheChunksKeysWhereverItIsDriven) {
   EXPECT_EQ(workspace.selection(0), expected);
 }
 
-TEST(XAttentionRefuses, ChunkKeysOfAnotherShape) {
-  Random random(612);
-  const Case<float> x(random, 1, 2, 300, 64, 16), other(random, 1, 2, 300, 63, 16);
-  SelectorInput input = x.input(false);
-  input.chunk_k = other.chunk;
-  expect_refused([&] { select({}, input); }, {"chunk_k", 63, 64});
-}
-
-// ---- layouts ------------------------------------------------------------------------------------
-
-TEST(XAttention, PagesAndListsGiveTheSame) {  // to the bit
-  Random random(613);
-  const Case<Element> x(random, 1, 2, 300, 37, 24);
-  const XAttentionOptions options{.budget = Budget::mass(0.7), .block = 16};
-  const Selection expected = select(options, x.input(true));
-  for (const Index page : {1, 5, 16}) {
-    const Index pages = quoka::ceil_div(300, page);
-    Tensor4<Element> pool(pages, 2, page, 24);
-    pool.setConstant(stored<Element>(not_a_number));
-    std::vector<Position> table;
-    for (const Index at : random.permutation(pages)) table.push_back(static_cast<Position>(at));
-    for (Index t = 0; t < 300; ++t)
-      for (Index head = 0; head < 2; ++head)
-        std::copy_n(&x.k(0, head, t, 0), 24, &pool(table[uz(t / page)], head, t % page, 0));
-    SelectorInput input = x.input(true);
-    input.k = quoka::paged(pool, table, 300);
-    EXPECT_EQ(select(options, input), expected);
-  }
-}
-
-TEST(XAttentionSelects, KeysOfAnyFormat) {  // past and chunk need not have the same
-  Random random(614);
-  Case<float> x(random, 1, 2, 300, 37, 32);
-  const quoka::Format& format = quoka::q8_0_format();
-  const Index bytes = format.row_bytes({32, 0, nullptr});
-  std::vector<std::byte> codes(uz(2 * 300 * bytes));
-  for (Index i = 0; i < 600; ++i) {
-    float* const row = x.k.data() + i * 32;
-    format.narrow(row, {32, 0, nullptr}, codes.data() + i * bytes);
-    format.widen(codes.data() + i * bytes, {32, 0, nullptr}, row);
-  }
-  const XAttentionOptions options{.budget = Budget::mass(0.7), .block = 16};
-  SelectorInput input = x.input(true);
-  const Selection expected = select(options, input);
-  input.k = Rows(codes.data(), format, {1, 2, 300, 32}, {600 * bytes, 300 * bytes, bytes});
-  EXPECT_EQ(select(options, input), expected);
-}
-
 // ---- NaN and infinity ---------------------------------------------------------------------------
 
 TEST(XAttention, LeavesRowsThatAreNotFiniteOut) {  // of queries, past keys and chunk keys
@@ -327,14 +257,6 @@ TEST(XAttention, LeavesRowsThatAreNotFiniteOut) {  // of queries, past keys and 
       for (const Budget& budget : {Budget::mass(0.7), Budget::keys(100)})
         expect_agrees_with_oracle({.budget = budget, .block = 16}, x, chunk);
   }
-}
-
-// ---- refused ------------------------------------------------------------------------------------
-
-TEST(XAttentionRefuses, OptionsOutOfRange) {
-  expect_refused([] { XAttentionSelector({.stride = 0}); }, {"stride", 0, 1});
-  expect_refused([] { XAttentionSelector({.stride = 8, .block = 100}); }, {"block", 100, 8});
-  expect_refused([] { XAttentionSelector({.budget = Budget::relative(0.5)}); }, {"mass"});
 }
 
 }  // namespace

@@ -315,20 +315,6 @@ TEST(BudgetByScoresOf, LogitsAndCosines) {
 
 // ---- where a Selection goes ---------------------------------------------------------------------
 
-TEST(BudgetByScores, IsTheSameWithASketchOfTheKeys) {  // which it does not use
-  Random random(710);
-  const auto q = random.tensor<float>(1, 4, 37, 32), k = random.tensor<float>(1, 2, 700, 32);
-  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 32};
-  const Budget budget = Budget::relative(0.6);
-  quoka::ChunkedPrefill<quoka::QuokaSelector> sketched(
-      shape, {.budget = budget, .sketch = quoka::Sketch::on}),
-      in_float(shape, {.budget = budget, .sketch = quoka::Sketch::off});
-  sketched.append(k, k), in_float.append(k, k);
-  EXPECT_EQ(sketched.select(q), in_float.select(q));
-  EXPECT_LT(sketched.selection().total(), 1400);
-  EXPECT_NE(sketched.selection().count(0, 0), sketched.selection().count(0, 1));
-}
-
 TEST(BudgetByScores, DrivesAPrefillARaggedBatchAndDiagnostics) {
   Random random(711);
   const auto q = random.tensor<float>(1, 4, 300, 16, 1.5), k = random.tensor<float>(1, 2, 300, 16),
@@ -368,37 +354,6 @@ TEST(BudgetByScores, DrivesAPrefillARaggedBatchAndDiagnostics) {
     EXPECT_EQ(workspace.selection(0), keep);
     EXPECT_TRUE(same_bits(of_batch, expected));
   }
-}
-
-TEST(BudgetByScores, IsTheSameForAnyNumberOfThreads) {
-  Random random(712);
-  const auto q = random.tensor<float>(2, 6, 37, 20), k = random.tensor<float>(2, 2, 501, 20);
-  const quoka::SampleAttentionSelector selector({.budget = Budget::mass(0.8)});
-  const Selection expected = selector.select(q, k, {});
-  for_each_executor(
-      [&](ExecutorRef executor) { EXPECT_EQ(selector.select(q, k, {}, executor), expected); });
-}
-
-// ---- refused ------------------------------------------------------------------------------------
-
-TEST(BudgetByScoresIsRefused, ByMethodsWithoutSuchScores) {
-  const Budget mass = Budget::mass(0.9), relative = Budget::relative(0.1);
-  expect_refused([&] { quoka::QuestSelector({.budget = mass}); }, {"no mass"});
-  expect_refused([&] { quoka::QuestSelector({.budget = relative}); }, {"no best score"});
-  expect_refused([&] { quoka::RandomSelector({.budget = relative}); }, {"no best score"});
-  expect_refused([&] { quoka::SnapKvSelector({.budget = mass}); }, {"no mass"});
-  expect_refused([&] { quoka::KeyDiffSelector({.budget = relative}); }, {"no best score"});
-  expect_refused([&] { quoka::TidalDecodeSelector({.budget = mass}); }, {"no mass"});
-  expect_refused([&] { quoka::FirstRecentSelector({.budget = mass}); }, {"no mass"});
-}
-
-TEST(BudgetByScoresIsRefused, AsMassByLogits) {
-  const Budget mass = Budget::mass(0.9);
-  expect_refused([&] { quoka::QuokaSelector({.budget = mass}); }, {"no mass"});
-  expect_refused([&] { quoka::SampleAttentionSelector({.budget = mass, .domain = Domain::logit}); },
-                 {"no mass"});
-  EXPECT_NO_THROW(quoka::QuokaSelector({.budget = Budget::relative(0.9)}));
-  EXPECT_NO_THROW(quoka::QuokaSelector({.budget = mass, .domain = Domain::softmax}));
 }
 
 }  // namespace

@@ -230,24 +230,6 @@ TEST(Cascade, DoesNothingElsewhere) {
   expect_same([](QuokaOptions& o) { o.budget = Budget::mass(0.3, 1, 20); }, q);
 }
 
-// The sketch of an engine's cache: in any order of cells, the candidates' codes are found.
-TEST(Cascade, FindsCodesInTheSketchOfACache) {
-  Random random(805);
-  const auto q = random.tensor<float>(1, 4, 40, 32), pool = random.tensor<float>(1, 2, 600, 32);
-  KeySketch sketch;
-  sketch.update(Rows(pool), 0, 600, SerialExecutor{});
-  std::vector<Position> cells;
-  for (Index i = 599; i >= 0; i -= 1 + random.below(2)) cells.push_back(static_cast<Position>(i));
-  Tensor4<float> k(1, 2, std::ssize(cells), 32);
-  for (Index i = 0; i < std::ssize(cells); ++i) k.chip(i, 2) = pool.chip(cells[uz(i)], 2);
-  const Rows listed = Rows(pool).listed(cells);
-  const Selection own = select(options(20), {q, k, LogitOptions{}}).keep;
-  EXPECT_EQ(
-      select(options(20), {.q = q, .k = listed, .logits = LogitOptions{}, .sketch = &sketch}).keep,
-      own);
-  EXPECT_NE(select(options(20, 0), {q, k, LogitOptions{}}).keep, own);
-}
-
 // An eighth of 63 keys is 7, and has a cascade; an eighth of the 64 that there is room for is 8, and has none.
 TEST(Cascade, HasMemoryWhereAFullCacheHasNone) {
   Random random(808);
@@ -257,22 +239,6 @@ TEST(Cascade, HasMemoryWhereAFullCacheHasNone) {
   Selected with_room = select(o, {.q = q, .k = k, .logits = LogitOptions{}, .capacity = 64});
   EXPECT_EQ(with_room.keep, select(o, {q, k, LogitOptions{}}).keep);
   EXPECT_GE(with_room.state.scorer.sketched_mass.slots[0].candidates.bytes(), 2 * 28 * 4);
-}
-
-TEST(Cascade, FollowsACacheThroughTruncate) {
-  Random random(806);
-  const auto q = random.tensor<float>(1, 4, 40, 24), k = random.tensor<float>(1, 2, 500, 24),
-             other = random.tensor<float>(1, 2, 100, 24), v = random.tensor<float>(1, 2, 500, 8);
-  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 24, .v_dim = 8};
-  quoka::ChunkedPrefill<QuokaSelector> layer(shape, options(20)), fresh(shape, options(20));
-  const TensorView<const float> keys(k), values(v), branch(other);
-  layer.append(keys, values);
-  layer.select(q);
-  layer.truncate(303);
-  layer.append(branch, values.slice(0, 100));
-  fresh.append(keys.slice(0, 303), values.slice(0, 303));
-  fresh.append(branch, values.slice(0, 100));
-  EXPECT_EQ(layer.select(q), fresh.select(q));
 }
 
 TEST(Cascade, MemoryIsTakenOnceForACacheThatGrows) {
@@ -337,12 +303,6 @@ TEST(Cascade, KeepsTheMassOfRealLayers) {
       if (entry.path().extension() == ".safetensors") test(entry.path());
   EXPECT_GE(least, 0.97);
   RecordProperty("least_kept", std::to_string(least));
-}
-
-TEST(Cascade, RefusesWhatItCannotDo) {
-  expect_refused([] { QuokaSelector(options(20, -1)); }, {"cascade", -1, 0});
-  expect_refused([] { QuokaSelector(options(20, (1 << 20) + 1)); },
-                 {"cascade", (1 << 20) + 1, 1 << 20});
 }
 
 }  // namespace

@@ -185,29 +185,6 @@ TYPED_TEST(ChangedKeys, AreNoticed) {
     for (const Change& change : changes())
       this->expect_noticed(quoka::format_of<float>(), 0, options, change);
 }
-TYPED_TEST(ChangedKeys, AreNoticedInEveryFormatAndInPages) {
-  for (const Format* const format : {&quoka::format_of<Eigen::half>(), &quoka::q8_0_format()})
-    for (const auto& options : Variants<TypeParam>::all()) {
-      this->expect_noticed(*format, 0, options, changes()[1]);
-      this->expect_noticed(*format, 30, options, changes()[2]);
-    }
-}
-
-// The same keys elsewhere in memory are the same keys, and many looks at them find nothing.
-TYPED_TEST(ChangedKeys, AreNotThoseOfACacheThatMoved) {
-  Random random(611);
-  const auto q = random.tensor<float>(batch, q_heads, chunk, dim);
-  for (const auto& options : Variants<TypeParam>::all()) {
-    const Cache cache(random, quoka::format_of<Eigen::half>());
-    Layer<TypeParam> layer(options, q);
-    layer.feed(cache, 0, len);
-    const Selection keep = layer.select(cache);
-    for (int i = 0; i < 20; ++i) {
-      const Cache moved = cache;
-      ASSERT_EQ(layer.select(moved), keep);
-    }
-  }
-}
 
 // Another sequence, appended behind the first one's keys without a truncate().
 TYPED_TEST(ChangedKeys, OfASequenceAppendedAnewAreNoticed) {

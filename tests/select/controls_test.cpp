@@ -11,7 +11,6 @@ namespace {
 
 using namespace quoka_test;
 using quoka::FirstRecentSelector;
-using quoka::OracleOptions;
 using quoka::OracleScorer;
 using quoka::OracleSelector;
 using quoka::RandomSelector;
@@ -34,19 +33,6 @@ TEST(OracleControl, IsTheExactAttentionOfTheChunk) {
             oracle::max_scores(q_exact, k_exact, 0), Domain::softmax);
       }
   });
-}
-
-TEST(OracleControls, TakesWindowsAndForcedKeys) {
-  Random random(512);
-  const auto q = random.tensor<float>(1, 4, 17, 24), k = random.tensor<float>(1, 2, 127, 24);
-  const auto exact = oracle::exact_scores(to_oracle(q), to_oracle(k), oracle::Domain::softmax, 0);
-  for (Index window : {1, 3})
-    for (Index keep_first : {0, 4})
-      for (Index keep_last : {0, 7})
-        expect_scores_and_keys<OracleScorer>(
-            {.budget = Budget::keys(31),
-             .top_k = {.window = window, .keep_first = keep_first, .keep_last = keep_last}},
-            q, k, exact, Domain::softmax);
 }
 
 TEST(OracleControls, NoOtherKeysKeepMoreOfTheMass) {  // of all 35 sets of 3 of 7
@@ -160,16 +146,6 @@ TEST(RandomControl, DrawsNeighboursIndependently) {  // both of a pair: 9 * 8 of
   EXPECT_NEAR(static_cast<double>(both), expected, 0.05 * expected);
 }
 
-TEST(RandomControl, TakesForcedKeysAndAll) {
-  Random random(526);
-  const auto q = random.tensor<float>(1, 2, 7, 17), k = random.tensor<float>(1, 1, 37, 17);
-  const auto keep = to_positions(
-      RandomSelector({.budget = Budget::keys(7), .top_k = {.keep_first = 2, .keep_last = 3}})
-          .select(q, k, {}))[0][0];
-  for (Index t : {0, 1, 34, 35, 36}) EXPECT_TRUE(std::binary_search(keep.begin(), keep.end(), t));
-  EXPECT_TRUE(RandomSelector({.budget = Budget::keys(37)}).select(q, k, {}).is_all());
-}
-
 // ---- first and recent ---------------------------------------------------------------------------
 
 std::vector<Index> first_and_recent(const quoka::FirstRecentOptions& options, Index kv_len) {
@@ -209,16 +185,6 @@ TEST(FirstRecentControl, OfAFractionGrowsWithThePast) {
   for (Index kv_len : {40, 100, 1000})
     EXPECT_EQ(first_and_recent({.budget = Budget::share(0.25)}, kv_len),
               both(4, kv_len / 4 - 4, kv_len));
-}
-
-// ---- refused ------------------------------------------------------------------------------------
-
-TEST(ControlsRefuse, OptionsOutOfRange) {
-  expect_refused([] { OracleSelector({.top_k = {.window = 0}}); }, {"window", 0, 1});
-  expect_refused([] { OracleSelector({.top_k = {.keep_last = -4}}); }, {"keep_last", -4, 0});
-  expect_refused([] { RandomSelector({.top_k = {.keep_first = -3}}); }, {"keep_first", -3, 0});
-  expect_refused([] { FirstRecentSelector({.keep_first = -3}); }, {"keep_first", -3, 0});
-  expect_refused([] { FirstRecentSelector({.budget = Budget::keys(-5)}); }, {"budget", -5, 0});
 }
 
 }  // namespace

@@ -107,55 +107,6 @@ TEST_F(Eviction, KeepsTheBestOfWhatIsLeft) {
     }
 }
 
-// ---- refused ------------------------------------------------------------------------------------
-
-TEST_F(Eviction, RefusesACacheThatIsShorterThanItsState) {
-  Evicting::State state, expected;
-  feed(state, {20, 35}), feed(expected, {20, 35});
-  expect_refused([&] { (void)select(state, 34); }, {"truncate", 35, 34});
-  expect_refused([&] { selector.appended(input(first(34)), state, SerialExecutor{}); },
-                 {"truncate", 35, 34});
-  expect_same(state, expected, 35, {30, 20, 7});
-}
-
-TEST_F(Eviction, TakesAShorterCacheAfterTruncate) {
-  Evicting::State state, expected;
-  feed(state, {20, 35}), feed(expected, {20});
-  state.truncate(20);
-  expect_same(state, expected, 20, {7});
-}
-
-TEST_F(Eviction, RefusesAStateOfOtherSequences) {
-  Evicting::State state, expected;
-  feed(state, {20, 35}), feed(expected, {20, 35});
-  const auto refuses = [&](const SelectorInput& x, std::initializer_list<Fragment> both) {
-    Selection selection;
-    expect_refused([&] { selector.select(x, state, selection, SerialExecutor{}); }, both);
-    expect_refused([&] { selector.appended(x, state, SerialExecutor{}); }, both);
-  };
-  const auto batch = random.tensor<float>(1, 2, 35, 3), heads = random.tensor<float>(2, 4, 35, 3),
-             dim = random.tensor<float>(2, 2, 35, 4);
-  refuses(input(batch), {"batch", 1, 2});
-  refuses(input(heads), {"kv_heads", 4, 2});
-  refuses(input(dim), {"head_dim", 4, 3});
-  refuses(input(first(35), 9), {"sequence", 9, 0});
-  expect_same(state, expected, 35, {20});
-}
-
-TEST_F(Eviction, TakesOtherSequencesAfterTruncateToNothing) {
-  Evicting::State state, expected;
-  feed(state, {20, 35});
-  state.truncate(0);
-  const auto other = random.tensor<float>(1, 3, 40, 5);
-  Selection selection, wanted;
-  for (Evicting::State* s : {&state, &expected})
-    selector.appended(input(other, 9), *s, SerialExecutor{});
-  selector.select(input(other, 9), state, selection, SerialExecutor{});
-  selector.select(input(other, 9), expected, wanted, SerialExecutor{});
-  EXPECT_EQ(selection, wanted);
-  expect_refused([&] { (void)select(state, 40); }, {"batch", 2, 1});
-}
-
 // ---- after a throw ------------------------------------------------------------------------------
 
 TEST_F(Eviction, AMethodThatThrowsLeavesTheStateAsItWas) {
@@ -171,36 +122,6 @@ TEST_F(Eviction, AMethodThatThrowsLeavesTheStateAsItWas) {
                    std::runtime_error);
       EXPECT_EQ(selection, Selection::all(1, 1, 5));
       expect_same(state, expected, 35, {30, 20, 7});
-    }
-}
-
-TEST_F(Eviction, AnExecutorThatThrowsLeavesTheStateAsItWas) {
-  for (Index tasks_done : {0, 1, 4})
-    for (bool in_select : {true, false}) {
-      Evicting::State state, expected;
-      feed(state, {20, 35}), feed(expected, {20, 35});
-      Selection selection = Selection::all(1, 1, 5);
-      const FailingExecutor failing{tasks_done};
-      EXPECT_THROW(in_select ? selector.select(input(first(50)), state, selection, failing)
-                             : selector.appended(input(first(50)), state, failing),
-                   std::runtime_error);
-      EXPECT_EQ(selection, Selection::all(1, 1, 5));
-      expect_same(state, expected, 35, {30, 20, 7});
-    }
-}
-
-TEST_F(Eviction, ARetryGivesWhatAFirstTryGives) {
-  for (Index tasks_done : {0, 1, 4})
-    for (bool in_select : {true, false}) {
-      Evicting::State state, expected;
-      feed(state, {20, 35}), feed(expected, {20, 35, 50});
-      Selection selection;
-      const FailingExecutor failing{tasks_done};
-      EXPECT_THROW(in_select ? selector.select(input(first(50)), state, selection, failing)
-                             : selector.appended(input(first(50)), state, failing),
-                   std::runtime_error);
-      feed(state, {50});
-      expect_same(state, expected, 50, {40, 35, 20, 7});
     }
 }
 

@@ -38,13 +38,6 @@ TEST(PreAggregate, AgreesWithTheOracle) {
   });
 }
 
-TEST(PreAggregate, OfOneHeadIsTheUnitQuery) {
-  Random random(92);
-  const auto kept = random.tensor<Element>(1, 1, 7, 37);
-  const auto q_bar = to_oracle(pre_aggregate(kept, 1));
-  for (Index m = 0; m < 7; ++m) EXPECT_NEAR(oracle::norm(q_bar.row(0, 0, m)), 1.0, 1e-6);
-}
-
 TEST(PreAggregate, HeadsThatDisagreeShrinkTheAverage) {
   Tensor4<Element> kept(1, 2, 1, 2);  // (3, 0) and (0, 5): the mean of (1, 0) and (0, 1)
   kept.setZero();
@@ -63,25 +56,6 @@ TEST(PreAggregate, PerHeadKeepsTheHeadsSideBySide) {
   for (Index i = 0; i < 8; ++i) EXPECT_EQ(q_bar.data()[i], static_cast<float>(i + 1));
 }
 
-TEST(PreAggregate, GroupModesAgreeForAGroupOfOne) {
-  Random random(93);
-  const auto kept = random.tensor<Element>(2, 3, 7, 17);
-  for (Scoring scoring : scorings) {
-    const auto rank = pre_aggregate(kept, 3, GroupMode::rank, scoring);
-    EXPECT_TRUE(same_bits(rank, pre_aggregate(kept, 3, GroupMode::shared, scoring)));
-    EXPECT_TRUE(same_bits(rank, pre_aggregate(kept, 3, GroupMode::per_head, scoring)));
-  }
-}
-
-TEST(PreAggregate, ScalingAHeadByAPowerOfTwoChangesNoCosine) {
-  Random random(94);
-  auto kept = random.tensor<Element>(1, 4, 3, 17);
-  const auto before = pre_aggregate(kept, 1);
-  for (Index i = 0; i < 3 * 17; ++i)
-    kept.data()[i] = stored<Element>(8.0 * static_cast<double>(static_cast<float>(kept.data()[i])));
-  EXPECT_TRUE(same_bits(pre_aggregate(kept, 1), before));
-}
-
 TEST(PreAggregate, QueriesThatAreZeroOrNotFiniteCountAsZero) {
   Random random(95);
   for (float odd : {0.0f, not_a_number, infinity, -infinity})
@@ -94,33 +68,6 @@ TEST(PreAggregate, QueriesThatAreZeroOrNotFiniteCountAsZero) {
         for (Index c = 0; c < 17; ++c) kept(0, 1, 2, c) = stored<Element>(0.0);
         EXPECT_TRUE(same_bits(pre_aggregate(kept, 2, mode, scoring), before));
       }
-}
-
-TEST(PreAggregate, StridedQueriesGiveTheSame) {
-  Random random(96);
-  for (Index dim : {3, 17, 64}) {
-    const auto kept = random.tensor<Element>(2, 6, 3, dim);
-    const Strided<Element> strided(kept);
-    for (GroupMode mode : group_modes)
-      EXPECT_TRUE(same_bits(pre_aggregate(kept, 2, mode), pre_aggregate(strided.view(), 2, mode)));
-  }
-}
-
-TEST(PreAggregate, AnyNumberOfThreadsGivesTheSame) {
-  Random random(97);
-  const auto kept = random.tensor<Element>(2, 12, 7, 64);
-  for (GroupMode mode : group_modes) {
-    const auto alone = pre_aggregate(kept, 3, mode);
-    for_each_executor([&](ExecutorRef executor) {
-      EXPECT_TRUE(same_bits(pre_aggregate(kept, 3, mode, Scoring::cosine, executor), alone));
-    });
-  }
-}
-
-TEST(PreAggregateRefuses, HeadsThatAreNoMultipleOfTheKvHeads) {
-  const Tensor4<float> kept(1, 7, 3, 5);
-  for (Index kv_heads : {2, 14, 0, -3})
-    expect_refused([&] { (void)pre_aggregate(kept, kv_heads); }, {"q_heads", 7, kv_heads});
 }
 
 }  // namespace

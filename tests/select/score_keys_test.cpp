@@ -80,13 +80,6 @@ TEST(ScoreKeys, AgreesWithTheOracleAcrossTasks) {
   expect_as_oracle<Element>(random, 1, quoka::tuning::score_task_keys + 1, 3);
 }
 
-TEST(ScoreKeys, OfAnEmptyPastAreNone) {
-  Random random(105);
-  const auto scores =
-      score_keys(random.tensor<float>(2, 3, 7, 17), random.tensor<Element>(2, 3, 0, 17));
-  EXPECT_EQ(scores.dimension(2), 0);
-}
-
 // ---- keys out of the ordinary -------------------------------------------------------------------
 
 TEST(ScoreKeys, AZeroKeyScoresZero) {
@@ -146,18 +139,6 @@ TEST(ScoreKeysOfWideRange, HugeAndTinyKeysHaveTheirCosine) {
 
 // ---- invariances --------------------------------------------------------------------------------
 
-TEST(ScoreKeys, ScalingAKeyByAPowerOfTwoChangesNoCosine) {
-  Random random(110);
-  const auto q_bar = random.tensor<float>(1, 1, 16, 37);
-  auto keys = random.tensor<Element>(1, 1, 37, 37);
-  const auto before = score_keys(q_bar, keys);
-  for (Index c = 0; c < 37; ++c)
-    keys(0, 0, 20, c) =
-        stored<Element>(16.0 * static_cast<double>(static_cast<float>(keys(0, 0, 20, c))));
-  EXPECT_TRUE(same_bits(score_keys(q_bar, keys), before));
-  EXPECT_FALSE(same_bits(score_keys(q_bar, keys, {Scoring::dot, Aggregation::max}), before));
-}
-
 TEST(ScoreKeys, AKeysScoreDoesNotDependOnItsNeighbours) {
   Random random(111);
   const auto q_bar = random.tensor<float>(2, 3, 17, 37);
@@ -174,36 +155,6 @@ TEST(ScoreKeys, AKeysScoreDoesNotDependOnItsNeighbours) {
     }
 }
 
-TEST(ScoreKeys, StridedKeysGiveTheSame) {
-  Random random(112);
-  for (Index dim : {3, 17, 64, 100}) {
-    const auto q_bar = random.tensor<float>(2, 3, 16, dim);
-    const auto keys = random.tensor<Element>(2, 3, 37, dim);
-    const Strided<Element> strided(keys);
-    for (Scoring scoring : scorings)
-      EXPECT_TRUE(same_bits(score_keys(q_bar, keys, {scoring, Aggregation::max}),
-                            score_keys(q_bar, strided.view(), {scoring, Aggregation::max})));
-  }
-}
-
-TEST(ScoreKeys, TheCachesInverseNormsGiveTheSame) {
-  Random random(113);
-  const auto q_bar = random.tensor<float>(2, 3, 16, 37);
-  auto keys = random.tensor<Element>(2, 3, 127, 37);
-  for (Index c = 0; c < 37; ++c) keys(1, 2, 100, c) = stored<Element>(0.0);
-  quoka::KvCache cache(2, 3, 37, 37, quoka::format_of<Element>(), quoka::format_of<Element>());
-  cache.append(keys, keys);
-  for (Aggregation aggregation : aggregations)
-    EXPECT_TRUE(same_bits(score_keys(q_bar, cache.k().template typed<Element>(),
-                                     {Scoring::cosine, aggregation}, cache.inverse_norms()),
-                          score_keys(q_bar, keys, {Scoring::cosine, aggregation})));
-}
-
-TEST(ScoreKeysRefuses, KeysWithoutChannels) {
-  const Tensor4<float> q_bar(1, 1, 16, 0), keys(1, 1, 100, 0);
-  expect_refused([&] { score_keys(q_bar, keys); }, {"head_dim", 0, 1});
-}
-
 TEST(ScoreKeys, TheStagesInverseNormsAreTheCaches) {
   for_each_storage([]<class T>() {
     Random random(118);
@@ -216,67 +167,6 @@ TEST(ScoreKeys, TheStagesInverseNormsAreTheCaches) {
         for (Index t = 0; t < 127; ++t)
           EXPECT_EQ(norms(b, head, t), cache.inverse_norms().at(b, head, t));
   });
-}
-
-TEST(ScoreKeys, DotScoringDoesNotLookAtInverseNorms) {
-  Random random(114);
-  const auto q_bar = random.tensor<float>(1, 1, 3, 37);
-  const auto keys = random.tensor<Element>(1, 1, 7, 37);
-  Tensor3<float> wrong(1, 1, 7);
-  wrong.setConstant(not_a_number);
-  const ScoreOptions dot{Scoring::dot, Aggregation::max};
-  EXPECT_TRUE(same_bits(score_keys(q_bar, keys, dot, wrong), score_keys(q_bar, keys, dot)));
-}
-
-TEST(ScoreKeys, AnyNumberOfThreadsGivesTheSame) {
-  Random random(115);
-  const auto q_bar = random.tensor<float>(2, 3, 16, 17);
-  const auto keys = random.tensor<Element>(2, 3, 501, 17);
-  const auto alone = score_keys(q_bar, keys);
-  for_each_executor([&](ExecutorRef executor) {
-    EXPECT_TRUE(same_bits(score_keys(q_bar, keys, {}, {}, executor), alone));
-  });
-}
-
-TEST(ScoreKeys, AnyNumberOfThreadsGivesTheSameAcrossTasks) {
-  Random random(116);
-  const auto q_bar = random.tensor<float>(1, 2, 3, 3);
-  const auto keys = random.tensor<Element>(1, 2, 2 * quoka::tuning::score_task_keys + 7, 3);
-  const auto alone = score_keys(q_bar, keys);
-  for_each_executor([&](ExecutorRef executor) {
-    EXPECT_TRUE(same_bits(score_keys(q_bar, keys, {}, {}, executor), alone));
-  });
-}
-
-// ---- refused ------------------------------------------------------------------------------------
-
-TEST(ScoreKeysRefuses, KeysOfAnotherShape) {
-  const Tensor4<float> q_bar(2, 3, 7, 17);
-  const auto refuses = [&](Index batch, Index heads, Index dim,
-                           std::initializer_list<Fragment> both) {
-    const Tensor4<float> keys(batch, heads, 37, dim);
-    expect_refused([&] { (void)score_keys(q_bar, keys); }, both);
-  };
-  refuses(1, 3, 17, {"batch", 1, 2});
-  refuses(2, 4, 17, {"heads", 4, 3});
-  refuses(2, 3, 16, {"dim", 16, 17});
-}
-
-TEST(ScoreKeysRefuses, NoQueries) {
-  const Tensor4<float> q_bar(2, 3, 0, 17), keys(2, 3, 37, 17);
-  expect_refused([&] { (void)score_keys(q_bar, keys); }, {"rows", 0, 1});
-}
-
-TEST(ScoreKeysRefuses, InverseNormsOfAnotherShape) {
-  const Tensor4<float> q_bar(2, 3, 7, 17), keys(2, 3, 37, 17);
-  const auto refuses = [&](Index batch, Index heads, Index len,
-                           std::initializer_list<Fragment> both) {
-    const Tensor3<float> norms(batch, heads, len);
-    expect_refused([&] { (void)score_keys(q_bar, keys, {}, norms); }, both);
-  };
-  refuses(1, 3, 37, {"batch", 1, 2});
-  refuses(2, 4, 37, {"heads", 4, 3});
-  refuses(2, 3, 36, {"len", 36, 37});
 }
 
 }  // namespace

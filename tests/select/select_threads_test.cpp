@@ -1,6 +1,5 @@
 // Selection under threads: the same Selection whoever runs the tasks and however many they are.
 
-#include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 #include <quoka/select/quoka.hpp>
 
@@ -15,67 +14,6 @@ namespace {
 
 using namespace quoka_test;
 using quoka::QuokaSelector;
-
-struct Case {
-  const char* name;
-  QuokaOptions options;
-};
-std::vector<Case> cases() {
-  QuokaOptions mean{.budget = Budget::keys(100), .aggregation = quoka::Aggregation::mean};
-  QuokaOptions window{.budget = Budget::keys(100), .top_k = {.window = 3}};
-  QuokaOptions in_float{.budget = Budget::keys(100), .sketch = quoka::Sketch::off};
-  QuokaOptions forced{.budget = Budget::keys(100), .top_k = {.keep_first = 4, .keep_last = 9}};
-  QuokaOptions recommended = QuokaOptions::recommended(Budget::keys(100)),
-               robust = QuokaOptions::robust(Budget::keys(100));
-  for (QuokaOptions* const x : {&mean, &window, &forced, &recommended, &robust})
-    x->sketch = quoka::Sketch::on;
-  return {{"quoka", {.budget = Budget::keys(100), .sketch = quoka::Sketch::on}},
-          {"mean", mean},
-          {"window", window},
-          {"float", in_float},
-          {"forced", forced},
-          {"recommended", recommended},
-          {"robust", robust}};
-}
-
-// A chunk's outputs and Selection over a cache of several ranges of keys; keys 0 ... 99 are copies of one,
-// so that there are ties.
-struct Step {
-  Tensor4<float> out;
-  Selection keep;
-};
-Step step(const QuokaOptions& options, Index q_len, ExecutorRef executor) {
-  Random random(501);
-  const Index len = 9000, dim = 32;
-  auto k = random.tensor<float>(1, 2, len, dim);
-  const auto v = random.tensor<float>(1, 2, len, dim);
-  for (Index i = 1; i < 100; ++i) k.chip(i * 80, 2) = Tensor3<float>(k.chip(0, 2));
-  quoka::ChunkedPrefill<QuokaSelector> layer({.q_heads = 8, .kv_heads = 2, .head_dim = dim},
-                                             options);
-  layer.append(k, v, executor);
-  const auto q = random.tensor<float>(1, 8, q_len, dim),
-             more = random.tensor<float>(1, 2, q_len, dim);
-  Step result{Tensor4<float>(1, 8, q_len, dim), {}};
-  layer.forward(q, more, more, result.out, executor);
-  result.keep = layer.selection();
-  return result;
-}
-
-TEST(SelectThreads, AnyNumberOfWorkersGivesTheSameSelectionAndBits) {
-  for (const Case& of : cases())
-    for (const Index q_len : {1, 40, 130}) {
-      const Step serial = step(of.options, q_len, SerialExecutor{});
-      EXPECT_FALSE(serial.keep.is_all());
-      for (const int workers : {2, 3, 16, 128}) {
-        SCOPED_TRACE(std::string(of.name) + ", " + std::to_string(q_len) + " queries, " +
-                     std::to_string(workers) + " workers");
-        quoka::ThreadPool pool(workers);
-        const Step got = step(of.options, q_len, pool);
-        EXPECT_EQ(got.keep, serial.keep);
-        EXPECT_TRUE(same_bits(got.out, serial.out));
-      }
-    }
-}
 
 // A sample of every 8th key guesses the threshold: where these are the best it is not fair.
 TEST(SelectThreads, AnUnfairSampleGivesTheSameSelection) {
@@ -97,35 +35,6 @@ TEST(SelectThreads, AnUnfairSampleGivesTheSameSelection) {
   const Selection expected = select(in_float, SerialExecutor{});
   EXPECT_EQ(select(selector, SerialExecutor{}), expected);
   EXPECT_EQ(select(selector, pool), expected);
-}
-
-// Copies of a few keys all over the cache: of those that equal the least kept one the earliest are kept,
-// whatever ranges they lie in.
-TEST(SelectThreads, TiesAtTheThresholdGoToTheEarlierKeys) {
-  Random random(504);
-  const Index len = 9001, dim = 16;
-  const auto q = random.tensor<float>(1, 4, 40, dim), few = random.tensor<float>(1, 2, 7, dim);
-  Tensor4<float> k(1, 2, len, dim);
-  for (Index t = 0; t < len; ++t) k.chip(t, 2) = Tensor3<float>(few.chip(random.below(7), 2));
-  quoka::ThreadPool pool(16);
-  for (const Index budget : {1, 150, 1286, 4000, 8999})
-    for (const Index forced : {0, 5}) {
-      QuokaOptions options{.budget = Budget::keys(budget),
-                           .top_k = {.keep_first = forced, .keep_last = 2 * forced},
-                           .sketch = quoka::Sketch::on};
-      QuokaOptions float_options = options;
-      float_options.sketch = quoka::Sketch::off;
-      const Selection expected = QuokaSelector(float_options).select(q, k, {});
-      for (const bool by_pool : {false, true}) {
-        QuokaSelector::State state;
-        Selection keep;
-        const QuokaSelector selector(options);
-        const quoka::SelectorInput input{.q = q, .k = k, .logits = LogitOptions{}, .capacity = len};
-        selector.appended(input, state, SerialExecutor{});
-        selector.select(input, state, keep, by_pool ? ExecutorRef(pool) : SerialExecutor{});
-        EXPECT_EQ(keep, expected) << "budget " << budget << ", forced " << forced;
-      }
-    }
 }
 
 // A head whose keys are too long for codes has its mass in float, after that of the others.

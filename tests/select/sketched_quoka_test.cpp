@@ -16,7 +16,6 @@
 namespace {
 
 using namespace quoka_test;
-using quoka::KeySketch;
 using quoka::QuokaScorer;
 using quoka::QuokaSelector;
 using quoka::SelectorInput;
@@ -82,23 +81,6 @@ TEST(SketchedQuoka, LosesLittleOfTheMassOfRealLayers) {
   RecordProperty("most_mass_lost", std::to_string(most));
 }
 
-// Of random keys, whose shares lie closer together than a model's: 0.0033 at most on AVX2, 0.0012 next.
-TEST(SketchedQuoka, LosesLittleWithEverySwitch) {
-  Random random(721);
-  const auto q = random.tensor<float>(1, 6, 37, 24), k = random.tensor<float>(1, 2, 401, 24);
-  for (QuokaOptions options : every_switch()) {
-    if (options.domain != quoka::Domain::softmax) continue;
-    options.budget = Budget::keys(63);
-    EXPECT_LE(mass_lost(q, k, options, 0.4f), 0.005) << name_of(options);
-  }
-}
-
-TEST(SketchedQuoka, OneTokenSelects) {
-  Random random(722);
-  const auto q = random.tensor<float>(1, 6, 1, 24), k = random.tensor<float>(1, 2, 401, 24);
-  EXPECT_LE(mass_lost(q, k, robust(Sketch::on, 40), 0.4f), 0.002);
-}
-
 TEST(SketchedQuoka, RobustUsesItWhereItIsFast) {
   Random random(723);
   const auto q = random.tensor<float>(1, 4, 37, 24), k = random.tensor<float>(1, 2, 401, 24);
@@ -115,80 +97,6 @@ TEST(SketchedQuoka, RobustUsesItWhereItIsFast) {
     EXPECT_EQ(state.scorer.sketched_mass.bytes() > 0, used);
     EXPECT_EQ(state.scorer.softmax.bytes() > 0, !used);
   }
-}
-
-// Keys that the state was not told of: float, and the same Selection as without a sketch.
-TEST(SketchedQuoka, ScoresInFloatWhereKeysWereNotTold) {
-  Random random(724);
-  const auto q = random.tensor<float>(1, 4, 37, 24), k = random.tensor<float>(1, 2, 401, 24);
-  const TensorView<const float> keys(k);
-  QuokaSelector::State told, not_told;
-  Selection a, b;
-  const QuokaSelector selector(robust(Sketch::on, 40));
-  selector.appended(SelectorInput{{}, keys.slice(0, 300)}, told, SerialExecutor{});
-  selector.select(SelectorInput{q, k, LogitOptions{}}, told, a, SerialExecutor{});
-  QuokaSelector(robust(Sketch::off, 40))
-      .select(SelectorInput{q, k, LogitOptions{}}, not_told, b, SerialExecutor{});
-  EXPECT_EQ(a, b);
-  EXPECT_EQ(told.scorer.sketched_mass.bytes(), 0);
-}
-
-TEST(SketchedQuoka, FollowsTheCacheThroughTruncateAndAnotherBranch) {
-  Random random(725);
-  const auto q = random.tensor<float>(1, 4, 16, 24), k = random.tensor<float>(1, 2, 300, 24),
-             other = random.tensor<float>(1, 2, 100, 24), v = random.tensor<float>(1, 2, 300, 8);
-  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 24, .v_dim = 8};
-  quoka::ChunkedPrefill<QuokaSelector> layer(shape, robust(Sketch::on, 31)),
-      fresh(shape, robust(Sketch::on, 31));
-  const TensorView<const float> keys(k), values(v), branch(other);
-  layer.append(keys, values);
-  layer.select(q);
-  layer.truncate(203);
-  layer.append(branch, values.slice(0, 100));
-  fresh.append(keys.slice(0, 203), values.slice(0, 203));
-  fresh.append(branch, values.slice(0, 100));
-  EXPECT_EQ(layer.select(q), fresh.select(q));
-}
-
-TEST(SketchedQuoka, KeepsASketchOfRowsOfCodes) {
-  Random random(726);
-  const auto q = random.tensor<float>(1, 4, 16, 64), k = random.tensor<float>(1, 2, 300, 64),
-             v = random.tensor<float>(1, 2, 300, 8);
-  quoka::KvCache cache(1, 2, 64, 8, quoka::q8_0_format(), quoka::format_of<float>());
-  cache.append(quoka::view_of(k), quoka::view_of(v));
-  EXPECT_LE(mass_lost(q, cache.k(), robust(Sketch::on, 31), 0.2f), 0.002);
-}
-
-// A sketch of the engine's cache: used, also where it was not told of all keys; a key that changed behind
-// its back is found if it is looked up.
-TEST(SketchedQuoka, UsesTheSketchOfACache) {
-  Random random(727);
-  const auto q = random.tensor<float>(1, 4, 16, 24);
-  auto k = random.tensor<float>(1, 2, 300, 24);
-  KeySketch sketch;
-  sketch.update(Rows(k), 0, 300, SerialExecutor{});
-  const QuokaSelector selector(robust(Sketch::on, 31)), exact(robust(Sketch::off, 31));
-  const SelectorInput input{.q = q, .k = k, .logits = LogitOptions{}, .sketch = &sketch};
-  QuokaSelector::State state, own, plain;
-  Selection a, b;
-  selector.select(input, state, a, SerialExecutor{});
-  EXPECT_EQ(state.scorer.sketch.keys.len(), 0);
-  selector.appended(SelectorInput{q, k}, own, SerialExecutor{});
-  selector.select(SelectorInput{q, k, LogitOptions{}}, own, b, SerialExecutor{});
-  EXPECT_EQ(a, b);
-
-  KeySketch of_some;
-  of_some.update(Rows(k), 0, 250, SerialExecutor{});
-  of_some.update(Rows(k), 260, 40, SerialExecutor{});
-  QuokaSelector::State other;
-  selector.select(SelectorInput{.q = q, .k = k, .logits = LogitOptions{}, .sketch = &of_some},
-                  other, a, SerialExecutor{});
-  exact.select(SelectorInput{q, k, LogitOptions{}}, plain, b, SerialExecutor{});
-  EXPECT_EQ(a, b) << "a head with keys that codes do not know is done in float";
-
-  for (Index c = 0; c < 24; ++c) k(0, 1, 299, c) += 1.0f;
-  expect_refused([&] { selector.select(input, state, a, SerialExecutor{}); },
-                 {"key at position", 299, "sketched", 300});
 }
 
 TEST(SketchedQuoka, ADecodeLoopDoesNotGrow) {

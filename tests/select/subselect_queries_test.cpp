@@ -9,7 +9,6 @@ namespace {
 using namespace quoka_test;
 using quoka::subselect_queries;
 using quoka::subselect_query_positions;
-using quoka::SubselectOptions;
 
 // Its positions are the oracle's, near ties aside. kv_heads says which heads form a set where mode
 // is shared.
@@ -50,22 +49,6 @@ TEST(Subselect, DissimilarAgreesWithTheOracle) {
   });
 }
 
-TEST(Subselect, EveryChoiceAgreesWithTheOracle) {
-  Random random(72);
-  for (QueryChoice choice : query_choices)
-    for (Index len : {15, 16, 17, 37, 128})
-      for (Index n : {1, 2, 3, 7, 16})
-        expect_as_oracle(random.tensor<Element>(1, 2, len, 64), n, choice);
-}
-
-TEST(Subselect, SharedSetsAgreeWithTheOracle) {
-  Random random(73);
-  for (QueryChoice choice : query_choices)
-    for (Index group : {1, 4, 5, 7, 8})
-      expect_as_oracle(random.tensor<Element>(2, 2 * group, 37, 64), 7, choice, GroupMode::shared,
-                       2);
-}
-
 TEST(Subselect, MixedSetsAgreeWithTheOracleForEveryGroup) {
   Random random(84);
   for (Index group : {1, 4, 5, 7, 8, 16})
@@ -90,13 +73,6 @@ TEST(Subselect, MixedHeadsCoverTheChunkTogether) {
   }
   std::sort(spaced.begin(), spaced.end());
   for (Index i = 0; i < 16; ++i) EXPECT_EQ(spaced[uz(i)], 8 * i);
-}
-
-TEST(Subselect, AllButOneAgreesWithTheOracle) {
-  Random random(74);
-  for (QueryChoice choice : query_choices)
-    for (Index len : {2, 16, 37})
-      expect_as_oracle(random.tensor<Element>(1, 2, len, 64), len - 1, choice);
 }
 
 // ---- order --------------------------------------------------------------------------------------
@@ -144,33 +120,6 @@ TEST(Subselect, DecodeKeepsItsOneQuery) {
   EXPECT_TRUE(same_bits(subselect_queries(q, 16), q));
 }
 
-TEST(Subselect, UniformEndsWithTheLastToken) {
-  Random random(77);
-  const auto kept = to_positions(subselect_query_positions(random.tensor<Element>(1, 1, 128, 3), 16,
-                                                           {QueryChoice::uniform, 1}));
-  EXPECT_EQ(kept[0][0].front(), 7);
-  EXPECT_EQ(kept[0][0].back(), 127);
-}
-
-TEST(Subselect, DissimilarAndLastKeepsNoQueryTwice) {
-  // The last tokens are the most dissimilar, too.
-  auto q = repeated<Element>({{1, 2, 3}}, 37);
-  for (Index i = 30; i < 37; ++i)
-    for (Index c = 0; c < 3; ++c) q(0, 0, i, c) = stored<Element>(-1.0);
-  const auto kept =
-      to_positions(subselect_query_positions(q, 7, {QueryChoice::dissimilar_and_last, 1}));
-  EXPECT_EQ(kept[0][0], (std::vector<Index>{30, 31, 32, 33, 34, 35, 36}));
-}
-
-TEST(Subselect, HeadsOfASetKeepTheSameTokens) {
-  Random random(78);
-  const auto kept = to_positions(subselect_query_positions(random.tensor<Element>(2, 6, 37, 17), 7,
-                                                           {QueryChoice::dissimilar, 3}));
-  for (Index b = 0; b < 2; ++b)
-    for (Index head = 0; head < 6; ++head)
-      EXPECT_EQ(kept[uz(b)][uz(head)], kept[uz(b)][uz(head / 3 * 3)]);
-}
-
 // ---- the rows -----------------------------------------------------------------------------------
 
 TEST(Subselect, KeptRowsAreTheQueriesBitForBit) {
@@ -186,41 +135,6 @@ TEST(Subselect, KeptRowsAreTheQueriesBitForBit) {
           for (Index c = 0; c < 17; ++c)
             ASSERT_EQ(kept(b, head, m, c), q(b, head, positions(b, head, m), c));
   });
-}
-
-TEST(Subselect, StridedQueriesGiveTheSame) {
-  Random random(80);
-  for (Index dim : {3, 17, 64, 100}) {
-    const auto q = random.tensor<Element>(2, 3, 37, dim);
-    const Strided<Element> strided(q);
-    EXPECT_EQ(to_positions(subselect_query_positions(q, 7)),
-              to_positions(subselect_query_positions(strided.view(), 7)));
-    EXPECT_TRUE(same_bits(subselect_queries(q, 7), subselect_queries(strided.view(), 7)));
-  }
-}
-
-TEST(Subselect, AnyNumberOfThreadsGivesTheSame) {
-  Random random(81);
-  const auto q = random.tensor<Element>(2, 6, 37, 64);
-  for (Index heads_per_set : {1, 3}) {
-    const SubselectOptions options{QueryChoice::dissimilar, heads_per_set};
-    const auto alone = to_positions(subselect_query_positions(q, 7, options));
-    for_each_executor([&](ExecutorRef executor) {
-      EXPECT_EQ(to_positions(subselect_query_positions(q, 7, options, executor)), alone);
-    });
-  }
-}
-
-// ---- invariances --------------------------------------------------------------------------------
-
-TEST(Subselect, ScalingAHeadByAPowerOfTwoChangesNothing) {
-  Random random(82);
-  auto q = random.tensor<Element>(1, 3, 37, 64);
-  const auto before = to_positions(subselect_query_positions(q, 7));
-  for (Index i = 0; i < 37; ++i)
-    for (Index c = 0; c < 64; ++c)
-      q(0, 1, i, c) = stored<Element>(8.0 * static_cast<double>(static_cast<float>(q(0, 1, i, c))));
-  EXPECT_EQ(to_positions(subselect_query_positions(q, 7)), before);
 }
 
 // ---- zero, NaN, infinite and huge queries -------------------------------------------------------
@@ -280,34 +194,6 @@ TEST(Subselect, QueriesWhoseSumOverflowsAreRankedBeforeNan) {
   const auto kept = to_positions(subselect_query_positions(q, 36));
   EXPECT_EQ(std::set<Index>(kept[0][0].begin(), kept[0][0].end()).size(), 36u);
   EXPECT_EQ(std::count(kept[0][0].begin(), kept[0][0].end(), 4), 0);
-}
-
-// ---- refused ------------------------------------------------------------------------------------
-
-TEST(SubselectRefuses, FewerThanOneQuery) {
-  const Tensor4<float> q(1, 4, 7, 3);
-  expect_refused([&] { (void)subselect_queries(q, 0); }, {"n_queries", 0, 1});
-  expect_refused([&] { (void)subselect_query_positions(q, -3); }, {"n_queries", -3, 1});
-}
-
-TEST(SubselectRefuses, AnEmptyChunk) {
-  const Tensor4<float> q(1, 4, 0, 3);
-  expect_refused([&] { (void)subselect_queries(q, 16); }, {"q_len", 0, 1});
-}
-
-TEST(SubselectRefuses, AHeadWithoutChannels) {
-  const Tensor4<float> q(1, 4, 7, 0);
-  expect_refused([&] { (void)subselect_queries(q, 16); }, {"dim", 0, 1});
-}
-
-TEST(SubselectRefuses, SetsThatDoNotFillTheHeads) {
-  const Tensor4<float> q(1, 4, 7, 5);
-  for (Index heads_per_set : {3, 8, 0, -2})
-    expect_refused(
-        [&] {
-          (void)subselect_queries(q, 2, {QueryChoice::dissimilar, heads_per_set});
-        },
-        {"q_heads", 4, heads_per_set});
 }
 
 }  // namespace

@@ -302,28 +302,4 @@ TEST(TopK, LeavesTheScoresAlone) {
   EXPECT_TRUE(same_bits(scores, before));
 }
 
-TEST(TopK, AnyNumberOfThreadsGivesTheSame) {
-  Random random(143);
-  const auto scores = odd_scores(random, 2, 7, 501);
-  for (Index window : {1, 3}) {
-    const auto alone = top_k(scores, 37, {.window = window});
-    for_each_executor([&](ExecutorRef executor) {
-      EXPECT_EQ(top_k(scores, 37, {.window = window}, executor), alone);
-    });
-  }
-}
-
-TEST(TopKRefuses, NegativeNumbers) {
-  const Tensor3<float> scores(1, 1, 7);
-  expect_refused([&] { (void)top_k(scores, -3); }, {"k", -3, 0});
-  expect_refused([&] { (void)top_k(scores, 2, {.keep_first = -1}); }, {"keep_first", -1, 0});
-  expect_refused([&] { (void)top_k(scores, 2, {.keep_last = -2}); }, {"keep_last", -2, 0});
-}
-
-TEST(TopKRefuses, AWindowBelowOne) {
-  const Tensor3<float> scores(1, 1, 7);
-  expect_refused([&] { (void)top_k(scores, 2, {.window = 0}); }, {"window", 0, 1});
-  expect_refused([&] { (void)top_k(scores, 2, {.window = -3}); }, {"window", -3, 1});
-}
-
 }  // namespace

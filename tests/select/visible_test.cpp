@@ -84,19 +84,6 @@ TEST_F(SelectVisible, IsThatOfACacheOfTheCellsThatAllSee) {
                                   with_norms);
 }
 
-// The budget holds all that all see.
-TEST_F(SelectVisible, KeepsAllThatAllSee) {
-  expect_as_of_a_cache_of_these({.budget = quoka::Budget::keys(1000)});
-}
-
-// Each head its own number, the first one fewest.
-TEST_F(SelectVisible, HeadsMayKeepDifferentNumbers) {
-  const QuokaOptions options{.budget = Budget::mass(0.5), .domain = quoka::Domain::softmax};
-  expect_as_of_a_cache_of_these(options);
-  const Selection keep = select(options, visible());
-  EXPECT_LT(keep.count(0, 0), keep.count(0, 1));
-}
-
 TEST_F(SelectVisible, OfNothingThatAllSeeIsWhatSomeSee) {
   VisibleCells cells = visible();
   cells.to_all.clear();
@@ -104,27 +91,6 @@ TEST_F(SelectVisible, OfNothingThatAllSeeIsWhatSomeSee) {
   for (Index head = 0; head < heads; ++head) EXPECT_EQ(keep.positions(0, head), cells.to_some);
   cells.to_some.clear();
   EXPECT_EQ(select({.budget = quoka::Budget::keys(20)}, cells).total(), 0);
-}
-
-TEST_F(SelectVisible, RefusesCellsThatThereAreNot) {
-  for (const bool of_all : {false, true}) {
-    VisibleCells cells = visible();
-    (of_all ? cells.to_all : cells.to_some).push_back(len);
-    expect_refused([&] { select({.budget = quoka::Budget::keys(20)}, cells); },
-                   {"visible cell", len, len - 1});
-  }
-}
-
-TEST_F(SelectVisible, RefusesABatch) {
-  const auto q = random_.tensor<float>(2, 2 * heads, q_len, dim),
-             k = random_.tensor<float>(2, heads, len, dim);
-  QuokaSelector::State state;
-  Selection keep;
-  expect_refused(
-      [&] {
-        quoka::select_visible(QuokaSelector(), {q, k}, visible(), state, keep);
-      },
-      {"batch", 2, 1});
 }
 
 }  // namespace

@@ -1,0 +1,230 @@
+// What selection refuses, in one table: std::invalid_argument that names the thing and both numbers. What a State
+// refuses stands in selector_suite_test, what the sketch of a cache does in cache_sketch_test.
+
+#include <quoka/methods/all.hpp>
+#include <quoka/select/stages.hpp>
+#include <quoka/select/visible.hpp>
+
+#include "support/selector_fixtures.hpp"
+
+#include <functional>
+
+namespace {
+
+using namespace quoka_test;
+using namespace quoka;
+
+struct Refusal {
+  std::function<void()> call;
+  std::initializer_list<Fragment> says;
+  int line = __builtin_LINE();
+};
+void expect_all(std::initializer_list<Refusal> table) {
+  for (const Refusal& one : table) expect_refused(one.call, one.says, __FILE__, one.line);
+}
+
+// Options with one member set.
+template <class S, class F>
+void with(F&& set) {
+  typename S::Options options{};
+  set(options);
+  S{options};
+}
+
+TEST(SelectionRefuses, OptionsOutOfRange) {
+  for_each_selector([]<class S>(const char* name) {
+    SCOPED_TRACE(name);
+    using O = typename S::Options;
+    if constexpr (requires(O o) { o.top_k.window; })
+      expect_all({{[] { with<S>([](O& o) { o.top_k.window = 0; }); }, {"window", 0, 1}},
+                  {[] { with<S>([](O& o) { o.top_k.keep_first = -3; }); }, {"keep_first", -3, 0}},
+                  {[] { with<S>([](O& o) { o.top_k.keep_last = -4; }); }, {"keep_last", -4, 0}}});
+    if constexpr (requires(O o) { o.keep_first; })
+      expect_all({{[] { with<S>([](O& o) { o.keep_first = -3; }); }, {"keep_first", -3, 0}}});
+    if constexpr (requires(O o) { o.plan; }) {
+      const auto planned = [](LayerPlan plan) {
+        return [plan] { with<S>([&](O& o) { o.plan = plan; }); };
+      };
+      expect_all({{planned({.layer = -1}), {"layer", -1, 0}},
+                  {planned({.layer = 32}), {"layer", 32, 31}},
+                  {planned({.layer = 4, .layer_count = 4}), {"layer", 4, 3}},
+                  {planned({.first_sparse = -2}), {"first_sparse", -2, 0}}});
+    }
+  });
+  expect_all({
+      {[] { Budget::keys(-5); }, {"budget", -5, 0}},
+      {[] { QuokaSelector({.n_queries = 0}); }, {"n_queries", 0, 1}},
+      {[] { QuokaSelector({.n_queries = QueryCount::per_kv_head(0)}); }, {"n_queries", 0, 1}},
+      {[] { QuokaSelector({.cascade = -1}); }, {"cascade", -1, 0}},
+      {[] { QuokaSelector({.cascade = (Index{1} << 20) + 1}); },
+       {"cascade", (1 << 20) + 1, 1 << 20}},
+      {[] { QuokaOptions::preset("fastest"); }, {"preset", "fastest"}},
+      {[] { SampleAttentionSelector({.n_queries = 0}); }, {"n_queries", 0, 1}},
+      {[] { SparqSelector({.rank = 0}); }, {"rank", 0, 1}},
+      {[] { LokiSelector({.rank = 0}); }, {"rank", 0, 1}},
+      {[] { QuestSelector({.page = 0}); }, {"page", 0, 1}},
+      {[] { SnapKvSelector({.observation = 0}); }, {"observation", 0, 1}},
+      {[] { SnapKvSelector({.pool = 0}); }, {"pool", 0, 1}},
+      {[] { SnapKvSelector({.pool = -1}); }, {"pool", -1, 1}},
+      {[] { SnapKvSelector({.pool = 4}); }, {"pool", "odd", 0, 1}},
+      {[] { XAttentionSelector({.stride = 0}); }, {"stride", 0, 1}},
+      {[] { XAttentionSelector({.stride = 8, .block = 100}); }, {"block", 100, 8}},
+      {[] { FlashPrefillSelector({.block = 0}); }, {"block", 0, 1}},
+  });
+}
+
+// Masses are those of softmax, and a best score is one that a method has.
+TEST(SelectionRefuses, BudgetsByScoresThatItDoesNotHave) {
+  const Budget mass = Budget::mass(0.9), relative = Budget::relative(0.1);
+  expect_all({
+      {[&] { QuokaSelector({.budget = mass}); }, {"no mass"}},
+      {[&] { SampleAttentionSelector({.budget = mass, .domain = Domain::logit}); }, {"no mass"}},
+      {[&] { QuestSelector({.budget = mass}); }, {"no mass"}},
+      {[&] { QuestSelector({.budget = relative}); }, {"no best score"}},
+      {[&] { RandomSelector({.budget = relative}); }, {"no best score"}},
+      {[&] { SnapKvSelector({.budget = mass}); }, {"no mass"}},
+      {[&] { KeyDiffSelector({.budget = relative}); }, {"no best score"}},
+      {[&] { TidalDecodeSelector({.budget = mass}); }, {"no mass"}},
+      {[&] { FirstRecentSelector({.budget = mass}); }, {"no mass"}},
+      {[&] { XAttentionSelector({.budget = relative}); }, {"mass"}},
+      {[&] { FlashPrefillSelector({.budget = mass}); }, {"best"}},
+  });
+  EXPECT_NO_THROW(QuokaSelector({.budget = relative}));
+  EXPECT_NO_THROW(QuokaSelector({.budget = mass, .domain = Domain::softmax}));
+}
+
+// What scores do not know would be selected for as if it were not there.
+TEST(SelectionRefuses, LogitsThatItDoesNotKnow) {
+  Random random(201);
+  const auto q = random.tensor<float>(1, 4, 37, 16), k = random.tensor<float>(1, 2, 127, 16);
+  const QuokaSelector weighs(QuokaOptions::recommended(Budget::keys(31))),
+      cosines({.budget = Budget::keys(31)});
+  const std::vector<float> slopes{0.5f, 0.25f, 0.125f, 0.0625f};
+  const AttentionOptions alibi{.alibi_slopes = slopes}, window{.sliding_window = 50};
+  Tensor4<float> biases(1, 1, 37, 127 + 37);
+  biases.setZero();
+  const AttentionOptions masked{.mask = biases};
+  QuokaSelector::State state;
+  Selection keep;
+  const Rows few = Rows(k).slice(0, 7);  // within the budget, and refused at once
+  const auto unsaid = [&](const Rows& keys) {
+    return [&, keys] { weighs.select({.q = q, .k = keys}, state, keep, SerialExecutor{}); };
+  };
+  expect_all({
+      {unsaid(k), {"SelectorInput::logits"}},
+      {unsaid(few), {"SelectorInput::logits"}},
+      {[&] { (void)weighs.select(q, k, alibi); }, {4, "alibi_slopes"}},
+      {[&] { (void)weighs.select(q, k, window); }, {"sliding_window", 50}},
+      {[&] { (void)cosines.select(q, k, window); }, {"sliding_window", 50}},
+      {[&] { (void)cosines.select(q, k, masked); }, {"mask", "select_visible()"}},
+  });
+  EXPECT_NO_THROW(cosines.select({.q = q, .k = k}, state, keep, SerialExecutor{}));
+  EXPECT_EQ(cosines.select(q, k, alibi), cosines.select(q, k, {}));
+}
+
+TEST(SelectionRefuses, StagesOfOtherShapes) {
+  const Tensor4<float> q(1, 4, 7, 3), empty(1, 4, 0, 3), hollow(1, 4, 7, 0), seven(1, 7, 3, 5);
+  const Tensor4<float> q_bar(2, 3, 7, 17), no_rows(2, 3, 0, 17), keys(2, 3, 37, 17),
+      no_channels(1, 1, 16, 0);
+  const auto keys_of = [&](Index batch, Index heads, Index dim) {
+    return
+        [&, batch, heads, dim] { (void)score_keys(q_bar, Tensor4<float>(batch, heads, 37, dim)); };
+  };
+  const auto norms_of = [&](Index batch, Index heads, Index len) {
+    return [&, norms = Tensor3<float>(batch, heads, len)] {
+      (void)score_keys(q_bar, keys, {}, norms);
+    };
+  };
+  const Tensor3<float> scores(1, 1, 7);
+  expect_all({
+      {[&] { (void)subselect_queries(q, 0); }, {"n_queries", 0, 1}},
+      {[&] { (void)subselect_query_positions(q, -3); }, {"n_queries", -3, 1}},
+      {[&] { (void)subselect_queries(empty, 16); }, {"q_len", 0, 1}},
+      {[&] { (void)subselect_queries(hollow, 16); }, {"dim", 0, 1}},
+      {[&] { (void)subselect_queries(q, 2, {.group = 3}); }, {"q_heads", 4, 3}},
+      {[&] { (void)subselect_queries(q, 2, {.group = 0}); }, {"q_heads", 4, 0}},
+      {[&] { (void)pre_aggregate(seven, 2); }, {"q_heads", 7, 2}},
+      {[&] { (void)pre_aggregate(seven, 14); }, {"q_heads", 7, 14}},
+      {[&] { (void)pre_aggregate(seven, 0); }, {"q_heads", 7, 0}},
+      {[&] { (void)pre_aggregate(seven, -3); }, {"q_heads", 7, -3}},
+      {keys_of(1, 3, 17), {"batch", 1, 2}},
+      {keys_of(2, 4, 17), {"heads", 4, 3}},
+      {keys_of(2, 3, 16), {"dim", 16, 17}},
+      {norms_of(1, 3, 37), {"batch", 1, 2}},
+      {norms_of(2, 4, 37), {"heads", 4, 3}},
+      {norms_of(2, 3, 36), {"len", 36, 37}},
+      {[&] { (void)score_keys(no_rows, keys); }, {"rows", 0, 1}},
+      {[&] { (void)score_keys(no_channels, no_channels); }, {"head_dim", 0, 1}},
+      {[&] { (void)top_k(scores, -1); }, {"k", -1, 0}},
+      {[&] { (void)top_k(scores, 3, {.keep_first = -2}); }, {"keep_first", -2, 0}},
+      {[&] { (void)top_k(scores, 3, {.keep_last = -5}); }, {"keep_last", -5, 0}},
+      {[&] { (void)top_k(scores, 3, {.window = 0}); }, {"window", 0, 1}},
+  });
+}
+
+TEST(SelectionRefuses, WhatOneMethodDoes) {
+  Random random(485);
+  const auto q = random.tensor<float>(1, 4, 7, 20), k = random.tensor<float>(1, 2, 37, 20);
+  const auto calibrated = [&](Index heads, Index dim) {
+    return [&, heads, dim] {
+      const auto keys = random.tensor<float>(1, heads, 37, dim);
+      LokiFit fit(heads, dim);
+      fit.add(view_of(keys));
+      const auto made = std::make_shared<const LokiCalibration>(fit.finish());
+      (void)LokiSelector({.budget = Budget::keys(7), .calibration = made}).select(q, k, {});
+    };
+  };
+  const auto fitted = [&](Index heads, Index dim) {
+    return [keys = Tensor4<float>(1, heads, 37, dim)] { LokiFit(2, 5).add(view_of(keys)); };
+  };
+  using Directions = std::vector<Eigen::MatrixXf>;
+  const Tensor4<float> chunk(1, 2, 8, 20);
+  XAttentionSelector::State state;
+  Selection keep;
+  expect_all({
+      {calibrated(3, 20), {"kv_heads", 3, 2}},
+      {calibrated(1, 20), {"kv_heads", 1, 2}},
+      {calibrated(2, 16), {"head_dim", 16, 20}},
+      {fitted(3, 5), {"heads", 3, 2}},
+      {fitted(2, 7), {"dim", 7, 5}},
+      {[] { LokiFit(0, 5); }, {"kv_heads", 0, 1}},
+      {[] { LokiFit(2, 0); }, {"head_dim", 0, 1}},
+      {[] { LokiCalibration(Directions{}); }, {"kv_heads", 0, 1}},
+      {[] { LokiCalibration(Directions{Eigen::MatrixXf(3, 4)}); }, {"columns", 4, 3}},
+      {[] {
+         LokiCalibration(Directions{Eigen::MatrixXf(3, 3), Eigen::MatrixXf(5, 5)});
+       },
+       {"rows", 5, 3}},
+      {[&] {
+         XAttentionSelector().select({.q = q, .k = k, .logits = LogitOptions{}, .chunk_k = chunk},
+                                     state, keep, SerialExecutor{});
+       },
+       {"chunk_k", 8, 7}},
+  });
+}
+
+TEST(SelectionRefuses, VisibleCellsThatThereAreNot) {
+  Random random(41);
+  const auto q = random.tensor<float>(2, 4, 5, 16), k = random.tensor<float>(2, 2, 40, 16);
+  const auto mask = random.tensor<float>(1, 1, 5, 45);
+  const auto first = [](const Tensor4<float>& x, Index batch) {
+    const Rows rows(x);
+    return Rows(rows.data(), rows.format(), {batch, rows.heads(), rows.len(), rows.dim()},
+                rows.strides());
+  };
+  const auto select = [&](Index batch, bool of_all) {
+    return [&, batch, of_all] {
+      VisibleCells cells(mask, 40);
+      if (batch == 1) (of_all ? cells.to_all : cells.to_some).push_back(40);
+      QuokaSelector::State state;
+      Selection keep;
+      select_visible(QuokaSelector(), {.q = first(q, batch), .k = first(k, batch)}, cells, state,
+                     keep);
+    };
+  };
+  expect_all({{select(1, true), {"visible cell", 40, 39}},
+              {select(1, false), {"visible cell", 40, 39}},
+              {select(2, true), {"batch", 2, 1}}});
+}
+
+}  // namespace
