@@ -1,8 +1,4 @@
 // Attention of one chunk over all of the past and over a selection, and the plain twin.
-//
-// Queries, the chunk's keys and values, and outputs are stored as T, the past as P: the same, unless a
-// name says "float_over_half". Kernels read rows through their formats, so that must cost what half
-// queries over a half cache cost.
 
 #include "arithmetic.hpp"
 #include "measure.hpp"
@@ -10,9 +6,9 @@
 namespace quoka_bench {
 namespace {
 
-template <class T, class P>
-plain::Attention<T, P> plain_input(const ChunkData<T>& chunk, const PastData<P>& past,
-                                   const plain::Positions* keep = nullptr) {
+template <class T>
+plain::Attention<T> plain_input(const ChunkData<T>& chunk, const PastData<T>& past,
+                                const plain::Positions* keep = nullptr) {
   return {chunk.q.view(), past.k, past.v, chunk.k.view(), chunk.v.view(), keep};
 }
 
@@ -34,11 +30,11 @@ struct InArithmetic {
 
 // logit_size: what logits are multiplied with. Of normal data they are normal, and weights all lie near each
 // other; times 24 they span what those of real models do, and most weights are next to nothing.
-template <class T, class P>
+template <class T>
 void dense(benchmark::State& state, const LayerShape& shape, Index kv_len, int threads,
            quoka::Arithmetic arithmetic, float logit_size) {
   const InArithmetic<T> in(state, arithmetic);
-  const auto past = past_of<P>(shape, kv_len);
+  const auto past = past_of<T>(shape, kv_len);
   ChunkData<T> chunk(shape, chunk_len);
   if (logit_size != 1.0f)
     for (Index i = 0; i < chunk.q.size(); ++i)
@@ -58,10 +54,10 @@ void dense(benchmark::State& state, const LayerShape& shape, Index kv_len, int t
 
 // ---- one token ----------------------------------------------------------------------------------
 
-template <class T, class P>
+template <class T>
 void token(benchmark::State& state, const LayerShape& shape, Index kv_len, Index budget,
            int threads) {
-  const auto past = past_of<P>(shape, kv_len);
+  const auto past = past_of<T>(shape, kv_len);
   const auto selections = scattered_selections(shape, kv_len, budget > 0 ? budget : kv_len);
   ChunkData<T> chunk(shape, 1);
   quoka::AttentionWorkspace workspace;
@@ -71,7 +67,7 @@ void token(benchmark::State& state, const LayerShape& shape, Index kv_len, Index
   with_executor(threads, [&](quoka::ExecutorRef executor) {
     measure(state,
             {.flops = attention_flops(shape, 1, kept),
-             .bytes = 2.0 * row_bytes<P>(shape, kept),
+             .bytes = 2.0 * row_bytes<T>(shape, kept),
              .threads = threads,
              .from_memory = true},
             [&] {
@@ -89,11 +85,11 @@ void token(benchmark::State& state, const LayerShape& shape, Index kv_len, Index
 
 // ---- selected -----------------------------------------------------------------------------------
 
-template <class T, class P>
+template <class T>
 void selected(benchmark::State& state, const LayerShape& shape, Index kv_len, Index budget,
               int threads, quoka::Arithmetic arithmetic) {
   const InArithmetic<T> in(state, arithmetic);
-  const auto past = past_of<P>(shape, kv_len);
+  const auto past = past_of<T>(shape, kv_len);
   const auto selections = scattered_selections(shape, kv_len, budget);
   ChunkData<T> chunk(shape, chunk_len);
   quoka::AttentionWorkspace workspace;
@@ -128,14 +124,14 @@ void plainly(benchmark::State& state, const LayerShape& shape, Index kv_len) {
 
 // ---- names --------------------------------------------------------------------------------------
 
-template <class T, class P = T>
+template <class T>
 void add_token(const char* name, const LayerShape& shape, Index kv_len, Index budget = 0,
                int threads = 1) {
   auto full =
       named(name, {{"kv_len", kv_len}, {"q_heads", shape.q_heads}, {"kv_heads", shape.kv_heads}});
   if (budget > 0) full = named(full, {{"budget", budget}});
   if (threads > 1) full = named(full, {{"threads", threads}});
-  timed_for(add(full, [=](auto& state) { token<T, P>(state, shape, kv_len, budget, threads); }),
+  timed_for(add(full, [=](auto& state) { token<T>(state, shape, kv_len, budget, threads); }),
             threads);
 }
 
@@ -146,16 +142,16 @@ std::string dense_name(const char* name, const LayerShape& shape, Index kv_len, 
                       {"threads", threads}});
 }
 
-template <class T, class P = T>
+template <class T>
 void add_dense(const char* name, const LayerShape& shape, Index kv_len, int threads = 1,
                quoka::Arithmetic arithmetic = quoka::Arithmetic::single, float logit_size = 1.0f) {
   timed_for(
       add(dense_name(name, shape, kv_len, threads),
-          [=](auto& state) { dense<T, P>(state, shape, kv_len, threads, arithmetic, logit_size); }),
+          [=](auto& state) { dense<T>(state, shape, kv_len, threads, arithmetic, logit_size); }),
       threads);
 }
 
-template <class T, class P = T>
+template <class T>
 void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index budget,
                   int threads = 1, quoka::Arithmetic arithmetic = quoka::Arithmetic::single) {
   auto full = named(name, {{"kv_len", kv_len}, {"budget", budget}});
@@ -163,7 +159,7 @@ void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index
   if (threads > 1) full = named(full, {{"threads", threads}});
   timed_for(
       add(full,
-          [=](auto& state) { selected<T, P>(state, shape, kv_len, budget, threads, arithmetic); }),
+          [=](auto& state) { selected<T>(state, shape, kv_len, budget, threads, arithmetic); }),
       threads);
 }
 
@@ -171,49 +167,25 @@ void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index
   constexpr Index usual = 8192;
   for (const Index kv_len : {Index{1024}, usual, longest_kv_len})
     add_dense<float>("attention/dense", qwen3_4b, kv_len);
+  for (const LayerShape& shape : {qwen25_7b, head_dim_64, head_dim_80})
+    add_dense<float>("attention/dense", shape, usual);
   add_dense<float>("attention/dense", qwen3_4b, usual, 2);
   add_dense<float>("attention/dense/wide_logits", qwen3_4b, usual, 1, quoka::Arithmetic::single,
                    24.0f);
-  for (const LayerShape& shape : {llama32_3b, group_7, head_dim_64, head_dim_80})
-    add_dense<float>("attention/dense", shape, usual);
-  const auto fixed16 = quoka::Arithmetic::fixed16;
-  for (const LayerShape& shape : {qwen3_4b, head_dim_64})
-    for (const Index kv_len : {usual, longest_kv_len})
-      add_dense<float>("attention/dense/fixed16", shape, kv_len, 1, fixed16);
-  add_dense<float>("attention/dense", head_dim_64, longest_kv_len);
-  add_dense<Eigen::half>("attention/dense/fixed16/half", qwen3_4b, usual, 1, fixed16);
-  for (const LayerShape& shape : {qwen3_4b, head_dim_64})
-    add_selected<float>("attention/selected/fixed16", shape, longest_kv_len, 1024, 1, fixed16);
-  add_selected<float>("attention/selected", head_dim_64, longest_kv_len, 1024);
+  add_dense<float>("attention/dense/fixed16", qwen3_4b, usual, 1, quoka::Arithmetic::fixed16);
   add_dense<Eigen::half>("attention/dense/half", qwen3_4b, usual);
-  add_dense<float, Eigen::half>("attention/dense/float_over_half", qwen3_4b, usual);
-  add_dense<Eigen::bfloat16>("attention/dense/bfloat16", qwen3_4b, usual);
-
-  for (const Index kv_len : {Index{2048}, Index{8192}, Index{16384}})
-    add_selected<float>("attention/selected", qwen3_4b, kv_len, 1024);
-  for (const Index budget : {Index{256}, Index{1024}})
-    add_selected<float>("attention/selected", qwen3_4b, longest_kv_len, budget);
-  add_selected<float>("attention/selected", qwen3_4b, longest_kv_len, 1024, 2);
-  add_selected<Eigen::half>("attention/selected/half", qwen3_4b, longest_kv_len, 1024);
-  add_selected<float, Eigen::half>("attention/selected/float_over_half", qwen3_4b, longest_kv_len,
-                                   1024);
-  add_selected<Eigen::bfloat16>("attention/selected/bfloat16", qwen3_4b, longest_kv_len, 1024);
-  for (const LayerShape& shape : {head_dim_64, head_dim_80})
-    add_selected<float>("attention/selected", shape, usual, 1024);
-
-  for (const int threads : {1, 2}) {
-    add_token<float>("attention/token", qwen3_4b, longest_kv_len, 0, threads);
-    add_token<float>("attention/token", one_kv_head, longest_kv_len, 0, threads);
-    add_dense<float>("attention/dense/one_kv_head", one_kv_head, usual, threads);
-  }
-  add_token<float>("attention/token", multi_head, longest_kv_len);
-  add_token<Eigen::half>("attention/token/half", qwen3_4b, longest_kv_len);
-  add_token<float, Eigen::half>("attention/token/float_over_half", qwen3_4b, longest_kv_len);
-  add_token<Eigen::bfloat16>("attention/token/bfloat16", qwen3_4b, longest_kv_len);
-  add_token<float>("attention/token", qwen3_4b, longest_kv_len, 1024);
-
   add(dense_name("attention/plain", qwen3_4b, 1024, 1),
       [](auto& state) { plainly(state, qwen3_4b, 1024); });
+
+  add_selected<float>("attention/selected", qwen3_4b, longest_kv_len, 1024);
+  add_selected<float>("attention/selected", qwen3_4b, longest_kv_len, 1024, 2);
+  add_selected<float>("attention/selected", head_dim_64, longest_kv_len, 1024);
+  add_selected<Eigen::half>("attention/selected/half", qwen3_4b, longest_kv_len, 1024);
+
+  for (const int threads : {1, 2})
+    add_token<float>("attention/token", qwen3_4b, longest_kv_len, 0, threads);
+  add_token<float>("attention/token", qwen3_4b, longest_kv_len, 1024);
+  add_token<Eigen::half>("attention/token/half", qwen3_4b, longest_kv_len);
   return true;
 }();
 

@@ -26,15 +26,34 @@ using quoka::TensorView;
 
 inline constexpr LayerShape qwen3_4b{.q_heads = 32, .kv_heads = 8, .head_dim = 128};
 inline constexpr LayerShape llama32_3b{.q_heads = 24, .kv_heads = 8, .head_dim = 128};
-inline constexpr LayerShape group_7{.q_heads = 28, .kv_heads = 4, .head_dim = 128};  // Qwen2.5-7B
-inline constexpr LayerShape multi_head{.q_heads = 8, .kv_heads = 8, .head_dim = 128};
-inline constexpr LayerShape one_kv_head{.q_heads = 8, .kv_heads = 1, .head_dim = 128};
+inline constexpr LayerShape qwen25_7b{.q_heads = 28, .kv_heads = 4, .head_dim = 128};
+inline constexpr LayerShape tinyllama{.q_heads = 32, .kv_heads = 4, .head_dim = 64};
 inline constexpr LayerShape head_dim_64{.q_heads = 32, .kv_heads = 8, .head_dim = 64};
 inline constexpr LayerShape head_dim_80{.q_heads = 32, .kv_heads = 8, .head_dim = 80};
 
 inline constexpr Index chunk_len = 128;  // q_len of a prefill chunk
 inline constexpr Index n_queries = 16;
 inline constexpr Index longest_kv_len = 32768;
+
+// ---- FLOPs, a multiply-add counting 2: README.md -------------------------------------------------
+
+// A causal chunk of q_len queries over `past` keys and itself.
+inline double attention_flops(const LayerShape& shape, Index q_len, Index past) {
+  const auto n = static_cast<double>(q_len);
+  const double pairs = n * (static_cast<double>(past) + 0.5 * (n + 1.0));
+  const Index v_dim = shape.v_dim > 0 ? shape.v_dim : shape.head_dim;
+  return 2.0 * static_cast<double>(shape.batch * shape.q_heads * (shape.head_dim + v_dim)) * pairs;
+}
+inline double score_flops(const LayerShape& shape, Index rows, Index kv_len) {
+  return 2.0 * static_cast<double>(shape.kv_heads * rows * shape.head_dim) *
+         static_cast<double>(kv_len);
+}
+inline double subselect_flops(const LayerShape& shape, Index q_len) {
+  return 5.0 * static_cast<double>(shape.q_heads * q_len * shape.head_dim);
+}
+inline double pre_aggregate_flops(const LayerShape& shape, Index rows) {
+  return 4.0 * static_cast<double>(shape.q_heads * rows * shape.head_dim);
+}
 
 // ---- tensors ------------------------------------------------------------------------------------
 

@@ -1,11 +1,90 @@
-// Attention over caches as engines have them: 8-bit rows, pages, sequences of different lengths. How
-// they compare with the library's own cache, in turns: engines.cpp.
+// Attention over caches as engines have them: 8-bit rows, pages, sequences of different lengths.
 
-#include "engine_cache.hpp"
 #include "measure.hpp"
+
+#include <quoka/packing/byte_formats.hpp>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
 
 namespace quoka_bench {
 namespace {
+
+using quoka::Rows;
+
+// How tokens lie: one after the other, in pages of 16, in slots in any order, and in pages whose keys
+// are [dim, token] (half).
+enum class Layout { contiguous, pages, slots, transposed };
+constexpr const char* layout_names[] = {"contiguous", "pages", "slots", "transposed"};
+
+// The keys and values of past_of() in a format, [kv_heads, len, dim] or [page, kv_heads, page_len, dim] in
+// shuffled order, of Qwen3-4B's shape. k and v look into it.
+class EngineCache {
+ public:
+  static constexpr LayerShape shape = qwen3_4b;
+
+  explicit EngineCache(const quoka::Format& format, Index len, Layout layout = Layout::contiguous)
+      : row_bytes(format.row_bytes({shape.head_dim})),
+        page_len_(layout == Layout::slots ? 1 : 16),
+        table_(static_cast<std::size_t>(quoka::ceil_div(len, page_len_))),
+        scales_(static_cast<std::size_t>(format.scales_apart(shape.head_dim)), 6.0f / 127.0f) {
+    std::iota(table_.begin(), table_.end(), quoka::Position{0});
+    std::shuffle(table_.begin(), table_.end(), std::mt19937(7));
+    const auto past = past_of<float>(shape, len);
+    k = stored(format, past.k, layout, memory_[0]);
+    v = stored(format, past.v, layout, memory_[1]);
+    if (layout == Layout::transposed) transpose_keys(len);
+  }
+  EngineCache(const EngineCache&) = delete;
+  EngineCache& operator=(const EngineCache&) = delete;
+
+  double bytes() const {  // of keys and values
+    return 2.0 * static_cast<double>(shape.kv_heads * k.len() * row_bytes);
+  }
+
+  Rows k, v;
+  Index row_bytes;
+
+ private:
+  Rows stored(const quoka::Format& format, const TensorView<const float>& from, Layout layout,
+              quoka::Buffer<std::byte>& memory) {
+    const Index pages = std::ssize(table_), heads = shape.kv_heads, len = from.len();
+    std::byte* const data = memory.reserve(pages * page_len_ * heads * row_bytes);
+    const Rows pool(data, format, {pages, heads, page_len_, shape.head_dim},
+                    {heads * page_len_ * row_bytes, page_len_ * row_bytes, row_bytes});
+    const Rows flat(data, format, {1, heads, len, shape.head_dim}, {0, len * row_bytes, row_bytes});
+    Rows rows = layout == Layout::contiguous ? flat : quoka::paged(pool, table_, len);
+    if (!scales_.empty()) rows = rows.with_scales(scales_.data(), 0);
+    for (Index head = 0; head < heads; ++head)
+      for (Index i = 0; i < len; ++i)
+        format.narrow(from.row(0, head, i), rows.shape(head),
+                      const_cast<std::byte*>(rows.row(0, head, i)));
+    return rows;
+  }
+  // Elements of two bytes: each page's keys [page_len, dim] become [dim, page_len].
+  void transpose_keys(Index len) {
+    const Index pages = std::ssize(table_), page_bytes = page_len_ * row_bytes;
+    auto* data = memory_[0].data();
+    std::vector<std::byte> page(static_cast<std::size_t>(page_bytes));
+    for (Index block = 0; block < pages * shape.kv_heads; ++block, data += page_bytes) {
+      std::copy_n(data, page_bytes, page.data());
+      for (Index i = 0; i < page_len_; ++i)
+        for (Index c = 0; c < shape.head_dim; ++c)
+          std::copy_n(page.data() + (i * shape.head_dim + c) * 2, 2,
+                      data + (c * page_len_ + i) * 2);
+    }
+    const Rows pool(memory_[0].data(), quoka::channel_major_format<Eigen::half>(),
+                    {pages, shape.kv_heads, page_len_, shape.head_dim},
+                    {shape.kv_heads * page_bytes, page_bytes, 2}, page_len_ * 2);
+    k = quoka::paged(pool, table_, len);
+  }
+
+  Index page_len_;
+  std::vector<quoka::Position> table_;
+  std::vector<float> scales_;  // of one head, the same for all
+  quoka::Buffer<std::byte> memory_[2];
+};
 
 constexpr LayerShape shape = EngineCache::shape;
 
@@ -59,24 +138,20 @@ void ragged(benchmark::State& state, int threads) {
   for (auto& x : tokens) verify(state, all_finite(x->out), "a sequence was left out");
 }
 
-// One token of each of 1,024 sequences of 16 keys, outputs head by head or token by token: of so little work what a batch
-// is checked for shows. Calls of their own are its twin.
-void short_sequences(benchmark::State& state, bool head_by_head, bool in_one_call) {
+// One token of each of 1,024 sequences of 16 keys, outputs head by head: so little work shows what checking a
+// batch costs. Calls of their own are its twin.
+void short_sequences(benchmark::State& state, bool in_one_call) {
   const Index sequences = 1024, len = 16, heads = shape.q_heads, dim = shape.head_dim;
   const auto past = past_of<float>(shape, len);
   ChunkData<float> token(shape, 1);
   std::vector<float> out(static_cast<std::size_t>(sequences * heads * dim), NAN);
   std::vector<quoka::AttentionSequence> batch;
-  for (Index i = 0; i < sequences; ++i) {
-    const auto to =
-        head_by_head ? quoka::TensorView<float>(out.data() + i * dim, {1, heads, 1, dim},
-                                                {0, sequences * dim, dim, 1})
-                     : quoka::TensorView<float>(out.data() + i * heads * dim, {1, heads, 1, dim});
+  for (Index i = 0; i < sequences; ++i)
     batch.push_back({.q = token.q.view(),
                      .past = {past.k, past.v},
                      .chunk = {token.k.view(), token.v.view()},
-                     .out = to});
-  }
+                     .out = quoka::TensorView<float>(out.data() + i * dim, {1, heads, 1, dim},
+                                                     {0, sequences * dim, dim, 1})});
   quoka::AttentionWorkspace workspace;
   measure(state, {.flops = static_cast<double>(sequences) * attention_flops(shape, 1, len)}, [&] {
     if (in_one_call) return quoka::attention(batch, {}, quoka::SerialExecutor{}, workspace);
@@ -87,33 +162,30 @@ void short_sequences(benchmark::State& state, bool head_by_head, bool in_one_cal
   verify(state, std::all_of(out.begin(), out.end(), finite), "a sequence was left out");
 }
 
-const bool registered = [] {
+[[maybe_unused]] const bool registered = [] {
   const auto row = [](const quoka::Format& format, Layout layout) {
     const std::string name =
         std::string("engine/") + layout_names[static_cast<int>(layout)] + "/" + format.name;
     add(named(name + "/token", {{"kv_len", 32768}}),
-        [&format, layout](benchmark::State& state) { attend(state, format, layout, 32768, 1); });
-    add(named(name + "/chunk", {{"kv_len", 8192}}), [&format, layout](benchmark::State& state) {
-      attend(state, format, layout, 8192, chunk_len);
-    });
+        [&format, layout](auto& state) { attend(state, format, layout, 32768, 1); });
+    add(named(name + "/chunk", {{"kv_len", 8192}}),
+        [&format, layout](auto& state) { attend(state, format, layout, 8192, chunk_len); });
   };
-  for (const Layout layout : {Layout::contiguous, Layout::pages})
-    for (const auto* format :
-         {&quoka::format_of<Eigen::half>(), &quoka::format_of<Eigen::bfloat16>(),
-          &quoka::q8_0_format(), &quoka::u8_format(), &quoka::i8_format(),
-          &quoka::i8_channel_format(), &quoka::e4m3_format()})
-      row(*format, layout);
-  row(quoka::format_of<Eigen::half>(), Layout::slots);
-  row(quoka::format_of<Eigen::half>(), Layout::transposed);
-  for (const bool head_by_head : {false, true})
-    for (const bool in_one_call : {false, true})
-      add(std::string("engine/ragged/1024_short/") + (head_by_head ? "by_head/" : "by_token/") +
-              (in_one_call ? "one_call" : "calls_of_their_own"),
-          [=](benchmark::State& state) { short_sequences(state, head_by_head, in_one_call); });
+  const quoka::Format& half = quoka::format_of<Eigen::half>();
+  for (const Layout layout : {Layout::contiguous, Layout::pages, Layout::slots, Layout::transposed})
+    row(half, layout);
+  for (const auto* format : {&quoka::q8_0_format(), &quoka::u8_format(), &quoka::i8_format(),
+                             &quoka::i8_channel_format(), &quoka::e4m3_format()})
+    row(*format, Layout::contiguous);
+  row(quoka::q8_0_format(), Layout::pages);
   for (const int threads : {1, 2})
     timed_for(add(named("engine/ragged/32_tokens", {{"threads", threads}}),
-                  [=](benchmark::State& state) { ragged(state, threads); }),
+                  [=](auto& state) { ragged(state, threads); }),
               threads);
+  for (const bool in_one_call : {false, true})
+    add(std::string("engine/ragged/1024_short/") +
+            (in_one_call ? "one_call" : "calls_of_their_own"),
+        [=](auto& state) { short_sequences(state, in_one_call); });
   return true;
 }();
 

@@ -100,24 +100,6 @@ inline void with_executor(int threads, const std::function<void(quoka::ExecutorR
   f(pool);
 }
 
-// Query-key pairs of a causal chunk over `past` kept keys, per query head.
-inline double visible_pairs(Index q_len, Index past) {
-  return static_cast<double>(q_len) * static_cast<double>(past) +
-         0.5 * static_cast<double>(q_len * (q_len + 1));
-}
-inline double attention_flops(const LayerShape& shape, Index q_len, Index past) {
-  return 4.0 * static_cast<double>(shape.q_heads * shape.head_dim) * visible_pairs(q_len, past);
-}
-inline double score_flops(const LayerShape& shape, Index rows, Index kv_len) {
-  return 2.0 * static_cast<double>(shape.kv_heads * rows * shape.head_dim) *
-         static_cast<double>(kv_len);
-}
-inline double subselect_flops(const LayerShape& shape, Index q_len) {
-  return 5.0 * static_cast<double>(shape.q_heads * q_len * shape.head_dim);
-}
-inline double pre_aggregate_flops(const LayerShape& shape, Index rows) {
-  return 4.0 * static_cast<double>(shape.q_heads * rows * shape.head_dim);
-}
 // `n` rows of every KV head.
 template <class T>
 double row_bytes(const LayerShape& shape, Index n) {
@@ -167,8 +149,8 @@ bool all_finite(Tensor<T>& out) {
 }
 
 // Every element of `out` was written, and eight of its rows are what the plain twin gives.
-template <class T, class P>
-bool attention_is_right(const plain::Attention<T, P>& in, Tensor<T>& out,
+template <class T>
+bool attention_is_right(const plain::Attention<T>& in, Tensor<T>& out,
                         float relative = tolerance<T>) {
   if (!all_finite(out)) return false;
   const Index heads = in.q.heads(), len = in.q.len(), dim = in.q.dim();

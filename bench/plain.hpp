@@ -154,22 +154,22 @@ std::vector<T> gather(const TensorView<const T>& past, const Positions& keep) {
 
 // ---- attention ----------------------------------------------------------------------------------
 
-// What attention reads, the past stored as P; keep == nullptr is all of the past.
-template <class T, class P = T>
+// What attention reads; keep == nullptr is all of the past.
+template <class T>
 struct Attention {
   TensorView<const T> q;
-  TensorView<const P> past_k, past_v;
+  TensorView<const T> past_k, past_v;
   TensorView<const T> chunk_k, chunk_v;
   const Positions* keep = nullptr;
 };
 
 // One query's output, out [dim]: logits, softmax, weighted sum.
-template <class T, class P>
-void attend_row(const Attention<T, P>& in, Index q_head, Index q, float* out) {
+template <class T>
+void attend_row(const Attention<T>& in, Index q_head, Index q, float* out) {
   const Index dim = in.q.dim(), kv_head = q_head / (in.q.heads() / in.chunk_k.heads());
   const std::vector<Index>* keep =
       in.keep != nullptr ? &(*in.keep)[static_cast<std::size_t>(kv_head)] : nullptr;
-  std::vector<const P*> past_k, past_v;
+  std::vector<const T*> past_k, past_v;
   const Index past = keep != nullptr ? static_cast<Index>(keep->size()) : in.past_k.len();
   for (Index i = 0; i < past; ++i) {
     const Index kv = keep != nullptr ? (*keep)[static_cast<std::size_t>(i)] : i;
@@ -200,8 +200,8 @@ void attend_row(const Attention<T, P>& in, Index q_head, Index q, float* out) {
 }
 
 // The chunk, row by row: [q_heads, q_len, dim].
-template <class T, class P>
-Rows attention(const Attention<T, P>& in) {
+template <class T>
+Rows attention(const Attention<T>& in) {
   Rows out(in.q.heads(), in.q.len(), in.q.dim());
   for (Index q_head = 0; q_head < out.heads; ++q_head)
     for (Index q = 0; q < out.len; ++q) attend_row(in, q_head, q, out.row(q_head, q));

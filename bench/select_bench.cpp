@@ -25,14 +25,14 @@ QBar q_bar_of(const LayerShape& shape) {
 
 // ---- subselect_queries, pre_aggregate -----------------------------------------------------------
 
-void subselect(benchmark::State& state, Index q_len, bool plainly) {
+void subselect(benchmark::State& state, bool plainly) {
   const LayerShape shape = qwen3_4b;
-  const ChunkData<float> chunk(shape, q_len);
+  const ChunkData<float> chunk(shape, chunk_len);
   const auto q = chunk.q.view();
   const auto expected = plain::subselect_queries(q, n_queries);
   QBar kept;
   plain::Rows plain_kept(1, 1, 1);
-  measure(state, {.flops = subselect_flops(shape, q_len)}, [&] {
+  measure(state, {.flops = subselect_flops(shape, chunk_len)}, [&] {
     if (plainly)
       plain_kept = plain::subselect_queries(q, n_queries);
     else
@@ -44,7 +44,8 @@ void subselect(benchmark::State& state, Index q_len, bool plainly) {
          "other queries were kept");
 }
 
-void aggregate(benchmark::State& state, const LayerShape& shape, bool plainly) {
+void aggregate(benchmark::State& state, bool plainly) {
+  const LayerShape shape = qwen3_4b;
   const ChunkData<float> chunk(shape, chunk_len);
   const QBar kept = quoka::subselect_queries(chunk.q.view(), n_queries);
   const plain::Rows plain_kept = to_rows(kept);
@@ -93,7 +94,8 @@ bool scores_are_right(const plain::Rows& q_bar, const PastData<T>& past, const f
 }
 
 template <class T>
-void score(benchmark::State& state, const LayerShape& shape, Index kv_len, int threads) {
+void score(benchmark::State& state, Index kv_len, int threads) {
+  const LayerShape shape = qwen3_4b;
   const auto past = past_of<T>(shape, kv_len);
   const QBar q_bar = q_bar_of<T>(shape);
   Scores scores;
@@ -139,17 +141,16 @@ void top_k(benchmark::State& state, Index kv_len, Index k, bool plainly) {
 
 // ---- gather -------------------------------------------------------------------------------------
 
-template <class T>
 void gather(benchmark::State& state, Index kv_len, Index budget, bool plainly) {
   const LayerShape shape = qwen3_4b;
-  const auto past = past_of<T>(shape, kv_len);
+  const auto past = past_of<float>(shape, kv_len);
   const auto selections = scattered_selections(shape, kv_len, budget);
   std::vector<plain::Positions> lists;
   for (const auto& selection : selections) lists.push_back(positions_of(selection));
-  quoka::Tensor<T> rows;
-  std::vector<T> plain_rows;
+  quoka::Tensor<float> rows;
+  std::vector<float> plain_rows;
   std::size_t turn = 0;
-  measure(state, {.bytes = 2.0 * row_bytes<T>(shape, budget), .from_memory = true}, [&] {
+  measure(state, {.bytes = 2.0 * row_bytes<float>(shape, budget), .from_memory = true}, [&] {
     turn = (turn + 1) % selections.size();
     if (plainly)
       plain_rows = plain::gather(past.k, lists[turn]);
@@ -165,71 +166,31 @@ void gather(benchmark::State& state, Index kv_len, Index budget, bool plainly) {
 
 // ---- names --------------------------------------------------------------------------------------
 
-template <class T>
-void add_score(const char* name, const LayerShape& shape, Index kv_len, int threads = 1) {
-  const bool usual = shape.head_dim == qwen3_4b.head_dim;
-  auto full = usual ? named(name, {{"kv_len", kv_len}})
-                    : named(name, {{"kv_len", kv_len}, {"head_dim", shape.head_dim}});
-  if (threads > 1) full = named(full, {{"threads", threads}});
-  timed_for(add(full, [=](benchmark::State& state) { score<T>(state, shape, kv_len, threads); }),
-            threads);
-}
-
-void add_queries() {
-  for (const Index q_len : {Index{128}, Index{512}}) {
-    add(
-        named("subselect_queries", {{"q_len", q_len}}),
-        [=](auto& state) { subselect(state, q_len, false); }, benchmark::kMicrosecond);
-    add(
-        named("subselect_queries/plain", {{"q_len", q_len}}),
-        [=](auto& state) { subselect(state, q_len, true); }, benchmark::kMicrosecond);
-  }
-  for (const LayerShape& shape : {qwen3_4b, group_7}) {
-    const Index group = shape.q_heads / shape.kv_heads;
-    add(
-        named("pre_aggregate", {{"n_queries", n_queries}, {"group", group}}),
-        [=](auto& state) { aggregate(state, shape, false); }, benchmark::kMicrosecond);
-    add(
-        named("pre_aggregate/plain", {{"n_queries", n_queries}, {"group", group}}),
-        [=](auto& state) { aggregate(state, shape, true); }, benchmark::kMicrosecond);
-  }
-}
-
-void add_keys() {
-  for (const Index kv_len : {Index{2048}, Index{8192}, longest_kv_len})
-    add_score<float>("score_keys", qwen3_4b, kv_len);
-  add_score<float>("score_keys", qwen3_4b, longest_kv_len, 2);
-  add_score<Eigen::half>("score_keys/half", qwen3_4b, longest_kv_len);
-  add_score<Eigen::bfloat16>("score_keys/bfloat16", qwen3_4b, longest_kv_len);
-  for (const LayerShape& shape : {head_dim_64, head_dim_80})
-    add_score<float>("score_keys", shape, 8192);
-  add(named("score_keys/plain", {{"kv_len", longest_kv_len}}),
-      [](auto& state) { score_plainly(state, longest_kv_len); });
-
-  for (const Index kv_len : {Index{2048}, Index{8192}, Index{16384}, longest_kv_len}) {
-    add(
-        named("top_k", {{"kv_len", kv_len}, {"k", 1024}}),
-        [=](auto& state) { top_k(state, kv_len, 1024, false); }, benchmark::kMicrosecond);
-    add(
-        named("top_k/nth_element", {{"kv_len", kv_len}, {"k", 1024}}),
-        [=](auto& state) { top_k(state, kv_len, 1024, true); }, benchmark::kMicrosecond);
-  }
-  const std::string shape = named("", {{"kv_len", longest_kv_len}, {"budget", 1024}});
+// A stage and its plain twin: f(state, plainly).
+template <class F>
+void add_pair(const std::string& name, const std::string& twin, const std::string& shape, F f) {
   add(
-      "gather" + shape, [](auto& state) { gather<float>(state, longest_kv_len, 1024, false); },
-      benchmark::kMicrosecond);
+      name + shape, [f](auto& state) { f(state, false); }, benchmark::kMicrosecond);
   add(
-      "gather/plain" + shape, [](auto& state) { gather<float>(state, longest_kv_len, 1024, true); },
-      benchmark::kMicrosecond);
-  add(
-      "gather/bfloat16" + shape,
-      [](auto& state) { gather<Eigen::bfloat16>(state, longest_kv_len, 1024, false); },
-      benchmark::kMicrosecond);
+      name + "/" + twin + shape, [f](auto& state) { f(state, true); }, benchmark::kMicrosecond);
 }
 
 [[maybe_unused]] const bool registered = [] {
-  add_queries();
-  add_keys();
+  constexpr Index kv_len = longest_kv_len, budget = 1024;
+  add_pair("subselect_queries", "plain", named("", {{"q_len", chunk_len}}), subselect);
+  add_pair("pre_aggregate", "plain", named("", {{"n_queries", n_queries}, {"group", 4}}),
+           aggregate);
+  add_pair("top_k", "nth_element", named("", {{"kv_len", kv_len}, {"k", budget}}),
+           [](auto& state, bool plainly) { top_k(state, kv_len, budget, plainly); });
+  add_pair("gather", "plain", named("", {{"kv_len", kv_len}, {"budget", budget}}),
+           [](auto& state, bool plainly) { gather(state, kv_len, budget, plainly); });
+  const std::string shape = named("", {{"kv_len", kv_len}});
+  add("score_keys" + shape, [](auto& state) { score<float>(state, kv_len, 1); });
+  add("score_keys" + shape + "/threads:2", [](auto& state) {
+    score<float>(state, kv_len, 2);
+  })->UseRealTime();
+  add("score_keys/half" + shape, [](auto& state) { score<Eigen::half>(state, kv_len, 1); });
+  add("score_keys/plain" + shape, [](auto& state) { score_plainly(state, kv_len); });
   return true;
 }();
 

@@ -1,18 +1,12 @@
-// Scores and top-k of kept queries against all cached keys: in float, and by way of the 8-bit sketch
-// with the same Selection.
+// From kept queries to the best keys, in float and by the 8-bit sketch, which must select the same; and the kept
+// queries' softmax mass, in float and by the sketch, which is nearly the same (`mass_lost`).
 //
-// And their softmax mass, in float and by the sketch, which are nearly the same: each row by sketch also
-// takes turns with float, says the median of ratios, and what mass its best keys lack.
-//
-// Names: rows are the queries that score each key: 16 in rank mode, 64 per head of a group of 4, 1 in
-// decode. `normal` keys are independent, and many lie near the threshold; `paper` keys have the
-// geometry of support/generators.hpp.
+// rows: queries that score each key, 16 in the paper's defaults, 64 in recommended(). Keys are independent,
+// and many lie near the threshold.
 
 #include "measure.hpp"
 
 #include "support/statistics.hpp"
-
-#include "support/generators.hpp"
 
 #include <quoka/select/kit.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
@@ -27,47 +21,25 @@ constexpr Index budget = 1024;
 
 // Keys of 8 KV heads and q_bar of `rows` queries for each.
 struct Scored {
-  TensorView<const float> k;
-  TensorView<const float, 3> inverse_norms;
-  quoka::Tensor<float> q_bar;  // [1, kv_heads, rows, head_dim]
-
-  // The last n queries of every head, unit vectors.
-  void take_queries(const TensorView<const float>& q, Index n) {
+  explicit Scored(Index rows) {
+    const auto past = past_of<float>(qwen3_4b, longest_kv_len);
+    k = past.k, inverse_norms = past.inverse_norms;
+    const ChunkData<float> chunk(qwen3_4b, chunk_len);
+    const auto q = chunk.q.view();
     const Index heads = k.heads(), group = q.heads() / heads, dim = k.dim();
-    q_bar = quoka::Tensor<float>(1, heads, n, dim);
+    q_bar = quoka::Tensor<float>(1, heads, rows, dim);
     for (Index head = 0; head < heads; ++head)
-      for (Index m = 0; m < n; ++m) {
+      for (Index m = 0; m < rows; ++m) {  // the last ones of every head, unit vectors
         const float* row = q.row(0, head * group + m % group, q.len() - 1 - m / group);
         const float inverse = quoka::inverse_norm(row, dim);
         for (Index c = 0; c < dim; ++c) q_bar(0, head, m, c) = row[c] * inverse;
       }
   }
+
+  TensorView<const float> k;
+  TensorView<const float, 3> inverse_norms;
+  quoka::Tensor<float> q_bar;  // [1, kv_heads, rows, head_dim]
 };
-
-Scored normal_keys(Index kv_len, Index rows) {
-  const auto past = past_of<float>(qwen3_4b, kv_len);
-  Scored scored{past.k, past.inverse_norms, {}};
-  const ChunkData<float> chunk(qwen3_4b, chunk_len);
-  scored.take_queries(chunk.q.view(), rows);
-  return scored;
-}
-
-Scored paper_keys(Index kv_len, Index rows) {
-  static std::map<Index, std::pair<LayerCapture, quoka::Tensor<float, 3>>> known;
-  auto entry = known.find(kv_len);
-  if (entry == known.end()) {
-    LayerCapture layer =
-        Generator(geometries()[0], qwen3_4b.head_dim, 5).layer(qwen3_4b.kv_heads, 1, kv_len);
-    auto norms = quoka::inverse_norms(layer.k);
-    entry = known.emplace(kv_len, std::pair{std::move(layer), std::move(norms)}).first;
-  }
-  const auto& [layer, norms] = entry->second;
-  Scored scored{layer.k, norms, {}};
-  scored.take_queries(layer.q, rows);
-  return scored;
-}
-
-using Keys = Scored (*)(Index kv_len, Index rows);
 
 Cost cost_of(const Scored& scored, bool sketch) {
   const auto keys = static_cast<double>(scored.k.heads() * scored.k.len());
@@ -88,8 +60,8 @@ void select_in_float(const Scored& s, quoka::Buffer<float>& scores,
                    quoka::SerialExecutor{});
 }
 
-void in_float(benchmark::State& state, Keys keys, Index kv_len, Index rows) {
-  const Scored s = keys(kv_len, rows);
+void top_k_in_float(benchmark::State& state, Index rows) {
+  const Scored s(rows);
   quoka::Buffer<float> scores;
   quoka::WorkerScratch<quoka::detail::ScoreScratch> scratch;
   quoka::WorkerScratch<quoka::TopKScratch> top_k;
@@ -97,16 +69,16 @@ void in_float(benchmark::State& state, Keys keys, Index kv_len, Index rows) {
   measure(state, cost_of(s, false), [&] { select_in_float(s, scores, scratch, top_k, selection); });
 }
 
-void by_sketch(benchmark::State& state, Keys keys, Index kv_len, Index rows) {
-  const Scored s = keys(kv_len, rows);
+void top_k_by_sketch(benchmark::State& state, Index rows) {
+  const Scored s(rows);
   quoka::detail::SketchState sketch;
-  sketch.keys.append(s.k, kv_len, quoka::SerialExecutor{});
+  sketch.keys.append(s.k, s.k.len(), quoka::SerialExecutor{});
   quoka::WorkerScratch<quoka::detail::ScoreScratch> scratch;
   quoka::Selection selection, expected;
   measure(state, cost_of(s, true), [&] {
     quoka::detail::sketched_top_k(&sketch.keys, quoka::detail::SketchOf::keys, s.q_bar.data(), rows,
-                                  s.k, s.inverse_norms, quoka::Aggregation::max, budget, kv_len, {},
-                                  selection, sketch, scratch, quoka::SerialExecutor{});
+                                  s.k, s.inverse_norms, quoka::Aggregation::max, budget, s.k.len(),
+                                  {}, selection, sketch, scratch, quoka::SerialExecutor{});
   });
   quoka::Buffer<float> scores;
   quoka::WorkerScratch<quoka::TopKScratch> top_k;
@@ -170,16 +142,16 @@ class MassPair {
   quoka::WorkerScratch<quoka::TopKScratch> top_k_;
 };
 
-void mass_in_float(benchmark::State& state, Keys keys, Index kv_len, Index rows) {
-  const Scored s = keys(kv_len, rows);
+void mass_in_float(benchmark::State& state, Index rows) {
+  const Scored s(rows);
   MassPair pair(s);
   measure(state, cost_of(s, false), [&] { pair.in_float(); });
   pair.by_sketch();
   verify(state, std::abs(pair.mass_lost()) < 0.002, "the masses are wrong");
 }
 
-void mass_by_sketch(benchmark::State& state, Keys keys, Index kv_len, Index rows) {
-  const Scored s = keys(kv_len, rows);
+void mass_by_sketch(benchmark::State& state, Index rows) {
+  const Scored s(rows);
   MassPair pair(s);
   measure(state, cost_of(s, true), [&] { pair.by_sketch(); });
   const auto seconds = time_in_turns(2, 9, [&](std::size_t i) {
@@ -193,7 +165,8 @@ void mass_by_sketch(benchmark::State& state, Keys keys, Index kv_len, Index rows
 // ---- the sketch itself --------------------------------------------------------------------------
 
 // The keys of one chunk into the sketch.
-void append(benchmark::State& state, Index kv_len) {
+void append(benchmark::State& state) {
+  constexpr Index kv_len = longest_kv_len;
   const auto past = past_of<float>(qwen3_4b, kv_len);
   quoka::KeySketch sketch;
   sketch.append(past.k, kv_len, quoka::SerialExecutor{});
@@ -205,28 +178,14 @@ void append(benchmark::State& state, Index kv_len) {
 }
 
 [[maybe_unused]] const bool registered = [] {
-  const auto pair = [](const char* data, Keys keys, Index kv_len, Index rows) {
-    const auto name = [&](const char* what) {
-      return named(std::string("top_k_of_scores/") + what + "/" + data,
-                   {{"kv_len", kv_len}, {"rows", rows}});
-    };
-    add(name("float"), [=](auto& state) { in_float(state, keys, kv_len, rows); });
-    add(name("sketch"), [=](auto& state) { by_sketch(state, keys, kv_len, rows); });
+  const auto pair = [](const std::string& what, Index rows, auto in_float, auto by_sketch) {
+    const std::string shape = named("/normal", {{"kv_len", longest_kv_len}, {"rows", rows}});
+    add(what + "/float" + shape, [=](auto& state) { in_float(state, rows); });
+    add(what + "/sketch" + shape, [=](auto& state) { by_sketch(state, rows); });
   };
-  for (const Index rows : {1, 16, 64}) pair("normal", normal_keys, longest_kv_len, rows);
-  pair("paper", paper_keys, longest_kv_len, 16);
-  const auto mass = [](const char* data, Keys keys, Index kv_len, Index rows) {
-    const auto name = [&](const char* what) {
-      return named(std::string("softmax_mass/") + what + "/" + data,
-                   {{"kv_len", kv_len}, {"rows", rows}});
-    };
-    add(name("float"), [=](auto& state) { mass_in_float(state, keys, kv_len, rows); });
-    add(name("sketch"), [=](auto& state) { mass_by_sketch(state, keys, kv_len, rows); });
-  };
-  for (const Index rows : {4, 16, 32, 64}) mass("normal", normal_keys, longest_kv_len, rows);
-  mass("paper", paper_keys, longest_kv_len, 32);
-  add(named("key_sketch_append", {{"q_len", chunk_len}}),
-      [](auto& state) { append(state, longest_kv_len); });
+  pair("top_k_of_scores", 16, top_k_in_float, top_k_by_sketch);
+  pair("softmax_mass", 64, mass_in_float, mass_by_sketch);
+  add(named("key_sketch_append", {{"q_len", chunk_len}}), append);
   return true;
 }();
 

@@ -7,6 +7,7 @@
 // scattered evenly over the cache, which is the hardest case for the memory system.
 
 #include "arithmetic.hpp"
+#include "data.hpp"
 
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/formats/element_rows.hpp>
@@ -40,12 +41,10 @@ struct Flags {
   quoka::QuokaOptions quoka;
 };
 
-const std::map<std::string, quoka::LayerShape> shapes{
-    {"qwen3-4b", {.q_heads = 32, .kv_heads = 8, .head_dim = 128}},
-    {"llama-3.2-3b", {.q_heads = 24, .kv_heads = 8, .head_dim = 128}},
-    {"qwen2.5-7b", {.q_heads = 28, .kv_heads = 4, .head_dim = 128}},
-    {"tinyllama", {.q_heads = 32, .kv_heads = 4, .head_dim = 64}},
-};
+const std::map<std::string, quoka::LayerShape> shapes{{"qwen3-4b", qwen3_4b},
+                                                      {"llama-3.2-3b", llama32_3b},
+                                                      {"qwen2.5-7b", qwen25_7b},
+                                                      {"tinyllama", tinyllama}};
 
 // What the cache keeps: keys and values alike.
 const std::map<std::string, const quoka::Format*> formats{
@@ -78,14 +77,6 @@ quoka::LayerShape resolve_shape(const Flags& flags) {
   if (flags.shape.v_dim > 0) shape.v_dim = flags.shape.v_dim;
   shape.batch = flags.shape.batch;
   return shape;
-}
-
-// Of a dense chunk step: 2 FLOPs per multiply-add of Q K^T and P V, causal within the chunk.
-double dense_flops(const quoka::LayerShape& shape, Index kv_len, Index q_len) {
-  const double keys = static_cast<double>(q_len) *
-                      (static_cast<double>(kv_len) + static_cast<double>(q_len + 1) / 2.0);
-  const Index v_dim = shape.v_dim > 0 ? shape.v_dim : shape.head_dim;
-  return 2.0 * static_cast<double>(shape.batch * shape.q_heads * (shape.head_dim + v_dim)) * keys;
 }
 
 // One method over a cache of one format, in one arithmetic.
@@ -159,7 +150,8 @@ void measure(Index length, const Flags& flags, quoka::ThreadPool& threads, Table
                        {"positions", positions},
                        {"step_seconds", seconds[m]}});
     if (all[m].method != "dense") continue;
-    const double gflops = dense_flops(flags.shape, positions.front(), flags.chunk) / last * 1e-9;
+    const double gflops =
+        attention_flops(flags.shape, flags.chunk, positions.front()) / last * 1e-9;
     table.more("{:.1f}\t{:.1f} %", gflops, 100.0 * gflops / (peak * flags.threads));
     records.back()["gflops"] = gflops;
   }

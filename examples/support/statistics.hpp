@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <span>
 #include <vector>
@@ -30,16 +29,6 @@ inline std::vector<double> ratios(std::span<const double> above, std::span<const
 }
 inline double median_ratio(std::span<const double> above, std::span<const double> below) {
   return median(ratios(above, below));
-}
-
-// b of y = a x^b: least squares on logarithms.
-inline double exponent(std::span<const double> x, std::span<const double> y) {
-  double n = 0.0, sx = 0.0, sy = 0.0, sxx = 0.0, sxy = 0.0;
-  for (std::size_t i = 0; i < x.size(); ++i) {
-    const double lx = std::log(x[i]), ly = std::log(y[i]);
-    n += 1.0, sx += lx, sy += ly, sxx += lx * lx, sxy += lx * ly;
-  }
-  return (n * sxy - sx * sy) / (n * sxx - sx * sx);
 }
 
 }  // namespace quoka_examples

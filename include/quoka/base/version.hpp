@@ -7,9 +7,8 @@
 // library instantiates have types of its own among their arguments, so their names differ as well.
 // That holds for optimised builds; without optimisation, small functions of std (std::max of floats)
 // are shared by all units, whoever calls them. The compiled library and its users share one name
-// without these tags: their units share inline functions, so compile them for one baseline. A unit
-// with QUOKA_TUNING (simd/tuning.hpp) has a library of its own, too. CMake reads the three numbers
-// from this file.
+// without these tags: their units share inline functions, so compile them for one baseline.
+// CMake reads the three numbers from this file.
 #pragma once
 
 #include <quoka/base/abi.hpp>
@@ -24,33 +23,22 @@
   QUOKA_TEXT(QUOKA_VERSION_MAJOR) \
   "." QUOKA_TEXT(QUOKA_VERSION_MINOR) "." QUOKA_TEXT(QUOKA_VERSION_PATCH)
 
-#define QUOKA_ABI_JOIN_(major, minor, patch, simd, loops, fma, half, dot, bf16, matrix, later, \
-                        tuning)                                                                \
-  v##major##_##minor##_##patch##simd##loops##fma##half##dot##bf16##matrix##later##tuning
-#define QUOKA_ABI_JOIN(major, minor, patch, simd, loops, fma, half, dot, bf16, matrix, later, \
-                       tuning)                                                                \
-  QUOKA_ABI_JOIN_(major, minor, patch, simd, loops, fma, half, dot, bf16, matrix, later, tuning)
-
-#if defined(QUOKA_TUNING)
-#if defined(QUOKA_COMPILED)
-#error "QUOKA_TUNING needs the headers alone: compile without QUOKA_COMPILED"
-#endif
-#define QUOKA_ABI_TUNING _tuning
-#else
-#define QUOKA_ABI_TUNING
-#endif
+#define QUOKA_ABI_JOIN_(major, minor, patch, simd, loops, fma, half, dot, bf16, matrix, later) \
+  v##major##_##minor##_##patch##simd##loops##fma##half##dot##bf16##matrix##later
+#define QUOKA_ABI_JOIN(major, minor, patch, simd, loops, fma, half, dot, bf16, matrix, later) \
+  QUOKA_ABI_JOIN_(major, minor, patch, simd, loops, fma, half, dot, bf16, matrix, later)
 
 // Opened as `inline namespace QUOKA_ABI {`; for example quoka::v0_2_0_avx512_fma_f16c_vnni, or
 // quoka::v0_2_0_compiled.
 #if defined(QUOKA_COMPILED)
 #define QUOKA_ABI                                                                                  \
   QUOKA_ABI_JOIN(QUOKA_VERSION_MAJOR, QUOKA_VERSION_MINOR, QUOKA_VERSION_PATCH, _compiled, , , , , \
-                 , , , )
+                 , , )
 #else
 #define QUOKA_ABI                                                                               \
   QUOKA_ABI_JOIN(QUOKA_VERSION_MAJOR, QUOKA_VERSION_MINOR, QUOKA_VERSION_PATCH, QUOKA_ABI_SIMD, \
                  QUOKA_ABI_LOOPS, QUOKA_ABI_FMA, QUOKA_ABI_HALF, QUOKA_ABI_DOT, QUOKA_ABI_BF16, \
-                 QUOKA_ABI_MATRIX, QUOKA_ABI_LATER, QUOKA_ABI_TUNING)
+                 QUOKA_ABI_MATRIX, QUOKA_ABI_LATER)
 #endif
 
 // Header-only is the default: a header that declares functions includes their definitions at its

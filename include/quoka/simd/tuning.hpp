@@ -1,18 +1,8 @@
 // Every block size and threshold, each with its reason. Change one, run bench/quoka_bench.
-//
-// All of them are constants. What is declared QUOKA_TUNABLE is a variable in units compiled with
-// QUOKA_TUNING, so that `quoka_bench --tune` can try other values on the machine at hand; their inline
-// namespace says so (version.hpp). They change speed alone, and where that is said the order of sums.
 #pragma once
 
 #include <quoka/simd/simd.hpp>
 #include <quoka/base/index.hpp>
-
-#if defined(QUOKA_TUNING)
-#define QUOKA_TUNABLE inline
-#else
-#define QUOKA_TUNABLE inline constexpr
-#endif
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -37,12 +27,8 @@ inline constexpr int slab_channels = 16;
 // (112 KiB at head_dim 128) stay in L2 for all panels. Fewer: the accumulators are read and written
 // more often. More: the weights leave L1. Changes the order of sums. most_block_keys: room for them.
 inline constexpr int usual_block_keys = tile_rows * (simd::registers >= 32 ? 8 : 16);
-QUOKA_TUNABLE int block_keys = usual_block_keys;
-#if defined(QUOKA_TUNING)
-inline constexpr int most_block_keys = tile_rows * (simd::registers >= 32 ? 24 : 48);
-#else
+inline constexpr int block_keys = usual_block_keys;
 inline constexpr int most_block_keys = block_keys > 128 ? block_keys : 128;
-#endif
 
 // 16-bit fixed point (fixed_panels.hpp): bits of the weights. The sum of a block's keys fits 32 bits,
 // so that one bit more for the weights is one less for the values: with 13 recorded layers are off
@@ -52,7 +38,7 @@ inline constexpr int fixed_weight_bits = 14;
 // Panels of one task: queries and accumulators of 16 panels are 512 KiB at head_dim 128, and
 // packing a block of keys costs about 0.5 % of its use by 16 panels. Below 4 panels it would cost
 // over 2 %. More panels pack less and leave L2.
-QUOKA_TUNABLE Index max_panels_per_task = 16;
+inline constexpr Index max_panels_per_task = 16;
 inline constexpr Index min_panels_per_task = 4;
 
 // A head of fewer panels than min_panels_per_task is cut over its keys: parts of at least
@@ -64,7 +50,7 @@ inline constexpr Index max_parts = 16;
 // there are most_long_parts at most: each worker takes one, and packs its keys for itself. To begin a part
 // anew and to join it takes a panel 1.4 us, attending to its keys 72 us by tiles of bfloat16, 174 us in
 // float. Change the order of sums.
-QUOKA_TUNABLE Index long_part_keys = 2048;
+inline constexpr Index long_part_keys = 2048;
 inline constexpr Index most_long_parts = 20;
 
 // One token's attention.
@@ -83,11 +69,11 @@ inline constexpr Index most_long_parts = 20;
 //   token_value_packets   packets of channels held in registers, for two query rows
 inline constexpr Index token_rows = panel_rows / 2;
 inline constexpr Index token_part_keys = 128;
-QUOKA_TUNABLE Index token_block_keys = 1024;
-QUOKA_TUNABLE Index token_together_keys = 48;
-QUOKA_TUNABLE Index token_stretch_keys = 16;
-QUOKA_TUNABLE Index token_value_keys = 16;
-QUOKA_TUNABLE Index token_prefetch_keys = 48;
+inline constexpr Index token_block_keys = 1024;
+inline constexpr Index token_together_keys = 48;
+inline constexpr Index token_stretch_keys = 16;
+inline constexpr Index token_value_keys = 16;
+inline constexpr Index token_prefetch_keys = 48;
 inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;
 
 // Tasks per worker that a call aims for, so that uneven ones (and an uneven machine) balance.
@@ -99,7 +85,7 @@ inline constexpr Index score_task_keys = 4096;
 // Weights of panels of queries over all keys that one pass of exact softmax scoring may hold per
 // worker: four panels at 32,768 keys, still in a last-level cache. A quarter of it cost a third
 // more, and all of them at once would leave the cache. Changes the order of sums.
-QUOKA_TUNABLE Index mass_weight_bytes = Index{16} << 20;
+inline constexpr Index mass_weight_bytes = Index{16} << 20;
 
 // Key tiles of a step where several keys lie side by side (block_scores.hpp): their logits (7 KiB with
 // AVX-512) stay in L1 beside 128 channels of a panel of queries, 1,024 channels of them (224 KiB) in L2.
@@ -112,22 +98,22 @@ inline constexpr Index range_keys = 1024;
 
 // Pairs of code blocks (4 KiB at head_dim 128) between the one that is used and the one asked for.
 // Near: memory is waited for. Far: lines leave L1 or L2 before they are used.
-QUOKA_TUNABLE Index sketch_prefetch_pairs = 8;
+inline constexpr Index sketch_prefetch_pairs = 8;
 
 // Keys whose codes are put together (code_blocks.hpp), between the one that is and the one asked for: some 7
 // blocks where each holds two of them. 12 and 32 were as fast, 64 was 3 % slower.
 inline constexpr Index gathered_prefetch_keys = 16;
 
 // Rows of codes between those that are scored and those asked for: likewise.
-QUOKA_TUNABLE Index code_row_prefetch_keys = 64;
+inline constexpr Index code_row_prefetch_keys = 64;
 
 // Scores that top_k looks at to guess a threshold. With 1,024 of 32,768 it keeps about 1.6 k of
 // them; 512 keep 2 k, and 4,096 cost more than they save. A histogram over the leading bits of all
 // scores took twice the time of all of top_k: its counters wait for each other.
-QUOKA_TUNABLE Index top_k_samples = 1024;
+inline constexpr Index top_k_samples = 1024;
 
 // Key tiles between the one that is scored and the one whose rows are asked for: likewise.
-QUOKA_TUNABLE Index score_prefetch_tiles = 2;
+inline constexpr Index score_prefetch_tiles = 2;
 
 }  // namespace tuning
 }  // namespace QUOKA_ABI
