@@ -1,26 +1,25 @@
 #!/usr/bin/env bash
-# Every number of results/accuracy.md, from the trained models: RULER's tasks densely and with every selector and budget,
-# then the tables and the figures.
+# Every number of results/accuracy.md, from the trained models: RULER's tasks densely and with every selector and budget.
 #
-#   bash bench/accuracy.sh              goes on where the JSON files end; all of it takes hours
-#   SAMPLES=20 RESULTS=/tmp/a bash bench/accuracy.sh    less of it, elsewhere
+#   bash bench/accuracy.sh            goes on where the JSON files end; all of it takes hours
+#   SAMPLES=20 bash bench/accuracy.sh    less of it
 #   bash bench/accuracy.sh long       only the part of 1,024 to 16,384 tokens
 #
-# DECODER: the program; built, with what it needs, if this is not given. MODELS: where they lie. LENGTHS, BUDGETS, SELECTORS, THREADS: as
-# decoder ruler's flags. Lengths are run at budget 1/8, budgets at LENGTH tokens, ablations there and at budget 1/16.
+# RESULTS: the folder of the JSON files, build/accuracy. Copied to bench/results they are what `tables.py --write` reads.
+# DECODER: the program; built, with what it needs, if this is not given. MODELS: where they lie. LENGTHS, BUDGETS,
+# SELECTORS, THREADS: as decoder ruler's flags. Lengths are run at budget 1/8, budgets at LENGTH tokens, ablations there
+# and at budget 1/16.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source .ci/setup.sh
 
-python3 -c 'import matplotlib' 2>/dev/null || install_missing python3 python3-matplotlib
 [[ -n ${DECODER-} ]] || bash examples/build.sh decoder
 decoder=${DECODER:-build/examples/decoder/decoder}
 models=${MODELS:-examples/decoder/trained}
-results=${RESULTS:-bench/results}
+results=${RESULTS:-build/accuracy}
 selectors=${SELECTORS:-$(paste -sd, <<'LIST'
 quoka
 quoka.recommended
-quoka.robust
 sample_attention
 sample_attention.logit
 sparq
@@ -33,25 +32,17 @@ flash_prefill
 oracle
 LIST
 )}
-# The paper's ablations, and what the robust preset is made of; at one length and budget.
+# Choices of the paper, one changed; at one length and budget.
 ablations=$(paste -sd, <<'LIST'
 quoka.uniform
 quoka.last
 quoka.dot
 quoka.mean
 quoka.per_head
-quoka.queries4
 quoka.queries64
-quoka.window7
-quoka.dissimilar_and_last.per_head.window7
 quoka.softmax.mean
-quoka.uniform.softmax.mean
 quoka.mixed
 quoka.mixed.softmax.mean
-quoka.mixed.softmax.mean.per_head.queries4
-quoka.robust.window3
-quoka.robust.window7
-oracle.max
 random
 LIST
 )
@@ -77,18 +68,13 @@ if [[ ${1:-all} != long ]]; then
   run needles $needles "$selectors" "${LENGTH:-2048}" "${BUDGETS:-0.03125,0.0625,0.25}"
   run needles $needles "$ablations" "${LENGTH:-2048}" 0.0625
   run words cwe "$selectors" "${LENGTHS:-512,1024,2048,4096}" 0.125
-  run words cwe "$selectors" "${LENGTH:-2048}" "${BUDGETS:-0.03125,0.0625,0.25}"
 fi
 
-shares=0.125,0.0625,0.03125 counts=64,128,256
-presets=quoka.recommended,quoka,quoka.robust
+shares=0.125,0.0625,0.03125
+presets=quoka.recommended,quoka
 both $presets,sample_attention,xattention,flash_prefill,oracle 8192,16384 $shares 200
 both $presets,sample_attention 1024,2048,4096 $shares 96
 both $presets,sample_attention 1024 0.5 96  # 512 keys, as 1/8 of 4,096 tokens and 1/32 of 16,384
 both $presets,sample_attention 2048 0.25 96
 both quoka.recommended 1024,2048,4096,8192,16384 mass:0.9 48
-both quoka.recommended,quoka.robust 1024,2048,4096,8192,16384 $counts 48
-
-[[ -f $results/accuracy.md ]] || cp bench/results/accuracy.md "$results"
-python3 bench/tables.py --write "$results"
-python3 bench/plot.py "$results"
+both quoka.recommended 1024,2048,4096,8192,16384 128 48

@@ -194,36 +194,35 @@ def records():
     """Speed against length on machines of record: [(label, {tokens: speedup of quoka})]."""
     found = []
     for name in RECORDS:
-        path = HERE / "results" / name
-        if not path.exists():
-            continue
-        told = json.loads(path.read_text())
+        told = json.loads((HERE / "results" / name).read_text())
         points = {one["tokens"]: one["speedup"] for one in told["results"] if one["selector"] == "quoka"}
-        if points:
-            cpu = re.sub(r"\((R|TM)\)|Processor|CPU|@.*", "", told.get("cpu", "?"))
-            found.append((f"quoka on {' '.join(cpu.split())}", points))
+        cpu = re.sub(r"\((R|TM)\)|Processor|CPU|@.*", "", told["cpu"])
+        found.append((f"quoka on {' '.join(cpu.split())}", points))
     return found
 
 
-def chart(lines, aria="speed of prefill against dense, by tokens"):
-    """Lines of speedup against tokens, both logarithmic: [(label, {tokens: speedup}, colour)]."""
+def chart(lines, aria="speed of prefill against dense, by tokens", unit="x", ticks=None, x_ticks=None, x_unit=""):
+    """Lines of points, both axes logarithmic: [(label, {x: y}, colour)]. ticks: y is linear and has these."""
     lines = [(label, dict(sorted(points.items())), colour) for label, points, colour in lines if points]
-    xs = sorted({x for _, points, _ in lines for x in points})
-    top = max(max(points.values()) for _, points, _ in lines)
-    bottom = min(0.9, min(min(points.values()) for _, points, _ in lines))
+    xs, ys = (sorted({point[i] for _, points, _ in lines for point in points.items()}) for i in (0, 1))
     left, right, width, height = 46, 170, 720, 330
-    span = math.log(xs[-1] / xs[0]) or 1.0
-    at = lambda x, y: (left + (width - left - right) * math.log(x / xs[0]) / span,
-                       24 + (height - 58) * (1 - math.log(y / bottom) / math.log(top * 1.1 / bottom)))
+    if ticks:
+        rise = lambda y: (y - ticks[0]) / (ticks[-1] - ticks[0])
+    else:
+        top, bottom = ys[-1] * 1.1, min(0.9, ys[0])
+        rise = lambda y: math.log(y / bottom) / math.log(top / bottom)
+        scale = [0.5, 1, 2, 4, 8, 16, 32, 64, 128] if top / bottom > 4.4 else [0.5, 0.75, 1, 1.25, 1.5, 2, 2.5, 3]
+        ticks = [y for y in scale if bottom <= y <= top]
+    at = lambda x, y: (left + (width - left - right) * math.log(x / xs[0]) / (math.log(xs[-1] / xs[0]) or 1.0),
+                       24 + (height - 58) * (1 - rise(y)))
     parts = []
-    for y in [0.5, 1, 2, 4, 8, 16, 32, 64, 128] if top / bottom > 4 else [0.5, 0.75, 1, 1.25, 1.5, 2, 2.5, 3]:
-        if bottom <= y <= top * 1.1:
-            _, h = at(xs[0], y)
-            parts.append(f'<line x1="{left}" x2="{width - right}" y1="{h:.1f}" y2="{h:.1f}" stroke="var(--rule)"/>'
-                         f'<text x="{left - 8}" y="{h + 4:.1f}" text-anchor="end">{y}x</text>')
-    for x in xs:
-        w, _ = at(x, 1)
-        parts.append(f'<text x="{w:.1f}" y="{height - 12}" text-anchor="middle">{x:,}</text>')
+    for y in ticks:
+        _, h = at(xs[0], y)
+        parts.append(f'<line x1="{left}" x2="{width - right}" y1="{h:.1f}" y2="{h:.1f}" stroke="var(--rule)"/>'
+                     f'<text x="{left - 8}" y="{h + 4:.1f}" text-anchor="end">{y}{unit}</text>')
+    for x in x_ticks or xs:
+        w, _ = at(x, ticks[0])
+        parts.append(f'<text x="{w:.1f}" y="{height - 12}" text-anchor="middle">{x:,}{x_unit}</text>')
     taken = []
     for label, points, colour in sorted(lines, key=lambda line: -line[1][max(line[1])]):
         corners = [at(x, y) for x, y in points.items()]
@@ -232,9 +231,9 @@ def chart(lines, aria="speed of prefill against dense, by tokens"):
         parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="{thick}"/>')
         parts += [f'<circle cx="{w:.1f}" cy="{h:.1f}" r="3" fill="{colour}"/>' for w, h in corners]
         w, h = corners[-1]
-        while any(abs(h - other) < 14 for other in taken):
+        while any(abs(h - other) < 14 and abs(w - end) < 150 for end, other in taken):
             h += 3
-        taken.append(h)
+        taken.append((w, h))
         parts.append(f'<text x="{w + 8:.1f}" y="{h + 4:.1f}" style="fill:{colour}">{html.escape(label)}</text>')
     return (f'<div class="scroll"><svg viewBox="0 0 {width} {height}" role="img" aria-label="{aria}">'
             + "".join(parts) + "</svg></div>")
@@ -247,9 +246,7 @@ def page(told):
     speeds = {name: {one["tokens"]: one["speedup"] for one in prefill if one["selector"] == name} for name in names}
     longest = tokens[-1]
     others = records()
-    # Processors have long names; the chart has the first words.
-    grey = [(re.sub(r" \\([^()]*json\\)$", "", label), {x: y for x, y in points.items() if tokens[0] <= x <= longest}, "var(--past)")
-            for label, points in others]
+    grey = [(label, {x: y for x, y in points.items() if tokens[0] <= x <= longest}, "var(--past)") for label, points in others]
     limit = lambda key: html.escape(told[key].replace(" per core", ""))
     colour = lambda name: "var(--mark)" if name.startswith("quoka") else "var(--other)"
     body = [

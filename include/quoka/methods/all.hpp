@@ -11,8 +11,7 @@
 //   its tests        those of its scores, tests/NAME_test.cpp; those of all selectors find it
 //
 // Programs give it their options by member name: budget, top_k, n_queries, rank, domain, plan
-// (examples/support/methods.cpp). Where it has no colour in bench/plot.py it is black, and where it
-// has no exponents in bench/scaling.cpp they are compared with none.
+// (examples/support/methods.cpp).
 #pragma once
 
 #include <quoka/methods/first_recent.hpp>

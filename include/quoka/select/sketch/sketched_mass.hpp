@@ -28,7 +28,7 @@
 // A head of which eps exceeds most_logit_error, or one with finite keys or rows that codes cannot stand
 // for, is done in float. That is the worst case, all errors in one direction. Errors of single channels
 // have any sign: on recorded and generated data logits are off by 1/17 to 1/30 of eps (root mean square),
-// and S' holds M(S) but for 0.002 points on average and 0.03 in the worst head (bench/README.md).
+// and S' holds M(S) but for 0.002 points on average and 0.03 in the worst head.
 //
 // Where FirstLook says so, in two looks. Each of some rows finds the largest of its shares; the keys of the
 // largest ones, as far as first_look_error() tells them apart, are the candidates; and mass is that of all
