@@ -8,11 +8,10 @@
 
 #include "support/statistics.hpp"
 
+#include <quoka/methods/softmax_sketch.hpp>
 #include <quoka/select/kit.hpp>
-#include <quoka/select/sketch/sketched_mass.hpp>
-#include <quoka/select/sketch/sketched_top_k.hpp>
-#include <quoka/select/stages.hpp>
-#include <quoka/select/steps/score.hpp>
+#include <quoka/select/quoka.hpp>
+#include <quoka/views/tensor.hpp>
 
 namespace quoka_bench {
 namespace {
@@ -48,42 +47,38 @@ Cost cost_of(const Scored& scored, bool sketch) {
           .bytes = keys * (sketch ? dim + 8.0 : 4.0 * dim + 4.0)};
 }
 
-void select_in_float(const Scored& s, quoka::Buffer<float>& scores,
-                     quoka::WorkerScratch<quoka::detail::ScoreScratch>& scratch,
-                     quoka::WorkerScratch<quoka::TopKScratch>& top_k, quoka::Selection& selection) {
-  const Index heads = s.k.heads(), kv_len = s.k.len();
-  float* const x = scores.reserve(heads * kv_len);
-  quoka::detail::score_all_keys(s.q_bar.data(), s.q_bar.dimension(2), s.k, s.inverse_norms, {}, x,
-                                scratch, quoka::SerialExecutor{});
-  top_k.reserve(1, kv_len, 1);
-  quoka::best_keys(quoka::score_view(x, 1, heads, kv_len), budget, {}, top_k, selection,
-                   quoka::SerialExecutor{});
-}
+// QuokaSelector with these rows as its queries: as many as are kept, one head to a KV head.
+class TopK {
+ public:
+  TopK(const Scored& s, quoka::Sketch sketch)
+      : input_{s.q_bar, s.k, quoka::LogitOptions{}, s.inverse_norms, s.k.len()},
+        selector_({.budget = quoka::Budget::keys(budget),
+                   .n_queries = s.q_bar.dimension(2),
+                   .sketch = sketch}) {
+    selector_.appended(input_, state_, quoka::SerialExecutor{});
+  }
+  void select() { selector_.select(input_, state_, selection_, quoka::SerialExecutor{}); }
+  const quoka::Selection& selection() const { return selection_; }
+
+ private:
+  quoka::SelectorInput input_;
+  quoka::QuokaSelector selector_;
+  quoka::QuokaSelector::State state_;
+  quoka::Selection selection_;
+};
 
 void top_k_in_float(benchmark::State& state, Index rows) {
   const Scored s(rows);
-  quoka::Buffer<float> scores;
-  quoka::WorkerScratch<quoka::detail::ScoreScratch> scratch;
-  quoka::WorkerScratch<quoka::TopKScratch> top_k;
-  quoka::Selection selection;
-  measure(state, cost_of(s, false), [&] { select_in_float(s, scores, scratch, top_k, selection); });
+  TopK in_float(s, quoka::Sketch::off);
+  measure(state, cost_of(s, false), [&] { in_float.select(); });
 }
 
 void top_k_by_sketch(benchmark::State& state, Index rows) {
   const Scored s(rows);
-  quoka::detail::SketchState sketch;
-  sketch.keys.append(s.k, s.k.len(), quoka::SerialExecutor{});
-  quoka::WorkerScratch<quoka::detail::ScoreScratch> scratch;
-  quoka::Selection selection, expected;
-  measure(state, cost_of(s, true), [&] {
-    quoka::detail::sketched_top_k(&sketch.keys, quoka::detail::SketchOf::keys, s.q_bar.data(), rows,
-                                  s.k, s.inverse_norms, quoka::Aggregation::max, budget, s.k.len(),
-                                  {}, selection, sketch, scratch, quoka::SerialExecutor{});
-  });
-  quoka::Buffer<float> scores;
-  quoka::WorkerScratch<quoka::TopKScratch> top_k;
-  select_in_float(s, scores, scratch, top_k, expected);
-  verify(state, selection == expected, "the sketch selects other keys");
+  TopK in_float(s, quoka::Sketch::off), by_sketch(s, quoka::Sketch::on);
+  measure(state, cost_of(s, true), [&] { by_sketch.select(); });
+  in_float.select();
+  verify(state, by_sketch.selection() == in_float.selection(), "the sketch selects other keys");
 }
 
 // ---- softmax mass -------------------------------------------------------------------------------
@@ -94,24 +89,17 @@ constexpr float logit_scale = 0.8f;  // of unit queries: logits up to 8 nats wit
 class MassPair {
  public:
   explicit MassPair(const Scored& scored) : s_(scored) {
-    sketch_.append(s_.k, s_.k.len(), quoka::SerialExecutor{});
+    sketch_.append(quoka::Rows(s_.k), s_.k.len(), quoka::SerialExecutor{});
     for (auto* scores : {&float_scores_, &sketch_scores_})
       scores->reserve(s_.k.heads() * s_.k.len());
   }
   void in_float() {
-    const Index rows = s_.q_bar.dimension(2), dim = s_.k.dim();
-    const auto fill = [&](Index, Index head, quoka::RowWriter& to) {
-      for (Index m = 0; m < rows; ++m)
-        to.add(s_.q_bar.data() + (head * rows + m) * dim, logit_scale);
-    };
-    quoka::softmax_scores({rows, dim}, fill, quoka::Rows(s_.k), s_.k.len(),
-                          quoka::Aggregation::mean, view(float_scores_), float_state_,
-                          quoka::SerialExecutor{});
+    quoka::softmax_scores(shape(), fill_, quoka::Rows(s_.k), s_.k.len(), quoka::Aggregation::mean,
+                          view(float_scores_), float_state_, quoka::SerialExecutor{});
   }
   void by_sketch() {
-    quoka::detail::sketched_softmax_scores(
-        sketch_, nullptr, s_.q_bar.data(), s_.q_bar.dimension(2), s_.k, logit_scale, s_.k.len(),
-        quoka::Aggregation::mean, view(sketch_scores_), sketch_state_, quoka::SerialExecutor{});
+    sketch_.score(shape(), fill_, quoka::Rows(s_.k), nullptr, s_.k.len(), quoka::Aggregation::mean,
+                  view(sketch_scores_), quoka::SerialExecutor{});
   }
   // Float's mass of its own best keys, less that of the sketch's: mean over the heads.
   double mass_lost() {
@@ -120,6 +108,15 @@ class MassPair {
   }
 
  private:
+  quoka::QueryRows shape() const { return {s_.q_bar.dimension(2), s_.k.dim()}; }
+  void fill(Index head, quoka::RowWriter& to) const {
+    for (Index m = 0; m < s_.q_bar.dimension(2); ++m)
+      to.add(s_.q_bar.data() + (head * s_.q_bar.dimension(2) + m) * s_.k.dim(), logit_scale);
+  }
+  struct Fill {
+    const MassPair* of;
+    void operator()(Index, Index head, quoka::RowWriter& to) const { of->fill(head, to); }
+  };
   TensorView<float, 3> view(quoka::Buffer<float>& scores) const {
     return quoka::score_view(scores.data(), 1, s_.k.heads(), s_.k.len());
   }
@@ -135,10 +132,10 @@ class MassPair {
   }
 
   const Scored& s_;
-  quoka::KeySketch sketch_;
+  Fill fill_{this};
+  quoka::SoftmaxSketch sketch_;
   quoka::Buffer<float> float_scores_, sketch_scores_;
   quoka::QueryScoreState float_state_;
-  quoka::detail::SketchedMassState sketch_state_;
   quoka::WorkerScratch<quoka::TopKScratch> top_k_;
 };
 

@@ -406,61 +406,6 @@ TEST(CacheSketch, RowsOutsideThePoolAreRefusedAndNothingChanges) {
   EXPECT_TRUE(as_in_float({.q = q, .k = cache.rows(), .sketch = &sketch}));
 }
 
-// ---- rows that are codes --------------------------------------------------------------------------
-
-// k [1, heads, len, dim] in a format.
-struct Stored {
-  std::vector<std::byte> memory;
-  Rows rows;
-
-  Stored(const quoka::Format& format, const Tensor4<float>& k) {
-    const Index bytes = format.row_bytes({k.dimension(3)}), len = k.dimension(2);
-    memory.resize(uz(k.dimension(1) * len * bytes));
-    rows = Rows(memory.data(), format, {1, k.dimension(1), len, k.dimension(3)},
-                {0, len * bytes, bytes});
-    for (Index head = 0; head < k.dimension(1); ++head)
-      for (Index i = 0; i < len; ++i)
-        format.narrow(Rows(k).typed<float>().row(0, head, i), {k.dimension(3)}, row(head, i));
-  }
-  std::byte* row(Index head, Index i) { return const_cast<std::byte*>(rows.row(0, head, i)); }
-};
-
-TEST(RowsOfCodes, OddRowsAreLeftToFloat) {
-  Random random(510);
-  const auto k = random.tensor<float>(1, kv_heads, 200, 64);
-  const auto q = random.tensor<float>(1, q_heads, 9, 64);
-  Stored stored(quoka::q8_0_format(), k);
-  const auto set = [&](Index head, Index i, Index at, int byte) {
-    stored.row(head, i)[at] = static_cast<std::byte>(byte);
-  };
-  for (Index head = 0; head < kv_heads; ++head)
-    for (Index i = 0; i < 200; ++i) switch (i % 10) {
-        case 0:
-          set(head, i, 2 + i % 32, -128);
-          break;  // no code of ours
-        case 1:
-          set(head, i, 1, 0x7e);
-          break;  // a scale of NaN
-        case 2:
-          set(head, i, 35, 0x7c), set(head, i, 34, 0);
-          break;  // infinity
-        case 3:
-          std::fill_n(stored.row(head, i), 68, std::byte{0});
-          break;  // zero
-        case 4:
-          set(head, i, 0, 1), set(head, i, 1, 0);
-          break;  // denormal scale
-        default:
-          break;
-      }
-  Tensor3<float> norms(1, kv_heads, 200);  // 0 for zero, and for infinity
-  quoka::detail::write_inverse_norms(stored.rows, norms, SerialExecutor{});
-  for (const Index budget : {5, 20, 120, 170}) {
-    EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows}, budget)) << budget;
-    EXPECT_TRUE(as_in_float({.q = q, .k = stored.rows, .inverse_norms = norms}, budget)) << budget;
-  }
-}
-
 // ---- ragged ---------------------------------------------------------------------------------------
 
 TEST(SelectAndAttend, EachSequenceIsAsInACallOfItsOwn) {

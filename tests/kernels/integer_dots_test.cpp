@@ -2,7 +2,6 @@
 // the functions that place them say.
 
 #include <quoka/simd/code_dots.hpp>
-#include <quoka/simd/code_rows.hpp>
 #include <quoka/simd/pair_sums.hpp>
 
 #include "support/codes.hpp"
@@ -119,8 +118,8 @@ void expect_exact(const Case& x) {
   alignas(64) std::int32_t best[2 * simd::code_block];
   std::fill(best, best + 2 * simd::code_block, -1000);
   const std::uint8_t* const keys[2] = {block[0], block[1]};
-  simd::code_dots<Over>(keys, queries.data(), x.rows, simd::code_steps(x.dim), offset.data(), best,
-                        {});
+  simd::code_dots<Over>(keys, queries.data(), x.rows, x.rows, simd::code_steps(x.dim),
+                        offset.data(), best, {});
   for (Index key = 0; key < 2 * simd::code_block; ++key) {
     std::int32_t exact = -1000;
     for (Index m = 0; m < x.rows; ++m)
@@ -207,79 +206,6 @@ TEST(CodeDots, AQueryAtItsRunScaleKeepsToTheRunSum) {
       // And is as large as that leaves it: room for 1 a code, of which rounding takes 1/2 either way.
       ASSERT_GE(sum, simd::most_run_sum - 3 * simd::code_run);
     }
-}
-
-// ---- rows of codes ------------------------------------------------------------------------------
-
-// The first 16 keys of x as rows with scales, in whole groups of channels.
-template <simd::CodeScores Over>
-void expect_exact_rows(const Case& x) {
-  const Index groups = quoka::ceil_div(x.dim, simd::code_row_group);
-  const Index steps = groups * simd::code_row_steps;
-  const auto uz = [](Index i) { return static_cast<std::size_t>(i); };
-  std::vector<std::uint8_t> rows(uz(simd::code_block * groups * simd::code_row_group),
-                                 simd::stored_key_code(0));
-  std::vector<float> scales;
-  for (Index i = 0; i < simd::code_block; ++i) {
-    for (Index c = 0; c < x.dim; ++c)
-      rows[uz(i * groups * simd::code_row_group + c)] =
-          simd::stored_key_code(x.keys[uz(i * x.dim + c)]);
-    for (Index g = 0; g < groups; ++g)
-      scales.push_back(1.0f / static_cast<float>(1 << ((i + g) % 5)));
-  }
-  // Exactly what is needed: a sanitizer sees what is read beyond.
-  std::vector<std::int32_t> codes(uz(steps * x.rows)), offsets(uz(groups * x.rows));
-  auto* const bytes = reinterpret_cast<std::int8_t*>(codes.data());
-  for (Index m = 0; m < x.rows; ++m)
-    for (Index c = 0; c < x.dim; ++c) {
-      const int code = x.queries[uz(m * x.dim + c)];
-      bytes[simd::query_code_at(x.rows, m, c)] = static_cast<std::int8_t>(code);
-      offsets[uz(c / simd::code_row_group * x.rows + m)] += simd::code_offset(code);
-    }
-  float scores[simd::code_block + 1], squares[simd::code_block + 1];
-  scores[simd::code_block] = squares[simd::code_block] = 77.0f;
-  const simd::CodeRows keys{rows.data(), scales.data(), groups};
-  simd::code_row_scores<Over>(keys, simd::CodeQueries{codes.data(), offsets.data(), x.rows},
-                              scores);
-  simd::code_row_squares(keys, squares);
-  for (Index i = 0; i < simd::code_block; ++i) {
-    double best = Over == simd::CodeScores::max ? -1e30 : 0.0, square = 0.0, size = 0.0;
-    for (Index m = 0; m < x.rows; ++m) {
-      double dot = 0.0;
-      for (Index c = 0; c < x.dim; ++c) {
-        const double product = double{scales[uz(i * groups + c / simd::code_row_group)]} *
-                               x.keys[uz(i * x.dim + c)] * x.queries[uz(m * x.dim + c)];
-        dot += product;
-        size += std::abs(product);
-      }
-      best = Over == simd::CodeScores::max ? std::max(best, dot) : best + dot;
-    }
-    for (Index c = 0; c < x.dim; ++c) {
-      const double key =
-          double{scales[uz(i * groups + c / simd::code_row_group)]} * x.keys[uz(i * x.dim + c)];
-      square += key * key;
-    }
-    ASSERT_NEAR(scores[i], best, 1e-6 * size) << "key " << i << ", dim " << x.dim;
-    ASSERT_NEAR(squares[i], square, 1e-6 * square) << "key " << i << ", dim " << x.dim;
-  }
-  ASSERT_EQ(scores[simd::code_block], 77.0f);
-  ASSERT_EQ(squares[simd::code_block], 77.0f);
-}
-
-TEST(CodeRows, AreExactForAnyNumberOfQueriesAndChannels) {
-  for (Index dim : {1, 3, 32, 37, 128})
-    for (Index rows : {1, 3, 4, 7, 8, 9, 16, 17, 33}) {
-      const Case x = Case::drawn(dim, rows);
-      expect_exact_rows<simd::CodeScores::max>(x);
-      expect_exact_rows<simd::CodeScores::sum>(x);
-    }
-}
-
-TEST(CodeRows, NothingSaturates) {
-  for (const Case& x : extreme_cases({3, 32, 37})) {
-    expect_exact_rows<simd::CodeScores::max>(x);
-    expect_exact_rows<simd::CodeScores::sum>(x);
-  }
 }
 
 TEST(CodeDots, BlocksAndStepsAreRoundedUp) {

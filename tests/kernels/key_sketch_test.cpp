@@ -7,6 +7,7 @@
 
 #include "support/codes.hpp"
 #include "support/selector_fixtures.hpp"
+#include "support/sketched_call.hpp"
 
 #include <cmath>
 #include <limits>
@@ -22,6 +23,12 @@ using quoka::SelectorInput;
 using quoka::Sketch;
 namespace detail = quoka::detail;
 namespace simd = quoka::simd;
+
+KeySketch sketch_of(const Rows& k) {
+  KeySketch sketch;
+  sketch.append(k, k.len(), SerialExecutor{});
+  return sketch;
+}
 
 // ---- dot products of codes ----------------------------------------------------------------------
 
@@ -45,7 +52,7 @@ void expect_exact_dots(Random& random, Index steps, Index rows) {
   alignas(64) std::int32_t best[32];
   std::fill_n(best, 32, start);
   const std::uint8_t* const blocks[2] = {keys[0], keys[1]};
-  simd::code_dots<Over>(blocks, queries.data(), rows, steps, offset.data(), best,
+  simd::code_dots<Over>(blocks, queries.data(), rows, rows, steps, offset.data(), best,
                         {keys[0], keys[1]});
   for (Index i = 0; i < 32; ++i) {
     std::int32_t expected = start;
@@ -91,7 +98,7 @@ void expect_same_selection(const Tensor4<T>& q, const Tensor4<T>& k, QuokaOption
   }
   const bool used = options.scoring == Scoring::cosine;  // a dot product has no sketch
   ASSERT_EQ(options.domain, quoka::Domain::logit) << "sketched_mass_test.cpp";
-  ASSERT_EQ(state.scorer.sketch.keys.len(), used ? k.dimension(2) : 0);
+  ASSERT_EQ(state.scorer.sketch.len(), used ? k.dimension(2) : 0);
   const SelectorInput input{q, cache.k(), LogitOptions{}, cache.inverse_norms(), cache.capacity()};
   Selection a, b;
   sketched.select(input, state, a, SerialExecutor{});
@@ -260,15 +267,19 @@ TEST(SketchOf, MissesACosineByNoMoreThanItsBound) {
         for (Index c = 0; c < dim; ++c)
           k(0, 0, t, c) = stored<Element>(static_cast<double>(k(0, 0, t, c)) *
                                           std::exp(spread * std::sin(static_cast<double>(c))));
-      detail::SketchState s;
-      s.keys.append(quoka::view_of(k), 200, SerialExecutor{});
-      s.queries.reserve(1, 16, dim);
-      s.queries.encode_head(q_bar.data(), 0, 16, dim);
-      const float e = *s.queries.error.data(), longest = *s.queries.length.data();
-      std::vector<float> scores(200);
-      detail::VectorCodes unit(detail::query_codes(s.queries, 0, 16, dim));
-      detail::SketchScan(s.queries, 0, 1, 16, dim, Aggregation::max, scores.data(), nullptr)
-          .in_order(unit, s.keys, 0, 200);
+      const KeySketch sketch = sketch_of(k);
+      const SketchedCallOf of(k, sketch, nullptr, q_bar, Aggregation::max);
+      detail::SketchedTopKSlot slot;
+      slot.reserve(200, 1, false);
+      slot.queries.reserve<simd::Tiles>(16, dim, 16);
+      ASSERT_TRUE(
+          slot.queries.encode<simd::Tiles>(q_bar.data(), 16, dim, 16, detail::RowUnits::shared));
+      const float e = *std::max_element(slot.queries.missed(), slot.queries.missed() + 16),
+                  longest = *std::max_element(slot.queries.lengths(), slot.queries.lengths() + 16);
+      quoka::Buffer<std::uint8_t> gathered;
+      gathered.reserve(2 * simd::code_block_bytes(dim));
+      detail::score_by_codes<simd::Tiles>(of.call, 0, 0, 200, slot, gathered.data());
+      const float* const scores = slot.scores.data();
       const oracle::Tensor keys = to_oracle(k), queries = to_oracle(q_bar);
       double closest = 1.0;
       for (Index t = 0; t < 200; ++t) {
@@ -276,9 +287,9 @@ TEST(SketchOf, MissesACosineByNoMoreThanItsBound) {
         for (Index m = 0; m < 16; ++m)
           exact = std::max(exact, oracle::dot(queries.row(0, 0, m), keys.row(0, 0, t)) /
                                       oracle::norm(keys.row(0, 0, t)));
-        const double bound = static_cast<double>(e + (longest + e) * s.keys.errors(0, 0)[t]) +
+        const double bound = static_cast<double>(e + (longest + e) * sketch.errors(0, 0)[t]) +
                              static_cast<double>(dim + 32) * 0x1p-23 * static_cast<double>(longest);
-        const double missed = std::abs(static_cast<double>(scores[uz(t)]) - exact);
+        const double missed = std::abs(static_cast<double>(scores[t]) - exact);
         ASSERT_LE(missed, bound) << "key " << t << " of " << dim << " channels";
         closest = std::min(closest, 1.0 - missed / bound);
       }
@@ -578,11 +589,6 @@ TEST(SketchExtremes, SelectsTheSameByTinyQueriesOfTinyKeys) {
 
 // ---- whose keys ---------------------------------------------------------------------------------
 
-KeySketch sketch_of(const Rows& k) {
-  KeySketch sketch;
-  sketch.append(k, k.len(), SerialExecutor{});
-  return sketch;
-}
 
 // Keys of a cache, looked up in its sketch.
 void look_up(const KeySketch& sketch, const Rows& k, std::uint64_t turn = 0) {
@@ -668,25 +674,33 @@ TEST(KeySketch, AppendForgetsKeysOfAnotherBatchAndOfOtherHeads) {
 
 // ---- queries ------------------------------------------------------------------------------------
 
-TEST(SketchedQueries, ThatCodesCannotStandForAreBeyondAnyBound) {
-  detail::SketchedQueries queries;
-  queries.reserve(1, 3, 5);
-  for (float odd : {not_a_number, infinity, -infinity, 1e13f, 1e30f}) {
-    for (Index row : {0, 1, 2}) {  // one row spoils all of its KV head
-      std::vector<float> q_bar(15, 1.0f);
-      q_bar[uz(5 * row + 3)] = odd;
-      queries.encode_head(q_bar.data(), 0, 3, 5);
-      EXPECT_EQ(*queries.length.data(), infinity) << odd;
-      EXPECT_EQ(*queries.error.data(), infinity) << odd;
-      EXPECT_EQ(*queries.scale.data(), 0.0f) << odd;
+TEST(CodedRows, RefuseWhatCodesCannotStandFor) {
+  using detail::RowUnits;
+  detail::CodedRows rows;
+  rows.reserve<simd::Tiles>(3, 5, 4);
+  const auto encodes = [&](const std::vector<float>& x, RowUnits units) {
+    return rows.encode<simd::Tiles>(x.data(), 3, 5, 4, units);
+  };
+  for (const RowUnits units : {RowUnits::shared, RowUnits::own}) {
+    for (float odd : {not_a_number, infinity, -infinity, 1e13f, 1e30f})
+      for (Index row : {0, 1, 2}) {  // one row spoils all of its KV head
+        std::vector<float> x(15, 1.0f);
+        EXPECT_TRUE(encodes(x, units));
+        x[uz(5 * row + 3)] = odd;
+        EXPECT_FALSE(encodes(x, units)) << odd << " in row " << row;
+      }
+    EXPECT_FALSE(encodes(std::vector<float>(15, 1e-14f), units));
+    EXPECT_TRUE(encodes(std::vector<float>(15, 0.0f), units));
+    for (Index m = 0; m < 3; ++m) {
+      EXPECT_EQ(rows.lengths()[m], 0.0f);
+      EXPECT_EQ(rows.missed()[m], 0.0f);
     }
   }
-  const std::vector<float> tiny(15, 1e-14f), zero(15, 0.0f);
-  queries.encode_head(tiny.data(), 0, 3, 5);
-  EXPECT_EQ(*queries.length.data(), infinity);
-  queries.encode_head(zero.data(), 0, 3, 5);
-  EXPECT_EQ(*queries.length.data(), 0.0f);
-  EXPECT_EQ(*queries.error.data(), 0.0f);
+  std::vector<float> tiny_row(15, 1.0f);  // beside longer ones it is but coarsely coded
+  std::fill_n(tiny_row.begin() + 5, 5, 1e-14f);
+  EXPECT_TRUE(encodes(tiny_row, RowUnits::shared));
+  EXPECT_GE(rows.missed()[1], rows.lengths()[1] * 0.99f);
+  EXPECT_FALSE(encodes(tiny_row, RowUnits::own));
 }
 
 TEST(KeySketch, TakesAnEighthOfTheBytesOfKeysAndValues) {

@@ -9,6 +9,7 @@
 #include <quoka/simd/code_products.hpp>
 
 #include "support/selector_fixtures.hpp"
+#include "support/sketched_call.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -122,19 +123,19 @@ struct Masses {
 };
 
 // Of rows q_bar [batch, kv_heads, rows, dim]. By emulated tiles they are the same bits.
-Masses masses(const Tensor4<float>& q_bar, const Rows& k, const KeySketch& sketch,
-              const KeySketch::Places* places, Aggregation over, float scale = 1.0f,
+// cache: of which the keys lie anywhere; null: `own` is a sketch of these.
+Masses masses(const Tensor4<float>& q_bar, const Rows& k, const KeySketch& own,
+              const KeySketch* cache, Aggregation over, float scale = 1.0f,
               ExecutorRef executor = SerialExecutor{}) {
   Masses result{Tensor3<float>(k.batch(), k.heads(), k.len()), {}};
   result.scores.setConstant(-7.0f);
   detail::SketchedMassState state;
-  detail::sketched_softmax_scores(sketch, places, q_bar.data(), q_bar.dimension(2), k, scale,
-                                  k.len(), over, result.scores, state, executor);
+  detail::sketched_softmax_scores(SketchedCallOf(k, own, cache, q_bar, over, executor).call, scale,
+                                  {}, result.scores, state);
   result.error.assign(state.errors.data(), state.errors.data() + k.batch() * k.heads());
   Tensor3<float> by_tiles(k.batch(), k.heads(), k.len());
-  detail::sketched_softmax_scores_by<simd::EmulatedTiles>(sketch, places, q_bar.data(),
-                                                          q_bar.dimension(2), k, scale, k.len(),
-                                                          over, by_tiles, state, executor, {});
+  detail::sketched_softmax_scores_by<simd::EmulatedTiles>(
+      SketchedCallOf(k, own, cache, q_bar, over, executor).call, scale, {}, by_tiles, state);
   EXPECT_EQ(std::memcmp(by_tiles.data(), result.scores.data(), uz(by_tiles.size()) * sizeof(float)),
             0);
   return result;
@@ -542,7 +543,7 @@ TEST(SketchedMassGroups, ManyRowsAndKeys) {
   const Index rows = quoka::tuning::mass_weight_bytes / (2 * kv_len) + 9;  // a group, and some more
   const auto q = random.tensor<float>(1, 1, rows, 3);
   const auto k = random.tensor<float>(1, 1, kv_len, 3);
-  ASSERT_LT(detail::MassShape::rows_at_once(rows, kv_len), rows);
+  ASSERT_LT(detail::MassShape::pass_rows(rows, kv_len), rows);
   expect_as_oracle(q, k);
 }
 
@@ -552,7 +553,7 @@ TEST(SketchedMassGroups, ManyRowsWithLogitsFarApart) {
   Random random(729);
   const Index kv_len = 70'000;
   const Index rows = quoka::tuning::mass_weight_bytes / (2 * kv_len) + 9;
-  const Index at_once = detail::MassShape::rows_at_once(rows, kv_len);
+  const Index at_once = detail::MassShape::pass_rows(rows, kv_len);
   ASSERT_LT(at_once, rows);
   const FarLogits far(random, kv_len, 300.0, -270.0);
   Tensor4<float> q(1, 1, rows, 4);
@@ -593,9 +594,8 @@ TEST(SketchedMassLayouts, PagesListsAndSlicesGiveTheSameBits) {
       for (Index head = 0; head < 2; ++head)
         for (Index t = 0; t < k.len(); ++t)
           std::memcpy(&copy(0, head, t, 0), k.row(0, head, t), uz(dim) * sizeof(float));
-      const KeySketch::Places places = sketch.places_of(k);
       for (Aggregation over : aggregations) {
-        const Masses got = masses(q, k, sketch, &places, over);
+        const Masses got = masses(q, k, sketch, &sketch, over);
         EXPECT_TRUE(by_codes(got));
         EXPECT_TRUE(same_bits(got.scores, masses(q, copy, over).scores)) << "pages of " << page_len;
       }

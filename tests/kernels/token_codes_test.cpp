@@ -35,7 +35,7 @@ struct Coded {
     return reinterpret_cast<const TokenCodeGroup*>(memory.data())[g];
   }
   float unit(Index i) const {
-    const Index groups = quoka::ceil_div(dim, simd::code_row_group);
+    const Index groups = quoka::ceil_div(dim, simd::code_group);
     return reinterpret_cast<const float*>(memory.data() +
                                           groups * static_cast<Index>(sizeof(TokenCodeGroup)))[i];
   }

@@ -225,7 +225,7 @@ TEST_F(Allocation, NoneWhicheverWorkerDoesAHeadInFloat) {
   Decoder<QuokaSelector> decoder(1024, options);
   decoder.prefill(600, AsWorker{0}, 1e20f);
   decoder.decode(3, AsWorker{0});
-  EXPECT_EQ(decoder.layer.state().scorer.sketched_mass.errors.data()[1],
+  EXPECT_EQ(decoder.layer.state().scorer.logit_error(1),
             std::numeric_limits<float>::infinity());
   EXPECT_EQ(allocations_of([&] { decoder.decode(10, AsWorker{1}); }), 0);
 }

@@ -287,9 +287,9 @@ TEST(OneRun, TakesInHeadsThatAreScoredInFloat) {
       ASSERT_TRUE(same_bits(one[i].out, alone[i].out));
       if (i > 0) {
         EXPECT_EQ(runs, 1);
-        EXPECT_EQ(layer.state().scorer.sketched_mass.errors.data()[1],
+        EXPECT_EQ(layer.state().scorer.logit_error(1),
                   std::numeric_limits<float>::infinity());
-        EXPECT_TRUE(std::isfinite(layer.state().scorer.sketched_mass.errors.data()[0]));
+        EXPECT_TRUE(std::isfinite(layer.state().scorer.logit_error(0)));
       }
     }
   }

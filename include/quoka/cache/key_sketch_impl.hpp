@@ -174,7 +174,7 @@ QUOKA_FUNC void KeySketch::make_room(Index capacity, Index len, bool all_written
               most = simd::code_blocks(capacity);
   codes_.resize(blocks, most), scales_.resize(blocks, most);
   errors_.resize(blocks, most), lengths_.resize(blocks, most);
-  const bool padded = dim_ % code_group != 0;  // a row's last codes are written by nobody
+  const bool padded = dim_ % simd::code_channels != 0;  // a row's last codes are written by nobody
   const Index first = all_written && !padded ? std::max(known, len / width) : known;
   for (Index b = 0; b < codes_.batch(); ++b)
     for (Index head = 0; head < codes_.heads(); ++head)

@@ -240,12 +240,10 @@ class MaskedAttention {
         continue;
       queries += piece.count, scattered = scattered || !piece.in_order();
     }
-    // Rows of 8-bit codes are scored by cosine as they are; a budget by scores and a soft-cap want scores in
-    // float.
-    const bool codes = stream.k.format().read_codes != nullptr;
+    // A budget by scores, and attention's logits under a soft-cap, want scores in float.
     const bool sketch =
         masked.sketch && queries >= sketching_queries && !budget.by_scores() &&
-        (masked.selection->domain == Domain::softmax ? logits.softcap == 0.0f : !codes);
+        (masked.selection->domain != Domain::softmax || logits.softcap == 0.0f);
     if (!sketch && !scattered) return;
     const Rows& k = stream.k;
     KnownCells* const known = &caches_[k.data()];

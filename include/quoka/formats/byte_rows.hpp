@@ -85,7 +85,6 @@ struct Q8_0Row {
   static constexpr float rounding = 0x1p-8f;
   static constexpr Index block = 32, head_bytes = 2, block_bytes = head_bytes + block;
   static_assert(block % simd::lanes == 0, "a packet lies in one block");
-  static_assert(block == code_group);
 
   static Index bytes(const RowShape& shape) { return ceil_div(shape.dim, block) * block_bytes; }
   QUOKA_INLINE static ConstRow block_of(ConstRow row, Index c) {
@@ -128,39 +127,6 @@ struct Q8_0Row {
         const int code = i < n ? round_to(from[c + i] * inverse, -most_code, most_code) : 0;
         row[head_bytes + i] = static_cast<std::byte>(code);
       }
-    }
-  }
-  // Many rows at once: what no row has, -128 and scales that are not finite, is looked for once.
-  static void read_code_rows(const ConstRow* rows, Index count, const RowShape& shape,
-                             std::uint8_t* codes, float* scales) {
-    const Index blocks = ceil_div(shape.dim, block), width = blocks * block;
-    using Bytes [[gnu::vector_size(block)]] = std::uint8_t;  // in a register, whatever the ISA
-    Bytes least = Bytes{} | 0xff;
-    unsigned largest = 0;  // of the scales, without their signs
-    for (Index i = 0; i < count; ++i) {
-      std::uint8_t* to = codes + i * width;
-      for (Index g = 0; g < blocks; ++g, to += block) {
-        const ConstRow here = rows[i] + g * block_bytes;
-        const auto scale = read_as<std::uint16_t>(here);
-        scales[i * blocks + g] = simd::half_to_float(scale);
-        largest = std::max(largest, scale & 0x7fffu);
-        Bytes of_block;
-        std::memcpy(&of_block, here + head_bytes, block);
-        of_block ^= 0x80;
-        least = of_block < least ? of_block : least;
-        std::memcpy(to, &of_block, block);
-      }
-      std::fill(codes + i * width + shape.dim, codes + (i + 1) * width, std::uint8_t{128});
-    }
-    bool all = largest < 0x7c00u;
-    for (int c = 0; c < block; ++c) all &= least[c] != 0;
-    if (all) return;
-    for (Index i = 0; i < count; ++i) {
-      const std::uint8_t* const of_row = codes + i * width;
-      float* const of_scales = scales + i * blocks;
-      bool fits = std::find(of_row, of_row + width, std::uint8_t{0}) == of_row + width;
-      for (Index g = 0; g < blocks; ++g) fits &= of_scales[g] - of_scales[g] == 0.0f;
-      if (!fits) std::fill_n(of_scales, blocks, std::numeric_limits<float>::quiet_NaN());
     }
   }
 };
@@ -236,18 +202,8 @@ struct AsInt8 {
   }
 };
 
-struct I8Row : ScaledByteRow<AsInt8> {
-  static bool read_codes(ConstRow row, const RowShape& shape, std::int8_t* codes, float* scales) {
-    const float scale = head_scale(shape);
-    std::fill_n(scales, ceil_div(shape.dim, code_group), scale);
-    bool fits = scale - scale == 0.0f;  // finite
-    for (Index c = 0; c < shape.dim; ++c) {
-      codes[c] = *int8_at(row, c);
-      fits &= codes[c] != -128;
-    }
-    return fits;
-  }
-};
+// Of i8_format().
+using I8Row = ScaledByteRow<AsInt8>;
 
 struct I8ChannelRow {
   static constexpr const char* name = "i8_channel";

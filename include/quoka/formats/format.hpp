@@ -8,7 +8,6 @@
 //   packing      rows to panels: keys in tiles, values row by row
 //   one row      to floats and back
 //   one token    products straight from memory, for work that is bound by it
-//   codes        rows of 8-bit integers as such, for scoring: simd/code_rows.hpp
 //
 // The formats of float, half and bfloat16 are in formats/element_rows.hpp, those of 8 bits in
 // packing/byte_formats.hpp. A new format is one type with a few functions, turned into a table by
@@ -22,11 +21,6 @@
 
 namespace quoka {
 inline namespace QUOKA_ABI {
-
-namespace simd {
-struct CodeRows;
-struct CodeQueries;
-}  // namespace simd
 
 // What a format must know of one head's rows beside their addresses.
 struct RowShape {
@@ -75,20 +69,7 @@ struct Format {
   // that is no faster: packing/token_codes.hpp.
   void (*token_code_logits)(const RowRun& keys, Index count, const RowShape& shape,
                             const std::byte* queries, float* x, const RowsAhead* ask);
-
-  // Rows as 8-bit codes; null where they are none: of each row, x[c] = scales[c / code_group] *
-  // (codes[c] - 128), padded with 128 to whole groups. A row that codes cannot give has scales of NaN.
-  void (*read_codes)(const ConstRow* rows, Index count, const RowShape& shape, std::uint8_t* codes,
-                     float* scales);
-  // Products of such codes, compiled with the formats that have them alone: simd/code_rows.hpp.
-  void (*score_codes)(const simd::CodeRows& keys, const simd::CodeQueries& queries, bool mean,
-                      float* scores);
-  // Squared lengths of such codes.
-  void (*square_codes)(const simd::CodeRows& keys, float* squares);
 };
-
-// Channels that share a scale, in Format::read_codes.
-inline constexpr Index code_group = 32;
 
 // Bytes of a row that lie side by side; 0 where its channels do not.
 inline Index bytes_together(const Format& format, const RowShape& shape) {

@@ -24,7 +24,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// `rows` queries of the `stride` that lie side by side.
+// `rows` queries of the `stride` that lie side by side. Behind an odd number of them lies one of zeros.
 struct QueryCodes {
   const std::int32_t* codes;    // [steps][stride]
   const std::int32_t* offsets;  // [rows]
@@ -41,26 +41,26 @@ class VectorCodes {
 
   explicit VectorCodes(const QueryCodes& queries) : queries_(queries) {}
 
-  // best [pair of blocks] takes the dot products with all queries in, where `stride` is their number.
-  // Asks for the blocks `later`.
+  // best [pair of blocks] takes the dot products with all queries in. Asks for the blocks `later`.
   template <simd::CodeScores Over>
   void dots(CodePair keys, std::int32_t* best, const simd::LaterBlocks& later) const {
-    simd::code_dots<Over>(keys, queries_.codes, queries_.rows, queries_.steps, queries_.offsets,
-                          best, later);
+    simd::code_dots<Over>(keys, queries_.codes, queries_.rows, queries_.stride, queries_.steps,
+                          queries_.offsets, best, later);
   }
 
   // use(m, height, products): products [height][pair of blocks], floats or integers, are those of queries
-  // [m, m + height). The number of queries is even, and so are m and height. room: of as many floats.
+  // [m, m + height), with the one of zeros an even number. room: of as many floats.
   template <class Use>
   void products(CodePair keys, float* room, const simd::LaterBlocks& later, Use&& use) const {
-    simd::for_each_code_tile<most_height>(queries_.rows, [&](auto height, Index m) {
-      if constexpr (decltype(height)::value % 2 == 0) {
-        simd::code_products_of<height>(keys, queries_.codes + m, queries_.stride, queries_.steps,
-                                       queries_.offsets + m, room,
-                                       m == 0 ? later : simd::LaterBlocks{});
-        use(m, Index{height}, std::as_const(room));
-      }
-    });
+    simd::for_each_code_tile<most_height>(
+        round_up(queries_.rows, Index{2}), [&](auto height, Index m) {
+          if constexpr (decltype(height)::value % 2 == 0) {
+            simd::code_products_of<height>(keys, queries_.codes + m, queries_.stride,
+                                           queries_.steps, queries_.offsets + m, room,
+                                           m == 0 ? later : simd::LaterBlocks{});
+            use(m, Index{height}, std::as_const(room));
+          }
+        });
   }
 
  private:
@@ -160,7 +160,7 @@ class TileCodes {
   template <class Use>
   void products(CodePair keys, float*, const simd::LaterBlocks& later, Use&& use) {
     for_each_tile(keys, later, [&](Index m, const std::int32_t* dots) {
-      use(m, std::min(q_.height, q_.rows - m), dots);
+      use(m, std::min(q_.height, round_up(q_.rows, Index{2}) - m), dots);
     });
   }
 

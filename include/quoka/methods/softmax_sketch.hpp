@@ -12,6 +12,8 @@
 #include <quoka/select/options.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
 
+#include <memory>
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 
@@ -27,6 +29,11 @@ inline bool uses_softmax_sketch(Sketch sketch, Domain domain, const Budget& budg
 // Part of a State: a sketch of the keys, and reused memory.
 class SoftmaxSketch {
  public:
+  SoftmaxSketch();
+  SoftmaxSketch(SoftmaxSketch&&) noexcept;
+  SoftmaxSketch& operator=(SoftmaxSketch&&) noexcept;
+  ~SoftmaxSketch();
+
   // Sketches the keys that have come since; room for `capacity`. keys [batch, kv_heads, len, dim].
   void append(const Rows& keys, Index capacity, ExecutorRef executor) {
     keys_.append(keys, capacity, executor);
@@ -34,7 +41,7 @@ class SoftmaxSketch {
   void truncate(Index len) { keys_.truncate(len); }
   Index kept_len() const { return keys_.len(); }
   Index kept_bytes() const { return keys_.bytes(); }
-  Index bytes() const { return keys_.bytes() + rows_.bytes() + readers_.bytes() + mass_.bytes(); }
+  Index bytes() const;
 
   // scores [batch, kv_heads, len] of rows as fill() makes them. cache: a sketch of the cache that the keys
   // lie in; null: what append() was told of. False, and nothing done, where that is not all of the keys, or
@@ -48,7 +55,7 @@ class SoftmaxSketch {
   KeySketch keys_;
   Buffer<float> rows_;  // [batch, kv_heads, max_rows, dim]
   WorkerScratch<RowReader> readers_;
-  detail::SketchedMassState mass_;
+  std::unique_ptr<detail::SketchedMassState> mass_;
 };
 
 }  // namespace QUOKA_ABI

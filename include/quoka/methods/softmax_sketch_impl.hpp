@@ -2,7 +2,6 @@
 #pragma once
 
 #include <quoka/select/sketch/sketched_mass_impl.hpp>
-#include <quoka/select/sketch/sketched_top_k_impl.hpp>
 #include <quoka/methods/softmax_sketch.hpp>
 
 #include <algorithm>
@@ -10,6 +9,14 @@
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+
+QUOKA_FUNC SoftmaxSketch::SoftmaxSketch() = default;
+QUOKA_FUNC SoftmaxSketch::SoftmaxSketch(SoftmaxSketch&&) noexcept = default;
+QUOKA_FUNC SoftmaxSketch& SoftmaxSketch::operator=(SoftmaxSketch&&) noexcept = default;
+QUOKA_FUNC SoftmaxSketch::~SoftmaxSketch() = default;
+QUOKA_FUNC Index SoftmaxSketch::bytes() const {
+  return keys_.bytes() + rows_.bytes() + readers_.bytes() + (mass_ != nullptr ? mass_->bytes() : 0);
+}
 
 QUOKA_FUNC bool SoftmaxSketch::score(const QueryRows& shape, FillRows fill, const Rows& keys,
                                      const KeySketch* cache, Index capacity, Aggregation over,
@@ -28,8 +35,11 @@ QUOKA_FUNC bool SoftmaxSketch::score(const QueryRows& shape, FillRows fill, cons
     std::fill(to + writer.count() * shape.dim, to + of_head,
               std::numeric_limits<float>::quiet_NaN());
   });
-  detail::softmax_scores_by_sketch(keys_, cache, rows, shape.max_rows, keys, 1.0f, capacity, over,
-                                   scores, mass_, executor);
+  if (mass_ == nullptr) mass_ = std::make_unique<detail::SketchedMassState>();
+  const detail::SketchedKeys of_keys(keys, keys_, cache);
+  Chains chains(keys.batch() * keys.heads(), detail::chains_at_once(executor.workers()));
+  detail::sketched_softmax_scores({of_keys, rows, shape.max_rows, over, capacity, executor, chains},
+                                  1.0f, {}, scores, *mass_);
   return true;
 }
 

@@ -101,8 +101,8 @@ class SparqScorer {
       return;
     state.keys.append(k, input.capacity);
     softmax_scores({group * q.len(), rank, q}, fill_with(true),
-                   ChannelSource(state.keys, channels, rank, dim), input.capacity, Aggregation::mean,
-                   scores, state.scores, executor, input.shard);
+                   ChannelSource(state.keys, channels, rank, dim), input.capacity,
+                   Aggregation::mean, scores, state.scores, executor, input.shard);
   }
 
   // The sketch, or the copy, is made as keys come, so that a chunk pays for its own.

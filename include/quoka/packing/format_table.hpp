@@ -19,16 +19,6 @@
 //     static constexpr float rounding = 0x1p-8f;  // Format::rounding
 //     static Index scales_apart(Index dim);       // how many floats RowShape::scales holds
 //
-//     // optional, for rows of 8-bit integers, which are then scored as they are: codes[0, dim) in
-//     // [-127, 127] and a scale for each code_group of 32 channels, x[c] = scales[c / 32] * codes[c].
-//     // False for a row that they cannot give
-//     static bool read_codes(ConstRow row, const RowShape&, std::int8_t* codes, float* scales);
-//     // the same of `count` rows at once, in its place where that is faster. Of each row codes are
-//     // filled up to whole groups, as code + 128, with 128 behind the last channel; a row that they
-//     // cannot give has scales of NaN (Format::read_codes)
-//     static void read_code_rows(const ConstRow* rows, Index count, const RowShape&,
-//                                std::uint8_t* codes, float* scales);
-//
 //     // optional, where channels side by side share a scale: some of a row, the scale read once. One
 //     // token's products load channels by it, whole groups at a time, in place of load()
 //     struct Group {
@@ -62,7 +52,6 @@
 #include <quoka/packing/token_codes.hpp>
 #include <quoka/packing/token_kernels.hpp>
 #include <quoka/base/check.hpp>
-#include <quoka/simd/code_rows.hpp>
 
 #include <string>
 
@@ -107,29 +96,6 @@ Index scales_apart_of([[maybe_unused]] Index dim) {
   return 0;
 }
 
-template <class Row>
-void read_code_rows(const ConstRow* rows, Index count, const RowShape& shape, std::uint8_t* codes,
-                    float* scales) {
-  const Index groups = ceil_div(shape.dim, code_group), width = groups * code_group;
-  for (Index i = 0; i < count; ++i, codes += width, scales += groups) {
-    auto* const as_stored = reinterpret_cast<std::int8_t*>(codes);
-    if (!Row::read_codes(rows[i], shape, as_stored, scales))
-      std::fill_n(scales, groups, std::numeric_limits<float>::quiet_NaN());
-    std::fill(as_stored + shape.dim, as_stored + width, std::int8_t{0});
-    for (Index c = 0; c < width; c += code_group)
-      for (Index j = 0; j < code_group; ++j)
-        codes[c + j] = static_cast<std::uint8_t>(codes[c + j] ^ 0x80u);
-  }
-}
-
-template <class Keys>
-void score_codes(const Keys& keys, const simd::CodeQueries& queries, bool mean, float* scores) {
-  if (mean)
-    simd::code_row_scores<simd::CodeScores::sum>(keys, queries, scores);
-  else
-    simd::code_row_scores<simd::CodeScores::max>(keys, queries, scores);
-}
-
 // Of a row type that was checked.
 template <class Row>
 constexpr Format table_of() {
@@ -148,20 +114,9 @@ constexpr Format table_of() {
                 .token_logits = detail::token_logits<Row>,
                 .token_values = detail::token_values<Row>,
                 .value_rows = detail::value_rows<Row>,
-                .token_code_logits = nullptr,
-                .read_codes = nullptr,
-                .score_codes = nullptr,
-                .square_codes = nullptr};
+                .token_code_logits = nullptr};
   if constexpr (simd::has_token_codes && group_has_codes<Row>())
     format.token_code_logits = detail::token_code_logits<typename Row::Group>;
-  if constexpr (has_read_code_rows<Row>)
-    format.read_codes = Row::read_code_rows;
-  else if constexpr (has_read_codes<Row>)
-    format.read_codes = detail::read_code_rows<Row>;
-  if constexpr (has_read_code_rows<Row> || has_read_codes<Row>) {
-    format.score_codes = detail::score_codes<simd::CodeRows>;
-    format.square_codes = simd::code_row_squares<simd::CodeRows>;
-  }
   return format;
 }
 

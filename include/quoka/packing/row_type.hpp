@@ -5,6 +5,7 @@
 
 #include <quoka/base/member.hpp>
 #include <quoka/formats/format.hpp>
+#include <quoka/simd/isa/dots.hpp>
 #include <quoka/simd/simd.hpp>
 
 #include <concepts>
@@ -23,8 +24,6 @@ QUOKA_DEFINE_HAS_MEMBER(scales_apart);
 QUOKA_DEFINE_HAS_MEMBER(store);
 QUOKA_DEFINE_HAS_MEMBER(put);
 QUOKA_DEFINE_HAS_MEMBER(narrow);
-QUOKA_DEFINE_HAS_MEMBER(read_codes);
-QUOKA_DEFINE_HAS_MEMBER(read_code_rows);
 QUOKA_DEFINE_HAS_MEMBER(Group);
 QUOKA_DEFINE_HAS_MEMBER(has_codes);
 
@@ -72,7 +71,7 @@ constexpr bool checked_group() {
     } else {
       constexpr bool codes = requires {
         requires Index { Group::channels }
-        == code_group;
+        == simd::code_group;
         static_cast<const std::int8_t* const Group::*>(&Group::codes);
         static_cast<const simd::Packet Group::*>(&Group::scale);
       };
@@ -150,25 +149,6 @@ constexpr bool checked_row_type() {
     static_assert(ok,
                   "quoka: a row type's narrow must be static void narrow(const float*, const "
                   "RowShape&, std::byte*)");
-    fits = fits && ok;
-  }
-  if constexpr (has_read_codes<Row>) {
-    constexpr bool ok = requires {
-      static_cast<bool (*)(ConstRow, const RowShape&, std::int8_t*, float*)>(&Row::read_codes);
-    };
-    static_assert(ok,
-                  "quoka: a row type's read_codes must be static bool read_codes(ConstRow, const "
-                  "RowShape&, std::int8_t*, float*)");
-    fits = fits && ok;
-  }
-  if constexpr (has_read_code_rows<Row>) {
-    constexpr bool ok = requires {
-      static_cast<void (*)(const ConstRow*, Index, const RowShape&, std::uint8_t*, float*)>(
-          &Row::read_code_rows);
-    };
-    static_assert(ok,
-                  "quoka: a row type's read_code_rows must be static void read_code_rows(const "
-                  "ConstRow*, Index, const RowShape&, std::uint8_t*, float*)");
     fits = fits && ok;
   }
   if constexpr (has_Group<Row>) {

@@ -28,7 +28,7 @@ void code_token_logits(const std::byte* const (&rows)[4], const Queries* queries
     for (Index r = 0; r < 4; ++r) {
       float sum[4] = {};
       for (Index g = 0; g < groups; ++g) {
-        const Group group(rows[k], g * code_row_group);
+        const Group group(rows[k], g * code_group);
         alignas(64) float scale[lanes];
         store(scale, group.scale);
         for (Index lane = 0; lane < 4; ++lane) {
@@ -59,7 +59,7 @@ struct TokenCodeGroup {
 inline constexpr Index token_code_rows = 4;
 
 inline Index token_code_bytes(Index dim) {
-  return ceil_div(dim, simd::code_row_group) * static_cast<Index>(sizeof(TokenCodeGroup)) + 64;
+  return ceil_div(dim, simd::code_group) * static_cast<Index>(sizeof(TokenCodeGroup)) + 64;
 }
 
 // Queries [4][dim] to `codes`, aligned to 64 bytes. False, and nothing written, where one of them is
@@ -79,7 +79,7 @@ inline bool code_token_queries(const float* queries, Index dim, std::byte* codes
     if (largest != 0.0f && largest < 1e-30f) return false;
   }
   if (poison != 0.0f) return false;
-  const Index groups = ceil_div(dim, simd::code_row_group);
+  const Index groups = ceil_div(dim, simd::code_group);
   auto* const group_of = reinterpret_cast<TokenCodeGroup*>(codes);
   std::memset(codes, 0, static_cast<std::size_t>(token_code_bytes(dim)));
   for (Index r = 0; r < token_code_rows; ++r) {
@@ -87,8 +87,8 @@ inline bool code_token_queries(const float* queries, Index dim, std::byte* codes
     for (Index c = 0; c < dim; ++c) {
       const float x = std::clamp(queries[r * dim + c] * inverse, -most, most);
       const int code = simd::round_to_int16(x), high = (code + 64) >> 7, low = code - (high << 7);
-      TokenCodeGroup& group = group_of[c / simd::code_row_group];
-      const Index half = c % simd::code_row_group / 16, at = r * 16 + c % 16;
+      TokenCodeGroup& group = group_of[c / simd::code_group];
+      const Index half = c % simd::code_group / 16, at = r * 16 + c % 16;
       group.high[half][at] = static_cast<std::int8_t>(high);
       group.low[half][at] = static_cast<std::int8_t>(low);
       group.start[at / 4] -= simd::code_bias * high + low;
@@ -104,8 +104,8 @@ inline bool code_token_queries(const float* queries, Index dim, std::byte* codes
 template <class Group>
 void token_code_logits(const RowRun& keys, Index count, const RowShape& shape,
                        const std::byte* coded, float* x, const RowsAhead* ask) {
-  static_assert(Group::channels == simd::code_row_group);
-  const Index groups = ceil_div(shape.dim, simd::code_row_group);
+  static_assert(Group::channels == simd::code_group);
+  const Index groups = ceil_div(shape.dim, simd::code_group);
   const auto* const queries = reinterpret_cast<const TokenCodeGroup*>(coded);
   const auto* const units = reinterpret_cast<const float*>(queries + groups);
   for (Index i = 0; i < count; i += 4, x += 16) {

@@ -194,8 +194,8 @@ inline void best_of_head(std::span<const float> scores, const TopKOptions& optio
 inline void best_keys(const TensorView<float, 3>& scores, Index budget, const TopKOptions& options,
                       WorkerScratch<TopKScratch>& scratch, Selection& selection,
                       ExecutorRef executor) {
-  detail::select_top_k(scores.data(), scores.batch(), scores.heads(), scores.len(), budget, options,
-                       selection, scratch, executor);
+  detail::select_top_k({scores.data(), scores.batch(), scores.heads(), scores.len()}, budget,
+                       options, selection, scratch, executor);
 }
 // Scores as top-k orders them: minus infinity for one that is not finite.
 inline float ordered_score(float score) {

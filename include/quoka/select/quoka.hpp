@@ -42,6 +42,7 @@
 #include <quoka/select/steps/subselect.hpp>
 
 #include <algorithm>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -153,12 +154,13 @@ class QuokaScorer {
     Buffer<float> q_bar;         // [batch, kv_heads, rows, head_dim]
     WorkerScratch<detail::SubselectScratch> subselect;
     WorkerScratch<detail::FloatRow> rows;  // to read one
-    detail::FloatRow key;                  // likewise
-    std::uint64_t turn = 0;                // of looking keys up in a sketch of the cache
     WorkerScratch<detail::ScoreScratch> score;
     QueryScoreState softmax;
-    detail::SketchedMassState sketched_mass;
-    detail::SketchState sketch;  // grows with the cache: appended()
+    Buffer<float> mass;  // [batch, kv_heads, kv_len] by codes
+    WorkerScratch<detail::TopKScratch> top_k;
+    std::unique_ptr<detail::SketchedTopKState> sketched_top_k;
+    std::unique_ptr<detail::SketchedMassState> sketched_mass;
+    KeySketch sketch;  // grows with the cache: appended()
 
     // Out of line: a caller that keeps a State does not compile what becomes of all its memory.
     State();
@@ -170,6 +172,9 @@ class QuokaScorer {
     Index kept_len() const;
     Index kept_bytes() const;
     Index bytes() const;
+    // Of the last scores by codes in Domain::softmax: by how many nats the logits of head b * kv_heads + kv_head may be
+    // off, at most; infinite where the head was done in float.
+    float logit_error(Index head) const;
   };
 
   // Throws std::invalid_argument for n_queries < 1 and for a cascade outside [0, 2^20].
@@ -204,7 +209,7 @@ class QuokaScorer {
 
   // In Domain::softmax.
   bool weighs_logits() const { return options_.domain == Domain::softmax; }
-  // In float: without the sketch, a cascade and levels of blocks.
+  // In float: without the sketch and a cascade.
   static bool knows_softcap() { return true; }
 
   // Mass is that of softmax.
@@ -220,13 +225,13 @@ class QuokaScorer {
   }
   void softmax_score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
                      ExecutorRef executor) const;
-  bool softmax_select(const SelectorInput& input, Index budget, State& state, Selection& selection,
+  void score_by_mass(const SelectorInput& input, State& state, TensorView<float, 3> scores,
+                     ExecutorRef executor, const detail::StagesRef* after) const;
+  void select_by_mass(const SelectorInput& input, Index budget, State& state, Selection& selection,
                       ExecutorRef executor, AfterSelection* after) const;
-  bool select_by_sketch(const SelectorInput& input, Index budget, State& state,
-                        Selection& selection, ExecutorRef executor, AfterSelection* after) const;
-  bool has_sketched_mass(const SelectorInput& input, const State& state) const;
-  void sketched_mass(const SelectorInput& input, State& state, TensorView<float, 3> scores,
-                     ExecutorRef executor, Chains& chains, const detail::StagesRef* after) const;
+  void select_by_codes(const SelectorInput& input, Index budget, State& state, Selection& selection,
+                       ExecutorRef executor, AfterSelection* after) const;
+  bool has_codes(const SelectorInput& input, const State& state) const;
   bool uses_sketch(const SelectorInput& input) const;
   bool sketches(const SelectorInput& input) const;
   detail::FirstLook first_look(const SelectorInput& input, State& state) const;

@@ -3,8 +3,11 @@
 
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/quoka_stages_impl.hpp>
+#include <quoka/select/sketch/sketched_mass_impl.hpp>
+#include <quoka/select/sketch/sketched_top_k_impl.hpp>
 
 #include <algorithm>
+#include <memory>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -13,12 +16,18 @@ QUOKA_FUNC QuokaScorer::State::State() = default;
 QUOKA_FUNC QuokaScorer::State::State(State&&) noexcept = default;
 QUOKA_FUNC QuokaScorer::State& QuokaScorer::State::operator=(State&&) noexcept = default;
 QUOKA_FUNC QuokaScorer::State::~State() = default;
-QUOKA_FUNC void QuokaScorer::State::truncate(Index kv_len) { sketch.keys.truncate(kv_len); }
-QUOKA_FUNC Index QuokaScorer::State::kept_len() const { return sketch.keys.len(); }
-QUOKA_FUNC Index QuokaScorer::State::kept_bytes() const { return sketch.keys.bytes(); }
+QUOKA_FUNC void QuokaScorer::State::truncate(Index kv_len) { sketch.truncate(kv_len); }
+QUOKA_FUNC Index QuokaScorer::State::kept_len() const { return sketch.len(); }
+QUOKA_FUNC Index QuokaScorer::State::kept_bytes() const { return sketch.bytes(); }
 QUOKA_FUNC Index QuokaScorer::State::bytes() const {
   return positions.bytes() + first_rows.bytes() + q_bar.bytes() + subselect.bytes() + rows.bytes() +
-         key.bytes() + score.bytes() + softmax.bytes() + sketched_mass.bytes() + sketch.bytes();
+         score.bytes() + softmax.bytes() + mass.bytes() + top_k.bytes() + sketch.bytes() +
+         (sketched_top_k != nullptr ? sketched_top_k->bytes() : 0) +
+         (sketched_mass != nullptr ? sketched_mass->bytes() : 0);
+}
+
+QUOKA_FUNC float QuokaScorer::State::logit_error(Index head) const {
+  return sketched_mass != nullptr ? sketched_mass->errors.data()[head] : simd::infinity;
 }
 
 QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) {
@@ -29,8 +38,24 @@ QUOKA_FUNC QuokaScorer::QuokaScorer(const Options& options) : options_(options) 
 
 namespace detail {
 
-// Rows of 8-bit codes need no second sketch where they are scored in place.
-inline bool are_codes(const Rows& k) { return !k.empty() && k.format().read_codes != nullptr; }
+// What selection by codes is asked, for QuokaScorer: each KV head's chain begins with its queries.
+struct QuokaCall {
+  SketchedKeys keys;
+  Chains chains;
+  QueryStages queries;
+  SketchedCall of_codes;
+
+  QuokaCall(const SelectorInput& input, const QuokaOptions& options, Scoring scoring,
+            QuokaScorer::State& state, Index rows, ExecutorRef executor)
+      : keys(input.k, state.sketch, input.sketch),
+        chains(input.k.batch() * input.k.heads(), chains_at_once(executor.workers())),
+        queries(input, options, scoring, state, executor.workers()),
+        of_codes{keys,           state.q_bar.data(), rows,  options.aggregation,
+                 input.capacity, executor,           chains} {
+    queries.add_to(chains);
+  }
+};
+
 }  // namespace detail
 
 QUOKA_FUNC bool QuokaScorer::uses_sketch(const SelectorInput& input) const {
@@ -44,8 +69,8 @@ QUOKA_FUNC bool QuokaScorer::uses_sketch(const SelectorInput& input) const {
 
 // Does the State keep a sketch of these keys?
 QUOKA_FUNC bool QuokaScorer::sketches(const SelectorInput& input) const {
-  if (!uses_sketch(input) || input.sketch != nullptr) return false;
-  return options_.domain == Domain::softmax ? input.shard == nullptr : !detail::are_codes(input.k);
+  return uses_sketch(input) && input.sketch == nullptr &&
+         (options_.domain == Domain::logit || input.shard == nullptr);
 }
 
 // Of each head's queries the last one, and each fourth of the others, begun elsewhere for each head.
@@ -97,23 +122,13 @@ QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
                          executor);
 }
 
-// By the sketch?
-QUOKA_FUNC bool QuokaScorer::has_sketched_mass(const SelectorInput& input,
-                                               const State& state) const {
-  return uses_sketch(input) && input.shard == nullptr &&
-         (input.sketch != nullptr || state.sketch.keys.len() == input.k.len()) &&
-         detail::codes_fit(kept_rows(input), input.k.dim(), Aggregation::max);
-}
-// Queries, their mass and what comes after it, as stages of `chains`.
-QUOKA_FUNC void QuokaScorer::sketched_mass(const SelectorInput& input, State& state,
-                                           TensorView<float, 3> scores, ExecutorRef executor,
-                                           Chains& chains, const detail::StagesRef* after) const {
-  detail::QueryStages queries(input, options_, scoring(), state, executor.workers());
-  queries.add_to(chains);
-  detail::softmax_scores_by_sketch(state.sketch.keys, input.sketch, state.q_bar.data(),
-                                   kept_rows(input), input.k, input.logit_scale(), input.capacity,
-                                   options_.aggregation, scores, state.sketched_mass, executor,
-                                   first_look(input, state), &chains, after);
+// Is there a sketch of all keys, and do codes serve?
+QUOKA_FUNC bool QuokaScorer::has_codes(const SelectorInput& input, const State& state) const {
+  const bool softmax = options_.domain == Domain::softmax;
+  return uses_sketch(input) && (!softmax || input.shard == nullptr) &&
+         (input.sketch != nullptr || state.sketch.len() == input.k.len()) &&
+         detail::codes_fit(kept_rows(input), input.k.dim(),
+                           softmax ? Aggregation::max : options_.aggregation);
 }
 
 QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& state,
@@ -121,10 +136,7 @@ QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& st
                                            ExecutorRef executor) const {
   const Rows& k = input.k;
   const Index rows = kept_rows(input);
-  if (has_sketched_mass(input, state)) {
-    Chains chains(k.batch() * k.heads(), detail::chains_at_once(executor.workers()));
-    return sketched_mass(input, state, scores, executor, chains, nullptr);
-  }
+  if (has_codes(input, state)) return score_by_mass(input, state, scores, executor, nullptr);
   aggregate_queries(input, state, executor);
   const float logit_scale = input.logit_scale();
   const auto fill = [&](Index b, Index kv_head, RowWriter& to) {
@@ -135,29 +147,37 @@ QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& st
                  state.softmax, executor, input.shard, input.softcap());
 }
 
-// Scores and top-k in one run.
-QUOKA_FUNC bool QuokaScorer::softmax_select(const SelectorInput& input, Index budget, State& state,
+// By codes; after: what follows in the same run.
+QUOKA_FUNC void QuokaScorer::score_by_mass(const SelectorInput& input, State& state,
+                                           TensorView<float, 3> scores, ExecutorRef executor,
+                                           const detail::StagesRef* after) const {
+  if (state.sketched_mass == nullptr)
+    state.sketched_mass = std::make_unique<detail::SketchedMassState>();
+  const detail::QuokaCall call(input, options_, scoring(), state, kept_rows(input), executor);
+  detail::sketched_softmax_scores(call.of_codes, input.logit_scale(), first_look(input, state),
+                                  scores, *state.sketched_mass, after);
+}
+
+// Scores by codes and top-k in one run.
+QUOKA_FUNC void QuokaScorer::select_by_mass(const SelectorInput& input, Index budget, State& state,
                                             Selection& selection, ExecutorRef executor,
                                             AfterSelection* after) const {
-  if (!has_sketched_mass(input, state)) return false;
   const Rows& k = input.k;
-  const Index most = std::max(k.len(), input.capacity), tasks = k.batch() * k.heads();
-  float* const scores = state.sketch.scores.reserve_amortised(tasks * most);
-  state.sketch.top_k.reserve(executor.workers(), most, options_.top_k.window);
+  const int workers = executor.workers();
+  const Index most = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
+  float* const mass = state.mass.reserve_amortised(heads * most);
+  state.top_k.reserve(workers, most, options_.top_k.window);
   SelectionWriter writer(selection, k.batch(), k.heads(), k.len(), budget);
-  Chains chains(tasks, detail::chains_at_once(executor.workers()));
-  detail::TopKStages top_k(scores, k.heads(), k.len(), budget, options_.top_k, writer,
-                           state.sketch.top_k, chains, executor.workers());
+  detail::TopKStages top_k({mass, k.batch(), k.heads(), k.len()}, budget, options_.top_k, writer,
+                           state.top_k, workers);
   detail::AfterWriting follows(writer, after);
-  const auto rest = [&](Chains& to) {
-    top_k.add_to(to);
-    follows.add_to(to, executor.workers());
+  const auto rest = [&](Chains& chains) {
+    top_k.add_to(chains);
+    follows.add_to(chains, workers);
   };
   const detail::StagesRef add_rest(rest);
-  sketched_mass(input, state, {scores, {k.batch(), k.heads(), k.len()}}, executor, chains,
-                &add_rest);
+  score_by_mass(input, state, {mass, {k.batch(), k.heads(), k.len()}}, executor, &add_rest);
   writer.commit();
-  return true;
 }
 
 // Of the queries in state.q_bar.
@@ -172,51 +192,34 @@ QUOKA_FUNC void QuokaScorer::score_selected(const SelectorInput& input, State& s
 QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, State& state,
                                     Selection& selection, ExecutorRef executor,
                                     AfterSelection* after) const {
-  if (after != nullptr) {
-    detail::SketchAfter with_sketch(*after, sketches(input) ? &state.sketch.keys : nullptr);
-    if (!select_by_sketch(input, budget, state, selection, executor, &with_sketch)) return false;
-    with_sketch.finish();
+  if (!has_codes(input, state)) return false;
+  if (after == nullptr) {
+    select_by_codes(input, budget, state, selection, executor, nullptr);
     return true;
   }
-  return select_by_sketch(input, budget, state, selection, executor, nullptr);
+  detail::SketchAfter with_sketch(*after, sketches(input) ? &state.sketch : nullptr);
+  select_by_codes(input, budget, state, selection, executor, &with_sketch);
+  with_sketch.finish();
+  return true;
 }
 
-QUOKA_FUNC bool QuokaScorer::select_by_sketch(const SelectorInput& input, Index budget,
-                                              State& state, Selection& selection,
-                                              ExecutorRef executor, AfterSelection* after) const {
-  if (!uses_sketch(input)) return false;
+QUOKA_FUNC void QuokaScorer::select_by_codes(const SelectorInput& input, Index budget, State& state,
+                                             Selection& selection, ExecutorRef executor,
+                                             AfterSelection* after) const {
   if (options_.domain == Domain::softmax)
-    return softmax_select(input, budget, state, selection, executor, after);
-  using detail::SketchOf;
-  const SketchOf what = input.sketch != nullptr      ? SketchOf::cache
-                        : detail::are_codes(input.k) ? SketchOf::codes
-                                                     : SketchOf::keys;
-  if (what == SketchOf::keys && state.sketch.keys.len() != input.k.len()) return false;
-  const Index rows = kept_rows(input);
-  if (!detail::codes_fit(rows, input.k.dim(), options_.aggregation)) return false;
-  if (what == SketchOf::codes && options_.sketch == Sketch::automatic &&
-      !detail::code_rows_are_fast(rows))
-    return false;
-  if (what == SketchOf::keys) state.sketch.keys.require_shape_of(input.k);
-  const KeySketch* const sketch = input.sketch != nullptr ? input.sketch : &state.sketch.keys;
-  if (what == SketchOf::cache) {
-    state.key.reserve(input.k);
-    sketch->require_held(input.k, sketch->places_of(input.k), state.turn++, state.key);
-  }
-  Chains chains(input.k.batch() * input.k.heads(), detail::chains_at_once(executor.workers()));
-  detail::QueryStages queries(input, options_, scoring(), state, executor.workers());
-  queries.add_to(chains);
-  detail::sketched_top_k(sketch, what, state.q_bar.data(), rows, input.k, input.inverse_norms,
-                         options_.aggregation, budget, input.capacity, options_.top_k, selection,
-                         state.sketch, state.score, executor, &chains, after);
-  return true;
+    return select_by_mass(input, budget, state, selection, executor, after);
+  if (state.sketched_top_k == nullptr)
+    state.sketched_top_k = std::make_unique<detail::SketchedTopKState>();
+  const detail::QuokaCall call(input, options_, scoring(), state, kept_rows(input), executor);
+  detail::sketched_top_k(call.of_codes, input.inverse_norms, budget, options_.top_k, selection,
+                         *state.sketched_top_k, after);
 }
 
 QUOKA_FUNC void QuokaScorer::appended(const SelectorInput& input, State& state,
                                       ExecutorRef executor) const {
   if (!sketches(input)) return;
-  if (state.sketch.keys.knows(input.k)) return;  // by select()
-  state.sketch.keys.append(input.k, input.capacity, executor);
+  if (state.sketch.knows(input.k)) return;  // by select()
+  state.sketch.append(input.k, input.capacity, executor);
 }
 
 }  // namespace QUOKA_ABI

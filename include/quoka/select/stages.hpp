@@ -123,8 +123,9 @@ inline Selection top_k(const Tensor<float, 3>& scores, Index k, const TopKOption
   Selection selection;
   WorkerScratch<detail::TopKScratch> scratch;
   scratch.reserve(executor.workers(), scores.dimension(2), options.window);
-  detail::select_top_k(scores.data(), scores.dimension(0), scores.dimension(1), scores.dimension(2),
-                       k, options, selection, scratch, executor);
+  detail::select_top_k(
+      {scores.data(), scores.dimension(0), scores.dimension(1), scores.dimension(2)}, k, options,
+      selection, scratch, executor);
   return selection;
 }
 

@@ -148,10 +148,10 @@ void for_each_code_tile(Index rows, Tile&& tile) {
 
 template <CodeScores Over>
 void code_dots(const std::uint8_t* const (&keys)[2], const std::int32_t* queries, Index rows,
-               Index steps, const std::int32_t* offset, std::int32_t* best,
+               Index stride, Index steps, const std::int32_t* offset, std::int32_t* best,
                const LaterBlocks& later) {
   for_each_code_tile<most_code_queries>(rows, [&](auto height, Index m) {
-    code_dots_of<height, Over>(keys, queries + m, rows, steps, offset + m, best,
+    code_dots_of<height, Over>(keys, queries + m, stride, steps, offset + m, best,
                                m == 0 ? later : LaterBlocks{});
   });
 }

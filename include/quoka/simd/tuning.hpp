@@ -104,9 +104,6 @@ inline constexpr Index sketch_prefetch_pairs = 8;
 // blocks where each holds two of them. 12 and 32 were as fast, 64 was 3 % slower.
 inline constexpr Index gathered_prefetch_keys = 16;
 
-// Rows of codes between those that are scored and those asked for: likewise.
-inline constexpr Index code_row_prefetch_keys = 64;
-
 // Scores that top_k looks at to guess a threshold. With 1,024 of 32,768 it keeps about 1.6 k of
 // them; 512 keep 2 k, and 4,096 cost more than they save. A histogram over the leading bits of all
 // scores took twice the time of all of top_k: its counters wait for each other.

@@ -1,11 +1,16 @@
-// Blocks of a head's codes in the order of its keys, wherever the keys lie in the cache: a block of the
-// sketch that holds 16 of them as they are wanted is read in place, others are put together.
+// A head's sketched keys, a pair of blocks (32 keys) at a time, in the order of the keys wherever they lie in the cache:
+// the one walk over codes, for scores (sketched_top_k.hpp) and for masses (sketched_mass.hpp).
+//
+// A block of the sketch that holds 16 keys as they are wanted is read in place; others are put together. The pair some
+// way ahead is asked for on the way.
 #pragma once
 
 #include <quoka/cache/key_sketch.hpp>
-#include <quoka/simd/code_dots.hpp>
+#include <quoka/matrix/code_units.hpp>
+#include <quoka/simd/code_products.hpp>
 #include <quoka/simd/tuning.hpp>
 
+#include <algorithm>
 #include <cstring>
 
 namespace quoka {
@@ -14,7 +19,9 @@ namespace detail {
 
 class CodeBlocks {
  public:
-  // Of keys [0, end). places: null where key i is row i of the sketch. gathered: two blocks.
+  static constexpr Index pair = simd::code_pair;
+
+  // Of keys [0, end). places: null where key i is row i of the sketch. gathered: memory for two blocks.
   CodeBlocks(const KeySketch& sketch, const KeySketch::Places* places, Index end, Index b,
              Index head, Index dim, std::uint8_t* gathered)
       : sketch_(sketch),
@@ -25,23 +32,59 @@ class CodeBlocks {
         steps_(simd::code_steps(dim)),
         gathered_(gathered) {}
 
-  // Rows of the sketch that hold keys [first, first + n), 0 < n <= 16.
-  void rows(Index first, Index n, Index* to) const {
-    if (in_one_block(first))
-      for (Index i = 0, begin = row(first); i < n; ++i) to[i] = begin + i;
-    else
-      for (Index i = 0; i < n; ++i) to[i] = row(first + i);
+  // use(kv, count, codes, ahead) for every step-th pair of blocks in [begin, end): codes of keys [kv, kv + count), of
+  // which only the last pair may have fewer than 32, and the blocks to ask for meanwhile. begin: a multiple of 32.
+  template <class Use>
+  void for_each_pair(Index begin, Index end, Index step, Use&& use) const {
+    for (Index kv = begin; kv < end; kv += step * pair) {
+      const Index count = std::min(pair, end - kv);
+      const std::uint8_t* codes[2];
+      codes[0] = block(kv, std::min<Index>(count, simd::code_block), 0);
+      codes[1] = count > simd::code_block
+                     ? block(kv + simd::code_block, count - simd::code_block, 1)
+                     : codes[0];
+      const Index later = kv + tuning::sketch_prefetch_pairs * pair;
+      simd::LaterBlocks ahead;
+      if (later + pair <= end_) ahead = {around(later), around(later + simd::code_block)};
+      use(kv, count, std::as_const(codes), ahead);
+    }
   }
 
-  // The codes of the same keys: in place, or in half 0 or 1 of what is gathered.
+  bool in_order() const { return places_ == nullptr; }
+  // A number of each key of a pair, of the `column` that the sketch has of the head: in place, or copied to `room` [32].
+  const float* numbers(const float* column, Index kv, Index count, float* room) const {
+    if (in_order() && count == pair) return column + kv;
+    for (Index first = 0; first < count; first += simd::code_block) {
+      const Index n = std::min<Index>(simd::code_block, count - first);
+      if (in_one_block(kv + first))
+        std::copy_n(column + row(kv + first), n, room + first);
+      else
+        for (Index i = 0; i < n; ++i) room[first + i] = column[row(kv + first + i)];
+    }
+    return room;
+  }
+
+ private:
+  static constexpr Index line = simd::code_block * simd::code_channels;
+
+  Index row(Index key) const { return places_ != nullptr ? (*places_)(key) : key; }
+  bool in_one_block(Index first) const {
+    return places_ == nullptr || places_->keeps_blocks(first);
+  }
+  // The block that holds this key.
+  const std::uint8_t* around(Index key) const {
+    return sketch_.codes(b_, head_, row(key) / simd::code_block);
+  }
+
+  // Codes of keys [first, first + n), 0 < n <= 16: in place, or in half 0 or 1 of what is gathered.
   const std::uint8_t* block(Index first, Index n, Index half) const {
     constexpr Index width = simd::code_block;
-    if (in_one_block(first)) return sketch_.codes(b_, head_, row(first) / width);
+    if (in_one_block(first)) return around(first);
     Index rows[width] = {};  // n is not 0, which a compiler does not know
-    this->rows(first, n, rows);
-    bool in_place = true;
+    for (Index i = 0; i < n; ++i) rows[i] = row(first + i);
+    bool in_place = rows[0] % width == 0;
     for (Index i = 0; i < n; ++i) in_place = in_place && rows[i] == rows[0] + i;
-    if (in_place && rows[0] % width == 0) return sketch_.codes(b_, head_, rows[0] / width);
+    if (in_place) return sketch_.codes(b_, head_, rows[0] / width);
     std::uint8_t* const to = gathered_ + half * steps_ * simd::code_channels * width;
     const std::uint8_t* asked = nullptr;
     for (Index i = 0; i < n; ++i) {
@@ -58,19 +101,6 @@ class CodeBlocks {
       asked = later;
     }
     return to;
-  }
-
-  // The block that holds this key, to be asked for.
-  const std::uint8_t* around(Index key) const {
-    return sketch_.codes(b_, head_, row(key) / simd::code_block);
-  }
-
- private:
-  static constexpr Index line = simd::code_block * simd::code_channels;
-
-  Index row(Index key) const { return places_ != nullptr ? (*places_)(key) : key; }
-  bool in_one_block(Index first) const {
-    return places_ == nullptr || places_->keeps_blocks(first);
   }
 
   const KeySketch& sketch_;

@@ -6,14 +6,11 @@
 // A weight lies in 2^[least_weight, most_weight], a smaller one is raised to that; and a row's largest in 2^[least_top,
 // most_weight], so that what is raised is below 2^-50 of it. Shares are added up as multiples of 2^-64. Nothing
 // overflows, and nothing is denormal, which would be slow.
-//
-// Where a first look wants the order of the largest shares alone, its weights are logits of 16 bits, [row][key]:
-// simd/isa/rough_logits.hpp. A key whose unit is below 0 has no weight.
+// A key whose unit is below 0 has no weight.
 #pragma once
 
 #include <quoka/select/options.hpp>
 #include <quoka/simd/code_products.hpp>
-#include <quoka/simd/isa/rough_logits.hpp>
 #include <quoka/simd/isa/weight_pairs.hpp>
 #include <quoka/simd/simd.hpp>
 
@@ -64,26 +61,6 @@ void weigh_rows(const Product* products, const float* of_keys, const RowsToWeigh
   }
 }
 
-// To logits of 16 bits [row][key].
-template <class Product>
-void weigh_roughly(bool partial, const Product* products, const float* of_keys,
-                   const RowsToWeigh& rows, std::uint32_t* to) {
-  if constexpr (simd::has_rough_logits) {
-    constexpr Index pair = simd::code_pair;
-    for (Index m = 0; m < rows.height; ++m, to += pair / 2, products += pair) {
-      float* const sums = rows.sums + m * simd::lanes;
-      simd::Packet total = simd::load(sums);
-      if (partial)
-        simd::store_rough_logits<true>(products, of_keys, rows.units[m], rows.shifts[m],
-                                       least_weight, to, total);
-      else
-        simd::store_rough_logits<false>(products, of_keys, rows.units[m], rows.shifts[m],
-                                        least_weight, to, total);
-      simd::store(sums, total);
-    }
-  }
-}
-
 // shares [code_pair] from the weights of `count` rows, by their factors, in which share_scale is one.
 inline void shares_of_weights(const std::uint32_t* weights, const float* factors, Index count,
                               Aggregation over, float* shares) {
@@ -113,12 +90,6 @@ inline void shares_of_weights(const std::uint32_t* weights, const float* factors
                   simd::mul(large, simd::broadcast(1.0f / share_scale)));
     });
   }
-}
-
-// Of a rough look: in the order of the largest shares, 128 times their logarithms to base 2, off by rough_logit_error.
-inline void best_of_rough_weights(const std::uint32_t* weights, const std::int16_t* sums,
-                                  Index count, float* shares) {
-  if constexpr (simd::has_rough_logits) simd::best_rough_logits(weights, sums, count, shares);
 }
 
 }  // namespace detail

@@ -1,12 +1,13 @@
-// One KV head's keys by their sketched scores: sure, near, far or out (sketched_top_k.hpp), in ranges.
+// One KV head's keys by their sketched scores: sure, likely, possible or out (sketched_top_k.hpp), in ranges.
 //
 // Stages, each of one task or of one per range: sample, with the scores; begin, propose (ranges), threshold,
-// near (ranges), far (ranges), decide, write (ranges). The Selection does not depend on the ranges.
+// likely (ranges), possible (ranges), decide, write (ranges). The Selection does not depend on the ranges.
 #pragma once
 
 #include <quoka/kernels/compact.hpp>
 #include <quoka/base/sort.hpp>
-#include <quoka/select/sketch/sketch_state.hpp>
+#include <quoka/select/sketch/coded_rows.hpp>
+#include <quoka/select/sketch/sketched_call.hpp>
 #include <quoka/select/steps/tile_scorer.hpp>
 #include <quoka/select/steps/top_k_impl.hpp>
 
@@ -21,39 +22,75 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
+// Of a range of a head's keys.
+struct RangeCounts {
+  Index proposed = 0, sure = 0, members = 0, possible = 0;  // members: the likely ones, then those
+  float least = 0.0f;                                       // score of a likely one
+  Index ties = 0;         // kept of those with the least kept score
+  bool all_ties = false;  // all that there are?
+  Index before = 0;       // kept keys of the ranges before
+};
+
+// What the stages of one head leave for each other, in a slot of chains. Lists are of ranges of keys.
+struct SketchedTopKSlot {
+  CodedRows queries;      // of one unit
+  float longest, missed;  // of the queries, the largest; infinite where codes cannot stand for one
+  Buffer<float> scores;   // [keys] by the sketch
+  Buffer<float> errors;   // [keys] of the sketch, where its order is another one
+  Buffer<Position> proposed, sure, members, ties;
+  Buffer<float> values, exact;  // sketched scores of the proposed, scores of the members
+  Buffer<float> sample;         // of the sketched scores
+  Buffer<std::uint64_t> kept;   // a bit for each key
+  Buffer<RangeCounts> ranges;
+  float pivot, nth, level, least;  // scores
+
+  // reorders: keys do not lie in the sketch's order.
+  void reserve(Index kv_len, Index range_count, Index reorders) {
+    scores.reserve_amortised(kv_len);
+    if (reorders != 0) errors.reserve_amortised(kv_len);
+    const Index room = kv_len + range_count * compact_slack;
+    for (auto* positions : {&proposed, &sure, &members, &ties}) positions->reserve_amortised(room);
+    for (auto* of_keys : {&values, &exact}) of_keys->reserve_amortised(room);
+    sample.reserve(tuning::top_k_samples);
+    kept.reserve_amortised(ceil_div(kv_len, 64));
+    ranges.reserve(range_count);
+  }
+  Index bytes() const {
+    return queries.bytes() + scores.bytes() + errors.bytes() + proposed.bytes() + sure.bytes() +
+           members.bytes() + ties.bytes() + values.bytes() + exact.bytes() + sample.bytes() +
+           kept.bytes() + ranges.bytes();
+  }
+};
+
 // What the stages of all heads have in common.
 struct SketchedHeads {
-  const float* q_bar;  // [heads][rows][dim]
-  Index rows;
-  Aggregation aggregation;
+  const SketchedCall& call;
   Index kv_len, wanted;
   const TopKOptions& options;
   KeyRanges ranges;
-  SketchState& state;
-  WorkerScratch<ScoreScratch>& score;
 };
 
 // One KV head: sketched scores to its best keys.
 class SketchedHead {
  public:
-  // errors: what the codes of each key miss of its direction.
-  SketchedHead(const SketchedHeads& heads, const HeadKeys& keys, Index task, const float* errors,
-               SketchedChoice& choice, int worker)
+  // head: b * kv_heads + kv_head. errors: what the codes of each key miss of its direction. top_k, score: the worker's.
+  SketchedHead(const SketchedHeads& heads, const HeadKeys& keys, Index head, const float* errors,
+               SketchedTopKSlot& slot, TopKScratch& top_k, ScoreScratch& score)
       : of_(heads),
         keys_(keys),
-        task_(task),
-        sketched_(heads.state.scores.data() + task * heads.kv_len),
+        q_bar_(heads.call.rows_of(head)),
+        sketched_(slot.scores.data()),
         errors_(errors),
-        c_(choice),
-        bucket_(heads.state.top_k[worker].bucket.data()),
-        worker_(worker) {
-    const float e = heads.state.queries.error.data()[task],
-                longest = heads.state.queries.length.data()[task];
-    slope_ = longest + e;
-    constant_ = e + static_cast<float>(keys.dim + heads.rows + 16) * 0x1p-23f * longest;
-    // Heuristic; changes speed, never the result. Measured: sketches are off by less than e / 8, so
-    // e / 4 leaves room.
-    slack_ = 0.25f * e;
+        c_(slot),
+        top_k_(top_k),
+        score_(score),
+        bucket_(top_k.bucket.data()) {
+    slope_ = slot.longest + slot.missed;
+    constant_ =
+        slot.missed + static_cast<float>(keys.dim + heads.call.rows + 16) * 0x1p-23f * slot.longest;
+    // Heuristic; changes speed, never the result. Measured: sketches are off by less than missed / 8, so
+    // missed / 4 leaves room.
+    slack_ = 0.25f * slot.missed;
     first_ = std::min(heads.options.keep_first, heads.wanted);
     last_ = std::min(heads.options.keep_last, heads.wanted - first_);
     free_ = heads.wanted - first_ - last_;
@@ -116,7 +153,7 @@ class SketchedHead {
 
   // Of the proposed keys of range r that reach the n-th best: the sure ones, and the others, near the
   // threshold, which are scored.
-  void near(Index r) {
+  void likely(Index r) {
     if (free_ == 0) return;
     const Position* const proposed = this->proposed(r);
     const float* const values = c_.values.data() + of_.ranges.room(r);
@@ -133,15 +170,15 @@ class SketchedHead {
     n.least = score(r, 0, n.members);
   }
 
-  // The others whose sketch, with its bound, reaches the least score of the near ones.
-  void far(Index r) {
+  // The others whose sketch, with its bound, reaches the least score of the likely ones.
+  void possible(Index r) {
     if (free_ == 0) return;
     float floor = c_.level;
     for (Index i = 0; i < of_.ranges.count; ++i) floor = std::min(floor, counts(i).least);
     const auto [begin, end] = range(r);
     RangeCounts& n = counts(r);
-    n.far = may_reach(floor, begin, end, c_.nth, members(r) + n.members);
-    score(r, n.members, n.members + n.far);
+    n.possible = may_reach(floor, begin, end, c_.nth, members(r) + n.members);
+    score(r, n.members, n.members + n.possible);
   }
 
   // How many of each range are kept, and from which score on. Writes the forced ones.
@@ -166,7 +203,7 @@ class SketchedHead {
       bits[key / 64] |= static_cast<std::uint64_t>(is_kept) << (key % 64);
     };
     for (Index i = 0; i < n.sure; ++i) keep(c_.sure.data()[of_.ranges.room(r) + i]);
-    for (Index i = 0; i < n.members + n.far; ++i) {
+    for (Index i = 0; i < n.members + n.possible; ++i) {
       const float value = ordered_score(exact[i]);
       keep(members(r)[i], value > c_.least || (n.all_ties && value == c_.least));
     }
@@ -180,9 +217,9 @@ class SketchedHead {
   // With a window all of it at once: a score is its neighbours' maximum.
   void select_windows(std::span<Position> kept) {
     const Index kv_len = of_.kv_len, candidates = this->candidates();
-    TopKScratch& top_k = of_.state.top_k[worker_];
     if (free_ > 0) {
-      float* const pooled = pool_window(sketched_, kv_len, of_.options.window, top_k.pooled.data());
+      float* const pooled =
+          pool_window(sketched_, kv_len, of_.options.window, top_k_.pooled.data());
       for (Index kv = 0; kv < kv_len; ++kv)  // a key without codes may be one without a score
         pooled[kv] = errors_[kv] < simd::infinity ? pooled[kv] : -simd::infinity;
       const float nth = std::isfinite(slope_)
@@ -193,12 +230,13 @@ class SketchedHead {
         return simd::not_less(at.load(sketched_), at.broadcast(nth));
       });
       const float floor = score(0, 0, n.members);
-      n.far = may_reach(floor, 0, kv_len, nth, members(0) + n.members);
-      score(0, n.members, n.members + n.far);
+      n.possible = may_reach(floor, 0, kv_len, nth, members(0) + n.members);
+      score(0, n.members, n.members + n.possible);
       std::fill_n(sketched_, kv_len, std::numeric_limits<float>::lowest());
-      for (Index i = 0; i < n.members + n.far; ++i) sketched_[members(0)[i]] = c_.exact.data()[i];
+      for (Index i = 0; i < n.members + n.possible; ++i)
+        sketched_[members(0)[i]] = c_.exact.data()[i];
     }
-    top_k_head(sketched_, kv_len, of_.options, kept, top_k);
+    top_k_head(sketched_, kv_len, of_.options, kept, top_k_);
   }
 
  private:
@@ -232,7 +270,7 @@ class SketchedHead {
     for (Index r = 0; r < ranges.count; ++r) {
       const float* const exact = c_.exact.data() + ranges.room(r);
       sure += counts(r).sure;
-      for (Index i = 0; i < counts(r).members + counts(r).far; ++i) {
+      for (Index i = 0; i < counts(r).members + counts(r).possible; ++i) {
         bucket_[count++] = ordered_score(exact[i]);
         above_level += bucket_[count - 1] >= c_.level ? 1 : 0;
       }
@@ -241,12 +279,12 @@ class SketchedHead {
         above_level > free_ - sure) {  // a sure one might have to go: they are scored, too
       for (Index r = 0; r < ranges.count; ++r) {
         RangeCounts& n = counts(r);
-        const Index end = n.members + n.far;
+        const Index end = n.members + n.possible;
         std::copy_n(c_.sure.data() + ranges.room(r), n.sure, members(r) + end);
         score(r, end, end + n.sure);
         for (Index i = end; i < end + n.sure; ++i)
           bucket_[count++] = ordered_score(c_.exact.data()[ranges.room(r) + i]);
-        n.far += n.sure, n.sure = 0;
+        n.possible += n.sure, n.sure = 0;
       }
       sure = 0;
     }
@@ -259,7 +297,7 @@ class SketchedHead {
       RangeCounts& n = counts(r);
       const float* const exact = c_.exact.data() + ranges.room(r);
       Index larger = 0, equal = 0;
-      for (Index i = 0; i < n.members + n.far; ++i) {
+      for (Index i = 0; i < n.members + n.possible; ++i) {
         const float value = ordered_score(exact[i]);
         larger += value > least ? 1 : 0, equal += value == least ? 1 : 0;
       }
@@ -269,14 +307,14 @@ class SketchedHead {
     }
   }
 
-  // The first ones by position: the far ones of a range lie behind the near ones.
+  // The first ones by position: the possible ones of a range lie behind the likely ones.
   template <class Keep>
   void keep_earliest_ties(Index r, Keep&& keep) {
     const RangeCounts& n = counts(r);
     const float* const exact = c_.exact.data() + of_.ranges.room(r);
     Position* const ties = c_.ties.data() + of_.ranges.room(r);
     Index equal = 0;
-    for (Index i = 0; i < n.members + n.far; ++i)
+    for (Index i = 0; i < n.members + n.possible; ++i)
       if (ordered_score(exact[i]) == c_.least) ties[equal++] = members(r)[i];
     sort(ties, equal, [](Position x, Position y) { return x < y; });
     for (Index i = 0; i < n.ties; ++i) keep(ties[i]);
@@ -289,8 +327,7 @@ class SketchedHead {
     if (begin == end) return least;
     const Position* const keys = members(r) + begin;
     float* const exact = c_.exact.data() + of_.ranges.room(r) + begin;
-    TileScorer scorer(of_.q_bar + task_ * of_.rows * keys_.dim, of_.rows, keys_.dim,
-                      of_.aggregation, of_.score[worker_]);
+    TileScorer scorer(q_bar_, of_.call.rows, keys_.dim, of_.call.aggregation, score_);
     score_keys_of_head(keys_, {0, keys}, end - begin, scorer, Scoring::cosine, exact);
     for (Index i = 0; i < end - begin; ++i) {
       least = std::min(least, ordered_score(exact[i]));
@@ -310,12 +347,13 @@ class SketchedHead {
 
   const SketchedHeads& of_;
   HeadKeys keys_;
-  Index task_;
+  const float* q_bar_;
   float* sketched_;
   const float* errors_;
-  SketchedChoice& c_;
+  SketchedTopKSlot& c_;
+  TopKScratch& top_k_;
+  ScoreScratch& score_;
   float* bucket_;
-  int worker_;
   float slope_, constant_, slack_;
   Index first_, last_, free_;
 };

@@ -31,20 +31,18 @@
 // and S' holds M(S) but for 0.002 points on average and 0.03 in the worst head.
 //
 // Where FirstLook says so, in two looks. Each of some rows finds the largest of its shares; the keys of the
-// largest ones, as far as first_look_error() tells them apart, are the candidates; and mass is that of all
+// largest ones are the candidates; and mass is that of all
 // rows among these, as if there were no other keys. Of the others it is 0. The bound above is then that of
 // the best of the candidates, and nothing is promised of other keys. Their codes are put together, of 16 keys
 // from up to 16 blocks.
 //
-// 2 * rows * keys * dim 8-bit operations and rows * keys exponentials (a first look: none, see below); reads
-// dim + 12 bytes per key; holds weights of 2 bytes per row and key until the sums are known,
+// 2 * rows * keys * dim 8-bit operations and rows * keys exponentials; reads dim + 12 bytes per key; holds weights of 2 bytes per row and key until the sums are known,
 // tuning::mass_weight_bytes of them at a time.
 #pragma once
 
 #include <quoka/base/function_ref.hpp>
-#include <quoka/cache/key_sketch.hpp>
-#include <quoka/select/options.hpp>
-#include <quoka/select/sketch/sketched_mass_state.hpp>
+#include <quoka/select/sketch/sketched_call.hpp>
+#include <quoka/views/tensor_view.hpp>
 
 #include <span>
 
@@ -57,10 +55,6 @@ namespace detail {
 // 1.4 times as long.
 bool sketched_mass_is_fast(bool every_query = false);
 
-// By what the first look's shares may be off, in units of log2, beside eps: where the ISA has a kernel for
-// it, logits have 16 bits, and need no exponential (simd/isa/rough_logits.hpp). 0: they are those above.
-float first_look_error();
-
 // The first look of a cascade: which rows of each KV head, and how many candidates they choose, fewer than
 // there are keys. 0: all rows look at all keys.
 struct FirstLook {
@@ -72,26 +66,16 @@ struct FirstLook {
 // Adds stages to chains.
 using StagesRef = FunctionRef<void(Chains& chains)>;
 
-// scores [batch, kv_heads, kv_len], side by side, of the rows q_bar [batch, kv_heads, rows, dim] times
-// `logit_scale`: their mean share, or their largest. A row with a NaN or an infinity is left out; a key
-// with one has no weight and ends with NaN. codes_fit() holds. k is what was
-// sketched, all of it; or it lies in the cache that was, at `places`: then some keys are looked up before
-// (KeySketch::require_held), and of each head the one that has most, and one that is not what was sketched throws
-// std::invalid_argument. before: what the heads, each a
-// chain, have to do first: to q_bar, which is not read until then. after: adds what follows the scores.
-void sketched_softmax_scores(const KeySketch& sketch, const KeySketch::Places* places,
-                             const float* q_bar, Index rows, const Rows& k, float logit_scale,
-                             Index capacity, Aggregation over, TensorView<float, 3> scores,
-                             SketchedMassState& state, ExecutorRef executor, FirstLook look = {},
-                             Chains* before = nullptr, const StagesRef* after = nullptr);
+// Reused memory.
+struct SketchedMassState;
 
-// The same by `own`, a sketch of all of k, or by that of the cache that k lies in. Throws
-// std::invalid_argument where k is of another shape than what was sketched.
-void softmax_scores_by_sketch(const KeySketch& own, const KeySketch* cache, const float* q_bar,
-                              Index rows, const Rows& k, float logit_scale, Index capacity,
-                              Aggregation over, TensorView<float, 3> scores,
-                              SketchedMassState& state, ExecutorRef executor, FirstLook look = {},
-                              Chains* before = nullptr, const StagesRef* after = nullptr);
+// scores [batch, kv_heads, kv_len], side by side, of the call's rows times `logit_scale`: their mean share, or their
+// largest. A row with a NaN or an infinity is left out; a key with one has no weight and ends with NaN. codes_fit()
+// holds. Of keys in a cache that others keep, of each head the one that has most is looked up, too, and one that is not
+// what was sketched throws std::invalid_argument. after: adds what follows the scores; null: nothing.
+void sketched_softmax_scores(const SketchedCall& call, float logit_scale, const FirstLook& look,
+                             TensorView<float, 3> scores, SketchedMassState& state,
+                             const StagesRef* after = nullptr);
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

@@ -1,44 +1,49 @@
 // One KV head's softmax mass by the keys' sketch (sketched_mass.hpp): codes of the rows, their bound,
-// weights of groups of rows, and shares of the mass.
+// weights of passes of rows, and shares of the mass.
 #pragma once
 
-#include <quoka/cache/key_sketch_impl.hpp>
-#include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/kernels/softmax_state.hpp>
-#include <quoka/matrix/code_units.hpp>
-#include <quoka/simd/tuning.hpp>
 #include <quoka/select/sketch/code_blocks.hpp>
+#include <quoka/select/sketch/coded_rows.hpp>
 #include <quoka/select/sketch/mass_weights.hpp>
-#include <quoka/select/sketch/sketched_mass_state.hpp>
+#include <quoka/select/steps/top_k.hpp>
+#include <quoka/simd/tuning.hpp>
+#include <quoka/views/float_rows.hpp>
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
+// The largest eps, in nats, with which a head is done by the sketch. Measured with logits made up to
+// 10 times as large: heads below it lose 0.01 points of mass on average, and 0.12 at most.
+inline constexpr float most_logit_error = 4.0f;
+
+// Weights: their exponential, the 16 bits that are kept of them, and sums in float.
+inline constexpr float weight_error = 0.01f;
+
 // How rows and keys are grouped.
 struct MassShape {
-  static constexpr Index pair = simd::code_pair;
+  static constexpr Index pair = CodeBlocks::pair;
   // Passes of rows are a multiple of this, unless they are all.
   static constexpr Index tile = 12;
   static constexpr Index most_passes = 64;  // each is some stages of a chain
   // Rows whose products are there at once.
   static constexpr Index most_height = std::max<Index>(VectorCodes::most_height, simd::tile_height);
-  // Room for the rows in pairs, and for a pair of blocks of keys.
-  static Index padded(Index rows) { return rows + rows % 2; }
+
   static Index pairs(Index keys) { return ceil_div(keys, pair); }
   // Rows whose weights fit at once.
-  static Index rows_at_once(Index rows, Index keys) {
+  static Index pass_rows(Index rows, Index keys) {
     const Index of_row = pairs(keys) * pair * Index{sizeof(std::uint16_t)};
     const Index fit = tuning::mass_weight_bytes / std::max<Index>(of_row, 1) / tile * tile;
     const Index least = round_up(std::max<Index>(ceil_div(rows, most_passes), 1), tile);
-    return std::min(padded(rows), std::max(fit, least));
+    return std::min(CodedRows::padded(rows), std::max(fit, least));
   }
   static Index passes(Index rows, Index keys) {
-    return keys == 0 ? 0 : ceil_div(padded(rows), rows_at_once(rows, keys));
+    return keys == 0 ? 0 : ceil_div(CodedRows::padded(rows), pass_rows(rows, keys));
   }
   // Keys of a range, for so many rows: some 15 us of work. Sums are added up range by range, so that this
   // must not depend on the workers.
@@ -47,60 +52,104 @@ struct MassShape {
   }
 };
 
+// Some rows of a head's queries over some of its keys: what its ranges of keys share.
+struct MassLook {
+  struct Range {
+    float longest, missed;
+    bool coded;  // do codes stand for all finite keys?
+  };
+  enum class By { sketch, floats, nothing };
+
+  Buffer<float> rows;             // [rows][dim], finite ones
+  CodedRows coded;                // the same in units of log2
+  Buffer<float> bounds, shifts;   // [rows] of logits; minus the reference of the weights
+  Buffer<float> factors;          // [rows] the largest logit; then from weight to share of the mass
+  Buffer<float> units;            // [keys] scale * length; -1: no key, or none with a weight
+  Buffer<std::uint8_t> partial;   // [pairs of blocks] is a unit of these keys -1?
+  Buffer<std::uint32_t> weights;  // [pair of blocks][pair of rows][keys of the blocks]
+  Buffer<float> range_rows;       // [ranges][rows]: the largest logit, then the sum of weights
+  Buffer<Range> ranges;
+  Index count = 0;  // of rows
+  By by = By::nothing;
+  bool all_rows = false;       // no row of a first look is finite: it is that of all rows
+  bool seeks_largest = false;  // may a row's largest logit be too far below its bound?
+  float error = 0.0f;          // of the logits, in units of log2
+
+  template <class Tiles>
+  void reserve(Index row_count, Index keys, Index dim) {
+    const Index stride = CodedRows::padded(row_count), pairs = MassShape::pairs(keys);
+    rows.reserve(row_count * dim);
+    coded.reserve<Tiles>(row_count, dim, MassShape::pass_rows(row_count, keys));
+    for (auto* of_rows : {&bounds, &shifts, &factors}) of_rows->reserve(stride);
+    units.reserve_amortised(pairs * simd::code_pair);
+    partial.reserve_amortised(pairs);
+    // Few rows have fewer ranges, and as many as all of them lie within these.
+    const Index most_ranges = MassShape::ranges(keys, 64).count;
+    ranges.reserve_amortised(most_ranges);
+    range_rows.reserve_amortised(most_ranges * stride);
+    // A shorter cache may take more rows at once: whichever needs more.
+    const Index of_row = pairs * simd::code_pair / 2;
+    const Index most = tuning::mass_weight_bytes / Index{sizeof(std::uint32_t)};
+    weights.reserve_amortised(
+        std::max(MassShape::pass_rows(row_count, keys) * of_row, std::min(stride * of_row, most)));
+  }
+  Index bytes() const {
+    return rows.bytes() + coded.bytes() + bounds.bytes() + shifts.bytes() + factors.bytes() +
+           units.bytes() + partial.bytes() + weights.bytes() + range_rows.bytes() + ranges.bytes();
+  }
+};
+
+// Scratch of one worker.
+struct SketchedMassScratch {
+  Buffer<float> sums;             // [rows][lanes]
+  Buffer<float> products;         // [rows of a tile][two blocks of keys]
+  Buffer<std::uint8_t> gathered;  // two blocks of codes
+  FloatRow reader;
+  TopKScratch top_k;  // that chooses candidates
+
+  void reserve(Index row_count, Index keys, Index most_candidates, const Format* format,
+               Index dim) {
+    sums.reserve(CodedRows::padded(row_count) * simd::lanes);
+    products.reserve(MassShape::most_height * simd::code_pair);
+    gathered.reserve(2 * simd::code_block_bytes(dim));
+    reader.reserve(*format, dim);
+    if (most_candidates > 0) top_k.reserve(keys, 1);
+  }
+  Index bytes() const {
+    return sums.bytes() + products.bytes() + gathered.bytes() + reader.bytes() + top_k.bytes();
+  }
+};
+
 // One KV head: rows and sketched keys to mass, in ranges of keys. Logits are in units of log2. Stages:
-// encode_rows beside read_keys of each range; bound; sample of the ranges, place, sample of all of them,
-// place; then for each pass of rows weigh of the ranges, total, add of the ranges. Tiles: what multiplies
+// encode_rows beside read_keys of each range; bound; seek_largest of the ranges in a sample, judge_sample, seek_largest
+// in all of them, shift_to_largest; then for each pass of rows weigh of the ranges, find_factors, add of the ranges. Tiles: what multiplies
 // codes where tiles serve (matrix/code_units.hpp).
 template <class Tiles>
 class SketchedMass : MassShape {
  public:
-  // look.rows holds `rows` rows, times the logit scale.
-  SketchedMass(const KeySketch& sketch, const KeySketch::Places* places, const HeadRows& k,
-               const KeyRanges& ranges, Index b, Index head, Index rows, MassLook& look,
-               SketchedMassScratch& s)
+  // Of KV head `head`, b * kv_heads + kv_head; ranges: of the keys, which lie at `places`.
+  SketchedMass(const KeySketch& sketch, const KeySketch::Places* places, const Rows& k, Index head,
+               const KeyRanges& ranges, MassLook& look, SketchedMassScratch& s)
       : sketch_(sketch),
-        blocks_(sketch, places, ranges.keys, b, head, k.shape.dim, s.gathered.data()),
-        in_order_(places == nullptr),
+        blocks_(sketch, places, ranges.keys, head / k.heads(), head % k.heads(), k.dim(),
+                s.gathered.data()),
         k_(k),
-        b_(b),
-        head_(head),
+        b_(head / k.heads()),
+        head_(head % k.heads()),
         ranges_(ranges),
         keys_(ranges.keys),
-        dim_(k.shape.dim),
-        rows_(rows),
-        stride_(padded(rows)),
         l_(look),
         s_(s) {}
 
-  // Codes of all rows.
+  // Codes of all rows; from here on they are in units of log2.
   void encode_rows() {
-    std::fill_n(l_.codes.data(), simd::code_steps(dim_) * stride_, 0);
-    l_.by = MassLook::By::sketch;
-    for (Index m = 0; m < stride_; ++m) {
-      l_.offsets.data()[m] = 0;
-      l_.row_units.data()[m] = l_.bounds.data()[m] = l_.shifts.data()[m] = 0.0f;
-      if (m >= rows_) continue;
-      const float* const row = l_.rows.data() + m * dim_;
-      const float length = std::sqrt(sum_of_squares(row, dim_)) * (1.0f + 1e-5f);
-      const bool zero = std::all_of(row, row + dim_, [](float x) { return x == 0.0f; });
-      if (!zero && !(length > least_coded_length && length < most_coded_length)) {
-        l_.by = MassLook::By::floats;
-        return;
-      }
-      const float unit = std::max(code_scale(row, dim_), simd::run_scale(row, dim_));
-      std::int32_t sum = 0;
-      const auto put = [&](Index channel, Index n, const std::int8_t* codes) {
-        simd::store_query_codes(codes, n, stride_, m, channel, l_.codes.data());
-        sum += simd::sum_of_codes<code_slab>(codes);
-      };
-      // From here on in units of log2.
-      l_.lengths.data()[m] = length * simd::log2_e;
-      l_.missed.data()[m] = encode(row, dim_, unit, put) * simd::log2_e;
-      l_.offsets.data()[m] = simd::code_offset(sum);
-      l_.row_units.data()[m] = unit * simd::log2_e;
-    }
-    for (Index pass = 0; pass < passes(rows_, keys_); ++pass)
-      pack_codes<Tiles>(codes_of(pass), packed_of(pass));
+    const Index size = l_.count * k_.dim();
+    for (Index i = 0; i < size; ++i) l_.rows.data()[i] *= simd::log2_e;
+    const bool coded = l_.coded.template encode<Tiles>(l_.rows.data(), l_.count, k_.dim(),
+                                                       pass_rows(l_.count, keys_), RowUnits::own);
+    l_.by = coded ? MassLook::By::sketch : MassLook::By::floats;
+    for (Index m = l_.count; m < l_.coded.stride(); ++m)
+      l_.bounds.data()[m] = l_.shifts.data()[m] = 0.0f;
   }
 
   // Units of the keys of a range and the largest lengths.
@@ -112,25 +161,14 @@ class SketchedMass : MassShape {
                        *const lengths = sketch_.lengths(b_, head_);
     float* const units = l_.units.data();
     simd::Packet longest = simd::zero(), missed = simd::zero();
-    alignas(64) float gathered[3][pair];
+    alignas(64) float room[3][pair];
     for (Index kv = begin; kv < range_end; kv += pair) {
       const Index count = std::min(pair, keys_ - kv);
-      const float *scale = scales + kv, *error = errors + kv, *length = lengths + kv;
-      if (!in_order_ || count < pair) {
-        for (Index first = 0; first < count; first += simd::code_block) {
-          const Index n = std::min<Index>(simd::code_block, count - first);
-          Index rows[simd::code_block];
-          blocks_.rows(kv + first, n, rows);
-          for (Index i = 0; i < n; ++i) {
-            gathered[0][first + i] = scales[rows[i]];
-            gathered[1][first + i] = errors[rows[i]];
-            gathered[2][first + i] = lengths[rows[i]];
-          }
-        }
-        scale = gathered[0], error = gathered[1], length = gathered[2];
-        for (Index i = count; i < pair; ++i)
-          gathered[0][i] = gathered[2][i] = 0.0f, gathered[1][i] = simd::infinity;
-      }
+      const float* const scale = blocks_.numbers(scales, kv, count, room[0]);
+      const float* const error = blocks_.numbers(errors, kv, count, room[1]);
+      const float* const length = blocks_.numbers(lengths, kv, count, room[2]);
+      for (Index i = count; i < pair; ++i)
+        room[0][i] = room[2][i] = 0.0f, room[1][i] = simd::infinity;
       simd::Packet worst = simd::zero();
       for (Index i = 0; i < pair; i += simd::lanes) {
         const simd::Packet e = simd::load(error + i), l = simd::load(length + i);
@@ -162,9 +200,9 @@ class SketchedMass : MassShape {
     }
     if (!by_sketch()) return;
     l_.error = 0.0f;
-    for (Index m = 0; m < rows_; ++m) {
-      const float length = l_.lengths.data()[m], of_row = l_.missed.data()[m];
-      const float rounding = static_cast<float>(2 * dim_ + 32) * 0x1p-24f * length * longest;
+    for (Index m = 0; m < l_.count; ++m) {
+      const float length = l_.coded.lengths()[m], of_row = l_.coded.missed()[m];
+      const float rounding = static_cast<float>(2 * k_.dim() + 32) * 0x1p-24f * length * longest;
       const float error = of_row * longest + (length + of_row) * missed + rounding;
       const float most = length * longest + error;
       l_.bounds.data()[m] = most;
@@ -175,23 +213,24 @@ class SketchedMass : MassShape {
     // Weights are taken against what lengths allow logits to be. Where the largest might be too far
     // below, logits of every 16th pair of blocks are looked at; where these are, too, of all: then
     // weights are taken against the row's largest.
-    for (Index m = 0; m < stride_; ++m) l_.factors.data()[m] = -l_.bounds.data()[m];
-    l_.far = far();
+    for (Index m = 0; m < stride(); ++m) l_.factors.data()[m] = -l_.bounds.data()[m];
+    l_.seeks_largest = may_be_too_small();
   }
   // Largest logits of ranges [first, end), of every step-th pair of blocks.
-  void sample(Index first, Index end, Index step) {
-    if (!by_sketch() || !l_.far) return;
+  void seek_largest(Index first, Index end, Index step) {
+    if (!by_sketch() || !l_.seeks_largest) return;
     for (Index r = first; r < end; ++r) largest_logits(r, step);
   }
-  void place_sampled() {
-    if (!by_sketch() || !l_.far) return;
+  // Is that of a sample enough?
+  void judge_sample() {
+    if (!by_sketch() || !l_.seeks_largest) return;
     find_largest();
-    l_.far = far();
+    l_.seeks_largest = may_be_too_small();
   }
-  void place_largest() {
-    if (!by_sketch() || !l_.far) return;
+  void shift_to_largest() {
+    if (!by_sketch() || !l_.seeks_largest) return;
     find_largest();
-    for (Index m = 0; m < stride_; ++m) {
+    for (Index m = 0; m < stride(); ++m) {
       const float most = l_.factors.data()[m];
       l_.shifts.data()[m] = std::isfinite(most) ? -most : 0.0f;
     }
@@ -202,183 +241,131 @@ class SketchedMass : MassShape {
     const auto [first, count] = rows_of(pass);
     if (!by_sketch() || count <= 0) return;
     std::fill_n(s_.sums.data(), count * simd::lanes, 0.0f);
-    with_unit(pass, [&, from = first, rows = count](auto& unit) { weigh(unit, from, rows, r); });
+    for_each_tile(
+        pass, r, 1,
+        [&, from = first, of_pass = count](Index kv, Index m, Index height, const auto* products) {
+          const RowsToWeigh rows{height, l_.coded.units() + from + m, l_.shifts.data() + from + m,
+                                 s_.sums.data() + m * simd::lanes};
+          const float* const units = l_.units.data() + kv;
+          std::uint32_t* const to = weights(kv, of_pass) + m * pair / 2;
+          if (l_.partial.data()[kv / pair] != 0)
+            weigh_rows<true>(products, units, rows, to);
+          else
+            weigh_rows<false>(products, units, rows, to);
+        });
     leave_sums(r, 0, count, [](simd::Packet sum) { return simd::reduce_add(sum); });
   }
   // What takes each row's weights to its share of the mass.
-  void total(Index pass, float share) {
+  void find_factors(Index pass, float share) {
     const auto [first, count] = rows_of(pass);
     if (!by_sketch() || count <= 0) return;
     for (Index m = 0; m < count; ++m) {
       float sum = 0.0f;
-      for (Index r = 0; r < ranges_.count; ++r) sum += l_.range_rows.data()[r * stride_ + m];
-      if (l_.rough)
-        l_.rough_sums.data()[m] =
-            simd::rough_logit_of_sum(first + m < rows_ ? sum : simd::infinity);
-      l_.factors.data()[m] = first + m < rows_ && sum > 0.0f ? share * share_scale / sum : 0.0f;
+      for (Index r = 0; r < ranges_.count; ++r) sum += l_.range_rows.data()[r * stride() + m];
+      l_.factors.data()[m] = first + m < l_.count && sum > 0.0f ? share * share_scale / sum : 0.0f;
     }
   }
-  // mass [keys] of a range. Keys that are not finite have no mass to speak of. Of a rough look it is in the
-  // order of the largest shares alone: 128 times their logarithms to base 2, off by rough_logit_error.
+  // mass [keys] of a range. Keys that are not finite have no mass to speak of.
   void add(float* mass, Index pass, Index r, Aggregation over) {
-    if (l_.by == MassLook::By::nothing && pass == 0) {
-      const auto [begin, end] = ranges_.of(r);
-      std::fill(mass + begin, mass + end, 0.0f);
-    }
+    const auto [begin, end] = ranges_.of(r);
+    if (l_.by == MassLook::By::nothing && pass == 0) std::fill(mass + begin, mass + end, 0.0f);
     const auto [first, count] = rows_of(pass);
     if (!by_sketch() || count <= 0) return;
-    add(mass, first, count, over, r);
-    leave_out(mass, r);
-  }
-
- private:
-  bool by_sketch() const { return l_.by == MassLook::By::sketch; }
-  std::pair<Index, Index> rows_of(Index pass) const {
-    const Index at_once = rows_at_once(rows_, keys_), first = pass * at_once;
-    return {first, std::min(at_once, stride_ - first)};
-  }
-  QueryCodes codes_of(Index pass) const {
-    const auto [first, count] = rows_of(pass);
-    return {l_.codes.data() + first, l_.offsets.data() + first, count, stride_,
-            simd::code_steps(dim_)};
-  }
-  std::byte* packed_of(Index pass) const {
-    return l_.packed.data() +
-           pass * packed_bytes<Tiles>(rows_at_once(rows_, keys_), simd::code_steps(dim_));
-  }
-  template <class Use>
-  void with_unit(Index pass, Use&& use) const {
-    with_code_unit<Tiles>(codes_of(pass), packed_of(pass), use);
-  }
-
-  // Might a row's largest weight be too small?
-  bool far() const {
-    for (Index m = 0; m < rows_; ++m)
-      if (l_.factors.data()[m] + l_.shifts.data()[m] < least_top) return true;
-    return false;
-  }
-  // Of rows [first, first + count), the first `count` of s.sums.
-  template <class Reduce>
-  void leave_sums(Index r, Index first, Index count, Reduce&& reduce) const {
-    for (Index m = 0; m < count; ++m)
-      l_.range_rows.data()[r * stride_ + first + m] =
-          reduce(simd::load(s_.sums.data() + m * simd::lanes));
-  }
-  // Of all ranges, to factors.
-  void find_largest() {
-    for (Index m = 0; m < stride_; ++m) {
-      float most = -simd::infinity;
-      for (Index r = 0; r < ranges_.count; ++r)
-        most = std::max(most, l_.range_rows.data()[r * stride_ + m]);
-      l_.factors.data()[m] = most;
-    }
-  }
-
-  bool finite(Index key) { return all_finite(s_.reader.read(k_, key), dim_); }
-
-  void largest_logits(Index r, Index step) {
-    const auto [begin, end] = ranges_.of(r);
-    for (Index pass = 0; pass < passes(rows_, keys_); ++pass) {
-      const auto [first, count] = rows_of(pass);
-      std::fill_n(s_.sums.data(), count * simd::lanes, -simd::infinity);
-      with_unit(pass, [&, at = begin, stop = end, from = first](auto& unit) {
-        for (Index kv = at; kv < stop; kv += step * pair) largest_logits(unit, from, kv);
-      });
-      leave_sums(r, first, count, [](simd::Packet most) { return simd::reduce_max(most); });
-    }
-  }
-  template <class Unit>
-  void largest_logits(Unit& unit_of_rows, Index first, Index kv) {
-    for_each_tile(unit_of_rows, kv, [&](Index m, Index height, const auto* products) {
-      for (Index i = 0; i < height; ++i) {
-        float* const largest = s_.sums.data() + (m + i) * simd::lanes;
-        const simd::Packet unit = simd::broadcast(l_.row_units.data()[first + m + i]);
-        simd::Packet most = simd::load(largest);
-        for (Index j = 0; j < pair; j += simd::lanes) {
-          const simd::Packet of_key = simd::load(l_.units.data() + kv + j);
-          const simd::Packet product = simd::load_dots(products + i * pair + j);
-          const simd::Packet logit = simd::mul(simd::mul(product, of_key), unit);
-          const simd::Packet none = simd::broadcast(-simd::infinity);
-          most = simd::max(most, simd::select_less(of_key, simd::zero(), none, logit));
-        }
-        simd::store(largest, most);
-      }
-    });
-  }
-
-  std::uint32_t* weights(Index kv, Index count) const { return l_.weights.data() + kv / 2 * count; }
-
-  // use(m, height, products): those of the pair of blocks at kv with rows [m, m + height) of the unit.
-  template <class Unit, class Use>
-  void for_each_tile(Unit& unit, Index kv, Use&& use) {
-    const Index n = std::min(pair, keys_ - kv);
-    const std::uint8_t* keys[2];
-    keys[0] = blocks_.block(kv, std::min<Index>(n, simd::code_block), 0);
-    keys[1] = n > simd::code_block ? blocks_.block(kv + simd::code_block, n - simd::code_block, 1)
-                                   : keys[0];
-    const Index ahead = kv + tuning::sketch_prefetch_pairs * pair;
-    simd::LaterBlocks later;
-    if (ahead + pair <= keys_)
-      later = {blocks_.around(ahead), blocks_.around(ahead + simd::code_block)};
-    unit.products(keys, s_.products.data(), later, use);
-  }
-
-  // Weights of a range for rows [first, first + count) and their sums.
-  template <class Unit>
-  void weigh(Unit& unit, Index first, Index count, Index r) {
-    const auto [begin, end] = ranges_.of(r);
-    for (Index kv = begin; kv < end; kv += pair) {
-      std::uint32_t* const to = weights(kv, count);
-      const bool partial = l_.partial.data()[kv / pair] != 0;
-      for_each_tile(unit, kv, [&](Index m, Index height, const auto* products) {
-        const RowsToWeigh rows{height, l_.row_units.data() + first + m,
-                               l_.shifts.data() + first + m, s_.sums.data() + m * simd::lanes};
-        const float* const units = l_.units.data() + kv;
-        if (l_.rough)
-          weigh_roughly(partial, products, units, rows, to + m * pair / 2);
-        else if (partial)
-          weigh_rows<true>(products, units, rows, to + m * pair / 2);
-        else
-          weigh_rows<false>(products, units, rows, to + m * pair / 2);
-      });
-    }
-  }
-
-  void add(float* mass, Index first, Index count, Aggregation over, Index r) const {
-    const bool fresh = first == 0;
-    const auto [begin, end] = ranges_.of(r);
     for (Index kv = begin; kv < end; kv += pair) {
       alignas(64) float of_keys[pair];
-      const std::uint32_t* const from = weights(kv, count);
-      if (l_.rough)
-        best_of_rough_weights(from, l_.rough_sums.data(), count, of_keys);
-      else
-        shares_of_weights(from, l_.factors.data(), count, over, of_keys);
+      shares_of_weights(weights(kv, count), l_.factors.data(), count, over, of_keys);
       const Index n = std::min(pair, keys_ - kv);
-      if (fresh)
+      if (pass == 0)
         std::copy_n(of_keys, n, mass + kv);
       else if (over != Aggregation::max)
         for (Index i = 0; i < n; ++i) mass[kv + i] += of_keys[i];
       else
         for (Index i = 0; i < n; ++i) mass[kv + i] = std::max(mass[kv + i], of_keys[i]);
+      if (l_.partial.data()[kv / pair] == 0) continue;
+      for (Index t = kv; t < std::min(kv + pair, end); ++t)
+        if (l_.units.data()[t] < 0.0f) mass[t] = std::numeric_limits<float>::quiet_NaN();
     }
   }
 
-  void leave_out(float* mass, Index r) const {
+ private:
+  bool by_sketch() const { return l_.by == MassLook::By::sketch; }
+  Index stride() const { return l_.coded.stride(); }
+  // The rows of a pass: none where all have been.
+  std::pair<Index, Index> rows_of(Index pass) const {
+    return pass < l_.coded.passes() ? l_.coded.of(pass) : std::pair<Index, Index>{0, 0};
+  }
+
+  // Might a row's largest weight be too small?
+  bool may_be_too_small() const {
+    for (Index m = 0; m < l_.count; ++m)
+      if (l_.factors.data()[m] + l_.shifts.data()[m] < least_top) return true;
+    return false;
+  }
+  template <class Reduce>
+  void leave_sums(Index r, Index first, Index count, Reduce&& reduce) const {
+    for (Index m = 0; m < count; ++m)
+      l_.range_rows.data()[r * stride() + first + m] =
+          reduce(simd::load(s_.sums.data() + m * simd::lanes));
+  }
+  // Of all ranges, to factors.
+  void find_largest() {
+    for (Index m = 0; m < stride(); ++m) {
+      float most = -simd::infinity;
+      for (Index r = 0; r < ranges_.count; ++r)
+        most = std::max(most, l_.range_rows.data()[r * stride() + m]);
+      l_.factors.data()[m] = most;
+    }
+  }
+
+  bool finite(Index key) { return all_finite(s_.reader.read(k_.head(b_, head_), key), k_.dim()); }
+
+  void largest_logits(Index r, Index step) {
+    for (Index pass = 0; pass < l_.coded.passes(); ++pass) {
+      const auto [first, count] = rows_of(pass);
+      std::fill_n(s_.sums.data(), count * simd::lanes, -simd::infinity);
+      for_each_tile(
+          pass, r, step, [&, from = first](Index kv, Index m, Index height, const auto* products) {
+            for (Index i = 0; i < height; ++i) {
+              float* const largest = s_.sums.data() + (m + i) * simd::lanes;
+              const simd::Packet unit = simd::broadcast(l_.coded.units()[from + m + i]);
+              simd::Packet most = simd::load(largest);
+              for (Index j = 0; j < pair; j += simd::lanes) {
+                const simd::Packet of_key = simd::load(l_.units.data() + kv + j);
+                const simd::Packet product = simd::load_dots(products + i * pair + j);
+                const simd::Packet logit = simd::mul(simd::mul(product, of_key), unit);
+                const simd::Packet none = simd::broadcast(-simd::infinity);
+                most = simd::max(most, simd::select_less(of_key, simd::zero(), none, logit));
+              }
+              simd::store(largest, most);
+            }
+          });
+      leave_sums(r, first, count, [](simd::Packet most) { return simd::reduce_max(most); });
+    }
+  }
+
+  std::uint32_t* weights(Index kv, Index count) const { return l_.weights.data() + kv / 2 * count; }
+
+  // use(kv, m, height, products): those of every step-th pair of blocks of a range, at kv, with rows [m, m + height) of
+  // the pass.
+  template <class Use>
+  void for_each_tile(Index pass, Index r, Index step, Use&& use) const {
     const auto [begin, end] = ranges_.of(r);
-    for (Index kv = begin; kv < end; kv += pair)
-      if (l_.partial.data()[kv / pair] != 0)
-        for (Index t = kv; t < std::min(kv + pair, end); ++t)
-          if (l_.units.data()[t] < 0.0f) mass[t] = std::numeric_limits<float>::quiet_NaN();
+    l_.coded.template with_unit<Tiles>(pass, [&, from = begin, to = end](auto& unit) {
+      blocks_.for_each_pair(
+          from, to, step, [&](Index kv, Index, CodePair codes, const simd::LaterBlocks& ahead) {
+            unit.products(
+                codes, s_.products.data(), ahead,
+                [&](Index m, Index height, const auto* products) { use(kv, m, height, products); });
+          });
+    });
   }
 
   const KeySketch& sketch_;
   CodeBlocks blocks_;
-  bool in_order_;
-  HeadRows k_;
+  const Rows& k_;
   Index b_, head_;
   const KeyRanges& ranges_;
-  Index keys_, dim_, rows_, stride_;
+  Index keys_;
   MassLook& l_;
   SketchedMassScratch& s_;
 };

@@ -15,29 +15,27 @@
 // n-th best sketched score and a level a little above it:
 //
 //   sure    sketch - bound above the level: kept, never looked at again
-//   near    the others among the n best by the sketch: scored in float; the least of these scores
+//   likely  the others among the n best by the sketch: scored in float; the least of these scores
 //           (or the level) is a floor, which n keys reach and so does the n-th best
-//   far     the rest of those with sketch + bound at the floor or above: scored in float
+//   possible  the rest of those with sketch + bound at the floor or above: scored in float
 //   out     all others
 //
-// The best of near and far fill what `sure` leaves. Should so many of them reach the level that a
+// The best of the likely and the possible ones fill what `sure` leaves. Should so many of them reach the level that a
 // sure one might have to go, the sure ones are scored too, and the best of all are taken. Float
 // scores come from the same kernel in the same order as without the sketch: bit for bit the same
 // numbers decide. With a window, a score is its neighbours' maximum: none is sure, and top_k.hpp
-// looks at the float scores of near and far, the others being lowest.
+// looks at the float scores of these two sorts, the others being lowest.
 //
 // Each float score is compared with its sketch: one beyond the bound is of a key that changed behind
 // the sketch's back, and throws.
-//
-// Rows of a format that are 8-bit codes themselves (q8_0) are sketched by what they are, in place: e
-// alone is missed, errors are 0, and nothing is kept.
 //
 // 2 * kv_heads * rows * kv_len * head_dim 8-bit operations, and float scores of some 1.3 n keys;
 // reads head_dim + 8 bytes per key.
 #pragma once
 
-#include <quoka/select/sketch/sketch_state.hpp>
-#include <quoka/select/steps/score.hpp>
+#include <quoka/select/after_selection.hpp>
+#include <quoka/select/sketch/sketched_call.hpp>
+#include <quoka/views/selection.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -45,28 +43,17 @@ namespace detail {
 
 // Is the sketch the faster way on the ISA this is compiled for?
 bool sketch_is_fast();
-// And rows of codes scored in place, for this many queries?
-bool code_rows_are_fast(Index rows);
 
-// Whether dot products of codes, and their sums over the rows where a mean is wanted, fit 32 bits.
-bool codes_fit(Index rows, Index dim, Aggregation aggregation);
+// Reused memory.
+struct SketchedTopKState;
 
-// Whose codes are scanned: those of a sketch of all of k, of a sketch of the cache that k lies in, or
-// k's own, which needs no sketch.
-enum class SketchOf { keys, cache, codes };
-
-// The Selection that top_k makes of score_all_keys' scores. 0 < wanted < kv_len keys are selected;
-// codes_fit(). before: what the heads, each a chain, have to do first: to q_bar, which is not read until then;
-// after: last.
-void sketched_top_k(const KeySketch* sketch, SketchOf what, const float* q_bar, Index rows,
-                    const Rows& k, const TensorView<const float, 3>& inverse_norms,
-                    Aggregation aggregation, Index wanted, Index capacity,
-                    const TopKOptions& options, Selection& selection, SketchState& s,
-                    WorkerScratch<ScoreScratch>& score, ExecutorRef executor,
-                    Chains* before = nullptr, AfterSelection* after = nullptr);
+// The Selection that top_k makes of score_all_keys' scores. 0 < wanted < kv_len keys are selected; codes_fit() holds.
+// inverse_norms [batch, kv_heads, kv_len] of the keys, or absent. after: what follows; null: nothing.
+void sketched_top_k(const SketchedCall& call, const TensorView<const float, 3>& inverse_norms,
+                    Index wanted, const TopKOptions& options, Selection& selection,
+                    SketchedTopKState& state, AfterSelection* after = nullptr);
 
 }  // namespace detail
-
 }  // namespace QUOKA_ABI
 }  // namespace quoka
 

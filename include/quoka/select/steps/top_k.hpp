@@ -120,14 +120,23 @@ class RangedTopK {
   Index first_, last_, free_;  // keys that are forced, and that are not
 };
 
+// Scores [batch, kv_heads, kv_len], contiguous.
+struct KeyScores {
+  const float* data;
+  Index batch, kv_heads, kv_len;
+
+  Index heads() const { return batch * kv_heads; }  // of all sequences
+  // Of head b * kv_heads + kv_head.
+  const float* of(Index head) const { return data + head * kv_len; }
+};
+
 // Top-k as the last stages of each head's chain, which others have written the scores of.
 class TopKStages {
  public:
-  // scores [batch * kv_heads, kv_len], k < kv_len; writer: of k positions for each head. `scratch` is
-  // reserved for kv_len and options.window, for `workers`.
-  TopKStages(const float* scores, Index kv_heads, Index kv_len, Index k, const TopKOptions& options,
-             SelectionWriter& writer, WorkerScratch<TopKScratch>& scratch, Chains& chains,
-             int workers);
+  // k < kv_len; writer: of k positions for each head. `scratch` is reserved for kv_len and options.window, for
+  // `workers`.
+  TopKStages(const KeyScores& scores, Index k, const TopKOptions& options, SelectionWriter& writer,
+             WorkerScratch<TopKScratch>& scratch, int workers);
   void add_to(Chains& chains);
 
  private:
@@ -137,26 +146,25 @@ class TopKStages {
   RangedTopK of(Index head, int worker) const;
   std::span<Position> kept(Index head) const;
 
-  const float* scores_;
-  Index kv_heads_, kv_len_, k_;
+  KeyScores scores_;
+  Index k_;
   const TopKOptions& options_;
   SelectionWriter& writer_;
   WorkerScratch<TopKScratch>& scratch_;
   KeyRanges ranges_;
-  Index slots_;
+  Index slots_ = 1;
 };
 
-// scores [batch, kv_heads, kv_len], contiguous, to the k best of each; all where k >= kv_len.
-// `scratch` is reserved for kv_len and options.window. after: what follows in the same parallel run.
-void select_top_k(const float* scores, Index batch, Index kv_heads, Index kv_len, Index k,
-                  const TopKOptions& options, Selection& selection,
-                  WorkerScratch<TopKScratch>& scratch, ExecutorRef executor,
+// The k best of each head; all where k >= kv_len. `scratch` is reserved for kv_len and options.window. after: what
+// follows in the same parallel run.
+void select_top_k(const KeyScores& scores, Index k, const TopKOptions& options,
+                  Selection& selection, WorkerScratch<TopKScratch>& scratch, ExecutorRef executor,
                   AfterSelection* after = nullptr);
 
 // The same with a number of its own for each KV head, counts [batch * kv_heads], each at most kv_len.
-void select_counted(const float* scores, Index batch, Index kv_heads, Index kv_len,
-                    const Index* counts, const TopKOptions& options, Selection& selection,
-                    WorkerScratch<TopKScratch>& scratch, ExecutorRef executor);
+void select_counted(const KeyScores& scores, const Index* counts, const TopKOptions& options,
+                    Selection& selection, WorkerScratch<TopKScratch>& scratch,
+                    ExecutorRef executor);
 
 // How many keys a budget by scores keeps of one head, before its floor and ceiling: the forced ones, and
 // of the others, in the order of top_k_head,

@@ -210,20 +210,18 @@ QUOKA_FUNC void check_top_k(Index k, const TopKOptions& options) {
   require_at_least("keep_last", options.keep_last, 0);
 }
 
-QUOKA_FUNC TopKStages::TopKStages(const float* scores, Index kv_heads, Index kv_len, Index k,
-                                  const TopKOptions& options, SelectionWriter& writer,
-                                  WorkerScratch<TopKScratch>& scratch, Chains& chains, int workers)
+QUOKA_FUNC TopKStages::TopKStages(const KeyScores& scores, Index k, const TopKOptions& options,
+                                  SelectionWriter& writer, WorkerScratch<TopKScratch>& scratch,
+                                  int workers)
     : scores_(scores),
-      kv_heads_(kv_heads),
-      kv_len_(kv_len),
       k_(k),
       options_(options),
       writer_(writer),
       scratch_(scratch),
-      ranges_(KeyRanges::for_workers(kv_len, chains.count(), workers)),
-      slots_(chains.slots()) {}
+      ranges_(KeyRanges::for_workers(scores.kv_len, scores.heads(), workers)) {}
 
 QUOKA_FUNC void TopKStages::add_to(Chains& chains) {
+  slots_ = chains.slots();
   if (ranges_.count > 1) {
     chains.add_member<&TopKStages::begin>(1, *this);
     chains.add_member<&TopKStages::propose>(ranges_.count, *this);
@@ -241,22 +239,20 @@ QUOKA_FUNC void TopKStages::finish(Index head, int, Index, int worker) const {
   of(head, worker).finish(kept(head));
 }
 QUOKA_FUNC RangedTopK TopKStages::of(Index head, int worker) const {
-  return RangedTopK(scores_ + head * kv_len_, options_, k_, ranges_,
+  return RangedTopK(scores_.of(head), options_, k_, ranges_,
                     scratch_[static_cast<int>(head % slots_)].lists, scratch_[worker]);
 }
 QUOKA_FUNC std::span<Position> TopKStages::kept(Index head) const {
-  return writer_.row(head / kv_heads_, head % kv_heads_);
+  return writer_.row(head / scores_.kv_heads, head % scores_.kv_heads);
 }
 
-QUOKA_FUNC void select_top_k(const float* scores, Index batch, Index kv_heads, Index kv_len,
-                             Index k, const TopKOptions& options, Selection& selection,
-                             WorkerScratch<TopKScratch>& scratch, ExecutorRef executor,
-                             AfterSelection* after) {
-  if (k >= kv_len) return selection.select_all(batch, kv_heads, kv_len);
-  SelectionWriter writer(selection, batch, kv_heads, kv_len, k);
-  Chains chains(batch * kv_heads, chains_at_once(executor.workers()));
-  TopKStages stages(scores, kv_heads, kv_len, k, options, writer, scratch, chains,
-                    executor.workers());
+QUOKA_FUNC void select_top_k(const KeyScores& scores, Index k, const TopKOptions& options,
+                             Selection& selection, WorkerScratch<TopKScratch>& scratch,
+                             ExecutorRef executor, AfterSelection* after) {
+  if (k >= scores.kv_len) return selection.select_all(scores.batch, scores.kv_heads, scores.kv_len);
+  SelectionWriter writer(selection, scores.batch, scores.kv_heads, scores.kv_len, k);
+  Chains chains(scores.heads(), chains_at_once(executor.workers()));
+  TopKStages stages(scores, k, options, writer, scratch, executor.workers());
   stages.add_to(chains);
   AfterWriting rest(writer, after);
   rest.add_to(chains, executor.workers());
@@ -264,15 +260,14 @@ QUOKA_FUNC void select_top_k(const float* scores, Index batch, Index kv_heads, I
   writer.commit();
 }
 
-QUOKA_FUNC void select_counted(const float* scores, Index batch, Index kv_heads, Index kv_len,
-                               const Index* counts, const TopKOptions& options,
-                               Selection& selection, WorkerScratch<TopKScratch>& scratch,
-                               ExecutorRef executor) {
-  const Index most = *std::max_element(counts, counts + batch * kv_heads);
-  SelectionWriter writer(selection, batch, kv_heads, kv_len, most);
-  executor.run(batch * kv_heads, [&](Index head, int worker) {
-    const Index b = head / kv_heads, kv_head = head % kv_heads;
-    top_k_head(scores + head * kv_len, kv_len, options,
+QUOKA_FUNC void select_counted(const KeyScores& scores, const Index* counts,
+                               const TopKOptions& options, Selection& selection,
+                               WorkerScratch<TopKScratch>& scratch, ExecutorRef executor) {
+  const Index most = *std::max_element(counts, counts + scores.heads());
+  SelectionWriter writer(selection, scores.batch, scores.kv_heads, scores.kv_len, most);
+  executor.run(scores.heads(), [&](Index head, int worker) {
+    const Index b = head / scores.kv_heads, kv_head = head % scores.kv_heads;
+    top_k_head(scores.of(head), scores.kv_len, options,
                writer.row(b, kv_head).first(static_cast<std::size_t>(counts[head])),
                scratch[worker]);
     writer.set_count(b, kv_head, counts[head]);

@@ -87,55 +87,6 @@ template <int Queries>
   }
 }
 
-// See code_rows.hpp. Eight keys at a time share each load of 16 queries.
-template <CodeScores Over, class Keys, class Queries>
-[[gnu::noinline]] void code_row_scores(const Keys& keys, const Queries& queries, float* scores) {
-  constexpr int together = 8;
-  constexpr Index steps = code_row_steps, group_bytes = code_row_group;
-  const Index row_bytes = keys.groups * group_bytes;
-  __m512 best = _mm512_set1_ps(Over == CodeScores::max ? -infinity : 0.0f);
-  for (Index first = 0; first < queries.rows; first += lanes) {
-    const Index left = queries.rows - first;
-    const auto valid = static_cast<__mmask16>(left >= lanes ? 0xffffu : (1u << left) - 1u);
-    Square square;
-    for (Index turn = 0; turn < code_block; turn += together) {
-      const std::uint8_t* const key = keys.keys + turn * row_bytes;
-      const float* const scale = keys.scales + turn * keys.groups;
-      __m512 sum[static_cast<std::size_t>(together)];
-      unroll<together>([&](auto k) QUOKA_INLINE_LAMBDA { sum[k] = _mm512_setzero_ps(); });
-      for (Index g = 0; g < keys.groups; ++g) {
-        const __m512i offset =
-            _mm512_maskz_loadu_epi32(valid, queries.offsets + g * queries.rows + first);
-        const std::int32_t* query = queries.codes + g * steps * queries.rows + first;
-        __m512i dot[static_cast<std::size_t>(together)];
-        unroll<together>([&](auto k) QUOKA_INLINE_LAMBDA { dot[k] = offset; });
-        for (Index s = 0; s < steps; ++s, query += queries.rows) {
-          const __m512i x = _mm512_maskz_loadu_epi32(valid, query);
-          unroll<together>([&](auto k) QUOKA_INLINE_LAMBDA {
-            int four;
-            __builtin_memcpy(&four, key + k * row_bytes + g * group_bytes + s * 4, 4);
-            dot[k] = _mm512_dpbusd_epi32(dot[k], _mm512_set1_epi32(four), x);
-          });
-        }
-        unroll<together>([&](auto k) QUOKA_INLINE_LAMBDA {
-          sum[k] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[k]),
-                                   _mm512_set1_ps(scale[k * keys.groups + g]), sum[k]);
-        });
-      }
-      unroll<together>([&](auto k) QUOKA_INLINE_LAMBDA {
-        square.packet[turn + k] =
-            Over == CodeScores::max ? _mm512_mask_blend_ps(valid, _mm512_set1_ps(-infinity), sum[k])
-                                    : sum[k];
-      });
-    }
-    const __m512 of_keys = reduce_each(square, [](Packet a, Packet b) QUOKA_INLINE_LAMBDA {
-      return Over == CodeScores::max ? max(a, b) : add(a, b);
-    });
-    best = Over == CodeScores::max ? _mm512_max_ps(best, of_keys) : _mm512_add_ps(best, of_keys);
-  }
-  _mm512_storeu_ps(scores, best);
-}
-
 // See packing/token_codes.hpp: x[key][4 queries] of four keys. A group's sums have four lanes for each
 // query, which are added up at the end.
 template <class Group, class Queries>
@@ -147,7 +98,7 @@ QUOKA_INLINE void code_token_logits(const std::byte* const (&rows)[4], const Que
   unroll<4>([&](auto k) QUOKA_INLINE_LAMBDA {
     for (Index g = 0; g < groups; ++g) {
       const Queries& query = queries[g];
-      const Group group(rows[k], g * code_row_group);
+      const Group group(rows[k], g * code_group);
       __m512i key[2], dot = _mm512_load_si512(query.start);
       unroll<2>([&](auto half) QUOKA_INLINE_LAMBDA {
         const auto* const codes = reinterpret_cast<const __m128i*>(group.codes) + half;
@@ -170,26 +121,6 @@ QUOKA_INLINE void code_token_logits(const std::byte* const (&rows)[4], const Que
       _mm512_add_ps(_mm512_shuffle_ps(first, second, 0x44), _mm512_shuffle_ps(first, second, 0xee));
   const __m512i by_keys = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   _mm512_storeu_ps(x, _mm512_mul_ps(_mm512_permutexvar_ps(by_keys, all), _mm512_load_ps(units)));
-}
-
-template <class Keys>
-[[gnu::noinline]] void code_row_squares(const Keys& keys, float* squares) {
-  constexpr Index group_bytes = code_row_group;
-  Square square;
-  for (Index i = 0; i < code_block; ++i) {
-    const std::uint8_t* key = keys.keys + i * keys.groups * group_bytes;
-    const float* const scale = keys.scales + i * keys.groups;
-    __m512 sum = _mm512_setzero_ps();
-    for (Index g = 0; g < keys.groups; ++g, key += group_bytes) {
-      const __m512i x = _mm512_sub_epi16(
-          _mm512_cvtepu8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(key))),
-          _mm512_set1_epi16(128));
-      const __m512 squared = _mm512_cvtepi32_ps(_mm512_madd_epi16(x, x));
-      sum = _mm512_fmadd_ps(squared, _mm512_set1_ps(scale[g] * scale[g]), sum);
-    }
-    square.packet[i] = sum;
-  }
-  _mm512_storeu_ps(squares, sums(square));
 }
 
 }  // namespace simd

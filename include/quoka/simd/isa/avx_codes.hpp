@@ -1,5 +1,4 @@
-// Dot products of 8-bit codes for AVX2, AVX-VNNI and AVX-512 without VNNI: code_dots.hpp,
-// code_rows.hpp.
+// Dot products of 8-bit codes for AVX2, AVX-VNNI and AVX-512 without VNNI: code_dots.hpp.
 //
 // With AVX-VNNI one instruction multiplies 32 codes. Without, code_run steps are multiplied and
 // added in 16 bits, then widened: 5 instructions for 2 steps, 2.5 for each vector of codes. One
@@ -26,21 +25,6 @@ QUOKA_INLINE void store_code_vector(void* p, CodeVector x) { _mm512_store_si512(
 QUOKA_INLINE CodeVector broadcast_int32(std::int32_t x) { return _mm512_set1_epi32(x); }
 QUOKA_INLINE CodeVector max_int32(CodeVector a, CodeVector b) { return _mm512_max_epi32(a, b); }
 QUOKA_INLINE CodeVector add_int32(CodeVector a, CodeVector b) { return _mm512_add_epi32(a, b); }
-QUOKA_INLINE Packet int32_to_float(CodeVector x) { return _mm512_cvtepi32_ps(x); }
-// The first n of `lanes` integers, the others 0.
-QUOKA_INLINE CodeVector load_first(const std::int32_t* p, Index n) {
-  return _mm512_maskz_loadu_epi32(static_cast<__mmask16>((1u << n) - 1u), p);
-}
-// x where the lane is below n.
-QUOKA_INLINE Packet select_first(Index n, Packet x, Packet other) {
-  return _mm512_mask_blend_ps(static_cast<__mmask16>((1u << n) - 1u), other, x);
-}
-// The sums of squares of 32 codes with a bias, in `lanes` parts.
-QUOKA_INLINE Packet code_squares(const std::uint8_t* p) {
-  const auto codes = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  const __m512i x = _mm512_sub_epi16(_mm512_cvtepu8_epi16(codes), _mm512_set1_epi16(128));
-  return _mm512_cvtepi32_ps(_mm512_madd_epi16(x, x));
-}
 #else
 using CodeVector = __m256i;
 QUOKA_INLINE CodeVector load_code_vector(const void* p) {
@@ -52,25 +36,6 @@ QUOKA_INLINE void store_code_vector(void* p, CodeVector x) {
 QUOKA_INLINE CodeVector broadcast_int32(std::int32_t x) { return _mm256_set1_epi32(x); }
 QUOKA_INLINE CodeVector max_int32(CodeVector a, CodeVector b) { return _mm256_max_epi32(a, b); }
 QUOKA_INLINE CodeVector add_int32(CodeVector a, CodeVector b) { return _mm256_add_epi32(a, b); }
-QUOKA_INLINE Packet int32_to_float(CodeVector x) { return _mm256_cvtepi32_ps(x); }
-QUOKA_INLINE CodeVector below(Index n) {
-  return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(n)),
-                            _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
-}
-QUOKA_INLINE CodeVector load_first(const std::int32_t* p, Index n) {
-  return _mm256_maskload_epi32(p, below(n));
-}
-QUOKA_INLINE Packet select_first(Index n, Packet x, Packet other) {
-  return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(below(n)));
-}
-QUOKA_INLINE Packet code_squares(const std::uint8_t* p) {
-  const auto squares = [&](const std::uint8_t* half) QUOKA_INLINE_LAMBDA {
-    const auto codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(half));
-    const __m256i x = _mm256_sub_epi16(_mm256_cvtepu8_epi16(codes), _mm256_set1_epi16(128));
-    return _mm256_madd_epi16(x, x);
-  };
-  return _mm256_cvtepi32_ps(_mm256_add_epi32(squares(p), squares(p + 16)));
-}
 #endif
 
 // dot + the products of unsigned and signed codes in Steps steps, at most code_steps_together.
@@ -150,79 +115,6 @@ template <int Queries, CodeScores Over>
       store_code_vector(to, all);
     });
   });
-}
-
-// --- rows of codes -----------------------------------------------------------------------------
-
-// See code_rows.hpp. Some keys at a time share each load of `lanes` queries.
-template <CodeScores Over, class Keys, class Queries>
-[[gnu::noinline]] void code_row_scores(const Keys& keys, const Queries& queries, float* scores) {
-  constexpr int together = lanes / 2;
-  constexpr Index steps = code_row_steps, group_bytes = code_row_group;
-  const Index row_bytes = keys.groups * group_bytes;
-  for (Index i = 0; i < code_block; ++i) scores[i] = Over == CodeScores::max ? -infinity : 0.0f;
-  for (Index first = 0; first < queries.rows; first += lanes) {
-    const Index valid = queries.rows - first < lanes ? queries.rows - first : lanes;
-    for (Index begin = 0; begin < code_block; begin += lanes) {
-      Square square;
-      for (Index turn = 0; turn < lanes; turn += together) {
-        const std::uint8_t* const key = keys.keys + (begin + turn) * row_bytes;
-        const float* const scale = keys.scales + (begin + turn) * keys.groups;
-        Packet sum[together];
-        unroll<together>([&](auto k) QUOKA_INLINE_LAMBDA { sum[k] = zero(); });
-        for (Index g = 0; g < keys.groups; ++g) {
-          const std::int32_t* query = queries.codes + g * steps * queries.rows + first;
-          const CodeVector offset = load_first(queries.offsets + g * queries.rows + first, valid);
-          CodeVector dot[together];
-          unroll<together>([&](auto k) QUOKA_INLINE_LAMBDA { dot[k] = offset; });
-          constexpr int count = code_steps_together;
-          for (Index s = 0; s < steps; s += count, query += count * queries.rows) {
-            CodeVector x[count];
-            unroll<count>([&](auto i) QUOKA_INLINE_LAMBDA {
-              x[i] = load_first(query + i * queries.rows, valid);
-            });
-            unroll<together>([&](auto k) QUOKA_INLINE_LAMBDA {
-              CodeVector four[count];
-              unroll<count>([&](auto i) QUOKA_INLINE_LAMBDA {
-                std::int32_t channels;
-                __builtin_memcpy(&channels, key + k * row_bytes + g * group_bytes + (s + i) * 4, 4);
-                four[i] = broadcast_int32(channels);
-              });
-              dot[k] = add_products<count>(dot[k], four, x);
-            });
-          }
-          unroll<together>([&](auto k) QUOKA_INLINE_LAMBDA {
-            sum[k] = fma(int32_to_float(dot[k]), broadcast(scale[k * keys.groups + g]), sum[k]);
-          });
-        }
-        unroll<together>([&](auto k) QUOKA_INLINE_LAMBDA {
-          square.packet[turn + k] =
-              Over == CodeScores::max ? select_first(valid, sum[k], broadcast(-infinity)) : sum[k];
-        });
-      }
-      const Packet before = load_unaligned(scores + begin);
-      store_unaligned(scores + begin, Over == CodeScores::max ? max(before, maxima(square))
-                                                              : add(before, sums(square)));
-    }
-  }
-}
-
-template <class Keys>
-[[gnu::noinline]] void code_row_squares(const Keys& keys, float* squares) {
-  for (Index begin = 0; begin < code_block; begin += lanes) {
-    Square square;
-    for (Index i = 0; i < lanes; ++i) {
-      const Index row = (begin + i) * keys.groups;
-      Packet sum = zero();
-      for (Index g = 0; g < keys.groups; ++g) {
-        const float scale = keys.scales[row + g];
-        sum = fma(code_squares(keys.keys + (row + g) * code_row_group), broadcast(scale * scale),
-                  sum);
-      }
-      square.packet[i] = sum;
-    }
-    store_unaligned(squares + begin, sums(square));
-  }
 }
 
 }  // namespace simd

@@ -45,9 +45,8 @@ QUOKA_INLINE std::int16_t round_to_int16(float x) {
 inline constexpr Index code_block = 16;
 inline constexpr Index code_channels = 4;
 
-// Rows of codes: channels that share a scale, and the steps of a product over them.
-inline constexpr Index code_row_group = 32;
-inline constexpr Index code_row_steps = code_row_group / code_channels;
+// Channels that share a scale where one token's products are those of a row's own codes (packing/token_codes.hpp).
+inline constexpr Index code_group = 32;
 
 // Two blocks of keys to be asked for; null: none.
 struct LaterBlocks {
@@ -114,8 +113,8 @@ inline constexpr bool has_pair_sums = false;
 struct VnniPairSums;
 #endif
 
-// Dot products of 8-bit codes. has_code_dots: code_dots_of, code_row_scores and code_row_squares are
-// the ISA's own. has_token_codes: so is code_token_logits, whose queries take all of 8 bits.
+// Dot products of 8-bit codes. has_code_dots: code_dots_of is the ISA's own. has_token_codes: so is
+// code_token_logits, whose queries take all of 8 bits.
 #if QUOKA_ISA_AVX512 || QUOKA_ISA_AVX2 || QUOKA_ISA_NEON
 inline constexpr bool has_code_dots = true;
 #else
@@ -136,14 +135,6 @@ inline constexpr bool has_token_codes = QUOKA_ISA_VNNI && QUOKA_ISA_AVX512;
 inline constexpr bool code_dots_beat_float = false;
 #else
 inline constexpr bool code_dots_beat_float = has_code_dots;
-#endif
-
-// The fewest queries for which scoring rows of codes in place is faster than in float: their products
-// take a vector of queries at a time, filled or not. Measured on a Cascade Lake with q8_0 keys.
-#if QUOKA_ISA_VNNI && QUOKA_ISA_AVX512
-inline constexpr Index code_rows_least_queries = 1;
-#else
-inline constexpr Index code_rows_least_queries = 5;
 #endif
 
 // What is added to a key's code before it is multiplied: x86 multiplies unsigned keys.

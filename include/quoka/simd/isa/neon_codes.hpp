@@ -1,4 +1,4 @@
-// Dot products of 8-bit codes for NEON: code_dots.hpp, code_rows.hpp.
+// Dot products of 8-bit codes for NEON: code_dots.hpp.
 //
 // With dotprod one instruction multiplies 16 signed codes and adds four products to each of four
 // sums; float takes four. Without, two steps are multiplied and added in 16 bits (2 * 127 * 127 =
@@ -222,87 +222,6 @@ template <int Queries, CodeScores Over>
       });
       vst1q_s32(to, all);
     });
-  }
-}
-
-// --- rows of codes -----------------------------------------------------------------------------
-
-// See code_rows.hpp. Four keys share each load of four queries; of fewer queries the last ones are
-// copied to where nothing is read beyond them.
-template <CodeScores Over, class Keys, class Queries>
-[[gnu::noinline]] void code_row_scores(const Keys& keys, const Queries& queries, float* scores) {
-  constexpr Index steps = code_row_steps, group_bytes = code_row_group;
-  const Index row_bytes = keys.groups * group_bytes;
-  for (Index i = 0; i < code_block; ++i) scores[i] = Over == CodeScores::max ? -infinity : 0.0f;
-  for (Index first = 0; first < queries.rows; first += lanes) {
-    const Index valid = queries.rows - first < lanes ? queries.rows - first : lanes;
-    const auto load_first = [&](const std::int32_t* p) QUOKA_INLINE_LAMBDA {
-      if (valid == lanes) return vld1q_s32(p);
-      std::int32_t x[lanes] = {};
-      for (Index i = 0; i < valid; ++i) x[i] = p[i];
-      return vld1q_s32(x);
-    };
-    for (Index begin = 0; begin < code_block; begin += lanes) {
-      const std::uint8_t* const key = keys.keys + begin * row_bytes;
-      const float* const scale = keys.scales + begin * keys.groups;
-      Square square;
-      unroll<lanes>([&](auto k) QUOKA_INLINE_LAMBDA { square.packet[k] = zero(); });
-      for (Index g = 0; g < keys.groups; ++g) {
-        const std::int32_t* query = queries.codes + g * steps * queries.rows + first;
-        const int32x4_t offset = load_first(queries.offsets + g * queries.rows + first);
-        CodeSums dot[lanes];
-        unroll<lanes>([&](auto k) QUOKA_INLINE_LAMBDA { dot[k] = CodeSums::zero(); });
-        constexpr int count = code_steps_together;
-        for (Index s = 0; s < steps; s += count, query += count * queries.rows) {
-          int8x16_t x[count];
-          unroll<count>([&](auto i) QUOKA_INLINE_LAMBDA {
-            x[i] = vreinterpretq_s8_s32(load_first(query + i * queries.rows));
-          });
-          unroll<lanes>([&](auto k) QUOKA_INLINE_LAMBDA {
-            int8x16_t four[count];
-            unroll<count>([&](auto i) QUOKA_INLINE_LAMBDA {
-              four[i] =
-                  veorq_s8(broadcast_channels(key + k * row_bytes + g * group_bytes + (s + i) * 4),
-                           vreinterpretq_s8_u8(vdupq_n_u8(0x80)));
-            });
-            dot[k].add(four, x);
-          });
-        }
-        unroll<lanes>([&](auto k) QUOKA_INLINE_LAMBDA {
-          square.packet[k] = fma(Packet(vcvtq_f32_s32(vaddq_s32(dot[k].total(), offset))),
-                                 broadcast(scale[k * keys.groups + g]), square.packet[k]);
-        });
-      }
-      if (Over == CodeScores::max && valid < lanes)
-        unroll<lanes>([&](auto k) QUOKA_INLINE_LAMBDA {
-          float x[lanes];
-          store_unaligned(x, square.packet[k]);
-          for (Index i = valid; i < lanes; ++i) x[i] = -infinity;
-          square.packet[k] = load_unaligned(x);
-        });
-      const Packet before = load_unaligned(scores + begin);
-      store_unaligned(scores + begin, Over == CodeScores::max ? max(before, maxima(square))
-                                                              : add(before, sums(square)));
-    }
-  }
-}
-
-template <class Keys>
-[[gnu::noinline]] void code_row_squares(const Keys& keys, float* squares) {
-  for (Index i = 0; i < code_block; ++i) {
-    float sum = 0.0f;
-    for (Index g = 0; g < keys.groups; ++g) {
-      const float scale = keys.scales[i * keys.groups + g];
-      const std::uint8_t* const key = keys.keys + (i * keys.groups + g) * code_row_group;
-      int32x4_t of_group = vdupq_n_s32(0);
-      for (Index c = 0; c < code_row_group; c += 16) {
-        const int8x16_t x = load_signed_codes(key + c);
-        of_group = vpadalq_s16(of_group, vmull_s8(vget_low_s8(x), vget_low_s8(x)));
-        of_group = vpadalq_s16(of_group, vmull_high_s8(x, x));
-      }
-      sum = fma(static_cast<float>(vaddvq_s32(of_group)), scale * scale, sum);
-    }
-    squares[i] = sum;
   }
 }
 

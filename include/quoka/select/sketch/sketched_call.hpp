@@ -1,0 +1,68 @@
+// What selection by 8-bit codes is about: rows of queries, and keys that were sketched (cache/key_sketch.hpp).
+#pragma once
+
+#include <quoka/cache/key_sketch.hpp>
+#include <quoka/runtime/chains.hpp>
+#include <quoka/select/options.hpp>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// Keys [batch, kv_heads, kv_len, head_dim], and the sketch that has their codes.
+class SketchedKeys {
+ public:
+  // By `own`, a sketch of all of k, or, if it is not null, by that of the cache that k lies in. Throws
+  // std::invalid_argument where k is of another shape than what was sketched, or not of that cache.
+  SketchedKeys(const Rows& k, const KeySketch& own, const KeySketch* cache)
+      : k_(k), sketch_(cache != nullptr ? *cache : own), in_cache_(cache != nullptr) {
+    if (in_cache_)
+      places_ = cache->places_of(k);
+    else
+      own.require_shape_of(k);
+  }
+
+  const Rows& k() const { return k_; }
+  const KeySketch& sketch() const { return sketch_; }
+  // Where the keys lie in the sketch; null: key i is row i.
+  const KeySketch::Places* places() const { return in_cache_ ? &places_ : nullptr; }
+  // Of a cache that others keep some keys are looked up; turn counts the calls. Throws std::invalid_argument where one is
+  // not what was sketched. reader: room for a key.
+  void look_up(std::uint64_t& turn, FloatRow& reader) const {
+    if (in_cache_) sketch_.require_held(k_, places_, turn++, reader);
+  }
+
+ private:
+  Rows k_;
+  const KeySketch& sketch_;
+  bool in_cache_;
+  KeySketch::Places places_;
+};
+
+struct SketchedCall {
+  const SketchedKeys& keys;
+  const float* q_bar;       // [batch, kv_heads, rows, head_dim]; not read before the chains run
+  Index rows;               // of queries, for each KV head
+  Aggregation aggregation;  // over these
+  Index capacity;           // of the cache: memory for so many keys is taken
+  ExecutorRef executor;
+  Chains&
+      chains;  // one for each KV head, with what it does first; what follows is added, and all of it is run
+
+  const Rows& k() const { return keys.k(); }
+  Index heads() const { return k().batch() * k().heads(); }
+  Index most_keys() const { return std::max(k().len(), capacity); }
+  // The rows of head b * kv_heads + kv_head.
+  const float* rows_of(Index head) const { return q_bar + head * rows * k().dim(); }
+};
+
+// Do products of codes, and their sums over the rows where a mean is wanted, fit 32 bits (and a float's 24)?
+inline bool codes_fit(Index rows, Index dim, Aggregation aggregation) {
+  constexpr Index most_dim = 1024;
+  const Index most = dim * 255 * 127 * (aggregation == Aggregation::mean ? rows : 1);
+  return most <= std::numeric_limits<std::int32_t>::max() && dim <= most_dim;
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka
