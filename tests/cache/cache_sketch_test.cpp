@@ -346,10 +346,10 @@ TEST(CacheSketch, OtherViewsOfThePoolAreRefused) {
   };
   const std::vector<Position> table{3, 1, 2};
   const Rows same = quoka::paged(pool, table, 40);
-  EXPECT_EQ(sketch.places_of(same)(17), 1 * 16 + 1);
-  EXPECT_EQ(sketch.places_of(same.slice(20, 20))(0), 1 * 16 + 4);
+  EXPECT_EQ(sketch.map_rows(same)(17), 1 * 16 + 1);
+  EXPECT_EQ(sketch.map_rows(same.slice(20, 20))(0), 1 * 16 + 4);
   const auto refuses = [&](const Rows& keys, std::initializer_list<Fragment> fragments) {
-    expect_refused([&] { (void)sketch.places_of(keys); }, fragments);
+    expect_refused([&] { (void)sketch.map_rows(keys); }, fragments);
   };
   for (const Rows& other : {view({9, kv_heads, 16, 32}, {page, head, row}, page),
                             view({10, kv_heads, 8, 32}, {page, head, row}),
@@ -374,10 +374,10 @@ TEST(CacheSketch, OtherViewsOfACacheWithoutPagesAreRefused) {
   const auto view = [&](const Rows::Sizes& sizes, const Rows::Strides& strides, Index offset = 0) {
     return Rows(told.data() + offset, told.format(), sizes, strides);
   };
-  EXPECT_EQ(sketch.places_of(told)(99), 99);
-  EXPECT_EQ(sketch.places_of(whole.slice(60, 90))(7), 17);
+  EXPECT_EQ(sketch.map_rows(told)(99), 99);
+  EXPECT_EQ(sketch.map_rows(whole.slice(60, 90))(7), 17);
   const auto refuses = [&](const Rows& keys, std::initializer_list<Fragment> fragments) {
-    expect_refused([&] { (void)sketch.places_of(keys); }, fragments);
+    expect_refused([&] { (void)sketch.map_rows(keys); }, fragments);
   };
   refuses(whole.slice(49, 20), {"not of the cache"});
   refuses(whole.slice(60, 91), {"not of the cache"});

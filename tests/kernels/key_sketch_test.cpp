@@ -594,7 +594,7 @@ TEST(SketchExtremes, SelectsTheSameByTinyQueriesOfTinyKeys) {
 void look_up(const KeySketch& sketch, const Rows& k, std::uint64_t turn = 0) {
   detail::FloatRow reader;
   reader.reserve(k);
-  sketch.require_held(k, sketch.places_of(k), turn, reader);
+  sketch.require_held(k, sketch.map_rows(k), turn, reader);
 }
 KeySketch cache_sketch_of(const Rows& k) {
   KeySketch sketch;

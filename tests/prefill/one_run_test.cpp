@@ -299,7 +299,7 @@ TEST(OneRun, APromiseIsNothingUnlessItIsKept) {
   Selection selection;
   {
     quoka::SelectionWriter writer(selection, 1, 2, 10, 3);
-    const Selection& promised = writer.promise();
+    const Selection& promised = writer.unfinished();
     EXPECT_EQ(&promised, &selection);
     EXPECT_EQ(promised.count(0, 1), 3);
     for (const Index head : {0, 1})
@@ -313,7 +313,7 @@ TEST(OneRun, APromiseIsNothingUnlessItIsKept) {
   EXPECT_EQ(selection, Selection());
   {
     quoka::SelectionWriter writer(selection, 1, 1, 10, 1);
-    writer.promise();
+    writer.unfinished();
     writer.row(0, 0)[0] = 7;
     writer.commit();
   }

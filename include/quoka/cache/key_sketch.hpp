@@ -75,9 +75,9 @@ class KeySketch {
   // The same for rows [begin, begin + count), which lie in the pool.
   void update(const Rows& pool, Index begin, Index count, ExecutorRef executor);
 
-  // Where keys [1, kv_heads, kv_len, head_dim] of the cache lie in the sketch: row i is places(i).
+  // Where keys [1, kv_heads, kv_len, head_dim] of the cache lie in the sketch: row i is mapping(i).
   // Throws std::invalid_argument where they are not of the cache that the sketch was last told of.
-  struct Places {
+  struct RowMapping {
     RowMap map;       // of the keys, where they are in pages or listed
     Index begin = 0;  // row 0 of the keys, counted in the map
     // The sketch's row of key i.
@@ -89,7 +89,7 @@ class KeySketch {
     }
   };
   // Throws std::invalid_argument where keys are not of the cache that the sketch was last told of.
-  Places places_of(const Rows& keys) const;
+  RowMapping map_rows(const Rows& keys) const;
 
   void truncate(Index len) { len_ = len < len_ ? len : len_; }  // back to the first `len` keys
 
@@ -100,12 +100,12 @@ class KeySketch {
   }
   // Throws std::invalid_argument where k is of another shape than what was sketched.
   void require_shape_of(const Rows& k) const;
-  // Looks some of the keys up that lie at `places`; turn counts the calls (key_witness.hpp). Throws
+  // Looks some of the keys up that lie by `rows`; turn counts the calls (key_witness.hpp). Throws
   // std::invalid_argument, naming head and position, where one is not what was sketched. `reader` has room for a key.
-  void require_held(const Rows& keys, const Places& places, std::uint64_t turn,
+  void require_held(const Rows& keys, const RowMapping& rows, std::uint64_t turn,
                     detail::FloatRow& reader) const;
   // The same of one key.
-  void require_held(const Rows& keys, const Places& places, Index head, Index key,
+  void require_held(const Rows& keys, const RowMapping& rows, Index head, Index key,
                     detail::FloatRow& reader) const;
   // Is `key` [head_dim] the one that was sketched as this row?
   bool holds(Index b, Index head, Index row, const float* key) const;

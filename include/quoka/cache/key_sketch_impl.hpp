@@ -239,7 +239,7 @@ QUOKA_FUNC void KeySketch::update(const Rows& pool, Index begin, Index count,
   update(pool, rows, executor);
 }
 
-QUOKA_FUNC KeySketch::Places KeySketch::places_of(const Rows& keys) const {
+QUOKA_FUNC KeySketch::RowMapping KeySketch::map_rows(const Rows& keys) const {
   const auto refuse = [] {
     detail::fail_because("the keys are not of the cache that their sketch was told of");
   };
@@ -290,16 +290,16 @@ QUOKA_FUNC void KeySketch::require_shape_of(const Rows& k) const {
                         {codes_.batch(), codes_.heads(), len_, dim_});
 }
 
-QUOKA_FUNC void KeySketch::require_held(const Rows& keys, const Places& places, std::uint64_t turn,
-                                        detail::FloatRow& reader) const {
+QUOKA_FUNC void KeySketch::require_held(const Rows& keys, const RowMapping& rows,
+                                        std::uint64_t turn, detail::FloatRow& reader) const {
   if (keys.len() == 0) return;
   const detail::LookUps at(keys.len(), keys.heads(), turn);
   for (Index head = 0; head < keys.heads(); ++head)
-    for (Index i = 0; i < at.count(); ++i) require_held(keys, places, head, at(head, i), reader);
+    for (Index i = 0; i < at.count(); ++i) require_held(keys, rows, head, at(head, i), reader);
 }
-QUOKA_FUNC void KeySketch::require_held(const Rows& keys, const Places& places, Index head,
+QUOKA_FUNC void KeySketch::require_held(const Rows& keys, const RowMapping& rows, Index head,
                                         Index key, detail::FloatRow& reader) const {
-  const Index row = places(key);
+  const Index row = rows(key);
   if (errors(0, head)[row] == simd::infinity) return;  // never told of, or not coded
   if (!holds(0, head, row, reader.read(keys, 0, head, key)))
     detail::fail_changed(

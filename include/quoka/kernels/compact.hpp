@@ -8,9 +8,9 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// A place in arrays of floats: one packet of elements, or a single one.
+// Some elements of arrays of floats, from i on: a packet of them, or a single one.
 template <class P>
-struct Place {
+struct Lanes {
   static constexpr int lanes = std::is_same_v<P, float> ? 1 : simd::lanes;
   Index i;
   QUOKA_INLINE P load(const float* x) const {
@@ -28,14 +28,14 @@ struct Place {
   QUOKA_INLINE static P broadcast(float x) { return simd::broadcast<P>(x); }
 };
 
-// f(place) over [0, n): by packets, then one by one.
+// f(Lanes) over [0, n): by packets, then one by one.
 QUOKA_PACKET_ARGUMENTS_BEGIN
 template <class F>
-QUOKA_INLINE void for_each_place(Index n, F&& f) {
+QUOKA_INLINE void for_each_lanes(Index n, F&& f) {
   Index i = 0;
   if constexpr (simd::lanes > 1)
-    for (; i + simd::lanes <= n; i += simd::lanes) f(Place<simd::Packet>{i});
-  for (; i < n; ++i) f(Place<float>{i});
+    for (; i + simd::lanes <= n; i += simd::lanes) f(Lanes<simd::Packet>{i});
+  for (; i < n; ++i) f(Lanes<float>{i});
 }
 
 // `yes` where x is finite.
@@ -46,24 +46,24 @@ QUOKA_INLINE P select_finite(const P& x, const P& yes, const P& no) {
 }
 QUOKA_PACKET_ARGUMENTS_END
 
-// step(place) over [0, n): by packets where their comparisons give masks, then one by one.
+// step(Lanes) over [0, n): by packets where their comparisons give masks, then one by one.
 QUOKA_PACKET_ARGUMENTS_BEGIN
 template <class Step>
-QUOKA_INLINE void walk(Index n, Step&& step) {
+QUOKA_INLINE void for_each_compared(Index n, Step&& step) {
   Index i = 0;
   if constexpr (simd::has_lane_masks)
-    for (; i + simd::lanes <= n; i += simd::lanes) step(Place<simd::Packet>{i});
-  for (; i < n; ++i) step(Place<float>{i});
+    for (; i + simd::lanes <= n; i += simd::lanes) step(Lanes<simd::Packet>{i});
+  for (; i < n; ++i) step(Lanes<float>{i});
 }
 QUOKA_PACKET_ARGUMENTS_END
 
 // x[i] >= least, i < n, to out, which may be x; returns how many.
 inline Index values_at_least(const float* x, Index n, float least, float* out) {
   Index count = 0;
-  walk(n, [&](auto place) QUOKA_INLINE_LAMBDA {
-    const auto value = place.load(x);
+  for_each_compared(n, [&](auto lanes) QUOKA_INLINE_LAMBDA {
+    const auto value = lanes.load(x);
     count +=
-        simd::store_compressed(out + count, simd::not_less(value, place.broadcast(least)), value);
+        simd::store_compressed(out + count, simd::not_less(value, lanes.broadcast(least)), value);
   });
   return count;
 }
@@ -73,24 +73,25 @@ struct PositionList {
   Position* out;
   Index count = 0;
 
-  // first + the place's elements, those that are set in `mask`.
-  template <class Place>
-  QUOKA_INLINE void add(const Place& place, unsigned mask, Position first) {
-    count += simd::store_compressed<Place::lanes>(out + count, mask,
-                                                  first + static_cast<Position>(place.i));
+  // first + the elements of `at`, those that are set in `mask`.
+  template <class At>
+  QUOKA_INLINE void add(const At& at, unsigned mask, Position first) {
+    count +=
+        simd::store_compressed<At::lanes>(out + count, mask, first + static_cast<Position>(at.i));
   }
-  // Those of `from` at the place's elements; out may be `from`.
-  template <class Place>
-  QUOKA_INLINE void take(const Place& place, unsigned mask, const Position* from) {
-    count += simd::store_compressed<Place::lanes>(out + count, mask, from + place.i);
+  // Those of `from` at the elements of `at`; out may be `from`.
+  template <class At>
+  QUOKA_INLINE void take(const At& at, unsigned mask, const Position* from) {
+    count += simd::store_compressed<At::lanes>(out + count, mask, from + at.i);
   }
 };
 
-// first + i for each i < n for which test(place) is set, to out; returns how many.
+// first + i for each i < n for which test(lanes) is set, to out; returns how many.
 template <class Test>
 QUOKA_INLINE Index positions_where(Index n, Position first, Position* out, Test&& test) {
   PositionList list{out};
-  walk(n, [&](auto place) QUOKA_INLINE_LAMBDA { list.add(place, test(place), first); });
+  for_each_compared(n,
+                    [&](auto lanes) QUOKA_INLINE_LAMBDA { list.add(lanes, test(lanes), first); });
   return list.count;
 }
 

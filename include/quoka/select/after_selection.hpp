@@ -41,7 +41,7 @@ class AfterWriting {
   void add_to(Chains& chains, int workers) {
     if (after_ == nullptr) return;
     chains.add_member<&AfterWriting::check>(1, *this);
-    after_->add_to(chains, writer_.promise(), workers);
+    after_->add_to(chains, writer_.unfinished(), workers);
   }
 
  private:

@@ -136,8 +136,8 @@ class Selection {
 };
 
 // Writes a Selection: fill row() of each KV head, set_count() where it is not full, then commit().
-// KV heads may be written by several threads. Until commit() has checked it the Selection is nothing
-// of nothing, but for who was promised it.
+// KV heads may be written by several threads. Until commit() has checked it the Selection is an empty one: of
+// batch 0, without heads and keys; but for the caller of unfinished().
 class SelectionWriter {
  public:
   // Room for `most` positions for each KV head. Throws std::invalid_argument for more than kv_len,
@@ -158,7 +158,7 @@ class SelectionWriter {
   SelectionWriter(const SelectionWriter&) = delete;
   SelectionWriter& operator=(const SelectionWriter&) = delete;
   ~SelectionWriter() {
-    if (promised_) selection_.select_all(0, 0, 0);
+    if (shown_unfinished_) selection_.select_all(0, 0, 0);
   }
 
   // Room for the positions of one KV head: [most].
@@ -177,9 +177,9 @@ class SelectionWriter {
   }
   // The Selection ahead of its positions, with the counts as they are: for who reads a KV head's positions once
   // they are written. The writer's owner calls check() of each head before, and commit() does not again. Without a
-  // commit() it is nothing of nothing in the end.
-  const Selection& promise() {
-    promised_ = true;
+  // commit() it is empty in the end.
+  const Selection& unfinished() {
+    shown_unfinished_ = true;
     complete();
     return selection_;
   }
@@ -196,10 +196,10 @@ class SelectionWriter {
       fail_at(head, "a selected position", x[count - 1], "but must be at most",
               "the last past position", kv_len_ - 1);
   }
-  // Throws as check() for any head. What was promised has been checked, head by head, by who was promised it.
+  // Throws as check() for any head. After unfinished() each head has been checked.
   void commit() {
-    for (Index head = 0; head < batch_ * kv_heads_ && !promised_; ++head) check(head);
-    promised_ = false;
+    for (Index head = 0; head < batch_ * kv_heads_ && !shown_unfinished_; ++head) check(head);
+    shown_unfinished_ = false;
     complete();
   }
 
@@ -226,7 +226,7 @@ class SelectionWriter {
 
   Selection& selection_;
   Index batch_, kv_heads_, kv_len_, most_;
-  bool promised_ = false;
+  bool shown_unfinished_ = false;
 };
 
 inline Selection::Selection(TensorView<const Position, 3> positions, Index kv_len) {

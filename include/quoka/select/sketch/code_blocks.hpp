@@ -21,11 +21,11 @@ class CodeBlocks {
  public:
   static constexpr Index pair = simd::code_pair;
 
-  // Of keys [0, end). places: null where key i is row i of the sketch. gathered: memory for two blocks.
-  CodeBlocks(const KeySketch& sketch, const KeySketch::Places* places, Index end, Index b,
+  // Of keys [0, end). mapping: null where key i is row i of the sketch. gathered: memory for two blocks.
+  CodeBlocks(const KeySketch& sketch, const KeySketch::RowMapping* mapping, Index end, Index b,
              Index head, Index dim, std::uint8_t* gathered)
       : sketch_(sketch),
-        places_(places),
+        mapping_(mapping),
         end_(end),
         b_(b),
         head_(head),
@@ -50,7 +50,7 @@ class CodeBlocks {
     }
   }
 
-  bool in_order() const { return places_ == nullptr; }
+  bool in_order() const { return mapping_ == nullptr; }
   // A number of each key of a pair, of the `column` that the sketch has of the head: in place, or copied to `room` [32].
   const float* numbers(const float* column, Index kv, Index count, float* room) const {
     if (in_order() && count == pair) return column + kv;
@@ -67,9 +67,9 @@ class CodeBlocks {
  private:
   static constexpr Index line = simd::code_block * simd::code_channels;
 
-  Index row(Index key) const { return places_ != nullptr ? (*places_)(key) : key; }
+  Index row(Index key) const { return mapping_ != nullptr ? (*mapping_)(key) : key; }
   bool in_one_block(Index first) const {
-    return places_ == nullptr || places_->keeps_blocks(first);
+    return mapping_ == nullptr || mapping_->keeps_blocks(first);
   }
   // The block that holds this key.
   const std::uint8_t* around(Index key) const {
@@ -104,7 +104,7 @@ class CodeBlocks {
   }
 
   const KeySketch& sketch_;
-  const KeySketch::Places* places_;
+  const KeySketch::RowMapping* mapping_;
   Index end_, b_, head_, steps_;
   std::uint8_t* gathered_;
 };

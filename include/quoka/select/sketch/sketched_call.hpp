@@ -17,7 +17,7 @@ class SketchedKeys {
   SketchedKeys(const Rows& k, const KeySketch& own, const KeySketch* cache)
       : k_(k), sketch_(cache != nullptr ? *cache : own), in_cache_(cache != nullptr) {
     if (in_cache_)
-      places_ = cache->places_of(k);
+      mapping_ = cache->map_rows(k);
     else
       own.require_shape_of(k);
   }
@@ -25,18 +25,18 @@ class SketchedKeys {
   const Rows& k() const { return k_; }
   const KeySketch& sketch() const { return sketch_; }
   // Where the keys lie in the sketch; null: key i is row i.
-  const KeySketch::Places* places() const { return in_cache_ ? &places_ : nullptr; }
+  const KeySketch::RowMapping* mapping() const { return in_cache_ ? &mapping_ : nullptr; }
   // Of a cache that others keep some keys are looked up; turn counts the calls. Throws std::invalid_argument where one is
   // not what was sketched. reader: room for a key.
   void look_up(std::uint64_t& turn, FloatRow& reader) const {
-    if (in_cache_) sketch_.require_held(k_, places_, turn++, reader);
+    if (in_cache_) sketch_.require_held(k_, mapping_, turn++, reader);
   }
 
  private:
   Rows k_;
   const KeySketch& sketch_;
   bool in_cache_;
-  KeySketch::Places places_;
+  KeySketch::RowMapping mapping_;
 };
 
 struct SketchedCall {

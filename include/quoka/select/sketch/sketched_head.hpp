@@ -121,7 +121,7 @@ class SketchedHead {
     const float* const x = sketched_ + begin;
     PositionList positions{proposed(r)};
     float* const values = c_.values.data() + of_.ranges.room(r);
-    walk(end - begin, [&](auto at) QUOKA_INLINE_LAMBDA {
+    for_each_compared(end - begin, [&](auto at) QUOKA_INLINE_LAMBDA {
       const auto value = at.load(x);
       const unsigned reaches = simd::not_less(value, at.broadcast(c_.pivot));
       simd::store_compressed(values + positions.count, reaches, value);

@@ -58,7 +58,7 @@ struct MassLook {
     float longest, missed;
     bool coded;  // do codes stand for all finite keys?
   };
-  enum class By { sketch, floats, nothing };
+  enum class Method { sketch, floats, nothing };
 
   Buffer<float> rows;             // [rows][dim], finite ones
   CodedRows coded;                // the same in units of log2
@@ -70,7 +70,7 @@ struct MassLook {
   Buffer<float> range_rows;       // [ranges][rows]: the largest logit, then the sum of weights
   Buffer<Range> ranges;
   Index count = 0;  // of rows
-  By by = By::nothing;
+  Method method = Method::nothing;
   bool all_rows = false;       // no row of a first look is finite: it is that of all rows
   bool seeks_largest = false;  // may a row's largest logit be too far below its bound?
   float error = 0.0f;          // of the logits, in units of log2
@@ -127,11 +127,11 @@ struct SketchedMassScratch {
 template <class Tiles>
 class SketchedMass : MassShape {
  public:
-  // Of KV head `head`, b * kv_heads + kv_head; ranges: of the keys, which lie at `places`.
-  SketchedMass(const KeySketch& sketch, const KeySketch::Places* places, const Rows& k, Index head,
-               const KeyRanges& ranges, MassLook& look, SketchedMassScratch& s)
+  // Of KV head `head`, b * kv_heads + kv_head; ranges: of the keys, which lie at `mapping`.
+  SketchedMass(const KeySketch& sketch, const KeySketch::RowMapping* mapping, const Rows& k,
+               Index head, const KeyRanges& ranges, MassLook& look, SketchedMassScratch& s)
       : sketch_(sketch),
-        blocks_(sketch, places, ranges.keys, head / k.heads(), head % k.heads(), k.dim(),
+        blocks_(sketch, mapping, ranges.keys, head / k.heads(), head % k.heads(), k.dim(),
                 s.gathered.data()),
         k_(k),
         b_(head / k.heads()),
@@ -147,7 +147,7 @@ class SketchedMass : MassShape {
     for (Index i = 0; i < size; ++i) l_.rows.data()[i] *= simd::log2_e;
     const bool coded = l_.coded.template encode<Tiles>(l_.rows.data(), l_.count, k_.dim(),
                                                        pass_rows(l_.count, keys_), RowUnits::own);
-    l_.by = coded ? MassLook::By::sketch : MassLook::By::floats;
+    l_.method = coded ? MassLook::Method::sketch : MassLook::Method::floats;
     for (Index m = l_.count; m < l_.coded.stride(); ++m)
       l_.bounds.data()[m] = l_.shifts.data()[m] = 0.0f;
   }
@@ -196,7 +196,7 @@ class SketchedMass : MassShape {
     for (Index r = 0; r < ranges_.count; ++r) {
       const MassLook::Range& of = l_.ranges.data()[r];
       longest = std::max(longest, of.longest), missed = std::max(missed, of.missed);
-      if (!of.coded) l_.by = MassLook::By::floats;
+      if (!of.coded) l_.method = MassLook::Method::floats;
     }
     if (!by_sketch()) return;
     l_.error = 0.0f;
@@ -209,7 +209,8 @@ class SketchedMass : MassShape {
       l_.shifts.data()[m] = -std::max(0.0f, most - most_weight);
       l_.error = std::max(l_.error, error);
     }
-    if (!(l_.error * static_cast<float>(ln_2) <= most_logit_error)) l_.by = MassLook::By::floats;
+    if (!(l_.error * static_cast<float>(ln_2) <= most_logit_error))
+      l_.method = MassLook::Method::floats;
     // Weights are taken against what lengths allow logits to be. Where the largest might be too far
     // below, logits of every 16th pair of blocks are looked at; where these are, too, of all: then
     // weights are taken against the row's largest.
@@ -268,7 +269,8 @@ class SketchedMass : MassShape {
   // mass [keys] of a range. Keys that are not finite have no mass to speak of.
   void add(float* mass, Index pass, Index r, Aggregation over) {
     const auto [begin, end] = ranges_.of(r);
-    if (l_.by == MassLook::By::nothing && pass == 0) std::fill(mass + begin, mass + end, 0.0f);
+    if (l_.method == MassLook::Method::nothing && pass == 0)
+      std::fill(mass + begin, mass + end, 0.0f);
     const auto [first, count] = rows_of(pass);
     if (!by_sketch() || count <= 0) return;
     for (Index kv = begin; kv < end; kv += pair) {
@@ -288,7 +290,7 @@ class SketchedMass : MassShape {
   }
 
  private:
-  bool by_sketch() const { return l_.by == MassLook::By::sketch; }
+  bool by_sketch() const { return l_.method == MassLook::Method::sketch; }
   Index stride() const { return l_.coded.stride(); }
   // The rows of a pass: none where all have been.
   std::pair<Index, Index> rows_of(Index pass) const {

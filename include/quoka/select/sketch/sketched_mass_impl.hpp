@@ -57,7 +57,7 @@ struct SketchedMassState {
 // The stages of a call. Each head's work lies in its slot's scratch memory.
 template <class Tiles>
 class MassStages : MassShape {
-  using By = MassLook::By;
+  using Method = MassLook::Method;
 
  public:
   MassStages(const SketchedCall& call, float logit_scale, const FirstLook& look,
@@ -94,7 +94,7 @@ class MassStages : MassShape {
       add_look<1>(chains);
     }
     chains.add_member<&MassStages::finish>(twice_ ? candidates_.count : 1, *this);
-    if (call_.keys.places() != nullptr) chains.add_member<&MassStages::look_up>(1, *this);
+    if (call_.keys.mapping() != nullptr) chains.add_member<&MassStages::look_up>(1, *this);
   }
 
  private:
@@ -129,7 +129,7 @@ class MassStages : MassShape {
   // Does the head go on to its candidates?
   bool goes_on(Index task) const {
     const MassLook& first = slot(task).looks[0];
-    return twice_ && first.by == By::sketch && !first.all_rows;
+    return twice_ && first.method == Method::sketch && !first.all_rows;
   }
 
   // use(head) of a look; the second at its candidates, where the head goes on to them.
@@ -140,9 +140,9 @@ class MassStages : MassShape {
   }
   template <int look, class Use>
   void with_any(Index task, int worker, Use&& use) const {
-    KeySketch::Places of_best;
+    KeySketch::RowMapping of_best;
     if (look == 1) of_best.map.cells = best(task).data() + best(task).size();
-    SketchedMass<Tiles> head(call_.keys.sketch(), look == 1 ? &of_best : call_.keys.places(),
+    SketchedMass<Tiles> head(call_.keys.sketch(), look == 1 ? &of_best : call_.keys.mapping(),
                              call_.k(), task, ranges_[look], slot(task).looks[look],
                              state_.scratch[worker]);
     use(head);
@@ -166,7 +166,7 @@ class MassStages : MassShape {
       return with<0>(task, worker,
                      [&](SketchedMass<Tiles>& head) { head.read_keys(part - of_rows()); });
     MassLook& to = slot(task).looks[part];
-    to.all_rows = false, to.by = By::nothing;
+    to.all_rows = false, to.method = Method::nothing;
     const bool some = part == 0 && twice_;
     to.count =
         read_rows(task, to.rows.data(), reader, some ? look_.rows : std::span<const Index>{});
@@ -269,20 +269,21 @@ class MassStages : MassShape {
   void find_cells(Index task, Index range) const {
     const Position* const keys = best(task).data();
     Position* const cells = best(task).data() + best(task).size();
-    const KeySketch::Places* const places = call_.keys.places();
+    const KeySketch::RowMapping* const mapping = call_.keys.mapping();
     const auto [begin, end] = ranges_[1].of(range);
     for (Index i = begin; i < end; ++i)
-      cells[i] = places != nullptr ? static_cast<Position>((*places)(keys[i])) : keys[i];
+      cells[i] = mapping != nullptr ? static_cast<Position>((*mapping)(keys[i])) : keys[i];
   }
 
   // The candidates' mass in its place; or all of the head in float.
   void finish(Index task, int, Index part, int worker) {
     const MassLook* const looks = slot(task).looks;
     const bool second = goes_on(task);
-    const bool in_float = looks[0].by == By::floats || (second && looks[1].by == By::floats);
+    const bool in_float =
+        looks[0].method == Method::floats || (second && looks[1].method == Method::floats);
     float* const x = mass(task);
     if (part == 0) {
-      float error = looks[0].by == By::nothing ? 0.0f : looks[0].error;
+      float error = looks[0].method == Method::nothing ? 0.0f : looks[0].error;
       if (second) error = std::max(error, looks[1].error);
       state_.errors.data()[task] = in_float ? simd::infinity : error * static_cast<float>(ln_2);
     }
@@ -314,7 +315,7 @@ class MassStages : MassShape {
   void look_up(Index task, int, Index, int worker) {
     if (state_.errors.data()[task] == simd::infinity) return;
     const float* const x = mass(task);
-    call_.keys.sketch().require_held(call_.k(), *call_.keys.places(), task % heads(),
+    call_.keys.sketch().require_held(call_.k(), *call_.keys.mapping(), task % heads(),
                                      std::max_element(x, x + call_.k().len()) - x,
                                      state_.scratch[worker].reader);
   }

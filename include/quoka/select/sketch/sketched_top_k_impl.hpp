@@ -49,7 +49,7 @@ void score_by_codes(const SketchedCall& call, Index head, Index begin, Index end
   constexpr Index pair = CodeBlocks::pair;
   const Index b = head / call.k().heads(), kv_head = head % call.k().heads();
   const KeySketch& sketch = call.keys.sketch();
-  const CodeBlocks blocks(sketch, call.keys.places(), call.k().len(), b, kv_head, call.k().dim(),
+  const CodeBlocks blocks(sketch, call.keys.mapping(), call.k().len(), b, kv_head, call.k().dim(),
                           gathered);
   const float *const scales = sketch.scales(b, kv_head), *const errors = sketch.errors(b, kv_head);
   const bool mean = call.aggregation == Aggregation::mean;
@@ -105,7 +105,7 @@ class SketchedTopKStages {
                           call.rows);
     state.slots.at_least(call.chains.slots());
     for (SketchedTopKSlot& slot : state.slots) {
-      slot.reserve(most, most_ranges, call.keys.places() != nullptr);
+      slot.reserve(most, most_ranges, call.keys.mapping() != nullptr);
       slot.queries.template reserve<Tiles>(call.rows, k.dim(), CodedRows::padded(call.rows));
     }
   }
@@ -138,7 +138,7 @@ class SketchedTopKStages {
   }
   SketchedHead of(Index head, int worker) const {
     const Index b = head / call_.k().heads(), kv_head = head % call_.k().heads();
-    const float* const errors = call_.keys.places() == nullptr
+    const float* const errors = call_.keys.mapping() == nullptr
                                     ? call_.keys.sketch().errors(b, kv_head)
                                     : slot(head).errors.data();
     SketchedTopKState::Worker& scratch = state_.workers[worker];
@@ -165,7 +165,7 @@ class SketchedTopKStages {
       score_by_codes<Tiles>(call_, head, begin, end, s, state_.workers[worker].gathered.data());
     } else {  // all keys are scored in float
       std::fill(s.scores.data() + begin, s.scores.data() + end, 0.0f);
-      if (call_.keys.places() != nullptr)
+      if (call_.keys.mapping() != nullptr)
         std::fill(s.errors.data() + begin, s.errors.data() + end, 0.0f);
     }
     if (!windows_) of(head, worker).sample(begin, end);

@@ -90,7 +90,7 @@ inline KthLargest kth_by_bins(float* x, Index n, Index k) {
                 end = topmost ? -simd::infinity : value_of_rank(begin + (1u << shift));
     Index members = 0;
     if (std::min(std::abs(from), std::abs(end)) >= std::numeric_limits<float>::min())
-      walk(n, [&](auto at) QUOKA_INLINE_LAMBDA {
+      for_each_compared(n, [&](auto at) QUOKA_INLINE_LAMBDA {
         const auto value = at.load(x);
         const unsigned in = simd::not_less(value, at.broadcast(from)) &
                             (topmost ? ~0u : simd::less(value, at.broadcast(end)));

@@ -25,7 +25,7 @@ inline float* pool_window(const float* scores, Index kv_len, Index window, float
   window = TopKScratch::window_span(kv_len, window);
   const Index before = (window - 1) / 2, size = kv_len + window - 1;
   std::fill_n(x, before, -simd::infinity);
-  for_each_place(kv_len, [&](auto at) QUOKA_INLINE_LAMBDA {
+  for_each_lanes(kv_len, [&](auto at) QUOKA_INLINE_LAMBDA {
     const auto score = at.load(scores);
     at.store(x + before, select_finite(score, score, at.broadcast(-simd::infinity)));
   });
@@ -33,12 +33,12 @@ inline float* pool_window(const float* scores, Index kv_len, Index window, float
   Index span = 1;
   while (span < window) {
     const Index step = std::min(span, window - span);
-    for_each_place(size - step, [&](auto at) QUOKA_INLINE_LAMBDA {
+    for_each_lanes(size - step, [&](auto at) QUOKA_INLINE_LAMBDA {
       at.store(x, simd::max(at.load(x), at.load(x + step)));
     });
     span += step;
   }
-  for_each_place(kv_len, [&](auto at) QUOKA_INLINE_LAMBDA {
+  for_each_lanes(kv_len, [&](auto at) QUOKA_INLINE_LAMBDA {
     const auto score = at.load(scores);
     at.store(x, select_finite(score, at.load(x), score));
   });
@@ -74,7 +74,7 @@ QUOKA_FUNC void top_k_head(const float* scores, Index kv_len, const TopKOptions&
   if (free > 0) {
     if (options.window > 1) scores = pool_window(scores, kv_len, options.window, s.pooled.data());
     float* const ordered = s.ordered.data();
-    for_each_place(candidates, [&, from = scores + first](auto at) QUOKA_INLINE_LAMBDA {
+    for_each_lanes(candidates, [&, from = scores + first](auto at) QUOKA_INLINE_LAMBDA {
       const auto score = at.load(from);
       at.store(ordered, select_finite(score, score, at.broadcast(-simd::infinity)));
     });
@@ -146,7 +146,7 @@ QUOKA_FUNC void RangedTopK::propose(Index range) {
   }
   float* const values = lists_.values.data() + ranges_.room(range);
   PositionList positions{lists_.positions.data() + ranges_.room(range)};
-  walk(end - begin, [&](auto at) QUOKA_INLINE_LAMBDA {
+  for_each_compared(end - begin, [&](auto at) QUOKA_INLINE_LAMBDA {
     const auto value = at.load(x);
     const unsigned reaches = simd::not_less(value, at.broadcast(lists_.pivot));
     simd::store_compressed(values + positions.count, reaches, value);
@@ -175,7 +175,7 @@ QUOKA_FUNC void RangedTopK::finish(std::span<Position> kept) {
     const Position* const positions = lists_.positions.data() + ranges_.room(r);
     const Index before = best.count;
     Index larger = 0;
-    walk(n, [&, bound = least](auto at) QUOKA_INLINE_LAMBDA {
+    for_each_compared(n, [&, bound = least](auto at) QUOKA_INLINE_LAMBDA {
       const auto value = at.load(values);
       larger += std::popcount(simd::less(at.broadcast(bound), value));
       best.take(at,
