@@ -233,26 +233,6 @@ TEST(RowsWithTheirScale, RoundHostileValuesToWhatTheFormatsSay) {
   }
 }
 
-TEST(Scales, AreCopiedAndSurviveGrowthTruncationAndMoves) {
-  Random random(902);
-  const auto k = random.tensor<float>(1, 2, 40, 17), v = random.tensor<float>(1, 2, 40, 17);
-  auto k_scales = random_scales(random, Way::i8_head_channel, 2, 17),
-       v_scales = random_scales(random, Way::e4m3_head, 2, 17);
-  const auto k_kept = kept(Way::i8_head_channel, k_scales, k),
-             v_kept = kept(Way::e4m3_head, v_scales, v);
-  KvCache first(1, 2, 17, 17, {quoka::i8_channel_format(), k_scales},
-                {quoka::e4m3_format(), v_scales});
-  EXPECT_EQ(first.bytes(), 4 * (2 * 17 + 2));
-  k_scales.assign(k_scales.size(), 77.0f), v_scales.assign(v_scales.size(), 77.0f);
-  for (Index i = 0; i < 20; ++i) first.append(view_of(k).slice(i, 1), view_of(v).slice(i, 1));
-  KvCache cache = std::move(first);
-  cache.append(view_of(v).slice(0, 9), view_of(k).slice(0, 9));
-  cache.truncate(20);
-  cache.append(view_of(k).slice(20, 20), view_of(v).slice(20, 20));
-  EXPECT_TRUE(same_values(cache.k(), k_kept));
-  EXPECT_TRUE(same_values(cache.v(), v_kept));
-}
-
 // ---- rows of the same format --------------------------------------------------------------------
 
 // Another cache's rows: with its scales they keep their bytes, with others they are rounded again.
@@ -487,34 +467,6 @@ TEST_P(EveryWay, ALayerIsTheOraclesOverWhatIsKept) {
   const Way way = GetParam();
   expect_layer<quoka::DenseSelector>(way, next_way(way), {});
   expect_layer<quoka::QuokaSelector>(way, next_way(way), {.budget = Budget::keys(64)});
-}
-
-// A saved prefix: the other layer goes on with the same bits.
-TEST_P(EveryWay, ALayerGoesOnFromAnothersCache) {
-  const Way way = GetParam();
-  Random random(906);
-  const auto scales = random_scales(random, way, kv_heads, 64);
-  const quoka::LayerShape shape{.q_heads = q_heads,
-                                .kv_heads = kv_heads,
-                                .head_dim = 64,
-                                .k_format = &format_of_way(way),
-                                .v_format = &format_of_way(way),
-                                .k_scales = scales,
-                                .v_scales = scales};
-  quoka::ChunkedPrefill<quoka::QuokaSelector> first(shape, {.budget = Budget::keys(64)}),
-      second(shape, {.budget = Budget::keys(64)});
-  const auto q = random.tensor<float>(1, q_heads, 120, 64),
-             k = random.tensor<float>(1, kv_heads, 120, 64),
-             v = random.tensor<float>(1, kv_heads, 120, 64);
-  Tensor4<float> out = q, again = q;
-  first.forward(q, k, v, out);
-  second.append(first.cache().k().slice(0, 100), first.cache().v().slice(0, 100));
-  first.truncate(100);
-  first.forward(q, k, v, out);
-  second.forward(q, k, v, again);
-  EXPECT_TRUE(same_bits(out, again));
-  EXPECT_TRUE(same_bits(first.cache().k(), second.cache().k()));
-  EXPECT_TRUE(same_bits(first.cache().inverse_norms(), second.cache().inverse_norms()));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // nothing.
 
 #include <quoka/cache/kv_cache.hpp>
+#include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/dense.hpp>
 #include <quoka/select/kit.hpp>
@@ -11,6 +12,7 @@
 
 #include <array>
 #include <limits>
+#include <memory>
 #include <new>
 #include <vector>
 
@@ -51,53 +53,110 @@ void expect_holds(const KvCache& cache, const Tensor4<T>& k, const Tensor4<T>& v
       }
 }
 
-// The first n rows of a, then b.
-template <class T>
-Tensor4<T> joined(const Tensor4<T>& a, Index n, const Tensor4<T>& b) {
-  Tensor4<T> whole(b.dimension(0), b.dimension(1), n + b.dimension(2), b.dimension(3));
-  for (Index i = 0; i < whole.dimension(2); ++i)
-    whole.chip(i, 2) = i < n ? a.chip(i, 2) : b.chip(i - n, 2);
-  return whole;
-}
+// Against a list of rows: random appends in any format, cuts, moves and reserves, by any executor.
+struct Part {  // the keys, or the values
+  const quoka::Format* format;
+  Index dim;
+  std::vector<float> scales;  // of each head, where the format has some apart
+  std::vector<std::vector<std::byte>> rows[6] = {};  // of each (batch, head)
 
-TEST(Cache, BeginsEmpty) {
-  OneCache<Element> one;
-  EXPECT_EQ(one.cache.len(), 0);
-  EXPECT_EQ(one.cache.capacity(), 0);
-  EXPECT_EQ(one.cache.bytes(), 0);
-  EXPECT_EQ(one.cache.k().sizes(), (std::array<Index, 4>{batch, kv_heads, 0, key_dim}));
-  EXPECT_EQ(one.cache.v().sizes(), (std::array<Index, 4>{batch, kv_heads, 0, value_dim}));
-  EXPECT_TRUE(one.cache.inverse_norms().empty());
-}
-
-TEST(Cache, KeepsOneAppend) {
-  for_each_storage([]<class T>() {
-    OneCache<T> one;
-    Random random(51);
-    const auto k = one.keys(random, 37);
-    const auto v = one.values(random, 37);
-    one.cache.append(k, v);
-    EXPECT_EQ(one.cache.len(), 37);
-    expect_holds(one.cache, k, v);
-  });
-}
-
-TEST(Cache, GrowsThroughManyAppends) {
-  for_each_storage([]<class T>() {
-    OneCache<T> one;
-    Random random(52);
-    const Index sizes[] = {1, 3, 7, 37, 0, 1, 127, 1, 1, 30};
-    const auto k = one.keys(random, 208);
-    const auto v = one.values(random, 208);
-    Index len = 0;
-    for (Index n : sizes) {
-      one.cache.append(view_of(k).slice(len, n), view_of(v).slice(len, n));
-      len += n;
-      ASSERT_EQ(one.cache.len(), len);
-      ASSERT_GE(one.cache.capacity(), len);
-      expect_holds(one.cache, k, v);
+  quoka::RowShape shape(Index head) const {
+    return {dim, 0, scales.empty() ? nullptr : scales.data() + head * format->scales_apart(dim)};
+  }
+  void append(const Rows& x, bool same_bytes = false) {
+    for (Index i = 0; i < 6 * x.len(); ++i) {
+      const Index head = i / x.len();
+      std::vector<float> values(uz(dim));
+      std::vector<std::byte> row(uz(format->row_bytes({dim})));
+      x.format().widen(x.row(head / 3, head % 3, i % x.len()), x.shape(head % 3), values.data());
+      format->narrow(values.data(), shape(head % 3), row.data());
+      if (same_bytes) std::copy_n(x.row(head / 3, head % 3, i % x.len()), row.size(), row.data());
+      rows[head].push_back(row);
     }
-  });
+  }
+  void expect_is(const Rows& x) const {
+    ASSERT_EQ(x.sizes(), (std::array<Index, 4>{2, 3, std::ssize(rows[0]), dim}));
+    for (Index head = 0; head < 6; ++head)
+      for (Index i = 0; i < x.len(); ++i) {
+        const auto& row = rows[head][uz(i)];
+        ASSERT_EQ(std::memcmp(x.row(head / 3, head % 3, i), row.data(), row.size()), 0) << i;
+      }
+  }
+};
+
+TEST(Cache, IsAListOfRows) {
+  const quoka::Format* const formats[] = {&quoka::float_format(),
+                                          &quoka::format_of<Eigen::half>(),
+                                          &quoka::format_of<Eigen::bfloat16>(),
+                                          &quoka::q8_0_format(),
+                                          &quoka::u8_format(),
+                                          &quoka::i8_format(),
+                                          &quoka::i8_channel_format(),
+                                          &quoka::e4m3_format()};
+  quoka::ThreadPool pool(3);
+  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+    Random random(seed);
+    const auto part = [&] {
+      Part x{formats[random.below(8)], 1 + random.below(70), {}};
+      for (Index i = 3 * x.format->scales_apart(x.dim); i > 0; --i)
+        x.scales.push_back(static_cast<float>(0.02 + 0.02 * random.uniform()));
+      return x;
+    };
+    Part k = part(), v = part();
+    auto k_scales = k.scales, v_scales = v.scales;
+    auto cache =
+        std::make_unique<KvCache>(2, 3, k.dim, v.dim, quoka::CacheFormat{*k.format, k_scales},
+                                  quoka::CacheFormat{*v.format, v_scales});
+    EXPECT_EQ(cache->len() + cache->capacity(), 0);
+    k_scales.assign(k_scales.size(), 77.0f), v_scales.assign(v_scales.size(), 77.0f);  // copied
+    for (int step = 0; step < 12; ++step) {
+      const ExecutorRef by = random.below(2) == 0 ? ExecutorRef(pool) : SerialExecutor{};
+      const Index len = cache->len(), kind = random.below(8),
+                  n = random.below(random.below(4) == 0 ? 90 : 4);
+      if (kind == 0) {
+        const Index to = random.below(len + 1);
+        cache->truncate(to);
+        for (Index head = 0; head < 6; ++head)
+          k.rows[head].resize(uz(to)), v.rows[head].resize(uz(to));
+      } else if (kind == 1) {
+        const Index before = cache->capacity(), room = random.below(300);
+        cache->reserve(room);
+        EXPECT_EQ(cache->capacity(), std::max(before, room));
+      } else if (kind == 2) {
+        cache = std::make_unique<KvCache>(std::move(*cache));
+      } else if (kind == 3) {
+        const Index before = cache->capacity();
+        cache->grow(before + random.below(2));
+        EXPECT_TRUE(cache->capacity() == before || cache->capacity() >= 2 * before);
+      } else if (kind == 4) {  // of another cache, to the byte
+        KvCache other(2, 3, k.dim, v.dim, {*k.format, k.scales}, {*v.format, v.scales});
+        const auto keys = random.tensor<float>(2, 3, n, k.dim),
+                   values = random.tensor<float>(2, 3, n, v.dim);
+        other.append(keys, values);
+        cache->append(other.k(), other.v(), by);
+        k.append(other.k(), true), v.append(other.v(), true);
+      } else if (kind == 5) {
+        const Strided<float> keys(random.tensor<float>(2, 3, n, k.dim)),
+            values(random.tensor<float>(2, 3, n, v.dim));
+        cache->append(keys.view(), values.view(), by);
+        k.append(keys.view()), v.append(values.view());
+      } else {
+        const auto keys = random.tensor<Eigen::half>(2, 3, n, k.dim);
+        const auto values = random.tensor<Eigen::bfloat16>(2, 3, n, v.dim);
+        cache->append(keys, values, by);
+        k.append(keys), v.append(values);
+      }
+      k.expect_is(cache->k()), v.expect_is(cache->v());
+      for (Index head = 0; head < 6; ++head)
+        for (Index i = 0; i < cache->len(); ++i) {
+          std::vector<float> key(uz(k.dim));
+          k.format->widen(k.rows[head][uz(i)].data(), k.shape(head % 3), key.data());
+          ASSERT_EQ(cache->inverse_norms().at(head / 3, head % 3, i),
+                    quoka::inverse_norm(key.data(), k.dim));
+        }
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
 }
 
 TEST(Cache, GrowsRarely) {
@@ -130,90 +189,6 @@ TEST(Cache, ReservedRoomIsNotMoved) {
   expect_holds(one.cache, k, v);
 }
 
-TEST(Cache, ReserveKeepsWhatIsThere) {
-  OneCache<Element> one;
-  Random random(55);
-  const auto k = one.keys(random, 7);
-  const auto v = one.values(random, 7);
-  one.cache.append(k, v);
-  one.cache.reserve(501);
-  EXPECT_GE(one.cache.capacity(), 501);
-  EXPECT_EQ(one.cache.len(), 7);
-  expect_holds(one.cache, k, v);
-}
-
-TEST(Cache, ReservingLessDoesNothing) {
-  OneCache<Element> one;
-  Random random(56);
-  const auto k = one.keys(random, 37);
-  const auto v = one.values(random, 37);
-  one.cache.append(k, v);
-  const auto* at = one.cache.k().data();
-  const Index capacity = one.cache.capacity();
-  for (Index less : {capacity, Index{3}, Index{0}}) one.cache.reserve(less);
-  EXPECT_EQ(one.cache.capacity(), capacity);
-  EXPECT_EQ(one.cache.k().data(), at);
-}
-
-TEST(Cache, GrowMakesRoomByDoublingAtLeast) {
-  OneCache<Element> one;
-  Random random(64);
-  const auto k = one.keys(random, 7);
-  const auto v = one.values(random, 7);
-  one.cache.append(k, v);
-  const Index before = one.cache.capacity();
-  one.cache.grow(7);
-  EXPECT_EQ(one.cache.capacity(), before);
-  one.cache.grow(before + 1);
-  EXPECT_GE(one.cache.capacity(), 2 * before);
-  one.cache.grow(501);
-  EXPECT_GE(one.cache.capacity(), 501);
-  EXPECT_EQ(one.cache.len(), 7);
-  expect_holds(one.cache, k, v);
-}
-
-TEST(Cache, TakesStridedRowsAndReadsNothingBesideThem) {
-  for_each_storage([]<class T>() {
-    OneCache<T> one;
-    Random random(57);
-    const auto k = one.keys(random, 37);
-    const auto v = one.values(random, 37);
-    const Strided<T> k_strided(k), v_strided(v);
-    one.cache.append(k_strided.view(), v_strided.view());
-    expect_holds(one.cache, k, v);
-  });
-}
-
-TEST(Cache, TruncateKeepsThePrefix) {
-  OneCache<Element> one;
-  Random random(58);
-  const auto k = one.keys(random, 37);
-  const auto v = one.values(random, 37);
-  one.cache.append(k, v);
-  for (Index len : {37, 36, 7, 0, 0}) {
-    one.cache.truncate(len);
-    EXPECT_EQ(one.cache.len(), len);
-    expect_holds(one.cache, k, v);
-  }
-}
-
-TEST(Cache, OtherKeysAfterTruncateReplaceTheOldOnes) {
-  OneCache<Element> one;
-  Random random(59);
-  const auto k = one.keys(random, 37);
-  const auto v = one.values(random, 37);
-  one.cache.append(k, v);
-  one.cache.truncate(7);
-  const auto k_other = one.keys(random, 127);
-  const auto v_other = one.values(random, 127);
-  one.cache.append(k_other, v_other);
-  ASSERT_EQ(one.cache.len(), 134);
-
-  const auto k_whole = joined(k, 7, k_other);
-  const auto v_whole = joined(v, 7, v_other);
-  expect_holds(one.cache, k_whole, v_whole);
-}
-
 TEST(Cache, HoldsZeroInfiniteAndNanKeys) {
   for_each_storage([]<class T>() {
     OneCache<T> one;
@@ -231,17 +206,6 @@ TEST(Cache, HoldsZeroInfiniteAndNanKeys) {
   });
 }
 
-TEST(Cache, MovesWithItsContents) {
-  OneCache<Element> one;
-  Random random(61);
-  const auto k = one.keys(random, 7);
-  const auto v = one.values(random, 7);
-  one.cache.append(k, v);
-  const KvCache moved = std::move(one.cache);
-  EXPECT_EQ(moved.len(), 7);
-  expect_holds(moved, k, v);
-}
-
 TEST(Cache, CountsItsBytes) {
   for_each_storage([]<class T>() {
     OneCache<T> one;
@@ -249,41 +213,6 @@ TEST(Cache, CountsItsBytes) {
     const Index per_key = (key_dim + value_dim) * static_cast<Index>(sizeof(T)) + 4;
     EXPECT_GE(one.cache.bytes(), batch * kv_heads * 37 * per_key);
   });
-}
-
-// Rows that are converted go through memory of the worker's own, as wide as a value, which may be wider than a key.
-TEST(Cache, WorkersConvertRowsApart) {
-  Random random(38);
-  constexpr Index heads = 8, wide = 200, n = 600;
-  const auto k = random.tensor<float>(1, heads, n, 16), v = random.tensor<float>(1, heads, n, wide);
-  const auto& half = quoka::format_of<Eigen::half>();
-  KvCache alone(1, heads, 16, wide, half, half);
-  alone.append(k, v);
-  quoka::ThreadPool pool(4);
-  for (int round = 0; round < 5; ++round) {
-    KvCache cache(1, heads, 16, wide, half, half);
-    cache.append(k, v, pool);
-    EXPECT_TRUE(same_bits(cache.k(), alone.k()));
-    EXPECT_TRUE(same_bits(cache.v(), alone.v()));
-    EXPECT_TRUE(same_bits(cache.inverse_norms(), alone.inverse_norms()));
-  }
-}
-
-TEST(Cache, AnAppendOfNoKeysChangesNothing) {
-  Random random(39);
-  OneCache<float> one;
-  const auto keys = one.keys(random, 7), values = one.values(random, 7),
-             no_keys = one.keys(random, 0), no_values = one.values(random, 0);
-  one.cache.append(keys, values);
-  const auto k = one.cache.k();
-  const Index bytes = one.cache.bytes();
-  quoka::ThreadPool pool(2);
-  for (const ExecutorRef executor : {ExecutorRef(SerialExecutor{}), ExecutorRef(pool)}) {
-    one.cache.append(no_keys, no_values, executor);
-    EXPECT_EQ(one.cache.len(), 7);
-    EXPECT_EQ(one.cache.k().data(), k.data());
-    EXPECT_EQ(one.cache.bytes(), bytes);
-  }
 }
 
 // ---- rows that grow -----------------------------------------------------------------------------
@@ -428,49 +357,6 @@ TEST(Cache, RefusesViewsOfItsOwnMemoryAndStaysAsItWas) {
   }
   one.cache.append(k_new, v_new);
   EXPECT_EQ(one.cache.len(), 40);
-}
-
-TEST(Cache, TakesTheRowsOfAnotherCache) {
-  OneCache<Element> one;
-  Random random(66);
-  const auto k = one.keys(random, 37);
-  const auto v = one.values(random, 37);
-  one.cache.append(k, v);
-  KvCache copy{batch,
-               kv_heads,
-               key_dim,
-               value_dim,
-               quoka::format_of<Element>(),
-               quoka::format_of<Element>()};
-  copy.append(one.cache.k(), one.cache.v());
-  expect_holds(copy, k, v);
-}
-
-// Float rows become T: to nearest, as Eigen rounds them. The inverse norm is that of the rounded key.
-TEST(Cache, RoundsFloatRowsToItsFormats) {
-  for_each_storage([]<class T>() {
-    OneCache<T> one;
-    Random random(67);
-    const auto k = random.tensor<float>(batch, kv_heads, 37, key_dim);
-    const auto v = random.tensor<float>(batch, kv_heads, 37, value_dim);
-    one.cache.append(k, v);
-    const Tensor4<T> k_rounded = k.template cast<T>(), v_rounded = v.template cast<T>();
-    expect_holds(one.cache, k_rounded, v_rounded);
-  });
-}
-
-TEST(CacheFormats, OfKeysAndValuesMayDiffer) {
-  Random random(68);
-  const auto k = random.tensor<float>(batch, kv_heads, 7, key_dim);
-  const auto v = random.tensor<float>(batch, kv_heads, 7, value_dim);
-  KvCache cache(batch, kv_heads, key_dim, value_dim, quoka::format_of<Eigen::half>(),
-                quoka::format_of<Eigen::bfloat16>());
-  cache.append(k, v);
-  const Tensor4<Eigen::half> k_rounded = k.cast<Eigen::half>();
-  const Tensor4<Eigen::bfloat16> v_rounded = v.cast<Eigen::bfloat16>();
-  EXPECT_TRUE(same_bits(cache.k().typed<Eigen::half>(), view_of(k_rounded)));
-  EXPECT_TRUE(same_bits(cache.v().typed<Eigen::bfloat16>(), view_of(v_rounded)));
-  expect_refused([&] { (void)cache.k().typed<float>(); }, {"of format half", "float is asked"});
 }
 
 TEST(Cache, TruncateRefusesBeyondItsLengthAndBelowZero) {

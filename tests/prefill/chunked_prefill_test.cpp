@@ -179,17 +179,6 @@ TEST(ChunkedPrefillTest, LayersMayShareAWorkspace) {
   EXPECT_GT(workspace.bytes(), 0);
 }
 
-TEST(ChunkedPrefillTest, DenseDecodeStepsContinueThePrefill) {
-  Random random(4);
-  const Prompt<Element> prompt(random, 150);
-  Dense<Element> whole_layer(layer_shape), layer(layer_shape);
-  const auto whole = run(whole_layer, prompt, 150);
-  auto out = output_of(prompt);
-  run(layer, prompt, 0, 127, 37, out);
-  run(layer, prompt, 127, 150, 1, out);
-  EXPECT_TRUE(same_up_to_rounding(out, whole, noise * 4));
-}
-
 // ---- QuoKA against the oracle -------------------------------------------------------------------
 
 // Keys that one of two selections has and the other has not are near ties: their exact scores lie
@@ -269,18 +258,6 @@ TEST(ChunkedPrefillTest, QuokaIsAlgorithm2InABatchAndWithLongChunks) {
   expect_as_algorithm_2<Element>(prompt, layer, {.budget = 100}, 128, 257);
 }
 
-TEST(ChunkedPrefillQuoka, BudgetMayBeAFractionOfThePast) {
-  Random random(12);
-  const Prompt<float> prompt(random, 301);
-  Quoka<float> layer(layer_shape, {.budget = Budget::share(0.25)});
-  auto out = output_of(prompt);
-  for (Index begin = 0; begin < 301; begin += 37) {
-    run(layer, prompt, begin, std::min<Index>(begin + 37, 301), 37, out);
-    EXPECT_EQ(layer.selection().max_count(), begin == 0 ? 0 : std::max<Index>(1, begin / 4));
-    EXPECT_EQ(layer.selection().kv_len(), begin);
-  }
-}
-
 TEST(ChunkedPrefillTest, WithinTheBudgetQuokaIsDenseBitForBit) {
   Random random(13);
   const Prompt<Element> prompt(random, 200);
@@ -324,39 +301,6 @@ TEST(ChunkedPrefillTest, PrefillIsTheLoopOverForward) {
   EXPECT_EQ(whole.kv_len(), 201);
 }
 
-TEST(ChunkedPrefillDriver, ForwardIsSelectAttendAppend) {
-  Random random(21);
-  const Prompt<float> prompt(random, 164);
-  Quoka<float> layer(layer_shape, {.budget = Budget::keys(37)});
-  auto out = output_of(prompt);
-  run(layer, prompt, 0, 127, 127, out);
-  run(layer, prompt, 127, 164, 37, out);
-  const auto past_k = prompt.k_rows(0, 127), past_v = prompt.v_rows(0, 127);
-  const auto q = prompt.q_rows(127, 37);
-  const Selection keep = QuokaSelector({.budget = Budget::keys(37)}).select(q, past_k, {});
-  EXPECT_EQ(layer.selection(), keep);
-  Tensor4<float> expected(1, q_heads, 37, v_dim);
-  quoka::attention(q, {past_k, past_v, keep}, {prompt.k_rows(127, 37), prompt.v_rows(127, 37)},
-                   expected);
-  EXPECT_TRUE(
-      same_bits(TensorView<const float>(out).slice(127, 37), TensorView<const float>(expected)));
-}
-
-TEST(ChunkedPrefillTest, TheCacheHoldsWhatWasGiven) {
-  for_each_storage([]<class T>() {
-    Random random(22);
-    const Prompt<T> prompt(random, 127, 2);
-    Dense<T> layer({.q_heads = q_heads,
-                    .kv_heads = kv_heads,
-                    .head_dim = head_dim,
-                    .v_dim = v_dim,
-                    .batch = 2});
-    run(layer, prompt, 37);
-    EXPECT_TRUE(same_bits(layer.cache().k(), prompt.k));
-    EXPECT_TRUE(same_bits(layer.cache().v(), prompt.v));
-  });
-}
-
 TEST(ChunkedPrefillDriver, FloatRowsGoThroughAHalfCache) {
   Random random(28);
   const Prompt<float> prompt(random, 301);
@@ -382,21 +326,6 @@ TEST(ChunkedPrefillDriver, FloatRowsGoThroughAHalfCache) {
   }
 }
 
-TEST(ChunkedPrefillDriver, ADecodeStepInFloatGoesThroughAHalfCache) {
-  Random random(29);
-  const Prompt<float> prompt(random, 131);
-  ChunkedPrefill<DenseSelector, Eigen::half> layer(layer_shape);
-  Tensor4<float> out = output_of(prompt);
-  run(layer, prompt, 0, 130, 65, out);
-  const auto past_k = to_oracle(layer.cache().k()), past_v = to_oracle(layer.cache().v());
-  run(layer, prompt, 130, 131, 1, out);
-  const auto expected =
-      oracle::attention(to_oracle(prompt.q_rows(130, 1)), past_k, past_v, nullptr,
-                        to_oracle(prompt.k_rows(130, 1)), to_oracle(prompt.v_rows(130, 1)));
-  const auto step = TensorView<const float>(out).slice(130, 1);
-  EXPECT_LE(oracle::relative_error(to_oracle(step), expected.out), float_error);
-}
-
 TEST(ChunkedPrefillDriver, SelectionIsWhatTheLastSelectChose) {
   Random random(47);
   const Prompt<float> prompt(random, 200);
@@ -415,25 +344,6 @@ TEST(ChunkedPrefillDriver, SelectionIsWhatTheLastSelectChose) {
   EXPECT_EQ(layer.selection(), chosen);
 }
 
-// In the softmax domain the selector knows attention's scale.
-TEST(ChunkedPrefillDriver, SelectsByAttentionsScale) {
-  Random random(64);
-  const auto k = random.tensor<float>(1, 2, 100, 16), last = random.tensor<float>(1, 4, 7, 16);
-  const quoka::QuokaOptions options{.budget = quoka::Budget::keys(20),
-                                    .domain = quoka::Domain::softmax,
-                                    .sketch = quoka::Sketch::off};
-  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 16};
-  std::vector<Selection> of_scales;
-  for (const float scale : {0.05f, 2.0f}) {
-    Quoka<float> layer(shape, options, {.scale = scale});
-    layer.append(k, k);
-    of_scales.push_back(layer.select(last));
-    EXPECT_EQ(of_scales.back(),
-              quoka::QuokaSelector(options).select(last, k, {.scale = scale}, SerialExecutor{}));
-  }
-  EXPECT_NE(of_scales[0], of_scales[1]);
-}
-
 TEST(ChunkedPrefillDriver, LseIsOptional) {
   Random random(23);
   const Prompt<float> prompt(random, 64);
@@ -445,16 +355,6 @@ TEST(ChunkedPrefillDriver, LseIsOptional) {
   const auto expected = oracle::attention(to_oracle(prompt.q), {}, {}, nullptr, to_oracle(prompt.k),
                                           to_oracle(prompt.v));
   EXPECT_TRUE(lse_close(lse, expected.lse, noise));
-}
-
-TEST(ChunkedPrefillDriver, VDimZeroIsHeadDim) {
-  Random random(24);
-  const auto q = random.tensor<float>(1, 4, 37, 24), k = random.tensor<float>(1, 2, 37, 24),
-             v = random.tensor<float>(1, 2, 37, 24);
-  Dense<float> layer({.q_heads = 4, .kv_heads = 2, .head_dim = 24});
-  Tensor4<float> out(1, 4, 37, 24);
-  layer.forward(q, k, v, out);
-  EXPECT_EQ(layer.cache().v().dim(), 24);
 }
 
 TEST(ChunkedPrefillTest, ABatchIsItsSequencesOneByOne) {
@@ -477,32 +377,6 @@ TEST(ChunkedPrefillTest, ABatchIsItsSequencesOneByOne) {
   }
 }
 
-TEST(ChunkedPrefillTest, StridedInputsAndOutputGiveTheSameBits) {
-  Random random(26);
-  const Prompt<Element> prompt(random, 127);
-  Quoka<Element> dense(layer_shape, {.budget = Budget::keys(37)}),
-      strided(layer_shape, {.budget = Budget::keys(37)});
-  const auto expected = run(dense, prompt, 37);
-  const Strided<Element> q(prompt.q), k(prompt.k), v(prompt.v);
-  Strided<Element> out(1, q_heads, 127, v_dim);
-  strided.prefill(q.view(), k.view(), v.view(), out.view(), 37);
-  EXPECT_TRUE(same_bits(out.view(), expected));
-  EXPECT_TRUE(out.padding_intact());
-}
-
-TEST(ChunkedPrefillTest, ThreadsChangeNoBit) {
-  Random random(27);
-  const Prompt<Element> prompt(random, 201);
-  Quoka<Element> layer(layer_shape, {.budget = Budget::keys(37)});
-  const auto expected = run(layer, prompt, 37);
-  const Selection keep = layer.selection();
-  for_each_executor([&](ExecutorRef executor) {
-    Quoka<Element> other(layer_shape, {.budget = Budget::keys(37)});
-    EXPECT_TRUE(same_bits(run(other, prompt, 37, executor), expected));
-    EXPECT_EQ(other.selection(), keep);
-  });
-}
-
 // ---- turns --------------------------------------------------------------------------------------
 
 TEST(ChunkedPrefillTest, TruncateAndRunAgainGivesTheSameBits) {
@@ -523,19 +397,6 @@ TEST(ChunkedPrefillTest, TruncateAndRunAgainGivesTheSameBits) {
   layer.truncate(111);
   run(layer, prompt, 111, 201, 37, out);
   EXPECT_TRUE(same_bits(out, expected));
-}
-
-TEST(ChunkedPrefillTest, ASharedPrefixServesTwoTurns) {
-  Random random(31);
-  const Prompt<Element> prefix(random, 127), turns[2] = {{random, 37}, {random, 50}};
-  Quoka<Element> layer(layer_shape, {.budget = Budget::keys(37)});
-  run(layer, prefix, 37);
-  for (const auto& turn : turns) {
-    layer.truncate(127);
-    Quoka<Element> fresh(layer_shape, {.budget = Budget::keys(37)});
-    run(fresh, prefix, 37);
-    EXPECT_TRUE(same_bits(run(layer, turn, 37), run(fresh, turn, 37)));
-  }
 }
 
 TEST(ChunkedPrefillTest, AppendTakesOverASavedPrefix) {
@@ -570,18 +431,6 @@ TEST(ChunkedPrefillDriver, AppendWithQueriesIsTheEndOfForward) {
   EXPECT_EQ(in_steps.kv_len(), 201);
 }
 
-TEST(ChunkedPrefillTurns, TruncateBeyondTheLengthIsRefused) {
-  Random random(33);
-  const Prompt<float> prompt(random, 37);
-  Quoka<float> layer(layer_shape);
-  run(layer, prompt, 37);
-  expect_refused([&] { layer.truncate(38); }, {38, 37});
-  expect_refused([&] { layer.truncate(-1); }, {-1, 0});
-  EXPECT_EQ(layer.kv_len(), 37);
-  layer.truncate(37);
-  EXPECT_EQ(layer.kv_len(), 37);
-}
-
 TEST(ChunkedPrefillTurns, ReserveChangesNoBit) {
   Random random(34);
   const Prompt<float> prompt(random, 127);
@@ -610,22 +459,6 @@ Tensor4<float> run_moved(std::unique_ptr<Quoka<float>> first, const Prompt<float
   third = std::move(second);
   run(third, prompt, 111, 127, 37, out);
   return out;
-}
-
-TEST(ChunkedPrefillOwnership, SinkLogitsAreTheLayersOwn) {
-  Random random(40);
-  const Prompt<float> prompt(random, 64);
-  const std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f, 1.0f, 2.0f};
-  const auto callers = std::make_unique<std::vector<float>>(sinks);
-  Dense<float> layer(layer_shape, {}, {.sink_logits = *callers});
-  std::fill(callers->begin(), callers->end(), 100.0f);
-  const auto out = run(layer, prompt, 37);
-  oracle::AttentionOptions options;
-  options.sink_logits.assign(sinks.begin(), sinks.end());
-  oracle::Prefill reference(oracle::Dense{}, options);
-  const auto expected =
-      reference.forward(to_oracle(prompt.q), to_oracle(prompt.k), to_oracle(prompt.v));
-  EXPECT_TRUE(elements_close(out, expected, noise * 3.5));
 }
 
 // Whatever options and shape refer to may be gone once the layer is made, and once it has moved.
@@ -673,19 +506,6 @@ TEST(ChunkedPrefillOwnership, ALayerHasNoMaskAndNoPosition) {
       {"mask", "one call's"});
   expect_refused([] { Dense<float>(layer_shape, {}, {.query_position = 9}); },
                  {"query_position", 9});
-}
-
-TEST(ChunkedPrefillOwnership, AMovedLayerGoesOn) {
-  static_assert(std::is_move_constructible_v<Quoka<float>> &&
-                std::is_move_assignable_v<Quoka<float>>);
-  Random random(41);
-  const Prompt<float> prompt(random, 127);
-  const std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f, 1.0f, 2.0f};
-  Quoka<float> stays(layer_shape, {.budget = Budget::keys(37)}, {.sink_logits = sinks});
-  const auto expected = run(stays, prompt, 37);
-  auto first = std::make_unique<Quoka<float>>(layer_shape, QuokaOptions{.budget = Budget::keys(37)},
-                                              AttentionOptions{.sink_logits = sinks});
-  EXPECT_TRUE(same_bits(run_moved(std::move(first), prompt), expected));
 }
 
 // ---- a selector of the caller's -----------------------------------------------------------------
@@ -776,35 +596,6 @@ struct AnotherCountForEachHead {
   void appended(const quoka::SelectorInput&, State&, ExecutorRef) const {}
 };
 
-// Each KV head alone: dense attention of its queries over copies of exactly the keys it keeps.
-template <class T>
-void expect_dense_over_kept(const Prompt<T>& prompt, Index begin, Index n, const Selection& keep,
-                            const Tensor4<T>& out) {
-  const auto of_head = [](const Tensor4<T>& x, Index b, Index head, Index heads,
-                          const std::vector<Index>& rows) {
-    Tensor4<T> part(1, heads, std::ssize(rows), x.dimension(3));
-    for (Index h = 0; h < heads; ++h)
-      for (Index i = 0; i < std::ssize(rows); ++i)
-        std::copy_n(&x(b, head + h, rows[uz(i)], 0), x.dimension(3), &part(0, h, i, 0));
-    return part;
-  };
-  const oracle::Positions kept = to_positions(keep);
-  const auto own = oracle::range(begin, begin + n);
-  const Index heads = prompt.k.dimension(1), group = prompt.q.dimension(1) / heads;
-  for (Index b = 0; b < prompt.q.dimension(0); ++b)
-    for (Index head = 0; head < heads; ++head) {
-      const std::vector<Index>& rows = kept[uz(b)][uz(head)];
-      const auto past_k = of_head(prompt.k, b, head, 1, rows),
-                 past_v = of_head(prompt.v, b, head, 1, rows),
-                 k = of_head(prompt.k, b, head, 1, own), v = of_head(prompt.v, b, head, 1, own),
-                 q = of_head(prompt.q, b, head * group, group, own);
-      Tensor4<T> dense(1, group, n, v_dim);
-      quoka::attention(q, {past_k, past_v}, {k, v}, dense);
-      EXPECT_TRUE(same_up_to_rounding(of_head(out, b, head * group, group, own), dense, noise * 4))
-          << "sequence " << b << ", KV head " << head;
-    }
-}
-
 TEST(ChunkedPrefillTest, KvHeadsMayKeepDifferentCounts) {
   Random random(55);
   Prompt<Element> prompt(random, 300, 2);
@@ -833,7 +624,6 @@ TEST(ChunkedPrefillTest, KvHeadsMayKeepDifferentCounts) {
         for (Index head = 0; head < 8; ++head)
           std::copy_n(&out(b, head, begin + i, 0), v_dim, &of_chunk(b, head, i, 0));
     EXPECT_TRUE(elements_close(of_chunk, expected.out, noise * 3.5));
-    expect_dense_over_kept(prompt, begin, n, keep, out);
     past_k = oracle::append(past_k, k);
     past_v = oracle::append(past_v, v);
   }
@@ -895,187 +685,88 @@ TEST(ChunkedPrefillOwnership, AMovedFromLayerRefusesAChunk) {
   EXPECT_THROW(from.forward(prompt.q, prompt.k, prompt.v, out), std::invalid_argument);
 }
 
-// Fails after so many runs, in the middle of a chunk: as a thread that throws.
-struct Failing {
-  int runs_left;
-  static int workers() { return 1; }
-  template <class F>
-  void run(Index tasks, F&& f) {
-    if (runs_left-- == 0) throw std::runtime_error("fails");
-    for (Index task = 0; task < tasks; ++task) f(task, 0);
-  }
-};
-
-TEST(ChunkedPrefillSelector, AfterAnExecutorThrowsTheCacheIsAsItWas) {
-  Random random(52);
-  const Prompt<float> prompt(random, 111);
-  Quoka<float> undisturbed(layer_shape, {.budget = Budget::keys(37)});
-  const auto expected = run(undisturbed, prompt, 37);
-  Quoka<float> layer(layer_shape, {.budget = Budget::keys(37)});
-  auto out = output_of(prompt);
-  run(layer, prompt, 0, 74, 37, out);
-  int failures = 0;
-  for (int runs = 0; runs < 20; ++runs) {  // fails in each stage once, until none is left
-    try {
-      run(layer, prompt, 74, 111, 37, out, Failing{runs});
-      break;
-    } catch (const std::runtime_error&) {
-      ++failures;
-      ASSERT_EQ(layer.kv_len(), 74);
-    }
-  }
-  EXPECT_GE(failures, 1);  // in one run, each of whose tasks fails in one_run_test.cpp
-  EXPECT_EQ(layer.kv_len(), 111);
-  EXPECT_TRUE(same_bits(out, expected));
-}
-
 // ---- what is refused ----------------------------------------------------------------------------
 
-TEST(ChunkedPrefillRefuses, ShapesThatAreNone) {
+TEST(ChunkedPrefillRefuses, ShapesAndOptionsThatAreNone) {
   using L = Quoka<float>;
-  expect_refused([] { L({.q_heads = 7, .kv_heads = 3, .head_dim = 16}); },
-                 {"q_heads", 7, "kv_heads", 3});
-  expect_refused([] { L({.q_heads = 2, .kv_heads = 4, .head_dim = 16}); },
-                 {"q_heads", 2, "kv_heads", 4});
-  expect_refused([] { L({.q_heads = 0, .kv_heads = 2, .head_dim = 16}); },
-                 {"q_heads", 0, "kv_heads", 2});
-  expect_refused([] { L({.q_heads = 4, .kv_heads = 0, .head_dim = 16}); },
-                 {"q_heads", 4, "kv_heads", 0});
-  expect_refused([] { L({.q_heads = 4, .kv_heads = -2, .head_dim = 16}); },
-                 {"q_heads", 4, "kv_heads", -2});
-  expect_refused([] { L({.q_heads = 4, .kv_heads = 2, .head_dim = 0}); }, {"dim", 0, 1});
-  expect_refused([] { L({.q_heads = 4, .kv_heads = 2, .head_dim = 16, .v_dim = -1}); },
-                 {"dim", -1, 1});
-  expect_refused([] { L({.q_heads = 4, .kv_heads = 2, .head_dim = 16, .batch = 0}); },
-                 {"batch", 0, 1});
-  expect_refused([] { L(LayerShape{}); }, {"q_heads", 0, "kv_heads", 0});
-}
-
-TEST(ChunkedPrefillRefuses, OptionsThatAreNone) {
-  for (const double fraction : {0.0, -0.25, 1.5, std::nan(""), HUGE_VAL})
-    expect_refused([&] { Quoka<float>(layer_shape, {.budget = Budget::share(fraction)}); },
-                   {"budget", "(0, 1]"});
-  expect_refused([] { Quoka<float>(layer_shape, {.budget = Budget::keys(-1)}); },
-                 {"budget", -1, 0});
-  expect_refused([] { Quoka<float>(layer_shape, {.n_queries = 0}); }, {"n_queries", 0, 1});
-  expect_refused([] { Quoka<float>(layer_shape, {.top_k = {.window = 0}}); }, {"window", 0, 1});
-  expect_refused([] { Quoka<float>(layer_shape, {.top_k = {.keep_first = -1}}); },
-                 {"keep_first", -1, 0});
-  expect_refused([] { Quoka<float>(layer_shape, {.top_k = {.keep_last = -3}}); },
-                 {"keep_last", -3, 0});
+  const auto refused = [](const LayerShape& shape, std::initializer_list<Fragment> fragments) {
+    expect_refused([&] { L{shape}; }, fragments);
+  };
+  for (const auto& [q, kv] :
+       {std::pair<Index, Index>{7, 3}, {2, 4}, {0, 2}, {4, 0}, {4, -2}, {0, 0}})
+    refused({.q_heads = q, .kv_heads = kv, .head_dim = 16}, {"q_heads", q, "kv_heads", kv});
+  refused({.q_heads = 4, .kv_heads = 2, .head_dim = 0}, {"dim", 0, 1});
+  refused({.q_heads = 4, .kv_heads = 2, .head_dim = 16, .v_dim = -1}, {"dim", -1, 1});
+  refused({.q_heads = 4, .kv_heads = 2, .head_dim = 16, .batch = 0}, {"batch", 0, 1});
+  const std::vector<float> sinks(5);
+  const auto attending = [](const AttentionOptions& options,
+                            std::initializer_list<Fragment> fragments) {
+    expect_refused([&] { L(layer_shape, {}, options); }, fragments);
+  };
+  attending({.sink_logits = sinks}, {"sink_logits", 5, 6});
+  attending({.softcap = -1.0f}, {"softcap", "[1e-30, 1e30]"});
+  attending({.sliding_window = -3}, {"sliding_window", -3, 0});
 }
 
 // A layer of 127 keys, and a chunk of 37 with something wrong: refused by forward() and by
 // prefill(), the cache as it was, nothing written, and the sound chunk runs as if nothing had been.
-class ChunkedPrefillRefusesAChunk : public ::testing::Test {
- protected:
-  void refused(std::initializer_list<Fragment> fragments) {
-    Quoka<float> layer(layer_shape, {.budget = Budget::keys(37)});
-    layer.append(prefix_.k, prefix_.v);
+TEST(ChunkedPrefillRefuses, AChunkOfOtherShapes) {
+  Random random(60);
+  const Prompt<float> prefix(random, 127), sound(random, 37);
+  Quoka<float> layer(layer_shape, {.budget = Budget::keys(37)});
+  layer.append(prefix.k, prefix.v);
+  const struct {
+    const char* name;
+    std::array<Index, 4> sizes;
+    std::initializer_list<Fragment> says;
+  } table[] = {
+      {"q", {2, q_heads, 37, head_dim}, {2, 1}},     {"q", {1, 4, 37, head_dim}, {4, 6}},
+      {"q", {1, q_heads, 37, 17}, {17, 16}},         {"k", {1, kv_heads, 36, head_dim}, {36, 37}},
+      {"k", {1, 3, 37, head_dim}, {3, 2}},           {"k", {1, kv_heads, 37, 15}, {15, 16}},
+      {"v", {1, kv_heads, 30, v_dim}, {30, 37}},     {"v", {3, kv_heads, 37, v_dim}, {3, 1}},
+      {"v", {1, kv_heads, 37, 16}, {16, 20}},        {"out", {1, q_heads, 30, v_dim}, {30, 37}},
+      {"out", {1, q_heads, 37, head_dim}, {16, 20}}, {"out", {1, kv_heads, 37, v_dim}, {2, 6}},
+  };
+  for (const auto& [name, sizes, says] : table)
     for (const bool whole : {false, true}) {
-      SCOPED_TRACE(whole ? "prefill" : "forward");
-      out_.setConstant(-12345.0f);
+      SCOPED_TRACE(std::string(whole ? "prefill" : "forward") + " of another " + name);
+      Prompt<float> chunk = sound;
+      Tensor4<float> out = output_of(chunk);
+      const std::string is = name;
+      (is == "q"   ? chunk.q
+       : is == "k" ? chunk.k
+       : is == "v" ? chunk.v
+                   : out) = random.tensor<float>(sizes[0], sizes[1], sizes[2], sizes[3]);
+      out.setConstant(-12345.0f);
       expect_refused(
           [&] {
             if (whole)
-              layer.prefill(chunk_.q, chunk_.k, chunk_.v, out_, 7);
+              layer.prefill(chunk.q, chunk.k, chunk.v, out, 7);
             else
-              layer.forward(chunk_.q, chunk_.k, chunk_.v, out_);
+              layer.forward(chunk.q, chunk.k, chunk.v, out);
           },
-          fragments);
-      for (Index i = 0; i < out_.size(); ++i) ASSERT_EQ(out_.data()[i], -12345.0f);
+          says);
+      for (Index i = 0; i < out.size(); ++i) ASSERT_EQ(out.data()[i], -12345.0f);
       ASSERT_EQ(layer.kv_len(), 127);
-      EXPECT_TRUE(same_bits(layer.cache().k(), prefix_.k));
-      EXPECT_TRUE(same_bits(layer.cache().v(), prefix_.v));
+      EXPECT_TRUE(same_bits(layer.cache().k(), prefix.k));
+      EXPECT_TRUE(same_bits(layer.cache().v(), prefix.v));
     }
-    Quoka<float> undisturbed(layer_shape, {.budget = Budget::keys(37)});
-    undisturbed.append(prefix_.k, prefix_.v);
-    EXPECT_TRUE(same_bits(run(layer, sound_, 37), run(undisturbed, sound_, 37)));
-  }
-  auto random(Index batch, Index heads, Index len, Index dim) {
-    return random_.tensor<float>(batch, heads, len, dim);
-  }
-
-  Random random_{60};
-  Prompt<float> prefix_{random_, 127}, chunk_{random_, 37}, sound_{random_, 37};
-  Tensor4<float> out_ = output_of(chunk_);
-};
-
-TEST_F(ChunkedPrefillRefusesAChunk, QueriesOfAnotherBatch) {
-  chunk_.q = random(2, q_heads, 37, head_dim);
-  refused({2, 1});
-}
-TEST_F(ChunkedPrefillRefusesAChunk, QueriesOfOtherHeads) {
-  chunk_.q = random(1, 4, 37, head_dim);
-  refused({4, 6});
-}
-TEST_F(ChunkedPrefillRefusesAChunk, QueriesOfAnotherHeadDim) {
-  chunk_.q = random(1, q_heads, 37, 17);
-  refused({17, 16});
-}
-TEST_F(ChunkedPrefillRefusesAChunk, KeysOfAnotherLength) {
-  chunk_.k = random(1, kv_heads, 36, head_dim);
-  refused({36, 37});
-}
-TEST_F(ChunkedPrefillRefusesAChunk, KeysOfOtherHeads) {
-  chunk_.k = random(1, 3, 37, head_dim);
-  refused({3, 2});
-}
-TEST_F(ChunkedPrefillRefusesAChunk, KeysOfAnotherHeadDim) {
-  chunk_.k = random(1, kv_heads, 37, 15);
-  refused({15, 16});
-}
-TEST_F(ChunkedPrefillRefusesAChunk, ValuesOfAnotherLength) {
-  chunk_.v = random(1, kv_heads, 30, v_dim);
-  refused({30, 37});
-}
-TEST_F(ChunkedPrefillRefusesAChunk, ValuesOfAnotherBatch) {
-  chunk_.v = random(3, kv_heads, 37, v_dim);
-  refused({3, 1});
-}
-TEST_F(ChunkedPrefillRefusesAChunk, ValuesOfAnotherDim) {
-  chunk_.v = random(1, kv_heads, 37, 16);
-  refused({16, 20});
-}
-TEST_F(ChunkedPrefillRefusesAChunk, AnOutputOfAnotherLength) {
-  out_ = random(1, q_heads, 30, v_dim);
-  refused({30, 37});
-}
-TEST_F(ChunkedPrefillRefusesAChunk, AnOutputOfAnotherDim) {
-  out_ = random(1, q_heads, 37, head_dim);
-  refused({16, 20});
-}
-TEST_F(ChunkedPrefillRefusesAChunk, AnOutputOfOtherHeads) {
-  out_ = random(1, kv_heads, 37, v_dim);
-  refused({2, 6});
-}
-TEST(ChunkedPrefillRefuses, OptionsThatAttentionRefuses) {
-  const std::vector<float> sinks(5);
-  const auto refused = [](const quoka::AttentionOptions& options,
-                          std::initializer_list<Fragment> fragments) {
-    expect_refused([&] { Quoka<float>(layer_shape, {}, options); }, fragments);
-  };
-  refused({.sink_logits = sinks}, {"sink_logits", 5, 6});
-  refused({.softcap = -1.0f}, {"softcap", "[1e-30, 1e30]"});
-  refused({.sliding_window = -3}, {"sliding_window", -3, 0});
-}
-
-// Growth would free it under the call.
-TEST(ChunkedPrefillRefuses, RowsOfItsOwnCache) {
-  Random random(62);
-  const auto q = random.tensor<float>(1, 2, 37, 16), k = random.tensor<float>(1, 2, 37, 16);
-  Tensor4<float> out(1, 2, 37, 16);
-  Quoka<float> layer({.q_heads = 2, .kv_heads = 2, .head_dim = 16});
-  layer.forward(q, k, k, out);
-  const quoka::Rows cached = layer.cache().k();
-  expect_refused([&] { layer.forward(cached, k, k, out); }, {"q lies in the layer's cache"});
-  expect_refused([&] { layer.forward(q, cached, k, out); }, {"cache"});
-  expect_refused([&] { layer.forward(q, k, cached, out); }, {"cache"});
-  auto* const inside = const_cast<float*>(cached.typed<float>().data());
-  const TensorView<float> out_inside(inside, {1, 2, 37, 16}, {2 * 37 * 16, 37 * 16, 16, 1});
-  expect_refused([&] { layer.forward(q, k, k, out_inside); }, {"out lies in the layer's cache"});
-  EXPECT_EQ(layer.kv_len(), 37);
-  EXPECT_TRUE(same_bits(layer.cache().k(), k));
+  auto out = output_of(sound);
+  const auto none = [](const Tensor4<float>& x) { return TensorView<const float>(x).slice(0, 0); };
+  expect_refused(
+      [&] {
+        layer.forward(none(sound.q), none(sound.k), none(sound.v),
+                      TensorView<float>(out).slice(0, 0));
+      },
+      {"q_len", 0, 1});
+  expect_refused([&] { layer.prefill(sound.q, sound.k, sound.v, out, 0); }, {"chunk_len", 0, 1});
+  expect_refused([&] { layer.reserve(-5); }, {"capacity", -5, 0});
+  expect_refused([&] { layer.truncate(128); }, {128, 127});
+  expect_refused([&] { layer.truncate(-1); }, {-1, 0});
+  layer.truncate(127);
+  Quoka<float> undisturbed(layer_shape, {.budget = Budget::keys(37)});
+  undisturbed.append(prefix.k, prefix.v);
+  EXPECT_TRUE(same_bits(run(layer, sound, 37), run(undisturbed, sound, 37)));
 }
 
 TEST(ChunkedPrefillRefuses, APromptWhoseOutputLiesInItsInputs) {
@@ -1090,12 +781,6 @@ TEST(ChunkedPrefillRefuses, APromptWhoseOutputLiesInItsInputs) {
                    {std::string("out shares memory with ") + name});
     EXPECT_EQ(layer.kv_len(), 0);
   }
-}
-
-TEST(ChunkedPrefillRefuses, ANegativeReserve) {
-  Quoka<float> layer(layer_shape);
-  expect_refused([&] { layer.reserve(-5); }, {"capacity", -5, 0});
-  EXPECT_EQ(layer.cache().capacity(), 0);
 }
 
 // A refused chunk leaves no trace at all: the selection and the views are those of before.
@@ -1115,25 +800,6 @@ TEST(ChunkedPrefillRefuses, AWrongOutputBeforeItSelects) {
       {"out", 5, 37});
   EXPECT_EQ(layer.selection(), before);
   EXPECT_EQ(layer.cache().capacity(), capacity);
-}
-
-TEST(ChunkedPrefillRefuses, AnEmptyChunk) {
-  Quoka<float> layer(layer_shape);
-  const Tensor4<float> q(1, q_heads, 0, head_dim), k(1, kv_heads, 0, head_dim),
-      v(1, kv_heads, 0, v_dim);
-  Tensor4<float> out(1, q_heads, 0, v_dim);
-  expect_refused([&] { layer.forward(q, k, v, out); }, {"q_len", 0, 1});
-}
-
-TEST(ChunkedPrefillRefuses, AChunkLengthBelowOne) {
-  Random random(61);
-  const Prompt<float> prompt(random, 37);
-  Quoka<float> layer(layer_shape);
-  auto out = output_of(prompt);
-  for (const Index chunk_len : {0, -7})
-    expect_refused([&] { layer.prefill(prompt.q, prompt.k, prompt.v, out, chunk_len); },
-                   {"chunk_len", chunk_len, 1});
-  EXPECT_EQ(layer.kv_len(), 0);
 }
 
 // A selector of the caller's own may be wrong.
