@@ -96,17 +96,6 @@ TEST(Sparq, OfOneQueryAndItsLogitsRanksAsItsAuthorsDo) {
   }
 }
 
-TEST(SparqSelects, ByAttentionsScale) {
-  Random random(447);
-  const auto q = random.tensor<float>(1, 4, 7, 24), k = random.tensor<float>(1, 2, 127, 24);
-  SelectorInput input{q, k, LogitOptions{}};
-  input.logits->scale = 0.5f;
-  for (Domain domain : domains)
-    expect_scores(scores_by<SparqScorer>({.rank = 8, .domain = domain}, input),
-                  oracle::sparq_scores(to_oracle(q), to_oracle(k), 8, to_oracle(domain), 0.5),
-                  domain);
-}
-
 // ---- channels -----------------------------------------------------------------------------------
 
 TEST(Sparq, LooksAtTheChosenChannelsOfTheKeysAlone) {  // to the bit

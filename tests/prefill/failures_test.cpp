@@ -194,26 +194,6 @@ TYPED_TEST(AfterFailures, AStateGoesOnAsIfTheyHadNeverBeen) {
   }
 }
 
-// truncate() to the length that a State has changes nothing.
-TYPED_TEST(AfterFailures, ATruncateToThePresentLengthIsNone) {
-  const Keys keys(621);
-  for (const auto& options : variants<TypeParam>()) {
-    Alone<TypeParam> cut{TypeParam(options), {}}, plain{TypeParam(options), {}};
-    for (Index kv_len = 33; kv_len <= longest; kv_len += 33)
-      for (Alone<TypeParam>* const x : {&cut, &plain}) {
-        Selection keep;
-        x->selector.select(x->input(keys, kv_len, 20), x->state, keep, SerialExecutor{});
-        if (x == &cut) x->state.truncate(kv_len), x->state.truncate(kv_len + 7);
-        x->selector.appended(x->input(keys, kv_len, 33), x->state, SerialExecutor{});
-        if (x == &cut) x->state.truncate(kv_len);
-      }
-    Selection a, b;
-    cut.selector.select(cut.input(keys, longest, 20), cut.state, a, SerialExecutor{});
-    plain.selector.select(plain.input(keys, longest, 20), plain.state, b, SerialExecutor{});
-    EXPECT_EQ(a, b);
-  }
-}
-
 // ---- layers -------------------------------------------------------------------------------------
 
 template <class S>

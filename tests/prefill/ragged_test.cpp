@@ -311,26 +311,6 @@ TEST_F(RaggedSelection, AWorkspaceServesFewerSequencesAndMore) {
   }
 }
 
-// The numbers are that sequence's own.
-TEST_F(RaggedSelection, RefusesTheStateOfAnotherSequence) {
-  const QuokaSelector selector({.budget = quoka::Budget::keys(20), .sketch = quoka::Sketch::on});
-  for (std::size_t i = 0; i < sequences; ++i) {
-    batch_[i].sequence = 10 + i;
-    selector.appended({.q = in_[i].q, .k = in_[i].past_k, .sequence = 10 + i}, states_[i],
-                      SerialExecutor{});
-  }
-  EXPECT_NO_THROW(
-      quoka::select_and_attend<QuokaSelector>(selector, batch_, {}, SerialExecutor{}, workspace_));
-  batch_[2].sequence = 77;
-  const auto before = output_;
-  expect_refused(
-      [&] {
-        quoka::select_and_attend<QuokaSelector>(selector, batch_, {}, SerialExecutor{}, workspace_);
-      },
-      {"sequence", 77, 12});
-  for (std::size_t i = 0; i < sequences; ++i) expect_same(output_[i], before[i]);
-}
-
 // A sketch, or inverse norms, of one sequence's cache are no other's.
 TEST_F(RaggedSelection, TakesTheSketchAndTheNormsOfASequencesCache) {
   const QuokaSelector selector({.budget = quoka::Budget::keys(20), .sketch = quoka::Sketch::on});

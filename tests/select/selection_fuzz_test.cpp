@@ -417,7 +417,11 @@ void tell(Told<S>& told, const Draw& x, const Rows& q, const Store& k, Index beg
           bool selects, ExecutorRef by = SerialExecutor{}) {
   while (begin < end) {
     const Index n = std::min(x.piece, end - begin);
-    if (selects) told.select(input_of(x, q, k.rows(begin)), by);
+    if (selects) {
+      told.select(input_of(x, q, k.rows(begin)), by);
+      told.state.truncate(begin);  // to the length that it has, or to more, is nothing
+      told.state.truncate(begin + 7);
+    }
     SelectorInput appended = input_of(x, q.slice(0, std::min(n, q.len())), k.rows(begin + n));
     told.selector.appended(appended, told.state, by);
     begin += n;
@@ -535,13 +539,13 @@ Broken differential(const Draw& x, Data& data, const typename S::Options& option
   if (!broken.empty()) return broken;
 
   // Wherever it fails, the State is as it was.
-  try {
-    const Selection keep = lived.select(laid, FailsAt{data.random.below(25)});
-    if (!(keep == plain)) return differs("two workers", keep, plain);
-  } catch (const Failure&) {
-    broken = differs("a State after a failed selection", lived.select(laid), plain);
-    if (!broken.empty()) return broken;
-  }
+  for (int times = 0; times < 3; ++times) try {
+      const Selection keep = lived.select(laid, FailsAt{data.random.below(times == 0 ? 4 : 40)});
+      if (!(keep == plain)) return differs("two workers", keep, plain);
+    } catch (const Failure&) {
+      broken = differs("a State after a failed selection", lived.select(laid), plain);
+      if (!broken.empty()) return broken;
+    }
   if (x.kv_len > 0) {
     Told<S> again(options);
     const Index last = (x.kv_len - 1) / x.piece * x.piece, n = x.kv_len - last;
@@ -556,19 +560,30 @@ Broken differential(const Draw& x, Data& data, const typename S::Options& option
     if (!broken.empty()) return broken;
   }
 
-  // A State that keeps something of its keys knows them: the newest and the oldest key are looked up in each call.
+  // A State that keeps something of its keys knows them: the newest and the oldest key are looked up in each call, and
+  // others, so that a run of 1/46 of the keys is found at once.
   if (x.kv_len == 0 || quoka::kept_bytes_of(lived.state) == 0) return "";
   if constexpr (requires { lived.state.scorer.kept_len(); })
     if (lived.state.scorer.kept_len() == 0) return "";
   Store changed = data.k_laid;
-  const Index at = chance(data.random, 0.5) ? x.kv_len - 1 : 0,
-              head = data.random.below(x.kv_heads);
-  changed.change(x.batch - 1, head, at);
+  const Index kind = data.random.below(3), run = kind < 2 ? 1 : quoka::ceil_div(x.kv_len, 46) + 1;
+  const Index at = kind == 0   ? x.kv_len - 1
+                   : kind == 1 ? 0
+                               : data.random.below(x.kv_len),
+              end = std::min(x.kv_len, at + run), one = data.random.below(x.kv_heads);
+  for (Index t = std::max<Index>(0, end - run); t < end; ++t)
+    for (Index head = 0; head < x.kv_heads; ++head)
+      if (kind == 2 || head == one) changed.change(x.batch - 1, head, t);
+  if (kind == 2)
+    for (Index b = 0; b + 1 < x.batch; ++b)
+      for (Index head = 0; head < x.kv_heads; ++head)
+        for (Index t = std::max<Index>(0, end - run); t < end; ++t) changed.change(b, head, t);
   try {
     (void)lived.select(input_of(x, q_laid, changed.rows()), pool);
-    return words("key ", at, " of head ", head, " has changed, and nobody noticed");
+    return words("key ", at, " and ", run - 1, " more have changed, and nobody noticed");
   } catch (const std::invalid_argument& error) {
-    if (!Fragment(at).is_in(error.what()) || !Fragment("truncate(n)").is_in(error.what()))
+    if (!Fragment(kind < 2 ? std::to_string(at) : "key at position").is_in(error.what()) ||
+        !Fragment("truncate(n)").is_in(error.what()))
       return words("of changed key ", at, " is said: ", error.what());
   }
   broken = differs("a State that refused other keys", lived.select(laid), plain);
@@ -1046,8 +1061,10 @@ TYPED_TEST(SelectionFuzzOf, AMethod) {
     Budget budget = Budget::keys(x.kv_len);
     if constexpr (requires { options.budget = budget; }) options.budget = budget = x.options.budget;
     if constexpr (requires { options.top_k; }) options.top_k = forced = x.options.top_k;
-    if constexpr (requires { options.keep_first; })
-      options.keep_first = forced.keep_first = x.options.top_k.keep_first;
+    if constexpr (requires { options.keep_first; }) {
+      options.keep_first = x.options.top_k.keep_first;
+      if (options.keep_first < budget.count(x.kv_len)) forced.keep_first = options.keep_first;
+    }
     if constexpr (requires { options.rank = 7; })
       options.rank = 1 + static_cast<Index>(x.seed) % x.dim;
     if constexpr (requires { options.block = Index{16}; }) options.block = 16;

@@ -409,7 +409,10 @@ TYPED_TEST(EverySelector, AsksForTheScaleOrDoesNotNeedIt) {
   const Prompt<float> prompt(random, 164);
   prompt.feed(layer, 0, 127);
   SelectorInput input = layer.input(prompt.q_chunk(127, 37));
-  const auto selected = [&](const std::optional<LogitOptions>& logits) {
+  Tensor4<float> louder = prompt.q;
+  for (Index i = 0; i < louder.size(); ++i) louder.data()[i] *= 4.0f;
+  const auto selected = [&](const std::optional<LogitOptions>& logits, bool loud = false) {
+    input.q = loud ? quoka::view_of(louder).slice(127, 37) : prompt.q_chunk(127, 37);
     input.logits = logits;
     Selection selection;
     layer.selector.select(input, layer.state, selection, SerialExecutor{});
@@ -420,6 +423,10 @@ TYPED_TEST(EverySelector, AsksForTheScaleOrDoesNotNeedIt) {
     unasked = selected({});
   } catch (const std::invalid_argument& error) {
     EXPECT_NE(std::string(error.what()).find("SelectorInput::logits"), std::string::npos);
+    // What counts is the scaled logit.
+    for (const float scale : {0.02f, 2.0f})
+      EXPECT_EQ(selected(LogitOptions{.scale = scale / 4.0f}, true),
+                selected(LogitOptions{.scale = scale}));
     return;
   }
   for (const float scale : {0.01f, 3.0f})
