@@ -12,6 +12,7 @@
 
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <thread>
 
@@ -996,7 +997,9 @@ void expect_settings_told(const std::function<void(typename S::Options&, LayerSh
                                typename S::Options own = options;
                                LayerShape sizes = shape.layer();
                                AttentionOptions attention;
-                               ShardLayout layout = ShardLayout::round_robin(112);  // of any method
+                               // Of any method: Quest's pages, and blocks of a softmax.
+                               ShardLayout layout = ShardLayout::round_robin(
+                                   std::lcm(Index{16}, quoka::softmax_shard_keys()));
                                if (communicator.rank() == 1) change(own, sizes, attention, layout);
                                ShardedPrefill<S> layer(sizes, own, communicator, layout, attention);
                                Result<float> result(shape);
