@@ -169,6 +169,12 @@ def find_all(mutants, include):
             bad.append(f"{mutant.name}: its source is in {mutant.header} {len(found)} times: {mutant.place or mutant.old}")
         else:
             at[mutant.number] = found[0]
+    # Several mutants may share a place, but not a part of one.
+    names = {mutant.number: mutant.name for mutant in mutants}
+    in_order = sorted(at.items(), key=lambda item: (item[1][0], item[1][1], -item[1][2]))
+    for (number, (path, _, end)), (later, (later_path, later_begin, later_end)) in zip(in_order, in_order[1:]):
+        if path == later_path and later_begin < end and at[number] != at[later]:
+            bad.append(f"{names[later]}: its source overlaps that of {names[number]}")
     return at, bad
 
 
@@ -205,8 +211,7 @@ def make_tree(tree, copy, mutants, at):
                 spots[begin, end].append(mutant)
             last = len(text)
             for (begin, end), here in sorted(spots.items(), reverse=True):
-                if end > last:
-                    sys.exit(f"{here[0].name} overlaps another mutant")
+                assert end <= last  # find_all() has named those that overlap
                 last = begin
                 source = text[begin:end]
                 for mutant in here:
