@@ -324,14 +324,6 @@ TYPED_TEST(Sharded, OfZerosAndNanSelectsAsOneMachineDoes) {  // ties by position
   select(3);
 }
 
-TYPED_TEST(Sharded, OfHalfIsThatOfOneMachine) {
-  Random random(905);
-  const Shape shape;
-  const Prompt<Eigen::half> prompt(random, shape);
-  const auto options = with_budget<TypeParam>(Budget::keys(31));
-  expect_as_one_machine<TypeParam>(shape, options, prompt, 3, layouts<TypeParam>(options)[0]);
-}
-
 TYPED_TEST(Sharded, TakesPrefixesBranchesAndDecodes) {
   Random random(906);
   Shape shape;
@@ -625,17 +617,6 @@ TEST(ShardedAttention, HasSinkLogitsASoftcapAndAScale) {
   for (const int ranks : {1, 2, 4})  // of the last ones two are home to no KV head
     expect_as_one_machine<QuokaSelector>(shape, {.budget = Budget::keys(31)}, prompt, ranks,
                                          ShardLayout::round_robin(13), attention);
-}
-
-// Without a mask they are factors of nothing.
-TEST(ShardedAttention, TakesMaskFactors) {
-  Random random(922);
-  const Shape shape;
-  const Prompt<float> prompt(random, shape);
-  const std::vector<float> factors = {1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f};
-  for (const int ranks : {1, 2, 4})
-    expect_as_one_machine<QuokaSelector>(shape, {.budget = Budget::keys(31)}, prompt, ranks,
-                                         ShardLayout::round_robin(13), {.mask_factors = factors});
 }
 
 // Packed once or in each call: the same bits, of heads that are whole at home and of rows that are dealt out.

@@ -1,10 +1,6 @@
 // Budgets by scores, mass and relative: how many keys they keep, by given scores and by every selector
 // that takes them, against a plain sort; what refuses them.
 
-#include <quoka/attention/attention.hpp>
-#include <quoka/attention/diagnostics.hpp>
-#include <quoka/prefill/chunked_prefill.hpp>
-#include <quoka/prefill/ragged.hpp>
 #include <quoka/methods/all.hpp>
 
 #include "support/baseline_fixtures.hpp"
@@ -176,20 +172,6 @@ TEST(BudgetByScores, IsRelativeToAForcedKeyThatIsTheBest) {
   EXPECT_EQ(keep.positions(0, 1), (std::vector<Position>{0, 2, 3, 5}));
 }
 
-// Room is made for the head that keeps most, whichever it is.
-TEST(BudgetByScores, TheLaterHeadMayKeepMore) {
-  Tensor3<float> scores(2, 2, 100);
-  scores.setConstant(1.0f);
-  scores(0, 0, 50) = scores(1, 0, 3) = 1000.0f;
-  const Tensor4<float> q(2, 2, 1, 4), k(2, 2, 100, 4);
-  const Selection keep =
-      GivenSelector({.budget = Budget::relative(0.5), .scores = &scores}).select(q, k, {});
-  EXPECT_EQ(keep.positions(0, 0), std::vector<Position>{50});
-  EXPECT_EQ(keep.count(0, 1), 100);
-  EXPECT_EQ(keep.positions(1, 0), std::vector<Position>{3});
-  EXPECT_EQ(keep.count(1, 1), 100);
-}
-
 TEST(BudgetByScores, LooksAtWindowsAndSumsTheKeysOwn) {
   Random random(703);
   const auto mass = masses(random, 1, 3, 300);
@@ -299,60 +281,6 @@ TEST(BudgetByScoresOf, SoftmaxScorers) {
     auto robust = quoka::QuokaOptions::robust(budget);
     robust.top_k = top_k;
     expect_kept_by<quoka::QuokaScorer>(robust, q, k);
-  }
-}
-
-TEST(BudgetByScoresOf, LogitsAndCosines) {
-  Random random(709);
-  const auto q = random.tensor<Element>(2, 6, 17, 24);
-  const auto k = random.tensor<Element>(2, 2, 301, 24);
-  for (const Budget& budget : {Budget::relative(0.7), Budget::relative(0.3, 20, 100)}) {
-    expect_kept_by<quoka::QuokaScorer>({.budget = budget}, q, k);
-    expect_kept_by<quoka::QuokaScorer>({.budget = budget, .scoring = Scoring::dot}, q, k);
-    expect_kept_by<quoka::SampleAttentionScorer>({.budget = budget, .domain = Domain::logit}, q, k);
-  }
-}
-
-// ---- where a Selection goes ---------------------------------------------------------------------
-
-TEST(BudgetByScores, DrivesAPrefillARaggedBatchAndDiagnostics) {
-  Random random(711);
-  const auto q = random.tensor<float>(1, 4, 300, 16, 1.5), k = random.tensor<float>(1, 2, 300, 16),
-             v = random.tensor<float>(1, 2, 300, 16);
-  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 16};
-  const auto options = quoka::QuokaOptions::robust(Budget::mass(0.8));
-  const quoka::AttentionOptions attention{.scale = 0.6f};
-  quoka::ChunkedPrefill<quoka::QuokaSelector> layer(shape, options, attention);
-  const auto part = [](const Tensor4<float>& x, Index begin, Index n) {
-    return quoka::view_of(x).slice(begin, n);
-  };
-  Tensor4<float> out(1, 4, 50, 16), expected(1, 4, 50, 16), of_batch(1, 4, 50, 16);
-  for (Index begin = 0; begin < 300; begin += 50) {
-    const auto chunk_q = part(q, begin, 50), chunk_k = part(k, begin, 50),
-               chunk_v = part(v, begin, 50);
-    const auto past_k = part(k, 0, begin), past_v = part(v, 0, begin);
-    const Selection keep = begin == 0
-                               ? Selection::all(1, 2, 0)
-                               : quoka::QuokaSelector(options).select(chunk_q, past_k, attention);
-    if (begin > 0) {
-      EXPECT_NE(keep.count(0, 0), keep.count(0, 1)) << begin;
-    }
-    quoka::attention(chunk_q, {past_k, past_v, keep}, {chunk_k, chunk_v}, expected, attention);
-    layer.forward(chunk_q, chunk_k, chunk_v, out);
-    EXPECT_EQ(layer.selection(), keep);
-    EXPECT_TRUE(same_bits(out, expected));
-
-    quoka::QuokaSelector::State state;
-    quoka::RaggedWorkspace<quoka::QuokaSelector> workspace;
-    const std::array batch{quoka::RaggedSequence<quoka::QuokaSelector>{.q = chunk_q,
-                                                                       .past_k = past_k,
-                                                                       .past_v = past_v,
-                                                                       .chunk = {chunk_k, chunk_v},
-                                                                       .out = of_batch,
-                                                                       .state = &state}};
-    workspace.run(quoka::QuokaSelector(options), batch, attention, quoka::SerialExecutor{});
-    EXPECT_EQ(workspace.selection(0), keep);
-    EXPECT_TRUE(same_bits(of_batch, expected));
   }
 }
 

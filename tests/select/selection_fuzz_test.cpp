@@ -57,6 +57,7 @@ struct Values {
   bool copies = false;      // keys are copies of a few
   bool zeros = false;       // some rows are zero
   bool not_finite = false;  // some rows have a NaN or an infinity
+  bool steep = false;       // queries are long, and so are differences of logits
   bool wide = false;        // rows from 1e-15 to 1e15 long
 };
 
@@ -103,6 +104,7 @@ std::ostream& operator<<(std::ostream& out, const Draw& x) {
                                  {v.copies, "copies"},
                                  {v.zeros, "zeros"},
                                  {v.not_finite, "not finite"},
+                                 {v.steep, "steep"},
                                  {v.wide, "wide"},
                                  {x.other, "after another sequence"},
                                  {x.selects, "selects in between"},
@@ -134,7 +136,7 @@ Draw draw(std::uint64_t seed) {
   if (x.batch > 1 && x.layout > Layout::tokens) x.layout = Layout::tokens;
   x.page_len = one_of<Index>(random, {1, 5, 16, 17, 32, 48, 64});
   Values& v = x.values;
-  for (bool* const is : {&v.sinks, &v.outliers, &v.copies, &v.zeros, &v.not_finite})
+  for (bool* const is : {&v.sinks, &v.outliers, &v.copies, &v.zeros, &v.not_finite, &v.steep})
     *is = chance(random, 0.2);
   v.wide = chance(random, 0.07);
 
@@ -295,7 +297,7 @@ Tensor4<float> random_rows(Random& random, const Draw& x, Index heads, Index len
         if (v.sinks && keys && i < 4) row[0] = 40.0f + static_cast<float>(i);
         if (v.sinks && !keys) row[0] = 2.0f;
         const double odd = random.uniform();
-        float size = 1.0f;
+        float size = v.steep && !keys ? 12.0f : 1.0f;
         if (v.wide) size = static_cast<float>(std::pow(10.0, 30.0 * random.uniform() - 15.0));
         if (v.zeros && odd < 0.1) size = 0.0f;
         for (Index c = 0; c < x.dim; ++c) row[c] *= size;
@@ -687,30 +689,42 @@ Broken not_so_many(const Selection& keep, const oracle::Scores& scores, const Dr
   return "";
 }
 
-// Of one head, the bound on errors of logits that sketched_mass.hpp states, with codes of queries twice as coarse as
-// where they are finest.
-double logit_error(const oracle::Tensor& q, const KeySketch& sketch, const Draw& x, Index b,
-                   Index head) {
-  const double scale = x.scale ? double{*x.scale} : 1.0 / std::sqrt(static_cast<double>(x.dim));
-  double longest = 0, missed = 0, bound = 0;
-  for (Index t = 0; t < x.kv_len; ++t) {
+// Of one head, eps of sketched_mass.hpp: with codes of rows that miss as much as the finest miss of them, and with
+// codes four times as coarse.
+struct LogitError {
+  double least = 0, most = 0;
+};
+LogitError logit_error(const oracle::Tensor& q_bar, const oracle::Tensor& k,
+                       const KeySketch& sketch, double scale, Index b, Index head) {
+  constexpr double shortest_coded = 1e-12, longest_coded = 1e12;
+  const auto is_coded = [](double length) {
+    return length == 0 || (length > shortest_coded && length < longest_coded);
+  };
+  double longest = 0, missed = 0;
+  LogitError bound;
+  for (Index t = 0; t < k.len; ++t) {
+    if (!oracle::is_finite(k.row(b, head, t))) continue;
+    if (!is_coded(oracle::norm(k.row(b, head, t)))) return {oracle::infinity, oracle::infinity};
     const auto length = static_cast<double>(sketch.lengths(b, head)[t]);
-    const auto error = static_cast<double>(sketch.errors(b, head)[t]);
     longest = std::max(longest, length);
-    if (std::isfinite(error)) missed = std::max(missed, length * error);
+    if (length > 0)
+      missed = std::max(missed, length * static_cast<double>(sketch.errors(b, head)[t]));
   }
-  for (Index r = 0; r < x.group; ++r)
-    for (Index i = 0; i < x.q_len; ++i) {
-      const oracle::Row row = q.row(b, head * x.group + r, i);
-      if (!oracle::is_finite(row)) continue;
-      double most = 0;
-      for (const double value : row) most = std::max(most, std::abs(value));
-      const double e = most / 127 * std::sqrt(static_cast<double>(x.dim)),
-                   length = oracle::norm(row);
-      bound = std::max(
-          bound, scale * (e * longest + (length + e) * missed +
-                          (2.0 * static_cast<double>(x.dim) + 32) * 0x1p-24 * length * longest));
-    }
+  for (Index m = 0; m < q_bar.len; ++m) {
+    const oracle::Row row = q_bar.row(b, head, m);
+    const double length = oracle::norm(row);
+    if (!is_coded(length)) return {oracle::infinity, oracle::infinity};
+    double most = 0, squares = 0;
+    for (const double x : row) most = std::max(most, std::abs(x));
+    for (const double x : row)
+      if (most > 0) squares += std::pow(x - most / 127 * std::round(x * 127 / most), 2);
+    const auto with = [&](double e) {
+      return scale * (e * longest + (length + e) * missed +
+                      (2.0 * static_cast<double>(k.dim) + 32) * 0x1p-24 * length * longest);
+    };
+    bound.least = std::max(bound.least, with(std::sqrt(squares)));
+    bound.most = std::max(bound.most, with(2 * most / 127 * std::sqrt(static_cast<double>(k.dim))));
+  }
   return bound;
 }
 
@@ -718,6 +732,7 @@ struct Exact {
   oracle::Positions kept;  // queries
   oracle::Scores scores;   // of windows
   oracle::Scores own;      // without
+  oracle::Tensor q_bar;    // of Domain::softmax
 };
 
 // By the queries that the library keeps, which are the oracle's but for near ties.
@@ -743,6 +758,8 @@ Broken exact_scores(const Draw& x, const oracle::Tensor& q, const oracle::Tensor
   if (x.scale && x.softmax())
     for (double& value : scaled.data)
       value *= double{*x.scale} * std::sqrt(static_cast<double>(x.dim));
+  exact.q_bar = oracle::pre_aggregate(oracle::gather_queries(q, exact.kept), x.kv_heads,
+                                      wanted.group, oracle::Scoring::dot);
   exact.scores = oracle::scores_of_kept(scaled, exact.kept, k, wanted);
   oracle::QuokaOptions narrow = wanted;
   narrow.window = 1;
@@ -798,6 +815,16 @@ Broken cache_sketch_differs(const Draw& x, Data& data, const QuokaOptions& optio
   if (!(some == plain) && !(some == sketched))
     return differs("the sketch of a part of a cache", some, plain);
 
+  // A part of a sequence, from any of its keys on.
+  const Index begin = data.random.below(x.kv_len + 1), n = x.kv_len - begin;
+  SelectorInput part = input_of(x, data.q.rows(), data.k.rows().slice(begin, n));
+  Told<QuokaSelector> of_part(options);
+  of_part.selector.appended(part, of_part.state, SerialExecutor{});
+  const Selection of_keys = of_part.select(part);
+  part.q = data.q_laid.rows(), part.k = data.k_laid.rows().slice(begin, n), part.sketch = &sketch;
+  broken = differs("the sketch of a cache, for a part of it", told.select(part), of_keys);
+  if (!broken.empty()) return broken;
+
   // Rows are overwritten in a pool that has moved; perhaps the first telling fails.
   if (x.kv_len == 0) return "";
   Store written = data.k_laid;
@@ -808,6 +835,24 @@ Broken cache_sketch_differs(const Draw& x, Data& data, const QuokaOptions& optio
     rows.push_back(static_cast<Position>(written.pool_row(t)));
   }
   const SelectorInput own = input_of(x, data.q_laid.rows(), written.rows());
+  const Index newest = data.k_laid.pool_row(x.kv_len - 1);
+  const bool looks = x.options.budget.count(x.kv_len) > 0 && !x.options.budget.by_scores() &&
+                     x.options.budget.least(x.kv_len) < x.kv_len &&
+                     !(x.softmax() && x.softcap != 0);
+  if (looks && sketch.errors(0, 0)[newest] < infinity) {  // it has codes
+    Store forgotten = data.k_laid;
+    forgotten.change(0, 0, x.kv_len - 1);
+    KeySketch moved;
+    moved.update(data.k_laid.pool(), 0, room, threads);
+    moved.update(forgotten.pool(), {}, threads);
+    SelectorInput stale = input_of(x, data.q_laid.rows(), forgotten.rows());
+    stale.sketch = &moved;
+    try {
+      (void)told.select(stale);
+      return "the newest key has changed behind a sketch's back, and nobody noticed";
+    } catch (const std::invalid_argument&) {
+    }
+  }
   Told<QuokaSelector> fresh(options), untold(options);
   fresh.selector.appended(own, fresh.state, SerialExecutor{});
   const Selection expected = fresh.select(own), in_float = untold.select(own);
@@ -859,6 +904,44 @@ Broken layer_differs(const Draw& x, Data& data, const QuokaOptions& options,
   return broken;
 }
 
+// A cascade keeps candidates alone: keys that get most of one of the rows that look first, the last query of each head
+// and each fourth of the others. Where these are more than half of all, all look at once.
+Broken not_of_the_first_look(const Selection& keep, const oracle::Tensor& q_bar,
+                             const oracle::Tensor& k, const Draw& x, Index candidates, double scale,
+                             double nats) {
+  const Index heads = x.options.group_mode == GroupMode::per_head ? x.group : 1,
+              n = q_bar.len / heads;
+  std::vector<Index> first;
+  Index others = 0;
+  for (Index m = 0; m < q_bar.len; ++m)
+    if (m % n == n - 1 || others++ % 4 == 0) first.push_back(m);
+  if (2 * std::ssize(first) > q_bar.len) return "";
+  oracle::Tensor rows(q_bar.batch, q_bar.heads, std::ssize(first), q_bar.dim);
+  for (Index b = 0; b < rows.batch; ++b)
+    for (Index head = 0; head < rows.heads; ++head)
+      for (Index i = 0; i < rows.len; ++i)
+        for (Index c = 0; c < rows.dim; ++c)
+          rows.at(b, head, i, c) = q_bar.at(b, head, first[uz(i)], c);
+  const auto shares = oracle::softmax_scores(rows, k, scale, oracle::Aggregation::max);
+  for (Index b = 0; b < x.batch; ++b)
+    for (Index head = 0; head < x.kv_heads; ++head) {
+      std::vector<double> all;
+      for (const double share : shares[uz(b)][uz(head)])
+        if (std::isfinite(share)) all.push_back(share);
+      if (std::ssize(all) <= candidates) continue;
+      std::ranges::nth_element(all, all.begin() + candidates - 1, std::greater{});
+      const double least = all[uz(candidates - 1)] * std::exp(-nats) - 1e-15;
+      const Index kept = keep.count(b, head), from = std::min(kept, x.options.top_k.keep_first),
+                  to = x.kv_len - std::min(kept - from, x.options.top_k.keep_last);
+      for (const Position t : keep.positions(b, head))
+        if (t >= from && t < to && !(shares[uz(b)][uz(head)][uz(t)] >= least))
+          return words("key ", t, " of head ", head,
+                       " is kept, and was no candidate: ", shares[uz(b)][uz(head)][uz(t)], " of ",
+                       least);
+    }
+  return "";
+}
+
 Broken broken_quoka(const Draw& x) {
   Data data(x);
   QuokaOptions in_float = x.options, by_sketch = x.options;
@@ -891,16 +974,31 @@ Broken broken_quoka(const Draw& x) {
     if (!broken.empty()) return broken;
   }
 
-  // The oracle, where it knows as much, and float's range is no matter.
-  if (count == 0 || x.options.budget.least(x.kv_len) == x.kv_len || x.softcap != 0 ||
-      (x.values.wide && x.softmax()))
-    return "";
+  // The oracle, where it knows as much.
+  if (count == 0 || x.options.budget.least(x.kv_len) == x.kv_len || x.softcap != 0) return "";
   const oracle::Tensor q_exact = to_oracle(q), k_exact = to_oracle(k);
   Exact exact;
   broken = exact_scores(x, q_exact, k_exact, exact);
   if (!broken.empty()) return broken;
-  double largest = 0;  // logit
   const double scale = x.scale ? double{*x.scale} : 1.0 / std::sqrt(static_cast<double>(x.dim));
+  const bool by_codes = x.softmax() && !x.options.budget.by_scores();
+
+  // A head of which logits by codes could be off by more than 4 nats is that of float.
+  double eps = 0;
+  bool all_by_codes = by_codes;
+  KeySketch sketch;
+  if (by_codes) sketch.append(k, x.kv_len, SerialExecutor{});
+  for (Index b = 0; b < x.batch && by_codes; ++b)
+    for (Index head = 0; head < x.kv_heads; ++head) {
+      const LogitError error = logit_error(exact.q_bar, k_exact, sketch, scale, b, head);
+      if (error.least > 4.05 && sketched.positions(b, head) != plain.positions(b, head))
+        return words("head ", head, " of batch ", b, " goes by codes, with eps ", error.least);
+      if (!(error.most < 4)) all_by_codes = false;
+      eps = std::max(eps, error.most);
+    }
+
+  if (x.values.wide && x.softmax()) return "";  // beyond the range of float's logits
+  double largest = 0;                           // logit
   const auto longest = [](const oracle::Tensor& rows) {
     double most = 0;
     for (Index b = 0; b < rows.batch; ++b)
@@ -910,7 +1008,7 @@ Broken broken_quoka(const Draw& x) {
             most = std::max(most, oracle::norm(rows.row(b, head, i)));
     return most;
   };
-  if (x.softmax()) largest = scale * longest(q_exact) * longest(k_exact);
+  if (x.softmax()) largest = scale * longest(exact.q_bar) * longest(k_exact);
   const Tolerance rounding =
       x.softmax() ? Tolerance{1e-30, 1e-5 + 1e-6 * largest} : Tolerance{2e-5, 0};
   const bool of_copies = x.values.copies && !x.values.sinks && !x.values.zeros &&
@@ -921,25 +1019,21 @@ Broken broken_quoka(const Draw& x) {
     broken = not_so_many(plain, exact.scores, x);
     if (!broken.empty()) return broken;
   }
-  if (!x.softmax() || x.options.budget.by_scores()) return "";
+  if (!by_codes) return "";
 
-  // Softmax by the sketch: mass within exp(a) of float's, a = 2 eps + 0.01; beyond 4 nats it is float's.
-  if (x.options.cascade > 0) {
-    lose(lost_by_cascade, sketched, plain, exact, x);
-    return "";
-  }
-  lose(lost_by_sketch, sketched, plain, exact, x);
-  KeySketch sketch;
-  sketch.append(k, x.kv_len, SerialExecutor{});
-  double eps = 0;
-  for (Index b = 0; b < x.batch; ++b)
-    for (Index head = 0; head < x.kv_heads; ++head)
-      eps = std::max(eps, logit_error(q_exact, sketch, x, b, head));
-  // A quarter of it: errors of single channels have any sign.
+  // Softmax by the sketch: mass within exp(a) of float's, a = 2 eps + 0.01. A quarter of it: errors of single channels
+  // have any sign.
   const double a = 0.5 * std::min(eps, 4.0) + 0.01;
-  broken = not_the_best(sketched, exact.scores, x,
-                        {1e-15, 1 - std::exp(-2 * a - rounding.relative)}, of_copies);
-  return broken.empty() ? "" : words("by sketch, eps ", eps, ": ", broken);
+  if (x.options.cascade == 0) {
+    lose(lost_by_sketch, sketched, plain, exact, x);
+    broken = not_the_best(sketched, exact.scores, x,
+                          {1e-15, 1 - std::exp(-2 * a - rounding.relative)}, of_copies);
+    return broken.empty() ? "" : words("by sketch, eps ", eps, ": ", broken);
+  }
+  lose(lost_by_cascade, sketched, plain, exact, x);
+  const Index candidates = x.options.cascade * count;
+  if (!all_by_codes || x.options.top_k.window > 1 || x.kv_len <= 2 * candidates) return "";
+  return not_of_the_first_look(sketched, exact.q_bar, k_exact, x, candidates, scale, 2 * a);
 }
 
 // ---- smaller draws ------------------------------------------------------------------------------
@@ -962,6 +1056,7 @@ Draw smaller(Draw x, const std::function<Broken(const Draw&)>& broken) {
       [](Draw& y) { y.values.copies = false; },
       [](Draw& y) { y.values.zeros = false; },
       [](Draw& y) { y.values.not_finite = false; },
+      [](Draw& y) { y.values.steep = false; },
       [](Draw& y) { y.values.wide = false; },
       [](Draw& y) { y.q_as = 0; },
       [](Draw& y) { y.k_as = 0; },

@@ -64,6 +64,8 @@ TEST(Budget, AFractionIsRoundedDown) {
   EXPECT_EQ(Budget::share(0.25).count(104), 26);
   EXPECT_EQ(Budget::share(0.5).count(501), 250);
   EXPECT_EQ(Budget::share(0.999).count(37), 36);
+  EXPECT_EQ(Budget::share(0.25).count(3), 1);  // at least one
+  EXPECT_EQ(Budget::share(0.25).count(0), 0);
 }
 
 // floor(p * len / q), at least one key and at most all: of whole numbers alone.
