@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <functional>
 #include <optional>
 
 namespace {
@@ -412,31 +413,74 @@ class RaggedRefuses : public ::testing::Test {
   std::vector<AttentionSequence> batch_;
 };
 
-TEST_F(RaggedRefuses, NothingOfWhatFits) { EXPECT_NO_THROW(quoka::attention(batch_)); }
-
-TEST_F(RaggedRefuses, OneSequenceOfOtherShapes) {
-  batch_[2].past.v = Rows(in_[2].past_v).slice(0, 31);
-  refused({"sequence", 2, "past v's len", 31, 32});
-}
-
-TEST_F(RaggedRefuses, AMaskOfAnotherSequence) {
+TEST_F(RaggedRefuses, ASequenceThatDoesNotFitOrSharesMemory) {
+  EXPECT_NO_THROW(quoka::attention(batch_));
+  const auto fits = batch_;
+  quoka::PackedPast packed, other_packed;
+  const auto out_in = [](float* memory) {
+    return TensorView<float>(memory, {1, 4, 5, 16}, {320, 80, 16, 1});
+  };
+  const auto lse_in = [](float* memory) {
+    return TensorView<float, 3>(memory, {1, 4, 5}, {20, 5, 1});
+  };
+  const auto by_one = out_in(output_[0].out.data() + 4 * 5 * 16 - 1);
+  using Change = std::function<void()>;
+  struct Row {
+    Change change;
+    std::initializer_list<Fragment> says;
+    AttentionOptions options = {};
+  };
+  const Row table[] = {
+      {[&] { batch_[2].past.v = Rows(in_[2].past_v).slice(0, 31); },
+       {"sequence", 2, "past v's len", 31, 32}},
+      {[&] { batch_[2].mask = mask_[1]; }, {"sequence", 2, "mask's keys", 36, 37}},
+      {[&] { batch_[1].mask = {}; }, {"sequence", 1, "mask's keys", 35, 36}, {.mask = mask_[0]}},
+      {[&] { batch_[1].query_position = 30; }, {"sequence", 1, "query_position", 30, 31}},
+      {[&] { batch_[1].out = out_in(in_[1].past_k.data()); },
+       {"sequence", 1, "out shares memory with the past's keys"}},
+      {[&] {
+         batch_[0].past.packed = batch_[2].past.packed = &packed;
+         batch_[1].past.packed = &other_packed;
+       },
+       {"sequences", 0, 2, "the same PackedPast"}},
+      {[&] {
+         batch_[2].out = {output_[0].out, output_[2].lse};
+       },
+       {shares(2, "out", 0, "out")}},
+      {[&] {
+         batch_[2].out = {by_one, output_[2].lse};
+       },
+       {shares(2, "out", 0, "out")}},
+      {[&] {
+         batch_[2].out = {output_[2].out, output_[0].lse};
+       },
+       {shares(2, "lse", 0, "lse")}},
+      {[&] {
+         batch_[2].out = {output_[2].out, lse_in(output_[0].out.data())};
+       },
+       {shares(2, "lse", 0, "out")}},
+  };
+  for (const auto& [change, says, options] : table) {
+    batch_ = fits;
+    change();
+    refused(says, options);
+  }
+  for (const std::size_t other : {0u, 2u})
+    for (const auto& [name, x] : named_inputs(other)) {
+      batch_ = fits;
+      batch_[1].out = out_in(x->data());
+      refused({shares(1, "out", other, name)});
+      batch_[1].out = {output_[1].out, lse_in(x->data())};
+      refused({shares(1, "lse", other, name)});
+    }
+  // What was refused leaves a workspace that works.
+  AttentionWorkspace workspace;
+  batch_ = fits;
   batch_[2].mask = mask_[1];
-  refused({"sequence", 2, "mask's keys", 36, 37});
-}
-
-TEST_F(RaggedRefuses, TheOptionsMaskForSequencesItDoesNotFit) {
-  batch_[1].mask = {};
-  refused({"sequence", 1, "mask's keys", 35, 36}, {.mask = mask_[0]});
-}
-
-TEST_F(RaggedRefuses, APositionInsideThePast) {
-  batch_[1].query_position = 30;
-  refused({"sequence", 1, "query_position", 30, 31});
-}
-
-TEST_F(RaggedRefuses, AnOutputInItsOwnInput) {
-  batch_[1].out = TensorView<float>(in_[1].past_k.data(), {1, 4, 5, 16}, {320, 80, 16, 1});
-  refused({"sequence", 1, "out shares memory with the past's keys"});
+  expect_refused([&] { quoka::attention(batch_, {}, SerialExecutor{}, workspace); }, {36, 37});
+  quoka::attention(fits, {}, SerialExecutor{}, workspace);
+  for (std::size_t i = 0; i < sequences; ++i)
+    expect_same(output_[i], attend(in_[i], {.mask = mask_[i]}));
 }
 
 // What is found as late as when the past is packed.
@@ -460,48 +504,6 @@ TEST_F(RaggedRefuses, APackedPastOfOtherKeys) {
                     .chunk = {x.k, x.v},
                     .out = output.out});
   expect_refused([&] { quoka::attention(batch_, options); }, {"sequence", 2, "at position"});
-}
-
-TEST_F(RaggedRefuses, TwoSequencesWithOnePackedPast) {
-  quoka::PackedPast packed, other;
-  batch_[0].past.packed = &packed, batch_[1].past.packed = &other, batch_[2].past.packed = &packed;
-  refused({"sequences", 0, 2, "the same PackedPast"});
-}
-
-TEST_F(RaggedRefuses, OutputsThatShareMemory) {
-  batch_[2].out = {output_[0].out, output_[2].lse};
-  refused({shares(2, "out", 0, "out")});
-  const TensorView<float> by_one(output_[0].out.data() + 4 * 5 * 16 - 1, {1, 4, 5, 16},
-                                 {320, 80, 16, 1});
-  batch_[2].out = {by_one, output_[2].lse};
-  refused({shares(2, "out", 0, "out")});
-}
-
-TEST_F(RaggedRefuses, LogSumsThatShareMemory) {
-  batch_[2].out = {output_[2].out, output_[0].lse};
-  refused({shares(2, "lse", 0, "lse")});
-  const TensorView<float, 3> in_out(output_[0].out.data(), {1, 4, 5}, {20, 5, 1});
-  batch_[2].out = {output_[2].out, in_out};
-  refused({shares(2, "lse", 0, "out")});
-}
-
-TEST_F(RaggedRefuses, AnOutputInAnothersInput) {
-  const auto out_in = [&](Tensor4<float>& x) {
-    return quoka::AttentionOutput(TensorView<float>(x.data(), {1, 4, 5, 16}, {320, 80, 16, 1}));
-  };
-  for (const std::size_t other : {0u, 2u})
-    for (const auto& [name, x] : named_inputs(other)) {
-      batch_[1].out = out_in(*x);
-      refused({shares(1, "out", other, name)});
-    }
-}
-
-TEST_F(RaggedRefuses, AnLseInAnothersInput) {
-  for (const std::size_t other : {0u, 2u})
-    for (const auto& [name, x] : named_inputs(other)) {
-      batch_[1].out = {output_[1].out, TensorView<float, 3>(x->data(), {1, 4, 5}, {20, 5, 1})};
-      refused({shares(1, "lse", other, name)});
-    }
 }
 
 TEST_F(RaggedRefuses, ResultsInAnothersMask) {
@@ -653,17 +655,6 @@ TEST_F(RaggedRefuses, NoCommonInputs) {
   Inputs<float> shared = in_[1];
   shared.past_k = in_[0].past_k, shared.past_v = in_[0].past_v;
   expect_same(output_[1], attend(shared, {.mask = mask_[0]}));
-}
-
-// What was refused leaves a workspace that works.
-TEST_F(RaggedRefuses, AndTheWorkspaceServesOn) {
-  AttentionWorkspace workspace;
-  const auto fits = batch_;
-  batch_[2].mask = mask_[1];
-  expect_refused([&] { quoka::attention(batch_, {}, SerialExecutor{}, workspace); }, {36, 37});
-  quoka::attention(fits, {}, SerialExecutor{}, workspace);
-  for (std::size_t i = 0; i < sequences; ++i)
-    expect_same(output_[i], attend(in_[i], {.mask = mask_[i]}));
 }
 
 }  // namespace
