@@ -13,16 +13,12 @@ inline const std::map<std::string, quoka::Arithmetic> arithmetics{
     {"single", quoka::Arithmetic::single},
     {"bfloat16", quoka::Arithmetic::bfloat16},
     {"bfloat16_x2", quoka::Arithmetic::bfloat16_x2},
-    {"bfloat16_x3", quoka::Arithmetic::bfloat16_x3},
-    {"fixed16", quoka::Arithmetic::fixed16}};
+    {"bfloat16_x3", quoka::Arithmetic::bfloat16_x3}};
 
 // What attention over a cache of floats was computed in, if `asked` was.
 inline std::string arithmetic_name(quoka::Arithmetic asked) {
   const quoka::Arithmetic used = quoka::arithmetic_used(asked);
-  if (used == quoka::Arithmetic::fixed16) return "16-bit fixed point";
-  if (used != quoka::Arithmetic::single) return used.name();
-  if (asked == quoka::Arithmetic::fixed16) return "float (no 16-bit dot products here)";
-  return "float";
+  return used == quoka::Arithmetic::single ? "float" : used.name();
 }
 
 }  // namespace quoka_bench

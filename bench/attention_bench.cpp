@@ -14,7 +14,7 @@ plain::Attention<T> plain_input(const ChunkData<T>& chunk, const PastData<T>& pa
 
 // ---- dense --------------------------------------------------------------------------------------
 
-// Asked for fixed point a benchmark says what it was run in, and may be off by more.
+// Asked for another arithmetic than float a benchmark says what it was run in, and may be off by more.
 template <class T>
 struct InArithmetic {
   quoka::AttentionOptions options;
@@ -172,7 +172,6 @@ void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index
   add_dense<float>("attention/dense", qwen3_4b, usual, 2);
   add_dense<float>("attention/dense/wide_logits", qwen3_4b, usual, 1, quoka::Arithmetic::single,
                    24.0f);
-  add_dense<float>("attention/dense/fixed16", qwen3_4b, usual, 1, quoka::Arithmetic::fixed16);
   add_dense<Eigen::half>("attention/dense/half", qwen3_4b, usual);
   add(dense_name("attention/plain", qwen3_4b, 1024, 1),
       [](auto& state) { plainly(state, qwen3_4b, 1024); });

@@ -12,7 +12,6 @@
 #include <quoka/attention/attention_impl.hpp>
 #include <quoka/attention/packed_past.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
-#include <quoka/kernels/fixed_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>
 #include <quoka/matrix/emulated_tiles.hpp>
 #include <quoka/matrix/pair_unit.hpp>
@@ -64,7 +63,7 @@ double best_rate(double flops, Run&& run) {
   return best;
 }
 
-// Independent sums of pairs: Sums of bfloat16 or of 16-bit integers.
+// Independent sums of pairs of bfloat16.
 template <class Sums, class Pair>
 double pair_peak() {
   constexpr int chains = 16;
@@ -108,13 +107,11 @@ double tile_peak(bool codes) {
 inline constexpr bool own_tiles =
     simd::has_tiles && !std::is_same_v<simd::Tiles, simd::EmulatedTiles>;
 
-template <bool sums = simd::has_bfloat16_sums, bool integers = simd::has_pair_sums,
-          bool tiles = own_tiles>
+template <bool sums = simd::has_bfloat16_sums, bool tiles = own_tiles>
 std::vector<Peak> peaks() {
   std::vector<Peak> all{{"float FMA", fma_peak_gflops()}};
   if constexpr (sums)
     all.push_back({"vdpbf16ps", pair_peak<simd::DotBfloat16Sums, simd::Bfloat16Pair>()});
-  if constexpr (integers) all.push_back({"vpdpwssd", pair_peak<simd::PairSums, simd::Int16Pair>()});
   if constexpr (tiles)
     if (detail::tiles_work()) {
       all.push_back({"tdpbf16ps", tile_peak<simd::Tiles>(false)});
@@ -165,13 +162,11 @@ void add_unit(std::vector<Contender>& all, const std::string& instruction) {
   all.push_back({"bfloat16_x3", instruction, &detail::bfloat16_panels<Unit, 3>(), 3, false});
 }
 
-template <bool sums = simd::has_bfloat16_sums, bool integers = simd::has_pair_sums,
-          bool tiles = own_tiles, bool squares = simd::has_bfloat16_squares>
+template <bool sums = simd::has_bfloat16_sums, bool tiles = own_tiles,
+          bool squares = simd::has_bfloat16_squares>
 std::vector<Contender> contenders() {
   std::vector<Contender> all{{"single", "float FMA", &detail::float_panels(), 1, false},
                              {"single", "float FMA", &detail::float_panels(), 1, true}};
-  if constexpr (integers)
-    all.push_back({"fixed16", "vpdpwssd", &detail::fixed_panels<simd::PairSums>(), 1, false});
   if constexpr (sums) add_unit<detail::PairUnit<simd::DotBfloat16Sums>>(all, "vdpbf16ps");
   if constexpr (squares)
     add_unit<detail::SquareUnit<simd::Bfloat16Square, simd::Bfloat16Eight>>(all, "bfmmla");

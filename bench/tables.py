@@ -288,27 +288,8 @@ def rates():
     machines = {name: {(one["arithmetic"], one["cache"]): one for one in load(f"rates_{name}" if name else "rates")["kernels"]} for name in ("zen5", "", "amx")}
     body = []
     for key, one in machines["amx"].items():  # the last of a key is by tiles
-        if key[0] != "fixed16":
-            body.append([code(key[0]), key[1], *(f"{machines[name][key]['speed']:.2f}" for name in machines), f"{one['speed_packed']:.2f}", f"{one['error']:.0e}"])
+        body.append([code(key[0]), key[1], *(f"{machines[name][key]['speed']:.2f}" for name in machines), f"{one['speed_packed']:.2f}", f"{one['error']:.0e}"])
     return ["arithmetic", "cache", "Zen 5", "Intel, no AMX", "AMX", "AMX, past packed once", "error"], body
-
-
-@table
-def fixed_point():
-    errors, groups = load("fixed_point")["errors"], {}
-    for e in errors:
-        kind = "normal numbers, 1,024 to 32,768 keys" if e["data"].startswith("normal") else f"TinyLlama, {e['data'].split(',')[0]}"
-        groups.setdefault(kind, []).append(e)
-    return ["data", "largest error", "worst head", "relative"], [
-        [kind, *(f"{1e3 * max(e[key] for e in of):.2f}e-3" for key in ("largest_error", "largest_error_of_a_head", "relative_error"))]
-        for kind, of in groups.items()]
-
-
-@table
-def fixed_point_speed():
-    return ["keys", "kept", "head_dim", "float, ms", "fixed16, ms", "faster"], [
-        [f"{r['kv_len']:,}", f"{r['budget']:,}" if r["budget"] else "all", r["head_dim"], f"{r['single_ms']:.0f}", f"{r['fixed16_ms']:.0f}", times(r["ratio"], 2)]
-        for r in load("fixed_point")["speed"]]
 
 
 @table

@@ -84,7 +84,7 @@ TEST(AttentionThreads, BlocksPackedForAllPanelsGiveTheSameBits) {
     expect_same_on_pools(in, {.sliding_window = 2});
     for (const quoka::Arithmetic arithmetic :
          {quoka::Arithmetic::single, quoka::Arithmetic::bfloat16, quoka::Arithmetic::bfloat16_x2,
-          quoka::Arithmetic::bfloat16_x3, quoka::Arithmetic::fixed16})
+          quoka::Arithmetic::bfloat16_x3})
       expect_same_on_pools(in, {.arithmetic = arithmetic});
     const Selection keep = random_selection(random, 1, 2, len, 1024);
     expect_same_on_pools(in, {}, &keep);

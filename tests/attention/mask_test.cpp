@@ -468,7 +468,7 @@ TEST(Masked, CellsThatNoQuerySeesAreNotThere) {
     const Selection keep = to_selection({{left, left}}, 250);
     for (const AttentionOptions& options :
          {AttentionOptions{}, AttentionOptions{.sliding_window = 90},
-          AttentionOptions{.arithmetic = quoka::Arithmetic::fixed16}})
+          AttentionOptions{.arithmetic = quoka::Arithmetic::bfloat16}})
       expect_same(attend_masked(in, added, options), attend(in, options, &keep));
     // Among those that are selected.
     oracle::Positions some{{}}, kept{{}};

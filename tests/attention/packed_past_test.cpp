@@ -20,9 +20,8 @@ using quoka::Arithmetic;
 using quoka::PackedPast;
 using quoka::Past;
 
-const Arithmetic arithmetics[] = {Arithmetic::automatic,   Arithmetic::single,
-                                  Arithmetic::bfloat16,    Arithmetic::bfloat16_x2,
-                                  Arithmetic::bfloat16_x3, Arithmetic::fixed16};
+const Arithmetic arithmetics[] = {Arithmetic::automatic, Arithmetic::single, Arithmetic::bfloat16,
+                                  Arithmetic::bfloat16_x2, Arithmetic::bfloat16_x3};
 
 // Are blocks kept in what this comes to for a cache and a chunk of T?
 template <class T>
@@ -108,7 +107,7 @@ TEST(PackedPast, ChangesNoBitOfManyKeysAndWorkers) {
   for (const Index len : {Index{1500}, Index{4500}}) {
     const auto in = random_inputs<float>(
         random, {.q_heads = 2, .kv_heads = 1, .head_dim = 16, .q_len = 300, .kv_len = len});
-    for (const Arithmetic arithmetic : {Arithmetic::automatic, Arithmetic::fixed16}) {
+    for (const Arithmetic arithmetic : {Arithmetic::automatic, Arithmetic::bfloat16}) {
       PackedPast packed;
       expect_same_with<float>(in, {.arithmetic = arithmetic}, packed, pool);
       EXPECT_EQ(packed.len() > 0, keeps<float>(arithmetic));
@@ -138,16 +137,16 @@ TEST(PackedPast, AMaskThatListsNothingUsesIt) {
   Tensor4<float> bias(1, 1, 40, 340);
   for (Index i = 0; i < bias.size(); ++i) bias.data()[i] = static_cast<float>(i % 7) * 0.25f;
   for (Index i = 0; i < 40; ++i) bias(0, 0, i, i * 5) = -std::numeric_limits<float>::infinity();
-  AttentionOptions options{.arithmetic = Arithmetic::fixed16, .causal = false};
+  AttentionOptions options{.arithmetic = Arithmetic::bfloat16, .causal = false};
   options.mask = quoka::Mask(quoka::TensorView<const float>(bias));
   PackedPast packed;
   expect_same_with<float>(in, options, packed);
-  EXPECT_EQ(packed.len() > 0, keeps<float>(Arithmetic::fixed16));
+  EXPECT_EQ(packed.len() > 0, keeps<float>(Arithmetic::bfloat16));
 }
 
 // A mask that hides cells from all lists the others, for its own call alone.
 TEST(PackedPast, AMaskThatListsNothingUsesItAfterOneThatDid) {
-  if (!keeps<float>(Arithmetic::fixed16)) GTEST_SKIP() << "blocks are not kept in fixed point here";
+  if (!keeps<float>(Arithmetic::bfloat16)) GTEST_SKIP() << "blocks are kept in no arithmetic here";
   Random random(17);
   const auto in =
       random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 40, .kv_len = 300});
@@ -158,7 +157,7 @@ TEST(PackedPast, AMaskThatListsNothingUsesItAfterOneThatDid) {
   PackedPast packed;
   auto output = unwritten<float>(in.q, 16);
   const auto call = [&](const Tensor4<float>& mask) {
-    AttentionOptions options{.arithmetic = Arithmetic::fixed16};
+    AttentionOptions options{.arithmetic = Arithmetic::bfloat16};
     options.mask = quoka::Mask(quoka::TensorView<const float>(mask));
     quoka::attention(in.q, Past(in.past_k, in.past_v, packed), {in.k, in.v},
                      {output.out, output.lse}, options, SerialExecutor{}, workspace);
@@ -210,8 +209,7 @@ TEST(PackedPast, IsMadeAnewForAnotherArithmeticOrShape) {
   wider.v_dim = 24, fewer.kv_heads = 1, two.batch = 2;
   PackedPast packed;
   for (const Shape& s : {shape, wider, fewer, two, shape})
-    for (const Arithmetic arithmetic :
-         {Arithmetic::fixed16, Arithmetic::bfloat16_x3, Arithmetic::bfloat16}) {
+    for (const Arithmetic arithmetic : {Arithmetic::bfloat16_x3, Arithmetic::bfloat16}) {
       packed.truncate(0);  // of equal shape: another cache, of which it is told
       expect_same_with<float>(random_inputs<float>(random, s), {.arithmetic = arithmetic}, packed);
       expect_same_with<Eigen::bfloat16>(random_inputs<Eigen::bfloat16>(random, s),
@@ -348,7 +346,7 @@ TEST(PackedPast, FindsAnotherCacheAfterACut) {
   Random random(10);
   const Shape shape{.q_heads = 4, .kv_heads = 2, .q_len = 30, .kv_len = 700};
   const auto in = random_inputs<float>(random, shape), other = random_inputs<float>(random, shape);
-  const AttentionOptions options{.arithmetic = Arithmetic::fixed16};
+  const AttentionOptions options{.arithmetic = Arithmetic::bfloat16};
   if (!keeps<float>(options.arithmetic)) GTEST_SKIP() << "blocks are kept in no arithmetic here";
   for (const Index cut : {200, 350, 500, 699}) {
     PackedPast packed;
@@ -364,7 +362,7 @@ TEST(PackedPast, SequencesOfABatchHaveOneEach) {
   Random random(11);
   const Shape shape{.q_heads = 4, .kv_heads = 2, .q_len = 30, .kv_len = 500};
   const auto a = random_inputs<float>(random, shape), b = random_inputs<float>(random, shape);
-  const AttentionOptions options{.arithmetic = Arithmetic::fixed16};
+  const AttentionOptions options{.arithmetic = Arithmetic::bfloat16};
   auto of_a = unwritten<float>(a.q, 16), of_b = unwritten<float>(b.q, 16);
   PackedPast packed[2];
   quoka::AttentionWorkspace workspace;
@@ -431,7 +429,7 @@ TEST(PackedPast, ALayerMayKeepOne) {
   Random random(9);
   const auto q = random.tensor<float>(2, 4, 700, 24), k = random.tensor<float>(2, 2, 700, 24),
              v = random.tensor<float>(2, 2, 700, 16);
-  for (const Arithmetic arithmetic : {Arithmetic::automatic, Arithmetic::fixed16}) {
+  for (const Arithmetic arithmetic : {Arithmetic::automatic, Arithmetic::bfloat16}) {
     quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 24, .v_dim = 16, .batch = 2};
     quoka::ChunkedPrefill<quoka::DenseSelector> plain(shape, {}, {.arithmetic = arithmetic});
     shape.packed = true;

@@ -2,7 +2,6 @@
 // the functions that place them say.
 
 #include <quoka/simd/code_dots.hpp>
-#include <quoka/simd/pair_sums.hpp>
 
 #include "support/codes.hpp"
 
@@ -14,6 +13,7 @@
 #include <cstring>
 #include <functional>
 #include <initializer_list>
+#include <limits>
 #include <random>
 #include <span>
 #include <utility>
@@ -24,41 +24,12 @@ namespace {
 
 namespace simd = quoka::simd;
 using quoka::Index;
-using simd::Int16Pair;
 using simd::lanes;
 
-TEST(PairSums, AreThePlainOnes) {
-  std::mt19937 random(5);
-  alignas(64) Int16Pair a[lanes], b[lanes];
-  auto own = simd::PairSums::zero();
-  auto plain = simd::PlainPairSums::zero();
-  const auto draw = [&] {
-    return static_cast<std::int16_t>(static_cast<int>(random() % 2001u) - 1000);
-  };
-  for (int round = 0; round < 37; ++round) {
-    for (int i = 0; i < lanes; ++i) a[i] = simd::pair_of(draw(), draw());
-    for (int i = 0; i < lanes; ++i) b[i] = simd::pair_of(draw(), draw());
-    own = simd::fma(simd::load<simd::PairSums>(a), simd::broadcast<simd::PairSums>(b[0]), own);
-    plain = simd::fma(simd::load<simd::PlainPairSums>(a),
-                      simd::broadcast<simd::PlainPairSums>(b[0]), plain);
-  }
-  alignas(64) float x[lanes], y[lanes];
-  simd::store(x, own.to_float());
-  simd::store(y, plain.to_float());
-  for (int i = 0; i < lanes; ++i) EXPECT_EQ(x[i], y[i]);
-}
-
-TEST(PairSums, StorePairsRoundsToNearestEven) {
-  for (float low : {0.0f, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 0.49f, -32768.0f, 32767.4f, 1234.6f}) {
-    const float high = -low / 2.0f + 3.3f;
-    alignas(64) Int16Pair pairs[lanes];
-    simd::store_pairs(pairs, simd::broadcast(low), simd::broadcast(high));
-    const auto rounded = [](float x) { return static_cast<std::int16_t>(std::nearbyint(x)); };
-    for (const Int16Pair& pair : pairs)
-      EXPECT_EQ(pair.bits, simd::pair_of(rounded(low), rounded(high)).bits);
-    EXPECT_EQ(simd::round_to_int16(low), rounded(low));
-    EXPECT_EQ(simd::round_to_int16(high), rounded(high));
-  }
+TEST(RoundToInt16, IsToNearestEven) {
+  for (float x : {0.0f, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, 0.49f, -32768.0f, 32767.4f, 1234.6f})
+    EXPECT_EQ(simd::round_to_int16(x), static_cast<std::int16_t>(std::nearbyint(x)));
+  EXPECT_EQ(simd::round_to_int16(std::numeric_limits<float>::quiet_NaN()), 0);
 }
 
 // Two blocks of codes against `rows` queries.

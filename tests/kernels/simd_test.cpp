@@ -231,30 +231,6 @@ TEST(Exp, IsShortWithinItsError) {
   EXPECT_GT(largest, 0.8 * static_cast<double>(simd::exp2_rough_max_error));
 }
 
-// ---- exp_scaled ---------------------------------------------------------------------------------
-
-TEST(ExpScaled, IsWithinItsDeclaredErrorOverItsRange) {
-  double largest = 0;
-  for (float x = -9.7f; x <= 0.0f; x += 0x1p-13f) {
-    const double exact = std::exp(static_cast<double>(x)) * 0x1p14;
-    const float y = simd::exp_scaled<14>(x);
-    largest = std::max(largest, std::abs(static_cast<double>(y) - exact) / exact);
-    ASSERT_EQ(bits(lanes_of(simd::exp_scaled<14>(simd::broadcast(x)))[width - 1]), bits(y)) << x;
-  }
-  EXPECT_LE(largest, static_cast<double>(simd::exp_scaled_max_error));
-}
-
-TEST(ExpScaled, AtTheEndsOfItsRange) {
-  EXPECT_EQ(simd::exp_scaled<14>(0.0f), 0x1p14f);
-  EXPECT_EQ(lanes_of(simd::exp_scaled<14>(simd::zero()))[0], 0x1p14f);
-  for (float x : {-11.1f, -20.0f, -1e30f, -3.4e38f, -infinity}) {
-    EXPECT_LT(simd::exp_scaled<14>(x), 0.25f) << x;
-    EXPECT_LT(lanes_of(simd::exp_scaled<14>(simd::broadcast(x)))[0], 0.25f) << x;
-  }
-  EXPECT_TRUE(std::isnan(simd::exp_scaled<14>(not_a_number)));
-  EXPECT_TRUE(std::isnan(lanes_of(simd::exp_scaled<14>(simd::broadcast(not_a_number)))[0]));
-}
-
 // ---- opaque -------------------------------------------------------------------------------------
 
 TEST(Opaque, ReturnsItsArgument) {
@@ -271,7 +247,6 @@ TEST(Opaque, ReturnsItsArgument) {
                  optimize("O2", "associative-math", "no-signed-zeros", "no-trapping-math")))
 QUOKA_TEST_UNORDERED_SUMS float unordered_exp2(float x) { return simd::exp2(x); }
 QUOKA_TEST_UNORDERED_SUMS float unordered_exp(float x) { return simd::exp(x); }
-QUOKA_TEST_UNORDERED_SUMS float unordered_exp_scaled(float x) { return simd::exp_scaled<14>(x); }
 QUOKA_TEST_UNORDERED_SUMS void unordered_exp(const float* x, float* y) {
   simd::store_unaligned(y, simd::exp(simd::load_unaligned(x)));
 }
@@ -288,9 +263,6 @@ TEST(Opaque, KeepsExponentialsFromReassociation) {
     values.fill(x);
     unordered_exp(values.data(), y.data());
     ASSERT_NEAR(y[width - 1], exact, exact * error) << x;
-    if (x >= -9.0f) {
-      ASSERT_NEAR(unordered_exp_scaled(x), exact * 0x1p14f, exact * 0x1p14f * 5e-6f) << x;
-    }
   }
 }
 #endif

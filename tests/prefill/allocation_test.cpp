@@ -225,8 +225,7 @@ TEST_F(Allocation, NoneWhicheverWorkerDoesAHeadInFloat) {
   Decoder<QuokaSelector> decoder(1024, options);
   decoder.prefill(600, AsWorker{0}, 1e20f);
   decoder.decode(3, AsWorker{0});
-  EXPECT_EQ(decoder.layer.state().scorer.logit_error(1),
-            std::numeric_limits<float>::infinity());
+  EXPECT_EQ(decoder.layer.state().scorer.logit_error(1), std::numeric_limits<float>::infinity());
   EXPECT_EQ(allocations_of([&] { decoder.decode(10, AsWorker{1}); }), 0);
 }
 
@@ -419,7 +418,7 @@ TEST_F(Allocation, APackedPastServesAfterMemoryRanOut) {
   Random random(9);
   const auto in =
       random_inputs<float>(random, {.q_heads = 8, .kv_heads = 2, .q_len = 37, .kv_len = 901});
-  const AttentionOptions options{.arithmetic = quoka::Arithmetic::fixed16};
+  const AttentionOptions options{.arithmetic = quoka::Arithmetic::bfloat16};
   const auto expected = attend(in, options);
   auto output = unwritten<float>(in.q, 16);
   quoka::AttentionWorkspace workspace;

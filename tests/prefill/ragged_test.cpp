@@ -186,7 +186,7 @@ TEST(Ragged, EachSequenceIsACallOfItsOwn) {
     if (round % 3 == 1) options.sliding_window = 1 + batches.random().below(200);
     if (round % 5 == 1) options.softcap = 5.0f;
     if (round % 7 == 1) options.causal = false;
-    if (round % 4 == 1) options.arithmetic = quoka::Arithmetic::fixed16;
+    if (round % 4 == 1) options.arithmetic = quoka::Arithmetic::bfloat16;
     std::vector<AttentionSequence> on_pool, alone;
     for (const AttentionSequence& x : batch) {
       on_pool.push_back(batches.elsewhere(x)), alone.push_back(batches.elsewhere(x));
@@ -344,7 +344,7 @@ TEST_F(RaggedSelection, PassesOnWhatASequenceHas) {
   quoka::PackedPast packed;
   batch_[1].packed = &packed;
   const std::vector<float> slopes(static_cast<std::size_t>(batch_[0].q.heads()), 0.01f);
-  const AttentionOptions options{.arithmetic = quoka::Arithmetic::fixed16, .alibi_slopes = slopes};
+  const AttentionOptions options{.arithmetic = quoka::Arithmetic::bfloat16, .alibi_slopes = slopes};
   quoka::select_and_attend<QuokaSelector>(selector, batch_, options, SerialExecutor{}, workspace_);
   for (std::size_t i = 0; i < sequences; ++i) {
     AttentionOptions own = options;
@@ -353,7 +353,7 @@ TEST_F(RaggedSelection, PassesOnWhatASequenceHas) {
     expect_same(output_[i], attend(in_[i], own, &alone));
   }
   const bool keeps =
-      quoka::arithmetic_used(quoka::Arithmetic::fixed16) != quoka::Arithmetic::single;
+      quoka::arithmetic_used(quoka::Arithmetic::bfloat16) != quoka::Arithmetic::single;
   EXPECT_EQ(packed.bytes() > 0, keeps);
 }
 
@@ -486,7 +486,7 @@ TEST_F(RaggedRefuses, ASequenceThatDoesNotFitOrSharesMemory) {
 // What is found as late as when the past is packed.
 TEST_F(RaggedRefuses, APackedPastOfOtherKeys) {
   AttentionOptions options;
-  for (const quoka::Arithmetic kept : {quoka::Arithmetic::fixed16, quoka::Arithmetic::bfloat16_x3})
+  for (const quoka::Arithmetic kept : {quoka::Arithmetic::bfloat16, quoka::Arithmetic::bfloat16_x3})
     if (quoka::arithmetic_used(kept) == kept) options.arithmetic = kept;
   if (quoka::arithmetic_used(options.arithmetic) == quoka::Arithmetic::single)
     GTEST_SKIP() << "nothing is packed";

@@ -1017,8 +1017,8 @@ TEST(Fault, OfSettingsThatDifferNamesTheRankAndBothNumbers) {
   const std::vector<float> sinks{0, 1, 2, 3, 4, 5};
   layer_told([](auto&, auto& a, auto&) { a.scale = 0.25f; }, "attention's scale is 0.25, but 0");
   layer_told([](auto&, auto& a, auto&) { a.softcap = 30.0f; }, "softcap is 30, but 0 on rank 0");
-  layer_told([](auto&, auto& a, auto&) { a.arithmetic = quoka::Arithmetic::fixed16; },
-             "attention's arithmetic is 5, but 0");
+  layer_told([](auto&, auto& a, auto&) { a.arithmetic = quoka::Arithmetic::bfloat16; },
+             "attention's arithmetic is 2, but 0");
   layer_told([&](auto&, auto& a, auto&) { a.sink_logits = sinks; }, "the hash of sink_logits is");
   layer_told([](auto& s, auto&, auto&) { s.k_format = &quoka::format_of<Eigen::half>(); },
              "the hash of k_format is");

@@ -364,12 +364,10 @@ TEST(OptionsEffect, Attention) {
   biases.setZero();
   biases(0, 0, 3, 40) = 5.0f;
   const O base{}, windowed{.sliding_window = 30}, masked{.mask = Mask(biases)};
-  // In fixed point where the ISA has it, and elsewhere in float: an effect of the machine's.
-  const Arithmetic fixed = arithmetic_used(Arithmetic::fixed16);
-  if (fixed == Arithmetic::fixed16)
-    EXPECT_NE(attended({.arithmetic = fixed}), attended(base));
-  else
-    EXPECT_EQ(attended({.arithmetic = Arithmetic::fixed16}), attended(base));
+  // By products of bfloat16 where the ISA has them, elsewhere in float: the machine's effect.
+  const Arithmetic rounded = Arithmetic::bfloat16;
+  EXPECT_EQ(attended({.arithmetic = rounded}) != attended({.arithmetic = Arithmetic::single}),
+            arithmetic_used(rounded) == rounded);
   // The chunk is handed over twice: in the past, and as the chunk.
   const auto refuses_twice = [&](const O& options) {
     std::vector<float> out(uz(group * kv_heads * chunk * head_dim));
@@ -389,7 +387,7 @@ TEST(OptionsEffect, Attention) {
   };
   expect_effects<O>("attention", outcome, Case<O, float>{base, 0.1f}, Case<O, float>{base, 2.0f},
                     Case<O, std::span<const float>>{base, of_heads}, Case<O, Index>{base, 30},
-                    Case<O, Arithmetic>{base, Arithmetic::fixed16},
+                    Case<O, Arithmetic>{base, Arithmetic::bfloat16},
                     Case<O, Index>{windowed, past_len}, Case<O, bool>{base, false},
                     Case<O, Mask>{base, Mask(biases)},
                     Case<O, std::span<const float>>{masked, of_heads},

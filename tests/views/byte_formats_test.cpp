@@ -625,7 +625,7 @@ TEST_P(EveryFormat, AttentionOfAChunkIsThatOverTheFloatsOfItsRows) {
     const auto all_keys = quoka::chunk_in_cache(floats(k), floats(v), q_len);
     const Rows past_k = k.rows().slice(0, past), past_v = v.rows().slice(0, past);
     for (const bool selected : {false, true})
-      for (const auto arithmetic : {quoka::Arithmetic::single, quoka::Arithmetic::fixed16}) {
+      for (const auto arithmetic : {quoka::Arithmetic::single, quoka::Arithmetic::bfloat16}) {
         const auto kept = [&](const Rows& keys, const Rows& values) {
           return selected ? quoka::Past(keys, values, keep) : quoka::Past(keys, values);
         };
@@ -697,7 +697,7 @@ TEST(NanInBytes, IsSeenByAttention) {
   const std::uint16_t nan = 0x7e00;
   std::memcpy(v.row(1, 30) + 34, &nan, 2);  // channels 32 ... 63 of head 1
   Tensor4<float> out(1, q_heads, 40, 64);
-  for (const auto arithmetic : {quoka::Arithmetic::single, quoka::Arithmetic::fixed16}) {
+  for (const auto arithmetic : {quoka::Arithmetic::single, quoka::Arithmetic::bfloat16}) {
     quoka::attention(q, {k.rows(), v.rows()}, {}, out, {.arithmetic = arithmetic, .causal = false});
     for (Index head = 0; head < q_heads; ++head)
       for (Index c = 0; c < 64; ++c)

@@ -131,14 +131,14 @@ TEST(Paged, AChunkHasTheSameBits) {
   });
 }
 
-TEST(Paged, FewRowsAndFixedPointHaveTheSameBits) {
+TEST(Paged, FewRowsHaveTheSameBitsInEveryArithmetic) {
   Random random(2);
   const Index kv_len = 2 * tuning::part_blocks * tuning::block_keys + 33;
   const auto in = random_inputs<Element>(
       random, {.q_heads = 4, .kv_heads = 2, .head_dim = 19, .q_len = 3, .kv_len = kv_len});
   for_each_paging(
       random, in, [&](const Rows& k, const Rows& v, const Rows& flat_k, const Rows& flat_v) {
-        for (const auto arithmetic : {quoka::Arithmetic::single, quoka::Arithmetic::fixed16})
+        for (const auto arithmetic : {quoka::Arithmetic::single, quoka::Arithmetic::bfloat16})
           expect_same(attend_to(in.q, {k, v}, {in.k, in.v}, {.arithmetic = arithmetic}),
                       attend_to(in.q, {flat_k, flat_v}, {in.k, in.v}, {.arithmetic = arithmetic}));
       });

@@ -13,11 +13,10 @@ namespace detail {
 
 class PanelArithmetic;
 
-enum class ArithmeticId { automatic, single, bfloat16, bfloat16_x2, bfloat16_x3, fixed16 };
+enum class ArithmeticId { automatic, single, bfloat16, bfloat16_x2, bfloat16_x3 };
 
 constexpr const char* name_of(ArithmeticId id) {
-  constexpr const char* names[] = {"automatic",   "single",      "bfloat16",
-                                   "bfloat16_x2", "bfloat16_x3", "fixed16"};
+  constexpr const char* names[] = {"automatic", "single", "bfloat16", "bfloat16_x2", "bfloat16_x3"};
   return names[static_cast<int>(id)];
 }
 
@@ -62,20 +61,12 @@ struct Arithmetics {
   // Three: k and v split as well. Typically off by 6e-6. bfloat16_error() (bfloat16_panels.hpp) has the
   // bounds of the three, which hold for every input.
   static const Self bfloat16_x3;
-  // 16-bit fixed point with exact 32-bit sums, where the ISA has one instruction for it: 1.55 to
-  // 1.76 times as fast. Bits depend on the chunk size. Its error is one of the weights (1/2 of 2^-14
-  // of the largest in a block of keys) and of the logits (about 1e-5 |q| |k| scale). On normal and
-  // recorded data that is at most 1e-3 of the call's largest output. Where one key with a value near
-  // zero outweighs the others, as attention sinks do, it is at most 4e-3 / 2.5e-2 / 0.15 of it with a
-  // logit 6 / 8 / 10 above their mean, and may be all of it at 12 (others normal, 80 to 4096 keys);
-  // with keys that share an offset of 300 in one channel, at most 8e-3.
-  static const Self fixed16;
 };
 
 }  // namespace detail
 
-// What Q K^T and P V of a chunk are computed in: Arithmetic::automatic, single, bfloat16, bfloat16_x2,
-// bfloat16_x3 or fixed16. Sums and softmax are always in single precision, and so is all of one
+// What Q K^T and P V of a chunk are computed in: Arithmetic::automatic, single, bfloat16, bfloat16_x2
+// or bfloat16_x3. Sums and softmax are always in single precision, and so is all of one
 // token's attention (token_attention.hpp), which is bound by memory, but for `automatic` with q8_0.
 class Arithmetic : public detail::Arithmetics<Arithmetic> {
  public:
@@ -112,9 +103,6 @@ inline constexpr Self Arithmetics<Self>::bfloat16_x2{ArithmeticId::bfloat16_x2,
 template <class Self>
 inline constexpr Self Arithmetics<Self>::bfloat16_x3{ArithmeticId::bfloat16_x3,
                                                      known_panels<ArithmeticId::bfloat16_x3>};
-template <class Self>
-inline constexpr Self Arithmetics<Self>::fixed16{ArithmeticId::fixed16,
-                                                 known_panels<ArithmeticId::fixed16>};
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

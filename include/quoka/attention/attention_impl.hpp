@@ -4,7 +4,6 @@
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/workspace_parts.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
-#include <quoka/kernels/fixed_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>
 #include <quoka/matrix/pair_unit.hpp>
 #include <quoka/matrix/square_unit.hpp>
@@ -54,7 +53,6 @@ UsedArithmetic panels_of([[maybe_unused]] float cache_rounding) {
     panels = two ? bfloat16_of_here<2, true>() : bfloat16_of_here<3, true>();
     if (panels != nullptr) return {two ? bfloat16_x2 : bfloat16_x3, panels};
   }
-  if constexpr (id == fixed16 && simd::has_pair_sums) panels = &fixed_panels<simd::PairSums>();
   if (panels != nullptr) return {id, panels};
   return {single, &float_panels()};
 }
@@ -71,8 +69,6 @@ inline UsedArithmetic used_arithmetic(Arithmetic asked, float cache_rounding) {
       return panels_of<bfloat16_x2>(cache_rounding);
     case bfloat16_x3:
       return panels_of<bfloat16_x3>(cache_rounding);
-    case fixed16:
-      return panels_of<fixed16>(cache_rounding);
     case single:
       break;
   }

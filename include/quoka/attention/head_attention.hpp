@@ -7,8 +7,7 @@
 // an empty softmax on, which join in their order: so several workers may take one each, and find the same.
 // A row's arithmetic is therefore the same whatever the number of tasks and of threads; in float, and
 // whatever the chunk size as long as a head has enough panels not to be cut over its keys
-// (partial_rows.hpp) and parts have the same size. In fixed point the values of a block share their scale,
-// later ones of the chunk included.
+// (partial_rows.hpp) and parts have the same size.
 #pragma once
 
 #include <quoka/attention/head_scratch.hpp>
@@ -180,8 +179,7 @@ class HeadAttention {
     for (Index p = 0; p < panels_; ++p) clear_panel(p, with_sinks);
     const ArithmeticScope scope(arithmetic_, s_.panel);
     const Index step = call_.block_keys();
-    const Index last = arithmetic_.packs_whole_blocks() ? keys_.end_for(call_.q.len() - 1) : end;
-    const auto count_at = [&](Index at) { return std::clamp<Index>(last - at, 0, step); };
+    const auto count_at = [&](Index at) { return std::clamp<Index>(end - at, 0, step); };
     BlockRows *rows = &s_.rows[0], *next_rows = &s_.rows[1];
     keys_.rows(block, count_at(block), s_.mixed, *rows);
     PackedBlock packed;

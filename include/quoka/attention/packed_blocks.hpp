@@ -96,7 +96,7 @@ class PackedBlocks {
       room.rows.describe_keys(call, call.block_keys(), packed);
       room.rows.describe_values(call, packed);
       packed.keys = room.keys.data(), packed.values = room.values.data();
-      packed.units = packed.apart = nullptr;
+      packed.apart = nullptr;
       call.arithmetic->pack(packed);
       keep(call, room);
     }
@@ -113,7 +113,7 @@ class PackedBlocks {
       std::copy_n(room.keys.data(), call.arithmetic->kept_key_bytes(call.q.dim()), keys.data());
       std::copy_n(room.values.data(), call.arithmetic->kept_value_bytes(call.v_dim), values.data());
       packed.keys = keys.data(), packed.values = values.data();
-      packed.units = moved(packed.units), packed.apart = moved(packed.apart);
+      packed.apart = moved(packed.apart);
       packed.k = packed.v = nullptr;  // each call finds its rows anew
     }
   };

@@ -88,7 +88,6 @@ class Bfloat16Panels final : public PanelArithmetic {
     s.logits.reserve(round_up(most_keys, rows) * width);
     s.weights.reserve((1 + splits_queries) * weight_part * 2);
   }
-  bool packs_whole_blocks() const override { return false; }
 
   void enter(PanelScratch& s) const override { Unit::enter(s.session); }
   void leave(PanelScratch& s) const override { Unit::leave(s.session); }
@@ -148,7 +147,7 @@ class Bfloat16Panels final : public PanelArithmetic {
     }
     add_values(block, weights, added, sight.keys, panel.out);
     if (exceptions) admit_not_finite(x, sight.keys, panel.state);
-    if (!block.all_values) values_in_float(block, panel, sight, x, most_length, s.row.data());
+    if (!block.all_values) values_in_float(block, panel, sight, x, s.row.data());
   }
 
  private:

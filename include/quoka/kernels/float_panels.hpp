@@ -28,7 +28,6 @@ class FloatPanels final : public PanelArithmetic {
   // Packing copies rows: with kept blocks a chunk is 0.88 to 0.98 times as fast.
   Index kept_key_bytes(Index) const override { return 0; }
   Index kept_value_bytes(Index) const override { return 0; }
-  bool packs_whole_blocks() const override { return false; }
 
   void pack_keys(PackedBlock& block) const override {
     detail::pack_keys(*block.k_format, block.k, block.count, block.k_shape,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <quoka/kernels/panel_arithmetic.hpp>
+#include <quoka/matrix/bfloat16_packing.hpp>
 
 #include <limits>
 
@@ -54,10 +55,10 @@ inline void admit_not_finite(const float* x, Index keys, PanelState& state) {
 }
 
 // Adds what is left to float, for the rows that see a key: in the channels that stand apart, the
-// numbers that are not below `held`. v [v_dim] is scratch.
+// numbers that are not below most_length. v [v_dim] is scratch.
 [[gnu::cold, gnu::noinline]] inline void values_in_float(const PackedBlock& block,
                                                          const Panel& panel, const Sight& sight,
-                                                         const float* x, float held, float* v) {
+                                                         const float* x, float* v) {
   constexpr Index width = tuning::panel_rows;
   alignas(64) float reference[width];
   for (int j = 0; j < tuning::tile_packets; ++j)
@@ -69,7 +70,7 @@ inline void admit_not_finite(const float* x, Index keys, PanelState& state) {
       const float weight = simd::exp(x[key * width + row] - reference[row]);
       for (Index c = 0; c < block.v_dim; ++c) {
         float& to = panel.out[c * width + row];
-        if (block.apart[c] != 0.0f && !(simd::max(v[c], -v[c]) < held))
+        if (block.apart[c] != 0.0f && !(simd::max(v[c], -v[c]) < most_length))
           to = simd::fma(v[c], weight, to);
       }
     }

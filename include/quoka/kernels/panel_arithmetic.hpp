@@ -1,4 +1,4 @@
-// In what arithmetic a block of keys meets a panel of queries: float, bfloat16, 16-bit fixed point.
+// In what arithmetic a block of keys meets a panel of queries: float or bfloat16.
 //
 //   enter, leave   around all that follows of one task
 //   pack           one block of keys and values, once for all panels of a task; or each by itself
@@ -31,10 +31,9 @@ struct PackedBlock {
   bool finite_values;  // float: no NaN and no infinity among them
 
   // Where not all is float (left_to_float.hpp). Factors of the keys, NaN for one that is left to
-  // float; units of the values' channels in fixed point, 0 for those that are left to float, which
-  // are 1 in `apart`; is none left?
+  // float; channels of the values that are, 1 in `apart`; is none left?
   alignas(64) float key_factors[round_up(tuning::most_block_keys, tuning::tile_rows* simd::lanes)];
-  float *units, *apart;
+  float* apart;
   bool all_keys, all_values;
 
   // What packing keys has written elsewhere.
@@ -45,7 +44,7 @@ struct PackedBlock {
   // What packing values has written elsewhere.
   void take_values(const PackedBlock& from) {
     values = from.values, finite_values = from.finite_values;
-    units = from.units, apart = from.apart, all_values = from.all_values;
+    apart = from.apart, all_values = from.all_values;
   }
 };
 
@@ -126,8 +125,6 @@ class PanelArithmetic {
   virtual Index kept_key_bytes(Index dim) const = 0;
   virtual Index kept_value_bytes(Index v_dim) const = 0;
   virtual void reserve(PanelScratch& s, Index v_dim, bool biased) const = 0;
-  // Does a block's result depend on how many of its keys are packed? Then every task packs all.
-  virtual bool packs_whole_blocks() const = 0;
 
   virtual void enter(PanelScratch&) const {}
   virtual void leave(PanelScratch&) const {}

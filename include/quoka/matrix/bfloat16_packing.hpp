@@ -4,7 +4,7 @@
 //   x = high + low + error,   |high - x| <= 2^-8 |x|,   |error| <= 2^-16 |x|
 //
 // Rows are widened by their format, one at a time, and rounded here: formats know nothing of units.
-// What cannot be held by such products is left to float, as in fixed_packing.hpp: a key or query of
+// What cannot be held by such products is left to float: a key or query of
 // which some channel is not finite or whose length is 2^50 or more has a factor of NaN and is packed
 // as zeros; so is each single number of the values that is not finite or is 2^50 or more.
 #pragma once

@@ -7,12 +7,10 @@
 //   outputs [channels x query rows]:  a = value rows,    s = keys,     b = softmax weights
 // Per step: Rows + Packets loads, Rows * Packets multiply-adds. Each acc element is one chain in
 // the order of s, so its bits do not depend on Rows, Packets or how work was cut. Elements are
-// float, or pairs: of 16-bit integers whose products add up in 32 bits (fixed_panels.hpp), of bfloat16
-// whose products add up in floats (pair_unit.hpp).
+// float, or pairs of bfloat16 whose products add up in floats (pair_unit.hpp).
 #pragma once
 
 #include <quoka/simd/bfloat16_sums.hpp>
-#include <quoka/simd/pair_sums.hpp>
 #include <quoka/simd/tuning.hpp>
 
 QUOKA_PACKET_ARGUMENTS_BEGIN

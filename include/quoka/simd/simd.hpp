@@ -159,25 +159,6 @@ QUOKA_INLINE P exp_short(const P& x) {
   return exponential<true>(x, exp2_rough_centred, exp2_rough_unit);
 }
 
-// 2^bits e^x for x <= 0, to be rounded to an integer: relative error below exp_scaled_max_error,
-// exactly 2^bits at 0, below 1/4 for x < -(bits + 2) ln 2 (minus infinity too), NaN for NaN. As exp(),
-// with a polynomial of degree 4 and nothing to select at the end.
-inline constexpr float exp_scaled_max_error = 4e-6f;
-template <int bits, class P>
-QUOKA_INLINE P exp_scaled(const P& x) {
-  constexpr float of_two = 0.693147181f;
-  const P clamped = max(x, broadcast<P>(-(static_cast<float>(bits) + 4.0f) * of_two));
-  const P magic = broadcast<P>(12582912.0f + static_cast<float>(bits));
-  const Rounded<P> rounded(clamped, broadcast<P>(log2_e), magic);
-  const P f = rounded.fraction;
-  P y = broadcast<P>(9.58538239e-3f);
-  y = fma(y, f, broadcast<P>(5.59066283e-2f));
-  y = fma(y, f, broadcast<P>(2.40240382e-1f));
-  y = fma(y, f, broadcast<P>(6.93124184e-1f));
-  y = fma(y, f, broadcast<P>(1.0f));
-  return mul(y, power_of_rounded_bits(rounded.shifted));
-}
-
 // 2^x for x in [-126, 126], which is not checked: relative error below exp2_rough_max_error.
 template <class P>
 QUOKA_INLINE P exp2_rough(const P& x) {

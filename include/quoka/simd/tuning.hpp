@@ -30,11 +30,6 @@ inline constexpr int usual_block_keys = tile_rows * (simd::registers >= 32 ? 8 :
 inline constexpr int block_keys = usual_block_keys;
 inline constexpr int most_block_keys = block_keys > 128 ? block_keys : 128;
 
-// 16-bit fixed point (fixed_panels.hpp): bits of the weights. The sum of a block's keys fits 32 bits,
-// so that one bit more for the weights is one less for the values: with 13 recorded layers are off
-// by twice as much, with 15 normal data by 1.6 times as much.
-inline constexpr int fixed_weight_bits = 14;
-
 // Panels of one task: queries and accumulators of 16 panels are 512 KiB at head_dim 128, and
 // packing a block of keys costs about 0.5 % of its use by 16 panels. Below 4 panels it would cost
 // over 2 %. More panels pack less and leave L2.

@@ -11,9 +11,8 @@
 // AttentionOptions::causal = false it alone decides, as for tree drafts, a prefix that is seen both
 // ways, or cells of a cache in any order.
 //
-// A key that a query may not see has no influence on it, whatever its memory holds, NaN included;
-// but in fixed point a value that others see shares a scale with its block. What no query sees is
-// not read. A row that sees nothing is zero. A mask of NaN hides; one of infinity
+// A key that a query may not see has no influence on it, whatever its memory holds, NaN included.
+// What no query sees is not read. A row that sees nothing is zero. A mask of NaN hides; one of infinity
 // is added as IEEE arithmetic has it.
 #pragma once
 

@@ -1,4 +1,4 @@
-// AVX-512 VNNI: sums of products of 16-bit pairs, and dot products of blocks of 8-bit codes.
+// AVX-512 VNNI: dot products of blocks of 8-bit codes.
 #pragma once
 
 #include <quoka/simd/isa/dots.hpp>
@@ -9,27 +9,6 @@ QUOKA_INTRINSICS_BEGIN
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace simd {
-
-struct VnniPairSums {
-  __m512i x;
-  QUOKA_INLINE static VnniPairSums zero() { return {_mm512_setzero_si512()}; }
-  QUOKA_INLINE static VnniPairSums broadcast(Int16Pair pair) {
-    return {_mm512_set1_epi32(static_cast<int>(pair.bits))};
-  }
-  QUOKA_INLINE static VnniPairSums load(const Int16Pair* p) { return {_mm512_load_si512(p)}; }
-  QUOKA_INLINE Packet to_float() const { return _mm512_cvtepi32_ps(x); }
-};
-// GCC 12 spills all sums of a tile around the intrinsics, hence the assembler.
-QUOKA_INLINE VnniPairSums fma(const VnniPairSums& a, const VnniPairSums& b,
-                              const VnniPairSums& sums) {
-#if defined(__clang__)
-  return {_mm512_dpwssd_epi32(sums.x, a.x, b.x)};
-#else
-  __m512i x = sums.x;
-  asm("vpdpwssd\t%2, %1, %0" : "+v"(x) : "v"(a.x), "v"(b.x));
-  return {x};
-#endif
-}
 
 // dot[m] becomes the products of a block of keys with query m: 64 products per instruction, a query's
 // four codes broadcast by the instruction itself. Memory's prefetcher follows one block at a time, which up to

@@ -1,5 +1,5 @@
 // Dot products of small integers: what the ISA multiplies, and the ISA's own functions where it has
-// them (has_pair_sums, has_code_dots, has_token_codes).
+// them (has_code_dots, has_token_codes).
 #pragma once
 
 #include <quoka/simd/simd.hpp>
@@ -12,7 +12,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace simd {
 
-// Sums that are no packet of floats bring these by themselves (pair_sums.hpp, bfloat16_sums.hpp).
+// Sums that are no packet of floats bring these by themselves (bfloat16_sums.hpp).
 template <class P, class Pair>
 QUOKA_INLINE P broadcast(const Pair& x) requires requires {
   P::broadcast(x);
@@ -23,17 +23,6 @@ QUOKA_INLINE P load(const Pair* p) requires requires {
   P::load(p);
 }
 { return P::load(p); }
-
-// Two 16-bit integers side by side: what the dot-product instructions multiply and add at once, and
-// a 32-bit broadcast from memory is free.
-struct Int16Pair {
-  std::uint32_t bits;
-};
-
-QUOKA_INLINE Int16Pair pair_of(std::int16_t low, std::int16_t high) {
-  return {static_cast<std::uint16_t>(low) |
-          static_cast<std::uint32_t>(static_cast<std::uint16_t>(high)) << 16};
-}
 
 // A float in [-32768, 32767.5) to the nearest integer, ties to even; 0 for NaN, as the low half of
 // what x86 makes of it.
@@ -55,22 +44,6 @@ struct LaterBlocks {
 
 // How the dot products with several queries become one number per key.
 enum class CodeScores { max, sum };
-
-// `lanes` pairs (low[i], high[i]), rounded, to packet-aligned memory.
-QUOKA_INLINE void store_pairs(Int16Pair* p, const Packet& low, const Packet& high) {
-#if QUOKA_ISA_AVX512
-  const __m512i upper = _mm512_slli_epi32(_mm512_cvtps_epi32(high), 16);
-  _mm512_store_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaau, _mm512_cvtps_epi32(low), upper));
-#elif QUOKA_ISA_AVX2
-  const __m256i upper = _mm256_slli_epi32(_mm256_cvtps_epi32(high), 16);
-  _mm256_store_si256(reinterpret_cast<__m256i*>(p),
-                     _mm256_blend_epi16(_mm256_cvtps_epi32(low), upper, 0xaa));
-#else
-  alignas(64) float a[lanes], b[lanes];
-  store(a, low), store(b, high);
-  for (int i = 0; i < lanes; ++i) p[i] = pair_of(round_to_int16(a[i]), round_to_int16(b[i]));
-#endif
-}
 
 // best [2 * code_block] takes in dots [rows][2 * code_block]; aligned to 64 bytes.
 template <CodeScores Over>
@@ -103,15 +76,6 @@ QUOKA_INLINE Packet load_dots(const std::int32_t* dots) {
 #endif
 }
 QUOKA_INLINE Packet load_dots(const float* dots) { return load_packet(dots); }
-
-// VnniPairSums: the ISA's own PairSums, one instruction for 2 * lanes products, where float has
-// `lanes`. Without it, as two instructions, vpmaddwd and vpaddd, it is no faster than float.
-#if QUOKA_ISA_VNNI
-inline constexpr bool has_pair_sums = true;
-#else
-inline constexpr bool has_pair_sums = false;
-struct VnniPairSums;
-#endif
 
 // Dot products of 8-bit codes. has_code_dots: code_dots_of is the ISA's own. has_token_codes: so is
 // code_token_logits, whose queries take all of 8 bits.
@@ -156,9 +120,6 @@ QUOKA_INTRINSICS_END
 #if QUOKA_ISA_VNNI && QUOKA_ISA_AVX512
 #include <quoka/simd/isa/avx512_vnni.hpp>
 #elif QUOKA_ISA_AVX512 || QUOKA_ISA_AVX2
-#if QUOKA_ISA_VNNI
-#include <quoka/simd/isa/avx2_vnni.hpp>
-#endif
 #include <quoka/simd/isa/avx_codes.hpp>
 #elif QUOKA_ISA_NEON
 #include <quoka/simd/isa/neon_codes.hpp>
