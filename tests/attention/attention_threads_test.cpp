@@ -1,5 +1,5 @@
-// Attention and chunked prefill under threads: the same bits whoever runs the tasks, calls that
-// share a pool, layers that share a selector, and scratch memory that outlives changing shapes.
+// Attention and chunked prefill under threads: calls that share a pool, layers that share a selector; and scratch
+// memory after a failure and a move. The same bits whoever runs the tasks: attention_suite_test.cpp.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/cache/kv_cache.hpp>
@@ -7,148 +7,17 @@
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/quoka.hpp>
 
-#include "support/attention_fixtures.hpp"
+#include "support/attention_case.hpp"
 #include "support/sanitized.hpp"
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <iterator>
-#include <numeric>
 #include <thread>
 #include <vector>
 
 namespace {
 
 using namespace quoka_test;
-namespace tuning = quoka::tuning;
-
-// The same bits as SerialExecutor's on pools of every size.
-template <class T>
-void expect_same_on_pools(const Inputs<T>& in, const AttentionOptions& options = {},
-                          const Selection* keep = nullptr) {
-  const auto serial = attend(in, options, keep);
-  for (const int workers : {1, 2, 3, 5, 33}) {
-    SCOPED_TRACE(std::to_string(workers) + " workers");
-    quoka::ThreadPool pool(workers);
-    expect_same(attend(in, options, keep, pool), serial);
-    expect_same(attend(in, options, keep, pool), serial);
-  }
-}
-
-TEST(AttentionThreads, AnyNumberOfThreadsGivesTheSameBits) {
-  Random random(1);
-  const auto in = random_inputs<Element>(
-      random, {.batch = 2, .q_heads = 6, .kv_heads = 3, .q_len = 37, .kv_len = 501});
-  expect_same_on_pools(in);
-}
-
-TEST(AttentionThreads, OneKvHeadWithManyRowsIsCutAmongThreads) {
-  Random random(2);
-  const auto in = random_inputs<Element>(random, {.q_heads = 16, .q_len = 127, .kv_len = 127});
-  ASSERT_GT(16 * 127, tuning::min_panels_per_task * tuning::panel_rows);
-  expect_same_on_pools(in);
-}
-
-// Panels that do not divide into the tasks: the last task has fewer, or none.
-TEST(AttentionThreads, RowsThatNoThreadCountDivides) {
-  Random random(3);
-  for (const Index panels : {1, 5, 9, 13, 17}) {
-    SCOPED_TRACE(std::to_string(panels) + " panels and a row");
-    expect_same_on_pools(random_inputs<Element>(
-        random,
-        {.q_heads = 1, .head_dim = 3, .v_dim = 5, .q_len = panels * tuning::panel_rows + 1}));
-  }
-}
-
-TEST(AttentionThreads, SelectionWindowAndSinksOnThreadsGiveTheSameBits) {
-  Random random(4);
-  const std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f};
-  const auto in =
-      random_inputs<Element>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 127, .kv_len = 501});
-  const Selection keep = random_selection(random, 1, 2, 501, 200);
-  expect_same_on_pools(in, {.softcap = 20.0f, .sink_logits = sinks, .sliding_window = 300}, &keep);
-}
-
-// Blocks that are packed once for all panels of a head, and keys in parts: with windows that leave the first
-// parts out, sinks, lists of different lengths, every arithmetic.
-TEST(AttentionThreads, BlocksPackedForAllPanelsGiveTheSameBits) {
-  Random random(7);
-  for (const Index len : {tuning::long_part_keys - 300, 3 * tuning::long_part_keys + 700}) {
-    const auto in = random_inputs<Element>(
-        random,
-        {.q_heads = 4, .kv_heads = 2, .head_dim = 16, .v_dim = 24, .q_len = 150, .kv_len = len});
-    const std::vector<float> sinks{0.5f, -1.0f, 3.0f, 0.0f};
-    expect_same_on_pools(in, {.sink_logits = sinks});
-    expect_same_on_pools(in, {.sink_logits = sinks, .sliding_window = 700});
-    expect_same_on_pools(in, {.sliding_window = 2});
-    for (const quoka::Arithmetic arithmetic :
-         {quoka::Arithmetic::single, quoka::Arithmetic::bfloat16, quoka::Arithmetic::bfloat16_x2,
-          quoka::Arithmetic::bfloat16_x3})
-      expect_same_on_pools(in, {.arithmetic = arithmetic});
-    const Selection keep = random_selection(random, 1, 2, len, 1024);
-    expect_same_on_pools(in, {}, &keep);
-    std::vector<Position> some, all(static_cast<std::size_t>(len));
-    std::iota(all.begin(), all.end(), 0);
-    std::copy_if(all.begin(), all.end(), std::back_inserter(some),
-                 [](Position i) { return i % 9; });
-    const std::vector<Position> lists[] = {some, {3, 5}};
-    const Selection uneven = Selection::from_lists(1, 2, len, lists);
-    expect_same_on_pools(in, {}, &uneven);
-  }
-}
-
-// The head with most keys decides for all, whichever it is: how many blocks are packed, how many parts there are.
-TEST(AttentionThreads, TheLaterHeadMayHaveMoreKeys) {
-  Random random(9);
-  for (const Index q_len : {Index{1}, Index{3}, Index{150}})
-    for (const Index len : {tuning::long_part_keys - 300, 3 * tuning::long_part_keys + 700}) {
-      const auto in = random_inputs<Element>(
-          random,
-          {.batch = 2, .q_heads = 4, .kv_heads = 2, .head_dim = 16, .q_len = q_len, .kv_len = len});
-      std::vector<Position> some, all(static_cast<std::size_t>(len));
-      std::iota(all.begin(), all.end(), 0);
-      std::copy_if(all.begin(), all.end(), std::back_inserter(some),
-                   [](Position i) { return i % 9; });
-      for (const std::size_t longest : {0u, 1u, 3u}) {
-        std::vector<Position> lists[] = {{3, 5}, {}, {7}, {2, 4}};
-        lists[longest] = some;
-        const Selection uneven = Selection::from_lists(2, 2, len, lists);
-        expect_same_on_pools(in, {}, &uneven);
-        expect_close(attend(in, {}, &uneven), oracle_attend(in, {}, &uneven), in);
-      }
-    }
-}
-
-// Parts of the keys are walked as one piece but for rounding, wherever the chunk and the mask lie.
-TEST(AttentionThreads, ManyKeysInPartsAreWhatOnePieceIs) {
-  Random random(8);
-  const Index len = 2 * tuning::long_part_keys - 40;
-  const auto in = random_inputs<float>(
-      random, {.q_heads = 2, .kv_heads = 1, .head_dim = 16, .q_len = 140, .kv_len = len});
-  for (const Index window : {0, 1, 90, 2100}) {
-    const AttentionOptions options{.sliding_window = window};
-    expect_close(attend(in, options), oracle_attend(in, options), in);
-  }
-}
-
-TEST(AttentionThreads, ADecodeStepOnThreadsGivesTheSameBits) {
-  Random random(5);
-  expect_same_on_pools(
-      random_inputs<Element>(random, {.q_heads = 32, .kv_heads = 8, .q_len = 1, .kv_len = 501}));
-}
-
-// Where a value is NaN another path is taken, with scratch memory of its own.
-TEST(AttentionThreads, NaNOnThreadsStaysWhereItWas) {
-  Random random(6);
-  auto in = random_inputs<Element>(random, {.q_heads = 8, .q_len = 127, .kv_len = 127});
-  const auto clean = attend(in);
-  in.k(0, 0, 60, 3) = stored<Element>(std::nan(""));
-  in.v(0, 0, 60, 3) = stored<Element>(std::nan(""));
-  quoka::ThreadPool pool(3);
-  expect_spoilt(attend(in, {}, nullptr, pool), clean,
-                [](Index, Index, Index i) { return i >= 60; });
-}
 
 TEST(AttentionThreadsShared, TwoThreadsCallOnTheSameInputsThroughOnePool) {
   Random random(10);
@@ -229,67 +98,6 @@ TEST(AttentionThreadsShared, OneSelectorServesThreadsWithStatesOfTheirOwn) {
   EXPECT_EQ(wrong[1], 0);
 }
 
-TEST(AttentionThreadsWorkspace, ReuseOverChangingShapesAndThreadsGivesTheSameBits) {
-  Random random(13);
-  quoka::AttentionWorkspace workspace;
-  quoka::ThreadPool pools[] = {quoka::ThreadPool(3), quoka::ThreadPool(1), quoka::ThreadPool(2)};
-  int round = 0;
-  for (const Shape& shape :
-       {Shape{.q_heads = 6, .kv_heads = 2, .head_dim = 64, .v_dim = 80, .q_len = 37, .kv_len = 127},
-        Shape{.q_heads = 1, .head_dim = 3, .v_dim = 1, .q_len = 1, .kv_len = 0},
-        Shape{.q_heads = 16, .head_dim = 128, .v_dim = 64, .q_len = 127, .kv_len = 1},
-        Shape{.batch = 3,
-        .q_heads = 4,
-        .kv_heads = 4,
-        .head_dim = 7,
-        .v_dim = 256,
-        .q_len = 3,
-        .kv_len = 501},
-        Shape{.q_heads = 6,
-        .kv_heads = 2,
-        .head_dim = 64,
-        .v_dim = 80,
-        .q_len = 37,
-        .kv_len = 127}}) {
-    SCOPED_TRACE("shape " + std::to_string(round));
-    const auto in = random_inputs<float>(random, shape);
-    auto output = unwritten<float>(in.q, shape.v_dim);
-    quoka::attention(in.q, {in.past_k, in.past_v}, {in.k, in.v}, {output.out, output.lse}, {},
-                     pools[round++ % 3], workspace);
-    expect_same(output, attend(in));
-  }
-  EXPECT_GT(workspace.bytes(), 0);
-}
-
-// Keys and values of the past and of the chunk have formats of their own: a block of both is widened, of keys or of
-// values alone, in memory that the calls before it did not need.
-TEST(AttentionThreadsWorkspace, ServesValuesOfAnotherFormatThanTheKeys) {
-  Random random(30);
-  const auto in = random_inputs<float>(random, {.q_len = 50, .kv_len = 301});
-  const auto halves = [](const Tensor4<float>& x) {
-    return Tensor4<Eigen::half>(x.cast<Eigen::half>());
-  };
-  const Tensor4<Eigen::half> half_k = halves(in.past_k), half_v = halves(in.past_v),
-                             half_chunk_v = halves(in.v);
-  const Rows pasts_k[] = {in.past_k, half_k}, pasts_v[] = {in.past_v, half_v},
-             chunks_v[] = {in.v, half_chunk_v};
-  const auto expect_same_in = [&](quoka::AttentionWorkspace& workspace, int kinds) {
-    const Rows k = pasts_k[kinds % 2], v = pasts_v[kinds / 2 % 2], own_v = chunks_v[kinds / 4];
-    auto output = unwritten<float>(in.q, 16), alone = output;
-    quoka::attention(in.q, {k, v}, {in.k, own_v}, {output.out, output.lse}, {}, SerialExecutor{},
-                     workspace);
-    quoka::attention(in.q, {k, v}, {in.k, own_v}, {alone.out, alone.lse});
-    expect_same(output, alone);
-  };
-  for (int first = 0; first < 8; ++first)
-    for (int second = 0; second < 8; ++second) {
-      SCOPED_TRACE(std::to_string(first) + ", then " + std::to_string(second));
-      quoka::AttentionWorkspace workspace;
-      expect_same_in(workspace, first);
-      expect_same_in(workspace, second);
-    }
-}
-
 // Where memory ran out halfway, what there was before is gone: the next call makes it anew.
 TEST(AttentionThreadsWorkspace, ServesOnAfterMemoryRanOut) {
 #if defined(QUOKA_TEST_SANITIZED)
@@ -343,22 +151,6 @@ TEST(AttentionThreadsWorkspace, WhatWasMovedFromIsEmptyAndServesOn) {
   EXPECT_EQ(a.bytes(), bytes);
 }
 
-// So many workers take the tasks in turns, on one thread.
-struct InTurns {
-  int claimed;
-  int workers() const { return claimed; }
-  template <class F>
-  void run(Index tasks, F&& f) const {
-    for (Index task = 0; task < tasks; ++task) f(task, static_cast<int>(task % claimed));
-  }
-  void run_chains(const quoka::Chains& chains) const {
-    for (Index chain = 0; chain < chains.count(); ++chain)
-      for (int stage = 0; stage < chains.stages(); ++stage)
-        run(chains.tasks(stage),
-            [&](Index task, int worker) { chains(chain, stage, task, worker); });
-  }
-};
-
 // Memory is asked for by what a call needs, not by what the last one was: a token of codes after one of floats,
 // larger groups, biased calls, other formats, fewer workers and more.
 TEST(AttentionThreadsWorkspace, ServesCallsOfAnyKindInAnyOrder) {
@@ -390,7 +182,7 @@ TEST(AttentionThreadsWorkspace, ServesCallsOfAnyKindInAnyOrder) {
         quoka::Arithmetic::single;  // that of each format would be memory of its own
     if (one_of(0, 1) == 1) options.alibi_slopes = std::span(slopes).first(uz(q_heads));
     Tensor4<float> own(1, q_heads, q_len, dim), out(1, q_heads, q_len, dim);
-    const InTurns executor{static_cast<int>(one_of(1, 1, 20))};
+    ShuffledExecutor executor(random.bits(), static_cast<int>(one_of(1, 1, 20)));
     const quoka::Past past(cache.k(), cache.v());
     quoka::attention(q, past, {}, quoka::TensorView<float>(own), options, executor);
     quoka::attention(q, past, {}, quoka::TensorView<float>(out), options, executor, workspace);

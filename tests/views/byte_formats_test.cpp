@@ -8,11 +8,10 @@
 #include <quoka/select/dense.hpp>
 #include <quoka/select/quoka.hpp>
 
+#include "support/fenced.hpp"
 #include "support/fixtures.hpp"
 
 #include <memory>
-#include <sys/mman.h>
-#include <unistd.h>
 
 namespace {
 
@@ -151,29 +150,6 @@ std::vector<float> random_scales(Random& random, Index count) {
     scales.push_back(static_cast<float>((0.5 + random.uniform()) / 64));
   return scales;
 }
-
-// Memory between two pages that nobody may touch.
-class Fenced {
- public:
-  explicit Fenced(Index bytes)
-      : page_(sysconf(_SC_PAGESIZE)), inner_((bytes + page_ - 1) / page_ * page_) {
-    void* const all = mmap(nullptr, uz(inner_ + 2 * page_), PROT_READ | PROT_WRITE,
-                           MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    EXPECT_NE(all, MAP_FAILED);
-    all_ = static_cast<std::byte*>(all);
-    EXPECT_EQ(mprotect(all_, uz(page_), PROT_NONE), 0);
-    EXPECT_EQ(mprotect(all_ + page_ + inner_, uz(page_), PROT_NONE), 0);
-  }
-  Fenced(const Fenced&) = delete;
-  ~Fenced() { munmap(all_, uz(inner_ + 2 * page_)); }
-
-  std::byte* begin() const { return all_ + page_; }
-  std::byte* end() const { return begin() + inner_; }
-
- private:
-  Index page_, inner_;
-  std::byte* all_ = nullptr;
-};
 
 std::vector<Index> odd_dims() {
   std::vector<Index> dims = oracle::range(1, 71);
@@ -580,86 +556,7 @@ class Stored {
   std::byte* first_ = nullptr;
 };
 
-Kind next_kind(Kind kind) {
-  return kinds[uz((static_cast<int>(kind) + 1) % static_cast<int>(std::size(kinds)))];
-}
-
 constexpr Index q_heads = 4, kv_heads = 2;
-
-Selection some_keys(Random& random, Index kv_len) {
-  oracle::Positions lists(1);
-  for (Index head = 0; head < kv_heads; ++head) {
-    lists[0].emplace_back();
-    for (Index t = 0; t < kv_len; ++t)
-      if (random.below(3) == 0) lists[0].back().push_back(t);
-  }
-  return to_selection(lists, kv_len);
-}
-
-// attention() over rows and over the floats that they hold.
-void expect_equal_attention(const Tensor4<float>& q, const quoka::Past& past,
-                            const quoka::Past& past_floats, const quoka::Chunk& chunk,
-                            const quoka::Chunk& chunk_floats, Index v_dim,
-                            const quoka::AttentionOptions& options = {}) {
-  Tensor4<Eigen::half> out(1, q_heads, q.dimension(2), v_dim), expected = out;
-  quoka::attention(q, past, chunk, out, options);
-  quoka::attention(q, past_floats, chunk_floats, expected, options);
-  EXPECT_TRUE(same_up_to_rounding(out, expected, 2e-6));
-  double size = 0;
-  for (Index i = 0; i < out.size(); ++i)
-    size = std::max(size, std::abs(static_cast<double>(static_cast<float>(out.data()[i]))));
-  EXPECT_GT(size, 1e-2);
-}
-
-TEST_P(EveryFormat, AttentionOfAChunkIsThatOverTheFloatsOfItsRows) {
-  const Kind k_kind = GetParam(), v_kind = next_kind(k_kind);
-  Random random(807);
-  for (const Index dim : {64, 80}) {
-    const Index q_len = 40, kv_len = 300, past = kv_len - q_len;
-    const auto q = random.tensor<float>(1, q_heads, q_len, dim);
-    const Stored k(random, k_kind, kv_heads, kv_len, dim), v(random, v_kind, kv_heads, kv_len, dim);
-    const Stored k_new(random, k_kind, kv_heads, q_len, dim),
-        v_new(random, v_kind, kv_heads, q_len, dim);
-    const auto floats = [](const Stored& x) { return Rows(x.floats()); };
-    const Selection keep = some_keys(random, past), all;
-    const auto all_keys = quoka::chunk_in_cache(floats(k), floats(v), q_len);
-    const Rows past_k = k.rows().slice(0, past), past_v = v.rows().slice(0, past);
-    for (const bool selected : {false, true})
-      for (const auto arithmetic : {quoka::Arithmetic::single, quoka::Arithmetic::bfloat16}) {
-        const auto kept = [&](const Rows& keys, const Rows& values) {
-          return selected ? quoka::Past(keys, values, keep) : quoka::Past(keys, values);
-        };
-        const quoka::Past rows = kept(past_k, past_v),
-                          wide = kept(all_keys.past.k, all_keys.past.v);
-        const quoka::AttentionOptions options{.arithmetic = arithmetic};
-        // A chunk of rows with scales of their own, a chunk of floats, and the end of the cache.
-        expect_equal_attention(q, rows, wide, {k_new.rows(), v_new.rows()},
-                               {floats(k_new), floats(v_new)}, dim, options);
-        expect_equal_attention(q, rows, wide, all_keys.chunk, all_keys.chunk, dim, options);
-        if (!apart(k_kind) && !apart(v_kind))
-          expect_equal_attention(q, rows, wide,
-                                 {k.rows().slice(past, q_len), v.rows().slice(past, q_len)},
-                                 all_keys.chunk, dim, options);
-      }
-  }
-}
-
-TEST_P(EveryFormat, AttentionOfATokenIsThatOverTheFloatsOfItsRows) {
-  const Kind k_kind = GetParam(), v_kind = next_kind(k_kind);
-  Random random(808);
-  for (const Index dim : {64, 80, 37}) {
-    const Index kv_len = 700;
-    const auto q = random.tensor<float>(1, q_heads, 1, dim);
-    const auto k_new = random.tensor<float>(1, kv_heads, 1, dim),
-               v_new = random.tensor<float>(1, kv_heads, 1, dim);
-    const Stored k(random, k_kind, kv_heads, kv_len, dim), v(random, v_kind, kv_heads, kv_len, dim);
-    const Selection keep = some_keys(random, kv_len);
-    const quoka::Chunk chunk{k_new, v_new};
-    expect_equal_attention(q, {k.rows(), v.rows()}, {k.floats(), v.floats()}, chunk, chunk, dim);
-    expect_equal_attention(q, {k.rows(), v.rows(), keep}, {k.floats(), v.floats(), keep}, chunk,
-                           chunk, dim);
-  }
-}
 
 TEST_P(EveryFormat, QuokaSelectsAsAmongTheFloatsOfItsRows) {
   Random random(809);
@@ -686,28 +583,6 @@ TEST_P(EveryFormat, WidensEachHeadWithItsOwnScales) {
         ASSERT_EQ(is.at(0, head, i, c), should.at(0, head, i, c)) << head << " " << i << " " << c;
   if (scales_per_head(GetParam(), 33) > 0) {
     EXPECT_NE(*x.rows().shape(0).scales, *x.rows().shape(2).scales);
-  }
-}
-
-// A NaN in a key makes the rows that see it NaN; one in a value its block, and no other channel.
-TEST(NanInBytes, IsSeenByAttention) {
-  Random random(811);
-  const auto q = random.tensor<float>(1, q_heads, 40, 64);
-  Stored k(random, Kind::e4m3, kv_heads, 100, 64), v(random, Kind::q8_0, kv_heads, 100, 64);
-  const std::uint16_t nan = 0x7e00;
-  std::memcpy(v.row(1, 30) + 34, &nan, 2);  // channels 32 ... 63 of head 1
-  Tensor4<float> out(1, q_heads, 40, 64);
-  for (const auto arithmetic : {quoka::Arithmetic::single, quoka::Arithmetic::bfloat16}) {
-    quoka::attention(q, {k.rows(), v.rows()}, {}, out, {.arithmetic = arithmetic, .causal = false});
-    for (Index head = 0; head < q_heads; ++head)
-      for (Index c = 0; c < 64; ++c)
-        ASSERT_EQ(std::isnan(out(0, head, 39, c)), head >= 2 && c >= 32) << head << " " << c;
-  }
-  k.row(0, 7)[5] = std::byte{0x7f};
-  quoka::attention(q, {k.rows(), v.rows()}, {}, out, {.causal = false});
-  for (Index c = 0; c < 64; ++c) {
-    EXPECT_TRUE(std::isnan(out(0, 1, 0, c)));
-    EXPECT_EQ(std::isnan(out(0, 2, 0, c)), c >= 32);
   }
 }
 

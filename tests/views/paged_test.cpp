@@ -112,77 +112,6 @@ void for_each_paging(Random& random, const Inputs<T>& in, F&& check) {
 
 // ---- pages --------------------------------------------------------------------------------------
 
-TEST(Paged, AChunkHasTheSameBits) {
-  for_each_storage([]<class T>() {
-    Random random(1);
-    const auto in = random_inputs<T>(
-        random, {.q_heads = 4, .kv_heads = 2, .v_dim = 24, .q_len = 37, .kv_len = 301});
-    const Selection keep = random_selection(random, 1, 2, 301, 100);
-    for_each_paging(random, in,
-                    [&](const Rows& k, const Rows& v, const Rows& flat_k, const Rows& flat_v) {
-                      for (const AttentionOptions& options :
-                           {AttentionOptions{}, AttentionOptions{.sliding_window = 120}}) {
-                        expect_same(attend_to(in.q, {k, v}, {in.k, in.v}, options),
-                                    attend_to(in.q, {flat_k, flat_v}, {in.k, in.v}, options));
-                        expect_same(attend_to(in.q, {k, v, keep}, {in.k, in.v}, options),
-                                    attend_to(in.q, {flat_k, flat_v, keep}, {in.k, in.v}, options));
-                      }
-                    });
-  });
-}
-
-TEST(Paged, FewRowsHaveTheSameBitsInEveryArithmetic) {
-  Random random(2);
-  const Index kv_len = 2 * tuning::part_blocks * tuning::block_keys + 33;
-  const auto in = random_inputs<Element>(
-      random, {.q_heads = 4, .kv_heads = 2, .head_dim = 19, .q_len = 3, .kv_len = kv_len});
-  for_each_paging(
-      random, in, [&](const Rows& k, const Rows& v, const Rows& flat_k, const Rows& flat_v) {
-        for (const auto arithmetic : {quoka::Arithmetic::single, quoka::Arithmetic::bfloat16})
-          expect_same(attend_to(in.q, {k, v}, {in.k, in.v}, {.arithmetic = arithmetic}),
-                      attend_to(in.q, {flat_k, flat_v}, {in.k, in.v}, {.arithmetic = arithmetic}));
-      });
-}
-
-// With heads side by side, several of them take turns; channels in whole packets and not.
-TEST(Paged, OneTokenHasTheSameBits) {
-  for_each_storage([]<class T>() {
-    Random random(3);
-    for (const Index kv_len : {Index{33}, Index{tuning::token_block_keys + 70}})
-      for (const Index dim : {16, 19}) {
-        const auto in = random_inputs<T>(random, {.q_heads = 6,
-                                                  .kv_heads = 3,
-                                                  .head_dim = dim,
-                                                  .v_dim = dim,
-                                                  .q_len = 1,
-                                                  .kv_len = kv_len});
-        const Selection keep = random_selection(random, 1, 3, kv_len, 30);
-        for_each_paging(
-            random, in, [&](const Rows& k, const Rows& v, const Rows& flat_k, const Rows& flat_v) {
-              for (const AttentionOptions& options :
-                   {AttentionOptions{}, AttentionOptions{.sliding_window = 30}}) {
-                expect_same(attend_to(in.q, {k, v}, {in.k, in.v}, options),
-                            attend_to(in.q, {flat_k, flat_v}, {in.k, in.v}, options));
-                expect_same(attend_to(in.q, {k, v, keep}, {in.k, in.v}, options),
-                            attend_to(in.q, {flat_k, flat_v, keep}, {in.k, in.v}, options));
-              }
-            });
-      }
-  });
-}
-
-// Keys and values in pools, page sizes and tables of their own; against the oracle.
-TEST(Paged, KeysAndValuesInPoolsOfTheirOwn) {
-  Random random(4);
-  for (const Index q_len : {1, 37}) {
-    const auto in = random_inputs<Element>(
-        random, {.q_heads = 4, .kv_heads = 2, .v_dim = 24, .q_len = q_len, .kv_len = 301});
-    PagedCopy<Element> k(random, in.past_k, 16, Layout::tokens_outside),
-        v(random, in.past_v, 17, Layout::heads_outside);
-    expect_close(attend_to(in.q, {k.rows(), v.rows()}, {in.k, in.v}), oracle_attend(in), in);
-  }
-}
-
 // A page in two places of a table, and in the tables of two sequences.
 TEST(Paged, PagesMayBeShared) {
   Random random(5);
@@ -197,20 +126,6 @@ TEST(Paged, PagesMayBeShared) {
     const Rows rows = quoka::paged(pool, table, 70);
     expect_same(attend_to(q, {rows, rows}, {k, v}), attend_to(q, {flat, flat}, {k, v}));
   }
-}
-
-TEST(Paged, SelectionIsTheSame) {
-  Random random(6);
-  const auto in = random_inputs<Element>(
-      random, {.q_heads = 4, .kv_heads = 2, .head_dim = 64, .q_len = 37, .kv_len = 301});
-  quoka::QuokaOptions options;
-  options.budget = Budget::keys(40);
-  options.n_queries = 8;
-  for_each_paging(random, in, [&](const Rows& k, const Rows&, const Rows& flat, const Rows&) {
-    const Selection selected = quoka::QuokaSelector(options).select(in.q, k, {});
-    EXPECT_EQ(selected, quoka::QuokaSelector(options).select(in.q, flat, {}));
-    EXPECT_EQ(selected.max_count(), 40);
-  });
 }
 
 TEST(Paged, ASliceIsASliceOfTheSequence) {
@@ -234,17 +149,6 @@ TEST(Paged, ASliceIsASliceOfTheSequence) {
         expect_refused([&] { (void)k.slice(302, 0); }, {302, 301});
         expect_refused([&] { (void)k.slice(-1, 1); }, {-1, 0});
       });
-}
-
-TEST(PagedFormats, AShortCacheAndAFloatChunkShareABlock) {
-  Random random(8);
-  const auto in = random_inputs<Eigen::half>(random, {.q_len = 5, .kv_len = 77});
-  const auto q = random.tensor<float>(1, 2, 5, 16), k = random.tensor<float>(1, 1, 5, 16),
-             v = random.tensor<float>(1, 1, 5, 16);
-  PagedCopy<Eigen::half> past_k(random, in.past_k, 16, Layout::tokens_outside),
-      past_v(random, in.past_v, 3, Layout::tokens_outside);
-  expect_same(attend_to(q, {past_k.rows(), past_v.rows()}, {k, v}),
-              attend_to(q, {in.past_k, in.past_v}, {k, v}));
 }
 
 TEST(PagedFormats, TheEmptySequenceOfAnyPool) {
@@ -288,68 +192,24 @@ inline List some_cells(Random& random, Index len, Index count) {
 
 TEST(Paged, AListIsItsRowsSideBySide) {
   Random random(11);
-  for (const Index q_len : {1, 5, 37}) {
-    const auto in = random_inputs<Element>(
-        random, {.q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = 301});
-    const List cells = some_cells(random, 301, 177), others = some_cells(random, 301, 177);
-    const auto k = gathered(in.past_k, cells), v = gathered(in.past_v, others);
-    const Selection keep = random_selection(random, 1, 2, 177, 60);
-    for (const AttentionOptions& options :
-         {AttentionOptions{}, AttentionOptions{.sliding_window = 90}}) {
-      const auto dense = attend_to(in.q, {k, v}, {in.k, in.v}, options);
-      const auto kept = attend_to(in.q, {k, v, keep}, {in.k, in.v}, options);
-      const Rows listed_k = Rows(in.past_k).listed(cells),
-                 listed_v = Rows(in.past_v).listed(others);
-      EXPECT_TRUE(same_bits(listed_k, Rows(k)));
-      EXPECT_TRUE(same_bits(listed_k.slice(20, 100), Rows(k).slice(20, 100)));
-      expect_same(attend_to(in.q, {listed_k, listed_v}, {in.k, in.v}, options), dense);
-      expect_same(attend_to(in.q, {listed_k, listed_v, keep}, {in.k, in.v}, options), kept);
-      for (const Index page : {1, 16, 17}) {
-        PagedCopy<Element> paged_k(random, in.past_k, page, Layout::heads_outside),
-            paged_v(random, in.past_v, page, Layout::heads_outside);
-        const Rows both_k = paged_k.rows().listed(cells), both_v = paged_v.rows().listed(others);
-        EXPECT_TRUE(same_bits(both_k, Rows(k)));
-        const Layout beside = layout_beside(Layout::heads_outside, page);
-        const SideBySide<Element> flat_k(k, beside), flat_v(v, beside);
-        expect_same(attend_to(in.q, {both_k, both_v}, {in.k, in.v}, options),
-                    attend_to(in.q, {flat_k.rows(), flat_v.rows()}, {in.k, in.v}, options));
-        expect_same(attend_to(in.q, {both_k, both_v, keep}, {in.k, in.v}, options), kept);
-      }
-    }
-    // A list of rows that are a slice.
-    const auto of_slice = gathered(in.past_k, {149, 100, 107});
-    const List in_slice{49, 0, 7};
-    EXPECT_TRUE(same_bits(Rows(in.past_k).slice(100, 50).listed(in_slice), Rows(of_slice)));
-    for (const Index page : {1, 16, 17}) {
-      PagedCopy<Element> paged_k(random, in.past_k, page, Layout::heads_outside);
-      const Rows listed = paged_k.rows().slice(100, 50).listed(in_slice);
-      EXPECT_TRUE(same_bits(listed, Rows(of_slice)));
-      EXPECT_TRUE(same_bits(listed.slice(1, 2), Rows(of_slice).slice(1, 2)));
-      for (const Index i : {0, 1, 2})
-        EXPECT_EQ(listed.pool_row(i), paged_k.rows().pool_row(100 + in_slice[uz(i)]));
-    }
+  const auto in = random_inputs<Element>(random, {.q_heads = 4, .kv_heads = 2, .kv_len = 301});
+  const List cells = some_cells(random, 301, 177);
+  const auto k = gathered(in.past_k, cells);
+  const Rows listed_k = Rows(in.past_k).listed(cells);
+  EXPECT_TRUE(same_bits(listed_k, Rows(k)));
+  EXPECT_TRUE(same_bits(listed_k.slice(20, 100), Rows(k).slice(20, 100)));
+  // A list of rows that are a slice.
+  const auto of_slice = gathered(in.past_k, {149, 100, 107});
+  const List in_slice{49, 0, 7};
+  EXPECT_TRUE(same_bits(Rows(in.past_k).slice(100, 50).listed(in_slice), Rows(of_slice)));
+  for (const Index page : {1, 16, 17}) {
+    PagedCopy<Element> paged_k(random, in.past_k, page, Layout::heads_outside);
+    const Rows listed = paged_k.rows().slice(100, 50).listed(in_slice);
+    EXPECT_TRUE(same_bits(listed, Rows(of_slice)));
+    EXPECT_TRUE(same_bits(listed.slice(1, 2), Rows(of_slice).slice(1, 2)));
+    for (const Index i : {0, 1, 2})
+      EXPECT_EQ(listed.pool_row(i), paged_k.rows().pool_row(100 + in_slice[uz(i)]));
   }
-}
-
-TEST(Paged, ATokenSlotIsAPageOfOne) {
-  Random random(12);
-  const auto in =
-      random_inputs<Element>(random, {.q_heads = 6, .kv_heads = 3, .q_len = 1, .kv_len = 200});
-  // The pool as an engine keeps it, [slot, head, dim]: heads lie side by side.
-  const auto pool_k = random.tensor<Element>(250, 3, 1, 16),
-             pool_v = random.tensor<Element>(250, 3, 1, 16);
-  const List slots = some_cells(random, 250, 200);
-  Tensor4<Element> k(1, 200, 3, 16), v(1, 200, 3, 16);
-  for (Index i = 0; i < 200; ++i) {
-    std::copy_n(&pool_k(slots[uz(i)], 0, 0, 0), 48, &k(0, i, 0, 0));
-    std::copy_n(&pool_v(slots[uz(i)], 0, 0, 0), 48, &v(0, i, 0, 0));
-  }
-  const auto tokens_of = [](const Tensor4<Element>& x) {
-    return TensorView<const Element>(x.data(), {1, 3, 200, 16}, {200 * 48, 16, 48, 1});
-  };
-  expect_same(attend_to(in.q, {quoka::paged(pool_k, slots, 200), quoka::paged(pool_v, slots, 200)},
-                        {in.k, in.v}),
-              attend_to(in.q, {tokens_of(k), tokens_of(v)}, {in.k, in.v}));
 }
 
 // ---- the chunk in the cache ---------------------------------------------------------------------
@@ -359,40 +219,6 @@ template <class T>
 Tensor4<T> joined(const Tensor4<T>& past, const Tensor4<T>& chunk) {
   Tensor4<T> x = past.concatenate(chunk, 2);
   return x;
-}
-
-TEST(Paged, AChunkInTheCacheIsTheChunk) {
-  Random random(13);
-  for (const Index q_len : {1, 5, 37}) {
-    const auto in = random_inputs<Element>(
-        random, {.q_heads = 4, .kv_heads = 2, .q_len = q_len, .kv_len = 130});
-    const auto k = joined(in.past_k, in.k), v = joined(in.past_v, in.v);
-    const Index len = 130 + q_len;
-    const auto attend_in = [&](const Rows& cache_k, const Rows& cache_v) {
-      const auto [past, chunk] = quoka::chunk_in_cache(cache_k, cache_v, q_len);
-      EXPECT_EQ(past.k.len(), 130);
-      return attend_to(in.q, past, chunk);
-    };
-    const auto apart = [&](Layout layout) {
-      const SideBySide<Element> past_k(in.past_k, layout), past_v(in.past_v, layout);
-      return attend_to(in.q, {past_k.rows(), past_v.rows()}, {in.k, in.v});
-    };
-    for (const Layout layout : layouts) {
-      const SideBySide<Element> flat_k(k, layout), flat_v(v, layout);
-      expect_same(attend_in(flat_k.rows(), flat_v.rows()), apart(layout));
-      for (const Index page : {1, 3, 16, 17, 64}) {
-        SCOPED_TRACE("pages of " + std::to_string(page));
-        PagedCopy<Element> paged_k(random, k, page, layout), paged_v(random, v, page, layout);
-        expect_same(attend_in(paged_k.rows(), paged_v.rows()), apart(layout_beside(layout, page)));
-      }
-    }
-    // Cells in any order: heads outside.
-    const List cells = some_cells(random, len, len);
-    List at(uz(len));
-    for (Index i = 0; i < len; ++i) at[uz(cells[uz(i)])] = static_cast<Position>(i);
-    const auto some_k = gathered(k, cells), some_v = gathered(v, cells);
-    expect_same(attend_in(Rows(some_k).listed(at), Rows(some_v).listed(at)), attend(in));
-  }
 }
 
 TEST(Paged, AChunkThatThePastHoldsTooIsRefused) {

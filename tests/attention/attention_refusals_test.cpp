@@ -1,0 +1,271 @@
+// What attention() and merge() refuse, before anything is written: a call that is sound but for one thing, and what
+// the message must say, both numbers among it.
+
+#include <quoka/attention/attention.hpp>
+#include <quoka/attention/merge.hpp>
+#include <quoka/packing/byte_formats.hpp>
+
+#include "support/attention_fixtures.hpp"
+
+#include <gtest/gtest.h>
+
+#include <deque>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::Mask;
+
+// Of [2, 6 heads over 3, 7 queries, 16 channels], 20 of values, over 37 cached keys.
+struct Call {
+  Random random{100};
+  std::deque<Tensor4<float>> tensors;
+  std::deque<std::vector<float>> numbers;
+  Tensor4<float> out_memory = full(2, 6, 7, 20);
+  Tensor3<float> lse_memory = Tensor3<float>(2, 6, 7).setConstant(-12345.0f);
+  Selection keep;
+
+  Rows q = normal(2, 6, 7, 16);
+  quoka::Past past{normal(2, 3, 37, 16), normal(2, 3, 37, 20)};
+  quoka::Chunk chunk{normal(2, 3, 7, 16), normal(2, 3, 7, 20)};
+  quoka::OutputRows out{out_memory};
+  TensorView<float, 3> lse{lse_memory};
+  AttentionOptions options;
+
+  Tensor4<float>& tensor(Index b, Index heads, Index len, Index dim) {
+    return tensors.emplace_back(random.tensor<float>(b, heads, len, dim));
+  }
+  Rows normal(Index b, Index heads, Index len, Index dim) { return tensor(b, heads, len, dim); }
+  Tensor4<float>& full(Index b, Index heads, Index len, Index dim) {
+    return tensor(b, heads, len, dim).setConstant(-12345.0f), tensors.back();
+  }
+  std::span<const float> floats(std::size_t count, float x = 1.0f, std::size_t at = 0) {
+    numbers.emplace_back(count, 1.0f).at(at) = x;
+    return numbers.back();
+  }
+  void mask(Index b, Index heads, Index q_len, Index keys) {
+    options.mask = normal(b, heads, q_len, keys);
+  }
+  void select(Index b, Index heads, Index kv_len) {
+    keep = random_selection(random, b, heads, kv_len, 7);
+    past.keep = &keep;
+  }
+};
+
+struct Refusal {
+  const char* what;
+  std::function<void(Call&)> wrong;
+  std::vector<Fragment> message;
+};
+
+void expect_message(const std::string& message, const std::vector<Fragment>& fragments) {
+  for (const Fragment& fragment : fragments)
+    EXPECT_TRUE(fragment.is_in(message)) << "no '" << fragment.text() << "' in: " << message;
+}
+
+void expect_refused_all(const std::vector<Refusal>& table) {
+  for (const Refusal& refusal : table) {
+    SCOPED_TRACE(refusal.what);
+    Call call;
+    std::deque<Tensor4<float>> before;
+    Tensor4<float> out;
+    Tensor3<float> lse;
+    try {
+      refusal.wrong(call);  // some are refused as views
+      before = call.tensors, out = call.out_memory, lse = call.lse_memory;
+      quoka::attention(call.q, call.past, call.chunk, {call.out, call.lse}, call.options);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const std::invalid_argument& error) {
+      expect_message(error.what(), refusal.message);
+    }
+    if (before.empty()) continue;
+    EXPECT_TRUE(same_bits(call.out_memory, out));
+    EXPECT_TRUE(same_bits(call.lse_memory, lse));
+    for (std::size_t i = 0; i < before.size(); ++i)
+      EXPECT_TRUE(same_bits(call.tensors[i], before[i]));
+  }
+}
+
+TEST(AttentionRefuses, NothingOfASoundCall) {
+  Call call;
+  quoka::attention(call.q, call.past, call.chunk, {call.out, call.lse}, call.options);
+  EXPECT_NE(call.lse_memory(1, 5, 6), -12345.0f);
+}
+
+TEST(AttentionRefuses, ShapesThatDoNotFit) {
+  expect_refused_all({
+      {"heads in no group",
+       [](Call& c) { c.q = c.normal(2, 7, 7, 16); },
+       {"q_heads", 7, "kv_heads", 3}},
+      {"no queries", [](Call& c) { c.q = c.normal(2, 6, 0, 16); }, {"q_len", 0, 1}},
+      {"no batch", [](Call& c) { c.q = c.normal(0, 6, 7, 16); }, {"batch", 0, 1}},
+      {"no channels", [](Call& c) { c.q = c.normal(2, 6, 7, 0); }, {"head_dim", 0, 1}},
+      {"past k's dim", [](Call& c) { c.past.k = c.normal(2, 3, 37, 15); }, {"past k", 15, 16}},
+      {"chunk k's dim", [](Call& c) { c.chunk.k = c.normal(2, 3, 7, 17); }, {"chunk k", 17, 16}},
+      {"past k's batch", [](Call& c) { c.past.k = c.normal(1, 3, 37, 16); }, {"batch", 1, 2}},
+      {"chunk v's batch", [](Call& c) { c.chunk.v = c.normal(3, 3, 7, 20); }, {"batch", 3, 2}},
+      {"chunk k's heads", [](Call& c) { c.chunk.k = c.normal(2, 2, 7, 16); }, {"heads", 2, 3}},
+      {"past v's heads", [](Call& c) { c.past.v = c.normal(2, 6, 37, 20); }, {"heads", 6, 3}},
+      {"past v's len", [](Call& c) { c.past.v = c.normal(2, 3, 38, 20); }, {"past", 38, 37}},
+      {"chunk v's len", [](Call& c) { c.chunk.v = c.normal(2, 3, 8, 20); }, {"chunk", 8, 7}},
+      {"chunk of other queries",
+       [](Call& c) {
+         c.chunk = {c.normal(2, 3, 5, 16), c.normal(2, 3, 5, 20)};
+       },
+       {"chunk", 5, "q_len", 7}},
+      {"values of two dims", [](Call& c) { c.chunk.v = c.normal(2, 3, 7, 21); }, {"dim", 21, 20}},
+      {"out's dim", [](Call& c) { c.out = c.full(2, 6, 7, 16); }, {"out", 16, 20}},
+      {"out's len", [](Call& c) { c.out = c.full(2, 6, 8, 20); }, {"out", 8, 7}},
+      {"out's heads", [](Call& c) { c.out = c.full(2, 3, 7, 20); }, {"out", 3, 6}},
+      {"lse's len",
+       [](Call& c) { c.lse_memory = Tensor3<float>(2, 6, 9), c.lse = c.lse_memory; },
+       {"lse", 9, 7}},
+      {"lse without memory",
+       [](Call& c) {
+         c.lse = TensorView<float, 3>(nullptr, {2, 6, 7}, {42, 7, 1});
+       },
+       {"pointer is null"}},
+      {"past values without keys",
+       [](Call& c) { c.past.k = c.past.k.slice(0, 0); },
+       {"past v's len", 37, 0}},
+      {"chunk values without keys",
+       [](Call& c) { c.chunk.k = c.chunk.k.slice(0, 0); },
+       {"chunk v's len", 7, 0}},
+      {"no keys at all", [](Call& c) { c.past = {}, c.chunk = {}; }, {"q_heads", 6, "kv_heads", 0}},
+      {"another cache's selection", [](Call& c) { c.select(2, 3, 38); }, {"selection", 38, 37}},
+      {"another batch's selection", [](Call& c) { c.select(1, 3, 37); }, {"selection", 1, 2}},
+      {"other heads' selection", [](Call& c) { c.select(2, 6, 37); }, {"selection", 6, 3}},
+      {"a selection of no past",
+       [](Call& c) {
+         c.select(2, 3, 37), c.past.k = c.past.k.slice(0, 0), c.past.v = c.past.v.slice(0, 0);
+       },
+       {"selection", 37, 0}},
+      {"q with scales",
+       [](Call& c) { c.q = c.q.with_scales(c.floats(1).data(), 0); },
+       {"q has scales that lie apart"}},
+      {"out with scales",
+       [](Call& c) { c.out = c.out.with_scales(c.floats(1).data(), 0); },
+       {"out has scales that lie apart"}},
+      {"q's channels apart",
+       [](Call& c) { c.q = Rows(c.q.data(), c.q.format(), c.q.sizes(), c.q.strides(), 8); },
+       {"q's step between channels in bytes is", 8, "a step of", 0}},
+      {"out's channels apart",
+       [](Call& c) {
+         c.out =
+             quoka::OutputRows(c.out.data(), c.out.format(), c.out.sizes(), c.out.strides(), 12);
+       },
+       {"out's step between channels in bytes is", 12, "a step of", 0}},
+  });
+}
+
+TEST(AttentionRefuses, OptionsThatDoNotFit) {
+  expect_refused_all({
+      {"sinks",
+       [](Call& c) { c.options.sink_logits = c.floats(3); },
+       {"sink_logits", 3, "q_heads", 6}},
+      {"factors", [](Call& c) { c.options.mask_factors = c.floats(3); }, {"mask_factors", 3, 6}},
+      {"slopes", [](Call& c) { c.options.alibi_slopes = c.floats(3); }, {"alibi_slopes", 3, 6}},
+      {"window", [](Call& c) { c.options.sliding_window = -1; }, {"sliding_window", -1, 0}},
+      {"a query in the past",
+       [](Call& c) { c.options.query_position = 36; },
+       {"query_position", 36, 37}},
+      {"first_position", [](Call& c) { c.past.first_position = -1; }, {"first_position", -1, 0}},
+      {"mask's batch", [](Call& c) { c.mask(3, 6, 7, 44); }, {"mask's batch", 3, 2}},
+      {"mask's heads", [](Call& c) { c.mask(2, 2, 7, 44); }, {"mask's heads", 2, 6}},
+      {"mask's queries", [](Call& c) { c.mask(2, 6, 6, 44); }, {"mask's q_len", 6, 7}},
+      {"mask of no queries", [](Call& c) { c.mask(2, 6, 0, 44); }, {"mask's q_len", 0, 7}},
+      {"mask of the past", [](Call& c) { c.mask(2, 6, 7, 37); }, {"mask's keys", 37, 44}},
+      {"mask's keys", [](Call& c) { c.mask(2, 6, 7, 45); }, {"mask's keys", 45, 44}},
+      {"mask of no keys", [](Call& c) { c.mask(2, 6, 7, 0); }, {"mask's keys", 0, 44}},
+  });
+}
+
+// A NaN among the options would spoil some rows and be hidden in others, by what their softmax meets first.
+TEST(AttentionRefuses, OptionsThatAreNotFinite) {
+  for (const float x : {not_a_number, infinity, -infinity, 1.1e30f, -1.1e30f}) {
+    char value[32];
+    std::snprintf(value, sizeof value, "%g", static_cast<double>(x));
+    expect_refused_all({
+        {"scale", [&](Call& c) { c.options.scale = x; }, {"scale", value, "[-1e30, 1e30]"}},
+        {"slope",
+         [&](Call& c) { c.options.alibi_slopes = c.floats(6, x, 2); },
+         {"alibi_slopes[2]", value, "[-1e30, 1e30]"}},
+        {"factor",
+         [&](Call& c) { c.options.mask_factors = c.floats(6, x, 5); },
+         {"mask_factors[5]", value, "[-1e30, 1e30]"}},
+    });
+  }
+  for (const float x : {not_a_number, infinity})
+    expect_refused_all({{"sink",
+                         [&](Call& c) { c.options.sink_logits = c.floats(6, x, 2); },
+                         {"sink_logits[2]", "[-infinity, 3.4e38]"}}});
+  for (const float x : {not_a_number, infinity, -infinity, -1.0f, 1e-40f, 0.9e-30f, 1.1e30f})
+    expect_refused_all(
+        {{"cap", [&](Call& c) { c.options.softcap = x; }, {"softcap", "[1e-30, 1e30]"}}});
+  for (const float end : {1e-30f, 1e30f}) {
+    Call call;
+    call.options.scale = end, call.options.softcap = end;
+    quoka::attention(call.q, call.past, call.chunk, {call.out, call.lse}, call.options);
+    EXPECT_TRUE(std::isfinite(call.lse_memory(0, 0, 0)));
+  }
+}
+
+// ---- masks --------------------------------------------------------------------------------------
+
+TEST(MaskRefuses, NoMemoryAndNegativeSizes) {
+  expect_refused(
+      [] {
+        (void)Mask::bytes(nullptr, {1, 1, 7, 44}, {0, 0, 44});
+      },
+      {"a mask of [1, 1, 7, 44]", "null"});
+  const char* const axes[] = {"a mask's batch", "a mask's heads", "a mask's q_len",
+                              "a mask's keys"};
+  for (std::size_t axis = 0; axis < 4; ++axis) {
+    Mask::Sizes sizes{1, 1, 7, 44};
+    sizes[axis] = -1;
+    expect_refused([&] { (void)Mask::bits(nullptr, sizes, {0, 0, 44}); }, {axes[axis], -1, 0});
+  }
+}
+
+TEST(MaskRefuses, RowsInPagesAndOtherFormats) {
+  const std::vector<Position> cells{1, 0};
+  const Tensor4<float> added = Random(1).tensor<float>(1, 1, 2, 44);
+  expect_refused([&] { (void)Mask(Rows(added).listed(cells)); }, {"in pages"});
+  expect_refused(
+      [&] {
+        (void)Mask(Rows(reinterpret_cast<const std::byte*>(added.data()), quoka::u8_format(),
+                        {1, 1, 2, 44}, {352, 352, 176}));
+      },
+      {"not u8"});
+}
+
+// ---- merge --------------------------------------------------------------------------------------
+
+TEST(MergeRefuses, PartsOfTwoShapes) {
+  const struct {
+    Eigen::array<Index, 4> out;
+    Eigen::array<Index, 3> lse_a, lse;
+    std::vector<Fragment> message;
+  } table[] = {{{3, 6, 7, 19}, {2, 6, 7}, {3, 6, 7}, {3, 2}},
+               {{2, 5, 7, 19}, {2, 6, 7}, {2, 5, 7}, {5, 6}},
+               {{2, 6, 8, 19}, {2, 6, 7}, {2, 6, 8}, {8, 7}},
+               {{2, 6, 7, 20}, {2, 6, 7}, {2, 6, 7}, {20, 19}},
+               {{2, 6, 7, 19}, {2, 6, 7}, {2, 6, 9}, {"lse", 9, 7}},
+               {{2, 6, 7, 19}, {2, 4, 7}, {2, 6, 7}, {"lse", 4, 6}}};
+  for (const auto& row : table) {
+    Random random(11);
+    Tensor4<float> a = random.tensor<float>(2, 6, 7, 19), b(row.out);
+    Tensor3<float> lse_a(row.lse_a), lse(row.lse);
+    b.setConstant(1.0f), lse_a.setConstant(1.0f), lse.setConstant(1.0f);
+    const Tensor4<float> before = a;
+    try {
+      quoka::merge(a, lse_a, b, lse);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const std::invalid_argument& error) {
+      expect_message(error.what(), row.message);
+    }
+    EXPECT_TRUE(same_bits(a, before));
+  }
+}
+
+}  // namespace

@@ -1,0 +1,206 @@
+// What attention() owes, over calls drawn at random: every arithmetic, format, layout and option, alone and together
+// (support/attention_case.hpp). A failure names its case; QUOKA_ATTENTION_SEED=n runs that one alone,
+// QUOKA_ATTENTION_CASES=n more of them than usual.
+
+#include <quoka/attention/attention.hpp>
+#include <quoka/attention/packed_past.hpp>
+#include <quoka/packing/byte_formats.hpp>
+#include <quoka/runtime/thread_pool.hpp>
+
+#include "support/attention_case.hpp"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <memory>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::Arithmetic;
+using quoka::AttentionWorkspace;
+
+// f(case, random, seed) for cases drawn from seeds; the first that fails is the last.
+template <class F>
+void for_each_case(Index usual, F&& f) {
+  const char *const seed = std::getenv("QUOKA_ATTENTION_SEED"), *const asked = std::getenv(
+                                                                    "QUOKA_ATTENTION_CASES");
+  const Index first = seed != nullptr ? std::atol(seed) : 0;
+  const Index cases = seed != nullptr ? 1 : asked != nullptr ? std::atol(asked) : usual;
+  for (Index i = first; i < first + cases; ++i) {
+    Random random(static_cast<std::uint64_t>(i));
+    AttentionCase c(random);
+    SCOPED_TRACE("QUOKA_ATTENTION_SEED=" + std::to_string(i) + ": " + c.describe());
+    ASSERT_NO_THROW({
+      if constexpr (std::is_invocable_v<F, AttentionCase&, Random&, std::uint64_t>)
+        f(c, random, static_cast<std::uint64_t>(i));
+      else
+        f(c, random);
+    });
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+ShuffledExecutor some_workers(Random& random) {
+  constexpr int counts[] = {1, 2, 3, 5, 8, 16, 33};
+  return {random.bits(), counts[random.below(std::ssize(counts))]};
+}
+
+TEST(AttentionSuite, IsTheOracles) {
+  for_each_case(400, [](AttentionCase& c, Random&) { EXPECT_TRUE(c.is_as_oracle(c.attend())); });
+}
+
+// Whoever runs the tasks, in whatever order.
+TEST(AttentionSuite, AnyExecutorGivesTheSameBits) {
+  AttentionWorkspace workspace;
+  quoka::ThreadPool pool(3);
+  for_each_case(300, [&](AttentionCase& c, Random& random) {
+    const Output<float> alone = c.attend();
+    ShuffledExecutor shuffled = some_workers(random);
+    expect_same(c.attend(shuffled, workspace), alone);
+    expect_same(c.attend(pool, workspace), alone);
+  });
+}
+
+// Scratch memory serves whatever it served before: another case, or this one with less to keep of it.
+TEST(AttentionSuite, AWorkspaceServesAnyCallAfterAnyOther) {
+  std::unique_ptr<AttentionCase> before;
+  for_each_case(300, [&](AttentionCase& c, Random& random, std::uint64_t seed) {
+    const Output<float> alone = c.attend();
+    Random again(seed);
+    auto floats = std::make_unique<AttentionCase>(again);
+    floats->widen_to_float();
+    for (const AttentionCase* const other : {before.get(), floats.get()}) {
+      AttentionWorkspace workspace;
+      ShuffledExecutor few(1, 1), some = some_workers(random);
+      if (other != nullptr) (void)other->attend(few, workspace);
+      expect_same(c.attend(few, workspace), alone);
+      expect_same(c.attend(some, workspace), alone);
+    }
+    before = std::move(floats);
+  });
+}
+
+// Sequences by themselves, and as a list of sequences.
+TEST(AttentionSuite, ABatchIsItsSequences) {
+  AttentionWorkspace workspace;
+  for_each_case(300, [&](AttentionCase& c, Random& random) {
+    if (c.shape().batch == 1 && random.below(4) != 0) return;
+    const Output<float> whole = c.attend();
+    AttentionOptions options = c.options();
+    options.mask = {};
+    const Shape& s = c.shape();
+    std::vector<Selection> keep(uz(2 * s.batch));
+    std::vector<quoka::AttentionSequence> sequences;
+    Output<float> listed = c.unwritten_output(), alone = c.unwritten_output();
+    const auto of = [&](Output<float>& output, Index b, Index which) {
+      const TensorView<float> out(&output.out(b, 0, 0, 0), {1, s.q_heads, s.q_len, s.v_dim},
+                                  {0, s.q_len * s.v_dim, s.v_dim, 1});
+      const TensorView<float, 3> lse(&output.lse(b, 0, 0), {1, s.q_heads, s.q_len},
+                                     {0, s.q_len, 1});
+      return c.sequence(b, {out, lse}, keep[uz(which)]);
+    };
+    for (Index b = 0; b < s.batch; ++b) {
+      sequences.push_back(of(listed, b, b));
+      const quoka::AttentionSequence one = of(alone, b, s.batch + b);
+      AttentionOptions own = options;
+      own.mask = one.mask;
+      quoka::attention(one.q, one.past, one.chunk, one.out, own);
+    }
+    expect_same(alone, whole);
+    ShuffledExecutor shuffled(random.bits(), 5);
+    quoka::attention(sequences, options, shuffled, workspace);
+    expect_same(listed, whole);
+  });
+}
+
+// Where a tensor lies changes no bit, nor how a mask is written.
+TEST(AttentionSuite, LayoutsChangeNoBit) {
+  for_each_case(300, [](AttentionCase& c, Random& random) {
+    const Output<float> before = c.attend();
+    c.move_elsewhere(random, random.below(2) == 0);
+    if (c.has_mask()) c.spell_out_mask(random);
+    expect_same(c.attend(), before);
+  });
+}
+
+// Nor in what format, but where products depend on it.
+TEST(AttentionSuite, FormatsAreTheirFloats) {
+  for_each_case(300, [](AttentionCase& c, Random&) {
+    c.ask_for(Arithmetic::single);
+    const Output<float> before = c.attend();
+    c.widen_to_float();
+    expect_same(c.attend(), before);
+  });
+}
+
+// An output is rounded once, to whatever format, and what lies between its rows stays.
+TEST(AttentionSuite, OutputsAreRoundedOnce) {
+  const quoka::Format* const formats[] = {
+      &quoka::format_of<Eigen::half>(), &quoka::format_of<Eigen::bfloat16>(), &quoka::q8_0_format(),
+      &quoka::u8_format(), &quoka::float_format()};
+  for_each_case(200, [&](AttentionCase& c, Random& random) {
+    const Output<float> floats = c.attend();
+    const quoka::Format& format = *formats[random.below(std::ssize(formats))];
+    const Shape& s = c.shape();
+    const Index bytes = format.row_bytes({s.v_dim}), step = bytes + 4 * random.below(3);
+    std::vector<std::byte> memory(uz(s.batch * s.q_heads * s.q_len * step), std::byte{0x5a}),
+        expected = memory;
+    const quoka::OutputRows out(memory.data(), format, {s.batch, s.q_heads, s.q_len, s.v_dim},
+                                {s.q_len * s.q_heads * step, step, s.q_heads * step});
+    for (Index b = 0; b < s.batch; ++b)
+      for (Index h = 0; h < s.q_heads; ++h)
+        for (Index i = 0; i < s.q_len; ++i)
+          format.narrow(&floats.out(b, h, i, 0), {s.v_dim},
+                        expected.data() + (out.row(b, h, i) - memory.data()));
+    quoka::attention(c.q(), c.past(), c.chunk(), out, c.options());  // without a log-sum-exp
+    EXPECT_TRUE(memory == expected) << format.name;
+  });
+}
+
+// Packed beside the cache, as it grows.
+TEST(AttentionSuite, APackedPastChangesNoBit) {
+  for_each_case(300, [](AttentionCase& c, Random& random) {
+    const auto with = [&](quoka::PackedPast* packed, Index len) {
+      return c.attend([&](const Rows& q, const quoka::Past& past, const quoka::Chunk& chunk,
+                          const quoka::AttentionOutput& output, const AttentionOptions& options) {
+        quoka::Past some = past;
+        some.packed = packed;
+        if (len < past.k.len()) {
+          some.k = past.k.slice(0, len), some.v = past.v.slice(0, len);
+          AttentionOptions fewer = options;
+          fewer.query_position = some.first_position + c.shape().kv_len;
+          return quoka::attention(q, some, chunk, output, fewer);
+        }
+        quoka::attention(q, some, chunk, output, options);
+      });
+    };
+    const Index kv_len = c.shape().kv_len;
+    const Index first = c.has_mask() || c.has_selection() ? kv_len : random.below(kv_len + 1);
+    quoka::PackedPast packed;
+    for (const Index len : {first, kv_len, kv_len}) {
+      expect_same(with(&packed, len), with(nullptr, len));
+      EXPECT_LE(packed.len(), len);
+    }
+  });
+}
+
+// Shards of a past, merged.
+TEST(AttentionSuite, ShardsMergedAreTheWhole) {
+  for_each_case(200, [](AttentionCase& c, Random& random) {
+    const Index kv_len = c.shape().kv_len;
+    if (kv_len == 0) return;
+    const Index cuts[] = {0, 1, random.below(kv_len + 1), kv_len};
+    EXPECT_TRUE(c.is_as_oracle(c.merged_at(cuts[random.below(4)]), 0, 2));
+  });
+}
+
+// NaN stays in the rows that see it, an infinite value likewise; all others keep their bits.
+TEST(AttentionSuite, NaNStaysInItsRows) {
+  for_each_case(300, [](AttentionCase& c, Random& random) {
+    const Output<float> clean = c.attend();
+    EXPECT_TRUE(c.keeps_nan_in_its_rows(clean, random));
+  });
+}
+
+}  // namespace

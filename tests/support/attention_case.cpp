@@ -1,0 +1,886 @@
+#include "support/attention_case.hpp"
+
+#include <quoka/attention/merge.hpp>
+#include <quoka/kernels/bfloat16_panels.hpp>
+#include <quoka/packing/byte_formats.hpp>
+
+#include <sstream>
+
+namespace quoka_test {
+
+namespace tuning = quoka::tuning;
+using quoka::Arithmetic;
+using quoka::Format;
+
+// ---- rows ---------------------------------------------------------------------------------------
+
+namespace {
+
+// Bytes of a channel where a row's channels lie apart; else 0.
+Index element_of(const Format& format) {
+  if (&format == &quoka::channel_major_format<float>()) return 4;
+  if (&format == &quoka::channel_major_format<Eigen::half>()) return 2;
+  return &format == &quoka::channel_major_format<Eigen::bfloat16>() ? 2 : 0;
+}
+
+}  // namespace
+
+StoredRows::StoredRows(const Tensor4<float>& x, const Format& format)
+    : format_(&format), element_(element_of(format)), floats_(x) {
+  const Index heads = x.dimension(1), dim = x.dimension(3);
+  if (const Index n = format.scales_apart(dim); n > 0)
+    for (Index i = 0; i < heads * n; ++i)
+      scales_.push_back((&format == &quoka::e4m3_format() ? 0.01f : 0.03f) *
+                        (1.0f + 0.1f * static_cast<float>(i % 7)));
+  lay_out(Layout::dense, nullptr);
+  for (Index b = 0; b < x.dimension(0); ++b)
+    for (Index head = 0; head < heads; ++head)
+      for (Index i = 0; i < x.dimension(2); ++i) {
+        if (element_ == 0) {
+          format.narrow(&x(b, head, i, 0), rows_.shape(head), row(b, head, i));
+        } else {
+          for (Index c = 0; c < dim; ++c) {
+            const float f = x(b, head, i, c);
+            const auto h = static_cast<Eigen::half>(f);
+            const auto b16 = static_cast<Eigen::bfloat16>(f);
+            const void* from = &f;
+            if (format_ == &quoka::channel_major_format<Eigen::half>()) from = &h;
+            if (format_ == &quoka::channel_major_format<Eigen::bfloat16>()) from = &b16;
+            std::memcpy(row(b, head, i) + c * channel_step_, from, uz(element_));
+          }
+        }
+        read_back(b, head, i);
+      }
+}
+
+StoredRows::StoredRows(const StoredRows& from, Layout layout, Random& random)
+    : format_(from.format_), element_(from.element_), scales_(from.scales_), floats_(from.floats_) {
+  if (format_ == nullptr) return;
+  lay_out(layout, &random);
+  for (Index b = 0; b < floats_.dimension(0); ++b)
+    for (Index head = 0; head < floats_.dimension(1); ++head)
+      for (Index i = 0; i < floats_.dimension(2); ++i) {
+        const std::byte* const source = from.rows_.row(b, head, i);
+        std::byte* const to = row(b, head, i);
+        if (element_ == 0)
+          std::memcpy(to, source, uz(format_->row_bytes(rows_.shape(head))));
+        else
+          for (Index c = 0; c < floats_.dimension(3); ++c)
+            std::memcpy(to + c * channel_step_, source + c * from.channel_step_, uz(element_));
+      }
+}
+
+void StoredRows::lay_out(Layout layout, Random* random) {
+  const Index batch = floats_.dimension(0), heads = floats_.dimension(1),
+              len = floats_.dimension(2), dim = floats_.dimension(3);
+  const bool listed = layout == Layout::list || layout == Layout::list_of_pages;
+  const bool paged = layout == Layout::pages || layout == Layout::list_of_pages;
+  const auto below = [&](Index n) { return random != nullptr ? random->below(n) : 0; };
+  const bool loose = layout != Layout::dense;
+  const Index cells = len + (listed ? 3 : 0);  // of the cache that is listed
+  const Index page = !paged          ? cells
+                     : below(2) == 0 ? 1 + below(40)
+                                     : Index{1} << below(6),
+              extra = paged ? below(4) : 0;
+  const Index pages = paged ? (cells + page - 1) / page + extra : batch;
+  // [pages, heads, page], then what a row needs; or [pages, heads, dim, page] of elements.
+  const Index unit = element_ > 0 ? element_ : std::max<Index>(format_->element_bytes, 1);
+  const Index room = loose ? unit * (1 + below(5)) : 0;
+  Index page_step, head_step, row_step;
+  if (element_ > 0) {
+    channel_step_ = page * element_ + room;
+    row_step = element_, head_step = dim * channel_step_, page_step = heads * head_step;
+  } else {
+    const Index row = format_->row_bytes({dim, 0, nullptr}) + room;
+    const bool by_token = layout == Layout::side_by_side || (paged && below(2) == 0);
+    row_step = by_token ? heads * row : row, head_step = by_token ? row : page * row;
+    page_step = heads * page * row;
+  }
+  const Index last =
+      element_ > 0 ? (dim - 1) * channel_step_ + element_ : format_->row_bytes({dim, 0, nullptr});
+  const Index extent =
+      (pages - 1) * page_step + (heads - 1) * head_step + (page - 1) * row_step + last;
+  const Index size = pages > 0 && heads > 0 && page > 0 && dim > 0 ? extent : 0;
+  const Index apart = loose && below(2) == 0 ? unit * below(8) : 0;
+  memory_ = Fenced(size + apart + 64);
+  std::memset(memory_.begin(), 0xff, static_cast<std::size_t>(memory_.end() - memory_.begin()));
+  first_ = memory_.end() - apart - size;
+  rows_ = Rows(first_, *format_, {pages, heads, page, dim}, {page_step, head_step, row_step},
+               channel_step_);
+  if (!scales_.empty()) rows_ = rows_.with_scales(scales_.data(), std::ssize(scales_) / heads);
+  if (paged) {
+    for (const Index i : random->permutation(pages)) table_.push_back(static_cast<Position>(i));
+    rows_ = quoka::paged(rows_, table_, cells);
+  }
+  if (listed) {
+    for (const Index i : random->permutation(cells)) cells_.push_back(static_cast<Position>(i));
+    cells_.resize(uz(len));
+    rows_ = rows_.listed(cells_);
+  }
+}
+
+Rows StoredRows::sequence(Index b) const {
+  if (rows_.mapped() || rows_.empty()) {
+    if (!rows_.empty() || rows_.batch() == 1) return rows_;
+    return Rows(first_, *format_, {1, rows_.heads(), rows_.len(), rows_.dim()}, rows_.strides());
+  }
+  const Rows one(rows_.data() + b * rows_.strides()[0], *format_,
+                 {1, rows_.heads(), rows_.len(), rows_.dim()}, rows_.strides(), channel_step_);
+  return scales_.empty() ? one
+                         : one.with_scales(scales_.data(), std::ssize(scales_) / rows_.heads());
+}
+
+std::byte* StoredRows::row(Index b, Index head, Index i) {
+  return const_cast<std::byte*>(rows_.row(b, head, i));
+}
+void StoredRows::read_back(Index b, Index head, Index i) {
+  format_->widen(row(b, head, i), rows_.shape(head), &floats_(b, head, i, 0));
+}
+
+void StoredRows::ruin(Index b, Index head, Index i) {
+  if (element_ == 0)
+    std::memset(row(b, head, i), 0xff, uz(format_->row_bytes(rows_.shape(head))));
+  else
+    for (Index c = 0; c < rows_.dim(); ++c)
+      std::memset(row(b, head, i) + c * channel_step_, 0xff, uz(element_));
+  read_back(b, head, i);
+}
+
+void StoredRows::set(Index b, Index head, Index i, Index c, float x) {
+  floats_(b, head, i, c) = x;
+  if (element_ == 0) {
+    const std::vector<float> all(&floats_(b, head, i, 0), &floats_(b, head, i, 0) + rows_.dim());
+    format_->narrow(all.data(), rows_.shape(head), row(b, head, i));
+  } else {  // NaN and infinity of all three have these leading bits
+    std::byte* const to = row(b, head, i) + c * channel_step_;
+    const auto h = static_cast<Eigen::half>(x);
+    const auto b16 = static_cast<Eigen::bfloat16>(x);
+    if (format_ == &quoka::channel_major_format<float>()) std::memcpy(to, &x, 4);
+    if (format_ == &quoka::channel_major_format<Eigen::half>()) std::memcpy(to, &h, 2);
+    if (format_ == &quoka::channel_major_format<Eigen::bfloat16>()) std::memcpy(to, &b16, 2);
+  }
+  read_back(b, head, i);
+}
+
+// ---- masks --------------------------------------------------------------------------------------
+
+StoredMask::StoredMask(const Tensor4<float>& x, Kind kind, Index padding) : kind_(kind) {
+  for (std::size_t axis = 0; axis < 4; ++axis) sizes_[axis] = x.dimension(axis);
+  const Index keys = sizes_[3], width = kind == Kind::single                           ? 4
+                                        : kind == Kind::half || kind == Kind::bfloat16 ? 2
+                                                                                       : 1;
+  const Index row = kind == Kind::bits ? (keys + 7) / 8 + padding : (keys + padding) * width;
+  strides_ = {sizes_[1] * sizes_[2] * row, sizes_[2] * row, row};
+  memory_.assign(uz(sizes_[0] * strides_[0] + 1), 0xff);
+  for (Index n = 0; n < sizes_[0] * sizes_[1] * sizes_[2]; ++n)
+    for (Index key = 0; key < keys; ++key) {
+      std::uint8_t* const to = memory_.data() + n * row;
+      const float added = x.data()[n * keys + key];
+      const auto put = [&](auto element) {
+        std::memcpy(to + key * static_cast<Index>(sizeof element), &element, sizeof element);
+      };
+      if (kind == Kind::single) put(added);
+      if (kind == Kind::half) put(static_cast<Eigen::half>(added));
+      if (kind == Kind::bfloat16) put(static_cast<Eigen::bfloat16>(added));
+      if (kind == Kind::bytes) put(static_cast<std::uint8_t>(added == 0.0f ? 1 + key % 255 : 0));
+      if (kind == Kind::bits && added != 0.0f)
+        to[key / 8] = static_cast<std::uint8_t>(to[key / 8] & ~(1 << (key % 8)));
+    }
+}
+
+quoka::Mask StoredMask::at(const std::uint8_t* data, const std::array<Index, 4>& sizes) const {
+  const auto* const bytes = reinterpret_cast<const std::byte*>(data);
+  switch (kind_) {
+    case Kind::single:
+      return Rows(bytes, quoka::format_of<float>(), sizes, strides_);
+    case Kind::half:
+      return Rows(bytes, quoka::format_of<Eigen::half>(), sizes, strides_);
+    case Kind::bfloat16:
+      return Rows(bytes, quoka::format_of<Eigen::bfloat16>(), sizes, strides_);
+    case Kind::bytes:
+      return quoka::Mask::bytes(bytes, sizes, strides_);
+    case Kind::bits:
+      return quoka::Mask::bits(bytes, sizes, strides_);
+  }
+  return {};
+}
+quoka::Mask StoredMask::mask() const { return at(memory_.data(), sizes_); }
+quoka::Mask StoredMask::sequence(Index b) const {
+  std::array<Index, 4> one = sizes_;
+  one[0] = 1;
+  return at(memory_.data() + (sizes_[0] > 1 ? b : 0) * strides_[0], one);
+}
+
+// ---- what is drawn --------------------------------------------------------------------------------
+
+struct AttentionDraw {
+  AttentionCase& c;
+  Random& random;
+
+  bool seldom(Index n) { return random.below(n) == 0; }
+  template <class First, class... Others>
+  First one_of(First first, Others... others) {
+    const First all[] = {first, static_cast<First>(others)...};
+    return all[random.below(std::ssize(all))];
+  }
+
+  Index length() {
+    switch (random.below(8)) {
+      case 0:
+        return 0;
+      case 1:
+      case 2:
+        return 1 + random.below(40);
+      case 3:  // around what is handled together
+        return one_of(Index{tuning::tile_rows}, Index{tuning::block_keys}, 2 * tuning::block_keys,
+                      128, 256, tuning::token_together_keys, tuning::token_block_keys,
+                      tuning::part_blocks * tuning::block_keys, tuning::long_part_keys,
+                      tuning::max_parts * tuning::part_blocks * tuning::block_keys) +
+               random.below(3) - 1;
+      case 4:
+        return random.below(5000);
+      default:
+        return 40 + random.below(460);
+    }
+  }
+
+  void sizes() {
+    Shape& s = c.shape_;
+    s.q_len = one_of(Index{1}, 1, 1, 2, 3, 1 + random.below(9), 10 + random.below(80),
+                     10 + random.below(80), 100 + random.below(200));
+    s.kv_len = length();
+    s.batch = seldom(5) ? 2 + random.below(2) : 1;
+    s.kv_heads = 1 + random.below(3);
+    Index group = 1 + random.below(8);
+    if (s.q_len == 1 && seldom(4)) group = one_of(tuning::token_rows, 9, 16, 17, 33);
+    if (s.q_len == 1 && seldom(4)) s.kv_heads = 6;
+    const auto dim = [&] {
+      return one_of(Index{1}, 3, 8, 15, 16, 17, 19, 24, 32, 32, 37, 40, 56, 64, 64, 80, 100, 112,
+                    128, 130, 192, 256);
+    };
+    s.head_dim = dim(), s.v_dim = seldom(2) ? dim() : s.head_dim;
+    c.has_chunk_ = !seldom(5);
+    // An oracle in plain loops: some milliseconds a case.
+    const auto pairs = [&] { return s.batch * s.kv_heads * group * s.q_len * (c.keys() + 1); };
+    if (seldom(8)) {  // rows around a panel, around what is cut over its keys, around a task
+      const Index panels = one_of(Index{1}, 2, tuning::min_panels_per_task,
+                                  tuning::min_panels_per_task, tuning::max_panels_per_task);
+      s.q_len = panels * tuning::panel_rows + random.below(3) - 1;
+      s.batch = s.kv_heads = group = 1, s.head_dim = s.v_dim = 1 + random.below(8);
+      if (seldom(2)) s.kv_len = (1 + random.below(2)) * tuning::long_part_keys + random.below(300);
+    }
+    while (pairs() > 300'000 && group > 1) group /= 2;
+    if (pairs() > 300'000) s.batch = 1;
+    if (pairs() > 300'000) s.kv_heads = 1;
+    while (pairs() > 700'000) s.kv_len /= 2;
+    while (pairs() * (s.head_dim + s.v_dim) > 10'000'000)
+      s.head_dim = (s.head_dim + 1) / 2, s.v_dim = (s.v_dim + 1) / 2;
+    s.q_heads = s.kv_heads * group;
+  }
+
+  const Format& alone() {  // one whose rows need nothing beside them
+    return *one_of(&quoka::float_format(), &quoka::float_format(), &quoka::float_format(),
+                   &quoka::format_of<Eigen::half>(), &quoka::format_of<Eigen::bfloat16>(),
+                   &quoka::q8_0_format(), &quoka::u8_format());
+  }
+  const Format& any() {
+    switch (random.below(4)) {
+      case 0:
+        return *one_of(&quoka::channel_major_format<float>(),
+                       &quoka::channel_major_format<Eigen::half>(),
+                       &quoka::channel_major_format<Eigen::bfloat16>(), &quoka::i8_format(),
+                       &quoka::i8_channel_format(), &quoka::e4m3_format());
+      case 1:
+        return *one_of(&quoka::q8_0_format(), &quoka::u8_format());
+      case 2:
+        return *one_of(&quoka::format_of<Eigen::half>(), &quoka::format_of<Eigen::bfloat16>());
+      default:
+        return quoka::float_format();
+    }
+  }
+
+  void tensors() {
+    const Shape& s = c.shape_;
+    const Format& k = any();
+    const Format& v = seldom(2) ? any() : k;
+    const Format& own_k = seldom(3) ? any() : k;
+    const Format& own_v = seldom(3) ? any() : v;
+    const Index chunk = c.has_chunk_ ? s.q_len : 0;
+    c.in_one_cache_ = chunk > 0 && s.kv_len > 0 && seldom(4);
+    c.absent_when_empty_ = seldom(2);
+    const double loud = one_of(1.0, 1.0, 1.0, 0.0, 1e-20, 3.0);
+    const Index past = s.kv_len + (c.in_one_cache_ ? chunk : 0),
+                apart = past > s.kv_len ? 0 : chunk;
+    const auto tensor = [&](Index heads, Index len, Index dim, double scale) {
+      return random.tensor<float>(s.batch, heads, len, dim, scale);
+    };
+    c.stored_[0] = StoredRows(tensor(s.q_heads, s.q_len, s.head_dim, loud), alone());
+    c.stored_[1] = StoredRows(tensor(s.kv_heads, past, s.head_dim, 1.0), k);
+    c.stored_[2] = StoredRows(tensor(s.kv_heads, past, s.v_dim, one_of(1.0, 1.0, 1e-3)), v);
+    c.stored_[3] = StoredRows(tensor(s.kv_heads, apart, s.head_dim, 1.0), own_k);
+    c.stored_[4] = StoredRows(tensor(s.kv_heads, apart, s.v_dim, 1.0), own_v);
+  }
+
+  void options() {
+    const Shape& s = c.shape_;
+    AttentionOptions& o = c.options_;
+    o.arithmetic = one_of(Arithmetic::automatic, Arithmetic::single, Arithmetic::single,
+                          Arithmetic::bfloat16, Arithmetic::bfloat16_x2, Arithmetic::bfloat16_x3);
+    if (seldom(3)) o.scale = one_of(0.088f, 0.5f, -0.25f, 1e-20f, 0.0f);
+    if (seldom(4)) {
+      o.softcap = one_of(0.5f, 5.0f, 30.0f, 50.0f);
+      if (seldom(3)) o.scale = one_of(2.0f, 100.0f, 1e4f);
+    }
+    if (seldom(3))
+      o.sliding_window = one_of(Index{1}, 2, 1 + random.below(40), s.q_len, s.kv_len,
+                                1 + random.below(c.keys() + 9), 1 + random.below(c.keys() + 9),
+                                std::numeric_limits<Index>::max());
+    o.sliding_window = std::max<Index>(o.sliding_window, 0);
+    o.causal = !seldom(4);
+    o.may_repeat =
+        s.head_dim < 8 || seldom(2);  // few channels of few bits may be a past's by chance
+    if (seldom(4)) c.first_position_ = one_of(Index{1}, 100, 100'000, random.below(1000));
+    const Index end = c.first_position_ + s.kv_len;
+    if ((!c.has_chunk_ && (o.causal || seldom(2))) || seldom(5))
+      o.query_position = end + one_of(Index{0}, 0, 1, random.below(300));
+    for (Index h = 0; h < s.q_heads; ++h) {
+      c.sinks_.push_back(one_of(-infinity, 0.0f, 8.0f, static_cast<float>(3 * random.normal())));
+      c.slopes_.push_back(one_of(0.0f, 0.25f, static_cast<float>(0.1 * random.normal())));
+      c.factors_.push_back(one_of(0.0f, 1.0f, -1.0f, static_cast<float>(random.normal())));
+    }
+    if (!seldom(3)) c.sinks_.clear();
+    if (!seldom(4)) c.slopes_.clear();
+    if (!seldom(4)) c.factors_.clear();
+  }
+
+  void lists() {
+    const Shape& s = c.shape_;
+    if (s.kv_len == 0 || !seldom(3)) return;
+    const bool alike = seldom(2);
+    Index count = 0;
+    for (Index b = 0; b < s.batch; ++b) {
+      c.lists_.emplace_back();
+      for (Index head = 0; head < s.kv_heads; ++head) {
+        if (!alike || b + head == 0)
+          count = one_of(Index{0}, 1, random.below(s.kv_len + 1), random.below(s.kv_len + 1),
+                         Index{tuning::block_keys} + random.below(3) - 1, s.kv_len - 1, s.kv_len);
+        std::vector<Index> list = random.permutation(s.kv_len);
+        list.resize(uz(std::clamp<Index>(count, 0, s.kv_len)));
+        std::sort(list.begin(), list.end());
+        c.lists_.back().push_back(list);
+      }
+    }
+    c.keep_ = to_selection(c.lists_, s.kv_len);
+  }
+
+  void mask() {
+    const Shape& s = c.shape_;
+    const Index keys = c.keys();
+    if (keys == 0 || !seldom(3)) return;
+    const Index batch = seldom(2) ? s.batch : 1, heads = seldom(2) ? s.q_heads : 1;
+    if (batch * heads * s.q_len * keys > 2'000'000) return;
+    c.mask_ = Tensor4<float>(batch, heads, s.q_len, keys);
+    const double hidden = one_of(0.0, 0.3, 0.3, 0.95), biased = one_of(0.0, 0.01, 0.3, 0.9);
+    c.mask_kind_ =
+        one_of(StoredMask::Kind::single, StoredMask::Kind::single, StoredMask::Kind::half,
+               StoredMask::Kind::bfloat16, StoredMask::Kind::bytes, StoredMask::Kind::bits);
+    const bool only_hides =
+        c.mask_kind_ == StoredMask::Kind::bytes || c.mask_kind_ == StoredMask::Kind::bits;
+    const bool is_single = c.mask_kind_ == StoredMask::Kind::single;  // others would round them
+    const float hides = one_of(-infinity, -infinity, not_a_number, -65504.0f,
+                               is_single ? quoka::Mask::hides_from : -infinity,
+                               is_single ? std::numeric_limits<float>::lowest() : -infinity);
+    for (Index i = 0; i < c.mask_.size(); ++i) {
+      const double kind = random.uniform();
+      float& x = c.mask_.data()[i];
+      x = 0.0f;
+      if (kind < hidden)
+        x = hides;
+      else if (kind < hidden + biased && !only_hides)
+        x = static_cast<float>(random.below(33) - 16) / 8;  // exact in all kinds
+    }
+    // Rows that see nothing, and cells that nobody sees, here and there or side by side.
+    const auto hide_row = [&](Index b, Index head, Index i) {
+      for (Index t = 0; t < keys; ++t) c.mask_(b, head, i, t) = hides;
+    };
+    if (seldom(3)) hide_row(random.below(batch), random.below(heads), random.below(s.q_len));
+    if (seldom(2)) {
+      const bool some = seldom(2);
+      for (Index b = 0; b < batch; ++b) {
+        const Index first = random.below(keys), end = first + random.below(keys - first + 1);
+        for (Index t = 0; t < keys; ++t)
+          if (some ? seldom(3) : first <= t && t < end)
+            for (Index head = 0; head < heads; ++head)
+              for (Index i = 0; i < s.q_len; ++i) c.mask_(b, head, i, t) = hides;
+      }
+    }
+    c.stored_mask_.emplace(c.mask_, c.mask_kind_, random.below(4));
+  }
+
+  // Rows that no query sees hold what they may.
+  void ruin() {
+    const Shape& s = c.shape_;
+    const Index group = s.q_heads / s.kv_heads;
+    for (Index b = 0; b < s.batch; ++b)
+      for (Index head = 0; head < s.kv_heads; ++head)
+        for (Index t = 0; t < c.keys(); ++t) {
+          bool seen = false;
+          for (Index h = head * group; h < (head + 1) * group && !seen; ++h)
+            for (Index i = s.q_len - 1; i >= 0 && !seen; --i) seen = c.sees(b, h, i, t);
+          if (seen) continue;
+          for (const bool value : {false, true})
+            c.with_row(value, t, [&](StoredRows& rows, Index at) { rows.ruin(b, head, at); });
+        }
+    c.ruined_ = true;
+  }
+};
+
+AttentionCase::AttentionCase(Random& random) {
+  AttentionDraw draw{*this, random};
+  draw.sizes();
+  draw.tensors();
+  draw.options();
+  draw.lists();
+  draw.mask();
+  if (!draw.seldom(4)) draw.ruin();
+  if (!draw.seldom(3)) move_elsewhere(random, false);
+}
+
+std::string AttentionCase::describe() const {
+  std::ostringstream text;
+  const Shape& s = shape_;
+  text << "batch " << s.batch << ", heads " << s.q_heads << "/" << s.kv_heads << ", dims "
+       << s.head_dim << "/" << s.v_dim << ", q_len " << s.q_len << ", kv_len " << s.kv_len;
+  const char* const names[] = {"q", "past k", "past v", "chunk k", "chunk v"};
+  for (int i = 0; i < 5; ++i)
+    if (!stored_[i].rows().empty())
+      text << ", " << names[i] << " " << stored_[i].rows().format().name
+           << (stored_[i].rows().mapped() ? " mapped" : "");
+  text << "; " << options_.arithmetic.name();
+  if (!has_chunk_) text << ", no chunk";
+  if (in_one_cache_) text << ", the chunk in the cache";
+  if (!options_.causal) text << ", not causal";
+  if (options_.scale) text << ", scale " << *options_.scale;
+  if (options_.softcap != 0) text << ", softcap " << options_.softcap;
+  if (options_.sliding_window != 0) text << ", window " << options_.sliding_window;
+  if (first_position_ != 0) text << ", first_position " << first_position_;
+  if (options_.query_position) text << ", query_position " << *options_.query_position;
+  if (!sinks_.empty()) text << ", sinks";
+  if (!slopes_.empty()) text << ", alibi";
+  if (has_mask())
+    text << ", mask of kind " << static_cast<int>(mask_kind_) << " [" << mask_.dimension(0) << ", "
+         << mask_.dimension(1) << "]" << (factors_.empty() ? "" : " with factors");
+  if (has_selection()) {
+    text << ", selected";
+    for (const auto& heads : lists_)
+      for (const auto& list : heads) text << " " << list.size();
+  }
+  if (ruined_) text << "; what nobody sees is NaN";
+  return text.str();
+}
+
+// ---- the call -----------------------------------------------------------------------------------
+
+Rows AttentionCase::part(int which) const {
+  if (!in_one_cache_) return stored_[which].rows();
+  const auto [past, chunk] =
+      quoka::chunk_in_cache(stored_[1].rows(), stored_[2].rows(), shape_.q_len);
+  const Rows all[] = {q(), past.k, past.v, chunk.k, chunk.v};
+  return all[which];
+}
+
+quoka::Past AttentionCase::past() const {
+  quoka::Past past;
+  if (shape_.kv_len > 0 || !has_chunk_ || !absent_when_empty_) past = quoka::Past(part(1), part(2));
+  if (keep_) past.keep = &*keep_;
+  past.first_position = first_position_;
+  return past;
+}
+quoka::Chunk AttentionCase::chunk() const {
+  if (!has_chunk_ && shape_.kv_len > 0 && absent_when_empty_) return {};
+  return {part(3), part(4)};
+}
+
+AttentionOptions AttentionCase::bare_options() const {
+  AttentionOptions options = options_;
+  options.sink_logits = sinks_, options.alibi_slopes = slopes_, options.mask_factors = factors_;
+  return options;
+}
+AttentionOptions AttentionCase::options() const {
+  AttentionOptions options = bare_options();
+  if (stored_mask_) options.mask = stored_mask_->mask();
+  return options;
+}
+
+quoka::AttentionSequence AttentionCase::sequence(Index b, const quoka::AttentionOutput& output,
+                                                 Selection& keep) const {
+  quoka::AttentionSequence one{.out = output};
+  one.q = stored_[0].sequence(b);
+  const Index past = shape_.kv_len, own = has_chunk_ ? shape_.q_len : 0;
+  const auto part_of = [&](int which) {
+    if (!in_one_cache_) return stored_[which].sequence(b);
+    return which <= 2 ? stored_[which].sequence(b).slice(0, past)
+                      : stored_[which - 2].sequence(b).slice(past, own);
+  };
+  one.past = quoka::Past(part_of(1), part_of(2));
+  one.chunk = {part_of(3), part_of(4)};
+  one.past.first_position = first_position_;
+  if (has_selection()) {
+    keep = to_selection({lists_[uz(b)]}, shape_.kv_len);
+    one.past.keep = &keep;
+  }
+  if (stored_mask_) one.mask = stored_mask_->sequence(b);
+  return one;
+}
+
+Output<float> AttentionCase::unwritten_output() const {
+  Output<float> output{Tensor4<float>(shape_.batch, shape_.q_heads, shape_.q_len, shape_.v_dim),
+                       Tensor3<float>(shape_.batch, shape_.q_heads, shape_.q_len)};
+  output.out.setConstant(-12345.0f), output.lse.setConstant(-12345.0f);
+  return output;
+}
+Output<float> AttentionCase::attend(const Attend& attend) const {
+  Output<float> output = unwritten_output();
+  // Without keys at all the values' size is nowhere to be read: the output says it.
+  attend(q(), past(), chunk(), {output.out, output.lse}, options());
+  return output;
+}
+Output<float> AttentionCase::attend() const {
+  return attend([](const Rows& q, const quoka::Past& past, const quoka::Chunk& chunk,
+                   const quoka::AttentionOutput& output, const AttentionOptions& options) {
+    quoka::attention(q, past, chunk, output, options);
+  });
+}
+Output<float> AttentionCase::attend(ExecutorRef executor,
+                                    quoka::AttentionWorkspace& workspace) const {
+  return attend([&](const Rows& q, const quoka::Past& past, const quoka::Chunk& chunk,
+                    const quoka::AttentionOutput& output, const AttentionOptions& options) {
+    quoka::attention(q, past, chunk, output, options, executor, workspace);
+  });
+}
+
+Output<float> AttentionCase::merged_at(Index cut) const {
+  AttentionOptions options = bare_options();
+  const Index kv_len = shape_.kv_len, left = kv_len - cut;
+  options.query_position = options.query_position.value_or(first_position_ + kv_len);
+  const quoka::Past whole = past();
+  quoka::Past first(whole.k.slice(0, cut), whole.v.slice(0, cut)),
+      second(whole.k.slice(cut, left), whole.v.slice(cut, left));
+  first.first_position = first_position_, second.first_position = first_position_ + cut;
+  Selection kept[2];
+  if (has_selection()) {
+    oracle::Positions lists[2];
+    for (const auto& heads : lists_) {
+      lists[0].emplace_back(), lists[1].emplace_back();
+      for (const auto& list : heads) {
+        for (auto& half : lists) half.back().emplace_back();
+        for (const Index t : list)
+          if (t < cut)
+            lists[0].back().back().push_back(t);
+          else
+            lists[1].back().back().push_back(t - cut);
+      }
+    }
+    kept[0] = to_selection(lists[0], cut), kept[1] = to_selection(lists[1], left);
+    first.keep = &kept[0], second.keep = &kept[1];
+  }
+  const auto columns = [&](Index begin, Index count) {
+    Tensor4<float> some = mask_.slice(
+        Eigen::array<Index, 4>{0, 0, 0, begin},
+        Eigen::array<Index, 4>{mask_.dimension(0), mask_.dimension(1), mask_.dimension(2), count});
+    return StoredMask(some, mask_kind_);
+  };
+  std::optional<StoredMask> masks[2];
+  if (has_mask()) masks[0].emplace(columns(0, cut)), masks[1].emplace(columns(cut, keys() - cut));
+  Output<float> a = unwritten_output(), b = unwritten_output();
+  if (masks[1]) options.mask = masks[1]->mask();
+  quoka::attention(q(), second, chunk(), {b.out, b.lse}, options);
+  if (masks[0]) options.mask = masks[0]->mask();
+  options.sink_logits = {};  // one part has them
+  quoka::attention(q(), first, {}, {a.out, a.lse}, options);
+  quoka::merge(a.out, a.lse, b.out, b.lse);
+  return a;
+}
+
+// ---- the same call otherwise ----------------------------------------------------------------------
+
+void AttentionCase::move_elsewhere(Random& random, bool plain) {
+  using enum StoredRows::Layout;
+  const StoredRows::Layout all[] = {dense, side_by_side, padded, pages, list, list_of_pages};
+  for (int i = 0; i < 5; ++i) {
+    const bool mapped = i > 0 && shape_.batch == 1 && stored_[i].floats().size() > 0;
+    stored_[i] = StoredRows(stored_[i], plain ? dense : all[random.below(mapped ? 6 : 3)], random);
+  }
+}
+
+void AttentionCase::widen_to_float() {
+  for (StoredRows& rows : stored_)
+    rows = StoredRows(Tensor4<float>(rows.floats()), quoka::float_format());
+}
+
+void AttentionCase::spell_out_mask(Random& random) {
+  const Index batch = mask_.dimension(0), heads = mask_.dimension(1);
+  Tensor4<float> all(shape_.batch, shape_.q_heads, shape_.q_len, keys());
+  bool biased = false;
+  for (Index b = 0; b < shape_.batch; ++b)
+    for (Index h = 0; h < shape_.q_heads; ++h)
+      for (Index i = 0; i < shape_.q_len; ++i)
+        for (Index t = 0; t < keys(); ++t) {
+          const float x = mask_(b % batch, h % heads, i, t);
+          biased = biased || (x > quoka::Mask::hides_from && x != 0.0f);
+          all(b, h, i, t) = x > quoka::Mask::hides_from ? x : -infinity;
+        }
+  // A token's mask of several heads goes another way, with bits of its own.
+  if (shape_.q_len == 1 && heads == 1)
+    all = Tensor4<float>(all.slice(Eigen::array<Index, 4>{0, 0, 0, 0},
+                                   Eigen::array<Index, 4>{shape_.batch, 1, 1, keys()}));
+  using enum StoredMask::Kind;
+  const StoredMask::Kind kinds[] = {single, half, bfloat16, bytes, bits};
+  mask_kind_ = kinds[random.below(biased ? 3 : 5)];
+  mask_ = all;
+  stored_mask_.emplace(mask_, mask_kind_, random.below(4));
+}
+
+// ---- what is expected -----------------------------------------------------------------------------
+
+bool AttentionCase::sees(Index b, Index head, Index i, Index t) const {
+  const Index kv_len = shape_.kv_len;
+  const Index first = options_.query_position.value_or(first_position_ + kv_len);
+  const Index position = t < kv_len ? first_position_ + t : first + t - kv_len;
+  if (options_.causal && position > first + i) return false;
+  if (options_.sliding_window > 0 && first + i - position >= options_.sliding_window) return false;
+  if (t < kv_len && has_selection()) {
+    const auto& list = lists_[uz(b)][uz(head / (shape_.q_heads / shape_.kv_heads))];
+    if (!std::binary_search(list.begin(), list.end(), t)) return false;
+  }
+  if (!has_mask()) return true;
+  return mask_(b % mask_.dimension(0), head % mask_.dimension(1), i, t) > quoka::Mask::hides_from;
+}
+
+void AttentionCase::with_row(bool value, Index t,
+                             const std::function<void(StoredRows&, Index)>& f) {
+  const bool past = in_one_cache_ || t < shape_.kv_len;
+  f(stored_[(past ? 1 : 3) + (value ? 1 : 0)], past ? t : t - shape_.kv_len);
+}
+float AttentionCase::key_at(bool value, Index b, Index kv_head, Index t, Index c) const {
+  const bool past = in_one_cache_ || t < shape_.kv_len;
+  return held((past ? 1 : 3) + (value ? 1 : 0))(b, kv_head, past ? t : t - shape_.kv_len, c);
+}
+
+bool AttentionCase::decided_by_codes() const {
+  if (options_.arithmetic != Arithmetic::automatic || shape_.q_len > 1) return false;
+  return (shape_.kv_len > 0 && &part(1).format() == &quoka::q8_0_format()) ||
+         (has_chunk_ && &part(3).format() == &quoka::q8_0_format());
+}
+
+AttentionCase::Bound AttentionCase::product_error(int products) const {
+  bool exact = true;
+  const Format* finest = nullptr;
+  for (int i = 1; i < 5; ++i) {
+    const Rows rows = part(i);
+    if (rows.empty()) continue;
+    const Format& format = rows.format();
+    exact =
+        exact && (format.is_bfloat16 || &format == &quoka::channel_major_format<Eigen::bfloat16>());
+    if (finest == nullptr || format.rounding < finest->rounding) finest = &format;
+  }
+  if (finest == nullptr) return {0, 0};
+  if (products == 0) {
+    const bool panel = shape_.q_len > 1 || shape_.q_heads / shape_.kv_heads > tuning::token_rows ||
+                       (has_mask() && mask_.dimension(1) > 1);
+    if (!panel) return {0, 0};
+    const Arithmetic used = quoka::arithmetic_used(options_.arithmetic, *finest, *finest);
+    products = used == Arithmetic::bfloat16      ? 1
+               : used == Arithmetic::bfloat16_x2 ? 2
+               : used == Arithmetic::bfloat16_x3 ? 3
+                                                 : 0;
+    if (products == 0) return {0, 0};
+  }
+  const quoka::Bfloat16Error error = quoka::bfloat16_error(products, exact);
+  return {error.logit, error.value};
+}
+
+const AttentionCase::Expected& AttentionCase::expected(int products) const {
+  if (expected_ && expected_products_ == products) return *expected_;
+  const Shape& s = shape_;
+  oracle::AttentionOptions exact = to_oracle(bare_options());
+  exact.first_position = first_position_;
+  if (options_.scale && *options_.scale == 0.0f) exact.scale = 1e-300;  // its 0 is the default
+  if (has_mask())
+    exact.mask = [&](Index b, Index head, Index i, Index t) {
+      const float x = mask_(b % mask_.dimension(0), head % mask_.dimension(1), i, t);
+      return x > quoka::Mask::hides_from ? static_cast<double>(x) : -oracle::infinity;
+    };
+  const auto rows = [&](int which) { return to_oracle(part(which)); };
+  Expected of;
+  of.result = oracle::attention(to_oracle(q()), rows(1), rows(2),
+                                has_selection() ? &lists_ : nullptr, rows(3), rows(4), exact);
+  if (keys() == 0) of.result.out = oracle::Tensor(s.batch, s.q_heads, s.q_len, s.v_dim);
+  const Bound product = product_error(products);
+  const double scale = std::abs(static_cast<double>(
+      options_.scale.value_or(1.0f / std::sqrt(static_cast<float>(s.head_dim)))));
+  const double root = std::sqrt(static_cast<double>(s.head_dim));
+  const Index group = s.q_heads / s.kv_heads;
+  for (Index b = 0; b < s.batch; ++b)
+    for (Index h = 0; h < s.q_heads; ++h) {
+      double longest = 0, largest = 0;  // of finite keys and values
+      for (Index t = 0; t < keys(); ++t) {
+        double square = 0, most = 0;
+        for (Index c = 0; c < s.head_dim; ++c)
+          square += std::pow(static_cast<double>(key_at(false, b, h / group, t, c)), 2);
+        for (Index c = 0; c < s.v_dim; ++c)
+          most = std::max(most, std::abs(static_cast<double>(key_at(true, b, h / group, t, c))));
+        if (std::isfinite(square)) longest = std::max(longest, std::sqrt(square));
+        if (std::isfinite(most)) largest = std::max(largest, most);
+      }
+      for (Index i = 0; i < s.q_len; ++i) {
+        double square = 0, most = 0;
+        for (Index c = 0; c < s.head_dim; ++c) {
+          const double x = static_cast<double>(held(0)(b, h, i, c));
+          square += x * x, most = std::max(most, std::abs(x));
+        }
+        const double size = scale * std::sqrt(square) *
+                            longest;  // at least sum |q| |k| / 1, of normal rows 1.6 times it
+        double logit = (product.logit + 0x1p-24 * root + 0x1p-23) * size + 1e-6;
+        if (decided_by_codes()) logit += scale * most / 32638 * root * longest;
+        if (options_.softcap != 0) logit += 2e-6 * static_cast<double>(options_.softcap);
+        const double far = static_cast<double>(keys() + 300);
+        if (!slopes_.empty())
+          logit += 0x1p-23 * std::abs(static_cast<double>(slopes_[uz(h)])) * far;
+        if (has_mask())
+          logit +=
+              0x1p-23 * 2 * (factors_.empty() ? 1 : std::abs(static_cast<double>(factors_[uz(h)])));
+        of.bound.push_back(
+            {logit, (std::expm1(2 * logit) + product.value + 2e-6) * largest + 1e-37});
+      }
+    }
+  const double value = product.value;
+  for (Bound& bound : of.bound) bound.logit += value;
+  expected_ = std::move(of);
+  expected_products_ = products;
+  return *expected_;
+}
+
+::testing::AssertionResult AttentionCase::is_as_oracle(const Output<float>& output, int products,
+                                                       int parts) const {
+  const Expected& of = expected(products);
+  std::size_t row = 0;
+  for (Index b = 0; b < shape_.batch; ++b)
+    for (Index h = 0; h < shape_.q_heads; ++h)
+      for (Index i = 0; i < shape_.q_len; ++i, ++row) {
+        const auto fail = [&] {
+          return ::testing::AssertionFailure() << "[" << b << ", " << h << ", " << i << "]: ";
+        };
+        const double lse = static_cast<double>(output.lse(b, h, i)), wanted = of.result.lse[row];
+        const double of_lse = parts * of.bound[row].logit + 0x1p-22 * std::abs(wanted) + 1e-6;
+        const bool close = std::isnan(wanted)   ? std::isnan(lse)
+                           : std::isinf(wanted) ? lse == wanted
+                                                : std::abs(lse - wanted) <= of_lse;
+        if (!close)
+          return fail() << "lse " << lse << ", not " << wanted << "; the bound is " << of_lse;
+        // What sees nothing is zero.
+        const double most = wanted == -oracle::infinity ? 0.0 : parts * of.bound[row].value;
+        for (Index c = 0; c < shape_.v_dim; ++c) {
+          const double x = static_cast<double>(output.out(b, h, i, c)),
+                       exact = of.result.out.at(b, h, i, c);
+          if (std::isnan(exact) ? !std::isnan(x) : !(std::abs(x - exact) <= most))
+            return fail() << "channel " << c << ": " << x << ", not " << exact << "; the bound is "
+                          << most;
+        }
+      }
+  return ::testing::AssertionSuccess();
+}
+
+double AttentionCase::share_of_bound(const Output<float>& output, int products, int parts) const {
+  const Expected& of = expected(products);
+  double share = 0;
+  std::size_t row = 0;
+  for (Index b = 0; b < shape_.batch; ++b)
+    for (Index h = 0; h < shape_.q_heads; ++h)
+      for (Index i = 0; i < shape_.q_len; ++i, ++row) {
+        const double wanted = of.result.lse[row];
+        if (!std::isfinite(wanted)) continue;
+        share =
+            std::max(share, std::abs(static_cast<double>(output.lse(b, h, i)) - wanted) /
+                                (parts * of.bound[row].logit + 0x1p-22 * std::abs(wanted) + 1e-6));
+        for (Index c = 0; c < shape_.v_dim; ++c)
+          share = std::max(share, std::abs(static_cast<double>(output.out(b, h, i, c)) -
+                                           of.result.out.at(b, h, i, c)) /
+                                      (parts * of.bound[row].value));
+      }
+  return share;
+}
+
+::testing::AssertionResult AttentionCase::keeps_nan_in_its_rows(const Output<float>& clean,
+                                                                Random& random) {
+  const Shape& s = shape_;
+  const Index group = s.q_heads / s.kv_heads, b = random.below(s.batch);
+  const Index kind = random.below(3);  // a query, a key, a value
+  const float with = kind == 2 && random.below(3) == 0 ? infinity : not_a_number;
+  const Index head = random.below(kind == 0 ? s.q_heads : s.kv_heads);
+  const Index at = kind == 0 ? random.below(s.q_len) : keys() > 0 ? random.below(keys()) : 0;
+  const Index channel = random.below(kind == 2 ? s.v_dim : s.head_dim);
+  if (kind > 0 && keys() == 0) return ::testing::AssertionSuccess();
+  std::vector<float> before, after;
+  const auto spoil = [&](StoredRows& rows, Index i) {
+    const auto read = [&] {
+      const float* const from = &rows.floats()(b, head, i, 0);
+      return std::vector<float>(from, from + rows.floats().dimension(3));
+    };
+    before = read();
+    rows.set(b, head, i, channel, with);
+    after = read();
+  };
+  if (kind == 0)
+    spoil(stored_[0], at);
+  else
+    with_row(kind == 2, at, spoil);
+  const bool broken =
+      std::isnan(with) ? std::isnan(after[uz(channel)]) : std::isinf(after[uz(channel)]);
+  if (!broken) return ::testing::AssertionSuccess();  // integers have none
+  const Output<float> output = attend();
+  const auto same = [](float x, float y) {
+    return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y);
+  };
+  for (Index of = 0; of < s.batch; ++of)
+    for (Index h = 0; h < s.q_heads; ++h)
+      for (Index i = 0; i < s.q_len; ++i) {
+        const bool row =
+            of == b && (kind == 0 ? h == head && i == at : h / group == head && sees(of, h, i, at));
+        const auto fail = [&](const char* what) {
+          return ::testing::AssertionFailure()
+                 << (kind == 0   ? "query "
+                     : kind == 1 ? "key "
+                                 : "value ")
+                 << at << " of head " << head << " of sequence " << b << " has " << with
+                 << " in channel " << channel << ", row [" << of << ", " << h << ", " << i << "] "
+                 << what;
+        };
+        // A row that sees nothing has nothing to multiply its query with.
+        const bool empty = clean.lse(of, h, i) == -infinity;
+        const bool only_sink = kind == 0 && row && [&] {
+          for (Index t = 0; t < keys(); ++t)
+            if (sees(of, h, i, t)) return false;
+          return true;
+        }();
+        if (row && kind < 2 && !empty && !only_sink) {
+          if (!row_is_nan(output, of, h, i)) return fail("must be NaN");
+          continue;
+        }
+        if (!same(output.lse(of, h, i), clean.lse(of, h, i)))
+          return fail("has another log-sum-exp");
+        for (Index c = 0; c < s.v_dim; ++c) {
+          const float x = output.out(of, h, i, c), y = clean.out(of, h, i, c);
+          if (!row || kind < 2 || std::memcmp(&before[uz(c)], &after[uz(c)], sizeof(float)) == 0) {
+            if (!same(x, y)) return fail("must not change");
+          } else if (std::isnan(after[uz(c)])
+                         ? !std::isnan(x)
+                         : std::isinf(after[uz(c)]) && !(x == infinity || std::isnan(x))) {
+            return fail("must have it in this channel");
+          }
+        }
+      }
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace quoka_test

@@ -1,0 +1,185 @@
+// A call of attention() drawn at random: shape, formats, layouts, options, mask and lists, alone and together. What a
+// case owes is in attention/attention_suite_test.cpp; fuzzers and other arithmetics draw the same cases.
+//
+//   Random random(seed);
+//   const AttentionCase c(random);        // c.describe() says what was drawn
+//   const Output<float> output = c.attend();
+//   EXPECT_TRUE(c.is_as_oracle(output));
+#pragma once
+
+#include <quoka/attention/attention.hpp>
+
+#include "support/attention_fixtures.hpp"
+#include "support/fenced.hpp"
+
+#include <string>
+
+namespace quoka_test {
+
+// Rows of any format in memory of their own, laid out in any way. Memory that holds no row is 0xff: NaN in all formats
+// that have one.
+class StoredRows {
+ public:
+  enum class Layout { dense, side_by_side, padded, pages, list, list_of_pages };
+
+  StoredRows() = default;
+  // x rounded to the format.
+  StoredRows(const Tensor4<float>& x, const quoka::Format& format);
+  // The same rows, byte by byte, in another layout; pages and lists are of one sequence.
+  StoredRows(const StoredRows& from, Layout layout, Random& random);
+  StoredRows(StoredRows&&) = default;
+  StoredRows& operator=(StoredRows&&) = default;
+
+  const Rows& rows() const { return rows_; }
+  Rows sequence(Index b) const;  // one sequence of the batch; of pages and lists there is one
+  const Tensor4<float>& floats() const { return floats_; }  // as the format holds them
+  // Row i becomes all NaN, or what 0xff is.
+  void ruin(Index b, Index head, Index i);
+  // Channel c of row i becomes x, and its neighbours what that makes of them.
+  void set(Index b, Index head, Index i, Index c, float x);
+
+ private:
+  void lay_out(Layout layout, Random* random);
+  std::byte* row(Index b, Index head, Index i);
+  void read_back(Index b, Index head, Index i);
+
+  const quoka::Format* format_ = nullptr;
+  Index element_ = 0, channel_step_ = 0;  // of channels that lie apart: bytes
+  Fenced memory_;                         // the last row ends at a fence, in some layouts
+  std::byte* first_ = nullptr;
+  std::vector<float> scales_;
+  std::vector<Position> table_, cells_;
+  Tensor4<float> floats_;
+  Rows rows_;
+};
+
+// What is added to the logits, [batch or 1, q_heads or 1, q_len, keys], as a caller may have it.
+class StoredMask {
+ public:
+  enum class Kind { single, half, bfloat16, bytes, bits };  // the last two hide what is not 0
+
+  // `padding` elements of something else lie between the rows.
+  StoredMask(const Tensor4<float>& x, Kind kind, Index padding = 3);
+  quoka::Mask mask() const;
+  quoka::Mask sequence(Index b) const;
+
+ private:
+  quoka::Mask at(const std::uint8_t* data, const std::array<Index, 4>& sizes) const;
+
+  Kind kind_;
+  std::array<Index, 4> sizes_;
+  std::array<Index, 3> strides_;
+  std::vector<std::uint8_t> memory_;
+};
+
+// Tasks in any order by any of so many workers, all on the calling thread.
+class ShuffledExecutor {
+ public:
+  ShuffledExecutor(std::uint64_t seed, int workers) : engine_(seed), workers_(workers) {}
+  int workers() const { return workers_; }
+  template <class F>
+  void run(Index tasks, F&& f) {
+    std::vector<Index> order(uz(tasks));
+    for (Index i = 0; i < tasks; ++i) order[uz(i)] = i;
+    std::shuffle(order.begin(), order.end(), engine_);
+    for (const Index task : order)
+      f(task, static_cast<int>(engine_() % static_cast<unsigned>(workers_)));
+  }
+
+ private:
+  std::mt19937_64 engine_;
+  int workers_;
+};
+
+class AttentionCase {
+ public:
+  // What is asked of attention(), or of an arithmetic in its place.
+  using Attend =
+      std::function<void(const Rows& q, const quoka::Past& past, const quoka::Chunk& chunk,
+                         const quoka::AttentionOutput& output, const AttentionOptions& options)>;
+
+  explicit AttentionCase(Random& random);
+  AttentionCase(const AttentionCase&) = delete;
+  AttentionCase& operator=(const AttentionCase&) = delete;
+
+  std::string describe() const;
+  const Shape& shape() const { return shape_; }
+  bool has_chunk() const { return has_chunk_; }
+  bool has_selection() const { return !lists_.empty(); }
+  bool has_mask() const { return mask_.size() > 0; }
+  Index keys() const { return shape_.kv_len + (has_chunk_ ? shape_.q_len : 0); }
+
+  // The parts of the call. They refer to this object.
+  const Rows& q() const { return stored_[0].rows(); }
+  quoka::Past past() const;
+  quoka::Chunk chunk() const;
+  AttentionOptions options() const;
+  void ask_for(quoka::Arithmetic arithmetic) { options_.arithmetic = arithmetic; }
+  // One sequence of the batch as a call of its own.
+  quoka::AttentionSequence sequence(Index b, const quoka::AttentionOutput& output,
+                                    Selection& keep) const;
+
+  // An output full of a value that no result has.
+  Output<float> unwritten_output() const;
+  Output<float> attend() const;
+  Output<float> attend(const Attend& attend) const;
+  Output<float> attend(ExecutorRef executor, quoka::AttentionWorkspace& workspace) const;
+
+  // Within the bound that the arithmetic states, float's own errors and one rounding of each number; `products` of
+  // bfloat16 where an arithmetic stands in for the one that was drawn, `parts` that were merged.
+  ::testing::AssertionResult is_as_oracle(const Output<float>& output, int products = 0,
+                                          int parts = 1) const;
+  // The share of that bound that was used, at most.
+  double share_of_bound(const Output<float>& output, int products = 0, int parts = 1) const;
+
+  // May query i of a head be influenced by key t, past rows first?
+  bool sees(Index b, Index head, Index i, Index t) const;
+
+  // The same call with every tensor in other memory, or as floats.
+  void move_elsewhere(Random& random, bool plain);
+  void widen_to_float();
+  // The same mask of another kind, and spelled out for all sequences and heads.
+  void spell_out_mask(Random& random);
+  // The result of the first `cut` keys and of the others, merged.
+  Output<float> merged_at(Index cut) const;
+
+  // Spoils one number; what becomes of which rows is checked against `clean`.
+  ::testing::AssertionResult keeps_nan_in_its_rows(const Output<float>& clean, Random& random);
+
+ private:
+  friend struct AttentionDraw;
+  struct Bound {
+    double logit, value;  // of a logit, and of the output
+  };
+  struct Expected {
+    oracle::AttentionResult result;
+    std::vector<Bound> bound;     // [batch, q_heads, q_len]
+    std::vector<double> largest;  // |value| that a row sees
+  };
+  const Expected& expected(int products) const;
+  Bound product_error(int products) const;
+  Rows part(int which) const;
+  const Tensor4<float>& held(int which) const { return stored_[uz(which)].floats(); }
+  float key_at(bool value, Index b, Index kv_head, Index t, Index c) const;
+  void with_row(bool value, Index t, const std::function<void(StoredRows&, Index)>& f);
+  bool decided_by_codes() const;
+  AttentionOptions bare_options() const;  // without the mask
+
+  Shape shape_;
+  bool has_chunk_ = true, in_one_cache_ = false, absent_when_empty_ = false, ruined_ = false;
+  StoredRows
+      stored_[5];  // q, past k, past v, chunk k, chunk v; in one cache the past's have all rows
+  std::string words_;
+  std::vector<float> sinks_, slopes_, factors_;
+  Tensor4<float> mask_;  // -infinity, biases
+  StoredMask::Kind mask_kind_ = StoredMask::Kind::single;
+  std::optional<StoredMask> stored_mask_;
+  oracle::Positions lists_;
+  std::optional<Selection> keep_;
+  AttentionOptions options_;  // without spans
+  Index first_position_ = 0;
+  mutable std::optional<Expected> expected_;
+  mutable int expected_products_ = -1;
+};
+
+}  // namespace quoka_test
