@@ -92,6 +92,27 @@ TYPED_TEST(StateOfHiddenCells, GrowsByDoublingWhereTheCapacityIsNotKnown) {
   }
 }
 
+// One that was told of nothing is memory, which the calls reuse: it grows as they see more cells.
+TYPED_TEST(StateOfHiddenCells, IsMemoryWhereItKnowsNone) {
+  using S = TypeParam;
+  if constexpr (keeps<S> && !evicts<S> &&
+                requires(typename S::State & state) { state.keys.len(); }) {
+    Cache cache;
+    const S selector(with_budget<S>(quoka::Budget::keys(40)));
+    typename S::State state;
+    Index bytes = 0;
+    for (const Index len : {150, 330, 690}) {
+      const Mask mask = cache.mask(len, [](Index, Index t) { return t == 9; });
+      Selection keep;
+      select_visible(selector,
+                     {.q = cache.q, .k = cache.keys(len), .logits = quoka::LogitOptions{}},
+                     VisibleCells(mask, len), state, keep);
+      EXPECT_GT(state.bytes(), bytes) << len;
+      bytes = state.bytes();
+    }
+  }
+}
+
 // An engine's sketch serves any cells, also of a part of the cache, and the State stays memory.
 TEST(VisibleWithASketch, KeepsNothingInTheState) {
   Cache cache;
