@@ -156,14 +156,6 @@ TEST(FlashPrefillSelects, NoFewerThanTheFloorAndNoMoreThanTheCeiling) {
   EXPECT_EQ(counts(Budget::relative(0.6, 17, 500)), free);
 }
 
-TEST(FlashPrefillSelects, TheBestBlockForAnAlphaOfOne) {
-  Random random(643);
-  const auto q = random.tensor<float>(1, 1, 1, 16, 3.0),
-             k = random.tensor<float>(1, 1, 512, 16, 4.0);
-  const Selection keep = select({.budget = Budget::relative(1.0), .block = 16}, q, k);
-  EXPECT_EQ(keep.count(0, 0), 2 * 16 + 16 + 3 * 16);  // the first two, that one, the last three
-}
-
 // ---- NaN and infinity ---------------------------------------------------------------------------
 
 TEST(FlashPrefill, LeavesQueriesAndBlocksThatAreNotFiniteOut) {

@@ -69,16 +69,6 @@ TEST(KeyDiff, ScoresAreMinusTheCosineWithTheAverageDirection) {
   });
 }
 
-TEST(KeyDiff, ScoresDoNotDependOnHowLongAKeyIs) {  // to the bit, for powers of two
-  Random random(572);
-  auto k = random.tensor<Element>(1, 1, 37, 17);
-  const auto before = scores_of(k, oracle::range(0, 37));
-  for (Index c = 0; c < 17; ++c)
-    k(0, 0, 20, c) =
-        stored<Element>(16.0 * static_cast<double>(static_cast<float>(k(0, 0, 20, c))));
-  EXPECT_EQ(scores_of(k, oracle::range(0, 37)), before);
-}
-
 TEST(KeyDiff, AZeroKeyScoresZeroAndAddsNothing) {
   Random random(573);
   const auto k = with_row(random.tensor<Element>(1, 1, 37, 17), 20, 0.0f);

@@ -178,20 +178,6 @@ TEST(Loki, LeavesKeysThatAreNotFiniteOutOfTheFit) {
   }
 }
 
-TEST(LokisDirections, OfNoKeysAreTheAxes) {
-  const LokiCalibration calibration = LokiFit(2, 5).finish();
-  for (Index head = 0; head < 2; ++head) {
-    const Eigen::MatrixXf& p = calibration.directions(head);
-    std::vector<int> seen(5, 0);
-    for (Index i = 0; i < 5; ++i)
-      for (Index c = 0; c < 5; ++c) {
-        EXPECT_TRUE(p(c, i) == 0.0f || p(c, i) == 1.0f) << p(c, i);
-        if (p(c, i) == 1.0f) ++seen[uz(c)];
-      }
-    EXPECT_EQ(seen, std::vector<int>(5, 1));
-  }
-}
-
 TEST(LokisDirections, ProjectOnTheFirstOnes) {
   Random random(466);
   const auto keys = Spectrum(random, 1, 17).keys<float>(random, 1, 137);
@@ -299,19 +285,6 @@ TEST(Loki, AgreesWithTheOracle) {
         }
     }
   });
-}
-
-TEST(Loki, OfAllDirectionsIsTheExactScorer) {  // a rotation changes no dot product
-  Random random(471);
-  const auto calibration = calibrated_by(random.tensor<float>(1, 2, 137, 24));
-  const auto q = random.tensor<Element>(1, 4, 17, 24);
-  const auto k = random.tensor<Element>(1, 2, 127, 24);
-  for (Index rank : {24, 1000})
-    for (Domain domain : domains)
-      expect_scores_and_keys<LokiScorer>(
-          {.budget = Budget::keys(31), .rank = rank, .domain = domain, .calibration = calibration},
-          q, k, oracle::exact_scores(to_oracle(q), to_oracle(k), to_oracle(domain), 0), domain,
-          tolerance);
 }
 
 TEST(LokiSelects, ByAttentionsScaleWithWindowsAndForcedKeys) {

@@ -113,29 +113,6 @@ TEST(QuestSelects, ByAttentionsScale) {
 
 // ---- bounds -------------------------------------------------------------------------------------
 
-TEST(Quest, OfPagesOfOneIsTheExactScorer) {  // the bound of one key is its logit
-  Random random(497);
-  const auto q = random.tensor<Element>(1, 4, 17, 24);
-  const auto k = random.tensor<Element>(1, 2, 127, 24);
-  for (Domain domain : domains)
-    expect_scores_and_keys<QuestScorer>(
-        {.budget = Budget::keys(31), .page = 1, .domain = domain}, q, k,
-        oracle::exact_scores(to_oracle(q), to_oracle(k), to_oracle(domain), 0), domain);
-}
-
-TEST(Quest, NoKeysLogitIsAboveItsPages) {
-  Random random(498);
-  const auto q = random.tensor<Element>(1, 4, 17, 24);
-  const auto k = random.tensor<Element>(1, 2, 128, 24);
-  const auto logits = oracle::exact_scores(to_oracle(q), to_oracle(k), oracle::Domain::logit, 0);
-  for (Index page : {1, 2, 16, 64}) {
-    const auto bounds = scores_by<QuestScorer>({.page = page}, SelectorInput{q, k, LogitOptions{}});
-    for (Index head = 0; head < 2; ++head)
-      for (Index t = 0; t < 128; ++t)
-        EXPECT_GE(static_cast<double>(bounds(0, head, t)), logits[0][uz(head)][uz(t)] - 1e-6);
-  }
-}
-
 TEST(Quest, TheOrderOfAPagesKeysDoesNotMatter) {  // to the bit
   Random random(499);
   const auto q = random.tensor<Element>(1, 4, 17, 24);
@@ -216,20 +193,6 @@ TEST(Quest, APageWithoutBoundsOrWithAnInfinityRanksLastAndSpoilsNoOther) {
                                  .select(q, k, {}))[0][0],
                 others);
     }
-}
-
-// ---- pages that are kept ------------------------------------------------------------------------
-
-template <class T>
-Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len,
-                                QuestScorer::State& state) {
-  return scores_by<QuestScorer>(
-      {}, SelectorInput{q, TensorView<const T>(k).slice(0, kv_len), LogitOptions{}}, state);
-}
-template <class T>
-Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len) {
-  QuestScorer::State fresh;
-  return scores_of_prefix(q, k, kv_len, fresh);
 }
 
 }  // namespace

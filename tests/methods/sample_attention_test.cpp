@@ -91,15 +91,4 @@ TEST(SampleAttention, LooksAtTheSampledQueriesAlone) {  // to the bit
     }
 }
 
-TEST(SampleAttention, OfAllQueriesIsTheExactScorer) {  // to the bit
-  Random random(436);
-  const auto q = random.tensor<Element>(1, 4, 37, 20);
-  const auto k = random.tensor<Element>(1, 2, 127, 20);
-  const SelectorInput input{q, k, LogitOptions{}};
-  const auto exact = scores_by<quoka::OracleScorer>({}, input);
-  for (Index n_queries : {37, 1000})
-    EXPECT_TRUE(
-        same_bits(scores_by<SampleAttentionScorer>({.n_queries = n_queries}, input), exact));
-}
-
 }  // namespace

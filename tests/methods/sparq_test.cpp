@@ -63,18 +63,6 @@ TEST(SparqSelects, AsTheOracleWithWindowsAndForcedKeys) {
             q, k);
 }
 
-TEST(Sparq, OfAllChannelsIsTheExactScorer) {
-  Random random(445);
-  const auto q = random.tensor<Element>(1, 4, 17, 24);
-  const auto k = random.tensor<Element>(1, 2, 127, 24);
-  for (Index rank : {24, 1000})
-    for (Domain domain : domains) {
-      const SparqOptions options{.budget = Budget::keys(31), .rank = rank, .domain = domain};
-      const auto exact = oracle::exact_scores(to_oracle(q), to_oracle(k), to_oracle(domain), 0);
-      expect_scores_and_keys<SparqScorer>(options, q, k, exact, domain);
-    }
-}
-
 // Its authors decode one query at a time and add the logits of the group's heads up.
 TEST(Sparq, OfOneQueryAndItsLogitsRanksAsItsAuthorsDo) {
   Random random(446);
@@ -186,20 +174,6 @@ TEST(Sparq, AKeyThatIsNotFiniteSpoilsItsOwnScoreOnly) {
 }
 
 // ---- the copy of the keys -----------------------------------------------------------------------
-
-// Scores of the first kv_len of these keys, by a state that may know some of them.
-template <class T>
-Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len,
-                                SparqScorer::State& state) {
-  return scores_by<SparqScorer>(
-      {.rank = 7, .sketch = quoka::Sketch::off},
-      SelectorInput{q, TensorView<const T>(k).slice(0, kv_len), LogitOptions{}}, state);
-}
-template <class T>
-Tensor3<float> scores_of_prefix(const Tensor4<T>& q, const Tensor4<T>& k, Index kv_len) {
-  SparqScorer::State fresh;
-  return scores_of_prefix(q, k, kv_len, fresh);
-}
 
 TEST(SparqsState, CountsTheCopyAndLogitsNeedNone) {
   Random random(458);

@@ -68,21 +68,6 @@ TEST(TidalDecodeAlone, IsTheOracleControl) {  // a layer on its own chooses for 
             quoka::OracleSelector({.budget = Budget::keys(31)}).select(chunk.q[0], chunk.k[0], {}));
 }
 
-TEST(TidalDecodeAlone, TakesAttentionsScale) {
-  Random random(533);
-  const Chunk<float> chunk(random, 1, 127);
-  SelectorInput input{chunk.q[0], chunk.k[0], LogitOptions{}};
-  input.logits->scale = 2.0f;
-  TidalDecodeSelector::State state;
-  Selection keep;
-  const TidalDecodeOptions options{.budget = Budget::keys(31)};
-  TidalDecodeSelector(options).select(input, state, keep, quoka::SerialExecutor{});
-  expect_keeps_best(keep,
-                    oracle::exact_scores(to_oracle(chunk.q[0]), to_oracle(chunk.k[0]),
-                                         oracle::Domain::softmax, 2.0),
-                    Domain::softmax, options);
-}
-
 // ---- a stack of layers --------------------------------------------------------------------------
 
 TEST(LayerPlans, CorrectAtTwoFifths) {
