@@ -129,7 +129,7 @@ Draw draw(std::uint64_t seed) {
   x.group = one_of<Index>(random, {1, 1, 2, 3, 4, 4, 5, 7, 8, 16});
   x.dim = one_of<Index>(
       random, {1, 3, 7, 17, 24, 32, 37, 56, 64, 64, 80, 96, 100, 112, 128, 128, 192, 256});
-  x.q_len = one_of<Index>(random, {1, 1, 2, 5, 16, 17, 33, 64, 128, 130});
+  x.q_len = one_of<Index>(random, {1, 1, 2, 3, 5, 16, 17, 33, 64, 128, 130});
   x.q_as = static_cast<int>(random.below(chance(random, 0.8) ? 3 : 8));
   x.k_as = static_cast<int>(random.below(8));
   x.layout = static_cast<Layout>(random.below(4));
@@ -149,7 +149,7 @@ Draw draw(std::uint64_t seed) {
     o.aggregation = one_of(random, {Aggregation::max, Aggregation::mean});
     o.group_mode = one_of(random, {GroupMode::rank, GroupMode::per_head});
     o.query_choice = one_of(random, {QueryChoice::dissimilar, QueryChoice::mixed});
-    const Index n = one_of<Index>(random, {1, 2, 7, 16, 33});
+    const Index n = one_of<Index>(random, {1, 2, 3, 7, 16, 33});
     o.n_queries = chance(random, 0.3) ? quoka::QueryCount::per_kv_head(n) : quoka::QueryCount(n);
     if (chance(random, 0.3)) o.cascade = 1 + random.below(4);
   }
