@@ -619,6 +619,17 @@ TEST(ShardedAttention, HasSinkLogitsASoftcapAndAScale) {
                                          ShardLayout::round_robin(13), attention);
 }
 
+// Without a mask they are factors of nothing.
+TEST(ShardedAttention, TakesMaskFactors) {
+  Random random(922);
+  const Shape shape;
+  const Prompt<float> prompt(random, shape);
+  const std::vector<float> factors = {1.0f, 2.0f, 3.0f, 4.0f, 5.0f, 6.0f};
+  for (const int ranks : {1, 2, 4})
+    expect_as_one_machine<QuokaSelector>(shape, {.budget = Budget::keys(31)}, prompt, ranks,
+                                         ShardLayout::round_robin(13), {.mask_factors = factors});
+}
+
 // Packed once or in each call: the same bits, of heads that are whole at home and of rows that are dealt out.
 TEST(ShardedAttention, OfAPackedPastHasTheSameBits) {
   Random random(923);

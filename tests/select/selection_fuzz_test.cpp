@@ -904,18 +904,24 @@ Broken layer_differs(const Draw& x, Data& data, const QuokaOptions& options,
   return broken;
 }
 
-// A cascade keeps candidates alone: keys that get most of one of the rows that look first, the last query of each head
-// and each fourth of the others. Where these are more than half of all, all look at once.
-Broken not_of_the_first_look(const Selection& keep, const oracle::Tensor& q_bar,
-                             const oracle::Tensor& k, const Draw& x, Index candidates, double scale,
-                             double nats) {
-  const Index heads = x.options.group_mode == GroupMode::per_head ? x.group : 1,
-              n = q_bar.len / heads;
+// The rows that look first in a cascade: the last query of each head and each fourth of the others, of head r from its
+// (r mod 4)-th on. None where all look at once: the candidates are half of the keys, or these more than half of the rows.
+std::vector<Index> first_rows(const Draw& x, Index rows) {
+  const Index times = x.options.cascade,
+              heads = x.options.group_mode == GroupMode::per_head ? x.group : 1, n = rows / heads;
   std::vector<Index> first;
-  Index others = 0;
-  for (Index m = 0; m < q_bar.len; ++m)
-    if (m % n == n - 1 || others++ % 4 == 0) first.push_back(m);
-  if (2 * std::ssize(first) > q_bar.len) return "";
+  if (times == 0 || x.options.budget.count(x.kv_len) >= quoka::ceil_div(x.kv_len, 2 * times))
+    return first;
+  for (Index m = 0; m < rows; ++m)
+    if (m % n == n - 1 || m % n % 4 == m / n % 4) first.push_back(m);
+  if (2 * std::ssize(first) > rows) first.clear();
+  return first;
+}
+
+// A cascade keeps candidates alone, and with a window their neighbours: keys that get most of one of the first rows.
+Broken not_of_the_first_look(const Selection& keep, const oracle::Tensor& q_bar,
+                             const oracle::Tensor& k, const Draw& x,
+                             const std::vector<Index>& first, double scale, double nats) {
   oracle::Tensor rows(q_bar.batch, q_bar.heads, std::ssize(first), q_bar.dim);
   for (Index b = 0; b < rows.batch; ++b)
     for (Index head = 0; head < rows.heads; ++head)
@@ -923,6 +929,8 @@ Broken not_of_the_first_look(const Selection& keep, const oracle::Tensor& q_bar,
         for (Index c = 0; c < rows.dim; ++c)
           rows.at(b, head, i, c) = q_bar.at(b, head, first[uz(i)], c);
   const auto shares = oracle::softmax_scores(rows, k, scale, oracle::Aggregation::max);
+  const auto nearby = oracle::window_max(shares, x.options.top_k.window);
+  const Index candidates = x.options.cascade * x.options.budget.count(x.kv_len);
   for (Index b = 0; b < x.batch; ++b)
     for (Index head = 0; head < x.kv_heads; ++head) {
       std::vector<double> all;
@@ -934,9 +942,9 @@ Broken not_of_the_first_look(const Selection& keep, const oracle::Tensor& q_bar,
       const Index kept = keep.count(b, head), from = std::min(kept, x.options.top_k.keep_first),
                   to = x.kv_len - std::min(kept - from, x.options.top_k.keep_last);
       for (const Position t : keep.positions(b, head))
-        if (t >= from && t < to && !(shares[uz(b)][uz(head)][uz(t)] >= least))
+        if (t >= from && t < to && !(nearby[uz(b)][uz(head)][uz(t)] >= least))
           return words("key ", t, " of head ", head,
-                       " is kept, and was no candidate: ", shares[uz(b)][uz(head)][uz(t)], " of ",
+                       " is kept, and was no candidate: ", nearby[uz(b)][uz(head)][uz(t)], " of ",
                        least);
     }
   return "";
@@ -1024,16 +1032,23 @@ Broken broken_quoka(const Draw& x) {
   // Softmax by the sketch: mass within exp(a) of float's, a = 2 eps + 0.01. A quarter of it: errors of single channels
   // have any sign.
   const double a = 0.5 * std::min(eps, 4.0) + 0.01;
-  if (x.options.cascade == 0) {
+  const std::vector<Index> first = first_rows(x, exact.q_bar.len);
+  if (first.empty()) {
+    QuokaOptions at_once = by_sketch;
+    at_once.cascade = 0;
+    Told<QuokaSelector> told(at_once);
+    tell(told, x, q, data.k, 0, x.kv_len, false);
+    broken =
+        differs("a cascade that has nothing to choose", sketched, told.select(input_of(x, q, k)));
+    if (!broken.empty()) return broken;
     lose(lost_by_sketch, sketched, plain, exact, x);
     broken = not_the_best(sketched, exact.scores, x,
                           {1e-15, 1 - std::exp(-2 * a - rounding.relative)}, of_copies);
     return broken.empty() ? "" : words("by sketch, eps ", eps, ": ", broken);
   }
   lose(lost_by_cascade, sketched, plain, exact, x);
-  const Index candidates = x.options.cascade * count;
-  if (!all_by_codes || x.options.top_k.window > 1 || x.kv_len <= 2 * candidates) return "";
-  return not_of_the_first_look(sketched, exact.q_bar, k_exact, x, candidates, scale, 2 * a);
+  if (!all_by_codes) return "";
+  return not_of_the_first_look(sketched, exact.q_bar, k_exact, x, first, scale, 0.15 * eps + 0.02);
 }
 
 // ---- smaller draws ------------------------------------------------------------------------------
