@@ -289,12 +289,12 @@ TEST(Packing, PrefetchCountsTheCacheLinesOfItsRows) {
       const Index bytes = dim * static_cast<Index>(sizeof(T));
       detail::RowPrefetch prefetch(rows.data(), 7, bytes);
       EXPECT_EQ(prefetch.lines(), 7 * ((bytes + 63) / 64)) << dim;
-      prefetch.next(1);
-      prefetch.next(1000);  // stops at the last row
+      prefetch.prefetch(1);
+      prefetch.prefetch(1000);  // stops at the last row
     }
     detail::RowPrefetch none;
     EXPECT_EQ(none.lines(), 0);
-    none.next(3);
+    none.prefetch(3);
   });
 }
 

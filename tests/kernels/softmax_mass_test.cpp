@@ -31,7 +31,7 @@ std::vector<float> masses(const Tensor4<float>& queries, const Rows& keys, Aggre
   scratch.reserve(rows, keys.len(), dim);
   std::copy_n(queries.data(), rows * dim, scratch.rows.data());
   std::vector<float> mass(uz(keys.len()), before);
-  RowKeys of_keys(keys.head(0, 0), keys.len(), scratch.key);
+  RowKeys of_keys(keys.head(0, 0), keys.len());
   MassAccumulator(scratch.rows.data(), rows, dim, of_keys, keys.len(), scratch,
                   ends != nullptr ? ends->data() : nullptr)
       .add_to(mass.data(), share, over);

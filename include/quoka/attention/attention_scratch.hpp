@@ -66,13 +66,13 @@ struct CallMemoryShape {
 
 // A head whose blocks are packed for all of its panels.
 struct SharedHead {
-  Parts<KeptBlock> blocks;
+  Parts<SharedBlock> blocks;
   CallMemoryShape known;  // reserved for
 
   void reserve(const AttentionCall& call, Index block_count) {
     known.become({call, 0, block_count}, [&] {
       blocks.at_least(block_count);
-      for (KeptBlock& block : blocks) block.reserve(call);
+      for (SharedBlock& block : blocks) block.reserve(call);
     });
   }
   Index bytes() const { return blocks.bytes(); }

@@ -228,14 +228,16 @@ class AttentionTasks {
   }
   void pack_half_block(Index head, int, Index task, int worker) {
     const KeySequence keys = keys_of(head);
-    const Index block = task / 2, begin = all_keys(keys).begin + block * call_.block_keys();
-    if (block >= blocks_of(keys)) return;
-    KeptBlock& to = s_.shared[head % slots_].blocks[block];
-    const HeadAttention of_head(keys, 0, 0, s_.heads[worker]);
+    const KeyRange all = all_keys(keys);
+    const Index block = task / 2, begin = all.begin + block * call_.block_keys();
+    const KeyRange of_block{begin, std::min(begin + call_.block_keys(), all.end)};
+    if (of_block.count() <= 0) return;
+    SharedBlock& to = s_.shared[head % slots_].blocks[block];
+    const ArithmeticScope scope(*call_.arithmetic, s_.heads[worker].panel);
     if (task % 2 == 0)
-      of_head.pack_keys(begin, to);
+      to.pack_keys(keys, of_block);
     else
-      of_head.pack_values(begin, to);
+      to.pack_values(keys, of_block);
   }
   void attend_to_blocks(Index head, int, Index task, int worker) {
     const KeySequence keys = keys_of(head);
@@ -243,7 +245,7 @@ class AttentionTasks {
     const Index panels = std::min(panels_per_task_, panels_ - first);
     if (panels <= 0) return;
     HeadAttention(keys, first, panels, s_.heads[worker])
-        .attend_to(all_keys(keys).begin, blocks_of(keys), s_.shared[head % slots_].blocks.begin());
+        .run_shared(s_.shared[head % slots_].blocks.begin(), all_keys(keys));
   }
   void attend_part(Index chain, int, Index part, int worker) {
     run_part(chain * parts_ + part, worker);
@@ -301,7 +303,7 @@ class AttentionTasks {
       run_token(head, part, {begin, end}, worker);
     else
       HeadAttention(keys, 0, panels_, s_.heads[worker])
-          .run_part(begin, end, part == 0, partials_.part(head, part));
+          .run_part({begin, end}, part == 0, partials_.part(head, part));
   }
 
   void run_token(Index head, Index part, const KeyRange& range, int worker) {

@@ -11,7 +11,6 @@
 #pragma once
 
 #include <quoka/attention/head_scratch.hpp>
-#include <quoka/attention/packed_blocks.hpp>
 #include <quoka/attention/partial_rows.hpp>
 
 #include <algorithm>
@@ -41,15 +40,24 @@ class HeadAttention {
   // All keys, in parts of part_keys; writes the call's output.
   void run(Index part_keys) {
     const KeyRange keys = in_sight();
+    SequenceBlocks blocks(keys_, keys.end, s_.blocks);
     pack_panels();
-    accumulate(keys.begin, keys.end, part_keys, true);
+    accumulate(blocks, keys, part_keys, true);
+    for (Index p = 0; p < panels_; ++p) finish_panel(p);
+  }
+  // The same with blocks that other workers have packed, keys `all`.
+  void run_shared(const SharedBlock* packed, const KeyRange& all) {
+    SharedBlocks blocks(call_, all, packed);
+    pack_panels();
+    accumulate(blocks, all, whole, true);
     for (Index p = 0; p < panels_; ++p) finish_panel(p);
   }
 
-  // Keys [begin, end) of those in sight, begin at a block; leaves them in `to`.
-  void run_part(Index begin, Index end, bool with_sinks, const PartialRows& to) {
+  // Keys of those in sight, from the beginning of a block on; leaves what is seen of them in `to`.
+  void run_part(const KeyRange& keys, bool with_sinks, const PartialRows& to) {
+    SequenceBlocks blocks(keys_, keys.end, s_.blocks);
     pack_panels();
-    accumulate(begin, end, std::numeric_limits<Index>::max(), with_sinks);
+    accumulate(blocks, keys, whole, with_sinks);
     for (Index p = 0; p < panels_; ++p) keep_partial(p, to);
   }
 
@@ -58,10 +66,11 @@ class HeadAttention {
   }
   // Part `part` of the keys, once panels are packed.
   void run_part(Index part, Index part_keys) {
-    const KeyRange keys = in_sight();
-    const Index end = std::min(keys.end, (part + 1) * part_keys);
-    accumulate(std::max(keys.begin, part * part_keys), end, std::numeric_limits<Index>::max(),
-               part == 0);
+    const KeyRange all = in_sight();
+    const KeyRange keys{std::max(all.begin, part * part_keys),
+                        std::min(all.end, (part + 1) * part_keys)};
+    SequenceBlocks blocks(keys_, keys.end, s_.blocks);
+    accumulate(blocks, keys, whole, part == 0);
   }
   // What was seen of the later parts joins the first one's, which this has; writes the call's output.
   void join_parts(const PanelSums* parts, Index count) {
@@ -71,87 +80,8 @@ class HeadAttention {
     }
   }
 
-  // Packs the keys, or the values, of the block that begins at `block`, for all rows of the head.
-  void pack_keys(Index block, KeptBlock& to) const {
-    const Index count = count_of(block);
-    const ArithmeticScope scope(arithmetic_, s_.panel);
-    keys_.k_rows(block, count, to.mixed.k, to.rows);
-    to.rows.describe_keys(call_, count, to.packed);
-    if (const PackedBlock* const packed = packed_at(block)) {
-      to.packed.take_keys(*packed);
-    } else {
-      ask_for(to.rows.k, count, to.rows.k_bytes());
-      to.packed.keys = to.keys.data();
-      arithmetic_.pack_keys(to.packed);
-    }
-    to.masks = keys_.masked(block, count);
-  }
-  void pack_values(Index block, KeptBlock& to) const {
-    const Index count = count_of(block);
-    const ArithmeticScope scope(arithmetic_, s_.panel);
-    keys_.v_rows(block, count, to.mixed.v, to.rows);
-    to.rows.describe_values(call_, to.packed);
-    if (const PackedBlock* const packed = packed_at(block)) return to.packed.take_values(*packed);
-    ask_for(to.rows.v, count, to.rows.v_bytes());
-    PackedBlock packed{};  // another worker may be packing the keys
-    packed.count = count;
-    to.rows.describe_values(call_, packed);
-    packed.values = to.values.data();
-    arithmetic_.pack_values(packed);
-    to.packed.take_values(packed);
-  }
-  // Attends to `count` packed blocks, all there are, of which the first begins at `block`; writes the
-  // call's output.
-  void attend_to(Index block, Index count, const KeptBlock* blocks) {
-    const Index bytes[2] = {arithmetic_.key_bytes(call_.q.dim()),
-                            arithmetic_.value_bytes(call_.v_dim)};
-    pack_panels();
-    for (Index p = 0; p < panels_; ++p) clear_panel(p, true);
-    s_.panel.next = {};
-    {
-      const ArithmeticScope scope(arithmetic_, s_.panel);
-      for (Index i = 0; i < count; ++i) {
-        // The next block is in another worker's cache.
-        const std::byte* next[2] = {};
-        if (i + 1 < count)
-          next[0] = static_cast<const std::byte*>(blocks[i + 1].packed.keys),
-          next[1] = static_cast<const std::byte*>(blocks[i + 1].packed.values);
-        for (Index p = 0; p < panels_; ++p) {
-          for (int of = 0; i + 1 < count && of < 2; ++of)
-            for (Index at = p * bytes[of] / panels_; at < (p + 1) * bytes[of] / panels_; at += 64)
-              simd::prefetch(next[of] + at);
-          attend(p, block + i * call_.block_keys(), blocks[i].packed, blocks[i].masks);
-        }
-      }
-    }
-    for (Index p = 0; p < panels_; ++p) finish_panel(p);
-  }
-
  private:
-  Index count_of(Index block) const {
-    return std::clamp<Index>(keys_.end_for(call_.q.len() - 1) - block, 0, call_.block_keys());
-  }
-  static void ask_for(const ConstRow* rows, Index count, Index bytes) {
-    RowPrefetch all(rows, count, bytes);
-    all.next(all.lines());
-  }
-  // The block of the past that begins there, where it is packed.
-  const PackedBlock* packed_at(Index block) const {
-    return call_.packed != nullptr ? call_.packed->find(keys_.b(), keys_.kv_head(), block)
-                                   : nullptr;
-  }
-  // What is asked for while panels meet the block before this one.
-  NextRows asked_next(Index block, Index count, const BlockRows& rows) const {
-    const PackedBlock* const packed = packed_at(block);
-    if (packed == nullptr)
-      return {{rows.k, count, rows.k_bytes()}, {rows.v, count, rows.v_bytes()}, panels_};
-    s_.packed[0] = static_cast<ConstRow>(packed->keys);
-    s_.packed[1] = static_cast<ConstRow>(packed->values);
-    const Index one = count > 0 ? 1 : 0;
-    return {{&s_.packed[0], one, arithmetic_.kept_key_bytes(call_.q.dim())},
-            {&s_.packed[1], one, arithmetic_.kept_value_bytes(call_.v_dim)},
-            panels_};
-  }
+  static constexpr Index whole = std::numeric_limits<Index>::max();  // one part
 
   HeadAttention(const KeySequence& keys, Index first_panel, Index panels, PackedQueries& queries,
                 Index first_in_queries, PanelSums& sums, Index first_in_sums, HeadScratch& scratch)
@@ -171,50 +101,26 @@ class HeadAttention {
     return keys_.in_sight(query_of(first_row_), query_of(last_row));
   }
 
-  // Keys [block, end), from block on in parts that begin at multiples of part_keys. The first one has the sinks,
-  // whether it has keys or not.
-  void accumulate(Index block, Index end, Index part_keys, bool with_sinks) {
+  // Keys of a walk that begins at a block, in parts that begin at multiples of part_keys. The first part has the
+  // sinks, whether it has keys or not.
+  void accumulate(KeyBlocks& blocks, const KeyRange& keys, Index part_keys, bool with_sinks) {
     assert(0 < panels_ && panels_ <= tuning::max_panels_per_task);
     assert(first_row_ < call_.rows());
-    for (Index p = 0; p < panels_; ++p) clear_panel(p, with_sinks);
+    clear_panels(with_sinks);
     const ArithmeticScope scope(arithmetic_, s_.panel);
-    const Index step = call_.block_keys();
-    const auto count_at = [&](Index at) { return std::clamp<Index>(end - at, 0, step); };
-    BlockRows *rows = &s_.rows[0], *next_rows = &s_.rows[1];
-    keys_.rows(block, count_at(block), s_.mixed, *rows);
-    PackedBlock packed;
-    PanelSums& first = *sums_;
-    const Index first_at = first_in_sums_;
-    const auto join_first = [&] {
-      if (sums_ == &first) return;
-      const PanelSums& part = *sums_;
-      sums_ = &first, first_in_sums_ = first_at;
-      for (Index p = 0; p < panels_; ++p) join(p, part, 0);
-    };
-    for (Index part = 0; block < end; block += step, std::swap(rows, next_rows)) {
-      if (block / part_keys != part) {
-        join_first();
-        part = block / part_keys, sums_ = &s_.of_part, first_in_sums_ = 0;
-        for (Index p = 0; p < panels_; ++p) clear_panel(p, false);
-      }
-      const Index count = count_at(block), next_count = count_at(block + step);
-      rows->describe_keys(call_, count, packed), rows->describe_values(call_, packed);
-      if (const PackedBlock* const known = packed_at(block)) {
-        packed.take_keys(*known), packed.take_values(*known);
-      } else {
-        packed.keys = s_.keys.data(), packed.values = s_.values.data();
-        arithmetic_.pack(packed);
-      }
-      keys_.rows(block + step, next_count, s_.mixed, *next_rows);
-      s_.panel.next = asked_next(block + step, next_count, *next_rows);
-      const bool masks = keys_.masked(block, count);
-      for (Index p = 0; p < panels_; ++p) {
-        s_.panel.next.begin_panel();
-        attend(p, block, packed, masks);
-        s_.panel.next.end_panel();
-      }
+    PanelSums& sums = *sums_;
+    const Index at = first_in_sums_;
+    for (KeyRange part{keys.begin, keys.begin}; part.begin < keys.end; part.begin = part.end) {
+      const Index i = part.begin / part_keys;
+      part.end = std::min(keys.end, (i + 1) * part_keys);
+      if (i > 0) sums_ = &s_.of_part, first_in_sums_ = 0, clear_panels(false);
+      blocks.walk(part, panels_, s_.panel.prefetch,
+                  [&](Index p, const KeyRange& of_block, const PackedBlock& block) {
+                    attend(p, of_block, block);
+                  });
+      sums_ = &sums, first_in_sums_ = at;
+      for (Index p = 0; i > 0 && p < panels_; ++p) join(p, s_.of_part, 0);
     }
-    join_first();
   }
 
   // What panel p has seen of a part of the keys, `part` from `at` on, joins what it has seen of those before.
@@ -268,6 +174,9 @@ class HeadAttention {
     arithmetic_.pack_queries(rows, to.rows, call_.q.dim(), call_.logits.scale, to);
   }
   // Nothing was seen.
+  void clear_panels(bool with_sinks) {
+    for (Index p = 0; p < panels_; ++p) clear_panel(p, with_sinks);
+  }
   void clear_panel(Index p, bool with_sinks) {
     alignas(64) float sink[width];
     const Panel to = panel(p);
@@ -291,62 +200,66 @@ class HeadAttention {
     s_.query_rows.read(call_.q.format(), call_.q.shape(0), stored, panel_count(p), rows);
   }
 
-  // masks: the mask is of consequence for some row and key of the block.
-  void attend(Index p, Index block, const PackedBlock& packed, bool masks) {
+  void attend(Index p, const KeyRange& keys, const PackedBlock& block) {
     const Index first_query = query_of(panel_row(p));
     const Index last_query = query_of(panel_row(p) + panel_count(p) - 1);
-    const Index keys = std::min(packed.count, keys_.end_for(last_query) - block);
-    if (keys <= 0 || keys_.begin_for(first_query) >= block + keys) return;
+    const KeyRange seen{keys.begin, std::min(keys.end, keys_.end_for(last_query))};
+    if (seen.count() <= 0 || keys_.begin_for(first_query) >= seen.end) return;
     sums_->seen.data()[first_in_sums_ + p] = 1;
     const bool masked =
-        keys_.end_for(first_query) < block + keys || keys_.begin_for(last_query) > block;
+        keys_.end_for(first_query) < seen.end || keys_.begin_for(last_query) > seen.begin;
     PanelMask mask;
-    if (masked) fill_mask(p, block, keys, mask);
-    const bool adds = masks || !call_.alibi_slopes.empty();
-    if (adds) fill_added(p, block, keys, masks);
-    arithmetic_.attend(
-        packed, panel(p),
-        {keys, masked ? &mask : nullptr, adds ? s_.added.data() : nullptr, call_.logits}, s_.panel);
+    if (masked) fill_mask(p, seen, mask);
+    const bool biased = block.masked || !call_.alibi_slopes.empty();
+    if (biased) fill_bias(p, seen, block.masked);
+    arithmetic_.attend(block, panel(p),
+                       {.count = seen.count(),
+                        .mask = masked ? &mask : nullptr,
+                        .bias = biased ? s_.bias.data() : nullptr,
+                        .rule = call_.logits},
+                       s_.panel);
   }
 
-  // What is added to the logits of `keys` keys from `block` on: the mask's biases and ALiBi.
-  void fill_added(Index p, Index block, Index keys, bool masks) const {
+  // What is added to the logits of these keys: the mask's biases and ALiBi.
+  void fill_bias(Index p, const KeyRange& keys, bool masked) const {
     alignas(64) float slope[width], position[width];
     for (Index i = 0; i < width; ++i) {
       const Index row = panel_row(p) + std::min(i, panel_count(p) - 1);
       slope[i] = call_.alibi_slope(head_of(row));
       position[i] = static_cast<float>(query_of(row));
     }
-    for (Index key = 0; key < keys; ++key) {
-      const simd::Packet at =
-          simd::broadcast(static_cast<float>(keys_.position(block + key) - call_.query_position));
+    for (Index key = 0; key < keys.count(); ++key) {
+      const simd::Packet at = simd::broadcast(
+          static_cast<float>(keys_.position(keys.begin + key) - call_.query_position));
       for (Index i = 0; i < width; i += simd::lanes)
-        simd::store(s_.added.data() + key * width + i,
+        simd::store(s_.bias.data() + key * width + i,
                     simd::mul(simd::load(slope + i), simd::sub(at, simd::load(position + i))));
     }
-    if (!masks) return;
+    if (!masked) return;
     Index read_query = -1, read_head = -1;
     for (Index i = 0; i < panel_count(p); ++i) {
       const Index query = query_of(panel_row(p) + i);
       const Index head = call_.mask->heads() > 1 ? head_of(panel_row(p) + i) : 0;
       if (query != read_query || head != read_head)
-        keys_.read_mask(head, query, block, keys, s_.mask_row.data());
+        keys_.read_mask(head, query, keys.begin, keys.count(), s_.mask_row.data());
       read_query = query, read_head = head;
       const float factor = call_.mask_factor(head_of(panel_row(p) + i));
-      for (Index key = 0; key < keys; ++key) {
+      for (Index key = 0; key < keys.count(); ++key) {
         const float bias = s_.mask_row.data()[key];
-        float& to = s_.added.data()[key * width + i];
+        float& to = s_.bias.data()[key * width + i];
         to = bias > -simd::infinity ? (bias == 0.0f ? to : to + bias * factor) : -simd::infinity;
       }
     }
   }
 
-  void fill_mask(Index p, Index block, Index keys, PanelMask& mask) const {
+  void fill_mask(Index p, const KeyRange& keys, PanelMask& mask) const {
     for (Index i = 0; i < width; ++i) {
       const Index query = query_of(panel_row(p) + std::min(i, panel_count(p) - 1));
-      mask.first[i] =
-          static_cast<float>(std::clamp<Index>(keys_.begin_for(query) - block, 0, keys));
-      mask.end[i] = static_cast<float>(std::clamp<Index>(keys_.end_for(query) - block, 0, keys));
+      const auto in_block = [&](Index key) {
+        return static_cast<float>(std::clamp<Index>(key - keys.begin, 0, keys.count()));
+      };
+      mask.first[i] = in_block(keys_.begin_for(query));
+      mask.end[i] = in_block(keys_.end_for(query));
     }
   }
 

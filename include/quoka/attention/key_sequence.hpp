@@ -9,30 +9,6 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Keys [begin, end) of a sequence.
-struct KeyRange {
-  Index begin, end;
-};
-
-// The rows of one block: addresses, and the format of all of them.
-struct BlockRows {
-  ConstRow k[tuning::most_block_keys], v[tuning::most_block_keys];
-  const Format *k_format, *v_format;
-  RowShape k_shape, v_shape;
-
-  // What packing the first `count` of them must know.
-  void describe_keys(const AttentionCall& call, Index count, PackedBlock& packed) const {
-    packed.k = k, packed.k_format = k_format, packed.k_shape = k_shape;
-    packed.count = count, packed.dim = call.q.dim();
-  }
-  void describe_values(const AttentionCall& call, PackedBlock& packed) const {
-    packed.v = v, packed.v_format = v_format, packed.v_shape = v_shape;
-    packed.v_dim = call.v_dim;
-  }
-  Index k_bytes() const { return bytes_together(*k_format, k_shape); }
-  Index v_bytes() const { return bytes_together(*v_format, v_shape); }
-};
-
 // Where a block of two formats is widened to floats: the past's last and the chunk's first keys.
 struct MixedRows {
   Buffer<float> k, v;
@@ -74,18 +50,12 @@ class KeySequence {
   }
   HeadRows chunk(const Rows& x) const { return x.head(b_, kv_head_); }
 
-  // Keys [first, first + count).
-  void rows(Index first, Index count, MixedRows& mixed, BlockRows& to) const {
-    k_rows(first, count, mixed.k, to);
-    v_rows(first, count, mixed.v, to);
+  // The rows of these keys, and of their values.
+  void find_keys(const KeyRange& keys, MixedRows& mixed, BlockRows& to) const {
+    find(call_.past_k, call_.chunk_k, keys, mixed.k, to);
   }
-  void k_rows(Index first, Index count, Buffer<float>& mixed, BlockRows& to) const {
-    const Index of_past = std::clamp<Index>(past_count_ - first, 0, count);
-    to.k_format = find(call_.past_k, call_.chunk_k, first, of_past, count, mixed, to.k, to.k_shape);
-  }
-  void v_rows(Index first, Index count, Buffer<float>& mixed, BlockRows& to) const {
-    const Index of_past = std::clamp<Index>(past_count_ - first, 0, count);
-    to.v_format = find(call_.past_v, call_.chunk_v, first, of_past, count, mixed, to.v, to.v_shape);
+  void find_values(const KeyRange& keys, MixedRows& mixed, BlockRows& to) const {
+    find(call_.past_v, call_.chunk_v, keys, mixed.v, to);
   }
   // One past the last key that query i sees.
   Index end_for(Index query) const {
@@ -96,11 +66,11 @@ class KeySequence {
     return i < past_count_ ? call_.first_position + past_row(i)
                            : call_.query_position + i - past_count_;
   }
-  // Does the mask hide one of the keys [first, first + count) from some row, or bias it?
-  bool masked(Index first, Index count) const {
+  // Does the mask hide one of these keys from some row, or bias it?
+  bool masks(const KeyRange& keys) const {
     if (call_.mask == nullptr) return false;
     const std::uint8_t* const sight = call_.visible->sight(b_);
-    for (Index i = first; i < first + count; ++i)
+    for (Index i = keys.begin; i < keys.end; ++i)
       if ((sight[column(i)] & (hidden_from_some | biased_for_some)) != 0) return true;
     return false;
   }
@@ -146,30 +116,31 @@ class KeySequence {
   Index column(Index i) const {
     return i < past_count_ ? past_row(i) : call_.past_k.len() + i - past_count_;
   }
-  const Format* find(const Rows& past, const Rows& chunk, Index first, Index of_past, Index count,
-                     Buffer<float>& mixed, ConstRow* rows, RowShape& shape) const {
-    if (of_past > 0) this->past(past).at.find(first, of_past, rows);
+  void find(const Rows& past, const Rows& chunk, const KeyRange& keys, Buffer<float>& mixed,
+            BlockRows& to) const {
+    const Index count = keys.count();
+    const Index of_past = std::clamp<Index>(past_count_ - keys.begin, 0, count);
+    if (of_past > 0) this->past(past).at.find(keys.begin, of_past, to.at);
     if (of_past < count) {
-      this->chunk(chunk).at.find(first + of_past - past_count_, count - of_past, rows + of_past);
-      replace_hidden(chunk, first + of_past, count - of_past, rows + of_past);
+      this->chunk(chunk).at.find(keys.begin + of_past - past_count_, count - of_past,
+                                 to.at + of_past);
+      replace_hidden(chunk, keys.begin + of_past, count - of_past, to.at + of_past);
     }
-    shape = {(past.empty() ? chunk : past).dim()};
-    if (count == 0) return &float_format();
+    to.count = count, to.format = &float_format();
+    to.shape = {(past.empty() ? chunk : past).dim()};
+    if (count == 0) return;
     if (of_past == count || (of_past > 0 && past.stored_as(chunk))) {
-      shape = past.shape(kv_head_);
-      return &past.format();
+      to.format = &past.format(), to.shape = past.shape(kv_head_);
+    } else if (of_past == 0) {
+      to.format = &chunk.format(), to.shape = chunk.shape(kv_head_);
+    } else {
+      for (Index i = 0; i < count; ++i) {
+        float* const row = mixed.data() + i * to.shape.dim;
+        const Rows& from = i < of_past ? past : chunk;
+        from.format().widen(to.at[i], from.shape(kv_head_), row);
+        to.at[i] = reinterpret_cast<ConstRow>(row);
+      }
     }
-    if (of_past == 0) {
-      shape = chunk.shape(kv_head_);
-      return &chunk.format();
-    }
-    for (Index i = 0; i < count; ++i) {
-      float* const to = mixed.data() + i * shape.dim;
-      const Rows& from = i < of_past ? past : chunk;
-      from.format().widen(rows[i], from.shape(kv_head_), to);
-      rows[i] = reinterpret_cast<ConstRow>(to);
-    }
-    return &float_format();
   }
 
   // A chunk's row that no query sees may hold anything, and rows of a block share scales: it is not

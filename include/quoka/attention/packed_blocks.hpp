@@ -53,7 +53,7 @@ class PackedBlocks {
       const Index head = task % heads, block = known + task / heads;
       const KeySequence of(call, head);
       const Index first = block * shape.step, end = first + shape.step;
-      heads_[head].blocks[block].pack(of, first, rooms_[worker]);
+      heads_[head].blocks[block].pack(of, {first, end}, rooms_[worker]);
       keys_.stage(call.past_k, of.b(), of.kv_head(), first, end, worker);
       values_.stage(call.past_v, of.b(), of.kv_head(), first, end, worker);
     });
@@ -71,7 +71,7 @@ class PackedBlocks {
   // Where a worker packs.
   struct Room {
     Buffer<std::byte> keys, values;
-    BlockRows rows;
+    BlockRows k, v;
     PanelScratch session;
 
     void reserve(const AttentionCall& call) {
@@ -88,15 +88,14 @@ class PackedBlocks {
       keys.reserve(call.arithmetic->kept_key_bytes(call.q.dim()));
       values.reserve(call.arithmetic->kept_value_bytes(call.v_dim));
     }
-    void pack(const KeySequence& of, Index first, Room& room) {
+    void pack(const KeySequence& of, const KeyRange& keys_of_block, Room& room) {
       const AttentionCall& call = of.call();
       const ArithmeticScope scope(*call.arithmetic, room.session);
       MixedRows none;  // all of them are of the past
-      of.rows(first, call.block_keys(), none, room.rows);
-      room.rows.describe_keys(call, call.block_keys(), packed);
-      room.rows.describe_values(call, packed);
+      of.find_keys(keys_of_block, none, room.k), of.find_values(keys_of_block, none, room.v);
+      packed.k = &room.k, packed.v = &room.v;
       packed.keys = room.keys.data(), packed.values = room.values.data();
-      packed.apart = nullptr;
+      packed.unfit_channels = nullptr;
       call.arithmetic->pack(packed);
       keep(call, room);
     }
@@ -113,7 +112,7 @@ class PackedBlocks {
       std::copy_n(room.keys.data(), call.arithmetic->kept_key_bytes(call.q.dim()), keys.data());
       std::copy_n(room.values.data(), call.arithmetic->kept_value_bytes(call.v_dim), values.data());
       packed.keys = keys.data(), packed.values = values.data();
-      packed.apart = moved(packed.apart);
+      packed.unfit_channels = moved(packed.unfit_channels);
       packed.k = packed.v = nullptr;  // each call finds its rows anew
     }
   };

@@ -21,10 +21,10 @@
 // scale for each 32 channels, half of what one TDPBUSD adds up, so that it would multiply no more at once than
 // TDPBF16PS, and its sums would have to be scaled.
 //
-// What products of bfloat16 cannot hold is left to float: bfloat16_packing.hpp.
+// What numbers of bfloat16 cannot hold is computed in float: float_fallback.hpp.
 #pragma once
 
-#include <quoka/kernels/left_to_float.hpp>
+#include <quoka/kernels/float_fallback.hpp>
 #include <quoka/matrix/bfloat16_packing.hpp>
 
 namespace quoka {
@@ -74,7 +74,7 @@ class Bfloat16Panels final : public PanelArithmetic {
   Index key_bytes(Index dim) const override {
     return (1 + splits_cache) * key_part(dim) * 2 + padded_depth<Unit>(dim) * 4;
   }
-  // Parts, then which channels are left to float, then rows in float.
+  // Parts, then which channels do not fit, then rows in float.
   Index value_bytes(Index v_dim) const override {
     return (1 + splits_cache) * value_part(v_dim) * 2 +
            (padded_channels(v_dim) + unit_value_room(v_dim)) * 4;
@@ -93,61 +93,63 @@ class Bfloat16Panels final : public PanelArithmetic {
   void leave(PanelScratch& s) const override { Unit::leave(s.session); }
 
   void pack_keys(PackedBlock& block) const override {
-    const Bfloat16Parts k = key_parts(block);
-    const Index k_size = (1 + splits_cache) * key_part(block.dim);
-    block.all_keys =
-        pack_unit_keys<Unit>(*block.k_format, block.k, block.count, block.k_shape, k,
-                             block.key_factors, reinterpret_cast<float*>(k.high + k_size));
+    const Bfloat16Parts parts = key_parts(block);
+    const Index size = (1 + splits_cache) * key_part(block.dim());
+    const BlockRows& k = *block.k;
+    block.keys_fit =
+        pack_unit_keys<Unit>(*k.format, k.at, k.count, k.shape, parts, block.key_factors,
+                             reinterpret_cast<float*>(parts.high + size));
   }
   void pack_values(PackedBlock& block) const override {
-    const Bfloat16Parts v = value_parts(block);
-    const Index v_size = (1 + splits_cache) * value_part(block.v_dim);
-    block.apart = reinterpret_cast<float*>(v.high + v_size);
-    block.all_values =
-        pack_unit_values<Unit>(*block.v_format, block.v, block.count, block.v_shape, v, block.apart,
-                               block.apart + padded_channels(block.v_dim));
+    const Bfloat16Parts parts = value_parts(block);
+    const Index size = (1 + splits_cache) * value_part(block.v_dim());
+    const BlockRows& v = *block.v;
+    block.unfit_channels = reinterpret_cast<float*>(parts.high + size);
+    block.values_fit =
+        pack_unit_values<Unit>(*v.format, v.at, v.count, v.shape, parts, block.unfit_channels,
+                               block.unfit_channels + padded_channels(v.shape.dim));
   }
   void pack_queries(const float* const* floats, Index count, Index dim, float scale,
                     const Panel& panel) const override {
     pack_unit_queries<Unit>(floats, count, dim, scale, query_parts(panel, dim), panel.row_factors);
   }
 
-  void attend(const PackedBlock& block, const Panel& panel, const Sight& sight,
+  void attend(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
               PanelScratch& s) const override {
-    const bool exceptions = !block.all_keys || !all_held(panel.row_factors);
+    const bool fit = block.keys_fit && rows_fit(panel.row_factors);
     float* const x = s.logits.data();
     const Bfloat16Parts weights = parts(s.weights.data(), splits_queries, weight_part);
     Index added = 0;  // keys whose values are in the sums
-    // Lines of the next block's rows to be asked for beside each tile but the first.
+    // Lines of the next block's rows to be prefetched beside each tile but the first.
     const Index wanted =
-        ceil_div(s.next.left(), std::max<Index>(1, ceil_div(sight.keys, rows) - 1));
+        ceil_div(s.prefetch.left(), std::max<Index>(1, ceil_div(visible.count, rows) - 1));
     multiply(block, panel, 0, x, [] {});
-    for (Index key = 0; key < sight.keys; key += rows) {
-      const KeysOfBlock keys{key, std::min(key + rows, sight.keys)};
-      if (exceptions) logits_in_float(block, panel, sight, keys, s.row.data(), x);
+    for (Index key = 0; key < visible.count; key += rows) {
+      const KeyRange keys{key, std::min(key + rows, visible.count)};
+      if (!fit) fallback_logits(block, panel, visible, keys, s.row.data(), x);
       PanelPackets top;
-      finish(x + key * width, keys, sight, top);
+      finish_tile(x + key * width, keys, visible, top);
       if (rises(top, panel.state)) {
         add_values(block, weights, added, key, panel.out);
         added = key;
-        rescale(top, panel, block.v_dim);
+        rescale(top, panel, block.v_dim());
       }
       Weights softmax(x + key * width, weights, key, panel.state);
-      if (keys.end < sight.keys) {
-        const Index slabs = padded_depth<Unit>(block.dim) / Unit::depth;
+      if (keys.end < visible.count) {
+        const Index slabs = padded_depth<Unit>(block.dim()) / Unit::depth;
         const Index times = Products * slabs * Unit::between_calls, share = ceil_div(rows, times);
         const Index lines = ceil_div(wanted, times);
         multiply(block, panel, keys.end, x + keys.end * width, [&]() QUOKA_INLINE_LAMBDA {
           softmax.take(share);
-          s.next.ask(lines);
+          s.prefetch.prefetch(lines);
         });
       }
       softmax.take(rows);
       softmax.finish(panel.state);
     }
-    add_values(block, weights, added, sight.keys, panel.out);
-    if (exceptions) admit_not_finite(x, sight.keys, panel.state);
-    if (!block.all_values) values_in_float(block, panel, sight, x, s.row.data());
+    add_values(block, weights, added, visible.count, panel.out);
+    if (!fit) admit_not_finite(x, visible.count, panel.state);
+    if (!block.values_fit) fallback_values(block, panel, visible, x, s.row.data());
   }
 
  private:
@@ -163,10 +165,10 @@ class Bfloat16Panels final : public PanelArithmetic {
     return {high, two ? high + size : nullptr};
   }
   static Bfloat16Parts key_parts(const PackedBlock& block) {
-    return parts(block.keys, splits_cache, key_part(block.dim));
+    return parts(block.keys, splits_cache, key_part(block.dim()));
   }
   static Bfloat16Parts value_parts(const PackedBlock& block) {
-    return parts(block.values, splits_cache, value_part(block.v_dim));
+    return parts(block.values, splits_cache, value_part(block.v_dim()));
   }
   static Bfloat16Parts query_parts(const Panel& panel, Index dim) {
     return parts(panel.queries, splits_queries, query_part(dim));
@@ -198,8 +200,8 @@ class Bfloat16Panels final : public PanelArithmetic {
   template <class Between>
   static void multiply(const PackedBlock& block, const Panel& panel, Index key, float* x,
                        Between&& between) {
-    const Index depth = padded_depth<Unit>(block.dim);
-    with_products(key_parts(block), key * depth, query_parts(panel, block.dim), 0,
+    const Index depth = padded_depth<Unit>(block.dim());
+    with_products(key_parts(block), key * depth, query_parts(panel, block.dim()), 0,
                   [&](const auto& a, const auto& b) {
                     Unit::template logits<Products>(a, b, depth / Unit::depth, x, between);
                   });
@@ -209,7 +211,7 @@ class Bfloat16Panels final : public PanelArithmetic {
   static void add_values(const PackedBlock& block, const Bfloat16Parts& weights, Index begin,
                          Index end, float* out) {
     if (begin >= end) return;
-    const Index channels = padded_channels(block.v_dim);
+    const Index channels = padded_channels(block.v_dim());
     const Index slabs = ceil_div(end - begin, Unit::value_depth);
     with_products(value_parts(block), begin * channels, weights, begin * width,
                   [&](const auto& a, const auto& b) {
@@ -218,13 +220,11 @@ class Bfloat16Panels final : public PanelArithmetic {
   }
 
   // Products of a tile to logits, -inf beyond the last key; top: their maximum.
-  static void finish(float* x, const KeysOfBlock& keys, const Sight& sight, PanelPackets& top) {
-    const Index count = keys.end - keys.begin;
-    sight.logits.apply(x, count * width);
-    if (sight.added != nullptr) add_to_logits(x, count, sight.added + keys.begin * width);
-    if (sight.mask != nullptr) mask_logits(x, count, *sight.mask, keys.begin);
-    std::fill(x + count * width, x + rows * width, -simd::infinity);
-    block_maximum(x, count, top);
+  static void finish_tile(float* x, const KeyRange& keys, const VisibleKeys& visible,
+                          PanelPackets& top) {
+    visible.finish_logits(x, keys);
+    std::fill(x + keys.count() * width, x + rows * width, -simd::infinity);
+    block_maximum(x, keys.count(), top);
   }
 
   static bool rises(const PanelPackets& top, const PanelState& state) {
@@ -274,7 +274,7 @@ class Bfloat16Panels final : public PanelArithmetic {
         simd::Packet high[packets][Unit::interleave / 2], low[packets][Unit::interleave / 2];
         simd::unroll<packets, Unit::interleave / 2>([&](auto j, auto i) QUOKA_INLINE_LAMBDA {
           const float* const at = x + (key + 2 * i) * width + j * simd::lanes;
-          weigh(at, reference[j], high[j][i], low[j][i], sum[j]);
+          find_weights(at, reference[j], high[j][i], low[j][i], sum[j]);
         });
         simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
           const Index at = key * width + j * simd::lanes * Unit::interleave;
@@ -291,8 +291,9 @@ class Bfloat16Panels final : public PanelArithmetic {
 
    private:
     // One row's logits of two keys.
-    QUOKA_INLINE static void weigh(const float* x, const simd::Packet& reference,
-                                   simd::Packet& high, simd::Packet& low, simd::Packet& sum) {
+    QUOKA_INLINE static void find_weights(const float* x, const simd::Packet& reference,
+                                          simd::Packet& high, simd::Packet& low,
+                                          simd::Packet& sum) {
       const simd::Packet a = weight(simd::sub(simd::load(x), reference));
       const simd::Packet b = weight(simd::sub(simd::load(x + width), reference));
       high = simd::round_pairs(a, b);

@@ -30,12 +30,13 @@ class FloatPanels final : public PanelArithmetic {
   Index kept_value_bytes(Index) const override { return 0; }
 
   void pack_keys(PackedBlock& block) const override {
-    detail::pack_keys(*block.k_format, block.k, block.count, block.k_shape,
-                      static_cast<float*>(block.keys));
+    detail::pack_keys(*block.k->format, block.k->at, block.k->count, block.k->shape,
+                      reinterpret_cast<float*>(block.keys));
   }
   void pack_values(PackedBlock& block) const override {
-    block.finite_values = block.v_format->pack_values(block.v, block.count, block.v_shape,
-                                                      static_cast<float*>(block.values));
+    const BlockRows& v = *block.v;
+    block.finite_values =
+        v.format->pack_values(v.at, v.count, v.shape, reinterpret_cast<float*>(block.values));
   }
   void pack_queries(const float* const* rows, Index count, Index dim, float scale,
                     const Panel& panel) const override {
@@ -43,21 +44,21 @@ class FloatPanels final : public PanelArithmetic {
                          static_cast<float*>(panel.queries));
   }
 
-  void attend(const PackedBlock& block, const Panel& panel, const Sight& sight,
+  void attend(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
               PanelScratch& s) const override {
     float* const x = s.logits.data();
-    const float* const values = static_cast<const float*>(block.values);
+    const float* const values = reinterpret_cast<const float*>(block.values);
+    const Index keys = visible.count, v_dim = block.v_dim();
     PanelPackets top, factors;
-    for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
-    block_logits(static_cast<const float*>(block.keys), static_cast<const float*>(panel.queries),
-                 block.dim, sight.keys, x, top);
-    finish_logits(x, sight, false, top);
+    block_logits(reinterpret_cast<const float*>(block.keys),
+                 static_cast<const float*>(panel.queries), block.dim(), keys, x, top);
+    visible.finish_logits(x, top);
     for (int j = 0; j < tuning::tile_packets; ++j) factors[j] = panel.state[j].raise(top[j]);
-    block_weights(x, sight.keys, panel.state);
-    if (!block.finite_values && (sight.mask != nullptr || sight.added != nullptr))
-      values_lane_by_lane(values, block.v_dim, x, sight, factors, panel, s);
+    block_weights(x, keys, panel.state, x);
+    if (!block.finite_values && (visible.mask != nullptr || visible.bias != nullptr))
+      values_lane_by_lane(values, v_dim, x, visible, factors, panel, s);
     else
-      block_values(values, block.v_dim, x, sight.keys, factors, panel.out);
+      block_values(values, v_dim, x, keys, factors, panel.out);
   }
 
  private:
@@ -65,18 +66,18 @@ class FloatPanels final : public PanelArithmetic {
   // infinite value, each lane takes the keys it sees and no other. Same tiles, same order, same
   // bits.
   static void values_lane_by_lane(const float* values, Index v_dim, const float* weights,
-                                  const Sight& sight, const PanelPackets& factors,
+                                  const VisibleKeys& visible, const PanelPackets& factors,
                                   const Panel& panel, PanelScratch& s) {
     const Index size = v_dim * width;
     float *result = s.lane_out.data(), *trial = result + size;
     for (Index lane = 0; lane < panel.rows; ++lane) {
-      const PanelMask* const mask = sight.mask;
+      const PanelMask* const mask = visible.mask;
       const Index first = mask != nullptr ? static_cast<Index>(mask->first[lane]) : 0;
       const Index end =
-          mask != nullptr ? std::max(first, static_cast<Index>(mask->end[lane])) : sight.keys;
+          mask != nullptr ? std::max(first, static_cast<Index>(mask->end[lane])) : visible.count;
       std::copy_n(panel.out, size, trial);
       const float* const of_lane =
-          sight.added != nullptr ? seen_values(values, v_dim, lane, sight, s) : values;
+          visible.bias != nullptr ? seen_values(values, v_dim, lane, visible, s) : values;
       block_values(of_lane + first * value_stride(v_dim), v_dim, weights + first * width,
                    end - first, factors, trial);
       for (Index c = 0; c < v_dim; ++c) result[c * width + lane] = trial[c * width + lane];
@@ -85,12 +86,12 @@ class FloatPanels final : public PanelArithmetic {
       std::copy_n(result + c * width, panel.rows, panel.out + c * width);
   }
   // The values, zero where `lane` does not see them.
-  static const float* seen_values(const float* values, Index v_dim, Index lane, const Sight& sight,
-                                  PanelScratch& s) {
+  static const float* seen_values(const float* values, Index v_dim, Index lane,
+                                  const VisibleKeys& visible, PanelScratch& s) {
     const Index stride = value_stride(v_dim);
     float* const seen = s.lane_values.data();
-    for (Index key = 0; key < sight.keys; ++key) {
-      if (sight.sees(lane, key))
+    for (Index key = 0; key < visible.count; ++key) {
+      if (visible.sees(lane, key))
         std::copy_n(values + key * stride, v_dim, seen + key * stride);
       else
         std::fill_n(seen + key * stride, v_dim, 0.0f);

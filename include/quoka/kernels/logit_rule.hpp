@@ -6,7 +6,7 @@
 //
 // The struct travels whole, from attention's options to the loops over packed keys: an option that changes a logit by
 // itself is a member and a line of apply(), and no kernel knows of it. What depends on the row or on the key (masks,
-// ALiBi, windows) is added or hidden after it: panel_arithmetic.hpp's Sight.
+// ALiBi, windows) is added or hidden after it: panel_arithmetic.hpp's VisibleKeys.
 #pragma once
 
 #include <quoka/base/index.hpp>

@@ -1,11 +1,11 @@
-// In what arithmetic a block of keys meets a panel of queries: float or bfloat16.
+// What multiplies a block of keys by a panel of queries: in float or by products of bfloat16.
 //
 //   enter, leave   around all that follows of one task
 //   pack           one block of keys and values, once for all panels of a task; or each by itself
 //   pack_queries   one panel of queries, once for all blocks
 //   attend         logits, softmax and values of one block and one panel
 //
-// head_attention.hpp walks blocks and panels and knows neither what is packed nor in which numbers.
+// key_blocks.hpp walks blocks and panels and knows neither what is packed nor in which numbers.
 // An arithmetic has no state: what a task needs lies in its scratch.
 #pragma once
 
@@ -21,30 +21,42 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// A block of keys and values, as rows and as packed.
+// Rows of a block, of its keys or of its values: addresses, and the format of all of them.
+struct BlockRows {
+  ConstRow at[tuning::most_block_keys];
+  const Format* format;
+  RowShape shape;
+  Index count;
+
+  RowPrefetch prefetch() const { return {at, count, bytes_together(*format, shape)}; }
+  void widen(Index i, float* to) const { format->widen(at[i], shape, to); }
+};
+
+// A block of keys and values as an arithmetic packs them, and the rows that it packs.
 struct PackedBlock {
-  const ConstRow *k, *v;  // [count]
-  const Format *k_format, *v_format;
-  RowShape k_shape, v_shape;
-  Index count, dim, v_dim;
-  void *keys, *values;
+  const BlockRows *k, *v;
+  std::byte *keys, *values;
   bool finite_values;  // float: no NaN and no infinity among them
+  bool masked;         // attention's mask hides or biases some key for some row
 
-  // Where not all is float (left_to_float.hpp). Factors of the keys, NaN for one that is left to
-  // float; channels of the values that are, 1 in `apart`; is none left?
+  // What the arithmetic's numbers cannot hold is computed in float (float_fallback.hpp). Factors of the keys,
+  // NaN for one that does not fit; [padded channels] of the values, 1 for one in which some value does not;
+  // do all keys, all values fit?
   alignas(64) float key_factors[round_up(tuning::most_block_keys, tuning::tile_rows* simd::lanes)];
-  float* apart;
-  bool all_keys, all_values;
+  float* unfit_channels;
+  bool keys_fit, values_fit;
 
+  Index dim() const { return k->shape.dim; }
+  Index v_dim() const { return v->shape.dim; }
   // What packing keys has written elsewhere.
   void take_keys(const PackedBlock& from) {
-    keys = from.keys, all_keys = from.all_keys;
+    keys = from.keys, keys_fit = from.keys_fit;
     std::copy(std::begin(from.key_factors), std::end(from.key_factors), key_factors);
   }
   // What packing values has written elsewhere.
   void take_values(const PackedBlock& from) {
     values = from.values, finite_values = from.finite_values;
-    apart = from.apart, all_values = from.all_values;
+    unfit_channels = from.unfit_channels, values_fit = from.values_fit;
   }
 };
 
@@ -58,44 +70,56 @@ struct PanelRows {
 // A panel of queries and its accumulator.
 struct Panel {
   void* queries;
-  float* row_factors;  // [panel_rows], NaN for a row that is left to float
+  float* row_factors;  // [panel_rows], NaN for a row that does not fit
   PanelState& state;
   float* out;  // [padded_channels(v_dim)][panel_rows]
   Index rows;  // at most panel_rows
   PanelRows source;
 };
 
-// What of a block a panel sees.
-struct Sight {
-  Index keys;             // the first ones of the block; some row sees the last of them
+// What of a block a panel sees, and what becomes of its products before the softmax.
+struct VisibleKeys {
+  Index count;            // the first ones of the block; some row sees the last of them
   const PanelMask* mask;  // null: every row sees all of them
-  const float* added;     // [keys][panel_rows] to logits, -inf hides; null: nothing
-  LogitRule logits;       // scale and what changes logits by themselves
+  const float* bias;      // [keys][panel_rows] to logits, -inf hides; null: none
+  LogitRule rule;         // scale and what changes logits by themselves
 
+  bool changes_products() const { return mask != nullptr || bias != nullptr || rule.changes(); }
   bool sees(Index row, Index key) const {
     const float at = static_cast<float>(key);
     return (mask == nullptr || (mask->first[row] <= at && at < mask->end[row])) &&
-           (added == nullptr || added[key * tuning::panel_rows + row] > -simd::infinity);
+           (bias == nullptr || bias[key * tuning::panel_rows + row] > -simd::infinity);
+  }
+  // All that happens to a product q . k before the softmax: x are those of `keys`, and become logits.
+  void finish_logits(float* x, const KeyRange& keys) const {
+    rule.apply(x, keys.count() * tuning::panel_rows);
+    if (bias != nullptr) add_biases(x, keys.count(), bias + keys.begin * tuning::panel_rows);
+    if (mask != nullptr) mask_logits(x, keys.count(), *mask, keys.begin);
+  }
+  // Of all of them; top: the maximum of the products in whole tiles, which becomes that of the logits.
+  void finish_logits(float* x, PanelPackets& top) const {
+    finish_logits(x, KeyRange{0, count});
+    if (changes_products() || count % tuning::tile_rows != 0) block_maximum(x, count, top);
   }
 };
 
-// The rows of the next block, asked for while this one meets its panels: a share of their lines for each
-// panel, which an arithmetic may spread over its work, since a core waits for no more than a dozen or
+// Prefetches the rows of the next block while panels are multiplied by this one: a share of their cache lines
+// beside each panel, which an arithmetic may spread over its work, since a core waits for no more than a dozen or
 // two at once.
-class NextRows {
+class BlockPrefetch {
  public:
-  NextRows() = default;
-  NextRows(const RowPrefetch& k, const RowPrefetch& v, Index panels)
+  BlockPrefetch() = default;
+  BlockPrefetch(const RowPrefetch& k, const RowPrefetch& v, Index panels)
       : rows_{k, v}, share_(ceil_div(k.lines() + v.lines(), panels)) {}
 
   void begin_panel() { left_ = share_; }
-  Index left() const { return left_; }  // of this panel's share
-  QUOKA_INLINE void ask(Index lines) {
+  Index left() const { return left_; }  // lines of this panel's share
+  QUOKA_INLINE void prefetch(Index lines) {
     lines = std::min(lines, left_);
     left_ -= lines;
-    rows_[1].next(rows_[0].next(lines));
+    rows_[1].prefetch(rows_[0].prefetch(lines));
   }
-  void end_panel() { ask(left_); }
+  void end_panel() { prefetch(left_); }
 
  private:
   RowPrefetch rows_[2];
@@ -109,7 +133,11 @@ struct PanelScratch {
   Buffer<float> lane_out;     // two accumulators
   Buffer<float> lane_values;  // a block's values as one row sees them, where there is a mask
   UnitSession session;
-  NextRows next;
+  BlockPrefetch prefetch;
+
+  Index bytes() const {
+    return logits.bytes() + weights.bytes() + row.bytes() + lane_out.bytes() + lane_values.bytes();
+  }
 };
 
 class PanelArithmetic {
@@ -129,13 +157,13 @@ class PanelArithmetic {
   virtual void enter(PanelScratch&) const {}
   virtual void leave(PanelScratch&) const {}
   void pack(PackedBlock& block) const { pack_keys(block), pack_values(block); }
-  // What they read and write of a block is its own, but for `count`.
+  // What each of them reads and writes of a block is its own.
   virtual void pack_keys(PackedBlock& block) const = 0;
   virtual void pack_values(PackedBlock& block) const = 0;
   // rows[0, count) times `scale` to panel.queries.
   virtual void pack_queries(const float* const* rows, Index count, Index dim, float scale,
                             const Panel& panel) const = 0;
-  virtual void attend(const PackedBlock& block, const Panel& panel, const Sight& sight,
+  virtual void attend(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
                       PanelScratch& s) const = 0;
 
  protected:
@@ -157,16 +185,6 @@ class ArithmeticScope {
   const PanelArithmetic& arithmetic_;
   PanelScratch& scratch_;
 };
-
-// Logits as products left them to logits for the softmax; `again`: top must be looked for again.
-inline void finish_logits(float* x, const Sight& sight, bool again, PanelPackets& top) {
-  sight.logits.apply(x, sight.keys * tuning::panel_rows);
-  if (sight.added != nullptr) add_to_logits(x, sight.keys, sight.added);
-  if (sight.mask != nullptr) mask_logits(x, sight.keys, *sight.mask);
-  if (again || sight.added != nullptr || sight.mask != nullptr || sight.logits.changes() ||
-      sight.keys % tuning::tile_rows != 0)
-    block_maximum(x, sight.keys, top);
-}
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

@@ -17,6 +17,7 @@
 #include <quoka/kernels/logit_rule.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 
+#include <algorithm>
 #include <cassert>
 #include <limits>
 
@@ -27,18 +28,26 @@ namespace detail {
 using PanelState = PacketState[tuning::tile_packets];
 using PanelPackets = simd::Packet[tuning::tile_packets];
 
+// Keys [begin, end).
+struct KeyRange {
+  Index begin, end;
+
+  Index count() const { return end - begin; }
+};
+
 // Which keys [first, end) of the block each lane sees, as small exact floats.
 struct PanelMask {
   alignas(64) float first[tuning::panel_rows];
   alignas(64) float end[tuning::panel_rows];
 };
 
-// x for `keys` keys; returns in `top` the maximum over whole tiles. A last, partial tile is left
+// x for `keys` keys; `top` becomes the maximum over whole tiles. A last, partial tile is left
 // out of it: its zero keys must not raise a maximum, and the caller looks again in that case.
 // multiply(acc, key) is the product of the tile that begins at `key`.
 template <class Multiply>
 QUOKA_INLINE void block_logits(Index keys, float* x, PanelPackets& top, Multiply&& multiply) {
   constexpr int rows = tuning::tile_rows, packets = tuning::tile_packets;
+  for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
   for (Index key = 0; key < keys; key += rows) {
     simd::Packet acc[rows][packets];
     multiply(acc, key);
@@ -73,12 +82,24 @@ inline void block_logits(const float* tiles, const float* queries, Index dim, In
   }
 }
 
-// Logits plus what is added to them; -inf where that is -inf, whatever the logit.
-[[gnu::noinline]] inline void add_to_logits(float* x, Index keys, const float* added) {
+// What each of `rows` rows sees of these keys, if those from ends[row] on are hidden. Is one of them hidden?
+inline bool mask_after(const Index* ends, Index rows, const KeyRange& keys, PanelMask& mask) {
+  bool any = false;
+  for (Index i = 0; i < tuning::panel_rows; ++i) {
+    const Index end = ends[std::min(i, rows - 1)];
+    mask.first[i] = 0.0f;
+    mask.end[i] = static_cast<float>(std::clamp<Index>(end - keys.begin, 0, keys.count()));
+    any = any || end < keys.end;
+  }
+  return any;
+}
+
+// Logits plus their biases; -inf where a bias is -inf, whatever the logit.
+[[gnu::noinline]] inline void add_biases(float* x, Index keys, const float* bias) {
   const simd::Packet hidden = simd::broadcast(-simd::infinity);
   const simd::Packet least = simd::broadcast(std::numeric_limits<float>::lowest());
   for (Index i = 0; i < keys * tuning::panel_rows; i += simd::lanes) {
-    const simd::Packet more = simd::load(added + i);
+    const simd::Packet more = simd::load(bias + i);
     simd::store(x + i, simd::select_less(more, least, hidden, simd::add(simd::load(x + i), more)));
   }
 }
@@ -91,18 +112,19 @@ inline void block_maximum(const float* x, Index keys, PanelPackets& top) {
   });
 }
 
-// Logits to weights, in place; their sum over the block, in the order of the keys, goes to state.
-inline void block_weights(float* x, Index keys, PanelState& state) {
+// Logits to weights; their sum over the block, in the order of the keys, goes to state.
+inline void block_weights(const float* x, Index keys, PanelState& state, float* weights) {
   simd::Packet reference[tuning::tile_packets], sum[tuning::tile_packets];
   simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
     reference[j] = state[j].reference();
     sum[j] = simd::zero();
   });
-  for (Index key = 0; key < keys; ++key, x += tuning::panel_rows) {
+  for (Index at = 0; at < keys * tuning::panel_rows; at += tuning::panel_rows) {
     simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-      const simd::Packet w = simd::exp(simd::sub(simd::load(x + j * simd::lanes), reference[j]));
+      const Index i = at + j * simd::lanes;
+      const simd::Packet w = simd::exp(simd::sub(simd::load(x + i), reference[j]));
       sum[j] = simd::add(sum[j], w);
-      simd::store(x + j * simd::lanes, w);
+      simd::store(weights + i, w);
     });
   }
   simd::unroll<tuning::tile_packets>(

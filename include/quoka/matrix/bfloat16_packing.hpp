@@ -4,7 +4,7 @@
 //   x = high + low + error,   |high - x| <= 2^-8 |x|,   |error| <= 2^-16 |x|
 //
 // Rows are widened by their format, one at a time, and rounded here: formats know nothing of units.
-// What cannot be held by such products is left to float: a key or query of
+// What such products cannot hold is computed in float (kernels/float_fallback.hpp): a key or query of
 // which some channel is not finite or whose length is 2^50 or more has a factor of NaN and is packed
 // as zeros; so is each single number of the values that is not finite or is 2^50 or more.
 #pragma once
@@ -23,7 +23,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Length from which on a row, or a number of the values, is left to float: products of two stay far
+// Length from which on a row, or a number of the values, is computed in float: products of two stay far
 // from overflow.
 inline constexpr float most_length = 0x1p50f, most_square = most_length * most_length;
 
@@ -132,7 +132,7 @@ QUOKA_INLINE void place_key(const Bfloat16* x, Index padded, const Bfloat16Parts
   }
 }
 
-// Keys to tiles [slab][tile_rows][depth]; room [padded depth]. False if one is left to float.
+// Keys to tiles [slab][tile_rows][depth]; room [padded depth]. False if one does not fit.
 template <class Unit>
 bool pack_unit_keys(const Format& format, const ConstRow* rows, Index count, const RowShape& shape,
                     const Bfloat16Parts& to, float* factors, float* room) {
@@ -185,8 +185,8 @@ QUOKA_INLINE void turn_queries(const float* const* rows, const simd::Packet& sca
   if (low != nullptr) simd::transpose(*low);
 }
 
-// rows[0, count) times scale to [padded depth / interleave][panel_rows][interleave]. False if one is
-// left to float: its factor is NaN, those of the others are 1.
+// rows[0, count) times scale to [padded depth / interleave][panel_rows][interleave]. False if one does
+// not fit: its factor is NaN, those of the others are 1.
 template <class Unit>
 bool pack_unit_queries(const float* const* rows, Index count, Index dim, float scale,
                        const Bfloat16Parts& to, float* factors) {
@@ -315,13 +315,13 @@ bool pack_value_rows(Index keys, Index channels, const Bfloat16Parts& to, Row&& 
   return simd::reduce_add(simd::add(squares[0], squares[1])) < most_square;
 }
 
-// Values to [slab of keys][padded channels][value_depth]. apart [padded channels], floats: 1 for a
-// channel of which a number is left to float, else 0. room: unit_value_room(). False if there is one.
+// Values to [slab of keys][padded channels][value_depth]. unfit [padded channels], floats: 1 for a
+// channel of which a number does not fit, else 0. room: unit_value_room(). False if there is one.
 template <class Unit>
 bool pack_unit_values(const Format& format, const ConstRow* rows, Index count,
-                      const RowShape& shape, const Bfloat16Parts& to, float* apart, float* room) {
+                      const RowShape& shape, const Bfloat16Parts& to, float* unfit, float* room) {
   const Index channels = padded_channels(shape.dim), row_size = round_up(channels, simd::lanes);
-  std::fill_n(apart, channels, 0.0f);
+  std::fill_n(unfit, channels, 0.0f);
   // Row `key` as floats, zeros after the last.
   const auto floats = [&](Index key, float* own) -> const float* {
     if (key < count) return padded_row(format, rows[key], shape, row_size, own);
@@ -341,17 +341,17 @@ bool pack_unit_values(const Format& format, const ConstRow* rows, Index count,
                                  [&](Index key, Index i) { return floats(key, own(i)); });
   }
   if (held) return true;
-  // Without those that are left to float, which are noted.
+  // Without those that do not fit, which are noted.
   pack_value_rows<Unit>(count, channels, to, [&](Index key, Index i) -> const float* {
     const float* const x = floats(key, own(i));
     for (Index c = 0; c < row_size; ++c) {
       const bool is_held = simd::max(x[c], -x[c]) < most_length;
-      if (!is_held) apart[c] = 1.0f;
+      if (!is_held) unfit[c] = 1.0f;
       own(i)[c] = is_held ? x[c] : 0.0f;
     }
     return own(i);
   });
-  return std::find(apart, apart + channels, 1.0f) == apart + channels;
+  return std::find(unfit, unfit + channels, 1.0f) == unfit + channels;
 }
 
 }  // namespace detail

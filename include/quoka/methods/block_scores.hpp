@@ -88,14 +88,14 @@ struct BlockScratch {
   Buffer<std::byte> states;        // softmax states
   Buffer<float> tail;              // the key rows that are not of the past alone
   Buffer<float> set_tops;          // [set]
-  Buffer<const std::byte*> ahead;  // rows of the next step
+  Buffer<const std::byte*> found;  // rows of a step, and of the next one
   FloatRow query, key;
 
   void reserve(const BlockQueries& shape, const BlockKeys& keys, Index capacity);
   Index bytes() const {
     return rows.bytes() + sets.bytes() + ends.bytes() + queries.bytes() + tiles.bytes() +
            logits.bytes() + sums.bytes() + references.bytes() + states.bytes() + tail.bytes() +
-           set_tops.bytes() + ahead.bytes() + query.bytes() + key.bytes();
+           set_tops.bytes() + found.bytes() + query.bytes() + key.bytes();
   }
 };
 

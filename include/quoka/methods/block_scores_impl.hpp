@@ -3,7 +3,7 @@
 
 #include <quoka/packing/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/kernels/panel_kernels.hpp>
+#include <quoka/kernels/key_blocks.hpp>
 #include <quoka/methods/block_scores.hpp>
 
 #include <algorithm>
@@ -40,34 +40,106 @@ QUOKA_FUNC void BlockScratch::reserve(const BlockQueries& shape, const BlockKeys
   states.reserve(panels * Index{sizeof(PanelState)});
   tail.reserve(chunk_rows * stride * dim);
   set_tops.reserve(shape.sets);
-  ahead.reserve(2 * step * stride);
+  found.reserve(2 * step * stride);
   query.reserve(shape.read);
   key.reserve(of.k);
   if (of.chunk_k.len() > 0) key.reserve(of.chunk_k);
 }
+
+// The key rows of one KV head, packed as [key of the row][tile], so that a block is `stride` products of dim channels.
+// Those of the past alone are walked first, then the tail: those that hold keys of the chunk, or fewer than stride keys.
+class StridedKeys final : public KeyBlocks {
+ public:
+  StridedKeys(const BlockKeys& keys, Index b, Index kv_head, BlockScratch& scratch)
+      : KeyBlocks(keys.key_rows(), block_step(keys.stride)),
+        s_(scratch),
+        past_(keys.k.head(b, kv_head)),
+        stride_(keys.stride),
+        dim_(keys.k.dim()),
+        step_(block_step(keys.stride)),
+        past_rows_(keys.k.len() / keys.stride) {
+    read_tail(keys, b, kv_head);
+  }
+
+  Index past_rows() const { return past_rows_; }
+  float* tile(Index s, Index i, Index tiles) const {
+    return s_.tiles.data() + (s * tiles + i) * key_tile_size(dim_);
+  }
+  bool finite(Index row) {
+    if (row >= past_rows_) return all_finite(tail(row), stride_ * dim_);
+    for (Index s = 0; s < stride_; ++s)
+      if (!all_finite(s_.key.read(past_, row * stride_ + s), dim_)) return false;
+    return true;
+  }
+
+  const PackedBlock& pack(const KeyRange& rows) override {
+    const Index tiles = ceil_div(rows.count(), tuning::tile_rows);
+    const bool of_past = rows.begin < past_rows_;
+    ConstRow* const keys = s_.found.data();
+    if (of_past) past_.at.find(rows.begin * stride_, rows.count() * stride_, keys);
+    for (Index i = 0; i < tiles; ++i) {
+      const Index first = i * tuning::tile_rows,
+                  n = std::min<Index>(tuning::tile_rows, rows.count() - first);
+      for (Index s = 0; s < stride_; ++s) {
+        ConstRow of_tile[tuning::tile_rows];
+        for (Index r = 0; r < n; ++r)
+          of_tile[r] = of_past
+                           ? keys[(first + r) * stride_ + s]
+                           : reinterpret_cast<ConstRow>(tail(rows.begin + first + r) + s * dim_);
+        const Format& format = of_past ? *past_.format : float_format();
+        format.pack_key_tile(of_tile, n, of_past ? past_.shape : RowShape{dim_}, tile(s, i, tiles));
+      }
+    }
+    return block_;
+  }
+  BlockPrefetch prefetch(const KeyRange& rows, Index panels) override {
+    if (rows.begin >= past_rows_) return {};
+    const Index count = (std::min(rows.end, past_rows_) - rows.begin) * stride_;
+    ConstRow* const next = s_.found.data() + step_ * stride_;
+    past_.at.find(rows.begin * stride_, count, next);
+    return {{next, count, past_.row_bytes()}, {}, panels};
+  }
+
+ private:
+  float* tail(Index row) const { return s_.tail.data() + (row - past_rows_) * stride_ * dim_; }
+  void read_tail(const BlockKeys& keys, Index b, Index kv_head) {
+    const Index first = past_rows_ * stride_, rows = keys.key_rows() - past_rows_;
+    if (rows == 0) return;
+    std::fill_n(s_.tail.data(), rows * stride_ * dim_, 0.0f);
+    for (Index t = first; t < keys.len(); ++t) {
+      const float* const key = t < keys.k.len()
+                                   ? s_.key.read(past_, t)
+                                   : s_.key.read(keys.chunk_k, b, kv_head, t - keys.k.len());
+      std::copy_n(key, dim_, s_.tail.data() + (t - first) * dim_);
+    }
+  }
+
+  BlockScratch& s_;
+  HeadRows past_;
+  Index stride_, dim_, step_, past_rows_;
+  PackedBlock block_;
+};
 
 // One KV head: all its rows, over all key rows.
 class BlockAccumulator {
   static constexpr Index width = tuning::panel_rows;
 
  public:
-  BlockAccumulator(const BlockKeys& keys, Index b, Index kv_head, Index row_count, Index sets,
+  BlockAccumulator(const BlockKeys& keys, StridedKeys& rows, Index row_count, Index sets,
                    BlockNormaliser normaliser, float* scores, BlockScratch& scratch)
       : keys_(keys),
+        key_blocks_(rows),
         s_(scratch),
-        past_(keys.k.head(b, kv_head)),
         dim_(keys.k.dim()),
         step_(block_step(keys.stride)),
-        past_rows_(keys.k.len() / keys.stride),
         key_rows_(keys.key_rows()),
         blocks_(keys.blocks()),
         row_count_(row_count),
         sets_(sets),
         normaliser_(normaliser),
         scores_(scores) {
-    steps_ = ceil_div(past_rows_, step_) + ceil_div(key_rows_ - past_rows_, step_);
+    steps_ = ceil_div(past_rows(), step_) + ceil_div(key_rows_ - past_rows(), step_);
     segments_ = most_segments(key_rows_, keys.block_rows, step_) + 2;
-    gather_tail(b, kv_head);
     std::fill_n(scores_, sets_ * blocks_, 0.0f);
     std::fill_n(s_.set_tops.data(), sets_, -simd::infinity);
   }
@@ -76,7 +148,7 @@ class BlockAccumulator {
     for (Index row = 0; row < row_count_; row += tuning::max_panels_per_task * width) {
       first_row_ = row;
       panels_ = std::min(ceil_div(row_count_ - row, width), tuning::max_panels_per_task);
-      weigh();
+      find_sums();
       for (Index p = 0; p < panels_; ++p) add(p);
     }
   }
@@ -84,6 +156,7 @@ class BlockAccumulator {
  private:
   Index stride() const { return keys_.stride; }
   Index row_dim() const { return stride() * dim_; }
+  Index past_rows() const { return key_blocks_.past_rows(); }
   Index panel_count(Index p) const { return std::min(width, row_count_ - first_row_ - p * width); }
   Index row_of(Index p, Index lane) const { return first_row_ + p * width + lane; }
   float* queries(Index p) const { return s_.queries.data() + p * row_dim() * width; }
@@ -95,20 +168,8 @@ class BlockAccumulator {
     return *reinterpret_cast<PanelState*>(s_.states.data() + p * Index{sizeof(PanelState)});
   }
 
-  // Key rows that hold keys of the chunk, or fewer than stride keys, as floats.
-  void gather_tail(Index b, Index kv_head) {
-    const Index first = past_rows_ * stride(), rows = key_rows_ - past_rows_;
-    if (rows == 0) return;
-    std::fill_n(s_.tail.data(), rows * row_dim(), 0.0f);
-    for (Index t = first; t < keys_.len(); ++t) {
-      const float* const key = t < keys_.k.len()
-                                   ? s_.key.read(past_, t)
-                                   : s_.key.read(keys_.chunk_k, b, kv_head, t - keys_.k.len());
-      std::copy_n(key, dim_, s_.tail.data() + (t - first) * dim_);
-    }
-  }
-
-  void weigh() {
+  // Of the weights, for each panel and segment: what a block of the scores has in a step of the walk.
+  void find_sums() {
     for (Index p = 0; p < panels_; ++p) {
       const float* rows[width];
       for (Index i = 0; i < panel_count(p); ++i)
@@ -116,65 +177,19 @@ class BlockAccumulator {
       pack_queries(rows, panel_count(p), row_dim(), 1.0f, width, queries(p));
       for (PacketState& lane : state(p)) lane = PacketState::identity();
     }
-    Index step = 0, segment = 0;
-    for (Index t = 0; t < past_rows_; t += step_, ++step)
-      segment = weigh_step(step, segment, t, std::min(step_, past_rows_ - t), true);
-    for (Index t = past_rows_; t < key_rows_; t += step_, ++step)
-      segment = weigh_step(step, segment, t, std::min(step_, key_rows_ - t), false);
-  }
-
-  // Key rows [t, t + count), of the past or of the tail. Returns the next segment.
-  Index weigh_step(Index step, Index segment, Index t, Index count, bool of_past) {
-    if (of_past)
-      pack_past(t, count);
-    else
-      pack_tail(t - past_rows_, count);
-    for (Index p = 0; p < panels_; ++p) weigh_panel(p, step, segment, t, count, of_past);
-    return segment + (t + count - 1) / keys_.block_rows - t / keys_.block_rows + 1;
-  }
-
-  // The packed form: [key of the row][tile], so that a step is `stride` products of dim_ channels.
-  float* tile(Index s, Index i, Index tiles) const {
-    return s_.tiles.data() + (s * tiles + i) * key_tile_size(dim_);
-  }
-  void pack_past(Index t, Index count) {
-    const Index tiles = ceil_div(count, tuning::tile_rows), rows = count * stride();
-    ConstRow* const of_step = s_.ahead.data();
-    past_.at.find(t * stride(), rows, of_step);
-    for (Index i = 0; i < tiles; ++i) {
-      const Index n = std::min<Index>(tuning::tile_rows, count - i * tuning::tile_rows);
-      for (Index s = 0; s < stride(); ++s) {
-        ConstRow of_tile[tuning::tile_rows];
-        for (Index r = 0; r < n; ++r)
-          of_tile[r] = of_step[(i * tuning::tile_rows + r) * stride() + s];
-        past_.format->pack_key_tile(of_tile, n, past_.shape, tile(s, i, tiles));
-      }
-    }
-    const Index next = std::clamp<Index>(past_rows_ - t - count, 0, step_) * stride();
-    past_.at.find((t + count) * stride(), next, of_step + rows);
-    prefetch_ = RowPrefetch(of_step + rows, next, past_.row_bytes());
-    lines_ = ceil_div(prefetch_.lines(), panels_ * stride() * tiles * ceil_div(dim_, slab));
-  }
-  void pack_tail(Index i, Index count) {
-    const Index tiles = ceil_div(count, tuning::tile_rows);
-    for (Index at = 0; at < tiles; ++at) {
-      const Index n = std::min<Index>(tuning::tile_rows, count - at * tuning::tile_rows);
-      for (Index s = 0; s < stride(); ++s) {
-        ConstRow of_tile[tuning::tile_rows];
-        for (Index r = 0; r < n; ++r)
-          of_tile[r] = reinterpret_cast<ConstRow>(
-              s_.tail.data() + (i + at * tuning::tile_rows + r) * row_dim() + s * dim_);
-        float_format().pack_key_tile(of_tile, n, {dim_, 0, nullptr}, tile(s, at, tiles));
-      }
-    }
-    prefetch_ = {}, lines_ = 0;
+    Index step = -1, segment = 0, next_segment = 0;
+    for (const KeyRange& range : {KeyRange{0, past_rows()}, KeyRange{past_rows(), key_rows_}})
+      key_blocks_.walk(range, panels_, prefetch_,
+                       [&](Index p, const KeyRange& keys, const PackedBlock&) {
+                         if (p == 0) ++step, segment = next_segment;
+                         next_segment = find_sums(p, keys, step, segment);
+                       });
   }
 
   // The logits of a step, and their maximum over whole tiles; false where one of them is not finite.
   bool multiply(Index p, Index count, PanelPackets& top) {
     constexpr int packets = tuning::tile_packets, rows = tuning::tile_rows;
-    const Index tiles = ceil_div(count, rows), lines = lines_;
-    RowPrefetch prefetch = prefetch_;
+    const Index tiles = ceil_div(count, rows), lines = ceil_div(prefetch_.left(), stride() * tiles);
     simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
     for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
     for (Index s = 0; s < stride(); ++s) {
@@ -182,12 +197,12 @@ class BlockAccumulator {
       const bool first = s == 0, last = s + 1 == stride();
       float* x = s_.logits.data();
       for (Index i = 0; i < tiles; ++i, x += Index{rows} * width) {
+        prefetch_.prefetch(lines);
         simd::Packet acc[rows][packets];
         simd::unroll<rows, packets>([&](auto r, auto j) QUOKA_INLINE_LAMBDA {
           acc[r][j] = first ? simd::zero() : simd::load(x + r * width + j * simd::lanes);
         });
-        add_key_tile(acc, tile(s, i, tiles), panel, dim_,
-                     [&]() QUOKA_INLINE_LAMBDA { prefetch.next(lines); });
+        add_key_tile(acc, key_blocks_.tile(s, i, tiles), panel, dim_, [] {});
         simd::unroll<rows, packets>([&](auto r, auto j) QUOKA_INLINE_LAMBDA {
           simd::store(x + r * width + j * simd::lanes, acc[r][j]);
           if (last) {
@@ -197,27 +212,30 @@ class BlockAccumulator {
         });
       }
     }
-    prefetch_ = prefetch;
     return simd::reduce_add(poison) == 0.0f;
   }
 
-  void weigh_panel(Index p, Index step, Index segment, Index t, Index count, bool of_past) {
+  // Returns the segment after those of this step.
+  Index find_sums(Index p, const KeyRange& keys, Index step, Index segment) {
     PanelPackets top;
     // A key row that is not finite makes no lane's logit finite.
-    const bool finite = multiply(p, count, top);
+    const bool finite = multiply(p, keys.count(), top);
     float* const x = s_.logits.data();
-    if (!finite) leave_out(x, t, count, of_past);
-    const bool masked = keys_.causal && hide_unseen(p, t, count);
-    if (!finite || masked || count % tuning::tile_rows != 0) block_maximum(x, count, top);
+    PanelMask mask;
+    const bool masked =
+        keys_.causal && mask_after(s_.ends.data() + row_of(p, 0), panel_count(p), keys, mask);
+    const VisibleKeys visible{keys.count(), masked ? &mask : nullptr, nullptr, {}};
+    visible.finish_logits(x, top);
+    if (!finite) leave_out(x, keys, top);
     PacketState* const lanes = state(p);
     for (int j = 0; j < tuning::tile_packets; ++j) lanes[j].raise(top[j]);
-    for (Index at = 0; at < count; ++segment) {
-      const Index end = std::min(count, ((t + at) / keys_.block_rows + 1) * keys_.block_rows - t);
+    for (Index at = keys.begin; at < keys.end; ++segment) {
+      const Index end = std::min(keys.end, (at / keys_.block_rows + 1) * keys_.block_rows);
       float* const sum = sums(p) + segment * width;
       simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
         const simd::Packet reference = lanes[j].reference();
         simd::Packet weights = simd::zero();
-        for (Index i = at; i < end; ++i)
+        for (Index i = at - keys.begin; i < end - keys.begin; ++i)
           weights = simd::add(
               weights,
               simd::exp(simd::sub(simd::load(x + i * width + j * simd::lanes), reference)));
@@ -228,32 +246,13 @@ class BlockAccumulator {
     }
     for (int j = 0; j < tuning::tile_packets; ++j)
       simd::store(reference(p, step) + j * simd::lanes, lanes[j].reference());
+    return segment;
   }
 
-  void leave_out(float* x, Index t, Index count, bool of_past) {
-    for (Index i = 0; i < count; ++i) {
-      bool sound = true;
-      if (of_past) {
-        for (Index s = 0; s < stride() && sound; ++s)
-          sound = all_finite(s_.key.read(past_, (t + i) * stride() + s), dim_);
-      } else {
-        sound = all_finite(s_.tail.data() + (t + i - past_rows_) * row_dim(), row_dim());
-      }
-      if (!sound) std::fill_n(x + i * width, width, -simd::infinity);
-    }
-  }
-
-  bool hide_unseen(Index p, Index t, Index count) const {
-    PanelMask mask;
-    bool any = false;
-    for (Index i = 0; i < width; ++i) {
-      const Index end = s_.ends.data()[row_of(p, std::min(i, panel_count(p) - 1))];
-      mask.first[i] = 0.0f;
-      mask.end[i] = static_cast<float>(std::clamp<Index>(end - t, 0, count));
-      any = any || end < t + count;
-    }
-    if (any) mask_logits(s_.logits.data(), count, mask);
-    return any;
+  void leave_out(float* x, const KeyRange& keys, PanelPackets& top) {
+    for (Index i = 0; i < keys.count(); ++i)
+      if (!key_blocks_.finite(keys.begin + i)) std::fill_n(x + i * width, width, -simd::infinity);
+    block_maximum(x, keys.count(), top);
   }
 
   // A panel's sums to the scores of the sets that have rows in it.
@@ -273,8 +272,8 @@ class BlockAccumulator {
     set_shares(p, set, lane, end, shares);
     Index step = 0, segment = 0;
     for (const bool of_past : {true, false}) {
-      const Index last = of_past ? past_rows_ : key_rows_;
-      for (Index t = of_past ? 0 : past_rows_; t < last; t += step_, ++step) {
+      const Index last = of_past ? past_rows() : key_rows_;
+      for (Index t = of_past ? 0 : past_rows(); t < last; t += step_, ++step) {
         simd::Packet factors[tuning::tile_packets];
         for (int j = 0; j < tuning::tile_packets; ++j)
           factors[j] = simd::mul(
@@ -323,15 +322,14 @@ class BlockAccumulator {
   }
 
   const BlockKeys& keys_;
+  StridedKeys& key_blocks_;
   BlockScratch& s_;
-  HeadRows past_;
-  Index dim_, step_, past_rows_, key_rows_, blocks_, row_count_, sets_;
+  Index dim_, step_, key_rows_, blocks_, row_count_, sets_;
   BlockNormaliser normaliser_;
   float* scores_;
   Index steps_ = 0, segments_ = 0;
   Index first_row_ = 0, panels_ = 0;
-  RowPrefetch prefetch_;
-  Index lines_ = 0;  // to ask for per slab
+  BlockPrefetch prefetch_;
 };
 
 QUOKA_FUNC void block_scores(const BlockQueries& shape, FillBlockRows fill, const BlockKeys& keys,
@@ -344,7 +342,8 @@ QUOKA_FUNC void block_scores(const BlockQueries& shape, FillBlockRows fill, cons
     BlockRowWriter rows(RowWriter(s.rows.data(), keys.stride * keys.k.dim(), s.query),
                         s.sets.data(), s.ends.data());
     fill(task / heads, task % heads, rows);
-    detail::BlockAccumulator(keys, task / heads, task % heads, rows.count(), shape.sets, normaliser,
+    detail::StridedKeys key_rows(keys, task / heads, task % heads, s);
+    detail::BlockAccumulator(keys, key_rows, rows.count(), shape.sets, normaliser,
                              scores + task * size, s)
         .run();
   });

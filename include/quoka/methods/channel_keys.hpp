@@ -32,9 +32,8 @@ class ChannelSource final : public KeySource {
  public:
   ChannelSource(const ChannelMajorKeys& keys, const Index* chosen, Index count, Index stride)
       : keys_(keys), chosen_(chosen), count_(count), stride_(stride) {}
-  void with_keys(Index b, Index head, Index heads, RowReader& reader,
+  void with_keys(Index b, Index head, Index heads,
                  FunctionRef<void(detail::MassKeys&)> use) const override;
-  void reserve(RowReader&) const override {}
 
  private:
   const ChannelMajorKeys& keys_;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -32,67 +33,71 @@ QUOKA_FUNC void ChannelMajorKeys::append(const Rows& k, Index capacity) {
 
 namespace detail {
 
-// Some channels of channel-major keys.
+// Some channels of channel-major keys: packed as [channel][key of the block].
 class ChannelKeys final : public MassKeys {
  public:
-  ChannelKeys(const float* blocks, Index stride, Index keys, const Index* channels, Index count)
-      : blocks_(blocks), stride_(stride), keys_(keys), channels_(channels), count_(count) {}
+  ChannelKeys(const float* blocks, Index stride, Index keys, std::span<const Index> channels)
+      : MassKeys(keys), blocks_(blocks), stride_(stride), channels_(channels) {}
 
-  bool pack(Index first, Index count, float* packed) override {
-    const float* const block = blocks_ + first / width() * stride_;
+  const PackedBlock& pack(const KeyRange& keys) override {
+    const float* const block = block_of(keys);
+    float* const packed = reinterpret_cast<float*>(block_.keys);
     simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
-    for (Index s = 0; s < count_; ++s) {
-      for (Index i = 0; i < width(); i += simd::lanes) {
-        const simd::Packet x = simd::load(block + channels_[s] * width() + i);
+    float* to = packed;
+    for (const Index channel : channels_)
+      for (Index i = 0; i < width(); i += simd::lanes, to += simd::lanes) {
+        const simd::Packet x = simd::load(block + channel * width() + i);
         poison = simd::fma(x, simd::zero(), poison);
-        simd::store(packed + i, x);
+        simd::store(to, x);
       }
-      packed += width();
-    }
-    next_ = first + count < keys_ ? block + stride_ : nullptr;
-    at_ = 0;
-    return simd::reduce_add(poison) == 0.0f;
+    note_finite(keys.count(), simd::reduce_add(poison) == 0.0f, [&](Index i) {
+      for (Index s = 0; s < std::ssize(channels_); ++s)
+        if (!std::isfinite(packed[s * width() + i])) return false;
+      return true;
+    });
+    return block_;
   }
-  void prefetch(Index parts) override {
-    if (next_ == nullptr) return;
-    for (Index left = ceil_div(count_, parts); left > 0 && at_ < count_; --left, ++at_)
-      for (Index i = 0; i < width(); i += 16) simd::prefetch(next_ + channels_[at_] * width() + i);
+  BlockPrefetch prefetch(const KeyRange& keys, Index panels) override {
+    if (keys.count() == 0) return {};
+    const Index count = std::min<Index>(std::ssize(channels_), tuning::most_block_keys);
+    for (Index s = 0; s < count; ++s)
+      next_[s] = reinterpret_cast<ConstRow>(block_of(keys) +
+                                            channels_[static_cast<std::size_t>(s)] * width());
+    return {{next_, count, width() * Index{sizeof(float)}}, {}, panels};
   }
-  bool finite(Index key) override {
-    const float* const at = blocks_ + key / width() * stride_ + key % width();
-    return std::all_of(channels_, channels_ + count_,
-                       [&](Index channel) { return std::isfinite(at[channel * width()]); });
-  }
-  void logits(const float* packed, const float* panel, Index count, float* x,
-              PanelPackets& top) override {
+  void multiply(const PackedBlock& block, const float* queries, Index count, float* x,
+                PanelPackets& top) const override {
+    const float* const packed = reinterpret_cast<const float*>(block.keys);
     block_logits(count, x, top, [&](auto& acc, Index key) QUOKA_INLINE_LAMBDA {
       simd::unroll<tuning::tile_rows, tuning::tile_packets>(
           [&](auto i, auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
-      rank1_updates<tuning::tile_rows, tuning::tile_packets, 1>(acc, packed + key, width(), panel,
-                                                                count_);
+      rank1_updates<tuning::tile_rows, tuning::tile_packets, 1>(acc, packed + key, width(), queries,
+                                                                std::ssize(channels_));
     });
   }
 
  private:
   static Index width() { return tuning::block_keys; }
   static_assert(tuning::most_block_keys % simd::lanes == 0);
+  const float* block_of(const KeyRange& keys) const {
+    return blocks_ + keys.begin / width() * stride_;
+  }
 
   const float* blocks_;
-  Index stride_, keys_;
-  const Index* channels_;
-  Index count_;
-  const float* next_ = nullptr;
-  Index at_ = 0;
+  Index stride_;
+  std::span<const Index> channels_;
+  ConstRow next_[tuning::most_block_keys];
 };
 
 }  // namespace detail
 
-QUOKA_FUNC void ChannelSource::with_keys(Index b, Index head, Index heads, RowReader&,
+QUOKA_FUNC void ChannelSource::with_keys(Index b, Index head, Index heads,
                                          FunctionRef<void(detail::MassKeys&)> use) const {
   const RowStore<float>& blocks = keys_.blocks;
   const Index kv_head = head / (heads / blocks.heads());
+  const Index* const chosen = chosen_ + (b * blocks.heads() + kv_head) * stride_;
   detail::ChannelKeys of_head(blocks.row(b, kv_head, 0), blocks.dim(), keys_.len,
-                              chosen_ + (b * blocks.heads() + kv_head) * stride_, count_);
+                              {chosen, static_cast<std::size_t>(count_)});
   use(of_head);
 }
 

@@ -100,7 +100,7 @@ bool pack_values(const ConstRow* rows, Index count, const RowShape& shape, float
   return simd::reduce_add(poison) + poison_tail == 0.0f;
 }
 
-// Asks for rows that will be packed later, a few cache lines at a time between arithmetic: row
+// Prefetches rows that will be packed later, a few cache lines at a time between arithmetic: row
 // after row, which the hardware's own prefetcher then follows. Asking for one line of each row in
 // turn instead lost half of the bandwidth, and asking for all at once stalls.
 class RowPrefetch {
@@ -112,7 +112,7 @@ class RowPrefetch {
   Index lines() const { return count_ * ceil_div(row_bytes_, 64); }
 
   // Returns how many of `lines` it did not need.
-  QUOKA_INLINE Index next(Index lines) {
+  QUOKA_INLINE Index prefetch(Index lines) {
     for (; lines > 0 && row_ < count_; --lines) {
       simd::prefetch(rows_[row_] + at_);
       at_ += 64;

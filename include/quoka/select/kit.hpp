@@ -120,10 +120,8 @@ class MassKeys;
 class KeySource {
  public:
   // use(keys) with what stands for the keys of one of `heads` heads of scores.
-  virtual void with_keys(Index b, Index head, Index heads, RowReader& reader,
+  virtual void with_keys(Index b, Index head, Index heads,
                          FunctionRef<void(detail::MassKeys&)> use) const = 0;
-  // Room for one of these keys, as floats.
-  virtual void reserve(RowReader& reader) const = 0;
 
  protected:
   ~KeySource() = default;
@@ -133,9 +131,8 @@ class KeySource {
 class RowSource final : public KeySource {
  public:
   RowSource(const Rows& k) : rows_(k) {}
-  void with_keys(Index b, Index head, Index heads, RowReader& reader,
+  void with_keys(Index b, Index head, Index heads,
                  FunctionRef<void(detail::MassKeys&)> use) const override;
-  void reserve(RowReader& reader) const override { reader.reserve(rows_); }
 
  private:
   Rows rows_;

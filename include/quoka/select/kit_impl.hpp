@@ -69,9 +69,9 @@ QUOKA_FUNC void MassScratch::reserve(Index row_count, Index keys, Index dim) {
 }
 }  // namespace detail
 
-QUOKA_FUNC void RowSource::with_keys(Index b, Index head, Index heads, RowReader& reader,
+QUOKA_FUNC void RowSource::with_keys(Index b, Index head, Index heads,
                                      FunctionRef<void(detail::MassKeys&)> use) const {
-  detail::RowKeys keys(rows_.head(b, head / (heads / rows_.heads())), rows_.len(), reader);
+  detail::RowKeys keys(rows_.head(b, head / (heads / rows_.heads())), rows_.len());
   use(keys);
 }
 
@@ -83,10 +83,8 @@ QUOKA_FUNC void softmax_scores(const QueryRows& shape, FillRows fill, const KeyS
   if (key_count > 0)
     detail::require_equal("the scores' inner stride", scores.strides()[2], "that of an array", 1);
   state.mass.reserve(executor.workers(), shape.max_rows, std::max(key_count, capacity), shape.dim);
-  for (int worker = 0; worker < executor.workers(); ++worker) {  // so that no task allocates
+  for (int worker = 0; worker < executor.workers(); ++worker)  // so that no task allocates
     state.mass[worker].query.reserve(shape.read);
-    keys.reserve(state.mass[worker].key);
-  }
   using detail::MassAccumulator;
   const auto for_heads = [&](auto&& step) {
     executor.run(scores.batch() * heads, [&](Index task, int worker) {
@@ -103,7 +101,7 @@ QUOKA_FUNC void softmax_scores(const QueryRows& shape, FillRows fill, const KeyS
                                 nullptr, detail::LogitRule{.softcap = softcap});
         step(mass_of, mass, share, task);
       };
-      keys.with_keys(b, head, heads, s.key, use);
+      keys.with_keys(b, head, heads, use);
     });
   };
   if (shard == nullptr)
@@ -126,11 +124,12 @@ QUOKA_FUNC void softmax_scores(const QueryRows& shape, FillRows fill, const KeyS
   };
   const auto count = static_cast<std::size_t>(all * lanes);
   for_heads([&](MassAccumulator& of_head, float* mass, float, Index task) {
-    of_head.weigh(mass, rows_of(task));
+    of_head.find_maxima(mass, rows_of(task));
   });
   shard->maximum({row_max, count});
-  for_heads(
-      [&](MassAccumulator& of_head, float*, float, Index task) { of_head.total(rows_of(task)); });
+  for_heads([&](MassAccumulator& of_head, float*, float, Index task) {
+    of_head.find_sums(rows_of(task));
+  });
   shard->sum({row_sum, count});
   for_heads([&](MassAccumulator& of_head, float* mass, float share, Index task) {
     std::fill_n(mass, key_count, 0.0f);
@@ -188,7 +187,7 @@ QUOKA_FUNC void add_causal_mass(Index rows, const Index* ends, const HeadRows& k
                                 Index key_count, Index dim, float share, float* mass,
                                 CausalMassScratch& scratch) {
   std::fill_n(mass, key_count, 0.0f);
-  detail::RowKeys of_head(keys, key_count, scratch.key);
+  detail::RowKeys of_head(keys, key_count);
   detail::MassAccumulator(scratch.rows.data(), rows, dim, of_head, key_count, scratch, ends)
       .add_to(mass, share, Aggregation::mean);
 }

@@ -299,7 +299,6 @@ class MassStages : MassShape {
   void reserve_in_float(int worker) const {
     MassScratch& s = state_.in_float[worker];
     s.reserve(call_.rows, call_.most_keys(), call_.k().dim());
-    s.key.reserve(call_.k());
   }
   void weigh_in_float(Index task, float* mass, int worker) const {
     const Rows& k = call_.k();
@@ -307,7 +306,7 @@ class MassStages : MassShape {
     MassScratch& s = state_.in_float[worker];
     const Index count = read_rows(task, s.rows.data(), s.query);
     std::fill_n(mass, k.len(), 0.0f);
-    RowKeys of_head(k.head(task / k.heads(), task % k.heads()), k.len(), s.key);
+    RowKeys of_head(k.head(task / k.heads(), task % k.heads()), k.len());
     MassAccumulator(s.rows.data(), count, k.dim(), of_head, k.len(), s)
         .add_to(mass, share(count), call_.aggregation);
   }

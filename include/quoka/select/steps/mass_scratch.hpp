@@ -18,12 +18,12 @@ struct MassScratch {
   Buffer<float> block_max, block_sum;  // [panel of the group][block][lane]
   Buffer<float> row_max;               // [panel of the group][lane]
   Buffer<std::int64_t> row_sum;        // likewise
-  FloatRow query, key;
+  FloatRow query;
 
   void reserve(Index row_count, Index keys, Index dim);
   Index bytes() const {
     return rows.bytes() + tiles.bytes() + queries.bytes() + weights.bytes() + block_max.bytes() +
-           block_sum.bytes() + row_max.bytes() + row_sum.bytes() + query.bytes() + key.bytes();
+           block_sum.bytes() + row_max.bytes() + row_sum.bytes() + query.bytes();
   }
 };
 

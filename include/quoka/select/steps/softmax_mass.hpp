@@ -13,12 +13,10 @@
 // of 31 fractional bits: exact whatever the order. So blocks of keys may lie on several machines, which
 // exchange nothing but rows' maxima and sums, and every key gets the bits it would get on one:
 //
-//   of a shard   weigh(rows);  maxima of all shards;  total(rows);  sums of all shards;  add_to(rows)
+//   of a shard   find_maxima(rows);  maxima of all shards;  find_sums(rows);  sums of all shards;  add_to(rows)
 #pragma once
 
-#include <quoka/views/float_rows.hpp>
-#include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/kernels/panel_kernels.hpp>
+#include <quoka/kernels/key_blocks.hpp>
 #include <quoka/base/buffer.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/select/steps/mass_scratch.hpp>
@@ -39,55 +37,72 @@ inline Index panels_at_once(Index rows, Index keys) {
   return std::min({ceil_div(rows, tuning::panel_rows), tuning::max_panels_per_task,
                    std::max<Index>(1, tuning::mass_weight_bytes / panel)});
 }
-// What stands for the keys: a block of them at a time.
-class MassKeys {
+
+// What stands for the keys. A block's key_factors are NaN for a key that is not finite; keys_fit: none is.
+class MassKeys : public KeyBlocks {
  public:
-  // Keys [first, first + count) into packed form; false if one of them is not finite.
-  virtual bool pack(Index first, Index count, float* packed) = 0;
-  // Asks for one of `parts` parts of the next block.
-  virtual void prefetch(Index parts) = 0;
-  virtual bool finite(Index key) = 0;
-  virtual void logits(const float* packed, const float* panel, Index count, float* x,
-                      PanelPackets& top) = 0;
+  explicit MassKeys(Index count) : KeyBlocks(count, tuning::block_keys) {}
+
+  // Where blocks are packed.
+  void pack_into(float* memory) { block_.keys = reinterpret_cast<std::byte*>(memory); }
+  // Products of the first `count` keys of a block with a panel of queries; top as block_logits() has it.
+  virtual void multiply(const PackedBlock& block, const float* queries, Index count, float* x,
+                        PanelPackets& top) const = 0;
 
  protected:
   ~MassKeys() = default;
+  // Of the block that was packed: are all keys finite, and if not, is_finite(i) for each.
+  template <class IsFinite>
+  void note_finite(Index count, bool all, IsFinite&& is_finite) {
+    block_.keys_fit = all;
+    for (Index i = 0; !all && i < count; ++i)
+      block_.key_factors[i] = is_finite(i) ? 1.0f : std::numeric_limits<float>::quiet_NaN();
+  }
+
+  PackedBlock block_;
 };
 
-// Keys as rows of memory.
+// Keys as rows of memory, packed for float.
 class RowKeys final : public MassKeys {
  public:
-  RowKeys(const HeadRows& rows, Index keys, FloatRow& row)
-      : rows_(rows), keys_(keys), dim_(rows.shape.dim), row_(row) {
-    row.reserve(rows);
+  RowKeys(const HeadRows& rows, Index count) : MassKeys(count), rows_(rows) {
+    found_.format = rows.format, found_.shape = rows.shape;
   }
 
-  bool pack(Index first, Index count, float* tiles) override {
-    ConstRow rows[tuning::most_block_keys];
-    rows_.at.find(first, count, rows);
-    pack_keys(*rows_.format, rows, count, rows_.shape, tiles);
-    const Index next = std::clamp<Index>(keys_ - first - count, 0, tuning::block_keys);
-    rows_.at.find(first + count, next, next_);
-    prefetch_ = RowPrefetch(next_, next, rows_.row_bytes());
-    return packed_finite(tiles, count);
+  const PackedBlock& pack(const KeyRange& keys) override {
+    if (found_at_ != keys.begin) find(keys);
+    float* const tiles = reinterpret_cast<float*>(block_.keys);
+    pack_keys(*rows_.format, found_.at, keys.count(), rows_.shape, tiles);
+    const auto finite = [&](Index first, Index last) {
+      return packed_finite(tiles, rows_.shape.dim, first, last);
+    };
+    note_finite(keys.count(), finite(0, keys.count()), [&](Index i) { return finite(i, i + 1); });
+    return block_;
   }
-  void prefetch(Index parts) override { prefetch_.next(ceil_div(prefetch_.lines(), parts)); }
-  bool finite(Index key) override { return all_finite(row_.read(rows_, key), dim_); }
-  void logits(const float* tiles, const float* panel, Index count, float* x,
-              PanelPackets& top) override {
-    block_logits(tiles, panel, dim_, count, x, top);
+  BlockPrefetch prefetch(const KeyRange& keys, Index panels) override {
+    find(keys);
+    return {found_.prefetch(), {}, panels};
+  }
+  void multiply(const PackedBlock& block, const float* queries, Index count, float* x,
+                PanelPackets& top) const override {
+    block_logits(reinterpret_cast<const float*>(block.keys), queries, rows_.shape.dim, count, x,
+                 top);
   }
 
  private:
-  // Of keys in tiles, which they fill up to `dim` channels: [slab][tile_rows][slab_channels].
-  bool packed_finite(const float* tiles, Index count) const {
+  void find(const KeyRange& keys) {
+    rows_.at.find(keys.begin, keys.count(), found_.at);
+    found_.count = keys.count(), found_at_ = keys.begin;
+  }
+  // Of keys [first, last) in tiles, which they fill up to `dim` channels: [slab][tile_rows][slab_channels].
+  static bool packed_finite(const float* tiles, Index dim, Index first, Index last) {
     simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity
     float tail = 0.0f;
-    const Index tile_size = key_tile_size(dim_);
-    for (Index i = 0; i < count; ++i) {
+    const Index tile_size = key_tile_size(dim);
+    for (Index i = first; i < last; ++i) {
       const float* x = tiles + i / tuning::tile_rows * tile_size + i % tuning::tile_rows * slab;
-      for (Index c = 0; c < dim_; c += slab, x += Index{slab} * tuning::tile_rows) {
-        const Index n = std::min<Index>(slab, dim_ - c);
+      for (Index c = 0; c < dim; c += slab, x += Index{slab} * tuning::tile_rows) {
+        const Index n = std::min<Index>(slab, dim - c);
         Index j = 0;
         for (; j + simd::lanes <= n; j += simd::lanes)
           poison = simd::fma(simd::load(x + j), simd::zero(), poison);
@@ -98,10 +113,8 @@ class RowKeys final : public MassKeys {
   }
 
   HeadRows rows_;
-  Index keys_, dim_;
-  FloatRow& row_;
-  ConstRow next_[tuning::most_block_keys];
-  RowPrefetch prefetch_;
+  BlockRows found_;
+  Index found_at_ = -1;  // the first key of the rows that were found last
 };
 
 // What is known of one head's rows, in panels. A block's maximum and sum: [panel][block][panel_rows].
@@ -129,7 +142,7 @@ class MassAccumulator {
   void add_to(float* mass, float share, Aggregation over) {
     for_groups(key_count_, [&](Index) {
       use({s_.block_max.data(), s_.block_sum.data(), s_.row_max.data(), s_.row_sum.data()}, 0);
-      weigh(mass);
+      find_weights(mass);
       find_maxima();
       find_sums();
       add(mass, share, over);
@@ -137,14 +150,14 @@ class MassAccumulator {
   }
 
   // Of a shard, step by step; `rows` is of all rows. Keys without a mass become NaN in it.
-  void weigh(float* mass, const MassRows& rows) {
+  void find_maxima(float* mass, const MassRows& rows) {
     for_groups(key_count_, [&](Index panel) {
       use(rows, panel);
-      weigh(mass);
+      find_weights(mass);
       find_maxima();
     });
   }
-  void total(const MassRows& rows) {
+  void find_sums(const MassRows& rows) {
     for_groups(key_count_, [&](Index panel) {
       use(rows, panel);
       find_sums();
@@ -154,7 +167,7 @@ class MassAccumulator {
   void add_to(float* mass, float share, Aggregation over, const MassRows& rows, Index all_keys) {
     for_groups(all_keys, [&](Index panel) {
       use(rows, panel);
-      weigh(mass);
+      find_weights(mass);
       add(mass, share, over);
     });
   }
@@ -186,63 +199,48 @@ class MassAccumulator {
   }
 
   // All weights of the group's rows, each against its row's maximum in the block.
-  void weigh(float* mass) {
+  void find_weights(float* mass) {
     for (Index p = 0; p < panels_; ++p) {
       const float* rows[width];
       for (Index i = 0; i < panel_count(p); ++i)
         rows[i] = queries_ + (first_row_ + p * width + i) * dim_;
       pack_queries(rows, panel_count(p), dim_, 1.0f, tuning::panel_rows, queries(p));
     }
-    for (Index block = 0, key = 0; key < key_count_; ++block, key += tuning::block_keys) {
-      const Index count = std::min<Index>(tuning::block_keys, key_count_ - key);
-      const bool finite = keys_.pack(key, count, s_.tiles.data());
-      for (Index p = 0; p < panels_; ++p) {
-        keys_.prefetch(panels_);
-        weigh_block(p, block, key, count, finite, mass);
-      }
-    }
+    keys_.pack_into(s_.tiles.data());
+    BlockPrefetch prefetch;
+    keys_.walk({0, key_count_}, panels_, prefetch,
+               [&](Index p, const KeyRange& keys, const PackedBlock& block) {
+                 find_weights(p, keys, block, mass);
+               });
   }
 
-  void weigh_block(Index p, Index block, Index key, Index count, bool finite, float* mass) {
-    float* x = weights(p, key);
+  void find_weights(Index p, const KeyRange& keys, const PackedBlock& block, float* mass) {
+    PanelMask mask;
+    const bool masked =
+        ends_ != nullptr && mask_after(ends_ + first_row_ + p * width, panel_count(p), keys, mask);
     PanelPackets top;
-    for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
-    if (count % tuning::tile_rows == 0) {
-      keys_.logits(s_.tiles.data(), queries(p), count, x, top);
-    } else {  // tiles are written whole
-      keys_.logits(s_.tiles.data(), queries(p), count, tail_, top);
-      std::copy_n(tail_, count * width, x);
-    }
-    rule_.apply(x, count * width);
-    const bool masked = ends_ != nullptr && hide_unseen(p, key, count, x);
-    if (!finite)
-      for (Index i = 0; i < count; ++i)
-        if (!keys_.finite(key + i)) {
-          std::fill_n(x + i * width, width, -simd::infinity);
-          mass[key + i] = std::numeric_limits<float>::quiet_NaN();
-        }
-    if (masked || !finite || rule_.changes() || count % tuning::tile_rows != 0)
-      block_maximum(x, count, top);
+    keys_.multiply(block, queries(p), keys.count(), logits_, top);
+    const VisibleKeys visible{keys.count(), masked ? &mask : nullptr, nullptr, rule_};
+    visible.finish_logits(logits_, top);
+    if (!block.keys_fit) leave_out(keys, block, mass, top);
     PanelState state;
     for (int j = 0; j < tuning::tile_packets; ++j) state[j] = {top[j], simd::zero()};
-    block_weights(x, count, state);
+    block_weights(logits_, keys.count(), state, weights(p, keys.begin));
+    const Index stats = at(p, keys.begin / tuning::block_keys);
     for (int j = 0; j < tuning::tile_packets; ++j) {
-      simd::store(stats_.block_max + at(p, block) + j * simd::lanes, top[j]);
-      simd::store(stats_.block_sum + at(p, block) + j * simd::lanes, state[j].sum);
+      simd::store(stats_.block_max + stats + j * simd::lanes, top[j]);
+      simd::store(stats_.block_sum + stats + j * simd::lanes, state[j].sum);
     }
   }
 
-  bool hide_unseen(Index p, Index key, Index count, float* x) const {
-    PanelMask mask;
-    bool any = false;
-    for (Index i = 0; i < width; ++i) {
-      const Index end = ends_[first_row_ + p * width + std::min(i, panel_count(p) - 1)];
-      mask.first[i] = 0.0f;
-      mask.end[i] = static_cast<float>(std::clamp<Index>(end - key, 0, count));
-      any = any || end < key + count;
+  // Keys that are not finite.
+  void leave_out(const KeyRange& keys, const PackedBlock& block, float* mass, PanelPackets& top) {
+    for (Index i = 0; i < keys.count(); ++i) {
+      if (block.key_factors[i] == block.key_factors[i]) continue;
+      std::fill_n(logits_ + i * width, width, -simd::infinity);
+      mass[keys.begin + i] = std::numeric_limits<float>::quiet_NaN();
     }
-    if (any) mask_logits(x, count, mask);
-    return any;
+    block_maximum(logits_, keys.count(), top);
   }
 
   // Of the blocks there are. A sum that is not finite makes its row's maximum infinite.
@@ -340,7 +338,8 @@ class MassAccumulator {
   LogitRule rule_;
   MassRows stats_{};
   Index first_row_ = 0, panels_ = 0;
-  alignas(64) float tail_[tuning::most_block_keys * tuning::panel_rows];
+  alignas(
+      64) float logits_[round_up(tuning::most_block_keys, tuning::tile_rows) * tuning::panel_rows];
 };
 
 }  // namespace detail

@@ -1,5 +1,8 @@
 // The kept queries of one KV head against its keys, a tile of keys at a time: the loop of steps/score.hpp
 // and of the sketch's second look (sketch/sketched_head.hpp).
+//
+// No walk of kernels/key_blocks.hpp: a key meets a panel or less, so memory bounds it. A tile is multiplied while it
+// is in L1, by the rows that are there (up to four in place, without packing), and nothing but its best is stored.
 #pragma once
 
 #include <quoka/packing/format_table.hpp>
@@ -40,14 +43,14 @@ class TileScorer {
   }
 
   // scores[0, count) of keys [begin, begin + count), at most tile_rows, not yet scaled by the inverse
-  // norms. Rows [later, later + later_count) are asked for on the way.
-  void score(const HeadRows& keys, Index begin, Index count, float* scores, Index later_begin,
-             Index later_count) {
-    if (few()) return score_few(keys, begin, count, scores, later_begin, later_count);
-    ConstRow rows[tuning::tile_rows], later_rows[tuning::tile_rows];
+  // norms. Rows [next, next + next_count) are asked for on the way.
+  void score(const HeadRows& keys, Index begin, Index count, float* scores, Index next_begin,
+             Index next_count) {
+    if (few()) return score_few(keys, begin, count, scores, next_begin, next_count);
+    ConstRow rows[tuning::tile_rows], next_rows[tuning::tile_rows];
     keys.at.find(begin, count, rows);
-    keys.at.find(later_begin, later_count, later_rows);
-    RowPrefetch later(later_rows, later_count, keys.row_bytes());
+    keys.at.find(next_begin, next_count, next_rows);
+    RowPrefetch next(next_rows, next_count, keys.row_bytes());
     keys.format->pack_key_tile(rows, count, keys.shape, tile_);
     TileScores best;
     const bool mean = aggregation_ == Aggregation::mean;
@@ -56,8 +59,8 @@ class TileScorer {
     Index left = packets_;
     for (; left >= tuning::tile_packets;
          left -= tuning::tile_packets, panel += tuning::panel_rows * dim_)
-      score_panel<tuning::tile_packets>(panel, mean, best, later);
-    for (; left > 0; --left, panel += simd::lanes * dim_) score_panel<1>(panel, mean, best, later);
+      score_panel<tuning::tile_packets>(panel, mean, best, next);
+    for (; left > 0; --left, panel += simd::lanes * dim_) score_panel<1>(panel, mean, best, next);
     const float share = 1.0f / static_cast<float>(rows_);
     alignas(64) float of_key[round_up(tuning::tile_rows, simd::lanes)];
     for (int i = 0; i < tuning::tile_rows; i += simd::lanes) {
@@ -100,14 +103,14 @@ class TileScorer {
     }
   }
 
-  void score_few(const HeadRows& keys, Index begin, Index count, float* scores, Index later_begin,
-                 Index later_count) const {
+  void score_few(const HeadRows& keys, Index begin, Index count, float* scores, Index next_begin,
+                 Index next_count) const {
     const Index height = token_tile_rows(rows_);
     alignas(64) float x[round_up(tuning::tile_rows * 4, simd::lanes)];
-    RowWalk later(keys.at, keys.row_bytes(), later_begin, later_begin + later_count);
+    RowWalk next(keys.at, keys.row_bytes(), next_begin, next_begin + next_count);
     ConstRow memory[tuning::tile_rows];
     RowsAhead ahead;
-    ahead.take(later, count);
+    ahead.take(next, count);
     keys.format->token_logits(height, keys.at.run(begin, count, memory), count, keys.shape, panels_,
                               x, &ahead);
     const float share = 1.0f / static_cast<float>(rows_);
@@ -131,11 +134,11 @@ class TileScorer {
   }
 
   template <std::size_t Packets>
-  void score_panel(const float* panel, bool mean, TileScores& best, RowPrefetch& later) const {
+  void score_panel(const float* panel, bool mean, TileScores& best, RowPrefetch& next) const {
     constexpr int rows = tuning::tile_rows;
     simd::Packet acc[rows][Packets];
-    const Index lines = ceil_div(later.lines(), ceil_div(dim_, slab));
-    multiply_key_tile(acc, tile_, panel, dim_, [&] { later.next(lines); });
+    const Index lines = ceil_div(next.lines(), ceil_div(dim_, slab));
+    multiply_key_tile(acc, tile_, panel, dim_, [&] { next.prefetch(lines); });
     simd::unroll<rows, Packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
       best[i] = mean ? simd::add(best[i], acc[i][j]) : simd::max(best[i], acc[i][j]);
     });
@@ -183,12 +186,11 @@ struct ScoredKeys {
   const HeadRows rows =
       which.list != nullptr ? keys.rows.listed(which.list) : keys.rows.from(which.first);
   for (Index i = 0; i < count; i += tile) {
-    const Index n = std::min(tile, count - i),
-                later = std::clamp<Index>(count - i - ahead, 0, tile);
+    const Index n = std::min(tile, count - i), next = std::clamp<Index>(count - i - ahead, 0, tile);
     if (known && which.list != nullptr)  // their norms lie scattered, too
-      for (Index j = 0; j < later; ++j)
+      for (Index j = 0; j < next; ++j)
         simd::prefetch(keys.inverse_norms.row(keys.b, keys.kv_head, which(i + ahead + j)));
-    scorer.score(rows, i, n, scores + i, i + ahead, later);
+    scorer.score(rows, i, n, scores + i, i + ahead, next);
     if (scoring == Scoring::dot) continue;
     for (Index j = 0; j < n; ++j)
       scores[i + j] *= known ? keys.inverse_norms.at(keys.b, keys.kv_head, which(i + j))

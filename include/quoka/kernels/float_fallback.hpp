@@ -1,5 +1,5 @@
-// What packed numbers cannot hold, computed in float: keys and queries whose factor is NaN, channels of
-// a block of values that stand `apart` (PackedBlock), all of them or some numbers. Rare, and slow.
+// What numbers of bfloat16 cannot hold, computed in float: keys and queries whose factor is NaN, values in the
+// unfit channels of a block (PackedBlock). Rare, and slow.
 #pragma once
 
 #include <quoka/kernels/panel_arithmetic.hpp>
@@ -11,35 +11,30 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// A factor of NaN says that the row is left to float.
-inline bool all_held(const float* row_factors) {
+// Do all rows of a panel fit?
+inline bool rows_fit(const float* row_factors) {
   bool all = true;
   for (Index i = 0; i < tuning::panel_rows; ++i) all &= row_factors[i] == row_factors[i];
   return all;
 }
 
-// Keys [begin, end) of a block.
-struct KeysOfBlock {
-  Index begin, end;
-};
-
-// Logits of those keys, and of the panel's queries, that are left to float, to x, the logits of the
+// Logits of those keys of a block, and of the panel's queries, that do not fit, to x, the logits of the
 // block. k [dim] is scratch.
-[[gnu::cold, gnu::noinline]] inline void logits_in_float(const PackedBlock& block,
-                                                         const Panel& panel, const Sight& sight,
-                                                         const KeysOfBlock& keys, float* k,
-                                                         float* x) {
+[[gnu::cold, gnu::noinline]] inline void fallback_logits(const PackedBlock& block,
+                                                         const Panel& panel,
+                                                         const VisibleKeys& visible,
+                                                         const KeyRange& keys, float* k, float* x) {
   const float* q[tuning::panel_rows];
   panel.source.find(panel.source.owner, panel.source.panel, q);
   for (Index key = keys.begin; key < keys.end; ++key) {
-    block.k_format->widen(block.k[key], block.k_shape, k);
+    block.k->widen(key, k);
     for (Index row = 0; row < panel.rows; ++row) {
       if (block.key_factors[key] == block.key_factors[key] &&
           panel.row_factors[row] == panel.row_factors[row])
         continue;
       float dot = 0.0f;
-      for (Index c = 0; c < block.dim; ++c)
-        dot = simd::fma(k[c], q[row][c] * sight.logits.scale, dot);
+      for (Index c = 0; c < block.dim(); ++c)
+        dot = simd::fma(k[c], q[row][c] * visible.rule.scale, dot);
       x[key * tuning::panel_rows + row] = dot;
     }
   }
@@ -54,23 +49,23 @@ inline void admit_not_finite(const float* x, Index keys, PanelState& state) {
   }
 }
 
-// Adds what is left to float, for the rows that see a key: in the channels that stand apart, the
-// numbers that are not below most_length. v [v_dim] is scratch.
-[[gnu::cold, gnu::noinline]] inline void values_in_float(const PackedBlock& block,
-                                                         const Panel& panel, const Sight& sight,
-                                                         const float* x, float* v) {
+// Adds the values that do not fit, for the rows that see them. v [v_dim] is scratch.
+[[gnu::cold, gnu::noinline]] inline void fallback_values(const PackedBlock& block,
+                                                         const Panel& panel,
+                                                         const VisibleKeys& visible, const float* x,
+                                                         float* v) {
   constexpr Index width = tuning::panel_rows;
   alignas(64) float reference[width];
   for (int j = 0; j < tuning::tile_packets; ++j)
     simd::store(reference + j * simd::lanes, panel.state[j].reference());
-  for (Index key = 0; key < sight.keys; ++key) {
-    block.v_format->widen(block.v[key], block.v_shape, v);
+  for (Index key = 0; key < visible.count; ++key) {
+    block.v->widen(key, v);
     for (Index row = 0; row < width; ++row) {
-      if (!sight.sees(row, key)) continue;
+      if (!visible.sees(row, key)) continue;
       const float weight = simd::exp(x[key * width + row] - reference[row]);
-      for (Index c = 0; c < block.v_dim; ++c) {
+      for (Index c = 0; c < block.v_dim(); ++c) {
         float& to = panel.out[c * width + row];
-        if (block.apart[c] != 0.0f && !(simd::max(v[c], -v[c]) < most_length))
+        if (block.unfit_channels[c] != 0.0f && !(simd::max(v[c], -v[c]) < most_length))
           to = simd::fma(v[c], weight, to);
       }
     }
