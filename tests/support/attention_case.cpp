@@ -256,7 +256,7 @@ struct AttentionDraw {
     if (s.q_len == 1 && seldom(4)) s.kv_heads = 6;
     const auto dim = [&] {
       return one_of(Index{1}, 3, 8, 15, 16, 17, 19, 24, 32, 32, 37, 40, 56, 64, 64, 80, 100, 112,
-                    128, 130, 192, 256);
+                    128, 130, 192, 256, 576);
     };
     s.head_dim = dim(), s.v_dim = seldom(2) ? dim() : s.head_dim;
     c.has_chunk_ = !seldom(5);
@@ -812,7 +812,7 @@ double AttentionCase::share_of_bound(const Output<float>& output, int products, 
 }
 
 ::testing::AssertionResult AttentionCase::keeps_nan_in_its_rows(const Output<float>& clean,
-                                                                Random& random) {
+                                                                Random& random, const Attend& by) {
   const Shape& s = shape_;
   const Index group = s.q_heads / s.kv_heads, b = random.below(s.batch);
   const Index kind = random.below(3);  // a query, a key, a value
@@ -838,7 +838,7 @@ double AttentionCase::share_of_bound(const Output<float>& output, int products, 
   const bool broken =
       std::isnan(with) ? std::isnan(after[uz(channel)]) : std::isinf(after[uz(channel)]);
   if (!broken) return ::testing::AssertionSuccess();  // integers have none
-  const Output<float> output = attend();
+  const Output<float> output = by ? attend(by) : attend();
   const auto same = [](float x, float y) {
     return std::bit_cast<std::uint32_t>(x) == std::bit_cast<std::uint32_t>(y);
   };

@@ -144,7 +144,8 @@ class AttentionCase {
   Output<float> merged_at(Index cut) const;
 
   // Spoils one number; what becomes of which rows is checked against `clean`.
-  ::testing::AssertionResult keeps_nan_in_its_rows(const Output<float>& clean, Random& random);
+  ::testing::AssertionResult keeps_nan_in_its_rows(const Output<float>& clean, Random& random,
+                                                   const Attend& by = {});
 
  private:
   friend struct AttentionDraw;
