@@ -215,7 +215,7 @@ quoka::Mask StoredMask::sequence(Index b) const {
 
 struct AttentionDraw {
   AttentionCase& c;
-  Random& random;
+  Random &random, &data;  // of choices, and of the many numbers
 
   bool seldom(Index n) { return random.below(n) == 0; }
   template <class First, class... Others>
@@ -312,7 +312,7 @@ struct AttentionDraw {
     const Index past = s.kv_len + (c.in_one_cache_ ? chunk : 0),
                 apart = past > s.kv_len ? 0 : chunk;
     const auto tensor = [&](Index heads, Index len, Index dim, double scale) {
-      return random.tensor<float>(s.batch, heads, len, dim, scale);
+      return data.tensor<float>(s.batch, heads, len, dim, scale);
     };
     c.stored_[0] = StoredRows(tensor(s.q_heads, s.q_len, s.head_dim, loud), alone());
     c.stored_[1] = StoredRows(tensor(s.kv_heads, past, s.head_dim, 1.0), k);
@@ -343,10 +343,14 @@ struct AttentionDraw {
     const Index end = c.first_position_ + s.kv_len;
     if ((!c.has_chunk_ && (o.causal || seldom(2))) || seldom(5))
       o.query_position = end + one_of(Index{0}, 0, 1, random.below(300));
+    const auto some = [&](auto... x) {
+      const float all[] = {x...};
+      return all[data.below(std::ssize(all))];
+    };
     for (Index h = 0; h < s.q_heads; ++h) {
-      c.sinks_.push_back(one_of(-infinity, 0.0f, 8.0f, static_cast<float>(3 * random.normal())));
-      c.slopes_.push_back(one_of(0.0f, 0.25f, static_cast<float>(0.1 * random.normal())));
-      c.factors_.push_back(one_of(0.0f, 1.0f, -1.0f, static_cast<float>(random.normal())));
+      c.sinks_.push_back(some(-infinity, 0.0f, 8.0f, static_cast<float>(3 * data.normal())));
+      c.slopes_.push_back(some(0.0f, 0.25f, static_cast<float>(0.1 * data.normal())));
+      c.factors_.push_back(some(0.0f, 1.0f, -1.0f, static_cast<float>(data.normal())));
     }
     if (!seldom(3)) c.sinks_.clear();
     if (!seldom(4)) c.slopes_.clear();
@@ -364,7 +368,7 @@ struct AttentionDraw {
         if (!alike || b + head == 0)
           count = one_of(Index{0}, 1, random.below(s.kv_len + 1), random.below(s.kv_len + 1),
                          Index{tuning::block_keys} + random.below(3) - 1, s.kv_len - 1, s.kv_len);
-        std::vector<Index> list = random.permutation(s.kv_len);
+        std::vector<Index> list = data.permutation(s.kv_len);
         list.resize(uz(std::clamp<Index>(count, 0, s.kv_len)));
         std::sort(list.begin(), list.end());
         c.lists_.back().push_back(list);
@@ -391,13 +395,13 @@ struct AttentionDraw {
                                is_single ? quoka::Mask::hides_from : -infinity,
                                is_single ? std::numeric_limits<float>::lowest() : -infinity);
     for (Index i = 0; i < c.mask_.size(); ++i) {
-      const double kind = random.uniform();
+      const double kind = data.uniform();
       float& x = c.mask_.data()[i];
       x = 0.0f;
       if (kind < hidden)
         x = hides;
       else if (kind < hidden + biased && !only_hides)
-        x = static_cast<float>(random.below(33) - 16) / 8;  // exact in all kinds
+        x = static_cast<float>(data.below(33) - 16) / 8;  // exact in all kinds
     }
     // Rows that see nothing, and cells that nobody sees, here and there or side by side.
     const auto hide_row = [&](Index b, Index head, Index i) {
@@ -409,7 +413,7 @@ struct AttentionDraw {
       for (Index b = 0; b < batch; ++b) {
         const Index first = random.below(keys), end = first + random.below(keys - first + 1);
         for (Index t = 0; t < keys; ++t)
-          if (some ? seldom(3) : first <= t && t < end)
+          if (some ? data.below(3) == 0 : first <= t && t < end)
             for (Index head = 0; head < heads; ++head)
               for (Index i = 0; i < s.q_len; ++i) c.mask_(b, head, i, t) = hides;
       }
@@ -436,14 +440,15 @@ struct AttentionDraw {
 };
 
 AttentionCase::AttentionCase(Random& random) {
-  AttentionDraw draw{*this, random};
+  Random data(random.bits());
+  AttentionDraw draw{*this, random, data};
   draw.sizes();
   draw.tensors();
   draw.options();
   draw.lists();
   draw.mask();
   if (!draw.seldom(4)) draw.ruin();
-  if (!draw.seldom(3)) move_elsewhere(random, false);
+  if (!draw.seldom(3)) move_elsewhere(data, false);
 }
 
 std::string AttentionCase::describe() const {

@@ -7,7 +7,15 @@ namespace quoka_test {
 Random::Random(std::uint64_t seed, const char* file, int line)
     : engine_(seed), trace_(file, line, "seed " + std::to_string(seed)) {}
 
-std::uint64_t Random::bits() { return engine_(); }
+Random::Random(std::span<const std::uint8_t> bytes, const char* file, int line)
+    : bytes_(bytes), engine_(bytes.size()), trace_(file, line, "a fuzzer's bytes") {}
+
+std::uint64_t Random::bits() {
+  if (bytes_.empty()) return engine_();
+  const std::uint64_t byte = bytes_.front();
+  bytes_ = bytes_.subspan(1);
+  return byte * 0x0101010101010101u;
+}
 double Random::uniform() { return static_cast<double>(bits() >> 11) * 0x1p-53; }
 Index Random::below(Index n) { return static_cast<Index>(bits() % static_cast<std::uint64_t>(n)); }
 

@@ -32,6 +32,7 @@
 #include <initializer_list>
 #include <limits>
 #include <random>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -120,6 +121,9 @@ class Random {
  public:
   explicit Random(std::uint64_t seed, const char* file = __builtin_FILE(),
                   int line = __builtin_LINE());
+  // A draw for each byte, as a fuzzer chose them; behind the last one those of a seed.
+  explicit Random(std::span<const std::uint8_t> bytes, const char* file = __builtin_FILE(),
+                  int line = __builtin_LINE());
 
   std::uint64_t bits();
   double uniform();  // [0, 1)
@@ -136,6 +140,7 @@ class Random {
   std::vector<Index> permutation(Index n);
 
  private:
+  std::span<const std::uint8_t> bytes_;
   std::mt19937_64 engine_;
   ::testing::ScopedTrace trace_;
 };
