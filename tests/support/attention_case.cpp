@@ -796,26 +796,6 @@ const AttentionCase::Expected& AttentionCase::expected(int products) const {
   return ::testing::AssertionSuccess();
 }
 
-double AttentionCase::share_of_bound(const Output<float>& output, int products, int parts) const {
-  const Expected& of = expected(products);
-  double share = 0;
-  std::size_t row = 0;
-  for (Index b = 0; b < shape_.batch; ++b)
-    for (Index h = 0; h < shape_.q_heads; ++h)
-      for (Index i = 0; i < shape_.q_len; ++i, ++row) {
-        const double wanted = of.result.lse[row];
-        if (!std::isfinite(wanted)) continue;
-        share =
-            std::max(share, std::abs(static_cast<double>(output.lse(b, h, i)) - wanted) /
-                                (parts * of.bound[row].logit + 0x1p-22 * std::abs(wanted) + 1e-6));
-        for (Index c = 0; c < shape_.v_dim; ++c)
-          share = std::max(share, std::abs(static_cast<double>(output.out(b, h, i, c)) -
-                                           of.result.out.at(b, h, i, c)) /
-                                      (parts * of.bound[row].value));
-      }
-  return share;
-}
-
 ::testing::AssertionResult AttentionCase::keeps_nan_in_its_rows(const Output<float>& clean,
                                                                 Random& random, const Attend& by) {
   const Shape& s = shape_;

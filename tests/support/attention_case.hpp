@@ -104,7 +104,6 @@ class AttentionCase {
 
   std::string describe() const;
   const Shape& shape() const { return shape_; }
-  bool has_chunk() const { return has_chunk_; }
   bool has_selection() const { return !lists_.empty(); }
   bool has_mask() const { return mask_.size() > 0; }
   Index keys() const { return shape_.kv_len + (has_chunk_ ? shape_.q_len : 0); }
@@ -129,9 +128,6 @@ class AttentionCase {
   // bfloat16 where an arithmetic stands in for the one that was drawn, `parts` that were merged.
   ::testing::AssertionResult is_as_oracle(const Output<float>& output, int products = 0,
                                           int parts = 1) const;
-  // The share of that bound that was used, at most.
-  double share_of_bound(const Output<float>& output, int products = 0, int parts = 1) const;
-
   // May query i of a head be influenced by key t, past rows first?
   bool sees(Index b, Index head, Index i, Index t) const;
 

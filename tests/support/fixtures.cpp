@@ -148,7 +148,7 @@ bool Fragment::is_in(const std::string& message) const {
   return false;
 }
 
-void check_refusal(const std::string* message, std::initializer_list<Fragment> fragments,
+void check_refusal(const std::string* message, const std::vector<Fragment>& fragments,
                    const char* file, int line) {
   if (message == nullptr) {
     ADD_FAILURE_AT(file, line) << "expect_refused: nothing was thrown";

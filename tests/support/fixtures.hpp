@@ -226,10 +226,10 @@ class Fragment {
 };
 
 // f() throws std::invalid_argument, and its message contains every fragment.
-void check_refusal(const std::string* message, std::initializer_list<Fragment> fragments,
+void check_refusal(const std::string* message, const std::vector<Fragment>& fragments,
                    const char* file, int line);
 template <class F>
-void expect_refused(F&& f, std::initializer_list<Fragment> fragments,
+void expect_refused(F&& f, const std::vector<Fragment>& fragments,
                     const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   try {
     f();

@@ -210,22 +210,6 @@ TEST(SelectionFromLists, OfFullListsEqualsAll) {
   EXPECT_EQ(selection, Selection::all(1, 2, 3));
 }
 
-TEST(SelectionFromLists, RefusesAnotherNumberOfLists) {
-  expect_refused(
-      [] {
-        (void)Selection::from_lists(2, 2, 7, lists_of({{{1}, {2}, {3}}}));
-      },
-      {"lists", 3, 4});
-}
-
-TEST(SelectionFromLists, RefusesTheOneBadListAmongGoodOnes) {
-  expect_refused(
-      [] {
-        (void)Selection::from_lists(1, 3, 7, lists_of({{{1}, {}, {2, 7}}}));
-      },
-      {"position", 7, 6});
-}
-
 // ---- moved from ---------------------------------------------------------------------------------
 
 TEST(Selection, MovedFromIsNothingOfNothing) {
@@ -258,22 +242,49 @@ TEST(Selection, RequiresItsShape) {
 
 // ---- refused ------------------------------------------------------------------------------------
 
-TEST(Selection, RefusesAPositionBeyondThePast) {
-  expect_refused([] { (void)selection_of({0, 7}, 7); }, {"position", 7, 6});
-  expect_refused([] { (void)selection_of({0, 1}, 1); }, {2, 1});
-  expect_refused([] { (void)selection_of({0}, 0); }, {1, 0});
-}
-
-TEST(Selection, RefusesANegativePosition) {
-  expect_refused([] { (void)selection_of({-3, 2}, 7); }, {"position", -3, 0});
-}
-
-TEST(Selection, RefusesAPositionTwice) {
-  expect_refused([] { (void)selection_of({1, 4, 4}, 7); }, {"position", 4, "the one before"});
-}
-
-TEST(Selection, RefusesPositionsThatDescend) {
-  expect_refused([] { (void)selection_of({5, 2}, 7); }, {"position", 2, 5});
+TEST(Selection, RefusesWhatIsNoSelection) {
+  Selection selection = to_selection(some, 7);
+  SelectionWriter writer(selection, 1, 2, 7, 3);
+  Selection other = to_selection(some, 7);
+  const Index most = std::numeric_limits<Position>::max();
+  const auto of = [](std::initializer_list<Position> list, Index kv_len) {
+    return [list = std::vector<Position>(list), kv_len] {
+      Tensor3<Position> positions(1, 1, std::ssize(list));
+      std::copy(list.begin(), list.end(), positions.data());
+      Selection(positions, kv_len);
+    };
+  };
+  const auto write = [&](Index batch, Index kv_heads, Index kv_len, Index count) {
+    return [=, &other] { SelectionWriter(other, batch, kv_heads, kv_len, count); };
+  };
+  const struct {
+    std::function<void()> wrong;
+    std::vector<Fragment> says;
+  } table[] = {
+      {of({0, 7}, 7), {"position", 7, 6}},
+      {of({0, 1}, 1), {2, 1}},
+      {of({0}, 0), {1, 0}},
+      {of({-3, 2}, 7), {"position", -3, 0}},
+      {of({1, 4, 4}, 7), {"position", 4, "the one before"}},
+      {of({5, 2}, 7), {"position", 2, 5}},
+      {of({0}, -3), {"kv_len", -3, 0}},
+      {write(1, 1, 3, 4), {"positions", 4, 3}},
+      {write(1, 1, 3, -1), {"positions", -1, 0}},
+      {write(-2, 1, 3, 1), {"batch", -2, 0}},
+      {write(1, -2, 3, 1), {"kv_heads", -2, 0}},
+      {write(1, 1, most + 1, 1), {"kv_len", most + 1, most}},
+      {[&] { writer.set_count(0, 1, 4); }, {"of batch 0, KV head 1 is", 4, 3}},
+      {[&] { writer.set_count(0, 1, -1); }, {"of batch 0, KV head 1 is", -1, 0}},
+      {[] {
+         (void)Selection::from_lists(2, 2, 7, lists_of({{{1}, {2}, {3}}}));
+       },
+       {"lists", 3, 4}},
+      {[] {
+         (void)Selection::from_lists(1, 3, 7, lists_of({{{1}, {}, {2, 7}}}));
+       },
+       {"position", 7, 6}},
+  };
+  for (const auto& row : table) expect_refused(row.wrong, row.says);
 }
 
 TEST(Selection, RefusesTheOneBadRowAmongGoodOnes) {
@@ -285,36 +296,6 @@ TEST(Selection, RefusesTheOneBadRowAmongGoodOnes) {
   expect_refused([&] { Selection(positions, 7); }, {"of batch 1, KV head 0 is", 1, "before"});
   positions(1, 0, 2) = 2, positions(0, 1, 0) = -4;
   expect_refused([&] { Selection(positions, 7); }, {"of batch 0, KV head 1 is", -4, 0});
-}
-
-TEST(Selection, RefusesANegativeLength) {
-  expect_refused([] { (void)selection_of({0}, -3); }, {"kv_len", -3, 0});
-}
-
-TEST(SelectionWriter, RefusesMorePositionsThanKeys) {
-  Selection selection = to_selection(some, 7);
-  expect_refused([&] { SelectionWriter(selection, 1, 1, 3, 4); }, {"positions", 4, 3});
-  expect_refused([&] { SelectionWriter(selection, 1, 1, 3, -1); }, {"positions", -1, 0});
-}
-
-TEST(SelectionWriter, RefusesNegativeSizes) {
-  Selection selection;
-  expect_refused([&] { SelectionWriter(selection, -2, 1, 3, 1); }, {"batch", -2, 0});
-  expect_refused([&] { SelectionWriter(selection, 1, -2, 3, 1); }, {"kv_heads", -2, 0});
-}
-
-TEST(SelectionWriter, RefusesKeysBeyondTheLargestPosition) {
-  Selection selection;
-  const Index most = std::numeric_limits<Position>::max();
-  expect_refused([&] { SelectionWriter(selection, 1, 1, most + 1, 1); },
-                 {"kv_len", most + 1, most});
-}
-
-TEST(SelectionWriter, RefusesACountBeyondTheRoom) {
-  Selection selection;
-  SelectionWriter writer(selection, 1, 2, 7, 3);
-  expect_refused([&] { writer.set_count(0, 1, 4); }, {"of batch 0, KV head 1 is", 4, 3});
-  expect_refused([&] { writer.set_count(0, 1, -1); }, {"of batch 0, KV head 1 is", -1, 0});
 }
 
 // What is refused leaves nothing of nothing, whatever the Selection held before.

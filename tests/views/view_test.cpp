@@ -152,29 +152,61 @@ TEST(View, OfAPointerAndSizesIsContiguous) {
   EXPECT_TRUE(TensorView<float>(nullptr, {2, 0, 5, 7}).empty());
 }
 
-TEST(View, OfAPointerAndSizesRefusesWhatAViewRefuses) {
+// Views, slices and rows: each refusal with both numbers.
+TEST(View, RefusesWhatIsNoView) {
   float memory[4];
   float* const null = nullptr;
-  expect_refused([&] { TensorView<float>(memory, {1, -3, 2, 2}); }, {"size", -3, 0});
-  expect_refused([&] { TensorView<float>(null, {1, 1, 2, 2}); }, {"pointer is null"});
-  const Index large = Index{1} << 40;
-  expect_refused(
-      [&] {
-        TensorView<float>(memory, {large, 1, large, 2});
-      },
-      {"size", large, (Index{1} << 22) - 1});
-}
-
-TEST(View, RefusesANegativeSize) {
-  float x = 0;
-  expect_refused([&] { TensorView<float>(&x, {1, -3, 7, 5}, {0, 0, 5, 1}); }, {"size", -3, 0});
-  expect_refused([&] { TensorView<float, 3>(&x, {1, 1, -7}, {0, 0, 1}); }, {"size", -7, 0});
-}
-
-TEST(View, RefusesAnInnerStrideOtherThanOne) {
-  float x = 0;
-  expect_refused([&] { TensorView<float>(&x, {1, 3, 7, 5}, {0, 0, 5, 2}); }, {"stride", 2, 1});
-  expect_refused([&] { TensorView<float>(&x, {1, 3, 7, 5}, {0, 0, 5, 0}); }, {"stride", 0, 1});
+  const Index large = Index{1} << 40, largest = std::numeric_limits<Index>::max();
+  const Tensor4<float> x(1, 2, 7, 5);
+  const Rows rows = x;
+  const auto slice = [&](Index begin, Index count) { (void)view_of(x).slice(begin, count); };
+  const struct {
+    std::function<void()> wrong;
+    std::vector<Fragment> says;
+  } table[] = {
+      {[&] {
+         TensorView<float>(memory, {1, -3, 2, 2});
+       },
+       {"size", -3, 0}},
+      {[&] {
+         TensorView<float>(null, {1, 1, 2, 2});
+       },
+       {"pointer is null"}},
+      {[&] {
+         TensorView<float>(memory, {large, 1, large, 2});
+       },
+       {"size", large, (Index{1} << 22) - 1}},
+      {[&] {
+         TensorView<float>(memory, {1, -3, 7, 5}, {0, 0, 5, 1});
+       },
+       {"size", -3, 0}},
+      {[&] {
+         TensorView<float, 3>(memory, {1, 1, -7}, {0, 0, 1});
+       },
+       {"size", -7, 0}},
+      {[&] {
+         TensorView<float>(memory, {1, 3, 7, 5}, {0, 0, 5, 2});
+       },
+       {"stride", 2, 1}},
+      {[&] {
+         TensorView<float>(memory, {1, 3, 7, 5}, {0, 0, 5, 0});
+       },
+       {"stride", 0, 1}},
+      {[&] { slice(3, 5); }, {5, 4}},
+      {[&] { slice(8, 0); }, {8, 7}},
+      {[&] { slice(-1, 2); }, {"begin", -1, 0}},
+      {[&] { slice(3, -2); }, {"count", -2, 0}},
+      {[&] { slice(1, largest); }, {largest, 6}},
+      {[&] { slice(largest, 1); }, {largest, 7}},
+      {[&] { (void)rows.slice(3, 5); }, {5, 4}},
+      {[&] { (void)rows.slice(-1, 2); }, {"begin", -1, 0}},
+      {[&] { (void)rows.slice(1, largest); }, {6}},
+      {[&] {
+         Rows(rows.data(), rows.format(), {1, -2, 7, 5}, rows.strides());
+       },
+       {"size", -2, 0}},
+  };
+  for (const auto& row : table) expect_refused(row.wrong, row.says);
 }
 
 // ---- empty --------------------------------------------------------------------------------------
@@ -223,25 +255,6 @@ TEST(View, SliceOfARankThreeView) {
 TEST(View, SliceOfNothingIsEmptyAnywhere) {
   const Tensor4<float> x(1, 2, 7, 5);
   for (Index begin : {0, 3, 7}) EXPECT_TRUE(view_of(x).slice(begin, 0).empty());
-}
-
-TEST(View, SliceRefusesWhatLiesBeyondTheEnd) {
-  const Tensor4<float> x(1, 2, 7, 5);
-  expect_refused([&] { (void)view_of(x).slice(3, 5); }, {5, 4});
-  expect_refused([&] { (void)view_of(x).slice(8, 0); }, {8, 7});
-}
-
-TEST(View, SliceRefusesNegativeNumbers) {
-  const Tensor4<float> x(1, 2, 7, 5);
-  expect_refused([&] { (void)view_of(x).slice(-1, 2); }, {"begin", -1, 0});
-  expect_refused([&] { (void)view_of(x).slice(3, -2); }, {"count", -2, 0});
-}
-
-TEST(View, SliceRefusesACountThatWouldOverflow) {
-  const Tensor4<float> x(1, 2, 7, 5);
-  const Index largest = std::numeric_limits<Index>::max();
-  expect_refused([&] { (void)view_of(x).slice(1, largest); }, {largest, 6});
-  expect_refused([&] { (void)view_of(x).slice(largest, 1); }, {largest, 7});
 }
 
 // ---- null ---------------------------------------------------------------------------------------
@@ -390,19 +403,6 @@ TEST(View, AWalkOfPagesFollowsListsAndHeads) {
   const auto pool = random.tensor<Element>(3, 3, 4, 5);
   EXPECT_FALSE(Rows(pool).heads_side_by_side());
   EXPECT_TRUE(quoka::paged(Rows(pool), table, 7).heads_side_by_side());
-}
-
-TEST(View, RowsRefuseWhatViewsRefuse) {
-  const Tensor4<float> x(1, 2, 7, 5);
-  const Rows rows = x;
-  expect_refused([&] { (void)rows.slice(3, 5); }, {5, 4});
-  expect_refused([&] { (void)rows.slice(-1, 2); }, {"begin", -1, 0});
-  expect_refused([&] { (void)rows.slice(1, std::numeric_limits<Index>::max()); }, {6});
-  expect_refused(
-      [&] {
-        Rows(rows.data(), rows.format(), {1, -2, 7, 5}, rows.strides());
-      },
-      {"size", -2, 0});
 }
 
 // ---- do two views share memory? -----------------------------------------------------------------
