@@ -519,6 +519,36 @@ def first_token():
 
 
 @table
+def ggml_errors():
+    """llama.cpp's error by type and number of queries, and what the plug-in's arithmetics have: the largest over the sizes of logits."""
+    found = load("ggml_arithmetic")["errors"]
+
+    def largest(by, cache, queries):
+        sizes = [r[by] for r in found if r["cache"] == cache and (queries is None or r["shape"].split("/")[3] == queries)]
+        return f"{max(sizes):.1e}" if sizes else "-"
+
+    return ["cache", *(f"llama.cpp, {n}" for n in ("1 query", "8", "63", "64", "512")), "float", "bf16"], [
+        [code(cache), *(largest("ggml", cache, n) for n in ("1", "8", "63", "64", "512")), largest("float", cache, None), largest("bf16", cache, None)]
+        for cache in dict.fromkeys(r["cache"] for r in found)]
+
+
+@table
+def ggml_arithmetic():
+    of = load("ggml_arithmetic")
+    body = [[f"{r['cache']} cache, {r['shape'].rsplit('/', 2)[0]}, 512 queries, {int(r['shape'].rsplit('/', 1)[1]):,} cached: times as fast", "1", f"{r['float']:.3g}", f"{r['bf16']:.3g}"]
+            for r in of["ggml_over"]]
+    of_model = {x["name"]: x for x in of["check"]}
+    exact = [of_model[name] for name in ("exact float", "exact bf16")]
+    body.append(["2,048 tokens: KL, nat", "0", *(f"{x['kl']:.4f}" for x in exact)])
+    body.append(["top-1 agrees", "100 %", *(f"{percent(x['agrees'])} %" for x in exact)])
+    body.append(["perplexity", "0", *("{:+.2f} % ({:+.1f} to {:+.1f})".format(*x["perplexity"]) for x in exact)])
+    for p in of["first_token"]["prompts"]:
+        if p["tokens"] != 4096:
+            body.append([f"first of {p['tokens']:,} tokens, CPU seconds", *(f"{p[by]['cpu_s']:.1f}" for by in ("llama.cpp", "float", "bf16"))])
+    return ["", "llama.cpp", "exact float", "exact bf16"], body
+
+
+@table
 def check_model():
     """What examples/ggml/check.sh found of TinyLlama at the longest length, then what it recommends on other text."""
     body = []

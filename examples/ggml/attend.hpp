@@ -33,7 +33,11 @@ class Attend {
                                                   i % node.mask->ne[3], 2, 1)
                                  .slice(0, node.q.ne[1]);
     }
-    quoka::AttentionOptions options{.scale = node.scale, .softcap = node.softcap};
+    quoka::AttentionOptions options{
+        .scale = node.scale,
+        .softcap = node.softcap,
+        .arithmetic =
+            arithmetic_of_node(settings_.arithmetic, node.k.type, node.v.type, node.q.ne[1])};
     std::vector<float> factors;
     if (node.max_bias > 0) factors = quoka::alibi_slopes(node.q_heads(), node.max_bias);
     options.mask_factors = factors;
@@ -63,7 +67,10 @@ class Attend {
       layers_.slides(node.layer);
       if (exact == among_first) exact = a_window();
     }
-    stats_.add(node.layer, report, exact != nullptr ? exact : quoka::describe(report.outcome));
+    const Arithmetic used =
+        arithmetic_used(settings_.arithmetic, node.k.type, node.v.type, node.q.ne[1]);
+    stats_.add(node.layer, report, name_of(used),
+               exact != nullptr ? exact : quoka::describe(report.outcome));
   }
 
  private:

@@ -6,7 +6,7 @@
 //                 [--modes exact,quoka] [--budget 1024] [--cache f16|q8_0] [--out results.json]
 //     first_token --shape llama-3.1-8b [--layers 2] ...
 //
-// Modes alternate at each depth; one may have its own number of threads, exact:1. What is in a cache changes no
+// Modes alternate at each depth; one may have settings of its own (settings_text.hpp): exact:arithmetic=bf16. What is in a cache changes no
 // time of dense attention; copies are no favour to selection: many keys score alike. The first layer is dense,
 // unless QUOKA_DENSE_LAYERS says otherwise.
 //
@@ -15,6 +15,7 @@
 // exact mode's.
 #include "llama_session.hpp"
 #include "random_model.hpp"
+#include "settings_text.hpp"
 
 #include "support/clock.hpp"
 #include "support/json_file.hpp"
@@ -169,11 +170,11 @@ int main(int argc, char** argv) try {
   setenv("QUOKA_BUDGET", budget.c_str(), 1);
   if (sampled) setenv("QUOKA_DENSE_LAYERS", "0", 1);
   for (const std::string& name : names) {
-    const std::size_t colon = name.find(':');
-    setenv("QUOKA_MODE", name.substr(0, colon).c_str(), 1);
-    setenv("QUOKA_THREADS", colon == name.npos ? "0" : name.substr(colon + 1).c_str(), 1);
+    const nlohmann::json settings = settings_of_mode(name);
+    set_variables(settings);
     restart_quoka();
     modes.push_back({name, std::make_unique<Session>(model.get(), p)});
+    clear_variables(settings);
   }
   std::mt19937 random(1);
   modes[0].session->decode(random_tokens(random, vocabulary, 0, block));

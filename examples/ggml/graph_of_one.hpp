@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -127,6 +128,52 @@ class GraphOfOne {
   ggml_backend_buffer_ptr buffer_;
   ggml_cgraph* graph_ = nullptr;
 };
+
+// All of t [dim, heads, cells] as floats.
+inline std::vector<float> floats_of(const ggml_tensor& t) {
+  std::vector<float> x(static_cast<std::size_t>(ggml_nelements(&t)));
+  if (t.type == GGML_TYPE_F32)
+    std::memcpy(x.data(), t.data, ggml_nbytes(&t));
+  else
+    ggml_get_type_traits(t.type)->to_float(t.data, x.data(), ggml_nelements(&t));
+  return x;
+}
+
+// The output in double, [n_q, q_heads, head_dim], of queries after `cached` cells in order.
+inline std::vector<double> in_double(const GraphOfOne& graph, std::int64_t cached) {
+  const NodeShape& s = graph.s;
+  const std::vector<float> q = floats_of(*graph.q_rows), k = floats_of(*graph.k_cache),
+                           v = floats_of(*graph.v_cache);
+  const auto row = [&](const std::vector<float>& x, std::int64_t at) {
+    return x.data() + at * s.head_dim;
+  };
+  const double scale = static_cast<double>(1.0f / std::sqrt(static_cast<float>(s.head_dim)));
+  std::vector<double> out(q.size()), weights;
+  for (std::int64_t i = 0; i < s.n_q; ++i)
+    for (std::int64_t head = 0; head < s.q_heads; ++head) {
+      const std::int64_t kv_head = head / (s.q_heads / s.kv_heads), seen = cached + i + 1;
+      const float* const query = row(q, i * s.q_heads + head);
+      weights.assign(static_cast<std::size_t>(seen), 0.0);
+      for (std::int64_t cell = 0; cell < seen; ++cell) {
+        const float* const key = row(k, cell * s.kv_heads + kv_head);
+        double sum = 0;
+        for (std::int64_t c = 0; c < s.head_dim; ++c)
+          sum += static_cast<double>(query[c]) * static_cast<double>(key[c]);
+        weights[static_cast<std::size_t>(cell)] = scale * sum;
+      }
+      const double top = *std::max_element(weights.begin(), weights.end());
+      double all = 0;
+      for (double& x : weights) all += x = std::exp(x - top);
+      double* const to = out.data() + (i * s.q_heads + head) * s.head_dim;
+      for (std::int64_t cell = 0; cell < seen; ++cell) {
+        const float* const value = row(v, cell * s.kv_heads + kv_head);
+        const double weight = weights[static_cast<std::size_t>(cell)] / all;
+        for (std::int64_t c = 0; c < s.head_dim; ++c)
+          to[c] += weight * static_cast<double>(value[c]);
+      }
+    }
+  return out;
+}
 
 // The CPU backend, and this one with its parameters (a JSON object, as the configuration file).
 struct Backends {

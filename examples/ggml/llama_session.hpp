@@ -47,6 +47,9 @@ inline llama_model_ptr load_model(const std::string& path) {
   return model;
 }
 
+inline ggml_type cache_type(const std::string& name) {
+  return name == "q8_0" ? GGML_TYPE_Q8_0 : GGML_TYPE_F16;
+}
 // For `tokens` of one sequence, in ubatches. cache: what keys and values are stored as, f16 or q8_0.
 inline llama_context_params context_params(std::int64_t tokens, std::int64_t ubatch, int threads,
                                            const std::string& cache = "f16") {
@@ -54,7 +57,7 @@ inline llama_context_params context_params(std::int64_t tokens, std::int64_t uba
   p.n_ctx = p.n_batch = static_cast<std::uint32_t>(tokens + 255) / 256 * 256;
   p.n_ubatch = static_cast<std::uint32_t>(ubatch);
   p.n_threads = p.n_threads_batch = threads;
-  p.type_k = p.type_v = cache == "q8_0" ? GGML_TYPE_Q8_0 : GGML_TYPE_F16;
+  p.type_k = p.type_v = cache_type(cache);
   p.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_ENABLED;
   return p;
 }

@@ -10,6 +10,8 @@
 // float first, by ggml.
 #pragma once
 
+#include "arithmetics.hpp"
+
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/quoka.hpp>
 
@@ -23,14 +25,22 @@
 
 namespace quoka_ggml {
 
-using quoka::Index;
-
 // How rows of this type are read in place; null: they are not.
 inline const quoka::Format* format_of_type(ggml_type type) {
   if (type == GGML_TYPE_F32) return &quoka::format_of<float>();
   if (type == GGML_TYPE_F16) return &quoka::format_of<Eigen::half>();
   if (type == GGML_TYPE_BF16) return &quoka::format_of<Eigen::bfloat16>();
   return type == GGML_TYPE_Q8_0 ? &quoka::q8_0_format() : nullptr;
+}
+
+// What a node of so many queries over K and V of these types comes to be computed in, where a setting asks for `asked`.
+inline Arithmetic arithmetic_used(Arithmetic asked, ggml_type k, ggml_type v, Index queries) {
+  const auto format = [](ggml_type type) -> const quoka::Format& {
+    const quoka::Format* const in_place = format_of_type(type);
+    return in_place != nullptr ? *in_place : quoka::format_of<float>();
+  };
+  if (queries == 1) return Arithmetic::single;  // bound by memory: always in float
+  return quoka::arithmetic_used(arithmetic_of_node(asked, k, v, queries), format(k), format(v));
 }
 
 // One stream as [1, heads, len, dim], heads and len being these axes of t.

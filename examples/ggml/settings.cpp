@@ -1,12 +1,13 @@
 #include "settings.hpp"
 
+#include "settings_text.hpp"
+
 #include "support/layer_policy_file.hpp"
 
 #include <quoka/base/version.hpp>
 #include <quoka/runtime/isa.hpp>
 
 #include <algorithm>
-#include <cctype>
 #include <cstdlib>
 #include <iterator>
 #include <vector>
@@ -20,18 +21,13 @@ using nlohmann::json;
 
 constexpr const char* modes[] = {"exact", "quoka", "recommended", "robust"};
 // Members of the file that are variables, too: QUOKA_ before the capitals.
-const std::vector<std::string> variables{"mode",   "budget",   "dense_layers", "chunk",
-                                         "decode", "min_past", "min_queries",  "threads",
-                                         "sketch", "stats",    "quiet",        "isa"};
+const std::vector<std::string> variables{
+    "mode",    "budget", "dense_layers", "chunk", "decode", "min_past",  "min_queries",
+    "threads", "sketch", "stats",        "quiet", "isa",    "arithmetic"};
 // What this project's tests and test scripts are told by: not settings, and no typos.
 const std::vector<std::string> of_tests{"QUOKA_TINYLLAMA", "QUOKA_SOAK_STEPS",
                                         "QUOKA_SERVER_MINUTES", "QUOKA_MUTANT",
                                         "QUOKA_MUTANT_TRACE"};
-
-std::string variable(std::string key) {
-  for (char& c : key) c = static_cast<char>(std::toupper(c));
-  return "QUOKA_" + key;
-}
 
 // Letters to insert, leave out, replace, or swap with their neighbour.
 std::size_t distance(const std::string& a, const std::string& b) {
@@ -60,7 +56,7 @@ std::size_t distance(const std::string& a, const std::string& b) {
 // Throws std::invalid_argument for a variable that looks like one of ours and is none.
 void check_variables() {
   std::vector<std::string> known{"QUOKA_CONFIG"};
-  for (const std::string& key : variables) known.push_back(variable(key));
+  for (const std::string& key : variables) known.push_back(variable_of(key));
   for (char** at = environ; at != nullptr && *at != nullptr; ++at) {
     const std::string one = *at, name = one.substr(0, one.find('='));
     if (name.starts_with("QUOKA_") && std::find(known.begin(), known.end(), name) == known.end() &&
@@ -93,6 +89,7 @@ Settings parse(json all) {
   s.min_past = members.whole("min_past", 0, quoka_examples::most_keys, s.min_past);
   s.min_queries = members.whole("min_queries", 0, 1 << 20, s.min_queries);
   s.threads = static_cast<int>(members.whole("threads", 0, 1024, s.threads));
+  s.arithmetic = arithmetic_named(members.one_of("arithmetic", arithmetic_names(), "automatic"));
   s.sketch = members.flag("sketch", s.sketch);
   s.quiet = members.flag("quiet", s.quiet);
   s.isa = members.one_of("isa", quoka::isa_levels(), s.isa);
@@ -126,10 +123,9 @@ Settings read_settings(std::string& problem) try {
     all = quoka_examples::parse_json_object(path, {std::istreambuf_iterator<char>(file), {}});
   }
   for (const std::string& key : variables) {
-    const char* const text = std::getenv(variable(key).c_str());
+    const char* const text = std::getenv(variable_of(key).c_str());
     if (text == nullptr) continue;
-    all[key] = json::parse(text, nullptr, false);
-    if (all[key].is_discarded()) all[key] = text;  // no JSON: the text itself
+    all[key] = value_of(text);
   }
   return parse(all);
 } catch (const std::exception& e) {
@@ -148,8 +144,13 @@ Settings with_parameters(const Settings& settings, const char* text) {
 }
 
 std::string Settings::summary() const {
+  const Arithmetic used = quoka::arithmetic_used(arithmetic);
+  const std::string in = arithmetic == Arithmetic::automatic ? ""
+                         : used == arithmetic                ? ", in " + name_of(used)
+                                                             : ", in " + name_of(used) + ": " +
+                                                    name_of(arithmetic) + " is no faster here";
   return std::string("version ") + QUOKA_VERSION_STRING + " (" + quoka::isa() +
-         "): " + (mode == "exact" ? "exact attention" : "selects keys by " + told);
+         "): " + (mode == "exact" ? "exact attention" : "selects keys by " + told) + in;
 }
 
 }  // namespace quoka_ggml

@@ -2,6 +2,8 @@
 // README.md has the table. A layer policy (support/layer_policy.hpp) is such a file.
 #pragma once
 
+#include "arithmetics.hpp"
+
 #include "support/layer_policy.hpp"
 
 #include <quoka/select/quoka.hpp>
@@ -9,8 +11,6 @@
 #include <string>
 
 namespace quoka_ggml {
-
-using quoka::Index;
 
 struct Settings {
   std::string mode = "exact";  // or a preset's name
@@ -23,8 +23,9 @@ struct Settings {
   Index min_past = 0;     // fewer cells before a chunk: exact
   Index min_queries = 0;  // fewer are left to the CPU backend; 0: reason_to_refuse() decides
   int threads = 0;        // 0: as many as the engine says
-  bool sketch = true;     // keep one of the keys where that is faster
-  std::string isa = {};   // of quoka::isa_levels(); empty: as the library chose
+  Arithmetic arithmetic = Arithmetic::automatic;  // asked for: arithmetics.hpp
+  bool sketch = true;                             // keep one of the keys where that is faster
+  std::string isa = {};  // of quoka::isa_levels(); empty: as the library chose
   bool stats = false;
   std::string stats_file = {};
   bool quiet = false;       // say nothing at the start but what is wrong

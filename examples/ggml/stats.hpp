@@ -3,6 +3,7 @@
 //
 //   layers               each with its past's keys seen and attended, summed over queries, and what was done in how
 //                        many calls
+//   arithmetic           float, bf16 or another, and in how many calls
 //   selections_refused   why, and in how many calls
 //   questions_declined   why an operation was left to the CPU, and how often the engine had asked
 //   selecting_seconds, seconds_with_every_key
@@ -30,11 +31,13 @@ class Stats {
     const std::lock_guard<std::mutex> lock(mutex_);
     report();
     print_ = print, file_ = file, quiet_ = quiet, first_ = none;
-    account_ = {}, declined_.clear(), refused_.clear(), unwritten_ = false;
+    account_ = {}, declined_.clear(), arithmetic_.clear(), refused_.clear(), unwritten_ = false;
   }
   // did: what was done with the layer's attention, "selected" or why not.
-  void add(int layer, const quoka::MaskedReport& call, const char* did) {
+  void add(int layer, const quoka::MaskedReport& call, const std::string& arithmetic,
+           const char* did) {
     const std::lock_guard<std::mutex> lock(mutex_);
+    ++arithmetic_[arithmetic];
     if (first_ == layer && !quiet_) {  // all layers of a graph are counted
       for (const std::string& line : account_.lines()) say(line);
       first_ = said;
@@ -69,6 +72,8 @@ class Stats {
     if (took > 0 && (print_ || !quiet_)) say(text);
     if (!print_) return;
     for (const std::string& line : account_.lines()) say(line);
+    for (const auto& [name, count] : arithmetic_)
+      say("in " + name + ": " + std::to_string(count) + " calls");
     for (const auto& [why, count] : refused_)
       say(std::to_string(count) + " calls exact, since " + why);
     for (const auto& [why, count] : declined_)
@@ -82,6 +87,7 @@ class Stats {
           {{"layer", layer}, {"seen", of.seen}, {"attended", of.attended}, {"did", of.did}});
     const auto [took, dense] = account_.saving();
     const json all = {{"layers", layers},
+                      {"arithmetic", arithmetic_},
                       {"questions_declined", declined_},
                       {"selections_refused", refused_},
                       {"selecting_seconds", took},
@@ -99,8 +105,8 @@ class Stats {
   std::mutex mutex_;
   std::chrono::steady_clock::time_point written_{};
   quoka::LayerAccount account_;
-  std::map<std::string, Index> declined_, refused_;  // why: questions, calls
-  bool unwritten_ = false;                           // the file, when it was tried last
+  std::map<std::string, Index> declined_, refused_, arithmetic_;  // questions, calls, calls
+  bool unwritten_ = false;  // the file, when it was tried last
 };
 
 }  // namespace quoka_ggml

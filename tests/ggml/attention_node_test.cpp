@@ -1,5 +1,6 @@
 // FLASH_ATTN_EXT in exact mode against ggml's CPU backend, and against an oracle where ggml rounds.
 
+#include "ggml/node.hpp"
 #include "ggml/nodes.hpp"
 
 #include <algorithm>
@@ -255,6 +256,91 @@ TEST_F(AttentionNode, HiddenCellsMayHoldAnything) {
     std::fill_n(static_cast<ggml_fp16_t*>(t->data) + 81 * row, (256 - 81) * row,
                 ggml_fp32_to_fp16(NAN));
   EXPECT_EQ(graph.computed_by(Backends::quoka("").get()), expected);
+}
+
+// ---- arithmetics ----
+
+// The library's own attention of a chunk after `past` cells, in this arithmetic.
+std::vector<float> by_the_library(const GraphOfOne& graph, std::int64_t past,
+                                  quoka::Arithmetic arithmetic) {
+  const Node node(*graph.out);
+  const quoka::SerialExecutor alone;
+  std::vector<float> floats[2];
+  const auto rows = [&](const ggml_tensor& t, std::vector<float>& to) {
+    if (const quoka::Format* const format = format_of_type(t.type))
+      return rows_of<quoka::Rows>(t, *format, 0, 2, 1);
+    to.resize(static_cast<std::size_t>(ggml_nelements(&t)));
+    dequantise(t, to.data(), alone);
+    const auto row = static_cast<std::int64_t>(sizeof(float)) * t.ne[0];
+    return quoka::Rows(reinterpret_cast<const std::byte*>(to.data()), quoka::format_of<float>(),
+                       {1, t.ne[2], t.ne[1], t.ne[0]}, {0, row * t.ne[1], row});
+  };
+  const auto [before, chunk] =
+      quoka::chunk_in_cache(rows(node.k, floats[0]).slice(0, past + graph.s.n_q),
+                            rows(node.v, floats[1]).slice(0, past + graph.s.n_q), graph.s.n_q);
+  quoka::AttentionWorkspace workspace;
+  quoka::attention(rows_of<quoka::Rows>(node.q, quoka::format_of<float>(), 0, 2, 1), before, chunk,
+                   rows_of<quoka::OutputRows>(*graph.out, quoka::format_of<float>(), 0, 1, 2),
+                   {.scale = node.scale, .arithmetic = arithmetic}, alone, workspace);
+  const auto* const out = static_cast<const float*>(graph.out->data);
+  return {out, out + ggml_nelements(graph.out)};
+}
+const ggml_type cache_types[] = {GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16,  GGML_TYPE_Q8_0,
+                                 GGML_TYPE_Q4_0, GGML_TYPE_Q5_1, GGML_TYPE_IQ4_NL};
+
+// The same bits as attention() by the arithmetic of that name; and `automatic` by its table.
+TEST_F(AttentionNode, ArithmeticsAreTheLibrarysOwn) {
+  const bool has_bf16 =
+      quoka::arithmetic_used(quoka::Arithmetic::bfloat16) == quoka::Arithmetic::bfloat16;
+  for (const ggml_type type : cache_types)
+    for (const std::int64_t n_q : {1, 31, 32, 70}) {
+      SCOPED_TRACE(std::string(ggml_type_name(type)) + ", queries " + std::to_string(n_q));
+      NodeShape s;
+      s.k_type = s.v_type = type, s.n_q = n_q, s.cells = 512;
+      GraphOfOne graph(s);
+      graph.see_causally(300);
+      const auto said = [&](const char* name) {
+        return graph.computed_by(
+            Backends::quoka(std::string(R"({"arithmetic": ")") + name + "\"}").get());
+      };
+      const auto single = by_the_library(graph, 300, quoka::Arithmetic::single),
+                 bf16 = by_the_library(graph, 300, quoka::Arithmetic::bfloat16),
+                 library = by_the_library(graph, 300, quoka::Arithmetic::automatic);
+      EXPECT_EQ(said("float"), single);
+      EXPECT_EQ(said("bf16"), bf16);
+      EXPECT_EQ(bf16 != single, has_bf16 && n_q > 1) << "a token's attention is float";
+      const bool rounds = has_bf16 && n_q >= 32 && ggml_is_quantized(type);
+      EXPECT_EQ(said("automatic"), rounds ? bf16 : library);
+      EXPECT_EQ(graph.computed_by(Backends::quoka("").get()), said("automatic"));
+    }
+}
+
+// By the root of the mean square over logits of every size: where llama.cpp has less than bf16, `automatic` has not more.
+TEST_F(AttentionNode, AutomaticIsNotWorseThanLlamaCpp) {
+  for (const ggml_type type : cache_types)
+    for (const std::int64_t n_q : {1, 8, 63, 64}) {
+      SCOPED_TRACE(std::string(ggml_type_name(type)) + ", queries " + std::to_string(n_q));
+      NodeShape s;
+      s.k_type = s.v_type = type, s.n_q = n_q, s.cells = 512, s.q_heads = 4;
+      GraphOfOne graph(s);
+      graph.see_causally(400);
+      double ours = 0, theirs = 0;
+      for (const float size : {0.3f, 1.0f, 3.0f, 10.0f}) {
+        graph.fill(graph.q_rows, size);
+        const std::vector<double> exact = in_double(graph, 400);
+        const auto error = [&](ggml_backend_t backend) {
+          const std::vector<float> x = graph.computed_by(backend);
+          EXPECT_EQ(x.size(), exact.size());
+          double off = 0, all = 0;
+          for (std::size_t i = 0; i < x.size(); ++i)
+            off += std::pow(static_cast<double>(x[i]) - exact[i], 2), all += exact[i] * exact[i];
+          return std::sqrt(off / all);
+        };
+        ours = std::max(ours, error(Backends::quoka("").get()));
+        theirs = std::max(theirs, error(backends().cpu.get()));
+      }
+      EXPECT_LT(ours, std::max(theirs, 1e-5));
+    }
 }
 
 TEST_F(AttentionNode, ThreadsChangeNoBit) {

@@ -1,6 +1,7 @@
 // What the backend is told: variables, a file, parameters, and what is refused in one line.
 
 #include "ggml/settings.hpp"
+#include "ggml/settings_text.hpp"
 
 #include <quoka/runtime/isa.hpp>
 
@@ -64,6 +65,7 @@ TEST(GgmlSettings, Variables) {
                    {"QUOKA_MIN_PAST", "4096"},
                    {"QUOKA_MIN_QUERIES", "7"},
                    {"QUOKA_THREADS", "3"},
+                   {"QUOKA_ARITHMETIC", "bf16"},
                    {"QUOKA_SKETCH", "0"},
                    {"QUOKA_STATS", "true"},
                    {"QUOKA_QUIET", "1"},
@@ -79,6 +81,7 @@ TEST(GgmlSettings, Variables) {
   EXPECT_EQ(s.min_past, 4096);
   EXPECT_EQ(s.min_queries, 7);
   EXPECT_EQ(s.threads, 3);
+  EXPECT_EQ(s.arithmetic, quoka::Arithmetic::bfloat16);
   EXPECT_TRUE(s.decode && s.stats && s.quiet && !s.sketch);
   EXPECT_EQ(s.isa, quoka::isa_levels().front());
   EXPECT_NE(s.summary().find("robust"), std::string::npos);
@@ -136,6 +139,7 @@ TEST(GgmlSettings, UnknownVariablesAreNamedWithTheNearest) {
                                                        {"QUOKA_BUGDET", "QUOKA_BUDGET"},
                                                        {"QUOKA_DENSE_LAYER", "QUOKA_DENSE_LAYERS"},
                                                        {"QUOKA_MINPAST", "QUOKA_MIN_PAST"},
+                                                       {"QUOKA_ARITMETIC", "QUOKA_ARITHMETIC"},
                                                        {"QUOKA_CONFG", "QUOKA_CONFIG"},
                                                        {"QUOKA_STAT", "QUOKA_STATS"},
                                                        {"QUOKA_mode", "QUOKA_MODE"}};
@@ -174,13 +178,38 @@ TEST(GgmlSettings, ValuesAreReadToTheirEnd) {
   for (const char* const name :
        {"QUOKA_MODE", "QUOKA_BUDGET", "QUOKA_DENSE_LAYERS", "QUOKA_CHUNK", "QUOKA_DECODE",
         "QUOKA_MIN_PAST", "QUOKA_MIN_QUERIES", "QUOKA_THREADS", "QUOKA_SKETCH", "QUOKA_QUIET",
-        "QUOKA_ISA", "QUOKA_CONFIG"})
+        "QUOKA_ISA", "QUOKA_ARITHMETIC", "QUOKA_CONFIG"})
     for (const std::string& value : garbage) {
       if (value.empty() && std::string(name) == "QUOKA_ISA") continue;  // none, as for the library
       const Told told(Variables{{name, value}});
       EXPECT_NE(told.problem, "") << name << "=" << value;
       EXPECT_EQ(told.settings.mode, "exact");
     }
+}
+
+TEST(GgmlSettings, Arithmetics) {
+  const auto named = [](const char* name) { return Told(Variables{{"QUOKA_ARITHMETIC", name}}); };
+  EXPECT_EQ(Told({}).settings.arithmetic, quoka::Arithmetic::automatic);
+  EXPECT_EQ(named("automatic").settings.arithmetic, quoka::Arithmetic::automatic);
+  EXPECT_EQ(named("float").settings.arithmetic, quoka::Arithmetic::single);
+  EXPECT_EQ(named("bf16").settings.arithmetic, quoka::Arithmetic::bfloat16);
+  for (const char* const none : {"int9", "BF16", "bfloat16", "16"})
+    EXPECT_NE(named(none).problem.find("but must be automatic or float or bf16"), std::string::npos)
+        << named(none).problem;
+  EXPECT_TRUE(named("float").settings.summary().ends_with("exact attention, in float"));
+  EXPECT_TRUE(named("automatic").settings.summary().ends_with("exact attention"));
+  const bool has_bf16 =
+      quoka::arithmetic_used(quoka::Arithmetic::bfloat16) != quoka::Arithmetic::single;
+  EXPECT_TRUE(named("bf16").settings.summary().ends_with(
+      has_bf16 ? ", in bf16" : ", in float: bf16 is no faster here"));
+}
+
+TEST(GgmlSettings, ModesOfPrograms) {
+  EXPECT_EQ(settings_of_mode("exact"), (nlohmann::json{{"mode", "exact"}}));
+  EXPECT_EQ(settings_of_mode("exact:arithmetic=bf16:threads=2"),
+            (nlohmann::json{{"mode", "exact"}, {"arithmetic", "bf16"}, {"threads", 2}}));
+  for (const char* const wrong : {"exact:", "exact:2", "exact:threads=2:", "exact::threads=2"})
+    EXPECT_THROW((void)settings_of_mode(wrong), std::invalid_argument) << wrong;
 }
 
 TEST(GgmlSettings, BudgetsByScores) {
@@ -233,6 +262,7 @@ TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
       {{{"QUOKA_MODE", "quoka"}, {"QUOKA_CONFIG", written("[1]")}}, "no JSON object"},
       {{{"QUOKA_MODE", "quoka"}, {"QUOKA_CONFIG", written("{\"bugdet\": 3}")}}, "bugdet"},
       {{{"QUOKA_MODE", "quoka"}, {"QUOKA_ISA", "x87"}}, "isa is \"x87\""},
+      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_ARITHMETIC", "fp8"}}, "arithmetic is \"fp8\""},
       {{{"QUOKA_CONFIG", written(R"({"mode": "quoka", "layer_budgets": {"3": "mass:0.5"}})")}},
        "no mass"},
       {{{"QUOKA_CONFIG", written(R"({"mode": "quoka", "layer_budgets": {"x": 3}})")}}, "\"x\""},

@@ -1,0 +1,52 @@
+// Settings as people write them: a variable's name and value, and a mode with other settings as programs here are told
+// it: "exact", "exact:arithmetic=bf16", "recommended:threads=1:sketch=0".
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+#include <cctype>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+namespace quoka_ggml {
+
+// "min_past" gives "QUOKA_MIN_PAST".
+inline std::string variable_of(std::string key) {
+  for (char& c : key) c = static_cast<char>(std::toupper(c));
+  return "QUOKA_" + key;
+}
+// What a variable says: JSON, or else the text itself.
+inline nlohmann::json value_of(const std::string& text) {
+  nlohmann::json value = nlohmann::json::parse(text, nullptr, false);
+  return value.is_discarded() ? nlohmann::json(text) : value;
+}
+
+// Settings, "mode" among them. Throws std::invalid_argument for a part that is no KEY=VALUE; keys and values are the
+// backend's to refuse.
+inline nlohmann::json settings_of_mode(const std::string& text) {
+  std::size_t end = text.find(':');
+  nlohmann::json all{{"mode", text.substr(0, end)}};
+  while (end != text.npos) {
+    const std::size_t begin = end + 1;
+    end = text.find(':', begin);
+    const std::string part = text.substr(begin, end == text.npos ? end : end - begin);
+    const std::size_t equals = part.find('=');
+    if (equals == part.npos)
+      throw std::invalid_argument(text + ": " + part + " is no SETTING=VALUE");
+    all[part.substr(0, equals)] = value_of(part.substr(equals + 1));
+  }
+  return all;
+}
+
+// For this process, until clear_variables() of the same.
+inline void set_variables(const nlohmann::json& settings) {
+  for (const auto& [key, value] : settings.items())
+    setenv(variable_of(key).c_str(),
+           (value.is_string() ? value.get<std::string>() : value.dump()).c_str(), 1);
+}
+inline void clear_variables(const nlohmann::json& settings) {
+  for (const auto& one : settings.items()) unsetenv(variable_of(one.key()).c_str());
+}
+
+}  // namespace quoka_ggml
