@@ -3,14 +3,18 @@
 //
 //     check MODEL.gguf [TEXT ...] [--quick] [--lengths 2048,8192] [--out FOLDER]
 //
-//   measure  llama.cpp, exact mode and every preset read the first half of the text side by side (check_pass.hpp)
+//   measure  llama.cpp, exact mode and every preset, in each arithmetic, read the first half of the text side by side
+//            (check_pass.hpp)
 //   layers   each layer selects alone, over a dense cache: how far are the logits off?
 //   refine   if nothing is good enough: the layers that hurt stay dense
 //   verify   the written settings on the second half of the text, with other needles: do they keep the promise?
 //
 // FOLDER/check.json holds all of it and is written after each step; a run that was stopped goes on there.
 // FOLDER/settings.json is what QUOKA_CONFIG wants, where something is recommended. check_page.py makes a page of the JSON.
+#include "arithmetics.hpp"
 #include "check_advice.hpp"
+#include "node.hpp"
+#include "settings_text.hpp"
 
 #include "support/program.hpp"
 #include "support/progress.hpp"
@@ -20,6 +24,7 @@
 #include <fstream>
 #include <iterator>
 #include <numeric>
+#include <optional>
 #include <thread>
 
 #include <unistd.h>
@@ -33,19 +38,12 @@ constexpr Index question_room = 96;
 constexpr std::uint32_t measuring_seed = 1, verifying_seed = 1001;
 const std::vector<std::string> settings_names{"mode",   "budget", "dense_layers", "min_past",
                                               "config", "chunk",  "decode",       "min_queries",
-                                              "sketch", "stats"};
+                                              "sketch", "stats",  "arithmetic"};
 
-std::string variable(std::string name) {
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](char c) { return static_cast<char>(std::toupper(c)); });
-  return "QUOKA_" + name;
-}
 // For contexts to come.
 void settings(const json& wanted) {
-  for (const std::string& name : settings_names) unsetenv(variable(name).c_str());
-  for (const auto& [name, value] : wanted.items())
-    setenv(variable(name).c_str(),
-           (value.is_string() ? value.get<std::string>() : value.dump()).c_str(), 1);
+  for (const std::string& name : settings_names) unsetenv(variable_of(name).c_str());
+  set_variables(wanted);
   setenv("QUOKA_QUIET", "1", 1);
   restart_quoka();
 }
@@ -88,7 +86,8 @@ struct Model {
 
 struct Flags {
   std::string model, out, cache = "f16";
-  std::vector<std::string> texts{QUOKA_GGML_PROMPT}, modes{"quoka", "recommended", "robust"};
+  std::vector<std::string> texts{QUOKA_GGML_PROMPT}, modes{"quoka", "recommended", "robust"},
+      arithmetics{"automatic", "bf16"};
   std::vector<Index> lengths, budgets;
   Index ubatch = 256, samples = 384, questions = 12, together = 0;
   int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
@@ -132,6 +131,7 @@ class Check {
   struct Tried {
     std::string name;
     json settings;  // null: llama.cpp's own
+    bool selects() const { return !settings.is_null() && settings["mode"] != "exact"; }
   };
 
   void prepare() {
@@ -160,11 +160,12 @@ class Check {
       flags_.budgets = {part(4)};
       if (!flags_.quick) flags_.budgets.push_back(part(8));
     }
-    tried_ = {{"llama.cpp", nullptr}, {"exact", {{"mode", "exact"}}}};
+    tried_ = {{"llama.cpp", nullptr}};
+    add_in_each_arithmetic("exact", {{"mode", "exact"}});
     for (const std::string& mode : flags_.modes)
       for (const Index budget : flags_.budgets)
-        tried_.push_back({fmt::format("{} {}", mode, budget),
-                          {{"mode", mode}, {"budget", budget}, {"dense_layers", 1}}});
+        add_in_each_arithmetic(fmt::format("{} {}", mode, budget),
+                               {{"mode", mode}, {"budget", budget}, {"dense_layers", 1}});
     const std::string text = read_texts(flags_.texts);
     const int facts = static_cast<int>(std::clamp<Index>(longest / 80, 12, 96));
     measured_text_ = Reader(model_.vocab, measuring_seed).read(text, longest, facts);
@@ -202,6 +203,21 @@ class Check {
     result_["texts"] = texts;
   }
 
+  // Arithmetics that come to the same here are one, and where all are one no name says which.
+  void add_in_each_arithmetic(const std::string& name, const json& settings) {
+    const ggml_type type = cache_type(flags_.cache);
+    std::vector<Tried> all;
+    for (const std::string& asked : flags_.arithmetics) {
+      Tried one{
+          name + " " + name_of(arithmetic_used(arithmetic_named(asked), type, type, flags_.ubatch)),
+          settings};
+      if (asked != "automatic") one.settings["arithmetic"] = asked;
+      if (std::none_of(all.begin(), all.end(), [&](const Tried& x) { return x.name == one.name; }))
+        all.push_back(std::move(one));
+    }
+    if (all.size() == 1) all[0].name = name;
+    tried_.insert(tried_.end(), all.begin(), all.end());
+  }
   static json names(const std::vector<Tried>& tried) {
     json all = json::array();
     for (const Tried& one : tried) all.push_back(one.name);
@@ -255,7 +271,7 @@ class Check {
     const double readers = tried - 1 + std::ceil((tried - 1) / most);  // llama.cpp in each group
     const double left = is_done("measure") ? 0 : readers * longest,
                  layers = longest + 256.0 * static_cast<double>(model_.layers),
-                 rest = left + (is_done("layers") || tried < 3 ? 0 : layers) + 3 * longest;
+                 rest = left + (is_done("layers") || !selecting() ? 0 : layers) + 3 * longest;
     fmt::print(stderr,
                "check: {} settings read {} tokens, each of {} layers selects alone, and what is "
                "chosen reads {} more: about {} with {} threads, half as much again where nothing "
@@ -315,7 +331,8 @@ class Check {
         by_length.push_back(outcome(p, flags_.lengths, c, tried[c].name, l, l));
       longest.push_back(outcome(p, flags_.lengths, c, tried[c].name, flags_.lengths.size() - 1,
                                 flags_.lengths.size() - 1));
-      if (c > 1) pays[tried[c].name] = pays_from(p, flags_.lengths, c, flags_.limits.gain);
+      if (tried[c].selects())
+        pays[tried[c].name] = pays_from(p, flags_.lengths, c, flags_.limits.gain);
       for (std::size_t l = 0; l < flags_.lengths.size(); ++l)
         for (std::size_t q = 0; q < p.asked[l].size(); ++q) {
           const Question& question = reading.questions[p.asked[l][q]];
@@ -346,13 +363,20 @@ class Check {
 
   void measure() { outcomes_ = pass("measure", measured_text_, tried_); }
 
+  // The first that selects.
+  std::optional<std::size_t> selecting() const {
+    for (std::size_t i = 0; i < tried_.size(); ++i)
+      if (tried_[i].selects()) return i;
+    return {};
+  }
+
   // The last tokens of the longest prefix, which one layer reads by selection and the others densely.
   void look_at_layers() {
-    if (tried_.size() < 3) return;
+    if (!selecting()) return;
     if (!is_done("layers")) {
       const Index length = flags_.lengths.back(),
                   last = std::min<Index>(128, flags_.lengths.front() / 2);
-      const Tried& selects = tried_[2];
+      const Tried& selects = tried_[*selecting()];
       quoka_examples::Progress bar("layers", length + model_.layers * last * 2);
       Index done = 0;
       std::vector<TokenAt> rest;
@@ -415,21 +439,23 @@ class Check {
 
   void decide() {
     Advice advice = advise(outcomes_, flags_.limits);
-    const bool gains = std::any_of(outcomes_.begin() + 2, outcomes_.end(), [&](const Outcome& o) {
-      return o.speedup >= flags_.limits.gain * outcomes_[1].speedup;
-    });
-    if (advice.use != Advice::Use::selection && gains) {
-      // The one that loses least, with the layers that hurt left dense.
-      std::size_t least = 2;
-      for (std::size_t i = 2; i < outcomes_.size(); ++i)
-        if (outcomes_[i].kl < outcomes_[least].kl) least = i;
+    bool gains = false;
+    std::size_t least = selecting().value_or(0);  // the one that selects and loses least
+    for (std::size_t i = least; i < outcomes_.size() && least > 0; ++i) {
+      gains = gains || outcomes_[i].speedup >= flags_.limits.gain * outcomes_[1].speedup;
+      if (outcomes_[i].kl < outcomes_[least].kl) least = i;
+    }
+    const auto over_exact = [](const std::vector<Outcome>& all, const Advice& of) {
+      return of.use == Advice::Use::selection ? all[of.contender].speedup / all[1].speedup : 1.0;
+    };
+    if (!tried_[advice.contender].selects() && gains) {  // the layers that hurt are left dense
       Tried refined = tried_[least];
       refined.settings["dense_layers"] = hurt_layers();
       refined.name += fmt::format(", dense {}", fmt::join(hurt_layers(), " "));
       const std::vector<Outcome> again =
           pass("refine", measured_text_, {tried_[0], tried_[1], refined});
       const Advice better = advise(again, flags_.limits);
-      if (better.use == Advice::Use::selection) {
+      if (over_exact(again, better) > over_exact(outcomes_, advice)) {
         outcomes_ = again, advice = better;
         tried_ = {tried_[0], tried_[1], refined};
         measured_in_ = "refine";
@@ -437,14 +463,13 @@ class Check {
     }
     chosen_ = tried_[advice.contender == 0 ? 1 : advice.contender];
     advice_ = advice;
-    json written =
-        advice.use == Advice::Use::selection ? chosen_.settings : json{{"mode", "exact"}};
-    if (advice.use == Advice::Use::selection) {
-      Index least = 0;
+    json written = chosen_.settings;
+    if (chosen_.selects()) {
+      Index pays_from = 0;
       for (const auto& [name, one] : result_["steps"].items())
         if (name.starts_with(measured_in_) && one["pays_from"].contains(chosen_.name))
-          least = one["pays_from"][chosen_.name];
-      if (least > 0 && least < flags_.lengths.back()) written["min_past"] = least;
+          pays_from = one["pays_from"][chosen_.name];
+      if (pays_from > 0 && pays_from < flags_.lengths.back()) written["min_past"] = pays_from;
     }
     written["model"] = {
         {"q_heads", model_.q_heads}, {"kv_heads", model_.kv_heads}, {"head_dim", model_.head_dim}};
@@ -482,10 +507,11 @@ class Check {
       const std::string lost = chosen_.name + " loses more on another text than on the first (" +
                                losses(outcomes_[advice_.contender]) + "): " + broken;
       if (advice_.use == Advice::Use::selection && outcomes_[1].speedup >= flags_.limits.gain) {
-        advice["use"] = "exact", advice["contender"] = "exact";
-        advice["why"] = fmt::format("exact mode is {:.2f} times as fast as llama.cpp; {}",
-                                    outcomes_[1].speedup, lost);
-        advice["settings"] = {{"mode", "exact"}, {"model", settings_["model"]}};
+        advice["use"] = "exact", advice["contender"] = tried_[1].name;
+        advice["why"] = fmt::format("{} is {:.2f} times as fast as llama.cpp; {}",
+                                    mode_of(outcomes_[1]), outcomes_[1].speedup, lost);
+        advice["settings"] = tried_[1].settings;
+        advice["settings"]["model"] = settings_["model"];
         quoka_examples::write_json(path, advice["settings"]);
       } else {
         advice["use"] = "nothing", advice["why"] = "do not use it here: " + lost;
@@ -562,6 +588,11 @@ int main(int argc, char** argv) {
   program.add_option("--modes", flags.modes, "presets")
       ->delimiter(',')
       ->check(CLI::IsMember({"quoka", "recommended", "robust"}));
+  program
+      .add_option("--arithmetics", flags.arithmetics,
+                  "each mode in each of them; those that come to the same here are one")
+      ->delimiter(',')
+      ->check(CLI::IsMember(arithmetic_names()));
   program
       .add_option("--budgets", flags.budgets,
                   "past keys for each KV head; by default a quarter and an eighth of the longest")

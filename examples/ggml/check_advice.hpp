@@ -40,6 +40,7 @@ struct Limits {
 inline constexpr double most_rounding = 0.01;
 
 struct Advice {
+  // selection: of a contender's settings. They choose keys, or compute exact mode in another arithmetic.
   enum class Use { selection, exact, nothing } use = Use::nothing;
   std::size_t contender = 0;  // of the outcomes
   std::string why;
@@ -104,15 +105,20 @@ inline std::string losses(const Outcome& o) {
       o.needles.high);
 }
 
-// outcomes at the longest length, where most is lost: llama.cpp's own, exact mode's, then those that select.
+// Exact mode as texts call it: with its arithmetic where there are several.
+inline std::string mode_of(const Outcome& exact) {
+  return exact.name == "exact" ? "exact mode" : exact.name;
+}
+
+// outcomes at the longest length, where most is lost: llama.cpp's own, exact mode's, then those of other arithmetics and
+// those that select.
 inline Advice advise(const std::vector<Outcome>& outcomes, const Limits& limits) {
   const Outcome& exact = outcomes[1];
   if (exact.kl > most_rounding)
     return {Advice::Use::nothing, 0,
-            fmt::format(
-                "do not use it here: exact mode's logits are off by a divergence of {:.4f} from "
-                "llama.cpp's, rounding explains {:g}. Please report it",
-                exact.kl, most_rounding)};
+            fmt::format("do not use it here: {}'s logits are off by a divergence of {:.4f} from "
+                        "llama.cpp's, rounding explains {:g}. Please report it",
+                        mode_of(exact), exact.kl, most_rounding)};
   std::optional<std::size_t> best;
   std::size_t nearest = 0;  // the fastest, whatever it loses
   for (std::size_t i = 2; i < outcomes.size(); ++i) {
@@ -121,25 +127,28 @@ inline Advice advise(const std::vector<Outcome>& outcomes, const Limits& limits)
     if (loses_too_much(o, limits).empty() && (!best || o.speedup > outcomes[*best].speedup))
       best = i;
   }
-  std::string but = "no settings that select were tried";
+  std::string but = "no other settings were tried";
   if (best && outcomes[*best].speedup >= limits.gain * exact.speedup)
     return {Advice::Use::selection, *best,
             fmt::format("{:.2f} times as fast to the first token of {} tokens as llama.cpp, {:.2f} "
-                        "as exact mode: {}",
+                        "as {}: {}",
                         outcomes[*best].speedup, outcomes[*best].length,
-                        outcomes[*best].speedup / exact.speedup, losses(outcomes[*best]))};
+                        outcomes[*best].speedup / exact.speedup, mode_of(exact),
+                        losses(outcomes[*best]))};
   if (best)
-    but = fmt::format("{} is only {:.2f} times as fast as exact mode, {:.2f} are wanted",
-                      outcomes[*best].name, outcomes[*best].speedup / exact.speedup, limits.gain);
+    but = fmt::format("{} is only {:.2f} times as fast as {}, {:.2f} are wanted",
+                      outcomes[*best].name, outcomes[*best].speedup / exact.speedup, mode_of(exact),
+                      limits.gain);
   else if (nearest != 0)
     but = fmt::format("{} loses too much: {}", outcomes[nearest].name,
                       loses_too_much(outcomes[nearest], limits));
   if (exact.speedup >= limits.gain)
     return {Advice::Use::exact, 1,
-            fmt::format("exact mode is {:.2f} times as fast as llama.cpp; {}", exact.speedup, but)};
+            fmt::format("{} is {:.2f} times as fast as llama.cpp; {}", mode_of(exact),
+                        exact.speedup, but)};
   return {Advice::Use::nothing, 0,
-          fmt::format("do not use it here: exact mode is {:.2f} times as fast as llama.cpp; {}",
-                      exact.speedup, but)};
+          fmt::format("do not use it here: {} is {:.2f} times as fast as llama.cpp; {}",
+                      mode_of(exact), exact.speedup, but)};
 }
 
 // The least past from which contender c is faster than exact mode, and stays so: a length, or 0.
@@ -182,7 +191,7 @@ inline std::string broken_promise(const Outcome& promised, const Outcome& kept,
 inline std::string unsteady(const std::vector<Outcome>& first, const std::vector<Outcome>& second) {
   const auto speedup = [](const std::vector<Outcome>& all) {
     for (const Outcome& o : all)
-      if (o.name == "exact") return o.speedup;
+      if (o.name.starts_with("exact")) return o.speedup;  // the first is compared with
     return 0.0;
   };
   const double a = speedup(first), b = speedup(second);

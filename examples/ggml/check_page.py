@@ -15,7 +15,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench"))
 import report  # noqa: E402
 
-COLOURS = ["var(--past)", "var(--other)", "var(--mark)", "#c98a1b", "#5a8f3c", "#8a63c9", "#3aa6a0", "#b0567f"]
+COLOURS = ["var(--past)", "var(--other)", "var(--mark)", "#c98a1b", "#5a8f3c", "#8a63c9", "#3aa6a0", "#b0567f", "#7a7f2a", "#2f6f4f", "#a0522d"]
 STYLE = report.STYLE + """
 pre { background: var(--rule); padding: .6rem; overflow-x: auto } .verdict { border-left: .3rem solid var(--other); padding-left: .8rem }
 .verdict.nothing { border-color: var(--mark) }

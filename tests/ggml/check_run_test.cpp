@@ -1,5 +1,6 @@
 // The program `check` from its command line to its files, on a tiny random model that reads bytes.
 
+#include "ggml/node.hpp"
 #include "ggml/tiny_llama.hpp"
 
 #include <gtest/gtest.h>
@@ -18,6 +19,7 @@
 namespace {
 
 using nlohmann::json;
+using namespace quoka_ggml;
 using quoka_test::TinyLlama;
 
 std::string text_of(const std::filesystem::path& path) {
@@ -54,7 +56,7 @@ class CheckProgram : public ::testing::Test {
 };
 
 const std::string sizes =
-    "--lengths 1000,2400 --budgets 64 --ubatch 512 --samples 40 --questions 2 ";
+    "--lengths 1000,2400 --budgets 64 --ubatch 512 --samples 40 --questions 2 --arithmetics float ";
 const std::string anything_goes =
     sizes + "--max-perplexity 1e9 --max-kl 1e9 --max-needles 101 --min-gain 1e-9 ";
 
@@ -111,6 +113,43 @@ TEST_F(CheckProgram, WritesWhatItRecommendsVerifiesItAndGoesOnWhereItStopped) {
   EXPECT_EQ(grouped["steps"]["measure 3"]["longest"][0]["name"], "llama.cpp");
   EXPECT_FALSE(grouped["steps"].contains("measure"));
   EXPECT_EQ(grouped["advice"]["use"], "selection");
+}
+
+// Every mode in every arithmetic, side by side; what is chosen is written with its own.
+TEST_F(CheckProgram, ComparesArithmetics) {
+  ASSERT_EQ(run("--lengths 600 --budgets 64 --ubatch 512 --samples 40 --questions 1 --modes "
+                "recommended --arithmetics float,bf16,automatic --max-perplexity 1e9 --max-kl 1e9 "
+                "--max-needles 101 --min-gain 1e-9"),
+            0)
+      << said_;
+  const json told = result();
+  const bool has_bf16 =
+      quoka::arithmetic_used(quoka::Arithmetic::bfloat16) == quoka::Arithmetic::bfloat16;
+  const std::string automatic = name_of(arithmetic_used(quoka::Arithmetic::automatic, GGML_TYPE_F16,
+                                                        GGML_TYPE_F16, 512));  // may be a third
+  json names{"llama.cpp"};
+  for (const std::string mode : {"exact", "recommended 64"}) {
+    if (!has_bf16) names.push_back(mode);
+    if (has_bf16) names.push_back(mode + " float"), names.push_back(mode + " bf16");
+    if (automatic != "float" && automatic != "bf16") names.push_back(mode + " " + automatic);
+  }
+  EXPECT_EQ(told["asked"]["tried"], names);
+  EXPECT_EQ(told["advice"]["use"], "selection") << "all is allowed";
+  const std::string name = told["advice"]["contender"];  // or it with layers left dense
+  EXPECT_TRUE(std::any_of(names.begin() + 2, names.end(), [&](const json& one) {
+    return name.starts_with(one.get<std::string>());
+  })) << name;
+  const json settings = json::parse(text_of(folder_ / "out/settings.json"));
+  const auto names_it = [&](const std::string& arithmetic) {
+    return (name + ",").find(" " + arithmetic + ",") != name.npos;
+  };
+  EXPECT_EQ(settings.value("arithmetic", "automatic"), names_it("bf16") ? "bf16"
+                                                       : names_it(automatic) && automatic != "float"
+                                                           ? "automatic"
+                                                           : "float");
+  EXPECT_EQ(settings["mode"], name.starts_with("exact") ? "exact" : "recommended");
+  EXPECT_NE(run("--lengths 600 --arithmetics int9"), 0);
+  EXPECT_TRUE(says("automatic,float,bf16")) << said_;
 }
 
 TEST_F(CheckProgram, LeavesHurtLayersDenseAndGivesUp) {

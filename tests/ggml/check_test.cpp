@@ -106,6 +106,20 @@ TEST(CheckAdvice, ExactModeWhereSelectionLosesOrGainsNothing) {
       << "nothing else was tried";
 }
 
+TEST(CheckAdvice, AnArithmeticIsAContender) {
+  const std::vector<Outcome> all{with("llama.cpp", 1, 0, 0), with("exact float", 2, 0, 0),
+                                 with("exact bf16", 2.2, 0, 0, 0.003),
+                                 with("quoka 64 float", 2.1, 0, 0),
+                                 with("quoka 64 bf16", 3, 0, 0, 0.06)};
+  const Advice a = advise(all, {});
+  EXPECT_EQ(a.use, Advice::Use::selection);
+  EXPECT_EQ(a.contender, 2u);
+  EXPECT_NE(a.why.find("1.10 as exact float"), std::string::npos) << a.why;
+  const Advice slow = advise(all, {.gain = 1.2});
+  EXPECT_EQ(slow.use, Advice::Use::exact);
+  EXPECT_TRUE(slow.why.starts_with("exact float is 2.00 times as fast")) << slow.why;
+}
+
 // Perplexity that falls and needles that are found are named as no loss.
 TEST(CheckAdvice, NamesWhatIsLostAndNothingElse) {
   EXPECT_EQ(loses_too_much(with("", 8, -0.99, 2, 0.07), {}),
