@@ -13,7 +13,8 @@ inline const std::map<std::string, quoka::Arithmetic> arithmetics{
     {"single", quoka::Arithmetic::single},
     {"bfloat16", quoka::Arithmetic::bfloat16},
     {"bfloat16_x2", quoka::Arithmetic::bfloat16_x2},
-    {"bfloat16_x3", quoka::Arithmetic::bfloat16_x3}};
+    {"bfloat16_x3", quoka::Arithmetic::bfloat16_x3},
+    {"int8", quoka::Arithmetic::int8}};
 
 // What attention over a cache of floats was computed in, if `asked` was.
 inline std::string arithmetic_name(quoka::Arithmetic asked) {

@@ -1,9 +1,10 @@
 // What each arithmetic of attention reaches on this machine, beside what its instruction could.
 //
-//   peaks      products held in registers, no memory: float FMA, vdpbf16ps, 16-bit integers, tiles
+//   peaks      products held in registers, no memory: float FMA, vdpbf16ps, vpdpbusd, tiles
 //   kernels    a causal chunk over cached keys, every unit that is compiled, whether it pays or not:
 //              time against float (interleaved, medians of ratios), the same where the past is packed
 //              once (packed_past.hpp), share of its peak, error
+//   captures   errors on a real model's layers (--capture)
 //   counts     the tile instructions of one chunk, by the emulation: what a machine with AMX would run
 //
 // Time is that of one thread. Errors are of sampled rows against sums in double, relative to the
@@ -12,6 +13,7 @@
 #include <quoka/attention/attention_impl.hpp>
 #include <quoka/attention/packed_past.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
+#include <quoka/kernels/int8_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>
 #include <quoka/matrix/emulated_tiles.hpp>
 #include <quoka/matrix/pair_unit.hpp>
@@ -20,6 +22,7 @@
 
 #include "normal.hpp"
 
+#include "support/capture.hpp"
 #include "support/clock.hpp"
 #include "support/machine.hpp"
 #include "support/program.hpp"
@@ -41,6 +44,7 @@ struct Flags {
   Index kv_len = 8192, chunk = 128, q_heads = 32, kv_heads = 8, head_dim = 128,
         emulated_kv_len = 512;
   int rounds = 7;
+  std::string capture;
 };
 
 // ---- peaks --------------------------------------------------------------------------------------
@@ -63,20 +67,21 @@ double best_rate(double flops, Run&& run) {
   return best;
 }
 
-// Independent sums of pairs of bfloat16.
-template <class Sums, class Pair>
-double pair_peak() {
+// Independent sums of what Sums multiply: `flops` an instruction.
+template <class Sums, class Element>
+double sums_peak(double flops, const Sums& zero) {
   constexpr int chains = 16;
-  alignas(64) Pair pairs[simd::lanes] = {};
-  Sums acc[chains];
-  for (Sums& one : acc) one = Sums::load(pairs);
-  const Sums a = Sums::load(pairs), b = Sums::load(pairs);
-  const double rate = best_rate(4.0 * simd::lanes * chains, [&](Index steps) {
+  alignas(64) Element elements[simd::lanes] = {};
+  const Sums a = Sums::load(elements), b = Sums::load(elements);
+  float sum = 0.0f;
+  const double rate = best_rate(flops * chains, [&](Index steps) {
+    Sums acc[chains];  // in registers: not captured
+    simd::unroll<chains>([&](auto i) QUOKA_INLINE_LAMBDA { acc[i] = zero; });
     for (Index s = 0; s < steps; ++s)
       simd::unroll<chains>([&](auto i) QUOKA_INLINE_LAMBDA { acc[i] = fma(a, b, acc[i]); });
+    simd::unroll<chains>([&](auto i)
+                             QUOKA_INLINE_LAMBDA { sum += simd::reduce_add(acc[i].to_float()); });
   });
-  float sum = 0.0f;
-  for (const Sums& one : acc) sum += simd::reduce_add(one.to_float());
   return sum == 0.0f ? rate : 0.0;
 }
 
@@ -107,11 +112,16 @@ double tile_peak(bool codes) {
 inline constexpr bool own_tiles =
     simd::has_tiles && !std::is_same_v<simd::Tiles, simd::EmulatedTiles>;
 
-template <bool sums = simd::has_bfloat16_sums, bool tiles = own_tiles>
+template <bool sums = simd::has_bfloat16_sums, bool quads = simd::has_quad_sums,
+          bool tiles = own_tiles>
 std::vector<Peak> peaks() {
   std::vector<Peak> all{{"float FMA", fma_peak_gflops()}};
   if constexpr (sums)
-    all.push_back({"vdpbf16ps", pair_peak<simd::DotBfloat16Sums, simd::Bfloat16Pair>()});
+    all.push_back({"vdpbf16ps", sums_peak<simd::DotBfloat16Sums, simd::Bfloat16Pair>(
+                                    4.0 * simd::lanes, simd::DotBfloat16Sums::of(simd::zero()))});
+  if constexpr (quads)
+    all.push_back({"vpdpbusd", sums_peak<simd::QuadSums, simd::Quad>(8.0 * simd::lanes,
+                                                                     simd::QuadSums::from(0))});
   if constexpr (tiles)
     if (detail::tiles_work()) {
       all.push_back({"tdpbf16ps", tile_peak<simd::Tiles>(false)});
@@ -162,12 +172,15 @@ void add_unit(std::vector<Contender>& all, const std::string& instruction) {
   all.push_back({"bfloat16_x3", instruction, &detail::bfloat16_panels<Unit, 3>(), 3, false});
 }
 
-template <bool sums = simd::has_bfloat16_sums, bool tiles = own_tiles,
-          bool squares = simd::has_bfloat16_squares>
+template <bool sums = simd::has_bfloat16_sums, bool quads = simd::has_quad_sums,
+          bool tiles = own_tiles, bool squares = simd::has_bfloat16_squares>
 std::vector<Contender> contenders() {
   std::vector<Contender> all{{"single", "float FMA", &detail::float_panels(), 1, false},
                              {"single", "float FMA", &detail::float_panels(), 1, true}};
   if constexpr (sums) add_unit<detail::PairUnit<simd::DotBfloat16Sums>>(all, "vdpbf16ps");
+  if constexpr (quads)
+    for (const bool cache : {false, true})
+      all.push_back({"int8", "vpdpbusd", &detail::int8_panels<simd::QuadSums>(), 1, cache});
   if constexpr (squares)
     add_unit<detail::SquareUnit<simd::Bfloat16Square, simd::Bfloat16Eight>>(all, "bfmmla");
   if constexpr (tiles)
@@ -332,6 +345,44 @@ void count_tiles(const Flags& flags, Report& report) {
   table.print();
 }
 
+// ---- a real model's layers ----------------------------------------------------------------------
+
+// What outputs of the last queries of each captured layer are off by, root mean squares, against float.
+void measure_captures(const Flags& flags, Report& report) {
+  Table table("layer\tarithmetic\terror of the output, rms / rms");
+  for (const quoka_examples::LayerCapture& layer :
+       quoka_examples::load_layers(quoka_examples::SafetensorsFile(flags.capture))) {
+    const TensorView<const float> q(layer.q), k(layer.k), v(layer.v);
+    const Index len = q.len(), chunk = std::min(flags.chunk, len), past = len - chunk;
+    quoka::AttentionWorkspace workspace;
+    const auto outputs = [&](const PanelArithmetic& panels) {
+      quoka::Tensor<float> out(q.batch(), q.heads(), chunk, v.dim());
+      detail::attend_by(
+          panels,
+          detail::checked_call(q.slice(past, chunk), {k.slice(0, past), v.slice(0, past)},
+                               {k.slice(past, chunk), v.slice(past, chunk)},
+                               {TensorView<float>(out)}, {}),
+          quoka::SerialExecutor{}, workspace);
+      return out;
+    };
+    const quoka::Tensor<float> exact = outputs(detail::float_panels());
+    for (const Contender& by : contenders()) {
+      if (by.bfloat16_cache || by.arithmetic == "single") continue;
+      const quoka::Tensor<float> out = outputs(*by.panels);
+      double error = 0.0, size = 0.0;
+      for (Index i = 0; i < out.size(); ++i) {
+        const auto a = static_cast<double>(out.data()[i]), b = static_cast<double>(exact.data()[i]);
+        error += (a - b) * (a - b), size += b * b;
+      }
+      table.row("{}\t{}\t{:.1e}", layer.name, by.arithmetic, std::sqrt(error / size));
+      report["captures"].push_back({{"layer", layer.name},
+                                    {"arithmetic", by.arithmetic},
+                                    {"error", std::sqrt(error / size)}});
+    }
+  }
+  table.print();
+}
+
 int run(const Flags& flags, Report& report) {
   fmt::print("{}\n\n", machine());
   const std::vector<Peak> limits = peaks();
@@ -351,6 +402,10 @@ int run(const Flags& flags, Report& report) {
                      {"q_heads", flags.q_heads},   {"kv_heads", flags.kv_heads},
                      {"head_dim", flags.head_dim}, {"rounds", flags.rounds}};
   measure_kernels(flags, limits, report);
+  if (!flags.capture.empty()) {
+    fmt::print("\nThe last {} queries of {}\n\n", flags.chunk, flags.capture);
+    measure_captures(flags, report);
+  }
   if (flags.emulated_kv_len == 0) return 0;
   fmt::print("\nAMX emulated, the same chunk over {} keys\n\n", flags.emulated_kv_len);
   count_tiles(flags, report);
@@ -365,6 +420,8 @@ int main(int argc, char** argv) {
   app.add_option("--kv-len", flags.kv_len, "cached keys")->capture_default_str();
   app.add_option("--chunk", flags.chunk, "queries")->capture_default_str();
   app.add_option("--rounds", flags.rounds, "timed calls of each")->capture_default_str();
+  app.add_option("--capture", flags.capture, "safetensors with q, k and v of a model's layers")
+      ->check(CLI::ExistingFile);
   app.add_option("--emulated-kv-len", flags.emulated_kv_len,
                  "cached keys of the emulated chunk; 0: none")
       ->capture_default_str();

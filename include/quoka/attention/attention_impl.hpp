@@ -5,6 +5,7 @@
 #include <quoka/attention/workspace_parts.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>
+#include <quoka/kernels/int8_panels.hpp>
 #include <quoka/matrix/pair_unit.hpp>
 #include <quoka/matrix/square_unit.hpp>
 #include <quoka/matrix/tile_unit.hpp>
@@ -53,6 +54,12 @@ UsedArithmetic panels_of([[maybe_unused]] float cache_rounding) {
     panels = two ? bfloat16_of_here<2, true>() : bfloat16_of_here<3, true>();
     if (panels != nullptr) return {two ? bfloat16_x2 : bfloat16_x3, panels};
   }
+  if constexpr (id == int8) {
+    // Tiles multiply bfloat16 faster than vectors 8 bits.
+    if constexpr (simd::has_tiles)
+      if (tiles_work()) return panels_of<bfloat16>(cache_rounding);
+    if constexpr (simd::has_quad_sums) panels = &int8_panels<simd::QuadSums>();
+  }
   if (panels != nullptr) return {id, panels};
   return {single, &float_panels()};
 }
@@ -69,6 +76,8 @@ inline UsedArithmetic used_arithmetic(Arithmetic asked, float cache_rounding) {
       return panels_of<bfloat16_x2>(cache_rounding);
     case bfloat16_x3:
       return panels_of<bfloat16_x3>(cache_rounding);
+    case int8:
+      return panels_of<int8>(cache_rounding);
     case single:
       break;
   }

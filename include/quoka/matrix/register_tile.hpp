@@ -11,6 +11,7 @@
 #pragma once
 
 #include <quoka/simd/bfloat16_sums.hpp>
+#include <quoka/simd/quad_sums.hpp>
 #include <quoka/simd/tuning.hpp>
 
 QUOKA_PACKET_ARGUMENTS_BEGIN

@@ -1,0 +1,282 @@
+// A block of keys against a panel of queries by products of 8-bit integers, four times as many an instruction as in
+// float.
+//
+//   logits    x[key][row] = scale_k[key] scale_q[row] sum over channels of code_k[key][c] code_q[c][row]
+//   weights   w[key][row] = round(255 e^(x - reference[row]) g[key])
+//   values    out[c][row] = before[row] out[c][row] + unit[row] sum over keys of code_v[key][c] w[key][row]
+//
+// Every row of queries, keys and values has a scale of its own (int8_packing.hpp). That of a value goes into the weight:
+// g[key] is the value's scale, and the reference the logarithm of the row's largest e^x g. So a weight's 255 steps are
+// spent on what the key adds to the output: an attention sink, with nearly all of the weight and values near zero,
+// leaves them to the others. The sum of weights is taken in float, before they are rounded.
+//
+// Sums are exact, so integers are the same on every ISA. Per packet of logits: 3 operations to scale them, 2 for the
+// reference, 16 for the softmax.
+#pragma once
+
+#include <quoka/kernels/float_fallback.hpp>
+#include <quoka/packing/int8_packing.hpp>
+
+#include <algorithm>
+#include <cmath>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+
+// What products of 8-bit integers add to float's own error, for every input whose outputs are finite:
+//
+//   |logit' - logit|  <=  logit * scale * |q| |k|, of the lengths of query and key
+//   |out' - out|      <=  (exp(2 D) - 1 + value) * the largest |v| in sight, of any channel,
+//                         D the largest error of a logit that the row sees
+//
+// where that |v| is above 2^-80. A code is off by at most half a scale, and a scale is at most 1/127 of the row's length; a weight
+// is off by 1/2 of 255 steps. Errors of many channels and keys have any sign: typical ones are far smaller
+// (bench/README.md).
+struct Int8Error {
+  double logit, value;
+};
+inline Int8Error int8_error(Index head_dim) {
+  const double of_row = std::sqrt(static_cast<double>(detail::int8_channels(head_dim))) / 254.0;
+  return {2.0 * of_row + of_row * of_row + 1e-5,
+          1.0 / 254.0 + tuning::most_block_keys / 510.0 + 2e-4};
+}
+
+namespace detail {
+
+// Sums: simd::QuadSums, or simd::PlainQuadSums on any machine.
+template <class Sums>
+class Int8Panels final : public PanelArithmetic {
+  using Quad = simd::Quad;
+  static constexpr int packets = tuning::tile_packets, tall = tuning::tile_rows;
+  static constexpr Index width = tuning::panel_rows;
+  // Room for the numbers of a block: whole tiles, whole quads, whole lines.
+  static constexpr Index most_keys =
+      round_up(round_up(Index{tuning::most_block_keys}, Index{tall}), Index{16});
+
+ public:
+  // After what is kept, keys and values have memory for rows in float.
+  Index key_bytes(Index dim) const override { return kept_key_bytes(dim) + int8_channels(dim) * 4; }
+  Index value_bytes(Index v_dim) const override {
+    return kept_value_bytes(v_dim) + 4 * value_stride(v_dim) * 4;
+  }
+  // Tiles of quads, and what sums begin as.
+  Index kept_key_bytes(Index dim) const override { return (tile_quads(dim) + most_keys) * 4; }
+  // Quads, then what `Values` has.
+  Index kept_value_bytes(Index v_dim) const override {
+    return (value_quads(v_dim) + 2 * most_keys + value_stride(v_dim)) * 4;
+  }
+  Index query_bytes(Index dim) const override { return quads_of(int8_channels(dim)) * width * 4; }
+  void reserve(PanelScratch& s, Index, bool) const override {
+    s.logits.reserve(most_keys * width);
+    s.weights.reserve(most_keys * width);
+  }
+
+  void pack_keys(PackedBlock& block) const override {
+    Quad* const tiles = reinterpret_cast<Quad*>(block.keys);
+    auto* const starts = reinterpret_cast<std::int32_t*>(tiles + tile_quads(block.dim()));
+    block.keys_fit =
+        pack_int8_keys(*block.k->format, block.k->at, block.k->count, block.k->shape, tiles, starts,
+                       block.key_factors, reinterpret_cast<float*>(starts + most_keys));
+  }
+  void pack_values(PackedBlock& block) const override {
+    const Values v = values_of(block);
+    const Index count = block.v->count;
+    block.values_fit = pack_int8_values(*block.v->format, block.v->at, count, block.v->shape,
+                                        v.quads, v.weights, v.any + value_stride(block.v_dim()));
+    block.unfit_channels = v.any;
+    std::fill_n(v.any, value_stride(block.v_dim()), 1.0f);
+    for (Index i = 0; i < count; ++i) {
+      v.logs[i] = std::log(v.weights[i]);  // -inf where there is nothing to add
+      v.weights[i] *= most_weight;
+    }
+  }
+  void pack_queries(const float* const* rows, Index count, Index dim, float scale,
+                    const Panel& panel) const override {
+    pack_int8_queries(rows, count, dim, scale, static_cast<Quad*>(panel.queries),
+                      panel.row_factors);
+  }
+
+  void attend(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
+              PanelScratch& s) const override {
+    float* const x = s.logits.data();
+    Quad* const weights = reinterpret_cast<Quad*>(s.weights.data());
+    const Index keys = visible.count;
+    const Values v = values_of(block);
+    Maxima top;
+    logits(block, panel, v.logs, keys, x, top, s.prefetch);
+    const bool exceptions = !block.keys_fit || !rows_fit(panel.row_factors);
+    if (exceptions) fallback_logits(block, panel, visible, {0, keys}, s.row.data(), x);
+    visible.finish_logits(x, KeyRange{0, keys});
+    if (exceptions || visible.changes_products() || keys % tall != 0)
+      find_maxima(x, v.logs, keys, top);
+    const Factors factors = softmax(x, keys, top, v, panel.state, weights);
+    values(v.quads, block.v_dim(), weights, keys, factors, panel.out);
+    if (exceptions) admit_not_finite(x, keys, panel.state);
+    if (!block.values_fit) fallback_values(block, panel, visible, x, s.row.data());
+  }
+
+ private:
+  static constexpr float most_weight = 255.0f;
+  // How far below a row's largest logit the reference may lie.
+  static constexpr float most_below = 60.0f;
+
+  static Index tile_quads(Index dim) {
+    return ceil_div(Index{tuning::most_block_keys}, Index{tall}) *
+           key_tile_size(quads_of(int8_channels(dim)));
+  }
+  static Index value_quads(Index v_dim) {
+    return quads_of(Index{tuning::most_block_keys}) * value_stride(v_dim);
+  }
+
+  // A block's values: codes; the scale of each row, times 255 for the weights, as its logarithm for their reference;
+  // ones for all channels.
+  struct Values {
+    Quad* quads;
+    float *weights, *logs, *any;
+  };
+  static Values values_of(const PackedBlock& block) {
+    Quad* const quads = reinterpret_cast<Quad*>(block.values);
+    float* const weights = reinterpret_cast<float*>(quads + value_quads(block.v_dim()));
+    return {quads, weights, weights + most_keys, weights + 2 * most_keys};
+  }
+
+  // Of the logits, and of what their keys add to the output.
+  struct Maxima {
+    PanelPackets logit, added;
+  };
+  static void clear(Maxima& top) {
+    for (int j = 0; j < packets; ++j)
+      top.logit[j] = top.added[j] = simd::broadcast(-simd::infinity);
+  }
+  static void find_maxima(const float* x, const float* logs, Index keys, Maxima& top) {
+    clear(top);
+    for (Index key = 0; key < keys; ++key)
+      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+        const simd::Packet logit = simd::load(x + key * width + j * simd::lanes);
+        top.logit[j] = simd::max(top.logit[j], logit);
+        top.added[j] = simd::max(top.added[j], simd::add(logit, simd::broadcast(logs[key])));
+      });
+  }
+
+  // What takes the panel's sums, and those of a block, to the new maximum.
+  struct Factors {
+    PanelPackets before, block;
+  };
+
+  static void logits(const PackedBlock& block, const Panel& panel, const float* logs, Index keys,
+                     float* x, Maxima& top, BlockPrefetch& next) {
+    const Index quads = quads_of(int8_channels(block.dim()));
+    const Quad* tile = reinterpret_cast<const Quad*>(block.keys);
+    const auto* const starts =
+        reinterpret_cast<const std::int32_t*>(tile + tile_quads(block.dim()));
+    const Index lines = ceil_div(next.left(), ceil_div(keys, Index{tall}));
+    clear(top);
+    for (Index key = 0; key < keys; key += tall, tile += key_tile_size(quads)) {
+      next.prefetch(lines);
+      logit_tile(tile, static_cast<const Quad*>(panel.queries), panel.row_factors, quads,
+                 {starts + key, block.key_factors + key, logs + key}, x + key * width, top);
+    }
+  }
+
+  struct KeyNumbers {
+    const std::int32_t* starts;
+    const float *factors, *logs;
+  };
+  // One tile of keys times the panel; the maxima are of use where the tile is whole.
+  [[gnu::noinline]] static void logit_tile(const Quad* tile, const Quad* panel,
+                                           const float* row_factors, Index quads,
+                                           const KeyNumbers& of_keys, float* x, Maxima& top) {
+    Sums acc[tall][packets];
+    simd::unroll<tall>([&](auto i) QUOKA_INLINE_LAMBDA {
+      const Sums start = Sums::from(of_keys.starts[i]);
+      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = start; });
+    });
+    for (Index left = quads; left > 0; left -= slab) {
+      rank1_updates<tall, packets, slab>(acc, tile, 1, panel, std::min<Index>(slab, left));
+      tile += Index{slab} * tall, panel += Index{slab} * width;
+    }
+    simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+      const simd::Packet row = simd::load(row_factors + j * simd::lanes);
+      simd::Packet logit_top = top.logit[j], added_top = top.added[j];
+      simd::unroll<tall>([&](auto i) QUOKA_INLINE_LAMBDA {
+        const simd::Packet logit =
+            simd::mul(acc[i][j].to_float(), simd::mul(row, simd::broadcast(of_keys.factors[i])));
+        simd::store(x + i * width + j * simd::lanes, logit);
+        logit_top = simd::max(logit_top, logit);
+        added_top = simd::max(added_top, simd::add(logit, simd::broadcast(of_keys.logs[i])));
+      });
+      top.logit[j] = logit_top, top.added[j] = added_top;
+    });
+  }
+
+  static Factors softmax(const float* x, Index keys, const Maxima& top, const Values& v,
+                         PanelState& state, Quad* weights) {
+    Factors factors;
+    simd::Packet reference[packets], sum[packets];
+    for (int j = 0; j < packets; ++j) {
+      const simd::Packet least = simd::sub(top.logit[j], simd::broadcast(most_below));
+      reference[j] = PacketState{simd::max(least, top.added[j]), simd::zero()}.reference();
+      sum[j] = simd::zero();
+      factors.before[j] = state[j].raise(top.logit[j]);
+      factors.block[j] = simd::exp(simd::sub(reference[j], state[j].reference()));
+    }
+    // Of lanes that see nothing all is 0.
+    const auto weight = [&](Index key, auto j) QUOKA_INLINE_LAMBDA {
+      const simd::Packet w =
+          simd::exp_short(simd::sub(simd::load(x + key * width + j * simd::lanes), reference[j]));
+      sum[j] = simd::add(sum[j], w);
+      return simd::round_to(simd::mul(w, simd::broadcast(v.weights[key])));
+    };
+    Index key = 0;
+    for (; key + 4 <= keys; key += 4)
+      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+        const simd::Packet four[4] = {weight(key, j), weight(key + 1, j), weight(key + 2, j),
+                                      weight(key + 3, j)};
+        simd::store_quads(weights + key / 4 * width + j * simd::lanes, four);
+      });
+    if (key < keys)
+      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+        simd::Packet four[4];
+        for (int i = 0; i < 4; ++i) four[i] = key + i < keys ? weight(key + i, j) : simd::zero();
+        simd::store_quads(weights + key / 4 * width + j * simd::lanes, four);
+      });
+    const simd::Packet unit = simd::broadcast(1.0f / most_weight);
+    for (int j = 0; j < packets; ++j) {
+      state[j].sum = simd::fma(sum[j], factors.block[j], state[j].sum);
+      factors.block[j] = simd::mul(factors.block[j], unit);
+    }
+    return factors;
+  }
+
+  static void values(const Quad* values, Index v_dim, const Quad* weights, Index keys,
+                     const Factors& factors, float* out) {
+    for_value_tiles(v_dim, [&](auto rows, Index c) QUOKA_INLINE_LAMBDA {
+      value_tile<rows>(values + c, value_stride(v_dim), weights, quads_of(keys), factors,
+                       out + c * width);
+    });
+  }
+  template <std::size_t Channels>
+  [[gnu::noinline]] static void value_tile(const Quad* values, Index stride, const Quad* weights,
+                                           Index quads, const Factors& factors, float* out) {
+    Sums acc[Channels][packets];
+    simd::unroll<Channels, packets>([&](auto i, auto j)
+                                        QUOKA_INLINE_LAMBDA { acc[i][j] = Sums::from(0); });
+    rank1_updates<Channels, packets, 1>(acc, values, stride, weights, quads);
+    simd::unroll<Channels, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
+      float* const at = out + i * width + j * simd::lanes;
+      simd::store(at, simd::fma(acc[i][j].to_float(), factors.block[j],
+                                simd::mul(factors.before[j], simd::load(at))));
+    });
+  }
+};
+
+// A template, so that an ISA without the sums does not compile it.
+template <class Sums>
+const PanelArithmetic& int8_panels() {
+  static constexpr Int8Panels<Sums> panels;
+  return panels;
+}
+
+}  // namespace detail
+}  // namespace QUOKA_ABI
+}  // namespace quoka

@@ -1,0 +1,126 @@
+// Four 8-bit integers at a time: packets to bytes and quads, and the ISA's own sums of their products (quad_sums.hpp).
+#pragma once
+
+#include <quoka/simd/isa/dots.hpp>
+
+#include <cstdint>
+
+QUOKA_INTRINSICS_BEGIN
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace simd {
+
+// Four integers of 8 bits.
+struct Quad {
+  std::uint32_t bits;
+};
+
+// x + at to the nearest integer, ties to even, in the low bits of a float, for |x + at| < 2^22: of a negative one as of
+// two's complement.
+template <class P>
+QUOKA_INLINE P round_to(const P& x, float at = 0.0f) {
+  return opaque(add(x, broadcast<P>(12582912.0f + at)));
+}
+// The integer of round_to(x), as a float.
+template <class P>
+QUOKA_INLINE P integer_of(const P& rounded) {
+  return sub(rounded, broadcast<P>(12582912.0f));
+}
+
+#if QUOKA_ISA_AVX512
+QUOKA_INLINE void store_bytes(std::uint8_t* p, Packet x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_castps_si512(x)));
+}
+QUOKA_INLINE void store_quads(Quad* p, const Packet (&x)[4]) {
+  const auto bits = [](Packet y) QUOKA_INLINE_LAMBDA { return _mm512_castps_si512(y); };
+  const __m512i low =
+      _mm512_mask_blend_epi8(0x2222222222222222u, bits(x[0]), _mm512_slli_epi32(bits(x[1]), 8));
+  const __m512i high = _mm512_mask_blend_epi8(
+      0x8888888888888888u, _mm512_slli_epi32(bits(x[2]), 16), _mm512_slli_epi32(bits(x[3]), 24));
+  _mm512_store_si512(p, _mm512_mask_blend_epi16(0xaaaaaaaau, low, high));
+}
+#elif QUOKA_ISA_AVX2
+QUOKA_INLINE void store_bytes(std::uint8_t* p, Packet x) {
+  const __m256i order =
+      _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, 0, 4, 8, 12, -1,
+                       -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+  const __m256i bytes = _mm256_shuffle_epi8(_mm256_castps_si256(x), order);
+  const std::int32_t low = _mm256_extract_epi32(bytes, 0), high = _mm256_extract_epi32(bytes, 4);
+  __builtin_memcpy(p, &low, 4), __builtin_memcpy(p + 4, &high, 4);
+}
+QUOKA_INLINE void store_quads(Quad* p, const Packet (&x)[4]) {
+  const __m256i byte = _mm256_set1_epi32(0xff), upper = _mm256_set1_epi32(0xff00);
+  const auto bits = [](Packet y) QUOKA_INLINE_LAMBDA { return _mm256_castps_si256(y); };
+  const __m256i low = _mm256_or_si256(_mm256_and_si256(bits(x[0]), byte),
+                                      _mm256_and_si256(_mm256_slli_epi32(bits(x[1]), 8), upper));
+  const __m256i high = _mm256_or_si256(_mm256_slli_epi32(_mm256_and_si256(bits(x[2]), byte), 16),
+                                       _mm256_slli_epi32(bits(x[3]), 24));
+  _mm256_store_si256(reinterpret_cast<__m256i*>(p), _mm256_or_si256(low, high));
+}
+#else
+QUOKA_INLINE void store_bytes(std::uint8_t* p, const Packet& x) {
+  alignas(64) float each[lanes];
+  store(each, x);
+  for (int i = 0; i < lanes; ++i) p[i] = static_cast<std::uint8_t>(bits_of(each[i]));
+}
+QUOKA_INLINE void store_quads(Quad* p, const Packet (&x)[4]) {
+  alignas(64) float each[4][lanes];
+  for (int of = 0; of < 4; ++of) store(each[of], x[of]);
+  for (int i = 0; i < lanes; ++i) {
+    p[i].bits = 0;
+    for (int of = 0; of < 4; ++of) p[i].bits |= (bits_of(each[of][i]) & 0xffu) << 8 * of;
+  }
+}
+#endif
+
+#if QUOKA_ISA_VNNI
+inline constexpr bool has_quad_sums = true;
+#if QUOKA_ISA_AVX512
+#define QUOKA_QUADS __m512i
+#else
+#define QUOKA_QUADS __m256i
+#endif
+struct VnniQuadSums {
+  QUOKA_QUADS x;
+#if QUOKA_ISA_AVX512
+  QUOKA_INLINE static VnniQuadSums from(std::int32_t sum) { return {_mm512_set1_epi32(sum)}; }
+  QUOKA_INLINE static VnniQuadSums load(const Quad* p) { return {_mm512_load_si512(p)}; }
+  QUOKA_INLINE Packet to_float() const { return _mm512_cvtepi32_ps(x); }
+#else
+  QUOKA_INLINE static VnniQuadSums from(std::int32_t sum) { return {_mm256_set1_epi32(sum)}; }
+  QUOKA_INLINE static VnniQuadSums load(const Quad* p) {
+    return {_mm256_load_si256(reinterpret_cast<const __m256i*>(p))};
+  }
+  QUOKA_INLINE Packet to_float() const { return _mm256_cvtepi32_ps(x); }
+#endif
+  QUOKA_INLINE static VnniQuadSums broadcast(Quad quad) {
+    return from(static_cast<std::int32_t>(quad.bits));
+  }
+};
+#undef QUOKA_QUADS
+// GCC 12 spills all sums of a tile around the intrinsics, hence the assembler.
+QUOKA_INLINE VnniQuadSums fma(const VnniQuadSums& a, const VnniQuadSums& b,
+                              const VnniQuadSums& sums) {
+#if defined(__clang__) && QUOKA_ISA_AVX512
+  return {_mm512_dpbusd_epi32(sums.x, b.x, a.x)};
+#elif defined(__clang__)
+  return {_mm256_dpbusd_avx_epi32(sums.x, b.x, a.x)};
+#elif QUOKA_ISA_AVX512
+  VnniQuadSums result = sums;
+  asm("vpdpbusd\t%2, %1, %0" : "+v"(result.x) : "v"(b.x), "v"(a.x));
+  return result;
+#else
+  VnniQuadSums result = sums;
+  asm("%{vex%} vpdpbusd\t%2, %1, %0" : "+x"(result.x) : "x"(b.x), "x"(a.x));
+  return result;
+#endif
+}
+#else
+inline constexpr bool has_quad_sums = false;
+struct VnniQuadSums;
+#endif
+
+}  // namespace simd
+}  // namespace QUOKA_ABI
+}  // namespace quoka
+QUOKA_INTRINSICS_END
