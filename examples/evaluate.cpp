@@ -51,7 +51,7 @@ std::vector<std::string> method_names(const std::string& list) {
         "sample_attention.logit,random");
   if (list != "default") return parse_methods(list);
   std::vector<std::string> names = parse_methods(
-      "quoka,quoka.recommended,quoka.robust,quoka.uniform,quoka.last,quoka.dissimilar_and_last,"
+      "quoka,quoka.recommended,quoka.uniform,quoka.last,quoka.dissimilar_and_last,"
       "quoka.shared,quoka.per_head,quoka.dot,quoka.mean,quoka.window7,"
       "quoka.dissimilar_and_last.window7,quoka.dissimilar_and_last.per_head,"
       "quoka.dissimilar_and_last.per_head.window7,quoka.dissimilar_and_last.softmax.mean,"

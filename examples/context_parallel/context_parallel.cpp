@@ -41,7 +41,7 @@ using Tensor = Eigen::Tensor<float, 4, Eigen::RowMajor>;
 struct Flags : PrefillFlags {
   Index block = 0;  // tokens of a shard's block; 0: the layer's choice
   int threads = 1;  // of each process
-  bool robust = false, dense = false;
+  bool dense = false;
 };
 
 // Networks that the model is asked about: the assumptions of its curves.
@@ -224,10 +224,7 @@ Totals run(const Flags& flags, const typename S::Options& options, MpiCommunicat
   const bool first = mpi.rank() == 0;
   quoka::ShardedPrefill<S> sharded(shape, options, mpi,
                                    quoka::ShardLayout::round_robin(flags.block));
-  typename S::Options one_machine = options;
-  if constexpr (requires { one_machine.sketch; })
-    if (one_machine.domain == quoka::Domain::softmax) one_machine.sketch = quoka::Sketch::off;
-  quoka::ChunkedPrefill<S> alone(shape, one_machine);
+  quoka::ChunkedPrefill<S> alone(shape, options);
   sharded.reserve(flags.len);
   if (first) alone.reserve(flags.len);
 
@@ -259,17 +256,12 @@ Totals run(const Flags& flags, const typename S::Options& options, MpiCommunicat
   totals.network = measured_network(mpi);
   totals.contention = measured_contention(flags, mpi, threads);
   const Index past = flags.len - 1 - (flags.len - 1) % flags.chunk;  // of the last chunk
-  totals.shape = {flags.q_heads, flags.kv_heads, flags.head_dim, flags.len - past, 0, 0, 0};
+  totals.shape = {flags.q_heads, flags.kv_heads, flags.head_dim, flags.len - past, 0, 0};
   if constexpr (!std::is_same_v<S, quoka::DenseSelector>) {
     if (options.budget.count(past) < past) {
       totals.shape.wanted = options.budget.count(past);
       totals.shape.proposed = sharded.proposed();
     }
-    if (options.domain == quoka::Domain::softmax)
-      totals.shape.softmax_rows = quoka::round_up(
-          std::min(options.n_queries.of_head(flags.q_heads / flags.kv_heads), totals.shape.q_len) *
-              flags.q_heads / flags.kv_heads,
-          quoka::tuning::panel_rows);
   }
   if (first) totals.parts = parts_of<S>(flags, one_machine, alone, threads);
   sleep_until_all_are_here();
@@ -279,8 +271,7 @@ Totals run(const Flags& flags, const typename S::Options& options, MpiCommunicat
 int run_job(const Flags& flags, Report& report) {
   MpiCommunicator mpi;
   quoka::ThreadPool threads(flags.threads);
-  const quoka::QuokaOptions options = quoka::QuokaOptions::preset(
-      flags.robust ? "robust" : "quoka", quoka::Budget::keys(flags.budget));
+  const auto options = quoka::QuokaOptions::paper(quoka::Budget::keys(flags.budget));
   const Totals totals = flags.dense ? run<quoka::DenseSelector>(flags, {}, mpi, threads)
                                     : run<quoka::QuokaSelector>(flags, options, mpi, threads);
   if (mpi.rank() != 0) {
@@ -311,11 +302,8 @@ int run_job(const Flags& flags, Report& report) {
   const double here = predicted(mpi.ranks(), totals.network, totals.contention),
                one = predicted(1, totals.network, 1.0);
   fmt::print("{} processes of {} thread(s), {}, {} tokens in chunks of {}, budget {}, {}\n",
-             mpi.ranks(), flags.threads,
-             flags.dense    ? "dense"
-             : flags.robust ? "robust"
-                            : "QuoKA",
-             flags.len, flags.chunk, flags.budget, quoka::isa());
+             mpi.ranks(), flags.threads, flags.dense ? "dense" : "QuoKA", flags.len, flags.chunk,
+             flags.budget, quoka::isa());
   fmt::print("prefill together         {:8.3f} s\n", together);
   fmt::print("prefill by one process   {:8.3f} s, {:.2f} times as long\n", alone, ratio);
   fmt::print("all at once, the same work takes one {:.2f} times as long as alone\n",
@@ -343,7 +331,6 @@ int run_job(const Flags& flags, Report& report) {
               {"chunk", flags.chunk},
               {"budget", flags.budget},
               {"dense", flags.dense},
-              {"robust", flags.robust},
               {"seconds_together", together},
               {"seconds_alone", alone},
               {"predicted_together", here},
@@ -392,7 +379,6 @@ int main(int argc, char** argv) {
   add_prefill_flags(app, flags);
   app.add_option("--block", flags.block, "tokens of a shard's block; 0: the layer's choice");
   app.add_option("--threads", flags.threads, "of each process")->capture_default_str();
-  app.add_flag("--robust", flags.robust, "QuoKA's robust preset");
   app.add_flag("--dense", flags.dense, "no selection");
   return app.run([&] { return run_job(flags, app.report); });
 }

@@ -30,17 +30,16 @@ using quoka::Index;
 
 struct ChunkShape {
   Index q_heads, kv_heads, v_dim, q_len;
-  Index wanted;        // keys of each KV head by their scores; 0: nothing is selected
-  Index proposed;      // thereof by each rank
-  Index softmax_rows;  // queries that score for a KV head, whole panels, in Domain::softmax; else 0
+  Index wanted;    // keys of each KV head by their scores, in Domain::logit; 0: nothing is selected
+  Index proposed;  // thereof by each rank
 };
 
 // By one rank for a chunk, as sharded_prefill.hpp has it: bytes, and calls of the communicator.
 struct Sent {
-  Index candidates = 0, softmax = 0, partial = 0, merged = 0, headers = 0;
+  Index candidates = 0, partial = 0, merged = 0, headers = 0;
   Index calls = 0;
 
-  Index bytes() const { return candidates + softmax + partial + merged + headers; }
+  Index bytes() const { return candidates + partial + merged + headers; }
 };
 inline Sent sent_per_chunk(const ChunkShape& s, Index header_bytes, Index ranks, Index rank) {
   const Index group = s.q_heads / s.kv_heads, row = 4 * (s.v_dim + 1);
@@ -51,8 +50,6 @@ inline Sent sent_per_chunk(const ChunkShape& s, Index header_bytes, Index ranks,
   if (s.wanted > 0) {
     sent.candidates = 8 * s.kv_heads * s.proposed;
     ++sent.calls, ++headers;
-    sent.softmax = 12 * s.kv_heads * s.softmax_rows;
-    if (s.softmax_rows > 0) sent.calls += 2, headers += 2;
   }
   if (ranks > 1) {
     sent.partial = (s.q_heads * s.q_len - home.heads * group * home.rows) * row;

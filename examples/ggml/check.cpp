@@ -86,7 +86,7 @@ struct Model {
 
 struct Flags {
   std::string model, out, cache = "f16";
-  std::vector<std::string> texts{QUOKA_GGML_PROMPT}, modes{"quoka", "recommended", "robust"},
+  std::vector<std::string> texts{QUOKA_GGML_PROMPT}, modes{"paper", "recommended"},
       arithmetics{"automatic", "bf16"};
   std::vector<Index> lengths, budgets;
   Index ubatch = 256, samples = 384, questions = 12, together = 0;
@@ -587,7 +587,7 @@ int main(int argc, char** argv) {
       ->check(CLI::PositiveNumber);
   program.add_option("--modes", flags.modes, "presets")
       ->delimiter(',')
-      ->check(CLI::IsMember({"quoka", "recommended", "robust"}));
+      ->check(CLI::IsMember({"paper", "recommended"}));
   program
       .add_option("--arithmetics", flags.arithmetics,
                   "each mode in each of them; those that come to the same here are one")

@@ -12,7 +12,7 @@
 #     --out DIR            the folder; build/check/MODEL unless said otherwise
 #     --quick              2,048 tokens at most, one budget
 #     --lengths 512,2048   of prompts, in tokens; unless said otherwise 512, 1024 and so on up to the context or 8,192
-#     --modes quoka,recommended,robust
+#     --modes paper,recommended
 #     --arithmetics automatic,bf16    each mode in each of them; those that come to the same here are one
 #     --budgets 512,1024   past keys for each KV head; a quarter and an eighth of the longest length
 #     --cache f16          how llama.cpp stores keys and values: f16 or q8_0

@@ -3,7 +3,7 @@
 // a whole prompt is interpolated between the depths.
 //
 //     first_token MODEL.gguf [--depths 0,2048,4096,7680] [--ubatch 512] [--threads 2] [--rounds 1]
-//                 [--modes exact,quoka] [--budget 1024] [--cache f16|q8_0] [--out results.json]
+//                 [--modes exact,paper] [--budget 1024] [--cache f16|q8_0] [--out results.json]
 //     first_token --shape llama-3.1-8b [--layers 2] ...
 //
 // Modes alternate at each depth; one may have settings of its own (settings_text.hpp): exact:arithmetic=bf16. What is in a cache changes no
@@ -134,7 +134,7 @@ double whole(const std::vector<int>& depths, const std::vector<double>& times, i
 int main(int argc, char** argv) try {
   CLI::App app("Time to first token, from samples");
   std::string model_path, shape_name, budget = "1024", cache = "f16", out;
-  std::vector<std::string> names{"exact", "quoka"};
+  std::vector<std::string> names{"exact", "paper"};
   std::vector<int> depths{0, 2048, 4096, 7680};
   int ubatch = 512, threads = 2, rounds = 1, layers = 2;
   const auto* const file = app.add_option("model", model_path)->check(CLI::ExistingFile);

@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* modes[] = {"exact", "quoka", "recommended", "robust"};
+constexpr const char* modes[] = {"exact", "paper", "recommended"};
 // Members of the file that are variables, too: QUOKA_ before the capitals.
 const std::vector<std::string> variables{
     "mode",    "budget", "dense_layers", "chunk", "decode", "min_past",  "min_queries",

@@ -140,8 +140,10 @@ std::vector<Index> Calibration::choose(double tolerance) const {
 }
 
 nlohmann::json Calibration::policy(double tolerance) const {
-  const bool preset = selector_ == "quoka.recommended" || selector_ == "quoka.robust";
-  nlohmann::json policy{{"mode", selector_.substr(preset ? sizeof "quoka." - 1 : 0)},
+  const std::string mode = selector_ == "quoka"               ? "paper"
+                           : selector_ == "quoka.recommended" ? "recommended"
+                                                              : selector_;
+  nlohmann::json policy{{"mode", mode},
                         {"budget", budget(0)},
                         {"dense_layers", nlohmann::json::array()},
                         {"layer_budgets", nlohmann::json::object()},

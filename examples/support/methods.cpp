@@ -136,12 +136,12 @@ typename S::Options common_options(const Request& r) {
 // Sets the options that `part` names, as methods.hpp documents; false if it names none.
 bool vary_quoka(const std::string& part, quoka::QuokaOptions& o) {
   using namespace quoka;
-  if (part == "recommended" || part == "robust") {
-    auto preset = QuokaOptions::preset(part, o.budget);
+  if (part == "recommended") {
+    QuokaOptions preset = QuokaOptions::recommended(o.budget);
     // What presets say nothing of is as asked for.
     preset.scoring = o.scoring, preset.sketch = o.sketch;
     preset.top_k.keep_first = o.top_k.keep_first, preset.top_k.keep_last = o.top_k.keep_last;
-    if (preset.top_k.window == 1) preset.top_k.window = o.top_k.window;
+    if (o.top_k.window != 1) preset.top_k.window = o.top_k.window;
     o = preset;
     return true;
   }
@@ -250,7 +250,7 @@ void add_methods(const std::string& name, std::vector<Method>& all) {
   if constexpr (std::is_same_v<S, quoka::OracleSelector>)
     add(".max", [](Options& o) { o.aggregation = quoka::Aggregation::max; });
   if constexpr (std::is_same_v<S, quoka::QuokaSelector>)
-    for (const char* part : {".recommended", ".robust", ".uniform", ".float", ".dot", ".mean"})
+    for (const char* part : {".recommended", ".uniform", ".float", ".dot", ".mean"})
       all.push_back(composed_quoka(name + part).value());
 }
 
@@ -287,8 +287,8 @@ std::vector<std::string> parse_methods(const std::string& list) {
   if (list == "all") {
     for (const std::string& name : all_methods()) {
       const bool variant = name.find('.') != std::string::npos;
-      if (name != "dense" && (!variant || name == "quoka.recommended" || name == "quoka.robust" ||
-                              name.ends_with(".logit") || name.ends_with(".softmax")))
+      if (name != "dense" && (!variant || name == "quoka.recommended" || name.ends_with(".logit") ||
+                              name.ends_with(".softmax")))
         names.push_back(name);
     }
     return names;

@@ -6,7 +6,7 @@
 // budget. QuoKA's options may be joined by dots, in any number and order:
 //
 //   quoka.dissimilar_and_last.per_head.window7
-//   recommended | robust                                 QuokaOptions::recommended(), robust()
+//   recommended                                          QuokaOptions::recommended()
 //   dissimilar | uniform | last | dissimilar_and_last | mixed    which queries score
 //   shared | per_head, mean, float                       group mode, aggregation, no sketch
 //   dot | softmax                                        scoring, domain

@@ -221,7 +221,7 @@ TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
     for (MaskedOptions masked :
          {MaskedOptions{}, selecting(QuokaOptions::paper(quoka::Budget::keys(40))),
           selecting(QuokaOptions::recommended(Budget::keys(40)), 16),
-          selecting(QuokaOptions::robust(Budget::share(0.25)))}) {
+          selecting(QuokaOptions::recommended(Budget::share(0.25)))}) {
       masked.sketch = false;  // whose float twin chooses other keys in the softmax domain
       const AttentionOptions options{.scale = 0.7f};
       Engine engine(shuffled);
@@ -283,7 +283,7 @@ TEST(MaskedAttention, OneStreamThatCannotSelect) {
 
 // In the softmax domain the selection knows attention's scale.
 TEST(MaskedAttention, SelectsByAttentionsScale) {
-  MaskedOptions masked = selecting(QuokaOptions::robust(quoka::Budget::keys(40)));
+  MaskedOptions masked = selecting(QuokaOptions::recommended(quoka::Budget::keys(40)));
   masked.sketch = false;
   Engine engine(false);
   const auto report_at = [&](float scale) {

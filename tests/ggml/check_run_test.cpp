@@ -61,7 +61,7 @@ const std::string anything_goes =
     sizes + "--max-perplexity 1e9 --max-kl 1e9 --max-needles 101 --min-gain 1e-9 ";
 
 TEST_F(CheckProgram, WritesWhatItRecommendsVerifiesItAndGoesOnWhereItStopped) {
-  ASSERT_EQ(run(anything_goes + "--modes quoka,robust"), 0) << said_;
+  ASSERT_EQ(run(anything_goes + "--modes paper,recommended"), 0) << said_;
   const json whole = result(), &measured = whole["steps"]["measure"], &advice = whole["advice"];
   EXPECT_EQ(whole["asked"]["model"]["kv_heads"], 2);
   EXPECT_EQ(whole["asked"]["model"]["head_dim"], 32);
@@ -97,14 +97,14 @@ TEST_F(CheckProgram, WritesWhatItRecommendsVerifiesItAndGoesOnWhereItStopped) {
   json stopped = whole;
   stopped["steps"].erase("verify"), stopped["steps"].erase("layers"), stopped.erase("advice");
   std::ofstream(folder_ / "out/check.json") << stopped;
-  ASSERT_EQ(run(anything_goes + "--modes quoka,robust"), 0) << said_;
+  ASSERT_EQ(run(anything_goes + "--modes paper,recommended"), 0) << said_;
   EXPECT_TRUE(says("goes on where it stopped")) << said_;
   const json again = result();
   EXPECT_EQ(again["steps"]["measure"], measured) << "not measured again";
   EXPECT_TRUE(again["steps"].contains("verify") && again["steps"].contains("layers"));
 
   // Other settings; and contenders that do not fit side by side.
-  ASSERT_EQ(run(anything_goes + "--modes quoka,robust --cache q8_0 --together 3"), 0) << said_;
+  ASSERT_EQ(run(anything_goes + "--modes paper,recommended --cache q8_0 --together 3"), 0) << said_;
   EXPECT_TRUE(says("begun anew")) << said_;
   const json grouped = result();
   EXPECT_EQ(grouped["asked"]["cache"], "q8_0");
@@ -153,7 +153,7 @@ TEST_F(CheckProgram, ComparesArithmetics) {
 }
 
 TEST_F(CheckProgram, LeavesHurtLayersDenseAndGivesUp) {
-  const std::string nothing_goes = sizes + "--modes quoka --max-perplexity -1e9 --min-gain ";
+  const std::string nothing_goes = sizes + "--modes paper --max-perplexity -1e9 --min-gain ";
   ASSERT_EQ(run(nothing_goes + "1e-9"), 0) << said_;
   const json told = result();
   EXPECT_EQ(told["advice"]["use"], "exact");
@@ -176,7 +176,7 @@ TEST_F(CheckProgram, NamesWhatItCannotDo) {
   EXPECT_TRUE(says("4090") && says("context of 4096")) << said_;
   EXPECT_TRUE(says("--lengths 4000 is the longest that works")) << said_;
   for (const char* const list :
-       {"--lengths 1000,", "--lengths=,1000", "--budgets 64,,128", "--modes quoka,"}) {
+       {"--lengths 1000,", "--lengths=,1000", "--budgets 64,,128", "--modes paper,"}) {
     EXPECT_NE(run(list), 0) << list;
     EXPECT_TRUE(says("is empty")) << said_;
   }

@@ -73,8 +73,8 @@ Outcome with(const std::string& name, double speedup, double perplexity, double 
 
 TEST(CheckAdvice, TakesTheFastestThatLosesLittle) {
   const Advice a =
-      advise({with("llama.cpp", 1, 0, 0), with("exact", 2, 0, 0), with("quoka", 8, 1.01, 0),
-              with("robust", 7, 0, -5.1), with("recommended", 5, 0.99, -4.9), with("slow", 4, 0, 0),
+      advise({with("llama.cpp", 1, 0, 0), with("exact", 2, 0, 0), with("paper", 8, 1.01, 0),
+              with("other", 7, 0, -5.1), with("recommended", 5, 0.99, -4.9), with("slow", 4, 0, 0),
               with("far", 9, -2, 3, 0.051)},
              {});
   EXPECT_EQ(a.use, Advice::Use::selection);
@@ -91,14 +91,14 @@ TEST(CheckAdvice, TakesTheFastestThatLosesLittle) {
 
 TEST(CheckAdvice, ExactModeWhereSelectionLosesOrGainsNothing) {
   const Advice loses =
-      advise({with("llama.cpp", 1, 0, 0), with("exact", 2, 0, 0), with("quoka", 8, 3, 0)}, {});
+      advise({with("llama.cpp", 1, 0, 0), with("exact", 2, 0, 0), with("paper", 8, 3, 0)}, {});
   EXPECT_EQ(loses.use, Advice::Use::exact);
   EXPECT_EQ(loses.contender, 1u);
   EXPECT_TRUE(
-      loses.why.ends_with("quoka loses too much: perplexity +3.00 %, at most +1 % is allowed"))
+      loses.why.ends_with("paper loses too much: perplexity +3.00 %, at most +1 % is allowed"))
       << loses.why;
   const Advice slow =
-      advise({with("llama.cpp", 1, 0, 0), with("exact", 2, 0, 0), with("quoka", 2.09, 0, 0)}, {});
+      advise({with("llama.cpp", 1, 0, 0), with("exact", 2, 0, 0), with("paper", 2.09, 0, 0)}, {});
   EXPECT_EQ(slow.use, Advice::Use::exact) << "1.045 times exact mode, 1.05 are wanted";
   EXPECT_EQ(advise({with("", 1, 0, 0), with("", 2, 0, 0), with("", 2.11, 0, 0)}, {}).use,
             Advice::Use::selection);
@@ -129,7 +129,7 @@ TEST(CheckAdvice, NamesWhatIsLostAndNothingElse) {
       "perplexity +1.25 %, at most +1 % is allowed; needles -6.0 points, at most 5 may be lost");
   EXPECT_EQ(loses_too_much(with("", 8, -3, 9, 0.05), {}), "");
   const Advice a = advise(
-      {with("llama.cpp", 1, 0, 0), with("exact", 2, 0, 0), with("quoka", 8, -0.99, 0, 0.07)}, {});
+      {with("llama.cpp", 1, 0, 0), with("exact", 2, 0, 0), with("paper", 8, -0.99, 0, 0.07)}, {});
   EXPECT_EQ(a.why.find("perplexity"), std::string::npos) << a.why;
 }
 
@@ -147,11 +147,11 @@ TEST(CheckAdvice, SaysWhenTimesAreNoOnesWord) {
 
 TEST(CheckAdvice, NothingWhereNothingGainsOrExactIsNotDense) {
   const Advice none =
-      advise({with("llama.cpp", 1, 0, 0), with("exact", 1.04, 0, 0), with("quoka", 2, 5, 0)}, {});
+      advise({with("llama.cpp", 1, 0, 0), with("exact", 1.04, 0, 0), with("paper", 2, 5, 0)}, {});
   EXPECT_EQ(none.use, Advice::Use::nothing);
   EXPECT_TRUE(none.why.starts_with("do not use it here")) << none.why;
   const Advice wrong = advise(
-      {with("llama.cpp", 1, 0, 0), with("exact", 3, 0, 0, 0.011), with("quoka", 9, 0, 0)}, {});
+      {with("llama.cpp", 1, 0, 0), with("exact", 3, 0, 0, 0.011), with("paper", 9, 0, 0)}, {});
   EXPECT_EQ(wrong.use, Advice::Use::nothing);
   EXPECT_NE(wrong.why.find("0.0110"), std::string::npos) << wrong.why;
 }

@@ -170,7 +170,7 @@ TEST_P(Architectures, EveryPresetSelects) {
     return all;
   };
   const auto exact = logits("exact", "16", "0");
-  for (const char* const mode : {"quoka", "recommended", "robust"}) {
+  for (const char* const mode : {"paper", "recommended"}) {
     SCOPED_TRACE(mode);
     EXPECT_EQ(logits(mode, "640", "0"), exact);
     int felt = 0;
@@ -307,7 +307,7 @@ TEST(LlamaCpp, LayersOfAFloatCacheAreKnown) {
   std::mt19937 random(5);
   const auto file = std::filesystem::path(::testing::TempDir()) /
                     ("quoka_float_cache_" + std::to_string(::getpid()) + ".json");
-  restart_with({{"QUOKA_MODE", "quoka"},
+  restart_with({{"QUOKA_MODE", "paper"},
                 {"QUOKA_BUDGET", "16"},
                 {"QUOKA_DENSE_LAYERS", "[2]"},
                 {"QUOKA_STATS", file.string()}});
@@ -446,9 +446,9 @@ TEST(LlamaCpp, ExactModeThroughRemovalShiftAndCopy) {
 // are selected as without.
 TEST(LlamaCpp, AKnownCacheThroughRemovalShiftAndCopy) {
   const Model model("llama");
-  restart_with({{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "64"}, {"QUOKA_SKETCH", "0"}});
+  restart_with({{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "64"}, {"QUOKA_SKETCH", "0"}});
   const auto without = model.session(true);
-  restart_with({{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "64"}});
+  restart_with({{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "64"}});
   const auto with = model.session(true);
   Differences differences = soak(model, *without, *with, soak_steps(300));
   restart_with({});
@@ -492,8 +492,8 @@ TEST(LlamaCpp, SelectsFromMinPastOn) {
     return std::pair(all, more);
   };
   const auto exact = logits("exact", "0");
-  EXPECT_EQ(logits("quoka", "513"), exact);
-  const auto late = logits("quoka", "512"), early = logits("quoka", "384");
+  EXPECT_EQ(logits("paper", "513"), exact);
+  const auto late = logits("paper", "512"), early = logits("paper", "384");
   EXPECT_EQ(late.first, exact.first);
   EXPECT_NE(late.second, exact.second);
   EXPECT_NE(early.first, exact.first) << "the last chunk of four has 384 cells before it";
@@ -572,7 +572,7 @@ TEST(TinyLlama1B, ExactModeThroughRemovalShiftAndCopy) {
 // the same chunks.
 TEST(LlamaCpp, SelectionThroughHistoryAsInAFreshContext) {
   const Model model("llama");
-  setenv("QUOKA_MODE", "quoka", 1), setenv("QUOKA_BUDGET", "64", 1);
+  setenv("QUOKA_MODE", "paper", 1), setenv("QUOKA_BUDGET", "64", 1);
   ggml_backend_dev_t const device = ggml_backend_dev_by_name("QuoKA");
   if (device != nullptr) ggml_backend_unload(ggml_backend_dev_backend_reg(device));
   const auto used = model.session(true);
@@ -622,7 +622,7 @@ TEST(LlamaCpp, SelectionThroughHistoryAsInAFreshContext) {
         }
         return copy(fresh->logits(static_cast<int>(history[last.sequence].back().size()) - 1));
       };
-      differences.add(difference(used->logits(i), replayed("quoka")));
+      differences.add(difference(used->logits(i), replayed("paper")));
       from_exact.add(difference(used->logits(i), replayed("exact")));
     }
   }

@@ -17,9 +17,9 @@ using quoka::Index;
 
 constexpr Index budget = 48, chunk = 32;
 const char* const settings =
-    R"({"mode": "quoka", "budget": 48, "chunk": 32, "dense_layers": 0, "decode": true})";
+    R"({"mode": "paper", "budget": 48, "chunk": 32, "dense_layers": 0, "decode": true})";
 const char* const without_sketch =
-    R"({"mode": "quoka", "budget": 48, "chunk": 32, "dense_layers": 0, "decode": true, "sketch": 0})";
+    R"({"mode": "paper", "budget": 48, "chunk": 32, "dense_layers": 0, "decode": true, "sketch": 0})";
 constexpr double tolerance = 1e-9;  // squared; the same keys, summed in another order at most
 
 // The tokens of one sequence: where they lie, and which queries are its chunk.
@@ -30,7 +30,7 @@ struct Sequence {
 
 // By the library's own calls, from a copy of the sequence's keys in order.
 void expect_selected(GraphOfOne& graph, const Sequence& sequence, const std::vector<float>& result,
-                     const std::string& mode = "quoka") {
+                     const std::string& mode = "paper") {
   const NodeShape& s = graph.s;
   const auto len = static_cast<Index>(sequence.cells.size());
   const auto gather = [&](const ggml_tensor* cache) {
@@ -68,7 +68,7 @@ void expect_selected(GraphOfOne& graph, const Sequence& sequence, const std::vec
     selector.select({.q = q,
                      .k = k.slice(0, begin),
                      .logits = quoka::LogitOptions{},
-                     .sketch = mode != "quoka" ? &sketch : nullptr},
+                     .sketch = mode != "paper" ? &sketch : nullptr},
                     state, keep, quoka::SerialExecutor{});
     quoka::attention(q, {k.slice(0, begin), v.slice(0, begin), keep},
                      {k.slice(begin, n), v.slice(begin, n)}, out);
@@ -110,16 +110,13 @@ TEST(SelectionNode, CellsInOrder) {
   }
 }
 
-TEST(SelectionNode, Presets) {  // by a sketch
-  for (const std::string mode : {"robust", "recommended"}) {
-    SCOPED_TRACE(mode);
-    GraphOfOne graph(shape(40));
-    const Sequence sequence{range(0, 300), 0, 40};
-    see(graph, sequence);
-    const std::string told =
-        R"({"mode": ")" + mode + R"(", "budget": 48, "chunk": 32, "dense_layers": 0})";
-    expect_selected(graph, sequence, graph.computed_by(Backends::quoka(told).get()), mode);
-  }
+TEST(SelectionNode, RecommendedPreset) {  // by a sketch
+  GraphOfOne graph(shape(40));
+  const Sequence sequence{range(0, 300), 0, 40};
+  see(graph, sequence);
+  const std::string told =
+      R"({"mode": "recommended", "budget": 48, "chunk": 32, "dense_layers": 0})";
+  expect_selected(graph, sequence, graph.computed_by(Backends::quoka(told).get()), "recommended");
 }
 
 // A server: two prompts, two decode steps and holes between their cells.
@@ -173,7 +170,7 @@ TEST(SelectionNode, TheCacheChangesUnderneath) {
 // A backend that has seen everything before gives, to the bit, what a new one gives: keys overwritten,
 // moved and copied, one channel of one head at times, another sequence in the same cells.
 TEST(SelectionNode, AKnownCacheGivesWhatANewBackendGives) {
-  for (const char* const mode : {"quoka", "recommended", "robust"}) {
+  for (const char* const mode : {"paper", "recommended"}) {
     SCOPED_TRACE(mode);
     const std::string told =
         R"({"budget": 48, "chunk": 32, "dense_layers": 0, "mode": ")" + std::string(mode) + R"("})";
@@ -208,7 +205,8 @@ TEST(SelectionNode, AKnownCacheGivesWhatANewBackendGives) {
 
 // Two layers, and two contexts whose caches lay at one address.
 TEST(SelectionNode, CachesAreToldApart) {
-  const std::string told = R"({"budget": 48, "chunk": 32, "dense_layers": 0, "mode": "robust"})";
+  const std::string told =
+      R"({"budget": 48, "chunk": 32, "dense_layers": 0, "mode": "recommended"})";
   const ggml_backend_ptr ours = Backends::quoka(told);
   GraphOfOne first(shape(40)), second(shape(40));
   for (GraphOfOne* const graph : {&first, &second}) graph->see_causally(300);
@@ -229,9 +227,10 @@ TEST(SelectionNode, BudgetsByScores) {
   const auto exact = graph.computed_by(Backends::quoka("").get());
   const auto with = [&](const char* keys) {
     return relative_error(
-        graph.computed_by(Backends::quoka(R"({"mode": "robust", "dense_layers": 0, "budget": ")" +
-                                          std::string(keys) + R"("})")
-                              .get()),
+        graph.computed_by(
+            Backends::quoka(R"({"mode": "recommended", "dense_layers": 0, "budget": ")" +
+                            std::string(keys) + R"("})")
+                .get()),
         exact);
   };
   const double some = with("mass:0.5"), most = with("mass:0.99");
@@ -275,10 +274,10 @@ TEST(SelectionNode, DenseLayersAndOtherModelsStayExact) {
   graph.see_causally(300);
   const auto exact = graph.computed_by(Backends::quoka("").get());
   for (const char* const text :
-       {R"({"mode": "quoka", "budget": 48, "dense_layers": [1]})",
-        R"({"mode": "quoka", "budget": 48, "dense_layers": 1})",
-        R"({"mode": "quoka", "budget": 48, "dense_layers": 0, "model": {"head_dim": 128}})",
-        R"({"mode": "quoka", "budget": 48, "dense_layers": 0, "layer_budgets": {"1": 1000}})"}) {
+       {R"({"mode": "paper", "budget": 48, "dense_layers": [1]})",
+        R"({"mode": "paper", "budget": 48, "dense_layers": 1})",
+        R"({"mode": "paper", "budget": 48, "dense_layers": 0, "model": {"head_dim": 128}})",
+        R"({"mode": "paper", "budget": 48, "dense_layers": 0, "layer_budgets": {"1": 1000}})"}) {
     SCOPED_TRACE(text);
     EXPECT_LT(relative_error(graph.computed_by(Backends::quoka(text).get()), exact), tolerance);
   }

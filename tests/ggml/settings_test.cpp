@@ -57,7 +57,7 @@ TEST(GgmlSettings, AreExactUnlessToldOtherwise) {
 }
 
 TEST(GgmlSettings, Variables) {
-  const Told told({{"QUOKA_MODE", "robust"},
+  const Told told({{"QUOKA_MODE", "recommended"},
                    {"QUOKA_BUDGET", "0.25"},
                    {"QUOKA_DENSE_LAYERS", "[2, 5]"},
                    {"QUOKA_CHUNK", "64"},
@@ -72,9 +72,9 @@ TEST(GgmlSettings, Variables) {
                    {"QUOKA_ISA", quoka::isa_levels().front()}});
   EXPECT_EQ(told.problem, "");
   const Settings& s = told.settings;
-  EXPECT_EQ(s.mode, "robust");
+  EXPECT_EQ(s.mode, "recommended");
   EXPECT_EQ(s.selection(0).budget.count(800), 200);
-  EXPECT_EQ(s.selection(0).n_queries, quoka::QuokaOptions::robust().n_queries);
+  EXPECT_EQ(s.selection(0).n_queries, quoka::QuokaOptions::recommended().n_queries);
   EXPECT_EQ(s.policy.dense, (std::set<Index>{2, 5}));
   EXPECT_EQ(s.first_dense, 0);
   EXPECT_EQ(s.chunk, 64);
@@ -84,26 +84,26 @@ TEST(GgmlSettings, Variables) {
   EXPECT_EQ(s.arithmetic, quoka::Arithmetic::bfloat16);
   EXPECT_TRUE(s.decode && s.stats && s.quiet && !s.sketch);
   EXPECT_EQ(s.isa, quoka::isa_levels().front());
-  EXPECT_NE(s.summary().find("robust"), std::string::npos);
+  EXPECT_NE(s.summary().find("recommended"), std::string::npos);
   EXPECT_NE(s.summary().find("0.25"), std::string::npos);
 }
 
 // As `decoder calibrate` writes it.
 TEST(GgmlSettings, APolicyFileThatVariablesOverrule) {
   const std::string path = written(R"({"budget": 0.125, "dense_layers": [0, 3],
-      "layer_budgets": {"2": 0.5, "7": 2048}, "mode": "robust",
+      "layer_budgets": {"2": 0.5, "7": 2048}, "mode": "recommended",
       "model": {"head_dim": 64, "kv_heads": 4, "q_heads": 32}})");
   const Told told({{"QUOKA_CONFIG", path}, {"QUOKA_BUDGET", "512"}});
   EXPECT_EQ(told.problem, "");
   const Settings& s = told.settings;
-  EXPECT_EQ(s.mode, "robust");
+  EXPECT_EQ(s.mode, "recommended");
   EXPECT_EQ(s.selection(1).budget.count(9000), 512);
   EXPECT_EQ(s.selection(2).budget.count(9000), 4500);
   EXPECT_EQ(s.selection(7).budget.count(9000), 2048);
   EXPECT_EQ(s.policy.kv_heads, 4);
   // A backend's own parameters come last.
-  const Settings more = with_parameters(s, R"({"mode": "quoka", "dense_layers": 1})");
-  EXPECT_EQ(more.mode, "quoka");
+  const Settings more = with_parameters(s, R"({"mode": "paper", "dense_layers": 1})");
+  EXPECT_EQ(more.mode, "paper");
   EXPECT_EQ(more.first_dense, 1);
   EXPECT_TRUE(more.policy.dense.empty());
   EXPECT_EQ(more.selection(7).budget.count(9000), 2048);
@@ -144,7 +144,7 @@ TEST(GgmlSettings, UnknownVariablesAreNamedWithTheNearest) {
                                                        {"QUOKA_STAT", "QUOKA_STATS"},
                                                        {"QUOKA_mode", "QUOKA_MODE"}};
   for (const auto& [name, nearest] : cases) {
-    const Told told(Variables{{name, "quoka"}, {"QUOKA_MODE", "robust"}});
+    const Told told(Variables{{name, "paper"}, {"QUOKA_MODE", "recommended"}});
     EXPECT_NE(told.problem.find(std::string(name) + " is no variable"), std::string::npos)
         << told.problem;
     EXPECT_NE(told.problem.find(std::string(nearest) + " is"), std::string::npos) << told.problem;
@@ -213,13 +213,13 @@ TEST(GgmlSettings, ModesOfPrograms) {
 }
 
 TEST(GgmlSettings, BudgetsByScores) {
-  const Told told({{"QUOKA_MODE", "robust"}, {"QUOKA_BUDGET", "mass:0.9:64:4096"}});
+  const Told told({{"QUOKA_MODE", "recommended"}, {"QUOKA_BUDGET", "mass:0.9:64:4096"}});
   EXPECT_EQ(told.problem, "");
   const quoka::Budget budget = told.settings.selection(1).budget;
   EXPECT_EQ(budget.rule(), quoka::Budget::Rule::mass);
   EXPECT_EQ(budget.least(9000), 64);
   EXPECT_EQ(budget.count(9000), 4096);
-  EXPECT_EQ(Told({{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "relative:0.5"}}).problem, "");
+  EXPECT_EQ(Told({{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "relative:0.5"}}).problem, "");
 }
 
 TEST(GgmlSettings, EveryPreset) {
@@ -229,44 +229,44 @@ TEST(GgmlSettings, EveryPreset) {
     EXPECT_EQ(told.problem, "");
     return told.settings.selection(1).top_k.window;
   };
-  EXPECT_EQ(window("quoka"), quoka::QuokaOptions::paper().top_k.window);
+  EXPECT_EQ(window("paper"), quoka::QuokaOptions::paper().top_k.window);
   EXPECT_EQ(window("recommended"), quoka::QuokaOptions::recommended().top_k.window);
-  EXPECT_EQ(window("robust"), quoka::QuokaOptions::robust().top_k.window);
 }
 
 TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
   const std::pair<std::map<std::string, std::string>, const char*> cases[] = {
       {{{"QUOKA_MODE", "fast"}}, "mode is \"fast\""},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "-3"}}, "budget is -3"},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "1.5"}}, "budget is 1.5"},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "0"}}, "budget is 0, but must be a count"},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "1"}}, "budget is 1, but must be a count"},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "true"}}, "budget is true"},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "1024,"}}, "budget is \"1024,\""},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_DENSE_LAYERS", "[0,5,]"}}, "dense_layers is \"[0,5,]\""},
-      {{{"QUOKA_CONFIG", written(R"({"mode": "quoka",})")}}, "cannot be read from byte"},
-      {{{"QUOKA_CONFIG", written(R"({"mode": "quoka"} x)")}}, "cannot be read from byte"},
-      {{{"QUOKA_CONFIG", written(R"({"mode": "quoka", "budget": 9, "mode": "exact"})")}},
+      {{{"QUOKA_MODE", "quoka"}}, "exact or paper or recommended"},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "-3"}}, "budget is -3"},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "1.5"}}, "budget is 1.5"},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "0"}}, "budget is 0, but must be a count"},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "1"}}, "budget is 1, but must be a count"},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "true"}}, "budget is true"},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "1024,"}}, "budget is \"1024,\""},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_DENSE_LAYERS", "[0,5,]"}}, "dense_layers is \"[0,5,]\""},
+      {{{"QUOKA_CONFIG", written(R"({"mode": "paper",})")}}, "cannot be read from byte"},
+      {{{"QUOKA_CONFIG", written(R"({"mode": "paper"} x)")}}, "cannot be read from byte"},
+      {{{"QUOKA_CONFIG", written(R"({"mode": "paper", "budget": 9, "mode": "exact"})")}},
        "\"mode\" occurs twice"},
       {{{"QUOKA_CONFIG", written(R"({"model": {"q_heads": 1, "q_heads": 2}})")}},
        "\"q_heads\" occurs twice"},
       {{{"QUOKA_CONFIG", written(R"({"mode": 3})")}}, "mode is 3"},
       {{{"QUOKA_CONFIG", written(R"({"layer_budgets": {"3": 0}})")}}, "layer 3 is 0"},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "mass:2"}}, "mass:2"},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_BUDGET", "mass:0.9"}}, "no mass"},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_DENSE_LAYERS", "99999999999"}}, "dense_layers"},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_CHUNK", "0"}}, "chunk is 0"},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_THREADS", "-1"}}, "threads is -1"},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_DECODE", "2"}}, "decode is 2"},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_CONFIG", "/nowhere"}}, "cannot read /nowhere"},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_CONFIG", written("[1]")}}, "no JSON object"},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_CONFIG", written("{\"bugdet\": 3}")}}, "bugdet"},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_ISA", "x87"}}, "isa is \"x87\""},
-      {{{"QUOKA_MODE", "quoka"}, {"QUOKA_ARITHMETIC", "fp8"}}, "arithmetic is \"fp8\""},
-      {{{"QUOKA_CONFIG", written(R"({"mode": "quoka", "layer_budgets": {"3": "mass:0.5"}})")}},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "mass:2"}}, "mass:2"},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "mass:0.9"}}, "no mass"},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_DENSE_LAYERS", "99999999999"}}, "dense_layers"},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_CHUNK", "0"}}, "chunk is 0"},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_THREADS", "-1"}}, "threads is -1"},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_DECODE", "2"}}, "decode is 2"},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_CONFIG", "/nowhere"}}, "cannot read /nowhere"},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_CONFIG", written("[1]")}}, "no JSON object"},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_CONFIG", written("{\"bugdet\": 3}")}}, "bugdet"},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_ISA", "x87"}}, "isa is \"x87\""},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_ARITHMETIC", "fp8"}}, "arithmetic is \"fp8\""},
+      {{{"QUOKA_CONFIG", written(R"({"mode": "paper", "layer_budgets": {"3": "mass:0.5"}})")}},
        "no mass"},
-      {{{"QUOKA_CONFIG", written(R"({"mode": "quoka", "layer_budgets": {"x": 3}})")}}, "\"x\""},
-      {{{"QUOKA_CONFIG", written(R"({"mode": "quoka", "model": {"heads": 3}})")}}, "\"heads\""},
+      {{{"QUOKA_CONFIG", written(R"({"mode": "paper", "layer_budgets": {"x": 3}})")}}, "\"x\""},
+      {{{"QUOKA_CONFIG", written(R"({"mode": "paper", "model": {"heads": 3}})")}}, "\"heads\""},
   };
   for (const auto& [variables, named] : cases) {
     const Told told(variables);
@@ -279,7 +279,7 @@ TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
 TEST(GgmlSettings, BadParametersThrow) {
   for (const char* const text :
        {R"({"mode": "fast"})", "[1]", "{", R"({"threads": 2000})", R"({"isa": "sse2"})",
-        R"({"moed": "quoka"})", R"({"mode": "quoka", "mode": "quoka"})"})
+        R"({"moed": "paper"})", R"({"mode": "paper", "mode": "paper"})"})
     EXPECT_THROW((void)with_parameters({}, text), std::invalid_argument) << text;
 }
 

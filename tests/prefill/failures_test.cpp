@@ -115,7 +115,7 @@ std::vector<typename S::Options> variants() {
 template <>
 std::vector<quoka::QuokaOptions> variants<quoka::QuokaSelector>() {
   std::vector<quoka::QuokaOptions> presets;
-  for (const char* const name : {"quoka", "recommended", "robust"})
+  for (const char* const name : {"paper", "recommended"})
     presets.push_back(quoka::QuokaOptions::preset(name, quoka::Budget::keys(31)));
   for (quoka::QuokaOptions& options : presets) options.sketch = quoka::Sketch::on;
   presets.push_back({.budget = quoka::Budget::keys(31), .sketch = quoka::Sketch::off});

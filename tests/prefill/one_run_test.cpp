@@ -174,8 +174,8 @@ struct OfNoWindow : QuokaSelector {
 TEST(OneRun, IsSelectAttendAppendToTheLastBit) {
   quoka::ThreadPool pool(3);
   for (const Case& of : cases())
-    for (const std::string_view preset : {"quoka", "recommended", "robust"}) {
-      if (preset != "quoka" && !of.attention.alibi_slopes.empty()) continue;  // refused
+    for (const std::string_view preset : {"paper", "recommended"}) {
+      if (preset != "paper" && !of.attention.alibi_slopes.empty()) continue;  // refused
       SCOPED_TRACE(preset);
       const QuokaOptions options = of_preset(preset, 60);
       for (const int workers : {1, 5, 64, 128})
@@ -203,19 +203,19 @@ TEST(OneRun, WaitsWhereAWindowHidesKeysOfTheLists) {
   of.attention.sliding_window = 300;
   of.chunks = {700, 96, 96, 96, 96, 96, 96, 1, 96};
   for (const int workers : {1, 64})
-    expect_the_same<OfNoWindow>(of, of_preset("quoka", 500), Counting{workers});
+    expect_the_same<OfNoWindow>(of, of_preset("paper", 500), Counting{workers});
 }
 // Lists as long as several parts, and chunks in one of them.
 TEST(OneRun, AttendsToLongLists) {
   const Case of{
       "long", {.q_heads = 4, .kv_heads = 2, .head_dim = 16, .v_dim = 16}, {}, {5000, 128, 1}};
   for (const int workers : {1, 2, 64})
-    expect_the_same<QuokaSelector>(of, of_preset("quoka", 4500), Counting{workers});
+    expect_the_same<QuokaSelector>(of, of_preset("paper", 4500), Counting{workers});
 }
 
 TEST(OneRun, IsOneParallelRun) {
   const Case of = cases().front();
-  for (const char* const preset : {"quoka", "recommended", "robust"})
+  for (const char* const preset : {"paper", "recommended"})
     for (const int workers : {1, 8, 64}) {
       ChunkedPrefill<QuokaSelector> layer(of.shape, of_preset(preset, 60));
       std::vector<Chunk> prompt = prompt_of(of, 7);
@@ -231,7 +231,7 @@ TEST(OneRun, IsOneParallelRun) {
 // The layer goes on from where it was, whichever task fails: at 40 of them, the last ones among them.
 TEST(OneRun, WhereATaskFailsTheLayerIsAsItWas) {
   const Case of = cases().front();
-  for (const char* const preset : {"quoka", "recommended"})
+  for (const char* const preset : {"paper", "recommended"})
     for (const int workers : {1, 64}) {
       std::vector<Chunk> expected = prompt_of(of, 9);
       const QuokaOptions options = of_preset(preset, 60);

@@ -369,9 +369,9 @@ TYPED_TEST(Sharded, TakesPrefixesBranchesAndDecodes) {
 // ---- QuoKA's options ------------------------------------------------------------------------------
 
 std::vector<QuokaOptions> quoka_options(Budget budget) {
-  QuokaOptions robust = QuokaOptions::robust(budget);
-  robust.sketch = quoka::Sketch::off;
-  QuokaOptions softmax_max = robust;
+  QuokaOptions recommended = QuokaOptions::recommended(budget);
+  recommended.sketch = quoka::Sketch::off;
+  QuokaOptions softmax_max = recommended;
   softmax_max.aggregation = quoka::Aggregation::max;
   return {
       {.budget = budget, .sketch = quoka::Sketch::on},
@@ -382,7 +382,7 @@ std::vector<QuokaOptions> quoka_options(Budget budget) {
        .aggregation = quoka::Aggregation::mean,
        .group_mode = quoka::GroupMode::shared},
       {.budget = budget, .group_mode = quoka::GroupMode::per_head},
-      robust,
+      recommended,
       softmax_max};
 }
 
@@ -409,12 +409,12 @@ TEST(ShardedQuoka, KeepsKeysInFormatsWithScalesOfTheCaller) {
                                        {.arithmetic = quoka::Arithmetic::single});
 }
 
-TEST(ShardedQuoka, OfRobustSelectsAsWithoutTheSketch) {
+TEST(ShardedQuoka, OfTheRecommendedPresetSelectsAsWithoutTheSketch) {
   Random random(911);
   Shape shape;
   shape.chunks = {130, 129, 1};
   const Prompt<float> prompt(random, shape);
-  QuokaOptions options = QuokaOptions::robust(Budget::keys(31)), off = options;
+  QuokaOptions options = QuokaOptions::recommended(Budget::keys(31)), off = options;
   options.sketch = quoka::Sketch::on, off.sketch = quoka::Sketch::off;
   Result<float> expected(shape);
   ChunkedPrefill<QuokaSelector> alone(shape.layer(), off);
@@ -812,7 +812,8 @@ TEST(Sent, IsWhatTheHeaderSays) {
           (Sent{partial + merged + 4 * Rounds::header_bytes, (ranks - 1) + 1 + 4}));
     }
   }
-  QuokaOptions options = QuokaOptions::robust(Budget::keys(k));
+  QuokaOptions options = QuokaOptions::recommended(Budget::keys(k));
+  options.top_k.window = 1;
   const Index rows = quoka::round_up(options.n_queries.of_head(2) * 2, quoka::tuning::panel_rows);
   const Index plain = sent(shape, {.budget = Budget::keys(k)}, 2, 1, past, n).bytes;
   EXPECT_EQ(sent(shape, options, 2, 1, past, n),
@@ -902,9 +903,10 @@ void expect_faults_leave_all_as_it_was(const typename S::Options& options) {
   EXPECT_GE(faults, 5);
 }
 TEST(Fault, OfOneRankAnywhereEndsTheCallOnAllAndLeavesTheCaches) {
-  const QuokaOptions robust = QuokaOptions::robust(quoka::Budget::keys(31));
+  QuokaOptions softmax = QuokaOptions::recommended(quoka::Budget::keys(31));
+  softmax.top_k.window = 1;
   for (const QuokaOptions& options :
-       {QuokaOptions{.budget = quoka::Budget::keys(31)}, robust,
+       {QuokaOptions{.budget = quoka::Budget::keys(31)}, softmax,
         QuokaOptions{.budget = quoka::Budget::keys(31), .top_k = {.window = 3}}})
     expect_faults_leave_all_as_it_was<QuokaSelector>(options);
 }

@@ -266,15 +266,11 @@ TEST(Methods, APresetLeavesAWindowThatIsAskedFor) {
     options.top_k.window = window, options.sketch = Sketch::off;
     return QuokaSelector(options).select(q.slice(100, 37), k.slice(0, 100), {});
   };
-  const auto robust = QuokaOptions::robust(Budget::keys(11)),
-             recommended = QuokaOptions::recommended(Budget::keys(11));
+  const auto recommended = QuokaOptions::recommended(Budget::keys(11));
   const MethodOptions options{.budget = Budget::keys(11)};
-  EXPECT_EQ(selection_of("quoka.robust.float", options), select(robust, 1));
-  EXPECT_EQ(selection_of("quoka.window5.robust.float", options), select(robust, 5));
-  EXPECT_EQ(selection_of("quoka.robust.window5.float", options), select(robust, 5));
   EXPECT_EQ(selection_of("quoka.recommended.float", options), select(recommended, 3));
+  EXPECT_EQ(selection_of("quoka.window5.recommended.float", options), select(recommended, 5));
   EXPECT_EQ(selection_of("quoka.recommended.window5.float", options), select(recommended, 5));
-  EXPECT_FALSE(select(robust, 1) == select(robust, 5));
   EXPECT_FALSE(select(recommended, 3) == select(recommended, 5));
 }
 

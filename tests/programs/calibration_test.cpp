@@ -136,6 +136,7 @@ TEST(Calibration, OfAPresetSaysItsMode) {
   Random random(944);
   const auto layers = random_layers(random);
   EXPECT_EQ(calibrated(layers, {9}, "quoka.recommended").policy(1.0)["mode"], "recommended");
+  EXPECT_EQ(calibrated(layers, {9}, "quoka").policy(1.0)["mode"], "paper");
   EXPECT_EQ(calibrated(layers, {9}, "quoka.window3").policy(1.0)["mode"], "quoka.window3");
 }
 

@@ -20,7 +20,8 @@ using quoka_test::Index;
 LayerPolicy parsed(const char* text) { return parse_policy(json::parse(text, nullptr, false)); }
 
 TEST(LayerPolicy, SaysWhichLayersAreDenseAndWhatTheOthersHave) {
-  const LayerPolicy policy = parsed(R"({"mode": "robust", "budget": 0.125, "dense_layers": [0, 3],
+  const LayerPolicy policy =
+      parsed(R"({"mode": "recommended", "budget": 0.125, "dense_layers": [0, 3],
       "layer_budgets": {"2": 0.5, "7": 2048},
       "model": {"q_heads": 32, "kv_heads": 4, "head_dim": 64}})");
   ASSERT_TRUE(policy.budget.has_value());

@@ -278,9 +278,9 @@ TEST(BudgetByScoresOf, SoftmaxScorers) {
     expect_kept_by<quoka::SparqScorer>(
         {.budget = budget, .rank = 7, .domain = Domain::softmax, .top_k = top_k}, q, k);
     expect_kept_by<quoka::OracleScorer>({.budget = budget, .top_k = top_k}, q, k);
-    auto robust = quoka::QuokaOptions::robust(budget);
-    robust.top_k = top_k;
-    expect_kept_by<quoka::QuokaScorer>(robust, q, k);
+    auto softmax = softmax_options(budget);
+    softmax.top_k = top_k;
+    expect_kept_by<quoka::QuokaScorer>(softmax, q, k);
   }
 }
 

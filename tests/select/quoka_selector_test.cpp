@@ -34,12 +34,6 @@ TEST(Quoka, PresetsAreWhatTheySay) {
              defaults = QuokaOptions{.budget = Budget::keys(77)};
   EXPECT_EQ(name_of(paper), name_of(defaults));
   EXPECT_EQ(paper.budget.count(1000), 77);
-  const auto robust = QuokaOptions::robust(Budget::share(0.25));
-  EXPECT_EQ(robust.budget.count(1000), 250);
-  EXPECT_EQ(robust.domain, Domain::softmax);
-  const std::pair<Index, Index> half[] = {{1, 32}, {2, 16}, {4, 8}, {7, 4}, {8, 4}, {16, 4}};
-  for (const auto& [group, n] : half)
-    EXPECT_EQ(robust.n_queries.of_head(group), n) << "group " << group;
   const auto recommended = QuokaOptions::recommended(Budget::share(0.25));
   EXPECT_EQ(recommended.budget.count(1000), 250);
   EXPECT_EQ(recommended.domain, Domain::softmax);
@@ -48,10 +42,17 @@ TEST(Quoka, PresetsAreWhatTheySay) {
                                            {8, 8},  {16, 4}, {32, 4}};
   for (const auto& [group, n] : whole)
     EXPECT_EQ(recommended.n_queries.of_head(group), n) << "group " << group;
+  const auto by_name = [](const char* name) {
+    return name_of(QuokaOptions::preset(name, Budget::share(0.25)));
+  };
+  EXPECT_EQ(by_name("paper"), name_of(paper));
+  EXPECT_EQ(by_name("recommended"), name_of(recommended));
+  for (const char* other : {"quoka", "Paper", ""})
+    expect_refused([&] { QuokaOptions::preset(other); }, {other, "paper", "recommended"});
   Random random(158);
   for (Index group : {1, 4, 7})
     for (const QuokaOptions& preset :
-         {QuokaOptions::robust(Budget::keys(63)), QuokaOptions::recommended(Budget::keys(63))})
+         {softmax_options(Budget::keys(63)), QuokaOptions::recommended(Budget::keys(63))})
       expect_agrees_with_oracle(preset, random.tensor<float>(2, 2 * group, 37, 64),
                                 random.tensor<float>(2, 2, 501, 64));
 }

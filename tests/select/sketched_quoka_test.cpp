@@ -22,8 +22,8 @@ using quoka::SelectorInput;
 using quoka::Sketch;
 namespace detail = quoka::detail;
 
-QuokaOptions robust(Sketch sketch, Index budget) {
-  QuokaOptions options = QuokaOptions::robust(Budget::keys(budget));
+QuokaOptions softmax(Sketch sketch, Index budget) {
+  QuokaOptions options = softmax_options(Budget::keys(budget));
   options.sketch = sketch;
   return options;
 }
@@ -66,7 +66,7 @@ TEST(SketchedQuoka, LosesLittleOfTheMassOfRealLayers) {
       const TensorView<const float> q = layer.q, k = layer.k;
       for (const Index begin : {Index{512}, Index{1280}, q.len() - 128})
         for (const Index budget : {begin / 32, begin / 8}) {
-          const QuokaOptions options = robust(Sketch::on, budget);
+          const QuokaOptions options = softmax(Sketch::on, budget);
           const float scale = 1.0f / std::sqrt(static_cast<float>(q.dim()));
           const double lost = mass_lost(q.slice(begin, 128), k.slice(0, begin), options, scale);
           EXPECT_LE(lost, 0.002) << layer.name << ", " << budget << " of " << begin;
@@ -81,12 +81,12 @@ TEST(SketchedQuoka, LosesLittleOfTheMassOfRealLayers) {
   RecordProperty("most_mass_lost", std::to_string(most));
 }
 
-TEST(SketchedQuoka, RobustUsesItWhereItIsFast) {
+TEST(SketchedQuoka, SoftmaxUsesItWhereItIsFast) {
   Random random(723);
   const auto q = random.tensor<float>(1, 4, 37, 24), k = random.tensor<float>(1, 2, 401, 24);
   const SelectorInput input{q, k, LogitOptions{}};
   for (const Sketch sketch : {Sketch::automatic, Sketch::on, Sketch::off}) {
-    const QuokaSelector selector(robust(sketch, 40));
+    const QuokaSelector selector(softmax(sketch, 40));
     QuokaSelector::State state;
     Selection keep;
     selector.appended(input, state, SerialExecutor{});
@@ -103,7 +103,7 @@ TEST(SketchedQuoka, ADecodeLoopDoesNotGrow) {
   Random random(728);
   const auto q = random.tensor<float>(1, 4, 1, 24), k = random.tensor<float>(1, 2, 300, 24);
   const TensorView<const float> keys(k);
-  const QuokaSelector selector(robust(Sketch::on, 31));
+  const QuokaSelector selector(softmax(Sketch::on, 31));
   QuokaSelector::State state;
   Selection keep;
   Index bytes = 0;

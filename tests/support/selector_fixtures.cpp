@@ -50,6 +50,12 @@ std::vector<QuokaOptions> every_switch() {
   return list;
 }
 
+QuokaOptions softmax_options(const Budget& budget) {
+  QuokaOptions options = QuokaOptions::recommended(budget);
+  options.top_k.window = 1, options.cascade = 0;
+  return options;
+}
+
 std::string name_of(const QuokaOptions& x) {
   static constexpr const char* modes[] = {"rank", "shared", "per_head"};
   static constexpr const char* choices[] = {"dissimilar", "uniform", "last", "dissimilar_and_last",

@@ -39,6 +39,9 @@ oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len, Index group)
 // 90 of them, with n_queries 7 and a budget of 31.
 std::vector<QuokaOptions> every_switch();
 
+// The recommended preset's queries in one look, without neighbours: no cascade, no window.
+QuokaOptions softmax_options(const Budget& budget);
+
 std::string name_of(const QuokaOptions& x);
 
 // ---- queries ------------------------------------------------------------------------------------

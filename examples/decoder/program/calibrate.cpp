@@ -18,7 +18,7 @@ using View = Session::View;
 struct Flags {
   ModelFlags model;
   PromptFlags prompt;
-  std::string selector = "quoka.robust", budget = "0.125";
+  std::string selector = "quoka.recommended", budget = "0.125";
   quoka::QuokaOptions quoka;
   double tolerance = 0.1;
   int rungs = 3;

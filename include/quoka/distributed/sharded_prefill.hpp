@@ -23,7 +23,7 @@
 //             methods that choose blocks, share a choice among layers, or evict
 //
 // In Domain::logit a shard's 8-bit sketch proposes the candidates, and float decides, as on one machine. In
-// Domain::softmax (QuokaOptions::robust) a sketch's scores depend on which keys it sees together: shards
+// Domain::softmax (QuokaOptions::recommended) a sketch's scores depend on which keys it sees together: shards
 // score in float, and the Selection is that of Sketch::off. Budgets by scores are refused: their counts
 // need all scores.
 //

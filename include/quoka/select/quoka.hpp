@@ -115,26 +115,12 @@ struct QuokaOptions {
             .cascade = 4};
   }
 
-  // The same with half the queries and without neighbours, 32 per KV head (at least 4 of each query head): more
-  // of the attention mass, and the needles that the paper's defaults miss, for 1.4 (2,046 tokens of TinyLlama)
-  // to 2.7 times (32,768 keys of Qwen3-4B's shape) their scoring time in float. By the 8-bit sketch choosing
-  // keys takes 0.3 of the time in float. Evidence, exceptions included: bench/results/accuracy.md, evaluate.md.
-  static QuokaOptions robust(Budget budget = Budget::keys(1024)) {
-    QuokaOptions options = recommended(budget);
-    options.n_queries = QueryCount::per_kv_head(32);
-    options.top_k.window = 1;
-    options.cascade = 0;
-    return options;
-  }
-
-  // "quoka", "recommended" or "robust": paper(), recommended() or robust(). Throws std::invalid_argument for
-  // another name.
+  // "paper" or "recommended". Throws std::invalid_argument for another name.
   static QuokaOptions preset(std::string_view name, Budget budget = Budget::keys(1024)) {
-    if (name == "quoka") return paper(budget);
+    if (name == "paper") return paper(budget);
     if (name == "recommended") return recommended(budget);
-    if (name == "robust") return robust(budget);
     detail::fail_because("the preset is \"" + std::string(name) +
-                         "\", but must be quoka, recommended or robust");
+                         "\", but must be paper or recommended");
   }
 
   // The first look of a cascade is that of each head's last query and of each fourth of the others: chosen
