@@ -34,9 +34,6 @@ LIST
 )}
 # Choices of the paper, one changed; at one length and budget.
 ablations=$(paste -sd, <<'LIST'
-quoka.uniform
-quoka.last
-quoka.dot
 quoka.mean
 quoka.per_head
 quoka.queries64

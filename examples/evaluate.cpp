@@ -45,17 +45,14 @@ struct Flags {
 std::vector<std::string> method_names(const std::string& list) {
   if (list == "ablations")
     return parse_methods(
-        "quoka,quoka.dot,quoka.mean,quoka.queries4,quoka.queries8,quoka.queries32,quoka.queries64,"
-        "quoka.queries128,quoka.shared,quoka.per_head,quoka.uniform,quoka.last,"
-        "quoka.dissimilar_and_last,quoka.window7,quoka.first4,oracle,sample_attention,"
+        "quoka,quoka.mean,quoka.queries4,quoka.queries8,quoka.queries32,quoka.queries64,"
+        "quoka.queries128,quoka.per_head,quoka.mixed,quoka.window7,quoka.first4,oracle,sample_"
+        "attention,"
         "sample_attention.logit,random");
   if (list != "default") return parse_methods(list);
   std::vector<std::string> names = parse_methods(
-      "quoka,quoka.recommended,quoka.uniform,quoka.last,quoka.dissimilar_and_last,"
-      "quoka.shared,quoka.per_head,quoka.dot,quoka.mean,quoka.window7,"
-      "quoka.dissimilar_and_last.window7,quoka.dissimilar_and_last.per_head,"
-      "quoka.dissimilar_and_last.per_head.window7,quoka.dissimilar_and_last.softmax.mean,"
-      "quoka.uniform.softmax.mean,oracle,oracle.max");
+      "quoka,quoka.recommended,quoka.mixed,quoka.per_head,quoka.mean,quoka.window7,"
+      "quoka.mixed.per_head.window7,quoka.mixed.softmax.mean,oracle,oracle.max");
   for (const std::string& name : parse_methods("all"))
     if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(name);
   return names;

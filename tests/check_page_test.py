@@ -39,7 +39,7 @@ def made_up(model, use="selection"):
         "steps": {"measure": {"by_length": by_length, "needles": needles},
                   "layers": {"settings": "quoka <64>", "layers": [{"layer": i, "kl": 0.01 * (i + 1)} for i in range(3)]},
                   "verify": {"by_length": verify, "needles": []}},
-        "advice": {"use": use, "why": "because <so>", "contender": "quoka <64>", "settings": {"mode": "quoka", "budget": 64}, "verified": "kept"},
+        "advice": {"use": use, "why": "because <so>", "contender": "paper <64>", "settings": {"mode": "paper", "budget": 64}, "verified": "kept"},
     }
 
 

@@ -139,7 +139,7 @@ bool vary_quoka(const std::string& part, quoka::QuokaOptions& o) {
   if (part == "recommended") {
     QuokaOptions preset = QuokaOptions::recommended(o.budget);
     // What presets say nothing of is as asked for.
-    preset.scoring = o.scoring, preset.sketch = o.sketch;
+    preset.sketch = o.sketch;
     preset.top_k.keep_first = o.top_k.keep_first, preset.top_k.keep_last = o.top_k.keep_last;
     if (o.top_k.window != 1) preset.top_k.window = o.top_k.window;
     o = preset;
@@ -147,14 +147,8 @@ bool vary_quoka(const std::string& part, quoka::QuokaOptions& o) {
   }
   static const std::map<std::string, std::function<void(QuokaOptions&)>> words{
       {"dissimilar", [](QuokaOptions& q) { q.query_choice = QueryChoice::dissimilar; }},
-      {"uniform", [](QuokaOptions& q) { q.query_choice = QueryChoice::uniform; }},
-      {"last", [](QuokaOptions& q) { q.query_choice = QueryChoice::last; }},
-      {"dissimilar_and_last",
-       [](QuokaOptions& q) { q.query_choice = QueryChoice::dissimilar_and_last; }},
       {"mixed", [](QuokaOptions& q) { q.query_choice = QueryChoice::mixed; }},
-      {"dot", [](QuokaOptions& q) { q.scoring = Scoring::dot; }},
       {"mean", [](QuokaOptions& q) { q.aggregation = Aggregation::mean; }},
-      {"shared", [](QuokaOptions& q) { q.group_mode = GroupMode::shared; }},
       {"per_head", [](QuokaOptions& q) { q.group_mode = GroupMode::per_head; }},
       {"softmax", [](QuokaOptions& q) { q.domain = Domain::softmax; }},
       {"float", [](QuokaOptions& q) { q.sketch = Sketch::off; }},
@@ -206,7 +200,7 @@ LayerStack layers_of(const Request& r, const std::function<void(typename S::Opti
   return layers;
 }
 
-// "quoka.last.window7": any number of parts, each one option; none if one is not known.
+// "quoka.mixed.window7": any number of parts, each one option; none if one is not known.
 std::optional<Method> composed_quoka(const std::string& name) {
   std::istringstream in(name);
   std::string part;
@@ -250,7 +244,7 @@ void add_methods(const std::string& name, std::vector<Method>& all) {
   if constexpr (std::is_same_v<S, quoka::OracleSelector>)
     add(".max", [](Options& o) { o.aggregation = quoka::Aggregation::max; });
   if constexpr (std::is_same_v<S, quoka::QuokaSelector>)
-    for (const char* part : {".recommended", ".uniform", ".float", ".dot", ".mean"})
+    for (const char* part : {".recommended", ".float", ".mean"})
       all.push_back(composed_quoka(name + part).value());
 }
 
@@ -271,7 +265,7 @@ Method method_named(const std::string& name) {
   for (const Method& method : methods()) known += ' ' + method.name;
   throw std::invalid_argument("no selector is called \"" + name + "\"; there are" + known +
                               ", and quoka with options joined by dots, such as "
-                              "quoka.dissimilar_and_last.per_head.window7");
+                              "quoka.mixed.per_head.window7");
 }
 
 }  // namespace

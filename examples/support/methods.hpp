@@ -5,13 +5,12 @@
 // "flash_prefill.compact" (CompactAttention's, 0.06) choose how many keys by themselves: they ignore the
 // budget. QuoKA's options may be joined by dots, in any number and order:
 //
-//   quoka.dissimilar_and_last.per_head.window7
-//   recommended                                          QuokaOptions::recommended()
-//   dissimilar | uniform | last | dissimilar_and_last | mixed    which queries score
-//   shared | per_head, mean, float                       group mode, aggregation, no sketch
-//   dot | softmax                                        scoring, domain
-//   window<n>, first<n>, recent<n>, queries<n>           window, keep_first, keep_last, n_queries
-//   cascade<n>                                           candidates of a first look, times the budget
+//   quoka.mixed.per_head.window7
+//   recommended                                  QuokaOptions::recommended()
+//   dissimilar | mixed                           which queries score
+//   per_head, mean, softmax, float               group mode, aggregation, domain, no sketch
+//   window<n>, first<n>, recent<n>, queries<n>   window, keep_first, keep_last, n_queries
+//   cascade<n>                                   candidates of a first look, times the budget
 //
 // Its layers hide which selector they hold; a virtual call per chunk costs nothing beside it.
 #pragma once

@@ -59,10 +59,8 @@ inline double flops(const quoka::QuokaOptions& o, const ChunkShape& c) {
   const Index n = std::min(o.n_queries.of_head(c.q_heads / c.kv_heads), c.q_len);
   const bool per_head = o.group_mode == quoka::GroupMode::per_head;
   using quoka::QueryChoice;
-  const bool by_rank = o.query_choice == QueryChoice::dissimilar ||
-                       o.query_choice == QueryChoice::dissimilar_and_last ||
-                       (o.query_choice == QueryChoice::mixed && n >= 4);  // a quarter of them
-  const bool ranked = c.q_len > n && by_rank;
+  // Of mixed queries a quarter is ranked.
+  const bool ranked = c.q_len > n && (o.query_choice == QueryChoice::dissimilar || n >= 4);
   const double cascade = cascade_products(o, n, per_head ? c.q_heads / c.kv_heads : 1, c.kv_len);
   return (cascade > 0.0
               ? 2.0 * cascade * product({c.kv_heads, c.head_dim})

@@ -87,36 +87,26 @@ inline void add_run_flags(CLI::App& app, Index& chunk, int& threads, int& rounds
 
 inline void add_quoka_flags(CLI::App& app, quoka::QuokaOptions& options) {
   using namespace quoka;
-  const std::map<std::string, Scoring> scoring{{"cosine", Scoring::cosine}, {"dot", Scoring::dot}};
   const std::map<std::string, Aggregation> aggregation{{"max", Aggregation::max},
                                                        {"mean", Aggregation::mean}};
-  const std::map<std::string, GroupMode> group_mode{
-      {"rank", GroupMode::rank}, {"shared", GroupMode::shared}, {"per_head", GroupMode::per_head}};
-  const std::map<std::string, QueryChoice> query_choice{
-      {"dissimilar", QueryChoice::dissimilar},
-      {"uniform", QueryChoice::uniform},
-      {"last", QueryChoice::last},
-      {"dissimilar_and_last", QueryChoice::dissimilar_and_last},
-      {"mixed", QueryChoice::mixed}};
+  const std::map<std::string, GroupMode> group_mode{{"rank", GroupMode::rank},
+                                                    {"per_head", GroupMode::per_head}};
+  const std::map<std::string, QueryChoice> query_choice{{"dissimilar", QueryChoice::dissimilar},
+                                                        {"mixed", QueryChoice::mixed}};
   app.add_option_function<Index>(
          "--n-queries", [&options](const Index& asked) { options.n_queries = asked; },
          "queries kept for scoring, of each query head")
       ->check(whole_number(1, 65536))
       ->default_str(std::to_string(options.n_queries.count()));
-  app.add_option("--scoring", options.scoring, "cosine | dot")
-      ->transform(CLI::CheckedTransformer(scoring));
   const std::map<std::string, Domain> domain{{"logit", Domain::logit},
                                              {"softmax", Domain::softmax}};
-  app.add_option_function<Domain>(
-         "--domain", [&options](const Domain& asked) { options.domain = asked; },
-         "logit | softmax: the kept queries' own attention")
+  app.add_option("--domain", options.domain, "logit | softmax: the kept queries' own attention")
       ->transform(CLI::CheckedTransformer(domain));
   app.add_option("--aggregation", options.aggregation, "max | mean")
       ->transform(CLI::CheckedTransformer(aggregation));
-  app.add_option("--group-mode", options.group_mode, "rank | shared | per_head")
+  app.add_option("--group-mode", options.group_mode, "rank | per_head")
       ->transform(CLI::CheckedTransformer(group_mode));
-  app.add_option("--query-choice", options.query_choice,
-                 "dissimilar | uniform | last | dissimilar_and_last | mixed")
+  app.add_option("--query-choice", options.query_choice, "dissimilar | mixed")
       ->transform(CLI::CheckedTransformer(query_choice));
   app.add_option("--window", options.top_k.window, "neighbouring keys kept together")
       ->check(whole_number(1, most_keys))

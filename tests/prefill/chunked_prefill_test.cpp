@@ -220,11 +220,10 @@ void expect_as_algorithm_2(const Prompt<T>& prompt, Quoka<T>& layer,
                          v = to_oracle(prompt.v_rows(begin, n));
 
     const oracle::Positions kept =
-        oracle::subselect_queries(q, options.n_queries, options.choice, kv_heads, options.group);
-    const oracle::Tensor q_bar = oracle::pre_aggregate(oracle::gather_queries(q, kept), kv_heads,
-                                                       options.group, options.scoring);
-    const oracle::Scores scores =
-        oracle::score_keys(q_bar, past_k, options.scoring, options.aggregation);
+        oracle::subselect_queries(q, options.n_queries, options.choice, kv_heads);
+    const oracle::Tensor q_bar =
+        oracle::pre_aggregate(oracle::gather_queries(q, kept), kv_heads, options.group);
+    const oracle::Scores scores = oracle::score_keys(q_bar, past_k, options.aggregation);
     expect_same_up_to_ties(layer.selection(), oracle::select(q, past_k, options), scores);
 
     const oracle::Positions keep = to_positions(layer.selection());

@@ -377,10 +377,7 @@ std::vector<QuokaOptions> quoka_options(Budget budget) {
       {.budget = budget, .sketch = quoka::Sketch::on},
       {.budget = budget, .sketch = quoka::Sketch::off},
       {.budget = budget, .top_k = {.keep_first = 3, .keep_last = 9}, .sketch = quoka::Sketch::on},
-      {.budget = budget, .scoring = quoka::Scoring::dot},
-      {.budget = budget,
-       .aggregation = quoka::Aggregation::mean,
-       .group_mode = quoka::GroupMode::shared},
+      {.budget = budget, .aggregation = quoka::Aggregation::mean},
       {.budget = budget, .group_mode = quoka::GroupMode::per_head},
       recommended,
       softmax_max};
@@ -1011,10 +1008,9 @@ TEST(Fault, OfSettingsThatDifferNamesTheRankAndBothNumbers) {
   };
   quoka_told([](auto& o) { o.budget = Budget::keys(7); }, "the budget is 7, but 9 on rank 0");
   quoka_told([](auto& o) { o.n_queries = 5; }, "n_queries is 5, but 16 on rank 0");
-  quoka_told([](auto& o) { o.scoring = quoka::Scoring::dot; }, "scoring is 1, but 0");
   quoka_told([](auto& o) { o.aggregation = quoka::Aggregation::mean; }, "aggregation is 1, but 0");
-  quoka_told([](auto& o) { o.group_mode = quoka::GroupMode::per_head; }, "group_mode is 2, but 0");
-  quoka_told([](auto& o) { o.query_choice = quoka::QueryChoice::last; }, "query_choice is 2, but");
+  quoka_told([](auto& o) { o.group_mode = quoka::GroupMode::per_head; }, "group_mode is 1, but 0");
+  quoka_told([](auto& o) { o.query_choice = quoka::QueryChoice::mixed; }, "query_choice is 1, but");
   quoka_told([](auto& o) { o.domain = Domain::softmax; }, "domain is 0, but 1");
   quoka_told([](auto& o) { o.top_k.window = 3; }, "top_k.window is 3, but 1");
   quoka_told([](auto& o) { o.top_k.keep_first = 2; }, "top_k.keep_first is 2, but 0");

@@ -244,13 +244,13 @@ TEST(Methods, AComposedNameSetsEachOfItsOptions) {
                               .n_queries = 6,
                               .aggregation = Aggregation::mean,
                               .group_mode = GroupMode::per_head,
-                              .query_choice = QueryChoice::dissimilar_and_last,
+                              .query_choice = QueryChoice::mixed,
                               .top_k = {.window = 3, .keep_first = 2, .keep_last = 1}};
   Random random(931);
   const LayerCapture layer = random_layers(random, 1).front();
   const TensorView<const float> q = layer.q, k = layer.k;
   const Selection keep = QuokaSelector(expected).select(q.slice(100, 37), k.slice(0, 100), {});
-  EXPECT_EQ(selection_of("quoka.dissimilar_and_last.per_head.window3.mean.first2.recent1.queries6",
+  EXPECT_EQ(selection_of("quoka.mixed.per_head.window3.mean.first2.recent1.queries6",
                          {.budget = Budget::keys(11)}),
             keep);
   EXPECT_FALSE(selection_of("quoka", {.budget = Budget::keys(11)}) == keep);
@@ -303,9 +303,9 @@ TEST(Methods, EachKeepsFirstKeysWhereAskedTo) {
 
 TEST(Methods, ThatAreNoneAreRefusedWithThoseThatAre) {
   for (const char* name :
-       {"quokka", "quoka.window", "quoka.windowx", "quoka.best", "sparq.window7"})
+       {"quokka", "quoka.window", "quoka.windowx", "quoka.best", "quoka.uniform", "sparq.window7"})
     expect_refused([&] { quoka_examples::parse_methods(name); },
-                   {name, "sample_attention", "quoka.dissimilar_and_last.per_head.window7"});
+                   {name, "sample_attention", "quoka.mixed.per_head.window7"});
 }
 
 }  // namespace

@@ -45,8 +45,10 @@ TEST(ScoringFlops, OfQuokaCountRankingOnlyWhereQueriesAreRanked) {
   QuokaOptions options{.budget = Budget::keys(10), .n_queries = 5};
   const double keys = 2 * 2 * 5 * 50 * 3, aggregate = 4 * 4 * 5 * 3, rank = 5 * 4 * 7 * 3;
   EXPECT_EQ(scoring_flops(options, small), keys + aggregate + rank);
-  options.query_choice = QueryChoice::last;
-  EXPECT_EQ(scoring_flops(options, small), keys + aggregate);
+  options.query_choice = QueryChoice::mixed;
+  EXPECT_EQ(scoring_flops(options, small), keys + aggregate + rank);
+  options.n_queries = 3;  // a quarter of them is none
+  EXPECT_EQ(scoring_flops(options, small), (keys + aggregate) * 3 / 5);
   options = {.budget = Budget::keys(10), .n_queries = 16};  // all 7 score
   EXPECT_EQ(scoring_flops(options, small), 2 * 2 * 7 * 50 * 3 + 4 * 4 * 7 * 3);
 }

@@ -26,11 +26,8 @@ constexpr Expected measured[] = {
     {"quoka", 128, 0.7401, 0.0453, 0.4954},
     {"quoka", 256, 0.7986, 0.0815, 0.3814},
     {"quoka", 512, 0.8622, 0.1838, 0.2545},
-    {"quoka.uniform", 256, 0.8163, 0.1231, 0.3426},
-    {"quoka.dissimilar_and_last", 256, 0.8024, 0.1053, 0.3590},
     {"quoka.per_head", 256, 0.7454, 0.0832, 0.4203},
     {"quoka.window7", 256, 0.7750, 0.0635, 0.4265},
-    {"quoka.dissimilar_and_last.per_head.window7", 256, 0.7073, 0.0762, 0.4759},
     {"sample_attention", 256, 0.8350, 0.1631, 0.2999},
     {"oracle", 256, 0.8441, 0.2206, 0.2597},
 };

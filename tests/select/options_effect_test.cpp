@@ -43,8 +43,8 @@ QUOKA_TEST_MEMBERS(LayerPlan, layer, layer_count, first_sparse)
 auto parts(TopKOptions& o) { return members(o); }
 auto parts(LayerPlan& o) { return members(o); }
 
-QUOKA_TEST_MEMBERS(QuokaOptions, budget, n_queries, scoring, aggregation, group_mode, query_choice,
-                   domain, top_k, sketch, cascade)
+QUOKA_TEST_MEMBERS(QuokaOptions, budget, n_queries, aggregation, group_mode, query_choice, domain,
+                   top_k, sketch, cascade)
 QUOKA_TEST_MEMBERS(SampleAttentionOptions, budget, n_queries, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(SparqOptions, budget, rank, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(LokiOptions, budget, rank, domain, calibration, top_k, sketch)
@@ -61,8 +61,7 @@ QUOKA_TEST_MEMBERS(FirstRecentOptions, budget, keep_first)
 QUOKA_TEST_MEMBERS(AttentionOptions, scale, softcap, sink_logits, sliding_window, arithmetic,
                    query_position, causal, mask, mask_factors, alibi_slopes, may_repeat)
 QUOKA_TEST_MEMBERS(MaskedOptions, selection, chunk, min_past, decode, sketch)
-QUOKA_TEST_MEMBERS(SubselectOptions, query_choice, heads_per_set, group)
-QUOKA_TEST_MEMBERS(ScoreOptions, scoring, aggregation)
+QUOKA_TEST_MEMBERS(SubselectOptions, query_choice, group)
 #undef QUOKA_TEST_MEMBERS
 
 // ---- a case for each of them ---------------------------------------------------------------------
@@ -173,11 +172,10 @@ void expect_effects_of<QuokaSelector>() {
   exact.budget = Budget::keys(150), exact.sketch = Sketch::off, exact.cascade = 0;
   expect_selects_otherwise<QuokaSelector>(
       "quoka", Case<O, Budget>{paper, Budget::keys(21)}, Case<O, quoka::QueryCount>{paper, 15},
-      Case<O, Scoring>{paper, Scoring::dot}, Case<O, Aggregation>{mean, Aggregation::mean},
-      Case<O, GroupMode>{paper, GroupMode::shared},
-      Case<O, QueryChoice>{paper, QueryChoice::dissimilar_and_last},
-      Case<O, Domain>{paper, Domain::softmax}, Case<O, Index>{paper, 3}, Case<O, Index>{paper, 1},
-      Case<O, Index>{paper, 1}, Case<O, Sketch>{exact, Sketch::on}, Case<O, Index>{coded, 0});
+      Case<O, Aggregation>{mean, Aggregation::mean}, Case<O, GroupMode>{paper, GroupMode::per_head},
+      Case<O, QueryChoice>{paper, QueryChoice::mixed}, Case<O, Domain>{paper, Domain::softmax},
+      Case<O, Index>{paper, 3}, Case<O, Index>{paper, 1}, Case<O, Index>{paper, 1},
+      Case<O, Sketch>{exact, Sketch::on}, Case<O, Index>{coded, 0});
 }
 
 template <>
@@ -325,25 +323,6 @@ TYPED_TEST_SUITE(OptionsEffectOf, TypesOf<AllSelectors>::Types, SelectorNames);
 
 TYPED_TEST(OptionsEffectOf, EachMember) { expect_effects_of<TypeParam>(); }
 
-// Each value of an option of QuoKA's selects otherwise than every other.
-TEST(OptionsEffect, EveryChoiceOfQuoka) {
-  const auto expect_differ = [](auto member, auto values) {
-    std::vector<std::vector<Selection>> all;
-    for (const auto value : values) {
-      QuokaOptions o{.budget = Budget::keys(20)};
-      o.*member = value;
-      all.push_back(selected<QuokaSelector>(o));
-    }
-    for (std::size_t i = 0; i < all.size(); ++i)
-      for (std::size_t j = 0; j < i; ++j) EXPECT_FALSE(all[i] == all[j]) << i << " as " << j;
-  };
-  expect_differ(&QuokaOptions::group_mode,
-                std::array{GroupMode::rank, GroupMode::shared, GroupMode::per_head});
-  expect_differ(&QuokaOptions::query_choice,
-                std::array{QueryChoice::dissimilar, QueryChoice::uniform, QueryChoice::last,
-                           QueryChoice::dissimilar_and_last, QueryChoice::mixed});
-}
-
 TEST(OptionsEffect, Attention) {
   using O = AttentionOptions;
   const TensorView<const float> q = TensorView<const float>(inputs().q).slice(0, chunk),
@@ -404,16 +383,8 @@ TEST(OptionsEffect, TheStages) {
     const auto positions = subselect_query_positions(q, 8, options);
     return std::vector<Position>(positions.data(), positions.data() + positions.size());
   };
-  expect_effects<O>("subselect", kept, Case<O, QueryChoice>{O{}, QueryChoice::uniform},
-                    Case<O, Index>{O{}, group}, Case<O, Index>{mixed, group});
-  using S = ScoreOptions;
-  const auto scored = [&](const S& options) {
-    const auto scores =
-        score_keys(pre_aggregate(subselect_queries(q, 8), kv_heads), inputs().k, options);
-    return std::vector<float>(scores.data(), scores.data() + scores.size());
-  };
-  expect_effects<S>("score", scored, Case<S, Scoring>{S{}, Scoring::dot},
-                    Case<S, Aggregation>{S{}, Aggregation::mean});
+  expect_effects<O>("subselect", kept, Case<O, QueryChoice>{O{}, QueryChoice::mixed},
+                    Case<O, Index>{mixed, group});
 }
 
 // The keys of the inputs as an engine's cache: a chunk of queries, then a single one.

@@ -83,7 +83,7 @@ TEST(Quoka, ScalingAHeadsQueriesByAPowerOfTwoChangesNothing) {
     const auto selections = [&] {
       std::vector<Selection> list;
       for (const QuokaOptions& options : every_switch())
-        if (options.scoring == Scoring::cosine)
+        if (options.domain == quoka::Domain::logit)
           list.push_back(QuokaSelector(options).select(q, k, {}));
       return list;
     };

@@ -743,8 +743,7 @@ Broken exact_scores(const Draw& x, const oracle::Tensor& q, const oracle::Tensor
   quoka::SubselectOptions by;
   by.query_choice = x.options.query_choice, by.group = x.group;
   exact.kept = to_positions(quoka::subselect_query_positions(floats, wanted.n_queries, by));
-  const auto expected =
-      oracle::subselect_queries(q, wanted.n_queries, wanted.choice, x.kv_heads, wanted.group);
+  const auto expected = oracle::subselect_queries(q, wanted.n_queries, wanted.choice, x.kv_heads);
   const auto cosines = oracle::query_cosines(q);
   for (std::size_t b = 0; b < expected.size(); ++b)
     for (std::size_t head = 0; head < expected[b].size(); ++head)
@@ -758,8 +757,8 @@ Broken exact_scores(const Draw& x, const oracle::Tensor& q, const oracle::Tensor
   if (x.scale && x.softmax())
     for (double& value : scaled.data)
       value *= double{*x.scale} * std::sqrt(static_cast<double>(x.dim));
-  exact.q_bar = oracle::pre_aggregate(oracle::gather_queries(q, exact.kept), x.kv_heads,
-                                      wanted.group, oracle::Scoring::dot);
+  exact.q_bar =
+      oracle::pre_aggregate(oracle::gather_queries(q, exact.kept), x.kv_heads, wanted.group, true);
   exact.scores = oracle::scores_of_kept(scaled, exact.kept, k, wanted);
   oracle::QuokaOptions narrow = wanted;
   narrow.window = 1;

@@ -10,21 +10,16 @@ using namespace quoka_test;
 using quoka::subselect_queries;
 using quoka::subselect_query_positions;
 
-// Its positions are the oracle's, near ties aside. kv_heads says which heads form a set where mode
-// is shared.
+// Its positions are the oracle's, near ties aside; kv_heads says which heads form a group.
 template <class T>
-void expect_as_oracle(const Tensor4<T>& q, Index n, QueryChoice choice,
-                      GroupMode mode = GroupMode::rank, Index kv_heads = 1) {
+void expect_as_oracle(const Tensor4<T>& q, Index n, QueryChoice choice, Index kv_heads = 1) {
   const oracle::Tensor exact = to_oracle(q);
-  const Index heads_per_set = mode == GroupMode::shared ? exact.heads / kv_heads : 1;
-  const auto kept =
-      subselect_query_positions(q, n, {choice, heads_per_set, exact.heads / kv_heads});
+  const auto kept = subselect_query_positions(q, n, {choice, exact.heads / kv_heads});
   SCOPED_TRACE("q_len " + std::to_string(exact.len) + ", dim " + std::to_string(exact.dim) +
                ", n " + std::to_string(n));
-  expect_same_queries(
-      to_positions(kept),
-      oracle::subselect_queries(exact, n, to_oracle(choice), kv_heads, to_oracle(mode)),
-      query_values(exact, mode, kv_heads));
+  expect_same_queries(to_positions(kept),
+                      oracle::subselect_queries(exact, n, to_oracle(choice), kv_heads),
+                      oracle::query_cosines(exact));
 }
 
 // [1, 1, len, dim] whose row i is pattern[i % pattern.size()].
@@ -49,21 +44,19 @@ TEST(Subselect, DissimilarAgreesWithTheOracle) {
   });
 }
 
-TEST(Subselect, MixedSetsAgreeWithTheOracleForEveryGroup) {
+TEST(Subselect, MixedAgreesWithTheOracleForEveryGroup) {
   Random random(84);
   for (Index group : {1, 4, 5, 7, 8, 16})
     for (Index len : {5, 17, 128})
       for (Index n : {1, 2, 4, 8})
-        for (GroupMode mode : {GroupMode::rank, GroupMode::shared})
-          expect_as_oracle(random.tensor<Element>(2, 2 * group, len, 17), n, QueryChoice::mixed,
-                           mode, 2);
+        expect_as_oracle(random.tensor<Element>(2, 2 * group, len, 17), n, QueryChoice::mixed, 2);
 }
 
 // The four heads of a group space their tokens as one head would four times as many.
 TEST(Subselect, MixedHeadsCoverTheChunkTogether) {
   Random random(85);
-  const auto kept = to_positions(subselect_query_positions(random.tensor<Element>(1, 4, 130, 3), 8,
-                                                           {QueryChoice::mixed, 1, 4}));
+  const auto kept = to_positions(
+      subselect_query_positions(random.tensor<Element>(1, 4, 130, 3), 8, {QueryChoice::mixed, 4}));
   std::vector<Index> spaced;
   for (Index head = 0; head < 4; ++head) {
     const auto& list = kept[0][uz(head)];
@@ -88,9 +81,8 @@ TEST(Subselect, EqualQueriesKeepTheirOrder) {
   const auto q = repeated<Element>({{1, 2, 4}, {1, 2, 4}, {-4, 1, 0}}, 37);
   const auto exact = to_oracle(q);
   for (Index n : {1, 7, 12, 13, 36})
-    EXPECT_EQ(
-        to_positions(subselect_query_positions(q, n)),
-        oracle::subselect_queries(exact, n, oracle::Choice::dissimilar, 1, oracle::Group::rank));
+    EXPECT_EQ(to_positions(subselect_query_positions(q, n)),
+              oracle::subselect_queries(exact, n, oracle::Choice::dissimilar, 1));
 }
 
 TEST(Subselect, QueriesAllAlikeKeepTheirOrder) {
@@ -109,7 +101,7 @@ TEST(Subselect, AllAreKeptInOrderUpToTheNumberWanted) {
   for (QueryChoice choice : query_choices)
     for (Index len : {1, 3, 15, 16}) {
       const auto kept = to_positions(
-          subselect_query_positions(random.tensor<Element>(2, 3, len, 17), 16, {choice, 1}));
+          subselect_query_positions(random.tensor<Element>(2, 3, len, 17), 16, {choice}));
       EXPECT_EQ(kept, oracle::all_positions(2, 3, len));
     }
 }
@@ -157,10 +149,7 @@ TEST(Subselect, QueriesThatAreNotFiniteRankLast) {
     auto q = random.tensor<Element>(1, 2, 37, 17);
     for (Index i : {3, 20, 36}) q(0, 1, i, 16) = stored<Element>(odd);
     for (QueryChoice choice : query_choices)
-      for (Index n : {7, 34, 35, 36}) {
-        expect_as_oracle(q, n, choice);
-        expect_as_oracle(q, n, choice, GroupMode::shared, 1);
-      }
+      for (Index n : {7, 34, 35, 36}) expect_as_oracle(q, n, choice);
     const auto kept = to_positions(subselect_query_positions(q, 36));
     EXPECT_EQ((std::vector<Index>(kept[0][1].end() - 2, kept[0][1].end())),
               (std::vector<Index>{3, 20}));

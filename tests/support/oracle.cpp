@@ -61,55 +61,28 @@ Scores query_cosines(const Tensor& q) {
   return cosines;
 }
 
-Scores sum_over_group(const Scores& cosines, Index kv_heads) {
-  Scores sums = cosines;
-  for (std::size_t b = 0; b < cosines.size(); ++b) {
-    const std::size_t q_heads = cosines[b].size(), group = q_heads / uz(kv_heads);
-    for (std::size_t h = 0; h < q_heads; ++h)
-      for (std::size_t i = 0; i < cosines[b][h].size(); ++i) {
-        sums[b][h][i] = 0;
-        for (std::size_t r = 0; r < group; ++r)
-          sums[b][h][i] += cosines[b][h / group * group + r][i];
-      }
-  }
-  return sums;
-}
-
-Positions subselect_queries(const Tensor& q, Index n_queries, Choice choice, Index kv_heads,
-                            Group group) {
+Positions subselect_queries(const Tensor& q, Index n_queries, Choice choice, Index kv_heads) {
   if (q.len <= n_queries) return all_positions(q.batch, q.heads, q.len);
-  Scores value = query_cosines(q);
-  if (group == Group::shared) value = sum_over_group(value, kv_heads);
-
-  Index n_last = 0;
-  if (choice == Choice::last) n_last = n_queries;
-  if (choice == Choice::dissimilar_and_last) n_last = n_queries / 2;
-
+  const Scores value = query_cosines(q);
   Positions kept = all_positions(q.batch, q.heads, 0);
   for (Index b = 0; b < q.batch; ++b)
     for (Index h = 0; h < q.heads; ++h) {
       std::vector<Index>& list = kept[uz(b)][uz(h)];
-      if (choice == Choice::uniform) {
-        for (Index m = 0; m < n_queries; ++m) list.push_back((m + 1) * q.len / n_queries - 1);
+      if (choice == Choice::dissimilar) {
+        const std::vector<Index> order = ranked(range(0, q.len), value[uz(b)][uz(h)]);
+        list.assign(order.begin(), order.begin() + n_queries);
         continue;
       }
-      if (choice == Choice::mixed) {
-        const Index last = (n_queries + 3) / 4, few = n_queries / 4, c = n_queries - few - last;
-        const bool together = group == Group::shared;
-        const Index g = together ? 1 : q.heads / kv_heads, r = together ? 0 : h % g;
-        std::vector<Index> spaced, left;
-        for (Index m = 0; m < c; ++m) spaced.push_back((m * g + r) * (q.len - last) / (c * g));
-        for (Index i = 0; i < q.len - last; ++i)
-          if (std::find(spaced.begin(), spaced.end(), i) == spaced.end()) left.push_back(i);
-        const std::vector<Index> order = ranked(left, value[uz(b)][uz(h)]);
-        list.assign(order.begin(), order.begin() + few);
-        list.insert(list.end(), spaced.begin(), spaced.end());
-        for (Index i = q.len - last; i < q.len; ++i) list.push_back(i);
-        continue;
-      }
-      const std::vector<Index> order = ranked(range(0, q.len - n_last), value[uz(b)][uz(h)]);
-      for (Index m = 0; m < n_queries - n_last; ++m) list.push_back(order[uz(m)]);
-      for (Index i = q.len - n_last; i < q.len; ++i) list.push_back(i);
+      const Index last = (n_queries + 3) / 4, few = n_queries / 4, c = n_queries - few - last;
+      const Index g = q.heads / kv_heads, r = h % g;
+      std::vector<Index> spaced, left;
+      for (Index m = 0; m < c; ++m) spaced.push_back((m * g + r) * (q.len - last) / (c * g));
+      for (Index i = 0; i < q.len - last; ++i)
+        if (std::find(spaced.begin(), spaced.end(), i) == spaced.end()) left.push_back(i);
+      const std::vector<Index> order = ranked(left, value[uz(b)][uz(h)]);
+      list.assign(order.begin(), order.begin() + few);
+      list.insert(list.end(), spaced.begin(), spaced.end());
+      for (Index i = q.len - last; i < q.len; ++i) list.push_back(i);
     }
   return kept;
 }
@@ -125,7 +98,7 @@ Tensor gather_queries(const Tensor& q, const Positions& positions) {
   return kept;
 }
 
-Tensor pre_aggregate(const Tensor& kept, Index kv_heads, Group mode, Scoring scoring) {
+Tensor pre_aggregate(const Tensor& kept, Index kv_heads, Group mode, bool raw) {
   const Index group = kept.heads / kv_heads, n = kept.len;
   Tensor q_bar(kept.batch, kv_heads, mode == Group::per_head ? group * n : n, kept.dim);
   for (Index b = 0; b < kept.batch; ++b)
@@ -133,7 +106,7 @@ Tensor pre_aggregate(const Tensor& kept, Index kv_heads, Group mode, Scoring sco
       for (Index m = 0; m < n; ++m) {
         const Row row = kept.row(b, h, m);
         if (!is_finite(row) || norm(row) == 0) continue;
-        const double divisor = scoring == Scoring::cosine ? norm(row) : 1.0;
+        const double divisor = raw ? 1.0 : norm(row);
         const Index kv_head = h / group, r = h % group;
         for (Index c = 0; c < kept.dim; ++c) {
           const double qhat = kept.at(b, h, m, c) / divisor;
@@ -146,8 +119,7 @@ Tensor pre_aggregate(const Tensor& kept, Index kv_heads, Group mode, Scoring sco
   return q_bar;
 }
 
-Scores score_keys(const Tensor& q_bar, const Tensor& keys, Scoring scoring,
-                  Aggregation aggregation) {
+Scores score_keys(const Tensor& q_bar, const Tensor& keys, Aggregation aggregation) {
   Scores scores(uz(keys.batch), std::vector<std::vector<double>>(uz(keys.heads)));
   for (Index b = 0; b < keys.batch; ++b)
     for (Index g = 0; g < keys.heads; ++g)
@@ -156,8 +128,7 @@ Scores score_keys(const Tensor& q_bar, const Tensor& keys, Scoring scoring,
         const double length = norm(key);
         double largest = -infinity, sum = 0;
         for (Index m = 0; m < q_bar.len; ++m) {
-          double score = dot(q_bar.row(b, g, m), key);
-          if (scoring == Scoring::cosine) score = length > 0 ? score / length : 0.0;
+          const double score = length > 0 ? dot(q_bar.row(b, g, m), key) / length : 0.0;
           largest = std::max(largest, score);
           sum += score;
         }
@@ -244,11 +215,10 @@ Positions top_k(const Scores& scores, Index k, Index keep_first, Index keep_last
 
 Scores scores_of_kept(const Tensor& q, const Positions& kept, const Tensor& past_k,
                       const QuokaOptions& options) {
-  const Tensor q_bar = pre_aggregate(gather_queries(q, kept), past_k.heads, options.group,
-                                     options.softmax ? Scoring::dot : options.scoring);
+  const Tensor q_bar =
+      pre_aggregate(gather_queries(q, kept), past_k.heads, options.group, options.softmax);
   if (!options.softmax)
-    return window_max(score_keys(q_bar, past_k, options.scoring, options.aggregation),
-                      options.window);
+    return window_max(score_keys(q_bar, past_k, options.aggregation), options.window);
   return window_max(softmax_scores(q_bar, past_k, 1.0 / std::sqrt(static_cast<double>(q.dim)),
                                    options.aggregation),
                     options.window);
@@ -257,8 +227,7 @@ Scores scores_of_kept(const Tensor& q, const Positions& kept, const Tensor& past
 Positions select(const Tensor& q, const Tensor& past_k, const QuokaOptions& options) {
   if (past_k.len <= options.budget) return all_positions(past_k.batch, past_k.heads, past_k.len);
   if (options.budget == 0) return all_positions(past_k.batch, past_k.heads, 0);
-  const Positions kept =
-      subselect_queries(q, options.n_queries, options.choice, past_k.heads, options.group);
+  const Positions kept = subselect_queries(q, options.n_queries, options.choice, past_k.heads);
   return top_k(scores_of_kept(q, kept, past_k, options), options.budget, options.keep_first,
                options.keep_last);
 }

@@ -35,9 +35,8 @@ using Scores = std::vector<std::vector<std::vector<double>>>;  // [batch][head][
 inline constexpr double infinity = std::numeric_limits<double>::infinity();
 inline constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 
-enum class Choice { dissimilar, uniform, last, dissimilar_and_last, mixed };
-enum class Group { rank, shared, per_head };
-enum class Scoring { cosine, dot };
+enum class Choice { dissimilar, mixed };
+enum class Group { rank, per_head };
 enum class Aggregation { max, mean };
 
 // The unsigned subscript that std::vector wants.
@@ -95,35 +94,24 @@ std::vector<Index> ranked(std::vector<Index> candidates, const std::vector<doubl
 // [b][q_head][i]
 Scores query_cosines(const Tensor& q);
 
-// Adds the cosines up over each group: every head gets s[i] = sum_{r < group} cos[kv_head group +
-// r][i]; NaN stays NaN.
-Scores sum_over_group(const Scores& cosines, Index kv_heads);
-
 // Chunk positions of the kept queries, in slot order. [b][q_head]
-//   len <= n             0..len-1, whatever the choice
-//   dissimilar           the n lowest cosines with the head's mean query, by (cosine, position)
-//   ascending uniform              floor((m + 1) len / n) - 1 for m < n last len-n..len-1
-//   dissimilar_and_last  n - n/2 dissimilar ones among 0..len-n/2-1, then the last n/2
-//   mixed                n/4 dissimilar ones of what is left; c = n - n/4 - ceil(n/4) spaced ones, for head r of a group
-//                        of g floor((m g + r) rest / (c g)), m < c, rest = len - ceil(n/4) (shared: r = 0, g = 1);
-//                        then the last ceil(n/4)
-Positions subselect_queries(const Tensor& q, Index n_queries, Choice choice, Index kv_heads,
-                            Group group);
+//   len <= n     0..len-1, whatever the choice
+//   dissimilar   the n lowest cosines with the head's mean query, by (cosine, position) ascending
+//   mixed        n/4 dissimilar ones of what is left; c = n - n/4 - ceil(n/4) spaced ones, for head r of a group
+//                of g floor((m g + r) rest / (c g)), m < c, rest = len - ceil(n/4); then the last ceil(n/4)
+Positions subselect_queries(const Tensor& q, Index n_queries, Choice choice, Index kv_heads);
 
 // kept[b, h, m] = q[b, h, positions[b][h][m]]. [b, q_heads, n, dim]
 Tensor gather_queries(const Tensor& q, const Positions& positions);
 
-// qhat = q / |q| with cosine, q with dot; the zero vector for a zero row or one that is not finite.
-//   rank, shared  q_bar[g][m] = 1/group sum_{r < group} qhat[g group + r][m]    [b, kv_heads, n,
-//   dim] per_head      q_bar[g][r n + m] = qhat[g group + r][m]                      [b, kv_heads,
-//   group n, dim]
-Tensor pre_aggregate(const Tensor& kept, Index kv_heads, Group mode, Scoring scoring);
+// qhat = q / |q|, or q where it is raw; the zero vector for a zero row or one that is not finite.
+//   rank       q_bar[g][m] = 1/group sum_{r < group} qhat[g group + r][m]    [b, kv_heads, n, dim]
+//   per_head   q_bar[g][r n + m] = qhat[g group + r][m]                      [b, kv_heads, group n, dim]
+Tensor pre_aggregate(const Tensor& kept, Index kv_heads, Group mode, bool raw = false);
 
-// S[t] = max_m or 1/n sum_m of q_bar[m].k[t] (1/|k[t]| with cosine, where a zero key scores 0); NaN
-// for a key that is not finite. q_bar has at least one row and is finite, as pre_aggregate returns
-// it. [b][kv_head][kv]
-Scores score_keys(const Tensor& q_bar, const Tensor& keys, Scoring scoring,
-                  Aggregation aggregation);
+// S[t] = max_m or 1/n sum_m of q_bar[m].k[t] / |k[t]|, 0 for a zero key; NaN for a key that is not
+// finite. q_bar has at least one row and is finite, as pre_aggregate returns it. [b][kv_head][kv]
+Scores score_keys(const Tensor& q_bar, const Tensor& keys, Aggregation aggregation);
 
 // S[t] of the kept queries' own attention to the past: p[m] = softmax over the finite keys t of
 // scale q_bar[m].k[t]; max or mean over the rows m. NaN for a key that is not finite.
@@ -142,13 +130,12 @@ Positions top_k(const Scores& scores, Index k, Index keep_first, Index keep_last
 struct QuokaOptions {
   Index budget = 1024;   // B_SA
   Index n_queries = 16;  // N_Q
-  Scoring scoring = Scoring::cosine;
   Aggregation aggregation = Aggregation::max;
   Group group = Group::rank;
   Choice choice = Choice::dissimilar;
   Index window = 1;
   Index keep_first = 0, keep_last = 0;
-  bool softmax = false;  // in place of `scoring`
+  bool softmax = false;  // softmax_scores of raw queries, in place of score_keys
 };
 
 // window_max(score_keys(pre_aggregate(q[kept]), past_k)), or softmax_scores in place of score_keys.

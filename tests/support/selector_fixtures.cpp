@@ -2,51 +2,38 @@
 
 namespace quoka_test {
 
-oracle::Scoring to_oracle(Scoring x) {
-  return x == Scoring::cosine ? oracle::Scoring::cosine : oracle::Scoring::dot;
-}
+using quoka::Domain;
 
 oracle::Aggregation to_oracle(Aggregation x) {
   return x == Aggregation::max ? oracle::Aggregation::max : oracle::Aggregation::mean;
 }
 
 oracle::Group to_oracle(GroupMode x) {
-  if (x == GroupMode::rank) return oracle::Group::rank;
-  return x == GroupMode::shared ? oracle::Group::shared : oracle::Group::per_head;
+  return x == GroupMode::rank ? oracle::Group::rank : oracle::Group::per_head;
 }
 
 oracle::Choice to_oracle(QueryChoice x) {
-  if (x == QueryChoice::dissimilar) return oracle::Choice::dissimilar;
-  if (x == QueryChoice::uniform) return oracle::Choice::uniform;
-  if (x == QueryChoice::mixed) return oracle::Choice::mixed;
-  return x == QueryChoice::last ? oracle::Choice::last : oracle::Choice::dissimilar_and_last;
+  return x == QueryChoice::mixed ? oracle::Choice::mixed : oracle::Choice::dissimilar;
 }
 
 oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len, Index group) {
-  return {x.budget.count(kv_len),  x.n_queries.of_head(group),
-          to_oracle(x.scoring),    to_oracle(x.aggregation),
-          to_oracle(x.group_mode), to_oracle(x.query_choice),
-          x.top_k.window,          x.top_k.keep_first,
-          x.top_k.keep_last,       x.domain == quoka::Domain::softmax};
+  return {x.budget.count(kv_len),  x.n_queries.of_head(group), to_oracle(x.aggregation),
+          to_oracle(x.group_mode), to_oracle(x.query_choice),  x.top_k.window,
+          x.top_k.keep_first,      x.top_k.keep_last,          x.domain == quoka::Domain::softmax};
 }
 
 std::vector<QuokaOptions> every_switch() {
   std::vector<QuokaOptions> list;
   for (GroupMode mode : group_modes)
     for (QueryChoice choice : query_choices)
-      for (Aggregation aggregation : aggregations) {
-        QuokaOptions options{.budget = Budget::keys(31),
-                             .n_queries = 7,
-                             .aggregation = aggregation,
-                             .group_mode = mode,
-                             .query_choice = choice};
-        for (Scoring scoring : scorings) {
-          options.scoring = scoring;
-          list.push_back(options);
-        }
-        options.domain = quoka::Domain::softmax;
-        list.push_back(options);
-      }
+      for (Aggregation aggregation : aggregations)
+        for (Domain domain : {Domain::logit, Domain::softmax})
+          list.push_back({.budget = Budget::keys(31),
+                          .n_queries = 7,
+                          .aggregation = aggregation,
+                          .group_mode = mode,
+                          .query_choice = choice,
+                          .domain = domain});
   return list;
 }
 
@@ -57,23 +44,15 @@ QuokaOptions softmax_options(const Budget& budget) {
 }
 
 std::string name_of(const QuokaOptions& x) {
-  static constexpr const char* modes[] = {"rank", "shared", "per_head"};
-  static constexpr const char* choices[] = {"dissimilar", "uniform", "last", "dissimilar_and_last",
-                                            "mixed"};
-  return std::string(x.domain == quoka::Domain::softmax ? "softmax"
-                     : x.scoring == Scoring::cosine     ? "cosine"
-                                                        : "dot") +
+  static constexpr const char* modes[] = {"rank", "per_head"};
+  static constexpr const char* choices[] = {"dissimilar", "mixed"};
+  return std::string(x.domain == Domain::softmax ? "softmax" : "cosine") +
          (x.aggregation == Aggregation::max ? ", max, " : ", mean, ") +
          modes[static_cast<int>(x.group_mode)] + ", " + choices[static_cast<int>(x.query_choice)] +
          ", n_queries " + std::to_string(x.n_queries.count()) +
          (x.n_queries.is_per_kv_head() ? " per KV head" : "") + ", window " +
          std::to_string(x.top_k.window) + ", keep_first " + std::to_string(x.top_k.keep_first) +
          ", keep_last " + std::to_string(x.top_k.keep_last);
-}
-
-oracle::Scores query_values(const oracle::Tensor& q, GroupMode mode, Index kv_heads) {
-  const oracle::Scores cosines = oracle::query_cosines(q);
-  return mode == GroupMode::shared ? oracle::sum_over_group(cosines, kv_heads) : cosines;
 }
 
 void expect_same_queries(const oracle::Positions& kept, const oracle::Positions& expected,
@@ -145,14 +124,11 @@ void expect_agrees_with_oracle(const QuokaOptions& options, const Tensor4<T>& q,
     EXPECT_EQ(keep, oracle::select(q_exact, k_exact, wanted));
     return;
   }
-  const Index group = q_exact.heads / k_exact.heads;
   const oracle::Positions kept = to_positions(quoka::subselect_query_positions(
-      q, wanted.n_queries,
-      {options.query_choice, options.group_mode == GroupMode::shared ? group : 1, group}));
-  expect_same_queries(kept,
-                      oracle::subselect_queries(q_exact, wanted.n_queries, wanted.choice,
-                                                k_exact.heads, wanted.group),
-                      query_values(q_exact, options.group_mode, k_exact.heads));
+      q, wanted.n_queries, {options.query_choice, q_exact.heads / k_exact.heads}));
+  expect_same_queries(
+      kept, oracle::subselect_queries(q_exact, wanted.n_queries, wanted.choice, k_exact.heads),
+      oracle::query_cosines(q_exact));
   expect_same_keys(keep, oracle::scores_of_kept(q_exact, kept, k_exact, wanted), wanted);
 }
 

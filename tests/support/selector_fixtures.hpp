@@ -20,23 +20,18 @@ using quoka::Aggregation;
 using quoka::GroupMode;
 using quoka::QueryChoice;
 using quoka::QuokaOptions;
-using quoka::Scoring;
 
-inline constexpr std::array scorings = {Scoring::cosine, Scoring::dot};
 inline constexpr std::array aggregations = {Aggregation::max, Aggregation::mean};
-inline constexpr std::array group_modes = {GroupMode::rank, GroupMode::shared, GroupMode::per_head};
-inline constexpr std::array query_choices = {QueryChoice::dissimilar, QueryChoice::uniform,
-                                             QueryChoice::last, QueryChoice::dissimilar_and_last,
-                                             QueryChoice::mixed};
+inline constexpr std::array group_modes = {GroupMode::rank, GroupMode::per_head};
+inline constexpr std::array query_choices = {QueryChoice::dissimilar, QueryChoice::mixed};
 
-oracle::Scoring to_oracle(Scoring x);
 oracle::Aggregation to_oracle(Aggregation x);
 oracle::Group to_oracle(GroupMode x);
 oracle::Choice to_oracle(QueryChoice x);
 // Of a budget that is resolved for this kv_len.
 oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len, Index group);
 
-// 90 of them, with n_queries 7 and a budget of 31.
+// 16 of them, with n_queries 7 and a budget of 31.
 std::vector<QuokaOptions> every_switch();
 
 // The recommended preset's queries in one look, without neighbours: no cascade, no window.
@@ -45,10 +40,6 @@ QuokaOptions softmax_options(const Budget& budget);
 std::string name_of(const QuokaOptions& x);
 
 // ---- queries ------------------------------------------------------------------------------------
-
-// What the oracle ranks the chunk's queries by: cosines, summed over the group where it shares.
-// NaN: last.
-oracle::Scores query_values(const oracle::Tensor& q, GroupMode mode, Index kv_heads);
 
 // The same queries slot by slot, but for swaps of queries whose values differ by less than 1e-5.
 void expect_same_queries(const oracle::Positions& kept, const oracle::Positions& expected,

@@ -67,7 +67,6 @@ nlohmann::json settings_of(const Flags& flags) {
   settings["model_fnv1a"] = checksum(read_file(flags.model.model));
   settings["seed"] = flags.seed;
   settings["quoka"] = {{"n_queries", o.n_queries.count()},
-                       {"scoring", static_cast<int>(o.scoring)},
                        {"domain", static_cast<int>(quoka::Domain{o.domain})},
                        {"aggregation", static_cast<int>(o.aggregation)},
                        {"group_mode", static_cast<int>(o.group_mode)},

@@ -161,8 +161,7 @@ QUOKA_FUNC void mean_logit_scores(const QueryRows& shape, FillRows fill, const R
     for (Index i = 0; i < rows.count(); ++i)
       for (Index c = 0; c < shape.dim; ++c) mean[c] += first[i * shape.dim + c] * share;
   });
-  detail::score_all_keys(means, 1, keys, {}, {Scoring::dot, Aggregation::max}, scores.data(),
-                         state.score, executor);
+  detail::multiply_all_keys(means, keys, scores.data(), state.score, executor);
 }
 
 QUOKA_FUNC void exact_scores(const SelectorInput& input, Index n,

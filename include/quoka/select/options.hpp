@@ -7,12 +7,6 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// How a kept query and a key meet.
-enum class Scoring {
-  cosine,  // paper: both normalised
-  dot,     // ablation: neither
-};
-
 // How one key's scores over the kept queries become one.
 enum class Aggregation {
   max,   // paper
@@ -21,17 +15,13 @@ enum class Aggregation {
 
 // How the queries of one group, the query heads that share a KV head, are combined.
 enum class GroupMode {
-  rank,      // paper: each head keeps its own queries; slot m of every head is averaged
-  shared,    // one set of tokens for the group, ranked by the sum of the heads' cosines; averaged
+  rank,      // paper: slot m of every head is averaged
   per_head,  // no average: group * n_queries rows score, each for itself; group times the cost
 };
 
 // Which queries of the chunk score.
 enum class QueryChoice {
-  dissimilar,           // paper: the lowest cosines with the chunk's mean query
-  uniform,              // evenly spaced, the chunk's last token among them
-  last,                 // the end of the chunk
-  dissimilar_and_last,  // the last n / 2 tokens, and of the others the most dissimilar
+  dissimilar,  // paper: the lowest cosines with the chunk's mean query
   mixed,  // a quarter is the chunk's end, a quarter the most dissimilar, the others evenly spaced,
           // each head of a group at positions of its own: steps/subselect.hpp
 };

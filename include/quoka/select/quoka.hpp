@@ -86,13 +86,12 @@ struct QuokaOptions {
   Budget budget = Budget::keys(1024);                  // B_SA: keys(512), keys(2048), share(0.25);
                                                        // by scores: in float, without the sketch
   QueryCount n_queries = 16;                           // N_Q: queries kept for scoring
-  Scoring scoring = Scoring::cosine;                   // S; of Domain::logit
   Aggregation aggregation = Aggregation::max;          // over the kept queries
   GroupMode group_mode = GroupMode::rank;              // over the heads of a group
   QueryChoice query_choice = QueryChoice::dissimilar;  // which queries score
   Domain domain = Domain::logit;                       // softmax: the kept queries' own attention
   TopKOptions top_k = {};                              // window, sinks and recent keys
-  Sketch sketch = Sketch::automatic;                   // 8-bit codes; none for Scoring::dot
+  Sketch sketch = Sketch::automatic;                   // 8-bit codes
   Index cascade = 0;                                   // candidates for all queries, times the
                                                        // budget; 0: off. Of Domain::softmax by the
                                                        // sketch
@@ -182,11 +181,10 @@ class QuokaScorer {
 
   template <class F>
   void for_each_setting(F&& f) const {
-    const auto& [budget, n_queries, scoring, aggregation, group_mode, query_choice, domain, top_k,
-                 sketch, cascade] =
-        options_;  // all there are; a shard has neither sketch nor cascade
+    const auto& [budget, n_queries, aggregation, group_mode, query_choice, domain, top_k, sketch,
+                 cascade] = options_;  // all there are; a shard has neither sketch nor cascade
     f("n_queries", n_queries.count()), f("n_queries per KV head", n_queries.is_per_kv_head());
-    f("scoring", scoring), f("aggregation", aggregation);
+    f("aggregation", aggregation);
     f("group_mode", group_mode), f("query_choice", query_choice), f("domain", domain);
   }
 
@@ -206,9 +204,6 @@ class QuokaScorer {
  private:
   Index kept_rows(const SelectorInput& input) const;
   void aggregate_queries(const SelectorInput& input, State& state, ExecutorRef executor) const;
-  Scoring scoring() const {
-    return options_.domain == Domain::softmax ? Scoring::dot : options_.scoring;
-  }
   void softmax_score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
                      ExecutorRef executor) const;
   void score_by_mass(const SelectorInput& input, State& state, TensorView<float, 3> scores,

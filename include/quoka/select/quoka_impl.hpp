@@ -45,11 +45,11 @@ struct QuokaCall {
   QueryStages queries;
   SketchedCall of_codes;
 
-  QuokaCall(const SelectorInput& input, const QuokaOptions& options, Scoring scoring,
-            QuokaScorer::State& state, Index rows, ExecutorRef executor)
+  QuokaCall(const SelectorInput& input, const QuokaOptions& options, QuokaScorer::State& state,
+            Index rows, ExecutorRef executor)
       : keys(input.k, state.sketch, input.sketch),
         chains(input.k.batch() * input.k.heads(), chains_at_once(executor.workers())),
-        queries(input, options, scoring, state, executor.workers()),
+        queries(input, options, state, executor.workers()),
         of_codes{keys,           state.q_bar.data(), rows,  options.aggregation,
                  input.capacity, executor,           chains} {
     queries.add_to(chains);
@@ -64,7 +64,7 @@ QUOKA_FUNC bool QuokaScorer::uses_sketch(const SelectorInput& input) const {
   const bool fast = softmax ? detail::sketched_mass_is_fast() : detail::sketch_is_fast();
   const bool wanted =
       options_.sketch == Sketch::on || (options_.sketch == Sketch::automatic && fast);
-  return wanted && !options_.budget.by_scores() && (softmax || scoring() == Scoring::cosine);
+  return wanted && !options_.budget.by_scores();
 }
 
 // Does the State keep a sketch of these keys?
@@ -108,7 +108,7 @@ QUOKA_FUNC Index QuokaScorer::kept_rows(const SelectorInput& input) const {
 QUOKA_FUNC void QuokaScorer::aggregate_queries(const SelectorInput& input, State& state,
                                                ExecutorRef executor) const {
   Chains chains(input.k.batch() * input.k.heads(), Chains::most_slots);
-  detail::QueryStages queries(input, options_, scoring(), state, executor.workers());
+  detail::QueryStages queries(input, options_, state, executor.workers());
   queries.add_to(chains);
   executor.run_chains(chains);
 }
@@ -118,8 +118,7 @@ QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
   if (options_.domain == Domain::softmax) return softmax_score(input, state, scores, executor);
   aggregate_queries(input, state, executor);
   detail::score_all_keys(state.q_bar.data(), kept_rows(input), input.k, input.inverse_norms,
-                         {options_.scoring, options_.aggregation}, scores.data(), state.score,
-                         executor);
+                         options_.aggregation, scores.data(), state.score, executor);
 }
 
 // Is there a sketch of all keys, and do codes serve?
@@ -153,7 +152,7 @@ QUOKA_FUNC void QuokaScorer::score_by_mass(const SelectorInput& input, State& st
                                            const detail::StagesRef* after) const {
   if (state.sketched_mass == nullptr)
     state.sketched_mass = std::make_unique<detail::SketchedMassState>();
-  const detail::QuokaCall call(input, options_, scoring(), state, kept_rows(input), executor);
+  const detail::QuokaCall call(input, options_, state, kept_rows(input), executor);
   detail::sketched_softmax_scores(call.of_codes, input.logit_scale(), first_look(input, state),
                                   scores, *state.sketched_mass, after);
 }
@@ -185,8 +184,8 @@ QUOKA_FUNC void QuokaScorer::score_selected(const SelectorInput& input, State& s
                                             const Selection& selection, Index stride, float* scores,
                                             ExecutorRef executor) const {
   detail::score_selected_keys(state.q_bar.data(), kept_rows(input), input.k, input.inverse_norms,
-                              {scoring(), options_.aggregation}, selection, stride, scores,
-                              state.score, executor);
+                              options_.aggregation, selection, stride, scores, state.score,
+                              executor);
 }
 
 QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, State& state,
@@ -210,7 +209,7 @@ QUOKA_FUNC void QuokaScorer::select_by_codes(const SelectorInput& input, Index b
     return select_by_mass(input, budget, state, selection, executor, after);
   if (state.sketched_top_k == nullptr)
     state.sketched_top_k = std::make_unique<detail::SketchedTopKState>();
-  const detail::QuokaCall call(input, options_, scoring(), state, kept_rows(input), executor);
+  const detail::QuokaCall call(input, options_, state, kept_rows(input), executor);
   detail::sketched_top_k(call.of_codes, input.inverse_norms, budget, options_.top_k, selection,
                          *state.sketched_top_k, after);
 }

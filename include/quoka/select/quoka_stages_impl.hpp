@@ -14,16 +14,14 @@ namespace detail {
 // The first stages of each KV head's chain: its queries to q_bar.
 class QueryStages {
  public:
-  QueryStages(const SelectorInput& input, const QuokaOptions& options, Scoring scoring,
-              QuokaScorer::State& state, int workers)
+  QueryStages(const SelectorInput& input, const QuokaOptions& options, QuokaScorer::State& state,
+              int workers)
       : input_(input),
         options_(options),
-        scoring_(scoring),
         state_(state),
         n_(std::min(options.n_queries.of_head(input.group()), input.q.len())),
         parts_(workers == 1 ? 1 : std::min<Index>(n_, 4)),
-        subselect_{options.query_choice,
-                   options.group_mode == GroupMode::shared ? input.group() : 1, input.group()} {
+        subselect_{options.query_choice, input.group()} {
     const Rows &q = input.q, &k = input.k;
     state.positions.reserve(q.batch() * q.heads() * n_);
     state.subselect.reserve(workers, &q.format(), q.dim(), q.len());
@@ -34,26 +32,24 @@ class QueryStages {
 
   void add_to(Chains& chains) {
     // A token, or a chunk of few, keeps all of its queries in order.
-    if (n_ < input_.q.len()) chains.add_member<&QueryStages::choose>(sets(), *this);
+    if (n_ < input_.q.len()) chains.add_member<&QueryStages::choose>(input_.group(), *this);
     chains.add_member<&QueryStages::aggregate>(parts_, *this);
   }
 
  private:
-  Index sets() const { return input_.group() / subselect_.heads_per_set; }  // of a KV head
-
-  void choose(Index task, int, Index set, int worker) {
-    subselect_set(input_.q, n_, subselect_, state_.positions.data(), task * sets() + set,
-                  state_.subselect[worker]);
+  void choose(Index task, int, Index member, int worker) {
+    subselect_head(input_.q, n_, subselect_, state_.positions.data(),
+                   task * input_.group() + member, state_.subselect[worker]);
   }
   void aggregate(Index task, int, Index part, int worker) {
     pre_aggregate_head(input_.q, n_ < input_.q.len() ? state_.positions.data() : nullptr, n_,
-                       input_.k.heads(), options_.group_mode, scoring_, state_.q_bar.data(), task,
-                       part * n_ / parts_, (part + 1) * n_ / parts_, state_.rows[worker]);
+                       input_.k.heads(), options_.group_mode, options_.domain == Domain::softmax,
+                       state_.q_bar.data(), task, part * n_ / parts_, (part + 1) * n_ / parts_,
+                       state_.rows[worker]);
   }
 
   const SelectorInput& input_;
   const QuokaOptions& options_;
-  Scoring scoring_;
   QuokaScorer::State& state_;
   Index n_, parts_;  // of a head: queries that are kept, and tasks that see to some of them
   SubselectOptions subselect_;

@@ -27,7 +27,7 @@ inline namespace QUOKA_ABI {
 
 // Positions in the chunk of the queries kept: [batch, q_heads, min(n_queries, q_len)], most
 // dissimilar first. Throws std::invalid_argument for n_queries < 1, an empty chunk, or q_heads not
-// a multiple of options.heads_per_set and options.group.
+// a multiple of options.group.
 template <TensorLike Q>
 Tensor<Position, 3> subselect_query_positions(const Q& q, Index n_queries,
                                               const SubselectOptions& options = {},
@@ -64,14 +64,13 @@ Tensor<storage_t<Q>> subselect_queries(const Q& q, Index n_queries,
 // std::invalid_argument when q_heads is not a multiple of kv_heads.
 template <TensorLike Q>
 Tensor<float> pre_aggregate(const Q& kept, Index kv_heads, GroupMode mode = GroupMode::rank,
-                            Scoring scoring = Scoring::cosine,
                             ExecutorRef executor = SerialExecutor{}) {
   const Rows q = view_of(kept);
   detail::require_multiple("q_heads", q.heads(), "kv_heads", kv_heads);
   const Index rows = detail::aggregated_rows(q.len(), q.heads() / kv_heads, mode);
   Tensor<float> q_bar(q.batch(), kv_heads, rows, q.dim());
   WorkerScratch<detail::FloatRow> scratch;
-  detail::pre_aggregate_rows(q, nullptr, q.len(), kv_heads, mode, scoring, q_bar.data(), scratch,
+  detail::pre_aggregate_rows(q, nullptr, q.len(), kv_heads, mode, false, q_bar.data(), scratch,
                              executor);
   return q_bar;
 }
@@ -94,7 +93,7 @@ Tensor<float, 3> inverse_norms(const K& keys, ExecutorRef executor = SerialExecu
 // std::invalid_argument when shapes do not fit together.
 template <TensorLike K>
 Tensor<float, 3> score_keys(const Tensor<float>& q_bar, const K& keys,
-                            const ScoreOptions& options = {},
+                            Aggregation aggregation = Aggregation::max,
                             TensorView<const float, 3> inverse_norms = {},
                             ExecutorRef executor = SerialExecutor{}) {
   const auto k = view_of(keys);
@@ -107,7 +106,7 @@ Tensor<float, 3> score_keys(const Tensor<float>& q_bar, const K& keys,
     detail::require_sizes("inverse_norms", inverse_norms.sizes(), {k.batch(), k.heads(), k.len()});
   Tensor<float, 3> scores(k.batch(), k.heads(), k.len());
   WorkerScratch<detail::ScoreScratch> scratch;
-  detail::score_all_keys(q_bar.data(), q_bar.dimension(2), Rows(k), inverse_norms, options,
+  detail::score_all_keys(q_bar.data(), q_bar.dimension(2), Rows(k), inverse_norms, aggregation,
                          scores.data(), scratch, executor);
   return scores;
 }

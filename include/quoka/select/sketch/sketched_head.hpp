@@ -328,7 +328,7 @@ class SketchedHead {
     const Position* const keys = members(r) + begin;
     float* const exact = c_.exact.data() + of_.ranges.room(r) + begin;
     TileScorer scorer(q_bar_, of_.call.rows, keys_.dim, of_.call.aggregation, score_);
-    score_keys_of_head(keys_, {0, keys}, end - begin, scorer, Scoring::cosine, exact);
+    score_keys_of_head(keys_, {0, keys}, end - begin, scorer, exact);
     for (Index i = 0; i < end - begin; ++i) {
       least = std::min(least, ordered_score(exact[i]));
       require_within_bound(keys[i], exact[i]);

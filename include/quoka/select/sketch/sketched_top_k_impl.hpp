@@ -142,7 +142,7 @@ class SketchedTopKStages {
                                     ? call_.keys.sketch().errors(b, kv_head)
                                     : slot(head).errors.data();
     SketchedTopKState::Worker& scratch = state_.workers[worker];
-    return {heads_,       HeadKeys(call_.k(), inverse_norms_, b, kv_head),
+    return {heads_,       HeadKeys(call_.k(), &inverse_norms_, b, kv_head),
             head,         errors,
             slot(head),   scratch.top_k,
             scratch.score};

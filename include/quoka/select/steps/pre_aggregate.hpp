@@ -6,8 +6,8 @@
 // Slot m of every head is averaged whatever token it holds (GroupMode::rank), and the average is
 // not normalised again: heads that disagree shrink the vector and so its vote. By linearity a key's
 // cosine with q_bar is the mean of its cosines with the heads, at 1/group of the scoring cost.
-// Beyond the paper: GroupMode::per_head keeps the group's rows side by side; dot scoring leaves
-// them unnormalised; a query with a NaN or an infinity counts as zero. 4 * q_heads * n_queries *
+// Beyond the paper: GroupMode::per_head keeps the group's rows side by side; raw queries are those
+// of Domain::softmax; a query with a NaN or an infinity counts as zero. 4 * q_heads * n_queries *
 // head_dim FLOPs.
 #pragma once
 
@@ -27,14 +27,14 @@ constexpr Index aggregated_rows(Index n_queries, Index group, GroupMode mode) {
 }
 
 // q [batch, q_heads, q_len, head_dim], of which positions [batch, q_heads, n] (null: all q_len = n)
-// are averaged: q_bar [batch, kv_heads, aggregated_rows, head_dim].
+// are averaged, normalised unless they are `raw`: q_bar [batch, kv_heads, aggregated_rows, head_dim].
 // pre_aggregate_head does KV head task = b * kv_heads + kv_head alone, the slots [begin, end) of [0, n).
 void pre_aggregate_head(const Rows& q, const Position* positions, Index n, Index kv_heads,
-                        GroupMode mode, Scoring scoring, float* q_bar, Index task, Index begin,
-                        Index end, FloatRow& reader);
+                        GroupMode mode, bool raw, float* q_bar, Index task, Index begin, Index end,
+                        FloatRow& reader);
 void pre_aggregate_rows(const Rows& q, const Position* positions, Index n, Index kv_heads,
-                        GroupMode mode, Scoring scoring, float* q_bar,
-                        WorkerScratch<FloatRow>& scratch, ExecutorRef executor);
+                        GroupMode mode, bool raw, float* q_bar, WorkerScratch<FloatRow>& scratch,
+                        ExecutorRef executor);
 
 }  // namespace detail
 

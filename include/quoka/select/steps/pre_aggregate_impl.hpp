@@ -12,7 +12,7 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 QUOKA_FUNC void pre_aggregate_head(const Rows& q, const Position* positions, Index n,
-                                   Index kv_heads, GroupMode mode, Scoring scoring, float* q_bar,
+                                   Index kv_heads, GroupMode mode, bool raw, float* q_bar,
                                    Index task, Index begin, Index end, FloatRow& reader) {
   const Index group = q.heads() / kv_heads, dim = q.dim();
   const Index rows = aggregated_rows(n, group, mode);
@@ -29,7 +29,7 @@ QUOKA_FUNC void pre_aggregate_head(const Rows& q, const Position* positions, Ind
       const float* const row = reader.read(q, b, head, at);
       const float inverse = inverse_norm_of_row(row, dim);
       if (!is_finite_row(row, dim, inverse)) continue;
-      const float factor = (scoring == Scoring::cosine ? inverse : 1.0f) * share;
+      const float factor = (raw ? 1.0f : inverse) * share;
       float* const sum = of_task + (apart ? r * n + m : m) * dim;
       for (Index c = 0; c < dim; ++c) sum[c] += row[c] * factor;
     }
@@ -37,12 +37,11 @@ QUOKA_FUNC void pre_aggregate_head(const Rows& q, const Position* positions, Ind
 }
 
 QUOKA_FUNC void pre_aggregate_rows(const Rows& q, const Position* positions, Index n,
-                                   Index kv_heads, GroupMode mode, Scoring scoring, float* q_bar,
+                                   Index kv_heads, GroupMode mode, bool raw, float* q_bar,
                                    WorkerScratch<FloatRow>& scratch, ExecutorRef executor) {
   scratch.reserve(executor.workers(), q);
   executor.run(q.batch() * kv_heads, [&](Index task, int worker) {
-    pre_aggregate_head(q, positions, n, kv_heads, mode, scoring, q_bar, task, 0, n,
-                       scratch[worker]);
+    pre_aggregate_head(q, positions, n, kv_heads, mode, raw, q_bar, task, 0, n, scratch[worker]);
   });
 }
 

@@ -2,9 +2,8 @@
 //
 //   score[kv] = max over m of q_bar[m] . k[kv] / |k[kv]|
 //
-// Switches: dot scoring drops 1 / |k|; mean aggregation takes the mean over m. The inverse norms
-// come from the cache that computed them at append, or are taken from the keys on the way; the bits
-// are the same. Scores are what the formula gives: a key with a NaN or an infinity, or so large
+// Aggregation::mean takes the mean over m. The inverse norms come from the cache that computed them
+// at append, or are taken from the keys on the way; the bits are the same. Scores are what the formula gives: a key with a NaN or an infinity, or so large
 // that its products overflow, has a score that is not finite. 2 * kv_heads * rows * kv_len *
 // head_dim FLOPs over one read of the keys: 8 FLOPs per byte with 16 float rows, near the balance
 // of arithmetic and memory on CPUs of today. Nothing of the size rows x kv_len is kept.
@@ -12,7 +11,8 @@
 
 #include <quoka/runtime/executor.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
-#include <quoka/select/steps/score_options.hpp>
+#include <quoka/select/options.hpp>
+#include <quoka/select/steps/score_scratch.hpp>
 #include <quoka/views/rows.hpp>
 #include <quoka/views/selection.hpp>
 
@@ -24,15 +24,20 @@ namespace detail {
 // scores [batch, kv_heads, kv_len], contiguous; q_bar [batch, kv_heads, rows, head_dim],
 // contiguous.
 void score_all_keys(const float* q_bar, Index rows, const Rows& keys,
-                    const TensorView<const float, 3>& inverse_norms, const ScoreOptions& options,
+                    const TensorView<const float, 3>& inverse_norms, Aggregation aggregation,
                     float* scores, WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor);
+
+// products [batch, kv_heads, kv_len], contiguous: q . k[kv] of one query of each KV head, q [batch,
+// kv_heads, head_dim], contiguous.
+void multiply_all_keys(const float* q, const Rows& keys, float* products,
+                       WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor);
 
 // The same scores of selected keys alone: scores [batch, kv_heads, stride], stride the most of a KV head
 // or more. The Selection is not "all".
 void score_selected_keys(const float* q_bar, Index rows, const Rows& keys,
-                         const TensorView<const float, 3>& inverse_norms,
-                         const ScoreOptions& options, const Selection& selection, Index stride,
-                         float* scores, WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor);
+                         const TensorView<const float, 3>& inverse_norms, Aggregation aggregation,
+                         const Selection& selection, Index stride, float* scores,
+                         WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor);
 
 // 1 / |k| of each key to norms [batch, kv_heads, kv_len].
 void write_inverse_norms(const Rows& keys, TensorView<float, 3> norms, ExecutorRef executor);

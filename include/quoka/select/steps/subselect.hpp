@@ -5,10 +5,9 @@
 //   keep the n_queries lowest, ordered by (cosine, position)
 //
 // q_len <= n_queries keeps every query in order: decode drops nothing. About 5 * q_heads * q_len *
-// head_dim FLOPs and two reads of the chunk's queries. Beyond the paper: the other choices of
-// QueryChoice; one set of tokens for several heads, ranked by the sum of their cosines; and a query
-// with a NaN or an infinity is left out of the mean and ranks last, so that it spoils its own row
-// only.
+// head_dim FLOPs and two reads of the chunk's queries. Beyond the paper: QueryChoice::mixed; and a
+// query with a NaN or an infinity is left out of the mean and ranks last, so that it spoils its own
+// row only.
 //
 // QueryChoice::mixed keeps the last ceil(n / 4) tokens, spaces n - ceil(n / 4) - floor(n / 4) = c
 // over the rest, head r of a group of g at floor((m g + r) rest / (c g)) for m < c, so that the
@@ -27,8 +26,6 @@ inline namespace QUOKA_ABI {
 
 struct SubselectOptions {
   QueryChoice query_choice = QueryChoice::dissimilar;
-  Index heads_per_set =
-      1;            // neighbouring query heads that keep the same tokens: 1 (paper), or the group
   Index group = 1;  // neighbouring query heads whose evenly spaced tokens differ; mixed alone
 };
 
@@ -38,7 +35,7 @@ namespace detail {
 struct SubselectScratch {
   Buffer<float> mean;      // [head_dim]
   Buffer<float> inverse;   // [q_len]
-  Buffer<float> cosines;   // [q_len], summed over the heads of a set
+  Buffer<float> cosines;   // [q_len]
   Buffer<Position> order;  // [q_len]
   FloatRow row;
 
@@ -55,15 +52,12 @@ struct SubselectScratch {
 };
 
 // Throws std::invalid_argument for n_queries < 1, an empty chunk, one of more than max_keys, or q_heads not a multiple of
-// options.heads_per_set and options.group.
+// options.group.
 void check_subselect(const Rows& q, Index n_queries, const SubselectOptions& options);
 
-// Sets of heads that keep the same tokens are chosen for one by one, each a task.
-inline Index subselect_sets(const Rows& q, const SubselectOptions& options) {
-  return q.batch() * (q.heads() / options.heads_per_set);
-}
-void subselect_set(const Rows& q, Index n_queries, const SubselectOptions& options,
-                   Position* positions, Index set, SubselectScratch& scratch);
+// Of query head task = b * q_heads + q_head alone.
+void subselect_head(const Rows& q, Index n_queries, const SubselectOptions& options,
+                    Position* positions, Index task, SubselectScratch& scratch);
 
 // q [batch, q_heads, q_len, head_dim] to positions [batch, q_heads, min(n_queries, q_len)].
 void subselect_positions(const Rows& q, Index n_queries, const SubselectOptions& options,

@@ -10,7 +10,8 @@
 #include <quoka/packing/panel_packing.hpp>
 #include <quoka/matrix/register_tile.hpp>
 #include <quoka/packing/token_kernels.hpp>
-#include <quoka/select/steps/score_options.hpp>
+#include <quoka/select/options.hpp>
+#include <quoka/select/steps/score_scratch.hpp>
 #include <quoka/views/rows.hpp>
 
 #include <algorithm>
@@ -151,21 +152,18 @@ class TileScorer {
   float* panels_;
 };
 
-// The keys of one KV head, and their inverse norms where they are known.
+// The keys of one KV head, and what they are scaled by.
 struct HeadKeys {
   HeadRows rows;
-  const TensorView<const float, 3>& inverse_norms;
+  const TensorView<const float, 3>* inverse_norms;  // absent: taken from the keys; null: no scale
   Index b, kv_head, dim;
 
-  HeadKeys(const Rows& keys, const TensorView<const float, 3>& norms, Index batch, Index head)
+  HeadKeys(const Rows& keys, const TensorView<const float, 3>* norms, Index batch, Index head)
       : rows(keys.head(batch, head)),
         inverse_norms(norms),
         b(batch),
         kv_head(head),
         dim(keys.dim()) {}
-  // Any rows of one head; inverse_norms [1, 1, as many].
-  HeadKeys(const HeadRows& keys, const TensorView<const float, 3>& norms)
-      : rows(keys), inverse_norms(norms), b(0), kv_head(0), dim(keys.shape.dim) {}
 };
 
 // Which of them: [first, ...) one after the other, or those of a list.
@@ -178,22 +176,21 @@ struct ScoredKeys {
 
 // scores[0, count) of the keys at which(0) ... which(count - 1).
 [[gnu::noinline]] inline void score_keys_of_head(const HeadKeys& keys, const ScoredKeys& which,
-                                                 Index count, TileScorer& scorer, Scoring scoring,
-                                                 float* scores) {
+                                                 Index count, TileScorer& scorer, float* scores) {
   constexpr Index tile = tuning::tile_rows;
   const Index ahead = tuning::score_prefetch_tiles * tile;
-  const bool known = scoring == Scoring::cosine && !keys.inverse_norms.absent();
+  const bool known = keys.inverse_norms != nullptr && !keys.inverse_norms->absent();
   const HeadRows rows =
       which.list != nullptr ? keys.rows.listed(which.list) : keys.rows.from(which.first);
   for (Index i = 0; i < count; i += tile) {
     const Index n = std::min(tile, count - i), next = std::clamp<Index>(count - i - ahead, 0, tile);
     if (known && which.list != nullptr)  // their norms lie scattered, too
       for (Index j = 0; j < next; ++j)
-        simd::prefetch(keys.inverse_norms.row(keys.b, keys.kv_head, which(i + ahead + j)));
+        simd::prefetch(keys.inverse_norms->row(keys.b, keys.kv_head, which(i + ahead + j)));
     scorer.score(rows, i, n, scores + i, i + ahead, next);
-    if (scoring == Scoring::dot) continue;
+    if (keys.inverse_norms == nullptr) continue;
     for (Index j = 0; j < n; ++j)
-      scores[i + j] *= known ? keys.inverse_norms.at(keys.b, keys.kv_head, which(i + j))
+      scores[i + j] *= known ? keys.inverse_norms->at(keys.b, keys.kv_head, which(i + j))
                              : inverse_norm_of_row(scorer.row().read(rows, i + j), keys.dim);
   }
 }

@@ -1,17 +1,11 @@
-// Options and scratch memory of key scoring (score.hpp).
+// Scratch memory of key scoring (score.hpp).
 #pragma once
 
 #include <quoka/views/float_rows.hpp>
 #include <quoka/base/buffer.hpp>
-#include <quoka/select/options.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
-
-struct ScoreOptions {
-  Scoring scoring = Scoring::cosine;
-  Aggregation aggregation = Aggregation::max;
-};
 
 namespace detail {
 
