@@ -197,7 +197,7 @@ def glance():
     prompt = next(p for p in load("ggml_first_token_zen4")["runs"][0]["prompts"] if p["tokens"] == 16384)
     alone = prompt["llama.cpp"]["s"]
     body.append([f"first token in llama.cpp, 16,384 tokens; without this library {seconds(alone)}",
-                 *(times(alone / prompt[mode]["s"]) + " as soon" for mode in ("exact", "quoka", "recommended"))])
+                 *(times(alone / prompt[mode]["s"]) + " as soon" for mode in ("exact", "paper", "recommended"))])
     right = [percent(answers().share(name, EIGHTH, RETRIEVAL, answers().lengths)) + " %" for name in ("dense", *OURS)]
     body.append(["right answers, six tasks of RULER", *right])
     body.append(["needles found by TinyLlama", found("needle_tinyllama", "dense", "1.0"), found("needle_tinyllama", "quoka", EIGHTH),
@@ -502,8 +502,8 @@ def ggml_operation():
         for r in load(file)["operation"]["rows"]:
             q_heads, kv_heads, dim, queries, cached = r["shape"].split("/")
             body.append([r["cache"] + note, f"{q_heads}/{kv_heads}/{dim}", queries, f"{int(cached):,}", f"{r['ggml_ms']:,.0f}" if r["ggml_ms"] >= 100 else f"{r['ggml_ms']:.3g}",
-                         *(f"{r[mode]:.3g}" for mode in ("exact", "quoka"))])
-    return ["cache", "heads/KV heads/channels", "queries", "cached", "ggml, ms", "exact", "`quoka`"], body
+                         *(f"{r[mode]:.3g}" for mode in ("exact", "paper"))])
+    return ["cache", "heads/KV heads/channels", "queries", "cached", "ggml, ms", "exact", "`paper`"], body
 
 
 @table
@@ -512,7 +512,7 @@ def first_token():
 
     def cell(run, n):
         of = next((p for p in run["prompts"] if p["tokens"] == n), None)
-        return " / ".join(f"{of['llama.cpp']['s'] / of[mode]['s']:.1f}" if of else "-" for mode in ("exact", "quoka", "recommended"))
+        return " / ".join(f"{of['llama.cpp']['s'] / of[mode]['s']:.1f}" if of else "-" for mode in ("exact", "paper", "recommended"))
 
     return ["prompt", "TinyLlama, AMX", "TinyLlama, Zen 4", "TinyLlama", "Qwen2.5-1.5B", "Llama-3.1-8B"], [
         [f"{n:,}", *(cell(run, n) for run in runs)] for n in (2048, 4096, 8192, 16384, 32768)]

@@ -27,17 +27,17 @@ def one(name, length, i):
 
 
 def made_up(model, use="selection"):
-    names = ["llama.cpp", "exact", "quoka <64>"]
+    names = ["llama.cpp", "exact", "paper <64>"]
     by_length = [one(name, length, i + k / 2) for i, name in enumerate(names) for k, length in enumerate((512, 2000))]
     needles = [{"name": name, "length": 2000, "kind": kind, "depth": 0.25 + k / 4, "right": round((i + k) / 5, 2)}
                for i, name in enumerate(names) for k, kind in enumerate(("key", "values", "chain"))]
-    verify = [one(name, 2000, 0.7 + i) for i, name in enumerate(("llama.cpp", "quoka <64>"))]
+    verify = [one(name, 2000, 0.7 + i) for i, name in enumerate(("llama.cpp", "paper <64>"))]
     return {
         "asked": {"model": {"file": model, "description": "a model & more", "layers": 3, "q_heads": 8, "kv_heads": 2, "head_dim": 77},
                   "threads": 5, "ubatch": 256, "cache": "f16", "samples": 99, "questions": 12, "limits": {"perplexity": 1, "kl": 0.05, "needles": 5, "gain": 1.05}},
         "cpu": "A <made up> CPU", "build": "g++ 99", "texts": ["a.txt", "b.txt"],
         "steps": {"measure": {"by_length": by_length, "needles": needles},
-                  "layers": {"settings": "quoka <64>", "layers": [{"layer": i, "kl": 0.01 * (i + 1)} for i in range(3)]},
+                  "layers": {"settings": "paper <64>", "layers": [{"layer": i, "kl": 0.01 * (i + 1)} for i in range(3)]},
                   "verify": {"by_length": verify, "needles": []}},
         "advice": {"use": use, "why": "because <so>", "contender": "paper <64>", "settings": {"mode": "paper", "budget": 64}, "verified": "kept"},
     }
@@ -63,7 +63,7 @@ def main():
         for x in told["steps"]["measure"]["needles"]:
             title = f"{x['name']}, {x['kind']}, 2000 tokens, depth {x['depth']:.2f}: {100 * x['right']:.0f} % right"
             assert needles[title] == f"{x['right']:.2f}", (title, needles)
-        assert "Use it: quoka <64>" in seen["verdict"] and "because <so>" in seen["verdict"] and "kept" in seen["verdict"], seen["verdict"]
+        assert "Use it: paper <64>" in seen["verdict"] and "because <so>" in seen["verdict"] and "kept" in seen["verdict"], seen["verdict"]
         assert '"budget": 64' in seen["code"], seen["code"]
         for words in ("tiny.gguf", "A <made up> CPU", "a model & more", "5 threads", "a.txt, b.txt", "95 %"):
             assert words in seen["body"], (words, seen["body"][:600])
@@ -74,7 +74,7 @@ def main():
     several = check_page.comparison([told, made_up("other.gguf", "exact"), made_up("third.gguf", "nothing")])
     seen = report_test.browse(sys.argv[1], several, 1200)
     assert [row[1] for row in seen["rows"][1:]] == ["Use it", "Use exact mode", "Do not use it here"], seen["rows"]
-    assert seen["rows"][1] == ["1. tiny.gguf, A <made up> CPU", "Use it", "quoka <64>", "2,000", "2.71x", "+1.81 %", "68 %"], seen["rows"][1]
+    assert seen["rows"][1] == ["1. tiny.gguf, A <made up> CPU", "Use it", "paper <64>", "2,000", "2.71x", "+1.81 %", "68 %"], seen["rows"][1]
 
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "check.json"
