@@ -286,10 +286,20 @@ def parts():
 def rates():
     """Speed of each arithmetic, float over a cache of floats being 1."""
     machines = {name: {(one["arithmetic"], one["cache"]): one for one in load(f"rates_{name}" if name else "rates")["kernels"]} for name in ("zen5", "", "amx")}
-    body = []
-    for key, one in machines["amx"].items():  # the last of a key is by tiles
-        body.append([code(key[0]), key[1], *(f"{machines[name][key]['speed']:.2f}" for name in machines), f"{one['speed_packed']:.2f}", f"{one['error']:.0e}"])
-    return ["arithmetic", "cache", "Zen 5", "Intel, no AMX", "AMX", "AMX, past packed once", "error"], body
+    cell = lambda name, what, key: f"{machines[name][key][what]:.2f}" if key in machines[name] else "-"  # noqa: E731
+    columns = (("zen5", "speed"), ("zen5", "speed_packed"), ("", "speed"), ("amx", "speed"), ("amx", "speed_packed"))
+    body = [[code(key[0]), key[1], *(cell(name, what, key) for name, what in columns), f"{machines['amx'].get(key, one)['error']:.0e}"]
+            for key, one in machines["zen5"].items()]
+    return ["arithmetic", "cache", "Zen 5", "past packed once", "Intel, no AMX", "AMX", "past packed once", "error"], body
+
+
+@table
+def rates_of_layers():
+    """Errors on layers of a real model, by arithmetic."""
+    found = {(one["arithmetic"], one["layer"]): one["error"] for one in load("rates_zen5")["captures"]}
+    layers = list(dict.fromkeys(layer for _, layer in found))
+    return ["arithmetic", *(layer.replace("layer", "layer ") for layer in layers)], [
+        [code(name), *(f"{found[name, layer]:.1e}" for layer in layers)] for name in dict.fromkeys(name for name, _ in found)]
 
 
 @table
@@ -527,25 +537,25 @@ def ggml_errors():
         sizes = [r[by] for r in found if r["cache"] == cache and (queries is None or r["shape"].split("/")[3] == queries)]
         return f"{max(sizes):.1e}" if sizes else "-"
 
-    return ["cache", *(f"llama.cpp, {n}" for n in ("1 query", "8", "63", "64", "512")), "float", "bf16"], [
-        [code(cache), *(largest("ggml", cache, n) for n in ("1", "8", "63", "64", "512")), largest("float", cache, None), largest("bf16", cache, None)]
+    return ["cache", *(f"llama.cpp, {n}" for n in ("1 query", "8", "63", "64", "512")), "float", "bf16", "int8"], [
+        [code(cache), *(largest("ggml", cache, n) for n in ("1", "8", "63", "64", "512")), largest("float", cache, None), largest("bf16", cache, None), largest("int8", cache, None)]
         for cache in dict.fromkeys(r["cache"] for r in found)]
 
 
 @table
 def ggml_arithmetic():
     of = load("ggml_arithmetic")
-    body = [[f"{r['cache']} cache, {r['shape'].rsplit('/', 2)[0]}, 512 queries, {int(r['shape'].rsplit('/', 1)[1]):,} cached: times as fast", "1", f"{r['float']:.3g}", f"{r['bf16']:.3g}"]
+    body = [[f"{r['cache']} cache, {r['shape'].rsplit('/', 2)[0]}, 512 queries, {int(r['shape'].rsplit('/', 1)[1]):,} cached: times as fast", "1", *(f"{r[by]:.3g}" for by in ("float", "bf16", "int8"))]
             for r in of["ggml_over"]]
     of_model = {x["name"]: x for x in of["check"]}
-    exact = [of_model[name] for name in ("exact float", "exact bf16")]
+    exact = [of_model[name] for name in ("exact float", "exact bf16", "exact int8")]
     body.append(["2,048 tokens: KL, nat", "0", *(f"{x['kl']:.4f}" for x in exact)])
     body.append(["top-1 agrees", "100 %", *(f"{percent(x['agrees'])} %" for x in exact)])
     body.append(["perplexity", "0", *("{:+.2f} % ({:+.1f} to {:+.1f})".format(*x["perplexity"]) for x in exact)])
     for p in of["first_token"]["prompts"]:
         if p["tokens"] != 4096:
-            body.append([f"first of {p['tokens']:,} tokens, CPU seconds", *(f"{p[by]['cpu_s']:.1f}" for by in ("llama.cpp", "float", "bf16"))])
-    return ["", "llama.cpp", "exact float", "exact bf16"], body
+            body.append([f"first of {p['tokens']:,} tokens, CPU seconds", *(f"{p[by]['cpu_s']:.1f}" for by in ("llama.cpp", "float", "bf16")), "-"])
+    return ["", "llama.cpp", "exact float", "exact bf16", "exact int8"], body
 
 
 @table

@@ -88,7 +88,8 @@ int main(int argc, char** argv) try {
   CLI11_PARSE(app, argc, argv);
 
   if (modes.empty())
-    modes = errors ? std::vector<std::string>{"exact:arithmetic=float", "exact:arithmetic=bf16"}
+    modes = errors ? std::vector<std::string>{"exact:arithmetic=float", "exact:arithmetic=bf16",
+                                              "exact:arithmetic=int8"}
                    : std::vector<std::string>{"exact", "paper", "recommended"};
   if (shapes.empty())
     shapes = errors

@@ -308,6 +308,7 @@ TEST_F(AttentionNode, ArithmeticsAreTheLibrarysOwn) {
                  library = by_the_library(graph, 300, quoka::Arithmetic::automatic);
       EXPECT_EQ(said("float"), single);
       EXPECT_EQ(said("bf16"), bf16);
+      EXPECT_EQ(said("int8"), by_the_library(graph, 300, quoka::Arithmetic::int8));
       EXPECT_EQ(bf16 != single, has_bf16 && n_q > 1) << "a token's attention is float";
       const bool rounds = has_bf16 && n_q >= 32 && ggml_is_quantized(type);
       EXPECT_EQ(said("automatic"), rounds ? bf16 : library);

@@ -193,8 +193,9 @@ TEST(GgmlSettings, Arithmetics) {
   EXPECT_EQ(named("automatic").settings.arithmetic, quoka::Arithmetic::automatic);
   EXPECT_EQ(named("float").settings.arithmetic, quoka::Arithmetic::single);
   EXPECT_EQ(named("bf16").settings.arithmetic, quoka::Arithmetic::bfloat16);
+  EXPECT_EQ(named("int8").settings.arithmetic, quoka::Arithmetic::int8);
   for (const char* const none : {"int9", "BF16", "bfloat16", "16"})
-    EXPECT_NE(named(none).problem.find("but must be automatic or float or bf16"), std::string::npos)
+    EXPECT_NE(named(none).problem.find("but must be automatic or float or bf16 or int8"), std::string::npos)
         << named(none).problem;
   EXPECT_TRUE(named("float").settings.summary().ends_with("exact attention, in float"));
   EXPECT_TRUE(named("automatic").settings.summary().ends_with("exact attention"));
