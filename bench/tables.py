@@ -198,6 +198,9 @@ def glance():
     alone = prompt["llama.cpp"]["s"]
     body.append([f"first token in llama.cpp, 16,384 tokens; without this library {seconds(alone)}",
                  *(times(alone / prompt[mode]["s"]) + " as soon" for mode in ("exact", "paper", "recommended"))])
+    eights, sixteens = (next(r["speed"] for r in load("rates_zen5")["kernels"] if (r["arithmetic"], r["cache"]) == (name, "float")) for name in ("int8", "bfloat16"))
+    body.append(["a chunk over 8,192 keys in 16 bits (`bfloat16`); in 8 (`int8`), where the processor has them (Zen 5)",
+                 f"{times(sixteens)}; {times(eights)} as fast as in float", "", ""])
     right = [percent(answers().share(name, EIGHTH, RETRIEVAL, answers().lengths)) + " %" for name in ("dense", *OURS)]
     body.append(["right answers, six tasks of RULER", *right])
     body.append(["needles found by TinyLlama", found("needle_tinyllama", "dense", "1.0"), found("needle_tinyllama", "quoka", EIGHTH),
