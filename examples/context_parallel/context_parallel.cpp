@@ -263,7 +263,7 @@ Totals run(const Flags& flags, const typename S::Options& options, MpiCommunicat
       totals.shape.proposed = sharded.proposed();
     }
   }
-  if (first) totals.parts = parts_of<S>(flags, one_machine, alone, threads);
+  if (first) totals.parts = parts_of<S>(flags, options, alone, threads);
   sleep_until_all_are_here();
   return totals;
 }
