@@ -44,6 +44,7 @@ CONTRACTS = {
         for name in ("rank", "ranks", "allgather", "allreduce_max", "allreduce_sum", "broadcast")
     },
 }
+CONTRACTS["methods"] = CONTRACTS["select"]
 STATE_MEMBERS = re.compile(r"\b(reserve|truncate|bytes|kept_bytes)\s*\(")
 ATTRIBUTE = re.compile(r"\[\[[^\[\]]*\]\]\s*")
 NOT_PUBLIC = {"detail", "simd", "tuning", "Eigen", ""}

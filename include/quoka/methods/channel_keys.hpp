@@ -30,6 +30,7 @@ struct ChannelMajorKeys {
 // `count` channels of each key: those of a KV head begin at chosen[(b * kv_heads + head) * stride].
 class ChannelSource final : public KeySource {
  public:
+  // Nothing is copied.
   ChannelSource(const ChannelMajorKeys& keys, const Index* chosen, Index count, Index stride)
       : keys_(keys), chosen_(chosen), count_(count), stride_(stride) {}
   void with_keys(Index b, Index head, Index heads,

@@ -30,18 +30,18 @@ inline bool uses_softmax_sketch(Sketch sketch, Domain domain, const Budget& budg
 class SoftmaxSketch {
  public:
   SoftmaxSketch();
-  SoftmaxSketch(SoftmaxSketch&&) noexcept;
-  SoftmaxSketch& operator=(SoftmaxSketch&&) noexcept;
+  SoftmaxSketch(SoftmaxSketch&&) noexcept;             // leaves an object to assign to or destroy
+  SoftmaxSketch& operator=(SoftmaxSketch&&) noexcept;  // the same
   ~SoftmaxSketch();
 
   // Sketches the keys that have come since; room for `capacity`. keys [batch, kv_heads, len, dim].
   void append(const Rows& keys, Index capacity, ExecutorRef executor) {
     keys_.append(keys, capacity, executor);
   }
-  void truncate(Index len) { keys_.truncate(len); }
-  Index kept_len() const { return keys_.len(); }
-  Index kept_bytes() const { return keys_.bytes(); }
-  Index bytes() const;
+  void truncate(Index len) { keys_.truncate(len); }   // back to the first len keys
+  Index kept_len() const { return keys_.len(); }      // keys it was told of
+  Index kept_bytes() const { return keys_.bytes(); }  // memory that grows with them
+  Index bytes() const;                                // all its memory
 
   // scores [batch, kv_heads, len] of rows as fill() makes them. cache: a sketch of the cache that the keys
   // lie in; null: what append() was told of. False, and nothing done, where that is not all of the keys, or

@@ -130,7 +130,7 @@ class KeySource {
 // The rows of k [batch, kv_heads, len, dim].
 class RowSource final : public KeySource {
  public:
-  RowSource(const Rows& k) : rows_(k) {}
+  explicit RowSource(const Rows& k) : rows_(k) {}  // k: read, not copied
   void with_keys(Index b, Index head, Index heads,
                  FunctionRef<void(detail::MassKeys&)> use) const override;
 
@@ -147,6 +147,7 @@ class RowSource final : public KeySource {
 void softmax_scores(const QueryRows& shape, FillRows fill, const KeySource& keys, Index capacity,
                     Aggregation over, TensorView<float, 3> scores, QueryScoreState& state,
                     ExecutorRef executor, const KeyShard* shard = nullptr, float softcap = 0.0f);
+// The same, of keys [batch, kv_heads, keys, dim].
 inline void softmax_scores(const QueryRows& shape, FillRows fill, const Rows& keys, Index capacity,
                            Aggregation over, TensorView<float, 3> scores, QueryScoreState& state,
                            ExecutorRef executor, const KeyShard* shard = nullptr,
