@@ -93,6 +93,13 @@ if(is_wanted AND CHROMIUM AND Python3_FOUND)
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/check_page_test.py ${CHROMIUM})
 endif()
 
+# ---- the script that gets models, without a network ------------------------------------------------------------------------
+
+wanted(get_model is_wanted)
+if(is_wanted AND UNIX AND Python3_FOUND)
+  add_test(NAME get_model COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/get_model_test.py)
+endif()
+
 # ---- the library as one header; recipes of package managers ---------------------------------------------
 
 wanted(packaging is_wanted)

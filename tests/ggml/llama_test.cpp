@@ -1,7 +1,7 @@
 // llama.cpp itself, with and without the backend, on tiny random models and on TinyLlama: the same
 // logits in exact mode, and the same whatever became of the cache before.
 //
-// TinyLlama is models/tinyllama-1.1b-chat-v1.0.Q8_0.gguf (examples/decoder/get_tinyllama.sh), or what
+// TinyLlama is models/tinyllama-1.1b-chat-v1.0.Q8_0.gguf (examples/support/get_model.sh tinyllama), or what
 // QUOKA_TINYLLAMA names. QUOKA_SOAK_STEPS=1000: so many steps, and on TinyLlama, too.
 
 #include "ggml/llama_session.hpp"
@@ -67,7 +67,7 @@ std::unique_ptr<Model> tiny_llama_1b() {
   return model;
 }
 const char* const no_tiny_llama =
-    "no TinyLlama: bash examples/decoder/get_tinyllama.sh, or QUOKA_TINYLLAMA=FILE";
+    "no TinyLlama: bash examples/support/get_model.sh tinyllama, or QUOKA_TINYLLAMA=FILE";
 
 // The backend as these variables say, for contexts to come.
 void restart_with(const std::map<std::string, std::string>& variables) {
