@@ -2,6 +2,7 @@
 // weights of passes of rows, and shares of the mass.
 #pragma once
 
+#include <quoka/kernels/softmax_state.hpp>
 #include <quoka/select/sketch/code_blocks.hpp>
 #include <quoka/select/sketch/coded_rows.hpp>
 #include <quoka/select/sketch/mass_weights.hpp>
