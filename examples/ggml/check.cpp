@@ -3,6 +3,7 @@
 //
 //     check MODEL.gguf [TEXT ...] [--quick] [--lengths 2048,8192] [--out FOLDER]
 //
+//   rounding llama.cpp without flash attention beside llama.cpp, where --rounding asks: what its own rounding moves
 //   measure  llama.cpp, exact mode and every preset, in each arithmetic, read the first half of the text side by side
 //            (check_pass.hpp)
 //   layers   each layer selects alone, over a dense cache: how far are the logits off?
@@ -91,7 +92,7 @@ struct Flags {
   std::vector<Index> lengths, budgets;
   Index ubatch = 256, samples = 384, questions = 12, together = 0;
   int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  bool quick = false, fresh = false;
+  bool quick = false, fresh = false, rounding = false;
   Limits limits;
 };
 
@@ -120,6 +121,9 @@ class Check {
 
   int run() {
     say_how_long();
+    if (flags_.rounding)
+      pass("rounding", measured_text_,
+           {tried_[0], {"llama.cpp without flash attention", nullptr, false}});
     measure();
     look_at_layers();
     decide();
@@ -131,6 +135,7 @@ class Check {
   struct Tried {
     std::string name;
     json settings;  // null: llama.cpp's own
+    bool flash = true;
     bool selects() const { return !settings.is_null() && settings["mode"] != "exact"; }
   };
 
@@ -163,7 +168,7 @@ class Check {
     tried_ = {{"llama.cpp", nullptr}};
     add_in_each_arithmetic("exact", {{"mode", "exact"}});
     for (const std::string& mode : flags_.modes)
-      for (const Index budget : flags_.budgets)
+      for (const Index budget : mode == "exact" ? std::vector<Index>{} : flags_.budgets)
         add_in_each_arithmetic(fmt::format("{} {}", mode, budget),
                                {{"mode", mode}, {"budget", budget}, {"dense_layers", 1}});
     const std::string text = read_texts(flags_.texts);
@@ -235,7 +240,9 @@ class Check {
     } else {
       settings(tried.settings);
     }
-    return {tried.name, std::make_unique<Session>(model_.model.get(), context())};
+    llama_context_params params = context();
+    if (!tried.flash) params.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;
+    return {tried.name, std::make_unique<Session>(model_.model.get(), params)};
   }
 
   // ---- before it starts ----
@@ -325,12 +332,13 @@ class Check {
         run_pass(reading, {flags_.lengths, flags_.ubatch, flags_.samples, flags_.questions},
                  contenders, [&](Index tokens) { bar.update(done += tokens); });
     json by_length = json::array(), longest = json::array(), needles = json::array(),
-         pays = json::object();
+         pays = json::object(), divergence = json::object();
     for (std::size_t c = 0; c < tried.size(); ++c) {
       for (std::size_t l = 0; l < flags_.lengths.size(); ++l)
         by_length.push_back(outcome(p, flags_.lengths, c, tried[c].name, l, l));
       longest.push_back(outcome(p, flags_.lengths, c, tried[c].name, flags_.lengths.size() - 1,
                                 flags_.lengths.size() - 1));
+      if (c > 0) divergence[tried[c].name] = p.of[c].kl;
       if (tried[c].selects())
         pays[tried[c].name] = pays_from(p, flags_.lengths, c, flags_.limits.gain);
       for (std::size_t l = 0; l < flags_.lengths.size(); ++l)
@@ -344,11 +352,8 @@ class Check {
                {"right", p.of[c].right[l][q]}});
         }
     }
-    return {{"by_length", by_length},
-            {"longest", longest},
-            {"needles", needles},
-            {"pays_from", pays},
-            {"samples", p.samples.size()}};
+    return {{"by_length", by_length}, {"longest", longest},          {"needles", needles},
+            {"pays_from", pays},      {"samples", p.samples.size()}, {"kl_of_samples", divergence}};
   }
   static std::vector<Outcome> outcomes_of(const json& rows) {
     std::vector<Outcome> outcomes;
@@ -538,6 +543,7 @@ class Check {
 // What was read in a step, by its name.
 std::string heading(const std::string& step) {
   if (step.starts_with("verify")) return "What is recommended, on the other half of the text";
+  if (step.starts_with("rounding")) return "llama.cpp's own rounding";
   if (step.starts_with("refine")) return "With the layers that hurt left dense";
   return "On the first half of the text";
 }
@@ -585,9 +591,9 @@ int main(int argc, char** argv) {
           "of prompts, in tokens; by default 512, 1024 and so on up to the context or 8,192")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
-  program.add_option("--modes", flags.modes, "presets")
+  program.add_option("--modes", flags.modes, "presets beside exact mode; exact: none")
       ->delimiter(',')
-      ->check(CLI::IsMember({"paper", "recommended"}));
+      ->check(CLI::IsMember({"exact", "paper", "recommended"}));
   program
       .add_option("--arithmetics", flags.arithmetics,
                   "each mode in each of them; those that come to the same here are one")
@@ -608,6 +614,8 @@ int main(int argc, char** argv) {
           "--together", flags.together,
           "contenders that read side by side; by default as many as half of the memory holds")
       ->check(CLI::PositiveNumber);
+  program.add_flag("--rounding", flags.rounding,
+                   "llama.cpp without flash attention, too: what its own rounding moves");
   program.add_option("--threads", flags.threads)->check(CLI::PositiveNumber);
   program.add_option("--cache", flags.cache)->check(CLI::IsMember({"f16", "q8_0"}));
   program.add_option("--max-perplexity", flags.limits.perplexity, "percent that settings may add");

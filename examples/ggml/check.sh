@@ -12,7 +12,7 @@
 #     --out DIR            the folder; build/check/MODEL unless said otherwise
 #     --quick              2,048 tokens at most, one budget
 #     --lengths 512,2048   of prompts, in tokens; unless said otherwise 512, 1024 and so on up to the context or 8,192
-#     --modes paper,recommended
+#     --modes paper,recommended       presets beside exact mode; exact: none
 #     --arithmetics automatic,bf16    each mode in each of them; those that come to the same here are one
 #     --budgets 512,1024   past keys for each KV head; a quarter and an eighth of the longest length
 #     --cache f16          how llama.cpp stores keys and values: f16 or q8_0
@@ -21,6 +21,7 @@
 #     --samples 384        positions at which logits are compared
 #     --questions 12       needles that are asked for at each length
 #     --together 8         settings that read side by side; as many as half of the memory holds
+#     --rounding           llama.cpp without flash attention, too: what its own rounding moves
 #     --max-perplexity 1   percent that settings may add
 #     --max-kl 0.05        divergence from llama.cpp's logits that settings may have, in nats
 #     --max-needles 5      points of 100 that settings may lose

@@ -10,9 +10,11 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <numeric>
 #include <regex>
 #include <set>
 #include <string>
+#include <vector>
 
 #include <unistd.h>
 
@@ -113,6 +115,32 @@ TEST_F(CheckProgram, WritesWhatItRecommendsVerifiesItAndGoesOnWhereItStopped) {
   EXPECT_EQ(grouped["steps"]["measure 3"]["longest"][0]["name"], "llama.cpp");
   EXPECT_FALSE(grouped["steps"].contains("measure"));
   EXPECT_EQ(grouped["advice"]["use"], "selection");
+}
+
+// What a difference is to be held against: llama.cpp beside itself, and each sample's divergence.
+TEST_F(CheckProgram, MeasuresExactModeAloneAndOwnRounding) {
+  ASSERT_EQ(run("--lengths 600 --ubatch 512 --samples 40 --questions 1 --modes exact --arithmetics "
+                "float --rounding"),
+            0)
+      << said_;
+  const json told = result();
+  EXPECT_EQ(told["asked"]["tried"], json({"llama.cpp", "exact"}));
+  EXPECT_FALSE(told["steps"].contains("layers")) << "nothing selects";
+  EXPECT_NE(told["advice"]["use"], "selection");
+  const auto own = [&](const std::string& step, const std::string& name) {
+    const json& one = told["steps"][step];
+    const std::vector<double> samples = one["kl_of_samples"][name];
+    EXPECT_EQ(samples.size(), one["samples"]);
+    const double mean =
+        std::accumulate(samples.begin(), samples.end(), 0.0) / static_cast<double>(samples.size());
+    EXPECT_EQ(one["longest"][1]["name"], name);
+    EXPECT_DOUBLE_EQ(one["longest"][1]["kl"], mean);
+    return mean;
+  };
+  const double rounding = own("rounding", "llama.cpp without flash attention");
+  EXPECT_GT(rounding, 0.0);
+  EXPECT_LT(rounding, 1e-3);
+  EXPECT_LT(own("measure", "exact"), 1e-3);
 }
 
 // Every mode in every arithmetic, side by side; what is chosen is written with its own.
