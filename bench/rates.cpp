@@ -1,6 +1,6 @@
 // What each arithmetic of attention reaches on this machine, beside what its instruction could.
 //
-//   peaks      products held in registers, no memory: float FMA, vdpbf16ps, vpdpbusd, tiles
+//   peaks      products held in registers, no memory: float FMA, vdpbf16ps, vpdpbusd or usdot, tiles
 //   kernels    a causal chunk over cached keys, every unit that is compiled, whether it pays or not:
 //              time against float (interleaved, medians of ratios), the same where the past is packed
 //              once (packed_past.hpp), share of its peak, error
@@ -69,14 +69,14 @@ double best_rate(double flops, Run&& run) {
 
 // Independent sums of what Sums multiply: `flops` an instruction.
 template <class Sums, class Element>
-double sums_peak(double flops, const Sums& zero) {
+double sums_peak(double flops) {
   constexpr int chains = 16;
   alignas(64) Element elements[simd::lanes] = {};
   const Sums a = Sums::load(elements), b = Sums::load(elements);
   float sum = 0.0f;
   const double rate = best_rate(flops * chains, [&](Index steps) {
     Sums acc[chains];  // in registers: not captured
-    simd::unroll<chains>([&](auto i) QUOKA_INLINE_LAMBDA { acc[i] = zero; });
+    simd::unroll<chains>([&](auto i) QUOKA_INLINE_LAMBDA { acc[i] = Sums{}; });
     for (Index s = 0; s < steps; ++s)
       simd::unroll<chains>([&](auto i) QUOKA_INLINE_LAMBDA { acc[i] = fma(a, b, acc[i]); });
     simd::unroll<chains>([&](auto i)
@@ -117,11 +117,10 @@ template <bool sums = simd::has_bfloat16_sums, bool quads = simd::has_quad_sums,
 std::vector<Peak> peaks() {
   std::vector<Peak> all{{"float FMA", fma_peak_gflops()}};
   if constexpr (sums)
-    all.push_back({"vdpbf16ps", sums_peak<simd::DotBfloat16Sums, simd::Bfloat16Pair>(
-                                    4.0 * simd::lanes, simd::DotBfloat16Sums::of(simd::zero()))});
+    all.push_back(
+        {"vdpbf16ps", sums_peak<simd::DotBfloat16Sums, simd::Bfloat16Pair>(4.0 * simd::lanes)});
   if constexpr (quads)
-    all.push_back({"vpdpbusd", sums_peak<simd::QuadSums, simd::Quad>(8.0 * simd::lanes,
-                                                                     simd::QuadSums::from(0))});
+    all.push_back({simd::QuadSums::instruction, sums_peak<simd::QuadSums, simd::Quad>(8.0 * simd::lanes)});
   if constexpr (tiles)
     if (detail::tiles_work()) {
       all.push_back({"tdpbf16ps", tile_peak<simd::Tiles>(false)});
@@ -180,7 +179,7 @@ std::vector<Contender> contenders() {
   if constexpr (sums) add_unit<detail::PairUnit<simd::DotBfloat16Sums>>(all, "vdpbf16ps");
   if constexpr (quads)
     for (const bool cache : {false, true})
-      all.push_back({"int8", "vpdpbusd", &detail::int8_panels<simd::QuadSums>(), 1, cache});
+      all.push_back({"int8", simd::QuadSums::instruction, &detail::int8_panels<simd::QuadSums>(), 1, cache});
   if constexpr (squares)
     add_unit<detail::SquareUnit<simd::Bfloat16Square, simd::Bfloat16Eight>>(all, "bfmmla");
   if constexpr (tiles)

@@ -20,6 +20,7 @@ namespace simd {
 
 // Calls, not inlined: compilers would spend minutes on unrolled tiles of these.
 struct PlainQuadSums {
+  static constexpr const char* instruction = "none";
   std::uint32_t x[lanes];
 
   // The same in every lane: where sums begin.
@@ -58,7 +59,7 @@ struct PlainQuadSums {
   return result;
 }
 
-using QuadSums = std::conditional_t<has_quad_sums, VnniQuadSums, PlainQuadSums>;
+using QuadSums = std::conditional_t<has_quad_sums, NativeQuadSums, PlainQuadSums>;
 
 }  // namespace simd
 }  // namespace QUOKA_ABI

@@ -57,6 +57,20 @@ QUOKA_INLINE void store_quads(Quad* p, const Packet (&x)[4]) {
                                        _mm256_slli_epi32(bits(x[3]), 24));
   _mm256_store_si256(reinterpret_cast<__m256i*>(p), _mm256_or_si256(low, high));
 }
+#elif QUOKA_ISA_NEON
+QUOKA_INLINE void store_bytes(std::uint8_t* p, Packet x) {
+  const uint16x4_t words = vmovn_u32(vreinterpretq_u32_f32(x));
+  const uint8x8_t bytes = vmovn_u16(vcombine_u16(words, words));
+  const std::uint32_t four = vget_lane_u32(vreinterpret_u32_u8(bytes), 0);
+  __builtin_memcpy(p, &four, 4);
+}
+QUOKA_INLINE void store_quads(Quad* p, const Packet (&x)[4]) {
+  uint32x4_t quads = vreinterpretq_u32_f32(x[0]);  // each insertion replaces the bits above
+  quads = vsliq_n_u32(quads, vreinterpretq_u32_f32(x[1]), 8);
+  quads = vsliq_n_u32(quads, vreinterpretq_u32_f32(x[2]), 16);
+  quads = vsliq_n_u32(quads, vreinterpretq_u32_f32(x[3]), 24);
+  vst1q_u32(&p->bits, quads);
+}
 #else
 QUOKA_INLINE void store_bytes(std::uint8_t* p, const Packet& x) {
   alignas(64) float each[lanes];
@@ -80,44 +94,63 @@ inline constexpr bool has_quad_sums = true;
 #else
 #define QUOKA_QUADS __m256i
 #endif
-struct VnniQuadSums {
+struct NativeQuadSums {
+  static constexpr const char* instruction = "vpdpbusd";
   QUOKA_QUADS x;
 #if QUOKA_ISA_AVX512
-  QUOKA_INLINE static VnniQuadSums from(std::int32_t sum) { return {_mm512_set1_epi32(sum)}; }
-  QUOKA_INLINE static VnniQuadSums load(const Quad* p) { return {_mm512_load_si512(p)}; }
+  QUOKA_INLINE static NativeQuadSums from(std::int32_t sum) { return {_mm512_set1_epi32(sum)}; }
+  QUOKA_INLINE static NativeQuadSums load(const Quad* p) { return {_mm512_load_si512(p)}; }
   QUOKA_INLINE Packet to_float() const { return _mm512_cvtepi32_ps(x); }
 #else
-  QUOKA_INLINE static VnniQuadSums from(std::int32_t sum) { return {_mm256_set1_epi32(sum)}; }
-  QUOKA_INLINE static VnniQuadSums load(const Quad* p) {
+  QUOKA_INLINE static NativeQuadSums from(std::int32_t sum) { return {_mm256_set1_epi32(sum)}; }
+  QUOKA_INLINE static NativeQuadSums load(const Quad* p) {
     return {_mm256_load_si256(reinterpret_cast<const __m256i*>(p))};
   }
   QUOKA_INLINE Packet to_float() const { return _mm256_cvtepi32_ps(x); }
 #endif
-  QUOKA_INLINE static VnniQuadSums broadcast(Quad quad) {
+  QUOKA_INLINE static NativeQuadSums broadcast(Quad quad) {
     return from(static_cast<std::int32_t>(quad.bits));
   }
 };
 #undef QUOKA_QUADS
 // GCC 12 spills all sums of a tile around the intrinsics, hence the assembler.
-QUOKA_INLINE VnniQuadSums fma(const VnniQuadSums& a, const VnniQuadSums& b,
-                              const VnniQuadSums& sums) {
+QUOKA_INLINE NativeQuadSums fma(const NativeQuadSums& a, const NativeQuadSums& b,
+                              const NativeQuadSums& sums) {
 #if defined(__clang__) && QUOKA_ISA_AVX512
   return {_mm512_dpbusd_epi32(sums.x, b.x, a.x)};
 #elif defined(__clang__)
   return {_mm256_dpbusd_avx_epi32(sums.x, b.x, a.x)};
 #elif QUOKA_ISA_AVX512
-  VnniQuadSums result = sums;
+  NativeQuadSums result = sums;
   asm("vpdpbusd\t%2, %1, %0" : "+v"(result.x) : "v"(b.x), "v"(a.x));
   return result;
 #else
-  VnniQuadSums result = sums;
+  NativeQuadSums result = sums;
   asm("%{vex%} vpdpbusd\t%2, %1, %0" : "+x"(result.x) : "x"(b.x), "x"(a.x));
   return result;
 #endif
 }
+#elif QUOKA_ISA_I8MM
+inline constexpr bool has_quad_sums = true;
+struct NativeQuadSums {
+  static constexpr const char* instruction = "usdot";
+  int32x4_t x;
+  QUOKA_INLINE static NativeQuadSums from(std::int32_t sum) { return {vdupq_n_s32(sum)}; }
+  QUOKA_INLINE static NativeQuadSums load(const Quad* p) {
+    return {vreinterpretq_s32_u32(vld1q_u32(&p->bits))};
+  }
+  QUOKA_INLINE static NativeQuadSums broadcast(Quad quad) {
+    return from(static_cast<std::int32_t>(quad.bits));
+  }
+  QUOKA_INLINE Packet to_float() const { return vcvtq_f32_s32(x); }
+};
+QUOKA_INLINE NativeQuadSums fma(const NativeQuadSums& a, const NativeQuadSums& b,
+                                const NativeQuadSums& sums) {
+  return {vusdotq_s32(sums.x, vreinterpretq_u8_s32(b.x), vreinterpretq_s8_s32(a.x))};
+}
 #else
 inline constexpr bool has_quad_sums = false;
-struct VnniQuadSums;
+struct NativeQuadSums;
 #endif
 
 }  // namespace simd
