@@ -115,7 +115,7 @@ struct NativeQuadSums {
 #undef QUOKA_QUADS
 // GCC 12 spills all sums of a tile around the intrinsics, hence the assembler.
 QUOKA_INLINE NativeQuadSums fma(const NativeQuadSums& a, const NativeQuadSums& b,
-                              const NativeQuadSums& sums) {
+                                const NativeQuadSums& sums) {
 #if defined(__clang__) && QUOKA_ISA_AVX512
   return {_mm512_dpbusd_epi32(sums.x, b.x, a.x)};
 #elif defined(__clang__)
