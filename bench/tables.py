@@ -550,15 +550,30 @@ def ggml_arithmetic():
     of = load("ggml_arithmetic")
     body = [[f"{r['cache']} cache, {r['shape'].rsplit('/', 2)[0]}, 512 queries, {int(r['shape'].rsplit('/', 1)[1]):,} cached: times as fast", "1", *(f"{r[by]:.3g}" for by in ("float", "bf16", "int8"))]
             for r in of["ggml_over"]]
-    of_model = {x["name"]: x for x in of["check"]}
-    exact = [of_model[name] for name in ("exact float", "exact bf16", "exact int8")]
-    body.append(["2,048 tokens: KL, nat", "0", *(f"{x['kl']:.4f}" for x in exact)])
-    body.append(["top-1 agrees", "100 %", *(f"{percent(x['agrees'])} %" for x in exact)])
-    body.append(["perplexity", "0", *("{:+.2f} % ({:+.1f} to {:+.1f})".format(*x["perplexity"]) for x in exact)])
     for p in of["first_token"]["prompts"]:
         if p["tokens"] != 4096:
             body.append([f"first of {p['tokens']:,} tokens, CPU seconds", *(f"{p[by]['cpu_s']:.1f}" for by in ("llama.cpp", "float", "bf16")), "-"])
     return ["", "llama.cpp", "exact float", "exact bf16", "exact int8"], body
+
+
+@table
+def ggml_models():
+    """Arithmetics by model: how far the logits are from llama.cpp's, beside how far its own are without flash attention."""
+    names = ("llama.cpp without flash attention", "exact float", "exact bf16", "exact int8")
+    found = {(r["model"], r["length"], r["name"]): r for r in load("ggml_arithmetic")["check"]}
+
+    def more(r):
+        return "{:+.5f} ({:+.5f} to {:+.5f})".format(*r["kl_less_float"]) if "kl_less_float" in r else "0"
+
+    body = []
+    for model, length in dict.fromkeys((model, length) for model, length, name in found if name in names):
+        of = [found.get((model, length, name)) for name in names]
+        for what, cell in ((f"{model}, {length:,} tokens: KL, nat", lambda r: "{:.5f} ({:.5f} to {:.5f})".format(r["kl"], *r["kl_range"])),
+                           ("KL less float's", more),
+                           ("top-1 agrees", lambda r: f"{percent(r['agrees'])} %"),
+                           ("perplexity", lambda r: "{:+.2f} % ({:+.1f} to {:+.1f})".format(*r["perplexity"]))):
+            body.append([what, *(cell(r) if r else "-" for r in of)])
+    return ["", *names], body
 
 
 @table

@@ -44,7 +44,8 @@ inline const quoka::Format* format_of_type(ggml_type type) {
 //   f16, fewer than 64 queries             6.7e-3            1.1e-2   queries and sums to half
 //   f16 from 64 queries on, f32            2e-6              1.1e-2   float
 //
-// So one answer by type is right at any number of queries.
+// So one answer by type is right at any number of queries. Models agree: over f16, bf16's divergence from llama.cpp's
+// logits is 3 % above float's on SmolLM2-135M, but 11 to 17 % on Gemma 3 270M and 13 % on TinyLlama, more than chance.
 inline bool llama_rounds_as_bf16(ggml_type k, ggml_type v) {
   return ggml_is_quantized(k) && ggml_is_quantized(v);
 }
