@@ -5,6 +5,7 @@
 //              time against float (interleaved, medians of ratios), the same where the past is packed
 //              once (packed_past.hpp), share of its peak, error
 //   captures   errors on a real model's layers (--capture)
+//   shapes     rates of other heads and chunks, beside that of the kernels' (--shapes)
 //   counts     the tile instructions of one chunk, by the emulation: what a machine with AMX would run
 //
 // Time is that of one thread. Errors are of sampled rows against sums in double, relative to the
@@ -45,6 +46,7 @@ struct Flags {
         emulated_kv_len = 512;
   int rounds = 7;
   std::string capture;
+  std::vector<std::string> shapes;
 };
 
 // ---- peaks --------------------------------------------------------------------------------------
@@ -120,7 +122,8 @@ std::vector<Peak> peaks() {
     all.push_back(
         {"vdpbf16ps", sums_peak<simd::DotBfloat16Sums, simd::Bfloat16Pair>(4.0 * simd::lanes)});
   if constexpr (quads)
-    all.push_back({simd::QuadSums::instruction, sums_peak<simd::QuadSums, simd::Quad>(8.0 * simd::lanes)});
+    all.push_back(
+        {simd::QuadSums::instruction, sums_peak<simd::QuadSums, simd::Quad>(8.0 * simd::lanes)});
   if constexpr (tiles)
     if (detail::tiles_work()) {
       all.push_back({"tdpbf16ps", tile_peak<simd::Tiles>(false)});
@@ -179,7 +182,8 @@ std::vector<Contender> contenders() {
   if constexpr (sums) add_unit<detail::PairUnit<simd::DotBfloat16Sums>>(all, "vdpbf16ps");
   if constexpr (quads)
     for (const bool cache : {false, true})
-      all.push_back({"int8", simd::QuadSums::instruction, &detail::int8_panels<simd::QuadSums>(), 1, cache});
+      all.push_back(
+          {"int8", simd::QuadSums::instruction, &detail::int8_panels<simd::QuadSums>(), 1, cache});
   if constexpr (squares)
     add_unit<detail::SquareUnit<simd::Bfloat16Square, simd::Bfloat16Eight>>(all, "bfmmla");
   if constexpr (tiles)
@@ -311,6 +315,57 @@ void measure_kernels(const Flags& flags, const std::vector<Peak>& limits, Report
   table.print();
 }
 
+// ---- shapes -------------------------------------------------------------------------------------
+
+// `text`: q_heads/kv_heads/head_dim/chunk. Throws std::invalid_argument for anything else.
+Flags with_shape(Flags flags, const std::string& text) {
+  int end = 0;
+  const int found = std::sscanf(text.c_str(), "%ld/%ld/%ld/%ld%n", &flags.q_heads, &flags.kv_heads,
+                                &flags.head_dim, &flags.chunk, &end);
+  if (found != 4 || static_cast<std::size_t>(end) != text.size())
+    throw std::invalid_argument("the shape is \"" + text +
+                                "\", but must be q_heads/kv_heads/head_dim/chunk");
+  if (std::min({flags.q_heads, flags.kv_heads, flags.head_dim, flags.chunk}) < 1 ||
+      flags.q_heads % flags.kv_heads != 0)
+    throw std::invalid_argument("the shape is \"" + text +
+                                "\": all must be at least 1, and q_heads a multiple of kv_heads");
+  return flags;
+}
+
+// Arithmetics over a cache of floats, by shape: GFLOP/s, and times as fast as float of the same shape.
+void measure_shapes(const Flags& flags, Report& report) {
+  std::vector<Contender> all = contenders();
+  std::erase_if(all, [](const Contender& x) { return x.bfloat16_cache; });
+  Table table("heads, channels, queries\tarithmetic\tinstruction\tspeed against single\tGFLOP/s");
+  for (const std::string& text : flags.shapes) {
+    const Flags shape = with_shape(flags, text);
+    const Data data(shape, shape.kv_len);
+    quoka::AttentionWorkspace workspace;
+    std::vector<float> out(data.q.size());
+    std::vector<std::vector<double>> seconds(all.size()), ratios(all.size());
+    for (int round = 0; round <= flags.rounds; ++round)  // the first one warms up
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        const double start = thread_seconds();
+        attend(shape, data, shape.kv_len, all[i], workspace, out);
+        const double took = thread_seconds() - start;
+        if (round == 0) continue;
+        seconds[i].push_back(took);
+        ratios[i].push_back(seconds[0].back() / took);
+      }
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const double rate = flops(shape, shape.kv_len) / median(seconds[i]) / 1e9;
+      table.row("{}\t{}\t{}\t{:.2f}x\t{:.0f}", text, all[i].arithmetic, all[i].instruction,
+                median(ratios[i]), rate);
+      report["shapes"].push_back({{"shape", text},
+                                  {"arithmetic", all[i].arithmetic},
+                                  {"instruction", all[i].instruction},
+                                  {"speed", median(ratios[i])},
+                                  {"gflops", rate}});
+    }
+  }
+  table.print();
+}
+
 // ---- counts -------------------------------------------------------------------------------------
 
 // Tile instructions of one chunk, and how many products of the floor's they are: the floor multiplies
@@ -383,6 +438,7 @@ void measure_captures(const Flags& flags, Report& report) {
 }
 
 int run(const Flags& flags, Report& report) {
+  for (const std::string& shape : flags.shapes) with_shape(flags, shape);
   fmt::print("{}\n\n", machine());
   const std::vector<Peak> limits = peaks();
   Table table("instruction\tpeak GFLOP/s\tof float FMA");
@@ -405,6 +461,10 @@ int run(const Flags& flags, Report& report) {
     fmt::print("\nThe last {} queries of {}\n\n", flags.chunk, flags.capture);
     measure_captures(flags, report);
   }
+  if (!flags.shapes.empty()) {
+    fmt::print("\nOther shapes over {} keys\n\n", flags.kv_len);
+    measure_shapes(flags, report);
+  }
   if (flags.emulated_kv_len == 0) return 0;
   fmt::print("\nAMX emulated, the same chunk over {} keys\n\n", flags.emulated_kv_len);
   count_tiles(flags, report);
@@ -421,6 +481,8 @@ int main(int argc, char** argv) {
   app.add_option("--rounds", flags.rounds, "timed calls of each")->capture_default_str();
   app.add_option("--capture", flags.capture, "safetensors with q, k and v of a model's layers")
       ->check(CLI::ExistingFile);
+  app.add_option("--shapes", flags.shapes, "others: q_heads/kv_heads/head_dim/chunk,...")
+      ->delimiter(',');
   app.add_option("--emulated-kv-len", flags.emulated_kv_len,
                  "cached keys of the emulated chunk; 0: none")
       ->capture_default_str();

@@ -297,6 +297,44 @@ def rates():
 
 
 @table
+def arithmetics():
+    """Each arithmetic by machine, with what it does to layers and to models."""
+    layers, models, prompt = {}, {}, load("ggml_first_token_q4_0")["prompts"][-1]
+    for one in load("rates_zen5")["captures"]:
+        layers.setdefault(one["arithmetic"], []).append(one["error"])
+    for one in load("ggml_arithmetic")["check"]:
+        models.setdefault((one["model"].split()[0], one["name"]), one["kl"])  # of the shortest prompt
+
+    def rate(machine, arithmetic, instruction):
+        found = [one for one in load(machine)["kernels"] if (one["arithmetic"], one["instruction"], one["cache"]) == (arithmetic, instruction, "float")]
+        return [f"{found[0]['speed']:.2f}", f"{found[0]['share_of_peak']:.2f}"] if found else ["-", "-"]
+
+    body = []
+    for arithmetic, instruction, plug_in in (("single", "float FMA", "float"), ("bfloat16", "vdpbf16ps", "bf16"), ("bfloat16", "tdpbf16ps", "bf16"), ("int8", "vpdpbusd", "int8")):
+        row = [code(arithmetic), instruction.replace("tdpbf16ps", "tdpbf16ps (AMX)"), *rate("rates_zen5", arithmetic, instruction), *rate("rates_amx", arithmetic, instruction)]
+        if instruction == "tdpbf16ps":  # models ran on the other machine
+            body.append([*row, *["-"] * 5])
+            continue
+        row.append("{:.1e} to {:.1e}".format(min(layers[arithmetic]), max(layers[arithmetic])) if arithmetic in layers else "-")
+        row += [f"{models[model, 'exact ' + plug_in]:.4f}" for model in ("SmolLM2-135M-Instruct", "Gemma", "TinyLlama-1.1B-Chat")]
+        body.append([*row, f"{prompt['exact ' + plug_in]['s']:.1f}"])
+    return ["arithmetic", "instruction", "Zen 5: times float", "of peak", "Xeon with AMX: times float", "of peak", "error, layers of TinyLlama", "KL, SmolLM2", "KL, Gemma 3 270M", "KL, TinyLlama",
+            "SmolLM2, 8,192 tokens, s"], body
+
+
+@table
+def rates_of_shapes():
+    """Speed by shape, float of the same shape being 1."""
+    columns = (("rates_zen5", "bfloat16", "vdpbf16ps"), ("rates_zen5", "int8", "vpdpbusd"), ("rates_amx", "bfloat16", "tdpbf16ps"), ("rates_amx", "int8", "vpdpbusd"))
+    found = {(name, one["shape"], one["arithmetic"], one["instruction"]): one["speed"] for name in ("rates_zen5", "rates_amx") for one in load(name)["shapes"]}
+    body = []
+    for shape in dict.fromkeys(one["shape"] for one in load("rates_zen5")["shapes"]):
+        q_heads, kv_heads, dim, chunk = shape.split("/")
+        body.append([f"{q_heads}/{kv_heads} heads of {dim}, {chunk} queries", *(f"{found[name, shape, arithmetic, instruction]:.2f}" for name, arithmetic, instruction in columns)])
+    return ["", "Zen 5: `bfloat16`", "`int8`", "Xeon: `bfloat16` by AMX", "`int8`"], body
+
+
+@table
 def rates_of_layers():
     """Errors on layers of a real model, by arithmetic."""
     found = {(one["arithmetic"], one["layer"]): one["error"] for one in load("rates_zen5")["captures"]}
@@ -550,10 +588,16 @@ def ggml_arithmetic():
     of = load("ggml_arithmetic")
     body = [[f"{r['cache']} cache, {r['shape'].rsplit('/', 2)[0]}, 512 queries, {int(r['shape'].rsplit('/', 1)[1]):,} cached: times as fast", "1", *(f"{r[by]:.3g}" for by in ("float", "bf16", "int8"))]
             for r in of["ggml_over"]]
-    for p in of["first_token"]["prompts"]:
-        if p["tokens"] != 4096:
-            body.append([f"first of {p['tokens']:,} tokens, CPU seconds", *(f"{p[by]['cpu_s']:.1f}" for by in ("llama.cpp", "float", "bf16")), "-"])
     return ["", "llama.cpp", "exact float", "exact bf16", "exact int8"], body
+
+
+@table
+def ggml_first_token_by_arithmetic():
+    """Seconds to the first token of a small model, and times as soon as without the plug-in."""
+    names = [f"{mode} {arithmetic}" for mode in ("exact", "recommended") for arithmetic in ("float", "bf16", "int8")]
+    body = [[f"{p['tokens']:,}", f"{p['llama.cpp']['s']:.1f}", *(f"{p[name]['s']:.1f} ({times(p['llama.cpp']['s'] / p[name]['s'])})" for name in names)]
+            for p in load("ggml_first_token_q4_0")["prompts"]]
+    return ["tokens", "llama.cpp, s", *(name.replace("recommended", "`recommended`") for name in names)], body
 
 
 @table
