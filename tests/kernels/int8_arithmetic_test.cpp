@@ -316,6 +316,25 @@ TEST(Int8Attention, AnAttentionSinkLeavesTheStepsToTheOthers) {
   EXPECT_LT(std::sqrt(error / size), 0.05);
 }
 
+// The sink's values are nothing at all, and its logit is so far above the others' that a reference of theirs would make
+// its weight infinite.
+TEST(Int8Attention, ASinkOfZerosFarAboveTheOthers) {
+  Random random(922);
+  auto in = random_inputs<float>(
+      random, {.q_heads = 2, .head_dim = 64, .v_dim = 64, .q_len = 8, .kv_len = 100});
+  for (Index head = 0; head < 2; ++head)
+    for (Index i = 0; i < 8; ++i) in.q(0, head, i, 7) = 32.0f;
+  for (Index t = 0; t < 100; ++t) in.past_k(0, 0, t, 7) = 0.0f;
+  for (Index t = 0; t < in.k.dimension(2); ++t) in.k(0, 0, t, 7) = 0.0f;
+  in.past_k(0, 0, 40, 7) = 32.0f;  // a logit of 128 above all others
+  for (Index c = 0; c < 64; ++c) in.past_v(0, 0, 40, c) = 0.0f;
+  const auto output = by_codes(in), exact = attend(in, {.arithmetic = Arithmetic::single});
+  for (Index i = 0; i < output.out.size(); ++i)
+    EXPECT_NEAR(output.out.data()[i], exact.out.data()[i], 1e-6);
+  for (Index i = 0; i < output.lse.size(); ++i)
+    EXPECT_NEAR(output.lse.data()[i], exact.lse.data()[i], 2.0);
+}
+
 TEST(Int8Attention, OutlierChannelsConstantKeysAndZeroRows) {
   Random random(921);
   for (const float outlier : {30.0f, 100.0f}) {
@@ -416,6 +435,17 @@ TEST(Int8Attention, HugeAndInfiniteNumbersAreAsInFloat) {
           EXPECT_NEAR(x, y, 0.1 * std::abs(y) + 0.15);
         }
       }
+}
+
+TEST(Int8Attention, AHugeQueryIsAsInFloat) {
+  Random random(934);
+  auto in = random_inputs<float>(random, {.q_heads = 2, .q_len = 37, .kv_len = 101});
+  in.q(0, 1, 5, 3) = std::numeric_limits<float>::max();
+  for (auto* k : {&in.past_k, &in.k})
+    for (Index t = 0; t < k->dimension(2); ++t) (*k)(0, 0, t, 3) = 0.0f;  // which no key multiplies
+  const auto output = by_codes(in), expected = attend(in, {.arithmetic = Arithmetic::single});
+  for (Index i = 0; i < output.out.size(); ++i)
+    EXPECT_NEAR(output.out.data()[i], expected.out.data()[i], 0.15);
 }
 
 TEST(Int8Attention, DenormalsAreNothing) {
