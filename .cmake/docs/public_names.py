@@ -349,14 +349,36 @@ class Header:
         parts = self.below.parts
         return parts[0] if len(parts) > 1 else "base"
 
+    def blank(self, pattern):
+        self.code = re.sub(pattern, lambda m: re.sub(r"[^\n]", " ", m[0]), self.code)
+
+    def read_c(self):
+        """c.h: as C++ has its names, in a group of their own."""
+        self.blank(r'extern\s+"_*"\s*\{')
+        self.blank(r"\}\s*$")
+        self.blank(r"\bQUOKA_C_API\b")
+        self.blank(r"\btypedef\b(?=\s+(struct|enum)\s+\w+\s*\{)")
+        self.blank(r"(?<=\})\s*quoka_\w+(?=\s*;)")
+        self.scope(0, "", ["quoka"], True)
+        first = next(number for number, kept in enumerate(self.kept) if "".join(kept).strip())
+        while self.alone(first - 1):  # a comment belongs to what is below it
+            first -= 1
+        self.before[first] = "/** \\addtogroup c */ /** @{ */ "
+        self.kept[-1] = ["/** @} */"]
+
     def result(self):
-        self.scope(0, "", [], False)
+        if self.path.suffix == ".h":
+            self.read_c()
+        else:
+            self.scope(0, "", [], False)
         if self.names == 0:
             return ""
         opening = 0
         while self.alone(opening):
             opening += 1
         self.speak(list(range(opening)), "///")
+        if self.path.suffix == ".h":
+            self.spoken[opening] = "/// \\file"
         if self.lines[opening] == "#pragma once":
             self.spoken[opening] = "/// " + (self.about or "\\file")
             if self.about:

@@ -161,7 +161,7 @@ def places(mutant, headers, anywhere):
 
 def find_all(mutants, include):
     """Mutant to its place; those that do not fit are named."""
-    headers = {path: path.read_text() for path in sorted(include.rglob("*.hpp"))}
+    headers = {path: path.read_text() for path in sorted(include.rglob("*.hpp")) + [include / "quoka/c.cpp"]}
     at, bad = {}, []
     for mutant in mutants:
         found = places(mutant, headers, False) or places(mutant, headers, True)
@@ -218,7 +218,8 @@ def make_tree(tree, copy, mutants, at):
                     mutant.old = source
                     source = mutant.switched()
                 text = text[:begin] + source + text[end:]
-            text = text.replace("#pragma once\n", f'#pragma once\n#include "{HERE}/runtime.hpp"\n', 1)
+            runtime = f'#include "{HERE}/runtime.hpp"\n'
+            text = runtime + text if path.suffix == ".cpp" else text.replace("#pragma once\n", "#pragma once\n" + runtime, 1)
         target = copy / "include" / path.relative_to(include)
         wanted.add(target)
         write_if_changed(target, text)

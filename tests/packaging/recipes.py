@@ -41,7 +41,7 @@ def library():
     """What a package has: all headers, but for what only a build from the sources takes."""
     root = SOURCE / "include/quoka"
     return {str(file.relative_to(root)) for file in root.rglob("*")
-            if file.suffix == ".hpp" or file.name == "compiled.cpp"}
+            if file.suffix == ".hpp" or file.name in ("compiled.cpp", "c.h", "c.cpp")}
 
 
 def check_package(manager, prefix, licence):

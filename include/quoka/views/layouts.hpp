@@ -69,17 +69,17 @@ using ElementOf = typename decltype(std::span(std::declval<Buffer&>()))::element
 template <class T>
 using ByteLike = std::conditional_t<std::is_const_v<T>, const std::byte, std::byte>;
 
-// The strides of a layout in bytes, of sizes and an extent that were checked.
+// The strides of a layout, and the extent of its buffer, all in bytes.
 struct LayoutStrides {
-  Index batch, head, row;
+  Index batch, head, row, buffer;
 };
 
 enum class LayoutOrder { tokens, heads };
 
-// What a buffer with elements of `unit` bytes must be for it; 1: of bytes. Throws std::invalid_argument.
-[[gnu::noinline]] inline LayoutStrides checked_layout(LayoutOrder order, Index buffer_bytes,
-                                                      Index unit, Index row_bytes, Index len,
-                                                      Index heads, const BufferLayout& layout) {
+// Of a buffer with elements of `unit` bytes; 1: of bytes. Throws std::invalid_argument.
+[[gnu::noinline]] inline LayoutStrides layout_strides(LayoutOrder order, Index unit,
+                                                      Index row_bytes, Index len, Index heads,
+                                                      const BufferLayout& layout) {
   const auto times = [](Index a, Index b) {
     Index product;
     if (__builtin_mul_overflow(a, b, &product))
@@ -101,16 +101,30 @@ enum class LayoutOrder { tokens, heads };
   if (step % unit != 0)
     fail("step_bytes", step, "but must be a multiple of", "an element's bytes", unit);
   const Index sequence = times(times(capacity, by_token ? 1 : heads), step);
-  const Index wanted = times(layout.batch, sequence);
-  if (buffer_bytes != wanted)
+  const Index buffer = times(layout.batch, sequence);
+  if (by_token) return {sequence, row_bytes, step, buffer};
+  return {sequence, times(capacity, step), step, buffer};
+}
+
+// Throws std::invalid_argument unless the buffer is as large as that.
+[[gnu::noinline]] inline void require_buffer(Index buffer_bytes, Index unit,
+                                             const LayoutStrides& strides, Index capacity) {
+  if (buffer_bytes != strides.buffer)
     fail(unit == 1 ? "the buffer's number of bytes" : "the buffer's number of elements",
          buffer_bytes / unit, "but must equal",
-         layout.capacity == 0 ? "that of len, heads and dim (a cache that has room for more: "
-                                "{.capacity = ...})"
-                              : "that of capacity, heads and dim",
-         wanted / unit);
-  if (by_token) return {sequence, row_bytes, step};
-  return {sequence, times(capacity, step), step};
+         capacity == 0 ? "that of len, heads and dim (a cache that has room for more: "
+                         "{.capacity = ...})"
+                       : "that of capacity, heads and dim",
+         strides.buffer / unit);
+}
+
+// Both.
+[[gnu::noinline]] inline LayoutStrides checked_layout(LayoutOrder order, Index buffer_bytes,
+                                                      Index unit, Index row_bytes, Index len,
+                                                      Index heads, const BufferLayout& layout) {
+  const LayoutStrides strides = layout_strides(order, unit, row_bytes, len, heads, layout);
+  require_buffer(buffer_bytes, unit, strides, layout.capacity);
+  return strides;
 }
 
 // The one place that says in words what a buffer may be.

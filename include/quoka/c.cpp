@@ -1,0 +1,761 @@
+// c.h over quoka::compiled: structs become views and options, a call follows, an exception becomes a status. There is
+// nothing of attention or selection here. Compile with QUOKA_COMPILED defined, and link what compiled.cpp makes.
+#include <quoka/c.h>
+
+#include <quoka/attention/alibi.hpp>
+#include <quoka/packing/byte_formats.hpp>
+#include <quoka/quoka.hpp>
+#include <quoka/runtime/isa.hpp>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+using quoka::ExecutorRef;
+using quoka::Index;
+using quoka::Position;
+
+static_assert(sizeof(Index) == sizeof(int64_t) && sizeof(Position) == sizeof(int32_t));
+
+namespace {
+
+// ---- errors -------------------------------------------------------------------------------------
+
+thread_local char last_message[1024] = "";
+
+// The executor of the caller failed: not an argument's fault.
+struct ExecutorFailed : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+quoka_status failed(quoka_status status, const char* message) noexcept {
+  std::snprintf(last_message, sizeof last_message, "%s", message);
+  return status;
+}
+
+// f(), whose exceptions become a status.
+template <class F>
+quoka_status guarded(F&& f) noexcept {
+  try {
+    f();
+    return QUOKA_OK;
+  } catch (const std::invalid_argument& error) {
+    return failed(QUOKA_INVALID, error.what());
+  } catch (const std::bad_alloc&) {
+    return failed(QUOKA_NO_MEMORY, "quoka: an allocation failed");
+  } catch (const std::exception& error) {
+    return failed(QUOKA_FAILED, error.what());
+  } catch (...) {
+    return failed(QUOKA_FAILED, "quoka: an exception of an unknown type");
+  }
+}
+
+template <class T>
+T& required(T* pointer, const char* name) {
+  if (pointer == nullptr) quoka::detail::fail_because(std::string(name) + " is NULL");
+  return *pointer;
+}
+
+// f(), whose refusals say which tensor it is.
+template <class F>
+void named(const std::string& tensor, F&& f) {
+  try {
+    f();
+  } catch (const std::invalid_argument& error) {
+    const std::string_view own = "quoka: ", text = error.what();
+    quoka::detail::fail_because(
+        tensor + ": " +
+        std::string(text.substr(text.substr(0, own.size()) == own ? own.size() : 0)));
+  }
+}
+
+// A copy of the caller's struct, whose size may be another version's. What an older caller left out is 0; what a newer
+// one has besides must be 0, for nothing here would heed it.
+template <class T>
+T known(const T* given, const char* name) {
+  constexpr std::size_t first_version = sizeof(T);  // of a struct that grows: as it was in 0.2
+  const std::size_t size = required(given, name).size;
+  const std::string what = std::string(name) + "'s size";
+  quoka::detail::require_at_least(what, static_cast<Index>(size),
+                                  static_cast<Index>(first_version));
+  T copy{};
+  std::memcpy(&copy, given, std::min(size, sizeof(T)));
+  const auto* const bytes = reinterpret_cast<const unsigned char*>(given);
+  for (std::size_t i = sizeof(T); i < size; ++i)
+    if (bytes[i] != 0)
+      quoka::detail::fail(what, static_cast<Index>(size),
+                          "and something is set that this version does not know: it knows", "",
+                          static_cast<Index>(sizeof(T)));
+  return copy;
+}
+template <class T>
+T known_or_default(const T* given, const char* name) {
+  if (given == nullptr) return {};
+  return known(given, name);
+}
+
+// entries[value], of an enumeration.
+template <class T, std::size_t n>
+const T& chosen(const T (&entries)[n], int32_t value, const std::string& name) {
+  quoka::detail::require_at_least(name, value, 0);
+  quoka::detail::require_at_most(name, value, "the last that there is", static_cast<Index>(n) - 1);
+  return entries[value];
+}
+
+std::span<const float> floats(const quoka_floats& given, const char* name) {
+  quoka::detail::require_at_least(std::string(name) + "'s count", given.count, 0);
+  if (given.data == nullptr && given.count > 0)
+    quoka::detail::fail(std::string(name) + "'s count", given.count,
+                        "but its data is NULL: it must be", "", 0);
+  return {given.data, static_cast<std::size_t>(given.data == nullptr ? 0 : given.count)};
+}
+
+// ---- tensors ------------------------------------------------------------------------------------
+
+using FormatOf = const quoka::Format& (*)();
+constexpr FormatOf formats[] = {quoka::format_of<float>,
+                                quoka::format_of<Eigen::half>,
+                                quoka::format_of<Eigen::bfloat16>,
+                                quoka::q8_0_format,
+                                quoka::u8_format,
+                                quoka::i8_format,
+                                quoka::i8_channel_format,
+                                quoka::e4m3_format};
+constexpr FormatOf channel_major_formats[] = {quoka::channel_major_format<float>,
+                                              quoka::channel_major_format<Eigen::half>,
+                                              quoka::channel_major_format<Eigen::bfloat16>};
+
+// Sizes that no later product of a row's bytes can carry beyond what Index counts.
+void require_size(const std::string& name, Index size, Index least) {
+  quoka::detail::require_at_least(name, size, least);
+  quoka::detail::require_keys(name, size);
+}
+
+std::size_t unsigned_count(Index count) { return static_cast<std::size_t>(count); }
+
+// Bytes from the first row's first to the last row's last, of strides that are not negative.
+Index strided_bytes(const std::array<Index, 4>& sizes, const std::array<Index, 3>& strides,
+                    Index row_bytes) {
+  if (sizes[0] == 0 || sizes[1] == 0 || sizes[2] == 0) return 0;
+  Index bytes = row_bytes;
+  for (std::size_t axis = 0; axis < 3; ++axis) {
+    Index reach;
+    if (__builtin_mul_overflow(sizes[axis] - 1, strides[axis], &reach) ||
+        __builtin_add_overflow(bytes, reach, &bytes))
+      return std::numeric_limits<Index>::max();
+  }
+  return bytes;
+}
+
+template <class Byte>
+quoka::BasicRows<Byte> placed_rows(const quoka_tensor& x, const std::string& name) {
+  const Index batch = x.batch == 0 ? 1 : x.batch;
+  require_size(name + "'s batch", batch, 1);
+  require_size(name + "'s heads", x.heads, 1);
+  require_size(name + "'s len", x.len, 0);
+  require_size(name + "'s dim", x.dim, 1);
+  quoka::detail::require_at_least(name + "'s channel_step", x.channel_step, 0);
+  const quoka::Format& format =
+      x.channel_step > 0
+          ? chosen(channel_major_formats, x.type, name + "'s type, whose channels lie apart,")()
+          : chosen(formats, x.type, name + "'s type")();
+  const Index row_bytes = format.row_bytes({x.dim, x.channel_step, nullptr});
+  const std::array<Index, 4> sizes{batch, x.heads, x.len, x.dim};
+  std::array<Index, 3> strides{};
+  constexpr quoka_layout layouts[] = {QUOKA_STRIDED, QUOKA_TOKEN_MAJOR, QUOKA_HEAD_MAJOR};
+  const quoka_layout layout = chosen(layouts, x.layout, name + "'s layout");
+  if (layout == QUOKA_STRIDED) {
+    std::copy_n(x.strides, 3, strides.begin());
+    const bool forward = strides[0] >= 0 && strides[1] >= 0 && strides[2] >= 0;
+    if (x.bytes > 0 && forward)
+      quoka::detail::require_at_most("the bytes that " + name + "'s sizes and strides reach",
+                                     strided_bytes(sizes, strides, row_bytes), "its bytes",
+                                     static_cast<Index>(x.bytes));
+  } else {
+    const auto order = layout == QUOKA_TOKEN_MAJOR ? quoka::detail::LayoutOrder::tokens
+                                                   : quoka::detail::LayoutOrder::heads;
+    named(name, [&] {
+      const auto laid_out = quoka::detail::layout_strides(
+          order, std::max<Index>(format.element_bytes, 1), row_bytes, x.len, x.heads,
+          {.batch = batch, .capacity = x.capacity, .step_bytes = x.step_bytes});
+      if (x.bytes > 0)
+        quoka::detail::require_buffer(static_cast<Index>(x.bytes), 1, laid_out, x.capacity);
+      strides = {laid_out.batch, laid_out.head, laid_out.row};
+    });
+  }
+  quoka::BasicRows<Byte> rows(static_cast<Byte*>(x.data), format, sizes, strides, x.channel_step);
+  if (x.scales != nullptr) {
+    if (format.scales_apart(x.dim) == 0)
+      quoka::detail::fail_because(name + " has scales, and rows of " + format.name +
+                                  " have none apart");
+    rows = rows.with_scales(x.scales, x.scales_step);
+  }
+  return rows;
+}
+
+// A list of the caller's.
+std::span<const Position> list(const int32_t* data, Index count, const char* name) {
+  quoka::detail::require_at_least(std::string("the count of ") + name, count, 0);
+  return {data, unsigned_count(count)};
+}
+
+quoka::Rows rows(const quoka_tensor* given, const char* name) {
+  const quoka_tensor x = known(given, name);
+  quoka::Rows all = placed_rows<const std::byte>(x, name);
+  named(name, [&] {
+    if (x.table != nullptr)
+      all = quoka::paged(all, list(x.table, x.table_count, "the table"), x.tokens);
+    if (x.cells != nullptr) all = all.listed(list(x.cells, x.cells_count, "the list of cells"));
+  });
+  return all;
+}
+// Of no elements where there is no tensor.
+quoka::Rows rows_or_none(const quoka_tensor* given, const char* name) {
+  return given == nullptr ? quoka::Rows() : rows(given, name);
+}
+
+quoka::OutputRows output_rows(const quoka_tensor* given, const char* name) {
+  const quoka_tensor x = known(given, name);
+  if (x.table != nullptr || x.cells != nullptr)
+    quoka::detail::fail_because(std::string(name) + " is written, and has pages or cells");
+  return placed_rows<std::byte>(x, name);
+}
+
+// The tensor of rows that are not mapped.
+void write_tensor(quoka_tensor* to, const char* name, const quoka::Rows& rows, int32_t type) {
+  quoka_tensor x = known(to, name);
+  const std::size_t size = x.size;
+  x = {};
+  x.size = size;
+  x.data = const_cast<std::byte*>(rows.data());
+  x.type = type;
+  x.batch = rows.batch(), x.heads = rows.heads(), x.len = rows.len(), x.dim = rows.dim();
+  std::copy_n(rows.strides().begin(), 3, x.strides);
+  x.scales = rows.shape(0).scales;
+  if (x.scales != nullptr && rows.heads() > 1) x.scales_step = rows.shape(1).scales - x.scales;
+  std::memcpy(to, &x, std::min(size, sizeof x));
+}
+
+// Of [batch, heads, len] floats; all 0: without gaps.
+quoka::TensorView<float, 3> lse_view(float* data, const quoka::Rows& q, const int64_t* strides) {
+  if (data == nullptr) return {};
+  std::array<Index, 3> steps{q.heads() * q.len(), q.len(), 1};
+  if (strides != nullptr && (strides[0] != 0 || strides[1] != 0 || strides[2] != 0))
+    std::copy_n(strides, 3, steps.begin());
+  return {data, {q.batch(), q.heads(), q.len()}, steps};
+}
+
+// ---- options ------------------------------------------------------------------------------------
+
+const quoka::Arithmetic arithmetics[] = {
+    quoka::Arithmetic::automatic,   quoka::Arithmetic::single,      quoka::Arithmetic::bfloat16,
+    quoka::Arithmetic::bfloat16_x2, quoka::Arithmetic::bfloat16_x3, quoka::Arithmetic::int8};
+
+quoka::Mask mask(const quoka_mask* given) {
+  if (given == nullptr) return {};
+  const quoka_mask x = known(given, "the mask");
+  constexpr quoka_mask_type types[] = {QUOKA_MASK_F32, QUOKA_MASK_F16, QUOKA_MASK_BF16,
+                                       QUOKA_MASK_BYTES, QUOKA_MASK_BITS};
+  const quoka_mask_type type = chosen(types, x.type, "the mask's type");
+  const std::array<Index, 4> sizes{x.batch == 0 ? 1 : x.batch, x.heads == 0 ? 1 : x.heads, x.q_len,
+                                   x.keys};
+  require_size("the mask's batch", sizes[0], 1);
+  require_size("the mask's heads", sizes[1], 1);
+  require_size("the mask's q_len", sizes[2], 0);
+  require_size("the mask's keys", sizes[3], 0);
+  std::array<Index, 3> strides{x.strides[0], x.strides[1], x.strides[2]};
+  if (strides == std::array<Index, 3>{}) {
+    const Index row = type == QUOKA_MASK_BITS    ? quoka::ceil_div(x.keys, 8)
+                      : type == QUOKA_MASK_BYTES ? x.keys
+                      : type == QUOKA_MASK_F32   ? x.keys * 4
+                                                 : x.keys * 2;
+    strides[2] = row;
+    if (__builtin_mul_overflow(strides[2], sizes[2], &strides[1]) ||
+        __builtin_mul_overflow(strides[1], sizes[1], &strides[0]))
+      quoka::detail::fail("the mask's q_len", sizes[2], "and is more than can be, with keys", "",
+                          sizes[3]);
+  }
+  if (type == QUOKA_MASK_BYTES) return quoka::Mask::bytes(x.data, sizes, strides);
+  if (type == QUOKA_MASK_BITS) return quoka::Mask::bits(x.data, sizes, strides);
+  return quoka::Rows(static_cast<const std::byte*>(x.data), formats[x.type](), sizes, strides);
+}
+
+quoka::AttentionOptions attention_options(const quoka_attention_options* given) {
+  const quoka_attention_options x = known_or_default(given, "the attention options");
+  quoka::AttentionOptions options;
+  if (x.scale != 0.0f) options.scale = x.scale;
+  options.softcap = x.softcap;
+  options.sink_logits = floats(x.sink_logits, "sink_logits");
+  options.sliding_window = x.sliding_window;
+  options.arithmetic = chosen(arithmetics, x.arithmetic, "the arithmetic");
+  if (x.has_query_position != 0) options.query_position = x.query_position;
+  options.causal = x.not_causal == 0;
+  options.mask = mask(x.mask);
+  options.mask_factors = floats(x.mask_factors, "mask_factors");
+  options.alibi_slopes = floats(x.alibi_slopes, "alibi_slopes");
+  options.may_repeat = x.may_repeat != 0;
+  return options;
+}
+
+quoka::QuokaOptions selection_options(const quoka_selection_options* given) {
+  const quoka_selection_options x = known_or_default(given, "the selection options");
+  if (x.budget_keys != 0 && x.budget_share != 0.0)
+    quoka::detail::fail_because("budget_keys is " + std::to_string(x.budget_keys) +
+                                " and budget_share is " + std::to_string(x.budget_share) +
+                                ": set one of them");
+  constexpr Index default_keys = 1024;
+  const quoka::Budget budget =
+      x.budget_share != 0.0
+          ? quoka::Budget::share(x.budget_share)
+          : quoka::Budget::keys(x.budget_keys != 0 ? Index{x.budget_keys} : default_keys);
+  constexpr quoka_preset presets[] = {QUOKA_RECOMMENDED, QUOKA_PAPER};
+  quoka::QuokaOptions options = chosen(presets, x.preset, "the preset") == QUOKA_PAPER
+                                    ? quoka::QuokaOptions::paper(budget)
+                                    : quoka::QuokaOptions::recommended(budget);
+  options.top_k.keep_first = x.keep_first;
+  options.top_k.keep_last = x.keep_last;
+  if (x.no_sketch != 0) options.sketch = quoka::Sketch::off;
+  return options;
+}
+
+// ---- threads ------------------------------------------------------------------------------------
+
+// The caller's executor. Exceptions of tasks stay on this side of it: the first is thrown again once it returns.
+class CallersExecutor {
+ public:
+  explicit CallersExecutor(const quoka_executor& of) : of_(of) {}
+
+  int workers() const { return of_.workers; }
+  template <class F>
+  void run(Index tasks, F&& f) {
+    Call call{.f = quoka::TaskRef(f)};
+    const int32_t status = of_.run(of_.context, tasks, run_task, &call);
+    if (call.first) std::rethrow_exception(call.first);
+    const Index done = call.done.load();
+    if (status != 0)
+      throw ExecutorFailed("quoka: the executor's run returned " + std::to_string(status) +
+                           " after " + std::to_string(done) + " of " + std::to_string(tasks) +
+                           " tasks");
+    if (done != tasks)
+      throw ExecutorFailed("quoka: the executor ran " + std::to_string(done) +
+                           " tasks, but was given " + std::to_string(tasks));
+  }
+
+ private:
+  struct Call {
+    quoka::TaskRef f;
+    std::atomic<Index> done{0};
+    std::mutex mutex{};
+    std::exception_ptr first{};
+  };
+  static void run_task(void* argument, int64_t task, int32_t worker) noexcept {
+    Call& call = *static_cast<Call*>(argument);
+    try {
+      call.f(task, worker);
+      ++call.done;
+    } catch (...) {
+      const std::lock_guard lock(call.mutex);
+      if (!call.first) call.first = std::current_exception();
+    }
+  }
+
+  quoka_executor of_;
+};
+
+}  // namespace
+
+// ---- handles ------------------------------------------------------------------------------------
+
+struct quoka_threads {
+  explicit quoka_threads(int32_t workers) : pool(std::in_place, workers) {}
+  explicit quoka_threads(const quoka_executor& executor) : callers(executor) {}
+
+  std::optional<quoka::ThreadPool> pool;
+  std::optional<CallersExecutor> callers;
+};
+
+struct quoka_workspace {
+  quoka::AttentionWorkspace of;
+};
+
+struct quoka_selection {
+  quoka::Selection of;
+};
+
+struct quoka_state {
+  explicit quoka_state(const quoka::QuokaOptions& options) : selector(options) {}
+
+  quoka::QuokaSelector selector;
+  quoka::QuokaSelector::State state;
+};
+
+struct quoka_cache {
+  quoka::KvCache of;
+  int32_t k_type, v_type;
+};
+
+// A layer of either kind.
+struct quoka_prefill {
+  virtual ~quoka_prefill() = default;
+  virtual void forward(const quoka::Rows& q, const quoka::Rows& k, const quoka::Rows& v,
+                       const quoka::AttentionOutput& out, ExecutorRef executor) = 0;
+  virtual void append(const quoka::Rows& k, const quoka::Rows& v, ExecutorRef executor) = 0;
+  virtual void truncate(Index len) = 0;
+  virtual void reserve(Index capacity) = 0;
+  virtual Index len() const = 0;
+  virtual const quoka::Selection& selection() const = 0;
+};
+
+namespace {
+
+template <class Selector>
+struct LayerOf final : quoka_prefill {
+  LayerOf(const quoka::LayerShape& shape, const typename Selector::Options& how,
+          const quoka::AttentionOptions& options)
+      : of(shape, how, options) {}
+
+  void forward(const quoka::Rows& q, const quoka::Rows& k, const quoka::Rows& v,
+               const quoka::AttentionOutput& out, ExecutorRef executor) override {
+    of.forward(q, k, v, out, executor);
+  }
+  void append(const quoka::Rows& k, const quoka::Rows& v, ExecutorRef executor) override {
+    of.append(k, v, executor);
+  }
+  void truncate(Index len) override { of.truncate(len); }
+  void reserve(Index capacity) override { of.reserve(capacity); }
+  Index len() const override { return of.kv_len(); }
+  const quoka::Selection& selection() const override { return of.selection(); }
+
+  quoka::ChunkedPrefill<Selector> of;
+};
+
+quoka::SerialExecutor calling_thread;
+
+ExecutorRef executor(quoka_threads* threads) {
+  if (threads == nullptr) return calling_thread;
+  if (threads->pool) return *threads->pool;
+  return *threads->callers;
+}
+
+// A handle made by `make`, written to `to` once nothing can fail.
+template <class Handle, class Make>
+quoka_status created(Handle** to, const char* name, Make&& make) noexcept {
+  return guarded([&] {
+    Handle*& handle = required(to, name);
+    handle = make().release();
+  });
+}
+
+struct CacheShape {
+  explicit CacheShape(const quoka_cache_options* given)
+      : x(known(given, "the cache options")),
+        k_format(chosen(formats, x.k_type, "the cache's k_type")()),
+        v_format(chosen(formats, x.v_type, "the cache's v_type")()),
+        k_scales(floats(x.k_scales, "k_scales")),
+        v_scales(floats(x.v_scales, "v_scales")) {
+    if (x.batch == 0) x.batch = 1;
+    if (x.v_dim == 0) x.v_dim = x.head_dim;
+    for (const auto& [name, size] : {std::pair{"the cache's batch", x.batch},
+                                     {"the cache's kv_heads", x.kv_heads},
+                                     {"the cache's head_dim", x.head_dim},
+                                     {"the cache's v_dim", x.v_dim}})
+      require_size(name, size, 1);
+  }
+
+  quoka_cache_options x;
+  const quoka::Format &k_format, &v_format;
+  std::span<const float> k_scales, v_scales;
+};
+
+}  // namespace
+
+// ---- the functions ------------------------------------------------------------------------------
+
+const char* quoka_message(void) { return last_message; }
+
+const char* quoka_version(void) { return QUOKA_VERSION_STRING; }
+
+const char* quoka_isa(void) { return quoka::isa(); }
+
+quoka_status quoka_threads_create(int32_t workers, quoka_threads** threads) {
+  return created(threads, "threads", [&] { return std::make_unique<quoka_threads>(workers); });
+}
+
+quoka_status quoka_threads_of_caller(const quoka_executor* executor, quoka_threads** threads) {
+  return created(threads, "threads", [&] {
+    const quoka_executor x = known(executor, "the executor");
+    quoka::detail::require_at_least("the executor's workers", x.workers, 1);
+    if (x.run == nullptr) quoka::detail::fail_because("the executor's run is NULL");
+    return std::make_unique<quoka_threads>(x);
+  });
+}
+
+void quoka_threads_free(quoka_threads* threads) { delete threads; }
+
+quoka_status quoka_alibi_slopes(int64_t q_heads, float max_bias, float* slopes) {
+  return guarded([&] {
+    quoka::detail::require_keys("q_heads", q_heads);
+    const std::vector<float> made = quoka::alibi_slopes(q_heads, max_bias);
+    std::copy(made.begin(), made.end(), &required(slopes, "slopes"));
+  });
+}
+
+quoka_status quoka_workspace_create(quoka_workspace** workspace) {
+  return created(workspace, "workspace", [] { return std::make_unique<quoka_workspace>(); });
+}
+
+void quoka_workspace_free(quoka_workspace* workspace) { delete workspace; }
+
+quoka_status quoka_attention(const quoka_attention_args* args) {
+  return guarded([&] {
+    const quoka_attention_args x = known(args, "the attention call");
+    const quoka::Rows q = rows(x.q, "q");
+    quoka::Rows past_k = rows_or_none(x.past_k, "past_k"),
+                past_v = rows_or_none(x.past_v, "past_v");
+    quoka::Chunk chunk{rows_or_none(x.chunk_k, "chunk_k"), rows_or_none(x.chunk_v, "chunk_v")};
+    if (x.cache_holds_chunk != 0) {
+      if (x.chunk_k != nullptr || x.chunk_v != nullptr)
+        quoka::detail::fail_because(
+            "cache_holds_chunk is set, and there are chunk_k or chunk_v: the chunk would count "
+            "twice");
+      const quoka::CachedChunk both = quoka::chunk_in_cache(past_k, past_v, q.len());
+      past_k = both.past.k, past_v = both.past.v, chunk = both.chunk;
+    }
+    quoka::Past past(past_k, past_v);
+    past.keep = x.keep != nullptr ? &x.keep->of : nullptr;
+    past.first_position = x.past_position;
+    const quoka::AttentionOptions options = attention_options(x.options);
+    const quoka::AttentionOutput output(output_rows(x.out, "out"),
+                                        lse_view(x.lse_nat, q, x.lse_strides));
+    if (x.workspace != nullptr)
+      quoka::attention(q, past, chunk, output, options, executor(x.threads), x.workspace->of);
+    else
+      quoka::attention(q, past, chunk, output, options, executor(x.threads));
+  });
+}
+
+quoka_status quoka_selection_create(quoka_selection** selection) {
+  return created(selection, "selection", [] { return std::make_unique<quoka_selection>(); });
+}
+
+void quoka_selection_free(quoka_selection* selection) { delete selection; }
+
+quoka_status quoka_selection_set(quoka_selection* selection, int64_t batch, int64_t kv_heads,
+                                 int64_t kv_len, const int32_t* positions, const int64_t* counts) {
+  return guarded([&] {
+    quoka_selection& to = required(selection, "selection");
+    require_size("batch", batch, 1);
+    require_size("kv_heads", kv_heads, 1);
+    require_size("kv_len", kv_len, 0);
+    required(counts, "counts");
+    Index most = 0, total = 0;
+    for (Index head = 0; head < batch * kv_heads; ++head) {
+      quoka::detail::require_at_least("an entry of counts", counts[head], 0);
+      quoka::detail::require_at_most("an entry of counts", counts[head], "kv_len", kv_len);
+      most = std::max<Index>(most, counts[head]), total += counts[head];
+    }
+    if (total > 0) required(positions, "positions");
+    quoka::Selection made;
+    quoka::SelectionWriter writer(made, batch, kv_heads, kv_len, most);
+    for (Index head = 0; head < batch * kv_heads; ++head) {
+      std::copy_n(positions, counts[head], writer.row(head / kv_heads, head % kv_heads).begin());
+      writer.set_count(head / kv_heads, head % kv_heads, counts[head]);
+      if (positions != nullptr) positions += counts[head];
+    }
+    writer.commit();
+    to.of = std::move(made);
+  });
+}
+
+quoka_status quoka_selection_shape(const quoka_selection* selection, int64_t* batch,
+                                   int64_t* kv_heads, int64_t* kv_len, int32_t* is_all) {
+  return guarded([&] {
+    const quoka::Selection& of = required(selection, "selection").of;
+    if (batch != nullptr) *batch = of.batch();
+    if (kv_heads != nullptr) *kv_heads = of.kv_heads();
+    if (kv_len != nullptr) *kv_len = of.kv_len();
+    if (is_all != nullptr) *is_all = of.is_all() ? 1 : 0;
+  });
+}
+
+quoka_status quoka_selection_row(const quoka_selection* selection, int64_t b, int64_t kv_head,
+                                 const int32_t** positions, int64_t* count) {
+  return guarded([&] {
+    const quoka::Selection& of = required(selection, "selection").of;
+    quoka::detail::require_at_least("the sequence", b, 0);
+    quoka::detail::require_at_most("the sequence", b, "the selection's last", of.batch() - 1);
+    quoka::detail::require_at_least("the KV head", kv_head, 0);
+    quoka::detail::require_at_most("the KV head", kv_head, "the selection's last",
+                                   of.kv_heads() - 1);
+    required(count, "count") = of.count(b, kv_head);
+    required(positions, "positions") = of.row(b, kv_head).data();
+  });
+}
+
+quoka_status quoka_state_create(const quoka_selection_options* options, quoka_state** state) {
+  return created(state, "state",
+                 [&] { return std::make_unique<quoka_state>(selection_options(options)); });
+}
+
+void quoka_state_free(quoka_state* state) { delete state; }
+
+quoka_status quoka_state_appended(quoka_state* state, const quoka_tensor* k, int64_t capacity,
+                                  quoka_threads* threads) {
+  return guarded([&] {
+    quoka_state& of = required(state, "state");
+    of.selector.appended({.q = {}, .k = rows(k, "k"), .capacity = capacity}, of.state, executor(threads));
+  });
+}
+
+quoka_status quoka_state_truncate(quoka_state* state, int64_t kv_len) {
+  return guarded([&] {
+    quoka::detail::require_at_least("truncate's len", kv_len, 0);
+    required(state, "state").state.truncate(kv_len);
+  });
+}
+
+quoka_status quoka_select(const quoka_select_args* args, quoka_selection* keep) {
+  return guarded([&] {
+    const quoka_select_args x = known(args, "the selection call");
+    quoka::Selection& to = required(keep, "keep").of;
+    if (x.state != nullptr && x.how != nullptr)
+      quoka::detail::fail_because(
+          "there is a state, which selects by its own options, and there are others");
+    std::optional<quoka_state> own;
+    if (x.state == nullptr) own.emplace(selection_options(x.how));
+    quoka_state& with = x.state != nullptr ? *x.state : *own;
+    const quoka::AttentionOptions options = attention_options(x.options);
+    const quoka::SelectorInput input{
+        .q = rows(x.q, "q"), .k = rows(x.past_k, "past_k"), .logits = options};
+    if (options.mask.absent())
+      return with.selector.select(input, with.state, to, executor(x.threads));
+    quoka::select_visible(with.selector, input,
+                          quoka::VisibleCells(options.mask, input.k.len(), 0, executor(x.threads)),
+                          with.state, to, executor(x.threads));
+  });
+}
+
+quoka_status quoka_cache_create(const quoka_cache_options* options, quoka_cache** cache) {
+  return created(cache, "cache", [&] {
+    const CacheShape of(options);
+    return std::unique_ptr<quoka_cache>(new quoka_cache{{of.x.batch,
+                                                         of.x.kv_heads,
+                                                         of.x.head_dim,
+                                                         of.x.v_dim,
+                                                         {of.k_format, of.k_scales},
+                                                         {of.v_format, of.v_scales}},
+                                                        of.x.k_type,
+                                                        of.x.v_type});
+  });
+}
+
+void quoka_cache_free(quoka_cache* cache) { delete cache; }
+
+quoka_status quoka_cache_append(quoka_cache* cache, const quoka_tensor* k, const quoka_tensor* v,
+                                quoka_threads* threads) {
+  return guarded(
+      [&] { required(cache, "cache").of.append(rows(k, "k"), rows(v, "v"), executor(threads)); });
+}
+
+quoka_status quoka_cache_truncate(quoka_cache* cache, int64_t len) {
+  return guarded([&] { required(cache, "cache").of.truncate(len); });
+}
+
+quoka_status quoka_cache_reserve(quoka_cache* cache, int64_t capacity) {
+  return guarded([&] {
+    quoka::detail::require_at_least("capacity", capacity, 0);
+    required(cache, "cache").of.reserve(capacity);
+  });
+}
+
+int64_t quoka_cache_len(const quoka_cache* cache) {
+  return cache == nullptr ? -1 : cache->of.len();
+}
+
+quoka_status quoka_cache_view(const quoka_cache* cache, quoka_tensor* k, quoka_tensor* v) {
+  return guarded([&] {
+    const quoka_cache& of = required(cache, "cache");
+    known(k, "k"), known(v, "v");
+    write_tensor(k, "k", of.of.k(), of.k_type);
+    write_tensor(v, "v", of.of.v(), of.v_type);
+  });
+}
+
+quoka_status quoka_prefill_create(int64_t q_heads, const quoka_cache_options* cache,
+                                  const quoka_attention_options* options,
+                                  const quoka_selection_options* how, int32_t packed,
+                                  quoka_prefill** layer) {
+  return created(layer, "layer", [&]() -> std::unique_ptr<quoka_prefill> {
+    const CacheShape of(cache);
+    const quoka::LayerShape shape{.q_heads = q_heads,
+                                  .kv_heads = of.x.kv_heads,
+                                  .head_dim = of.x.head_dim,
+                                  .v_dim = of.x.v_dim,
+                                  .batch = of.x.batch,
+                                  .k_format = &of.k_format,
+                                  .v_format = &of.v_format,
+                                  .k_scales = of.k_scales,
+                                  .v_scales = of.v_scales,
+                                  .packed = packed != 0};
+    const quoka::AttentionOptions attention = attention_options(options);
+    if (how == nullptr)
+      return std::make_unique<LayerOf<quoka::DenseSelector>>(shape, quoka::DenseSelector::Options{},
+                                                             attention);
+    return std::make_unique<LayerOf<quoka::QuokaSelector>>(shape, selection_options(how),
+                                                           attention);
+  });
+}
+
+void quoka_prefill_free(quoka_prefill* layer) { delete layer; }
+
+quoka_status quoka_prefill_forward(quoka_prefill* layer, const quoka_tensor* q,
+                                   const quoka_tensor* k, const quoka_tensor* v,
+                                   const quoka_tensor* out, float* lse_nat,
+                                   quoka_threads* threads) {
+  return guarded([&] {
+    const quoka::Rows queries = rows(q, "q");
+    required(layer, "layer")
+        .forward(queries, rows(k, "k"), rows(v, "v"),
+                 {output_rows(out, "out"), lse_view(lse_nat, queries, nullptr)}, executor(threads));
+  });
+}
+
+quoka_status quoka_prefill_append(quoka_prefill* layer, const quoka_tensor* k,
+                                  const quoka_tensor* v, quoka_threads* threads) {
+  return guarded(
+      [&] { required(layer, "layer").append(rows(k, "k"), rows(v, "v"), executor(threads)); });
+}
+
+quoka_status quoka_prefill_truncate(quoka_prefill* layer, int64_t len) {
+  return guarded([&] { required(layer, "layer").truncate(len); });
+}
+
+quoka_status quoka_prefill_reserve(quoka_prefill* layer, int64_t capacity) {
+  return guarded([&] {
+    quoka::detail::require_at_least("capacity", capacity, 0);
+    required(layer, "layer").reserve(capacity);
+  });
+}
+
+int64_t quoka_prefill_len(const quoka_prefill* layer) {
+  return layer == nullptr ? -1 : layer->len();
+}
+
+quoka_status quoka_prefill_selection(const quoka_prefill* layer, quoka_selection* keep) {
+  return guarded([&] {
+    quoka::Selection& to = required(keep, "keep").of;
+    quoka::Selection copy = required(layer, "layer").selection();
+    to = std::move(copy);
+  });
+}

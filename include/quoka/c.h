@@ -1,0 +1,414 @@
+// The library for C99, and for every language that calls C: attention, selection, a cache, a layer.
+//
+//   quoka_tensor q = quoka_token_major(queries, QUOKA_F32, q_len, 32, 128),
+//                k = quoka_token_major(keys, QUOKA_F16, tokens, 8, 128),      // the cache, chunk included
+//                v = quoka_token_major(values, QUOKA_F16, tokens, 8, 128),
+//                out = quoka_token_major(result, QUOKA_F32, q_len, 32, 128);
+//   quoka_attention_args call = {.size = sizeof call, .q = &q, .past_k = &k, .past_v = &v,
+//                                .cache_holds_chunk = 1, .out = &out};
+//   if (quoka_attention(&call) != QUOKA_OK) fprintf(stderr, "%s\n", quoka_message());
+//
+// That is exact attention, the first step. The second one selects: quoka_select() says which keys of the past a
+// chunk needs, quoka_attention_args.keep takes that along. A layer without a cache of its own has quoka_prefill_*.
+//
+// Structs begin with `size`, which the caller sets to sizeof of the struct: later versions add members at their
+// ends, and an older caller goes on. A member that is 0 or NULL has its default, so name what you mean and leave out
+// the rest. A struct that is larger than the library's is taken if what the library does not know of it is 0.
+//
+// Errors. What can fail returns a quoka_status; quoka_message() has the reason, both numbers named. Everything is
+// checked before anything is written: after QUOKA_INVALID outputs, caches and handles are as they were. After another
+// failure caches and handles are as they were, and outputs may hold anything. No exception leaves the library. A
+// pointer to memory that is not there cannot be found; with quoka_tensor.bytes the memory's end is checked.
+//
+// Threads. Calls may run at once on any threads, but for one handle one call at a time; handles that are only read
+// (quoka_selection in attention, quoka_threads) may be shared. No thread is started but by quoka_threads_create().
+//
+// What each option means, and every guarantee: the C++ headers that comments name, and include/quoka/README.md.
+// Results are those of the C++ functions, to the last bit. Link quoka::c or quoka::c_shared (CMake), or quoka-c
+// (pkg-config).
+#ifndef QUOKA_C_H
+#define QUOKA_C_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__GNUC__) && !defined(_WIN32)
+#define QUOKA_C_API __attribute__((visibility("default")))
+#else
+#define QUOKA_C_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- status -------------------------------------------------------------------------------------
+
+// What a call returns.
+typedef enum quoka_status {
+  QUOKA_OK = 0,         // done
+  QUOKA_INVALID = 1,    // an argument is wrong; nothing was written
+  QUOKA_NO_MEMORY = 2,  // an allocation failed
+  QUOKA_FAILED = 3      // the caller's executor failed, or anything else
+} quoka_status;
+
+// Why the last call of this thread that failed did: one line, at most 1,023 bytes, "" before any did. Good until this
+// thread's next failure.
+QUOKA_C_API const char* quoka_message(void);
+
+// "0.2.0".
+QUOKA_C_API const char* quoka_version(void);
+
+// The instructions in use, as "avx512_fma_f16c_vnni" (runtime/isa.hpp; the environment variable QUOKA_ISA takes others).
+QUOKA_C_API const char* quoka_isa(void);
+
+// ---- tensors ------------------------------------------------------------------------------------
+
+// How a row of channels is stored; Formats in include/quoka/README.md has the bytes of each.
+typedef enum quoka_type {
+  QUOKA_F32 = 0,         // float
+  QUOKA_F16 = 1,         // IEEE half
+  QUOKA_BF16 = 2,        // bfloat16
+  QUOKA_Q8_0 = 3,        // ggml's blocks of 32 channels, 34 bytes each
+  QUOKA_U8 = 4,          // by token: float scale, float zero point, codes
+  QUOKA_I8 = 5,          // signed codes, a scale for each head, in quoka_tensor.scales
+  QUOKA_I8_CHANNEL = 6,  // signed codes, a scale for each channel, likewise
+  QUOKA_E4M3 = 7         // fp8 (e4m3fn), a scale for each head, likewise
+} quoka_type;
+
+// Where rows lie in their buffer.
+typedef enum quoka_layout {
+  QUOKA_STRIDED = 0,      // as quoka_tensor.strides says
+  QUOKA_TOKEN_MAJOR = 1,  // [batch, capacity, heads, dim]: a token's heads side by side
+  QUOKA_HEAD_MAJOR = 2    // [batch, heads, capacity, dim]: a head's tokens side by side
+} quoka_layout;
+
+// A tensor [batch, heads, len, dim] in memory of the caller's, read or written where it lies.
+//
+// Pages: with a `table` the sizes and the layout are those of a pool [pages, heads, page_len, dim], `batch` being
+// pages and `len` page_len, and the tensor is one sequence of `tokens` tokens: token i lies in page
+// table[i / page_len], at i % page_len. Lists: with `cells` row i of the tensor is row cells[i] of what the rest says,
+// pages included.
+typedef struct quoka_tensor {
+  size_t size;  // sizeof(quoka_tensor)
+  void* data;   // the first byte of the first row; an input is only read
+  // Of the buffer from data on, which must be what a named layout says, and enough for strides
+  // that are not negative; 0: not checked.
+  size_t bytes;
+  int32_t type;    // quoka_type
+  int32_t layout;  // quoka_layout
+  int64_t batch;   // sequences, or pages; 0: 1
+  int64_t heads;   // of a token
+  int64_t len;     // tokens, or tokens of a page
+  int64_t dim;     // channels of a row
+  // Of a named layout: tokens there is room for, of which the first len are seen; 0: len.
+  int64_t capacity;
+  // Of a named layout: from a token to the next (TOKEN_MAJOR) or a row to the next (HEAD_MAJOR),
+  // padding included; 0: none.
+  int64_t step_bytes;
+  int64_t strides[3];  // STRIDED: of batch, heads and len, in bytes; may be negative
+  // Bytes between the channels of a row, for keys and values of F32, F16 and BF16 that lie [dim,
+  // token]; 0: side by side.
+  int64_t channel_step;
+  // Of I8, I8_CHANNEL and E4M3: those of head h begin at scales + h * scales_step; NULL: 1.
+  const float* scales;
+  int64_t scales_step;   // in floats
+  const int32_t* table;  // page numbers; NULL: no pages
+  int64_t table_count;   // entries of the table
+  int64_t tokens;        // of the sequence that the table is of
+  const int32_t* cells;  // rows, in any order; NULL: all, as they lie
+  int64_t cells_count;   // entries of the list
+} quoka_tensor;
+
+// [len, heads, dim], a token's heads side by side.
+static inline quoka_tensor quoka_token_major(const void* data, quoka_type type, int64_t len,
+                                             int64_t heads, int64_t dim) {
+  quoka_tensor tensor;
+  memset(&tensor, 0, sizeof tensor);
+  tensor.size = sizeof tensor;
+  tensor.data = (void*)(uintptr_t)data;
+  tensor.type = (int32_t)type;
+  tensor.layout = QUOKA_TOKEN_MAJOR;
+  tensor.heads = heads;
+  tensor.len = len;
+  tensor.dim = dim;
+  return tensor;
+}
+
+// [heads, len, dim], a head's tokens side by side.
+static inline quoka_tensor quoka_head_major(const void* data, quoka_type type, int64_t len,
+                                            int64_t heads, int64_t dim) {
+  quoka_tensor tensor = quoka_token_major(data, type, len, heads, dim);
+  tensor.layout = QUOKA_HEAD_MAJOR;
+  return tensor;
+}
+
+// Some numbers of the caller's.
+typedef struct quoka_floats {
+  const float* data;  // NULL: none
+  int64_t count;      // how many
+} quoka_floats;
+
+// ---- threads ------------------------------------------------------------------------------------
+
+// Who runs a call's tasks; NULL in its place: the calling thread.
+typedef struct quoka_threads quoka_threads;
+
+// A task, which the executor calls with the argument that it was given. No exception leaves it.
+typedef void (*quoka_task)(void* argument, int64_t task, int32_t worker);
+
+// Threads of the caller's.
+typedef struct quoka_executor {
+  size_t size;      // sizeof(quoka_executor)
+  void* context;    // handed to run
+  int32_t workers;  // at least 1
+  // Calls task(argument, i, worker) for every i in [0, tasks), in any order and on any threads, and returns when all
+  // are done: 0, or another number for a failure. No two tasks at once with the same worker of [0, workers).
+  int32_t (*run)(void* context, int64_t tasks, quoka_task task, void* argument);
+} quoka_executor;
+
+// Threads of the library's: `workers` of them, the calling one included.
+QUOKA_C_API quoka_status quoka_threads_create(int32_t workers, quoka_threads** threads);
+// The caller's. The struct is copied; what it refers to must outlive the handle. An executor that fails, or leaves
+// tasks out, ends the call with QUOKA_FAILED.
+QUOKA_C_API quoka_status quoka_threads_of_caller(const quoka_executor* executor,
+                                                 quoka_threads** threads);
+// Ends the library's threads. NULL is let pass.
+QUOKA_C_API void quoka_threads_free(quoka_threads* threads);
+
+// ---- attention ----------------------------------------------------------------------------------
+
+// What products of a chunk are computed in (attention/arithmetic.hpp): errors of the largest output in brackets.
+typedef enum quoka_arithmetic {
+  QUOKA_AUTOMATIC = 0,    // no more rounding than the cache's storage has
+  QUOKA_SINGLE = 1,       // float [5e-7]
+  QUOKA_BFLOAT16 = 2,     // one product of bfloat16 [2e-3]
+  QUOKA_BFLOAT16_X2 = 3,  // two [3e-6 over a cache of bfloat16, otherwise 2e-3]
+  QUOKA_BFLOAT16_X3 = 4,  // three [6e-6]
+  QUOKA_INT8 = 5          // 8-bit integers [1e-2]
+} quoka_arithmetic;
+
+// What a mask holds.
+typedef enum quoka_mask_type {
+  QUOKA_MASK_F32 = 0,    // added after the soft-cap; -infinity, and all from -60,000 down, hide
+  QUOKA_MASK_F16 = 1,    // the same in half
+  QUOKA_MASK_BF16 = 2,   // the same in bfloat16
+  QUOKA_MASK_BYTES = 3,  // a byte for each key, 0 hides
+  QUOKA_MASK_BITS = 4    // bit k % 8 of byte k / 8 for key k, 0 hides
+} quoka_mask_type;
+
+// Which keys each query may see, [batch or 1, q_heads or 1, q_len, keys]; columns are the past's rows, before any
+// selection, then the chunk's (views/mask.hpp). It joins causality and the window.
+typedef struct quoka_mask {
+  size_t size;         // sizeof(quoka_mask)
+  const void* data;    // the first byte
+  int32_t type;        // quoka_mask_type
+  int64_t batch;       // 0 and 1: the same for all sequences
+  int64_t heads;       // 0 and 1: the same for all heads
+  int64_t q_len;       // queries
+  int64_t keys;        // of past and chunk
+  int64_t strides[3];  // of batch, heads and q_len, in bytes; all 0: without gaps
+} quoka_mask;
+
+// What attention is told besides its tensors (attention/attention_options.hpp). All 0: plain causal attention.
+typedef struct quoka_attention_options {
+  size_t size;               // sizeof(quoka_attention_options)
+  float scale;               // of the logits; 0: 1 / sqrt(head_dim), and no scale of 0 can be had
+  float softcap;             // cap on |logit|; 0: none
+  quoka_floats sink_logits;  // [q_heads] a learned logit that joins the softmax sum
+  // [q_heads] logit -= slope * distance; quoka_alibi_slopes() has the paper's.
+  quoka_floats alibi_slopes;
+  const quoka_mask* mask;      // NULL: none
+  quoka_floats mask_factors;   // [q_heads] times the mask's biases
+  int64_t sliding_window;      // a query sees no key this far before it, or further; 0: no window
+  int32_t arithmetic;          // quoka_arithmetic
+  int32_t not_causal;          // 1: queries see all of the chunk; the mask alone decides
+  int64_t query_position;      // of the first query, if has_query_position
+  int32_t has_query_position;  // 0: it stands where the past ends
+  // 1: keys know no positions, and a chunk may equal the past's last rows, which otherwise is
+  // taken for a chunk handed over twice.
+  int32_t may_repeat;
+} quoka_attention_options;
+
+// Writes the slope of each head: 2^(-max_bias i / n), max_bias 8 in the paper (attention/alibi.hpp). slopes [q_heads].
+QUOKA_C_API quoka_status quoka_alibi_slopes(int64_t q_heads, float max_bias, float* slopes);
+
+// Scratch memory of attention, kept from call to call; without one each call allocates its own.
+typedef struct quoka_workspace quoka_workspace;
+// An empty one.
+QUOKA_C_API quoka_status quoka_workspace_create(quoka_workspace** workspace);
+// NULL is let pass.
+QUOKA_C_API void quoka_workspace_free(quoka_workspace* workspace);
+
+// Which past keys each KV head of each sequence attends to.
+typedef struct quoka_selection quoka_selection;
+
+// A call of attention.
+typedef struct quoka_attention_args {
+  size_t size;                 // sizeof(quoka_attention_args)
+  const quoka_tensor* q;       // [batch, q_heads, q_len, head_dim]
+  const quoka_tensor* past_k;  // [batch, kv_heads, kv_len, head_dim]; NULL: no past
+  const quoka_tensor* past_v;  // [batch, kv_heads, kv_len, v_dim]
+  // [batch, kv_heads, q_len, head_dim]; NULL: no chunk, or in the cache.
+  const quoka_tensor* chunk_k;
+  const quoka_tensor* chunk_v;  // [batch, kv_heads, q_len, v_dim]
+  const quoka_tensor* out;      // [batch, q_heads, q_len, v_dim]; shares no memory with an input
+  // [batch, q_heads, q_len], natural log of the sum of exp(logit), sink included; NULL: not
+  // wanted.
+  float* lse_nat;
+  int64_t lse_strides[3];  // of batch, heads and q_len, in floats; all 0: without gaps
+  const quoka_attention_options* options;  // NULL: the defaults
+  const quoka_selection* keep;             // of the past; NULL: all of it
+  int64_t past_position;                   // of the past's first key
+  // 1: the last q_len rows of past_k and past_v are the chunk, and what is before them is the
+  // past; `keep` is of that.
+  int32_t cache_holds_chunk;
+  quoka_workspace* workspace;  // NULL: made for the call
+  quoka_threads* threads;      // NULL: the calling thread
+} quoka_attention_args;
+
+// softmax(scale * q . k, over what each query sees) * v, exact: query i of the chunk stands at position kv_len + i and
+// sees the past's keys in `keep` and the chunk's keys 0..i (attention/attention.hpp).
+QUOKA_C_API quoka_status quoka_attention(const quoka_attention_args* args);
+
+// ---- selection ----------------------------------------------------------------------------------
+
+// An empty one: nothing of nothing.
+QUOKA_C_API quoka_status quoka_selection_create(quoka_selection** selection);
+// NULL is let pass.
+QUOKA_C_API void quoka_selection_free(quoka_selection* selection);
+// Lists of the caller's, one behind the other, counts[b * kv_heads + kv_head] positions in each: ascending, below
+// kv_len.
+QUOKA_C_API quoka_status quoka_selection_set(quoka_selection* selection, int64_t batch,
+                                             int64_t kv_heads, int64_t kv_len,
+                                             const int32_t* positions, const int64_t* counts);
+// What it is of, each written if not NULL; is_all: 1 where every key is kept, without lists.
+QUOKA_C_API quoka_status quoka_selection_shape(const quoka_selection* selection, int64_t* batch,
+                                               int64_t* kv_heads, int64_t* kv_len, int32_t* is_all);
+// The positions of one KV head, ascending, and how many they are. `positions` is good until the selection changes;
+// NULL where every key is kept.
+QUOKA_C_API quoka_status quoka_selection_row(const quoka_selection* selection, int64_t b,
+                                             int64_t kv_head, const int32_t** positions,
+                                             int64_t* count);
+
+// Settings by name (QuokaOptions in select/quoka.hpp).
+typedef enum quoka_preset {
+  QUOKA_RECOMMENDED = 0,  // keeps answers
+  QUOKA_PAPER = 1         // the paper's: fastest
+} quoka_preset;
+
+// How keys are selected. All 0: recommended, 1,024 keys.
+typedef struct quoka_selection_options {
+  size_t size;          // sizeof(quoka_selection_options)
+  int32_t preset;       // quoka_preset
+  int32_t no_sketch;    // 1: keys are scored in float alone
+  int64_t budget_keys;  // keys for each KV head; 0: as budget_share says
+  // Of the past, in (0, 1], at least one key; 0: as budget_keys says; both 0: 1,024 keys.
+  double budget_share;
+  int64_t keep_first;  // attention sinks, inside the budget
+  int64_t keep_last;   // most recent keys, inside the budget
+} quoka_selection_options;
+
+// What selection remembers of one layer of one sequence, 8-bit codes of its keys among it: not needed, and several
+// times as fast.
+typedef struct quoka_state quoka_state;
+// Selects by these options from now on; NULL: the defaults.
+QUOKA_C_API quoka_status quoka_state_create(const quoka_selection_options* options,
+                                            quoka_state** state);
+// NULL is let pass.
+QUOKA_C_API void quoka_state_free(quoka_state* state);
+// Keys came: k [batch, kv_heads, kv_len, head_dim] is all of the cache now. Keys that are no longer those that it was
+// told of are refused: quoka_state_truncate() first. capacity: keys that the cache has room for; 0: not known.
+QUOKA_C_API quoka_status quoka_state_appended(quoka_state* state, const quoka_tensor* k,
+                                              int64_t capacity, quoka_threads* threads);
+// The cache was cut to its first kv_len keys.
+QUOKA_C_API quoka_status quoka_state_truncate(quoka_state* state, int64_t kv_len);
+
+// A call of selection.
+typedef struct quoka_select_args {
+  size_t size;                             // sizeof(quoka_select_args)
+  const quoka_tensor* q;                   // [batch, q_heads, q_len, head_dim], the chunk's queries
+  const quoka_tensor* past_k;              // [batch, kv_heads, kv_len, head_dim], without the chunk
+  const quoka_attention_options* options;  // those that attention gets; a mask: for one sequence
+  const quoka_selection_options* how;      // without a state; NULL: the defaults
+  quoka_state* state;                      // NULL: as `how` says, and nothing is remembered
+  quoka_threads* threads;                  // NULL: the calling thread
+} quoka_select_args;
+
+// Writes which keys of the past this chunk attends to. A past no longer than the budget is kept whole; what a mask hides
+// from all queries is never chosen, and what it shows to some is kept besides (select/visible.hpp). Windows are refused,
+// and by RECOMMENDED slopes. After a failure `keep` is empty or as it was.
+QUOKA_C_API quoka_status quoka_select(const quoka_select_args* args, quoka_selection* keep);
+
+// ---- a cache ------------------------------------------------------------------------------------
+
+// How a cache keeps keys and values.
+typedef struct quoka_cache_options {
+  size_t size;       // sizeof(quoka_cache_options)
+  int64_t batch;     // sequences of equal length; 0: 1
+  int64_t kv_heads;  // at least 1
+  int64_t head_dim;  // channels of a key
+  int64_t v_dim;     // of a value; 0: head_dim
+  int32_t k_type;    // quoka_type
+  int32_t v_type;    // likewise
+  // Of I8 and E4M3 [1 or kv_heads], of I8_CHANNEL [head_dim or kv_heads * head_dim]; none: 1.
+  quoka_floats k_scales;
+  quoka_floats v_scales;  // likewise
+} quoka_cache_options;
+
+// One layer's keys and values, for those who have no cache (cache/kv_cache.hpp).
+typedef struct quoka_cache quoka_cache;
+// An empty one.
+QUOKA_C_API quoka_status quoka_cache_create(const quoka_cache_options* options,
+                                            quoka_cache** cache);
+// NULL is let pass.
+QUOKA_C_API void quoka_cache_free(quoka_cache* cache);
+// Appends k [batch, kv_heads, n, head_dim] and v [batch, kv_heads, n, v_dim], rounded to the cache's types.
+QUOKA_C_API quoka_status quoka_cache_append(quoka_cache* cache, const quoka_tensor* k,
+                                            const quoka_tensor* v, quoka_threads* threads);
+// Back to the first `len` keys.
+QUOKA_C_API quoka_status quoka_cache_truncate(quoka_cache* cache, int64_t len);
+// Room for `capacity` keys: appending allocates nothing up to there.
+QUOKA_C_API quoka_status quoka_cache_reserve(quoka_cache* cache, int64_t capacity);
+// Keys in it; -1 of NULL.
+QUOKA_C_API int64_t quoka_cache_len(const quoka_cache* cache);
+// Its keys and values as tensors, good until the next append; their `size` must be set.
+QUOKA_C_API quoka_status quoka_cache_view(const quoka_cache* cache, quoka_tensor* k,
+                                          quoka_tensor* v);
+
+// ---- a layer ------------------------------------------------------------------------------------
+
+// One layer with a cache of its own: select, attend, append in one call (prefill/chunked_prefill.hpp).
+typedef struct quoka_prefill quoka_prefill;
+// A layer of q_heads query heads, by these options, which are copied: a mask and a query_position are refused. how: NULL
+// attends to everything. packed: 1 keeps keys and values as attention multiplies them, too.
+QUOKA_C_API quoka_status quoka_prefill_create(int64_t q_heads, const quoka_cache_options* cache,
+                                              const quoka_attention_options* options,
+                                              const quoka_selection_options* how, int32_t packed,
+                                              quoka_prefill** layer);
+// NULL is let pass.
+QUOKA_C_API void quoka_prefill_free(quoka_prefill* layer);
+// One chunk, or one token: q [batch, q_heads, q_len, head_dim], k and v [batch, kv_heads, q_len, ...], out
+// [batch, q_heads, q_len, v_dim]. lse_nat [batch, q_heads, q_len] without gaps, or NULL.
+QUOKA_C_API quoka_status quoka_prefill_forward(quoka_prefill* layer, const quoka_tensor* q,
+                                               const quoka_tensor* k, const quoka_tensor* v,
+                                               const quoka_tensor* out, float* lse_nat,
+                                               quoka_threads* threads);
+// Takes keys and values over without attention: a saved prefix.
+QUOKA_C_API quoka_status quoka_prefill_append(quoka_prefill* layer, const quoka_tensor* k,
+                                              const quoka_tensor* v, quoka_threads* threads);
+// Back to the first `len` tokens.
+QUOKA_C_API quoka_status quoka_prefill_truncate(quoka_prefill* layer, int64_t len);
+// Room for `capacity` tokens.
+QUOKA_C_API quoka_status quoka_prefill_reserve(quoka_prefill* layer, int64_t capacity);
+// Tokens in its cache; -1 of NULL.
+QUOKA_C_API int64_t quoka_prefill_len(const quoka_prefill* layer);
+// Writes what the last forward() attended to of its past.
+QUOKA_C_API quoka_status quoka_prefill_selection(const quoka_prefill* layer, quoka_selection* keep);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,891 @@
+/* quoka/c.h from C99: attention against loops in double, everything in memory that ends at a page nobody may touch,
+   inputs in pages that nobody may write; selection, handles, executors; what is refused, by which words, and that
+   nothing was written then. Bits are compared with the C++ functions in c_door_test.cpp. */
+#if !defined(_DEFAULT_SOURCE)
+#define _DEFAULT_SOURCE /* mmap's MAP_ANONYMOUS */
+#endif
+#include <quoka/c.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <sys/mman.h>
+#include <unistd.h>
+#define HAS_FENCES 1
+#endif
+
+static int failures = 0;
+
+#define CHECK(holds)                                                                           \
+  do {                                                                                         \
+    if (!(holds)) {                                                                            \
+      ++failures;                                                                              \
+      fprintf(stderr, "%s:%d: not so: %s; the last message: %s\n", __FILE__, __LINE__, #holds, \
+              quoka_message());                                                                \
+    }                                                                                          \
+  } while (0)
+#define CHECK_OK(call) CHECK((call) == QUOKA_OK)
+
+/* The call is refused, and the message has both words. */
+#define CHECK_REFUSED(call, first, second)          \
+  do {                                              \
+    CHECK((call) == QUOKA_INVALID);                 \
+    CHECK(strstr(quoka_message(), first) != NULL);  \
+    CHECK(strstr(quoka_message(), second) != NULL); \
+  } while (0)
+
+/* ---- memory ------------------------------------------------------------------------------------ */
+
+/* `bytes` that end where a page begins which nobody may touch. Never given back: the test ends soon. */
+static void* fenced(size_t bytes) {
+#ifdef HAS_FENCES
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE), inner = (bytes + page - 1) / page * page;
+  char* all =
+      mmap(NULL, inner + 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (all == MAP_FAILED || mprotect(all, page, PROT_NONE) != 0 ||
+      mprotect(all + page + inner, page, PROT_NONE) != 0) {
+    perror("fenced");
+    exit(1);
+  }
+  return all + page + inner - bytes;
+#else
+  return calloc(bytes + 1, 1);
+#endif
+}
+
+/* From now on it is only read. */
+static void make_read_only(void* memory, size_t bytes) {
+#ifdef HAS_FENCES
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  char* begin = (char*)((size_t)memory / page * page);
+  if (mprotect(begin, (size_t)((char*)memory + bytes - begin), PROT_READ) != 0) {
+    perror("make_read_only");
+    exit(1);
+  }
+#else
+  (void)memory, (void)bytes;
+#endif
+}
+
+static unsigned state_of_random = 12345;
+static float random_number(void) { /* in [-1, 1) */
+  state_of_random = state_of_random * 1664525u + 1013904223u;
+  return (float)(state_of_random >> 8) / 8388608.0f - 1.0f;
+}
+
+static float* random_floats(int64_t count, float scale) {
+  float* x = fenced((size_t)count * sizeof *x);
+  int64_t i;
+  for (i = 0; i < count; ++i) x[i] = scale * random_number();
+  make_read_only(x, (size_t)count * sizeof *x);
+  return x;
+}
+
+static const float unwritten = 777.25f;
+static float* unwritten_floats(int64_t count) {
+  float* x = fenced((size_t)count * sizeof *x);
+  int64_t i;
+  for (i = 0; i < count; ++i) x[i] = unwritten;
+  return x;
+}
+static int is_unwritten(const float* x, int64_t count) {
+  int64_t i;
+  for (i = 0; i < count; ++i)
+    if (x[i] != unwritten) return 0;
+  return 1;
+}
+
+/* ---- the reference ----------------------------------------------------------------------------- */
+
+enum { q_heads = 6, kv_heads = 2, group = 3, dim = 24, v_dim = 20 };
+
+/* Token major. keys: past and chunk. */
+typedef struct problem {
+  int64_t past, chunk;
+  float *q, *k, *v; /* k, v: past + chunk tokens */
+  /* options */
+  double scale, softcap;
+  const float *sinks, *slopes;
+  int64_t window;
+  int causal;
+  const unsigned char* mask; /* [q_len, keys], 0 hides */
+} problem;
+
+static problem make_problem(int64_t past, int64_t chunk) {
+  problem p;
+  memset(&p, 0, sizeof p);
+  p.past = past, p.chunk = chunk, p.causal = 1, p.scale = 1.0 / sqrt((double)dim);
+  p.q = random_floats(chunk * q_heads * dim, 3.0f);
+  p.k = random_floats((past + chunk) * kv_heads * dim, 1.0f);
+  p.v = random_floats((past + chunk) * kv_heads * v_dim, 1.0f);
+  return p;
+}
+
+/* The output of query i of head h, and its log-sum-exp. */
+static double expected_row(const problem* p, int64_t i, int64_t h, double* out) {
+  const int64_t keys = p->past + p->chunk, kv = h / group;
+  double logits[512], top = -INFINITY, sum = 0;
+  int64_t t, c;
+  for (t = 0; t < keys; ++t) {
+    double x = 0;
+    const int64_t distance = p->past + i - t;
+    for (c = 0; c < dim; ++c)
+      x += (double)p->q[(i * q_heads + h) * dim + c] * (double)p->k[(t * kv_heads + kv) * dim + c];
+    x *= p->scale;
+    if (p->softcap > 0) x = p->softcap * tanh(x / p->softcap);
+    if (p->slopes) x -= (double)p->slopes[h] * (double)distance;
+    if ((p->causal && distance < 0) || (p->window > 0 && distance >= p->window) ||
+        (p->mask && p->mask[i * keys + t] == 0))
+      x = -INFINITY;
+    logits[t] = x;
+    if (x > top) top = x;
+  }
+  if (p->sinks && (double)p->sinks[h] > top) top = (double)p->sinks[h];
+  for (c = 0; c < v_dim; ++c) out[c] = 0;
+  for (t = 0; t < keys; ++t) {
+    const double weight = logits[t] == -INFINITY ? 0 : exp(logits[t] - top);
+    sum += weight;
+    for (c = 0; c < v_dim; ++c) out[c] += weight * (double)p->v[(t * kv_heads + kv) * v_dim + c];
+  }
+  if (p->sinks) sum += exp((double)p->sinks[h] - top);
+  for (c = 0; c < v_dim; ++c) out[c] = sum > 0 ? out[c] / sum : 0;
+  return sum > 0 ? top + log(sum) : -INFINITY;
+}
+
+/* out [chunk, q_heads, v_dim], lse [q_heads, chunk] or NULL. */
+static double largest_error(const problem* p, const float* out, const float* lse) {
+  double worst = 0, row[v_dim];
+  int64_t i, h, c;
+  for (i = 0; i < p->chunk; ++i)
+    for (h = 0; h < q_heads; ++h) {
+      const double expected = expected_row(p, i, h, row);
+      for (c = 0; c < v_dim; ++c) {
+        const double error = fabs(row[c] - (double)out[(i * q_heads + h) * v_dim + c]);
+        if (!(error <= worst)) worst = error;
+      }
+      if (lse != NULL) {
+        const double error = fabs(expected - (double)lse[h * p->chunk + i]);
+        if (!(expected == -INFINITY && lse[h * p->chunk + i] == -INFINITY) && !(error <= worst))
+          worst = error;
+      }
+    }
+  return worst;
+}
+static const double tolerance = 2e-6;
+
+/* ---- attention --------------------------------------------------------------------------------- */
+
+/* The tensors of a problem, the chunk apart from the past. */
+typedef struct tensors {
+  quoka_tensor q, past_k, past_v, chunk_k, chunk_v, out;
+  float *result, *lse;
+  quoka_attention_args call;
+} tensors;
+
+static tensors* make_call(const problem* p) {
+  tensors* t = calloc(1, sizeof *t);
+  t->result = unwritten_floats(p->chunk * q_heads * v_dim);
+  t->lse = unwritten_floats(q_heads * p->chunk);
+  t->q = quoka_token_major(p->q, QUOKA_F32, p->chunk, q_heads, dim);
+  t->past_k = quoka_token_major(p->k, QUOKA_F32, p->past, kv_heads, dim);
+  t->past_v = quoka_token_major(p->v, QUOKA_F32, p->past, kv_heads, v_dim);
+  t->chunk_k =
+      quoka_token_major(p->k + p->past * kv_heads * dim, QUOKA_F32, p->chunk, kv_heads, dim);
+  t->chunk_v =
+      quoka_token_major(p->v + p->past * kv_heads * v_dim, QUOKA_F32, p->chunk, kv_heads, v_dim);
+  t->out = quoka_token_major(t->result, QUOKA_F32, p->chunk, q_heads, v_dim);
+  t->call.size = sizeof t->call;
+  t->call.q = &t->q, t->call.past_k = &t->past_k, t->call.past_v = &t->past_v;
+  t->call.chunk_k = &t->chunk_k, t->call.chunk_v = &t->chunk_v;
+  t->call.out = &t->out, t->call.lse_nat = t->lse;
+  return t;
+}
+
+static void attention_is_exact(void) {
+  const int64_t pasts[] = {0, 1, 37, 150}, chunks[] = {1, 5, 33};
+  int i, j;
+  for (i = 0; i < 4; ++i)
+    for (j = 0; j < 3; ++j) {
+      const problem p = make_problem(pasts[i], chunks[j]);
+      tensors* t = make_call(&p);
+      if (p.past == 0) t->call.past_k = t->call.past_v = NULL;
+      CHECK_OK(quoka_attention(&t->call));
+      CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+      free(t);
+    }
+}
+
+static void options_do_what_they_say(void) {
+  problem p = make_problem(61, 7);
+  float sinks[q_heads], slopes[q_heads];
+  unsigned char* mask = fenced(7 * 68);
+  quoka_attention_options options;
+  quoka_mask as_bytes;
+  tensors* t;
+  int i;
+  memset(&options, 0, sizeof options), memset(&as_bytes, 0, sizeof as_bytes);
+  for (i = 0; i < q_heads; ++i) sinks[i] = (float)i - 2.0f;
+  CHECK_OK(quoka_alibi_slopes(q_heads, 8.0f, slopes));
+  CHECK(slopes[0] == 0.25f && slopes[3] == 0.00390625f && slopes[4] == 0.5f);
+  for (i = 0; i < 7 * 68; ++i) mask[i] = (unsigned char)(i % 3 != 0);
+  options.size = sizeof options;
+  as_bytes.size = sizeof as_bytes, as_bytes.data = mask, as_bytes.type = QUOKA_MASK_BYTES;
+  as_bytes.q_len = 7, as_bytes.keys = 68;
+
+  t = make_call(&p), t->call.options = &options;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+
+  options.scale = 0.3f, p.scale = (double)0.3f;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  options.softcap = 2.5f, p.softcap = 2.5;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  options.sink_logits.data = sinks, options.sink_logits.count = q_heads, p.sinks = sinks;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  options.sliding_window = 19, p.window = 19;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  options.alibi_slopes.data = slopes, options.alibi_slopes.count = q_heads, p.slopes = slopes;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  options.mask = &as_bytes, p.mask = mask;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  options.alibi_slopes.data = NULL, options.alibi_slopes.count = 0, p.slopes = NULL;
+  options.sliding_window = 0, p.window = 0;
+  options.not_causal = 1, p.causal = 0;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  free(t);
+}
+
+static void the_cache_may_hold_the_chunk(void) {
+  const problem p = make_problem(40, 9);
+  tensors* t = make_call(&p);
+  t->past_k.len = t->past_v.len = 49;
+  t->call.chunk_k = t->call.chunk_v = NULL, t->call.cache_holds_chunk = 1;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  t->call.chunk_k = &t->chunk_k;
+  CHECK_REFUSED(quoka_attention(&t->call), "cache_holds_chunk", "twice");
+  t->call.chunk_k = NULL, t->past_k.len = t->past_v.len = 8;
+  CHECK_REFUSED(quoka_attention(&t->call), "q_len is 9", "which is 8");
+  free(t);
+}
+
+/* The same cache in five layouts, each a copy that ends at a fence. */
+static void layouts_give_the_same_bits(void) {
+  enum { past = 45, page_len = 8, pages = 7 };
+  const problem p = make_problem(past, 4);
+  tensors* t = make_call(&p);
+  const size_t out_bytes = sizeof(float) * 4 * q_heads * v_dim;
+  float* first = malloc(out_bytes);
+  float *by_head = fenced(sizeof(float) * kv_heads * past * dim),
+        *padded = fenced(sizeof(float) * 60 * (kv_heads * dim + 3)),
+        *paged = fenced(sizeof(float) * pages * page_len * kv_heads * dim),
+        *channels = fenced(sizeof(float) * kv_heads * dim * past);
+  const int32_t table[] = {5, 0, 3, 6, 2, 1};
+  int32_t cells[past];
+  int64_t i, h, c;
+  CHECK_OK(quoka_attention(&t->call));
+  memcpy(first, t->result, out_bytes);
+  for (i = 0; i < 60 * (kv_heads * dim + 3); ++i) padded[i] = NAN;
+  for (i = 0; i < pages * page_len * kv_heads * dim; ++i) paged[i] = NAN;
+  for (i = 0; i < past; ++i)
+    for (h = 0; h < kv_heads; ++h)
+      for (c = 0; c < dim; ++c) {
+        const float x = p.k[(i * kv_heads + h) * dim + c];
+        by_head[(h * past + i) * dim + c] = x;
+        padded[i * (kv_heads * dim + 3) + h * dim + c] = x;
+        paged[((table[i / page_len] * page_len + i % page_len) * kv_heads + h) * dim + c] = x;
+        channels[(h * dim + c) * past + i] = x;
+      }
+
+  t->past_k = quoka_head_major(by_head, QUOKA_F32, past, kv_heads, dim);
+  t->past_k.bytes = sizeof(float) * kv_heads * past * dim;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(memcmp(first, t->result, out_bytes) == 0);
+
+  t->past_k = quoka_token_major(padded, QUOKA_F32, past, kv_heads, dim);
+  t->past_k.capacity = 60, t->past_k.step_bytes = (kv_heads * dim + 3) * sizeof(float);
+  t->past_k.bytes = sizeof(float) * 60 * (kv_heads * dim + 3);
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(memcmp(first, t->result, out_bytes) == 0);
+
+  t->past_k = quoka_token_major(paged, QUOKA_F32, page_len, kv_heads, dim);
+  t->past_k.batch = pages, t->past_k.table = table, t->past_k.table_count = 6,
+  t->past_k.tokens = past;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(memcmp(first, t->result, out_bytes) == 0);
+
+  /* Tokens last to first in strides, first to last in a list. */
+  t->past_k = quoka_token_major(p.k, QUOKA_F32, past, kv_heads, dim);
+  t->past_k.layout = QUOKA_STRIDED;
+  t->past_k.data = p.k + (past - 1) * kv_heads * dim;
+  t->past_k.strides[0] = 0, t->past_k.strides[1] = dim * sizeof(float);
+  t->past_k.strides[2] = -(int64_t)(kv_heads * dim * sizeof(float));
+  for (i = 0; i < past; ++i) cells[i] = (int32_t)(past - 1 - i);
+  t->past_k.cells = cells, t->past_k.cells_count = past;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(memcmp(first, t->result, out_bytes) == 0);
+
+  t->past_k = quoka_head_major(channels, QUOKA_F32, past, kv_heads, dim);
+  t->past_k.layout = QUOKA_STRIDED, t->past_k.channel_step = past * sizeof(float);
+  t->past_k.strides[1] = dim * past * sizeof(float), t->past_k.strides[2] = sizeof(float);
+  t->past_k.bytes = sizeof(float) * kv_heads * dim * past;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(memcmp(first, t->result, out_bytes) == 0);
+  free(first), free(t);
+}
+
+static void storage_is_read_and_written(void) {
+  problem p = make_problem(30, 3);
+  tensors* t = make_call(&p);
+  uint16_t *k = fenced(2 * 33 * kv_heads * dim), *out = fenced(2 * 3 * q_heads * v_dim);
+  float *rounded = fenced(4 * 33 * kv_heads * dim), result[3 * q_heads * v_dim];
+  int64_t i;
+  for (i = 0; i < 33 * kv_heads * dim; ++i) { /* bfloat16: the first half of a float */
+    uint32_t bits;
+    memcpy(&bits, &p.k[i], 4);
+    k[i] = (uint16_t)(bits >> 16);
+    bits &= 0xffff0000u;
+    memcpy(&rounded[i], &bits, 4);
+  }
+  p.k = rounded;
+  t->past_k = quoka_token_major(k, QUOKA_BF16, 30, kv_heads, dim);
+  t->chunk_k = quoka_token_major(k + 30 * kv_heads * dim, QUOKA_BF16, 3, kv_heads, dim);
+  t->out = quoka_token_major(out, QUOKA_BF16, 3, q_heads, v_dim);
+  CHECK_OK(quoka_attention(&t->call));
+  for (i = 0; i < 3 * q_heads * v_dim; ++i) {
+    const uint32_t bits = (uint32_t)out[i] << 16;
+    memcpy(&result[i], &bits, 4);
+  }
+  CHECK(largest_error(&p, result, NULL) < 1.0 / 256);
+  CHECK(largest_error(&p, result, NULL) > 1e-5); /* it was rounded */
+  free(t);
+}
+
+/* ---- threads ----------------------------------------------------------------------------------- */
+
+typedef struct callers {
+  int32_t leave_out, status, worker;
+  int64_t runs;
+} callers;
+static int32_t run_backwards(void* context, int64_t tasks, quoka_task task, void* argument) {
+  callers* of = context;
+  int64_t i;
+  ++of->runs;
+  for (i = tasks; i-- > of->leave_out;)
+    task(argument, i, of->worker >= 0 ? of->worker : (int32_t)(i % 3));
+  return of->status;
+}
+
+static void executors(void) {
+  const problem p = make_problem(90, 12);
+  tensors* t = make_call(&p);
+  const size_t out_bytes = sizeof(float) * 12 * q_heads * v_dim;
+  float* first = malloc(out_bytes);
+  callers of;
+  quoka_executor executor;
+  quoka_threads *own = NULL, *theirs = NULL, *none = NULL;
+  quoka_workspace* workspace = NULL;
+  memset(&of, 0, sizeof of), memset(&executor, 0, sizeof executor);
+  of.worker = -1;
+  executor.size = sizeof executor, executor.context = &of, executor.workers = 3,
+  executor.run = run_backwards;
+  CHECK_OK(quoka_attention(&t->call));
+  memcpy(first, t->result, out_bytes);
+
+  CHECK_OK(quoka_threads_create(3, &own));
+  CHECK_OK(quoka_workspace_create(&workspace));
+  t->call.threads = own, t->call.workspace = workspace;
+  memset(t->result, 0, out_bytes);
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(memcmp(first, t->result, out_bytes) == 0);
+
+  CHECK_OK(quoka_threads_of_caller(&executor, &theirs));
+  memset(&executor, 0xff, sizeof executor); /* it was copied */
+  t->call.threads = theirs;
+  memset(t->result, 0, out_bytes);
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(memcmp(first, t->result, out_bytes) == 0 && of.runs > 0);
+
+  of.status = 5;
+  CHECK(quoka_attention(&t->call) == QUOKA_FAILED && strstr(quoka_message(), "returned 5") != NULL);
+  of.status = 0, of.leave_out = 1;
+  CHECK(quoka_attention(&t->call) == QUOKA_FAILED &&
+        strstr(quoka_message(), "but was given") != NULL);
+  of.leave_out = 0, of.worker = 3; /* an exception inside a task, of which run() returns */
+  CHECK_REFUSED(quoka_attention(&t->call), "worker is 3", "which is 3");
+  of.worker = -1;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(memcmp(first, t->result, out_bytes) == 0);
+
+  CHECK_REFUSED(quoka_threads_create(0, &none), "is 0", "1");
+  CHECK_REFUSED(quoka_threads_create(1, NULL), "threads", "NULL");
+  memset(&executor, 0, sizeof executor), executor.size = sizeof executor;
+  CHECK_REFUSED(quoka_threads_of_caller(&executor, &none), "workers is 0", "1");
+  executor.workers = 1;
+  CHECK_REFUSED(quoka_threads_of_caller(&executor, &none), "run", "NULL");
+  CHECK_REFUSED(quoka_threads_of_caller(NULL, &none), "executor", "NULL");
+  CHECK(none == NULL);
+  quoka_threads_free(own), quoka_threads_free(theirs), quoka_threads_free(NULL);
+  quoka_workspace_free(workspace), quoka_workspace_free(NULL);
+  free(first), free(t);
+}
+
+/* ---- selection --------------------------------------------------------------------------------- */
+
+static void selections_are_of_the_caller(void) {
+  problem p = make_problem(20, 2);
+  tensors* t = make_call(&p);
+  const int32_t positions[] = {0, 4, 19, 7};
+  const int32_t twice[] = {4, 4, 19, 7}, beyond[] = {0, 4, 20, 7};
+  const int64_t counts[] = {3, 1}, too_many[] = {21, 1};
+  unsigned char mask[2 * 22];
+  quoka_selection* keep = NULL;
+  const int32_t* row = NULL;
+  int64_t count = -1, batch = -1, heads = -1, kv_len = -1, i, h;
+  int32_t is_all = -1;
+  double worst = 0;
+  CHECK_OK(quoka_selection_create(&keep));
+  CHECK_OK(quoka_selection_set(keep, 1, kv_heads, 20, positions, counts));
+  CHECK_OK(quoka_selection_shape(keep, &batch, &heads, &kv_len, &is_all));
+  CHECK(batch == 1 && heads == kv_heads && kv_len == 20 && is_all == 0);
+  CHECK_OK(quoka_selection_row(keep, 0, 0, &row, &count));
+  CHECK(count == 3 && row[0] == 0 && row[1] == 4 && row[2] == 19);
+  CHECK_OK(quoka_selection_row(keep, 0, 1, &row, &count));
+  CHECK(count == 1 && row[0] == 7);
+  /* Attention to it is attention with a mask for each KV head. */
+  t->call.keep = keep;
+  CHECK_OK(quoka_attention(&t->call));
+  for (h = 0; h < q_heads; ++h) {
+    double expected[v_dim];
+    int64_t c;
+    memset(mask, 0, sizeof mask);
+    for (i = 0; i < 2; ++i) {
+      if (h / group == 0) mask[i * 22] = mask[i * 22 + 4] = mask[i * 22 + 19] = 1;
+      if (h / group == 1) mask[i * 22 + 7] = 1;
+      mask[i * 22 + 20] = mask[i * 22 + 21] = 1;
+    }
+    p.mask = mask;
+    for (i = 0; i < 2; ++i) {
+      expected_row(&p, i, h, expected);
+      for (c = 0; c < v_dim; ++c) {
+        const double error = fabs(expected[c] - (double)t->result[(i * q_heads + h) * v_dim + c]);
+        if (!(error <= worst)) worst = error;
+      }
+    }
+  }
+  CHECK(worst < tolerance);
+
+  CHECK_REFUSED(quoka_selection_set(keep, 1, kv_heads, 20, twice, counts), "is 4", "which is 4");
+  CHECK_REFUSED(quoka_selection_set(keep, 1, kv_heads, 20, beyond, counts), "is 20", "which is 19");
+  CHECK_REFUSED(quoka_selection_set(keep, 1, kv_heads, 20, positions, too_many), "is 21",
+                "which is 20");
+  CHECK_REFUSED(quoka_selection_set(keep, 1, kv_heads, 20, NULL, counts), "positions", "NULL");
+  CHECK_REFUSED(quoka_selection_set(keep, 1, 0, 20, positions, counts), "kv_heads is 0", "1");
+  CHECK_REFUSED(quoka_selection_row(keep, 1, 0, &row, &count), "sequence is 1", "which is 0");
+  CHECK_REFUSED(quoka_selection_row(keep, 0, 2, &row, &count), "KV head is 2", "which is 1");
+  CHECK_REFUSED(quoka_selection_row(keep, 0, -1, &row, &count), "KV head is -1", "0");
+  CHECK_REFUSED(quoka_selection_row(NULL, 0, 0, &row, &count), "selection", "NULL");
+  CHECK_OK(quoka_selection_row(keep, 0, 1, &row, &count)); /* it is as it was */
+  CHECK(count == 1 && row[0] == 7);
+  t->past_k.len = t->past_v.len = 19;
+  CHECK_REFUSED(quoka_attention(&t->call), "kv_len is 20", "which is 19");
+  quoka_selection_free(keep), quoka_selection_free(NULL);
+  free(t);
+}
+
+/* How many keys of each KV head, the same for all; -1: not the same, or not ascending. */
+static int64_t common_count(const quoka_selection* keep) {
+  int64_t count = -1, first = -1, h, i;
+  for (h = 0; h < kv_heads; ++h) {
+    const int32_t* row;
+    if (quoka_selection_row(keep, 0, h, &row, &count) != QUOKA_OK) return -1;
+    if (h > 0 && count != first) return -1;
+    first = count;
+    if (row == NULL) continue;
+    for (i = 1; i < count; ++i)
+      if (row[i] <= row[i - 1]) return -1;
+  }
+  return count;
+}
+
+static void presets_select_within_their_budget(void) {
+  const problem p = make_problem(300, 8);
+  tensors* t = make_call(&p);
+  quoka_select_args select;
+  quoka_selection_options how;
+  quoka_attention_options options;
+  quoka_selection* keep = NULL;
+  quoka_state* state = NULL;
+  const int32_t* row;
+  int64_t count;
+  memset(&select, 0, sizeof select), memset(&how, 0, sizeof how),
+      memset(&options, 0, sizeof options);
+  select.size = sizeof select, how.size = sizeof how, options.size = sizeof options;
+  select.q = &t->q, select.past_k = &t->past_k;
+  CHECK_OK(quoka_selection_create(&keep));
+  CHECK_OK(quoka_select(&select, keep)); /* 1,024 keys: all */
+  CHECK(common_count(keep) == 300);
+  select.how = &how;
+  how.budget_keys = 40;
+  CHECK_OK(quoka_select(&select, keep));
+  CHECK(common_count(keep) == 40);
+  how.preset = QUOKA_PAPER;
+  CHECK_OK(quoka_select(&select, keep));
+  CHECK(common_count(keep) == 40);
+  how.budget_keys = 0, how.budget_share = 0.1;
+  how.keep_first = 2, how.keep_last = 3;
+  CHECK_OK(quoka_select(&select, keep));
+  CHECK(common_count(keep) == 30);
+  CHECK_OK(quoka_selection_row(keep, 0, 1, &row, &count));
+  CHECK(row[0] == 0 && row[1] == 1 && row[27] == 297 && row[28] == 298 && row[29] == 299);
+  t->call.keep = keep;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(largest_error(&p, t->result, NULL) > 1e-3); /* not all keys were attended to */
+
+  how.budget_keys = 7;
+  CHECK_REFUSED(quoka_select(&select, keep), "budget_keys is 7", "budget_share is 0.1");
+  how.budget_keys = 0, how.budget_share = 1.5;
+  CHECK_REFUSED(quoka_select(&select, keep), "1.5", "(0, 1]");
+  how.budget_share = 0, how.budget_keys = -4;
+  CHECK_REFUSED(quoka_select(&select, keep), "budget is -4", "0");
+  how.budget_keys = 20, how.preset = 2;
+  CHECK_REFUSED(quoka_select(&select, keep), "preset is 2", "which is 1");
+  how.preset = QUOKA_RECOMMENDED;
+  options.sliding_window = 64, select.options = &options;
+  CHECK_REFUSED(quoka_select(&select, keep), "64", "window");
+  select.options = NULL;
+  CHECK_REFUSED(quoka_select(&select, NULL), "keep", "NULL");
+  CHECK_REFUSED(quoka_select(NULL, keep), "selection call", "NULL");
+
+  /* A state selects what is selected without one. */
+  how.preset = QUOKA_PAPER, how.keep_first = how.keep_last = 0;
+  CHECK_OK(quoka_state_create(&how, &state));
+  t->past_k.len = 200;
+  CHECK_OK(quoka_state_appended(state, &t->past_k, 300, NULL));
+  t->past_k.len = 300;
+  CHECK_OK(quoka_state_appended(state, &t->past_k, 0, NULL));
+  CHECK_OK(quoka_select(&select, keep));
+  {
+    quoka_selection* by_state = NULL;
+    int64_t h;
+    CHECK_OK(quoka_selection_create(&by_state));
+    select.state = state;
+    CHECK_REFUSED(quoka_select(&select, by_state), "state", "options");
+    select.how = NULL;
+    CHECK_OK(quoka_select(&select, by_state));
+    for (h = 0; h < kv_heads; ++h) {
+      const int32_t* other;
+      int64_t others;
+      CHECK_OK(quoka_selection_row(keep, 0, h, &row, &count));
+      CHECK_OK(quoka_selection_row(by_state, 0, h, &other, &others));
+      CHECK(count == 20 && others == 20 && memcmp(row, other, 20 * sizeof *row) == 0);
+    }
+    t->past_k.len = 100; /* shorter, unheard */
+    CHECK_REFUSED(quoka_select(&select, by_state), "is 300", "which is 100");
+    CHECK_OK(quoka_state_truncate(state, 100));
+    CHECK_OK(quoka_select(&select, by_state));
+    CHECK_REFUSED(quoka_state_truncate(state, -1), "is -1", "0");
+    CHECK_REFUSED(quoka_state_truncate(NULL, 0), "state", "NULL");
+    quoka_selection_free(by_state);
+  }
+  quoka_state_free(state), quoka_state_free(NULL), quoka_selection_free(keep);
+  free(t);
+}
+
+static void masks_hide_keys_from_selection(void) {
+  const problem p = make_problem(120, 4);
+  tensors* t = make_call(&p);
+  quoka_select_args select;
+  quoka_selection_options how;
+  quoka_attention_options options;
+  quoka_mask mask;
+  quoka_selection* keep = NULL;
+  unsigned char* bytes = fenced(4 * 124);
+  int64_t i, h, count;
+  memset(&select, 0, sizeof select), memset(&how, 0, sizeof how),
+      memset(&options, 0, sizeof options);
+  memset(&mask, 0, sizeof mask);
+  select.size = sizeof select, how.size = sizeof how, options.size = sizeof options,
+  mask.size = sizeof mask;
+  for (i = 0; i < 4 * 124; ++i) bytes[i] = (unsigned char)(i % 124 >= 50); /* padding on the left */
+  bytes[3] = 1; /* of which one query sees key 3 */
+  mask.data = bytes, mask.type = QUOKA_MASK_BYTES, mask.q_len = 4, mask.keys = 124;
+  options.mask = &mask, how.budget_keys = 10;
+  select.q = &t->q, select.past_k = &t->past_k, select.how = &how, select.options = &options;
+  CHECK_OK(quoka_selection_create(&keep));
+  CHECK_OK(quoka_select(&select, keep));
+  for (h = 0; h < kv_heads; ++h) {
+    const int32_t* row;
+    CHECK_OK(quoka_selection_row(keep, 0, h, &row, &count));
+    CHECK(count == 11 && row[0] == 3 && row[1] >= 50);
+  }
+  quoka_selection_free(keep);
+  free(t);
+}
+
+/* ---- cache and layer --------------------------------------------------------------------------- */
+
+static quoka_tensor slice(const float* x, int64_t begin, int64_t len, int64_t heads,
+                          int64_t channels) {
+  return quoka_token_major(x + begin * heads * channels, QUOKA_F32, len, heads, channels);
+}
+
+static void a_cache_keeps_what_it_is_given(void) {
+  const problem p = make_problem(50, 6);
+  tensors* t = make_call(&p);
+  quoka_cache_options options;
+  quoka_cache* cache = NULL;
+  quoka_tensor k = slice(p.k, 0, 30, kv_heads, dim), v = slice(p.v, 0, 30, kv_heads, v_dim);
+  quoka_tensor kept_k, kept_v;
+  memset(&options, 0, sizeof options), memset(&kept_k, 0, sizeof kept_k);
+  options.size = sizeof options;
+  CHECK_REFUSED(quoka_cache_create(&options, &cache), "kv_heads is 0", "1");
+  CHECK(cache == NULL);
+  options.kv_heads = kv_heads, options.head_dim = dim, options.v_dim = v_dim;
+  options.k_type = 9;
+  CHECK_REFUSED(quoka_cache_create(&options, &cache), "k_type is 9", "which is 7");
+  options.k_type = QUOKA_F32;
+  CHECK_OK(quoka_cache_create(&options, &cache));
+  CHECK(quoka_cache_len(cache) == 0 && quoka_cache_len(NULL) == -1);
+  CHECK_OK(quoka_cache_append(cache, &k, &v, NULL));
+  k = slice(p.k, 30, 20, kv_heads, dim), v = slice(p.v, 30, 20, kv_heads, v_dim);
+  CHECK_OK(quoka_cache_append(cache, &k, &v, NULL));
+  CHECK(quoka_cache_len(cache) == 50);
+  v.len = 19;
+  CHECK_REFUSED(quoka_cache_append(cache, &k, &v, NULL), "19", "20");
+  CHECK(quoka_cache_len(cache) == 50);
+  CHECK_REFUSED(quoka_cache_view(cache, &kept_k, &kept_v), "k's size is 0", "at least");
+  kept_k.size = kept_v.size = sizeof kept_k;
+  memset((char*)&kept_k + sizeof(size_t), 0xff, sizeof kept_k - sizeof(size_t)); /* only written */
+  memset((char*)&kept_v + sizeof(size_t), 0xff, sizeof kept_v - sizeof(size_t));
+  CHECK_OK(quoka_cache_view(cache, &kept_k, &kept_v));
+  CHECK(kept_k.len == 50 && kept_k.heads == kv_heads && kept_k.dim == dim && kept_v.dim == v_dim);
+  t->call.past_k = &kept_k, t->call.past_v = &kept_v;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  CHECK_OK(quoka_cache_reserve(cache, 500));
+  CHECK_OK(quoka_cache_view(cache, &kept_k, &kept_v));
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  CHECK_REFUSED(quoka_cache_truncate(cache, 51), "is 51", "which is 50");
+  CHECK_REFUSED(quoka_cache_reserve(cache, -1), "is -1", "0");
+  CHECK_OK(quoka_cache_truncate(cache, 10));
+  CHECK(quoka_cache_len(cache) == 10);
+  quoka_cache_free(cache), quoka_cache_free(NULL);
+  free(t);
+}
+
+static void a_layer_prefills(void) {
+  const problem p = make_problem(0, 90); /* all of it is a chunk of the reference */
+  float *out = unwritten_floats(90 * q_heads * v_dim), *lse = unwritten_floats(q_heads * 30);
+  quoka_cache_options cache;
+  quoka_selection_options how;
+  quoka_attention_options options;
+  quoka_prefill *dense = NULL, *selecting = NULL;
+  quoka_selection* keep = NULL;
+  quoka_threads* threads = NULL;
+  quoka_mask mask;
+  int64_t begin, kv_len = 0;
+  int32_t is_all = -1;
+  memset(&cache, 0, sizeof cache), memset(&how, 0, sizeof how), memset(&options, 0, sizeof options);
+  memset(&mask, 0, sizeof mask);
+  cache.size = sizeof cache, how.size = sizeof how, options.size = sizeof options,
+  mask.size = sizeof mask;
+  cache.kv_heads = kv_heads, cache.head_dim = dim, cache.v_dim = v_dim;
+  how.budget_keys = 16;
+  CHECK_OK(quoka_threads_create(2, &threads));
+  CHECK_OK(quoka_selection_create(&keep));
+  CHECK_REFUSED(quoka_prefill_create(5, &cache, NULL, NULL, 0, &dense), "q_heads is 5",
+                "which is 2");
+  mask.data = out, mask.q_len = 1, mask.keys = 1, options.mask = &mask;
+  CHECK(quoka_prefill_create(q_heads, &cache, &options, NULL, 0, &dense) == QUOKA_INVALID);
+  CHECK(dense == NULL);
+  CHECK_OK(quoka_prefill_create(q_heads, &cache, NULL, NULL, 1, &dense));
+  CHECK_OK(quoka_prefill_create(q_heads, &cache, NULL, &how, 0, &selecting));
+  CHECK_OK(quoka_prefill_reserve(dense, 90));
+  for (begin = 0; begin < 90; begin += 30) {
+    const quoka_tensor q = slice(p.q, begin, 30, q_heads, dim),
+                       k = slice(p.k, begin, 30, kv_heads, dim),
+                       v = slice(p.v, begin, 30, kv_heads, v_dim),
+                       to = slice(out, begin, 30, q_heads, v_dim);
+    CHECK_OK(quoka_prefill_forward(dense, &q, &k, &v, &to, lse, threads));
+  }
+  CHECK(largest_error(&p, out, NULL) < tolerance);
+  {
+    double row[v_dim];
+    CHECK(fabs(expected_row(&p, 89, 5, row) - (double)lse[5 * 30 + 29]) < tolerance);
+  }
+  CHECK(quoka_prefill_len(dense) == 90 && quoka_prefill_len(NULL) == -1);
+  CHECK_OK(quoka_prefill_selection(dense, keep));
+  CHECK_OK(quoka_selection_shape(keep, NULL, NULL, &kv_len, &is_all));
+  CHECK(kv_len == 60 && is_all == 1);
+  CHECK_REFUSED(quoka_prefill_truncate(dense, 91), "is 91", "which is 90");
+  CHECK_OK(quoka_prefill_truncate(dense, 60));
+  {
+    const quoka_tensor q = slice(p.q, 60, 30, q_heads, dim), k = slice(p.k, 60, 30, kv_heads, dim),
+                       v = slice(p.v, 60, 30, kv_heads, v_dim),
+                       first_k = slice(p.k, 0, 60, kv_heads, dim),
+                       first_v = slice(p.v, 0, 60, kv_heads, v_dim);
+    quoka_tensor to = slice(out, 60, 30, q_heads, v_dim);
+    to.len = 29;
+    CHECK_REFUSED(quoka_prefill_forward(dense, &q, &k, &v, &to, NULL, NULL), "29", "30");
+    CHECK(quoka_prefill_len(dense) == 60);
+    to.len = 30;
+    CHECK_OK(quoka_prefill_forward(dense, &q, &k, &v, &to, NULL, NULL));
+    CHECK(largest_error(&p, out, NULL) < tolerance);
+    CHECK_OK(quoka_prefill_append(selecting, &first_k, &first_v, NULL)); /* a saved prefix */
+    CHECK_OK(quoka_prefill_forward(selecting, &q, &k, &v, &to, NULL, threads));
+    CHECK(largest_error(&p, out, NULL) > 1e-3);
+    CHECK_OK(quoka_prefill_selection(selecting, keep));
+    CHECK(common_count(keep) == 16 && quoka_prefill_len(selecting) == 90);
+    CHECK_REFUSED(quoka_prefill_forward(NULL, &q, &k, &v, &to, NULL, NULL), "layer", "NULL");
+  }
+  quoka_prefill_free(dense), quoka_prefill_free(selecting), quoka_prefill_free(NULL);
+  quoka_selection_free(keep), quoka_threads_free(threads);
+}
+
+/* ---- what is refused --------------------------------------------------------------------------- */
+
+static void bad_calls_write_nothing(void) {
+  const problem p = make_problem(25, 3);
+  const tensors* good = make_call(&p);
+  tensors* t = make_call(&p);
+  const int64_t out_count = 3 * q_heads * v_dim;
+  const int32_t table[] = {0, 1, 7};
+  const int32_t cells[] = {0, 25};
+  quoka_attention_options options;
+  quoka_mask mask;
+  float sinks[q_heads] = {0};
+  memset(&options, 0, sizeof options), memset(&mask, 0, sizeof mask);
+  options.size = sizeof options, mask.size = sizeof mask;
+#define ALMOST_GOOD(change, first, second)                                               \
+  do {                                                                                   \
+    float *result = t->result, *lse = t->lse;                                            \
+    *t = *good;                                                                          \
+    t->result = result, t->lse = lse;                                                    \
+    t->out.data = result, t->call.lse_nat = lse;                                         \
+    t->call.q = &t->q, t->call.past_k = &t->past_k, t->call.past_v = &t->past_v;         \
+    t->call.chunk_k = &t->chunk_k, t->call.chunk_v = &t->chunk_v, t->call.out = &t->out; \
+    change;                                                                              \
+    CHECK_REFUSED(quoka_attention(&t->call), first, second);                             \
+    CHECK(is_unwritten(result, out_count) && is_unwritten(lse, q_heads * 3));            \
+  } while (0)
+  CHECK_REFUSED(quoka_attention(NULL), "attention call", "NULL");
+  ALMOST_GOOD(t->call.q = NULL, "q is NULL", "quoka");
+  ALMOST_GOOD(t->call.out = NULL, "out is NULL", "quoka");
+  ALMOST_GOOD(t->call.past_v = NULL, "quoka", "0");
+  ALMOST_GOOD(t->q.data = NULL, "pointer is null", "24");
+  ALMOST_GOOD(t->q.type = -1, "q's type is -1", "0");
+  ALMOST_GOOD(t->q.type = 8, "q's type is 8", "which is 7");
+  ALMOST_GOOD(t->q.layout = 3, "q's layout is 3", "which is 2");
+  ALMOST_GOOD(t->q.heads = 0, "q's heads is 0", "1");
+  ALMOST_GOOD(t->q.heads = 5, "5", "2");
+  ALMOST_GOOD(t->q.dim = 0, "q's dim is 0", "1");
+  ALMOST_GOOD(t->q.dim = INT64_MAX, "q's dim is 9223372036854775807", "2147483647");
+  ALMOST_GOOD(t->past_k.dim = 23, "23", "24");
+  ALMOST_GOOD(t->past_k.len = -1, "past_k's len is -1", "0");
+  ALMOST_GOOD(t->past_k.len = 24, "24", "25");
+  ALMOST_GOOD(t->past_k.batch = 2, "2", "1");
+  ALMOST_GOOD(t->past_k.batch = -1, "past_k's batch is -1", "1");
+  ALMOST_GOOD(t->past_k.capacity = 24, "past_k: a layout's len is 25", "24");
+  ALMOST_GOOD(t->past_k.step_bytes = 8, "step_bytes is 8", "192");
+  ALMOST_GOOD(t->past_k.bytes = 4799, "past_k", "4800");
+  ALMOST_GOOD((t->past_k.layout = QUOKA_STRIDED, t->past_k.strides[2] = 192,
+               t->past_k.strides[1] = 96, t->past_k.bytes = 4799),
+              "4800", "4799");
+  ALMOST_GOOD(t->past_k.channel_step = -4, "channel_step is -4", "0");
+  ALMOST_GOOD((t->past_k.channel_step = 4, t->past_k.type = QUOKA_Q8_0), "type", "which is 2");
+  ALMOST_GOOD(t->past_k.scales = sinks, "scales", "float");
+  ALMOST_GOOD((t->past_k.table = table, t->past_k.table_count = 3, t->past_k.len = 10,
+               t->past_k.batch = 2, t->past_k.tokens = 25),
+              "block table is 7", "which is 2");
+  ALMOST_GOOD((t->past_k.table = table, t->past_k.table_count = 2, t->past_k.len = 10,
+               t->past_k.batch = 8, t->past_k.tokens = 25),
+              "is 2", "3");
+  ALMOST_GOOD((t->past_k.table = table, t->past_k.table_count = -1), "is -1", "0");
+  ALMOST_GOOD((t->past_k.cells = cells, t->past_k.cells_count = 2), "listed cell is 25", "25");
+  ALMOST_GOOD((t->out.cells = cells, t->out.cells_count = 2), "out is written", "cells");
+  ALMOST_GOOD(t->out.dim = 21, "21", "20");
+  ALMOST_GOOD(t->out.data = (void*)p.q, "out", "memory");
+  ALMOST_GOOD(t->call.past_position = -1, "-1", "0");
+  ALMOST_GOOD(t->call.lse_strides[0] = -1, "lse", "");
+  ALMOST_GOOD(t->q.size = 0, "q's size is 0", "at least");
+  ALMOST_GOOD(t->call.size = 8, "attention call's size is 8", "at least");
+  ALMOST_GOOD((t->call.options = &options, options.size = 0), "attention options's size is 0",
+              "at least");
+  options.size = sizeof options;
+  ALMOST_GOOD((t->call.options = &options, options.arithmetic = 6), "arithmetic is 6",
+              "which is 5");
+  options.arithmetic = 0;
+  ALMOST_GOOD((t->call.options = &options, options.softcap = -1.0f), "softcap is -1", "1e30");
+  options.softcap = 0;
+  ALMOST_GOOD((t->call.options = &options, options.scale = NAN), "scale", "nan");
+  options.scale = 0;
+  ALMOST_GOOD(
+      (t->call.options = &options, options.sink_logits.data = sinks, options.sink_logits.count = 5),
+      "5", "6");
+  ALMOST_GOOD(
+      (t->call.options = &options, options.sink_logits.data = NULL, options.sink_logits.count = 6),
+      "sink_logits's count is 6", "NULL");
+  options.sink_logits.count = 0;
+  ALMOST_GOOD((t->call.options = &options, options.sliding_window = -2), "-2", "0");
+  options.sliding_window = 0;
+  mask.data = p.k, mask.q_len = 3, mask.keys = 27, options.mask = &mask;
+  ALMOST_GOOD(t->call.options = &options, "27", "28");
+  mask.keys = 28, mask.type = 5;
+  ALMOST_GOOD(t->call.options = &options, "type is 5", "which is 4");
+  mask.type = 0, mask.keys = -1;
+  ALMOST_GOOD(t->call.options = &options, "keys is -1", "0");
+#undef ALMOST_GOOD
+  CHECK_REFUSED(quoka_alibi_slopes(0, 8.0f, sinks), "q_heads is 0", "1");
+  CHECK_REFUSED(quoka_alibi_slopes(4, 8.0f, NULL), "slopes", "NULL");
+  free((void*)good), free(t);
+}
+
+/* Structs of a later version: longer, and all that is not known here must be 0. */
+static void structs_may_grow(void) {
+  const problem p = make_problem(10, 2);
+  tensors* t = make_call(&p);
+  struct {
+    quoka_attention_args known;
+    int64_t later[2];
+  } call;
+  memset(&call, 0, sizeof call);
+  call.known = t->call;
+  call.known.size = sizeof call;
+  CHECK_OK(quoka_attention(&call.known));
+  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  call.later[1] = 1;
+  CHECK_REFUSED(quoka_attention(&call.known), "something is set", "size");
+  free(t);
+}
+
+int quoka_c_test(void); /* from main.c and c_door_test.cpp */
+int quoka_c_test(void) {
+  CHECK(strlen(quoka_version()) >= 5 && strlen(quoka_isa()) >= 3);
+  attention_is_exact();
+  options_do_what_they_say();
+  the_cache_may_hold_the_chunk();
+  layouts_give_the_same_bits();
+  storage_is_read_and_written();
+  executors();
+  selections_are_of_the_caller();
+  presets_select_within_their_budget();
+  masks_hide_keys_from_selection();
+  a_cache_keeps_what_it_is_given();
+  a_layer_prefills();
+  bad_calls_write_nothing();
+  structs_may_grow();
+  if (failures > 0) fprintf(stderr, "%d checks failed\n", failures);
+  return failures;
+}

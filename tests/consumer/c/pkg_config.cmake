@@ -1,0 +1,20 @@
+# Builds and runs main.c by CC with what quoka-c.pc in PC_DIR says and nothing else: the library, then the archives.
+cmake_minimum_required(VERSION 3.21)
+set(ENV{PKG_CONFIG_PATH} ${PC_DIR})
+foreach(way shared static)
+  set(how --cflags --libs)
+  set(link "")
+  if(way STREQUAL static)
+    list(PREPEND how --static)
+    set(link -static)
+  endif()
+  execute_process(COMMAND ${PKG_CONFIG} ${how} quoka-c OUTPUT_VARIABLE from_pc OUTPUT_STRIP_TRAILING_WHITESPACE
+    COMMAND_ERROR_IS_FATAL ANY)
+  separate_arguments(from_pc UNIX_COMMAND "${from_pc}")
+  execute_process(COMMAND ${CC} -std=c99 -pedantic-errors -Wall ${link} ${CMAKE_CURRENT_LIST_DIR}/main.c ${from_pc}
+    -Wl,-rpath,${LIB_DIR} -o ${OUT}_${way} COMMAND_ERROR_IS_FATAL ANY)
+  execute_process(COMMAND ${OUT}_${way} OUTPUT_VARIABLE says COMMAND_ERROR_IS_FATAL ANY)
+  if(NOT says MATCHES "^quoka ${VERSION}, ")
+    message(FATAL_ERROR "${way}: ${says}")
+  endif()
+endforeach()
