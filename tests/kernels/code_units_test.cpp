@@ -131,17 +131,17 @@ struct Codes {
   }
 };
 
-template <simd::CodeScores Over, class Unit>
-void expect_exact_dots(const Codes& x, Unit& unit, detail::CodePair keys) {
-  const std::int32_t start = Over == simd::CodeScores::sum ? 7 : -100;
+template <class Unit>
+void expect_exact_dots(simd::CodeScores over, const Codes& x, Unit& unit, detail::CodePair keys) {
+  const std::int32_t start = over == simd::CodeScores::sum ? 7 : -100;
   alignas(64) std::int32_t best[32];
   std::fill_n(best, 32, start);
-  unit.template dots<Over>(keys, best, {keys[0], keys[1]});
+  unit.dots(over, keys, best, {keys[0], keys[1]});
   for (Index i = 0; i < 32; ++i) {
     std::int32_t expected = start;
     for (Index m = 0; m < x.rows; ++m)
       expected =
-          Over == simd::CodeScores::sum ? expected + x.dot(m, i) : std::max(expected, x.dot(m, i));
+          over == simd::CodeScores::sum ? expected + x.dot(m, i) : std::max(expected, x.dot(m, i));
     ASSERT_EQ(best[i], expected) << "key " << i;
   }
 }
@@ -167,8 +167,8 @@ template <class Unit>
 void expect_exact(const Codes& x, Unit& unit) {
   const std::uint8_t* const keys[2] = {x.keys.data(),
                                        x.keys.data() + simd::code_block_bytes(4 * x.steps)};
-  expect_exact_dots<simd::CodeScores::max>(x, unit, keys);
-  expect_exact_dots<simd::CodeScores::sum>(x, unit, keys);
+  expect_exact_dots(simd::CodeScores::max, x, unit, keys);
+  expect_exact_dots(simd::CodeScores::sum, x, unit, keys);
   expect_exact_products(x, unit, keys);
 }
 
@@ -363,7 +363,7 @@ TEST(CodeUnits, CountsOfOneSelection) {
     constexpr Index part = 64;  // of the pairs of blocks; the others are the same
     const Index pairs = heads * keys / 32 / part;
     detail::with_code_unit<EmulatedTiles>(x.view(), packed.data(), [&](auto& unit) {
-      for (Index i = 0; i < pairs; ++i) unit.template dots<simd::CodeScores::max>(blocks, best, {});
+      for (Index i = 0; i < pairs; ++i) unit.dots(simd::CodeScores::max, blocks, best, {});
     });
     const EmulatedTiles::Counts& n = EmulatedTiles::counts();
     const Index tiles = quoka::ceil_div(rows, 16), height = quoka::ceil_div(rows, tiles);

@@ -61,8 +61,7 @@ struct Case {
   }
 };
 
-template <simd::CodeScores Over>
-void expect_exact(const Case& x) {
+void expect_exact(simd::CodeScores over, const Case& x) {
   struct alignas(64) Line {
     std::uint8_t bytes[64];
   };
@@ -89,13 +88,14 @@ void expect_exact(const Case& x) {
   alignas(64) std::int32_t best[2 * simd::code_block];
   std::fill(best, best + 2 * simd::code_block, -1000);
   const std::uint8_t* const keys[2] = {block[0], block[1]};
-  simd::code_dots<Over>(keys, queries.data(), x.rows, x.rows, simd::code_steps(x.dim),
-                        offset.data(), best, {});
+  simd::code_dots(over, keys,
+                  {queries.data(), offset.data(), x.rows, x.rows, simd::code_steps(x.dim)}, best,
+                  {});
   for (Index key = 0; key < 2 * simd::code_block; ++key) {
     std::int32_t exact = -1000;
     for (Index m = 0; m < x.rows; ++m)
       exact =
-          Over == simd::CodeScores::max ? std::max(exact, x.dot(key, m)) : exact + x.dot(key, m);
+          over == simd::CodeScores::max ? std::max(exact, x.dot(key, m)) : exact + x.dot(key, m);
     ASSERT_EQ(best[key], exact) << key;
   }
 }
@@ -104,8 +104,8 @@ TEST(CodeDots, AreExactForAnyNumberOfQueriesAndChannels) {
   for (Index dim : {1, 3, 4, 37, 128})
     for (Index rows : {1, 3, 4, 7, 8, 13, 16}) {
       const Case x = Case::drawn(dim, rows);
-      expect_exact<simd::CodeScores::max>(x);
-      expect_exact<simd::CodeScores::sum>(x);
+      expect_exact(simd::CodeScores::max, x);
+      expect_exact(simd::CodeScores::sum, x);
     }
 }
 
@@ -136,8 +136,8 @@ std::vector<Case> extreme_cases(std::initializer_list<Index> dims) {
 
 TEST(CodeDots, NothingSaturates) {
   for (const Case& x : extreme_cases({1, 2, 3, 5, 8, 9, 12, 36, 37, 128})) {
-    expect_exact<simd::CodeScores::max>(x);
-    expect_exact<simd::CodeScores::sum>(x);
+    expect_exact(simd::CodeScores::max, x);
+    expect_exact(simd::CodeScores::sum, x);
   }
 }
 

@@ -32,8 +32,7 @@ KeySketch sketch_of(const Rows& k) {
 
 // ---- dot products of codes ----------------------------------------------------------------------
 
-template <simd::CodeScores Over>
-void expect_exact_dots(Random& random, Index steps, Index rows) {
+void expect_exact_dots(simd::CodeScores over, Random& random, Index steps, Index rows) {
   alignas(64) std::uint8_t keys[2][64 * 40];
   std::vector<std::int32_t> queries(uz(steps * rows + 1)), offset(uz(rows));
   for (auto& block : keys)
@@ -47,13 +46,13 @@ void expect_exact_dots(Random& random, Index steps, Index rows) {
       bytes[(c / 4 * rows + m) * 4 + c % 4] = static_cast<std::int8_t>(query[uz(c)]);
     offset[uz(m)] = simd::code_offset(std::accumulate(query.begin(), query.end(), 0));
   }
-  const bool sum_of_all = Over == simd::CodeScores::sum;
+  const bool sum_of_all = over == simd::CodeScores::sum;
   const std::int32_t start = sum_of_all ? 7 : -100;
   alignas(64) std::int32_t best[32];
   std::fill_n(best, 32, start);
   const std::uint8_t* const blocks[2] = {keys[0], keys[1]};
-  simd::code_dots<Over>(blocks, queries.data(), rows, rows, steps, offset.data(), best,
-                        {keys[0], keys[1]});
+  simd::code_dots(over, blocks, {queries.data(), offset.data(), rows, rows, steps}, best,
+                  {keys[0], keys[1]});
   for (Index i = 0; i < 32; ++i) {
     std::int32_t expected = start;
     for (Index m = 0; m < rows; ++m) {
@@ -71,8 +70,8 @@ TEST(CodeDots, AreExactForAnyCodes) {
   Random random(300);
   for (Index steps : {0, 1, 7, 32, 40})
     for (Index rows : {1, 2, 3, 4, 8, 13, 16, 20, 24, 27, 45}) {
-      expect_exact_dots<simd::CodeScores::max>(random, steps, rows);
-      expect_exact_dots<simd::CodeScores::sum>(random, steps, rows);
+      expect_exact_dots(simd::CodeScores::max, random, steps, rows);
+      expect_exact_dots(simd::CodeScores::sum, random, steps, rows);
     }
 }
 

@@ -334,7 +334,7 @@ inline void list_outputs(const std::vector<AttentionCall>& calls,
     }
     for (std::size_t i = first; i < next; ++i) {
       const OutputMemory of = outputs[i];
-      memory_of(*of.call, of.which).for_each_stretch([&](auto begin, auto end) {
+      memory_of(*of.call, of.which).for_each_stretch([&](std::uintptr_t begin, std::uintptr_t end) {
         outputs.push_back({begin, end, of.call, of.which, false});
       });
     }

@@ -12,7 +12,7 @@ namespace detail {
 
 // A token's heads that one worker takes in turns.
 struct TokenHeads {
-  Parts<TokenScratch> heads;
+  GrowingArray<TokenScratch> heads;
 
   void reserve(const AttentionCall& call, Index count) {
     heads.at_least(count);
@@ -66,10 +66,10 @@ struct CallMemoryShape {
 
 // A head whose blocks are packed for all of its panels.
 struct SharedHead {
-  Parts<SharedBlock> blocks;
+  GrowingArray<SharedBlock> blocks;
   CallMemoryShape known;  // reserved for
 
-  void reserve(const AttentionCall& call, Index block_count) {
+  [[gnu::noinline]] void reserve(const AttentionCall& call, Index block_count) {
     known.become({call, 0, block_count}, [&] {
       blocks.at_least(block_count);
       for (SharedBlock& block : blocks) block.reserve(call);
@@ -82,10 +82,10 @@ struct SharedHead {
 // part.
 struct PartedHead {
   PackedQueries queries;
-  Parts<PanelSums> parts;
+  GrowingArray<PanelSums> parts;
   CallMemoryShape known;  // reserved for
 
-  void reserve(const AttentionCall& call, Index panel_count, Index part_count) {
+  [[gnu::noinline]] void reserve(const AttentionCall& call, Index panel_count, Index part_count) {
     known.become({call, panel_count, part_count}, [&] {
       queries.reserve(call, panel_count);
       parts.at_least(part_count);
@@ -99,8 +99,8 @@ struct PartedHead {
 struct AttentionScratch {
   WorkerScratch<HeadScratch> heads;
   WorkerScratch<TokenHeads> token;
-  Parts<SharedHead> shared;
-  Parts<PartedHead> parted;
+  GrowingArray<SharedHead> shared;
+  GrowingArray<PartedHead> parted;
   CallMemoryShape known;        // that `heads` is reserved for
   CallMemoryShape known_token;  // likewise `token`
 

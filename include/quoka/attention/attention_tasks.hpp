@@ -166,7 +166,7 @@ class AttentionTasks {
     return {size, first, std::max<Index>(ceil_div(all.end, size) - first, 1)};
   }
   // Of the head that has most.
-  Index long_parts_of_a_head() const {
+  [[gnu::noinline]] Index long_parts_of_a_head() const {
     Index most = 1;
     for (Index head = 0; head < unlike_heads(); ++head)
       most = std::max(most, long_parts_of(keys_of(head)).count);
@@ -260,7 +260,7 @@ class AttentionTasks {
   }
   // The most parts that a head is cut into: not always those of the head with the most keys, whose
   // parts may be larger.
-  Index parts_of_a_head() const {
+  [[gnu::noinline]] Index parts_of_a_head() const {
     Index most = 1;
     for (Index head = 0; head < (call_.listed() ? heads() : 1); ++head) {
       const Index keys = most_keys(keys_of(head).past_count());
@@ -314,7 +314,7 @@ class AttentionTasks {
     const Index own = std::clamp(call_.past_k.len(), begin, range.end);  // the chunk's begins
     for (Index i = 0; i < step_; ++i) attention_of(i).start(part == 0);
     if (together_)
-      attend_together(call_, head / call_.kv_heads, head % call_.kv_heads, step_, begin, own,
+      attend_together(call_, head / call_.kv_heads, head % call_.kv_heads, step_, {begin, own},
                       attention_of);
     for (Index i = 0; i < step_; ++i) {
       attention_of(i).attend(together_ ? own : begin, range.end);

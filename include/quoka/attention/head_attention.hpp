@@ -61,7 +61,7 @@ class HeadAttention {
     for (Index p = 0; p < panels_; ++p) keep_partial(p, to);
   }
 
-  void pack_panels() {
+  [[gnu::noinline]] void pack_panels() {
     for (Index p = 0; p < panels_; ++p) pack_panel(p);
   }
   // Part `part` of the keys, once panels are packed.

@@ -103,7 +103,7 @@ class KeySequence {
     return low;
   }
   // All keys that queries first ... last see, from the beginning of a block on.
-  KeyRange in_sight(Index first, Index last) const {
+  [[gnu::noinline]] KeyRange in_sight(Index first, Index last) const {
     const Index end = end_for(last);
     return {std::min(begin_for(first) / call_.block_keys() * call_.block_keys(), end), end};
   }

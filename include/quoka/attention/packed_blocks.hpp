@@ -117,7 +117,7 @@ class PackedBlocks {
     }
   };
   struct Head {
-    Parts<Block> blocks;
+    GrowingArray<Block> blocks;
 
     // Blocks [known, count); those before have their memory.
     void reserve(const AttentionCall& call, Index known, Index count) {
@@ -152,7 +152,7 @@ class PackedBlocks {
 
   Shape shape_;
   Index len_ = 0;
-  Parts<Head> heads_;
+  GrowingArray<Head> heads_;
   KeyWitness keys_, values_;  // rows that are packed
   WorkerScratch<Room> rooms_;
 };

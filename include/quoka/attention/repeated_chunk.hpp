@@ -81,7 +81,7 @@ class RowComparison {
   if (n == 0 || len < n || options.may_repeat || lies_behind(past.k, chunk.k)) return false;
   if (!options.alibi_slopes.empty() || !options.mask_factors.empty()) return false;
   RowComparison rows(past.k, past.v);
-  const auto in_all_heads = [&](auto&& holds) {
+  const auto in_all_heads = [&](FunctionRef<bool(Index b, Index head)> holds) {
     for (Index b = 0; b < past.k.batch(); ++b)
       for (Index head = 0; head < heads; ++head)
         if (!holds(b, head)) return false;

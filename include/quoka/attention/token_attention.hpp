@@ -113,14 +113,14 @@ class TokenAttention {
   // The same in steps, for a block of an unselected past that begins at key `block`: the logits of
   // keys [first, first + count) of the block, then the weights of all `size`, then values likewise. One
   // row of `ask` is asked for per key.
-  void attend_keys(Index block, Index first, Index count, RowWalk& ask) {
+  [[gnu::noinline]] void attend_keys(Index block, Index first, Index count, RowWalk& ask) {
     multiply_keys(keys_.past(call_.past_k).from(block), first, count, &ask);
   }
   void weigh_keys(Index block, Index size) {
     weigh(block, size);
     begin_values();
   }
-  void attend_values(Index block, Index first, Index count, RowWalk& ask) {
+  [[gnu::noinline]] void attend_values(Index block, Index first, Index count, RowWalk& ask) {
     add_values(keys_.past(call_.past_v).from(block), first, count, &ask);
   }
   void end_block() { end_values(); }
@@ -145,7 +145,8 @@ class TokenAttention {
   std::byte* codes(Index tile) const { return s_.codes.data() + tile * token_code_bytes(k_width_); }
 
   // Keys and values [begin, end) of k and v, block by block; their first is key `before`.
-  void attend(const HeadRows& k, const HeadRows& v, Index begin, Index end, Index before) {
+  [[gnu::noinline]] void attend(const HeadRows& k, const HeadRows& v, Index begin, Index end,
+                                Index before) {
     for (Index at = begin; at < end; at += tuning::token_block_keys) {
       const Index count = std::min(tuning::token_block_keys, end - at);
       const HeadRows keys = k.from(at);
@@ -298,28 +299,26 @@ class TokenAttention {
   TokenScratch& s_;
 };
 
-// Keys [begin, end) of an unselected past, block by block, by KV heads [first_head, first_head +
+// Keys of an unselected past, block by block, by KV heads [first_head, first_head +
 // heads) of sequence b in turn; attention_of(i) is the TokenAttention of head first_head + i.
-template <class AttentionOf>
-void attend_together(const AttentionCall& call, Index b, Index first_head, Index heads, Index begin,
-                     Index end, AttentionOf&& attention_of) {
+inline void attend_together(const AttentionCall& call, Index b, Index first_head, Index heads,
+                            const KeyRange& keys,
+                            FunctionRef<TokenAttention(Index i)> attention_of) {
+  using Step = void (TokenAttention::*)(Index block, Index first, Index count, RowWalk & ask);
   const Index step = tuning::token_together_keys;
-  for (Index block = begin; block < end; block += tuning::token_block_keys) {
-    const Index size = std::min(tuning::token_block_keys, end - block);
-    const auto turns = [&](const Rows& rows, auto&& attend) {
+  for (Index block = keys.begin; block < keys.end; block += tuning::token_block_keys) {
+    const Index size = std::min(tuning::token_block_keys, keys.end - block);
+    const auto turns = [&](const Rows& rows, Step attend) {
       // One row is asked for per row that is used, so far ahead.
-      RowWalk ahead = rows.walk(b, first_head, heads, std::min(block + step, end), block + size);
+      RowWalk ahead =
+          rows.walk(b, first_head, heads, std::min(block + step, keys.end), block + size);
       for (Index at = 0; at < size; at += step)
         for (Index i = 0; i < heads; ++i)
-          attend(attention_of(i), at, std::min(step, size - at), ahead);
+          (attention_of(i).*attend)(block, at, std::min(step, size - at), ahead);
     };
-    turns(call.past_k, [&](auto&& head, Index at, Index count, RowWalk& ahead) {
-      head.attend_keys(block, at, count, ahead);
-    });
+    turns(call.past_k, &TokenAttention::attend_keys);
     for (Index i = 0; i < heads; ++i) attention_of(i).weigh_keys(block, size);
-    turns(call.past_v, [&](auto&& head, Index at, Index count, RowWalk& ahead) {
-      head.attend_values(block, at, count, ahead);
-    });
+    turns(call.past_v, &TokenAttention::attend_values);
     for (Index i = 0; i < heads; ++i) attention_of(i).end_block();
   }
 }

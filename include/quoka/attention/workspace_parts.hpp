@@ -17,8 +17,8 @@ inline namespace QUOKA_ABI {
 // Everything that calls reuse.
 struct AttentionWorkspace::Parts {
   detail::AttentionScratch scratch;
-  detail::Parts<detail::Partials> partials;    // of each sequence
-  detail::Parts<detail::VisiblePast> visible;  // likewise
+  detail::GrowingArray<detail::Partials> partials;    // of each sequence
+  detail::GrowingArray<detail::VisiblePast> visible;  // likewise
   std::vector<detail::AttentionCall> calls;
   std::vector<detail::OutputMemory> outputs;
   std::vector<detail::AttentionTasks> tasks;

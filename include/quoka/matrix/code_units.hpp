@@ -24,12 +24,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// `rows` queries of the `stride` that lie side by side. Behind an odd number of them lies one of zeros.
-struct QueryCodes {
-  const std::int32_t* codes;    // [steps][stride]
-  const std::int32_t* offsets;  // [rows]
-  Index rows, stride, steps;
-};
+using simd::QueryCodes;
 
 // Two blocks of keys, aligned to 64 bytes.
 using CodePair = const std::uint8_t* const (&)[2];
@@ -42,25 +37,26 @@ class VectorCodes {
   explicit VectorCodes(const QueryCodes& queries) : queries_(queries) {}
 
   // best [pair of blocks] takes the dot products with all queries in. Asks for the blocks `later`.
-  template <simd::CodeScores Over>
-  void dots(CodePair keys, std::int32_t* best, const simd::LaterBlocks& later) const {
-    simd::code_dots<Over>(keys, queries_.codes, queries_.rows, queries_.stride, queries_.steps,
-                          queries_.offsets, best, later);
+  void dots(simd::CodeScores over, CodePair keys, std::int32_t* best,
+            const simd::LaterBlocks& later) const {
+    simd::code_dots(over, keys, queries_, best, later);
   }
 
   // use(m, height, products): products [height][pair of blocks], floats or integers, are those of queries
   // [m, m + height), with the one of zeros an even number. room: of as many floats.
   template <class Use>
   void products(CodePair keys, float* room, const simd::LaterBlocks& later, Use&& use) const {
-    simd::for_each_code_tile<most_height>(
-        round_up(queries_.rows, Index{2}), [&](auto height, Index m) {
-          if constexpr (decltype(height)::value % 2 == 0) {
-            simd::code_products_of<height>(keys, queries_.codes + m, queries_.stride,
-                                           queries_.steps, queries_.offsets + m, room,
-                                           m == 0 ? later : simd::LaterBlocks{});
-            use(m, Index{height}, std::as_const(room));
-          }
-        });
+    const QueryCodes& q = queries_;
+    const Index rows = round_up(q.rows, Index{2});
+    for (Index m = 0, height; m < rows; m += height) {
+      height = simd::code_tile_height(rows - m, most_height);
+      simd::with_code_height<most_height>(height, [&](auto count) {
+        if constexpr (decltype(count)::value % 2 == 0)
+          simd::code_products_of<count>(keys, q.codes + m, q.stride, q.steps, q.offsets + m, room,
+                                        m == 0 ? later : simd::LaterBlocks{});
+      });
+      use(m, height, std::as_const(room));
+    }
   }
 
  private:
@@ -150,10 +146,10 @@ class TileCodes {
   TileCodes(const TileCodes&) = delete;
   TileCodes& operator=(const TileCodes&) = delete;
 
-  template <simd::CodeScores Over>
-  void dots(CodePair keys, std::int32_t* best, const simd::LaterBlocks& later) {
+  void dots(simd::CodeScores over, CodePair keys, std::int32_t* best,
+            const simd::LaterBlocks& later) {
     for_each_tile(keys, later, [&](Index m, const std::int32_t* dots) {
-      simd::take_dots_in<Over>(dots, std::min(q_.height, q_.rows - m), best);
+      simd::take_dots_in(over, dots, std::min(q_.height, q_.rows - m), best);
     });
   }
 
@@ -256,9 +252,9 @@ bool code_tiles_agree() {
           reinterpret_cast<const std::int8_t*>(codes)[simd::query_code_at(rows, m, c)]);
   const QueryCodes queries{codes, offsets, rows, rows, steps};
   const std::uint8_t* const blocks[2] = {keys[0], keys[1]};
-  VectorCodes(queries).dots<simd::CodeScores::sum>(blocks, best[0], {});
+  VectorCodes(queries).dots(simd::CodeScores::sum, blocks, best[0], {});
   TiledQueries(queries).pack(queries, packed);
-  TileCodes<Tiles>(queries, packed).template dots<simd::CodeScores::sum>(blocks, best[1], {});
+  TileCodes<Tiles>(queries, packed).dots(simd::CodeScores::sum, blocks, best[1], {});
   return std::equal(best[0], best[0] + simd::code_pair, best[1]);
 }
 

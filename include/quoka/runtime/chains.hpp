@@ -84,7 +84,7 @@ class Chains {
     Call call;
   };
 
-  void add(Index tasks, const void* f, Call call) {
+  [[gnu::noinline]] void add(Index tasks, const void* f, Call call) {
     assert(count_ < most_stages);
     stages_[static_cast<std::size_t>(count_++)] = {per_chain_, const_cast<void*>(f), call};
     per_chain_ += tasks;

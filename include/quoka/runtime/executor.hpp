@@ -89,8 +89,7 @@ class ExecutorRef {
 
   // Runs f(task, worker) for every task in [0, tasks). Throws std::invalid_argument for a worker outside
   // [0, workers()), and what f throws, as the executor passes it on.
-  template <class F>
-  void run(Index tasks, F&& f) const {
+  [[gnu::noinline]] void run(Index tasks, TaskRef f) const {
     const auto checked = [this, &f](Index task, int worker) {
       if (worker < 0 || worker >= workers_) [[unlikely]]
         detail::fail("the executor's worker", worker, "but must be at least 0 and below",

@@ -9,7 +9,6 @@
 
 #include <array>
 #include <cstddef>
-#include <memory>
 #include <type_traits>
 #include <utility>
 
@@ -17,42 +16,45 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// As many parts as were ever asked for, which stay when more are. Less code than a std::vector, of
+// As many elements as were ever asked for, which stay when more are. Less code than a std::vector, of
 // which each type is compiled anew.
-template <class Part>
-class Parts {
+template <class T>
+class GrowingArray {
  public:
-  Parts() = default;
-  Parts(Parts&& other) noexcept
-      : parts_(std::move(other.parts_)), count_(std::exchange(other.count_, 0)) {}
-  Parts& operator=(Parts&& other) noexcept {
-    parts_ = std::move(other.parts_);
-    count_ = std::exchange(other.count_, 0);
+  GrowingArray() = default;
+  GrowingArray(GrowingArray&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), count_(std::exchange(other.count_, 0)) {}
+  GrowingArray& operator=(GrowingArray&& other) noexcept {
+    GrowingArray taken(std::move(other));
+    swap(taken);
     return *this;
   }
+  [[gnu::noinline]] ~GrowingArray() { delete[] data_; }
 
   void at_least(Index count) {
     if (count > count_) grow(count);
   }
   Index count() const { return count_; }
-  Part& operator[](Index i) const { return parts_[static_cast<std::size_t>(i)]; }
-  Part* begin() const { return parts_.get(); }
-  Part* end() const { return parts_.get() + count_; }
+  T& operator[](Index i) const { return data_[i]; }
+  T* begin() const { return data_; }
+  T* end() const { return data_ + count_; }
   Index bytes() const {
     Index sum = 0;
-    for (const Part& part : *this) sum += part.bytes();
+    for (const T& element : *this) sum += element.bytes();
     return sum;
   }
 
  private:
   [[gnu::noinline]] void grow(Index count) {
-    std::unique_ptr<Part[]> more(new Part[static_cast<std::size_t>(count)]);
-    for (Index i = 0; i < count_; ++i) more[static_cast<std::size_t>(i)] = std::move((*this)[i]);
-    parts_ = std::move(more);
-    count_ = count;
+    GrowingArray more;
+    more.data_ = new T[static_cast<std::size_t>(count)];
+    more.count_ = count;
+    for (Index i = 0; i < count_; ++i) more[i] = std::move(data_[i]);
+    swap(more);
   }
+  void swap(GrowingArray& other) { std::swap(data_, other.data_), std::swap(count_, other.count_); }
 
-  std::unique_ptr<Part[]> parts_;
+  T* data_ = nullptr;
   Index count_ = 0;
 };
 
@@ -109,7 +111,7 @@ class WorkerScratch {
     for (Part& part : parts_) part.reserve(sizes...);
   }
 
-  detail::Parts<Part> parts_;
+  detail::GrowingArray<Part> parts_;
   std::array<Index, most_sizes> reserved_{};  // by the last call that was not for less
 };
 

@@ -86,7 +86,8 @@ QUOKA_FUNC void softmax_scores(const QueryRows& shape, FillRows fill, const KeyS
   for (int worker = 0; worker < executor.workers(); ++worker)  // so that no task allocates
     state.mass[worker].query.reserve(shape.read);
   using detail::MassAccumulator;
-  const auto for_heads = [&](auto&& step) {
+  using Step = FunctionRef<void(MassAccumulator&, float* mass, float share, Index task)>;
+  const auto for_heads = [&](Step step) {
     executor.run(scores.batch() * heads, [&](Index task, int worker) {
       const Index b = task / heads, head = task % heads;
       detail::MassScratch& s = state.mass[worker];

@@ -96,9 +96,10 @@ inline float run_scale(const float* query, Index dim) {
 // best[0, 16) of keys[0], best[16, 32) of keys[1] take the dot products in. All of keys and best
 // aligned to 64 bytes. Asks for the two blocks `later` on the
 // way, if they are not null.
-template <int Queries, CodeScores Over>
-void code_dots_of(const std::uint8_t* const (&keys)[2], const std::int32_t* queries, Index stride,
-                  Index steps, const std::int32_t* offset, std::int32_t* best,
+template <int Queries>
+void code_dots_of(CodeScores over, const std::uint8_t* const (&keys)[2],
+                  const std::int32_t* queries, Index stride, Index steps,
+                  const std::int32_t* offset, std::int32_t* best,
                   const LaterBlocks&) requires(!has_code_dots) {
   for (const std::uint8_t* block : keys) {
     std::int32_t dot[static_cast<std::size_t>(Queries)][code_block];
@@ -117,43 +118,46 @@ void code_dots_of(const std::uint8_t* const (&keys)[2], const std::int32_t* quer
     for (int m = 0; m < Queries; ++m)
       for (Index i = 0; i < code_block; ++i) {
         const std::int32_t x = dot[m][i];
-        best[i] = Over == CodeScores::max ? (best[i] < x ? x : best[i]) : best[i] + x;
+        best[i] = over == CodeScores::max ? (best[i] < x ? x : best[i]) : best[i] + x;
       }
     best += code_block;
   }
 }
 
-// tile(Constant, m) of `height`, a multiple of four up to Most.
-template <int Most, class Tile>
-void code_tile_of(Index height, Index m, Tile&& tile) {
+// kernel(Constant) of `height`: a multiple of four up to Most, or 2, or 1.
+template <int Most, class Kernel>
+void with_code_height(Index height, Kernel&& kernel) {
+  constexpr int lower = Most > 4 ? Most - 4 : Most / 2;
   if (height == Most)
-    tile(Constant<Most>{}, m);
-  else if constexpr (Most > 4)
-    code_tile_of<Most - 4>(height, m, tile);
+    kernel(Constant<Most>{});
+  else if constexpr (lower > 0)
+    with_code_height<lower>(height, kernel);
 }
 
-// All of `rows` queries in tiles of Most at most: tile(height, m) is that of queries [m, m + height),
-// height a Constant. Tiles of four and more are of nearly one size.
-template <int Most, class Tile>
-void for_each_code_tile(Index rows, Tile&& tile) {
-  Index m = 0;
-  for (Index left = rows, height; left >= 4; left -= height, m += height) {
-    const Index equal = ceil_div(left, ceil_div(left, Index{Most}));
-    height = std::min(round_up(equal, 4), left / 4 * 4);
-    code_tile_of<Most>(height, m, tile);
+// How many of `left` queries the next tile takes, `most` at most. Tiles of four and more are of nearly one size.
+constexpr Index code_tile_height(Index left, Index most) {
+  if (left < 4) return left >= 2 ? 2 : 1;
+  const Index equal = ceil_div(left, ceil_div(left, most));
+  return std::min(round_up(equal, 4), left / 4 * 4);
+}
+
+// `rows` queries of the `stride` that lie side by side. Behind an odd number of them lies one of zeros.
+struct QueryCodes {
+  const std::int32_t* codes;    // [steps][stride]
+  const std::int32_t* offsets;  // [rows]
+  Index rows, stride, steps;
+};
+
+// The same with all of them.
+inline void code_dots(CodeScores over, const std::uint8_t* const (&keys)[2], const QueryCodes& q,
+                      std::int32_t* best, const LaterBlocks& later) {
+  for (Index m = 0, height; m < q.rows; m += height) {
+    height = code_tile_height(q.rows - m, most_code_queries);
+    with_code_height<most_code_queries>(height, [&](auto rows) {
+      code_dots_of<rows>(over, keys, q.codes + m, q.stride, q.steps, q.offsets + m, best,
+                         m == 0 ? later : LaterBlocks{});
+    });
   }
-  if (rows - m >= 2) tile(Constant<2>{}, m), m += 2;
-  if (rows - m == 1) tile(Constant<1>{}, m);
-}
-
-template <CodeScores Over>
-void code_dots(const std::uint8_t* const (&keys)[2], const std::int32_t* queries, Index rows,
-               Index stride, Index steps, const std::int32_t* offset, std::int32_t* best,
-               const LaterBlocks& later) {
-  for_each_code_tile<most_code_queries>(rows, [&](auto height, Index m) {
-    code_dots_of<height, Over>(keys, queries + m, stride, steps, offset + m, best,
-                               m == 0 ? later : LaterBlocks{});
-  });
 }
 
 }  // namespace simd

@@ -28,8 +28,8 @@ void code_products_of(const std::uint8_t* const (&keys)[2], const std::int32_t* 
                       const LaterBlocks& later) requires(!has_fast_code_products) {
   for (int m = 0; m < Queries; ++m) {
     alignas(64) std::int32_t dots[code_pair] = {};
-    code_dots_of<1, CodeScores::sum>(keys, queries + m, stride, steps, offset + m, dots,
-                                     m == 0 ? later : LaterBlocks{});
+    code_dots_of<1>(CodeScores::sum, keys, queries + m, stride, steps, offset + m, dots,
+                    m == 0 ? later : LaterBlocks{});
     for (const std::int32_t dot : dots) *products++ = static_cast<float>(dot);
   }
 }

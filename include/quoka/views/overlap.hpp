@@ -6,6 +6,7 @@
 // bytes, in the order of memory.
 #pragma once
 
+#include <quoka/base/function_ref.hpp>
 #include <quoka/base/sort.hpp>
 #include <quoka/views/mask.hpp>
 #include <quoka/views/rows.hpp>
@@ -77,8 +78,8 @@ struct ByteLattice {
     return count;
   }
   // f(begin, end) for each of them. Where axes interleave they may meet, and have no order.
-  template <class F>
-  void for_each_stretch(F&& f) const {
+  [[gnu::noinline]] void for_each_stretch(
+      FunctionRef<void(std::uintptr_t begin, std::uintptr_t end)> f) const {
     if (stretches() == 0) return;
     const Stretch all = stretch();
     const auto size = [&](std::size_t axis) { return axis < all.axes ? sizes[axis] : 1; };
@@ -206,16 +207,18 @@ inline bool rows_apart(const Rows& a, const Rows& b) {
     const auto look_for_them = [&] {
       of_b.unite();
       for (Index i = 0, next = 0; i < a.len() && !met; i = next)
-        run(a, i, next = run_end(a, i)).for_each_stretch([&](auto begin, auto end) {
-          met = met || of_b.meets(begin, end);
-        });
+        run(a, i, next = run_end(a, i))
+            .for_each_stretch([&](std::uintptr_t begin, std::uintptr_t end) {
+              met = met || of_b.meets(begin, end);
+            });
       of_b.clear();
     };
     for (Index j = 0, next = 0; j < b.len() && !met; j = next)
-      run(b, j, next = run_end(b, j)).for_each_stretch([&](auto begin, auto end) {
-        if (of_b.full()) look_for_them();
-        of_b.add(begin, end);
-      });
+      run(b, j, next = run_end(b, j))
+          .for_each_stretch([&](std::uintptr_t begin, std::uintptr_t end) {
+            if (of_b.full()) look_for_them();
+            of_b.add(begin, end);
+          });
     look_for_them();
     return !met;
   }

@@ -42,7 +42,7 @@ struct SketchedMassSlot {
 
 struct SketchedMassState {
   WorkerScratch<SketchedMassScratch> scratch;
-  Parts<SketchedMassSlot> slots;
+  GrowingArray<SketchedMassSlot> slots;
   WorkerScratch<MassScratch>
       in_float;               // empty until the worker does a head in float, or after any did
   bool any_in_float = false;  // in a call before
@@ -85,13 +85,13 @@ class MassStages : MassShape {
 
   void add_to(Chains& chains) {
     chains.add_member<&MassStages::read>(of_rows() + ranges_[0].count, *this);
-    add_look<0>(chains);
+    add_look(chains, 0);
     if (twice_) {
       chains.add_member<&MassStages::begin_best>(1, *this);
       chains.add_member<&MassStages::propose_best>(chosen_.count, *this);
       chains.add_member<&MassStages::find_best>(1, *this);
       chains.add_member<&MassStages::read_best>(ranges_[1].count + chosen_.count, *this);
-      add_look<1>(chains);
+      add_look(chains, 1);
     }
     chains.add_member<&MassStages::finish>(twice_ ? candidates_.count : 1, *this);
     if (call_.keys.mapping() != nullptr) chains.add_member<&MassStages::look_up>(1, *this);
@@ -100,19 +100,19 @@ class MassStages : MassShape {
  private:
   static constexpr Index together = 8;  // ranges of a task that mostly has nothing to do
 
-  template <int look>
-  void add_look(Chains& chains) {
+  void add_look(Chains& chains, int look) {
     const Index ranges = ranges_[look].count, sampled = ceil_div(ranges, together);
-    chains.add_member<&MassStages::bound<look>>(1, *this);
-    chains.add_member<&MassStages::seek_largest<look, 16>>(sampled, *this);
-    chains.add_member<&MassStages::judge_sample<look>>(1, *this);
-    chains.add_member<&MassStages::seek_largest<look, 1>>(sampled, *this);
-    chains.add_member<&MassStages::shift_to_largest<look>>(1, *this);
+    first_stage_[look] = chains.stages();
+    chains.add_member<&MassStages::bound>(1, *this);
+    chains.add_member<&MassStages::seek_largest>(sampled, *this);
+    chains.add_member<&MassStages::judge_sample>(1, *this);
+    chains.add_member<&MassStages::seek_largest>(sampled, *this);
+    chains.add_member<&MassStages::shift_to_largest>(1, *this);
     first_pass_[look] = chains.stages();
     for (Index left = MassShape::passes(call_.rows, ranges_[look].keys); left > 0; --left) {
-      chains.add_member<&MassStages::weigh<look>>(ranges, *this);
-      chains.add_member<&MassStages::find_factors<look>>(1, *this);
-      chains.add_member<&MassStages::add<look>>(ranges, *this);
+      chains.add_member<&MassStages::weigh>(ranges, *this);
+      chains.add_member<&MassStages::find_factors>(1, *this);
+      chains.add_member<&MassStages::add>(ranges, *this);
     }
   }
 
@@ -132,19 +132,20 @@ class MassStages : MassShape {
     return twice_ && first.method == Method::sketch && !first.all_rows;
   }
 
+  using Head = SketchedMass<Tiles>;
+  using Use = FunctionRef<void(Head&)>;
+
+  // The look that a stage of add_look() is of.
+  int look_of(int stage) const { return twice_ && stage >= first_stage_[1] ? 1 : 0; }
   // use(head) of a look; the second at its candidates, where the head goes on to them.
-  template <int look, class Use>
-  void with(Index task, int worker, Use&& use) const {
-    if (look == 1 && !goes_on(task)) return;
-    with_any<look>(task, worker, use);
+  void with(Index task, int look, int worker, Use use) const {
+    if (look == 0 || goes_on(task)) with_any(task, look, worker, use);
   }
-  template <int look, class Use>
-  void with_any(Index task, int worker, Use&& use) const {
+  [[gnu::noinline]] void with_any(Index task, int look, int worker, Use use) const {
     KeySketch::RowMapping of_best;
     if (look == 1) of_best.map.cells = best(task).data() + best(task).size();
-    SketchedMass<Tiles> head(call_.keys.sketch(), look == 1 ? &of_best : call_.keys.mapping(),
-                             call_.k(), task, ranges_[look], slot(task).looks[look],
-                             state_.scratch[worker]);
+    Head head(call_.keys.sketch(), look == 1 ? &of_best : call_.keys.mapping(), call_.k(), task,
+              ranges_[look], slot(task).looks[look], state_.scratch[worker]);
     use(head);
   }
 
@@ -163,8 +164,7 @@ class MassStages : MassShape {
   void read(Index task, int, Index part, int worker) {
     FloatRow& reader = state_.scratch[worker].reader;
     if (part >= of_rows())
-      return with<0>(task, worker,
-                     [&](SketchedMass<Tiles>& head) { head.read_keys(part - of_rows()); });
+      return with(task, 0, worker, [&](Head& head) { head.read_keys(part - of_rows()); });
     MassLook& to = slot(task).looks[part];
     to.all_rows = false, to.method = Method::nothing;
     const bool some = part == 0 && twice_;
@@ -174,46 +174,35 @@ class MassStages : MassShape {
       to.all_rows = true;
       to.count = read_rows(task, to.rows.data(), reader);
     }
-    const auto encode = [](SketchedMass<Tiles>& head) { head.encode_rows(); };
-    if (to.count == 0) return;
-    if (part == 0)
-      with_any<0>(task, worker, encode);
-    else
-      with_any<1>(task, worker, encode);
+    if (to.count > 0)
+      with_any(task, static_cast<int>(part), worker, [](Head& head) { head.encode_rows(); });
   }
 
-  template <int look>
-  void bound(Index task, int, Index, int worker) {
-    with<look>(task, worker, [](SketchedMass<Tiles>& head) { head.bound(); });
+  void bound(Index task, int stage, Index, int worker) {
+    with(task, look_of(stage), worker, [](Head& head) { head.bound(); });
   }
-  template <int look, Index step>
-  void seek_largest(Index task, int, Index part, int worker) {
-    const Index first = part * together;
-    with<look>(task, worker, [&](SketchedMass<Tiles>& head) {
+  // In a sample of the keys, a stage later in all of them.
+  void seek_largest(Index task, int stage, Index part, int worker) {
+    const int look = look_of(stage);
+    const Index first = part * together, step = stage == first_stage_[look] + 1 ? 16 : 1;
+    with(task, look, worker, [&](Head& head) {
       head.seek_largest(first, std::min(first + together, ranges_[look].count), step);
     });
   }
-  template <int look>
-  void judge_sample(Index task, int, Index, int worker) {
-    with<look>(task, worker, [](SketchedMass<Tiles>& head) { head.judge_sample(); });
+  void judge_sample(Index task, int stage, Index, int worker) {
+    with(task, look_of(stage), worker, [](Head& head) { head.judge_sample(); });
   }
-  template <int look>
-  void shift_to_largest(Index task, int, Index, int worker) {
-    with<look>(task, worker, [](SketchedMass<Tiles>& head) { head.shift_to_largest(); });
+  void shift_to_largest(Index task, int stage, Index, int worker) {
+    with(task, look_of(stage), worker, [](Head& head) { head.shift_to_largest(); });
   }
-  template <int look>
-  Index pass(int stage) const {
-    return (stage - first_pass_[look]) / 3;
-  }
+  Index pass(int look, int stage) const { return (stage - first_pass_[look]) / 3; }
   // Of a first look each row counts by itself.
-  template <int look>
-  bool largest(Index task) const {
+  bool largest(Index task, int look) const {
     return look == 0 && twice_ && !slot(task).looks[0].all_rows;
   }
-  template <int look>
   void weigh(Index task, int stage, Index range, int worker) {
-    with<look>(task, worker,
-               [&](SketchedMass<Tiles>& head) { head.weigh(pass<look>(stage), range); });
+    const int look = look_of(stage);
+    with(task, look, worker, [&](Head& head) { head.weigh(pass(look, stage), range); });
   }
   // What a row's softmax is times.
   float share(Index rows) const {
@@ -221,24 +210,22 @@ class MassStages : MassShape {
                ? 1.0f
                : 1.0f / static_cast<float>(std::max<Index>(rows, 1));
   }
-  template <int look>
   void find_factors(Index task, int stage, Index, int worker) {
-    const float of_row = largest<look>(task) ? 1.0f : share(slot(task).looks[look].count);
-    with<look>(task, worker,
-               [&](SketchedMass<Tiles>& head) { head.find_factors(pass<look>(stage), of_row); });
+    const int look = look_of(stage);
+    const float of_row = largest(task, look) ? 1.0f : share(slot(task).looks[look].count);
+    with(task, look, worker, [&](Head& head) { head.find_factors(pass(look, stage), of_row); });
   }
-  template <int look>
   void add(Index task, int stage, Index range, int worker) {
+    const int look = look_of(stage);
     float* const to = look == 0 ? mass(task) : slot(task).candidate_mass.data();
-    with<look>(task, worker, [&](SketchedMass<Tiles>& head) {
-      head.add(to, pass<look>(stage), range,
-               largest<look>(task) ? Aggregation::max : call_.aggregation);
+    with(task, look, worker, [&](Head& head) {
+      head.add(to, pass(look, stage), range,
+               largest(task, look) ? Aggregation::max : call_.aggregation);
     });
   }
 
   // The keys of the largest shares.
-  template <class Use>
-  void with_top_k(Index task, int worker, Use&& use) const {
+  void with_top_k(Index task, int worker, FunctionRef<void(RangedTopK&)> use) const {
     if (!goes_on(task)) return;
     RangedTopK top_k(mass(task), plain_, look_.candidates, chosen_, slot(task).lists,
                      state_.scratch[worker].top_k);
@@ -258,7 +245,7 @@ class MassStages : MassShape {
     if (!goes_on(task)) return;
     if (part < ranges_[1].count) {
       find_cells(task, part);
-      return with<1>(task, worker, [&](SketchedMass<Tiles>& head) { head.read_keys(part); });
+      return with(task, 1, worker, [&](Head& head) { head.read_keys(part); });
     }
     const auto [begin, end] = chosen_.of(part - ranges_[1].count);
     float* const x = mass(task);
@@ -326,7 +313,7 @@ class MassStages : MassShape {
   SketchedMassState& state_;
   bool twice_;
   KeyRanges ranges_[2], chosen_, candidates_;
-  int first_pass_[2] = {};
+  int first_stage_[2] = {}, first_pass_[2] = {};  // of a look
   TopKOptions plain_;
 };
 

@@ -35,8 +35,8 @@ struct SketchedTopKState {
   };
 
   WorkerScratch<Worker> workers;
-  Parts<SketchedTopKSlot> slots;  // of chains
-  std::uint64_t turn = 0;         // of looking keys up
+  GrowingArray<SketchedTopKSlot> slots;  // of chains
+  std::uint64_t turn = 0;                // of looking keys up
 
   Index bytes() const { return workers.bytes() + slots.bytes(); }
 };
@@ -59,10 +59,7 @@ void score_by_codes(const SketchedCall& call, Index head, Index begin, Index end
         begin, end, 1, [&](Index kv, Index count, CodePair codes, const simd::LaterBlocks& ahead) {
           alignas(64) std::int32_t best[pair];
           std::fill_n(best, pair, mean ? 0 : std::numeric_limits<std::int32_t>::min());
-          if (mean)
-            multiplier.template dots<simd::CodeScores::sum>(codes, best, ahead);
-          else
-            multiplier.template dots<simd::CodeScores::max>(codes, best, ahead);
+          multiplier.dots(mean ? simd::CodeScores::sum : simd::CodeScores::max, codes, best, ahead);
           alignas(64) float room[pair];
           if (!blocks.in_order())
             std::copy_n(blocks.numbers(errors, kv, count, room), count, slot.errors.data() + kv);

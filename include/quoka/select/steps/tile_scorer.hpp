@@ -28,8 +28,8 @@ using TileScores = simd::Packet[tuning::tile_rows];
 class TileScorer {
  public:
   // q_bar [rows, dim], contiguous; scratch reserved for it.
-  TileScorer(const float* q_bar, Index rows, Index dim, Aggregation aggregation,
-             ScoreScratch& scratch)
+  [[gnu::noinline]] TileScorer(const float* q_bar, Index rows, Index dim, Aggregation aggregation,
+                               ScoreScratch& scratch)
       : row_(scratch.row),
         rows_(rows),
         dim_(dim),

@@ -33,8 +33,8 @@ QUOKA_INLINE void block_dots(const std::uint8_t* keys, const std::int32_t* queri
 }
 
 // See code_dots.hpp. Not inlined: GCC 12 keeps the sums in registers only so.
-template <int Queries, CodeScores Over>
-[[gnu::noinline]] void code_dots_of(const std::uint8_t* const (&keys)[2],
+template <int Queries>
+[[gnu::noinline]] void code_dots_of(CodeScores over, const std::uint8_t* const (&keys)[2],
                                     const std::int32_t* queries, Index stride, Index steps,
                                     const std::int32_t* offset, std::int32_t* best,
                                     const LaterBlocks& later) {
@@ -43,9 +43,10 @@ template <int Queries, CodeScores Over>
     __m512i dot[static_cast<std::size_t>(Queries)];
     block_dots<Queries>(keys[i], queries, stride, steps, offset, ask[i], dot);
     __m512i all = _mm512_load_si512(best);
-    unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
-      all = Over == CodeScores::max ? _mm512_max_epi32(all, dot[m]) : _mm512_add_epi32(all, dot[m]);
-    });
+    if (over == CodeScores::max)
+      unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { all = _mm512_max_epi32(all, dot[m]); });
+    else
+      unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { all = _mm512_add_epi32(all, dot[m]); });
     _mm512_store_si512(best, all);
   }
 }

@@ -70,8 +70,8 @@ QUOKA_INLINE CodeVector add_products(CodeVector dot, const CodeVector (&u)[Steps
 // See code_dots.hpp. Two vectors of keys share each broadcast query: both halves of a block's step, or
 // both blocks. A query alone takes one block after the other: memory is the limit, and its
 // prefetcher follows one block. Not inlined: GCC 12 keeps the accumulators in registers only so.
-template <int Queries, CodeScores Over>
-[[gnu::noinline]] void code_dots_of(const std::uint8_t* const (&keys)[2],
+template <int Queries>
+[[gnu::noinline]] void code_dots_of(CodeScores over, const std::uint8_t* const (&keys)[2],
                                     const std::int32_t* queries, Index stride, Index steps,
                                     const std::int32_t* offset, std::int32_t* best,
                                     const LaterBlocks& later) {
@@ -109,9 +109,10 @@ template <int Queries, CodeScores Over>
     unroll<vectors>([&](auto v) QUOKA_INLINE_LAMBDA {
       std::int32_t* const to = best + (turn * vectors + v) * lanes;
       CodeVector all = load_code_vector(to);
-      unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
-        all = Over == CodeScores::max ? max_int32(all, dot[m][v]) : add_int32(all, dot[m][v]);
-      });
+      if (over == CodeScores::max)
+        unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { all = max_int32(all, dot[m][v]); });
+      else
+        unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { all = add_int32(all, dot[m][v]); });
       store_code_vector(to, all);
     });
   });

@@ -46,22 +46,22 @@ struct LaterBlocks {
 enum class CodeScores { max, sum };
 
 // best [2 * code_block] takes in dots [rows][2 * code_block]; aligned to 64 bytes.
-template <CodeScores Over>
-QUOKA_INLINE void take_dots_in(const std::int32_t* dots, Index rows, std::int32_t* best) {
+QUOKA_INLINE void take_dots_in(CodeScores over, const std::int32_t* dots, Index rows,
+                               std::int32_t* best) {
   constexpr Index pair = 2 * code_block;
+  const bool max = over == CodeScores::max;
 #if QUOKA_ISA_AVX512
   __m512i first = _mm512_load_si512(best), second = _mm512_load_si512(best + code_block);
   for (Index m = 0; m < rows; ++m, dots += pair) {
     const __m512i x = _mm512_load_si512(dots), y = _mm512_load_si512(dots + code_block);
-    first = Over == CodeScores::max ? _mm512_max_epi32(first, x) : _mm512_add_epi32(first, x);
-    second = Over == CodeScores::max ? _mm512_max_epi32(second, y) : _mm512_add_epi32(second, y);
+    first = max ? _mm512_max_epi32(first, x) : _mm512_add_epi32(first, x);
+    second = max ? _mm512_max_epi32(second, y) : _mm512_add_epi32(second, y);
   }
   _mm512_store_si512(best, first), _mm512_store_si512(best + code_block, second);
 #else
   for (Index m = 0; m < rows; ++m, dots += pair)
     for (Index i = 0; i < pair; ++i)
-      best[i] =
-          Over == CodeScores::max ? (best[i] < dots[i] ? dots[i] : best[i]) : best[i] + dots[i];
+      best[i] = max ? (best[i] < dots[i] ? dots[i] : best[i]) : best[i] + dots[i];
 #endif
 }
 

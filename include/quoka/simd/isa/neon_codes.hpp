@@ -136,8 +136,8 @@ QUOKA_INLINE void for_each_square(const std::uint8_t* const (&keys)[2], const st
   }
 }
 
-template <int Queries, CodeScores Over>
-[[gnu::noinline]] void code_square_dots(const std::uint8_t* const (&keys)[2],
+template <int Queries>
+[[gnu::noinline]] void code_square_dots(CodeScores over, const std::uint8_t* const (&keys)[2],
                                         const std::int32_t* queries, Index stride, Index steps,
                                         const std::int32_t* offset, std::int32_t* best,
                                         const LaterBlocks& later) {
@@ -149,7 +149,7 @@ template <int Queries, CodeScores Over>
           int32x4_t all = vld1q_s32(to);
           unroll<Queries / 2>([&](auto m) QUOKA_INLINE_LAMBDA {
             const int32x4_t a = squares.x[m][2 * v], b = squares.x[m][2 * v + 1];
-            all = Over == CodeScores::max ? vmaxq_s32(all, vpmaxq_s32(a, b))
+            all = over == CodeScores::max ? vmaxq_s32(all, vpmaxq_s32(a, b))
                                           : vaddq_s32(all, vpaddq_s32(a, b));
           });
           vst1q_s32(to, all);
@@ -177,14 +177,14 @@ template <int Queries>
 #endif
 
 // See code_dots.hpp. Two vectors of a block's four at a time share each broadcast query.
-template <int Queries, CodeScores Over>
-[[gnu::noinline]] void code_dots_of(const std::uint8_t* const (&keys)[2],
+template <int Queries>
+[[gnu::noinline]] void code_dots_of(CodeScores over, const std::uint8_t* const (&keys)[2],
                                     const std::int32_t* queries, Index stride, Index steps,
                                     const std::int32_t* offset, std::int32_t* best,
                                     const LaterBlocks& later) {
 #if QUOKA_ISA_I8MM
   if constexpr (Queries % 4 == 0)
-    return code_square_dots<Queries, Over>(keys, queries, stride, steps, offset, best, later);
+    return code_square_dots<Queries>(over, keys, queries, stride, steps, offset, best, later);
 #endif
   constexpr int vectors = code_steps_together == 1 ? 2 : 1;
   const std::uint8_t* const ask[2] = {later.first, later.second};
@@ -218,7 +218,7 @@ template <int Queries, CodeScores Over>
       int32x4_t all = vld1q_s32(to);
       unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
         const int32x4_t x = vaddq_s32(dot[m][v].total(), vdupq_n_s32(offset[m]));
-        all = Over == CodeScores::max ? vmaxq_s32(all, x) : vaddq_s32(all, x);
+        all = over == CodeScores::max ? vmaxq_s32(all, x) : vaddq_s32(all, x);
       });
       vst1q_s32(to, all);
     });
