@@ -94,8 +94,9 @@ class MassPair {
       scores->reserve(s_.k.heads() * s_.k.len());
   }
   void in_float() {
-    quoka::softmax_scores(shape(), fill_, quoka::Rows(s_.k), s_.k.len(), quoka::Aggregation::mean,
-                          view(float_scores_), float_state_, quoka::SerialExecutor{});
+    quoka::softmax_scores(
+        {shape(), fill_, quoka::RowSource(quoka::Rows(s_.k)), s_.k.len(), quoka::Aggregation::mean},
+        view(float_scores_), float_state_, quoka::SerialExecutor{});
   }
   void by_sketch() {
     sketch_.score(shape(), fill_, quoka::Rows(s_.k), nullptr, s_.k.len(), quoka::Aggregation::mean,

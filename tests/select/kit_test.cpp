@@ -24,8 +24,8 @@ TEST(Kit, ScoresOfNoRowsAreZero) {
     Tensor3<float> scores(1, heads, len);
     scores.setConstant(7.0f);
     if (softmax)
-      quoka::softmax_scores(QueryRows{4, dim}, no_rows, Rows(k), len, Aggregation::mean, scores,
-                            state, SerialExecutor{});
+      quoka::softmax_scores({{4, dim}, no_rows, quoka::RowSource(k), len, Aggregation::mean},
+                            scores, state, SerialExecutor{});
     else
       quoka::mean_logit_scores(QueryRows{4, dim}, no_rows, k, scores, state, SerialExecutor{});
     for (Index i = 0; i < scores.size(); ++i) ASSERT_EQ(scores.data()[i], 0.0f) << softmax;
@@ -63,7 +63,7 @@ TEST(KitRefuses, ScoresThatDoNotLieSideBySide) {
   expect_refused(
       [&] {
         quoka::softmax_scores(
-            QueryRows{4, dim}, no_rows, Rows(k), len, Aggregation::mean,
+            {{4, dim}, no_rows, quoka::RowSource(k), len, Aggregation::mean},
             TensorView<float, 3>(memory.data(), {1, heads, len}, {2 * heads * len, 2 * len, 2}),
             state, SerialExecutor{});
       },

@@ -161,9 +161,10 @@ inline Index first_query(const Past& past, std::optional<Index> position) {
 }
 
 // The one check of a call. mask and position: the call's own, in place of the options'.
-inline void check_call(const Rows& q, const Past& past, const Chunk& chunk,
-                       const AttentionOutput& output, const AttentionOptions& options,
-                       const Mask& mask, std::optional<Index> position) {
+[[gnu::noinline]] inline void check_call(const Rows& q, const Past& past, const Chunk& chunk,
+                                         const AttentionOutput& output,
+                                         const AttentionOptions& options, const Mask& mask,
+                                         std::optional<Index> position) {
   require_at_least("q's batch", q.batch(), 1);
   require_at_least("q_len", q.len(), 1);
   require_at_least("head_dim", q.dim(), 1);
@@ -207,9 +208,9 @@ inline void check_call(const Rows& q, const Past& past, const Chunk& chunk,
 }
 
 // What was checked, with its defaults filled in. The mask outlives the call.
-inline AttentionCall resolved_call(const Rows& q, const Past& past, const Chunk& chunk,
-                                   const AttentionOutput& output, const AttentionOptions& options,
-                                   const Mask& mask, std::optional<Index> position) {
+[[gnu::noinline]] inline AttentionCall resolved_call(
+    const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
+    const AttentionOptions& options, const Mask& mask, std::optional<Index> position) {
   const auto [kv_heads, v_dim] = key_shape(past, chunk);
   const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(q.dim())));
   const bool all = past.keep == nullptr || past.k.len() == 0 || past.keep->is_all();

@@ -38,7 +38,7 @@ struct AttentionWorkspace::Parts {
   bool add_to(const detail::AttentionCall& call, Chains& chains, int workers) {
     begin(1);
     calls.push_back(call);
-    tasks.emplace_back(calls.front(), scratch, partials[0], workers, true);
+    add_tasks(calls.front(), 0, workers, true);
     if (!tasks.front().may_follow(chains, workers)) return false;
     tasks.front().add_to(chains);
     return true;
@@ -62,7 +62,7 @@ struct AttentionWorkspace::Parts {
           blocks.pack(call, executor);
         call.packed = &blocks;
       }
-      tasks.emplace_back(call, scratch, partials[i], executor.workers(), calls.size() == 1);
+      add_tasks(call, i, executor.workers(), calls.size() == 1);
     }
     order.clear();
     for (Index i = 0; i < std::ssize(tasks); ++i)
@@ -84,6 +84,9 @@ struct AttentionWorkspace::Parts {
   }
 
  private:
+  void add_tasks(const detail::AttentionCall& call, Index i, int workers, bool room_to_grow) {
+    tasks.emplace_back(call, scratch, partials[i], workers, room_to_grow);
+  }
   detail::AttentionTasks& of(Index call) { return tasks[static_cast<std::size_t>(call)]; }
 
   template <class Count, class Each>

@@ -72,7 +72,7 @@ class LessIsMoreChoice {
     const auto fill = [&](Index b, Index q_head, RowWriter& rows) {
       for (Index j = 0; j < q.len(); ++j) rows.add(q, b, q_head, j, logit_scale);
     };
-    softmax_scores({q.len(), k.dim(), q}, fill, k, input.capacity, Aggregation::mean,
+    softmax_scores({{q.len(), k.dim(), q}, fill, RowSource(k), input.capacity, Aggregation::mean},
                    score_view(of_head, q.batch(), q_heads, kv_len), s.query_scores, executor);
 
     s.top_k.reserve(executor.workers(), kv_len, 1);

@@ -93,8 +93,8 @@ class LokiScorer {
     if (sketches(input) && state.sketch.score(shape, fill, keys, nullptr, input.capacity,
                                               Aggregation::mean, scores, executor))
       return;
-    softmax_scores(shape, fill, keys, input.capacity, Aggregation::mean, scores, state.scores,
-                   executor, input.shard);
+    softmax_scores({shape, fill, RowSource(keys), input.capacity, Aggregation::mean, input.shard},
+                   scores, state.scores, executor);
   }
 
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {

@@ -86,7 +86,8 @@ class QuestScorer {
     if (options_.domain == Domain::logit)
       mean_logit_scores(shape, fill, rows, of_page, state.scores, executor);
     else
-      softmax_scores(shape, fill, rows, ceil_div(input.capacity, options_.page), Aggregation::mean,
+      softmax_scores({shape, fill, RowSource(rows), ceil_div(input.capacity, options_.page),
+                      Aggregation::mean},
                      of_page, state.scores, executor);
     const Index whole = k.len() / options_.page * options_.page;
     for (Index b = 0; b < k.batch(); ++b) {

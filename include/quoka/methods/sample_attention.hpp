@@ -69,8 +69,8 @@ class SampleAttentionScorer {
         state.sketch.score(shape, fill, k, input.sketch, input.capacity, Aggregation::mean, scores,
                            executor))
       return;
-    softmax_scores(shape, fill, k, input.capacity, Aggregation::mean, scores, state.scores,
-                   executor, input.shard);
+    softmax_scores({shape, fill, RowSource(k), input.capacity, Aggregation::mean, input.shard},
+                   scores, state.scores, executor);
   }
 
   void appended(const SelectorInput& input, State& state, ExecutorRef executor) const {

@@ -100,9 +100,13 @@ class SparqScorer {
                            input.capacity, Aggregation::mean, scores, executor))
       return;
     state.keys.append(k, input.capacity);
-    softmax_scores({group * q.len(), rank, q}, fill_with(true),
-                   ChannelSource(state.keys, channels, rank, dim), input.capacity,
-                   Aggregation::mean, scores, state.scores, executor, input.shard);
+    softmax_scores({{group * q.len(), rank, q},
+                    fill_with(true),
+                    ChannelSource(state.keys, channels, rank, dim),
+                    input.capacity,
+                    Aggregation::mean,
+                    input.shard},
+                   scores, state.scores, executor);
   }
 
   // The sketch, or the copy, is made as keys come, so that a chunk pays for its own.

@@ -118,8 +118,8 @@ inline constexpr Index few_copies = 64;  // rows that one worker copies sooner t
 
 // As executor.run(tasks, f), of so many rows; by the caller alone where these are no more than `few`, which take less
 // time than waking others.
-template <class F>
-void run_rows(const ExecutorRef& executor, Index rows, Index few, Index tasks, F&& f) {
+[[gnu::noinline]] inline void run_rows(const ExecutorRef& executor, Index rows, Index few,
+                                       Index tasks, TaskRef f) {
   if (rows <= few)
     SerialExecutor{}.run(tasks, f);
   else

@@ -138,23 +138,22 @@ class RowSource final : public KeySource {
   Rows rows_;
 };
 
-// scores [batch, heads, keys]: the mean over a head's rows of their softmax, or its maximum. heads is
-// a multiple of the keys' KV heads. `capacity`: as many keys as there may be in later calls, for
-// scratch memory. Of a shard's keys: the scores they have among all keys, for twice the FLOPs and an
-// exchange of 12 bytes per row (filled up to whole panels); blocks of a multiple of softmax_shard_keys().
-// softcap, if not 0, caps the logits, as attention does. Throws std::invalid_argument unless the scores of a
-// head lie side by side.
-void softmax_scores(const QueryRows& shape, FillRows fill, const KeySource& keys, Index capacity,
-                    Aggregation over, TensorView<float, 3> scores, QueryScoreState& state,
-                    ExecutorRef executor, const KeyShard* shard = nullptr, float softcap = 0.0f);
-// The same, of keys [batch, kv_heads, keys, dim].
-inline void softmax_scores(const QueryRows& shape, FillRows fill, const Rows& keys, Index capacity,
-                           Aggregation over, TensorView<float, 3> scores, QueryScoreState& state,
-                           ExecutorRef executor, const KeyShard* shard = nullptr,
-                           float softcap = 0.0f) {
-  softmax_scores(shape, fill, RowSource(keys), capacity, over, scores, state, executor, shard,
-                 softcap);
-}
+// What softmax_scores() makes scores of.
+struct SoftmaxScoring {
+  QueryRows rows;         // how many of each head, of how many channels
+  FillRows fill;          // writes them, times the logit scale
+  const KeySource& keys;  // what they are multiplied with
+  Index capacity;         // as many keys as there may be in later calls, for scratch memory
+  Aggregation over;       // the mean over a head's rows of their softmax, or its maximum
+  // Of a shard's keys: the scores they have among all keys, for twice the FLOPs and an exchange of 12 bytes per
+  // row (filled up to whole panels); blocks of a multiple of softmax_shard_keys().
+  const KeyShard* shard = nullptr;
+  float softcap = 0.0f;  // if not 0, caps the logits, as attention does
+};
+// scores [batch, heads, keys], heads a multiple of the keys' KV heads. Throws std::invalid_argument unless the
+// scores of a head lie side by side.
+void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 3> scores,
+                    QueryScoreState& state, ExecutorRef executor);
 // Keys of a block that softmax_scores() takes of a shard: blocks have a multiple of them.
 Index softmax_shard_keys();
 

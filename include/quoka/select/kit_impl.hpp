@@ -75,43 +75,43 @@ QUOKA_FUNC void RowSource::with_keys(Index b, Index head, Index heads,
   use(keys);
 }
 
-QUOKA_FUNC void softmax_scores(const QueryRows& shape, FillRows fill, const KeySource& keys,
-                               Index capacity, Aggregation over, TensorView<float, 3> scores,
-                               QueryScoreState& state, ExecutorRef executor, const KeyShard* shard,
-                               float softcap) {
+QUOKA_FUNC void softmax_scores(const SoftmaxScoring& scoring, TensorView<float, 3> scores,
+                               QueryScoreState& state, ExecutorRef executor) {
+  const Index max_rows = scoring.rows.max_rows, dim = scoring.rows.dim;
+  const KeyShard* const shard = scoring.shard;
   const Index heads = scores.heads(), key_count = scores.len();
   if (key_count > 0)
     detail::require_equal("the scores' inner stride", scores.strides()[2], "that of an array", 1);
-  state.mass.reserve(executor.workers(), shape.max_rows, std::max(key_count, capacity), shape.dim);
+  state.mass.reserve(executor.workers(), max_rows, std::max(key_count, scoring.capacity), dim);
   for (int worker = 0; worker < executor.workers(); ++worker)  // so that no task allocates
-    state.mass[worker].query.reserve(shape.read);
+    state.mass[worker].query.reserve(scoring.rows.read);
   using detail::MassAccumulator;
   using Step = FunctionRef<void(MassAccumulator&, float* mass, float share, Index task)>;
   const auto for_heads = [&](Step step) {
     executor.run(scores.batch() * heads, [&](Index task, int worker) {
       const Index b = task / heads, head = task % heads;
       detail::MassScratch& s = state.mass[worker];
-      RowWriter rows(s.rows.data(), shape.dim, s.query);
-      fill(b, head, rows);
+      RowWriter rows(s.rows.data(), dim, s.query);
+      scoring.fill(b, head, rows);
       float* const mass = key_count > 0 ? scores.row(b, head, 0) : nullptr;
-      const float share = over == Aggregation::max
+      const float share = scoring.over == Aggregation::max
                               ? 1.0f
                               : 1.0f / static_cast<float>(std::max<Index>(rows.count(), 1));
-      const auto use = [&](detail::MassKeys& of_head) {
-        MassAccumulator mass_of(s.rows.data(), rows.count(), shape.dim, of_head, key_count, s,
-                                nullptr, detail::LogitRule{.softcap = softcap});
-        step(mass_of, mass, share, task);
+      const auto use = [&](detail::MassKeys& head_keys) {
+        MassAccumulator accumulator(s.rows.data(), rows.count(), dim, head_keys, key_count, s,
+                                    nullptr, detail::LogitRule{.softcap = scoring.softcap});
+        step(accumulator, mass, share, task);
       };
-      keys.with_keys(b, head, heads, use);
+      scoring.keys.with_keys(b, head, heads, use);
     });
   };
   if (shard == nullptr)
-    return for_heads([&](MassAccumulator& of_head, float* mass, float share, Index) {
+    return for_heads([&](MassAccumulator& head, float* mass, float share, Index) {
       std::fill_n(mass, key_count, 0.0f);
-      of_head.add_to(mass, share, over);
+      head.add_to(mass, share, scoring.over);
     });
 
-  const Index lanes = round_up(shape.max_rows, tuning::panel_rows), all = scores.batch() * heads,
+  const Index lanes = round_up(max_rows, tuning::panel_rows), all = scores.batch() * heads,
               blocks = ceil_div(key_count, tuning::block_keys);
   float* const row_max = state.row_max.reserve(all * lanes);
   std::int64_t* const row_sum = state.row_sum.reserve(all * lanes);
@@ -124,17 +124,16 @@ QUOKA_FUNC void softmax_scores(const QueryRows& shape, FillRows fill, const KeyS
                             row_max + task * lanes, row_sum + task * lanes};
   };
   const auto count = static_cast<std::size_t>(all * lanes);
-  for_heads([&](MassAccumulator& of_head, float* mass, float, Index task) {
-    of_head.find_maxima(mass, rows_of(task));
+  for_heads([&](MassAccumulator& head, float* mass, float, Index task) {
+    head.find_maxima(mass, rows_of(task));
   });
   shard->maximum({row_max, count});
-  for_heads([&](MassAccumulator& of_head, float*, float, Index task) {
-    of_head.find_sums(rows_of(task));
-  });
+  for_heads(
+      [&](MassAccumulator& head, float*, float, Index task) { head.find_sums(rows_of(task)); });
   shard->sum({row_sum, count});
-  for_heads([&](MassAccumulator& of_head, float* mass, float share, Index task) {
+  for_heads([&](MassAccumulator& head, float* mass, float share, Index task) {
     std::fill_n(mass, key_count, 0.0f);
-    of_head.add_to(mass, share, over, rows_of(task), shard->kv_len());
+    head.add_to(mass, share, scoring.over, rows_of(task), shard->kv_len());
   });
 }
 
@@ -179,16 +178,16 @@ QUOKA_FUNC void exact_scores(const SelectorInput& input, Index n,
   };
   const QueryRows shape{group * n, k.dim(), q};
   if (domain == Domain::logit) return mean_logit_scores(shape, fill, k, scores, state, executor);
-  softmax_scores(shape, fill, k, input.capacity, over, scores, state, executor, input.shard,
-                 input.softcap());
+  softmax_scores({shape, fill, RowSource(k), input.capacity, over, input.shard, input.softcap()},
+                 scores, state, executor);
 }
 
 QUOKA_FUNC void add_causal_mass(Index rows, const Index* ends, const HeadRows& keys,
                                 Index key_count, Index dim, float share, float* mass,
                                 CausalMassScratch& scratch) {
   std::fill_n(mass, key_count, 0.0f);
-  detail::RowKeys of_head(keys, key_count);
-  detail::MassAccumulator(scratch.rows.data(), rows, dim, of_head, key_count, scratch, ends)
+  detail::RowKeys head_keys(keys, key_count);
+  detail::MassAccumulator(scratch.rows.data(), rows, dim, head_keys, key_count, scratch, ends)
       .add_to(mass, share, Aggregation::mean);
 }
 

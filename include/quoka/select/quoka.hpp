@@ -203,6 +203,7 @@ class QuokaScorer {
 
  private:
   Index kept_rows(const SelectorInput& input) const;
+  detail::KeyScoring scoring(const SelectorInput& input, const State& state) const;
   void aggregate_queries(const SelectorInput& input, State& state, ExecutorRef executor) const;
   void softmax_score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
                      ExecutorRef executor) const;

@@ -104,6 +104,13 @@ QUOKA_FUNC Index QuokaScorer::kept_rows(const SelectorInput& input) const {
                                  input.group(), options_.group_mode);
 }
 
+// The queries in state.q_bar against the keys.
+QUOKA_FUNC detail::KeyScoring QuokaScorer::scoring(const SelectorInput& input,
+                                                   const State& state) const {
+  return {state.q_bar.data(), kept_rows(input), input.k, &input.inverse_norms,
+          options_.aggregation};
+}
+
 // Those queries, to state.q_bar.
 QUOKA_FUNC void QuokaScorer::aggregate_queries(const SelectorInput& input, State& state,
                                                ExecutorRef executor) const {
@@ -117,8 +124,7 @@ QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
                                    TensorView<float, 3> scores, ExecutorRef executor) const {
   if (options_.domain == Domain::softmax) return softmax_score(input, state, scores, executor);
   aggregate_queries(input, state, executor);
-  detail::score_all_keys(state.q_bar.data(), kept_rows(input), input.k, input.inverse_norms,
-                         options_.aggregation, scores.data(), state.score, executor);
+  detail::score_all_keys(scoring(input, state), scores.data(), state.score, executor);
 }
 
 // Is there a sketch of all keys, and do codes serve?
@@ -142,8 +148,14 @@ QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& st
     const float* const of_head = state.q_bar.data() + (b * k.heads() + kv_head) * rows * k.dim();
     for (Index m = 0; m < rows; ++m) to.add(of_head + m * k.dim(), logit_scale);
   };
-  softmax_scores({rows, k.dim()}, fill, k, input.capacity, options_.aggregation, scores,
-                 state.softmax, executor, input.shard, input.softcap());
+  softmax_scores({{rows, k.dim()},
+                  fill,
+                  RowSource(k),
+                  input.capacity,
+                  options_.aggregation,
+                  input.shard,
+                  input.softcap()},
+                 scores, state.softmax, executor);
 }
 
 // By codes; after: what follows in the same run.
@@ -183,8 +195,7 @@ QUOKA_FUNC void QuokaScorer::select_by_mass(const SelectorInput& input, Index bu
 QUOKA_FUNC void QuokaScorer::score_selected(const SelectorInput& input, State& state,
                                             const Selection& selection, Index stride, float* scores,
                                             ExecutorRef executor) const {
-  detail::score_selected_keys(state.q_bar.data(), kept_rows(input), input.k, input.inverse_norms,
-                              options_.aggregation, selection, stride, scores, state.score,
+  detail::score_selected_keys(scoring(input, state), selection, stride, scores, state.score,
                               executor);
 }
 

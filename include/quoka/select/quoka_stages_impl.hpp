@@ -42,10 +42,10 @@ class QueryStages {
                    task * input_.group() + member, state_.subselect[worker]);
   }
   void aggregate(Index task, int, Index part, int worker) {
-    pre_aggregate_head(input_.q, n_ < input_.q.len() ? state_.positions.data() : nullptr, n_,
-                       input_.k.heads(), options_.group_mode, options_.domain == Domain::softmax,
-                       state_.q_bar.data(), task, part * n_ / parts_, (part + 1) * n_ / parts_,
-                       state_.rows[worker]);
+    pre_aggregate_head(
+        {input_.q, n_ < input_.q.len() ? state_.positions.data() : nullptr, n_, input_.k.heads(),
+         options_.group_mode, options_.domain == Domain::softmax, state_.q_bar.data()},
+        task, part * n_ / parts_, (part + 1) * n_ / parts_, state_.rows[worker]);
   }
 
   const SelectorInput& input_;

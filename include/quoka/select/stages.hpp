@@ -70,7 +70,7 @@ Tensor<float> pre_aggregate(const Q& kept, Index kv_heads, GroupMode mode = Grou
   const Index rows = detail::aggregated_rows(q.len(), q.heads() / kv_heads, mode);
   Tensor<float> q_bar(q.batch(), kv_heads, rows, q.dim());
   WorkerScratch<detail::FloatRow> scratch;
-  detail::pre_aggregate_rows(q, nullptr, q.len(), kv_heads, mode, false, q_bar.data(), scratch,
+  detail::pre_aggregate_rows({q, nullptr, q.len(), kv_heads, mode, false, q_bar.data()}, scratch,
                              executor);
   return q_bar;
 }
@@ -106,7 +106,7 @@ Tensor<float, 3> score_keys(const Tensor<float>& q_bar, const K& keys,
     detail::require_sizes("inverse_norms", inverse_norms.sizes(), {k.batch(), k.heads(), k.len()});
   Tensor<float, 3> scores(k.batch(), k.heads(), k.len());
   WorkerScratch<detail::ScoreScratch> scratch;
-  detail::score_all_keys(q_bar.data(), q_bar.dimension(2), Rows(k), inverse_norms, aggregation,
+  detail::score_all_keys({q_bar.data(), q_bar.dimension(2), Rows(k), &inverse_norms, aggregation},
                          scores.data(), scratch, executor);
   return scores;
 }

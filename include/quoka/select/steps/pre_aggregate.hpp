@@ -26,14 +26,22 @@ constexpr Index aggregated_rows(Index n_queries, Index group, GroupMode mode) {
   return mode == GroupMode::per_head ? group * n_queries : n_queries;
 }
 
-// q [batch, q_heads, q_len, head_dim], of which positions [batch, q_heads, n] (null: all q_len = n)
-// are averaged, normalised unless they are `raw`: q_bar [batch, kv_heads, aggregated_rows, head_dim].
-// pre_aggregate_head does KV head task = b * kv_heads + kv_head alone, the slots [begin, end) of [0, n).
-void pre_aggregate_head(const Rows& q, const Position* positions, Index n, Index kv_heads,
-                        GroupMode mode, bool raw, float* q_bar, Index task, Index begin, Index end,
+// Queries, and where they are averaged to.
+struct PreAggregation {
+  Rows q;                     // [batch, q_heads, q_len, head_dim]
+  const Position* positions;  // [batch, q_heads, n] of the queries; null: all q_len = n
+  Index n;                    // queries of each head
+  Index kv_heads;
+  GroupMode mode;
+  bool raw;      // not normalised
+  float* q_bar;  // [batch, kv_heads, aggregated_rows, head_dim]
+};
+
+// KV head task = b * kv_heads + kv_head alone, the slots [begin, end) of [0, n).
+void pre_aggregate_head(const PreAggregation& queries, Index task, Index begin, Index end,
                         FloatRow& reader);
-void pre_aggregate_rows(const Rows& q, const Position* positions, Index n, Index kv_heads,
-                        GroupMode mode, bool raw, float* q_bar, WorkerScratch<FloatRow>& scratch,
+// All of them.
+void pre_aggregate_rows(const PreAggregation& queries, WorkerScratch<FloatRow>& scratch,
                         ExecutorRef executor);
 
 }  // namespace detail

@@ -21,23 +21,31 @@ inline namespace QUOKA_ABI {
 
 namespace detail {
 
-// scores [batch, kv_heads, kv_len], contiguous; q_bar [batch, kv_heads, rows, head_dim],
-// contiguous.
-void score_all_keys(const float* q_bar, Index rows, const Rows& keys,
-                    const TensorView<const float, 3>& inverse_norms, Aggregation aggregation,
-                    float* scores, WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor);
+// What scores of keys are made of.
+struct KeyScoring {
+  const float* q_bar;  // [batch, kv_heads, rows, head_dim], contiguous
+  Index rows;          // kept queries of each KV head
+  Rows keys;           // [batch, kv_heads, kv_len, head_dim]
+  // [batch, kv_heads, kv_len]; absent: taken from the keys; null: products with the keys as they are.
+  const TensorView<const float, 3>* inverse_norms;
+  Aggregation aggregation;
+};
+
+// scores [batch, kv_heads, kv_len], contiguous.
+void score_all_keys(const KeyScoring& scoring, float* scores, WorkerScratch<ScoreScratch>& scratch,
+                    ExecutorRef executor);
 
 // products [batch, kv_heads, kv_len], contiguous: q . k[kv] of one query of each KV head, q [batch,
 // kv_heads, head_dim], contiguous.
-void multiply_all_keys(const float* q, const Rows& keys, float* products,
-                       WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor);
+inline void multiply_all_keys(const float* q, const Rows& keys, float* products,
+                              WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor) {
+  score_all_keys({q, 1, keys, nullptr, Aggregation::max}, products, scratch, executor);
+}
 
 // The same scores of selected keys alone: scores [batch, kv_heads, stride], stride the most of a KV head
 // or more. The Selection is not "all".
-void score_selected_keys(const float* q_bar, Index rows, const Rows& keys,
-                         const TensorView<const float, 3>& inverse_norms, Aggregation aggregation,
-                         const Selection& selection, Index stride, float* scores,
-                         WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor);
+void score_selected_keys(const KeyScoring& scoring, const Selection& selection, Index stride,
+                         float* scores, WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor);
 
 // 1 / |k| of each key to norms [batch, kv_heads, kv_len].
 void write_inverse_norms(const Rows& keys, TensorView<float, 3> norms, ExecutorRef executor);

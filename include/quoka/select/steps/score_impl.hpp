@@ -17,49 +17,37 @@ QUOKA_FUNC void ScoreScratch::reserve(const Format* format, Index dim, Index row
   if (format != nullptr) row.reserve(*format, dim);
 }
 
-// inverse_norms: null for products with the keys as they are.
-inline void score_keys_in_parts(const float* q_bar, Index rows, const Rows& keys,
-                                const TensorView<const float, 3>* inverse_norms,
-                                Aggregation aggregation, float* scores,
-                                WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor) {
+QUOKA_FUNC void score_all_keys(const KeyScoring& scoring, float* scores,
+                               WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor) {
+  const Rows& keys = scoring.keys;
   const Index parts = std::max<Index>(1, ceil_div(keys.len(), tuning::score_task_keys));
-  scratch.reserve(executor.workers(), keys.empty() ? nullptr : &keys.format(), keys.dim(), rows);
+  scratch.reserve(executor.workers(), keys.empty() ? nullptr : &keys.format(), keys.dim(),
+                  scoring.rows);
   executor.run(keys.batch() * keys.heads() * parts, [&](Index task, int worker) {
     const Index head = task / parts, begin = task % parts * tuning::score_task_keys;
-    TileScorer scorer(q_bar + head * rows * keys.dim(), rows, keys.dim(), aggregation,
-                      scratch[worker]);
-    const HeadKeys of_head(keys, inverse_norms, head / keys.heads(), head % keys.heads());
-    score_keys_of_head(of_head, {begin, nullptr},
+    TileScorer scorer(scoring.q_bar + head * scoring.rows * keys.dim(), scoring.rows, keys.dim(),
+                      scoring.aggregation, scratch[worker]);
+    const HeadKeys head_keys(keys, scoring.inverse_norms, head / keys.heads(), head % keys.heads());
+    score_keys_of_head(head_keys, {begin, nullptr},
                        std::min(tuning::score_task_keys, keys.len() - begin), scorer,
                        scores + head * keys.len() + begin);
   });
 }
 
-QUOKA_FUNC void score_all_keys(const float* q_bar, Index rows, const Rows& keys,
-                               const TensorView<const float, 3>& inverse_norms,
-                               Aggregation aggregation, float* scores,
-                               WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor) {
-  score_keys_in_parts(q_bar, rows, keys, &inverse_norms, aggregation, scores, scratch, executor);
-}
-
-QUOKA_FUNC void multiply_all_keys(const float* q, const Rows& keys, float* products,
-                                  WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor) {
-  score_keys_in_parts(q, 1, keys, nullptr, Aggregation::max, products, scratch, executor);
-}
-
-QUOKA_FUNC void score_selected_keys(const float* q_bar, Index rows, const Rows& keys,
-                                    const TensorView<const float, 3>& inverse_norms,
-                                    Aggregation aggregation, const Selection& selection,
+QUOKA_FUNC void score_selected_keys(const KeyScoring& scoring, const Selection& selection,
                                     Index stride, float* scores,
                                     WorkerScratch<ScoreScratch>& scratch, ExecutorRef executor) {
-  scratch.reserve(executor.workers(), keys.empty() ? nullptr : &keys.format(), keys.dim(), rows);
+  const Rows& keys = scoring.keys;
+  scratch.reserve(executor.workers(), keys.empty() ? nullptr : &keys.format(), keys.dim(),
+                  scoring.rows);
   executor.run(keys.batch() * keys.heads(), [&](Index head, int worker) {
     const Index b = head / keys.heads(), kv_head = head % keys.heads();
     const std::span<const Position> kept = selection.row(b, kv_head);
-    TileScorer scorer(q_bar + head * rows * keys.dim(), rows, keys.dim(), aggregation,
-                      scratch[worker]);
-    const HeadKeys of_head(keys, &inverse_norms, b, kv_head);
-    score_keys_of_head(of_head, {0, kept.data()}, std::ssize(kept), scorer, scores + head * stride);
+    TileScorer scorer(scoring.q_bar + head * scoring.rows * keys.dim(), scoring.rows, keys.dim(),
+                      scoring.aggregation, scratch[worker]);
+    const HeadKeys head_keys(keys, scoring.inverse_norms, b, kv_head);
+    score_keys_of_head(head_keys, {0, kept.data()}, std::ssize(kept), scorer,
+                       scores + head * stride);
   });
 }
 
