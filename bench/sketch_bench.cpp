@@ -9,7 +9,7 @@
 #include "support/statistics.hpp"
 
 #include <quoka/methods/softmax_sketch.hpp>
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/select/quoka.hpp>
 #include <quoka/views/tensor.hpp>
 

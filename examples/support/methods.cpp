@@ -119,7 +119,7 @@ typename S::Options common_options(const Request& r) {
   if constexpr (std::is_same_v<S, quoka::QuokaSelector>) o = r.options.quoka;
   if constexpr (requires { o.budget; }) o.budget = r.options.budget;
   if constexpr (!std::is_same_v<S, quoka::QuokaSelector> && requires { o.n_queries; })
-    o.n_queries = r.options.quoka.n_queries.of_head(group_of(r));
+    o.n_queries = r.options.quoka.n_queries.per_head(group_of(r));
   if constexpr (requires { o.rank; })
     o.rank = r.options.rank > 0 ? r.options.rank
                                 : std::min<Index>(64, std::max<Index>(1, r.shape.head_dim / 2));

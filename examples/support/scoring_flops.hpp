@@ -56,7 +56,7 @@ inline double cascade_products(const quoka::QuokaOptions& o, Index n, Index sets
 }
 
 inline double flops(const quoka::QuokaOptions& o, const ChunkShape& c) {
-  const Index n = std::min(o.n_queries.of_head(c.q_heads / c.kv_heads), c.q_len);
+  const Index n = std::min(o.n_queries.per_head(c.q_heads / c.kv_heads), c.q_len);
   const bool per_head = o.group_mode == quoka::GroupMode::per_head;
   using quoka::QueryChoice;
   // Of mixed queries a quarter is ranked.

@@ -26,7 +26,7 @@
 #include <quoka/methods/loki_calibration_impl.hpp>
 #include <quoka/methods/block_scores_impl.hpp>
 #include <quoka/methods/channel_keys_impl.hpp>
-#include <quoka/select/kit_impl.hpp>
+#include <quoka/select/query_scores_impl.hpp>
 #include <quoka/select/quoka_impl.hpp>
 #include <quoka/select/sketch/sketched_mass_impl.hpp>
 #include <quoka/select/sketch/sketched_top_k_impl.hpp>

@@ -37,7 +37,7 @@
 
 #include <quoka/select/options.hpp>
 #include <quoka/select/selector.hpp>
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/select/visible.hpp>
 #include <quoka/select/dense.hpp>

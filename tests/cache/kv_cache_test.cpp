@@ -5,7 +5,7 @@
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/dense.hpp>
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 
 #include "support/fixtures.hpp"
 #include "support/sanitized.hpp"

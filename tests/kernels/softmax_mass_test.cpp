@@ -2,7 +2,7 @@
 // panels, rows that see a prefix alone, keys and queries that are not finite; and the scores that
 // the methods of both domains make of it.
 
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/select/steps/softmax_mass.hpp>
 
 #include "support/baseline_fixtures.hpp"

@@ -4,7 +4,7 @@
 #include <quoka/attention/packed_past.hpp>
 #include <quoka/prefill/ragged.hpp>
 #include <quoka/cache/key_sketch.hpp>
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include "support/attention_fixtures.hpp"

@@ -525,7 +525,7 @@ class TestShard final : public quoka::KeyShard {
   const ThreadRanks::Communicator& communicator_;
 };
 
-// By the oracle, which all softmax scores of the kit are like.
+// By the oracle, which all softmax_scores() of the library is like.
 void expect_scores_of_shards_have_the_bits_of_all(const Shape& shape, Index kv_len, Index cut,
                                                   quoka::Aggregation over) {
   Random random(914);
@@ -811,7 +811,7 @@ TEST(Sent, IsWhatTheHeaderSays) {
   }
   QuokaOptions options = QuokaOptions::recommended(Budget::keys(k));
   options.top_k.window = 1;
-  const Index rows = quoka::round_up(options.n_queries.of_head(2) * 2, quoka::tuning::panel_rows);
+  const Index rows = quoka::round_up(options.n_queries.per_head(2) * 2, quoka::tuning::panel_rows);
   const Index plain = sent(shape, {.budget = Budget::keys(k)}, 2, 1, past, n).bytes;
   EXPECT_EQ(sent(shape, options, 2, 1, past, n),
             (Sent{plain + 12 * 2 * 5 * rows + 2 * Rounds::header_bytes, 1 + 1 + 1 + 5 + 4}));

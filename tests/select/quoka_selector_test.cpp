@@ -41,7 +41,7 @@ TEST(Quoka, PresetsAreWhatTheySay) {
   const std::pair<Index, Index> whole[] = {{1, 64}, {2, 32}, {4, 16}, {7, 9},
                                            {8, 8},  {16, 4}, {32, 4}};
   for (const auto& [group, n] : whole)
-    EXPECT_EQ(recommended.n_queries.of_head(group), n) << "group " << group;
+    EXPECT_EQ(recommended.n_queries.per_head(group), n) << "group " << group;
   const auto by_name = [](const char* name) {
     return name_of(QuokaOptions::preset(name, Budget::share(0.25)));
   };
@@ -299,12 +299,12 @@ TEST(Quoka, WeighsLogitsUnderASoftcap) {
 
 TEST(QueryCount, OfAKvHeadIsSharedAmongItsQueryHeads) {
   using quoka::QueryCount;
-  EXPECT_EQ(QueryCount(16).of_head(1), 16);
-  EXPECT_EQ(QueryCount(16).of_head(8), 16);
-  EXPECT_EQ(QueryCount::per_kv_head(64).of_head(1), 64);
-  EXPECT_EQ(QueryCount::per_kv_head(64).of_head(7), 9);
-  EXPECT_EQ(QueryCount::per_kv_head(64).of_head(16), 4);
-  EXPECT_EQ(QueryCount::per_kv_head(64).of_head(17), 4);  // at least
+  EXPECT_EQ(QueryCount(16).per_head(1), 16);
+  EXPECT_EQ(QueryCount(16).per_head(8), 16);
+  EXPECT_EQ(QueryCount::per_kv_head(64).per_head(1), 64);
+  EXPECT_EQ(QueryCount::per_kv_head(64).per_head(7), 9);
+  EXPECT_EQ(QueryCount::per_kv_head(64).per_head(16), 4);
+  EXPECT_EQ(QueryCount::per_kv_head(64).per_head(17), 4);  // at least
   EXPECT_FALSE(QueryCount(64) == QueryCount::per_kv_head(64));
   expect_refused([] { QuokaSelector({.n_queries = QueryCount::per_kv_head(0)}); },
                  {"n_queries", 0, 1});

@@ -167,7 +167,7 @@ Draw draw(std::uint64_t seed) {
   // What the oracle multiplies.
   const auto work = [&] {
     const Index rows = (o.group_mode == GroupMode::per_head ? x.group : 1) *
-                       std::min(x.q_len, o.n_queries.of_head(x.group));
+                       std::min(x.q_len, o.n_queries.per_head(x.group));
     return x.batch * x.kv_heads * x.kv_len * x.dim * (rows + 8);
   };
   while (work() > 6'000'000) x.kv_len = x.kv_len * 2 / 3;

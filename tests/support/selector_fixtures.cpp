@@ -17,9 +17,9 @@ oracle::Choice to_oracle(QueryChoice x) {
 }
 
 oracle::QuokaOptions to_oracle(const QuokaOptions& x, Index kv_len, Index group) {
-  return {x.budget.count(kv_len),  x.n_queries.of_head(group), to_oracle(x.aggregation),
-          to_oracle(x.group_mode), to_oracle(x.query_choice),  x.top_k.window,
-          x.top_k.keep_first,      x.top_k.keep_last,          x.domain == quoka::Domain::softmax};
+  return {x.budget.count(kv_len),  x.n_queries.per_head(group), to_oracle(x.aggregation),
+          to_oracle(x.group_mode), to_oracle(x.query_choice),   x.top_k.window,
+          x.top_k.keep_first,      x.top_k.keep_last,           x.domain == quoka::Domain::softmax};
 }
 
 std::vector<QuokaOptions> every_switch() {

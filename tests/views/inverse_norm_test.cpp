@@ -1,7 +1,7 @@
-// 1 / |x| in select/kit.hpp (kernels/inverse_norm.hpp): right for ordinary rows, and as documented
+// 1 / |x| in select/query_scores.hpp (kernels/inverse_norm.hpp): right for ordinary rows, and as documented
 // for zero, huge, tiny, infinite and NaN ones.
 
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 
 #include "support/fixtures.hpp"
 

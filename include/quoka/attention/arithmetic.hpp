@@ -78,8 +78,8 @@ struct Arithmetics {
 class Arithmetic : public detail::Arithmetics<Arithmetic> {
  public:
   // The library's own: the named ones above are all there are.
-  constexpr Arithmetic(detail::ArithmeticId of_id, detail::PanelsOf of_panels)
-      : id_(of_id), panels_(of_panels) {}
+  constexpr Arithmetic(detail::ArithmeticId which, detail::PanelsOf kernels)
+      : id_(which), panels_(kernels) {}
 
   constexpr const char* name() const { return detail::name_of(id_); }  // "bfloat16_x2"
   constexpr detail::ArithmeticId id() const { return id_; }            // the library's own

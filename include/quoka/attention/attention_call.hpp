@@ -59,14 +59,14 @@ struct AttentionCall {
   // Is something added to logits?
   bool biased() const { return mask != nullptr || !alibi_slopes.empty(); }
   // What a head's biases of the mask are times, its ALiBi slope, and its sink logit, -inf without one.
-  float mask_factor(Index q_head) const { return of_head(mask_factors, q_head, 1.0f); }
-  float alibi_slope(Index q_head) const { return of_head(alibi_slopes, q_head, 0.0f); }
+  float mask_factor(Index q_head) const { return head_number(mask_factors, q_head, 1.0f); }
+  float alibi_slope(Index q_head) const { return head_number(alibi_slopes, q_head, 0.0f); }
   float sink_logit(Index q_head) const {
-    return of_head(sink_logits, q_head, -std::numeric_limits<float>::infinity());
+    return head_number(sink_logits, q_head, -std::numeric_limits<float>::infinity());
   }
 
  private:
-  static float of_head(std::span<const float> numbers, Index q_head, float without) {
+  static float head_number(std::span<const float> numbers, Index q_head, float without) {
     return numbers.empty() ? without : numbers[static_cast<std::size_t>(q_head)];
   }
 };
@@ -334,10 +334,11 @@ inline void list_outputs(const std::vector<AttentionCall>& calls,
       continue;
     }
     for (std::size_t i = first; i < next; ++i) {
-      const OutputMemory of = outputs[i];
-      memory_of(*of.call, of.which).for_each_stretch([&](std::uintptr_t begin, std::uintptr_t end) {
-        outputs.push_back({begin, end, of.call, of.which, false});
-      });
+      const OutputMemory output = outputs[i];
+      memory_of(*output.call, output.which)
+          .for_each_stretch([&](std::uintptr_t begin, std::uintptr_t end) {
+            outputs.push_back({begin, end, output.call, output.which, false});
+          });
     }
   }
   if (outputs.size() == extents) return;

@@ -29,7 +29,7 @@ struct CallMemoryShape {
   bool biased = false, mixed_k = false, mixed_v = false, codes = false, in_parts = false;
 
   CallMemoryShape() = default;
-  CallMemoryShape(const AttentionCall& call, Index panel_count, Index of, bool parts = false)
+  CallMemoryShape(const AttentionCall& call, Index panel_count, Index number, bool parts = false)
       : arithmetic(call.arithmetic),
         q(&call.q.format()),
         out(&call.out.format()),
@@ -38,7 +38,7 @@ struct CallMemoryShape {
         v_dim(call.v_dim),
         group(call.group),
         panels(panel_count),
-        count(of),
+        count(number),
         biased(call.biased()),
         mixed_k(MixedRows::mixes(call.past_k, call.chunk_k)),
         mixed_v(MixedRows::mixes(call.past_v, call.chunk_v)),

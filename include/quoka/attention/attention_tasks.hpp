@@ -193,8 +193,8 @@ class AttentionTasks {
   }
   void pack_panel(Index head, int, Index panel, int worker) {
     const KeySequence keys = keys_of(head);
-    PartedHead& of = s_.parted[head % slots_];
-    HeadAttention(keys, panel, 1, of.queries, of.parts[0], s_.heads[worker]).pack_panels();
+    PartedHead& parted = s_.parted[head % slots_];
+    HeadAttention(keys, panel, 1, parted.queries, parted.parts[0], s_.heads[worker]).pack_panels();
   }
   void attend_long_part(Index head, int, Index task, int worker) {
     const KeySequence keys = keys_of(head);
@@ -202,15 +202,15 @@ class AttentionTasks {
     const Index panels = std::min(panels_per_task_, panels_ - first);
     if (panels <= 0) return;
     const LongParts parts = long_parts_of(keys);
-    PartedHead& of = s_.parted[head % slots_];
-    HeadAttention(keys, first, panels, of.queries, of.parts[i], s_.heads[worker])
+    PartedHead& parted = s_.parted[head % slots_];
+    HeadAttention(keys, first, panels, parted.queries, parted.parts[i], s_.heads[worker])
         .run_part(parts.part(i), parts.size);
   }
   void join_long_parts(Index head, int, Index panel, int worker) {
     const KeySequence keys = keys_of(head);
-    PartedHead& of = s_.parted[head % slots_];
-    HeadAttention(keys, panel, 1, of.queries, of.parts[0], s_.heads[worker])
-        .join_parts(of.parts.begin(), long_parts_);
+    PartedHead& parted = s_.parted[head % slots_];
+    HeadAttention(keys, panel, 1, parted.queries, parted.parts[0], s_.heads[worker])
+        .join_parts(parted.parts.begin(), long_parts_);
   }
 
   // Each block packed once for all panels of a head. Two tasks for each worker, so that uneven ones balance.
@@ -230,14 +230,14 @@ class AttentionTasks {
     const KeySequence keys = keys_of(head);
     const KeyRange all = all_keys(keys);
     const Index block = task / 2, begin = all.begin + block * call_.block_keys();
-    const KeyRange of_block{begin, std::min(begin + call_.block_keys(), all.end)};
-    if (of_block.count() <= 0) return;
+    const KeyRange block_keys{begin, std::min(begin + call_.block_keys(), all.end)};
+    if (block_keys.count() <= 0) return;
     SharedBlock& to = s_.shared[head % slots_].blocks[block];
     const ArithmeticScope scope(*call_.arithmetic, s_.heads[worker].panel);
     if (task % 2 == 0)
-      to.pack_keys(keys, of_block);
+      to.pack_keys(keys, block_keys);
     else
-      to.pack_values(keys, of_block);
+      to.pack_values(keys, block_keys);
   }
   void attend_to_blocks(Index head, int, Index task, int worker) {
     const KeySequence keys = keys_of(head);
@@ -327,9 +327,9 @@ class AttentionTasks {
     for (Index row = 0; row < call_.rows(); ++row) {
       const Index q_head = first + row % call_.group, query = row / call_.group;
       const float share = rows.state[row].inverse_sum();
-      float* const of_row = rows.out + row * call_.v_dim;
-      for (Index c = 0; c < call_.v_dim; ++c) of_row[c] *= share;
-      call_.out.format().narrow(of_row, call_.out.shape(q_head), call_.out.row(b, q_head, query));
+      float* const row_out = rows.out + row * call_.v_dim;
+      for (Index c = 0; c < call_.v_dim; ++c) row_out[c] *= share;
+      call_.out.format().narrow(row_out, call_.out.shape(q_head), call_.out.row(b, q_head, query));
       if (!call_.lse.absent())
         call_.lse.at(b, q_head, query) = lse_nat(rows.state[row].max, rows.state[row].sum);
     }

@@ -113,13 +113,13 @@ class HeadAttention {
     for (KeyRange part{keys.begin, keys.begin}; part.begin < keys.end; part.begin = part.end) {
       const Index i = part.begin / part_keys;
       part.end = std::min(keys.end, (i + 1) * part_keys);
-      if (i > 0) sums_ = &s_.of_part, first_in_sums_ = 0, clear_panels(false);
+      if (i > 0) sums_ = &s_.part_sums, first_in_sums_ = 0, clear_panels(false);
       blocks.walk(part, panels_, s_.panel.prefetch,
-                  [&](Index p, const KeyRange& of_block, const PackedBlock& block) {
-                    attend(p, of_block, block);
+                  [&](Index p, const KeyRange& block_keys, const PackedBlock& block) {
+                    attend(p, block_keys, block);
                   });
       sums_ = &sums, first_in_sums_ = at;
-      for (Index p = 0; i > 0 && p < panels_; ++p) join(p, s_.of_part, 0);
+      for (Index p = 0; i > 0 && p < panels_; ++p) join(p, s_.part_sums, 0);
     }
   }
 
@@ -162,8 +162,8 @@ class HeadAttention {
             .state = state(p),
             .out = sums_->out.data() + (first_in_sums_ + p) * padded_channels(call_.v_dim) * width,
             .rows = panel_count(p),
-            .source = {this, p, [](const void* owner, Index of, const float** rows) {
-                         static_cast<const HeadAttention*>(owner)->query_rows(of, rows);
+            .source = {this, p, [](const void* owner, Index panel, const float** rows) {
+                         static_cast<const HeadAttention*>(owner)->query_rows(panel, rows);
                        }}};
   }
 

@@ -45,7 +45,7 @@ struct HeadScratch {
   SequenceMemory blocks;
   PackedQueries queries;
   PanelSums sums;
-  PanelSums of_part;  // of the keys after the first part, where there are several
+  PanelSums part_sums;  // of the keys after the first part, where there are several
   Buffer<float> out_rows;
   PanelScratch panel;
   FloatRows query_rows;
@@ -58,7 +58,7 @@ struct HeadScratch {
     blocks.reserve(call);
     queries.reserve(call, panels);
     sums.reserve(call, panels);
-    if (in_parts) of_part.reserve(call, panels);
+    if (in_parts) part_sums.reserve(call, panels);
     arithmetic.reserve(panel, call.v_dim, call.biased());
     if (call.biased()) {
       bias.reserve(call.block_keys() * width);
@@ -69,7 +69,7 @@ struct HeadScratch {
     if (!call.out.format().is_float) out_rows.reserve(width * call.v_dim);
   }
   Index bytes() const {
-    return blocks.bytes() + queries.bytes() + sums.bytes() + of_part.bytes() + out_rows.bytes() +
+    return blocks.bytes() + queries.bytes() + sums.bytes() + part_sums.bytes() + out_rows.bytes() +
            panel.bytes() + query_rows.bytes() + bias.bytes() + mask_row.bytes();
   }
 };

@@ -76,26 +76,27 @@ class KeySequence {
   }
   // What the mask adds for keys [first, first + count).
   void read_mask(Index q_head, Index query, Index first, Index count, float* to) const {
-    const Index of_past = std::clamp<Index>(past_count_ - first, 0, count);
-    if (of_past > 0)
-      call_.mask->read(b_, q_head, query, call_.listed() ? keep_.data() : nullptr, first, of_past,
+    const Index in_past = std::clamp<Index>(past_count_ - first, 0, count);
+    if (in_past > 0)
+      call_.mask->read(b_, q_head, query, call_.listed() ? keep_.data() : nullptr, first, in_past,
                        to);
-    if (of_past < count)
-      call_.mask->read(b_, q_head, query, nullptr, column(first + of_past), count - of_past,
-                       to + of_past);
+    if (in_past < count)
+      call_.mask->read(b_, q_head, query, nullptr, column(first + in_past), count - in_past,
+                       to + in_past);
   }
   // The first key that query i sees through the window.
   Index begin_for(Index query) const {
     if (call_.window == std::numeric_limits<Index>::max()) return 0;
     const Index hidden = call_.query_position + query - call_.window;  // last position out of sight
     if (hidden >= call_.query_position) return past_count_ + hidden - call_.query_position + 1;
-    const Index of_past = hidden - call_.first_position + 1;  // past keys out of sight, unselected
-    if (of_past <= 0) return 0;
-    if (!call_.listed()) return std::min(of_past, past_count_);
+    const Index hidden_past =
+        hidden - call_.first_position + 1;  // past keys out of sight, unselected
+    if (hidden_past <= 0) return 0;
+    if (!call_.listed()) return std::min(hidden_past, past_count_);
     Index low = 0, high = past_count_;  // the first kept position that is not hidden
     while (low < high) {
       const Index middle = (low + high) / 2;
-      if (keep_[static_cast<std::size_t>(middle)] < of_past)
+      if (keep_[static_cast<std::size_t>(middle)] < hidden_past)
         low = middle + 1;
       else
         high = middle;
@@ -119,24 +120,24 @@ class KeySequence {
   void find(const Rows& past, const Rows& chunk, const KeyRange& keys, Buffer<float>& mixed,
             BlockRows& to) const {
     const Index count = keys.count();
-    const Index of_past = std::clamp<Index>(past_count_ - keys.begin, 0, count);
-    if (of_past > 0) this->past(past).at.find(keys.begin, of_past, to.at);
-    if (of_past < count) {
-      this->chunk(chunk).at.find(keys.begin + of_past - past_count_, count - of_past,
-                                 to.at + of_past);
-      replace_hidden(chunk, keys.begin + of_past, count - of_past, to.at + of_past);
+    const Index in_past = std::clamp<Index>(past_count_ - keys.begin, 0, count);
+    if (in_past > 0) this->past(past).at.find(keys.begin, in_past, to.at);
+    if (in_past < count) {
+      this->chunk(chunk).at.find(keys.begin + in_past - past_count_, count - in_past,
+                                 to.at + in_past);
+      replace_hidden(chunk, keys.begin + in_past, count - in_past, to.at + in_past);
     }
     to.count = count, to.format = &float_format();
     to.shape = {(past.empty() ? chunk : past).dim()};
     if (count == 0) return;
-    if (of_past == count || (of_past > 0 && past.stored_as(chunk))) {
+    if (in_past == count || (in_past > 0 && past.stored_as(chunk))) {
       to.format = &past.format(), to.shape = past.shape(kv_head_);
-    } else if (of_past == 0) {
+    } else if (in_past == 0) {
       to.format = &chunk.format(), to.shape = chunk.shape(kv_head_);
     } else {
       for (Index i = 0; i < count; ++i) {
         float* const row = mixed.data() + i * to.shape.dim;
-        const Rows& from = i < of_past ? past : chunk;
+        const Rows& from = i < in_past ? past : chunk;
         from.format().widen(to.at[i], from.shape(kv_head_), row);
         to.at[i] = reinterpret_cast<ConstRow>(row);
       }

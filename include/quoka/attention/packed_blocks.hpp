@@ -51,11 +51,11 @@ class PackedBlocks {
     for (Index head = 0; head < heads; ++head) heads_[head].reserve(call, known, blocks);
     executor.run(heads * (blocks - known), [&](Index task, int worker) {
       const Index head = task % heads, block = known + task / heads;
-      const KeySequence of(call, head);
+      const KeySequence sequence(call, head);
       const Index first = block * shape.step, end = first + shape.step;
-      heads_[head].blocks[block].pack(of, {first, end}, rooms_[worker]);
-      keys_.stage(call.past_k, of.b(), of.kv_head(), first, end, worker);
-      values_.stage(call.past_v, of.b(), of.kv_head(), first, end, worker);
+      heads_[head].blocks[block].pack(sequence, {first, end}, rooms_[worker]);
+      keys_.stage(call.past_k, sequence.b(), sequence.kv_head(), first, end, worker);
+      values_.stage(call.past_v, sequence.b(), sequence.kv_head(), first, end, worker);
     });
     keys_.commit(len), values_.commit(len);
     len_ = len;
@@ -88,11 +88,12 @@ class PackedBlocks {
       keys.reserve(call.arithmetic->kept_key_bytes(call.q.dim()));
       values.reserve(call.arithmetic->kept_value_bytes(call.v_dim));
     }
-    void pack(const KeySequence& of, const KeyRange& keys_of_block, Room& room) {
-      const AttentionCall& call = of.call();
+    void pack(const KeySequence& sequence, const KeyRange& keys_of_block, Room& room) {
+      const AttentionCall& call = sequence.call();
       const ArithmeticScope scope(*call.arithmetic, room.session);
       MixedRows none;  // all of them are of the past
-      of.find_keys(keys_of_block, none, room.k), of.find_values(keys_of_block, none, room.v);
+      sequence.find_keys(keys_of_block, none, room.k),
+          sequence.find_values(keys_of_block, none, room.v);
       packed.k = &room.k, packed.v = &room.v;
       packed.keys = room.keys.data(), packed.values = room.values.data();
       packed.unfit_channels = nullptr;

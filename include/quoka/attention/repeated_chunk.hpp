@@ -43,17 +43,17 @@ class RowComparison {
 
   // Has row i of a the numbers of row j of b, or has a's format rounded them to its own?
   bool same(const Rows& a, Index i, const Rows& b, Index j, Index sequence, Index head) {
-    float* const of_a = memory();
-    float* const of_b = of_a + channels_;
-    a.format().widen(a.row(sequence, head, i), a.shape(head), of_a);
-    b.format().widen(b.row(sequence, head, j), b.shape(head), of_b);
+    float* const row_a = memory();
+    float* const row_b = row_a + channels_;
+    a.format().widen(a.row(sequence, head, i), a.shape(head), row_a);
+    b.format().widen(b.row(sequence, head, j), b.shape(head), row_b);
     const auto size = static_cast<std::size_t>(a.dim()) * sizeof(float);
-    if (std::memcmp(of_a, of_b, size) == 0) return true;
+    if (std::memcmp(row_a, row_b, size) == 0) return true;
     if (a.stored_as(b) || !a.format().writes) return false;
-    auto* const rounded = reinterpret_cast<std::byte*>(of_b + channels_);
-    a.format().narrow(of_b, a.shape(head), rounded);
-    a.format().widen(rounded, a.shape(head), of_b);
-    return std::memcmp(of_a, of_b, size) == 0;
+    auto* const rounded = reinterpret_cast<std::byte*>(row_b + channels_);
+    a.format().narrow(row_b, a.shape(head), rounded);
+    a.format().widen(rounded, a.shape(head), row_b);
+    return std::memcmp(row_a, row_b, size) == 0;
   }
   // Has it one number in all its channels?
   bool constant(const Rows& a, Index i, Index sequence, Index head) {

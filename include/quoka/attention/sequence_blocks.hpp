@@ -37,23 +37,23 @@ inline const PackedBlock* packed_at(const KeySequence& keys, Index first) {
 struct SharedBlock : BlockMemory {
   BlockRows k, v;
 
-  void pack_keys(const KeySequence& of, const KeyRange& range) {
-    of.find_keys(range, mixed, k);
-    packed.k = &k, packed.masked = of.masks(range);
-    if (const PackedBlock* const known = packed_at(of, range.begin))
+  void pack_keys(const KeySequence& sequence, const KeyRange& range) {
+    sequence.find_keys(range, mixed, k);
+    packed.k = &k, packed.masked = sequence.masks(range);
+    if (const PackedBlock* const known = packed_at(sequence, range.begin))
       return packed.take_keys(*known);
     prefetch(k);
     packed.keys = keys.data();
-    of.call().arithmetic->pack_keys(packed);
+    sequence.call().arithmetic->pack_keys(packed);
   }
-  void pack_values(const KeySequence& of, const KeyRange& range) {
-    of.find_values(range, mixed, v);
+  void pack_values(const KeySequence& sequence, const KeyRange& range) {
+    sequence.find_values(range, mixed, v);
     packed.v = &v;
-    if (const PackedBlock* const known = packed_at(of, range.begin))
+    if (const PackedBlock* const known = packed_at(sequence, range.begin))
       return packed.take_values(*known);
     prefetch(v);
     packed.values = values.data();
-    of.call().arithmetic->pack_values(packed);
+    sequence.call().arithmetic->pack_values(packed);
   }
 
  private:

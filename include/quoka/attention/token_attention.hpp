@@ -272,11 +272,11 @@ class TokenAttention {
     }
   }
   [[gnu::noinline]] void end_values() {
-    float *const out = s_.out.data(), *const of_block = s_.block_out.data();
+    float *const out = s_.out.data(), *const block_out = s_.block_out.data();
     for (Index r = 0; r < call_.group; ++r) {
       const simd::Packet factor = simd::broadcast(s_.factors.data()[r]);
       for (Index c = r * v_width_; c < (r + 1) * v_width_; c += simd::lanes)
-        simd::store(out + c, simd::fma(factor, simd::load(out + c), simd::load(of_block + c)));
+        simd::store(out + c, simd::fma(factor, simd::load(out + c), simd::load(block_out + c)));
     }
   }
 

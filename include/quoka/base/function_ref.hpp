@@ -22,8 +22,8 @@ class FunctionRef<R(Args...)> {
   requires(!std::is_same_v<std::remove_cvref_t<F>, FunctionRef> &&
            std::is_invocable_r_v<R, F&, Args...>) FunctionRef(F&& f)
       : f_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
-        call_([](void* of, Args... args) -> R {
-          return (*static_cast<std::remove_reference_t<F>*>(of))(std::forward<Args>(args)...);
+        call_([](void* function, Args... args) -> R {
+          return (*static_cast<std::remove_reference_t<F>*>(function))(std::forward<Args>(args)...);
         }) {}
 
   // Calls it.

@@ -99,9 +99,9 @@ struct SketchedKey {
     };
     const float inverse = inverse_norm_of_row(key, dim);
     if (inverse > 1.0f / most_coded_length && inverse < 1.0f / least_coded_length) {
-      const float of_code = code_scale(key, dim);
-      error[at] = encode(key, dim, of_code, put) * inverse * (1.0f + 1e-6f);
-      scale[at] = of_code * inverse;
+      const float unit = code_scale(key, dim);
+      error[at] = encode(key, dim, unit, put) * inverse * (1.0f + 1e-6f);
+      scale[at] = unit * inverse;
       length[at] = 1.0f / inverse;
       return;
     }

@@ -41,14 +41,14 @@ QUOKA_FUNC void KeyWitness::require(const Rows& rows, const WitnessWords& words)
     return;
   floats_.reserve(1, rows);
   const LookUps at(len_, rows.heads(), turn_++);
-  const Index count = at.count(), of_sequence = rows.heads() * count;
-  const Index all = rows.batch() * of_sequence;
+  const Index count = at.count(), per_sequence = rows.heads() * count;
+  const Index all = rows.batch() * per_sequence;
   const Index bytes = bytes_together(rows.format(), rows.shape(0));
   struct Place {
     Index b, head, row;
   };
   const auto place = [&](Index i) {
-    const Index b = i / of_sequence, head = i % of_sequence / count;
+    const Index b = i / per_sequence, head = i % per_sequence / count;
     return Place{b, head, at(head, i % count)};
   };
   constexpr Index ahead = 8;  // rows between the one at hand and the one asked for

@@ -37,8 +37,8 @@ inline bool stored_alike(const Format& a, const RowShape& a_shape, const Format&
                          const RowShape& b_shape) {
   if (&a != &b || a_shape.channel_step != b_shape.channel_step) return false;
   if (a_shape.scales == b_shape.scales) return true;
-  const auto scale = [](const RowShape& of, Index i) {
-    return of.scales != nullptr ? of.scales[i] : 1.0f;
+  const auto scale = [](const RowShape& shape, Index i) {
+    return shape.scales != nullptr ? shape.scales[i] : 1.0f;
   };
   const Index n = a.scales_apart(a_shape.dim);
   for (Index i = 0; i < n; ++i)

@@ -76,13 +76,13 @@ QUOKA_FUNC const float* GlobalTopK::pooled(const float* scores, Rounds& rounds,
   float* const pooled = pooled_.reserve_amortised(heads_ * local_len_);
   std::fill_n(ends, all, -simd::infinity);
   for (Index head = 0; head < heads_; ++head) {
-    const float* const of_head = scores + head * local_len_;
+    const float* const head_scores = scores + head * local_len_;
     for (Index i = 0; i * run < local_len_; ++i) {
       float* const at = ends + (head * runs_ + i) * halo();
       const Index begin = i * run, n = std::min(run, local_len_ - begin);
-      std::copy_n(of_head + begin, std::min(right, n), at);
+      std::copy_n(head_scores + begin, std::min(right, n), at);
       // A run that is not full has nothing behind it.
-      if (left <= n) std::copy_n(of_head + begin + n - left, left, at + right);
+      if (left <= n) std::copy_n(head_scores + begin + n - left, left, at + right);
     }
   }
   rounds.agree("scores at the ends of runs", {{"their number", all}});
@@ -196,10 +196,12 @@ QUOKA_FUNC bool GlobalTopK::select(Selection& selection, Selection& own, Rounds&
 
 // The `wanted` best of all ranks' candidates, as ascending positions; null where there are not so many.
 QUOKA_FUNC Position* GlobalTopK::merge_candidates(Index head, Scratch& s, Position* to) const {
-  const auto of_rank = [&](Index rank) { return all_.data() + (rank * heads_ + head) * each_; };
+  const auto candidates_of = [&](Index rank) {
+    return all_.data() + (rank * heads_ + head) * each_;
+  };
   Candidate* const copy = s.best.data();
   for (Index rank = 0; rank < ranks_; ++rank)
-    std::copy_n(of_rank(rank), each_, copy + rank * each_);
+    std::copy_n(candidates_of(rank), each_, copy + rank * each_);
   std::nth_element(copy, copy + wanted_ - 1, copy + ranks_ * each_,
                    [](Candidate a, Candidate b) { return a > b; });
   const Candidate least = copy[wanted_ - 1];
@@ -212,7 +214,7 @@ QUOKA_FUNC Position* GlobalTopK::merge_candidates(Index head, Scratch& s, Positi
   for (Index i = 0; i < wanted_; ++i) {
     Index next = -1, next_position = kv_len_;
     for (Index rank = 0; rank < ranks_; ++rank) {
-      const Candidate* const list = of_rank(rank);
+      const Candidate* const list = candidates_of(rank);
       while (at[rank] < each_ && list[at[rank]] < least) ++at[rank];
       if (at[rank] == each_) continue;
       const Index position = position_of(list[at[rank]]);

@@ -90,16 +90,16 @@ class ShardedAttention {
   void attend_whole_heads(const Rows& q, const Past& past, const Chunk& chunk,
                           const AttentionOptions& options, const Homes::Home& home,
                           ExecutorRef executor);
-  // Writes parts_, and of_chunk_.
+  // Writes parts_, and chunk_parts_.
   void attend_apart(const Rows& q, const Past& past, const Chunk& chunk,
                     const AttentionOptions& options, const Homes::Home& home, ExecutorRef executor);
 
   AttentionWorkspace workspace_;
-  Buffer<float> parts_;     // of own keys, all rows; with the chunk where these are one call
-  Buffer<float> packed_;    // thereof a home's, where these are not whole heads
-  Buffer<float> received_;  // [ranks], of other ranks' keys, the rows at home
-  Buffer<float> of_chunk_;  // the rows at home
-  Buffer<float> results_;   // [ranks], what each is home to
+  Buffer<float> parts_;        // of own keys, all rows; with the chunk where these are one call
+  Buffer<float> packed_;       // thereof a home's, where these are not whole heads
+  Buffer<float> received_;     // [ranks], of other ranks' keys, the rows at home
+  Buffer<float> chunk_parts_;  // the rows at home
+  Buffer<float> results_;      // [ranks], what each is home to
   // Of the heads before home, at home, behind it.
   Selection keep_[3];
   PackedPast packed_pasts_[3];  // where the layer has one: that of all heads serves rows apart

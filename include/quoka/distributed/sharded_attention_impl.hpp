@@ -67,14 +67,14 @@ QUOKA_FUNC void ShardedAttention::attend_whole_heads(const Rows& q, const Past& 
   const auto sequence = [&](int range, Index first, Index count) {
     float* const to = parts_.data() + first * group * whole.head();
     const Index q_count = count * group;
-    AttentionSequence of_range{
+    AttentionSequence range_sequence{
         .q = q.some_heads(first * group, q_count),
         .past = past_of_heads(past, first, count, keep_[range], packed_pasts_[range]),
         .out = {whole.out(to, q_count), whole.lse(to, q_count)},
         .query_position = past.k.len()};  // all of it lies before the queries
     if (range == 1)
-      of_range.chunk = {chunk.k.some_heads(first, count), chunk.v.some_heads(first, count)};
-    return of_range;
+      range_sequence.chunk = {chunk.k.some_heads(first, count), chunk.v.some_heads(first, count)};
+    return range_sequence;
   };
   const Index behind = home.kv_head + home.heads;
   const AttentionSequence ranges[] = {sequence(0, 0, home.kv_head),
@@ -97,10 +97,10 @@ QUOKA_FUNC void ShardedAttention::attend_apart(const Rows& q, const Past& past, 
                                                const Homes::Home& home, ExecutorRef executor) {
   const Index group = q.heads() / chunk.k.heads();
   const Layout whole{q.batch(), q.len(), chunk.v.dim()};
-  AttentionOptions of_past = options_of_heads(options, false, 0, 0);
-  of_past.query_position = past.k.len();  // all of it lies before the queries
+  AttentionOptions past_options = options_of_heads(options, false, 0, 0);
+  past_options.query_position = past.k.len();  // all of it lies before the queries
   attention(q, past, {}, {whole.out(parts_.data(), q.heads()), whole.lse(parts_.data(), q.heads())},
-            of_past, executor, workspace_);
+            past_options, executor, workspace_);
   if (home.heads * home.rows == 0) return;
   const Index q_begin = home.kv_head * group, q_count = home.heads * group;
   const Layout layout{whole.batch, home.rows, whole.v_dim};
@@ -109,7 +109,7 @@ QUOKA_FUNC void ShardedAttention::attend_apart(const Rows& q, const Past& past, 
   attention(q.some_heads(q_begin, q_count).slice(home.row, home.rows),
             {k.slice(0, home.row), v.slice(0, home.row)},
             {k.slice(home.row, home.rows), v.slice(home.row, home.rows)},
-            {layout.out(of_chunk_.data(), q_count), layout.lse(of_chunk_.data(), q_count)},
+            {layout.out(chunk_parts_.data(), q_count), layout.lse(chunk_parts_.data(), q_count)},
             options_of_heads(options, true, q_begin, q_count), executor, workspace_);
 }
 
@@ -137,7 +137,7 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
   float* const parts = parts_.reserve(q.heads() * whole.head());
   float* const packed = packed_.reserve(homes.whole_heads() ? 0 : block);
   float* const received = received_.reserve(ranks * block);
-  float* const of_chunk = of_chunk_.reserve(homes.whole_heads() ? 0 : block);
+  float* const chunk_parts = chunk_parts_.reserve(homes.whole_heads() ? 0 : block);
   float* const results = results_.reserve(ranks * block);
 
   const Homes::Home home = homes.of(me);
@@ -148,17 +148,17 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
 
   // The part of `parts` that belongs to a home, as one message.
   const auto part_of = [&](const Homes::Home& to) {
-    float* const of_heads = parts + to.kv_head * group * whole.head();
-    if (homes.whole_heads()) return of_heads;
+    float* const home_parts = parts + to.kv_head * group * whole.head();
+    if (homes.whole_heads()) return home_parts;
     float* at = packed;
     const auto copy_rows = [&](const float* from, Index width) {
       for (Index b = 0; b < whole.batch; ++b)
         at = std::copy_n(from + (b * whole.q_len + to.row) * width, to.rows * width, at);
     };
     for (Index head = 0; head < to.heads * group; ++head) {
-      const float* const of_head = of_heads + head * whole.head();
-      copy_rows(of_head, whole.v_dim);
-      copy_rows(of_head + whole.rows() * whole.v_dim, 1);  // their log-sum-exp
+      const float* const head_part = home_parts + head * whole.head();
+      copy_rows(head_part, whole.v_dim);
+      copy_rows(head_part + whole.rows() * whole.v_dim, 1);  // their log-sum-exp
     }
     return packed;
   };
@@ -178,14 +178,14 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
 
   // Query head h of those at a home, as it lies in a message, to the output.
   const OutputRows& out = output.out;
-  const auto deliver = [&](const Homes::Home& from, Index h, const float* of_head) {
+  const auto deliver = [&](const Homes::Home& from, Index h, const float* head_part) {
     const Layout there = layout_of(from);
     const Index head = from.kv_head * group + h;
     for (Index row = 0; row < there.rows(); ++row) {
       const Index b = row / from.rows, i = from.row + row % from.rows;
-      out.format().narrow(of_head + row * there.v_dim, out.shape(head), out.row(b, head, i));
+      out.format().narrow(head_part + row * there.v_dim, out.shape(head), out.row(b, head, i));
       if (!output.lse_nat.absent())
-        output.lse_nat.at(b, head, i) = of_head[there.rows() * there.v_dim + row];
+        output.lse_nat.at(b, head, i) = head_part[there.rows() * there.v_dim + row];
     }
   };
   const float* const own = part_of(home);
@@ -195,15 +195,15 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
       executor, home.heads * group * layout.rows(), few_copies, home.heads * group,
       [&](Index head, int) {
         const Index at = head * layout.head(), lse = at + layout.rows() * layout.v_dim;
-        const auto of_rank = [&](Index rank) { return rank == me ? own : received + rank * block; };
+        const auto part_at = [&](Index rank) { return rank == me ? own : received + rank * block; };
         for (Index row = 0; row < layout.rows(); ++row) {
           const Index x = at + row * layout.v_dim, l = lse + row;
-          std::copy_n(of_rank(0) + x, layout.v_dim, merged + x);
-          merged[l] = of_rank(0)[l];
+          std::copy_n(part_at(0) + x, layout.v_dim, merged + x);
+          merged[l] = part_at(0)[l];
           for (Index rank = 1; rank < ranks; ++rank)
-            merge_row(merged + x, merged[l], of_rank(rank) + x, of_rank(rank)[l], layout.v_dim);
+            merge_row(merged + x, merged[l], part_at(rank) + x, part_at(rank)[l], layout.v_dim);
           if (!homes.whole_heads())
-            merge_row(merged + x, merged[l], of_chunk + x, of_chunk[l], layout.v_dim);
+            merge_row(merged + x, merged[l], chunk_parts + x, chunk_parts[l], layout.v_dim);
         }
         deliver(home, head, merged + at);
       });

@@ -274,9 +274,9 @@ class ShardedPrefill {
   }
 
   SelectorInput input(const Rows& q, const Rows& chunk_k, const Shard& shard) const {
-    SelectorInput of_shard = layer_.input(q, chunk_k);
-    of_shard.shard = &shard;
-    return of_shard;
+    SelectorInput shard_input = layer_.input(q, chunk_k);
+    shard_input.shard = &shard;
+    return shard_input;
   }
 
   // Writes selection_ and own_.

@@ -34,10 +34,11 @@ class ThreadRanks {
     int ranks() const { return ranks_->count_; }
 
     void allgather(std::span<const std::byte> mine, std::span<std::byte> all) const {
-      ranks_->meet(rank_, mine.data(), [&](const std::vector<const void*>& of) {
-        for (std::size_t i = 0; i < of.size(); ++i) {
+      ranks_->meet(rank_, mine.data(), [&](const std::vector<const void*>& buffers) {
+        for (std::size_t i = 0; i < buffers.size(); ++i) {
           std::byte* const to = all.data() + i * mine.size();
-          if (of[i] != to) std::copy_n(static_cast<const std::byte*>(of[i]), mine.size(), to);
+          if (buffers[i] != to)
+            std::copy_n(static_cast<const std::byte*>(buffers[i]), mine.size(), to);
         }
       });
     }
@@ -48,17 +49,17 @@ class ThreadRanks {
       reduce(x, [](std::int64_t a, std::int64_t b) { return a + b; });
     }
     void broadcast(std::span<std::byte> x, int root) const {
-      ranks_->meet(rank_, x.data(), [&](const std::vector<const void*>& of) {
+      ranks_->meet(rank_, x.data(), [&](const std::vector<const void*>& buffers) {
         if (rank_ != root)
-          std::copy_n(static_cast<const std::byte*>(of[static_cast<std::size_t>(root)]), x.size(),
-                      x.data());
+          std::copy_n(static_cast<const std::byte*>(buffers[static_cast<std::size_t>(root)]),
+                      x.size(), x.data());
       });
     }
     // Collective here: all ranks call it at once, each rank is sent to by one.
     void sendrecv(std::span<const std::byte> to_send, int, std::span<std::byte> to_receive,
                   int from) const {
-      ranks_->meet(rank_, to_send.data(), [&](const std::vector<const void*>& of) {
-        std::copy_n(static_cast<const std::byte*>(of[static_cast<std::size_t>(from)]),
+      ranks_->meet(rank_, to_send.data(), [&](const std::vector<const void*>& buffers) {
+        std::copy_n(static_cast<const std::byte*>(buffers[static_cast<std::size_t>(from)]),
                     to_receive.size(), to_receive.data());
       });
     }
@@ -70,8 +71,8 @@ class ThreadRanks {
     template <class T, class Op>
     void reduce(std::span<T> x, Op op) const {
       std::vector<T> result(x.begin(), x.end());
-      ranks_->meet(rank_, x.data(), [&](const std::vector<const void*>& of) {
-        for (const void* const other : of)
+      ranks_->meet(rank_, x.data(), [&](const std::vector<const void*>& buffers) {
+        for (const void* const other : buffers)
           if (other != x.data())
             for (std::size_t i = 0; i < x.size(); ++i)
               result[i] = op(result[i], static_cast<const T*>(other)[i]);

@@ -110,8 +110,8 @@ class KnownCells {
     });
   }
   template <class T>
-  static T& at(std::vector<T>& of_cells, Position cell) {
-    return of_cells[static_cast<std::size_t>(cell)];
+  static T& at(std::vector<T>& per_cell, Position cell) {
+    return per_cell[static_cast<std::size_t>(cell)];
   }
 
   const Format* format_ = nullptr;

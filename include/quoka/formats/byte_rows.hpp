@@ -90,8 +90,8 @@ struct Q8_0Row {
   QUOKA_INLINE static ConstRow block_of(ConstRow row, Index c) {
     return row + c / block * block_bytes;
   }
-  QUOKA_INLINE static float scale_of(ConstRow of_block) {
-    return simd::half_to_float(read_as<std::uint16_t>(of_block));
+  QUOKA_INLINE static float scale_of(ConstRow block_row) {
+    return simd::half_to_float(read_as<std::uint16_t>(block_row));
   }
   // A block, its scale read once.
   struct Group {

@@ -76,9 +76,9 @@ class FloatPanels final : public PanelArithmetic {
       const Index end =
           mask != nullptr ? std::max(first, static_cast<Index>(mask->end[lane])) : visible.count;
       std::copy_n(panel.out, size, trial);
-      const float* const of_lane =
+      const float* const lane_values =
           visible.bias != nullptr ? seen_values(values, v_dim, lane, visible, s) : values;
-      block_values(of_lane + first * value_stride(v_dim), v_dim, weights + first * width,
+      block_values(lane_values + first * value_stride(v_dim), v_dim, weights + first * width,
                    end - first, factors, trial);
       for (Index c = 0; c < v_dim; ++c) result[c * width + lane] = trial[c * width + lane];
     }

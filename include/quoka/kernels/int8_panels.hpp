@@ -36,8 +36,8 @@ struct Int8Error {
   double logit, value;
 };
 inline Int8Error int8_error(Index head_dim) {
-  const double of_row = std::sqrt(static_cast<double>(detail::int8_channels(head_dim))) / 254.0;
-  return {2.0 * of_row + of_row * of_row + 1e-5,
+  const double row_error = std::sqrt(static_cast<double>(detail::int8_channels(head_dim))) / 254.0;
+  return {2.0 * row_error + row_error * row_error + 1e-5,
           1.0 / 254.0 + tuning::most_block_keys / 510.0 + 2e-4};
 }
 
@@ -185,10 +185,10 @@ class Int8Panels final : public PanelArithmetic {
   // One tile of keys times the panel; the maxima are of use where the tile is whole.
   [[gnu::noinline]] static void logit_tile(const Quad* tile, const Quad* panel,
                                            const float* row_factors, Index quads,
-                                           const KeyNumbers& of_keys, float* x, Maxima& top) {
+                                           const KeyNumbers& numbers, float* x, Maxima& top) {
     Sums acc[tall][packets];
     simd::unroll<tall>([&](auto i) QUOKA_INLINE_LAMBDA {
-      const Sums start = Sums::from(of_keys.starts[i]);
+      const Sums start = Sums::from(numbers.starts[i]);
       simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = start; });
     });
     for (Index left = quads; left > 0; left -= slab) {
@@ -200,10 +200,10 @@ class Int8Panels final : public PanelArithmetic {
       simd::Packet logit_top = top.logit[j], added_top = top.added[j];
       simd::unroll<tall>([&](auto i) QUOKA_INLINE_LAMBDA {
         const simd::Packet logit =
-            simd::mul(acc[i][j].to_float(), simd::mul(row, simd::broadcast(of_keys.factors[i])));
+            simd::mul(acc[i][j].to_float(), simd::mul(row, simd::broadcast(numbers.factors[i])));
         simd::store(x + i * width + j * simd::lanes, logit);
         logit_top = simd::max(logit_top, logit);
-        added_top = simd::max(added_top, simd::add(logit, simd::broadcast(of_keys.logs[i])));
+        added_top = simd::max(added_top, simd::add(logit, simd::broadcast(numbers.logs[i])));
       });
       top.logit[j] = logit_top, top.added[j] = added_top;
     });

@@ -27,9 +27,10 @@ inline void merge_row(float* a, float& lse_a, const float* b, float lse_b, Index
   const float scale_a = factor_a * state.inverse_sum(), scale_b = factor_b * state.inverse_sum();
   Index c = 0;
   for (; c + simd::lanes <= dim; c += simd::lanes) {
-    const simd::Packet of_a = simd::mul(simd::load_unaligned(a + c), simd::broadcast(scale_a));
-    simd::store_unaligned(a + c,
-                          simd::fma(simd::load_unaligned(b + c), simd::broadcast(scale_b), of_a));
+    const simd::Packet weighted_a =
+        simd::mul(simd::load_unaligned(a + c), simd::broadcast(scale_a));
+    simd::store_unaligned(
+        a + c, simd::fma(simd::load_unaligned(b + c), simd::broadcast(scale_b), weighted_a));
   }
   for (; c < dim; ++c) a[c] = simd::fma(b[c], scale_b, a[c] * scale_a);
   lse_a = top + lse_nat(state.max, state.sum);

@@ -22,13 +22,11 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 struct BlockChoiceScratch {
-  Buffer<float> of_block;  // [blocks] scores of keys, as they stand
-  Buffer<Index> order;     // [blocks]
+  Buffer<float> scores;  // [blocks] scores of keys, as they stand
+  Buffer<Index> order;   // [blocks]
 
-  void reserve(Index blocks) {
-    of_block.reserve_amortised(blocks), order.reserve_amortised(blocks);
-  }
-  Index bytes() const { return of_block.bytes() + order.bytes(); }
+  void reserve(Index blocks) { scores.reserve_amortised(blocks), order.reserve_amortised(blocks); }
+  Index bytes() const { return scores.bytes() + order.bytes(); }
 };
 
 struct BlockChoiceState {
@@ -48,12 +46,12 @@ class BlockChoice {
   static constexpr float bar = 1.0f;
 
   BlockChoice(BlockChoiceScratch& scratch, Index kv_len, Index block, Index blocks)
-      : of_block_(scratch.of_block.data()),
+      : scores_(scratch.scores.data()),
         order_(scratch.order.data()),
         kv_len_(kv_len),
         block_(block),
         blocks_(blocks) {
-    std::fill_n(of_block_, blocks_, 0.0f);
+    std::fill_n(scores_, blocks_, 0.0f);
   }
 
   // Ranks: shares of the set's total. Chosen, unless tau is 0: block 0 and [own, own_last], then the
@@ -94,14 +92,14 @@ class BlockChoice {
 
   // Above all that is not forced already.
   void force(Index j) {
-    if (j < 0 || j >= blocks_ || of_block_[j] > 2.0f) return;
-    of_block_[j] = 0x1p24f - static_cast<float>(forced_++);
+    if (j < 0 || j >= blocks_ || scores_[j] > 2.0f) return;
+    scores_[j] = 0x1p24f - static_cast<float>(forced_++);
   }
 
   // To scores [kv_len].
   void write(float* scores) const {
     for (Index t = 0, j = 0; t < kv_len_; t += block_, ++j)
-      std::fill_n(scores + t, std::min(block_, kv_len_ - t), of_block_[j]);
+      std::fill_n(scores + t, std::min(block_, kv_len_ - t), scores_[j]);
   }
 
  private:
@@ -110,14 +108,14 @@ class BlockChoice {
   void rank(const float* scores, double factor) {
     constexpr float below_bar = 0x1.fffffep-1f;
     for (Index j = 0; j < blocks_; ++j)
-      of_block_[j] =
-          std::max(of_block_[j], std::min(below_bar, static_cast<float>(scores[j] * factor)));
+      scores_[j] =
+          std::max(scores_[j], std::min(below_bar, static_cast<float>(scores[j] * factor)));
   }
   void choose(Index j, double rank) {
-    of_block_[j] = std::max(of_block_[j], bar + std::min(1.0f, static_cast<float>(rank)));
+    scores_[j] = std::max(scores_[j], bar + std::min(1.0f, static_cast<float>(rank)));
   }
 
-  float* of_block_;
+  float* scores_;
   Index* order_;
   Index kv_len_, block_, blocks_, forced_ = 0;
 };

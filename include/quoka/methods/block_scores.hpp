@@ -14,7 +14,7 @@
 // left out, and so is a key row with one.
 #pragma once
 
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 
 #include <span>
 

@@ -22,28 +22,28 @@ inline Index most_segments(Index rows, Index block_rows, Index step) {
   return ceil_div(rows, step) + ceil_div(rows, block_rows) + 2;
 }
 
-QUOKA_FUNC void BlockScratch::reserve(const BlockQueries& shape, const BlockKeys& of,
+QUOKA_FUNC void BlockScratch::reserve(const BlockQueries& shape, const BlockKeys& keys,
                                       Index capacity) {
   constexpr Index width = tuning::panel_rows;
-  const Index dim = of.k.dim(), stride = of.stride, step = block_step(stride);
+  const Index dim = keys.k.dim(), stride = keys.stride, step = block_step(stride);
   const Index panels = std::min(ceil_div(shape.max_rows, width), tuning::max_panels_per_task);
   const Index chunk_rows =
-      of.chunk_k.len() > 0 || stride > 1 ? ceil_div(of.chunk_k.len(), stride) + 1 : 0;
-  const Index most = std::max(of.k.len(), capacity) / stride + chunk_rows;
+      keys.chunk_k.len() > 0 || stride > 1 ? ceil_div(keys.chunk_k.len(), stride) + 1 : 0;
+  const Index most = std::max(keys.k.len(), capacity) / stride + chunk_rows;
   rows.reserve(shape.max_rows * stride * dim);
   sets.reserve(shape.max_rows), ends.reserve(shape.max_rows);
   queries.reserve(panels * stride * dim * width);
   tiles.reserve(stride * step / tuning::tile_rows * key_tile_size(dim));
   logits.reserve(step * width);
-  sums.reserve_amortised(panels * (most_segments(most, of.block_rows, step) + 2) * width);
+  sums.reserve_amortised(panels * (most_segments(most, keys.block_rows, step) + 2) * width);
   references.reserve_amortised(panels * (ceil_div(most, step) + 2) * width);
   states.reserve(panels * Index{sizeof(PanelState)});
   tail.reserve(chunk_rows * stride * dim);
   set_tops.reserve(shape.sets);
   found.reserve(2 * step * stride);
   query.reserve(shape.read);
-  key.reserve(of.k);
-  if (of.chunk_k.len() > 0) key.reserve(of.chunk_k);
+  key.reserve(keys.k);
+  if (keys.chunk_k.len() > 0) key.reserve(keys.chunk_k);
 }
 
 // The key rows of one KV head, packed as [key of the row][tile], so that a block is `stride` products of dim channels.
@@ -74,20 +74,21 @@ class StridedKeys final : public KeyBlocks {
 
   const PackedBlock& pack(const KeyRange& rows) override {
     const Index tiles = ceil_div(rows.count(), tuning::tile_rows);
-    const bool of_past = rows.begin < past_rows_;
+    const bool in_past = rows.begin < past_rows_;
     ConstRow* const keys = s_.found.data();
-    if (of_past) past_.at.find(rows.begin * stride_, rows.count() * stride_, keys);
+    if (in_past) past_.at.find(rows.begin * stride_, rows.count() * stride_, keys);
     for (Index i = 0; i < tiles; ++i) {
       const Index first = i * tuning::tile_rows,
                   n = std::min<Index>(tuning::tile_rows, rows.count() - first);
       for (Index s = 0; s < stride_; ++s) {
-        ConstRow of_tile[tuning::tile_rows];
+        ConstRow tile_rows[tuning::tile_rows];
         for (Index r = 0; r < n; ++r)
-          of_tile[r] = of_past
-                           ? keys[(first + r) * stride_ + s]
-                           : reinterpret_cast<ConstRow>(tail(rows.begin + first + r) + s * dim_);
-        const Format& format = of_past ? *past_.format : float_format();
-        format.pack_key_tile(of_tile, n, of_past ? past_.shape : RowShape{dim_}, tile(s, i, tiles));
+          tile_rows[r] = in_past
+                             ? keys[(first + r) * stride_ + s]
+                             : reinterpret_cast<ConstRow>(tail(rows.begin + first + r) + s * dim_);
+        const Format& format = in_past ? *past_.format : float_format();
+        format.pack_key_tile(tile_rows, n, in_past ? past_.shape : RowShape{dim_},
+                             tile(s, i, tiles));
       }
     }
     return block_;
@@ -271,9 +272,9 @@ class BlockAccumulator {
     simd::Packet shares[tuning::tile_packets];
     set_shares(p, set, lane, end, shares);
     Index step = 0, segment = 0;
-    for (const bool of_past : {true, false}) {
-      const Index last = of_past ? past_rows() : key_rows_;
-      for (Index t = of_past ? 0 : past_rows(); t < last; t += step_, ++step) {
+    for (const bool in_past : {true, false}) {
+      const Index last = in_past ? past_rows() : key_rows_;
+      for (Index t = in_past ? 0 : past_rows(); t < last; t += step_, ++step) {
         simd::Packet factors[tuning::tile_packets];
         for (int j = 0; j < tuning::tile_packets; ++j)
           factors[j] = simd::mul(

@@ -8,7 +8,7 @@
 #pragma once
 
 #include <quoka/cache/row_store.hpp>
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/views/float_rows.hpp>
 #include <quoka/views/rows.hpp>
 

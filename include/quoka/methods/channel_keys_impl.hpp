@@ -2,7 +2,7 @@
 #pragma once
 
 #include <quoka/methods/channel_keys.hpp>
-#include <quoka/select/kit_impl.hpp>
+#include <quoka/select/query_scores_impl.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -96,9 +96,9 @@ QUOKA_FUNC void ChannelSource::with_keys(Index b, Index head, Index heads,
   const RowStore<float>& blocks = keys_.blocks;
   const Index kv_head = head / (heads / blocks.heads());
   const Index* const chosen = chosen_ + (b * blocks.heads() + kv_head) * stride_;
-  detail::ChannelKeys of_head(blocks.row(b, kv_head, 0), blocks.dim(), keys_.len,
-                              {chosen, static_cast<std::size_t>(count_)});
-  use(of_head);
+  detail::ChannelKeys head_keys(blocks.row(b, kv_head, 0), blocks.dim(), keys_.len,
+                                {chosen, static_cast<std::size_t>(count_)});
+  use(head_keys);
 }
 
 }  // namespace QUOKA_ABI

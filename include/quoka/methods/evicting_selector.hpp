@@ -177,12 +177,12 @@ class EvictingSelector {
     executor.run(tasks, [&](Index task, int worker) {
       const auto n = static_cast<std::size_t>(candidates);
       const std::span<const Position> list(s.candidates.data() + task * candidates, n);
-      const std::span<float> of_task(scores + task * candidates, n);
+      const std::span<float> head_scores(scores + task * candidates, n);
       const Index last =
-          method_.score(input, task / heads, task % heads, list, of_task, s.scratch[worker]);
+          method_.score(input, task / heads, task % heads, list, head_scores, s.scratch[worker]);
       // The first candidates are the first keys, unless a budget below keep_first dropped some.
       const TopKOptions forced{.keep_first = options_.keep_first, .keep_last = last};
-      detail::top_k_head(of_task.data(), candidates, forced,
+      detail::top_k_head(head_scores.data(), candidates, forced,
                          {s.best.data() + task * stay, static_cast<std::size_t>(stay)},
                          s.top_k[worker]);
     });

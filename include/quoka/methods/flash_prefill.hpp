@@ -99,14 +99,14 @@ class FlashPrefillScorer {
       }
     };
     const Index blocks = means.len(), heads = k.batch() * k.heads();
-    float* const of_blocks = state.blocks.reserve(executor.workers(), heads, shape.sets, blocks);
+    float* const block_scores = state.blocks.reserve(executor.workers(), heads, shape.sets, blocks);
     detail::block_scores(shape, fill, {.k = means}, ceil_div(input.capacity, block),
-                         detail::BlockNormaliser::whole_set, of_blocks, state.rows, executor);
+                         detail::BlockNormaliser::whole_set, block_scores, state.rows, executor);
     for_each_kv_head(k, executor, [&](Index b, Index head, int worker) {
-      float* const of_head = of_blocks + (b * k.heads() + head) * shape.sets * blocks;
+      float* const head_scores = block_scores + (b * k.heads() + head) * shape.sets * blocks;
       detail::BlockChoice choice(state.blocks.scratch[worker], k.len(), block, blocks);
       for (Index set = 0; set < shape.sets; ++set)
-        choice.add_relative(of_head + set * blocks,
+        choice.add_relative(head_scores + set * blocks,
                             options_.budget.by_scores() ? options_.budget.threshold() : 0.0);
       // The first query block's own block begins at or before the chunk.
       const Index own = k.len() / block;

@@ -11,7 +11,7 @@
 #pragma once
 
 #include <quoka/methods/evicting_selector.hpp>
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 
 #include <algorithm>
 #include <span>

@@ -13,7 +13,7 @@
 #pragma once
 
 #include <quoka/methods/layer_shared.hpp>
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 
 #include <algorithm>
 #include <limits>
@@ -36,13 +36,13 @@ class LessIsMoreChoice {
 
   struct State : NoState {
     QueryScoreState query_scores;
-    Buffer<float> of_head;   // [batch, q_heads, kv_len]
-    Buffer<float> places;    // [batch, kv_len], minus the place in the union
-    Buffer<Position> lists;  // [batch, q_heads, part]
+    Buffer<float> head_scores;  // [batch, q_heads, kv_len]
+    Buffer<float> places;       // [batch, kv_len], minus the place in the union
+    Buffer<Position> lists;     // [batch, q_heads, part]
     WorkerScratch<TopKScratch> top_k;
 
     Index bytes() const {
-      return query_scores.bytes() + of_head.bytes() + places.bytes() + lists.bytes() +
+      return query_scores.bytes() + head_scores.bytes() + places.bytes() + lists.bytes() +
              top_k.bytes();
     }
   };
@@ -67,18 +67,18 @@ class LessIsMoreChoice {
     const Index recent = std::max<Index>(0, budget - share - sinks);
     const Index part = budget - sinks - recent;
 
-    float* const of_head = s.of_head.reserve_amortised(tasks * kv_len);
+    float* const head_scores = s.head_scores.reserve_amortised(tasks * kv_len);
     const float logit_scale = input.logit_scale();
     const auto fill = [&](Index b, Index q_head, RowWriter& rows) {
       for (Index j = 0; j < q.len(); ++j) rows.add(q, b, q_head, j, logit_scale);
     };
     softmax_scores({{q.len(), k.dim(), q}, fill, RowSource(k), input.capacity, Aggregation::mean},
-                   score_view(of_head, q.batch(), q_heads, kv_len), s.query_scores, executor);
+                   score_view(head_scores, q.batch(), q_heads, kv_len), s.query_scores, executor);
 
     s.top_k.reserve(executor.workers(), kv_len, 1);
     Position* lists = s.lists.reserve_amortised(tasks * part);
     executor.run(part > 0 ? tasks : 0, [&](Index task, int worker) {
-      const float* middle = of_head + task * kv_len + sinks;
+      const float* middle = head_scores + task * kv_len + sinks;
       const std::span<Position> list(lists + task * part, static_cast<std::size_t>(part));
       best_of_head({middle, static_cast<std::size_t>(kv_len - sinks - recent)}, {}, list,
                    s.top_k[worker]);
@@ -91,15 +91,15 @@ class LessIsMoreChoice {
     std::fill_n(places, q.batch() * kv_len, -std::numeric_limits<float>::infinity());
     SelectionWriter writer(selection, q.batch(), k.heads(), kv_len, budget);
     for (Index b = 0; b < q.batch(); ++b) {
-      float* of_key = places + b * kv_len;
+      float* key_places = places + b * kv_len;
       for (Index head = 0; head < q_heads; ++head) {
         for (Index rank = 0; rank < part; ++rank) {
-          float& place = of_key[sinks + lists[(b * q_heads + head) * part + rank]];
+          float& place = key_places[sinks + lists[(b * q_heads + head) * part + rank]];
           place = std::max(place, -static_cast<float>(rank * q_heads + head));
         }
       }
       const std::span<Position> first = writer.row(b, 0);
-      best_of_head({of_key, static_cast<std::size_t>(kv_len)},
+      best_of_head({key_places, static_cast<std::size_t>(kv_len)},
                    {.keep_first = sinks, .keep_last = recent}, first, s.top_k[0]);
       for (Index head = 1; head < k.heads(); ++head)
         std::copy(first.begin(), first.end(), writer.row(b, head).begin());

@@ -15,7 +15,7 @@
 
 #include <quoka/cache/row_store.hpp>
 #include <quoka/methods/loki_calibration.hpp>
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/methods/softmax_sketch.hpp>
 

@@ -9,7 +9,7 @@
 // or an infinity is left out.
 #pragma once
 
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 
 #include <Eigen/Core>
 
@@ -27,9 +27,9 @@ class LokiCalibration {
   explicit LokiCalibration(std::vector<Eigen::MatrixXf> directions)
       : directions_(std::move(directions)) {
     detail::require_at_least("the calibration's kv_heads", kv_heads(), 1);
-    for (const auto& of_head : directions_) {
-      detail::require_equal("directions' rows", of_head.rows(), "head_dim", head_dim());
-      detail::require_equal("directions' columns", of_head.cols(), "head_dim", head_dim());
+    for (const auto& head_directions : directions_) {
+      detail::require_equal("directions' rows", head_directions.rows(), "head_dim", head_dim());
+      detail::require_equal("directions' columns", head_directions.cols(), "head_dim", head_dim());
     }
   }
 

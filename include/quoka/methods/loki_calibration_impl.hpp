@@ -22,18 +22,18 @@ QUOKA_FUNC void LokiCalibration::project(Index kv_head, const float* row, float 
 }
 
 QUOKA_FUNC std::int64_t LokiCalibration::hash() const {
-  std::vector<std::int64_t> of_heads{head_dim()};
-  for (const auto& of_head : directions_)
-    of_heads.push_back(detail::hash_of(
-        std::as_bytes(std::span(of_head.data(), static_cast<std::size_t>(of_head.size())))));
-  return detail::hash_of(std::as_bytes(std::span(of_heads)));
+  std::vector<std::int64_t> hashes{head_dim()};
+  for (const auto& head_directions : directions_)
+    hashes.push_back(detail::hash_of(std::as_bytes(
+        std::span(head_directions.data(), static_cast<std::size_t>(head_directions.size())))));
+  return detail::hash_of(std::as_bytes(std::span(hashes)));
 }
 
 QUOKA_FUNC void LokiCalibration::save(std::ostream& out) const {
   out << magic << ' ' << kv_heads() << ' ' << head_dim() << '\n';
-  for (const auto& of_head : directions_)
-    out.write(reinterpret_cast<const char*>(of_head.data()),
-              static_cast<std::streamsize>(of_head.size()) * Index{sizeof(float)});
+  for (const auto& head_directions : directions_)
+    out.write(reinterpret_cast<const char*>(head_directions.data()),
+              static_cast<std::streamsize>(head_directions.size()) * Index{sizeof(float)});
   if (!out) throw std::runtime_error("quoka: a Loki calibration could not be written");
 }
 
@@ -48,9 +48,9 @@ QUOKA_FUNC LokiCalibration LokiCalibration::load(std::istream& in) {
                              " KV heads of " + std::to_string(dim) + " channels");
   std::vector<Eigen::MatrixXf> directions;
   for (Index head = 0; head < heads; ++head) {
-    Eigen::MatrixXf& of_head = directions.emplace_back(dim, dim);
-    in.read(reinterpret_cast<char*>(of_head.data()),
-            static_cast<std::streamsize>(of_head.size()) * Index{sizeof(float)});
+    Eigen::MatrixXf& head_directions = directions.emplace_back(dim, dim);
+    in.read(reinterpret_cast<char*>(head_directions.data()),
+            static_cast<std::streamsize>(head_directions.size()) * Index{sizeof(float)});
     if (!in)
       throw std::runtime_error("quoka: a Loki calibration ends in KV head " + std::to_string(head) +
                                " of " + std::to_string(heads));

@@ -16,7 +16,7 @@
 #pragma once
 
 #include <quoka/cache/row_store.hpp>
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 
 #include <limits>
@@ -38,8 +38,8 @@ class QuestScorer {
   using Options = QuestOptions;
 
   struct State {
-    RowStore<float> pages;  // [batch, kv_heads, pages, 2 * head_dim]: max, then min
-    Buffer<float> of_page;  // [batch, kv_heads, pages]
+    RowStore<float> pages;      // [batch, kv_heads, pages, 2 * head_dim]: max, then min
+    Buffer<float> page_scores;  // [batch, kv_heads, pages]
     QueryScoreState scores;
     RowReader row;
     Index len = 0;  // keys whose pages are up to date
@@ -47,7 +47,7 @@ class QuestScorer {
     void truncate(Index kv_len) { len = std::min(len, kv_len); }
     Index kept_len() const { return len; }
     Index kept_bytes() const { return pages.bytes(); }
-    Index bytes() const { return pages.bytes() + of_page.bytes() + scores.bytes(); }
+    Index bytes() const { return pages.bytes() + page_scores.bytes() + scores.bytes(); }
   };
 
   // Throws std::invalid_argument for a page < 1.
@@ -80,20 +80,20 @@ class QuestScorer {
         }
       }
     };
-    const TensorView<float, 3> of_page =
-        score_view(state.of_page.reserve_amortised(tasks * pages), k.batch(), k.heads(), pages);
+    const TensorView<float, 3> page_scores =
+        score_view(state.page_scores.reserve_amortised(tasks * pages), k.batch(), k.heads(), pages);
     const Rows rows = state.pages.view();
     if (options_.domain == Domain::logit)
-      mean_logit_scores(shape, fill, rows, of_page, state.scores, executor);
+      mean_logit_scores(shape, fill, rows, page_scores, state.scores, executor);
     else
       softmax_scores({shape, fill, RowSource(rows), ceil_div(input.capacity, options_.page),
                       Aggregation::mean},
-                     of_page, state.scores, executor);
+                     page_scores, state.scores, executor);
     const Index whole = k.len() / options_.page * options_.page;
     for (Index b = 0; b < k.batch(); ++b) {
       for (Index head = 0; head < k.heads(); ++head) {
         for (Index t = 0; t < whole; ++t)
-          scores.at(b, head, t) = of_page.at(b, head, t / options_.page);
+          scores.at(b, head, t) = page_scores.at(b, head, t / options_.page);
         for (Index t = whole; t < k.len(); ++t)
           scores.at(b, head, t) = std::numeric_limits<float>::max();
       }

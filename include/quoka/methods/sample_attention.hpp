@@ -13,7 +13,7 @@
 // (the chunk itself is attended in full); one set per KV head; softmax over the past alone.
 #pragma once
 
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/methods/softmax_sketch.hpp>
 

@@ -1,5 +1,5 @@
 // Softmax scores by 8-bit logits, for any method whose rows are multiplied with all keys: what
-// softmax_scores() of kit.hpp makes, nearly (sketched_mass.hpp says how nearly), in 0.3 of the time where the ISA
+// softmax_scores() of query_scores.hpp makes, nearly (sketched_mass.hpp says how nearly), in 0.3 of the time where the ISA
 // has 8-bit dot products.
 //
 //   appended   sketch.append(keys)                          the keys themselves, or rows that stand for them
@@ -8,7 +8,7 @@
 #pragma once
 
 #include <quoka/cache/key_sketch.hpp>
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/select/options.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
 

@@ -24,22 +24,22 @@ QUOKA_FUNC bool SoftmaxSketch::score(const QueryRows& shape, FillRows fill, cons
   if ((cache == nullptr && keys_.len() != keys.len()) ||
       !detail::codes_fit(shape.max_rows, keys.dim(), Aggregation::max))
     return false;
-  const Index of_head = shape.max_rows * shape.dim;
-  float* const rows = rows_.reserve(keys.batch() * keys.heads() * of_head);
+  const Index head_size = shape.max_rows * shape.dim;
+  float* const rows = rows_.reserve(keys.batch() * keys.heads() * head_size);
   readers_.reserve(executor.workers(), shape.read.empty() ? keys : shape.read);
   for_each_kv_head(keys, executor, [&](Index b, Index kv_head, int worker) {
-    float* const to = rows + (b * keys.heads() + kv_head) * of_head;
+    float* const to = rows + (b * keys.heads() + kv_head) * head_size;
     RowWriter writer(to, shape.dim, readers_[worker]);
     fill(b, kv_head, writer);
     // Rows that were left out are no rows below either.
-    std::fill(to + writer.count() * shape.dim, to + of_head,
+    std::fill(to + writer.count() * shape.dim, to + head_size,
               std::numeric_limits<float>::quiet_NaN());
   });
   if (mass_ == nullptr) mass_ = std::make_unique<detail::SketchedMassState>();
-  const detail::SketchedKeys of_keys(keys, keys_, cache);
+  const detail::SketchedKeys sketched(keys, keys_, cache);
   Chains chains(keys.batch() * keys.heads(), detail::chains_at_once(executor.workers()));
-  detail::sketched_softmax_scores({of_keys, rows, shape.max_rows, over, capacity, executor, chains},
-                                  1.0f, {}, scores, *mass_);
+  detail::sketched_softmax_scores(
+      {sketched, rows, shape.max_rows, over, capacity, executor, chains}, 1.0f, {}, scores, *mass_);
   return true;
 }
 

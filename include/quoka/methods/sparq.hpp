@@ -17,7 +17,7 @@
 #pragma once
 
 #include <quoka/methods/channel_keys.hpp>
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/methods/softmax_sketch.hpp>
 

@@ -9,7 +9,7 @@
 #pragma once
 
 #include <quoka/methods/layer_shared.hpp>
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {

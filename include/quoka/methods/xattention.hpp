@@ -93,15 +93,15 @@ class XAttentionScorer {
       }
     };
     const Index blocks = keys.blocks(), heads = k.batch() * k.heads();
-    float* const of_blocks = state.blocks.reserve(executor.workers(), heads, shape.sets, blocks);
+    float* const block_scores = state.blocks.reserve(executor.workers(), heads, shape.sets, blocks);
     detail::block_scores(shape, fill, keys, input.capacity, detail::BlockNormaliser::each_row,
-                         of_blocks, state.rows, executor);
+                         block_scores, state.rows, executor);
     for_each_kv_head(k, executor, [&](Index b, Index head, int worker) {
-      float* const of_head = of_blocks + (b * k.heads() + head) * shape.sets * blocks;
+      float* const head_scores = block_scores + (b * k.heads() + head) * shape.sets * blocks;
       detail::BlockChoice choice(state.blocks.scratch[worker], k.len(), block, blocks);
       for (Index set = 0; set < shape.sets; ++set) {
         const Index first = k.len() + set % query_blocks * block;
-        choice.add_mass(of_head + set * blocks, first / block,
+        choice.add_mass(head_scores + set * blocks, first / block,
                         (std::min(first + block, k.len() + q.len()) - 1) / block,
                         options_.budget.by_scores() ? options_.budget.threshold() : 0.0);
       }

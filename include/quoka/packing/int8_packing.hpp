@@ -192,10 +192,10 @@ inline bool pack_int8_queries(const float* const* rows, Index count, Index dim, 
       std::copy_n(rows[i], dim, x);
       std::fill(x + dim, x + padded, 0.0f);
       rotate_channels(x, padded, x);
-      const float of_row = int8_scale(largest_channel(x, padded));
-      all &= of_row == of_row;
-      factors[i] = of_row * scale;
-      inverse = inverse_of_scale(of_row);
+      const float row_scale = int8_scale(largest_channel(x, padded));
+      all &= row_scale == row_scale;
+      factors[i] = row_scale * scale;
+      inverse = inverse_of_scale(row_scale);
     }
     if (inverse == 0.0f) std::fill_n(x, padded, 0.0f);
     alignas(64) std::uint8_t codes[most];

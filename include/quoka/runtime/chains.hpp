@@ -35,16 +35,16 @@ class Chains {
   // run.
   template <class F>
   void add(Index tasks, F& f) {
-    add(tasks, std::addressof(f), [](void* of, Index chain, int, Index task, int worker) {
-      (*static_cast<F*>(of))(chain, task, worker);
+    add(tasks, std::addressof(f), [](void* object, Index chain, int, Index task, int worker) {
+      (*static_cast<F*>(object))(chain, task, worker);
     });
   }
   // The same of a member: (object.*member)(chain, stage, task, worker), with the stage's number.
   template <auto member, class T>
   void add_member(Index tasks, T& object) {
     add(tasks, std::addressof(object),
-        [](void* of, Index chain, int stage, Index task, int worker) {
-          (static_cast<T*>(of)->*member)(chain, stage, task, worker);
+        [](void* owner, Index chain, int stage, Index task, int worker) {
+          (static_cast<T*>(owner)->*member)(chain, stage, task, worker);
         });
   }
 
@@ -72,8 +72,8 @@ class Chains {
   }
   // Runs one task.
   void operator()(Index chain, int stage, Index task, int worker) const {
-    const Stage& of = stages_[static_cast<std::size_t>(stage)];
-    of.call(of.f, chain, stage, task, worker);
+    const Stage& at = stages_[static_cast<std::size_t>(stage)];
+    at.call(at.f, chain, stage, task, worker);
   }
 
  private:

@@ -16,12 +16,12 @@ class ChainRun {
   explicit ChainRun(const Chains& chains) : chains_(chains) {}
 
   // Until no task is left to begin.
-  void work(Index number, Index of, int worker) {
+  void work(Index number, Index count, int worker) {
     Pause pause;
     for (;;) {
       bool waits = false, worked = false;
       for (Index i = 0; i < chains_.slots(); ++i) {
-        const Index slot = chains_.slot(number, of, i);
+        const Index slot = chains_.slot(number, count, i);
         Turn turn;
         while ((turn = take(slot, worker)) == Turn::worked) worked = true;
         waits = waits || turn == Turn::waits;
@@ -47,28 +47,28 @@ class ChainRun {
   };
 
   Turn take(Index slot, int worker) {
-    Slot& of = slots_[static_cast<std::size_t>(slot)];
+    Slot& state = slots_[static_cast<std::size_t>(slot)];
     const Index per_chain = chains_.tasks_of_chain();
     const Index chains = ceil_div(chains_.count() - slot, chains_.slots());
-    Index next = of.next.load(std::memory_order_relaxed);
+    Index next = state.next.load(std::memory_order_relaxed);
     for (;;) {
       if (next >= chains * per_chain) return Turn::done;
       if (failed_.load(std::memory_order_relaxed)) return Turn::waits;
       const Index turn = next / per_chain, task = next % per_chain;
-      int stage = of.stage.load(std::memory_order_relaxed);
+      int stage = state.stage.load(std::memory_order_relaxed);
       if (task < chains_.begin(stage)) stage = 0;
       while (chains_.end(stage) <= task) ++stage;
-      if (of.done.load(std::memory_order_acquire) < turn * per_chain + chains_.begin(stage))
+      if (state.done.load(std::memory_order_acquire) < turn * per_chain + chains_.begin(stage))
         return Turn::waits;
-      if (!of.next.compare_exchange_weak(next, next + 1, std::memory_order_relaxed)) continue;
-      of.stage.store(stage, std::memory_order_relaxed);
+      if (!state.next.compare_exchange_weak(next, next + 1, std::memory_order_relaxed)) continue;
+      state.stage.store(stage, std::memory_order_relaxed);
       try {
         chains_(slot + turn * chains_.slots(), stage, task - chains_.begin(stage), worker);
       } catch (...) {
         failed_.store(true, std::memory_order_relaxed);
         throw;
       }
-      of.done.fetch_add(1, std::memory_order_release);
+      state.done.fetch_add(1, std::memory_order_release);
       return Turn::worked;
     }
   }

@@ -75,12 +75,12 @@ class ExecutorRef {
   ExecutorRef(E&& executor) requires(!std::same_as<std::remove_cvref_t<E>, ExecutorRef>)
       : executor_(const_cast<void*>(static_cast<const void*>(std::addressof(executor)))),
         workers_(executor.workers()),
-        run_([](void* of, Index tasks, const TaskRef& task) {
-          static_cast<std::remove_reference_t<E>*>(of)->run(tasks, task);
+        run_([](void* object, Index tasks, const TaskRef& task) {
+          static_cast<std::remove_reference_t<E>*>(object)->run(tasks, task);
         }) {
     if constexpr (detail::takes_chains<E>())
-      run_chains_ = [](void* of, const Chains& chains) {
-        static_cast<std::remove_reference_t<E>*>(of)->run_chains(chains);
+      run_chains_ = [](void* object, const Chains& chains) {
+        static_cast<std::remove_reference_t<E>*>(object)->run_chains(chains);
       };
     detail::require_at_least("the executor's workers()", workers_, 1);
   }
@@ -107,8 +107,8 @@ class ExecutorRef {
  private:
   void* executor_;
   int workers_;
-  void (*run_)(void* executor, Index tasks, const TaskRef& task);
-  void (*run_chains_)(void* executor, const Chains& chains) = nullptr;
+  void (*run_)(void* object, Index tasks, const TaskRef& task);
+  void (*run_chains_)(void* object, const Chains& chains) = nullptr;
 };
 
 static_assert(Executor<SerialExecutor> && Executor<ExecutorRef>);

@@ -33,7 +33,7 @@
 // and every dense layer need them.
 #pragma once
 
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/select/sketch/sketched_top_k.hpp>
@@ -58,7 +58,7 @@ class QueryCount {
  public:
   // Of each query head.
   template <detail::WholeNumber T>
-  constexpr QueryCount(T per_head) : count_(static_cast<Index>(per_head)) {}
+  constexpr QueryCount(T count) : count_(static_cast<Index>(count)) {}
   // Of all query heads of a group together.
   static constexpr QueryCount per_kv_head(Index count) {
     QueryCount queries(count);
@@ -67,15 +67,15 @@ class QueryCount {
   }
 
   // Queries of each of the `group` >= 1 query heads that share a KV head.
-  constexpr Index of_head(Index group) const {
-    return is_per_kv_head_ ? std::max<Index>(least_of_head, count_ / group) : count_;
+  constexpr Index per_head(Index group) const {
+    return is_per_kv_head_ ? std::max<Index>(least_per_head, count_ / group) : count_;
   }
   constexpr Index count() const { return count_; }                   // as it was given
   constexpr bool is_per_kv_head() const { return is_per_kv_head_; }  // likewise
   friend constexpr bool operator==(const QueryCount& a, const QueryCount& b) = default;
 
  private:
-  static constexpr Index least_of_head = 4;
+  static constexpr Index least_per_head = 4;
 
   Index count_;
   bool is_per_kv_head_ = false;

@@ -43,14 +43,14 @@ struct QuokaCall {
   SketchedKeys keys;
   Chains chains;
   QueryStages queries;
-  SketchedCall of_codes;
+  SketchedCall sketched;
 
   QuokaCall(const SelectorInput& input, const QuokaOptions& options, QuokaScorer::State& state,
             Index rows, ExecutorRef executor)
       : keys(input.k, state.sketch, input.sketch),
         chains(input.k.batch() * input.k.heads(), chains_at_once(executor.workers())),
         queries(input, options, state, executor.workers()),
-        of_codes{keys,           state.q_bar.data(), rows,  options.aggregation,
+        sketched{keys,           state.q_bar.data(), rows,  options.aggregation,
                  input.capacity, executor,           chains} {
     queries.add_to(chains);
   }
@@ -87,7 +87,7 @@ QUOKA_FUNC detail::FirstLook QuokaScorer::first_look(const SelectorInput& input,
   // With a share of the past as budget a longer one may have none.
   const Index most = std::max(candidates, candidates_of(std::max(keys, input.capacity)));
   const Index rows = kept_rows(input),
-              n = std::min(options_.n_queries.of_head(input.group()), input.q.len());
+              n = std::min(options_.n_queries.per_head(input.group()), input.q.len());
   const auto looks = [&](Index m) { return m % n == n - 1 || m % n % step == m / n % step; };
   Index count = 0;
   for (Index m = 0; m < rows; ++m) count += looks(m) ? 1 : 0;
@@ -100,8 +100,9 @@ QUOKA_FUNC detail::FirstLook QuokaScorer::first_look(const SelectorInput& input,
 
 // Queries that score for each KV head.
 QUOKA_FUNC Index QuokaScorer::kept_rows(const SelectorInput& input) const {
-  return detail::aggregated_rows(std::min(options_.n_queries.of_head(input.group()), input.q.len()),
-                                 input.group(), options_.group_mode);
+  return detail::aggregated_rows(
+      std::min(options_.n_queries.per_head(input.group()), input.q.len()), input.group(),
+      options_.group_mode);
 }
 
 // The queries in state.q_bar against the keys.
@@ -145,8 +146,9 @@ QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& st
   aggregate_queries(input, state, executor);
   const float logit_scale = input.logit_scale();
   const auto fill = [&](Index b, Index kv_head, RowWriter& to) {
-    const float* const of_head = state.q_bar.data() + (b * k.heads() + kv_head) * rows * k.dim();
-    for (Index m = 0; m < rows; ++m) to.add(of_head + m * k.dim(), logit_scale);
+    const float* const head_queries =
+        state.q_bar.data() + (b * k.heads() + kv_head) * rows * k.dim();
+    for (Index m = 0; m < rows; ++m) to.add(head_queries + m * k.dim(), logit_scale);
   };
   softmax_scores({{rows, k.dim()},
                   fill,
@@ -165,7 +167,7 @@ QUOKA_FUNC void QuokaScorer::score_by_mass(const SelectorInput& input, State& st
   if (state.sketched_mass == nullptr)
     state.sketched_mass = std::make_unique<detail::SketchedMassState>();
   const detail::QuokaCall call(input, options_, state, kept_rows(input), executor);
-  detail::sketched_softmax_scores(call.of_codes, input.logit_scale(), first_look(input, state),
+  detail::sketched_softmax_scores(call.sketched, input.logit_scale(), first_look(input, state),
                                   scores, *state.sketched_mass, after);
 }
 
@@ -221,7 +223,7 @@ QUOKA_FUNC void QuokaScorer::select_by_codes(const SelectorInput& input, Index b
   if (state.sketched_top_k == nullptr)
     state.sketched_top_k = std::make_unique<detail::SketchedTopKState>();
   const detail::QuokaCall call(input, options_, state, kept_rows(input), executor);
-  detail::sketched_top_k(call.of_codes, input.inverse_norms, budget, options_.top_k, selection,
+  detail::sketched_top_k(call.sketched, input.inverse_norms, budget, options_.top_k, selection,
                          *state.sketched_top_k, after);
 }
 

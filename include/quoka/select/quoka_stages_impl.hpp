@@ -19,7 +19,7 @@ class QueryStages {
       : input_(input),
         options_(options),
         state_(state),
-        n_(std::min(options.n_queries.of_head(input.group()), input.q.len())),
+        n_(std::min(options.n_queries.per_head(input.group()), input.q.len())),
         parts_(workers == 1 ? 1 : std::min<Index>(n_, 4)),
         subselect_{options.query_choice, input.group()} {
     const Rows &q = input.q, &k = input.k;

@@ -221,7 +221,7 @@ void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selecti
   }
   float* const scores = state.scores.reserve_amortised(heads * capacity);
   state.top_k.reserve(executor.workers(), capacity, top_k().window);
-  const detail::KeyScores of_keys{scores, k.batch(), k.heads(), k.len()};
+  const detail::KeyScores key_scores{scores, k.batch(), k.heads(), k.len()};
   scorer_.score(input, state.scorer, TensorView<float, 3>(scores, {k.batch(), k.heads(), k.len()}),
                 executor);
   if (options_.budget.by_scores()) {
@@ -230,9 +230,9 @@ void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selecti
       counts[head] = std::clamp(count(scores + head * k.len(), k.len(), state.top_k[worker]),
                                 options_.budget.least(k.len()), budget);
     });
-    return detail::select_counted(of_keys, counts, top_k(), selection, state.top_k, executor);
+    return detail::select_counted(key_scores, counts, top_k(), selection, state.top_k, executor);
   }
-  detail::select_top_k(of_keys, budget, top_k(), selection, state.top_k, executor, after);
+  detail::select_top_k(key_scores, budget, top_k(), selection, state.top_k, executor, after);
 }
 
 // Of one head, by a budget by scores.

@@ -61,7 +61,7 @@
 // buffers, and for some methods something kept per key (projected keys, page bounds), a retained
 // set, or a choice shared with other layers. appended() sees the cache with the chunk's keys at its
 // end, so such state grows with it (q is empty where keys came without queries, from a saved
-// prefix); truncate() takes it back to a shorter prefix. kit.hpp has what selectors are made of.
+// prefix); truncate() takes it back to a shorter prefix. query_scores.hpp has what selectors are made of.
 //
 // Of a Scorer a member that is missing, or has one of these names and does not fit, is a sentence at
 // compile time (scorer_members.hpp). Of a State so is kept_bytes(), of a selector the longer select().

@@ -35,7 +35,7 @@ template <class State>
 struct AsScratch {
   State& state;
 
-  explicit AsScratch(State& of) : state(of) { state.truncate(0); }
+  explicit AsScratch(State& used) : state(used) { state.truncate(0); }
   ~AsScratch() { state.truncate(0); }
   AsScratch(const AsScratch&) = delete;
   AsScratch& operator=(const AsScratch&) = delete;

@@ -51,9 +51,9 @@ struct PlainQuadSums {
   PlainQuadSums result;
   for (int i = 0; i < lanes; ++i) {
     std::int32_t sum = 0;
-    for (int of = 0; of < 32; of += 8)
-      sum += std::int32_t{static_cast<std::int8_t>(static_cast<std::uint8_t>(a.x[i] >> of))} *
-             std::int32_t{static_cast<std::uint8_t>(b.x[i] >> of)};
+    for (int bit = 0; bit < 32; bit += 8)
+      sum += std::int32_t{static_cast<std::int8_t>(static_cast<std::uint8_t>(a.x[i] >> bit))} *
+             std::int32_t{static_cast<std::uint8_t>(b.x[i] >> bit)};
     result.x[i] = sums.x[i] + static_cast<std::uint32_t>(sum);
   }
   return result;

@@ -115,17 +115,17 @@ QUOKA_INLINE P polynomial(const P& f, const float (&coefficients)[count]) {
 
 // 2^x, or e^x if `natural`, for x <= 0, by the coefficients of 2^f for f in [-1/2, 1/2], or in [0, 1).
 template <bool natural, class P, std::size_t centred, std::size_t unit>
-QUOKA_INLINE P exponential(const P& x, const float (&of_centred)[centred],
-                           const float (&of_unit)[unit]) {
+QUOKA_INLINE P exponential(const P& x, const float (&centred_polynomial)[centred],
+                           const float (&unit_polynomial)[unit]) {
   const P least = broadcast<P>(natural ? exp_least : exp2_least), factor = broadcast<P>(log2_e);
   if constexpr (has_exponents) {
     const P y = natural ? mul(x, factor) : x;
-    return scale_not_less(polynomial(fraction(y), of_unit), y,
+    return scale_not_less(polynomial(fraction(y), unit_polynomial), y,
                           natural ? mul(least, factor) : least);
   } else {
     const P clamped = max(x, least), magic = broadcast<P>(12582912.0f);
     const auto rounded = natural ? Rounded<P>(clamped, factor, magic) : Rounded<P>(clamped, magic);
-    const P y = polynomial(rounded.fraction, of_centred);
+    const P y = polynomial(rounded.fraction, centred_polynomial);
     return select_less(x, least, zero<P>(), mul(y, power_of_rounded_bits(rounded.shifted)));
   }
 }

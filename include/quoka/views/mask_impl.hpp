@@ -120,9 +120,9 @@ QUOKA_FUNC VisibleCells::VisibleCells(const Mask& mask, Index past_len, Index b,
   std::vector<std::uint8_t> sight(static_cast<std::size_t>(past_len));
   read_column_sight(mask, b, 0, past_len, sight.data(), executor);
   for (Index i = 0; i < past_len; ++i) {
-    const std::uint8_t of_cell = sight[static_cast<std::size_t>(i)];
-    if ((of_cell & seen_by_some) == 0) continue;
-    ((of_cell & hidden_from_some) != 0 ? to_some : to_all).push_back(static_cast<Position>(i));
+    const std::uint8_t cell_sight = sight[static_cast<std::size_t>(i)];
+    if ((cell_sight & seen_by_some) == 0) continue;
+    ((cell_sight & hidden_from_some) != 0 ? to_some : to_all).push_back(static_cast<Position>(i));
   }
 }
 

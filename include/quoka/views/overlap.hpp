@@ -142,30 +142,30 @@ class Stretches {
   static constexpr Index most = 512;
 
   bool full() const { return count_ == most; }
-  void add(std::uintptr_t begin, std::uintptr_t end) { of_[count_++] = {begin, end}; }
+  void add(std::uintptr_t begin, std::uintptr_t end) { list_[count_++] = {begin, end}; }
   void clear() { count_ = 0; }
   // Before meets(): those that meet become one.
   void unite() {
-    sort(of_, count_, [](const Bytes& a, const Bytes& b) { return a.begin < b.begin; });
+    sort(list_, count_, [](const Bytes& a, const Bytes& b) { return a.begin < b.begin; });
     Index last = 0;
     for (Index i = 1; i < count_; ++i)
-      if (of_[i].begin <= of_[last].end)
-        of_[last].end = std::max(of_[last].end, of_[i].end);
+      if (list_[i].begin <= list_[last].end)
+        list_[last].end = std::max(list_[last].end, list_[i].end);
       else
-        of_[++last] = of_[i];
+        list_[++last] = list_[i];
     if (count_ > 0) count_ = last + 1;
   }
   bool meets(std::uintptr_t begin, std::uintptr_t end) const {
     const Bytes* const found = std::partition_point(
-        of_, of_ + count_, [&](const Bytes& bytes) { return bytes.end <= begin; });
-    return found != of_ + count_ && found->begin < end;
+        list_, list_ + count_, [&](const Bytes& bytes) { return bytes.end <= begin; });
+    return found != list_ + count_ && found->begin < end;
   }
 
  private:
   struct Bytes {
     std::uintptr_t begin, end;
   };
-  Bytes of_[most];
+  Bytes list_[most];
   Index count_ = 0;
 };
 
@@ -202,37 +202,37 @@ inline bool rows_apart(const Rows& a, const Rows& b) {
   };
   if (!a.mapped() || !b.mapped() || a.data() != b.data() || a.pool_strides() != b.pool_strides() ||
       a.pool_sizes() != b.pool_sizes()) {
-    Stretches of_b;
+    Stretches stretches;
     bool met = false;
     const auto look_for_them = [&] {
-      of_b.unite();
+      stretches.unite();
       for (Index i = 0, next = 0; i < a.len() && !met; i = next)
         run(a, i, next = run_end(a, i))
             .for_each_stretch([&](std::uintptr_t begin, std::uintptr_t end) {
-              met = met || of_b.meets(begin, end);
+              met = met || stretches.meets(begin, end);
             });
-      of_b.clear();
+      stretches.clear();
     };
     for (Index j = 0, next = 0; j < b.len() && !met; j = next)
       run(b, j, next = run_end(b, j))
           .for_each_stretch([&](std::uintptr_t begin, std::uintptr_t end) {
-            if (of_b.full()) look_for_them();
-            of_b.add(begin, end);
+            if (stretches.full()) look_for_them();
+            stretches.add(begin, end);
           });
     look_for_them();
     return !met;
   }
   constexpr Index together = 512;
-  Index of_b[together];
+  Index pool_rows[together];
   for (Index j = 0; j < b.len(); j += together) {
     const Index count = std::min(together, b.len() - j);
-    for (Index i = 0; i < count; ++i) of_b[i] = b.pool_row(j + i);
-    sort(of_b, count, [](Index x, Index y) { return x < y; });
+    for (Index i = 0; i < count; ++i) pool_rows[i] = b.pool_row(j + i);
+    sort(pool_rows, count, [](Index x, Index y) { return x < y; });
     for (Index i = 0, next = 0; i < a.len(); i = next) {
       const Index row = a.pool_row(i);
       next = run_end(a, i);
-      const Index* const found = std::lower_bound(of_b, of_b + count, row);
-      if (found != of_b + count && *found < row + next - i) return false;
+      const Index* const found = std::lower_bound(pool_rows, pool_rows + count, row);
+      if (found != pool_rows + count && *found < row + next - i) return false;
     }
   }
   return true;

@@ -123,8 +123,8 @@ class BasicRows {
 
   // The address of row i.
   Byte* row(Index b, Index head, Index i) const {
-    Byte* const of_head = data_ + b * strides_[0] + head * strides_[1];
-    return of_head + (map_.any() ? map_.offset(begin_ + i, strides_[2]) : i * strides_[2]);
+    Byte* const head_rows = data_ + b * strides_[0] + head * strides_[1];
+    return head_rows + (map_.any() ? map_.offset(begin_ + i, strides_[2]) : i * strides_[2]);
   }
   // The rows of one head.
   HeadRows head(Index b, Index head) const requires(!writes) {

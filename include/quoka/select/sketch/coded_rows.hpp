@@ -31,7 +31,7 @@ class CodedRows {
     const Index stride = padded(rows), steps = simd::code_steps(dim);
     codes_.reserve(steps * stride);
     offsets_.reserve(stride);
-    for (auto* of_rows : {&units_, &lengths_, &missed_}) of_rows->reserve(stride);
+    for (auto* buffer : {&units_, &lengths_, &missed_}) buffer->reserve(stride);
     // Of fewer rows to pack, passes may be larger and others in number: this is the most of both.
     packed_.reserve(packed_bytes<Tiles>(stride, steps) *
                     ceil_div(stride, std::max<Index>(pass_rows, 1)));
@@ -49,8 +49,7 @@ class CodedRows {
     packed_step_ = packed_bytes<Tiles>(pass_rows, steps_);
     std::fill_n(codes_.data(), steps_ * stride(), 0);
     std::fill_n(offsets_.data(), stride(), 0);
-    for (auto* of_rows : {&units_, &lengths_, &missed_})
-      std::fill_n(of_rows->data(), stride(), 0.0f);
+    for (auto* buffer : {&units_, &lengths_, &missed_}) std::fill_n(buffer->data(), stride(), 0.0f);
     float longest = 0.0f, largest = 0.0f;  // length, unit
     for (Index m = 0; m < count; ++m) {
       const float* const row = rows + m * dim;

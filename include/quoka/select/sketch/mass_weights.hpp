@@ -30,9 +30,9 @@ struct RowsToWeigh {
   float* sums;
 };
 
-// products [height, code_pair], of_keys: the keys' units. Partial: some of them are below 0.
+// products [height, code_pair], key_units: the keys' units. Partial: some of them are below 0.
 template <bool Partial, class Product>
-void weigh_rows(const Product* products, const float* of_keys, const RowsToWeigh& rows,
+void weigh_rows(const Product* products, const float* key_units, const RowsToWeigh& rows,
                 std::uint32_t* to) {
   constexpr Index pair = simd::code_pair;
   for (Index m = 0; m < rows.height; m += 2, products += 2 * pair, to += pair) {
@@ -43,14 +43,14 @@ void weigh_rows(const Product* products, const float* of_keys, const RowsToWeigh
       total[i] = simd::load(rows.sums + (m + i) * simd::lanes);
     });
     simd::unroll<pair / simd::lanes>([&](auto j) QUOKA_INLINE_LAMBDA {
-      const simd::Packet of_key = simd::load(of_keys + j * simd::lanes);
+      const simd::Packet key_unit = simd::load(key_units + j * simd::lanes);
       simd::Packet weight[2];
       simd::unroll<2>([&](auto i) QUOKA_INLINE_LAMBDA {
         const simd::Packet product = simd::load_dots(products + i * pair + j * simd::lanes);
-        const simd::Packet logit = simd::fma(simd::mul(product, of_key), unit[i], shift[i]);
+        const simd::Packet logit = simd::fma(simd::mul(product, key_unit), unit[i], shift[i]);
         weight[i] = simd::exp2_rough(simd::max(logit, simd::broadcast(least_weight)));
         if constexpr (Partial)
-          weight[i] = simd::select_less(of_key, simd::zero(), simd::zero(), weight[i]);
+          weight[i] = simd::select_less(key_unit, simd::zero(), simd::zero(), weight[i]);
         total[i] = simd::add(total[i], weight[i]);
       });
       simd::store_weight_pairs(to + j * simd::lanes, weight[0], weight[1]);
@@ -83,9 +83,9 @@ inline void shares_of_weights(const std::uint32_t* weights, const float* factors
       });
     }
     simd::unroll<together>([&](auto i) QUOKA_INLINE_LAMBDA {
-      const simd::Packet of_rows = over != Aggregation::max ? simd::add(sum[i][0], sum[i][1])
-                                                            : simd::max(sum[i][0], sum[i][1]);
-      const simd::Packet large = simd::max(of_rows, simd::broadcast(least_share));
+      const simd::Packet combined = over != Aggregation::max ? simd::add(sum[i][0], sum[i][1])
+                                                             : simd::max(sum[i][0], sum[i][1]);
+      const simd::Packet large = simd::max(combined, simd::broadcast(least_share));
       simd::store(shares + (j + i) * simd::lanes,
                   simd::mul(large, simd::broadcast(1.0f / share_scale)));
     });

@@ -50,7 +50,7 @@ struct SketchedTopKSlot {
     if (reorders != 0) errors.reserve_amortised(kv_len);
     const Index room = kv_len + range_count * compact_slack;
     for (auto* positions : {&proposed, &sure, &members, &ties}) positions->reserve_amortised(room);
-    for (auto* of_keys : {&values, &exact}) of_keys->reserve_amortised(room);
+    for (auto* buffer : {&values, &exact}) buffer->reserve_amortised(room);
     sample.reserve(tuning::top_k_samples);
     kept.reserve_amortised(ceil_div(kv_len, 64));
     ranges.reserve(range_count);
@@ -76,7 +76,7 @@ class SketchedHead {
   // head: b * kv_heads + kv_head. errors: what the codes of each key miss of its direction. top_k, score: the worker's.
   SketchedHead(const SketchedHeads& heads, const HeadKeys& keys, Index head, const float* errors,
                SketchedTopKSlot& slot, TopKScratch& top_k, ScoreScratch& score)
-      : of_(heads),
+      : heads_(heads),
         keys_(keys),
         q_bar_(heads.call.rows_of(head)),
         sketched_(slot.scores.data()),
@@ -120,7 +120,7 @@ class SketchedHead {
     const Index begin = keys.first, end = keys.second;
     const float* const x = sketched_ + begin;
     PositionList positions{proposed(r)};
-    float* const values = c_.values.data() + of_.ranges.room(r);
+    float* const values = c_.values.data() + heads_.ranges.room(r);
     for_each_compared(end - begin, [&](auto at) QUOKA_INLINE_LAMBDA {
       const auto value = at.load(x);
       const unsigned reaches = simd::not_less(value, at.broadcast(c_.pivot));
@@ -136,13 +136,13 @@ class SketchedHead {
     c_.nth = -simd::infinity;
     if (free_ > 0 && std::isfinite(slope_)) {
       Index count = 0;
-      for (Index r = 0; r < of_.ranges.count; ++r)
-        count = std::copy_n(c_.values.data() + of_.ranges.room(r), counts(r).proposed,
+      for (Index r = 0; r < heads_.ranges.count; ++r)
+        count = std::copy_n(c_.values.data() + heads_.ranges.room(r), counts(r).proposed,
                             bucket_ + count) -
                 bucket_;
       if (count < free_) {  // the sample was not fair
         c_.pivot = -simd::infinity;
-        for (Index r = 0; r < of_.ranges.count; ++r) propose(r);
+        for (Index r = 0; r < heads_.ranges.count; ++r) propose(r);
         count = candidates();
         std::copy_n(sketched_ + first_, count, bucket_);
       }
@@ -156,8 +156,9 @@ class SketchedHead {
   void likely(Index r) {
     if (free_ == 0) return;
     const Position* const proposed = this->proposed(r);
-    const float* const values = c_.values.data() + of_.ranges.room(r);
-    Position *const sure = c_.sure.data() + of_.ranges.room(r), *const members = this->members(r);
+    const float* const values = c_.values.data() + heads_.ranges.room(r);
+    Position *const sure = c_.sure.data() + heads_.ranges.room(r), *const members =
+                                                                       this->members(r);
     RangeCounts& n = counts(r);
     for (Index i = 0; i < n.proposed; ++i) {
       const Position key = proposed[i];
@@ -174,7 +175,7 @@ class SketchedHead {
   void possible(Index r) {
     if (free_ == 0) return;
     float floor = c_.level;
-    for (Index i = 0; i < of_.ranges.count; ++i) floor = std::min(floor, counts(i).least);
+    for (Index i = 0; i < heads_.ranges.count; ++i) floor = std::min(floor, counts(i).least);
     const auto [begin, end] = range(r);
     RangeCounts& n = counts(r);
     n.possible = may_reach(floor, begin, end, c_.nth, members(r) + n.members);
@@ -185,7 +186,7 @@ class SketchedHead {
   void decide(std::span<Position> kept) {
     for (Index i = 0; i < first_; ++i) kept[static_cast<std::size_t>(i)] = static_cast<Position>(i);
     Position* const last = kept.data() + first_ + free_;
-    for (Index i = 0; i < last_; ++i) last[i] = static_cast<Position>(of_.kv_len - last_ + i);
+    for (Index i = 0; i < last_; ++i) last[i] = static_cast<Position>(heads_.kv_len - last_ + i);
     if (free_ > 0) count_best();
   }
 
@@ -193,8 +194,8 @@ class SketchedHead {
   void write(Index r, std::span<Position> kept) {
     if (free_ == 0) return;
     const RangeCounts& n = counts(r);
-    const float* const exact = c_.exact.data() + of_.ranges.room(r);
-    const auto [begin, end] = of_.ranges.of(r);
+    const float* const exact = c_.exact.data() + heads_.ranges.room(r);
+    const auto [begin, end] = heads_.ranges.of(r);
     // A bit for each key: ranges begin at words.
     std::uint64_t* const bits = c_.kept.data();
     std::fill(bits + begin / 64, bits + ceil_div(end, 64), std::uint64_t{0});
@@ -202,7 +203,7 @@ class SketchedHead {
                              bool is_kept = true) {  // without a branch that nobody foresees
       bits[key / 64] |= static_cast<std::uint64_t>(is_kept) << (key % 64);
     };
-    for (Index i = 0; i < n.sure; ++i) keep(c_.sure.data()[of_.ranges.room(r) + i]);
+    for (Index i = 0; i < n.sure; ++i) keep(c_.sure.data()[heads_.ranges.room(r) + i]);
     for (Index i = 0; i < n.members + n.possible; ++i) {
       const float value = ordered_score(exact[i]);
       keep(members(r)[i], value > c_.least || (n.all_ties && value == c_.least));
@@ -216,10 +217,10 @@ class SketchedHead {
 
   // With a window all of it at once: a score is its neighbours' maximum.
   void select_windows(std::span<Position> kept) {
-    const Index kv_len = of_.kv_len, candidates = this->candidates();
+    const Index kv_len = heads_.kv_len, candidates = this->candidates();
     if (free_ > 0) {
       float* const pooled =
-          pool_window(sketched_, kv_len, of_.options.window, top_k_.pooled.data());
+          pool_window(sketched_, kv_len, heads_.options.window, top_k_.pooled.data());
       for (Index kv = 0; kv < kv_len; ++kv)  // a key without codes may be one without a score
         pooled[kv] = errors_[kv] < simd::infinity ? pooled[kv] : -simd::infinity;
       const float nth = std::isfinite(slope_)
@@ -236,19 +237,19 @@ class SketchedHead {
       for (Index i = 0; i < n.members + n.possible; ++i)
         sketched_[members(0)[i]] = c_.exact.data()[i];
     }
-    top_k_head(sketched_, kv_len, of_.options, kept, top_k_);
+    top_k_head(sketched_, kv_len, heads_.options, kept, top_k_);
   }
 
  private:
-  Index candidates() const { return of_.kv_len - first_ - last_; }
+  Index candidates() const { return heads_.kv_len - first_ - last_; }
   std::pair<Index, Index> range(Index r) const {
-    const auto [begin, end] = of_.ranges.of(r);
-    const Index from = std::clamp(begin, first_, of_.kv_len - last_);
-    return {from, std::clamp(end, from, of_.kv_len - last_)};
+    const auto [begin, end] = heads_.ranges.of(r);
+    const Index from = std::clamp(begin, first_, heads_.kv_len - last_);
+    return {from, std::clamp(end, from, heads_.kv_len - last_)};
   }
   RangeCounts& counts(Index r) const { return c_.ranges.data()[r]; }
-  Position* proposed(Index r) const { return c_.proposed.data() + of_.ranges.room(r); }
-  Position* members(Index r) const { return c_.members.data() + of_.ranges.room(r); }
+  Position* proposed(Index r) const { return c_.proposed.data() + heads_.ranges.room(r); }
+  Position* members(Index r) const { return c_.members.data() + heads_.ranges.room(r); }
   float bound(Index key) const { return simd::fma(slope_, errors_[key], constant_); }
 
   // Those of keys [begin, end) whose sketch is below `nth`, and with its bound not below `floor`.
@@ -265,7 +266,7 @@ class SketchedHead {
   }
 
   void count_best() {
-    const KeyRanges& ranges = of_.ranges;
+    const KeyRanges& ranges = heads_.ranges;
     Index sure = 0, count = 0, above_level = 0;
     for (Index r = 0; r < ranges.count; ++r) {
       const float* const exact = c_.exact.data() + ranges.room(r);
@@ -311,8 +312,8 @@ class SketchedHead {
   template <class Keep>
   void keep_earliest_ties(Index r, Keep&& keep) {
     const RangeCounts& n = counts(r);
-    const float* const exact = c_.exact.data() + of_.ranges.room(r);
-    Position* const ties = c_.ties.data() + of_.ranges.room(r);
+    const float* const exact = c_.exact.data() + heads_.ranges.room(r);
+    Position* const ties = c_.ties.data() + heads_.ranges.room(r);
     Index equal = 0;
     for (Index i = 0; i < n.members + n.possible; ++i)
       if (ordered_score(exact[i]) == c_.least) ties[equal++] = members(r)[i];
@@ -326,8 +327,8 @@ class SketchedHead {
     float least = simd::infinity;
     if (begin == end) return least;
     const Position* const keys = members(r) + begin;
-    float* const exact = c_.exact.data() + of_.ranges.room(r) + begin;
-    TileScorer scorer(q_bar_, of_.call.rows, keys_.dim, of_.call.aggregation, score_);
+    float* const exact = c_.exact.data() + heads_.ranges.room(r) + begin;
+    TileScorer scorer(q_bar_, heads_.call.rows, keys_.dim, heads_.call.aggregation, score_);
     score_keys_of_head(keys_, {0, keys}, end - begin, scorer, exact);
     for (Index i = 0; i < end - begin; ++i) {
       least = std::min(least, ordered_score(exact[i]));
@@ -342,10 +343,10 @@ class SketchedHead {
           kv,
           "not the one that was sketched (its cache changed and the sketch was not told, "
           "or its inverse norm is not its own), of",
-          of_.kv_len);
+          heads_.kv_len);
   }
 
-  const SketchedHeads& of_;
+  const SketchedHeads& heads_;
   HeadKeys keys_;
   const float* q_bar_;
   float* sketched_;

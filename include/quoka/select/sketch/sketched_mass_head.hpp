@@ -38,8 +38,8 @@ struct MassShape {
   static Index pairs(Index keys) { return ceil_div(keys, pair); }
   // Rows whose weights fit at once.
   static Index pass_rows(Index rows, Index keys) {
-    const Index of_row = pairs(keys) * pair * Index{sizeof(std::uint16_t)};
-    const Index fit = tuning::mass_weight_bytes / std::max<Index>(of_row, 1) / tile * tile;
+    const Index row_bytes = pairs(keys) * pair * Index{sizeof(std::uint16_t)};
+    const Index fit = tuning::mass_weight_bytes / std::max<Index>(row_bytes, 1) / tile * tile;
     const Index least = round_up(std::max<Index>(ceil_div(rows, most_passes), 1), tile);
     return std::min(CodedRows::padded(rows), std::max(fit, least));
   }
@@ -81,7 +81,7 @@ struct MassLook {
     const Index stride = CodedRows::padded(row_count), pairs = MassShape::pairs(keys);
     rows.reserve(row_count * dim);
     coded.reserve<Tiles>(row_count, dim, MassShape::pass_rows(row_count, keys));
-    for (auto* of_rows : {&bounds, &shifts, &factors}) of_rows->reserve(stride);
+    for (auto* buffer : {&bounds, &shifts, &factors}) buffer->reserve(stride);
     units.reserve_amortised(pairs * simd::code_pair);
     partial.reserve_amortised(pairs);
     // Few rows have fewer ranges, and as many as all of them lie within these.
@@ -89,10 +89,10 @@ struct MassLook {
     ranges.reserve_amortised(most_ranges);
     range_rows.reserve_amortised(most_ranges * stride);
     // A shorter cache may take more rows at once: whichever needs more.
-    const Index of_row = pairs * simd::code_pair / 2;
+    const Index row_words = pairs * simd::code_pair / 2;
     const Index most = tuning::mass_weight_bytes / Index{sizeof(std::uint32_t)};
-    weights.reserve_amortised(
-        std::max(MassShape::pass_rows(row_count, keys) * of_row, std::min(stride * of_row, most)));
+    weights.reserve_amortised(std::max(MassShape::pass_rows(row_count, keys) * row_words,
+                                       std::min(stride * row_words, most)));
   }
   Index bytes() const {
     return rows.bytes() + coded.bytes() + bounds.bytes() + shifts.bytes() + factors.bytes() +
@@ -195,16 +195,16 @@ class SketchedMass : MassShape {
   void bound() {
     float longest = 0.0f, missed = 0.0f;
     for (Index r = 0; r < ranges_.count; ++r) {
-      const MassLook::Range& of = l_.ranges.data()[r];
-      longest = std::max(longest, of.longest), missed = std::max(missed, of.missed);
-      if (!of.coded) l_.method = MassLook::Method::floats;
+      const MassLook::Range& range = l_.ranges.data()[r];
+      longest = std::max(longest, range.longest), missed = std::max(missed, range.missed);
+      if (!range.coded) l_.method = MassLook::Method::floats;
     }
     if (!by_sketch()) return;
     l_.error = 0.0f;
     for (Index m = 0; m < l_.count; ++m) {
-      const float length = l_.coded.lengths()[m], of_row = l_.coded.missed()[m];
+      const float length = l_.coded.lengths()[m], row_missed = l_.coded.missed()[m];
       const float rounding = static_cast<float>(2 * k_.dim() + 32) * 0x1p-24f * length * longest;
-      const float error = of_row * longest + (length + of_row) * missed + rounding;
+      const float error = row_missed * longest + (length + row_missed) * missed + rounding;
       const float most = length * longest + error;
       l_.bounds.data()[m] = most;
       l_.shifts.data()[m] = -std::max(0.0f, most - most_weight);
@@ -243,18 +243,19 @@ class SketchedMass : MassShape {
     const auto [first, count] = rows_of(pass);
     if (!by_sketch() || count <= 0) return;
     std::fill_n(s_.sums.data(), count * simd::lanes, 0.0f);
-    for_each_tile(
-        pass, r, 1,
-        [&, from = first, of_pass = count](Index kv, Index m, Index height, const auto* products) {
-          const RowsToWeigh rows{height, l_.coded.units() + from + m, l_.shifts.data() + from + m,
-                                 s_.sums.data() + m * simd::lanes};
-          const float* const units = l_.units.data() + kv;
-          std::uint32_t* const to = weights(kv, of_pass) + m * pair / 2;
-          if (l_.partial.data()[kv / pair] != 0)
-            weigh_rows<true>(products, units, rows, to);
-          else
-            weigh_rows<false>(products, units, rows, to);
-        });
+    for_each_tile(pass, r, 1,
+                  [&, from = first, pass_count = count](Index kv, Index m, Index height,
+                                                        const auto* products) {
+                    const RowsToWeigh rows{height, l_.coded.units() + from + m,
+                                           l_.shifts.data() + from + m,
+                                           s_.sums.data() + m * simd::lanes};
+                    const float* const units = l_.units.data() + kv;
+                    std::uint32_t* const to = weights(kv, pass_count) + m * pair / 2;
+                    if (l_.partial.data()[kv / pair] != 0)
+                      weigh_rows<true>(products, units, rows, to);
+                    else
+                      weigh_rows<false>(products, units, rows, to);
+                  });
     leave_sums(r, 0, count, [](simd::Packet sum) { return simd::reduce_add(sum); });
   }
   // What takes each row's weights to its share of the mass.
@@ -275,15 +276,15 @@ class SketchedMass : MassShape {
     const auto [first, count] = rows_of(pass);
     if (!by_sketch() || count <= 0) return;
     for (Index kv = begin; kv < end; kv += pair) {
-      alignas(64) float of_keys[pair];
-      shares_of_weights(weights(kv, count), l_.factors.data(), count, over, of_keys);
+      alignas(64) float shares[pair];
+      shares_of_weights(weights(kv, count), l_.factors.data(), count, over, shares);
       const Index n = std::min(pair, keys_ - kv);
       if (pass == 0)
-        std::copy_n(of_keys, n, mass + kv);
+        std::copy_n(shares, n, mass + kv);
       else if (over != Aggregation::max)
-        for (Index i = 0; i < n; ++i) mass[kv + i] += of_keys[i];
+        for (Index i = 0; i < n; ++i) mass[kv + i] += shares[i];
       else
-        for (Index i = 0; i < n; ++i) mass[kv + i] = std::max(mass[kv + i], of_keys[i]);
+        for (Index i = 0; i < n; ++i) mass[kv + i] = std::max(mass[kv + i], shares[i]);
       if (l_.partial.data()[kv / pair] == 0) continue;
       for (Index t = kv; t < std::min(kv + pair, end); ++t)
         if (l_.units.data()[t] < 0.0f) mass[t] = std::numeric_limits<float>::quiet_NaN();
@@ -333,11 +334,11 @@ class SketchedMass : MassShape {
               const simd::Packet unit = simd::broadcast(l_.coded.units()[from + m + i]);
               simd::Packet most = simd::load(largest);
               for (Index j = 0; j < pair; j += simd::lanes) {
-                const simd::Packet of_key = simd::load(l_.units.data() + kv + j);
+                const simd::Packet key_unit = simd::load(l_.units.data() + kv + j);
                 const simd::Packet product = simd::load_dots(products + i * pair + j);
-                const simd::Packet logit = simd::mul(simd::mul(product, of_key), unit);
+                const simd::Packet logit = simd::mul(simd::mul(product, key_unit), unit);
                 const simd::Packet none = simd::broadcast(-simd::infinity);
-                most = simd::max(most, simd::select_less(of_key, simd::zero(), none, logit));
+                most = simd::max(most, simd::select_less(key_unit, simd::zero(), none, logit));
               }
               simd::store(largest, most);
             }

@@ -1,7 +1,7 @@
 // Definitions of sketched_mass.hpp.
 #pragma once
 
-#include <quoka/select/kit_impl.hpp>
+#include <quoka/select/query_scores_impl.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/select/sketch/sketched_mass_head.hpp>
 
@@ -84,7 +84,7 @@ class MassStages : MassShape {
   }
 
   void add_to(Chains& chains) {
-    chains.add_member<&MassStages::read>(of_rows() + ranges_[0].count, *this);
+    chains.add_member<&MassStages::read>(row_tasks() + ranges_[0].count, *this);
     add_look(chains, 0);
     if (twice_) {
       chains.add_member<&MassStages::begin_best>(1, *this);
@@ -116,7 +116,7 @@ class MassStages : MassShape {
     }
   }
 
-  Index of_rows() const { return twice_ ? 2 : 1; }  // tasks of read() that see to rows
+  Index row_tasks() const { return twice_ ? 2 : 1; }  // tasks of read() that see to rows
   Index heads() const { return call_.k().heads(); }
   KeyRanges ranges_for(Index keys) const {
     return KeyRanges::for_workers(keys, call_.heads(), call_.executor.workers());
@@ -142,10 +142,10 @@ class MassStages : MassShape {
     if (look == 0 || goes_on(task)) with_any(task, look, worker, use);
   }
   [[gnu::noinline]] void with_any(Index task, int look, int worker, Use use) const {
-    KeySketch::RowMapping of_best;
-    if (look == 1) of_best.map.cells = best(task).data() + best(task).size();
-    Head head(call_.keys.sketch(), look == 1 ? &of_best : call_.keys.mapping(), call_.k(), task,
-              ranges_[look], slot(task).looks[look], state_.scratch[worker]);
+    KeySketch::RowMapping candidate_rows;
+    if (look == 1) candidate_rows.map.cells = best(task).data() + best(task).size();
+    Head head(call_.keys.sketch(), look == 1 ? &candidate_rows : call_.keys.mapping(), call_.k(),
+              task, ranges_[look], slot(task).looks[look], state_.scratch[worker]);
     use(head);
   }
 
@@ -163,8 +163,8 @@ class MassStages : MassShape {
   // Rows of the looks to codes, and what there is of the keys.
   void read(Index task, int, Index part, int worker) {
     FloatRow& reader = state_.scratch[worker].reader;
-    if (part >= of_rows())
-      return with(task, 0, worker, [&](Head& head) { head.read_keys(part - of_rows()); });
+    if (part >= row_tasks())
+      return with(task, 0, worker, [&](Head& head) { head.read_keys(part - row_tasks()); });
     MassLook& to = slot(task).looks[part];
     to.all_rows = false, to.method = Method::nothing;
     const bool some = part == 0 && twice_;
@@ -212,8 +212,8 @@ class MassStages : MassShape {
   }
   void find_factors(Index task, int stage, Index, int worker) {
     const int look = look_of(stage);
-    const float of_row = largest(task, look) ? 1.0f : share(slot(task).looks[look].count);
-    with(task, look, worker, [&](Head& head) { head.find_factors(pass(look, stage), of_row); });
+    const float row_share = largest(task, look) ? 1.0f : share(slot(task).looks[look].count);
+    with(task, look, worker, [&](Head& head) { head.find_factors(pass(look, stage), row_share); });
   }
   void add(Index task, int stage, Index range, int worker) {
     const int look = look_of(stage);
@@ -293,8 +293,8 @@ class MassStages : MassShape {
     MassScratch& s = state_.in_float[worker];
     const Index count = read_rows(task, s.rows.data(), s.query);
     std::fill_n(mass, k.len(), 0.0f);
-    RowKeys of_head(k.head(task / k.heads(), task % k.heads()), k.len());
-    MassAccumulator(s.rows.data(), count, k.dim(), of_head, k.len(), s)
+    RowKeys head_keys(k.head(task / k.heads(), task % k.heads()), k.len());
+    MassAccumulator(s.rows.data(), count, k.dim(), head_keys, k.len(), s)
         .add_to(mass, share(count), call_.aggregation);
   }
   // The key that has most is what was sketched.

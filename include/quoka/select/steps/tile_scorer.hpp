@@ -63,16 +63,16 @@ class TileScorer {
       score_panel<tuning::tile_packets>(panel, mean, best, next);
     for (; left > 0; --left, panel += simd::lanes * dim_) score_panel<1>(panel, mean, best, next);
     const float share = 1.0f / static_cast<float>(rows_);
-    alignas(64) float of_key[round_up(tuning::tile_rows, simd::lanes)];
+    alignas(64) float key_scores[round_up(tuning::tile_rows, simd::lanes)];
     for (int i = 0; i < tuning::tile_rows; i += simd::lanes) {
       simd::Square square;
       simd::unroll<simd::lanes>([&](auto j) QUOKA_INLINE_LAMBDA {
         square.packet[j] = best[std::min<int>(i + j, tuning::tile_rows - 1)];
       });
-      simd::store(of_key + i, mean ? simd::mul(simd::sums(square), simd::broadcast(share))
-                                   : simd::maxima(square));
+      simd::store(key_scores + i, mean ? simd::mul(simd::sums(square), simd::broadcast(share))
+                                       : simd::maxima(square));
     }
-    std::copy_n(of_key, count, scores);
+    std::copy_n(key_scores, count, scores);
   }
 
   FloatRow& row() const { return row_; }  // to read a key as floats
@@ -116,10 +116,10 @@ class TileScorer {
                               x, &ahead);
     const float share = 1.0f / static_cast<float>(rows_);
     for (Index i = 0; i < count; ++i) {
-      const float* const of_key = x + i * height;
-      float best = of_key[0];
+      const float* const products = x + i * height;
+      float best = products[0];
       for (Index m = 1; m < height; ++m)
-        best = aggregation_ == Aggregation::mean ? best + of_key[m] : std::max(best, of_key[m]);
+        best = aggregation_ == Aggregation::mean ? best + products[m] : std::max(best, products[m]);
       scores[i] = aggregation_ == Aggregation::mean ? best * share : best;
     }
   }

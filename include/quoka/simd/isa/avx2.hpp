@@ -59,16 +59,16 @@ QUOKA_INLINE unsigned not_less(Packet a, Packet b) {
 // For each mask its lanes, the set ones first: a byte each. 2 KiB; pext would make them, but takes
 // some hundred cycles on Zen 2.
 struct CompressedLanes {
-  alignas(8) std::uint8_t of_mask[256][8] = {};
+  alignas(8) std::uint8_t order[256][8] = {};
   constexpr CompressedLanes() {
     for (unsigned mask = 0; mask < 256; ++mask)
       for (unsigned lane = 0, at = 0; lane < 8; ++lane)
-        if ((mask >> lane & 1u) != 0) of_mask[mask][at++] = static_cast<std::uint8_t>(lane);
+        if ((mask >> lane & 1u) != 0) order[mask][at++] = static_cast<std::uint8_t>(lane);
   }
 };
 inline constexpr CompressedLanes compressed_lanes;
 QUOKA_INLINE __m256i lanes_of(unsigned mask) {
-  const auto* const bytes = reinterpret_cast<const __m128i*>(compressed_lanes.of_mask[mask]);
+  const auto* const bytes = reinterpret_cast<const __m128i*>(compressed_lanes.order[mask]);
   return _mm256_cvtepu8_epi32(_mm_loadl_epi64(bytes));
 }
 QUOKA_INLINE int store_compressed(float* p, unsigned mask, Packet x) {

@@ -73,8 +73,8 @@ struct CodeSquares {
   QUOKA_INLINE void multiply(const std::uint8_t* key, const std::int32_t* query, Index stride,
                              Index steps, const std::int32_t* offset, const std::uint8_t* later) {
     unroll<pairs, 4>([&](auto m, auto i) QUOKA_INLINE_LAMBDA {
-      const int32x2_t of_pair = vld1_s32(offset + 2 * m);
-      x[m][i] = vcombine_s32(of_pair, of_pair);
+      const int32x2_t pair_offset = vld1_s32(offset + 2 * m);
+      x[m][i] = vcombine_s32(pair_offset, pair_offset);
     });
     Index s = 0;
     for (; s + 2 <= steps; s += 2, key += 128, query += 2 * stride) {

@@ -79,10 +79,10 @@ QUOKA_INLINE void store_bytes(std::uint8_t* p, const Packet& x) {
 }
 QUOKA_INLINE void store_quads(Quad* p, const Packet (&x)[4]) {
   alignas(64) float each[4][lanes];
-  for (int of = 0; of < 4; ++of) store(each[of], x[of]);
+  for (int byte = 0; byte < 4; ++byte) store(each[byte], x[byte]);
   for (int i = 0; i < lanes; ++i) {
     p[i].bits = 0;
-    for (int of = 0; of < 4; ++of) p[i].bits |= (bits_of(each[of][i]) & 0xffu) << 8 * of;
+    for (int byte = 0; byte < 4; ++byte) p[i].bits |= (bits_of(each[byte][i]) & 0xffu) << 8 * byte;
   }
 }
 #endif

@@ -1,6 +1,6 @@
-// select/kit.hpp: what its functions refuse, and what they make of no rows.
+// select/query_scores.hpp: what its functions refuse, and what they make of no rows.
 
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 
 #include "support/fixtures.hpp"
 
@@ -16,7 +16,7 @@ constexpr Index heads = 2, len = 37, dim = 16;
 
 const auto no_rows = [](Index, Index, RowWriter&) {};
 
-TEST(Kit, ScoresOfNoRowsAreZero) {
+TEST(QueryScores, ScoresOfNoRowsAreZero) {
   Random random(44);
   const auto k = random.tensor<float>(1, heads, len, dim);
   QueryScoreState state;
@@ -32,7 +32,7 @@ TEST(Kit, ScoresOfNoRowsAreZero) {
   }
 }
 
-TEST(KitRefuses, ScoresThatDoNotLieSideBySide) {
+TEST(QueryScoresRefuse, ScoresThatDoNotLieSideBySide) {
   Random random(45);
   const auto k = random.tensor<float>(1, heads, len, dim);
   std::vector<float> memory(2 * heads * 2 * len);

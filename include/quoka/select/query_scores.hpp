@@ -203,5 +203,5 @@ inline float ordered_score(float score) {
 }  // namespace quoka
 
 #if !defined(QUOKA_COMPILED)
-#include <quoka/select/kit_impl.hpp>
+#include <quoka/select/query_scores_impl.hpp>
 #endif

@@ -1,9 +1,9 @@
-// Definitions of kit.hpp.
+// Definitions of query_scores.hpp.
 #pragma once
 
 #include <quoka/packing/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/select/kit.hpp>
+#include <quoka/select/query_scores.hpp>
 #include <quoka/select/steps/softmax_mass.hpp>
 
 #include <algorithm>
