@@ -28,8 +28,6 @@
 #include <quoka/methods/channel_keys_impl.hpp>
 #include <quoka/select/query_scores_impl.hpp>
 #include <quoka/select/quoka_impl.hpp>
-#include <quoka/select/sketch/sketched_mass_impl.hpp>
-#include <quoka/select/sketch/sketched_top_k_impl.hpp>
 #include <quoka/methods/softmax_sketch_impl.hpp>
 #include <quoka/select/steps/pre_aggregate_impl.hpp>
 #include <quoka/select/steps/score_impl.hpp>

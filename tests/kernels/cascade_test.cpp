@@ -4,7 +4,7 @@
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/runtime/thread_pool.hpp>
 #include <quoka/select/quoka.hpp>
-#include <quoka/select/sketch/sketched_mass_impl.hpp>
+#include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/select/stages.hpp>
 
 #include "support/capture.hpp"

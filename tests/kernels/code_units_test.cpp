@@ -3,8 +3,8 @@
 
 #include <quoka/matrix/code_units.hpp>
 #include <quoka/matrix/emulated_tiles.hpp>
-#include <quoka/select/sketch/sketched_mass_impl.hpp>
-#include <quoka/select/sketch/sketched_top_k_impl.hpp>
+#include <quoka/select/sketch/sketched_mass.hpp>
+#include <quoka/select/sketch/sketched_top_k.hpp>
 
 #include "support/codes.hpp"
 #include "support/selector_fixtures.hpp"
@@ -278,7 +278,7 @@ template <class Tiles>
 Selected top_k_by(const SketchedCallOf& of, Index wanted) {
   Selected result;
   detail::SketchedTopKState state;
-  detail::sketched_top_k_by<Tiles>(of.call, {}, wanted, {}, result.keep, state);
+  detail::sketched_top_k<Tiles>(of.call, {}, wanted, {}, result.keep, state);
   const Rows& k = of.call.k();  // the last head's, in the only slot
   result.scores.assign(state.slots[0].scores.data(), state.slots[0].scores.data() + k.len());
   return result;
@@ -339,7 +339,7 @@ TEST(CodeUnits, TilesOfManyThreadsSelectTheSame) {
     ExecutorRef executor = SerialExecutor{};
     if (i == 1) executor = pool;
     const SketchedCallOf of(k, sketch, nullptr, q_bar, Aggregation::max, executor);
-    detail::sketched_top_k_by<EmulatedTiles>(of.call, {}, 300, {}, keep[i], state);
+    detail::sketched_top_k<EmulatedTiles>(of.call, {}, 300, {}, keep[i], state);
   }
   EXPECT_EQ(keep[0], keep[1]);
 }

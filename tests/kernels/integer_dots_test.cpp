@@ -1,7 +1,7 @@
 // Dot products of small integers: the ISA's own and the plain ones are exact, and codes lie where
 // the functions that place them say.
 
-#include <quoka/simd/code_dots.hpp>
+#include <quoka/matrix/code_units.hpp>
 
 #include "support/codes.hpp"
 
@@ -88,9 +88,9 @@ void expect_exact(simd::CodeScores over, const Case& x) {
   alignas(64) std::int32_t best[2 * simd::code_block];
   std::fill(best, best + 2 * simd::code_block, -1000);
   const std::uint8_t* const keys[2] = {block[0], block[1]};
-  simd::code_dots(over, keys,
-                  {queries.data(), offset.data(), x.rows, x.rows, simd::code_steps(x.dim)}, best,
-                  {});
+  quoka::detail::VectorCodes(
+      {queries.data(), offset.data(), x.rows, x.rows, simd::code_steps(x.dim)})
+      .dots(over, keys, best, {});
   for (Index key = 0; key < 2 * simd::code_block; ++key) {
     std::int32_t exact = -1000;
     for (Index m = 0; m < x.rows; ++m)

@@ -3,7 +3,7 @@
 
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/quoka.hpp>
-#include <quoka/select/sketch/sketched_top_k_impl.hpp>
+#include <quoka/select/sketch/sketched_top_k.hpp>
 
 #include "support/codes.hpp"
 #include "support/selector_fixtures.hpp"
@@ -51,8 +51,8 @@ void expect_exact_dots(simd::CodeScores over, Random& random, Index steps, Index
   alignas(64) std::int32_t best[32];
   std::fill_n(best, 32, start);
   const std::uint8_t* const blocks[2] = {keys[0], keys[1]};
-  simd::code_dots(over, blocks, {queries.data(), offset.data(), rows, rows, steps}, best,
-                  {keys[0], keys[1]});
+  detail::VectorCodes({queries.data(), offset.data(), rows, rows, steps})
+      .dots(over, blocks, best, {keys[0], keys[1]});
   for (Index i = 0; i < 32; ++i) {
     std::int32_t expected = start;
     for (Index m = 0; m < rows; ++m) {

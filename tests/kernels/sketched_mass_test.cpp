@@ -5,7 +5,7 @@
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/quoka.hpp>
-#include <quoka/select/sketch/sketched_mass_impl.hpp>
+#include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/simd/code_products.hpp>
 
 #include "support/selector_fixtures.hpp"
@@ -134,7 +134,7 @@ Masses masses(const Tensor4<float>& q_bar, const Rows& k, const KeySketch& own,
                                   {}, result.scores, state);
   result.error.assign(state.errors.data(), state.errors.data() + k.batch() * k.heads());
   Tensor3<float> by_tiles(k.batch(), k.heads(), k.len());
-  detail::sketched_softmax_scores_by<simd::EmulatedTiles>(
+  detail::sketched_softmax_scores<simd::EmulatedTiles>(
       SketchedCallOf(k, own, cache, q_bar, over, executor).call, scale, {}, by_tiles, state);
   EXPECT_EQ(std::memcmp(by_tiles.data(), result.scores.data(), uz(by_tiles.size()) * sizeof(float)),
             0);

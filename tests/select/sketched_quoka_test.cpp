@@ -4,7 +4,7 @@
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/select/quoka.hpp>
-#include <quoka/select/sketch/sketched_mass.hpp>
+#include <quoka/select/sketch/sketched_call.hpp>
 
 #include "support/capture.hpp"
 #include "support/selector_fixtures.hpp"

@@ -5,7 +5,7 @@
 #include <quoka/cache/key_witness_impl.hpp>
 #include <quoka/packing/format_table.hpp>
 #include <quoka/kernels/inverse_norm.hpp>
-#include <quoka/simd/code_dots.hpp>
+#include <quoka/simd/code_products.hpp>
 
 #include <algorithm>
 #include <cmath>
@@ -21,6 +21,11 @@ namespace detail {
 inline constexpr float least_coded_length = 1e-12f, most_coded_length = 1e12f;
 
 inline constexpr Index few_rows = 16;  // that one worker codes sooner than several
+
+QUOKA_FUNC bool sketch_is_fast() { return simd::code_dots_beat_float; }
+QUOKA_FUNC bool sketched_mass_is_fast(bool every_query) {
+  return every_query ? simd::has_fast_code_products : simd::code_dots_beat_float;
+}
 
 // The scale at which the largest of x [dim] is coded as 127, whichever way quotients are rounded.
 inline float code_scale(const float* x, Index dim) {

@@ -30,6 +30,15 @@ inline float sum_of_products(const float* a, const float* b, Index dim) {
   return sum;
 }
 
+// sum[c] += row[c].
+inline void add_row(const float* row, Index dim, float* sum) {
+  Index c = 0;
+  for (; c + simd::lanes <= dim; c += simd::lanes)
+    simd::store_unaligned(sum + c,
+                          simd::add(simd::load_unaligned(sum + c), simd::load_unaligned(row + c)));
+  for (; c < dim; ++c) sum[c] += row[c];
+}
+
 inline float sum_of_squares(const float* x, Index dim) { return sum_of_products(x, x, dim); }
 
 [[gnu::cold, gnu::noinline]] inline float inverse_norm_in_double(const float* x, Index dim) {

@@ -24,7 +24,12 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-using simd::QueryCodes;
+// `rows` queries of the `stride` that lie side by side. Behind an odd number of them lies one of zeros.
+struct QueryCodes {
+  const std::int32_t* codes;    // [steps][stride]
+  const std::int32_t* offsets;  // [rows]
+  Index rows, stride, steps;
+};
 
 // Two blocks of keys, aligned to 64 bytes.
 using CodePair = const std::uint8_t* const (&)[2];
@@ -39,7 +44,14 @@ class VectorCodes {
   // best [pair of blocks] takes the dot products with all queries in. Asks for the blocks `later`.
   void dots(simd::CodeScores over, CodePair keys, std::int32_t* best,
             const simd::LaterBlocks& later) const {
-    simd::code_dots(over, keys, queries_, best, later);
+    const QueryCodes& q = queries_;
+    for (Index m = 0, height; m < q.rows; m += height) {
+      height = simd::code_tile_height(q.rows - m, simd::most_code_queries);
+      simd::with_code_height<simd::most_code_queries>(height, [&](auto count) {
+        simd::code_dots_of<count>(over, keys, q.codes + m, q.stride, q.steps, q.offsets + m, best,
+                                  m == 0 ? later : simd::LaterBlocks{});
+      });
+    }
   }
 
   // use(m, height, products): products [height][pair of blocks], floats or integers, are those of queries

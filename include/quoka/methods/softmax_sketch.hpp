@@ -10,7 +10,7 @@
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/options.hpp>
-#include <quoka/select/sketch/sketched_mass.hpp>
+#include <quoka/select/sketch/sketched_call.hpp>
 
 #include <memory>
 

@@ -1,7 +1,7 @@
 // Definitions of softmax_sketch.hpp.
 #pragma once
 
-#include <quoka/select/sketch/sketched_mass_impl.hpp>
+#include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/methods/softmax_sketch.hpp>
 
 #include <algorithm>

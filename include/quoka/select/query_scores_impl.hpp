@@ -19,15 +19,10 @@ QUOKA_FUNC float dot(const float* a, const float* b, Index dim) {
   return detail::sum_of_products(a, b, dim);
 }
 QUOKA_FUNC void add_row(const float* x, Index dim, bool first, float* sum) {
-  if (first) {
+  if (first)
     std::copy_n(x, dim, sum);
-    return;
-  }
-  Index c = 0;
-  for (; c + simd::lanes <= dim; c += simd::lanes)
-    simd::store_unaligned(sum + c,
-                          simd::add(simd::load_unaligned(sum + c), simd::load_unaligned(x + c)));
-  for (; c < dim; ++c) sum[c] += x[c];
+  else
+    detail::add_row(x, dim, sum);
 }
 QUOKA_FUNC bool scale_row(const float* x, Index dim, float factor, float* to) {
   simd::Packet poison = simd::zero();  // x * 0 is NaN for NaN and infinity

@@ -35,8 +35,7 @@
 
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
-#include <quoka/select/sketch/sketched_mass.hpp>
-#include <quoka/select/sketch/sketched_top_k.hpp>
+#include <quoka/select/sketch/sketched_call.hpp>
 #include <quoka/select/steps/pre_aggregate.hpp>
 #include <quoka/select/steps/score.hpp>
 #include <quoka/select/steps/subselect.hpp>
@@ -211,8 +210,6 @@ class QuokaScorer {
                      ExecutorRef executor, const detail::StagesRef* after) const;
   void select_by_mass(const SelectorInput& input, Index budget, State& state, Selection& selection,
                       ExecutorRef executor, AfterSelection* after) const;
-  void select_by_codes(const SelectorInput& input, Index budget, State& state, Selection& selection,
-                       ExecutorRef executor, AfterSelection* after) const;
   bool has_codes(const SelectorInput& input, const State& state) const;
   bool uses_sketch(const SelectorInput& input) const;
   bool sketches(const SelectorInput& input) const;

@@ -3,11 +3,12 @@
 
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/quoka_stages_impl.hpp>
-#include <quoka/select/sketch/sketched_mass_impl.hpp>
-#include <quoka/select/sketch/sketched_top_k_impl.hpp>
+#include <quoka/select/sketch/sketched_mass.hpp>
+#include <quoka/select/sketch/sketched_top_k.hpp>
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -205,26 +206,20 @@ QUOKA_FUNC bool QuokaScorer::select(const SelectorInput& input, Index budget, St
                                     Selection& selection, ExecutorRef executor,
                                     AfterSelection* after) const {
   if (!has_codes(input, state)) return false;
-  if (after == nullptr) {
-    select_by_codes(input, budget, state, selection, executor, nullptr);
-    return true;
+  std::optional<detail::SketchAfter> with_sketch;
+  if (after != nullptr)
+    after = &with_sketch.emplace(*after, sketches(input) ? &state.sketch : nullptr);
+  if (options_.domain == Domain::softmax) {
+    select_by_mass(input, budget, state, selection, executor, after);
+  } else {
+    if (state.sketched_top_k == nullptr)
+      state.sketched_top_k = std::make_unique<detail::SketchedTopKState>();
+    const detail::QuokaCall call(input, options_, state, kept_rows(input), executor);
+    detail::sketched_top_k(call.sketched, input.inverse_norms, budget, options_.top_k, selection,
+                           *state.sketched_top_k, after);
   }
-  detail::SketchAfter with_sketch(*after, sketches(input) ? &state.sketch : nullptr);
-  select_by_codes(input, budget, state, selection, executor, &with_sketch);
-  with_sketch.finish();
+  if (with_sketch) with_sketch->finish();
   return true;
-}
-
-QUOKA_FUNC void QuokaScorer::select_by_codes(const SelectorInput& input, Index budget, State& state,
-                                             Selection& selection, ExecutorRef executor,
-                                             AfterSelection* after) const {
-  if (options_.domain == Domain::softmax)
-    return select_by_mass(input, budget, state, selection, executor, after);
-  if (state.sketched_top_k == nullptr)
-    state.sketched_top_k = std::make_unique<detail::SketchedTopKState>();
-  const detail::QuokaCall call(input, options_, state, kept_rows(input), executor);
-  detail::sketched_top_k(call.sketched, input.inverse_norms, budget, options_.top_k, selection,
-                         *state.sketched_top_k, after);
 }
 
 QUOKA_FUNC void QuokaScorer::appended(const SelectorInput& input, State& state,

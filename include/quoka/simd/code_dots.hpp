@@ -141,25 +141,6 @@ constexpr Index code_tile_height(Index left, Index most) {
   return std::min(round_up(equal, 4), left / 4 * 4);
 }
 
-// `rows` queries of the `stride` that lie side by side. Behind an odd number of them lies one of zeros.
-struct QueryCodes {
-  const std::int32_t* codes;    // [steps][stride]
-  const std::int32_t* offsets;  // [rows]
-  Index rows, stride, steps;
-};
-
-// The same with all of them.
-inline void code_dots(CodeScores over, const std::uint8_t* const (&keys)[2], const QueryCodes& q,
-                      std::int32_t* best, const LaterBlocks& later) {
-  for (Index m = 0, height; m < q.rows; m += height) {
-    height = code_tile_height(q.rows - m, most_code_queries);
-    with_code_height<most_code_queries>(height, [&](auto rows) {
-      code_dots_of<rows>(over, keys, q.codes + m, q.stride, q.steps, q.offsets + m, best,
-                         m == 0 ? later : LaterBlocks{});
-    });
-  }
-}
-
 }  // namespace simd
 }  // namespace QUOKA_ABI
 }  // namespace quoka

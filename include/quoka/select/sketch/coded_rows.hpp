@@ -74,7 +74,7 @@ class CodedRows {
       offsets_.data()[m] = simd::code_offset(sum);
     }
     for (Index pass = 0; pass < passes(); ++pass)
-      pack_codes<Tiles>(codes_of(pass), packed_.data() + pass * packed_step_);
+      pack_codes<Tiles>(codes(pass), packed_.data() + pass * packed_step_);
     return true;
   }
 
@@ -91,21 +91,18 @@ class CodedRows {
   const float* lengths() const { return lengths_.data(); }  // rounded up
   const float* missed() const { return missed_.data(); }    // likewise
 
-  // use(unit) with what multiplies the rows of a pass.
-  template <class Tiles, class Use>
-  void with_unit(Index pass, Use&& use) const {
-    with_code_unit<Tiles>(codes_of(pass), packed_.data() + pass * packed_step_, use);
+  // What with_code_unit() multiplies: the rows of a pass, and the same packed.
+  QueryCodes codes(Index pass) const {
+    const auto [first, count] = of(pass);
+    return {codes_.data() + first, offsets_.data() + first, std::min(count, rows_ - first),
+            stride(), steps_};
   }
+  const std::byte* packed(Index pass) const { return packed_.data() + pass * packed_step_; }
 
  private:
   static bool is_coded(const float* x, Index size, float length) {
     return length > least_coded_length ||
            std::all_of(x, x + size, [](float c) { return c == 0.0f; });
-  }
-  QueryCodes codes_of(Index pass) const {
-    const auto [first, count] = of(pass);
-    return {codes_.data() + first, offsets_.data() + first, std::min(count, rows_ - first),
-            stride(), steps_};
   }
 
   Buffer<std::int32_t> codes_;    // [steps][stride]: 4 channels of one row

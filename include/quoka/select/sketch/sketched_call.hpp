@@ -1,9 +1,13 @@
 // What selection by 8-bit codes is about: rows of queries, and keys that were sketched (cache/key_sketch.hpp).
 #pragma once
 
+#include <quoka/base/function_ref.hpp>
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/runtime/chains.hpp>
 #include <quoka/select/options.hpp>
+
+#include <limits>
+#include <span>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -56,12 +60,27 @@ struct SketchedCall {
   const float* rows_of(Index head) const { return q_bar + head * rows * k().dim(); }
 };
 
+// The first look of a cascade: which rows of each KV head, and how many candidates they choose, fewer than
+// there are keys. 0: all rows look at all keys.
+struct FirstLook {
+  std::span<const Index> rows = {};
+  Index candidates = 0;
+  Index most_candidates = 0;  // as the cache grows: memory for so many is taken
+};
+
+// Adds stages to chains.
+using StagesRef = FunctionRef<void(Chains& chains)>;
+
 // Do products of codes, and their sums over the rows where a mean is wanted, fit 32 bits (and a float's 24)?
 inline bool codes_fit(Index rows, Index dim, Aggregation aggregation) {
   constexpr Index most_dim = 1024;
   const Index most = dim * 255 * 127 * (aggregation == Aggregation::mean ? rows : 1);
   return most <= std::numeric_limits<std::int32_t>::max() && dim <= most_dim;
 }
+
+// Reused memory: of sketched_top_k.hpp and sketched_mass.hpp.
+struct SketchedTopKState;
+struct SketchedMassState;
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

@@ -40,47 +40,340 @@
 // tuning::mass_weight_bytes of them at a time.
 #pragma once
 
-#include <quoka/base/function_ref.hpp>
+#include <quoka/select/query_scores_impl.hpp>
 #include <quoka/select/sketch/sketched_call.hpp>
-#include <quoka/views/tensor_view.hpp>
+#include <quoka/select/sketch/sketched_mass_head.hpp>
 
+#include <algorithm>
+#include <cmath>
 #include <span>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Is mass by the sketch the faster way on the ISA this is compiled for? With some 64 rows of a KV head, or with
-// those of every query. By AVX2, which has no kernel for several rows, 64 take 0.6 of the time in float, 512 take
-// 1.4 times as long.
-bool sketched_mass_is_fast(bool every_query = false);
+// What the workers of one head share: of one slot of chains.
+struct SketchedMassSlot {
+  MassLook looks[2];             // the only one, or the first and that at its candidates
+  Buffer<Position> candidates;   // positions, then rows of the sketch
+  Buffer<float> candidate_mass;  // [candidates]
+  TopKLists lists;               // of those who choose them
 
-// The first look of a cascade: which rows of each KV head, and how many candidates they choose, fewer than
-// there are keys. 0: all rows look at all keys.
-struct FirstLook {
-  std::span<const Index> rows = {};
-  Index candidates = 0;
-  Index most_candidates = 0;  // as the cache grows: memory for so many is taken
+  template <class Tiles>
+  void reserve(const SketchedCall& call, Index most_candidates) {
+    const Index rows = call.rows, dim = call.k().dim();
+    looks[0].reserve<Tiles>(rows, call.most_keys(), dim);
+    if (most_candidates == 0) return;
+    looks[1].reserve<Tiles>(rows, most_candidates, dim);
+    candidates.reserve_amortised(2 * most_candidates);
+    candidate_mass.reserve_amortised(most_candidates);
+    lists.reserve(call.most_keys());
+  }
+  Index bytes() const {
+    return looks[0].bytes() + looks[1].bytes() + candidates.bytes() + candidate_mass.bytes() +
+           lists.bytes();
+  }
 };
 
-// Adds stages to chains.
-using StagesRef = FunctionRef<void(Chains& chains)>;
-
 // Reused memory.
-struct SketchedMassState;
+struct SketchedMassState {
+  WorkerScratch<SketchedMassScratch> scratch;
+  GrowingArray<SketchedMassSlot> slots;
+  WorkerScratch<MassScratch>
+      in_float;               // empty until the worker does a head in float, or after any did
+  bool any_in_float = false;  // in a call before
+  std::uint64_t turn = 0;     // of looking keys up
+  Buffer<float> errors;       // [batch, kv_heads] eps in nats; infinity: the head was done in float
+
+  Index bytes() const {
+    return scratch.bytes() + slots.bytes() + in_float.bytes() + errors.bytes();
+  }
+};
+
+// The stages of a call. Each head's work lies in its slot's scratch memory.
+template <class Tiles>
+class MassStages : MassShape {
+  using Method = MassLook::Method;
+
+ public:
+  MassStages(const SketchedCall& call, float logit_scale, const FirstLook& look,
+             const TensorView<float, 3>& scores, SketchedMassState& state)
+      : call_(call),
+        logit_scale_(logit_scale),
+        look_(look),
+        scores_(scores),
+        state_(state),
+        twice_(look.candidates > 0),
+        ranges_{MassShape::ranges(call.k().len(), twice_ ? std::ssize(look.rows) : call.rows),
+                MassShape::ranges(look.candidates, call.rows)},
+        chosen_(ranges_for(call.k().len())),
+        candidates_(ranges_for(look.candidates)) {
+    const Rows& k = call.k();
+    const int workers = call.executor.workers();
+    state.scratch.reserve(workers, call.rows, call.most_keys(), look.most_candidates, &k.format(),
+                          k.dim());
+    state.slots.at_least(call.chains.slots());
+    for (SketchedMassSlot& slot : state.slots) slot.reserve<Tiles>(call, look.most_candidates);
+    // Where there was a head for float, there will be others, of any worker.
+    state.in_float.at_least(workers);
+    for (int worker = 0; state.any_in_float && worker < workers; ++worker) reserve_in_float(worker);
+  }
+
+  void add_to(Chains& chains) {
+    chains.add_member<&MassStages::read>(row_tasks() + ranges_[0].count, *this);
+    add_look(chains, 0);
+    if (twice_) {
+      chains.add_member<&MassStages::begin_best>(1, *this);
+      chains.add_member<&MassStages::propose_best>(chosen_.count, *this);
+      chains.add_member<&MassStages::find_best>(1, *this);
+      chains.add_member<&MassStages::read_best>(ranges_[1].count + chosen_.count, *this);
+      add_look(chains, 1);
+    }
+    chains.add_member<&MassStages::finish>(twice_ ? candidates_.count : 1, *this);
+    if (call_.keys.mapping() != nullptr) chains.add_member<&MassStages::look_up>(1, *this);
+  }
+
+ private:
+  static constexpr Index together = 8;  // ranges of a task that mostly has nothing to do
+
+  void add_look(Chains& chains, int look) {
+    const Index ranges = ranges_[look].count, sampled = ceil_div(ranges, together);
+    first_stage_[look] = chains.stages();
+    chains.add_member<&MassStages::bound>(1, *this);
+    chains.add_member<&MassStages::seek_largest>(sampled, *this);
+    chains.add_member<&MassStages::judge_sample>(1, *this);
+    chains.add_member<&MassStages::seek_largest>(sampled, *this);
+    chains.add_member<&MassStages::shift_to_largest>(1, *this);
+    first_pass_[look] = chains.stages();
+    for (Index left = MassShape::passes(call_.rows, ranges_[look].keys); left > 0; --left) {
+      chains.add_member<&MassStages::weigh>(ranges, *this);
+      chains.add_member<&MassStages::find_factors>(1, *this);
+      chains.add_member<&MassStages::add>(ranges, *this);
+    }
+  }
+
+  Index row_tasks() const { return twice_ ? 2 : 1; }  // tasks of read() that see to rows
+  Index heads() const { return call_.k().heads(); }
+  KeyRanges ranges_for(Index keys) const {
+    return KeyRanges::for_workers(keys, call_.heads(), call_.executor.workers());
+  }
+  SketchedMassSlot& slot(Index task) const { return state_.slots[task % call_.chains.slots()]; }
+  float* mass(Index task) const { return scores_.row(task / heads(), task % heads(), 0); }
+  std::span<Position> best(Index task) const {
+    return {slot(task).candidates.data(), static_cast<std::size_t>(look_.candidates)};
+  }
+  // Does the head go on to its candidates?
+  bool goes_on(Index task) const {
+    const MassLook& first = slot(task).looks[0];
+    return twice_ && first.method == Method::sketch && !first.all_rows;
+  }
+
+  using Head = SketchedMass<Tiles>;
+  using Use = FunctionRef<void(Head&)>;
+
+  // The look that a stage of add_look() is of.
+  int look_of(int stage) const { return twice_ && stage >= first_stage_[1] ? 1 : 0; }
+  // use(head) of a look; the second at its candidates, where the head goes on to them.
+  void with(Index task, int look, int worker, Use use) const {
+    if (look == 0 || goes_on(task)) with_any(task, look, worker, use);
+  }
+  [[gnu::noinline]] void with_any(Index task, int look, int worker, Use use) const {
+    KeySketch::RowMapping candidate_rows;
+    if (look == 1) candidate_rows.map.cells = best(task).data() + best(task).size();
+    Head head(call_.keys.sketch(), look == 1 ? &candidate_rows : call_.keys.mapping(), call_.k(),
+              task, ranges_[look], slot(task).looks[look], state_.scratch[worker]);
+    use(head);
+  }
+
+  // Those of the head's rows, or of `only` these, that are finite, times the logit scale; how many.
+  Index read_rows(Index task, float* to, FloatRow& reader, std::span<const Index> only = {}) const {
+    RowWriter writer(to, call_.k().dim(), reader);
+    const Index count = only.empty() ? call_.rows : std::ssize(only);
+    for (Index i = 0; i < count; ++i) {
+      const Index m = only.empty() ? i : only[static_cast<std::size_t>(i)];
+      writer.add(call_.rows_of(task) + m * call_.k().dim(), logit_scale_);
+    }
+    return writer.count();
+  }
+
+  // Rows of the looks to codes, and what there is of the keys.
+  void read(Index task, int, Index part, int worker) {
+    FloatRow& reader = state_.scratch[worker].reader;
+    if (part >= row_tasks())
+      return with(task, 0, worker, [&](Head& head) { head.read_keys(part - row_tasks()); });
+    MassLook& to = slot(task).looks[part];
+    to.all_rows = false, to.method = Method::nothing;
+    const bool some = part == 0 && twice_;
+    to.count =
+        read_rows(task, to.rows.data(), reader, some ? look_.rows : std::span<const Index>{});
+    if (some && to.count == 0) {
+      to.all_rows = true;
+      to.count = read_rows(task, to.rows.data(), reader);
+    }
+    if (to.count > 0)
+      with_any(task, static_cast<int>(part), worker, [](Head& head) { head.encode_rows(); });
+  }
+
+  void bound(Index task, int stage, Index, int worker) {
+    with(task, look_of(stage), worker, [](Head& head) { head.bound(); });
+  }
+  // In a sample of the keys, a stage later in all of them.
+  void seek_largest(Index task, int stage, Index part, int worker) {
+    const int look = look_of(stage);
+    const Index first = part * together, step = stage == first_stage_[look] + 1 ? 16 : 1;
+    with(task, look, worker, [&](Head& head) {
+      head.seek_largest(first, std::min(first + together, ranges_[look].count), step);
+    });
+  }
+  void judge_sample(Index task, int stage, Index, int worker) {
+    with(task, look_of(stage), worker, [](Head& head) { head.judge_sample(); });
+  }
+  void shift_to_largest(Index task, int stage, Index, int worker) {
+    with(task, look_of(stage), worker, [](Head& head) { head.shift_to_largest(); });
+  }
+  Index pass(int look, int stage) const { return (stage - first_pass_[look]) / 3; }
+  // Of a first look each row counts by itself.
+  bool largest(Index task, int look) const {
+    return look == 0 && twice_ && !slot(task).looks[0].all_rows;
+  }
+  void weigh(Index task, int stage, Index range, int worker) {
+    const int look = look_of(stage);
+    with(task, look, worker, [&](Head& head) { head.weigh(pass(look, stage), range); });
+  }
+  // What a row's softmax is times.
+  float share(Index rows) const {
+    return call_.aggregation == Aggregation::max
+               ? 1.0f
+               : 1.0f / static_cast<float>(std::max<Index>(rows, 1));
+  }
+  void find_factors(Index task, int stage, Index, int worker) {
+    const int look = look_of(stage);
+    const float row_share = largest(task, look) ? 1.0f : share(slot(task).looks[look].count);
+    with(task, look, worker, [&](Head& head) { head.find_factors(pass(look, stage), row_share); });
+  }
+  void add(Index task, int stage, Index range, int worker) {
+    const int look = look_of(stage);
+    float* const to = look == 0 ? mass(task) : slot(task).candidate_mass.data();
+    with(task, look, worker, [&](Head& head) {
+      head.add(to, pass(look, stage), range,
+               largest(task, look) ? Aggregation::max : call_.aggregation);
+    });
+  }
+
+  // The keys of the largest shares.
+  void with_top_k(Index task, int worker, FunctionRef<void(RangedTopK&)> use) const {
+    if (!goes_on(task)) return;
+    RangedTopK top_k(mass(task), plain_, look_.candidates, chosen_, slot(task).lists,
+                     state_.scratch[worker].top_k);
+    use(top_k);
+  }
+  void begin_best(Index task, int, Index, int worker) {
+    with_top_k(task, worker, [](RangedTopK& top_k) { top_k.begin(); });
+  }
+  void propose_best(Index task, int, Index range, int worker) {
+    with_top_k(task, worker, [&](RangedTopK& top_k) { top_k.propose(range); });
+  }
+  void find_best(Index task, int, Index, int worker) {
+    with_top_k(task, worker, [&](RangedTopK& top_k) { top_k.finish(best(task)); });
+  }
+  // What there is of these; and the mass of all others, which is 0.
+  void read_best(Index task, int, Index part, int worker) {
+    if (!goes_on(task)) return;
+    if (part < ranges_[1].count) {
+      find_cells(task, part);
+      return with(task, 1, worker, [&](Head& head) { head.read_keys(part); });
+    }
+    const auto [begin, end] = chosen_.of(part - ranges_[1].count);
+    float* const x = mass(task);
+    for (Index t = begin; t < end; ++t) x[t] = std::isfinite(x[t]) ? 0.0f : x[t];
+  }
+
+  // Rows of the sketch where a range of candidates lies.
+  void find_cells(Index task, Index range) const {
+    const Position* const keys = best(task).data();
+    Position* const cells = best(task).data() + best(task).size();
+    const KeySketch::RowMapping* const mapping = call_.keys.mapping();
+    const auto [begin, end] = ranges_[1].of(range);
+    for (Index i = begin; i < end; ++i)
+      cells[i] = mapping != nullptr ? static_cast<Position>((*mapping)(keys[i])) : keys[i];
+  }
+
+  // The candidates' mass in its place; or all of the head in float.
+  void finish(Index task, int, Index part, int worker) {
+    const MassLook* const looks = slot(task).looks;
+    const bool second = goes_on(task);
+    const bool in_float =
+        looks[0].method == Method::floats || (second && looks[1].method == Method::floats);
+    float* const x = mass(task);
+    if (part == 0) {
+      float error = looks[0].method == Method::nothing ? 0.0f : looks[0].error;
+      if (second) error = std::max(error, looks[1].error);
+      state_.errors.data()[task] = in_float ? simd::infinity : error * static_cast<float>(ln_2);
+    }
+    if (in_float) {
+      if (part > 0) return;
+      return weigh_in_float(task, x, worker);
+    }
+    if (!second) return;
+    const auto [begin, end] = candidates_.of(part);
+    for (Index i = begin; i < end; ++i)
+      x[best(task)[static_cast<std::size_t>(i)]] = slot(task).candidate_mass.data()[i];
+  }
+  void reserve_in_float(int worker) const {
+    MassScratch& s = state_.in_float[worker];
+    s.reserve(call_.rows, call_.most_keys(), call_.k().dim());
+  }
+  void weigh_in_float(Index task, float* mass, int worker) const {
+    const Rows& k = call_.k();
+    reserve_in_float(worker);
+    MassScratch& s = state_.in_float[worker];
+    const Index count = read_rows(task, s.rows.data(), s.query);
+    std::fill_n(mass, k.len(), 0.0f);
+    RowKeys head_keys(k.head(task / k.heads(), task % k.heads()), k.len());
+    MassAccumulator(s.rows.data(), count, k.dim(), head_keys, k.len(), s)
+        .add_to(mass, share(count), call_.aggregation);
+  }
+  // The key that has most is what was sketched.
+  void look_up(Index task, int, Index, int worker) {
+    if (state_.errors.data()[task] == simd::infinity) return;
+    const float* const x = mass(task);
+    call_.keys.sketch().require_held(call_.k(), *call_.keys.mapping(), task % heads(),
+                                     std::max_element(x, x + call_.k().len()) - x,
+                                     state_.scratch[worker].reader);
+  }
+
+  const SketchedCall& call_;
+  float logit_scale_;
+  const FirstLook& look_;
+  const TensorView<float, 3>& scores_;
+  SketchedMassState& state_;
+  bool twice_;
+  KeyRanges ranges_[2], chosen_, candidates_;
+  int first_stage_[2] = {}, first_pass_[2] = {};  // of a look
+  TopKOptions plain_;
+};
 
 // scores [batch, kv_heads, kv_len], side by side, of the call's rows times `logit_scale`: their mean share, or their
 // largest. A row with a NaN or an infinity is left out; a key with one has no weight and ends with NaN. codes_fit()
 // holds. Of keys in a cache that others keep, of each head the one that has most is looked up, too, and one that is not
-// what was sketched throws std::invalid_argument. after: adds what follows the scores; null: nothing.
+// what was sketched throws std::invalid_argument. after: adds what follows the scores; null: nothing. Tiles: what
+// multiplies codes where tiles serve (matrix/code_units.hpp).
+template <class Tiles = simd::Tiles>
 void sketched_softmax_scores(const SketchedCall& call, float logit_scale, const FirstLook& look,
                              TensorView<float, 3> scores, SketchedMassState& state,
-                             const StagesRef* after = nullptr);
+                             const StagesRef* after = nullptr) {
+  const Index heads = call.heads();
+  float* const errors = state.errors.reserve(heads);
+  MassStages<Tiles> stages(call, logit_scale, look, scores, state);
+  call.keys.look_up(state.turn, state.scratch[0].reader);
+  stages.add_to(call.chains);
+  if (after != nullptr) (*after)(call.chains);
+  call.executor.run_chains(call.chains);
+  state.any_in_float = state.any_in_float || std::any_of(errors, errors + heads, [](float e) {
+                         return e == simd::infinity;
+                       });
+}
 
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka
-
-#if !defined(QUOKA_COMPILED)
-#include <quoka/select/sketch/sketched_mass_impl.hpp>
-#endif

@@ -354,14 +354,16 @@ class SketchedMass : MassShape {
   template <class Use>
   void for_each_tile(Index pass, Index r, Index step, Use&& use) const {
     const auto [begin, end] = ranges_.of(r);
-    l_.coded.template with_unit<Tiles>(pass, [&, from = begin, to = end](auto& unit) {
-      blocks_.for_each_pair(
-          from, to, step, [&](Index kv, Index, CodePair codes, const simd::LaterBlocks& ahead) {
-            unit.products(
-                codes, s_.products.data(), ahead,
-                [&](Index m, Index height, const auto* products) { use(kv, m, height, products); });
-          });
-    });
+    with_code_unit<Tiles>(
+        l_.coded.codes(pass), l_.coded.packed(pass), [&, from = begin, to = end](auto& unit) {
+          blocks_.for_each_pair(
+              from, to, step, [&](Index kv, Index, CodePair codes, const simd::LaterBlocks& ahead) {
+                unit.products(codes, s_.products.data(), ahead,
+                              [&](Index m, Index height, const auto* products) {
+                                use(kv, m, height, products);
+                              });
+              });
+        });
   }
 
   const KeySketch& sketch_;

@@ -12,14 +12,6 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-inline void add_row(const float* row, Index dim, float* sum) {
-  Index c = 0;
-  for (; c + simd::lanes <= dim; c += simd::lanes)
-    simd::store_unaligned(sum + c,
-                          simd::add(simd::load_unaligned(sum + c), simd::load_unaligned(row + c)));
-  for (; c < dim; ++c) sum[c] += row[c];
-}
-
 // s.cosines[i] = cosine of query i with the head's mean query; infinity for a query that is not
 // finite.
 inline void take_cosines(const Rows& q, Index b, Index head, SubselectScratch& s) {

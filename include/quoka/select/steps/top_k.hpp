@@ -50,7 +50,6 @@ struct KeyRanges {
     return {std::min(r * size, keys), std::min((r + 1) * size, keys)};
   }
   Index room(Index r) const { return r * (size + compact_slack); }  // where range r's list begins
-  Index rooms() const { return room(count); }
 };
 
 // What a head's ranges leave for each other.
