@@ -267,13 +267,14 @@ struct AttentionDraw {
       const Index panels = one_of(Index{1}, 2, tuning::min_panels_per_task,
                                   tuning::min_panels_per_task, tuning::max_panels_per_task);
       s.q_len = panels * tuning::panel_rows + random.below(3) - 1;
+      if (panels == tuning::max_panels_per_task) c.has_chunk_ = false;  // so many keys of their own
       s.batch = s.kv_heads = group = 1, s.head_dim = s.v_dim = 1 + random.below(8);
       if (seldom(2)) s.kv_len = (1 + random.below(2)) * tuning::long_part_keys + random.below(300);
     }
     while (pairs() > 300'000 && group > 1) group /= 2;
     if (pairs() > 300'000) s.batch = 1;
     if (pairs() > 300'000) s.kv_heads = 1;
-    while (pairs() > 700'000) s.kv_len /= 2;
+    while (pairs() > 700'000 && s.kv_len > 0) s.kv_len /= 2;
     while (pairs() * (s.head_dim + s.v_dim) > 10'000'000)
       s.head_dim = (s.head_dim + 1) / 2, s.v_dim = (s.v_dim + 1) / 2;
     s.q_heads = s.kv_heads * group;

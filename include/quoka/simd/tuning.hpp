@@ -30,10 +30,11 @@ inline constexpr int usual_block_keys = tile_rows * (simd::registers >= 32 ? 8 :
 inline constexpr int block_keys = usual_block_keys;
 inline constexpr int most_block_keys = block_keys > 128 ? block_keys : 128;
 
-// Panels of one task: queries and accumulators of 16 panels are 512 KiB at head_dim 128, and
-// packing a block of keys costs about 0.5 % of its use by 16 panels. Below 4 panels it would cost
-// over 2 %. More panels pack less and leave L2.
-inline constexpr Index max_panels_per_task = 16;
+// Panels of one task, which share a packed block of keys. To pack it takes as long as a panel in float, 75 of its rows
+// in 8 bits, so many panels pay, though their queries and sums (1.5 MiB of 32 panels of AVX-512 at head_dim 128) leave
+// L2: against 16 panels, 32 took 0.92 of the time in 8 bits, 0.97 in 16, 0.98 in float, and 64 no less (Zen 5, 512
+// queries). With 16 registers L2 may be as small as 512 KiB. Below 4 panels packing costs over 2 %.
+inline constexpr Index max_panels_per_task = simd::registers >= 32 ? 32 : 16;
 inline constexpr Index min_panels_per_task = 4;
 
 // A head of fewer panels than min_panels_per_task is cut over its keys: parts of at least
