@@ -344,6 +344,16 @@ def rates_of_layers():
 
 
 @table
+def lists():
+    body = []
+    for r in rows("lists"):
+        keys = f"{r['attended']:,} of {r['keys']:,}" + (f", blocks of {r['block']}" if r["block"] > 1 else "")
+        body.append([f"{r['q_heads']}/{r['kv_heads']}/{r['head_dim']}", r["queries"], f"{keys}, {r['kind']}", f"{r['milliseconds']:.1f}", f"{r['of_bound']:.2f}",
+                     times(r["of_mask"]), times(r["of_all"])])
+    return ["heads, channels", "queries", "keys of a query", "ms", "of bound", "faster than by a mask", "than all keys"], body
+
+
+@table
 def engines():
     of = medians("quoka_bench_engine")
     cell = lambda name, what: milliseconds(of[f"engine/{name}/{what}"]) / milliseconds(of[f"engine/contiguous/half/{what}"])  # noqa: E731

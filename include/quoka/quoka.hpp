@@ -31,6 +31,7 @@
 #include <quoka/views/layouts.hpp>
 #include <quoka/views/selection.hpp>
 #include <quoka/views/mask.hpp>
+#include <quoka/views/index_lists.hpp>
 
 #include <quoka/cache/kv_cache.hpp>
 #include <quoka/cache/key_sketch.hpp>

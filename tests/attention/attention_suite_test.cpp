@@ -88,7 +88,7 @@ TEST(AttentionSuite, ABatchIsItsSequences) {
     if (c.shape().batch == 1 && random.below(4) != 0) return;
     const Output<float> whole = c.attend();
     AttentionOptions options = c.options();
-    options.mask = {};
+    options.mask = {}, options.lists = {};
     const Shape& s = c.shape();
     std::vector<Selection> keep(uz(2 * s.batch));
     std::vector<quoka::AttentionSequence> sequences;
@@ -104,7 +104,7 @@ TEST(AttentionSuite, ABatchIsItsSequences) {
       sequences.push_back(of(listed, b, b));
       const quoka::AttentionSequence one = of(alone, b, s.batch + b);
       AttentionOptions own = options;
-      own.mask = one.mask;
+      own.mask = one.mask, own.lists = one.lists;
       quoka::attention(one.q, one.past, one.chunk, one.out, own);
     }
     expect_same(alone, whole);
@@ -176,7 +176,8 @@ TEST(AttentionSuite, APackedPastChangesNoBit) {
       });
     };
     const Index kv_len = c.shape().kv_len;
-    const Index first = c.has_mask() || c.has_selection() ? kv_len : random.below(kv_len + 1);
+    const Index first =
+        c.has_mask() || c.has_selection() || c.has_lists() ? kv_len : random.below(kv_len + 1);
     quoka::PackedPast packed;
     for (const Index len : {first, kv_len, kv_len}) {
       expect_same(with(&packed, len), with(nullptr, len));

@@ -59,7 +59,7 @@ QUOKA_TEST_MEMBERS(OracleOptions, budget, aggregation, top_k)
 QUOKA_TEST_MEMBERS(RandomOptions, budget, seed, top_k)
 QUOKA_TEST_MEMBERS(FirstRecentOptions, budget, keep_first)
 QUOKA_TEST_MEMBERS(AttentionOptions, scale, softcap, sink_logits, sliding_window, arithmetic,
-                   query_position, causal, mask, mask_factors, alibi_slopes, may_repeat)
+                   query_position, causal, mask, mask_factors, alibi_slopes, lists, may_repeat)
 QUOKA_TEST_MEMBERS(MaskedOptions, selection, chunk, min_past, decode, sketch)
 QUOKA_TEST_MEMBERS(SubselectOptions, query_choice, group)
 #undef QUOKA_TEST_MEMBERS
@@ -339,6 +339,8 @@ TEST(OptionsEffect, Attention) {
     return out;
   };
   const std::vector<float> of_heads(uz(group * kv_heads), 0.5f);
+  std::vector<Position> some_keys(uz(chunk * 40));
+  for (std::size_t i = 0; i < some_keys.size(); ++i) some_keys[i] = static_cast<Position>(i % 40);
   Tensor4<float> biases(1, 1, chunk, past_len);
   biases.setZero();
   biases(0, 0, 3, 40) = 5.0f;
@@ -364,13 +366,16 @@ TEST(OptionsEffect, Attention) {
   const auto outcome = [&](const O& options) {
     return std::tuple(options.arithmetic, attended(options), refuses_twice(options));
   };
-  expect_effects<O>("attention", outcome, Case<O, float>{base, 0.1f}, Case<O, float>{base, 2.0f},
-                    Case<O, std::span<const float>>{base, of_heads}, Case<O, Index>{base, 30},
-                    Case<O, Arithmetic>{base, Arithmetic::bfloat16},
-                    Case<O, Index>{windowed, past_len}, Case<O, bool>{base, false},
-                    Case<O, Mask>{base, Mask(biases)},
-                    Case<O, std::span<const float>>{masked, of_heads},
-                    Case<O, std::span<const float>>{base, of_heads}, Case<O, bool>{base, true});
+  expect_effects<O>(
+      "attention", outcome, Case<O, float>{base, 0.1f}, Case<O, float>{base, 2.0f},
+      Case<O, std::span<const float>>{base, of_heads}, Case<O, Index>{base, 30},
+      Case<O, Arithmetic>{base, Arithmetic::bfloat16}, Case<O, Index>{windowed, past_len},
+      Case<O, bool>{base, false}, Case<O, Mask>{base, Mask(biases)},
+      Case<O, std::span<const float>>{masked, of_heads},
+      Case<O, std::span<const float>>{base, of_heads},
+      Case<O, IndexLists>{
+          base, IndexLists(TensorView<const Position>(some_keys.data(), {1, 1, chunk, 40}))},
+      Case<O, bool>{base, true});
 }
 
 TEST(OptionsEffect, TheStages) {

@@ -212,6 +212,60 @@ quoka::Mask StoredMask::sequence(Index b) const {
   return at(memory_.data() + (sizes_[0] > 1 ? b : 0) * strides_[0], one);
 }
 
+// ---- lists of each query ---------------------------------------------------------------------------
+
+void StoredLists::set(Index b, Index head, Index i, const std::vector<Index>& list) {
+  entries_.resize(uz(batch_ * heads_ * q_len_));
+  const Index row = (b * heads_ + head) * q_len_ + i;
+  entries_[uz(row)] = list;
+  for (const Index entry : list)
+    for (Index key = entry * block_; entry >= 0 && key < std::min(keys_, (entry + 1) * block_);
+         ++key)
+      named_[uz(row * keys_ + key)] = 1;
+}
+
+void StoredLists::store(Random& random) {
+  entries_.resize(uz(batch_ * heads_ * q_len_));
+  for (const auto& list : entries_) most_ = std::max(most_, std::ssize(list));
+  most_ += random.below(3), step_ = most_ + random.below(4);
+  const bool counted = random.below(2) == 0;
+  memory_.assign(uz(std::ssize(entries_) * step_ + 1), counted ? Position{77'777'777} : -1);
+  for (Index row = 0; row < std::ssize(entries_); ++row) {
+    const auto& list = entries_[uz(row)];
+    for (Index i = 0; i < std::ssize(list); ++i)
+      memory_[uz(row * step_ + i)] = static_cast<Position>(list[uz(i)]);
+    if (counted) counts_.push_back(static_cast<Position>(list.size()));
+  }
+}
+
+quoka::IndexLists StoredLists::lists() const {
+  const TensorView<const Position> entries(memory_.data(), {batch_, heads_, q_len_, most_},
+                                           {heads_ * q_len_ * step_, q_len_ * step_, step_, 1});
+  if (counts_.empty()) return quoka::IndexLists(entries, block_);
+  return quoka::IndexLists(entries, block_,
+                           TensorView<const Position, 3>(counts_.data(), {batch_, heads_, q_len_}));
+}
+
+StoredLists StoredLists::part(Index begin, Index end, Random& random) const {
+  StoredLists some(batch_, heads_, q_len_, end - begin, 1);
+  for (Index b = 0; b < batch_; ++b)
+    for (Index head = 0; head < heads_; ++head)
+      for (Index i = 0; i < q_len_; ++i) {
+        std::vector<Index> list;
+        for (Index key = begin; key < end; ++key)
+          if (names(b, head, i, key)) list.push_back(key - begin);
+        some.set(b, head, i, list);
+      }
+  some.store(random);
+  return some;
+}
+
+std::string StoredLists::describe() const {
+  return "lists [" + std::to_string(batch_) + ", " + std::to_string(heads_) + ", " +
+         std::to_string(q_len_) + ", " + std::to_string(most_) + "] of blocks of " +
+         std::to_string(block_) + (counts_.empty() ? "" : ", counted");
+}
+
 // ---- what is drawn --------------------------------------------------------------------------------
 
 struct AttentionDraw {
@@ -380,6 +434,50 @@ struct AttentionDraw {
     c.keep_ = to_selection(c.lists_, s.kv_len);
   }
 
+  // Keys of each query: lists of their own, or much like those of the query before.
+  void own_lists() {
+    const Shape& s = c.shape_;
+    const Index keys = c.keys();
+    if (keys == 0 || c.has_selection() || !seldom(3)) return;
+    const Index batch = seldom(2) ? s.batch : 1, heads = seldom(2) ? s.kv_heads : 1;
+    if (batch * heads * s.q_len * keys > 2'000'000) return;
+    const Index block = one_of(Index{1}, 1, 1, 1, 2, 7, 16, 64, 128);
+    StoredLists lists(batch, heads, s.q_len, keys, block);
+    const Index entries = (keys + block - 1) / block;
+    const Index usual = std::max<Index>(
+        1, one_of(Index{1}, random.below(entries + 1), entries / 4, entries / 16, entries));
+    const Index news = one_of(Index{0}, 1, usual / 8, usual, usual, usual);  // of a query
+    const bool sorted = !seldom(3), repeats = seldom(4);
+    std::vector<Index> list;
+    for (Index b = 0; b < batch; ++b)
+      for (Index head = 0; head < heads; ++head)
+        for (Index i = 0; i < s.q_len; ++i) {
+          std::erase_if(list, [](Index x) { return x < 0; });
+          const bool first = head + i == 0 || news >= usual;
+          if (first) list.clear();
+          for (Index n = first ? usual : news; n > 0; --n) {
+            const Index at = first ? std::ssize(list) : data.below(std::ssize(list) + 1);
+            const Index entry = data.below(entries);
+            if (at == std::ssize(list)) list.push_back(entry);
+            list[uz(at)] = entry;
+          }
+          if (first && usual == entries) {
+            list.clear();
+            for (Index entry = 0; entry < entries; ++entry) list.push_back(entry);
+          }
+          if (sorted) std::sort(list.begin(), list.end());
+          if (sorted && !repeats) list.erase(std::unique(list.begin(), list.end()), list.end());
+          if (repeats && !list.empty()) list.push_back(list[uz(data.below(std::ssize(list)))]);
+          if (data.below(9) == 0) list.insert(list.begin() + data.below(std::ssize(list) + 1), -1);
+          std::vector<Index> used = list;
+          if (data.below(20) == 0)
+            used.resize(std::min<std::size_t>(used.size(), uz(data.below(2))));
+          lists.set(b, head, i, used);
+        }
+    lists.store(data);
+    c.own_.emplace(std::move(lists));
+  }
+
   void mask() {
     const Shape& s = c.shape_;
     const Index keys = c.keys();
@@ -449,6 +547,7 @@ AttentionCase::AttentionCase(Random& random) {
   draw.tensors();
   draw.options();
   draw.lists();
+  draw.own_lists();
   draw.mask();
   if (!draw.seldom(4)) draw.ruin();
   if (!draw.seldom(3)) move_elsewhere(data, false);
@@ -483,6 +582,7 @@ std::string AttentionCase::describe() const {
     for (const auto& heads : lists_)
       for (const auto& list : heads) text << " " << list.size();
   }
+  if (has_lists()) text << ", " << own_->describe();
   if (ruined_) text << "; what nobody sees is NaN";
   return text.str();
 }
@@ -517,6 +617,7 @@ AttentionOptions AttentionCase::bare_options() const {
 AttentionOptions AttentionCase::options() const {
   AttentionOptions options = bare_options();
   if (stored_mask_) options.mask = stored_mask_->mask();
+  if (own_) options.lists = own_->lists();
   return options;
 }
 
@@ -538,6 +639,7 @@ quoka::AttentionSequence AttentionCase::sequence(Index b, const quoka::Attention
     one.past.keep = &keep;
   }
   if (stored_mask_) one.mask = stored_mask_->sequence(b);
+  if (own_) one.lists = own_->sequence(b);
   return one;
 }
 
@@ -600,10 +702,16 @@ Output<float> AttentionCase::merged_at(Index cut) const {
   };
   std::optional<StoredMask> masks[2];
   if (has_mask()) masks[0].emplace(columns(0, cut)), masks[1].emplace(columns(cut, keys() - cut));
+  std::optional<StoredLists> lists[2];
+  Random random(1);
+  if (own_)
+    lists[0].emplace(own_->part(0, cut, random)), lists[1].emplace(own_->part(cut, keys(), random));
   Output<float> a = unwritten_output(), b = unwritten_output();
+  if (lists[1]) options.lists = lists[1]->lists();
   if (masks[1]) options.mask = masks[1]->mask();
   quoka::attention(q(), second, chunk(), {b.out, b.lse}, options);
   if (masks[0]) options.mask = masks[0]->mask();
+  if (lists[0]) options.lists = lists[0]->lists();
   options.sink_logits = {};  // one part has them
   quoka::attention(q(), first, {}, {a.out, a.lse}, options);
   quoka::merge(a.out, a.lse, b.out, b.lse);
@@ -661,6 +769,7 @@ bool AttentionCase::sees(Index b, Index head, Index i, Index t) const {
     const auto& list = lists_[uz(b)][uz(head / (shape_.q_heads / shape_.kv_heads))];
     if (!std::binary_search(list.begin(), list.end(), t)) return false;
   }
+  if (own_ && !own_->names(b, head / (shape_.q_heads / shape_.kv_heads), i, t)) return false;
   if (!has_mask()) return true;
   return mask_(b % mask_.dimension(0), head % mask_.dimension(1), i, t) > quoka::Mask::hides_from;
 }
@@ -694,7 +803,8 @@ AttentionCase::Bound AttentionCase::product_error(int products) const {
   }
   if (finest == nullptr) return {0, 0};
   if (products == 0) {
-    const bool panel = shape_.q_len > 1 || shape_.q_heads / shape_.kv_heads > tuning::token_rows ||
+    const bool panel = shape_.q_len > 1 || has_lists() ||
+                       shape_.q_heads / shape_.kv_heads > tuning::token_rows ||
                        (has_mask() && mask_.dimension(1) > 1);
     if (!panel) return {0, 0};
     const Arithmetic used = quoka::arithmetic_used(options_.arithmetic, *finest, *finest);
@@ -718,8 +828,11 @@ const AttentionCase::Expected& AttentionCase::expected(int products) const {
   oracle::AttentionOptions exact = to_oracle(bare_options());
   exact.first_position = first_position_;
   if (options_.scale && *options_.scale == 0.0f) exact.scale = 1e-300;  // its 0 is the default
-  if (has_mask())
+  if (has_mask() || has_lists())
     exact.mask = [&](Index b, Index head, Index i, Index t) {
+      if (own_ && !own_->names(b, head / (shape_.q_heads / shape_.kv_heads), i, t))
+        return -oracle::infinity;
+      if (!has_mask()) return 0.0;
       const float x = mask_(b % mask_.dimension(0), head % mask_.dimension(1), i, t);
       return x > quoka::Mask::hides_from ? static_cast<double>(x) : -oracle::infinity;
     };

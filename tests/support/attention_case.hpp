@@ -91,6 +91,40 @@ class ShuffledExecutor {
   int workers_;
 };
 
+// Lists of each query's keys, as a caller may have them: in any order, some named twice, padded with -1 or counted.
+class StoredLists {
+ public:
+  StoredLists(Index batch, Index heads, Index q_len, Index keys, Index block)
+      : batch_(batch),
+        heads_(heads),
+        q_len_(q_len),
+        keys_(keys),
+        block_(block),
+        named_(uz(batch * heads * q_len * keys)) {}
+
+  // Query i of these names the entries of `list`, negative ones nothing.
+  void set(Index b, Index head, Index i, const std::vector<Index>& list);
+  // Once all are set: room for some more entries than the longest list has, padded or counted.
+  void store(Random& random);
+  quoka::IndexLists lists() const;
+  quoka::IndexLists sequence(Index b) const { return lists().sequence(batch_ > 1 ? b : 0); }
+  // For KV heads and sequences as a call has them.
+  bool names(Index b, Index kv_head, Index i, Index key) const {
+    return named_[uz(((b % batch_ * heads_ + kv_head % heads_) * q_len_ + i) * keys_ + key)] != 0;
+  }
+  // Of keys [begin, end), one by one.
+  StoredLists part(Index begin, Index end, Random& random) const;
+  Index block() const { return block_; }
+  std::string describe() const;
+
+ private:
+  Index batch_, heads_, q_len_, keys_, block_;
+  std::vector<std::uint8_t> named_;  // [batch, heads, q_len, keys]
+  std::vector<std::vector<Index>> entries_;
+  std::vector<Position> memory_, counts_;
+  Index most_ = 0, step_ = 0;
+};
+
 class AttentionCase {
  public:
   // What is asked of attention(), or of an arithmetic in its place.
@@ -106,6 +140,7 @@ class AttentionCase {
   const Shape& shape() const { return shape_; }
   bool has_selection() const { return !lists_.empty(); }
   bool has_mask() const { return mask_.size() > 0; }
+  bool has_lists() const { return own_.has_value(); }  // of each query
   Index keys() const { return shape_.kv_len + (has_chunk_ ? shape_.q_len : 0); }
 
   // The parts of the call. They refer to this object.
@@ -173,6 +208,7 @@ class AttentionCase {
   std::optional<StoredMask> stored_mask_;
   oracle::Positions lists_;
   std::optional<Selection> keep_;
+  std::optional<StoredLists> own_;
   AttentionOptions options_;  // without spans
   Index first_position_ = 0;
   mutable std::optional<Expected> expected_;

@@ -63,6 +63,7 @@ struct AttentionSequence {
   AttentionOutput out;                       // [batch, q_heads, q_len, v_dim]
   Mask mask = {};                            // in place of the options'
   std::optional<Index> query_position = {};  // likewise
+  IndexLists lists = {};                     // likewise
 };
 
 // Sequences of different kv_len and q_len in one call: prefill chunks and decode steps mixed, as

@@ -20,14 +20,16 @@ namespace detail {
 class PackedBlocks;
 
 struct AttentionCall {
-  Rows q;                                // [batch, q_heads, q_len, head_dim]
-  Rows past_k, past_v;                   // [batch, kv_heads, kv_len, head_dim | v_dim]
-  Rows chunk_k, chunk_v;                 // [batch, kv_heads, q_len or 0, head_dim | v_dim]
-  OutputRows out;                        // [batch, q_heads, q_len, v_dim]
-  TensorView<float, 3> lse;              // [batch, q_heads, q_len], or empty
-  const Selection* keep;                 // of the past; null: all
-  const Mask* mask;                      // null: none
-  PackedPast* packed_past = nullptr;     // where blocks of the past are packed once; null: nowhere
+  Rows q;                             // [batch, q_heads, q_len, head_dim]
+  Rows past_k, past_v;                // [batch, kv_heads, kv_len, head_dim | v_dim]
+  Rows chunk_k, chunk_v;              // [batch, kv_heads, q_len or 0, head_dim | v_dim]
+  OutputRows out;                     // [batch, q_heads, q_len, v_dim]
+  TensorView<float, 3> lse;           // [batch, q_heads, q_len], or empty
+  const Selection* keep;              // of the past; null: all
+  const Mask* mask;                   // null: none
+  const IndexLists* lists = nullptr;  // of each query; null: none
+  std::uint64_t same_lists = 0;       // bit b: all queries of sequence b have one; of 64 sequences
+  PackedPast* packed_past = nullptr;  // where blocks of the past are packed once; null: nowhere
   const PackedBlocks* packed = nullptr;  // its blocks, where they serve this call
   const VisiblePast* visible = nullptr;  // what the mask leaves of the past; null without a mask
   Index kv_heads, group, v_dim;
@@ -52,12 +54,35 @@ struct AttentionCall {
   Index past_count(Index b, Index kv_head) const {
     return listed() ? std::ssize(attended(b, kv_head)) : past_k.len();
   }
+  // Has each query keys of its own, by lists (listed_attention.hpp)?
+  bool own_keys() const { return lists != nullptr; }
+  // Have all queries of sequence b one list?
+  bool has_one_list(Index b) const {
+    if (b < 64) return (same_lists >> b & 1u) != 0;
+    return lists != nullptr && lists->same_for_all_queries(b);
+  }
+  // Columns are the past's rows, selected or not, then the chunk's. The first that query i sees through the window, one
+  // past the last that it sees, and the position of one.
+  Index begin_column(Index query) const {
+    if (window == std::numeric_limits<Index>::max()) return 0;
+    const Index hidden = query_position + query - window;  // last position out of sight
+    if (hidden >= query_position) return past_k.len() + hidden - query_position + 1;
+    return std::clamp<Index>(hidden - first_position + 1, 0, past_k.len());
+  }
+  Index end_column(Index query) const {
+    return past_k.len() + (causal ? std::min(query + 1, chunk_k.len()) : chunk_k.len());
+  }
+  Index position_of_column(Index column) const {
+    const Index in_chunk = column - past_k.len();
+    return in_chunk < 0 ? first_position + column : query_position + in_chunk;
+  }
   // One token, whose heads see the same keys: what a mask hides is not among them.
   bool is_a_token() const {
-    return q.len() == 1 && group <= tuning::token_rows && (mask == nullptr || mask->heads() == 1);
+    return q.len() == 1 && !own_keys() && group <= tuning::token_rows &&
+           (mask == nullptr || mask->heads() == 1);
   }
   // Is something added to logits?
-  bool biased() const { return mask != nullptr || !alibi_slopes.empty(); }
+  bool biased() const { return mask != nullptr || own_keys() || !alibi_slopes.empty(); }
   // What a head's biases of the mask are times, its ALiBi slope, and its sink logit, -inf without one.
   float mask_factor(Index q_head) const { return head_number(mask_factors, q_head, 1.0f); }
   float alibi_slope(Index q_head) const { return head_number(alibi_slopes, q_head, 0.0f); }
@@ -160,11 +185,34 @@ inline Index first_query(const Past& past, std::optional<Index> position) {
   fail_because(message);
 }
 
-// The one check of a call. mask and position: the call's own, in place of the options'.
+// What of the options a sequence may have its own of: the caller's.
+struct OfSequence {
+  const Mask& mask;
+  const IndexLists& lists;
+  std::optional<Index> position;
+};
+inline OfSequence of_options(const AttentionOptions& options) {
+  return {options.mask, options.lists, options.query_position};
+}
+
+inline void check_lists(const Rows& q, const Past& past, const Chunk& chunk, Index kv_heads,
+                        const AttentionOutput& output, const IndexLists& lists) {
+  if (past.keep != nullptr && !past.keep->is_all())
+    fail_because(
+        "there are lists of each query's keys and a Selection, which all queries share: hand in "
+        "one of them");
+  lists.check(q.batch(), kv_heads, q.len(), past.k.len() + chunk.k.len());
+  require_apart(Rows(output.out), lists, "out shares memory with the lists");
+  if (!output.lse_nat.absent())
+    require_apart(TensorView<const float, 3>(output.lse_nat), lists,
+                  "lse shares memory with the lists");
+}
+
+// The one check of a call.
 [[gnu::noinline]] inline void check_call(const Rows& q, const Past& past, const Chunk& chunk,
                                          const AttentionOutput& output,
-                                         const AttentionOptions& options, const Mask& mask,
-                                         std::optional<Index> position) {
+                                         const AttentionOptions& options, const OfSequence& own) {
+  const auto& [mask, lists, position] = own;
   require_at_least("q's batch", q.batch(), 1);
   require_at_least("q_len", q.len(), 1);
   require_at_least("head_dim", q.dim(), 1);
@@ -204,13 +252,24 @@ inline Index first_query(const Past& past, std::optional<Index> position) {
       require_apart(TensorView<const float, 3>(output.lse_nat), mask,
                     "lse shares memory with the mask");
   }
-  require_chunk_once(past, chunk, options, mask);
+  if (!lists.absent()) check_lists(q, past, chunk, kv_heads, output, lists);
+  require_chunk_once(past, chunk, options, mask, lists);
 }
 
-// What was checked, with its defaults filled in. The mask outlives the call.
-[[gnu::noinline]] inline AttentionCall resolved_call(
-    const Rows& q, const Past& past, const Chunk& chunk, const AttentionOutput& output,
-    const AttentionOptions& options, const Mask& mask, std::optional<Index> position) {
+inline std::uint64_t sequences_with_one_list(const IndexLists& lists, Index batch) {
+  std::uint64_t same = 0;
+  for (Index b = 0; b < std::min<Index>(batch, 64) && !lists.absent(); ++b)
+    same |= std::uint64_t{lists.same_for_all_queries(b)} << b;
+  return same;
+}
+
+// What was checked, with its defaults filled in. The mask and the lists outlive the call.
+[[gnu::noinline]] inline AttentionCall resolved_call(const Rows& q, const Past& past,
+                                                     const Chunk& chunk,
+                                                     const AttentionOutput& output,
+                                                     const AttentionOptions& options,
+                                                     const OfSequence& own) {
+  const auto& [mask, lists, position] = own;
   const auto [kv_heads, v_dim] = key_shape(past, chunk);
   const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(q.dim())));
   const bool all = past.keep == nullptr || past.k.len() == 0 || past.keep->is_all();
@@ -223,6 +282,8 @@ inline Index first_query(const Past& past, std::optional<Index> position) {
           .lse = output.lse_nat,
           .keep = all ? nullptr : past.keep,
           .mask = mask.absent() ? nullptr : &mask,
+          .lists = lists.absent() ? nullptr : &lists,
+          .same_lists = sequences_with_one_list(lists, q.batch()),
           .packed_past = past.packed,
           .kv_heads = kv_heads,
           .group = q.heads() / kv_heads,
@@ -241,17 +302,17 @@ inline Index first_query(const Past& past, std::optional<Index> position) {
 
 inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& chunk,
                                   const AttentionOutput& output, const AttentionOptions& options,
-                                  const Mask& mask, std::optional<Index> position) {
-  check_call(q, past, chunk, output, options, mask, position);
-  return resolved_call(q, past, chunk, output, options, mask, position);
+                                  const OfSequence& own) {
+  check_call(q, past, chunk, output, options, own);
+  return resolved_call(q, past, chunk, output, options, own);
 }
 inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& chunk,
                                   const AttentionOutput& output, const AttentionOptions& options) {
-  return checked_call(q, past, chunk, output, options, options.mask, options.query_position);
+  return checked_call(q, past, chunk, output, options, of_options(options));
 }
 
 // What a call writes, then what it reads.
-enum class CallMemory { out, lse, q, past_k, past_v, chunk_k, chunk_v, mask };
+enum class CallMemory { out, lse, q, past_k, past_v, chunk_k, chunk_v, mask, lists };
 
 inline ByteLattice memory_of(const AttentionCall& call, CallMemory which) {
   switch (which) {
@@ -271,6 +332,8 @@ inline ByteLattice memory_of(const AttentionCall& call, CallMemory which) {
       return ByteLattice(call.chunk_v);
     case CallMemory::mask:
       return call.mask != nullptr ? ByteLattice(*call.mask) : ByteLattice(Rows());
+    case CallMemory::lists:
+      return call.lists != nullptr ? ByteLattice(*call.lists) : ByteLattice(Rows());
   }
   return ByteLattice(Rows());
 }
@@ -285,7 +348,8 @@ inline ByteLattice memory_of(const AttentionCall& call, CallMemory which) {
                                           "the past's values",
                                           "the chunk's keys",
                                           "the chunk's values",
-                                          "the mask"};
+                                          "the mask",
+                                          "the lists"};
   char message[128];
   std::snprintf(message, sizeof message, "%s of sequence %td shares memory with %s of sequence %td",
                 names[static_cast<int>(output)], sequence, names[static_cast<int>(other)],
@@ -365,8 +429,9 @@ inline void check_outputs_apart(const std::vector<AttentionCall>& calls,
                                 [&](const OutputMemory& output) { return output.end <= begin; });
   };
   for (const AttentionCall& call : calls)
-    for (const CallMemory which : {CallMemory::q, CallMemory::past_k, CallMemory::past_v,
-                                   CallMemory::chunk_k, CallMemory::chunk_v, CallMemory::mask}) {
+    for (const CallMemory which :
+         {CallMemory::q, CallMemory::past_k, CallMemory::past_v, CallMemory::chunk_k,
+          CallMemory::chunk_v, CallMemory::mask, CallMemory::lists}) {
       const ByteLattice x = memory_of(call, which);
       if (x.rows() == 0) continue;
       const auto first = first_behind(x.base);

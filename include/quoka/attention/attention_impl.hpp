@@ -22,7 +22,7 @@ QUOKA_FUNC void check_options(const AttentionOptions& options, Index q_heads) {
 
 QUOKA_FUNC void check_attention(const Rows& q, const Past& past, const Chunk& chunk,
                                 const AttentionOutput& output, const AttentionOptions& options) {
-  check_call(q, past, chunk, output, options, options.mask, options.query_position);
+  check_call(q, past, chunk, output, options, of_options(options));
 }
 
 // The unit for so many products of bfloat16, null without one: in `automatic`, where it is known to be
@@ -111,28 +111,24 @@ inline void attend_by(const PanelArithmetic& panels, const AttentionCall& call,
 QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
                        const AttentionOutput& output, const AttentionOptions& options,
                        ExecutorRef executor, AttentionWorkspace& workspace) {
-  const AttentionCall call =
-      resolved_call(q, past, chunk, output, options, options.mask, options.query_position);
+  const AttentionCall call = resolved_call(q, past, chunk, output, options, of_options(options));
   attend_by(panels_for(options.arithmetic, call), call, executor, workspace);
 }
 
 QUOKA_FUNC bool add_attention(const Rows& q, const Past& past, const Chunk& chunk,
                               const AttentionOutput& output, const AttentionOptions& options,
                               int workers, AttentionWorkspace& workspace, Chains& chains) {
-  if (!options.mask.absent() || options.sliding_window > 0 || past.keep->is_all()) return false;
-  AttentionCall call =
-      resolved_call(q, past, chunk, output, options, options.mask, options.query_position);
+  if (!options.mask.absent() || !options.lists.absent() || options.sliding_window > 0 ||
+      past.keep->is_all())
+    return false;
+  AttentionCall call = resolved_call(q, past, chunk, output, options, of_options(options));
   call.arithmetic = &panels_for(options.arithmetic, call);
   return workspace.parts().add_to(call, chains, workers);
 }
 
-// Of a sequence, or of all of them.
-inline const Mask& mask_of(const AttentionSequence& x, const AttentionOptions& options) {
-  return x.mask.absent() ? options.mask : x.mask;
-}
-inline std::optional<Index> position_of(const AttentionSequence& x,
-                                        const AttentionOptions& options) {
-  return x.query_position ? x.query_position : options.query_position;
+inline OfSequence of_sequence(const AttentionSequence& x, const AttentionOptions& options) {
+  return {x.mask.absent() ? options.mask : x.mask, x.lists.absent() ? options.lists : x.lists,
+          x.query_position ? x.query_position : options.query_position};
 }
 // The workspace's calls, which were checked.
 inline void run_batch(AttentionWorkspace::Parts& parts, const AttentionOptions& options,
@@ -147,8 +143,8 @@ QUOKA_FUNC void check_attention(std::span<const AttentionSequence> batch,
   parts.begin(batch.size());
   for (const AttentionSequence& x : batch)
     name_sequence(&x - batch.data(), [&] {
-      parts.calls.push_back(checked_call(x.q, x.past, x.chunk, x.out, options, mask_of(x, options),
-                                         position_of(x, options)));
+      parts.calls.push_back(
+          checked_call(x.q, x.past, x.chunk, x.out, options, of_sequence(x, options)));
     });
   check_outputs_apart(parts.calls, parts.outputs);
   check_packed_apart(parts.calls, parts.order);
@@ -159,8 +155,8 @@ QUOKA_FUNC void attend(std::span<const AttentionSequence> batch, const Attention
   AttentionWorkspace::Parts& parts = workspace.parts();
   parts.begin(batch.size());
   for (const AttentionSequence& x : batch)
-    parts.calls.push_back(resolved_call(x.q, x.past, x.chunk, x.out, options, mask_of(x, options),
-                                        position_of(x, options)));
+    parts.calls.push_back(
+        resolved_call(x.q, x.past, x.chunk, x.out, options, of_sequence(x, options)));
   run_batch(parts, options, executor);
 }
 
@@ -178,6 +174,9 @@ QUOKA_FUNC OwnedAttentionOptions::OwnedAttentionOptions(const AttentionOptions& 
   if (!options.mask.absent())
     detail::fail_because(
         "a mask is one call's, which has as many columns as keys: options that are kept have none");
+  if (!options.lists.absent())
+    detail::fail_because(
+        "lists are one call's, with one for each query of it: options that are kept have none");
   if (options.query_position)
     detail::fail("query_position", *options.query_position,
                  "but options that are kept have none: it is where the past ends", "", 0);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <quoka/attention/arithmetic.hpp>
+#include <quoka/views/index_lists.hpp>
 #include <quoka/views/logit_options.hpp>
 #include <quoka/views/mask.hpp>
 #include <quoka/runtime/executor.hpp>
@@ -46,6 +47,8 @@ struct AttentionOptions {
                                              // ALiBi [-1e30, 1e30]; empty: 1
   std::span<const float> alibi_slopes = {};  // [q_heads] logit -= slope * (the query's position
                                              // - the key's) [-1e30, 1e30]; empty: none
+  IndexLists lists = {};    // of past and chunk, keys of each query's own: index_lists.hpp. Not
+                            // together with a Selection, which all queries share
   bool may_repeat = false;  // keys have no positions, so that a chunk may equal the
                             // past's last rows; false: that is refused as a chunk
                             // handed over twice
@@ -56,7 +59,7 @@ struct AttentionOptions {
             .softcap = softcap,
             .sliding_window = sliding_window,
             .alibi_slopes = alibi_slopes,
-            .masked = !mask.absent()};
+            .masked = !mask.absent() || !lists.absent()};
   }
 };
 
@@ -66,7 +69,7 @@ class OwnedAttentionOptions {
  public:
   OwnedAttentionOptions() = default;  // the defaults
   // Copies what spans refer to. Throws std::invalid_argument for what is one call's alone: a mask, which has a column
-  // for each key of it, and a query_position.
+  // for each key of it, lists of keys, and a query_position.
   explicit OwnedAttentionOptions(const AttentionOptions& options);
 
   // Good as long as this object, which is not assigned to meanwhile.

@@ -2,7 +2,7 @@
 // of their panels.
 #pragma once
 
-#include <quoka/attention/head_attention.hpp>
+#include <quoka/attention/listed_attention.hpp>
 #include <quoka/attention/token_attention.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 
@@ -99,6 +99,7 @@ struct PartedHead {
 struct AttentionScratch {
   WorkerScratch<HeadScratch> heads;
   WorkerScratch<TokenHeads> token;
+  WorkerScratch<ListedScratch> listed;
   GrowingArray<SharedHead> shared;
   GrowingArray<PartedHead> parted;
   CallMemoryShape known;        // that `heads` is reserved for
@@ -112,7 +113,9 @@ struct AttentionScratch {
     known.become({call, panels, workers, in_parts},
                  [&] { heads.reserve(workers, call, panels, in_parts); });
   }
-  Index bytes() const { return heads.bytes() + token.bytes() + shared.bytes() + parted.bytes(); }
+  Index bytes() const {
+    return heads.bytes() + token.bytes() + listed.bytes() + shared.bytes() + parted.bytes();
+  }
 };
 
 }  // namespace detail

@@ -43,7 +43,18 @@ class AttentionTasks {
         s_(scratch),
         partials_(partials),
         panels_(ceil_div(call.rows(), tuning::panel_rows)) {
-    if (call_.is_a_token()) {
+    if (call_.own_keys()) {
+      for (Index b = 0; b < call_.q.batch() && panels_ < tuning::min_panels_per_task; ++b)
+        if (const Index parts = parts_of_ranges(b); parts > 1) parts_ = std::max(parts_, parts);
+      // Panels of a task lie in one tree.
+      const Index tasks = parts_ > 0 ? 1 : tasks_per_head(panels_, heads(), workers);
+      panels_per_task_ = parts_ > 0 ? panels_ : ListTree::most_leaves;
+      while (ceil_div(panels_, panels_per_task_) < tasks && panels_per_task_ > 1)
+        panels_per_task_ /= 2;
+      tasks_per_head_ = ceil_div(panels_, panels_per_task_);
+      s_.reserve_heads(call_, std::min(panels_, panels_per_task_), workers);
+      s_.listed.reserve(workers, call_, std::min(panels_, panels_per_task_));
+    } else if (call_.is_a_token()) {
       together_ =
           !call_.listed() && call_.past_k.heads_side_by_side() && call_.past_v.heads_side_by_side();
       parts_ = parts_of_a_head();
@@ -135,6 +146,8 @@ class AttentionTasks {
   void run(Index task, int worker) {
     if (parts_ > 0)
       run_part(task, worker);
+    else if (call_.own_keys())  // heads in turn: many of them see the same keys
+      run_panels(task % heads(), task / heads(), worker);
     else
       run_panels(task / tasks_per_head_, task % tasks_per_head_, worker);
   }
@@ -252,6 +265,10 @@ class AttentionTasks {
   }
   void merge_parts(Index chain, int, Index head, int) { merge(chain * heads_per_task() + head); }
 
+  // Of sequence b, where each query has keys of its own.
+  Index parts_of_ranges(Index b) const {
+    return std::clamp<Index>(count_ranges(call_, b), 1, tuning::max_parts);
+  }
   // The most keys of a head that are in sight.
   Index most_keys(Index past_count) const {
     const Index all = past_count + call_.chunk_k.len();
@@ -287,7 +304,9 @@ class AttentionTasks {
     const KeySequence keys = keys_of(head);
     const Index first = task * panels_per_task_;
     const Index count = std::min(panels_per_task_, panels_ - first);
-    if (count > 0)
+    if (call_.own_keys())
+      ListedAttention(keys, first, count, s_.listed[worker], s_.heads[worker]).run();
+    else if (count > 0)
       HeadAttention(keys, first, count, s_.heads[worker]).run(long_parts_of(keys).size);
   }
 
@@ -295,6 +314,13 @@ class AttentionTasks {
   void run_part(Index task, int worker) {
     const Index head = task / parts_ * heads_per_task(), part = task % parts_;
     const KeySequence keys = keys_of(head);
+    if (call_.own_keys()) {
+      const Index ranges = count_ranges(call_, keys.b()), parts = parts_of_ranges(keys.b());
+      return ListedAttention(keys, 0, panels_, s_.listed[worker], s_.heads[worker])
+          .run_part(ranges * std::min(part, parts) / parts,
+                    ranges * std::min(part + 1, parts) / parts, part == 0,
+                    partials_.part(head, part));
+    }
     const KeyRange all = all_keys(keys);
     const Index size = size_of_parts(most_keys(keys.past_count()));  // of this head alone
     const Index begin = std::min(all.begin + part * size, all.end);
@@ -323,16 +349,9 @@ class AttentionTasks {
   }
 
   void write(Index head, const PartialRows& rows) const {
-    const Index b = head / call_.kv_heads, first = head % call_.kv_heads * call_.group;
-    for (Index row = 0; row < call_.rows(); ++row) {
-      const Index q_head = first + row % call_.group, query = row / call_.group;
-      const float share = rows.state[row].inverse_sum();
-      float* const row_out = rows.out + row * call_.v_dim;
-      for (Index c = 0; c < call_.v_dim; ++c) row_out[c] *= share;
-      call_.out.format().narrow(row_out, call_.out.shape(q_head), call_.out.row(b, q_head, query));
-      if (!call_.lse.absent())
-        call_.lse.at(b, q_head, query) = lse_nat(rows.state[row].max, rows.state[row].sum);
-    }
+    for (Index row = 0; row < call_.rows(); ++row)
+      write_row(call_, head / call_.kv_heads, head % call_.kv_heads, row, rows.state[row],
+                rows.out + row * call_.v_dim);
   }
 
   const AttentionCall& call_;

@@ -80,6 +80,22 @@ class HeadAttention {
     }
   }
 
+  // A block of keys of which panel p sees what `visible` says; `first`: of this panel. Its queries are packed then, and
+  // nothing was seen. Between enter() and leave() of the arithmetic.
+  void attend_listed(Index p, const PackedBlock& block, const VisibleKeys& visible, bool first) {
+    if (first) pack_panel(p), clear_panel(p, false);
+    arithmetic_.attend(block, panel(p), visible, s_.panel);
+  }
+  // What panel p has seen: states[rows] and sums [rows][v_dim].
+  void unpack(Index p, SoftmaxState<float>* states, float* sums) {
+    float* rows[width];
+    PanelPackets one;
+    for (Index i = 0; i < panel_count(p); ++i) rows[i] = sums + i * call_.v_dim;
+    for (auto& lane : one) lane = simd::broadcast(1.0f);
+    unpack_outputs(panel(p).out, one, call_.v_dim, rows, panel_count(p));
+    for_states(p, [&](Index i, const SoftmaxState<float>& state) { states[i] = state; });
+  }
+
  private:
   static constexpr Index whole = std::numeric_limits<Index>::max();  // one part
 
@@ -286,13 +302,7 @@ class HeadAttention {
   }
 
   void keep_partial(Index p, const PartialRows& to) {
-    float* rows[width];
-    PanelPackets one;
-    for (Index i = 0; i < panel_count(p); ++i) rows[i] = to.out + (panel_row(p) + i) * call_.v_dim;
-    for (auto& lane : one) lane = simd::broadcast(1.0f);
-    unpack_outputs(panel(p).out, one, call_.v_dim, rows, panel_count(p));
-    for_states(
-        p, [&](Index i, const SoftmaxState<float>& state) { to.state[panel_row(p) + i] = state; });
+    unpack(p, to.state + panel_row(p), to.out + panel_row(p) * call_.v_dim);
   }
 
   // f(i, state) for each row i of the panel.

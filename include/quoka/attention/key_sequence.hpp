@@ -32,8 +32,9 @@ class KeySequence {
         kv_head_(kv_head),
         keep_(call.attended(b, kv_head)),
         past_count_(call.past_count(b, kv_head)),
-        chunk_len_(call.mask != nullptr && call.visible->chunk_row(b) < 0 ? 0
-                                                                          : call.chunk_k.len()) {}
+        chunk_len_(call.visible != nullptr && call.visible->chunk_row(b) < 0 ? 0
+                                                                             : call.chunk_k.len()) {
+  }
 
   // Of head b * kv_heads + kv_head.
   KeySequence(const AttentionCall& call, Index head)
@@ -86,13 +87,9 @@ class KeySequence {
   }
   // The first key that query i sees through the window.
   Index begin_for(Index query) const {
-    if (call_.window == std::numeric_limits<Index>::max()) return 0;
-    const Index hidden = call_.query_position + query - call_.window;  // last position out of sight
-    if (hidden >= call_.query_position) return past_count_ + hidden - call_.query_position + 1;
-    const Index hidden_past =
-        hidden - call_.first_position + 1;  // past keys out of sight, unselected
-    if (hidden_past <= 0) return 0;
-    if (!call_.listed()) return std::min(hidden_past, past_count_);
+    const Index hidden_past = call_.begin_column(query);  // keys out of sight, unselected
+    if (hidden_past >= call_.past_k.len()) return past_count_ + hidden_past - call_.past_k.len();
+    if (hidden_past == 0 || !call_.listed()) return hidden_past;
     Index low = 0, high = past_count_;  // the first kept position that is not hidden
     while (low < high) {
       const Index middle = (low + high) / 2;

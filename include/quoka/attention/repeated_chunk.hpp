@@ -7,7 +7,7 @@
 // No sign of a copy, and accepted: a chunk that lies behind the past in one cache; rows that are all
 // the same there, as padding and constants are (the past's last two rows are equal, or each key has one
 // number in all its channels); a Selection that lists none of the copies; a mask that hides the last of
-// them from the last query; ALiBi, whose keys know no positions, so that equal tokens have equal rows.
+// them from the last query, or whose key the last query's list does not name; ALiBi, whose keys know no positions, so that equal tokens have equal rows.
 // AttentionOptions::may_repeat says that of other keys without positions.
 #pragma once
 
@@ -76,7 +76,8 @@ class RowComparison {
 
 // Of sizes that were checked. mask: the call's, in place of the options'.
 [[gnu::noinline]] inline bool past_holds_chunk(const Past& past, const Chunk& chunk,
-                                               const AttentionOptions& options, const Mask& mask) {
+                                               const AttentionOptions& options, const Mask& mask,
+                                               const IndexLists& lists) {
   const Index n = chunk.k.len(), len = past.k.len(), heads = past.k.heads();
   if (n == 0 || len < n || options.may_repeat || lies_behind(past.k, chunk.k)) return false;
   if (!options.alibi_slopes.empty() || !options.mask_factors.empty()) return false;
@@ -108,6 +109,12 @@ class RowComparison {
         return list.empty() || list.back() < len - n;
       }))
     return false;
+  if (!lists.absent() && !in_all_heads([&](Index b, Index head) {
+        const std::span<const Position> list = lists.list(b, head, n - 1);
+        const auto last = static_cast<Position>((len - 1) / lists.block());
+        return std::find(list.begin(), list.end(), last) != list.end();
+      }))
+    return false;
   if (mask.absent()) return true;
   for (Index b = 0; b < mask.batch(); ++b)
     for (Index head = 0; head < mask.heads(); ++head) {
@@ -120,8 +127,9 @@ class RowComparison {
 
 // Throws std::invalid_argument where the past holds the chunk.
 inline void require_chunk_once(const Past& past, const Chunk& chunk,
-                               const AttentionOptions& options, const Mask& mask) {
-  if (!past_holds_chunk(past, chunk, options, mask)) [[likely]]
+                               const AttentionOptions& options, const Mask& mask,
+                               const IndexLists& lists) {
+  if (!past_holds_chunk(past, chunk, options, mask, lists)) [[likely]]
     return;
   char message[320];
   std::snprintf(message, sizeof message,

@@ -17,6 +17,7 @@
 #include <quoka/attention/key_sequence.hpp>
 #include <quoka/attention/partial_rows.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
+#include <quoka/kernels/token_weights.hpp>
 #include <quoka/packing/token_codes.hpp>
 #include <quoka/packing/token_kernels.hpp>
 
@@ -224,36 +225,14 @@ class TokenAttention {
 
   // The logits of keys [first, first + count) to weights; raises the states.
   [[gnu::noinline]] void weigh(Index first, Index count) {
-    constexpr int lanes = simd::lanes;
-    const Index size = count * tile_rows_, padded = round_up(size, lanes);
+    const Index padded = round_up(count * tile_rows_, simd::lanes);
     if (call_.logits.changes())
       for (Index row = 0; row < rows_; row += tile_rows_)
         call_.logits.apply(weights(row / tile_rows_), padded);
     if (call_.biased()) add_biases(first, count);
-    for (Index row = 0; row < rows_; row += tile_rows_) {
-      float* const x = weights(row / tile_rows_);
-      SoftmaxState<float>* const states = s_.states.data() + row;
-      std::fill(x + size, x + padded, -simd::infinity);
-      // Lane l of a packet belongs to row l % tile_rows.
-      alignas(64) float lane[lanes];
-      simd::Packet top = simd::broadcast(-simd::infinity), sum = simd::zero();
-      for (Index i = 0; i < padded; i += lanes) top = simd::max(top, simd::load(x + i));
-      simd::store(lane, top);
-      for (Index r = 0; r < tile_rows_; ++r) {
-        for (Index l = r + tile_rows_; l < lanes; l += tile_rows_)
-          lane[r] = std::max(lane[r], lane[l]);
-        s_.factors.data()[row + r] = states[r].raise(lane[r]);
-      }
-      for (Index l = 0; l < lanes; ++l) lane[l] = states[l % tile_rows_].reference();
-      const simd::Packet reference = simd::load(lane);
-      for (Index i = 0; i < padded; i += lanes) {
-        const simd::Packet w = simd::exp(simd::sub(simd::load(x + i), reference));
-        sum = simd::add(sum, w);
-        simd::store(x + i, w);
-      }
-      simd::store(lane, sum);
-      for (Index l = 0; l < lanes; ++l) states[l % tile_rows_].sum += lane[l];
-    }
+    for (Index row = 0; row < rows_; row += tile_rows_)
+      weigh_token_tile(weights(row / tile_rows_), count, tile_rows_, s_.states.data() + row,
+                       s_.factors.data() + row);
   }
 
   void begin_values() { std::fill_n(s_.block_out.data(), rows_ * v_width_, 0.0f); }

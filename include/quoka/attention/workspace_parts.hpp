@@ -49,12 +49,12 @@ struct AttentionWorkspace::Parts {
   void run(ExecutorRef executor, bool is_batch = false) {
     for (Index i = 0; i < std::ssize(calls); ++i) {
       detail::AttentionCall& call = calls[static_cast<std::size_t>(i)];
-      if (call.mask != nullptr) {
+      if (call.mask != nullptr && !call.own_keys()) {
         visible[i].find(*call.mask, call.keep, call.q.batch(), call.kv_heads, call.past_k.len(),
                         executor);
         call.visible = &visible[i];
       }
-      if (call.packed_past != nullptr && detail::PackedBlocks::serve(call)) {
+      if (call.packed_past != nullptr && !call.own_keys() && detail::PackedBlocks::serve(call)) {
         detail::PackedBlocks& blocks = call.packed_past->blocks();
         if (is_batch)
           detail::name_sequence(i, [&] { blocks.pack(call, executor); });

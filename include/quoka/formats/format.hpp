@@ -69,6 +69,14 @@ struct Format {
   // that is no faster: packing/token_codes.hpp.
   void (*token_code_logits)(const RowRun& keys, Index count, const RowShape& shape,
                             const std::byte* queries, float* x, const RowsAhead* ask);
+
+  // The same two of rows that are in the cache: several keys at a time, and up to four rows of out. Null for rows that
+  // are more than channels side by side, which are widened before they are read often.
+  void (*cached_logits)(Index tile_rows, const RowRun& keys, Index count, const RowShape& shape,
+                        const float* queries, float* x);
+  // Likewise.
+  void (*cached_values)(const RowRun& values, Index count, const RowShape& shape,
+                        const float* const* weight, Index step, Index rows, float* out);
 };
 
 // Bytes of a row that lie side by side; 0 where its channels do not.

@@ -69,6 +69,7 @@ class Bfloat16Panels final : public PanelArithmetic {
   static constexpr float headroom = 5.5f;
 
  public:
+  PanelCost cost() const override { return {Products * Unit::product_cost, 0.6f}; }
   Index block_keys() const override { return most_keys; }
   // Parts, then a row in float.
   Index key_bytes(Index dim) const override {

@@ -13,6 +13,7 @@ class FloatPanels final : public PanelArithmetic {
   static constexpr Index width = tuning::panel_rows;
 
  public:
+  PanelCost cost() const override { return {1.0f, 0.25f}; }
   Index key_bytes(Index dim) const override {
     return ceil_div(tuning::block_keys, tuning::tile_rows) * key_tile_size(dim) * 4;
   }

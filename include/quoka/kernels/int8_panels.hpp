@@ -54,6 +54,7 @@ class Int8Panels final : public PanelArithmetic {
       round_up(round_up(Index{tuning::most_block_keys}, Index{tall}), Index{16});
 
  public:
+  PanelCost cost() const override { return {0.3f, 1.4f}; }
   // After what is kept, keys and values have memory for rows in float.
   Index key_bytes(Index dim) const override { return kept_key_bytes(dim) + int8_channels(dim) * 4; }
   Index value_bytes(Index v_dim) const override {

@@ -140,8 +140,15 @@ struct PanelScratch {
   }
 };
 
+// What a panel takes, in the time that it takes in float: its products with a key and its value, and what packing both
+// adds.
+struct PanelCost {
+  float products, packing;
+};
+
 class PanelArithmetic {
  public:
+  virtual PanelCost cost() const = 0;
   // Keys of a block, at most tuning::most_block_keys.
   virtual Index block_keys() const { return tuning::block_keys; }
   // Bytes of a packed block's keys, of its values, and of a panel of queries.

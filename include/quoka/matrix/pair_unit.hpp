@@ -16,6 +16,7 @@ struct PairUnit {
   static constexpr int value_depth = 2, interleave = 2;
   static constexpr Index block_keys = tuning::usual_block_keys;
   static constexpr int between_calls = 1;
+  static constexpr float product_cost = 0.55f;
 
   static void enter(UnitSession&) {}
   static void leave(const UnitSession&) {}

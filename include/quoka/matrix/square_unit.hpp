@@ -16,6 +16,7 @@ struct SquareUnit {
   static constexpr int depth = 4, value_depth = 4, interleave = 4;
   static constexpr Index block_keys = 8 * tile_rows;
   static constexpr int between_calls = 1;
+  static constexpr float product_cost = 0.5f;
 
   static void enter(UnitSession&) {}
   static void leave(const UnitSession&) {}

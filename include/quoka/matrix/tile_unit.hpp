@@ -20,6 +20,7 @@ struct TileUnit {
   static constexpr int depth = 32, value_depth = 32, interleave = 2;
   static constexpr Index block_keys = 128;
   static constexpr int between_calls = 2;
+  static constexpr float product_cost = 0.15f;
 
   static void enter(UnitSession& session) {
     Tiles::configuration(session.before);

@@ -42,7 +42,8 @@ concept MatrixUnit = requires(const Bfloat16* const (&two)[2], float* c, UnitSes
   { Unit::value_depth } -> std::convertible_to<int>;  // of a, for values: divides tile_rows
   { Unit::interleave } -> std::convertible_to<int>;   // of b
   { Unit::block_keys } -> std::convertible_to<Index>;
-  Unit::enter(session), Unit::leave(session);  // around all use by a thread
+  { Unit::product_cost } -> std::convertible_to<float>;  // of one product, in those of float
+  Unit::enter(session), Unit::leave(session);            // around all use by a thread
   { Unit::between_calls } -> std::convertible_to<int>;
   // c[tile_rows] = sum of a[i] b[i]; between() is called between_calls times per slab and product
   Unit::template logits<2>(two, two, Index{}, c, [] {});

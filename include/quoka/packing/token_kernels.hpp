@@ -82,6 +82,48 @@ void token_logits(Index tile_rows, const RowRun& keys, Index count, const RowSha
   }
 }
 
+// The same of keys that are in the cache, as many at a time as fill a Square: each packet of queries is loaded once for
+// all of them. Every logit is the same to the last bit.
+template <class Row, int Height>
+void cached_logits_of_height(const RowRun& keys, Index count, const RowShape& shape,
+                             const float* queries, float* x) {
+  const Index width = shape.dim;
+  constexpr int lanes = simd::lanes, together = lanes / Height;
+  for (Index i = 0; i < count; i += together, x += lanes) {
+    simd::Square acc;
+    ConstRow key[together];
+    simd::unroll<together>([&](auto j) QUOKA_INLINE_LAMBDA {
+      key[j] = keys[std::min<Index>(i + j, count - 1)];
+      simd::unroll<Height>([&](auto r)
+                               QUOKA_INLINE_LAMBDA { acc.packet[j * Height + r] = simd::zero(); });
+    });
+    for (Index c = 0; c < width; c += lanes) {
+      simd::Packet query[Height];
+      simd::unroll<Height>(
+          [&](auto r) QUOKA_INLINE_LAMBDA { query[r] = simd::load(queries + r * width + c); });
+      simd::unroll<together>([&](auto j) QUOKA_INLINE_LAMBDA {
+        const simd::Packet channels = Row::load(key[j], c, shape);
+        simd::unroll<Height>([&](auto r) QUOKA_INLINE_LAMBDA {
+          simd::Packet& sum = acc.packet[j * Height + r];
+          sum = simd::fma(channels, query[r], sum);
+        });
+      });
+    }
+    simd::store(x, simd::sums(acc));
+  }
+}
+
+// A Format's cached_logits.
+template <class Row>
+void cached_logits(Index tile_rows, const RowRun& keys, Index count, const RowShape& shape,
+                   const float* queries, float* x) {
+  if (tile_rows == 1) return cached_logits_of_height<Row, 1>(keys, count, shape, queries, x);
+  if constexpr (simd::lanes >= 4) {
+    if (tile_rows == 2) return cached_logits_of_height<Row, 2>(keys, count, shape, queries, x);
+    cached_logits_of_height<Row, 4>(keys, count, shape, queries, x);
+  }
+}
+
 template <class Row>
 inline constexpr int group_packets = 0;
 template <Grouped Row>
@@ -168,6 +210,15 @@ void token_values(const RowRun& v, Index count, const RowShape& shape, const flo
     token_values_of_height<Row, 2>(v, count, shape, weight, step, out, ask);
   else
     token_values_of_height<Row, 1>(v, count, shape, weight, step, out, ask);
+}
+
+// For one, two or four `rows` of out: a Format's cached_values.
+template <class Row>
+void cached_values(const RowRun& v, Index count, const RowShape& shape, const float* const* weight,
+                   Index step, Index rows, float* out) {
+  if (rows == 4) return token_values_of_height<Row, 4>(v, count, shape, weight, step, out, nullptr);
+  if (rows == 2) return token_values_of_height<Row, 2>(v, count, shape, weight, step, out, nullptr);
+  token_values_of_height<Row, 1>(v, count, shape, weight, step, out, nullptr);
 }
 
 }  // namespace detail

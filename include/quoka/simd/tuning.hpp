@@ -72,6 +72,21 @@ inline constexpr Index token_value_keys = 16;
 inline constexpr Index token_prefetch_keys = 48;
 inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;
 
+// Attention to keys of each query's own (attention/list_plan.hpp).
+//   listed_range_bytes    keys and values of a range, as halves: they stay in L2 beside the queries' sums
+//   listed_query_keys     that a query sees of a range, if up to four times as many keys do for it: to begin and to
+//                         end a range takes a query as long as some 20 keys
+//   listed_uses           reads of a row, on average, from which rows are copied side by side first
+//   listed_tile           a panel's products where some keys are hidden, in those without a mask
+//   listed_rows           multiply-adds by rows of one, two, three and four query rows, in those of a panel's row
+//   listed_key            what a query's key takes besides, in multiply-adds
+inline constexpr Index listed_range_bytes = Index{512} << 10;
+inline constexpr Index listed_query_keys = 128;
+inline constexpr Index listed_uses = 2;
+inline constexpr float listed_tile = 1.15f;
+inline constexpr float listed_rows[4] = {1.8f, 2.3f, 4.6f, 4.6f};
+inline constexpr float listed_key = 160.0f;
+
 // Tasks per worker that a call aims for, so that uneven ones (and an uneven machine) balance.
 inline constexpr Index tasks_per_worker = 4;
 

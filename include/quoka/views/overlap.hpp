@@ -8,6 +8,7 @@
 
 #include <quoka/base/function_ref.hpp>
 #include <quoka/base/sort.hpp>
+#include <quoka/views/index_lists.hpp>
 #include <quoka/views/mask.hpp>
 #include <quoka/views/rows.hpp>
 
@@ -21,6 +22,8 @@ namespace detail {
 
 // Rows of `width` bytes at base + i0 step0 + i1 step1 + i2 step2, steps descending and positive.
 struct ByteLattice {
+  static constexpr Index bytes_of_position = sizeof(Position);
+
   std::uintptr_t base = 0;
   Index width = 0;
   std::array<Index, 3> sizes{}, steps{};
@@ -51,6 +54,14 @@ struct ByteLattice {
   explicit ByteLattice(const M& mask)
       : ByteLattice(mask.data(), mask.row_bytes(),
                     {mask.sizes()[0], mask.sizes()[1], mask.sizes()[2]}, mask.strides()) {}
+  // The lists' entries.
+  template <std::same_as<IndexLists> L>
+  explicit ByteLattice(const L& lists)
+      : ByteLattice(lists.entries().data(), lists.most() * bytes_of_position,
+                    {lists.batch(), lists.heads(), lists.q_len()},
+                    {lists.entries().strides()[0] * bytes_of_position,
+                     lists.entries().strides()[1] * bytes_of_position,
+                     lists.entries().strides()[2] * bytes_of_position}) {}
 
   Index rows() const { return sizes[0] * sizes[1] * sizes[2]; }
   // Bytes from the first of axis `axis` to the end of the last, with all later axes.

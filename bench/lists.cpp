@@ -1,0 +1,199 @@
+// Attention where each query has keys of its own (views/index_lists.hpp), beside the ways without lists.
+//
+//   lists   attention() with IndexLists
+//   mask    the same keys as a mask that hides the others
+//   all     every key, which is the most that either may cost
+//   bound   the attended pairs at the rate of `all`
+//
+// The three are called in turns, and medians of their ratios are printed: a neighbour's load falls on all of them alike.
+// One thread, its own time. Caches are of half, [token, head, channel] as llama.cpp has them. Each round's lists are
+// compared with the mask: the largest difference is printed, relative to the largest output.
+
+#include <quoka/attention/attention.hpp>
+
+#include "normal.hpp"
+
+#include "support/clock.hpp"
+#include "support/machine.hpp"
+#include "support/program.hpp"
+#include "support/statistics.hpp"
+#include "support/table.hpp"
+
+#include <Eigen/Core>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+
+namespace {
+
+using namespace quoka_examples;
+using quoka::Index;
+using quoka::Position;
+using quoka::TensorView;
+
+struct Flags {
+  int rounds = 7;
+  std::string only;
+};
+
+// Which keys the queries of a chunk name.
+enum class Kind { own, neighbours, shared };
+constexpr const char* kinds[] = {"each its own", "like the one before", "one for all"};
+
+struct Case {
+  Index q_heads, kv_heads, head_dim, v_dim;
+  Index queries, keys;
+  Index attended, block;  // keys of a query
+  Kind kind;
+};
+
+constexpr Case cases[] = {
+    {32, 8, 128, 128, 128, 8192, 2048, 1, Kind::own},
+    {32, 8, 128, 128, 128, 8192, 512, 1, Kind::own},
+    {32, 8, 128, 128, 128, 8192, 2048, 1, Kind::neighbours},
+    {32, 8, 128, 128, 128, 8192, 2048, 1, Kind::shared},
+    {32, 8, 128, 128, 128, 8192, 8192, 1, Kind::shared},
+    {32, 8, 128, 128, 128, 8192, 2048, 64, Kind::own},
+    {32, 8, 128, 128, 128, 8192, 2048, 128, Kind::own},
+    {32, 8, 128, 128, 512, 16384, 2048, 1, Kind::own},
+    {32, 8, 128, 128, 512, 16384, 512, 1, Kind::own},
+    {32, 8, 128, 128, 8, 8192, 2048, 1, Kind::own},
+    {32, 8, 128, 128, 1, 8192, 2048, 1, Kind::own},
+    {16, 16, 128, 128, 128, 8192, 2048, 1, Kind::own},
+    {16, 8, 128, 128, 128, 8192, 2048, 1, Kind::own},
+    {16, 1, 576, 512, 128, 8192, 2048, 1, Kind::own},
+    {16, 1, 576, 512, 128, 8192, 512, 1, Kind::own},
+    {128, 1, 576, 512, 32, 8192, 2048, 1, Kind::own},
+    {128, 1, 576, 512, 32, 8192, 512, 1, Kind::own},
+};
+
+// The entries of each query's list, ascending.
+std::vector<Position> draw_lists(const Case& c, std::mt19937& random) {
+  const Index entries = c.keys / c.block, k = c.attended / c.block;
+  std::vector<Position> lists;
+  std::vector<Position> all(static_cast<std::size_t>(entries));
+  for (Index i = 0; i < c.queries; ++i) {
+    std::vector<Position> list(static_cast<std::size_t>(k));
+    if (i == 0 || c.kind == Kind::own) {
+      std::iota(all.begin(), all.end(), 0);
+      std::sample(all.begin(), all.end(), list.begin(), k, random);
+    } else {
+      std::copy(lists.end() - k, lists.end(), list.begin());
+      for (Index n = c.kind == Kind::neighbours ? k / 32 : 0; n > 0; --n) {
+        const auto entry = static_cast<Position>(random() % static_cast<unsigned>(entries));
+        if (!std::binary_search(list.begin(), list.end(), entry))
+          list[random() % list.size()] = entry;
+        std::sort(list.begin(), list.end());
+      }
+    }
+    lists.insert(lists.end(), list.begin(), list.end());
+  }
+  return lists;
+}
+
+template <class T>
+std::vector<T> normals(Index n, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  std::vector<T> x(static_cast<std::size_t>(n));
+  for (T& y : x) y = static_cast<T>(normal(random));
+  return x;
+}
+
+void measure(const Case& c, const Flags& flags, Table& table, Report& report) {
+  std::mt19937 random(1);
+  const auto q = normals<float>(c.q_heads * c.queries * c.head_dim, random);
+  const auto k = normals<Eigen::half>(c.keys * c.kv_heads * c.head_dim, random);
+  const auto v = normals<Eigen::half>(c.keys * c.kv_heads * c.v_dim, random);
+  const auto entries = draw_lists(c, random);
+  const Index most = c.attended / c.block;
+  std::vector<Eigen::half> hidden(static_cast<std::size_t>(c.queries * c.keys),
+                                  static_cast<Eigen::half>(-65504.0f));
+  for (Index i = 0; i < c.queries; ++i)
+    for (Index j = 0; j < c.attended; ++j) {
+      const Index entry = entries[static_cast<std::size_t>(i * most + j / c.block)];
+      hidden[static_cast<std::size_t>(i * c.keys + entry * c.block + j % c.block)] =
+          static_cast<Eigen::half>(0.0f);
+    }
+  const TensorView<const float> queries(q.data(), {1, c.q_heads, c.queries, c.head_dim});
+  const quoka::Past past(
+      TensorView<const Eigen::half>(k.data(), {1, c.kv_heads, c.keys, c.head_dim},
+                                    {0, c.head_dim, c.kv_heads * c.head_dim, 1}),
+      TensorView<const Eigen::half>(v.data(), {1, c.kv_heads, c.keys, c.v_dim},
+                                    {0, c.v_dim, c.kv_heads * c.v_dim, 1}));
+  quoka::AttentionOptions all{.causal = false}, masked = all, listed = all;
+  masked.mask =
+      quoka::Mask(TensorView<const Eigen::half>(hidden.data(), {1, 1, c.queries, c.keys}));
+  listed.lists = quoka::IndexLists(
+      TensorView<const Position>(entries.data(), {1, 1, c.queries, most}), c.block);
+  std::vector<float> out[3];
+  quoka::AttentionWorkspace workspace;
+  const auto seconds = [&](int which, const quoka::AttentionOptions& options) {
+    out[which].resize(static_cast<std::size_t>(c.q_heads * c.queries * c.v_dim));
+    const double start = thread_seconds();
+    quoka::attention(queries, past, {},
+                     TensorView<float>(out[which].data(), {1, c.q_heads, c.queries, c.v_dim}),
+                     options, quoka::SerialExecutor{}, workspace);
+    return thread_seconds() - start;
+  };
+  std::vector<double> times, of_bound, mask_ratio, all_ratio;
+  for (int round = 0; round <= flags.rounds; ++round) {
+    const double by_lists = seconds(0, listed), by_mask = seconds(1, masked),
+                 by_all = seconds(2, all);
+    if (round == 0) continue;  // memory is new
+    const double share = static_cast<double>(c.attended) / static_cast<double>(c.keys);
+    times.push_back(by_lists), of_bound.push_back(by_lists / (by_all * share));
+    mask_ratio.push_back(by_mask / by_lists), all_ratio.push_back(by_all / by_lists);
+  }
+  float error = 0, size = 0;
+  for (std::size_t i = 0; i < out[0].size(); ++i) {
+    error = std::max(error, std::abs(out[0][i] - out[1][i]));
+    size = std::max(size, std::abs(out[1][i]));
+  }
+  const std::string heads = fmt::format("{}/{}/{}", c.q_heads, c.kv_heads, c.head_dim);
+  const std::string keys = c.block > 1 ? fmt::format("{} in blocks of {}", c.attended, c.block)
+                                       : fmt::format("{}", c.attended);
+  table.row("{}\t{}\t{} of {}, {}\t{:.2f} ms\t{:.2f}\t{:.2f}x\t{:.2f}x\t{:.0e}", heads, c.queries,
+            keys, c.keys, kinds[static_cast<int>(c.kind)], 1e3 * median(times), median(of_bound),
+            median(mask_ratio), median(all_ratio), static_cast<double>(error / size));
+  report["results"].push_back({{"q_heads", c.q_heads},
+                               {"kv_heads", c.kv_heads},
+                               {"head_dim", c.head_dim},
+                               {"v_dim", c.v_dim},
+                               {"queries", c.queries},
+                               {"keys", c.keys},
+                               {"attended", c.attended},
+                               {"block", c.block},
+                               {"kind", kinds[static_cast<int>(c.kind)]},
+                               {"milliseconds", 1e3 * median(times)},
+                               {"of_bound", median(of_bound)},
+                               {"of_mask", median(mask_ratio)},
+                               {"of_all", median(all_ratio)},
+                               {"error", error / size}});
+}
+
+int run(const Flags& flags, Report& report) {
+  fmt::print("{}\n\nhalf caches, one thread, medians of {} rounds\n\n", machine(), flags.rounds);
+  report["rounds"] = flags.rounds;
+  Table table(
+      "heads, channels\tqueries\tkeys of a query\ttime\tof bound\tmask / lists\tall / "
+      "lists\terror");
+  for (const Case& c : cases)
+    if (flags.only.empty() ||
+        flags.only == fmt::format("{}/{}/{}", c.q_heads, c.kv_heads, c.head_dim))
+      measure(c, flags, table, report);
+  table.print();
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Flags flags;
+  Program app(argc, argv, "Attention over lists of keys, beside a mask and all keys, one thread");
+  app.add_option("--rounds", flags.rounds, "timed calls of each")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
+  app.add_option("--only", flags.only, "one shape: q_heads/kv_heads/head_dim");
+  return app.run([&] { return run(flags, app.report); });
+}

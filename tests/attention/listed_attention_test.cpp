@@ -1,0 +1,361 @@
+// Attention over a list of keys for each query: what lists mean, what they refuse, and the paths that the random cases
+// of attention_suite_test.cpp are too small for. The oracle is a plain loop over the lists, in double.
+
+#include <quoka/attention/attention.hpp>
+#include <quoka/runtime/thread_pool.hpp>
+
+#include "support/attention_case.hpp"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+#include <set>
+
+namespace {
+
+using namespace quoka_test;
+using quoka::AttentionWorkspace;
+using quoka::IndexLists;
+using quoka::Past;
+
+using List = std::vector<Position>;
+using Lists = std::vector<List>;  // of each query, the same for all KV heads
+
+// Memory of lists, padded with -1.
+struct Stored {
+  std::vector<Position> memory;
+  Index queries, most = 0;
+
+  explicit Stored(const Lists& lists) : queries(std::ssize(lists)) {
+    for (const List& list : lists) most = std::max(most, std::ssize(list));
+    for (const List& list : lists) {
+      memory.insert(memory.end(), list.begin(), list.end());
+      memory.resize(uz(std::ssize(memory) + most - std::ssize(list)), -1);
+    }
+    memory.push_back(0);
+  }
+  IndexLists lists(Index block = 1) const {
+    return IndexLists(TensorView<const Position>(memory.data(), {1, 1, queries, most}), block);
+  }
+};
+
+List random_list(Random& random, Index keys, Index count) {
+  List list;
+  for (const Index i : random.permutation(keys)) list.push_back(static_cast<Position>(i));
+  list.resize(uz(count));
+  return list;
+}
+
+template <class T>
+struct Layer {
+  Tensor4<T> k, v;
+  Tensor4<float> q;
+
+  Layer(Random& random, Index q_heads, Index kv_heads, Index queries, Index keys, Index dim,
+        Index v_dim)
+      : k(random.tensor<T>(1, kv_heads, keys, dim)),
+        v(random.tensor<T>(1, kv_heads, keys, v_dim)),
+        q(random.tensor<float>(1, q_heads, queries, dim)) {}
+
+  Output<float> attend(const AttentionOptions& options,
+                       ExecutorRef executor = SerialExecutor{}) const {
+    Output<float> output{Tensor4<float>(1, q.dimension(1), q.dimension(2), v.dimension(3)),
+                         Tensor3<float>(1, q.dimension(1), q.dimension(2))};
+    output.out.setConstant(-12345.0f), output.lse.setConstant(-12345.0f);
+    AttentionOptions all = options;
+    all.causal = false, all.arithmetic = quoka::Arithmetic::single;
+    AttentionWorkspace workspace;
+    quoka::attention(q, Past(k, v), {}, {output.out, output.lse}, all, executor, workspace);
+    return output;
+  }
+
+  // Row by row, key by key, in double.
+  void expect(const Output<float>& output, const Lists& lists, Index block = 1) const {
+    const Index group = q.dimension(1) / k.dimension(1), dim = q.dimension(3),
+                v_dim = v.dimension(3), keys = k.dimension(2);
+    double worst = 0;
+    for (Index head = 0; head < q.dimension(1); ++head)
+      for (Index i = 0; i < q.dimension(2); ++i) {
+        std::set<Index> seen;
+        for (const Position entry : lists[uz(i)])
+          for (Index key = entry * block; entry >= 0 && key < std::min(keys, (entry + 1) * block);
+               ++key)
+            seen.insert(key);
+        std::vector<double> sum(uz(v_dim));
+        double weights = 0;
+        for (const Index key : seen) {
+          double logit = 0;
+          for (Index c = 0; c < dim; ++c)
+            logit += static_cast<double>(q(0, head, i, c)) *
+                     static_cast<double>(static_cast<float>(k(0, head / group, key, c)));
+          const double weight = std::exp(logit / std::sqrt(static_cast<double>(dim)));
+          weights += weight;
+          for (Index c = 0; c < v_dim; ++c)
+            sum[uz(c)] +=
+                weight * static_cast<double>(static_cast<float>(v(0, head / group, key, c)));
+        }
+        if (seen.empty()) {
+          ASSERT_EQ(output.lse(0, head, i), -infinity);
+          for (Index c = 0; c < v_dim; ++c) ASSERT_EQ(output.out(0, head, i, c), 0.0f);
+          continue;
+        }
+        worst = std::max(worst,
+                         std::abs(std::log(weights) - static_cast<double>(output.lse(0, head, i))));
+        for (Index c = 0; c < v_dim; ++c)
+          worst = std::max(worst, std::abs(sum[uz(c)] / weights -
+                                           static_cast<double>(output.out(0, head, i, c))));
+      }
+    EXPECT_LT(worst, 1e-5);
+  }
+};
+
+// ---- what lists mean ----------------------------------------------------------------------------
+
+TEST(ListedAttention, IsAPlainLoopOverTheLists) {
+  struct Shape {
+    Index q_heads, kv_heads, queries, keys, dim, v_dim;
+  };
+  for (const Shape& s : {Shape{8, 2, 33, 2500, 32, 32}, Shape{16, 1, 9, 700, 72, 64},
+                         Shape{130, 1, 3, 300, 40, 24}, Shape{3, 3, 130, 400, 16, 16},
+                         Shape{10, 2, 40, 1100, 24, 17}, Shape{6, 2, 1, 4000, 64, 64}}) {
+    SCOPED_TRACE(::testing::Message()
+                 << s.q_heads << "/" << s.kv_heads << ", dims " << s.dim << "/" << s.v_dim);
+    Random random(1);
+    const Layer<Eigen::half> layer(random, s.q_heads, s.kv_heads, s.queries, s.keys, s.dim,
+                                   s.v_dim);
+    Lists lists;
+    for (Index i = 0; i < s.queries; ++i) {
+      lists.push_back(random_list(random, s.keys, s.keys / (i % 5 == 4 ? 1 : 3 + i % 7)));
+      if (i % 3 == 1) lists[uz(i)] = lists[uz(i - 1)];  // a neighbour's
+      if (i % 11 == 10) lists[uz(i)] = {static_cast<Position>(i)};
+      if (i % 13 == 12) lists[uz(i)].clear();
+    }
+    const Stored stored(lists);
+    layer.expect(layer.attend({.lists = stored.lists()}), lists);
+  }
+}
+
+TEST(ListedAttention, BlocksNameTheirKeys) {
+  Random random(2);
+  const Layer<float> layer(random, 8, 2, 40, 1003, 32, 32);
+  for (const Index block : {2, 7, 64, 100, 128, 2000}) {
+    SCOPED_TRACE(block);
+    Lists lists;
+    const Index blocks = (1003 + block - 1) / block;  // the last one ends with the keys
+    for (Index i = 0; i < 40; ++i)
+      lists.push_back(random_list(random, blocks, 1 + random.below(blocks)));
+    const Stored stored(lists);
+    layer.expect(layer.attend({.lists = stored.lists(block)}), lists, block);
+  }
+}
+
+// A list is a set: order, repetition and padding change no bit.
+TEST(ListedAttention, OrderRepetitionAndPaddingChangeNoBit) {
+  Random random(3);
+  const Layer<float> layer(random, 8, 2, 20, 3000, 32, 32);
+  Lists lists, sorted;
+  for (Index i = 0; i < 20; ++i) {
+    lists.push_back(random_list(random, 3000, 100 * (i + 1)));
+    sorted.push_back(lists.back());
+    std::sort(sorted.back().begin(), sorted.back().end());
+    lists.back().push_back(lists.back()[uz(i)]);
+    lists.back().insert(lists.back().begin() + i, -1);
+  }
+  const Stored as_is(lists), in_order(sorted);
+  const Output<float> of_lists = layer.attend({.lists = as_is.lists()});
+  expect_same(of_lists, layer.attend({.lists = in_order.lists()}));
+  layer.expect(of_lists, lists);
+}
+
+// Lists without an entry, and no lists: nothing is seen, or everything.
+TEST(ListedAttention, EmptyListsAreNoLists) {
+  Random random(4);
+  const Layer<float> layer(random, 4, 2, 6, 50, 16, 16);
+  const Lists none(6);
+  const Stored stored(none);
+  layer.expect(layer.attend({.lists = stored.lists()}), none);
+  List all(50);
+  std::iota(all.begin(), all.end(), 0);
+  layer.expect(layer.attend({}), Lists(6, all));
+  EXPECT_TRUE(IndexLists().absent());
+  EXPECT_FALSE(stored.lists().absent());
+}
+
+// More keys than are looked at in one go.
+TEST(ListedAttention, AStretchEndsAndAnotherBegins) {
+  Random random(5);
+  const Index keys = 2 * 65536 + 777;
+  const Layer<Eigen::half> layer(random, 8, 1, 18, keys, 8, 8);
+  Lists lists;
+  for (Index i = 0; i < 18; ++i) {
+    lists.emplace_back();
+    for (int n = 0; n < 300; ++n) lists.back().push_back(static_cast<Position>(random.below(keys)));
+    for (const Position x : {65535, 65536, 131071, 131072, 131848})
+      if (random.below(2) == 0) lists.back().push_back(x);
+  }
+  const Stored memory(lists);
+  const Output<float> alone = layer.attend({.lists = memory.lists()});
+  layer.expect(alone, lists);
+  quoka::ThreadPool pool(3);
+  expect_same(layer.attend({.lists = memory.lists()}, pool), alone);
+}
+
+// A key's NaN reaches the rows that list it, and no others, by whichever path they go.
+TEST(ListedAttention, NaNOfAKeyThatIsNotListedIsNotSeen) {
+  for (const bool of_value : {false, true})
+    for (const Index shared : {0, 900}) {  // by rows; by tiles
+      SCOPED_TRACE(::testing::Message() << of_value << ", " << shared);
+      Random random(6);
+      Layer<float> layer(random, 8, 2, 32, 1500, 32, 32);
+      Lists lists;
+      const List common = random_list(random, 1500, shared);
+      for (Index i = 0; i < 32; ++i) {
+        lists.push_back(random_list(random, 1500, 150));
+        lists.back().insert(lists.back().end(), common.begin(), common.end());
+        std::erase(lists.back(), 700);
+        if (i % 4 == 1) lists.back().push_back(700);
+      }
+      const Stored stored(lists);
+      const Output<float> clean = layer.attend({.lists = stored.lists()});
+      (of_value ? layer.v : layer.k)(0, 1, 700, 5) = not_a_number;
+      const Output<float> output = layer.attend({.lists = stored.lists()});
+      for (Index head = 0; head < 8; ++head)
+        for (Index i = 0; i < 32; ++i) {
+          const bool spoilt = head >= 4 && i % 4 == 1;
+          EXPECT_EQ(std::isnan(output.out(0, head, i, 5)), spoilt);
+          EXPECT_EQ(output.lse(0, head, i) == clean.lse(0, head, i), !spoilt || of_value);
+          for (Index c = 0; c < 32 && !spoilt; ++c)
+            ASSERT_EQ(output.out(0, head, i, c), clean.out(0, head, i, c));
+        }
+    }
+}
+
+// Where all queries have one list it is a Selection, and where they list all keys none is needed.
+TEST(ListedAttention, EqualListsAreASelection) {
+  Random random(7);
+  const Layer<float> layer(random, 8, 2, 30, 600, 32, 32);
+  List list = random_list(random, 600, 200);
+  std::sort(list.begin(), list.end());
+  const Lists lists(30, list);
+  const Stored stored(lists);
+  const Selection keep = Selection::from_lists(1, 2, 600, std::vector<List>{list, list});
+  Output<float> selected = layer.attend({});
+  quoka::attention(layer.q, Past(layer.k, layer.v, keep), {}, {selected.out, selected.lse},
+                   {.arithmetic = quoka::Arithmetic::single, .causal = false});
+  const Output<float> listed = layer.attend({.lists = stored.lists()});
+  for (Index i = 0; i < listed.out.size(); ++i)
+    ASSERT_NEAR(listed.out.data()[i], selected.out.data()[i], 1e-6);
+}
+
+// ---- what is refused ------------------------------------------------------------------------------
+
+struct Call {
+  Random random{8};
+  Layer<float> layer{random, 6, 3, 5, 40, 8, 8};
+  std::vector<Position> memory = std::vector<Position>(uz(3 * 5 * 10), 1);
+  std::vector<Position> counts = std::vector<Position>(15, 10);
+  std::array<Index, 4> sizes{1, 3, 5, 10};
+  Index block = 1;
+  bool counted = false;
+  const Selection* keep = nullptr;
+  Tensor4<float> out = Tensor4<float>(1, 6, 5, 8).setConstant(-12345.0f);
+
+  void attend() {
+    const TensorView<const Position> entries(memory.data(), sizes);
+    const IndexLists lists =
+        counted ? IndexLists(entries, block,
+                             TensorView<const Position, 3>(counts.data(), {1, sizes[1], sizes[2]}))
+                : IndexLists(entries, block);
+    Past past(layer.k, layer.v);
+    past.keep = keep;
+    quoka::attention(layer.q, past, {}, out, {.causal = false, .lists = lists});
+  }
+};
+
+void expect_refused(const std::function<void(Call&)>& wrong, const std::vector<Fragment>& message) {
+  Call call;
+  wrong(call);
+  try {
+    call.attend();
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const std::invalid_argument& error) {
+    for (const Fragment& fragment : message)
+      EXPECT_TRUE(fragment.is_in(error.what()))
+          << "no '" << fragment.text() << "' in: " << error.what();
+  }
+  for (Index i = 0; i < call.out.size(); ++i) ASSERT_EQ(call.out.data()[i], -12345.0f);
+}
+
+TEST(ListedAttention, RefusesWhatIsNoKey) {
+  EXPECT_NO_THROW(Call().attend());
+  expect_refused([](Call& call) { call.memory[uz((1 * 5 + 2) * 10 + 3)] = 40; },
+                 {"KV head 1", "query 2", "40", "keys, which is 40"});
+  expect_refused([](Call& call) { call.memory[7] = -2; }, {"is -2", "at least", "-1"});
+  expect_refused([](Call& call) { call.block = 8, call.memory[7] = 5; },
+                 {"is 5", "the number of blocks, which is 5"});
+  expect_refused([](Call& call) { call.counted = true, call.counts[4] = 11; },
+                 {"query 4", "is 11", "which is 10"});
+  expect_refused([](Call& call) { call.counted = true, call.counts[4] = -1; },
+                 {"is -1", "at least"});
+}
+
+TEST(ListedAttention, WhatDoesNotCountMayBeAnything) {
+  Call call;
+  call.counted = true, call.counts[4] = 9, call.memory[49] = 1'000'000;
+  EXPECT_NO_THROW(call.attend());
+}
+
+TEST(ListedAttention, RefusesOtherShapes) {
+  expect_refused([](Call& call) { call.sizes = {1, 3, 4, 10}; }, {"q_len is 4", "which is 5"});
+  expect_refused([](Call& call) { call.sizes = {1, 2, 5, 10}; }, {"heads is 2", "which is 3"});
+  expect_refused([](Call& call) { call.sizes = {2, 1, 5, 10}; }, {"batch is 2", "which is 1"});
+  expect_refused([](Call& call) { call.block = 0; }, {"the keys of a block is 0", "1"});
+  const Call call;
+  EXPECT_THROW(IndexLists(TensorView<const Position>(call.memory.data(), {1, 3, 5, 10}), 1,
+                          TensorView<const Position, 3>(call.counts.data(), {1, 3, 4})),
+               std::invalid_argument);
+}
+
+TEST(ListedAttention, RefusesASelectionBesides) {
+  Selection some = Selection::from_lists(1, 3, 40, std::vector<List>(3, List{1, 2}));
+  expect_refused([&](Call& call) { call.keep = &some; }, {"lists", "Selection"});
+  const Selection all = Selection::all(1, 3, 40);
+  Call call;
+  call.keep = &all;
+  EXPECT_NO_THROW(call.attend());
+}
+
+TEST(ListedAttention, RefusesToWriteOverTheLists) {
+  Call call;
+  call.memory.resize(uz(6 * 5 * 8 + 8), 1);
+  const TensorView<float> over(reinterpret_cast<float*>(call.memory.data() + 1), {1, 6, 5, 8});
+  const IndexLists lists(TensorView<const Position>(call.memory.data(), {1, 1, 5, 10}));
+  EXPECT_THROW(quoka::attention(call.layer.q, Past(call.layer.k, call.layer.v), {}, over,
+                                {.causal = false, .lists = lists}),
+               std::invalid_argument);
+}
+
+TEST(ListedAttention, OptionsThatAreKeptHaveNone) {
+  const Stored stored(Lists(2, List{1}));
+  EXPECT_THROW(quoka::OwnedAttentionOptions(AttentionOptions{.lists = stored.lists()}),
+               std::invalid_argument);
+}
+
+// The past's last row is the chunk's, and no query lists it there: it counts once.
+TEST(ListedAttention, ACopyThatIsNotListedIsNoCopy) {
+  Random random(9);
+  const Layer<float> cache(random, 4, 2, 1, 30, 16, 16);
+  const Tensor4<float> k =
+      cache.k.slice(Eigen::array<Index, 4>{0, 0, 29, 0}, Eigen::array<Index, 4>{1, 2, 1, 16});
+  const Tensor4<float> v =
+      cache.v.slice(Eigen::array<Index, 4>{0, 0, 29, 0}, Eigen::array<Index, 4>{1, 2, 1, 16});
+  Tensor4<float> out(1, 4, 1, 16);
+  const Stored twice(Lists{{3, 29, 30}}), once(Lists{{3, 28, 30}});
+  EXPECT_THROW(
+      quoka::attention(cache.q, Past(cache.k, cache.v), {k, v}, out, {.lists = twice.lists()}),
+      std::invalid_argument);
+  EXPECT_NO_THROW(
+      quoka::attention(cache.q, Past(cache.k, cache.v), {k, v}, out, {.lists = once.lists()}));
+}
+
+}  // namespace
