@@ -15,6 +15,16 @@ if [[ $everything == ON && ! -f $quoka_root/build/llama.cpp/whole ]]; then
   { command -v npm && bash "$quoka_root/examples/ggml/get_llama_cpp.sh"; } >/dev/null ||
     echo "No tests of the ggml backend: bash examples/ggml/get_llama_cpp.sh gets what they need" >&2
 fi
+# Python's arrays are tested where a Python with its headers can get what it needs: in a folder of build/.
+python=$quoka_root/build/python_of_tests/bin/python
+if ! "$python" -c "import nanobind, numpy" 2>/dev/null; then
+  { python3 -m venv "$quoka_root/build/python_of_tests" && "$python" -m pip install --quiet nanobind numpy ml_dtypes &&
+    "$python" -c "import os, sysconfig; os.stat(sysconfig.get_path('include') + '/Python.h')"; } >/dev/null 2>&1 || {
+    echo "No tests of Python's arrays: they need python3-venv, python3-dev (3.10 or later) and a package index" >&2
+    python=
+  }
+fi
 build_native "$quoka_root/build" quoka_tests -DQUOKA_BUILD_TESTS=ON -DQUOKA_BUILD_EXAMPLES=ON -DQUOKA_INSTALL_COMPILED=ON \
+  -DQUOKA_PYTHON="$python" \
   -DQUOKA_TEST_PROGRAMS=$everything -DQUOKA_BUILD_DECODER=$everything -DQUOKA_BUILD_GGML=$everything
 exec ctest --test-dir "$quoka_root/build" --output-on-failure -j "$quoka_jobs" "$@"

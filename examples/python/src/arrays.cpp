@@ -1,0 +1,225 @@
+#include "arrays.hpp"
+
+#include <nanobind/stl/string.h>
+
+#include <quoka/packing/byte_formats.hpp>
+
+#include <cstring>
+#include <memory>
+
+namespace quoka_python {
+
+namespace {
+
+namespace dlpack = nb::dlpack;
+
+std::string name_of_type(nb::handle of) {
+  return nb::cast<std::string>(
+      nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(of.ptr()))).attr("__name__"));
+}
+
+// The array's memory. numpy hands out no bfloat16, which is a type of ml_dtypes there: as 16 bits, and `is_bfloat16`.
+nb::ndarray<nb::ro> taken(nb::handle of, const std::string& name, bool& is_bfloat16) {
+  nb::ndarray<nb::ro> array;
+  if (nb::try_cast(of, array, false) && array.is_valid()) {
+    if (array.device_type() != nb::device::cpu::value)
+      quoka::detail::fail_because(name + " lies on a device of DLPack's type " +
+                                  std::to_string(array.device_type()) +
+                                  ", but must lie in memory of the CPU, which is 1");
+    return array;
+  }
+  PyErr_Clear();
+  if (nb::hasattr(of, "dtype") && nb::hasattr(of, "view")) {
+    const nb::object dtype = of.attr("dtype");
+    if (nb::hasattr(dtype, "name") &&
+        nb::cast<std::string>(nb::str(dtype.attr("name"))) == "bfloat16") {
+      const nb::object bits = of.attr("view")("uint16");
+      if (nb::try_cast(bits, array, false) && array.is_valid()) {
+        is_bfloat16 = true;
+        return array;
+      }
+      PyErr_Clear();
+    }
+  }
+  std::string hint;
+  if (nb::hasattr(of, "requires_grad") && nb::cast<bool>(nb::object(of.attr("requires_grad"))))
+    hint = " (it requires a gradient, and there is none here: detach() it)";
+  quoka::detail::fail_because(
+      name + " is of type " + name_of_type(of) +
+      ", but must be an array that hands out its memory by DLPack or the buffer protocol" + hint);
+}
+
+const quoka::Format* format_of(const dlpack::dtype& type, bool is_bfloat16) {
+  const auto is = [&](dlpack::dtype_code code, int bits) {
+    return type.code == static_cast<std::uint8_t>(code) && type.bits == bits && type.lanes == 1;
+  };
+  if (is_bfloat16 || is(dlpack::dtype_code::Bfloat, 16))
+    return &quoka::format_of<Eigen::bfloat16>();
+  if (is(dlpack::dtype_code::Float, 32)) return &quoka::format_of<float>();
+  if (is(dlpack::dtype_code::Float, 16)) return &quoka::format_of<Eigen::half>();
+  return nullptr;
+}
+
+std::string type_of(const dlpack::dtype& type) {
+  constexpr const char* codes[] = {"int", "uint", "float", "handle", "bfloat", "complex", "bool"};
+  return (type.code < 7 ? codes[type.code] : "type " + std::to_string(type.code) + " of ") +
+         std::to_string(type.bits);
+}
+
+const quoka::Format& channel_major(const quoka::Format& format) {
+  if (&format == &quoka::format_of<float>()) return quoka::channel_major_format<float>();
+  if (&format == &quoka::format_of<Eigen::half>())
+    return quoka::channel_major_format<Eigen::half>();
+  return quoka::channel_major_format<Eigen::bfloat16>();
+}
+
+}  // namespace
+
+Array::Array(nb::handle of, const char* name) : original_(nb::borrow(of)), name_(name) {
+  bool is_bfloat16 = false;
+  held_ = taken(of, name_, is_bfloat16);
+  rank_ = static_cast<int>(held_.ndim());
+  if (rank_ != 3 && rank_ != 4)
+    quoka::detail::fail(name_ + "'s rank", rank_,
+                        "but must be 4, [batch, heads, len, dim], or, without batch,", "", 3);
+  format_ = format_of(held_.dtype(), is_bfloat16);
+  if (format_ == nullptr)
+    quoka::detail::fail_because(name_ + " has elements of " + type_of(held_.dtype()) +
+                                ", but they must be float32, float16 or bfloat16");
+  element_bytes_ = held_.dtype().bits / 8;
+  data_ = held_.data();
+  sizes_[0] = 1;
+  for (int axis = 0; axis < rank_; ++axis) {
+    const auto at = static_cast<std::size_t>(axis + 4 - rank_);
+    sizes_[at] = static_cast<Index>(held_.shape(static_cast<std::size_t>(axis)));
+    strides_[at] = held_.stride(static_cast<std::size_t>(axis));
+  }
+}
+
+quoka::Rows Array::rows() const {
+  const auto bytes = [&](std::size_t axis) { return strides_[axis] * element_bytes_; };
+  const std::array<Index, 3> strides{bytes(0), bytes(1), bytes(2)};
+  const auto* const data = static_cast<const std::byte*>(data_);
+  if (sizes_[3] <= 1 || strides_[3] == 1) return {data, *format_, sizes_, strides};
+  if (strides_[3] < 1)
+    quoka::detail::fail("the step between " + name_ + "'s channels", strides_[3],
+                        "but must be at least", "", 1);
+  return {data, channel_major(*format_), sizes_, strides, bytes(3)};
+}
+
+quoka::Rows Array::queries() {
+  const quoka::Rows rows = this->rows();
+  if (rows.stores_alone() || rows.empty()) return rows;
+  copy_.resize(static_cast<std::size_t>(rows.batch() * rows.heads() * rows.len() * rows.dim()));
+  float* to = copy_.data();
+  for (Index b = 0; b < rows.batch(); ++b)
+    for (Index head = 0; head < rows.heads(); ++head)
+      for (Index i = 0; i < rows.len(); ++i, to += rows.dim())
+        rows.format().widen(rows.row(b, head, i), rows.shape(head), to);
+  return quoka::TensorView<const float>(copy_.data(), rows.sizes());
+}
+
+quoka::OutputRows Array::output_rows() const {
+  if (sizes_[3] > 1 && strides_[3] != 1)
+    quoka::detail::fail("the step between " + name_ + "'s channels", strides_[3],
+                        "but of what is written it must be", "", 1);
+  // An array that is only read says so by its flags: asked for again, to be written.
+  nb::ndarray<> written;
+  nb::object bits = original_;
+  if (&*format_ == &quoka::format_of<Eigen::bfloat16>() && !nb::try_cast(bits, written, false)) {
+    PyErr_Clear();
+    bits = original_.attr("view")("uint16");
+  }
+  if (!written.is_valid() && !nb::try_cast(bits, written, false)) {
+    PyErr_Clear();
+    quoka::detail::fail_because(name_ + " is read-only");
+  }
+  return {
+      static_cast<std::byte*>(const_cast<void*>(data_)),
+      *format_,
+      sizes_,
+      {strides_[0] * element_bytes_, strides_[1] * element_bytes_, strides_[2] * element_bytes_}};
+}
+
+MaskArray::MaskArray(nb::handle of) : original_(nb::borrow(of)) {
+  bool is_bfloat16 = false;
+  held_ = taken(of, "mask", is_bfloat16);
+  const auto rank = static_cast<int>(held_.ndim());
+  if (rank < 2 || rank > 4)
+    quoka::detail::fail("the mask's rank", rank,
+                        "but must be 2, [q_len, keys], 3, [heads, q_len, keys], or", "", 4);
+  std::array<Index, 4> sizes{1, 1, 1, 1}, steps{};
+  for (int axis = 0; axis < rank; ++axis) {
+    const auto at = static_cast<std::size_t>(axis + 4 - rank);
+    sizes[at] = static_cast<Index>(held_.shape(static_cast<std::size_t>(axis)));
+    steps[at] = held_.stride(static_cast<std::size_t>(axis));
+  }
+  const Index bytes = held_.dtype().bits / 8;
+  if (sizes[3] > 1 && steps[3] != 1)
+    quoka::detail::fail("the step between the mask's keys", steps[3], "but must be", "", 1);
+  const std::array<Index, 3> strides{steps[0] * bytes, steps[1] * bytes, steps[2] * bytes};
+  const auto type = held_.dtype();
+  const bool is_bool =
+      type.bits == 8 && (type.code == static_cast<std::uint8_t>(dlpack::dtype_code::Bool) ||
+                         type.code == static_cast<std::uint8_t>(dlpack::dtype_code::UInt));
+  if (is_bool) {
+    mask_ = quoka::Mask::bytes(held_.data(), sizes, strides);
+    return;
+  }
+  const quoka::Format* const format = format_of(type, is_bfloat16);
+  if (format == nullptr)
+    quoka::detail::fail_because("the mask has elements of " + type_of(type) +
+                                ", but they must be bool, uint8, float32, float16 or bfloat16");
+  mask_ = quoka::Rows(static_cast<const std::byte*>(held_.data()), *format, sizes, strides);
+}
+
+std::vector<float> floats(nb::handle of, const char* name) {
+  std::vector<float> list;
+  if (of.is_none()) return list;
+  nb::ndarray<nb::ro> array;
+  if (nb::try_cast(of, array, false) && array.is_valid() && array.ndim() == 1 &&
+      array.dtype() == nb::dtype<float>() && array.device_type() == nb::device::cpu::value) {
+    const auto* const data = static_cast<const float*>(array.data());
+    for (std::size_t i = 0; i < array.shape(0); ++i)
+      list.push_back(data[static_cast<Index>(i) * array.stride(0)]);
+    return list;
+  }
+  PyErr_Clear();
+  try {
+    for (const nb::handle x : nb::iter(of))
+      list.push_back(static_cast<float>(nb::cast<double>(nb::float_(x))));
+  } catch (const nb::python_error&) {
+    quoka::detail::fail_because(std::string(name) + " is of type " + name_of_type(of) +
+                                ", but must be an array or a sequence of numbers");
+  }
+  return list;
+}
+
+namespace {
+
+// Takes the memory over.
+template <class T>
+nb::object numpy_array(std::unique_ptr<T[]> memory, std::span<const Index> sizes) {
+  std::vector<std::size_t> shape(sizes.begin(), sizes.end());
+  T* const data = memory.get();
+  const nb::capsule owner(memory.release(),
+                          [](void* of) noexcept { delete[] static_cast<T*>(of); });
+  return nb::cast(nb::ndarray<nb::numpy, T>(data, shape.size(), shape.data(), owner));
+}
+
+}  // namespace
+
+nb::object new_floats(std::span<const Index> sizes) {
+  std::size_t count = 1;
+  for (const Index size : sizes) count *= static_cast<std::size_t>(size);
+  return numpy_array(std::unique_ptr<float[]>(new float[count]), sizes);
+}
+
+nb::object new_positions(std::span<const quoka::Position> of) {
+  std::unique_ptr<quoka::Position[]> copy(new quoka::Position[of.size()]);
+  std::copy(of.begin(), of.end(), copy.get());
+  const Index sizes[] = {std::ssize(of)};
+  return numpy_array(std::move(copy), sizes);
+}
+
+}  // namespace quoka_python

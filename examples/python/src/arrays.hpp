@@ -1,0 +1,71 @@
+// Arrays of Python as views of the library: whatever hands out its memory by DLPack or the buffer protocol, with any
+// strides, and without a copy.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <quoka/quoka.hpp>
+
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace quoka_python {
+
+namespace nb = nanobind;
+using quoka::Index;
+
+// An array of floats, halves or bfloat16 of rank 4 [batch, heads, len, dim], or of rank 3 without batch. Holds the
+// array: made, copied and destroyed with the GIL.
+class Array {
+ public:
+  // Throws std::invalid_argument where it is none, or has another rank or element type.
+  Array(nb::handle of, const char* name);
+
+  // Throws std::invalid_argument where strides are no whole number of elements from channel to channel, or descend.
+  quoka::Rows rows() const;
+  // The same of queries: those whose channels lie apart are copied, for the library reads only keys and values so. Good
+  // as long as the array.
+  quoka::Rows queries();
+  // The same, written: channels lie side by side. Throws std::invalid_argument where the array is read-only.
+  quoka::OutputRows output_rows() const;
+  int rank() const { return rank_; }
+
+ private:
+  friend class MaskArray;
+
+  nb::ndarray<nb::ro> held_;
+  nb::object original_;
+  std::string name_;
+  std::vector<float> copy_;
+  int rank_ = 0;
+  const void* data_ = nullptr;
+  const quoka::Format* format_ = nullptr;
+  Index element_bytes_ = 0;
+  std::array<Index, 4> sizes_{}, strides_{};  // strides in elements
+};
+
+// A mask [q_len, keys], [q_heads or 1, q_len, keys] or [batch or 1, q_heads or 1, q_len, keys]: bool or uint8, where 0
+// hides, or floats, halves and bfloat16 that are added to the logits.
+class MaskArray {
+ public:
+  explicit MaskArray(nb::handle of);
+  const quoka::Mask& mask() const { return mask_; }
+
+ private:
+  nb::ndarray<nb::ro> held_;
+  nb::object original_;
+  quoka::Mask mask_;
+};
+
+// Some floats: an array of rank 1, or a sequence of numbers. None: none.
+std::vector<float> floats(nb::handle of, const char* name);
+
+// A new numpy array of float32.
+nb::object new_floats(std::span<const Index> sizes);
+// The same of int32.
+nb::object new_positions(std::span<const quoka::Position> of);
+
+}  // namespace quoka_python

@@ -1,0 +1,573 @@
+// The module quoka._core: each function makes views and options of what Python hands in, releases the GIL, and calls the
+// library once. Signatures and types for type checkers: quoka/_core.pyi.
+#include "arrays.hpp"
+#include "threads.hpp"
+
+#include <quoka/attention/alibi.hpp>
+#include <quoka/packing/byte_formats.hpp>
+#include <quoka/runtime/isa.hpp>
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <variant>
+
+namespace quoka_python {
+namespace {
+
+using namespace nb::literals;
+using OptionalArray = std::optional<Array>;
+
+// ---- options ------------------------------------------------------------------------------------
+
+quoka::Arithmetic arithmetic_named(const std::string& name) {
+  using quoka::Arithmetic;
+  for (const Arithmetic& x : {Arithmetic::automatic, Arithmetic::single, Arithmetic::bfloat16,
+                              Arithmetic::bfloat16_x2, Arithmetic::bfloat16_x3, Arithmetic::int8})
+    if (name == x.name()) return x;
+  quoka::detail::fail_because(
+      "the arithmetic is \"" + name +
+      "\", but must be automatic, single, bfloat16, bfloat16_x2, bfloat16_x3 or int8");
+}
+
+const quoka::Format& format_named(const std::string& name) {
+  if (name == "float32") return quoka::format_of<float>();
+  if (name == "float16") return quoka::format_of<Eigen::half>();
+  if (name == "bfloat16") return quoka::format_of<Eigen::bfloat16>();
+  if (name == "q8_0") return quoka::q8_0_format();
+  if (name == "u8") return quoka::u8_format();
+  quoka::detail::fail_because("the cache's dtype is \"" + name +
+                              "\", but must be float32, float16, bfloat16, q8_0 or u8");
+}
+
+// A whole number counts keys, one with a point is a share of the past.
+quoka::Budget budget_of(nb::handle of) {
+  if (PyBool_Check(of.ptr()) != 0)
+    quoka::detail::fail_because("budget is a bool, but must be a number");
+  if (PyFloat_Check(of.ptr()) != 0) return quoka::Budget::share(nb::cast<double>(of));
+  Index keys = 0;
+  if (!nb::try_cast(of, keys))
+    quoka::detail::fail_because(
+        "budget is " + nb::cast<std::string>(nb::repr(of)) +
+        ", but must be a count of keys, such as 1024, or a share of the past, such as 0.125");
+  return quoka::Budget::keys(keys);
+}
+
+quoka::QuokaOptions selection_options(nb::handle budget, const std::string& preset,
+                                      Index keep_first, Index keep_last) {
+  quoka::QuokaOptions options = quoka::QuokaOptions::preset(preset, budget_of(budget));
+  options.top_k.keep_first = keep_first;
+  options.top_k.keep_last = keep_last;
+  return options;
+}
+
+// AttentionOptions and what they refer to.
+struct Options {
+  quoka::AttentionOptions of;
+  std::vector<float> sinks, slopes;
+  std::optional<MaskArray> mask;
+
+  Options(std::optional<double> scale, bool causal, Index window, nb::handle sinks_in,
+          double softcap, nb::handle slopes_in, nb::handle mask_in, const std::string& arithmetic)
+      : sinks(floats(sinks_in, "sinks")), slopes(floats(slopes_in, "alibi_slopes")) {
+    if (!mask_in.is_none()) of.mask = mask.emplace(mask_in).mask();
+    if (scale) of.scale = static_cast<float>(*scale);
+    of.causal = causal;
+    of.sliding_window = window;
+    of.softcap = static_cast<float>(softcap);
+    of.sink_logits = sinks;
+    of.alibi_slopes = slopes;
+    of.arithmetic = arithmetic_named(arithmetic);
+  }
+  Options(const Options&) = delete;
+  Options& operator=(const Options&) = delete;
+};
+
+OptionalArray optional_array(nb::handle of, const char* name) {
+  if (of.is_none()) return std::nullopt;
+  return Array(of, name);
+}
+quoka::Rows rows_of(const OptionalArray& array) { return array ? array->rows() : quoka::Rows(); }
+
+// The output: the caller's, or a new array of float32 with the rank of q.
+struct Output {
+  nb::object object;
+  Array array;
+
+  Output(nb::object given, const quoka::Rows& q, int rank, Index v_dim)
+      : object(given.is_none() ? made(q, rank, v_dim) : given), array(object, "out") {}
+
+ private:
+  static nb::object made(const quoka::Rows& q, int rank, Index v_dim) {
+    const Index sizes[] = {q.batch(), q.heads(), q.len(), v_dim};
+    return new_floats(std::span(sizes).last(static_cast<std::size_t>(rank)));
+  }
+};
+
+// The log-sum-exp, a new array where it is wanted.
+struct LogSumExp {
+  nb::object object = nb::none();
+  quoka::TensorView<float, 3> view = {};
+
+  LogSumExp(bool wanted, const quoka::Rows& q, int rank) {
+    if (!wanted) return;
+    const Index sizes[] = {q.batch(), q.heads(), q.len()};
+    object = new_floats(std::span(sizes).last(static_cast<std::size_t>(rank - 1)));
+    view = {nb::cast<nb::ndarray<float>>(object).data(),
+            {q.batch(), q.heads(), q.len()},
+            {q.heads() * q.len(), q.len(), 1}};
+  }
+};
+
+nb::object result(const Output& out, const LogSumExp& lse, bool with_lse) {
+  return with_lse ? nb::object(nb::make_tuple(out.object, lse.object)) : out.object;
+}
+
+// ---- classes ------------------------------------------------------------------------------------
+
+struct Selection {
+  quoka::Selection of;
+
+  nb::object positions(Index b, Index kv_head) const {
+    require_head(b, kv_head);
+    return new_positions(of.positions(b, kv_head));
+  }
+  Index count(Index b, Index kv_head) const {
+    require_head(b, kv_head);
+    return of.count(b, kv_head);
+  }
+  std::string repr() const {
+    return "Selection(batch=" + std::to_string(of.batch()) +
+           ", kv_heads=" + std::to_string(of.kv_heads()) +
+           ", kv_len=" + std::to_string(of.kv_len()) +
+           (of.is_all() ? ", all" : ", at most " + std::to_string(of.max_count()) + " keys") + ")";
+  }
+
+ private:
+  void require_head(Index b, Index kv_head) const {
+    quoka::detail::require_at_least("the sequence", b, 0);
+    quoka::detail::require_at_most("the sequence", b, "the last one", of.batch() - 1);
+    quoka::detail::require_at_least("the KV head", kv_head, 0);
+    quoka::detail::require_at_most("the KV head", kv_head, "the last one", of.kv_heads() - 1);
+  }
+};
+
+struct State {
+  quoka::QuokaSelector selector;
+  quoka::QuokaSelector::State state;
+};
+
+// Keys and values of one layer, and what selection keeps of the keys.
+struct Cache {
+  quoka::KvCache of;
+  std::string dtype;
+
+  // A copy, as float32: appending moves the cache.
+  nb::object copy(bool values) const {
+    const quoka::Rows rows = values ? of.v() : of.k();
+    const Index sizes[] = {rows.batch(), rows.heads(), rows.len(), rows.dim()};
+    const nb::object made = new_floats(sizes);
+    float* to = nb::cast<nb::ndarray<float>>(made).data();
+    for (Index b = 0; b < rows.batch(); ++b)
+      for (Index head = 0; head < rows.heads(); ++head)
+        for (Index i = 0; i < rows.len(); ++i, to += rows.dim())
+          rows.format().widen(rows.row(b, head, i), rows.shape(head), to);
+    return made;
+  }
+};
+
+struct Prefill {
+  std::variant<quoka::ChunkedPrefill<quoka::DenseSelector>,
+               quoka::ChunkedPrefill<quoka::QuokaSelector>>
+      of;
+
+  template <class F>
+  decltype(auto) visit(F&& f) {
+    return std::visit(f, of);
+  }
+  Index len() const {
+    return std::visit([](const auto& layer) { return layer.kv_len(); }, of);
+  }
+};
+
+// ---- calls --------------------------------------------------------------------------------------
+
+// Scratch memory of the calling thread, kept.
+quoka::AttentionWorkspace& workspace() {
+  thread_local quoka::AttentionWorkspace kept;
+  return kept;
+}
+
+nb::object attend(nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::handle past_k_in,
+                  nb::handle past_v_in, nb::handle past_in, std::optional<double> scale,
+                  bool causal, Index window, nb::handle sinks, double softcap, nb::handle slopes,
+                  nb::handle mask, const Selection* selection, const std::string& arithmetic,
+                  nb::object out_in, bool return_lse, int threads) {
+  Array q(q_in, "q");
+  const OptionalArray k = optional_array(k_in, "k"), v = optional_array(v_in, "v"),
+                      past_k = optional_array(past_k_in, "past_k"),
+                      past_v = optional_array(past_v_in, "past_v");
+  const Options options(scale, causal, window, sinks, softcap, slopes, mask, arithmetic);
+  const quoka::Rows queries = q.queries();
+  quoka::Past past(rows_of(past_k), rows_of(past_v));
+  const Cache* cache = nullptr;
+  if (!past_in.is_none()) {
+    if (past_k || past_v)
+      quoka::detail::fail_because(
+          "there is a cache as past, and there are past_k or past_v: the past would count twice");
+    if (!nb::try_cast(past_in, cache)) quoka::detail::fail_because("past must be a quoka.Cache");
+    past = quoka::Past(cache->of.k(), cache->of.v());
+  }
+  const quoka::Chunk chunk{rows_of(k), rows_of(v)};
+  past.keep = selection != nullptr ? &selection->of : nullptr;
+  if (!v && past.v.empty())
+    quoka::detail::fail_because("there is neither a chunk nor a past to attend to");
+  const Output out(std::move(out_in), queries, q.rank(), v ? chunk.v.dim() : past.v.dim());
+  const LogSumExp lse(return_lse, queries, q.rank());
+  const quoka::AttentionOutput output(out.array.output_rows(), lse.view);
+  run_by(threads, [&](quoka::ExecutorRef executor) {
+    quoka::attention(queries, past, chunk, output, options.of, executor, workspace());
+  });
+  return result(out, lse, return_lse);
+}
+
+Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
+                 const std::string& preset, Index keep_first, Index keep_last,
+                 std::optional<double> scale, double softcap, nb::handle slopes, nb::handle mask,
+                 State* state, int threads) {
+  Array q(q_in, "q");
+  OptionalArray past_k;
+  const Cache* cache = nullptr;
+  if (!nb::try_cast(past_k_in, cache)) past_k.emplace(past_k_in, "past_k");
+  PyErr_Clear();
+  const Options options(scale, true, 0, nb::none(), softcap, slopes, mask, "automatic");
+  std::optional<State> own;
+  if (state != nullptr) {
+    if (!budget.is_none())
+      quoka::detail::fail_because(
+          "there is a state, which has its own budget, and there is another one");
+  } else {
+    if (budget.is_none()) budget = nb::int_(1024);
+    own.emplace(
+        State{quoka::QuokaSelector(selection_options(budget, preset, keep_first, keep_last)), {}});
+    state = &*own;
+  }
+  const quoka::SelectorInput input{.q = q.queries(),
+                                   .k = cache != nullptr ? cache->of.k() : past_k->rows(),
+                                   .logits = options.of};
+  Selection keep;
+  run_by(threads, [&](quoka::ExecutorRef executor) {
+    if (options.of.mask.absent())
+      return state->selector.select(input, state->state, keep.of, executor);
+    quoka::select_visible(state->selector, input,
+                          quoka::VisibleCells(options.of.mask, input.k.len(), 0, executor),
+                          state->state, keep.of, executor);
+  });
+  return keep;
+}
+
+Selection selection_of_lists(const std::vector<std::vector<std::vector<quoka::Position>>>& lists,
+                             Index kv_len) {
+  std::vector<std::vector<quoka::Position>> flat;
+  const Index heads = lists.empty() ? 0 : std::ssize(lists.front());
+  for (const auto& sequence : lists) {
+    quoka::detail::require_equal("the KV heads of a sequence", std::ssize(sequence),
+                                 "those of the first", heads);
+    flat.insert(flat.end(), sequence.begin(), sequence.end());
+  }
+  return {quoka::Selection::from_lists(std::ssize(lists), heads, kv_len, flat)};
+}
+
+void require_int(const char* name, Index value, Index least) {
+  quoka::detail::require_at_least(name, value, least);
+  quoka::detail::require_keys(name, value);
+}
+
+}  // namespace
+}  // namespace quoka_python
+
+using namespace quoka_python;
+
+NB_MODULE(_core, module) {
+  nb::set_leak_warnings(false);
+  module.attr("__version__") = QUOKA_VERSION_STRING;
+
+  nb::class_<Selection>(module, "Selection",
+                        "Which past keys each KV head of each sequence attends to.")
+      .def(nb::new_([](const std::vector<std::vector<std::vector<quoka::Position>>>& lists,
+                       Index kv_len) { return selection_of_lists(lists, kv_len); }),
+           "lists"_a, "kv_len"_a,
+           "Lists of your own: lists[b][kv_head], ascending positions below kv_len.")
+      .def_prop_ro("batch", [](const Selection& x) { return x.of.batch(); })
+      .def_prop_ro("kv_heads", [](const Selection& x) { return x.of.kv_heads(); })
+      .def_prop_ro("kv_len", [](const Selection& x) { return x.of.kv_len(); })
+      .def_prop_ro(
+          "is_all", [](const Selection& x) { return x.of.is_all(); }, "Is every key kept?")
+      .def_prop_ro(
+          "max_count", [](const Selection& x) { return x.of.max_count(); },
+          "Positions of the KV head that has most.")
+      .def("count", &Selection::count, "b"_a, "kv_head"_a, "How many keys this KV head attends to.")
+      .def("positions", &Selection::positions, "b"_a, "kv_head"_a,
+           "Those keys, ascending: int32 [count].")
+      .def(
+          "__eq__", [](const Selection& a, const Selection& b) { return a.of == b.of; },
+          nb::is_operator())
+      .def("__repr__", &Selection::repr);
+
+  nb::class_<State>(module, "State",
+                    "What selection keeps of one layer of one sequence: 8-bit codes of its keys. "
+                    "One call at a time.")
+      .def(
+          "__init__",
+          [](State* to, nb::object budget, const std::string& preset, Index keep_first,
+             Index keep_last) {
+            new (to) State{
+                quoka::QuokaSelector(selection_options(budget, preset, keep_first, keep_last)), {}};
+          },
+          "budget"_a = 1024, nb::kw_only(), "preset"_a = "recommended", "keep_first"_a = 0,
+          "keep_last"_a = 0, "As select() has them.")
+      .def(
+          "appended",
+          [](State& state, nb::handle k_in, Index capacity, int threads) {
+            OptionalArray array;
+            const Cache* cache = nullptr;
+            if (!nb::try_cast(k_in, cache)) array.emplace(k_in, "k");
+            PyErr_Clear();
+            const quoka::Rows k = cache != nullptr ? cache->of.k() : array->rows();
+            run_by(threads, [&](quoka::ExecutorRef executor) {
+              state.selector.appended({.q = {}, .k = k, .capacity = capacity}, state.state,
+                                      executor);
+            });
+          },
+          "k"_a, nb::kw_only(), "capacity"_a = 0, "threads"_a = 0,
+          "Keys came: k [batch, kv_heads, kv_len, head_dim], or a Cache, is all of them now. "
+          "capacity: how many there "
+          "is room for.")
+      .def(
+          "truncate",
+          [](State& state, Index len) {
+            require_int("len", len, 0);
+            state.state.truncate(len);
+          },
+          "len"_a, "The cache was cut to its first `len` keys.")
+      .def_prop_ro(
+          "kept_bytes", [](const State& x) { return x.state.kept_bytes(); },
+          "Memory kept per key, in all.");
+
+  nb::class_<Cache>(module, "Cache",
+                    "One layer's keys and values. Appends in place; one call at a time.")
+      .def(
+          "__init__",
+          [](Cache* to, Index batch, Index kv_heads, Index head_dim, std::optional<Index> v_dim,
+             const std::string& dtype, Index capacity) {
+            require_int("batch", batch, 1), require_int("kv_heads", kv_heads, 1),
+                require_int("head_dim", head_dim, 1);
+            if (v_dim) require_int("v_dim", *v_dim, 1);
+            require_int("capacity", capacity, 0);
+            const quoka::Format& format = format_named(dtype);
+            new (to) Cache{
+                quoka::KvCache(batch, kv_heads, head_dim, v_dim.value_or(head_dim), format, format),
+                dtype};
+            to->of.reserve(capacity);
+          },
+          "batch"_a, "kv_heads"_a, "head_dim"_a, nb::kw_only(), "v_dim"_a = nb::none(),
+          "dtype"_a = "float32", "capacity"_a = 0,
+          "dtype: float32, float16, bfloat16, or 8 bits: q8_0 and u8. capacity: keys to make room "
+          "for at once.")
+      .def(
+          "append",
+          [](Cache& cache, nb::handle k_in, nb::handle v_in, int threads) {
+            const Array k(k_in, "k"), v(v_in, "v");
+            const quoka::Rows keys = k.rows(), values = v.rows();
+            run_by(threads,
+                   [&](quoka::ExecutorRef executor) { cache.of.append(keys, values, executor); });
+          },
+          "k"_a, "v"_a, nb::kw_only(), "threads"_a = 0,
+          "k [batch, kv_heads, n, head_dim], v [batch, kv_heads, n, v_dim], rounded to the cache's "
+          "dtype.")
+      .def(
+          "truncate", [](Cache& cache, Index len) { cache.of.truncate(len); }, "len"_a,
+          "Back to the first `len` keys.")
+      .def(
+          "reserve",
+          [](Cache& cache, Index capacity) {
+            require_int("capacity", capacity, 0);
+            cache.of.reserve(capacity);
+          },
+          "capacity"_a, "Room for so many keys.")
+      .def("__len__", [](const Cache& cache) { return cache.of.len(); })
+      .def_prop_ro(
+          "k", [](const Cache& cache) { return cache.copy(false); },
+          "A copy of the keys: float32 [batch, kv_heads, len, head_dim].")
+      .def_prop_ro(
+          "v", [](const Cache& cache) { return cache.copy(true); },
+          "A copy of the values, likewise.")
+      .def_prop_ro("dtype", [](const Cache& cache) { return cache.dtype; })
+      .def_prop_ro(
+          "nbytes", [](const Cache& cache) { return cache.of.bytes(); }, "Its memory.");
+
+  nb::class_<Prefill>(module, "Prefill",
+                      "One layer with a cache of its own: forward() selects, attends and appends. "
+                      "One call at a time.")
+      .def(
+          "__init__",
+          [](Prefill* to, Index q_heads, Index kv_heads, Index head_dim, std::optional<Index> v_dim,
+             Index batch, nb::object budget, const std::string& preset, Index keep_first,
+             Index keep_last, const std::string& dtype, Index capacity, std::optional<double> scale,
+             Index window, nb::handle sinks, double softcap, nb::handle slopes,
+             const std::string& arithmetic, bool packed) {
+            require_int("batch", batch, 1), require_int("kv_heads", kv_heads, 1),
+                require_int("head_dim", head_dim, 1);
+            require_int("capacity", capacity, 0);
+            const quoka::Format& format = format_named(dtype);
+            const quoka::LayerShape shape{.q_heads = q_heads,
+                                          .kv_heads = kv_heads,
+                                          .head_dim = head_dim,
+                                          .v_dim = v_dim.value_or(head_dim),
+                                          .batch = batch,
+                                          .k_format = &format,
+                                          .v_format = &format,
+                                          .k_scales = {},
+                                          .v_scales = {},
+                                          .packed = packed};
+            const Options options(scale, true, window, sinks, softcap, slopes, nb::none(),
+                                  arithmetic);
+            if (budget.is_none())
+              new (to) Prefill{quoka::ChunkedPrefill<quoka::DenseSelector>(shape, {}, options.of)};
+            else
+              new (to) Prefill{quoka::ChunkedPrefill<quoka::QuokaSelector>(
+                  shape, selection_options(budget, preset, keep_first, keep_last), options.of)};
+            to->visit([&](auto& layer) { layer.reserve(capacity); });
+          },
+          "q_heads"_a, "kv_heads"_a, "head_dim"_a, nb::kw_only(), "v_dim"_a = nb::none(),
+          "batch"_a = 1, "budget"_a = nb::none(), "preset"_a = "recommended", "keep_first"_a = 0,
+          "keep_last"_a = 0, "dtype"_a = "float32", "capacity"_a = 0, "scale"_a = nb::none(),
+          "window"_a = 0, "sinks"_a = nb::none(), "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(),
+          "arithmetic"_a = "automatic", "packed"_a = false,
+          "budget: None attends to everything; a count of keys or a share of the past selects, as "
+          "select() does. The "
+          "other options are those of attention() and Cache. packed: keys and values are kept as "
+          "attention multiplies "
+          "them, too.")
+      .def(
+          "forward",
+          [](Prefill& layer, nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::object out_in,
+             bool return_lse, int threads) {
+            Array q(q_in, "q");
+            const Array k(k_in, "k"), v(v_in, "v");
+            const quoka::Rows queries = q.queries(), keys = k.rows(), values = v.rows();
+            const Output out(std::move(out_in), queries, q.rank(), values.dim());
+            const LogSumExp lse(return_lse, queries, q.rank());
+            const quoka::AttentionOutput output(out.array.output_rows(), lse.view);
+            run_by(threads, [&](quoka::ExecutorRef executor) {
+              layer.visit([&](auto& of) { of.forward(queries, keys, values, output, executor); });
+            });
+            return result(out, lse, return_lse);
+          },
+          "q"_a, "k"_a, "v"_a, nb::kw_only(), "out"_a = nb::none(), "return_lse"_a = false,
+          "threads"_a = 0,
+          "One chunk, or one token: q [batch, q_heads, q_len, head_dim], k and v [batch, kv_heads, "
+          "q_len, ...]. Returns "
+          "as attention() does. After an error the cache is as it was.")
+      .def(
+          "append",
+          [](Prefill& layer, nb::handle k_in, nb::handle v_in, int threads) {
+            const Array k(k_in, "k"), v(v_in, "v");
+            const quoka::Rows keys = k.rows(), values = v.rows();
+            run_by(threads, [&](quoka::ExecutorRef executor) {
+              layer.visit([&](auto& of) { of.append(keys, values, executor); });
+            });
+          },
+          "k"_a, "v"_a, nb::kw_only(), "threads"_a = 0,
+          "Takes keys and values over without attention: a saved prefix.")
+      .def(
+          "truncate",
+          [](Prefill& layer, Index len) { layer.visit([&](auto& of) { of.truncate(len); }); },
+          "len"_a, "Back to the first `len` tokens.")
+      .def(
+          "reserve",
+          [](Prefill& layer, Index capacity) {
+            require_int("capacity", capacity, 0);
+            layer.visit([&](auto& of) { of.reserve(capacity); });
+          },
+          "capacity"_a, "Room for so many tokens.")
+      .def("__len__", &Prefill::len)
+      .def_prop_ro(
+          "selection",
+          [](Prefill& layer) {
+            return layer.visit([](auto& of) { return Selection{of.selection()}; });
+          },
+          "What the last forward() attended to of its past: a copy.");
+
+  module.def("attention", &attend, "q"_a, "k"_a = nb::none(), "v"_a = nb::none(), nb::kw_only(),
+             "past_k"_a = nb::none(), "past_v"_a = nb::none(), "past"_a = nb::none(),
+             "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0, "sinks"_a = nb::none(),
+             "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(), "mask"_a = nb::none(),
+             "selection"_a = nb::none(), "arithmetic"_a = "automatic", "out"_a = nb::none(),
+             "return_lse"_a = false, "threads"_a = 0,
+             R"(Exact attention of a chunk over its past and itself: softmax(scale q k^T) v.
+
+q             [batch, q_heads, q_len, head_dim]
+k, v          [batch, kv_heads, q_len, head_dim or v_dim], the chunk's own; q_heads is a multiple of kv_heads
+past_k, _v    [batch, kv_heads, kv_len, head_dim or v_dim], before them; past: a Cache in their place
+scale         of the logits; None: 1 / sqrt(head_dim)
+causal        query i sees the past and the chunk's keys 0..i; False: all, as the mask allows
+window        a query sees no key this far before it, or further; 0: no window
+sinks         [q_heads], learned logits that join the softmax sum; softcap: cap on |logit|, 0: none
+alibi_slopes  [q_heads], logit -= slope * distance: alibi_slopes()
+mask          [q_len, keys], [q_heads or 1, q_len, keys] or [batch or 1, q_heads or 1, q_len, keys] of past and chunk:
+              bool, False hides, or numbers that are added to the logits
+selection     of the past, as select() makes it; None: all of it
+arithmetic    automatic, single, bfloat16, bfloat16_x2, bfloat16_x3 or int8
+out           [batch, q_heads, q_len, v_dim], written in its own dtype; None: a new array of float32
+return_lse    True: returns (out, lse), lse [batch, q_heads, q_len] the natural log of the sum of exp(logit)
+threads       0: as set_threads() says
+
+Arrays are float32, float16 or bfloat16 in memory of the CPU, with any strides, by DLPack or the buffer protocol; nothing
+is copied (but queries whose channels lie apart). All may be of rank 3, without batch. Returns out. Raises ValueError, with both numbers, before anything is
+written. The GIL is released.)");
+
+  module.def("select", &choose, "q"_a, "past_k"_a, nb::kw_only(), "budget"_a = nb::none(),
+             "preset"_a = "recommended", "keep_first"_a = 0, "keep_last"_a = 0,
+             "scale"_a = nb::none(), "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(),
+             "mask"_a = nb::none(), "state"_a = nb::none(), "threads"_a = 0,
+             R"(Which past keys a chunk needs: the Selection for attention().
+
+q                      [batch, q_heads, q_len, head_dim], the chunk's queries, 128 to 256 of them
+past_k                 [batch, kv_heads, kv_len, head_dim], or a Cache, without the chunk
+budget                 1024: so many keys for each KV head; 0.125: a share of the past; None: 1024, or the state's
+preset                 recommended, which keeps answers, or paper, the fastest
+keep_first, keep_last  sinks and recent keys that are kept, inside the budget
+scale, softcap, mask   as attention() gets them; a mask is of one sequence
+state                  of this layer and sequence: several times as fast
+
+A past no longer than the budget is kept whole. Raises ValueError, with both numbers.)");
+
+  module.def(
+      "alibi_slopes",
+      [](Index q_heads, double max_bias) {
+        require_int("q_heads", q_heads, 1);
+        return quoka::alibi_slopes(q_heads, static_cast<float>(max_bias));
+      },
+      "q_heads"_a, "max_bias"_a = 8.0, "ALiBi's slope of each head: 2^(-max_bias i / n).");
+  module.def(
+      "arithmetic_used",
+      [](const std::string& asked, const std::string& dtype) {
+        const quoka::Format& format = format_named(dtype);
+        return std::string(quoka::arithmetic_used(arithmetic_named(asked), format, format).name());
+      },
+      "asked"_a = "automatic", "dtype"_a = "float32",
+      "What an arithmetic comes to on this machine, over keys and values of a dtype.");
+  module.def(
+      "isa", [] { return std::string(quoka::isa()); }, "The instructions in use.");
+  module.def(
+      "set_threads",
+      [](int threads) {
+        quoka::detail::require_at_least("threads", threads, 0);
+        default_threads() = threads;
+      },
+      "threads"_a,
+      "Threads of calls that do not say how many; 0: as many as there are processors, the "
+      "default.");
+}

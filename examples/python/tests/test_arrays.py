@@ -1,0 +1,421 @@
+#!/usr/bin/env python3
+"""The package quoka on arrays of numpy, and of ml_dtypes where it is installed; torch has tests of its own. Without arguments
+all of them:
+
+    python3 tests/test_arrays.py
+
+The reference is softmax in double by numpy. Sizes are small and odd.
+"""
+import ast
+import inspect
+import pathlib
+import re
+import signal
+import threading
+import time
+import unittest
+
+import numpy as np
+
+import quoka
+
+try:
+    import ml_dtypes
+except ImportError:
+    ml_dtypes = None
+
+RNG = np.random.default_rng(7)
+
+
+def normal(*shape, dtype=np.float32):
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def reference(q, k, v, past_k=None, past_v=None, scale=None, causal=True, window=0, sinks=None, softcap=0.0,
+              alibi_slopes=None, mask=None):
+    """Rank 4, double: the output and the log-sum-exp."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    past = 0 if past_k is None else past_k.shape[2]
+    if past:
+        k, v = (np.concatenate([np.asarray(p, np.float64), x], 2) for p, x in ((past_k, k), (past_v, v)))
+    group = q.shape[1] // k.shape[1]
+    k, v = k.repeat(group, 1), v.repeat(group, 1)
+    logits = np.einsum("bhqc,bhkc->bhqk", q, k) * (scale if scale is not None else q.shape[-1] ** -0.5)
+    if softcap:
+        logits = softcap * np.tanh(logits / softcap)
+    distance = past + np.arange(q.shape[2])[:, None] - np.arange(k.shape[2])[None]
+    if alibi_slopes is not None:
+        logits = logits - np.asarray(alibi_slopes, np.float64)[None, :, None, None] * distance
+    if mask is not None:
+        mask = np.asarray(mask)
+        logits = np.where(mask, logits, -np.inf) if mask.dtype == bool else logits + mask.astype(np.float64)
+    if causal:
+        logits = np.where(distance >= 0, logits, -np.inf)
+    if window:
+        logits = np.where(distance < window, logits, -np.inf)
+    if sinks is not None:
+        sink = np.broadcast_to(np.asarray(sinks, np.float64)[None, :, None, None], (*logits.shape[:3], 1))
+        logits = np.concatenate([logits, sink], 3)
+    top = logits.max(3, keepdims=True)
+    top = np.where(np.isfinite(top), top, 0)
+    weights = np.exp(logits - top)
+    total = weights.sum(3, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        lse = (np.log(total) + top)[..., 0]
+        weights = np.where(total > 0, weights / total, 0)
+    return np.einsum("bhqk,bhkc->bhqc", weights[..., :k.shape[2]], v), lse
+
+
+class Case(unittest.TestCase):
+    def assert_close(self, got, expected, tolerance=3e-6):
+        self.assertEqual(got.shape, expected.shape)
+        self.assertLess(np.abs(np.asarray(got, np.float64) - expected).max(), tolerance)
+
+    def assert_refused(self, call, *words):
+        with self.assertRaises(ValueError) as caught:
+            call()
+        for word in words:
+            self.assertIn(str(word), str(caught.exception))
+
+
+class Attention(Case):
+    def setUp(self):
+        self.q = normal(2, 6, 9, 24)
+        self.k, self.v = normal(2, 2, 9, 24), normal(2, 2, 9, 20)
+        self.past_k, self.past_v = normal(2, 2, 50, 24), normal(2, 2, 50, 20)
+
+    def call(self, **options):
+        arrays = {"past_k": self.past_k, "past_v": self.past_v}
+        got, lse = quoka.attention(self.q, self.k, self.v, **arrays, **options, return_lse=True, threads=2)
+        expected, expected_lse = reference(self.q, self.k, self.v, **arrays, **options)
+        self.assert_close(got, expected)
+        seen = np.isfinite(expected_lse)
+        self.assertTrue((np.isneginf(lse) == ~seen).all())
+        self.assert_close(lse[seen], expected_lse[seen], 1e-5)
+        return got
+
+    def test_is_exact(self):
+        self.call()
+        self.assert_close(quoka.attention(self.q, self.k, self.v), reference(self.q, self.k, self.v)[0])
+
+    def test_options(self):
+        for options in ({"scale": 0.3}, {"scale": 0.0}, {"softcap": 2.0}, {"window": 13}, {"sinks": normal(6)},
+                        {"sinks": [0.5, -1, 2, 0, 0, 3]}, {"causal": False},
+                        {"alibi_slopes": quoka.alibi_slopes(6)}, {"alibi_slopes": np.linspace(0.1, 0.6, 6)}):
+            with self.subTest(options):
+                plain = quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v)
+                self.assertGreater(np.abs(self.call(**options) - plain).max(), 1e-3)
+
+    def test_masks(self):
+        seen = RNG.random((2, 6, 9, 59)) < 0.7
+        seen[1, 2, 3] = False  # a row that sees nothing
+        for mask in (seen, seen[:1], seen[:, :1], seen[0, 0], seen[0], np.where(seen, 0, -np.inf).astype(np.float32),
+                     normal(1, 6, 9, 59), normal(9, 59, dtype=np.float16), seen[:, :, ::-1], seen.astype(np.uint8)):
+            with self.subTest(f"{mask.dtype} {mask.shape}"):
+                got = quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v, mask=mask)
+                expected = reference(self.q, self.k, self.v, self.past_k, self.past_v,
+                                     mask=mask.astype(bool) if mask.dtype == np.uint8 else mask)[0]
+                self.assert_close(got, expected)
+
+    def test_strides_change_no_bit(self):
+        expected = quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v)
+
+        def by_token(x):  # [batch, tokens, heads, channels] in memory
+            return np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3)
+
+        def by_channel(x):
+            return np.ascontiguousarray(x.transpose(0, 1, 3, 2)).transpose(0, 1, 3, 2)
+
+        def spread(x):  # every second channel of something larger
+            return np.repeat(x, 2, 3)[..., ::2]
+
+        def backwards(x):
+            return np.ascontiguousarray(x[:, ::-1, ::-1])[:, ::-1, ::-1]
+
+        def read_only(x):
+            x = x.copy()
+            x.flags.writeable = False
+            return x
+
+        for change in (by_token, by_channel, spread, backwards, read_only, memoryview):
+            with self.subTest(change.__name__):
+                got = quoka.attention(*(change(x) for x in (self.q, self.k, self.v)), past_k=change(self.past_k),
+                                      past_v=change(self.past_v))
+                np.testing.assert_array_equal(got, expected)
+        out = np.full((2, 9, 6, 20), np.nan, np.float32)
+        returned = quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v,
+                                   out=out.transpose(0, 2, 1, 3))
+        np.testing.assert_array_equal(out.transpose(0, 2, 1, 3), expected)
+        self.assertIs(returned.base, out)
+
+    def test_rank_3(self):
+        got, lse = quoka.attention(self.q[0], self.k[0], self.v[0], return_lse=True)
+        self.assertEqual((got.shape, lse.shape), ((6, 9, 20), (6, 9)))
+        np.testing.assert_array_equal(got, quoka.attention(self.q[:1], self.k[:1], self.v[:1])[0])
+
+    def test_element_types(self):
+        types = [np.float16] + ([ml_dtypes.bfloat16] if ml_dtypes else [])
+        for dtype in types:
+            with self.subTest(str(np.dtype(dtype))):
+                arrays = [x.astype(dtype) for x in (self.q, self.k, self.v, self.past_k, self.past_v)]
+                got = quoka.attention(*arrays[:3], past_k=arrays[3], past_v=arrays[4], arithmetic="single")
+                self.assertEqual(got.dtype, np.float32)
+                expected = reference(*arrays)[0]
+                self.assert_close(got, expected)
+                out = np.zeros(got.shape, dtype)
+                quoka.attention(*arrays[:3], past_k=arrays[3], past_v=arrays[4], arithmetic="single", out=out)
+                np.testing.assert_array_equal(out, got.astype(dtype))
+        self.assert_refused(lambda: quoka.attention(self.q.astype(np.float64), self.k, self.v), "q", "float64")
+        self.assert_refused(lambda: quoka.attention(self.q, self.k.astype(np.int32), self.v), "k", "int32")
+
+    def test_is_refused(self):
+        q, k, v = self.q, self.k, self.v
+        out = np.full((2, 6, 9, 20), 5, np.float32)
+        frozen = out.copy()
+        frozen.flags.writeable = False
+        for call, *words in (
+                (lambda: quoka.attention(q, k[:, :, :8], v, out=out), 8, 9),
+                (lambda: quoka.attention(q, k, v[..., :19], out=out), 19, 20),
+                (lambda: quoka.attention(q[:, :5], k, v), 5, 2),
+                (lambda: quoka.attention(q[0, 0], k, v), "q's rank", 2, 4),
+                (lambda: quoka.attention([1, 2], k, v), "q is of type list"),
+                (lambda: quoka.attention(q, k, v, out=frozen), "out is read-only"),
+                (lambda: quoka.attention(q, k, v, out=q[..., :20]), "memory"),
+                (lambda: quoka.attention(q, k, v, out=np.zeros((2, 6, 9, 40), np.float32)[..., ::2]), "channels", 2, 1),
+                (lambda: quoka.attention(q, k[..., ::-1], v), "channels", -1, 1),
+                (lambda: quoka.attention(q, k, v, out=out, mask=np.ones((9, 8), bool)), 8, 9),
+                (lambda: quoka.attention(q, k, v, out=out, mask=np.ones(9, bool)), "rank", 1, 4),
+                (lambda: quoka.attention(q, k, v, out=out, mask=np.ones((9, 9), np.int32)), "mask", "int32"),
+                (lambda: quoka.attention(q, k, v, out=out, sinks=[1.0]), 1, 6),
+                (lambda: quoka.attention(q, k, v, out=out, sinks="six"), "sinks", "str"),
+                (lambda: quoka.attention(q, k, v, out=out, softcap=-1.0), "softcap", -1),
+                (lambda: quoka.attention(q, k, v, out=out, scale=float("nan")), "scale", "nan"),
+                (lambda: quoka.attention(q, k, v, out=out, window=-3), -3, 0),
+                (lambda: quoka.attention(q, k, v, out=out, arithmetic="float8"), "float8", "bfloat16_x2"),
+                (lambda: quoka.attention(q, k, v, out=out, threads=-1), "threads", -1, 1),
+                (lambda: quoka.attention(q), "neither"),
+                (lambda: quoka.attention(q, past_k=k, past_v=v, past=quoka.Cache(2, 2, 24)), "twice"),
+                (lambda: quoka.attention(q, past=7), "Cache")):
+            self.assert_refused(call, *words)
+        self.assertTrue((out == 5).all())
+        with self.assertRaises(TypeError):
+            quoka.attention(q, k, v, sliding_window=3)
+        with self.assertRaises(TypeError):
+            quoka.attention(None, k, v)
+
+
+class Select(Case):
+    def setUp(self):
+        self.q, self.k = normal(1, 8, 30, 64), normal(1, 2, 400, 64)
+
+    def test_budgets_and_presets(self):
+        for preset in ("recommended", "paper"):
+            for budget, count in ((40, 40), (0.1, 40), (1.0, 400), (1000, 400)):
+                keep = quoka.select(self.q, self.k, budget=budget, preset=preset, threads=2)
+                self.assertEqual((keep.max_count, keep.count(0, 1), keep.kv_len, keep.kv_heads, keep.batch),
+                                 (count, count, 400, 2, 1))
+                positions = keep.positions(0, 0)
+                self.assertEqual((positions.dtype, len(positions)), (np.int32, count))
+                self.assertTrue((np.diff(positions) > 0).all())
+        self.assertTrue(quoka.select(self.q, self.k).is_all)  # 1,024 keys
+        keep = quoka.select(self.q, self.k, budget=20, keep_first=3, keep_last=4)
+        self.assertEqual([*keep.positions(0, 0)[:3], *keep.positions(0, 0)[-4:]], [0, 1, 2, 396, 397, 398, 399])
+
+    def test_attention_heeds_it(self):
+        q, k, v, past_v = self.q, normal(1, 2, 30, 64), normal(1, 2, 30, 64), normal(1, 2, 400, 64)
+        keep = quoka.select(q, self.k, budget=25)
+        mask = np.zeros((1, 8, 30, 430), bool)
+        mask[..., 400:] = True
+        for head in range(8):
+            mask[0, head, :, keep.positions(0, head // 4)] = True
+        got = quoka.attention(q, k, v, past_k=self.k, past_v=past_v, selection=keep)
+        self.assert_close(got, reference(q, k, v, self.k, past_v, mask=mask)[0])
+        lists = [[list(map(int, keep.positions(0, h))) for h in range(2)]]
+        self.assertEqual(quoka.Selection(lists, 400), keep)
+        np.testing.assert_array_equal(
+            quoka.attention(q, k, v, past_k=self.k, past_v=past_v, selection=quoka.Selection(lists, 400)), got)
+
+    def test_masks_hide(self):
+        mask = np.ones((30, 430), bool)
+        mask[:, :350] = False
+        keep = quoka.select(self.q, self.k, budget=20, mask=mask)
+        self.assertEqual((len(keep.positions(0, 0)), keep.positions(0, 0)[0] >= 350), (20, True))
+
+    def test_a_state_selects_the_same(self):
+        state = quoka.State(30, preset="paper")
+        state.appended(self.k[:, :, :200], capacity=400)
+        state.appended(self.k)
+        self.assertGreater(state.kept_bytes, 2 * 400 * 64)
+        self.assertEqual(quoka.select(self.q, self.k, state=state), quoka.select(self.q, self.k, budget=30, preset="paper"))
+        self.assert_refused(lambda: quoka.select(self.q, self.k[:, :, :100], state=state), 400, 100)
+        state.truncate(100)
+        quoka.select(self.q, self.k[:, :, :100], state=state)
+        self.assert_refused(lambda: quoka.select(self.q, self.k, state=state, budget=5), "state")
+
+    def test_is_refused(self):
+        for call, *words in (
+                (lambda: quoka.select(self.q, self.k, budget=1.5), 1.5, "(0, 1]"),
+                (lambda: quoka.select(self.q, self.k, budget=-2), -2, 0),
+                (lambda: quoka.select(self.q, self.k, budget=True), "bool"),
+                (lambda: quoka.select(self.q, self.k, budget="many"), "many"),
+                (lambda: quoka.select(self.q, self.k, preset="best"), "best", "recommended"),
+                (lambda: quoka.select(self.q, self.k[..., :63]), 63, 64),
+                (lambda: quoka.select(self.q, self.k, budget=9, alibi_slopes=quoka.alibi_slopes(8)), "alibi_slopes"),
+                (lambda: quoka.Selection([[[3, 3]]], 5), 3),
+                (lambda: quoka.Selection([[[5]]], 5), 5, 4),
+                (lambda: quoka.Selection([[[1]], [[1], [2]]], 5), 2, 1),
+                (lambda: quoka.Selection([[[1]]], 5).positions(1, 0), 1, 0),
+                (lambda: quoka.Selection([[[1]]], 5).count(0, -1), -1, 0),
+                (lambda: quoka.State(0.0), "(0, 1]"),
+                (lambda: quoka.State(9).truncate(-1), -1, 0)):
+            self.assert_refused(call, *words)
+
+
+class Caches(Case):
+    def test_a_cache_is_a_past(self):
+        k, v, q = normal(2, 2, 60, 24), normal(2, 2, 60, 20), normal(2, 4, 5, 24)
+        own_k, own_v = normal(2, 2, 5, 24), normal(2, 2, 5, 20)
+        cache = quoka.Cache(2, 2, 24, v_dim=20, capacity=100)
+        nbytes = cache.nbytes
+        cache.append(k[:, :, :40], v[:, :, :40])
+        cache.append(k[:, :, 40:], v[:, :, 40:], threads=2)
+        self.assertEqual((len(cache), cache.nbytes, cache.dtype), (60, nbytes, "float32"))
+        np.testing.assert_array_equal(cache.k, k)
+        np.testing.assert_array_equal(cache.v, v)
+        expected = quoka.attention(q, own_k, own_v, past_k=k, past_v=v)
+        np.testing.assert_array_equal(quoka.attention(q, own_k, own_v, past=cache), expected)
+        self.assertEqual(quoka.select(q, cache, budget=9), quoka.select(q, k, budget=9))
+        cache.truncate(10)
+        self.assertEqual(len(cache), 10)
+        self.assert_refused(lambda: cache.truncate(11), 11, 10)
+        self.assert_refused(lambda: cache.append(k, v[:, :, 1:]), 59, 60)
+        self.assertEqual(len(cache), 10)
+
+    def test_dtypes(self):
+        k = normal(1, 2, 30, 64)
+        for dtype, error in (("float16", 2e-3), ("bfloat16", 2e-2), ("q8_0", 2e-2), ("u8", 2e-2)):
+            cache = quoka.Cache(1, 2, 64, dtype=dtype)
+            cache.append(k, k)
+            self.assert_close(cache.k, k.astype(np.float64), error)
+            self.assertGreater(np.abs(cache.k - k).max(), 1e-5)
+        self.assert_refused(lambda: quoka.Cache(1, 2, 64, dtype="float64"), "float64", "q8_0")
+        self.assert_refused(lambda: quoka.Cache(1, 0, 64), "kv_heads", 0, 1)
+        self.assert_refused(lambda: quoka.Cache(1, 1, 64, capacity=-1), -1, 0)
+
+    def test_prefill(self):
+        q, k, v = normal(1, 4, 90, 32), normal(1, 2, 90, 32), normal(1, 2, 90, 32)
+        layer = quoka.Prefill(4, 2, 32, capacity=90, softcap=9.0, packed=True)
+        parts = [layer.forward(*(x[:, :, i:i + 30] for x in (q, k, v)), threads=2) for i in (0, 30, 60)]
+        self.assert_close(np.concatenate(parts, 2), reference(q, k, v, softcap=9.0)[0])
+        self.assertEqual((len(layer), layer.selection.is_all, layer.selection.kv_len), (90, True, 60))
+        layer.truncate(60)
+        out, lse = layer.forward(*(x[:, :, 60:] for x in (q, k, v)), return_lse=True)
+        self.assert_close(out, parts[2].astype(np.float64))
+        self.assert_close(lse, reference(q, k, v, softcap=9.0)[1][:, :, 60:], 1e-5)
+        self.assert_refused(lambda: layer.forward(q[:, :, :2], k[:, :, :3], v[:, :, :3]), 2, 3)
+        self.assertEqual(len(layer), 90)
+        chosen = quoka.Prefill(4, 2, 32, budget=0.25, preset="paper", dtype="q8_0")
+        chosen.append(k[:, :, :60], v[:, :, :60])
+        chosen.forward(*(x[:, :, 60:] for x in (q, k, v)))
+        self.assertEqual((chosen.selection.max_count, len(chosen)), (15, 90))
+        self.assert_refused(lambda: quoka.Prefill(5, 2, 32), 5, 2)
+
+
+class Calls(Case):
+    def test_the_gil_is_released(self):
+        q, k = normal(1, 16, 256, 128), normal(1, 16, 20000, 128)
+        counted = [0]
+        done = threading.Event()
+
+        def count():
+            while not done.is_set():
+                counted[0] += 1
+                time.sleep(0.001)
+
+        other = threading.Thread(target=count)
+        other.start()
+        before = counted[0]
+        quoka.attention(q, causal=False, past_k=k, past_v=k, threads=1)
+        during = counted[0] - before
+        done.set()
+        other.join()
+        self.assertGreater(during, 5)
+
+    def test_ctrl_c(self):
+        # A shell may start programs in the background with SIGINT ignored.
+        self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
+        q, k = normal(1, 32, 512, 128), normal(1, 32, 20000, 128)
+        cache = quoka.Prefill(32, 32, 128, budget=1000)
+        cache.append(k, k)
+        for call in (lambda: quoka.attention(q, causal=False, past_k=k, past_v=k, threads=2),
+                     lambda: cache.forward(q, k[:, :, :512], k[:, :, :512], threads=2)):
+            begin = time.monotonic()
+            with self.assertRaises(KeyboardInterrupt):
+                timer = threading.Timer(0.05, lambda: signal.raise_signal(signal.SIGINT))
+                timer.start()
+                try:
+                    while time.monotonic() - begin < 60:
+                        call()
+                        if len(cache) > 20000:
+                            cache.truncate(20000)
+                finally:
+                    timer.join()
+            self.assertIn(len(cache), (20000, 20512))
+
+    def test_threads_give_the_same_bits(self):
+        q, k, v = normal(1, 4, 40, 32), normal(1, 2, 40, 32), normal(1, 2, 40, 32)
+        expected = quoka.attention(q, k, v, threads=1)
+        for threads in (2, 3, 0):
+            np.testing.assert_array_equal(quoka.attention(q, k, v, threads=threads), expected)
+        quoka.set_threads(2)
+        np.testing.assert_array_equal(quoka.attention(q, k, v), expected)
+        quoka.set_threads(0)
+        self.assert_refused(lambda: quoka.set_threads(-1), -1, 0)
+
+    def test_names(self):
+        self.assertRegex(quoka.__version__, r"^\d+\.\d+\.\d+$")
+        self.assertGreater(len(quoka.isa()), 3)
+        self.assertEqual(quoka.arithmetic_used("single"), "single")
+        self.assert_refused(lambda: quoka.arithmetic_used("double"), "double")
+
+
+class Stubs(unittest.TestCase):
+    """What _core.pyi says is what there is: names, and of each function the parameters and which of them have defaults."""
+
+    def test_stub(self):
+        stub = ast.parse((pathlib.Path(quoka.__file__).parent / "_core.pyi").read_text())
+
+        def parameters(of):
+            return ([a.arg for a in of.args.args if a.arg != "self"], [a.arg for a in of.args.kwonlyargs])
+
+        def signature_of(function):
+            text = function.__nb_signature__[0][0]
+            text = re.sub(r"\\\d+", "0", text)
+            made = ast.parse(text + ": ...").body[0]
+            return parameters(made)
+
+        def compare(body, of, where):
+            said = set()
+            for node in body:
+                if isinstance(node, ast.FunctionDef):
+                    said.add(node.name)
+                    there = inspect.getattr_static(of, node.name)
+                    if hasattr(there, "__nb_signature__") and node.name not in ("__init__", "__len__"):
+                        self.assertEqual(parameters(node), signature_of(there), f"{where}{node.name}")
+            return said
+
+        said = compare(stub.body, quoka._core, "")
+        for node in stub.body:
+            if isinstance(node, ast.ClassDef) and node.name != "SupportsDLPack":
+                said.add(node.name)
+                of = getattr(quoka, node.name)
+                members = compare(node.body, of, node.name + ".")
+                there = {name for name in vars(of) if not name.startswith("_")}
+                self.assertEqual({name for name in members if not name.startswith("_")}, there, node.name)
+        there = {name for name in dir(quoka._core) if not name.startswith("_")}
+        self.assertEqual(said, there)
+        self.assertEqual(set(quoka.__all__) - {"__version__"}, there)
+
+
+if __name__ == "__main__":
+    unittest.main()

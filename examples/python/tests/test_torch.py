@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""quoka.torch: the operator against torch's own attention, compiled and exported, and what is refused."""
+import time
+import unittest
+
+import torch
+import torch.nn.functional as F
+
+import quoka
+import quoka.torch  # noqa: F401
+
+torch.manual_seed(5)
+
+
+def expected(q, k, v, past_k=None, past_v=None):
+    if past_k is not None:
+        k, v = torch.cat([past_k, k], 2), torch.cat([past_v, v], 2)
+    group, past = q.shape[1] // k.shape[1], k.shape[2] - q.shape[2]
+    mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril(past)
+    return F.scaled_dot_product_attention(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), attn_mask=mask)
+
+
+class Operator(unittest.TestCase):
+    def setUp(self):
+        self.q = torch.randn(2, 6, 9, 24)
+        self.k, self.v = torch.randn(2, 2, 2, 9, 24).unbind()
+        self.past_k, self.past_v = torch.randn(2, 2, 2, 40, 24).unbind()
+        self.all = (self.q, self.k, self.v, self.past_k, self.past_v)
+
+    def test_is_attention(self):
+        for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 2e-3), (torch.bfloat16, 2e-2)):
+            arrays = [x.to(dtype) for x in self.all]
+            got = torch.ops.quoka.attention(*arrays)
+            self.assertEqual(got.dtype, dtype)
+            torch.testing.assert_close(got.double(), expected(*(x.double() for x in arrays)), atol=tolerance, rtol=0)
+        by_token = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in self.all]
+        torch.testing.assert_close(torch.ops.quoka.attention(*by_token), torch.ops.quoka.attention(*self.all), atol=0, rtol=0)
+        mask = torch.rand(2, 1, 9, 49) < 0.8
+        got = torch.ops.quoka.attention(self.q, None, None, torch.cat([self.past_k, self.k], 2),
+                                        torch.cat([self.past_v, self.v], 2), mask, causal=False)
+        k, v = torch.cat([self.past_k, self.k], 2), torch.cat([self.past_v, self.v], 2)
+        torch.testing.assert_close(got, F.scaled_dot_product_attention(
+            self.q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), attn_mask=mask), atol=1e-5, rtol=0)
+
+    def test_the_functions_take_tensors_too(self):
+        out = torch.zeros(2, 6, 9, 24, dtype=torch.bfloat16)
+        quoka.attention(*(x.bfloat16() for x in self.all[:3]), out=out)
+        self.assertGreater(out.abs().max(), 0.1)
+        keep = quoka.select(self.q, self.past_k, budget=7)
+        self.assertEqual(keep.max_count, 7)
+        with self.assertRaisesRegex(ValueError, "gradient"):
+            quoka.attention(self.q.requires_grad_(), self.k, self.v)
+
+    def test_the_fake_form(self):
+        torch.library.opcheck(torch.ops.quoka.attention.default, self.all, test_utils=(
+            "test_schema", "test_faketensor", "test_autograd_registration"))
+
+        class Layer(torch.nn.Module):
+            def forward(self, q, k, v, past_k, past_v):
+                return torch.ops.quoka.attention(q, k, v, past_k, past_v, softcap=3.0).sum(-1) * 2
+
+        plain = Layer()(*self.all)
+        program = torch.export.export(Layer(), self.all)
+        torch.testing.assert_close(program.module()(*self.all), plain, atol=0, rtol=0)
+        compiled = torch.compile(Layer(), fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(*self.all), plain, atol=0, rtol=0)
+
+    def test_what_is_refused_says_the_operator(self):
+        out = torch.ops.quoka.attention(self.q.clone().requires_grad_(), self.k, self.v)
+        with self.assertRaisesRegex(RuntimeError, "quoka::attention|quoka.attention"):
+            out.sum().backward()
+        with self.assertRaisesRegex(ValueError, "neither"):
+            torch.ops.quoka.attention(self.q)
+        with self.assertRaisesRegex(ValueError, "8.*9|9.*8"):
+            torch.ops.quoka.attention(self.q, self.k[:, :, :8], self.v)
+
+    def test_overhead(self):
+        q, k, v = torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8), torch.randn(1, 1, 1, 8)
+        for _ in range(200):
+            torch.ops.quoka.attention(q, k, v, threads=1)
+        times = []
+        for _ in range(15):
+            begin = time.process_time()
+            for _ in range(200):
+                torch.ops.quoka.attention(q, k, v, threads=1)
+            times.append((time.process_time() - begin) / 200)
+        print(f"a call of the operator: {sorted(times)[7] * 1e6:.1f} microseconds of CPU time (median)")
+        self.assertLess(sorted(times)[0], 500e-6)  # a bound that holds on any machine
+
+
+if __name__ == "__main__":
+    unittest.main()
