@@ -21,6 +21,8 @@ std::string name_of_type(nb::handle of) {
 // The array's memory. numpy hands out no bfloat16, which is a type of ml_dtypes there: as 16 bits, and `is_bfloat16`.
 nb::ndarray<nb::ro> taken(nb::handle of, const std::string& name, bool& is_bfloat16) {
   nb::ndarray<nb::ro> array;
+  if (nb::hasattr(of, "requires_grad") && nb::cast<bool>(nb::object(of.attr("requires_grad"))))
+    quoka::detail::fail_because(name + " requires a gradient, and there is none here: detach() it");
   if (nb::try_cast(of, array, false) && array.is_valid()) {
     if (array.device_type() != nb::device::cpu::value)
       quoka::detail::fail_because(name + " lies on a device of DLPack's type " +
@@ -41,12 +43,9 @@ nb::ndarray<nb::ro> taken(nb::handle of, const std::string& name, bool& is_bfloa
       PyErr_Clear();
     }
   }
-  std::string hint;
-  if (nb::hasattr(of, "requires_grad") && nb::cast<bool>(nb::object(of.attr("requires_grad"))))
-    hint = " (it requires a gradient, and there is none here: detach() it)";
   quoka::detail::fail_because(
       name + " is of type " + name_of_type(of) +
-      ", but must be an array that hands out its memory by DLPack or the buffer protocol" + hint);
+      ", but must be an array that hands out its memory by DLPack or the buffer protocol");
 }
 
 const quoka::Format* format_of(const dlpack::dtype& type, bool is_bfloat16) {

@@ -203,12 +203,13 @@ nb::object attend(nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::handle 
                   nb::handle past_v_in, nb::handle past_in, std::optional<double> scale,
                   bool causal, Index window, nb::handle sinks, double softcap, nb::handle slopes,
                   nb::handle mask, const Selection* selection, const std::string& arithmetic,
-                  nb::object out_in, bool return_lse, int threads) {
+                  bool may_repeat, nb::object out_in, bool return_lse, int threads) {
   Array q(q_in, "q");
   const OptionalArray k = optional_array(k_in, "k"), v = optional_array(v_in, "v"),
                       past_k = optional_array(past_k_in, "past_k"),
                       past_v = optional_array(past_v_in, "past_v");
-  const Options options(scale, causal, window, sinks, softcap, slopes, mask, arithmetic);
+  Options options(scale, causal, window, sinks, softcap, slopes, mask, arithmetic);
+  options.of.may_repeat = may_repeat;
   const quoka::Rows queries = q.queries();
   quoka::Past past(rows_of(past_k), rows_of(past_v));
   const Cache* cache = nullptr;
@@ -504,8 +505,8 @@ NB_MODULE(_core, module) {
              "past_k"_a = nb::none(), "past_v"_a = nb::none(), "past"_a = nb::none(),
              "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0, "sinks"_a = nb::none(),
              "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(), "mask"_a = nb::none(),
-             "selection"_a = nb::none(), "arithmetic"_a = "automatic", "out"_a = nb::none(),
-             "return_lse"_a = false, "threads"_a = 0,
+             "selection"_a = nb::none(), "arithmetic"_a = "automatic", "may_repeat"_a = false,
+             "out"_a = nb::none(), "return_lse"_a = false, "threads"_a = 0,
              R"(Exact attention of a chunk over its past and itself: softmax(scale q k^T) v.
 
 q             [batch, q_heads, q_len, head_dim]
@@ -520,6 +521,8 @@ mask          [q_len, keys], [q_heads or 1, q_len, keys] or [batch or 1, q_heads
               bool, False hides, or numbers that are added to the logits
 selection     of the past, as select() makes it; None: all of it
 arithmetic    automatic, single, bfloat16, bfloat16_x2, bfloat16_x3 or int8
+may_repeat    True: keys know no positions, so a chunk may equal the end of the past, which is otherwise taken for a chunk
+              that was handed over twice
 out           [batch, q_heads, q_len, v_dim], written in its own dtype; None: a new array of float32
 return_lse    True: returns (out, lse), lse [batch, q_heads, q_len] the natural log of the sum of exp(logit)
 threads       0: as set_threads() says

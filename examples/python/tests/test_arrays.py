@@ -148,6 +148,12 @@ class Attention(Case):
         np.testing.assert_array_equal(out.transpose(0, 2, 1, 3), expected)
         self.assertIs(returned.base, out)
 
+    def test_a_chunk_twice(self):
+        past_k, past_v = (np.concatenate([p, x], 2) for p, x in ((self.past_k, self.k), (self.past_v, self.v)))
+        self.assert_refused(lambda: quoka.attention(self.q, self.k, self.v, past_k=past_k, past_v=past_v), "twice")
+        got = quoka.attention(self.q, self.k, self.v, past_k=past_k, past_v=past_v, may_repeat=True)
+        self.assert_close(got, reference(self.q, self.k, self.v, past_k, past_v)[0])
+
     def test_rank_3(self):
         got, lse = quoka.attention(self.q[0], self.k[0], self.v[0], return_lse=True)
         self.assertEqual((got.shape, lse.shape), ((6, 9, 20), (6, 9)))

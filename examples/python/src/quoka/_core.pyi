@@ -80,13 +80,13 @@ def attention(q: Array, k: Array | None = None, v: Array | None = None, *, past_
               past_v: Array | None = None, past: Cache | None = None, scale: float | None = None, causal: bool = True,
               window: int = 0, sinks: Floats | None = None, softcap: float = 0.0, alibi_slopes: Floats | None = None,
               mask: Array | None = None, selection: Selection | None = None, arithmetic: Arithmetic = "automatic",
-              out: None = None, return_lse: Literal[False] = False, threads: int = 0) -> npt.NDArray[np.float32]: ...
+              may_repeat: bool = False, out: None = None, return_lse: Literal[False] = False, threads: int = 0) -> npt.NDArray[np.float32]: ...
 @overload
 def attention(q: Array, k: Array | None = None, v: Array | None = None, *, past_k: Array | None = None,
               past_v: Array | None = None, past: Cache | None = None, scale: float | None = None, causal: bool = True,
               window: int = 0, sinks: Floats | None = None, softcap: float = 0.0, alibi_slopes: Floats | None = None,
               mask: Array | None = None, selection: Selection | None = None, arithmetic: Arithmetic = "automatic",
-              out: Any = None, return_lse: bool = False, threads: int = 0) -> Any: ...
+              may_repeat: bool = False, out: Any = None, return_lse: bool = False, threads: int = 0) -> Any: ...
 def select(q: Array, past_k: Array | Cache, *, budget: int | float | None = None, preset: Preset = "recommended",
            keep_first: int = 0, keep_last: int = 0, scale: float | None = None, softcap: float = 0.0,
            alibi_slopes: Floats | None = None, mask: Array | None = None, state: State | None = None,

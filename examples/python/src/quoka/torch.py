@@ -36,7 +36,8 @@ def attention(q: Tensor, k: Optional[Tensor] = None, v: Optional[Tensor] = None,
     _core.attention(_bare(q), _bare(k), _bare(v), past_k=_bare(past_k), past_v=_bare(past_v), mask=_bare(mask),
                     sinks=None if sinks is None else _bare(sinks).float(),
                     alibi_slopes=None if alibi_slopes is None else _bare(alibi_slopes).float(), scale=scale,
-                    causal=causal, window=window, softcap=softcap, arithmetic=arithmetic, out=out, threads=threads)
+                    causal=causal, window=window, softcap=softcap, arithmetic=arithmetic, may_repeat=True, out=out,
+                    threads=threads)
     return out
 
 
