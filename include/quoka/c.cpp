@@ -291,6 +291,23 @@ quoka::Mask mask(const quoka_mask* given) {
   return quoka::Rows(static_cast<const std::byte*>(x.data), formats[x.type](), sizes, strides);
 }
 
+quoka::IndexLists index_lists(const quoka_index_lists* given) {
+  if (given == nullptr) return {};
+  quoka_index_lists x = known(given, "the index lists");
+  if (x.batch == 0) x.batch = 1;
+  if (x.heads == 0) x.heads = 1;
+  if (x.block == 0) x.block = 1;
+  require_size("the lists' batch", x.batch, 1);
+  require_size("the lists' heads", x.heads, 1);
+  require_size("the lists' q_len", x.q_len, 0);
+  require_size("the lists' k", x.k, 0);
+  const quoka::IndexLists::Entries entries(x.entries, {x.batch, x.heads, x.q_len, x.k});
+  quoka::IndexLists::Counts counts;
+  if (x.counts != nullptr)
+    counts = {x.counts, {x.batch, x.heads, x.q_len}, {x.heads * x.q_len, x.q_len, 1}};
+  return quoka::IndexLists(entries, x.block, counts);
+}
+
 quoka::AttentionOptions attention_options(const quoka_attention_options* given) {
   const quoka_attention_options x = known_or_default(given, "the attention options");
   quoka::AttentionOptions options;
@@ -305,6 +322,7 @@ quoka::AttentionOptions attention_options(const quoka_attention_options* given) 
   options.mask_factors = floats(x.mask_factors, "mask_factors");
   options.alibi_slopes = floats(x.alibi_slopes, "alibi_slopes");
   options.may_repeat = x.may_repeat != 0;
+  options.lists = index_lists(x.lists);
   return options;
 }
 
@@ -614,7 +632,8 @@ quoka_status quoka_state_appended(quoka_state* state, const quoka_tensor* k, int
                                   quoka_threads* threads) {
   return guarded([&] {
     quoka_state& of = required(state, "state");
-    of.selector.appended({.q = {}, .k = rows(k, "k"), .capacity = capacity}, of.state, executor(threads));
+    of.selector.appended({.q = {}, .k = rows(k, "k"), .capacity = capacity}, of.state,
+                         executor(threads));
   });
 }
 

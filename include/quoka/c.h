@@ -211,6 +211,19 @@ typedef struct quoka_mask {
   int64_t strides[3];  // of batch, heads and q_len, in bytes; all 0: without gaps
 } quoka_mask;
 
+// Which keys each query attends to, as a model's own chooser writes them: numbers of the past's rows, then the chunk's;
+// -1 names nothing (views/index_lists.hpp). They join what else hides keys. Without gaps.
+typedef struct quoka_index_lists {
+  size_t size;             // sizeof(quoka_index_lists)
+  const int32_t* entries;  // [batch, heads, q_len, k]
+  const int32_t* counts;   // [batch, heads, q_len], so many entries of a list count; NULL: all
+  int64_t batch;           // 0 and 1: the same for all sequences
+  int64_t heads;           // KV heads; 0 and 1: the same for all
+  int64_t q_len;           // queries
+  int64_t k;               // entries of a list
+  int64_t block;           // entry e names keys block * e to block * (e + 1) - 1; 0: 1
+} quoka_index_lists;
+
 // What attention is told besides its tensors (attention/attention_options.hpp). All 0: plain causal attention.
 typedef struct quoka_attention_options {
   size_t size;               // sizeof(quoka_attention_options)
@@ -229,6 +242,7 @@ typedef struct quoka_attention_options {
   // 1: keys know no positions, and a chunk may equal the past's last rows, which otherwise is
   // taken for a chunk handed over twice.
   int32_t may_repeat;
+  const quoka_index_lists* lists;  // NULL: none
 } quoka_attention_options;
 
 // Writes the slope of each head: 2^(-max_bias i / n), max_bias 8 in the paper (attention/alibi.hpp). slopes [q_heads].

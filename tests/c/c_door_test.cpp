@@ -124,6 +124,25 @@ class COptions {
     options_.has_query_position = options.query_position ? 1 : 0;
     options_.query_position = options.query_position.value_or(0);
     options_.may_repeat = options.may_repeat ? 1 : 0;
+    if (!options.lists.absent()) {
+      const quoka::IndexLists& lists = options.lists;
+      for (Index b = 0; b < lists.batch(); ++b)
+        for (Index head = 0; head < lists.heads(); ++head)
+          for (Index i = 0; i < lists.q_len(); ++i) {
+            const auto* const row = lists.entries().row(b, head, i);
+            entries_.insert(entries_.end(), row, row + lists.most());
+            if (!lists.counts().absent()) counts_.push_back(lists.counts().at(b, head, i));
+          }
+      lists_ = {.size = sizeof lists_,
+                .entries = entries_.data(),
+                .counts = counts_.empty() ? nullptr : counts_.data(),
+                .batch = lists.batch(),
+                .heads = lists.heads(),
+                .q_len = lists.q_len(),
+                .k = lists.most(),
+                .block = lists.block()};
+      options_.lists = &lists_;
+    }
     if (options.mask.absent()) return;
     const auto& sizes = options.mask.sizes();
     EXPECT_EQ(options.mask.keys(), keys);
@@ -150,6 +169,8 @@ class COptions {
  private:
   quoka_attention_options options_{};
   quoka_mask mask_{};
+  quoka_index_lists lists_{};
+  std::vector<Position> entries_, counts_;
   std::vector<float> biases_;
 };
 
@@ -186,13 +207,14 @@ Selection cpp_selection(const quoka_selection* from) {
 }
 
 TEST(CDoor, AttendsToTheSameBitsAsTheFunctionBehindIt) {
-  int selections = 0, masks = 0, mapped = 0;
+  int selections = 0, masks = 0, mapped = 0, lists = 0;
   for (std::uint64_t seed = 0; seed < 150; ++seed) {
     Random random(seed);
     const AttentionCase c(random);
     SCOPED_TRACE(c.describe());
     if (c.options().scale == 0.0f) continue;  // which stands for the default here
-    selections += c.has_selection(), masks += c.has_mask(), mapped += c.past().k.mapped();
+    selections += c.has_selection(), masks += c.has_mask(), mapped += c.past().k.mapped(),
+        lists += c.has_lists();
     const auto expected = c.attend();
     const auto by_c =
         c.attend([&](const Rows& q, const quoka::Past& past, const quoka::Chunk& chunk,
@@ -222,6 +244,7 @@ TEST(CDoor, AttendsToTheSameBitsAsTheFunctionBehindIt) {
   EXPECT_GT(selections, 10);
   EXPECT_GT(masks, 10);
   EXPECT_GT(mapped, 10);
+  EXPECT_GT(lists, 10);
 }
 
 TEST(CDoor, ReadsMasksOfEveryType) {

@@ -265,6 +265,35 @@ static void options_do_what_they_say(void) {
   free(t);
 }
 
+/* Lists of keys are a mask, by query. */
+static void lists_name_keys(void) {
+  problem p = make_problem(20, 3);
+  tensors* t = make_call(&p);
+  int32_t* entries = fenced(sizeof(int32_t) * 3 * 2);
+  const int32_t counts[3] = {2, 1, 2}, too_many[3] = {2, 3, 2};
+  unsigned char mask[3 * 23];
+  quoka_index_lists lists;
+  quoka_attention_options options;
+  memset(&lists, 0, sizeof lists), memset(&options, 0, sizeof options),
+      memset(mask, 0, sizeof mask);
+  lists.size = sizeof lists, options.size = sizeof options;
+  entries[0] = 19, entries[1] = 3, entries[2] = 7, entries[3] = 1, entries[4] = -1, entries[5] = 22;
+  mask[19] = mask[3] = mask[23 + 7] = mask[46 + 22] = 1;
+  lists.entries = entries, lists.counts = counts, lists.q_len = 3, lists.k = 2;
+  options.lists = &lists, t->call.options = &options, p.mask = mask;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  lists.counts = NULL, lists.block = 8; /* 19 names no block of 23 keys */
+  CHECK_REFUSED(quoka_attention(&t->call), "19", "3");
+  lists.block = 0, lists.counts = too_many;
+  CHECK_REFUSED(quoka_attention(&t->call), "is 3", "which is 2");
+  lists.counts = counts, lists.q_len = 2;
+  CHECK_REFUSED(quoka_attention(&t->call), "is 2", "which is 3");
+  lists.q_len = 3, lists.entries = NULL;
+  CHECK_REFUSED(quoka_attention(&t->call), "pointer is null", "2");
+  free(t);
+}
+
 static void the_cache_may_hold_the_chunk(void) {
   const problem p = make_problem(40, 9);
   tensors* t = make_call(&p);
@@ -875,6 +904,7 @@ int quoka_c_test(void) {
   CHECK(strlen(quoka_version()) >= 5 && strlen(quoka_isa()) >= 3);
   attention_is_exact();
   options_do_what_they_say();
+  lists_name_keys();
   the_cache_may_hold_the_chunk();
   layouts_give_the_same_bits();
   storage_is_read_and_written();
