@@ -14,7 +14,7 @@ namespace detail {
 struct TokenHeads {
   GrowingArray<TokenScratch> heads;
 
-  void reserve(const AttentionCall& call, Index count) {
+  [[gnu::cold]] void reserve(const AttentionCall& call, Index count) {
     heads.at_least(count);
     for (TokenScratch& head : heads) head.reserve(call);
   }
@@ -69,7 +69,7 @@ struct SharedHead {
   GrowingArray<SharedBlock> blocks;
   CallMemoryShape known;  // reserved for
 
-  [[gnu::noinline]] void reserve(const AttentionCall& call, Index block_count) {
+  [[gnu::cold, gnu::noinline]] void reserve(const AttentionCall& call, Index block_count) {
     known.become({call, 0, block_count}, [&] {
       blocks.at_least(block_count);
       for (SharedBlock& block : blocks) block.reserve(call);
@@ -85,7 +85,8 @@ struct PartedHead {
   GrowingArray<PanelSums> parts;
   CallMemoryShape known;  // reserved for
 
-  [[gnu::noinline]] void reserve(const AttentionCall& call, Index panel_count, Index part_count) {
+  [[gnu::cold, gnu::noinline]] void reserve(const AttentionCall& call, Index panel_count,
+                                            Index part_count) {
     known.become({call, panel_count, part_count}, [&] {
       queries.reserve(call, panel_count);
       parts.at_least(part_count);

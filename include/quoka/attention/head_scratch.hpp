@@ -52,7 +52,7 @@ struct HeadScratch {
   Buffer<float> bias;      // [block_keys][panel_rows] to logits
   Buffer<float> mask_row;  // of one query and a block
 
-  void reserve(const AttentionCall& call, Index panels, bool in_parts) {
+  [[gnu::cold]] void reserve(const AttentionCall& call, Index panels, bool in_parts) {
     constexpr Index width = tuning::panel_rows;
     const PanelArithmetic& arithmetic = *call.arithmetic;
     blocks.reserve(call);

@@ -17,7 +17,7 @@ inline namespace QUOKA_ABI {
 namespace detail {
 
 // As many elements as were ever asked for, which stay when more are. Less code than a std::vector, of
-// which each type is compiled anew.
+// which each type is compiled anew; cold: memory comes seldom, and small code compiles sooner.
 template <class T>
 class GrowingArray {
  public:
@@ -29,7 +29,7 @@ class GrowingArray {
     swap(taken);
     return *this;
   }
-  [[gnu::noinline]] ~GrowingArray() { delete[] data_; }
+  [[gnu::cold, gnu::noinline]] ~GrowingArray() { delete[] data_; }
 
   void at_least(Index count) {
     if (count > count_) grow(count);
@@ -45,7 +45,7 @@ class GrowingArray {
   }
 
  private:
-  [[gnu::noinline]] void grow(Index count) {
+  [[gnu::cold, gnu::noinline]] void grow(Index count) {
     GrowingArray more;
     more.data_ = new T[static_cast<std::size_t>(count)];
     more.count_ = count;
@@ -106,7 +106,7 @@ class WorkerScratch {
   static Index number(const void* kind) { return reinterpret_cast<Index>(kind); }
 
   template <class... Sizes>
-  void reserve_all(int workers, const Sizes&... sizes) {
+  [[gnu::cold, gnu::noinline]] void reserve_all(int workers, const Sizes&... sizes) {
     parts_.at_least(workers);
     for (Part& part : parts_) part.reserve(sizes...);
   }
