@@ -3,8 +3,7 @@
 #include <quoka/distributed/sharded_prefill.hpp>
 #include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/methods/all.hpp>
-
-#include "support/scoring_flops.hpp"
+#include <quoka/methods/scoring_flops.hpp>
 
 #include <algorithm>
 #include <functional>
@@ -37,7 +36,7 @@ class LayerBase : public AnyLayer {
   Index kept_bytes() const override { return layer_.kept_bytes(); }
   double scoring_flops(Index q_len) const override {
     return static_cast<double>(shape_.batch) *
-           quoka_examples::scoring_flops(
+           quoka::scoring_flops(
                options_, {shape_.q_heads, shape_.kv_heads, shape_.head_dim, q_len, kv_len()});
   }
 

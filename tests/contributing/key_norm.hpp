@@ -7,6 +7,7 @@
 // keys. Deviations: a zero key, as one with a NaN or an infinity, is chosen last.
 #pragma once
 
+#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 
@@ -18,6 +19,11 @@ struct KeyNormOptions {
   quoka::Budget budget = quoka::Budget::keys(1024);  // keys per KV head
   TopKOptions top_k = {};  // window, sinks and recent keys, inside the budget
 };
+
+// FLOPs of a chunk's scores (chunk_shape.hpp): kv_heads P.
+inline double flops(const KeyNormOptions&, const ChunkShape& c) {
+  return detail::product({c.kv_heads, c.kv_len});
+}
 
 // The scores behind KeyNormSelector.
 class KeyNormScorer {

@@ -4,9 +4,8 @@
 #include <quoka/cache/kv_cache.hpp>
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/methods/all.hpp>
+#include <quoka/methods/scoring_flops.hpp>
 #include <quoka/views/tensor.hpp>
-
-#include "support/scoring_flops.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -74,7 +73,7 @@ void check_selector() {
              norms.absent() ? "key_norm keeps the largest keys"
                             : "key_norm keeps the largest keys by the cache's norms");
   }
-  expect(quoka_examples::scoring_flops(options, {4, kv_heads, dim, 5, len}) == kv_heads * len,
+  expect(quoka::scoring_flops(options, {4, kv_heads, dim, 5, len}) == kv_heads * len,
          "key_norm's FLOPs");
 }
 

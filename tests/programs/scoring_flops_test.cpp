@@ -1,15 +1,15 @@
 // What selecting costs by formula: the shares of dense attention that are known for each method, and
 // small cases counted by hand.
 
+#include <quoka/methods/all.hpp>
+#include <quoka/methods/scoring_flops.hpp>
+
 #include "support/fixtures.hpp"
-#include "support/scoring_flops.hpp"
 
 namespace {
 
 using namespace quoka_test;
 using namespace quoka;
-using quoka_examples::ChunkShape;
-using quoka_examples::scoring_flops;
 
 // Qwen3-4B's layer, a chunk of 128, and a past so long that terms without it do not count.
 constexpr ChunkShape long_past{

@@ -7,7 +7,7 @@
 // What a new selector needs:
 //
 //   here             its header and its line
-//   its FLOPs        a formula in examples/support/scoring_flops.hpp: nothing compiles without
+//   its FLOPs        flops(options, ChunkShape) in its own header: programs do not compile without
 //   its tests        those of its scores, tests/NAME_test.cpp; those of all selectors find it
 //
 // Programs give it their options by member name: budget, top_k, n_queries, rank, domain, plan

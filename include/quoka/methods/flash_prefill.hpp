@@ -22,6 +22,7 @@
 // is left out; a block with one scores nothing.
 #pragma once
 
+#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/cache/row_store.hpp>
 #include <quoka/methods/block_choice.hpp>
 #include <quoka/methods/block_scores.hpp>
@@ -42,6 +43,12 @@ struct FlashPrefillOptions {
   // CompactAttention-FP.
   static FlashPrefillOptions compact_attention() { return paper(0.06); }
 };
+// FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads B (P / block) d, and kv_heads B d for the means.
+inline double flops(const FlashPrefillOptions& o, const ChunkShape& c) {
+  const Index blocks = (c.kv_len + o.block - 1) / o.block;
+  return detail::product({2, c.q_heads, c.q_len, blocks, c.head_dim}) +
+         detail::product({c.kv_heads, c.q_len, c.head_dim});
+}
 
 // The scores behind FlashPrefillSelector.
 class FlashPrefillScorer {

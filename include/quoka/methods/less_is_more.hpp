@@ -12,6 +12,7 @@
 // set per chunk; the correction layer by rule (LayerPlan).
 #pragma once
 
+#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/methods/layer_shared.hpp>
 #include <quoka/select/query_scores.hpp>
 
@@ -28,6 +29,10 @@ struct LessIsMoreOptions {
   LayerPlan plan = {};                 // this layer, and which layers choose
   Index keep_first = 4;                // attention sinks, always kept where the budget is larger
 };
+// FLOPs of a chunk's scores (chunk_shape.hpp): the oracle's at the layers that choose, none at the others.
+inline double flops(const LessIsMoreOptions& o, const ChunkShape& c) {
+  return o.plan.chooses() ? detail::exact_flops(c) : 0.0;
+}
 
 // The choice behind LessIsMoreSelector.
 class LessIsMoreChoice {

@@ -13,12 +13,14 @@
 // head and chunk; r is a count, not a share of the variance.
 #pragma once
 
+#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/cache/row_store.hpp>
 #include <quoka/methods/loki_calibration.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/methods/softmax_sketch.hpp>
 
+#include <algorithm>
 #include <memory>
 
 namespace quoka {
@@ -33,6 +35,16 @@ struct LokiOptions {
   TopKOptions top_k = {};             // window, sinks and recent keys, inside the budget
   Sketch sketch = Sketch::automatic;  // 8-bit logits, of softmax
 };
+// FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads B P r + 2 (q_heads + kv_heads) B d r; logit: 2 kv_heads P r + q_heads B r + the projections.
+inline double flops(const LokiOptions& o, const ChunkShape& c) {
+  const Index rank = std::min(o.rank, c.head_dim);
+  const double projections =
+      detail::product({2, c.q_heads + c.kv_heads, c.q_len, c.head_dim, rank});
+  if (o.domain == Domain::softmax)
+    return detail::product({2, c.q_heads, c.q_len, c.kv_len, rank}) + projections;
+  return detail::product({2, c.kv_heads, c.kv_len, rank}) +
+         detail::product({c.q_heads, c.q_len, rank}) + projections;
+}
 
 // The scores behind LokiSelector.
 class LokiScorer {

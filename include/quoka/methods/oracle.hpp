@@ -9,6 +9,7 @@
 // q_len * kv_len * head_dim FLOPs. The softmax is over the past alone.
 #pragma once
 
+#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 
@@ -21,6 +22,8 @@ struct OracleOptions {
   Aggregation aggregation = Aggregation::mean;  // over the queries
   TopKOptions top_k = {};                       // window, sinks and recent keys, inside the budget
 };
+// FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads B P d.
+inline double flops(const OracleOptions&, const ChunkShape& c) { return detail::exact_flops(c); }
 
 // The scores behind OracleSelector.
 class OracleScorer {

@@ -15,6 +15,7 @@
 // of the next page; whether early layers stay dense is the caller's choice.
 #pragma once
 
+#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/cache/row_store.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
@@ -31,6 +32,14 @@ struct QuestOptions {
   Domain domain = Domain::logit;       // in which several queries' logits are averaged
   TopKOptions top_k = {};              // window, sinks and recent keys, inside the budget
 };
+// FLOPs of a chunk's scores (chunk_shape.hpp): 4 q_heads B (P / page) d; logit: 4 kv_heads (P / page) d + 2 q_heads B d.
+inline double flops(const QuestOptions& o, const ChunkShape& c) {
+  const Index pages = (c.kv_len + o.page - 1) / o.page;
+  if (o.domain == Domain::softmax)
+    return detail::product({4, c.q_heads, c.q_len, pages, c.head_dim});
+  return detail::product({4, c.kv_heads, pages, c.head_dim}) +
+         detail::product({2, c.q_heads, c.q_len, c.head_dim});
+}
 
 // The scores behind QuestSelector.
 class QuestScorer {

@@ -6,6 +6,7 @@
 // draws anew. kv_heads * kv_len hashes (splitmix64's finaliser, public domain, Steele and Vigna).
 #pragma once
 
+#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 
@@ -20,6 +21,8 @@ struct RandomOptions {
   std::uint64_t seed = 0;              // equal seeds: equal scores
   TopKOptions top_k = {};              // window, sinks and recent keys, inside the budget
 };
+// FLOPs of a chunk's scores (chunk_shape.hpp): none.
+inline double flops(const RandomOptions&, const ChunkShape&) { return 0.0; }
 
 // The scores behind RandomSelector.
 class RandomScorer {

@@ -13,9 +13,12 @@
 // (the chunk itself is attended in full); one set per KV head; softmax over the past alone.
 #pragma once
 
+#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/methods/softmax_sketch.hpp>
+
+#include <algorithm>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -28,6 +31,13 @@ struct SampleAttentionOptions {
   TopKOptions top_k = {};              // window, sinks and recent keys, inside the budget
   Sketch sketch = Sketch::automatic;   // 8-bit logits, of softmax
 };
+// FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads N P d, N = n_queries or B if that is less; logit: 2 kv_heads P d + q_heads N d.
+inline double flops(const SampleAttentionOptions& o, const ChunkShape& c) {
+  const Index n = std::min(o.n_queries, c.q_len);
+  if (o.domain == Domain::softmax) return detail::product({2, c.q_heads, n, c.kv_len, c.head_dim});
+  return detail::product({2, c.kv_heads, c.kv_len, c.head_dim}) +
+         detail::product({c.q_heads, n, c.head_dim});
+}
 
 // The scores behind SampleAttentionSelector.
 class SampleAttentionScorer {

@@ -16,6 +16,7 @@
 // out.
 #pragma once
 
+#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/methods/channel_keys.hpp>
 #include <quoka/select/query_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
@@ -37,6 +38,14 @@ struct SparqOptions {
   TopKOptions top_k = {};              // window, sinks and recent keys, inside the budget
   Sketch sketch = Sketch::automatic;   // 8-bit logits, of softmax
 };
+// FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads B P r + 2 q_heads B d; logit: 2 kv_heads P d + 3 q_heads B d.
+inline double flops(const SparqOptions& o, const ChunkShape& c) {
+  const Index rank = std::min(o.rank, c.head_dim);
+  const double queries = detail::product({c.q_heads, c.q_len, c.head_dim});
+  if (o.domain == Domain::softmax)
+    return detail::product({2, c.q_heads, c.q_len, c.kv_len, rank}) + 2.0 * queries;
+  return detail::product({2, c.kv_heads, c.kv_len, c.head_dim}) + 3.0 * queries;
+}
 
 // The scores behind SparqSelector.
 class SparqScorer {

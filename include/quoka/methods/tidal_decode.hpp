@@ -8,6 +8,7 @@
 // Deviations: one set per KV head and chunk; the correction layer by rule (LayerPlan).
 #pragma once
 
+#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/methods/layer_shared.hpp>
 #include <quoka/select/query_scores.hpp>
 
@@ -20,6 +21,10 @@ struct TidalDecodeOptions {
   LayerPlan plan = {};                 // this layer, and which layers choose
   TopKOptions top_k = {};              // window, sinks and recent keys, inside the budget
 };
+// FLOPs of a chunk's scores (chunk_shape.hpp): the oracle's at the layers that choose, none at the others.
+inline double flops(const TidalDecodeOptions& o, const ChunkShape& c) {
+  return o.plan.chooses() ? detail::exact_flops(c) : 0.0;
+}
 
 // The choice behind TidalDecodeSelector.
 class TidalDecodeChoice {

@@ -23,6 +23,7 @@
 // A query or key row with a NaN or an infinity is left out.
 #pragma once
 
+#include <quoka/methods/chunk_shape.hpp>
 #include <quoka/methods/block_choice.hpp>
 #include <quoka/methods/block_scores.hpp>
 #include <quoka/select/scored_selector.hpp>
@@ -39,6 +40,12 @@ struct XAttentionOptions {
   // As published: a threshold in place of a budget.
   static XAttentionOptions paper(double tau = 0.9) { return {.budget = Budget::mass(tau)}; }
 };
+// FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads B (P + B) d / S, query and key rows of S rounded up.
+inline double flops(const XAttentionOptions& o, const ChunkShape& c) {
+  const auto rows = [&](Index tokens) { return (tokens + o.stride - 1) / o.stride; };
+  return detail::product(
+      {2, c.q_heads, rows(c.q_len), rows(c.kv_len + c.q_len), o.stride, c.head_dim});
+}
 
 // The scores behind XAttentionSelector.
 class XAttentionScorer {
