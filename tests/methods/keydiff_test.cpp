@@ -254,28 +254,9 @@ TEST(KeyDiffState, CountsTwoPositionsPerKey) {
 
 // ---- through prefill ----------------------------------------------------------------------------
 
-// The chunk attends to what was retained and to itself; outputs against attention in double.
 TEST(KeyDiffPrefill, AttendsToWhatIsRetainedAndToTheChunk) {
-  Random random(588);
-  quoka::ChunkedPrefill<KeyDiffSelector> prefill({.q_heads = 4, .kv_heads = 2, .head_dim = 20},
-                                                 {.budget = Budget::keys(31)});
-  std::vector<oracle::Eviction> simulated(2, {.budget = 31});
-  oracle::Tensor past_k(1, 2, 0, 20), past_v(1, 2, 0, 20);
-  for (int chunk = 0; chunk < 9; ++chunk) {
-    const auto q = random.tensor<float>(1, 4, 17, 20), k = random.tensor<float>(1, 2, 17, 20),
-               v = random.tensor<float>(1, 2, 17, 20);
-    auto out = q;
-    prefill.forward(q, k, v, out);
-    const oracle::Positions kept{{simulated[0].retained, simulated[1].retained}};
-    ASSERT_EQ(to_positions(prefill.selection()), kept) << "chunk " << chunk;
-    const auto expected =
-        oracle::attention(to_oracle(q), past_k, past_v, &kept, to_oracle(k), to_oracle(v)).out;
-    EXPECT_LT(oracle::relative_error(to_oracle(out), expected), 1e-5) << "chunk " << chunk;
-    past_k = oracle::append(past_k, to_oracle(k));
-    past_v = oracle::append(past_v, to_oracle(v));
-    for (Index head = 0; head < 2; ++head)
-      simulated[uz(head)].append(to_oracle(q), to_oracle(k), 0, head);
-  }
+  expect_attention_to_what_is_retained<KeyDiffSelector>({.budget = Budget::keys(31)},
+                                                        {.budget = 31}, Random(588));
 }
 
 }  // namespace

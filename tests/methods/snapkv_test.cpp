@@ -269,28 +269,9 @@ TEST(SnapKv, AQueryThatIsNotFiniteIsLeftOut) {  // those that are left see what 
 // ---- through prefill ----------------------------------------------------------------------------
 
 TEST(SnapKvPrefill, AttendsToWhatIsRetainedAndToTheChunk) {
-  Random random(604);
   const SnapKvOptions options{.budget = Budget::keys(31), .observation = 8};
-  quoka::ChunkedPrefill<SnapKvSelector> prefill({.q_heads = 4, .kv_heads = 2, .head_dim = 20},
-                                                options, {.scale = 0.3f});
-  std::vector<oracle::Eviction> simulated(2, simulated_by(options, static_cast<double>(0.3f)));
-  oracle::Tensor past_k(1, 2, 0, 20), past_v(1, 2, 0, 20);
-  for (int chunk = 0; chunk < 9; ++chunk) {
-    const auto q = random.tensor<float>(1, 4, 17, 20), k = random.tensor<float>(1, 2, 17, 20),
-               v = random.tensor<float>(1, 2, 17, 20);
-    auto out = q;
-    prefill.forward(q, k, v, out);
-    const oracle::Positions kept{{simulated[0].retained, simulated[1].retained}};
-    ASSERT_EQ(to_positions(prefill.selection()), kept) << "chunk " << chunk;
-    const auto expected = oracle::attention(to_oracle(q), past_k, past_v, &kept, to_oracle(k),
-                                            to_oracle(v), {.scale = static_cast<double>(0.3f)})
-                              .out;
-    EXPECT_LT(oracle::relative_error(to_oracle(out), expected), 1e-5) << "chunk " << chunk;
-    past_k = oracle::append(past_k, to_oracle(k));
-    past_v = oracle::append(past_v, to_oracle(v));
-    for (Index head = 0; head < 2; ++head)
-      simulated[uz(head)].append(to_oracle(q), to_oracle(k), 0, head);
-  }
+  expect_attention_to_what_is_retained<SnapKvSelector>(
+      options, simulated_by(options, static_cast<double>(0.3f)), Random(604), 0.3f);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "support/baseline_oracle.hpp"
 #include "support/selector_fixtures.hpp"
 
+#include <quoka/prefill/chunked_prefill.hpp>
 #include <quoka/cache/kv_cache.hpp>
 #include <quoka/select/selector.hpp>
 #include <quoka/methods/layer_shared.hpp>
@@ -13,6 +14,7 @@
 #include <cmath>
 #include <iterator>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace quoka_test {
@@ -193,5 +195,34 @@ class EvictingLayer {
   std::vector<std::vector<oracle::Eviction>> heads;  // [batch][kv_head]
   quoka::SerialExecutor serial;
 };
+
+// A layer with EvictingSelector S: a chunk attends to what the simulation retains and to itself; outputs against attention
+// in double. scale: attention's; absent: its default.
+template <class S>
+void expect_attention_to_what_is_retained(const typename S::Options& options,
+                                          const oracle::Eviction& simulated, Random random,
+                                          std::optional<float> scale = {}) {
+  quoka::ChunkedPrefill<S> prefill({.q_heads = 4, .kv_heads = 2, .head_dim = 20}, options,
+                                   {.scale = scale});
+  std::vector<oracle::Eviction> heads(2, simulated);
+  oracle::Tensor past_k(1, 2, 0, 20), past_v(1, 2, 0, 20);
+  for (int chunk = 0; chunk < 9; ++chunk) {
+    const auto q = random.tensor<float>(1, 4, 17, 20), k = random.tensor<float>(1, 2, 17, 20),
+               v = random.tensor<float>(1, 2, 17, 20);
+    auto out = q;
+    prefill.forward(q, k, v, out);
+    const oracle::Positions kept{{heads[0].retained, heads[1].retained}};
+    ASSERT_EQ(to_positions(prefill.selection()), kept) << "chunk " << chunk;
+    const auto expected =
+        oracle::attention(to_oracle(q), past_k, past_v, &kept, to_oracle(k), to_oracle(v),
+                          {.scale = static_cast<double>(scale.value_or(0.0f))})
+            .out;
+    EXPECT_LT(oracle::relative_error(to_oracle(out), expected), 1e-5) << "chunk " << chunk;
+    past_k = oracle::append(past_k, to_oracle(k));
+    past_v = oracle::append(past_v, to_oracle(v));
+    for (Index head = 0; head < 2; ++head)
+      heads[uz(head)].append(to_oracle(q), to_oracle(k), 0, head);
+  }
+}
 
 }  // namespace quoka_test
