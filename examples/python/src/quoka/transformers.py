@@ -1,0 +1,309 @@
+"""quoka as the attention of Hugging Face transformers, 5 and later, on CPUs.
+
+    import quoka.transformers
+    model = AutoModelForCausalLM.from_pretrained(NAME, attn_implementation="quoka")         # exact
+    model.config.quoka = {"mode": "recommended", "budget": 0.125}                           # and selection
+    with quoka.transformers.settings(mode="recommended", budget=1024): ...                  # for some calls
+
+Give a prompt in one call: the weights then see all tokens at once, and attention cuts it by itself, 128 queries or so
+selecting together. What this attention does not do (gradients, dropout, other devices and types, position biases) is
+handed to sdpa, with one warning for each reason.
+
+Settings are the keys of the file that `check.sh` writes for llama.cpp, as far as they mean something here: mode (exact,
+recommended, paper), budget (a count of keys or a share of the past), dense_layers, layer_budgets, min_past, chunk, decode,
+arithmetic, threads.
+"""
+import contextlib
+import contextvars
+import dataclasses
+import json
+import warnings
+
+import torch
+from transformers import AttentionInterface
+from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, causal_mask_function, sdpa_mask
+
+from . import _core
+from . import torch as _operator  # noqa: F401
+
+__all__ = ["Cache", "Settings", "attention_forward", "settings"]
+
+
+# ---- settings --------------------------------------------------------------------------------------
+
+ARITHMETICS = {"automatic": "automatic", "float": "single", "bf16": "bfloat16", "int8": "int8"}
+OF_OTHERS = {"stats", "quiet", "isa", "sketch", "min_queries", "model"}  # the backend's; nothing to do here
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a model's attention does. Raises ValueError for what cannot be meant."""
+    mode: str = "exact"
+    budget: object = 1024
+    dense_layers: object = 1  # that many of the first layers, or a list of numbers, attend to everything
+    layer_budgets: object = dataclasses.field(default_factory=dict)
+    min_past: int = 0  # chunks with a shorter past are exact
+    chunk: int = 128  # queries that select together
+    decode: object = False  # select for single queries, too
+    arithmetic: str = "automatic"
+    threads: int = 0
+
+    def __post_init__(self):
+        if self.mode not in ("exact", "recommended", "paper"):
+            raise ValueError(f"quoka: mode is {self.mode!r}, but must be exact, recommended or paper")
+        for name, budget in (("budget", self.budget), *((f"the budget of layer {n}", b) for n, b in self.layer_budgets.items())):
+            if isinstance(budget, str):
+                raise ValueError(f"quoka: {name} is {budget!r}, but must be a count of keys or a share of the past here")
+            try:
+                _core.State(budget)
+            except ValueError as error:
+                raise ValueError(f"{error} ({name})") from None
+        if self.arithmetic not in ARITHMETICS:
+            raise ValueError(f"quoka: arithmetic is {self.arithmetic!r}, but must be one of {', '.join(ARITHMETICS)}")
+        for name, least in (("min_past", 0), ("chunk", 1), ("threads", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"quoka: {name} is {getattr(self, name)}, but must be at least {least}")
+
+    @classmethod
+    def of(cls, given):
+        """From a dictionary, or the path of a JSON file."""
+        if isinstance(given, Settings):
+            return given
+        if isinstance(given, str):
+            with open(given, encoding="utf-8") as file:
+                given = json.load(file)
+        if "preset" in given:
+            given = {**{key: value for key, value in given.items() if key != "preset"}, "mode": given["preset"]}
+        names = {field.name for field in dataclasses.fields(cls)}
+        for key in given:
+            if key not in names | OF_OTHERS:
+                raise ValueError(f"quoka: {key!r} is no setting, but must be one of {', '.join(sorted(names))}")
+        return cls(**{key: value for key, value in given.items() if key in names})
+
+    def selects(self, layer):
+        """Does this layer select, once its past is long enough?"""
+        if self.mode == "exact" or layer is None:
+            return False
+        dense = self.dense_layers
+        return layer not in dense if isinstance(dense, (list, tuple)) else layer >= dense
+
+    def budget_of(self, layer):
+        """Of a layer: keys or a share."""
+        return self.layer_budgets.get(str(layer), self.layer_budgets.get(layer, self.budget))
+
+
+_here = contextvars.ContextVar("quoka_settings", default=None)
+_of_configs = {}  # id of a config: its dictionary as it was read, and what it says
+
+
+@contextlib.contextmanager
+def settings(given=None, **named):
+    """In its scope all models have these settings: a dictionary, a file's path, or names."""
+    token = _here.set(Settings.of({**({} if given is None else Settings.of(given).__dict__), **named}))
+    try:
+        yield
+    finally:
+        _here.reset(token)
+
+
+def _settings_of(module):
+    if (here := _here.get()) is not None:
+        return here
+    given = getattr(getattr(module, "config", None), "quoka", None)
+    if given is None:
+        return EXACT
+    known = _of_configs.get(id(module.config))
+    if known is None or known[0] != given:
+        known = _of_configs[id(module.config)] = (given.copy() if isinstance(given, dict) else given, Settings.of(given))
+    return known[1]
+
+
+EXACT = Settings()
+
+
+# ---- masks -----------------------------------------------------------------------------------------
+
+def _mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=causal_mask_function, attention_mask=None,
+          local_size=None, allow_is_causal_skip=True, **others):
+    """None where queries are the last of the keys' tokens and see what causality allows; else as sdpa has it."""
+    at_the_end = isinstance(q_offset, int) and q_offset + q_length == kv_length + kv_offset
+    if (allow_is_causal_skip and at_the_end and kv_offset == 0 and local_size is None
+            and mask_function is causal_mask_function
+            and (attention_mask is None or bool(attention_mask[:, :kv_length].all()))):
+        return None
+    return sdpa_mask(batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function,
+                     attention_mask=attention_mask, local_size=local_size,
+                     allow_is_causal_skip=allow_is_causal_skip and at_the_end, **others)
+
+
+# ---- attention -------------------------------------------------------------------------------------
+
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+_warned = set()
+
+
+def _warn_once(reason):
+    if reason not in _warned:
+        _warned.add(reason)
+        warnings.warn(f"quoka: {reason}", stacklevel=3)
+
+
+def _not_ours(query, key, value, dropout, position_bias):
+    """Why this call is sdpa's, or None."""
+    if query.device.type != "cpu":
+        return f"tensors lie on {query.device.type}"
+    if dropout:
+        return "there is dropout"
+    if position_bias is not None:
+        return "there is a position bias"
+    if not query.dtype == key.dtype == value.dtype or query.dtype not in TYPES:
+        return f"tensors are {query.dtype}, {key.dtype}, {value.dtype}"
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return "gradients are wanted (torch.no_grad() in inference)"
+    return None
+
+
+def attention_forward(module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None,
+                      position_bias=None, softcap=None, s_aux=None, sliding_window=None, **kwargs):
+    """As transformers calls it: query [batch, q_heads, q_len, dim], key and value [batch, kv_heads, kv_len, dim]; returns
+    ([batch, q_len, q_heads, dim], None)."""
+    q_len, kv_len = query.shape[2], key.shape[2]
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal) and attention_mask is None
+    if (reason := _not_ours(query, key, value, dropout, position_bias)) is not None:
+        if s_aux is not None:
+            raise ValueError(f"quoka: {reason}, and this model has attention sinks, which sdpa does not know")
+        _warn_once(f"{reason}: attention is sdpa's")
+        if causal and 1 < q_len < kv_len:  # sdpa would take the first keys for theirs
+            attention_mask = torch.ones(q_len, kv_len, dtype=torch.bool, device=query.device).tril(kv_len - q_len)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
+                                      is_causal=is_causal, position_bias=position_bias, softcap=softcap, **kwargs)
+    chosen = _settings_of(module)
+    options = {"scale": scaling, "softcap": softcap or 0.0, "arithmetic": ARITHMETICS[chosen.arithmetic],
+               "threads": chosen.threads}
+    sinks = None if s_aux is None else s_aux.detach().float()
+    window = 0 if not causal or sliding_window is None else sliding_window
+    past = kv_len - q_len
+    if attention_mask is not None:
+        attention_mask = attention_mask[..., :kv_len]
+        if attention_mask.stride(-1) != 1 and kv_len > 1:
+            attention_mask = attention_mask.contiguous()
+    if torch.compiler.is_compiling():
+        parts = _parts(key, value, past if causal else kv_len)
+        out = torch.ops.quoka.attention(query, *parts, attention_mask, sinks, causal=causal, window=window, **options)
+        return out.transpose(1, 2).contiguous(), None
+    query, key, value = (x.detach() if x.requires_grad else x for x in (query, key, value))
+    out = query.new_empty(query.shape[0], q_len, query.shape[1], value.shape[-1])
+    by_head = out.transpose(1, 2)
+    layer = getattr(module, "layer_idx", None)
+    if (sliding_window is None and chosen.selects(layer) and (q_len > 1 or chosen.decode)
+            and _can_select(causal, attention_mask, q_len)):
+        _select_and_attend(query, key, value, by_head, attention_mask, chosen, layer, sinks, options)
+    else:
+        own_k, own_v, past_k, past_v = _parts(key, value, past if causal else kv_len)
+        _core.attention(query, own_k, own_v, past_k=past_k, past_v=past_v, mask=attention_mask, causal=causal, window=window,
+                        sinks=sinks, may_repeat=True, out=by_head, **options)
+    return out, None
+
+
+def _parts(key, value, past):
+    """(own keys, own values, past keys, past values), None where there are none."""
+    own = (key[:, :, past:], value[:, :, past:]) if past < key.shape[2] else (None, None)
+    return own + ((key[:, :, :past], value[:, :, :past]) if past > 0 else (None, None))
+
+
+def _can_select(causal, mask, q_len):
+    if causal:
+        return True
+    # The chunk is at the end of the keys where its last query sees the last key; not so in a static cache.
+    if mask is not None and mask.dtype == torch.bool and mask.shape[1] == 1 and bool(mask[:, 0, -1, -1].all()):
+        return True
+    _warn_once("a cache with room behind the last token, or a mask that is not causal: attention is exact there")
+    return False
+
+
+def _select_and_attend(query, key, value, out, mask, chosen, layer, sinks, options):
+    """One sequence after the other, `chunk` queries at a time."""
+    q_len, kv_len = query.shape[2], key.shape[2]
+    how = {"budget": chosen.budget_of(layer), "preset": chosen.mode}
+    selecting = {"scale": options["scale"], "softcap": options["softcap"], "threads": options["threads"]}
+    for b in range(query.shape[0]):
+        q, k, v, to = query[b:b + 1], key[b:b + 1], value[b:b + 1], out[b:b + 1]
+        # Codes of the keys: of a prompt that is cut here. For a single chunk they would be made for one use.
+        state = _core.State(how["budget"], preset=how["preset"]) if mask is None and q_len > chosen.chunk else None
+        for begin in range(0, q_len, chosen.chunk):
+            end = min(begin + chosen.chunk, q_len)
+            first, last = kv_len - q_len + begin, kv_len - q_len + end
+            queries, past = q[:, :, begin:end], k[:, :, :first]
+            rows = None if mask is None else mask[b if mask.shape[0] > 1 else 0, None, :, begin:end, :last]
+            keep = None
+            if first > chosen.min_past and first > 0:
+                if state is not None:
+                    state.appended(past, capacity=kv_len, threads=options["threads"])
+                    keep = _core.select(queries, past, state=state, **selecting)
+                else:
+                    keep = _core.select(queries, past, mask=rows, **how, **selecting)
+            _core.attention(queries, k[:, :, first:last], v[:, :, first:last], past_k=past if first else None,
+                            past_v=v[:, :, :first] if first else None, mask=rows, sinks=sinks, selection=keep,
+                            causal=rows is None, may_repeat=True, out=to[:, :, begin:end], **options)
+
+
+# ---- a cache ---------------------------------------------------------------------------------------
+
+class _GrowingLayer(DynamicLayer):
+    """Keys and values with room behind them: a chunk is written there, where DynamicLayer copies all of them."""
+
+    _room = None  # [2][batch, kv_heads, capacity, dim], of which self.keys and self.values are the beginning
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        """As DynamicLayer's."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        length = self.get_seq_length()
+        needed = length + key_states.shape[-2]
+        if not self._fits(length, needed, key_states, value_states):
+            capacity = needed if length == 0 else max(needed, 2 * length)
+            room = [x.new_empty(*x.shape[:2], capacity, x.shape[3]) for x in (key_states, value_states)]
+            if length > 0:
+                room[0][:, :, :length], room[1][:, :, :length] = self.keys, self.values
+            self._room = room
+        self._room[0][:, :, length:needed] = key_states
+        self._room[1][:, :, length:needed] = value_states
+        self.keys, self.values = (x[:, :, :needed] for x in self._room)
+        return self.keys, self.values
+
+    def _fits(self, length, needed, key_states, value_states):
+        if self._room is None or needed > self._room[0].shape[2] or self._room[0].shape[:2] != key_states.shape[:2]:
+            return False
+        if self._room[0].dtype != key_states.dtype or self._room[1].dtype != value_states.dtype:
+            return False
+        # Reordered, repeated or copied elsewhere: then they are no longer the beginning of the room.
+        return length == 0 or (self.keys.data_ptr() == self._room[0].data_ptr()
+                               and self.values.data_ptr() == self._room[1].data_ptr()
+                               and self.keys.stride() == self._room[0].stride())
+
+    def reset(self):
+        """As DynamicLayer's; the room is given back."""
+        self._room = None
+        super().reset()
+
+
+class Cache(DynamicCache):
+    """DynamicCache whose layers without a window append in place: model.generate(..., past_key_values=Cache(config=...))."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.layers = [self._growing(layer) if type(layer) is DynamicLayer else layer for layer in self.layers]
+        if getattr(self, "layer_class_to_replicate", None) is DynamicLayer:
+            self.layer_class_to_replicate = _GrowingLayer
+
+    @staticmethod
+    def _growing(layer):
+        grown = _GrowingLayer()
+        grown.__dict__.update(layer.__dict__)
+        return grown
+
+
+AttentionInterface.register("quoka", attention_forward)
+AttentionMaskInterface.register("quoka", _mask)

@@ -1,0 +1,270 @@
+#!/usr/bin/env python3
+"""quoka.transformers on small models of random weights, against sdpa, or eager where sdpa does not know a model: logits, padded
+batches, caches, generate(), beam search; selection; what is handed on or refused."""
+import copy
+import json
+import tempfile
+import unittest
+import warnings
+
+import torch
+from transformers import (AutoModelForCausalLM, DynamicCache, Gemma3TextConfig, GptOssConfig, LlamaConfig, Qwen3Config,
+                          StaticCache)
+
+import quoka.transformers
+
+torch.set_num_threads(1)  # these models are small
+
+SIZES = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 4096, "pad_token_id": 0, "bos_token_id": 1,
+         "eos_token_id": None}
+CONFIGS = {
+    "Llama": LlamaConfig(**SIZES),
+    "Qwen3": Qwen3Config(**SIZES),
+    "Gemma3": Gemma3TextConfig(**SIZES, sliding_window=24, layer_types=["sliding_attention", "full_attention"] * 2),
+    "GptOss": GptOssConfig(**SIZES, sliding_window=24, num_local_experts=2, num_experts_per_tok=1,
+                           layer_types=["sliding_attention", "full_attention"] * 2),
+}
+
+
+def model(name, implementation, dtype=torch.float32):
+    torch.manual_seed(11)
+    made = AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[name]), attn_implementation="eager").to(dtype).eval()
+    if name == "GptOss":  # which random weights leave nearly alike
+        for layer in made.model.layers:
+            torch.nn.init.normal_(layer.self_attn.sinks)
+    made.set_attn_implementation(implementation)
+    return made
+
+
+def other(name):
+    return "eager" if name == "GptOss" else "sdpa"
+
+
+def ids(*shape, seed=3):
+    return torch.randint(2, 500, shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Exact(unittest.TestCase):
+    def assert_alike(self, got, expected, relative=1e-4):
+        self.assertLess(float((got - expected).abs().max() / expected.abs().max()), relative)
+
+    def each(self):
+        for name in CONFIGS:
+            with self.subTest(name), torch.no_grad():
+                yield model(name, "quoka"), model(name, other(name))
+
+    def test_logits_of_a_prompt(self):
+        for ours, theirs in self.each():
+            tokens = ids(1, 90)
+            self.assert_alike(ours(tokens).logits, theirs(tokens).logits)
+
+    def test_chunks_and_tokens(self):
+        for ours, theirs in self.each():
+            tokens = ids(1, 90)
+            expected = theirs(tokens).logits
+            for cache in (DynamicCache(config=ours.config), quoka.transformers.Cache(config=ours.config),
+                          quoka.transformers.Cache()):
+                got = [ours(part, past_key_values=cache).logits for part in tokens.split([40, 30, 1, 1, 18], 1)]
+                self.assert_alike(torch.cat(got, 1), expected)
+
+    def test_a_padded_batch(self):
+        for ours, theirs in self.each():
+            tokens, seen = ids(3, 40), torch.ones(3, 40, dtype=torch.long)
+            seen[0, :13] = seen[2, :1] = 0
+            got, expected = (m(tokens, attention_mask=seen).logits[seen.bool()] for m in (ours, theirs))
+            self.assert_alike(got, expected)
+            seen = seen.flip(1)  # on the right
+            got, expected = (m(tokens, attention_mask=seen).logits[seen.bool()] for m in (ours, theirs))
+            self.assert_alike(got, expected)
+
+    def test_a_static_cache(self):
+        for ours, theirs in self.each():
+            tokens = ids(2, 50)
+            expected = theirs(tokens).logits
+            cache = StaticCache(config=ours.config, max_cache_len=64)
+            got = []
+            for part in tokens.split([30, 19, 1], 1):
+                got.append(ours(part, past_key_values=cache).logits)
+            self.assert_alike(torch.cat(got, 1), expected)
+
+    def test_generate(self):
+        for ours, theirs in self.each():
+            tokens, seen = ids(2, 30), torch.ones(2, 30, dtype=torch.long)
+            seen[0, :7] = 0
+            for how in ({"do_sample": False}, {"do_sample": False, "num_beams": 3},
+                        {"do_sample": False, "past_key_values": quoka.transformers.Cache}):
+                both = [m.generate(tokens, attention_mask=seen, max_new_tokens=64,
+                                   **{k: v(config=m.config) if isinstance(v, type) else v for k, v in how.items()})
+                        for m in (ours, theirs)]
+                self.assertTrue(torch.equal(*both), how)
+
+    def test_halves(self):
+        for dtype, relative in ((torch.bfloat16, 5e-2), (torch.float16, 1e-2)):
+            with torch.no_grad():
+                ours, theirs = model("Llama", "quoka", dtype), model("Llama", "sdpa", dtype)
+                self.assert_alike(ours(ids(1, 60)).logits.float(), theirs(ids(1, 60)).logits.float(), relative)
+
+    def test_what_is_not_ours_is_handed_on(self):
+        ours, theirs = model("Llama", "quoka"), model("Llama", "sdpa")
+        tokens = ids(1, 20)
+        quoka.transformers._warned.clear()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                ours(tokens).logits.sum().backward()
+        said = [str(w.message) for w in seen if "quoka" in str(w.message)]
+        self.assertEqual(len(said), 1, said)
+        self.assertIn("gradients", said[0])
+        theirs(tokens).logits.sum().backward()
+        got, expected = (m.model.layers[0].self_attn.q_proj.weight.grad for m in (ours, theirs))
+        self.assertLess(float((got / 2 - expected).abs().max()), 1e-4)
+        cache = DynamicCache()  # a chunk: no mask is made, and sdpa needs one
+        with torch.no_grad():
+            ours(tokens, past_key_values=cache)
+        self.assert_alike(ours(tokens, past_key_values=cache).logits.detach(),
+                          theirs(torch.cat([tokens, tokens], 1)).logits[:, 20:].detach())
+        with self.assertRaisesRegex(ValueError, "sinks"):
+            model("GptOss", "quoka")(tokens)
+
+    def test_keys_without_positions_may_repeat(self):
+        module = torch.nn.Module()
+        module.layer_idx = 0
+        q, k, v = torch.randn(1, 4, 4, 16), torch.randn(1, 2, 4, 16), torch.randn(1, 2, 4, 16)
+        k, v = torch.cat([k, k], 2), torch.cat([v, v], 2)
+        mask = torch.ones(4, 8, dtype=torch.bool).tril(4)
+        expected = torch.nn.functional.scaled_dot_product_attention(
+            q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1), attn_mask=mask).transpose(1, 2)
+        for mode in ("exact", "paper"):
+            with quoka.transformers.settings(mode=mode, budget=1.0, dense_layers=0):
+                got, weights = quoka.transformers.attention_forward(module, q, k, v, None)
+            self.assertLess(float((got - expected).abs().max()), 1e-5)
+            self.assertIsNone(weights)
+
+    def test_compiled(self):
+        with torch.no_grad():
+            ours = model("Llama", "quoka")
+            compiled = torch.compile(ours, backend="aot_eager")
+            self.assert_alike(compiled(ids(1, 20)).logits, ours(ids(1, 20)).logits, 1e-5)
+
+
+class Selects(unittest.TestCase):
+    def test_all_keys_are_exact_attention(self):
+        for name in ("Llama", "Qwen3", "Gemma3", "GptOss"):
+            with self.subTest(name), torch.no_grad():
+                ours = model(name, "quoka")
+                tokens = ids(2, 300)
+                expected = ours(tokens).logits
+                for mode in ("recommended", "paper"):
+                    ours.config.quoka = {"mode": mode, "budget": 1.0, "chunk": 64, "dense_layers": 0}
+                    self.assertLess(float((ours(tokens).logits - expected).abs().max()), 1e-5)
+                    ours.config.quoka["budget"] = 20
+                    self.assertGreater(float((ours(tokens).logits - expected).abs().max()), 1e-4)
+
+    def test_all_keys_of_a_padded_batch(self):
+        for name in ("Llama", "GptOss"):
+            with self.subTest(name), torch.no_grad():
+                ours = model(name, "quoka")
+                tokens, seen = ids(3, 150), torch.ones(3, 150, dtype=torch.long)
+                seen[0, :40] = seen[2, :3] = 0
+                expected = ours(tokens, attention_mask=seen).logits[seen.bool()]
+                ours.config.quoka = {"mode": "paper", "budget": 1.0, "chunk": 64, "dense_layers": 0}
+                got = ours(tokens, attention_mask=seen).logits[seen.bool()]
+                self.assertLess(float((got - expected).abs().max()), 1e-5)
+                ours.config.quoka = {"mode": "paper", "budget": 5, "chunk": 64, "dense_layers": 0}
+                got = ours(tokens, attention_mask=seen).logits[seen.bool()]
+                self.assertGreater(float((got - expected).abs().max()), 1e-4)
+
+    def test_a_prompt_is_cut_as_chunks_are(self):
+        with torch.no_grad():
+            ours = model("Llama", "quoka")
+            tokens = ids(1, 300)
+            # By `paper`: `recommended` selects nearly the same keys with codes, which the prompt has, and without.
+            with quoka.transformers.settings(mode="paper", budget=24, chunk=64, dense_layers=[0, 2]):
+                whole = ours(tokens).logits
+                cache = quoka.transformers.Cache()
+                parts = torch.cat([ours(part, past_key_values=cache).logits for part in tokens.split(64, 1)], 1)
+            self.assertLess(float((whole - parts).abs().max()), 1e-5)
+            self.assertGreater(float((whole - ours(tokens).logits).abs().max()), 0.05)
+
+    def test_padding_takes_no_budget(self):
+        with torch.no_grad():
+            ours = model("Llama", "quoka")
+            tokens = ids(1, 200)
+            padded = torch.cat([torch.zeros(1, 70, dtype=torch.long), tokens], 1)
+            seen = (padded > 0).long()
+            positions = (seen.cumsum(1) - 1).clamp(min=0)
+            ours.config.quoka = {"mode": "paper", "budget": 30, "chunk": 100, "dense_layers": 0}
+            alone = ours(tokens).logits
+            with_padding = ours(padded, attention_mask=seen, position_ids=positions).logits[:, 70:]
+            # Chunks of 100 end elsewhere: the first 30 tokens, and no more, are in a chunk without a past in both.
+            self.assertLess(float((alone - with_padding)[:, :30].abs().max()), 1e-4)
+            self.assertTrue(bool(torch.isfinite(with_padding).all()))
+
+    def test_decode_and_layers(self):
+        chosen = quoka.transformers.Settings(mode="paper", dense_layers=2, layer_budgets={"3": 7}, budget=0.5)
+        self.assertEqual([chosen.selects(n) for n in (0, 1, 2, 3)], [False, False, True, True])
+        self.assertEqual([chosen.budget_of(n) for n in (2, 3)], [0.5, 7])
+        with torch.no_grad():
+            ours = model("Llama", "quoka")
+            tokens = ids(1, 200)
+            cache = quoka.transformers.Cache()
+            ours(tokens[:, :199], past_key_values=cache)
+            logits = []
+            for decode in (False, True):
+                ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 0, "decode": decode}
+                logits.append(ours(tokens[:, 199:], past_key_values=copy.deepcopy(cache)).logits)
+            self.assertGreater(float((logits[0] - logits[1]).abs().max()), 1e-4)
+            ours.config.quoka = {"mode": "exact"}
+            self.assertTrue(torch.equal(ours(tokens[:, 199:], past_key_values=copy.deepcopy(cache)).logits, logits[0]))
+
+    def test_settings(self):
+        of = quoka.transformers.Settings.of
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+            json.dump({"mode": "recommended", "budget": 0.25, "dense_layers": 1, "min_past": 1024, "stats": 1,
+                       "model": {"q_heads": 4}}, file)
+            file.flush()
+            self.assertEqual(of(file.name), quoka.transformers.Settings("recommended", 0.25, 1, {}, 1024))
+        self.assertEqual(of({"preset": "paper"}).mode, "paper")
+        for given, word in (({"mode": "best"}, "best"), ({"budget": 0.0}, "(0, 1]"), ({"budget": "mass:0.9"}, "mass:0.9"),
+                            ({"budgets": 3}, "budgets"), ({"chunk": 0}, "chunk is 0"), ({"arithmetic": "fp8"}, "fp8"),
+                            ({"min_past": -1}, "-1"), ({"layer_budgets": {"3": -5}}, "-5")):
+            with self.assertRaises(ValueError) as caught:
+                of(given)
+            self.assertIn(word, str(caught.exception))
+
+
+class Caches(unittest.TestCase):
+    def test_it_is_a_dynamic_cache_that_does_not_copy(self):
+        ours, theirs = quoka.transformers.Cache(), DynamicCache()
+        torch.manual_seed(1)
+
+        def both(change):
+            change(ours), change(theirs)
+            for a, b in zip(ours.layers, theirs.layers):
+                self.assertTrue(torch.equal(a.keys, b.keys) and torch.equal(a.values, b.values))
+
+        for n in (10, 3, 1, 8):
+            k, v = torch.randn(2, 2, 2, n, 8).unbind()
+            both(lambda cache: cache.update(k, v, 0))
+        before = ours.layers[0].keys.data_ptr()
+        k, v = torch.randn(2, 2, 2, 5, 8).unbind()
+        both(lambda cache: cache.update(k, v, 0))
+        self.assertEqual(ours.layers[0].keys.data_ptr(), before)
+        both(lambda cache: cache.crop(-6))
+        both(lambda cache: cache.update(k, v, 0))
+        both(lambda cache: cache.reorder_cache(torch.tensor([1, 1])))
+        both(lambda cache: cache.update(v, k, 0))
+        both(lambda cache: cache.batch_repeat_interleave(2))
+        k, v = torch.randn(2, 4, 2, 3, 8).unbind()
+        both(lambda cache: cache.update(k, v, 0))
+        both(lambda cache: cache.batch_select_indices(torch.tensor([0, 2])))
+        self.assertEqual(ours.get_seq_length(), theirs.get_seq_length())
+        ours.reset()
+        self.assertEqual(ours.get_seq_length(), 0)
+        ours.update(k, v, 0)
+        self.assertTrue(torch.equal(ours.layers[0].keys, k))
+
+
+if __name__ == "__main__":
+    unittest.main()
