@@ -69,9 +69,9 @@ class AttentionTasks {
       const Index long_parts = long_parts_of_a_head();
       if (tasks_per_head_ > ceil_div(panels_, tuning::max_panels_per_task)) {
         if (long_parts > 1)
-          cut(long_parts, workers);
+          split_keys(long_parts, workers);
         else
-          share(workers);
+          share_blocks(workers);
       }
       panels_per_task_ = ceil_div(panels_, tasks_per_head_);
       s_.reserve_heads(call_, long_parts_ > 0 ? 0 : panels_per_task_, workers,
@@ -187,7 +187,7 @@ class AttentionTasks {
   }
   // A task for each part of the keys, or several, each of some panels, where it is done sooner so. A panel's share
   // of packing is more then.
-  void cut(Index parts, int workers) {
+  void split_keys(Index parts, int workers) {
     long_parts_ = parts;
     Index whole_parts = 0;  // of all heads, rounded: what is left of the others hardly counts
     for (Index head = 0; head < heads(); ++head) {
@@ -227,7 +227,7 @@ class AttentionTasks {
   }
 
   // Each block packed once for all panels of a head. Two tasks for each worker, so that uneven ones balance.
-  void share(int workers) {
+  void share_blocks(int workers) {
     for (Index head = 0; head < unlike_heads(); ++head)
       blocks_ = std::max(blocks_, blocks_of(keys_of(head)));
     const Index panels =

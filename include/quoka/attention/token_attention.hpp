@@ -113,16 +113,16 @@ class TokenAttention {
 
   // The same in steps, for a block of an unselected past that begins at key `block`: the logits of
   // keys [first, first + count) of the block, then the weights of all `size`, then values likewise. One
-  // row of `ask` is asked for per key.
-  [[gnu::noinline]] void attend_keys(Index block, Index first, Index count, RowWalk& ask) {
-    multiply_keys(keys_.past(call_.past_k).from(block), first, count, &ask);
+  // row of `upcoming` is asked for per key.
+  [[gnu::noinline]] void attend_keys(Index block, Index first, Index count, RowWalk& upcoming) {
+    multiply_keys(keys_.past(call_.past_k).from(block), first, count, &upcoming);
   }
   void weigh_keys(Index block, Index size) {
     weigh(block, size);
     begin_values();
   }
-  [[gnu::noinline]] void attend_values(Index block, Index first, Index count, RowWalk& ask) {
-    add_values(keys_.past(call_.past_v).from(block), first, count, &ask);
+  [[gnu::noinline]] void attend_values(Index block, Index first, Index count, RowWalk& upcoming) {
+    add_values(keys_.past(call_.past_v).from(block), first, count, &upcoming);
   }
   void end_block() { end_values(); }
 
@@ -185,7 +185,8 @@ class TokenAttention {
   }
 
   // Logits of the block's keys [first, first + count); k are its rows.
-  [[gnu::noinline]] void multiply_keys(const HeadRows& k, Index first, Index count, RowWalk* ask) {
+  [[gnu::noinline]] void multiply_keys(const HeadRows& k, Index first, Index count,
+                                       RowWalk* upcoming) {
     const Index stretch = tuning::token_stretch_keys;
     assert(stretch <= RowsAhead::most);
     ConstRow memory[RowsAhead::most];
@@ -193,11 +194,11 @@ class TokenAttention {
       const Index n = std::min(stretch, first + count - i);
       const Packets keys = whole_packets(k, i, n, memory);
       RowsAhead ahead;
-      if (ask != nullptr) ahead.take(*ask, n);
+      if (upcoming != nullptr) ahead.take(*upcoming, n);
       for (Index row = 0; row < rows_; row += tile_rows_) {
         const Index tile = row / tile_rows_;
         float* const x = weights(tile) + i * tile_rows_;
-        const RowsAhead* const asked = ask != nullptr && row == 0 ? &ahead : nullptr;
+        const RowsAhead* const asked = upcoming != nullptr && row == 0 ? &ahead : nullptr;
         if (s_.coded && keys.format->token_code_logits != nullptr)
           keys.format->token_code_logits(keys.rows, n, keys.shape, codes(tile), x, asked);
         else
@@ -237,7 +238,8 @@ class TokenAttention {
 
   void begin_values() { std::fill_n(s_.block_out.data(), rows_ * v_width_, 0.0f); }
   // Of the block's keys [first, first + count).
-  [[gnu::noinline]] void add_values(const HeadRows& v, Index first, Index count, RowWalk* ask) {
+  [[gnu::noinline]] void add_values(const HeadRows& v, Index first, Index count,
+                                    RowWalk* upcoming) {
     const Index stretch = tuning::token_value_keys;
     assert(stretch <= RowsAhead::most);
     ConstRow memory[RowsAhead::most];
@@ -245,9 +247,9 @@ class TokenAttention {
       const Index n = std::min(stretch, first + count - i);
       const Packets values = whole_packets(v, i, n, memory);
       RowsAhead ahead;
-      if (ask != nullptr) ahead.take(*ask, n);
+      if (upcoming != nullptr) ahead.take(*upcoming, n);
       for (Index row = 0; row < call_.group; row += values.format->value_rows)
-        add_stretch(values, n, i, row, ask != nullptr && row == 0 ? &ahead : nullptr);
+        add_stretch(values, n, i, row, upcoming != nullptr && row == 0 ? &ahead : nullptr);
     }
   }
   [[gnu::noinline]] void end_values() {
@@ -260,7 +262,8 @@ class TokenAttention {
   }
 
   // Keys [first, first + count) of the block to rows from `row` on, as many as are computed together.
-  void add_stretch(const Packets& v, Index count, Index first, Index row, const RowsAhead* ask) {
+  void add_stretch(const Packets& v, Index count, Index first, Index row,
+                   const RowsAhead* upcoming) {
     const auto weight_of = [&](Index r) {
       return weights(r / tile_rows_) + first * tile_rows_ + r % tile_rows_;
     };
@@ -268,7 +271,7 @@ class TokenAttention {
     const float* weight[most_value_rows];
     for (Index r = 0; r < rows; ++r) weight[r] = weight_of(row + r);
     v.format->token_values(v.rows, count, v.shape, weight, tile_rows_, rows,
-                           s_.block_out.data() + row * v_width_, ask);
+                           s_.block_out.data() + row * v_width_, upcoming);
   }
 
   const AttentionCall& call_;
@@ -283,7 +286,7 @@ class TokenAttention {
 inline void attend_together(const AttentionCall& call, Index b, Index first_head, Index heads,
                             const KeyRange& keys,
                             FunctionRef<TokenAttention(Index i)> attention_of) {
-  using Step = void (TokenAttention::*)(Index block, Index first, Index count, RowWalk & ask);
+  using Step = void (TokenAttention::*)(Index block, Index first, Index count, RowWalk & upcoming);
   const Index step = tuning::token_together_keys;
   for (Index block = keys.begin; block < keys.end; block += tuning::token_block_keys) {
     const Index size = std::min(tuning::token_block_keys, keys.end - block);

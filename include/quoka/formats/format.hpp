@@ -58,17 +58,17 @@ struct Format {
   // One token: packing/token_kernels.hpp. Rows hold whole packets of channels: shape.dim is a
   // multiple of the lanes.
   void (*token_logits)(Index tile_rows, const RowRun& keys, Index count, const RowShape& shape,
-                       const float* queries, float* x, const RowsAhead* ask);
+                       const float* queries, float* x, const RowsAhead* upcoming);
   // Sums of weighted values to `out`.
   void (*token_values)(const RowRun& values, Index count, const RowShape& shape,
                        const float* const* weight, Index step, Index rows, float* out,
-                       const RowsAhead* ask);
+                       const RowsAhead* upcoming);
   Index value_rows;  // the most rows of out that token_values takes at once
 
   // The same by products of 8-bit codes, for tiles of four queries that are coded once; null where
   // that is no faster: packing/token_codes.hpp.
   void (*token_code_logits)(const RowRun& keys, Index count, const RowShape& shape,
-                            const std::byte* queries, float* x, const RowsAhead* ask);
+                            const std::byte* queries, float* x, const RowsAhead* upcoming);
 
   // The same two of rows that are in the cache: several keys at a time, and up to four rows of out. Null for rows that
   // are more than channels side by side, which are widened before they are read often.

@@ -184,9 +184,9 @@ class TileCodes {
     for (Index t = 0; t < q_.tiles; t += at_once) {
       const Index count = std::min(at_once, q_.tiles - t);
       Index i = 0;
-      const auto asked = [&] { return t + i == 0 ? later : simd::LaterBlocks{}; };
-      for (; i + 2 <= count; i += 2) multiply<2>(keys, t + i, asked(), dots_ + i);
-      if (i < count) multiply<1>(keys, t + i, asked(), dots_ + i);
+      const auto to_prefetch = [&] { return t + i == 0 ? later : simd::LaterBlocks{}; };
+      for (; i + 2 <= count; i += 2) multiply<2>(keys, t + i, to_prefetch(), dots_ + i);
+      if (i < count) multiply<1>(keys, t + i, to_prefetch(), dots_ + i);
       for (i = 0; i < count; ++i) use((t + i) * q_.height, dots_[i]);
     }
   }

@@ -100,10 +100,10 @@ inline bool code_token_queries(const float* queries, Index dim, std::byte* codes
 }
 
 // Logits x[key][4] of `count` keys, rounded up to whole fours, against coded queries. Group: what
-// Row::Group of a format is that has_codes. One row of `ask`, if given, is asked for per key.
+// Row::Group of a format is that has_codes. One row of `upcoming`, if given, is asked for per key.
 template <class Group>
 void token_code_logits(const RowRun& keys, Index count, const RowShape& shape,
-                       const std::byte* coded, float* x, const RowsAhead* ask) {
+                       const std::byte* coded, float* x, const RowsAhead* upcoming) {
   static_assert(Group::channels == simd::code_group);
   const Index groups = ceil_div(shape.dim, simd::code_group);
   const auto* const queries = reinterpret_cast<const TokenCodeGroup*>(coded);
@@ -112,7 +112,7 @@ void token_code_logits(const RowRun& keys, Index count, const RowShape& shape,
     ConstRow rows[4];
     for (Index j = 0; j < 4; ++j) {
       rows[j] = keys[std::min(i + j, count - 1)];
-      if (ask != nullptr) ask_for(*ask, i + j);
+      if (upcoming != nullptr) prefetch_rows(*upcoming, i + j);
     }
     simd::code_token_logits<Group>(rows, queries, groups, units, x);
   }

@@ -21,7 +21,7 @@ inline Index token_tile_rows(Index group) {
 }
 
 // Asks for every line of the i-th row ahead.
-QUOKA_INLINE void ask_for(const RowsAhead& ahead, Index i) {
+QUOKA_INLINE void prefetch_rows(const RowsAhead& ahead, Index i) {
   const ConstRow row = ahead.rows[i];
   if (row == nullptr) return;
   for (Index at = 0; at < ahead.row_bytes; at += 64) simd::prefetch(row + at);
@@ -45,10 +45,10 @@ QUOKA_INLINE void for_packets(ConstRow row, Index width, const RowShape& shape, 
 // Logits of `count` keys, channels in whole packets, against a tile of Height queries:
 // x[key][row], count rounded up to whole packets. Keys are read one after the other; two in turns
 // would halve the loads of queries, but lose the hardware's prefetcher and half of the bandwidth.
-// One row of `ask`, if given, is asked for per key, before the key is used.
+// One row of `upcoming`, if given, is asked for per key, before the key is used.
 template <class Row, int Height>
 void token_logits_of_height(const RowRun& keys, Index count, const RowShape& shape,
-                            const float* queries, float* x, const RowsAhead* ask) {
+                            const float* queries, float* x, const RowsAhead* upcoming) {
   const Index width = shape.dim;
   constexpr int lanes = simd::lanes, together = lanes / Height;
   static_assert(RowsAhead::most % together == 0);
@@ -58,7 +58,7 @@ void token_logits_of_height(const RowRun& keys, Index count, const RowShape& sha
       simd::unroll<Height>([&](auto r)
                                QUOKA_INLINE_LAMBDA { acc.packet[j * Height + r] = simd::zero(); });
       const ConstRow key = keys[std::min(i + j, count - 1)];
-      if (ask != nullptr) ask_for(*ask, i + j);
+      if (upcoming != nullptr) prefetch_rows(*upcoming, i + j);
       for_packets<Row>(key, width, shape,
                        [&](Index c, const simd::Packet& channels) QUOKA_INLINE_LAMBDA {
                          simd::unroll<Height>([&](auto r) QUOKA_INLINE_LAMBDA {
@@ -74,11 +74,13 @@ void token_logits_of_height(const RowRun& keys, Index count, const RowShape& sha
 // The same for a height known at run time: a Format's token_logits.
 template <class Row>
 void token_logits(Index tile_rows, const RowRun& keys, Index count, const RowShape& shape,
-                  const float* queries, float* x, const RowsAhead* ask) {
-  if (tile_rows == 1) return token_logits_of_height<Row, 1>(keys, count, shape, queries, x, ask);
+                  const float* queries, float* x, const RowsAhead* upcoming) {
+  if (tile_rows == 1)
+    return token_logits_of_height<Row, 1>(keys, count, shape, queries, x, upcoming);
   if constexpr (simd::lanes >= 4) {
-    if (tile_rows == 2) return token_logits_of_height<Row, 2>(keys, count, shape, queries, x, ask);
-    token_logits_of_height<Row, 4>(keys, count, shape, queries, x, ask);
+    if (tile_rows == 2)
+      return token_logits_of_height<Row, 2>(keys, count, shape, queries, x, upcoming);
+    token_logits_of_height<Row, 4>(keys, count, shape, queries, x, upcoming);
   }
 }
 
@@ -139,7 +141,7 @@ inline constexpr bool whole_groups = group_packets<Row> > 0 &&
 template <class Row, std::size_t Height, std::size_t Packets>
 QUOKA_INLINE void token_value_packets(const RowRun& v, Index c, Index count, const RowShape& shape,
                                       const float* const* weight, Index step, float* out,
-                                      const RowsAhead* ask) {
+                                      const RowsAhead* upcoming) {
   const Index width = shape.dim;
   constexpr int lanes = simd::lanes;
   simd::Packet acc[Height][Packets];
@@ -148,7 +150,7 @@ QUOKA_INLINE void token_value_packets(const RowRun& v, Index c, Index count, con
   });
   for (Index i = 0; i < count; ++i) {
     const ConstRow value = v[i];
-    if (ask != nullptr) ask_for(*ask, i);
+    if (upcoming != nullptr) prefetch_rows(*upcoming, i);
     simd::Packet channels[Packets];
     if constexpr (whole_groups<Row, Packets>) {
       simd::unroll<Packets / group_packets<Row>>([&](auto g) QUOKA_INLINE_LAMBDA {
@@ -176,19 +178,19 @@ QUOKA_INLINE void token_value_packets(const RowRun& v, Index c, Index count, con
 template <class Row, int Height>
 void token_values_of_height(const RowRun& v, Index count, const RowShape& shape,
                             const float* const* weight, Index step, float* out,
-                            const RowsAhead* ask) {
+                            const RowsAhead* upcoming) {
   const Index width = shape.dim;
   constexpr int wide = tuning::token_value_packets / (Height > 2 ? 2 : 1);
   Index c = 0;
   for (; c + wide * simd::lanes <= width; c += wide * simd::lanes)
     token_value_packets<Row, Height, wide>(v, c, count, shape, weight, step, out,
-                                           c == 0 ? ask : nullptr);
+                                           c == 0 ? upcoming : nullptr);
   for (; c + wide / 2 * simd::lanes <= width; c += wide / 2 * simd::lanes)
     token_value_packets<Row, Height, wide / 2>(v, c, count, shape, weight, step, out,
-                                               c == 0 ? ask : nullptr);
+                                               c == 0 ? upcoming : nullptr);
   for (; c < width; c += simd::lanes)
     token_value_packets<Row, Height, 1>(v, c, count, shape, weight, step, out,
-                                        c == 0 ? ask : nullptr);
+                                        c == 0 ? upcoming : nullptr);
 }
 
 // Rows of out that are computed together. Rows that cost much to widen are widened once for four;
@@ -199,17 +201,18 @@ inline constexpr Index value_rows = Grouped<Row>&& simd::registers >= 32 ? 4 : 2
 // All channels, for `rows` rows of out: a Format's token_values.
 template <class Row>
 void token_values(const RowRun& v, Index count, const RowShape& shape, const float* const* weight,
-                  Index step, Index rows, float* out, const RowsAhead* ask) {
+                  Index step, Index rows, float* out, const RowsAhead* upcoming) {
   if constexpr (value_rows<Row> == 4) {
     if (rows > 2) {
-      if (rows == 4) return token_values_of_height<Row, 4>(v, count, shape, weight, step, out, ask);
-      return token_values_of_height<Row, 3>(v, count, shape, weight, step, out, ask);
+      if (rows == 4)
+        return token_values_of_height<Row, 4>(v, count, shape, weight, step, out, upcoming);
+      return token_values_of_height<Row, 3>(v, count, shape, weight, step, out, upcoming);
     }
   }
   if (rows == 2)
-    token_values_of_height<Row, 2>(v, count, shape, weight, step, out, ask);
+    token_values_of_height<Row, 2>(v, count, shape, weight, step, out, upcoming);
   else
-    token_values_of_height<Row, 1>(v, count, shape, weight, step, out, ask);
+    token_values_of_height<Row, 1>(v, count, shape, weight, step, out, upcoming);
 }
 
 // For one, two or four `rows` of out: a Format's cached_values.

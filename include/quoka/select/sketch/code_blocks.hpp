@@ -2,7 +2,7 @@
 // the one walk over codes, for scores (sketched_top_k.hpp) and for masses (sketched_mass.hpp).
 //
 // A block of the sketch that holds 16 keys as they are wanted is read in place; others are put together. The pair some
-// way ahead is asked for on the way.
+// way ahead is prefetched on the way.
 #pragma once
 
 #include <quoka/cache/key_sketch.hpp>
@@ -86,19 +86,19 @@ class CodeBlocks {
     for (Index i = 0; i < n; ++i) in_place = in_place && rows[i] == rows[0] + i;
     if (in_place) return sketch_.codes(b_, head_, rows[0] / width);
     std::uint8_t* const to = gathered_ + half * steps_ * simd::code_channels * width;
-    const std::uint8_t* asked = nullptr;
+    const std::uint8_t* prefetched = nullptr;
     for (Index i = 0; i < n; ++i) {
       const std::uint8_t* const from =
           sketch_.codes(b_, head_, rows[i] / width) + rows[i] % width * simd::code_channels;
       const Index ahead = first + i + tuning::gathered_prefetch_keys;
-      const std::uint8_t* const later = ahead < end_ ? around(ahead) : asked;
+      const std::uint8_t* const later = ahead < end_ ? around(ahead) : prefetched;
       // A key's codes lie in every line of its block.
       for (Index s = 0; s < steps_; ++s) {
         std::memcpy(to + (s * width + i) * simd::code_channels, from + s * line,
                     simd::code_channels);
-        if (later != asked) simd::prefetch(later + s * line);
+        if (later != prefetched) simd::prefetch(later + s * line);
       }
-      asked = later;
+      prefetched = later;
     }
     return to;
   }

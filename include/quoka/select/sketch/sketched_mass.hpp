@@ -241,15 +241,15 @@ class MassStages : MassShape {
     with(task, look, worker, [&](Head& head) { head.weigh(pass(look, stage), range); });
   }
   // What a row's softmax is times.
-  float share(Index rows) const {
+  float row_share(Index rows) const {
     return call_.aggregation == Aggregation::max
                ? 1.0f
                : 1.0f / static_cast<float>(std::max<Index>(rows, 1));
   }
   void find_factors(Index task, int stage, Index, int worker) {
     const int look = look_of(stage);
-    const float row_share = largest(task, look) ? 1.0f : share(slot(task).looks[look].count);
-    with(task, look, worker, [&](Head& head) { head.find_factors(pass(look, stage), row_share); });
+    const float share = largest(task, look) ? 1.0f : row_share(slot(task).looks[look].count);
+    with(task, look, worker, [&](Head& head) { head.find_factors(pass(look, stage), share); });
   }
   void add(Index task, int stage, Index range, int worker) {
     const int look = look_of(stage);
@@ -331,7 +331,7 @@ class MassStages : MassShape {
     std::fill_n(mass, k.len(), 0.0f);
     RowKeys head_keys(k.head(task / k.heads(), task % k.heads()), k.len());
     MassAccumulator(s.rows.data(), count, k.dim(), head_keys, k.len(), s)
-        .add_to(mass, share(count), call_.aggregation);
+        .add_to(mass, row_share(count), call_.aggregation);
   }
   // The key that has most is what was sketched.
   void look_up(Index task, int, Index, int worker) {

@@ -38,10 +38,10 @@ template <int Queries>
                                     const std::int32_t* queries, Index stride, Index steps,
                                     const std::int32_t* offset, std::int32_t* best,
                                     const LaterBlocks& later) {
-  const std::uint8_t* const ask[2] = {later.first, later.second};
+  const std::uint8_t* const upcoming[2] = {later.first, later.second};
   for (int i = 0; i < 2; ++i, best += code_block) {
     __m512i dot[static_cast<std::size_t>(Queries)];
-    block_dots<Queries>(keys[i], queries, stride, steps, offset, ask[i], dot);
+    block_dots<Queries>(keys[i], queries, stride, steps, offset, upcoming[i], dot);
     __m512i all = _mm512_load_si512(best);
     if (over == CodeScores::max)
       unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA { all = _mm512_max_epi32(all, dot[m]); });
@@ -57,10 +57,10 @@ template <int Queries>
                                         const std::int32_t* queries, Index stride, Index steps,
                                         const std::int32_t* offset, float* products,
                                         const LaterBlocks& later) {
-  const std::uint8_t* const ask[2] = {later.first, later.second};
+  const std::uint8_t* const upcoming[2] = {later.first, later.second};
   for (int i = 0; i < 2; ++i, products += code_block) {
     __m512i dot[static_cast<std::size_t>(Queries)];
-    block_dots<Queries>(keys[i], queries, stride, steps, offset, ask[i], dot);
+    block_dots<Queries>(keys[i], queries, stride, steps, offset, upcoming[i], dot);
     unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
       _mm512_store_ps(products + m * 2 * code_block, _mm512_cvtepi32_ps(dot[m]));
     });

@@ -77,7 +77,7 @@ template <int Queries>
                                     const LaterBlocks& later) {
   constexpr int width = sizeof(CodeVector), parts = 64 / width;  // of a block's step
   constexpr int blocks = parts == 1 && Queries >= 4 ? 2 : 1, vectors = blocks * parts;
-  const std::uint8_t* const ask[2] = {later.first, later.second};
+  const std::uint8_t* const upcoming[2] = {later.first, later.second};
   unroll<2 / blocks>([&](auto turn) QUOKA_INLINE_LAMBDA {
     CodeVector dot[static_cast<std::size_t>(Queries)][vectors];
     unroll<Queries, vectors>([&](auto m, auto v)
@@ -90,9 +90,9 @@ template <int Queries>
       unroll<vectors, count>([&](auto v, auto i) QUOKA_INLINE_LAMBDA {
         key[v][i] = load_code_vector(keys[turn + v / parts] + (s + i) * 64 + v % parts * width);
       });
-      if (Queries >= 4 && ask[0] != nullptr)
+      if (Queries >= 4 && upcoming[0] != nullptr)
         unroll<blocks, count>([&](auto block, auto i) QUOKA_INLINE_LAMBDA {
-          prefetch(ask[turn + block] + (s + i) * 64);
+          prefetch(upcoming[turn + block] + (s + i) * 64);
         });
       unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
         CodeVector x[static_cast<std::size_t>(count)];

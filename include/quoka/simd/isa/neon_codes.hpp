@@ -127,11 +127,11 @@ template <int Queries, class Use>
 QUOKA_INLINE void for_each_square(const std::uint8_t* const (&keys)[2], const std::int32_t* queries,
                                   Index stride, Index steps, const std::int32_t* offset,
                                   const LaterBlocks& later, Use&& use) {
-  const std::uint8_t* const ask[2] = {later.first, later.second};
+  const std::uint8_t* const upcoming[2] = {later.first, later.second};
   for (Index part = 0; part < 4; ++part) {
     CodeSquares<Queries> squares;
     squares.multiply(keys[part / 2] + part % 2 * 32, queries, stride, steps, offset,
-                     part % 2 == 0 ? ask[part / 2] : nullptr);
+                     part % 2 == 0 ? upcoming[part / 2] : nullptr);
     use(part, squares);
   }
 }
@@ -187,9 +187,9 @@ template <int Queries>
     return code_square_dots<Queries>(over, keys, queries, stride, steps, offset, best, later);
 #endif
   constexpr int vectors = code_steps_together == 1 ? 2 : 1;
-  const std::uint8_t* const ask[2] = {later.first, later.second};
+  const std::uint8_t* const upcoming[2] = {later.first, later.second};
   for (Index part = 0; part < 8; part += vectors) {
-    const std::uint8_t *key = keys[part / 4] + part % 4 * 16, *asked = ask[part / 4];
+    const std::uint8_t *key = keys[part / 4] + part % 4 * 16, *next = upcoming[part / 4];
     CodeSums dot[static_cast<std::size_t>(Queries)][vectors];
     unroll<Queries, vectors>([&](auto m, auto v)
                                  QUOKA_INLINE_LAMBDA { dot[m][v] = CodeSums::zero(); });
@@ -201,8 +201,8 @@ template <int Queries>
       unroll<vectors, count>([&](auto v, auto i) QUOKA_INLINE_LAMBDA {
         block[v][i] = load_signed_codes(key + i * 64 + v * 16);
       });
-      if (part % 4 == 0 && asked != nullptr)
-        unroll<count>([&](auto i) QUOKA_INLINE_LAMBDA { prefetch(asked + (s + i) * 64); });
+      if (part % 4 == 0 && next != nullptr)
+        unroll<count>([&](auto i) QUOKA_INLINE_LAMBDA { prefetch(next + (s + i) * 64); });
       unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
         int8x16_t x[static_cast<std::size_t>(count)];
         unroll<count>(
