@@ -631,6 +631,19 @@ def ggml_models():
 
 
 @table
+def estimate_rates():
+    """Multiply-adds with weights and of attention, in one second of one thread, and how many of the first go into one of the second."""
+    body = []
+    for r in load("estimate_rates")["results"]:
+        depth = r["depths"][1] - r["depths"][0]
+        of_key = {name: (r[name][1] - r[name][0]) / depth for name in ("llama_cpp_cpu_s", "exact_cpu_s")}
+        attention = {name: r["ubatch"] * r["attention_of_a_token_and_key"] / cost for name, cost in of_key.items()}
+        weights = r["ubatch"] * r["weights_of_a_token"] / (r["exact_cpu_s"][0] - of_key["exact_cpu_s"] * r["ubatch"] / 2)
+        body.append([r["weights"], r["model"], *(f"{x / 1e9:.0f}" for x in (weights, *attention.values()))])
+    return ["weights", "model", "weights, G a second", "llama.cpp's attention", "exact"], body
+
+
+@table
 def check_model():
     """What examples/ggml/check.sh found of TinyLlama at the longest length, then what it recommends on other text."""
     body = []

@@ -17,6 +17,7 @@
 #include "node.hpp"
 #include "settings_text.hpp"
 
+#include "support/budget_text.hpp"
 #include "support/program.hpp"
 #include "support/progress.hpp"
 #include "support/table.hpp"
@@ -36,7 +37,7 @@ using namespace quoka_ggml;
 using nlohmann::json;
 
 constexpr Index question_room = 96;
-constexpr std::uint32_t measuring_seed = 1, verifying_seed = 1001;
+constexpr std::uint32_t measuring_seed = 1, verifying_after = 1000;
 const std::vector<std::string> settings_names{"mode",   "budget", "dense_layers", "min_past",
                                               "config", "chunk",  "decode",       "min_queries",
                                               "sketch", "stats",  "arithmetic"};
@@ -89,10 +90,12 @@ struct Flags {
   std::string model, out, cache = "f16";
   std::vector<std::string> texts{QUOKA_GGML_PROMPT}, modes{"paper", "recommended"},
       arithmetics{"automatic", "bf16"};
-  std::vector<Index> lengths, budgets;
+  std::vector<std::string> budgets;  // as in settings
+  std::vector<Index> lengths;
   Index ubatch = 256, samples = 384, questions = 12, together = 0;
   int threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  bool quick = false, fresh = false, rounding = false;
+  std::uint32_t seed = measuring_seed;  // of the facts that are read first
+  bool quick = false, fresh = false, rounding = false, measure_only = false;
   Limits limits;
 };
 
@@ -125,6 +128,7 @@ class Check {
       pass("rounding", measured_text_,
            {tried_[0], {"llama.cpp without flash attention", nullptr, false}});
     measure();
+    if (flags_.measure_only) return 0;
     look_at_layers();
     decide();
     verify();
@@ -162,21 +166,26 @@ class Check {
       const auto part = [&](Index of) {
         return std::max<Index>(64, (longest / of + 32) / 64 * 64);
       };
-      flags_.budgets = {part(4)};
-      if (!flags_.quick) flags_.budgets.push_back(part(8));
+      flags_.budgets = {std::to_string(part(4))};
+      if (!flags_.quick) flags_.budgets.push_back(std::to_string(part(8)));
     }
     tried_ = {{"llama.cpp", nullptr}};
     add_in_each_arithmetic("exact", {{"mode", "exact"}});
     for (const std::string& mode : flags_.modes)
-      for (const Index budget : mode == "exact" ? std::vector<Index>{} : flags_.budgets)
-        add_in_each_arithmetic(fmt::format("{} {}", mode, budget),
-                               {{"mode", mode}, {"budget", budget}, {"dense_layers", 1}});
+      for (const std::string& budget :
+           mode == "exact" ? std::vector<std::string>{} : flags_.budgets) {
+        json settings{{"budget", value_of(budget)}, {"dense_layers", 1}};
+        settings.update(settings_of_mode(mode));
+        add_in_each_arithmetic(fmt::format("{} {}", mode, budget), settings);
+      }
     const std::string text = read_texts(flags_.texts);
     const int facts = static_cast<int>(std::clamp<Index>(longest / 80, 12, 96));
-    measured_text_ = Reader(model_.vocab, measuring_seed).read(text, longest, facts);
+    measured_text_ = Reader(model_.vocab, flags_.seed).read(text, longest, facts);
     verified_text_ =
-        Reader(model_.vocab, verifying_seed)
-            .read(std::string_view(text).substr(measured_text_.characters), longest, facts);
+        flags_.measure_only
+            ? Reading{}
+            : Reader(model_.vocab, flags_.seed + verifying_after)
+                  .read(std::string_view(text).substr(measured_text_.characters), longest, facts);
     const json asked{{"model", model_.told()},
                      {"lengths", flags_.lengths},
                      {"tried", names(tried_)},
@@ -186,6 +195,7 @@ class Check {
                      {"samples", flags_.samples},
                      {"questions", flags_.questions},
                      {"facts", facts},
+                     {"seed", flags_.seed},
                      {"text", std::to_string(std::hash<std::string>{}(text))},
                      {"limits",
                       {{"perplexity", flags_.limits.perplexity},
@@ -332,13 +342,14 @@ class Check {
         run_pass(reading, {flags_.lengths, flags_.ubatch, flags_.samples, flags_.questions},
                  contenders, [&](Index tokens) { bar.update(done += tokens); });
     json by_length = json::array(), longest = json::array(), needles = json::array(),
-         pays = json::object(), divergence = json::object();
+         pays = json::object(), divergence = json::object(), loss = json::object();
     for (std::size_t c = 0; c < tried.size(); ++c) {
       for (std::size_t l = 0; l < flags_.lengths.size(); ++l)
         by_length.push_back(outcome(p, flags_.lengths, c, tried[c].name, l, l));
       longest.push_back(outcome(p, flags_.lengths, c, tried[c].name, flags_.lengths.size() - 1,
                                 flags_.lengths.size() - 1));
       if (c > 0) divergence[tried[c].name] = p.of[c].kl;
+      loss[tried[c].name] = p.of[c].nll;
       if (tried[c].selects())
         pays[tried[c].name] = pays_from(p, flags_.lengths, c, flags_.limits.gain);
       for (std::size_t l = 0; l < flags_.lengths.size(); ++l)
@@ -352,8 +363,9 @@ class Check {
                {"right", p.of[c].right[l][q]}});
         }
     }
-    return {{"by_length", by_length}, {"longest", longest},          {"needles", needles},
-            {"pays_from", pays},      {"samples", p.samples.size()}, {"kl_of_samples", divergence}};
+    return {{"by_length", by_length},      {"longest", longest},          {"needles", needles},
+            {"pays_from", pays},           {"samples", p.samples.size()}, {"sampled_at", p.samples},
+            {"kl_of_samples", divergence}, {"loss_of_samples", loss}};
   }
   static std::vector<Outcome> outcomes_of(const json& rows) {
     std::vector<Outcome> outcomes;
@@ -562,6 +574,7 @@ void print(const json& result, const std::string& folder) {
                 100 * x["agrees"].get<double>(), 100 * x["right"].get<double>());
     table.print();
   }
+  if (!result.contains("advice")) return;  // only measured
   const json& advice = result["advice"];
   fmt::print("\n{}: {}\n", advice["contender"].get<std::string>(),
              advice["why"].get<std::string>());
@@ -591,9 +604,17 @@ int main(int argc, char** argv) {
           "of prompts, in tokens; by default 512, 1024 and so on up to the context or 8,192")
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
-  program.add_option("--modes", flags.modes, "presets beside exact mode; exact: none")
+  program
+      .add_option("--modes", flags.modes,
+                  "presets beside exact mode, with settings if wanted: recommended:chunk=256; "
+                  "exact: none")
       ->delimiter(',')
-      ->check(CLI::IsMember({"exact", "paper", "recommended"}));
+      ->check([](const std::string& mode) {
+        const std::string name = mode.substr(0, mode.find(':'));
+        return name == "exact" || name == "paper" || name == "recommended"
+                   ? std::string()
+                   : mode + ": a mode is exact, paper or recommended";
+      });
   program
       .add_option("--arithmetics", flags.arithmetics,
                   "each mode in each of them; those that come to the same here are one")
@@ -601,9 +622,14 @@ int main(int argc, char** argv) {
       ->check(CLI::IsMember(arithmetic_names()));
   program
       .add_option("--budgets", flags.budgets,
-                  "past keys for each KV head; by default a quarter and an eighth of the longest")
+                  "past keys for each KV head, or with a point a share of the past; by default a "
+                  "quarter and an eighth of the longest")
       ->delimiter(',')
-      ->check(CLI::PositiveNumber);
+      ->check([](const std::string& text) {
+        return quoka_examples::read_budget(text)
+                   ? std::string()
+                   : text + ": a budget is " + quoka_examples::budget_rules();
+      });
   program.add_flag("--quick", flags.quick, "2,048 tokens at most, one budget");
   program.add_option("--ubatch", flags.ubatch)->check(CLI::Range(32, 65536));
   program.add_option("--samples", flags.samples, "positions at which logits are compared")
@@ -614,6 +640,9 @@ int main(int argc, char** argv) {
           "--together", flags.together,
           "contenders that read side by side; by default as many as half of the memory holds")
       ->check(CLI::PositiveNumber);
+  program.add_option("--seed", flags.seed, "of the facts in the text");
+  program.add_flag("--measure-only", flags.measure_only,
+                   "reads the text, from its beginning, and gives no advice");
   program.add_flag("--rounding", flags.rounding,
                    "llama.cpp without flash attention, too: what its own rounding moves");
   program.add_option("--threads", flags.threads)->check(CLI::PositiveNumber);

@@ -3,6 +3,8 @@
 #
 #     check.sh MODEL.gguf [TEXT ...] [OPTION ...]
 #     check.sh --compare DIR DIR ...       one page of several results
+#     check.sh --estimate MODEL.gguf       in a second, from the file alone: how much of a prefill is attention, at 2K to
+#                                          128K tokens, and so the most that can be gained; --budget 1024: of selection
 #
 # Writes to a folder: check.html, the page to look at; check.json, all numbers; and, where something is recommended,
 # settings.json, which QUOKA_CONFIG names to use it. A run that was stopped goes on where it was. Says how long it will
@@ -12,15 +14,18 @@
 #     --out DIR            the folder; build/check/MODEL unless said otherwise
 #     --quick              2,048 tokens at most, one budget
 #     --lengths 512,2048   of prompts, in tokens; unless said otherwise 512, 1024 and so on up to the context or 8,192
-#     --modes paper,recommended       presets beside exact mode; exact: none
+#     --modes paper,recommended       presets beside exact mode; with settings: recommended:chunk=256; exact: none
 #     --arithmetics automatic,bf16    each mode in each of them; those that come to the same here are one
-#     --budgets 512,1024   past keys for each KV head; a quarter and an eighth of the longest length
+#     --budgets 512,1024   past keys for each KV head, with a point a share of the past; a quarter and an eighth of the
+#                          longest length
 #     --cache f16          how llama.cpp stores keys and values: f16 or q8_0
 #     --threads 4          as many as there are processors
 #     --ubatch 256         tokens that llama.cpp computes together
 #     --samples 384        positions at which logits are compared
 #     --questions 12       needles that are asked for at each length
 #     --together 8         settings that read side by side; as many as half of the memory holds
+#     --seed 1             of the facts in the text
+#     --measure-only       reads the text and gives no advice
 #     --rounding           llama.cpp without flash attention, too: what its own rounding moves
 #     --max-perplexity 1   percent that settings may add
 #     --max-kl 0.05        divergence from llama.cpp's logits that settings may have, in nats
@@ -47,6 +52,13 @@ if [[ $1 == --compare ]]; then
   command -v python3 >/dev/null || install_missing python3
   python3 "$here/check_page.py" "${@/%//check.json}" --out "$quoka_root/build/check/comparison.html"
   exit
+fi
+
+if [[ $1 == --estimate ]]; then
+  shift
+  (($#)) || fail "--estimate wants a MODEL.gguf"
+  command -v python3 >/dev/null || install_missing python3
+  exec python3 "$here/estimate.py" "$@"
 fi
 
 # What can be refused before anything is installed and built.

@@ -25,9 +25,9 @@ const std::vector<std::string> variables{
     "mode",    "budget", "dense_layers", "chunk", "decode", "min_past",  "min_queries",
     "threads", "sketch", "stats",        "quiet", "isa",    "arithmetic"};
 // What this project's tests and test scripts are told by: not settings, and no typos.
-const std::vector<std::string> of_tests{"QUOKA_TINYLLAMA", "QUOKA_SOAK_STEPS",
-                                        "QUOKA_SERVER_MINUTES", "QUOKA_MUTANT",
-                                        "QUOKA_MUTANT_TRACE"};
+const std::vector<std::string> of_tests{"QUOKA_TINYLLAMA",  "QUOKA_SMOLLM2",
+                                        "QUOKA_SOAK_STEPS", "QUOKA_SERVER_MINUTES",
+                                        "QUOKA_MUTANT",     "QUOKA_MUTANT_TRACE"};
 
 // Letters to insert, leave out, replace, or swap with their neighbour.
 std::size_t distance(const std::string& a, const std::string& b) {

@@ -667,7 +667,7 @@ TEST(LayerAccount, SumsByLayerAndSaysAboutWhatIsSaved) {
                 "selected");
   const auto [took, dense] = account.saving();
   EXPECT_NEAR(took, 4.5, 1e-9);
-  EXPECT_NEAR(dense, 12, 1e-9);
+  EXPECT_NEAR(dense, 12 + 0.3, 1e-9) << "masks are read in any case";
   const std::vector<std::string> lines = account.lines();
   ASSERT_EQ(lines.size(), 2u);
   EXPECT_EQ(lines[0], "layer 0: 100.0 % of the past; exact: x (1 calls)");
@@ -697,6 +697,20 @@ TEST(LayerAccount, PricesChunksAndSingleTokensApart) {
   selecting.add(1, call(10, 1, 9, 9, 5), "exact");  // of 9 pairs nothing is learnt
   EXPECT_NEAR(selecting.saving().dense, 10, 1e-9);
   EXPECT_EQ(LayerAccount().saving().dense, 0);
+  // A window: most of its 100,000 pairs were hidden, and cost nothing.
+  MaskedReport window = call(10, 1, 100'000, 100'000, 1);
+  window.by_mask = true;
+  account.add(2, window, "exact: a sliding window");
+  EXPECT_NEAR(account.saving().dense, 5 + 30, 1e-9);
+}
+
+TEST(MaskedAttention, SaysWhereTheMaskAloneSaysWhatIsSeen) {
+  Engine causal(false);
+  MaskedAttention layer;
+  EXPECT_FALSE(layer.run(std::vector{causal.stream()}, {}, {}, SerialExecutor{}).by_mask);
+  MaskedStream stream = causal.stream();
+  stream.mask = {};
+  EXPECT_TRUE(layer.run(std::vector{stream}, {}, {}, SerialExecutor{}).by_mask);
 }
 
 TEST(LayerAccount, JoinsLayersInARowThatWereTreatedAlike) {

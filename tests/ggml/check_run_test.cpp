@@ -143,6 +143,43 @@ TEST_F(CheckProgram, MeasuresExactModeAloneAndOwnRounding) {
   EXPECT_LT(own("measure", "exact"), 1e-3);
 }
 
+// Budgets as shares, settings of one mode, other facts; and no advice.
+TEST_F(CheckProgram, OnlyMeasures) {
+  const std::string flags =
+      "--lengths 600,1200 --budgets 0.125,0.5 --ubatch 512 --samples 40 --questions 3 "
+      "--arithmetics "
+      "float --modes recommended,recommended:chunk=32 --measure-only ";
+  ASSERT_EQ(run(flags + "--seed 7"), 0) << said_;
+  const json told = result(), &measured = told["steps"]["measure"];
+  EXPECT_EQ(told["asked"]["tried"],
+            json({"llama.cpp", "exact", "recommended 0.125", "recommended 0.5",
+                  "recommended:chunk=32 0.125", "recommended:chunk=32 0.5"}));
+  EXPECT_EQ(told["steps"].size(), 1u);
+  EXPECT_FALSE(told.contains("advice"));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "out/settings.json"));
+  const auto kl = [&](std::size_t i) { return measured["longest"][i]["kl"].get<double>(); };
+  EXPECT_LT(kl(3), kl(2)) << "half of the keys lose less than an eighth";
+  EXPECT_NE(kl(4), kl(2)) << "chunks of 32 choose otherwise";
+  const std::vector<Index> at = measured["sampled_at"];
+  EXPECT_EQ(at.size(), 40u);
+  EXPECT_TRUE(std::is_sorted(at.begin(), at.end()) && at.front() >= 31 && at.back() < 1199);
+  // A sample's loss is that of the perplexity: of those beyond 600 tokens.
+  double change = 0, count = 0;
+  for (std::size_t i = 0; i < at.size(); ++i)
+    if (at[i] >= 600)
+      change += measured["loss_of_samples"]["recommended 0.125"][i].get<double>() -
+                measured["loss_of_samples"]["llama.cpp"][i].get<double>(),
+          ++count;
+  EXPECT_NEAR(measured["longest"][2]["perplexity"][0], 100 * std::expm1(change / count), 1e-6);
+  ASSERT_EQ(run(flags + "--seed 8"), 0) << said_;
+  EXPECT_TRUE(says("begun anew")) << said_;
+  EXPECT_NE(result()["steps"]["measure"]["kl_of_samples"], measured["kl_of_samples"]);
+  for (const char* const wrong : {"--budgets 1", "--budgets 1.5", "--modes dense"}) {
+    EXPECT_NE(run(sizes + wrong), 0) << wrong;
+    EXPECT_TRUE(says("a budget is a count") || says("a mode is exact")) << said_;
+  }
+}
+
 // Every mode in every arithmetic, side by side; what is chosen is written with its own.
 TEST_F(CheckProgram, ComparesArithmetics) {
   ASSERT_EQ(run("--lengths 600 --budgets 64 --ubatch 512 --samples 40 --questions 1 --modes "
@@ -266,14 +303,68 @@ TEST_F(CheckScript, HelpComesAtOnceAndListsTheProgramsOptions) {
   for (const char* const arguments : {"--help", "-h", "model.gguf --quick --help"}) {
     EXPECT_EQ(run(arguments), 0) << said_;
     auto listed = options(said_);
-    EXPECT_EQ(listed.erase("--compare"), 1u);
+    for (const char* const own : {"--compare", "--estimate", "--budget"})
+      EXPECT_EQ(listed.erase(own), 1u) << own;
     EXPECT_EQ(listed, options(text_of(help)));
   }
   EXPECT_EQ(run(""), 2);
   EXPECT_TRUE(says("check.sh MODEL.gguf")) << said_;
 }
 
+// By a file whose sizes are known: 4 layers of 8/2 heads of 32.
+TEST_F(CheckScript, EstimatesTheGainFromTheFileAlone) {
+  const auto estimate = [&](const std::string& architecture, const std::string& more = "") {
+    const std::string path = (folder_ / (architecture + ".gguf")).string();
+    TinyLlama(architecture).write(path);
+    EXPECT_EQ(run("--estimate " + path + more), 0) << said_;
+    EXPECT_TRUE(says("8 query heads, 2 KV heads of 32; context 4,096")) << said_;
+    // Of 4,096 tokens: attention's share, that of layers that see everything, then times as fast.
+    std::smatch found;
+    const std::regex row("\n *4,096 +(\\d+) % +(\\d+) % +([0-9.]+)x +([0-9.]+)x +([0-9.]+)x\n");
+    std::vector<double> numbers;
+    if (std::regex_search(said_, found, row))
+      for (std::size_t i = 1; i < found.size(); ++i) numbers.push_back(std::stod(found[i]));
+    EXPECT_EQ(numbers.size(), 5u) << said_;
+    numbers.resize(5);
+    return numbers;
+  };
+  // A token's multiply-adds with weights, all of them floats, against those of attention at half of the length.
+  const double weights = 4 * (64.0 * (8 + 2 + 2) * 32 + 8 * 32 * 64 + 3 * 64 * 96) / 0.85,
+               attention = 4 * 2048.0 * 8 * 64;
+  const std::vector<double> llama = estimate("llama");
+  EXPECT_TRUE(says("4 layers, 4 of them see the whole text;")) << said_;
+  EXPECT_NEAR(llama[0], 100 * attention / (weights + attention), 0.51);
+  EXPECT_EQ(llama[1], llama[0]);
+  EXPECT_NEAR(llama[4], (weights + attention) / weights, 0.006);
+  EXPECT_GT(llama[3], llama[2]);
+  EXPECT_GT(llama[4], llama[3]);
+  EXPECT_LT(estimate("llama", " --budget 4096")[3], llama[3])
+      << "the more keys, the less is gained";
+  const std::vector<double> gemma = estimate("gemma2");
+  EXPECT_TRUE(says("4 layers, 2 of them see the whole text, others 64 tokens;")) << said_;
+  EXPECT_LT(gemma[1], gemma[0]);
+  EXPECT_NEAR(gemma[1], gemma[0] * 2048 / (2048 + 63.5), 2) << "windows of 64 cost little";
+}
+
 TEST_F(CheckScript, RefusesBeforeItInstallsOrBuilds) {
+  EXPECT_EQ(run("--estimate"), 1);
+  EXPECT_TRUE(says("--estimate wants")) << said_;
+  EXPECT_EQ(run("--estimate /nowhere.gguf"), 1);
+  EXPECT_TRUE(says("cannot read /nowhere.gguf")) << said_;
+  std::ofstream(folder_ / "text.gguf") << "GGU";
+  EXPECT_EQ(run("--estimate " + (folder_ / "text.gguf").string()), 1);
+  EXPECT_TRUE(says("does not begin with GGUF")) << said_;
+  TinyLlama("llama").write((folder_ / "whole.gguf").string());
+  const std::string whole = text_of(folder_ / "whole.gguf");
+  for (const std::size_t size : {10u, 40u, 300u, 1500u}) {
+    std::ofstream(folder_ / "cut.gguf") << whole.substr(0, size);
+    EXPECT_EQ(run("--estimate " + (folder_ / "cut.gguf").string()), 1) << size;
+    EXPECT_TRUE(says("it ends, or is damaged")) << said_;
+    EXPECT_FALSE(says("Traceback")) << said_;
+  }
+  EXPECT_EQ(run("--estimate " + (folder_ / "whole.gguf").string() + " --budget 1"), 1);
+  EXPECT_TRUE(says("at least 2 keys")) << said_;
+
   EXPECT_EQ(run("/nowhere/model.gguf"), 1);
   EXPECT_TRUE(says("there is no file /nowhere/model.gguf")) << said_;
   EXPECT_EQ(run("model.bin --quick"), 1);

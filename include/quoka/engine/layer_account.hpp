@@ -33,26 +33,32 @@ class LayerAccount {
   };
   // Of the calls that selected.
   struct Saving {
-    double took = 0;   // seconds
-    double dense = 0;  // about the seconds that they would have taken with every key
+    double took = 0;  // seconds
+    double dense =
+        0;  // about the seconds that they would have taken with every key, masks read as they were
   };
 
   // Counts a call of a layer; did: describe() of its outcome, or the caller's own reason.
   void add(int layer, const MaskedReport& call, const char* did) {
     Layer& of = layers_[layer];
     of.seen += call.seen, of.attended += call.attended, ++of.did[did];
-    Spent& spent = spent_[call.queries == call.sequences][call.attended < call.seen];
+    const bool selected = call.attended < call.seen;
+    if (call.by_mask && !selected) return;  // hidden cells cost less than others: no price
+    Spent& spent = spent_[call.queries == call.sequences][selected];
     spent.all_pairs += call.seen + call.own, spent.pairs += call.attended + call.own;
-    spent.attend += call.attend, spent.all += call.mask + call.select + call.attend;
+    spent.mask += call.mask, spent.attend += call.attend;
+    spent.all += call.mask + call.select + call.attend;
   }
   // By number; -1: attention over no cache.
   const std::map<int, Layer>& layers() const { return layers_; }
-  // At the price per query and key of the calls that did not select; where these are few, of those that did.
+  // At the price per query and key of the calls that did not select and whose queries saw all that was counted; where
+  // these are few, of those that did.
   Saving saving() const {
     Saving sum;
     for (const auto& [exact, selecting] : spent_) {
       const Spent& price = exact.pairs > selecting.pairs / 100 ? exact : selecting;
       sum.took += selecting.all;
+      sum.dense += selecting.mask;
       if (price.pairs > 0) sum.dense += selecting.all_pairs * price.attend / price.pairs;
     }
     return sum;
@@ -78,8 +84,8 @@ class LayerAccount {
 
  private:
   struct Spent {
-    double all_pairs = 0, pairs = 0;  // of a query and a key: there were, and were attended
-    double attend = 0, all = 0;       // seconds
+    double all_pairs = 0, pairs = 0;       // of a query and a key: there were, and were attended
+    double mask = 0, attend = 0, all = 0;  // seconds
   };
 
   std::map<int, Layer> layers_;

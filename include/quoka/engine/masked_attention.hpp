@@ -82,6 +82,8 @@ struct MaskedReport {
   MaskedOutcome outcome = MaskedOutcome::asked_exact;  // of its streams together
   Index queries = 0, sequences = 0;                    // a sequence: a piece of the mask
   bool window = false;                                 // a piece is a sliding window
+  bool by_mask =
+      false;  // of a piece the mask alone says what is seen: `seen` counts hidden cells, too
   double seen = 0, attended = 0,
          own = 0;  // keys of the past, and of the chunk, summed over queries
   double mask = 0, select = 0, attend = 0;  // seconds
@@ -122,7 +124,8 @@ class MaskedAttention {
         read.pieces = {{.begin = 0, .count = stream.q.len(), .kind = MaskKind::alike}};
       report.queries += stream.q.len(), report.sequences += std::ssize(read.pieces);
       for (const MaskPiece& piece : read.pieces)
-        report.window = report.window || piece.kind == MaskKind::window;
+        report.window = report.window || piece.kind == MaskKind::window,
+        report.by_mask = report.by_mask || !piece.causal();
     }
     report.mask += clock.lap();
     looks_.clear();
@@ -241,9 +244,8 @@ class MaskedAttention {
       queries += piece.count, scattered = scattered || !piece.in_order();
     }
     // A budget by scores, and attention's logits under a soft-cap, want scores in float.
-    const bool sketch =
-        masked.sketch && queries >= sketching_queries && !budget.by_scores() &&
-        (masked.selection->domain != Domain::softmax || logits.softcap == 0.0f);
+    const bool sketch = masked.sketch && queries >= sketching_queries && !budget.by_scores() &&
+                        (masked.selection->domain != Domain::softmax || logits.softcap == 0.0f);
     if (!sketch && !scattered) return;
     const Rows& k = stream.k;
     KnownCells* const known = &caches_[k.data()];
