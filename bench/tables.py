@@ -630,6 +630,51 @@ def ggml_models():
     return ["", *names], body
 
 
+def real_settings(name, length):
+    """As the page calls them: a budget by the part of the prompt that it is."""
+    mode, _, budget = name.rpartition(" ")
+    return f"{mode}, {part(round(int(budget) / length * 64) / 64)}" if budget.isdigit() else name
+
+
+@table
+def real_models():
+    """What is lost and gained by model, length and settings: of the second half of the prompt, and to its first token."""
+    body = []
+    for r in load("real_models")["results"]:
+        if r["settings"] == "llama.cpp":
+            body.append([f"**{r['model']}, {r['length']:,} tokens**", *[""] * 5])
+            continue
+        change, low, high = r["perplexity"]
+        body.append([real_settings(r["settings"], r["length"]), times(r["speedup"], 2), "{:.4f} ({:.4f} to {:.4f})".format(*r["kl"]),
+                     "{:+.4f} ({:+.4f} to {:+.4f})".format(*r["kl_less_exact"]) if "kl_less_exact" in r else "", f"{percent(r['agrees'])} %",
+                     f"{change:+.1f} % ({low:+.1f} to {high:+.1f})"])
+    return ["settings", "speed", "KL, nat", "KL less exact's", "top-1 agrees", "perplexity"], body
+
+
+@table
+def real_glance():
+    """The shortest prompt of the first model, where selection loses most."""
+    of = {real_settings(r["settings"], r["length"]): r for r in load("real_models")["results"] if r["length"] == 2048 and r["model"].startswith("SmolLM2")}
+    names = ["exact float", "recommended, 1/4", "recommended, 1/16", "paper, 1/4", "paper, 1/16"]
+    return ["against llama.cpp", *(name.replace("exact float", "exact") for name in names)], [
+        ["first token, times as soon", *(times(of[name]["speedup"], 1) for name in names)],
+        ["perplexity", *("{:+.1f} %".format(of[name]["perplexity"][0]) for name in names)],
+        ["KL, nat (llama.cpp to itself: 0.003)", *("{:.3f}".format(of[name]["kl"][0]) for name in names)]]
+
+
+@table
+def real_tried():
+    """Selection changed in one way at a time, by model and budget."""
+    body = []
+    for key, group in itertools.groupby(load("real_tried")["results"], lambda r: (r["model"], r["length"], r["budget"])):
+        body.append(["**{}, {:,} tokens**".format(*key[:2]), "", "", ""])
+        for r in group:
+            change, low, high = r["perplexity"]
+            less = "{:+.4f} ({:+.4f} to {:+.4f})".format(*r["kl_less_recommended"]) if any(r["kl_less_recommended"]) else ""
+            body.append([r["what"], "{:.4f}".format(r["kl"][0]), less, f"{change:+.1f} % ({low:+.1f} to {high:+.1f})"])
+    return ["changed", "KL, nat", "less `recommended`'s", "perplexity"], body
+
+
 @table
 def estimate_rates():
     """Multiply-adds with weights and of attention, in one second of one thread, and how many of the first go into one of the second."""

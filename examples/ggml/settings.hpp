@@ -19,6 +19,7 @@ struct Settings {
       0;  // so many of the first layers that could select are dense (layer_order.hpp); beside
           // those that the policy lists by the model's numbers
   Index chunk = 128;      // queries that select together
+  Index queries = 0;      // of these, that score, of all heads of a KV head together; 0: the preset's
   bool decode = false;    // select for single queries, too
   Index min_past = 0;     // fewer cells before a chunk: exact
   Index min_queries = 0;  // fewer are left to the CPU backend; 0: reason_to_refuse() decides
@@ -34,8 +35,10 @@ struct Settings {
   // How this layer selects, unless the mode is exact.
   quoka::QuokaOptions selection(int layer) const {
     const auto own = policy.budgets.find(layer);
-    return quoka::QuokaOptions::preset(
+    quoka::QuokaOptions options = quoka::QuokaOptions::preset(
         mode, own != policy.budgets.end() ? own->second : policy.budget.value());
+    if (queries > 0) options.n_queries = quoka::QueryCount::per_kv_head(queries);
+    return options;
   }
   std::string summary() const;  // one line
 };

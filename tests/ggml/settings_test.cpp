@@ -61,6 +61,7 @@ TEST(GgmlSettings, Variables) {
                    {"QUOKA_BUDGET", "0.25"},
                    {"QUOKA_DENSE_LAYERS", "[2, 5]"},
                    {"QUOKA_CHUNK", "64"},
+                   {"QUOKA_QUERIES", "192"},
                    {"QUOKA_DECODE", "1"},
                    {"QUOKA_MIN_PAST", "4096"},
                    {"QUOKA_MIN_QUERIES", "7"},
@@ -74,7 +75,10 @@ TEST(GgmlSettings, Variables) {
   const Settings& s = told.settings;
   EXPECT_EQ(s.mode, "recommended");
   EXPECT_EQ(s.selection(0).budget.count(800), 200);
-  EXPECT_EQ(s.selection(0).n_queries, quoka::QuokaOptions::recommended().n_queries);
+  EXPECT_EQ(s.selection(0).n_queries, quoka::QueryCount::per_kv_head(192));
+  const Told of_preset({{"QUOKA_MODE", "recommended"}, {"QUOKA_QUIET", "1"}});
+  EXPECT_EQ(of_preset.settings.selection(0).n_queries,
+            quoka::QuokaOptions::recommended().n_queries);
   EXPECT_EQ(s.policy.dense, (std::set<Index>{2, 5}));
   EXPECT_EQ(s.first_dense, 0);
   EXPECT_EQ(s.chunk, 64);
@@ -195,7 +199,8 @@ TEST(GgmlSettings, Arithmetics) {
   EXPECT_EQ(named("bf16").settings.arithmetic, quoka::Arithmetic::bfloat16);
   EXPECT_EQ(named("int8").settings.arithmetic, quoka::Arithmetic::int8);
   for (const char* const none : {"int9", "BF16", "bfloat16", "16"})
-    EXPECT_NE(named(none).problem.find("but must be automatic or float or bf16 or int8"), std::string::npos)
+    EXPECT_NE(named(none).problem.find("but must be automatic or float or bf16 or int8"),
+              std::string::npos)
         << named(none).problem;
   EXPECT_TRUE(named("float").settings.summary().ends_with("exact attention, in float"));
   EXPECT_TRUE(named("automatic").settings.summary().ends_with("exact attention"));
@@ -257,6 +262,7 @@ TEST(GgmlSettings, WhatIsNotUnderstoodIsNamedAndAttentionStaysExact) {
       {{{"QUOKA_MODE", "paper"}, {"QUOKA_BUDGET", "mass:0.9"}}, "no mass"},
       {{{"QUOKA_MODE", "paper"}, {"QUOKA_DENSE_LAYERS", "99999999999"}}, "dense_layers"},
       {{{"QUOKA_MODE", "paper"}, {"QUOKA_CHUNK", "0"}}, "chunk is 0"},
+      {{{"QUOKA_MODE", "paper"}, {"QUOKA_QUERIES", "-1"}}, "queries is -1"},
       {{{"QUOKA_MODE", "paper"}, {"QUOKA_THREADS", "-1"}}, "threads is -1"},
       {{{"QUOKA_MODE", "paper"}, {"QUOKA_DECODE", "2"}}, "decode is 2"},
       {{{"QUOKA_MODE", "paper"}, {"QUOKA_CONFIG", "/nowhere"}}, "cannot read /nowhere"},

@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Runs `check` on models with real weights, and writes bench/results/real_models.json from what it wrote. real_models.sh calls it.
+
+    real_models.py --check PROGRAM --text emma.txt --work FOLDER --out FILE MODEL=model.gguf ... [--quick]
+
+A reading is a stretch of the text with facts in it that a seed draws. All settings read it side by side, so that they are
+compared sample by sample: positions of the second half of the prompt, and questions at its end. Intervals of 95 % are of
+2,000 resamples of these. Which settings are tried is written here; none was chosen by this text.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import random
+import subprocess
+import sys
+
+FIRST_SEED = 4801  # of the facts of a length's first reading
+SHARES = (4, 8, 16)
+
+# Readings by the length of the prompt.
+MODELS = {
+    "smollm2": ("SmolLM2-135M-Instruct Q4_0", {2048: 1, 4096: 1, 8000: 1}),
+    "gemma3-270m": ("Gemma 3 270M Q4_K_M", {2048: 1, 8192: 1}),
+    "tinyllama": ("TinyLlama-1.1B-Chat Q8_0", {1024: 1}),
+}
+STRETCH = 40_000  # characters of the text from one reading to the next
+
+
+def budgets(length, quick):
+    """Counts of keys: a quarter of the prompt and so on, in sixty-fourths."""
+    return [max(64, (length // share + 32) // 64 * 64) for share in (SHARES[:2] if quick else SHARES)]
+
+
+def read(flags, name, length, reading):
+    """One call of `check`, or what it left the last time."""
+    place = FIRST_SEED + reading
+    folder = flags.work / f"{name}_{length}_{place}"
+    folder.mkdir(parents=True, exist_ok=True)
+    text = folder / "text.txt"
+    whole = flags.text.read_text()
+    begin = whole.index("\n", reading * STRETCH) + 1 if reading else 0
+    text.write_text(whole[begin:begin + 8 * length + 4000])
+    sets = [(["exact"], None, ["float", "bf16", "int8"]), (["paper", "recommended", "recommended:queries=256"], budgets(length, flags.quick), ["float"])]
+    found = {}
+    for i, (modes, counts, arithmetics) in enumerate(sets):
+        out = folder / f"part{i}"
+        command = [flags.check, flags.models[name], text, "--measure-only", "--out", out, "--lengths", f"{length // 2},{length}",
+                   "--samples", flags.samples, "--questions", "24", "--threads", flags.threads, "--seed", place,
+                   "--modes", ",".join(modes), "--arithmetics", ",".join(arithmetics)]
+        if counts:
+            command += ["--budgets", ",".join(map(str, counts))]
+        subprocess.run([str(x) for x in command], check=True, stdout=subprocess.DEVNULL)
+        told = json.loads((out / "check.json").read_text())
+        for one in told["steps"].values():
+            for outcome in one["longest"]:
+                label = outcome["name"]
+                twice = counts and label == "exact"  # it is in the other part
+                if twice or label in found:
+                    continue
+                label = label.replace(":queries=256", ", 256 queries")
+                found[label] = (one, outcome)
+        found["cpu"] = told["cpu"]
+    return found
+
+
+def interval(values):
+    """Mean and ends of its interval."""
+    mean = sum(values) / len(values)
+    draw = random.Random(1)
+    means = sorted(sum(draw.choices(values, k=len(values))) / len(values) for _ in range(2000))
+    return [mean, means[50], means[1949]]
+
+
+def rounded(values, digits):
+    return [round(x, digits) for x in values]
+
+
+def rows_of(readings, label, length):
+    """One set of settings at one length, over all readings."""
+    kl, less, loss, agrees, speed, right = [], [], [], [], [], {}
+    for found in readings:
+        one, outcome = found[label]
+        at = [i for i, position in enumerate(one["sampled_at"]) if position >= length // 2]
+        agrees.append(outcome["agrees"])
+        speed.append(outcome["speedup"])
+        base = one["loss_of_samples"]["llama.cpp"]
+        loss += [one["loss_of_samples"][outcome["name"]][i] - base[i] for i in at]
+        if label != "llama.cpp":
+            own = one["kl_of_samples"][outcome["name"]]
+            kl += [own[i] for i in at]
+            exact = one["kl_of_samples"].get("exact float", one["kl_of_samples"].get("exact"))
+            less += [own[i] - exact[i] for i in at] if exact else []
+        mine = [x for x in one["needles"] if x["name"] == outcome["name"] and x["length"] == length]
+        its = [x for x in one["needles"] if x["name"] == "llama.cpp" and x["length"] == length]
+        for a, b in zip(mine, its):
+            right.setdefault(a["kind"], []).append((a["right"], b["right"]))
+    change = interval(loss)
+    row = {"samples": len(loss), "perplexity": rounded([100 * math.expm1(x) for x in change], 3)}
+    if kl:
+        row |= {"kl": rounded(interval(kl), 5), "agrees": round(sum(agrees) / len(agrees), 4)}
+    if less and any(less):
+        row["kl_less_exact"] = rounded(interval(less), 5)
+    row["needles"] = {kind: {"questions": len(pairs), "right": round(100 * sum(a for a, _ in pairs) / len(pairs), 1),
+                             "change": rounded(interval([100 * (a - b) for a, b in pairs]), 1)} for kind, pairs in right.items()}
+    row["speedup"] = round(sum(speed) / len(speed), 3)
+    return row
+
+
+def main():
+    parse = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parse.add_argument("models", nargs="+", help="NAME=FILE, of " + ", ".join(MODELS))
+    parse.add_argument("--check", type=pathlib.Path, required=True)
+    parse.add_argument("--text", type=pathlib.Path, required=True)
+    parse.add_argument("--work", type=pathlib.Path, required=True, help="where a stopped run is gone on with")
+    parse.add_argument("--out", type=pathlib.Path, required=True)
+    parse.add_argument("--samples", type=int, default=1024, help="positions of a reading")
+    parse.add_argument("--threads", type=int, default=1)
+    parse.add_argument("--quick", action="store_true", help="the shortest length, one reading, two budgets")
+    flags = parse.parse_args()
+    flags.models = dict(one.split("=", 1) for one in flags.models)
+    if unknown := set(flags.models) - set(MODELS):
+        sys.exit(f"real_models.py: {', '.join(unknown)}: known are {', '.join(MODELS)}")
+    results, cpu = [], ""
+    for name in flags.models:
+        label, lengths = MODELS[name]
+        for length, count in lengths.items():
+            if flags.quick and length != min(lengths):
+                continue
+            readings = [read(flags, name, length, i) for i in range(1 if flags.quick else count)]
+            cpu = readings[0].pop("cpu")
+            for other in readings[1:]:
+                other.pop("cpu")
+            for settings in readings[0]:
+                results.append({"model": label, "length": length, "settings": settings, "readings": len(readings),
+                                "seeds": [FIRST_SEED + i for i in range(len(readings))], **rows_of(readings, settings, length)})
+            told = {"machine": cpu, "threads": flags.threads, "text": flags.text.name, "results": results}
+            flags.out.write_text(json.dumps(told, indent=1) + "\n")
+            print(f"{label}, {length} tokens: {len(readings)} readings", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
