@@ -82,8 +82,8 @@ struct MaskedReport {
   MaskedOutcome outcome = MaskedOutcome::asked_exact;  // of its streams together
   Index queries = 0, sequences = 0;                    // a sequence: a piece of the mask
   bool window = false;                                 // a piece is a sliding window
-  bool by_mask =
-      false;  // of a piece the mask alone says what is seen: `seen` counts hidden cells, too
+  // Of a piece the mask alone says what is seen: `seen` counts hidden cells, too.
+  bool by_mask = false;
   double seen = 0, attended = 0,
          own = 0;  // keys of the past, and of the chunk, summed over queries
   double mask = 0, select = 0, attend = 0;  // seconds
