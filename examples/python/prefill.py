@@ -8,6 +8,7 @@ is measured is CPU time of all threads, in turns, so that a loaded machine chang
 one call, and the part of it that attention takes. Torch's waiting threads count as busy: one thread unless you know better.
 """
 import argparse
+import sys
 import time
 
 import torch
@@ -65,6 +66,7 @@ with torch.inference_mode():
             for part in tokens.split(chunk, 1):
                 model(part, past_key_values=cache, logits_to_keep=1)
             times[name].append((time.process_time() - begin, in_attention))
+            print(f"{name}: {times[name][-1][0]:.1f}", file=sys.stderr, flush=True)
 print(f"{args.tokens} tokens, {args.threads} thread(s), {quoka.isa()}, torch {torch.__version__}; int8 is "
       f"{quoka.arithmetic_used('int8')} here")
 print(f"{'':28s} seconds  in attention  times as fast as sdpa in one call")
