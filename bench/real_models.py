@@ -90,8 +90,9 @@ def rows_of(readings, label, length):
         if label != "llama.cpp":
             own = one["kl_of_samples"][outcome["name"]]
             kl += [own[i] for i in at]
-            exact = one["kl_of_samples"].get("exact float", one["kl_of_samples"].get("exact"))
-            less += [own[i] - exact[i] for i in at] if exact else []
+            # Where not all fit side by side, exact mode was in another group.
+            exact = next(kls[name] for kls in (one["kl_of_samples"], found["exact float"][0]["kl_of_samples"]) for name in ("exact float", "exact") if name in kls)
+            less += [own[i] - exact[i] for i in at]
         mine = [x for x in one["needles"] if x["name"] == outcome["name"] and x["length"] == length]
         its = [x for x in one["needles"] if x["name"] == "llama.cpp" and x["length"] == length]
         for a, b in zip(mine, its):
@@ -100,7 +101,7 @@ def rows_of(readings, label, length):
     row = {"samples": len(loss), "perplexity": rounded([100 * math.expm1(x) for x in change], 3)}
     if kl:
         row |= {"kl": rounded(interval(kl), 5), "agrees": round(sum(agrees) / len(agrees), 4)}
-    if less and any(less):
+    if any(less):
         row["kl_less_exact"] = rounded(interval(less), 5)
     row["needles"] = {kind: {"questions": len(pairs), "right": round(100 * sum(a for a, _ in pairs) / len(pairs), 1),
                              "change": rounded(interval([100 * (a - b) for a, b in pairs]), 1)} for kind, pairs in right.items()}
