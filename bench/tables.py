@@ -568,6 +568,16 @@ def ggml_operation():
 
 
 @table
+def ggml_own():
+    body = []
+    for r in load("ggml_own")["results"]:
+        q_heads, kv_heads, dim, queries, cached = r["shape"].split("/")
+        body.append([f"{q_heads}/{kv_heads}/{dim}", queries, f"{r['own']:,} of {int(cached):,}" + (f", blocks of {r['block']}" if r["block"] > 1 else ""),
+                     *(f"{r[when]:.3g}" for when in ("before", "exact"))])
+    return ["heads/KV heads/channels", "queries", "cells of a query", "before", "now"], body
+
+
+@table
 def first_token():
     runs = [*(load(name)["runs"][0] for name in ("ggml_amx", "ggml_first_token_zen4")), *load("ggml_first_token")["runs"]]
 

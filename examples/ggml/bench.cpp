@@ -1,13 +1,14 @@
 // Times FLASH_ATTN_EXT alone: ggml's CPU backend against this one, by default exact and both presets.
 //
 //     ggml_bench [--rounds 7] [--type f16,q8_0,q4_0,...] [--threads 1] [--modes exact,paper,recommended] [--no-ggml]
-//                [--biased 1] [--out results.json] [SHAPE...]
+//                [--biased 1] [--own KEYS] [--block 64] [--out results.json] [SHAPE...]
 //
 // A shape is q_heads/kv_heads/head_dim/queries/cached. Each mode computes the same node twice between two runs of
 // ggml's; the chunk's keys are other ones each time. Printed are ggml's time and the medians of its ratios to the
 // modes'. A mode may have settings of its own (settings_text.hpp): exact:threads=2, recommended:sketch=0. --no-ggml: in
 // place of ggml's the first mode's. --biased: each mode once more, as `exact+bias`, with -0.001 in so many entries of
-// the mask, of as many queries, evenly spaced: what they cost.
+// the mask, of as many queries, evenly spaced: what they cost. --own: each query sees so many of the cached cells, drawn
+// for it alone, in blocks of --block, as a model that chooses keys by itself has it.
 //
 //     ggml_bench --errors [--type f32,f16,...] [--logits 0.3,1,3,10]
 //                [--modes exact:arithmetic=float,exact:arithmetic=bf16] [--out ...] [SHAPE...]
@@ -64,7 +65,7 @@ int main(int argc, char** argv) try {
     types[ggml_type_name(t)] = t;
   CLI::App app("FLASH_ATTN_EXT by ggml's CPU backend and by this one");
   int rounds = 7, threads = 1;
-  std::int64_t biased = 0;
+  std::int64_t biased = 0, own = 0, block = 1;
   bool no_ggml = false, errors = false;
   std::vector<std::string> modes, cache_types{"f16"}, shapes;
   std::vector<double> logit_sizes{3.0};
@@ -75,6 +76,8 @@ int main(int argc, char** argv) try {
       ->allow_extra_args(false)
       ->check(CLI::IsMember(types));
   app.add_option("--biased", biased)->check(CLI::NonNegativeNumber);
+  app.add_option("--own", own)->check(CLI::PositiveNumber)->excludes("--biased");
+  app.add_option("--block", block)->check(CLI::PositiveNumber);
   app.add_option("--threads", threads)->check(CLI::PositiveNumber);
   app.add_option("--modes", modes)->delimiter(',')->allow_extra_args(false);  // shapes may follow
   app.add_flag("--no-ggml", no_ggml);
@@ -147,8 +150,13 @@ int main(int argc, char** argv) try {
       s.v_dim = s.head_dim, s.k_type = s.v_type = types.at(type);
       s.cells = (cached + s.n_q + 255) / 256 * 256;
       GraphOfOne graph(s);
-      graph.see_causally(cached);
-      const nlohmann::json row{{"shape", text}, {"cache", type}, {"threads", threads}};
+      if (own > cached) throw std::invalid_argument("--own is more than the cached cells");
+      if (own > 0)
+        graph.see_own(own, cached, block);
+      else
+        graph.see_causally(cached);
+      nlohmann::json row{{"shape", text}, {"cache", type}, {"threads", threads}};
+      if (own > 0) row["own"] = own, row["block"] = block;
       std::vector<double> numbers;
       if (errors) {
         for (const double size : logit_sizes) {

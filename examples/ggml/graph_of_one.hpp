@@ -10,6 +10,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -93,6 +94,19 @@ class GraphOfOne {
     for (std::int64_t stream = 0; stream < s.streams; ++stream)
       for (std::int64_t query = 0; query < s.n_q; ++query)
         for (std::int64_t cell = 0; cell <= past + query; ++cell) see(cell, query, stream);
+  }
+
+  // Each query sees `count` cells of the first `cells`, drawn anew for it, in blocks of `block` side by side.
+  void see_own(std::int64_t count, std::int64_t cells, std::int64_t block = 1) {
+    std::vector<std::int64_t> blocks(static_cast<std::size_t>(cells / block));
+    for (std::int64_t stream = 0; stream < s.streams; ++stream)
+      for (std::int64_t query = 0; query < s.n_q; ++query) {
+        std::iota(blocks.begin(), blocks.end(), 0);
+        std::shuffle(blocks.begin(), blocks.end(), random_);
+        for (std::int64_t i = 0; i < count / block; ++i)
+          for (std::int64_t cell = 0; cell < block; ++cell)
+            see(blocks[static_cast<std::size_t>(i)] * block + cell, query, stream);
+      }
   }
 
   // Other keys in cells [begin, end), as an engine writes a chunk's before the node runs.

@@ -72,6 +72,35 @@ TEST_F(Masks, SeveralSequences) {
   for (const MaskPiece& piece : pieces) EXPECT_TRUE(piece.causal());
 }
 
+// Rows that share cells, each with its own; but not rows of other sequences.
+TEST_F(Masks, SingleRowsThatShareCellsAreOnePiece) {
+  std::mt19937 random(3);
+  for (Position i = 0; i < 5; ++i) row(range(100 * i, 100 * i + 60));  // nothing in common
+  auto pieces = read();
+  ASSERT_EQ(pieces.size(), 5u);
+  join_own_pieces(pieces, cells);
+  EXPECT_EQ(pieces.size(), 5u);
+  rows.clear();
+  for (Position i = 0; i < 20; ++i) row(range(0, 50 + i));  // a chunk
+  for (int i = 0; i < 40; ++i) {
+    std::vector<Position> own = range(0, cells);
+    std::shuffle(own.begin(), own.end(), random);
+    own.resize(150 + i);
+    row(own);
+  }
+  row(range(600, 700));
+  pieces = read();
+  ASSERT_EQ(pieces.size(), 42u);
+  join_own_pieces(pieces, cells);
+  ASSERT_EQ(pieces.size(), 2u);
+  EXPECT_TRUE(pieces[0].causal());
+  EXPECT_EQ(pieces[0].cells, range(0, 69));
+  EXPECT_EQ(pieces[1].kind, MaskKind::own);
+  EXPECT_EQ(pieces[1].begin, 20);
+  EXPECT_EQ(pieces[1].count, 41);
+  EXPECT_EQ(pieces[1].own_cells, (40 * 150 + 39 * 20 + 100) / 41);
+}
+
 TEST_F(Masks, AWindow) {
   for (Position i = 0; i < 20; ++i) row(range(i, 100 + i));
   const auto pieces = read();

@@ -603,6 +603,74 @@ TEST(MaskedAttention, RandomBiasesAreWhatTheMaskSays) {
   }
 }
 
+// A mask as a model that chooses keys by itself writes it: a set of cells for each query, empty ones, one cell, all, and a
+// number here and there. Each row is what a plain loop over its cells gives, in double.
+TEST(MaskedAttention, CellsOfEachQuerysOwn) {
+  constexpr Index q_heads = 8, kv_heads = 2, dim = 16, cells = 1300, group = q_heads / kv_heads;
+  for (unsigned seed = 0; seed < 12; ++seed) {
+    SCOPED_TRACE(seed);
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    const Index n_q = std::array<Index, 4>{2, 7, 40, 150}[seed % 4];
+    std::vector<float> q(static_cast<std::size_t>(q_heads * n_q * dim)), out(q.size());
+    std::vector<Eigen::half> k(static_cast<std::size_t>(kv_heads * cells * dim)), v(k.size()),
+        mask(static_cast<std::size_t>(n_q * cells), Eigen::half(-INFINITY));
+    for (float& x : q) x = normal(random);
+    for (auto* x : {&k, &v})
+      for (Eigen::half& y : *x) y = Eigen::half(normal(random));
+    const auto at = [&](Index i, Index cell) -> Eigen::half& {
+      return mask[static_cast<std::size_t>(i * cells + cell)];
+    };
+    for (Index i = 0; i < n_q; ++i) {
+      const unsigned kind = random() % 12;
+      const unsigned share = kind < 8 ? 4 : kind == 8 ? 1 : 16;  // one of so many is seen
+      for (Index cell = 0; cell < cells && kind != 9; ++cell)
+        if (random() % share == 0) at(i, cell) = Eigen::half(0.0f);
+      if (kind == 10)
+        for (Index cell = 0; cell < cells; ++cell) at(i, cell) = Eigen::half(-65504.0f);
+      if (kind == 11) at(i, random() % cells) = Eigen::half(0.0f);
+      if (kind % 3 == 0) at(i, random() % cells) = Eigen::half(-0.001f);
+      if (kind % 4 == 1) at(i, random() % cells) = Eigen::half(3.0f);
+      if (kind == 5) at(i, random() % cells) = Eigen::half(NAN);
+    }
+    MaskedAttention layer;
+    const MaskedStream stream{
+        .q = TensorView<const float>(q.data(), {1, q_heads, n_q, dim}),
+        .k = TensorView<const Eigen::half>(k.data(), {1, kv_heads, cells, dim}),
+        .v = TensorView<const Eigen::half>(v.data(), {1, kv_heads, cells, dim}),
+        .mask = TensorView<const Eigen::half>(mask.data(), {1, 1, n_q, cells}),
+        .out = TensorView<float>(out.data(), {1, q_heads, n_q, dim})};
+    const auto report =
+        layer.run(std::vector{stream}, {}, {.arithmetic = Arithmetic::single}, SerialExecutor{});
+    EXPECT_LT(report.sequences, std::max<Index>(n_q, 3));
+    double worst = 0;
+    for (Index head = 0; head < q_heads; ++head)
+      for (Index i = 0; i < n_q; ++i) {
+        std::array<double, dim> sum{};
+        double weights = 0;
+        for (Index cell = 0; cell < cells; ++cell) {
+          const float added = static_cast<float>(at(i, cell));
+          if (!(added > Mask::hides_from)) continue;
+          const auto row = static_cast<std::size_t>((head / group * cells + cell) * dim);
+          double logit = 0;
+          for (Index c = 0; c < dim; ++c)
+            logit += static_cast<double>(q[static_cast<std::size_t>((head * n_q + i) * dim + c)]) *
+                     static_cast<double>(static_cast<float>(k[row + static_cast<std::size_t>(c)]));
+          const double weight = std::exp(logit / 4 + static_cast<double>(added));
+          weights += weight;
+          for (std::size_t c = 0; c < dim; ++c)
+            sum[c] += weight * static_cast<double>(static_cast<float>(v[row + c]));
+        }
+        for (std::size_t c = 0; c < dim; ++c) {
+          const double x =
+              static_cast<double>(out[static_cast<std::size_t>((head * n_q + i) * dim) + c]);
+          worst = std::max(worst, std::abs(x - (weights > 0 ? sum[c] / weights : 0.0)));
+        }
+      }
+    EXPECT_LT(worst, 1e-5);
+  }
+}
+
 TEST(MaskedAttention, RefusesBeforeItWrites) {
   Engine engine(false);
   MaskedAttention layer;

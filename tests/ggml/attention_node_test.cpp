@@ -108,6 +108,31 @@ TEST_F(AttentionNode, WithoutAMask) {
   }
 }
 
+// Masks of models that choose keys by themselves: cells of each query's own, none, one, all, and a number here and there.
+TEST_F(AttentionNode, CellsOfEachQuerysOwn) {
+  std::mt19937 random(4);
+  for (const std::int64_t n_q : {2, 8, 40, 130})
+    for (const std::int64_t q_heads : {8, 16, 34}) {
+      SCOPED_TRACE(std::to_string(q_heads) + " heads, queries " + std::to_string(n_q));
+      NodeShape s;
+      s.n_q = n_q, s.q_heads = q_heads, s.kv_heads = q_heads == 8 ? 2 : 1, s.cells = 1024;
+      s.v_in_k = q_heads == 16, s.sinks = n_q == 40;
+      GraphOfOne graph(s);
+      graph.see_own(random() % 300 + 1, s.cells, n_q == 130 ? 16 : 1);
+      for (std::int64_t i = 0; i < n_q; ++i) {
+        const auto some = [&] { return static_cast<std::int64_t>(random() % 1024); };
+        const unsigned kind = random() % 8;
+        for (std::int64_t cell = 0; cell < s.cells && kind < 3; ++cell)
+          graph.mask_at(cell, i) = ggml_fp32_to_fp16(kind == 0 ? 0.0f : -INFINITY);
+        if (kind == 1) graph.see(some(), i);
+        if (kind == 2 && !s.sinks) graph.see(some(), i), graph.see(some(), i);
+        if (kind == 3) graph.mask_at(some(), i) = ggml_fp32_to_fp16(-0.001f);
+        if (kind == 4) graph.mask_at(some(), i) = ggml_fp32_to_fp16(3.0f);
+      }
+      expect_as_cpu(graph, 1 + static_cast<int>(random() % 3), 2e-5);
+    }
+}
+
 TEST_F(AttentionNode, AdditiveMasks) {
   for (const std::int64_t heads : {std::int64_t{1}, std::int64_t{8}}) {
     NodeShape s;

@@ -520,6 +520,7 @@ struct AttentionDraw {
       }
     }
     c.stored_mask_.emplace(c.mask_, c.mask_kind_, random.below(4));
+    if (seldom(2)) c.listed_keys_ = one_of(Index{0}, 1, random.below(keys + 1), keys);
   }
 
   // Rows that no query sees hold what they may.
@@ -576,7 +577,8 @@ std::string AttentionCase::describe() const {
   if (!slopes_.empty()) text << ", alibi";
   if (has_mask())
     text << ", mask of kind " << static_cast<int>(mask_kind_) << " [" << mask_.dimension(0) << ", "
-         << mask_.dimension(1) << "]" << (factors_.empty() ? "" : " with factors");
+         << mask_.dimension(1) << "]" << (factors_.empty() ? "" : " with factors")
+         << (listed_keys_ < 0 ? "" : " as lists of " + std::to_string(listed_keys_));
   if (has_selection()) {
     text << ", selected";
     for (const auto& heads : lists_)
@@ -616,7 +618,7 @@ AttentionOptions AttentionCase::bare_options() const {
 }
 AttentionOptions AttentionCase::options() const {
   AttentionOptions options = bare_options();
-  if (stored_mask_) options.mask = stored_mask_->mask();
+  if (stored_mask_) options.mask = as_drawn(stored_mask_->mask());
   if (own_) options.lists = own_->lists();
   return options;
 }
@@ -638,7 +640,7 @@ quoka::AttentionSequence AttentionCase::sequence(Index b, const quoka::Attention
     keep = to_selection({lists_[uz(b)]}, shape_.kv_len);
     one.past.keep = &keep;
   }
-  if (stored_mask_) one.mask = stored_mask_->sequence(b);
+  if (stored_mask_) one.mask = as_drawn(stored_mask_->sequence(b));
   if (own_) one.lists = own_->sequence(b);
   return one;
 }
@@ -708,9 +710,9 @@ Output<float> AttentionCase::merged_at(Index cut) const {
     lists[0].emplace(own_->part(0, cut, random)), lists[1].emplace(own_->part(cut, keys(), random));
   Output<float> a = unwritten_output(), b = unwritten_output();
   if (lists[1]) options.lists = lists[1]->lists();
-  if (masks[1]) options.mask = masks[1]->mask();
+  if (masks[1]) options.mask = as_drawn(masks[1]->mask());
   quoka::attention(q(), second, chunk(), {b.out, b.lse}, options);
-  if (masks[0]) options.mask = masks[0]->mask();
+  if (masks[0]) options.mask = as_drawn(masks[0]->mask());
   if (lists[0]) options.lists = lists[0]->lists();
   options.sink_logits = {};  // one part has them
   quoka::attention(q(), first, {}, {a.out, a.lse}, options);

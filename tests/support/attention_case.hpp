@@ -196,6 +196,9 @@ class AttentionCase {
   void with_row(bool value, Index t, const std::function<void(StoredRows&, Index)>& f);
   bool decided_by_codes() const;
   AttentionOptions bare_options() const;  // without the mask
+  quoka::Mask as_drawn(const quoka::Mask& mask) const {
+    return listed_keys_ < 0 ? mask : mask.as_lists(listed_keys_);
+  }
 
   Shape shape_;
   bool has_chunk_ = true, in_one_cache_ = false, absent_when_empty_ = false, ruined_ = false;
@@ -205,6 +208,7 @@ class AttentionCase {
   std::vector<float> sinks_, slopes_, factors_;
   Tensor4<float> mask_;  // -infinity, biases
   StoredMask::Kind mask_kind_ = StoredMask::Kind::single;
+  Index listed_keys_ = -1;  // Mask::as_lists()
   std::optional<StoredMask> stored_mask_;
   oracle::Positions lists_;
   std::optional<Selection> keep_;

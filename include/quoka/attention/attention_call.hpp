@@ -54,8 +54,11 @@ struct AttentionCall {
   Index past_count(Index b, Index kv_head) const {
     return listed() ? std::ssize(attended(b, kv_head)) : past_k.len();
   }
-  // Has each query keys of its own, by lists (listed_attention.hpp)?
-  bool own_keys() const { return lists != nullptr; }
+  // Has each query keys of its own (listed_attention.hpp), by lists or by a mask that is read as lists?
+  bool own_keys() const {
+    return lists != nullptr ||
+           (mask != nullptr && mask->is_lists() && keep == nullptr && q.len() > 1);
+  }
   // Have all queries of sequence b one list?
   bool has_one_list(Index b) const {
     if (b < 64) return (same_lists >> b & 1u) != 0;

@@ -77,7 +77,7 @@ struct ListCosts {
   explicit ListCosts(const AttentionCall& call) {
     const auto channels = static_cast<float>(call.q.dim() + call.v_dim);
     const PanelCost panel = call.arithmetic->cost();
-    tile = tuning::panel_rows * channels * panel.products * tuning::listed_tile;
+    tile = tuning::panel_rows * channels * panel.products;
     pack = tuning::panel_rows * channels * panel.packing;
     for (std::size_t i = 0; i < 4; ++i) row[i] = channels * tuning::listed_rows[i];
     key = tuning::listed_key;
@@ -106,9 +106,11 @@ class ListPlan {
     std::memset(tiles_, 0, sizeof tiles_);
     std::memset(by_rows_, 0, sizeof by_rows_);
     std::memset(panels_, 0, sizeof panels_);
+    std::memset(runs_, 0, sizeof runs_);
     for (Index p = 0; p < ListTree::most_leaves; ++p) read_leaf(tree, seen, costs, p, steps, first);
     for (Index node = ListTree::most_leaves - 2; node >= 0; --node) {
       panels_[node] = panels_[2 * node + 1] + panels_[2 * node + 2];
+      runs_[node] = runs_[2 * node + 1] + runs_[2 * node + 2];
       for (Index w = 0; w < steps * step_words; ++w)  // of whole steps
         union_[node][w] = union_[2 * node + 1][w] | union_[2 * node + 2][w];
     }
@@ -158,7 +160,7 @@ class ListPlan {
                  Index steps, Index first) {
     KeyBits* const all = union_[leaf(p)];
     std::memset(all, 0, sizeof union_[0]);
-    std::fill_n(row_cost_[p], steps, 0.0f);
+    std::fill_n(row_cost_[p], steps, 0.0f), std::fill_n(seen_[p], steps, 0.0f);
     if (p >= tree.panels) return;
     panels_[leaf(p)] = 1;
     tree.for_runs(tree.first_panel + p, [&](const QueryRun& run) {
@@ -166,10 +168,12 @@ class ListPlan {
       const KeyBits* const bits = seen.bits(i) + first_word_;
       const std::uint8_t* const marks = seen.marks(i) + first / SeenKeys::step_keys;
       const float cost = costs.rows_cost(run.rows);
+      ++runs_[leaf(p)];
       KeyBits own[most_words + step_words] = {};
       for (Index w = 0; w < words_; ++w) own[w] = bits[w], all[w] |= bits[w];
       for (Index step = 0; step < steps; ++step) {
-        row_cost_[p][step] += cost * count(own + step * step_words);
+        const float keys = count(own + step * step_words);
+        row_cost_[p][step] += cost * keys, seen_[p][step] += keys;
         // Heads that see other keys than each other have no keys in common to go by.
         if ((marks[step] & SeenKeys::uneven) != 0) row_cost_[p][step] = simd::infinity;
       }
@@ -177,15 +181,19 @@ class ListPlan {
   }
 
   void decide(const ListCosts& costs, Index step) {
-    float least[ListTree::nodes];
-    bool whole[ListTree::nodes];  // the node's union by tiles
+    float least[ListTree::nodes], seen[ListTree::nodes];  // costs; keys of the union, over queries
+    bool whole[ListTree::nodes];                          // the node's union by tiles
     const Index w = step * step_words;
     for (Index node = ListTree::nodes - 1; node >= 0; --node) {
+      const bool is_leaf = node >= ListTree::most_leaves - 1;
+      const Index p = node - (ListTree::most_leaves - 1);
       const float keys = count(union_[node] + w);
-      const float tiles = keys * (static_cast<float>(panels_[node]) * costs.tile + costs.pack);
-      const float apart = node >= ListTree::most_leaves - 1
-                              ? row_cost_[node - (ListTree::most_leaves - 1)][step]
-                              : least[2 * node + 1] + least[2 * node + 2];
+      seen[node] = is_leaf ? seen_[p][step] : seen[2 * node + 1] + seen[2 * node + 2];
+      const float hides =
+          seen[node] < keys * static_cast<float>(runs_[node]) ? tuning::listed_tile : 1.0f;
+      const float tiles =
+          keys * (static_cast<float>(panels_[node]) * costs.tile * hides + costs.pack);
+      const float apart = is_leaf ? row_cost_[p][step] : least[2 * node + 1] + least[2 * node + 2];
       whole[node] = keys > 0 && tiles <= apart;
       least[node] = whole[node] ? tiles : keys > 0 ? apart : 0.0f;
     }
@@ -206,8 +214,9 @@ class ListPlan {
 
   KeyBits union_[ListTree::nodes][most_words + step_words];
   KeyBits tiles_[ListTree::nodes][most_words + step_words];
-  Index panels_[ListTree::nodes];
+  Index panels_[ListTree::nodes], runs_[ListTree::nodes];  // below a node
   float row_cost_[ListTree::most_leaves][most_steps + 1];
+  float seen_[ListTree::most_leaves][most_steps + 1];  // keys, over the queries of a leaf
   std::uint32_t by_rows_[ListTree::most_leaves];
   Index words_ = 0, first_word_ = 0;
 };

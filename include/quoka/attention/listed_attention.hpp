@@ -31,11 +31,13 @@ namespace detail {
 inline Index range_keys(const AttentionCall& call, Index b) {
   const Index fit = tuning::listed_range_bytes / (2 * (call.q.dim() + call.v_dim));
   const Index all = call.past_k.len() + call.chunk_k.len();
-  const Index seen =
-      call.lists != nullptr ? std::min(all, call.lists->most() * call.lists->block()) : all;
+  const Index listed =
+      call.lists != nullptr ? call.lists->most() * call.lists->block() : call.mask->listed_keys();
+  const Index seen = listed > 0 || call.lists != nullptr ? std::min(all, listed) : all;
   const Index enough = tuning::listed_query_keys * all / std::max<Index>(seen, 1);
-  // Keys that are read once need not fit the cache.
-  const Index most = call.has_one_list(b) ? ListPlan::most_keys : std::clamp(enough, fit, 4 * fit);
+  // Keys that are read once need not fit the cache: of one list, or where a query's heads alone fill panels.
+  const bool once = call.has_one_list(b) || call.group >= tuning::panel_rows;
+  const Index most = once ? ListPlan::most_keys : std::clamp(enough, fit, 4 * fit);
   const Index keys =
       std::clamp(round_up(most, SeenKeys::step_keys), SeenKeys::step_keys, ListPlan::most_keys);
   const Index blocks = std::lcm(call.block_keys(), SeenKeys::step_keys);

@@ -7,6 +7,7 @@
 
 #include <quoka/attention/attention_call.hpp>
 #include <quoka/base/buffer.hpp>
+#include <quoka/kernels/compact.hpp>
 
 #include <algorithm>
 #include <bit>
@@ -152,11 +153,11 @@ class SeenKeys {
       for (Index w = 0; w < words_; ++w) {
         const Index n = std::min(word_keys, count - w * word_keys);
         KeyBits seen = 0, other = 0;
-        for (Index key = 0; key < n; ++key) {
-          const float x = added[w * word_keys + key];
-          seen |= KeyBits{x > -std::numeric_limits<float>::infinity()} << key;
-          other |= KeyBits{x != 0.0f} << key;
-        }
+        for_each_compared(n, [&](auto lanes) QUOKA_INLINE_LAMBDA {
+          const auto x = lanes.load(added + w * word_keys), zero = lanes.broadcast(0.0f);
+          seen |= KeyBits{simd::less(lanes.broadcast(-simd::infinity), x)} << lanes.i;
+          other |= KeyBits{simd::less(x, zero) | simd::less(zero, x)} << lanes.i;
+        });
         some[w] |= seen, all[w] &= seen;
         if ((other & seen & to[w]) != 0) marks[w * word_keys / step_keys] |= biased;
       }

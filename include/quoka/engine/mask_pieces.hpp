@@ -9,6 +9,9 @@
 //   the same cells                          tokens that see each other
 //   anything else                           another sequence
 //
+// Rows of other sequences side by side that have many cells in common are a piece again, each with cells of its own:
+// a model that chooses keys by itself writes such rows (join_own_pieces).
+//
 // A chunk is causal: it knows its cells, in the order of the tokens, and needs no mask. The other
 // numbers of a mask, biases, are noted row by row: a biased row stays a token of its chunk, and is
 // attended to by its part of the mask, and no other row is. Rows that are no chunk are attended to by
@@ -26,6 +29,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
+#include <utility>
 #include <vector>
 
 namespace quoka {
@@ -36,6 +41,7 @@ enum class MaskKind {
   chunk,   // one sequence's tokens, each of which sees one cell more than the one before
   window,  // tokens that gain a cell and lose an old one
   alike,   // nearly the same cells: tokens seen both ways, copies of a sequence side by side
+  own,  // cells of each query's own, many of which others see, too: a model that chooses keys by itself
 };
 
 // Some queries of a piece, counted from its first.
@@ -56,6 +62,8 @@ struct MaskPiece {
   // Of a chunk, ascending: begun and ended by queries whose rows hold a bias, and at most
   // `gap` others between two such.
   std::vector<MaskStretch> biased = {};
+
+  Index own_cells = 0;  // where each query has its own: how many on average
 
   // Queries without a bias that may lie between two of a stretch.
   static constexpr Index gap = 7;
@@ -86,12 +94,13 @@ constexpr bool mask_biases(std::uint16_t x) { return !mask_hides(x) && (x & 0x7f
 struct MaskStep {
   Index added = 0, removed = 0;  // cells
   Position last_added = 0, last_removed = 0;
-  Index biases = 0;  // more than the row before has
+  Index biases = 0;  // more than the row before has; of a step
 
   MaskStep() = default;
   MaskStep(const std::uint16_t* before, const std::uint16_t* row, Index n) {
     constexpr Index block = 256;
-    for (Index begin = 0; begin < n; begin += block) {
+    // Two cells gained, or lost, are no step: how many more, and what biases, the next piece counts for itself.
+    for (Index begin = 0; begin < n && !(added > 1 || removed > 1); begin += block) {
       const Index count = std::min(block, n - begin);
       if (std::memcmp(before + begin, row + begin, static_cast<std::size_t>(count) * 2) != 0)
         add(before + begin, row + begin, begin, count);
@@ -199,7 +208,7 @@ inline std::vector<MaskPiece> read_mask_pieces(const Rows& mask, ExecutorRef exe
       if (step.slides_after(before)) last.kind = MaskKind::window;
       last.cells.clear(), last.biased.clear();
     } else {
-      begin_piece(i);
+      biases = begin_piece(i);
       if (biases > 0) note_bias(i);
       continue;
     }
@@ -207,6 +216,34 @@ inline std::vector<MaskPiece> read_mask_pieces(const Rows& mask, ExecutorRef exe
     if (biases > 0 && pieces.back().causal()) note_bias(i);
   }
   return pieces;
+}
+
+// Single queries side by side, each of which is a piece of its own, become one where each of the cells that they see is
+// seen by one and a half of them or more on average: such cells are read once for several queries.
+inline void join_own_pieces(std::vector<MaskPiece>& pieces, Index cells) {
+  std::vector<MaskPiece> joined;
+  std::vector<std::uint8_t> seen(static_cast<std::size_t>(cells));
+  const auto is_single = [](const MaskPiece& piece) { return piece.causal() && piece.count == 1; };
+  for (auto first = pieces.begin(), end = first; first != pieces.end(); first = end) {
+    end = std::find_if_not(first, pieces.end(), is_single);
+    Index in_all = 0, different = 0;
+    if (end - first > 1) {
+      std::fill(seen.begin(), seen.end(), std::uint8_t{0});
+      for (auto piece = first; piece != end; ++piece) {
+        in_all += std::ssize(piece->cells);
+        for (const Position cell : piece->cells)
+          different += std::exchange(seen[static_cast<std::size_t>(cell)], std::uint8_t{1}) == 0;
+      }
+    }
+    if (end - first > 1 && 2 * in_all >= 3 * different) {
+      joined.push_back({first->begin, end - first, MaskKind::own, {}, {}});
+      joined.back().own_cells = in_all / (end - first);
+      continue;
+    }
+    if (end == first) ++end;
+    std::move(first, end, std::back_inserter(joined));
+  }
+  pieces = std::move(joined);
 }
 
 }  // namespace QUOKA_ABI

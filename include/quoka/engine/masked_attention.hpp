@@ -10,6 +10,8 @@
 // past; the selector keeps `budget` of it.
 // A chunk's row with biases is attended to by the mask, exactly; the others of its chunk are as without it. A few
 // such rows are written twice, a long stretch of them ends a chunk.
+// Queries of which each sees cells of its own, as a model that chooses keys by itself writes them, are attended to by
+// their mask as by lists (views/index_lists.hpp).
 // Exact in any case: windows, tokens that are seen both ways, biased rows, masks for each head.
 //
 //   quoka::MaskedAttention layer;                            // of one engine context
@@ -122,6 +124,10 @@ class MaskedAttention {
         read.pieces = read_mask_pieces(stream.mask, executor);
       else
         read.pieces = {{.begin = 0, .count = stream.q.len(), .kind = MaskKind::alike}};
+      // Single queries that select keep what they choose from, and those whose heads fill panels share no work.
+      if (!(selects && masked.decode) &&
+          stream.q.heads() < tuning::panel_rows * std::max<Index>(stream.k.heads(), 1))
+        join_own_pieces(read.pieces, stream.k.len());
       report.queries += stream.q.len(), report.sequences += std::ssize(read.pieces);
       for (const MaskPiece& piece : read.pieces)
         report.window = report.window || piece.kind == MaskKind::window,
@@ -266,8 +272,13 @@ class MaskedAttention {
   // A piece's calls.
   void add(const MaskedStream& stream, const MaskedOptions& masked, bool selects, const Read& read,
            MaskPiece& piece) {
-    if (!piece.causal())
-      return add_by_mask(stream, piece.begin, piece.count, calls_, 0, stream.k.len());
+    if (!piece.causal()) {
+      const std::size_t before = calls_.size();
+      add_by_mask(stream, piece.begin, piece.count, calls_, 0, stream.k.len());
+      for (std::size_t i = before; i < calls_.size() && piece.kind == MaskKind::own; ++i)
+        calls_[i].mask = calls_[i].mask.as_lists(piece.own_cells);
+      return;
+    }
     const Index seen = piece.first_sees();
     const bool ordered = piece.in_order();
     if (selects && !ordered)
@@ -377,6 +388,7 @@ class MaskedAttention {
     bool several = masked.decode, biases = false;
     for (const Read& read : read_)
       for (const MaskPiece& piece : read.pieces) {
+        if (piece.kind == MaskKind::own) continue;  // single queries
         if (!piece.causal()) return MaskedOutcome::both_ways;
         several = several || piece.count > 1;
         for (const MaskStretch& biased : piece.biased) biases = biases || is_long(biased, piece);

@@ -77,7 +77,7 @@ inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;
 //   listed_query_keys     that a query sees of a range, if up to four times as many keys do for it: to begin and to
 //                         end a range takes a query as long as some 20 keys
 //   listed_uses           reads of a row, on average, from which rows are copied side by side first
-//   listed_tile           a panel's products where some keys are hidden, in those without a mask
+//   listed_tile           a panel's products where some keys are hidden, in those where none is
 //   listed_rows           multiply-adds by rows of one, two, three and four query rows, in those of a panel's row
 //   listed_key            what a query's key takes besides, in multiply-adds
 inline constexpr Index listed_range_bytes = Index{512} << 10;
