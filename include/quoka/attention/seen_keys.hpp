@@ -53,7 +53,7 @@ class SeenKeys {
     // The next KV head often has the same keys.
     const bool same_for_heads = (call.lists == nullptr || call.lists->heads() == 1) &&
                                 (call.mask == nullptr || call.mask->heads() == 1);
-    const Known now{&call, b, same_for_heads ? 0 : kv_head, query, first, count};
+    const Known now{&call, b, same_for_heads ? 0 : kv_head, query, queries, first, count};
     if (now == known_) return;
     known_ = now;
     words_ = ceil_div(count, word_keys), steps_ = ceil_div(count, step_keys);
@@ -171,7 +171,7 @@ class SeenKeys {
   // What was read last, of the calls that memory was reserved for.
   struct Known {
     const AttentionCall* call = nullptr;
-    Index b = 0, kv_head = 0, query = 0, first = 0, count = 0;
+    Index b = 0, kv_head = 0, query = 0, queries = 0, first = 0, count = 0;
     bool operator==(const Known&) const = default;
   };
 
