@@ -286,9 +286,13 @@ quoka::Mask mask(const quoka_mask* given) {
       quoka::detail::fail("the mask's q_len", sizes[2], "and is more than can be, with keys", "",
                           sizes[3]);
   }
-  if (type == QUOKA_MASK_BYTES) return quoka::Mask::bytes(x.data, sizes, strides);
-  if (type == QUOKA_MASK_BITS) return quoka::Mask::bits(x.data, sizes, strides);
-  return quoka::Rows(static_cast<const std::byte*>(x.data), formats[x.type](), sizes, strides);
+  require_size("the mask's listed_keys", x.listed_keys, -1);
+  const quoka::Mask mask = type == QUOKA_MASK_BYTES ? quoka::Mask::bytes(x.data, sizes, strides)
+                           : type == QUOKA_MASK_BITS
+                               ? quoka::Mask::bits(x.data, sizes, strides)
+                               : quoka::Mask(quoka::Rows(static_cast<const std::byte*>(x.data),
+                                                         formats[x.type](), sizes, strides));
+  return x.listed_keys == 0 ? mask : mask.as_lists(x.listed_keys);
 }
 
 quoka::IndexLists index_lists(const quoka_index_lists* given) {

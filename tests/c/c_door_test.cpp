@@ -159,7 +159,10 @@ class COptions {
              .heads = sizes[1],
              .q_len = sizes[2],
              .keys = sizes[3],
-             .strides = {}};
+             .strides = {},
+             .listed_keys = !options.mask.is_lists()          ? 0
+                            : options.mask.listed_keys() == 0 ? -1
+                                                              : options.mask.listed_keys()};
     options_.mask = &mask_;
   }
   COptions(const COptions&) = delete;
@@ -277,7 +280,8 @@ TEST(CDoor, ReadsMasksOfEveryType) {
           .q_len = q_len,
           .keys = keys,
           .strides = {padding > 0 ? strides[0] : 0, padding > 0 ? strides[1] : 0,
-                      padding > 0 ? strides[2] : 0}};
+                      padding > 0 ? strides[2] : 0},
+          .listed_keys = 0};
       quoka_attention_options options{};
       options.size = sizeof options, options.mask = &c_mask;
       quoka_attention_args call{};

@@ -257,6 +257,15 @@ static void options_do_what_they_say(void) {
   options.mask = &as_bytes, p.mask = mask;
   CHECK_OK(quoka_attention(&t->call));
   CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  as_bytes.listed_keys = 45; /* read as lists of each query's keys */
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  as_bytes.listed_keys = -1;
+  CHECK_OK(quoka_attention(&t->call));
+  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  as_bytes.listed_keys = -2;
+  CHECK(quoka_attention(&t->call) == QUOKA_INVALID);
+  as_bytes.listed_keys = 0;
   options.alibi_slopes.data = NULL, options.alibi_slopes.count = 0, p.slopes = NULL;
   options.sliding_window = 0, p.window = 0;
   options.not_causal = 1, p.causal = 0;
