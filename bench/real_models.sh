@@ -37,7 +37,7 @@ fi
 files=()
 for name in ${MODELS:-smollm2 gemma3-270m tinyllama}; do
   file=$(bash examples/support/get_model.sh "$name")
-  if [[ $name == smollm2 ]]; then # by weights that llama.cpp multiplies three times as fast
+  if [[ $name == smollm2 ]]; then # by weights that llama.cpp multiplies faster
     fast=$results/SmolLM2-135M-Instruct.Q4_0.gguf
     [[ -s $fast ]] || { "$(dirname "$check")/requantize" "$file" "$fast.new" Q4_0 && mv "$fast.new" "$fast"; }
     file=$fast

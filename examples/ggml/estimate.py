@@ -141,6 +141,7 @@ class Model:
                 total += length * sees * heads * (self.k_dim + self.v_dim)
         return total
 
+
 def estimate(model, length, budget):
     """(attention's share of llama.cpp's time, exact, selection, the most): times as fast as llama.cpp."""
     weights = model.of_weights(length)

@@ -25,6 +25,7 @@
 using quoka::ExecutorRef;
 using quoka::Index;
 using quoka::Position;
+using quoka::detail::require_size;
 
 static_assert(sizeof(Index) == sizeof(int64_t) && sizeof(Position) == sizeof(int32_t));
 
@@ -135,12 +136,6 @@ constexpr FormatOf formats[] = {quoka::format_of<float>,
 constexpr FormatOf channel_major_formats[] = {quoka::channel_major_format<float>,
                                               quoka::channel_major_format<Eigen::half>,
                                               quoka::channel_major_format<Eigen::bfloat16>};
-
-// Sizes that no later product of a row's bytes can carry beyond what Index counts.
-void require_size(const std::string& name, Index size, Index least) {
-  quoka::detail::require_at_least(name, size, least);
-  quoka::detail::require_keys(name, size);
-}
 
 std::size_t unsigned_count(Index count) { return static_cast<std::size_t>(count); }
 
@@ -661,11 +656,7 @@ quoka_status quoka_select(const quoka_select_args* args, quoka_selection* keep) 
     const quoka::AttentionOptions options = attention_options(x.options);
     const quoka::SelectorInput input{
         .q = rows(x.q, "q"), .k = rows(x.past_k, "past_k"), .logits = options};
-    if (options.mask.absent())
-      return with.selector.select(input, with.state, to, executor(x.threads));
-    quoka::select_visible(with.selector, input,
-                          quoka::VisibleCells(options.mask, input.k.len(), 0, executor(x.threads)),
-                          with.state, to, executor(x.threads));
+    quoka::select_visible(with.selector, input, options.mask, with.state, to, executor(x.threads));
   });
 }
 

@@ -176,6 +176,13 @@ static double largest_error(const problem* p, const float* out, const float* lse
 }
 static const double tolerance = 2e-6;
 
+/* The call is taken, and its result and log-sum-exp are those of the plain loops. */
+#define CHECK_RIGHT(p, t)                                          \
+  do {                                                             \
+    CHECK_OK(quoka_attention(&(t)->call));                         \
+    CHECK(largest_error(&(p), (t)->result, (t)->lse) < tolerance); \
+  } while (0)
+
 /* ---- attention --------------------------------------------------------------------------------- */
 
 /* The tensors of a problem, the chunk apart from the past. */
@@ -212,8 +219,7 @@ static void attention_is_exact(void) {
       const problem p = make_problem(pasts[i], chunks[j]);
       tensors* t = make_call(&p);
       if (p.past == 0) t->call.past_k = t->call.past_v = NULL;
-      CHECK_OK(quoka_attention(&t->call));
-      CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+      CHECK_RIGHT(p, t);
       free(t);
     }
 }
@@ -236,41 +242,31 @@ static void options_do_what_they_say(void) {
   as_bytes.q_len = 7, as_bytes.keys = 68;
 
   t = make_call(&p), t->call.options = &options;
-  CHECK_OK(quoka_attention(&t->call));
-  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  CHECK_RIGHT(p, t);
 
   options.scale = 0.3f, p.scale = (double)0.3f;
-  CHECK_OK(quoka_attention(&t->call));
-  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  CHECK_RIGHT(p, t);
   options.softcap = 2.5f, p.softcap = 2.5;
-  CHECK_OK(quoka_attention(&t->call));
-  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  CHECK_RIGHT(p, t);
   options.sink_logits.data = sinks, options.sink_logits.count = q_heads, p.sinks = sinks;
-  CHECK_OK(quoka_attention(&t->call));
-  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  CHECK_RIGHT(p, t);
   options.sliding_window = 19, p.window = 19;
-  CHECK_OK(quoka_attention(&t->call));
-  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  CHECK_RIGHT(p, t);
   options.alibi_slopes.data = slopes, options.alibi_slopes.count = q_heads, p.slopes = slopes;
-  CHECK_OK(quoka_attention(&t->call));
-  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  CHECK_RIGHT(p, t);
   options.mask = &as_bytes, p.mask = mask;
-  CHECK_OK(quoka_attention(&t->call));
-  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  CHECK_RIGHT(p, t);
   as_bytes.listed_keys = 45; /* read as lists of each query's keys */
-  CHECK_OK(quoka_attention(&t->call));
-  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  CHECK_RIGHT(p, t);
   as_bytes.listed_keys = -1;
-  CHECK_OK(quoka_attention(&t->call));
-  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  CHECK_RIGHT(p, t);
   as_bytes.listed_keys = -2;
   CHECK(quoka_attention(&t->call) == QUOKA_INVALID);
   as_bytes.listed_keys = 0;
   options.alibi_slopes.data = NULL, options.alibi_slopes.count = 0, p.slopes = NULL;
   options.sliding_window = 0, p.window = 0;
   options.not_causal = 1, p.causal = 0;
-  CHECK_OK(quoka_attention(&t->call));
-  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  CHECK_RIGHT(p, t);
   free(t);
 }
 
@@ -290,8 +286,7 @@ static void lists_name_keys(void) {
   mask[19] = mask[3] = mask[23 + 7] = mask[46 + 22] = 1;
   lists.entries = entries, lists.counts = counts, lists.q_len = 3, lists.k = 2;
   options.lists = &lists, t->call.options = &options, p.mask = mask;
-  CHECK_OK(quoka_attention(&t->call));
-  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  CHECK_RIGHT(p, t);
   lists.counts = NULL, lists.block = 8; /* 19 names no block of 23 keys */
   CHECK_REFUSED(quoka_attention(&t->call), "19", "3");
   lists.block = 0, lists.counts = too_many;
@@ -308,8 +303,7 @@ static void the_cache_may_hold_the_chunk(void) {
   tensors* t = make_call(&p);
   t->past_k.len = t->past_v.len = 49;
   t->call.chunk_k = t->call.chunk_v = NULL, t->call.cache_holds_chunk = 1;
-  CHECK_OK(quoka_attention(&t->call));
-  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  CHECK_RIGHT(p, t);
   t->call.chunk_k = &t->chunk_k;
   CHECK_REFUSED(quoka_attention(&t->call), "cache_holds_chunk", "twice");
   t->call.chunk_k = NULL, t->past_k.len = t->past_v.len = 8;
@@ -709,12 +703,10 @@ static void a_cache_keeps_what_it_is_given(void) {
   CHECK_OK(quoka_cache_view(cache, &kept_k, &kept_v));
   CHECK(kept_k.len == 50 && kept_k.heads == kv_heads && kept_k.dim == dim && kept_v.dim == v_dim);
   t->call.past_k = &kept_k, t->call.past_v = &kept_v;
-  CHECK_OK(quoka_attention(&t->call));
-  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  CHECK_RIGHT(p, t);
   CHECK_OK(quoka_cache_reserve(cache, 500));
   CHECK_OK(quoka_cache_view(cache, &kept_k, &kept_v));
-  CHECK_OK(quoka_attention(&t->call));
-  CHECK(largest_error(&p, t->result, t->lse) < tolerance);
+  CHECK_RIGHT(p, t);
   CHECK_REFUSED(quoka_cache_truncate(cache, 51), "is 51", "which is 50");
   CHECK_REFUSED(quoka_cache_reserve(cache, -1), "is -1", "0");
   CHECK_OK(quoka_cache_truncate(cache, 10));

@@ -17,6 +17,7 @@ namespace quoka_python {
 namespace {
 
 using namespace nb::literals;
+using quoka::detail::require_size;
 using OptionalArray = std::optional<Array>;
 
 // ---- options ------------------------------------------------------------------------------------
@@ -259,11 +260,7 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
                                    .logits = options.of};
   Selection keep;
   run_by(threads, [&](quoka::ExecutorRef executor) {
-    if (options.of.mask.absent())
-      return state->selector.select(input, state->state, keep.of, executor);
-    quoka::select_visible(state->selector, input,
-                          quoka::VisibleCells(options.of.mask, input.k.len(), 0, executor),
-                          state->state, keep.of, executor);
+    quoka::select_visible(state->selector, input, options.of.mask, state->state, keep.of, executor);
   });
   return keep;
 }
@@ -278,11 +275,6 @@ Selection selection_of_lists(const std::vector<std::vector<std::vector<quoka::Po
     flat.insert(flat.end(), sequence.begin(), sequence.end());
   }
   return {quoka::Selection::from_lists(std::ssize(lists), heads, kv_len, flat)};
-}
-
-void require_int(const char* name, Index value, Index least) {
-  quoka::detail::require_at_least(name, value, least);
-  quoka::detail::require_keys(name, value);
 }
 
 }  // namespace
@@ -348,7 +340,7 @@ NB_MODULE(_core, module) {
       .def(
           "truncate",
           [](State& state, Index len) {
-            require_int("len", len, 0);
+            require_size("len", len, 0);
             state.state.truncate(len);
           },
           "len"_a, "The cache was cut to its first `len` keys.")
@@ -362,10 +354,10 @@ NB_MODULE(_core, module) {
           "__init__",
           [](Cache* to, Index batch, Index kv_heads, Index head_dim, std::optional<Index> v_dim,
              const std::string& dtype, Index capacity) {
-            require_int("batch", batch, 1), require_int("kv_heads", kv_heads, 1),
-                require_int("head_dim", head_dim, 1);
-            if (v_dim) require_int("v_dim", *v_dim, 1);
-            require_int("capacity", capacity, 0);
+            require_size("batch", batch, 1), require_size("kv_heads", kv_heads, 1),
+                require_size("head_dim", head_dim, 1);
+            if (v_dim) require_size("v_dim", *v_dim, 1);
+            require_size("capacity", capacity, 0);
             const quoka::Format& format = format_named(dtype);
             new (to) Cache{
                 quoka::KvCache(batch, kv_heads, head_dim, v_dim.value_or(head_dim), format, format),
@@ -393,7 +385,7 @@ NB_MODULE(_core, module) {
       .def(
           "reserve",
           [](Cache& cache, Index capacity) {
-            require_int("capacity", capacity, 0);
+            require_size("capacity", capacity, 0);
             cache.of.reserve(capacity);
           },
           "capacity"_a, "Room for so many keys.")
@@ -418,9 +410,9 @@ NB_MODULE(_core, module) {
              Index keep_last, const std::string& dtype, Index capacity, std::optional<double> scale,
              Index window, nb::handle sinks, double softcap, nb::handle slopes,
              const std::string& arithmetic, bool packed) {
-            require_int("batch", batch, 1), require_int("kv_heads", kv_heads, 1),
-                require_int("head_dim", head_dim, 1);
-            require_int("capacity", capacity, 0);
+            require_size("batch", batch, 1), require_size("kv_heads", kv_heads, 1),
+                require_size("head_dim", head_dim, 1);
+            require_size("capacity", capacity, 0);
             const quoka::Format& format = format_named(dtype);
             const quoka::LayerShape shape{.q_heads = q_heads,
                                           .kv_heads = kv_heads,
@@ -489,7 +481,7 @@ NB_MODULE(_core, module) {
       .def(
           "reserve",
           [](Prefill& layer, Index capacity) {
-            require_int("capacity", capacity, 0);
+            require_size("capacity", capacity, 0);
             layer.visit([&](auto& of) { of.reserve(capacity); });
           },
           "capacity"_a, "Room for so many tokens.")
@@ -550,7 +542,7 @@ A past no longer than the budget is kept whole. Raises ValueError, with both num
   module.def(
       "alibi_slopes",
       [](Index q_heads, double max_bias) {
-        require_int("q_heads", q_heads, 1);
+        require_size("q_heads", q_heads, 1);
         return quoka::alibi_slopes(q_heads, static_cast<float>(max_bias));
       },
       "q_heads"_a, "max_bias"_a = 8.0, "ALiBi's slope of each head: 2^(-max_bias i / n).");

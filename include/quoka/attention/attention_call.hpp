@@ -189,12 +189,12 @@ inline Index first_query(const Past& past, std::optional<Index> position) {
 }
 
 // What of the options a sequence may have its own of: the caller's.
-struct OfSequence {
+struct SequenceOptions {
   const Mask& mask;
   const IndexLists& lists;
   std::optional<Index> position;
 };
-inline OfSequence of_options(const AttentionOptions& options) {
+inline SequenceOptions sequence_options(const AttentionOptions& options) {
   return {options.mask, options.lists, options.query_position};
 }
 
@@ -214,7 +214,8 @@ inline void check_lists(const Rows& q, const Past& past, const Chunk& chunk, Ind
 // The one check of a call.
 [[gnu::noinline]] inline void check_call(const Rows& q, const Past& past, const Chunk& chunk,
                                          const AttentionOutput& output,
-                                         const AttentionOptions& options, const OfSequence& own) {
+                                         const AttentionOptions& options,
+                                         const SequenceOptions& own) {
   const auto& [mask, lists, position] = own;
   require_at_least("q's batch", q.batch(), 1);
   require_at_least("q_len", q.len(), 1);
@@ -271,7 +272,7 @@ inline std::uint64_t sequences_with_one_list(const IndexLists& lists, Index batc
                                                      const Chunk& chunk,
                                                      const AttentionOutput& output,
                                                      const AttentionOptions& options,
-                                                     const OfSequence& own) {
+                                                     const SequenceOptions& own) {
   const auto& [mask, lists, position] = own;
   const auto [kv_heads, v_dim] = key_shape(past, chunk);
   const float scale = options.scale.value_or(1.0f / std::sqrt(static_cast<float>(q.dim())));
@@ -305,13 +306,13 @@ inline std::uint64_t sequences_with_one_list(const IndexLists& lists, Index batc
 
 inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& chunk,
                                   const AttentionOutput& output, const AttentionOptions& options,
-                                  const OfSequence& own) {
+                                  const SequenceOptions& own) {
   check_call(q, past, chunk, output, options, own);
   return resolved_call(q, past, chunk, output, options, own);
 }
 inline AttentionCall checked_call(const Rows& q, const Past& past, const Chunk& chunk,
                                   const AttentionOutput& output, const AttentionOptions& options) {
-  return checked_call(q, past, chunk, output, options, of_options(options));
+  return checked_call(q, past, chunk, output, options, sequence_options(options));
 }
 
 // What a call writes, then what it reads.

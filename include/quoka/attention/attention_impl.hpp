@@ -22,7 +22,7 @@ QUOKA_FUNC void check_options(const AttentionOptions& options, Index q_heads) {
 
 QUOKA_FUNC void check_attention(const Rows& q, const Past& past, const Chunk& chunk,
                                 const AttentionOutput& output, const AttentionOptions& options) {
-  check_call(q, past, chunk, output, options, of_options(options));
+  check_call(q, past, chunk, output, options, sequence_options(options));
 }
 
 // The unit for so many products of bfloat16, null without one: in `automatic`, where it is known to be
@@ -111,7 +111,8 @@ inline void attend_by(const PanelArithmetic& panels, const AttentionCall& call,
 QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
                        const AttentionOutput& output, const AttentionOptions& options,
                        ExecutorRef executor, AttentionWorkspace& workspace) {
-  const AttentionCall call = resolved_call(q, past, chunk, output, options, of_options(options));
+  const AttentionCall call =
+      resolved_call(q, past, chunk, output, options, sequence_options(options));
   attend_by(panels_for(options.arithmetic, call), call, executor, workspace);
 }
 
@@ -121,12 +122,13 @@ QUOKA_FUNC bool add_attention(const Rows& q, const Past& past, const Chunk& chun
   if (!options.mask.absent() || !options.lists.absent() || options.sliding_window > 0 ||
       past.keep->is_all())
     return false;
-  AttentionCall call = resolved_call(q, past, chunk, output, options, of_options(options));
+  AttentionCall call = resolved_call(q, past, chunk, output, options, sequence_options(options));
   call.arithmetic = &panels_for(options.arithmetic, call);
   return workspace.parts().add_to(call, chains, workers);
 }
 
-inline OfSequence of_sequence(const AttentionSequence& x, const AttentionOptions& options) {
+inline SequenceOptions sequence_options(const AttentionSequence& x,
+                                        const AttentionOptions& options) {
   return {x.mask.absent() ? options.mask : x.mask, x.lists.absent() ? options.lists : x.lists,
           x.query_position ? x.query_position : options.query_position};
 }
@@ -144,7 +146,7 @@ QUOKA_FUNC void check_attention(std::span<const AttentionSequence> batch,
   for (const AttentionSequence& x : batch)
     name_sequence(&x - batch.data(), [&] {
       parts.calls.push_back(
-          checked_call(x.q, x.past, x.chunk, x.out, options, of_sequence(x, options)));
+          checked_call(x.q, x.past, x.chunk, x.out, options, sequence_options(x, options)));
     });
   check_outputs_apart(parts.calls, parts.outputs);
   check_packed_apart(parts.calls, parts.order);
@@ -156,7 +158,7 @@ QUOKA_FUNC void attend(std::span<const AttentionSequence> batch, const Attention
   parts.begin(batch.size());
   for (const AttentionSequence& x : batch)
     parts.calls.push_back(
-        resolved_call(x.q, x.past, x.chunk, x.out, options, of_sequence(x, options)));
+        resolved_call(x.q, x.past, x.chunk, x.out, options, sequence_options(x, options)));
   run_batch(parts, options, executor);
 }
 

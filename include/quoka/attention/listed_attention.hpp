@@ -26,8 +26,8 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Keys of a range of sequence b: as many as fit the cache as halves, whatever they are stored in, or more, so that a query sees
-// enough of them; and whole blocks where that is nearly the same.
+// Keys of a range of sequence b: as many as fit the cache as halves, whatever they are stored in, or more, so that a
+// query sees enough of them; and whole blocks where that is nearly the same.
 inline Index range_keys(const AttentionCall& call, Index b) {
   const Index fit = tuning::listed_range_bytes / (2 * (call.q.dim() + call.v_dim));
   const Index all = call.past_k.len() + call.chunk_k.len();

@@ -100,13 +100,7 @@ class ListedRows {
       std::copy_n(states, rows, to.states + row);
     }
     add_values(v, list, count);
-    const float* const step_out = s_.block_out.data();
-    for (Index row = 0; row < heads_; ++row) {
-      const simd::Packet factor = simd::broadcast(s_.factors.data()[row]);
-      for (Index c = row * v_width_; c < (row + 1) * v_width_; c += simd::lanes)
-        simd::store(to.out + c,
-                    simd::fma(factor, simd::load(to.out + c), simd::load(step_out + c)));
-    }
+    add_to_rows(s_.factors.data(), s_.block_out.data(), heads_, v_width_, to.out);
   }
 
  private:

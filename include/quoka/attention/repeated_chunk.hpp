@@ -7,8 +7,8 @@
 // No sign of a copy, and accepted: a chunk that lies behind the past in one cache; rows that are all
 // the same there, as padding and constants are (the past's last two rows are equal, or each key has one
 // number in all its channels); a Selection that lists none of the copies; a mask that hides the last of
-// them from the last query, or whose key the last query's list does not name; ALiBi, whose keys know no positions, so that equal tokens have equal rows.
-// AttentionOptions::may_repeat says that of other keys without positions.
+// them from the last query, or a list of the last query's that does not name it; ALiBi, whose keys know no positions, so
+// that equal tokens have equal rows. AttentionOptions::may_repeat says that of other keys without positions.
 #pragma once
 
 #include <quoka/attention/attention_options.hpp>

@@ -253,12 +253,7 @@ class TokenAttention {
     }
   }
   [[gnu::noinline]] void end_values() {
-    float *const out = s_.out.data(), *const block_out = s_.block_out.data();
-    for (Index r = 0; r < call_.group; ++r) {
-      const simd::Packet factor = simd::broadcast(s_.factors.data()[r]);
-      for (Index c = r * v_width_; c < (r + 1) * v_width_; c += simd::lanes)
-        simd::store(out + c, simd::fma(factor, simd::load(out + c), simd::load(block_out + c)));
-    }
+    add_to_rows(s_.factors.data(), s_.block_out.data(), call_.group, v_width_, s_.out.data());
   }
 
   // Keys [first, first + count) of the block to rows from `row` on, as many as are computed together.

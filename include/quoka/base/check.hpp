@@ -77,6 +77,11 @@ namespace detail {
 [[gnu::noinline]] inline void require_keys(std::string_view name, Index count) {
   require_at_most(name, count, "max_keys", max_keys);
 }
+// A size of a caller's: no later product of it is beyond what Index counts.
+[[gnu::noinline]] inline void require_size(std::string_view name, Index size, Index least) {
+  require_at_least(name, size, least);
+  require_keys(name, size);
+}
 
 // The mode in which numbers are rounded may be why a key is not what was kept of it.
 [[gnu::cold, gnu::noinline]] inline void require_rounding_to_nearest() {

@@ -33,9 +33,8 @@ class LayerAccount {
   };
   // Of the calls that selected.
   struct Saving {
-    double took = 0;  // seconds
-    double dense =
-        0;  // about the seconds that they would have taken with every key, masks read as they were
+    double took = 0;   // seconds
+    double dense = 0;  // about those of the same calls with every key, masks read as they were
   };
 
   // Counts a call of a layer; did: describe() of its outcome, or the caller's own reason.

@@ -221,14 +221,15 @@ inline std::vector<MaskPiece> read_mask_pieces(const Rows& mask, ExecutorRef exe
 // Single queries side by side, each of which is a piece of its own, become one where each of the cells that they see is
 // seen by one and a half of them or more on average: such cells are read once for several queries.
 inline void join_own_pieces(std::vector<MaskPiece>& pieces, Index cells) {
+  if (pieces.size() < 2) return;
   std::vector<MaskPiece> joined;
-  std::vector<std::uint8_t> seen(static_cast<std::size_t>(cells));
+  std::vector<std::uint8_t> seen;
   const auto is_single = [](const MaskPiece& piece) { return piece.causal() && piece.count == 1; };
   for (auto first = pieces.begin(), end = first; first != pieces.end(); first = end) {
     end = std::find_if_not(first, pieces.end(), is_single);
     Index in_all = 0, different = 0;
     if (end - first > 1) {
-      std::fill(seen.begin(), seen.end(), std::uint8_t{0});
+      seen.assign(static_cast<std::size_t>(cells), 0);
       for (auto piece = first; piece != end; ++piece) {
         in_all += std::ssize(piece->cells);
         for (const Position cell : piece->cells)

@@ -37,6 +37,16 @@ namespace detail {
   for (Index l = 0; l < lanes; ++l) states[l % tile_rows].sum += lane[l];
 }
 
+// out = factors[row] out + added, rows of `width` channels, whole packets: what was accumulated before, and a step's.
+inline void add_to_rows(const float* factors, const float* added, Index rows, Index width,
+                        float* out) {
+  for (Index row = 0; row < rows; ++row) {
+    const simd::Packet factor = simd::broadcast(factors[row]);
+    for (Index c = row * width; c < (row + 1) * width; c += simd::lanes)
+      simd::store(out + c, simd::fma(factor, simd::load(out + c), simd::load(added + c)));
+  }
+}
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka

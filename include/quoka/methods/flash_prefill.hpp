@@ -45,7 +45,7 @@ struct FlashPrefillOptions {
 };
 // FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads B (P / block) d, and kv_heads B d for the means.
 inline double flops(const FlashPrefillOptions& o, const ChunkShape& c) {
-  const Index blocks = (c.kv_len + o.block - 1) / o.block;
+  const Index blocks = ceil_div(c.kv_len, o.block);
   return detail::product({2, c.q_heads, c.q_len, blocks, c.head_dim}) +
          detail::product({c.kv_heads, c.q_len, c.head_dim});
 }

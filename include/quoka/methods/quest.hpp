@@ -34,7 +34,7 @@ struct QuestOptions {
 };
 // FLOPs of a chunk's scores (chunk_shape.hpp): 4 q_heads B (P / page) d; logit: 4 kv_heads (P / page) d + 2 q_heads B d.
 inline double flops(const QuestOptions& o, const ChunkShape& c) {
-  const Index pages = (c.kv_len + o.page - 1) / o.page;
+  const Index pages = ceil_div(c.kv_len, o.page);
   if (o.domain == Domain::softmax)
     return detail::product({4, c.q_heads, c.q_len, pages, c.head_dim});
   return detail::product({4, c.kv_heads, pages, c.head_dim}) +

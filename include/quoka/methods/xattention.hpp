@@ -42,7 +42,7 @@ struct XAttentionOptions {
 };
 // FLOPs of a chunk's scores (chunk_shape.hpp): 2 q_heads B (P + B) d / S, query and key rows of S rounded up.
 inline double flops(const XAttentionOptions& o, const ChunkShape& c) {
-  const auto rows = [&](Index tokens) { return (tokens + o.stride - 1) / o.stride; };
+  const auto rows = [&](Index tokens) { return ceil_div(tokens, o.stride); };
   return detail::product(
       {2, c.q_heads, rows(c.q_len), rows(c.kv_len + c.q_len), o.stride, c.head_dim});
 }

@@ -92,12 +92,8 @@ class RaggedWorkspace {
                           .sequence = x.sequence,
                           .sketch = x.sketch};
       const Mask& mask = x.mask.absent() ? options.mask : x.mask;
-      if (mask.absent()) {  // causal: a mask may hide the chunk's own keys
-        input.chunk_k = x.chunk.k;
-        return selector.select(input, *x.state, keep_[i], by);
-      }
-      select_visible(selector, input, VisibleCells(mask, x.past_k.len(), 0, by), *x.state, keep_[i],
-                     by);
+      if (mask.absent()) input.chunk_k = x.chunk.k;  // causal: a mask may hide the chunk's own keys
+      select_visible(selector, input, mask, *x.state, keep_[i], by);
     };
     const auto select_for = [&](Index i, ExecutorRef by) {
       detail::name_sequence(i, [&] { select_one(static_cast<std::size_t>(i), by); });

@@ -1,9 +1,8 @@
 // Selection where not every cell of the past is there for every query: other sequences' cells,
 // padding, holes, a prefix that only some of the chunk sees.
 //
-//   const VisibleCells visible(mask, past_len);           // views/mask.hpp
-//   const AttentionOptions options{.mask = mask};
-//   select_visible(selector, {.q = q, .k = past_k, .logits = options}, visible, state, keep, executor);
+//   const AttentionOptions options{.mask = mask};         // views/mask.hpp
+//   select_visible(selector, {.q = q, .k = past_k, .logits = options}, mask, state, keep, executor);
 //   attention(q, {past_k, past_v, keep}, {k, v}, out, options, executor);
 //
 // The selector considers what every query of the chunk may see, and no other cell's key is read. What
@@ -117,6 +116,17 @@ void select_visible(const S& selector, SelectorInput input, const VisibleCells& 
     writer.set_count(0, head, std::ssize(cells) + to_some);
   }
   writer.commit();
+}
+
+// The same by a mask of the sequence, over the past's columns first; absent: every query sees every cell, and the batch
+// is as select() takes it.
+template <Selector S>
+void select_visible(const S& selector, const SelectorInput& input, const Mask& mask,
+                    typename S::State& state, Selection& keep,
+                    ExecutorRef executor = SerialExecutor{}) {
+  if (mask.absent()) return selector.select(input, state, keep, executor);
+  select_visible(selector, input, VisibleCells(mask, input.k.len(), 0, executor), state, keep,
+                 executor);
 }
 
 }  // namespace QUOKA_ABI

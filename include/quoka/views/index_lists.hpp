@@ -33,8 +33,7 @@ class IndexLists {
   // block below 1, and for counts of another shape than the lists.
   explicit IndexLists(const Entries& entries, Index block = 1, const Counts& counts = {})
       : entries_(entries), counts_(counts), block_(block), present_(true) {
-    detail::require_at_least("the keys of a block", block, 1);
-    detail::require_keys("the keys of a block", block);
+    detail::require_size("the keys of a block", block, 1);
     if (counts.absent()) return;
     detail::require_equal("the counts' batch", counts.batch(), "the lists' batch", batch());
     detail::require_equal("the counts' heads", counts.heads(), "the lists' heads", heads());

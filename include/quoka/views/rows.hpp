@@ -300,8 +300,7 @@ using OutputRows = BasicRows<std::byte>;
 // std::invalid_argument, before anything is read, for a table too short for len tokens, for an
 // entry that is no page of the pool, and for more than max_keys tokens.
 inline Rows paged(const Rows& pool, std::span<const Position> table, Index len) {
-  detail::require_at_least("the length of a paged sequence", len, 0);
-  detail::require_keys("the length of a paged sequence", len);
+  detail::require_size("the length of a paged sequence", len, 0);
   if (pool.mapped()) detail::fail_because("a pool of pages is itself in pages, or of a list");
   Rows rows = pool;
   rows.sizes_[0] = 1, rows.sizes_[2] = len;

@@ -48,8 +48,7 @@ class Selection {
   }
   // Becomes all(); its memory is kept. Throws as all().
   void select_all(Index batch, Index kv_heads, Index kv_len) {
-    detail::require_at_least("kv_len", kv_len, 0);
-    detail::require_keys("kv_len", kv_len);
+    detail::require_size("kv_len", kv_len, 0);
     batch_ = batch, kv_heads_ = kv_heads, kv_len_ = kv_len, room_ = 0, is_all_ = true;
   }
   // Becomes no key of any KV head; its memory is kept.
