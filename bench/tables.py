@@ -711,6 +711,17 @@ def check_model():
 
 
 @table
+def python_threads():
+    of = {(one["policy"], one["work"]): one["milliseconds"] for one in rows("python_threads")}
+    body = []
+    for work in dict.fromkeys(one["work"] for one in rows("python_threads")):
+        cells = [f"{of[policy, work][way]:.2f}" for policy in ("unset", "active", "passive") for way in ("torch's threads", "its own")]
+        body.append([work, *cells, f"{of['unset', work]['one thread']:.2f}"])
+    return ["milliseconds", "unset: torch's threads", "its own", "active: torch's threads", "its own", "passive: torch's threads", "its own",
+            "unset: one thread"], body
+
+
+@table
 def decoder_first_token():
     at = {(r["length"], r["selector"]): r for r in load("decoder_ttft_qwen3-4b")["results"]}
     return ["prompt", "dense", "`quoka`", "times as soon"], [

@@ -3,14 +3,14 @@
 # build/python_whole and installs there what is missing, torch and transformers among it (3 GB).
 #
 #     test.sh            everything
-#     test.sh arrays     without torch; also: torch, transformers, overhead
+#     test.sh arrays     without torch; also: threads, torch, transformers, overhead
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../.ci/setup.sh"
 
 parts=("$@")
-(($#)) || parts=(arrays torch transformers overhead)
+(($#)) || parts=(arrays threads torch transformers overhead)
 for part in "${parts[@]}"; do
-  [[ $part =~ ^(arrays|torch|transformers|overhead)$ ]] || { sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
+  [[ $part =~ ^(arrays|threads|torch|transformers|overhead)$ ]] || { sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 done
 install_missing g++ libeigen3-dev python3-venv python3-dev binutils
 folder=$quoka_root/build/python_whole python=$quoka_root/build/python_whole/bin/python

@@ -342,6 +342,8 @@ quoka::QuokaOptions selection_options(const quoka_selection_options* given) {
                                     : quoka::QuokaOptions::recommended(budget);
   options.top_k.keep_first = x.keep_first;
   options.top_k.keep_last = x.keep_last;
+  require_size("queries", x.queries, 0);
+  if (x.queries > 0) options.n_queries = quoka::QueryCount::per_kv_head(x.queries);
   if (x.no_sketch != 0) options.sketch = quoka::Sketch::off;
   return options;
 }

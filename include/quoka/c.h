@@ -325,6 +325,7 @@ typedef struct quoka_selection_options {
   double budget_share;
   int64_t keep_first;  // attention sinks, inside the budget
   int64_t keep_last;   // most recent keys, inside the budget
+  int64_t queries;  // of a chunk that choose, of all heads of a KV head together; 0: the preset's
 } quoka_selection_options;
 
 // What selection remembers of one layer of one sequence, 8-bit codes of its keys among it: not needed, and several

@@ -310,12 +310,14 @@ TEST(CDoor, SelectsWhatTheSelectorBehindItSelects) {
           how.no_sketch = sketch ? 0 : 1;
           how.budget_share = 0.125;
           how.keep_first = 2, how.keep_last = 5;
+          how.queries = paper == sketch ? 0 : 100;
           quoka_attention_options options{};
           options.size = sizeof options;
           options.scale = 0.2f, options.softcap = cap;
           auto expected_options = paper ? quoka::QuokaOptions::paper(Budget::share(0.125))
                                         : quoka::QuokaOptions::recommended(Budget::share(0.125));
           expected_options.top_k.keep_first = 2, expected_options.top_k.keep_last = 5;
+          if (paper != sketch) expected_options.n_queries = quoka::QueryCount::per_kv_head(100);
           if (!sketch) expected_options.sketch = quoka::Sketch::off;
           const quoka::QuokaSelector selector(expected_options);
           const quoka::AttentionOptions attention{.scale = 0.2f, .softcap = cap};

@@ -5,7 +5,9 @@
 #include <quoka/packing/byte_formats.hpp>
 
 #include <cstring>
+#include <limits>
 #include <memory>
+#include <utility>
 
 namespace quoka_python {
 
@@ -170,6 +172,67 @@ MaskArray::MaskArray(nb::handle of) : original_(nb::borrow(of)) {
     quoka::detail::fail_because("the mask has elements of " + type_of(type) +
                                 ", but they must be bool, uint8, float32, float16 or bfloat16");
   mask_ = quoka::Rows(static_cast<const std::byte*>(held_.data()), *format, sizes, strides);
+}
+
+ListsArray::Numbers::Numbers(nb::handle of, const std::string& name, int missing_axes) {
+  bool is_bfloat16 = false;
+  held = taken(of, name, is_bfloat16);
+  const auto rank = static_cast<int>(held.ndim());
+  if (rank < 2 - missing_axes || rank > 4 - missing_axes)
+    quoka::detail::fail("the rank of " + name, rank,
+                        missing_axes == 0 ? "but must be 2, [q_len, k], 3, [kv_heads, q_len, k], or"
+                                          : "but must be 1, [q_len], 2, [kv_heads, q_len], or",
+                        "", 4 - missing_axes);
+  for (int axis = 0; axis < rank; ++axis) {
+    const auto at = static_cast<std::size_t>(axis + 4 - missing_axes - rank);
+    sizes[at] = static_cast<Index>(held.shape(static_cast<std::size_t>(axis)));
+    strides[at] = held.stride(static_cast<std::size_t>(axis));
+  }
+  const dlpack::dtype type = held.dtype();
+  if (type.code != static_cast<std::uint8_t>(dlpack::dtype_code::Int) || type.lanes != 1 ||
+      (type.bits != 32 && type.bits != 64))
+    quoka::detail::fail_because(name + " has elements of " + type_of(type) +
+                                ", but they must be int32 or int64");
+  if (type.bits == 32 && (sizes[3] <= 1 || strides[3] == 1)) {
+    data = static_cast<const quoka::Position*>(held.data());
+    strides[3] = 1;
+    return;
+  }
+  copy.reserve(held.size());
+  const auto take = [&](Index at) {
+    const Index x = type.bits == 32 ? static_cast<const std::int32_t*>(held.data())[at]
+                                    : static_cast<const std::int64_t*>(held.data())[at];
+    if (!std::in_range<quoka::Position>(x))
+      quoka::detail::fail("an entry of " + name, x, "but must be at most", "",
+                          std::numeric_limits<quoka::Position>::max());
+    copy.push_back(static_cast<quoka::Position>(x));
+  };
+  for (Index b = 0; b < sizes[0]; ++b)
+    for (Index head = 0; head < sizes[1]; ++head)
+      for (Index i = 0; i < sizes[2]; ++i)
+        for (Index e = 0; e < sizes[3]; ++e)
+          take(b * strides[0] + head * strides[1] + i * strides[2] + e * strides[3]);
+  data = copy.data();
+  strides = {sizes[1] * sizes[2] * sizes[3], sizes[2] * sizes[3], sizes[3], 1};
+}
+
+ListsArray::ListsArray(nb::handle entries, nb::handle counts, Index block) {
+  entries_.emplace(entries, "lists", 0);
+  const quoka::IndexLists::Entries lists(entries_->data, entries_->sizes, entries_->strides);
+  if (counts.is_none()) {
+    lists_ = quoka::IndexLists(lists, block);
+    return;
+  }
+  counts_.emplace(counts, "counts", 1);
+  if (counts_->held.ndim() + 1 != entries_->held.ndim())
+    quoka::detail::fail("the rank of counts", static_cast<Index>(counts_->held.ndim()),
+                        "but must be lists' without its last axis,", "",
+                        static_cast<Index>(entries_->held.ndim()) - 1);
+  const auto first_three = [](const std::array<Index, 4>& of) {
+    return std::array<Index, 3>{of[0], of[1], of[2]};
+  };
+  lists_ = quoka::IndexLists(
+      lists, block, {counts_->data, first_three(counts_->sizes), first_three(counts_->strides)});
 }
 
 std::vector<float> floats(nb::handle of, const char* name) {

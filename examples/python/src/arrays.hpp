@@ -60,6 +60,30 @@ class MaskArray {
   quoka::Mask mask_;
 };
 
+// Lists of keys [q_len, k], [kv_heads or 1, q_len, k] or [batch or 1, kv_heads or 1, q_len, k], and how many entries of
+// each count, without the last axis; None: all. int32 is read where it lies, int64 is copied.
+class ListsArray {
+ public:
+  ListsArray(nb::handle entries, nb::handle counts, Index block);
+  ListsArray(const ListsArray&) = delete;
+  ListsArray& operator=(const ListsArray&) = delete;
+  const quoka::IndexLists& lists() const { return lists_; }
+
+ private:
+  // An array of integers, as [.., .., .., k] or, without entries, [.., .., ..].
+  struct Numbers {
+    nb::ndarray<nb::ro> held;
+    std::vector<quoka::Position> copy;
+    const quoka::Position* data = nullptr;
+    std::array<Index, 4> sizes{1, 1, 1, 1}, strides{};  // the last axis is k; of counts 1
+
+    Numbers(nb::handle of, const std::string& name, int missing_axes);
+  };
+
+  std::optional<Numbers> entries_, counts_;
+  quoka::IndexLists lists_;
+};
+
 // Some floats: an array of rank 1, or a sequence of numbers. None: none.
 std::vector<float> floats(nb::handle of, const char* name);
 

@@ -3,6 +3,8 @@
 #include "arrays.hpp"
 #include "threads.hpp"
 
+#include "support/budget_text.hpp"
+
 #include <quoka/attention/alibi.hpp>
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/runtime/isa.hpp>
@@ -42,22 +44,29 @@ const quoka::Format& format_named(const std::string& name) {
                               "\", but must be float32, float16, bfloat16, q8_0 or u8");
 }
 
-// A whole number counts keys, one with a point is a share of the past.
+// A whole number counts keys, one with a point is a share of the past, text is by scores.
 quoka::Budget budget_of(nb::handle of) {
   if (PyBool_Check(of.ptr()) != 0)
     quoka::detail::fail_because("budget is a bool, but must be a number");
   if (PyFloat_Check(of.ptr()) != 0) return quoka::Budget::share(nb::cast<double>(of));
   Index keys = 0;
-  if (!nb::try_cast(of, keys))
-    quoka::detail::fail_because(
-        "budget is " + nb::cast<std::string>(nb::repr(of)) +
-        ", but must be a count of keys, such as 1024, or a share of the past, such as 0.125");
-  return quoka::Budget::keys(keys);
+  if (PyUnicode_Check(of.ptr()) != 0) {
+    const auto by_scores = quoka_examples::read_budget_by_scores(nb::cast<std::string>(of));
+    if (by_scores) return *by_scores;
+  } else if (nb::try_cast(of, keys)) {
+    return quoka::Budget::keys(keys);
+  }
+  quoka::detail::fail_because(
+      "budget is " + nb::cast<std::string>(nb::repr(of)) +
+      ", but must be a count of keys, such as 1024, a share of the past, such as 0.125, or by "
+      "scores, such as \"mass:0.95\"");
 }
 
-quoka::QuokaOptions selection_options(nb::handle budget, const std::string& preset,
+quoka::QuokaOptions selection_options(nb::handle budget, const std::string& preset, Index queries,
                                       Index keep_first, Index keep_last) {
   quoka::QuokaOptions options = quoka::QuokaOptions::preset(preset, budget_of(budget));
+  require_size("queries", queries, 0);
+  if (queries > 0) options.n_queries = quoka::QueryCount::per_kv_head(queries);
   options.top_k.keep_first = keep_first;
   options.top_k.keep_last = keep_last;
   return options;
@@ -68,6 +77,7 @@ struct Options {
   quoka::AttentionOptions of;
   std::vector<float> sinks, slopes;
   std::optional<MaskArray> mask;
+  std::optional<ListsArray> lists;
 
   Options(std::optional<double> scale, bool causal, Index window, nb::handle sinks_in,
           double softcap, nb::handle slopes_in, nb::handle mask_in, const std::string& arithmetic)
@@ -203,14 +213,19 @@ quoka::AttentionWorkspace& workspace() {
 nb::object attend(nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::handle past_k_in,
                   nb::handle past_v_in, nb::handle past_in, std::optional<double> scale,
                   bool causal, Index window, nb::handle sinks, double softcap, nb::handle slopes,
-                  nb::handle mask, const Selection* selection, const std::string& arithmetic,
-                  bool may_repeat, nb::object out_in, bool return_lse, int threads) {
+                  nb::handle mask, nb::handle lists, nb::handle counts, Index block,
+                  const Selection* selection, const std::string& arithmetic, bool may_repeat,
+                  nb::object out_in, bool return_lse, int threads) {
   Array q(q_in, "q");
   const OptionalArray k = optional_array(k_in, "k"), v = optional_array(v_in, "v"),
                       past_k = optional_array(past_k_in, "past_k"),
                       past_v = optional_array(past_v_in, "past_v");
   Options options(scale, causal, window, sinks, softcap, slopes, mask, arithmetic);
   options.of.may_repeat = may_repeat;
+  if (!lists.is_none())
+    options.of.lists = options.lists.emplace(lists, counts, block).lists();
+  else if (!counts.is_none() || block != 1)
+    quoka::detail::fail_because("there are counts or a block of keys, and no lists");
   const quoka::Rows queries = q.queries();
   quoka::Past past(rows_of(past_k), rows_of(past_v));
   const Cache* cache = nullptr;
@@ -235,7 +250,7 @@ nb::object attend(nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::handle 
 }
 
 Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
-                 const std::string& preset, Index keep_first, Index keep_last,
+                 const std::string& preset, Index queries, Index keep_first, Index keep_last,
                  std::optional<double> scale, double softcap, nb::handle slopes, nb::handle mask,
                  State* state, int threads) {
   Array q(q_in, "q");
@@ -249,10 +264,14 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
     if (!budget.is_none())
       quoka::detail::fail_because(
           "there is a state, which has its own budget, and there is another one");
+    if (queries != 0)
+      quoka::detail::fail_because("there is a state, which has its own queries, and queries is " +
+                                  std::to_string(queries));
   } else {
     if (budget.is_none()) budget = nb::int_(1024);
-    own.emplace(
-        State{quoka::QuokaSelector(selection_options(budget, preset, keep_first, keep_last)), {}});
+    own.emplace(State{
+        quoka::QuokaSelector(selection_options(budget, preset, queries, keep_first, keep_last)),
+        {}});
     state = &*own;
   }
   const quoka::SelectorInput input{.q = q.queries(),
@@ -313,13 +332,14 @@ NB_MODULE(_core, module) {
                     "One call at a time.")
       .def(
           "__init__",
-          [](State* to, nb::object budget, const std::string& preset, Index keep_first,
-             Index keep_last) {
-            new (to) State{
-                quoka::QuokaSelector(selection_options(budget, preset, keep_first, keep_last)), {}};
+          [](State* to, nb::object budget, const std::string& preset, Index queries,
+             Index keep_first, Index keep_last) {
+            new (to) State{quoka::QuokaSelector(
+                               selection_options(budget, preset, queries, keep_first, keep_last)),
+                           {}};
           },
-          "budget"_a = 1024, nb::kw_only(), "preset"_a = "recommended", "keep_first"_a = 0,
-          "keep_last"_a = 0, "As select() has them.")
+          "budget"_a = 1024, nb::kw_only(), "preset"_a = "recommended", "queries"_a = 0,
+          "keep_first"_a = 0, "keep_last"_a = 0, "As select() has them.")
       .def(
           "appended",
           [](State& state, nb::handle k_in, Index capacity, int threads) {
@@ -406,10 +426,10 @@ NB_MODULE(_core, module) {
       .def(
           "__init__",
           [](Prefill* to, Index q_heads, Index kv_heads, Index head_dim, std::optional<Index> v_dim,
-             Index batch, nb::object budget, const std::string& preset, Index keep_first,
-             Index keep_last, const std::string& dtype, Index capacity, std::optional<double> scale,
-             Index window, nb::handle sinks, double softcap, nb::handle slopes,
-             const std::string& arithmetic, bool packed) {
+             Index batch, nb::object budget, const std::string& preset, Index queries,
+             Index keep_first, Index keep_last, const std::string& dtype, Index capacity,
+             std::optional<double> scale, Index window, nb::handle sinks, double softcap,
+             nb::handle slopes, const std::string& arithmetic, bool packed) {
             require_size("batch", batch, 1), require_size("kv_heads", kv_heads, 1),
                 require_size("head_dim", head_dim, 1);
             require_size("capacity", capacity, 0);
@@ -430,15 +450,16 @@ NB_MODULE(_core, module) {
               new (to) Prefill{quoka::ChunkedPrefill<quoka::DenseSelector>(shape, {}, options.of)};
             else
               new (to) Prefill{quoka::ChunkedPrefill<quoka::QuokaSelector>(
-                  shape, selection_options(budget, preset, keep_first, keep_last), options.of)};
+                  shape, selection_options(budget, preset, queries, keep_first, keep_last),
+                  options.of)};
             to->visit([&](auto& layer) { layer.reserve(capacity); });
           },
           "q_heads"_a, "kv_heads"_a, "head_dim"_a, nb::kw_only(), "v_dim"_a = nb::none(),
-          "batch"_a = 1, "budget"_a = nb::none(), "preset"_a = "recommended", "keep_first"_a = 0,
-          "keep_last"_a = 0, "dtype"_a = "float32", "capacity"_a = 0, "scale"_a = nb::none(),
-          "window"_a = 0, "sinks"_a = nb::none(), "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(),
-          "arithmetic"_a = "automatic", "packed"_a = false,
-          "budget: None attends to everything; a count of keys or a share of the past selects, as "
+          "batch"_a = 1, "budget"_a = nb::none(), "preset"_a = "recommended", "queries"_a = 0,
+          "keep_first"_a = 0, "keep_last"_a = 0, "dtype"_a = "float32", "capacity"_a = 0,
+          "scale"_a = nb::none(), "window"_a = 0, "sinks"_a = nb::none(), "softcap"_a = 0.0,
+          "alibi_slopes"_a = nb::none(), "arithmetic"_a = "automatic", "packed"_a = false,
+          "budget: None attends to everything; any other selects, as "
           "select() does. The "
           "other options are those of attention() and Cache. packed: keys and values are kept as "
           "attention multiplies "
@@ -497,6 +518,7 @@ NB_MODULE(_core, module) {
              "past_k"_a = nb::none(), "past_v"_a = nb::none(), "past"_a = nb::none(),
              "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0, "sinks"_a = nb::none(),
              "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(), "mask"_a = nb::none(),
+             "lists"_a = nb::none(), "counts"_a = nb::none(), "block"_a = 1,
              "selection"_a = nb::none(), "arithmetic"_a = "automatic", "may_repeat"_a = false,
              "out"_a = nb::none(), "return_lse"_a = false, "threads"_a = 0,
              R"(Exact attention of a chunk over its past and itself: softmax(scale q k^T) v.
@@ -511,6 +533,11 @@ sinks         [q_heads], learned logits that join the softmax sum; softcap: cap 
 alibi_slopes  [q_heads], logit -= slope * distance: alibi_slopes()
 mask          [q_len, keys], [q_heads or 1, q_len, keys] or [batch or 1, q_heads or 1, q_len, keys] of past and chunk:
               bool, False hides, or numbers that are added to the logits
+lists         [q_len, k], [kv_heads or 1, q_len, k] or [batch or 1, kv_heads or 1, q_len, k], int32 or int64: which keys each
+              query attends to, as a model's own chooser says; numbers of the past's keys, then the chunk's, -1: none. They
+              join what else hides keys
+counts        lists without their last axis: so many entries of each list count; None: all
+block         entry e of a list names keys block * e to block * (e + 1) - 1
 selection     of the past, as select() makes it; None: all of it
 arithmetic    automatic, single, bfloat16, bfloat16_x2, bfloat16_x3 or int8
 may_repeat    True: keys know no positions, so a chunk may equal the end of the past, which is otherwise taken for a chunk
@@ -524,15 +551,19 @@ is copied (but queries whose channels lie apart). All may be of rank 3, without 
 written. The GIL is released.)");
 
   module.def("select", &choose, "q"_a, "past_k"_a, nb::kw_only(), "budget"_a = nb::none(),
-             "preset"_a = "recommended", "keep_first"_a = 0, "keep_last"_a = 0,
+             "preset"_a = "recommended", "queries"_a = 0, "keep_first"_a = 0, "keep_last"_a = 0,
              "scale"_a = nb::none(), "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(),
              "mask"_a = nb::none(), "state"_a = nb::none(), "threads"_a = 0,
              R"(Which past keys a chunk needs: the Selection for attention().
 
 q                      [batch, q_heads, q_len, head_dim], the chunk's queries, 128 to 256 of them
 past_k                 [batch, kv_heads, kv_len, head_dim], or a Cache, without the chunk
-budget                 1024: so many keys for each KV head; 0.125: a share of the past; None: 1024, or the state's
+budget                 1024: so many keys for each KV head; 0.125: a share of the past; "mass:0.95": the fewest keys that
+                       hold so much of the scores, "relative:0.1": keys of at least so much of the best one's; with a
+                       floor and a ceiling in keys: "mass:0.95:64:4096"; None: 1024, or the state's
 preset                 recommended, which keeps answers, or paper, the fastest
+queries                so many of the chunk's queries choose, of all heads of a KV head together; more lose less;
+                       0: the preset's (recommended: 64)
 keep_first, keep_last  sinks and recent keys that are kept, inside the budget
 scale, softcap, mask   as attention() gets them; a mask is of one sequence
 state                  of this layer and sequence: several times as fast
@@ -563,6 +594,19 @@ A past no longer than the budget is kept whole. Raises ValueError, with both num
         default_threads() = threads;
       },
       "threads"_a,
-      "Threads of calls that do not say how many; 0: as many as there are processors, the "
-      "default.");
+      "Threads of calls that do not say how many; 0: as many as there are processors, or as the "
+      "OpenMP has, the default.");
+  module.def(
+      "use_openmp_of",
+      [](const std::optional<std::string>& library) {
+        if (library)
+          openmp().emplace(*library);
+        else
+          openmp().reset();
+      },
+      "library"_a.none(),
+      "Calls run in the threads of the OpenMP that this loaded library was linked with, by its "
+      "path, if they are for as "
+      "many threads: a program then has one pool. None: in the library's own threads. quoka.torch "
+      "says so of torch's.");
 }

@@ -1,5 +1,8 @@
-// Who runs a call: the library's threads, with the GIL released, and Ctrl-C looked at by the calling thread.
+// Who runs a call: the library's threads, or those of an OpenMP, with the GIL released, and Ctrl-C looked at by the calling
+// thread.
 #pragma once
+
+#include "openmp_threads.hpp"
 
 #include <nanobind/nanobind.h>
 
@@ -8,20 +11,21 @@
 #include <algorithm>
 #include <chrono>
 #include <map>
+#include <memory>
+#include <optional>
 #include <thread>
 
 namespace quoka_python {
 
 namespace nb = nanobind;
-using quoka::Index;
 
 // A signal's handler raised: the exception waits in the calling thread.
 struct Interrupted {};
 
-// A pool whose calling thread asks ten times a second whether a signal came.
+// An executor whose calling thread asks ten times a second whether a signal came.
 class Interruptible {
  public:
-  explicit Interruptible(quoka::ThreadPool& pool) : pool_(pool) {}
+  explicit Interruptible(quoka::ExecutorRef pool) : pool_(pool) {}
 
   int workers() const { return pool_.workers(); }
   template <class F>
@@ -72,7 +76,7 @@ class Interruptible {
 
   static constexpr std::chrono::milliseconds pause{100};
 
-  quoka::ThreadPool& pool_;
+  quoka::ExecutorRef pool_;
   std::thread::id caller_ = std::this_thread::get_id();
   Clock::time_point next_ = Clock::now() + pause;
 };
@@ -86,7 +90,6 @@ inline int& default_threads() {
 inline quoka::ThreadPool& pool_of(int threads) {
   // Never destroyed: a program that ends does not wait for its threads.
   static auto& pools = *new std::map<int, std::unique_ptr<quoka::ThreadPool>>;
-  if (threads == 0) threads = default_threads();
   if (threads == 0) threads = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
   quoka::detail::require_at_least("threads", threads, 1);
   auto& pool = pools[threads];
@@ -94,11 +97,23 @@ inline quoka::ThreadPool& pool_of(int threads) {
   return *pool;
 }
 
-// f(executor) without the GIL.
+// The OpenMP whose threads run calls in place of the library's: with the GIL.
+inline std::optional<OpenMp>& openmp() {
+  static std::optional<OpenMp> one;
+  return one;
+}
+
+// f(executor) without the GIL. Calls of as many threads as the OpenMP has run in those.
 template <class F>
 void run_by(int threads, F&& f) {
-  quoka::ThreadPool& pool = pool_of(threads);
-  Interruptible executor(pool);
+  if (threads == 0) threads = default_threads();
+  std::optional<OpenMpThreads> shared;
+  if (openmp() && openmp()->usable()) {
+    const int there = openmp()->threads();
+    if (threads == 0 || threads == there) shared.emplace(*openmp(), there);
+  }
+  Interruptible executor(shared ? quoka::ExecutorRef(*shared)
+                                : quoka::ExecutorRef(pool_of(threads)));
   try {
     const nb::gil_scoped_release release;
     f(quoka::ExecutorRef(executor));

@@ -117,6 +117,55 @@ class Attention(Case):
                                      mask=mask.astype(bool) if mask.dtype == np.uint8 else mask)[0]
                 self.assert_close(got, expected)
 
+    def test_lists(self):
+        # Unordered, with a key twice, entries of -1, and counts that cut lists short; keys 50 to 58 are the chunk's.
+        lists = RNG.integers(-1, 59, (2, 2, 9, 14)).astype(np.int32)
+        counts = RNG.integers(0, 15, (2, 2, 9)).astype(np.int32)
+        spread = np.repeat(lists, 2, 3)[..., ::2]
+        turned = np.ascontiguousarray(lists.transpose(2, 0, 1, 3)).transpose(1, 2, 0, 3)
+
+        def seen(lists, counts=None, block=1):
+            mask = np.zeros((2, 6, 9, 59), bool)
+            for b, head, i in np.ndindex(2, 6, 9):
+                at = tuple(min(x, n - 1) for x, n in zip((b, head // 3, i), lists.shape[:3]))
+                for entry in lists[at][:None if counts is None else counts[at]]:
+                    if entry >= 0:
+                        mask[b, head, i, block * entry:block * (entry + 1)] = True
+            return mask
+
+        for given, of, extent, block in ((lists, lists, None, 1), (lists, lists, counts, 1), (spread, lists, counts, 1),
+                                         (turned, lists, counts, 1), (lists.astype(np.int64), lists, counts.astype(np.int64), 1),
+                                         (np.minimum(lists, 5), np.minimum(lists, 5), counts, 10),
+                                         (lists[:1, :1], lists[:1, :1], counts[:1, :1], 1), (lists[:, :1], lists[:, :1], None, 1)):
+            with self.subTest(f"{given.dtype} {given.shape} {given.strides} {block}"):
+                got = quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v, lists=given,
+                                      counts=extent, block=block, threads=2)
+                self.assert_close(got, reference(self.q, self.k, self.v, self.past_k, self.past_v,
+                                                 mask=seen(of, extent, block))[0])
+        for axes in (0, (0, 0)):  # without batch, without heads
+            got = quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v, lists=lists[axes],
+                                  counts=counts[axes])
+            whole = (lists[:1], counts[:1]) if axes == 0 else (lists[:1, :1], counts[:1, :1])
+            self.assert_close(got, reference(self.q, self.k, self.v, self.past_k, self.past_v, mask=seen(*whole))[0])
+
+    def test_lists_are_refused(self):
+        out = np.full((2, 6, 9, 20), 5, np.float32)
+        lists = np.zeros((9, 3), np.int32)
+        for options, *words in (({"lists": lists[:8]}, 8, 9), ({"lists": lists[None, None, None]}, "rank of lists", 5, 4),
+                                ({"lists": lists[0]}, "rank of lists", 1, 4), ({"lists": lists.astype(np.float32)}, "float32"),
+                                ({"lists": lists + 59}, 59), ({"lists": lists - 2}, -2, -1),
+                                ({"lists": lists.astype(np.int64) + 2**31}, 2**31, 2**31 - 1),
+                                ({"lists": lists, "counts": np.full(9, 4, np.int32)}, 4, 3),
+                                ({"lists": lists, "counts": np.full(8, 1, np.int32)}, 8, 9),
+                                ({"lists": lists, "counts": np.full((1, 9), 1, np.int32)}, "rank of counts", 2, 1),
+                                ({"lists": lists[None], "counts": np.full((1, 1, 1, 9), 1, np.int32)}, "rank of counts", 4, 3),
+                                ({"lists": lists, "block": 0}, "block", 0, 1),
+                                ({"lists": lists + 6, "block": 10}, 6, "blocks"),
+                                ({"counts": np.zeros(9, np.int32)}, "no lists"), ({"block": 4}, "no lists")):
+            self.assert_refused(lambda: quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v,
+                                                        out=out, **options), *words)
+        self.assertTrue((out == 5).all())
+
     def test_strides_change_no_bit(self):
         expected = quoka.attention(self.q, self.k, self.v, past_k=self.past_k, past_v=self.past_v)
 
@@ -224,8 +273,25 @@ class Select(Case):
                 self.assertEqual((positions.dtype, len(positions)), (np.int32, count))
                 self.assertTrue((np.diff(positions) > 0).all())
         self.assertTrue(quoka.select(self.q, self.k).is_all)  # 1,024 keys
+        few, more = (quoka.select(self.q, self.k, budget=f"mass:{part}:5:300") for part in (0.1, 0.5))
+        self.assertTrue(5 <= few.count(0, 0) < more.count(0, 0) < 300)
+        self.assertEqual(quoka.select(self.q, self.k, budget="mass:0.1:50:60").max_count, 50)
         keep = quoka.select(self.q, self.k, budget=20, keep_first=3, keep_last=4)
         self.assertEqual([*keep.positions(0, 0)[:3], *keep.positions(0, 0)[-4:]], [0, 1, 2, 396, 397, 398, 399])
+
+    def test_queries(self):
+        for preset, of_preset in (("recommended", 64), ("paper", 4 * 16)):  # of all 4 heads of a KV head
+            alone = quoka.select(self.q, self.k, budget=40, preset=preset)
+            self.assertEqual(quoka.select(self.q, self.k, budget=40, preset=preset, queries=of_preset), alone)
+            more = quoka.select(self.q, self.k, budget=40, preset=preset, queries=100)
+            self.assertNotEqual(more, alone)
+            self.assertEqual(quoka.select(self.q, self.k, state=quoka.State(40, preset=preset, queries=100)), more)
+            layer = quoka.Prefill(8, 2, 64, budget=40, preset=preset, queries=100)
+            layer.append(self.k, self.k)
+            layer.forward(self.q, self.k[:, :, :30], self.k[:, :, :30])
+            by_codes = quoka.State(40, preset=preset, queries=100)
+            by_codes.appended(self.k)
+            self.assertEqual(layer.selection, quoka.select(self.q, self.k, state=by_codes))
 
     def test_attention_heeds_it(self):
         q, k, v, past_v = self.q, normal(1, 2, 30, 64), normal(1, 2, 30, 64), normal(1, 2, 400, 64)
@@ -264,6 +330,7 @@ class Select(Case):
                 (lambda: quoka.select(self.q, self.k, budget=-2), -2, 0),
                 (lambda: quoka.select(self.q, self.k, budget=True), "bool"),
                 (lambda: quoka.select(self.q, self.k, budget="many"), "many"),
+                (lambda: quoka.select(self.q, self.k, budget="mass:2"), "mass:2"),
                 (lambda: quoka.select(self.q, self.k, preset="best"), "best", "recommended"),
                 (lambda: quoka.select(self.q, self.k[..., :63]), 63, 64),
                 (lambda: quoka.select(self.q, self.k, budget=9, alibi_slopes=quoka.alibi_slopes(8)), "alibi_slopes"),
@@ -273,6 +340,10 @@ class Select(Case):
                 (lambda: quoka.Selection([[[1]]], 5).positions(1, 0), 1, 0),
                 (lambda: quoka.Selection([[[1]]], 5).count(0, -1), -1, 0),
                 (lambda: quoka.State(0.0), "(0, 1]"),
+                (lambda: quoka.select(self.q, self.k, budget=9, queries=-1), "queries", -1, 0),
+                (lambda: quoka.select(self.q, self.k, state=quoka.State(9), queries=7), "state", 7),
+                (lambda: quoka.State(9, queries=-1), "queries", -1, 0),
+                (lambda: quoka.Prefill(8, 2, 64, budget=9, queries=-1), "queries", -1, 0),
                 (lambda: quoka.State(9).truncate(-1), -1, 0)):
             self.assert_refused(call, *words)
 

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """quoka.torch: the operator against torch's own attention, compiled and exported, and what is refused."""
+import os
 import time
 import unittest
 
@@ -64,6 +65,33 @@ class Operator(unittest.TestCase):
         torch.testing.assert_close(program.module()(*self.all), plain, atol=0, rtol=0)
         compiled = torch.compile(Layer(), fullgraph=True, backend="aot_eager")
         torch.testing.assert_close(compiled(*self.all), plain, atol=0, rtol=0)
+
+    def test_lists(self):
+        lists = torch.randint(-1, 49, (2, 2, 9, 12))  # int64, as topk() has them
+        mask = torch.zeros(2, 2, 9, 50, dtype=torch.bool).scatter_(3, torch.where(lists < 0, 49, lists), True)[..., :49]
+        mask = mask.repeat_interleave(3, 1)
+        mask &= torch.ones(9, 49, dtype=torch.bool).tril(40)
+        k, v = torch.cat([self.past_k, self.k], 2), torch.cat([self.past_v, self.v], 2)
+        wanted = F.scaled_dot_product_attention(self.q, k.repeat_interleave(3, 1), v.repeat_interleave(3, 1), attn_mask=mask)
+        wanted = torch.where(mask.any(3, keepdim=True), wanted, 0.0)  # a row without keys
+        torch.testing.assert_close(torch.ops.quoka.attention(*self.all, lists=lists), wanted, atol=1e-5, rtol=0)
+        torch.testing.assert_close(torch.ops.quoka.attention(*self.all, lists=lists, counts=torch.zeros(2, 2, 9, dtype=torch.int32)),
+                                   torch.zeros_like(wanted), atol=0, rtol=0)
+        torch.testing.assert_close(torch.ops.quoka.attention(*self.all, lists=torch.arange(7).expand(9, 7), block=7),
+                                   torch.ops.quoka.attention(*self.all), atol=1e-6, rtol=0)
+
+    @unittest.skipUnless(os.path.isdir("/proc/self/task") and "OpenMP" in torch.__config__.parallel_info(), "no OpenMP, or no /proc")
+    def test_calls_run_in_torchs_threads(self):
+        before = torch.get_num_threads()
+        self.addCleanup(torch.set_num_threads, before)
+        torch.set_num_threads(3)
+        torch.randn(500, 500) @ torch.randn(500, 500)
+        threads = len(os.listdir("/proc/self/task"))
+        q, k = torch.randn(1, 8, 64, 64), torch.randn(1, 2, 500, 64)
+        quoka.attention(q, causal=False, past_k=k, past_v=k)
+        self.assertEqual(len(os.listdir("/proc/self/task")), threads)
+        quoka.attention(q, causal=False, past_k=k, past_v=k, threads=5)
+        self.assertEqual(len(os.listdir("/proc/self/task")), threads + 4)
 
     def test_what_is_refused_says_the_operator(self):
         out = torch.ops.quoka.attention(self.q.clone().requires_grad_(), self.k, self.v)

@@ -2,7 +2,10 @@
 """quoka.transformers on small models of random weights, against sdpa, or eager where sdpa does not know a model: logits, padded
 batches, caches, generate(), beam search; selection; what is handed on or refused."""
 import copy
+import dataclasses
 import json
+import pathlib
+import re
 import tempfile
 import unittest
 import warnings
@@ -225,13 +228,68 @@ class Selects(unittest.TestCase):
                        "model": {"q_heads": 4}}, file)
             file.flush()
             self.assertEqual(of(file.name), quoka.transformers.Settings("recommended", 0.25, 1, {}, 1024))
+        # As check.sh writes one after its last step, refine: the layers that hurt are dense, and more queries choose.
+        written = {"arithmetic": "int8", "budget": 0.25, "dense_layers": [0, 7, 29], "min_past": 2048, "mode": "recommended",
+                   "queries": 256, "model": {"head_dim": 64, "kv_heads": 3, "q_heads": 9}}
+        self.assertEqual(of(written), quoka.transformers.Settings(
+            "recommended", 0.25, [0, 7, 29], {}, 2048, queries=256, arithmetic="int8"))
+        self.assertEqual(of({"budget": "mass:0.9"}).budget, "mass:0.9")
         self.assertEqual(of({"preset": "paper"}).mode, "paper")
-        for given, word in (({"mode": "best"}, "best"), ({"budget": 0.0}, "(0, 1]"), ({"budget": "mass:0.9"}, "mass:0.9"),
+        for given, word in (({"mode": "best"}, "best"), ({"budget": 0.0}, "(0, 1]"), ({"budget": "mass:1.9"}, "mass:1.9"), ({"queries": -3}, "queries is -3"),
                             ({"budgets": 3}, "budgets"), ({"chunk": 0}, "chunk is 0"), ({"arithmetic": "fp8"}, "fp8"),
                             ({"min_past": -1}, "-1"), ({"layer_budgets": {"3": -5}}, "-5")):
             with self.assertRaises(ValueError) as caught:
                 of(given)
             self.assertIn(word, str(caught.exception))
+
+
+    def test_every_setting_of_the_backend_is_known(self):
+        backend = pathlib.Path(__file__).parents[2] / "ggml"
+        known = {field.name for field in dataclasses.fields(quoka.transformers.Settings)} | quoka.transformers.OF_OTHERS
+        for file, pattern in (("settings.cpp", r"variables\{([^}]*)\}"), ("settings.cpp", r"known.insert\(known.end\(\), \{([^}]*)\}"),
+                              ("check.cpp", r"settings_names\{([^}]*)\}")):
+            keys = set(re.findall(r'"(\w+)"', re.search(pattern, (backend / file).read_text())[1])) - {"config"}
+            self.assertGreater(len(keys), 1)
+            self.assertLessEqual(keys, known)
+
+    def test_queries_change_the_choice(self):
+        with torch.no_grad():
+            ours, tokens, logits = model("Llama", "quoka"), ids(1, 200), []
+            for chunk in (200, 100):  # with a past of its own, and cut in the call
+                for queries in (0, 32, 200):
+                    ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 0, "chunk": chunk, "queries": queries}
+                    cache = quoka.transformers.Cache()
+                    ours(tokens[:, :100], past_key_values=cache)
+                    logits.append(ours(tokens[:, 100:], past_key_values=cache).logits if chunk == 200 else ours(tokens).logits)
+            for of in (logits[:3], logits[3:]):
+                self.assertTrue(torch.equal(of[0], of[1]))  # the preset's: 16 of each of 2 heads
+                self.assertGreater(float((of[0] - of[2]).abs().max()), 1e-4)
+
+    def test_what_was_chosen_can_be_watched(self):
+        with torch.no_grad(), quoka.transformers.watched() as chosen:
+            ours = model("Llama", "quoka")
+            ours.config.quoka = {"mode": "paper", "budget": 20, "chunk": 60, "dense_layers": 2}
+            ours(ids(2, 150))
+        with torch.no_grad():
+            ours(ids(1, 150))
+        self.assertEqual([(c.layer, c.batch, c.first, c.last) for c in chosen],
+                         [(layer, b, first, min(first + 60, 150)) for layer in (2, 3) for b in (0, 1) for first in (0, 60, 120)])
+        self.assertEqual([None if c.selection is None else (c.selection.max_count, c.selection.kv_len) for c in chosen[:3]],
+                         [None, (20, 60), (20, 120)])
+
+    def test_layers_with_a_window_are_not_counted(self):
+        types = ["sliding_attention", "full_attention"] * 2
+        chosen = quoka.transformers.Settings(mode="paper", dense_layers=1)
+        self.assertEqual([chosen.selects(n, types) for n in (1, 3)], [False, True])
+        self.assertEqual([chosen.selects(n) for n in (0, 1)], [False, True])
+        with torch.no_grad():
+            ours, tokens = model("Gemma3", "quoka"), ids(1, 200)
+            logits = []
+            for dense in (1, [1], [1, 3], 2):
+                ours.config.quoka = {"mode": "paper", "budget": 10, "chunk": 64, "dense_layers": dense}
+                logits.append(ours(tokens).logits)
+            self.assertTrue(torch.equal(logits[0], logits[1]) and torch.equal(logits[2], logits[3]))
+            self.assertGreater(float((logits[0] - logits[2]).abs().max()), 1e-4)
 
 
 class Caches(unittest.TestCase):

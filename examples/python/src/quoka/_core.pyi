@@ -10,6 +10,7 @@ class SupportsDLPack(Protocol):
 
 Array = SupportsDLPack | Buffer | np.ndarray[Any, Any]
 Floats = Sequence[float] | Array
+Budget = int | float | str
 Preset = Literal["recommended", "paper"]
 Arithmetic = Literal["automatic", "single", "bfloat16", "bfloat16_x2", "bfloat16_x3", "int8"]
 CacheDtype = Literal["float32", "float16", "bfloat16", "q8_0", "u8"]
@@ -32,8 +33,8 @@ class Selection:
     def positions(self, b: int, kv_head: int) -> npt.NDArray[np.int32]: ...
 
 class State:
-    def __init__(self, budget: int | float = 1024, *, preset: Preset = "recommended", keep_first: int = 0,
-                 keep_last: int = 0) -> None: ...
+    def __init__(self, budget: Budget = 1024, *, preset: Preset = "recommended", queries: int = 0,
+                 keep_first: int = 0, keep_last: int = 0) -> None: ...
     def appended(self, k: Array | Cache, *, capacity: int = 0, threads: int = 0) -> None: ...
     def truncate(self, len: int) -> None: ...
     @property
@@ -57,8 +58,8 @@ class Cache:
 
 class Prefill:
     def __init__(self, q_heads: int, kv_heads: int, head_dim: int, *, v_dim: int | None = None, batch: int = 1,
-                 budget: int | float | None = None, preset: Preset = "recommended", keep_first: int = 0,
-                 keep_last: int = 0, dtype: CacheDtype = "float32", capacity: int = 0, scale: float | None = None,
+                 budget: Budget | None = None, preset: Preset = "recommended", queries: int = 0,
+                 keep_first: int = 0, keep_last: int = 0, dtype: CacheDtype = "float32", capacity: int = 0, scale: float | None = None,
                  window: int = 0, sinks: Floats | None = None, softcap: float = 0.0,
                  alibi_slopes: Floats | None = None, arithmetic: Arithmetic = "automatic",
                  packed: bool = False) -> None: ...
@@ -79,19 +80,22 @@ class Prefill:
 def attention(q: Array, k: Array | None = None, v: Array | None = None, *, past_k: Array | None = None,
               past_v: Array | None = None, past: Cache | None = None, scale: float | None = None, causal: bool = True,
               window: int = 0, sinks: Floats | None = None, softcap: float = 0.0, alibi_slopes: Floats | None = None,
-              mask: Array | None = None, selection: Selection | None = None, arithmetic: Arithmetic = "automatic",
+              mask: Array | None = None, lists: Array | None = None, counts: Array | None = None, block: int = 1,
+              selection: Selection | None = None, arithmetic: Arithmetic = "automatic",
               may_repeat: bool = False, out: None = None, return_lse: Literal[False] = False, threads: int = 0) -> npt.NDArray[np.float32]: ...
 @overload
 def attention(q: Array, k: Array | None = None, v: Array | None = None, *, past_k: Array | None = None,
               past_v: Array | None = None, past: Cache | None = None, scale: float | None = None, causal: bool = True,
               window: int = 0, sinks: Floats | None = None, softcap: float = 0.0, alibi_slopes: Floats | None = None,
-              mask: Array | None = None, selection: Selection | None = None, arithmetic: Arithmetic = "automatic",
+              mask: Array | None = None, lists: Array | None = None, counts: Array | None = None, block: int = 1,
+              selection: Selection | None = None, arithmetic: Arithmetic = "automatic",
               may_repeat: bool = False, out: Any = None, return_lse: bool = False, threads: int = 0) -> Any: ...
-def select(q: Array, past_k: Array | Cache, *, budget: int | float | None = None, preset: Preset = "recommended",
-           keep_first: int = 0, keep_last: int = 0, scale: float | None = None, softcap: float = 0.0,
+def select(q: Array, past_k: Array | Cache, *, budget: Budget | None = None, preset: Preset = "recommended",
+           queries: int = 0, keep_first: int = 0, keep_last: int = 0, scale: float | None = None, softcap: float = 0.0,
            alibi_slopes: Floats | None = None, mask: Array | None = None, state: State | None = None,
            threads: int = 0) -> Selection: ...
 def alibi_slopes(q_heads: int, max_bias: float = 8.0) -> list[float]: ...
 def arithmetic_used(asked: Arithmetic = "automatic", dtype: CacheDtype = "float32") -> str: ...
 def isa() -> str: ...
 def set_threads(threads: int) -> None: ...
+def use_openmp_of(library: str | None) -> None: ...

@@ -4,14 +4,15 @@
     model = AutoModelForCausalLM.from_pretrained(NAME, attn_implementation="quoka")         # exact
     model.config.quoka = {"mode": "recommended", "budget": 0.125}                           # and selection
     with quoka.transformers.settings(mode="recommended", budget=1024): ...                  # for some calls
+    with quoka.transformers.watched() as chosen: ...                                        # what each chunk chose
 
 Give a prompt in one call: the weights then see all tokens at once, and attention cuts it by itself, 128 queries or so
 selecting together. What this attention does not do (gradients, dropout, other devices and types, position biases) is
 handed to sdpa, with one warning for each reason.
 
 Settings are the keys of the file that `check.sh` writes for llama.cpp, as far as they mean something here: mode (exact,
-recommended, paper), budget (a count of keys or a share of the past), dense_layers, layer_budgets, min_past, chunk, decode,
-arithmetic, threads.
+recommended, paper), budget (a count of keys, a share of the past, or by scores: "mass:0.95"), dense_layers, layer_budgets, min_past, chunk, decode,
+queries (so many of a chunk choose), arithmetic, threads.
 """
 import contextlib
 import contextvars
@@ -28,7 +29,7 @@ from transformers.masking_utils import AttentionMaskInterface, causal_mask_funct
 from . import _core
 from . import torch as _operator  # noqa: F401
 
-__all__ = ["Cache", "Settings", "attention_forward", "settings"]
+__all__ = ["Cache", "Chosen", "Settings", "attention_forward", "settings", "watched"]
 
 
 # ---- settings --------------------------------------------------------------------------------------
@@ -42,10 +43,11 @@ class Settings:
     """What a model's attention does. Raises ValueError for what cannot be meant."""
     mode: str = "exact"
     budget: object = 1024
-    dense_layers: object = 1  # that many of the first layers, or a list of numbers, attend to everything
+    dense_layers: object = 1  # that many of the first layers that could select attend to everything, or a list of numbers
     layer_budgets: object = dataclasses.field(default_factory=dict)
     min_past: int = 0  # chunks with a shorter past are exact
     chunk: int = 128  # queries that select together
+    queries: int = 0  # of these, that choose, of all heads of a KV head together; 0: the preset's
     decode: object = False  # select for single queries, too
     arithmetic: str = "automatic"
     threads: int = 0
@@ -54,15 +56,13 @@ class Settings:
         if self.mode not in ("exact", "recommended", "paper"):
             raise ValueError(f"quoka: mode is {self.mode!r}, but must be exact, recommended or paper")
         for name, budget in (("budget", self.budget), *((f"the budget of layer {n}", b) for n, b in self.layer_budgets.items())):
-            if isinstance(budget, str):
-                raise ValueError(f"quoka: {name} is {budget!r}, but must be a count of keys or a share of the past here")
             try:
                 _core.State(budget)
             except ValueError as error:
                 raise ValueError(f"{error} ({name})") from None
         if self.arithmetic not in ARITHMETICS:
             raise ValueError(f"quoka: arithmetic is {self.arithmetic!r}, but must be one of {', '.join(ARITHMETICS)}")
-        for name, least in (("min_past", 0), ("chunk", 1), ("threads", 0)):
+        for name, least in (("min_past", 0), ("chunk", 1), ("queries", 0), ("threads", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"quoka: {name} is {getattr(self, name)}, but must be at least {least}")
 
@@ -82,12 +82,15 @@ class Settings:
                 raise ValueError(f"quoka: {key!r} is no setting, but must be one of {', '.join(sorted(names))}")
         return cls(**{key: value for key, value in given.items() if key in names})
 
-    def selects(self, layer):
-        """Does this layer select, once its past is long enough?"""
+    def selects(self, layer, types=None):
+        """Does this layer select, once its past is long enough? types: of the model's layers (config.layer_types); those with
+        a window never do, and are not counted among the first ones."""
         if self.mode == "exact" or layer is None:
             return False
         dense = self.dense_layers
-        return layer not in dense if isinstance(dense, (list, tuple)) else layer >= dense
+        if isinstance(dense, (list, tuple)):
+            return layer not in dense
+        return (layer if types is None else sum(kind == "full_attention" for kind in types[:layer])) >= dense
 
     def budget_of(self, layer):
         """Of a layer: keys or a share."""
@@ -106,6 +109,29 @@ def settings(given=None, **named):
         yield
     finally:
         _here.reset(token)
+
+
+@dataclasses.dataclass(frozen=True)
+class Chosen:
+    """What one chunk of one layer attended to: tokens [first, last) of sequence `batch`, over the past [0, first)."""
+    layer: int
+    batch: int
+    first: int
+    last: int
+    selection: object  # a quoka.Selection of that past; None: all of it
+
+
+_watching = contextvars.ContextVar("quoka_watching", default=None)
+
+
+@contextlib.contextmanager
+def watched():
+    """A list to which each call in its scope adds a Chosen for each chunk of a layer that selects."""
+    token = _watching.set([])
+    try:
+        yield _watching.get()
+    finally:
+        _watching.reset(token)
 
 
 def _settings_of(module):
@@ -197,7 +223,7 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
     out = query.new_empty(query.shape[0], q_len, query.shape[1], value.shape[-1])
     by_head = out.transpose(1, 2)
     layer = getattr(module, "layer_idx", None)
-    if (sliding_window is None and chosen.selects(layer) and (q_len > 1 or chosen.decode)
+    if (sliding_window is None and chosen.selects(layer, _layer_types(module)) and (q_len > 1 or chosen.decode)
             and _can_select(causal, attention_mask, q_len)):
         _select_and_attend(query, key, value, by_head, attention_mask, chosen, layer, sinks, options)
     else:
@@ -205,6 +231,10 @@ def attention_forward(module, query, key, value, attention_mask, dropout=0.0, sc
         _core.attention(query, own_k, own_v, past_k=past_k, past_v=past_v, mask=attention_mask, causal=causal, window=window,
                         sinks=sinks, may_repeat=True, out=by_head, **options)
     return out, None
+
+
+def _layer_types(module):
+    return getattr(getattr(module, "config", None), "layer_types", None)
 
 
 def _parts(key, value, past):
@@ -226,12 +256,12 @@ def _can_select(causal, mask, q_len):
 def _select_and_attend(query, key, value, out, mask, chosen, layer, sinks, options):
     """One sequence after the other, `chunk` queries at a time."""
     q_len, kv_len = query.shape[2], key.shape[2]
-    how = {"budget": chosen.budget_of(layer), "preset": chosen.mode}
+    how = {"budget": chosen.budget_of(layer), "preset": chosen.mode, "queries": chosen.queries}
     selecting = {"scale": options["scale"], "softcap": options["softcap"], "threads": options["threads"]}
     for b in range(query.shape[0]):
         q, k, v, to = query[b:b + 1], key[b:b + 1], value[b:b + 1], out[b:b + 1]
         # Codes of the keys: of a prompt that is cut here. For a single chunk they would be made for one use.
-        state = _core.State(how["budget"], preset=how["preset"]) if mask is None and q_len > chosen.chunk else None
+        state = _core.State(**how) if mask is None and q_len > chosen.chunk else None
         for begin in range(0, q_len, chosen.chunk):
             end = min(begin + chosen.chunk, q_len)
             first, last = kv_len - q_len + begin, kv_len - q_len + end
@@ -244,6 +274,8 @@ def _select_and_attend(query, key, value, out, mask, chosen, layer, sinks, optio
                     keep = _core.select(queries, past, state=state, **selecting)
                 else:
                     keep = _core.select(queries, past, mask=rows, **how, **selecting)
+            if (watching := _watching.get()) is not None:
+                watching.append(Chosen(layer, b, first, last, keep))
             _core.attention(queries, k[:, :, first:last], v[:, :, first:last], past_k=past if first else None,
                             past_v=v[:, :, :first] if first else None, mask=rows, sinks=sinks, selection=keep,
                             causal=rows is None, may_repeat=True, out=to[:, :, begin:end], **options)
