@@ -621,6 +621,30 @@ def ggml_first_token_by_arithmetic():
 
 
 @table
+def architectures():
+    """Rows that are alike in what their layers are; examples/ggml/architectures.cpp says what exact means."""
+    itself = {"a sliding window": "sliding windows", "keys": "the last layers share keys of earlier ones", "": "recurrent layers",
+              "keys that the model chooses": "chooses keys", "ALiBi": "ALiBi", "no cache": "tokens see each other; no cache"}
+    groups = collections.defaultdict(list)
+    for one in rows("architectures"):
+        kinds = [kind.split(" over layer ") for kind in one["kinds"]]
+        assert one["selects"] == [i for i, kind in enumerate(kinds) if kind[0] == "full attention"], one
+        groups[tuple(sorted({part for kind in kinds for part in (kind[0], "keys"[:4 * (len(kind) - 1)] or None)} - {None}))].append(one)
+
+    def exact(one):
+        return all(ours <= max(2 * own, 1e-5) for ours, own in (one["prompt"], one["steps"]))
+
+    def cells(kinds, of):
+        selects = "none" if "full attention" not in kinds else "all" if len(kinds) == 1 else "those of full attention"
+        return [", ".join(sorted(one["architecture"] for one in of)), f"{sum(map(exact, of))} of {len(of)}", selects,
+                "no attention, or (grok) no flash attention" if kinds == ("",) else
+                "; ".join(itself[kind] for kind in kinds if kind != "full attention") or "-"]
+
+    return ["architectures", "exact", "layers that select", "the model itself"], [
+        cells(kinds, groups[kinds]) for kinds in sorted(groups, key=lambda kinds: -len(groups[kinds]))]
+
+
+@table
 def ggml_models():
     """Arithmetics by model: how far the logits are from llama.cpp's, beside how far its own are without flash attention."""
     names = ("llama.cpp without flash attention", "exact float", "exact bf16", "exact int8")

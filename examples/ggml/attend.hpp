@@ -49,9 +49,7 @@ class Attend {
                                 .decode = settings_.decode,
                                 .sketch = settings_.sketch};
     if (node.layer >= 0)
-      layers_.saw(node.layer, node.cache_cells(),
-                  node.mask != nullptr && node.mask->ne[2] == 1 && node.max_bias == 0 &&
-                      !node.model_chooses());
+      layers_.saw(node.layer, node.cache_cells(), node.unselectable() == nullptr);
     const char* exact = why_exact(node);
     if (exact == nullptr) masked.selection = settings_.selection(node.layer);
     quoka::MaskedReport report;
@@ -70,7 +68,7 @@ class Attend {
     const Arithmetic used =
         arithmetic_used(settings_.arithmetic, node.k.type, node.v.type, node.q.ne[1]);
     stats_.add(node.layer, report, name_of(used),
-               exact != nullptr ? exact : quoka::describe(report.outcome));
+               exact != nullptr ? exact : quoka::describe(report.outcome), kind_of(node));
   }
 
  private:
@@ -90,6 +88,15 @@ class Attend {
       "exact: one of the first layers, dense by the settings";
   static const char* a_window() { return quoka::describe(quoka::MaskedOutcome::window); }
 
+  // What attention the layer has, as far as is known by now.
+  std::string kind_of(const Node& node) const {
+    const char* const why = node.unselectable();
+    std::string kind = why != nullptr                   ? why
+                       : layers_.has_window(node.layer) ? "a sliding window"
+                                                        : "full attention";
+    if (node.shares_keys()) kind += " over layer " + std::to_string(node.cache_layer) + "'s keys";
+    return kind;
+  }
   // Why this layer is exact; null: its chunks may select.
   const char* why_exact(const Node& node) try {
     if (settings_.mode == "exact") return "exact: the mode";

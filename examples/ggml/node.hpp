@@ -19,9 +19,11 @@
 #include <ggml.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <string_view>
 
 namespace quoka_ggml {
 
@@ -86,19 +88,30 @@ struct Node {
   const ggml_tensor *mask = out.src[3], *sinks = out.src[4];  // or null
   float scale = parameter(0), max_bias = parameter(1), softcap = parameter(2);
   const ggml_tensor* cache = cache_of(&k);  // the engine's tensor; null: K is of no cache
-  int layer = layer_of(cache);              // -1: likewise
+  int cache_layer = layer_of(cache);        // the layer that wrote it; -1: likewise
+  int layer = reading_layer();  // the one that attends: by the model's numbers; -1: likewise
   bool cached = cache != nullptr && k.view_src == cache;  // it lies there
 
   explicit Node(const ggml_tensor& op) : out(op) {}
 
+  // It has no keys of its own and attends to those of an earlier layer.
+  bool shares_keys() const { return layer != cache_layer; }
   // Cells of the cache that K is of, whether seen now or not; 0: of none.
   Index cache_cells() const { return cache != nullptr ? cache->ne[1] : 0; }
   // Does the model say by itself which keys a query attends to? So it is where it says how many (n_kv_max), where its
   // graph computes the mask, and where K is put together from a cache and other keys (deepseek4's compressed layers).
   bool model_chooses() const {
     const ggml_tensor* const keys = behind_copies(&k);
-    return out.op_params[4] > 0 || (layer >= 0 && keys->op != GGML_OP_NONE) ||
+    return out.op_params[4] > 0 || (cache != nullptr && keys->op != GGML_OP_NONE) ||
            (mask != nullptr && behind_copies(mask)->op != GGML_OP_NONE);
+  }
+
+  // What forbids to select here, but a window; null: nothing.
+  const char* unselectable() const {
+    if (model_chooses()) return "keys that the model chooses";
+    if (max_bias > 0) return "ALiBi";
+    if (mask == nullptr) return "no mask";
+    return mask->ne[2] == 1 ? nullptr : "a mask for each head";
   }
 
   Index q_heads() const { return q.ne[2]; }
@@ -116,20 +129,37 @@ struct Node {
     if (named != nullptr) std::sscanf(named->name, "cache_k_l%d", &layer);
     return layer;
   }
+  // Engines name what they compute by layer: "Qcur-20" gives 20; -1: it has no such name.
+  static int layer_named(std::string_view name) {
+    int layer = -1;
+    const std::size_t dash = name.rfind('-');
+    if (dash == name.npos) return layer;
+    const char* const end = name.data() + name.size();
+    return std::from_chars(name.data() + dash + 1, end, layer).ptr == end ? layer : -1;
+  }
+  // Layers that share keys read a cache of an earlier one; their queries say which they are. Where layers are run
+  // several times (loops over the same weights), each time has a cache, and queries the number of the weights.
+  int reading_layer() const {
+    if (cache_layer < 0) return cache_layer;
+    int named = -1;
+    for (const ggml_tensor* x = &q; x != nullptr && named < 0;
+         x = keeps_numbers(x->op) ? x->src[0] : nullptr)
+      named = layer_named(x->name);
+    return std::max(cache_layer, named);
+  }
   // The cache that k is a view, or a converted copy, of, or is put together from.
   static const ggml_tensor* cache_of(const ggml_tensor* k) {
     for (; k != nullptr; k = k->src[0])
       if (layer_of(k->view_src) >= 0) return k->view_src;
     return nullptr;
   }
+  static bool keeps_numbers(ggml_op op) {
+    return op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
+           op == GGML_OP_TRANSPOSE || op == GGML_OP_CPY || op == GGML_OP_CONT || op == GGML_OP_DUP;
+  }
   // Where x comes from, through views and copies in other types and orders.
   static const ggml_tensor* behind_copies(const ggml_tensor* x) {
-    const auto same_numbers = [](ggml_op op) {
-      return op == GGML_OP_VIEW || op == GGML_OP_RESHAPE || op == GGML_OP_PERMUTE ||
-             op == GGML_OP_TRANSPOSE || op == GGML_OP_CPY || op == GGML_OP_CONT ||
-             op == GGML_OP_DUP;
-    };
-    while (same_numbers(x->op) && x->src[0] != nullptr) x = x->src[0];
+    while (keeps_numbers(x->op) && x->src[0] != nullptr) x = x->src[0];
     return x;
   }
 };

@@ -1,8 +1,8 @@
 // What the backend did, over all contexts of a process: said once when layers begin to select and once at the
 // end. QUOKA_STATS=1 adds a line per layer at the end, QUOKA_STATS=FILE keeps that file up to date as JSON:
 //
-//   layers               each with its past's keys seen and attended, summed over queries, and what was done in how
-//                        many calls
+//   layers               each, by the model's number, with the kind of its attention, its past's keys seen and attended,
+//                        summed over queries, and what was done in how many calls; none: it is recurrent, or elsewhere
 //   arithmetic           float, bf16 or another, and in how many calls
 //   selections_refused   why, and in how many calls
 //   questions_declined   why an operation was left to the CPU, and how often the engine had asked
@@ -33,16 +33,16 @@ class Stats {
     print_ = print, file_ = file, quiet_ = quiet, first_ = none;
     account_ = {}, declined_.clear(), arithmetic_.clear(), refused_.clear(), unwritten_ = false;
   }
-  // did: what was done with the layer's attention, "selected" or why not.
+  // did: what was done with the layer's attention, "selected" or why not. kind: what attention it has.
   void add(int layer, const quoka::MaskedReport& call, const std::string& arithmetic,
-           const char* did) {
+           const char* did, const std::string& kind) {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++arithmetic_[arithmetic];
     if (first_ == layer && !quiet_) {  // all layers of a graph are counted
       for (const std::string& line : account_.lines()) say(line);
       first_ = said;
     }
-    account_.add(layer, call, did);
+    account_.add(layer, call, did, kind);
     if (first_ == none && call.attended < call.seen) first_ = layer;
     const auto now = std::chrono::steady_clock::now();
     if (file_.empty() || now - written_ < std::chrono::seconds(1)) return;
@@ -83,8 +83,11 @@ class Stats {
   void write() {
     json layers = json::array();
     for (const auto& [layer, of] : account_.layers())
-      layers.push_back(
-          {{"layer", layer}, {"seen", of.seen}, {"attended", of.attended}, {"did", of.did}});
+      layers.push_back({{"layer", layer},
+                        {"kind", of.kind},
+                        {"seen", of.seen},
+                        {"attended", of.attended},
+                        {"did", of.did}});
     const auto [took, dense] = account_.saving();
     const json all = {{"layers", layers},
                       {"arithmetic", arithmetic_},

@@ -788,12 +788,34 @@ TEST(LayerAccount, JoinsLayersInARowThatWereTreatedAlike) {
   account.add(5, {.queries = 10, .sequences = 1, .seen = 100, .attended = 100}, "exact: x");
   for (int times = 0; times < 2; ++times) account.add(6, report, "selected");
   account.add(7, {.queries = 10, .sequences = 1}, "exact: x");  // of no past all is read
+  for (const int layer : {8, 9, 10})
+    account.add(layer, report, "selected", layer < 10 ? "full" : "");
   const std::string half = ": 50.0 % of the past; selected (1 calls)";
-  EXPECT_EQ(account.lines(), (std::vector<std::string>{
-                                 "no cache" + half, "layer 0 to 1" + half, "layer 3 to 4" + half,
-                                 "layer 5: 100.0 % of the past; exact: x (1 calls)",
-                                 "layer 6: 50.0 % of the past; selected (2 calls)",
-                                 "layer 7: 100.0 % of the past; exact: x (1 calls)"}));
+  EXPECT_EQ(account.lines(),
+            (std::vector<std::string>{
+                "no cache" + half, "layer 0 to 1" + half,
+                "layer 2: no call: it is recurrent, or computed elsewhere", "layer 3 to 4" + half,
+                "layer 5: 100.0 % of the past; exact: x (1 calls)",
+                "layer 6: 50.0 % of the past; selected (2 calls)",
+                "layer 7: 100.0 % of the past; exact: x (1 calls)",
+                "layer 8 to 9: full; 50.0 % of the past; selected (1 calls)", "layer 10" + half}));
+  account.add(10, report, "selected", "a window");  // known later
+  EXPECT_EQ(account.layers().at(10).kind, "a window");
+}
+
+// What never called stands among those that did, and nothing after the last.
+TEST(LayerAccount, NamesLayersThatMadeNoCall) {
+  LayerAccount account;
+  account.add(-1, {.queries = 10, .sequences = 1}, "exact: x");
+  EXPECT_EQ(account.layers().size(), 1u);
+  account.add(3, {.queries = 10, .sequences = 1}, "exact: x");
+  account.add(1, {.queries = 10, .sequences = 1}, "exact: x");
+  EXPECT_EQ(account.lines(),
+            (std::vector<std::string>{"no cache: 100.0 % of the past; exact: x (1 calls)",
+                                      "layer 0: no call: it is recurrent, or computed elsewhere",
+                                      "layer 1: 100.0 % of the past; exact: x (1 calls)",
+                                      "layer 2: no call: it is recurrent, or computed elsewhere",
+                                      "layer 3: 100.0 % of the past; exact: x (1 calls)"}));
 }
 
 // The paper's own: 8 heads from 1/2 to 1/256; and 12 heads, which are no power of two.

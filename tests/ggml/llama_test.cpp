@@ -4,10 +4,11 @@
 // TinyLlama is models/tinyllama-1.1b-chat-v1.0.Q8_0.gguf (examples/support/get_model.sh tinyllama), or what
 // QUOKA_TINYLLAMA names. QUOKA_SOAK_STEPS=1000: so many steps, and on TinyLlama, too.
 
+#include "ggml/architectures.hpp"
+#include "ggml/graph_of_one.hpp"
 #include "ggml/llama_session.hpp"
 #include "ggml/node.hpp"
 #include "ggml/tiny_llama.hpp"
-#include "ggml/user_model.hpp"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -258,15 +259,17 @@ std::map<int, std::map<std::string, int>> what_layers_did(
 using Did = std::map<std::string, int>;
 const std::map<std::string, std::string> one_dense_layer{
     {"QUOKA_MODE", "recommended"}, {"QUOKA_BUDGET", "16"}, {"QUOKA_DENSE_LAYERS", "1"}};
-const Did selected{{"selected", 2}}, a_window{{"exact: a sliding window", 2}},
+const Did no_call{}, selected{{"selected", 2}},
+    a_dense_layer{{"exact: a dense layer by the settings", 2}},
+    a_window{{"exact: a sliding window", 2}},
     among_first{{"exact: one of the first layers, dense by the settings", 2}};
 
 // The first layers of the settings are the first that could select: layer 0 of a hybrid is recurrent and never
 // calls, in Gemma 2 it has a window.
 TEST(LlamaCpp, TheFirstLayersAreThoseThatCouldSelect) {
-  const Model hybrid(quoka_test::UserModel::lfm2());
+  const Model hybrid(random_architecture("lfm2"));
   EXPECT_EQ(what_layers_did(hybrid, one_dense_layer),
-            (std::map<int, Did>{{1, among_first}, {3, selected}}));
+            (std::map<int, Did>{{0, no_call}, {1, among_first}, {2, no_call}, {3, selected}}));
   Model gemma("gemma2");
   for (const bool same_size : {true, false}) {
     SCOPED_TRACE(same_size);
@@ -281,17 +284,96 @@ TEST(LlamaCpp, TheFirstLayersAreThoseThatCouldSelect) {
   }
   auto listed = one_dense_layer;
   listed["QUOKA_DENSE_LAYERS"] = "[3]";  // by the model's own numbers
-  EXPECT_EQ(
-      what_layers_did(hybrid, listed),
-      (std::map<int, Did>{{1, selected}, {3, {{"exact: a dense layer by the settings", 2}}}}));
+  EXPECT_EQ(what_layers_did(hybrid, listed),
+            (std::map<int, Did>{{0, no_call}, {1, selected}, {2, no_call}, {3, a_dense_layer}}));
   listed["QUOKA_DENSE_LAYERS"] = "2";
   EXPECT_EQ(what_layers_did(hybrid, listed),
-            (std::map<int, Did>{{1, among_first}, {3, among_first}}));
+            (std::map<int, Did>{{0, no_call}, {1, among_first}, {2, no_call}, {3, among_first}}));
+}
+
+// Layers without keys of their own attend to an earlier one's. They have numbers, budgets and lines of their own.
+TEST(LlamaCpp, LayersThatShareKeysAreKnownByTheirOwnNumbers) {
+  Model model(
+      random_architecture("gemma4"));  // even layers have windows; 4 to 7 share the keys of 2 and 3
+  const auto& one = one_dense_layer;
+  std::map<int, Did> all{{1, among_first}, {3, selected}, {5, selected}, {7, selected}};
+  for (const int window : {0, 2, 4, 6}) all[window] = a_window;
+  EXPECT_EQ(what_layers_did(model, one), all);
+  auto listed = one;
+  listed["QUOKA_DENSE_LAYERS"] = "[3, 7]";
+  all[1] = selected, all[3] = all[7] = a_dense_layer;
+  EXPECT_EQ(what_layers_did(model, listed), all);
+  listed["QUOKA_DENSE_LAYERS"] = "3";
+  all[1] = all[3] = all[5] = among_first, all[7] = selected;
+  EXPECT_EQ(what_layers_did(model, listed), all);
+
+  const auto budgets = std::filesystem::path(::testing::TempDir()) /
+                       ("quoka_budgets_" + std::to_string(::getpid()) + ".json");
+  std::ofstream(budgets) << R"({"layer_budgets": {"5": 640}})";
+  listed["QUOKA_DENSE_LAYERS"] = "0", listed["QUOKA_CONFIG"] = budgets.string();
+  all[1] = all[3] = all[7] = selected;
+  all[5] = {{"exact: the budget holds all, or less than min_past", 2}};
+  EXPECT_EQ(what_layers_did(model, listed), all);
+  std::filesystem::remove(budgets);
+}
+
+// A layer is that whose queries attend; an engine names them by it. Where it does not, the layer that wrote the keys.
+TEST(Node, TheLayerIsThatOfTheQueries) {
+  GraphOfOne graph({.layer = 19});
+  const auto layer_of_queries = [&](const char* name) {
+    ggml_set_name(graph.q_rows, name);
+    for (ggml_tensor* x : {graph.out->src[0]->src[0], graph.out->src[0]})  // as views are named
+      ggml_format_name(x, "%s (view)", x->src[0]->name);
+    return Node(*graph.out).layer;
+  };
+  EXPECT_EQ(layer_of_queries("Qcur-21"), 21);
+  EXPECT_EQ(layer_of_queries("Qcur_pos-230"), 230);
+  EXPECT_TRUE(Node(*graph.out).shares_keys());
+  EXPECT_EQ(Node(*graph.out).cache_layer, 19);
+  for (const char* const other :
+       {"", "q", "25", "node_25", "Qcur-", "Qcur-21b", "Qcur-99999999999",
+        "Qcur-3"})  // the last: layer 3's weights in a loop, whose cache is its own
+    EXPECT_EQ(layer_of_queries(other), 19) << other;
+  EXPECT_FALSE(Node(*graph.out).shares_keys());
+  // The name of a view is not asked where it has none: what it is a view of is.
+  ggml_set_name(graph.q_rows, "Qcur-20");
+  ggml_set_name(graph.out->src[0], ""), ggml_set_name(graph.out->src[0]->src[0], "");
+  EXPECT_EQ(Node(*graph.out).layer, 20);
+  ggml_set_name(graph.k_cache, "other"), ggml_set_name(graph.v_cache, "other");
+  EXPECT_EQ(Node(*graph.out).layer, -1) << "over no cache";
+}
+
+// Every layer up to the last says what attention it has.
+TEST(LlamaCpp, LayersSayWhatAttentionTheyHave) {
+  const auto kinds = [](const char* architecture) {
+    const Model model(random_architecture(architecture));
+    const auto file = std::filesystem::path(::testing::TempDir()) /
+                      ("quoka_kinds_" + std::to_string(::getpid()) + ".json");
+    restart_with({{"QUOKA_STATS", file.string()}});
+    std::mt19937 random(5);
+    model.session(true, 512)->decode(random_tokens(random, 300, 0, 0));
+    restart_with({});
+    std::ifstream stream(file);
+    std::vector<std::string> all;
+    const auto told = nlohmann::json::parse(stream);
+    for (const auto& layer : told["layers"]) all.push_back(layer["kind"]);
+    std::filesystem::remove(file);
+    return all;
+  };
+  using Kinds = std::vector<std::string>;
+  const std::string window = "a sliding window", full = "full attention";
+  EXPECT_EQ(kinds("qwen35"), (Kinds{"", full, "", full}));
+  EXPECT_EQ(kinds("gemma4"), (Kinds{window, full, window, full, window + " over layer 2's keys",
+                                    full + " over layer 3's keys", window + " over layer 2's keys",
+                                    full + " over layer 3's keys"}));
+  const std::string chooses = "keys that the model chooses";
+  EXPECT_EQ(kinds("deepseek4"), (Kinds{window, window, chooses, chooses}));
+  EXPECT_EQ(kinds("bloom"), (Kinds{"ALiBi", "ALiBi", "ALiBi", "ALiBi"}));
 }
 
 // Compressed and chosen keys are the model's own selection, and the account says so.
 TEST(LlamaCpp, ModelsThatChooseKeysByThemselves) {
-  const Model model(quoka_test::UserModel::deepseek4());
+  const Model model(random_architecture("deepseek4"));
   const Did chooses{{"exact: the model chooses keys by itself", 2}};
   const auto all = what_layers_did(model, one_dense_layer);
   ASSERT_EQ(all.size(), 4u);

@@ -1,5 +1,5 @@
-// What selection did to each layer of a model, summed over calls: which layers select, which do not and
-// why, how much of the past is read, and about what it saves.
+// What selection did to each layer of a model, summed over calls: what kind of attention it has, which layers select,
+// which do not and why, how much of the past is read, and about what it saves.
 #pragma once
 
 #include <quoka/engine/masked_attention.hpp>
@@ -17,15 +17,17 @@ class LayerAccount {
   // One layer's sums. Layers that were treated alike are equal.
   struct Layer {
     double seen = 0, attended = 0;          // past keys, summed over queries
-    std::map<std::string, Index> did = {};  // calls, by what was done with them
+    std::map<std::string, Index> did = {};  // calls, by what was done with them; none: it made none
+    std::string kind = {};                  // of attention, in the caller's words; may be empty
 
     bool operator==(const Layer&) const = default;
-    // In one line: part of the past that was read; what was done, and in how many calls.
+    // In one line: the kind; part of the past that was read; what was done, and in how many calls.
     std::string text() const {
+      if (did.empty()) return "no call: it is recurrent, or computed elsewhere";
       char used[48];
       std::snprintf(used, sizeof used, "%.1f %% of the past",
                     seen > 0 ? 100 * attended / seen : 100.0);
-      std::string all = used;
+      std::string all = kind.empty() ? used : kind + "; " + used;
       for (const auto& [what, calls] : did)
         all += "; " + what + " (" + std::to_string(calls) + " calls)";
       return all;
@@ -37,9 +39,13 @@ class LayerAccount {
     double dense = 0;  // about those of the same calls with every key, masks read as they were
   };
 
-  // Counts a call of a layer; did: describe() of its outcome, or the caller's own reason.
-  void add(int layer, const MaskedReport& call, const char* did) {
+  // Counts a call of a layer; did: describe() of its outcome, or the caller's own reason; kind: of its attention, as far
+  // as the caller knows by now.
+  void add(int layer, const MaskedReport& call, const char* did, const std::string& kind = {}) {
+    if (layers_.count(layer) == 0)
+      for (int before = 0; before <= layer; ++before) layers_.try_emplace(before);
     Layer& of = layers_[layer];
+    of.kind = kind;
     of.seen += call.seen, of.attended += call.attended, ++of.did[did];
     const bool selected = call.attended < call.seen;
     if (call.by_mask && !selected) return;  // hidden cells cost less than others: no price
@@ -48,7 +54,7 @@ class LayerAccount {
     spent.mask += call.mask, spent.attend += call.attend;
     spent.all += call.mask + call.select + call.attend;
   }
-  // By number; -1: attention over no cache.
+  // By number, and from 0 to the last that called, those between without a call; -1: attention over no cache.
   const std::map<int, Layer>& layers() const { return layers_; }
   // At the price per query and key of the calls that did not select and whose queries saw all that was counted; where
   // these are few, of those that did.
