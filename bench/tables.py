@@ -372,6 +372,103 @@ def cores():
         for chunk, kv_len, method, workers in of if workers == 64]
 
 
+# ---- side by side with other engines -------------------------------------------------------------------------------------
+
+
+def fastest(row, like, kind="other"):
+    """(name, ms) of those that compare with an exact attention whose name begins so, or None. Who leaves sinks out does not count."""
+    told, entries = load("side_by_side"), row["entries"]
+    names = [name for name, of in entries.items() if told["kinds"][name] == kind and "ms" in of and "note" not in of
+             and (told["like"].get(name, "") if kind == "other" else name).startswith(like)]
+    return min(((name, entries[name]["ms"][1]) for name in names), key=lambda pair: pair[1], default=None)
+
+
+def short_ms(value):
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def side_rows():
+    order = {name: i for i, name in enumerate(("Llama-3.1-8B, Qwen3-4B", "Gemma 3 4B", "GPT-OSS-20B", "SmolLM2-135M"))}
+    return sorted(load("side_by_side")["operators"], key=lambda r: (r["threads"], order[r["model"]], r["past"], r["queries"]))
+
+
+@table
+def side_operators():
+    """By row the fastest other in float and in 16 bits beside exact attention in the same, and what else this library has."""
+    body = []
+    for r in side_rows():
+        ms = lambda name: r["entries"][name]["ms"][1]  # noqa: E731, B023
+        selected, int8 = (ms(name) if name in r["entries"] else None for name in ("recommended, 1,024 keys", "exact int8"))
+        cells, ratios, others = [], [], []
+        for like in ("exact float", "exact bf16"):
+            name, theirs = fastest(r, like)
+            ours = ms(load("side_by_side")["like"][name])
+            cells += [f"{short_ms(theirs)} {name}", short_ms(ours)]
+            ratios.append(theirs / ours)
+            others.append(theirs)
+        means = f"{times(ratios[0])} in float, {times(ratios[1])} in 16 bits; by `int8` {times(min(others) / int8)}"
+        means += f", by selection {times(min(others) / selected)}" if selected and selected < int8 else ""
+        body.append([f"{r['model']}, {r['shape']}" + (f", {r['threads']} threads" if r["threads"] > 1 else ""), r["queries"], f"{r['past']:,}", *cells, short_ms(int8),
+                     short_ms(selected) if selected else "-", means])
+    return ["heads/KV heads/channels", "queries", "keys", "float: fastest other, ms", "here", "16 bits: fastest other", "here", "`int8`", "`recommended`", "what this means for you"], body
+
+
+@table
+def side_behind():
+    """Every contender that is ahead of exact attention of the same precision."""
+    body = []
+    for r in side_rows():
+        for name, of in r["entries"].items():
+            if of.get("of_ours", [1, 1, 1])[1] < 1:
+                body.append([f"{r['model']}, {r['shape']}", r["queries"], f"{r['past']:,}", r["threads"], name + (", " + of["note"] if "note" in of else ""),
+                             short_ms(of["ms"][1]), load("side_by_side")["like"][name], "{:.2f} ({:.2f} to {:.2f})".format(*(of["of_ours"][i] for i in (1, 0, 2)))])
+    return ["heads/KV heads/channels", "queries", "keys", "threads", "ahead", "ms", "against", "its time by ours"], body or [["none", *[""] * 7]]
+
+
+@table
+def side_everyone():
+    """One row whole."""
+    told = load("side_by_side")
+    r = next(r for r in told["operators"] if (r["shape"], r["queries"], r["past"], r["threads"]) == ("32/8/128", 128, 8192, 1))
+    peak = {"f": "float FMA", "bf16": "vdpbf16ps", "int8": "vpdpbusd"}
+    body = []
+    for name, of in sorted(r["entries"].items(), key=lambda item: item[1].get("ms", [0, 0])[1]):
+        if "ms" not in of:
+            continue
+        whole = told["kinds"][name] == "exact"
+        kind = next((key for key in ("int8", "bf16") if key in name), "f")
+        rate = told["peaks_gflops"].get(peak[kind])
+        body.append([name, "{:.1f} ({:.1f} to {:.1f})".format(*(of["ms"][i] for i in (1, 0, 2))), f"{1e3 * r['gflop'] / of['ms'][1] / rate:.2f}" if whole and rate else "",
+                     f"{of['error']:.0e}" if "error" in of else "", "{:.2f}x {}".format(of["of_ours"][1], told["like"][name]) if "of_ours" in of else ""])
+    return ["", "ms", "of peak", "error", "time by that of"], body
+
+
+@table
+def side_settings():
+    told = load("side_by_side")
+    versions = {"torch": "Torch", "ONNX": "OnnxRuntime", "OpenVINO SDPA": "OpenVinoSdpa", "OpenVINO paged": "OpenVinoPaged", "llama": "LlamaCpp", "NumKong": "NumKong", "exact": "Exact",
+                "recommended": "Selected", "paper": "Paper"}
+    version = lambda name: next(told["versions"].get(of, "-") for key, of in versions.items() if name.startswith(key))  # noqa: E731
+    return ["", "version", "how"], [[name, version(name), how] for name, how in told["settings"].items()]
+
+
+@table
+def side_glance():
+    """README.md: one layer, exact attention against the fastest other at the same precision."""
+    body = []
+    for what, *key in (("a chunk of 128 queries over 8,192 keys", 128, 8192), ("a chunk of 512", 512, 8192), ("a chunk of 16", 16, 8192), ("one token", 1, 8192)):
+        r = next((r for r in load("side_by_side")["operators"] if (r["shape"], r["queries"], r["past"], r["threads"]) == ("32/8/128", *key, 1)), None)
+        if r is None:
+            continue
+        cells = []
+        for like in ("exact float", "exact bf16"):
+            name, theirs = fastest(r, like)
+            ours = r["entries"][load("side_by_side")["like"][name]]["ms"][1]
+            cells += [f"{short_ms(theirs)} ({name})", f"{short_ms(ours)}, {times(theirs / ours)}"]
+        body.append([what, *cells, short_ms(r["entries"]["exact int8"]["ms"][1]), short_ms(r["entries"]["recommended, 1,024 keys"]["ms"][1])])
+    return ["ms, one core", "float: fastest other", "exact here", "16 bits: fastest other", "exact here", "`int8`", "selection, 1,024 keys"], body
+
+
 # ---- what selections keep, and answer -----------------------------------------------------------------------------------
 
 
@@ -838,7 +935,28 @@ def which_preset():
                  ticks=range(0, 101, 20), x_ticks=(2, 4, 8, 12), unit="", x_unit="x")
 
 
-FIGURES = {"overview.svg": overview, "prefill_speedup.svg": prefill_speedup, "which_preset.svg": which_preset}
+def side_by_side():
+    """Bars by contender on a logarithmic scale, one panel for each number of queries."""
+    told, width, left, height = load("side_by_side"), 210.0, 192.0, 15
+    rows_ = [next(r for r in told["operators"] if (r["shape"], r["queries"], r["past"], r["threads"]) == ("32/8/128", n, 8192, 1)) for n in (128, 16, 1)]
+    names = [name for name, of in sorted(rows_[0]["entries"].items(), key=lambda item: item[1]["ms"][1]) if told["kinds"][name] != "products"]
+    colors = {"other": GREY, "exact": RECOMMENDED, "selection": PAPER}
+    out = [text(20, 26, "One layer's attention over 8,192 keys, ms (logarithmic)", 16, weight="bold"),
+           text(20, 45, "32 query heads, 8 KV heads, 128 channels; one core. Green: exact attention here; red: selection here; grey: others", 11.5)]
+    for i, name in enumerate(names):
+        out.append(text(left - 8, 92 + height * i, name, 10.5, colors[told["kinds"][name]], "end"))
+    for panel, r in enumerate(rows_):
+        x0, of = left + panel * (width + 45), {name: r["entries"][name]["ms"][1] for name in names if "ms" in r["entries"].get(name, {})}
+        low, high = min(of.values()) / 1.5, max(of.values())
+        out.append(text(x0, 70, f"{r['queries']} queries" if r["queries"] > 1 else "one query", 12, weight="bold"))
+        for i, name in enumerate(names):
+            if name in of:
+                length = width * math.log(of[name] / low) / math.log(high / low)
+                out += [bar(x0, 82 + height * i, length, height - 4, colors[told["kinds"][name]]), text(x0 + length + 3, 91.5 + height * i, short_ms(of[name]), 10)]
+    return drawn(left + 3 * (width + 45), 100 + height * len(names), "\n".join(out))
+
+
+FIGURES = {"overview.svg": overview, "prefill_speedup.svg": prefill_speedup, "which_preset.svg": which_preset, "side_by_side.svg": side_by_side}
 
 # ---- pages ------------------------------------------------------------------------------------------------------------
 

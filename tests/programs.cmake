@@ -93,6 +93,13 @@ if(is_wanted AND CHROMIUM AND Python3_FOUND)
     COMMAND ${Python3_EXECUTABLE} ${CMAKE_CURRENT_SOURCE_DIR}/check_page_test.py ${CHROMIUM})
 endif()
 
+# ---- what a model's file alone says ----------------------------------------------------------------------------------------
+
+wanted(estimate is_wanted)
+if(is_wanted AND Python3_FOUND)
+  add_test(NAME ggml.estimate COMMAND ${Python3_EXECUTABLE} -B ${CMAKE_CURRENT_SOURCE_DIR}/estimate_test.py)
+endif()
+
 # ---- the script that gets models, without a network ------------------------------------------------------------------------
 
 wanted(get_model is_wanted)

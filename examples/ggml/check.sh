@@ -85,5 +85,6 @@ cmake -S "$quoka_root" -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DQUOKA_N
 cmake --build "$build" --target check -j "$quoka_jobs" >>"$quoka_root/build/check.log" ||
   { tail -n 40 "$quoka_root/build/check.log" >&2; exit 1; }
 
+python3 "$here/estimate.py" "$model" --weights >&2 || true # a hint; check says what is wrong with a file
 "$build/examples/ggml/check" "$@"
 python3 "$here/check_page.py" "$out/check.json"

@@ -1,6 +1,7 @@
 """What a model's file alone says of the gain: how much of a prefill in llama.cpp is attention, by length.
 
     estimate.py MODEL.gguf [--budget 1024]
+    estimate.py MODEL.gguf --weights      # one line where llama.cpp multiplies slowly by its weights, else nothing
 
 Only attention becomes faster, so its share is the most that can be gained. It depends on the layers that see everything
 (a sliding window's cost does not grow), on heads and their size against the model's weights, on how the weights are
@@ -156,10 +157,26 @@ def estimate(model, length, budget):
     return everything / before, (everything + windows) / before, before / exact, before / min(selecting, exact), before / most
 
 
+def slow_weights(model):
+    """What to say of a model whose weights are of types that llama.cpp multiplies slowly, or None."""
+    fastest = max(RATES, key=RATES.get)
+    measured = {label: count for label, count in model.weights.items() if label in RATES}
+    total = sum(measured.values())
+    if total < 0.5 * sum(model.weights.values()):
+        return None  # what most of it would gain was not measured
+    times = sum(count * RATES[fastest] / RATES[label] for label, count in measured.items()) / total
+    if times < 1.5:
+        return None
+    most = max(measured, key=measured.get)
+    return (f"Its weights are {most} for the most part. llama.cpp takes {times:.1f} times as long to multiply by them as by {fastest}: made anew from the original in that\n"
+            f"type, or by `requantize` (which rounds a second time), the model would reach its first token sooner, with this library or without.")
+
+
 def main():
     parse = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parse.add_argument("model", type=pathlib.Path, help="a GGUF file; of a model in parts, the first")
     parse.add_argument("--budget", type=int, default=1024, help="past keys that selection keeps for each KV head")
+    parse.add_argument("--weights", action="store_true", help="only whether its weights are of a slow type")
     flags = parse.parse_args()
     if flags.budget < 2:
         sys.exit(f"estimate.py: --budget {flags.budget}: at least 2 keys")
@@ -169,6 +186,11 @@ def main():
         sys.exit(f"estimate.py: cannot read {flags.model}: {error.strerror}")
     except Bad as error:
         sys.exit(f"estimate.py: {flags.model}: {error}")
+    slow = slow_weights(model)
+    if flags.weights:
+        if slow:
+            print(slow)
+        return
     count = sum(1 for heads, all_of_it in zip(model.kv_heads, model.sees_all) if heads and all_of_it)
     print(f"{flags.model.name}: {model.layers} layers, {count} of them see the whole text"
           + (f", others {model.window} tokens" if model.window else "")
@@ -183,6 +205,8 @@ def main():
     print("attention: its share of llama.cpp's time; that grows: of layers that see the whole text. Then times as fast to the\n"
           "first token: this library's exact attention, selection, and attention of those layers for nothing. Estimated from\n"
           "rates of one machine; check.sh without --estimate measures yours.")
+    if slow:
+        print(slow)
 
 
 if __name__ == "__main__":

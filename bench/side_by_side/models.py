@@ -1,0 +1,123 @@
+#!/usr/bin/env python3
+"""Whole models: seconds to the first token by everyone who is installed, processes in turns.
+
+    models.py --out FILE --text emma.txt --programs build/examples/ggml [--rounds 3] [--threads 2] [--quick] [--quiet] [--again] NAME=MODEL.gguf ...
+
+llama.cpp with and without the plug-in: one process of `first_token`, one ubatch of random tokens at each of four depths, added up
+to a prompt. The others compute the prompt as it is, the text's first tokens. What attention takes is what grows with the
+square of the length, from two lengths, or from two depths. --quick: one round, without transformers.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from record import Record, quartiles
+
+HERE = pathlib.Path(__file__).resolve().parent
+LENGTHS, DEPTHS, UBATCH = (2048, 8192), "0,2048,4096,7680", 512
+MODES = [f"{mode}:arithmetic={arithmetic}" for mode in ("exact", "recommended") for arithmetic in ("float", "bf16", "int8")]
+MODES.append("recommended:budget=0.125:arithmetic=int8")
+OTHERS = ["openvino", "openvino:xattention=0.8", "openvino:precision=f32"]
+TRANSFORMERS = ["transformers:sdpa", "transformers:exact", "transformers:exact:arithmetic=int8", "transformers:recommended:budget=0.125:arithmetic=int8"]
+
+
+def named(engine):
+    """As pages call it."""
+    mode, *settings = engine.split(":")
+    return " ".join([mode, *(x.removeprefix("arithmetic=") for x in settings)])
+
+
+def share_of_square(short, long):
+    """Of t(n) = a n + b n^2, known at two lengths: the second part at the longer one. Each is (length, seconds)."""
+    (n, t), (m, u) = short, long
+    square = (u / m - t / n) / (m - n)
+    return round(max(0.0, square * m * m / u), 3)
+
+
+def by_llama_cpp(flags, model):
+    """{engine: {tokens: (seconds, CPU seconds)}, ...} and {engine: share of attention}."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "out.json"
+        command = [flags.programs / "first_token", model, "--depths", DEPTHS, "--ubatch", UBATCH, "--threads", flags.threads, "--rounds", 1,
+                   "--budget", 1024, "--modes", ",".join(MODES), "--out", out]
+        if flags.quiet:
+            command = ["chrt", "-f", "50", *command]
+        subprocess.run([str(x) for x in command], check=True, stdout=subprocess.DEVNULL, env=os.environ | {"QUOKA_DENSE_LAYERS": "1"})
+        told = json.loads(out.read_text())
+    found = {}
+    for prompt in told["prompts"]:
+        for engine, of in prompt.items():
+            if engine != "tokens" and prompt["tokens"] in LENGTHS:
+                name = engine if engine == "llama.cpp" else "llama.cpp + quoka, " + named(engine)
+                found.setdefault(name, {})[prompt["tokens"]] = (of["s"], of["cpu_s"])
+    return found
+
+
+def by_others(flags, model, engine):
+    command = [sys.executable, HERE / "first_token.py", engine, model, "--text", flags.text, "--tokens", ",".join(map(str, LENGTHS)), "--threads", flags.threads]
+    done = subprocess.run([str(x) for x in command + ["--quiet"] * flags.quiet], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(" ".join(done.stderr.split()[-40:]))
+    return {named(engine): {one["tokens"]: (one["s"], one["cpu_s"]) for one in json.loads(done.stdout.splitlines()[-1])}}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--text", required=True)
+    parser.add_argument("--programs", type=pathlib.Path, required=True)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count()))
+    parser.add_argument("--skip", default="", help="engines with this in their name")
+    for name in ("quick", "quiet", "again"):
+        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("models", nargs="+")
+    flags = parser.parse_args()
+    record = Record(flags.out)
+    record.content["model_settings"] = {
+        "text": pathlib.Path(flags.text).name, "ubatch": UBATCH, "depths": DEPTHS, "cache": "f16; OpenVINO: its default; transformers: float",
+        "weights": "as the file has them; transformers: float", "commands": {"llama.cpp": f"first_token MODEL --depths {DEPTHS} --ubatch {UBATCH} --threads {flags.threads} --budget 1024 --modes "
+                                                                             + ",".join(MODES), "others": "bench/side_by_side/first_token.py ENGINE MODEL"}}
+    others = [engine for engine in OTHERS + TRANSFORMERS * (not flags.quick) if not flags.skip or flags.skip not in engine]
+    for given in flags.models:
+        name, _, model = given.partition("=")
+        key = {"model": name, "threads": flags.threads}
+        old = record.find("models", key)
+        row = old if old and not flags.again else {"runs": {}, "absent": {}, "load": []}
+        for done in range(row.get("rounds", 0), 1 if flags.quick else flags.rounds):
+            row["load"].append(round(os.getloadavg()[0], 1))
+            for engine in ["llama.cpp", *others]:
+                if engine in row["absent"]:
+                    continue
+                print(f"{name}, round {done + 1}: {engine}", file=sys.stderr, flush=True)
+                try:
+                    found = by_llama_cpp(flags, model) if engine == "llama.cpp" else by_others(flags, model, engine)
+                except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+                    row["absent"][engine] = str(error)[-300:]
+                    print(f"   {error}", file=sys.stderr)
+                    continue
+                for who, times in found.items():
+                    print("   {}: {}".format(who, ", ".join(f"{n:,} tokens {s:.2f} s (CPU {cpu:.2f})" for n, (s, cpu) in times.items())), file=sys.stderr, flush=True)
+                    for n, (s, cpu) in times.items():
+                        row["runs"].setdefault(who, {}).setdefault(str(n), []).append([s, cpu])
+            row["rounds"] = done + 1
+            row["engines"] = {who: summary(of) for who, of in row["runs"].items()}
+            record.put("models", key, {k: v for k, v in row.items() if k not in key})
+
+
+def summary(times):
+    """Of [seconds, CPU seconds] by length: quartiles of both, and attention's share at the longest."""
+    told = {n: {"s": quartiles([s for s, _ in of]), "cpu_s": quartiles([cpu for _, cpu in of])} for n, of in times.items()}
+    short, long = (next(((int(n), told[n]["cpu_s"][1]) for n in told if int(n) == length), None) for length in LENGTHS)
+    if short and long:
+        told["attention"] = share_of_square(short, long)
+    return told
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""One layer's attention by everyone who is installed, in one process, in turns.
+
+    operators.py --out FILE [--quick] [--quiet] [--seconds 6] [--only TEXT] [--again] [--peaks PROGRAM]
+
+A row is a model's heads, a number of queries, of cached keys and of threads. Every contender computes it once, and its output is
+compared with attention in double; then all take turns until the row's seconds are used, three rounds at least. Of one thread
+the process's CPU time counts, so that other work on the machine changes little; of several, wall time. A turn is as many
+calls as take 30 ms. --quiet: turns have a real-time priority, if this user may; between turns others run.
+Rows that FILE has are not measured again, unless --again. --only: rows with this in their name. --peaks: build/bench/rates.
+"""
+
+import argparse
+import gc
+import json
+import os
+import pathlib
+import random
+import subprocess
+import sys
+import tempfile
+import time
+
+import contenders
+from layer import Layer, Shape
+from record import Record, quartiles
+from turns import Quiet
+
+MODELS = {  # query heads, KV heads, channels, sinks
+    "Llama-3.1-8B, Qwen3-4B": (32, 8, 128, False),
+    "Gemma 3 4B": (8, 4, 256, False),
+    "GPT-OSS-20B": (64, 8, 64, True),
+    "SmolLM2-135M": (9, 3, 64, False),
+}
+LLAMA, GEMMA, OSS, SMOL = MODELS
+QUICK = [(LLAMA, n, 8192, 1) for n in (128, 1, 16, 32, 512)] + [(LLAMA, 128, 2048, 1), (LLAMA, 128, 32768, 1)]
+QUICK += [(name, n, 8192, 1) for name in (GEMMA, OSS, SMOL) for n in (128, 1)] + [(LLAMA, n, 8192, 2) for n in (128, 1)]
+FULL = QUICK + [(name, n, past, 1) for name in MODELS for past in (2048, 8192, 32768) for n in (1, 16, 32, 128, 512) if past == 8192 or n in (1, 16, 128)]
+FULL += [(LLAMA, n, 65536, 1) for n in (1, 128)] + [(name, n, 8192, 2) for name in (GEMMA, OSS, SMOL) for n in (128, 1)]
+LARGEST_ERROR = 0.1  # of exact contenders, 8 bits among them: more is another computation
+
+
+def timed(work, calls, quiet):
+    """(wall, CPU) seconds of a call."""
+    wall, cpu = [], []
+    with quiet:
+        for _ in range(calls):
+            work.before()
+            wall.append(-time.perf_counter())
+            cpu.append(-time.process_time())
+            work()
+            wall[-1] += time.perf_counter()
+            cpu[-1] += time.process_time()
+    return sum(wall) / calls, sum(cpu) / calls
+
+
+def measure(shape, threads, classes, flags, quiet):
+    layer = Layer(shape)
+    ready, told = {}, {}
+    for entry in contenders.ENTRIES:
+        if entry.of not in classes or (entry.kind == "products" and (threads > 1 or shape.queries == 1)):
+            continue
+        if entry.kind == "selection" and shape.past <= 1024:
+            continue
+        if shape.flops / 1e9 > entry.most_gflop:
+            told[entry.name] = {"absent": f"left out above {entry.most_gflop} GFLOP: it is slow"}
+            continue
+        try:
+            work = entry.of(layer, entry.cache, entry.precision, threads)
+            work()
+        except Exception as error:  # of someone else's code: any kind
+            told[entry.name] = {"absent": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+            if entry.kind == "exact":
+                raise
+            continue
+        out = work.output()
+        found = {} if out is None or entry.kind == "selection" else {"error": float(f"{layer.error(out):.2g}")}  # random keys: no sparse ones among them
+        without_sinks = shape.sinks and not entry.sinks
+        if without_sinks:
+            found["note"] = "without sinks, which it does not know"
+        elif entry.kind in ("other", "exact") and not found["error"] < LARGEST_ERROR:
+            sys.exit(f"{entry.name}, {shape}, {shape.queries} queries over {shape.past}: an error of {found['error']}")
+        wall, cpu = timed(work, 1, quiet)
+        ready[entry.name] = (entry, work, max(1, round(0.03 / max(wall, 1e-6))), [])
+        told[entry.name] = found
+    begin, rounds, order = time.monotonic(), 0, list(ready.values())
+    while rounds < 3 or (time.monotonic() - begin < flags.seconds and rounds < 25):
+        random.Random(rounds).shuffle(order)
+        for _, work, calls, times in order:
+            if rounds >= 3 and sum(pair[0] for pair in times) > flags.seconds / 3:
+                continue  # the slowest have had their turns
+            time.sleep(0.02)  # pools that spin come to rest
+            times.append(timed(work, calls, quiet))
+        rounds += 1
+    which = 1 if threads == 1 else 0
+    taken = {name: [pair[which] for pair in times] for name, (_, _, _, times) in ready.items()}
+    for name, (entry, work, _, times) in ready.items():
+        told[name]["ms"] = quartiles([1e3 * x for x in taken[name]])
+        told[name]["wall_ms"] = quartiles([1e3 * pair[0] for pair in times])[1]
+        if entry.like in taken:
+            told[name]["of_ours"] = quartiles([theirs / ours for theirs, ours in zip(taken[name], taken[entry.like])])
+        work.close()
+    return {"rounds": rounds, "entries": told}
+
+
+def peaks(program):
+    """GFLOP/s of one thread by instruction, as bench/rates has it: products held in registers."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = pathlib.Path(folder) / "out.json"
+        subprocess.run([program, "--kv-len", "256", "--chunk", "32", "--rounds", "1", "--emulated-kv-len", "64", "--json", out], check=True, stdout=subprocess.DEVNULL)
+        return {one["instruction"]: round(one["gflops"], 1) for one in json.loads(out.read_text())["peaks"]}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--peaks")
+    parser.add_argument("--seconds", type=float, default=6)
+    parser.add_argument("--only", default="")
+    for name in ("quick", "quiet", "again"):
+        parser.add_argument(f"--{name}", action="store_true")
+    flags = parser.parse_args()
+    record, quiet = Record(flags.out), Quiet(flags.quiet)
+    classes, absent = contenders.installed()
+    if contenders.Exact not in classes:
+        sys.exit(f"this library's Python package is missing: {absent[contenders.Exact]}")
+    record.part("versions", {}).update({of.__name__: version for of, version in classes.items()})
+    record.content["settings"] = {entry.name: f"{entry.of.how}; {entry.cache} cache, {entry.precision}" for entry in contenders.ENTRIES if entry.of in classes}
+    record.content["like"] = {entry.name: entry.like for entry in contenders.ENTRIES if entry.like}
+    record.content["kinds"] = {entry.name: entry.kind for entry in contenders.ENTRIES}
+    import quoka
+
+    record.content["instructions"] = {"isa": quoka.isa(), **{name: quoka.arithmetic_used(name) for name in ("bfloat16", "int8")}}
+    for of, why in absent.items():
+        print(f"without {of.__name__}: {why}", file=sys.stderr)
+    if flags.peaks:
+        with quiet:
+            record.content["peaks_gflops"] = peaks(flags.peaks)
+    record.save()
+    for model, queries, past, threads in dict.fromkeys(QUICK if flags.quick else FULL):
+        q_heads, kv_heads, head_dim, sinks = MODELS[model]
+        shape = Shape(q_heads, kv_heads, head_dim, queries, past, sinks)
+        name = f"{model}, {shape}, {queries} queries over {past:,} keys, {threads} thread(s)"
+        key = {"model": model, "shape": str(shape), "queries": queries, "past": past, "threads": threads}
+        if flags.only not in name or threads > os.cpu_count() or (record.find("operators", key) and not flags.again):
+            continue
+        load = os.getloadavg()[0]
+        print(name, file=sys.stderr, flush=True)
+        row = measure(shape, threads, classes, flags, quiet)
+        record.put("operators", key, {"gflop": round(shape.flops / 1e9, 3), "load": round(load, 1), "quiet": quiet.possible, **row})
+        for entry, told in sorted(row["entries"].items(), key=lambda item: item[1].get("ms", [0, 0])[1]):
+            if "ms" in told:
+                print("   {:30s} {:9.2f} ms ({:.2f} to {:.2f})  error {}  {}".format(
+                    entry, told["ms"][1], told["ms"][0], told["ms"][2], told.get("error", "-"), told.get("of_ours", ["", ""])[1]), file=sys.stderr, flush=True)
+            else:
+                print(f"   {entry}: {told['absent']}", file=sys.stderr, flush=True)
+        gc.collect()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""The one JSON file of a comparison: what is done stays in it, row by row, and is not measured again."""
+
+import json
+import os
+import pathlib
+import platform
+import re
+import sys
+
+
+def cpu_name():
+    info = pathlib.Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.+)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return found[1] if found else platform.processor()
+
+
+def quartiles(values):
+    """[first, median, third]."""
+    ordered = sorted(values)
+
+    def at(share):
+        place = share * (len(ordered) - 1)
+        low = int(place)
+        return ordered[low] + (place - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
+
+    return [float(f"{at(share):.5g}") for share in (0.25, 0.5, 0.75)]
+
+
+class Record:
+    def __init__(self, path):
+        self.path = pathlib.Path(path)
+        self.content = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.content.setdefault("machine", {"cpu": cpu_name(), "processors": os.cpu_count(), "python": platform.python_version()})
+        if self.content["machine"]["cpu"] != cpu_name():
+            sys.exit(f"{path} is of another machine: {self.content['machine']['cpu']}, this is {cpu_name()}")
+
+    def part(self, name, default):
+        return self.content.setdefault(name, default)
+
+    def find(self, part, key):
+        """The row of a list whose values are those of `key`, or None."""
+        return next((row for row in self.part(part, []) if all(row.get(name) == value for name, value in key.items())), None)
+
+    def put(self, part, key, row):
+        """Adds a row, or takes the place of the one with the same key."""
+        old = self.find(part, key)
+        if old is not None:
+            self.part(part, []).remove(old)
+        self.part(part, []).append({**key, **row})
+        self.save()
+
+    def save(self):
+        new = self.path.with_suffix(".new")
+        new.write_text(as_text(self.content) + "\n")
+        os.replace(new, self.path)
+
+
+def as_text(value, indent=0, room=150):
+    """JSON that one can read: what fits on a line is on one."""
+    line = json.dumps(value)
+    if len(line) + indent <= room or not isinstance(value, (dict, list)) or not value:
+        return line
+    pad = " " * (indent + 1)
+    if isinstance(value, dict):
+        parts = [f"{pad}{json.dumps(key)}: {as_text(one, indent + 1, room)}" for key, one in value.items()]
+        return "{\n" + ",\n".join(parts) + "\n" + " " * indent + "}"
+    return "[\n" + ",\n".join(pad + as_text(one, indent + 1, room) for one in value) + "\n" + " " * indent + "]"

@@ -1,0 +1,48 @@
+"""What examples/ggml/estimate.py says of weights that llama.cpp multiplies slowly, on files made here."""
+
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+Q4_0, Q4_1, Q5_1, Q8_0 = 2, 3, 7, 8
+KEYS = {"general.architecture": "llama", "llama.block_count": 2, "llama.attention.head_count": 4, "llama.embedding_length": 64, "llama.context_length": 4096}
+
+
+def gguf(path, tensors):
+    """A header alone: tensors [(name, sizes, type)]."""
+    text = lambda x: struct.pack("<Q", len(x)) + x.encode()  # noqa: E731
+    keys = b"".join(text(key) + (struct.pack("<I", 8) + text(x) if isinstance(x, str) else struct.pack("<II", 4, x)) for key, x in KEYS.items())
+    listed = b"".join(text(name) + struct.pack("<I", len(sizes)) + struct.pack(f"<{len(sizes)}Q", *sizes) + struct.pack("<IQ", kind, 0) for name, sizes, kind in tensors)
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(KEYS)) + keys + listed)
+    return path
+
+
+def said(model, *flags):
+    done = subprocess.run([sys.executable, ROOT / "examples" / "ggml" / "estimate.py", model, *flags], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def main():
+    with tempfile.TemporaryDirectory() as folder:
+        def model(*parts):
+            return gguf(pathlib.Path(folder) / "model.gguf", [(f"blk.0.part{i}.weight", (64, columns), kind) for i, (columns, kind) in enumerate(parts)])
+
+        slow = said(model((100, Q4_1)), "--weights")
+        assert "weights are Q4_1" in slow and "4.6 times as long" in slow and "Q4_0" in slow, slow
+        assert slow in said(model((100, Q4_1)))  # the whole estimate ends with it
+        assert said(model((100, Q4_0)), "--weights") == ""
+        assert said(model((95, Q4_0), (5, Q4_1)), "--weights") == ""  # 1.18 times as long
+        mixed = said(model((40, Q4_0), (60, Q8_0)), "--weights")  # 0.4 + 0.6 * 3.9 / 2.1
+        assert "weights are Q8_0" in mixed and "1.5 times as long" in mixed, mixed
+        assert said(model((40, Q4_1), (60, Q5_1)), "--weights") == ""  # of most of it no rate is known
+        assert said(model((60, Q4_1), (40, Q5_1)), "--weights") != ""
+        everything = said(model((100, Q4_0)))
+        assert "4,096" in everything and "Its weights" not in everything, everything
+
+
+if __name__ == "__main__":
+    main()
