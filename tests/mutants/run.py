@@ -13,7 +13,7 @@ missing.
     python3 tests/mutants/run.py --tree PATH              another checkout's headers and tests
     python3 tests/mutants/run.py --list
     python3 tests/mutants/run.py --only topk.ties attention.*
-    python3 tests/mutants/run.py --check                  does every mutant still fit its source line?
+    python3 tests/mutants/run.py --check                  does every mutant still fit its source line, and compile?
 
 What it does: copies include/ to build/mutants/LEG/tree and links the rest of the checkout beside it; writes the
 switches; configures and builds the test programs (GoogleTest alone, float storage, no decoder, no ggml); runs
@@ -51,6 +51,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -228,6 +229,26 @@ def make_tree(tree, copy, mutants, at):
             path.unlink()
 
 
+def compiles(tree, mutants, at):
+    """Does the library with all switches compile? Its parts that this machine's compiler reads."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder)
+        make_tree(tree, copy, mutants, at)
+        include = copy / "include"
+        all_headers = copy / "all.cpp"
+        other_machines = re.compile(r"simd/isa/")  # included where there are these
+        all_headers.write_text("".join(
+            f"#include <{path.relative_to(include)}>\n" for path in sorted(include.rglob("*.hpp"))
+            if not other_machines.search(str(path))))
+        good = True
+        for source, flags in ((all_headers, []), (include / "quoka/compiled.cpp", ["-DQUOKA_COMPILED"]),
+                              (include / "quoka/c.cpp", ["-DQUOKA_COMPILED"])):
+            command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-march=native", "-fsyntax-only", "-w",
+                       "-I", include, "-isystem", "/usr/include/eigen3", *flags, source]
+            good &= subprocess.run(command).returncode == 0
+        return good
+
+
 def run_or_exit(command, **kwargs):
     print("+", " ".join(map(str, command)), flush=True)
     done = subprocess.run(command, **kwargs)
@@ -385,7 +406,7 @@ def main():
     parser.add_argument("--leg", choices=LEGS, default="native")
     parser.add_argument("--only", nargs="+", default=["*"], metavar="NAME", help="names, * as in the shell")
     parser.add_argument("--list", action="store_true", help="print the table")
-    parser.add_argument("--check", action="store_true", help="find the source lines, and no more")
+    parser.add_argument("--check", action="store_true", help="find the source lines and compile the headers, and no more")
     parser.add_argument("--tests", default="", help="regex on test programs; else all")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds of tests a mutant (60)")
     parser.add_argument("--thorough", action="store_true", help="no budget, and equal ones too")
@@ -406,7 +427,7 @@ def main():
         print(line)
     if args.check:
         print(f"{len(at)} of {len(mutants)} mutants fit")
-        return 1 if bad else 0
+        return 1 if bad or not compiles(tree, mutants, at) else 0
 
     own = HERE.parent.parent
     of_tree = own / "build" / "mutants" if tree == own else own / "build" / f"mutants_of_{tree.name}"

@@ -135,7 +135,7 @@ void with_code_height(Index height, Kernel&& kernel) {
 }
 
 // How many of `left` queries the next tile takes, `most` at most. Tiles of four and more are of nearly one size.
-constexpr Index code_tile_height(Index left, Index most) {
+inline Index code_tile_height(Index left, Index most) {
   if (left < 4) return left >= 2 ? 2 : 1;
   const Index equal = ceil_div(left, ceil_div(left, most));
   return std::min(round_up(equal, 4), left / 4 * 4);
