@@ -622,7 +622,7 @@ TEST(MaskedAttention, CellsOfEachQuerysOwn) {
       return mask[static_cast<std::size_t>(i * cells + cell)];
     };
     for (Index i = 0; i < n_q; ++i) {
-      const unsigned kind = random() % 12;
+      const auto kind = static_cast<unsigned>(random() % 12);
       const unsigned share = kind < 8 ? 4 : kind == 8 ? 1 : 16;  // one of so many is seen
       for (Index cell = 0; cell < cells && kind != 9; ++cell)
         if (random() % share == 0) at(i, cell) = Eigen::half(0.0f);

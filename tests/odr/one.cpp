@@ -3,6 +3,9 @@
 // argument, then runs where one.cpp's instructions are absent.
 #include <quoka/quoka.hpp>
 
+#include <cmath>
+#include <vector>
+
 float use_in_one(float* x);
 float use_in_one(float* x) {
 #include "odr/use.inc"

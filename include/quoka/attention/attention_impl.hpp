@@ -2,6 +2,7 @@
 #pragma once
 
 #include <quoka/attention/attention.hpp>
+#include <quoka/attention/listed_attention.hpp>
 #include <quoka/attention/workspace_parts.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>

@@ -2,7 +2,7 @@
 // of their panels.
 #pragma once
 
-#include <quoka/attention/listed_attention.hpp>
+#include <quoka/attention/listed_work.hpp>
 #include <quoka/attention/token_attention.hpp>
 #include <quoka/runtime/worker_scratch.hpp>
 
@@ -100,12 +100,16 @@ struct PartedHead {
 struct AttentionScratch {
   WorkerScratch<HeadScratch> heads;
   WorkerScratch<TokenHeads> token;
-  WorkerScratch<ListedScratch> listed;
+  std::unique_ptr<ListedWork> listed;  // once a call has lists
   GrowingArray<SharedHead> shared;
   GrowingArray<PartedHead> parted;
   CallMemoryShape known;        // that `heads` is reserved for
   CallMemoryShape known_token;  // likewise `token`
 
+  ListedWork& listed_work(const AttentionCall& call) {
+    if (listed == nullptr) listed = listed_work_of(call);
+    return *listed;
+  }
   // count: of heads that a worker takes in turns.
   void reserve_token(const AttentionCall& call, Index count, int workers) {
     known_token.become({call, count, workers}, [&] { token.reserve(workers, call, count); });
@@ -115,7 +119,8 @@ struct AttentionScratch {
                  [&] { heads.reserve(workers, call, panels, in_parts); });
   }
   Index bytes() const {
-    return heads.bytes() + token.bytes() + listed.bytes() + shared.bytes() + parted.bytes();
+    return heads.bytes() + token.bytes() + (listed != nullptr ? listed->bytes() : 0) +
+           shared.bytes() + parted.bytes();
   }
 };
 

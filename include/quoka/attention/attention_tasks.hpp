@@ -44,16 +44,17 @@ class AttentionTasks {
         partials_(partials),
         panels_(ceil_div(call.rows(), tuning::panel_rows)) {
     if (call_.own_keys()) {
+      listed_ = &s_.listed_work(call_);
       for (Index b = 0; b < call_.q.batch() && panels_ < tuning::min_panels_per_task; ++b)
         if (const Index parts = parts_of_ranges(b); parts > 1) parts_ = std::max(parts_, parts);
       // Panels of a task lie in one tree.
       const Index tasks = parts_ > 0 ? 1 : tasks_per_head(panels_, heads(), workers);
-      panels_per_task_ = parts_ > 0 ? panels_ : ListTree::most_leaves;
+      panels_per_task_ = parts_ > 0 ? panels_ : ListedWork::most_panels;
       while (ceil_div(panels_, panels_per_task_) < tasks && panels_per_task_ > 1)
         panels_per_task_ /= 2;
       tasks_per_head_ = ceil_div(panels_, panels_per_task_);
       s_.reserve_heads(call_, std::min(panels_, panels_per_task_), workers);
-      s_.listed.reserve(workers, call_, std::min(panels_, panels_per_task_));
+      listed_->reserve(call_, std::min(panels_, panels_per_task_), workers);
     } else if (call_.is_a_token()) {
       together_ =
           !call_.listed() && call_.past_k.heads_side_by_side() && call_.past_v.heads_side_by_side();
@@ -146,10 +147,10 @@ class AttentionTasks {
   void run(Index task, int worker) {
     if (parts_ > 0)
       run_part(task, worker);
-    else if (call_.own_keys())  // heads in turn: many of them see the same keys
-      run_panels(task % heads(), task / heads(), worker);
+    else if (listed_ != nullptr)  // heads in turn: many of them see the same keys
+      attend_panels(task % heads(), 0, task / heads(), worker);
     else
-      run_panels(task / tasks_per_head_, task % tasks_per_head_, worker);
+      attend_panels(task / tasks_per_head_, 0, task % tasks_per_head_, worker);
   }
   // After all tasks have run.
   void merge(Index head) const { write(head, partials_.merged(head)); }
@@ -267,7 +268,7 @@ class AttentionTasks {
 
   // Of sequence b, where each query has keys of its own.
   Index parts_of_ranges(Index b) const {
-    return std::clamp<Index>(count_ranges(call_, b), 1, tuning::max_parts);
+    return std::clamp<Index>(listed_->ranges(call_, b), 1, tuning::max_parts);
   }
   // The most keys of a head that are in sight.
   Index most_keys(Index past_count) const {
@@ -298,14 +299,13 @@ class AttentionTasks {
     return heads;
   }
 
-  void attend_panels(Index head, int, Index task, int worker) { run_panels(head, task, worker); }
   // Some panels of a head, over all keys.
-  void run_panels(Index head, Index task, int worker) {
+  void attend_panels(Index head, int, Index task, int worker) {
     const KeySequence keys = keys_of(head);
     const Index first = task * panels_per_task_;
     const Index count = std::min(panels_per_task_, panels_ - first);
-    if (call_.own_keys())
-      ListedAttention(keys, first, count, s_.listed[worker], s_.heads[worker]).run();
+    if (listed_ != nullptr)
+      listed_->run(keys, first, count, s_.heads[worker], worker);
     else if (count > 0)
       HeadAttention(keys, first, count, s_.heads[worker]).run(long_parts_of(keys).size);
   }
@@ -314,12 +314,12 @@ class AttentionTasks {
   void run_part(Index task, int worker) {
     const Index head = task / parts_ * heads_per_task(), part = task % parts_;
     const KeySequence keys = keys_of(head);
-    if (call_.own_keys()) {
-      const Index ranges = count_ranges(call_, keys.b()), parts = parts_of_ranges(keys.b());
-      return ListedAttention(keys, 0, panels_, s_.listed[worker], s_.heads[worker])
-          .run_part(ranges * std::min(part, parts) / parts,
-                    ranges * std::min(part + 1, parts) / parts, part == 0,
-                    partials_.part(head, part));
+    if (listed_ != nullptr) {
+      const Index ranges = listed_->ranges(call_, keys.b()), parts = parts_of_ranges(keys.b());
+      const KeyRange own{ranges * std::min(part, parts) / parts,
+                         ranges * std::min(part + 1, parts) / parts};
+      return listed_->run_part(keys, panels_, own, part == 0, partials_.part(head, part),
+                               s_.heads[worker], worker);
     }
     const KeyRange all = all_keys(keys);
     const Index size = size_of_parts(most_keys(keys.past_count()));  // of this head alone
@@ -357,7 +357,8 @@ class AttentionTasks {
   const AttentionCall& call_;
   AttentionScratch& s_;
   Partials& partials_;
-  Index panels_;  // of a head
+  ListedWork* listed_ = nullptr;  // where each query has keys of its own
+  Index panels_;                  // of a head
   Index tasks_per_head_ = 0, panels_per_task_ = 0;
   Index long_parts_ = 0;   // of a head's many keys; 0: not cut
   Index blocks_ = 0;       // of a head, packed once; 0: each task packs

@@ -15,6 +15,7 @@
 // than about two thirds of a panel's pairs are seen.
 #pragma once
 
+#include <quoka/attention/listed_work.hpp>
 #include <quoka/attention/seen_keys.hpp>
 
 #include <bit>
@@ -32,7 +33,7 @@ struct QueryRun {
 
 // The query rows of up to most_leaves panels of one KV head.
 struct ListTree {
-  static constexpr Index most_leaves = 16;
+  static constexpr Index most_leaves = ListedWork::most_panels;
   static constexpr Index nodes = 2 * most_leaves - 1;
   static_assert(std::has_single_bit(static_cast<unsigned>(most_leaves)));
 

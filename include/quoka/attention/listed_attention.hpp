@@ -19,6 +19,7 @@
 #include <quoka/attention/attention_rows.hpp>
 #include <quoka/attention/head_attention.hpp>
 #include <quoka/attention/listed_rows.hpp>
+#include <quoka/runtime/worker_scratch.hpp>
 
 #include <numeric>
 
@@ -509,6 +510,32 @@ class ListedAttention {
   std::uint32_t read_ = 0;    // which panels' queries are read for rows
   std::uint32_t packed_ = 0;  // which panels have queries packed, and sums by tiles
 };
+
+class ListedAttentions final : public ListedWork {
+ public:
+  Index bytes() const override { return workers_.bytes(); }
+  void reserve(const AttentionCall& call, Index panels, int workers) override {
+    workers_.reserve(workers, call, panels);
+  }
+  Index ranges(const AttentionCall& call, Index b) const override { return count_ranges(call, b); }
+  void run(const KeySequence& keys, Index first, Index count, HeadScratch& scratch,
+           int worker) override {
+    ListedAttention(keys, first, count, workers_[worker], scratch).run();
+  }
+  void run_part(const KeySequence& keys, Index panels, const KeyRange& ranges, bool with_sinks,
+                const PartialRows& to, HeadScratch& scratch, int worker) override {
+    ListedAttention(keys, 0, panels, workers_[worker], scratch)
+        .run_part(ranges.begin, ranges.end, with_sinks, to);
+  }
+
+ private:
+  WorkerScratch<ListedScratch> workers_;
+};
+
+template <class>
+std::unique_ptr<ListedWork> make_listed_work() {
+  return std::make_unique<ListedAttentions>();
+}
 
 }  // namespace detail
 }  // namespace QUOKA_ABI

@@ -13,6 +13,7 @@
 // Values, not owned: the entries' memory is read in each call.
 #pragma once
 
+#include <quoka/views/own_keys.hpp>
 #include <quoka/views/tensor_view.hpp>
 
 #include <algorithm>
@@ -32,7 +33,11 @@ class IndexLists {
   // `block` keys for each entry; counts absent: all k entries of each list count. Throws std::invalid_argument for a
   // block below 1, and for counts of another shape than the lists.
   explicit IndexLists(const Entries& entries, Index block = 1, const Counts& counts = {})
-      : entries_(entries), counts_(counts), block_(block), present_(true) {
+      : entries_(entries),
+        counts_(counts),
+        block_(block),
+        make_work_(detail::known_listed_work<void>),
+        present_(true) {
     detail::require_size("the keys of a block", block, 1);
     if (counts.absent()) return;
     detail::require_equal("the counts' batch", counts.batch(), "the lists' batch", batch());
@@ -40,14 +45,15 @@ class IndexLists {
     detail::require_equal("the counts' len", counts.len(), "the lists' q_len", q_len());
   }
 
-  bool absent() const { return !present_; }            // no lists: every key counts
-  Index batch() const { return entries_.batch(); }     // 1: the same for all sequences
-  Index heads() const { return entries_.heads(); }     // 1: the same for all KV heads
-  Index q_len() const { return entries_.len(); }       // queries
-  Index most() const { return entries_.dim(); }        // entries of a list, at most
-  Index block() const { return block_; }               // keys of an entry
-  const Entries& entries() const { return entries_; }  // as given
-  const Counts& counts() const { return counts_; }     // as given
+  bool absent() const { return !present_; }                        // no lists: every key counts
+  Index batch() const { return entries_.batch(); }                 // 1: the same for all sequences
+  Index heads() const { return entries_.heads(); }                 // 1: the same for all KV heads
+  Index q_len() const { return entries_.len(); }                   // queries
+  Index most() const { return entries_.dim(); }                    // entries of a list, at most
+  Index block() const { return block_; }                           // keys of an entry
+  const Entries& entries() const { return entries_; }              // as given
+  const Counts& counts() const { return counts_; }                 // as given
+  detail::MakeListedWork make_work() const { return make_work_; }  // the library's own
 
   // The entries of one query: of KV head `kv_head` of sequence b.
   std::span<const Position> list(Index b, Index kv_head, Index query) const {
@@ -123,6 +129,7 @@ class IndexLists {
   Entries entries_;
   Counts counts_;
   Index block_ = 1;
+  detail::MakeListedWork make_work_ = nullptr;
   bool present_ = false;
 };
 

@@ -17,6 +17,7 @@
 #pragma once
 
 #include <quoka/runtime/executor.hpp>
+#include <quoka/views/own_keys.hpp>
 #include <quoka/views/rows.hpp>
 
 #include <vector>
@@ -56,10 +57,12 @@ class Mask {
   Mask as_lists(Index keys = 0) const {
     Mask mask = *this;
     mask.listed_keys_ = keys > 0 ? keys : 0;
+    mask.make_work_ = detail::known_listed_work<void>;
     return mask;
   }
   bool is_lists() const { return listed_keys_ >= 0; }  // by as_lists()
   Index listed_keys() const { return listed_keys_; }   // its number; negative where it is none
+  detail::MakeListedWork make_work() const { return make_work_; }  // the library's own
 
   bool absent() const { return sizes_ == Sizes{}; }    // no mask: everything is visible
   const Sizes& sizes() const { return sizes_; }        // as given
@@ -90,6 +93,7 @@ class Mask {
   Sizes sizes_{};
   Strides strides_{};
   Index listed_keys_ = -1;  // 0: not known
+  detail::MakeListedWork make_work_ = nullptr;
 };
 
 // What the queries of a chunk see of a column: a sum of these.
