@@ -6,9 +6,10 @@
 //   rounding llama.cpp without flash attention beside llama.cpp, where --rounding asks: what its own rounding moves
 //   measure  llama.cpp, exact mode and every preset, in each arithmetic, read the first half of the text side by side
 //            (check_pass.hpp)
-//   layers   each layer selects alone, over a dense cache: how far are the logits off?
+//   layers   each layer selects alone, over a dense cache, by the settings that lose least: how far are the logits off?
 //   refine   if nothing is good enough: the layers that hurt stay dense, and of a chunk more queries choose
-//   verify   the written settings on the second half of the text, with other needles: do they keep the promise?
+//   verify   the written settings on the second half of the text, with other needles: do they keep the promise? If not, and
+//            they are as measured first, they are refined, and verified again
 //
 // FOLDER/check.json holds all of it and is written after each step; a run that was stopped goes on there.
 // FOLDER/settings.json is what QUOKA_CONFIG wants, where something is recommended. check_page.py makes a page of the JSON.
@@ -124,19 +125,27 @@ class Check {
   }
 
   int run() {
-    say_how_long();
-    if (flags_.rounding)
-      pass("rounding", measured_text_,
-           {tried_[0], {"llama.cpp without flash attention", nullptr, false}});
-    measure();
-    if (flags_.measure_only) return 0;
-    look_at_layers();
-    decide();
-    verify();
+    const double start = quoka_examples::wall_seconds();
+    const double expected = say_how_long();
+    work();
+    if (expected > 0)
+      fmt::print(stderr, "check: that took {}, {} were expected\n",
+                 duration(quoka_examples::wall_seconds() - start), duration(expected));
     return 0;
   }
 
  private:
+  void work() {
+    if (flags_.rounding)
+      pass("rounding", measured_text_,
+           {tried_[0], {"llama.cpp without flash attention", nullptr, false}});
+    measure();
+    if (flags_.measure_only) return;
+    look_at_layers();
+    decide();
+    verify();
+  }
+
   struct Tried {
     std::string name;
     json settings;  // null: llama.cpp's own
@@ -259,9 +268,9 @@ class Check {
   // ---- before it starts ----
 
   // Two ubatches of llama.cpp alone say how long all of them may take, and whether the model's memory can forget a
-  // question's tokens.
-  void say_how_long() {
-    if (is_done("verify") || (is_done("layers") && result_.contains("advice"))) return;
+  // question's tokens. Returns the seconds, or 0 where nothing is left to do.
+  double say_how_long() {
+    if (is_done("verify") || (is_done("layers") && result_.contains("advice"))) return 0;
     Contender alone = contender(tried_[0]);
     const Index count = std::min(flags_.ubatch, flags_.lengths.front());
     std::vector<TokenAt> batch;
@@ -293,7 +302,7 @@ class Check {
     if (flags_.measure_only) {
       fmt::print(stderr, "check: {} settings read {} tokens: about {} with {} threads\n",
                  tried_.size(), flags_.lengths.back(), duration(a_token * left), flags_.threads);
-      return;
+      return a_token * left;
     }
     fmt::print(stderr,
                "check: {} settings read {} tokens, each of {} layers selects alone, and what is "
@@ -301,6 +310,7 @@ class Check {
                "is good enough at once\n",
                tried_.size(), flags_.lengths.back(), model_.layers, flags_.lengths.back(),
                duration(a_token * rest), flags_.threads);
+    return a_token * rest;
   }
   static std::string duration(double seconds) {
     if (seconds < 90) return fmt::format("{:.0f} s", std::max(1.0, seconds));
@@ -377,8 +387,8 @@ class Check {
     std::vector<Outcome> outcomes;
     const auto of = [](const json& x) { return Estimate{x[0], x[1], x[2]}; };
     for (const json& x : rows)
-      outcomes.push_back({x["name"], x["length"], x["seconds"], x["speedup"], of(x["perplexity"]),
-                          of(x["needles"]), x["kl"], x["agrees"], x["right"]});
+      outcomes.push_back({x["name"], x["length"], x["seconds"], x["speedup"], of(x["gain"]),
+                          of(x["perplexity"]), of(x["needles"]), x["kl"], x["agrees"], x["right"]});
     return outcomes;
   }
 
@@ -393,13 +403,21 @@ class Check {
     return {};
   }
 
+  // Of those that select the one that loses least.
+  std::size_t least() const {
+    std::size_t least = *selecting();
+    for (std::size_t i = least; i < outcomes_.size(); ++i)
+      if (tried_[i].selects() && outcomes_[i].kl < outcomes_[least].kl) least = i;
+    return least;
+  }
+
   // The last tokens of the longest prefix, which one layer reads by selection and the others densely.
   void look_at_layers() {
     if (!selecting()) return;
     if (!is_done("layers")) {
       const Index length = flags_.lengths.back(),
                   last = std::min<Index>(128, flags_.lengths.front() / 2);
-      const Tried& selects = tried_[*selecting()];
+      const Tried& selects = tried_[least()];
       quoka_examples::Progress bar("layers", length + model_.layers * last * 2);
       Index done = 0;
       std::vector<TokenAt> rest;
@@ -439,8 +457,24 @@ class Check {
     }
   }
 
-  // Those that hurt far more than others do, a quarter of all at the most, and the first that selects. A layer that
-  // cannot select changes nothing.
+  // To each of those that select, the layer that hurts most of those that are not dense.
+  void note_layers(std::vector<Outcome>& outcomes, const std::vector<Tried>& tried) {
+    for (std::size_t i = 1; i < outcomes.size(); ++i) {
+      if (!tried[i].selects()) continue;
+      const json& dense = tried[i].settings["dense_layers"];
+      Index first = dense.is_number() ? dense.get<Index>() : 0;  // of those that could select
+      for (const json& one : step("layers")["layers"]) {
+        if (one["kl"] == 0.0 || first-- > 0) continue;
+        if (dense.is_array() && std::find(dense.begin(), dense.end(), one["layer"]) != dense.end())
+          continue;
+        if (one["kl"] > outcomes[i].worst_layer_kl)
+          outcomes[i].worst_layer = one["layer"], outcomes[i].worst_layer_kl = one["kl"];
+      }
+    }
+  }
+
+  // Those that hurt far more than others do or than is allowed, a quarter of all at the most, and the first that selects.
+  // A layer that cannot select changes nothing.
   std::vector<Index> hurt_layers() {
     std::vector<std::pair<double, Index>> harm;  // of all but the first, which is dense anyway
     std::vector<Index> worst;
@@ -454,43 +488,49 @@ class Check {
     }
     std::sort(harm.rbegin(), harm.rend());
     for (const auto& [kl, layer] : harm)
-      if (kl > 2 * all / static_cast<double>(harm.size()) && std::ssize(worst) <= model_.layers / 4)
+      if (kl > std::min(2 * all / static_cast<double>(harm.size()), flags_.limits.kl) &&
+          std::ssize(worst) <= model_.layers / 4)
         worst.push_back(layer);
     std::sort(worst.begin(), worst.end());
     return worst;
   }
 
   void decide() {
-    Advice advice = advise(outcomes_, flags_.limits);
-    bool gains = false;
-    std::size_t least = selecting().value_or(0);  // the one that selects and loses least
-    for (std::size_t i = least; i < outcomes_.size() && least > 0; ++i) {
-      gains = gains || outcomes_[i].speedup >= flags_.limits.gain * outcomes_[1].speedup;
-      if (outcomes_[i].kl < outcomes_[least].kl) least = i;
+    if (selecting()) note_layers(outcomes_, tried_);
+    advice_ = advise(outcomes_, flags_.limits);
+    if (!tried_[advice_.contender].selects()) refine();
+    conclude();
+  }
+
+  // The layers that hurt are left dense, and more queries choose. Is that advised, and faster than what was before?
+  bool refine() {
+    if (measured_in_ == "refine" || !selecting()) return false;
+    const bool gains = std::any_of(outcomes_.begin() + 2, outcomes_.end(), [&](const Outcome& o) {
+      return o.speedup >= flags_.limits.gain * outcomes_[1].speedup;
+    });
+    if (!gains) return false;
+    Tried refined = tried_[least()];
+    refined.settings["dense_layers"] = hurt_layers();
+    refined.name += fmt::format(", dense {}", fmt::join(hurt_layers(), " "));
+    if (refined.settings["mode"] == "recommended" && !refined.settings.contains("queries")) {
+      refined.settings["queries"] = more_queries;
+      refined.name += fmt::format(", {} queries", more_queries);
     }
-    const auto over_exact = [](const std::vector<Outcome>& all, const Advice& of) {
-      return of.use == Advice::Use::selection ? all[of.contender].speedup / all[1].speedup : 1.0;
-    };
-    // The layers that hurt are left dense, and more queries choose.
-    if (!tried_[advice.contender].selects() && gains) {
-      Tried refined = tried_[least];
-      refined.settings["dense_layers"] = hurt_layers();
-      refined.name += fmt::format(", dense {}", fmt::join(hurt_layers(), " "));
-      if (refined.settings["mode"] == "recommended" && !refined.settings.contains("queries")) {
-        refined.settings["queries"] = more_queries;
-        refined.name += fmt::format(", {} queries", more_queries);
-      }
-      const std::vector<Outcome> again =
-          pass("refine", measured_text_, {tried_[0], tried_[1], refined});
-      const Advice better = advise(again, flags_.limits);
-      if (over_exact(again, better) > over_exact(outcomes_, advice)) {
-        outcomes_ = again, advice = better;
-        tried_ = {tried_[0], tried_[1], refined};
-        measured_in_ = "refine";
-      }
-    }
+    const std::vector<Tried> tried{tried_[0], tried_[1], refined};
+    std::vector<Outcome> again = pass("refine", measured_text_, tried);
+    note_layers(again, tried);
+    const Advice better = advise(again, flags_.limits);
+    const bool arithmetic_is_faster =  // exact mode in another one
+        advice_.use == Advice::Use::selection && !tried_[advice_.contender].selects() &&
+        outcomes_[advice_.contender].gain.mean >= again[2].gain.mean;
+    if (better.use != Advice::Use::selection || arithmetic_is_faster) return false;
+    outcomes_ = again, advice_ = better, tried_ = tried, measured_in_ = "refine";
+    return true;
+  }
+
+  void conclude() {
+    const Advice& advice = advice_;
     chosen_ = tried_[advice.contender == 0 ? 1 : advice.contender];
-    advice_ = advice;
     json written = chosen_.settings;
     if (chosen_.selects()) {
       Index pays_from = 0;
@@ -511,7 +551,7 @@ class Check {
     save_();
   }
 
-  void verify() {
+  void verify(const std::string& name = "verify") {
     const std::string path = flags_.out + "/settings.json";
     if (advice_.use == Advice::Use::nothing) {
       std::filesystem::remove(path);
@@ -521,9 +561,13 @@ class Check {
     std::vector<Tried> tried{tried_[0]};
     if (advice_.use == Advice::Use::selection) tried.push_back(tried_[1]);
     tried.push_back({chosen_.name, {{"config", path}}});
-    const std::vector<Outcome> kept = pass("verify", verified_text_, tried);
+    const std::vector<Outcome> kept = pass(name, verified_text_, tried);
     const std::string broken =
         broken_promise(outcomes_[advice_.contender], kept.back(), flags_.limits, advice_.use);
+    if (!broken.empty() && chosen_.selects() && refine()) {
+      conclude();
+      return verify("verify again");
+    }
     json& advice = result_["advice"];
     advice["kept"] = broken.empty();
     if (measured_in_ == "measure")
@@ -659,8 +703,9 @@ int main(int argc, char** argv) {
   program.add_option("--threads", flags.threads)->check(CLI::PositiveNumber);
   program.add_option("--cache", flags.cache)->check(CLI::IsMember({"f16", "q8_0"}));
   program.add_option("--max-perplexity", flags.limits.perplexity, "percent that settings may add");
-  program.add_option("--max-kl", flags.limits.kl,
-                     "divergence from llama.cpp's logits that settings may have, in nats");
+  program.add_option(
+      "--max-kl", flags.limits.kl,
+      "divergence from llama.cpp's logits that settings may have beyond exact mode's, in nats");
   program.add_option("--max-needles", flags.limits.needles, "points of 100 that settings may lose");
   program.add_option("--min-gain", flags.limits.gain, "times as fast as exact mode, at least");
   program.add_option("--out", flags.out, "folder of check.json and settings.json")->required();

@@ -28,7 +28,8 @@
 #     --measure-only       reads the text and gives no advice
 #     --rounding           llama.cpp without flash attention, too: what its own rounding moves
 #     --max-perplexity 1   percent that settings may add
-#     --max-kl 0.05        divergence from llama.cpp's logits that settings may have, in nats
+#     --max-kl 0.01        divergence from llama.cpp's logits that settings may have beyond exact mode's, in nats; and
+#                          that a single layer may have
 #     --max-needles 5      points of 100 that settings may lose
 #     --min-gain 1.05      times as fast as exact mode, at least
 #     --fresh              does not go on with what the folder holds

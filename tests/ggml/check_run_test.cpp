@@ -89,6 +89,7 @@ TEST_F(CheckProgram, WritesWhatItRecommendsVerifiesItAndGoesOnWhereItStopped) {
   EXPECT_EQ(settings["budget"], 64);
   EXPECT_EQ(settings["model"]["q_heads"], 8);
   EXPECT_TRUE(says("On the other half of the text")) << said_;
+  EXPECT_TRUE(says("check: that took ")) << said_;
   EXPECT_TRUE(says("Use it by QUOKA_CONFIG=" + (folder_ / "out/settings.json").string())) << said_;
   const std::size_t told = said_.find(" settings read 2400 tokens"), began = said_.find("measure");
   EXPECT_LT(told, began) << "how long it takes is said before it starts: " << said_;
@@ -218,7 +219,7 @@ TEST_F(CheckProgram, ComparesArithmetics) {
 }
 
 TEST_F(CheckProgram, LeavesHurtLayersDenseAndGivesUp) {
-  const std::string nothing_goes = sizes + "--modes paper --max-perplexity -1e9 --min-gain ";
+  const std::string nothing_goes = sizes + "--modes paper --max-kl -1 --min-gain ";
   ASSERT_EQ(run(nothing_goes + "1e-9"), 0) << said_;
   const json told = result();
   EXPECT_EQ(told["advice"]["use"], "exact");
@@ -228,7 +229,7 @@ TEST_F(CheckProgram, LeavesHurtLayersDenseAndGivesUp) {
   EXPECT_EQ(json::parse(text_of(folder_ / "out/settings.json"))["mode"], "exact");
   // Of `recommended` more queries choose then, too.
   ASSERT_EQ(run("--lengths 600 --budgets 64 --ubatch 512 --samples 40 --questions 1 --arithmetics "
-                "float --modes recommended --max-perplexity -1e9 --min-gain 1e-9"),
+                "float --modes recommended --max-kl -1 --min-gain 1e-9"),
             0)
       << said_;
   EXPECT_TRUE(result()["steps"]["refine"]["longest"][2]["name"].get<std::string>().ends_with(
@@ -241,6 +242,39 @@ TEST_F(CheckProgram, LeavesHurtLayersDenseAndGivesUp) {
   EXPECT_TRUE(says("No settings were written")) << said_;
   EXPECT_FALSE(says("settings.json")) << "none that is not there is named: " << said_;
   EXPECT_FALSE(result()["advice"].contains("settings"));
+}
+
+// What another text refuses is refined before it is given up. The passes that promise too much are written here.
+TEST_F(CheckProgram, RefinesWhatDoesNotKeepItsPromise) {
+  const std::string flags =
+      "--lengths 2000 --budgets 64 --ubatch 512 --samples 40 --questions 1 --arithmetics float "
+      "--modes paper --max-kl 1e-5 --max-perplexity 1e9 --max-needles 101 --min-gain 1e-9";
+  ASSERT_EQ(run(flags), 0) << said_;
+  json told = result();
+  ASSERT_TRUE(told["steps"].contains("refine")) << "too much is lost: " << said_;
+  EXPECT_NE(told["advice"]["use"], "selection");
+  for (const char* const step : {"measure", "refine"})
+    for (json& outcome : told["steps"][step]["longest"]) outcome["kl"] = 0;
+  for (json& layer : told["steps"]["layers"]["layers"]) layer["kl"] = 1e-9;
+  told["steps"].erase("verify"), told.erase("advice");
+  std::ofstream(folder_ / "out/check.json") << told;
+  ASSERT_EQ(run(flags), 0) << said_;
+  told = result();
+  ASSERT_TRUE(told["steps"].contains("verify again")) << said_;
+  EXPECT_EQ(told["steps"]["verify"]["longest"].back()["name"], "paper 64");
+  EXPECT_TRUE(
+      told["steps"]["verify again"]["longest"].back()["name"].get<std::string>().starts_with(
+          "paper 64, dense "))
+      << said_;
+  EXPECT_EQ(told["advice"]["use"], "exact") << "nor does it keep that one";
+  EXPECT_FALSE(told["advice"]["kept"]);
+
+  // One layer that alone moves the logits by more than is allowed is enough, and is left dense.
+  told["steps"].erase("verify"), told["steps"].erase("verify again"), told["steps"].erase("refine");
+  told.erase("advice"), told["steps"]["layers"]["layers"][2]["kl"] = 0.49;
+  std::ofstream(folder_ / "out/check.json") << told;
+  ASSERT_EQ(run(flags), 0) << said_;
+  EXPECT_EQ(result()["steps"]["refine"]["longest"].back()["name"], "paper 64, dense 0 2");
 }
 
 TEST_F(CheckProgram, NamesWhatItCannotDo) {
