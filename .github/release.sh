@@ -10,6 +10,8 @@
 #     DIR/quoka-VERSION.tar.gz              headers and CMake files, reproducible; a user's project is built from it
 #     DIR/quoka.hpp                         the library as one header
 #     DIR/ggml-quoka-VERSION-ARCH.tar.gz    the backend
+#     DIR/ggml-quoka-VERSION.tgz            the same for npm, and as wheels: DIR/ggml_quoka-VERSION-*-ARCH.whl;
+#                                           the npm package is tried with node-llama-cpp and a small model
 #     DIR/SHA256SUMS, DIR/notes.md          the changelog's section
 #
 # Refused: a tag that is not the header's version, a changelog without its section, recipes of another version, and a
@@ -82,7 +84,8 @@ backend() {
   cmake --install "$work/$arch" --component ggml --prefix "$folder" --strip >"$work/log"
   [[ -n $(find "$folder" -name '*ggml-quoka*.so' 2>/dev/null) ]] ||
     fail "cmake --install --component ggml put no ggml-quoka into the package: $(<"$work/log")"
-  "$arch-linux-gnu-gcc" tests/packaging/load_backend.c -o "$work/load" -ldl
+  "$arch-linux-gnu-gcc" tests/packaging/load_backend.c -o "$work/load" -ldl -Wl,--no-as-needed -Wl,--allow-shlib-undefined \
+    "$2/lib/libggml-base.so"  # whose functions the backend finds in what loads it
   "${@:3}" "$work/load" "$(find "$folder" -name '*ggml-quoka*.so')" >"$work/log" ||
     fail "the backend for $arch does not load"
   tar --sort=name --owner=0 --group=0 --numeric-owner --mtime="@$(git log -1 --format=%ct)" -C "$work" \
@@ -103,6 +106,12 @@ if [[ -n $plugin ]]; then
   (cd "$work/ggml" && fetch "${arm[@]}" && unpack "${arm[1]}" lib 3 'package/bins/linux-arm64/*.so')
   backend aarch64 "$work/ggml" \
     qemu-aarch64 -L /usr/aarch64-linux-gnu -E LD_LIBRARY_PATH="$work/ggml/lib:/usr/aarch64-linux-gnu/lib"
+  libraries=()
+  for arch in x86_64 aarch64; do
+    libraries+=(--library "$arch=$(find "$work/ggml-quoka-$version-$arch" -name '*ggml-quoka*.so')")
+  done
+  python3 -B examples/packaging/plugin.py "${libraries[@]}" --to "$to"
+  bash examples/packaging/try_plugin.sh "$to" "$(bash examples/support/get_model.sh smollm2)"
 fi
 
 (cd "$to" && find . -maxdepth 1 -type f ! -name SHA256SUMS ! -name notes.md -printf '%P\n' | sort | xargs sha256sum >SHA256SUMS)

@@ -7,6 +7,7 @@
 // The device is of type ACCEL on the CPU's own buffers, as BLAS is: the scheduler moves the nodes here
 // that supports_op takes, and no tensor is copied. No exception leaves this file.
 #include "attend.hpp"
+#include "ggml_functions.hpp"
 
 #include <quoka/runtime/isa.hpp>
 
@@ -130,6 +131,10 @@ ggml_backend_reg_t registry() {
 }  // namespace quoka_ggml
 
 extern "C" __attribute__((visibility("default"))) ggml_backend_reg_t ggml_backend_init() try {
+  if (const char* const missing = quoka_ggml::find_ggml_functions(__builtin_return_address(0))) {
+    quoka_ggml::say(std::string("not loaded: what loads it has no function ") + missing);
+    return nullptr;
+  }
   return quoka_ggml::registry();
 } catch (const std::exception&) {
   return nullptr;  // the engine says that it was not loaded

@@ -1,0 +1,132 @@
+#!/usr/bin/env python3
+"""plugin.py --library ARCH=FILE [--library ARCH=FILE] --to DIR: the ggml backend as an npm package and as wheels.
+
+    python3 examples/packaging/plugin.py --library x86_64=build/examples/ggml/libggml-quoka.so --to .
+
+ARCH is x86_64 or aarch64. Makes DIR/ggml-quoka-VERSION.tgz, for node-llama-cpp, with all libraries that are given, and a
+wheel for each, for llama-cpp-python. What is in them: plugin/. A wheel's tag has the oldest glibc that its library runs
+with, which is read from the file. The same files make the same packages. Python's standard library is all it needs.
+"""
+import argparse
+import base64
+import gzip
+import hashlib
+import io
+import json
+import pathlib
+import re
+import sys
+import tarfile
+import zipfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+ARCHITECTURES = {"x86_64": ("x64", 62), "aarch64": ("arm64", 183)}  # npm's name; ELF's number
+SUMMARY = "Faster attention for llama.cpp on CPUs: a ggml backend, exact by default, selecting where asked to"
+
+
+def fail(what):
+    sys.exit(f"plugin.py: {what}")
+
+
+def version():
+    header = (ROOT / "include/quoka/base/version.hpp").read_text()
+    return ".".join(re.search(rf"#define QUOKA_VERSION_{part} (\d+)", header)[1] for part in ("MAJOR", "MINOR", "PATCH"))
+
+
+def read_library(arch, path):
+    """The file's bytes, once it is known to be what it is said to be."""
+    if not path.is_file():
+        fail(f"no file {path}")
+    data = path.read_bytes()
+    machine = ARCHITECTURES[arch][1]
+    if data[:6] != b"\x7fELF\x02\x01" or int.from_bytes(data[18:20], "little") != machine:
+        fail(f"{path} is no library for {arch}")
+    if b"QuoKA attention on the CPU" not in data:  # what backend.cpp calls its device
+        fail(f"{path} is not libggml-quoka.so")
+    return data
+
+
+def glibc(data):
+    """The newest minor version of glibc 2 that the library asks for."""
+    return max(int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)(?=[.\0])", data))
+
+
+def npm(libraries, to):
+    package = {
+        "name": "ggml-quoka",
+        "version": version(),
+        "description": SUMMARY,
+        "keywords": ["llama.cpp", "ggml", "node-llama-cpp", "attention", "llm"],
+        "license": "Apache-2.0",
+        "main": "index.js",
+        "types": "index.d.ts",
+        "os": ["linux"],
+        "cpu": sorted(ARCHITECTURES[arch][0] for arch in libraries),
+        "engines": {"node": ">=18"},
+    }
+    files = {"package.json": (json.dumps(package, indent=2) + "\n").encode()}
+    for name in ("index.js", "index.d.ts", "README.md"):
+        files[name] = (HERE / "plugin" / name).read_bytes()
+    files["LICENSE"] = (ROOT / "LICENSE").read_bytes()
+    for arch, data in libraries.items():
+        files[f"lib/linux-{ARCHITECTURES[arch][0]}/libggml-quoka.so"] = data
+    path = to / f"ggml-quoka-{version()}.tgz"
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(f"package/{name}")
+            entry.size, entry.mode = len(data), 0o644
+            tar.addfile(entry, io.BytesIO(data))
+    path.write_bytes(gzip.compress(raw.getvalue(), mtime=0))
+    return path
+
+
+def wheel(arch, data, to):
+    tag = f"py3-none-manylinux_2_{max(glibc(data), 17)}_{arch}"
+    name = f"ggml_quoka-{version()}"
+    readme = (HERE / "plugin/README.md").read_text()
+    files = {
+        "ggml_quoka/__init__.py": (HERE / "plugin/__init__.py").read_bytes(),
+        "ggml_quoka/libggml-quoka.so": data,
+        f"{name}.dist-info/METADATA": (f"Metadata-Version: 2.1\nName: ggml-quoka\nVersion: {version()}\nSummary: {SUMMARY}\nLicense: Apache-2.0\n"
+                                       f"Requires-Python: >=3.8\nDescription-Content-Type: text/markdown\n\n{readme}").encode(),
+        f"{name}.dist-info/WHEEL": f"Wheel-Version: 1.0\nGenerator: plugin.py\nRoot-Is-Purelib: false\nTag: {tag}\n".encode(),
+        f"{name}.dist-info/LICENSE": (ROOT / "LICENSE").read_bytes(),
+    }
+    record = f"{name}.dist-info/RECORD"
+    lines = []
+    for of, content in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(content).digest()).rstrip(b"=").decode()
+        lines.append(f"{of},sha256={digest},{len(content)}\n")
+    files[record] = "".join([*lines, f"{record},,\n"]).encode()
+    path = to / f"{name}-{tag}.whl"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for of, content in files.items():
+            entry = zipfile.ZipInfo(of)  # of 1980: no time of the build
+            entry.external_attr, entry.compress_type = 0o644 << 16, zipfile.ZIP_DEFLATED
+            archive.writestr(entry, content)
+    return path
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", action="append", required=True, metavar="ARCH=FILE")
+    parser.add_argument("--to", type=pathlib.Path, required=True, metavar="DIR")
+    options = parser.parse_args()
+    libraries = {}
+    for one in options.library:
+        arch, equals, path = one.partition("=")
+        if not equals or arch not in ARCHITECTURES:
+            fail(f"--library {one} is no ARCH=FILE with ARCH one of {', '.join(ARCHITECTURES)}")
+        if arch in libraries:
+            fail(f"--library {arch} is given twice")
+        libraries[arch] = read_library(arch, pathlib.Path(path))
+    options.to.mkdir(parents=True, exist_ok=True)
+    print(npm(libraries, options.to))
+    for arch, data in libraries.items():
+        print(wheel(arch, data, options.to))
+
+
+if __name__ == "__main__":
+    main()

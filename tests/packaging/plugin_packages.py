@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""plugin_packages.py WORK LIBRARY GGML: the npm package and the wheel of the ggml backend, used as users do.
+
+LIBRARY: libggml-quoka.so of this machine; GGML: a libggml beside its CPU backends. node is asked where there is one.
+"""
+import base64
+import ctypes
+import hashlib
+import json
+import os
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+WORK, LIBRARY, GGML = (pathlib.Path(one).resolve() for one in sys.argv[1:4])
+ARCH = platform.machine()
+
+
+def make(*arguments):
+    return subprocess.run([sys.executable, "-B", ROOT / "examples/packaging/plugin.py", *map(str, arguments)],
+                          capture_output=True, text=True)
+
+
+def check(is_true, what):
+    if not is_true:
+        sys.exit(f"plugin_packages.py: {what}")
+
+
+def packages(to):
+    made = make("--library", f"{ARCH}={LIBRARY}", "--to", to)
+    check(made.returncode == 0, made.stderr)
+    npm, wheel = map(pathlib.Path, made.stdout.split())
+    return npm, wheel
+
+
+def refusals():
+    for arguments, reason in (
+        ([f"{ARCH}={ROOT / 'LICENSE'}"], f"is no library for {ARCH}"),
+        ([f"{'x86_64' if ARCH == 'aarch64' else 'aarch64'}={LIBRARY}"], "is no library for"),
+        ([f"{ARCH}={GGML}"], "is not libggml-quoka.so"),
+        ([f"{ARCH}={WORK / 'none'}"], "no file"),
+        ([f"riscv64={LIBRARY}"], "is no ARCH=FILE"),
+        ([f"{ARCH}={LIBRARY}", f"{ARCH}={LIBRARY}"], "is given twice"),
+    ):
+        to = WORK / "refused"
+        made = make("--to", to, *(part for one in arguments for part in ("--library", one)))
+        check(made.returncode != 0 and reason in made.stderr, f"{arguments}: {made.stderr or 'taken'}")
+        check(not to.exists(), f"{arguments}: refused, and yet {to} is there")
+
+
+def run(command, **variables):
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("QUOKA_", "GGML_", "PYTHON"))}
+    return subprocess.run(command, env={**environment, **variables}, capture_output=True, text=True, cwd=WORK / "empty")
+
+
+def in_python(wheel):
+    """From the wheel alone; llama-cpp-python's place is taken by a module that has what load() asks of it."""
+    site = WORK / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        record = {line.split(",")[0]: line.split(",")[1] for line in
+                  archive.read(next(name for name in archive.namelist() if name.endswith("RECORD"))).decode().splitlines()}
+        check(set(record) == set(archive.namelist()), "RECORD does not list the wheel's files")
+        for name, digest in record.items():
+            if digest:
+                data = hashlib.sha256(archive.read(name)).digest()
+                check(digest == "sha256=" + base64.urlsafe_b64encode(data).rstrip(b"=").decode(), f"RECORD: {name}")
+        archive.extractall(site)
+    (site / "llama_cpp").mkdir()
+    (site / "llama_cpp/__init__.py").write_text("")
+    (site / "llama_cpp/_ggml.py").write_text(f"import ctypes\nlibggml = ctypes.CDLL({str(GGML)!r}, mode=ctypes.DEFAULT_MODE)\n")
+
+    def python(*lines, **variables):
+        return run([sys.executable, "-B", "-c", "\n".join(["import ggml_quoka", *lines])], PYTHONPATH=str(site), **variables)
+
+    said = python("ggml_quoka.load()", "ggml_quoka.load()", "from llama_cpp import _ggml",
+                  "print(_ggml.libggml.ggml_backend_dev_count())")
+    check(said.returncode == 0 and said.stdout.split() == ["1"] and "exact attention" in said.stderr, f"load(): {said}")
+    said = python("ggml_quoka.load(mode='recommended', budget=0.25, dense_layers=[0, 5])", QUOKA_BUDGET="7")
+    check('"budget":0.25,"dense_layers":[0,5],"mode":"recommended"' in said.stderr, f"settings: {said}")
+    said = python("ggml_quoka.load()", "ggml_quoka.load(mode='paper')")
+    check(said.returncode != 0 and "mode came too late" in said.stderr, f"late settings: {said}")
+    said = python("import ctypes", "library = ctypes.CDLL(ggml_quoka.path)", "print(library.ggml_backend_init())")
+    check(said.stdout.split() == ["0"] and "not loaded: what loads it has no function ggml_" in said.stderr,
+          f"loaded without a ggml: {said}")
+    said = python("import ctypes", "ggml_quoka.path = '/none.so'", "ggml_quoka.load()")
+    check(said.returncode != 0 and "ggml does not load /none.so" in said.stderr, f"no file: {said}")
+
+
+def in_node(npm):
+    with tarfile.open(npm) as tar:
+        tar.extractall(WORK / "node_modules/of")
+    shutil.move(WORK / "node_modules/of/package", WORK / "node_modules/ggml-quoka")
+    package = WORK / "node_modules/ggml-quoka"
+    description = json.loads((package / "package.json").read_text())
+    check(description["version"] in npm.name, f"{npm} has version {description['version']}")
+    library = next(package.glob("lib/linux-*/libggml-quoka.so"))
+    check(library.read_bytes() == LIBRARY.read_bytes(), "the package's library is another one")
+    if shutil.which("node") is None:
+        print("No node here: the package was not imported")
+        return
+    script = WORK / "empty/app.mjs"
+    script.write_text("""import {path, settings} from "ggml-quoka";
+settings({mode: "recommended", budget: 0.25, dense_layers: [0, 5]});
+console.log(path, process.env.GGML_BACKEND_PATH, process.env.QUOKA_MODE, process.env.QUOKA_BUDGET, process.env.QUOKA_DENSE_LAYERS);
+""")
+    for own, used in (("", library), ("/mine.so", "/mine.so")):  # a path that was set stays
+        said = run(["node", script], **({"GGML_BACKEND_PATH": own} if own else {}))
+        check(said.stdout.split() == [str(library), str(used), "recommended", "0.25", "[0,5]"], f"import: {said}")
+
+
+def main():
+    shutil.rmtree(WORK, ignore_errors=True)
+    (WORK / "empty").mkdir(parents=True)
+    npm, wheel = packages(WORK / "packages")
+    check([one.read_bytes() for one in (npm, wheel)] == [one.read_bytes() for one in packages(WORK / "again")],
+          "the same library makes other packages")
+    check(b"libggml-base" not in LIBRARY.read_bytes(), "the backend links a ggml by name: no other engine can load it")
+    refusals()
+    in_python(wheel)
+    in_node(npm)
+
+
+main()
