@@ -2,6 +2,7 @@
 """One pool or two: what attention takes in torch's threads, and in threads of its own beside them.
 
     threads.py [--rounds 9] [--threads 2] [--out FILE.json]
+    threads.py --onnxruntime [--rounds 9] [--threads 2]        beside ONNX Runtime's threads (wants onnx, onnxruntime)
 
 Calls: attention right after a product of torch's, whose threads then wait for the next one. A model: random weights in the
 shape of SmolLM2-135M, 3 of its layers, float32, a prompt of 2,048 tokens in one call, then 32 single tokens. Once for each
@@ -19,6 +20,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--rounds", type=int, default=9)
 parser.add_argument("--threads", type=int, default=2)
 parser.add_argument("--out", default="")
+parser.add_argument("--onnxruntime", action="store_true")
 parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
 args = parser.parse_args()
 
@@ -84,6 +86,41 @@ def one_policy():
     print(json.dumps(times))
 
 
+def beside_onnxruntime():
+    """Attention right after a product of ONNX Runtime's, whose threads spin or sleep until the next one."""
+    import numpy as np
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    import quoka
+
+    rng = np.random.default_rng(1)
+    a = rng.standard_normal((512, 512)).astype(np.float32)
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, a.shape) for name in "xy")
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "a"], ["y"])], "product", [x], [y],
+                              [helper.make_tensor("a", TensorProto.FLOAT, a.shape, a.tobytes(), raw=True)])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9).SerializeToString()
+    for waiting, spins in (("they spin", "1"), ("they sleep", "0")):  # one session at a time: spinning outlasts a call
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = args.threads
+        options.add_session_config_entry("session.intra_op.allow_spinning", spins)
+        session = onnxruntime.InferenceSession(model, options)
+        for name, (heads, queries, keys) in CALLS.items():
+            q, out = rng.standard_normal((2, 1, heads, queries, 128)).astype(np.float32)
+            k, own = (rng.standard_normal((1, heads // 4, n, 128)).astype(np.float32) for n in (keys, queries))
+            times = {args.threads: [], 1: []}
+            for turn in range(args.rounds + 1):
+                for threads, of in times.items():
+                    session.run(None, {"x": a})
+                    begin = time.monotonic()
+                    quoka.attention(q, own, own, past_k=k, past_v=k, out=out, threads=threads)
+                    if turn > 0:
+                        of.append(1e3 * (time.monotonic() - begin))
+            print(f"{waiting:10s} {name:26s}" + "".join(f"  {n} of ours {sorted(x)[len(x) // 2]:.2f} ms" for n, x in times.items()),
+                  flush=True)
+        del session
+
+
 def main():
     result = {"command": " ".join(["examples/python/threads.py", *sys.argv[1:]]), "threads": args.threads, "results": []}
     for policy in ("unset", "active", "passive"):
@@ -102,4 +139,4 @@ def main():
             file.write("\n")
 
 
-one_policy() if args.one else main()
+one_policy() if args.one else beside_onnxruntime() if args.onnxruntime else main()

@@ -4,6 +4,7 @@ import ctypes
 import ctypes.util
 import multiprocessing
 import os
+import signal
 import threading
 import unittest
 
@@ -55,6 +56,13 @@ class OpenMp(unittest.TestCase):
         np.testing.assert_array_equal(attend(self.q, self.k, 5), self.expected)
         self.assertEqual(threads_of_process() - here, 10)
 
+    def test_each_thread_has_its_own_scratch(self):
+        q, k = arrays(30000)  # long enough for threads to meet
+        expected = attend(q, k, threads=1)
+        quoka.use_openmp_of(LIBGOMP)
+        for _ in range(8):
+            np.testing.assert_array_equal(attend(q, k), expected)
+
     def test_set_threads_says_how_many(self):
         quoka.use_openmp_of(LIBGOMP)
         self.addCleanup(quoka.set_threads, 0)
@@ -99,7 +107,6 @@ class OpenMp(unittest.TestCase):
     def test_a_signal_ends_a_call(self):
         q, k = arrays(300000)
         quoka.use_openmp_of(LIBGOMP)
-        import signal
         self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
         timer = threading.Timer(0.05, lambda: signal.raise_signal(signal.SIGINT))
         timer.start()

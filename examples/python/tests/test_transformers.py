@@ -4,10 +4,14 @@ batches, caches, generate(), beam search; selection; what is handed on or refuse
 import copy
 import dataclasses
 import json
+import os
 import pathlib
 import re
+import subprocess
+import sys
 import tempfile
 import unittest
+import unittest.mock
 import warnings
 
 import torch
@@ -242,6 +246,34 @@ class Selects(unittest.TestCase):
                 of(given)
             self.assertIn(word, str(caught.exception))
 
+
+    def test_settings_of_the_environment(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "settings.json")
+            path.write_text('{"mode": "recommended", "budget": 0.25, "queries": 256}')
+            with unittest.mock.patch.dict(os.environ, {"QUOKA_CONFIG": str(path), "QUOKA_BUDGET": "512", "QUOKA_MODE": "paper"}):
+                self.assertEqual(quoka.transformers.Settings.of_environment(),
+                                 quoka.transformers.Settings("paper", 512, queries=256))
+                # In a program that knows nothing of quoka; a model's own settings win.
+                program = pathlib.Path(folder, "program.py")
+                program.write_text(
+                    "import sys, torch, transformers\n"
+                    "torch.manual_seed(1)\n"
+                    "model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(vocab_size=50, hidden_size=32,"
+                    " intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1),"
+                    " attn_implementation='quoka').eval()\n"
+                    "import quoka.transformers\n"
+                    "tokens = torch.arange(1300)[None] % 50\n"
+                    "with torch.no_grad(), quoka.transformers.watched() as chosen: model(tokens)\n"
+                    "model.config.quoka = {}\n"
+                    "with torch.no_grad(), quoka.transformers.watched() as none: model(tokens)\n"
+                    "print(sys.argv[1:], chosen[-1].selection.max_count, len(none))\n")
+                package = pathlib.Path(quoka.__file__).parents[1]
+                said = subprocess.run([sys.executable, "-m", "quoka", "program", "a", "b"], cwd=folder, check=True, text=True,
+                                      stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": f"{package}:{folder}"}).stdout
+                self.assertEqual(said.strip(), "['a', 'b'] 512 0")
+            with unittest.mock.patch.dict(os.environ, {"QUOKA_MODE": "best"}), self.assertRaisesRegex(ValueError, "best"):
+                quoka.transformers.Settings.of_environment()
 
     def test_every_setting_of_the_backend_is_known(self):
         backend = pathlib.Path(__file__).parents[2] / "ggml"

@@ -12,12 +12,15 @@ handed to sdpa, with one warning for each reason.
 
 Settings are the keys of the file that `check.sh` writes for llama.cpp, as far as they mean something here: mode (exact,
 recommended, paper), budget (a count of keys, a share of the past, or by scores: "mass:0.95"), dense_layers, layer_budgets, min_past, chunk, decode,
-queries (so many of a chunk choose), arithmetic, threads.
+queries (so many of a chunk choose), arithmetic, threads. A model without settings of its own has those of the environment:
+of the file that QUOKA_CONFIG names, and of QUOKA_MODE, QUOKA_BUDGET and so on, which win.
 """
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import json
+import os
 import warnings
 
 import torch
@@ -82,6 +85,21 @@ class Settings:
                 raise ValueError(f"quoka: {key!r} is no setting, but must be one of {', '.join(sorted(names))}")
         return cls(**{key: value for key, value in given.items() if key in names})
 
+    @classmethod
+    def of_environment(cls):
+        """From QUOKA_CONFIG and the variables of its keys."""
+        given = {}
+        if (path := os.environ.get("QUOKA_CONFIG")) is not None:
+            with open(path, encoding="utf-8") as file:
+                given = json.load(file)
+        for key in [field.name for field in dataclasses.fields(cls)]:
+            if (text := os.environ.get("QUOKA_" + key.upper())) is not None:
+                try:
+                    given[key] = json.loads(text)
+                except json.JSONDecodeError:
+                    given[key] = text
+        return cls.of(given)
+
     def selects(self, layer, types=None):
         """Does this layer select, once its past is long enough? types: of the model's layers (config.layer_types); those with
         a window never do, and are not counted among the first ones."""
@@ -139,27 +157,34 @@ def _settings_of(module):
         return here
     given = getattr(getattr(module, "config", None), "quoka", None)
     if given is None:
-        return EXACT
+        return _of_environment()
     known = _of_configs.get(id(module.config))
     if known is None or known[0] != given:
         known = _of_configs[id(module.config)] = (given.copy() if isinstance(given, dict) else given, Settings.of(given))
     return known[1]
 
 
-EXACT = Settings()
+@functools.cache
+def _of_environment():
+    return Settings.of_environment()
 
 
 # ---- masks -----------------------------------------------------------------------------------------
 
-def _mask(batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=causal_mask_function, attention_mask=None,
-          local_size=None, allow_is_causal_skip=True, **others):
+def _mask(batch_size, q_length=None, kv_length=None, q_offset=0, kv_offset=0, mask_function=causal_mask_function,
+          attention_mask=None, local_size=None, allow_is_causal_skip=True, cache_position=None, **others):
     """None where queries are the last of the keys' tokens and see what causality allows; else as sdpa has it."""
+    queries = {"q_length": q_length, "q_offset": q_offset}
+    if cache_position is not None:  # before transformers 5.3
+        queries = {"cache_position": cache_position}
+        q_length = cache_position.shape[0]
+        q_offset = None if torch.compiler.is_compiling() else int(cache_position[0])
     at_the_end = isinstance(q_offset, int) and q_offset + q_length == kv_length + kv_offset
     if (allow_is_causal_skip and at_the_end and kv_offset == 0 and local_size is None
             and mask_function is causal_mask_function
             and (attention_mask is None or bool(attention_mask[:, :kv_length].all()))):
         return None
-    return sdpa_mask(batch_size, q_length, kv_length, q_offset=q_offset, kv_offset=kv_offset, mask_function=mask_function,
+    return sdpa_mask(batch_size=batch_size, kv_length=kv_length, kv_offset=kv_offset, mask_function=mask_function, **queries,
                      attention_mask=attention_mask, local_size=local_size,
                      allow_is_causal_skip=allow_is_causal_skip and at_the_end, **others)
 

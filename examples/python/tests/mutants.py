@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""How many wrong packages would the tests of quoka.torch and quoka.transformers let pass?
+
+    mutants.py            each mutant: one small mistake in a copy of the installed package, then the tests it names
+    mutants.py --check    does every mutant still fit its source line?
+
+A mutant is killed if a test fails. Those of C++ are in tests/mutants/table.txt. Wants what test.sh installs; minutes.
+"""
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+SOURCE = HERE.parent / "src" / "quoka"
+MUTANTS = [  # file, what is there, what is there instead, tests
+    ("torch.py", "lists=lists, counts=counts, block=block", "lists=lists, counts=None, block=block", "torch Operator.test_lists"),
+    ("torch.py", "counts=counts, block=block", "counts=counts", "torch Operator.test_lists"),
+    ("torch.py", '"libtorch_cpu.so"', '"libtorch_none.so"', "torch Operator.test_calls_run_in_torchs_threads"),
+    ("torch.py", "(past_v if v is None else v)", "q", "transformers Exact"),
+    ("transformers.py", 'types[:layer])', 'types[:layer + 1])', "transformers Selects"),
+    ("transformers.py", 'kind == "full_attention"', 'True', "transformers Selects"),
+    ("transformers.py", ', "queries": chosen.queries}', '}', "transformers Selects"),
+    ("transformers.py", '("queries", 0), ', '', "transformers Selects.test_settings"),
+    ("transformers.py", 'given[key] = json.loads(text)', 'given.setdefault(key, json.loads(text))',
+     "transformers Selects.test_settings_of_the_environment"),
+    ("transformers.py", 'if given is None:\n        return _of_environment()', 'if not given:\n        return _of_environment()',
+     "transformers Selects.test_settings_of_the_environment"),
+    ("transformers.py", 'Chosen(layer, b, first, last, keep)', 'Chosen(layer, 0, first, last, keep)', "transformers Selects"),
+    ("transformers.py", '_watching.reset(token)', 'pass', "transformers Selects"),
+    ("transformers.py", 'first > chosen.min_past and', '', "transformers Selects"),
+    ("transformers.py", 'q_offset + q_length == kv_length + kv_offset', 'True', "transformers Exact"),
+    ("transformers.py", 'begin + chosen.chunk, q_len', 'begin + 128, q_len', "transformers Selects"),
+    ("transformers.py", 'max(needed, 2 * length)', 'needed', "transformers Caches"),
+    ("transformers.py", 'and self.keys.stride() == self._room[0].stride()', '', "transformers Caches"),
+    ("transformers.py", '    _room = None  #', '    _room = []  #', "transformers Caches"),
+    ("transformers.py", 'if causal and 1 < q_len < kv_len:', 'if False:', "transformers Exact"),
+]
+
+
+def main():
+    texts = {file.name: file.read_text(encoding="utf-8") for file in SOURCE.glob("*.py")}
+    wrong = [f"{file}: {old!r} is there {texts[file].count(old)} times" for file, old, _, _ in MUTANTS if texts[file].count(old) != 1]
+    if wrong or sys.argv[1:] == ["--check"]:
+        sys.exit("\n".join(wrong) or 0)
+    import quoka
+
+    survived = 0
+    with tempfile.TemporaryDirectory() as folder:
+        package = pathlib.Path(folder, "quoka")
+        shutil.copytree(pathlib.Path(quoka.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+        for file, old, new, tests in [("torch.py", "", "", "torch"), ("torch.py", "", "", "transformers"), *MUTANTS]:
+            for name, text in texts.items():
+                (package / name).write_text(text, encoding="utf-8")
+            if old:
+                (package / file).write_text(texts[file].replace(old, new), encoding="utf-8")
+            which, *names = tests.split()
+            run = subprocess.run([sys.executable, "-B", "-W", "ignore", str(HERE / f"test_{which}.py"), "-f", *names], cwd=folder,
+                                 env={**os.environ, "PYTHONPATH": folder}, capture_output=True, text=True)
+            if not old:
+                if run.returncode != 0:
+                    sys.exit(f"the tests fail without a mutant:\n{run.stderr}")
+                continue
+            survived += run.returncode == 0
+            print(f"{'SURVIVED' if run.returncode == 0 else 'killed':9s} {file}: {old!r} -> {new!r}", flush=True)
+    sys.exit(f"{survived} survived" if survived else 0)
+
+
+main()

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Builds the wheel of the package, for every processor of this kind, and imports it in an environment that has nothing else:
+#
+#     wheel.sh [--to DIR] [--python python3]      DIR: build/wheels unless said otherwise
+#
+# Installs packages that are missing. Some minutes of two cores. The wheel is for this Python, or from 3.12 on for it and all
+# later ones, and for systems with this C library or a later one.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../../.ci/setup.sh"
+
+to=$quoka_root/build/wheels python=python3
+while (($#)); do
+  case $1 in
+    --to) to=${2:?--to DIR} && shift 2 ;;
+    --python) python=${2:?--python PROGRAM} && shift 2 ;;
+    --help | -h) sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit ;;
+    *) echo "wheel.sh: no option $1, only --to DIR and --python PROGRAM" >&2 && exit 2 ;;
+  esac
+done
+install_missing g++ libeigen3-dev binutils python3-venv python3-dev
+mkdir -p "$to" && to=$(realpath "$to")
+folder=$(mktemp -d) && trap 'rm -rf "$folder"' EXIT
+"$python" -m venv "$folder/build"
+"$folder/build/bin/pip" wheel --no-deps --wheel-dir "$folder/wheels" "$quoka_root/examples/python" >&2
+"$python" -m venv "$folder/empty"
+"$folder/empty/bin/pip" install --quiet "$folder"/wheels/quoka-*.whl >&2
+cd "$folder"
+empty/bin/python -c '
+import numpy, quoka
+q = numpy.ones((1, 4, 2, 64), numpy.float32)
+assert (quoka.attention(q, q[:, :2], q[:, :2]) == 1).all()
+print("quoka", quoka.__version__, "imports; instructions:", quoka.isa())' >&2
+cp wheels/quoka-*.whl "$to"
+ls "$to"/quoka-*.whl
