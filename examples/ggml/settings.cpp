@@ -22,8 +22,8 @@ using nlohmann::json;
 constexpr const char* modes[] = {"exact", "paper", "recommended"};
 // Members of the file that are variables, too: QUOKA_ before the capitals.
 const std::vector<std::string> variables{
-    "mode",    "budget", "dense_layers", "chunk", "decode", "min_past",   "min_queries",
-    "threads", "sketch", "stats",        "quiet", "isa",    "arithmetic", "queries"};
+    "mode",   "budget", "dense_layers", "chunk", "decode",     "min_past", "min_queries", "threads",
+    "sketch", "stats",  "quiet",        "isa",   "arithmetic", "queries",  "rest"};
 // What this project's tests and test scripts are told by: not settings, and no typos.
 const std::vector<std::string> of_tests{"QUOKA_TINYLLAMA",  "QUOKA_SMOLLM2",
                                         "QUOKA_SOAK_STEPS", "QUOKA_SERVER_MINUTES",
@@ -92,6 +92,7 @@ Settings parse(json all) {
   s.threads = static_cast<int>(members.whole("threads", 0, 1024, s.threads));
   s.arithmetic = arithmetic_named(members.one_of("arithmetic", arithmetic_names(), "automatic"));
   s.sketch = members.flag("sketch", s.sketch);
+  if (json::parse(s.told).contains("rest")) s.rest = members.flag("rest", false);
   s.quiet = members.flag("quiet", s.quiet);
   s.isa = members.one_of("isa", quoka::isa_levels(), s.isa);
   const json stats = members.take("stats", false);

@@ -108,7 +108,8 @@ class Engine {
                        .k = of.k,
                        .logits = options,
                        .capacity = past,
-                       .sketch = sketch},
+                       .sketch = sketch,
+                       .v = of.v},
                       state, keep, SerialExecutor{});
           of.keep = &keep;
         }
@@ -215,13 +216,19 @@ MaskedOptions selecting(QuokaOptions options, Index chunk = 32) {
   return {.selection = options, .chunk = chunk};
 }
 
+QuokaOptions with_rest() {
+  QuokaOptions options = QuokaOptions::recommended(Budget::keys(40));
+  options.rest = true;
+  return options;
+}
+
 TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
   ThreadPool threads(3);
   for (const bool shuffled : {false, true})
     for (MaskedOptions masked :
          {MaskedOptions{}, selecting(QuokaOptions::paper(quoka::Budget::keys(40))),
           selecting(QuokaOptions::recommended(Budget::keys(40)), 16),
-          selecting(QuokaOptions::recommended(Budget::share(0.25)))}) {
+          selecting(QuokaOptions::recommended(Budget::share(0.25))), selecting(with_rest(), 16)}) {
       masked.sketch = false;  // whose float twin chooses other keys in the softmax domain
       const AttentionOptions options{.scale = 0.7f};
       Engine engine(shuffled);

@@ -62,6 +62,7 @@ TEST(GgmlSettings, Variables) {
                    {"QUOKA_DENSE_LAYERS", "[2, 5]"},
                    {"QUOKA_CHUNK", "64"},
                    {"QUOKA_QUERIES", "192"},
+                   {"QUOKA_REST", "1"},
                    {"QUOKA_DECODE", "1"},
                    {"QUOKA_MIN_PAST", "4096"},
                    {"QUOKA_MIN_QUERIES", "7"},
@@ -76,9 +77,11 @@ TEST(GgmlSettings, Variables) {
   EXPECT_EQ(s.mode, "recommended");
   EXPECT_EQ(s.selection(0).budget.count(800), 200);
   EXPECT_EQ(s.selection(0).n_queries, quoka::QueryCount::per_kv_head(192));
+  EXPECT_TRUE(s.selection(0).rest);
   const Told of_preset({{"QUOKA_MODE", "recommended"}, {"QUOKA_QUIET", "1"}});
   EXPECT_EQ(of_preset.settings.selection(0).n_queries,
             quoka::QuokaOptions::recommended().n_queries);
+  EXPECT_EQ(of_preset.settings.selection(0).rest, quoka::QuokaOptions::recommended().rest);
   EXPECT_EQ(s.policy.dense, (std::set<Index>{2, 5}));
   EXPECT_EQ(s.first_dense, 0);
   EXPECT_EQ(s.chunk, 64);

@@ -4,6 +4,7 @@
 #include <quoka/attention/attention_options.hpp>
 #include <quoka/attention/repeated_chunk.hpp>
 #include <quoka/attention/visible_past.hpp>
+#include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/panel_arithmetic.hpp>
 #include <quoka/kernels/softmax_state.hpp>
 #include <quoka/views/overlap.hpp>
@@ -26,6 +27,7 @@ struct AttentionCall {
   OutputRows out;                     // [batch, q_heads, q_len, v_dim]
   TensorView<float, 3> lse;           // [batch, q_heads, q_len], or empty
   const Selection* keep;              // of the past; null: all
+  const PastRest* rest = nullptr;     // what stands for the others; null: nothing
   const Mask* mask;                   // null: none
   const IndexLists* lists = nullptr;  // of each query; null: none
   std::uint64_t same_lists = 0;       // bit b: all queries of sequence b have one; of 64 sequences
@@ -91,6 +93,21 @@ struct AttentionCall {
   float alibi_slope(Index q_head) const { return head_number(alibi_slopes, q_head, 0.0f); }
   float sink_logit(Index q_head) const {
     return head_number(sink_logits, q_head, -std::numeric_limits<float>::infinity());
+  }
+  // The logits of queries [count] with what stands for the keys left out, to whole packets, -infinity in those behind.
+  void rest_logits(const PastRest::Head& left_out, const float* const* queries, Index count,
+                   float* to) const {
+    const Index padded = round_up(count, simd::lanes);
+    for (Index i = 0; i < count; ++i)
+      to[i] = logits.scale * sum_of_products(queries[i], left_out.key, q.dim());
+    std::fill(to + count, to + padded, 0.0f);
+    logits.apply(to, padded);
+    for (Index i = 0; i < count; ++i) to[i] += left_out.log_count;
+    std::fill(to + count, to + padded, -simd::infinity);
+  }
+  // Of one KV head.
+  PastRest::Head left_out(Index b, Index kv_head) const {
+    return rest->head(b * kv_heads + kv_head);
   }
 
  private:
@@ -211,6 +228,17 @@ inline void check_lists(const Rows& q, const Past& past, const Chunk& chunk, Ind
                   "lse shares memory with the lists");
 }
 
+inline void check_rest(const PastRest& rest, Index heads, Index k_dim, Index v_dim,
+                       const AttentionOptions& options) {
+  require_equal("the heads of the selection's rest", rest.heads(), "batch * kv_heads", heads);
+  require_equal("the channels of its keys", rest.k_dim(), "head_dim", k_dim);
+  require_equal("the channels of its values", rest.v_dim(), "v's dim", v_dim);
+  if (!options.alibi_slopes.empty())
+    fail_because("there are " + std::to_string(options.alibi_slopes.size()) +
+                 " alibi_slopes, and the selection's rest, a mean of keys, has no position: select "
+                 "without QuokaOptions::rest");
+}
+
 // The one check of a call.
 [[gnu::noinline]] inline void check_call(const Rows& q, const Past& past, const Chunk& chunk,
                                          const AttentionOutput& output,
@@ -236,6 +264,8 @@ inline void check_lists(const Rows& q, const Past& past, const Chunk& chunk, Ind
   else if (past.keep != nullptr)
     require_equal("the selection's kv_len", past.keep->kv_len(), "the keys' kv_len", 0);
   check_call_options(options, q.heads());
+  if (past.keep != nullptr && !past.keep->rest().absent())
+    check_rest(past.keep->rest(), q.batch() * kv_heads, q.dim(), v_dim, options);
   require_keys("the number of past and chunk keys", past.k.len() + chunk.k.len());
   require_at_least("the past's first_position", past.first_position, 0);
   require_at_most("the past's first_position", past.first_position,
@@ -285,6 +315,7 @@ inline std::uint64_t sequences_with_one_list(const IndexLists& lists, Index batc
           .out = output.out,
           .lse = output.lse_nat,
           .keep = all ? nullptr : past.keep,
+          .rest = all || past.keep->rest().absent() ? nullptr : &past.keep->rest(),
           .mask = mask.absent() ? nullptr : &mask,
           .lists = lists.absent() ? nullptr : &lists,
           .same_lists = sequences_with_one_list(lists, q.batch()),

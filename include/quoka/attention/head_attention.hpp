@@ -205,6 +205,22 @@ class HeadAttention {
       to.state[j] = PacketState::identity();
       to.state[j].admit(simd::load(sink + j * simd::lanes));
     }
+    if (with_sinks && call_.rest != nullptr) admit_rest(p, to);
+  }
+  // What stands for the keys left out is seen first, by all rows.
+  [[gnu::noinline]] void admit_rest(Index p, const Panel& to) {
+    const PastRest::Head rest = call_.left_out(keys_.b(), keys_.kv_head());
+    const float* rows[width];
+    query_rows(p, rows);
+    alignas(64) float logits[width];
+    std::fill_n(logits, width, -simd::infinity);
+    call_.rest_logits(rest, rows, to.rows, logits);
+    for (int j = 0; j < tuning::tile_packets; ++j) {
+      const simd::Packet weight = to.state[j].admit(simd::load(logits + j * simd::lanes));
+      float* const out = to.out + j * simd::lanes;
+      for (Index c = 0; c < call_.v_dim; ++c)
+        simd::store(out + c * width, simd::mul(weight, simd::broadcast(rest.value[c])));
+    }
   }
 
   void query_rows(Index p, const float** rows) const {

@@ -3,7 +3,7 @@
 //   identity       max = -inf, sum = 0
 //   raise(m)       admits logits up to m; returns the factor for all that was accumulated so far
 //   weight(x)      e^(x - max): what a logit x <= max adds to sum and, times its value, to out
-//   admit(x)       adds a logit that has no value
+//   admit(x)       adds a logit; returns its weight, for who has a value for it
 //   merge(other)   the state of both key sets; returns the factors for the two outs
 //   inverse_sum    finishes: out / sum; lse_nat gives the log-sum-exp
 //
@@ -48,10 +48,12 @@ struct SoftmaxState {
     return factor;
   }
 
-  // A logit without a value: a sink.
-  QUOKA_INLINE void admit(const P& logit) {
+  // Before anything else was accumulated but logits without a value: a sink.
+  QUOKA_INLINE P admit(const P& logit) {
     raise(logit);
-    sum = simd::add(sum, weight(logit));
+    const P own = weight(logit);
+    sum = simd::add(sum, own);
+    return own;
   }
 
   struct Factors {

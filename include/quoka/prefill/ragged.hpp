@@ -35,6 +35,7 @@ struct RaggedSequence {
                                        // hides cells: select_visible()
   TensorView<const float, 3> inverse_norms = {};  // of past_k; optional
   const KeySketch* sketch = nullptr;              // of the cache; optional
+  PastSums* sums = nullptr;                       // likewise, for QuokaOptions::rest
   std::uint64_t sequence = 0;                     // its number, for a State that checks it
   Mask mask = {};                                 // of past and chunk
   std::optional<Index> query_position = {};       // of the first query; absent: where the past ends
@@ -90,7 +91,9 @@ class RaggedWorkspace {
                           .inverse_norms = x.inverse_norms,
                           .capacity = x.past_k.len(),
                           .sequence = x.sequence,
-                          .sketch = x.sketch};
+                          .sketch = x.sketch,
+                          .v = x.past_v,
+                          .sums = x.sums};
       const Mask& mask = x.mask.absent() ? options.mask : x.mask;
       if (mask.absent()) input.chunk_k = x.chunk.k;  // causal: a mask may hide the chunk's own keys
       select_visible(selector, input, mask, *x.state, keep_[i], by);

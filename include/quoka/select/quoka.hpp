@@ -94,6 +94,9 @@ struct QuokaOptions {
   Index cascade = 0;                                   // candidates for all queries, times the
                                                        // budget; 0: off. Of Domain::softmax by the
                                                        // sketch
+  bool rest = false;                                   // the keys left out count as one more, their
+                                                       // mean (views/past_rest.hpp). Wants values:
+                                                       // SelectorInput::v. Not over shards
 
   // The paper's, which are the defaults.
   static QuokaOptions paper(Budget budget = Budget::keys(1024)) { return {.budget = budget}; }
@@ -145,6 +148,7 @@ class QuokaScorer {
     std::unique_ptr<detail::SketchedTopKState> sketched_top_k;
     std::unique_ptr<detail::SketchedMassState> sketched_mass;
     KeySketch sketch;  // grows with the cache: appended()
+    PastSums sums;     // for QuokaOptions::rest; grows with each selection
 
     // Out of line: a caller that keeps a State does not compile what becomes of all its memory.
     State();
@@ -181,7 +185,8 @@ class QuokaScorer {
   template <class F>
   void for_each_setting(F&& f) const {
     const auto& [budget, n_queries, aggregation, group_mode, query_choice, domain, top_k, sketch,
-                 cascade] = options_;  // all there are; a shard has neither sketch nor cascade
+                 cascade, rest] =
+        options_;  // all there are; a shard has neither sketch nor cascade
     f("n_queries", n_queries.count()), f("n_queries per KV head", n_queries.is_per_kv_head());
     f("aggregation", aggregation);
     f("group_mode", group_mode), f("query_choice", query_choice), f("domain", domain);

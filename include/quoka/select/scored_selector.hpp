@@ -9,6 +9,7 @@
 // worker.
 #pragma once
 
+#include <quoka/select/left_out.hpp>
 #include <quoka/select/scorer_members.hpp>
 #include <quoka/select/selector.hpp>
 #include <quoka/select/steps/top_k.hpp>
@@ -120,19 +121,34 @@ class ScoredSelector {
   Selection select(const Rows& q, const Rows& past_k, const LogitOptions& logits,
                    ExecutorRef executor = SerialExecutor{},
                    TensorView<const float, 3> inverse_norms = {}) const {
-    if (logits.masked)
-      detail::fail_because(
-          "there is a mask, and select() takes all keys to be seen: select_visible() reads masks");
+    require_no_mask(logits);
     if (past_k.heads() == 0 && past_k.len() == 0) return Selection::all(q.batch(), 0, 0);
     State state;
     Selection selection;
     select({q, past_k, logits, inverse_norms, past_k.len()}, state, selection, executor);
     return selection;
   }
+  // The same with past_v [batch, kv_heads, kv_len, v_dim], for QuokaOptions::rest.
+  Selection select(const Rows& q, const Rows& past_k, const Rows& past_v,
+                   const LogitOptions& logits, ExecutorRef executor = SerialExecutor{}) const {
+    require_no_mask(logits);
+    if (past_k.heads() == 0 && past_k.len() == 0) return Selection::all(q.batch(), 0, 0);
+    State state;
+    Selection selection;
+    select({.q = q, .k = past_k, .logits = logits, .capacity = past_k.len(), .v = past_v}, state,
+           selection, executor);
+    return selection;
+  }
 
  private:
   // A state that keeps nothing per key may serve any keys.
   static constexpr bool keeps_per_key = detail::has_kept_bytes<typename Method::State>;
+
+  static void require_no_mask(const LogitOptions& logits) {
+    if (logits.masked)
+      detail::fail_because(
+          "there is a mask, and select() takes all keys to be seen: select_visible() reads masks");
+  }
 
   static TopKOptions top_k_of(const Options& options) {
     if constexpr (detail::has_top_k<Options>)
@@ -176,15 +192,24 @@ template <class S>
 void ScoredSelector<S>::select(const SelectorInput& input, State& state, Selection& selection,
                                ExecutorRef executor, AfterSelection* after) const {
   detail::check_choice_input(input, scorer_);
+  const auto choose_all = [&](AfterSelection* then) {
+    if constexpr (detail::has_rest<Options>) {
+      detail::LeftOut left_out(input, options_.rest, state.scorer.sums, selection, then);
+      choose(input, state, selection, executor, left_out.if_any());
+      left_out.finish(executor);
+    } else {
+      choose(input, state, selection, executor, then);
+    }
+  };
   if constexpr (keeps_per_key) {
     if (remembers(input, state)) state.keys.look_up(input);
     know(input, state, executor, [&] {
       detail::NotingAfter noting(after, state.keys.witness(), state.scorer.kept_len());
-      choose(input, state, selection, executor, noting.if_any());
+      choose_all(noting.if_any());
       noting.finish();
     });
   } else {
-    choose(input, state, selection, executor, after);
+    choose_all(after);
   }
 }
 

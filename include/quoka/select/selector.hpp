@@ -70,6 +70,7 @@
 #include <quoka/base/member.hpp>
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/cache/key_witness.hpp>
+#include <quoka/cache/past_sums.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/after_selection.hpp>
 #include <quoka/select/options.hpp>
@@ -126,6 +127,13 @@ struct SelectorInput {
   // The chunk's own keys [batch, kv_heads, q_len, head_dim], for methods whose scores share mass with
   // them (XAttention). Optional: without them such a method looks at the past alone.
   Rows chunk_k = {};
+
+  // The cached values [batch, kv_heads, kv_len, v_dim], for QuokaOptions::rest: without them nothing stands for the keys
+  // left out.
+  Rows v = {};
+  // Of the cache that k and v lie in, kept by who keeps the cache; null: a State keeps its own, where it keeps a sketch of
+  // its own.
+  PastSums* sums = nullptr;
 
   const KeyShard* shard = nullptr;  // k is a shard of more keys; null: it is all of them
 

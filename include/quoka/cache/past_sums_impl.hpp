@@ -1,0 +1,111 @@
+// Definitions of past_sums.hpp.
+#pragma once
+
+#include <quoka/base/check.hpp>
+#include <quoka/cache/past_sums.hpp>
+#include <quoka/kernels/inverse_norm.hpp>
+#include <quoka/packing/format_table.hpp>
+#include <quoka/simd/simd.hpp>
+
+#include <algorithm>
+#include <cmath>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+QUOKA_FUNC void PastSums::Scratch::reserve(const Rows& keys, const Rows& values) {
+  k.reserve(keys), v.reserve(values);
+  part.reserve(round_up(keys.dim(), simd::lanes) + round_up(values.dim(), simd::lanes));
+  total.reserve(1 + keys.dim() + values.dim());
+}
+
+QUOKA_FUNC void PastSums::begin(const Rows& k, const Rows& v, Index capacity, int workers) {
+  detail::require_sizes("the values", v.sizes(), {k.batch(), k.heads(), k.len(), v.dim()});
+  k_ = k, v_ = v;
+  if (k.dim() != k_dim_) sums_.truncate(0);
+  k_dim_ = k.dim();
+  sums_.reshape(k.batch(), k.heads(), width());
+  sums_.truncate(k.len() / step);
+  known_ = sums_.len();
+  sums_.grow(k.len() / step, capacity / step);
+  scratch_.reserve(workers, k, v);
+}
+
+QUOKA_FUNC void PastSums::rest(Index head, std::span<const Position> kept, float* to, int worker) {
+  Scratch& scratch = scratch_[worker];
+  const Index b = head / k_.heads(), kv_head = head % k_.heads();
+  const Index len = k_.len(), steps = len / step, n = std::ssize(kept), channels = width();
+  for (Index i = known_; i < steps; ++i) {
+    double* const sum = sums_.row(b, kv_head, i);
+    if (i > 0)
+      std::copy_n(sums_.row(b, kv_head, i - 1), channels, sum);
+    else
+      std::fill_n(sum, channels, 0.0);
+    add(head, {i * step, (i + 1) * step}, 1.0, sum, scratch);
+  }
+  double* const total = scratch.total.data();
+  std::fill_n(total, channels, 0.0);
+  if (2 * n > len) {
+    Index at = 0;
+    for (const Position position : kept) {
+      add(head, {at, position}, 1.0, total, scratch);
+      at = Index{position} + 1;
+    }
+    add(head, {at, len}, 1.0, total, scratch);
+  } else {
+    if (steps > 0) std::copy_n(sums_.row(b, kv_head, steps - 1), channels, total);
+    add(head, {steps * step, len}, 1.0, total, scratch);
+    add(head, {0, n, kept.data()}, -1.0, total, scratch);
+  }
+  const double count = total[0], share = count > 0.0 ? 1.0 / count : 0.0;
+  to[0] = count > 0.0 ? static_cast<float>(std::log(count)) : -simd::infinity;
+  for (Index c = 1; c < channels; ++c) to[c] = static_cast<float>(total[c] * share);
+}
+
+QUOKA_FUNC void PastSums::add(Index head, const Some& rows, double sign, double* to,
+                              Scratch& scratch) const {
+  constexpr Index together = 64;
+  for (Index first = rows.begin; first < rows.end; first += together) {
+    const Some few{first, std::min(rows.end, first + together), rows.list};
+    if (add_together(head, few, sign, to, scratch)) continue;
+    for (Index i = few.begin; i < few.end; ++i) add_one(head, few[i], sign, to, scratch);
+  }
+}
+
+// False, and nothing added, where a sum in float is not finite.
+QUOKA_FUNC bool PastSums::add_together(Index head, const Some& rows, double sign, double* to,
+                                       Scratch& scratch) const {
+  const Index b = head / k_.heads(), kv_head = head % k_.heads();
+  const Index dim = k_.dim(), v_dim = v_.dim();
+  const HeadRows k = k_.head(b, kv_head), v = v_.head(b, kv_head);
+  float *const keys = scratch.part.data(), *const values = keys + round_up(dim, simd::lanes);
+  std::fill_n(keys, dim, 0.0f), std::fill_n(values, v_dim, 0.0f);
+  constexpr Index ahead = 4;  // rows between the one at hand and the one asked for
+  for (Index i = rows.begin; i < rows.end; ++i) {
+    if (rows.list != nullptr && i + ahead < rows.end)
+      for (const HeadRows* const x : {&k, &v})
+        for (Index byte = 0; byte < x->row_bytes(); byte += 64)
+          simd::prefetch((*x)[rows[i + ahead]] + byte);
+    detail::add_row(scratch.k.read(k, rows[i]), dim, keys);
+    detail::add_row(scratch.v.read(v, rows[i]), v_dim, values);
+  }
+  if (!detail::all_finite(keys, dim) || !detail::all_finite(values, v_dim)) return false;
+  to[0] += sign * static_cast<double>(rows.end - rows.begin);
+  for (Index c = 0; c < dim; ++c) to[1 + c] += sign * static_cast<double>(keys[c]);
+  for (Index c = 0; c < v_dim; ++c) to[1 + dim + c] += sign * static_cast<double>(values[c]);
+  return true;
+}
+
+// Unless something in it is not finite.
+QUOKA_FUNC void PastSums::add_one(Index head, Index row, double sign, double* to,
+                                  Scratch& scratch) const {
+  const Index b = head / k_.heads(), kv_head = head % k_.heads();
+  const float* const key = scratch.k.read(k_, b, kv_head, row);
+  const float* const value = scratch.v.read(v_, b, kv_head, row);
+  if (!detail::all_finite(key, k_.dim()) || !detail::all_finite(value, v_.dim())) return;
+  to[0] += sign;
+  for (Index c = 0; c < k_.dim(); ++c) to[1 + c] += sign * static_cast<double>(key[c]);
+  for (Index c = 0; c < v_.dim(); ++c) to[1 + k_.dim() + c] += sign * static_cast<double>(value[c]);
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
