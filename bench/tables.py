@@ -452,6 +452,30 @@ def side_settings():
     return ["", "version", "how"], [[name, version(name), how] for name, how in told["settings"].items()]
 
 
+def side_loss(model, engine):
+    """What real_models.json has of the same settings at its longest prompt: (perplexity's change, tokens), or None. 1,024 keys are an eighth of 8,192."""
+    settings = engine.removeprefix("llama.cpp + quoka, ")
+    wanted = settings if settings.startswith("exact") else "recommended, 1/8" if settings.startswith("recommended") else None
+    found = [r for r in load("real_models")["results"] if r["model"].replace("-Instruct", "") == model and real_settings(r["settings"], r["length"]) == wanted]
+    return max(((r["length"], r["perplexity"]) for r in found), default=None) if engine != settings else None
+
+
+@table
+def side_models():
+    """Seconds to the first token, attention's share, and what is known to be lost."""
+    body = []
+    for r in load("side_by_side").get("models", []):
+        body.append([f"**{r['model']}, {r['threads']} threads**", *[""] * 6])
+        longest = lambda name: r["engines"][name]["8192"]["s"][1] if name in r["engines"] else None  # noqa: E731, B023
+        for name, of in sorted(r["engines"].items(), key=lambda item: item[1]["8192"]["s"][1]):
+            cell = lambda n: "{:.2f} ({:.2f} to {:.2f})".format(*(of[n]["s"][i] for i in (1, 0, 2))) if of[n]["s"][0] < of[n]["s"][2] else f"{of[n]['s'][1]:.2f}"  # noqa: E731, B023
+            against = [times(longest(other) / longest(name), 2) if longest(other) else "-" for other in ("llama.cpp", "openvino")]
+            loss = side_loss(r["model"], name)
+            lost = "0" if name == "llama.cpp" else "{:+.1f} % ({:+.1f} to {:+.1f}), {:,} tokens".format(*loss[1], loss[0]) if loss else "not measured"
+            body.append([name.replace("budget=0.125", "1/8"), cell("2048"), cell("8192"), f"{percent(of['attention'], 0)} %", *against, lost])
+    return ["", "2,048 tokens, s", "8,192 tokens, s", "of which attention", "against llama.cpp", "against OpenVINO, dense", "perplexity"], body
+
+
 @table
 def side_glance():
     """README.md: one layer, exact attention against the fastest other at the same precision."""
@@ -817,6 +841,14 @@ def estimate_rates():
         weights = r["ubatch"] * r["weights_of_a_token"] / (r["exact_cpu_s"][0] - of_key["exact_cpu_s"] * r["ubatch"] / 2)
         body.append([r["weights"], r["model"], *(f"{x / 1e9:.0f}" for x in (weights, *attention.values()))])
     return ["weights", "model", "weights, G a second", "llama.cpp's attention", "exact"], body
+
+
+@table
+def ggml_weights():
+    """Seconds of a ubatch by the type of weights."""
+    found = load("estimate_rates")["weights"]
+    return ["weights", "s", "times the fastest"], [
+        [r["weights"], f"{r['cpu_s']:.2f}", times(r["cpu_s"] / min(one["cpu_s"] for one in found))] for r in sorted(found, key=lambda r: r["cpu_s"])]
 
 
 @table

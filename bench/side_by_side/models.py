@@ -44,7 +44,7 @@ def by_llama_cpp(flags, model):
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "out.json"
         command = [flags.programs / "first_token", model, "--depths", DEPTHS, "--ubatch", UBATCH, "--threads", flags.threads, "--rounds", 1,
-                   "--budget", 1024, "--modes", ",".join(MODES), "--out", out]
+                   "--budget", 1024, "--modes", flags.modes, "--out", out]
         if flags.quiet:
             command = ["chrt", "-f", "50", *command]
         subprocess.run([str(x) for x in command], check=True, stdout=subprocess.DEVNULL, env=os.environ | {"QUOKA_DENSE_LAYERS": "1"})
@@ -62,7 +62,7 @@ def by_others(flags, model, engine):
     command = [sys.executable, HERE / "first_token.py", engine, model, "--text", flags.text, "--tokens", ",".join(map(str, LENGTHS)), "--threads", flags.threads]
     done = subprocess.run([str(x) for x in command + ["--quiet"] * flags.quiet], capture_output=True, text=True)
     if done.returncode != 0:
-        raise RuntimeError(" ".join(done.stderr.split()[-40:]))
+        raise RuntimeError(done.stderr.strip().splitlines()[-1])
     return {named(engine): {one["tokens"]: (one["s"], one["cpu_s"]) for one in json.loads(done.stdout.splitlines()[-1])}}
 
 
@@ -74,6 +74,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count()))
     parser.add_argument("--skip", default="", help="engines with this in their name")
+    parser.add_argument("--modes", default=",".join(MODES), help="of the plug-in")
     for name in ("quick", "quiet", "again"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("models", nargs="+")
@@ -81,33 +82,30 @@ def main():
     record = Record(flags.out)
     record.content["model_settings"] = {
         "text": pathlib.Path(flags.text).name, "ubatch": UBATCH, "depths": DEPTHS, "cache": "f16; OpenVINO: its default; transformers: float",
-        "weights": "as the file has them; transformers: float", "commands": {"llama.cpp": f"first_token MODEL --depths {DEPTHS} --ubatch {UBATCH} --threads {flags.threads} --budget 1024 --modes "
-                                                                             + ",".join(MODES), "others": "bench/side_by_side/first_token.py ENGINE MODEL"}}
+        "weights": "as the file has them; transformers: float", "commands": {"llama.cpp": f"first_token MODEL --depths {DEPTHS} --ubatch {UBATCH} --threads {flags.threads} --budget 1024 --modes MODE,...", "others": "bench/side_by_side/first_token.py ENGINE MODEL"}}
     others = [engine for engine in OTHERS + TRANSFORMERS * (not flags.quick) if not flags.skip or flags.skip not in engine]
     for given in flags.models:
         name, _, model = given.partition("=")
         key = {"model": name, "threads": flags.threads}
         old = record.find("models", key)
         row = old if old and not flags.again else {"runs": {}, "absent": {}, "load": []}
-        for done in range(row.get("rounds", 0), 1 if flags.quick else flags.rounds):
-            row["load"].append(round(os.getloadavg()[0], 1))
+        for done in range(1 if flags.quick else flags.rounds):
             for engine in ["llama.cpp", *others]:
-                if engine in row["absent"]:
+                if engine in row["absent"] or len(next(iter(row["runs"].get(named(engine), {}).values()), [])) > done:
                     continue
                 print(f"{name}, round {done + 1}: {engine}", file=sys.stderr, flush=True)
+                row["load"].append(round(os.getloadavg()[0], 1))
                 try:
                     found = by_llama_cpp(flags, model) if engine == "llama.cpp" else by_others(flags, model, engine)
                 except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-                    row["absent"][engine] = str(error)[-300:]
+                    found, row["absent"][engine] = {}, str(error)[-200:]
                     print(f"   {error}", file=sys.stderr)
-                    continue
                 for who, times in found.items():
                     print("   {}: {}".format(who, ", ".join(f"{n:,} tokens {s:.2f} s (CPU {cpu:.2f})" for n, (s, cpu) in times.items())), file=sys.stderr, flush=True)
                     for n, (s, cpu) in times.items():
                         row["runs"].setdefault(who, {}).setdefault(str(n), []).append([s, cpu])
-            row["rounds"] = done + 1
-            row["engines"] = {who: summary(of) for who, of in row["runs"].items()}
-            record.put("models", key, {k: v for k, v in row.items() if k not in key})
+                row["engines"] = {who: summary(of) for who, of in row["runs"].items()}
+                record.put("models", key, {k: v for k, v in row.items() if k not in key})
 
 
 def summary(times):

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """One layer's attention by everyone who is installed, in one process, in turns.
 
-    operators.py --out FILE [--quick] [--quiet] [--seconds 6] [--only TEXT] [--again] [--peaks PROGRAM]
+    operators.py --out FILE [--quick] [--quiet] [--seconds 6] [--only TEXT] [--again] [--entries NAME;...] [--peaks PROGRAM]
 
 A row is a model's heads, a number of queries, of cached keys and of threads. Every contender computes it once, and its output is
 compared with attention in double; then all take turns until the row's seconds are used, three rounds at least. Of one thread
 the process's CPU time counts, so that other work on the machine changes little; of several, wall time. A turn is as many
 calls as take 30 ms. --quiet: turns have a real-time priority, if this user may; between turns others run.
-Rows that FILE has are not measured again, unless --again. --only: rows with this in their name. --peaks: build/bench/rates.
+Rows that FILE has are not measured again, unless --again. --only: rows with this in their name. --entries: these contenders alone, in the
+rows that FILE has. --peaks: build/bench/rates.
 """
 
 import argparse
@@ -35,8 +36,8 @@ MODELS = {  # query heads, KV heads, channels, sinks
 LLAMA, GEMMA, OSS, SMOL = MODELS
 QUICK = [(LLAMA, n, 8192, 1) for n in (128, 1, 16, 32, 512)] + [(LLAMA, 128, 2048, 1), (LLAMA, 128, 32768, 1)]
 QUICK += [(name, n, 8192, 1) for name in (GEMMA, OSS, SMOL) for n in (128, 1)] + [(LLAMA, n, 8192, 2) for n in (128, 1)]
-FULL = QUICK + [(name, n, past, 1) for name in MODELS for past in (2048, 8192, 32768) for n in (1, 16, 32, 128, 512) if past == 8192 or n in (1, 16, 128)]
-FULL += [(LLAMA, n, 65536, 1) for n in (1, 128)] + [(name, n, 8192, 2) for name in (GEMMA, OSS, SMOL) for n in (128, 1)]
+FULL = QUICK + [(name, n, 8192, 1) for name in MODELS for n in (16, 32, 512)] + [(name, n, 8192, 2) for name in (GEMMA, OSS, SMOL) for n in (128, 1)]
+FULL += [(name, n, past, 1) for past in (2048, 32768) for name in MODELS for n in (1, 16, 128)] + [(LLAMA, n, 65536, 1) for n in (1, 128)]
 LARGEST_ERROR = 0.1  # of exact contenders, 8 bits among them: more is another computation
 
 
@@ -58,7 +59,7 @@ def measure(shape, threads, classes, flags, quiet):
     layer = Layer(shape)
     ready, told = {}, {}
     for entry in contenders.ENTRIES:
-        if entry.of not in classes or (entry.kind == "products" and (threads > 1 or shape.queries == 1)):
+        if entry.of not in classes or (flags.entries and entry.name not in flags.entries) or (entry.kind == "products" and (threads > 1 or shape.queries == 1)):
             continue
         if entry.kind == "selection" and shape.past <= 1024:
             continue
@@ -117,6 +118,7 @@ def main():
     parser.add_argument("--peaks")
     parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--only", default="")
+    parser.add_argument("--entries", type=lambda text: text.split(";"), default=[])
     for name in ("quick", "quiet", "again"):
         parser.add_argument(f"--{name}", action="store_true")
     flags = parser.parse_args()
@@ -131,6 +133,9 @@ def main():
     import quoka
 
     record.content["instructions"] = {"isa": quoka.isa(), **{name: quoka.arithmetic_used(name) for name in ("bfloat16", "int8")}}
+    unknown = [name for name in flags.entries if name not in record.content["kinds"]]
+    if unknown:
+        sys.exit(f"--entries: {unknown} is none of {list(record.content['kinds'])}")
     for of, why in absent.items():
         print(f"without {of.__name__}: {why}", file=sys.stderr)
     if flags.peaks:
@@ -142,12 +147,13 @@ def main():
         shape = Shape(q_heads, kv_heads, head_dim, queries, past, sinks)
         name = f"{model}, {shape}, {queries} queries over {past:,} keys, {threads} thread(s)"
         key = {"model": model, "shape": str(shape), "queries": queries, "past": past, "threads": threads}
-        if flags.only not in name or threads > os.cpu_count() or (record.find("operators", key) and not flags.again):
+        old = record.find("operators", key)
+        if flags.only not in name or threads > os.cpu_count() or (not old if flags.entries else old and not flags.again):
             continue
         load = os.getloadavg()[0]
         print(name, file=sys.stderr, flush=True)
-        row = measure(shape, threads, classes, flags, quiet)
-        record.put("operators", key, {"gflop": round(shape.flops / 1e9, 3), "load": round(load, 1), "quiet": quiet.possible, **row})
+        row = {"gflop": round(shape.flops / 1e9, 3), "load": round(load, 1), "quiet": quiet.possible, **measure(shape, threads, classes, flags, quiet)}
+        record.put("operators", key, {**old, "entries": old["entries"] | row["entries"]} if flags.entries else row)
         for entry, told in sorted(row["entries"].items(), key=lambda item: item[1].get("ms", [0, 0])[1]):
             if "ms" in told:
                 print("   {:30s} {:9.2f} ms ({:.2f} to {:.2f})  error {}  {}".format(

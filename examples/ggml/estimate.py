@@ -22,6 +22,9 @@ LENGTHS = [2048, 4096, 8192, 16384, 32768, 65536, 131072]
 RATES = {"F16": 1.2, "Q4_0": 3.9, "Q4_1": 0.85, "Q4_K": 3.1, "Q8_0": 2.1}
 EXACT = 3.4
 
+# How long llama.cpp takes to multiply by weights of a type, by that of the fastest: "weights" of the same file.
+TIMES = {"Q4_0": 1.0, "Q4_K": 1.4, "Q8_0": 1.9, "Q5_0": 2.5, "Q6_K": 2.9, "F16": 3.2, "Q4_1": 4.4}
+
 TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K",
          14: "Q6_K", 15: "Q8_K", 30: "BF16"}  # others: by their number
 # Of architectures whose layers have a sliding window but for each so-many-th, where the file does not say so.
@@ -159,12 +162,11 @@ def estimate(model, length, budget):
 
 def slow_weights(model):
     """What to say of a model whose weights are of types that llama.cpp multiplies slowly, or None."""
-    fastest = max(RATES, key=RATES.get)
-    measured = {label: count for label, count in model.weights.items() if label in RATES}
+    measured = {label: count for label, count in model.weights.items() if label in TIMES}
     total = sum(measured.values())
     if total < 0.5 * sum(model.weights.values()):
         return None  # what most of it would gain was not measured
-    times = sum(count * RATES[fastest] / RATES[label] for label, count in measured.items()) / total
+    fastest, times = min(TIMES, key=TIMES.get), sum(count * TIMES[label] for label, count in measured.items()) / total
     if times < 1.5:
         return None
     most = max(measured, key=measured.get)
