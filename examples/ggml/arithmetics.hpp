@@ -17,10 +17,10 @@ struct NamedArithmetic {
   Arithmetic arithmetic;
 };
 // Another one is another line.
-inline constexpr NamedArithmetic arithmetics[] = {{"automatic", Arithmetic::automatic},
-                                                  {"float", Arithmetic::single},
-                                                  {"bf16", Arithmetic::bfloat16},
-                                                  {"int8", Arithmetic::int8}};
+inline const NamedArithmetic arithmetics[] = {{"automatic", Arithmetic::automatic},
+                                              {"float", Arithmetic::single},
+                                              {"bf16", Arithmetic::bfloat16},
+                                              {"int8", Arithmetic::int8}};
 
 inline std::vector<const char*> arithmetic_names() {
   std::vector<const char*> names;

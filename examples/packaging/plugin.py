@@ -24,6 +24,8 @@ ROOT = HERE.parent.parent
 ARCHITECTURES = {"x86_64": ("x64", 62), "aarch64": ("arm64", 183)}  # npm's name; ELF's number
 SUMMARY = "Faster attention for llama.cpp on CPUs: a ggml backend, exact by default, selecting where asked to"
 
+GLIBC = re.compile(rb"\0GLIBC_2\.(\d+)(?=[.\0])")  # versions that a library asks for: GLIBC_2.34, GLIBC_2.2.5
+
 
 def fail(what):
     sys.exit(f"plugin.py: {what}")
@@ -44,12 +46,14 @@ def read_library(arch, path):
         fail(f"{path} is no library for {arch}")
     if b"QuoKA attention on the CPU" not in data:  # what backend.cpp calls its device
         fail(f"{path} is not libggml-quoka.so")
+    if not GLIBC.search(data):
+        fail(f"{path} is not built for glibc, which both packages ask for")
     return data
 
 
 def glibc(data):
     """The newest minor version of glibc 2 that the library asks for."""
-    return max(int(minor) for minor in re.findall(rb"\0GLIBC_2\.(\d+)(?=[.\0])", data))
+    return max(map(int, GLIBC.findall(data)))
 
 
 def npm(libraries, to):

@@ -39,10 +39,13 @@ def packages(to):
 
 
 def refusals():
+    of_musl = WORK / "musl.so"
+    of_musl.write_bytes(LIBRARY.read_bytes().replace(b"GLIBC_2.", b"OTHER_2."))
     for arguments, reason in (
         ([f"{ARCH}={ROOT / 'LICENSE'}"], f"is no library for {ARCH}"),
         ([f"{'x86_64' if ARCH == 'aarch64' else 'aarch64'}={LIBRARY}"], "is no library for"),
         ([f"{ARCH}={GGML}"], "is not libggml-quoka.so"),
+        ([f"{ARCH}={of_musl}"], "is not built for glibc"),
         ([f"{ARCH}={WORK / 'none'}"], "no file"),
         ([f"riscv64={LIBRARY}"], "is no ARCH=FILE"),
         ([f"{ARCH}={LIBRARY}", f"{ARCH}={LIBRARY}"], "is given twice"),
