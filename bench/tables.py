@@ -875,6 +875,20 @@ def python_threads():
 
 
 @table
+def python_layer():
+    body = []
+    measured = [load(f"python_layer_{dtype}") for dtype in ("float32", "bfloat16")]
+    for way in measured[0]["attention"]:
+        cells = []
+        for one in measured:
+            attention, weights = one["attention"], one["weights"]
+            whole = weights + attention[way]
+            cells += [f"{attention[way]:.2f}", f"{percent(attention[way] / whole, 0)} %", times((weights + attention["sdpa"]) / whole, 2)]
+        body.append([way, *cells])
+    return ["", "float32: attention, s", "of the layer", "whole", "bfloat16: attention, s", "of the layer", "whole"], body
+
+
+@table
 def decoder_first_token():
     at = {(r["length"], r["selector"]): r for r in load("decoder_ttft_qwen3-4b")["results"]}
     return ["prompt", "dense", "`quoka`", "times as soon"], [

@@ -26,7 +26,7 @@ COLOURS = ("red", "blue", "green", "yellow", "black", "white", "brown", "purple"
 
 
 def questions(count, tokens, tokenizer):
-    """(text with three numbers in it, question, number), the text of about so many tokens."""
+    """(text with three numbers in it, question, how the answer begins, number), the text of about so many tokens."""
     rng = random.Random(7)
     words = " ".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
     words = re.sub(r"\s+", " ", re.sub(r"[`*|#\[\]()<>_]", "", words)).split(" ")
@@ -39,7 +39,8 @@ def questions(count, tokens, tokenizer):
         numbers = [str(rng.randrange(10000, 99999)) for _ in colours]
         for colour, number in zip(colours, numbers):
             text.insert(rng.randrange(len(text)), f"The code of the {colour} door is {number}.")
-        yield " ".join(text), f"\n\nQuestion: What is the code of the {colours[0]} door?\nAnswer: The code of the {colours[0]} door is", numbers[0]
+        yield (" ".join(text), f"\n\nQuestion: What is the code of the {colours[0]} door?",
+               f"Answer: The code of the {colours[0]} door is", numbers[0])
 
 
 def settings(args):
@@ -56,11 +57,12 @@ def lm_eval(args):
 
     with tempfile.TemporaryDirectory() as folder:
         asked = pathlib.Path(folder, "asked.jsonl")
-        asked.write_text("".join(json.dumps({"text": text, "question": question, "answer": answer}) + "\n" for text, question, answer
+        asked.write_text("".join(json.dumps({"text": f"{text}{question}\n{begun}", "answer": answer}) + "\n"
+                                 for text, question, begun, answer
                                  in questions(args.questions, args.tokens, AutoTokenizer.from_pretrained(args.model))))
         pathlib.Path(folder, "doors.yaml").write_text(
             f"task: doors\ndataset_path: json\ndataset_kwargs: {{data_files: {{test: {asked}}}}}\ntest_split: test\n"
-            'output_type: generate_until\ndoc_to_text: "{{text}}{{question}}"\ndoc_to_target: "{{answer}}"\n'
+            'output_type: generate_until\ndoc_to_text: "{{text}}"\ndoc_to_target: "{{answer}}"\n'
             'generation_kwargs: {until: ["."], max_gen_toks: 8, do_sample: false}\n'
             "metric_list: [{metric: exact_match, aggregation: mean, higher_is_better: true}]\n"
             'filter_list: [{name: number, filter: [{function: regex, regex_pattern: "([0-9]+)"}, {function: take_first}]}]\n')
@@ -89,7 +91,7 @@ def kvpress(args):
     tokenizer.chat_template = None  # a continuation is asked for
     ways = [("sdpa, all", "sdpa", None, None), ("quoka, exact, all", "quoka", None, None)]
     for part in args.parts:
-        for press in ("SnapKVPress", "ExpectedAttentionPress", "KnormPress", "StreamingLLMPress"):
+        for press in ("SnapKVPress", "ExpectedAttentionPress", "StreamingLLMPress"):
             ways.append((f"{press}, keeps {part}", "sdpa", getattr(presses, press)(compression_ratio=1 - part), None))
         for mode in ("recommended", "paper"):
             ways.append((f"quoka, {mode}, {part}", "quoka", None, {"mode": mode, "budget": part}))
@@ -99,8 +101,8 @@ def kvpress(args):
         pipe = pipeline("kv-press-text-generation", model=model, tokenizer=tokenizer)
         begin, right = time.process_time(), 0
         with torch.inference_mode():
-            for text, question, answer in asked:
-                said = pipe(text, question=question, press=press, max_new_tokens=8)["answer"]
+            for text, question, begun, answer in asked:
+                said = pipe(text, question=question, answer_prefix=begun, press=press, max_new_tokens=8)["answer"]
                 right += (re.findall("[0-9]+", said) or [""])[0] == answer
         print(f"{name:36s} {100 * right / len(asked):5.1f} % right   {(time.process_time() - begin) / len(asked):6.2f} CPU s each",
               flush=True)

@@ -36,6 +36,8 @@ class Operator(unittest.TestCase):
             torch.testing.assert_close(got.double(), expected(*(x.double() for x in arrays)), atol=tolerance, rtol=0)
         by_token = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in self.all]
         torch.testing.assert_close(torch.ops.quoka.attention(*by_token), torch.ops.quoka.attention(*self.all), atol=0, rtol=0)
+        narrow = (self.q, self.k, self.v[..., :20], self.past_k, self.past_v[..., :20])  # values of another width
+        torch.testing.assert_close(torch.ops.quoka.attention(*narrow), torch.ops.quoka.attention(*self.all)[..., :20], atol=1e-6, rtol=0)
         mask = torch.rand(2, 1, 9, 49) < 0.8
         got = torch.ops.quoka.attention(self.q, None, None, torch.cat([self.past_k, self.k], 2),
                                         torch.cat([self.past_v, self.v], 2), mask, causal=False)
@@ -60,6 +62,8 @@ class Operator(unittest.TestCase):
             def forward(self, q, k, v, past_k, past_v):
                 return torch.ops.quoka.attention(q, k, v, past_k, past_v, softcap=3.0).sum(-1) * 2
 
+        fake = torch.empty(2, 2, 9, 20, device="meta")
+        self.assertEqual(torch.ops.quoka.attention(self.q.to("meta"), self.k.to("meta"), fake).shape, (2, 6, 9, 20))
         plain = Layer()(*self.all)
         program = torch.export.export(Layer(), self.all)
         torch.testing.assert_close(program.module()(*self.all), plain, atol=0, rtol=0)
