@@ -234,6 +234,62 @@ TEST(ListedAttention, NaNOfAKeyThatIsNotListedIsNotSeen) {
     }
 }
 
+// Nor does an infinity that a mask adds to its logit.
+TEST(ListedAttention, AnInfiniteBiasOfAKeyThatIsNotListedIsNotSeen) {
+  for (const Index shared : {0, 900}) {  // by rows; by tiles
+    SCOPED_TRACE(shared);
+    Random random(9);
+    const Layer<float> layer(random, 8, 2, 32, 1500, 32, 32);
+    Lists lists;
+    const List common = random_list(random, 1500, shared);
+    for (Index i = 0; i < 32; ++i) {
+      lists.push_back(random_list(random, 1500, 150));
+      lists.back().insert(lists.back().end(), common.begin(), common.end());
+      std::erase(lists.back(), 700);
+      if (i % 4 == 1) lists.back().push_back(700);
+    }
+    const Stored stored(lists);
+    Tensor4<float> bias(1, 1, 32, 1500);
+    bias.setConstant(0.5f);
+    AttentionOptions options{.lists = stored.lists()};
+    options.mask = quoka::Mask(TensorView<const float>(bias));
+    const Output<float> finite = layer.attend(options);
+    for (Index i = 0; i < 32; ++i)
+      if (i % 4 != 1) bias(0, 0, i, 700) = infinity;
+    expect_same(layer.attend(options), finite);
+  }
+}
+
+// A mask of each head adds that head's numbers: one number for all keys moves the log-sum-exp by itself alone.
+TEST(ListedAttention, AMaskOfEachHeadIsThatHeads) {
+  for (const Index shared : {0, 900}) {  // by rows; by tiles
+    SCOPED_TRACE(shared);
+    Random random(10);
+    const Layer<float> layer(random, 8, 2, 32, 1500, 32, 32);
+    Lists lists;
+    const List common = random_list(random, 1500, shared);
+    for (Index i = 0; i < 32; ++i) {
+      lists.push_back(random_list(random, 1500, 150));
+      lists.back().insert(lists.back().end(), common.begin(), common.end());
+    }
+    const Stored stored(lists);
+    Tensor4<float> bias(1, 8, 32, 1500);
+    for (Index i = 0; i < bias.size(); ++i)
+      bias.data()[i] = 0.25f * static_cast<float>(i / (32 * 1500));
+    AttentionOptions options{.lists = stored.lists()};
+    const Output<float> without = layer.attend(options);
+    options.mask = quoka::Mask(TensorView<const float>(bias));
+    const Output<float> output = layer.attend(options);
+    for (Index head = 0; head < 8; ++head)
+      for (Index i = 0; i < 32; ++i) {
+        ASSERT_NEAR(output.lse(0, head, i),
+                    without.lse(0, head, i) + 0.25f * static_cast<float>(head), 1e-5);
+        for (Index c = 0; c < 32; ++c)
+          ASSERT_NEAR(output.out(0, head, i, c), without.out(0, head, i, c), 1e-5);
+      }
+  }
+}
+
 // Where all queries have one list it is a Selection, and where they list all keys none is needed.
 TEST(ListedAttention, EqualListsAreASelection) {
   Random random(7);
