@@ -63,7 +63,9 @@
 
 #include <concepts>
 #include <cstdint>
+#include <span>
 #include <string_view>
+#include <type_traits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -252,17 +254,17 @@ class ShardedPrefill {
 
   // What decides a Selection or an output and is not among the sizes. The budget is compared by its keys.
   void list_settings(const LayerShape& given) {
-    const auto add = [this](const char* name, auto value) { settings_.add({name, value}); };
-    const auto hash = [](const auto& x) { return detail::hash_of(std::as_bytes(std::span(x))); };
-    const AttentionOptions attention = layer_.options();
-    add("attention's scale", attention.scale.value_or(0.0f));
-    add("attention's softcap", attention.softcap);
-    add("attention's arithmetic", attention.arithmetic.id());
-    add("the hash of sink_logits", hash(attention.sink_logits));
+    const auto add = [this](const char* name, const auto& value) {
+      if constexpr (std::is_convertible_v<decltype(value), std::span<const float>>)
+        settings_.add({name, detail::hash_of(std::as_bytes(std::span(value)))});
+      else
+        settings_.add({name, value});
+    };
+    detail::for_each_setting(layer_.options(), add);
     add("the hash of k_format", detail::hash_of(shape().k_format->name));
     add("the hash of v_format", detail::hash_of(shape().v_format->name));
-    add("the hash of k_scales", hash(given.k_scales));
-    add("the hash of v_scales", hash(given.v_scales));
+    add("the hash of k_scales", given.k_scales);
+    add("the hash of v_scales", given.v_scales);
     if constexpr (!is_dense) {
       const TopKOptions top_k = selector_.top_k();
       add("top_k.window", top_k.window);
