@@ -1,6 +1,7 @@
 // What attention() owes, over calls drawn at random: every arithmetic, format, layout and option, alone and together
 // (support/attention_case.hpp). A failure names its case; QUOKA_ATTENTION_SEED=n runs that one alone,
-// QUOKA_ATTENTION_CASES=n more of them than usual.
+// QUOKA_ATTENTION_CASES=n more of them than usual. AttentionSuite is about numbers and where they lie, and belongs to
+// every set of instructions; AttentionWork is about how a call is cut and what its memory served before.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/packed_past.hpp>
@@ -51,7 +52,7 @@ TEST(AttentionSuite, IsTheOracles) {
 }
 
 // Whoever runs the tasks, in whatever order.
-TEST(AttentionSuite, AnyExecutorGivesTheSameBits) {
+TEST(AttentionWork, AnyExecutorGivesTheSameBits) {
   AttentionWorkspace workspace;
   quoka::ThreadPool pool(3);
   for_each_case(300, [&](AttentionCase& c, Random& random) {
@@ -63,7 +64,7 @@ TEST(AttentionSuite, AnyExecutorGivesTheSameBits) {
 }
 
 // Scratch memory serves whatever it served before: another case, or this one with less to keep of it.
-TEST(AttentionSuite, AWorkspaceServesAnyCallAfterAnyOther) {
+TEST(AttentionWork, AWorkspaceServesAnyCallAfterAnyOther) {
   std::unique_ptr<AttentionCase> before;
   for_each_case(300, [&](AttentionCase& c, Random& random, std::uint64_t seed) {
     const Output<float> alone = c.attend();
@@ -82,7 +83,7 @@ TEST(AttentionSuite, AWorkspaceServesAnyCallAfterAnyOther) {
 }
 
 // Sequences by themselves, and as a list of sequences.
-TEST(AttentionSuite, ABatchIsItsSequences) {
+TEST(AttentionWork, ABatchIsItsSequences) {
   AttentionWorkspace workspace;
   for_each_case(300, [&](AttentionCase& c, Random& random) {
     if (c.shape().batch == 1 && random.below(4) != 0) return;
@@ -159,7 +160,7 @@ TEST(AttentionSuite, OutputsAreRoundedOnce) {
 }
 
 // Packed beside the cache, as it grows.
-TEST(AttentionSuite, APackedPastChangesNoBit) {
+TEST(AttentionWork, APackedPastChangesNoBit) {
   for_each_case(300, [](AttentionCase& c, Random& random) {
     const auto with = [&](quoka::PackedPast* packed, Index len) {
       return c.attend([&](const Rows& q, const quoka::Past& past, const quoka::Chunk& chunk,
@@ -187,7 +188,7 @@ TEST(AttentionSuite, APackedPastChangesNoBit) {
 }
 
 // Shards of a past, merged.
-TEST(AttentionSuite, ShardsMergedAreTheWhole) {
+TEST(AttentionWork, ShardsMergedAreTheWhole) {
   for_each_case(200, [](AttentionCase& c, Random& random) {
     const Index kv_len = c.shape().kv_len;
     if (kv_len == 0) return;

@@ -189,5 +189,6 @@ void expect_spoilt(const Output<T>& output, const Output<T>& clean,
 QUOKA_TEST_INSTANTIATE(float)
 QUOKA_TEST_INSTANTIATE(Eigen::half)
 QUOKA_TEST_INSTANTIATE(Eigen::bfloat16)
+#undef QUOKA_TEST_INSTANTIATE
 
 }  // namespace quoka_test

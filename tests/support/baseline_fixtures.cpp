@@ -99,5 +99,6 @@ Tensor4<T> with_row(Tensor4<T> x, Index i, float value) {
 QUOKA_TEST_INSTANTIATE(float)
 QUOKA_TEST_INSTANTIATE(Eigen::half)
 QUOKA_TEST_INSTANTIATE(Eigen::bfloat16)
+#undef QUOKA_TEST_INSTANTIATE
 
 }  // namespace quoka_test

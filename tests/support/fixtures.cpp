@@ -246,5 +246,6 @@ void for_each_executor(const std::function<void(ExecutorRef)>& f) {
 QUOKA_TEST_INSTANTIATE(float)
 QUOKA_TEST_INSTANTIATE(Eigen::half)
 QUOKA_TEST_INSTANTIATE(Eigen::bfloat16)
+#undef QUOKA_TEST_INSTANTIATE
 
 }  // namespace quoka_test
