@@ -9,6 +9,7 @@ square of the length, from two lengths, or from two depths. --quick: one round, 
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import pathlib
@@ -83,6 +84,11 @@ def main():
     record.content["model_settings"] = {
         "text": pathlib.Path(flags.text).name, "ubatch": UBATCH, "depths": DEPTHS, "cache": "f16; OpenVINO: its default; transformers: float",
         "weights": "as the file has them; transformers: float", "commands": {"llama.cpp": f"first_token MODEL --depths {DEPTHS} --ubatch {UBATCH} --threads {flags.threads} --budget 1024 --modes MODE,...", "others": "bench/side_by_side/first_token.py ENGINE MODEL"}}
+    for package in ("openvino-genai", "transformers", "torch", "quoka"):
+        try:
+            record.part("model_versions", {})[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            pass
     others = [engine for engine in OTHERS + TRANSFORMERS * (not flags.quick) if not flags.skip or flags.skip not in engine]
     for given in flags.models:
         name, _, model = given.partition("=")

@@ -38,7 +38,6 @@ QUICK = [(LLAMA, n, 8192, 1) for n in (128, 1, 16, 32, 512)] + [(LLAMA, 128, 204
 QUICK += [(name, n, 8192, 1) for name in (GEMMA, OSS, SMOL) for n in (128, 1)] + [(LLAMA, n, 8192, 2) for n in (128, 1)]
 FULL = QUICK + [(name, n, 8192, 1) for name in MODELS for n in (16, 32, 512)] + [(name, n, 8192, 2) for name in (GEMMA, OSS, SMOL) for n in (128, 1)]
 FULL += [(name, n, past, 1) for past in (2048, 32768) for name in MODELS for n in (1, 16, 128)] + [(LLAMA, n, 65536, 1) for n in (1, 128)]
-LARGEST_ERROR = 0.1  # of exact contenders, 8 bits among them: more is another computation
 
 
 def timed(work, calls, quiet):
@@ -79,8 +78,9 @@ def measure(shape, threads, classes, flags, quiet):
         without_sinks = shape.sinks and not entry.sinks
         if without_sinks:
             found["note"] = "without sinks, which it does not know"
-        elif entry.kind in ("other", "exact") and not found["error"] < LARGEST_ERROR:
-            sys.exit(f"{entry.name}, {shape}, {shape.queries} queries over {shape.past}: an error of {found['error']}")
+        elif entry.kind in ("other", "exact") and not found["error"] < contenders.largest_error(entry):
+            sys.exit(f"{entry.name}, {shape}, {shape.queries} queries over {shape.past}: an error of {found['error']}, where rounding makes "
+                     f"{contenders.largest_error(entry)} at most: it computes something else")
         wall, cpu = timed(work, 1, quiet)
         ready[entry.name] = (entry, work, max(1, round(0.03 / max(wall, 1e-6))), [])
         told[entry.name] = found
@@ -130,6 +130,7 @@ def main():
     record.content["settings"] = {entry.name: f"{entry.of.how}; {entry.cache} cache, {entry.precision}" for entry in contenders.ENTRIES if entry.of in classes}
     record.content["like"] = {entry.name: entry.like for entry in contenders.ENTRIES if entry.like}
     record.content["kinds"] = {entry.name: entry.kind for entry in contenders.ENTRIES}
+    record.content["command"] = "bash bench/side_by_side.sh layers" + "".join(f" --{name}" for name in ("quick", "quiet") if getattr(flags, name))
     import quoka
 
     record.content["instructions"] = {"isa": quoka.isa(), **{name: quoka.arithmetic_used(name) for name in ("bfloat16", "int8")}}

@@ -23,7 +23,7 @@ RATES = {"F16": 1.2, "Q4_0": 3.9, "Q4_1": 0.85, "Q4_K": 3.1, "Q8_0": 2.1}
 EXACT = 3.4
 
 # How long llama.cpp takes to multiply by weights of a type, by that of the fastest: "weights" of the same file.
-TIMES = {"Q4_0": 1.0, "Q4_K": 1.4, "Q8_0": 1.9, "Q5_0": 2.5, "Q6_K": 2.9, "F16": 3.2, "Q4_1": 4.4}
+TIMES = {"Q4_0": 1.0, "Q4_K": 1.3, "Q8_0": 1.9, "Q5_0": 2.5, "Q6_K": 2.9, "F16": 3.2, "Q4_1": 4.4}
 
 TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 10: "Q2_K", 11: "Q3_K", 12: "Q4_K", 13: "Q5_K",
          14: "Q6_K", 15: "Q8_K", 30: "BF16"}  # others: by their number
