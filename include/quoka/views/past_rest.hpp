@@ -24,10 +24,10 @@ class PastRest {
     const float* value;  // [v_dim]
   };
 
-  bool absent() const { return heads_ == 0; }
-  Index heads() const { return heads_; }  // batch * kv_heads
-  Index k_dim() const { return k_dim_; }  // channels of a key
-  Index v_dim() const { return v_dim_; }  // of a value
+  bool absent() const { return heads_ == 0; }  // nothing was left out, or it is not kept
+  Index heads() const { return heads_; }       // batch * kv_heads
+  Index k_dim() const { return k_dim_; }       // channels of a key
+  Index v_dim() const { return v_dim_; }       // of a value
   // Of head b * kv_heads + kv_head.
   Head head(Index head) const {
     const float* const x = numbers_.data() + head * width();
