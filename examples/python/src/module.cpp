@@ -63,12 +63,13 @@ quoka::Budget budget_of(nb::handle of) {
 }
 
 quoka::QuokaOptions selection_options(nb::handle budget, const std::string& preset, Index queries,
-                                      Index keep_first, Index keep_last) {
+                                      Index keep_first, Index keep_last, std::optional<bool> rest) {
   quoka::QuokaOptions options = quoka::QuokaOptions::preset(preset, budget_of(budget));
   require_size("queries", queries, 0);
   if (queries > 0) options.n_queries = quoka::QueryCount::per_kv_head(queries);
   options.top_k.keep_first = keep_first;
   options.top_k.keep_last = keep_last;
+  options.rest = rest.value_or(options.rest);
   return options;
 }
 
@@ -251,13 +252,16 @@ nb::object attend(nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::handle 
 
 Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
                  const std::string& preset, Index queries, Index keep_first, Index keep_last,
-                 std::optional<double> scale, double softcap, nb::handle slopes, nb::handle mask,
-                 State* state, int threads) {
+                 std::optional<bool> rest, nb::handle past_v_in, std::optional<double> scale,
+                 double softcap, nb::handle slopes, nb::handle mask, State* state, int threads) {
   Array q(q_in, "q");
   OptionalArray past_k;
   const Cache* cache = nullptr;
   if (!nb::try_cast(past_k_in, cache)) past_k.emplace(past_k_in, "past_k");
   PyErr_Clear();
+  const OptionalArray past_v = optional_array(past_v_in, "past_v");
+  if (cache != nullptr && past_v)
+    quoka::detail::fail_because("past_k is a cache, which has values, and there is past_v");
   const Options options(scale, true, 0, nb::none(), softcap, slopes, mask, "automatic");
   std::optional<State> own;
   if (state != nullptr) {
@@ -267,16 +271,20 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
     if (queries != 0)
       quoka::detail::fail_because("there is a state, which has its own queries, and queries is " +
                                   std::to_string(queries));
+    if (rest)
+      quoka::detail::fail_because(
+          "there is a state, which says whether there is a rest, and there is another rest");
   } else {
     if (budget.is_none()) budget = nb::int_(1024);
-    own.emplace(State{
-        quoka::QuokaSelector(selection_options(budget, preset, queries, keep_first, keep_last)),
-        {}});
+    own.emplace(State{quoka::QuokaSelector(
+                          selection_options(budget, preset, queries, keep_first, keep_last, rest)),
+                      {}});
     state = &*own;
   }
   const quoka::SelectorInput input{.q = q.queries(),
                                    .k = cache != nullptr ? cache->of.k() : past_k->rows(),
-                                   .logits = options.of};
+                                   .logits = options.of,
+                                   .v = cache != nullptr ? cache->of.v() : rows_of(past_v)};
   Selection keep;
   run_by(threads, [&](quoka::ExecutorRef executor) {
     quoka::select_visible(state->selector, input, options.of.mask, state->state, keep.of, executor);
@@ -333,13 +341,13 @@ NB_MODULE(_core, module) {
       .def(
           "__init__",
           [](State* to, nb::object budget, const std::string& preset, Index queries,
-             Index keep_first, Index keep_last) {
-            new (to) State{quoka::QuokaSelector(
-                               selection_options(budget, preset, queries, keep_first, keep_last)),
+             Index keep_first, Index keep_last, std::optional<bool> rest) {
+            new (to) State{quoka::QuokaSelector(selection_options(budget, preset, queries,
+                                                                  keep_first, keep_last, rest)),
                            {}};
           },
           "budget"_a = 1024, nb::kw_only(), "preset"_a = "recommended", "queries"_a = 0,
-          "keep_first"_a = 0, "keep_last"_a = 0, "As select() has them.")
+          "keep_first"_a = 0, "keep_last"_a = 0, "rest"_a = nb::none(), "As select() has them.")
       .def(
           "appended",
           [](State& state, nb::handle k_in, Index capacity, int threads) {
@@ -427,9 +435,9 @@ NB_MODULE(_core, module) {
           "__init__",
           [](Prefill* to, Index q_heads, Index kv_heads, Index head_dim, std::optional<Index> v_dim,
              Index batch, nb::object budget, const std::string& preset, Index queries,
-             Index keep_first, Index keep_last, const std::string& dtype, Index capacity,
-             std::optional<double> scale, Index window, nb::handle sinks, double softcap,
-             nb::handle slopes, const std::string& arithmetic, bool packed) {
+             Index keep_first, Index keep_last, std::optional<bool> rest, const std::string& dtype,
+             Index capacity, std::optional<double> scale, Index window, nb::handle sinks,
+             double softcap, nb::handle slopes, const std::string& arithmetic, bool packed) {
             require_size("batch", batch, 1), require_size("kv_heads", kv_heads, 1),
                 require_size("head_dim", head_dim, 1);
             require_size("capacity", capacity, 0);
@@ -450,15 +458,16 @@ NB_MODULE(_core, module) {
               new (to) Prefill{quoka::ChunkedPrefill<quoka::DenseSelector>(shape, {}, options.of)};
             else
               new (to) Prefill{quoka::ChunkedPrefill<quoka::QuokaSelector>(
-                  shape, selection_options(budget, preset, queries, keep_first, keep_last),
+                  shape, selection_options(budget, preset, queries, keep_first, keep_last, rest),
                   options.of)};
             to->visit([&](auto& layer) { layer.reserve(capacity); });
           },
           "q_heads"_a, "kv_heads"_a, "head_dim"_a, nb::kw_only(), "v_dim"_a = nb::none(),
           "batch"_a = 1, "budget"_a = nb::none(), "preset"_a = "recommended", "queries"_a = 0,
-          "keep_first"_a = 0, "keep_last"_a = 0, "dtype"_a = "float32", "capacity"_a = 0,
-          "scale"_a = nb::none(), "window"_a = 0, "sinks"_a = nb::none(), "softcap"_a = 0.0,
-          "alibi_slopes"_a = nb::none(), "arithmetic"_a = "automatic", "packed"_a = false,
+          "keep_first"_a = 0, "keep_last"_a = 0, "rest"_a = nb::none(), "dtype"_a = "float32",
+          "capacity"_a = 0, "scale"_a = nb::none(), "window"_a = 0, "sinks"_a = nb::none(),
+          "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(), "arithmetic"_a = "automatic",
+          "packed"_a = false,
           "budget: None attends to everything; any other selects, as "
           "select() does. The "
           "other options are those of attention() and Cache. packed: keys and values are kept as "
@@ -552,8 +561,9 @@ written. The GIL is released.)");
 
   module.def("select", &choose, "q"_a, "past_k"_a, nb::kw_only(), "budget"_a = nb::none(),
              "preset"_a = "recommended", "queries"_a = 0, "keep_first"_a = 0, "keep_last"_a = 0,
-             "scale"_a = nb::none(), "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(),
-             "mask"_a = nb::none(), "state"_a = nb::none(), "threads"_a = 0,
+             "rest"_a = nb::none(), "past_v"_a = nb::none(), "scale"_a = nb::none(),
+             "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(), "mask"_a = nb::none(),
+             "state"_a = nb::none(), "threads"_a = 0,
              R"(Which past keys a chunk needs: the Selection for attention().
 
 q                      [batch, q_heads, q_len, head_dim], the chunk's queries, 128 to 256 of them
@@ -565,6 +575,9 @@ preset                 recommended, which keeps answers, or paper, the fastest
 queries                so many of the chunk's queries choose, of all heads of a KV head together; more lose less;
                        0: the preset's (recommended: 64)
 keep_first, keep_last  sinks and recent keys that are kept, inside the budget
+rest                   True: the keys left out count as one more, the mean of their keys and values, if past_v says these;
+                       None: as the preset says
+past_v                 [batch, kv_heads, kv_len, v_dim], for a rest; of a Cache it is known
 scale, softcap, mask   as attention() gets them; a mask is of one sequence
 state                  of this layer and sequence: several times as fast
 

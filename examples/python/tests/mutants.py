@@ -22,7 +22,7 @@ MUTANTS = [  # file, what is there, what is there instead, tests
     ("torch.py", "(past_v if v is None else v)", "q", "torch Operator.test_is_attention"),
     ("transformers.py", 'types[:layer])', 'types[:layer + 1])', "transformers Selects"),
     ("transformers.py", 'kind == "full_attention"', 'True', "transformers Selects"),
-    ("transformers.py", ', "queries": chosen.queries}', '}', "transformers Selects"),
+    ("transformers.py", '"queries": chosen.queries,', '"queries": 0,', "transformers Selects"),
     ("transformers.py", '("queries", 0), ', '', "transformers Selects.test_settings"),
     ("transformers.py", 'given[key] = json.loads(text)', 'given.setdefault(key, json.loads(text))',
      "transformers Selects.test_settings_of_the_environment"),

@@ -293,6 +293,34 @@ class Select(Case):
             by_codes.appended(self.k)
             self.assertEqual(layer.selection, quoka.select(self.q, self.k, state=by_codes))
 
+    def test_the_rest_counts(self):
+        q, k, own, past_v = self.q, self.k, normal(1, 2, 30, 64), normal(1, 2, 400, 64)
+
+        def error(**options):
+            state = quoka.State(40, preset="paper", **options)
+            state.appended(k)
+            keep = quoka.select(q, k, state=state, past_v=past_v)
+            return np.abs(quoka.attention(q, own, own, past_k=k, past_v=past_v, selection=keep) - exact).mean()
+
+        exact = quoka.attention(q, own, own, past_k=k, past_v=past_v)
+        self.assertEqual(error(), error(rest=False))
+        self.assertLess(error(rest=True), 0.9 * error())
+        cache = quoka.Cache(1, 2, 64)
+        cache.append(k, past_v)
+        outs = [quoka.attention(q, own, own, past_k=k, past_v=past_v, selection=keep) for keep in (
+            quoka.select(q, k, budget=40, preset="paper", rest=True, past_v=past_v),
+            quoka.select(q, cache, budget=40, preset="paper", rest=True), quoka.select(q, k, budget=40, preset="paper", rest=True))]
+        np.testing.assert_array_equal(outs[0], outs[1])
+        self.assertGreater(np.abs(outs[0] - outs[2]).max(), 1e-4)  # without values nothing stands for the rest
+        layers = [quoka.Prefill(8, 2, 64, budget=40, preset="paper", rest=rest) for rest in (True, False)]
+        for layer in layers:
+            layer.append(k, past_v)
+        outs = [layer.forward(q, own, own) for layer in layers]
+        self.assertLess(np.abs(outs[0] - exact).mean(), 0.9 * np.abs(outs[1] - exact).mean())
+        self.assert_refused(lambda: quoka.select(q, k, state=quoka.State(9), rest=True), "state", "rest")
+        self.assert_refused(lambda: quoka.select(q, cache, budget=9, past_v=past_v), "past_v")
+        self.assert_refused(lambda: quoka.select(q, k, budget=9, rest=True, past_v=past_v[:, :, :399]), 399, 400)
+
     def test_attention_heeds_it(self):
         q, k, v, past_v = self.q, normal(1, 2, 30, 64), normal(1, 2, 30, 64), normal(1, 2, 400, 64)
         keep = quoka.select(q, self.k, budget=25)

@@ -239,7 +239,8 @@ class Selects(unittest.TestCase):
             "recommended", 0.25, [0, 7, 29], {}, 2048, queries=256, arithmetic="int8"))
         self.assertEqual(of({"budget": "mass:0.9"}).budget, "mass:0.9")
         self.assertEqual(of({"preset": "paper"}).mode, "paper")
-        for given, word in (({"mode": "best"}, "best"), ({"budget": 0.0}, "(0, 1]"), ({"budget": "mass:1.9"}, "mass:1.9"), ({"queries": -3}, "queries is -3"),
+        for given, word in (({"mode": "best"}, "best"), ({"budget": 0.0}, "(0, 1]"), ({"budget": "mass:1.9"}, "mass:1.9"), ({"queries": -3}, "queries is -3"), ({"rest": "mean"}, "rest is 'mean'"),
+                            ({"decode": 2}, "decode is 2"),
                             ({"budgets": 3}, "budgets"), ({"chunk": 0}, "chunk is 0"), ({"arithmetic": "fp8"}, "fp8"),
                             ({"min_past": -1}, "-1"), ({"layer_budgets": {"3": -5}}, "-5")):
             with self.assertRaises(ValueError) as caught:
@@ -296,6 +297,17 @@ class Selects(unittest.TestCase):
             for of in (logits[:3], logits[3:]):
                 self.assertTrue(torch.equal(of[0], of[1]))  # the preset's: 16 of each of 2 heads
                 self.assertGreater(float((of[0] - of[2]).abs().max()), 1e-4)
+
+    def test_the_rest_counts(self):
+        with torch.no_grad():
+            ours, tokens = model("Llama", "quoka"), ids(1, 200)
+            exact, errors = ours(tokens).logits, []
+            for rest in (None, False, True, 1):
+                ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 0, "chunk": 50, "rest": rest}
+                errors.append(float((ours(tokens).logits - exact).abs().mean()))
+            self.assertEqual(errors[0], errors[1])
+            self.assertEqual(errors[2], errors[3])
+            self.assertLess(errors[2], 0.95 * errors[1])
 
     def test_what_was_chosen_can_be_watched(self):
         with torch.no_grad(), quoka.transformers.watched() as chosen:

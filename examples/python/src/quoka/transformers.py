@@ -12,7 +12,7 @@ handed to sdpa, with one warning for each reason.
 
 Settings are the keys of the file that `check.sh` writes for llama.cpp, as far as they mean something here: mode (exact,
 recommended, paper), budget (a count of keys, a share of the past, or by scores: "mass:0.95"), dense_layers, layer_budgets, min_past, chunk, decode,
-queries (so many of a chunk choose), arithmetic, threads. A model without settings of its own has those of the environment:
+queries (so many of a chunk choose), rest, arithmetic, threads. A model without settings of its own has those of the environment:
 of the file that QUOKA_CONFIG names, and of QUOKA_MODE, QUOKA_BUDGET and so on, which win.
 """
 import contextlib
@@ -51,6 +51,7 @@ class Settings:
     min_past: int = 0  # chunks with a shorter past are exact
     chunk: int = 128  # queries that select together
     queries: int = 0  # of these, that choose, of all heads of a KV head together; 0: the preset's
+    rest: object = None  # the keys left out count as one more, the mean of them; None: as the preset says
     decode: object = False  # select for single queries, too
     arithmetic: str = "automatic"
     threads: int = 0
@@ -65,6 +66,9 @@ class Settings:
                 raise ValueError(f"{error} ({name})") from None
         if self.arithmetic not in ARITHMETICS:
             raise ValueError(f"quoka: arithmetic is {self.arithmetic!r}, but must be one of {', '.join(ARITHMETICS)}")
+        for name in ("rest", "decode"):
+            if getattr(self, name) not in (None, 0, 1):
+                raise ValueError(f"quoka: {name} is {getattr(self, name)!r}, but must be true or false")
         for name, least in (("min_past", 0), ("chunk", 1), ("queries", 0), ("threads", 0)):
             if getattr(self, name) < least:
                 raise ValueError(f"quoka: {name} is {getattr(self, name)}, but must be at least {least}")
@@ -281,7 +285,8 @@ def _can_select(causal, mask, q_len):
 def _select_and_attend(query, key, value, out, mask, chosen, layer, sinks, options):
     """One sequence after the other, `chunk` queries at a time."""
     q_len, kv_len = query.shape[2], key.shape[2]
-    how = {"budget": chosen.budget_of(layer), "preset": chosen.mode, "queries": chosen.queries}
+    how = {"budget": chosen.budget_of(layer), "preset": chosen.mode, "queries": chosen.queries,
+           "rest": None if chosen.rest is None else bool(chosen.rest)}
     selecting = {"scale": options["scale"], "softcap": options["softcap"], "threads": options["threads"]}
     for b in range(query.shape[0]):
         q, k, v, to = query[b:b + 1], key[b:b + 1], value[b:b + 1], out[b:b + 1]
@@ -292,13 +297,13 @@ def _select_and_attend(query, key, value, out, mask, chosen, layer, sinks, optio
             first, last = kv_len - q_len + begin, kv_len - q_len + end
             queries, past = q[:, :, begin:end], k[:, :, :first]
             rows = None if mask is None else mask[b if mask.shape[0] > 1 else 0, None, :, begin:end, :last]
-            keep = None
+            keep, values = None, v[:, :, :first] if chosen.rest else None
             if first > chosen.min_past and first > 0:
                 if state is not None:
                     state.appended(past, capacity=kv_len, threads=options["threads"])
-                    keep = _core.select(queries, past, state=state, **selecting)
+                    keep = _core.select(queries, past, state=state, past_v=values, **selecting)
                 else:
-                    keep = _core.select(queries, past, mask=rows, **how, **selecting)
+                    keep = _core.select(queries, past, mask=rows, past_v=values, **how, **selecting)
             if (watching := _watching.get()) is not None:
                 watching.append(Chosen(layer, b, first, last, keep))
             _core.attention(queries, k[:, :, first:last], v[:, :, first:last], past_k=past if first else None,
