@@ -294,8 +294,9 @@ class Check {
                              longest;
     const double a_token = seconds / static_cast<double>(count) * (1 + attention / weights);
     const auto tried = static_cast<double>(tried_.size());
-    const double most = static_cast<double>(together()) - 1;
-    const double readers = tried - 1 + std::ceil((tried - 1) / most);  // llama.cpp in each group
+    const double most = static_cast<double>(together()) - 2;
+    const double readers =  // llama.cpp and exact mode in each group
+        tried - 2 + 2 * std::max(1.0, std::ceil((tried - 2) / most));
     const double left = is_done("measure") ? 0 : readers * longest,
                  layers = longest + 256.0 * static_cast<double>(model_.layers),
                  rest = left + (is_done("layers") || !selecting() ? 0 : layers) + 3 * longest;
@@ -320,32 +321,33 @@ class Check {
 
   // ---- a pass, or what is left of it ----
 
-  // Contenders whose caches fit half of the memory read side by side, each group with llama.cpp.
+  // Contenders whose caches fit half of the memory read side by side.
   Index together() const {
-    if (flags_.together > 0) return std::max<Index>(2, flags_.together);
+    if (flags_.together > 0) return std::max<Index>(3, flags_.together);
     const double cell =
         2.0 * static_cast<double>(model_.layers * model_.kv_heads * model_.head_dim) * 2;
     const double cache = cell * static_cast<double>(flags_.lengths.back() + question_room) + 100e6;
-    return std::max<Index>(2, static_cast<Index>(available_bytes() / 2 / cache));
+    return std::max<Index>(3, static_cast<Index>(available_bytes() / 2 / cache));
   }
   json& step(const std::string& name) { return result_["steps"][name]; }
   bool is_done(const std::string& name) {
     return result_.contains("steps") && result_["steps"].contains(name);
   }
 
+  // The first two are in each group: all others are compared with them.
   std::vector<Outcome> pass(const std::string& name, const Reading& reading,
                             const std::vector<Tried>& tried) {
-    const auto most = static_cast<std::size_t>(together());
+    const std::size_t most = static_cast<std::size_t>(together()) - 2;
     std::vector<Outcome> all;
-    for (std::size_t begin = 1; begin < tried.size(); begin += most - 1) {
-      std::vector<Tried> group{tried[0]};
-      for (std::size_t i = begin; i < std::min(tried.size(), begin + most - 1); ++i)
+    for (std::size_t begin = 2; begin == 2 || begin < tried.size(); begin += most) {
+      std::vector<Tried> group(tried.begin(), tried.begin() + 2);
+      for (std::size_t i = begin; i < std::min(tried.size(), begin + most); ++i)
         group.push_back(tried[i]);
       const std::string part =
-          begin == 1 && most >= tried.size() ? name : fmt::format("{} {}", name, begin);
+          group.size() == tried.size() ? name : fmt::format("{} {}", name, begin - 1);
       if (!is_done(part)) step(part) = one_pass(name, reading, group), save_();
       const std::vector<Outcome> outcomes = outcomes_of(step(part)["longest"]);
-      all.insert(all.end(), outcomes.begin() + (begin == 1 ? 0 : 1), outcomes.end());
+      all.insert(all.end(), outcomes.begin() + (begin == 2 ? 0 : 2), outcomes.end());
     }
     return all;
   }
@@ -423,7 +425,7 @@ class Check {
       std::vector<TokenAt> rest;
       for (Index i = length - last; i < length; ++i)
         rest.push_back({measured_text_.tokens[static_cast<std::size_t>(i)],
-                        static_cast<llama_pos>(i), 0, i % 4 == 3});
+                        static_cast<llama_pos>(i), 0, i % 2 == 1});
       Contender dense = contender(tried_[1]);
       for (Index begin = 0; begin < length - last; begin += flags_.ubatch) {
         std::vector<TokenAt> batch;

@@ -112,8 +112,10 @@ TEST_F(CheckProgram, WritesWhatItRecommendsVerifiesItAndGoesOnWhereItStopped) {
   const json grouped = result();
   EXPECT_EQ(grouped["asked"]["cache"], "q8_0");
   EXPECT_EQ(grouped["steps"]["measure 1"]["longest"].size(), 3u);
-  ASSERT_EQ(grouped["steps"]["measure 3"]["longest"].size(), 2u);
-  EXPECT_EQ(grouped["steps"]["measure 3"]["longest"][0]["name"], "llama.cpp");
+  ASSERT_EQ(grouped["steps"]["measure 2"]["longest"].size(), 3u);
+  EXPECT_EQ(grouped["steps"]["measure 2"]["longest"][0]["name"], "llama.cpp");
+  EXPECT_EQ(grouped["steps"]["measure 2"]["longest"][1]["name"], "exact") << "gains are over it";
+  EXPECT_EQ(grouped["steps"]["measure 2"]["longest"][2]["name"], "recommended 64");
   EXPECT_FALSE(grouped["steps"].contains("measure"));
   EXPECT_EQ(grouped["advice"]["use"], "selection");
 }
