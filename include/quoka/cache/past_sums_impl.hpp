@@ -71,23 +71,42 @@ QUOKA_FUNC void PastSums::add(Index head, const Some& rows, double sign, double*
   }
 }
 
+namespace detail {
+
+// to += rows [begin, end), channel by channel, in float. Rows of whole packets are read where they lie.
+inline void sum_rows(const HeadRows& rows, Index begin, Index end, FloatRow& reader, float* to) {
+  if (rows.shape.dim % simd::lanes != 0) {
+    for (Index i = begin; i < end; ++i) add_row(reader.read(rows, i), rows.shape.dim, to);
+    return;
+  }
+  const float one = 1.0f;
+  const float* const weight = &one;
+  const HeadRows some = rows.from(begin);
+  RowWalk walk(some.at, some.row_bytes(), RowsAhead::most, end - begin);
+  for (Index i = 0; i < end - begin; i += RowsAhead::most) {
+    const Index n = std::min(RowsAhead::most, end - begin - i);
+    ConstRow memory[RowsAhead::most];
+    RowsAhead ahead;
+    ahead.take(walk, n);
+    rows.format->token_values(some.at.run(i, n, memory), n, rows.shape, &weight, 0, 1, to, &ahead);
+  }
+}
+
+}  // namespace detail
+
 // False, and nothing added, where a sum in float is not finite.
 QUOKA_FUNC bool PastSums::add_together(Index head, const Some& rows, double sign, double* to,
                                        Scratch& scratch) const {
   const Index b = head / k_.heads(), kv_head = head % k_.heads();
   const Index dim = k_.dim(), v_dim = v_.dim();
-  const HeadRows k = k_.head(b, kv_head), v = v_.head(b, kv_head);
+  const auto of = [&](const Rows& all) {
+    const HeadRows x = all.head(b, kv_head);
+    return rows.list != nullptr ? x.listed(rows.list) : x;
+  };
   float *const keys = scratch.part.data(), *const values = keys + round_up(dim, simd::lanes);
   std::fill_n(keys, dim, 0.0f), std::fill_n(values, v_dim, 0.0f);
-  constexpr Index ahead = 4;  // rows between the one at hand and the one asked for
-  for (Index i = rows.begin; i < rows.end; ++i) {
-    if (rows.list != nullptr && i + ahead < rows.end)
-      for (const HeadRows* const x : {&k, &v})
-        for (Index byte = 0; byte < x->row_bytes(); byte += 64)
-          simd::prefetch((*x)[rows[i + ahead]] + byte);
-    detail::add_row(scratch.k.read(k, rows[i]), dim, keys);
-    detail::add_row(scratch.v.read(v, rows[i]), v_dim, values);
-  }
+  detail::sum_rows(of(k_), rows.begin, rows.end, scratch.k, keys);
+  detail::sum_rows(of(v_), rows.begin, rows.end, scratch.v, values);
   if (!detail::all_finite(keys, dim) || !detail::all_finite(values, v_dim)) return false;
   to[0] += sign * static_cast<double>(rows.end - rows.begin);
   for (Index c = 0; c < dim; ++c) to[1 + c] += sign * static_cast<double>(keys[c]);
