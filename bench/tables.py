@@ -818,6 +818,19 @@ def real_glance():
 
 
 @table
+def real_rest():
+    """What is left out as one more key and value, by model, text, queries and budget: without, and with it."""
+    body = []
+    for key, group in itertools.groupby(load("real_rest")["results"], lambda r: (r["model"], r["length"], r["text"])):
+        body.append(["**{}, {:,} tokens, *{}***".format(*key), "", "", "", ""])
+        for r in group:
+            low_high = lambda x: f"{x[0]:+.1f} % ({x[1]:+.1f} to {x[2]:+.1f})"
+            body.append([f"{r['what']}, {r['budget']} keys", f"{r['kl']:.4f}", f"{r['kl_rest']:.4f}: {r['kl_change'][0]:+.4f} ({r['kl_change'][1]:+.4f} to {r['kl_change'][2]:+.4f})",
+                         low_high(r["perplexity"]), low_high(r["perplexity_rest"])])
+    return ["", "KL, nat", "with `rest`", "perplexity", "with `rest`"], body
+
+
+@table
 def real_tried():
     """Selection changed in one way at a time, by model and budget."""
     body = []
