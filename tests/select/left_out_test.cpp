@@ -184,7 +184,7 @@ TEST(LeftOut, OfACacheThatOthersKeep) {
 
 TEST(LeftOut, OfCellsThatAllQueriesSee) {
   Random random(9346);
-  constexpr Index len = 300, q_len = 20;
+  constexpr Index len = 600, q_len = 20;
   const auto q = random.tensor<float>(1, q_heads, q_len, dim),
              k = random.tensor<float>(1, kv_heads, len, dim);
   const auto v = random.tensor<float>(1, kv_heads, len, v_dim);

@@ -24,7 +24,6 @@ QUOKA_FUNC void PastSums::begin(const Rows& k, const Rows& v, Index capacity, in
   if (k.dim() != k_dim_) sums_.truncate(0);
   k_dim_ = k.dim();
   sums_.reshape(k.batch(), k.heads(), width());
-  sums_.truncate(k.len() / step);
   known_ = sums_.len();
   sums_.grow(k.len() / step, capacity / step);
   scratch_.reserve(workers, k, v);

@@ -96,7 +96,8 @@ struct QuokaOptions {
                                                        // sketch
   bool rest = false;                                   // the keys left out count as one more, their
                                                        // mean (views/past_rest.hpp). Wants values:
-                                                       // SelectorInput::v. Not over shards
+                                                       // SelectorInput::v. Not over shards. Mends
+                                                       // some models, harms others
 
   // The paper's, which are the defaults.
   static QuokaOptions paper(Budget budget = Budget::keys(1024)) { return {.budget = budget}; }
