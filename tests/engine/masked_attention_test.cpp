@@ -249,6 +249,22 @@ TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
     }
 }
 
+// Sums of one sequence's keys, as long as the next one's, serve its own chunks alone.
+TEST(MaskedAttention, WhatIsLeftOutIsThatOfItsOwnSequence) {
+  Engine first(false), second(false, 6);
+  MaskedOptions masked = selecting(with_rest(), 16);
+  masked.sketch = false;
+  const AttentionOptions options{.scale = 0.7f};
+  MaskedAttention layer;
+  layer.run(std::vector{first.streams()[0], second.streams()[0]}, masked, options,
+            SerialExecutor{});
+  for (Engine* const engine : {&first, &second}) {
+    const std::vector<float> wanted = engine->expected(masked, options);
+    for (Index query = 0; query < engine->sequences[0].chunk; ++query)
+      ASSERT_LE(engine->distance(wanted, query), 2e-5f) << query;
+  }
+}
+
 // Two caches in one call, each with what is remembered of its own.
 TEST(MaskedAttention, StreamsOfTwoCaches) {
   for (const MaskedOptions& masked :
