@@ -179,7 +179,7 @@ def _mask(batch_size, q_length=None, kv_length=None, q_offset=0, kv_offset=0, ma
           attention_mask=None, local_size=None, allow_is_causal_skip=True, cache_position=None, **others):
     """None where queries are the last of the keys' tokens and see what causality allows; else as sdpa has it."""
     queries = {"q_length": q_length, "q_offset": q_offset}
-    if cache_position is not None:  # before transformers 5.3
+    if cache_position is not None:  # transformers 5.2
         queries = {"cache_position": cache_position}
         q_length = cache_position.shape[0]
         q_offset = None if torch.compiler.is_compiling() else int(cache_position[0])
@@ -346,9 +346,11 @@ class _GrowingLayer(DynamicLayer):
                                and self.keys.stride() == self._room[0].stride())
 
     def reset(self):
-        """As DynamicLayer's; the room is given back."""
+        """Empties it; the room is given back. DynamicLayer's of transformers 5.2 keeps its length."""
         self._room = None
         super().reset()
+        if self.get_seq_length() > 0:
+            self.keys, self.values = self.keys[:, :, :0], self.values[:, :, :0]
 
 
 class Cache(DynamicCache):
