@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Every number of results/real_models.md that is no RULER task: what exact attention and selection cost models with real weights,
+# Every number of results/real_models.md: what exact attention and selection cost models with real weights,
 # in unmodified llama.cpp, on a novel that no setting was chosen by.
 #
 #   bash bench/real_models.sh            goes on where it was stopped; an hour or two
 #   bash bench/real_models.sh --quick    one length, one reading, two budgets of each model
+#
+# RULER's tasks come after it where ruler.sh --install was run: another hour.
 #
 # MODELS: which, of "smollm2 gemma3-270m tinyllama". THREADS: 1. RESULTS: the folder of real_models.json, build/real_models.
 # Copied to bench/results it is what `tables.py --write` reads. CHECK: the program `check`; built, with what it needs, if this
@@ -29,11 +31,7 @@ if [[ -z ${CHECK-} ]]; then
 fi
 check=${CHECK:-build/examples/ggml/check}
 
-if [[ ! -s $results/emma.txt ]]; then # 2 MB: six novels; of the package nothing is installed
-  (cd "$results" && apt-get download r-cran-janeaustenr=1.0.0-1 >/dev/null)
-  python3 bench/novel.py "$results"/r-cran-janeaustenr_1.0.0-1_all.deb emma --out "$results/emma.txt"
-fi
-
+book=$(bash bench/emma.sh "$results")
 files=()
 for name in ${MODELS:-smollm2 gemma3-270m tinyllama}; do
   file=$(bash examples/support/get_model.sh "$name")
@@ -44,6 +42,11 @@ for name in ${MODELS:-smollm2 gemma3-270m tinyllama}; do
   fi
   files+=("$name=$file")
 done
-python3 bench/real_models.py --check "$check" --text "$results/emma.txt" --work "$results" --out "$results/real_models.json" \
+python3 bench/real_models.py --check "$check" --text "$book" --work "$results" --out "$results/real_models.json" \
   --threads "${THREADS:-1}" "${quick[@]}" "${files[@]}"
 echo "$results/real_models.json"
+if [[ -x build/ruler/lm-eval/bin/python ]]; then
+  bash bench/ruler.sh "${quick[@]}"
+else
+  say "RULER's tasks: bash bench/ruler.sh --install, then without --install"
+fi

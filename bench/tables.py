@@ -831,6 +831,25 @@ def real_rest():
 
 
 @table
+def ruler():
+    """Points by task and settings, of as many samples as exact mode has answered or as is said; in brackets the interval of the change from exact mode."""
+    results = load("ruler")["results"]
+    names = list(dict.fromkeys(r["settings"] for r in results))
+    body = []
+    for (model, length), of_model in itertools.groupby(results, lambda r: (r["model"], r["length"])):
+        body.append([f"**{model}, {length:,} tokens**", *[""] * (len(names) + 1)])
+        for task, group in itertools.groupby(of_model, lambda r: r["task"]):
+            of = {r["settings"]: r for r in group}
+            row = ["all of these" if task == "all" else f"`{task}`", str(of["exact"]["samples"])]
+            for name in names:
+                r = of.get(name)
+                row.append("" if r is None else f"{percent(r['right'] / 100)} %" + ("" if name == "exact" else " ({:+.1f} to {:+.1f})".format(*r["change"][1:]))
+                           + ("" if r["samples"] == of["exact"]["samples"] else f" of {r['samples']}"))
+            body.append(row)
+    return ["task", "samples", *names], body
+
+
+@table
 def real_tried():
     """Selection changed in one way at a time, by model and budget."""
     body = []
