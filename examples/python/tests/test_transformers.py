@@ -298,6 +298,14 @@ class Selects(unittest.TestCase):
                 self.assertTrue(torch.equal(of[0], of[1]))  # the preset's: 16 of each of 2 heads
                 self.assertGreater(float((of[0] - of[2]).abs().max()), 1e-4)
 
+    def test_a_short_past_is_attended_to_whole(self):
+        with torch.no_grad(), quoka.transformers.watched() as chosen:
+            ours = model("Llama", "quoka")
+            ours.config.quoka = {"mode": "paper", "budget": 10, "dense_layers": 3, "chunk": 50, "min_past": 100}
+            ours(ids(1, 220))
+        self.assertEqual([(c.first, c.selection is None) for c in chosen],
+                         [(0, True), (50, True), (100, True), (150, False), (200, False)])
+
     def test_the_rest_counts(self):
         with torch.no_grad():
             ours, tokens = model("Llama", "quoka"), ids(1, 200)
@@ -354,6 +362,12 @@ class Caches(unittest.TestCase):
         both(lambda cache: cache.update(k, v, 0))
         self.assertEqual(ours.layers[0].keys.data_ptr(), before)
         both(lambda cache: cache.crop(-6))
+        both(lambda cache: cache.update(k, v, 0))
+
+        def thin(cache):  # every second token, where they lie
+            cache.layers[0].keys, cache.layers[0].values = (x[:, :, ::2] for x in (cache.layers[0].keys, cache.layers[0].values))
+
+        both(thin)
         both(lambda cache: cache.update(k, v, 0))
         both(lambda cache: cache.reorder_cache(torch.tensor([1, 1])))
         both(lambda cache: cache.update(v, k, 0))
