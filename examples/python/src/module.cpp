@@ -264,7 +264,8 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
     quoka::detail::fail_because("past_k is a cache, which has values, and there is past_v");
   const Options options(scale, true, 0, nb::none(), softcap, slopes, mask, "automatic");
   std::optional<State> own;
-  if (state != nullptr) {
+  const bool keeps = state != nullptr;
+  if (keeps) {
     if (!budget.is_none())
       quoka::detail::fail_because(
           "there is a state, which has its own budget, and there is another one");
@@ -284,9 +285,17 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
   const quoka::SelectorInput input{.q = q.queries(),
                                    .k = cache != nullptr ? cache->of.k() : past_k->rows(),
                                    .logits = options.of,
+                                   .capacity = cache != nullptr ? cache->of.capacity() : 0,
                                    .v = cache != nullptr ? cache->of.v() : rows_of(past_v)};
   Selection keep;
   run_by(threads, [&](quoka::ExecutorRef executor) {
+    // A state is there to be kept: keys that it has not seen are encoded once, not read as they are at each call. A call
+    // that is refused leaves it as it was.
+    if (keeps && options.of.mask.absent()) {
+      quoka::detail::check_choice_input(input, state->selector.scorer());
+      state->selector.appended({.q = {}, .k = input.k, .capacity = input.capacity}, state->state,
+                               executor);
+    }
     quoka::select_visible(state->selector, input, options.of.mask, state->state, keep.of, executor);
   });
   return keep;
@@ -363,8 +372,9 @@ NB_MODULE(_core, module) {
           },
           "k"_a, nb::kw_only(), "capacity"_a = 0, "threads"_a = 0,
           "Keys came: k [batch, kv_heads, kv_len, head_dim], or a Cache, is all of them now. "
-          "capacity: how many there "
-          "is room for.")
+          "select() "
+          "does it where there is no mask; here it can be done earlier, and for capacity keys at "
+          "once.")
       .def(
           "truncate",
           [](State& state, Index len) {
@@ -579,7 +589,7 @@ rest                   True: the keys left out count as one more, the mean of th
                        None: as the preset says
 past_v                 [batch, kv_heads, kv_len, v_dim], for a rest; of a Cache it is known
 scale, softcap, mask   as attention() gets them; a mask is of one sequence
-state                  of this layer and sequence: several times as fast
+state                  of this layer and sequence: encodes keys that it has not seen, without a mask; several times as fast
 
 A past no longer than the budget is kept whole. Raises ValueError, with both numbers.)");
 

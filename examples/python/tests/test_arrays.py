@@ -285,13 +285,14 @@ class Select(Case):
             self.assertEqual(quoka.select(self.q, self.k, budget=40, preset=preset, queries=of_preset), alone)
             more = quoka.select(self.q, self.k, budget=40, preset=preset, queries=100)
             self.assertNotEqual(more, alone)
-            self.assertEqual(quoka.select(self.q, self.k, state=quoka.State(40, preset=preset, queries=100)), more)
+            self.assertEqual(quoka.select(self.q, self.k, state=quoka.State(40, preset=preset, queries=100)).max_count, 40)
             layer = quoka.Prefill(8, 2, 64, budget=40, preset=preset, queries=100)
             layer.append(self.k, self.k)
             layer.forward(self.q, self.k[:, :, :30], self.k[:, :, :30])
             by_codes = quoka.State(40, preset=preset, queries=100)
             by_codes.appended(self.k)
             self.assertEqual(layer.selection, quoka.select(self.q, self.k, state=by_codes))
+            self.assertEqual(layer.selection, quoka.select(self.q, self.k, state=quoka.State(40, preset=preset, queries=100)))
 
     def test_the_rest_counts(self):
         q, k, own, past_v = self.q, self.k, normal(1, 2, 30, 64), normal(1, 2, 400, 64)
@@ -351,6 +352,22 @@ class Select(Case):
         state.truncate(100)
         quoka.select(self.q, self.k[:, :, :100], state=state)
         self.assert_refused(lambda: quoka.select(self.q, self.k, state=state, budget=5), "state")
+
+    def test_a_state_is_told_of_keys_by_select(self):
+        told, cache = quoka.State(30), quoka.Cache(1, 2, 64, capacity=500)
+        state = quoka.State(30)
+        self.assert_refused(lambda: quoka.select(self.q[..., :63], self.k, state=state), 63, 64)
+        self.assertEqual(state.kept_bytes, 0)  # as it was
+        for end in (200, 400):
+            k = self.k[:, :, :end]
+            told.appended(k, capacity=500)
+            cache.append(k[:, :, len(cache):], k[:, :, len(cache):])
+            for past in (cache, k):
+                self.assertEqual(quoka.select(self.q, past, state=state), quoka.select(self.q, k, state=told))
+            self.assertEqual(state.kept_bytes, told.kept_bytes)
+        masked = quoka.State(30)
+        quoka.select(self.q, self.k, state=masked, mask=np.ones((30, 430), bool))
+        self.assertEqual(masked.kept_bytes, 0)
 
     def test_is_refused(self):
         for call, *words in (
