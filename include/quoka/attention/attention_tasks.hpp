@@ -12,6 +12,7 @@
 // (chains.hpp).
 #pragma once
 
+#include <quoka/attention/attention_rows.hpp>
 #include <quoka/attention/attention_scratch.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/views/selection.hpp>
