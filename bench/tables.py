@@ -392,6 +392,11 @@ def side_rows():
     return sorted(load("side_by_side")["operators"], key=lambda r: (r["threads"], order[r["model"]], r["past"], r["queries"]))
 
 
+def side_row(queries, past):
+    """Of 32/8/128 and one thread; None where it was not measured."""
+    return next((r for r in side_rows() if (r["shape"], r["queries"], r["past"], r["threads"]) == ("32/8/128", queries, past, 1)), None)
+
+
 @table
 def side_operators():
     """By row the fastest other in float and in 16 bits beside exact attention in the same, and what else this library has."""
@@ -429,7 +434,7 @@ def side_behind():
 def side_everyone():
     """One row whole."""
     told = load("side_by_side")
-    r = next(r for r in told["operators"] if (r["shape"], r["queries"], r["past"], r["threads"]) == ("32/8/128", 128, 8192, 1))
+    r = side_row(128, 8192)
     peak = {"f": "float FMA", "bf16": "vdpbf16ps", "int8": "vpdpbusd"}
     body = []
     for name, of in sorted(r["entries"].items(), key=lambda item: item[1].get("ms", [0, 0])[1]):
@@ -481,7 +486,7 @@ def side_glance():
     """README.md: one layer, exact attention against the fastest other at the same precision."""
     body = []
     for what, *key in (("a chunk of 128 queries over 8,192 keys", 128, 8192), ("a chunk of 512", 512, 8192), ("a chunk of 16", 16, 8192), ("one token", 1, 8192)):
-        r = next((r for r in load("side_by_side")["operators"] if (r["shape"], r["queries"], r["past"], r["threads"]) == ("32/8/128", *key, 1)), None)
+        r = side_row(*key)
         if r is None:
             continue
         cells = []

@@ -298,7 +298,7 @@ class Exact(Contender):
 class Selected(Exact):
     """quoka.select, then quoka.attention: 1,024 keys; as many keys as there are queries are new to what selection keeps, as in a prefill."""
 
-    how = "State.appended, quoka.select and quoka.attention, a budget of 1,024 keys"
+    how = "quoka.select with a State, and quoka.attention, a budget of 1,024 keys"
     preset = "recommended"
 
     def prepare(self):
@@ -310,7 +310,6 @@ class Selected(Exact):
         self.state.appended(self.past["past_k"][:, :, :self.layer.shape.past - self.layer.shape.queries])
 
     def __call__(self):
-        self.state.appended(self.past["past_k"], threads=self.threads)  # else select() reads keys as they are, which takes longer
         keep = self.quoka.select(self.q, self.past["past_k"], state=self.state, scale=self.layer.scale, threads=self.threads)
         self.quoka.attention(self.q, self.k, self.v, selection=keep, **self.past, **self.options)
 

@@ -326,8 +326,8 @@ typedef struct quoka_selection_options {
   int64_t keep_first;  // attention sinks, inside the budget
   int64_t keep_last;   // most recent keys, inside the budget
   int64_t queries;  // of a chunk that choose, of all heads of a KV head together; 0: the preset's
-  int32_t
-      rest;  // the keys left out count as one more, their mean: 1 yes, -1 no; 0: as the preset says
+  // The keys left out count as one more, their mean: 1 yes, -1 no; 0: as the preset says.
+  int32_t rest;
 } quoka_selection_options;
 
 // What selection remembers of one layer of one sequence, 8-bit codes of its keys among it: not needed, and several
@@ -354,8 +354,8 @@ typedef struct quoka_select_args {
   const quoka_selection_options* how;      // without a state; NULL: the defaults
   quoka_state* state;                      // NULL: as `how` says, and nothing is remembered
   quoka_threads* threads;                  // NULL: the calling thread
-  const quoka_tensor* past_v;  // [batch, kv_heads, kv_len, v_dim], for `rest`; NULL: nothing
-                               // stands for the keys left out
+  // [batch, kv_heads, kv_len, v_dim], for `rest`; NULL: nothing stands for the keys left out.
+  const quoka_tensor* past_v;
 } quoka_select_args;
 
 // Writes which keys of the past this chunk attends to. A past no longer than the budget is kept whole; what a mask hides

@@ -47,6 +47,20 @@ List random_list(Random& random, Index keys, Index count) {
   return list;
 }
 
+// Of 32 queries, 150 of 1,500 keys each, and `shared` keys that are listed by all. Key 700 is listed by each fourth, the
+// second first, where it is `rare`.
+Lists neighbours_lists(Random& random, Index shared, bool rare) {
+  Lists lists;
+  const List common = random_list(random, 1500, shared);
+  for (Index i = 0; i < 32; ++i) {
+    lists.push_back(random_list(random, 1500, 150));
+    lists.back().insert(lists.back().end(), common.begin(), common.end());
+    if (rare) std::erase(lists.back(), 700);
+    if (rare && i % 4 == 1) lists.back().push_back(700);
+  }
+  return lists;
+}
+
 template <class T>
 struct Layer {
   Tensor4<T> k, v;
@@ -211,15 +225,7 @@ TEST(ListedAttention, NaNOfAKeyThatIsNotListedIsNotSeen) {
       SCOPED_TRACE(::testing::Message() << of_value << ", " << shared);
       Random random(6);
       Layer<float> layer(random, 8, 2, 32, 1500, 32, 32);
-      Lists lists;
-      const List common = random_list(random, 1500, shared);
-      for (Index i = 0; i < 32; ++i) {
-        lists.push_back(random_list(random, 1500, 150));
-        lists.back().insert(lists.back().end(), common.begin(), common.end());
-        std::erase(lists.back(), 700);
-        if (i % 4 == 1) lists.back().push_back(700);
-      }
-      const Stored stored(lists);
+      const Stored stored(neighbours_lists(random, shared, true));
       const Output<float> clean = layer.attend({.lists = stored.lists()});
       (of_value ? layer.v : layer.k)(0, 1, 700, 5) = not_a_number;
       const Output<float> output = layer.attend({.lists = stored.lists()});
@@ -240,15 +246,7 @@ TEST(ListedAttention, AnInfiniteBiasOfAKeyThatIsNotListedIsNotSeen) {
     SCOPED_TRACE(shared);
     Random random(9);
     const Layer<float> layer(random, 8, 2, 32, 1500, 32, 32);
-    Lists lists;
-    const List common = random_list(random, 1500, shared);
-    for (Index i = 0; i < 32; ++i) {
-      lists.push_back(random_list(random, 1500, 150));
-      lists.back().insert(lists.back().end(), common.begin(), common.end());
-      std::erase(lists.back(), 700);
-      if (i % 4 == 1) lists.back().push_back(700);
-    }
-    const Stored stored(lists);
+    const Stored stored(neighbours_lists(random, shared, true));
     Tensor4<float> bias(1, 1, 32, 1500);
     bias.setConstant(0.5f);
     AttentionOptions options{.lists = stored.lists()};
@@ -266,13 +264,7 @@ TEST(ListedAttention, AMaskOfEachHeadIsThatHeads) {
     SCOPED_TRACE(shared);
     Random random(10);
     const Layer<float> layer(random, 8, 2, 32, 1500, 32, 32);
-    Lists lists;
-    const List common = random_list(random, 1500, shared);
-    for (Index i = 0; i < 32; ++i) {
-      lists.push_back(random_list(random, 1500, 150));
-      lists.back().insert(lists.back().end(), common.begin(), common.end());
-    }
-    const Stored stored(lists);
+    const Stored stored(neighbours_lists(random, shared, false));
     Tensor4<float> bias(1, 8, 32, 1500);
     for (Index i = 0; i < bias.size(); ++i)
       bias.data()[i] = 0.25f * static_cast<float>(i / (32 * 1500));

@@ -250,22 +250,34 @@ nb::object attend(nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::handle 
   return result(out, lse, return_lse);
 }
 
+// Cached keys that a caller gives: an array, or a Cache.
+class CachedKeys {
+ public:
+  CachedKeys(nb::handle of, const char* name) {
+    if (!nb::try_cast(of, cache_)) array_.emplace(of, name);
+    PyErr_Clear();
+  }
+  const quoka::KvCache* cache() const { return cache_ != nullptr ? &cache_->of : nullptr; }
+  quoka::Rows k() const { return cache_ != nullptr ? cache_->of.k() : array_->rows(); }
+
+ private:
+  OptionalArray array_;
+  const Cache* cache_ = nullptr;
+};
+
 Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
                  const std::string& preset, Index queries, Index keep_first, Index keep_last,
                  std::optional<bool> rest, nb::handle past_v_in, std::optional<double> scale,
                  double softcap, nb::handle slopes, nb::handle mask, State* state, int threads) {
   Array q(q_in, "q");
-  OptionalArray past_k;
-  const Cache* cache = nullptr;
-  if (!nb::try_cast(past_k_in, cache)) past_k.emplace(past_k_in, "past_k");
-  PyErr_Clear();
+  const CachedKeys past_k(past_k_in, "past_k");
+  const quoka::KvCache* const cache = past_k.cache();
   const OptionalArray past_v = optional_array(past_v_in, "past_v");
   if (cache != nullptr && past_v)
     quoka::detail::fail_because("past_k is a cache, which has values, and there is past_v");
   const Options options(scale, true, 0, nb::none(), softcap, slopes, mask, "automatic");
   std::optional<State> own;
-  const bool keeps = state != nullptr;
-  if (keeps) {
+  if (state != nullptr) {
     if (!budget.is_none())
       quoka::detail::fail_because(
           "there is a state, which has its own budget, and there is another one");
@@ -283,15 +295,15 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
     state = &*own;
   }
   const quoka::SelectorInput input{.q = q.queries(),
-                                   .k = cache != nullptr ? cache->of.k() : past_k->rows(),
+                                   .k = past_k.k(),
                                    .logits = options.of,
-                                   .capacity = cache != nullptr ? cache->of.capacity() : 0,
-                                   .v = cache != nullptr ? cache->of.v() : rows_of(past_v)};
+                                   .capacity = cache != nullptr ? cache->capacity() : 0,
+                                   .v = cache != nullptr ? cache->v() : rows_of(past_v)};
   Selection keep;
   run_by(threads, [&](quoka::ExecutorRef executor) {
     // A state is there to be kept: keys that it has not seen are encoded once, not read as they are at each call. A call
     // that is refused leaves it as it was.
-    if (keeps && options.of.mask.absent()) {
+    if (!own && options.of.mask.absent()) {
       quoka::detail::check_choice_input(input, state->selector.scorer());
       state->selector.appended({.q = {}, .k = input.k, .capacity = input.capacity}, state->state,
                                executor);
@@ -360,11 +372,8 @@ NB_MODULE(_core, module) {
       .def(
           "appended",
           [](State& state, nb::handle k_in, Index capacity, int threads) {
-            OptionalArray array;
-            const Cache* cache = nullptr;
-            if (!nb::try_cast(k_in, cache)) array.emplace(k_in, "k");
-            PyErr_Clear();
-            const quoka::Rows k = cache != nullptr ? cache->of.k() : array->rows();
+            const CachedKeys keys(k_in, "k");
+            const quoka::Rows k = keys.k();
             run_by(threads, [&](quoka::ExecutorRef executor) {
               state.selector.appended({.q = {}, .k = k, .capacity = capacity}, state.state,
                                       executor);

@@ -67,7 +67,8 @@ class PastSums {
   // sign times the sums over `rows` to `to` [width].
   void add(Index head, const Some& rows, double sign, double* to, Scratch& scratch) const;
   bool add_together(Index head, const Some& rows, double sign, double* to, Scratch& scratch) const;
-  void add_one(Index head, Index row, double sign, double* to, Scratch& scratch) const;
+  // sign times `rows` keys and values, summed up. False, and nothing added, where one of the sums is not finite.
+  bool add_sums(const float* keys, const float* values, Index rows, double sign, double* to) const;
 
   Rows k_, v_;             // of the call
   Index known_ = 0;        // steps, when it began

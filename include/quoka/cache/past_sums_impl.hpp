@@ -66,7 +66,10 @@ QUOKA_FUNC void PastSums::add(Index head, const Some& rows, double sign, double*
   for (Index first = rows.begin; first < rows.end; first += together) {
     const Some few{first, std::min(rows.end, first + together), rows.list};
     if (add_together(head, few, sign, to, scratch)) continue;
-    for (Index i = few.begin; i < few.end; ++i) add_one(head, few[i], sign, to, scratch);
+    const Index b = head / k_.heads(), kv_head = head % k_.heads();
+    for (Index i = few.begin; i < few.end; ++i)  // but those that are not finite
+      add_sums(scratch.k.read(k_, b, kv_head, few[i]), scratch.v.read(v_, b, kv_head, few[i]), 1,
+               sign, to);
   }
 }
 
@@ -93,7 +96,6 @@ inline void sum_rows(const HeadRows& rows, Index begin, Index end, FloatRow& rea
 
 }  // namespace detail
 
-// False, and nothing added, where a sum in float is not finite.
 QUOKA_FUNC bool PastSums::add_together(Index head, const Some& rows, double sign, double* to,
                                        Scratch& scratch) const {
   const Index b = head / k_.heads(), kv_head = head % k_.heads();
@@ -106,23 +108,17 @@ QUOKA_FUNC bool PastSums::add_together(Index head, const Some& rows, double sign
   std::fill_n(keys, dim, 0.0f), std::fill_n(values, v_dim, 0.0f);
   detail::sum_rows(of(k_), rows.begin, rows.end, scratch.k, keys);
   detail::sum_rows(of(v_), rows.begin, rows.end, scratch.v, values);
+  return add_sums(keys, values, rows.end - rows.begin, sign, to);
+}
+
+QUOKA_FUNC bool PastSums::add_sums(const float* keys, const float* values, Index rows, double sign,
+                                   double* to) const {
+  const Index dim = k_.dim(), v_dim = v_.dim();
   if (!detail::all_finite(keys, dim) || !detail::all_finite(values, v_dim)) return false;
-  to[0] += sign * static_cast<double>(rows.end - rows.begin);
+  to[0] += sign * static_cast<double>(rows);
   for (Index c = 0; c < dim; ++c) to[1 + c] += sign * static_cast<double>(keys[c]);
   for (Index c = 0; c < v_dim; ++c) to[1 + dim + c] += sign * static_cast<double>(values[c]);
   return true;
-}
-
-// Unless something in it is not finite.
-QUOKA_FUNC void PastSums::add_one(Index head, Index row, double sign, double* to,
-                                  Scratch& scratch) const {
-  const Index b = head / k_.heads(), kv_head = head % k_.heads();
-  const float* const key = scratch.k.read(k_, b, kv_head, row);
-  const float* const value = scratch.v.read(v_, b, kv_head, row);
-  if (!detail::all_finite(key, k_.dim()) || !detail::all_finite(value, v_.dim())) return;
-  to[0] += sign;
-  for (Index c = 0; c < k_.dim(); ++c) to[1 + c] += sign * static_cast<double>(key[c]);
-  for (Index c = 0; c < v_.dim(); ++c) to[1 + k_.dim() + c] += sign * static_cast<double>(value[c]);
 }
 
 }  // namespace QUOKA_ABI

@@ -121,33 +121,29 @@ class ScoredSelector {
   Selection select(const Rows& q, const Rows& past_k, const LogitOptions& logits,
                    ExecutorRef executor = SerialExecutor{},
                    TensorView<const float, 3> inverse_norms = {}) const {
-    require_no_mask(logits);
-    if (past_k.heads() == 0 && past_k.len() == 0) return Selection::all(q.batch(), 0, 0);
-    State state;
-    Selection selection;
-    select({q, past_k, logits, inverse_norms, past_k.len()}, state, selection, executor);
-    return selection;
+    return select_once({q, past_k, logits, inverse_norms, past_k.len()}, executor);
   }
   // The same with past_v [batch, kv_heads, kv_len, v_dim], for QuokaOptions::rest.
   Selection select(const Rows& q, const Rows& past_k, const Rows& past_v,
                    const LogitOptions& logits, ExecutorRef executor = SerialExecutor{}) const {
-    require_no_mask(logits);
-    if (past_k.heads() == 0 && past_k.len() == 0) return Selection::all(q.batch(), 0, 0);
-    State state;
-    Selection selection;
-    select({.q = q, .k = past_k, .logits = logits, .capacity = past_k.len(), .v = past_v}, state,
-           selection, executor);
-    return selection;
+    return select_once(
+        {.q = q, .k = past_k, .logits = logits, .capacity = past_k.len(), .v = past_v}, executor);
   }
 
  private:
   // A state that keeps nothing per key may serve any keys.
   static constexpr bool keeps_per_key = detail::has_kept_bytes<typename Method::State>;
 
-  static void require_no_mask(const LogitOptions& logits) {
-    if (logits.masked)
+  // By a State that is made for this call.
+  Selection select_once(const SelectorInput& input, ExecutorRef executor) const {
+    if (input.logits->masked)
       detail::fail_because(
           "there is a mask, and select() takes all keys to be seen: select_visible() reads masks");
+    if (input.k.heads() == 0 && input.k.len() == 0) return Selection::all(input.q.batch(), 0, 0);
+    State state;
+    Selection selection;
+    select(input, state, selection, executor);
+    return selection;
   }
 
   static TopKOptions top_k_of(const Options& options) {

@@ -300,7 +300,6 @@ def _select_and_attend(query, key, value, out, mask, chosen, layer, sinks, optio
             keep, values = None, v[:, :, :first] if chosen.rest else None
             if first > chosen.min_past and first > 0:
                 if state is not None:
-                    state.appended(past, capacity=kv_len, threads=options["threads"])
                     keep = _core.select(queries, past, state=state, past_v=values, **selecting)
                 else:
                     keep = _core.select(queries, past, mask=rows, past_v=values, **how, **selecting)
