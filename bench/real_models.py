@@ -65,12 +65,12 @@ def read(flags, name, length, reading):
     return found
 
 
-def interval(values):
-    """Mean and ends of its interval."""
+def interval(values, resamples=2000):
+    """Mean and the ends of its interval of 95 %, by resamples."""
     mean = sum(values) / len(values)
     draw = random.Random(1)
-    means = sorted(sum(draw.choices(values, k=len(values))) / len(values) for _ in range(2000))
-    return [mean, means[50], means[1949]]
+    means = sorted(sum(draw.choices(values, k=len(values))) / len(values) for _ in range(resamples))
+    return [mean, means[resamples // 40], means[-1 - resamples // 40]]
 
 
 def rounded(values, digits):

@@ -26,6 +26,8 @@ import sys
 import time
 import urllib.request
 
+from real_models import interval, rounded
+
 HERE = pathlib.Path(__file__).resolve().parent
 SEED = 4802
 CHOOSING, REPORTED = range(0, 4), range(4, 36)
@@ -181,20 +183,13 @@ def say(name, length, found, wanted):
         print(f"{name}, {length} tokens, {task}: {'; '.join(told)}", file=sys.stderr, flush=True)
 
 
-def interval(values):
-    """Mean and the ends of its interval of 95 %, by 10,000 resamples."""
-    draw = random.Random(1)
-    means = sorted(math.fsum(draw.choices(values, k=len(values))) / len(values) for _ in range(10_000))
-    return [round(x, 2) for x in (math.fsum(values) / len(values), means[250], means[9749])]
-
-
 def rows_of(label_of_model, length, found, wanted):
     """One row for each task and setting, and for all tasks together where a setting has answered all that exact mode has."""
     rows, whole = [], {}
 
     def add(task, label, both):
         rows.append({"model": label_of_model, "length": length, "task": task, "settings": label, "samples": len(both),
-                     "right": round(math.fsum(own for own, _ in both) / len(both), 2), "change": interval([own - exact for own, exact in both])})
+                     "right": round(math.fsum(own for own, _ in both) / len(both), 2), "change": rounded(interval([own - exact for own, exact in both], 10_000), 2)})
 
     for task, by_label in found.items():
         for label in by_label:

@@ -5,6 +5,7 @@ import os
 import pathlib
 import platform
 import re
+import statistics
 import sys
 
 
@@ -16,14 +17,7 @@ def cpu_name():
 
 def quartiles(values):
     """[first, median, third]."""
-    ordered = sorted(values)
-
-    def at(share):
-        place = share * (len(ordered) - 1)
-        low = int(place)
-        return ordered[low] + (place - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
-
-    return [float(f"{at(share):.5g}") for share in (0.25, 0.5, 0.75)]
+    return [float(f"{x:.5g}") for x in statistics.quantiles(values if len(values) > 1 else [*values, *values], method="inclusive")]
 
 
 class Record:
