@@ -354,6 +354,14 @@ def lists():
 
 
 @table
+def sparse_layer():
+    body = [[r["model"], f"{r['index_heads']} of {r['index_dim']}", f"{r['q_heads']}/{r['kv_heads']}/{r['head_dim']}", f"{r['queries']}", f"{r['keys']:,}",
+             f"{r['k'] * r['block']:,}" + (f" in blocks of {r['block']}" if r["block"] > 1 else ""), f"{r['index_milliseconds']:.1f}", f"{r['index_of_peak']:.2f}",
+             f"{r['lists_milliseconds']:.1f}", f"{r['all_milliseconds']:.0f}", times(r["faster"])] for r in rows("sparse_layer")]
+    return ["shaped as", "index heads", "heads, channels", "queries", "keys", "of them listed", "index, ms", "of peak", "attend, ms", "every key, ms", "faster"], body
+
+
+@table
 def engines():
     of = medians("quoka_bench_engine")
     cell = lambda name, what: milliseconds(of[f"engine/{name}/{what}"]) / milliseconds(of[f"engine/contiguous/half/{what}"])  # noqa: E731

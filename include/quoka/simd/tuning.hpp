@@ -87,6 +87,13 @@ inline constexpr float listed_tile = 1.15f;
 inline constexpr float listed_rows[4] = {1.8f, 2.3f, 4.6f, 4.6f};
 inline constexpr float listed_key = 160.0f;
 
+// An indexer's scores (select/indexer.hpp).
+//   indexer_rows          rows of queries that share a transposed block of keys: 168 KiB at 128 channels, in L2 beside the
+//                         block. Whole tiles
+//   indexer_score_bytes   scores that wait for their top-k, in a last-level cache
+inline constexpr Index indexer_rows = 336;
+inline constexpr Index indexer_score_bytes = Index{16} << 20;
+
 // Tasks per worker that a call aims for, so that uneven ones (and an uneven machine) balance.
 inline constexpr Index tasks_per_worker = 4;
 

@@ -1,0 +1,317 @@
+// Definitions of indexer.hpp.
+//
+// Keys lie across the lanes and rows of queries are broadcast, the other way round than in attention: heads of a query
+// then add up without a step across lanes, however few they are, and scores come out in the order in which top-k reads
+// them. A unit is some queries of one list's head, whose rows are packed once; its tasks are ranges of keys.
+#pragma once
+
+#include <quoka/kernels/key_blocks.hpp>
+#include <quoka/matrix/register_tile.hpp>
+#include <quoka/packing/panel_packing.hpp>
+#include <quoka/select/indexer.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+namespace quoka {
+inline namespace QUOKA_ABI {
+namespace detail {
+
+// Keys of a block: whole panels.
+inline constexpr Index index_block_keys = 128;
+static_assert(index_block_keys % tuning::panel_rows == 0 &&
+              index_block_keys <= tuning::most_block_keys);
+
+QUOKA_FUNC void IndexerScratch::reserve(Index rows, Index kv_len, const Rows& k) {
+  tiles.reserve(ceil_div(rows, tuning::tile_rows) * key_tile_size(k.dim()));
+  weights.reserve(rows);
+  lanes.reserve(index_block_keys * k.dim());
+  query_rows.reserve(tuning::tile_rows * k.dim());
+  biases.reserve_amortised(kv_len);
+  keys.reserve(k.format(), tuning::panel_rows, k.dim());
+  top_k.reserve(kv_len, 1);
+}
+
+// The keys of one head, transposed panel by panel.
+class LaneKeys final : public KeyBlocks {
+ public:
+  LaneKeys(const HeadRows& rows, Index count, IndexerScratch& scratch)
+      : KeyBlocks(count, index_block_keys), rows_(rows), s_(scratch) {
+    block_.keys = reinterpret_cast<std::byte*>(s_.lanes.data());
+  }
+
+  const PackedBlock& pack(const KeyRange& keys) override {
+    constexpr Index width = tuning::panel_rows;
+    const Index dim = rows_.shape.dim;
+    if (found_at_ != keys.begin) find(keys);
+    for (Index i = 0; i < keys.count(); i += width) {
+      const Index n = std::min(width, keys.count() - i);
+      const float* floats[width];
+      s_.keys.read(*rows_.format, rows_.shape, found_ + i, n, floats);
+      pack_queries(floats, n, dim, 1.0f, width, s_.lanes.data() + i * dim);
+    }
+    return block_;
+  }
+  BlockPrefetch prefetch(const KeyRange& keys, Index panels) override {
+    find(keys);
+    return {{found_, keys.count(), rows_.row_bytes()}, {}, panels};
+  }
+
+ private:
+  void find(const KeyRange& keys) {
+    rows_.at.find(keys.begin, keys.count(), found_);
+    found_at_ = keys.begin;
+  }
+
+  HeadRows rows_;
+  IndexerScratch& s_;
+  PackedBlock block_;
+  ConstRow found_[index_block_keys];
+  Index found_at_ = -1;  // the first key of the rows that were found last
+};
+
+// What becomes of the products of one query's heads with a panel of keys.
+template <bool Weighted>
+class HeadSum {
+  static constexpr int packets = tuning::tile_packets;
+
+ public:
+  HeadSum() { begin(); }
+  void add(const float* x, float weight) {
+    simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+      const simd::Packet product = simd::load(x + j * simd::lanes);
+      poison_[j] =
+          simd::fma(product, simd::zero(), poison_[j]);  // x * 0 is NaN for NaN and infinity
+      if constexpr (Weighted)
+        score_[j] = simd::fma(simd::broadcast(weight), simd::max(product, simd::zero()), score_[j]);
+      else
+        score_[j] = simd::max(product, score_[j]);
+    });
+  }
+  // Writes the score of each key, and begins anew.
+  void end(float* scores) {
+    for (int j = 0; j < packets; ++j)
+      simd::store(scores + j * simd::lanes, simd::add(score_[j], poison_[j]));
+    begin();
+  }
+
+ private:
+  void begin() {
+    for (int j = 0; j < packets; ++j) {
+      poison_[j] = simd::zero();
+      score_[j] = Weighted ? simd::zero() : simd::broadcast(std::numeric_limits<float>::lowest());
+    }
+  }
+
+  PanelPackets score_, poison_;
+};
+
+// A call: its shape, and where its parts lie.
+class IndexerCall {
+ public:
+  IndexerCall(const IndexerInput& input, const IndexerOptions& options, Index most)
+      : in_(input),
+        o_(options),
+        most_(most),
+        heads_(input.q.heads() / options.lists_heads),
+        queries_(
+            std::clamp<Index>(tuning::indexer_rows / heads_, 1, std::max<Index>(1, input.q.len()))),
+        stride_(round_up(input.k.len(), index_block_keys)) {}
+
+  Index unit_rows() const { return queries_ * heads_; }  // of packed queries
+  Index unit_queries() const { return queries_; }        // at most
+  Index units() const { return in_.q.batch() * o_.lists_heads * blocks(); }
+  Index stride() const { return stride_; }  // from a query's scores to the next one's
+
+  // Scores of a unit's queries for keys of `range`, to scores [queries][stride].
+  void score(Index unit, const KeyRange& range, float* scores, IndexerScratch& s) const {
+    const Unit u = of(unit);
+    pack(u, s);
+    const Rows& k = in_.k;
+    LaneKeys keys(k.head(u.b, k.heads() > 1 ? u.list_head : 0), k.len(), s);
+    const KeyRange seen{range.begin, std::min(range.end, visible(u.first + u.count - 1))};
+    if (in_.weights.absent())
+      score<false>(u, seen, keys, scores, s);
+    else
+      score<true>(u, seen, keys, scores, s);
+  }
+
+  // One query's scores, which are used up, to its list of k entries.
+  void choose(Index unit, Index i, float* scores, Position* lists, IndexerScratch& s) const {
+    const Unit u = of(unit);
+    if (i >= u.count) return;
+    const Index query = u.first + i, keys = visible(query), entries = ceil_div(keys, o_.block);
+    Position* const to =
+        lists + ((u.b * o_.lists_heads + u.list_head) * in_.q.len() + query) * most_;
+    rank_behind(u, query, keys, scores, s);
+    if (o_.block > 1) best_of_blocks(keys, scores);
+    const Index seen = entries - std::count(scores, scores + entries, -simd::infinity);
+    const Index count = std::min(most_, seen);
+    force(scores, entries);
+    if (count == entries)
+      std::iota(to, to + count, Position{0});
+    else if (count > 0)
+      top_k_head(scores, entries, {}, {to, static_cast<std::size_t>(count)}, s.top_k);
+    std::fill(to + count, to + most_, Position{-1});
+  }
+
+ private:
+  struct Unit {
+    Index b, list_head, first, count;  // queries [first, first + count)
+  };
+
+  Index blocks() const { return ceil_div(in_.q.len(), queries_); }
+  Unit of(Index unit) const {
+    const Index head = unit / blocks(), first = unit % blocks() * queries_;
+    return {head / o_.lists_heads, head % o_.lists_heads, first,
+            std::min(queries_, in_.q.len() - first)};
+  }
+  // Keys up to the last that a query sees.
+  Index visible(Index query) const {
+    return o_.causal ? in_.k.len() - in_.q.len() + query + 1 : in_.k.len();
+  }
+
+  void pack(const Unit& u, IndexerScratch& s) const {
+    const Rows& q = in_.q;
+    const Index rows = u.count * heads_, dim = q.dim();
+    for (Index row = 0; row < rows; row += tuning::tile_rows) {
+      ConstRow floats[tuning::tile_rows];
+      const Index n = std::min<Index>(tuning::tile_rows, rows - row);
+      for (Index i = 0; i < n; ++i) {
+        const Index head = u.list_head * heads_ + (row + i) % heads_,
+                    query = u.first + (row + i) / heads_;
+        float* const to = s.query_rows.data() + i * dim;
+        q.format().widen(q.row(u.b, head, query), q.shape(head), to);
+        floats[i] = reinterpret_cast<ConstRow>(to);
+        if (!in_.weights.absent()) s.weights.data()[row + i] = in_.weights.at(u.b, head, query);
+      }
+      float_format().pack_key_tile(floats, n, RowShape{dim},
+                                   s.tiles.data() + row / tuning::tile_rows * key_tile_size(dim));
+    }
+  }
+
+  template <bool Weighted>
+  void score(const Unit& u, const KeyRange& range, LaneKeys& keys, float* scores,
+             const IndexerScratch& s) const {
+    constexpr int rows = tuning::tile_rows, packets = tuning::tile_packets;
+    constexpr Index width = tuning::panel_rows;
+    const Index dim = in_.k.dim(), count = u.count * heads_, tiles = ceil_div(count, rows);
+    BlockPrefetch next;
+    keys.walk(range, 1, next, [&](Index, const KeyRange& block, const PackedBlock& packed) {
+      const Index panels = ceil_div(block.count(), width),
+                  lines = ceil_div(next.left(), panels * tiles);
+      const float* lanes = reinterpret_cast<const float*>(packed.keys);
+      for (Index p = 0; p < panels; ++p, lanes += dim * width) {
+        HeadSum<Weighted> sum;
+        float* to = scores + block.begin + p * width;
+        Index head = 0;
+        for (Index row = 0; row < count; row += rows) {
+          next.prefetch(lines);
+          simd::Packet acc[rows][packets];
+          multiply_key_tile(acc, s.tiles.data() + row / rows * key_tile_size(dim), lanes, dim,
+                            [] {});
+          alignas(64) float x[rows * tuning::panel_rows];
+          simd::unroll<rows, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
+            simd::store(x + i * width + j * simd::lanes, acc[i][j]);
+          });
+          for (Index i = 0; i < std::min<Index>(rows, count - row); ++i) {
+            sum.add(x + i * width, Weighted ? s.weights.data()[row + i] : 0.0f);
+            if (++head < heads_) continue;
+            sum.end(to);
+            head = 0, to += stride_;
+          }
+        }
+      }
+    });
+  }
+
+  // Keys that are hidden become minus infinity, scores that are not finite the lowest number.
+  void rank_behind(const Unit& u, Index query, Index keys, float* scores, IndexerScratch& s) const {
+    constexpr float most = std::numeric_limits<float>::max();
+    for (Index t = 0; t < keys; ++t) scores[t] = std::abs(scores[t]) <= most ? scores[t] : -most;
+    if (in_.mask.absent()) return;
+    float* const biases = s.biases.data();
+    in_.mask.read(u.b, u.list_head, query, nullptr, 0, keys, biases);
+    for (Index t = 0; t < keys; ++t)
+      if (!(biases[t] > -simd::infinity)) scores[t] = -simd::infinity;
+  }
+  void best_of_blocks(Index keys, float* scores) const {
+    for (Index first = 0, e = 0; first < keys; first += o_.block, ++e)
+      scores[e] = *std::max_element(scores + first, scores + std::min(first + o_.block, keys));
+  }
+  // The first and the last entries that are seen get the best of scores; of equal ones the earlier stays.
+  void force(float* scores, Index entries) const {
+    constexpr float most = std::numeric_limits<float>::max();
+    Index left = o_.keep_first;
+    for (Index e = 0; e < entries && left > 0; ++e)
+      if (scores[e] > -simd::infinity) scores[e] = most, --left;
+    left = o_.keep_last;
+    for (Index e = entries; e-- > 0 && left > 0;)
+      if (scores[e] > -simd::infinity) scores[e] = most, --left;
+  }
+
+  const IndexerInput& in_;
+  const IndexerOptions& o_;
+  Index most_;     // entries of a list
+  Index heads_;    // index heads of a list's head
+  Index queries_;  // of a unit
+  Index stride_;
+};
+
+inline void check_indexer(const IndexerInput& input, const IndexerOptions& options) {
+  const Rows &q = input.q, &k = input.k;
+  require_multiple("index_heads", q.heads(), "lists_heads", options.lists_heads);
+  require_at_least("dim", q.dim(), 1);
+  require_keys("kv_len", k.len());
+  if (k.heads() != 1) require_equal("k's heads", k.heads(), "lists_heads", options.lists_heads);
+  require_sizes("k", k.sizes(), {q.batch(), k.heads(), k.len(), q.dim()});
+  if (options.causal)
+    require_at_most("q_len", q.len(), "kv_len, the chunk's keys among them", k.len());
+  if (!input.weights.absent())
+    require_sizes("weights", input.weights.sizes(), {q.batch(), q.heads(), q.len()});
+  if (!input.mask.absent()) input.mask.check(q.batch(), options.lists_heads, q.len(), k.len());
+}
+
+}  // namespace detail
+
+QUOKA_FUNC Indexer::Indexer(const IndexerOptions& options) : options_(options) {
+  detail::require_size("k", options.k, 1);
+  detail::require_size("block", options.block, 1);
+  detail::require_size("lists_heads", options.lists_heads, 1);
+  detail::require_size("keep_first", options.keep_first, 0);
+  detail::require_size("keep_last", options.keep_last, 0);
+}
+
+QUOKA_FUNC void Indexer::write_lists(const IndexerInput& input, ExecutorRef executor) {
+  detail::check_indexer(input, options_);
+  const Rows& k = input.k;
+  most_ = std::min(options_.k, ceil_div(k.len(), options_.block));
+  const Index size = input.q.batch() * options_.lists_heads * input.q.len() * most_;
+  Position* const lists = lists_.reserve(size);
+  if (size == 0) return;
+  const detail::IndexerCall call(input, options_, most_);
+  const Index all = call.units(), queries = call.unit_queries(), stride = call.stride();
+  const Index unit_size = queries * stride;
+  const Index at_once =
+      std::clamp<Index>(tuning::indexer_score_bytes / (unit_size * Index{sizeof(float)}), 1, all);
+  float* const scores = scores_.reserve_amortised(at_once * unit_size);
+  scratch_.reserve(executor.workers(), call.unit_rows(), k.len(), k);
+  for (Index first = 0; first < all; first += at_once) {
+    const Index units = std::min(at_once, all - first);
+    const auto ranges = detail::KeyRanges::for_workers(k.len(), units, executor.workers());
+    executor.run(units * ranges.count, [&](Index task, int worker) {
+      const Index unit = task / ranges.count;
+      const auto [begin, end] = ranges.of(task % ranges.count);
+      call.score(first + unit, {begin, end}, scores + unit * unit_size, scratch_[worker]);
+    });
+    executor.run(units * queries, [&](Index task, int worker) {
+      call.choose(first + task / queries, task % queries, scores + task * stride, lists,
+                  scratch_[worker]);
+    });
+  }
+}
+
+}  // namespace QUOKA_ABI
+}  // namespace quoka
