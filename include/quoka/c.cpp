@@ -6,6 +6,7 @@
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/quoka.hpp>
 #include <quoka/runtime/isa.hpp>
+#include <quoka/select/indexer.hpp>
 
 #include <algorithm>
 #include <atomic>
@@ -243,7 +244,9 @@ void write_tensor(quoka_tensor* to, const char* name, const quoka::Rows& rows, i
 }
 
 // Of [batch, heads, len] floats; all 0: without gaps.
-quoka::TensorView<float, 3> lse_view(float* data, const quoka::Rows& q, const int64_t* strides) {
+// A number of each query row: [batch, heads, len] of q.
+template <class T>
+quoka::TensorView<T, 3> row_view(T* data, const quoka::Rows& q, const int64_t* strides) {
   if (data == nullptr) return {};
   std::array<Index, 3> steps{q.heads() * q.len(), q.len(), 1};
   if (strides != nullptr && (strides[0] != 0 || strides[1] != 0 || strides[2] != 0))
@@ -322,6 +325,16 @@ quoka::AttentionOptions attention_options(const quoka_attention_options* given) 
   options.alibi_slopes = floats(x.alibi_slopes, "alibi_slopes");
   options.may_repeat = x.may_repeat != 0;
   options.lists = index_lists(x.lists);
+  return options;
+}
+
+quoka::IndexerOptions indexer_options(const quoka_indexer_options* given) {
+  const quoka_indexer_options x = known_or_default(given, "the indexer's options");
+  quoka::IndexerOptions options{
+      .keep_first = x.keep_first, .keep_last = x.keep_last, .causal = x.not_causal == 0};
+  if (x.k != 0) options.k = x.k;
+  if (x.block != 0) options.block = x.block;
+  if (x.lists_heads != 0) options.lists_heads = x.lists_heads;
   return options;
 }
 
@@ -420,6 +433,12 @@ struct quoka_state {
 
   quoka::QuokaSelector selector;
   quoka::QuokaSelector::State state;
+};
+
+struct quoka_indexer {
+  explicit quoka_indexer(const quoka::IndexerOptions& options) : of(options) {}
+
+  quoka::Indexer of;
 };
 
 struct quoka_cache {
@@ -559,7 +578,7 @@ quoka_status quoka_attention(const quoka_attention_args* args) {
     past.first_position = x.past_position;
     const quoka::AttentionOptions options = attention_options(x.options);
     const quoka::AttentionOutput output(output_rows(x.out, "out"),
-                                        lse_view(x.lse_nat, q, x.lse_strides));
+                                        row_view(x.lse_nat, q, x.lse_strides));
     if (x.workspace != nullptr)
       quoka::attention(q, past, chunk, output, options, executor(x.threads), x.workspace->of);
     else
@@ -668,6 +687,32 @@ quoka_status quoka_select(const quoka_select_args* args, quoka_selection* keep) 
   });
 }
 
+quoka_status quoka_indexer_create(const quoka_indexer_options* options, quoka_indexer** indexer) {
+  return created(indexer, "indexer",
+                 [&] { return std::make_unique<quoka_indexer>(indexer_options(options)); });
+}
+
+void quoka_indexer_free(quoka_indexer* indexer) { delete indexer; }
+
+quoka_status quoka_index_keys(quoka_indexer* indexer, const quoka_index_args* args,
+                              quoka_index_lists* lists) {
+  return guarded([&] {
+    const quoka_index_args x = known(args, "the index call");
+    quoka::Indexer& of = required(indexer, "indexer").of;
+    quoka_index_lists to = known(lists, "the index lists");
+    const quoka::Rows q = rows(x.q, "q");
+    const quoka::IndexLists made = of.choose({.q = q,
+                                              .k = rows(x.k, "k"),
+                                              .weights = row_view(x.weights, q, x.weights_strides),
+                                              .mask = mask(x.mask)},
+                                             executor(x.threads));
+    to.entries = made.entries().data(), to.counts = nullptr;
+    to.batch = made.batch(), to.heads = made.heads(), to.q_len = made.q_len();
+    to.k = made.most(), to.block = made.block();
+    std::memcpy(lists, &to, sizeof to);
+  });
+}
+
 quoka_status quoka_cache_create(const quoka_cache_options* options, quoka_cache** cache) {
   return created(cache, "cache", [&] {
     const CacheShape of(options);
@@ -749,7 +794,7 @@ quoka_status quoka_prefill_forward(quoka_prefill* layer, const quoka_tensor* q,
     const quoka::Rows queries = rows(q, "q");
     required(layer, "layer")
         .forward(queries, rows(k, "k"), rows(v, "v"),
-                 {output_rows(out, "out"), lse_view(lse_nat, queries, nullptr)}, executor(threads));
+                 {output_rows(out, "out"), row_view(lse_nat, queries, nullptr)}, executor(threads));
   });
 }
 

@@ -363,6 +363,46 @@ typedef struct quoka_select_args {
 // and by RECOMMENDED slopes. After a failure `keep` is empty or as it was.
 QUOKA_C_API quoka_status quoka_select(const quoka_select_args* args, quoka_selection* keep);
 
+// ---- index heads --------------------------------------------------------------------------------
+
+// A model's own chooser of keys (select/indexer.hpp). All 0: the 2,048 best keys that a query sees, for all KV heads.
+typedef struct quoka_indexer_options {
+  size_t size;         // sizeof(quoka_indexer_options)
+  int64_t k;           // entries of a list at most: keys, or blocks; 0: 2,048
+  int64_t block;       // keys of an entry; 0: 1
+  int64_t keep_first;  // the first entries that a query sees are in its list in any case, inside k
+  int64_t keep_last;   // and the last ones
+  int64_t
+      lists_heads;  // lists for so many KV heads, each by an equal share of the index heads; 0 and 1: for all
+  int32_t not_causal;  // 1: a query sees all that the mask does not hide
+} quoka_indexer_options;
+
+// What a call of the chooser is given.
+typedef struct quoka_index_args {
+  size_t size;            // sizeof(quoka_index_args)
+  const quoka_tensor* q;  // [batch, index_heads, q_len, dim]
+  const quoka_tensor* k;  // [batch, 1 or lists_heads, kv_len, dim], the chunk's q_len keys last
+  // [batch, index_heads, q_len]: a score is the sum over heads of weight * max(0, q . k); NULL: the best q . k of all heads.
+  const float* weights;
+  int64_t weights_strides[3];  // of batch, heads and q_len, in floats; all 0: without gaps
+  const quoka_mask*
+      mask;  // [.., lists_heads or 1, q_len, kv_len], what it hides is not listed; NULL: none
+  quoka_threads* threads;  // NULL: the calling thread
+} quoka_index_args;
+
+// Options, and memory that is kept from call to call.
+typedef struct quoka_indexer quoka_indexer;
+// NULL: the defaults.
+QUOKA_C_API quoka_status quoka_indexer_create(const quoka_indexer_options* options,
+                                              quoka_indexer** indexer);
+// NULL is let pass.
+QUOKA_C_API void quoka_indexer_free(quoka_indexer* indexer);
+// Fills in `lists`, whose size must be set, for quoka_attention_options.lists: [batch, lists_heads, q_len, k], ascending, -1
+// behind the last; k is the number of entries that there are where that is less. Their memory is the indexer's, good until
+// its next call. After a failure `lists` is as it was.
+QUOKA_C_API quoka_status quoka_index_keys(quoka_indexer* indexer, const quoka_index_args* args,
+                                          quoka_index_lists* lists);
+
 // ---- a cache ------------------------------------------------------------------------------------
 
 // How a cache keeps keys and values.

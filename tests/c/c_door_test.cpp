@@ -3,6 +3,7 @@
 #include <quoka/c.h>
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/quoka.hpp>
+#include <quoka/select/indexer.hpp>
 
 #include "support/attention_case.hpp"
 
@@ -292,6 +293,75 @@ TEST(CDoor, ReadsMasksOfEveryType) {
       ASSERT_EQ(quoka_attention(&call), QUOKA_OK) << quoka_message();
       EXPECT_TRUE(same_bits(by_c, expected)) << static_cast<int>(kind) << ", " << padding;
     }
+}
+
+TEST(CDoor, IndexHeadsChooseWhatTheIndexerBehindItChooses) {
+  Random random(4);
+  const auto threads = made<quoka_threads>(quoka_threads_create, quoka_threads_free, 2);
+  const auto q = random.tensor<float>(2, 6, 9, 16);
+  const auto k = random.tensor<Eigen::half>(2, 3, 90, 16);
+  const auto weights = random.scores(2, 6, 9);
+  const auto turned = random.scores(2, 9, 6);  // [batch, q_len, heads], as models have them
+  Tensor4<float> hides(1, 1, 9, 90);
+  for (Index i = 0; i < hides.size(); ++i)
+    hides.data()[i] = random.below(3) == 0 ? -infinity : 0.0f;
+  const CTensor c_q{Rows(q)}, c_k{Rows(k)};
+  const quoka_mask c_mask{
+      .size = sizeof c_mask, .data = hides.data(), .q_len = 9, .keys = 90, .listed_keys = 0};
+  for (const int which : {0, 1, 2, 3}) {
+    quoka_indexer_options options{};
+    options.size = sizeof options;
+    options.k = 5, options.block = which == 1 ? 8 : 0, options.lists_heads = 3;
+    options.keep_first = which == 1 ? 1 : 0, options.keep_last = which == 1 ? 2 : 0;
+    options.not_causal = which == 2;
+    quoka::Indexer expected({.k = 5,
+                             .block = which == 1 ? 8 : 1,
+                             .keep_first = options.keep_first,
+                             .keep_last = options.keep_last,
+                             .lists_heads = 3,
+                             .causal = which != 2});
+    quoka::IndexerInput input{.q = q, .k = k};
+    quoka_index_args call{};
+    call.size = sizeof call;
+    call.q = c_q.get(), call.k = c_k.get(), call.threads = threads.get();
+    if (which == 0) input.weights = weights, call.weights = weights.data();
+    if (which == 1) {
+      input.weights = {turned.data(), {2, 6, 9}, {54, 1, 6}}, call.weights = turned.data();
+      call.weights_strides[0] = 54, call.weights_strides[1] = 1, call.weights_strides[2] = 6;
+    }
+    if (which == 3) input.mask = quoka::Mask(hides), call.mask = &c_mask;
+    const quoka::IndexLists lists = expected.choose(input);
+    const auto indexer = made<quoka_indexer>(quoka_indexer_create, quoka_indexer_free, &options);
+    quoka_index_lists c_lists{};
+    c_lists.size = sizeof c_lists;
+    ASSERT_EQ(quoka_index_keys(indexer.get(), &call, &c_lists), QUOKA_OK) << quoka_message();
+    EXPECT_EQ(c_lists.size, sizeof c_lists);
+    EXPECT_EQ(c_lists.counts, nullptr);
+    ASSERT_EQ(c_lists.batch, 2);
+    ASSERT_EQ(c_lists.heads, 3);
+    ASSERT_EQ(c_lists.q_len, 9);
+    ASSERT_EQ(c_lists.k, 5);
+    EXPECT_EQ(c_lists.block, lists.block());
+    EXPECT_TRUE(
+        std::equal(c_lists.entries, c_lists.entries + 2 * 3 * 9 * 5, lists.entries().data()));
+    // What is refused leaves the struct as it was.
+    const quoka_index_lists before = c_lists;
+    call.k = c_q.get();
+    EXPECT_EQ(quoka_index_keys(indexer.get(), &call, &c_lists), QUOKA_INVALID);
+    EXPECT_EQ(std::memcmp(&before, &c_lists, sizeof before), 0);
+  }
+  // All 0 are the defaults.
+  const auto indexer = made<quoka_indexer>(quoka_indexer_create, quoka_indexer_free, nullptr);
+  quoka_index_args call{};
+  call.size = sizeof call;
+  const auto one = random.tensor<float>(2, 1, 90, 16);
+  const CTensor c_one{Rows(one)};
+  call.q = c_q.get(), call.k = c_one.get();
+  quoka_index_lists lists{};
+  lists.size = sizeof lists;
+  ASSERT_EQ(quoka_index_keys(indexer.get(), &call, &lists), QUOKA_OK) << quoka_message();
+  EXPECT_EQ(lists.heads, 1);
+  EXPECT_EQ(lists.k, 90);
 }
 
 TEST(CDoor, SelectsWhatTheSelectorBehindItSelects) {

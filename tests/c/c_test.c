@@ -674,6 +674,46 @@ static quoka_tensor slice(const float* x, int64_t begin, int64_t len, int64_t he
   return quoka_token_major(x + begin * heads * channels, QUOKA_F32, len, heads, channels);
 }
 
+/* Two index heads of one channel each: every key's score is known, and the best ones are listed. */
+static void index_heads_choose_keys(void) {
+  enum { queries = 2, keys = 7 };
+  const float k[keys] = {3, -5, 1, 4, -2, 6, 5};
+  const float q[2 * queries] = {1, -1, 2, -1}; /* [head, query] */
+  const float weights[2 * queries] = {1, 2, 0.5f,
+                                      1}; /* of head 0: q 1 and -1; of head 1: 2 and -1 */
+  quoka_indexer_options options;
+  quoka_index_args call;
+  quoka_index_lists lists;
+  quoka_indexer* indexer = NULL;
+  quoka_tensor tq, tk;
+  memset(&options, 0, sizeof options), memset(&call, 0, sizeof call);
+  memset(&lists, 0, sizeof lists);
+  options.size = sizeof options, call.size = sizeof call, lists.size = sizeof lists;
+  options.k = 3;
+  tq = quoka_head_major(q, QUOKA_F32, queries, 2, 1),
+  tk = quoka_head_major(k, QUOKA_F32, keys, 1, 1);
+  call.q = &tq, call.k = &tk, call.weights = weights;
+  CHECK_OK(quoka_indexer_create(&options, &indexer));
+  CHECK_OK(quoka_index_keys(indexer, &call, &lists));
+  CHECK(lists.batch == 1 && lists.heads == 1 && lists.q_len == queries && lists.k == 3 &&
+        lists.block == 1);
+  /* Query 0 sees keys 0 to 5 and likes large ones; query 1 sees all and likes small ones, others are worth 0. */
+  CHECK(lists.entries[0] == 0 && lists.entries[1] == 3 && lists.entries[2] == 5);
+  CHECK(lists.entries[3] == 0 && lists.entries[4] == 1 && lists.entries[5] == 4);
+  call.k = NULL;
+  CHECK_REFUSED(quoka_index_keys(indexer, &call, &lists), "k", "NULL");
+  tk.len = 1, call.k = &tk;
+  CHECK_REFUSED(quoka_index_keys(indexer, &call, &lists), "q_len is 2", "which is 1");
+  CHECK_REFUSED(quoka_index_keys(NULL, &call, &lists), "indexer", "NULL");
+  lists.size = 8;
+  CHECK_REFUSED(quoka_index_keys(indexer, &call, &lists), "size is 8", "at least");
+  quoka_indexer_free(indexer);
+  options.k = -1, indexer = NULL;
+  CHECK_REFUSED(quoka_indexer_create(&options, &indexer), "k is -1", "1");
+  CHECK(indexer == NULL);
+  quoka_indexer_free(NULL);
+}
+
 static void a_cache_keeps_what_it_is_given(void) {
   const problem p = make_problem(50, 6);
   tensors* t = make_call(&p);
@@ -915,6 +955,7 @@ int quoka_c_test(void) {
   selections_are_of_the_caller();
   presets_select_within_their_budget();
   masks_hide_keys_from_selection();
+  index_heads_choose_keys();
   a_cache_keeps_what_it_is_given();
   a_layer_prefills();
   bad_calls_write_nothing();

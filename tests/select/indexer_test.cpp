@@ -243,12 +243,10 @@ TEST(Indexer, ManyScoresComeInTurns) {
   const Heads<float> many(random, c);
   Indexer indexer(c.options);
   expect_expected(many, indexer.choose(many.input()));
-  const Index bytes = indexer.bytes();
-  EXPECT_LT(bytes, 3 * quoka::tuning::indexer_score_bytes);
   c.kv_len = 400;
   const Heads<float> few(random, c);
   expect_expected(few, indexer.choose(few.input()));
-  EXPECT_EQ(indexer.bytes(), bytes);
+  EXPECT_LT(indexer.bytes(), 2 * quoka::tuning::indexer_score_bytes);
 }
 
 TEST(Indexer, NumbersThatAreNotFiniteRankLast) {

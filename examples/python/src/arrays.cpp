@@ -235,6 +235,25 @@ ListsArray::ListsArray(nb::handle entries, nb::handle counts, Index block) {
       lists, block, {counts_->data, first_three(counts_->sizes), first_three(counts_->strides)});
 }
 
+HeadWeights::HeadWeights(nb::handle of) {
+  bool is_bfloat16 = false;
+  held_ = taken(of, "weights", is_bfloat16);
+  const auto rank = static_cast<Index>(held_.ndim());
+  if (rank != 2 && rank != 3)
+    quoka::detail::fail("the rank of weights", rank, "but must be 2, [heads, q_len], or", "", 3);
+  if (is_bfloat16 || held_.dtype() != nb::dtype<float>())
+    quoka::detail::fail_because("weights has elements of " +
+                                (is_bfloat16 ? "bfloat16" : type_of(held_.dtype())) +
+                                ", but they must be float32");
+  std::array<Index, 3> sizes{1, 1, 1}, strides{};
+  for (Index axis = 0; axis < rank; ++axis) {
+    const auto at = static_cast<std::size_t>(axis + 3 - rank);
+    sizes[at] = static_cast<Index>(held_.shape(static_cast<std::size_t>(axis)));
+    strides[at] = held_.stride(static_cast<std::size_t>(axis));
+  }
+  view_ = {static_cast<const float*>(held_.data()), sizes, strides};
+}
+
 std::vector<float> floats(nb::handle of, const char* name) {
   std::vector<float> list;
   if (of.is_none()) return list;
@@ -277,10 +296,9 @@ nb::object new_floats(std::span<const Index> sizes) {
   return numpy_array(std::unique_ptr<float[]>(new float[count]), sizes);
 }
 
-nb::object new_positions(std::span<const quoka::Position> of) {
+nb::object new_positions(std::span<const quoka::Position> of, std::span<const Index> sizes) {
   std::unique_ptr<quoka::Position[]> copy(new quoka::Position[of.size()]);
   std::copy(of.begin(), of.end(), copy.get());
-  const Index sizes[] = {std::ssize(of)};
   return numpy_array(std::move(copy), sizes);
 }
 

@@ -84,12 +84,23 @@ class ListsArray {
   quoka::IndexLists lists_;
 };
 
+// A weight of each head and query, [heads, q_len] or [batch, heads, q_len], of float32. Read where it lies.
+class HeadWeights {
+ public:
+  explicit HeadWeights(nb::handle of);
+  const quoka::TensorView<const float, 3>& view() const { return view_; }
+
+ private:
+  nb::ndarray<nb::ro> held_;
+  quoka::TensorView<const float, 3> view_;
+};
+
 // Some floats: an array of rank 1, or a sequence of numbers. None: none.
 std::vector<float> floats(nb::handle of, const char* name);
 
 // A new numpy array of float32.
 nb::object new_floats(std::span<const Index> sizes);
-// The same of int32.
-nb::object new_positions(std::span<const quoka::Position> of);
+// The same of int32, with these entries; sizes are of all of them.
+nb::object new_positions(std::span<const quoka::Position> of, std::span<const Index> sizes);
 
 }  // namespace quoka_python

@@ -8,6 +8,7 @@
 #include <quoka/attention/alibi.hpp>
 #include <quoka/packing/byte_formats.hpp>
 #include <quoka/runtime/isa.hpp>
+#include <quoka/select/indexer.hpp>
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -143,7 +144,9 @@ struct Selection {
 
   nb::object positions(Index b, Index kv_head) const {
     require_head(b, kv_head);
-    return new_positions(of.positions(b, kv_head));
+    const auto positions = of.positions(b, kv_head);
+    const Index sizes[] = {std::ssize(positions)};
+    return new_positions(positions, sizes);
   }
   Index count(Index b, Index kv_head) const {
     require_head(b, kv_head);
@@ -311,6 +314,38 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
     quoka::select_visible(state->selector, input, options.of.mask, state->state, keep.of, executor);
   });
   return keep;
+}
+
+// The calling thread's, whose memory stays from call to call of the same options.
+quoka::Indexer& kept_indexer(const quoka::IndexerOptions& options) {
+  thread_local quoka::Indexer kept;
+  if (kept.options() != options) kept = quoka::Indexer(options);
+  return kept;
+}
+
+nb::object index_keys(nb::handle q_in, nb::handle k_in, nb::handle weights_in, Index top_k,
+                      Index block, Index keep_first, Index keep_last, Index lists_heads,
+                      bool causal, nb::handle mask_in, int threads) {
+  Array q(q_in, "q");
+  const Array k(k_in, "k");
+  std::optional<HeadWeights> weights;
+  std::optional<MaskArray> mask;
+  quoka::IndexerInput input{.q = q.queries(), .k = k.rows()};
+  if (!weights_in.is_none()) input.weights = weights.emplace(weights_in).view();
+  if (!mask_in.is_none()) input.mask = mask.emplace(mask_in).mask();
+  require_size("top_k", top_k, 1);
+  quoka::Indexer& indexer = kept_indexer({.k = top_k,
+                                          .block = block,
+                                          .keep_first = keep_first,
+                                          .keep_last = keep_last,
+                                          .lists_heads = lists_heads,
+                                          .causal = causal});
+  quoka::IndexLists lists;
+  run_by(threads, [&](quoka::ExecutorRef executor) { lists = indexer.choose(input, executor); });
+  const Index sizes[] = {lists.batch(), lists.heads(), lists.q_len(), lists.most()};
+  const Index size = sizes[0] * sizes[1] * sizes[2] * sizes[3];
+  return new_positions({lists.entries().data(), static_cast<std::size_t>(size)},
+                       std::span(sizes).subspan(q.rank() == 3 ? 1 : 0));
 }
 
 Selection selection_of_lists(const std::vector<std::vector<std::vector<quoka::Position>>>& lists,
@@ -601,6 +636,27 @@ scale, softcap, mask   as attention() gets them; a mask is of one sequence
 state                  of this layer and sequence: encodes keys that it has not seen, without a mask; several times as fast
 
 A past no longer than the budget is kept whole. Raises ValueError, with both numbers.)");
+
+  module.def("index_keys", &index_keys, "q"_a, "k"_a, "weights"_a = nb::none(), nb::kw_only(),
+             "top_k"_a = 2048, "block"_a = 1, "keep_first"_a = 0, "keep_last"_a = 0,
+             "lists_heads"_a = 1, "causal"_a = true, "mask"_a = nb::none(), "threads"_a = 0,
+             R"(The keys that a model's own index heads choose for each query: attention()'s lists.
+
+q           [batch, index_heads, q_len, dim]
+k           [batch, 1 or lists_heads, kv_len, dim], the index cache, the chunk's q_len keys last
+weights     [batch, index_heads, q_len], float32: a key's score is the sum over heads of weight * max(0, q . k), as DeepSeek's
+            lightning indexer has it; None: the best q . k of all heads
+top_k       entries of a list at most: the best keys, or blocks
+block       keys of an entry, which has the score of its best key; hand it to attention() as well
+keep_first  the first entries that a query sees are in its list in any case, keep_last: the last ones, its own among them
+lists_heads lists for so many KV heads, each by an equal share of the index heads; 1: for all
+causal      query i sees no key behind kv_len - q_len + i
+mask        [q_len, kv_len], [lists_heads or 1, q_len, kv_len] or [batch or 1, lists_heads or 1, q_len, kv_len]: bool, False
+            hides, or numbers, -inf hides
+threads     0: as set_threads() says
+
+Returns int32 [batch, lists_heads, q_len, n], ascending, -1 behind the last; n is top_k, or the number of entries where that is
+less. Without batch where q has none. Raises ValueError, with both numbers. The GIL is released.)");
 
   module.def(
       "alibi_slopes",

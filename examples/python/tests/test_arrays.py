@@ -259,6 +259,73 @@ class Attention(Case):
             quoka.attention(None, k, v)
 
 
+class IndexKeys(Case):
+    """Against numpy, on whole numbers, whose sums are exact."""
+
+    def expected(self, q, k, weights, top_k, block=1, keep_last=0, groups=1, causal=True, mask=None):
+        products = np.einsum("bhqc,bgkc->bhqk" if k.shape[1] == 1 else "bhqc,bhkc->bhqk", q, k.repeat(q.shape[1] // k.shape[1], 1)
+                             if k.shape[1] > 1 else k)
+        shape = (q.shape[0], groups, q.shape[1] // groups, *products.shape[2:])
+        if weights is None:
+            scores = products.reshape(shape).max(2)
+        else:
+            scores = (np.maximum(products, 0) * weights[..., None]).reshape(shape).sum(2)
+        kv_len, q_len = k.shape[2], q.shape[2]
+        seen = np.broadcast_to(True if mask is None else mask, scores.shape).copy()
+        if causal:
+            seen &= np.tri(q_len, kv_len, kv_len - q_len, dtype=bool)
+        entries = -(-kv_len // block)
+        scores = np.where(seen, scores, -np.inf)
+        scores = np.pad(scores, ((0, 0),) * 3 + ((0, entries * block - kv_len),), constant_values=-np.inf)
+        scores = scores.reshape(*scores.shape[:3], entries, block).max(-1)
+        lists = np.full((*scores.shape[:3], min(top_k, entries)), -1, np.int32)
+        for at in np.ndindex(*scores.shape[:3]):
+            row = scores[at]
+            shown = np.flatnonzero(row > -np.inf)
+            if keep_last:
+                row[shown[-keep_last:]] = np.inf
+            best = np.sort(np.argsort(-row, kind="stable")[:min(top_k, len(shown))])
+            lists[at][:len(best)] = best
+        return lists
+
+    def test_the_best_keys(self):
+        whole = lambda *shape: RNG.integers(-3, 4, shape).astype(np.float32)  # noqa: E731
+        q, k, weights = whole(2, 6, 9, 8), whole(2, 1, 70, 8), whole(2, 6, 9)
+        for given, options in ((weights, {"top_k": 12}), (None, {"top_k": 12}), (weights, {"top_k": 3, "block": 16, "keep_last": 1}),
+                               (None, {"top_k": 100}), (weights, {"top_k": 7, "causal": False}),
+                               (weights, {"top_k": 9, "mask": RNG.random((2, 1, 9, 70)) < 0.5})):
+            with self.subTest(options):
+                got = quoka.index_keys(q, k, given, **options, threads=2)
+                self.assertEqual(got.dtype, np.int32)
+                np.testing.assert_array_equal(got, self.expected(q, k, given, **options))
+        got = quoka.index_keys(q, k.repeat(3, 1), weights, top_k=5, lists_heads=3)
+        np.testing.assert_array_equal(got, self.expected(q, k.repeat(3, 1), weights, 5, groups=3))
+        # As models have them: [batch, tokens, heads], halves, and without batch.
+        turned = np.ascontiguousarray(weights.transpose(0, 2, 1)).transpose(0, 2, 1)
+        np.testing.assert_array_equal(quoka.index_keys(q, k.astype(np.float16), turned, top_k=4), self.expected(q, k, weights, 4))
+        np.testing.assert_array_equal(quoka.index_keys(q[0], k[0], weights[0], top_k=4), self.expected(q, k, weights, 4)[0])
+
+    def test_attention_takes_them(self):
+        q, k, v = normal(1, 4, 9, 24), normal(1, 2, 9, 24), normal(1, 2, 9, 24)
+        past_k, past_v = normal(1, 2, 50, 24), normal(1, 2, 50, 24)
+        lists = quoka.index_keys(normal(1, 3, 9, 16), normal(1, 1, 59, 16), normal(1, 3, 9), top_k=2, block=8, keep_last=1)
+        mask = np.zeros((1, 1, 9, 64), bool)
+        for i in range(9):
+            for entry in lists[0, 0, i]:
+                mask[0, 0, i, 8 * entry:8 * entry + 8] |= entry >= 0
+        got = quoka.attention(q, k, v, past_k=past_k, past_v=past_v, lists=lists, block=8)
+        self.assert_close(got, reference(q, k, v, past_k, past_v, mask=mask[..., :59])[0])
+
+    def test_refusals(self):
+        q, k, weights = normal(1, 4, 9, 8), normal(1, 1, 59, 8), normal(1, 4, 9)
+        self.assert_refused(lambda: quoka.index_keys(q, k, weights, top_k=0), "top_k", 0, 1)
+        self.assert_refused(lambda: quoka.index_keys(q, k[:, :, :5], weights), "q_len", 9, 5)
+        self.assert_refused(lambda: quoka.index_keys(q, k, weights[:, :3]), "weights", 3, 4)
+        self.assert_refused(lambda: quoka.index_keys(q, k, weights[0, 0]), "rank of weights", 1, 3)
+        self.assert_refused(lambda: quoka.index_keys(q, k, weights.astype(np.float64)), "weights", "float64")
+        self.assert_refused(lambda: quoka.index_keys(q, k, weights, lists_heads=3), "index_heads", 4, 3)
+
+
 class Select(Case):
     def setUp(self):
         self.q, self.k = normal(1, 8, 30, 64), normal(1, 2, 400, 64)

@@ -36,24 +36,26 @@ inline namespace QUOKA_ABI {
 
 // What an Indexer chooses.
 struct IndexerOptions {
-  Index k = 2048;        // entries of a list at most: keys, or blocks
-  Index block = 1;       // keys of an entry: entry e names keys [block * e, block * (e + 1))
-  Index keep_first = 0;  // the first entries that a query sees are chosen in any case, inside k
-  Index keep_last =
-      0;  // and the last ones: 1 is that of its own key. Where not all fit the first ones stay
-  Index lists_heads =
-      1;  // lists for so many KV heads, each by an equal share of the index heads; 1: for all
+  Index k = 2048;   // entries of a list at most: keys, or blocks
+  Index block = 1;  // keys of an entry: entry e names keys [block * e, block * (e + 1))
+  // The first entries that a query sees are in its list in any case, and the last ones: 1 is that of its own
+  // key. They count inside k; where not all fit the first ones stay.
+  Index keep_first = 0, keep_last = 0;
+  // Lists for so many KV heads, each by an equal share of the index heads; 1: the same for all.
+  Index lists_heads = 1;
   bool causal = true;  // query i sees no key behind its own; false: all but what the mask hides
+
+  bool operator==(const IndexerOptions&) const = default;
 };
 
 // What a call of Indexer::choose is given.
 struct IndexerInput {
   Rows q;  // [batch, index_heads, q_len, dim]
-  Rows k;  // [batch, 1 or lists_heads, kv_len, dim], the chunk's keys last
-  TensorView<const float, 3> weights =
-      {};  // [batch, index_heads, q_len]; absent: the maximum over heads
-  Mask mask =
-      {};  // [batch or 1, lists_heads or 1, q_len, kv_len]: what it hides is not listed; biases are not heeded
+  Rows k;  // [batch, 1 or lists_heads, kv_len, dim], the chunk's q_len keys last
+  // [batch, index_heads, q_len]; absent: the maximum over heads.
+  TensorView<const float, 3> weights = {};
+  // [batch or 1, lists_heads or 1, q_len, kv_len]: what it hides is not listed; biases are not heeded.
+  Mask mask = {};
 };
 
 namespace detail {

@@ -116,9 +116,9 @@ class IndexerCall {
         o_(options),
         most_(most),
         heads_(input.q.heads() / options.lists_heads),
-        queries_(
-            std::clamp<Index>(tuning::indexer_rows / heads_, 1, std::max<Index>(1, input.q.len()))),
-        stride_(round_up(input.k.len(), index_block_keys)) {}
+        stride_(round_up(input.k.len(), index_block_keys)),
+        queries_(std::clamp<Index>(std::min(tuning::indexer_rows / heads_, scores_at_once()), 1,
+                                   std::max<Index>(1, input.q.len()))) {}
 
   Index unit_rows() const { return queries_ * heads_; }  // of packed queries
   Index unit_queries() const { return queries_; }        // at most
@@ -162,6 +162,10 @@ class IndexerCall {
     Index b, list_head, first, count;  // queries [first, first + count)
   };
 
+  // Queries whose scores fit into what waits for its top-k.
+  Index scores_at_once() const {
+    return tuning::indexer_score_bytes / (stride_ * Index{sizeof(float)});
+  }
   Index blocks() const { return ceil_div(in_.q.len(), queries_); }
   Unit of(Index unit) const {
     const Index head = unit / blocks(), first = unit % blocks() * queries_;
@@ -256,8 +260,8 @@ class IndexerCall {
   const IndexerOptions& o_;
   Index most_;     // entries of a list
   Index heads_;    // index heads of a list's head
+  Index stride_;   // from a query's scores to the next one's
   Index queries_;  // of a unit
-  Index stride_;
 };
 
 inline void check_indexer(const IndexerInput& input, const IndexerOptions& options) {

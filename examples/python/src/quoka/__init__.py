@@ -7,8 +7,8 @@
 A layer that keeps its own cache: quoka.Prefill. Arrays: whatever hands out its memory by DLPack or the buffer protocol
 (numpy, torch, jax), float32, float16 or bfloat16, with any strides.
 """
-from ._core import (Cache, Prefill, Selection, State, __version__, alibi_slopes, arithmetic_used, attention, isa, select,
-                    set_threads, use_openmp_of)
+from ._core import (Cache, Prefill, Selection, State, __version__, alibi_slopes, arithmetic_used, attention, index_keys,
+                    isa, select, set_threads, use_openmp_of)
 
-__all__ = ["Cache", "Prefill", "Selection", "State", "__version__", "alibi_slopes", "arithmetic_used", "attention", "isa",
-           "select", "set_threads", "use_openmp_of"]
+__all__ = ["Cache", "Prefill", "Selection", "State", "__version__", "alibi_slopes", "arithmetic_used", "attention",
+           "index_keys", "isa", "select", "set_threads", "use_openmp_of"]
