@@ -3,7 +3,7 @@
 # All that is said here goes to stderr, so that a program's own output stays alone on stdout.
 
 quoka_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-quoka_jobs=$(nproc)
+quoka_jobs=${QUOKA_JOBS:-$(nproc)}  # of a compiler, of tests
 quoka_example_packages=(g++ cmake ninja-build libeigen3-dev nlohmann-json3-dev libcli11-dev libfmt-dev)
 quoka_test_packages=("${quoka_example_packages[@]}" pkg-config libgtest-dev)
 quoka_packages=("${quoka_test_packages[@]}" libbenchmark-dev libpcre2-dev libopenblas-pthread-dev)  # for everything in the tree
@@ -29,9 +29,10 @@ install_missing() {
     as_root=(sudo)
   fi
   echo "Installing: ${missing[*]}" >&2
-  "${as_root[@]}" apt-get update -qq >&2
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
-    apt-get install -qq -y --no-install-recommends "${missing[@]}" >&2
+  # One at a time: apt's own locks refuse a second one.
+  # shellcheck disable=SC2016  # for the inner shell
+  "${as_root[@]}" flock /run/lock/quoka-packages sh -c 'apt-get update -qq &&
+    DEBIAN_FRONTEND=noninteractive exec apt-get install -qq -y --no-install-recommends "$@"' sh "${missing[@]}" >&2
 }
 
 # The library's version, of its header.
