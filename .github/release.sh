@@ -11,7 +11,8 @@
 #     DIR/quoka.hpp                         the library as one header
 #     DIR/ggml-quoka-VERSION-ARCH.tar.gz    the backend
 #     DIR/ggml-quoka-VERSION.tgz            the same for npm, and as wheels: DIR/ggml_quoka-VERSION-*-ARCH.whl;
-#                                           the npm package is tried with node-llama-cpp and a small model
+#                                           the npm package is tried with node-llama-cpp and a small model,
+#                                           this machine's wheel is installed and loaded
 #     DIR/SHA256SUMS, DIR/notes.md          the changelog's section
 #
 # Refused: a tag that is not the header's version, a changelog without its section, recipes of another version, and a

@@ -5,7 +5,8 @@
 #
 # PACKAGES: the folder that plugin.py wrote. The npm package is installed beside node-llama-cpp, which comes over the
 # network (50 MB), and a program of two imports reads a text with it. PYTHON, an interpreter that has llama-cpp-python: the
-# wheel is installed for it, in that folder. Fails unless the backend says of each layer that it selected.
+# wheel is installed for it, in that folder. Fails unless the backend says of each layer that it selected. Without PYTHON
+# the wheel is installed for python3 and loaded into the ggml that came with node-llama-cpp.
 set -euo pipefail
 # shellcheck source=SCRIPTDIR/../support/npm.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../support/npm.sh"
@@ -53,7 +54,15 @@ END
 node app.mjs "$model"
 selected node-llama-cpp "$npm_package"
 
-[[ -n $python ]] || exit 0
+if [[ -z $python ]]; then
+  python3 -m pip --version >/dev/null 2>&1 || install_missing python3 python3-pip
+  python3 -m pip install --quiet --disable-pip-version-check --no-deps --target site "$wheel" >&2
+  ggml=$(find "$PWD"/node_modules/@node-llama-cpp -path '*bins/linux-*/libggml.*so')
+  [[ -f $ggml ]] || fail "node-llama-cpp has not one libggml, but: ${ggml:-none}"
+  PYTHONPATH=site python3 -c 'import sys, ggml_quoka; ggml_quoka.load(sys.argv[1], mode="recommended")' "$ggml"
+  say "python3: $(basename "$wheel") is installed, and loaded by $(basename "$ggml"); not tried with llama-cpp-python"
+  exit
+fi
 "$python" -m pip install --quiet --no-deps --target site "$wheel"
 cat >app.py <<'END'
 import sys
