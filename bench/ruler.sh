@@ -2,7 +2,7 @@
 # RULER's tasks, by lm-eval, of models with real weights in llama-server: llama.cpp, exact attention, and selection. Prompts,
 # needles and scores are lm-eval's; of its essays' tasks a novel is the haystack (ruler/haystack.py).
 #
-#   bash bench/ruler.sh --install     lm-eval and what it needs to an environment of its own, build/ruler/lm-eval: 5 GB, most of
+#   bash bench/ruler.sh --install     lm-eval and what it needs to an environment of its own, build/ruler/lm-eval: 6 GB, most of
 #                                     it torch, which transformers wants to read a GGUF file's vocabulary
 #   bash bench/ruler.sh               asks; goes on where it was stopped. 15 CPU seconds a task, sample and model
 #   bash bench/ruler.sh --quick       four samples of each task
@@ -47,7 +47,14 @@ for name in ${MODELS:-smollm2 gemma3-270m}; do
   file=$(bash examples/support/get_model.sh "$name")
   if [[ $name == smollm2 ]]; then # by weights that llama.cpp multiplies faster
     fast=$results/SmolLM2-135M-Instruct.Q4_0.gguf
-    [[ -s $fast ]] || { build/examples/ggml/requantize "$file" "$fast.new" Q4_0 && mv "$fast.new" "$fast"; }
+    if [[ ! -s $fast ]]; then
+      if [[ ! -x build/examples/ggml/requantize ]]; then # SERVER and BACKEND were given, and nothing is built
+        bash examples/ggml/get_llama_cpp.sh >&2
+        bash examples/build.sh requantize
+      fi
+      build/examples/ggml/requantize "$file" "$fast.new" Q4_0
+      mv "$fast.new" "$fast"
+    fi
     file=$fast
   fi
   files+=("$name=$file")
