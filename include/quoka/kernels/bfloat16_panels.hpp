@@ -60,7 +60,6 @@ template <class Unit, int Products>
 class Bfloat16Panels final : public PanelArithmetic {
   static_assert(1 <= Products && Products <= 3 && MatrixUnit<Unit>);
   static constexpr Index width = tuning::panel_rows, rows = Unit::tile_rows;
-  static constexpr int packets = tuning::tile_packets;
   static constexpr bool splits_queries = Products > 1, splits_cache = Products > 2;
   static constexpr Index most_keys = Unit::block_keys;
   static_assert(most_keys <= tuning::most_block_keys && rows % Unit::value_depth == 0 &&
@@ -117,6 +116,15 @@ class Bfloat16Panels final : public PanelArithmetic {
 
   void attend(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
               PanelScratch& s) const override {
+    with_packets(panel.rows, [&](auto packets) {
+      attend_packets<decltype(packets)::value>(block, panel, visible, s);
+    });
+  }
+
+ private:
+  template <int packets>
+  static void attend_packets(const PackedBlock& block, const Panel& panel,
+                             const VisibleKeys& visible, PanelScratch& s) {
     const bool fit = block.keys_fit && rows_fit(panel.row_factors);
     float* const x = s.logits.data();
     const Bfloat16Parts weights = parts(s.weights.data(), splits_queries, weight_part);
@@ -124,23 +132,23 @@ class Bfloat16Panels final : public PanelArithmetic {
     // Lines of the next block's rows to be prefetched beside each tile but the first.
     const Index wanted =
         ceil_div(s.prefetch.left(), std::max<Index>(1, ceil_div(visible.count, rows) - 1));
-    multiply(block, panel, 0, x, [] {});
+    multiply<packets>(block, panel, 0, x, [] {});
     for (Index key = 0; key < visible.count; key += rows) {
       const KeyRange keys{key, std::min(key + rows, visible.count)};
       if (!fit) fallback_logits(block, panel, visible, keys, s.row.data(), x);
       PanelPackets top;
-      finish_tile(x + key * width, keys, visible, top);
-      if (rises(top, panel.state)) {
-        add_values(block, weights, added, key, panel.out);
+      finish_tile<packets>(x + key * width, keys, visible, top);
+      if (rises<packets>(top, panel.state)) {
+        add_values<packets>(block, weights, added, key, panel.out);
         added = key;
-        rescale(top, panel, block.v_dim());
+        rescale<packets>(top, panel, block.v_dim());
       }
-      Weights softmax(x + key * width, weights, key, panel.state);
+      Weights<packets> softmax(x + key * width, weights, key, panel.state);
       if (keys.end < visible.count) {
         const Index slabs = padded_depth<Unit>(block.dim()) / Unit::depth;
         const Index times = Products * slabs * Unit::between_calls, share = ceil_div(rows, times);
         const Index lines = ceil_div(wanted, times);
-        multiply(block, panel, keys.end, x + keys.end * width, [&]() QUOKA_INLINE_LAMBDA {
+        multiply<packets>(block, panel, keys.end, x + keys.end * width, [&]() QUOKA_INLINE_LAMBDA {
           softmax.take(share);
           s.prefetch.prefetch(lines);
         });
@@ -148,12 +156,11 @@ class Bfloat16Panels final : public PanelArithmetic {
       softmax.take(rows);
       softmax.finish(panel.state);
     }
-    add_values(block, weights, added, visible.count, panel.out);
-    if (!fit) admit_not_finite(x, visible.count, panel.state);
+    add_values<packets>(block, weights, added, visible.count, panel.out);
+    if (!fit) admit_not_finite<packets>(x, visible.count, panel.state);
     if (!block.values_fit) fallback_values(block, panel, visible, x, s.row.data());
   }
 
- private:
   static constexpr Index key_part(Index dim) {
     return round_up(most_keys, rows) * padded_depth<Unit>(dim);
   }
@@ -198,17 +205,18 @@ class Bfloat16Panels final : public PanelArithmetic {
   }
 
   // Logits of the tile of keys that begins at `key`.
-  template <class Between>
+  template <int packets, class Between>
   static void multiply(const PackedBlock& block, const Panel& panel, Index key, float* x,
                        Between&& between) {
     const Index depth = padded_depth<Unit>(block.dim());
     with_products(key_parts(block), key * depth, query_parts(panel, block.dim()), 0,
                   [&](const auto& a, const auto& b) {
-                    Unit::template logits<Products>(a, b, depth / Unit::depth, x, between);
+                    Unit::template logits<Products, packets>(a, b, depth / Unit::depth, x, between);
                   });
   }
 
   // Sums of values += those of keys [begin, end), begin at a tile.
+  template <int packets>
   static void add_values(const PackedBlock& block, const Bfloat16Parts& weights, Index begin,
                          Index end, float* out) {
     if (begin >= end) return;
@@ -216,24 +224,27 @@ class Bfloat16Panels final : public PanelArithmetic {
     const Index slabs = ceil_div(end - begin, Unit::value_depth);
     with_products(value_parts(block), begin * channels, weights, begin * width,
                   [&](const auto& a, const auto& b) {
-                    Unit::template values<Products>(a, b, slabs, channels, out);
+                    Unit::template values<Products, packets>(a, b, slabs, channels, out);
                   });
   }
 
   // Products of a tile to logits, -inf beyond the last key; top: their maximum.
+  template <int packets>
   static void finish_tile(float* x, const KeyRange& keys, const VisibleKeys& visible,
                           PanelPackets& top) {
-    visible.finish_logits(x, keys);
+    visible.finish_logits(x, keys, packets * simd::lanes);
     std::fill(x + keys.count() * width, x + rows * width, -simd::infinity);
-    block_maximum(x, keys.count(), top);
+    block_maximum<packets>(x, keys.count(), top);
   }
 
+  template <int packets>
   static bool rises(const PanelPackets& top, const PanelState& state) {
     simd::Packet any = simd::zero();
     for (int j = 0; j < packets; ++j)
       any = simd::select_less(state[j].max, top[j], simd::broadcast(1.0f), any);
     return simd::reduce_max(any) > 0.0f;
   }
+  template <int packets>
   [[gnu::noinline]] static void rescale(const PanelPackets& top, const Panel& panel, Index v_dim) {
     PanelPackets factor;
     for (int j = 0; j < packets; ++j) {
@@ -249,6 +260,7 @@ class Bfloat16Panels final : public PanelArithmetic {
   }
 
   // Logits of a tile to weights, some keys at a time.
+  template <int packets>
   class Weights {
    public:
     Weights(const float* x, const Bfloat16Parts& to, Index key, const PanelState& state)

@@ -41,12 +41,14 @@ inline bool rows_fit(const float* row_factors) {
 }
 
 // A logit of NaN, or of plus infinity, makes the sum of weights NaN, as it does in float.
-inline void admit_not_finite(const float* x, Index keys, PanelState& state) {
+template <int packets>
+void admit_not_finite(const float* x, Index keys, PanelState& state) {
   const simd::Packet least = simd::broadcast(std::numeric_limits<float>::lowest());
-  for (Index at = 0; at < keys * tuning::panel_rows; at += simd::lanes) {
-    simd::Packet& sum = state[at / simd::lanes % tuning::tile_packets].sum;
-    sum = simd::fma(simd::max(simd::load(x + at), least), simd::zero(), sum);
-  }
+  for (Index key = 0; key < keys; ++key)
+    for (int j = 0; j < packets; ++j) {
+      const simd::Packet at = simd::load(x + key * tuning::panel_rows + j * simd::lanes);
+      state[j].sum = simd::fma(simd::max(at, least), simd::zero(), state[j].sum);
+    }
 }
 
 // Adds the values that do not fit, for the rows that see them. v [v_dim] is scratch.
@@ -60,7 +62,7 @@ inline void admit_not_finite(const float* x, Index keys, PanelState& state) {
     simd::store(reference + j * simd::lanes, panel.state[j].reference());
   for (Index key = 0; key < visible.count; ++key) {
     block.v->widen(key, v);
-    for (Index row = 0; row < width; ++row) {
+    for (Index row = 0; row < panel.rows; ++row) {
       if (!visible.sees(row, key)) continue;
       const float weight = simd::exp(x[key * width + row] - reference[row]);
       for (Index c = 0; c < block.v_dim(); ++c) {

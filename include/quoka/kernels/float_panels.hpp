@@ -41,31 +41,42 @@ class FloatPanels final : public PanelArithmetic {
   }
   void pack_queries(const float* const* rows, Index count, Index dim, float scale,
                     const Panel& panel) const override {
-    detail::pack_queries(rows, count, dim, scale, tuning::panel_rows,
-                         static_cast<float*>(panel.queries));
+    with_packets(count, [&](auto packets) {
+      detail::pack_queries(rows, count, dim, scale, packets * simd::lanes,
+                           static_cast<float*>(panel.queries));
+    });
   }
 
   void attend(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
               PanelScratch& s) const override {
+    with_packets(panel.rows, [&](auto packets) {
+      attend_packets<decltype(packets)::value>(block, panel, visible, s);
+    });
+  }
+
+ private:
+  template <int packets>
+  static void attend_packets(const PackedBlock& block, const Panel& panel,
+                             const VisibleKeys& visible, PanelScratch& s) {
     float* const x = s.logits.data();
     const float* const values = reinterpret_cast<const float*>(block.values);
     const Index keys = visible.count, v_dim = block.v_dim();
     PanelPackets top, factors;
-    block_logits(reinterpret_cast<const float*>(block.keys),
-                 static_cast<const float*>(panel.queries), block.dim(), keys, x, top);
-    visible.finish_logits(x, top);
-    for (int j = 0; j < tuning::tile_packets; ++j) factors[j] = panel.state[j].raise(top[j]);
-    block_weights(x, keys, panel.state, x);
+    block_logits<packets>(reinterpret_cast<const float*>(block.keys),
+                          static_cast<const float*>(panel.queries), block.dim(), keys, x, top);
+    visible.finish_logits<packets>(x, top);
+    for (int j = 0; j < packets; ++j) factors[j] = panel.state[j].raise(top[j]);
+    block_weights<packets>(x, keys, panel.state, x);
     if (!block.finite_values && (visible.mask != nullptr || visible.bias != nullptr))
-      values_lane_by_lane(values, v_dim, x, visible, factors, panel, s);
+      values_lane_by_lane<packets>(values, v_dim, x, visible, factors, panel, s);
     else
-      block_values(values, v_dim, x, keys, factors, panel.out);
+      block_values<packets>(values, v_dim, x, keys, factors, panel.out);
   }
 
- private:
   // A masked weight is an exact zero, but zero times NaN is not: where a block holds a NaN or
   // infinite value, each lane takes the keys it sees and no other. Same tiles, same order, same
   // bits.
+  template <int packets>
   static void values_lane_by_lane(const float* values, Index v_dim, const float* weights,
                                   const VisibleKeys& visible, const PanelPackets& factors,
                                   const Panel& panel, PanelScratch& s) {
@@ -79,8 +90,8 @@ class FloatPanels final : public PanelArithmetic {
       std::copy_n(panel.out, size, trial);
       const float* const lane_values =
           visible.bias != nullptr ? seen_values(values, v_dim, lane, visible, s) : values;
-      block_values(lane_values + first * value_stride(v_dim), v_dim, weights + first * width,
-                   end - first, factors, trial);
+      block_values<packets>(lane_values + first * value_stride(v_dim), v_dim,
+                            weights + first * width, end - first, factors, trial);
       for (Index c = 0; c < v_dim; ++c) result[c * width + lane] = trial[c * width + lane];
     }
     for (Index c = 0; c < v_dim; ++c)

@@ -47,7 +47,7 @@ namespace detail {
 template <class Sums>
 class Int8Panels final : public PanelArithmetic {
   using Quad = simd::Quad;
-  static constexpr int packets = tuning::tile_packets, tall = tuning::tile_rows;
+  static constexpr int tall = tuning::tile_rows;
   static constexpr Index width = tuning::panel_rows;
   // Room for the numbers of a block: whole tiles, whole quads, whole lines.
   static constexpr Index most_keys =
@@ -99,27 +99,35 @@ class Int8Panels final : public PanelArithmetic {
 
   void attend(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
               PanelScratch& s) const override {
-    float* const x = s.logits.data();
-    Quad* const weights = reinterpret_cast<Quad*>(s.weights.data());
-    const Index keys = visible.count;
-    const Values v = values_of(block);
-    Maxima top;
-    logits(block, panel, v.logs, keys, x, top, s.prefetch);
-    const bool exceptions = !block.keys_fit || !rows_fit(panel.row_factors);
-    if (exceptions) fallback_logits(block, panel, visible, {0, keys}, s.row.data(), x);
-    visible.finish_logits(x, KeyRange{0, keys});
-    if (exceptions || visible.changes_products() || keys % tall != 0)
-      find_maxima(x, v.logs, keys, top);
-    const Factors factors = softmax(x, keys, top, v, panel.state, weights);
-    values(v.quads, block.v_dim(), weights, keys, factors, panel.out);
-    if (exceptions) admit_not_finite(x, keys, panel.state);
-    if (!block.values_fit) fallback_values(block, panel, visible, x, s.row.data());
+    with_packets(panel.rows, [&](auto packets) {
+      attend_packets<decltype(packets)::value>(block, panel, visible, s);
+    });
   }
 
  private:
   static constexpr float most_weight = 255.0f;
   // How far below a row's largest logit the reference may lie.
   static constexpr float most_below = 60.0f;
+
+  template <int packets>
+  static void attend_packets(const PackedBlock& block, const Panel& panel,
+                             const VisibleKeys& visible, PanelScratch& s) {
+    float* const x = s.logits.data();
+    Quad* const weights = reinterpret_cast<Quad*>(s.weights.data());
+    const Index keys = visible.count;
+    const Values v = values_of(block);
+    Maxima top;
+    logits<packets>(block, panel, v.logs, keys, x, top, s.prefetch);
+    const bool exceptions = !block.keys_fit || !rows_fit(panel.row_factors);
+    if (exceptions) fallback_logits(block, panel, visible, {0, keys}, s.row.data(), x);
+    visible.finish_logits(x, KeyRange{0, keys}, packets * simd::lanes);
+    if (exceptions || visible.changes_products() || keys % tall != 0)
+      find_maxima<packets>(x, v.logs, keys, top);
+    const Factors factors = softmax<packets>(x, keys, top, v, panel.state, weights);
+    values<packets>(v.quads, block.v_dim(), weights, keys, factors, panel.out);
+    if (exceptions) admit_not_finite<packets>(x, keys, panel.state);
+    if (!block.values_fit) fallback_values(block, panel, visible, x, s.row.data());
+  }
 
   static Index tile_quads(Index dim) {
     return ceil_div(Index{tuning::most_block_keys}, Index{tall}) *
@@ -146,9 +154,10 @@ class Int8Panels final : public PanelArithmetic {
     PanelPackets logit, added;
   };
   static void clear(Maxima& top) {
-    for (int j = 0; j < packets; ++j)
+    for (int j = 0; j < tuning::tile_packets; ++j)
       top.logit[j] = top.added[j] = simd::broadcast(-simd::infinity);
   }
+  template <int packets>
   static void find_maxima(const float* x, const float* logs, Index keys, Maxima& top) {
     clear(top);
     for (Index key = 0; key < keys; ++key)
@@ -164,6 +173,7 @@ class Int8Panels final : public PanelArithmetic {
     PanelPackets before, block;
   };
 
+  template <int packets>
   static void logits(const PackedBlock& block, const Panel& panel, const float* logs, Index keys,
                      float* x, Maxima& top, BlockPrefetch& next) {
     const Index quads = quads_of(int8_channels(block.dim()));
@@ -174,8 +184,9 @@ class Int8Panels final : public PanelArithmetic {
     clear(top);
     for (Index key = 0; key < keys; key += tall, tile += key_tile_size(quads)) {
       next.prefetch(lines);
-      logit_tile(tile, static_cast<const Quad*>(panel.queries), panel.row_factors, quads,
-                 {starts + key, block.key_factors + key, logs + key}, x + key * width, top);
+      logit_tile<packets>(tile, static_cast<const Quad*>(panel.queries), panel.row_factors, quads,
+                          {starts + key, block.key_factors + key, logs + key}, x + key * width,
+                          top);
     }
   }
 
@@ -184,6 +195,7 @@ class Int8Panels final : public PanelArithmetic {
     const float *factors, *logs;
   };
   // One tile of keys times the panel; the maxima are of use where the tile is whole.
+  template <int packets>
   [[gnu::noinline]] static void logit_tile(const Quad* tile, const Quad* panel,
                                            const float* row_factors, Index quads,
                                            const KeyNumbers& numbers, float* x, Maxima& top) {
@@ -193,7 +205,8 @@ class Int8Panels final : public PanelArithmetic {
       simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = start; });
     });
     for (Index left = quads; left > 0; left -= slab) {
-      rank1_updates<tall, packets, slab>(acc, tile, 1, panel, std::min<Index>(slab, left));
+      rank1_updates<tall, packets, slab, tuning::tile_packets>(acc, tile, 1, panel,
+                                                               std::min<Index>(slab, left));
       tile += Index{slab} * tall, panel += Index{slab} * width;
     }
     simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
@@ -210,6 +223,7 @@ class Int8Panels final : public PanelArithmetic {
     });
   }
 
+  template <int packets>
   static Factors softmax(const float* x, Index keys, const Maxima& top, const Values& v,
                          PanelState& state, Quad* weights) {
     Factors factors;
@@ -249,20 +263,21 @@ class Int8Panels final : public PanelArithmetic {
     return factors;
   }
 
+  template <int packets>
   static void values(const Quad* values, Index v_dim, const Quad* weights, Index keys,
                      const Factors& factors, float* out) {
     for_value_tiles(v_dim, [&](auto rows, Index c) QUOKA_INLINE_LAMBDA {
-      value_tile<rows>(values + c, value_stride(v_dim), weights, quads_of(keys), factors,
-                       out + c * width);
+      value_tile<rows, packets>(values + c, value_stride(v_dim), weights, quads_of(keys), factors,
+                                out + c * width);
     });
   }
-  template <std::size_t Channels>
+  template <std::size_t Channels, int packets>
   [[gnu::noinline]] static void value_tile(const Quad* values, Index stride, const Quad* weights,
                                            Index quads, const Factors& factors, float* out) {
     Sums acc[Channels][packets];
     simd::unroll<Channels, packets>([&](auto i, auto j)
                                         QUOKA_INLINE_LAMBDA { acc[i][j] = Sums::from(0); });
-    rank1_updates<Channels, packets, 1>(acc, values, stride, weights, quads);
+    rank1_updates<Channels, packets, 1, tuning::tile_packets>(acc, values, stride, weights, quads);
     simd::unroll<Channels, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
       float* const at = out + i * width + j * simd::lanes;
       simd::store(at, simd::fma(acc[i][j].to_float(), factors.block[j],

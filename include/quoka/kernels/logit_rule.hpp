@@ -16,11 +16,12 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// x = cap * tanh(x / cap) for `count` logits, whole packets.
-[[gnu::noinline]] inline void cap_logits(float* x, Index count, float cap) {
+// x = cap * tanh(x / cap) for `keys` times `count` logits, whole packets, `step` apart.
+[[gnu::noinline]] inline void cap_logits(float* x, Index keys, Index count, Index step, float cap) {
   const simd::Packet inverse = simd::broadcast(1.0f / cap), most = simd::broadcast(cap);
-  for (Index i = 0; i < count; i += simd::lanes)
-    simd::store(x + i, simd::mul(simd::tanh(simd::mul(simd::load(x + i), inverse)), most));
+  for (Index at = 0; at < keys * step; at += step)
+    for (Index i = at; i < at + count; i += simd::lanes)
+      simd::store(x + i, simd::mul(simd::tanh(simd::mul(simd::load(x + i), inverse)), most));
 }
 
 struct LogitRule {
@@ -30,8 +31,10 @@ struct LogitRule {
   // Does apply() change anything? Then a maximum that was found before is none.
   bool changes() const { return softcap != 0.0f; }
   // To `count` logits, whole packets, in place.
-  void apply(float* x, Index count) const {
-    if (softcap != 0.0f) cap_logits(x, count, softcap);
+  void apply(float* x, Index count) const { apply(x, 1, count, count); }
+  // To `count` logits of each of `keys`, `step` apart.
+  void apply(float* x, Index keys, Index count, Index step) const {
+    if (softcap != 0.0f) cap_logits(x, keys, count, step, softcap);
   }
 };
 

@@ -90,16 +90,18 @@ struct VisibleKeys {
     return (mask == nullptr || (mask->first[row] <= at && at < mask->end[row])) &&
            (bias == nullptr || bias[key * tuning::panel_rows + row] > -simd::infinity);
   }
-  // All that happens to a product q . k before the softmax: x are those of `keys`, and become logits.
-  void finish_logits(float* x, const KeyRange& keys) const {
-    rule.apply(x, keys.count() * tuning::panel_rows);
-    if (bias != nullptr) add_biases(x, keys.count(), bias + keys.begin * tuning::panel_rows);
-    if (mask != nullptr) mask_logits(x, keys.count(), *mask, keys.begin);
+  // All that happens to a product q . k before the softmax: x are those of `keys` and the panel's first `lanes` rows,
+  // and become logits.
+  void finish_logits(float* x, const KeyRange& keys, Index lanes) const {
+    rule.apply(x, keys.count(), lanes, tuning::panel_rows);
+    if (bias != nullptr) add_biases(x, keys.count(), lanes, bias + keys.begin * tuning::panel_rows);
+    if (mask != nullptr) mask_logits(x, keys.count(), lanes, *mask, keys.begin);
   }
   // Of all of them; top: the maximum of the products in whole tiles, which becomes that of the logits.
+  template <int packets = tuning::tile_packets>
   void finish_logits(float* x, PanelPackets& top) const {
-    finish_logits(x, KeyRange{0, count});
-    if (changes_products() || count % tuning::tile_rows != 0) block_maximum(x, count, top);
+    finish_logits(x, KeyRange{0, count}, packets * simd::lanes);
+    if (changes_products() || count % tuning::tile_rows != 0) block_maximum<packets>(x, count, top);
   }
 };
 

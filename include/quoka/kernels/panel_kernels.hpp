@@ -10,6 +10,9 @@
 // number of blocks, not of keys. Per block and panel: 2 * keys * panel_rows * (dim + v_dim) FLOPs,
 // and about 17 vector operations for each packet of weights; reads keys * (dim + v_dim) packed
 // floats from L2 and reads and writes panel_rows * v_dim accumulators.
+//
+// The last panel of a head may have rows in its first packet alone. Then that one is computed, in half the time:
+// `packets` says how many are. Numbers lie where they would in a whole panel, but for float's queries.
 #pragma once
 
 #include <quoka/packing/panel_packing.hpp>
@@ -28,6 +31,15 @@ namespace detail {
 using PanelState = PacketState[tuning::tile_packets];
 using PanelPackets = simd::Packet[tuning::tile_packets];
 
+// f(packets), a constant: the packets that hold `rows` rows of a panel.
+template <class F>
+QUOKA_INLINE void with_packets(Index rows, F&& f) {
+  if (rows <= simd::lanes)
+    f(simd::Constant<1>{});
+  else
+    f(simd::Constant<tuning::tile_packets>{});
+}
+
 // Keys [begin, end).
 struct KeyRange {
   Index begin, end;
@@ -44,9 +56,9 @@ struct PanelMask {
 // x for `keys` keys; `top` becomes the maximum over whole tiles. A last, partial tile is left
 // out of it: its zero keys must not raise a maximum, and the caller looks again in that case.
 // multiply(acc, key) is the product of the tile that begins at `key`.
-template <class Multiply>
+template <int packets = tuning::tile_packets, class Multiply>
 QUOKA_INLINE void block_logits(Index keys, float* x, PanelPackets& top, Multiply&& multiply) {
-  constexpr int rows = tuning::tile_rows, packets = tuning::tile_packets;
+  constexpr int rows = tuning::tile_rows;
   for (auto& lane : top) lane = simd::broadcast(-simd::infinity);
   for (Index key = 0; key < keys; key += rows) {
     simd::Packet acc[rows][packets];
@@ -59,21 +71,24 @@ QUOKA_INLINE void block_logits(Index keys, float* x, PanelPackets& top, Multiply
   }
 }
 
-inline void block_logits(const float* tiles, const float* queries, Index dim, Index keys, float* x,
-                         PanelPackets& top) {
-  block_logits(keys, x, top, [&](auto& acc, Index) QUOKA_INLINE_LAMBDA {
+// queries [dim][packets * lanes].
+template <int packets = tuning::tile_packets>
+void block_logits(const float* tiles, const float* queries, Index dim, Index keys, float* x,
+                  PanelPackets& top) {
+  block_logits<packets>(keys, x, top, [&](auto& acc, Index) QUOKA_INLINE_LAMBDA {
     multiply_key_tile(acc, tiles, queries, dim, [] {});
     tiles += key_tile_size(dim);
   });
 }
 
-// Logits of `keys` keys from `first` of the block on: those outside a lane's keys become -inf.
-[[gnu::noinline]] inline void mask_logits(float* x, Index keys, const PanelMask& mask,
-                                          Index first = 0) {
+// Logits of `keys` keys from `first` of the block on, of the panel's first `lanes` rows: those outside a row's keys
+// become -inf.
+[[gnu::noinline]] inline void mask_logits(float* x, Index keys, Index lanes, const PanelMask& mask,
+                                          Index first) {
   const simd::Packet hidden = simd::broadcast(-simd::infinity);
   for (Index key = 0; key < keys; ++key) {
     const simd::Packet here = simd::broadcast(static_cast<float>(first + key));
-    for (Index lane = 0; lane < tuning::panel_rows; lane += simd::lanes) {
+    for (Index lane = 0; lane < lanes; lane += simd::lanes) {
       float* at = x + key * tuning::panel_rows + lane;
       const simd::Packet before_end =
           simd::select_less(here, simd::load(mask.end + lane), simd::load(at), hidden);
@@ -94,18 +109,21 @@ inline bool mask_after(const Index* ends, Index rows, const KeyRange& keys, Pane
   return any;
 }
 
-// Logits plus their biases; -inf where a bias is -inf, whatever the logit.
-[[gnu::noinline]] inline void add_biases(float* x, Index keys, const float* bias) {
+// Logits of the panel's first `lanes` rows plus their biases; -inf where a bias is -inf, whatever the logit.
+[[gnu::noinline]] inline void add_biases(float* x, Index keys, Index lanes, const float* bias) {
   const simd::Packet hidden = simd::broadcast(-simd::infinity);
   const simd::Packet least = simd::broadcast(std::numeric_limits<float>::lowest());
-  for (Index i = 0; i < keys * tuning::panel_rows; i += simd::lanes) {
-    const simd::Packet more = simd::load(bias + i);
-    simd::store(x + i, simd::select_less(more, least, hidden, simd::add(simd::load(x + i), more)));
-  }
+  for (Index at = 0; at < keys * tuning::panel_rows; at += tuning::panel_rows)
+    for (Index i = at; i < at + lanes; i += simd::lanes) {
+      const simd::Packet more = simd::load(bias + i);
+      simd::store(x + i,
+                  simd::select_less(more, least, hidden, simd::add(simd::load(x + i), more)));
+    }
 }
 
-inline void block_maximum(const float* x, Index keys, PanelPackets& top) {
-  simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+template <int packets = tuning::tile_packets>
+void block_maximum(const float* x, Index keys, PanelPackets& top) {
+  simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
     top[j] = simd::broadcast(-simd::infinity);
     for (Index key = 0; key < keys; ++key)
       top[j] = simd::max(top[j], simd::load(x + key * tuning::panel_rows + j * simd::lanes));
@@ -113,45 +131,46 @@ inline void block_maximum(const float* x, Index keys, PanelPackets& top) {
 }
 
 // Logits to weights; their sum over the block, in the order of the keys, goes to state.
-inline void block_weights(const float* x, Index keys, PanelState& state, float* weights) {
-  simd::Packet reference[tuning::tile_packets], sum[tuning::tile_packets];
-  simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+template <int packets = tuning::tile_packets>
+void block_weights(const float* x, Index keys, PanelState& state, float* weights) {
+  simd::Packet reference[packets], sum[packets];
+  simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
     reference[j] = state[j].reference();
     sum[j] = simd::zero();
   });
   for (Index at = 0; at < keys * tuning::panel_rows; at += tuning::panel_rows) {
-    simd::unroll<tuning::tile_packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+    simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
       const Index i = at + j * simd::lanes;
       const simd::Packet w = simd::exp(simd::sub(simd::load(x + i), reference[j]));
       sum[j] = simd::add(sum[j], w);
       simd::store(weights + i, w);
     });
   }
-  simd::unroll<tuning::tile_packets>(
+  simd::unroll<packets>(
       [&](auto j) QUOKA_INLINE_LAMBDA { state[j].sum = simd::add(state[j].sum, sum[j]); });
 }
 
 // `Channels` rows of the accumulator panel.
-template <std::size_t Channels>
+template <std::size_t Channels, int packets>
 [[gnu::noinline]] void value_tile(const float* values, Index stride, const float* weights,
                                   Index keys, const PanelPackets& factor, float* out) {
-  constexpr int packets = tuning::tile_packets;
   simd::Packet acc[Channels][packets];
   simd::unroll<Channels, packets>([&](auto i, auto j)
                                       QUOKA_INLINE_LAMBDA { acc[i][j] = simd::zero(); });
-  rank1_updates<Channels, packets, 1>(acc, values, stride, weights, keys);
+  rank1_updates<Channels, packets, 1, tuning::tile_packets>(acc, values, stride, weights, keys);
   simd::unroll<Channels, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
     float* at = out + i * tuning::panel_rows + j * simd::lanes;
     simd::store(at, simd::fma(factor[j], simd::load(at), acc[i][j]));
   });
 }
 
-inline void block_values(const float* values, Index dim, const float* weights, Index keys,
-                         const PanelPackets& factor, float* out) {
+template <int packets>
+void block_values(const float* values, Index dim, const float* weights, Index keys,
+                  const PanelPackets& factor, float* out) {
   assert(0 < dim && 0 <= keys && keys <= tuning::block_keys);
   for_value_tiles(dim, [&](auto rows, Index c) QUOKA_INLINE_LAMBDA {
-    value_tile<rows>(values + c, value_stride(dim), weights, keys, factor,
-                     out + c * tuning::panel_rows);
+    value_tile<rows, packets>(values + c, value_stride(dim), weights, keys, factor,
+                              out + c * tuning::panel_rows);
   });
 }
 

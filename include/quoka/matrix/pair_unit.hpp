@@ -21,7 +21,7 @@ struct PairUnit {
   static void enter(UnitSession&) {}
   static void leave(const UnitSession&) {}
 
-  template <int Products, class Between>
+  template <int Products, int packets = tuning::tile_packets, class Between>
   [[gnu::noinline]] static void logits(const Bfloat16* const (&a)[Products],
                                        const Bfloat16* const (&b)[Products], Index slabs, float* x,
                                        Between&& between) {
@@ -31,7 +31,8 @@ struct PairUnit {
     for (int p = 0; p < Products; ++p) {
       const Pair *keys = pairs(a[p]), *queries = pairs(b[p]);
       for (Index s = 0; s < slabs; ++s) {
-        rank1_updates<tile_rows, packets, depth / 2>(acc, keys, 1, queries, depth / 2);
+        rank1_updates<tile_rows, packets, depth / 2, panel_packets>(acc, keys, 1, queries,
+                                                                    depth / 2);
         keys += tile_rows * depth / 2, queries += depth / 2 * tuning::panel_rows;
       }
     }
@@ -42,20 +43,20 @@ struct PairUnit {
     for (Index i = 0; i < Products * slabs; ++i) between();
   }
 
-  template <int Products>
+  template <int Products, int packets = tuning::tile_packets>
   static void values(const Bfloat16* const (&a)[Products], const Bfloat16* const (&b)[Products],
                      Index slabs, Index channels, float* out) {
     for_value_tiles(channels, [&](auto rows, Index c) QUOKA_INLINE_LAMBDA {
-      value_tile<rows, Products>(a, c, b, slabs, channels, out + c * tuning::panel_rows);
+      value_tile<rows, Products, packets>(a, c, b, slabs, channels, out + c * tuning::panel_rows);
     });
   }
 
  private:
   using Pair = simd::Bfloat16Pair;
-  static constexpr int packets = tuning::tile_packets;
+  static constexpr int panel_packets = tuning::tile_packets;
   static const Pair* pairs(const Bfloat16* x) { return reinterpret_cast<const Pair*>(x); }
 
-  template <std::size_t Channels, int Products>
+  template <std::size_t Channels, int Products, int packets>
   [[gnu::noinline]] static void value_tile(const Bfloat16* const (&a)[Products], Index c,
                                            const Bfloat16* const (&b)[Products], Index slabs,
                                            Index channels, float* out) {
@@ -64,12 +65,13 @@ struct PairUnit {
       acc[i][j] = Sums::of(simd::load(out + i * tuning::panel_rows + j * simd::lanes));
     });
     if constexpr (Products == 1)
-      rank1_updates<Channels, packets, 1>(acc, pairs(a[0]) + c, channels, pairs(b[0]), slabs);
+      rank1_updates<Channels, packets, 1, panel_packets>(acc, pairs(a[0]) + c, channels,
+                                                         pairs(b[0]), slabs);
     else
       for (Index s = 0; s < slabs; ++s)
         for (int p = 0; p < Products; ++p)
-          rank1_updates<Channels, packets, 1>(acc, pairs(a[p]) + s * channels + c, 0,
-                                              pairs(b[p]) + s * tuning::panel_rows, 1);
+          rank1_updates<Channels, packets, 1, panel_packets>(
+              acc, pairs(a[p]) + s * channels + c, 0, pairs(b[p]) + s * tuning::panel_rows, 1);
     simd::unroll<Channels, packets>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
       simd::store(out + i * tuning::panel_rows + j * simd::lanes, acc[i][j].to_float());
     });

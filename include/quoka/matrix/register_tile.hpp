@@ -19,9 +19,10 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// `a_row` elements lie between a[i] and a[i + 1], `a_step` between steps; b advances by
-// Packets * lanes. b is packet-aligned.
-template <std::size_t Rows, std::size_t Packets, int a_row, class P, class A, class B>
+// `a_row` elements lie between a[i] and a[i + 1], `a_step` between steps; b is packet-aligned, and a
+// step of it b_packets wide, of which the first ones are multiplied.
+template <std::size_t Rows, std::size_t Packets, int a_row, int b_packets = int{Packets}, class P,
+          class A, class B>
 QUOKA_INLINE void rank1_updates(P (&acc)[Rows][Packets], const A* a, Index a_step, const B* b,
                                 Index steps) {
   for (Index s = 0; s < steps; ++s) {
@@ -34,7 +35,7 @@ QUOKA_INLINE void rank1_updates(P (&acc)[Rows][Packets], const A* a, Index a_ste
           [&](auto j) QUOKA_INLINE_LAMBDA { acc[i][j] = simd::fma(x, column[j], acc[i][j]); });
     });
     a += a_step;
-    b += int{Packets} * simd::lanes;
+    b += b_packets * simd::lanes;
   }
 }
 

@@ -11,7 +11,7 @@ namespace detail {
 // them compiles it.
 template <class Square, class Eight>
 struct SquareUnit {
-  static constexpr int high = 6, wide = tuning::panel_rows / 2;  // squares
+  static constexpr int high = 6;  // squares
   static constexpr int tile_rows = 2 * high;
   static constexpr int depth = 4, value_depth = 4, interleave = 4;
   static constexpr Index block_keys = 8 * tile_rows;
@@ -21,9 +21,10 @@ struct SquareUnit {
   static void enter(UnitSession&) {}
   static void leave(const UnitSession&) {}
 
-  template <int Products, class Between>
+  template <int Products, int packets = tuning::tile_packets, class Between>
   static void logits(const Bfloat16* const (&a)[Products], const Bfloat16* const (&b)[Products],
                      Index slabs, float* x, Between&& between) {
+    constexpr int wide = squares(packets);
     Square sums[high][wide];
     simd::unroll<high, wide>([&](auto i, auto j)
                                  QUOKA_INLINE_LAMBDA { sums[i][j] = Square::zero(); });
@@ -34,21 +35,22 @@ struct SquareUnit {
     for (Index i = 0; i < Products * slabs; ++i) between();
   }
 
-  template <int Products>
+  template <int Products, int packets = tuning::tile_packets>
   static void values(const Bfloat16* const (&a)[Products], const Bfloat16* const (&b)[Products],
                      Index slabs, Index channels, float* out) {
     Index c = 0;
     for (; c + tile_rows <= channels; c += tile_rows)
-      value_tile<high>(a, b, slabs, channels, c, out);
-    for (; c < channels; c += 4) value_tile<2>(a, b, slabs, channels, c, out);
+      value_tile<high, squares(packets)>(a, b, slabs, channels, c, out);
+    for (; c < channels; c += 4) value_tile<2, squares(packets)>(a, b, slabs, channels, c, out);
   }
 
  private:
   static constexpr int panel = tuning::panel_rows;
   static constexpr Index b_slab = Index{value_depth} * panel;
   static_assert(channel_step % 4 == 0);
+  static constexpr int squares(int packets) { return packets * simd::lanes / 2; }
 
-  template <int High>
+  template <int High, int wide>
   QUOKA_INLINE static void multiply_slab(Square (&sums)[High][wide], const Bfloat16* a,
                                          const Bfloat16* b) {
     Eight right[wide];
@@ -58,13 +60,13 @@ struct SquareUnit {
       simd::unroll<wide>([&](auto j) QUOKA_INLINE_LAMBDA { sums[i][j].add(left, right[j]); });
     });
   }
-  template <int High>
+  template <int High, int wide>
   QUOKA_INLINE static void store(const Square (&sums)[High][wide], float* c) {
     simd::unroll<High, wide>([&](auto i, auto j) QUOKA_INLINE_LAMBDA {
       sums[i][j].store(c + 2 * i * panel + 2 * j, c + (2 * i + 1) * panel + 2 * j);
     });
   }
-  template <int High, int Products>
+  template <int High, int wide, int Products>
   [[gnu::noinline]] static void value_tile(const Bfloat16* const (&a)[Products],
                                            const Bfloat16* const (&b)[Products], Index slabs,
                                            Index channels, Index first, float* out) {

@@ -36,79 +36,84 @@ struct TileUnit {
   // What another library had configured, or nothing: then the tiles are released.
   static void leave(const UnitSession& session) { Tiles::configure(session.before); }
 
-  template <int Products, class Between>
+  template <int Products, int packets = tuning::tile_packets, class Between>
   static void logits(const Bfloat16* const (&a)[Products], const Bfloat16* const (&b)[Products],
                      Index slabs, float* x, Between&& between) {
-    zero<0>(), zero<1>();
+    constexpr int columns = columns_of(packets);
+    zero<0, columns>(), zero<1, columns>();
     for (int p = 0; p < Products; ++p)
       for (Index s = 0; s < slabs; ++s) {
-        load_b(b[p] + s * b_slab);
-        multiply<0>(a[p] + s * tile_rows * depth);
+        load_b<columns>(b[p] + s * b_slab);
+        multiply<0, columns>(a[p] + s * tile_rows * depth);
         between();
-        multiply<1>(a[p] + (s * tile_rows + height) * depth);
+        multiply<1, columns>(a[p] + (s * tile_rows + height) * depth);
         between();
       }
-    store<0>(x), store<1>(x + height * panel);
+    store<0, columns>(x), store<1, columns>(x + height * panel);
   }
 
-  template <int Products>
+  template <int Products, int packets = tuning::tile_packets>
   static void values(const Bfloat16* const (&a)[Products], const Bfloat16* const (&b)[Products],
                      Index slabs, Index channels, float* out) {
+    constexpr int columns = columns_of(packets);
     Index c = 0;
     for (; c + tile_rows <= channels; c += tile_rows) {
-      load<0>(out + c * panel), load<1>(out + (c + height) * panel);
+      load<0, columns>(out + c * panel), load<1, columns>(out + (c + height) * panel);
       for (Index s = 0; s < slabs; ++s)
         for (int p = 0; p < Products; ++p) {
           const Bfloat16* const at = a[p] + (s * channels + c) * value_depth;
-          load_b(b[p] + s * b_slab);
-          multiply<0>(at), multiply<1>(at + height * value_depth);
+          load_b<columns>(b[p] + s * b_slab);
+          multiply<0, columns>(at), multiply<1, columns>(at + height * value_depth);
         }
-      store<0>(out + c * panel), store<1>(out + (c + height) * panel);
+      store<0, columns>(out + c * panel), store<1, columns>(out + (c + height) * panel);
     }
     if (c == channels) return;
-    load<0>(out + c * panel);
+    load<0, columns>(out + c * panel);
     for (Index s = 0; s < slabs; ++s)
       for (int p = 0; p < Products; ++p) {
-        load_b(b[p] + s * b_slab);
-        multiply<0>(a[p] + (s * channels + c) * value_depth);
+        load_b<columns>(b[p] + s * b_slab);
+        multiply<0, columns>(a[p] + (s * channels + c) * value_depth);
       }
-    store<0>(out + c * panel);
+    store<0, columns>(out + c * panel);
   }
 
  private:
   static constexpr int panel = tuning::panel_rows;
   static constexpr int width = std::min(simd::tile_height, panel);  // n
-  static constexpr int columns = panel / width;
-  static_assert(columns <= 2 && panel % width == 0, "a panel is one tile wide, or two");
+  static_assert(panel / width <= 2 && panel % width == 0, "a panel is one tile wide, or two");
+  // Tiles that hold a panel's first packets.
+  static constexpr int columns_of(int packets) {
+    return (packets * simd::lanes + width - 1) / width;
+  }
   static constexpr int a_tile = 4, b_tile = 6;
   static constexpr Index b_slab = Index{depth} * panel, step = panel * 4;
-  static constexpr int right = columns - 1;  // of the tiles of b
 
-  template <int row>
+  template <int row, int columns>
   static void zero() {
     Tiles::template zero<2 * row>();
     if constexpr (columns == 2) Tiles::template zero<2 * row + 1>();
   }
-  template <int row>
+  template <int row, int columns>
   static void load(const float* c) {
     Tiles::template load<2 * row>(c, step);
     if constexpr (columns == 2) Tiles::template load<2 * row + 1>(c + width, step);
   }
-  template <int row>
+  template <int row, int columns>
   static void store(float* c) {
     Tiles::template store<2 * row>(c, step);
     if constexpr (columns == 2) Tiles::template store<2 * row + 1>(c + width, step);
   }
+  template <int columns>
   static void load_b(const Bfloat16* b) {
     Tiles::template load<b_tile>(b, step);
-    if constexpr (columns == 2) Tiles::template load<b_tile + right>(b + 2 * width, step);
+    if constexpr (columns == 2) Tiles::template load<b_tile + 1>(b + 2 * width, step);
   }
-  template <int row>
+  template <int row, int columns>
   static void multiply(const Bfloat16* a) {
     Tiles::template load<a_tile + row>(a, simd::tile_bytes);
     Tiles::template dot_bfloat16<2 * row, a_tile + row, b_tile>();
     if constexpr (columns == 2)
-      Tiles::template dot_bfloat16<2 * row + 1, a_tile + row, b_tile + right>();
+      Tiles::template dot_bfloat16<2 * row + 1, a_tile + row, b_tile + 1>();
   }
 };
 

@@ -14,7 +14,8 @@
 //   c   [m][panel_rows] floats
 //
 // A unit multiplies several pairs of a and b, `Products` of them, into one c: a number that is split
-// into bfloat16 parts is the sum of its products. Each element of c is one chain in the order of k.
+// into bfloat16 parts is the sum of its products. Each element of c is one chain in the order of k. Of a panel the
+// first `packets` hold rows; of c nothing else is of use.
 // Sources: Intel's SDM for TDPBF16PS and VDPBF16PS, Arm's ARM for BFMMLA.
 #pragma once
 
@@ -45,10 +46,10 @@ concept MatrixUnit = requires(const Bfloat16* const (&two)[2], float* c, UnitSes
   { Unit::product_cost } -> std::convertible_to<float>;  // of one product, in those of float
   Unit::enter(session), Unit::leave(session);            // around all use by a thread
   { Unit::between_calls } -> std::convertible_to<int>;
-  // c[tile_rows] = sum of a[i] b[i]; between() is called between_calls times per slab and product
-  Unit::template logits<2>(two, two, Index{}, c, [] {});
-  // c[channels] += sum of a[i] b[i]; channels is a multiple of channel_step
-  Unit::template values<2>(two, two, Index{}, Index{}, c);
+  // c[tile_rows] = sum of a[i] b[i], of one packet; between() is called between_calls times per slab and product
+  Unit::template logits<2, 1>(two, two, Index{}, c, [] {});
+  // c[channels] += sum of a[i] b[i], of one packet; channels is a multiple of channel_step
+  Unit::template values<2, 1>(two, two, Index{}, Index{}, c);
 };
 
 // Channels of values and of their sums are padded to this: one tile of AMX.
