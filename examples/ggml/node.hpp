@@ -63,14 +63,17 @@ inline Arithmetic arithmetic_of_node(Arithmetic asked, ggml_type k, ggml_type v,
   return asked;
 }
 
-// What a node of so many queries over K and V of these types comes to be computed in, where a setting asks for `asked`.
-inline Arithmetic arithmetic_used(Arithmetic asked, ggml_type k, ggml_type v, Index queries) {
+// What a node of so many queries, `group` heads of them for each of K and V, comes to be computed in over these types,
+// where a setting asks for `asked`.
+inline Arithmetic arithmetic_used(Arithmetic asked, ggml_type k, ggml_type v, Index queries,
+                                  Index group) {
   const auto format = [](ggml_type type) -> const quoka::Format& {
     const quoka::Format* const in_place = format_of_type(type);
     return in_place != nullptr ? *in_place : quoka::format_of<float>();
   };
   if (queries == 1) return Arithmetic::single;  // bound by memory: always in float
-  return quoka::arithmetic_used(arithmetic_of_node(asked, k, v, queries), format(k), format(v));
+  return quoka::arithmetic_used(arithmetic_of_node(asked, k, v, queries), format(k), format(v),
+                                group * queries);
 }
 
 // One stream as [1, heads, len, dim], heads and len being these axes of t.

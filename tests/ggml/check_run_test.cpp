@@ -194,7 +194,7 @@ TEST_F(CheckProgram, ComparesArithmetics) {
   const bool has_bf16 =
       quoka::arithmetic_used(quoka::Arithmetic::bfloat16) == quoka::Arithmetic::bfloat16;
   const std::string automatic = name_of(arithmetic_used(quoka::Arithmetic::automatic, GGML_TYPE_F16,
-                                                        GGML_TYPE_F16, 512));  // may be a third
+                                                        GGML_TYPE_F16, 512, 1));  // may be a third
   json names{"llama.cpp"};
   for (const std::string mode : {"exact", "recommended 64"}) {
     if (!has_bf16) names.push_back(mode);

@@ -447,7 +447,7 @@ TEST(LlamaCpp, SingleTokensOverACacheOfFourBits) {
     // In 4 layers: ubatches of 128 and 16 tokens, two tokens alone, two together.
     std::map<std::string, int> calls;
     for (const Index queries : {128, 16, 1, 1, 2})
-      calls[name_of(arithmetic_used(quoka::Arithmetic::automatic, type, type, queries))] += 4;
+      calls[name_of(arithmetic_used(quoka::Arithmetic::automatic, type, type, queries, 1))] += 4;
     EXPECT_EQ(all["arithmetic"], nlohmann::json(calls));
   }
 }

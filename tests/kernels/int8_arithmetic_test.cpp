@@ -2,6 +2,7 @@
 // states for all inputs; rows to codes; what codes cannot hold.
 
 #include <quoka/attention/attention_impl.hpp>
+#include <quoka/attention/packed_past.hpp>
 #include <quoka/kernels/int8_panels.hpp>
 
 #include "support/attention_fixtures.hpp"
@@ -182,6 +183,115 @@ TEST(Int8Attention, TheOptionDoesWhatItSays) {
     expect_same(output, by_codes(in));
   else
     expect_same(output, attend(in, {.arithmetic = used}));
+}
+
+// ---- few rows -----------------------------------------------------------------------------------
+
+// What int8 is for so many rows of a KV head whose keys are not packed.
+Arithmetic for_rows(Index rows) {
+  const bool no_bfloat16 = detail::bfloat16_of_here<1, false>() == nullptr;
+  if (!simd::has_tiles && !simd::has_quad_sums) return Arithmetic::single;
+  if (simd::has_tiles || (rows < 64 && !no_bfloat16)) return Arithmetic::bfloat16;
+  return no_bfloat16 && rows <= simd::lanes ? Arithmetic::single : Arithmetic::int8;
+}
+template <class T>
+Output<T> as_for_rows(Index rows, const Inputs<T>& in, AttentionOptions options = {},
+                      const Selection* keep = nullptr) {
+  if (for_rows(rows) == Arithmetic::int8) return by_codes(in, options, keep);
+  options.arithmetic = for_rows(rows);
+  return attend(in, options, keep);
+}
+const AttentionOptions eight_bits{.arithmetic = Arithmetic::int8};
+
+// Group times queries count, neither of them alone.
+TEST(Int8Attention, FewRowsAreComputedByWhatPacksSooner) {
+  Random random(904);
+  const quoka::Format& format = quoka::float_format();
+  for (const Index group : {1, 4})
+    for (const Index rows :
+         {Index{4}, Index{simd::lanes}, Index{simd::lanes + 4}, Index{60}, Index{64}, Index{68}}) {
+      SCOPED_TRACE(std::to_string(group) + " heads, rows " + std::to_string(rows));
+      const auto in = random_inputs<float>(
+          random,
+          {.batch = 2, .q_heads = 2 * group, .kv_heads = 2, .q_len = rows / group, .kv_len = 301});
+      const Arithmetic used = quoka::arithmetic_used(Arithmetic::int8, format, format, rows);
+      EXPECT_EQ(used, for_rows(rows));
+      if (in.q.dimension(2) == 1) continue;  // a token, always in float
+      const auto output = attend(in, eight_bits);
+      expect_same(output, as_for_rows(rows, in));
+      // What it comes to, asked for by itself, is that for any rows.
+      EXPECT_EQ(quoka::arithmetic_used(used), used);
+      expect_same(output, attend(in, {.arithmetic = used}));
+    }
+  EXPECT_EQ(quoka::arithmetic_used(Arithmetic::int8, format, format, 64),
+            quoka::arithmetic_used(Arithmetic::int8));
+  for (const Arithmetic other :
+       {Arithmetic::automatic, Arithmetic::single, Arithmetic::bfloat16, Arithmetic::bfloat16_x3})
+    EXPECT_EQ(quoka::arithmetic_used(other, format, format, 2), quoka::arithmetic_used(other));
+  expect_refused([&] { quoka::arithmetic_used(Arithmetic::int8, format, format, 0); }, {0, 1});
+}
+
+// Each sequence of a batch as alone, with a selection, lists, a window.
+TEST(Int8Attention, FewRowsOfABatchAndOfChosenKeys) {
+  Random random(905);
+  const auto few = random_inputs<float>(random, {.q_heads = 2, .q_len = 9, .kv_len = 501}),
+             many = random_inputs<float>(random, {.q_heads = 2, .q_len = 40, .kv_len = 301});
+  auto out_few = unwritten<float>(few.q, 16), out_many = unwritten<float>(many.q, 16);
+  std::vector<quoka::AttentionSequence> batch;
+  batch.push_back({.q = few.q,
+                   .past = {few.past_k, few.past_v},
+                   .chunk = {few.k, few.v},
+                   .out = {out_few.out, out_few.lse}});
+  batch.push_back({.q = many.q,
+                   .past = {many.past_k, many.past_v},
+                   .chunk = {many.k, many.v},
+                   .out = {out_many.out, out_many.lse}});
+  for_each_executor([&](ExecutorRef executor) {
+    quoka::AttentionWorkspace workspace;
+    quoka::attention(batch, eight_bits, executor, workspace);
+    expect_same(out_few, as_for_rows(18, few));
+    expect_same(out_many, as_for_rows(80, many));
+  });
+  const Selection keep = random_selection(random, 1, 1, 501, 100);
+  expect_same(attend(few, eight_bits, &keep), as_for_rows(18, few, {}, &keep));
+  std::vector<Position> listed;
+  for (Index i = 0; i < 9 * 50; ++i) listed.push_back(static_cast<Position>(i % 50 * 10 + i / 50));
+  AttentionOptions options = eight_bits;
+  options.lists =
+      quoka::IndexLists(quoka::TensorView<const Position>(listed.data(), {1, 1, 9, 50}));
+  expect_same(attend(few, options), as_for_rows(18, few, options));
+}
+
+// Keys that are packed for many calls are in 8 bits for few rows, too; those that no PackedPast serves are not.
+TEST(Int8Attention, FewRowsOverAPackedPastAreInt8) {
+  Random random(906);
+  const auto in = random_inputs<float>(random, {.q_heads = 2, .q_len = 9, .kv_len = 501});
+  const auto packed_by = [&](AttentionOptions options, const Selection* keep = nullptr) {
+    quoka::PackedPast packed;
+    options.arithmetic = Arithmetic::int8;
+    auto output = unwritten<float>(in.q, 16);
+    quoka::Past past(in.past_k, in.past_v, packed);
+    past.keep = keep;
+    quoka::AttentionWorkspace workspace;
+    for (int times = 0; times < 2; ++times)
+      quoka::attention(in.q, past, {in.k, in.v}, {output.out, output.lse}, options,
+                       SerialExecutor{}, workspace);
+    return std::pair(output, packed.len());
+  };
+  const Arithmetic always = quoka::arithmetic_used(Arithmetic::int8);
+  const auto [whole, len] = packed_by({});
+  if (always == Arithmetic::int8)
+    expect_same(whole, by_codes(in));
+  else
+    expect_same(whole, attend(in, {.arithmetic = always}));
+  EXPECT_EQ(len > 0, always != Arithmetic::single);
+  const Selection keep = random_selection(random, 1, 1, 501, 100);
+  const auto [chosen, none] = packed_by({}, &keep);
+  expect_same(chosen, as_for_rows(18, in, {}, &keep));
+  EXPECT_EQ(none, 0);
+  const auto [windowed, none_either] = packed_by({.sliding_window = 100});
+  expect_same(windowed, as_for_rows(18, in, {.sliding_window = 100}));
+  EXPECT_EQ(none_either, 0);
 }
 
 // ---- the bound ----------------------------------------------------------------------------------

@@ -809,7 +809,8 @@ AttentionCase::Bound AttentionCase::product_error(int products) const {
                        shape_.q_heads / shape_.kv_heads > tuning::token_rows ||
                        (has_mask() && mask_.dimension(1) > 1);
     if (!panel) return {0, 0};
-    const Arithmetic used = quoka::arithmetic_used(options_.arithmetic, *finest, *finest);
+    const Arithmetic used = quoka::arithmetic_used(
+        options_.arithmetic, *finest, *finest, shape_.q_heads / shape_.kv_heads * shape_.q_len);
     if (used == Arithmetic::int8) {
       const quoka::Int8Error error = quoka::int8_error(shape_.head_dim);
       return {error.logit, error.value};

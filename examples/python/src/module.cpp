@@ -667,12 +667,15 @@ less. Without batch where q has none. Raises ValueError, with both numbers. The 
       "q_heads"_a, "max_bias"_a = 8.0, "ALiBi's slope of each head: 2^(-max_bias i / n).");
   module.def(
       "arithmetic_used",
-      [](const std::string& asked, const std::string& dtype) {
+      [](const std::string& asked, const std::string& dtype, std::optional<Index> rows) {
         const quoka::Format& format = format_named(dtype);
-        return std::string(quoka::arithmetic_used(arithmetic_named(asked), format, format).name());
+        return std::string(quoka::arithmetic_used(arithmetic_named(asked), format, format,
+                                                  rows.value_or(quoka::many_rows))
+                               .name());
       },
-      "asked"_a = "automatic", "dtype"_a = "float32",
-      "What an arithmetic comes to on this machine, over keys and values of a dtype.");
+      "asked"_a = "automatic", "dtype"_a = "float32", "rows"_a = nb::none(),
+      "What an arithmetic comes to on this machine, over keys and values of a dtype, for so many query rows of a KV "
+      "head: q_heads / kv_heads * q_len. int8 alone asks for them; None: many.");
   module.def(
       "isa", [] { return std::string(quoka::isa()); }, "The instructions in use.");
   module.def(

@@ -565,7 +565,11 @@ class Calls(Case):
         self.assertRegex(quoka.__version__, r"^\d+\.\d+\.\d+$")
         self.assertGreater(len(quoka.isa()), 3)
         self.assertEqual(quoka.arithmetic_used("single"), "single")
+        self.assertEqual(quoka.arithmetic_used("single", "bfloat16", rows=5), "single")
+        self.assertIn(quoka.arithmetic_used("int8", rows=5), ("bfloat16", "single"), "few rows")
+        self.assertEqual(quoka.arithmetic_used("int8", rows=4096), quoka.arithmetic_used("int8"))
         self.assert_refused(lambda: quoka.arithmetic_used("double"), "double")
+        self.assert_refused(lambda: quoka.arithmetic_used("int8", rows=0), "rows is 0")
 
 
 class Stubs(unittest.TestCase):

@@ -4,10 +4,15 @@
 // no others. With the compiled library it is an id, which the library's instructions give a meaning.
 #pragma once
 
-#include <quoka/base/version.hpp>
+#include <quoka/base/index.hpp>
+
+#include <limits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
+
+// Query rows beside which packing their keys does not count.
+inline constexpr Index many_rows = std::numeric_limits<Index>::max();
 
 namespace detail {
 
@@ -21,16 +26,24 @@ constexpr const char* name_of(ArithmeticId id) {
   return names[static_cast<int>(id)];
 }
 
+// What of a call its arithmetic depends on.
+struct ArithmeticInput {
+  float cache_rounding;  // of the keys' and values' storage, the smaller one (Format::rounding)
+  Index rows;            // query rows of a KV head, for which its keys are packed
+};
+struct UsedArithmetic;
+using PanelsOf = UsedArithmetic (*)(const ArithmeticInput& input);
+
 // What an arithmetic comes to on the machine at hand, and its kernels.
 struct UsedArithmetic {
   ArithmeticId id;
   const PanelArithmetic* panels;
+  PanelsOf own =
+      nullptr;  // what comes to it for other calls, too, where the one that was asked for does not
 };
-// cache_rounding: of the keys' and values' storage, the smaller one (Format::rounding).
 template <ArithmeticId id>
-UsedArithmetic panels_of(float cache_rounding);
+UsedArithmetic panels_of(const ArithmeticInput& input);
 
-using PanelsOf = UsedArithmetic (*)(float cache_rounding);
 #if defined(QUOKA_COMPILED)
 template <ArithmeticId>
 inline constexpr PanelsOf known_panels = nullptr;
@@ -64,7 +77,9 @@ struct Arithmetics {
   static const Self bfloat16_x3;
   // Products of 8-bit integers with a scale for each row of q, k and v, by AVX512-VNNI, AVX-VNNI and Arm's i8mm: on a
   // Zen 5 2.5 times as fast as single, by a Xeon's VNNI 2.7, 3.2 with the past packed once. With AMX it is bfloat16,
-  // which is faster there (3.7 to 4.5); single elsewhere.
+  // which is faster there (3.7 to 4.5); single elsewhere. Without a PackedPast,
+  // calls of few query rows a KV head (group * q_len) are computed in what packs keys and values sooner: fewer than
+  // tuning::int8_rows in bfloat16; where that comes to single, those whose rows fit one packet in single.
   // Typically off by 1e-2 of the largest output, on a real model's layers by 2e-2 of the output (root mean squares).
   // int8_error() (int8_panels.hpp) has the bound that holds for every input.
   static const Self int8;

@@ -44,47 +44,55 @@ const PanelArithmetic* bfloat16_of_here() {
 inline constexpr float bfloat16_rounding = 0x1p-8f;
 
 template <ArithmeticId id>
-UsedArithmetic panels_of([[maybe_unused]] float cache_rounding) {
+UsedArithmetic panels_of([[maybe_unused]] const ArithmeticInput& input) {
   using enum ArithmeticId;
   const PanelArithmetic* panels = nullptr;
   if constexpr (id == bfloat16) panels = bfloat16_of_here<1, false>();
   if constexpr (id == bfloat16_x2) panels = bfloat16_of_here<2, false>();
   if constexpr (id == bfloat16_x3) panels = bfloat16_of_here<3, false>();
   if constexpr (id == automatic) {
-    const bool two = cache_rounding >= bfloat16_rounding;
+    const bool two = input.cache_rounding >= bfloat16_rounding;
     panels = two ? bfloat16_of_here<2, true>() : bfloat16_of_here<3, true>();
     if (panels != nullptr) return {two ? bfloat16_x2 : bfloat16_x3, panels};
   }
   if constexpr (id == int8) {
     // Tiles multiply bfloat16 faster than vectors 8 bits.
     if constexpr (simd::has_tiles)
-      if (tiles_work()) return panels_of<bfloat16>(cache_rounding);
-    if constexpr (simd::has_quad_sums) panels = &int8_panels<simd::QuadSums>();
+      if (tiles_work()) return panels_of<bfloat16>(input);
+    if constexpr (simd::has_quad_sums) {
+      // Few rows do not earn what it takes longer to pack their keys in 8 bits.
+      const PanelArithmetic* const packed_sooner =
+          input.rows < tuning::int8_rows ? bfloat16_of_here<1, false>() : nullptr;
+      if (packed_sooner != nullptr) return {bfloat16, packed_sooner, known_panels<bfloat16>};
+      if (input.rows < tuning::int8_rows_beside_float)
+        return {single, &float_panels(), known_panels<single>};
+      panels = &int8_panels<simd::QuadSums>();
+    }
   }
   if (panels != nullptr) return {id, panels};
   return {single, &float_panels()};
 }
 
-inline UsedArithmetic used_arithmetic(Arithmetic asked, float cache_rounding) {
+inline UsedArithmetic used_arithmetic(Arithmetic asked, const ArithmeticInput& input) {
 #if defined(QUOKA_COMPILED)
   using enum ArithmeticId;
   switch (asked.id()) {
     case automatic:
-      return panels_of<automatic>(cache_rounding);
+      return panels_of<automatic>(input);
     case bfloat16:
-      return panels_of<bfloat16>(cache_rounding);
+      return panels_of<bfloat16>(input);
     case bfloat16_x2:
-      return panels_of<bfloat16_x2>(cache_rounding);
+      return panels_of<bfloat16_x2>(input);
     case bfloat16_x3:
-      return panels_of<bfloat16_x3>(cache_rounding);
+      return panels_of<bfloat16_x3>(input);
     case int8:
-      return panels_of<int8>(cache_rounding);
+      return panels_of<int8>(input);
     case single:
       break;
   }
-  return panels_of<single>(cache_rounding);
+  return panels_of<single>(input);
 #else
-  return asked.panels()(cache_rounding);
+  return asked.panels()(input);
 #endif
 }
 
@@ -96,7 +104,8 @@ inline float cache_rounding(const AttentionCall& call) {
 }
 
 inline const PanelArithmetic& panels_for(Arithmetic asked, const AttentionCall& call) {
-  return *used_arithmetic(asked, cache_rounding(call)).panels;
+  const Index rows = PackedBlocks::may_serve(call) ? many_rows : call.rows();
+  return *used_arithmetic(asked, {cache_rounding(call), rows}).panels;
 }
 
 // One call that was checked, in this arithmetic.
@@ -165,8 +174,11 @@ QUOKA_FUNC void attend(std::span<const AttentionSequence> batch, const Attention
 
 }  // namespace detail
 
-QUOKA_FUNC Arithmetic arithmetic_used(Arithmetic asked, const Format& k, const Format& v) {
-  return {detail::used_arithmetic(asked, std::min(k.rounding, v.rounding)).id, asked.panels()};
+QUOKA_FUNC Arithmetic arithmetic_used(Arithmetic asked, const Format& k, const Format& v,
+                                      Index rows) {
+  detail::require_at_least("rows", rows, 1);
+  const auto used = detail::used_arithmetic(asked, {std::min(k.rounding, v.rounding), rows});
+  return {used.id, used.own != nullptr ? used.own : asked.panels()};
 }
 
 QUOKA_FUNC OwnedAttentionOptions::OwnedAttentionOptions(const AttentionOptions& options)

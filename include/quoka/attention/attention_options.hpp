@@ -19,9 +19,11 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// What a request comes to on the machine at hand, for keys and values so stored.
+// What a request comes to on the machine at hand, for keys and values so stored, and for a chunk of so many query rows
+// of a KV head: q_heads / kv_heads * q_len, or many_rows where they come with a PackedPast that serves them. int8 alone
+// asks for rows. Throws std::invalid_argument for rows below 1.
 Arithmetic arithmetic_used(Arithmetic asked, const Format& k = float_format(),
-                           const Format& v = float_format());
+                           const Format& v = float_format(), Index rows = many_rows);
 
 // What attention() is told besides its tensors. The defaults are plain causal attention. What is not finite, or beyond
 // the ranges in brackets, is refused with its index and value. select() gets the same object

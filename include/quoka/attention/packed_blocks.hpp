@@ -15,11 +15,16 @@ namespace detail {
 
 class PackedBlocks {
  public:
-  // Does the call attend to all of its past, by panels of rows, in an arithmetic whose blocks are worth keeping?
-  static bool serve(const AttentionCall& call) {
+  // Has the call a PackedPast, and does it attend to all of its past by panels of rows? What a mask hides from all
+  // queries is known later than this is asked for the first time.
+  static bool may_serve(const AttentionCall& call) {
     const bool all_in_sight = call.query_position - call.first_position < call.window;
-    return call.arithmetic->kept_key_bytes(call.q.dim()) > 0 && all_in_sight && !call.listed() &&
+    return call.packed_past != nullptr && all_in_sight && !call.listed() && !call.own_keys() &&
            !call.is_a_token();
+  }
+  // And are blocks of its arithmetic worth keeping?
+  static bool serve(const AttentionCall& call) {
+    return may_serve(call) && call.arithmetic->kept_key_bytes(call.q.dim()) > 0;
   }
 
   Index len() const { return len_; }

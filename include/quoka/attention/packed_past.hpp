@@ -4,7 +4,8 @@
 //   attention(q, {cache.k(), cache.v(), packed}, ...);  // packs what is not packed yet
 //   packed.truncate(len);                               // as the cache
 //
-// Without one, each call packs all keys in sight anew. The output is the same, bit for bit. It serves calls of several
+// Without one, each call packs all keys in sight anew. The output is the same, bit for bit, but for Arithmetic::int8 of
+// few rows, which without one is computed in an arithmetic that packs sooner. It serves calls of several
 // tokens that attend to all of the past, but not in float, where packing is a copy. One token reads rows as they lie;
 // keys that a selection, a mask or a window names are packed as they are named. ChunkedPrefill has one for
 // LayerShape::packed, a RaggedSequence may have one.

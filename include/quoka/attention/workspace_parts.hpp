@@ -54,7 +54,7 @@ struct AttentionWorkspace::Parts {
                         executor);
         call.visible = &visible[i];
       }
-      if (call.packed_past != nullptr && !call.own_keys() && detail::PackedBlocks::serve(call)) {
+      if (detail::PackedBlocks::serve(call)) {
         detail::PackedBlocks& blocks = call.packed_past->blocks();
         if (is_batch)
           detail::name_sequence(i, [&] { blocks.pack(call, executor); });

@@ -37,6 +37,18 @@ inline constexpr int most_block_keys = block_keys > 128 ? block_keys : 128;
 inline constexpr Index max_panels_per_task = simd::registers >= 32 ? 32 : 16;
 inline constexpr Index min_panels_per_task = 4;
 
+// Query rows of a KV head from which int8 packs keys and values that are not packed already. Fewer are computed as bfloat16,
+// which packs them sooner. Rows at which both take the same time, over a cache of float and one of bfloat16:
+//   head_dim     64          128         256
+//   Zen 4        49 and 68   35 and 52   28 and 33   (8,192 keys)
+//   Zen 5        - and 115   - and 80    - and 59    (from bench/results/side_by_side.json)
+// One number for all, between the two processors: with 48 rows int8 would take 0.89 to 1.12 of bfloat16's time on a Zen 4;
+// with 64 rows of 128 or 256 channels it takes 0.98 to 1.09 of it on a Zen 5, with 96 rows of 64 channels 1.07.
+inline constexpr Index int8_rows = 64;
+// The same against float, where nothing multiplies bfloat16 faster: one packet of rows takes float 0.78 to 1.03 of int8's
+// time, a panel 1.11 to 1.41 (Zen 4's VNNI, 64 to 256 channels).
+inline constexpr Index int8_rows_beside_float = simd::lanes + 1;
+
 // A head of fewer panels than min_panels_per_task is cut over its keys: parts of at least
 // part_blocks blocks, at most max_parts of them (their results wait in memory to be merged).
 inline constexpr Index part_blocks = 4;
