@@ -64,9 +64,9 @@ SKIPPED = r"^(programs|decoder_\w+|ggml)_tests$|^(odr|levels|consumer)"
 def aarch64_leg():
     """The test files of .ci/run's leg aarch64, and its filter."""
     run = (HERE.parent.parent / ".ci" / "run").read_text()
-    files = re.search(r'^compile aarch64 "\^\((.*)\)_test\$', run, re.M).group(1)
+    files = re.search(r'^\s*compile aarch64 "\^\((.*)\)_test\$', run, re.M).group(1)
     arithmetic = re.search(r"^arithmetic='(.*)'$", run, re.M).group(1)
-    filter_ = re.search(r"^GTEST_FILTER='(.*)' check aarch64", run, re.M).group(1)
+    filter_ = re.search(r"^\s*GTEST_FILTER='(.*)' check aarch64", run, re.M).group(1)
     return f"^({files.replace('$arithmetic', arithmetic)})_test$", filter_
 
 
