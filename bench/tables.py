@@ -288,12 +288,12 @@ def parts():
 @table
 def rates():
     """Speed of each arithmetic, float over a cache of floats being 1."""
-    machines = {name: {(one["arithmetic"], one["cache"]): one for one in load(f"rates_{name}" if name else "rates")["kernels"]} for name in ("zen5", "", "amx")}
+    machines = {name: {(one["arithmetic"], one["cache"]): one for one in load(f"rates_{name}" if name else "rates")["kernels"]} for name in ("zen4", "zen5", "", "amx")}
     cell = lambda name, what, key: f"{machines[name][key][what]:.2f}" if key in machines[name] else "-"  # noqa: E731
-    columns = (("zen5", "speed"), ("zen5", "speed_packed"), ("", "speed"), ("amx", "speed"), ("amx", "speed_packed"))
+    columns = (("zen4", "speed"), ("zen4", "speed_packed"), ("zen5", "speed"), ("zen5", "speed_packed"), ("", "speed"), ("amx", "speed"), ("amx", "speed_packed"))
     body = [[code(key[0]), key[1], *(cell(name, what, key) for name, what in columns), f"{machines['amx'].get(key, one)['error']:.0e}"]
             for key, one in machines["zen5"].items()]
-    return ["arithmetic", "cache", "Zen 5", "past packed once", "Intel, no AMX", "AMX", "past packed once", "error"], body
+    return ["arithmetic", "cache", "Zen 4", "past packed once", "Zen 5", "past packed once", "Intel, no AMX", "AMX", "past packed once", "error"], body
 
 
 @table
@@ -311,27 +311,28 @@ def arithmetics():
 
     body = []
     for arithmetic, instruction, plug_in in (("single", "float FMA", "float"), ("bfloat16", "vdpbf16ps", "bf16"), ("bfloat16", "tdpbf16ps", "bf16"), ("int8", "vpdpbusd", "int8")):
-        row = [code(arithmetic), instruction.replace("tdpbf16ps", "tdpbf16ps (AMX)"), *rate("rates_zen5", arithmetic, instruction), *rate("rates_amx", arithmetic, instruction)]
+        row = [code(arithmetic), instruction.replace("tdpbf16ps", "tdpbf16ps (AMX)"),
+               *(cell for machine in ("rates_zen4", "rates_zen5", "rates_amx") for cell in rate(machine, arithmetic, instruction))]
         if instruction == "tdpbf16ps":  # models ran on the other machine
             body.append([*row, *["-"] * 5])
             continue
         row.append("{:.1e} to {:.1e}".format(min(layers[arithmetic]), max(layers[arithmetic])) if arithmetic in layers else "-")
         row += [f"{models[model, 'exact ' + plug_in]:.4f}" for model in ("SmolLM2-135M-Instruct", "Gemma", "TinyLlama-1.1B-Chat")]
         body.append([*row, f"{prompt['exact ' + plug_in]['s']:.1f}"])
-    return ["arithmetic", "instruction", "Zen 5: times float", "of peak", "Xeon with AMX: times float", "of peak", "error, layers of TinyLlama", "KL, SmolLM2", "KL, Gemma 3 270M", "KL, TinyLlama",
+    return ["arithmetic", "instruction", "Zen 4: times float", "of peak", "Zen 5: times float", "of peak", "Xeon with AMX: times float", "of peak", "error, layers of TinyLlama", "KL, SmolLM2", "KL, Gemma 3 270M", "KL, TinyLlama",
             "SmolLM2, 8,192 tokens, s"], body
 
 
 @table
 def rates_of_shapes():
     """Speed by shape, float of the same shape being 1."""
-    columns = (("rates_zen5", "bfloat16", "vdpbf16ps"), ("rates_zen5", "int8", "vpdpbusd"), ("rates_amx", "bfloat16", "tdpbf16ps"), ("rates_amx", "int8", "vpdpbusd"))
-    found = {(name, one["shape"], one["arithmetic"], one["instruction"]): one["speed"] for name in ("rates_zen5", "rates_amx") for one in load(name)["shapes"]}
+    columns = (("rates_zen4", "bfloat16", "vdpbf16ps"), ("rates_zen4", "int8", "vpdpbusd"), ("rates_zen5", "bfloat16", "vdpbf16ps"), ("rates_zen5", "int8", "vpdpbusd"), ("rates_amx", "bfloat16", "tdpbf16ps"), ("rates_amx", "int8", "vpdpbusd"))
+    found = {(name, one["shape"], one["arithmetic"], one["instruction"]): one["speed"] for name in ("rates_zen4", "rates_zen5", "rates_amx") for one in load(name)["shapes"]}
     body = []
     for shape in dict.fromkeys(one["shape"] for one in load("rates_zen5")["shapes"]):
         q_heads, kv_heads, dim, chunk = shape.split("/")
         body.append([f"{q_heads}/{kv_heads} heads of {dim}, {chunk} queries", *(f"{found[name, shape, arithmetic, instruction]:.2f}" for name, arithmetic, instruction in columns)])
-    return ["", "Zen 5: `bfloat16`", "`int8`", "Xeon: `bfloat16` by AMX", "`int8`"], body
+    return ["", "Zen 4: `bfloat16`", "`int8`", "Zen 5: `bfloat16`", "`int8`", "Xeon: `bfloat16` by AMX", "`int8`"], body
 
 
 @table
