@@ -8,8 +8,9 @@
 //   a panel    has sums of both, joined in the end
 //
 // KV heads outside, ranges next, queries inside: a range's rows are read from memory once for all queries of a task.
-// Rows that several of them read are copied side by side first, 8 bits widened: rows of one head lie a power of two
-// apart in many caches and would drive each other out of theirs.
+// By rows they are read where they lie, and asked for while others are multiplied. Copied side by side first are those
+// that several queries read, where that is in 8 bits, which are widened once, or for fewer heads than four: too little
+// work to hide that rows of one head lie a power of two apart in many caches and drive each other out of theirs.
 //
 // 2 * q_heads * keys of all lists * (head_dim + v_dim) FLOPs, and those of keys that are attended to by tiles and
 // hidden. What decides how a row is computed is what its panel's tree sees, and nothing else: results do not depend on
@@ -80,8 +81,7 @@ class GatheredRows {
         if (const Index next = i + tuning::token_value_keys;
             next < count &&
             (bits[next / SeenKeys::word_keys] >> (next % SeenKeys::word_keys) & 1u) != 0) {
-          const ConstRow ahead = x[next];
-          for (Index at = 0; at < row_bytes; at += 64) simd::prefetch(ahead + at);
+          if (row_bytes > 0) ask_for(x[next], 0, row_bytes);
         }
         std::byte* const to = memory_.data() + i * row_step;
         const ConstRow from = x[i];
@@ -142,13 +142,12 @@ struct ListedScratch {
 class ListedBlocks final : public KeyBlocks {
  public:
   // Keys list[0, count) of k, values of v.
-  ListedBlocks(const AttentionCall& call, const ReadRows& k, const ReadRows& v,
+  ListedBlocks(const AttentionCall& call, const HeadRows& k, const HeadRows& v,
                const Position* list, Index count, SequenceMemory& memory)
       : KeyBlocks(count, call.block_keys()),
         call_(call),
-        k_(k.rows.listed(list)),
-        v_(v.rows.listed(list)),
-        in_cache_(k.in_cache),
+        k_(k.listed(list)),
+        v_(v.listed(list)),
         s_(memory) {
     k_.shape.dim = call.q.dim(), v_.shape.dim = call.v_dim;  // without what fills up packets
   }
@@ -165,7 +164,6 @@ class ListedBlocks final : public KeyBlocks {
     if (keys.count() <= 0) return {};
     at_ = 1 - at_;
     find(keys);
-    if (in_cache_) return {};
     return {s_.k[at_].prefetch(), s_.v[at_].prefetch(), panels};
   }
 
@@ -181,7 +179,6 @@ class ListedBlocks final : public KeyBlocks {
 
   const AttentionCall& call_;
   HeadRows k_, v_;
-  bool in_cache_;
   SequenceMemory& s_;
   int at_ = 0;
   Index found_ = -1;
@@ -305,9 +302,13 @@ class ListedAttention {
     // Rows that are not whole packets are filled up where they are read by themselves.
     const bool fill =
         by_rows && (call_.q.dim() % simd::lanes != 0 || call_.v_dim % simd::lanes != 0);
-    const bool gathers = fill || uses >= tuning::listed_uses * rows_used;
-    const ReadRows keys{gathers ? s_.k.gather(k, used, s_.plan.words(), count) : k, gathers};
-    const ReadRows values{gathers ? s_.v.gather(v, used, s_.plan.words(), count) : v, gathers};
+    // Rows that are widened at once, or that a query has too few heads for to wait for the next one meanwhile.
+    const bool often = uses >= tuning::listed_uses * rows_used;
+    const auto at_hand = [&](const HeadRows& x, GatheredRows& gathered) {
+      const bool gathers = x.format->element_bytes == 0 || call_.group < tuning::listed_place_rows;
+      return fill || (often && gathers) ? gathered.gather(x, used, s_.plan.words(), count) : x;
+    };
+    const HeadRows keys = at_hand(k, s_.k), values = at_hand(v, s_.v);
     for (Index p = first_panel_; p < first_panel_ + panels_ && by_rows; ++p)
       if (s_.plan.has_rows(leaf(p))) attend_by_rows(p, keys, values, column, first);
     for (Index node = 0; node < ListTree::nodes; ++node)
@@ -315,7 +316,7 @@ class ListedAttention {
         attend_by_tiles(node, keys, values, column, first);
   }
 
-  void attend_by_rows(Index p, const ReadRows& k, const ReadRows& v, Index column, Index first) {
+  void attend_by_rows(Index p, const HeadRows& k, const HeadRows& v, Index column, Index first) {
     const Index k_width = round_up(call_.q.dim(), simd::lanes);
     float* queries =
         s_.queries.data() + (p - first_panel_) * ListedRows::most_padded_rows * k_width;
@@ -334,7 +335,7 @@ class ListedAttention {
     });
   }
 
-  void attend_by_tiles(Index node, const ReadRows& k, const ReadRows& v, Index column,
+  void attend_by_tiles(Index node, const HeadRows& k, const HeadRows& v, Index column,
                        Index first) {
     const KeyBits* const shared = s_.plan.tiles(node);
     const Index count = list_of([&](Index w) { return shared[w]; });

@@ -1,8 +1,9 @@
 // Attention of one query's rows to keys of its own, rows of keys and values read one by one.
 //
-// As one token's attention (token_attention.hpp), with the differences that many queries make: keys that several of
-// them name were brought into the cache before, contiguous and in whole packets, and are read from there without being
-// asked for. Rows of a step are added up from zero, and then join what the query has seen before.
+// As one token's attention (token_attention.hpp), with the differences that many queries make: rows lie anywhere, so
+// their addresses are found first, keys' and then values', and the next ones are asked for in that order while one is
+// multiplied; several keys share a load of the query. Rows of a step are added up from zero, and then join what the
+// query has seen before.
 #pragma once
 
 #include <quoka/attention/list_plan.hpp>
@@ -19,31 +20,23 @@ struct RowSums {
   float* out;                   // [rows][v_dim, rounded up to whole packets]
 };
 
-// Rows of keys or values: of whole packets in the cache, or where they lie.
-struct ReadRows {
-  HeadRows rows;
-  bool in_cache;
-};
-
 // Scratch of one worker.
 struct ListedRowsScratch {
-  Buffer<float> weights;    // [tiles][keys of a range][rows of a tile]
-  Buffer<float> block_out;  // [rows, rounded up][v_dim, rounded up]
-  Buffer<float> factors;    // [rows, rounded up]
-  Buffer<float> mask_row;   // [keys of a range]
+  Buffer<float> weights;   // [tiles][keys of a range][rows of a tile]
+  Buffer<float> factors;   // [rows, rounded up]
+  Buffer<float> mask_row;  // [keys of a range]
   Buffer<Position> columns;
+  Buffer<ConstRow> rows;  // [keys of a range and those behind the last]
 
   void reserve(const AttentionCall& call, Index keys) {
-    const Index rows = std::min<Index>(call.group, tuning::panel_rows) + 3;
-    const Index v_width = round_up(call.v_dim, simd::lanes);
-    weights.reserve(ceil_div(rows, Index{4}) * (4 * keys + simd::lanes));
-    block_out.reserve(rows * v_width);
-    factors.reserve(rows);
+    const Index most_rows = std::min<Index>(call.group, tuning::panel_rows) + 3;
+    weights.reserve(ceil_div(most_rows, Index{4}) * (4 * keys + simd::lanes));
+    factors.reserve(most_rows);
     mask_row.reserve(keys), columns.reserve(keys);
+    rows.reserve(2 * keys + tuning::listed_row_padding);
   }
   Index bytes() const {
-    return weights.bytes() + block_out.bytes() + factors.bytes() + mask_row.bytes() +
-           columns.bytes();
+    return weights.bytes() + factors.bytes() + mask_row.bytes() + columns.bytes() + rows.bytes();
   }
 };
 
@@ -84,9 +77,10 @@ class ListedRows {
 
   // Keys list[0, count) of k, values of v. first_column: of the sequence that k's row 0 is; biased: a mask or ALiBi
   // adds something.
-  void attend(const ReadRows& k, const ReadRows& v, const Position* list, Index count,
+  void attend(const HeadRows& k, const HeadRows& v, const Position* list, Index count,
               Index first_column, bool biased, const RowSums& to) {
-    multiply_keys(k, list, count);
+    find(k, v, list, count);
+    multiply_keys(k, count);
     if (call_.logits.changes())
       for (Index tile = 0; tile < tiles_; ++tile)
         call_.logits.apply(weights(tile), round_up(count * tile_rows_, simd::lanes));
@@ -99,68 +93,34 @@ class ListedRows {
       weigh_token_tile(weights(tile), count, tile_rows_, states, s_.factors.data() + row);
       std::copy_n(states, rows, to.states + row);
     }
-    add_values(v, list, count);
-    add_to_rows(s_.factors.data(), s_.block_out.data(), heads_, v_width_, to.out);
+    add_values(v, count, to.out);
   }
 
  private:
   float* weights(Index tile) const { return s_.weights.data() + tile * tile_size_; }
 
-  // f(rows, count, first, ask) for rows of the list, some at a time.
-  template <class F>
-  static void for_stretches(const ReadRows& x, const Position* list, Index count, Index stretch,
-                            F&& f) {
-    const HeadRows listed = x.rows.listed(list);
-    ConstRow memory[RowsAhead::most];
-    if (x.in_cache) return f(listed.at.run(0, count, memory), count, 0, nullptr);
-    RowWalk ahead(listed.at, listed.row_bytes(), tuning::token_prefetch_keys, count);
-    for (Index i = 0; i < count; i += stretch) {
-      const Index n = std::min(stretch, count - i);
-      RowsAhead ask;
-      ask.take(ahead, n);
-      f(listed.at.run(i, n, memory), n, i, &ask);
-    }
+  // Where rows list[0, count) of both lie: behind the last keys the first values are asked for.
+  void find(const HeadRows& k, const HeadRows& v, const Position* list, Index count) {
+    ConstRow* const rows = s_.rows.data();
+    k.listed(list).at.find(0, count, rows);
+    v.listed(list).at.find(0, count, rows + count);
+    std::fill_n(rows + 2 * count, tuning::listed_row_padding, rows[2 * count - 1]);
   }
 
-  void multiply_keys(const ReadRows& k, const Position* list, Index count) {
-    for_stretches(k, list, count, tuning::token_stretch_keys,
-                  [&](const RowRun& rows, Index n, Index first, const RowsAhead* ask) {
-                    for (Index tile = 0; tile < tiles_; ++tile) {
-                      const float* const queries = queries_ + tile * tile_rows_ * k_width_;
-                      float* const x = weights(tile) + first * tile_rows_;
-                      const Format& format = *k.rows.format;
-                      if (k.in_cache)
-                        format.cached_logits(tile_rows_, rows, n, k.rows.shape, queries, x);
-                      else
-                        format.token_logits(tile_rows_, rows, n, k.rows.shape, queries, x,
-                                            tile == 0 ? ask : nullptr);
-                    }
-                  });
+  void multiply_keys(const HeadRows& k, Index count) {
+    const ConstRow* const rows = s_.rows.data();
+    // Where there are several tiles rows stay in L1 for all of them.
+    const Index stretch = tiles_ > 1 ? tuning::token_stretch_keys : count;
+    for (Index i = 0; i < count; i += stretch)
+      for (Index tile = 0; tile < tiles_; ++tile)
+        k.format->listed_logits(tile_rows_, rows + i, std::min(stretch, count - i), k.shape,
+                                queries_ + tile * tile_rows_ * k_width_,
+                                weights(tile) + i * tile_rows_, tile == 0);
   }
 
-  void add_values(const ReadRows& v, const Position* list, Index count) {
-    std::fill_n(s_.block_out.data(), heads_ * v_width_, 0.0f);
-    for_stretches(
-        v, list, count, tuning::token_value_keys,
-        [&](const RowRun& rows, Index n, Index first, const RowsAhead* ask) {
-          const Format& format = *v.rows.format;
-          const Index most = v.in_cache ? 4 : format.value_rows;
-          for (Index row = 0; row < heads_;) {
-            const Index left = std::min(most, heads_ - row);
-            const Index together = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-            const float* weight[4];
-            for (Index r = 0; r < together; ++r)
-              weight[r] =
-                  weights((row + r) / tile_rows_) + first * tile_rows_ + (row + r) % tile_rows_;
-            float* const to = s_.block_out.data() + row * v_width_;
-            if (v.in_cache)
-              format.cached_values(rows, n, v.rows.shape, weight, tile_rows_, together, to);
-            else
-              format.token_values(rows, n, v.rows.shape, weight, tile_rows_, together, to,
-                                  row == 0 ? ask : nullptr);
-            row += together;
-          }
-        });
+  void add_values(const HeadRows& v, Index count, float* out) {
+    v.format->listed_values(s_.rows.data() + count, count, v.shape,
+                            {weights(0), tile_rows_, tile_size_, heads_}, s_.factors.data(), out);
   }
 
   // What the mask and ALiBi add.

@@ -29,6 +29,13 @@ struct RowShape {
   const float* scales = nullptr;  // of this head, where a format keeps them apart from its rows
 };
 
+// Weights of some query rows, in tiles: of row r and key i
+// first[r / tile_rows * tile_step + i * tile_rows + r % tile_rows].
+struct TileWeights {
+  const float* first;
+  Index tile_rows, tile_step, rows;
+};
+
 struct Format {
   const char* name;  // for messages
   bool is_float;     // a row is `dim` floats: it can be read in place
@@ -70,13 +77,13 @@ struct Format {
   void (*token_code_logits)(const RowRun& keys, Index count, const RowShape& shape,
                             const std::byte* queries, float* x, const RowsAhead* upcoming);
 
-  // The same two of rows that are in the cache: several keys at a time, and up to four rows of out. Null for rows that
-  // are more than channels side by side, which are widened before they are read often.
-  void (*cached_logits)(Index tile_rows, const RowRun& keys, Index count, const RowShape& shape,
-                        const float* queries, float* x);
-  // Likewise.
-  void (*cached_values)(const RowRun& values, Index count, const RowShape& shape,
-                        const float* const* weight, Index step, Index rows, float* out);
+  // The same two of rows that lie anywhere, by their addresses: several keys at a time, all rows of out. Rows are asked
+  // for before they are used: tuning.hpp's listed_row_padding addresses behind the last are, too, and are not read.
+  void (*listed_logits)(Index tile_rows, const ConstRow* rows, Index count, const RowShape& shape,
+                        const float* queries, float* x, bool asks);
+  // out[r] = factors[r] out[r] + the sum, out rows shape.dim apart.
+  void (*listed_values)(const ConstRow* rows, Index count, const RowShape& shape,
+                        const TileWeights& weights, const float* factors, float* out);
 };
 
 // Bytes of a row that lie side by side; 0 where its channels do not.

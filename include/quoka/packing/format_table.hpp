@@ -115,13 +115,10 @@ constexpr Format table_of() {
                 .token_values = detail::token_values<Row>,
                 .value_rows = detail::value_rows<Row>,
                 .token_code_logits = nullptr,
-                .cached_logits = nullptr,
-                .cached_values = nullptr};
+                .listed_logits = detail::listed_logits<Row>,
+                .listed_values = detail::listed_values<Row>};
   if constexpr (simd::has_token_codes && group_has_codes<Row>())
     format.token_code_logits = detail::token_code_logits<typename Row::Group>;
-  if constexpr (element_bytes_of<Row>() > 0)
-    format.cached_logits = detail::cached_logits<Row>,
-    format.cached_values = detail::cached_values<Row>;
   return format;
 }
 

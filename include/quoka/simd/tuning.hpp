@@ -88,15 +88,22 @@ inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;
 //   listed_range_bytes    keys and values of a range, as halves: they stay in L2 beside the queries' sums
 //   listed_query_keys     that a query sees of a range, if up to four times as many keys do for it: to begin and to
 //                         end a range takes a query as long as some 20 keys
-//   listed_uses           reads of a row, on average, from which rows are copied side by side first
+//   listed_prefetch_keys  how far ahead listed rows are asked for, into L2: 8 leave memory waited for, 32 took as long
+//   listed_row_padding    addresses behind the last row that kernels may ask for
+//   listed_uses           reads of a row, on average, from which rows are copied side by side first where that pays
+//   listed_place_rows     query rows of a KV head from which it does not pay, of 16 bits or more: 4 were as fast
+//                         without in chunks of 128, a fifth faster in those of 8; 1 took 1.6 of the time
 //   listed_tile           a panel's products where some keys are hidden, in those where none is
 //   listed_rows           multiply-adds by rows of one, two, three and four query rows, in those of a panel's row
 //   listed_key            what a query's key takes besides, in multiply-adds
 inline constexpr Index listed_range_bytes = Index{512} << 10;
 inline constexpr Index listed_query_keys = 128;
+inline constexpr Index listed_prefetch_keys = 16;
+inline constexpr Index listed_row_padding = listed_prefetch_keys + simd::lanes;
 inline constexpr Index listed_uses = 2;
+inline constexpr Index listed_place_rows = 4;
 inline constexpr float listed_tile = 1.15f;
-inline constexpr float listed_rows[4] = {1.8f, 2.3f, 4.6f, 4.6f};
+inline constexpr float listed_rows[4] = {1.3f, 2.0f, 4.2f, 4.5f};
 inline constexpr float listed_key = 160.0f;
 
 // An indexer's scores (select/indexer.hpp).
