@@ -35,6 +35,7 @@ using quoka::TensorView;
 struct Flags {
   int rounds = 7;
   std::string only;
+  std::vector<Index> cases;
 };
 
 // Which keys the queries of a chunk name.
@@ -178,10 +179,14 @@ int run(const Flags& flags, Report& report) {
   Table table(
       "heads, channels\tqueries\tkeys of a query\ttime\tof bound\tmask / lists\tall / "
       "lists\terror");
-  for (const Case& c : cases)
-    if (flags.only.empty() ||
-        flags.only == fmt::format("{}/{}/{}", c.q_heads, c.kv_heads, c.head_dim))
+  for (const Case& c : cases) {
+    const auto named = [&](Index i) { return i == &c - cases; };
+    const bool chosen =
+        flags.cases.empty() || std::any_of(flags.cases.begin(), flags.cases.end(), named);
+    if (chosen && (flags.only.empty() ||
+                   flags.only == fmt::format("{}/{}/{}", c.q_heads, c.kv_heads, c.head_dim)))
       measure(c, flags, table, report);
+  }
   table.print();
   return 0;
 }
@@ -195,5 +200,7 @@ int main(int argc, char** argv) {
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   app.add_option("--only", flags.only, "one shape: q_heads/kv_heads/head_dim");
+  app.add_option("--cases", flags.cases, "which rows of the table, from 0: it in pieces")
+      ->check(CLI::Range(Index{0}, static_cast<Index>(std::size(cases)) - 1));
   return app.run([&] { return run(flags, app.report); });
 }

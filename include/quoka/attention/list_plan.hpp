@@ -11,8 +11,8 @@
 // their union, and what is left goes by rows. The tree is the same whatever part of it a task computes: results do not
 // depend on how tasks are cut.
 //
-// The costs are in multiply-adds of a panel in float, as measured (tuning.hpp's listed_*): by rows pays where fewer
-// than about two thirds of a panel's pairs are seen.
+// The costs are in multiply-adds of a panel in float (tuning.hpp's listed_*). By rows pays, measured on a Zen 4 with 128
+// queries of random lists, up to 0.94 of the keys where four heads share a KV head, and up to 0.7 where none does.
 #pragma once
 
 #include <quoka/attention/listed_work.hpp>

@@ -94,7 +94,9 @@ inline constexpr int token_value_packets = simd::registers >= 32 ? 8 : 4;
 //   listed_place_rows     query rows of a KV head from which it does not pay, of 16 bits or more: 4 were as fast
 //                         without in chunks of 128, a fifth faster in those of 8; 1 took 1.6 of the time
 //   listed_tile           a panel's products where some keys are hidden, in those where none is
-//   listed_rows           multiply-adds by rows of one, two, three and four query rows, in those of a panel's row
+//   listed_rows           multiply-adds by rows of one, two, three and four query rows, in those of a panel's row. A
+//                         Zen 4 took 1.05, 1.9 and, of 128 and 576 channels, 4.3 and 4.8; a Zen 5, when copied rows were
+//                         all there was, 1.8, 2.3 and 4.6. Three were not timed anew
 //   listed_key            what a query's key takes besides, in multiply-adds
 inline constexpr Index listed_range_bytes = Index{512} << 10;
 inline constexpr Index listed_query_keys = 128;
