@@ -1,0 +1,64 @@
+// Selection of one node: what it remembers of the keys of each sequence of its batch.
+//
+// The runtime may run a session in several threads at once, with other caches in each, and tells a node nothing of them.
+// So what is remembered is used by one call at a time, others do without; and keys that turn out to be other ones than those
+// remembered (base: select/selector.hpp's KeysIdentity) are learned anew.
+#pragma once
+
+#include "call.hpp"
+
+#include <quoka/select/quoka.hpp>
+
+#include <deque>
+#include <mutex>
+
+namespace quoka_onnxruntime {
+
+class Selecting {
+ public:
+  // What a call may use.
+  class Turn {
+   public:
+    explicit Turn(Selecting& of)
+        : of_(of), lock_(of.mutex_, std::try_to_lock), states_(lock_ ? of.states_ : own_) {}
+
+    // Which of `past` the queries q attend to; all of it where the budget holds it. k, v: one sequence's past keys and
+    // values, which lie in a cache with room for `capacity`.
+    void select(const Rows& q, const quoka::Past& past, Index b, Index capacity,
+                const quoka::LogitOptions& logits, quoka::ExecutorRef executor,
+                quoka::Selection& keep) {
+      const quoka::SelectorInput input{
+          .q = q, .k = past.k, .logits = logits, .capacity = capacity, .v = past.v};
+      while (std::ssize(states_) <= b) states_.emplace_back();
+      auto& state = states_[static_cast<std::size_t>(b)];
+      state.truncate(past.k.len());
+      try {
+        choose(input, state, keep, executor);
+      } catch (const std::invalid_argument&) {  // another sequence's keys; or an error that comes again
+        state.truncate(0);
+        choose(input, state, keep, executor);
+      }
+    }
+
+   private:
+    void choose(const quoka::SelectorInput& input, quoka::QuokaSelector::State& state,
+                quoka::Selection& keep, quoka::ExecutorRef executor) {
+      of_.selector_.appended({.q = {}, .k = input.k, .capacity = input.capacity}, state, executor);
+      of_.selector_.select(input, state, keep, executor);
+    }
+
+    Selecting& of_;
+    std::unique_lock<std::mutex> lock_;
+    std::deque<quoka::QuokaSelector::State> own_;
+    std::deque<quoka::QuokaSelector::State>& states_;  // [batch]
+  };
+
+  explicit Selecting(const quoka::QuokaOptions& options) : selector_(options) {}
+
+ private:
+  const quoka::QuokaSelector selector_;
+  std::mutex mutex_;
+  std::deque<quoka::QuokaSelector::State> states_;  // [batch]
+};
+
+}  // namespace quoka_onnxruntime
