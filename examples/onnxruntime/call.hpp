@@ -17,6 +17,7 @@
 #include <quoka/views/rows.hpp>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace quoka_onnxruntime {
@@ -91,8 +92,7 @@ class Call {
     read(api, context);
     const Tensor& query = in[in_query];
     batch = query.sizes[0], q_len = query.sizes[1];
-    quoka::detail::require_equal("whether there is a value", bool(in[in_value]),
-                                 "whether there is a key", bool(in[in_key]));
+    require_both(in_key, in_value);
     const bool packed = !in[in_key];
     const Index heads = packed ? of.q_heads + 2 * of.kv_heads : of.q_heads;
     if (query.sizes[2] % heads != 0)
@@ -111,8 +111,7 @@ class Call {
       k.chunk = token_rows(in[in_key], of.kv_heads);
       v.chunk = token_rows(in[in_value], of.kv_heads);
     }
-    quoka::detail::require_equal("whether there is a past_value", bool(in[in_past_value]),
-                                 "whether there is a past_key", bool(in[in_past_key]));
+    require_both(in_past_key, in_past_value);
     k.past = in[in_past_key], v.past = in[in_past_value];
     if (k.past)
       for (const Input which : {in_past_key, in_past_value})
@@ -179,6 +178,13 @@ class Call {
       if (in[which])
         quoka::detail::fail_because(std::string("there is an input ") + input_kinds[which].name +
                                     ", which GroupQueryAttention of quoka does not know");
+  }
+  // Or none.
+  void require_both(Input a, Input b) const {
+    if (bool(in[a]) == bool(in[b])) return;
+    const auto [there, absent] = in[a] ? std::pair(a, b) : std::pair(b, a);
+    quoka::detail::fail_because(std::string("there is an input ") + input_kinds[there].name +
+                                ", but no " + input_kinds[absent].name);
   }
   void require_sizes(Input which, std::initializer_list<Index> sizes) const {
     auto actual = in[which].sizes.begin();

@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Puts quoka's GroupQueryAttention in the place of com.microsoft's in an .onnx file.
+
+    rewrite.py model.onnx model.quoka.onnx                                    exact
+    rewrite.py model.onnx out.onnx --preset recommended --budget 1024         selection, from the second layer on
+
+Write beside the original: weights that lie in files of their own stay where they are. A node that asks for what the operator
+does not do is left as it is, and named with the reason. Needs the package onnx.
+"""
+import argparse
+import pathlib
+import sys
+
+import onnx
+from onnx import helper
+
+DOMAIN, OPERATOR = "quoka", "GroupQueryAttention"
+# Of com.microsoft's; what is kept as it is, and what must have this value.
+KEPT = {"num_heads", "kv_num_heads", "scale", "softcap", "local_window_size", "causal", "do_rotary", "rotary_interleaved", "smooth_softmax"}
+ONLY = {"kv_cache_bit_width": 0, "qk_output": 0, "sliding_window_cache": 0, "k_quant_type": b"NONE", "v_quant_type": b"NONE"}
+# Of use with inputs that are refused, or on other devices, alone.
+DROPPED = {"qk_norm_epsilon", "q_norm_epsilon", "k_norm_epsilon"}
+INPUTS = ["query", "key", "value", "past_key", "past_value", "seqlens_k", "total_sequence_length", "cos_cache", "sin_cache", "position_ids",
+          "attention_bias", "head_sink", "k_scale", "v_scale", "q_norm_weight", "k_norm_weight", "query_seqlens"]
+REFUSED = {"k_scale", "v_scale", "q_norm_weight", "k_norm_weight"}
+
+
+def obstacle(node):
+    """Why the operator cannot stand for this node; None: it can."""
+    for attribute in node.attribute:
+        value = helper.get_attribute_value(attribute)
+        if attribute.name in ONLY and value != ONLY[attribute.name]:
+            return f"{attribute.name} is {value}, but must be {ONLY[attribute.name]}"
+        if attribute.name not in KEPT | ONLY.keys() | DROPPED:
+            return f"an attribute {attribute.name}, which is not known"
+    for name, value in zip(INPUTS, node.input):
+        if value and name in REFUSED:
+            return f"an input {name}"
+    if len(node.input) > len(INPUTS):
+        return f"{len(node.input)} inputs, but {len(INPUTS)} are known"
+    if any(node.output[3:]):
+        return "an output output_qk"
+    return None
+
+
+def graphs(graph):
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in ([attribute.g] if attribute.HasField("g") else []) + list(attribute.graphs):
+                yield from graphs(inner)
+
+
+def rewrite(model, dense_layers=0, **attributes):
+    """Changes the model. The first nodes, `dense_layers` of them, get no attributes of selection. -> ([name of those replaced], [(name, why not)])"""
+    replaced, left = [], []
+    selects = {"preset", "budget", "chunk", "min_past", "decode"}
+    for nodes, imports in [(graph.node, model.opset_import) for graph in graphs(model.graph)] + [(one.node, one.opset_import) for one in model.functions]:
+        for i, node in enumerate(nodes):
+            if (node.domain, node.op_type) != ("com.microsoft", OPERATOR):
+                continue
+            name = node.name or node.output[0]
+            why = obstacle(node)
+            if why:
+                left.append((name, why))
+                continue
+            kept = {one.name: helper.get_attribute_value(one) for one in node.attribute if one.name in KEPT}
+            own = {key: value for key, value in attributes.items() if len(replaced) >= dense_layers or key not in selects}
+            nodes[i].CopyFrom(helper.make_node(OPERATOR, node.input, node.output[:3], name=node.name, domain=DOMAIN, **kept, **own))
+            replaced.append(name)
+            for where in {id(imports): imports, id(model.opset_import): model.opset_import}.values():
+                if not any(one.domain == DOMAIN for one in where):
+                    where.append(helper.make_opsetid(DOMAIN, 1))
+    return replaced, left
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=pathlib.Path)
+    parser.add_argument("to", type=pathlib.Path)
+    parser.add_argument("--preset", choices=["recommended", "paper"], help="select keys; without it attention is exact")
+    parser.add_argument("--budget", type=float, help="keys for each KV head, or, below 1, a share of the past (1024)")
+    parser.add_argument("--chunk", type=int, help="queries that select together (128)")
+    parser.add_argument("--min-past", type=int, help="fewer keys before a chunk: exact (0)")
+    parser.add_argument("--decode", action="store_const", const=1, help="single queries select, too")
+    parser.add_argument("--dense-layers", type=int, default=1, help="so many of the first layers do not select (1)")
+    parser.add_argument("--arithmetic", choices=["automatic", "single", "bfloat16", "bfloat16_x2", "bfloat16_x3", "int8"],
+                        help="of chunks' products (automatic: no more rounding than the cache's type has)")
+    parser.add_argument("--threads", type=int, help="of the session's threads that attention uses at most (as many as there are processors)")
+    args = parser.parse_args()
+    own = {name: getattr(args, name) for name in ("preset", "budget", "chunk", "min_past", "decode", "arithmetic", "threads")
+           if getattr(args, name) is not None}
+    stray = own.keys() & {"budget", "chunk", "min_past", "decode"}
+    if stray and args.preset is None:
+        parser.error(f"{', '.join('--' + name.replace('_', '-') for name in sorted(stray))} without --preset, which says that keys are selected")
+    if args.to.resolve() == args.model.resolve():
+        parser.error(f"{args.to} is the original, which stays as it is")
+    model = onnx.load(args.model, load_external_data=False)
+    apart = any(one.data_location == onnx.TensorProto.EXTERNAL for graph in graphs(model.graph) for one in graph.initializer)
+    if apart and args.to.resolve().parent != args.model.resolve().parent:
+        parser.error(f"the weights lie in files beside {args.model}: write there, too")
+    replaced, left = rewrite(model, args.dense_layers if args.preset else 0, **own)
+    for name, why in left:
+        print(f"left as it is: {name}: {why}")
+    if not replaced:
+        sys.exit(f"{args.model} has no node com.microsoft::{OPERATOR} that can be replaced; {len(left)} that cannot. Nothing was written")
+    onnx.save(model, args.to)
+    print(f"{args.to}: {len(replaced)} of {len(replaced) + len(left)} nodes replaced")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,580 @@
+#!/usr/bin/env python3
+"""quoka's GroupQueryAttention beside com.microsoft's, which is the reference: the same model, once as it is and once rewritten.
+
+    QUOKA_ONNXRUNTIME_LIBRARY=.../libonnxruntime-quoka.so python3 tests/test_operator.py
+
+Sizes are small and odd. Errors are of the largest value.
+"""
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import threading
+import unittest
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto, helper, numpy_helper
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+import rewrite  # noqa: E402
+
+LIBRARY = os.environ["QUOKA_ONNXRUNTIME_LIBRARY"]
+RNG = np.random.default_rng(11)
+TYPES = {np.float32: TensorProto.FLOAT, np.float16: TensorProto.FLOAT16, np.int32: TensorProto.INT32, np.int64: TensorProto.INT64}
+LARGEST_ERROR = {np.float32: 2e-6, np.float16: 2e-3}
+PRESENT = ("present_key", "present_value")
+
+
+def normal(*shape, dtype=np.float32):
+    return RNG.standard_normal(shape).astype(dtype)
+
+
+def i32(*values):
+    return np.array(values, np.int32)
+
+
+def onnx_type(array):
+    return TYPES[array.dtype.type]
+
+
+def node_model(feeds, outputs=("output", *PRESENT), dtype=np.float32, **attributes):
+    """A model of one node of com.microsoft's; feeds: {input: array}."""
+    last = max(i for i, name in enumerate(rewrite.INPUTS) if name in feeds)
+    node = helper.make_node("GroupQueryAttention", [name if name in feeds else "" for name in rewrite.INPUTS[:last + 1]], outputs,
+                            domain="com.microsoft", **attributes)
+    graph = helper.make_graph([node], "node", [helper.make_tensor_value_info(name, onnx_type(array), None) for name, array in feeds.items()],
+                              [helper.make_tensor_value_info(name, TYPES[dtype], None) for name in outputs if name])
+    return as_model(graph)
+
+
+def as_model(graph):
+    return helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)])
+
+
+def session(model, threads=2, **own):
+    """Of the model as it is, or, with own attributes or None among them, rewritten."""
+    options = ort.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, threads
+    options.register_custom_ops_library(LIBRARY)
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def rewritten(model, **own):
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    replaced, left = rewrite.rewrite(copy, **own)
+    assert replaced and not left, left
+    return copy
+
+
+def error(a, b):
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    return np.abs(a - b).max() / max(1.0, np.abs(b).max())
+
+
+def angles(positions, half, dtype):
+    angle = np.arange(positions)[:, None] * 0.7 ** np.arange(half)[None]
+    return {"cos_cache": np.cos(angle).astype(dtype), "sin_cache": np.sin(angle).astype(dtype)}
+
+
+class Node(unittest.TestCase):
+    """One node, every attribute and input."""
+
+    q_heads, kv_heads, dim = 6, 2, 24
+
+    def feeds(self, batch, queries, lens, past_rows, dtype=np.float32, packed=False, total=None):
+        q, kv = self.q_heads * self.dim, self.kv_heads * self.dim
+        if packed:
+            feeds = {"query": normal(batch, queries, q + 2 * kv, dtype=dtype)}
+        else:
+            feeds = {"query": normal(batch, queries, q, dtype=dtype), "key": normal(batch, queries, kv, dtype=dtype),
+                     "value": normal(batch, queries, kv, dtype=dtype)}
+        if past_rows is not None:
+            for name in ("past_key", "past_value"):
+                feeds[name] = normal(batch, self.kv_heads, past_rows, self.dim, dtype=dtype)
+        return feeds | {"seqlens_k": i32(*lens) - 1, "total_sequence_length": np.array([total or max(lens)], np.int32)}
+
+    def compare(self, feeds, dtype=np.float32, own=None, bound=None, outputs=("output", *PRESENT), **attributes):
+        """Of each sequence what is no padding."""
+        model = node_model(feeds, outputs, dtype, num_heads=self.q_heads, kv_num_heads=self.kv_heads, **attributes)
+        wanted, got = (session(one).run(None, feeds) for one in (model, rewritten(model, **(own or {}))))
+        self.assertEqual([one.shape for one in got], [one.shape for one in wanted])
+        queries = feeds["query"].shape[1]
+        for b, last in enumerate(feeds["seqlens_k"]):
+            own_queries = feeds["query_seqlens"][b] if "query_seqlens" in feeds else min(queries, last + 1)
+            if own_queries:
+                self.assertLess(error(got[0][b, :own_queries], wanted[0][b, :own_queries]), bound or LARGEST_ERROR[dtype], f"sequence {b}")
+            for one, other in zip(got[1:], wanted[1:]):
+                self.assertLess(error(one[b, :, :last + 1], other[b, :, :last + 1]), 1e-6 if dtype == np.float32 else 1e-3, f"cache, sequence {b}")
+        return got
+
+    def test_prompts_and_chunks(self):
+        for dtype in (np.float32, np.float16):
+            for packed in (False, True):
+                for queries, length, past_rows in ((37, 37, None), (37, 37, 0), (5, 55, 50), (1, 1, None), (1, 51, 50), (3, 40, 60)):
+                    with self.subTest(dtype=dtype, packed=packed, queries=queries, length=length, past_rows=past_rows):
+                        self.compare(self.feeds(1, queries, [length], past_rows, dtype, packed), dtype)
+
+    def test_attributes(self):
+        for attributes in ({"scale": 0.31}, {"softcap": 1.5}, {"local_window_size": 1}, {"local_window_size": 7}, {"smooth_softmax": 1},
+                           {"causal": 0}, {"scale": 0.5, "softcap": 2.0, "local_window_size": 9, "smooth_softmax": 1}):
+            for queries, length, past_rows in ((23, 23, None), (5, 55, 50), (1, 51, 50)):
+                with self.subTest(attributes=attributes, queries=queries):
+                    self.compare(self.feeds(1, queries, [length], past_rows), **attributes)
+
+    def test_rotary(self):
+        self.dim = 32
+        for dtype in (np.float32, np.float16):
+            for half in (8, 16):
+                for interleaved in (0, 1):
+                    for packed in (False, True):
+                        for queries, length, past_rows in ((9, 9, None), (5, 55, 50), (1, 51, 50)):
+                            with self.subTest(dtype=dtype, half=half, interleaved=interleaved, packed=packed, queries=queries):
+                                feeds = self.feeds(1, queries, [length], past_rows, dtype, packed) | angles(64, half, dtype)
+                                self.compare(feeds, dtype, do_rotary=1, rotary_interleaved=interleaved)
+
+    def test_rotary_positions(self):
+        self.dim = 32
+        feeds = self.feeds(1, 5, [55], 50) | angles(64, 16, np.float32) | {"position_ids": np.array([[7, 3, 0, 63, 9]])}
+        self.compare(feeds, do_rotary=1)
+        # A first prompt begins at the first of them.
+        self.compare(self.feeds(1, 5, [5], None) | angles(64, 16, np.float32) | {"position_ids": np.array([[11, 12, 13, 14, 15]])}, do_rotary=1)
+
+    def test_rotary_without_present(self):
+        self.dim = 32
+        for past_rows, length in ((None, 9), (50, 59)):
+            feeds = self.feeds(1, 9, [length], past_rows) | angles(64, 16, np.float32)
+            model = node_model(feeds, num_heads=6, kv_num_heads=2, do_rotary=1)
+            wanted = session(model).run(None, feeds)[0]
+            alone = node_model(feeds, ("output",), num_heads=6, kv_num_heads=2, do_rotary=1)
+            self.assertLess(error(session(rewritten(alone)).run(None, feeds)[0], wanted), 2e-6)
+
+    def test_bias(self):
+        for dtype in (np.float32, np.float16):
+            for batch, heads in ((1, 1), (1, 6), (3, 1), (3, 6)):
+                with self.subTest(dtype=dtype, batch=batch, heads=heads):
+                    bias = normal(batch, heads, 1, 51, dtype=dtype)
+                    bias[..., 2] = -60000 if dtype == np.float16 else np.finfo(np.float32).min
+                    self.compare(self.feeds(3, 1, [51, 9, 30], 50, dtype) | {"attention_bias": bias}, dtype)
+            bias = normal(1, 6, 5, 55, dtype=dtype)
+            self.compare(self.feeds(1, 5, [55], 50, dtype) | {"attention_bias": bias}, dtype)
+
+    def test_sinks(self):
+        for dtype in (np.float32, np.float16):
+            sinks = {"head_sink": 2 * normal(6, dtype=dtype)}
+            self.compare(self.feeds(1, 5, [55], 50, dtype) | sinks, dtype)
+            self.compare(self.feeds(1, 9, [9], None, dtype) | sinks, dtype, local_window_size=4)
+
+    def test_sequences_of_different_lengths(self):
+        self.compare(self.feeds(3, 1, [51, 7, 1], 50))                    # single tokens
+        self.compare(self.feeds(3, 11, [11, 4, 1], None))                 # prompts, padded on the right
+        got = self.compare(self.feeds(3, 11, [11, 4, 1], 20))             # prompts into a cache with room
+        self.assertTrue((got[0][1, 4:] == 0).all() and (got[1][1, :, 4:] == 0).all(), "padding is zeros")
+        chunks = self.feeds(3, 5, [45, 12, 30], 60) | {"query_seqlens": i32(5, 2, 0)}
+        self.compare(chunks)
+        self.compare(self.feeds(3, 1, [45, 12, 30], 60) | {"query_seqlens": i32(1, 0, 1)}, local_window_size=8)
+        self.dim = 32
+        self.compare(self.feeds(3, 5, [45, 12, 30], 60) | {"query_seqlens": i32(5, 2, 3)} | angles(64, 16, np.float32), do_rotary=1)
+
+    def test_chunks_of_a_batch_are_those_of_its_sequences(self):
+        # com.microsoft's has no such call without query_seqlens.
+        feeds = self.feeds(2, 3, [40, 9], 50)
+        got = session(rewritten(node_model(feeds, num_heads=6, kv_num_heads=2))).run(None, feeds)
+        for b in range(2):
+            alone = {name: array[b:b + 1] for name, array in feeds.items() if name != "total_sequence_length"}
+            alone["total_sequence_length"] = feeds["seqlens_k"][b:b + 1] + 1
+            wanted = session(node_model(alone, num_heads=6, kv_num_heads=2)).run(None, alone)
+            self.assertLess(error(got[0][b], wanted[0][0]), 2e-6)
+
+    def test_empty(self):
+        feeds = self.feeds(1, 0, [1], 50)
+        got = session(rewritten(node_model(feeds, num_heads=6, kv_num_heads=2))).run(None, feeds)
+        self.assertEqual(got[0].shape, (1, 0, 144))
+
+    def test_arithmetic(self):
+        feeds = self.feeds(1, 40, [90], 50)
+        for arithmetic, bound in (("single", 2e-6), ("bfloat16", 2e-2), ("bfloat16_x3", 1e-4), ("int8", 5e-2)):
+            self.compare(feeds, own={"arithmetic": arithmetic}, bound=bound)
+
+    def test_threads(self):
+        feeds = self.feeds(1, 40, [90], 50)
+        model = node_model(feeds, num_heads=6, kv_num_heads=2)
+        bits = {session(rewritten(model, threads=own), threads).run(None, feeds)[0].tobytes() for own in (0, 1, 2, 7) for threads in (1, 2, 3)}
+        self.assertEqual(len(bits), 1)
+
+    def test_one_session_in_many_threads(self):
+        feeds = [self.feeds(1, 40, [90], 50) for _ in range(4)]
+        model = node_model(feeds[0], num_heads=6, kv_num_heads=2)
+        for own in ({}, {"preset": "recommended", "budget": 8, "chunk": 16}):
+            one = session(rewritten(model, **own))
+            wanted = [one.run(None, each)[0] for each in feeds]
+            wrong = []
+
+            def run(i):
+                for _ in range(20):
+                    if not np.array_equal(one.run(None, feeds[i])[0], wanted[i]):
+                        wrong.append(i)
+
+            threads = [threading.Thread(target=run, args=(i,)) for i in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self.assertEqual(wrong, [])
+
+
+class Buffers(unittest.TestCase):
+    """Past and present in one buffer: only the chunk's rows are written."""
+
+    def test_shared(self):
+        rows, dim = 64, 32
+        feeds = {"query": normal(2, 1, 4 * dim), "key": normal(2, 1, 2 * dim), "value": normal(2, 1, 2 * dim), "seqlens_k": i32(40, 9),
+                 "total_sequence_length": i32(41)}
+        cache = {name: normal(2, 2, rows, dim) for name in ("key", "value")}
+        for array in cache.values():
+            array[0, :, 41:], array[1, :, 10:] = np.nan, np.nan  # a row that is read makes NaN
+        model = node_model(feeds | {"past_" + name: array for name, array in cache.items()}, num_heads=4, kv_num_heads=2)
+        binding_session = session(rewritten(model))
+        binding = binding_session.io_binding()
+        binding.bind_output("output")
+        for name, array in feeds.items():
+            binding.bind_cpu_input(name, array)
+        values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in cache.items()}
+        for name, value in values.items():
+            binding.bind_ortvalue_input("past_" + name, value)
+            binding.bind_ortvalue_output("present_" + name, value)
+        binding_session.run_with_iobinding(binding)
+        output = binding.get_outputs()[0].numpy()
+        clean = {"past_" + name: np.nan_to_num(array) for name, array in cache.items()}
+        wanted = session(model).run(None, feeds | clean)
+        self.assertLess(error(output, wanted[0]), 2e-6)
+        for name in cache:
+            written = values[name].numpy()
+            expected = cache[name].copy()
+            expected[0, :, 40], expected[1, :, 9] = feeds[name][0].reshape(2, dim), feeds[name][1].reshape(2, dim)
+            np.testing.assert_array_equal(written, expected)
+
+    def test_inside_a_model(self):
+        # The past is a result of the model's, which nobody else reads: the present may take its buffer.
+        feeds = {"query": normal(1, 1, 64), "key": normal(1, 1, 32), "value": normal(1, 1, 32), "seqlens_k": i32(9), "total_sequence_length": i32(10),
+                 "key_before": normal(1, 2, 16, 16), "value_before": normal(1, 2, 16, 16)}
+        nodes = [helper.make_node("Neg", [name + "_before"], ["past_" + name]) for name in ("key", "value")]
+        nodes.append(helper.make_node("GroupQueryAttention", rewrite.INPUTS[:7], ["output", *PRESENT], domain="com.microsoft", num_heads=4, kv_num_heads=2))
+        nodes += [helper.make_node("Neg", ["present_" + name], [name + "_after"]) for name in ("key", "value")]
+        cache = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 2, 16, 16]) for name in (*rewrite.INPUTS[3:5], *PRESENT)]
+        graph = helper.make_graph(nodes, "inside", [helper.make_tensor_value_info(name, onnx_type(array), array.shape) for name, array in feeds.items()],
+                                  [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("output", "key_after", "value_after")],
+                                  value_info=cache)
+        model = as_model(graph)
+        wanted, got = (session(one).run(None, feeds) for one in (model, rewritten(model)))
+        self.assertLess(error(got[0], wanted[0]), 2e-6)
+        for one, other, name in zip(got[1:], wanted[1:], ("key", "value")):
+            np.testing.assert_array_equal(one[:, :, :10], other[:, :, :10])
+            # A buffer of its own would have zeros there.
+            np.testing.assert_array_equal(one[:, :, 10:], feeds[name + "_before"][:, :, 10:])
+
+
+def decoder(layers=3, hidden=48, q_heads=4, kv_heads=2, dim=16, vocabulary=53, positions=128):
+    """A small language model: ids [batch, queries] to logits, rotary, packed and apart by turns."""
+    rng = np.random.default_rng(5)
+    weights, nodes, inputs, outputs = [], [], [], []
+
+    def weight(name, *shape, size=None):
+        values = rng.standard_normal(shape) * (shape[0] ** -0.5 if size is None else size)
+        weights.append(numpy_helper.from_array(values.astype(np.float32), name))
+        return name
+
+    for name, array in angles(positions, dim // 2, np.float32).items():
+        weights.append(numpy_helper.from_array(array, name))
+    nodes.append(helper.make_node("Gather", [weight("embedding", vocabulary, hidden, size=1), "ids"], ["x0"]))
+    for layer in range(layers):
+        def at(name):
+            return f"{name}{layer}"
+
+        nodes.append(helper.make_node("LayerNormalization", [at("x"), weight(at("norm"), hidden, size=1)], [at("n")]))
+        q, kv = q_heads * dim, kv_heads * dim
+        if layer % 2:
+            nodes.append(helper.make_node("MatMul", [at("n"), weight(at("qkv"), hidden, q + 2 * kv)], [at("query")]))
+            taken = [at("query"), "", ""]
+        else:
+            taken = [at("query"), at("key"), at("value")]
+            for name, size in zip(taken, (q, kv, kv)):
+                nodes.append(helper.make_node("MatMul", [at("n"), weight(name + "_weight", hidden, size)], [name]))
+        cache = [f"{what}_{layer}" for what in ("past_key", "past_value", *PRESENT)]
+        nodes.append(helper.make_node("GroupQueryAttention", [*taken, *cache[:2], "seqlens_k", "total_sequence_length", "cos_cache", "sin_cache"],
+                                      [at("attended"), *cache[2:]], name=at("attention"), domain="com.microsoft", num_heads=q_heads,
+                                      kv_num_heads=kv_heads, do_rotary=1))
+        nodes.append(helper.make_node("MatMul", [at("attended"), weight(at("out"), q, hidden)], [at("o")]))
+        nodes.append(helper.make_node("Add", [at("x"), at("o")], [f"x{layer + 1}"]))
+        inputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", kv_heads, "rows", dim]) for name in cache[:2]]
+        outputs += [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", kv_heads, "all", dim]) for name in cache[2:]]
+    nodes.append(helper.make_node("MatMul", [f"x{layers}", weight("head", hidden, vocabulary)], ["logits"]))
+    given = [helper.make_tensor_value_info("ids", TensorProto.INT64, ["batch", "queries"]),
+             helper.make_tensor_value_info("seqlens_k", TensorProto.INT32, ["batch"]),
+             helper.make_tensor_value_info("total_sequence_length", TensorProto.INT32, [1])]
+    logits = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "queries", vocabulary])
+    return as_model(helper.make_graph(nodes, "decoder", given + inputs, [logits, *outputs], weights))
+
+
+class Run:
+    """A session with caches of its own, as a program has it."""
+
+    def __init__(self, model_session, batch=1):
+        self.session, self.layers = model_session, sum(one.name.startswith("past_key") for one in model_session.get_inputs())
+        self.batch, self.len = batch, np.zeros(batch, np.int32)
+        self.cache = {f"past_{what}_{layer}": np.zeros((batch, 2, 0, 16), np.float32) for layer in range(self.layers) for what in ("key", "value")}
+
+    def __call__(self, ids, lens=None):
+        """Logits [batch, queries, vocabulary] of tokens that come; lens: how many of a prompt's are no padding."""
+        self.len = self.len + ids.shape[1] if lens is None else np.array(lens, np.int32)
+        feeds = {"ids": ids, "seqlens_k": (self.len - 1).astype(np.int32), "total_sequence_length": i32(self.len.max())}
+        logits, *cache = self.session.run(None, feeds | self.cache)
+        self.cache = {f"past_{what}_{i // 2}": cache[i + j] for i in range(0, 2 * self.layers, 2) for j, what in enumerate(("key", "value"))}
+        return logits
+
+
+class Model(unittest.TestCase):
+    """Three layers: prompts, chunks, single tokens, by the file that rewrite.py writes."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.model = decoder()
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.path = pathlib.Path(cls.folder.name) / "model.onnx"
+        onnx.save(cls.model, cls.path, save_as_external_data=True, location="weights.bin", size_threshold=0)
+        cls.model = onnx.load(cls.path)
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def rewrite(self, *arguments, to="new.onnx", works=True):
+        command = [sys.executable, rewrite.__file__, str(self.path), str(self.path.parent / to), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True)
+        self.assertEqual(done.returncode == 0, works, done.stderr + done.stdout)
+        return done.stdout if works else done.stderr
+
+    def written(self, *arguments, threads=2):
+        self.assertIn("3 of 3 nodes replaced", self.rewrite(*arguments))
+        options = ort.SessionOptions()
+        options.log_severity_level, options.intra_op_num_threads = 3, threads
+        options.register_custom_ops_library(LIBRARY)
+        return ort.InferenceSession(str(self.path.with_name("new.onnx")), options, providers=["CPUExecutionProvider"])
+
+    def test_exact(self):
+        ids = RNG.integers(0, 53, (1, 70))
+        runs = [Run(session(self.model)), Run(self.written())]
+        for part in (ids[:, :40], ids[:, 40:53], *(ids[:, i:i + 1] for i in range(53, 70))):
+            wanted, got = (run(part) for run in runs)
+            self.assertLess(error(got, wanted), 1e-5)
+        for name, array in runs[0].cache.items():
+            self.assertLess(error(runs[1].cache[name], array), 1e-5)
+
+    def test_batch(self):
+        ids, lens = RNG.integers(0, 53, (3, 30)), [30, 7, 19]
+        runs = [Run(session(self.model), 3), Run(self.written(), 3)]
+        wanted, got = (run(ids, lens) for run in runs)
+        for b, length in enumerate(lens):
+            self.assertLess(error(got[b, :length], wanted[b, :length]), 1e-5)
+        for _ in range(8):
+            token = RNG.integers(0, 53, (3, 1))
+            wanted, got = (run(token) for run in runs)
+            self.assertLess(error(got, wanted), 1e-5)
+
+    def test_greedy(self):
+        texts = []
+        for run in (Run(session(self.model)), Run(self.written())):
+            token, text = np.arange(20)[None], []
+            for _ in range(40):
+                token = run(token)[:, -1:].argmax(-1)
+                text.append(int(token[0, 0]))
+            texts.append(text)
+        self.assertEqual(*texts)
+
+    def test_selection_of_all_is_exact(self):
+        ids = RNG.integers(0, 53, (1, 90))
+        exact, all_kept, some = (Run(self.written(*arguments))(ids) for arguments in (
+            [], ["--preset", "paper", "--budget", "90", "--chunk", "16"], ["--preset", "paper", "--budget", "8", "--chunk", "16"]))
+        # Cut into chunks, sums are in another order.
+        self.assertLess(error(all_kept, exact), 1e-5)
+        self.assertGreater(error(some, exact), 1e-3)
+        self.assertLess(error(some[:, :16], exact[:, :16]), 1e-5)  # the first chunk has no past
+
+    def test_dense_layers(self):
+        ids = RNG.integers(0, 53, (1, 90))
+        select = ["--preset", "paper", "--budget", "8", "--chunk", "16", "--dense-layers"]
+        exact, none, one = (Run(self.written(*arguments))(ids) for arguments in ([], [*select, "3"], [*select, "1"]))
+        np.testing.assert_array_equal(none, exact)
+        self.assertGreater(error(one, exact), 1e-3)
+
+    def test_selection_is_the_same_however_it_is_cut(self):
+        ids = RNG.integers(0, 53, (1, 96))
+        for preset in ("paper", "recommended"):
+            new = self.written("--preset", preset, "--budget", "12", "--chunk", "16", "--dense-layers", "0")
+            whole, parts = Run(new), Run(new)
+            wanted = whole(ids)
+            got = np.concatenate([parts(ids[:, i:i + 32]) for i in (0, 32, 64)], 1)
+            self.assertLess(error(got, wanted), 1e-5, preset)
+
+    def test_sequences_that_share_a_session(self):
+        # What is remembered of one sequence's keys must not be taken for another's: tokens in common, then others.
+        first = RNG.integers(0, 53, (1, 96))
+        second = np.concatenate([first[:, :32], RNG.integers(0, 53, (1, 64))], 1)
+        arguments = ["--preset", "recommended", "--budget", "12", "--chunk", "16", "--dense-layers", "0"]
+        alone = []
+        for ids in (first, second):
+            run = Run(self.written(*arguments))
+            alone.append([run(ids[:, i:i + 32]) for i in (0, 32, 64)])
+        shared = self.written(*arguments)
+        runs = [Run(shared), Run(shared)]
+        for i, begin in enumerate((0, 32, 64)):
+            for j, ids in enumerate((first, second)):
+                np.testing.assert_array_equal(runs[j](ids[:, begin:begin + 32]), alone[j][i], f"sequence {j}, part {i}")
+
+    def test_decode_and_min_past(self):
+        ids = RNG.integers(0, 53, (1, 60))
+        base = ["--preset", "paper", "--budget", "8", "--chunk", "16", "--dense-layers", "0"]
+
+        def last(*arguments):
+            run = Run(self.written(*arguments))
+            run(ids[:, :16])  # without a past: exact in any case
+            return [run(ids[:, i:i + 1]) for i in range(16, 40)][-1]
+
+        exact = last()
+        self.assertLess(error(last(*base), exact), 1e-5)
+        self.assertGreater(error(last(*base, "--decode"), exact), 1e-3)
+        self.assertLess(error(last(*base, "--decode", "--min-past", "100"), exact), 1e-5)
+
+    def test_window_stays_exact(self):
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        for node in model.graph.node:
+            if node.op_type == "GroupQueryAttention":
+                node.attribute.append(helper.make_attribute("local_window_size", 9))
+        ids = RNG.integers(0, 53, (1, 90))
+        wanted = Run(session(model))(ids)
+        self.assertLess(error(Run(session(rewritten(model, preset="paper", budget=8, chunk=16)))(ids), wanted), 1e-5)
+
+    def test_refused_by_rewrite(self):
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        nodes = [node for node in model.graph.node if node.op_type == "GroupQueryAttention"]
+        nodes[0].attribute.append(helper.make_attribute("sliding_window_cache", 1))
+        nodes[1].input.extend(["", "", "", "k_scale"])
+        nodes[2].output.append("qk")
+        replaced, left = rewrite.rewrite(model)
+        self.assertEqual(replaced, [])
+        self.assertEqual([name for name, _ in left], ["attention0", "attention1", "attention2"])
+        for (_, why), word in zip(left, ("sliding_window_cache is 1, but must be 0", "k_scale", "output_qk")):
+            self.assertIn(word, why)
+        self.assertFalse(any(one.domain == "quoka" for one in model.opset_import))
+
+    def test_refused_by_the_command(self):
+        self.assertIn("--budget without --preset", self.rewrite("--budget", "9", works=False))
+        self.assertIn("stays as it is", self.rewrite(to="model.onnx", works=False))
+        other = pathlib.Path(self.folder.name) / "elsewhere"
+        other.mkdir()
+        self.assertIn("write there, too", self.rewrite(to="elsewhere/new.onnx", works=False))
+        self.assertFalse(list(other.iterdir()))
+
+    def test_inside_a_branch(self):
+        branch = helper.make_graph([helper.make_node("GroupQueryAttention", ["q", "", "", "", "", "s", "t"], ["y"], domain="com.microsoft",
+                                                     num_heads=2, kv_num_heads=1)], "branch", [], [helper.make_tensor_value_info("y", 1, None)])
+        node = helper.make_node("If", ["c"], ["out"], then_branch=branch, else_branch=branch)
+        model = as_model(helper.make_graph([node], "outer", [helper.make_tensor_value_info("c", TensorProto.BOOL, []), helper.make_tensor_value_info("q", 1, [1, 5, 32]),
+                                                             *(helper.make_tensor_value_info(name, TensorProto.INT32, [1]) for name in "st")],
+                                           [helper.make_tensor_value_info("out", 1, None)]))
+        feeds = {"c": np.array(True), "q": normal(1, 5, 32), "s": i32(4), "t": i32(5)}
+        wanted, got = (session(one).run(None, feeds)[0] for one in (model, rewritten(model)))
+        self.assertLess(error(got, wanted), 2e-6)
+
+
+class Errors(unittest.TestCase):
+    """What does not fit is refused with both numbers, and nothing of the cache is written."""
+
+    def feeds(self, **other):
+        feeds = {"query": normal(2, 1, 64), "key": normal(2, 1, 32), "value": normal(2, 1, 32), "past_key": normal(2, 2, 20, 16),
+                 "past_value": normal(2, 2, 20, 16), "seqlens_k": i32(12, 4), "total_sequence_length": i32(13)} | other
+        return {name: array for name, array in feeds.items() if array is not None}
+
+    def refused(self, *words, attributes=None, own=None, **other):
+        feeds = self.feeds(**other)
+        model = rewritten(node_model(feeds, **{"num_heads": 4, "kv_num_heads": 2} | (attributes or {})), **(own or {}))
+        with self.assertRaises(Exception) as raised:
+            session(model).run(None, feeds)
+        for word in words:
+            self.assertIn(word, str(raised.exception))
+
+    def test_shapes(self):
+        self.refused("query's last size is 66", "num_heads, which is 4", query=normal(2, 1, 66))
+        self.refused("size 2 of key is 40", "must equal 32", key=normal(2, 1, 40))
+        self.refused("size 1 of value is 2", "must equal 1", value=normal(2, 2, 32))
+        self.refused("there is an input key, but no value", value=None)
+        self.refused("there is an input past_value, but no past_key", past_key=None)
+        self.refused("size 2 of past_value is 21", "must equal 20", past_value=normal(2, 2, 21, 16))
+        self.refused("size 1 of past_key is 3", "must equal 2", past_key=normal(2, 3, 20, 16))
+        self.refused("size 3 of past_key is 24", "must equal 16", past_key=normal(2, 2, 20, 24))
+        self.refused("the rank of past_key is 3", "must equal 4", past_key=normal(2, 2, 20))
+        self.refused("the number of elements of seqlens_k is 3", "must equal 2", seqlens_k=i32(1, 2, 3))
+        self.refused("the number of elements of total_sequence_length is 2", "must equal 1", total_sequence_length=i32(13, 13))
+        self.refused("size 0 of head_sink is 3", "must equal 4", head_sink=normal(3))
+
+    def test_lengths(self):
+        self.refused("seqlens_k + 1 of sequence 1 is 0", "at least 1", seqlens_k=i32(12, -1))
+        self.refused("seqlens_k + 1 of sequence 0 is 14", "total_sequence_length, which is 13", seqlens_k=i32(13, 4))
+        self.refused("the past's length of sequence 0 is 30", "past_key's rows, which is 20", seqlens_k=i32(30, 4), total_sequence_length=i32(31))
+        self.refused("query_seqlens of sequence 1 is 2", "which is 1", query_seqlens=i32(1, 2))
+        self.refused("query_seqlens of sequence 0 is -1", "at least 0", query_seqlens=i32(-1, 1))
+        self.refused("total_sequence_length is 0", "at least 1", total_sequence_length=i32(0))
+
+    def test_rotary(self):
+        half = angles(8, 8, np.float32)
+        self.refused("do_rotary is 1, but there is no cos_cache", attributes={"do_rotary": 1})
+        self.refused("a position is 12", "cos_cache's rows, which is 8", attributes={"do_rotary": 1}, **half)
+        self.refused("twice size 1 of cos_cache is 18", "head_size, which is 16", attributes={"do_rotary": 1}, **angles(64, 9, np.float32))
+        self.refused("size 1 of sin_cache is 4", "must equal 8", attributes={"do_rotary": 1}, **angles(64, 8, np.float32) | {"sin_cache": normal(64, 4)})
+        self.refused("a position is -3", "at least 0", attributes={"do_rotary": 1}, position_ids=np.array([[5], [-3]]), **angles(64, 8, np.float32))
+        self.refused("the number of position_ids is 1", "at least 2", attributes={"do_rotary": 1}, position_ids=np.array([[5]]), **angles(64, 8, np.float32))
+
+    def test_bias(self):
+        self.refused("size 0 of attention_bias is 3", "which is 2", attention_bias=normal(3, 1, 1, 13))
+        self.refused("size 1 of attention_bias is 2", "which is 4", attention_bias=normal(1, 2, 1, 13))
+        self.refused("size 2 of attention_bias is 2", "which is 1", attention_bias=normal(1, 1, 2, 13))
+        self.refused("size 3 of attention_bias is 12", "at least 13", attention_bias=normal(1, 1, 1, 12))
+
+    def test_attributes(self):
+        self.refused("num_heads is 4", "kv_num_heads, which is 3", attributes={"kv_num_heads": 3})
+        self.refused("local_window_size is 5", "causal, which is 0", attributes={"causal": 0, "local_window_size": 5})
+        self.refused("softcap is -1", attributes={"softcap": -1.0})
+        self.refused("do_rotary is 2", "[0, 1]", attributes={"do_rotary": 2})
+        self.refused('the preset is "best"', own={"preset": "best"})
+        self.refused("budget is 0,", "share of the past", own={"preset": "paper", "budget": 0})
+        self.refused("budget is 1.5", own={"preset": "paper", "budget": 1.5})
+        self.refused("chunk is 0", own={"preset": "paper", "chunk": 0})
+        self.refused('arithmetic is "double"', own={"arithmetic": "double"})
+        self.refused("threads is -1", own={"threads": -1})
+
+    def test_other_operators(self):
+        # What rewrite.py would have left alone, by hand.
+        for name, value, word in (("sliding_window_cache", 1, "sliding_window_cache is 1"), ("kv_cache_bit_width", 8, "kv_cache_bit_width is 8"),
+                                  ("qk_output", 1, "qk_output is 1"), ("k_quant_type", "PER_TENSOR", 'k_quant_type is "PER_TENSOR"')):
+            feeds = self.feeds()
+            model = rewritten(node_model(feeds, num_heads=4, kv_num_heads=2))
+            model.graph.node[0].attribute.append(helper.make_attribute(name, value))
+            with self.assertRaises(Exception) as raised:
+                session(model)
+            self.assertIn(word, str(raised.exception))
+        feeds = self.feeds(q_norm_weight=normal(16), k_norm_weight=normal(16))
+        model = node_model(feeds, num_heads=4, kv_num_heads=2)
+        model.graph.node[0].domain = "quoka"
+        model.opset_import.append(helper.make_opsetid("quoka", 1))
+        with self.assertRaises(Exception) as raised:
+            session(model).run(None, feeds)
+        self.assertIn("an input q_norm_weight", str(raised.exception))
+
+
+if __name__ == "__main__":
+    unittest.main()
