@@ -9,9 +9,26 @@
 namespace quoka_onnxruntime {
 namespace {
 
+// Says the size of `output` where the model says that of `query`: the runtime's own fusions around the node ask for it.
+void infer_output(const OrtApi& api, OrtShapeInferContext& context) {
+  OrtTensorTypeAndShapeInfo* sizes = nullptr;  // of an input, and not ours to release
+  const auto rank_of = [&](Input which) {
+    std::size_t inputs = 0, rank = 0;
+    check(api, api.ShapeInferContext_GetInputCount(&context, &inputs));
+    if (which >= inputs) return rank;
+    check(api, api.ShapeInferContext_GetInputTypeShape(&context, which, &sizes));
+    if (sizes != nullptr) check(api, api.GetDimensionsCount(sizes, &rank));
+    return rank;
+  };
+  // Packed queries are longer than the output. So is a key whose size is not known taken for none.
+  if (rank_of(in_key) == 3 && rank_of(in_query) == 3)
+    check(api, api.ShapeInferContext_SetOutputTypeShape(&context, 0, sizes));
+}
+
 // The runtime's table of an operator, for tensors of one type.
 struct Operator : OrtCustomOp {
-  Operator(uint32_t of_version, ONNXTensorElementDataType of_type) : OrtCustomOp{}, type(of_type) {
+  Operator(const OrtApi& of_api, uint32_t of_version, ONNXTensorElementDataType of_type)
+      : OrtCustomOp{}, api(of_api), type(of_type) {
     version = of_version;
     GetName = [](const OrtCustomOp*) { return "GroupQueryAttention"; };
     GetExecutionProviderType = [](const OrtCustomOp*) { return "CPUExecutionProvider"; };
@@ -48,9 +65,13 @@ struct Operator : OrtCustomOp {
     };
     ReleaseMayInplace = [](int*, int*) {};
 
-    CreateKernelV2 = [](const OrtCustomOp*, const OrtApi* api, const OrtKernelInfo* info,
+    InferOutputShapeFn = [](const OrtCustomOp* op, OrtShapeInferContext* context) {
+      const OrtApi& own = static_cast<const Operator*>(op)->api;
+      return guarded(own, [&] { infer_output(own, *context); });
+    };
+    CreateKernelV2 = [](const OrtCustomOp*, const OrtApi* of, const OrtKernelInfo* info,
                         void** kernel) {
-      return guarded(*api, [&] { *kernel = new Kernel(*api, *info); });
+      return guarded(*of, [&] { *kernel = new Kernel(*of, *info); });
     };
     KernelComputeV2 = [](void* kernel, OrtKernelContext* context) {
       Kernel& of = *static_cast<Kernel*>(kernel);
@@ -59,6 +80,7 @@ struct Operator : OrtCustomOp {
     KernelDestroy = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
   }
 
+  const OrtApi& api;
   ONNXTensorElementDataType type;
 };
 
@@ -66,8 +88,8 @@ struct Operator : OrtCustomOp {
 struct Domain {
   Domain(const OrtApi& of, uint32_t version)
       : api(of),
-        single(version, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT),
-        half(version, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16) {
+        single(api, version, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT),
+        half(api, version, ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16) {
     check(api, api.CreateCustomOpDomain("quoka", &domain));
     for (const Operator* op : {&single, &half}) check(api, api.CustomOpDomain_Add(domain, op));
   }
