@@ -935,6 +935,17 @@ def python_layer():
 
 
 @table
+def onnxruntime():
+    body = []
+    for one in sorted(rows("onnxruntime", threads=2), key=lambda one: (one["type"], one["keys"], -one["queries"])):
+        of = {name: values[1] for name, values in one["milliseconds"].items()}
+        cells = [f"{of[name]:.4g}" if name in of else "" for name in ("int8", "recommended", "paper")]
+        body.append([f"{one['queries']} over {one['keys']:,}, {one['type']}", f"{of['ONNX Runtime']:.4g}", f"{of['exact']:.4g}",
+                     times(of["ONNX Runtime"] / of["exact"], 2), *cells])
+    return ["milliseconds", "ONNX Runtime's", "exact", "times as fast", "`int8`", "`recommended`, 1,024 keys", "`paper`, 1,024 keys"], body
+
+
+@table
 def decoder_first_token():
     at = {(r["length"], r["selector"]): r for r in load("decoder_ttft_qwen3-4b")["results"]}
     return ["prompt", "dense", "`quoka`", "times as soon"], [

@@ -1,0 +1,111 @@
+#!/usr/bin/env python3
+"""How many wrong operators would the tests let pass?
+
+    mutants.py BUILD            each mutant: one small mistake in a copy of the sources, built as BUILD builds, then the tests
+    mutants.py BUILD --check    does every mutant still fit its source line, and compile?
+
+BUILD: a build folder of CMake's that has built the target onnxruntime-quoka with Ninja. A mutant is killed if a test fails.
+Wants what test.sh installs; half a minute for each.
+"""
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+SOURCE = HERE.parent
+MUTANTS = [  # file, what is there, what is there instead
+    ("call.hpp", "const Index len = Index{last[b]} + 1;", "const Index len = Index{last[b]} + 2;"),
+    ("call.hpp", "Index count = std::min(q_len, len);", "Index count = q_len;"),
+    ("call.hpp", "count = own[b];", ""),
+    ("call.hpp", "first_prompt = own == nullptr && q_len == total;", "first_prompt = false;"),
+    ("call.hpp", "ids.as<int64_t>()[b * q_len + i]", "ids.as<int64_t>()[i]"),
+    ("call.hpp", "ids.as<int64_t>()[0] + i", "ids.as<int64_t>()[0]"),
+    ("call.hpp", "(bias.sizes[0] == 1 ? 0 : b * bias.sizes[1] * head)", "0"),
+    ("call.hpp", "{bias.sizes[1] * head, head, row}", "{bias.sizes[1] * head, row, row}"),
+    ("call.hpp", "k.chunk = all.some_heads(of.q_heads, of.kv_heads);", "k.chunk = all.some_heads(of.q_heads + of.kv_heads, of.kv_heads);"),
+    ("call.hpp", "v.chunk = all.some_heads(of.q_heads + of.kv_heads, of.kv_heads);", "v.chunk = all.some_heads(of.q_heads, of.kv_heads);"),
+    ("call.hpp", "std::max(past_rows(), total)", "total"),
+    ("call.hpp", "data + (b * q_len + begin) * token", "data + b * q_len * token"),
+    ("call.hpp", "data + b * of_.kv_heads * head,", "data,"),
+    ("call.hpp", "past.data == present.data", "false"),
+    ("kernel.hpp", "if (!side->present || side->shared()) continue;", "if (!side->present) continue;"),
+    ("kernel.hpp", "if (sequence.past > 0)", "if (false)"),
+    ("kernel.hpp", "side->past.data + task * side->past.sizes[2] * row", "side->past.data + task * side->present.sizes[2] * row"),
+    ("kernel.hpp", "present_row(call, *side, b, head, sequence.len()), 0,", "present_row(call, *side, b, head, sequence.len()), 1,"),
+    ("kernel.hpp", "if (i >= sequence.q_len) return;", ""),
+    ("kernel.hpp", "if (turned_q != nullptr) call.q = float_rows(call, turned_q, of_.q_heads);", ""),
+    ("kernel.hpp", "if (turned_k != nullptr) call.k.chunk = float_rows(call, turned_k, of_.kv_heads);", ""),
+    ("kernel.hpp", ".softcap = of_.softcap,", ""),
+    ("kernel.hpp", "of_.scale == 0 ? std::optional<float>() : of_.scale", "std::optional<float>()"),
+    ("kernel.hpp", ".sliding_window = of_.window,", ""),
+    ("kernel.hpp", ".arithmetic = of_.arithmetic,", ".arithmetic = quoka::Arithmetic::int8,"),
+    ("kernel.hpp", ".causal = of_.causal", ".causal = true"),
+    ("kernel.hpp", "of_.chunk - past % of_.chunk", "of_.chunk"),
+    ("kernel.hpp", "past >= of_.min_past", "true"),
+    ("kernel.hpp", "one.past.keep = &scratch.keep;", ""),
+    ("kernel.hpp", "of_.window == 0 && ", ""),
+    ("kernel.hpp", "(sequence.q_len > 1 || of_.decode)", "sequence.q_len > 1"),
+    ("kernel.hpp", "(sequence.q_len > 1 || of_.decode)", "true"),
+    ("kernel.hpp", "hide_padding(call, b);", ""),
+    ("kernel.hpp", "if (sinks) sinks.format->widen(sinks.data, {of_.q_heads}, logits.data());", ""),
+    ("kernel.hpp", "if (!sinks && !of_.smooth) return {};", "if (!sinks) return {};"),
+    ("kernel.hpp", ".mask = call.bias(b)", ""),
+    ("kernel.hpp", "free_.pop_back();", ""),
+    ("rotary.hpp", "interleaved_ ? 1 : half_", "half_"),
+    ("rotary.hpp", "interleaved_ ? 2 : 1", "1"),
+    ("rotary.hpp", "y = x * sin[i] + y * cos[i];", "y = y * cos[i] - x * sin[i];"),
+    ("rotary.hpp", "position * half_ * from", "half_ * from"),
+    ("selecting.hpp", "state.truncate(past.k.len());", ""),
+    ("selecting.hpp", "state.truncate(0);", ""),
+    ("selecting.hpp", "std::try_to_lock), states_(lock_ ? of.states_ : own_)", "std::defer_lock), states_(of.states_)"),
+    ("ort_threads.hpp", "std::min<Index>(workers_, tasks)", "std::min<Index>(workers_, tasks) - 1"),
+    ("ort_threads.hpp", "work(static_cast<int>(worker))", "work(0)"),
+    ("operator.cpp", "*inputs = from, *outputs = to;\n      return std::size(from);", "*inputs = from, *outputs = to;\n      return 0;"),
+    ("operator.cpp", "for (const Operator* op : {&single, &half})", "for (const Operator* op : {&single})"),
+    ("operator.cpp", "check(api, api.ShapeInferContext_SetOutputTypeShape(&context, 0, sizes));", "return;"),
+    ("attributes.hpp", "all.smooth = node.whole(\"smooth_softmax\", -1, -1, 1) == 1;", ""),
+    ("attributes.hpp", "budget > 0 && budget < 1", "false"),
+    ("attributes.hpp", "threads == 0 ? processors : threads", "processors"),
+    ("attributes.hpp", "return static_cast<double>(whole);", "return otherwise;"),
+]
+
+
+def main():
+    build, texts = pathlib.Path(sys.argv[1]), {file.name: file.read_text(encoding="utf-8") for file in SOURCE.glob("*.[hc]pp")}
+    wrong = [f"{file}: {old!r} is there {texts[file].count(old)} times" for file, old, _ in MUTANTS if texts[file].count(old) != 1]
+    if wrong:
+        sys.exit("\n".join(wrong))
+    commands = subprocess.run(["ninja", "-C", build, "-t", "commands", "onnxruntime-quoka"], check=True, capture_output=True, text=True).stdout.splitlines()
+    compile_, link = ([one for one in commands if word in one][-1] for word in ("operator.cpp.o -c", "libonnxruntime-quoka.so"))
+    survived = 0
+    for file, old, new in MUTANTS:
+        with tempfile.TemporaryDirectory() as folder:
+            for name, text in texts.items():
+                pathlib.Path(folder, name).write_text(text.replace(old, new) if name == file else text, encoding="utf-8")
+            words = shlex.split(compile_)
+            output = words[words.index("-o") + 1]
+            words[-1], words[words.index("-o") + 1] = f"{folder}/operator.cpp", f"{folder}/operator.o"
+            built = subprocess.run(words, cwd=build, capture_output=True, text=True)
+            if built.returncode:
+                print(f"does not compile: {file}: {new!r}\n{built.stderr[:500]}")
+                survived += 1
+                continue
+            if "--check" in sys.argv:
+                continue
+            linked = link.replace(output, f"{folder}/operator.o").replace("examples/onnxruntime/libonnxruntime-quoka.so", f"{folder}/mutant.so")
+            linked = linked.replace(" libonnxruntime-quoka.so", f" {folder}/mutant.so")
+            subprocess.run(linked, shell=True, cwd=build, check=True)
+            done = subprocess.run([sys.executable, "-B", str(HERE / "test_operator.py"), "--failfast"], capture_output=True, text=True, timeout=600,
+                                  env=os.environ | {"QUOKA_ONNXRUNTIME_LIBRARY": f"{folder}/mutant.so"})
+        killed = done.returncode != 0
+        survived += not killed
+        print(f"{'killed  ' if killed else 'SURVIVED'} {file}: {old!r} -> {new!r}", flush=True)
+    print(f"{survived} of {len(MUTANTS)} survived")
+    sys.exit(survived > 0)
+
+
+if __name__ == "__main__":
+    main()
