@@ -64,6 +64,22 @@ if(TARGET quoka_ggml_engine)
   add_subdirectory(ggml)
 endif()
 
+# The operator for ONNX Runtime is compiled where its header is (get_header.sh), and run where examples/onnxruntime/test.sh
+# has made an environment with the runtime, 60 MB.
+wanted(onnxruntime is_wanted)
+if(TARGET onnxruntime-quoka AND is_wanted)
+  add_dependencies(quoka_tests onnxruntime-quoka)
+  set(python ${PROJECT_SOURCE_DIR}/build/onnxruntime_test/bin/python)
+  if(EXISTS ${python} AND NOT CMAKE_CXX_FLAGS MATCHES "sanitize")
+    foreach(name operator genai)
+      add_test(NAME onnxruntime.${name}
+        COMMAND ${python} -B ${PROJECT_SOURCE_DIR}/examples/onnxruntime/tests/test_${name}.py)
+      set_tests_properties(onnxruntime.${name} PROPERTIES
+        ENVIRONMENT QUOKA_ONNXRUNTIME_LIBRARY=$<TARGET_FILE:onnxruntime-quoka>)
+    endforeach()
+  endif()
+endif()
+
 # ---- pages: tables as bench/results/*.json gives them; links and headings ------------
 
 wanted(results_tables is_wanted)

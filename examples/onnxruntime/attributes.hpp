@@ -3,7 +3,7 @@
 
 #include "ort.hpp"
 
-#include <quoka/attention/attention_options.hpp>
+#include <quoka/attention/attention.hpp>
 #include <quoka/select/quoka.hpp>
 
 #include <cmath>
@@ -50,7 +50,8 @@ class NodeAttributes {
     if (value != std::floor(value) || value < static_cast<double>(least) ||
         value > static_cast<double>(most))
       quoka::detail::fail_range(
-          name, value, std::string("[") + std::to_string(least) + ", " + std::to_string(most) + "], whole");
+          name, value,
+          std::string("[") + std::to_string(least) + ", " + std::to_string(most) + "], whole");
     return static_cast<Index>(value);
   }
   std::string text(const char* name, const char* otherwise) const {
@@ -121,6 +122,8 @@ inline Attributes read_attributes(const OrtApi& api, const OrtKernelInfo& info) 
     quoka::detail::fail("local_window_size", all.window, "but must be -1 where", "causal", 0);
   all.rotary = node.whole("do_rotary", 0, 0, 1) == 1;
   all.interleaved = node.whole("rotary_interleaved", 0, 0, 1) == 1;
+  quoka::detail::check_options(
+      {.scale = all.scale, .softcap = all.softcap, .sliding_window = all.window}, all.q_heads);
   all.smooth = node.whole("smooth_softmax", -1, -1, 1) == 1;
   const std::string preset = node.text("preset", "");
   const quoka::Budget budget = budget_of(node.number("budget", 1024));

@@ -79,8 +79,8 @@ struct Sequence {
 
 // Keys or values: what comes, where the past lies, and where all of it goes.
 struct Side {
-  Rows chunk = {};     // [batch, kv_heads, q_len, head_dim]
-  Tensor past = {};    // absent, or [batch, kv_heads, rows, head_dim]
+  Rows chunk = {};      // [batch, kv_heads, q_len, head_dim]
+  Tensor past = {};     // absent, or [batch, kv_heads, rows, head_dim]
   Tensor present = {};  // likewise
 
   bool shared() const { return past && present && past.data == present.data; }
@@ -172,7 +172,8 @@ class Call {
     for (std::size_t i = 0; i < std::min<std::size_t>(count, input_count); ++i) {
       const OrtValue* value = nullptr;
       check(api, api.KernelContext_GetInput(&context, i, &value));
-      if (value != nullptr) in[i] = tensor_of(api, *value, input_kinds[i].name, input_kinds[i].rank);
+      if (value != nullptr)
+        in[i] = tensor_of(api, *value, input_kinds[i].name, input_kinds[i].rank);
     }
     for (const Input which : {in_k_scale, in_v_scale, in_q_norm_weight, in_k_norm_weight})
       if (in[which])
@@ -191,21 +192,20 @@ class Call {
     Index axis = 0;
     for (const Index size : sizes)
       quoka::detail::require_equal(
-          std::string("size ") + std::to_string(axis++) + " of " + input_kinds[which].name, *actual++, "", size);
+          std::string("size ") + std::to_string(axis++) + " of " + input_kinds[which].name,
+          *actual++, "", size);
   }
   // [batch, len, heads * head_dim] as [batch, heads, len, head_dim].
   Rows token_rows(const Tensor& tensor, Index heads) const {
     const Index head = head_dim * tensor.bytes_of_element(), token = heads * head;
-    return {tensor.data,
-            *tensor.format,
-            {batch, heads, q_len, head_dim},
-            {q_len * token, head, token}};
+    return {
+        tensor.data, *tensor.format, {batch, heads, q_len, head_dim}, {q_len * token, head, token}};
   }
   void read_lengths() {
     const auto one = [&](Input which, Index count) {
-      quoka::detail::require_equal(std::string("the number of elements of ") +
-                                       input_kinds[which].name,
-                                   in[which].elements(), "", count);
+      quoka::detail::require_equal(
+          std::string("the number of elements of ") + input_kinds[which].name, in[which].elements(),
+          "", count);
       return in[which].as<int32_t>();
     };
     const int32_t* const last = one(in_seqlens_k, batch);
@@ -222,7 +222,8 @@ class Call {
       if (own != nullptr) {
         count = own[b];
         quoka::detail::require_at_least("query_seqlens" + of, count, 0);
-        quoka::detail::require_at_most("query_seqlens" + of, count, "the least of query's tokens and seqlens_k + 1",
+        quoka::detail::require_at_most("query_seqlens" + of, count,
+                                       "the least of query's tokens and seqlens_k + 1",
                                        std::min(q_len, len));
       }
       quoka::detail::require_at_most("the past's length" + of, len - count, "past_key's rows",
@@ -238,7 +239,8 @@ class Call {
                                     input_kinds[which].name);
     const Tensor& cos = in[in_cos_cache];
     require_sizes(in_sin_cache, {cos.sizes[0], cos.sizes[1]});
-    quoka::detail::require_at_most("twice size 1 of cos_cache", 2 * cos.sizes[1], "head_size", head_dim);
+    quoka::detail::require_at_most("twice size 1 of cos_cache", 2 * cos.sizes[1], "head_size",
+                                   head_dim);
     const Tensor& ids = in[in_position_ids];
     if (ids)
       quoka::detail::require_at_least("the number of position_ids", ids.elements(),
@@ -259,15 +261,17 @@ class Call {
     if (bias.sizes[1] != 1)
       quoka::detail::require_equal("size 1 of attention_bias", bias.sizes[1], "1, or num_heads",
                                    of_.q_heads);
-    quoka::detail::require_equal("size 2 of attention_bias", bias.sizes[2], "query's tokens", q_len);
+    quoka::detail::require_equal("size 2 of attention_bias", bias.sizes[2], "query's tokens",
+                                 q_len);
     quoka::detail::require_at_least("size 3 of attention_bias", bias.sizes[3], total);
   }
   void make_outputs(const OrtApi& api, OrtKernelContext& context) {
     const auto make = [&](std::size_t index, std::initializer_list<int64_t> sizes) {
       OrtValue* value = nullptr;
       check(api, api.KernelContext_GetOutput(&context, index, sizes.begin(), sizes.size(), &value));
-      return value == nullptr ? Tensor{}
-                              : tensor_of(api, *value, "an output", static_cast<Index>(sizes.size()));
+      return value == nullptr
+                 ? Tensor{}
+                 : tensor_of(api, *value, "an output", static_cast<Index>(sizes.size()));
     };
     output = make(0, {batch, q_len, of_.q_heads * head_dim});
     std::size_t count = 0;

@@ -46,7 +46,8 @@ class ScratchPool {
 
 class Kernel {
  public:
-  Kernel(const OrtApi& api, const OrtKernelInfo& info) : api_(api), of_(read_attributes(api, info)) {
+  Kernel(const OrtApi& api, const OrtKernelInfo& info)
+      : api_(api), of_(read_attributes(api, info)) {
     if (of_.selection) selecting_ = std::make_unique<Selecting>(*of_.selection);
   }
 
@@ -82,7 +83,8 @@ class Kernel {
     const Index tokens = call.batch * call.q_len;
     if (of_.rotary) {
       turned_q = scratch.turned_q.reserve(tokens * of_.q_heads * call.head_dim);
-      if (!call.k.present) turned_k = scratch.turned_k.reserve(tokens * of_.kv_heads * call.head_dim);
+      if (!call.k.present)
+        turned_k = scratch.turned_k.reserve(tokens * of_.kv_heads * call.head_dim);
     }
     const Index row = call.head_dim * call.output.bytes_of_element();
     run(threads, tokens * (of_.q_heads + 2 * of_.kv_heads) * row, tokens, [&](Index token, int) {
@@ -145,7 +147,8 @@ class Kernel {
       if (turned_k == nullptr)
         call.k.present.format->narrow(
             to, {dim},
-            present_row(call, call.k, b, head, call.sequences[static_cast<std::size_t>(b)].past + i));
+            present_row(call, call.k, b, head,
+                        call.sequences[static_cast<std::size_t>(b)].past + i));
     }
   }
   static Rows float_rows(const Call& call, float* data, Index heads) {
@@ -217,10 +220,7 @@ class Kernel {
             .mask = call.bias(b)};
   }
   static Rows sequence_of(const Rows& all, Index b) {
-    return {all.row(b, 0, 0),
-            all.format(),
-            {1, all.heads(), all.len(), all.dim()},
-            all.strides()};
+    return {all.row(b, 0, 0), all.format(), {1, all.heads(), all.len(), all.dim()}, all.strides()};
   }
   // Output rows behind a sequence's queries are zeros.
   void hide_padding(const Call& call, Index b) const {

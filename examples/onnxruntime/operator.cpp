@@ -53,9 +53,8 @@ struct Operator : OrtCustomOp {
     };
     // No list of inputs or outputs has an open end; the runtime asks all the same.
     GetVariadicInputMinArity = GetVariadicOutputMinArity = [](const OrtCustomOp*) { return 0; };
-    GetVariadicInputHomogeneity = GetVariadicOutputHomogeneity = [](const OrtCustomOp*) {
-      return 0;
-    };
+    GetVariadicInputHomogeneity =
+        GetVariadicOutputHomogeneity = [](const OrtCustomOp*) { return 0; };
     // Where past and present have one size and nobody else reads the past, both may have one buffer. Those of a session's
     // caller have it where he binds it to both.
     GetMayInplace = [](int** inputs, int** outputs) -> std::size_t {
@@ -111,9 +110,8 @@ Domain& domain_of(const OrtApi& api, uint32_t version) {
 }  // namespace
 }  // namespace quoka_onnxruntime
 
-extern "C" [[gnu::visibility("default")]] OrtStatus* ORT_API_CALL RegisterCustomOps(
-    OrtSessionOptions* options,
-    const OrtApiBase* base) {
+extern "C" [[gnu::visibility("default")]] OrtStatus* ORT_API_CALL
+RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
   using namespace quoka_onnxruntime;
   const uint32_t version = common_version(*base);
   const OrtApi* const api = base->GetApi(version);
@@ -123,7 +121,6 @@ extern "C" [[gnu::visibility("default")]] OrtStatus* ORT_API_CALL RegisterCustom
     const OrtApi* const first = base->GetApi(1);
     return first == nullptr ? nullptr : first->CreateStatus(ORT_FAIL, message.c_str());
   }
-  return guarded(*api, [&] {
-    check(*api, api->AddCustomOpDomain(options, domain_of(*api, version).domain));
-  });
+  return guarded(
+      *api, [&] { check(*api, api->AddCustomOpDomain(options, domain_of(*api, version).domain)); });
 }

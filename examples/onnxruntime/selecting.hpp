@@ -1,8 +1,8 @@
 // Selection of one node: what it remembers of the keys of each sequence of its batch.
 //
 // The runtime may run a session in several threads at once, with other caches in each, and tells a node nothing of them.
-// So what is remembered is used by one call at a time, others do without; and keys that turn out to be other ones than those
-// remembered (base: select/selector.hpp's KeysIdentity) are learned anew.
+// So what is remembered is used by one call at a time, others do without; and where keys turn out to be others than those
+// remembered (cache/key_witness.hpp), all are learned anew.
 #pragma once
 
 #include "call.hpp"
@@ -34,7 +34,8 @@ class Selecting {
       state.truncate(past.k.len());
       try {
         choose(input, state, keep, executor);
-      } catch (const std::invalid_argument&) {  // another sequence's keys; or an error that comes again
+      } catch (
+          const std::invalid_argument&) {  // another sequence's keys; or an error that comes again
         state.truncate(0);
         choose(input, state, keep, executor);
       }

@@ -141,7 +141,7 @@ class Node(unittest.TestCase):
         feeds = self.feeds(1, 5, [55], 50) | angles(64, 16, np.float32) | {"position_ids": np.array([[7, 3, 0, 63, 9]])}
         self.compare(feeds, do_rotary=1)
         # A first prompt begins at the first of them.
-        self.compare(self.feeds(1, 5, [5], None) | angles(64, 16, np.float32) | {"position_ids": np.array([[11, 12, 13, 14, 15]])}, do_rotary=1)
+        self.compare(self.feeds(1, 5, [5], None) | angles(64, 16, np.float32) | {"position_ids": np.array([[11, 3, 60, 0, 7]])}, do_rotary=1)
 
     def test_rotary_without_present(self):
         self.dim = 32
@@ -548,7 +548,8 @@ class Errors(unittest.TestCase):
     def test_attributes(self):
         self.refused("num_heads is 4", "kv_num_heads, which is 3", attributes={"kv_num_heads": 3})
         self.refused("local_window_size is 5", "causal, which is 0", attributes={"causal": 0, "local_window_size": 5})
-        self.refused("softcap is -1", attributes={"softcap": -1.0})
+        with self.assertRaisesRegex(Exception, "softcap is -1"):  # before a run
+            session(rewritten(node_model(self.feeds(), num_heads=4, kv_num_heads=2, softcap=-1.0)))
         self.refused("do_rotary is 2", "[0, 1]", attributes={"do_rotary": 2})
         self.refused('the preset is "best"', own={"preset": "best"})
         self.refused("budget is 0,", "share of the past", own={"preset": "paper", "budget": 0})
