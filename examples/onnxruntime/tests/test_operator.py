@@ -189,6 +189,31 @@ class Node(unittest.TestCase):
             wanted = session(node_model(alone, num_heads=6, kv_num_heads=2)).run(None, alone)
             self.assertLess(error(got[0][b], wanted[0][0]), 2e-6)
 
+    def test_chunks_end_at_multiples(self):
+        # Wherever the caller cuts: from key 32 on the same queries select together.
+        feeds = self.feeds(1, 96, [96], 0)
+        one = session(rewritten(node_model(feeds, num_heads=6, kv_num_heads=2), preset="paper", budget=8, chunk=16))
+        wanted = one.run(None, feeds)[0]
+        cache, got = {name: feeds[name] for name in ("past_key", "past_value")}, []
+        for begin, end in ((0, 20), (20, 96)):
+            part = {name: feeds[name][:, begin:end] for name in ("query", "key", "value")}
+            output, *present = one.run(None, part | cache | {"seqlens_k": i32(end - 1), "total_sequence_length": i32(end)})
+            cache = dict(zip(cache, present))
+            got.append(output)
+        got = np.concatenate(got, 1)
+        self.assertLess(error(got[:, 32:], wanted[:, 32:]), 2e-6)
+        self.assertGreater(error(got[:, 16:32], wanted[:, 16:32]), 1e-3)
+
+    def test_output_size(self):
+        # Known before a run where the model says the queries' size and keys lie apart.
+        graph = helper.make_graph([helper.make_node("GroupQueryAttention", ["query", "key", "value", "", "", "seqlens_k", "total_sequence_length"],
+                                                    ["output"], domain="com.microsoft", num_heads=4, kv_num_heads=2), helper.make_node("Relu", ["output"], ["y"])],
+                                  "sizes", [*(helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "tokens", size])
+                                              for name, size in (("query", 64), ("key", 32), ("value", 32))),
+                                            *(helper.make_tensor_value_info(name, TensorProto.INT32, [1]) for name in ("seqlens_k", "total_sequence_length"))],
+                                  [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)])
+        self.assertEqual(session(rewritten(as_model(graph))).get_outputs()[0].shape, ["batch", "tokens", 64])
+
     def test_empty(self):
         feeds = self.feeds(1, 0, [1], 50)
         got = session(rewritten(node_model(feeds, num_heads=6, kv_num_heads=2))).run(None, feeds)
@@ -402,6 +427,13 @@ class Model(unittest.TestCase):
         self.assertLess(error(all_kept, exact), 1e-5)
         self.assertGreater(error(some, exact), 1e-3)
         self.assertLess(error(some[:, :16], exact[:, :16]), 1e-5)  # the first chunk has no past
+
+    def test_budget_as_a_share(self):
+        ids = RNG.integers(0, 53, (1, 64))
+        select = ["--preset", "paper", "--chunk", "16", "--dense-layers", "0", "--budget"]
+        share, keys = (Run(self.written(*select, budget))(ids) for budget in ("0.5", "8"))
+        np.testing.assert_array_equal(share[:, :32], keys[:, :32])  # the second chunk's past is 16 keys
+        self.assertGreater(error(share[:, 32:], keys[:, 32:]), 1e-3)
 
     def test_dense_layers(self):
         ids = RNG.integers(0, 53, (1, 90))
