@@ -326,7 +326,7 @@ typedef struct quoka_selection_options {
   int64_t keep_first;  // attention sinks, inside the budget
   int64_t keep_last;   // most recent keys, inside the budget
   int64_t queries;  // of a chunk that choose, of all heads of a KV head together; 0: the preset's
-  // The keys left out count as one more, their mean: 1 yes, -1 no; 0: as the preset says.
+  // The keys left out count as one more, their weighted mean: 1 yes, -1 no; 0: as the preset says.
   int32_t rest;
 } quoka_selection_options;
 

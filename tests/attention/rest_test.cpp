@@ -1,4 +1,4 @@
-// Attention with what stands for the keys left out: one more key and value, against softmax in double precision; on every
+// Attention with what stands for the keys left out: one more key and value of each query head, against softmax in double precision; on every
 // path, and with each option that a logit meets.
 
 #include <quoka/attention/attention.hpp>
@@ -42,8 +42,8 @@ struct Call {
         of_batch.push_back(list);
       }
     keep = to_selection(lists, s.kv_len);
-    keep.rest().reshape(s.batch * s.kv_heads, s.dim, s.v_dim);
-    for (Index head = 0; head < s.batch * s.kv_heads; ++head) {
+    keep.rest().reshape(s.batch * s.group * s.kv_heads, s.dim, s.v_dim);
+    for (Index head = 0; head < keep.rest().heads(); ++head) {
       float* const row = keep.rest().row(head);
       for (Index c = 0; c < 1 + s.dim + s.v_dim; ++c) row[c] = static_cast<float>(random.normal());
       row[0] = static_cast<float>(std::log(static_cast<double>(s.kv_len - s.kept + 1 + head)));
@@ -82,7 +82,7 @@ struct Call {
             see(keys.row(b, kv_head, p), values.row(b, kv_head, p), 0.0);
           for (Index j = 0; j <= i; ++j)
             see(own_keys.row(b, kv_head, j), own_values.row(b, kv_head, j), 0.0);
-          const PastRest::Head rest = keep.rest().head(b * s.kv_heads + kv_head);
+          const PastRest::Head rest = keep.rest().head(b * x.heads + head);
           const std::vector<double> key(rest.key, rest.key + s.dim),
               value(rest.value, rest.value + s.v_dim);
           see(key, value, static_cast<double>(rest.log_count));
@@ -220,12 +220,12 @@ TEST(AttentionRest, IsRefusedWhereItDoesNotFit) {
   };
   const std::vector<float> slopes(8, 0.5f);
   expect_refused([&] { attend({.alibi_slopes = slopes}); }, {8, "alibi_slopes"});
-  call.keep.rest().reshape(2, 24, 23);
+  call.keep.rest().reshape(8, 24, 23);
   expect_refused([&] { attend(); }, {23, 24, "values"});
-  call.keep.rest().reshape(2, 25, 24);
+  call.keep.rest().reshape(8, 25, 24);
   expect_refused([&] { attend(); }, {25, 24, "keys"});
-  call.keep.rest().reshape(3, 24, 24);
-  expect_refused([&] { attend(); }, {3, 2, "heads"});
+  call.keep.rest().reshape(2, 24, 24);
+  expect_refused([&] { attend(); }, {2, 8, "heads"});
 }
 
 }  // namespace

@@ -249,7 +249,7 @@ TEST(MaskedAttention, IsWhatTheLibraryGivesForEachSequenceAlone) {
     }
 }
 
-// Sums of one sequence's keys, as long as the next one's, serve its own chunks alone.
+// Of two sequences of one length.
 TEST(MaskedAttention, WhatIsLeftOutIsThatOfItsOwnSequence) {
   Engine first(false), second(false, 6);
   MaskedOptions masked = selecting(with_rest(), 16);

@@ -94,20 +94,22 @@ struct AttentionCall {
   float sink_logit(Index q_head) const {
     return head_number(sink_logits, q_head, -std::numeric_limits<float>::infinity());
   }
-  // The logits of queries [count] with what stands for the keys left out, to whole packets, -infinity in those behind.
-  void rest_logits(const PastRest::Head& left_out, const float* const* queries, Index count,
+  // The logits of queries [count], of head head_of(i) of sequence b, with what stands for the keys left out, to whole
+  // packets, -infinity in those behind.
+  template <class F>
+  void rest_logits(Index b, F&& head_of, const float* const* queries, Index count,
                    float* to) const {
     const Index padded = round_up(count, simd::lanes);
     for (Index i = 0; i < count; ++i)
-      to[i] = logits.scale * sum_of_products(queries[i], left_out.key, q.dim());
+      to[i] = logits.scale * sum_of_products(queries[i], left_out(b, head_of(i)).key, q.dim());
     std::fill(to + count, to + padded, 0.0f);
     logits.apply(to, padded);
-    for (Index i = 0; i < count; ++i) to[i] += left_out.log_count;
+    for (Index i = 0; i < count; ++i) to[i] += left_out(b, head_of(i)).log_count;
     std::fill(to + count, to + padded, -simd::infinity);
   }
-  // Of one KV head.
-  PastRest::Head left_out(Index b, Index kv_head) const {
-    return rest->head(b * kv_heads + kv_head);
+  // Of one query head.
+  PastRest::Head left_out(Index b, Index q_head) const {
+    return rest->head(b * q.heads() + q_head);
   }
 
  private:
@@ -230,7 +232,7 @@ inline void check_lists(const Rows& q, const Past& past, const Chunk& chunk, Ind
 
 inline void check_rest(const PastRest& rest, Index heads, Index k_dim, Index v_dim,
                        const AttentionOptions& options) {
-  require_equal("the heads of the selection's rest", rest.heads(), "batch * kv_heads", heads);
+  require_equal("the heads of the selection's rest", rest.heads(), "batch * q_heads", heads);
   require_equal("the channels of its keys", rest.k_dim(), "head_dim", k_dim);
   require_equal("the channels of its values", rest.v_dim(), "v's dim", v_dim);
   if (!options.alibi_slopes.empty())
@@ -265,7 +267,7 @@ inline void check_rest(const PastRest& rest, Index heads, Index k_dim, Index v_d
     require_equal("the selection's kv_len", past.keep->kv_len(), "the keys' kv_len", 0);
   check_call_options(options, q.heads());
   if (past.keep != nullptr && !past.keep->rest().absent())
-    check_rest(past.keep->rest(), q.batch() * kv_heads, q.dim(), v_dim, options);
+    check_rest(past.keep->rest(), q.batch() * q.heads(), q.dim(), v_dim, options);
   require_keys("the number of past and chunk keys", past.k.len() + chunk.k.len());
   require_at_least("the past's first_position", past.first_position, 0);
   require_at_most("the past's first_position", past.first_position,

@@ -209,17 +209,26 @@ class HeadAttention {
   }
   // What stands for the keys left out is seen first, by all rows.
   [[gnu::noinline]] void admit_rest(Index p, const Panel& to) {
-    const PastRest::Head rest = call_.left_out(keys_.b(), keys_.kv_head());
     const float* rows[width];
     query_rows(p, rows);
-    alignas(64) float logits[width];
-    std::fill_n(logits, width, -simd::infinity);
-    call_.rest_logits(rest, rows, to.rows, logits);
+    alignas(64) float weights[width], own[width];  // logits first; those of one head
+    const auto head = [&](Index i) { return head_of(panel_row(p) + i); };
+    std::fill_n(weights, width, -simd::infinity);
+    call_.rest_logits(keys_.b(), head, rows, to.rows, weights);
     for (int j = 0; j < tuning::tile_packets; ++j) {
-      const simd::Packet weight = to.state[j].admit(simd::load(logits + j * simd::lanes));
-      float* const out = to.out + j * simd::lanes;
+      float* const x = weights + j * simd::lanes;
+      simd::store(x, to.state[j].admit(simd::load(x)));
+    }
+    for (Index first = 0; first < std::min(call_.group, to.rows); ++first) {
+      std::fill_n(own, width, 0.0f);
+      for (Index i = first; i < to.rows; i += call_.group) own[i] = weights[i];
+      const float* const value = call_.left_out(keys_.b(), head(first)).value;
       for (Index c = 0; c < call_.v_dim; ++c)
-        simd::store(out + c * width, simd::mul(weight, simd::broadcast(rest.value[c])));
+        for (int j = 0; j < tuning::tile_packets; ++j) {
+          float* const out = to.out + c * width + j * simd::lanes;
+          simd::store(out, simd::fma(simd::load(own + j * simd::lanes), simd::broadcast(value[c]),
+                                     simd::load(out)));
+        }
     }
   }
 

@@ -140,16 +140,17 @@ class TokenAttention {
 
   // What stands for the keys left out is seen first.
   [[gnu::noinline]] void admit_rest() {
-    const PastRest::Head rest = call_.left_out(keys_.b(), keys_.kv_head());
     float* const query = s_.padded.data();
     for (Index r = 0; r < call_.group; ++r) {
       const Index head = keys_.kv_head() * call_.group + r;
       call_.q.format().widen(call_.q.row(keys_.b(), head, 0), call_.q.shape(head), query);
       alignas(64) float logit[simd::lanes];
-      call_.rest_logits(rest, &query, 1, logit);
+      call_.rest_logits(
+          keys_.b(), [&](Index) { return head; }, &query, 1, logit);
       const float weight = s_.states.data()[r].admit(logit[0]);
+      const float* const value = call_.left_out(keys_.b(), head).value;
       float* const out = s_.out.data() + r * v_width_;
-      for (Index c = 0; c < call_.v_dim; ++c) out[c] = weight * rest.value[c];
+      for (Index c = 0; c < call_.v_dim; ++c) out[c] = weight * value[c];
     }
   }
 

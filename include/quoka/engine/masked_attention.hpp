@@ -196,7 +196,6 @@ class MaskedAttention {
     Index cells;   // of its stream
     Index biased;  // queries that attend to all that they see
     const KeySketch* sketch;
-    bool goes_on;  // its past begins as that of the choice before it, and is longer
   };
 
   // As attention() of all of it.
@@ -292,7 +291,6 @@ class MaskedAttention {
       add_by_mask(stream, piece.begin + of.begin, of.count, to, slice ? cells.front() : Index{0},
                   slice ? most : stream.k.len());
     };
-    const std::size_t of_others = choices_.size();
     auto biased = piece.biased.begin();
     for (Index i = 0, count = 0; i < piece.count; i += count) {
       // A query that sees nothing at all has no cell of its own.
@@ -319,8 +317,7 @@ class MaskedAttention {
                            .first(static_cast<std::size_t>(seen > 0 ? count : 0));
       if (selects && chooses(masked, piece) && past >= masked.min_past)
         choices_.push_back({calls_.size(), stream.k.len(), std::min(alone, count),
-                            read.known != nullptr ? read.known->sketch() : nullptr,
-                            choices_.size() > of_others});
+                            read.known != nullptr ? read.known->sketch() : nullptr});
       calls_.push_back(
           {.q = stream.q.slice(piece.begin + i, count),
            .past = {rows_at(stream.k, before, ordered), rows_at(stream.v, before, ordered)},
@@ -370,14 +367,12 @@ class MaskedAttention {
     for (const Choice& choice : choices_) {
       AttentionSequence& call = calls_[choice.call];
       state_.truncate(0);  // keys of no other call
-      if (!choice.goes_on) sums_.truncate(0);
       selector.select({.q = call.q,
                        .k = call.past.k,
                        .logits = logits,
                        .capacity = choice.cells,
                        .sketch = choice.sketch,
-                       .v = call.past.v,
-                       .sums = &sums_},
+                       .v = call.past.v},
                       state_, *keep, executor);
       call.past.keep = &*keep;
       report.attended -=
@@ -414,7 +409,6 @@ class MaskedAttention {
   std::deque<Selection> keep_;             // for each of these
   QuokaSelector::State state_;             // scratch memory: nothing in it outlives a call
   AttentionWorkspace workspace_;
-  PastSums sums_;  // of a piece: nothing in it outlives a call
 };
 
 }  // namespace QUOKA_ABI

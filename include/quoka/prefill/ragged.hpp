@@ -35,7 +35,6 @@ struct RaggedSequence {
                                        // hides cells: select_visible()
   TensorView<const float, 3> inverse_norms = {};  // of past_k; optional
   const KeySketch* sketch = nullptr;              // of the cache; optional
-  PastSums* sums = nullptr;                       // likewise, for QuokaOptions::rest
   std::uint64_t sequence = 0;                     // its number, for a State that checks it
   Mask mask = {};                                 // of past and chunk
   std::optional<Index> query_position = {};       // of the first query; absent: where the past ends
@@ -92,8 +91,7 @@ class RaggedWorkspace {
                           .capacity = x.past_k.len(),
                           .sequence = x.sequence,
                           .sketch = x.sketch,
-                          .v = x.past_v,
-                          .sums = x.sums};
+                          .v = x.past_v};
       const Mask& mask = x.mask.absent() ? options.mask : x.mask;
       if (mask.absent()) input.chunk_k = x.chunk.k;  // causal: a mask may hide the chunk's own keys
       select_visible(selector, input, mask, *x.state, keep_[i], by);

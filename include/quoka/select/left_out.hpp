@@ -1,8 +1,10 @@
-// Behind a selection: what stands for the keys that it leaves out (cache/past_sums.hpp), in the same parallel run where
+// Behind a selection: what stands for the keys that it leaves out (rest_of_head.hpp), in the same parallel run where
 // there is one.
 #pragma once
 
+#include <quoka/runtime/worker_scratch.hpp>
 #include <quoka/select/after_selection.hpp>
+#include <quoka/select/rest_of_head.hpp>
 #include <quoka/select/selector.hpp>
 
 #include <string>
@@ -13,14 +15,13 @@ namespace detail {
 
 class LeftOut final : public AfterSelection {
  public:
-  // wanted: QuokaOptions::rest. own: sums that the selector's State keeps. after: what follows; null: nothing. Throws
-  // std::invalid_argument for values that do not fit the keys, and for ALiBi.
-  LeftOut(const SelectorInput& input, bool wanted, PastSums& own, Selection& selection,
-          AfterSelection* after)
+  // wanted: QuokaOptions::rest. after: what follows; null: nothing. Throws std::invalid_argument for values that do not
+  // fit the keys, and for ALiBi.
+  LeftOut(const SelectorInput& input, bool wanted, WorkerScratch<RestScratch>& scratch,
+          Selection& selection, AfterSelection* after)
       : input_(input),
         wanted_(wanted && !input.v.empty() && input.k.len() > 0),
-        keeps_(input.sums != nullptr || input.sketch == nullptr),
-        sums_(input.sums != nullptr ? *input.sums : own),
+        scratch_(scratch),
         selection_(selection),
         after_(after) {
     if (!wanted_) return;
@@ -34,41 +35,38 @@ class LeftOut final : public AfterSelection {
 
   AfterSelection* if_any() { return wanted_ && after_ != nullptr ? this : after_; }
   bool add_to(Chains& chains, const Selection& chosen, int workers) override {
-    begin(chosen, workers);
+    begin(workers);
+    chosen_ = &chosen;
     chains.add_member<&LeftOut::stage>(1, *this);
     return after_->add_to(chains, chosen, workers);
   }
   SelectorInput appended() const override { return after_->appended(); }
   // The selection is done.
   void finish(ExecutorRef executor) {
-    if (!wanted_ || selection_.is_all()) return;
-    if (!begun_) {
-      begin(selection_, executor.workers());
-      executor.run(selection_.rest().heads(),
-                   [&](Index head, int worker) { stage(head, 0, 0, worker); });
-    }
-    keeps_ ? sums_.finish() : sums_.truncate(0);
+    if (!wanted_ || chosen_ != nullptr || selection_.is_all()) return;
+    begin(executor.workers());
+    chosen_ = &selection_;
+    executor.run(input_.k.batch() * input_.k.heads(),
+                 [&](Index head, int worker) { stage(head, 0, 0, worker); });
   }
 
  private:
-  void begin(const Selection& chosen, int workers) {
-    if (!keeps_) sums_.truncate(0);
-    sums_.begin(input_.k, input_.v, input_.capacity, workers);
-    selection_.rest().reshape(chosen.batch() * chosen.kv_heads(), input_.k.dim(), input_.v.dim());
-    begun_ = true;
+  void begin(int workers) {
+    scratch_.reserve(workers, input_);
+    selection_.rest().reshape(input_.q.batch() * input_.q.heads(), input_.k.dim(), input_.v.dim());
   }
   void stage(Index head, int, Index, int worker) {
     const Index heads = input_.k.heads();
-    sums_.rest(head, selection_.row(head / heads, head % heads), selection_.rest().row(head),
-               worker);
+    RestOfHead(input_, head, scratch_[worker])
+        .run(chosen_->row(head / heads, head % heads), selection_.rest());
   }
 
   const SelectorInput& input_;
-  bool wanted_, keeps_;
-  PastSums& sums_;
+  bool wanted_;
+  WorkerScratch<RestScratch>& scratch_;
   Selection& selection_;
   AfterSelection* after_;
-  bool begun_ = false;
+  const Selection* chosen_ = nullptr;  // once it is
 };
 
 }  // namespace detail

@@ -34,6 +34,7 @@
 #pragma once
 
 #include <quoka/select/query_scores.hpp>
+#include <quoka/select/rest_of_head.hpp>
 #include <quoka/select/scored_selector.hpp>
 #include <quoka/select/sketch/sketched_call.hpp>
 #include <quoka/select/steps/pre_aggregate.hpp>
@@ -94,10 +95,10 @@ struct QuokaOptions {
   Index cascade = 0;                                   // candidates for all queries, times the
                                                        // budget; 0: off. Of Domain::softmax by the
                                                        // sketch
-  bool rest = false;                                   // the keys left out count as one more, their
-                                                       // mean (views/past_rest.hpp). Wants values:
-                                                       // SelectorInput::v. Not over shards. Mends
-                                                       // some models, harms others
+  bool rest = false;  // the keys left out count as one more for each
+                      // query head, weighted as its mean query does
+                      // (rest_of_head.hpp). Wants values:
+                      // SelectorInput::v. Not over shards
 
   // The paper's, which are the defaults.
   static QuokaOptions paper(Budget budget = Budget::keys(1024)) { return {.budget = budget}; }
@@ -148,8 +149,8 @@ class QuokaScorer {
     WorkerScratch<detail::TopKScratch> top_k;
     std::unique_ptr<detail::SketchedTopKState> sketched_top_k;
     std::unique_ptr<detail::SketchedMassState> sketched_mass;
-    KeySketch sketch;  // grows with the cache: appended()
-    PastSums sums;     // for QuokaOptions::rest; grows with each selection
+    KeySketch sketch;                         // grows with the cache: appended()
+    WorkerScratch<detail::RestScratch> rest;  // of QuokaOptions::rest
 
     // Out of line: a caller that keeps a State does not compile what becomes of all its memory.
     State();

@@ -17,18 +17,13 @@ QUOKA_FUNC QuokaScorer::State::State() = default;
 QUOKA_FUNC QuokaScorer::State::State(State&&) noexcept = default;
 QUOKA_FUNC QuokaScorer::State& QuokaScorer::State::operator=(State&&) noexcept = default;
 QUOKA_FUNC QuokaScorer::State::~State() = default;
-QUOKA_FUNC void QuokaScorer::State::truncate(Index kv_len) {
-  sketch.truncate(kv_len);
-  sums.truncate(kv_len);
-}
-QUOKA_FUNC Index QuokaScorer::State::kept_len() const { return std::max(sketch.len(), sums.len()); }
-QUOKA_FUNC Index QuokaScorer::State::kept_bytes() const {
-  return sketch.bytes() + sums.kept_bytes();
-}
+QUOKA_FUNC void QuokaScorer::State::truncate(Index kv_len) { sketch.truncate(kv_len); }
+QUOKA_FUNC Index QuokaScorer::State::kept_len() const { return sketch.len(); }
+QUOKA_FUNC Index QuokaScorer::State::kept_bytes() const { return sketch.bytes(); }
 QUOKA_FUNC Index QuokaScorer::State::bytes() const {
   return positions.bytes() + first_rows.bytes() + q_bar.bytes() + subselect.bytes() + rows.bytes() +
          score.bytes() + softmax.bytes() + mass.bytes() + top_k.bytes() + sketch.bytes() +
-         sums.bytes() + (sketched_top_k != nullptr ? sketched_top_k->bytes() : 0) +
+         rest.bytes() + (sketched_top_k != nullptr ? sketched_top_k->bytes() : 0) +
          (sketched_mass != nullptr ? sketched_mass->bytes() : 0);
 }
 

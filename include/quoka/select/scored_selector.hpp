@@ -190,7 +190,7 @@ void ScoredSelector<S>::select(const SelectorInput& input, State& state, Selecti
   detail::check_choice_input(input, scorer_);
   const auto choose_all = [&](AfterSelection* then) {
     if constexpr (detail::has_rest<Options>) {
-      detail::LeftOut left_out(input, options_.rest, state.scorer.sums, selection, then);
+      detail::LeftOut left_out(input, options_.rest, state.scorer.rest, selection, then);
       choose(input, state, selection, executor, left_out.if_any());
       left_out.finish(executor);
     } else {

@@ -70,7 +70,6 @@
 #include <quoka/base/member.hpp>
 #include <quoka/cache/key_sketch.hpp>
 #include <quoka/cache/key_witness.hpp>
-#include <quoka/cache/past_sums.hpp>
 #include <quoka/runtime/executor.hpp>
 #include <quoka/select/after_selection.hpp>
 #include <quoka/select/options.hpp>
@@ -131,9 +130,6 @@ struct SelectorInput {
   // The cached values [batch, kv_heads, kv_len, v_dim], for QuokaOptions::rest: without them nothing stands for the keys
   // left out.
   Rows v = {};
-  // Of the cache that k and v lie in, kept by who keeps the cache; null: a State keeps its own, where it keeps a sketch of
-  // its own.
-  PastSums* sums = nullptr;
 
   const KeyShard* shard = nullptr;  // k is a shard of more keys; null: it is all of them
 

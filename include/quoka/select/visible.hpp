@@ -91,7 +91,6 @@ void select_visible(const S& selector, SelectorInput input, const VisibleCells& 
       return prefix ? rows.slice(0, to_all) : rows.listed(visible.to_all);
     };
     input.k = in_sight(past);
-    input.sums = nullptr;  // they are of all cells
     if (!input.v.empty()) input.v = in_sight(input.v);
     if (!input.inverse_norms.absent() && prefix) {
       input.inverse_norms = input.inverse_norms.slice(0, to_all);

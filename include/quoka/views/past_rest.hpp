@@ -1,12 +1,11 @@
-// What stands for the past keys that a selection leaves out: one more key and value of each KV head.
+// What stands for the past keys that a selection leaves out: one more key and value of each query head.
 //
-//   logit   scale * q . (mean of these keys), capped if asked, + log(number of them)
-//   value   mean of their values
+//   logit   scale * q . key, capped if asked, + log_count
+//   value   value
 //
-// As if all of them had the mean's logit and value. So attention that selects gives what it leaves out the weight that
-// it would have had, about, in place of none: without it the kept keys share all of the softmax.
-// cache/past_sums.hpp makes it. The estimate by means is that of the clusters of RetroInfer (arXiv 2505.02922,
-// "estimation zone") with one cluster; SparQ (arXiv 2312.04985) adds the mean of the values alone.
+// As if so many keys were this one. So attention that selects gives what it leaves out the weight that it would have had,
+// about, in place of none: without it the kept keys share all of the softmax.
+// select/rest_of_head.hpp makes it.
 #pragma once
 
 #include <quoka/base/buffer.hpp>
@@ -14,21 +13,21 @@
 namespace quoka {
 inline namespace QUOKA_ABI {
 
-// Of every KV head of a Selection.
+// Of every query head of a Selection.
 class PastRest {
  public:
-  // Of one KV head.
+  // Of one query head.
   struct Head {
-    float log_count;     // natural logarithm of the number of keys; -infinity: there are none
+    float log_count;     // natural logarithm of how many keys it stands for; -infinity: none
     const float* key;    // [k_dim]
     const float* value;  // [v_dim]
   };
 
   bool absent() const { return heads_ == 0; }  // nothing was left out, or it is not kept
-  Index heads() const { return heads_; }       // batch * kv_heads
+  Index heads() const { return heads_; }       // batch * q_heads
   Index k_dim() const { return k_dim_; }       // channels of a key
   Index v_dim() const { return v_dim_; }       // of a value
-  // Of head b * kv_heads + kv_head.
+  // Of head b * q_heads + q_head.
   Head head(Index head) const {
     const float* const x = numbers_.data() + head * width();
     return {x[0], x + 1, x + 1 + k_dim_};
