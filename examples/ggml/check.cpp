@@ -663,15 +663,17 @@ int main(int argc, char** argv) {
       ->delimiter(',')
       ->check(CLI::PositiveNumber);
   program
-      .add_option("--modes", flags.modes,
-                  "presets beside exact mode, with settings if wanted: recommended:chunk=256; "
-                  "exact: none")
-      ->delimiter(',')
-      ->check([](const std::string& mode) {
-        const std::string name = mode.substr(0, mode.find(':'));
-        return name == "exact" || name == "paper" || name == "recommended"
-                   ? std::string()
-                   : mode + ": a mode is exact, paper or recommended";
+      .add_option_function<std::string>(
+          "--modes", [&](const std::string& text) { flags.modes = modes_of(text); },
+          "presets beside exact mode, with settings if wanted: recommended:chunk=256, "
+          "recommended:dense_layers=[0,7]; exact: none")
+      ->check([](const std::string& text) {
+        for (const std::string& mode : modes_of(text)) {
+          const std::string name = mode.substr(0, mode.find(':'));
+          if (name != "exact" && name != "paper" && name != "recommended")
+            return mode + ": a mode is exact, paper or recommended";
+        }
+        return std::string();
       });
   program
       .add_option("--arithmetics", flags.arithmetics,

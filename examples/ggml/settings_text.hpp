@@ -8,6 +8,8 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace quoka_ggml {
 
@@ -35,6 +37,20 @@ inline nlohmann::json settings_of_mode(const std::string& text) {
     if (equals == part.npos)
       throw std::invalid_argument(text + ": " + part + " is no SETTING=VALUE");
     all[part.substr(0, equals)] = value_of(part.substr(equals + 1));
+  }
+  return all;
+}
+
+// Modes with commas between them; those inside brackets are a list's: "paper,recommended:dense_layers=[0,7]" is two.
+inline std::vector<std::string> modes_of(std::string_view text) {
+  std::vector<std::string> all{""};
+  int open = 0;
+  for (const char c : text) {
+    open += c == '[' ? 1 : c == ']' ? -1 : 0;
+    if (c == ',' && open <= 0)
+      all.emplace_back();
+    else
+      all.back() += c;
   }
   return all;
 }

@@ -213,6 +213,16 @@ TEST(GgmlSettings, Arithmetics) {
       has_bf16 ? ", in bf16" : ", in float: bf16 is no faster here"));
 }
 
+TEST(GgmlSettings, ModesHaveCommasBetweenThemAndListsWithin) {
+  using Modes = std::vector<std::string>;
+  EXPECT_EQ(modes_of("paper,recommended"), (Modes{"paper", "recommended"}));
+  EXPECT_EQ(modes_of("recommended:dense_layers=[0,7]:queries=256,exact"),
+            (Modes{"recommended:dense_layers=[0,7]:queries=256", "exact"}));
+  EXPECT_EQ(modes_of("exact"), Modes{"exact"});
+  EXPECT_EQ(settings_of_mode("recommended:dense_layers=[0,7]")["dense_layers"],
+            (nlohmann::json{0, 7}));
+}
+
 TEST(GgmlSettings, ModesOfPrograms) {
   EXPECT_EQ(settings_of_mode("exact"), (nlohmann::json{{"mode", "exact"}}));
   EXPECT_EQ(settings_of_mode("exact:arithmetic=bf16:threads=2"),
