@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs `check` on models with real weights, and writes bench/results/real_models.json from what it wrote. real_models.sh calls it.
 
-    real_models.py --check PROGRAM --text emma.txt --work FOLDER --out FILE MODEL=model.gguf ... [--quick]
+    real_models.py --check PROGRAM --text emma.txt --work FOLDER --out FILE MODEL=model.gguf ... [--quick] [--no-times]
 
 A reading is a stretch of the text with facts in it that a seed draws. All settings read it side by side, so that they are
 compared sample by sample: positions of the second half of the prompt, and questions at its end. Intervals of 95 % are of
@@ -23,14 +23,31 @@ SHARES = (4, 8, 16)
 MODELS = {
     "smollm2": ("SmolLM2-135M-Instruct Q4_0", {2048: 1, 4096: 1, 8000: 1}),
     "gemma3-270m": ("Gemma 3 270M Q4_K_M", {2048: 1, 8192: 1}),
-    "tinyllama": ("TinyLlama-1.1B-Chat Q8_0", {1024: 1}),
+    "tinyllama": ("TinyLlama-1.1B-Chat Q8_0", {1952: 1}),  # with a question 2,048, its context
 }
+# Tried beside the presets, at the two larger budgets: of all models, and by model layers dense that check.sh finds to hurt most.
+MORE = ["recommended:queries=256:rest=1", "recommended:chunk=32:rest=1"]
+DENSE = {"smollm2": [0, 7, 18]}
+ASKED = 12  # questions, at least, for a share of right answers to be told
 STRETCH = 40_000  # characters of the text from one reading to the next
 
 
 def budgets(length, quick):
     """Counts of keys: a quarter of the prompt and so on, in sixty-fourths."""
     return [max(64, (length // share + 32) // 64 * 64) for share in (SHARES[:2] if quick else SHARES)]
+
+
+def told_as(label):
+    """recommended:queries=256:rest=1 512 is: recommended, 256 queries, the rest 512."""
+    mode, _, budget = label.rpartition(" ")
+    if ":" not in mode:
+        return label
+    mode, *settings = mode.split(":")
+    of = {"queries": "{} queries", "rest": "the rest", "chunk": "chunks of {}", "dense_layers": "layers {} dense"}
+    for one in settings:
+        key, _, value = one.partition("=")
+        mode += ", " + of[key].format(value.strip("[]").replace(",", " "))
+    return f"{mode} {budget}"
 
 
 def read(flags, name, length, reading):
@@ -42,12 +59,15 @@ def read(flags, name, length, reading):
     whole = flags.text.read_text()
     begin = whole.index("\n", reading * STRETCH) + 1 if reading else 0
     text.write_text(whole[begin:begin + 8 * length + 4000])
-    sets = [(["exact"], None, ["float", "bf16", "int8"]), (["paper", "recommended", "recommended:queries=256"], budgets(length, flags.quick), ["float"])]
+    dense = [f"recommended:dense_layers={DENSE[name]}".replace(" ", "")] if name in DENSE else []
+    sets = [(["exact"], None, ["float", "bf16", "int8"], 24),
+            (["paper", "recommended", "recommended:queries=256"], budgets(length, flags.quick), ["float"], 24),
+            (dense + MORE, budgets(length, flags.quick)[:2], ["float"], 1)]
     found = {}
-    for i, (modes, counts, arithmetics) in enumerate(sets):
+    for i, (modes, counts, arithmetics, questions) in enumerate(sets):
         out = folder / f"part{i}"
         command = [flags.check, flags.models[name], text, "--measure-only", "--out", out, "--lengths", f"{length // 2},{length}",
-                   "--samples", flags.samples, "--questions", "24", "--threads", flags.threads, "--seed", place,
+                   "--samples", flags.samples, "--questions", questions, "--threads", flags.threads, "--seed", place,
                    "--modes", ",".join(modes), "--arithmetics", ",".join(arithmetics)]
         if counts:
             command += ["--budgets", ",".join(map(str, counts))]
@@ -59,7 +79,7 @@ def read(flags, name, length, reading):
                 twice = counts and label == "exact"  # it is in the other part
                 if twice or label in found:
                     continue
-                label = label.replace(":queries=256", ", 256 queries")
+                label = told_as(label)
                 found[label] = (one, outcome)
         found["cpu"] = told["cpu"]
     return found
@@ -77,7 +97,7 @@ def rounded(values, digits):
     return [round(x, digits) for x in values]
 
 
-def rows_of(readings, label, length):
+def rows_of(readings, label, length, times):
     """One set of settings at one length, over all readings."""
     kl, less, loss, agrees, speed, right = [], [], [], [], [], {}
     for found in readings:
@@ -103,9 +123,12 @@ def rows_of(readings, label, length):
         row |= {"kl": rounded(interval(kl), 5), "agrees": round(sum(agrees) / len(agrees), 4)}
     if any(less):
         row["kl_less_exact"] = rounded(interval(less), 5)
+    if sum(len(pairs) for pairs in right.values()) < ASKED:
+        right = {}
     row["needles"] = {kind: {"questions": len(pairs), "right": round(100 * sum(a for a, _ in pairs) / len(pairs), 1),
                              "change": rounded(interval([100 * (a - b) for a, b in pairs]), 1)} for kind, pairs in right.items()}
-    row["speedup"] = round(sum(speed) / len(speed), 3)
+    if times:
+        row["speedup"] = round(sum(speed) / len(speed), 3)
     return row
 
 
@@ -119,15 +142,20 @@ def main():
     parse.add_argument("--samples", type=int, default=1024, help="positions of a reading")
     parse.add_argument("--threads", type=int, default=1)
     parse.add_argument("--quick", action="store_true", help="the shortest length, one reading, two budgets")
+    parse.add_argument("--lengths", help="these alone, with commas")
+    parse.add_argument("--no-times", action="store_true", help="of a machine that has other work: no seconds to the first token are told")
+    parse.add_argument("--add", action="store_true", help="what --out has of other models, lengths and settings stays")
     flags = parse.parse_args()
     flags.models = dict(one.split("=", 1) for one in flags.models)
     if unknown := set(flags.models) - set(MODELS):
         sys.exit(f"real_models.py: {', '.join(unknown)}: known are {', '.join(MODELS)}")
     results, cpu = [], ""
+    labels = [label for label, _ in MODELS.values()]
+    before = json.loads(flags.out.read_text()) if flags.add and flags.out.exists() else None
     for name in flags.models:
         label, lengths = MODELS[name]
         for length, count in lengths.items():
-            if flags.quick and length != min(lengths):
+            if flags.quick and length != min(lengths) or flags.lengths and str(length) not in flags.lengths.split(","):
                 continue
             readings = [read(flags, name, length, i) for i in range(1 if flags.quick else count)]
             cpu = readings[0].pop("cpu")
@@ -135,8 +163,12 @@ def main():
                 other.pop("cpu")
             for settings in readings[0]:
                 results.append({"model": label, "length": length, "settings": settings, "readings": len(readings),
-                                "seeds": [FIRST_SEED + i for i in range(len(readings))], **rows_of(readings, settings, length)})
-            told = {"machine": cpu, "threads": flags.threads, "text": flags.text.name, "results": results}
+                                "seeds": [FIRST_SEED + i for i in range(len(readings))], **rows_of(readings, settings, length, not flags.no_times)})
+            is_new = {(r["model"], r["length"], r["settings"]) for r in results}
+            kept = [r for r in before["results"] if (r["model"], r["length"], r["settings"]) not in is_new] if before else []
+            order = {one: i for i, one in enumerate(dict.fromkeys(r["settings"] for r in results))}
+            rows = sorted(kept + results, key=lambda r: (labels.index(r["model"]), r["length"], order.get(r["settings"], 0)))
+            told = {"machine": cpu, "threads": flags.threads, "text": flags.text.name, "results": rows}
             flags.out.write_text(json.dumps(told, indent=1) + "\n")
             print(f"{label}, {length} tokens: {len(readings)} readings", file=sys.stderr)
 

@@ -4,6 +4,7 @@
 #
 #   bash bench/real_models.sh            goes on where it was stopped; an hour or two
 #   bash bench/real_models.sh --quick    one length, one reading, two budgets of each model
+#   bash bench/real_models.sh --no-times    on a machine that has other work: what is lost alone, no seconds
 #
 # RULER's tasks come after it where ruler.sh --install was run: another hour.
 #
@@ -16,7 +17,7 @@ source examples/support/npm.sh
 
 quick=()
 case ${1-} in
-  --quick) quick=(--quick) ;;
+  --quick | --no-times) quick=("$1") ;;
   '') ;;
   *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; [[ $1 == --help || $1 == -h ]]; exit ;;
 esac
@@ -46,6 +47,7 @@ python3 bench/real_models.py --check "$check" --text "$book" --work "$results" -
   --threads "${THREADS:-1}" "${quick[@]}" "${files[@]}"
 echo "$results/real_models.json"
 if [[ -x build/ruler/lm-eval/bin/python ]]; then
+  [[ ${quick[*]-} != --no-times ]] || quick=()
   bash bench/ruler.sh "${quick[@]}"
 else
   say "RULER's tasks: bash bench/ruler.sh --install, then without --install"

@@ -814,7 +814,7 @@ def real_models():
             body.append([f"**{r['model']}, {r['length']:,} tokens**", *[""] * 5])
             continue
         change, low, high = r["perplexity"]
-        body.append([real_settings(r["settings"], r["length"]), times(r["speedup"], 2), "{:.4f} ({:.4f} to {:.4f})".format(*r["kl"]),
+        body.append([real_settings(r["settings"], r["length"]), times(r["speedup"], 2) if "speedup" in r else "-", "{:.4f} ({:.4f} to {:.4f})".format(*r["kl"]),
                      "{:+.4f} ({:+.4f} to {:+.4f})".format(*r["kl_less_exact"]) if "kl_less_exact" in r else "", f"{percent(r['agrees'])} %",
                      f"{change:+.1f} % ({low:+.1f} to {high:+.1f})"])
     return ["settings", "speed", "KL, nat", "KL less exact's", "top-1 agrees", "perplexity"], body
