@@ -839,8 +839,9 @@ def real_rest():
         body.append(["**{}, {:,} tokens, *{}***".format(*key), "", "", "", ""])
         for r in group:
             low_high = lambda x: f"{x[0]:+.1f} % ({x[1]:+.1f} to {x[2]:+.1f})"
-            body.append([f"{r['what']}, {r['budget']} keys", f"{r['kl']:.4f}", f"{r['kl_rest']:.4f}: {r['kl_change'][0]:+.4f} ({r['kl_change'][1]:+.4f} to {r['kl_change'][2]:+.4f})",
-                         low_high(r["perplexity"]), low_high(r["perplexity_rest"])])
+            change = "" if "kl" not in r else ": {:+.4f} ({:+.4f} to {:+.4f})".format(*r["kl_change"])  # else asked with it alone
+            body.append([f"{r['what']}, {r['budget']} keys", f"{r['kl']:.4f}" if change else "", f"{r['kl_rest']:.4f}{change}",
+                         low_high(r["perplexity"]) if change else "", low_high(r["perplexity_rest"])])
     return ["", "KL, nat", "with `rest`", "perplexity", "with `rest`"], body
 
 
@@ -870,10 +871,10 @@ def real_tried():
     for key, group in itertools.groupby(load("real_tried")["results"], lambda r: (r["model"], r["length"], r["budget"])):
         body.append(["**{}, {:,} tokens**".format(*key[:2]), "", "", ""])
         for r in group:
-            change, low, high = r["perplexity"]
+            change, *ends = r["perplexity"]
             less = "{:+.4f} ({:+.4f} to {:+.4f})".format(*r["kl_less_recommended"]) if any(r["kl_less_recommended"]) else ""
-            body.append([r["what"], "{:.4f}".format(r["kl"][0]), less, f"{change:+.1f} % ({low:+.1f} to {high:+.1f})"])
-    return ["changed", "KL, nat", "less `recommended`'s", "perplexity"], body
+            body.append([r["what"], "{:.4f}".format(r["kl"][0]), less, f"{change:+.1f} %" + (" ({:+.1f} to {:+.1f})".format(*ends) if ends else "")])
+    return ["changed", "KL, nat", "less `recommended`'s or the first row's", "perplexity"], body
 
 
 @table

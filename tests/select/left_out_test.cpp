@@ -273,6 +273,13 @@ TEST(LeftOut, OfWhatIsFinite) {
       .select({.q = q, .k = k, .v = v}, state, keep, SerialExecutor{});
   EXPECT_TRUE(is_rest_of(keep, q, k, v));
   EXPECT_NEAR(keep.rest().head(5).log_count, std::log(198.0f), 1e-5f);
+  for (Index t = 0; t < 200; ++t) k(0, 0, t, t % dim) = nan;
+  QuokaSelector::State other;
+  QuokaSelector({.budget = Budget::keys(0), .rest = true})
+      .select({.q = q, .k = k, .v = v}, other, keep, SerialExecutor{});
+  EXPECT_TRUE(is_rest_of(keep, q, k, v));
+  EXPECT_EQ(keep.rest().head(0).log_count, -infinity);
+  EXPECT_EQ(keep.rest().head(0).key[0], 0.0f);
 }
 
 // For no query is it given more weight than all that it stands for has.

@@ -629,7 +629,7 @@ preset                 recommended, which keeps answers, or paper, the fastest
 queries                so many of the chunk's queries choose, of all heads of a KV head together; more lose less;
                        0: the preset's (recommended: 64)
 keep_first, keep_last  sinks and recent keys that are kept, inside the budget
-rest                   True: the keys left out count as one more, the mean of their keys and values, if past_v says these;
+rest                   True: the keys left out count as one more, a weighted mean of their keys and values, if past_v says these;
                        None: as the preset says
 past_v                 [batch, kv_heads, kv_len, v_dim], for a rest; of a Cache it is known
 scale, softcap, mask   as attention() gets them; a mask is of one sequence

@@ -195,9 +195,8 @@ class RestOfHead {
 
   void finish(Index r, float* to) const {
     const Sums total = sums(s_.total, r);
-    const bool any = *total.weight > 0.0f;
-    const float share = any ? 1.0f / *total.weight : 0.0f;
-    to[0] = any ? std::log(*total.weight) - *total.logit * share : -simd::infinity;
+    const float share = *total.weight > 0.0f ? 1.0f / *total.weight : 0.0f;
+    to[0] = std::log(*total.weight) - *total.logit * share;  // minus infinity of nothing
     for (Index c = 0; c < k_dim_ + v_dim_; ++c) to[1 + c] = total.key[c] * share;
   }
 

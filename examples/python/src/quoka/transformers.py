@@ -51,7 +51,7 @@ class Settings:
     min_past: int = 0  # chunks with a shorter past are exact
     chunk: int = 128  # queries that select together
     queries: int = 0  # of these, that choose, of all heads of a KV head together; 0: the preset's
-    rest: object = None  # the keys left out count as one more, the mean of them; None: as the preset says
+    rest: object = None  # the keys left out count as one more, a weighted mean; None: as the preset says
     decode: object = False  # select for single queries, too
     arithmetic: str = "automatic"
     threads: int = 0
