@@ -144,7 +144,7 @@ def main():
     parse.add_argument("--quick", action="store_true", help="the shortest length, one reading, two budgets")
     parse.add_argument("--lengths", help="these alone, with commas")
     parse.add_argument("--no-times", action="store_true", help="of a machine that has other work: no seconds to the first token are told")
-    parse.add_argument("--add", action="store_true", help="what --out has of other models, lengths and settings stays")
+    parse.add_argument("--add", action="store_true", help="what --out has of other models, lengths and settings stays, and with --no-times what it has with times")
     flags = parse.parse_args()
     flags.models = dict(one.split("=", 1) for one in flags.models)
     if unknown := set(flags.models) - set(MODELS):
@@ -164,10 +164,11 @@ def main():
             for settings in readings[0]:
                 results.append({"model": label, "length": length, "settings": settings, "readings": len(readings),
                                 "seeds": [FIRST_SEED + i for i in range(len(readings))], **rows_of(readings, settings, length, not flags.no_times)})
-            is_new = {(r["model"], r["length"], r["settings"]) for r in results}
-            kept = [r for r in before["results"] if (r["model"], r["length"], r["settings"]) not in is_new] if before else []
-            order = {one: i for i, one in enumerate(dict.fromkeys(r["settings"] for r in results))}
-            rows = sorted(kept + results, key=lambda r: (labels.index(r["model"]), r["length"], order.get(r["settings"], 0)))
+            key = lambda r: (r["model"], r["length"], r["settings"])
+            timed = {key(r) for r in before["results"] if "speedup" in r} if before and flags.no_times else set()
+            results = [r for r in results if key(r) not in timed]  # nothing is put in the place of more
+            kept = [r for r in before["results"] if key(r) not in {key(r) for r in results}] if before else []
+            rows = sorted(kept + results, key=lambda r: (labels.index(r["model"]), r["length"]))  # of a length what was there first
             told = {"machine": cpu, "threads": flags.threads, "text": flags.text.name, "results": rows}
             flags.out.write_text(json.dumps(told, indent=1) + "\n")
             print(f"{label}, {length} tokens: {len(readings)} readings", file=sys.stderr)
