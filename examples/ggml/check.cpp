@@ -233,10 +233,9 @@ class Check {
     const ggml_type type = cache_type(flags_.cache);
     std::vector<Tried> all;
     for (const std::string& asked : flags_.arithmetics) {
-      Tried one{
-          name + " " +
-              name_of(arithmetic_used(arithmetic_named(asked), type, type, flags_.ubatch, 1)),
-          settings};
+      Tried one{name + " " +
+                    name_of(arithmetic_used(arithmetic_named(asked), type, type, flags_.ubatch, 1)),
+                settings};
       if (asked != "automatic") one.settings["arithmetic"] = asked;
       if (std::none_of(all.begin(), all.end(), [&](const Tried& x) { return x.name == one.name; }))
         all.push_back(std::move(one));
