@@ -20,6 +20,7 @@
 
 #include <quoka/kernels/inverse_norm.hpp>
 #include <quoka/kernels/logit_rule.hpp>
+#include <quoka/packing/token_kernels.hpp>
 #include <quoka/views/float_rows.hpp>
 #include <quoka/base/buffer.hpp>
 #include <quoka/select/selector.hpp>
@@ -35,23 +36,78 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
+// Some rows of one head as floats, each of whole packets: in place, or widened and filled up with zeros.
+class FloatBlock {
+ public:
+  static constexpr Index most = 64;  // rows
+
+  void reserve(const Rows& x) {
+    if (x.empty() || lies_ready(x.format(), x.dim())) return;
+    widened_.reserve(most * round_up(x.dim(), simd::lanes));
+  }
+  // Rows list[0, count) of x, good until the next call.
+  RowRun read(const HeadRows& x, const Position* list, Index count) {
+    const Index dim = x.shape.dim, width = round_up(dim, simd::lanes);
+    for (Index i = 0; i < count; ++i) {
+      rows_[i] = x[list[i]];
+      if (lies_ready(*x.format, dim)) continue;
+      float* const to = widened_.data() + i * width;
+      x.format->widen(rows_[i], x.shape, to);
+      std::fill(to + dim, to + width, 0.0f);
+      rows_[i] = reinterpret_cast<ConstRow>(to);
+    }
+    RowRun run;
+    run.rows = rows_;
+    return run;
+  }
+  const float* row(Index i) const { return reinterpret_cast<const float*>(rows_[i]); }
+  Index bytes() const { return widened_.bytes(); }
+
+ private:
+  static bool lies_ready(const Format& format, Index dim) {
+    return format.is_float && dim % simd::lanes == 0;
+  }
+
+  ConstRow rows_[most];
+  Buffer<float> widened_;
+};
+
+// Sums over keys for each query head of a KV head, whose rows are padded to whole tiles and their channels to whole packets.
+struct RestSums {
+  Buffer<float> weight;   // [rows] sum of weights, exp(logit - largest)
+  Buffer<float> logit;    // [rows] sum of weight * (logit - largest)
+  Buffer<float> largest;  // [rows] logit
+  Buffer<float> key;      // [rows, k_width] sum of weight * key
+  Buffer<float> value;    // [rows, v_width]
+
+  void reserve(Index rows, Index k_width, Index v_width) {
+    weight.reserve(rows), logit.reserve(rows), largest.reserve(rows);
+    key.reserve(rows * k_width), value.reserve(rows * v_width);
+  }
+  Index bytes() const {
+    return weight.bytes() + logit.bytes() + largest.bytes() + key.bytes() + value.bytes();
+  }
+};
+
 // Scratch memory of a worker.
 struct RestScratch {
-  static constexpr Index together = 64;  // keys between two looks at the largest logit
+  FloatRow q;
+  FloatBlock k, v;
+  Buffer<float> queries;  // [rows, k_width], times attention's scale
+  Buffer<float> weights;  // [tile][key of the block][row of the tile], logits first
+  RestSums part, total;   // of a block, and of all before it
+  Position list[FloatBlock::most];
 
-  FloatRow q, k, v;
-  Buffer<float> queries;  // [group, k_dim], times attention's scale
-  Buffer<float> weights;  // [group, together], logits first
-  Buffer<float> part;     // [group, width]: sums over a block's keys, then its values
-  Buffer<float> total;    // [group, width]
-  Position list[together];
-
+  // Of the query heads of a KV head: whole tiles of token_logits().
+  static Index rows_of(Index group) { return round_up(group, token_tile_rows(group)); }
   void reserve(const SelectorInput& input) {
     q.reserve(input.q), k.reserve(input.k), v.reserve(input.v);
-    const Index group = input.group(), width = 3 + input.k.dim() + input.v.dim();
-    queries.reserve(group * input.k.dim());
-    weights.reserve(group * together);
-    part.reserve(group * width), total.reserve(group * width);
+    const Index rows = rows_of(input.group());
+    const Index k_width = round_up(input.k.dim(), simd::lanes),
+                v_width = round_up(input.v.dim(), simd::lanes);
+    queries.reserve(rows * k_width);
+    weights.reserve(round_up(rows * FloatBlock::most, simd::lanes));
+    part.reserve(rows, k_width, v_width), total.reserve(rows, k_width, v_width);
   }
   Index bytes() const {
     return q.bytes() + k.bytes() + v.bytes() + queries.bytes() + weights.bytes() + part.bytes() +
@@ -72,6 +128,10 @@ class RestOfHead {
         len_(input.k.len()),
         k_dim_(input.k.dim()),
         v_dim_(input.v.dim()),
+        k_width_(round_up(k_dim_, simd::lanes)),
+        v_width_(round_up(v_dim_, simd::lanes)),
+        tile_rows_(token_tile_rows(group_)),
+        rows_(RestScratch::rows_of(group_)),
         s_(scratch) {
     rule_.scale = 1.0f / std::sqrt(static_cast<float>(k_dim_));
     if (input.logits) rule_ = {input.logits->scale.value_or(rule_.scale), input.logits->softcap};
@@ -79,11 +139,10 @@ class RestOfHead {
 
   // What `kept`, ascending positions, leaves out, to the rows of the KV head's query heads.
   void run(std::span<const Position> kept, PastRest& to) {
-    for (Index r = 0; r < group_; ++r) {
-      mean_query(r);
-      std::fill_n(sums(s_.total, r).weight, width(), 0.0f);
-      *sums(s_.total, r).largest = -simd::infinity;
-    }
+    std::fill_n(s_.queries.data(), rows_ * k_width_, 0.0f);
+    for (Index r = 0; r < group_; ++r) mean_query(r);
+    clear(s_.total);
+    std::fill_n(s_.total.largest.data(), rows_, -simd::infinity);
     Index count = 0;
     auto next = kept.begin();
     for (Index t = 0; t < len_; ++t) {
@@ -92,32 +151,26 @@ class RestOfHead {
         continue;
       }
       s_.list[count++] = static_cast<Position>(t);
-      if (count == RestScratch::together) add_finite(std::exchange(count, 0));
+      if (count == FloatBlock::most) add_finite(std::exchange(count, 0));
     }
     add_finite(count);
     for (Index r = 0; r < group_; ++r) finish(r, to.row(b_ * q_.heads() + first_head_ + r));
   }
 
  private:
-  static constexpr Index together = RestScratch::together;
-
-  // Of one query head: what stands in a row of `part` and of `total`.
-  struct Sums {
-    float* weight;   // sum of weights, exp(logit - largest)
-    float* logit;    // sum of weight * (logit - largest)
-    float* largest;  // logit
-    float* key;      // [k_dim] sum of weight * key, then [v_dim] of weight * value
-  };
-  Index width() const { return 3 + k_dim_ + v_dim_; }
-  Sums sums(const Buffer<float>& of, Index r) const {
-    float* const row = of.data() + r * width();
-    return {row, row + 1, row + 2, row + 3};
+  float* mean(Index r) const { return s_.queries.data() + r * k_width_; }
+  // The logit or the weight of key i of the block for query head r.
+  float& weight(Index r, Index i) const {
+    return s_.weights.data()[tile(r) + i * tile_rows_ + r % tile_rows_];
   }
-  float* weights(Index r) const { return s_.weights.data() + r * together; }
-  float* mean(Index r) const { return s_.queries.data() + r * k_dim_; }
+  Index tile(Index r) const { return r / tile_rows_ * tile_rows_ * FloatBlock::most; }
+  void clear(RestSums& sums) const {
+    std::fill_n(sums.weight.data(), rows_, 0.0f), std::fill_n(sums.logit.data(), rows_, 0.0f);
+    std::fill_n(sums.key.data(), rows_ * k_width_, 0.0f);
+    std::fill_n(sums.value.data(), rows_ * v_width_, 0.0f);
+  }
 
   void mean_query(Index r) {
-    std::fill_n(mean(r), k_dim_, 0.0f);
     Index count = 0;
     for (Index i = 0; i < q_.len(); ++i) {
       const float* const row = s_.q.read(q_, b_, first_head_ + r, i);
@@ -135,85 +188,107 @@ class RestOfHead {
     if (count == 0 || add(count)) return;
     Index finite = 0;
     for (Index i = 0; i < count; ++i)
-      if (all_finite(s_.k.read(keys_, s_.list[i]), k_dim_) &&
-          all_finite(s_.v.read(values_, s_.list[i]), v_dim_))
+      if (all_finite(s_.k.row(i), k_dim_) && all_finite(s_.v.row(i), v_dim_))
         s_.list[finite++] = s_.list[i];
     if (finite > 0) add(finite);
   }
 
   // False, and nothing added, where a logit or a sum is not finite.
   bool add(Index count) {
-    for (Index i = 0; i < count; ++i) {
-      const float* const key = s_.k.read(keys_, s_.list[i]);
-      for (Index r = 0; r < group_; ++r) weights(r)[i] = sum_of_products(mean(r), key, k_dim_);
+    const RowRun keys = s_.k.read(keys_, s_.list, count);
+    const RowRun values = s_.v.read(values_, s_.list, count);
+    clear(s_.part);
+    for (Index r = 0; r < rows_; r += tile_rows_) {
+      float* const x = s_.weights.data() + tile(r);
+      const Index padded = round_up(count * tile_rows_, simd::lanes);
+      float_format().token_logits(tile_rows_, keys, count, {k_width_}, mean(r), x, nullptr);
+      rule_.apply(x, padded);
     }
     for (Index r = 0; r < group_; ++r) weigh(r, count);
-    for (Index i = 0; i < count; ++i) {
-      const float* const key = s_.k.read(keys_, s_.list[i]);
-      for (Index r = 0; r < group_; ++r)
-        add_times(key, k_dim_, weights(r)[i], sums(s_.part, r).key);
-      const float* const value = s_.v.read(values_, s_.list[i]);
-      for (Index r = 0; r < group_; ++r)
-        add_times(value, v_dim_, weights(r)[i], sums(s_.part, r).key + k_dim_);
-    }
-    if (!all_finite(s_.part.data(), group_ * width())) return false;
+    add_weighted(keys, count, k_width_, s_.part.key.data());
+    add_weighted(values, count, v_width_, s_.part.value.data());
+    if (!all_finite(s_.part.weight.data(), group_) || !all_finite(s_.part.logit.data(), group_) ||
+        !all_finite(s_.part.key.data(), group_ * k_width_) ||
+        !all_finite(s_.part.value.data(), group_ * v_width_))
+      return false;
     for (Index r = 0; r < group_; ++r) join(r);
     return true;
   }
 
-  // A block's logits of a head become weights, relative to the largest so far.
+  // A block's logits of a head become weights, relative to the largest so far. One that is not finite makes all NaN.
   void weigh(Index r, Index count) {
-    float* const x = weights(r);
+    alignas(64) float below[FloatBlock::most], exponentials[FloatBlock::most];
     const Index padded = round_up(count, simd::lanes);
-    std::fill(x + count, x + padded, 0.0f);
-    rule_.apply(x, padded);
-    const Sums part = sums(s_.part, r);
-    std::fill_n(part.weight, width(), 0.0f);
-    float& largest = *part.largest = *sums(s_.total, r).largest;
-    for (Index i = 0; i < count; ++i) largest = x[i] <= largest ? largest : x[i];  // a NaN shows
-    alignas(64) float below[together];
-    for (Index i = 0; i < padded; ++i) below[i] = x[i] - largest;
-    for (Index i = 0; i < padded; i += simd::lanes)
-      simd::store(x + i, simd::exp(simd::load(below + i)));
-    for (Index i = 0; i < count; ++i) *part.weight += x[i], *part.logit += x[i] * below[i];
+    for (Index i = 0; i < count; ++i) below[i] = weight(r, i);
+    std::fill(below + count, below + padded, below[0]);
+    simd::Packet top = simd::broadcast(s_.total.largest.data()[r]), poison = simd::zero();
+    for (Index i = 0; i < padded; i += simd::lanes) {
+      const simd::Packet x = simd::load(below + i);
+      top = simd::max(top, x), poison = simd::fma(x, simd::zero(), poison);
+    }
+    const float largest = simd::reduce_max(top) + simd::reduce_add(poison);
+    for (Index i = 0; i < padded; i += simd::lanes) {
+      const simd::Packet x = simd::sub(simd::load(below + i), simd::broadcast(largest));
+      simd::store(below + i, x), simd::store(exponentials + i, simd::exp(x));
+    }
+    std::fill(exponentials + count, exponentials + padded, 0.0f);
+    simd::Packet sum = simd::zero(), logits = simd::zero();
+    for (Index i = 0; i < padded; i += simd::lanes) {
+      const simd::Packet w = simd::load(exponentials + i);
+      sum = simd::add(sum, w), logits = simd::fma(w, simd::load(below + i), logits);
+    }
+    for (Index i = 0; i < count; ++i) weight(r, i) = exponentials[i];
+    s_.part.largest.data()[r] = largest;
+    s_.part.weight.data()[r] = simd::reduce_add(sum);
+    s_.part.logit.data()[r] = simd::reduce_add(logits);
+  }
+
+  // sum[r] += weights of head r times the rows.
+  void add_weighted(const RowRun& rows, Index count, Index width, float* sum) const {
+    const Index together = std::min(float_format().value_rows, tile_rows_);
+    for (Index r = 0; r < group_; r += together) {
+      const float* weights[4];
+      const Index n = std::min(together, group_ - r);
+      for (Index i = 0; i < n; ++i) weights[i] = &weight(r + i, 0);
+      float_format().token_values(rows, count, {width}, weights, tile_rows_, n, sum + r * width,
+                                  nullptr);
+    }
   }
 
   // The block's sums to those of the blocks before it.
   void join(Index r) {
-    const Sums part = sums(s_.part, r), total = sums(s_.total, r);
-    const float moved = *total.largest - *part.largest;  // minus infinity at first
+    float &total = s_.total.weight.data()[r], &logit = s_.total.logit.data()[r];
+    float* const key = s_.total.key.data() + r * k_width_;
+    float* const value = s_.total.value.data() + r * v_width_;
+    const float largest = s_.part.largest.data()[r];
+    const float moved = s_.total.largest.data()[r] - largest;  // minus infinity at first
     if (moved < 0.0f) {
       const float factor = std::exp(moved);
-      if (factor > 0.0f) *total.logit += moved * *total.weight;
-      for (float* x : {total.weight, total.logit}) *x *= factor;
-      for (Index c = 0; c < k_dim_ + v_dim_; ++c) total.key[c] *= factor;
+      if (factor > 0.0f) logit += moved * total;
+      total *= factor, logit *= factor;
+      for (Index c = 0; c < k_width_; ++c) key[c] *= factor;
+      for (Index c = 0; c < v_width_; ++c) value[c] *= factor;
     }
-    *total.largest = *part.largest;
-    *total.weight += *part.weight, *total.logit += *part.logit;
-    add_row(part.key, k_dim_ + v_dim_, total.key);
+    s_.total.largest.data()[r] = largest;
+    total += s_.part.weight.data()[r], logit += s_.part.logit.data()[r];
+    add_row(s_.part.key.data() + r * k_width_, k_width_, key);
+    add_row(s_.part.value.data() + r * v_width_, v_width_, value);
   }
 
   void finish(Index r, float* to) const {
-    const Sums total = sums(s_.total, r);
-    const float share = *total.weight > 0.0f ? 1.0f / *total.weight : 0.0f;
-    to[0] = std::log(*total.weight) - *total.logit * share;  // minus infinity of nothing
-    for (Index c = 0; c < k_dim_ + v_dim_; ++c) to[1 + c] = total.key[c] * share;
-  }
-
-  // sum[c] += factor * row[c].
-  static void add_times(const float* row, Index dim, float factor, float* sum) {
-    const simd::Packet times = simd::broadcast(factor);
-    Index c = 0;
-    for (; c + simd::lanes <= dim; c += simd::lanes)
-      simd::store_unaligned(
-          sum + c, simd::fma(times, simd::load_unaligned(row + c), simd::load_unaligned(sum + c)));
-    for (; c < dim; ++c) sum[c] = simd::fma(factor, row[c], sum[c]);
+    const float weight = s_.total.weight.data()[r], logit = s_.total.logit.data()[r];
+    const float share = weight > 0.0f ? 1.0f / weight : 0.0f;
+    to[0] = std::log(weight) - logit * share;  // minus infinity of nothing
+    for (Index c = 0; c < k_dim_; ++c) to[1 + c] = s_.total.key.data()[r * k_width_ + c] * share;
+    for (Index c = 0; c < v_dim_; ++c)
+      to[1 + k_dim_ + c] = s_.total.value.data()[r * v_width_ + c] * share;
   }
 
   const Rows& q_;
   Index b_, group_, first_head_;
   HeadRows keys_, values_;
-  Index len_, k_dim_, v_dim_;
+  Index len_, k_dim_, v_dim_, k_width_, v_width_;
+  Index tile_rows_, rows_;  // of a tile, and of all tiles
   LogitRule rule_;
   RestScratch& s_;
 };
