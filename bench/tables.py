@@ -921,10 +921,9 @@ def python_threads():
             "unset: one thread"], body
 
 
-@table
-def python_layer():
+def layers_of_python(length):
     body = []
-    measured = [load(f"python_layer_{dtype}") for dtype in ("float32", "bfloat16")]
+    measured = [load(f"python_layer{length}_{dtype}") for dtype in ("float32", "bfloat16")]
     for way in measured[0]["attention"]:
         cells = []
         for one in measured:
@@ -933,6 +932,16 @@ def python_layer():
             cells += [f"{attention[way]:.2f}", f"{percent(attention[way] / whole, 0)} %", times((weights + attention["sdpa"]) / whole, 2)]
         body.append([way, *cells])
     return ["", "float32: attention, s", "of the layer", "whole", "bfloat16: attention, s", "of the layer", "whole"], body
+
+
+@table
+def python_layer():
+    return layers_of_python("")
+
+
+@table
+def python_layer_long():
+    return layers_of_python("_32768")
 
 
 @table

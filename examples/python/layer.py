@@ -23,7 +23,7 @@ import quoka.transformers
 
 WAYS = {"sdpa": None, "exact": {}, "bf16": {"arithmetic": "bf16"}, "int8": {"arithmetic": "int8"},
         "recommended": {"mode": "recommended", "budget": 0.125, "dense_layers": 0},
-        "recommended, int8": {"mode": "recommended", "budget": 0.125, "dense_layers": 0, "arithmetic": "int8"}}
+        "recommended+int8": {"mode": "recommended", "budget": 0.125, "dense_layers": 0, "arithmetic": "int8"}}
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--tokens", type=int, default=8192)
 parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
