@@ -31,6 +31,7 @@ using namespace quoka_examples;
 using quoka::Index;
 using quoka::Position;
 using quoka::TensorView;
+using quoka_bench::normals;
 
 struct Flags {
   int rounds = 7;
@@ -93,19 +94,11 @@ std::vector<Position> draw_lists(const Case& c, std::mt19937& random) {
   return lists;
 }
 
-template <class T>
-std::vector<T> normals(Index n, std::mt19937& random) {
-  std::normal_distribution<float> normal;
-  std::vector<T> x(static_cast<std::size_t>(n));
-  for (T& y : x) y = static_cast<T>(normal(random));
-  return x;
-}
-
 void measure(const Case& c, const Flags& flags, Table& table, Report& report) {
   std::mt19937 random(1);
-  const auto q = normals<float>(c.q_heads * c.queries * c.head_dim, random);
-  const auto k = normals<Eigen::half>(c.keys * c.kv_heads * c.head_dim, random);
-  const auto v = normals<Eigen::half>(c.keys * c.kv_heads * c.v_dim, random);
+  const auto q = normals<float>(c.q_heads * c.queries * c.head_dim, random());
+  const auto k = normals<Eigen::half>(c.keys * c.kv_heads * c.head_dim, random());
+  const auto v = normals<Eigen::half>(c.keys * c.kv_heads * c.v_dim, random());
   const auto entries = draw_lists(c, random);
   const Index most = c.attended / c.block;
   std::vector<Eigen::half> hidden(static_cast<std::size_t>(c.queries * c.keys),

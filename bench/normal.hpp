@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <random>
+#include <vector>
 
 namespace quoka_bench {
 
@@ -27,6 +28,13 @@ template <class T>
 void fill_normal(T* data, std::ptrdiff_t count, std::uint64_t seed) {
   Normal normal(seed);
   for (std::ptrdiff_t i = 0; i < count; ++i) data[i] = static_cast<T>(normal());
+}
+
+template <class T>
+std::vector<T> normals(std::ptrdiff_t count, std::uint64_t seed) {
+  std::vector<T> x(static_cast<std::size_t>(count));
+  fill_normal(x.data(), count, seed);
+  return x;
 }
 
 }  // namespace quoka_bench

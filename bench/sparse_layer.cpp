@@ -11,6 +11,8 @@
 #include <quoka/attention/attention.hpp>
 #include <quoka/select/indexer.hpp>
 
+#include "normal.hpp"
+
 #include "support/clock.hpp"
 #include "support/machine.hpp"
 #include "support/program.hpp"
@@ -27,6 +29,7 @@ namespace {
 using namespace quoka_examples;
 using quoka::Index;
 using quoka::TensorView;
+using quoka_bench::normals;
 
 struct Flags {
   int rounds = 5;
@@ -50,22 +53,14 @@ constexpr Case cases[] = {
     {"MiniMax-M3", 4, 128, false, 16, 128, 1, 32, 4, 128, 128, 1, 32768},
 };
 
-template <class T>
-std::vector<T> normals(Index n, std::mt19937& random) {
-  std::normal_distribution<float> normal;
-  std::vector<T> x(static_cast<std::size_t>(n));
-  for (T& y : x) y = static_cast<T>(normal(random));
-  return x;
-}
-
 void measure(const Case& c, const Flags& flags, double peak, Table& table, Report& report) {
   std::mt19937 random(1);
-  const auto index_q = normals<float>(c.index_heads * c.queries * c.index_dim, random);
-  const auto index_k = normals<Eigen::half>(c.keys * c.index_dim, random);
-  const auto weights = normals<float>(c.index_heads * c.queries, random);
-  const auto q = normals<float>(c.q_heads * c.queries * c.head_dim, random);
-  const auto k = normals<Eigen::half>(c.keys * c.kv_heads * c.head_dim, random);
-  const auto v = normals<Eigen::half>(c.keys * c.kv_heads * c.v_dim, random);
+  const auto index_q = normals<float>(c.index_heads * c.queries * c.index_dim, random());
+  const auto index_k = normals<Eigen::half>(c.keys * c.index_dim, random());
+  const auto weights = normals<float>(c.index_heads * c.queries, random());
+  const auto q = normals<float>(c.q_heads * c.queries * c.head_dim, random());
+  const auto k = normals<Eigen::half>(c.keys * c.kv_heads * c.head_dim, random());
+  const auto v = normals<Eigen::half>(c.keys * c.kv_heads * c.v_dim, random());
   std::vector<float> out(static_cast<std::size_t>(c.q_heads * c.queries * c.v_dim));
 
   quoka::IndexerInput input{
