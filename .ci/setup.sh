@@ -3,7 +3,7 @@
 # All that is said here goes to stderr, so that a program's own output stays alone on stdout.
 
 quoka_root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-quoka_jobs=${QUOKA_JOBS:-$(nproc)}  # of a compiler, of tests
+quoka_jobs=${JOBS:-$(nproc)}  # of a compiler, of tests
 quoka_example_packages=(g++ cmake ninja-build libeigen3-dev nlohmann-json3-dev libcli11-dev libfmt-dev)
 quoka_test_packages=("${quoka_example_packages[@]}" pkg-config libgtest-dev)
 quoka_packages=("${quoka_test_packages[@]}" libbenchmark-dev libpcre2-dev libopenblas-pthread-dev)  # for everything in the tree

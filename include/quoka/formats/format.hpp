@@ -32,8 +32,10 @@ struct RowShape {
 // Weights of some query rows, in tiles: of row r and key i
 // first[r / tile_rows * tile_step + i * tile_rows + r % tile_rows].
 struct TileWeights {
-  const float* first;
-  Index tile_rows, tile_step, rows;
+  const float* first;  // those of the first tile
+  Index tile_rows;     // query rows of a tile
+  Index tile_step;     // floats from a tile to the next one
+  Index rows;          // query rows
 };
 
 struct Format {
