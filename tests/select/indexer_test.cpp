@@ -149,7 +149,8 @@ Case random_case(Random& random) {
   c.batch = 1 + random.below(2);
   c.q_len = 1 + random.below(random.below(2) == 0 ? 3 : 60);
   c.kv_len = c.q_len + random.below(random.below(2) == 0 ? 40 : 700);
-  c.dim = 1 + random.below(random.below(2) == 0 ? 20 : 70);
+  // Whole packets half the time: few rows of these are read where they lie.
+  c.dim = random.below(2) == 0 ? 16 * (1 + random.below(4)) : 1 + random.below(70);
   c.weighted = random.below(3) > 0, c.masked = random.below(3) == 0;
   c.options.block = random.below(2) == 0 ? 1 : 1 + random.below(50);
   c.options.k = 1 + random.below(random.below(2) == 0 ? 20 : 300);
@@ -160,7 +161,7 @@ Case random_case(Random& random) {
 }
 
 TEST(Indexer, ChoosesTheBestByScoreThenByPosition) {
-  for (std::uint64_t seed = 0; seed < 60; ++seed) {
+  for (std::uint64_t seed = 0; seed < 100; ++seed) {
     Random random(seed);
     const Heads<float> heads(random, random_case(random));
     Indexer indexer(heads.shape.options);
@@ -170,27 +171,35 @@ TEST(Indexer, ChoosesTheBestByScoreThenByPosition) {
 
 TEST(Indexer, ReadsKeysOfAnyFormatAndLayout) {
   for_each_storage([]<class T>() {
-    Random random(70);
-    const Heads<T> heads(random, {.q_len = 9, .kv_len = 300, .dim = 33, .options = {.k = 37}});
-    const Strided<T> strided(heads.k);
-    IndexerInput input = heads.input();
-    input.k = strided.view();
-    Indexer indexer(heads.shape.options);
-    expect_expected(heads, indexer.choose(input));
+    for (const Index q_len : {9, 1}) {  // 36 rows, and 4
+      Random random(70);
+      const Case c{
+          .q_len = q_len, .kv_len = 300, .dim = q_len == 1 ? 32 : 33, .options = {.k = 37}};
+      const Heads<T> heads(random, c);
+      const Strided<T> strided(heads.k);
+      IndexerInput input = heads.input();
+      input.k = strided.view();
+      Indexer indexer(heads.shape.options);
+      expect_expected(heads, indexer.choose(input));
+    }
   });
   // In pages, the last one first.
-  Random random(71);
-  const Heads<float> heads(random, {.q_len = 9, .kv_len = 300, .dim = 33, .options = {.k = 37}});
-  std::vector<Position> table(10);
-  std::iota(table.begin(), table.end(), 0);
-  std::reverse(table.begin(), table.end());
-  Tensor4<float> pool(10, 1, 30, 33);
-  for (Index page = 0; page < 10; ++page)
-    std::copy_n(&heads.k(0, 0, 30 * (9 - page), 0), 30 * 33, &pool(page, 0, 0, 0));
-  IndexerInput input = heads.input();
-  input.k = quoka::paged(pool, table, 300);
-  Indexer indexer(heads.shape.options);
-  expect_expected(heads, indexer.choose(input));
+  for (const Index q_len : {9, 1}) {
+    const Index dim = q_len == 1 ? 32 : 33;
+    Random random(71);
+    const Heads<float> heads(random,
+                             {.q_len = q_len, .kv_len = 300, .dim = dim, .options = {.k = 37}});
+    std::vector<Position> table(10);
+    std::iota(table.begin(), table.end(), 0);
+    std::reverse(table.begin(), table.end());
+    Tensor4<float> pool(10, 1, 30, dim);
+    for (Index page = 0; page < 10; ++page)
+      std::copy_n(&heads.k(0, 0, 30 * (9 - page), 0), 30 * dim, &pool(page, 0, 0, 0));
+    IndexerInput input = heads.input();
+    input.k = quoka::paged(pool, table, 300);
+    Indexer indexer(heads.shape.options);
+    expect_expected(heads, indexer.choose(input));
+  }
 }
 
 // Queries of bytes with a scale for each head: the scale is its head's own.
@@ -253,11 +262,14 @@ TEST(Indexer, ManyScoresComeInTurns) {
 }
 
 TEST(Indexer, NumbersThatAreNotFiniteRankLast) {
-  for (const bool weighted : {true, false})
+  for (const int which : {0, 1, 2, 3})
     for (const float bad : {not_a_number, infinity, -infinity}) {
+      const bool weighted = which % 2 == 0;
+      const Index dim = which < 2 ? 7 : 64;  // by lanes, and where they lie
       Random random(75);
-      Heads<float> heads(random,
-                         {.q_len = 3, .kv_len = 50, .weighted = weighted, .options = {.k = 20}});
+      Heads<float> heads(
+          random,
+          {.q_len = 3, .kv_len = 50, .dim = dim, .weighted = weighted, .options = {.k = 20}});
       heads.k(0, 0, 7, 3) = bad, heads.k(0, 0, 30, 0) = bad;
       for (Index i = 0; i < heads.q.size(); ++i)
         if (heads.q.data()[i] == 0.0f) heads.q.data()[i] = 1.0f;
@@ -331,16 +343,18 @@ TEST(Indexer, NothingToChooseIsAnEmptyList) {
 
 // Keys end where memory ends, and so does the last panel of them.
 TEST(Indexer, ReadsNoKeyBesideThem) {
-  Random random(77);
-  const Heads<float> heads(random, {.q_len = 2, .kv_len = 131, .dim = 5, .options = {.k = 9}});
-  const Index bytes = heads.k.size() * 4;
-  const Fenced memory(bytes);
-  std::byte* const at = memory.end() - bytes;
-  std::memcpy(at, heads.k.data(), uz(bytes));
-  IndexerInput input = heads.input();
-  input.k = Rows(at, quoka::float_format(), {1, 1, 131, 5}, {bytes, bytes, 20});
-  Indexer indexer(heads.shape.options);
-  expect_expected(heads, indexer.choose(input));
+  for (const Index dim : {5, 64}) {
+    Random random(77);
+    const Heads<float> heads(random, {.q_len = 2, .kv_len = 131, .dim = dim, .options = {.k = 9}});
+    const Index bytes = heads.k.size() * 4;
+    const Fenced memory(bytes);
+    std::byte* const at = memory.end() - bytes;
+    std::memcpy(at, heads.k.data(), uz(bytes));
+    IndexerInput input = heads.input();
+    input.k = Rows(at, quoka::float_format(), {1, 1, 131, dim}, {bytes, bytes, 4 * dim});
+    Indexer indexer(heads.shape.options);
+    expect_expected(heads, indexer.choose(input));
+  }
 }
 
 TEST(Indexer, RefusesWhatDoesNotFit) {

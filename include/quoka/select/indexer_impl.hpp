@@ -2,12 +2,15 @@
 //
 // Keys lie across the lanes and rows of queries are broadcast, the other way round than in attention: heads of a query
 // then add up without a step across lanes, however few they are, and scores come out in the order in which top-k reads
-// them. A unit is some queries of one list's head, whose rows are packed once; its tasks are ranges of keys.
+// them. A unit is some queries of one list's head, whose rows are packed once; its tasks are ranges of keys. Where a unit
+// has few rows, as a single query has, turning keys would take longer than multiplying them: they are read where they lie,
+// channels across the lanes, as one token's attention does.
 #pragma once
 
 #include <quoka/kernels/key_blocks.hpp>
 #include <quoka/matrix/register_tile.hpp>
 #include <quoka/packing/panel_packing.hpp>
+#include <quoka/packing/token_kernels.hpp>
 #include <quoka/select/indexer.hpp>
 
 #include <algorithm>
@@ -25,7 +28,8 @@ static_assert(index_block_keys % tuning::panel_rows == 0 &&
               index_block_keys <= tuning::most_block_keys);
 
 QUOKA_FUNC void IndexerScratch::reserve(Index rows, Index kv_len, const Rows& k) {
-  tiles.reserve(ceil_div(rows, tuning::tile_rows) * key_tile_size(k.dim()));
+  tiles.reserve(std::max(ceil_div(rows, tuning::tile_rows) * key_tile_size(k.dim()),
+                         round_up(rows, Index{4}) * k.dim()));
   weights.reserve(rows);
   lanes.reserve(index_block_keys * k.dim());
   query_rows.reserve(tuning::tile_rows * k.dim());
@@ -128,14 +132,19 @@ class IndexerCall {
   // Scores of a unit's queries for keys of `range`, to scores [queries][stride].
   void score(Index unit, const KeyRange& range, float* scores, IndexerScratch& s) const {
     const Unit u = of(unit);
-    pack(u, s);
-    const Rows& k = in_.k;
-    LaneKeys keys(k.head(u.b, k.heads() > 1 ? u.list_head : 0), k.len(), s);
+    const HeadRows keys = in_.k.head(u.b, in_.k.heads() > 1 ? u.list_head : 0);
     const KeyRange seen{range.begin, std::min(range.end, visible(u.first + u.count - 1))};
+    if (few_rows()) {
+      pack_rows(u, s);
+      return in_.weights.absent() ? score_rows<false>(u, seen, keys, scores, s)
+                                  : score_rows<true>(u, seen, keys, scores, s);
+    }
+    pack(u, s);
+    LaneKeys lanes(keys, in_.k.len(), s);
     if (in_.weights.absent())
-      score<false>(u, seen, keys, scores, s);
+      score<false>(u, seen, lanes, scores, s);
     else
-      score<true>(u, seen, keys, scores, s);
+      score<true>(u, seen, lanes, scores, s);
   }
 
   // One query's scores, which are used up, to its list of k entries.
@@ -177,22 +186,78 @@ class IndexerCall {
     return o_.causal ? in_.k.len() - in_.q.len() + query + 1 : in_.k.len();
   }
 
-  void pack(const Unit& u, IndexerScratch& s) const {
+  bool few_rows() const {
+    return unit_rows() <= tuning::token_rows && in_.k.dim() % simd::lanes == 0;
+  }
+
+  // Row `row` of the unit, a head of a query, as floats to `to` [dim]; and its weight.
+  void read_row(const Unit& u, Index row, float* to, IndexerScratch& s) const {
     const Rows& q = in_.q;
-    const Index rows = u.count * heads_, dim = q.dim();
+    const Index head = u.list_head * heads_ + row % heads_, query = u.first + row / heads_;
+    q.format().widen(q.row(u.b, head, query), q.shape(head), to);
+    if (!in_.weights.absent()) s.weights.data()[row] = in_.weights.at(u.b, head, query);
+  }
+  void pack(const Unit& u, IndexerScratch& s) const {
+    const Index rows = u.count * heads_, dim = in_.q.dim();
     for (Index row = 0; row < rows; row += tuning::tile_rows) {
       ConstRow floats[tuning::tile_rows];
       const Index n = std::min<Index>(tuning::tile_rows, rows - row);
       for (Index i = 0; i < n; ++i) {
-        const Index head = u.list_head * heads_ + (row + i) % heads_,
-                    query = u.first + (row + i) / heads_;
         float* const to = s.query_rows.data() + i * dim;
-        q.format().widen(q.row(u.b, head, query), q.shape(head), to);
+        read_row(u, row + i, to, s);
         floats[i] = reinterpret_cast<ConstRow>(to);
-        if (!in_.weights.absent()) s.weights.data()[row + i] = in_.weights.at(u.b, head, query);
       }
       float_format().pack_key_tile(floats, n, RowShape{dim},
                                    s.tiles.data() + row / tuning::tile_rows * key_tile_size(dim));
+    }
+  }
+  // Row by row, zeros up to a whole tile of token_logits().
+  void pack_rows(const Unit& u, IndexerScratch& s) const {
+    const Index rows = u.count * heads_, dim = in_.q.dim();
+    for (Index row = 0; row < rows; ++row) read_row(u, row, s.tiles.data() + row * dim, s);
+    std::fill(s.tiles.data() + rows * dim,
+              s.tiles.data() + round_up(rows, token_tile_rows(rows)) * dim, 0.0f);
+  }
+
+  // Of few rows: products straight from where keys lie.
+  template <bool Weighted>
+  void score_rows(const Unit& u, const KeyRange& range, const HeadRows& keys, float* scores,
+                  const IndexerScratch& s) const {
+    constexpr Index stretch = tuning::token_stretch_keys;
+    const Index rows = u.count * heads_, tile_rows = token_tile_rows(rows);
+    const HeadRows some = keys.from(range.begin);
+    const Index count = range.end - range.begin;
+    RowWalk walk(some.at, some.row_bytes(), stretch, count);
+    for (Index i = 0; i < count; i += stretch) {
+      const Index n = std::min(stretch, count - i);
+      ConstRow memory[RowsAhead::most];
+      RowsAhead ahead;
+      ahead.take(walk, n);
+      alignas(64) float x[tuning::token_rows + 4][stretch];
+      for (Index row = 0; row < rows; row += tile_rows) {
+        alignas(64) float tile[4 * stretch];  // [key][row of the tile]
+        some.format->token_logits(tile_rows, some.at.run(i, n, memory), n, some.shape,
+                                  s.tiles.data() + row * some.shape.dim, tile,
+                                  row == 0 ? &ahead : nullptr);
+        for (Index r = 0; r < tile_rows; ++r)
+          for (Index t = 0; t < n; ++t) x[row + r][t] = tile[t * tile_rows + r];
+      }
+      for (Index query = 0; query < u.count; ++query) {
+        float* const to = scores + query * stride_ + range.begin + i;
+        for (Index t = 0; t < n; ++t) to[t] = Weighted ? 0.0f : x[query * heads_][t];
+        for (Index row = query * heads_; row < (query + 1) * heads_; ++row)
+          add_head<Weighted>(x[row], Weighted ? s.weights.data()[row] : 0.0f, n, to);
+      }
+    }
+  }
+  // A head's products with n keys to their scores. One that is not finite makes its score so.
+  template <bool Weighted>
+  static void add_head(const float* x, float weight, Index n, float* scores) {
+    for (Index t = 0; t < n; ++t) {
+      const float better = Weighted ? simd::fma(weight, x[t] > 0.0f ? x[t] : 0.0f, scores[t])
+                           : x[t] > scores[t] ? x[t]
+                                              : scores[t];
+      scores[t] = better + x[t] * 0.0f;
     }
   }
 
