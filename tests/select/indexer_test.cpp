@@ -169,6 +169,23 @@ TEST(Indexer, ChoosesTheBestByScoreThenByPosition) {
   }
 }
 
+// A single query, and two, of whole packets: read where they lie.
+TEST(Indexer, FewRowsChooseAlike) {
+  for (const bool weighted : {true, false})
+    for (const Index q_len : {1, 2})
+      for (const Index index_heads : {1, 3, 4}) {
+        Random random(80);
+        const Heads<float> heads(random, {.index_heads = index_heads,
+                                          .q_len = q_len,
+                                          .kv_len = 333,
+                                          .dim = 32,
+                                          .weighted = weighted,
+                                          .options = {.k = 40}});
+        Indexer indexer(heads.shape.options);
+        expect_expected(heads, indexer.choose(heads.input()));
+      }
+}
+
 TEST(Indexer, ReadsKeysOfAnyFormatAndLayout) {
   for_each_storage([]<class T>() {
     for (const Index q_len : {9, 1}) {  // 36 rows, and 4
@@ -224,21 +241,22 @@ TEST(Indexer, ScalesOfQueriesAreTheirHeads) {
 
 TEST(Indexer, AnyExecutorGivesTheSameLists) {
   Random random(73);
-  // Normal numbers, whose sums round; one query alone is cut into ranges of keys.
-  for (const Index q_len : {Index{1}, Index{50}}) {
+  // Normal numbers, whose sums round; one query alone is cut into ranges of keys, by lanes and where they lie.
+  for (const auto& [q_len, dim] : {std::pair<Index, Index>{1, 24}, {1, 32}, {50, 24}}) {
     Heads<float> heads(
         random,
-        {.index_heads = 8, .q_len = q_len, .kv_len = 5000, .dim = 24, .options = {.k = 100}});
-    heads.q = random.tensor<float>(1, 8, q_len, 24), heads.k = random.tensor<float>(1, 1, 5000, 24);
+        {.index_heads = 8, .q_len = q_len, .kv_len = 5000, .dim = dim, .options = {.k = 100}});
+    heads.q = random.tensor<float>(1, 8, q_len, dim),
+    heads.k = random.tensor<float>(1, 1, 5000, dim);
     Indexer first(heads.shape.options);
     const IndexLists expected = first.choose(heads.input());
     Heads<float> others = heads;
     for (Index c = 0; c < others.q.size(); ++c) others.q.data()[c] = -heads.q.data()[c];
-    const auto expect_same = [&](ExecutorRef executor) {
+    const auto expect_same = [&, queries = q_len](ExecutorRef executor) {
       Indexer indexer(heads.shape.options);
       indexer.choose(others.input());  // its memory has other scores
       const IndexLists lists = indexer.choose(heads.input(), executor);
-      for (Index i = 0; i < q_len; ++i)
+      for (Index i = 0; i < queries; ++i)
         EXPECT_EQ(stored(lists, 0, 0, i), stored(expected, 0, 0, i));
     };
     for_each_executor(expect_same);
