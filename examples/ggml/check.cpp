@@ -668,6 +668,7 @@ int main(int argc, char** argv) {
           "recommended:dense_layers=[0,7]; exact: none")
       ->check([](const std::string& text) {
         for (const std::string& mode : modes_of(text)) {
+          if (mode.empty()) return "an item of " + text + " is empty";
           const std::string name = mode.substr(0, mode.find(':'));
           if (name != "exact" && name != "paper" && name != "recommended")
             return mode + ": a mode is exact, paper or recommended";
