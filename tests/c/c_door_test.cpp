@@ -306,8 +306,9 @@ TEST(CDoor, IndexHeadsChooseWhatTheIndexerBehindItChooses) {
   for (Index i = 0; i < hides.size(); ++i)
     hides.data()[i] = random.below(3) == 0 ? -infinity : 0.0f;
   const CTensor c_q{Rows(q)}, c_k{Rows(k)};
-  const quoka_mask c_mask{
-      .size = sizeof c_mask, .data = hides.data(), .q_len = 9, .keys = 90, .listed_keys = 0};
+  quoka_mask c_mask{};
+  c_mask.size = sizeof c_mask, c_mask.data = hides.data();
+  c_mask.q_len = 9, c_mask.keys = 90;
   for (const int which : {0, 1, 2, 3}) {
     quoka_indexer_options options{};
     options.size = sizeof options;
