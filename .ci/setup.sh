@@ -8,6 +8,29 @@ quoka_example_packages=(g++ cmake ninja-build libeigen3-dev nlohmann-json3-dev l
 quoka_test_packages=("${quoka_example_packages[@]}" pkg-config libgtest-dev)
 quoka_packages=("${quoka_test_packages[@]}" libbenchmark-dev libpcre2-dev libopenblas-pthread-dev)  # for everything in the tree
 
+say() { echo "$*" >&2; }
+
+fail() {
+  say "$(basename "$0"): $*"
+  exit 1
+}
+
+# read_options "NAME..." ARGUMENT...: `--NAME VALUE` sets the variable NAME; --help prints the head of the script.
+read_options() {
+  local names=$1
+  shift
+  while (($#)); do
+    if [[ $1 == -h || $1 == --help ]]; then
+      sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"
+      exit
+    fi
+    [[ $1 == --* && " $names " == *" ${1#--} "* ]] || fail "$1 is no option: there is --${names// / and --}"
+    (($# > 1)) || fail "$1 wants a value"
+    printf -v "${1#--}" %s "$2"
+    shift 2
+  done
+}
+
 # install_missing PACKAGE...: installs those that are not there, and does nothing when all are.
 install_missing() {
   local package missing=() as_root=()

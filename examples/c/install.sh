@@ -9,13 +9,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../.ci/setup.sh"
 
 prefix=$HOME/.local
-while (($#)); do
-  case $1 in
-    --prefix) prefix=${2:?--prefix DIR} && shift 2 ;;
-    --help | -h) sed -n '2,7s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit ;;
-    *) echo "install.sh: no option $1, only --prefix DIR" >&2 && exit 2 ;;
-  esac
-done
+read_options prefix "$@"
 install_missing gcc g++ cmake ninja-build libeigen3-dev pkg-config
 prefix=$(realpath -m "$prefix")
 cmake -S "$quoka_root" -B "$quoka_root/build/c" -G Ninja -DCMAKE_BUILD_TYPE=Release -DQUOKA_INSTALL_COMPILED=ON \

@@ -10,13 +10,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../.ci/setup.sh"
 
 to=$quoka_root/build/onnxruntime_header
-while (($#)); do
-  case $1 in
-    --to) to=${2:?--to DIR} && shift 2 ;;
-    --help | -h) sed -n '2,8s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit ;;
-    *) echo "get_header.sh: no option $1, only --to DIR" >&2 && exit 2 ;;
-  esac
-done
+read_options to "$@"
 for folder in /usr/include/onnxruntime "$to"; do
   if [[ -f $folder/onnxruntime_c_api.h ]]; then
     echo "$folder"

@@ -8,13 +8,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../../.ci/setup.sh"
 
 prefix=$HOME/.local
-while (($#)); do
-  case $1 in
-    --prefix) prefix=${2:?--prefix DIR} && shift 2 ;;
-    --help | -h) sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" && exit ;;
-    *) echo "install.sh: no option $1, only --prefix DIR" >&2 && exit 2 ;;
-  esac
-done
+read_options prefix "$@"
 install_missing g++ cmake ninja-build libeigen3-dev binutils
 header=$(bash "$quoka_root/examples/onnxruntime/get_header.sh")
 build=$quoka_root/build/onnxruntime

@@ -14,8 +14,6 @@ llama_cpp=(@node-llama-cpp/linux-x64@3.22.1 node-llama-cpp-linux-x64-3.22.1.tgz
 llama_cpp_sources=(node-llama-cpp@3.22.1 node-llama-cpp-3.22.1.tgz
   sha512-bltIipuWmc123H7tMIgDGKSsSrhmhlQYeVUC48XTjVW7XGJJiJJyCdlTMzQ/LiWoPkGDpcL4FviDpgw7qfTiDw==)
 
-say() { echo "$*" >&2; }
-
 # ggml_folder: what the ggml backend is built against. GGML_DIR; else an installed llama.cpp, if it has
 # ggml-backend-impl.h besides what it installs by itself; else what get_llama_cpp.sh gets.
 ggml_folder() {
@@ -33,26 +31,6 @@ ggml_folder() {
     "taking another. GGML_DIR=FOLDER names one with its sources."
   bash "$quoka_root/examples/ggml/get_llama_cpp.sh" >&2
   echo "$quoka_root/build/llama.cpp"
-}
-fail() {
-  say "$(basename "$0"): $*"
-  exit 1
-}
-
-# read_options "NAME..." ARGUMENT...: `--NAME VALUE` sets the variable NAME; --help prints the head of the script.
-read_options() {
-  local names=$1
-  shift
-  while (($#)); do
-    if [[ $1 == -h || $1 == --help ]]; then
-      sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0"
-      exit
-    fi
-    [[ $1 == --* && " $names " == *" ${1#--} "* ]] || fail "$1 is no option: there is --${names// / and --}"
-    (($# > 1)) || fail "$1 wants a value"
-    printf -v "${1#--}" %s "$2"
-    shift 2
-  done
 }
 
 # enter FOLDER: into it, made if need be, and alone in it.
