@@ -74,6 +74,17 @@ const quoka::Format& channel_major(const quoka::Format& format) {
   return quoka::channel_major_format<Eigen::bfloat16>();
 }
 
+// Sizes and strides, in elements, of an array's axes: the last of N axes but for `missing` are its own, those before stay.
+template <std::size_t N>
+void read_axes(const nb::ndarray<nb::ro>& array, std::array<Index, N>& sizes,
+               std::array<Index, N>& strides, std::size_t missing = 0) {
+  const std::size_t first = N - missing - array.ndim();
+  for (std::size_t axis = 0; axis < array.ndim(); ++axis) {
+    sizes[first + axis] = static_cast<Index>(array.shape(axis));
+    strides[first + axis] = array.stride(axis);
+  }
+}
+
 }  // namespace
 
 Array::Array(nb::handle of, const char* name) : original_(nb::borrow(of)), name_(name) {
@@ -90,11 +101,7 @@ Array::Array(nb::handle of, const char* name) : original_(nb::borrow(of)), name_
   element_bytes_ = held_.dtype().bits / 8;
   data_ = held_.data();
   sizes_[0] = 1;
-  for (int axis = 0; axis < rank_; ++axis) {
-    const auto at = static_cast<std::size_t>(axis + 4 - rank_);
-    sizes_[at] = static_cast<Index>(held_.shape(static_cast<std::size_t>(axis)));
-    strides_[at] = held_.stride(static_cast<std::size_t>(axis));
-  }
+  read_axes(held_, sizes_, strides_);
 }
 
 quoka::Rows Array::rows() const {
@@ -150,11 +157,7 @@ MaskArray::MaskArray(nb::handle of) : original_(nb::borrow(of)) {
     quoka::detail::fail("the mask's rank", rank,
                         "but must be 2, [q_len, keys], 3, [heads, q_len, keys], or", "", 4);
   std::array<Index, 4> sizes{1, 1, 1, 1}, steps{};
-  for (int axis = 0; axis < rank; ++axis) {
-    const auto at = static_cast<std::size_t>(axis + 4 - rank);
-    sizes[at] = static_cast<Index>(held_.shape(static_cast<std::size_t>(axis)));
-    steps[at] = held_.stride(static_cast<std::size_t>(axis));
-  }
+  read_axes(held_, sizes, steps);
   const Index bytes = held_.dtype().bits / 8;
   if (sizes[3] > 1 && steps[3] != 1)
     quoka::detail::fail("the step between the mask's keys", steps[3], "but must be", "", 1);
@@ -183,11 +186,7 @@ ListsArray::Numbers::Numbers(nb::handle of, const std::string& name, int missing
                         missing_axes == 0 ? "but must be 2, [q_len, k], 3, [kv_heads, q_len, k], or"
                                           : "but must be 1, [q_len], 2, [kv_heads, q_len], or",
                         "", 4 - missing_axes);
-  for (int axis = 0; axis < rank; ++axis) {
-    const auto at = static_cast<std::size_t>(axis + 4 - missing_axes - rank);
-    sizes[at] = static_cast<Index>(held.shape(static_cast<std::size_t>(axis)));
-    strides[at] = held.stride(static_cast<std::size_t>(axis));
-  }
+  read_axes(held, sizes, strides, static_cast<std::size_t>(missing_axes));
   const dlpack::dtype type = held.dtype();
   if (type.code != static_cast<std::uint8_t>(dlpack::dtype_code::Int) || type.lanes != 1 ||
       (type.bits != 32 && type.bits != 64))
@@ -246,11 +245,7 @@ HeadWeights::HeadWeights(nb::handle of) {
                                 (is_bfloat16 ? "bfloat16" : type_of(held_.dtype())) +
                                 ", but they must be float32");
   std::array<Index, 3> sizes{1, 1, 1}, strides{};
-  for (Index axis = 0; axis < rank; ++axis) {
-    const auto at = static_cast<std::size_t>(axis + 3 - rank);
-    sizes[at] = static_cast<Index>(held_.shape(static_cast<std::size_t>(axis)));
-    strides[at] = held_.stride(static_cast<std::size_t>(axis));
-  }
+  read_axes(held_, sizes, strides);
   view_ = {static_cast<const float*>(held_.data()), sizes, strides};
 }
 

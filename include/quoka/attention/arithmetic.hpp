@@ -38,8 +38,8 @@ using PanelsOf = UsedArithmetic (*)(const ArithmeticInput& input);
 struct UsedArithmetic {
   ArithmeticId id;
   const PanelArithmetic* panels;
-  PanelsOf own =
-      nullptr;  // what comes to it for other calls, too, where the one that was asked for does not
+  // What comes to it for other calls, too, where the one that was asked for does not.
+  PanelsOf own = nullptr;
 };
 template <ArithmeticId id>
 UsedArithmetic panels_of(const ArithmeticInput& input);

@@ -88,9 +88,9 @@ class Indexer {
   // The lists of a chunk, [batch, lists_heads, q_len, k], or as many entries as there are where these are fewer; good until
   // the next call. Throws std::invalid_argument where shapes do not fit together, before anything is written.
   IndexLists choose(const IndexerInput& input, ExecutorRef executor = SerialExecutor{}) {
-    write_lists(input, executor);
+    const Index most = write_lists(input, executor);
     return IndexLists(IndexLists::Entries(lists_.data(), {input.q.batch(), options_.lists_heads,
-                                                          input.q.len(), most_}),
+                                                          input.q.len(), most}),
                       options_.block);
   }
 
@@ -99,10 +99,10 @@ class Indexer {
   Index bytes() const { return lists_.bytes() + scores_.bytes() + scratch_.bytes(); }
 
  private:
-  void write_lists(const IndexerInput& input, ExecutorRef executor);
+  // Returns the entries of a list.
+  Index write_lists(const IndexerInput& input, ExecutorRef executor);
 
   IndexerOptions options_;
-  Index most_ = 0;          // entries of a list
   Buffer<Position> lists_;  // [batch, lists_heads, q_len, most]
   Buffer<float> scores_;    // [query of some units][kv_len, rounded up]
   WorkerScratch<detail::IndexerScratch> scratch_;

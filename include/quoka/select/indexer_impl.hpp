@@ -132,19 +132,11 @@ class IndexerCall {
   // Scores of a unit's queries for keys of `range`, to scores [queries][stride].
   void score(Index unit, const KeyRange& range, float* scores, IndexerScratch& s) const {
     const Unit u = of(unit);
-    const HeadRows keys = in_.k.head(u.b, in_.k.heads() > 1 ? u.list_head : 0);
     const KeyRange seen{range.begin, std::min(range.end, visible(u.first + u.count - 1))};
-    if (few_rows()) {
-      pack_rows(u, s);
-      return in_.weights.absent() ? score_rows<false>(u, seen, keys, scores, s)
-                                  : score_rows<true>(u, seen, keys, scores, s);
-    }
-    pack(u, s);
-    LaneKeys lanes(keys, in_.k.len(), s);
     if (in_.weights.absent())
-      score<false>(u, seen, lanes, scores, s);
+      score<false>(u, seen, scores, s);
     else
-      score<true>(u, seen, lanes, scores, s);
+      score<true>(u, seen, scores, s);
   }
 
   // One query's scores, which are used up, to its list of k entries.
@@ -184,6 +176,19 @@ class IndexerCall {
   // Keys up to the last that a query sees.
   Index visible(Index query) const {
     return o_.causal ? in_.k.len() - in_.q.len() + query + 1 : in_.k.len();
+  }
+
+  template <bool Weighted>
+  void score(const Unit& u, const KeyRange& range, float* scores, IndexerScratch& s) const {
+    const HeadRows keys = in_.k.head(u.b, in_.k.heads() > 1 ? u.list_head : 0);
+    if (few_rows()) {
+      pack_rows(u, s);
+      score_rows<Weighted>(u, range, keys, scores, s);
+    } else {
+      pack(u, s);
+      LaneKeys lanes(keys, in_.k.len(), s);
+      score_lanes<Weighted>(u, range, lanes, scores, s);
+    }
   }
 
   bool few_rows() const {
@@ -262,8 +267,8 @@ class IndexerCall {
   }
 
   template <bool Weighted>
-  void score(const Unit& u, const KeyRange& range, LaneKeys& keys, float* scores,
-             const IndexerScratch& s) const {
+  void score_lanes(const Unit& u, const KeyRange& range, LaneKeys& keys, float* scores,
+                   const IndexerScratch& s) const {
     constexpr int rows = tuning::tile_rows, packets = tuning::tile_packets;
     constexpr Index width = tuning::panel_rows;
     const Index dim = in_.k.dim(), count = u.count * heads_, tiles = ceil_div(count, rows);
@@ -353,14 +358,14 @@ QUOKA_FUNC Indexer::Indexer(const IndexerOptions& options) : options_(options) {
   detail::require_size("keep_last", options.keep_last, 0);
 }
 
-QUOKA_FUNC void Indexer::write_lists(const IndexerInput& input, ExecutorRef executor) {
+QUOKA_FUNC Index Indexer::write_lists(const IndexerInput& input, ExecutorRef executor) {
   detail::check_indexer(input, options_);
   const Rows& k = input.k;
-  most_ = std::min(options_.k, ceil_div(k.len(), options_.block));
-  const Index size = input.q.batch() * options_.lists_heads * input.q.len() * most_;
+  const Index most = std::min(options_.k, ceil_div(k.len(), options_.block));
+  const Index size = input.q.batch() * options_.lists_heads * input.q.len() * most;
   Position* const lists = lists_.reserve(size);
-  if (size == 0) return;
-  const detail::IndexerCall call(input, options_, most_);
+  if (size == 0) return most;
+  const detail::IndexerCall call(input, options_, most);
   const Index all = call.units(), queries = call.unit_queries(), stride = call.stride();
   const Index unit_size = queries * stride;
   const Index at_once =
@@ -380,6 +385,7 @@ QUOKA_FUNC void Indexer::write_lists(const IndexerInput& input, ExecutorRef exec
                   scratch_[worker]);
     });
   }
+  return most;
 }
 
 }  // namespace QUOKA_ABI

@@ -29,6 +29,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <span>
 #include <utility>
 
@@ -36,40 +37,30 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Some rows of one head as floats, each of whole packets: in place, or widened and filled up with zeros.
+// Some rows of one head as floats, each of whole packets.
 class FloatBlock {
  public:
   static constexpr Index most = 64;  // rows
 
   void reserve(const Rows& x) {
-    if (x.empty() || lies_ready(x.format(), x.dim())) return;
-    widened_.reserve(most * round_up(x.dim(), simd::lanes));
+    if (!x.empty()) floats_.reserve(x.format(), most, x.dim(), round_up(x.dim(), simd::lanes));
   }
   // Rows list[0, count) of x, good until the next call.
   RowRun read(const HeadRows& x, const Position* list, Index count) {
-    const Index dim = x.shape.dim, width = round_up(dim, simd::lanes);
-    for (Index i = 0; i < count; ++i) {
-      rows_[i] = x[list[i]];
-      if (lies_ready(*x.format, dim)) continue;
-      float* const to = widened_.data() + i * width;
-      x.format->widen(rows_[i], x.shape, to);
-      std::fill(to + dim, to + width, 0.0f);
-      rows_[i] = reinterpret_cast<ConstRow>(to);
-    }
+    x.listed(list).at.find(0, count, found_);
+    floats_.read(*x.format, x.shape, round_up(x.shape.dim, simd::lanes), found_, count, rows_);
+    for (Index i = 0; i < count; ++i) found_[i] = reinterpret_cast<ConstRow>(rows_[i]);
     RowRun run;
-    run.rows = rows_;
+    run.rows = found_;
     return run;
   }
-  const float* row(Index i) const { return reinterpret_cast<const float*>(rows_[i]); }
-  Index bytes() const { return widened_.bytes(); }
+  const float* row(Index i) const { return rows_[i]; }
+  Index bytes() const { return floats_.bytes(); }
 
  private:
-  static bool lies_ready(const Format& format, Index dim) {
-    return format.is_float && dim % simd::lanes == 0;
-  }
-
-  ConstRow rows_[most];
-  Buffer<float> widened_;
+  FloatRows floats_;
+  ConstRow found_[most];  // where they lie, then as floats
+  const float* rows_[most];
 };
 
 // Sums over keys for each query head of a KV head, whose rows are padded to whole tiles and their channels to whole packets.
@@ -133,8 +124,8 @@ class RestOfHead {
         tile_rows_(token_tile_rows(group_)),
         rows_(RestScratch::rows_of(group_)),
         s_(scratch) {
-    rule_.scale = 1.0f / std::sqrt(static_cast<float>(k_dim_));
-    if (input.logits) rule_ = {input.logits->scale.value_or(rule_.scale), input.logits->softcap};
+    const std::optional<float> scale = input.logits ? input.logits->scale : std::nullopt;
+    rule_ = {scale.value_or(1.0f / std::sqrt(static_cast<float>(k_dim_))), input.softcap()};
   }
 
   // What `kept`, ascending positions, leaves out, to the rows of the KV head's query heads.

@@ -5,32 +5,46 @@
 #include <quoka/base/buffer.hpp>
 #include <quoka/views/rows.hpp>
 
+#include <algorithm>
+
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// Several rows of one head at a time.
+// Several rows of one head at a time, each `width` floats: zeros behind its channels.
 class FloatRows {
  public:
   // Room for `count` rows.
-  void reserve(const Format& format, Index count, Index dim) {
-    if (!format.is_float) widened_.reserve(count * dim);
+  void reserve(const Format& format, Index count, Index dim, Index width) {
+    if (!lie_ready(format, dim, width)) widened_.reserve(count * width);
   }
+  void reserve(const Format& format, Index count, Index dim) { reserve(format, count, dim, dim); }
   // rows[0, count) as floats[0, count).
-  void read(const Format& format, const RowShape& shape, const ConstRow* rows, Index count,
-            const float** floats) {
+  void read(const Format& format, const RowShape& shape, Index width, const ConstRow* rows,
+            Index count, const float** floats) {
+    const bool ready = lie_ready(format, shape.dim, width);
     for (Index i = 0; i < count; ++i) {
-      if (format.is_float) {
+      if (ready) {
         floats[i] = reinterpret_cast<const float*>(rows[i]);
       } else {
-        format.widen(rows[i], shape, widened_.data() + i * shape.dim);
-        floats[i] = widened_.data() + i * shape.dim;
+        float* const to = widened_.data() + i * width;
+        format.widen(rows[i], shape, to);
+        std::fill(to + shape.dim, to + width, 0.0f);
+        floats[i] = to;
       }
     }
+  }
+  void read(const Format& format, const RowShape& shape, const ConstRow* rows, Index count,
+            const float** floats) {
+    read(format, shape, shape.dim, rows, count, floats);
   }
   Index bytes() const { return widened_.bytes(); }
 
  private:
+  static bool lie_ready(const Format& format, Index dim, Index width) {
+    return format.is_float && width == dim;
+  }
+
   Buffer<float> widened_;
 };
 
