@@ -29,7 +29,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <optional>
 #include <span>
 #include <utility>
 
@@ -124,8 +123,10 @@ class RestOfHead {
         tile_rows_(token_tile_rows(group_)),
         rows_(RestScratch::rows_of(group_)),
         s_(scratch) {
-    const std::optional<float> scale = input.logits ? input.logits->scale : std::nullopt;
-    rule_ = {scale.value_or(1.0f / std::sqrt(static_cast<float>(k_dim_))), input.softcap()};
+    const float scale = input.logits && input.logits->scale
+                            ? *input.logits->scale
+                            : 1.0f / std::sqrt(static_cast<float>(k_dim_));
+    rule_ = {scale, input.softcap()};
   }
 
   // What `kept`, ascending positions, leaves out, to the rows of the KV head's query heads.
