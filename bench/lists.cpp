@@ -1,15 +1,18 @@
 // Attention where each query has keys of its own (views/index_lists.hpp), beside the ways without lists.
 //
-//   lists   attention() with IndexLists
-//   mask    the same keys as a mask that hides the others
-//   all     every key, which is the most that either may cost
-//   bound   the attended pairs at the rate of `all`
+//   lists      attention() with IndexLists
+//   mask       the same keys as a mask that hides the others
+//   all        every key, which is the most that either may cost
+//   selection  where one list serves all queries: the same keys as a Selection
+//   bound      the attended pairs at the rate of `all`
 //
-// The three are called in turns, and medians of their ratios are printed: a neighbour's load falls on all of them alike.
-// One thread, its own time. Caches are of half, [token, head, channel] as llama.cpp has them. Each round's lists are
-// compared with the mask: the largest difference is printed, relative to the largest output.
+// They are called in turns, and medians of their ratios are printed: a neighbour's load falls on all of them alike.
+// One thread, its own time. Caches are [token, head, channel] as llama.cpp has them, or in pages of 16 tokens in a
+// shuffled order. Each round's lists are compared with the mask: the largest difference is printed, relative to the
+// largest output.
 
 #include <quoka/attention/attention.hpp>
+#include <quoka/packing/byte_formats.hpp>
 
 #include "normal.hpp"
 
@@ -43,11 +46,15 @@ struct Flags {
 enum class Kind { own, neighbours, shared };
 constexpr const char* kinds[] = {"each its own", "like the one before", "one for all"};
 
+enum class Cache { half, q8_0, pages };  // pages: of half
+constexpr const char* caches[] = {"half", "q8_0", "half in pages"};
+
 struct Case {
   Index q_heads, kv_heads, head_dim, v_dim;
   Index queries, keys;
   Index attended, block;  // keys of a query
   Kind kind;
+  Cache cache = Cache::half;
 };
 
 constexpr Case cases[] = {
@@ -68,6 +75,41 @@ constexpr Case cases[] = {
     {16, 1, 576, 512, 128, 8192, 512, 1, Kind::own},
     {128, 1, 576, 512, 32, 8192, 2048, 1, Kind::own},
     {128, 1, 576, 512, 32, 8192, 512, 1, Kind::own},
+    {32, 8, 128, 128, 128, 8192, 2048, 1, Kind::own, Cache::q8_0},
+    {32, 8, 128, 128, 128, 8192, 2048, 1, Kind::own, Cache::pages},
+};
+
+// Keys or values of a case, drawn anew.
+class CachedRows {
+ public:
+  CachedRows(const Case& c, Index dim, std::mt19937& random)
+      : format_(c.cache == Cache::q8_0 ? quoka::q8_0_format() : quoka::format_of<Eigen::half>()),
+        pages_(static_cast<std::size_t>(c.keys / page_len)) {
+    const Index row_bytes = format_.row_bytes({dim}), token_bytes = c.kv_heads * row_bytes;
+    std::byte* const data = memory_.reserve(c.keys * token_bytes);
+    std::iota(pages_.begin(), pages_.end(), Position{0});
+    std::shuffle(pages_.begin(), pages_.end(), std::mt19937(7));
+    const quoka::Rows pool(data, format_, {c.keys / page_len, c.kv_heads, page_len, dim},
+                           {page_len * token_bytes, row_bytes, token_bytes});
+    rows = c.cache == Cache::pages ? quoka::paged(pool, pages_, c.keys)
+                                   : quoka::Rows(data, format_, {1, c.kv_heads, c.keys, dim},
+                                                 {0, row_bytes, token_bytes});
+    const auto values = normals<float>(c.keys * c.kv_heads * dim, random());
+    for (Index i = 0; i < c.keys; ++i)
+      for (Index head = 0; head < c.kv_heads; ++head)
+        format_.narrow(values.data() + (i * c.kv_heads + head) * dim, rows.shape(head),
+                       const_cast<std::byte*>(rows.row(0, head, i)));
+  }
+  CachedRows(const CachedRows&) = delete;
+  CachedRows& operator=(const CachedRows&) = delete;
+
+  quoka::Rows rows;  // [1, kv_heads, keys, dim]
+
+ private:
+  static constexpr Index page_len = 16;
+  const quoka::Format& format_;
+  std::vector<Position> pages_;
+  quoka::Buffer<std::byte> memory_;
 };
 
 // The entries of each query's list, ascending.
@@ -97,8 +139,7 @@ std::vector<Position> draw_lists(const Case& c, std::mt19937& random) {
 void measure(const Case& c, const Flags& flags, Table& table, Report& report) {
   std::mt19937 random(1);
   const auto q = normals<float>(c.q_heads * c.queries * c.head_dim, random());
-  const auto k = normals<Eigen::half>(c.keys * c.kv_heads * c.head_dim, random());
-  const auto v = normals<Eigen::half>(c.keys * c.kv_heads * c.v_dim, random());
+  const CachedRows k(c, c.head_dim, random), v(c, c.v_dim, random);
   const auto entries = draw_lists(c, random);
   const Index most = c.attended / c.block;
   std::vector<Eigen::half> hidden(static_cast<std::size_t>(c.queries * c.keys),
@@ -110,34 +151,39 @@ void measure(const Case& c, const Flags& flags, Table& table, Report& report) {
           static_cast<Eigen::half>(0.0f);
     }
   const TensorView<const float> queries(q.data(), {1, c.q_heads, c.queries, c.head_dim});
-  const quoka::Past past(
-      TensorView<const Eigen::half>(k.data(), {1, c.kv_heads, c.keys, c.head_dim},
-                                    {0, c.head_dim, c.kv_heads * c.head_dim, 1}),
-      TensorView<const Eigen::half>(v.data(), {1, c.kv_heads, c.keys, c.v_dim},
-                                    {0, c.v_dim, c.kv_heads * c.v_dim, 1}));
+  const quoka::Past past(k.rows, v.rows);
+  const bool selects = c.kind == Kind::shared;  // with blocks of one key
+  quoka::Selection selection;
+  if (selects)
+    selection = quoka::Selection(
+        TensorView<const Position, 3>(entries.data(), {1, c.kv_heads, c.attended}, {0, 0, 1}),
+        c.keys);
   quoka::AttentionOptions all{.causal = false}, masked = all, listed = all;
   masked.mask =
       quoka::Mask(TensorView<const Eigen::half>(hidden.data(), {1, 1, c.queries, c.keys}));
   listed.lists = quoka::IndexLists(
       TensorView<const Position>(entries.data(), {1, 1, c.queries, most}), c.block);
-  std::vector<float> out[3];
+  std::vector<float> out[4];
   quoka::AttentionWorkspace workspace;
-  const auto seconds = [&](int which, const quoka::AttentionOptions& options) {
+  const auto seconds = [&](int which, const quoka::AttentionOptions& options,
+                           const quoka::Past& keys) {
     out[which].resize(static_cast<std::size_t>(c.q_heads * c.queries * c.v_dim));
     const double start = thread_seconds();
-    quoka::attention(queries, past, {},
+    quoka::attention(queries, keys, {},
                      TensorView<float>(out[which].data(), {1, c.q_heads, c.queries, c.v_dim}),
                      options, quoka::SerialExecutor{}, workspace);
     return thread_seconds() - start;
   };
-  std::vector<double> times, of_bound, mask_ratio, all_ratio;
+  std::vector<double> times, of_bound, mask_ratio, all_ratio, selection_ratio;
   for (int round = 0; round <= flags.rounds; ++round) {
-    const double by_lists = seconds(0, listed), by_mask = seconds(1, masked),
-                 by_all = seconds(2, all);
+    const double by_lists = seconds(0, listed, past), by_mask = seconds(1, masked, past),
+                 by_all = seconds(2, all, past);
+    const double by_selection = selects ? seconds(3, all, {k.rows, v.rows, selection}) : 0;
     if (round == 0) continue;  // memory is new
     const double share = static_cast<double>(c.attended) / static_cast<double>(c.keys);
     times.push_back(by_lists), of_bound.push_back(by_lists / (by_all * share));
     mask_ratio.push_back(by_mask / by_lists), all_ratio.push_back(by_all / by_lists);
+    if (selects) selection_ratio.push_back(by_selection / by_lists);
   }
   float error = 0, size = 0;
   for (std::size_t i = 0; i < out[0].size(); ++i) {
@@ -147,31 +193,37 @@ void measure(const Case& c, const Flags& flags, Table& table, Report& report) {
   const std::string heads = fmt::format("{}/{}/{}", c.q_heads, c.kv_heads, c.head_dim);
   const std::string keys = c.block > 1 ? fmt::format("{} in blocks of {}", c.attended, c.block)
                                        : fmt::format("{}", c.attended);
-  table.row("{}\t{}\t{} of {}, {}\t{:.2f} ms\t{:.2f}\t{:.2f}x\t{:.2f}x\t{:.0e}", heads, c.queries,
-            keys, c.keys, kinds[static_cast<int>(c.kind)], 1e3 * median(times), median(of_bound),
-            median(mask_ratio), median(all_ratio), static_cast<double>(error / size));
-  report["results"].push_back({{"q_heads", c.q_heads},
-                               {"kv_heads", c.kv_heads},
-                               {"head_dim", c.head_dim},
-                               {"v_dim", c.v_dim},
-                               {"queries", c.queries},
-                               {"keys", c.keys},
-                               {"attended", c.attended},
-                               {"block", c.block},
-                               {"kind", kinds[static_cast<int>(c.kind)]},
-                               {"milliseconds", 1e3 * median(times)},
-                               {"of_bound", median(of_bound)},
-                               {"of_mask", median(mask_ratio)},
-                               {"of_all", median(all_ratio)},
-                               {"error", error / size}});
+  const auto kind = kinds[static_cast<int>(c.kind)], cache = caches[static_cast<int>(c.cache)];
+  table.row("{}\t{}\t{} of {}, {}, {}\t{:.2f} ms\t{:.2f}\t{:.2f}x\t{:.2f}x\t{}\t{:.0e}", heads,
+            c.queries, keys, c.keys, kind, cache, 1e3 * median(times), median(of_bound),
+            median(mask_ratio), median(all_ratio),
+            selects ? fmt::format("{:.2f}x", median(selection_ratio)) : "-",
+            static_cast<double>(error / size));
+  nlohmann::json result = {{"q_heads", c.q_heads},
+                           {"kv_heads", c.kv_heads},
+                           {"head_dim", c.head_dim},
+                           {"v_dim", c.v_dim},
+                           {"queries", c.queries},
+                           {"keys", c.keys},
+                           {"attended", c.attended},
+                           {"block", c.block},
+                           {"kind", kind},
+                           {"cache", cache},
+                           {"milliseconds", 1e3 * median(times)},
+                           {"of_bound", median(of_bound)},
+                           {"of_mask", median(mask_ratio)},
+                           {"of_all", median(all_ratio)},
+                           {"error", error / size}};
+  if (selects) result["of_selection"] = median(selection_ratio);
+  report["results"].push_back(std::move(result));
 }
 
 int run(const Flags& flags, Report& report) {
-  fmt::print("{}\n\nhalf caches, one thread, medians of {} rounds\n\n", machine(), flags.rounds);
+  fmt::print("{}\n\none thread, medians of {} rounds\n\n", machine(), flags.rounds);
   report["rounds"] = flags.rounds;
   Table table(
       "heads, channels\tqueries\tkeys of a query\ttime\tof bound\tmask / lists\tall / "
-      "lists\terror");
+      "lists\tselection / lists\terror");
   for (const Case& c : cases) {
     const auto named = [&](Index i) { return i == &c - cases; };
     const bool chosen =

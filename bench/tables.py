@@ -198,8 +198,8 @@ def glance():
     alone = prompt["llama.cpp"]["s"]
     body.append([f"first token in llama.cpp, 16,384 tokens; without this library {seconds(alone)}",
                  *(times(alone / prompt[mode]["s"]) + " as soon" for mode in ("exact", "paper", "recommended"))])
-    eights, sixteens = (next(r["speed"] for r in load("rates_zen5")["kernels"] if (r["arithmetic"], r["cache"]) == (name, "float")) for name in ("int8", "bfloat16"))
-    body.append(["a chunk over 8,192 keys in 16 bits (`bfloat16`); in 8 (`int8`), where the processor has them (Zen 5)",
+    eights, sixteens = (next(r["speed"] for r in load("rates_zen4")["kernels"] if (r["arithmetic"], r["cache"]) == (name, "float")) for name in ("int8", "bfloat16"))
+    body.append(["a chunk over 8,192 keys in 16 bits (`bfloat16`); in 8 (`int8`), where the processor has them",
                  f"{times(sixteens)}; {times(eights)} as fast as in float", "", ""])
     right = [percent(answers().share(name, EIGHTH, RETRIEVAL, answers().lengths)) + " %" for name in ("dense", *OURS)]
     body.append(["right answers, six tasks of RULER", *right])
@@ -349,9 +349,10 @@ def lists():
     body = []
     for r in rows("lists"):
         keys = f"{r['attended']:,} of {r['keys']:,}" + (f", blocks of {r['block']}" if r["block"] > 1 else "")
-        body.append([f"{r['q_heads']}/{r['kv_heads']}/{r['head_dim']}", r["queries"], f"{keys}, {r['kind']}", f"{r['milliseconds']:.1f}", f"{r['of_bound']:.2f}",
-                     times(r["of_mask"]), times(r["of_all"])])
-    return ["heads, channels", "queries", "keys of a query", "ms", "of bound", "faster than by a mask", "than all keys"], body
+        cache = "" if r["cache"] == "half" else f", {r['cache']}"
+        body.append([f"{r['q_heads']}/{r['kv_heads']}/{r['head_dim']}{cache}", r["queries"], f"{keys}, {r['kind']}", f"{r['milliseconds']:.1f}", f"{r['of_bound']:.2f}",
+                     times(r["of_mask"]), times(r["of_all"]), f"{r['of_selection']:.2f}" if "of_selection" in r else "-"])
+    return ["heads, channels", "queries", "keys of a query", "ms", "of bound", "faster than by a mask", "than all keys", "a `Selection`'s time"], body
 
 
 @table

@@ -107,7 +107,7 @@ class OfOne {
   bool cached_;
 };
 
-// Root mean squares: of the difference, by that of y. Nothing of nothing is 0.
+// Root mean squares: of the difference, by that of y; 0 where both are.
 double distance(const std::vector<float>& x, const std::vector<float>& y) {
   double of_difference = 0, of_y = 0;
   for (std::size_t i = 0; i < y.size(); ++i) {

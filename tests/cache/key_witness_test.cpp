@@ -1,4 +1,4 @@
-// What notices that a cache changed unheard: which rows a call looks up, and how surely they show a change.
+// What notices that a cache changed although nobody said so: which rows a call looks up, and how surely they show a change.
 
 #include <quoka/cache/key_witness.hpp>
 #include <quoka/cache/kv_cache.hpp>

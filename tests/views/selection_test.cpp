@@ -33,7 +33,7 @@ void write(Selection& selection, std::initializer_list<Position> list, Index kv_
   writer.commit();
 }
 
-// Nothing of nothing.
+// No sequence, no key.
 void expect_nothing(const Selection& selection) {
   EXPECT_EQ(selection.batch(), 0);
   EXPECT_EQ(selection.kv_heads(), 0);
@@ -298,7 +298,7 @@ TEST(Selection, RefusesTheOneBadRowAmongGoodOnes) {
   expect_refused([&] { Selection(positions, 7); }, {"of batch 0, KV head 1 is", -4, 0});
 }
 
-// What is refused leaves nothing of nothing, whatever the Selection held before.
+// What is refused leaves a Selection of no sequence, whatever the Selection held before.
 TEST(SelectionWriter, RefusesWhatIsNoSelectionAndLeavesNothing) {
   const auto refuses = [](std::initializer_list<Position> bad,
                           std::initializer_list<Fragment> both) {

@@ -1,5 +1,5 @@
-// Has a cache changed unheard? What is kept beside keys (their codes, projections, bounds of pages, means of blocks,
-// a retained set, packed blocks) is right as long as the keys are what they were. Nobody tells of an overwritten one:
+// Are cached keys still those that were noted? What is kept beside keys (their codes, projections, bounds of pages,
+// means of blocks, a retained set, packed blocks) is right as long as the keys are what they were. Nobody tells of an overwritten one:
 // a ring buffer that went round, an edited prompt, another sequence appended without a truncate(). So whoever keeps
 // something notes 16 bits of each row, and each call that uses it (a selection, attention to packed keys) looks up some
 // rows:

@@ -112,8 +112,7 @@ class ChunkedPrefill {
 
   Index kv_len() const { return cache().len(); }           // tokens in the cache
   const KvCache& cache() const { return layer_.cache(); }  // keys and values so far
-  // What the last forward() attended to of its past, or the last select() chose; nothing of nothing after one that
-  // threw.
+  // What the last forward() attended to of its past, or the last select() chose; as Selection() after one that threw.
   const Selection& selection() const { return selection_; }
   const S& selector() const { return selector_; }  // made from the options
   typename S::State& state() { return state_; }    // the selector's

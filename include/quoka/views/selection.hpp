@@ -20,13 +20,13 @@ inline namespace QUOKA_ABI {
 
 class Selection {
  public:
-  // Nothing of nothing.
+  // No sequence, no key.
   Selection() = default;
   Selection(const Selection&) = default;
   Selection& operator=(const Selection&) = default;
-  // What was moved from is nothing of nothing.
+  // What was moved from is as Selection().
   Selection(Selection&& other) noexcept { swap(other); }
-  // What was moved from is nothing of nothing.
+  // What was moved from is as Selection().
   Selection& operator=(Selection&& other) noexcept {
     Selection(std::move(other)).swap(*this);
     return *this;

@@ -115,7 +115,7 @@ inline KthLargest kth_by_bins(float* x, Index n, Index k) {
   return {value, above};
 }
 
-// Of n values every so manieth is in the sample: value i * step, i < top_k_samples. 0: n are too few for one.
+// Of n values those at i * step, i < top_k_samples, are the sample. 0: n are too few for one.
 inline Index sample_step(Index n) {
   const Index samples = tuning::top_k_samples;
   return n > 4 * samples ? n / samples : 0;
