@@ -77,6 +77,13 @@ constexpr Case cases[] = {
     {128, 1, 576, 512, 32, 8192, 512, 1, Kind::own},
     {32, 8, 128, 128, 128, 8192, 2048, 1, Kind::own, Cache::q8_0},
     {32, 8, 128, 128, 128, 8192, 2048, 1, Kind::own, Cache::pages},
+    // Where lists name so much that all keys are cheaper (list_plan.hpp).
+    {32, 8, 128, 128, 128, 8192, 4096, 1, Kind::own},
+    {32, 8, 128, 128, 128, 8192, 6144, 1, Kind::own},
+    {32, 8, 128, 128, 128, 8192, 7936, 1, Kind::own},
+    {16, 16, 128, 128, 128, 8192, 4096, 1, Kind::own},
+    {16, 16, 128, 128, 128, 8192, 6144, 1, Kind::own},
+    {16, 16, 128, 128, 128, 8192, 7936, 1, Kind::own},
 };
 
 // Keys or values of a case, drawn anew.
