@@ -89,7 +89,7 @@ std::optional<Logit> logit_of(const Case& c, Index b, Index head, Index i, Index
   float bias = 0;
   if (c.masked()) {
     bias = c.mask(0, 0, i, t);
-    if (!(bias > -60000.0f)) return {};
+    if (bias <= -60000.0f) return {};  // NaN is added
   }
   volatile float x = 0;
   float size = 0;
@@ -262,8 +262,10 @@ Case random_case(Random& random, std::vector<std::byte>& k, std::vector<std::byt
       for (Index t = 0; t < keys; ++t)
         c.mask(0, 0, i, t) = hides_all && i == 0 ? -infinity
                              : seldom(3) ? one_of(-1.0f, 2.5f, -infinity, -65504.0f, -FLT_MAX,
-                                                  not_a_number, -59999.0f, moderate ? 1e30f : 1.0f,
-                                                  infinite && seldom(30) ? infinity : 2.0f)
+                                                  -59999.0f, moderate ? 1e30f : 1.0f,
+                                                  !infinite || !seldom(30) ? 2.0f
+                                                  : seldom(2)              ? infinity
+                                                                           : not_a_number)
                                          : 0.0f;
     if (seldom(2))
       for (Index h = 0; h < c.heads(); ++h)

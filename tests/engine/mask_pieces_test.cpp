@@ -186,9 +186,9 @@ TEST_F(Masks, BiasedRowsAreNamedInStretches) {
 }
 
 TEST_F(Masks, WhatHidesIsNoBias) {
-  // Minus infinity, the lowest half, -60,000, NaN of both signs. Beside them: -59,968, infinity, the smallest half, -0.
-  const std::uint16_t hides[] = {0xfc00, 0xfbff, 0xfb53, 0x7e00, 0xfe00},
-                      biases[] = {0xfb52, 0x7c00, 0x0001};
+  // Minus infinity, the lowest half, -60,000. Beside them: -59,968, infinity, the smallest half, NaN of both signs, -0.
+  const std::uint16_t hides[] = {0xfc00, 0xfbff, 0xfb53},
+                      biases[] = {0xfb52, 0x7c00, 0x0001, 0x7e00, 0x7c01, 0xfc01, 0xffff};
   for (Position i = 0; i < 10; ++i) row(range(0, 100 + i));
   for (const std::uint16_t x : hides) {
     for (Position i = 0; i < 10; ++i) at(i, 300) = x;

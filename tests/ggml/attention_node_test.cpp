@@ -1,4 +1,5 @@
-// FLASH_ATTN_EXT in exact mode against ggml's CPU backend, and against an oracle where ggml rounds.
+// FLASH_ATTN_EXT in exact mode against ggml's CPU backend, and against an oracle where ggml rounds. Masks that are drawn
+// row by row: mask_node_test.cpp.
 
 #include "ggml/node.hpp"
 #include "ggml/nodes.hpp"
@@ -108,31 +109,6 @@ TEST_F(AttentionNode, WithoutAMask) {
   }
 }
 
-// Masks of models that choose keys by themselves: cells of each query's own, none, one, all, and a number here and there.
-TEST_F(AttentionNode, CellsOfEachQuerysOwn) {
-  std::mt19937 random(4);
-  for (const std::int64_t n_q : {2, 8, 40, 130})
-    for (const std::int64_t q_heads : {8, 16, 34}) {
-      SCOPED_TRACE(std::to_string(q_heads) + " heads, queries " + std::to_string(n_q));
-      NodeShape s;
-      s.n_q = n_q, s.q_heads = q_heads, s.kv_heads = q_heads == 8 ? 2 : 1, s.cells = 1024;
-      s.v_in_k = q_heads == 16, s.sinks = n_q == 40;
-      GraphOfOne graph(s);
-      graph.see_own(random() % 300 + 1, s.cells, n_q == 130 ? 16 : 1);
-      for (std::int64_t i = 0; i < n_q; ++i) {
-        const auto some = [&] { return static_cast<std::int64_t>(random() % 1024); };
-        const unsigned kind = random() % 8;
-        for (std::int64_t cell = 0; cell < s.cells && kind < 3; ++cell)
-          graph.mask_at(cell, i) = ggml_fp32_to_fp16(kind == 0 ? 0.0f : -INFINITY);
-        if (kind == 1) graph.see(some(), i);
-        if (kind == 2 && !s.sinks) graph.see(some(), i), graph.see(some(), i);
-        if (kind == 3) graph.mask_at(some(), i) = ggml_fp32_to_fp16(-0.001f);
-        if (kind == 4) graph.mask_at(some(), i) = ggml_fp32_to_fp16(3.0f);
-      }
-      expect_as_cpu(graph, 1 + static_cast<int>(random() % 3), 2e-5);
-    }
-}
-
 TEST_F(AttentionNode, AdditiveMasks) {
   for (const std::int64_t heads : {std::int64_t{1}, std::int64_t{8}}) {
     NodeShape s;
@@ -145,26 +121,6 @@ TEST_F(AttentionNode, AdditiveMasks) {
           if (random() % 3 != 0)
             graph.mask_at(cell, query, 0, head) =
                 ggml_fp32_to_fp16(static_cast<float>(random() % 2000) * 1e-3f - 1.0f);
-    expect_as_cpu(graph);
-  }
-}
-
-// A causal mask with a few biases, and with what engines write for minus infinity.
-TEST_F(AttentionNode, BiasesInACausalMask) {
-  for (const int biases : {1, 3, 40, 2000}) {
-    SCOPED_TRACE(biases);
-    NodeShape s;
-    s.n_q = 150, s.cells = 512;
-    GraphOfOne graph(s);
-    graph.see_causally(300);
-    std::mt19937 random(3);
-    for (int i = 0; i < biases; ++i) {
-      const auto query = static_cast<std::int64_t>(random() % 150),
-                 cell = static_cast<std::int64_t>(random() % 512);
-      graph.mask_at(cell, query) = cell > 300 + query
-                                       ? ggml_fp32_to_fp16(-65504.0f)
-                                       : ggml_fp32_to_fp16(i % 2 == 0 ? -0.001f : 0.5f);
-    }
     expect_as_cpu(graph);
   }
 }
@@ -199,16 +155,6 @@ TEST_F(AttentionNode, Streams) {
           graph.see(cell, query, stream);
     expect_as_cpu(graph);
   }
-}
-
-TEST_F(AttentionNode, WindowsAndRowsThatSeeNothing) {
-  NodeShape s;
-  s.n_q = 200, s.cells = 512;
-  GraphOfOne graph(s);
-  for (std::int64_t query = 0; query < 190; ++query)  // the last ten see nothing
-    for (std::int64_t cell = std::max<std::int64_t>(0, query + 40); cell <= 100 + query; ++cell)
-      graph.see(cell, query);
-  expect_as_cpu(graph);
 }
 
 TEST_F(AttentionNode, AChunkAfterARowThatSeesNothing) {

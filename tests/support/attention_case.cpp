@@ -492,7 +492,7 @@ struct AttentionDraw {
     const bool only_hides =
         c.mask_kind_ == StoredMask::Kind::bytes || c.mask_kind_ == StoredMask::Kind::bits;
     const bool is_single = c.mask_kind_ == StoredMask::Kind::single;  // others would round them
-    const float hides = one_of(-infinity, -infinity, not_a_number, -65504.0f,
+    const float hides = one_of(-infinity, -infinity, -infinity, -65504.0f,
                                is_single ? quoka::Mask::hides_from : -infinity,
                                is_single ? std::numeric_limits<float>::lowest() : -infinity);
     for (Index i = 0; i < c.mask_.size(); ++i) {

@@ -288,7 +288,7 @@ class HeadAttention {
       for (Index key = 0; key < keys.count(); ++key) {
         const float bias = s_.mask_row.data()[key];
         float& to = s_.bias.data()[key * width + i];
-        to = bias > -simd::infinity ? (bias == 0.0f ? to : to + bias * factor) : -simd::infinity;
+        to = bias == -simd::infinity ? -simd::infinity : bias == 0.0f ? to : to + bias * factor;
       }
     }
   }

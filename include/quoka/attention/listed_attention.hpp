@@ -423,7 +423,7 @@ class ListedAttention {
             to += slope * static_cast<float>(call_.position_of_column(columns[key]) -
                                              call_.query_position - run.query);
           if (call_.mask == nullptr || added[key] == 0.0f || to == -simd::infinity) continue;
-          to = added[key] > -simd::infinity ? to + added[key] * factor : -simd::infinity;
+          to = added[key] == -simd::infinity ? -simd::infinity : to + added[key] * factor;
         }
       }
     });

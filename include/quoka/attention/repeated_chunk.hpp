@@ -120,7 +120,7 @@ class RowComparison {
     for (Index head = 0; head < mask.heads(); ++head) {
       float added = 0;
       mask.read(b, head, n - 1, nullptr, len - 1, 1, &added);
-      if (added > Mask::hides_from) return true;
+      if (!(added <= Mask::hides_from)) return true;
     }
   return false;
 }

@@ -13,6 +13,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -143,6 +144,8 @@ class SeenKeys {
     KeyBits* const to = bits_.data() + i * words_;
     std::uint8_t* const marks = marks_.data() + i * steps_;
     const bool own = call.mask->heads() > 1;  // a mask of each head
+    constexpr float lowest = std::numeric_limits<float>::lowest(),
+                    above_zero = std::numeric_limits<float>::denorm_min();
     KeyBits *const some = some_.data(), *const all = all_.data();
     std::memset(some, 0, static_cast<std::size_t>(words_) * sizeof(KeyBits));
     std::memset(all, 0xff, static_cast<std::size_t>(words_) * sizeof(KeyBits));
@@ -154,9 +157,12 @@ class SeenKeys {
         const Index n = std::min(word_keys, count - w * word_keys);
         KeyBits seen = 0, other = 0;
         for_each_compared(n, [&](auto lanes) QUOKA_INLINE_LAMBDA {
-          const auto x = lanes.load(added + w * word_keys), zero = lanes.broadcast(0.0f);
-          seen |= KeyBits{simd::less(lanes.broadcast(-simd::infinity), x)} << lanes.i;
-          other |= KeyBits{simd::less(x, zero) | simd::less(zero, x)} << lanes.i;
+          // Of NaN both are true.
+          const auto x = lanes.load(added + w * word_keys);
+          seen |= KeyBits{simd::not_less(x, lanes.broadcast(lowest))} << lanes.i;
+          other |= KeyBits{simd::less(x, lanes.broadcast(0.0f)) |
+                           simd::not_less(x, lanes.broadcast(above_zero))}
+                   << lanes.i;
         });
         some[w] |= seen, all[w] &= seen;
         if ((other & seen & to[w]) != 0) marks[w * word_keys / step_keys] |= biased;

@@ -1,8 +1,8 @@
 // Which queries of an engine's batch belong together, read from its mask: a piece is the chunk of one
 // sequence, or rows that share a mask.
 //
-// An engine adds its mask to the logits. What hides a cell: minus infinity, all at or below
-// Mask::hides_from, and NaN. The cells that a row sees say what it is:
+// An engine adds its mask to the logits. What hides a cell: minus infinity, and all at or below
+// Mask::hides_from. The cells that a row sees say what it is:
 //
 //   one cell more than the row before       the next token of a sequence's chunk
 //   one more and one less                   no chunk: a window that slides, or copies of a sequence
@@ -82,10 +82,10 @@ struct MaskPiece {
 
 namespace detail {
 
-// Of a half's bits. The others, seen or not, are biases: neither 0 nor hidden.
+// Of a half's bits. The others are 0 or biases; NaN is one, which its row becomes.
 constexpr bool mask_hides(std::uint16_t x) {
-  constexpr std::uint16_t hides_from = 0xfb53, magnitude = 0x7fff, infinity = 0x7c00;
-  return x >= hides_from || ((x & magnitude) > infinity);
+  constexpr std::uint16_t hides_from = 0xfb53, minus_infinity = 0xfc00;
+  return x >= hides_from && x <= minus_infinity;
 }
 static_assert(Mask::hides_from == -60000.0f);  // 0xfb53 as half
 constexpr bool mask_biases(std::uint16_t x) { return !mask_hides(x) && (x & 0x7fff) != 0; }

@@ -88,7 +88,7 @@ struct VisibleKeys {
   bool sees(Index row, Index key) const {
     const float at = static_cast<float>(key);
     return (mask == nullptr || (mask->first[row] <= at && at < mask->end[row])) &&
-           (bias == nullptr || bias[key * tuning::panel_rows + row] > -simd::infinity);
+           (bias == nullptr || bias[key * tuning::panel_rows + row] != -simd::infinity);
   }
   // All that happens to a product q . k before the softmax: x are those of `keys` and the panel's first `lanes` rows,
   // and become logits.

@@ -309,7 +309,7 @@ class IndexerCall {
     float* const biases = s.biases.data();
     in_.mask.read(u.b, u.list_head, query, nullptr, 0, keys, biases);
     for (Index t = 0; t < keys; ++t)
-      if (!(biases[t] > -simd::infinity)) scores[t] = -simd::infinity;
+      if (biases[t] == -simd::infinity) scores[t] = -simd::infinity;
   }
   void best_of_blocks(Index keys, float* scores) const {
     for (Index first = 0, e = 0; first < keys; first += o_.block, ++e)

@@ -12,8 +12,8 @@
 // ways, or cells of a cache in any order.
 //
 // A key that a query may not see has no influence on it, whatever its memory holds, NaN included.
-// What no query sees is not read. A row that sees nothing is zero. A mask of NaN hides; one of infinity
-// is added as IEEE arithmetic has it.
+// What no query sees is not read. A row that sees nothing is zero. NaN and infinity are added as IEEE
+// arithmetic has it: a row with one of them, at a key that causality and the window leave, is NaN.
 #pragma once
 
 #include <quoka/runtime/executor.hpp>

@@ -85,7 +85,7 @@ QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* lis
           [=](Index k) { return seen((row[k / 8] >> (k % 8) & std::byte{1}) != std::byte{0}); });
   }
   // What hides is minus infinity from here on, whatever it was written as.
-  for (Index i = 0; i < count; ++i) to[i] = to[i] > hides_from ? to[i] : -simd::infinity;
+  for (Index i = 0; i < count; ++i) to[i] = to[i] <= hides_from ? -simd::infinity : to[i];
 }
 
 QUOKA_FUNC void read_column_sight(const Mask& mask, Index b, Index first, Index count,
@@ -100,7 +100,7 @@ QUOKA_FUNC void read_column_sight(const Mask& mask, Index b, Index first, Index 
       for (Index query = 0; query < mask.sizes()[2]; ++query) {
         mask.read(b, head, query, nullptr, first + begin, n, added);
         for (Index i = 0; i < n; ++i) {
-          const bool seen = added[i] > -simd::infinity;
+          const bool seen = added[i] != -simd::infinity;
           const bool biased = seen && added[i] != 0.0f;
           to[i] |= static_cast<std::uint8_t>((seen ? seen_by_some : hidden_from_some) |
                                              (biased ? biased_for_some : 0));

@@ -1,0 +1,251 @@
+// FLASH_ATTN_EXT over masks that are drawn, against ggml's CPU backend: a set of cells for each query, runs, blocks, chunks,
+// windows, nothing, one cell, all of them, numbers here and there, and n_kv_max, which is a hint and no more.
+//
+// ggml's own kernel rounds queries and sums over all caches but those of floats, by more than a bias of -0.001 does. So its
+// operator is given the same numbers as floats, and every row may be compared closely.
+
+#include "ggml/nodes.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+namespace {
+
+using namespace quoka_test;
+
+constexpr float infinity = std::numeric_limits<float>::infinity();
+constexpr float not_a_number = std::numeric_limits<float>::quiet_NaN();
+
+NodeShape in_floats(NodeShape s) {
+  s.k_type = s.v_type = GGML_TYPE_F32;
+  return s;
+}
+
+// A node, and the same numbers as floats.
+class Twins {
+ public:
+  explicit Twins(const NodeShape& s) : node(s), floats_(in_floats(s)) {
+    copy(node.q_rows, floats_.q_rows), copy(node.k_cache, floats_.k_cache);
+    if (!s.v_in_k) copy(node.v_cache, floats_.v_cache);
+    if (s.sinks) copy(node.out->src[4], floats_.out->src[4]);
+  }
+  std::vector<float> by_ggml() {
+    std::memcpy(floats_.mask->data, node.mask->data, ggml_nbytes(node.mask));
+    std::memcpy(floats_.out->op_params, node.out->op_params, sizeof node.out->op_params);
+    return floats_.computed_by(backends().cpu.get());
+  }
+
+  GraphOfOne node;
+
+ private:
+  static void copy(const ggml_tensor* from, ggml_tensor* to) {
+    const std::vector<float> x = floats_of(*from);
+    std::memcpy(to->data, x.data(), x.size() * sizeof(float));
+  }
+  GraphOfOne floats_;
+};
+
+// Masks of a node.
+class Drawn {
+ public:
+  Drawn(GraphOfOne& graph, unsigned seed) : graph_(graph), random_(seed) {}
+
+  // Of all queries.
+  void mask() {
+    const auto kind = static_cast<Kind>(below(any + 1));
+    const std::int64_t cells = graph_.s.cells, n_q = graph_.s.n_q;
+    first_ = below(std::max<std::int64_t>(cells - n_q, 1)), step_ = std::int64_t{1} << below(7);
+    share_ = 1 + below(40), seen_.assign(uz(cells), false);
+    nans_.assign(uz(n_q), false);
+    rows_to_numbers_ = std::array{1, 3, 30, 1000}[uz(below(4))];
+    for (std::int64_t query = 0; query < n_q; ++query) {
+      const bool other = kind == any || below(12) == 0;
+      see(other ? static_cast<Kind>(below(any)) : kind, query);
+      write(query);
+    }
+  }
+  // The most numbers but minus infinity that a row holds.
+  std::int64_t most() const {
+    const ggml_fp16_t* row = static_cast<const ggml_fp16_t*>(graph_.mask->data);
+    std::int64_t most = 0;
+    for (std::int64_t i = 0; i < graph_.s.n_q; ++i, row += graph_.s.cells)
+      most = std::max<std::int64_t>(
+          most,
+          graph_.s.cells - std::count(row, row + graph_.s.cells, ggml_fp32_to_fp16(-infinity)));
+    return most;
+  }
+  // Which queries have NaN in their row.
+  const std::vector<bool>& nans() const { return nans_; }
+  std::int64_t below(std::int64_t n) {
+    return static_cast<std::int64_t>(random_() % static_cast<unsigned>(n));
+  }
+
+ private:
+  enum Kind { nothing, one, all, set, nearly_as_before, runs, blocks, chunk, window, any };
+
+  // What a query sees.
+  void see(Kind kind, std::int64_t query) {
+    const std::int64_t cells = graph_.s.cells;
+    const auto show = [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t cell = std::max<std::int64_t>(begin, 0); cell < std::min(end, cells);
+           ++cell)
+        seen_[uz(cell)] = true;
+    };
+    const auto show_some = [&](std::int64_t size) {
+      for (std::int64_t begin = 0; begin < cells; begin += size)
+        if (below(share_) == 0) show(begin, begin + size);
+    };
+    if (kind != nearly_as_before) std::fill(seen_.begin(), seen_.end(), false);
+    if (kind == nearly_as_before)
+      for (std::int64_t i = below(5); i > 0; --i) seen_[uz(below(cells))].flip();
+    if (kind == one) seen_[uz(below(cells))] = true;
+    if (kind == all) show(0, cells);
+    if (kind == set) show_some(1);
+    if (kind == blocks) show_some(step_);
+    for (std::int64_t i = below(4) + 1; i > 0 && kind == runs; --i) {
+      const std::int64_t begin = below(cells);
+      show(begin, begin + 1 + below(200));
+    }
+    if (kind == chunk) show(0, first_ + query + 1);
+    if (kind == window) show(first_ + query - 30, first_ + query + 1);
+  }
+  // Its row of the mask, with numbers here and there.
+  void write(std::int64_t query) {
+    const std::int64_t cells = graph_.s.cells;
+    const auto put = [&](std::int64_t cell, float x) {
+      graph_.mask_at(cell, query) = ggml_fp32_to_fp16(x);
+    };
+    const auto number = [&] { return below(3) == 0 ? 3.0f : -0.001f; };
+    // ggml adds what engines write for minus infinity: a row of nothing else is no row that sees nothing.
+    const bool any_seen = std::find(seen_.begin(), seen_.end(), true) != seen_.end();
+    const float hidden = any_seen && below(4) == 0 ? -65504.0f : -infinity;
+    const bool has_numbers = below(rows_to_numbers_) == 0, biased = has_numbers && below(4) == 0;
+    for (std::int64_t cell = 0; cell < cells; ++cell)
+      put(cell, !seen_[uz(cell)] ? hidden
+                : biased         ? static_cast<float>(below(2000)) * 1e-3f - 1.0f
+                                 : 0.0f);
+    if (has_numbers && below(2) == 0)
+      for (std::int64_t i = below(4); i >= 0; --i) put(below(cells), number());
+    else if (const std::int64_t cell = a_seen_one(); has_numbers && cell >= 0)
+      put(cell, number());
+    nans_[uz(query)] = has_numbers && below(10) == 0;
+    if (nans_[uz(query)]) put(below(cells), not_a_number);
+  }
+  // -1: there is none.
+  std::int64_t a_seen_one() {
+    const std::int64_t count = std::count(seen_.begin(), seen_.end(), true);
+    if (count == 0) return -1;
+    auto at = std::find(seen_.begin(), seen_.end(), true);
+    for (std::int64_t i = below(count); i > 0; --i) at = std::find(at + 1, seen_.end(), true);
+    return at - seen_.begin();
+  }
+  static std::size_t uz(std::int64_t i) { return static_cast<std::size_t>(i); }
+
+  GraphOfOne& graph_;
+  std::mt19937 random_;
+  std::vector<bool> seen_;  // by the query at hand
+  std::vector<bool> nans_;
+  std::int64_t first_ = 0, step_ = 1, share_ = 1, rows_to_numbers_ = 1;
+};
+
+// The largest difference of a row, [v_dim] of one query and head, by the row's length, over queries without NaN in
+// the mask.
+double worst_row(const std::vector<float>& x, const std::vector<float>& reference,
+                 const NodeShape& s, const std::vector<bool>& nans) {
+  if (x.empty() || x.size() != reference.size()) return infinity;
+  double worst = 0;
+  const auto n = static_cast<std::size_t>(s.v_dim), heads = static_cast<std::size_t>(s.q_heads);
+  for (std::size_t row = 0; row < x.size() / n; ++row) {
+    if (nans[row / heads]) continue;
+    double off = 0, size = 0;
+    for (std::size_t i = row * n; i < row * n + n; ++i) {
+      const double a = x[i], b = reference[i];
+      off += (a - b) * (a - b), size += b * b;
+    }
+    if (!std::isfinite(off)) return infinity;
+    worst = std::max(worst, std::sqrt(size > 0 ? off / size : off));
+  }
+  return worst;
+}
+
+// Are all numbers of these queries NaN?
+bool are_nan(const std::vector<float>& x, const std::vector<bool>& queries) {
+  const std::size_t n = x.size() / queries.size();
+  for (std::size_t i = 0; i < x.size(); ++i)
+    if (queries[i / n] && !std::isnan(x[i])) return false;
+  return !x.empty();
+}
+
+bool same_bits(const std::vector<float>& x, const std::vector<float>& y) {
+  return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0;
+}
+
+struct Heads {
+  std::int64_t q_heads, kv_heads, head_dim, v_dim;
+};
+
+// Every row is the one of ggml's operator; n_kv_max changes no bit, right or wrong; and where the model says that it
+// chooses keys, a mode that selects computes what exact mode does.
+TEST(MaskNode, DrawnMasksAreWhatGgmlMakesOfThem) {
+  constexpr std::array types = {GGML_TYPE_F32, GGML_TYPE_F16, GGML_TYPE_BF16, GGML_TYPE_Q8_0};
+  // The last: one query's heads fill a panel. 130 queries: more than are attended to at a time.
+  constexpr Heads shapes[] = {{8, 2, 128, 128}, {4, 1, 64, 64}, {16, 1, 576, 512}, {34, 1, 96, 32}};
+  constexpr std::int64_t queries[] = {1, 3, 8, 40, 130};
+  constexpr int masks_of_a_cache = 3;
+  constexpr double in_float = 2e-5, middling = 1e-3, rounded = 4e-2;
+  const ggml_backend_ptr exact = Backends::quoka(R"({"arithmetic": "float"})"),
+                         automatic = Backends::quoka(""),
+                         selecting = Backends::quoka(
+                             R"({"arithmetic": "float", "mode": "paper", "budget": 16,)"
+                             R"( "dense_layers": 0, "decode": true})");
+  for (unsigned seed = 0; seed < types.size(); ++seed) {
+    unsigned node = 0;
+    for (const Heads& heads : shapes)
+      for (const std::int64_t n_q : queries) {
+        if (n_q > 40 && heads.head_dim != 64) continue;
+        NodeShape s;
+        s.head_dim = heads.head_dim, s.v_dim = heads.v_dim, s.v_in_k = heads.head_dim == 576;
+        s.q_heads = heads.q_heads, s.kv_heads = heads.kv_heads, s.n_q = n_q;
+        s.k_type = s.v_type = types[(seed + node) % types.size()];  // each with all shapes
+        std::mt19937 random(100 * seed + node++);
+        s.cells = heads.head_dim == 64 && random() % 3 == 0 ? 4000 + random() % 1000  // two ranges
+                                                            : 60 + random() % 700;
+        s.sinks = random() % 4 == 0, s.softcap = random() % 4 == 0 ? 5.0f : 0.0f;
+        Twins twins(s);
+        Drawn drawn(twins.node, static_cast<unsigned>(random()));
+        const double coarse = ggml_is_quantized(s.k_type) && n_q >= 32 ? rounded : middling;
+        for (int mask = 0; mask < masks_of_a_cache; ++mask) {
+          drawn.mask();
+          SCOPED_TRACE(::testing::Message()
+                       << "seed " << seed << ", " << s.q_heads << "/" << s.kv_heads << "/"
+                       << s.head_dim << ", " << n_q << " queries, " << s.cells << " cells, "
+                       << ggml_type_name(s.k_type) << ", mask " << mask);
+          const auto threads = 1 + static_cast<int>(drawn.below(3));
+          const auto by = [&](const ggml_backend_ptr& backend) {
+            Backends::set_threads(backend.get(), threads);
+            return twins.node.computed_by(backend.get());
+          };
+          ggml_flash_attn_ext_set_n_kv_max(twins.node.out, 0);
+          const std::vector<float> ours = by(exact), theirs = twins.by_ggml();
+          EXPECT_LT(worst_row(ours, theirs, s, drawn.nans()), in_float);
+          EXPECT_TRUE(are_nan(ours, drawn.nans()));
+          // From 64 queries on ggml drops a NaN that is the last one seen of 64 cells.
+          EXPECT_TRUE(n_q >= 64 || are_nan(theirs, drawn.nans()));
+          const std::vector<float> rounding = by(automatic);
+          EXPECT_TRUE(are_nan(rounding, drawn.nans()));
+          EXPECT_LT(worst_row(rounding, theirs, s, drawn.nans()), coarse);
+          for (const std::int64_t hint : {drawn.most(), drawn.most() / 2, 2 * drawn.most()}) {
+            ggml_flash_attn_ext_set_n_kv_max(
+                twins.node.out, static_cast<std::int32_t>(std::max<std::int64_t>(hint, 1)));
+            EXPECT_TRUE(same_bits(by(drawn.below(2) == 0 ? exact : selecting), ours)) << hint;
+          }
+          EXPECT_TRUE(same_bits(twins.by_ggml(), theirs)) << "ggml heeds the hint";
+        }
+      }
+  }
+}
+
+}  // namespace
