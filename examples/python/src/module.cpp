@@ -308,8 +308,9 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
     // that is refused leaves it as it was.
     if (!own && options.of.mask.absent()) {
       quoka::detail::check_choice_input(input, state->selector.scorer());
-      state->selector.appended({.q = {}, .k = input.k, .capacity = input.capacity}, state->state,
-                               executor);
+      state->selector.appended(
+          {.q = {}, .k = input.k, .logits = input.logits, .capacity = input.capacity}, state->state,
+          executor);
     }
     quoka::select_visible(state->selector, input, options.of.mask, state->state, keep.of, executor);
   });

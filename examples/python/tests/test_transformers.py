@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import pickle
 import re
 import subprocess
 import sys
@@ -15,8 +16,8 @@ import unittest.mock
 import warnings
 
 import torch
-from transformers import (AutoModelForCausalLM, DynamicCache, Gemma3TextConfig, GptOssConfig, LlamaConfig, Qwen3Config,
-                          StaticCache)
+from transformers import (AutoModelForCausalLM, DynamicCache, Gemma2Config, Gemma3TextConfig, GptOssConfig, LlamaConfig,
+                          Qwen3Config, StaticCache)
 
 import quoka.transformers
 
@@ -28,6 +29,9 @@ SIZES = {"vocab_size": 500, "hidden_size": 64, "intermediate_size": 96, "num_hid
 CONFIGS = {
     "Llama": LlamaConfig(**SIZES),
     "Qwen3": Qwen3Config(**SIZES),
+    # Soft-caps so low that logits of random weights meet them.
+    "Gemma2": Gemma2Config(**SIZES, sliding_window=24, layer_types=["sliding_attention", "full_attention"] * 2,
+                           query_pre_attn_scalar=16, attn_logit_softcapping=0.02),
     "Gemma3": Gemma3TextConfig(**SIZES, sliding_window=24, layer_types=["sliding_attention", "full_attention"] * 2),
     "GptOss": GptOssConfig(**SIZES, sliding_window=24, num_local_experts=2, num_experts_per_tok=1,
                            layer_types=["sliding_attention", "full_attention"] * 2),
@@ -45,7 +49,7 @@ def model(name, implementation, dtype=torch.float32):
 
 
 def other(name):
-    return "eager" if name == "GptOss" else "sdpa"
+    return "eager" if name in ("Gemma2", "GptOss") else "sdpa"
 
 
 def ids(*shape, seed=3):
@@ -106,6 +110,15 @@ class Exact(unittest.TestCase):
                         for m in (ours, theirs)]
                 self.assertTrue(torch.equal(*both), how)
 
+    def test_the_soft_cap_of_gemma_2(self):
+        with torch.no_grad():
+            ours, theirs = model("Gemma2", "quoka"), model("Gemma2", "eager")
+            capped = theirs(ids(1, 90)).logits
+            self.assert_alike(ours(ids(1, 90)).logits, capped)
+            for layer in theirs.model.layers:
+                layer.self_attn.attn_logit_softcapping = None
+            self.assertGreater(float((theirs(ids(1, 90)).logits - capped).abs().max() / capped.abs().max()), 1e-2)
+
     def test_halves(self):
         for dtype, relative in ((torch.bfloat16, 5e-2), (torch.float16, 1e-2)):
             with torch.no_grad():
@@ -157,7 +170,7 @@ class Exact(unittest.TestCase):
 
 class Selects(unittest.TestCase):
     def test_all_keys_are_exact_attention(self):
-        for name in ("Llama", "Qwen3", "Gemma3", "GptOss"):
+        for name in CONFIGS:
             with self.subTest(name), torch.no_grad():
                 ours = model(name, "quoka")
                 tokens = ids(2, 300)
@@ -186,13 +199,13 @@ class Selects(unittest.TestCase):
         with torch.no_grad():
             ours = model("Llama", "quoka")
             tokens = ids(1, 300)
-            # By `paper`: `recommended` selects nearly the same keys with codes, which the prompt has, and without.
-            with quoka.transformers.settings(mode="paper", budget=24, chunk=64, dense_layers=[0, 2]):
-                whole = ours(tokens).logits
-                cache = quoka.transformers.Cache()
-                parts = torch.cat([ours(part, past_key_values=cache).logits for part in tokens.split(64, 1)], 1)
-            self.assertLess(float((whole - parts).abs().max()), 1e-5)
-            self.assertGreater(float((whole - ours(tokens).logits).abs().max()), 0.05)
+            for mode in ("paper", "recommended"):
+                with quoka.transformers.settings(mode=mode, budget=24, chunk=64, dense_layers=[0, 2]):
+                    whole = ours(tokens).logits
+                    for cache in (quoka.transformers.Cache(), DynamicCache()):
+                        parts = torch.cat([ours(part, past_key_values=cache).logits for part in tokens.split(64, 1)], 1)
+                        self.assertLess(float((whole - parts).abs().max()), 1e-5)
+                self.assertGreater(float((whole - ours(tokens).logits).abs().max()), 0.05)
 
     def test_padding_takes_no_budget(self):
         with torch.no_grad():
@@ -380,6 +393,260 @@ class Caches(unittest.TestCase):
         self.assertEqual(ours.get_seq_length(), 0)
         ours.update(k, v, 0)
         self.assertTrue(torch.equal(ours.layers[0].keys, k))
+
+
+def made_states():
+    """A list that grows by one for each State that attention makes in its scope."""
+    made, State = [], quoka._core.State
+
+    def make(*args, **named):
+        if "preset" in named:  # else it is Settings, which looks at a budget
+            made.append(named)
+        return State(*args, **named)
+
+    return unittest.mock.patch.object(quoka.transformers._core, "State", make), made
+
+
+class KeptStates(unittest.TestCase):
+    """quoka.transformers.Cache keeps what selection knows of its keys: the same bits as with a State made for each call."""
+
+    LAYERS = 3  # that select, of four
+
+    def setUp(self):
+        self.ours = model("Llama", "quoka")
+        patch, self.made = made_states()
+        self.enterContext(patch) if hasattr(self, "enterContext") else (patch.start(), self.addCleanup(patch.stop))
+
+    def both(self, run, ours=None):
+        """run(model, a cache) with and without what is kept: the first result."""
+        ours, results = ours or self.ours, []
+        for kind in (quoka.transformers.Cache, DynamicCache):
+            del self.made[:]
+            with torch.no_grad():
+                results.append(run(ours, kind(config=ours.config)))
+            if not results[1:]:
+                made = len(self.made)
+        self.assertTrue(torch.equal(*results))
+        self.assertGreater(float(results[0].abs().max()), 0)
+        return made, len(self.made)
+
+    def test_a_prompt_in_chunks(self):
+        tokens = ids(2, 400)
+        for mode, budget, rest in (("recommended", 10, False), ("recommended", 0.125, True), ("paper", 20, False), ("recommended", "mass:0.9:5:50", False)):
+            self.ours.config.quoka = {"mode": mode, "budget": budget, "chunk": 64, "rest": rest}
+            made = self.both(lambda m, cache: torch.cat(
+                [m(part, past_key_values=cache).logits for part in tokens.split([64, 64, 30, 100, 142], 1)], 1))
+            self.assertEqual(made, (self.LAYERS * 2, self.LAYERS * 2 * 5))
+
+    def test_single_tokens(self):
+        tokens = ids(1, 200)
+        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 64, "decode": True}
+        made = self.both(lambda m, cache: torch.cat([m(part, past_key_values=cache).logits for part in tokens.split([170] + [1] * 30, 1)], 1))
+        self.assertEqual(made, (self.LAYERS, self.LAYERS * 31))
+
+    def test_a_cache_that_is_cut(self):
+        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 32, "decode": True}
+        one, other = ids(1, 250), ids(1, 250, seed=4)
+
+        def run(m, cache):
+            logits = [m(one[:, :200], past_key_values=cache).logits]
+            # Shorter than what was kept, then as long, then of other tokens; and to a length that the State does not know yet.
+            for cut, tokens in ((90, other[:, :60]), (1, other[:, 60:90]), (139, other[:, 90:250]), (0, one[:, 200:])):
+                cache.crop(-cut)
+                logits.append(m(tokens, past_key_values=cache).logits)
+            return torch.cat(logits, 1)
+
+        self.assertEqual(self.both(run)[0], self.LAYERS)
+
+        def attend_to_everything_in_between(m, cache):
+            logits = [m(one[:, :200], past_key_values=cache).logits]
+            cache.crop(-120)
+            with quoka.transformers.settings(mode="exact"):
+                logits.append(m(other[:, :160], past_key_values=cache).logits)
+            logits.append(m(one[:, 200:], past_key_values=cache).logits)
+            return torch.cat(logits, 1)
+
+        self.assertEqual(self.both(attend_to_everything_in_between)[0], self.LAYERS)
+
+        def cut_to_nothing(m, cache):
+            m(one, past_key_values=cache)
+            cache.crop(-250)
+            if type(cache) is DynamicCache:  # which remembers how many sequences there were
+                cache = DynamicCache()
+            return m(torch.cat([other, one]), past_key_values=cache).logits
+
+        self.assertEqual(self.both(cut_to_nothing)[0], self.LAYERS * 3)
+
+        def written_and_cut(m, cache):
+            m(one, past_key_values=cache)
+            for layer in cache.layers:
+                layer.keys[:, :, 5:9] = 3.0
+            cache.crop(-60)
+            return m(other, past_key_values=cache).logits
+
+        self.assertEqual(self.both(written_and_cut)[0], self.LAYERS * 2)
+
+    def test_keys_that_others_changed(self):
+        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 32}
+        tokens = ids(2, 300)
+
+        def assign(cache, change):
+            for layer in cache.layers:
+                layer.keys, layer.values = change(layer.keys).clone(), change(layer.values).clone()
+
+        def cut_by_hand(cache):
+            for layer in cache.layers:
+                layer.keys, layer.values = layer.keys[:, :, :70], layer.values[:, :, :70]
+
+        def write(cache):
+            for layer in cache.layers:
+                layer.keys[:, :, 5:9] = 3.0
+
+        for name, change, batch in (
+                ("reorder", lambda cache: cache.reorder_cache(torch.tensor([1, 0])), 2),
+                ("select", lambda cache: cache.batch_select_indices(torch.tensor([1])), 1),
+                ("repeat", lambda cache: cache.batch_repeat_interleave(2), 4),
+                ("reset", lambda cache: cache.reset(), 2),
+                ("every second key", lambda cache: assign(cache, lambda x: x[:, :, ::2]), 2),
+                ("cut by hand", cut_by_hand, 2), ("written", write, 2)):
+            with self.subTest(name):
+                def run(m, cache):
+                    m(tokens[:, :150], past_key_values=cache)
+                    change(cache)
+                    more = tokens[:1, 150:].expand(batch, -1)
+                    return torch.cat([m(part, past_key_values=cache).logits for part in more.split(50, 1)], 1)
+
+                self.assertEqual(self.both(run)[0], self.LAYERS * (2 + batch))
+
+    def test_inference_mode(self):
+        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 32}
+        tokens, cache = ids(1, 200), quoka.transformers.Cache()
+        with torch.inference_mode():
+            parts = torch.cat([self.ours(part, past_key_values=cache).logits for part in tokens.split(40, 1)], 1)
+            self.assertEqual(len(self.made), self.LAYERS)
+            whole = DynamicCache()
+            self.assertTrue(torch.equal(parts, torch.cat([self.ours(part, past_key_values=whole).logits for part in tokens.split(40, 1)], 1)))
+            for layer in cache.layers:  # unheard: no version counts there
+                layer.keys.mul_(2)
+            with self.assertRaisesRegex(ValueError, "told of"):
+                self.ours(tokens, past_key_values=cache)
+
+    def test_other_settings_begin_anew(self):
+        tokens = ids(1, 375)
+        changes = [{"budget": 10}, {"budget": 1.0}, {"budget": 1}, {"budget": 1, "mode": "paper"}, {"budget": 1, "queries": 99}]
+
+        def run(m, cache):
+            logits = []
+            for part, change in zip(tokens.split(75, 1), changes):
+                m.config.quoka = {"mode": "recommended", "chunk": 75, **change}
+                logits.append(m(part, past_key_values=cache).logits)
+            return torch.cat(logits, 1)
+
+        self.assertEqual(self.both(run)[0], self.LAYERS * 5)
+        # Exact in between: what was kept comes to know of those keys afterwards.
+        changes[:] = [{"budget": 10}, {"mode": "exact"}, {"budget": 10}, {"budget": 10, "chunk": 20}]
+        self.assertEqual(self.both(run)[0], self.LAYERS)
+
+    def test_a_batch_with_padding(self):
+        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 64, "decode": True}
+        tokens, seen = ids(3, 200), torch.ones(3, 200, dtype=torch.long)
+        seen[0, :40] = seen[2, :3] = 0
+
+        def run(m, cache):
+            logits, end = [], 0
+            for n in (120, 50, 1, 29):
+                end += n
+                logits.append(m(tokens[:, end - n:end], attention_mask=seen[:, :end], past_key_values=cache).logits)
+            # Without a mask all keys are seen, those of the masked calls too.
+            logits.append(m(tokens[:, :60], past_key_values=cache).logits)
+            return torch.cat([x[:, -1:] for x in logits], 1)
+
+        self.assertEqual(self.both(run)[0], self.LAYERS * 3)
+
+    def test_layers_with_a_window(self):
+        for name in ("Gemma2", "Gemma3", "GptOss"):
+            with self.subTest(name):
+                ours, tokens = model(name, "quoka"), ids(1, 300)
+                ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 64, "dense_layers": 0}
+                made = self.both(lambda m, cache: torch.cat([m(part, past_key_values=cache).logits for part in tokens.split(60, 1)], 1), ours)
+                self.assertEqual(made, (2, 10))
+
+    def test_generate(self):
+        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 64, "decode": True}
+        alone, batch = ids(1, 40).repeat(1, 3), ids(2, 100)
+        for name, tokens, how in (("greedy", batch, {}), ("beams", batch, {"num_beams": 3}),
+                                  ("of the prompt, with crop()", alone, {"prompt_lookup_num_tokens": 4})):
+            with self.subTest(name):
+                cuts = []
+                crop = quoka.transformers.Cache.crop
+
+                def run(m, cache):
+                    said = m.generate(tokens, attention_mask=torch.ones_like(tokens), past_key_values=cache, do_sample=False,
+                                      max_new_tokens=30, output_scores=True, return_dict_in_generate=True, **how)
+                    return torch.cat([said.sequences[:, -30:].flatten().float(), *(x.flatten() for x in said.scores)])
+
+                with unittest.mock.patch.object(quoka.transformers.Cache, "crop", lambda *a: (cuts.append(a[1:]), crop(*a))):
+                    made, without = self.both(run)
+                self.assertEqual(len(cuts) > 0, "crop" in name)
+                if name != "beams":
+                    self.assertEqual(made, self.LAYERS * len(tokens))
+                self.assertGreaterEqual(without, made)
+
+    def test_copies_have_their_own(self):
+        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 32, "decode": True}
+        tokens, more = ids(1, 150), ids(1, 60, seed=5)
+        with torch.no_grad():
+            cache = quoka.transformers.Cache()
+            self.ours(tokens, past_key_values=cache)
+            copies = [copy.deepcopy(cache), pickle.loads(pickle.dumps(cache)), cache]
+            logits = [self.ours(tokens[:, :40], past_key_values=x).logits for x in copies]
+            self.assertTrue(all(torch.equal(x, logits[0]) for x in logits))
+            self.ours(more, past_key_values=copies[0])
+            fresh = DynamicCache()
+            for part in (tokens, tokens[:, :40]):
+                self.ours(part, past_key_values=fresh)
+            self.assertTrue(torch.equal(self.ours(more, past_key_values=cache).logits, self.ours(more, past_key_values=fresh).logits))
+
+    def test_caches_by_turns(self):
+        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 32}
+        tokens = [ids(1, 200, seed=n) for n in (1, 2)]
+        with torch.no_grad():
+            caches = [quoka.transformers.Cache(), quoka.transformers.Cache()]
+            got = [[], []]
+            for n in range(0, 200, 50):
+                for which in (0, 1):
+                    got[which].append(self.ours(tokens[which][:, n:n + 50], past_key_values=caches[which]).logits)
+            for which in (0, 1):
+                fresh = DynamicCache()
+                self.assertTrue(torch.equal(torch.cat(got[which], 1), torch.cat(
+                    [self.ours(part, past_key_values=fresh).logits for part in tokens[which].split(50, 1)], 1)))
+            self.assertEqual(len(self.made), self.LAYERS * (2 + 8))
+
+    def test_attention_without_an_update(self):
+        """Asked twice of the same keys, and of keys that are not the cache's last ones."""
+        module, how = torch.nn.Module(), {"mode": "recommended", "budget": 10, "dense_layers": 0, "chunk": 32}
+        module.layer_idx = 0
+        layer = quoka.transformers._GrowingLayer()
+        k, v, q = torch.randn(2, 200, 16), torch.randn(2, 200, 16), torch.randn(1, 4, 50, 16)
+        attend = quoka.transformers.attention_forward
+        with torch.no_grad(), quoka.transformers.settings(**how):
+            early = layer.update(k[None, :, :100], v[None, :, :100])
+            first = attend(module, q, *early, None)[0]
+            late = layer.update(k[None, :, 100:], v[None, :, 100:])
+            for keys, values in (late, late, early, late):
+                got = attend(module, q, keys, values, None)[0]
+                self.assertTrue(torch.equal(got, attend(module, q, keys.clone(), values.clone(), None)[0]))
+                if keys is early[0]:
+                    self.assertTrue(torch.equal(got, first))
+
+    def test_compiled(self):
+        tokens = ids(1, 60)
+        self.ours.config.quoka = {"mode": "recommended", "budget": 10, "chunk": 16}
+        with torch.no_grad():
+            compiled, caches = torch.compile(self.ours, backend="aot_eager"), (quoka.transformers.Cache(), DynamicCache())
+            for n, run in enumerate((self.ours, compiled, self.ours)):  # compiled code attends to everything
+                got, expected = (run(tokens[:, 20 * n:20 * n + 20], past_key_values=cache).logits for cache in caches)
+                self.assertLess(float((got - expected).abs().max()), 1e-5)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ import dataclasses
 import functools
 import json
 import os
+import threading
 import warnings
+import weakref
 
 import torch
 from transformers import AttentionInterface
@@ -120,7 +122,7 @@ class Settings:
 
 
 _here = contextvars.ContextVar("quoka_settings", default=None)
-_of_configs = {}  # id of a config: its dictionary as it was read, and what it says
+_of_configs = {}  # id of a config: its settings as they were read, and what they say
 
 
 @contextlib.contextmanager
@@ -162,9 +164,9 @@ def _settings_of(module):
     given = getattr(getattr(module, "config", None), "quoka", None)
     if given is None:
         return _of_environment()
-    known = _of_configs.get(id(module.config))
-    if known is None or known[0] != given:
-        known = _of_configs[id(module.config)] = (given.copy() if isinstance(given, dict) else given, Settings.of(given))
+    known, said = _of_configs.get(id(module.config)), repr(given)  # a budget of 1 is none of 1.0
+    if known is None or known[0] != said:
+        known = _of_configs[id(module.config)] = said, Settings.of(given)
     return known[1]
 
 
@@ -282,16 +284,23 @@ def _can_select(causal, mask, q_len):
     return False
 
 
+def _states_of(key, past, how):
+    """For each sequence what selection keeps of its keys: the cache's, or made for this call. The choice is the same."""
+    layer = getattr(_appended, "layer", lambda: None)()
+    if layer is not None and layer.keys is key:
+        return layer.states(past, how)
+    return [_core.State(**how) for _ in range(key.shape[0])]
+
+
 def _select_and_attend(query, key, value, out, mask, chosen, layer, sinks, options):
     """One sequence after the other, `chunk` queries at a time."""
     q_len, kv_len = query.shape[2], key.shape[2]
     how = {"budget": chosen.budget_of(layer), "preset": chosen.mode, "queries": chosen.queries,
            "rest": None if chosen.rest is None else bool(chosen.rest)}
     selecting = {"scale": options["scale"], "softcap": options["softcap"], "threads": options["threads"]}
+    states = _states_of(key, kv_len - q_len, how) if mask is None else None
     for b in range(query.shape[0]):
         q, k, v, to = query[b:b + 1], key[b:b + 1], value[b:b + 1], out[b:b + 1]
-        # Codes of the keys: of a prompt that is cut here. For a single chunk they would be made for one use.
-        state = _core.State(**how) if mask is None and q_len > chosen.chunk else None
         for begin in range(0, q_len, chosen.chunk):
             end = min(begin + chosen.chunk, q_len)
             first, last = kv_len - q_len + begin, kv_len - q_len + end
@@ -299,8 +308,8 @@ def _select_and_attend(query, key, value, out, mask, chosen, layer, sinks, optio
             rows = None if mask is None else mask[b if mask.shape[0] > 1 else 0, None, :, begin:end, :last]
             keep, values = None, v[:, :, :first] if chosen.rest else None
             if first > chosen.min_past and first > 0:
-                if state is not None:
-                    keep = _core.select(queries, past, state=state, past_v=values, **selecting)
+                if states is not None:
+                    keep = _core.select(queries, past, state=states[b], past_v=values, **selecting)
                 else:
                     keep = _core.select(queries, past, mask=rows, past_v=values, **how, **selecting)
             if (watching := _watching.get()) is not None:
@@ -312,10 +321,16 @@ def _select_and_attend(query, key, value, out, mask, chosen, layer, sinks, optio
 
 # ---- a cache ---------------------------------------------------------------------------------------
 
+_appended = threading.local()  # layer: a weak reference to that of the last update(); attention gets its keys next
+
+
 class _GrowingLayer(DynamicLayer):
-    """Keys and values with room behind them: a chunk is written there, where DynamicLayer copies all of them."""
+    """Keys and values with room behind them: a chunk is written there, where DynamicLayer copies all of them. Beside them
+    lies what selection keeps of the keys."""
 
     _room = None  # [2][batch, kv_heads, capacity, dim], of which self.keys and self.values are the beginning
+    _states = None  # (options, [a State of each sequence]): of keys that _noted knows
+    _noted = None  # self.keys as update() or crop() left them, and their version
 
     def update(self, key_states, value_states, *args, **kwargs):
         """As DynamicLayer's."""
@@ -323,6 +338,9 @@ class _GrowingLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
         length = self.get_seq_length()
         needed = length + key_states.shape[-2]
+        eager = not torch.compiler.is_compiling()
+        if eager:
+            self._truncate_states(length)
         if not self._fits(length, needed, key_states, value_states):
             capacity = needed if length == 0 else max(needed, 2 * length)
             room = [x.new_empty(*x.shape[:2], capacity, x.shape[3]) for x in (key_states, value_states)]
@@ -332,7 +350,48 @@ class _GrowingLayer(DynamicLayer):
         self._room[0][:, :, length:needed] = key_states
         self._room[1][:, :, length:needed] = value_states
         self.keys, self.values = (x[:, :, :needed] for x in self._room)
+        if eager:
+            self._note()
+            _appended.layer = weakref.ref(self)
         return self.keys, self.values
+
+    def states(self, past, how):
+        """What selection keeps of the first `past` keys at most, a State of each sequence: begun anew with other options."""
+        self._truncate_states(past)
+        sequences, of = self.keys.shape[0], repr(how)  # a budget of 1 is none of 1.0
+        if self._states is None or self._states[0] != of or len(self._states[1]) != sequences:
+            self._states = of, [_core.State(**how) for _ in range(sequences)]
+            self._note()
+        return self._states[1]
+
+    def _truncate_states(self, length):
+        """Keys from there on are new; all of them where others wrote."""
+        if not self._as_noted():
+            self._states = None
+        for state in self._states[1] if self._states is not None else ():
+            state.truncate(length)
+
+    def _note(self):
+        self._noted = self.keys, self._version()
+
+    def _as_noted(self):
+        """Has nobody but update() and crop() replaced or written the keys?"""
+        return self._noted is not None and self._noted[0] is self.keys and self._noted[1] == self._version()
+
+    def _version(self):
+        # Tensors of inference_mode() count no writes. There the State looks some keys up, and refuses others than it was told of.
+        return None if self.keys.is_inference() else self.keys._version
+
+    def crop(self, *args, **kwargs):
+        """As DynamicLayer's."""
+        as_noted = self._as_noted()
+        super().crop(*args, **kwargs)
+        if as_noted:
+            self._note()  # what comes next tells the States
+
+    def __getstate__(self):
+        """Copies begin without what selection keeps."""
+        return {**self.__dict__, "_states": None, "_noted": None}
 
     def _fits(self, length, needed, key_states, value_states):
         if self._room is None or needed > self._room[0].shape[2] or self._room[0].shape[:2] != key_states.shape[:2]:
@@ -346,14 +405,16 @@ class _GrowingLayer(DynamicLayer):
 
     def reset(self):
         """Empties it; the room is given back. DynamicLayer's of transformers 5.2 keeps its length."""
-        self._room = None
+        self._room = self._states = self._noted = None
         super().reset()
         if self.get_seq_length() > 0:
             self.keys, self.values = self.keys[:, :, :0], self.values[:, :, :0]
 
 
 class Cache(DynamicCache):
-    """DynamicCache whose layers without a window append in place: model.generate(..., past_key_values=Cache(config=...))."""
+    """DynamicCache whose layers without a window append in place, and keep 8-bit codes of their keys once they select:
+    model.generate(..., past_key_values=Cache(config=...)). crop() cuts these as well; where keys were replaced, reordered
+    or written by others they are made anew."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
