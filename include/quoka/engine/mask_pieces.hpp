@@ -134,11 +134,26 @@ struct MaskStep {
 
 // Adds the cells that a row sees. How many biases it holds.
 inline Index list_seen(const std::uint16_t* row, Index n, std::vector<Position>& cells) {
+  constexpr Index block = 256;
+  Position found[block];
   Index biases = 0;
-  for (Index i = 0; i < n; ++i) {
-    if (mask_hides(row[i])) continue;
-    cells.push_back(static_cast<Position>(i));
-    biases += mask_biases(row[i]) ? 1 : 0;
+  for (Index begin = 0; begin < n; begin += block) {
+    const std::uint16_t* const x = row + begin;
+    const Index count = std::min(block, n - begin);
+    std::uint16_t visible = 0, biased = 0;
+    for (Index i = 0; i < count; ++i) {
+      visible = static_cast<std::uint16_t>(visible + !mask_hides(x[i]));
+      biased = static_cast<std::uint16_t>(biased + mask_biases(x[i]));
+    }
+    biases += biased;
+    if (visible == 0) continue;
+    // Without a branch on what a cell is: where each query sees cells of its own, none could foretell it.
+    Index seen = 0;
+    for (Index i = 0; i < count; ++i) {
+      found[seen] = static_cast<Position>(begin + i);
+      seen += mask_hides(x[i]) ? 0 : 1;
+    }
+    cells.insert(cells.end(), found, found + seen);
   }
   return biases;
 }
