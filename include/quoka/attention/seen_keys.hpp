@@ -28,6 +28,8 @@ class SeenKeys {
   static constexpr Index stretch_keys = Index{1}
                                         << 16;  // at a time: memory does not grow with the cache
 
+  static constexpr Index mask_keys = 1024;  // of a mask, read at a time: they stay in L1
+
   enum Mark : std::uint8_t {
     biased = 1,  // seen, with something else than 0 added
     uneven = 2,  // seen by some of the query's heads and not by others
@@ -41,7 +43,7 @@ class SeenKeys {
     marks_.reserve(queries * steps_);
     if (call.mask == nullptr) return;
     some_.reserve(words_), all_.reserve(words_);
-    added_.reserve(keys);
+    added_.reserve(mask_keys);
   }
   Index bytes() const {
     return bits_.bytes() + marks_.bytes() + some_.bytes() + all_.bytes() + added_.bytes();
@@ -150,15 +152,16 @@ class SeenKeys {
     std::memset(some, 0, static_cast<std::size_t>(words_) * sizeof(KeyBits));
     std::memset(all, 0xff, static_cast<std::size_t>(words_) * sizeof(KeyBits));
     for (Index head = 0; head < (own ? call.group : 1); ++head) {
-      const float* const added = added_.data();
-      call.mask->read(b, own ? kv_head * call.group + head : 0, query, nullptr, first, count,
-                      added_.data());
       for (Index w = 0; w < words_; ++w) {
-        const Index n = std::min(word_keys, count - w * word_keys);
+        const Index at = w * word_keys, n = std::min(word_keys, count - at);
+        if (at % mask_keys == 0)
+          call.mask->read(b, own ? kv_head * call.group + head : 0, query, nullptr, first + at,
+                          std::min(mask_keys, count - at), added_.data());
+        const float* const added = added_.data() + at % mask_keys;
         KeyBits seen = 0, other = 0;
         for_each_compared(n, [&](auto lanes) QUOKA_INLINE_LAMBDA {
           // Of NaN both are true.
-          const auto x = lanes.load(added + w * word_keys);
+          const auto x = lanes.load(added);
           seen |= KeyBits{simd::not_less(x, lanes.broadcast(lowest))} << lanes.i;
           other |= KeyBits{simd::less(x, lanes.broadcast(0.0f)) |
                            simd::not_less(x, lanes.broadcast(above_zero))}
@@ -185,7 +188,7 @@ class SeenKeys {
   Buffer<KeyBits> bits_;         // [queries, words]
   Buffer<std::uint8_t> marks_;   // [queries, steps]
   Buffer<KeyBits> some_, all_;   // [words], of a query's heads
-  Buffer<float> added_;          // of a mask's row
+  Buffer<float> added_;          // [mask_keys], of a mask's row
   Index words_ = 0, steps_ = 0;  // of a query
 };
 
