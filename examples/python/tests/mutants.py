@@ -37,7 +37,7 @@ MUTANTS = [  # file, what is there, what is there instead, tests
     ("transformers.py", 'and self.keys.stride() == self._room[0].stride()', '', "transformers Caches"),
     ("transformers.py", '    _room = None  #', '    _room = []  #', "transformers Caches"),
     ("transformers.py", 'if causal and 1 < q_len < kv_len:', 'if False:', "transformers Exact"),
-    ("transformers.py", 'softcap=None, s_aux=None', 's_aux=None', "transformers Exact"),
+    ("transformers.py", '"softcap": softcap or 0.0', '"softcap": 0.0', "transformers Exact"),
     ("transformers.py", 'said = _of_configs.get(id(module.config)), repr(given)', 'said = _of_configs.get(id(module.config)), given',
      "transformers KeptStates"),
     ("transformers.py", 'layer is not None and layer.keys is key', 'layer is not None', "transformers KeptStates"),

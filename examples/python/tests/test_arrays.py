@@ -432,6 +432,9 @@ class Select(Case):
             for past in (cache, k):
                 self.assertEqual(quoka.select(self.q, past, state=state), quoka.select(self.q, k, state=told))
             self.assertEqual(state.kept_bytes, told.kept_bytes)
+        capped = quoka.State(30)  # scores under a soft-cap are float's: nothing is kept for them
+        self.assertEqual(quoka.select(self.q, self.k, state=capped, softcap=5.0), quoka.select(self.q, self.k, budget=30, softcap=5.0))
+        self.assertEqual(capped.kept_bytes, 0)
         masked = quoka.State(30)
         quoka.select(self.q, self.k, state=masked, mask=np.ones((30, 430), bool))
         self.assertEqual(masked.kept_bytes, 0)
