@@ -675,7 +675,8 @@ less. Without batch where q has none. Raises ValueError, with both numbers. The 
                                .name());
       },
       "asked"_a = "automatic", "dtype"_a = "float32", "rows"_a = nb::none(),
-      "What an arithmetic comes to on this machine, over keys and values of a dtype, for so many query rows of a KV "
+      "What an arithmetic comes to on this machine, over keys and values of a dtype, for so many "
+      "query rows of a KV "
       "head: q_heads / kv_heads * q_len. int8 alone asks for them; None: many.");
   module.def(
       "isa", [] { return std::string(quoka::isa()); }, "The instructions in use.");
