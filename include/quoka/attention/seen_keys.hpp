@@ -27,8 +27,7 @@ class SeenKeys {
   static constexpr Index step_keys = 128;  // keys that share their marks
   static constexpr Index stretch_keys = Index{1}
                                         << 16;  // at a time: memory does not grow with the cache
-
-  static constexpr Index mask_keys = 1024;  // of a mask, read at a time: they stay in L1
+  static constexpr Index mask_keys = 1024;      // of a mask, read at a time: they stay in L1
 
   enum Mark : std::uint8_t {
     biased = 1,  // seen, with something else than 0 added
