@@ -65,9 +65,12 @@ quoka_version() {
 }
 
 # New build folders use ccache where it is installed. Without that sloppiness it skips what has a precompiled header.
+# It must compare the headers' own text (CCACHE_DEPEND), not what is left of it after preprocessing: where comments alone
+# had changed it would hand out the precompiled header of the old text, whose headers GCC takes for others and reads again.
 if command -v ccache >/dev/null; then
   export CMAKE_CXX_COMPILER_LAUNCHER=${CMAKE_CXX_COMPILER_LAUNCHER-ccache}
   export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS-pch_defines,time_macros}
+  export CCACHE_DEPEND=${CCACHE_DEPEND-1}
 fi
 
 # build_native FOLDER "TARGET..." [CMAKE ARGUMENT...]: builds them for this machine in FOLDER.
