@@ -398,13 +398,18 @@ def short_ms(value):
 
 
 def side_rows():
-    order = {name: i for i, name in enumerate(("Llama-3.1-8B, Qwen3-4B", "Gemma 3 4B", "GPT-OSS-20B", "SmolLM2-135M"))}
-    return sorted(load("side_by_side")["operators"], key=lambda r: (r["threads"], order[r["model"]], r["past"], r["queries"]))
+    order = {name: i for i, name in enumerate(("Llama-3.1-8B, Qwen3-4B", "Gemma 3 4B", "GPT-OSS-20B", "SmolLM2-135M", "Phi-3 mini", "Phi-2"))}
+    return sorted(load("side_by_side")["operators"], key=lambda r: (r["beside"], r["threads"], r["batch"], order[r["model"]], r["past"], r["queries"]))
 
 
 def side_row(queries, past):
-    """Of 32/8/128 and one thread; None where it was not measured."""
-    return next((r for r in side_rows() if (r["shape"], r["queries"], r["past"], r["threads"]) == ("32/8/128", queries, past, 1)), None)
+    """Of 32/8/128, one sequence and one thread; None where it was not measured."""
+    return next((r for r in side_rows() if (r["shape"], r["queries"], r["past"], r["threads"], r["batch"]) == ("32/8/128", queries, past, 1, 1)), None)
+
+
+def side_name(row):
+    return (f"{row['model']}, {row['shape']}" + (f", {row['batch']} sequences" if row["batch"] > 1 else "") + (f", {row['threads']} threads" if row["threads"] > 1 else "")
+            + (f" beside {row['beside']}" if row["beside"] else ""))
 
 
 @table
@@ -423,7 +428,7 @@ def side_operators():
             others.append(theirs)
         means = f"{times(ratios[0])} in float, {times(ratios[1])} in 16 bits; by `int8` {times(min(others) / int8)}"
         means += f", by selection {times(min(others) / selected)}" if selected and selected < int8 else ""
-        body.append([f"{r['model']}, {r['shape']}" + (f", {r['threads']} threads" if r["threads"] > 1 else ""), r["queries"], f"{r['past']:,}", *cells, short_ms(int8),
+        body.append([side_name(r), r["queries"], f"{r['past']:,}", *cells, short_ms(int8),
                      short_ms(selected) if selected else "-", means])
     return ["heads/KV heads/channels", "queries", "keys", "float: fastest other, ms", "here", "16 bits: fastest other", "here", "`int8`", "`recommended`", "what this means for you"], body
 
@@ -435,9 +440,9 @@ def side_behind():
     for r in side_rows():
         for name, of in r["entries"].items():
             if of.get("of_ours", [1, 1, 1])[1] < 1:
-                body.append([f"{r['model']}, {r['shape']}", r["queries"], f"{r['past']:,}", r["threads"], name + (", " + of["note"] if "note" in of else ""),
+                body.append([side_name(r), r["queries"], f"{r['past']:,}", name + (", " + of["note"] if "note" in of else ""),
                              short_ms(of["ms"][1]), load("side_by_side")["like"][name], "{:.2f} ({:.2f} to {:.2f})".format(*(of["of_ours"][i] for i in (1, 0, 2)))])
-    return ["heads/KV heads/channels", "queries", "keys", "threads", "ahead", "ms", "against", "its time by ours"], body or [["none", *[""] * 7]]
+    return ["heads/KV heads/channels", "queries", "keys", "ahead", "ms", "against", "its time by ours"], body or [["none", *[""] * 6]]
 
 
 @table
@@ -1052,7 +1057,7 @@ def which_preset():
 def side_by_side():
     """Bars by contender on a logarithmic scale, one panel for each number of queries."""
     told, width, left, height = load("side_by_side"), 210.0, 192.0, 15
-    rows_ = [next(r for r in told["operators"] if (r["shape"], r["queries"], r["past"], r["threads"]) == ("32/8/128", n, 8192, 1)) for n in (128, 16, 1)]
+    rows_ = [side_row(n, 8192) for n in (128, 16, 1)]
     names = [name for name, of in sorted(rows_[0]["entries"].items(), key=lambda item: item[1]["ms"][1]) if told["kinds"][name] != "products"]
     colors = {"other": GREY, "exact": RECOMMENDED, "selection": PAPER}
     out = [text(20, 26, "One layer's attention over 8,192 keys, ms (logarithmic)", 16, weight="bold"),

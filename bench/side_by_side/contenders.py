@@ -1,7 +1,7 @@
 """Who computes a layer's attention, and how: one class each, made so that it is as fast as its interface lets it be.
 
 A contender is made from a Layer, a type of cache, a precision and a number of threads. All copies into its own layout are made
-then. Called, it computes the chunk; output() is [q_heads, queries, head_dim], or None where it has none.
+then. Called, it computes the chunk; output() is [batch, q_heads, queries, head_dim], or None where it has none.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ import ggml_operator
 
 
 def folded(layer):
-    """[kv_heads, group * queries, head_dim]: the heads of a group as rows of one matrix, so that its keys are read once."""
+    """[batch, kv_heads, group * queries, head_dim]: the heads of a group as rows of one matrix, so that its keys are read once."""
     shape = layer.shape
-    return layer.q.reshape(shape.kv_heads, -1, shape.head_dim)
+    return layer.q.reshape(shape.batch, shape.kv_heads, -1, shape.head_dim)
 
 
 def hidden(shape):
@@ -47,7 +47,7 @@ class Torch(Contender):
 
         shape, of = self.layer.shape, {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}[self.cache]
         torch.set_num_threads(self.threads)
-        self.q, self.k, self.v = (torch.from_numpy(x)[None].to(of) for x in (folded(self.layer), self.layer.k, self.layer.v))
+        self.q, self.k, self.v = (torch.from_numpy(x).to(of) for x in (folded(self.layer), self.layer.k, self.layer.v))
         self.mask = None
         if shape.queries > 1:
             mask = torch.zeros(shape.queries, shape.keys, dtype=of).masked_fill_(torch.from_numpy(hidden(shape)), float("-inf"))
@@ -75,12 +75,12 @@ class OnnxRuntime(Contender):
 
         layer, shape = self.layer, self.layer.shape
         of = {"f32": onnx.TensorProto.FLOAT, "f16": onnx.TensorProto.FLOAT16}[self.cache]
-        sizes = {"query": [1, shape.queries, shape.q_heads * shape.head_dim]}
-        sizes |= {name: [1, shape.queries, shape.kv_heads * shape.head_dim] for name in ("key", "value")}
-        sizes |= {name: [1, shape.kv_heads, shape.keys, shape.head_dim] for name in ("past_key", "past_value", "present_key", "present_value")}
+        sizes = {"query": [shape.batch, shape.queries, shape.q_heads * shape.head_dim]}
+        sizes |= {name: [shape.batch, shape.queries, shape.kv_heads * shape.head_dim] for name in ("key", "value")}
+        sizes |= {name: [shape.batch, shape.kv_heads, shape.keys, shape.head_dim] for name in ("past_key", "past_value", "present_key", "present_value")}
         sizes["output"] = sizes["query"]
         inputs = [onnx.helper.make_tensor_value_info(name, of, sizes[name]) for name in ("query", "key", "value", "past_key", "past_value")]
-        inputs += [onnx.helper.make_tensor_value_info("seqlens_k", onnx.TensorProto.INT32, [1]),
+        inputs += [onnx.helper.make_tensor_value_info("seqlens_k", onnx.TensorProto.INT32, [shape.batch]),
                    onnx.helper.make_tensor_value_info("total_sequence_length", onnx.TensorProto.INT32, [1])]
         names = [one.name for one in inputs]
         if shape.sinks:
@@ -95,17 +95,17 @@ class OnnxRuntime(Contender):
         options.intra_op_num_threads, options.log_severity_level = self.threads, 3
         options.add_session_config_entry("session.force_spinning_stop", "1")
         self.session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        values = {"query": layer.tokens(layer.q, self.cache)[None], "key": layer.tokens(layer.k[:, shape.past:], self.cache)[None],
-                  "value": layer.tokens(layer.v[:, shape.past:], self.cache)[None],
-                  "seqlens_k": np.array([shape.keys - 1], np.int32), "total_sequence_length": np.array([shape.keys], np.int32)}
+        values = {"query": layer.tokens(layer.q, self.cache), "key": layer.tokens(layer.k[:, :, shape.past:], self.cache),
+                  "value": layer.tokens(layer.v[:, :, shape.past:], self.cache),
+                  "seqlens_k": np.full(shape.batch, shape.keys - 1, np.int32), "total_sequence_length": np.array([shape.keys], np.int32)}
         if shape.sinks:
             values["head_sink"] = layer.sinks.astype(values["query"].dtype)
         values = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in values.items()}
-        self.result = np.zeros(sizes["output"], layer.rows(layer.q[:, :1], self.cache).dtype)
+        self.result = np.zeros(sizes["output"], layer.rows(layer.q[:, :, :1], self.cache).dtype)
         self.binding = self.session.io_binding()
         for name, value in values.items():
             self.binding.bind_ortvalue_input(name, value)
-        self.caches = {what: ort.OrtValue.ortvalue_from_numpy(layer.rows(rows, self.cache)[None]) for what, rows in (("key", layer.k), ("value", layer.v))}
+        self.caches = {what: ort.OrtValue.ortvalue_from_numpy(layer.rows(rows, self.cache)) for what, rows in (("key", layer.k), ("value", layer.v))}
         for what, value in self.caches.items():
             self.binding.bind_ortvalue_input("past_" + what, value)
             self.binding.bind_ortvalue_output("present_" + what, value)
@@ -117,8 +117,7 @@ class OnnxRuntime(Contender):
         self.session.run_with_iobinding(self.binding)
 
     def output(self):
-        shape = self.layer.shape
-        return self.out.numpy().astype(np.float32).reshape(shape.queries, shape.q_heads, shape.head_dim).transpose(1, 0, 2)
+        return self.layer.by_heads(self.out.numpy().astype(np.float32))
 
 
 class OpenVinoPaged(Contender):
@@ -163,22 +162,28 @@ class OpenVinoPaged(Contender):
         compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": self.threads, "INFERENCE_PRECISION_HINT": self.precision,
                                                           "KV_CACHE_PRECISION": self.cache})
         self.request = compiled.create_infer_request()
-        blocks = -(-shape.keys // self.block)
+        each = -(-shape.keys // self.block)  # blocks of a sequence
+        blocks = shape.batch * each
         for name in ("key_cache", "value_cache"):
             extent = compiled.input(name).partial_shape
             room = ov.Tensor(compiled.input(name).element_type, ov.Shape([blocks, *(extent[i].get_length() for i in (1, 2, 3))]))
             self.request.set_tensor(name, room)
         self.tensor = ov.Tensor
         q, k, v = (self.layer.tokens(rows, "f32") for rows in (self.layer.q, self.layer.k, self.layer.v))
-        for first in range(0, shape.past, self.filled_at_once):  # sequences of their own: attention among a few
-            here = slice(first, min(first + self.filled_at_once, shape.past))
-            self._give(np.zeros((here.stop - here.start, q.shape[1]), np.float32), k[here], v[here], 0, np.arange(here.start // self.block, -(-here.stop // self.block)))
-            self.request.infer()
-        self._give(q, k[shape.past:], v[shape.past:], shape.past, np.arange(blocks))
+        for sequence in range(shape.batch):
+            for first in range(0, shape.past, self.filled_at_once):  # as if each were a sequence: attention among a few
+                here = slice(first, min(first + self.filled_at_once, shape.past))
+                taken = sequence * each + np.arange(here.start // self.block, -(-here.stop // self.block))
+                self._give(np.zeros((1, here.stop - here.start, q.shape[2]), np.float32), k[sequence:sequence + 1, here], v[sequence:sequence + 1, here], 0, taken)
+                self.request.infer()
+        self._give(q, k[:, shape.past:], v[:, shape.past:], shape.past, np.arange(blocks))
 
     def _give(self, q, k, v, past, blocks):
-        values = {"q": q, "k": k, "v": v, "past_lens": [past], "subsequence_begins": [0, len(q)], "block_indices": blocks,
-                  "block_indices_begins": [0, len(blocks)], "max_context_len": past + len(q)}
+        """q, k, v: [sequences, len, ...], each after `past` keys; blocks: of all of them, one sequence's after the other's."""
+        count, length = q.shape[:2]
+        values = {"q": q.reshape(count * length, -1), "k": k.reshape(count * length, -1), "v": v.reshape(count * length, -1), "past_lens": [past] * count,
+                  "subsequence_begins": np.arange(count + 1) * length, "block_indices": blocks,
+                  "block_indices_begins": np.arange(count + 1) * (len(blocks) // count), "max_context_len": past + length}
         for name, value in values.items():
             self.request.set_tensor(name, self.tensor(np.ascontiguousarray(value) if name in "qkv" else np.array(value, np.int32)))
 
@@ -186,8 +191,7 @@ class OpenVinoPaged(Contender):
         self.request.infer()
 
     def output(self):
-        shape = self.layer.shape
-        return self.request.get_output_tensor(0).data.reshape(shape.queries, shape.q_heads, shape.head_dim).transpose(1, 0, 2)
+        return self.layer.by_heads(self.request.get_output_tensor(0).data)
 
 
 class OpenVinoSdpa(Contender):
@@ -201,7 +205,7 @@ class OpenVinoSdpa(Contender):
 
         shape = self.layer.shape
         group = shape.q_heads // shape.kv_heads
-        values = [folded(self.layer)[None], self.layer.k[None], self.layer.v[None]]
+        values = [folded(self.layer), self.layer.k, self.layer.v]
         of = ov.Type.bf16 if self.precision == "bf16" else ov.Type.f32
         mask = np.where(hidden(shape), -np.inf, 0).astype(np.float32)
         values.append(np.tile(mask, (group, 1))[None, None])
@@ -254,8 +258,8 @@ class NumKong(Contender):
         of, size = {"f32": (np.float32, 1), "bf16": (ml_dtypes.bfloat16, 1), "i8": (np.int8, 40)}[self.cache]
         tensor = lambda x: np.ascontiguousarray((size * x).astype(of))  # noqa: E731
         rows = folded(self.layer)
-        weights = tensor(np.ones((rows.shape[1], shape.keys), np.float32))
-        for head in range(shape.kv_heads):
+        weights = tensor(np.ones((rows.shape[2], shape.keys), np.float32))
+        for head in np.ndindex(shape.batch, shape.kv_heads):
             self.work.append((tensor(rows[head]), numkong.dots_pack(tensor(self.layer.k[head]))))
             self.work.append((weights, numkong.dots_pack(tensor(self.layer.v[head].T))))
 
@@ -276,12 +280,12 @@ class Exact(Contender):
         import quoka
 
         self.quoka, layer, shape = quoka, self.layer, self.layer.shape
-        self.q, self.out = layer.q[None], np.zeros_like(layer.q[None])
+        self.q, self.out = layer.q, np.zeros_like(layer.q)
         kept = self.cache if self.cache in ("q8_0", "u8") else None
-        k, v = (layer.rows(rows, "f32" if kept else self.cache)[None] for rows in (layer.k, layer.v))
+        k, v = (layer.rows(rows, "f32" if kept else self.cache) for rows in (layer.k, layer.v))
         self.k, self.v = k[:, :, shape.past:], v[:, :, shape.past:]
         if kept:
-            past = quoka.Cache(1, shape.kv_heads, shape.head_dim, dtype=kept, capacity=shape.past)
+            past = quoka.Cache(shape.batch, shape.kv_heads, shape.head_dim, dtype=kept, capacity=shape.past)
             past.append(k[:, :, :shape.past], v[:, :, :shape.past])
             self.past = {"past": past}
         else:
@@ -292,7 +296,7 @@ class Exact(Contender):
         self.quoka.attention(self.q, self.k, self.v, **self.past, **self.options)
 
     def output(self):
-        return self.out[0]
+        return self.out
 
 
 class Selected(Exact):
@@ -380,9 +384,8 @@ def installed():
                 ggml_operator.libraries()
             else:
                 packages = PACKAGES.get(of) or PACKAGES[Exact]
-                for package in packages:
-                    importlib.import_module(package)
-                versions[of] = f"{packages[0]} {importlib.metadata.version(packages[0])}"
+                modules = [importlib.import_module(package) for package in packages]
+                versions[of] = f"{packages[0]} {getattr(modules[0], '__version__', None) or importlib.metadata.version(packages[0])}"
         except (ImportError, OSError, AttributeError, importlib.metadata.PackageNotFoundError) as error:
             versions.pop(of, None)
             absent[of] = str(error)

@@ -19,7 +19,7 @@ def _loaded(folder):
     for function, result, *arguments in (
         (base.ggml_init, pointer, InitParams), (base.ggml_free, None, pointer),
         (base.ggml_new_tensor_1d, pointer, pointer, ctypes.c_int, i64), (base.ggml_new_tensor_2d, pointer, pointer, ctypes.c_int, i64, i64),
-        (base.ggml_view_3d, pointer, pointer, pointer, i64, i64, i64, size, size, size), (base.ggml_permute, pointer, pointer, pointer, *[ctypes.c_int] * 4),
+        (base.ggml_view_4d, pointer, pointer, pointer, i64, i64, i64, i64, size, size, size, size), (base.ggml_permute, pointer, pointer, pointer, *[ctypes.c_int] * 4),
         (base.ggml_row_size, size, ctypes.c_int, i64), (base.ggml_nbytes, size, pointer), (base.ggml_version, ctypes.c_char_p),
         (base.ggml_flash_attn_ext, pointer, *[pointer] * 5, *[ctypes.c_float] * 3), (base.ggml_flash_attn_ext_add_sinks, None, pointer, pointer),
         (base.ggml_new_graph, pointer, pointer), (base.ggml_build_forward_expand, None, pointer, pointer),
@@ -74,10 +74,11 @@ class Attention:
 
         def heads(tensor, of_type, count, length):
             row = base.ggml_row_size(of_type, shape.head_dim)
-            return base.ggml_permute(c, base.ggml_view_3d(c, tensor, shape.head_dim, count, length, row, row * count, 0), 0, 2, 1, 3)
+            view = base.ggml_view_4d(c, tensor, shape.head_dim, count, length, shape.batch, row, row * count, row * count * length, 0)
+            return base.ggml_permute(c, view, 0, 2, 1, 3)
 
-        q = base.ggml_new_tensor_2d(c, TYPES["f32"], shape.head_dim * shape.q_heads, shape.queries)
-        k, v = (base.ggml_new_tensor_2d(c, type_, shape.head_dim * shape.kv_heads, cells) for _ in "kv")
+        q = base.ggml_new_tensor_2d(c, TYPES["f32"], shape.head_dim * shape.q_heads, shape.queries * shape.batch)
+        k, v = (base.ggml_new_tensor_2d(c, type_, shape.head_dim * shape.kv_heads, cells * shape.batch) for _ in "kv")
         mask = base.ggml_new_tensor_2d(c, TYPES["f16"], cells, shape.queries)
         self.out = base.ggml_flash_attn_ext(c, heads(q, TYPES["f32"], shape.q_heads, shape.queries), heads(k, type_, shape.kv_heads, cells),
                                             heads(v, type_, shape.kv_heads, cells), mask, layer.scale, 0.0, 0.0)
@@ -89,10 +90,10 @@ class Attention:
         self.buffer = base.ggml_backend_alloc_ctx_tensors(c, self.backend)
         self._write(q, layer.tokens(layer.q, "f32"))
         for tensor, rows in ((k, layer.k), (v, layer.v)):
-            padded = np.zeros((cells, shape.kv_heads * shape.head_dim), np.float32)
-            padded[:shape.keys] = layer.tokens(rows, "f32")
+            padded = np.zeros((shape.batch, cells, shape.kv_heads * shape.head_dim), np.float32)
+            padded[:, :shape.keys] = layer.tokens(rows, "f32")
             told = np.zeros(base.ggml_nbytes(tensor), np.uint8)
-            base.ggml_quantize_chunk(type_, padded.ctypes.data, told.ctypes.data, 0, cells, padded.shape[1], None)
+            base.ggml_quantize_chunk(type_, padded.ctypes.data, told.ctypes.data, 0, cells * shape.batch, padded.shape[2], None)
             self._write(tensor, told)
         hidden = np.arange(cells)[None, :] > shape.past + np.arange(shape.queries)[:, None]
         self._write(mask, np.where(hidden, -np.inf, 0).astype(np.float16))
@@ -108,11 +109,10 @@ class Attention:
             raise RuntimeError("ggml's CPU backend failed")
 
     def output(self):
-        """[q_heads, queries, head_dim]."""
-        shape = self.layer.shape
-        out = np.zeros((shape.queries, shape.q_heads, shape.head_dim), np.float32)
+        """[batch, q_heads, queries, head_dim]."""
+        out = np.zeros(self.layer.q.size, np.float32)
         self.base.ggml_backend_tensor_get(self.out, out.ctypes.data, 0, out.nbytes)
-        return out.transpose(1, 0, 2)
+        return self.layer.by_heads(out)
 
     def close(self):
         self.base.ggml_backend_buffer_free(self.buffer)

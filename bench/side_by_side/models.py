@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 
-from record import Record, quartiles
+from record import Record, commit, quartiles
 
 HERE = pathlib.Path(__file__).resolve().parent
 LENGTHS, DEPTHS, UBATCH = (2048, 8192), "0,2048,4096,7680", 512
@@ -89,12 +89,13 @@ def main():
             record.part("model_versions", {})[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             pass
+    record.content["models_command"] = "bash bench/side_by_side.sh models" + "".join(f" --{name}" for name in ("quick", "quiet") if getattr(flags, name))
     others = [engine for engine in OTHERS + TRANSFORMERS * (not flags.quick) if not flags.skip or flags.skip not in engine]
     for given in flags.models:
         name, _, model = given.partition("=")
         key = {"model": name, "threads": flags.threads}
         old = record.find("models", key)
-        row = old if old and not flags.again else {"runs": {}, "absent": {}, "load": []}
+        row = old if old and not flags.again else {"runs": {}, "absent": {}, "load": [], "commit": commit()}
         for done in range(1 if flags.quick else flags.rounds):
             for engine in ["llama.cpp", *others]:
                 if engine in row["absent"] or len(next(iter(row["runs"].get(named(engine), {}).values()), [])) > done:

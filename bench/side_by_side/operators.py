@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 """One layer's attention by everyone who is installed, in one process, in turns.
 
-    operators.py --out FILE [--quick] [--quiet] [--seconds 6] [--only TEXT] [--again] [--entries NAME;...] [--peaks PROGRAM]
+    operators.py --out FILE [--quick] [--quiet] [--seconds 6] [--only TEXT] [--again] [--entries NAME;...] [--peaks PROGRAM] [--smoke]
 
-A row is a model's heads, a number of queries, of cached keys and of threads. Every contender computes it once, and its output is
+A row is a model's heads, a number of queries, of cached keys, of sequences and of threads, and whether a pool of ONNX Runtime spins beside. Every contender computes it once, and its output is
 compared with attention in double; then all take turns until the row's seconds are used, three rounds at least. Of one thread
 the process's CPU time counts, so that other work on the machine changes little; of several, wall time. A turn is as many
 calls as take 30 ms. --quiet: turns have a real-time priority, if this user may; between turns others run.
 Rows that FILE has are not measured again, unless --again. --only: rows with this in their name. --entries: these contenders alone, in the
-rows that FILE has. --peaks: build/bench/rates.
+rows that FILE has. --peaks: build/bench/rates. --smoke: one tiny row, for tests.
 """
 
 import argparse
+import dataclasses
 import gc
 import json
 import os
@@ -24,7 +25,7 @@ import time
 
 import contenders
 from layer import Layer, Shape
-from record import Record, quartiles
+from record import Record, commit, quartiles
 from turns import Quiet
 
 MODELS = {  # query heads, KV heads, channels, sinks
@@ -32,20 +33,76 @@ MODELS = {  # query heads, KV heads, channels, sinks
     "Gemma 3 4B": (8, 4, 256, False),
     "GPT-OSS-20B": (64, 8, 64, True),
     "SmolLM2-135M": (9, 3, 64, False),
+    "Phi-3 mini": (32, 32, 96, False),
+    "Phi-2": (32, 32, 80, False),
 }
-LLAMA, GEMMA, OSS, SMOL = MODELS
-QUICK = [(LLAMA, n, 8192, 1) for n in (128, 1, 16, 32, 512)] + [(LLAMA, 128, 2048, 1), (LLAMA, 128, 32768, 1)]
-QUICK += [(name, n, 8192, 1) for name in (GEMMA, OSS, SMOL) for n in (128, 1)] + [(LLAMA, n, 8192, 2) for n in (128, 1)]
-FULL = QUICK + [(name, n, 8192, 1) for name in MODELS for n in (16, 32, 512)] + [(name, n, 8192, 2) for name in (GEMMA, OSS, SMOL) for n in (128, 1)]
-FULL += [(name, n, past, 1) for past in (2048, 32768) for name in MODELS for n in (1, 16, 128)] + [(LLAMA, n, 65536, 1) for n in (1, 128)]
+LLAMA, GEMMA, OSS, SMOL, PHI3, PHI2 = MODELS
+SPINNING = "a spinning pool of ONNX Runtime"
 
 
-def timed(work, calls, quiet):
-    """(wall, CPU) seconds of a call."""
+@dataclasses.dataclass(frozen=True)
+class Row:
+    model: str
+    queries: int
+    past: int
+    threads: int = 1
+    batch: int = 1
+    beside: str = ""  # or SPINNING
+
+    @property
+    def shape(self):
+        q_heads, kv_heads, head_dim, sinks = MODELS[self.model]
+        return Shape(q_heads, kv_heads, head_dim, self.queries, self.past, sinks, self.batch)
+
+    @property
+    def key(self):
+        return {"model": self.model, "shape": str(self.shape), **{name: getattr(self, name) for name in ("queries", "past", "threads", "batch", "beside")}}
+
+    def __str__(self):
+        return (f"{self.model}, {self.shape}, {self.queries} queries over {self.past:,} keys, {self.threads} thread(s)"
+                + (f", {self.batch} sequences" if self.batch > 1 else "") + (f", beside {self.beside}" if self.beside else ""))
+
+
+QUICK = [Row(LLAMA, n, 8192) for n in (128, 1, 16, 32, 512)] + [Row(LLAMA, 128, 2048), Row(LLAMA, 128, 32768)]
+QUICK += [Row(name, n, 8192) for name in (GEMMA, OSS, SMOL) for n in (128, 1)] + [Row(LLAMA, n, 8192, 2) for n in (128, 1)]
+FULL = QUICK + [Row(name, n, 8192) for name in (LLAMA, GEMMA, OSS, SMOL) for n in (16, 32, 512)]
+FULL += [Row(name, n, 8192, 2) for name in (GEMMA, OSS, SMOL) for n in (128, 1)]
+FULL += [Row(name, n, past) for past in (2048, 32768) for name in (LLAMA, GEMMA, OSS, SMOL) for n in (1, 16, 128)]
+FULL += [Row(name, n, 2048) for name in (PHI3, PHI2) for n in (1, 16, 128)]
+FULL += [Row(name, n, 2048, batch=8) for name in (LLAMA, SMOL) for n in (1, 16)]
+FULL += [Row(LLAMA, n, 2048, 2, beside=SPINNING) for n in (1, 16, 128)] + [Row(LLAMA, n, 65536) for n in (1, 128)]
+SMOKE = [Row(SMOL, 8, 64)]
+
+
+class Spinning:
+    """A session of ONNX Runtime with two threads that spin when they have nothing to do, as they do by default: run, they keep a core busy while the next call begins."""
+
+    def __init__(self):
+        import numpy as np
+        import onnx
+        import onnxruntime as ort
+
+        n = 512
+        info = lambda name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [n, n])  # noqa: E731
+        graph = onnx.helper.make_graph([onnx.helper.make_node("MatMul", ["a", "b"], ["c"])], "product", [info("a"), info("b")], [info("c")])
+        options = ort.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = 2, 3
+        model = onnx.helper.make_model(graph, ir_version=10, opset_imports=[onnx.helper.make_opsetid("", 20)])
+        self.session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        self.of = {name: np.ones((n, n), np.float32) for name in "ab"}
+
+    def __call__(self):
+        self.session.run(None, self.of)
+
+
+def timed(work, calls, quiet, spin=None):
+    """(wall, CPU) seconds of a call, each right after spin()."""
     wall, cpu = [], []
     with quiet:
         for _ in range(calls):
             work.before()
+            if spin:
+                spin()
             wall.append(-time.perf_counter())
             cpu.append(-time.process_time())
             work()
@@ -54,8 +111,9 @@ def timed(work, calls, quiet):
     return sum(wall) / calls, sum(cpu) / calls
 
 
-def measure(shape, threads, classes, flags, quiet):
-    layer = Layer(shape)
+def measure(row, classes, flags, quiet):
+    shape, threads = row.shape, row.threads
+    layer, spin = Layer(shape), Spinning() if row.beside else None
     ready, told = {}, {}
     for entry in contenders.ENTRIES:
         if entry.of not in classes or (flags.entries and entry.name not in flags.entries) or (entry.kind == "products" and (threads > 1 or shape.queries == 1)):
@@ -81,7 +139,7 @@ def measure(shape, threads, classes, flags, quiet):
         elif entry.kind in ("other", "exact") and not found["error"] < contenders.largest_error(entry):
             sys.exit(f"{entry.name}, {shape}, {shape.queries} queries over {shape.past}: an error of {found['error']}, where rounding makes "
                      f"{contenders.largest_error(entry)} at most: it computes something else")
-        wall, cpu = timed(work, 1, quiet)
+        wall, cpu = timed(work, 1, quiet, spin)
         ready[entry.name] = (entry, work, max(1, round(0.03 / max(wall, 1e-6))), [])
         told[entry.name] = found
     begin, rounds, order = time.monotonic(), 0, list(ready.values())
@@ -91,7 +149,7 @@ def measure(shape, threads, classes, flags, quiet):
             if rounds >= 3 and sum(pair[0] for pair in times) > flags.seconds / 3:
                 continue  # the slowest have had their turns
             time.sleep(0.02)  # pools that spin come to rest
-            times.append(timed(work, calls, quiet))
+            times.append(timed(work, calls, quiet, spin))
         rounds += 1
     which = 1 if threads == 1 else 0
     taken = {name: [pair[which] for pair in times] for name, (_, _, _, times) in ready.items()}
@@ -119,10 +177,10 @@ def main():
     parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--only", default="")
     parser.add_argument("--entries", type=lambda text: text.split(";"), default=[])
-    for name in ("quick", "quiet", "again"):
+    for name in ("quick", "quiet", "again", "smoke"):
         parser.add_argument(f"--{name}", action="store_true")
     flags = parser.parse_args()
-    record, quiet = Record(flags.out), Quiet(flags.quiet)
+    record, quiet, loud = Record(flags.out), Quiet(flags.quiet), Quiet(False)
     classes, absent = contenders.installed()
     if contenders.Exact not in classes:
         sys.exit(f"this library's Python package is missing: {absent[contenders.Exact]}")
@@ -143,19 +201,18 @@ def main():
         with quiet:
             record.content["peaks_gflops"] = peaks(flags.peaks)
     record.save()
-    for model, queries, past, threads in dict.fromkeys(QUICK if flags.quick else FULL):
-        q_heads, kv_heads, head_dim, sinks = MODELS[model]
-        shape = Shape(q_heads, kv_heads, head_dim, queries, past, sinks)
-        name = f"{model}, {shape}, {queries} queries over {past:,} keys, {threads} thread(s)"
-        key = {"model": model, "shape": str(shape), "queries": queries, "past": past, "threads": threads}
-        old = record.find("operators", key)
-        if flags.only not in name or threads > os.cpu_count() or (not old if flags.entries else old and not flags.again):
+    for row in dict.fromkeys(SMOKE if flags.smoke else QUICK if flags.quick else FULL):
+        old = record.find("operators", row.key)
+        if flags.only not in str(row) or row.threads > os.cpu_count() or (not old if flags.entries else old and not flags.again):
             continue
-        load = os.getloadavg()[0]
-        print(name, file=sys.stderr, flush=True)
-        row = {"gflop": round(shape.flops / 1e9, 3), "load": round(load, 1), "quiet": quiet.possible, **measure(shape, threads, classes, flags, quiet)}
-        record.put("operators", key, {**old, "entries": old["entries"] | row["entries"]} if flags.entries else row)
-        for entry, told in sorted(row["entries"].items(), key=lambda item: item[1].get("ms", [0, 0])[1]):
+        if row.beside and contenders.OnnxRuntime not in classes:
+            continue
+        print(row, file=sys.stderr, flush=True)
+        priority = loud if row.beside else quiet  # who spins at a real-time priority lets nobody else run
+        found = {"gflop": round(row.shape.flops / 1e9, 3), "load": round(os.getloadavg()[0], 1), "quiet": priority.possible, "commit": commit(),
+                 **measure(row, classes, flags, priority)}
+        record.put("operators", row.key, {**old, "entries": old["entries"] | found["entries"]} if flags.entries else found)
+        for entry, told in sorted(found["entries"].items(), key=lambda item: item[1].get("ms", [0, 0])[1]):
             if "ms" in told:
                 print("   {:30s} {:9.2f} ms ({:.2f} to {:.2f})  error {}  {}".format(
                     entry, told["ms"][1], told["ms"][0], told["ms"][2], told.get("error", "-"), told.get("of_ours", ["", ""])[1]), file=sys.stderr, flush=True)

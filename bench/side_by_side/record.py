@@ -6,13 +6,24 @@ import pathlib
 import platform
 import re
 import statistics
+import subprocess
 import sys
 
 
 def cpu_name():
+    """With family and model where Linux tells them: one name can stand for several generations."""
     info = pathlib.Path("/proc/cpuinfo")
-    found = re.search(r"^model name\s*: (.+)$", info.read_text(), re.MULTILINE) if info.exists() else None
-    return found[1] if found else platform.processor()
+    told = dict(re.findall(r"^(model name|cpu family|model)\s*: (.+)$", info.read_text(), re.MULTILINE)) if info.exists() else {}
+    if "model name" not in told:
+        return platform.processor()
+    return told["model name"] + (", family {}, model {}".format(told["cpu family"], told["model"]) if "cpu family" in told else "")
+
+
+def commit():
+    """This library's, with a + where files differ from it; "" outside of a checkout."""
+    here = pathlib.Path(__file__).parent
+    done = subprocess.run(["git", "describe", "--always", "--dirty=+", "--exclude=*"], cwd=here, capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def quartiles(values):
