@@ -74,6 +74,8 @@ class OnnxRuntime(Contender):
         import onnxruntime as ort
 
         layer, shape = self.layer, self.layer.shape
+        if shape.batch > 1 and shape.queries > 1:
+            raise NotImplementedError("GroupQueryAttention takes one sequence where several tokens follow a past")
         of = {"f32": onnx.TensorProto.FLOAT, "f16": onnx.TensorProto.FLOAT16}[self.cache]
         sizes = {"query": [shape.batch, shape.queries, shape.q_heads * shape.head_dim]}
         sizes |= {name: [shape.batch, shape.queries, shape.kv_heads * shape.head_dim] for name in ("key", "value")}
@@ -121,9 +123,10 @@ class OnnxRuntime(Contender):
 
 
 class OpenVinoPaged(Contender):
-    """PagedAttention, what OpenVINO GenAI runs: the cache in blocks of 32 tokens, filled by the operator itself."""
+    """PagedAttention, what OpenVINO GenAI runs: the cache in blocks of 32 tokens, filled by the operator itself. Sequences of a batch are
+    requests one after the other: the node leaves its output empty for several at once, as it is driven here."""
 
-    how = "PagedAttentionExtension in a model of one node; KV_CACHE_PRECISION, INFERENCE_PRECISION_HINT, INFERENCE_NUM_THREADS"
+    how = "PagedAttentionExtension in a model of one node, a request for each sequence; KV_CACHE_PRECISION, INFERENCE_PRECISION_HINT, INFERENCE_NUM_THREADS"
     block, filled_at_once = 32, 256
 
     def prepare(self):
@@ -161,37 +164,38 @@ class OpenVinoPaged(Contender):
         model = ov.Model([op.result(node.output(0))], [*taken, length], "layer")
         compiled = ov.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": self.threads, "INFERENCE_PRECISION_HINT": self.precision,
                                                           "KV_CACHE_PRECISION": self.cache})
-        self.request = compiled.create_infer_request()
-        each = -(-shape.keys // self.block)  # blocks of a sequence
-        blocks = shape.batch * each
+        self.tensor = ov.Tensor
+        self.requests = [self._sequence(compiled, i) for i in range(shape.batch)]
+
+    def _sequence(self, compiled, i):
+        """A request that computes the i-th sequence's chunk over a cache that it has filled."""
+        shape, request = self.layer.shape, compiled.create_infer_request()
+        blocks = -(-shape.keys // self.block)
         for name in ("key_cache", "value_cache"):
             extent = compiled.input(name).partial_shape
-            room = ov.Tensor(compiled.input(name).element_type, ov.Shape([blocks, *(extent[i].get_length() for i in (1, 2, 3))]))
-            self.request.set_tensor(name, room)
-        self.tensor = ov.Tensor
-        q, k, v = (self.layer.tokens(rows, "f32") for rows in (self.layer.q, self.layer.k, self.layer.v))
-        for sequence in range(shape.batch):
-            for first in range(0, shape.past, self.filled_at_once):  # as if each were a sequence: attention among a few
-                here = slice(first, min(first + self.filled_at_once, shape.past))
-                taken = sequence * each + np.arange(here.start // self.block, -(-here.stop // self.block))
-                self._give(np.zeros((1, here.stop - here.start, q.shape[2]), np.float32), k[sequence:sequence + 1, here], v[sequence:sequence + 1, here], 0, taken)
-                self.request.infer()
-        self._give(q, k[:, shape.past:], v[:, shape.past:], shape.past, np.arange(blocks))
+            room = self.tensor(compiled.input(name).element_type, [blocks, *(extent[d].get_length() for d in (1, 2, 3))])
+            request.set_tensor(name, room)
+        q, k, v = (self.layer.tokens(rows[i:i + 1], "f32")[0] for rows in (self.layer.q, self.layer.k, self.layer.v))
 
-    def _give(self, q, k, v, past, blocks):
-        """q, k, v: [sequences, len, ...], each after `past` keys; blocks: of all of them, one sequence's after the other's."""
-        count, length = q.shape[:2]
-        values = {"q": q.reshape(count * length, -1), "k": k.reshape(count * length, -1), "v": v.reshape(count * length, -1), "past_lens": [past] * count,
-                  "subsequence_begins": np.arange(count + 1) * length, "block_indices": blocks,
-                  "block_indices_begins": np.arange(count + 1) * (len(blocks) // count), "max_context_len": past + length}
-        for name, value in values.items():
-            self.request.set_tensor(name, self.tensor(np.ascontiguousarray(value) if name in "qkv" else np.array(value, np.int32)))
+        def give(q, k, v, past, blocks):
+            values = {"q": q, "k": k, "v": v, "past_lens": [past], "subsequence_begins": [0, len(q)], "block_indices": blocks,
+                      "block_indices_begins": [0, len(blocks)], "max_context_len": past + len(q)}
+            for name, value in values.items():
+                request.set_tensor(name, self.tensor(np.ascontiguousarray(value) if name in "qkv" else np.array(value, np.int32)))
+
+        for first in range(0, shape.past, self.filled_at_once):  # as if each were a sequence: attention among a few
+            here = slice(first, min(first + self.filled_at_once, shape.past))
+            give(np.zeros((here.stop - here.start, q.shape[1]), np.float32), k[here], v[here], 0, np.arange(here.start // self.block, -(-here.stop // self.block)))
+            request.infer()
+        give(q, k[shape.past:], v[shape.past:], shape.past, np.arange(blocks))
+        return request
 
     def __call__(self):
-        self.request.infer()
+        for request in self.requests:
+            request.infer()
 
     def output(self):
-        return self.layer.by_heads(self.request.get_output_tensor(0).data)
+        return self.layer.by_heads(np.stack([request.get_output_tensor(0).data for request in self.requests]))
 
 
 class OpenVinoSdpa(Contender):

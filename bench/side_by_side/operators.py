@@ -120,6 +120,9 @@ def measure(row, classes, flags, quiet):
             continue
         if entry.kind == "selection" and shape.past <= 1024:
             continue
+        if entry.cache == "q8_0" and shape.head_dim % 32:
+            told[entry.name] = {"absent": f"q8_0 has blocks of 32 channels, which do not divide {shape.head_dim}"}
+            continue
         if shape.flops / 1e9 > entry.most_gflop:
             told[entry.name] = {"absent": f"left out above {entry.most_gflop} GFLOP: it is slow"}
             continue

@@ -310,7 +310,7 @@ struct AttentionDraw {
     if (s.q_len == 1 && seldom(4)) group = one_of(tuning::token_rows, 9, 16, 17, 33);
     if (s.q_len == 1 && seldom(4)) s.kv_heads = 6;
     const auto dim = [&] {
-      return one_of(Index{1}, 3, 8, 15, 16, 17, 19, 24, 32, 32, 37, 40, 56, 64, 64, 80, 100, 112,
+      return one_of(Index{1}, 3, 8, 15, 16, 17, 19, 24, 32, 37, 40, 56, 64, 64, 80, 96, 100, 112,
                     128, 130, 192, 256, 576);
     };
     s.head_dim = dim(), s.v_dim = seldom(2) ? dim() : s.head_dim;

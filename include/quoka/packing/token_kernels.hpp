@@ -7,6 +7,7 @@
 #include <quoka/formats/format.hpp>
 
 #include <algorithm>
+#include <type_traits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -217,15 +218,19 @@ void token_values_of_height(const RowRun& v, Index count, const RowShape& shape,
   const Index width = shape.dim;
   constexpr int wide = tuning::token_value_packets / (Height > 2 ? 2 : 1);
   Index c = 0;
-  for (; c + wide * simd::lanes <= width; c += wide * simd::lanes)
-    token_value_packets<Row, Height, wide>(v, c, count, shape, weight, step, out,
-                                           c == 0 ? upcoming : nullptr);
-  for (; c + wide / 2 * simd::lanes <= width; c += wide / 2 * simd::lanes)
-    token_value_packets<Row, Height, wide / 2>(v, c, count, shape, weight, step, out,
-                                               c == 0 ? upcoming : nullptr);
-  for (; c < width; c += simd::lanes)
-    token_value_packets<Row, Height, 1>(v, c, count, shape, weight, step, out,
-                                        c == 0 ? upcoming : nullptr);
+  const auto pass = [&](auto packets) QUOKA_INLINE_LAMBDA {
+    token_value_packets<Row, Height, static_cast<std::size_t>(packets())>(
+        v, c, count, shape, weight, step, out, c == 0 ? upcoming : nullptr);
+    c += packets() * simd::lanes;
+  };
+  while (c + wide * simd::lanes <= width) pass(std::integral_constant<int, wide>{});
+  // 96 and 80 channels in one pass: by two, rows of them took 1.4 and 1.15 of the time from memory (Zen 4).
+  if constexpr (wide == 8) {
+    if (width - c == 6 * simd::lanes) return pass(std::integral_constant<int, 6>{});
+    if (width - c == 5 * simd::lanes) return pass(std::integral_constant<int, 5>{});
+  }
+  while (c + wide / 2 * simd::lanes <= width) pass(std::integral_constant<int, wide / 2>{});
+  while (c < width) pass(std::integral_constant<int, 1>{});
 }
 
 // Rows of out that are computed together. Rows that cost much to widen are widened once for four;
