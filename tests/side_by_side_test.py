@@ -65,11 +65,14 @@ def batches_are_apart():
 
 
 def summaries():
-    from models import share_of_square
+    from models import change, share_of_square
     from record import quartiles
 
     assert quartiles([3.0, 1.0, 2.0]) == [1.5, 2.0, 2.5] and quartiles([4.0]) == [4.0, 4.0, 4.0]
     assert share_of_square((2048, 3 * 2048 + 2 * 2048**2), (8192, 3 * 8192 + 2 * 8192**2)) == 1.0
+    assert change([1.0, 2.0], [1.0, 2.0]) == [0.0, 0.0, 0.0] and change([1.1] * 3, [1.0] * 3) == [10.52, 10.52, 10.52]
+    mean, low, high = change([1.0, 3.0] * 50, [1.0, 1.0] * 50)
+    assert mean == 171.83 and low < mean < high, (low, high)
     assert share_of_square((2, 2 * 6 + 4), (4, 4 * 6 + 16)) == 0.4
     assert share_of_square((2048, 1.0), (8192, 4.0)) == 0.0
 

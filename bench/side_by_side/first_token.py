@@ -46,11 +46,12 @@ def openvino(model, options, flags):
     return first_token
 
 
-def transformers(model, options, flags):
+def transformers_network(model, options, threads):
+    """(network, a function that makes a new cache, tokenizer), the weights in float. options: the mode, sdpa or one of this library's, and its settings."""
     import torch
     import transformers as t
 
-    torch.set_num_threads(flags.threads)
+    torch.set_num_threads(threads)
     mode = options.pop("mode")
     path = pathlib.Path(model)
     tokenizer = t.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
@@ -59,16 +60,23 @@ def transformers(model, options, flags):
         import quoka
         import quoka.transformers
 
-        quoka.set_threads(flags.threads)
+        quoka.set_threads(threads)
     network = t.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="quoka" if ours else "sdpa").eval()
     if ours:
         network.config.quoka = {"mode": mode} | {key: float(x) if x.replace(".", "").isdigit() else x for key, x in options.items()}
+    made = quoka.transformers.Cache if ours else t.DynamicCache
+    return network, lambda: made(config=network.config), tokenizer
+
+
+def transformers(model, options, flags):
+    import torch
+
+    network, cache, tokenizer = transformers_network(model, options, flags.threads)
     ids = tokenizer(flags.text.read_text()[:400_000], return_tensors="pt").input_ids
 
     def first_token(count):
-        cache = quoka.transformers.Cache(config=network.config) if ours else t.DynamicCache(config=network.config)
         with torch.inference_mode():
-            return network(ids[:, :count], past_key_values=cache, logits_to_keep=1).logits.argmax()
+            return network(ids[:, :count], past_key_values=cache(), logits_to_keep=1).logits.argmax()
 
     return first_token
 

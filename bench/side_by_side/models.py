@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
-"""Whole models: seconds to the first token by everyone who is installed, processes in turns.
+"""Whole models: seconds to the first token by everyone who is installed, processes in turns, and what each loses.
 
-    models.py --out FILE --text emma.txt --programs build/examples/ggml [--rounds 3] [--threads 2] [--quick] [--quiet] [--again] NAME=MODEL.gguf ...
+    models.py --out FILE --text emma.txt --programs build/examples/ggml [--rounds 3] [--threads 2] [--quick] [--quiet] [--again] [--loss-alone] NAME=MODEL.gguf ...
 
 llama.cpp with and without the plug-in: one process of `first_token`, one ubatch of random tokens at each of four depths, added up
 to a prompt. The others compute the prompt as it is, the text's first tokens. What attention takes is what grows with the
-square of the length, from two lengths, or from two depths. --quick: one round, without transformers.
+square of the length, from two lengths, or from two depths. What is lost, of OpenVINO and transformers (of llama.cpp real_models.sh
+measures it): the likelihood of the text's tokens beside transformers' sdpa with weights in float. --quick: one round, without transformers and losses.
 """
 
 import argparse
 import importlib.metadata
 import json
+import math
 import os
 import pathlib
+import random
 import subprocess
 import sys
 import tempfile
@@ -67,6 +70,41 @@ def by_others(flags, model, engine):
     return {named(engine): {one["tokens"]: (one["s"], one["cpu_s"]) for one in json.loads(done.stdout.splitlines()[-1])}}
 
 
+def loss_of(flags, model, engine):
+    """Negative log-likelihoods of the longest prompt's second half, token by token."""
+    command = [sys.executable, HERE / "loss.py", engine, model, "--text", flags.text, "--tokens", LENGTHS[-1], "--threads", flags.threads]
+    done = subprocess.run([str(x) for x in command], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr.strip().splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def change(losses, base, resamples=2000):
+    """Of the perplexity, in percent, and the ends of its interval of 95 %, of resamples of tokens."""
+    differences, draw = [a - b for a, b in zip(losses, base, strict=True)], random.Random(1)
+    means = sorted(math.fsum(draw.choices(differences, k=len(differences))) / len(differences) for _ in range(resamples))
+    return [round(100 * math.expm1(x), 2) for x in (math.fsum(differences) / len(differences), means[resamples // 40], means[-1 - resamples // 40])]
+
+
+def lose(flags, model, row, put):
+    """row["loss"]: {engine: its perplexity and its change}, all beside the first one."""
+    base = None
+    for engine in [TRANSFORMERS[0], *OTHERS, *TRANSFORMERS[1:]]:
+        if named(engine) in row.setdefault("loss", {}) or engine in row["absent"]:
+            continue
+        print(f"   loss: {engine}", file=sys.stderr, flush=True)
+        try:
+            base = base or loss_of(flags, model, TRANSFORMERS[0])
+            found = base if engine == TRANSFORMERS[0] else loss_of(flags, model, engine)
+        except (OSError, RuntimeError) as error:
+            print(f"   {error}", file=sys.stderr)
+            if base is None:
+                return  # nothing to compare with
+            continue
+        row["loss"][named(engine)] = {"tokens": len(found), "perplexity": round(math.exp(math.fsum(found) / len(found)), 3), "change": change(found, base)}
+        put()
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True)
@@ -76,7 +114,7 @@ def main():
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count()))
     parser.add_argument("--skip", default="", help="engines with this in their name")
     parser.add_argument("--modes", default=",".join(MODES), help="of the plug-in")
-    for name in ("quick", "quiet", "again"):
+    for name in ("quick", "quiet", "again", "loss-alone"):
         parser.add_argument(f"--{name}", action="store_true")
     parser.add_argument("models", nargs="+")
     flags = parser.parse_args()
@@ -96,7 +134,11 @@ def main():
         key = {"model": name, "threads": flags.threads}
         old = record.find("models", key)
         row = old if old and not flags.again else {"runs": {}, "absent": {}, "load": [], "commit": commit()}
-        for done in range(1 if flags.quick else flags.rounds):
+
+        def put(key=key, row=row):
+            record.put("models", key, {k: v for k, v in row.items() if k not in key})
+
+        for done in range(0 if flags.loss_alone else 1 if flags.quick else flags.rounds):
             for engine in ["llama.cpp", *others]:
                 if engine in row["absent"] or len(next(iter(row["runs"].get(named(engine), {}).values()), [])) > done:
                     continue
@@ -112,7 +154,9 @@ def main():
                     for n, (s, cpu) in times.items():
                         row["runs"].setdefault(who, {}).setdefault(str(n), []).append([s, cpu])
                 row["engines"] = {who: summary(of) for who, of in row["runs"].items()}
-                record.put("models", key, {k: v for k, v in row.items() if k not in key})
+                put()
+        if not flags.quick:
+            lose(flags, model, row, put)
 
 
 def summary(times):

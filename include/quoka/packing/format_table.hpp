@@ -73,12 +73,6 @@ constexpr auto narrow_of() {
 }
 
 template <class Row>
-constexpr Index element_bytes_of() {
-  if constexpr (has_element_bytes<Row>) return Row::element_bytes;
-  return 0;
-}
-
-template <class Row>
 constexpr bool is_bfloat16() {
   if constexpr (has_is_bfloat16<Row>) return Row::is_bfloat16;
   return false;

@@ -31,6 +31,13 @@ QUOKA_DEFINE_HAS_MEMBER(has_codes);
 template <class Row>
 concept Grouped = has_Group<Row>;
 
+// Format::element_bytes.
+template <class Row>
+constexpr Index element_bytes_of() {
+  if constexpr (has_element_bytes<Row>) return Row::element_bytes;
+  return 0;
+}
+
 // Has its Group opted in to products of its 8-bit codes?
 template <class Row>
 constexpr bool group_has_codes() {

@@ -7,7 +7,6 @@
 #include <quoka/formats/format.hpp>
 
 #include <algorithm>
-#include <type_traits>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -59,12 +58,13 @@ void token_logits_of_height(const RowRun& keys, Index count, const RowShape& sha
   const Index width = shape.dim;
   constexpr int lanes = simd::lanes, together = lanes / Height;
   static_assert(RowsAhead::most % together == 0);
+  RunWalk<Height == 1> walk(keys);
   for (Index i = 0; i < count; i += together, x += lanes) {
     simd::Square acc;
     simd::unroll<together>([&](auto j) QUOKA_INLINE_LAMBDA {
       simd::unroll<Height>([&](auto r)
                                QUOKA_INLINE_LAMBDA { acc.packet[j * Height + r] = simd::zero(); });
-      const ConstRow key = keys[std::min(i + j, count - 1)];
+      const ConstRow key = walk.next(std::min(i + j, count - 1), i + j + 1 < count);
       if (upcoming != nullptr) prefetch_rows(*upcoming, i + j);
       for_packets<Row>(key, width, shape,
                        [&](Index c, const simd::Packet& channels) QUOKA_INLINE_LAMBDA {
@@ -165,8 +165,10 @@ inline constexpr bool whole_groups = group_packets<Row> > 0 &&
                                      packets % (group_packets<Row> > 0 ? group_packets<Row> : 1) ==
                                          0;
 
-// Channels [c, c + Packets packets) of a row.
-template <class Row, std::size_t Packets>
+// Channels [c, c + Packets packets) of a row. Streams: from one address and constants beside it, in the row's order.
+// Compilers kept a register for each packet's own address, more than there are, and read the packets in an order that the
+// hardware's prefetcher did not follow.
+template <class Row, bool Streams = false, std::size_t Packets>
 QUOKA_INLINE void load_packets(ConstRow row, Index c, const RowShape& shape,
                                simd::Packet (&channels)[Packets]) {
   constexpr int lanes = simd::lanes;
@@ -177,6 +179,10 @@ QUOKA_INLINE void load_packets(ConstRow row, Index c, const RowShape& shape,
       simd::unroll<size>(
           [&](auto p) QUOKA_INLINE_LAMBDA { channels[g * size + p] = group.load(p * lanes); });
     });
+  } else if constexpr (Streams && element_bytes_of<Row>() > 0) {
+    const ConstRow at = simd::opaque(row + c * element_bytes_of<Row>());
+    simd::unroll<Packets>(
+        [&](auto p) QUOKA_INLINE_LAMBDA { channels[p] = Row::load(at, Index{p} * lanes, shape); });
   } else {
     simd::unroll<Packets>(
         [&](auto p) QUOKA_INLINE_LAMBDA { channels[p] = Row::load(row, c + p * lanes, shape); });
@@ -195,11 +201,12 @@ QUOKA_INLINE void token_value_packets(const RowRun& v, Index c, Index count, con
   simd::unroll<Height, Packets>([&](auto r, auto p) QUOKA_INLINE_LAMBDA {
     acc[r][p] = simd::load(out + r * width + c + p * lanes);
   });
+  RunWalk<Height == 1> walk(v);
   for (Index i = 0; i < count; ++i) {
-    const ConstRow value = v[i];
+    const ConstRow value = walk.next(i);
     if (upcoming != nullptr) prefetch_rows(*upcoming, i);
     simd::Packet channels[Packets];
-    load_packets<Row>(value, c, shape, channels);
+    load_packets<Row, Height == 1>(value, c, shape, channels);
     simd::unroll<Height>([&](auto r) QUOKA_INLINE_LAMBDA {
       const simd::Packet w = simd::broadcast(weight[r][i * step]);
       simd::unroll<Packets>(
@@ -218,19 +225,24 @@ void token_values_of_height(const RowRun& v, Index count, const RowShape& shape,
   const Index width = shape.dim;
   constexpr int wide = tuning::token_value_packets / (Height > 2 ? 2 : 1);
   Index c = 0;
-  const auto pass = [&](auto packets) QUOKA_INLINE_LAMBDA {
-    token_value_packets<Row, Height, static_cast<std::size_t>(packets())>(
-        v, c, count, shape, weight, step, out, c == 0 ? upcoming : nullptr);
-    c += packets() * simd::lanes;
-  };
-  while (c + wide * simd::lanes <= width) pass(std::integral_constant<int, wide>{});
-  // 96 and 80 channels in one pass: by two, rows of them took 1.4 and 1.15 of the time from memory (Zen 4).
-  if constexpr (wide == 8) {
-    if (width - c == 6 * simd::lanes) return pass(std::integral_constant<int, 6>{});
-    if (width - c == 5 * simd::lanes) return pass(std::integral_constant<int, 5>{});
+  for (; c + wide * simd::lanes <= width; c += wide * simd::lanes)
+    token_value_packets<Row, Height, wide>(v, c, count, shape, weight, step, out,
+                                           c == 0 ? upcoming : nullptr);
+  // 96 and 80 channels in one pass: by two, rows of them took 1.4 and 1.15 of the time from memory (Zen 4). Not where
+  // 16 bits are widened for several query rows, which takes as long as memory does.
+  if constexpr (wide == 8 && (Height == 1 || element_bytes_of<Row>() == 4)) {
+    const RowsAhead* const asked = c == 0 ? upcoming : nullptr;
+    if (width - c == 6 * simd::lanes)
+      return token_value_packets<Row, Height, 6>(v, c, count, shape, weight, step, out, asked);
+    if (width - c == 5 * simd::lanes)
+      return token_value_packets<Row, Height, 5>(v, c, count, shape, weight, step, out, asked);
   }
-  while (c + wide / 2 * simd::lanes <= width) pass(std::integral_constant<int, wide / 2>{});
-  while (c < width) pass(std::integral_constant<int, 1>{});
+  for (; c + wide / 2 * simd::lanes <= width; c += wide / 2 * simd::lanes)
+    token_value_packets<Row, Height, wide / 2>(v, c, count, shape, weight, step, out,
+                                               c == 0 ? upcoming : nullptr);
+  for (; c < width; c += simd::lanes)
+    token_value_packets<Row, Height, 1>(v, c, count, shape, weight, step, out,
+                                        c == 0 ? upcoming : nullptr);
 }
 
 // Rows of out that are computed together. Rows that cost much to widen are widened once for four;
@@ -301,7 +313,7 @@ template <class Row, std::size_t Packets, int Height>
 void listed_value_columns(const ConstRow* rows, Index count, Index c, const RowShape& shape,
                           const TileWeights& weights, const float* factors, float* out) {
   AskedBytes asked;
-  if constexpr (has_element_bytes<Row>)
+  if constexpr (element_bytes_of<Row>() > 0)
     asked = {c * Row::element_bytes, (c + Index{Packets} * simd::lanes) * Row::element_bytes};
   else if (c == 0 && shape.channel_step == 0)
     asked.end = Row::bytes(shape);

@@ -62,6 +62,12 @@ QUOKA_INLINE P load(const float* p) {
     return load_packet(p);
 }
 
+// An address that compilers do not see through: what is added to it stays a constant of the instruction.
+QUOKA_INLINE const std::byte* opaque(const std::byte* p) {
+  asm("" : "+r"(p));
+  return p;
+}
+
 // Asks for a cache line, into L2.
 QUOKA_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 2); }
 
