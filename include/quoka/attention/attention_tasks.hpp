@@ -289,7 +289,9 @@ class AttentionTasks {
   }
   Index size_of_parts(Index keys) const {
     return call_.is_a_token()
-               ? part_keys(keys, 1, tuning::token_part_keys)
+               ? part_keys(keys, 1,
+                           std::max(tuning::token_part_keys,
+                                    ceil_div(keys * call_.kv_heads, tuning::token_parts)))
                : part_keys(keys, call_.block_keys(), tuning::part_blocks * call_.block_keys());
   }
   // As many heads as leave enough tasks for the workers; results do not depend on it.
