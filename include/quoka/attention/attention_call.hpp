@@ -20,6 +20,11 @@ namespace detail {
 
 class PackedBlocks;
 
+// A row of a KV head: a query of one of its heads.
+struct QueryRow {
+  Index q_head, query;
+};
+
 struct AttentionCall {
   Rows q;                             // [batch, q_heads, q_len, head_dim]
   Rows past_k, past_v;                // [batch, kv_heads, kv_len, head_dim | v_dim]
@@ -47,6 +52,14 @@ struct AttentionCall {
 
   Index block_keys() const { return arithmetic->block_keys(); }
   Index rows() const { return group * q.len(); }  // query rows of a KV head
+  QueryRow query_row(Index kv_head, Index row) const {
+    return {kv_head * group + row % group, row / group};
+  }
+  // A query's channels, scaled.
+  void read_query(Index b, const QueryRow& row, float* to) const {
+    q.format().widen(q.row(b, row.q_head, row.query), q.shape(row.q_head), to);
+    for (Index c = 0; c < q.dim(); ++c) to[c] *= logits.scale;
+  }
   // Does attended() say which rows of the past are attended to? Else it is all of them.
   bool listed() const { return keep != nullptr || (visible != nullptr && visible->listed()); }
   std::span<const Position> attended(Index b, Index kv_head) const {
@@ -86,8 +99,9 @@ struct AttentionCall {
     return q.len() == 1 && !own_keys() && group <= tuning::token_rows &&
            (mask == nullptr || mask->heads() == 1);
   }
-  // Is something added to logits?
-  bool biased() const { return mask != nullptr || own_keys() || !alibi_slopes.empty(); }
+  // Is something added to logits, and without regard to the mask (logit_bias.hpp)?
+  bool biased() const { return mask != nullptr || own_keys() || biased_everywhere(); }
+  bool biased_everywhere() const { return !alibi_slopes.empty(); }
   // What a head's biases of the mask are times, its ALiBi slope, and its sink logit, -inf without one.
   float mask_factor(Index q_head) const { return head_number(mask_factors, q_head, 1.0f); }
   float alibi_slope(Index q_head) const { return head_number(alibi_slopes, q_head, 0.0f); }
