@@ -111,7 +111,7 @@ class ListedRows {
       const Index row = tile * tile_rows_, rows = std::min(tile_rows_, heads_ - row);
       std::copy_n(to.states + row, rows, states);
       std::fill_n(states + rows, tile_rows_ - rows, SoftmaxState<float>::identity());
-      weigh_token_tile(weights(tile), count, tile_rows_, states, s_.factors.data() + row);
+      softmax_tile(weights(tile), count, tile_rows_, states, s_.factors.data() + row);
       std::copy_n(states, rows, to.states + row);
     }
     add_values(v, count, to.out);

@@ -117,8 +117,8 @@ class TokenAttention {
   [[gnu::noinline]] void attend_keys(Index block, Index first, Index count, RowWalk& upcoming) {
     multiply_keys(keys_.past(call_.past_k).from(block), first, count, &upcoming);
   }
-  void weigh_keys(Index block, Index size) {
-    weigh(block, size);
+  void finish_keys(Index block, Index size) {
+    softmax(block, size);
     begin_values();
   }
   [[gnu::noinline]] void attend_values(Index block, Index first, Index count, RowWalk& upcoming) {
@@ -171,7 +171,7 @@ class TokenAttention {
       const bool asks = rows_ > 1;
       RowWalk ahead(keys.at, keys.row_bytes(), tuning::token_prefetch_keys, count);
       multiply_keys(keys, 0, count, asks ? &ahead : nullptr);
-      weigh(before + at, count);
+      softmax(before + at, count);
       const HeadRows values = v.from(at);
       RowWalk values_ahead(values.at, values.row_bytes(), tuning::token_prefetch_keys, count);
       begin_values();
@@ -224,7 +224,7 @@ class TokenAttention {
   }
 
   // The logits of keys [first, first + count) to weights; raises the states.
-  [[gnu::noinline]] void weigh(Index first, Index count) {
+  [[gnu::noinline]] void softmax(Index first, Index count) {
     const Index padded = round_up(count * tile_rows_, simd::lanes);
     LogitBias bias(call_, SequenceKeys{keys_, first, count},
                    call_.mask != nullptr ? s_.mask_row.data() : nullptr);
@@ -233,7 +233,7 @@ class TokenAttention {
       call_.logits.apply(x, padded);
       if (call_.biased())
         bias.add(keys_.kv_head(), row, std::min(tile_rows_, call_.group - row), x, tile_rows_);
-      weigh_token_tile(x, count, tile_rows_, s_.states.data() + row, s_.factors.data() + row);
+      softmax_tile(x, count, tile_rows_, s_.states.data() + row, s_.factors.data() + row);
     }
   }
 
@@ -295,7 +295,7 @@ inline void attend_together(const AttentionCall& call, Index b, Index first_head
           (attention_of(i).*attend)(block, at, std::min(step, size - at), ahead);
     };
     turns(call.past_k, &TokenAttention::attend_keys);
-    for (Index i = 0; i < heads; ++i) attention_of(i).weigh_keys(block, size);
+    for (Index i = 0; i < heads; ++i) attention_of(i).finish_keys(block, size);
     turns(call.past_v, &TokenAttention::attend_values);
     for (Index i = 0; i < heads; ++i) attention_of(i).end_block();
   }
