@@ -69,8 +69,8 @@ class ListedRows {
   // Of all runs of a panel, each rounded up to whole tiles: groups of 5 leave most room, 8 rows for 5.
   static constexpr Index most_padded_rows = 2 * tuning::panel_rows;
 
-  // Rows [first, first + heads) of a KV head of sequence b, all of one query. queries: [padded_rows()][head_dim, rounded
-  // up], see read_queries().
+  // Rows [first, first + heads) of a KV head of sequence b, all of one query.
+  // queries: [padded_rows()][head_dim, rounded up], see read_queries().
   ListedRows(const AttentionCall& call, Index b, Index kv_head, Index first, Index heads,
              Index most_keys, float* queries, ListedRowsScratch& scratch)
       : call_(call),
