@@ -28,7 +28,7 @@ class EngineCache {
       : row_bytes(format.row_bytes({shape.head_dim})),
         page_len_(layout == Layout::slots ? 1 : 16),
         table_(static_cast<std::size_t>(quoka::ceil_div(len, page_len_))),
-        scales_(static_cast<std::size_t>(format.scales_apart(shape.head_dim)), 6.0f / 127.0f) {
+        scales_(static_cast<std::size_t>(format.separate_scales(shape.head_dim)), 6.0f / 127.0f) {
     std::iota(table_.begin(), table_.end(), quoka::Position{0});
     std::shuffle(table_.begin(), table_.end(), std::mt19937(7));
     const auto past = past_of<float>(shape, len);

@@ -167,7 +167,7 @@ bool attention_is_right(const plain::Attention<T>& in, Tensor<T>& out,
 // Does every KV head keep `count` keys?
 inline bool keeps(const quoka::Selection& selection, Index count) {
   return selection.max_count() == count &&
-         selection.total() == selection.batch() * selection.kv_heads() * count;
+         selection.sum_of_counts() == selection.batch() * selection.kv_heads() * count;
 }
 
 inline plain::Positions positions_of(const quoka::Selection& selection) {

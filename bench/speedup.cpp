@@ -62,7 +62,7 @@ const std::map<std::string, const quoka::Format*> formats{
 // whole run.
 std::span<const float> scales_for(const quoka::Format& format, Index dim) {
   static const std::vector<float> scales(4096, 6.0f / 127.0f);
-  const Index count = format.scales_apart(dim);
+  const Index count = format.separate_scales(dim);
   require_at_most("the channels of " + std::string(format.name), count, "what this has scales for",
                   std::ssize(scales));
   return std::span(scales).first(static_cast<std::size_t>(count));

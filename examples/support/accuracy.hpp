@@ -31,7 +31,8 @@ struct Accuracy {
 
 // The mean over sequences and KV heads.
 inline double keys_per_head(const quoka::Selection& keep) {
-  return static_cast<double>(keep.total()) / static_cast<double>(keep.batch() * keep.kv_heads());
+  return static_cast<double>(keep.sum_of_counts()) /
+         static_cast<double>(keep.batch() * keep.kv_heads());
 }
 
 // What one method did in one layer, a chunk at a time; several are added up to one.

@@ -192,7 +192,7 @@ quoka::BasicRows<Byte> placed_rows(const quoka_tensor& x, const std::string& nam
   }
   quoka::BasicRows<Byte> rows(static_cast<Byte*>(x.data), format, sizes, strides, x.channel_step);
   if (x.scales != nullptr) {
-    if (format.scales_apart(x.dim) == 0)
+    if (format.separate_scales(x.dim) == 0)
       quoka::detail::fail_because(name + " has scales, and rows of " + format.name +
                                   " have none apart");
     rows = rows.with_scales(x.scales, x.scales_step);

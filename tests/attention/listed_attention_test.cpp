@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <numeric>
 #include <set>
 
@@ -240,8 +241,8 @@ TEST(ListedAttention, NaNOfAKeyThatIsNotListedIsNotSeen) {
     }
 }
 
-// Nor does an infinity that a mask adds to its logit.
-TEST(ListedAttention, AnInfiniteBiasOfAKeyThatIsNotListedIsNotSeen) {
+// Nor does an infinity or a NaN that a mask adds to its logit.
+TEST(ListedAttention, ABiasThatIsNotFiniteOfAKeyThatIsNotListedIsNotSeen) {
   for (const Index shared : {0, 900}) {  // by rows; by tiles
     SCOPED_TRACE(shared);
     Random random(9);
@@ -252,9 +253,11 @@ TEST(ListedAttention, AnInfiniteBiasOfAKeyThatIsNotListedIsNotSeen) {
     AttentionOptions options{.lists = stored.lists()};
     options.mask = quoka::Mask(TensorView<const float>(bias));
     const Output<float> finite = layer.attend(options);
-    for (Index i = 0; i < 32; ++i)
-      if (i % 4 != 1) bias(0, 0, i, 700) = infinity;
-    expect_same(layer.attend(options), finite);
+    for (const float x : {infinity, std::numeric_limits<float>::quiet_NaN()}) {
+      for (Index i = 0; i < 32; ++i)
+        if (i % 4 != 1) bias(0, 0, i, 700) = x;
+      expect_same(layer.attend(options), finite);
+    }
   }
 }
 

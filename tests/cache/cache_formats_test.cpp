@@ -134,13 +134,13 @@ INSTANTIATE_TEST_SUITE_P(Ways, ScaledWay, ::testing::ValuesIn(scaled_ways),
                          [](const auto& test) { return name_of(test.param); });
 
 TEST(Formats, SayHowManyScalesAHeadHas) {
-  EXPECT_EQ(quoka::i8_format().scales_apart(17), 1);
-  EXPECT_EQ(quoka::e4m3_format().scales_apart(17), 1);
-  EXPECT_EQ(quoka::i8_channel_format().scales_apart(17), 17);
+  EXPECT_EQ(quoka::i8_format().separate_scales(17), 1);
+  EXPECT_EQ(quoka::e4m3_format().separate_scales(17), 1);
+  EXPECT_EQ(quoka::i8_channel_format().separate_scales(17), 17);
   for (const Format* const format :
        {&quoka::q8_0_format(), &quoka::u8_format(), &quoka::float_format(),
         &quoka::format_of<Eigen::half>(), &quoka::channel_major_format<float>()})
-    EXPECT_EQ(format->scales_apart(17), 0) << format->name;
+    EXPECT_EQ(format->separate_scales(17), 0) << format->name;
 }
 
 // ---- what is kept -------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ TEST(Scales, OfTheSameValueKeepEveryCodeOfAnEnginesCache) {
   for (const Format* const format :
        {&quoka::i8_format(), &quoka::i8_channel_format(), &quoka::e4m3_format()})
     for (const float scale : {1.0f, 1e-44f}) {
-      const std::vector<float> scales(uz(format->scales_apart(128)), scale);
+      const std::vector<float> scales(uz(format->separate_scales(128)), scale);
       const Rows rows(codes.data(), *format, {1, 1, 2, 128}, {0, 0, 128});
       const Rows engine = rows.with_scales(scales.data(), 0);
       KvCache cache(1, 1, 128, 128, {*format, scales}, {*format, scales});
@@ -279,7 +279,7 @@ TEST(Scales, OfTheSameValueKeepEveryCodeOfAnEnginesCache) {
 // A format that does not say that it has scales: rows with some are read by their values.
 TEST(Scales, OfAFormatThatDoesNotTellOfThemArePartOfTheValues) {
   Format quiet = quoka::i8_format();
-  quiet.scales_apart = [](Index) { return Index{0}; };
+  quiet.separate_scales = [](Index) { return Index{0}; };
   const std::vector<std::byte> codes(32, std::byte{3});
   const float scale = 2.0f;
   const Rows rows(codes.data(), quiet, {1, 1, 1, 32}, {0, 0, 32});
@@ -384,7 +384,7 @@ class ByHand {
       : scales_(scales),
         format_(kept.format()),
         sizes_(kept.sizes()),
-        step_(each_head(way) ? format_.scales_apart(kept.dim()) : 0) {
+        step_(each_head(way) ? format_.separate_scales(kept.dim()) : 0) {
     const Index bytes = format_.row_bytes({kept.dim()});
     strides_ = {0, bytes, kept.heads() * bytes};
     memory_.resize(uz(kept.heads() * kept.len() * bytes));

@@ -61,7 +61,7 @@ struct Part {  // the keys, or the values
   std::vector<std::vector<std::byte>> rows[6] = {};  // of each (batch, head)
 
   quoka::RowShape shape(Index head) const {
-    return {dim, 0, scales.empty() ? nullptr : scales.data() + head * format->scales_apart(dim)};
+    return {dim, 0, scales.empty() ? nullptr : scales.data() + head * format->separate_scales(dim)};
   }
   void append(const Rows& x, bool same_bytes = false) {
     for (Index i = 0; i < 6 * x.len(); ++i) {
@@ -98,7 +98,7 @@ TEST(Cache, IsAListOfRows) {
     Random random(seed);
     const auto part = [&] {
       Part x{formats[random.below(8)], 1 + random.below(70), {}};
-      for (Index i = 3 * x.format->scales_apart(x.dim); i > 0; --i)
+      for (Index i = 3 * x.format->separate_scales(x.dim); i > 0; --i)
         x.scales.push_back(static_cast<float>(0.02 + 0.02 * random.uniform()));
       return x;
     };

@@ -493,7 +493,7 @@ TEST(Scratch, AtMost32MiBFor32768Keys) {
   EXPECT_GE(bytes, 8 * kv_len * 4) << "one score per key and KV head at least";
   EXPECT_LE(allocated_bytes.load(),
             static_cast<std::size_t>(limit));  // the selection and all else included
-  EXPECT_EQ(layer.selection().total(), 8 * 1024);
+  EXPECT_EQ(layer.selection().sum_of_counts(), 8 * 1024);
 }
 
 TEST(Scratch, DoesNotGrowWithAnotherChunk) {

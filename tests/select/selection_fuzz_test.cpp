@@ -203,7 +203,7 @@ class Store {
       : format_(&storage[as].format()), layout_(layout), page_len_(page_len) {
     Random random(seed);
     batch_ = x.dimension(0), heads_ = x.dimension(1), len_ = x.dimension(2), dim_ = x.dimension(3);
-    scales_step_ = format_->scales_apart(dim_);
+    scales_step_ = format_->separate_scales(dim_);
     for (Index i = 0; i < heads_ * scales_step_; ++i)
       scales_.push_back(static_cast<float>((2.5 + random.uniform()) /
                                            (format_ == &quoka::e4m3_format() ? 448 : 127)));

@@ -136,7 +136,7 @@ void expect_valid(const Selection& selection, Index kv_len, Index count) {
   EXPECT_EQ(selection.batch(), batch);
   EXPECT_EQ(selection.kv_heads(), kv_heads);
   EXPECT_EQ(selection.kv_len(), kv_len);
-  EXPECT_EQ(selection.total(), batch * kv_heads * count);
+  EXPECT_EQ(selection.sum_of_counts(), batch * kv_heads * count);
   for (const auto& heads : to_positions(selection))
     for (const std::vector<Index>& list : heads) {
       EXPECT_EQ(std::ssize(list), count);

@@ -155,7 +155,7 @@ TEST(TopK, OfZeroIsNone) {
   for (Index keep : {0, 3}) {
     const Selection none =
         top_k(random.scores(2, 3, 37), 0, {.window = 3, .keep_first = keep, .keep_last = keep});
-    EXPECT_EQ(none.total(), 0);
+    EXPECT_EQ(none.sum_of_counts(), 0);
     EXPECT_EQ(none.kv_len(), 37);
     EXPECT_FALSE(none.is_all());
   }

@@ -90,7 +90,7 @@ TEST_F(SelectVisible, OfNothingThatAllSeeIsWhatSomeSee) {
   const Selection keep = select({.budget = quoka::Budget::keys(20)}, cells);
   for (Index head = 0; head < heads; ++head) EXPECT_EQ(keep.positions(0, head), cells.to_some);
   cells.to_some.clear();
-  EXPECT_EQ(select({.budget = quoka::Budget::keys(20)}, cells).total(), 0);
+  EXPECT_EQ(select({.budget = quoka::Budget::keys(20)}, cells).sum_of_counts(), 0);
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ Index element_of(const Format& format) {
 StoredRows::StoredRows(const Tensor4<float>& x, const Format& format)
     : format_(&format), element_(element_of(format)), floats_(x) {
   const Index heads = x.dimension(1), dim = x.dimension(3);
-  if (const Index n = format.scales_apart(dim); n > 0)
+  if (const Index n = format.separate_scales(dim); n > 0)
     for (Index i = 0; i < heads * n; ++i)
       scales_.push_back((&format == &quoka::e4m3_format() ? 0.01f : 0.03f) *
                         (1.0f + 0.1f * static_cast<float>(i % 7)));
@@ -809,8 +809,8 @@ AttentionCase::Bound AttentionCase::product_error(int products) const {
                        shape_.q_heads / shape_.kv_heads > tuning::token_rows ||
                        (has_mask() && mask_.dimension(1) > 1);
     if (!panel) return {0, 0};
-    const Arithmetic used = quoka::arithmetic_used(
-        options_.arithmetic, *finest, *finest, shape_.q_heads / shape_.kv_heads * shape_.q_len);
+    const Arithmetic used = quoka::arithmetic_used(options_.arithmetic, *finest, *finest,
+                                                   shape_.q_heads / shape_.kv_heads * shape_.q_len);
     if (used == Arithmetic::int8) {
       const quoka::Int8Error error = quoka::int8_error(shape_.head_dim);
       return {error.logit, error.value};

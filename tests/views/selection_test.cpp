@@ -38,7 +38,7 @@ void expect_nothing(const Selection& selection) {
   EXPECT_EQ(selection.batch(), 0);
   EXPECT_EQ(selection.kv_heads(), 0);
   EXPECT_EQ(selection.kv_len(), 0);
-  EXPECT_EQ(selection.total(), 0);
+  EXPECT_EQ(selection.sum_of_counts(), 0);
 }
 
 TEST(Selection, MadeOfNothingIsEmpty) {
@@ -46,7 +46,7 @@ TEST(Selection, MadeOfNothingIsEmpty) {
   EXPECT_EQ(none.batch(), 0);
   EXPECT_EQ(none.kv_heads(), 0);
   EXPECT_EQ(none.kv_len(), 0);
-  EXPECT_EQ(none.total(), 0);
+  EXPECT_EQ(none.sum_of_counts(), 0);
   EXPECT_EQ(none.max_count(), 0);
 }
 
@@ -55,7 +55,7 @@ TEST(Selection, HoldsTheCallersPositions) {
   EXPECT_EQ(selection.batch(), 2);
   EXPECT_EQ(selection.kv_heads(), 2);
   EXPECT_EQ(selection.kv_len(), 7);
-  EXPECT_EQ(selection.total(), 12);
+  EXPECT_EQ(selection.sum_of_counts(), 12);
   EXPECT_EQ(selection.max_count(), 3);
   EXPECT_FALSE(selection.is_all());
   for (Index b = 0; b < 2; ++b)
@@ -72,7 +72,7 @@ TEST(Selection, OfAllHoldsNoPositionsButSpellsThemOut) {
   EXPECT_TRUE(all.is_all());
   EXPECT_EQ(all.count(1, 2), 7);
   EXPECT_EQ(all.max_count(), 7);
-  EXPECT_EQ(all.total(), 42);
+  EXPECT_EQ(all.sum_of_counts(), 42);
   EXPECT_TRUE(all.row(1, 2).empty());
   EXPECT_EQ(all.positions(1, 2), (std::vector<Position>{0, 1, 2, 3, 4, 5, 6}));
 }
@@ -83,7 +83,7 @@ TEST(Selection, OfNoneHoldsNoPositions) {
   EXPECT_FALSE(none.is_all());
   EXPECT_EQ(none.count(1, 2), 0);
   EXPECT_EQ(none.max_count(), 0);
-  EXPECT_EQ(none.total(), 0);
+  EXPECT_EQ(none.sum_of_counts(), 0);
   EXPECT_TRUE(none.row(1, 2).empty());
   EXPECT_TRUE(none.positions(1, 2).empty());
 }
@@ -184,7 +184,7 @@ TEST(SelectionFromLists, HoldsListsOfAnyLengths) {
   const Selection selection = Selection::from_lists(2, 2, 7, lists_of(lists));
   EXPECT_EQ(to_positions(selection), lists);
   EXPECT_EQ(selection.max_count(), 5);
-  EXPECT_EQ(selection.total(), 9);
+  EXPECT_EQ(selection.sum_of_counts(), 9);
   EXPECT_EQ(selection.count(0, 1), 0);
   EXPECT_EQ(selection.count(1, 1), 3);
   EXPECT_EQ(selection.row(1, 1).size(), 3u);

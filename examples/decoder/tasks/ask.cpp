@@ -39,7 +39,7 @@ std::vector<Asked> ask(const Model& model, const SessionOptions& options,
     session.watch = [&](Index layer, auto&&...) {
       const quoka::Selection& selection = session.layer(layer).selection();
       if (selection.kv_len() == 0) return;
-      kept += selection.total(), heads += selection.kv_heads();
+      kept += selection.sum_of_counts(), heads += selection.kv_heads();
     };
     Asked& result = asked[static_cast<std::size_t>(i)];
     result.score =

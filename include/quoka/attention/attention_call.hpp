@@ -20,6 +20,11 @@ namespace detail {
 
 class PackedBlocks;
 
+// A row of a KV head: a query of one of its heads.
+struct QueryRow {
+  Index q_head, query;
+};
+
 struct AttentionCall {
   Rows q;                             // [batch, q_heads, q_len, head_dim]
   Rows past_k, past_v;                // [batch, kv_heads, kv_len, head_dim | v_dim]
@@ -47,6 +52,14 @@ struct AttentionCall {
 
   Index block_keys() const { return arithmetic->block_keys(); }
   Index rows() const { return group * q.len(); }  // query rows of a KV head
+  QueryRow query_row(Index kv_head, Index row) const {
+    return {kv_head * group + row % group, row / group};
+  }
+  // A query's channels, scaled.
+  void read_query(Index b, const QueryRow& row, float* to) const {
+    q.format().widen(q.row(b, row.q_head, row.query), q.shape(row.q_head), to);
+    for (Index c = 0; c < q.dim(); ++c) to[c] *= logits.scale;
+  }
   // Does attended() say which rows of the past are attended to? Else it is all of them.
   bool listed() const { return keep != nullptr || (visible != nullptr && visible->listed()); }
   std::span<const Position> attended(Index b, Index kv_head) const {
@@ -86,8 +99,9 @@ struct AttentionCall {
     return q.len() == 1 && !own_keys() && group <= tuning::token_rows &&
            (mask == nullptr || mask->heads() == 1);
   }
-  // Is something added to logits?
-  bool biased() const { return mask != nullptr || own_keys() || !alibi_slopes.empty(); }
+  // Is something added to logits, and without regard to the mask (logit_bias.hpp)?
+  bool biased() const { return mask != nullptr || own_keys() || biased_everywhere(); }
+  bool biased_everywhere() const { return !alibi_slopes.empty(); }
   // What a head's biases of the mask are times, its ALiBi slope, and its sink logit, -inf without one.
   float mask_factor(Index q_head) const { return head_number(mask_factors, q_head, 1.0f); }
   float alibi_slope(Index q_head) const { return head_number(alibi_slopes, q_head, 0.0f); }
@@ -151,31 +165,32 @@ inline void check_memory(const Rows& q, const Past& past, const Chunk& chunk,
   const Rows out = output.out;
   if (rows_share_memory(ByteLattice(out), out.sizes(), out.strides()))
     fail_because("rows of out share memory with each other");
-  require_apart(out, q, "out shares memory with q");
-  require_apart(out, past.k, "out shares memory with the past's keys");
-  require_apart(out, past.v, "out shares memory with the past's values");
-  require_apart(out, chunk.k, "out shares memory with the chunk's keys");
-  require_apart(out, chunk.v, "out shares memory with the chunk's values");
-  require_rows_apart(past.k, chunk.k,
-                     "the chunk's keys lie in the past's: they would count twice; slice the past");
-  require_rows_apart(
+  require_no_overlap(out, q, "out shares memory with q");
+  require_no_overlap(out, past.k, "out shares memory with the past's keys");
+  require_no_overlap(out, past.v, "out shares memory with the past's values");
+  require_no_overlap(out, chunk.k, "out shares memory with the chunk's keys");
+  require_no_overlap(out, chunk.v, "out shares memory with the chunk's values");
+  require_no_shared_rows(
+      past.k, chunk.k,
+      "the chunk's keys lie in the past's: they would count twice; slice the past");
+  require_no_shared_rows(
       past.v, chunk.v,
       "the chunk's values lie in the past's: they would count twice; slice the past");
   if (output.lse_nat.absent()) return;
   const TensorView<const float, 3> lse = output.lse_nat;
   if (rows_share_memory(ByteLattice(lse), lse.sizes(), lse.strides()))
     fail_because("rows of lse share memory with each other");
-  require_apart(lse, out, "lse shares memory with out");
-  require_apart(lse, q, "lse shares memory with q");
-  require_apart(lse, past.k, "lse shares memory with the past's keys");
-  require_apart(lse, past.v, "lse shares memory with the past's values");
-  require_apart(lse, chunk.k, "lse shares memory with the chunk's keys");
-  require_apart(lse, chunk.v, "lse shares memory with the chunk's values");
+  require_no_overlap(lse, out, "lse shares memory with out");
+  require_no_overlap(lse, q, "lse shares memory with q");
+  require_no_overlap(lse, past.k, "lse shares memory with the past's keys");
+  require_no_overlap(lse, past.v, "lse shares memory with the past's values");
+  require_no_overlap(lse, chunk.k, "lse shares memory with the chunk's keys");
+  require_no_overlap(lse, chunk.v, "lse shares memory with the chunk's values");
 }
 
 // Rows that are not by themselves all that is needed.
-[[noreturn, gnu::cold, gnu::noinline]] inline void fail_apart(const char* name,
-                                                              const RowShape& shape) {
+[[noreturn, gnu::cold, gnu::noinline]] inline void fail_not_plain(const char* name,
+                                                                  const RowShape& shape) {
   if (shape.channel_step != 0)
     fail(std::string(name) + "'s step between channels in bytes", shape.channel_step,
          "but channels must lie side by side, a step of", "", 0);
@@ -224,10 +239,10 @@ inline void check_lists(const Rows& q, const Past& past, const Chunk& chunk, Ind
         "there are lists of each query's keys and a Selection, which all queries share: hand in "
         "one of them");
   lists.check(q.batch(), kv_heads, q.len(), past.k.len() + chunk.k.len());
-  require_apart(Rows(output.out), lists, "out shares memory with the lists");
+  require_no_overlap(Rows(output.out), lists, "out shares memory with the lists");
   if (!output.lse_nat.absent())
-    require_apart(TensorView<const float, 3>(output.lse_nat), lists,
-                  "lse shares memory with the lists");
+    require_no_overlap(TensorView<const float, 3>(output.lse_nat), lists,
+                       "lse shares memory with the lists");
 }
 
 inline void check_rest(const PastRest& rest, Index heads, Index k_dim, Index v_dim,
@@ -279,14 +294,14 @@ inline void check_rest(const PastRest& rest, Index heads, Index k_dim, Index v_d
   if (options.causal && !position && chunk.k.len() == 0 && past.k.len() > 0 && q.len() > 1)
     fail_order(q.len(), past.k.len());
   check_memory(q, past, chunk, output);
-  if (!q.stores_alone()) fail_apart("q", q.shape(0));
-  if (!output.out.stores_alone()) fail_apart("out", output.out.shape(0));
+  if (!q.stores_alone()) fail_not_plain("q", q.shape(0));
+  if (!output.out.stores_alone()) fail_not_plain("out", output.out.shape(0));
   if (!mask.absent()) {
     mask.check(q.batch(), q.heads(), q.len(), past.k.len() + chunk.k.len());
-    require_apart(output.out, mask, "out shares memory with the mask");
+    require_no_overlap(output.out, mask, "out shares memory with the mask");
     if (!output.lse_nat.absent())
-      require_apart(TensorView<const float, 3>(output.lse_nat), mask,
-                    "lse shares memory with the mask");
+      require_no_overlap(TensorView<const float, 3>(output.lse_nat), mask,
+                         "lse shares memory with the mask");
   }
   if (!lists.absent()) check_lists(q, past, chunk, kv_heads, output, lists);
   require_chunk_once(past, chunk, options, mask, lists);
@@ -395,7 +410,7 @@ inline ByteLattice memory_of(const AttentionCall& call, CallMemory which) {
 }
 
 // No two sequences may have one PackedPast: each packs its own cache. `order` is scratch.
-inline void check_packed_apart(const std::vector<AttentionCall>& calls, std::vector<Index>& order) {
+inline void check_packed_once(const std::vector<AttentionCall>& calls, std::vector<Index>& order) {
   require_own("PackedPast", std::ssize(calls), order,
               [&](Index i) { return calls[static_cast<std::size_t>(i)].packed_past; });
 }
@@ -457,8 +472,8 @@ inline void list_outputs(const std::vector<AttentionCall>& calls,
 
 // No sequence's output may lie where another one reads or writes. `outputs` is scratch. An input is compared with
 // the outputs that its extent reaches: by its stretches or by theirs, whichever are fewer.
-inline void check_outputs_apart(const std::vector<AttentionCall>& calls,
-                                std::vector<OutputMemory>& outputs) {
+inline void check_output_overlap(const std::vector<AttentionCall>& calls,
+                                 std::vector<OutputMemory>& outputs) {
   if (calls.size() < 2) return;
   list_outputs(calls, outputs);
   const auto first_behind = [&](std::uintptr_t begin) {

@@ -3,7 +3,7 @@
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/listed_attention.hpp>
-#include <quoka/attention/workspace_parts.hpp>
+#include <quoka/attention/workspace_state.hpp>
 #include <quoka/kernels/bfloat16_panels.hpp>
 #include <quoka/kernels/float_panels.hpp>
 #include <quoka/kernels/int8_panels.hpp>
@@ -111,11 +111,11 @@ inline const PanelArithmetic& panels_for(Arithmetic asked, const AttentionCall& 
 // One call that was checked, in this arithmetic.
 inline void attend_by(const PanelArithmetic& panels, const AttentionCall& call,
                       ExecutorRef executor, AttentionWorkspace& workspace) {
-  AttentionWorkspace::Parts& parts = workspace.parts();
-  parts.begin(1);
-  parts.calls.push_back(call);
-  parts.calls.back().arithmetic = &panels;
-  parts.run(executor);
+  AttentionWorkspace::State& state = workspace.state();
+  state.begin(1);
+  state.calls.push_back(call);
+  state.calls.back().arithmetic = &panels;
+  state.run(executor);
 }
 
 QUOKA_FUNC void attend(const Rows& q, const Past& past, const Chunk& chunk,
@@ -134,7 +134,7 @@ QUOKA_FUNC bool add_attention(const Rows& q, const Past& past, const Chunk& chun
     return false;
   AttentionCall call = resolved_call(q, past, chunk, output, options, sequence_options(options));
   call.arithmetic = &panels_for(options.arithmetic, call);
-  return workspace.parts().add_to(call, chains, workers);
+  return workspace.state().add_to(call, chains, workers);
 }
 
 inline SequenceOptions sequence_options(const AttentionSequence& x,
@@ -143,33 +143,33 @@ inline SequenceOptions sequence_options(const AttentionSequence& x,
           x.query_position ? x.query_position : options.query_position};
 }
 // The workspace's calls, which were checked.
-inline void run_batch(AttentionWorkspace::Parts& parts, const AttentionOptions& options,
+inline void run_batch(AttentionWorkspace::State& state, const AttentionOptions& options,
                       ExecutorRef executor) {
-  for (AttentionCall& call : parts.calls) call.arithmetic = &panels_for(options.arithmetic, call);
-  parts.run(executor, true);
+  for (AttentionCall& call : state.calls) call.arithmetic = &panels_for(options.arithmetic, call);
+  state.run(executor, true);
 }
 
 QUOKA_FUNC void check_attention(std::span<const AttentionSequence> batch,
                                 const AttentionOptions& options, AttentionWorkspace& workspace) {
-  AttentionWorkspace::Parts& parts = workspace.parts();
-  parts.begin(batch.size());
+  AttentionWorkspace::State& state = workspace.state();
+  state.begin(batch.size());
   for (const AttentionSequence& x : batch)
     name_sequence(&x - batch.data(), [&] {
-      parts.calls.push_back(
+      state.calls.push_back(
           checked_call(x.q, x.past, x.chunk, x.out, options, sequence_options(x, options)));
     });
-  check_outputs_apart(parts.calls, parts.outputs);
-  check_packed_apart(parts.calls, parts.order);
+  check_output_overlap(state.calls, state.outputs);
+  check_packed_once(state.calls, state.order);
 }
 
 QUOKA_FUNC void attend(std::span<const AttentionSequence> batch, const AttentionOptions& options,
                        ExecutorRef executor, AttentionWorkspace& workspace) {
-  AttentionWorkspace::Parts& parts = workspace.parts();
-  parts.begin(batch.size());
+  AttentionWorkspace::State& state = workspace.state();
+  state.begin(batch.size());
   for (const AttentionSequence& x : batch)
-    parts.calls.push_back(
+    state.calls.push_back(
         resolved_call(x.q, x.past, x.chunk, x.out, options, sequence_options(x, options)));
-  run_batch(parts, options, executor);
+  run_batch(state, options, executor);
 }
 
 }  // namespace detail
@@ -198,18 +198,18 @@ QUOKA_FUNC OwnedAttentionOptions::OwnedAttentionOptions(const AttentionOptions& 
   numbers_.sink_logits = numbers_.mask_factors = numbers_.alibi_slopes = {};
 }
 
-QUOKA_FUNC AttentionWorkspace::AttentionWorkspace() : parts_(std::make_unique<Parts>()) {}
+QUOKA_FUNC AttentionWorkspace::AttentionWorkspace() : state_(std::make_unique<State>()) {}
 QUOKA_FUNC AttentionWorkspace::~AttentionWorkspace() = default;
 QUOKA_FUNC AttentionWorkspace::AttentionWorkspace(AttentionWorkspace&&) noexcept = default;
 QUOKA_FUNC AttentionWorkspace& AttentionWorkspace::operator=(AttentionWorkspace&&) noexcept =
     default;
 QUOKA_FUNC Index AttentionWorkspace::bytes() const {
-  if (parts_ == nullptr) return 0;
-  return parts_->bytes();
+  if (state_ == nullptr) return 0;
+  return state_->bytes();
 }
-QUOKA_FUNC AttentionWorkspace::Parts& AttentionWorkspace::parts() {
-  if (parts_ == nullptr) parts_ = std::make_unique<Parts>();
-  return *parts_;
+QUOKA_FUNC AttentionWorkspace::State& AttentionWorkspace::state() {
+  if (state_ == nullptr) state_ = std::make_unique<State>();
+  return *state_;
 }
 
 QUOKA_FUNC PackedPast::PackedPast() = default;
@@ -237,7 +237,7 @@ QUOKA_FUNC void attention(const Rows& q, const Past& past, const Chunk& chunk,
 QUOKA_FUNC void attention(std::span<const AttentionSequence> batch, const AttentionOptions& options,
                           ExecutorRef executor, AttentionWorkspace& workspace) {
   detail::check_attention(batch, options, workspace);
-  detail::run_batch(workspace.parts(), options, executor);
+  detail::run_batch(workspace.state(), options, executor);
 }
 
 }  // namespace QUOKA_ABI

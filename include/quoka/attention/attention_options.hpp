@@ -183,11 +183,11 @@ class AttentionWorkspace {
 
   Index bytes() const;  // of memory that it holds
 
-  struct Parts;
-  Parts& parts();  // the library's own
+  struct State;
+  State& state();  // the library's own
 
  private:
-  std::unique_ptr<Parts> parts_;
+  std::unique_ptr<State> state_;
 };
 
 }  // namespace QUOKA_ABI

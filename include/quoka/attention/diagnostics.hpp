@@ -157,9 +157,9 @@ inline double output_error(const Rows& out, const Rows& reference) {
 // holds none. Throws std::invalid_argument when the two are for caches of different shape.
 inline double overlap(const Selection& keep, const Selection& other) {
   keep.require_shape(other.batch(), other.kv_heads(), other.kv_len());
-  const auto wanted_in_all = static_cast<double>(other.total());
-  if (other.total() == 0 || keep.is_all()) return 1.0;
-  if (other.is_all()) return static_cast<double>(keep.total()) / wanted_in_all;
+  const auto wanted_in_all = static_cast<double>(other.sum_of_counts());
+  if (other.sum_of_counts() == 0 || keep.is_all()) return 1.0;
+  if (other.is_all()) return static_cast<double>(keep.sum_of_counts()) / wanted_in_all;
   Index common = 0;
   for (Index b = 0; b < other.batch(); ++b)
     for (Index head = 0; head < other.kv_heads(); ++head) {

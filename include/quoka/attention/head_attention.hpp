@@ -11,6 +11,7 @@
 #pragma once
 
 #include <quoka/attention/head_scratch.hpp>
+#include <quoka/attention/logit_bias.hpp>
 #include <quoka/attention/partial_rows.hpp>
 
 #include <algorithm>
@@ -251,7 +252,7 @@ class HeadAttention {
         keys_.end_for(first_query) < seen.end || keys_.begin_for(last_query) > seen.begin;
     PanelMask mask;
     if (masked) fill_mask(p, seen, mask);
-    const bool biased = block.masked || !call_.alibi_slopes.empty();
+    const bool biased = block.masked || call_.biased_everywhere();
     if (biased) fill_bias(p, seen, block.masked);
     arithmetic_.attend(block, panel(p),
                        {.count = seen.count(),
@@ -261,36 +262,12 @@ class HeadAttention {
                        s_.panel);
   }
 
-  // What is added to the logits of these keys: the mask's biases and ALiBi.
+  // What is added to the logits of these keys.
   void fill_bias(Index p, const KeyRange& keys, bool masked) const {
-    alignas(64) float slope[width], position[width];
-    for (Index i = 0; i < width; ++i) {
-      const Index row = panel_row(p) + std::min(i, panel_count(p) - 1);
-      slope[i] = call_.alibi_slope(head_of(row));
-      position[i] = static_cast<float>(query_of(row));
-    }
-    for (Index key = 0; key < keys.count(); ++key) {
-      const simd::Packet at = simd::broadcast(
-          static_cast<float>(keys_.position(keys.begin + key) - call_.query_position));
-      for (Index i = 0; i < width; i += simd::lanes)
-        simd::store(s_.bias.data() + key * width + i,
-                    simd::mul(simd::load(slope + i), simd::sub(at, simd::load(position + i))));
-    }
-    if (!masked) return;
-    Index read_query = -1, read_head = -1;
-    for (Index i = 0; i < panel_count(p); ++i) {
-      const Index query = query_of(panel_row(p) + i);
-      const Index head = call_.mask->heads() > 1 ? head_of(panel_row(p) + i) : 0;
-      if (query != read_query || head != read_head)
-        keys_.read_mask(head, query, keys.begin, keys.count(), s_.mask_row.data());
-      read_query = query, read_head = head;
-      const float factor = call_.mask_factor(head_of(panel_row(p) + i));
-      for (Index key = 0; key < keys.count(); ++key) {
-        const float bias = s_.mask_row.data()[key];
-        float& to = s_.bias.data()[key * width + i];
-        to = bias == -simd::infinity ? -simd::infinity : bias == 0.0f ? to : to + bias * factor;
-      }
-    }
+    std::fill_n(s_.bias.data(), keys.count() * width, 0.0f);
+    LogitBias bias(call_, SequenceKeys{keys_, keys.begin, keys.count()},
+                   masked ? s_.mask_row.data() : nullptr);
+    bias.add(keys_.kv_head(), panel_row(p), panel_count(p), s_.bias.data(), width);
   }
 
   void fill_mask(Index p, const KeyRange& keys, PanelMask& mask) const {

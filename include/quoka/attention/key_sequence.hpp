@@ -158,6 +158,18 @@ class KeySequence {
   Index chunk_len_;  // 0 where no query sees a key of it
 };
 
+// Keys [first, first + size) of the sequence, for LogitBias.
+struct SequenceKeys {
+  const KeySequence& keys;
+  Index first, size;
+
+  Index count() const { return size; }
+  Index position(Index i) const { return keys.position(first + i); }
+  void read_mask(Index q_head, Index query, float* to) const {
+    keys.read_mask(q_head, query, first, size, to);
+  }
+};
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka

@@ -194,9 +194,9 @@ class ListPlan {
           seen[node] < keys * static_cast<float>(runs_[node]) ? tuning::listed_tile : 1.0f;
       const float tiles =
           keys * (static_cast<float>(panels_[node]) * costs.tile * hides + costs.pack);
-      const float apart = is_leaf ? row_cost_[p][step] : least[2 * node + 1] + least[2 * node + 2];
-      whole[node] = keys > 0 && tiles <= apart;
-      least[node] = whole[node] ? tiles : keys > 0 ? apart : 0.0f;
+      const float parts = is_leaf ? row_cost_[p][step] : least[2 * node + 1] + least[2 * node + 2];
+      whole[node] = keys > 0 && tiles <= parts;
+      least[node] = whole[node] ? tiles : keys > 0 ? parts : 0.0f;
     }
     take(0, whole, step);
   }

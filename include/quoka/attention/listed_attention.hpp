@@ -323,13 +323,14 @@ class ListedAttention {
     const std::uint32_t bit = 1u << (p - first_panel_);
     const bool read = (std::exchange(read_, read_ | bit) & bit) == 0;
     tree_.for_runs(p, [&](const QueryRun& run) {
-      ListedRows rows(call_, b_, q_head(p, run), run.rows, run.query, range_, queries, s_.rows);
+      ListedRows rows(call_, b_, kv_head_, p * width + run.lane, run.rows, range_, queries,
+                      s_.rows);
       queries += rows.padded_rows() * k_width;
       if (read) rows.read_queries();
       const KeyBits* const seen = bits(run);
       const Index count = list_of([&](Index w) { return seen[w] & s_.plan.rows_mask(leaf(p), w); });
       if (count == 0) return;
-      const bool biased = !call_.alibi_slopes.empty() || marks(run, first, SeenKeys::biased);
+      const bool biased = call_.biased_everywhere() || marks(run, first, SeenKeys::biased);
       rows.attend(k, v, s_.list.data(), count, column, biased,
                   {states(p) + run.lane, out(p) + run.lane * v_width_});
     });
@@ -361,7 +362,7 @@ class ListedAttention {
 
   // What is added to the logits of keys [begin, end) of the list. Is anything?
   bool fill_bias(Index p, const KeyRange& keys, Index column, Index first, const KeyBits* shared) {
-    bool hides = false, adds = !call_.alibi_slopes.empty();
+    bool hides = false, adds = call_.biased_everywhere();
     Index lanes = 0;
     tree_.for_runs(p, [&](const QueryRun& run) {
       const KeyBits* const seen = bits(run);
@@ -379,7 +380,10 @@ class ListedAttention {
     });
     for (Index key = 0; key < keys.count() && lanes < width; ++key)
       std::fill(bias + key * width + lanes, bias + (key + 1) * width, -simd::infinity);
-    if (adds) add_biases(p, list, keys.count(), column);
+    if (!adds) return true;
+    LogitBias added(call_, ListedKeys(call_, b_, list, keys.count(), column, s_.rows.columns),
+                    call_.mask != nullptr ? s_.rows.mask_row.data() : nullptr);
+    added.add(kv_head_, p * width, std::min(width, call_.rows() - p * width), bias, width);
     return true;
   }
   // 0 or -infinity in `rows` lanes side by side.
@@ -404,31 +408,6 @@ class ListedAttention {
     else
       fill(rows);
   }
-  // ALiBi and the mask's numbers.
-  [[gnu::noinline]] void add_biases(Index p, const Position* list, Index count, Index column) {
-    Position* const columns = s_.rows.columns.data();
-    float* const added = s_.rows.mask_row.data();
-    for (Index key = 0; key < count; ++key)
-      columns[key] = static_cast<Position>(column + list[key]);
-    tree_.for_runs(p, [&](const QueryRun& run) {
-      for (Index i = 0; i < run.rows; ++i) {
-        const Index head = q_head(p, run) + i;
-        const float slope = call_.alibi_slope(head), factor = call_.mask_factor(head);
-        if (call_.mask != nullptr && (i == 0 || call_.mask->heads() > 1))
-          call_.mask->read(b_, call_.mask->heads() > 1 ? head : 0, run.query, columns, 0, count,
-                           added);
-        for (Index key = 0; key < count; ++key) {
-          float& to = h_.bias.data()[key * width + run.lane + i];
-          if (slope != 0.0f)
-            to += slope * static_cast<float>(call_.position_of_column(columns[key]) -
-                                             call_.query_position - run.query);
-          if (call_.mask == nullptr || added[key] == 0.0f || to == -simd::infinity) continue;
-          to = added[key] == -simd::infinity ? -simd::infinity : to + added[key] * factor;
-        }
-      }
-    });
-  }
-
   // What panel p has seen by tiles joins what it has seen by rows. How many rows it has.
   Index join(Index p) {
     const Index i = p - first_panel_, rows = std::min(width, call_.rows() - p * width);

@@ -7,12 +7,36 @@
 #pragma once
 
 #include <quoka/attention/list_plan.hpp>
+#include <quoka/attention/logit_bias.hpp>
 #include <quoka/kernels/token_weights.hpp>
 #include <quoka/packing/token_kernels.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
+
+// Keys of a list, for LogitBias; `columns` has room for them.
+class ListedKeys {
+ public:
+  // Rows list[0, count) of the past or the chunk, whose row 0 is column `first` of the sequence.
+  ListedKeys(const AttentionCall& call, Index b, const Position* list, Index count, Index first,
+             Buffer<Position>& columns)
+      : call_(call), b_(b), columns_(columns.data()), count_(count) {
+    for (Index i = 0; i < count; ++i) columns.data()[i] = static_cast<Position>(first + list[i]);
+  }
+
+  Index count() const { return count_; }
+  Index position(Index i) const { return call_.position_of_column(columns_[i]); }
+  void read_mask(Index q_head, Index query, float* to) const {
+    call_.mask->read(b_, q_head, query, columns_, 0, count_, to);
+  }
+
+ private:
+  const AttentionCall& call_;
+  Index b_;
+  const Position* columns_;
+  Index count_;
+};
 
 // What a query's rows have seen so far, and keep.
 struct RowSums {
@@ -45,15 +69,15 @@ class ListedRows {
   // Of all runs of a panel, each rounded up to whole tiles: groups of 5 leave most room, 8 rows for 5.
   static constexpr Index most_padded_rows = 2 * tuning::panel_rows;
 
-  // `heads` query heads from q_head on, of one query. queries: [padded_rows()][head_dim, rounded up], see
-  // read_queries().
-  ListedRows(const AttentionCall& call, Index b, Index q_head, Index heads, Index query,
+  // Rows [first, first + heads) of a KV head of sequence b, all of one query.
+  // queries: [padded_rows()][head_dim, rounded up], see read_queries().
+  ListedRows(const AttentionCall& call, Index b, Index kv_head, Index first, Index heads,
              Index most_keys, float* queries, ListedRowsScratch& scratch)
       : call_(call),
         b_(b),
-        q_head_(q_head),
+        kv_head_(kv_head),
+        first_(first),
         heads_(heads),
-        query_(query),
         tile_rows_(token_tile_rows(heads)),
         tiles_(ceil_div(heads, tile_rows_)),
         tile_size_(round_up(most_keys * tile_rows_, simd::lanes)),
@@ -69,9 +93,7 @@ class ListedRows {
       float* const to = queries_ + row * k_width_;
       std::fill_n(to, k_width_, 0.0f);
       if (row >= heads_) continue;
-      const Index head = q_head_ + row;
-      call_.q.format().widen(call_.q.row(b_, head, query_), call_.q.shape(head), to);
-      for (Index c = 0; c < call_.q.dim(); ++c) to[c] *= call_.logits.scale;
+      call_.read_query(b_, call_.query_row(kv_head_, first_ + row), to);
     }
   }
 
@@ -81,16 +103,15 @@ class ListedRows {
               Index first_column, bool biased, const RowSums& to) {
     find(k, v, list, count);
     multiply_keys(k, count);
-    if (call_.logits.changes())
-      for (Index tile = 0; tile < tiles_; ++tile)
-        call_.logits.apply(weights(tile), round_up(count * tile_rows_, simd::lanes));
+    for (Index tile = 0; tile < tiles_; ++tile)
+      call_.logits.apply(weights(tile), round_up(count * tile_rows_, simd::lanes));
     if (biased) add_biases(list, count, first_column);
     SoftmaxState<float> states[4];
     for (Index tile = 0; tile < tiles_; ++tile) {
       const Index row = tile * tile_rows_, rows = std::min(tile_rows_, heads_ - row);
       std::copy_n(to.states + row, rows, states);
       std::fill_n(states + rows, tile_rows_ - rows, SoftmaxState<float>::identity());
-      weigh_token_tile(weights(tile), count, tile_rows_, states, s_.factors.data() + row);
+      softmax_tile(weights(tile), count, tile_rows_, states, s_.factors.data() + row);
       std::copy_n(states, rows, to.states + row);
     }
     add_values(v, count, to.out);
@@ -123,29 +144,16 @@ class ListedRows {
                             {weights(0), tile_rows_, tile_size_, heads_}, s_.factors.data(), out);
   }
 
-  // What the mask and ALiBi add.
-  [[gnu::noinline]] void add_biases(const Position* list, Index count, Index first_column) {
-    float* const bias = s_.mask_row.data();
-    Position* const columns = s_.columns.data();
-    for (Index i = 0; i < count; ++i) columns[i] = static_cast<Position>(first_column + list[i]);
-    for (Index row = 0; row < heads_; ++row) {
-      const Index head = q_head_ + row;
-      const float factor = call_.mask_factor(head), slope = call_.alibi_slope(head);
-      if (call_.mask != nullptr && (row == 0 || call_.mask->heads() > 1))
-        call_.mask->read(b_, call_.mask->heads() > 1 ? head : 0, query_, columns, 0, count, bias);
-      float* const x = weights(row / tile_rows_) + row % tile_rows_;
-      for (Index i = 0; i < count; ++i) {
-        float& logit = x[i * tile_rows_];
-        if (slope != 0.0f)
-          logit += slope * static_cast<float>(call_.position_of_column(columns[i]) -
-                                              call_.query_position - query_);
-        if (call_.mask != nullptr && bias[i] != 0.0f) logit += bias[i] * factor;
-      }
-    }
+  void add_biases(const Position* list, Index count, Index first_column) {
+    LogitBias bias(call_, ListedKeys(call_, b_, list, count, first_column, s_.columns),
+                   call_.mask != nullptr ? s_.mask_row.data() : nullptr);
+    for (Index row = 0; row < heads_; row += tile_rows_)
+      bias.add(kv_head_, first_ + row, std::min(tile_rows_, heads_ - row),
+               weights(row / tile_rows_), tile_rows_);
   }
 
   const AttentionCall& call_;
-  Index b_, q_head_, heads_, query_;
+  Index b_, kv_head_, first_, heads_;
   Index tile_rows_, tiles_, tile_size_;
   Index k_width_, v_width_;
   float* queries_;

@@ -125,9 +125,9 @@ class SeenKeys {
     };
     Index i = 0;
     for (; i + run <= n; i += run) {
-      Position apart = 0;
-      for (Index j = 1; j < run; ++j) apart |= x[i + j] ^ (x[i] + static_cast<Position>(j));
-      if (apart == 0 && x[i] >= 0)
+      Position gaps = 0;
+      for (Index j = 1; j < run; ++j) gaps |= x[i + j] ^ (x[i] + static_cast<Position>(j));
+      if (gaps == 0 && x[i] >= 0)
         set(bits, std::clamp<Index>(x[i] - first, 0, count),
             std::clamp<Index>(x[i] + run - first, 0, count));
       else

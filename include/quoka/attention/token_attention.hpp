@@ -15,6 +15,7 @@
 #pragma once
 
 #include <quoka/attention/key_sequence.hpp>
+#include <quoka/attention/logit_bias.hpp>
 #include <quoka/attention/partial_rows.hpp>
 #include <quoka/kernels/panel_kernels.hpp>
 #include <quoka/kernels/token_weights.hpp>
@@ -35,7 +36,7 @@ struct TokenScratch {
   Buffer<SoftmaxState<float>> states;  // [rows]
   Buffer<float> factors;               // [rows]
   Buffer<float> padded;                // [keys of a stretch][head_dim or v_dim, rounded up]
-  Buffer<float> bias;                  // [keys of a block], of the mask
+  Buffer<float> mask_row;              // [keys of a block]
   Buffer<std::byte> codes;             // [tiles], queries as codes: packing/token_codes.hpp
   bool coded = false;                  // are they?
 
@@ -51,7 +52,7 @@ struct TokenScratch {
     factors.reserve(rows);
     padded.reserve(std::max(tuning::token_stretch_keys, tuning::token_value_keys) *
                    std::max(k_width, v_width));
-    if (call.biased()) bias.reserve(block_keys);
+    if (call.mask != nullptr) mask_row.reserve(block_keys);
     if (multiplies_codes(call)) codes.reserve(rows / token_code_rows * token_code_bytes(k_width));
   }
   // Are there keys that are multiplied as codes, by queries that may be rounded for it?
@@ -65,7 +66,7 @@ struct TokenScratch {
   }
   Index bytes() const {
     return queries.bytes() + weights.bytes() + out.bytes() + block_out.bytes() + states.bytes() +
-           factors.bytes() + padded.bytes() + bias.bytes() + codes.bytes();
+           factors.bytes() + padded.bytes() + mask_row.bytes() + codes.bytes();
   }
 };
 
@@ -85,15 +86,13 @@ class TokenAttention {
 
   // First. Rows beyond the group are zero queries; their results are left behind.
   [[gnu::noinline]] void start(bool with_sinks) {
-    const Index dim = call_.q.dim();
     std::fill_n(s_.queries.data(), rows_ * k_width_, 0.0f);
     std::fill_n(s_.out.data(), rows_ * v_width_, 0.0f);
     std::fill_n(s_.states.data(), rows_, SoftmaxState<float>::identity());
     for (Index r = 0; r < call_.group; ++r) {
       const Index head = keys_.kv_head() * call_.group + r;
       float* const to = s_.queries.data() + r * k_width_;
-      call_.q.format().widen(call_.q.row(keys_.b(), head, 0), call_.q.shape(head), to);
-      for (Index c = 0; c < dim; ++c) to[c] *= call_.logits.scale;
+      call_.read_query(keys_.b(), {head, 0}, to);
       if (with_sinks) s_.states.data()[r].admit(call_.sink_logit(head));
     }
     if (with_sinks && call_.rest != nullptr) admit_rest();
@@ -118,8 +117,8 @@ class TokenAttention {
   [[gnu::noinline]] void attend_keys(Index block, Index first, Index count, RowWalk& upcoming) {
     multiply_keys(keys_.past(call_.past_k).from(block), first, count, &upcoming);
   }
-  void weigh_keys(Index block, Index size) {
-    weigh(block, size);
+  void finish_keys(Index block, Index size) {
+    softmax(block, size);
     begin_values();
   }
   [[gnu::noinline]] void attend_values(Index block, Index first, Index count, RowWalk& upcoming) {
@@ -172,7 +171,7 @@ class TokenAttention {
       const bool asks = rows_ > 1;
       RowWalk ahead(keys.at, keys.row_bytes(), tuning::token_prefetch_keys, count);
       multiply_keys(keys, 0, count, asks ? &ahead : nullptr);
-      weigh(before + at, count);
+      softmax(before + at, count);
       const HeadRows values = v.from(at);
       RowWalk values_ahead(values.at, values.row_bytes(), tuning::token_prefetch_keys, count);
       begin_values();
@@ -224,33 +223,18 @@ class TokenAttention {
     }
   }
 
-  // What the mask and ALiBi add to the logits of keys [first, first + count).
-  [[gnu::noinline]] void add_biases(Index first, Index count) {
-    float* const bias = s_.bias.data();
-    if (call_.mask != nullptr) keys_.read_mask(0, 0, first, count, bias);
-    for (Index r = 0; r < call_.group; ++r) {
-      const Index head = keys_.kv_head() * call_.group + r;
-      const float factor = call_.mask_factor(head), slope = call_.alibi_slope(head);
-      float* const x = weights(r / tile_rows_) + r % tile_rows_;
-      for (Index i = 0; i < count; ++i) {
-        float& logit = x[i * tile_rows_];
-        if (slope != 0.0f)
-          logit += slope * static_cast<float>(keys_.position(first + i) - call_.query_position);
-        if (call_.mask != nullptr && bias[i] != 0.0f) logit += bias[i] * factor;
-      }
-    }
-  }
-
   // The logits of keys [first, first + count) to weights; raises the states.
-  [[gnu::noinline]] void weigh(Index first, Index count) {
+  [[gnu::noinline]] void softmax(Index first, Index count) {
     const Index padded = round_up(count * tile_rows_, simd::lanes);
-    if (call_.logits.changes())
-      for (Index row = 0; row < rows_; row += tile_rows_)
-        call_.logits.apply(weights(row / tile_rows_), padded);
-    if (call_.biased()) add_biases(first, count);
-    for (Index row = 0; row < rows_; row += tile_rows_)
-      weigh_token_tile(weights(row / tile_rows_), count, tile_rows_, s_.states.data() + row,
-                       s_.factors.data() + row);
+    LogitBias bias(call_, SequenceKeys{keys_, first, count},
+                   call_.mask != nullptr ? s_.mask_row.data() : nullptr);
+    for (Index row = 0; row < rows_; row += tile_rows_) {
+      float* const x = weights(row / tile_rows_);
+      call_.logits.apply(x, padded);
+      if (call_.biased())
+        bias.add(keys_.kv_head(), row, std::min(tile_rows_, call_.group - row), x, tile_rows_);
+      softmax_tile(x, count, tile_rows_, s_.states.data() + row, s_.factors.data() + row);
+    }
   }
 
   void begin_values() { std::fill_n(s_.block_out.data(), rows_ * v_width_, 0.0f); }
@@ -311,7 +295,7 @@ inline void attend_together(const AttentionCall& call, Index b, Index first_head
           (attention_of(i).*attend)(block, at, std::min(step, size - at), ahead);
     };
     turns(call.past_k, &TokenAttention::attend_keys);
-    for (Index i = 0; i < heads; ++i) attention_of(i).weigh_keys(block, size);
+    for (Index i = 0; i < heads; ++i) attention_of(i).finish_keys(block, size);
     turns(call.past_v, &TokenAttention::attend_values);
     for (Index i = 0; i < heads; ++i) attention_of(i).end_block();
   }

@@ -44,23 +44,23 @@ QUOKA_FUNC void KeyWitness::require(const Rows& rows, const WitnessWords& words)
   const Index count = at.count(), per_sequence = rows.heads() * count;
   const Index all = rows.batch() * per_sequence;
   const Index bytes = bytes_together(rows.format(), rows.shape(0));
-  struct Place {
+  struct CheckedRow {
     Index b, head, row;
   };
-  const auto place = [&](Index i) {
+  const auto row_at = [&](Index i) {
     const Index b = i / per_sequence, head = i % per_sequence / count;
-    return Place{b, head, at(head, i % count)};
+    return CheckedRow{b, head, at(head, i % count)};
   };
   constexpr Index ahead = 8;  // rows between the one at hand and the one asked for
   for (Index i = -ahead; i < all; ++i) {
     if (i + ahead < all) {
-      const Place next = place(i + ahead);
+      const CheckedRow next = row_at(i + ahead);
       const std::byte* const row = rows.row(next.b, next.head, next.row);
       for (Index byte = 0; byte < bytes; byte += 64) simd::prefetch(row + byte);
       simd::prefetch(hashes_.row(next.b, next.head, next.row));
     }
     if (i < 0) continue;
-    const Place x = place(i);
+    const CheckedRow x = row_at(i);
     if (noted(rows, x.b, x.head, x.row, floats_[0]) != *hashes_.row(x.b, x.head, x.row))
         [[unlikely]]
       fail_changed(words, x.b, x.head, x.row, len_);

@@ -27,7 +27,7 @@ struct CacheFormat {
 
   const Format* format;  // not null
   // Of a format that keeps scales apart from its rows: [kv_heads, n], or [n] for all heads, with n =
-  // format->scales_apart(dim): 1, or dim for i8_channel. Empty: 1. The largest |x| that is kept is 127
+  // format->separate_scales(dim): 1, or dim for i8_channel. Empty: 1. The largest |x| that is kept is 127
   // scale (e4m3: 448 scale); what lies beyond is saturated, and i8 turns NaN into 0 (byte_formats.hpp).
   std::span<const float> scales;
 };

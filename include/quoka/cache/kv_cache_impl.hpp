@@ -40,7 +40,7 @@ inline bool stored_alike(const Format& a, const RowShape& a_shape, const Format&
   const auto scale = [](const RowShape& shape, Index i) {
     return shape.scales != nullptr ? shape.scales[i] : 1.0f;
   };
-  const Index n = a.scales_apart(a_shape.dim);
+  const Index n = a.separate_scales(a_shape.dim);
   for (Index i = 0; i < n; ++i)
     if (scale(a_shape, i) != scale(b_shape, i)) return false;
   return n > 0;  // scales of a format that does not say how many are its own
@@ -59,7 +59,7 @@ QUOKA_FUNC KvCache::Part::Part(const char* name, Index batch, Index kv_heads, In
                          " are only read");
   rows = RowStore<std::byte>(batch, kv_heads, format->row_bytes({dim}));
   if (as.scales.empty()) return;
-  const Index n = format->scales_apart(dim), count = std::ssize(as.scales);
+  const Index n = format->separate_scales(dim), count = std::ssize(as.scales);
   detail::require_scales(name, *format, as.scales, kv_heads, n);
   scales_step = n;
   float* to = scales.reserve(kv_heads * n);

@@ -91,8 +91,9 @@ class ShardedAttention {
                           const AttentionOptions& options, const Homes::Home& home,
                           ExecutorRef executor);
   // Writes parts_, and chunk_parts_.
-  void attend_apart(const Rows& q, const Past& past, const Chunk& chunk,
-                    const AttentionOptions& options, const Homes::Home& home, ExecutorRef executor);
+  void attend_past_and_chunk(const Rows& q, const Past& past, const Chunk& chunk,
+                             const AttentionOptions& options, const Homes::Home& home,
+                             ExecutorRef executor);
 
   AttentionWorkspace workspace_;
   Buffer<float> parts_;        // of own keys, all rows; with the chunk where these are one call

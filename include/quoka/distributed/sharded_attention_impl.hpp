@@ -92,9 +92,11 @@ QUOKA_FUNC void ShardedAttention::attend_whole_heads(const Rows& q, const Past& 
               workspace_);
 }
 
-QUOKA_FUNC void ShardedAttention::attend_apart(const Rows& q, const Past& past, const Chunk& chunk,
-                                               const AttentionOptions& options,
-                                               const Homes::Home& home, ExecutorRef executor) {
+QUOKA_FUNC void ShardedAttention::attend_past_and_chunk(const Rows& q, const Past& past,
+                                                        const Chunk& chunk,
+                                                        const AttentionOptions& options,
+                                                        const Homes::Home& home,
+                                                        ExecutorRef executor) {
   const Index group = q.heads() / chunk.k.heads();
   const Layout whole{q.batch(), q.len(), chunk.v.dim()};
   AttentionOptions past_options = options_of_heads(options, false, 0, 0);
@@ -144,7 +146,7 @@ QUOKA_FUNC void ShardedAttention::run(const Rows& q, const Past& past, const Chu
   if (homes.whole_heads())
     attend_whole_heads(q, past, chunk, options, home, executor);
   else
-    attend_apart(q, past, chunk, options, home, executor);
+    attend_past_and_chunk(q, past, chunk, options, home, executor);
 
   // The part of `parts` that belongs to a home, as one message.
   const auto part_of = [&](const Homes::Home& to) {

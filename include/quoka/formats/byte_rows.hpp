@@ -176,7 +176,7 @@ struct ScaledByteRow {
   static constexpr float rounding = 0x1p-8f;  // or more
 
   static Index bytes(const RowShape& shape) { return shape.dim; }
-  static Index scales_apart(Index) { return 1; }
+  static Index separate_scales(Index) { return 1; }
   QUOKA_INLINE static simd::Packet load(ConstRow row, Index c, const RowShape& shape) {
     return simd::mul(simd::broadcast(head_scale(shape)), As::load(row + c));
   }
@@ -211,7 +211,7 @@ struct I8ChannelRow {
   static constexpr float rounding = 0x1p-8f;
 
   static Index bytes(const RowShape& shape) { return shape.dim; }
-  static Index scales_apart(Index dim) { return dim; }
+  static Index separate_scales(Index dim) { return dim; }
   QUOKA_INLINE static simd::Packet load(ConstRow row, Index c, const RowShape& shape) {
     const float* const scales = shape.scales != nullptr ? shape.scales + c : ones.data();
     return simd::mul(simd::load_unaligned(scales), simd::load_int8(int8_at(row, c)));

@@ -52,7 +52,7 @@ struct Format {
   // From a row's first byte to its last.
   Index (*row_bytes)(const RowShape& shape);
   // Of one head, in RowShape::scales; 0 where a row holds all that it needs.
-  Index (*scales_apart)(Index dim);
+  Index (*separate_scales)(Index dim);
 
   // One row to floats, and back: rounded to nearest even.
   void (*widen)(ConstRow row, const RowShape& shape, float* to);

@@ -5,8 +5,8 @@
 //   x' = softcap * tanh(x / softcap)
 //
 // The struct travels whole, from attention's options to the loops over packed keys: an option that changes a logit by
-// itself is a member and a line of apply(), and no kernel knows of it. What depends on the row or on the key (masks,
-// ALiBi, windows) is added or hidden after it: panel_arithmetic.hpp's VisibleKeys.
+// itself is a member and a line of apply(), and no kernel knows of it. What depends on the row and the key is added
+// after it (attention/logit_bias.hpp), or hides the key (panel_arithmetic.hpp's VisibleKeys).
 #pragma once
 
 #include <quoka/base/index.hpp>

@@ -13,8 +13,8 @@ namespace detail {
 
 // Logits x of `keys` keys to weights, against states[tile_rows], which are raised; factors[tile_rows] are those of what
 // was accumulated before. x has room for whole packets. Lane l of a packet belongs to row l % tile_rows.
-[[gnu::noinline]] inline void weigh_token_tile(float* x, Index keys, Index tile_rows,
-                                               SoftmaxState<float>* states, float* factors) {
+[[gnu::noinline]] inline void softmax_tile(float* x, Index keys, Index tile_rows,
+                                           SoftmaxState<float>* states, float* factors) {
   constexpr int lanes = simd::lanes;
   const Index size = keys * tile_rows, padded = round_up(size, lanes);
   std::fill(x + size, x + padded, -simd::infinity);

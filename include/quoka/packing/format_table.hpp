@@ -17,7 +17,7 @@
 //     static constexpr Index element_bytes = 2;   // Format::element_bytes
 //     static constexpr bool is_bfloat16 = false;  // Format::is_bfloat16
 //     static constexpr float rounding = 0x1p-8f;  // Format::rounding
-//     static Index scales_apart(Index dim);       // how many floats RowShape::scales holds
+//     static Index separate_scales(Index dim);       // how many floats RowShape::scales holds
 //
 //     // optional, where channels side by side share a scale: some of a row, the scale read once. One
 //     // token's products load channels by it, whole groups at a time, in place of load()
@@ -85,8 +85,8 @@ constexpr float rounding_of() {
 }
 
 template <class Row>
-Index scales_apart_of([[maybe_unused]] Index dim) {
-  if constexpr (has_scales_apart<Row>) return Row::scales_apart(dim);
+Index separate_scales_of([[maybe_unused]] Index dim) {
+  if constexpr (has_separate_scales<Row>) return Row::separate_scales(dim);
   return 0;
 }
 
@@ -100,7 +100,7 @@ constexpr Format table_of() {
                 .rounding = rounding_of<Row>(),
                 .element_bytes = element_bytes_of<Row>(),
                 .row_bytes = Row::bytes,
-                .scales_apart = scales_apart_of<Row>,
+                .separate_scales = separate_scales_of<Row>,
                 .widen = widen_row<Row>,
                 .narrow = narrow_of<Row>(),
                 .pack_key_tile = detail::pack_key_tile<Row>,

@@ -20,7 +20,7 @@ namespace detail {
 QUOKA_DEFINE_HAS_MEMBER(element_bytes);
 QUOKA_DEFINE_HAS_MEMBER(is_bfloat16);
 QUOKA_DEFINE_HAS_MEMBER(rounding);
-QUOKA_DEFINE_HAS_MEMBER(scales_apart);
+QUOKA_DEFINE_HAS_MEMBER(separate_scales);
 QUOKA_DEFINE_HAS_MEMBER(store);
 QUOKA_DEFINE_HAS_MEMBER(put);
 QUOKA_DEFINE_HAS_MEMBER(narrow);
@@ -132,10 +132,10 @@ constexpr bool checked_row_type() {
     static_assert(ok, "quoka: a row type's rounding must be static constexpr float, not negative");
     fits = fits && ok;
   }
-  if constexpr (has_scales_apart<Row>) {
-    constexpr bool ok = requires { static_cast<Index (*)(Index)>(&Row::scales_apart); };
-    static_assert(ok,
-                  "quoka: a row type's scales_apart must be static Index scales_apart(Index dim)");
+  if constexpr (has_separate_scales<Row>) {
+    constexpr bool ok = requires { static_cast<Index (*)(Index)>(&Row::separate_scales); };
+    static_assert(
+        ok, "quoka: a row type's separate_scales must be static Index separate_scales(Index dim)");
     fits = fits && ok;
   }
   if constexpr (has_store<Row> || has_put<Row>) {

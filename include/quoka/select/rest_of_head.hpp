@@ -196,7 +196,7 @@ class RestOfHead {
       float_format().token_logits(tile_rows_, keys, count, {k_width_}, mean(r), x, nullptr);
       rule_.apply(x, padded);
     }
-    for (Index r = 0; r < group_; ++r) weigh(r, count);
+    for (Index r = 0; r < group_; ++r) softmax(r, count);
     add_weighted(keys, count, k_width_, s_.part.key.data());
     add_weighted(values, count, v_width_, s_.part.value.data());
     if (!all_finite(s_.part.weight.data(), group_) || !all_finite(s_.part.logit.data(), group_) ||
@@ -208,7 +208,7 @@ class RestOfHead {
   }
 
   // A block's logits of a head become weights, relative to the largest so far. One that is not finite makes all NaN.
-  void weigh(Index r, Index count) {
+  void softmax(Index r, Index count) {
     alignas(64) float below[FloatBlock::most], exponentials[FloatBlock::most];
     const Index padded = round_up(count, simd::lanes);
     for (Index i = 0; i < count; ++i) below[i] = weight(r, i);

@@ -143,7 +143,7 @@ bool rows_share_memory(const ByteLattice& x, const Sizes& sizes,
 
 // Throws std::invalid_argument where they do.
 template <class A, class B>
-[[gnu::noinline]] void require_apart(const A& a, const B& b, std::string_view message) {
+[[gnu::noinline]] void require_no_overlap(const A& a, const B& b, std::string_view message) {
   if (share_memory(ByteLattice(a), ByteLattice(b))) fail_because(message);
 }
 
@@ -189,7 +189,7 @@ inline Index run_end(const Rows& x, Index i) {
 }
 
 // Rows of one block [dim, token]: channels apart, tokens side by side. Are their first channels apart?
-inline bool transposed_apart(const Rows& a, const Rows& b) {
+inline bool share_no_channels(const Rows& a, const Rows& b) {
   const Index step = a.shape(0).channel_step, distance = b.data() - a.data();
   if (step == 0 || b.shape(0).channel_step != step || a.strides() != b.strides() ||
       std::abs(distance) >= step)
@@ -204,9 +204,9 @@ inline bool transposed_apart(const Rows& a, const Rows& b) {
 // The same for rows of one sequence that may be in pages, or of a list: of one pool, they are apart
 // if they share no row of it. Costs a search per page of a, or per cell of a list, for each 512 rows of b;
 // for two views of the same memory one per stretch of bytes of a, for each 512 of b. Allocates nothing.
-inline bool rows_apart(const Rows& a, const Rows& b) {
+inline bool share_no_rows(const Rows& a, const Rows& b) {
   if (!share_memory(ByteLattice(a), ByteLattice(b))) return true;
-  if (!a.mapped() && !b.mapped()) return transposed_apart(a, b);
+  if (!a.mapped() && !b.mapped()) return share_no_channels(a, b);
   const auto run = [](const Rows& x, Index begin, Index end) {
     return ByteLattice(x.row(0, 0, begin), x.format().row_bytes(x.shape(0)),
                        {1, x.heads(), end - begin}, {0, x.strides()[1], x.strides()[2]});
@@ -248,8 +248,8 @@ inline bool rows_apart(const Rows& a, const Rows& b) {
   }
   return true;
 }
-inline void require_rows_apart(const Rows& a, const Rows& b, std::string_view message) {
-  if (!rows_apart(a, b)) fail_because(message);
+inline void require_no_shared_rows(const Rows& a, const Rows& b, std::string_view message) {
+  if (!share_no_rows(a, b)) fail_because(message);
 }
 
 }  // namespace detail

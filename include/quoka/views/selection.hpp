@@ -70,7 +70,7 @@ class Selection {
     return is_all_ ? kv_len_ : reduce([](Index a, Index b) { return a < b ? b : a; });
   }
   // Positions of all KV heads together.
-  Index total() const {
+  Index sum_of_counts() const {
     return is_all_ ? kv_len_ * heads() : reduce([](Index a, Index b) { return a + b; });
   }
 

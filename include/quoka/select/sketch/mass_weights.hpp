@@ -24,7 +24,7 @@ inline constexpr float most_weight = 60.0f, least_top = -45.0f, least_weight = -
 inline constexpr float share_scale = 0x1p64f, least_share = 0x1p-62f;
 
 // Some rows of a look, an even number, and the sums of their weights [height, lanes].
-struct RowsToWeigh {
+struct WeightRows {
   Index height;
   const float *units, *shifts;
   float* sums;
@@ -32,8 +32,8 @@ struct RowsToWeigh {
 
 // products [height, code_pair], key_units: the keys' units. Partial: some of them are below 0.
 template <bool Partial, class Product>
-void weigh_rows(const Product* products, const float* key_units, const RowsToWeigh& rows,
-                std::uint32_t* to) {
+void row_weights(const Product* products, const float* key_units, const WeightRows& rows,
+                 std::uint32_t* to) {
   constexpr Index pair = simd::code_pair;
   for (Index m = 0; m < rows.height; m += 2, products += 2 * pair, to += pair) {
     simd::Packet unit[2], shift[2], total[2];

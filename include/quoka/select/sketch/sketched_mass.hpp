@@ -146,7 +146,7 @@ class MassStages : MassShape {
     chains.add_member<&MassStages::shift_to_largest>(1, *this);
     first_pass_[look] = chains.stages();
     for (Index left = MassShape::passes(call_.rows, ranges_[look].keys); left > 0; --left) {
-      chains.add_member<&MassStages::weigh>(ranges, *this);
+      chains.add_member<&MassStages::compute_weights>(ranges, *this);
       chains.add_member<&MassStages::find_factors>(1, *this);
       chains.add_member<&MassStages::add>(ranges, *this);
     }
@@ -236,9 +236,9 @@ class MassStages : MassShape {
   bool largest(Index task, int look) const {
     return look == 0 && twice_ && !slot(task).looks[0].all_rows;
   }
-  void weigh(Index task, int stage, Index range, int worker) {
+  void compute_weights(Index task, int stage, Index range, int worker) {
     const int look = look_of(stage);
-    with(task, look, worker, [&](Head& head) { head.weigh(pass(look, stage), range); });
+    with(task, look, worker, [&](Head& head) { head.compute_weights(pass(look, stage), range); });
   }
   // What a row's softmax is times.
   float row_share(Index rows) const {
@@ -312,7 +312,7 @@ class MassStages : MassShape {
     }
     if (in_float) {
       if (part > 0) return;
-      return weigh_in_float(task, x, worker);
+      return score_in_float(task, x, worker);
     }
     if (!second) return;
     const auto [begin, end] = candidates_.of(part);
@@ -323,7 +323,7 @@ class MassStages : MassShape {
     MassScratch& s = state_.in_float[worker];
     s.reserve(call_.rows, call_.most_keys(), call_.k().dim());
   }
-  void weigh_in_float(Index task, float* mass, int worker) const {
+  void score_in_float(Index task, float* mass, int worker) const {
     const Rows& k = call_.k();
     reserve_in_float(worker);
     MassScratch& s = state_.in_float[worker];

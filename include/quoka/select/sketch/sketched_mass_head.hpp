@@ -49,7 +49,7 @@ struct MassShape {
   // Keys of a range, for so many rows: some 15 us of work. Sums are added up range by range, so that this
   // must not depend on the workers.
   static KeyRanges ranges(Index keys, Index rows) {
-    return KeyRanges::of_size(keys, rows < 16 ? 2048 : rows < 48 ? 1024 : 256);
+    return KeyRanges::by_size(keys, rows < 16 ? 2048 : rows < 48 ? 1024 : 256);
   }
 };
 
@@ -123,8 +123,8 @@ struct SketchedMassScratch {
 
 // One KV head: rows and sketched keys to mass, in ranges of keys. Logits are in units of log2. Stages:
 // encode_rows beside read_keys of each range; bound; seek_largest of the ranges in a sample, judge_sample, seek_largest
-// in all of them, shift_to_largest; then for each pass of rows weigh of the ranges, find_factors, add of the ranges. Tiles: what multiplies
-// codes where tiles serve (matrix/code_units.hpp).
+// in all of them, shift_to_largest; then for each pass of rows compute_weights of the ranges, find_factors, add of the
+// ranges. Tiles: what multiplies codes where tiles serve (matrix/code_units.hpp).
 template <class Tiles>
 class SketchedMass : MassShape {
  public:
@@ -239,22 +239,22 @@ class SketchedMass : MassShape {
   }
 
   // Weights of a range for a pass of rows, and their sums.
-  void weigh(Index pass, Index r) {
+  void compute_weights(Index pass, Index r) {
     const auto [first, count] = rows_of(pass);
     if (!by_sketch() || count <= 0) return;
     std::fill_n(s_.sums.data(), count * simd::lanes, 0.0f);
     for_each_tile(pass, r, 1,
                   [&, from = first, pass_count = count](Index kv, Index m, Index height,
                                                         const auto* products) {
-                    const RowsToWeigh rows{height, l_.coded.units() + from + m,
-                                           l_.shifts.data() + from + m,
-                                           s_.sums.data() + m * simd::lanes};
+                    const WeightRows rows{height, l_.coded.units() + from + m,
+                                          l_.shifts.data() + from + m,
+                                          s_.sums.data() + m * simd::lanes};
                     const float* const units = l_.units.data() + kv;
                     std::uint32_t* const to = weights(kv, pass_count) + m * pair / 2;
                     if (l_.partial.data()[kv / pair] != 0)
-                      weigh_rows<true>(products, units, rows, to);
+                      row_weights<true>(products, units, rows, to);
                     else
-                      weigh_rows<false>(products, units, rows, to);
+                      row_weights<false>(products, units, rows, to);
                   });
     leave_sums(r, 0, count, [](simd::Packet sum) { return simd::reduce_add(sum); });
   }

@@ -124,10 +124,10 @@ class SketchedTopKStages {
         writer_(writer),
         state_(state),
         windows_(options.window > 1),
-        scanned_(KeyRanges::of_size(
+        scanned_(KeyRanges::by_size(
             call.k().len(), std::min(tuning::sketch_task_keys, ranges_for(call.k().len()).size))),
         heads_{call, call.k().len(), wanted, options,
-               windows_ ? KeyRanges::of_size(call.k().len(), call.k().len())
+               windows_ ? KeyRanges::by_size(call.k().len(), call.k().len())
                         : ranges_for(call.k().len())} {
     const Rows& k = call.k();
     const Index most = call.most_keys(),

@@ -17,8 +17,8 @@ QUOKA_FUNC void pre_aggregate_head(const PreAggregation& queries, Index task, In
   const Index n = queries.n, kv_heads = queries.kv_heads;
   const Index group = q.heads() / kv_heads, dim = q.dim();
   const Index rows = aggregated_rows(n, group, queries.mode);
-  const bool apart = queries.mode == GroupMode::per_head;
-  const float share = apart ? 1.0f : 1.0f / static_cast<float>(group);
+  const bool per_head = queries.mode == GroupMode::per_head;
+  const float share = per_head ? 1.0f : 1.0f / static_cast<float>(group);
   const Index b = task / kv_heads;
   float* const head_rows = queries.q_bar + task * rows * dim;
   for (Index first = 0; first < rows; first += n)
@@ -32,7 +32,7 @@ QUOKA_FUNC void pre_aggregate_head(const PreAggregation& queries, Index task, In
       const float inverse = inverse_norm_of_row(row, dim);
       if (!is_finite_row(row, dim, inverse)) continue;
       const float factor = (queries.raw ? 1.0f : inverse) * share;
-      float* const sum = head_rows + (apart ? r * n + m : m) * dim;
+      float* const sum = head_rows + (per_head ? r * n + m : m) * dim;
       for (Index c = 0; c < dim; ++c) sum[c] += row[c] * factor;
     }
   }

@@ -35,16 +35,16 @@ struct KeyRanges {
   Index keys, size, count;
 
   // Ranges of `size` keys.
-  static KeyRanges of_size(Index keys, Index size) {
+  static KeyRanges by_size(Index keys, Index size) {
     return {keys, size, std::max<Index>(1, ceil_div(keys, size))};
   }
   // For results that do not depend on the ranges: two for each worker of a head, one where there is but one
   // worker, none of them too small to be worth its task.
   static KeyRanges for_workers(Index keys, Index heads, int workers) {
-    if (workers == 1) return of_size(keys, std::max<Index>(keys, 1));
+    if (workers == 1) return by_size(keys, std::max<Index>(keys, 1));
     const Index wanted = std::max<Index>(1, 2 * workers / heads);
     const Index size = std::max(ceil_div(keys, wanted), std::min<Index>(keys, tuning::range_keys));
-    return of_size(keys, round_up(std::max<Index>(size, 1), Index{64}));
+    return by_size(keys, round_up(std::max<Index>(size, 1), Index{64}));
   }
   std::pair<Index, Index> of(Index r) const {
     return {std::min(r * size, keys), std::min((r + 1) * size, keys)};

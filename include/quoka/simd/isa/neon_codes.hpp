@@ -28,7 +28,7 @@ QUOKA_INLINE int8x16_t broadcast_channels(const void* p) {
 }
 
 // Sums of the products of four keys, or queries, of four channels each. A step is one vector of
-// either; total() of the sums is four numbers.
+// either; four() of the sums is four numbers.
 #if QUOKA_ISA_DOTPROD
 inline constexpr int code_steps_together = 1;
 struct CodeSums {
@@ -37,7 +37,7 @@ struct CodeSums {
   QUOKA_INLINE void add(const int8x16_t (&a)[1], const int8x16_t (&b)[1]) {
     x = vdotq_s32(x, a[0], b[0]);
   }
-  QUOKA_INLINE int32x4_t total() const { return x; }
+  QUOKA_INLINE int32x4_t four() const { return x; }
 };
 #else
 inline constexpr int code_steps_together = 2;
@@ -55,7 +55,7 @@ struct CodeSums {
     low = vpadalq_s16(low, first);
     high = vpadalq_s16(high, second);
   }
-  QUOKA_INLINE int32x4_t total() const { return vpaddq_s32(low, high); }
+  QUOKA_INLINE int32x4_t four() const { return vpaddq_s32(low, high); }
 };
 #endif
 
@@ -217,7 +217,7 @@ template <int Queries>
       std::int32_t* const to = best + (part + v) * 4;
       int32x4_t all = vld1q_s32(to);
       unroll<Queries>([&](auto m) QUOKA_INLINE_LAMBDA {
-        const int32x4_t x = vaddq_s32(dot[m][v].total(), vdupq_n_s32(offset[m]));
+        const int32x4_t x = vaddq_s32(dot[m][v].four(), vdupq_n_s32(offset[m]));
         all = over == CodeScores::max ? vmaxq_s32(all, x) : vaddq_s32(all, x);
       });
       vst1q_s32(to, all);

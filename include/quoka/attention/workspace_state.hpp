@@ -15,7 +15,7 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 
 // Everything that calls reuse.
-struct AttentionWorkspace::Parts {
+struct AttentionWorkspace::State {
   detail::AttentionScratch scratch;
   detail::GrowingArray<detail::Partials> partials;    // of each sequence
   detail::GrowingArray<detail::VisiblePast> visible;  // likewise
