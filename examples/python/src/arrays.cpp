@@ -115,6 +115,20 @@ quoka::Rows Array::rows() const {
   return {data, channel_major(*format_), sizes_, strides, bytes(3)};
 }
 
+quoka::Rows Array::pages() const {
+  if (rank_ != 4)
+    quoka::detail::fail(name_ + "'s rank", rank_,
+                        "but of pages, [pages, page_len, kv_heads, dim], it must be", "", 4);
+  const quoka::Rows rows = this->rows();
+  const auto& [pages, page_len, heads, dim] = rows.sizes();
+  const auto& [page_step, token_step, head_step] = rows.strides();
+  return {rows.data(),
+          rows.format(),
+          {pages, heads, page_len, dim},
+          {page_step, head_step, token_step},
+          rows.shape(0).channel_step};
+}
+
 quoka::Rows Array::queries() {
   const quoka::Rows rows = this->rows();
   if (rows.stores_alone() || rows.empty()) return rows;
@@ -161,20 +175,117 @@ MaskArray::MaskArray(nb::handle of) : original_(nb::borrow(of)) {
   const Index bytes = held_.dtype().bits / 8;
   if (sizes[3] > 1 && steps[3] != 1)
     quoka::detail::fail("the step between the mask's keys", steps[3], "but must be", "", 1);
-  const std::array<Index, 3> strides{steps[0] * bytes, steps[1] * bytes, steps[2] * bytes};
+  strides_ = {steps[0] * bytes, steps[1] * bytes, steps[2] * bytes};
   const auto type = held_.dtype();
   const bool is_bool =
       type.bits == 8 && (type.code == static_cast<std::uint8_t>(dlpack::dtype_code::Bool) ||
                          type.code == static_cast<std::uint8_t>(dlpack::dtype_code::UInt));
-  if (is_bool) {
-    mask_ = quoka::Mask::bytes(held_.data(), sizes, strides);
-    return;
-  }
-  const quoka::Format* const format = format_of(type, is_bfloat16);
-  if (format == nullptr)
+  if (!is_bool) format_ = format_of(type, is_bfloat16);
+  if (!is_bool && format_ == nullptr)
     quoka::detail::fail_because("the mask has elements of " + type_of(type) +
                                 ", but they must be bool, uint8, float32, float16 or bfloat16");
-  mask_ = quoka::Rows(static_cast<const std::byte*>(held_.data()), *format, sizes, strides);
+  mask_ = view(held_.data(), sizes);
+}
+
+quoka::Mask MaskArray::view(const void* data, const quoka::Mask::Sizes& sizes) const {
+  if (format_ == nullptr) return quoka::Mask::bytes(data, sizes, strides_);
+  return quoka::Rows(static_cast<const std::byte*>(data), *format_, sizes, strides_);
+}
+
+quoka::Mask MaskArray::sequence(Index b, Index keys) const {
+  const auto& [batch, heads, q_len, all] = mask_.sizes();
+  return view(mask_.data() + (batch > 1 ? b : 0) * strides_[0], {1, heads, q_len, keys});
+}
+
+namespace {
+
+bool is_int(const dlpack::dtype& type, int bits) {
+  return type.code == static_cast<std::uint8_t>(dlpack::dtype_code::Int) && type.bits == bits &&
+         type.lanes == 1;
+}
+
+void require_ints(const nb::ndarray<nb::ro>& of, const char* name) {
+  if (!is_int(of.dtype(), 32) && !is_int(of.dtype(), 64))
+    quoka::detail::fail_because(std::string(name) + " has elements of " + type_of(of.dtype()) +
+                                ", but they must be int32 or int64");
+}
+
+Index int_at(const nb::ndarray<nb::ro>& of, Index at) {
+  return is_int(of.dtype(), 32) ? Index{static_cast<const std::int32_t*>(of.data())[at]}
+                                : Index{static_cast<const std::int64_t*>(of.data())[at]};
+}
+
+// A number, an array of rank 1, or a sequence of numbers.
+std::vector<Index> lengths_of(nb::handle of) {
+  bool is_bfloat16 = false;
+  std::vector<Index> lengths;
+  Index one = 0;
+  if (nb::try_cast(of, one)) return {one};
+  PyErr_Clear();
+  if (PyList_Check(of.ptr()) != 0 || PyTuple_Check(of.ptr()) != 0) {
+    for (const nb::handle x : nb::iter(of)) {
+      if (!nb::try_cast(x, one))
+        quoka::detail::fail_because("lengths has a " + name_of_type(x) +
+                                    ", but must be of whole numbers");
+      lengths.push_back(one);
+    }
+    return lengths;
+  }
+  const nb::ndarray<nb::ro> array = taken(of, "lengths", is_bfloat16);
+  require_ints(array, "lengths");
+  if (array.ndim() != 1)
+    quoka::detail::fail("the rank of lengths", static_cast<Index>(array.ndim()),
+                        "but must be that of [batch],", "", 1);
+  for (Index i = 0; i < static_cast<Index>(array.shape(0)); ++i)
+    lengths.push_back(int_at(array, i * array.stride(0)));
+  return lengths;
+}
+
+}  // namespace
+
+PageTables::PageTables(nb::handle table, nb::handle lengths, Index page_len)
+    : lengths_(lengths_of(lengths)) {
+  bool is_bfloat16 = false;
+  held_ = taken(table, "block_table", is_bfloat16);
+  require_ints(held_, "block_table");
+  const auto rank = static_cast<Index>(held_.ndim());
+  if (rank != 1 && rank != 2)
+    quoka::detail::fail("the rank of block_table", rank,
+                        "but must be 1, [blocks of a sequence], or, with batch,", "", 2);
+  std::array<Index, 2> sizes{1, 1}, strides{};
+  read_axes(held_, sizes, strides);
+  const auto& [sequences, most] = sizes;
+  quoka::detail::require_equal("the number of lengths", batch(), "block_table's sequences",
+                               sequences);
+  quoka::detail::require_at_least("the tokens of a page", page_len, 1);
+  copies_.resize(lengths_.size());
+  for (Index b = 0; b < batch(); ++b) {
+    quoka::detail::require_size("a length", len(b), 0);
+    if (is_int(held_.dtype(), 32) && (most <= 1 || strides[1] == 1)) {
+      const auto* const data = static_cast<const quoka::Position*>(held_.data());
+      tables_.emplace_back(data + b * strides[0], static_cast<std::size_t>(most));
+      continue;
+    }
+    auto& copy = copies_[static_cast<std::size_t>(b)];
+    for (Index i = 0; i < std::min(most, quoka::ceil_div(len(b), page_len)); ++i) {
+      const Index page = int_at(held_, b * strides[0] + i * strides[1]);
+      if (!std::in_range<quoka::Position>(page))
+        quoka::detail::fail("an entry of the block table", page, "but must be at most", "",
+                            std::numeric_limits<quoka::Position>::max());
+      copy.push_back(static_cast<quoka::Position>(page));
+    }
+    tables_.emplace_back(copy);
+  }
+}
+
+quoka::Rows PageTables::sequence(const quoka::Rows& pool, Index b) const {
+  try {
+    return quoka::paged(pool, tables_[static_cast<std::size_t>(b)], len(b));
+  } catch (const std::invalid_argument& error) {
+    if (batch() == 1) throw;
+    quoka::detail::fail_because("sequence " + std::to_string(b) + ": " +
+                                std::string(error.what()).substr(std::strlen("quoka: ")));
+  }
 }
 
 ListsArray::Numbers::Numbers(nb::handle of, const std::string& name, int missing_axes) {

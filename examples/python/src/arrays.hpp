@@ -26,6 +26,8 @@ class Array {
 
   // Throws std::invalid_argument where strides are no whole number of elements from channel to channel, or descend.
   quoka::Rows rows() const;
+  // A pool of pages for paged(): of an array [pages, page_len, kv_heads, dim]. Throws besides for another rank than 4.
+  quoka::Rows pages() const;
   // The same of queries: those whose channels lie apart are copied, for the library reads only keys and values so. Good
   // as long as the array.
   quoka::Rows queries();
@@ -53,10 +55,16 @@ class MaskArray {
  public:
   explicit MaskArray(nb::handle of);
   const quoka::Mask& mask() const { return mask_; }
+  // Sequence b's first `keys` columns.
+  quoka::Mask sequence(Index b, Index keys) const;
 
  private:
+  quoka::Mask view(const void* data, const quoka::Mask::Sizes& sizes) const;
+
   nb::ndarray<nb::ro> held_;
   nb::object original_;
+  const quoka::Format* format_ = nullptr;  // of what is added; null: bytes
+  quoka::Mask::Strides strides_{};
   quoka::Mask mask_;
 };
 
@@ -82,6 +90,26 @@ class ListsArray {
 
   std::optional<Numbers> entries_, counts_;
   quoka::IndexLists lists_;
+};
+
+// Which pages each sequence has, [batch, most], and how many tokens, [batch]; of one sequence [most] and a number.
+// int32 whose entries lie side by side is read where it lies, others are copied as far as tokens go.
+class PageTables {
+ public:
+  PageTables(nb::handle table, nb::handle lengths, Index page_len);
+  PageTables(PageTables&&) = default;  // views stay good: they are of heap memory
+  PageTables& operator=(PageTables&&) = default;
+
+  Index batch() const { return std::ssize(lengths_); }
+  Index len(Index b) const { return lengths_[static_cast<std::size_t>(b)]; }
+  // Keys or values of one sequence. Throws as paged(), with the sequence's number where there are several.
+  quoka::Rows sequence(const quoka::Rows& pool, Index b) const;
+
+ private:
+  nb::ndarray<nb::ro> held_;
+  std::vector<Index> lengths_;
+  std::vector<std::vector<quoka::Position>> copies_;
+  std::vector<std::span<const quoka::Position>> tables_;
 };
 
 // A weight of each head and query, [heads, q_len] or [batch, heads, q_len], of float32. Read where it lies.

@@ -206,6 +206,133 @@ struct Prefill {
   }
 };
 
+// ---- pages ----------------------------------------------------------------------------------------
+
+// Keys and values of several sequences in pages of one pool. Only keys: where values are not wanted.
+struct Pages {
+  Array k;
+  OptionalArray v;
+  quoka::Rows k_pool, v_pool;
+  PageTables tables;
+
+  Pages(nb::handle k_in, nb::handle v_in, nb::handle table, nb::handle lengths)
+      : k(k_in, "k_pages"),
+        v(optional_array(v_in, "v_pages")),
+        k_pool(k.pages()),
+        v_pool(v ? v->pages() : quoka::Rows()),
+        tables(table, lengths, k_pool.len()) {
+    if (!v) return;
+    quoka::detail::require_equal("v_pages' pages", v_pool.batch(), "k_pages'", k_pool.batch());
+    quoka::detail::require_equal("the tokens of a page of v_pages", v_pool.len(), "k_pages'",
+                                 k_pool.len());
+  }
+  quoka::Rows keys(Index b) const { return tables.sequence(k_pool, b); }
+  quoka::Rows values(Index b) const { return v ? tables.sequence(v_pool, b) : quoka::Rows(); }
+};
+
+// None where none of these is there.
+std::optional<Pages> optional_pages(nb::handle k, nb::handle v, nb::handle table,
+                                    nb::handle lengths, bool wants_values) {
+  std::optional<Pages> pages;
+  if (k.is_none() && v.is_none() && table.is_none() && lengths.is_none()) return pages;
+  const std::pair<nb::handle, const char*> parts[] = {{k, "k_pages"},
+                                                      {table, "block_table"},
+                                                      {lengths, "lengths"},
+                                                      {v, wants_values ? "v_pages" : nullptr}};
+  for (const auto& [part, name] : parts)
+    if (part.is_none() && name != nullptr)
+      quoka::detail::fail_because(
+          std::string(
+              "a past in pages is k_pages, v_pages, block_table and lengths, and there is no ") +
+          name);
+  pages.emplace(k, v, table, lengths);
+  return pages;
+}
+
+// Sequence b of rows that are not in pages.
+template <class Byte>
+quoka::BasicRows<Byte> sequence_of(const quoka::BasicRows<Byte>& rows, Index b) {
+  if (rows.data() == nullptr) return rows;
+  return {rows.data() + b * rows.strides()[0],
+          rows.format(),
+          {1, rows.heads(), rows.len(), rows.dim()},
+          rows.strides(),
+          rows.shape(0).channel_step};
+}
+
+// What each sequence attends to of its past: a Selection of one sequence, or a list of them, None for all.
+std::vector<const quoka::Selection*> selections_of(nb::handle of, Index batch) {
+  std::vector<const quoka::Selection*> list(static_cast<std::size_t>(batch));
+  if (of.is_none()) return list;
+  const auto one = [](nb::handle x) -> const quoka::Selection* {
+    const Selection* selection = nullptr;
+    if (!x.is_none() && !nb::try_cast(x, selection))
+      quoka::detail::fail_because(
+          "selection must be a quoka.Selection, or, of pages, a list of them");
+    return selection != nullptr ? &selection->of : nullptr;
+  };
+  if (PyList_Check(of.ptr()) == 0 && PyTuple_Check(of.ptr()) == 0) {
+    quoka::detail::require_equal("the number of sequences", batch,
+                                 "that of one selection (give a list of them)", 1);
+    list[0] = one(of);
+    return list;
+  }
+  quoka::detail::require_equal("the number of selections", static_cast<Index>(nb::len(of)),
+                               "that of sequences", batch);
+  for (std::size_t b = 0; b < list.size(); ++b) list[b] = one(of[b]);
+  return list;
+}
+
+// Each sequence as a call of its own. Moves the options' mask and lists there.
+std::vector<quoka::AttentionSequence> sequences_of(const quoka::Rows& q, const Pages& pages,
+                                                   const quoka::Chunk& chunk, bool has_chunk,
+                                                   const quoka::AttentionOutput& output,
+                                                   nb::handle selection, Options& options) {
+  const Index batch = pages.tables.batch();
+  quoka::detail::require_equal("block_table's sequences", batch, "q's batch", q.batch());
+  quoka::detail::require_equal("out's batch", output.out.batch(), "q's batch", batch);
+  if (has_chunk) {
+    quoka::detail::require_equal("k's batch", chunk.k.batch(), "q's batch", batch);
+    quoka::detail::require_equal("v's batch", chunk.v.batch(), "q's batch", batch);
+  }
+  const auto keys_of = [&](Index b) { return pages.tables.len(b) + (has_chunk ? q.len() : 0); };
+  if (options.mask) {
+    Index longest = 0;
+    for (Index b = 0; b < batch; ++b) longest = std::max(longest, keys_of(b));
+    const quoka::Mask& mask = options.mask->mask();
+    if (mask.batch() != 1)
+      quoka::detail::require_equal("the mask's batch", mask.batch(), "q's batch", batch);
+    quoka::detail::require_equal("the mask's keys", mask.keys(), "those of the longest sequence",
+                                 longest);
+  }
+  const quoka::IndexLists lists = options.of.lists;
+  if (!lists.absent() && lists.batch() != 1)
+    quoka::detail::require_equal("the lists' batch", lists.batch(), "q's batch", batch);
+  options.of.mask = {}, options.of.lists = {};
+  const auto keep = selections_of(selection, batch);
+  std::vector<quoka::AttentionSequence> sequences;
+  for (Index b = 0; b < batch; ++b) {
+    const quoka::Rows k = pages.keys(b), v = pages.values(b);
+    // Without a chunk it is the last of what lies in the pages.
+    quoka::CachedChunk of{{k, v}, {sequence_of(chunk.k, b), sequence_of(chunk.v, b)}};
+    if (!has_chunk) of = quoka::chunk_in_cache(k, v, q.len());
+    of.past.keep = keep[static_cast<std::size_t>(b)];
+    const auto& lse = output.lse_nat;
+    sequences.push_back(
+        {.q = sequence_of(q, b),
+         .past = of.past,
+         .chunk = of.chunk,
+         .out = {sequence_of(output.out, b),
+                 lse.absent()
+                     ? lse
+                     : quoka::TensorView<float, 3>(lse.data() + b * lse.strides()[0],
+                                                   {1, q.heads(), q.len()}, lse.strides())},
+         .mask = options.mask ? options.mask->sequence(b, keys_of(b)) : quoka::Mask(),
+         .lists = lists.sequence(b)});
+  }
+  return sequences;
+}
+
 // ---- calls --------------------------------------------------------------------------------------
 
 // Scratch memory of the calling thread, kept.
@@ -215,10 +342,11 @@ quoka::AttentionWorkspace& workspace() {
 }
 
 nb::object attend(nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::handle past_k_in,
-                  nb::handle past_v_in, nb::handle past_in, std::optional<double> scale,
+                  nb::handle past_v_in, nb::handle past_in, nb::handle k_pages, nb::handle v_pages,
+                  nb::handle block_table, nb::handle lengths, std::optional<double> scale,
                   bool causal, Index window, nb::handle sinks, double softcap, nb::handle slopes,
                   nb::handle mask, nb::handle lists, nb::handle counts, Index block,
-                  const Selection* selection, const std::string& arithmetic, bool may_repeat,
+                  nb::handle selection, const std::string& arithmetic, bool may_repeat,
                   nb::object out_in, bool return_lse, int threads) {
   Array q(q_in, "q");
   const OptionalArray k = optional_array(k_in, "k"), v = optional_array(v_in, "v"),
@@ -240,13 +368,31 @@ nb::object attend(nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::handle 
     if (!nb::try_cast(past_in, cache)) quoka::detail::fail_because("past must be a quoka.Cache");
     past = quoka::Past(cache->of.k(), cache->of.v());
   }
+  const std::optional<Pages> pages = optional_pages(k_pages, v_pages, block_table, lengths, true);
+  if (pages && (past_k || past_v || !past_in.is_none()))
+    quoka::detail::fail_because(
+        "there are pages as past, and there is another past: it would count twice");
+  if (k.has_value() != v.has_value())
+    quoka::detail::fail_because(k ? "there is k, and there is no v"
+                                  : "there is v, and there is no k");
   const quoka::Chunk chunk{rows_of(k), rows_of(v)};
-  past.keep = selection != nullptr ? &selection->of : nullptr;
-  if (!v && past.v.empty())
+  if (!pages) past.keep = selections_of(selection, 1)[0];
+  if (!v && !pages && past.v.empty())
     quoka::detail::fail_because("there is neither a chunk nor a past to attend to");
-  const Output out(std::move(out_in), queries, q.rank(), v ? chunk.v.dim() : past.v.dim());
+  const Output out(std::move(out_in), queries, q.rank(),
+                   v       ? chunk.v.dim()
+                   : pages ? pages->v_pool.dim()
+                           : past.v.dim());
   const LogSumExp lse(return_lse, queries, q.rank());
   const quoka::AttentionOutput output(out.array.output_rows(), lse.view);
+  if (pages) {
+    const auto sequences =
+        sequences_of(queries, *pages, chunk, v.has_value(), output, selection, options);
+    run_by(threads, [&](quoka::ExecutorRef executor) {
+      quoka::attention(sequences, options.of, executor, workspace());
+    });
+    return result(out, lse, return_lse);
+  }
   run_by(threads, [&](quoka::ExecutorRef executor) {
     quoka::attention(queries, past, chunk, output, options.of, executor, workspace());
   });
@@ -270,12 +416,24 @@ class CachedKeys {
 
 Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
                  const std::string& preset, Index queries, Index keep_first, Index keep_last,
-                 std::optional<bool> rest, nb::handle past_v_in, std::optional<double> scale,
-                 double softcap, nb::handle slopes, nb::handle mask, State* state, int threads) {
+                 std::optional<bool> rest, nb::handle past_v_in, nb::handle k_pages,
+                 nb::handle v_pages, nb::handle block_table, nb::handle lengths,
+                 std::optional<double> scale, double softcap, nb::handle slopes, nb::handle mask,
+                 State* state, int threads) {
   Array q(q_in, "q");
-  const CachedKeys past_k(past_k_in, "past_k");
-  const quoka::KvCache* const cache = past_k.cache();
+  const std::optional<Pages> pages = optional_pages(k_pages, v_pages, block_table, lengths, false);
+  if (pages.has_value() != past_k_in.is_none())
+    quoka::detail::fail_because(pages ? "there are pages, and there is past_k"
+                                      : "there is no past_k, and there are no pages");
+  std::optional<CachedKeys> past_k;
+  if (!pages) past_k.emplace(past_k_in, "past_k");
+  const quoka::KvCache* const cache = past_k ? past_k->cache() : nullptr;
   const OptionalArray past_v = optional_array(past_v_in, "past_v");
+  if (pages) {
+    quoka::detail::require_equal("block_table's sequences", pages->tables.batch(),
+                                 "one, which select() is of,", 1);
+    if (past_v) quoka::detail::fail_because("there are pages, and there is past_v");
+  }
   if (cache != nullptr && past_v)
     quoka::detail::fail_because("past_k is a cache, which has values, and there is past_v");
   const Options options(scale, true, 0, nb::none(), softcap, slopes, mask, "automatic");
@@ -298,10 +456,12 @@ Selection choose(nb::handle q_in, nb::handle past_k_in, nb::object budget,
     state = &*own;
   }
   const quoka::SelectorInput input{.q = q.queries(),
-                                   .k = past_k.k(),
+                                   .k = pages ? pages->keys(0) : past_k->k(),
                                    .logits = options.of,
                                    .capacity = cache != nullptr ? cache->capacity() : 0,
-                                   .v = cache != nullptr ? cache->v() : rows_of(past_v)};
+                                   .v = pages              ? pages->values(0)
+                                        : cache != nullptr ? cache->v()
+                                                           : rows_of(past_v)};
   Selection keep;
   run_by(threads, [&](quoka::ExecutorRef executor) {
     // A state is there to be kept: keys that it has not seen are encoded once, not read as they are at each call. A call
@@ -580,9 +740,10 @@ NB_MODULE(_core, module) {
 
   module.def("attention", &attend, "q"_a, "k"_a = nb::none(), "v"_a = nb::none(), nb::kw_only(),
              "past_k"_a = nb::none(), "past_v"_a = nb::none(), "past"_a = nb::none(),
-             "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0, "sinks"_a = nb::none(),
-             "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(), "mask"_a = nb::none(),
-             "lists"_a = nb::none(), "counts"_a = nb::none(), "block"_a = 1,
+             "k_pages"_a = nb::none(), "v_pages"_a = nb::none(), "block_table"_a = nb::none(),
+             "lengths"_a = nb::none(), "scale"_a = nb::none(), "causal"_a = true, "window"_a = 0,
+             "sinks"_a = nb::none(), "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(),
+             "mask"_a = nb::none(), "lists"_a = nb::none(), "counts"_a = nb::none(), "block"_a = 1,
              "selection"_a = nb::none(), "arithmetic"_a = "automatic", "may_repeat"_a = false,
              "out"_a = nb::none(), "return_lse"_a = false, "threads"_a = 0,
              R"(Exact attention of a chunk over its past and itself: softmax(scale q k^T) v.
@@ -590,19 +751,24 @@ NB_MODULE(_core, module) {
 q             [batch, q_heads, q_len, head_dim]
 k, v          [batch, kv_heads, q_len, head_dim or v_dim], the chunk's own; q_heads is a multiple of kv_heads
 past_k, _v    [batch, kv_heads, kv_len, head_dim or v_dim], before them; past: a Cache in their place
+k_pages, v_   [pages, page_len, kv_heads, head_dim or v_dim], or pages of a pool in their place, with any strides and any page_len
+block_table   [batch, most], int32 or int64: token i of sequence b lies in page block_table[b, i / page_len], at i % page_len;
+              entries beyond a sequence's tokens are not looked at. Without batch: [most]
+lengths       [batch], int32 or int64, or numbers: tokens of each sequence's past. Where there are no k and v, its last q_len
+              tokens are the chunk, which lies in the pages already
 scale         of the logits; None: 1 / sqrt(head_dim)
 causal        query i sees the past and the chunk's keys 0..i; False: all, as the mask allows
 window        a query sees no key this far before it, or further; 0: no window
 sinks         [q_heads], learned logits that join the softmax sum; softcap: cap on |logit|, 0: none
 alibi_slopes  [q_heads], logit -= slope * distance: alibi_slopes()
 mask          [q_len, keys], [q_heads or 1, q_len, keys] or [batch or 1, q_heads or 1, q_len, keys] of past and chunk:
-              bool, False hides, or numbers that are added to the logits
+              bool, False hides, or numbers that are added to the logits. Of pages keys are the longest sequence's
 lists         [q_len, k], [kv_heads or 1, q_len, k] or [batch or 1, kv_heads or 1, q_len, k], int32 or int64: which keys each
               query attends to, as a model's own chooser says; numbers of the past's keys, then the chunk's, -1: none. They
               join what else hides keys
 counts        lists without their last axis: so many entries of each list count; None: all
 block         entry e of a list names keys block * e to block * (e + 1) - 1
-selection     of the past, as select() makes it; None: all of it
+selection     of the past, as select() makes it; None: all of it. Of pages: of each sequence, in a list
 arithmetic    automatic, single, bfloat16, bfloat16_x2, bfloat16_x3 or int8
 may_repeat    True: keys know no positions, so a chunk may equal the end of the past, which is otherwise taken for a chunk
               that was handed over twice
@@ -614,11 +780,13 @@ Arrays are float32, float16 or bfloat16 in memory of the CPU, with any strides, 
 is copied (but queries whose channels lie apart). All may be of rank 3, without batch. Returns out. Raises ValueError, with both numbers, before anything is
 written. The GIL is released.)");
 
-  module.def("select", &choose, "q"_a, "past_k"_a, nb::kw_only(), "budget"_a = nb::none(),
-             "preset"_a = "recommended", "queries"_a = 0, "keep_first"_a = 0, "keep_last"_a = 0,
-             "rest"_a = nb::none(), "past_v"_a = nb::none(), "scale"_a = nb::none(),
-             "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(), "mask"_a = nb::none(),
-             "state"_a = nb::none(), "threads"_a = 0,
+  module.def("select", &choose, "q"_a, "past_k"_a = nb::none(), nb::kw_only(),
+             "budget"_a = nb::none(), "preset"_a = "recommended", "queries"_a = 0,
+             "keep_first"_a = 0, "keep_last"_a = 0, "rest"_a = nb::none(), "past_v"_a = nb::none(),
+             "k_pages"_a = nb::none(), "v_pages"_a = nb::none(), "block_table"_a = nb::none(),
+             "lengths"_a = nb::none(), "scale"_a = nb::none(), "softcap"_a = 0.0,
+             "alibi_slopes"_a = nb::none(), "mask"_a = nb::none(), "state"_a = nb::none(),
+             "threads"_a = 0,
              R"(Which past keys a chunk needs: the Selection for attention().
 
 q                      [batch, q_heads, q_len, head_dim], the chunk's queries, 128 to 256 of them
@@ -633,6 +801,8 @@ keep_first, keep_last  sinks and recent keys that are kept, inside the budget
 rest                   True: the keys left out count as one more, a weighted mean of their keys and values, if past_v says these;
                        None: as the preset says
 past_v                 [batch, kv_heads, kv_len, v_dim], for a rest; of a Cache it is known
+k_pages, v_pages       in place of past_k and past_v, with block_table and lengths, as attention() gets them, of one sequence and
+                       without the chunk; v_pages for a rest
 scale, softcap, mask   as attention() gets them; a mask is of one sequence
 state                  of this layer and sequence: encodes keys that it has not seen, without a mask; several times as fast
 

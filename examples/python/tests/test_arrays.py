@@ -463,6 +463,185 @@ class Select(Case):
             self.assert_refused(call, *words)
 
 
+class Pages(Case):
+    """Against the same keys side by side: to the last bit."""
+
+    def setUp(self):
+        self.lengths = [37, 0, 64, 5]
+        self.k, self.v = normal(4, 2, 64, 24), normal(4, 2, 64, 20)  # what the pages hold
+        self.q, self.own_k, self.own_v = normal(4, 6, 9, 24), normal(4, 2, 9, 24), normal(4, 2, 9, 20)
+        self.pools, self.table = self.paged(7)
+
+    def paged(self, page_len, dtype=np.float32, strange=-1):
+        """Pools of keys and values, full of NaN where no token is, and the table, with strange entries behind the used ones."""
+        most = -(-64 // page_len) + 1
+        order = RNG.permutation(4 * most + 3).astype(np.int32)
+        table = np.full((4, most), strange, np.int32)
+        pools = [np.full((len(order), page_len, 2, x.shape[-1]), np.nan, dtype) for x in (self.k, self.v)]
+        for b, length in enumerate(self.lengths):
+            for i in range(-(-length // page_len)):
+                table[b, i] = order[b * most + i]
+                part = slice(i * page_len, min(length, (i + 1) * page_len))
+                for pool, x in zip(pools, (self.k, self.v)):
+                    pool[table[b, i], :part.stop - part.start] = x[b, :, part].transpose(1, 0, 2)
+        return pools, table
+
+    def alone(self, b, selection=None, chunk=True, **options):
+        """Sequence b in a call of its own, over keys side by side."""
+        length = self.lengths[b]
+        if chunk:
+            own, past = (self.own_k[b:b + 1], self.own_v[b:b + 1]), length
+        else:
+            own, past = (self.k[b:b + 1, :, length - 9:length], self.v[b:b + 1, :, length - 9:length]), length - 9
+        of = {"past_k": self.k[b:b + 1, :, :past], "past_v": self.v[b:b + 1, :, :past]} if past else {}
+        return quoka.attention(self.q[b:b + 1], *own, **of, selection=selection, return_lse=True, **options)
+
+    def call(self, pools=None, table=None, lengths=None, **options):
+        pools = self.pools if pools is None else pools
+        return quoka.attention(self.q, self.own_k, self.own_v, k_pages=pools[0], v_pages=pools[1],
+                               block_table=self.table if table is None else table,
+                               lengths=self.lengths if lengths is None else lengths, threads=2, **options)
+
+    def assert_same(self, got, each=None, **options):
+        for b in range(4):
+            for x, y in zip(got, self.alone(b, **({} if each is None else each(b)), **options)):
+                np.testing.assert_array_equal(x[b], y[0], f"sequence {b}")
+
+    def test_the_same_bits(self):
+        for page_len in (1, 7, 16, 64, 100):
+            pools, table = self.paged(page_len)
+            with self.subTest(page_len):
+                for options in ({}, {"window": 13, "softcap": 3.0}, {"sinks": normal(6), "scale": 0.2},
+                                {"alibi_slopes": quoka.alibi_slopes(6)}, {"causal": False}):
+                    self.assert_same(self.call(pools, table, return_lse=True, **options), **options)
+
+    def test_where_pages_lie(self):
+        head_major = [np.ascontiguousarray(x.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for x in self.pools]
+        both = np.concatenate(head_major, 3)  # a token's key, then its value
+        by_channel = [np.ascontiguousarray(x.transpose(0, 3, 2, 1)).transpose(0, 3, 2, 1) for x in self.pools]
+        turned = [np.ascontiguousarray(x[::-1])[::-1] for x in self.pools]
+        for pools in (head_major, (both[..., :24], both[..., 24:]), by_channel, turned):
+            self.assert_same(self.call(pools, return_lse=True))
+        wide = np.repeat(self.table, 2, 1)
+        for table in (self.table.astype(np.int64), wide[:, ::2], np.asfortranarray(self.table), np.repeat(self.table, 2, 0)[::2]):
+            self.assert_same(self.call(table=table, return_lse=True))
+        strange = np.where(self.table < 0, np.int64(2)**40, self.table.astype(np.int64))
+        for lengths in (np.array(self.lengths), np.array(self.lengths, np.int32), tuple(self.lengths), np.repeat(self.lengths, 3)[::3]):
+            self.assert_same(self.call(table=strange, lengths=lengths, return_lse=True))
+        for dtype in [np.float16] + ([ml_dtypes.bfloat16] if ml_dtypes else []):
+            pools, table = self.paged(7, dtype)
+            self.k, self.v = self.k.astype(dtype), self.v.astype(dtype)
+            self.assert_same(self.call(pools, table, return_lse=True))
+
+    def test_pages_are_shared(self):
+        self.table[3], self.k[3], self.v[3], self.lengths[3] = self.table[2], self.k[2], self.v[2], 30
+        self.assert_same(self.call(return_lse=True))
+
+    def test_nothing_is_copied(self):
+        pools = [np.broadcast_to(x[:1, :1], (2**22, 2**8, *x.shape[2:])) for x in (normal(1, 1, 2, 24), normal(1, 1, 2, 20))]  # 200 GB
+        got = quoka.attention(self.q, k_pages=pools[0], v_pages=pools[1], block_table=np.full((4, 1), 2**22 - 1), lengths=[9] * 4)
+        np.testing.assert_allclose(got[:, :3], np.broadcast_to(pools[1][0, 0, 0], got[:, :3].shape), atol=1e-6)
+
+    def test_the_chunk_lies_in_the_pages(self):
+        self.lengths[1], self.lengths[3] = 9, 10
+        pools, table = self.paged(7)
+        got = quoka.attention(self.q, k_pages=pools[0], v_pages=pools[1], block_table=table, lengths=self.lengths, return_lse=True)
+        self.assert_same(got, chunk=False)
+        self.assert_refused(lambda: quoka.attention(self.q, k_pages=pools[0], v_pages=pools[1], block_table=table,
+                                                    lengths=[9, 9, 8, 9]), 9, 8)
+
+    def test_one_sequence(self):
+        for b in (0, 2):
+            got = quoka.attention(self.q[b], self.own_k[b], self.own_v[b], k_pages=self.pools[0], v_pages=self.pools[1],
+                                  block_table=self.table[b], lengths=self.lengths[b])
+            np.testing.assert_array_equal(got, self.alone(b)[0][0])
+
+    def test_masks_and_lists(self):
+        mask = RNG.random((4, 6, 9, 73)) < 0.6  # 64 + 9 keys, of the longest
+        added = np.where(mask, normal(4, 6, 9, 73), -np.inf).astype(np.float32)
+        for given in (mask, added, mask[:1], added[:, :1]):
+            which = lambda b: min(b, len(given) - 1)  # noqa: E731, B023
+            self.assert_same(self.call(mask=given, return_lse=True),
+                             lambda b: {"mask": given[which(b):which(b) + 1, ..., :self.lengths[b] + 9]})  # noqa: B023
+        lists = RNG.integers(-1, 9, (4, 2, 9, 5)).astype(np.int32)
+        counts = RNG.integers(0, 6, (4, 2, 9)).astype(np.int32)
+        self.assert_same(self.call(lists=lists, counts=counts, return_lse=True),
+                         lambda b: {"lists": lists[b:b + 1], "counts": counts[b:b + 1]})
+
+    def test_selections(self):
+        keep = [quoka.select(self.q[b:b + 1], k_pages=self.pools[0], block_table=self.table[b], lengths=self.lengths[b], budget=4)
+                if self.lengths[b] else None for b in range(4)]
+        for b in (0, 2, 3):
+            self.assertEqual(keep[b], quoka.select(self.q[b:b + 1], self.k[b:b + 1, :, :self.lengths[b]], budget=4))
+        self.assertEqual((keep[0].max_count, keep[0].kv_len), (4, 37))
+        got = self.call(selection=keep, return_lse=True)
+        self.assert_same(got, lambda b: {"selection": keep[b]})
+        self.assertGreater(np.abs(got[0][0] - self.call()[0]).max(), 1e-3)
+        rest = {"budget": 4, "preset": "paper", "rest": True}
+        paged = {"k_pages": self.pools[0], "v_pages": self.pools[1], "block_table": self.table[:1], "lengths": [37]}
+        of = self.k[:1, :, :37], self.v[:1, :, :37]
+        outs = [quoka.attention(self.q[:1], self.own_k[:1], self.own_v[:1], past_k=of[0], past_v=of[1], selection=keep) for keep in (
+            quoka.select(self.q[:1], **paged, **rest), quoka.select(self.q[:1], of[0], past_v=of[1], **rest))]
+        np.testing.assert_array_equal(*outs)
+        state, told = quoka.State(4), quoka.State(4)
+        for length in (20, 37):
+            paged["lengths"] = length
+            self.assertEqual(quoka.select(self.q[:1], **paged, state=state),
+                             quoka.select(self.q[:1], of[0][:, :, :length], past_v=of[1][:, :, :length], state=told))
+        self.assertEqual(state.kept_bytes, told.kept_bytes)
+        self.assertGreater(state.kept_bytes, 0)
+
+    def test_is_refused(self):
+        out = np.full((4, 6, 9, 20), 5, np.float32)
+        pages, (k_pages, v_pages) = len(self.pools[0]), self.pools
+
+        def at(b, i, entry, dtype=np.int32):
+            table = self.table.astype(dtype)
+            table[b, i] = entry
+            return {"table": table}
+
+        for options, *words in (
+                (at(0, 5, pages), "sequence 0", pages, "number of pages"), (at(2, 0, -1), "sequence 2", -1, 0),
+                (at(2, 9, 2**31 - 1), "sequence 2", 2**31 - 1, pages), (at(2, 9, 2**31, np.int64), 2**31, 2**31 - 1),
+                (at(2, 9, -2**40, np.int64), -2**40), (at(3, 0, pages, np.int64), "sequence 3", pages),
+                ({"lengths": [37, 0, 78, 5]}, "sequence 2", "entries", 11, 12),
+                ({"table": self.table[:, :3]}, "sequence 0", 3, 6), ({"table": self.table.astype(np.int64)[:, :3]}, "sequence 0", 3, 6),
+                ({"lengths": [37, 0, -1, 5]}, "length", -1, 0), ({"lengths": [37, 0, 2**62, 5]}, "length"),
+                ({"lengths": [37, 0, 64]}, "lengths", 3, 4), ({"lengths": 37}, "lengths", 1, 4),
+                ({"table": self.table[:3], "lengths": [37, 0, 64]}, "block_table", 3, 4),
+                ({"table": self.table.astype(np.float32)}, "block_table", "float32", "int64"),
+                ({"table": self.table.astype(np.uint32)}, "block_table", "uint32"),
+                ({"table": self.table[None]}, "rank of block_table", 3, 2), ({"table": [[1]] * 4}, "block_table", "list"),
+                ({"lengths": np.array(self.lengths, np.float32)}, "lengths", "float32"),
+                ({"lengths": [37, 0, 64.5, 5]}, "lengths", "float"), ({"lengths": np.array([self.lengths])}, "rank of lengths", 2, 1),
+                ({"pools": (k_pages[0], v_pages)}, "k_pages's rank", 3, 4), ({"pools": (k_pages, v_pages[:-1])}, pages - 1, pages),
+                ({"pools": (k_pages, v_pages[:, :6])}, "page", 6, 7), ({"pools": (k_pages[:, :0], v_pages[:, :0])}, "page", 0, 1),
+                ({"pools": (k_pages.astype(np.float64), v_pages)}, "k_pages", "float64"),
+                ({"pools": (k_pages[..., :23], v_pages)}, 23, 24), ({"pools": (k_pages[:, :, :1], v_pages[:, :, :1])}, 1, 2),
+                ({"mask": np.ones((9, 72), bool)}, "longest", 72, 73), ({"mask": np.ones((3, 1, 9, 73), bool)}, "mask's batch", 3, 4),
+                ({"lists": np.zeros((3, 1, 9, 2), np.int32)}, "lists' batch", 3, 4),
+                ({"lists": np.full((9, 2), 9, np.int32)}, "sequence 1", 9),
+                ({"selection": [None] * 3}, "selections", 3, 4), ({"selection": [7] * 4}, "quoka.Selection"),
+                ({"selection": quoka.Selection([[[1], [1]]], 37)}, "list of them", 4, 1),
+                ({"selection": [quoka.Selection([[[1], [1]]], 36), None, None, None]}, "sequence 0", 36, 37),
+                ({"past_k": self.k}, "twice"), ({"past": quoka.Cache(4, 2, 24)}, "twice")):
+            with self.subTest(words):
+                self.assert_refused(lambda: self.call(out=out, **options), *words)  # noqa: B023
+        whole = {"k_pages": k_pages, "v_pages": v_pages, "block_table": self.table, "lengths": self.lengths}
+        for name in whole:
+            some = {key: x for key, x in whole.items() if key != name}
+            self.assert_refused(lambda: quoka.attention(self.q, self.own_k, self.own_v, **some, out=out), f"no {name}")  # noqa: B023
+        self.assert_refused(lambda: quoka.attention(self.q, self.own_k, **whole), "no v")
+        self.assert_refused(lambda: quoka.attention(self.q[:3], self.own_k, self.own_v, **whole), 4, 3)
+        self.assert_refused(lambda: quoka.attention(self.q, self.own_k[:3], self.own_v[:3], **whole), 3, 4)
+        self.assert_refused(lambda: quoka.attention(self.q, self.own_k, self.own_v, **whole, out=out[:3]), 3, 4)
+        del whole["v_pages"]
+        self.assert_refused(lambda: quoka.select(self.q, **whole), "sequences", 4, 1)
+        self.assert_refused(lambda: quoka.select(self.q, self.k, **whole), "past_k")
+        self.assert_refused(lambda: quoka.select(self.q), "no past_k")
+        self.assertTrue((out == 5).all())
+
+
 class Caches(Case):
     def test_a_cache_is_a_past(self):
         k, v, q = normal(2, 2, 60, 24), normal(2, 2, 60, 20), normal(2, 4, 5, 24)

@@ -84,6 +84,17 @@ class Operator(unittest.TestCase):
         torch.testing.assert_close(torch.ops.quoka.attention(*self.all, lists=torch.arange(7).expand(9, 7), block=7),
                                    torch.ops.quoka.attention(*self.all), atol=1e-6, rtol=0)
 
+    def test_pages(self):
+        k_pages, v_pages = (torch.zeros(12, 8, 2, x.shape[-1]) for x in (self.past_k, self.past_v))
+        table = torch.randperm(12)[:10].reshape(2, 5)
+        for pool, x in ((k_pages, self.past_k), (v_pages, self.past_v)):
+            pool[table] = x.transpose(1, 2).reshape(2, 5, 8, 2, -1)
+        pages = {"k_pages": k_pages, "v_pages": v_pages, "block_table": table, "lengths": torch.tensor([40, 40])}
+        plain = torch.ops.quoka.attention(*self.all)
+        torch.testing.assert_close(torch.ops.quoka.attention(self.q, self.k, self.v, **pages), plain, atol=0, rtol=0)
+        compiled = torch.compile(lambda: torch.ops.quoka.attention(self.q, **pages), fullgraph=True, backend="aot_eager")
+        self.assertEqual(compiled().shape, plain.shape)
+
     @unittest.skipUnless(os.path.isdir("/proc/self/task") and "OpenMP" in torch.__config__.parallel_info(), "no OpenMP, or no /proc")
     def test_calls_run_in_torchs_threads(self):
         before = torch.get_num_threads()

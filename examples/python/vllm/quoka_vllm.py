@@ -4,11 +4,12 @@ vLLM's public interface lets a class stand for CPU_ATTN (register_backend()). Th
 
     kv_cache  [blocks, kv_heads, block_size, 2 * head_size]    a token's key, then its value
 
-where vLLM's own kernels keep an order of their own, copies a sequence's blocks side by side, and calls quoka.attention() for each
-sequence. Decoders with a cache of float32, float16 or bfloat16: windows, soft-cap, ALiBi and sinks. Others are vLLM's own.
+where vLLM's own kernels keep an order of their own, and quoka.attention() reads the blocks where they lie, by vLLM's table: one
+call for all sequences that have as many queries, as single tokens have. Decoders with a cache of float32, float16 or bfloat16: windows, soft-cap, ALiBi and sinks. Others are vLLM's own.
 """
 
 import functools
+import itertools
 
 import quoka
 from vllm.v1.attention.backend import AttentionType
@@ -46,22 +47,19 @@ class Attention(CPUAttentionBackendImpl):
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale)
         if output_scale is not None or output_block_scale is not None or attn_metadata.dynamic_causal is not None:
             raise NotImplementedError("quoka_vllm: results in 8 bits and masks that change from query to query are not here")
-        heads, size, block_size = self.num_heads, self.head_size, kv_cache.shape[2]
+        heads, size = self.num_heads, self.head_size
         q, out = query.view(-1, heads, size), output.view(-1, heads, size)
-        begins, lengths = attn_metadata.query_start_loc.tolist(), attn_metadata.seq_lens.tolist()
-        for sequence, (begin, end, length) in enumerate(zip(begins, begins[1:], lengths)):
-            if begin == end:
+        pages = kv_cache.transpose(1, 2)  # [blocks, block_size, kv_heads, 2 * head_size]
+        begins = attn_metadata.query_start_loc.tolist()
+        sinks, slopes = (None if x is None else x.float() for x in (self.sinks, self.alibi_slopes))
+        for count, group in itertools.groupby(range(len(begins) - 1), lambda i: begins[i + 1] - begins[i]):
+            if count == 0:
                 continue
-            table = attn_metadata.block_table[sequence, :-(-length // block_size)]
-            kept = kv_cache[table].transpose(0, 1).reshape(1, kv_cache.shape[1], -1, 2 * size)
-            past = length - (end - begin)
-            quoka.attention(q[None, begin:end].transpose(1, 2), kept[:, :, past:length, :size], kept[:, :, past:length, size:],
-                            past_k=kept[:, :, :past, :size], past_v=kept[:, :, :past, size:], sinks=self._floats(self.sinks),
-                            alibi_slopes=self._floats(self.alibi_slopes), scale=self.scale, causal=attn_metadata.causal,
-                            window=max(self.sliding_window, 0), softcap=self.logits_soft_cap, may_repeat=True,
-                            out=out[None, begin:end].transpose(1, 2))
+            group = [*group]
+            first, last = group[0], group[-1] + 1
+            queries, results = (x[begins[first]:begins[last]].unflatten(0, (-1, count)).transpose(1, 2) for x in (q, out))
+            quoka.attention(queries, k_pages=pages[..., :size], v_pages=pages[..., size:],
+                            block_table=attn_metadata.block_table[first:last], lengths=attn_metadata.seq_lens[first:last],
+                            sinks=sinks, alibi_slopes=slopes, scale=self.scale, causal=attn_metadata.causal,
+                            window=max(self.sliding_window, 0), softcap=self.logits_soft_cap, may_repeat=True, out=results)
         return output
-
-    @staticmethod
-    def _floats(x):
-        return None if x is None else x.float()

@@ -10,6 +10,7 @@ class SupportsDLPack(Protocol):
 
 Array = SupportsDLPack | Buffer | np.ndarray[Any, Any]
 Floats = Sequence[float] | Array
+Lengths = int | Sequence[int] | Array
 Budget = int | float | str
 Preset = Literal["recommended", "paper"]
 Arithmetic = Literal["automatic", "single", "bfloat16", "bfloat16_x2", "bfloat16_x3", "int8"]
@@ -78,21 +79,26 @@ class Prefill:
 
 @overload
 def attention(q: Array, k: Array | None = None, v: Array | None = None, *, past_k: Array | None = None,
-              past_v: Array | None = None, past: Cache | None = None, scale: float | None = None, causal: bool = True,
+              past_v: Array | None = None, past: Cache | None = None, k_pages: Array | None = None,
+              v_pages: Array | None = None, block_table: Array | None = None, lengths: Lengths | None = None,
+              scale: float | None = None, causal: bool = True,
               window: int = 0, sinks: Floats | None = None, softcap: float = 0.0, alibi_slopes: Floats | None = None,
               mask: Array | None = None, lists: Array | None = None, counts: Array | None = None, block: int = 1,
-              selection: Selection | None = None, arithmetic: Arithmetic = "automatic",
+              selection: Selection | Sequence[Selection | None] | None = None, arithmetic: Arithmetic = "automatic",
               may_repeat: bool = False, out: None = None, return_lse: Literal[False] = False, threads: int = 0) -> npt.NDArray[np.float32]: ...
 @overload
 def attention(q: Array, k: Array | None = None, v: Array | None = None, *, past_k: Array | None = None,
-              past_v: Array | None = None, past: Cache | None = None, scale: float | None = None, causal: bool = True,
+              past_v: Array | None = None, past: Cache | None = None, k_pages: Array | None = None,
+              v_pages: Array | None = None, block_table: Array | None = None, lengths: Lengths | None = None,
+              scale: float | None = None, causal: bool = True,
               window: int = 0, sinks: Floats | None = None, softcap: float = 0.0, alibi_slopes: Floats | None = None,
               mask: Array | None = None, lists: Array | None = None, counts: Array | None = None, block: int = 1,
-              selection: Selection | None = None, arithmetic: Arithmetic = "automatic",
+              selection: Selection | Sequence[Selection | None] | None = None, arithmetic: Arithmetic = "automatic",
               may_repeat: bool = False, out: Any = None, return_lse: bool = False, threads: int = 0) -> Any: ...
-def select(q: Array, past_k: Array | Cache, *, budget: Budget | None = None, preset: Preset = "recommended",
+def select(q: Array, past_k: Array | Cache | None = None, *, budget: Budget | None = None, preset: Preset = "recommended",
            queries: int = 0, keep_first: int = 0, keep_last: int = 0, rest: bool | None = None,
-           past_v: Array | None = None, scale: float | None = None, softcap: float = 0.0,
+           past_v: Array | None = None, k_pages: Array | None = None, v_pages: Array | None = None,
+           block_table: Array | None = None, lengths: Lengths | None = None, scale: float | None = None, softcap: float = 0.0,
            alibi_slopes: Floats | None = None, mask: Array | None = None, state: State | None = None,
            threads: int = 0) -> Selection: ...
 def index_keys(q: Array, k: Array, weights: Array | None = None, *, top_k: int = 2048, block: int = 1, keep_first: int = 0,

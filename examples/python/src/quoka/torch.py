@@ -28,10 +28,11 @@ def _bare(x):
     return x if x is None or not x.requires_grad else x.detach()
 
 
-def _empty_result(q, v, past_v):
-    if v is None and past_v is None:
+def _empty_result(q, v, past_v, v_pages):
+    of = next((x for x in (v, past_v, v_pages) if x is not None), None)
+    if of is None:
         raise ValueError("quoka: there is neither a chunk nor a past to attend to")
-    return q.new_empty(*q.shape[:-1], (past_v if v is None else v).shape[-1])
+    return q.new_empty(*q.shape[:-1], of.shape[-1])
 
 
 @torch.library.custom_op("quoka::attention", mutates_args=(), device_types="cpu")
@@ -39,10 +40,12 @@ def attention(q: Tensor, k: Optional[Tensor] = None, v: Optional[Tensor] = None,
               past_v: Optional[Tensor] = None, mask: Optional[Tensor] = None, sinks: Optional[Tensor] = None,
               alibi_slopes: Optional[Tensor] = None, scale: Optional[float] = None, causal: bool = True, window: int = 0,
               softcap: float = 0.0, arithmetic: str = "automatic", threads: int = 0, lists: Optional[Tensor] = None,
-              counts: Optional[Tensor] = None, block: int = 1) -> Tensor:
+              counts: Optional[Tensor] = None, block: int = 1, k_pages: Optional[Tensor] = None, v_pages: Optional[Tensor] = None,
+              block_table: Optional[Tensor] = None, lengths: Optional[Tensor] = None) -> Tensor:
     """quoka.attention() of tensors: shapes and meanings are its. The result has q's dtype: [batch, q_heads, q_len, v_dim]."""
-    out = _empty_result(q, v, past_v)
-    _core.attention(_bare(q), _bare(k), _bare(v), past_k=_bare(past_k), past_v=_bare(past_v), mask=_bare(mask),
+    out = _empty_result(q, v, past_v, v_pages)
+    _core.attention(_bare(q), _bare(k), _bare(v), past_k=_bare(past_k), past_v=_bare(past_v), k_pages=_bare(k_pages),
+                    v_pages=_bare(v_pages), block_table=block_table, lengths=lengths, mask=_bare(mask),
                     sinks=None if sinks is None else _bare(sinks).float(),
                     alibi_slopes=None if alibi_slopes is None else _bare(alibi_slopes).float(), scale=scale,
                     causal=causal, window=window, softcap=softcap, lists=lists, counts=counts, block=block,
@@ -52,5 +55,6 @@ def attention(q: Tensor, k: Optional[Tensor] = None, v: Optional[Tensor] = None,
 
 @attention.register_fake
 def _(q, k=None, v=None, past_k=None, past_v=None, mask=None, sinks=None, alibi_slopes=None, scale=None, causal=True,
-      window=0, softcap=0.0, arithmetic="automatic", threads=0, lists=None, counts=None, block=1):
-    return _empty_result(q, v, past_v)
+      window=0, softcap=0.0, arithmetic="automatic", threads=0, lists=None, counts=None, block=1, k_pages=None, v_pages=None,
+      block_table=None, lengths=None):
+    return _empty_result(q, v, past_v, v_pages)
