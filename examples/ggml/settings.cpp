@@ -23,8 +23,7 @@ constexpr const char* modes[] = {"exact", "paper", "recommended"};
 // Members of the file that are variables, too: QUOKA_ before the capitals.
 const std::vector<std::string> variables{
     "mode",   "budget", "dense_layers", "chunk", "decode",     "min_past", "min_queries", "threads",
-    "sketch", "stats",  "quiet",        "isa",   "arithmetic", "queries",  "rest",
-    "always"};
+    "sketch", "stats",  "quiet",        "isa",   "arithmetic", "queries",  "rest",        "always"};
 // What this project's tests and test scripts are told by: not settings, and no typos.
 const std::vector<std::string> of_tests{"QUOKA_TINYLLAMA",  "QUOKA_SMOLLM2",
                                         "QUOKA_SOAK_STEPS", "QUOKA_SERVER_MINUTES",
