@@ -42,7 +42,7 @@ constexpr Index more_queries = 256;  // bench/results/real_models.md: less is lo
 constexpr std::uint32_t measuring_seed = 1, verifying_after = 1000;
 const std::vector<std::string> settings_names{
     "mode",        "budget", "dense_layers", "min_past",   "config",  "chunk", "decode",
-    "min_queries", "sketch", "stats",        "arithmetic", "queries", "rest"};
+    "min_queries", "sketch", "stats",        "arithmetic", "queries", "rest",  "always"};
 
 // For contexts to come.
 void settings(const json& wanted) {

@@ -360,6 +360,9 @@ quoka::QuokaOptions selection_options(const quoka_selection_options* given) {
     quoka::detail::fail_because("rest is " + std::to_string(x.rest) + ", but must be 1, 0 or -1");
   if (x.rest != 0) options.rest = x.rest > 0;
   if (x.queries > 0) options.n_queries = quoka::QueryCount::per_kv_head(x.queries);
+  if (x.always < 0 || x.always > 1)
+    quoka::detail::fail_because("always is " + std::to_string(x.always) + ", but must be 0 or 1");
+  if (x.always != 0) options.selecting = quoka::Selecting::always;
   if (x.no_sketch != 0) options.sketch = quoka::Sketch::off;
   return options;
 }

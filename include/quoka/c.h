@@ -328,6 +328,9 @@ typedef struct quoka_selection_options {
   int64_t queries;  // of a chunk that choose, of all heads of a KV head together; 0: the preset's
   // The keys left out count as one more, their weighted mean: 1 yes, -1 no; 0: as the preset says.
   int32_t rest;
+  // Of a layer: where selecting would take longer than attention to all keys, recommended attends to all of them. 1: it
+  // selects there, too. quoka_select() always selects.
+  int32_t always;
 } quoka_selection_options;
 
 // What selection remembers of one layer of one sequence, 8-bit codes of its keys among it: not needed, and several
@@ -466,7 +469,8 @@ QUOKA_C_API quoka_status quoka_prefill_truncate(quoka_prefill* layer, int64_t le
 QUOKA_C_API quoka_status quoka_prefill_reserve(quoka_prefill* layer, int64_t capacity);
 // Tokens in its cache; -1 of NULL.
 QUOKA_C_API int64_t quoka_prefill_len(const quoka_prefill* layer);
-// Writes what the last forward() attended to of its past.
+// Writes what the last forward() attended to of its past: all of it where selecting would have taken longer
+// (quoka_selection_options.always).
 QUOKA_C_API quoka_status quoka_prefill_selection(const quoka_prefill* layer, quoka_selection* keep);
 
 #ifdef __cplusplus

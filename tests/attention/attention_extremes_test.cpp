@@ -209,6 +209,78 @@ TEST(AttentionExtremesFloat, SingleIsSingleForOneTokenAndKeysOfBytes) {
   }
 }
 
+// Beside logits of 1e5 the logarithm of a value's scale is lost in float's steps, and a scale of 1e30 takes a query's
+// factor beyond float.
+TEST(AttentionExtremesFloat, Int8KeepsValuesBesideHugeLogitsAndHugeScales) {
+  Random random(104);
+  auto in = random_inputs<float>(random, {.q_heads = 4, .kv_heads = 2, .q_len = 40, .kv_len = 200},
+                                 false);
+  in.q.setZero(), in.past_k.setZero();
+  in.q.chip(0, 3).setConstant(1.0f);
+  for (const float top : {5e3f, 2e5f, 3e7f}) {
+    for (Index head = 0; head < 2; ++head)
+      for (Index t = 0; t < 200; ++t) in.past_k(0, head, t, 0) = t == 77 ? top : -top;
+    const auto got = attend(in, {.scale = 1.0f, .arithmetic = quoka::Arithmetic::int8});
+    for (Index head = 0; head < 4; ++head)
+      for (Index i = 0; i < 40; ++i)
+        for (Index c = 0; c < 16; ++c)
+          EXPECT_NEAR(got.out(0, head, i, c), in.past_v(0, head / 2, 77, c), 0.05) << top;
+  }
+  in.q.chip(0, 3).setConstant(1e5f), in.past_k.setZero();
+  in.past_k.chip(1, 3).setConstant(1e9f);  // beside the query's channel: logits of 0
+  for (const float scale : {1.0f, 1e30f}) {
+    const auto got = attend(in, {.scale = scale, .arithmetic = quoka::Arithmetic::int8});
+    EXPECT_NEAR(got.lse(0, 0, 0), std::log(200.0), 1e-3) << scale;
+  }
+}
+
+// One offset over all channels of all keys, `times` as large as what tells them apart: softmax does not see it, and what
+// rounds keys has steps of the offset's size. An error of the output beside what the largest error of a logit allows.
+TEST(AttentionExtremesFloat, ACommonOffsetOfAllKeysCostsWhatItsRoundingDoes) {
+  constexpr Index dim = 64;
+  for (const float times : {1.0f, 10.0f, 100.0f}) {
+    Random random(102);
+    auto in = random_inputs<float>(
+        random,
+        {.q_heads = 4, .kv_heads = 2, .head_dim = dim, .v_dim = dim, .q_len = 40, .kv_len = 300});
+    for (auto* x : {&in.past_k, &in.k})
+      for (Index i = 0; i < x->size(); ++i) x->data()[i] += times;
+    const auto exact = oracle_attend(in);
+    for (const auto& [by, step] : {std::pair{quoka::Arithmetic::single, 0x1p-24},
+                                   {quoka::Arithmetic::bfloat16_x3, 0x1p-16},
+                                   {quoka::Arithmetic::bfloat16_x2, 0x1p-9},
+                                   {quoka::Arithmetic::bfloat16, 0x1p-9},
+                                   {quoka::Arithmetic::int8, 1.0 / 127}}) {
+      SCOPED_TRACE(std::string(by.name()) + ", offset " + std::to_string(times));
+      const auto got = attend(in, {.arithmetic = by});
+      double worst = 0;
+      for (Index i = 0; i < got.lse.size(); ++i)
+        worst = std::max(worst, std::abs(got.lse.data()[i] - exact.lse[uz(i)]));
+      // Of a query of length 8 and a key of length 8 (1 + times), by a scale of 1/8: rounding has any sign.
+      EXPECT_LE(worst, 8.0 * (1 + static_cast<double>(times)) * step) << "log-sum-exp";
+      EXPECT_LE(largest(got.out), 1.01 * std::max(largest(in.past_v), largest(in.v)));
+    }
+  }
+}
+
+// Likewise of all values: it is the output, to a value's steps.
+TEST(AttentionExtremesFloat, ACommonOffsetOfAllValuesIsTheOutputs) {
+  Random random(103);
+  auto in = random_inputs<float>(
+      random,
+      {.q_heads = 4, .kv_heads = 2, .head_dim = 64, .v_dim = 64, .q_len = 40, .kv_len = 300});
+  for (auto* x : {&in.past_v, &in.v})
+    for (Index i = 0; i < x->size(); ++i) x->data()[i] += 100.0f;
+  const auto exact = oracle_attend(in);
+  for (const auto& [by, error] : {std::pair{quoka::Arithmetic::single, 1e-4},
+                                  {quoka::Arithmetic::bfloat16_x3, 5e-3},
+                                  {quoka::Arithmetic::bfloat16, 1.0},
+                                  {quoka::Arithmetic::int8, 1.0}}) {
+    SCOPED_TRACE(by.name());
+    EXPECT_TRUE(elements_close(attend(in, {.arithmetic = by}).out, exact.out, error));
+  }
+}
+
 TEST(AttentionExtremesFloat, LogitsThatUnderflowGiveTheMean) {
   Random random(92);
   auto in = random_inputs<float>(random, {.kv_len = 127});

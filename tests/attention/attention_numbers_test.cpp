@@ -8,6 +8,7 @@
 #include <quoka/attention/attention.hpp>
 #include <quoka/attention/merge.hpp>
 #include <quoka/packing/byte_formats.hpp>
+#include <quoka/simd/tuning.hpp>
 
 #include "support/fixtures.hpp"
 
@@ -64,6 +65,11 @@ struct RowResult {
   Real lse = 0, lse_error = 0;
 };
 
+// int8_error() (kernels/int8_panels.hpp), written out.
+constexpr Real int8_row_error = 5.6568543L / 254;  // sqrt(dim)
+constexpr Real int8_logit_error = 2 * int8_row_error + int8_row_error * int8_row_error + 1e-5L;
+constexpr Real int8_value_error = 1.0L / 254 + quoka::tuning::most_block_keys / 510.0L + 2e-4L;
+
 // Of a logit by the products alone, relative to scale * sum |q| |k|; and of a weight.
 Real product_error(const Case& c) {
   const Arithmetic used = quoka::arithmetic_used(c.arithmetic, *c.format, *c.format);
@@ -74,6 +80,7 @@ Real product_error(const Case& c) {
   }
   if (used == Arithmetic::single) return 0x1p-22L;
   if (used == Arithmetic::bfloat16) return 0x1p-5L;
+  if (used == Arithmetic::int8) return int8_logit_error;
   const bool as_it_is =
       used == Arithmetic::bfloat16_x3 || c.format == &quoka::format_of<Eigen::bfloat16>();
   return as_it_is ? 0x1p-12L : 0x1p-7L;
@@ -159,7 +166,13 @@ RowResult row_of(const Case& c, Index b, Index head, Index i) {
   // Weights off by exp(+-2 worst) between them; and a weight by its exponential and rounding.
   const bool narrow = c.q_len > 1 && quoka::arithmetic_used(c.arithmetic, *c.format, *c.format) !=
                                          Arithmetic::single;
-  const Real of_weight = std::expm1(std::min<Real>(4 * worst, 60)) + (narrow ? 0x1p-5L : 0x1p-20L);
+  const bool int8 =
+      narrow && quoka::arithmetic_used(c.arithmetic, *c.format, *c.format) == Arithmetic::int8;
+  const Real of_weight = std::expm1(std::min<Real>(4 * worst, 60)) + (int8     ? int8_value_error
+                                                                      : narrow ? 0x1p-5L
+                                                                               : 0x1p-20L);
+  if (int8)  // a value has one scale for all channels
+    std::fill(most.begin(), most.end(), *std::max_element(most.begin(), most.end()));
   for (Index channel = 0; channel < width; ++channel) {
     row.out[uz(channel)] /= sum;
     row.out_error[uz(channel)] =
@@ -208,7 +221,7 @@ Case random_case(Random& random, std::vector<std::byte>& k, std::vector<std::byt
                     &quoka::u8_format(), &quoka::format_of<Eigen::half>(),
                     &quoka::format_of<Eigen::bfloat16>());
   c.arithmetic = one_of(Arithmetic::single, Arithmetic::automatic, Arithmetic::bfloat16,
-                        Arithmetic::bfloat16_x2, Arithmetic::bfloat16_x3);
+                        Arithmetic::bfloat16_x2, Arithmetic::bfloat16_x3, Arithmetic::int8);
   c.listed = seldom(4);
   c.window = seldom(5) ? one_of(1, 3, 50, 500) : 0;
 

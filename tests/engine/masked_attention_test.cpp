@@ -213,6 +213,7 @@ class Engine {
 };
 
 MaskedOptions selecting(QuokaOptions options, Index chunk = 32) {
+  options.selecting = quoka::Selecting::always;  // the caches of these tests are small
   return {.selection = options, .chunk = chunk};
 }
 

@@ -312,7 +312,7 @@ TEST(LlamaCpp, LayersThatShareKeysAreKnownByTheirOwnNumbers) {
   std::ofstream(budgets) << R"({"layer_budgets": {"5": 640}})";
   listed["QUOKA_DENSE_LAYERS"] = "0", listed["QUOKA_CONFIG"] = budgets.string();
   all[1] = all[3] = all[7] = selected;
-  all[5] = {{"exact: the budget holds all, or less than min_past", 2}};
+  all[5] = {{"exact: budget holds all, below min_past, or it takes less", 2}};
   EXPECT_EQ(what_layers_did(model, listed), all);
   std::filesystem::remove(budgets);
 }

@@ -254,7 +254,7 @@ TEST(AfterFailuresOfPacking, ALayerGoesOnAsIfTheyHadNeverBeen) {
       .q_heads = q_heads, .kv_heads = kv_heads, .head_dim = dim, .v_dim = dim, .batch = batch};
   shape.packed = true;
   for (const quoka::Arithmetic arithmetic :
-       {quoka::Arithmetic::bfloat16, quoka::Arithmetic::bfloat16_x2})
+       {quoka::Arithmetic::bfloat16, quoka::Arithmetic::bfloat16_x2, quoka::Arithmetic::int8})
     expect_unharmed_layer<quoka::DenseSelector>(keys, shape, {}, {.arithmetic = arithmetic});
 }
 

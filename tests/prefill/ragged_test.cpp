@@ -187,6 +187,7 @@ TEST(Ragged, EachSequenceIsACallOfItsOwn) {
     if (round % 5 == 1) options.softcap = 5.0f;
     if (round % 7 == 1) options.causal = false;
     if (round % 4 == 1) options.arithmetic = quoka::Arithmetic::bfloat16;
+    if (round % 4 == 3) options.arithmetic = quoka::Arithmetic::int8;
     std::vector<AttentionSequence> on_pool, alone;
     for (const AttentionSequence& x : batch) {
       on_pool.push_back(batches.elsewhere(x)), alone.push_back(batches.elsewhere(x));

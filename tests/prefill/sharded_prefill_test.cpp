@@ -810,7 +810,7 @@ TEST(Sent, IsWhatTheHeaderSays) {
     }
   }
   QuokaOptions options = QuokaOptions::recommended(Budget::keys(k));
-  options.top_k.window = 1;
+  options.top_k.window = 1, options.selecting = quoka::Selecting::always;
   const Index rows = quoka::round_up(options.n_queries.per_head(2) * 2, quoka::tuning::panel_rows);
   const Index plain = sent(shape, {.budget = Budget::keys(k)}, 2, 1, past, n).bytes;
   EXPECT_EQ(sent(shape, options, 2, 1, past, n),
@@ -1012,6 +1012,8 @@ TEST(Fault, OfSettingsThatDifferNamesTheRankAndBothNumbers) {
   quoka_told([](auto& o) { o.group_mode = quoka::GroupMode::per_head; }, "group_mode is 1, but 0");
   quoka_told([](auto& o) { o.query_choice = quoka::QueryChoice::mixed; }, "query_choice is 1, but");
   quoka_told([](auto& o) { o.domain = Domain::softmax; }, "domain is 0, but 1");
+  quoka_told([](auto& o) { o.selecting = quoka::Selecting::where_it_pays; },
+             "selecting is 1, but 0");
   quoka_told([](auto& o) { o.top_k.window = 3; }, "top_k.window is 3, but 1");
   quoka_told([](auto& o) { o.top_k.keep_first = 2; }, "top_k.keep_first is 2, but 0");
   quoka_told([](auto& o) { o.top_k.keep_last = 2; }, "top_k.keep_last is 2, but 0");

@@ -44,7 +44,7 @@ auto parts(TopKOptions& o) { return members(o); }
 auto parts(LayerPlan& o) { return members(o); }
 
 QUOKA_TEST_MEMBERS(QuokaOptions, budget, n_queries, aggregation, group_mode, query_choice, domain,
-                   top_k, sketch, cascade, rest)
+                   top_k, sketch, cascade, rest, selecting)
 QUOKA_TEST_MEMBERS(SampleAttentionOptions, budget, n_queries, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(SparqOptions, budget, rank, domain, top_k, sketch)
 QUOKA_TEST_MEMBERS(LokiOptions, budget, rank, domain, calibration, top_k, sketch)
@@ -138,7 +138,11 @@ std::vector<Chosen> selected(const typename S::Options& options) {
           {.q = q.slice(begin, chunk), .k = k.slice(0, begin + chunk), .logits = LogitOptions{}},
           state, serial);
     for (Index i = 0; i < std::ssize(keep); ++i)
-      selector.select({.q = q.slice(i * chunk, chunk), .k = k, .logits = LogitOptions{}, .v = k},
+      selector.select({.q = q.slice(i * chunk, chunk),
+                       .k = k,
+                       .logits = LogitOptions{},
+                       .v = k,
+                       .attends = true},
                       state, keep[uz(i)], serial);
   }
   std::vector<Chosen> all;
@@ -176,15 +180,18 @@ void expect_effects_of<QuokaSelector>() {
   const O paper{.budget = Budget::keys(20)},
       mean{.budget = Budget::keys(20), .domain = Domain::softmax};
   O coded = O::recommended(Budget::keys(20));
-  coded.sketch = Sketch::on;
+  coded.sketch = Sketch::on, coded.selecting = quoka::Selecting::always;
   O exact = coded;
   exact.budget = Budget::keys(150), exact.sketch = Sketch::off, exact.cascade = 0;
+  O most = exact;
+  most.budget = Budget::keys(350);
   expect_selects_otherwise<QuokaSelector>(
       "quoka", Case<O, Budget>{paper, Budget::keys(21)}, Case<O, quoka::QueryCount>{paper, 15},
       Case<O, Aggregation>{mean, Aggregation::mean}, Case<O, GroupMode>{paper, GroupMode::per_head},
       Case<O, QueryChoice>{paper, QueryChoice::mixed}, Case<O, Domain>{paper, Domain::softmax},
       Case<O, Index>{paper, 3}, Case<O, Index>{paper, 1}, Case<O, Index>{paper, 1},
-      Case<O, Sketch>{exact, Sketch::on}, Case<O, Index>{coded, 0}, Case<O, bool>{paper, true});
+      Case<O, Sketch>{exact, Sketch::on}, Case<O, Index>{coded, 0}, Case<O, bool>{paper, true},
+      Case<O, quoka::Selecting>{most, quoka::Selecting::where_it_pays});
 }
 
 template <>

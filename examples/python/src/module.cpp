@@ -652,7 +652,8 @@ NB_MODULE(_core, module) {
              Index batch, nb::object budget, const std::string& preset, Index queries,
              Index keep_first, Index keep_last, std::optional<bool> rest, const std::string& dtype,
              Index capacity, std::optional<double> scale, Index window, nb::handle sinks,
-             double softcap, nb::handle slopes, const std::string& arithmetic, bool packed) {
+             double softcap, nb::handle slopes, const std::string& arithmetic, bool packed,
+             bool always) {
             require_size("batch", batch, 1), require_size("kv_heads", kv_heads, 1),
                 require_size("head_dim", head_dim, 1);
             require_size("capacity", capacity, 0);
@@ -669,12 +670,15 @@ NB_MODULE(_core, module) {
                                           .packed = packed};
             const Options options(scale, true, window, sinks, softcap, slopes, nb::none(),
                                   arithmetic);
-            if (budget.is_none())
+            if (budget.is_none()) {
               new (to) Prefill{quoka::ChunkedPrefill<quoka::DenseSelector>(shape, {}, options.of)};
-            else
-              new (to) Prefill{quoka::ChunkedPrefill<quoka::QuokaSelector>(
-                  shape, selection_options(budget, preset, queries, keep_first, keep_last, rest),
-                  options.of)};
+            } else {
+              quoka::QuokaOptions how =
+                  selection_options(budget, preset, queries, keep_first, keep_last, rest);
+              if (always) how.selecting = quoka::Selecting::always;
+              new (to)
+                  Prefill{quoka::ChunkedPrefill<quoka::QuokaSelector>(shape, how, options.of)};
+            }
             to->visit([&](auto& layer) { layer.reserve(capacity); });
           },
           "q_heads"_a, "kv_heads"_a, "head_dim"_a, nb::kw_only(), "v_dim"_a = nb::none(),
@@ -682,12 +686,13 @@ NB_MODULE(_core, module) {
           "keep_first"_a = 0, "keep_last"_a = 0, "rest"_a = nb::none(), "dtype"_a = "float32",
           "capacity"_a = 0, "scale"_a = nb::none(), "window"_a = 0, "sinks"_a = nb::none(),
           "softcap"_a = 0.0, "alibi_slopes"_a = nb::none(), "arithmetic"_a = "automatic",
-          "packed"_a = false,
+          "packed"_a = false, "always"_a = false,
           "budget: None attends to everything; any other selects, as "
           "select() does. The "
           "other options are those of attention() and Cache. packed: keys and values are kept as "
           "attention multiplies "
-          "them, too.")
+          "them, too. always: the preset recommended selects where attention to all keys would take "
+          "less, too.")
       .def(
           "forward",
           [](Prefill& layer, nb::handle q_in, nb::handle k_in, nb::handle v_in, nb::object out_in,

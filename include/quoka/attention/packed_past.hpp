@@ -12,7 +12,9 @@
 //
 // Memory: whole blocks of keys in the arithmetic's elements. For each key and KV head 2 (head_dim + v_dim) bytes by one
 // or two products of bfloat16, twice as many by three products, with channels rounded up to what the
-// instruction takes, and up to a fifth more; 4 bytes to look keys and values up; it grows as blocks fill. By tiles over 8,192 keys of float, one or two
+// instruction takes, and up to a fifth more; by int8 head_dim + v_dim bytes, channels rounded up to 16, and a third
+// more (343 bytes of 128 + 128 channels, with all below); 4 bytes to look keys and values up; it grows as blocks fill.
+// By tiles over 8,192 keys of float, one or two
 // products, chunks of 128 / 32 / 8 tokens are 1.08 to 1.16 / 1.3 to 1.4 / 1.5 to 1.7 times as fast; from a cache of
 // bfloat16 0.98 to 1.05 / 1.1 / 1.05 to 1.2 times; by three products 0.99 to 1.07 times.
 #pragma once

@@ -14,6 +14,8 @@
 // their mask as by lists (views/index_lists.hpp).
 // Exact in any case: windows, tokens that are seen both ways, biased rows, masks for each head.
 //
+// QuokaOptions::selecting may say that a chunk is exact where selecting would take longer.
+//
 //   quoka::MaskedAttention layer;                            // of one engine context
 //   layer.run(streams, {.selection = QuokaOptions::recommended()}, attention_options, threads);
 //
@@ -62,7 +64,7 @@ enum class MaskedOutcome {
   window,          // a sliding window
   both_ways,       // tokens that see each other, or copies of a sequence side by side
   biases,          // a mask of other numbers than 0 and what hides
-  all_kept,        // the budget holds all, or the past is less than min_past
+  all_kept,        // the budget holds all, the past is below min_past, or all takes less
   single_queries,  // and no decode
 };
 
@@ -74,7 +76,7 @@ inline const char* describe(MaskedOutcome outcome) {
                                    "exact: a sliding window",
                                    "exact: tokens that see each other, or copies of a sequence",
                                    "exact: a mask of other numbers than 0 and minus infinity",
-                                   "exact: the budget holds all, or less than min_past",
+                                   "exact: budget holds all, below min_past, or it takes less",
                                    "exact: single queries"};
   return words[static_cast<int>(outcome)];
 }
@@ -372,7 +374,8 @@ class MaskedAttention {
                        .logits = logits,
                        .capacity = choice.cells,
                        .sketch = choice.sketch,
-                       .v = call.past.v},
+                       .v = call.past.v,
+                       .attends = true},
                       state_, *keep, executor);
       call.past.keep = &*keep;
       report.attended -=

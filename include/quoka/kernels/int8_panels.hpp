@@ -69,7 +69,7 @@ class Int8Panels final : public PanelArithmetic {
   Index query_bytes(Index dim) const override { return quads_of(int8_channels(dim)) * width * 4; }
   void reserve(PanelScratch& s, Index, bool) const override {
     s.logits.reserve(most_keys * width);
-    s.weights.reserve(most_keys * width);
+    s.weights.reserve(most_keys * width * 5);  // bytes, then floats of from_maximum()
   }
 
   void pack_keys(PackedBlock& block) const override {
@@ -123,7 +123,16 @@ class Int8Panels final : public PanelArithmetic {
     visible.finish_logits(x, KeyRange{0, keys}, packets * simd::lanes);
     if (exceptions || visible.changes_products() || keys % tall != 0)
       find_maxima<packets>(x, v.logs, keys, top);
-    const Factors factors = softmax<packets>(x, keys, top, v, panel.state, weights);
+    const float* logits_of_softmax = x;
+    PanelPackets base;
+    for (int j = 0; j < tuning::tile_packets; ++j) base[j] = simd::zero();
+    if (are_large<packets>(top)) {
+      auto* const room = reinterpret_cast<float*>(s.weights.data() + most_keys * width);
+      from_maximum<packets>(x, v.logs, keys, top, base, room);
+      logits_of_softmax = room;
+    }
+    const Factors factors =
+        softmax<packets>(logits_of_softmax, keys, top, base, v, panel.state, weights);
     values<packets>(v.quads, block.v_dim(), weights, keys, factors, panel.out);
     if (exceptions) admit_not_finite<packets>(x, keys, panel.state);
     if (!block.values_fit) fallback_values(block, panel, visible, x, s.row.data());
@@ -166,6 +175,32 @@ class Int8Panels final : public PanelArithmetic {
         top.logit[j] = simd::max(top.logit[j], logit);
         top.added[j] = simd::max(top.added[j], simd::add(logit, simd::broadcast(logs[key])));
       });
+  }
+
+  // Beside logits of 2^12 a float holds the logarithm of a value's scale to 2^-12 at best. A little more, and a weight
+  // would be above 255, which a byte takes for nearly 0.
+  template <int packets>
+  static bool are_large(const Maxima& top) {
+    constexpr float limit = 0x1p12f;
+    simd::Packet most = simd::zero();
+    for (int j = 0; j < packets; ++j) {
+      // Of rows that see nothing it is 0.
+      const simd::Packet logit = PacketState{top.logit[j], simd::zero()}.reference();
+      most = simd::max(most, simd::max(logit, simd::sub(simd::zero(), logit)));
+    }
+    return !(simd::reduce_max(most) < limit);
+  }
+  // Logits less their largest, which becomes `base`.
+  template <int packets>
+  [[gnu::noinline]] static void from_maximum(const float* x, const float* logs, Index keys,
+                                             Maxima& top, PanelPackets& base, float* to) {
+    for (int j = 0; j < packets; ++j) base[j] = PacketState{top.logit[j], simd::zero()}.reference();
+    for (Index key = 0; key < keys; ++key)
+      for (int j = 0; j < packets; ++j) {
+        const Index at = key * width + j * simd::lanes;
+        simd::store(to + at, simd::sub(simd::load(x + at), base[j]));
+      }
+    find_maxima<packets>(to, logs, keys, top);
   }
 
   // What takes the panel's sums, and those of a block, to the new maximum.
@@ -224,16 +259,17 @@ class Int8Panels final : public PanelArithmetic {
   }
 
   template <int packets>
-  static Factors softmax(const float* x, Index keys, const Maxima& top, const Values& v,
-                         PanelState& state, Quad* weights) {
+  static Factors softmax(const float* x, Index keys, const Maxima& top, const PanelPackets& base,
+                         const Values& v, PanelState& state, Quad* weights) {
     Factors factors;
     simd::Packet reference[packets], sum[packets];
     for (int j = 0; j < packets; ++j) {
       const simd::Packet least = simd::sub(top.logit[j], simd::broadcast(most_below));
       reference[j] = PacketState{simd::max(least, top.added[j]), simd::zero()}.reference();
       sum[j] = simd::zero();
-      factors.before[j] = state[j].raise(top.logit[j]);
-      factors.block[j] = simd::exp(simd::sub(reference[j], state[j].reference()));
+      factors.before[j] = state[j].raise(simd::add(base[j], top.logit[j]));
+      factors.block[j] =
+          simd::exp(simd::add(reference[j], simd::sub(base[j], state[j].reference())));
     }
     // Of lanes that see nothing all is 0.
     const auto weight = [&](Index key, auto j) QUOKA_INLINE_LAMBDA {

@@ -193,8 +193,10 @@ inline bool pack_int8_queries(const float* const* rows, Index count, Index dim, 
       std::fill(x + dim, x + padded, 0.0f);
       rotate_channels(x, padded, x);
       const float row_scale = int8_scale(largest_channel(x, padded));
-      all &= row_scale == row_scale;
-      factors[i] = row_scale * scale;
+      all &= std::abs(row_scale * scale) < 0x1p60f;
+      // A logit must not overflow on its way, nor be infinity times 0.
+      factors[i] = std::abs(row_scale * scale) < 0x1p60f ? row_scale * scale
+                                                         : std::numeric_limits<float>::quiet_NaN();
       inverse = inverse_of_scale(row_scale);
     }
     if (inverse == 0.0f) std::fill_n(x, padded, 0.0f);

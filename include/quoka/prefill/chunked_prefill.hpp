@@ -8,7 +8,8 @@
 // one query is a decode step. Queries, new keys, new values and outputs may each have a format of their own; the
 // cache keeps T, or LayerShape's formats (byte_formats.hpp). A chunk attends to itself as it was given, and to its
 // past as the cache keeps it. Selectors refuse a sliding window: a layer that has one is left dense.
-// Every selector enters by the same concept; QuoKA has no private path. Buffers are kept from call to call: with
+// Where attention to all cached keys would take less than selecting, QuokaOptions::selecting may say that all are
+// attended to. Every selector enters by the same concept; QuoKA has no private path. Buffers are kept from call to call: with
 // reserve() a steady state does not allocate.
 #pragma once
 
@@ -39,7 +40,8 @@ class ChunkedPrefill {
     layer_.check_forward(q, k, v, out);
     layer_.cache().grow(kv_len() + q.len());
     detail::LayerStep step(layer_, q, {k, v}, out);
-    const SelectorInput input = layer_.input(q, k);
+    SelectorInput input = layer_.input(q, k);
+    input.attends = true;
     if constexpr (detail::selects_before<S>())
       selector_.select(input, state_, selection_, executor, &step);
     else
@@ -55,7 +57,7 @@ class ChunkedPrefill {
     rewind.dismiss();
   }
   // What forward() would attend to of the past, for these queries: selection alone, which selection()
-  // then gives as well. Throws as forward(). Methods that look at the chunk's own keys (XAttention)
+  // then gives as well; forward() attends to all of it where QuokaOptions::selecting says so. Throws as forward(). Methods that look at the chunk's own keys (XAttention)
   // take them from the second form; forward() gives them.
   const Selection& select(const Rows& q, ExecutorRef executor = SerialExecutor{}) {
     return select(q, Rows(), executor);

@@ -4,6 +4,7 @@
 //   RaggedWorkspace<QuokaSelector> workspace;                // kept from call to call
 //   select_and_attend(selector, sequences, {}, threads, workspace);
 //
+// Where attention to all keys would take less, QuokaOptions::selecting may say that all are attended to.
 // Each sequence has its own past, chunk, output and State. Its results are those of select() and
 // attention() for it alone, to the last bit. Work is balanced over the workers by what it costs: long
 // sequences are selected for by all workers together, short ones by one worker each, and all of
@@ -91,7 +92,8 @@ class RaggedWorkspace {
                           .capacity = x.past_k.len(),
                           .sequence = x.sequence,
                           .sketch = x.sketch,
-                          .v = x.past_v};
+                          .v = x.past_v,
+                          .attends = true};
       const Mask& mask = x.mask.absent() ? options.mask : x.mask;
       if (mask.absent()) input.chunk_k = x.chunk.k;  // causal: a mask may hide the chunk's own keys
       select_visible(selector, input, mask, *x.state, keep_[i], by);

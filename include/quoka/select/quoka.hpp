@@ -99,6 +99,8 @@ struct QuokaOptions {
                       // query head, weighted as its mean query does
                       // (rest_of_head.hpp). Wants values:
                       // SelectorInput::v. Not over shards
+  Selecting selecting =
+      Selecting::always;  // where it would take longer than attention to all keys, too
 
   // The paper's, which are the defaults.
   static QuokaOptions paper(Budget budget = Budget::keys(1024)) { return {.budget = budget}; }
@@ -106,7 +108,8 @@ struct QuokaOptions {
   // What to take where answers count: within a point or two of dense attention's on the tasks measured
   // (bench/results/which_preset.md). Queries of every kind, each by its own softmax, 64 per KV head (at least
   // 4 of each query head), and a key's two neighbours come with it. In a past of more than eight budgets some 19
-  // of the 64 choose candidates for all.
+  // of the 64 choose candidates for all. A layer's call attends to all keys where selecting would take longer: single
+  // tokens without 8-bit codes of the keys, above all.
   static QuokaOptions recommended(Budget budget = Budget::keys(1024)) {
     return {.budget = budget,
             .n_queries = QueryCount::per_kv_head(64),
@@ -115,7 +118,8 @@ struct QuokaOptions {
             .query_choice = QueryChoice::mixed,
             .domain = Domain::softmax,
             .top_k = {.window = 3},
-            .cascade = 4};
+            .cascade = 4,
+            .selecting = Selecting::where_it_pays};
   }
 
   // "paper" or "recommended". Throws std::invalid_argument for another name.
@@ -181,17 +185,21 @@ class QuokaScorer {
   void score_selected(const SelectorInput& input, State& state, const Selection& selection,
                       Index stride, float* scores, ExecutorRef executor) const;
 
+  // As Options::selecting says. Of a budget by scores the fewest keys count.
+  bool pays(const SelectorInput& input, const State& state) const;
+
   // In Domain::softmax a shard scores in float: the bits of Sketch::off.
   Index shard_keys() const { return options_.domain == Domain::softmax ? softmax_shard_keys() : 1; }
 
   template <class F>
   void for_each_setting(F&& f) const {
     const auto& [budget, n_queries, aggregation, group_mode, query_choice, domain, top_k, sketch,
-                 cascade, rest] =
+                 cascade, rest, selecting] =
         options_;  // all there are; a shard has neither sketch nor cascade
     f("n_queries", n_queries.count()), f("n_queries per KV head", n_queries.is_per_kv_head());
     f("aggregation", aggregation);
     f("group_mode", group_mode), f("query_choice", query_choice), f("domain", domain);
+    f("selecting", selecting);
   }
 
   // Sketches the new keys. A State that was not told of all keys scores in float.

@@ -5,6 +5,7 @@
 #include <quoka/select/quoka_stages_impl.hpp>
 #include <quoka/select/sketch/sketched_mass.hpp>
 #include <quoka/select/sketch/sketched_top_k.hpp>
+#include <quoka/select/worth_selecting.hpp>
 
 #include <algorithm>
 #include <memory>
@@ -136,6 +137,25 @@ QUOKA_FUNC bool QuokaScorer::has_codes(const SelectorInput& input, const State& 
          (input.sketch != nullptr || state.sketch.len() == input.k.len()) &&
          detail::codes_fit(kept_rows(input), input.k.dim(),
                            softmax ? Aggregation::max : options_.aggregation);
+}
+
+QUOKA_FUNC bool QuokaScorer::pays(const SelectorInput& input, const State& state) const {
+  if (options_.selecting == Selecting::always || input.kv_len() == 0) return true;
+  const Rows &k = input.k, &v = input.v.dim() == 0 ? k : input.v;
+  const Index len = input.kv_len();
+  const auto bytes = [](const Rows& rows) { return rows.format().row_bytes({rows.dim()}); };
+  return detail::selecting_pays(
+      {.rows = input.group() * input.q.len(),
+       .tokens = input.q.len(),
+       .k_dim = k.dim(),
+       .v_dim = v.dim(),
+       .k_bytes = bytes(k),
+       .v_bytes = bytes(v),
+       .scoring_rows = kept_rows(input),
+       .codes = input.shard == nullptr && has_codes(input, state),  // as all ranks know it
+       .softmax = options_.domain == Domain::softmax,
+       .neighbours = options_.top_k.window > 1,
+       .share = static_cast<double>(options_.budget.least(len)) / static_cast<double>(len)});
 }
 
 QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& state,

@@ -15,6 +15,7 @@ namespace detail {
 
 QUOKA_DEFINE_HAS_MEMBER(select);
 QUOKA_DEFINE_HAS_MEMBER(takes);
+QUOKA_DEFINE_HAS_MEMBER(pays);
 QUOKA_DEFINE_HAS_MEMBER(bar);
 QUOKA_DEFINE_HAS_MEMBER(appended);
 QUOKA_DEFINE_HAS_MEMBER(shard_keys);
@@ -89,6 +90,14 @@ constexpr bool checked_optional_members() {
       { scorer.takes(rule) } -> std::same_as<bool>;
     };
     static_assert(ok, "quoka: a Scorer's takes() must be bool takes(Budget::Rule) const");
+    fits = fits && ok;
+  }
+  if constexpr (has_pays<S>) {
+    constexpr bool ok = requires(const S& scorer, const SelectorInput& input, const State& state) {
+      { scorer.pays(input, state) } -> std::same_as<bool>;
+    };
+    static_assert(
+        ok, "quoka: a Scorer's pays() must be bool pays(const SelectorInput&, const State&) const");
     fits = fits && ok;
   }
   if constexpr (has_bar<S>) {
