@@ -47,9 +47,10 @@ MODELS = {
 def settings_of(length):
     """None: llama.cpp's own."""
     chosen = {"llama.cpp": None, "exact": {"QUOKA_MODE": "exact"}}
-    for mode, share in (("recommended", 4), ("recommended", 8), ("recommended with the rest", 8), ("paper", 8)):
-        preset, _, rest = mode.partition(" with the ")
-        chosen[f"{mode}, 1/{share}"] = {"QUOKA_MODE": preset, "QUOKA_BUDGET": str(length // share), **({"QUOKA_REST": "1"} if rest else {})}
+    more = {"QUOKA_QUERIES": "256", "QUOKA_REST": "1"}
+    for what, own, shares in (("recommended", {}, (4, 8)), ("recommended, 256 queries, the rest", more, (4, 8)), ("paper", {}, (8,))):
+        for share in shares:
+            chosen[f"{what}, 1/{share}"] = {"QUOKA_MODE": what.partition(",")[0], "QUOKA_BUDGET": str(length // share), **own}
     return chosen
 
 
@@ -147,7 +148,7 @@ def ask(flags, name, length, tasks, contenders, wanted, told):
         found[task][label].add(i, {"points": sample[str(length)], "prompt": sample["doc_hash"], "answer": sample["filtered_resps"][0],
                                    "cpu_s": round(cpu_seconds(server) - begun, 2)})
 
-    with contextlib.ExitStack() as servers, concurrent.futures.ThreadPoolExecutor(len(contenders)) as at_once:
+    with contextlib.ExitStack() as servers, concurrent.futures.ThreadPoolExecutor(flags.at_once or len(contenders)) as at_once:
         for i in [] if flags.report else wanted:
             for task, by_label in found.items():
                 missing = [label for label, answers in by_label.items() if i not in answers.of and label in (flags.settings or contenders)]
@@ -216,6 +217,7 @@ def main():
     parse.add_argument("--report", action="store_true", help="asks nothing: what was answered so far")
     parse.add_argument("--lengths", help="with commas")
     parse.add_argument("--threads", type=int, default=1)
+    parse.add_argument("--at-once", type=int, help="so many servers compute at a time; all of them unless said otherwise")
     flags = parse.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ruler.py: stopped"))  # and its servers
     logging.disable(logging.WARNING)

@@ -863,6 +863,42 @@ def real_rest():
 
 
 @table
+def real_choice():
+    """How many queries choose, with what is left out and without, at a quarter and an eighth: what it costs and what it loses."""
+    told = load("real_rest")
+    cpu_s = {(r["settings"], r.get("budget")): r["cpu_s"] for r in told["paired_first_token"]["results"]}
+    points = {r["settings"]: r["change"] for r in load("ruler")["results"] if r["model"].startswith("SmolLM2") and r["task"] == "all"}
+    asked = [("SmolLM2", "Emma", 512), ("SmolLM2", "Emma", 256), ("Gemma", "Emma", 512), ("Gemma", "Emma", 256), ("TinyLlama", "Sense and Sensibility", 128)]
+    body = [["exact", *[f"{cpu_s['exact', None]:.1f}"] * 2, *[""] * 7]]
+    for what, setting in (("`recommended`", ""), ("256 queries", ":queries=256"), ("chunks of 32", ":chunk=32")):
+        for rest in ("", "_rest"):
+            label = what.replace("`", "") if not setting else f"recommended, {what}"
+            label += ", the rest" if rest else ""
+            row = [what + (", the rest" if rest else ""), *(f"{cpu_s['recommended' + setting + (':rest=1' if rest else ''), keys]:.1f}" for keys in (2048, 1024))]
+            for model, text, budget in asked:
+                r, = (r for r in told["results"] if r["model"].startswith(model) and (r["text"], r["what"], r["budget"]) == (text, what, budget))
+                row.append("{:.4f}, {:+.1f} %".format(r["kl" + rest], r["perplexity" + rest][0]) if "kl" + rest in r else "")
+            for share in (4, 8):
+                row.append("{:+.1f} ({:+.1f} to {:+.1f})".format(*points[f"{label}, 1/{share}"]) if f"{label}, 1/{share}" in points else "")
+            body.append(row)
+    return ["settings", "CPU s, 1/4", "1/8", "SmolLM2, 1/4", "1/8", "Gemma 3, 1/4", "1/8", "TinyLlama, 1/8", "RULER, 1/4", "1/8"], body
+
+
+@table
+def real_layers():
+    """One layer at a time: what selection loses there, and which facts are still found."""
+    body = []
+    for key, group in itertools.groupby(load("real_layers")["results"], lambda r: (r["model"], r["length"], r["text"], r["budget"])):
+        body.append(["**{}, {:,} tokens, *{}*, {:,} keys**".format(*key), *[""] * 4])
+        for r in group:
+            less = "{:+.4f} ({:+.4f} to {:+.4f})".format(*r["kl_less_exact"]) if any(r.get("kl_less_exact", [])) else ""
+            change = " ({:+.0f} to {:+.0f})".format(*r["change"][1:]) if r["what"] not in ("llama.cpp", "exact") else ""
+            body.append([r["what"], f"{r['kl']:.4f}" if "kl" in r else "", less, "{:+.1f} % ({:+.1f} to {:+.1f})".format(*r["perplexity"]) if "kl" in r else "",
+                         f"{percent(r['right'] / 100)} % of {r['questions']}{change}"])
+    return ["", "KL, nat", "less exact's", "perplexity", "facts"], body
+
+
+@table
 def ruler():
     """Points by task and settings, of as many samples as exact mode has answered or as is said; in brackets the interval of the change from exact mode."""
     results = load("ruler")["results"]

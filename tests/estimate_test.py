@@ -42,6 +42,12 @@ def main():
         assert said(model((60, Q4_1), (40, Q5_1)), "--weights") != ""
         everything = said(model((100, Q4_0)))
         assert "4,096" in everything and "Its weights" not in everything, everything
+        assert "exact mode" not in everything, everything  # nearly all of the time is attention
+        exact = "Up to 4,096 tokens selection is less than a tenth faster than exact attention"
+        assert exact in said(model((100_000, Q4_0)))  # nearly none of it is
+        assert exact in said(model((100, Q4_0)), "--budget", "4096")
+        longer = said(model((100, Q4_0)), "--budget", "2048")
+        assert "Up to 2,048 tokens selection" in longer, longer
 
 
 if __name__ == "__main__":

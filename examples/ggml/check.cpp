@@ -7,7 +7,8 @@
 //   measure  llama.cpp, exact mode and every preset, in each arithmetic, read the first half of the text side by side
 //            (check_pass.hpp)
 //   layers   each layer selects alone, over a dense cache, by the settings that lose least: how far are the logits off?
-//   refine   if nothing is good enough: the layers that hurt stay dense, and of a chunk more queries choose
+//   refine   if nothing is good enough: the layers that hurt stay dense, of a chunk more queries choose, and what they leave
+//            out counts as one more key
 //   verify   the written settings on the second half of the text, with other needles: do they keep the promise? If not, and
 //            they are as measured first, they are refined, and verified again
 //
@@ -504,7 +505,8 @@ class Check {
     conclude();
   }
 
-  // The layers that hurt are left dense, and more queries choose. Is that advised, and faster than what was before?
+  // The layers that hurt are left dense, more queries choose, and what they leave out counts as one more key. Is that
+  // advised, and faster than what was before?
   bool refine() {
     if (measured_in_ == "refine" || !selecting()) return false;
     const bool gains = std::any_of(outcomes_.begin() + 2, outcomes_.end(), [&](const Outcome& o) {
@@ -518,8 +520,13 @@ class Check {
       refined.settings["queries"] = more_queries;
       refined.name += fmt::format(", {} queries", more_queries);
     }
+    if (refined.settings["mode"] == "recommended" && !refined.settings.contains("rest")) {
+      refined.settings["rest"] = 1;
+      refined.name += ", the rest";
+    }
     const std::vector<Tried> tried{tried_[0], tried_[1], refined};
     std::vector<Outcome> again = pass("refine", measured_text_, tried);
+    step("refine")["settings"] = refined.settings;
     note_layers(again, tried);
     const Advice better = advise(again, flags_.limits);
     const bool arithmetic_is_faster =  // exact mode in another one
@@ -613,7 +620,8 @@ class Check {
 std::string heading(const std::string& step) {
   if (step.starts_with("verify")) return "What is recommended, on the other half of the text";
   if (step.starts_with("rounding")) return "llama.cpp's own rounding";
-  if (step.starts_with("refine")) return "With the layers that hurt left dense, and more queries";
+  if (step.starts_with("refine"))
+    return "With the layers that hurt left dense, more queries and the rest";
   return "On the first half of the text";
 }
 

@@ -22,6 +22,8 @@ LENGTHS = [2048, 4096, 8192, 16384, 32768, 65536, 131072]
 RATES = {"F16": 1.2, "Q4_0": 3.9, "Q4_1": 0.85, "Q4_K": 3.1, "Q8_0": 2.1}
 EXACT = 3.4
 
+WORTH_SELECTING = 1.1  # times as fast as exact attention: for less no answers are put at risk
+
 # How long llama.cpp takes to multiply by weights of a type, by that of the fastest: "weights" of the same file.
 TIMES = {"Q4_0": 1.0, "Q4_K": 1.3, "Q8_0": 1.9, "Q5_0": 2.5, "Q6_K": 2.9, "F16": 3.2, "Q4_1": 4.4}
 
@@ -198,8 +200,11 @@ def main():
           + (f", others {model.window} tokens" if model.window else "")
           + f"; {max(model.q_heads)} query heads, {max(model.kv_heads)} KV heads of {model.k_dim}; context {model.context:,}")
     rows = [("tokens", "attention", "that grows", "exact", f"selecting {flags.budget:,}", "at most")]
+    exact_up_to = 0  # selection gains little there
     for length in [length for length in LENGTHS if not model.context or length <= model.context] or [model.context]:
         grows, share, exact, selecting, most = estimate(model, length, flags.budget)
+        if selecting < WORTH_SELECTING * exact:
+            exact_up_to = length
         rows.append((f"{length:,}", f"{100 * share:.0f} %", f"{100 * grows:.0f} %", f"{exact:.2f}x", f"{selecting:.2f}x", f"{most:.2f}x"))
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
@@ -207,6 +212,8 @@ def main():
     print("attention: its share of llama.cpp's time; that grows: of layers that see the whole text. Then times as fast to the\n"
           "first token: this library's exact attention, selection, and attention of those layers for nothing. Estimated from\n"
           "rates of one machine; check.sh without --estimate measures yours.")
+    if exact_up_to:
+        print(f"Up to {exact_up_to:,} tokens selection is less than a tenth faster than exact attention: take exact mode there, which loses nothing.")
     if slow:
         print(slow)
 
