@@ -495,8 +495,9 @@ def side_loss(model, engine):
 def side_models():
     """Seconds to the first token, attention's share, and what is known to be lost."""
     body = []
-    for r in load("side_by_side").get("models", []):
-        body.append([f"**{r['model']}, {r['threads']} threads**", *[""] * 6])
+    found = [(r, processor) for file, processor in (("side_by_side", "Zen 4"), ("side_by_side_zen5", "Zen 5")) for r in load(file).get("models", []) if "engines" in r]
+    for r, processor in found:
+        body.append([f"**{r['model']}, {processor}, {r['threads']} threads**", *[""] * 6])
         longest = lambda name: r["engines"][name]["8192"]["s"][1] if name in r["engines"] else None  # noqa: E731, B023
         for name, of in sorted(r["engines"].items(), key=lambda item: item[1]["8192"]["s"][1]):
             cell = lambda n: "{:.2f} ({:.2f} to {:.2f})".format(*(of[n]["s"][i] for i in (1, 0, 2))) if of[n]["s"][0] < of[n]["s"][2] else f"{of[n]['s'][1]:.2f}"  # noqa: E731, B023
