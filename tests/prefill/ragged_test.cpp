@@ -424,7 +424,7 @@ TEST_F(RaggedRefuses, ASequenceThatDoesNotFitOrSharesMemory) {
   const auto lse_in = [](float* memory) {
     return TensorView<float, 3>(memory, {1, 4, 5}, {20, 5, 1});
   };
-  const auto by_one = out_in(output_[0].out.data() + 4 * 5 * 16 - 1);
+  std::vector<float> room(2 * 4 * 5 * 16);  // of two outputs, of which one number is both's
   using Change = std::function<void()>;
   struct Row {
     Change change;
@@ -449,7 +449,8 @@ TEST_F(RaggedRefuses, ASequenceThatDoesNotFitOrSharesMemory) {
        },
        {shares(2, "out", 0, "out")}},
       {[&] {
-         batch_[2].out = {by_one, output_[2].lse};
+         batch_[0].out = {out_in(room.data()), output_[0].lse};
+         batch_[2].out = {out_in(room.data() + 4 * 5 * 16 - 1), output_[2].lse};
        },
        {shares(2, "out", 0, "out")}},
       {[&] {
