@@ -885,9 +885,12 @@ Broken layer_differs(const Draw& x, Data& data, const QuokaOptions& options,
                                 .k_scales = data.k.scales()};
   quoka::AttentionOptions attention;
   attention.scale = x.scale, attention.softcap = x.softcap;
+  // It is compared with what select() gives, which always selects.
+  QuokaOptions always = options;
+  always.selecting = quoka::Selecting::always;
   quoka::ThreadPool pool(x.workers);
   const auto out_by = [&](ExecutorRef by, Selection& keep) {
-    quoka::ChunkedPrefill<QuokaSelector> layer(shape, options, attention);
+    quoka::ChunkedPrefill<QuokaSelector> layer(shape, always, attention);
     layer.append(k, v, by);
     Tensor4<float> out(x.batch, x.q_heads(), x.q_len, v_dim);
     layer.forward(data.q_laid.rows(), own_k, own_v, out, by);

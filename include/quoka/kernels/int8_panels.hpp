@@ -179,22 +179,29 @@ class Int8Panels final : public PanelArithmetic {
 
   // Beside logits of 2^12 a float holds the logarithm of a value's scale to 2^-12 at best. A little more, and a weight
   // would be above 255, which a byte takes for nearly 0.
+  static constexpr float large_logit = 0x1p12f;
+  // Of rows that see nothing the largest logit is 0 here.
+  static simd::Packet largest_logit(const Maxima& top, int j) {
+    return PacketState{top.logit[j], simd::zero()}.reference();
+  }
   template <int packets>
   static bool are_large(const Maxima& top) {
-    constexpr float limit = 0x1p12f;
     simd::Packet most = simd::zero();
-    for (int j = 0; j < packets; ++j) {
-      // Of rows that see nothing it is 0.
-      const simd::Packet logit = PacketState{top.logit[j], simd::zero()}.reference();
-      most = simd::max(most, simd::max(logit, simd::sub(simd::zero(), logit)));
-    }
-    return !(simd::reduce_max(most) < limit);
+    for (int j = 0; j < packets; ++j) most = simd::max(most, magnitude(largest_logit(top, j)));
+    return !(simd::reduce_max(most) < large_logit);
   }
-  // Logits less their largest, which becomes `base`.
+  static simd::Packet magnitude(const simd::Packet& x) {
+    return simd::max(x, simd::sub(simd::zero(), x));
+  }
+  // Of rows whose logits are large: logits less their largest, which becomes `base`. A row is what it is beside any other.
   template <int packets>
   [[gnu::noinline]] static void from_maximum(const float* x, const float* logs, Index keys,
                                              Maxima& top, PanelPackets& base, float* to) {
-    for (int j = 0; j < packets; ++j) base[j] = PacketState{top.logit[j], simd::zero()}.reference();
+    for (int j = 0; j < packets; ++j) {
+      const simd::Packet largest = largest_logit(top, j);
+      base[j] = simd::select_less(magnitude(largest), simd::broadcast(large_logit), simd::zero(),
+                                  largest);
+    }
     for (Index key = 0; key < keys; ++key)
       for (int j = 0; j < packets; ++j) {
         const Index at = key * width + j * simd::lanes;
