@@ -356,6 +356,15 @@ def rates_of_layers():
 
 
 @table
+def int8_variants():
+    """Ways to compute attention in 8 bits: time of the products, float being 1, and errors by layer."""
+    told = load("int8_variants")
+    return ["way", "time of products", "error", *(layer.replace("layer", "layer ") for layer in told["layers"])], [
+        [one["way"], f"{one['time']:.3f}", f"{one['all']:.2e}", *(f"{one['error'][layer]:.1e}" for layer in told["layers"])]
+        for one in told["results"]]
+
+
+@table
 def lists():
     body = []
     for r in rows("lists"):
