@@ -365,6 +365,19 @@ def int8_variants():
 
 
 @table
+def one_packing():
+    """What each way to code keys gives to selection and to attention."""
+    body = []
+    for one in load("one_packing")["results"]:
+        cells = [f"{one[key]:.{digits}f}" if key in one else "-" for key, digits in (
+            ("recall_eighth", 3), ("again_eighth", 2), ("recall_1024", 3), ("again_1024", 2))]
+        body.append([one["keys"] + (", values too" if one["values"] != "own" else ""), one["bytes"] or "-", *cells,
+                     f"{one['error']:.2e}", f"{one['error_q8_0']:.2e}"])
+    return ["codes", "bytes a key of 128", "1/8: recall", "scored again", "1,024: recall", "scored again", "attention's error",
+            "over a q8_0 cache"], body
+
+
+@table
 def lists():
     body = []
     for r in rows("lists"):
