@@ -65,6 +65,7 @@ struct RowRun {
 template <bool Streams>
 class RunWalk {
  public:
+  // At the run's first row. The run must outlive it.
   explicit RunWalk(const RowRun& run)
       : run_(run), in_order_(run.rows == nullptr && run.list == nullptr), at_(run.first) {}
 

@@ -50,7 +50,7 @@ enum class Sketch {
 // Where selection and attention are one call (SelectorInput::attends): does it select where attention to all keys would
 // take less (worth_selecting.hpp)? select() always selects.
 enum class Selecting {
-  always,
+  always,         // whatever it takes
   where_it_pays,  // elsewhere all keys are attended to, which is only ever more exact
 };
 
