@@ -518,13 +518,14 @@ def side_models():
     """Seconds to the first token, attention's share, and what is known to be lost."""
     body = []
     found = [(r, processor) for file, processor in (("side_by_side", "Zen 4"), ("side_by_side_zen5", "Zen 5")) for r in load(file).get("models", []) if "engines" in r]
+    losses = {(r["model"], name): of for r in load("side_by_side").get("models", []) for name, of in r.get("loss", {}).items()}
     for r, processor in found:
         body.append([f"**{r['model']}, {processor}, {r['threads']} threads**", *[""] * 6])
         longest = lambda name: r["engines"][name]["8192"]["s"][1] if name in r["engines"] else None  # noqa: E731, B023
         for name, of in sorted(r["engines"].items(), key=lambda item: item[1]["8192"]["s"][1]):
             cell = lambda n: "{:.2f} ({:.2f} to {:.2f})".format(*(of[n]["s"][i] for i in (1, 0, 2))) if of[n]["s"][0] < of[n]["s"][2] else f"{of[n]['s'][1]:.2f}"  # noqa: E731, B023
             against = [times(longest(other) / longest(name), 2) if longest(other) else "-" for other in ("llama.cpp", "openvino")]
-            own, loss = r.get("loss", {}).get(name), side_loss(r["model"], name)
+            own, loss = losses.get((r["model"], name)), side_loss(r["model"], name)
             lost = "0" if name in ("llama.cpp", "transformers sdpa") else "{:+,.1f} % ({:+,.1f} to {:+,.1f})".format(*(own["change"] if own else loss[1])) if own or loss else "not measured"
             body.append([name.replace("budget=0.125", "1/8"), cell("2048"), cell("8192"), f"{percent(of['attention'], 0)} %", *against, lost])
     return ["", "2,048 tokens, s", "8,192 tokens, s", "of which attention", "against llama.cpp", "against OpenVINO, dense", "perplexity, change"], body
