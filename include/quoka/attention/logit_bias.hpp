@@ -27,7 +27,7 @@ class LogitBias {
   // To rows [first, first + rows) of a KV head, panel_rows at most, side by side in x[count()][step], which has room
   // for whole packets where step is a multiple of them: logits, or biases that are added to logits later.
   [[gnu::noinline]] void add(Index kv_head, Index first, Index rows, float* x, Index step) {
-    if (!call_.alibi_slopes.empty()) add_distances(kv_head, first, rows, x, step);
+    if (call_.biased_everywhere()) add_distances(kv_head, first, rows, x, step);
     for (Index i = 0; i < rows && mask_row_ != nullptr; ++i)
       add_mask(call_.query_row(kv_head, first + i), x + i, step);
   }

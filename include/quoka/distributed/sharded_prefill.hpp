@@ -281,21 +281,15 @@ class ShardedPrefill {
     return shard_input;
   }
 
-  // The same on all ranks: it depends on sizes alone.
-  bool pays(const SelectorInput& in) const {
-    if constexpr (detail::has_pays<decltype(selector_.scorer())>)
-      return selector_.scorer().pays(in, state_);
-    else
-      return true;
-  }
-
   // Writes selection_ and own_.
   void choose(const Rows& q, const Rows& chunk_k, ExecutorRef executor) {
     const Index batch = shape().batch, heads = shape().kv_heads, local = cache().len();
     if constexpr (!is_dense) {
       const Index budget = selector_.options().budget.count(kv_len_);
       const Shard shard(map_, kv_len_, rounds_);
-      if (budget < kv_len_ && pays(input(q, chunk_k, shard))) {
+      // The same on all ranks: it depends on sizes alone.
+      if (budget < kv_len_ &&
+          detail::selecting_pays_for(selector_.scorer(), input(q, chunk_k, shard), state_)) {
         global_.begin(map_, kv_len_, budget, batch, heads, selector_.top_k(), executor.workers());
         const Index forced = budget - global_.wanted();
         const auto select = [&] {

@@ -233,9 +233,8 @@ void ScoredSelector<S>::choose(const SelectorInput& input, State& state, Selecti
   if (options_.budget.least(k.len()) == k.len())
     return selection.select_all(k.batch(), k.heads(), k.len());
   if (budget == 0) return selection.select_none(k.batch(), k.heads(), k.len());
-  if constexpr (detail::has_pays<Method>)
-    if (input.attends && !scorer_.pays(input, state.scorer))
-      return selection.select_all(k.batch(), k.heads(), k.len());
+  if (input.attends && !detail::selecting_pays_for(scorer_, input, state.scorer))
+    return selection.select_all(k.batch(), k.heads(), k.len());
 
   const Index capacity = std::max(k.len(), input.capacity), heads = k.batch() * k.heads();
   selection.reserve(heads * options_.budget.count(capacity));

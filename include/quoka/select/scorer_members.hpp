@@ -211,6 +211,13 @@ struct NoScorer {
 template <class S>
 using CheckedScorer = std::conditional_t<checked_scorer<S>(), S, NoScorer<S>>;
 
+// What its pays() says; true of a scorer that has none.
+template <class S, class State>
+bool selecting_pays_for(const S& scorer, const SelectorInput& input, const State& state) {
+  if constexpr (has_pays<S>) return scorer.pays(input, state);
+  return true;
+}
+
 }  // namespace detail
 }  // namespace QUOKA_ABI
 }  // namespace quoka

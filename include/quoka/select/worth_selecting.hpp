@@ -14,7 +14,6 @@
 #pragma once
 
 #include <quoka/base/index.hpp>
-#include <quoka/formats/format.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
