@@ -288,11 +288,16 @@ def store(path, head, results):
     pathlib.Path(path).write_text("{\n" + ",\n".join([*parts, f' "results": [\n{lines}\n ]']) + "\n}\n")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(what, out):
+    """The folder of the capture, and where results go."""
+    parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder")
-    parser.add_argument("--out", default="int8_variants.json")
-    flags = parser.parse_args()
+    parser.add_argument("--out", default=out)
+    return parser.parse_args()
+
+
+def main():
+    flags = arguments(__doc__, "int8_variants.json")
     file, layers = layers_of(flags.folder)
     squares, time, sizes = collections.defaultdict(dict), collections.defaultdict(list), collections.Counter()
     for layer, of in layers.items():

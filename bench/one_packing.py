@@ -12,12 +12,11 @@ int8_variants.py has it, over the capture's keys and values and over the same af
 Needs numpy.
 """
 
-import argparse
 import collections
 
 import numpy as np
 
-from int8_variants import (CHUNK, bf16_logits, bf16_values, coded_values, codes, exact_logits, exact_values, heads_of, int8, layers_of,
+from int8_variants import (CHUNK, arguments, bf16_logits, bf16_values, coded_values, codes, exact_logits, exact_values, heads_of, int8, layers_of,
                            rotated, rounded, scale_of, store, whole)
 
 QUERIES = 16  # of each head
@@ -75,10 +74,7 @@ def attended(h, logits, values):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder")
-    parser.add_argument("--out", default="one_packing.json")
-    flags = parser.parse_args()
+    flags = arguments(__doc__, "one_packing.json")
     file, layers = layers_of(flags.folder)
     found, errors, eighth = collections.defaultdict(list), collections.defaultdict(lambda: collections.defaultdict(float)), 0
     for layer, of in layers.items():

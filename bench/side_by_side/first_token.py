@@ -20,6 +20,36 @@ def settings_of(text):
     return dict(pair.split("=", 1) for pair in text)
 
 
+def engine_arguments(what, tokens):
+    """A parser of what programs by engine have in common; `tokens`: the default of --tokens."""
+    parser = argparse.ArgumentParser(description=what, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("engine")
+    parser.add_argument("model")
+    parser.add_argument("--text", type=pathlib.Path, required=True)
+    parser.add_argument("--tokens", type=type(tokens), default=tokens)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--chunk", type=int, default=512)
+    return parser
+
+
+def of_engine(flags, openvino, transformers):
+    """What one of the two makes of the model and of the settings in the engine's name."""
+    name, *parts = flags.engine.split(":")
+    if name == "openvino":
+        return openvino(flags.model, settings_of(parts), flags)
+    if name == "transformers" and parts:
+        return transformers(flags.model, {"mode": parts[0]} | settings_of(parts[1:]), flags)
+    sys.exit(f"{flags.engine} is none of openvino, transformers:MODE")
+
+
+def token_ids(model, text):
+    """Of a text's beginning, by transformers' tokenizer of a GGUF file."""
+    import transformers as t
+
+    path = pathlib.Path(model)
+    return t.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)(text.read_text()[:400_000]).input_ids
+
+
 def openvino(model, options, flags):
     import numpy as np
     import openvino
@@ -47,14 +77,13 @@ def openvino(model, options, flags):
 
 
 def transformers_network(model, options, threads):
-    """(network, a function that makes a new cache, tokenizer), the weights in float. options: the mode, sdpa or one of this library's, and its settings."""
+    """(network, a function that makes a new cache), the weights in float. options: the mode, sdpa or one of this library's, and its settings."""
     import torch
     import transformers as t
 
     torch.set_num_threads(threads)
     mode = options.pop("mode")
     path = pathlib.Path(model)
-    tokenizer = t.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
     ours = mode != "sdpa"
     if ours:
         import quoka
@@ -65,14 +94,14 @@ def transformers_network(model, options, threads):
     if ours:
         network.config.quoka = {"mode": mode} | {key: float(x) if x.replace(".", "").isdigit() else x for key, x in options.items()}
     made = quoka.transformers.Cache if ours else t.DynamicCache
-    return network, lambda: made(config=network.config), tokenizer
+    return network, lambda: made(config=network.config)
 
 
 def transformers(model, options, flags):
     import torch
 
-    network, cache, tokenizer = transformers_network(model, options, flags.threads)
-    ids = tokenizer(flags.text.read_text()[:400_000], return_tensors="pt").input_ids
+    network, cache = transformers_network(model, options, flags.threads)
+    ids = torch.tensor([token_ids(model, flags.text)])
 
     def first_token(count):
         with torch.inference_mode():
@@ -82,22 +111,10 @@ def transformers(model, options, flags):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("engine")
-    parser.add_argument("model")
-    parser.add_argument("--text", type=pathlib.Path, required=True)
-    parser.add_argument("--tokens", default="2048,8192")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--chunk", type=int, default=512)
+    parser = engine_arguments(__doc__, "2048,8192")
     parser.add_argument("--quiet", action="store_true", help="at a real-time priority while a prompt is computed")
     flags = parser.parse_args()
-    name, *parts = flags.engine.split(":")
-    if name == "openvino":
-        first_token = openvino(flags.model, settings_of(parts), flags)
-    elif name == "transformers" and parts:
-        first_token = transformers(flags.model, {"mode": parts[0]} | settings_of(parts[1:]), flags)
-    else:
-        sys.exit(f"{flags.engine} is none of openvino, transformers:MODE")
+    first_token = of_engine(flags, openvino, transformers)
     told, quiet = [], Quiet(flags.quiet)
     with quiet:
         first_token(256)

@@ -9,7 +9,6 @@ model that it makes of the file is run as it runs it: with PagedAttention, its d
 SparseAttentionConfig. All engines get the tokens of transformers' tokenizer.
 """
 
-import argparse
 import json
 import pathlib
 import shutil
@@ -18,7 +17,7 @@ import tempfile
 
 import numpy as np
 
-from first_token import settings_of, transformers_network
+from first_token import engine_arguments, of_engine, token_ids, transformers_network
 
 
 def losses(logits, following):
@@ -82,7 +81,7 @@ def openvino(model, options, flags):
 def transformers(model, options, flags):
     import torch
 
-    network, cache, _ = transformers_network(model, options, flags.threads)
+    network, cache = transformers_network(model, options, flags.threads)
 
     def run(ids):
         with torch.inference_mode():
@@ -95,25 +94,9 @@ def transformers(model, options, flags):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("engine")
-    parser.add_argument("model")
-    parser.add_argument("--text", type=pathlib.Path, required=True)
-    parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--chunk", type=int, default=512)
-    flags = parser.parse_args()
-    name, *parts = flags.engine.split(":")
-    if name == "openvino":
-        run = openvino(flags.model, settings_of(parts), flags)
-    elif name == "transformers" and parts:
-        run = transformers(flags.model, {"mode": parts[0]} | settings_of(parts[1:]), flags)
-    else:
-        sys.exit(f"{flags.engine} is none of openvino, transformers:MODE")
-    import transformers as t
-
-    path = pathlib.Path(flags.model)
-    ids = t.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)(flags.text.read_text()[:400_000]).input_ids[:flags.tokens]
+    flags = engine_arguments(__doc__, 8192).parse_args()
+    run = of_engine(flags, openvino, transformers)
+    ids = token_ids(flags.model, flags.text)[:flags.tokens]
     if len(ids) < flags.tokens:
         sys.exit(f"{flags.text} has {len(ids)} tokens, {flags.tokens} are asked for")
     ids, told = np.array(ids), np.full(flags.tokens, np.nan)
