@@ -425,6 +425,19 @@ TEST(ShardedQuoka, OfTheRecommendedPresetSelectsAsWithoutTheSketch) {
   }));
 }
 
+// Without codes a token attends to all keys, because selecting takes longer; of a budget of 0 it sees none.
+TEST(ShardedQuoka, KeepsNothingWithABudgetOfNothingThoughSelectingDoesNotPay) {
+  Random random(927);
+  Shape shape;
+  shape.chunks = {130, 12, 1};
+  const Prompt<float> prompt(random, shape);
+  for (const Budget& budget : {Budget::keys(0), Budget::keys(126)}) {
+    QuokaOptions options = QuokaOptions::recommended(budget);
+    options.sketch = quoka::Sketch::off;
+    expect_as_one_machine<QuokaSelector>(shape, options, prompt, 2, {});
+  }
+}
+
 TEST(ShardedQuoka, KeepsTheSketchOfItsOwnKeys) {
   Random random(915);
   Shape shape;
