@@ -131,10 +131,11 @@ class HeadAttention {
       const Index i = part.begin / part_keys;
       part.end = std::min(keys.end, (i + 1) * part_keys);
       if (i > 0) sums_ = &s_.part_sums, first_in_sums_ = 0, clear_panels(false);
-      blocks.walk(part, panels_, s_.panel.prefetch,
-                  [&](Index p, const KeyRange& block_keys, const PackedBlock& block) {
-                    attend(p, block_keys, block);
-                  });
+      blocks.walk(
+          part, panels_, s_.panel.prefetch, [&](const KeyRange& block) { return shows(block); },
+          [&](Index p, const KeyRange& block_keys, const PackedBlock& block) {
+            attend(p, block_keys, block);
+          });
       sums_ = &sums, first_in_sums_ = at;
       for (Index p = 0; i > 0 && p < panels_; ++p) join(p, s_.part_sums, 0);
     }
@@ -247,6 +248,7 @@ class HeadAttention {
     const Index last_query = query_of(panel_row(p) + panel_count(p) - 1);
     const KeyRange seen{keys.begin, std::min(keys.end, keys_.end_for(last_query))};
     if (seen.count() <= 0 || keys_.begin_for(first_query) >= seen.end) return;
+    if (block.masked && !keys_.shows(first_query, last_query, seen, s_.mask_row.data())) return;
     sums_->seen.data()[first_in_sums_ + p] = 1;
     const bool masked =
         keys_.end_for(first_query) < seen.end || keys_.begin_for(last_query) > seen.begin;
@@ -260,6 +262,14 @@ class HeadAttention {
                         .bias = biased ? s_.bias.data() : nullptr,
                         .rule = call_.logits},
                        s_.panel);
+  }
+
+  // Does the mask show a query of this task one of these keys? A window or documents given as a mask hide most blocks
+  // of a long chunk from most of its queries.
+  bool shows(const KeyRange& keys) const {
+    if (!keys_.masks(keys)) return true;
+    const Index last_row = std::min(first_row_ + panels_ * width, call_.rows()) - 1;
+    return keys_.shows(query_of(first_row_), query_of(last_row), keys, s_.mask_row.data());
   }
 
   // What is added to the logits of these keys.

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <quoka/attention/attention_call.hpp>
+#include <quoka/kernels/compact.hpp>
 #include <quoka/packing/panel_packing.hpp>
 
 namespace quoka {
@@ -73,6 +74,16 @@ class KeySequence {
     const std::uint8_t* const sight = call_.visible->sight(b_);
     for (Index i = keys.begin; i < keys.end; ++i)
       if ((sight[column(i)] & (hidden_from_some | biased_for_some)) != 0) return true;
+    return false;
+  }
+  // Does the mask show one of these keys to one of queries first ... last? `row` has room for the keys.
+  [[gnu::noinline]] bool shows(Index first, Index last, const KeyRange& keys, float* row) const {
+    const Index heads = call_.mask->heads() > 1 ? call_.group : 1;
+    for (Index query = first; query <= last; ++query)
+      for (Index head = 0; head < heads; ++head) {
+        read_mask(kv_head_ * call_.group + head, query, keys.begin, keys.count(), row);
+        if (any_above_lowest(row, keys.count())) return true;
+      }
     return false;
   }
   // What the mask adds for keys [first, first + count).

@@ -28,8 +28,16 @@ class KeyBlocks {
   // fold(p, keys of the block, block) for panels p < panels and each block of `range`, which may be part of the keys.
   template <class Fold>
   void walk(const KeyRange& range, Index panels, BlockPrefetch& next, Fold&& fold) {
+    walk(
+        range, panels, next, [](const KeyRange&) { return true; }, fold);
+  }
+  // The same over those blocks that `wanted(keys of the block)` says yes to; others are not packed.
+  template <class Wanted, class Fold>
+  void walk(const KeyRange& range, Index panels, BlockPrefetch& next, Wanted&& wanted,
+            Fold&& fold) {
     for (KeyRange keys{range.begin, range.begin}; keys.begin < range.end; keys.begin = keys.end) {
       keys.end = std::min(keys.begin + step_, range.end);
+      if (!wanted(keys)) continue;
       const PackedBlock& block = pack(keys);
       next = prefetch({keys.end, std::min(keys.end + step_, count_)}, panels);
       for (Index p = 0; p < panels; ++p) {
