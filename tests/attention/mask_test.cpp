@@ -244,6 +244,34 @@ TEST(VisibleCells, ServeASelection) {
 }
 
 // Nothing to see at all, and a mask that says so.
+// Whatever their values, runs and beginnings: eight bytes are read at a time.
+TEST(MaskBytes, AreReadOneByOneAndInRuns) {
+  Random random(47);
+  constexpr Index keys = 67;
+  std::vector<std::uint8_t> bytes(keys);
+  for (const auto& values :
+       std::vector<std::vector<std::uint8_t>>{{0}, {1}, {0, 1}, {0, 1, 2, 255}, {128}}) {
+    for (Index i = 0; i < keys; ++i) {
+      const Index run = random.below(20) + 1;
+      const std::uint8_t value = values[static_cast<std::size_t>(random.below(std::ssize(values)))];
+      for (const Index end = std::min(i + run, keys); i < end; ++i)
+        bytes[static_cast<std::size_t>(i)] = value;
+      --i;
+    }
+    const Mask mask = Mask::bytes(bytes.data(), {1, 1, 1, keys}, {keys, keys, keys});
+    for (Index first = 0; first <= keys; ++first)
+      for (const Index count : {Index{0}, Index{1}, Index{8}, Index{17}, keys}) {
+        if (first + count > keys) continue;
+        std::vector<float> read(static_cast<std::size_t>(count) + 1, 7.0f);
+        mask.read(0, 0, 0, nullptr, first, count, read.data());
+        for (Index i = 0; i < count; ++i)
+          ASSERT_EQ(read[static_cast<std::size_t>(i)],
+                    bytes[static_cast<std::size_t>(first + i)] != 0 ? 0.0f : -infinity);
+        EXPECT_EQ(read.back(), 7.0f);
+      }
+  }
+}
+
 TEST(MaskSizes, OfNoKeys) {
   Random random(30);
   const auto in = random_inputs<float>(random, {.kv_len = 0}, false);

@@ -6,6 +6,7 @@
 #include <quoka/simd/simd.hpp>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <string>
 
@@ -47,6 +48,27 @@ QUOKA_FUNC void Mask::check(Index batch, Index q_heads, Index q_len, Index keys)
   detail::require_equal("the mask's keys", sizes_[3], "the past's and the chunk's keys", keys);
 }
 
+namespace detail {
+
+// 0 where a byte is not 0, else -infinity: eight at a time where they are the same, as next to each other most are.
+inline void read_shown(const std::byte* bytes, Index count, float* to) {
+  constexpr Index together = sizeof(std::uint64_t);
+  constexpr std::uint64_t all_shown = 0x0101010101010101u;
+  const auto one = [](std::byte x) { return x != std::byte{0} ? 0.0f : -simd::infinity; };
+  Index i = 0;
+  for (; i + together <= count; i += together) {
+    std::uint64_t word;
+    std::memcpy(&word, bytes + i, sizeof word);
+    if (word == 0 || word == all_shown)
+      std::fill_n(to + i, together, word == 0 ? -simd::infinity : 0.0f);
+    else
+      std::transform(bytes + i, bytes + i + together, to + i, one);
+  }
+  std::transform(bytes + i, bytes + count, to + i, one);
+}
+
+}  // namespace detail
+
 QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* list, Index first,
                            Index count, float* to) const {
   const std::byte* const row = data_ + (sizes_[0] > 1 ? b : 0) * strides_[0] +
@@ -79,6 +101,7 @@ QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* lis
       break;
     }
     case Kind::bytes:
+      if (list == nullptr) return detail::read_shown(row + first, count, to);
       return each([=](Index k) { return seen(row[k] != std::byte{0}); });
     case Kind::bits:
       return each(
