@@ -83,6 +83,38 @@ void token(benchmark::State& state, const LayerShape& shape, Index kv_len, Index
          "attention is wrong");
 }
 
+// ---- a window -----------------------------------------------------------------------------------
+
+// A whole prompt with a sliding window, as AttentionOptions has it and as a mask of bytes: masks that transformers and
+// ONNX give a model's windowed layers.
+void window_of_prompt(benchmark::State& state, const LayerShape& shape, Index q_len, Index window,
+                      bool as_mask, quoka::Arithmetic arithmetic) {
+  const InArithmetic<float> in(state, arithmetic);
+  ChunkData<float> chunk(shape, q_len);
+  quoka::AttentionOptions options = in.options, by_mask = in.options;
+  options.sliding_window = window;
+  std::vector<std::uint8_t> seen(static_cast<std::size_t>(q_len * q_len));
+  for (Index i = 0; i < q_len; ++i)
+    for (Index key = std::max<Index>(0, i - window + 1); key <= i; ++key)
+      seen[static_cast<std::size_t>(i * q_len + key)] = 1;
+  by_mask.causal = false;
+  by_mask.mask =
+      quoka::Mask::bytes(seen.data(), {1, 1, q_len, q_len}, {q_len * q_len, q_len * q_len, q_len});
+  const auto call = [&](bool mask) {
+    quoka::attention(chunk.q.view(), {}, {chunk.k.view(), chunk.v.view()}, {chunk.out.view()},
+                     mask ? by_mask : options);
+  };
+  const double pairs = static_cast<double>(window) * static_cast<double>(q_len) -
+                       0.5 * static_cast<double>(window) * static_cast<double>(window - 1);
+  const double flops = 4.0 * static_cast<double>(shape.q_heads * shape.head_dim) * pairs;
+  poison(chunk.out);
+  measure(state, {.flops = flops}, [&] { call(as_mask); });
+  const std::vector<float> measured(chunk.out.data(), chunk.out.data() + chunk.out.size());
+  call(!as_mask);
+  verify(state, near(measured.data(), chunk.out.data(), chunk.out.size(), in.tolerance),
+         "attention is wrong");
+}
+
 // ---- selected -----------------------------------------------------------------------------------
 
 template <class T>
@@ -175,6 +207,17 @@ void add_selected(const char* name, const LayerShape& shape, Index kv_len, Index
   add_dense<Eigen::half>("attention/dense/half", qwen3_4b, usual);
   add(dense_name("attention/plain", qwen3_4b, 1024, 1),
       [](auto& state) { plainly(state, qwen3_4b, 1024); });
+
+  // The windowed layers of Gemma 3 270M.
+  constexpr LayerShape gemma3_270m{.q_heads = 4, .kv_heads = 1, .head_dim = 256};
+  for (const quoka::Arithmetic arithmetic : {quoka::Arithmetic::single, quoka::Arithmetic::int8})
+    for (const bool as_mask : {false, true})
+      add(named(std::string("attention/window/") + (as_mask ? "mask" : "option") +
+                    (arithmetic == quoka::Arithmetic::int8 ? "/int8" : ""),
+                {{"q_len", 4096}, {"window", 512}}),
+          [=](auto& state) {
+            window_of_prompt(state, gemma3_270m, 4096, 512, as_mask, arithmetic);
+          });
 
   add_selected<float>("attention/selected", qwen3_4b, longest_kv_len, 1024);
   add_selected<float>("attention/selected", qwen3_4b, longest_kv_len, 1024, 2);

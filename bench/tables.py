@@ -19,6 +19,7 @@ import math
 import pathlib
 import random
 import re
+import statistics
 import sys
 
 import report
@@ -1019,6 +1020,18 @@ def python_layer():
 @table
 def python_layer_long():
     return layers_of_python("_32768")
+
+
+@table
+def python_prefill():
+    """Medians of rounds; the ratios are of the same round."""
+    told = {one["way"]: one for one in load("python_prefill")["results"]}
+    bases, body = list(told.values())[:2], []
+    for way, of in told.items():
+        seconds, inside = (statistics.median(of[key]) for key in ("seconds", "in_attention"))
+        body.append([way, f"{seconds:.1f}", f"{inside:.1f}", f"{percent(inside / seconds, 0)} %",
+                     *(times(statistics.median(b / x for b, x in zip(base["seconds"], of["seconds"])), 2) for base in bases)])
+    return ["8,000 tokens", "s", "attention, s", "of the whole", "as fast as sdpa in one call", "in chunks of 512"], body
 
 
 @table

@@ -66,15 +66,16 @@ class Counting final : public PanelArithmetic {
 struct HiddenBlocks : testing::Test {
   static constexpr Index group = 2, q_len = 24 * tuning::panel_rows / group + 3, kv_len = 1300;
 
-  Inputs<float> inputs() {
+  // With a chunk its keys come after the past's.
+  Inputs<float> inputs(bool chunk = false) {
     return random_inputs<float>(random,
                                 {.q_heads = 2 * group,
                                  .kv_heads = 2,
                                  .head_dim = 20,
                                  .v_dim = 12,
                                  .q_len = q_len,
-                                 .kv_len = kv_len},
-                                false);
+                                 .kv_len = chunk ? kv_len - q_len : kv_len},
+                                chunk);
   }
   // As a window: a query sees `width` keys that end where its part of them does; of later heads, earlier ones. Every
   // key is seen by some query, so that blocks are counted as they lie.
@@ -98,7 +99,9 @@ struct HiddenBlocks : testing::Test {
     quoka::AttentionWorkspace workspace;
     detail::attend_by(
         panels,
-        detail::checked_call(in.q, {in.past_k, in.past_v}, {}, {output.out, output.lse}, options),
+        detail::checked_call(in.q, {in.past_k, in.past_v},
+                             in.k.size() > 0 ? quoka::Chunk{in.k, in.v} : quoka::Chunk{},
+                             {output.out, output.lse}, options),
         executor, workspace);
     return output;
   }
@@ -123,17 +126,19 @@ struct HiddenBlocks : testing::Test {
 };
 
 TEST_F(HiddenBlocks, AreNeitherMultipliedNorPacked) {
-  const Inputs<float> in = inputs();
-  for (const Index heads : {Index{1}, 2 * group})
-    for (const Index width : {Index{5}, Index{40}, Index{300}}) {
-      SCOPED_TRACE(std::to_string(heads) + " heads, " + std::to_string(width) + " keys");
-      const Tensor4<float> mask = window(heads, width);
-      const Counting counting(detail::float_panels());
-      attend_by(counting, in, mask, SerialExecutor{});
-      EXPECT_EQ(counting.attended, seen_pairs(mask, counting.block_keys()));
-      EXPECT_FALSE(counting.packed_in_vain);
-      EXPECT_LE(counting.packed, counting.attended);
-    }
+  for (const bool chunk : {false, true}) {
+    const Inputs<float> in = inputs(chunk);
+    for (const Index heads : {Index{1}, 2 * group})
+      for (const Index width : {Index{5}, Index{40}, Index{300}}) {
+        SCOPED_TRACE(std::to_string(heads) + " heads, " + std::to_string(width) + " keys");
+        const Tensor4<float> mask = window(heads, width);
+        const Counting counting(detail::float_panels());
+        attend_by(counting, in, mask, SerialExecutor{});
+        EXPECT_EQ(counting.attended, seen_pairs(mask, counting.block_keys()));
+        EXPECT_FALSE(counting.packed_in_vain);
+        EXPECT_LE(counting.packed, counting.attended);
+      }
+  }
 }
 
 // A key that a NaN is added to is seen, and makes its rows NaN.

@@ -248,7 +248,7 @@ class HeadAttention {
     const Index last_query = query_of(panel_row(p) + panel_count(p) - 1);
     const KeyRange seen{keys.begin, std::min(keys.end, keys_.end_for(last_query))};
     if (seen.count() <= 0 || keys_.begin_for(first_query) >= seen.end) return;
-    if (block.masked && !keys_.shows(first_query, last_query, seen, s_.mask_row.data())) return;
+    if (block.masked && !keys_.shows(first_query, last_query, seen)) return;
     sums_->seen.data()[first_in_sums_ + p] = 1;
     const bool masked =
         keys_.end_for(first_query) < seen.end || keys_.begin_for(last_query) > seen.begin;
@@ -269,7 +269,7 @@ class HeadAttention {
   bool shows(const KeyRange& keys) const {
     if (!keys_.masks(keys)) return true;
     const Index last_row = std::min(first_row_ + panels_ * width, call_.rows()) - 1;
-    return keys_.shows(query_of(first_row_), query_of(last_row), keys, s_.mask_row.data());
+    return keys_.shows(query_of(first_row_), query_of(last_row), keys);
   }
 
   // What is added to the logits of these keys.

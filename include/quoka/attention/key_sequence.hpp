@@ -3,7 +3,6 @@
 #pragma once
 
 #include <quoka/attention/attention_call.hpp>
-#include <quoka/kernels/compact.hpp>
 #include <quoka/packing/panel_packing.hpp>
 
 namespace quoka {
@@ -76,14 +75,17 @@ class KeySequence {
       if ((sight[column(i)] & (hidden_from_some | biased_for_some)) != 0) return true;
     return false;
   }
-  // Does the mask show one of these keys to one of queries first ... last? `row` has room for the keys.
-  [[gnu::noinline]] bool shows(Index first, Index last, const KeyRange& keys, float* row) const {
+  // Does the mask show one of these keys to one of queries first ... last?
+  [[gnu::noinline]] bool shows(Index first, Index last, const KeyRange& keys) const {
     const Index heads = call_.mask->heads() > 1 ? call_.group : 1;
+    const Index in_past = std::clamp<Index>(past_count_ - keys.begin, 0, keys.count());
+    const Position* const list = call_.listed() ? keep_.data() : nullptr;
     for (Index query = first; query <= last; ++query)
-      for (Index head = 0; head < heads; ++head) {
-        read_mask(kv_head_ * call_.group + head, query, keys.begin, keys.count(), row);
-        if (any_above_lowest(row, keys.count())) return true;
-      }
+      for (Index head = kv_head_ * call_.group, end = head + heads; head < end; ++head)
+        if (call_.mask->shows(b_, head, query, list, keys.begin, in_past) ||
+            call_.mask->shows(b_, head, query, nullptr, column(keys.begin + in_past),
+                              keys.count() - in_past))
+          return true;
     return false;
   }
   // What the mask adds for keys [first, first + count).

@@ -4,8 +4,6 @@
 #include <quoka/simd/simd.hpp>
 #include <quoka/base/index.hpp>
 
-#include <limits>
-
 namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
@@ -68,16 +66,6 @@ inline Index values_at_least(const float* x, Index n, float least, float* out) {
         simd::store_compressed(out + count, simd::not_less(value, lanes.broadcast(least)), value);
   });
   return count;
-}
-
-// Is one of x[n] something else than -infinity? NaN is.
-inline bool any_above_lowest(const float* x, Index n) {
-  unsigned found = 0;
-  for_each_compared(n, [&](auto lanes) QUOKA_INLINE_LAMBDA {
-    found |= static_cast<unsigned>(
-        simd::not_less(lanes.load(x), lanes.broadcast(std::numeric_limits<float>::lowest())));
-  });
-  return found != 0;
 }
 
 // Positions that passed a test, in order: out has room for compact_slack more than it will hold.

@@ -77,12 +77,20 @@ class Mask {
   void read(Index b, Index head, Index query, const Position* list, Index first, Index count,
             float* to) const;
 
+  // Does it show this query one of columns [first, first + count), or of list[first ...]? NaN is shown.
+  bool shows(Index b, Index head, Index query, const Position* list, Index first,
+             Index count) const;
+  // Joins ColumnSight of this query to that of columns [first, first + count).
+  void look(Index b, Index head, Index query, Index first, Index count, std::uint8_t* sight) const;
+
   // Throws std::invalid_argument unless the mask serves this shape.
   void check(Index batch, Index q_heads, Index q_len, Index keys) const;
 
  private:
   enum class Kind { added, bytes, bits };
   struct Checked {};
+
+  const std::byte* row(Index b, Index head, Index query) const;
 
   Mask(const Rows& added, Checked);
   Mask(const void* data, Kind kind, const Sizes& sizes, const Strides& strides);

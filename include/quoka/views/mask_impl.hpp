@@ -50,29 +50,37 @@ QUOKA_FUNC void Mask::check(Index batch, Index q_heads, Index q_len, Index keys)
 
 namespace detail {
 
-// 0 where a byte is not 0, else -infinity: eight at a time where they are the same, as next to each other most are.
-inline void read_shown(const std::byte* bytes, Index count, float* to) {
+// A mask's bytes, eight at a time where they are the same, as next to each other most are: same(i, shown) of bytes
+// [i, i + 8), one(i, shown) of a byte. Either ends the walk by true, which is returned.
+template <class Same, class One>
+bool walk_bytes(const std::byte* bytes, Index count, Same&& same, One&& one) {
   constexpr Index together = sizeof(std::uint64_t);
   constexpr std::uint64_t all_shown = 0x0101010101010101u;
-  const auto one = [](std::byte x) { return x != std::byte{0} ? 0.0f : -simd::infinity; };
+  const auto each = [&](Index begin, Index end) {
+    for (Index i = begin; i < end; ++i)
+      if (one(i, bytes[i] != std::byte{0})) return true;
+    return false;
+  };
   Index i = 0;
   for (; i + together <= count; i += together) {
     std::uint64_t word;
     std::memcpy(&word, bytes + i, sizeof word);
-    if (word == 0 || word == all_shown)
-      std::fill_n(to + i, together, word == 0 ? -simd::infinity : 0.0f);
-    else
-      std::transform(bytes + i, bytes + i + together, to + i, one);
+    const bool is_same = word == 0 || word == all_shown;
+    if (is_same ? same(i, word != 0) : each(i, i + together)) return true;
   }
-  std::transform(bytes + i, bytes + count, to + i, one);
+  return each(i, count);
 }
 
 }  // namespace detail
 
+QUOKA_FUNC const std::byte* Mask::row(Index b, Index head, Index query) const {
+  return data_ + (sizes_[0] > 1 ? b : 0) * strides_[0] + (sizes_[1] > 1 ? head : 0) * strides_[1] +
+         query * strides_[2];
+}
+
 QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* list, Index first,
                            Index count, float* to) const {
-  const std::byte* const row = data_ + (sizes_[0] > 1 ? b : 0) * strides_[0] +
-                               (sizes_[1] > 1 ? head : 0) * strides_[1] + query * strides_[2];
+  const std::byte* const row = this->row(b, head, query);
   const auto seen = [](bool visible) { return visible ? 0.0f : -simd::infinity; };
   const auto each = [&](auto&& at) {
     if (list != nullptr)
@@ -101,7 +109,13 @@ QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* lis
       break;
     }
     case Kind::bytes:
-      if (list == nullptr) return detail::read_shown(row + first, count, to);
+      if (list == nullptr) {
+        detail::walk_bytes(
+            row + first, count,
+            [&](Index i, bool shown) { return std::fill_n(to + i, 8, seen(shown)), false; },
+            [&](Index i, bool shown) { return to[i] = seen(shown), false; });
+        return;
+      }
       return each([=](Index k) { return seen(row[k] != std::byte{0}); });
     case Kind::bits:
       return each(
@@ -111,24 +125,58 @@ QUOKA_FUNC void Mask::read(Index b, Index head, Index query, const Position* lis
   for (Index i = 0; i < count; ++i) to[i] = to[i] <= hides_from ? -simd::infinity : to[i];
 }
 
+QUOKA_FUNC bool Mask::shows(Index b, Index head, Index query, const Position* list, Index first,
+                            Index count) const {
+  if (kind_ == Kind::bytes && list == nullptr) {
+    const auto is_shown = [](Index, bool shown) { return shown; };
+    return detail::walk_bytes(row(b, head, query) + first, count, is_shown, is_shown);
+  }
+  constexpr Index step = 128;
+  float added[step];
+  for (Index i = 0; i < count; i += step) {
+    const Index n = std::min(step, count - i);
+    read(b, head, query, list, first + i, n, added);
+    if (std::any_of(added, added + n, [](float x) { return x != -simd::infinity; })) return true;
+  }
+  return false;
+}
+
+QUOKA_FUNC void Mask::look(Index b, Index head, Index query, Index first, Index count,
+                           std::uint8_t* sight) const {
+  const auto sight_of = [](bool shown) { return shown ? seen_by_some : hidden_from_some; };
+  if (kind_ == Kind::bytes) {
+    detail::walk_bytes(
+        row(b, head, query) + first, count,
+        [&](Index i, bool shown) {
+          std::uint64_t eight;
+          std::memcpy(&eight, sight + i, sizeof eight);
+          eight |= 0x0101010101010101u * sight_of(shown);
+          std::memcpy(sight + i, &eight, sizeof eight);
+          return false;
+        },
+        [&](Index i, bool shown) { return sight[i] |= sight_of(shown), false; });
+    return;
+  }
+  constexpr Index step = 128;
+  float added[step];
+  for (Index i = 0; i < count; ++i) {
+    if (i % step == 0) read(b, head, query, nullptr, first + i, std::min(step, count - i), added);
+    const float x = added[i % step];
+    const bool shown = x != -simd::infinity;
+    sight[i] |=
+        static_cast<std::uint8_t>(sight_of(shown) | (shown && x != 0.0f ? biased_for_some : 0));
+  }
+}
+
 QUOKA_FUNC void read_column_sight(const Mask& mask, Index b, Index first, Index count,
                                   std::uint8_t* sight, ExecutorRef executor) {
   constexpr Index step = 1024;
   executor.run(ceil_div(count, step), [&](Index task, int) {
     const Index begin = task * step, n = std::min(step, count - begin);
-    std::uint8_t* const to = sight + begin;
-    std::memset(to, 0, static_cast<std::size_t>(n));
-    float added[step];
+    std::memset(sight + begin, 0, static_cast<std::size_t>(n));
     for (Index head = 0; head < mask.heads(); ++head)
-      for (Index query = 0; query < mask.sizes()[2]; ++query) {
-        mask.read(b, head, query, nullptr, first + begin, n, added);
-        for (Index i = 0; i < n; ++i) {
-          const bool seen = added[i] != -simd::infinity;
-          const bool biased = seen && added[i] != 0.0f;
-          to[i] |= static_cast<std::uint8_t>((seen ? seen_by_some : hidden_from_some) |
-                                             (biased ? biased_for_some : 0));
-        }
-      }
+      for (Index query = 0; query < mask.sizes()[2]; ++query)
+        mask.look(b, head, query, first + begin, n, sight + begin);
   });
 }
 
