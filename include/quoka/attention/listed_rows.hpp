@@ -60,9 +60,7 @@ struct ListedRowsScratch {
     mask_row.reserve(keys), columns.reserve(keys);
     rows.reserve(2 * keys + tuning::listed_row_padding);
   }
-  Index bytes() const {
-    return weights.bytes() + factors.bytes() + mask_row.bytes() + columns.bytes() + rows.bytes();
-  }
+  Index bytes() const { return bytes_of(weights, factors, mask_row, columns, rows); }
 };
 
 class ListedRows {

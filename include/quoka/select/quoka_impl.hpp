@@ -22,9 +22,9 @@ QUOKA_FUNC void QuokaScorer::State::truncate(Index kv_len) { sketch.truncate(kv_
 QUOKA_FUNC Index QuokaScorer::State::kept_len() const { return sketch.len(); }
 QUOKA_FUNC Index QuokaScorer::State::kept_bytes() const { return sketch.bytes(); }
 QUOKA_FUNC Index QuokaScorer::State::bytes() const {
-  return positions.bytes() + first_rows.bytes() + q_bar.bytes() + subselect.bytes() + rows.bytes() +
-         score.bytes() + softmax.bytes() + mass.bytes() + top_k.bytes() + sketch.bytes() +
-         rest.bytes() + (sketched_top_k != nullptr ? sketched_top_k->bytes() : 0) +
+  return bytes_of(positions, first_rows, q_bar, subselect, rows, score, softmax, mass, top_k,
+                  sketch, rest) +
+         (sketched_top_k != nullptr ? sketched_top_k->bytes() : 0) +
          (sketched_mass != nullptr ? sketched_mass->bytes() : 0);
 }
 
