@@ -76,28 +76,6 @@ TEST(AttentionThreadsShared, LayersOnThreadsOfTheirOwnShareAPool) {
   for (int i = 0; i < 2; ++i) EXPECT_TRUE(same_bits(got[i], expected[i])) << "layer " << i;
 }
 
-TEST(AttentionThreadsShared, OneSelectorServesThreadsWithStatesOfTheirOwn) {
-  Random random(12);
-  const auto q = random.tensor<float>(1, 8, 37, 16), k = random.tensor<float>(1, 2, 501, 16);
-  const quoka::QuokaSelector selector(layer_options);
-  const Selection expected = selector.select(q, k, {});
-  int wrong[2] = {0, 0};
-  const auto caller = [&](int which) {
-    quoka::QuokaSelector::State state;
-    Selection keep;
-    quoka::SerialExecutor executor;
-    for (int round = 0; round < 20; ++round) {
-      selector.select(quoka::SelectorInput{q, k, LogitOptions{}}, state, keep, executor);
-      if (!(keep == expected)) ++wrong[which];
-    }
-  };
-  std::thread other(caller, 1);
-  caller(0);
-  other.join();
-  EXPECT_EQ(wrong[0], 0);
-  EXPECT_EQ(wrong[1], 0);
-}
-
 // Where memory ran out halfway, what there was before is gone: the next call makes it anew.
 TEST(AttentionThreadsWorkspace, ServesOnAfterMemoryRanOut) {
 #if defined(QUOKA_TEST_SANITIZED)
