@@ -1,4 +1,4 @@
-// Attention and chunked prefill under threads: calls that share a pool, layers that share a selector; and scratch
+// Attention and chunked prefill under threads: calls and layers that share a pool; and scratch
 // memory after a failure and a move. The same bits whoever runs the tasks: attention_suite_test.cpp.
 
 #include <quoka/attention/attention.hpp>
