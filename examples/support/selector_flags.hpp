@@ -100,7 +100,9 @@ inline void add_quoka_flags(CLI::App& app, quoka::QuokaOptions& options) {
       ->default_str(std::to_string(options.n_queries.count()));
   const std::map<std::string, Domain> domain{{"logit", Domain::logit},
                                              {"softmax", Domain::softmax}};
-  app.add_option("--domain", options.domain, "logit | softmax: the kept queries' own attention")
+  app.add_option_function<Domain>(
+         "--domain", [&options](const Domain& asked) { options.domain = asked; },
+         "logit | softmax: the kept queries' own attention")
       ->transform(CLI::CheckedTransformer(domain));
   app.add_option("--aggregation", options.aggregation, "max | mean")
       ->transform(CLI::CheckedTransformer(aggregation));

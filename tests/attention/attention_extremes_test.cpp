@@ -1,5 +1,5 @@
-// attention/attention.hpp where numbers end: a NaN stays in the rows that see it, and neither
-// infinities, huge logits, denormals nor a long cache spoil what they need not.
+// attention/attention.hpp where numbers end, beside attention_numbers_test.cpp: what a NaN among the options, underflow, the
+// largest floats, a common offset and a long cache may cost.
 
 #include <quoka/attention/attention.hpp>
 #include <quoka/packing/byte_formats.hpp>
@@ -55,33 +55,6 @@ TEST(AttentionExtremes, OptionsThatAreNotFiniteAreRefusedWithIndexAndValue) {
 }
 
 // ---- extremes -----------------------------------------------------------------------------------
-
-// A float logit of 1e5 is off by about 1e5 times 2^-22, so weights near a tie are off by percents:
-// what holds is that nothing overflows, that rows are means of values, and that the log-sum-exp is
-// right.
-TEST(AttentionExtremes, HugeLogitsStayFinite) {
-  Random random(90);
-  const auto in = random_inputs<Element>(random, {.q_len = 37, .kv_len = 501});
-  const double value = std::max(largest(in.past_v), largest(in.v));
-  for (const float scale : {1e4f, -1e4f}) {
-    const auto output = attend(in, {.scale = scale});
-    const auto expected = oracle_attend(in, {.scale = scale});
-    EXPECT_LE(largest(output.out), value * (1 + 1e-6));
-    for (Index i = 0; i < output.lse.size(); ++i)
-      EXPECT_NEAR(output.lse.data()[i] / expected.lse[uz(i)], 1.0,
-                  automatic_is_float ? 1e-6 : 3 * 0x1p-16);
-  }
-}
-
-// Weights below e^-69.3 are zeros, not denormals, and none of them counts.
-TEST(AttentionExtremes, AKeyFarAboveTheOthersIsTheAnswer) {
-  Random random(91);
-  auto in = random_inputs<Element>(random, {.q_heads = 1, .q_len = 1, .kv_len = 501});
-  for (Index c = 0; c < 16; ++c)
-    in.past_k(0, 0, 300, c) = static_cast<Element>(static_cast<float>(in.q(0, 0, 0, c)) * 30.0f);
-  const auto output = attend(in, {.scale = 1.0f});
-  for (Index c = 0; c < 16; ++c) EXPECT_EQ(output.out(0, 0, 0, c), in.past_v(0, 0, 300, c));
-}
 
 // Logits of 0 to -200 nats beside one at 0, as sinks make them, and values down to 2^-24: whatever the way,
 // nothing underflows on it, which would take 150 cycles each time.
@@ -281,21 +254,6 @@ TEST(AttentionExtremesFloat, ACommonOffsetOfAllValuesIsTheOutputs) {
   }
 }
 
-TEST(AttentionExtremesFloat, LogitsThatUnderflowGiveTheMean) {
-  Random random(92);
-  auto in = random_inputs<float>(random, {.kv_len = 127});
-  for (Index i = 0; i < in.q.size(); ++i) in.q.data()[i] = 1e-42f;  // denormal
-  expect_as_oracle(in);
-}
-
-TEST(AttentionExtremesFloat, DenormalKeysAndQueriesTogether) {
-  Random random(93);
-  auto in = random_inputs<float>(random, {.kv_len = 127});
-  for (auto* x : {&in.q, &in.k, &in.past_k})
-    for (Index i = 0; i < x->size(); ++i) x->data()[i] *= 1e-40f;
-  expect_as_oracle(in);
-}
-
 TEST(AttentionExtremesFloat, DenormalValues) {
   Random random(94);
   auto in = random_inputs<float>(random, {.kv_len = 127});
@@ -306,14 +264,6 @@ TEST(AttentionExtremesFloat, DenormalValues) {
   // Each of up to 134 products is rounded to the grid of denormals, 2^-149.
   EXPECT_TRUE(elements_close(output.out, expected.out, 134 * 0x1p-149));
   EXPECT_GT(largest(output.out), 0.0);
-}
-
-TEST(AttentionExtremesFloat, LargeValues) {
-  Random random(95);
-  auto in = random_inputs<float>(random, {.kv_len = 127});
-  for (auto* x : {&in.v, &in.past_v})
-    for (Index i = 0; i < x->size(); ++i) x->data()[i] *= 1e35f;
-  expect_as_oracle(in);
 }
 
 TEST(AttentionExtremesFloat, TheLargestFloatIsReturnedAsItIs) {

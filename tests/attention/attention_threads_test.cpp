@@ -1,4 +1,4 @@
-// Attention and chunked prefill under threads: calls that share a pool, layers that share a selector; and scratch
+// Attention and chunked prefill under threads: calls and layers that share a pool; and scratch
 // memory after a failure and a move. The same bits whoever runs the tasks: attention_suite_test.cpp.
 
 #include <quoka/attention/attention.hpp>
@@ -74,28 +74,6 @@ TEST(AttentionThreadsShared, LayersOnThreadsOfTheirOwnShareAPool) {
   got[0] = run_layer(first, prompts[0], shared);
   other.join();
   for (int i = 0; i < 2; ++i) EXPECT_TRUE(same_bits(got[i], expected[i])) << "layer " << i;
-}
-
-TEST(AttentionThreadsShared, OneSelectorServesThreadsWithStatesOfTheirOwn) {
-  Random random(12);
-  const auto q = random.tensor<float>(1, 8, 37, 16), k = random.tensor<float>(1, 2, 501, 16);
-  const quoka::QuokaSelector selector(layer_options);
-  const Selection expected = selector.select(q, k, {});
-  int wrong[2] = {0, 0};
-  const auto caller = [&](int which) {
-    quoka::QuokaSelector::State state;
-    Selection keep;
-    quoka::SerialExecutor executor;
-    for (int round = 0; round < 20; ++round) {
-      selector.select(quoka::SelectorInput{q, k, LogitOptions{}}, state, keep, executor);
-      if (!(keep == expected)) ++wrong[which];
-    }
-  };
-  std::thread other(caller, 1);
-  caller(0);
-  other.join();
-  EXPECT_EQ(wrong[0], 0);
-  EXPECT_EQ(wrong[1], 0);
 }
 
 // Where memory ran out halfway, what there was before is gone: the next call makes it anew.

@@ -1,7 +1,7 @@
 // simd/code_dots.hpp, cache/key_sketch.hpp, select/sketch/: whatever the keys, the sketch leads to
 // the Selection of float scores, and its bound holds and is needed.
 
-#include <quoka/prefill/chunked_prefill.hpp>
+#include <quoka/cache/kv_cache.hpp>
 #include <quoka/select/quoka.hpp>
 #include <quoka/select/sketch/sketched_top_k.hpp>
 
@@ -106,30 +106,6 @@ void expect_same_selection(const Tensor4<T>& q, const Tensor4<T>& k, QuokaOption
   EXPECT_EQ(a, b) << "without inverse norms";
 }
 
-TEST(SketchOf, SelectsWhatFloatScoresSelect) {
-  for_each_storage([]<class T>() {
-    Random random(301);
-    for (Index dim : {1, 3, 16, 37, 64, 128})
-      for (Index kv_len : {5, 127, 501}) {
-        const auto q = random.tensor<T>(2, 4, 37, dim);
-        const auto k = random.tensor<T>(2, 2, kv_len, dim);
-        for (Index budget : {1, 4, 100})
-          expect_same_selection(q, k, {.budget = Budget::keys(budget)});
-      }
-  });
-}
-
-TEST(SketchOf, SelectsTheSameWithEverySwitch) {
-  Random random(302);
-  const auto q = random.tensor<Element>(1, 6, 37, 24);
-  const auto k = random.tensor<Element>(1, 2, 401, 24);
-  for (QuokaOptions options : every_switch()) {
-    if (options.domain == quoka::Domain::softmax) continue;  // sketched_mass_test.cpp
-    options.budget = Budget::keys(63);
-    expect_same_selection(q, k, options);
-  }
-}
-
 TEST(SketchOf, SelectsTheSameOfTiesAndNearTies) {
   Random random(303);
   const auto q = random.tensor<Element>(1, 2, 17, 32);
@@ -141,52 +117,6 @@ TEST(SketchOf, SelectsTheSameOfTiesAndNearTies) {
   for (Index budget : {1, 50, 120, 250})
     for (Index window : {1, 5})
       expect_same_selection(q, k, {.budget = Budget::keys(budget), .top_k = {.window = window}});
-}
-
-TEST(SketchOf, SelectsTheSameWithOneHugeChannel) {
-  Random random(304);
-  auto q = random.tensor<Element>(1, 2, 17, 64);
-  auto k = random.tensor<Element>(1, 1, 300, 64);
-  for (Index t = 0; t < 300; ++t)
-    k(0, 0, t, 5) = stored<Element>(200.0 + 0.5 * static_cast<double>(t % 7));
-  expect_same_selection(q, k, {.budget = Budget::keys(20)});
-  for (Index i = 0; i < 17; ++i) q(0, 1, i, 5) = stored<Element>(-500.0);
-  expect_same_selection(q, k, {.budget = Budget::keys(20)});
-}
-
-TEST(SketchOf, SelectsTheSameOfZeroKeysAndZeroQueries) {
-  Random random(305);
-  auto q = random.tensor<Element>(1, 2, 17, 20);
-  auto k = random.tensor<Element>(1, 1, 130, 20);
-  for (Index t = 0; t < 130; t += 2)
-    for (Index c = 0; c < 20; ++c) k(0, 0, t, c) = stored<Element>(0.0);
-  expect_same_selection(q, k, {.budget = Budget::keys(90)});
-  q.setZero();
-  expect_same_selection(q, k, {.budget = Budget::keys(90)});
-}
-
-TEST(SketchOf, SelectsTheSameAmongKeysThatAreNotFinite) {
-  Random random(306);
-  for (float odd : {not_a_number, infinity, -infinity}) {
-    const auto q = random.tensor<Element>(1, 2, 17, 20);
-    auto k = random.tensor<Element>(1, 1, 130, 20);
-    for (Index t = 0; t < 130; t += 3) k(0, 0, t, t % 20) = stored<Element>(odd);
-    for (Index budget : {10, 80, 100, 129})  // 86 keys are finite
-      for (Index window : {1, 7})
-        expect_same_selection(q, k, {.budget = Budget::keys(budget), .top_k = {.window = window}});
-  }
-}
-
-TEST(SketchExtremes, SelectsTheSameOfKeysNearTheEndsOfFloat) {
-  Random random(307);
-  const auto q = random.tensor<float>(1, 2, 17, 20);
-  auto k = random.tensor<float>(1, 1, 130, 20);
-  const double sizes[] = {1e-45, 1e-38, 1e-31, 1e-20, 1.0, 1e20, 1e31, 1e37};
-  for (Index t = 0; t < 130; ++t)
-    for (Index c = 0; c < 20; ++c)
-      k(0, 0, t, c) = static_cast<float>(static_cast<double>(k(0, 0, t, c)) * sizes[t % 8]);
-  for (Index budget : {1, 10, 64, 120})
-    expect_same_selection(q, k, {.budget = Budget::keys(budget)});
 }
 
 // Sums of so many products of codes do not fit 32 bits.
@@ -206,25 +136,6 @@ TEST(SketchExtremes, SelectsTheSameByTheMeanOfVeryManyQueries) {
                          .group_mode = quoka::GroupMode::per_head});
 }
 
-TEST(SketchThreads, AnyNumberOfThreadsGivesTheSame) {
-  Random random(308);
-  const Index kv_len = quoka::tuning::sketch_task_keys + 127;
-  const auto q = random.tensor<float>(1, 4, 37, 16), k = random.tensor<float>(1, 2, kv_len, 16);
-  const SelectorInput input{q, k, LogitOptions{}};
-  const QuokaSelector selector({.budget = Budget::keys(501), .sketch = Sketch::on});
-  QuokaSelector::State alone;
-  Selection expected;
-  selector.appended(input, alone, SerialExecutor{});
-  selector.select(input, alone, expected, SerialExecutor{});
-  for_each_executor([&](ExecutorRef executor) {
-    QuokaSelector::State state;
-    Selection selection;
-    selector.appended(input, state, executor);
-    selector.select(input, state, selection, executor);
-    EXPECT_EQ(selection, expected);
-  });
-}
-
 TEST(SketchedCache, MayBeToldOfNoKeysAndOfNoHeads) {
   quoka::KeySketch sketch;
   sketch.append(Rows(), 0, SerialExecutor{});
@@ -234,23 +145,6 @@ TEST(SketchedCache, MayBeToldOfNoKeysAndOfNoHeads) {
   sketch.append(Rows(k), 40, SerialExecutor{});
   sketch.append(Rows(k), 40, SerialExecutor{});
   EXPECT_EQ(sketch.len(), 40);
-}
-
-TEST(SketchedCache, FollowsTheCacheThroughTruncateAndAnotherBranch) {
-  Random random(309);
-  const auto q = random.tensor<float>(1, 4, 16, 24), k = random.tensor<float>(1, 2, 300, 24),
-             other = random.tensor<float>(1, 2, 100, 24), v = random.tensor<float>(1, 2, 300, 8);
-  const quoka::LayerShape shape{.q_heads = 4, .kv_heads = 2, .head_dim = 24, .v_dim = 8};
-  quoka::ChunkedPrefill<QuokaSelector> layer(shape,
-                                             {.budget = Budget::keys(31), .sketch = Sketch::on}),
-      fresh(shape, {.budget = Budget::keys(31), .sketch = Sketch::off});
-  const TensorView<const float> keys(k), values(v), branch(other);
-  layer.append(keys, values);
-  layer.truncate(203);
-  layer.append(branch, values.slice(0, 100));
-  fresh.append(keys.slice(0, 203), values.slice(0, 203));
-  fresh.append(branch, values.slice(0, 100));
-  EXPECT_EQ(layer.select(q), fresh.select(q));
 }
 
 // ---- the bound ----------------------------------------------------------------------------------
@@ -565,24 +459,6 @@ TEST(SketchExtremes, SelectsTheSameByAQueryOfDenormals) {
                           .positions(0, 0);
     EXPECT_EQ(list.front(), 30) << rest;
   }
-}
-
-// Products of tiny vectors underflow: float scores are then 0 or coarse, and decide all the same.
-TEST(SketchExtremes, SelectsTheSameByTinyQueriesOfTinyKeys) {
-  Random random(325);
-  for (double of_q : {1e-10, 1e-13, 1e-18, 1e-20, 1e-22, 1e-24, 1e-30})
-    for (double of_k : {1e-10, 1e-13, 1e-18, 1e-20, 1e-22, 1e-24, 1e-30, 1e-37}) {
-      SCOPED_TRACE(std::to_string(std::log10(of_q)) + ", " + std::to_string(std::log10(of_k)));
-      auto q = random.tensor<float>(1, 2, 3, 20, of_q);
-      for (Index i = 0; i < 3; ++i) q(0, 0, i, 0) = 1.0f, q(0, 1, i, 0) = -1.0f;
-      const auto k = random.tensor<float>(1, 1, 60, 20, of_k);
-      for (Aggregation aggregation : aggregations)
-        for (Index window : {1, 3})
-          expect_same_selection(q, k,
-                                {.budget = Budget::keys(20),
-                                 .aggregation = aggregation,
-                                 .top_k = {.window = window}});
-    }
 }
 
 // ---- whose keys ---------------------------------------------------------------------------------

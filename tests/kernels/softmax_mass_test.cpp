@@ -168,37 +168,6 @@ TEST(SoftmaxMassInGroups, OfRowsSumUp) {  // group by group, on its own and toge
 
 // ---- what a mass is -----------------------------------------------------------------------------
 
-TEST(SoftmaxMass, OfARowIsOneInAll) {
-  Random random(407);
-  for (Index rows : {Index{1}, panel + 1}) {
-    const auto q = random.tensor<float>(1, 1, rows, 17);
-    const auto k = random.tensor<Element>(1, 1, 2 * block + 7, 17);
-    double in_all = 0;
-    for (float x : masses(q, k, sum)) in_all += static_cast<double>(x);
-    EXPECT_NEAR(in_all, static_cast<double>(rows), 1e-5 * static_cast<double>(rows));
-  }
-}
-
-TEST(SoftmaxMassOf, EqualKeysIsEqual) {
-  Random random(408);
-  const auto q = random.tensor<float>(1, 1, 3, 17);
-  Tensor4<float> k(1, 1, 128, 17);
-  k.setConstant(0.5f);
-  for (float x : masses(q, k, most)) EXPECT_NEAR(x, 1.0f / 128.0f, 1e-7f);
-}
-
-TEST(SoftmaxMassOf,
-     KeysThatAreAllShiftedIsTheSame) {  // their logits gain q.shift, each row its own
-  Random random(409);
-  const auto q = random.tensor<float>(1, 1, 37, 17, 0.5);
-  auto k = random.tensor<float>(1, 1, block + 3, 17);
-  const auto before = exact_masses(q, k, sum);
-  const auto shift = random.tensor<float>(1, 1, 1, 17);
-  for (Index t = 0; t < k.dimension(2); ++t)
-    for (Index c = 0; c < 17; ++c) k(0, 0, t, c) += shift(0, 0, 0, c);
-  expect_masses(masses(q, k, sum), before);
-}
-
 TEST(SoftmaxMassOf, RowsIsAddedToWhatWasThereTimesItsShare) {
   Random random(410);
   const auto q = random.tensor<float>(1, 1, 3, 17), k = random.tensor<float>(1, 1, 37, 17);
@@ -328,25 +297,6 @@ TEST(SoftmaxMassOfNan, BlocksLeavesTheOthersTheirMass) {  // the first block, th
       }
 }
 
-TEST(SoftmaxMass, OfNothingButNanIsNan) {
-  Random random(417);
-  const auto q = random.tensor<float>(1, 1, 3, 17);
-  Tensor4<Element> k(1, 1, block + 3, 17);
-  k.setConstant(stored<Element>(std::nan("")));
-  for (Aggregation over : overs)
-    for (float x : masses(q, k, over)) EXPECT_TRUE(std::isnan(x));
-}
-
-TEST(SoftmaxMass, OfStridedKeysIsTheSame) {
-  Random random(418);
-  for (Index dim : {3, 17, 64}) {
-    const auto q = random.tensor<float>(1, 1, 7, dim);
-    const auto k = random.tensor<Element>(1, 1, block + 3, dim);
-    const Strided<Element> strided(k);
-    EXPECT_EQ(masses(q, strided.view(), sum), masses(q, k, sum));
-  }
-}
-
 // ---- scores of a chunk's queries ----------------------------------------------------------------
 
 // quoka::exact_scores of every `stride`-th query. [batch, kv_heads, kv_len]
@@ -380,20 +330,6 @@ TEST(SoftmaxMass, MakesTheScoresOfTheQueriesAskedFor) {
                       domain);
       expect_scores(exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, Domain::softmax, most),
                     oracle::max_scores(to_oracle(q), to_oracle(k), 0), Domain::softmax);
-    }
-}
-
-TEST(QueryScores, TakeAttentionsScale) {
-  Random random(420);
-  const auto q = random.tensor<float>(1, 4, 7, 20), k = random.tensor<float>(1, 2, 37, 20);
-  for (float scale : {0.01f, 0.5f, 1.0f})
-    for (Domain domain : domains) {
-      SelectorInput input{q, k, LogitOptions{}};
-      input.logits->scale = scale;
-      expect_scores(exact_scores(input, 1, domain),
-                    oracle::exact_scores(to_oracle(q), to_oracle(k), to_oracle(domain),
-                                         static_cast<double>(scale)),
-                    domain);
     }
 }
 
@@ -483,17 +419,6 @@ TEST(SoftmaxMass, OfALogitIsNotFiniteForAKeyThatIsNot) {
         EXPECT_EQ(scores(0, 0, t), before(0, 0, t));
     }
   }
-}
-
-TEST(SoftmaxMass, ScalingQueriesByAPowerOfTwoScalesLogitsAlone) {
-  Random random(427);
-  auto q = random.tensor<Element>(1, 4, 17, 20);
-  const auto k = random.tensor<Element>(1, 2, 127, 20);
-  const auto logits = exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, Domain::logit);
-  for (Index i = 0; i < q.size(); ++i)
-    q.data()[i] = stored<Element>(8.0 * static_cast<double>(static_cast<float>(q.data()[i])));
-  const auto scaled = exact_scores(SelectorInput{q, k, LogitOptions{}}, 1, Domain::logit);
-  for (Index i = 0; i < scaled.size(); ++i) EXPECT_EQ(scaled.data()[i], 8.0f * logits.data()[i]);
 }
 
 }  // namespace

@@ -25,7 +25,7 @@ struct PanelSums {
     states.reserve(panels * tuning::tile_packets);
     seen.reserve(panels);
   }
-  Index bytes() const { return out.bytes() + states.bytes() + seen.bytes(); }
+  Index bytes() const { return bytes_of(out, states, seen); }
 };
 
 // Panels of queries as the arithmetic packs them.
@@ -69,8 +69,7 @@ struct HeadScratch {
     if (!call.out.format().is_float) out_rows.reserve(width * call.v_dim);
   }
   Index bytes() const {
-    return blocks.bytes() + queries.bytes() + sums.bytes() + part_sums.bytes() + out_rows.bytes() +
-           panel.bytes() + query_rows.bytes() + bias.bytes() + mask_row.bytes();
+    return bytes_of(blocks, queries, sums, part_sums, out_rows, panel, query_rows, bias, mask_row);
   }
 };
 

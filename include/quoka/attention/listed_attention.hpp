@@ -132,10 +132,7 @@ struct ListedScratch {
     list.reserve(keys + simd::lanes);  // compressed stores write whole packets
     tile_out.reserve(tuning::panel_rows * call.v_dim);
   }
-  Index bytes() const {
-    return seen.bytes() + rows.bytes() + k.bytes() + v.bytes() + out.bytes() + states.bytes() +
-           queries.bytes() + list.bytes() + tile_out.bytes();
-  }
+  Index bytes() const { return bytes_of(seen, rows, k, v, out, states, queries, list, tile_out); }
 };
 
 // Blocks of listed rows, packed as they are walked.

@@ -8,8 +8,9 @@
 
 #include <quoka/attention/list_plan.hpp>
 #include <quoka/attention/logit_bias.hpp>
+#include <quoka/formats/element_rows.hpp>
 #include <quoka/kernels/token_weights.hpp>
-#include <quoka/packing/token_kernels.hpp>
+#include <quoka/packing/listed_kernels.hpp>
 
 namespace quoka {
 inline namespace QUOKA_ABI {
@@ -59,9 +60,7 @@ struct ListedRowsScratch {
     mask_row.reserve(keys), columns.reserve(keys);
     rows.reserve(2 * keys + tuning::listed_row_padding);
   }
-  Index bytes() const {
-    return weights.bytes() + factors.bytes() + mask_row.bytes() + columns.bytes() + rows.bytes();
-  }
+  Index bytes() const { return bytes_of(weights, factors, mask_row, columns, rows); }
 };
 
 class ListedRows {
@@ -129,19 +128,23 @@ class ListedRows {
   }
 
   void multiply_keys(const HeadRows& k, Index count) {
+    const auto multiply =
+        k.format->is_float ? listed_logits<formats::FloatRow> : k.format->listed_logits;
     const ConstRow* const rows = s_.rows.data();
     // Where there are several tiles rows stay in L1 for all of them.
     const Index stretch = tiles_ > 1 ? tuning::token_stretch_keys : count;
     for (Index i = 0; i < count; i += stretch)
       for (Index tile = 0; tile < tiles_; ++tile)
-        k.format->listed_logits(tile_rows_, rows + i, std::min(stretch, count - i), k.shape,
-                                queries_ + tile * tile_rows_ * k_width_,
-                                weights(tile) + i * tile_rows_, tile == 0);
+        multiply(tile_rows_, rows + i, std::min(stretch, count - i), k.shape,
+                 queries_ + tile * tile_rows_ * k_width_, weights(tile) + i * tile_rows_,
+                 tile == 0);
   }
 
   void add_values(const HeadRows& v, Index count, float* out) {
-    v.format->listed_values(s_.rows.data() + count, count, v.shape,
-                            {weights(0), tile_rows_, tile_size_, heads_}, s_.factors.data(), out);
+    const auto add =
+        v.format->is_float ? listed_values<formats::FloatRow> : v.format->listed_values;
+    add(s_.rows.data() + count, count, v.shape, {weights(0), tile_rows_, tile_size_, heads_},
+        s_.factors.data(), out);
   }
 
   void add_biases(const Position* list, Index count, Index first_column) {

@@ -28,7 +28,7 @@ class PackedBlocks {
   }
 
   Index len() const { return len_; }
-  Index bytes() const { return heads_.bytes() + rooms_.bytes() + keys_.bytes() + values_.bytes(); }
+  Index bytes() const { return bytes_of(heads_, rooms_, keys_, values_); }
   void truncate(Index len) {
     if (len < len_) len_ = len / shape_.step * shape_.step;
     keys_.truncate(len_), values_.truncate(len_);

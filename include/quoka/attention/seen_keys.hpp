@@ -44,9 +44,7 @@ class SeenKeys {
     some_.reserve(words_), all_.reserve(words_);
     added_.reserve(mask_keys);
   }
-  Index bytes() const {
-    return bits_.bytes() + marks_.bytes() + some_.bytes() + all_.bytes() + added_.bytes();
-  }
+  Index bytes() const { return bytes_of(bits_, marks_, some_, all_, added_); }
 
   // Of columns [first, first + count): the past's rows, then the chunk's. For queries [query, query + queries) of one
   // KV head.

@@ -24,7 +24,7 @@ struct BlockMemory {
     values.reserve(call.arithmetic->value_bytes(call.v_dim));
     mixed.reserve(call);
   }
-  Index bytes() const { return keys.bytes() + values.bytes() + mixed.bytes(); }
+  Index bytes() const { return bytes_of(keys, values, mixed); }
 };
 
 // The block of the past that begins at key `first`, where it is packed.

@@ -65,8 +65,7 @@ struct TokenScratch {
            (has(call.past_k) || has(call.chunk_k));
   }
   Index bytes() const {
-    return queries.bytes() + weights.bytes() + out.bytes() + block_out.bytes() + states.bytes() +
-           factors.bytes() + padded.bytes() + mask_row.bytes() + codes.bytes();
+    return bytes_of(queries, weights, out, block_out, states, factors, padded, mask_row, codes);
   }
 };
 

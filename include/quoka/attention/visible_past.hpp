@@ -52,9 +52,7 @@ class VisiblePast {
   }
   // A row of the chunk that some query sees; -1 where there is none.
   Index chunk_row(Index b) const { return chunk_rows_.data()[batch_ > 1 ? b : 0]; }
-  Index bytes() const {
-    return sight_.bytes() + positions_.bytes() + counts_.bytes() + chunk_rows_.bytes();
-  }
+  Index bytes() const { return bytes_of(sight_, positions_, counts_, chunk_rows_); }
 
  private:
   void list(const Selection* keep, Index past_len) {

@@ -32,7 +32,7 @@ struct AttentionWorkspace::State {
     calls.reserve(sequences);
     tasks.reserve(sequences);
   }
-  Index bytes() const { return scratch.bytes() + partials.bytes() + visible.bytes(); }
+  Index bytes() const { return bytes_of(scratch, partials, visible); }
 
   // One call, as stages of chains of one head each. False where it is better done by itself.
   bool add_to(const detail::AttentionCall& call, Chains& chains, int workers) {

@@ -73,6 +73,12 @@ class BufferMemory {
 
 }  // namespace detail
 
+// Bytes of several memories together.
+template <class... Memory>
+Index bytes_of(const Memory&... memories) {
+  return (Index{0} + ... + memories.bytes());
+}
+
 template <class T>
 class Buffer : private detail::BufferMemory {
   static_assert(std::is_trivially_copyable_v<T> && std::is_trivially_destructible_v<T>);

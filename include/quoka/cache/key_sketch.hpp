@@ -41,9 +41,7 @@ class KeySketch {
   // Keys it was told of, or rows of a pool.
   Index len() const { return len_; }
   // Of memory.
-  Index bytes() const {
-    return codes_.bytes() + scales_.bytes() + errors_.bytes() + lengths_.bytes();
-  }
+  Index bytes() const { return bytes_of(codes_, scales_, errors_, lengths_); }
 
   // Sketches the keys [len(), k.len()) of k [batch, kv_heads, kv_len, head_dim], whose first len()
   // keys it has seen; room for `capacity` keys is made at once. Forgets all where the shape is

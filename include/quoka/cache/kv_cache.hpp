@@ -47,7 +47,7 @@ class KvCache {
   Index capacity() const {
     return std::min({k_.rows.capacity(), v_.rows.capacity(), inverse_norms_.capacity()});
   }
-  Index bytes() const { return k_.bytes() + v_.bytes() + inverse_norms_.bytes(); }  // of memory
+  Index bytes() const { return bytes_of(k_, v_, inverse_norms_); }  // of memory
 
   // [batch, kv_heads, len, key_dim]
   Rows k() const { return k_.view(len()); }

@@ -63,10 +63,7 @@ class GlobalTopK {
     Buffer<Index> next;  // [ranks]
 
     void reserve(Index local_len, Index wanted, Index ranks, Index window);
-    Index bytes() const {
-      return top_k.bytes() + best.bytes() + listed.bytes() + kept.bytes() + run.bytes() +
-             next.bytes();
-    }
+    Index bytes() const { return bytes_of(top_k, best, listed, kept, run, next); }
   };
 
   const float* pooled(const float* scores, Rounds& rounds, ExecutorRef executor);

@@ -137,9 +137,7 @@ struct PanelScratch {
   UnitSession session;
   BlockPrefetch prefetch;
 
-  Index bytes() const {
-    return logits.bytes() + weights.bytes() + row.bytes() + lane_out.bytes() + lane_values.bytes();
-  }
+  Index bytes() const { return bytes_of(logits, weights, row, lane_out, lane_values); }
 };
 
 // What a panel takes, in the time that it takes in float: its products with a key and its value, and what packing both

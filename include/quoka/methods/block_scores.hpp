@@ -93,9 +93,8 @@ struct BlockScratch {
 
   void reserve(const BlockQueries& shape, const BlockKeys& keys, Index capacity);
   Index bytes() const {
-    return rows.bytes() + sets.bytes() + ends.bytes() + queries.bytes() + tiles.bytes() +
-           logits.bytes() + sums.bytes() + references.bytes() + states.bytes() + tail.bytes() +
-           set_tops.bytes() + found.bytes() + query.bytes() + key.bytes();
+    return bytes_of(rows, sets, ends, queries, tiles, logits, sums, references, states, tail,
+                    set_tops, found, query, key);
   }
 };
 

@@ -84,7 +84,7 @@ class EvictingSelector {
         }
       }
     }
-    Index kept_bytes() const { return dropped_at.bytes() + retained.bytes() + keys.bytes(); }
+    Index kept_bytes() const { return bytes_of(dropped_at, retained, keys); }
     Index bytes() const {
       return kept_bytes() + candidates.bytes() + scores.bytes() + best.bytes() + scratch.bytes() +
              top_k.bytes();

@@ -45,7 +45,7 @@ class KeyDiffEviction {
       inverse.reserve_amortised(candidates);
       row.reserve(input.k);
     }
-    Index bytes() const { return anchor.bytes() + inverse.bytes() + row.bytes(); }
+    Index bytes() const { return bytes_of(anchor, inverse, row); }
   };
 
   // Its scores need no options.

@@ -46,10 +46,7 @@ class LessIsMoreChoice {
     Buffer<Position> lists;     // [batch, q_heads, part]
     WorkerScratch<TopKScratch> top_k;
 
-    Index bytes() const {
-      return query_scores.bytes() + head_scores.bytes() + places.bytes() + lists.bytes() +
-             top_k.bytes();
-    }
+    Index bytes() const { return bytes_of(query_scores, head_scores, places, lists, top_k); }
   };
 
   // Of the budget, chosen by score: the authors' share.

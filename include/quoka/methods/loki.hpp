@@ -64,7 +64,7 @@ class LokiScorer {
     }
     Index kept_len() const { return projected.len(); }
     Index kept_bytes() const { return projected.bytes() + sketch.kept_bytes(); }
-    Index bytes() const { return projected.bytes() + sketch.bytes() + scores.bytes(); }
+    Index bytes() const { return bytes_of(projected, sketch, scores); }
   };
 
   // Keys that a basis of the cache's own is fitted to.

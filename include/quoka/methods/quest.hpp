@@ -56,7 +56,7 @@ class QuestScorer {
     void truncate(Index kv_len) { len = std::min(len, kv_len); }
     Index kept_len() const { return len; }
     Index kept_bytes() const { return pages.bytes(); }
-    Index bytes() const { return pages.bytes() + page_scores.bytes() + scores.bytes(); }
+    Index bytes() const { return bytes_of(pages, page_scores, scores); }
   };
 
   // Throws std::invalid_argument for a page < 1.

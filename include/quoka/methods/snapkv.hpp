@@ -53,7 +53,7 @@ class SnapKvEviction {
       ends.reserve(query_rows);
       if (!input.q.empty()) mass.query.reserve(input.q);
     }
-    Index bytes() const { return mass.bytes() + raw.bytes() + ends.bytes(); }
+    Index bytes() const { return bytes_of(mass, raw, ends); }
   };
 
   // Throws std::invalid_argument for an observation < 1 and a pool that is not odd and positive.

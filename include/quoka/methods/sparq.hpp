@@ -63,10 +63,7 @@ class SparqScorer {
     void truncate(Index kv_len) { keys.truncate(kv_len), sketch.truncate(kv_len); }
     Index kept_len() const { return std::max(keys.len, sketch.kept_len()); }
     Index kept_bytes() const { return keys.blocks.bytes() + sketch.kept_bytes(); }
-    Index bytes() const {
-      return keys.blocks.bytes() + sketch.bytes() + magnitudes.bytes() + channels.bytes() +
-             scores.bytes();
-    }
+    Index bytes() const { return bytes_of(keys.blocks, sketch, magnitudes, channels, scores); }
   };
 
   // Throws std::invalid_argument for a rank < 1.

@@ -36,7 +36,7 @@ class TidalDecodeChoice {
     Buffer<float> scores;  // [batch, kv_heads, kv_len]
     WorkerScratch<TopKScratch> top_k;
 
-    Index bytes() const { return query_scores.bytes() + scores.bytes() + top_k.bytes(); }
+    Index bytes() const { return bytes_of(query_scores, scores, top_k); }
   };
 
   // Throws std::invalid_argument for a window < 1 and a negative keep_first or keep_last.

@@ -71,10 +71,7 @@ struct IndexerScratch {
   TopKScratch top_k;
 
   void reserve(Index rows, Index kv_len, const Rows& k);
-  Index bytes() const {
-    return tiles.bytes() + weights.bytes() + lanes.bytes() + query_rows.bytes() + biases.bytes() +
-           keys.bytes() + top_k.bytes();
-  }
+  Index bytes() const { return bytes_of(tiles, weights, lanes, query_rows, biases, keys, top_k); }
 };
 
 }  // namespace detail
@@ -96,7 +93,7 @@ class Indexer {
 
   const IndexerOptions& options() const { return options_; }  // as given
   // Of memory that is kept.
-  Index bytes() const { return lists_.bytes() + scores_.bytes() + scratch_.bytes(); }
+  Index bytes() const { return bytes_of(lists_, scores_, scratch_); }
 
  private:
   // Returns the entries of a list.

@@ -107,8 +107,7 @@ struct QueryScoreState : NoState {
   Buffer<std::int64_t> row_sum;  // likewise, in 64-bit fixed point
 
   Index bytes() const {
-    return mass.bytes() + score.bytes() + mean.bytes() + block_max.bytes() + block_sum.bytes() +
-           row_max.bytes() + row_sum.bytes();
+    return bytes_of(mass, score, mean, block_max, block_sum, row_max, row_sum);
   }
 };
 

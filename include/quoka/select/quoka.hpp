@@ -81,6 +81,33 @@ class QueryCount {
   bool is_per_kv_head_ = false;
 };
 
+namespace detail {
+
+struct SoftmaxCall;  // quoka_impl.hpp
+void score_by_softmax(const SoftmaxCall& call);
+
+}  // namespace detail
+
+// A Domain as QuokaOptions hold it. Domain::softmax brings the function that scores so, as lists bring theirs
+// (views/own_keys.hpp): with headers alone a program that never names it does not compile it, an eighth of the first
+// example's code.
+class QuokaDomain {
+ public:
+  constexpr QuokaDomain() = default;  // Domain::logit
+  QUOKA_INLINE constexpr QuokaDomain(Domain domain) : domain_(domain) {
+#if !defined(QUOKA_COMPILED)
+    if (domain == Domain::softmax) score_ = detail::score_by_softmax;
+#endif
+  }
+  constexpr operator Domain() const { return domain_; }  // as it was given
+
+ private:
+  friend class QuokaScorer;
+
+  Domain domain_ = Domain::logit;
+  [[maybe_unused]] void (*score_)(const detail::SoftmaxCall&) = nullptr;
+};
+
 // What QuoKA leaves open. The defaults are the paper's; recommended() is what to take in its place.
 struct QuokaOptions {
   Budget budget = Budget::keys(1024);                  // B_SA: keys(512), keys(2048), share(0.25);
@@ -89,7 +116,7 @@ struct QuokaOptions {
   Aggregation aggregation = Aggregation::max;          // over the kept queries
   GroupMode group_mode = GroupMode::rank;              // over the heads of a group
   QueryChoice query_choice = QueryChoice::dissimilar;  // which queries score
-  Domain domain = Domain::logit;                       // softmax: the kept queries' own attention
+  QuokaDomain domain = {};                             // softmax: the kept queries' own attention
   TopKOptions top_k = {};                              // window, sinks and recent keys
   Sketch sketch = Sketch::automatic;                   // 8-bit codes
   Index cascade = 0;                                   // candidates for all queries, times the
@@ -198,7 +225,7 @@ class QuokaScorer {
         options_;  // all there are; a shard has neither sketch nor cascade
     f("n_queries", n_queries.count()), f("n_queries per KV head", n_queries.is_per_kv_head());
     f("aggregation", aggregation);
-    f("group_mode", group_mode), f("query_choice", query_choice), f("domain", domain);
+    f("group_mode", group_mode), f("query_choice", query_choice), f("domain", Domain{domain});
     f("selecting", selecting);
   }
 
@@ -216,12 +243,12 @@ class QuokaScorer {
   }
 
  private:
+  friend void detail::score_by_softmax(const detail::SoftmaxCall& call);
+
   Index kept_rows(const SelectorInput& input) const;
   detail::KeyScoring scoring(const SelectorInput& input, const State& state) const;
   void aggregate_queries(const SelectorInput& input, State& state, ExecutorRef executor) const;
   void softmax_score(const SelectorInput& input, State& state, TensorView<float, 3> scores,
-                     ExecutorRef executor) const;
-  void score_by_mass(const SelectorInput& input, State& state, TensorView<float, 3> scores,
                      ExecutorRef executor, const detail::StagesRef* after) const;
   void select_by_mass(const SelectorInput& input, Index budget, State& state, Selection& selection,
                       ExecutorRef executor, AfterSelection* after) const;

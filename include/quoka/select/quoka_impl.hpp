@@ -22,9 +22,9 @@ QUOKA_FUNC void QuokaScorer::State::truncate(Index kv_len) { sketch.truncate(kv_
 QUOKA_FUNC Index QuokaScorer::State::kept_len() const { return sketch.len(); }
 QUOKA_FUNC Index QuokaScorer::State::kept_bytes() const { return sketch.bytes(); }
 QUOKA_FUNC Index QuokaScorer::State::bytes() const {
-  return positions.bytes() + first_rows.bytes() + q_bar.bytes() + subselect.bytes() + rows.bytes() +
-         score.bytes() + softmax.bytes() + mass.bytes() + top_k.bytes() + sketch.bytes() +
-         rest.bytes() + (sketched_top_k != nullptr ? sketched_top_k->bytes() : 0) +
+  return bytes_of(positions, first_rows, q_bar, subselect, rows, score, softmax, mass, top_k,
+                  sketch, rest) +
+         (sketched_top_k != nullptr ? sketched_top_k->bytes() : 0) +
          (sketched_mass != nullptr ? sketched_mass->bytes() : 0);
 }
 
@@ -56,6 +56,16 @@ struct QuokaCall {
                  input.capacity, executor,           chains} {
     queries.add_to(chains);
   }
+};
+
+// What QuokaScorer::softmax_score() is asked.
+struct SoftmaxCall {
+  const QuokaScorer& scorer;
+  const SelectorInput& input;
+  QuokaScorer::State& state;
+  const TensorView<float, 3>& scores;
+  ExecutorRef executor;
+  const StagesRef* after;
 };
 
 }  // namespace detail
@@ -125,7 +135,8 @@ QUOKA_FUNC void QuokaScorer::aggregate_queries(const SelectorInput& input, State
 
 QUOKA_FUNC void QuokaScorer::score(const SelectorInput& input, State& state,
                                    TensorView<float, 3> scores, ExecutorRef executor) const {
-  if (options_.domain == Domain::softmax) return softmax_score(input, state, scores, executor);
+  if (options_.domain == Domain::softmax)
+    return softmax_score(input, state, scores, executor, nullptr);
   aggregate_queries(input, state, executor);
   detail::score_all_keys(scoring(input, state), scores.data(), state.score, executor);
 }
@@ -158,14 +169,33 @@ QUOKA_FUNC bool QuokaScorer::pays(const SelectorInput& input, const State& state
        .share = static_cast<double>(options_.budget.least(len)) / static_cast<double>(len)});
 }
 
+// In Domain::softmax. after: what follows in the same run, where scores are by codes.
 QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& state,
-                                           TensorView<float, 3> scores,
-                                           ExecutorRef executor) const {
+                                           TensorView<float, 3> scores, ExecutorRef executor,
+                                           const detail::StagesRef* after) const {
+  const detail::SoftmaxCall call{*this, input, state, scores, executor, after};
+#if defined(QUOKA_COMPILED)
+  detail::score_by_softmax(call);
+#else
+  options_.domain.score_(call);
+#endif
+}
+
+// What Domain::softmax brings.
+QUOKA_FUNC void detail::score_by_softmax(const SoftmaxCall& call) {
+  const QuokaScorer& scorer = call.scorer;
+  const SelectorInput& input = call.input;
+  QuokaScorer::State& state = call.state;
   const Rows& k = input.k;
-  const Index rows = kept_rows(input);
-  if (has_codes(input, state)) return score_by_mass(input, state, scores, executor, nullptr);
-  aggregate_queries(input, state, executor);
+  const Index rows = scorer.kept_rows(input);
   const float logit_scale = input.logit_scale();
+  if (scorer.has_codes(input, state)) {
+    if (state.sketched_mass == nullptr) state.sketched_mass = std::make_unique<SketchedMassState>();
+    const QuokaCall sketched(input, scorer.options_, state, rows, call.executor);
+    return sketched_softmax_scores(sketched.sketched, logit_scale, scorer.first_look(input, state),
+                                   call.scores, *state.sketched_mass, call.after);
+  }
+  scorer.aggregate_queries(input, state, call.executor);
   const auto fill = [&](Index b, Index kv_head, RowWriter& to) {
     const float* const head_queries =
         state.q_bar.data() + (b * k.heads() + kv_head) * rows * k.dim();
@@ -175,21 +205,10 @@ QUOKA_FUNC void QuokaScorer::softmax_score(const SelectorInput& input, State& st
                   fill,
                   RowSource(k),
                   input.capacity,
-                  options_.aggregation,
+                  scorer.options_.aggregation,
                   input.shard,
                   input.softcap()},
-                 scores, state.softmax, executor);
-}
-
-// By codes; after: what follows in the same run.
-QUOKA_FUNC void QuokaScorer::score_by_mass(const SelectorInput& input, State& state,
-                                           TensorView<float, 3> scores, ExecutorRef executor,
-                                           const detail::StagesRef* after) const {
-  if (state.sketched_mass == nullptr)
-    state.sketched_mass = std::make_unique<detail::SketchedMassState>();
-  const detail::QuokaCall call(input, options_, state, kept_rows(input), executor);
-  detail::sketched_softmax_scores(call.sketched, input.logit_scale(), first_look(input, state),
-                                  scores, *state.sketched_mass, after);
+                 call.scores, state.softmax, call.executor);
 }
 
 // Scores by codes and top-k in one run.
@@ -210,7 +229,7 @@ QUOKA_FUNC void QuokaScorer::select_by_mass(const SelectorInput& input, Index bu
     follows.add_to(chains, workers);
   };
   const detail::StagesRef add_rest(rest);
-  score_by_mass(input, state, {mass, {k.batch(), k.heads(), k.len()}}, executor, &add_rest);
+  softmax_score(input, state, {mass, {k.batch(), k.heads(), k.len()}}, executor, &add_rest);
   writer.commit();
 }
 

@@ -74,9 +74,7 @@ struct RestSums {
     weight.reserve(rows), logit.reserve(rows), largest.reserve(rows);
     key.reserve(rows * k_width), value.reserve(rows * v_width);
   }
-  Index bytes() const {
-    return weight.bytes() + logit.bytes() + largest.bytes() + key.bytes() + value.bytes();
-  }
+  Index bytes() const { return bytes_of(weight, logit, largest, key, value); }
 };
 
 // Scratch memory of a worker.
@@ -99,10 +97,7 @@ struct RestScratch {
     weights.reserve(round_up(rows * FloatBlock::most, simd::lanes));
     part.reserve(rows, k_width, v_width), total.reserve(rows, k_width, v_width);
   }
-  Index bytes() const {
-    return q.bytes() + k.bytes() + v.bytes() + queries.bytes() + weights.bytes() + part.bytes() +
-           total.bytes();
-  }
+  Index bytes() const { return bytes_of(q, k, v, queries, weights, part, total); }
 };
 
 class RestOfHead {

@@ -80,9 +80,7 @@ class ScoredSelector {
       keys.truncate(kv_len);
     }
     Index kept_bytes() const { return kept_bytes_of(scorer) + keys.bytes(); }
-    Index bytes() const {
-      return scorer.bytes() + keys.bytes() + scores.bytes() + top_k.bytes() + counts.bytes();
-    }
+    Index bytes() const { return bytes_of(scorer, keys, scores, top_k, counts); }
   };
 
   // Throws std::invalid_argument for a window < 1, a negative keep_first or keep_last, and what the

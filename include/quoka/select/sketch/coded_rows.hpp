@@ -36,10 +36,7 @@ class CodedRows {
     packed_.reserve(packed_bytes<Tiles>(stride, steps) *
                     ceil_div(stride, std::max<Index>(pass_rows, 1)));
   }
-  Index bytes() const {
-    return codes_.bytes() + offsets_.bytes() + packed_.bytes() + units_.bytes() + lengths_.bytes() +
-           missed_.bytes();
-  }
+  Index bytes() const { return bytes_of(codes_, offsets_, packed_, units_, lengths_, missed_); }
 
   // Codes of rows [count, dim]. False where codes cannot stand for a row: one that is not finite, longer than 1e12, or
   // shorter than 1e-12 and not zero; of rows that share a unit the longest.

@@ -24,11 +24,11 @@ namespace detail {
 
 // Of a range of a head's keys.
 struct RangeCounts {
-  Index proposed = 0, sure = 0, members = 0, possible = 0;  // members: the likely ones, then those
-  float least = 0.0f;                                       // score of a likely one
-  Index ties = 0;         // kept of those with the least kept score
-  bool all_ties = false;  // all that there are?
-  Index before = 0;       // kept keys of the ranges before
+  Index sure = 0, members = 0, possible = 0;  // members: the likely ones, then those
+  float least = 0.0f;                         // score of a likely one
+  Index ties = 0;                             // kept of those with the least kept score
+  bool all_ties = false;                      // all that there are?
+  Index before = 0;                           // kept keys of the ranges before
 };
 
 // What the stages of one head leave for each other, in a slot of chains. Lists are of ranges of keys.
@@ -37,28 +37,29 @@ struct SketchedTopKSlot {
   float longest, missed;  // of the queries, the largest; infinite where codes cannot stand for one
   Buffer<float> scores;   // [keys] by the sketch
   Buffer<float> errors;   // [keys] of the sketch, where its order is another one
-  Buffer<Position> proposed, sure, members, ties;
-  Buffer<float> values, exact;  // sketched scores of the proposed, scores of the members
-  Buffer<float> sample;         // of the sketched scores
-  Buffer<std::uint64_t> kept;   // a bit for each key
+  TopKLists proposed;     // by their sketched scores
+  Buffer<Position> sure, members, ties;
+  Buffer<float> exact;         // scores of the members
+  Buffer<float> sample;        // of the sketched scores
+  Buffer<std::uint64_t> kept;  // a bit for each key
   Buffer<RangeCounts> ranges;
-  float pivot, nth, level, least;  // scores
+  float nth, level, least;  // scores
 
   // reorders: keys do not lie in the sketch's order.
   void reserve(Index kv_len, Index range_count, Index reorders) {
     scores.reserve_amortised(kv_len);
     if (reorders != 0) errors.reserve_amortised(kv_len);
     const Index room = kv_len + range_count * compact_slack;
-    for (auto* positions : {&proposed, &sure, &members, &ties}) positions->reserve_amortised(room);
-    for (auto* buffer : {&values, &exact}) buffer->reserve_amortised(room);
+    proposed.reserve(kv_len);
+    for (auto* positions : {&sure, &members, &ties}) positions->reserve_amortised(room);
+    exact.reserve_amortised(room);
     sample.reserve(tuning::top_k_samples);
     kept.reserve_amortised(ceil_div(kv_len, 64));
     ranges.reserve(range_count);
   }
   Index bytes() const {
-    return queries.bytes() + scores.bytes() + errors.bytes() + proposed.bytes() + sure.bytes() +
-           members.bytes() + ties.bytes() + values.bytes() + exact.bytes() + sample.bytes() +
-           kept.bytes() + ranges.bytes();
+    return bytes_of(queries, scores, errors, proposed, sure, members, ties, exact, sample, kept,
+                    ranges);
   }
 };
 
@@ -108,40 +109,26 @@ class SketchedHead {
 
   // A score that some more than the wanted keys reach.
   void begin() {
-    c_.pivot = -simd::infinity;
+    c_.proposed.pivot = -simd::infinity;
     // Where a query is beyond codes all keys count.
     if (free_ > 0 && std::isfinite(slope_))
-      c_.pivot = sampled_pivot(candidates(), free_, c_.sample.data());
+      c_.proposed.pivot = sampled_pivot(candidates(), free_, c_.sample.data());
   }
 
   // The keys of range r that reach it.
   void propose(Index r) {
-    const auto keys = range(r);
-    const Index begin = keys.first, end = keys.second;
-    const float* const x = sketched_ + begin;
-    PositionList positions{proposed(r)};
-    float* const values = c_.values.data() + heads_.ranges.room(r);
-    for_each_compared(end - begin, [&](auto at) QUOKA_INLINE_LAMBDA {
-      const auto value = at.load(x);
-      const unsigned reaches = simd::not_less(value, at.broadcast(c_.pivot));
-      simd::store_compressed(values + positions.count, reaches, value);
-      positions.add(at, reaches, static_cast<Position>(begin));
-    });
+    const auto [begin, end] = range(r);
+    c_.proposed.propose(heads_.ranges, r, begin, end, sketched_ + begin);
     counts(r) = {};
-    counts(r).proposed = positions.count;
   }
 
   // The n-th best sketched score; minus infinity where a query is beyond codes.
   void threshold() {
     c_.nth = -simd::infinity;
     if (free_ > 0 && std::isfinite(slope_)) {
-      Index count = 0;
-      for (Index r = 0; r < heads_.ranges.count; ++r)
-        count = std::copy_n(c_.values.data() + heads_.ranges.room(r), counts(r).proposed,
-                            bucket_ + count) -
-                bucket_;
+      Index count = c_.proposed.gather(heads_.ranges, bucket_);
       if (count < free_) {  // the sample was not fair
-        c_.pivot = -simd::infinity;
+        c_.proposed.pivot = -simd::infinity;
         for (Index r = 0; r < heads_.ranges.count; ++r) propose(r);
         count = candidates();
         std::copy_n(sketched_ + first_, count, bucket_);
@@ -155,12 +142,12 @@ class SketchedHead {
   // threshold, which are scored.
   void likely(Index r) {
     if (free_ == 0) return;
-    const Position* const proposed = this->proposed(r);
-    const float* const values = c_.values.data() + heads_.ranges.room(r);
+    const Position* const proposed = c_.proposed.positions.data() + heads_.ranges.room(r);
+    const float* const values = c_.proposed.values.data() + heads_.ranges.room(r);
     Position *const sure = c_.sure.data() + heads_.ranges.room(r), *const members =
                                                                        this->members(r);
     RangeCounts& n = counts(r);
-    for (Index i = 0; i < n.proposed; ++i) {
+    for (Index i = 0, count = c_.proposed.counts.data()[r]; i < count; ++i) {
       const Position key = proposed[i];
       sure[n.sure] = members[n.members] = key;
       const bool reaches = !(values[i] < c_.nth);
@@ -248,7 +235,6 @@ class SketchedHead {
     return {from, std::clamp(end, from, heads_.kv_len - last_)};
   }
   RangeCounts& counts(Index r) const { return c_.ranges.data()[r]; }
-  Position* proposed(Index r) const { return c_.proposed.data() + heads_.ranges.room(r); }
   Position* members(Index r) const { return c_.members.data() + heads_.ranges.room(r); }
   float bound(Index key) const { return simd::fma(slope_, errors_[key], constant_); }
 

@@ -69,10 +69,7 @@ struct SketchedMassSlot {
     candidate_mass.reserve_amortised(most_candidates);
     lists.reserve(call.most_keys());
   }
-  Index bytes() const {
-    return looks[0].bytes() + looks[1].bytes() + candidates.bytes() + candidate_mass.bytes() +
-           lists.bytes();
-  }
+  Index bytes() const { return bytes_of(looks[0], looks[1], candidates, candidate_mass, lists); }
 };
 
 // Reused memory.
@@ -85,9 +82,7 @@ struct SketchedMassState {
   std::uint64_t turn = 0;     // of looking keys up
   Buffer<float> errors;       // [batch, kv_heads] eps in nats; infinity: the head was done in float
 
-  Index bytes() const {
-    return scratch.bytes() + slots.bytes() + in_float.bytes() + errors.bytes();
-  }
+  Index bytes() const { return bytes_of(scratch, slots, in_float, errors); }
 };
 
 // The stages of a call. Each head's work lies in its slot's scratch memory.

@@ -95,8 +95,8 @@ struct MassLook {
                                        std::min(stride * row_words, most)));
   }
   Index bytes() const {
-    return rows.bytes() + coded.bytes() + bounds.bytes() + shifts.bytes() + factors.bytes() +
-           units.bytes() + partial.bytes() + weights.bytes() + range_rows.bytes() + ranges.bytes();
+    return bytes_of(rows, coded, bounds, shifts, factors, units, partial, weights, range_rows,
+                    ranges);
   }
 };
 
@@ -116,9 +116,7 @@ struct SketchedMassScratch {
     reader.reserve(*format, dim);
     if (most_candidates > 0) top_k.reserve(keys, 1);
   }
-  Index bytes() const {
-    return sums.bytes() + products.bytes() + gathered.bytes() + reader.bytes() + top_k.bytes();
-  }
+  Index bytes() const { return bytes_of(sums, products, gathered, reader, top_k); }
 };
 
 // One KV head: rows and sketched keys to mass, in ranges of keys. Logits are in units of log2. Stages:

@@ -62,9 +62,7 @@ struct SketchedTopKState {
       gathered.reserve(2 * simd::code_block_bytes(dim));
       reader.reserve(*format, dim);
     }
-    Index bytes() const {
-      return top_k.bytes() + score.bytes() + gathered.bytes() + reader.bytes();
-    }
+    Index bytes() const { return bytes_of(top_k, score, gathered, reader); }
   };
 
   WorkerScratch<Worker> workers;

@@ -22,8 +22,7 @@ struct MassScratch {
 
   void reserve(Index row_count, Index keys, Index dim);
   Index bytes() const {
-    return rows.bytes() + tiles.bytes() + queries.bytes() + weights.bytes() + block_max.bytes() +
-           block_sum.bytes() + row_max.bytes() + row_sum.bytes() + query.bytes();
+    return bytes_of(rows, tiles, queries, weights, block_max, block_sum, row_max, row_sum, query);
   }
 };
 

@@ -16,7 +16,7 @@ struct ScoreScratch {
   FloatRow row;
 
   void reserve(const Format* format, Index dim, Index rows);  // of keys; null: there are none
-  Index bytes() const { return tile.bytes() + panels.bytes() + row.bytes(); }
+  Index bytes() const { return bytes_of(tile, panels, row); }
 };
 
 }  // namespace detail

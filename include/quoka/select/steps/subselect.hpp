@@ -46,9 +46,7 @@ struct SubselectScratch {
     order.reserve(q_len);
     row.reserve(*format, dim);
   }
-  Index bytes() const {
-    return mean.bytes() + inverse.bytes() + cosines.bytes() + order.bytes() + row.bytes();
-  }
+  Index bytes() const { return bytes_of(mean, inverse, cosines, order, row); }
 };
 
 // Throws std::invalid_argument for n_queries < 1, an empty chunk, one of more than max_keys, or q_heads not a multiple of

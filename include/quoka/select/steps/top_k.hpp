@@ -52,9 +52,9 @@ struct KeyRanges {
   Index room(Index r) const { return r * (size + compact_slack); }  // where range r's list begins
 };
 
-// What a head's ranges leave for each other.
+// The keys of a head's ranges whose score reaches a pivot, which some more than the wanted ones do.
 struct TopKLists {
-  Buffer<float> values;        // that reach the pivot, of each range
+  Buffer<float> values;        // scores, of each range
   Buffer<Position> positions;  // likewise
   Buffer<Index> counts;        // of each range
   float pivot;
@@ -65,7 +65,11 @@ struct TopKLists {
     positions.reserve_amortised(kv_len + count * compact_slack);
     counts.reserve_amortised(count);
   }
-  Index bytes() const { return values.bytes() + positions.bytes() + counts.bytes(); }
+  // Those of keys [begin, end), all of range r, with scores x[0, end - begin).
+  void propose(const KeyRanges& ranges, Index r, Index begin, Index end, const float* x);
+  // The scores of all ranges; how many.
+  Index gather(const KeyRanges& ranges, float* to) const;
+  Index bytes() const { return bytes_of(values, positions, counts); }
 };
 
 // Scratch of one worker, and of one slot of chains.
@@ -85,9 +89,7 @@ struct TopKScratch {
   }
   // Beyond this span every key sees every other.
   static Index window_span(Index kv_len, Index window) { return std::min(window, 2 * kv_len + 1); }
-  Index bytes() const {
-    return ordered.bytes() + bucket.bytes() + positions.bytes() + pooled.bytes() + lists.bytes();
-  }
+  Index bytes() const { return bytes_of(ordered, bucket, positions, pooled, lists); }
 };
 
 // Throws std::invalid_argument for a negative k, keep_first or keep_last and for window < 1.

@@ -85,6 +85,25 @@ QUOKA_FUNC void top_k_head(const float* scores, Index kv_len, const TopKOptions&
   for (Index i = kv_len - last; i < kv_len; ++i) *out++ = static_cast<Position>(i);
 }
 
+QUOKA_FUNC void TopKLists::propose(const KeyRanges& ranges, Index r, Index begin, Index end,
+                                   const float* x) {
+  float* const found = values.data() + ranges.room(r);
+  PositionList list{positions.data() + ranges.room(r)};
+  for_each_compared(end - begin, [&](auto at) QUOKA_INLINE_LAMBDA {
+    const auto value = at.load(x);
+    const unsigned reaches = simd::not_less(value, at.broadcast(pivot));
+    simd::store_compressed(found + list.count, reaches, value);
+    list.add(at, reaches, static_cast<Position>(begin));
+  });
+  counts.data()[r] = list.count;
+}
+QUOKA_FUNC Index TopKLists::gather(const KeyRanges& ranges, float* to) const {
+  float* end = to;
+  for (Index r = 0; r < ranges.count; ++r)
+    end = std::copy_n(values.data() + ranges.room(r), counts.data()[r], end);
+  return end - to;
+}
+
 QUOKA_FUNC RangedTopK::RangedTopK(const float* scores, const TopKOptions& options, Index k,
                                   const KeyRanges& ranges, TopKLists& lists, TopKScratch& scratch)
     : scores_(scores),
@@ -144,25 +163,11 @@ QUOKA_FUNC void RangedTopK::propose(Index range) {
   } else {
     for (Index i = begin; i < end; ++i) x[i - begin] = pooled(i);
   }
-  float* const values = lists_.values.data() + ranges_.room(range);
-  PositionList positions{lists_.positions.data() + ranges_.room(range)};
-  for_each_compared(end - begin, [&](auto at) QUOKA_INLINE_LAMBDA {
-    const auto value = at.load(x);
-    const unsigned reaches = simd::not_less(value, at.broadcast(lists_.pivot));
-    simd::store_compressed(values + positions.count, reaches, value);
-    positions.add(at, reaches, static_cast<Position>(begin));
-  });
-  lists_.counts.data()[range] = positions.count;
+  lists_.propose(ranges_, range, begin, end, x);
 }
 
 QUOKA_FUNC void RangedTopK::finish(std::span<Position> kept) {
-  Index count = 0;
-  if (by_ranges())
-    for (Index r = 0; r < ranges_.count; ++r) {
-      const Index n = lists_.counts.data()[r];
-      std::copy_n(lists_.values.data() + ranges_.room(r), n, s_.bucket.data() + count);
-      count += n;
-    }
+  const Index count = by_ranges() ? lists_.gather(ranges_, s_.bucket.data()) : 0;
   if (count < free_ || !by_ranges())  // the sample was not fair
     return top_k_head(scores_, ranges_.keys, options_, kept, s_);
   const auto [least, above] = kth_by_bins(s_.bucket.data(), count, free_);
