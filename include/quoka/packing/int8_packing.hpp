@@ -3,8 +3,8 @@
 // Rows are rotated first: each four channels with those of 2, 4, ... 32 quads, as many as one power of two takes of what
 // is left of the row (80 channels are 64 and 16), are replaced by the Hadamard transform over the quads. Products of
 // queries and keys stay what they are, sums of values are turned back once (turn_back), and an outlier channel, which
-// every real model has, no longer takes the steps of all others: measured on recorded layers, outputs are off by 0.65 to
-// 0.95 as much as without (bench/README.md). All channels with each other would need shuffles within quads for 0.02 more.
+// every real model has, no longer takes the steps of all others: measured on recorded layers, outputs are off by 0.64 to
+// 0.92 as much as without (bench/README.md). All channels with each other need shuffles within quads, for 0.015 less.
 //
 // What codes cannot hold is computed in float (kernels/float_fallback.hpp): a key or query of which some channel is not
 // finite, or 2^50 or more, has a factor of NaN and codes of 0, and so has a query shorter than codes can stand for where
@@ -78,8 +78,8 @@ struct LaneRange {
   }
 };
 
-// `group` slabs of `from`, any address, to `to`; times `times` if scaled. What is not finite comes to lie in four lanes of
-// each slab.
+// `group` slabs of `from`, any address, to `to`; times `times` if scaled. What is not finite comes to lie in four lanes
+// of each slab.
 template <int group, bool scaled>
 QUOKA_INLINE void rotate_slabs(const float* from, [[maybe_unused]] float times, float* to,
                                LaneRange& all) {
@@ -144,8 +144,8 @@ QUOKA_INLINE void for_groups(Index padded, F&& f) {
     at += group, left -= group;
   }
 }
-// from [padded], any address, to `to`, which may be `from`: a rotation but for rotation_unit(). Returns the largest |x| of
-// each lane, infinity where some channel is not finite.
+// from [padded], any address, to `to`, which may be `from`: a rotation but for rotation_unit(). Returns the largest |x|
+// of each lane, infinity where some channel is not finite.
 QUOKA_INLINE simd::Packet rotate_channels(const float* from, Index padded, float* to) {
   LaneRange range{simd::zero(), simd::zero(), simd::zero()};
   for_groups(padded, [&](auto group, Index at, float times) QUOKA_INLINE_LAMBDA {
@@ -216,8 +216,8 @@ inline void rotate_batch(const Format& format, const ConstRow* rows, Index count
   reduce_batch(most, larger, largest);
 }
 
-// Codes of x [padded] times `inverse`, plus `bias`, to `to`: channels c, c + 16, c + 32, c + 48 of each 64 make a quad, those
-// of what is left lie in their order. `step`: bytes from the codes of 64 channels to those of the next.
+// Codes of x [padded] times `inverse`, plus `bias`, to `to`: channels c, c + 16, c + 32, c + 48 of each 64 make a quad,
+// those of what is left lie in their order. `step`: bytes from the codes of 64 channels to those of the next.
 QUOKA_INLINE void write_codes(const float* x, Index padded, float inverse, float bias,
                               std::byte* to, Index step) {
   const simd::Packet factor = simd::broadcast(inverse);
