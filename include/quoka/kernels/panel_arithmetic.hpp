@@ -186,13 +186,12 @@ class PanelArithmetic {
                       PanelScratch& s) const = 0;
   // After the last block: panel.out becomes sums of values.
   virtual void finish(const Panel&, Index) const {}
-  // Where a sum of values as they are is added to. -0 is what adds to any number, -0 too, without a change: rows that
-  // have none of these keep their bits.
+  // Where a sum of values as they are is added to. Rows that have none of these keep their bits.
   float* sums_apart(const Panel& panel, Index v_dim) const {
     const Index first = apart_row(v_dim);
     if (first == 0) return panel.out;
     if ((panel.seen & seen_apart) == 0)
-      std::fill_n(panel.apart, (sum_rows(v_dim) - first) * tuning::panel_rows, -0.0f);
+      std::fill_n(panel.apart, (sum_rows(v_dim) - first) * tuning::panel_rows, 0.0f);
     panel.seen |= seen_apart;
     return panel.apart;
   }
