@@ -10,6 +10,9 @@
 // spent on what the key adds to the output: an attention sink, with nearly all of the weight and values near zero,
 // leaves them to the others. The sum of weights is taken in float, before they are rounded.
 //
+// Values are rotated, too, so that out are sums of rotated ones until finish() turns them back, once a row. A number of a
+// value that codes cannot hold has sums of its own beside them (Panel::apart).
+//
 // Sums are exact, so integers are the same on every ISA. Per packet of logits: 3 operations to scale them, 2 for the
 // reference, 16 for the softmax.
 #pragma once
@@ -29,11 +32,11 @@ inline namespace QUOKA_ABI {
 //   |out' - out|      <=  (exp(2 D) - 1 + value) * the largest |v| in sight, of any channel,
 //                         D the largest error of a logit that the row sees
 //
-// where that |v| is above 2^-80. A code is off by at most half a scale, and a scale is at most 1/127 of the row's length.
+// where that |v| is above 2^-80. A code is off by at most half a scale, a scale is at most 1/127 of the row's length.
 // Of a value n channels, 4 to 32, are rotated together: all of their codes reach a channel, and are off by 1/254 of the
-// largest rotated one, which is up to sqrt(n) |v|. A weight is off by 1/2 of 255 steps, or by all of itself where that is
-// less; so weights together are off by no more than 1. Errors of many channels and keys have any sign: typical ones are
-// far smaller (bench/README.md).
+// largest rotated one, which is up to sqrt(n) |v|. A weight is off by 1/2 of 255 steps, or by all of itself where that
+// is less; so weights together are off by no more than 1. Errors of many channels and keys have any sign: typical ones
+// are far smaller (bench/README.md).
 struct Int8Error {
   double logit, value;
 };

@@ -1,14 +1,15 @@
 // Rows to 8-bit integers with a scale a row (kernels/int8_panels.hpp): x = scale * code, |code| <= 127.
 //
-// Rows are rotated first: each four channels with those of 2, 4, ... 32 quads, as many as one power of two takes of what
-// is left of the row (80 channels are 64 and 16), are replaced by the Hadamard transform over the quads. Products of
+// Rows are rotated first: each four channels with those of 2, 4, ... 32 quads, as many as one power of two takes of
+// what is left of the row (80 channels are 64 and 16), are replaced by the Hadamard transform over the quads. Products of
 // queries and keys stay what they are, sums of values are turned back once (turn_back), and an outlier channel, which
-// every real model has, no longer takes the steps of all others: measured on recorded layers, outputs are off by 0.64 to
-// 0.92 as much as without (bench/README.md). All channels with each other need shuffles within quads, for 0.015 less.
+// every real model has, no longer takes the steps of all others: measured on recorded layers, outputs are off by 0.64
+// to 0.92 as much as without (bench/README.md). All channels with each other need shuffles within quads, for 0.015 less.
 //
 // What codes cannot hold is computed in float (kernels/float_fallback.hpp): a key or query of which some channel is not
-// finite, or 2^50 or more, has a factor of NaN and codes of 0, and so has a query shorter than codes can stand for where
-// the scale of logits is above 1; each single number of the values that is such is left out, and has sums of its own.
+// finite, or 2^50 or more, has a factor of NaN and codes of 0, and so has a query shorter than codes can stand for
+// where the scale of logits is above 1; each single number of the values that is such is left out, and has sums of its
+// own.
 #pragma once
 
 #include <quoka/packing/panel_packing.hpp>
@@ -383,8 +384,8 @@ inline bool pack_int8_queries(const float* const* rows, Index count, Index dim, 
       std::fill(x + dim, x + padded, 0.0f);
       const float largest = rotate_row(x, padded);
       const float row_scale = int8_scale(largest * unit);
-      // A logit must not overflow on its way, nor be infinity times 0. And a huge scale gives a row that codes leave out
-      // a logit; a key that they do has none of 2^-20, beside rows of less than 2^60.
+      // A logit must not overflow on its way, nor be infinity times 0. And a huge scale gives a row that codes leave
+      // out a logit; a key that they do has none of 2^-20, beside rows of less than 2^60.
       const bool fits = std::abs(row_scale * scale) < 0x1p60f &&
                         !(row_scale == 0.0f && largest > 0.0f && std::abs(scale) > 1.0f);
       factors[i] = fits ? row_scale * scale : std::numeric_limits<float>::quiet_NaN();
