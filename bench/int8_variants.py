@@ -75,16 +75,22 @@ def int8(x, axis=-1):
     return codes(x, scale) * scale
 
 
-def rotated(x):
-    """int8_packing.hpp: the Hadamard transform of channels c, c + 16, c + 32, ... in groups of at most 8; its own inverse."""
+def rotated(x, apart=4):
+    """int8_packing.hpp: the Hadamard transform of channels c, c + 4, c + 8, ... in groups of at most 8 slabs of 16; its own inverse."""
     slabs = x.shape[-1] // 16
     out, first = np.empty_like(x), 0
     while first < slabs:
         group = next(n for n in (8, 4, 2, 1) if n <= slabs - first)
         part = slice(16 * first, 16 * (first + group))
-        out[..., part] = np.einsum("ij,...jc->...ic", hadamard(group), x[..., part].reshape(*x.shape[:-1], group, 16)).reshape(x[..., part].shape)
+        size = 16 // apart * group
+        out[..., part] = np.einsum("ij,...jc->...ic", hadamard(size), x[..., part].reshape(*x.shape[:-1], size, apart)).reshape(x[..., part].shape)
         first += group
     return out
+
+
+def by_slabs(x):
+    """The same of channels c, c + 16, c + 32, ..."""
+    return rotated(x, 16)
 
 
 def hadamard(size):
@@ -116,6 +122,10 @@ def whole(x):
 
 def plain_logits(h):
     return int8(h.q) @ int8(h.k).T, INT8
+
+
+def slab_logits(h):
+    return int8(by_slabs(h.q)) @ int8(by_slabs(h.k)).T, INT8
 
 
 def wholly_rotated_logits(h):
@@ -218,19 +228,24 @@ def turned_values(x, h):
     return rotated(coded_values(x, rotated(h.v))), INT8
 
 
+def slab_values(x, h):
+    return by_slabs(coded_values(x, by_slabs(h.v))), INT8
+
+
 def wholly_turned_values(x, h):
     return whole(coded_values(x, whole(h.v))), INT8
 
 
 def centred_values(x, h):
     mean = h.v[:h.past].mean(0)
-    return coded_values(x, h.v - mean) + mean, INT8
+    return rotated(coded_values(x, rotated(h.v - mean))) + mean, INT8
 
 
 def sparse_values(x, h):
     """Quads of keys that no row of a panel gives a step, or 2^-16 of its largest weight, are left out."""
     skipped = np.zeros(2)
-    return coded_values(x, h.v, None, skipped), INT8 * (1 - skipped[0] / skipped[1])
+    out = rotated(coded_values(x, rotated(h.v), None, skipped))
+    return out, INT8 * (1 - skipped[0] / skipped[1])
 
 
 # ---- the ways ----------------------------------------------------------------------------------------------------------------
@@ -238,33 +253,33 @@ def sparse_values(x, h):
 same = lambda x: x  # noqa: E731
 WAYS = {
     "bfloat16": (bf16_logits, bf16_values),
-    "int8, as the library has it": (rotated_logits, row_values),
+    "int8, as the library has it": (rotated_logits, turned_values),
     "logits int8, values float": (rotated_logits, exact_values),
-    "logits float, values int8": (exact_logits, row_values),
+    "logits float, values int8": (exact_logits, turned_values),
     "logits int8, values bfloat16": (rotated_logits, bf16_values),
-    "logits bfloat16, values int8": (bf16_logits, row_values),
-    "not rotated": (plain_logits, row_values),
-    "all channels in one rotation": (wholly_rotated_logits, row_values),
-    "keys less the past's mean": (less_mean(rotated, False), row_values),
-    "keys less the past's mean, not rotated": (less_mean(same, False), row_values),
-    "keys less a block's mean": (less_mean(rotated, True), row_values),
-    "keys less a block's mean, not rotated": (less_mean(same, True), row_values),
-    "largest channels apart": (apart(rotated, "largest"), row_values),
-    "largest channels apart, not rotated": (apart(same, "largest"), row_values),
-    "slow RoPE pairs apart": (apart(rotated, "slow"), row_values),
-    "slow RoPE pairs apart, not rotated": (apart(same, "slow"), row_values),
-    "channels with the largest products apart": (apart(rotated, "products"), row_values),
-    "channels of keys and queries balanced": (balanced(rotated), row_values),
-    "two steps, pair by pair": (two_steps(1, FLOAT), row_values),
-    "two steps, panel by panel": (two_steps(PANEL, FLOAT), row_values),
-    "two steps in bfloat16, panel by panel": (two_steps(PANEL, BF16), row_values),
-    "two steps, pair by pair, values in one rotation": (two_steps(1, FLOAT), wholly_turned_values),
-    "values: a scale a channel and block": (rotated_logits, channel_values),
-    "values rotated": (rotated_logits, turned_values),
+    "logits bfloat16, values int8": (bf16_logits, turned_values),
+    "nothing rotated": (plain_logits, row_values),
+    "values not rotated": (rotated_logits, row_values),
+    "queries and keys not rotated": (plain_logits, turned_values),
+    "channels 16 apart rotated, values not: as it was": (slab_logits, row_values),
+    "channels 16 apart rotated": (slab_logits, slab_values),
+    "all channels in one rotation": (wholly_rotated_logits, wholly_turned_values),
+    "keys less the past's mean": (less_mean(rotated, False), turned_values),
+    "keys less the past's mean, not rotated": (less_mean(same, False), turned_values),
+    "keys less a block's mean": (less_mean(rotated, True), turned_values),
+    "keys less a block's mean, not rotated": (less_mean(same, True), turned_values),
+    "largest channels apart": (apart(rotated, "largest"), turned_values),
+    "largest channels apart, not rotated": (apart(same, "largest"), turned_values),
+    "slow RoPE pairs apart": (apart(rotated, "slow"), turned_values),
+    "slow RoPE pairs apart, not rotated": (apart(same, "slow"), turned_values),
+    "channels with the largest products apart": (apart(rotated, "products"), turned_values),
+    "channels of keys and queries balanced": (balanced(rotated), turned_values),
+    "balanced, all channels in one rotation": (balanced(whole), wholly_turned_values),
+    "two steps, pair by pair": (two_steps(1, FLOAT), turned_values),
+    "two steps, panel by panel": (two_steps(PANEL, FLOAT), turned_values),
+    "two steps in bfloat16, panel by panel": (two_steps(PANEL, BF16), turned_values),
+    "values: a scale a channel and block, not rotated": (rotated_logits, channel_values),
     "values less the past's mean": (rotated_logits, centred_values),
-    "all channels in one rotation, values too": (wholly_rotated_logits, wholly_turned_values),
-    "balanced, all channels in one rotation, values too": (balanced(whole), wholly_turned_values),
-    "largest channels apart, values rotated": (apart(rotated, "largest"), turned_values),
     "largest channels apart, values bfloat16": (apart(rotated, "largest"), bf16_values),
     "keys without weight left out of the values": (rotated_logits, sparse_values),
 }

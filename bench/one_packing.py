@@ -95,7 +95,9 @@ def main():
                         if values == "as they lie" and coded is not q8_0:
                             continue
                         v, part = (q8_0(here.v), 32) if values == "as they lie" else (here.v, None)
-                        out = attended(here, logits, lambda x, _: coded_values(x, v, part))
+                        turned = part is None  # as the library has values
+                        sums = attended(here, logits, lambda x, _: coded_values(x, rotated(v) if turned else v, part))
+                        out = rotated(sums) if turned else sums
                         errors[name, values, cache][layer] += ((out - true) ** 2).sum()
         print(layer, flush=True)
     results = []

@@ -68,7 +68,8 @@ struct RowResult {
 // int8_error() (kernels/int8_panels.hpp), written out.
 constexpr Real int8_row_error = 5.6568543L / 254;  // sqrt(dim)
 constexpr Real int8_logit_error = 2 * int8_row_error + int8_row_error * int8_row_error + 1e-5L;
-constexpr Real int8_value_error = 1.0L / 254 + quoka::tuning::most_block_keys / 510.0L + 2e-4L;
+constexpr Real int8_codes_error = 8.0L / 254;  // 8 of at most 48 channels are rotated together
+constexpr Real int8_value_error = 2 * int8_codes_error + 1.0L + 2e-4L;
 
 // Of a logit by the products alone, relative to scale * sum |q| |k|; and of a weight.
 Real product_error(const Case& c) {

@@ -41,6 +41,9 @@ class Counting final : public PanelArithmetic {
   void reserve(detail::PanelScratch& s, Index v_dim, bool biased) const override {
     of_.reserve(s, v_dim, biased);
   }
+  Index sum_rows(Index v_dim) const override { return of_.sum_rows(v_dim); }
+  Index first_unrotated(Index v_dim) const override { return of_.first_unrotated(v_dim); }
+  void finish(const detail::Panel& panel, Index v_dim) const override { of_.finish(panel, v_dim); }
   void enter(detail::PanelScratch& s) const override { of_.enter(s); }
   void leave(detail::PanelScratch& s) const override { of_.leave(s); }
   void pack_keys(detail::PackedBlock& block) const override {

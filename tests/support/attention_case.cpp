@@ -812,7 +812,7 @@ AttentionCase::Bound AttentionCase::product_error(int products) const {
     const Arithmetic used = quoka::arithmetic_used(options_.arithmetic, *finest, *finest,
                                                    shape_.q_heads / shape_.kv_heads * shape_.q_len);
     if (used == Arithmetic::int8) {
-      const quoka::Int8Error error = quoka::int8_error(shape_.head_dim);
+      const quoka::Int8Error error = quoka::int8_error(shape_.head_dim, shape_.v_dim);
       return {error.logit, error.value};
     }
     products = used == Arithmetic::bfloat16      ? 1

@@ -80,7 +80,7 @@ struct Arithmetics {
   // which is faster there (3.7 to 4.5); single elsewhere.
   // Without a PackedPast few query rows a KV head (group * q_len) are computed in what packs keys and values sooner:
   // fewer than tuning::int8_rows in bfloat16; where that comes to single, those that fit one packet in single.
-  // Typically off by 1e-2 of the largest output, on a real model's layers by 2e-2 of the output (root mean squares).
+  // Typically off by 1e-2 of the largest output, on a real model's layers by 1.5e-2 of the output (root mean squares).
   // int8_error() (int8_panels.hpp) has the bound that holds for every input.
   static const Self int8;
 };

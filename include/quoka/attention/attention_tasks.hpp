@@ -118,7 +118,7 @@ class AttentionTasks {
     if (long_parts_ == 0) return Chains::most_slots;
     // Each head that is begun has memory for all of its parts: no more of them than workers need.
     constexpr Index few = 16, most_floats = Index{1} << 24;
-    const Index floats = long_parts_ * panels_ * width * padded_channels(call_.v_dim);
+    const Index floats = long_parts_ * panels_ * width * call_.arithmetic->sum_rows(call_.v_dim);
     return std::max(ceil_div(2 * Index{workers}, long_parts_ * tasks_per_head_),
                     std::min(few, most_floats / floats));
   }

@@ -85,10 +85,12 @@ class HeadAttention {
   // nothing was seen. Between enter() and leave() of the arithmetic.
   void attend_listed(Index p, const PackedBlock& block, const VisibleKeys& visible, bool first) {
     if (first) pack_panel(p), clear_panel(p, false);
+    sums_->seen.data()[first_in_sums_ + p] |= seen_keys;
     arithmetic_.attend(block, panel(p), visible, s_.panel);
   }
   // What panel p has seen: states[rows] and sums [rows][v_dim].
   void unpack(Index p, SoftmaxState<float>* states, float* sums) {
+    turn_back(p);
     float* rows[width];
     PanelPackets one;
     for (Index i = 0; i < panel_count(p); ++i) rows[i] = sums + i * call_.v_dim;
@@ -144,25 +146,45 @@ class HeadAttention {
   // What panel p has seen of a part of the keys, `part` from `at` on, joins what it has seen of those before.
   // A part of which it has seen nothing changes no bit.
   void join(Index p, const PanelSums& part, Index at) {
-    if (part.seen.data()[at + p] == 0) return;
+    const std::uint8_t seen = part.seen.data()[at + p];
+    if (seen == 0) return;
     constexpr int packets = tuning::tile_packets;
-    const Index size = padded_channels(call_.v_dim) * width;
     const Panel to = panel(p);
-    const float* const from = part.out.data() + (at + p) * size;
+    const Index rows = arithmetic_.sum_rows(call_.v_dim),
+                unrotated = arithmetic_.first_unrotated(call_.v_dim);
+    const float* const from = part.out.data() + (at + p) * rows * width;
     simd::Packet own[packets], other[packets];
     for (int j = 0; j < packets; ++j) {
       const auto factors = to.state[j].merge(part.states.data()[(at + p) * packets + j]);
       own[j] = factors.self, other[j] = factors.other;
     }
-    for (Index i = 0; i < size; i += width) {
-      simd::prefetch(from + i + 4 * width), simd::prefetch(from + i + 5 * width - simd::lanes);
-      simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
-        float* const x = to.out + i + j * simd::lanes;
-        const simd::Packet added = simd::mul(simd::load(from + i + j * simd::lanes), other[j]);
-        simd::store(x, simd::fma(simd::load(x), own[j], added));
-      });
+    const auto add_rows = [&](Index begin, Index end) {
+      for (Index i = begin * width; i < end * width; i += width) {
+        simd::prefetch(from + i + 4 * width), simd::prefetch(from + i + 5 * width - simd::lanes);
+        simd::unroll<packets>([&](auto j) QUOKA_INLINE_LAMBDA {
+          float* const x = to.out + i + j * simd::lanes;
+          const simd::Packet added = simd::mul(simd::load(from + i + j * simd::lanes), other[j]);
+          simd::store(x, simd::fma(simd::load(x), own[j], added));
+        });
+      }
+    };
+    add_rows(0, unrotated > 0 ? unrotated : rows);
+    if ((seen & seen_unrotated) != 0) {
+      arithmetic_.unrotated_sums(to, call_.v_dim);
+      add_rows(unrotated, rows);
+    } else if ((to.seen & seen_unrotated) != 0) {
+      for (Index i = unrotated * width; i < rows * width; i += width)
+        for (int j = 0; j < packets; ++j) {
+          float* const x = to.out + i + j * simd::lanes;
+          simd::store(x, simd::mul(simd::load(x), own[j]));
+        }
     }
-    sums_->seen.data()[first_in_sums_ + p] = 1;
+    to.seen |= seen_keys;
+  }
+  // Rotated sums, where the arithmetic has such, to those of values.
+  void turn_back(Index p) const {
+    const Panel of = panel(p);
+    if (of.seen != 0) arithmetic_.finish(of, call_.v_dim);
   }
 
   Index query_of(Index row) const { return row / call_.group; }
@@ -175,10 +197,14 @@ class HeadAttention {
   }
   Panel panel(Index p) const {
     const Index at = first_in_queries_ + p;
+    const Index size = arithmetic_.sum_rows(call_.v_dim) * width;
+    float* const out = sums_->out.data() + (first_in_sums_ + p) * size;
     return {.queries = queries_.panels.data() + at * arithmetic_.query_bytes(call_.q.dim()),
             .row_factors = queries_.row_factors.data() + at * width,
             .state = state(p),
-            .out = sums_->out.data() + (first_in_sums_ + p) * padded_channels(call_.v_dim) * width,
+            .out = out,
+            .unrotated = out + arithmetic_.first_unrotated(call_.v_dim) * width,
+            .seen = sums_->seen.data()[first_in_sums_ + p],
             .rows = panel_count(p),
             .source = {this, p, [](const void* owner, Index panel, const float** rows) {
                          static_cast<const HeadAttention*>(owner)->query_rows(panel, rows);
@@ -198,8 +224,10 @@ class HeadAttention {
   void clear_panel(Index p, bool with_sinks) {
     alignas(64) float sink[width];
     const Panel to = panel(p);
-    sums_->seen.data()[first_in_sums_ + p] = 0;
-    std::fill_n(to.out, padded_channels(call_.v_dim) * width, 0.0f);
+    to.seen = 0;
+    const Index unrotated = arithmetic_.first_unrotated(call_.v_dim);
+    std::fill_n(to.out, (unrotated > 0 ? unrotated : arithmetic_.sum_rows(call_.v_dim)) * width,
+                0.0f);
     for (Index i = 0; i < width; ++i)
       sink[i] =
           with_sinks && i < to.rows ? call_.sink_logit(head_of(panel_row(p) + i)) : -simd::infinity;
@@ -221,13 +249,14 @@ class HeadAttention {
       float* const x = weights + j * simd::lanes;
       simd::store(x, to.state[j].admit(simd::load(x)));
     }
+    float* const sums = arithmetic_.unrotated_sums(to, call_.v_dim);
     for (Index first = 0; first < std::min(call_.group, to.rows); ++first) {
       std::fill_n(own, width, 0.0f);
       for (Index i = first; i < to.rows; i += call_.group) own[i] = weights[i];
       const float* const value = call_.left_out(keys_.b(), head(first)).value;
       for (Index c = 0; c < call_.v_dim; ++c)
         for (int j = 0; j < tuning::tile_packets; ++j) {
-          float* const out = to.out + c * width + j * simd::lanes;
+          float* const out = sums + c * width + j * simd::lanes;
           simd::store(out, simd::fma(simd::load(own + j * simd::lanes), simd::broadcast(value[c]),
                                      simd::load(out)));
         }
@@ -249,7 +278,7 @@ class HeadAttention {
     const KeyRange seen{keys.begin, std::min(keys.end, keys_.end_for(last_query))};
     if (seen.count() <= 0 || keys_.begin_for(first_query) >= seen.end) return;
     if (block.masked && !keys_.shows(first_query, last_query, seen)) return;
-    sums_->seen.data()[first_in_sums_ + p] = 1;
+    sums_->seen.data()[first_in_sums_ + p] |= seen_keys;
     const bool masked =
         keys_.end_for(first_query) < seen.end || keys_.begin_for(last_query) > seen.begin;
     PanelMask mask;
@@ -292,6 +321,7 @@ class HeadAttention {
   }
 
   void finish_panel(Index p) {
+    turn_back(p);
     const bool in_place = call_.out.format().is_float;
     std::byte* stored[width];
     float* rows[width];

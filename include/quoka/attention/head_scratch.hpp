@@ -13,15 +13,15 @@ namespace quoka {
 inline namespace QUOKA_ABI {
 namespace detail {
 
-// What panels of queries have seen so far: unnormalised outputs, softmax states, and whether they have seen
-// any key at all.
+// What panels of queries have seen so far: unnormalised outputs, softmax states, and what of seen_keys and
+// seen_apart holds.
 struct PanelSums {
   Buffer<float> out;
   Buffer<PacketState> states;
   Buffer<std::uint8_t> seen;
 
   void reserve(const AttentionCall& call, Index panels) {
-    out.reserve(panels * padded_channels(call.v_dim) * tuning::panel_rows);
+    out.reserve(panels * call.arithmetic->sum_rows(call.v_dim) * tuning::panel_rows);
     states.reserve(panels * tuning::tile_packets);
     seen.reserve(panels);
   }

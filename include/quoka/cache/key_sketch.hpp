@@ -10,8 +10,9 @@
 // (select/sketch/sketched_top_k.hpp), and the sketched dot product by at most length times that
 // (select/sketch/sketched_mass.hpp). A key that codes cannot stand for (NaN, infinite, or shorter
 // than 1e-12 or longer than 1e12, where float products could underflow or overflow) has scale 0,
-// length 0 and error infinity. Codes are blocked for simd/code_dots.hpp. A key takes head_dim + 12 bytes, rounded
-// up to blocks, and when it comes about 4 operations per channel.
+// length 0 and error infinity. Codes are blocked for simd/code_dots.hpp. A key takes head_dim + 12 bytes, head_dim
+// rounded up to a multiple of 4, keys to blocks of 16; a selector's State has 2 more a key, of key_witness.hpp. When a
+// key comes it takes about 4 operations per channel.
 //
 // A sketch belongs to a cache, and is told of what happens there:
 //

@@ -158,7 +158,7 @@ class Bfloat16Panels final : public PanelArithmetic {
     }
     add_values<packets>(block, weights, added, visible.count, panel.out);
     if (!fit) admit_not_finite<packets>(x, visible.count, panel.state);
-    if (!block.values_fit) fallback_values(block, panel, visible, x, s.row.data());
+    if (!block.values_fit) fallback_values(block, panel, visible, x, s.row.data(), panel.out);
   }
 
   static constexpr Index key_part(Index dim) {

@@ -51,11 +51,11 @@ void admit_not_finite(const float* x, Index keys, PanelState& state) {
     }
 }
 
-// Adds the values that do not fit, for the rows that see them. v [v_dim] is scratch.
+// Adds the values that do not fit to `out`, for the rows that see them. v [v_dim] is scratch.
 [[gnu::cold, gnu::noinline]] inline void fallback_values(const PackedBlock& block,
                                                          const Panel& panel,
                                                          const VisibleKeys& visible, const float* x,
-                                                         float* v) {
+                                                         float* v, float* out) {
   constexpr Index width = tuning::panel_rows;
   alignas(64) float reference[width];
   for (int j = 0; j < tuning::tile_packets; ++j)
@@ -66,7 +66,7 @@ void admit_not_finite(const float* x, Index keys, PanelState& state) {
       if (!visible.sees(row, key)) continue;
       const float weight = simd::exp(x[key * width + row] - reference[row]);
       for (Index c = 0; c < block.v_dim(); ++c) {
-        float& to = panel.out[c * width + row];
+        float& to = out[c * width + row];
         if (block.unfit_channels[c] != 0.0f && !(simd::max(v[c], -v[c]) < most_length))
           to = simd::fma(v[c], weight, to);
       }

@@ -10,6 +10,9 @@
 // spent on what the key adds to the output: an attention sink, with nearly all of the weight and values near zero,
 // leaves them to the others. The sum of weights is taken in float, before they are rounded.
 //
+// Values are rotated, too, so that out are sums of rotated ones until finish() turns them back, once a row. A number of a
+// value that codes cannot hold has sums of its own beside them (Panel::unrotated).
+//
 // Sums are exact, so integers are the same on every ISA. Per packet of logits: 3 operations to scale them, 2 for the
 // reference, 16 for the softmax.
 #pragma once
@@ -29,17 +32,22 @@ inline namespace QUOKA_ABI {
 //   |out' - out|      <=  (exp(2 D) - 1 + value) * the largest |v| in sight, of any channel,
 //                         D the largest error of a logit that the row sees
 //
-// where that |v| is above 2^-80. A code is off by at most half a scale, and a scale is at most 1/127 of the row's length; a weight
-// is off by 1/2 of 255 steps. Errors of many channels and keys have any sign: typical ones are far smaller
-// (bench/README.md).
+// where that |v| is above 2^-80. A code is off by at most half a scale, a scale is at most 1/127 of the row's length.
+// Of a value n channels, 4 to 32, are rotated together: all of their codes reach a channel, and are off by 1/254 of the
+// largest rotated one, which is up to sqrt(n) |v|. A weight is off by 1/2 of 255 steps, or by all of itself where that
+// is less; so weights together are off by no more than 1. Errors of many channels and keys have any sign: typical ones
+// are far smaller (bench/README.md).
 struct Int8Error {
   double logit, value;
 };
-inline Int8Error int8_error(Index head_dim) {
+inline Int8Error int8_error(Index head_dim, Index v_dim) {
   const double row_error = std::sqrt(static_cast<double>(detail::int8_channels(head_dim))) / 254.0;
+  const auto together = static_cast<double>(detail::rotated_together(detail::int8_channels(v_dim)));
+  const double codes = together / 254.0;
   return {2.0 * row_error + row_error * row_error + 1e-5,
-          1.0 / 254.0 + tuning::most_block_keys / 510.0 + 2e-4};
+          codes + std::min(together * tuning::most_block_keys / 510.0, 1.0 + codes) + 2e-4};
 }
+inline Int8Error int8_error(Index head_dim) { return int8_error(head_dim, head_dim); }
 
 namespace detail {
 
@@ -55,10 +63,12 @@ class Int8Panels final : public PanelArithmetic {
 
  public:
   PanelCost cost() const override { return {0.3f, 1.4f}; }
-  // After what is kept, keys and values have memory for rows in float.
-  Index key_bytes(Index dim) const override { return kept_key_bytes(dim) + int8_channels(dim) * 4; }
+  // After what is kept, keys and values have memory for a batch of rows in float.
+  Index key_bytes(Index dim) const override {
+    return kept_key_bytes(dim) + batch_rows * int8_channels(dim) * 4;
+  }
   Index value_bytes(Index v_dim) const override {
-    return kept_value_bytes(v_dim) + 4 * value_stride(v_dim) * 4;
+    return kept_value_bytes(v_dim) + batch_rows * value_stride(v_dim) * 4;
   }
   // Tiles of quads, and what sums begin as.
   Index kept_key_bytes(Index dim) const override { return (tile_quads(dim) + most_keys) * 4; }
@@ -67,6 +77,9 @@ class Int8Panels final : public PanelArithmetic {
     return (value_quads(v_dim) + 2 * most_keys + value_stride(v_dim)) * 4;
   }
   Index query_bytes(Index dim) const override { return quads_of(int8_channels(dim)) * width * 4; }
+  // Sums of rotated values, then those of the values that are not.
+  Index sum_rows(Index v_dim) const override { return 2 * value_stride(v_dim); }
+  Index first_unrotated(Index v_dim) const override { return value_stride(v_dim); }
   void reserve(PanelScratch& s, Index, bool) const override {
     s.logits.reserve(most_keys * width);
     s.weights.reserve(most_keys * width * 5);  // bytes, then floats of from_maximum()
@@ -104,14 +117,27 @@ class Int8Panels final : public PanelArithmetic {
     });
   }
 
+  void finish(const Panel& panel, Index v_dim) const override {
+    turn_back(value_stride(v_dim), panel.out);
+    if ((panel.seen & seen_unrotated) == 0) return;
+    for (Index i = 0; i < value_stride(v_dim) * width; i += simd::lanes)
+      simd::store(panel.out + i,
+                  simd::add(simd::load(panel.out + i), simd::load(panel.unrotated + i)));
+  }
+
  private:
   static constexpr float most_weight = 255.0f;
   // How far below a row's largest logit the reference may lie.
   static constexpr float most_below = 60.0f;
 
+  // What takes the panel's sums, and those of a block, to the new maximum.
+  struct Factors {
+    PanelPackets before, block;
+  };
+
   template <int packets>
-  static void attend_packets(const PackedBlock& block, const Panel& panel,
-                             const VisibleKeys& visible, PanelScratch& s) {
+  void attend_packets(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
+                      PanelScratch& s) const {
     float* const x = s.logits.data();
     Quad* const weights = reinterpret_cast<Quad*>(s.weights.data());
     const Index keys = visible.count;
@@ -133,9 +159,22 @@ class Int8Panels final : public PanelArithmetic {
     }
     const Factors factors =
         softmax<packets>(logits_of_softmax, keys, top, base, v, panel.state, weights);
-    values<packets>(v.quads, block.v_dim(), weights, keys, factors, panel.out);
+    values<packets>(v.quads, value_stride(block.v_dim()), weights, keys, factors, panel.out);
     if (exceptions) admit_not_finite<packets>(x, keys, panel.state);
-    if (!block.values_fit) fallback_values(block, panel, visible, x, s.row.data());
+    if ((panel.seen & seen_unrotated) != 0)
+      scale_unrotated<packets>(block.v_dim(), factors, panel.unrotated);
+    if (!block.values_fit)
+      fallback_values(block, panel, visible, x, s.row.data(), unrotated_sums(panel, block.v_dim()));
+  }
+  // What was added before, to the new maximum.
+  template <int packets>
+  [[gnu::cold, gnu::noinline]] static void scale_unrotated(Index v_dim, const Factors& factors,
+                                                           float* unrotated) {
+    for (Index i = 0; i < value_stride(v_dim) * width; i += width)
+      for (int j = 0; j < packets; ++j) {
+        float* const at = unrotated + i + j * simd::lanes;
+        simd::store(at, simd::mul(factors.before[j], simd::load(at)));
+      }
   }
 
   static Index tile_quads(Index dim) {
@@ -209,11 +248,6 @@ class Int8Panels final : public PanelArithmetic {
       }
     find_maxima<packets>(to, logs, keys, top);
   }
-
-  // What takes the panel's sums, and those of a block, to the new maximum.
-  struct Factors {
-    PanelPackets before, block;
-  };
 
   template <int packets>
   static void logits(const PackedBlock& block, const Panel& panel, const float* logs, Index keys,
@@ -307,10 +341,10 @@ class Int8Panels final : public PanelArithmetic {
   }
 
   template <int packets>
-  static void values(const Quad* values, Index v_dim, const Quad* weights, Index keys,
+  static void values(const Quad* values, Index channels, const Quad* weights, Index keys,
                      const Factors& factors, float* out) {
-    for_value_tiles(v_dim, [&](auto rows, Index c) QUOKA_INLINE_LAMBDA {
-      value_tile<rows, packets>(values + c, value_stride(v_dim), weights, quads_of(keys), factors,
+    for_value_tiles(channels, [&](auto rows, Index c) QUOKA_INLINE_LAMBDA {
+      value_tile<rows, packets>(values + c, channels, weights, quads_of(keys), factors,
                                 out + c * width);
     });
   }

@@ -15,6 +15,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <iterator>
 
 namespace quoka {
@@ -67,13 +68,18 @@ struct PanelRows {
   void (*find)(const void* owner, Index panel, const float** rows);
 };
 
+// What a panel has seen: any key at all, and a number that is not added to `out`.
+inline constexpr std::uint8_t seen_keys = 1, seen_unrotated = 2;
+
 // A panel of queries and its accumulator.
 struct Panel {
   void* queries;
   float* row_factors;  // [panel_rows], NaN for a row that does not fit
   PanelState& state;
-  float* out;  // [padded_channels(v_dim)][panel_rows]
-  Index rows;  // at most panel_rows
+  float* out;          // [PanelArithmetic::sum_rows][panel_rows]
+  float* unrotated;    // of sum_rows, those from first_unrotated on
+  std::uint8_t& seen;  // seen_keys, seen_unrotated
+  Index rows;          // at most panel_rows
   PanelRows source;
 };
 
@@ -160,6 +166,10 @@ class PanelArithmetic {
   virtual Index kept_key_bytes(Index dim) const = 0;
   virtual Index kept_value_bytes(Index v_dim) const = 0;
   virtual void reserve(PanelScratch& s, Index v_dim, bool biased) const = 0;
+  // Rows of a panel's accumulator, and from where on it adds up what belongs to one channel alone, for a kernel whose
+  // other sums are of rotated values: Panel::unrotated, of use where seen_unrotated is set. 0: there are no others.
+  virtual Index sum_rows(Index v_dim) const { return padded_channels(v_dim); }
+  virtual Index first_unrotated(Index) const { return 0; }
 
   virtual void enter(PanelScratch&) const {}
   virtual void leave(PanelScratch&) const {}
@@ -172,6 +182,17 @@ class PanelArithmetic {
                             const Panel& panel) const = 0;
   virtual void attend(const PackedBlock& block, const Panel& panel, const VisibleKeys& visible,
                       PanelScratch& s) const = 0;
+  // After the last block: panel.out becomes sums of values.
+  virtual void finish(const Panel&, Index) const {}
+  // Where a sum of values as they are is added to. Rows that have none of these keep their bits.
+  float* unrotated_sums(const Panel& panel, Index v_dim) const {
+    const Index first = first_unrotated(v_dim);
+    if (first == 0) return panel.out;
+    if ((panel.seen & seen_unrotated) == 0)
+      std::fill_n(panel.unrotated, (sum_rows(v_dim) - first) * tuning::panel_rows, 0.0f);
+    panel.seen |= seen_unrotated;
+    return panel.unrotated;
+  }
 
  protected:
   ~PanelArithmetic() = default;

@@ -6,6 +6,7 @@
 //   round_to(x, at)          integers of x in the low bytes: floats whose bits hold at + x, rounded
 //   store_bytes(p, x)        the low bytes of a packet
 //   store_quads(p, x)        those of four packets side by side, one quad for each lane
+//   sums_and_differences<n>(x)  lane i + lane i + n, and in i + n their difference, for n of 4 and 8 below `lanes`
 #pragma once
 
 #include <quoka/simd/isa/quads.hpp>

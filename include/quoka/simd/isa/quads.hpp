@@ -87,6 +87,27 @@ QUOKA_INLINE void store_quads(Quad* p, const Packet (&x)[4]) {
 }
 #endif
 
+#if QUOKA_ISA_AVX512
+template <int Span>
+QUOKA_INLINE Packet sums_and_differences(Packet x) {
+  static_assert(Span == 8 || Span == 4);
+  const Packet other = _mm512_shuffle_f32x4(x, x, Span == 8 ? 0x4e : 0xb1);
+  const __m512i sign = _mm512_maskz_set1_epi32(Span == 8 ? 0xff00 : 0xf0f0, 1 << 31);
+  return _mm512_fmadd_ps(
+      x, _mm512_castsi512_ps(_mm512_or_si512(sign, _mm512_set1_epi32(0x3f800000))), other);
+}
+#elif QUOKA_ISA_AVX2
+template <int Span>
+QUOKA_INLINE Packet sums_and_differences(Packet x) {
+  static_assert(Span == 4);
+  const Packet other = _mm256_permute2f128_ps(x, x, 1);
+  return fma(x, Packet(_mm256_setr_ps(1.0f, 1.0f, 1.0f, 1.0f, -1.0f, -1.0f, -1.0f, -1.0f)), other);
+}
+#else
+template <int Span>
+Packet sums_and_differences(Packet x);  // of no packet
+#endif
+
 #if QUOKA_ISA_VNNI
 inline constexpr bool has_quad_sums = true;
 #if QUOKA_ISA_AVX512
