@@ -94,6 +94,7 @@ void score_by_softmax(const SoftmaxCall& call);
 class QuokaDomain {
  public:
   constexpr QuokaDomain() = default;  // Domain::logit
+  // Domain::logit or Domain::softmax, and what the second one brings.
   QUOKA_INLINE constexpr QuokaDomain(Domain domain) : domain_(domain) {
 #if !defined(QUOKA_COMPILED)
     if (domain == Domain::softmax) score_ = detail::score_by_softmax;
