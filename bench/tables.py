@@ -1035,6 +1035,12 @@ def python_prefill():
 
 
 @table
+def judge_lm_eval():
+    told = load("judge_lm_eval")
+    return [f"{told['questions']} questions", "right answers", "CPU seconds a question"], [[r["way"], f"{percent(r['right'])} %", f"{r['CPU s']:.2f}"] for r in told["results"]]
+
+
+@table
 def onnxruntime():
     body = []
     for one in sorted(rows("onnxruntime", threads=2), key=lambda one: (one["type"], one["keys"], -one["queries"])):
